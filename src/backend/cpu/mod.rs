@@ -1,0 +1,1 @@
+//! The CPU backend: the specification of every operation.

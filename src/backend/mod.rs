@@ -1,0 +1,3 @@
+//! Where the arithmetic runs.
+
+pub mod cpu;

@@ -1,0 +1,1 @@
+//! Engine (loaded, immutable) and Session (one timeline).

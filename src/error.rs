@@ -1,0 +1,54 @@
+//! One error type. Every variant prints as one sentence that names what was wrong, where, what was
+//! expected and what was found. A broken invariant of our own is an `assert!`, never an `Error`.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The operating system refused: which file, and what it said.
+    #[error("{}: {source}", path.display())]
+    Io { path: PathBuf, source: io::Error },
+
+    /// A file that is not what it should be. `field` is a key, a tensor name or a byte position.
+    #[error("{}: {field}: expected {expected}, got {got}", path.display())]
+    Format { path: PathBuf, field: String, expected: String, got: String },
+
+    /// A flag, a request or a combination of them that cannot be served; a whole sentence.
+    #[error("{0}")]
+    Invalid(String),
+
+    /// The command line does not make sense (exit code 2); a whole sentence.
+    #[error("{0}")]
+    Usage(String),
+
+    /// The user pressed Ctrl-C (exit code 130).
+    #[error("interrupted")]
+    Interrupted,
+}
+
+impl Error {
+    pub fn io(path: impl AsRef<Path>, source: io::Error) -> Self {
+        Error::Io { path: path.as_ref().to_owned(), source }
+    }
+
+    pub fn format(
+        path: impl AsRef<Path>,
+        field: impl Into<String>,
+        expected: impl Into<String>,
+        got: impl Into<String>,
+    ) -> Self {
+        Error::Format {
+            path: path.as_ref().to_owned(),
+            field: field.into(),
+            expected: expected.into(),
+            got: got.into(),
+        }
+    }
+
+    pub fn invalid(sentence: impl Into<String>) -> Self {
+        Error::Invalid(sentence.into())
+    }
+}

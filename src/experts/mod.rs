@@ -1,0 +1,1 @@
+//! Granules, residency, acquire and release: knows ids and bytes only.

@@ -1,0 +1,19 @@
+//! moeba: inference for Mixture-of-Experts language models that are bigger than the memory they
+//! run in. The README's code map says what each module is for and what it must not know.
+
+pub mod backend;
+pub mod chat;
+pub mod cli;
+#[path = "../convert/mod.rs"]
+pub mod convert;
+pub mod engine;
+pub mod error;
+pub mod experts;
+pub mod gguf;
+pub mod model;
+pub mod quant;
+pub mod sample;
+pub mod simd;
+pub mod tokenizer;
+
+pub use error::{Error, Result};

@@ -1,0 +1,1 @@
+//! Descriptor, hyper-parameters, weight binding, KV cache, router, layer loop.

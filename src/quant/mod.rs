@@ -1,0 +1,1 @@
+//! One file a block format: struct, size assert, dequantise, quantise, scalar dot product.

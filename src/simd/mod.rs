@@ -1,0 +1,1 @@
+//! Scalar, AVX2 (later AVX-512, NEON) versions of the hot loops; dispatched once, at start.

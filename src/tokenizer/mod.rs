@@ -1,0 +1,1 @@
+//! GGUF vocabularies to text and back.
