@@ -1,1 +1,3 @@
 //! Descriptor, hyper-parameters, weight binding, KV cache, router, layer loop.
+
+pub mod descriptor;
