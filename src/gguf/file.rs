@@ -1,0 +1,225 @@
+//! A GGUF file on disk, mapped: one file, or all the shards of a split one.
+
+use super::header::{Header, Metadata, TensorInfo};
+use super::value::Value;
+use crate::{Error, Result};
+use memmap2::Mmap;
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+/// One file of a model.
+#[derive(Debug)]
+pub struct Shard {
+    path: PathBuf,
+    file: File,
+    map: Mmap,
+}
+
+impl Shard {
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The open file, for reads that bypass the map (streamed experts).
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// The whole file as mapped.
+    pub fn map(&self) -> &[u8] {
+        &self.map
+    }
+
+    pub fn n_bytes(&self) -> u64 {
+        self.map.len() as u64
+    }
+
+    fn open(path: &Path) -> Result<(Shard, Header)> {
+        let kind = fs::metadata(path).map_err(|e| Error::io(path, e))?;
+        // Asked before opening: opening a named pipe would wait for ever.
+        if kind.is_dir() {
+            let got = "a directory (`moeba convert` takes checkpoint folders)";
+            return Err(Error::format(path, "file", "a GGUF file", got));
+        }
+        if !kind.is_file() {
+            return Err(Error::format(path, "file", "a regular file", "a device, pipe or socket"));
+        }
+        let file = File::open(path).map_err(|e| Error::io(path, e))?;
+        // SAFETY: the map is read-only and private to this value, and `&[u8]` handed out borrows
+        // it. What Rust cannot rule out is another process writing to or truncating the file.
+        // Changed bytes: everything taken from the map after the checks is either re-checked when
+        // used (`ArrayIter`, UTF-8) or plain numbers, for which any bit pattern is valid, so the
+        // result is wrong numbers and not undefined memory. Truncation: the next touch of a lost
+        // page ends the process with SIGBUS. For metadata and dense weights we accept that, as
+        // every program does that maps its model: the alternative is a second copy in memory.
+        // Experts that are streamed for as long as the program runs come by reads instead.
+        let map = unsafe { Mmap::map(&file) }.map_err(|e| Error::io(path, e))?;
+        let header = Header::parse(path, &map, map.len() as u64)?;
+        Ok((Shard { path: path.to_owned(), file, map }, header))
+    }
+}
+
+/// An open model file.
+#[derive(Debug)]
+pub struct Gguf {
+    version: u32,
+    alignment: u64,
+    /// Of the first shard; the others repeat nothing of use.
+    metadata: Metadata,
+    shards: Vec<Shard>,
+    tensors: Vec<TensorInfo>,
+    index: HashMap<String, usize>,
+}
+
+impl Gguf {
+    /// Maps and checks a file. The first shard of a split file brings in the others.
+    pub fn open(path: impl AsRef<Path>) -> Result<Gguf> {
+        let (first, header) = Shard::open(path.as_ref())?;
+        let mut gguf = Gguf {
+            version: header.version,
+            alignment: header.alignment,
+            metadata: header.metadata,
+            shards: vec![first],
+            tensors: Vec::new(),
+            index: HashMap::new(),
+        };
+        gguf.add_tensors(header.tensors)?;
+        gguf.open_other_shards()?;
+        Ok(gguf)
+    }
+
+    /// The file that was given to `open`.
+    pub fn path(&self) -> &Path {
+        &self.shards[0].path
+    }
+
+    pub fn version(&self) -> u32 {
+        self.version
+    }
+
+    /// Bytes at whose multiples tensors start.
+    pub fn alignment(&self) -> u64 {
+        self.alignment
+    }
+
+    /// Of all files together.
+    pub fn n_bytes(&self) -> u64 {
+        self.shards.iter().map(Shard::n_bytes).sum()
+    }
+
+    pub fn shards(&self) -> &[Shard] {
+        &self.shards
+    }
+
+    pub fn get(&self, key: &str) -> Option<Value<'_>> {
+        self.metadata.get(&self.shards[0].map, key)
+    }
+
+    /// All metadata, in file order.
+    pub fn keys(&self) -> impl Iterator<Item = (&str, Value<'_>)> {
+        self.metadata.iter(&self.shards[0].map)
+    }
+
+    /// All tensors, in file order, shard by shard.
+    pub fn tensors(&self) -> &[TensorInfo] {
+        &self.tensors
+    }
+
+    pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
+        self.index.get(name).map(|&i| &self.tensors[i])
+    }
+
+    /// A tensor that must be there.
+    pub fn require_tensor(&self, name: &str) -> Result<&TensorInfo> {
+        self.tensor(name)
+            .ok_or_else(|| Error::format(self.path(), name, "a tensor", "no tensor of that name"))
+    }
+
+    /// A tensor's data. `tensor` must be one of this file's.
+    pub fn bytes(&self, tensor: &TensorInfo) -> &[u8] {
+        // Cannot wrap: the parser has compared the end with the file's length.
+        let start = tensor.file_offset as usize;
+        &self.shards[tensor.shard].map[start..start + tensor.n_bytes as usize]
+    }
+
+    /// Adds the last shard's tensors.
+    fn add_tensors(&mut self, tensors: Vec<TensorInfo>) -> Result<()> {
+        let shard = self.shards.len() - 1;
+        for mut tensor in tensors {
+            tensor.shard = shard;
+            if self.index.insert(tensor.name.clone(), self.tensors.len()).is_some() {
+                let field = format!("tensor {}", tensor.name);
+                let got = "one of an earlier shard again";
+                return Err(Error::format(&self.shards[shard].path, field, "a new name", got));
+            }
+            self.tensors.push(tensor);
+        }
+        Ok(())
+    }
+
+    fn open_other_shards(&mut self) -> Result<()> {
+        let n = self.u32("split.count")?.unwrap_or(1);
+        if n <= 1 {
+            return Ok(());
+        }
+        let first = self.path().to_owned();
+        let no = self.require_u32("split.no")?;
+        let stem = shard_stem(&first, no, n)?;
+        if no != 0 {
+            let expected = format!("the first shard, {}", shard_name(&stem, 0, n));
+            let got = format!("shard {} of {n}", u64::from(no) + 1);
+            return Err(Error::format(first, "file", expected, got));
+        }
+        for no in 1..n {
+            let path = first.with_file_name(shard_name(&stem, no, n));
+            self.open_shard(&path, no, n)?;
+        }
+        self.check_split_tensors()
+    }
+
+    fn open_shard(&mut self, path: &Path, no: u32, n: u32) -> Result<()> {
+        if !path.exists() {
+            let expected = format!("shard {} of {n} beside the first", no + 1);
+            return Err(Error::format(path, "file", expected, "no such file"));
+        }
+        let (shard, header) = Shard::open(path)?;
+        for (key, expected) in [("split.no", no), ("split.count", n)] {
+            let value = header.metadata.get(&shard.map, key);
+            if value.and_then(|v| v.as_u64()) != Some(expected.into()) {
+                let got = value.map_or("nothing".into(), |v| v.to_string());
+                return Err(Error::format(path, key, expected.to_string(), got));
+            }
+        }
+        self.shards.push(shard);
+        self.add_tensors(header.tensors)
+    }
+
+    fn check_split_tensors(&self) -> Result<()> {
+        let found = self.tensors.len() as u64;
+        let expected = self.require_u64("split.tensors.count")?;
+        if expected == found {
+            return Ok(());
+        }
+        let expected = format!("{expected} tensors in all shards");
+        Err(Error::format(self.path(), "split.tensors.count", expected, found.to_string()))
+    }
+}
+
+/// `stem-00001-of-00003.gguf`: the name that llama.cpp gives shard `no` (from 0) of `n`.
+fn shard_name(stem: &str, no: u32, n: u32) -> String {
+    format!("{stem}-{:05}-of-{n:05}.gguf", u64::from(no) + 1)
+}
+
+/// The stem of a shard's name, which must say what the file's metadata says.
+fn shard_stem(path: &Path, no: u32, n: u32) -> Result<String> {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let tail = shard_name("", no, n);
+    match name.strip_suffix(&tail) {
+        Some(stem) => Ok(stem.to_owned()),
+        None => {
+            let expected = format!("a name that ends in {tail}, as its metadata says");
+            Err(Error::format(path, "file name", expected, format!("{name:?}")))
+        }
+    }
+}
