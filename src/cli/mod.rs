@@ -1,5 +1,123 @@
-//! The command line: one file a subcommand.
+//! The command line: one file a subcommand. `main` rewrites llama.cpp's spellings, parses, sets up
+//! logging, runs the command and turns its end into an exit code.
 
-pub fn main() -> std::process::ExitCode {
-    std::process::ExitCode::from(2)
+mod argv;
+mod logging;
+mod manual;
+mod out;
+mod values;
+
+use crate::{Error, Result};
+use clap::{CommandFactory, Parser, Subcommand};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::LazyLock;
+
+/// Runs Mixture-of-Experts language models that are bigger than the memory they run in.
+#[derive(Parser, Debug)]
+#[command(name = "moeba", version = VERSION.as_str(), subcommand_required = true)]
+#[command(arg_required_else_help = true, disable_help_subcommand = true)]
+#[command(after_help = "Exit codes: 0 done, 1 error, 2 wrong usage, 130 Ctrl-C.")]
+struct Cli {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// Flags that every subcommand takes.
+#[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Messages")]
+pub(crate) struct Global {
+    /// Say more on stderr (twice: everything)
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    verbose: u8,
+    /// Say nothing on stderr but errors
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    quiet: bool,
+    /// Write messages to this file as well
+    #[arg(long, global = true, value_name = "FILE", env = "MOEBA_LOG_FILE")]
+    log_file: Option<PathBuf>,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Print a completion script for a shell
+    Completions(manual::CompletionsArgs),
+    /// Print a manual page (troff)
+    Man(manual::ManArgs),
+}
+
+/// Everything `src/main.rs` does.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse_from(argv::rewrite(std::env::args_os())) {
+        Ok(cli) => cli,
+        Err(e) => return parse_end(&e),
+    };
+    ExitCode::from(end_code(&logging::install(&cli.global).and_then(|()| dispatch(cli.command))))
+}
+
+fn dispatch(command: Command) -> Result<()> {
+    match command {
+        Command::Completions(args) => manual::completions(args, Cli::command()),
+        Command::Man(args) => manual::man(args, Cli::command()),
+    }
+}
+
+/// `--help` and `--version` are ends of parsing too: those go to stdout and are no error.
+fn parse_end(e: &clap::Error) -> ExitCode {
+    // A reader that has gone away needs no help text.
+    let _ = e.print();
+    ExitCode::from(u8::try_from(e.exit_code()).unwrap_or(2))
+}
+
+/// The exit code of a command's end; says on stderr what went wrong.
+fn end_code(result: &Result<()>) -> u8 {
+    let Err(e) = result else { return 0 };
+    if out::is_broken_pipe(e) {
+        return 0;
+    }
+    match e {
+        Error::Interrupted => {
+            out::complain("interrupted");
+            130
+        }
+        Error::Usage(sentence) => {
+            out::complain(&format!("error: {sentence}"));
+            2
+        }
+        _ => {
+            out::complain(&format!("error: {e}"));
+            1
+        }
+    }
+}
+
+/// With the commit, where the release build told it (MOEBA_COMMIT).
+static VERSION: LazyLock<String> = LazyLock::new(|| {
+    let commit = option_env!("MOEBA_COMMIT").map(|c| format!(" ({c})")).unwrap_or_default();
+    let (arch, os) = (std::env::consts::ARCH, std::env::consts::OS);
+    format!("{}{commit} {arch}-{os}", env!("CARGO_PKG_VERSION"))
+});
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_flags_are_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn ends_have_the_documented_codes() {
+        let code = |e| end_code(&Err(e));
+        assert_eq!(end_code(&Ok(())), 0);
+        assert_eq!(code(Error::invalid("x")), 1);
+        assert_eq!(code(Error::Usage("x".into())), 2);
+        assert_eq!(code(Error::Interrupted), 130);
+        let gone = || std::io::Error::from(std::io::ErrorKind::BrokenPipe);
+        assert_eq!(code(Error::io("stdout", gone())), 0);
+        assert_eq!(code(Error::io("out.gguf", gone())), 1);
+    }
 }

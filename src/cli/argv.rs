@@ -1,0 +1,156 @@
+//! What users of llama.cpp type, turned into what clap can parse: multi-letter short flags become
+//! their long form (clap would read `-ub 8` as `-u -b 8`), and `-m FILE` becomes the positional
+//! MODEL, so that `tokenize -m FILE TEXT` finds both where it expects them.
+
+use std::ffi::{OsStr, OsString};
+
+/// Multi-letter shorts, without the dash, and their long flags. A flag that the subcommand does
+/// not have is rewritten all the same: clap then names it in full in its error.
+const SHORTS: &[(&str, &str)] = &[
+    ("cmoe", "--cpu-moe"),
+    ("cnv", "--conversation"),
+    ("ctk", "--cache-type-k"),
+    ("ctv", "--cache-type-v"),
+    ("hf", "--hf-repo"),
+    ("hff", "--hf-file"),
+    ("hfr", "--hf-repo"),
+    ("ncmoe", "--n-cpu-moe"),
+    ("ngl", "--gpu-layers"),
+    ("no-cnv", "--no-conversation"),
+    ("pg", "--prompt-gen"),
+    ("st", "--single-turn"),
+    ("sys", "--system-prompt"),
+    ("sysf", "--system-prompt-file"),
+    ("tb", "--threads-batch"),
+    ("ub", "--ubatch-size"),
+];
+
+/// Flags whose next argument is free text, taken as it is even if it looks like a flag.
+const TEXT_FLAGS: &[&str] = &[
+    "-p",
+    "--prompt",
+    "-r",
+    "--reverse-prompt",
+    "--stop",
+    "-sys",
+    "--system-prompt",
+    "-o",
+    "--output",
+];
+
+/// Subcommands that take MODEL as their first positional argument.
+const WITH_MODEL: &[&str] =
+    &["run", "inspect", "tokenize", "detokenize", "render", "logits", "perplexity", "bench"];
+
+/// The program's arguments (its name first) as clap shall see them.
+pub fn rewrite(argv: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+    let mut argv = argv.into_iter();
+    let mut out: Vec<OsString> = argv.next().into_iter().collect();
+    // Where MODEL belongs: just behind a subcommand that takes one.
+    let mut model_at = None;
+    let mut command_seen = false;
+    while let Some(arg) = argv.next() {
+        if arg == "--" {
+            out.push(arg);
+            break;
+        }
+        if let (Some(at), Some(model)) = (model_at, model_value(&arg, &mut argv)) {
+            match model {
+                Some(model) => out.insert(at, model),
+                // `-m` came last: clap has no such flag here and says what is wrong.
+                None => out.push(arg),
+            }
+            continue;
+        }
+        if !command_seen && arg.to_str().is_some_and(|a| !a.starts_with('-')) {
+            command_seen = true;
+            out.push(arg.clone());
+            if WITH_MODEL.iter().any(|name| arg == *name) {
+                model_at = Some(out.len());
+            }
+            continue;
+        }
+        let verbatim = TEXT_FLAGS.iter().any(|flag| arg == *flag);
+        out.push(long_form(&arg).unwrap_or(arg));
+        if verbatim {
+            out.extend(argv.next());
+        }
+    }
+    out.extend(argv);
+    out
+}
+
+/// The value of `-m`, `--model` in their spellings: `None` for any other argument, `Some(None)`
+/// if the value is missing.
+fn model_value(arg: &OsStr, rest: &mut impl Iterator<Item = OsString>) -> Option<Option<OsString>> {
+    if arg == "-m" || arg == "--model" {
+        return Some(rest.next());
+    }
+    let text = arg.to_str()?;
+    let value = text.strip_prefix("--model=").or_else(|| text.strip_prefix("-m="))?;
+    Some(Some(value.into()))
+}
+
+/// `-ub` → `--ubatch-size`, `-ub=8` → `--ubatch-size=8`.
+fn long_form(arg: &OsStr) -> Option<OsString> {
+    let name = arg.to_str()?.strip_prefix('-')?;
+    let (name, value) = match name.split_once('=') {
+        Some((name, value)) => (name, Some(value)),
+        None => (name, None),
+    };
+    let (_, long) = SHORTS.iter().find(|(short, _)| *short == name)?;
+    Some(match value {
+        Some(value) => format!("{long}={value}").into(),
+        None => (*long).into(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rewritten(line: &str) -> String {
+        let out = rewrite(line.split(' ').map(OsString::from));
+        out.iter().map(|a| a.to_str().unwrap()).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn multi_letter_shorts_become_long_flags() {
+        let cases = [
+            ("moeba run m -ub 8 -ctk=f32", "moeba run m --ubatch-size 8 --cache-type-k=f32"),
+            ("moeba run m -no-cnv -st -n -1", "moeba run m --no-conversation --single-turn -n -1"),
+            ("moeba bench m -pg 8,4", "moeba bench m --prompt-gen 8,4"),
+            ("moeba run m -ngl=99", "moeba run m --gpu-layers=99"),
+            ("moeba run m --ubatch-size 8 -c 64", "moeba run m --ubatch-size 8 -c 64"),
+        ];
+        for (line, expected) in cases {
+            assert_eq!(rewritten(line), expected);
+        }
+    }
+
+    #[test]
+    fn the_model_flag_becomes_the_positional() {
+        let cases = [
+            ("moeba tokenize -m m.gguf hello", "moeba tokenize m.gguf hello"),
+            ("moeba tokenize hello --model=m.gguf", "moeba tokenize m.gguf hello"),
+            ("moeba -v run -p hi -m m.gguf", "moeba -v run m.gguf -p hi"),
+            ("moeba run -m", "moeba run -m"),
+            ("moeba man -m", "moeba man -m"),
+        ];
+        for (line, expected) in cases {
+            assert_eq!(rewritten(line), expected);
+        }
+    }
+
+    #[test]
+    fn text_and_what_follows_two_dashes_stay_as_they_are() {
+        let cases = [
+            ("moeba run m -p -ub", "moeba run m -p -ub"),
+            ("moeba run m -sys -m", "moeba run m --system-prompt -m"),
+            ("moeba tokenize -- -m -ub", "moeba tokenize -- -m -ub"),
+        ];
+        for (line, expected) in cases {
+            assert_eq!(rewritten(line), expected);
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! Parsers of flag values. clap takes `NaN`, infinities and any integer that fits its type; these
+//! say which range was expected.
+
+use std::fmt::Display;
+
+/// A whole number from `min` to `max`.
+pub fn integer<T>(text: &str, min: i64, max: i64) -> Result<T, String>
+where
+    T: TryFrom<i64>,
+{
+    let wrong = || format!("expected a whole number from {min} to {max}");
+    let value: i64 = text.trim().parse().map_err(|_| wrong())?;
+    if !(min..=max).contains(&value) {
+        return Err(wrong());
+    }
+    T::try_from(value).map_err(|_| wrong())
+}
+
+/// A finite number from `min` to `max`.
+pub fn float(text: &str, min: f32, max: f32) -> Result<f32, String> {
+    match text.trim().parse::<f32>() {
+        Ok(value) if (min..=max).contains(&value) => Ok(value),
+        _ => Err(format!("expected a number from {min} to {max}")),
+    }
+}
+
+/// A comma-separated list of at least one value.
+pub fn list<T, E: Display>(
+    text: &str,
+    parse: impl Fn(&str) -> Result<T, E>,
+) -> Result<Vec<T>, String> {
+    text.split(',').map(|item| parse(item).map_err(|e| format!("{item:?}: {e}"))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_outside_their_range_are_refused() {
+        assert_eq!(integer::<usize>("7", 1, 8), Ok(7));
+        assert_eq!(integer::<i64>("-1", -1, 8), Ok(-1));
+        for bad in ["0", "9", "", "x", "1.5", "99999999999999999999", "NaN"] {
+            assert!(integer::<usize>(bad, 1, 8).is_err(), "{bad}");
+        }
+        assert_eq!(float("0.5", 0.0, 1.0), Ok(0.5));
+        for bad in ["NaN", "inf", "-inf", "1e39", "-0.1", "1.1", "", "zero"] {
+            assert!(float(bad, 0.0, 1.0).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_list_names_its_bad_item() {
+        let parse = |text: &str| list(text, |item| integer::<u32>(item, 0, 9));
+        assert_eq!(parse("1,2,3"), Ok(vec![1, 2, 3]));
+        assert!(parse("1,x").unwrap_err().contains("\"x\""));
+        assert!(parse("").is_err());
+    }
+}

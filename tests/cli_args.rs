@@ -1,0 +1,82 @@
+//! The command line before any model is opened: help, usage errors, generated texts, exit codes.
+
+use assert_cmd::Command;
+use std::process::Output;
+
+fn moeba(args: &[&str]) -> Output {
+    let mut command = Command::cargo_bin("moeba").unwrap();
+    // The machine's own settings must not decide a test.
+    for (name, _) in std::env::vars_os() {
+        if name.to_str().is_some_and(|n| n.starts_with("MOEBA_") || n == "RUST_LOG") {
+            command.env_remove(name);
+        }
+    }
+    command.args(args).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+#[test]
+fn help_and_version_go_to_stdout() {
+    for args in [&["--help"][..], &["-h"], &["--version"], &["man", "--help"]] {
+        let out = moeba(args);
+        assert_eq!(out.status.code(), Some(0), "{args:?}");
+        assert!(text(&out.stdout).contains("moeba") && out.stderr.is_empty(), "{args:?}");
+    }
+}
+
+#[test]
+fn wrong_usage_exits_2_with_nothing_on_stdout() {
+    let cases: &[&[&str]] = &[
+        &[],
+        &["frobnicate"],
+        &["--frobnicate"],
+        &["completions"],
+        &["completions", "tcsh"],
+        &["man", "frobnicate"],
+        &["man", "--log-file", ""],
+        &["man", "-q", "-v"],
+    ];
+    for args in cases {
+        let out = moeba(args);
+        assert_eq!(out.status.code(), Some(2), "{args:?}");
+        assert!(out.stdout.is_empty() && !out.stderr.is_empty(), "{args:?}");
+    }
+}
+
+#[test]
+fn a_misspelt_name_gets_a_suggestion() {
+    let out = moeba(&["completion", "bash"]);
+    assert!(text(&out.stderr).contains("'completions'"), "{}", text(&out.stderr));
+}
+
+#[test]
+fn every_shell_gets_a_script_and_every_command_a_page() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let out = moeba(&["completions", shell]);
+        assert!(out.status.success() && text(&out.stdout).contains("moeba"), "{shell}");
+    }
+    assert!(text(&moeba(&["man"]).stdout).contains(".TH moeba 1"));
+    let page = moeba(&["man", "completions"]);
+    assert!(text(&page.stdout).contains("SHELL"), "{}", text(&page.stdout));
+}
+
+#[test]
+fn a_log_file_that_cannot_be_made_is_named() {
+    let out = moeba(&["man", "--log-file", "/nonexistent/dir/log"]);
+    assert_eq!(out.status.code(), Some(1));
+    let message = text(&out.stderr);
+    assert!(message.starts_with("error: /nonexistent/dir/log: "), "{message}");
+    assert_eq!(message.lines().count(), 1);
+}
+
+#[test]
+fn a_reader_that_leaves_is_no_error() {
+    let program = env!("CARGO_BIN_EXE_moeba");
+    let script = format!("'{program}' completions zsh | head -c 1; echo ${{PIPESTATUS[0]}}");
+    let out = std::process::Command::new("bash").args(["-c", &script]).output().unwrap();
+    assert!(text(&out.stdout).ends_with("0\n"), "{out:?}");
+    assert!(out.stderr.is_empty(), "{out:?}");
+}
