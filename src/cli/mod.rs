@@ -7,7 +7,7 @@ mod manual;
 mod out;
 mod values;
 
-use crate::{Error, Result};
+use crate::{Error, Result, interrupt};
 use clap::{CommandFactory, Parser, Subcommand};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -54,7 +54,13 @@ pub fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(e) => return parse_end(&e),
     };
-    ExitCode::from(end_code(&logging::install(&cli.global).and_then(|()| dispatch(cli.command))))
+    ExitCode::from(end_code(&run(cli)))
+}
+
+fn run(cli: Cli) -> Result<()> {
+    logging::install(&cli.global)?;
+    interrupt::install()?;
+    dispatch(cli.command)
 }
 
 fn dispatch(command: Command) -> Result<()> {
@@ -80,7 +86,7 @@ fn end_code(result: &Result<()>) -> u8 {
     match e {
         Error::Interrupted => {
             out::complain("interrupted");
-            130
+            interrupt::EXIT_CODE as u8
         }
         Error::Usage(sentence) => {
             out::complain(&format!("error: {sentence}"));
