@@ -1,0 +1,59 @@
+//! A [`Vocab`] from a GGUF file's metadata: the only place here that knows about files.
+
+use super::{TokenType, Tokenizer, Vocab, VocabModel};
+use crate::gguf::Gguf;
+use crate::{Error, Result};
+
+impl Tokenizer {
+    pub fn from_gguf(gguf: &Gguf) -> Result<Self> {
+        Self::new(Vocab::from_gguf(gguf)?)
+    }
+}
+
+impl Vocab {
+    pub fn from_gguf(gguf: &Gguf) -> Result<Self> {
+        let model = match gguf.str("tokenizer.ggml.model")? {
+            Some("gpt2") => VocabModel::Bpe,
+            Some("llama") => VocabModel::Spm,
+            other => {
+                return Err(Error::format(
+                    gguf.path(),
+                    "tokenizer.ggml.model",
+                    "`gpt2` (byte-level BPE) or `llama` (SentencePiece)",
+                    other.map_or("nothing".into(), |name| format!("`{name}`")),
+                ));
+            }
+        };
+        let types = gguf.i32s("tokenizer.ggml.token_type")?.unwrap_or_default();
+        let mut vocab = Self {
+            path: gguf.path().to_owned(),
+            pre: gguf.str("tokenizer.ggml.pre")?.filter(|pre| !pre.is_empty()).map(str::to_owned),
+            scores: gguf.f32s("tokenizer.ggml.scores")?.unwrap_or_default(),
+            types: types.into_iter().map(TokenType::from_number).collect(),
+            merges: owned(match model {
+                VocabModel::Bpe => gguf.require_strings("tokenizer.ggml.merges")?,
+                VocabModel::Spm => Vec::new(),
+            }),
+            add_bos: gguf.bool("tokenizer.ggml.add_bos_token")?,
+            add_eos: gguf.bool("tokenizer.ggml.add_eos_token")?,
+            add_space_prefix: gguf.bool("tokenizer.ggml.add_space_prefix")?,
+            ..Self::new(model, owned(gguf.require_strings("tokenizer.ggml.tokens")?))
+        };
+        for (name, slot) in vocab.ids.fields() {
+            *slot = id(gguf, &format!("tokenizer.ggml.{name}"))?;
+        }
+        Ok(vocab)
+    }
+}
+
+fn owned(strings: Vec<&[u8]>) -> Vec<Vec<u8>> {
+    strings.into_iter().map(<[u8]>::to_vec).collect()
+}
+
+/// A token id; −1, signed or as the largest u32, is some converters' "none".
+fn id(gguf: &Gguf, key: &str) -> Result<Option<u32>> {
+    match gguf.get(key).and_then(|value| value.as_i64()) {
+        Some(-1) => Ok(None),
+        _ => Ok(gguf.u32(key)?.filter(|&id| id != u32::MAX)),
+    }
+}

@@ -1,0 +1,160 @@
+//! Splits a text at the special tokens written out in it: leftmost match first, the longest of
+//! those that start there. A trie over bytes, so the work is the text's length times the longest
+//! token's whatever the number of special tokens.
+
+use super::vocab::{TokenType, Vocab};
+
+/// A part of a text: ordinary text, or a special token.
+pub enum Fragment<'a> {
+    Text(&'a str),
+    Token(u32),
+}
+
+#[derive(Default)]
+struct Node {
+    /// Sorted by byte.
+    children: Vec<(u8, u32)>,
+    token: Option<u32>,
+}
+
+struct Trie {
+    nodes: Vec<Node>,
+}
+
+impl Trie {
+    fn new() -> Self {
+        Self { nodes: vec![Node::default()] }
+    }
+
+    fn child(&self, node: u32, byte: u8) -> Option<u32> {
+        let children = &self.nodes[node as usize].children;
+        children.binary_search_by_key(&byte, |c| c.0).ok().map(|at| children[at].1)
+    }
+
+    fn insert(&mut self, text: &[u8], id: u32) {
+        let mut node = 0u32;
+        for &byte in text {
+            node = match self.child(node, byte) {
+                Some(next) => next,
+                None => {
+                    let next = self.nodes.len() as u32;
+                    self.nodes.push(Node::default());
+                    let children = &mut self.nodes[node as usize].children;
+                    let at = children.partition_point(|c| c.0 < byte);
+                    children.insert(at, (byte, next));
+                    next
+                }
+            };
+        }
+        self.nodes[node as usize].token = Some(id);
+    }
+
+    /// The longest token at the start of `text`: its length and id.
+    fn longest(&self, text: &[u8]) -> Option<(usize, u32)> {
+        let (mut node, mut best) = (0u32, None);
+        for (i, &byte) in text.iter().enumerate() {
+            match self.child(node, byte) {
+                Some(next) => node = next,
+                None => break,
+            }
+            if let Some(id) = self.nodes[node as usize].token {
+                best = Some((i + 1, id));
+            }
+        }
+        best
+    }
+}
+
+pub struct Partition {
+    /// Recognised in any text.
+    user_defined: Trie,
+    /// Recognised when the caller vouches for the text: user-defined, control and unknown tokens.
+    all: Trie,
+}
+
+impl Partition {
+    pub fn new(vocab: &Vocab) -> Self {
+        let (mut user_defined, mut all) = (Trie::new(), Trie::new());
+        for (id, (token, kind)) in vocab.tokens.iter().zip(&vocab.types).enumerate() {
+            // A token that is no UTF-8 cannot be in a text, and would split its characters.
+            if token.is_empty() || !kind.is_special() || std::str::from_utf8(token).is_err() {
+                continue;
+            }
+            all.insert(token, id as u32);
+            if *kind == TokenType::UserDefined {
+                user_defined.insert(token, id as u32);
+            }
+        }
+        Self { user_defined, all }
+    }
+
+    pub fn find(&self, name: &str) -> Option<u32> {
+        self.all.longest(name.as_bytes()).filter(|(len, _)| *len == name.len()).map(|(_, id)| id)
+    }
+
+    /// Calls `each` with the parts of `text` in order; text parts are never empty.
+    pub fn split<'a>(
+        &self,
+        text: &'a str,
+        parse_special: bool,
+        mut each: impl FnMut(Fragment<'a>),
+    ) {
+        let trie = if parse_special { &self.all } else { &self.user_defined };
+        let (mut start, mut at) = (0, 0);
+        while at < text.len() {
+            let Some((len, id)) = trie.longest(&text.as_bytes()[at..]) else {
+                at += 1;
+                continue;
+            };
+            if start < at {
+                each(Fragment::Text(&text[start..at]));
+            }
+            each(Fragment::Token(id));
+            at += len;
+            start = at;
+        }
+        if start < text.len() {
+            each(Fragment::Text(&text[start..]));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tokenizer::VocabModel;
+
+    fn split(text: &str, parse_special: bool) -> Vec<String> {
+        let tokens = ["a", "<s>", "<s>x", "<tool>", "é"];
+        let mut vocab =
+            Vocab::new(VocabModel::Bpe, tokens.iter().map(|t| t.as_bytes().to_vec()).collect());
+        vocab.types = vec![
+            TokenType::Normal,
+            TokenType::Control,
+            TokenType::Control,
+            TokenType::UserDefined,
+            TokenType::UserDefined,
+        ];
+        let mut out = Vec::new();
+        Partition::new(&vocab).split(text, parse_special, |fragment| {
+            out.push(match fragment {
+                Fragment::Text(text) => text.to_string(),
+                Fragment::Token(id) => format!("#{id}"),
+            })
+        });
+        out
+    }
+
+    #[test]
+    fn longest_of_the_leftmost() {
+        assert_eq!(split("a<s>x<s>b<s", true), ["a", "#2", "#1", "b<s"]);
+        assert_eq!(split("<tool><tool>", true), ["#3", "#3"]);
+        assert_eq!(split("", true), [""; 0]);
+        assert_eq!(split("éaé", true), ["#4", "a", "#4"]);
+    }
+
+    #[test]
+    fn control_tokens_only_when_asked() {
+        assert_eq!(split("a<s>x<tool>b", false), ["a<s>x", "#3", "b"]);
+    }
+}
