@@ -219,8 +219,8 @@ def check_divergence(args, moeba, windows):
     author = "moeba" if moeba else "llama.cpp"
     print(f"\nReference: {author} on the float32 weights with a float32 cache, "
           f"{len(windows)} windows of {args.window} ids.\n")
-    print("| Evaluated | mean KL (nats) | KL 99 % | same best id | perplexity | largest logit gap |")
-    print("|---|---|---|---|---|---|")
+    columns = "mean KL (nats)", "KL 99 %", "same best id", "perplexity", "largest logit gap"
+    print(f"| Evaluated | {' | '.join(columns)} |\n|---|---|---|---|---|---|")
     for score in scores:
         print(score.row())
     if ours is None or not quantised:
