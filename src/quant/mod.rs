@@ -1,1 +1,177 @@
-//! One file a block format: struct, size assert, dequantise, quantise, scalar dot product.
+//! One file a block format: struct, size assert, dequantise, quantise, exact integer dot product.
+//!
+//! # One arithmetic
+//!
+//! A dot product of a weight row with an activation row has one definition, to the bit, for
+//! scalar and vector code, matrix–vector and matrix–matrix, CPU and GPU.
+//!
+//! - **Pairs.** Activations are quantised once a token. K-quants take Q8_K (256 wide, f32 scale);
+//!   Q8_0 and Q4_0 take Q8_0 (32 wide, scale rounded to f16): the ggml scheme. F32, F16 and BF16
+//!   weights take f32 activations.
+//! - **Quantised.** For each block b an exact int32 `isum = Σ_j sc_j·Σ_i q_i·a_i` and, where the
+//!   format has mins, an exact int32 `imins = Σ_j m_j·Σ_i a_i`. Eight f32 lanes start at 0; in
+//!   ascending b, `lane[b mod 8] = fma(d_w·d_a, isum as f32, lane[b mod 8])`, then, with mins,
+//!   `lane[b mod 8] = fma(−(dmin·d_a), imins as f32, lane[b mod 8])`.
+//! - **Float.** Element i goes to lane i mod 8: `lane = fma(w_i, x_i, lane)`, ascending, the row
+//!   padded with zeros to a multiple of eight.
+//! - **Tree.** Lane i + lane i+4, then i + i+2, then i + i+1.
+//!
+//! A column range (a granule) is a dot product of its own whose blocks count from 0; the caller
+//! adds partial results in index order.
+//!
+//! # Non-finite values
+//!
+//! `quantize` takes NaN and infinities as 0 in block formats (F32, F16 and BF16 keep them) and
+//! returns how many it met, so that a converter can say so. A block whose scale exceeds f16
+//! (magnitudes above about 5·10⁵) stores an infinite scale. Activations: see
+//! [`q8_0::quantize_activations`].
+
+mod block;
+mod k_affine;
+pub mod k_scales;
+pub mod q4_0;
+pub mod q4_k;
+pub mod q5_k;
+pub mod q6_k;
+pub mod q8_0;
+pub mod q8_k;
+mod search;
+
+pub use block::{Block, Half, blocks_of, blocks_of_mut};
+pub use q4_0::BlockQ4_0;
+pub use q4_k::BlockQ4K;
+pub use q5_k::BlockQ5K;
+pub use q6_k::BlockQ6K;
+pub use q8_0::BlockQ8_0;
+
+use crate::gguf::TensorType;
+use half::{bf16, f16};
+
+/// Below this, an activation block is all zeros: 127/x must be finite.
+pub const SMALLEST_ACTIVATION: f32 = 1.0 / (1u128 << 120) as f32;
+
+/// Below this, a weight block is all zeros: no f16 scale could say it.
+const SMALLEST_BLOCK: f32 = 1e-15;
+
+/// Whether this build computes with the type.
+pub fn is_supported(ty: TensorType) -> bool {
+    use TensorType::*;
+    matches!(ty, F32 | F16 | BF16 | Q8_0 | Q4_0 | Q4_K | Q5_K | Q6_K)
+}
+
+/// Calls a generic function with the block type of a tensor type.
+#[macro_export]
+macro_rules! with_block {
+    ($ty:expr, $call:ident $args:tt) => {
+        match $ty {
+            $crate::gguf::TensorType::Q8_0 => $call::<$crate::quant::BlockQ8_0> $args,
+            $crate::gguf::TensorType::Q4_0 => $call::<$crate::quant::BlockQ4_0> $args,
+            $crate::gguf::TensorType::Q4_K => $call::<$crate::quant::BlockQ4K> $args,
+            $crate::gguf::TensorType::Q5_K => $call::<$crate::quant::BlockQ5K> $args,
+            $crate::gguf::TensorType::Q6_K => $call::<$crate::quant::BlockQ6K> $args,
+            other => panic!("{other} is no block format that this build computes with"),
+        }
+    };
+}
+
+/// Writes the values that `src` stores to `dst`.
+///
+/// # Panics
+/// If the sizes do not fit each other or the type is not supported.
+pub fn dequantize(ty: TensorType, src: &[u8], dst: &mut [f32]) {
+    let bytes = ty.row_bytes(dst.len() as u64).expect("whole blocks");
+    assert_eq!(src.len() as u64, bytes, "{} values of {ty}", dst.len());
+    match ty {
+        TensorType::F32 => {
+            for (o, b) in dst.iter_mut().zip(src.as_chunks::<4>().0) {
+                *o = f32::from_le_bytes(*b);
+            }
+        }
+        TensorType::F16 => {
+            for (o, b) in dst.iter_mut().zip(src.as_chunks::<2>().0) {
+                *o = f16::from_le_bytes(*b).to_f32();
+            }
+        }
+        TensorType::BF16 => {
+            for (o, b) in dst.iter_mut().zip(src.as_chunks::<2>().0) {
+                *o = bf16::from_le_bytes(*b).to_f32();
+            }
+        }
+        _ => with_block!(ty, dequantize_blocks(src, dst)),
+    }
+}
+
+fn dequantize_blocks<B: Block>(src: &[u8], dst: &mut [f32]) {
+    for (block, out) in blocks_of::<B>(src).iter().zip(dst.chunks_exact_mut(B::LEN)) {
+        block.dequantize(out);
+    }
+}
+
+/// Stores `src` (whole rows) in `dst`; returns how many values were NaN or infinite.
+///
+/// # Panics
+/// If the sizes do not fit each other or the type is not supported.
+pub fn quantize(ty: TensorType, src: &[f32], dst: &mut [u8]) -> usize {
+    let bytes = ty.row_bytes(src.len() as u64).expect("whole blocks");
+    assert_eq!(dst.len() as u64, bytes, "{} values of {ty}", src.len());
+    match ty {
+        TensorType::F32 => {
+            for (v, b) in src.iter().zip(dst.as_chunks_mut::<4>().0) {
+                *b = v.to_le_bytes();
+            }
+        }
+        TensorType::F16 => {
+            for (v, b) in src.iter().zip(dst.as_chunks_mut::<2>().0) {
+                *b = f16::from_f32(*v).to_le_bytes();
+            }
+        }
+        TensorType::BF16 => {
+            for (v, b) in src.iter().zip(dst.as_chunks_mut::<2>().0) {
+                *b = bf16::from_f32(*v).to_le_bytes();
+            }
+        }
+        _ => with_block!(ty, quantize_blocks(src, dst)),
+    }
+    src.iter().filter(|v| !v.is_finite()).count()
+}
+
+fn quantize_blocks<B: Block>(src: &[f32], dst: &mut [u8]) {
+    let mut finite = [0f32; 256];
+    for (block, x) in blocks_of_mut::<B>(dst).iter_mut().zip(src.chunks_exact(B::LEN)) {
+        let finite = &mut finite[..B::LEN];
+        for (f, v) in finite.iter_mut().zip(x) {
+            *f = if v.is_finite() { *v } else { 0.0 };
+        }
+        *block = B::quantize(finite);
+    }
+}
+
+/// `1/x`, or 0 where that is infinite.
+#[inline]
+fn finite_inverse(x: f32) -> f32 {
+    let inverse = 1.0 / x;
+    if inverse.is_finite() { inverse } else { 0.0 }
+}
+
+/// The largest magnitude; infinite or NaN if any value is. Compared as integers, which order
+/// non-negative floats and put NaN above everything.
+#[inline]
+fn largest_magnitude(x: &[f32]) -> f32 {
+    f32::from_bits(x.iter().map(|v| v.to_bits() & 0x7fff_ffff).max().unwrap_or(0))
+}
+
+#[inline]
+fn round_to_i8(x: &[f32], inverse: f32, qs: &mut [i8]) {
+    for (q, v) in qs.iter_mut().zip(x) {
+        *q = if inverse == 0.0 { 0 } else { (v * inverse).round_ties_even() as i8 };
+    }
+}
+
+/// The fixed end of every dot product: halves added onto halves.
+#[inline]
+pub fn tree8(lanes: [f32; 8]) -> f32 {
+    let [a, b, c, d, e, f, g, h] = lanes;
+    let (a, b, c, d) = (a + e, b + f, c + g, d + h);
+    let (a, b) = (a + c, b + d);
+    a + b
+}

@@ -1,1 +1,214 @@
-//! Scalar, AVX2 (later AVX-512, NEON) versions of the hot loops; dispatched once, at start.
+//! The hot loops, in a scalar version that is the specification and a version for each vector
+//! unit that agrees with it to the bit. Which one runs is chosen once, from what the processor
+//! reports; `MOEBA_SIMD=scalar` or `avx2` overrides it, for tests.
+
+mod acts;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+mod exp;
+mod mat;
+mod scalar;
+
+pub use acts::{ActKind, ActView, ActWriter, Activations, act_kind};
+pub use mat::MatRef;
+
+use acts::AlignedBytes;
+use std::ops::Range;
+use std::sync::OnceLock;
+
+/// Room that a matrix–matrix kernel unpacks weights into; one a thread, reused for every call.
+#[derive(Default)]
+pub struct Scratch(AlignedBytes);
+
+impl Scratch {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// At least `bytes`, on a cache line; allocates only when it never was this large.
+    fn get(&mut self, bytes: usize) -> *mut u8 {
+        self.0.reserve(bytes);
+        self.0.as_mut_ptr()
+    }
+}
+
+type Matmul = unsafe fn(MatRef, Range<usize>, ActView, *mut f32, usize, &mut Scratch);
+type QuantizeQ8K = unsafe fn(&[f32], &mut [i8], &mut [f32], &mut [i16], &mut [i16]);
+
+/// One version of every hot loop. The methods check sizes; the pointers behind them trust.
+/// Calling one is safe where its vector unit exists, which is why the fields are private.
+pub struct Kernels {
+    pub name: &'static str,
+    matmul: Matmul,
+    quantize_q8_0: unsafe fn(&[f32], &mut [i8], &mut [f32], &mut [i16]),
+    quantize_q8_k: QuantizeQ8K,
+    rms_norm: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
+    swiglu: unsafe fn(&[f32], &[f32], &mut [f32]),
+    exp: unsafe fn(&mut [f32]),
+    sigmoid: unsafe fn(&mut [f32]),
+    softmax: unsafe fn(&mut [f32]),
+    add: unsafe fn(&mut [f32], &[f32]),
+    axpy: unsafe fn(&mut [f32], f32, &[f32]),
+    axpy_f16: unsafe fn(&mut [f32], f32, &[u16]),
+    dot_f32: unsafe fn(&[f32], &[f32]) -> f32,
+    dot_f16: unsafe fn(&[f32], &[u16]) -> f32,
+    f32_to_f16: unsafe fn(&[f32], &mut [u16]),
+}
+
+/// The version for this processor.
+pub fn kernels() -> &'static Kernels {
+    static CHOSEN: OnceLock<&'static Kernels> = OnceLock::new();
+    CHOSEN.get_or_init(|| {
+        let asked = std::env::var("MOEBA_SIMD").ok();
+        let chosen = asked.as_deref().and_then(by_name).unwrap_or_else(best);
+        if let Some(asked) = asked.filter(|name| name != chosen.name) {
+            log::warn!("MOEBA_SIMD={asked}: not known or not on this processor");
+        }
+        log::info!("kernels: {}", chosen.name);
+        chosen
+    })
+}
+
+fn best() -> &'static Kernels {
+    by_name("avx2").unwrap_or(&scalar::KERNELS)
+}
+
+/// A version by name, if this processor can run it: for tests and benchmarks.
+pub fn by_name(name: &str) -> Option<&'static Kernels> {
+    match name {
+        "scalar" => Some(&scalar::KERNELS),
+        #[cfg(target_arch = "x86_64")]
+        "avx2" => avx2::kernels(),
+        _ => None,
+    }
+}
+
+impl Kernels {
+    /// `out[t·out_stride + r] = dot(row r of mat, token t of acts)` for each r in `rows`. Uses a
+    /// matrix–vector loop for few tokens and unpacks weights once for many; the bits are the same.
+    ///
+    /// # Panics
+    /// If columns, kinds or ranges do not fit each other.
+    ///
+    /// # Safety
+    /// `out` is valid for writes at each of those places, and no other thread uses them meanwhile
+    /// (several threads may write disjoint rows of one `out`).
+    pub unsafe fn matmul(
+        &self,
+        mat: MatRef,
+        rows: Range<usize>,
+        acts: ActView,
+        out: *mut f32,
+        out_stride: usize,
+        scratch: &mut Scratch,
+    ) {
+        assert_eq!(mat.cols, acts.cols(), "columns of the matrix and of the activations");
+        assert_eq!(act_kind(mat.ty), acts.kind(), "activations for {}", mat.ty);
+        assert!(rows.start <= rows.end && rows.end <= mat.rows, "{rows:?} of {}", mat.rows);
+        // SAFETY: sizes are checked here and in `MatRef::new`; `out` is the caller's promise.
+        unsafe { (self.matmul)(mat, rows, acts, out, out_stride, scratch) }
+    }
+
+    /// [`Kernels::matmul`] of all rows to `out[t·rows + r]`.
+    pub fn matmul_all(&self, mat: MatRef, acts: ActView, out: &mut [f32], scratch: &mut Scratch) {
+        assert_eq!(out.len(), mat.rows * acts.tokens());
+        // SAFETY: `out` is exclusive and has a place for each row and token.
+        unsafe { self.matmul(mat, 0..mat.rows, acts, out.as_mut_ptr(), mat.rows, scratch) }
+    }
+
+    fn quantize_q8_0(&self, x: &[f32], qs: &mut [i8], scales: &mut [f32], sums32: &mut [i16]) {
+        assert!(x.len() == qs.len() && x.len() == 32 * scales.len());
+        assert_eq!(x.len(), 32 * sums32.len());
+        // SAFETY: the vector unit exists or this table could not be had; sizes are checked.
+        unsafe { (self.quantize_q8_0)(x, qs, scales, sums32) }
+    }
+
+    fn quantize_q8_k(
+        &self,
+        x: &[f32],
+        qs: &mut [i8],
+        scales: &mut [f32],
+        sums32: &mut [i16],
+        sums16: &mut [i16],
+    ) {
+        assert!(x.len() == qs.len() && x.len() == 256 * scales.len());
+        assert!(x.len() == 32 * sums32.len() && x.len() == 16 * sums16.len());
+        // SAFETY: the vector unit exists or this table could not be had; sizes are checked.
+        unsafe { (self.quantize_q8_k)(x, qs, scales, sums32, sums16) }
+    }
+
+    /// `out = x · (1/√(mean(x²) + eps)) · weight`, squares summed in eight lanes and a tree.
+    pub fn rms_norm(&self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+        assert!(x.len() == weight.len() && x.len() == out.len());
+        // SAFETY: the vector unit exists or this table could not be had; sizes are checked.
+        unsafe { (self.rms_norm)(x, weight, eps, out) }
+    }
+
+    /// `out = gate/(1 + e^−gate) · up`.
+    pub fn swiglu(&self, gate: &[f32], up: &[f32], out: &mut [f32]) {
+        assert!(gate.len() == up.len() && gate.len() == out.len());
+        // SAFETY: the vector unit exists or this table could not be had; sizes are checked.
+        unsafe { (self.swiglu)(gate, up, out) }
+    }
+
+    /// `x = e^x`, see `exp.rs` for the polynomial and its error.
+    pub fn exp(&self, x: &mut [f32]) {
+        // SAFETY: the vector unit exists or this table could not be had.
+        unsafe { (self.exp)(x) }
+    }
+
+    /// `x = 1/(1 + e^−x)`.
+    pub fn sigmoid(&self, x: &mut [f32]) {
+        // SAFETY: the vector unit exists or this table could not be had.
+        unsafe { (self.sigmoid)(x) }
+    }
+
+    /// `x = e^(x − max)/Σ`, the sum in eight lanes and a tree. −∞ gives 0 as long as one value is
+    /// finite; a NaN, +∞ or nothing but −∞ gives NaN throughout.
+    pub fn softmax(&self, x: &mut [f32]) {
+        // SAFETY: the vector unit exists or this table could not be had.
+        unsafe { (self.softmax)(x) }
+    }
+
+    /// `acc += x`.
+    pub fn add(&self, acc: &mut [f32], x: &[f32]) {
+        assert_eq!(acc.len(), x.len());
+        // SAFETY: the vector unit exists or this table could not be had; sizes are checked.
+        unsafe { (self.add)(acc, x) }
+    }
+
+    /// `acc = fma(a, x, acc)`.
+    pub fn axpy(&self, acc: &mut [f32], a: f32, x: &[f32]) {
+        assert_eq!(acc.len(), x.len());
+        // SAFETY: the vector unit exists or this table could not be had; sizes are checked.
+        unsafe { (self.axpy)(acc, a, x) }
+    }
+
+    /// `acc = fma(a, x, acc)` with x in f16.
+    pub fn axpy_f16(&self, acc: &mut [f32], a: f32, x: &[u16]) {
+        assert_eq!(acc.len(), x.len());
+        // SAFETY: the vector unit exists or this table could not be had; sizes are checked.
+        unsafe { (self.axpy_f16)(acc, a, x) }
+    }
+
+    /// The float dot product of "One arithmetic" (`quant`).
+    pub fn dot_f32(&self, x: &[f32], y: &[f32]) -> f32 {
+        assert_eq!(x.len(), y.len());
+        // SAFETY: the vector unit exists or this table could not be had; sizes are checked.
+        unsafe { (self.dot_f32)(x, y) }
+    }
+
+    /// As `dot_f32` with y in f16.
+    pub fn dot_f16(&self, x: &[f32], y: &[u16]) -> f32 {
+        assert_eq!(x.len(), y.len());
+        // SAFETY: the vector unit exists or this table could not be had; sizes are checked.
+        unsafe { (self.dot_f16)(x, y) }
+    }
+
+    /// Rounds to nearest, ties to even.
+    pub fn f32_to_f16(&self, x: &[f32], out: &mut [u16]) {
+        assert_eq!(x.len(), out.len());
+        // SAFETY: the vector unit exists or this table could not be had; sizes are checked.
+        unsafe { (self.f32_to_f16)(x, out) }
+    }
+}

@@ -1,0 +1,68 @@
+//! What every block format has in common, and the cast from a file's bytes to blocks.
+
+use crate::gguf::TensorType;
+
+/// An f16 as the file stores it: two little-endian bytes, so that blocks need no alignment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct Half([u8; 2]);
+
+impl Half {
+    pub const ZERO: Half = Half([0; 2]);
+
+    #[inline]
+    pub fn new(x: f32) -> Self {
+        Half(half::f16::from_f32(x).to_le_bytes())
+    }
+
+    #[inline]
+    pub fn get(self) -> f32 {
+        half::f16::from_le_bytes(self.0).to_f32()
+    }
+}
+
+/// A quantised block: a few scales and packed integers.
+///
+/// # Safety
+/// The type is `repr(C)`, every bit pattern of its bytes is a value, it has no padding and its
+/// alignment is 1: a file's bytes are cast to it in place.
+pub unsafe trait Block: Copy + 'static {
+    const TYPE: TensorType;
+    /// Elements a block.
+    const LEN: usize;
+    /// Whether a value is `d·q − dmin·m` and not just `d·q`.
+    const MINS: bool;
+
+    /// The nearest block that the format's search finds for `x` (finite values, `LEN` of them).
+    fn quantize(x: &[f32]) -> Self;
+
+    fn dequantize(&self, out: &mut [f32]);
+
+    /// (d, dmin); dmin is 0 where there are no mins.
+    fn scales(&self) -> (f32, f32);
+
+    /// The exact integers of the dot product with `a`: `Σ_j sc_j·Σ_i q_i·a_i` over the
+    /// sub-blocks j, and `Σ_j m_j·Σ_i a_i` (0 where there are no mins).
+    fn int_dot(&self, a: &[i8]) -> (i32, i32);
+}
+
+/// The blocks that `bytes` hold.
+///
+/// # Panics
+/// If the bytes are no whole number of blocks.
+pub fn blocks_of<B: Block>(bytes: &[u8]) -> &[B] {
+    let size = size_of::<B>();
+    assert_eq!(bytes.len() % size, 0, "{} bytes are no whole {} blocks", bytes.len(), B::TYPE);
+    const { assert!(align_of::<B>() == 1) };
+    // SAFETY: the length is checked, the alignment is 1 and `Block` promises plain bytes.
+    unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len() / size) }
+}
+
+/// As [`blocks_of`], to write.
+pub fn blocks_of_mut<B: Block>(bytes: &mut [u8]) -> &mut [B] {
+    let size = size_of::<B>();
+    assert_eq!(bytes.len() % size, 0, "{} bytes are no whole {} blocks", bytes.len(), B::TYPE);
+    const { assert!(align_of::<B>() == 1) };
+    // SAFETY: the length is checked, the alignment is 1 and `Block` promises plain bytes.
+    unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), bytes.len() / size) }
+}

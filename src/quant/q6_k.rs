@@ -1,0 +1,83 @@
+//! Q6_K: 256 values in sixteen sub-blocks of 16 with i8 scales; 6.5625 bits a weight.
+//! `x = d·sc_j·(q − 32)`. The halves of 128 values are alike: of value 32g + i (g 0–3, i 0–31) the
+//! low four bits are in `ql[32·(g mod 2) + i]`, low half for g < 2 and high half otherwise, and
+//! the top two in bits 2g, 2g+1 of `qh[i]`.
+
+use super::block::{Block, Half};
+use super::search;
+use crate::gguf::TensorType;
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct BlockQ6K {
+    pub ql: [u8; 128],
+    pub qh: [u8; 64],
+    pub scales: [i8; 16],
+    pub d: Half,
+}
+
+const _: () = assert!(size_of::<BlockQ6K>() == 210);
+
+impl BlockQ6K {
+    /// Value k of the block, −32 to 31.
+    #[inline]
+    fn value(&self, k: usize) -> i8 {
+        let (half, g, i) = (k / 128, k % 128 / 32, k % 32);
+        let low = self.ql[64 * half + 32 * (g % 2) + i] >> (4 * (g / 2)) & 15;
+        let high = self.qh[32 * half + i] >> (2 * g) & 3;
+        (low | high << 4) as i8 - 32
+    }
+}
+
+// SAFETY: `repr(C)` of bytes only.
+unsafe impl Block for BlockQ6K {
+    const TYPE: TensorType = TensorType::Q6_K;
+    const LEN: usize = 256;
+    const MINS: bool = false;
+
+    fn quantize(x: &[f32]) -> Self {
+        let mut block = BlockQ6K { ql: [0; 128], qh: [0; 64], scales: [0; 16], d: Half::ZERO };
+        let mut scales = [0f32; 16];
+        for (scale, x) in scales.iter_mut().zip(x.chunks_exact(16)) {
+            *scale = search::symmetric(x, 32.0);
+        }
+        // The sub-block scale of largest magnitude becomes −128.
+        let extreme = scales.iter().fold(0f32, |m, s| if s.abs() > m.abs() { *s } else { m });
+        block.d = Half::new(extreme / -128.0);
+        let inverse = super::finite_inverse(extreme / -128.0);
+        for (code, scale) in block.scales.iter_mut().zip(scales) {
+            *code = (scale * inverse).round_ties_even().clamp(-128.0, 127.0) as i8;
+        }
+        for (k, v) in x.iter().enumerate() {
+            let inverse = super::finite_inverse(block.d.get() * block.scales[k / 16] as f32);
+            let q = (v * inverse).round_ties_even().clamp(-32.0, 31.0) as i8 + 32;
+            let (half, g, i) = (k / 128, k % 128 / 32, k % 32);
+            block.ql[64 * half + 32 * (g % 2) + i] |= (q as u8 & 15) << (4 * (g / 2));
+            block.qh[32 * half + i] |= (q as u8 >> 4) << (2 * g);
+        }
+        block
+    }
+
+    fn dequantize(&self, out: &mut [f32]) {
+        let d = self.d.get();
+        for (j, out) in out.chunks_exact_mut(16).enumerate() {
+            let scale = d * self.scales[j] as f32;
+            for (i, o) in out.iter_mut().enumerate() {
+                *o = scale * self.value(16 * j + i) as f32;
+            }
+        }
+    }
+
+    fn scales(&self) -> (f32, f32) {
+        (self.d.get(), 0.0)
+    }
+
+    fn int_dot(&self, a: &[i8]) -> (i32, i32) {
+        let mut isum = 0;
+        for (j, a) in a.chunks_exact(16).enumerate() {
+            let dot: i32 = (0..16).map(|i| self.value(16 * j + i) as i32 * a[i] as i32).sum();
+            isum += self.scales[j] as i32 * dot;
+        }
+        (isum, 0)
+    }
+}

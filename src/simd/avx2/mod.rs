@@ -1,0 +1,67 @@
+//! AVX2 with FMA and F16C: Intel since Haswell (2013), AMD since Excavator and Zen.
+//! One file a kind of loop; all functions here need the three features and are reached only
+//! through [`kernels`], which asks the processor.
+
+mod acts;
+mod float;
+mod ints;
+mod matvec;
+mod ops;
+mod reduce;
+
+use super::{ActView, Kernels, MatRef, Scratch};
+use crate::gguf::TensorType;
+use crate::quant::{BlockQ4_0, BlockQ4K, BlockQ5K, BlockQ6K, BlockQ8_0};
+use std::ops::Range;
+
+static KERNELS: Kernels = Kernels {
+    name: "avx2",
+    matmul,
+    quantize_q8_0: acts::quantize_q8_0,
+    quantize_q8_k: acts::quantize_q8_k,
+    rms_norm: ops::rms_norm,
+    swiglu: ops::swiglu,
+    exp: ops::exp,
+    sigmoid: ops::sigmoid,
+    softmax: ops::softmax,
+    add: ops::add,
+    axpy: ops::axpy,
+    axpy_f16: ops::axpy_f16,
+    dot_f32: ops::dot_f32,
+    dot_f16: ops::dot_f16,
+    f32_to_f16: ops::f32_to_f16,
+};
+
+pub(super) fn kernels() -> Option<&'static Kernels> {
+    let found = is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("f16c");
+    found.then_some(&KERNELS)
+}
+
+/// # Safety
+/// As [`Kernels::matmul`], on a processor with AVX2, FMA and F16C.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn matmul(
+    mat: MatRef,
+    rows: Range<usize>,
+    acts: ActView,
+    out: *mut f32,
+    out_stride: usize,
+    _scratch: &mut Scratch,
+) {
+    // SAFETY: the caller's promises are the same.
+    unsafe {
+        match mat.ty {
+            TensorType::F32 => float::matmul::<float::F32>(mat, rows, acts, out, out_stride),
+            TensorType::F16 => float::matmul::<float::F16>(mat, rows, acts, out, out_stride),
+            TensorType::BF16 => float::matmul::<float::Bf16>(mat, rows, acts, out, out_stride),
+            TensorType::Q8_0 => matvec::matmul::<BlockQ8_0>(mat, rows, acts, out, out_stride),
+            TensorType::Q4_0 => matvec::matmul::<BlockQ4_0>(mat, rows, acts, out, out_stride),
+            TensorType::Q4_K => matvec::matmul::<BlockQ4K>(mat, rows, acts, out, out_stride),
+            TensorType::Q5_K => matvec::matmul::<BlockQ5K>(mat, rows, acts, out, out_stride),
+            TensorType::Q6_K => matvec::matmul::<BlockQ6K>(mat, rows, acts, out, out_stride),
+            other => unreachable!("{other} passed MatRef::new"),
+        }
+    }
+}

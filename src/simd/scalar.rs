@@ -1,0 +1,143 @@
+//! The specification: each loop in the fewest words. Vector versions must give the same bits.
+//! `f32::mul_add` is a real fma everywhere (a library call where the target has no instruction).
+
+use super::exp;
+use super::{ActView, Kernels, MatRef, Scratch};
+use crate::gguf::TensorType;
+use crate::quant::{Block, blocks_of, q8_0, q8_k, tree8};
+use crate::with_block;
+use half::{bf16, f16};
+use std::ops::Range;
+
+pub(super) static KERNELS: Kernels = Kernels {
+    name: "scalar",
+    matmul,
+    quantize_q8_0,
+    quantize_q8_k,
+    rms_norm,
+    swiglu,
+    exp: |x| x.iter_mut().for_each(|x| *x = exp::exp(*x)),
+    sigmoid: |x| x.iter_mut().for_each(|x| *x = exp::sigmoid(*x)),
+    softmax,
+    add: |acc, x| acc.iter_mut().zip(x).for_each(|(acc, x)| *acc += x),
+    axpy: |acc, a, x| acc.iter_mut().zip(x).for_each(|(acc, x)| *acc = a.mul_add(*x, *acc)),
+    axpy_f16: |acc, a, x| {
+        let x = x.iter().map(|x| f16::from_bits(*x).to_f32());
+        acc.iter_mut().zip(x).for_each(|(acc, x)| *acc = a.mul_add(x, *acc))
+    },
+    dot_f32: |x, y| dot_float(x, y.iter().copied()),
+    dot_f16: |x, y| dot_float(x, y.iter().map(|y| f16::from_bits(*y).to_f32())),
+    f32_to_f16: |x, out| {
+        out.iter_mut().zip(x).for_each(|(o, x)| *o = f16::from_f32(*x).to_bits());
+    },
+};
+
+/// # Safety
+/// As [`Kernels::matmul`].
+unsafe fn matmul(
+    mat: MatRef,
+    rows: Range<usize>,
+    acts: ActView,
+    out: *mut f32,
+    out_stride: usize,
+    _scratch: &mut Scratch,
+) {
+    for t in 0..acts.tokens() {
+        for r in rows.clone() {
+            let dot = dot_row(mat.ty, mat.row(r), acts, t);
+            // SAFETY: the caller vouches for each row in `rows` and each token.
+            unsafe { out.add(t * out_stride + r).write(dot) };
+        }
+    }
+}
+
+fn dot_row(ty: TensorType, row: &[u8], acts: ActView, t: usize) -> f32 {
+    match ty {
+        TensorType::F32 => {
+            let row = row.as_chunks::<4>().0.iter().map(|w| f32::from_le_bytes(*w));
+            dot_float(acts.f32s(t), row)
+        }
+        TensorType::F16 => {
+            let row = row.as_chunks::<2>().0.iter().map(|w| f16::from_le_bytes(*w).to_f32());
+            dot_float(acts.f32s(t), row)
+        }
+        TensorType::BF16 => {
+            let row = row.as_chunks::<2>().0.iter().map(|w| bf16::from_le_bytes(*w).to_f32());
+            dot_float(acts.f32s(t), row)
+        }
+        _ => with_block!(ty, dot_blocks(row, acts.qs(t), acts.scales(t))),
+    }
+}
+
+fn dot_blocks<B: Block>(row: &[u8], qs: &[i8], scales: &[f32]) -> f32 {
+    let mut lanes = [0f32; 8];
+    for (b, (w, a)) in blocks_of::<B>(row).iter().zip(qs.chunks_exact(B::LEN)).enumerate() {
+        let (d, dmin) = w.scales();
+        let (isum, imins) = w.int_dot(a);
+        let lane = &mut lanes[b % 8];
+        *lane = (d * scales[b]).mul_add(isum as f32, *lane);
+        if B::MINS {
+            *lane = (-(dmin * scales[b])).mul_add(imins as f32, *lane);
+        }
+    }
+    tree8(lanes)
+}
+
+fn dot_float(x: &[f32], y: impl Iterator<Item = f32>) -> f32 {
+    let mut lanes = [0f32; 8];
+    for (i, (x, y)) in x.iter().zip(y).enumerate() {
+        lanes[i % 8] = x.mul_add(y, lanes[i % 8]);
+    }
+    if x.len() % 8 != 0 {
+        for lane in &mut lanes[x.len() % 8..] {
+            *lane = 0f32.mul_add(0.0, *lane);
+        }
+    }
+    tree8(lanes)
+}
+
+fn quantize_q8_0(x: &[f32], qs: &mut [i8], scales: &mut [f32], sums32: &mut [i16]) {
+    let blocks = x.chunks_exact(32).zip(qs.chunks_exact_mut(32));
+    for ((x, qs), (scale, sum)) in blocks.zip(scales.iter_mut().zip(sums32)) {
+        *scale = q8_0::quantize_activations(x, qs, sum);
+    }
+}
+
+fn quantize_q8_k(
+    x: &[f32],
+    qs: &mut [i8],
+    scales: &mut [f32],
+    sums32: &mut [i16],
+    sums16: &mut [i16],
+) {
+    let blocks = x.chunks_exact(256).zip(qs.chunks_exact_mut(256));
+    let sums = sums32.chunks_exact_mut(8).zip(sums16.chunks_exact_mut(16));
+    for (((x, qs), scale), (sums32, sums16)) in blocks.zip(scales.iter_mut()).zip(sums) {
+        *scale = q8_k::quantize_activations(x, qs, sums32, sums16);
+    }
+}
+
+fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    let squares = dot_float(x, x.iter().copied());
+    let scale = 1.0 / (squares / x.len() as f32 + eps).sqrt();
+    for ((o, x), w) in out.iter_mut().zip(x).zip(weight) {
+        *o = x * scale * w;
+    }
+}
+
+fn swiglu(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    for ((o, g), u) in out.iter_mut().zip(gate).zip(up) {
+        *o = exp::swiglu(*g, *u);
+    }
+}
+
+fn softmax(x: &mut [f32]) {
+    let max = x.iter().fold(f32::NEG_INFINITY, |m, x| if *x > m { *x } else { m });
+    let mut lanes = [0f32; 8];
+    for (i, x) in x.iter_mut().enumerate() {
+        *x = exp::exp(*x - max);
+        lanes[i % 8] += *x;
+    }
+    let inverse = 1.0 / tree8(lanes);
+    x.iter_mut().for_each(|x| *x *= inverse);
+}

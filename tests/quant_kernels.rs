@@ -1,0 +1,283 @@
+//! Scalar and vector, matrix–vector and matrix–matrix: the same bits, for every format and shape.
+
+use moeba::gguf::TensorType;
+use moeba::quant::{dequantize, quantize};
+use moeba::simd::{self, ActKind, ActView, Activations, Kernels, MatRef, Scratch, act_kind};
+use proptest::prelude::*;
+
+const TYPES: [TensorType; 8] = [
+    TensorType::F32,
+    TensorType::F16,
+    TensorType::BF16,
+    TensorType::Q8_0,
+    TensorType::Q4_0,
+    TensorType::Q4_K,
+    TensorType::Q5_K,
+    TensorType::Q6_K,
+];
+
+fn scalar() -> &'static Kernels {
+    simd::by_name("scalar").unwrap()
+}
+
+/// The vector versions that this processor can run.
+fn vectors() -> impl Iterator<Item = &'static Kernels> {
+    ["avx2"].into_iter().filter_map(simd::by_name)
+}
+
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    /// −1 to 1, with a size that varies from value to value.
+    fn float(&mut self) -> f32 {
+        let bits = self.next();
+        let unit = (bits >> 40) as f32 / (1 << 23) as f32 - 1.0;
+        unit * [1.0, 1.0, 0.1, 3.0][bits as usize % 4]
+    }
+
+    fn floats(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.float()).collect()
+    }
+}
+
+/// Rows of any bits that the format allows, with finite scales; `gap` bytes between rows.
+fn weights(ty: TensorType, rows: usize, cols: usize, gap: usize, random: &mut Random) -> Vec<u8> {
+    let row = ty.row_bytes(cols as u64).unwrap() as usize;
+    let mut bytes = vec![0xff; rows * (row + gap)];
+    for chunk in bytes.chunks_exact_mut(row + gap) {
+        quantize(ty, &random.floats(cols), &mut chunk[..row]);
+        // Codes and sub-block scales that no quantiser writes are legal too.
+        let free = match ty {
+            TensorType::Q8_0 | TensorType::Q4_0 => 2..ty.block_bytes(),
+            TensorType::Q4_K | TensorType::Q5_K => 4..ty.block_bytes(),
+            TensorType::Q6_K => 0..208,
+            _ => 0..0,
+        };
+        for block in chunk[..row].chunks_exact_mut(ty.block_bytes()) {
+            if !free.is_empty() && random.next() % 2 == 0 {
+                block[free.clone()].iter_mut().for_each(|b| *b = random.next() as u8);
+            }
+        }
+    }
+    bytes.truncate(bytes.len() - if rows > 0 { gap } else { 0 });
+    bytes
+}
+
+fn activations(k: &Kernels, kind: ActKind, tokens: usize, cols: usize, x: &[f32]) -> Activations {
+    let mut acts = Activations::new();
+    acts.resize(kind, tokens, cols);
+    acts.quantize_rows(k, 0..tokens, x, cols);
+    acts
+}
+
+fn product(k: &Kernels, mat: MatRef, acts: ActView) -> Vec<f32> {
+    let mut out = vec![f32::NAN; mat.rows * acts.tokens()];
+    k.matmul_all(mat, acts, &mut out, &mut Scratch::new());
+    out
+}
+
+/// Bits; every NaN is the same.
+fn bits(x: &[f32]) -> Vec<u32> {
+    x.iter().map(|x| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() }).collect()
+}
+
+/// All versions and all ways to cut the work, against scalar one token at a time.
+fn check(ty: TensorType, rows: usize, cols: usize, tokens: usize, gap: usize, seed: u64) {
+    let mut random = Random(seed);
+    let bytes = weights(ty, rows, cols, gap, &mut random);
+    let stride = ty.row_bytes(cols as u64).unwrap() as usize + gap;
+    let mat = MatRef::new(ty, &bytes, rows, cols, stride);
+    let x = random.floats(tokens * cols);
+    let acts = activations(scalar(), act_kind(ty), tokens, cols, &x);
+    let want = product(scalar(), mat, acts.all());
+    let case = format!("{ty} {rows}×{cols}, {tokens} tokens, gap {gap}, seed {seed}");
+    for k in vectors() {
+        let acts = activations(k, act_kind(ty), tokens, cols, &x);
+        assert_eq!(bits(&product(k, mat, acts.all())), bits(&want), "{}: {case}", k.name);
+        // One token at a time: the matrix–vector path.
+        for t in 0..tokens {
+            let got = product(k, mat, acts.view(t..t + 1, 0..cols));
+            assert_eq!(bits(&got), bits(&want[t * rows..][..rows]), "{} at {t}: {case}", k.name);
+        }
+        // Rows in two parts, as two threads would.
+        let mut out = vec![f32::NAN; tokens * rows];
+        let cut = random.next() as usize % (rows + 1);
+        for part in [0..cut, cut..rows] {
+            // SAFETY: `out` has a place for each row and token and is ours alone.
+            unsafe {
+                let scratch = &mut Scratch::new();
+                k.matmul(mat, part, acts.all(), out.as_mut_ptr(), rows, scratch);
+            }
+        }
+        assert_eq!(bits(&out), bits(&want), "{} cut at {cut}: {case}", k.name);
+        // Tokens by a list.
+        let list: Vec<u32> =
+            (0..tokens + 3).map(|_| random.next() as u32 % tokens as u32).collect();
+        let got = product(k, mat, acts.all().select(&list));
+        for (i, t) in list.iter().enumerate() {
+            let want = &want[*t as usize * rows..][..rows];
+            assert_eq!(bits(&got[i * rows..][..rows]), bits(want), "{} list: {case}", k.name);
+        }
+    }
+}
+
+#[test]
+fn fixed_shapes_agree_to_the_bit() {
+    for ty in TYPES {
+        let block = ty.block_len().max(8);
+        for (rows, blocks) in [(1, 1), (3, 2), (8, 3), (9, 7), (17, 8), (5, 9), (16, 16), (11, 19)]
+        {
+            for tokens in [1, 2, 3, 4, 5, 8, 13] {
+                check(ty, rows, blocks * block, tokens, 0, 7);
+            }
+        }
+        check(ty, 24, 768, 33, 0, 1);
+        check(ty, 10, 2048, 6, 64, 2);
+    }
+}
+
+#[test]
+fn float_rows_of_any_length_agree_to_the_bit() {
+    for ty in [TensorType::F32, TensorType::F16, TensorType::BF16] {
+        for cols in [1, 2, 7, 8, 9, 15, 63, 100, 257] {
+            for (rows, tokens) in [(1, 1), (4, 3), (7, 5), (6, 9)] {
+                check(ty, rows, cols, tokens, 2, cols as u64);
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..Default::default() })]
+
+    #[test]
+    fn any_shape_agrees_to_the_bit(
+        ty in 0..TYPES.len(),
+        rows in 1usize..40,
+        blocks in 1usize..20,
+        tokens in 1usize..24,
+        gap in 0usize..40,
+        seed in any::<u64>(),
+    ) {
+        let ty = TYPES[ty];
+        check(ty, rows, blocks * ty.block_len(), tokens, gap, seed);
+    }
+}
+
+#[test]
+fn column_ranges_are_dot_products_of_their_own() {
+    for ty in TYPES {
+        let block = ty.block_len().max(32);
+        let (rows, cols, tokens) = (9, 8 * block, 3);
+        let mut random = Random(11);
+        let bytes = weights(ty, rows, cols, 0, &mut random);
+        let mat = MatRef::dense(ty, &bytes, rows, cols);
+        let acts = activations(scalar(), act_kind(ty), tokens, cols, &random.floats(tokens * cols));
+        for range in [0..block, block..4 * block, 3 * block..8 * block] {
+            // The same columns copied out.
+            let part = mat.column_range(range.clone());
+            let copy: Vec<u8> = (0..rows).flat_map(|r| part.row(r).to_vec()).collect();
+            let copy = MatRef::dense(ty, &copy, rows, range.len());
+            let view = acts.all().column_range(range.clone());
+            let want = product(scalar(), copy, view);
+            for k in vectors().chain([scalar()]) {
+                assert_eq!(bits(&product(k, part, view)), bits(&want), "{ty} {range:?}");
+            }
+        }
+        let below = mat.row_range(2..7);
+        assert_eq!(below.row(0), mat.row(2));
+    }
+}
+
+#[test]
+fn dot_products_stay_within_the_bound_of_the_float_product() {
+    // Error of a quantised activation is at most half a step (and 2⁻¹¹ of the scale where it is
+    // rounded to f16); the sum of n products in f32 adds at most n·2⁻²⁴ of Σ|w·x|.
+    for ty in TYPES {
+        let cols = 1024;
+        let mut random = Random(5);
+        let bytes = weights(ty, 16, cols, 0, &mut random);
+        let mat = MatRef::dense(ty, &bytes, 16, cols);
+        let x = random.floats(cols);
+        let acts = activations(scalar(), act_kind(ty), 1, cols, &x);
+        let got = product(scalar(), mat, acts.all());
+        for (r, got) in got.iter().enumerate() {
+            let mut w = vec![0.0; cols];
+            dequantize(ty, mat.row(r), &mut w);
+            let block = act_kind(ty).block_len();
+            let (mut exact, mut bound) = (0f64, 0f64);
+            for (w, x) in w.chunks(block).zip(x.chunks(block)) {
+                let largest = x.iter().fold(0f32, |m, x| m.max(x.abs())) as f64;
+                let step = if block == 1 { 0.0 } else { largest / 127.0 };
+                for (w, x) in w.iter().zip(x) {
+                    let (w, x) = (*w as f64, *x as f64);
+                    exact += w * x;
+                    bound += w.abs() * (0.501 * step + x.abs() * (2f64.powi(-11) + 1e-4));
+                }
+            }
+            let error = (*got as f64 - exact).abs();
+            assert!(error <= bound, "{ty} row {r}: {got} and {exact}, {error} over {bound}");
+        }
+    }
+}
+
+#[test]
+fn activations_with_nan_or_infinity_give_nan() {
+    for ty in TYPES {
+        let (rows, cols) = (9, 1024);
+        let mut random = Random(9);
+        let bytes = weights(ty, rows, cols, 0, &mut random);
+        let mat = MatRef::dense(ty, &bytes, rows, cols);
+        for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut x = random.floats(2 * cols);
+            x[700] = odd;
+            for k in vectors().chain([scalar()]) {
+                let acts = activations(k, act_kind(ty), 2, cols, &x);
+                let got = product(k, mat, acts.all());
+                assert!(got[..rows].iter().all(|x| !x.is_finite()), "{} {ty} {odd}", k.name);
+                assert!(got[rows..].iter().all(|x| x.is_finite()), "{} {ty} {odd}", k.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn activations_quantise_alike() {
+    let mut random = Random(21);
+    let mut x = random.floats(4 * 1024);
+    x[0..256].fill(0.0);
+    x[256..512].fill(1e-40);
+    x[512..768].iter_mut().for_each(|x| *x *= 1e20);
+    (0..256).for_each(|i| x[768 + i] = i as f32 - 127.0); // ties at every odd half
+    x[1024] = 254.0;
+    (1..256).for_each(|i| x[1024 + i] = i as f32);
+    x[1300] = f32::NAN;
+    for kind in [ActKind::Q8_0, ActKind::Q8_K] {
+        let a = activations(scalar(), kind, 4, 1024, &x);
+        for k in vectors() {
+            let b = activations(k, kind, 4, 1024, &x);
+            for t in 0..4 {
+                assert_eq!(a.all().qs(t), b.all().qs(t));
+                assert_eq!(bits(a.all().scales(t)), bits(b.all().scales(t)));
+                assert_eq!(a.all().sums32(t), b.all().sums32(t));
+                if kind == ActKind::Q8_K {
+                    assert_eq!(a.all().sums16(t), b.all().sums16(t));
+                }
+            }
+        }
+        // Sums are sums.
+        for t in 0..4 {
+            for (sum, qs) in a.all().sums32(t).iter().zip(a.all().qs(t).chunks(32)) {
+                assert_eq!(*sum as i32, qs.iter().map(|q| *q as i32).sum::<i32>());
+            }
+        }
+    }
+}
