@@ -156,7 +156,11 @@ fn float_rows_of_any_length_agree_to_the_bit() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 96,
+        failure_persistence: None,
+        ..Default::default()
+    })]
 
     #[test]
     fn any_shape_agrees_to_the_bit(

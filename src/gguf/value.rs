@@ -398,7 +398,9 @@ macro_rules! numeric {
                 out.extend(self.elem_type().id().to_le_bytes());
                 out.extend((self.len() as u64).to_le_bytes());
                 match self {
-                    $(OwnedArray::$variant(v) => v.iter().for_each(|x| out.extend(x.to_le_bytes())),)*
+                    $(OwnedArray::$variant(v) => {
+                        v.iter().for_each(|x| out.extend(x.to_le_bytes()));
+                    })*
                     OwnedArray::Bool(v) => out.extend(v.iter().map(|&x| u8::from(x))),
                     OwnedArray::String(v) => v.iter().for_each(|x| put_string(out, x)),
                 }
