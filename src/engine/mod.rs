@@ -1,1 +1,320 @@
-//! Engine (loaded, immutable) and Session (one timeline).
+//! Engine (loaded, immutable) and Session (one timeline of one text).
+
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::backend::cpu::Cpu;
+pub use crate::backend::cpu::router::Route;
+use crate::gguf::Gguf;
+use crate::interrupt;
+use crate::model::Model;
+pub use crate::model::forward::Want;
+use crate::model::forward::{Buffers, Listener};
+pub use crate::model::kv::CacheType;
+use crate::model::kv::{KvCache, KvShape};
+use crate::tokenizer::Tokenizer;
+use crate::{Error, Result};
+
+/// How to load and run a model. Names and defaults are llama.cpp's.
+#[derive(Clone, Debug)]
+pub struct EngineOptions {
+    /// Tokens of context; the model's own where absent.
+    pub n_ctx: Option<usize>,
+    /// Tokens a call may hand over at once, logically (`-b`).
+    pub n_batch: usize,
+    /// Tokens computed at once (`-ub`).
+    pub n_ubatch: usize,
+    /// One a physical core where absent.
+    pub n_threads: Option<usize>,
+    pub cache_type_k: CacheType,
+    pub cache_type_v: CacheType,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        EngineOptions {
+            n_ctx: None,
+            n_batch: 2048,
+            n_ubatch: 512,
+            n_threads: None,
+            cache_type_k: CacheType::F16,
+            cache_type_v: CacheType::F16,
+        }
+    }
+}
+
+/// A context longer than this is refused: its positions would not fit the f32 of RoPE exactly.
+const MAX_CTX: usize = 1 << 24;
+
+/// A loaded model, its tokenizer and the threads that compute it.
+pub struct Engine {
+    model: Model,
+    tokenizer: Tokenizer,
+    cpu: Cpu,
+    options: EngineOptions,
+    n_ctx: usize,
+}
+
+impl Engine {
+    /// Opens, checks and maps a model. `progress` hears fractions from 0 to 1 while the file's
+    /// pages are brought in.
+    pub fn load(
+        path: &Path,
+        options: &EngineOptions,
+        progress: &mut dyn FnMut(f32),
+    ) -> Result<Arc<Engine>> {
+        progress(0.0);
+        let gguf = Arc::new(Gguf::open(path)?);
+        let tokenizer = Tokenizer::from_gguf(&gguf)?;
+        let model = Model::load(gguf)?;
+        if tokenizer.n_vocab() > model.n_vocab() {
+            return Err(Error::format(
+                path,
+                "tokenizer.ggml.tokens",
+                format!("at most the {} rows of the output tensor", model.n_vocab()),
+                format!("{} tokens", tokenizer.n_vocab()),
+            ));
+        }
+        let n_ctx = options.n_ctx.unwrap_or(model.hyper().n_ctx_train);
+        if !(1..=MAX_CTX).contains(&n_ctx) || options.n_batch == 0 || options.n_ubatch == 0 {
+            return Err(Error::Usage(format!(
+                "context and batch sizes must be 1 to {MAX_CTX}, got -c {n_ctx} -b {} -ub {}",
+                options.n_batch, options.n_ubatch
+            )));
+        }
+        if n_ctx > model.hyper().n_ctx_train {
+            log::warn!(
+                "context of {n_ctx} tokens, but the model was trained on {}",
+                model.hyper().n_ctx_train
+            );
+        }
+        let n_threads = options.n_threads.unwrap_or_else(default_threads);
+        let engine =
+            Engine { model, tokenizer, cpu: Cpu::new(n_threads), options: options.clone(), n_ctx };
+        engine.read_ahead(progress)?;
+        Ok(Arc::new(engine))
+    }
+
+    /// Touches every page of the file, so that the first token does not wait for page faults one
+    /// at a time.
+    fn read_ahead(&self, progress: &mut dyn FnMut(f32)) -> Result<()> {
+        let total = self.gguf().n_bytes().max(1);
+        let mut done = 0;
+        for shard in self.gguf().shards() {
+            for part in shard.map().chunks(64 << 20) {
+                interrupt::check()?;
+                self.cpu.chunks(part.len().div_ceil(1 << 20), 1, &|_, range| {
+                    let part = &part[range.start << 20..part.len().min(range.end << 20)];
+                    let pages = part.iter().step_by(4096);
+                    std::hint::black_box(pages.fold(0u8, |sum, byte| sum ^ byte));
+                });
+                done += part.len();
+                progress(done as f32 / total as f32);
+            }
+        }
+        Ok(())
+    }
+
+    pub fn gguf(&self) -> &Gguf {
+        self.model.gguf()
+    }
+
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    pub fn n_ctx(&self) -> usize {
+        self.n_ctx
+    }
+
+    pub fn n_vocab(&self) -> usize {
+        self.model.n_vocab()
+    }
+
+    pub fn n_layers(&self) -> usize {
+        self.model.hyper().n_layers
+    }
+
+    pub fn n_threads(&self) -> usize {
+        self.cpu.n_threads()
+    }
+
+    /// Bytes of one session's KV cache when its context is full.
+    pub fn kv_bytes(&self) -> u64 {
+        self.kv_shape().n_bytes(self.options.cache_type_k, self.options.cache_type_v)
+    }
+
+    fn kv_shape(&self) -> KvShape {
+        let hyper = self.model.hyper();
+        KvShape {
+            n_layers: hyper.n_layers,
+            n_head_kv: hyper.n_head_kv,
+            k_dim: hyper.head_dim,
+            v_dim: hyper.head_dim_v,
+            n_ctx: self.n_ctx,
+        }
+    }
+
+    /// The start-up report: what was loaded and where it is.
+    pub fn describe(&self) -> String {
+        let hyper = self.model.hyper();
+        let (experts, dense) = self.model.expert_and_dense_bytes();
+        let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64);
+        let moe = match hyper.n_experts {
+            0 => "dense".to_string(),
+            n => format!("{n} experts a layer, {} used a token", hyper.n_experts_used),
+        };
+        format!(
+            "{}: {} layers, {moe}\nexperts {} and dense weights {} in place on the mapped file; \
+             KV cache {} for {} tokens; {} threads, {} kernels",
+            self.model.path().display(),
+            hyper.n_layers,
+            mib(experts),
+            mib(dense),
+            mib(self.kv_bytes()),
+            self.n_ctx,
+            self.n_threads(),
+            self.cpu.kernels.name,
+        )
+    }
+}
+
+/// One thread a physical core: a second one on the same core shares the units that the kernels
+/// keep busy.
+fn default_threads() -> usize {
+    let logical = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let siblings =
+        std::fs::read_to_string("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list");
+    match siblings {
+        Ok(list) if list.trim().contains([',', '-']) => (logical / 2).max(1),
+        _ => logical,
+    }
+}
+
+/// Chosen experts of some tokens, as `logits --experts` writes them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Experts {
+    pub layers: usize,
+    pub tokens: usize,
+    pub k: usize,
+    /// [layers, tokens, k], best first; −1 in dense layers.
+    pub ids: Vec<i32>,
+}
+
+/// One timeline: a text and its KV cache.
+pub struct Session {
+    engine: Arc<Engine>,
+    kv: KvCache,
+    buffers: Buffers,
+    n_past: usize,
+    /// Chosen experts of each layer, [tokens, k], while they are recorded.
+    recorded: Option<Vec<Vec<i32>>>,
+}
+
+/// Hands the model's answers on to the session's caller.
+struct Relay<'a> {
+    base: usize,
+    k: usize,
+    recorded: &'a mut Option<Vec<Vec<i32>>>,
+    on_logits: &'a mut dyn FnMut(usize, &mut [f32]),
+}
+
+impl Listener for Relay<'_> {
+    fn routed(&mut self, layer: usize, route: &Route) {
+        let Some(recorded) = self.recorded else { return };
+        if route.probs.is_empty() {
+            recorded[layer].extend(std::iter::repeat_n(-1, route.chosen.len() * self.k));
+        } else {
+            recorded[layer].extend(route.chosen.iter().map(|e| *e as i32));
+        }
+    }
+
+    fn logits(&mut self, token: usize, logits: &mut [f32]) {
+        (self.on_logits)(self.base + token, logits);
+    }
+}
+
+impl Session {
+    pub fn new(engine: &Arc<Engine>) -> Result<Session> {
+        let (k, v) = (engine.options.cache_type_k, engine.options.cache_type_v);
+        Ok(Session {
+            kv: KvCache::new(engine.kv_shape(), k, v),
+            engine: engine.clone(),
+            buffers: Buffers::default(),
+            n_past: 0,
+            recorded: None,
+        })
+    }
+
+    /// Tokens in the cache.
+    pub fn n_past(&self) -> usize {
+        self.n_past
+    }
+
+    /// Forgets all tokens but the first `n`.
+    pub fn truncate(&mut self, n: usize) {
+        self.n_past = self.n_past.min(n);
+    }
+
+    /// Appends `tokens`, computed in micro-batches. `on_logits(index in tokens, logits)` is called
+    /// for the last token, for each, or not at all. An interruption or an error leaves the session
+    /// at the last whole micro-batch.
+    pub fn eval(
+        &mut self,
+        tokens: &[u32],
+        want: Want,
+        on_logits: &mut dyn FnMut(usize, &mut [f32]),
+    ) -> Result<()> {
+        let engine = self.engine.clone();
+        self.check(tokens)?;
+        let n_ubatch = engine.options.n_ubatch.min(engine.options.n_batch);
+        let k = engine.model.hyper().n_experts_used.max(1);
+        for (i, part) in tokens.chunks(n_ubatch).enumerate() {
+            interrupt::check()?;
+            let base = i * n_ubatch;
+            let last = base + part.len() == tokens.len();
+            let want = if want == Want::Last && !last { Want::None } else { want };
+            let mut relay =
+                Relay { base, k, recorded: &mut self.recorded, on_logits: &mut *on_logits };
+            let (kv, buffers) = (&mut self.kv, &mut self.buffers);
+            engine.model.forward(&engine.cpu, kv, buffers, part, self.n_past, want, &mut relay)?;
+            self.n_past += part.len();
+        }
+        Ok(())
+    }
+
+    fn check(&self, tokens: &[u32]) -> Result<()> {
+        let (n_vocab, n_ctx) = (self.engine.n_vocab(), self.engine.n_ctx);
+        if let Some(bad) = tokens.iter().find(|t| **t as usize >= n_vocab) {
+            return Err(Error::invalid(format!(
+                "token id {bad} is out of range: the model has {n_vocab} tokens"
+            )));
+        }
+        if self.n_past + tokens.len() > n_ctx {
+            return Err(Error::invalid(format!(
+                "{} tokens do not fit the context of {n_ctx} ({} are used): raise it with -c",
+                tokens.len(),
+                self.n_past
+            )));
+        }
+        Ok(())
+    }
+
+    /// Starts or stops recording the chosen experts of what is evaluated.
+    pub fn record_experts(&mut self, on: bool) {
+        self.recorded = on.then(|| vec![Vec::new(); self.engine.n_layers()]);
+    }
+
+    /// What was recorded since the last call or `record_experts`.
+    pub fn take_experts(&mut self) -> Experts {
+        let k = self.engine.model.hyper().n_experts_used.max(1);
+        let Some(recorded) = &mut self.recorded else { return Experts::default() };
+        let layers: Vec<Vec<i32>> = recorded.iter_mut().map(std::mem::take).collect();
+        let tokens = layers.first().map_or(0, |l| l.len() / k);
+        Experts { layers: layers.len(), tokens, k, ids: layers.concat() }
+    }
+}

@@ -164,7 +164,7 @@ impl Activations {
     ) {
         let writer = self.writer();
         // SAFETY: `&mut self` excludes any other writer.
-        unsafe { writer.quantize_rows(kernels, tokens, src, src_stride) }
+        unsafe { writer.quantize_cols(kernels, tokens, 0..writer.cols, src, src_stride) }
     }
 
     /// A handle through which several threads fill disjoint tokens.
@@ -211,65 +211,78 @@ pub struct ActWriter<'a> {
 }
 
 // SAFETY: the pointers are to plain bytes that `owner` keeps borrowed; who writes what at a time
-// is the contract of `quantize_rows`.
+// is the contract of `quantize_cols`.
 unsafe impl Send for ActWriter<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for ActWriter<'_> {}
 
 impl ActWriter<'_> {
-    /// As [`Activations::quantize_rows`].
+    /// Stores columns `cols` (both ends on block boundaries) of `tokens`; row i of `src` starts at
+    /// `i · src_stride` and begins with column 0.
     ///
     /// # Safety
-    /// No other thread writes one of `tokens` at the same time.
-    pub unsafe fn quantize_rows(
+    /// No other thread writes one of these columns of one of `tokens` at the same time.
+    pub unsafe fn quantize_cols(
         &self,
         kernels: &Kernels,
         tokens: Range<usize>,
+        cols: Range<usize>,
         src: &[f32],
         src_stride: usize,
     ) {
+        let len = self.kind.block_len();
         assert!(tokens.end <= self.tokens, "{tokens:?} of {}", self.tokens);
+        assert!(cols.end <= self.cols, "{cols:?} of {}", self.cols);
+        assert!(cols.start % len == 0 && cols.end % len == 0, "{cols:?} cuts a block of {len}");
         for (i, token) in tokens.enumerate() {
-            let x = &src[i * src_stride..][..self.cols];
-            // SAFETY: `token` is below the count that the arrays were sized for, and it is this
+            let x = &src[i * src_stride + cols.start..][..cols.len()];
+            // SAFETY: token and columns are within what the arrays were sized for, and this
             // thread's alone (the contract of this function).
-            unsafe { self.quantize_row(kernels, token, x) };
+            unsafe { self.quantize_row(kernels, token, cols.start, x) };
         }
     }
 
+    /// Stores `x` from column `start` on.
+    ///
     /// # Safety
-    /// `token` is in range and no other thread touches it.
-    unsafe fn quantize_row(&self, kernels: &Kernels, token: usize, x: &[f32]) {
+    /// Token and columns are in range, on block boundaries, and no other thread touches them.
+    unsafe fn quantize_row(&self, kernels: &Kernels, token: usize, start: usize, x: &[f32]) {
         // SAFETY: the row of a token in range lies within each array.
         let (values, scales, sums) = unsafe {
             (
                 self.values.add(token * self.strides.values),
-                self.scales.add(token * self.strides.scales),
+                self.scales.add(token * self.strides.scales).cast::<f32>(),
                 self.sums.add(token * self.strides.sums),
             )
         };
-        let n = self.cols;
+        let n = x.len();
         // SAFETY: `Strides` gave each row this much room, on cache lines, which align any number;
-        // the caller owns the row.
+        // the caller owns these columns.
         unsafe {
             match self.kind {
-                ActKind::F32 => std::slice::from_raw_parts_mut(values.cast(), n).copy_from_slice(x),
+                ActKind::F32 => {
+                    let to = values.cast::<f32>().add(start);
+                    std::slice::from_raw_parts_mut(to, n).copy_from_slice(x)
+                }
                 ActKind::Q8_0 => kernels.quantize_q8_0(
                     x,
-                    std::slice::from_raw_parts_mut(values.cast(), n),
-                    std::slice::from_raw_parts_mut(scales.cast(), n / 32),
-                    std::slice::from_raw_parts_mut(sums.cast(), n / 32),
+                    std::slice::from_raw_parts_mut(values.cast::<i8>().add(start), n),
+                    std::slice::from_raw_parts_mut(scales.add(start / 32), n / 32),
+                    std::slice::from_raw_parts_mut(sums.cast::<i16>().add(start / 32), n / 32),
                 ),
-                ActKind::Q8_K => kernels.quantize_q8_k(
-                    x,
-                    std::slice::from_raw_parts_mut(values.cast(), n),
-                    std::slice::from_raw_parts_mut(scales.cast(), n / 256),
-                    std::slice::from_raw_parts_mut(sums.cast(), n / 32),
-                    std::slice::from_raw_parts_mut(
-                        sums.add((2 * (n / 32)).next_multiple_of(64)).cast(),
-                        n / 16,
-                    ),
-                ),
+                ActKind::Q8_K => {
+                    let sums16 = sums.add((2 * (self.cols / 32)).next_multiple_of(64));
+                    kernels.quantize_q8_k(
+                        x,
+                        std::slice::from_raw_parts_mut(values.cast::<i8>().add(start), n),
+                        std::slice::from_raw_parts_mut(scales.add(start / 256), n / 256),
+                        std::slice::from_raw_parts_mut(sums.cast::<i16>().add(start / 32), n / 32),
+                        std::slice::from_raw_parts_mut(
+                            sums16.cast::<i16>().add(start / 16),
+                            n / 16,
+                        ),
+                    )
+                }
             }
         }
     }

@@ -1,1 +1,117 @@
-//! The CPU backend: the specification of every operation.
+//! The CPU backend: the specification of every operation. An operation splits its work over the
+//! pool's threads such that no split, thread count or order of pieces can change a bit of it.
+
+pub mod acts;
+pub mod attention;
+pub mod expert;
+pub mod linear;
+pub mod norm;
+pub mod pool;
+pub mod rope;
+pub mod router;
+
+use std::cell::UnsafeCell;
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use crate::simd::{self, Kernels, Scratch};
+use pool::Pool;
+
+/// What one thread needs for itself; grows to the largest operation and stays.
+#[derive(Default)]
+pub struct ThreadScratch {
+    pub kernels: Scratch,
+    pub floats: Vec<f32>,
+}
+
+impl ThreadScratch {
+    /// `n` floats of any value, with the kernels' scratch beside them.
+    pub fn split(&mut self, n: usize) -> (&mut Scratch, &mut [f32]) {
+        if self.floats.len() < n {
+            self.floats.resize(n, 0.0);
+        }
+        (&mut self.kernels, &mut self.floats[..n])
+    }
+}
+
+/// A cache line of its own, so that threads do not share one.
+#[repr(align(128))]
+struct PerThread(UnsafeCell<ThreadScratch>);
+
+// SAFETY: `Cpu::chunks` hands each element to one thread at a time: regions are serialised by the
+// pool, and within one each thread index belongs to one thread.
+unsafe impl Sync for PerThread {}
+
+/// Threads, kernels and scratch memory.
+pub struct Cpu {
+    pool: Pool,
+    pub kernels: &'static Kernels,
+    scratch: Vec<PerThread>,
+}
+
+impl Cpu {
+    pub fn new(n_threads: usize) -> Cpu {
+        let scratch = (0..n_threads).map(|_| PerThread(UnsafeCell::default())).collect();
+        Cpu { pool: Pool::new(n_threads), kernels: simd::kernels(), scratch }
+    }
+
+    pub fn n_threads(&self) -> usize {
+        self.pool.n_threads()
+    }
+
+    /// Runs `f` over `0..n` in pieces of `chunk`, each by whichever thread is free. `f` must not
+    /// call back into `chunks`.
+    pub fn chunks(
+        &self,
+        n: usize,
+        chunk: usize,
+        f: &(dyn Fn(&mut ThreadScratch, Range<usize>) + Sync),
+    ) {
+        self.pool.for_each_chunk(n, chunk, &|thread, range| {
+            // SAFETY: see `PerThread`.
+            f(unsafe { &mut *self.scratch[thread].0.get() }, range)
+        });
+    }
+
+    /// Pieces for `n` rows of one operation: several a thread, so that a thread that is held up
+    /// does not hold up the others, in multiples of what the kernels take at once.
+    pub fn row_chunk(&self, n: usize) -> usize {
+        n.div_ceil(self.n_threads() * 4).next_multiple_of(16).min(n.max(1))
+    }
+}
+
+/// A buffer that several threads write in places that do not overlap.
+pub struct SharedOut<'a> {
+    ptr: *mut f32,
+    len: usize,
+    owner: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: the pointer is to a borrowed slice; every write goes through `slice`, whose contract is
+// that places of different threads do not overlap.
+unsafe impl Sync for SharedOut<'_> {}
+// SAFETY: as above.
+unsafe impl Send for SharedOut<'_> {}
+
+impl<'a> SharedOut<'a> {
+    pub fn new(out: &'a mut [f32]) -> Self {
+        SharedOut { ptr: out.as_mut_ptr(), len: out.len(), owner: PhantomData }
+    }
+
+    /// # Safety
+    /// No other thread uses a part of this range at the same time.
+    #[allow(clippy::mut_from_ref)] // that is the point of it; the contract replaces the checker
+    pub unsafe fn slice(&self, start: usize, n: usize) -> &mut [f32] {
+        assert!(start + n <= self.len);
+        // SAFETY: in range by the assertion, exclusive by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.add(start), n) }
+    }
+
+    /// For kernels that write rows at a stride: a pointer to `start`, of which the caller uses
+    /// only places below `self.len` that are its own.
+    pub fn at(&self, start: usize) -> *mut f32 {
+        assert!(start <= self.len);
+        // SAFETY: within the buffer or one past its end.
+        unsafe { self.ptr.add(start) }
+    }
+}

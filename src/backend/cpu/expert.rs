@@ -1,0 +1,310 @@
+//! Granules of experts, for one token or for many grouped by expert:
+//! `Down[:, g] · (silu(Gate[g]·x) ⊙ Up[g]·x)`, added up in index order within an expert and in rank
+//! order over a token's experts. So neither the order in which granules arrive nor who computes
+//! them can change a bit of the sum.
+
+use std::ops::Range;
+
+use super::acts::{ActSet, Kinds};
+use super::{Cpu, SharedOut, ThreadScratch};
+use crate::simd::MatRef;
+
+/// Which tokens go to which expert. A *pair* is a (token, rank); pairs are grouped by expert.
+#[derive(Debug, Default)]
+pub struct Demand {
+    /// Distinct experts, in the order in which tokens first name them; a *slot* is an index here.
+    pub experts: Vec<u32>,
+    /// Pairs of slot s: `starts[s]..starts[s + 1]`.
+    starts: Vec<usize>,
+    /// Pair → token.
+    tokens: Vec<u32>,
+    /// [token, rank] → pair
+    places: Vec<u32>,
+    k: usize,
+    /// Expert → slot, for grouping.
+    slot_of: Vec<u32>,
+}
+
+const NO_SLOT: u32 = u32::MAX;
+
+impl Demand {
+    /// Groups `chosen` [tokens, k], ids below `n_experts`.
+    pub fn group(&mut self, chosen: &[u32], k: usize, n_experts: usize) {
+        assert!(k > 0 && chosen.len() % k == 0);
+        self.k = k;
+        self.experts.clear();
+        self.slot_of.clear();
+        self.slot_of.resize(n_experts, NO_SLOT);
+        self.starts.clear();
+        for &e in chosen {
+            let slot = &mut self.slot_of[e as usize];
+            if *slot == NO_SLOT {
+                *slot = self.experts.len() as u32;
+                self.experts.push(e);
+                self.starts.push(0);
+            }
+            self.starts[*slot as usize] += 1;
+        }
+        let mut start = 0;
+        for s in &mut self.starts {
+            start += std::mem::replace(s, start);
+        }
+        self.starts.push(start);
+        self.tokens.resize(chosen.len(), 0);
+        self.places.resize(chosen.len(), 0);
+        // `starts[s]` runs to the end of slot s's pairs and is set back afterwards.
+        for (i, &e) in chosen.iter().enumerate() {
+            let next = &mut self.starts[self.slot_of[e as usize] as usize];
+            self.tokens[*next] = (i / k) as u32;
+            self.places[i] = *next as u32;
+            *next += 1;
+        }
+        let n = self.experts.len();
+        self.starts.copy_within(0..n, 1);
+        self.starts[0] = 0;
+    }
+
+    /// Every token to expert 0: a dense or a shared expert.
+    pub fn everyone(&mut self, n_tokens: usize) {
+        self.k = 1;
+        self.experts.clear();
+        self.experts.push(0);
+        self.starts.clear();
+        self.starts.extend([0, n_tokens]);
+        self.tokens.clear();
+        self.tokens.extend(0..n_tokens as u32);
+        self.places.clear();
+        self.places.extend(0..n_tokens as u32);
+    }
+
+    pub fn n_pairs(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// The slot of an expert of this demand.
+    pub fn slot(&self, expert: u32) -> usize {
+        match self.experts.as_slice() {
+            [only] if *only == expert => 0,
+            _ => self.slot_of[expert as usize] as usize,
+        }
+    }
+
+    fn pairs(&self, slot: usize) -> Range<usize> {
+        self.starts[slot]..self.starts[slot + 1]
+    }
+}
+
+/// A granule that can be computed.
+#[derive(Clone)]
+pub struct GranuleMats<'a> {
+    /// Of the demand.
+    pub slot: usize,
+    /// Intermediate rows of the expert.
+    pub rows: Range<usize>,
+    /// [rows.len(), n_embd]
+    pub gate: MatRef<'a>,
+    pub up: MatRef<'a>,
+    /// [n_embd, rows.len()]
+    pub down: MatRef<'a>,
+}
+
+/// Intermediate results of one layer's experts; reused from layer to layer.
+#[derive(Default)]
+pub struct ExpertBuffers {
+    n_ff: usize,
+    n_embd: usize,
+    /// [pairs, n_ff]
+    inner: Vec<f32>,
+    inner_acts: ActSet,
+    /// [pairs, n_embd]: sum of the granules so far
+    partial: Vec<f32>,
+}
+
+impl ExpertBuffers {
+    /// Begins a layer with `n_pairs` of the demand; `down` is the form that down's type reads.
+    pub fn begin(&mut self, n_pairs: usize, n_ff: usize, n_embd: usize, down: Kinds) {
+        (self.n_ff, self.n_embd) = (n_ff, n_embd);
+        self.inner.resize(n_pairs * n_ff, 0.0);
+        self.partial.resize(n_pairs * n_embd, 0.0);
+        self.inner_acts.resize(down, n_pairs, n_ff);
+    }
+}
+
+impl Cpu {
+    /// Computes `granules` and adds them to the partial sums. Granules of one expert come in index
+    /// order, here and from call to call, and next to each other.
+    pub fn expert_granules(
+        &self,
+        granules: &[GranuleMats],
+        demand: &Demand,
+        x: &ActSet,
+        buffers: &mut ExpertBuffers,
+    ) {
+        self.gate_up(granules, demand, x, buffers);
+        self.quantize_inner(granules, demand, buffers);
+        self.down(granules, demand, buffers);
+    }
+
+    /// inner[pair, row] = silu(gate[row]·x) · up[row]·x
+    fn gate_up(
+        &self,
+        granules: &[GranuleMats],
+        demand: &Demand,
+        x: &ActSet,
+        buffers: &mut ExpertBuffers,
+    ) {
+        let n_ff = buffers.n_ff;
+        let inner = SharedOut::new(&mut buffers.inner);
+        let lengths = granules.iter().map(|g| g.rows.len());
+        self.pieces(lengths, demand.n_pairs(), &|scratch, g, rows| {
+            let granule = &granules[g];
+            let pairs = demand.pairs(granule.slot);
+            let tokens = &demand.tokens[pairs.clone()];
+            let n = rows.len();
+            let (kernels, products) = scratch.split(2 * tokens.len() * n);
+            let (gate, up) = products.split_at_mut(tokens.len() * n);
+            for (mat, out) in [(granule.gate, &mut *gate), (granule.up, &mut *up)] {
+                let acts = x.view(mat.ty).select(tokens);
+                self.kernels.matmul_all(mat.row_range(rows.clone()), acts, out, kernels);
+            }
+            for (i, pair) in pairs.enumerate() {
+                let start = pair * n_ff + granule.rows.start + rows.start;
+                // SAFETY: a pair's row of a granule is in one piece.
+                let out = unsafe { inner.slice(start, n) };
+                self.kernels.swiglu(&gate[i * n..][..n], &up[i * n..][..n], out);
+            }
+        });
+    }
+
+    fn quantize_inner(
+        &self,
+        granules: &[GranuleMats],
+        demand: &Demand,
+        buffers: &mut ExpertBuffers,
+    ) {
+        let n_ff = buffers.n_ff;
+        let inner = &buffers.inner;
+        let writers = buffers.inner_acts.writers();
+        let serial = demand.n_pairs() * n_ff <= 16 * 1024;
+        let chunk = if serial { granules.len() } else { 1 };
+        self.chunks(granules.len(), chunk, &|_, range| {
+            for g in &granules[range] {
+                let pairs = demand.pairs(g.slot);
+                let src = &inner[pairs.start * n_ff..];
+                // SAFETY: granules of one expert have rows of their own, experts pairs of theirs.
+                unsafe { writers.store(self, pairs, g.rows.clone(), src, n_ff) }
+            }
+        });
+    }
+
+    /// partial[pair] += down · inner[pair], granule by granule in order.
+    fn down(&self, granules: &[GranuleMats], demand: &Demand, buffers: &mut ExpertBuffers) {
+        let n_embd = buffers.n_embd;
+        let acts = &buffers.inner_acts;
+        let partial = SharedOut::new(&mut buffers.partial);
+        let of_expert: Vec<&[GranuleMats]> = granules.chunk_by(|a, b| a.slot == b.slot).collect();
+        debug_assert!(
+            of_expert.iter().all(|g| g.windows(2).all(|w| w[0].rows.end == w[1].rows.start))
+        );
+        let lengths = of_expert.iter().map(|_| n_embd);
+        self.pieces(lengths, demand.n_pairs(), &|scratch, e, rows| {
+            let pairs = demand.pairs(of_expert[e][0].slot);
+            let n = rows.len();
+            let (kernels, product) = scratch.split(pairs.len() * n);
+            for granule in of_expert[e] {
+                let acts = acts.view(granule.down.ty).token_range(pairs.clone());
+                let acts = acts.column_range(granule.rows.clone());
+                let mat = granule.down.row_range(rows.clone());
+                self.kernels.matmul_all(mat, acts, product, kernels);
+                for (i, pair) in pairs.clone().enumerate() {
+                    // SAFETY: a pair's row is in one piece.
+                    let out = unsafe { partial.slice(pair * n_embd + rows.start, n) };
+                    let product = &product[i * n..][..n];
+                    if granule.rows.start == 0 {
+                        out.copy_from_slice(product);
+                    } else {
+                        self.kernels.add(out, product);
+                    }
+                }
+            }
+        });
+    }
+
+    /// `y[t] += Σ_rank weights[t, rank] · partial[t, rank]`, summed in rank order first. `y` is
+    /// [tokens, n_embd], `weights` [tokens, k].
+    pub fn ordered_sum(
+        &self,
+        demand: &Demand,
+        weights: &[f32],
+        buffers: &ExpertBuffers,
+        y: &mut [f32],
+    ) {
+        let (k, n_embd) = (demand.k, buffers.n_embd);
+        let n_tokens = weights.len() / k;
+        assert!(y.len() == n_tokens * n_embd && demand.n_pairs() == weights.len());
+        let shared = SharedOut::new(y);
+        self.chunks(n_tokens, self.token_chunk(n_tokens, n_embd), &|scratch, range| {
+            let (_, sum) = scratch.split(n_embd);
+            for t in range {
+                sum.fill(0.0);
+                for rank in t * k..(t + 1) * k {
+                    let partial = &buffers.partial[demand.places[rank] as usize * n_embd..];
+                    self.kernels.axpy(sum, weights[rank], &partial[..n_embd]);
+                }
+                // SAFETY: each token is in one chunk.
+                self.kernels.add(unsafe { shared.slice(t * n_embd, n_embd) }, sum);
+            }
+        });
+    }
+
+    /// Runs `f(scratch, item, rows)` over the rows of all items, in pieces that do not cross from
+    /// one item to the next. With many tokens a piece stays small enough for its products to stay
+    /// in the cache.
+    fn pieces(
+        &self,
+        lengths: impl Iterator<Item = usize>,
+        n_tokens: usize,
+        f: &(dyn Fn(&mut ThreadScratch, usize, Range<usize>) + Sync),
+    ) {
+        let mut ends: Vec<usize> = lengths.collect();
+        let mut total = 0;
+        for end in &mut ends {
+            total += *end;
+            *end = total;
+        }
+        let most = if n_tokens > 8 { 64 } else { usize::MAX };
+        self.chunks(total, self.row_chunk(total).min(most), &|scratch, range| {
+            let mut item = ends.partition_point(|end| *end <= range.start);
+            let mut at = range.start;
+            while at < range.end {
+                let first = if item == 0 { 0 } else { ends[item - 1] };
+                let end = ends[item].min(range.end);
+                f(scratch, item, at - first..end - first);
+                (at, item) = (end, item + 1);
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_demand_groups_pairs_by_expert() {
+        let mut d = Demand::default();
+        d.group(&[5, 2, 2, 7, 5, 2], 2, 8);
+        assert_eq!(d.experts, [5, 2, 7]);
+        assert_eq!(d.pairs(d.slot(5)), 0..2);
+        assert_eq!(d.pairs(d.slot(2)), 2..5);
+        assert_eq!(d.pairs(d.slot(7)), 5..6);
+        assert_eq!(d.tokens, [0, 2, 0, 1, 2, 1]);
+        for (i, e) in [5, 2, 2, 7, 5, 2].into_iter().enumerate() {
+            let pair = d.places[i] as usize;
+            assert!(d.pairs(d.slot(e)).contains(&pair));
+            assert_eq!(d.tokens[pair] as usize, i / 2);
+        }
+        d.everyone(3);
+        assert_eq!((d.experts.as_slice(), d.slot(0), d.pairs(0)), (&[0][..], 0, 0..3));
+    }
+}

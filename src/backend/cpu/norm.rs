@@ -1,0 +1,53 @@
+//! Normalisation and sums of rows.
+
+use super::{Cpu, SharedOut};
+
+impl Cpu {
+    /// RMSNorm of each row of `x` [n, weight.len()] into `out`.
+    pub fn rms_norm_rows(&self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+        let dim = weight.len();
+        assert!(x.len() == out.len() && x.len() % dim == 0);
+        let shared = SharedOut::new(out);
+        let rows = x.len() / dim;
+        self.chunks(rows, self.token_chunk(rows, dim), &|_, range| {
+            for r in range {
+                // SAFETY: each row is in one chunk.
+                let out = unsafe { shared.slice(r * dim, dim) };
+                self.kernels.rms_norm(&x[r * dim..][..dim], weight, eps, out);
+            }
+        });
+    }
+
+    /// RMSNorm of each head of each token in place; `x` is [tokens, heads, weight.len()].
+    pub fn rms_norm_heads(&self, x: &mut [f32], weight: &[f32], eps: f32) {
+        let dim = weight.len();
+        let rows = x.len() / dim;
+        let shared = SharedOut::new(x);
+        self.chunks(rows, self.token_chunk(rows, dim), &|scratch, range| {
+            let (_, copy) = scratch.split(dim);
+            for r in range {
+                // SAFETY: each head is in one chunk.
+                let head = unsafe { shared.slice(r * dim, dim) };
+                copy.copy_from_slice(head);
+                self.kernels.rms_norm(copy, weight, eps, head);
+            }
+        });
+    }
+
+    /// `acc += x`
+    pub fn add(&self, acc: &mut [f32], x: &[f32]) {
+        assert_eq!(acc.len(), x.len());
+        let shared = SharedOut::new(acc);
+        self.chunks(x.len(), self.token_chunk(x.len(), 1), &|_, range| {
+            // SAFETY: chunks do not overlap.
+            let acc = unsafe { shared.slice(range.start, range.len()) };
+            self.kernels.add(acc, &x[range]);
+        });
+    }
+
+    /// Rows a piece for light work on `n` rows of `dim`: one piece when a second thread would
+    /// cost more than it saves.
+    pub fn token_chunk(&self, n: usize, dim: usize) -> usize {
+        if n * dim <= 16 * 1024 { n.max(1) } else { n.div_ceil(self.n_threads() * 4) }
+    }
+}

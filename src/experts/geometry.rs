@@ -1,0 +1,82 @@
+//! How an expert is cut into granules (DESIGN: a run of intermediate rows of gate and up with the
+//! matching columns of down). The cut depends on the file's shapes and types alone, never on a
+//! budget or a machine, because the partial results of granules are summed in index order and so
+//! the cut is part of what the model computes.
+
+use std::ops::Range;
+
+/// Granules are as large as one block of intermediate rows allows and no larger than this, unless
+/// one block is: large enough for a link to run at full rate, small enough for a demand load not
+/// to wait long behind a prefetch.
+pub const GRANULE_BYTES_TARGET: u64 = 1 << 20;
+
+/// The cut of one layer's experts, all of which have the same shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Intermediate rows of an expert.
+    pub n_ff: usize,
+    /// Intermediate rows of a granule; the last may have fewer.
+    pub granule_rows: usize,
+}
+
+impl Geometry {
+    /// `row_bytes`: bytes of one intermediate row, that is a row of gate, a row of up and a column
+    /// of down together. `block`: elements a block of the down tensor's type.
+    ///
+    /// Rows a granule: as many blocks as fit the target, at least one. Where the rest of the file
+    /// needs 32-wide blocks but rows are many, granules still start at multiples of the block.
+    pub fn new(n_ff: usize, block: usize, row_bytes: u64) -> Geometry {
+        assert!(n_ff > 0 && block > 0 && row_bytes > 0);
+        let block = block.max(32);
+        let per_target = (GRANULE_BYTES_TARGET / (row_bytes * block as u64)).max(1) as usize;
+        Geometry { n_ff, granule_rows: (block * per_target).min(n_ff) }
+    }
+
+    pub fn n_granules(&self) -> usize {
+        self.n_ff.div_ceil(self.granule_rows)
+    }
+
+    /// The intermediate rows of granule `index`.
+    pub fn rows(&self, index: usize) -> Range<usize> {
+        assert!(index < self.n_granules());
+        let start = index * self.granule_rows;
+        start..(start + self.granule_rows).min(self.n_ff)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn granules_cover_the_expert_in_order() {
+        for n_ff in [32, 96, 128, 768, 1408, 11008, 14336] {
+            for block in [1, 32, 256] {
+                if n_ff % block != 0 {
+                    continue;
+                }
+                for row_bytes in [100, 3456, 6912, 90_000] {
+                    let g = Geometry::new(n_ff, block, row_bytes);
+                    let mut next = 0;
+                    for i in 0..g.n_granules() {
+                        let rows = g.rows(i);
+                        assert_eq!(rows.start, next);
+                        assert!(rows.start % block == 0 && !rows.is_empty());
+                        next = rows.end;
+                    }
+                    assert_eq!(next, n_ff);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn published_shapes() {
+        // Qwen3-30B-A3B in Q4_K: 3 × 1152 bytes a row, so 256 rows a granule, 3 granules.
+        assert_eq!(Geometry::new(768, 256, 3456).n_granules(), 3);
+        // Mixtral-8x7B in Q4_K: a block of rows is 1.7 MiB, so 56 granules of one block.
+        assert_eq!(Geometry::new(14336, 256, 6912).n_granules(), 56);
+        // Qwen1.5-MoE: 1408 is 5.5 × 256, so down has 32-wide blocks.
+        assert_eq!(Geometry::new(1408, 32, 1152 * 2 + 2176).rows(0), 0..224);
+    }
+}

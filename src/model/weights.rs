@@ -1,0 +1,295 @@
+//! Binding a file's tensors to the roles of the layer loop: names resolved and shapes checked once,
+//! at load. Matrices stay in the mapped file; vectors (norms, biases) are copied as f32.
+
+use std::sync::Arc;
+
+use super::descriptor::Descriptor;
+use super::hyper::HyperParams;
+use crate::experts::{Geometry, LayerExperts, Resident, Stack};
+use crate::gguf::{Gguf, TensorInfo, TensorType};
+use crate::quant;
+use crate::simd::MatRef;
+use crate::{Error, Result};
+
+/// A matrix in the file: `rows` outputs of `cols` inputs.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix {
+    tensor: usize,
+    pub ty: TensorType,
+    pub rows: usize,
+    pub cols: usize,
+}
+
+impl Matrix {
+    pub fn mat<'a>(&self, gguf: &'a Gguf) -> MatRef<'a> {
+        let data = gguf.bytes(&gguf.tensors()[self.tensor]);
+        MatRef::dense(self.ty, data, self.rows, self.cols)
+    }
+
+}
+
+/// A matrix with an optional bias.
+#[derive(Clone, Debug)]
+pub struct Linear {
+    pub weight: Matrix,
+    pub bias: Option<Vec<f32>>,
+}
+
+#[derive(Clone, Debug)]
+pub struct AttentionWeights {
+    pub norm: Vec<f32>,
+    pub q: Linear,
+    pub k: Linear,
+    pub v: Linear,
+    /// RMSNorm over each head of q and k, before RoPE.
+    pub q_norm: Option<Vec<f32>>,
+    pub k_norm: Option<Vec<f32>>,
+    pub output: Matrix,
+}
+
+/// Types and widths of one expert, routed, shared or dense.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertShape {
+    pub gate: TensorType,
+    pub up: TensorType,
+    pub down: TensorType,
+    pub n_embd: usize,
+    pub n_ff: usize,
+}
+
+/// How a layer's tokens find their experts.
+#[derive(Clone, Debug)]
+pub enum Gate {
+    /// One expert, weight 1: a dense layer.
+    Dense,
+    Router(Matrix),
+}
+
+#[derive(Clone, Debug)]
+pub struct SharedExpert {
+    pub shape: ExpertShape,
+    /// Its output is multiplied by the sigmoid of this vector times the input.
+    pub gate: Option<Matrix>,
+}
+
+#[derive(Clone, Debug)]
+pub struct FfnWeights {
+    pub norm: Vec<f32>,
+    pub gate: Gate,
+    pub expert: ExpertShape,
+    pub shared: Option<SharedExpert>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Layer {
+    pub attention: AttentionWeights,
+    pub ffn: FfnWeights,
+}
+
+pub struct Weights {
+    pub token_embd: Matrix,
+    pub output_norm: Vec<f32>,
+    pub output: Matrix,
+    /// RoPE: what each pair's frequency is divided by.
+    pub rope_factors: Option<Vec<f32>>,
+    pub layers: Vec<Layer>,
+    /// Routed experts, and dense layers as the only expert of theirs.
+    pub experts: Resident,
+    pub shared: Resident,
+}
+
+impl Weights {
+    pub fn bind(gguf: &Arc<Gguf>, descriptor: &Descriptor, hyper: &HyperParams) -> Result<Weights> {
+        let b = Binder { gguf, descriptor, hyper };
+        let embd = b.require("token_embd", 0)?;
+        let n_vocab = b.tensor(embd).dims.get(1).copied().unwrap_or(0) as usize;
+        let token_embd = b.matrix(embd, n_vocab, hyper.n_embd)?;
+        let output = match b.find("output", 0)? {
+            Some(t) => b.matrix(t, n_vocab, hyper.n_embd)?,
+            None => token_embd,
+        };
+        let rope_factors = match b.find("rope_freqs", 0)? {
+            Some(t) => Some(b.vector(t, hyper.n_rot / 2)?),
+            None => None,
+        };
+        let (mut layers, mut routed, mut shared) = (Vec::new(), Vec::new(), Vec::new());
+        for l in 0..hyper.n_layers {
+            let (ffn, experts, shared_experts) = b.ffn(l)?;
+            layers.push(Layer { attention: b.attention(l)?, ffn });
+            routed.push(Some(experts));
+            shared.push(shared_experts);
+        }
+        Ok(Weights {
+            token_embd,
+            output_norm: b.vector(b.require("output_norm", 0)?, hyper.n_embd)?,
+            output,
+            rope_factors,
+            layers,
+            experts: Resident::new(gguf.clone(), routed),
+            shared: Resident::new(gguf.clone(), shared),
+        })
+    }
+}
+
+struct Binder<'a> {
+    gguf: &'a Arc<Gguf>,
+    descriptor: &'a Descriptor,
+    hyper: &'a HyperParams,
+}
+
+impl Binder<'_> {
+    fn tensor(&self, index: usize) -> &TensorInfo {
+        &self.gguf.tensors()[index]
+    }
+
+    /// The tensor that plays `role`, if the architecture has the role and the file the tensor.
+    fn find(&self, role: &str, layer: usize) -> Result<Option<usize>> {
+        let Some((name, optional)) = self.descriptor.tensor_name(role, layer) else {
+            return Ok(None);
+        };
+        match self.gguf.tensors().iter().position(|t| t.name == name) {
+            Some(index) => Ok(Some(index)),
+            None if optional => Ok(None),
+            None => Err(Error::format(self.gguf.path(), name, "a tensor", "nothing of that name")),
+        }
+    }
+
+    fn require(&self, role: &str, layer: usize) -> Result<usize> {
+        self.find(role, layer)?.ok_or_else(|| {
+            let name = self.descriptor.tensor_name(role, layer).map_or(role.into(), |n| n.0);
+            Error::format(self.gguf.path(), name, "a tensor", "nothing of that name")
+        })
+    }
+
+    fn wrong(&self, index: usize, expected: String, got: String) -> Error {
+        Error::format(self.gguf.path(), self.tensor(index).name.clone(), expected, got)
+    }
+
+    /// Checks dimensions (as the file orders them, trailing ones ignored) and that the engine
+    /// computes with the type.
+    fn check(&self, index: usize, dims: &[usize]) -> Result<()> {
+        let t = self.tensor(index);
+        if !quant::is_supported(t.ty) {
+            let known: Vec<_> =
+                TensorType::all().filter(|t| quant::is_supported(*t)).map(|t| t.name()).collect();
+            return Err(self.wrong(
+                index,
+                format!("one of the types {}", known.join(", ")),
+                t.ty.to_string(),
+            ));
+        }
+        let given: Vec<usize> = t.dims.iter().map(|d| *d as usize).collect();
+        let end = given.iter().rposition(|d| *d != 1).map_or(1, |i| i + 1);
+        let wanted = dims.iter().rposition(|d| *d != 1).map_or(1, |i| i + 1);
+        if given[..end.min(given.len())] != dims[..wanted] {
+            return Err(self.wrong(index, format!("shape {dims:?}"), format!("{given:?}")));
+        }
+        Ok(())
+    }
+
+    fn matrix(&self, index: usize, rows: usize, cols: usize) -> Result<Matrix> {
+        self.check(index, &[cols, rows])?;
+        Ok(Matrix { tensor: index, ty: self.tensor(index).ty, rows, cols })
+    }
+
+    fn vector(&self, index: usize, n: usize) -> Result<Vec<f32>> {
+        self.check(index, &[n])?;
+        let mut values = vec![0.0; n];
+        quant::dequantize(self.tensor(index).ty, self.gguf.bytes(self.tensor(index)), &mut values);
+        Ok(values)
+    }
+
+    fn optional_vector(&self, role: &str, layer: usize, n: usize) -> Result<Option<Vec<f32>>> {
+        self.find(role, layer)?.map(|t| self.vector(t, n)).transpose()
+    }
+
+    fn linear(&self, role: &str, layer: usize, rows: usize, cols: usize) -> Result<Linear> {
+        let weight = self.matrix(self.require(role, layer)?, rows, cols)?;
+        let bias = self.optional_vector(&format!("{role}_bias"), layer, rows)?;
+        Ok(Linear { weight, bias })
+    }
+
+    fn attention(&self, l: usize) -> Result<AttentionWeights> {
+        let h = self.hyper;
+        let norm = self.vector(self.require("attn_norm", l)?, h.n_embd)?;
+        Ok(AttentionWeights {
+            norm,
+            q: self.linear("attn_q", l, h.n_head * h.head_dim, h.n_embd)?,
+            k: self.linear("attn_k", l, h.n_head_kv * h.head_dim, h.n_embd)?,
+            v: self.linear("attn_v", l, h.n_head_kv * h.head_dim_v, h.n_embd)?,
+            q_norm: self.optional_vector("attn_q_norm", l, h.head_dim)?,
+            k_norm: self.optional_vector("attn_k_norm", l, h.head_dim)?,
+            output: self.matrix(
+                self.require("attn_output", l)?,
+                h.n_embd,
+                h.n_head * h.head_dim_v,
+            )?,
+        })
+    }
+
+    fn ffn(&self, l: usize) -> Result<(FfnWeights, LayerExperts, Option<LayerExperts>)> {
+        let h = self.hyper;
+        let norm = self.vector(self.require("ffn_norm", l)?, h.n_embd)?;
+        let router = if h.n_experts > 0 { self.find("ffn_gate_inp", l)? } else { None };
+        let Some(router) = router else {
+            let (expert, experts) = self.experts(l, 1, ["ffn_gate", "ffn_up", "ffn_down"])?;
+            let ffn = FfnWeights { norm, gate: Gate::Dense, expert, shared: None };
+            return Ok((ffn, experts, None));
+        };
+        let gate = Gate::Router(self.matrix(router, h.n_experts, h.n_embd)?);
+        let roles = ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"];
+        let (expert, experts) = self.experts(l, h.n_experts, roles)?;
+        let (shared, shared_experts) = match self.find("ffn_gate_shexp", l)? {
+            None => (None, None),
+            Some(_) => {
+                let roles = ["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"];
+                let (shape, experts) = self.experts(l, 1, roles)?;
+                let gate = match self.find("ffn_gate_inp_shexp", l)? {
+                    Some(t) => Some(self.matrix(t, 1, h.n_embd)?),
+                    None => None,
+                };
+                (Some(SharedExpert { shape, gate }), Some(experts))
+            }
+        };
+        Ok((FfnWeights { norm, gate, expert, shared }, experts, shared_experts))
+    }
+
+    /// Three expert tensors of `n` experts: gate and up [n_embd, n_ff, n], down [n_ff, n_embd, n].
+    /// The intermediate size is taken from the gate tensor.
+    fn experts(
+        &self,
+        l: usize,
+        n: usize,
+        [gate, up, down]: [&str; 3],
+    ) -> Result<(ExpertShape, LayerExperts)> {
+        let n_embd = self.hyper.n_embd;
+        let (gate, up, down) =
+            (self.require(gate, l)?, self.require(up, l)?, self.require(down, l)?);
+        let n_ff = self.tensor(gate).dims.get(1).copied().unwrap_or(0) as usize;
+        self.check(gate, &[n_embd, n_ff, n])?;
+        self.check(up, &[n_embd, n_ff, n])?;
+        self.check(down, &[n_ff, n_embd, n])?;
+        let shape = ExpertShape {
+            gate: self.tensor(gate).ty,
+            up: self.tensor(up).ty,
+            down: self.tensor(down).ty,
+            n_embd,
+            n_ff,
+        };
+        let (gate, up, down) = (self.stack(gate), self.stack(up), self.stack(down));
+        let row_bytes = gate.row_bytes + up.row_bytes + down.row_bytes * n_embd / n_ff;
+        let geometry = Geometry::new(n_ff, down.block_len, row_bytes as u64);
+        Ok((shape, LayerExperts { n_experts: n, geometry, gate, up, down }))
+    }
+
+    fn stack(&self, tensor: usize) -> Stack {
+        let t = self.tensor(tensor);
+        Stack {
+            tensor,
+            rows: t.dims.get(1).copied().unwrap_or(1) as usize,
+            row_bytes: t.row_bytes() as usize,
+            block_len: t.ty.block_len(),
+            block_bytes: t.ty.block_bytes(),
+        }
+    }
+}

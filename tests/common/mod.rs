@@ -1,0 +1,65 @@
+//! What several test files need.
+#![allow(dead_code)] // each test file uses a part of it
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+pub fn repo() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The program under test.
+pub fn moeba() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_moeba"))
+}
+
+/// Runs a command that must succeed.
+pub fn succeed(command: &mut Command) -> Output {
+    let output = command.output().expect("the program starts");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {}\n{stderr}", output.status);
+    output
+}
+
+/// A golden checkpoint as a GGUF file in `dir`.
+pub fn convert_golden(name: &str, outtype: &str, dir: &Path) -> PathBuf {
+    let out = dir.join(format!("{name}.{outtype}.gguf"));
+    let hf = repo().join("tests/golden").join(name);
+    succeed(moeba().arg("convert").arg(hf).arg("-o").arg(&out).args(["--outtype", outtype]));
+    out
+}
+
+/// A C-ordered .npy array of 4-byte elements.
+pub struct Npy {
+    pub shape: Vec<usize>,
+    bytes: Vec<u8>,
+}
+
+impl Npy {
+    pub fn read(path: &Path) -> Npy {
+        let all = std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        assert_eq!(&all[..8], b"\x93NUMPY\x01\x00", "{}", path.display());
+        let header_len = u16::from_le_bytes([all[8], all[9]]) as usize;
+        let header = std::str::from_utf8(&all[10..10 + header_len]).expect("ASCII");
+        assert!(header.contains("'fortran_order': False"), "{header}");
+        assert!(header.contains("'<f4'") || header.contains("'<i4'"), "{header}");
+        let shape = header.split('(').nth(1).and_then(|s| s.split(')').next()).expect("a shape");
+        let shape: Vec<usize> = shape.split(',').filter_map(|n| n.trim().parse().ok()).collect();
+        let bytes = all[10 + header_len..].to_vec();
+        assert_eq!(bytes.len(), 4 * shape.iter().product::<usize>());
+        Npy { shape, bytes }
+    }
+
+    pub fn f32s(&self) -> Vec<f32> {
+        self.bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+    }
+
+    pub fn i32s(&self) -> Vec<i32> {
+        self.bytes.chunks_exact(4).map(|b| i32::from_le_bytes(b.try_into().unwrap())).collect()
+    }
+}
+
+pub fn argmax(values: &[f32]) -> usize {
+    let best = |a: usize, b: usize| if values[b] > values[a] { b } else { a };
+    (0..values.len()).reduce(best).expect("not empty")
+}

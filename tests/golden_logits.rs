@@ -1,0 +1,128 @@
+//! The golden ladder: tiny random checkpoints, converted by moeba, against what transformers
+//! computes on them in float32 (`tests/golden/README.md`).
+
+mod common;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use common::{Npy, argmax};
+use moeba::engine::{CacheType, Engine, EngineOptions, Session, Want};
+
+const LENGTHS: [usize; 3] = [5, 17, 70];
+
+fn options() -> EngineOptions {
+    EngineOptions {
+        n_threads: Some(2),
+        cache_type_k: CacheType::F32,
+        cache_type_v: CacheType::F32,
+        ..EngineOptions::default()
+    }
+}
+
+fn load(path: &Path, options: &EngineOptions) -> Arc<Engine> {
+    Engine::load(path, options, &mut |_| ()).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn read_ids(path: &Path) -> Vec<u32> {
+    let text = std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    serde_json::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// Logits of all positions, and the chosen experts.
+fn logits(engine: &Arc<Engine>, tokens: &[u32]) -> (Vec<f32>, moeba::engine::Experts) {
+    let mut session = Session::new(engine).unwrap();
+    session.record_experts(true);
+    let mut all = Vec::new();
+    session.eval(tokens, Want::All, &mut |_, l| all.extend_from_slice(l)).unwrap();
+    (all, session.take_experts())
+}
+
+/// Logits, top-1 and experts at every position of every prompt; the greedy continuation.
+fn agrees_with_transformers(name: &str) {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = load(&common::convert_golden(name, "f32", dir.path()), &options());
+    let expect = common::repo().join("tests/golden").join(name).join("expect");
+    for n in LENGTHS {
+        let tokens = read_ids(&expect.join(format!("p{n}.tokens.json")));
+        let wanted = Npy::read(&expect.join(format!("p{n}.logits.npy")));
+        assert_eq!(wanted.shape, [n, engine.n_vocab()], "{name} p{n}");
+        let wanted = wanted.f32s();
+        let (got, experts) = logits(&engine, &tokens);
+        let largest = wanted.iter().fold(0f32, |m, v| m.max(v.abs()));
+        let worst = got.iter().zip(&wanted).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+        assert!(worst < 1e-3 * largest, "{name} p{n}: off by {worst} of {largest}");
+        for (t, (a, b)) in
+            got.chunks(engine.n_vocab()).zip(wanted.chunks(engine.n_vocab())).enumerate()
+        {
+            assert_eq!(argmax(a), argmax(b), "{name} p{n}: best token at position {t}");
+        }
+        let chosen = expect.join(format!("p{n}.experts.npy"));
+        if chosen.exists() {
+            let chosen = Npy::read(&chosen);
+            assert_eq!(chosen.shape, [experts.layers, experts.tokens, experts.k], "{name} p{n}");
+            assert_eq!(chosen.i32s(), experts.ids, "{name} p{n}: chosen experts");
+        }
+        let greedy = read_ids(&expect.join(format!("p{n}.greedy.json")));
+        assert_eq!(continuation(&engine, &tokens, greedy.len()), greedy, "{name} p{n}: greedy");
+    }
+}
+
+fn continuation(engine: &Arc<Engine>, prompt: &[u32], n: usize) -> Vec<u32> {
+    let mut session = Session::new(engine).unwrap();
+    let mut out = Vec::new();
+    let mut feed = prompt.to_vec();
+    while out.len() < n {
+        let mut best = 0;
+        session.eval(&feed, Want::Last, &mut |_, l| best = argmax(l) as u32).unwrap();
+        out.push(best);
+        feed = vec![best];
+    }
+    out
+}
+
+#[test]
+fn qwen2moe() {
+    agrees_with_transformers("qwen2moe");
+    agrees_with_transformers("qwen2moe_mixed");
+}
+
+#[test]
+fn qwen3moe() {
+    agrees_with_transformers("qwen3moe");
+    agrees_with_transformers("qwen3moe_mixed");
+}
+
+#[test]
+fn llama() {
+    agrees_with_transformers("llama");
+    agrees_with_transformers("llama_tied");
+    agrees_with_transformers("llama3_rope");
+}
+
+#[test]
+fn mixtral() {
+    agrees_with_transformers("mixtral");
+}
+
+/// Promise 1 as far as it goes today: threads, micro-batches and kernels change no bit.
+#[test]
+fn bits_do_not_depend_on_threads_or_batches() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, outtype) in [("qwen3moe", "f32"), ("qwen2moe", "q8_0"), ("mixtral", "q4_0")] {
+        let path = common::convert_golden(name, outtype, dir.path());
+        let expect = common::repo().join("tests/golden").join(name).join("expect");
+        let tokens = read_ids(&expect.join("p70.tokens.json"));
+        let bits = |n_threads: usize, n_ubatch: usize| -> Vec<u32> {
+            let options =
+                EngineOptions { n_threads: Some(n_threads), n_ubatch, ..EngineOptions::default() };
+            let (got, _) = logits(&load(&path, &options), &tokens);
+            got.into_iter().map(f32::to_bits).collect()
+        };
+        let one = bits(1, 1);
+        for (n_threads, n_ubatch) in [(1, 64), (2, 1), (2, 64), (3, 7), (4, 512)] {
+            let same = bits(n_threads, n_ubatch) == one;
+            assert!(same, "{name} {outtype}: -t {n_threads} -ub {n_ubatch} changes the logits");
+        }
+    }
+}
