@@ -96,9 +96,17 @@ impl Engine {
     }
 
     /// Touches every page of the file, so that the first token does not wait for page faults one
-    /// at a time.
+    /// at a time. A file that memory cannot hold is left alone: reading its end would only push
+    /// out its beginning.
     fn read_ahead(&self, progress: &mut dyn FnMut(f32)) -> Result<()> {
         let total = self.gguf().n_bytes().max(1);
+        if let Some(available) = memory::available_bytes().filter(|a| *a < total) {
+            log::warn!(
+                "the model has {total} bytes and memory has room for {available}: \
+                 pages will be read again and again as tokens need them"
+            );
+            return Ok(());
+        }
         let mut done = 0;
         for shard in self.gguf().shards() {
             for part in shard.map().chunks(64 << 20) {

@@ -25,7 +25,6 @@ impl Matrix {
         let data = gguf.bytes(&gguf.tensors()[self.tensor]);
         MatRef::dense(self.ty, data, self.rows, self.cols)
     }
-
 }
 
 /// A matrix with an optional bias.

@@ -287,24 +287,5 @@ impl Cpu {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_demand_groups_pairs_by_expert() {
-        let mut d = Demand::default();
-        d.group(&[5, 2, 2, 7, 5, 2], 2, 8);
-        assert_eq!(d.experts, [5, 2, 7]);
-        assert_eq!(d.pairs(d.slot(5)), 0..2);
-        assert_eq!(d.pairs(d.slot(2)), 2..5);
-        assert_eq!(d.pairs(d.slot(7)), 5..6);
-        assert_eq!(d.tokens, [0, 2, 0, 1, 2, 1]);
-        for (i, e) in [5, 2, 2, 7, 5, 2].into_iter().enumerate() {
-            let pair = d.places[i] as usize;
-            assert!(d.pairs(d.slot(e)).contains(&pair));
-            assert_eq!(d.tokens[pair] as usize, i / 2);
-        }
-        d.everyone(3);
-        assert_eq!((d.experts.as_slice(), d.slot(0), d.pairs(0)), (&[0][..], 0, 0..3));
-    }
-}
+#[path = "expert_tests.rs"]
+mod tests;
