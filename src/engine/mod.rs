@@ -1,5 +1,7 @@
 //! Engine (loaded, immutable) and Session (one timeline of one text).
 
+mod memory;
+
 use std::path::Path;
 use std::sync::Arc;
 
