@@ -38,79 +38,114 @@ const MAX_COUNT: u64 = 1 << 24;
 
 impl HyperParams {
     pub fn read(gguf: &Gguf, descriptor: &Descriptor) -> Result<HyperParams> {
-        let key = |rest: &str| descriptor.key(rest);
-        let bad = |rest: &str, expected: String, got: String| {
-            Error::format(gguf.path(), key(rest), expected, got)
-        };
-        let count = |rest: &str, value: u32| match value as u64 {
-            1..=MAX_COUNT => Ok(value as usize),
-            _ => Err(bad(rest, format!("1 to {MAX_COUNT}"), value.to_string())),
-        };
-        let required = |rest: &str| count(rest, gguf.require_u32(&key(rest))?);
-        let optional = |rest: &str, default: usize| match gguf.u32(&key(rest))? {
-            Some(value) => count(rest, value),
-            None => Ok(default),
-        };
-        let float = |rest: &str, default: f32| match gguf.f32(&key(rest))? {
-            Some(v) if v.is_finite() && v > 0.0 => Ok(v),
-            Some(v) => Err(bad(rest, "a positive number".into(), v.to_string())),
-            None => Ok(default),
-        };
-
-        let n_embd = required("embedding_length")?;
-        let n_head = required("attention.head_count")?;
-        let n_head_kv = optional("attention.head_count_kv", n_head)?;
-        if n_head % n_head_kv != 0 {
-            let expected = format!("a divisor of attention.head_count = {n_head}");
-            return Err(bad("attention.head_count_kv", expected, n_head_kv.to_string()));
-        }
-        let head_dim = match gguf.u32(&key("attention.key_length"))? {
-            Some(v) => count("attention.key_length", v)?,
-            None if n_embd % n_head == 0 => n_embd / n_head,
-            None => {
-                let expected = format!("a divisor of embedding_length = {n_embd}");
-                return Err(bad("attention.head_count", expected, n_head.to_string()));
-            }
-        };
-        let n_rot = optional("rope.dimension_count", head_dim)?;
-        if n_rot > head_dim || n_rot % 2 != 0 {
-            let expected = format!("an even number of at most {head_dim}");
-            return Err(bad("rope.dimension_count", expected, n_rot.to_string()));
-        }
-        let n_experts = match gguf.u32(&key("expert_count"))? {
-            None | Some(0) => 0,
-            Some(v) => count("expert_count", v)?,
-        };
-        let n_experts_used = if n_experts == 0 { 0 } else { required("expert_used_count")? };
-        if n_experts_used > n_experts {
-            let expected = format!("at most expert_count = {n_experts}");
-            return Err(bad("expert_used_count", expected, n_experts_used.to_string()));
-        }
+        let keys = Keys { gguf, descriptor };
+        let n_embd = keys.require("embedding_length")?;
+        let heads = keys.heads(n_embd)?;
+        let (n_experts, n_experts_used) = keys.experts()?;
         Ok(HyperParams {
-            n_layers: required("block_count")?,
-            n_ctx_train: required("context_length")?,
+            n_layers: keys.require("block_count")?,
+            n_ctx_train: keys.require("context_length")?,
             n_embd,
-            n_head,
-            n_head_kv,
-            head_dim,
-            head_dim_v: optional("attention.value_length", head_dim)?,
-            n_rot,
-            rope_base: float("rope.freq_base", 10000.0)?,
+            n_head: heads.n_head,
+            n_head_kv: heads.n_head_kv,
+            head_dim: heads.head_dim,
+            head_dim_v: keys.count("attention.value_length")?.unwrap_or(heads.head_dim),
+            n_rot: heads.n_rot,
+            rope_base: keys.positive("rope.freq_base")?.unwrap_or(10000.0),
             rope_scale: rope_scale(gguf, descriptor)?,
-            norm_eps: match gguf.f32(&key("attention.layer_norm_rms_epsilon"))? {
-                Some(_) => float("attention.layer_norm_rms_epsilon", 0.0)?,
-                None => {
-                    let rest = "attention.layer_norm_rms_epsilon";
-                    return Err(bad(rest, "a positive number".into(), "nothing".into()));
-                }
-            },
+            norm_eps: keys
+                .positive("attention.layer_norm_rms_epsilon")?
+                .ok_or_else(|| keys.missing("attention.layer_norm_rms_epsilon"))?,
             n_experts,
             n_experts_used,
             normalize_weights: gguf
-                .bool(&key("expert_weights_norm"))?
+                .bool(&descriptor.key("expert_weights_norm"))?
                 .unwrap_or(descriptor.router.normalize),
-            weights_scale: float("expert_weights_scale", 1.0)?,
+            weights_scale: keys.positive("expert_weights_scale")?.unwrap_or(1.0),
         })
+    }
+}
+
+/// How attention divides the stream.
+struct Heads {
+    n_head: usize,
+    n_head_kv: usize,
+    head_dim: usize,
+    n_rot: usize,
+}
+
+/// The model's keys, `{arch}.` left out.
+struct Keys<'a> {
+    gguf: &'a Gguf,
+    descriptor: &'a Descriptor,
+}
+
+impl Keys<'_> {
+    fn bad(&self, key: &str, expected: String, got: impl ToString) -> Error {
+        Error::format(self.gguf.path(), self.descriptor.key(key), expected, got.to_string())
+    }
+
+    fn missing(&self, key: &str) -> Error {
+        self.bad(key, "a value".into(), "nothing")
+    }
+
+    fn count(&self, key: &str) -> Result<Option<usize>> {
+        match self.gguf.u32(&self.descriptor.key(key))? {
+            None => Ok(None),
+            Some(v) if (1..=MAX_COUNT).contains(&u64::from(v)) => Ok(Some(v as usize)),
+            Some(v) => Err(self.bad(key, format!("1 to {MAX_COUNT}"), v)),
+        }
+    }
+
+    fn require(&self, key: &str) -> Result<usize> {
+        self.count(key)?.ok_or_else(|| self.missing(key))
+    }
+
+    fn positive(&self, key: &str) -> Result<Option<f32>> {
+        match self.gguf.f32(&self.descriptor.key(key))? {
+            Some(v) if !(v.is_finite() && v > 0.0) => {
+                Err(self.bad(key, "a positive number".into(), v))
+            }
+            other => Ok(other),
+        }
+    }
+
+    fn heads(&self, n_embd: usize) -> Result<Heads> {
+        let n_head = self.require("attention.head_count")?;
+        let n_head_kv = self.count("attention.head_count_kv")?.unwrap_or(n_head);
+        if n_head % n_head_kv != 0 {
+            let expected = format!("a divisor of attention.head_count = {n_head}");
+            return Err(self.bad("attention.head_count_kv", expected, n_head_kv));
+        }
+        let head_dim = match self.count("attention.key_length")? {
+            Some(v) => v,
+            None if n_embd % n_head == 0 => n_embd / n_head,
+            None => {
+                let expected = format!("a divisor of embedding_length = {n_embd}");
+                return Err(self.bad("attention.head_count", expected, n_head));
+            }
+        };
+        let n_rot = self.count("rope.dimension_count")?.unwrap_or(head_dim);
+        if n_rot > head_dim || n_rot % 2 != 0 {
+            let expected = format!("an even number of at most {head_dim}");
+            return Err(self.bad("rope.dimension_count", expected, n_rot));
+        }
+        Ok(Heads { n_head, n_head_kv, head_dim, n_rot })
+    }
+
+    /// Routed experts and how many of them a token uses; zeros in a dense model.
+    fn experts(&self) -> Result<(usize, usize)> {
+        match self.gguf.u32(&self.descriptor.key("expert_count"))? {
+            None | Some(0) => return Ok((0, 0)),
+            Some(_) => (),
+        }
+        let n = self.require("expert_count")?;
+        let used = self.require("expert_used_count")?;
+        if used > n {
+            let expected = format!("at most expert_count = {n}");
+            return Err(self.bad("expert_used_count", expected, used));
+        }
+        Ok((n, used))
     }
 }
 

@@ -2,7 +2,7 @@
 //! is computed in one order whatever the batch: scores by the float dot product, softmax, then the
 //! values added position by position.
 
-use super::{Cpu, SharedOut};
+use super::{Cpu, SERIAL_WORK, SharedOut};
 use crate::simd::Kernels;
 
 /// Keys or values of one layer: [heads, n_ctx, dim].
@@ -92,7 +92,9 @@ impl Cpu {
         // Late tokens see more positions, so they are taken first: the last pieces are the short
         // ones and no thread is left with a long one.
         let units = tokens * shape.n_head_kv;
-        self.chunks(units, 1, &|scratch, range| {
+        let work = tokens * shape.n_head * (shape.first + tokens) * (k_dim + v_dim);
+        let chunk = if work <= SERIAL_WORK { units } else { 1 };
+        self.chunks(units, chunk, &|scratch, range| {
             for unit in range {
                 let unit = units - 1 - unit;
                 let (t, head_kv) = (unit / shape.n_head_kv, unit % shape.n_head_kv);

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use super::acts::{ActSet, Kinds};
-use super::{Cpu, SharedOut, ThreadScratch};
+use super::{Cpu, SERIAL_WORK, SharedOut, ThreadScratch};
 use crate::simd::MatRef;
 
 /// Which tokens go to which expert. A *pair* is a (token, rank); pairs are grouped by expert.
@@ -185,7 +185,7 @@ impl Cpu {
         let n_ff = buffers.n_ff;
         let inner = &buffers.inner;
         let writers = buffers.inner_acts.writers();
-        let serial = demand.n_pairs() * n_ff <= 16 * 1024;
+        let serial = demand.n_pairs() * n_ff <= SERIAL_WORK;
         let chunk = if serial { granules.len() } else { 1 };
         self.chunks(granules.len(), chunk, &|_, range| {
             for g in &granules[range] {
@@ -273,7 +273,7 @@ impl Cpu {
             *end = total;
         }
         let most = if n_tokens > 8 { 64 } else { usize::MAX };
-        self.chunks(total, self.row_chunk(total).min(most), &|scratch, range| {
+        self.chunks(total, self.row_chunk(total, usize::MAX).min(most), &|scratch, range| {
             let mut item = ends.partition_point(|end| *end <= range.start);
             let mut at = range.start;
             while at < range.end {

@@ -150,8 +150,12 @@ fn experts_equal_plain_arithmetic() {
     }
 }
 
+fn config() -> ProptestConfig {
+    ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(config())]
 
     /// However granules land, on however many threads.
     #[test]

@@ -16,11 +16,12 @@ impl Cpu {
     /// Several products in one region of the pool.
     pub fn products<const N: usize>(&self, products: [Product; N]) {
         let n_rows: usize = products.iter().map(|p| p.mat.rows).sum();
+        let work = products.iter().map(|p| p.out.len() * p.mat.cols).sum();
         let parts = products.map(|p| {
             assert_eq!(p.out.len(), p.mat.rows * p.acts.tokens());
             (p.mat, p.acts, p.bias, SharedOut::new(p.out))
         });
-        self.chunks(n_rows, self.row_chunk(n_rows), &|scratch, range| {
+        self.chunks(n_rows, self.row_chunk(n_rows, work), &|scratch, range| {
             // The chunk in each product that it touches.
             let mut first = 0;
             for (mat, acts, bias, out) in &parts {

@@ -73,12 +73,26 @@ impl Cpu {
         });
     }
 
-    /// Pieces for `n` rows of one operation: several a thread, so that a thread that is held up
-    /// does not hold up the others, in multiples of what the kernels take at once.
-    pub fn row_chunk(&self, n: usize) -> usize {
+    /// Rows a piece for an operation of `n` rows with `work` multiply-adds in all: several pieces
+    /// a thread, so that a thread that is held up does not hold up the others, in multiples of
+    /// what the kernels take at once; one piece when a second thread would cost more than it
+    /// saves.
+    pub fn row_chunk(&self, n: usize, work: usize) -> usize {
+        if work <= SERIAL_WORK {
+            return n.max(1);
+        }
         n.div_ceil(self.n_threads() * 4).next_multiple_of(16).min(n.max(1))
     }
+
+    /// As `row_chunk` for light work on `n` rows of `dim` elements, where rows are tokens.
+    pub fn token_chunk(&self, n: usize, dim: usize) -> usize {
+        if n * dim <= SERIAL_WORK { n.max(1) } else { n.div_ceil(self.n_threads() * 4) }
+    }
 }
+
+/// Elements or multiply-adds that one thread does in the microsecond or two that it takes to wake
+/// another and wait for it.
+const SERIAL_WORK: usize = 16 * 1024;
 
 /// A buffer that several threads write in places that do not overlap.
 pub struct SharedOut<'a> {

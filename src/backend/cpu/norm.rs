@@ -44,10 +44,4 @@ impl Cpu {
             self.kernels.add(acc, &x[range]);
         });
     }
-
-    /// Rows a piece for light work on `n` rows of `dim`: one piece when a second thread would
-    /// cost more than it saves.
-    pub fn token_chunk(&self, n: usize, dim: usize) -> usize {
-        if n * dim <= 16 * 1024 { n.max(1) } else { n.div_ceil(self.n_threads() * 4) }
-    }
 }
