@@ -31,7 +31,11 @@ impl Metadata {
             let place = Place::Key(i as u64);
             let key = cursor.name(place, MAX_KEY_BYTES)?;
             if meta.index.insert(key.into(), i).is_some() {
-                return Err(cursor.fail(place, "a new key", format!("{key:?} again")));
+                return Err(cursor.fail(
+                    place,
+                    "a new key",
+                    format!("{} again", Value::String(key.as_bytes())),
+                ));
             }
             meta.entries.push((key.into(), cursor.extent(key)?));
         }
@@ -139,7 +143,7 @@ impl Header {
             match (start, end) {
                 (Some(start), Some(end)) if end <= file_len => tensor.file_offset = start,
                 _ => {
-                    let field = format!("tensor {}", tensor.name);
+                    let field = Place::Tensor(&tensor.name, "").to_string();
                     let end = u128::from(tensor.file_offset)
                         + u128::from(self.data_offset)
                         + u128::from(tensor.n_bytes);

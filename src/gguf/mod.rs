@@ -3,6 +3,7 @@
 //! `Header` parses bytes and knows no files; `Gguf` maps one file or all shards of a split one;
 //! `Writer` streams a file to disk and gives it its name only when it is whole.
 
+mod check;
 mod file;
 mod getters;
 mod header;

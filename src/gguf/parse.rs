@@ -26,11 +26,26 @@ impl fmt::Display for Place<'_> {
         match self {
             Place::Header(what) => f.write_str(what),
             Place::Key(i) => write!(f, "metadata key {i}"),
-            Place::Value(key) => f.write_str(key),
+            Place::Value(key) => write!(f, "{}", Shown(key)),
             Place::Name(i) => write!(f, "name of tensor {i}"),
-            Place::Tensor(name, "") => write!(f, "tensor {name}"),
-            Place::Tensor(name, what) => write!(f, "tensor {name}: {what}"),
+            Place::Tensor(name, "") => write!(f, "tensor {}", Shown(name)),
+            Place::Tensor(name, what) => write!(f, "tensor {}: {what}", Shown(name)),
         }
+    }
+}
+
+/// A name from a file, fit for a message whatever is in it: no control characters, no page of
+/// text.
+struct Shown<'a>(&'a str);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const MAX_CHARS: usize = 80;
+        let mut chars = self.0.chars();
+        for c in chars.by_ref().take(MAX_CHARS) {
+            if c.is_control() { write!(f, "{}", c.escape_default())? } else { write!(f, "{c}")? }
+        }
+        if chars.next().is_some() { f.write_str("…") } else { Ok(()) }
     }
 }
 

@@ -1,0 +1,326 @@
+//! `moeba inspect`: what is in a model file. A table for people, one JSON object for programs,
+//! and with `--check` a reading of every weight.
+
+use crate::experts::Geometry;
+use crate::gguf::{Gguf, TensorInfo, TensorType, Value};
+use crate::{Error, Result};
+use serde_json::{Map, Value as Json, json};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
+use std::path::PathBuf;
+
+#[derive(clap::Args, Debug)]
+pub struct InspectArgs {
+    #[command(flatten)]
+    model: ModelArg,
+    /// One JSON object with everything in full, instead of tables
+    #[arg(long)]
+    json: bool,
+    /// Read all weights and fail at the first NaN or infinity
+    #[arg(long)]
+    check: bool,
+}
+
+#[derive(clap::Args, Debug)]
+#[group(required = true, multiple = false)]
+struct ModelArg {
+    /// The GGUF file, or the first shard of a split one
+    #[arg(value_name = "MODEL")]
+    positional: Option<PathBuf>,
+    /// The same, as a flag
+    #[arg(short = 'm', long = "model", value_name = "MODEL")]
+    flag: Option<PathBuf>,
+}
+
+impl ModelArg {
+    fn path(self) -> Result<PathBuf> {
+        let given = self.positional.or(self.flag);
+        given.ok_or_else(|| Error::Usage("a model file must be given".into()))
+    }
+}
+
+pub fn run(args: InspectArgs) -> Result<()> {
+    let gguf = Gguf::open(args.model.path()?)?;
+    // Before any output: what is printed after a check has passed it.
+    if args.check {
+        gguf.check_all_finite(|_| {})?;
+    }
+    let text = match args.json {
+        true => json_text(&gguf, args.check)?,
+        false => table_text(&gguf, args.check),
+    };
+    let mut stdout = io::stdout().lock();
+    let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+    written.map_err(|e| Error::io("stdout", e))
+}
+
+/// The routed experts of one layer.
+struct LayerExperts {
+    layer: u64,
+    n_experts: u64,
+    /// Of one expert, all its tensors together.
+    expert_bytes: u64,
+    /// Granules an expert; `None` where the tensors are not gate, up and down.
+    n_granules: Option<usize>,
+    /// Of the largest granule.
+    granule_bytes: Option<u64>,
+}
+
+/// Layers that have tensors `blk.L.ffn_…_exps.weight`, in order.
+fn layer_experts(gguf: &Gguf) -> Vec<LayerExperts> {
+    let mut layers: BTreeMap<u64, Vec<(&str, &TensorInfo)>> = BTreeMap::new();
+    for tensor in gguf.tensors() {
+        if let Some((layer, part)) = expert_part(&tensor.name) {
+            layers.entry(layer).or_default().push((part, tensor));
+        }
+    }
+    layers.into_iter().filter_map(|(layer, parts)| one_layer(layer, &parts)).collect()
+}
+
+/// Layer and part (`ffn_gate_exps`, …) of an expert tensor's name.
+fn expert_part(name: &str) -> Option<(u64, &str)> {
+    let (layer, part) = name.strip_prefix("blk.")?.split_once('.')?;
+    let part = part.strip_suffix(".weight")?;
+    if part.ends_with("_exps") { Some((layer.parse().ok()?, part)) } else { None }
+}
+
+fn one_layer(layer: u64, parts: &[(&str, &TensorInfo)]) -> Option<LayerExperts> {
+    // The last dimension counts the experts; all parts must agree to be called experts.
+    let n_experts = *parts.first()?.1.dims.get(2)?;
+    if parts.iter().any(|(_, t)| t.dims.get(2) != Some(&n_experts)) {
+        return None;
+    }
+    let geometry = geometry(parts);
+    Some(LayerExperts {
+        layer,
+        n_experts,
+        expert_bytes: parts.iter().map(|(_, t)| t.n_bytes / n_experts).sum(),
+        n_granules: geometry.map(|(g, _)| g.n_granules()),
+        granule_bytes: geometry.map(|(g, row_bytes)| g.granule_rows as u64 * row_bytes),
+    })
+}
+
+/// How the engine cuts these experts, and the bytes of one intermediate row.
+fn geometry(parts: &[(&str, &TensorInfo)]) -> Option<(Geometry, u64)> {
+    let part = |name: &str| parts.iter().find(|(part, _)| *part == name).map(|(_, t)| *t);
+    let (gate, up) = (part("ffn_gate_exps")?, part("ffn_up_exps")?);
+    let down = part("ffn_down_exps")?;
+    let n_ff = down.dims[0];
+    if gate.dims[1] != n_ff || up.dims[1] != n_ff {
+        return None;
+    }
+    // Of down, an intermediate row is a column: its share of every row.
+    let column = down.n_bytes / down.dims[2] / n_ff;
+    let row_bytes = gate.row_bytes() + up.row_bytes() + column;
+    let n_ff = usize::try_from(n_ff).ok()?;
+    (row_bytes > 0).then(|| (Geometry::new(n_ff, down.ty.block_len(), row_bytes), row_bytes))
+}
+
+struct TypeTotal {
+    n_tensors: u64,
+    n_elements: u64,
+    n_bytes: u64,
+}
+
+/// Totals by type, most bytes first.
+fn type_totals(gguf: &Gguf) -> Vec<(TensorType, TypeTotal)> {
+    let mut totals: BTreeMap<TensorType, TypeTotal> = BTreeMap::new();
+    for t in gguf.tensors() {
+        let total =
+            totals.entry(t.ty).or_insert(TypeTotal { n_tensors: 0, n_elements: 0, n_bytes: 0 });
+        total.n_tensors += 1;
+        total.n_elements += t.n_elements();
+        total.n_bytes += t.n_bytes;
+    }
+    let mut totals: Vec<_> = totals.into_iter().collect();
+    totals.sort_by_key(|(_, total)| std::cmp::Reverse(total.n_bytes));
+    totals
+}
+
+fn json_text(gguf: &Gguf, checked: bool) -> Result<String> {
+    let shards: Vec<Json> = gguf
+        .shards()
+        .iter()
+        .map(|s| json!({"path": s.path().to_string_lossy(), "n_bytes": s.n_bytes()}))
+        .collect();
+    let metadata: Map<String, Json> =
+        gguf.keys().map(|(key, value)| (key.to_owned(), json_value(value))).collect();
+    let tensors: Vec<Json> = gguf.tensors().iter().map(json_tensor).collect();
+    let types: Vec<Json> = type_totals(gguf)
+        .iter()
+        .map(|(ty, total)| {
+            json!({
+                "type": ty.name(), "n_tensors": total.n_tensors,
+                "n_elements": total.n_elements, "n_bytes": total.n_bytes,
+            })
+        })
+        .collect();
+    let experts: Vec<Json> = layer_experts(gguf)
+        .iter()
+        .map(|e| {
+            json!({
+                "layer": e.layer, "n_experts": e.n_experts, "expert_bytes": e.expert_bytes,
+                "n_granules": e.n_granules, "granule_bytes": e.granule_bytes,
+            })
+        })
+        .collect();
+    let whole = json!({
+        "path": gguf.path().to_string_lossy(),
+        "version": gguf.version(),
+        "alignment": gguf.alignment(),
+        "n_bytes": gguf.n_bytes(),
+        "checked": checked,
+        "shards": shards,
+        "metadata": metadata,
+        "tensors": tensors,
+        "types": types,
+        "experts": experts,
+    });
+    let text = serde_json::to_string(&whole);
+    text.map(|t| t + "\n").map_err(|e| Error::invalid(format!("cannot write JSON: {e}")))
+}
+
+fn json_tensor(t: &TensorInfo) -> Json {
+    json!({
+        "name": t.name, "type": t.ty.name(), "dims": t.dims, "n_bytes": t.n_bytes,
+        "shard": t.shard, "file_offset": t.file_offset,
+    })
+}
+
+/// As JSON where JSON can say it; otherwise `{"bytes": [..]}` for a string that is not UTF-8 and
+/// the text `NaN`, `inf` or `-inf` for a number that is not finite.
+fn json_value(value: Value<'_>) -> Json {
+    match value {
+        Value::String(bytes) => match std::str::from_utf8(bytes) {
+            Ok(text) => text.into(),
+            Err(_) => json!({ "bytes": bytes }),
+        },
+        Value::Array(array) => array.iter().map(json_value).collect(),
+        Value::Bool(v) => v.into(),
+        // By its shortest text, so that 0.1 does not become 0.10000000149011612.
+        Value::F32(v) => json_float(v.to_string().parse().unwrap_or(f64::from(v))),
+        Value::F64(v) => json_float(v),
+        Value::U64(v) => v.into(),
+        integer => integer.as_i64().into(),
+    }
+}
+
+fn json_float(v: f64) -> Json {
+    if v.is_finite() { v.into() } else { v.to_string().into() }
+}
+
+/// Elements of an array that the table shows.
+const SHOWN_ELEMENTS: usize = 6;
+
+fn shown(value: Value<'_>) -> String {
+    let Value::Array(array) = value else { return value.to_string() };
+    let mut items: Vec<String> =
+        array.iter().take(SHOWN_ELEMENTS).map(|v| v.to_string()).collect();
+    if array.len() > SHOWN_ELEMENTS {
+        items.push(format!("… {} in all", array.len()));
+    }
+    format!("[{}]", items.join(", "))
+}
+
+/// Bytes for people, in powers of 1024.
+fn size(n: u64) -> String {
+    let mut scaled = n as f64;
+    for unit in ["B", "KiB", "MiB", "GiB"] {
+        if scaled < 1024.0 {
+            return if unit == "B" { format!("{n} B") } else { format!("{scaled:.2} {unit}") };
+        }
+        scaled /= 1024.0;
+    }
+    format!("{scaled:.2} TiB")
+}
+
+/// No control character of a file's text reaches the terminal.
+fn harmless(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+fn table_text(gguf: &Gguf, checked: bool) -> String {
+    let mut out = String::new();
+    // Writing to a String cannot fail, here and below.
+    let _ = writeln!(
+        out,
+        "{}: GGUF {}, {} in {} file(s), alignment {}{}",
+        gguf.path().display(),
+        gguf.version(),
+        size(gguf.n_bytes()),
+        gguf.shards().len(),
+        gguf.alignment(),
+        if checked { ", all weights finite" } else { "" },
+    );
+    metadata_table(gguf, &mut out);
+    tensor_table(gguf, &mut out);
+    total_table(gguf, &mut out);
+    expert_table(gguf, &mut out);
+    out
+}
+
+fn metadata_table(gguf: &Gguf, out: &mut String) {
+    let _ = writeln!(out, "\nMetadata ({} keys)", gguf.keys().count());
+    let width = gguf.keys().map(|(key, _)| key.chars().count()).max().unwrap_or(0).min(50);
+    for (key, value) in gguf.keys() {
+        let (key, text) = (harmless(key), harmless(&shown(value)));
+        let _ = writeln!(out, "  {key:width$}  {:15}  {text}", value.type_name());
+    }
+}
+
+fn tensor_table(gguf: &Gguf, out: &mut String) {
+    let _ = writeln!(out, "\nTensors ({})", gguf.tensors().len());
+    let width = gguf.tensors().iter().map(|t| t.name.chars().count()).max().unwrap_or(0);
+    for t in gguf.tensors() {
+        let dims: Vec<String> = t.dims.iter().map(u64::to_string).collect();
+        let (name, dims) = (harmless(&t.name), dims.join(" × "));
+        let _ =
+            writeln!(out, "  {name:width$}  {:7}  {dims:24}  {:>12}", t.ty.name(), size(t.n_bytes));
+    }
+}
+
+fn total_table(gguf: &Gguf, out: &mut String) {
+    let _ = writeln!(out, "\nTypes");
+    for (ty, total) in type_totals(gguf) {
+        let bits = total.n_bytes as f64 * 8.0 / total.n_elements as f64;
+        let _ = writeln!(
+            out,
+            "  {:7}  {:5} tensors  {:14} weights  {:>12}  {bits:.2} bits each",
+            ty.name(),
+            total.n_tensors,
+            total.n_elements,
+            size(total.n_bytes),
+        );
+    }
+}
+
+/// One line a run of layers that are alike.
+fn expert_table(gguf: &Gguf, out: &mut String) {
+    let layers = layer_experts(gguf);
+    if layers.is_empty() {
+        return;
+    }
+    let total: u64 = layers.iter().map(|e| e.n_experts * e.expert_bytes).sum();
+    let _ = writeln!(out, "\nExperts ({} in all)", size(total));
+    let alike = |a: &LayerExperts, b: &LayerExperts| {
+        (a.n_experts, a.expert_bytes, a.granule_bytes)
+            == (b.n_experts, b.expert_bytes, b.granule_bytes)
+            && a.layer + 1 == b.layer
+    };
+    for run in layers.chunk_by(alike) {
+        let (first, last) = (&run[0], &run[run.len() - 1]);
+        let granules = match (first.n_granules, first.granule_bytes) {
+            (Some(n), Some(bytes)) => format!(", {n} granule(s) of up to {} each", size(bytes)),
+            _ => String::new(),
+        };
+        let _ = writeln!(
+            out,
+            "  layers {} to {}: {} experts a layer, {} each{granules}",
+            first.layer,
+            last.layer,
+            first.n_experts,
+            size(first.expert_bytes),
+        );
+    }
+}
