@@ -1,13 +1,13 @@
 //! `moeba inspect`: what is in a model file. A table for people, one JSON object for programs,
 //! and with `--check` a reading of every weight.
 
+use super::out;
 use crate::experts::Geometry;
 use crate::gguf::{Gguf, TensorInfo, TensorType, Value};
 use crate::{Error, Result};
 use serde_json::{Map, Value as Json, json};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io::{self, Write as _};
 use std::path::PathBuf;
 
 #[derive(clap::Args, Debug)]
@@ -50,9 +50,7 @@ pub fn run(args: InspectArgs) -> Result<()> {
         true => json_text(&gguf, args.check)?,
         false => table_text(&gguf, args.check),
     };
-    let mut stdout = io::stdout().lock();
-    let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
-    written.map_err(|e| Error::io("stdout", e))
+    out::write(text.as_bytes())
 }
 
 /// The routed experts of one layer.
@@ -215,8 +213,7 @@ const SHOWN_ELEMENTS: usize = 6;
 
 fn shown(value: Value<'_>) -> String {
     let Value::Array(array) = value else { return value.to_string() };
-    let mut items: Vec<String> =
-        array.iter().take(SHOWN_ELEMENTS).map(|v| v.to_string()).collect();
+    let mut items: Vec<String> = array.iter().take(SHOWN_ELEMENTS).map(|v| v.to_string()).collect();
     if array.len() > SHOWN_ELEMENTS {
         items.push(format!("… {} in all", array.len()));
     }
@@ -235,6 +232,11 @@ fn size(n: u64) -> String {
     format!("{scaled:.2} TiB")
 }
 
+/// `1 file`, `2 files`.
+fn counted(n: usize, noun: &str) -> String {
+    if n == 1 { format!("1 {noun}") } else { format!("{n} {noun}s") }
+}
+
 /// No control character of a file's text reaches the terminal.
 fn harmless(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
@@ -245,11 +247,11 @@ fn table_text(gguf: &Gguf, checked: bool) -> String {
     // Writing to a String cannot fail, here and below.
     let _ = writeln!(
         out,
-        "{}: GGUF {}, {} in {} file(s), alignment {}{}",
+        "{}: GGUF {}, {} in {}, alignment {}{}",
         gguf.path().display(),
         gguf.version(),
         size(gguf.n_bytes()),
-        gguf.shards().len(),
+        counted(gguf.shards().len(), "file"),
         gguf.alignment(),
         if checked { ", all weights finite" } else { "" },
     );
@@ -311,7 +313,9 @@ fn expert_table(gguf: &Gguf, out: &mut String) {
     for run in layers.chunk_by(alike) {
         let (first, last) = (&run[0], &run[run.len() - 1]);
         let granules = match (first.n_granules, first.granule_bytes) {
-            (Some(n), Some(bytes)) => format!(", {n} granule(s) of up to {} each", size(bytes)),
+            (Some(n), Some(bytes)) => {
+                format!(", {} of up to {} each", counted(n, "granule"), size(bytes))
+            }
             _ => String::new(),
         };
         let _ = writeln!(

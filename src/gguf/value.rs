@@ -195,11 +195,12 @@ impl fmt::Display for Value<'_> {
             Value::I16(v) => write!(f, "{v}"),
             Value::U32(v) => write!(f, "{v}"),
             Value::I32(v) => write!(f, "{v}"),
-            Value::F32(v) => write!(f, "{v}"),
+            // `{:?}` changes to an exponent where digits would only be zeros.
+            Value::F32(v) => write!(f, "{v:?}"),
             Value::Bool(v) => write!(f, "{v}"),
             Value::U64(v) => write!(f, "{v}"),
             Value::I64(v) => write!(f, "{v}"),
-            Value::F64(v) => write!(f, "{v}"),
+            Value::F64(v) => write!(f, "{v:?}"),
             Value::String(v) => write_quoted(f, v),
             Value::Array(v) => write!(f, "{} {}", v.len(), v.elem_type().name()),
         }
