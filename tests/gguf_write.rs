@@ -62,7 +62,11 @@ fn pattern(seed: usize, n: u64) -> Vec<u8> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 200,
+        failure_persistence: None,
+        ..Default::default()
+    })]
 
     #[test]
     fn a_file_comes_back_as_written(
