@@ -77,7 +77,7 @@ impl Engine {
                 format!("{} tokens", tokenizer.n_vocab()),
             ));
         }
-        let n_ctx = options.n_ctx.unwrap_or(model.hyper().n_ctx_train);
+        let n_ctx = options.n_ctx.unwrap_or_else(|| default_ctx(&model, options));
         if !(1..=MAX_CTX).contains(&n_ctx) || options.n_batch == 0 || options.n_ubatch == 0 {
             return Err(Error::Usage(format!(
                 "context and batch sizes must be 1 to {MAX_CTX}, got -c {n_ctx} -b {} -ub {}",
@@ -93,6 +93,14 @@ impl Engine {
         let n_threads = options.n_threads.unwrap_or_else(default_threads);
         let engine =
             Engine { model, tokenizer, cpu: Cpu::new(n_threads), options: options.clone(), n_ctx };
+        if let Some(available) = memory::available_bytes().filter(|a| *a < engine.kv_bytes()) {
+            return Err(Error::invalid(format!(
+                "the KV cache for {n_ctx} tokens takes {} MiB, but {} MiB of memory are available: \
+                 lower -c",
+                engine.kv_bytes() >> 20,
+                available >> 20
+            )));
+        }
         engine.read_ahead(progress)?;
         Ok(Arc::new(engine))
     }
@@ -159,14 +167,7 @@ impl Engine {
     }
 
     fn kv_shape(&self) -> KvShape {
-        let hyper = self.model.hyper();
-        KvShape {
-            n_layers: hyper.n_layers,
-            n_head_kv: hyper.n_head_kv,
-            k_dim: hyper.head_dim,
-            v_dim: hyper.head_dim_v,
-            n_ctx: self.n_ctx,
-        }
+        kv_shape(&self.model, self.n_ctx)
     }
 
     /// The start-up report: what was loaded and where it is.
@@ -191,6 +192,30 @@ impl Engine {
             self.cpu.kernels.name,
         )
     }
+}
+
+fn kv_shape(model: &Model, n_ctx: usize) -> KvShape {
+    let hyper = model.hyper();
+    KvShape {
+        n_layers: hyper.n_layers,
+        n_head_kv: hyper.n_head_kv,
+        k_dim: hyper.head_dim,
+        v_dim: hyper.head_dim_v,
+        n_ctx,
+    }
+}
+
+/// The context the model was trained for, or as much of it as a quarter of the available memory
+/// holds: the weights want the rest.
+fn default_ctx(model: &Model, options: &EngineOptions) -> usize {
+    let trained = model.hyper().n_ctx_train;
+    let one = kv_shape(model, 1).n_bytes(options.cache_type_k, options.cache_type_v).max(1);
+    let room = memory::available_bytes().map_or(u64::MAX, |bytes| bytes / 4 / one);
+    let n_ctx = trained.min(usize::try_from(room).unwrap_or(usize::MAX)).max(1);
+    if n_ctx < trained {
+        log::warn!("context of {n_ctx} tokens, as memory allows; the model has {trained}: see -c");
+    }
+    n_ctx
 }
 
 /// One thread a physical core: a second one on the same core shares the units that the kernels

@@ -43,7 +43,7 @@ pub struct Work {
 }
 
 impl Work {
-    /// Asserts the protocol: acquire, next_ready until it is empty, release.
+    /// Asserts the protocol: acquire, next_ready until it is empty or fails, release.
     fn start(&mut self, layer: usize, experts: &[u32]) {
         assert!(!self.open, "work of layer {} was not released", self.layer);
         debug_assert!(
@@ -58,7 +58,7 @@ impl Work {
     }
 
     fn finish(&mut self) {
-        assert!(self.open && self.handed_out == self.experts.len(), "released before it was done");
+        // Not all need have been handed out: a failed load ends the work early.
         self.open = false;
     }
 }

@@ -91,31 +91,11 @@ impl Model {
             self.route(cpu, b, ffn, n);
             listener.routed(l, &b.route);
 
-            // demand: queues loads of what is missing
-            b.demand.group(&b.route.chosen, b.route.k, b.route.n_experts);
-            self.weights.experts.acquire(l, &b.demand.experts, &mut b.work)?;
-
-            // shared expert: dense work while loads are in flight
-            b.y.fill(0.0);
-            if let Some(shared) = &ffn.shared {
-                self.shared_expert(cpu, b, l, shared, n)?;
-            }
-
-            // experts: resident granules first, then as they land
-            b.expert.begin(b.demand.n_pairs(), ffn.expert.n_ff, hyper.n_embd, ffn.expert.inner());
-            loop {
-                self.weights.experts.next_ready(&mut b.work, &mut ready)?;
-                if ready.is_empty() {
-                    break;
-                }
-                let mats = self.granules(&ready, &b.demand, &ffn.expert);
-                cpu.expert_granules(&mats, &b.demand, &b.acts, &mut b.expert);
-            }
-
-            // ordered sum, residual
-            cpu.ordered_sum(&b.demand, &b.route.weights, &b.expert, &mut b.y);
-            cpu.add(&mut b.x, &b.y);
+            // experts and shared expert, residual
+            let result = self.experts(cpu, b, l, ffn, &mut ready);
             self.weights.experts.release(&mut b.work);
+            result?;
+            cpu.add(&mut b.x, &b.y);
         }
 
         // output norm, output head
@@ -221,15 +201,50 @@ impl Model {
         }
     }
 
+    /// y = shared expert + Σ weights · chosen experts. The caller releases `b.work`, also after an
+    /// error.
+    fn experts<'a>(
+        &'a self,
+        cpu: &Cpu,
+        b: &mut Buffers,
+        l: usize,
+        ffn: &FfnWeights,
+        ready: &mut Vec<ReadyGranule<'a>>,
+    ) -> Result<()> {
+        let (store, n_embd) = (&self.weights.experts, self.hyper.n_embd);
+        // demand: pins, and queues loads of what is missing
+        b.demand.group(&b.route.chosen, b.route.k, b.route.n_experts);
+        store.acquire(l, &b.demand.experts, &mut b.work)?;
+        // shared expert: dense work while loads are in flight
+        b.y.fill(0.0);
+        if let Some(shared) = &ffn.shared {
+            self.shared_expert(cpu, b, l, shared, ready)?;
+        }
+        // granules: resident ones first, then as they land
+        b.expert.begin(b.demand.n_pairs(), ffn.expert.n_ff, n_embd, ffn.expert.inner());
+        loop {
+            store.next_ready(&mut b.work, ready)?;
+            if ready.is_empty() {
+                break;
+            }
+            let mats = self.granules(ready, &b.demand, &ffn.expert);
+            cpu.expert_granules(&mats, &b.demand, &b.acts, &mut b.expert);
+        }
+        // ordered sum
+        cpu.ordered_sum(&b.demand, &b.route.weights, &b.expert, &mut b.y);
+        Ok(())
+    }
+
     /// y += sigmoid(gate · h) · expert(h)
-    fn shared_expert(
-        &self,
+    fn shared_expert<'a>(
+        &'a self,
         cpu: &Cpu,
         b: &mut Buffers,
         l: usize,
         shared: &SharedExpert,
-        n: usize,
+        ready: &mut Vec<ReadyGranule<'a>>,
     ) -> Result<()> {
+        let n = b.route.chosen.len() / b.route.k;
         b.shared_gate.clear();
         b.shared_gate.resize(n, 1.0);
         if let Some(gate) = &shared.gate {
@@ -240,10 +255,9 @@ impl Model {
         let store = &self.weights.shared;
         b.shared_demand.everyone(n);
         b.expert.begin(n, shared.shape.n_ff, self.hyper.n_embd, shared.shape.inner());
-        let mut ready = Vec::new();
         store.acquire(l, &b.shared_demand.experts, &mut b.shared_work)?;
-        store.next_ready(&mut b.shared_work, &mut ready)?;
-        let mats = self.granules(&ready, &b.shared_demand, &shared.shape);
+        store.next_ready(&mut b.shared_work, ready)?;
+        let mats = self.granules(ready, &b.shared_demand, &shared.shape);
         cpu.expert_granules(&mats, &b.shared_demand, &b.acts, &mut b.expert);
         cpu.ordered_sum(&b.shared_demand, &b.shared_gate, &b.expert, &mut b.y);
         store.release(&mut b.shared_work);
