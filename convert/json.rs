@@ -1,0 +1,129 @@
+//! The JSON files of a checkpoint: read once, asked by field, with complaints that name both.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::{Error, Result};
+
+/// No JSON file of a checkpoint comes near; a larger one is something else.
+const MAX_BYTES: u64 = 1 << 28;
+
+#[derive(Debug)]
+pub struct Json {
+    path: PathBuf,
+    value: Value,
+}
+
+impl Json {
+    pub fn open(path: impl AsRef<Path>) -> Result<Json> {
+        let path = path.as_ref().to_owned();
+        let n_bytes = fs::metadata(&path).map_err(|e| Error::io(&path, e))?.len();
+        if n_bytes > MAX_BYTES {
+            let expected = format!("at most {MAX_BYTES} bytes");
+            return Err(Error::format(path, "size", expected, n_bytes.to_string()));
+        }
+        let bytes = fs::read(&path).map_err(|e| Error::io(&path, e))?;
+        let value: Value = serde_json::from_slice(&bytes)
+            .map_err(|e| Error::format(&path, "content", "JSON", e.to_string()))?;
+        if !value.is_object() {
+            return Err(Error::format(path, "content", "an object", shown(&value)));
+        }
+        Ok(Json { path, value })
+    }
+
+    /// `None` where there is no such file.
+    pub fn open_optional(path: impl AsRef<Path>) -> Result<Option<Json>> {
+        if path.as_ref().exists() { Json::open(path).map(Some) } else { Ok(None) }
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The value of a field; "a.b" descends, and null counts as absent.
+    pub fn at(&self, field: &str) -> Option<&Value> {
+        field.split('.').try_fold(&self.value, |v, part| v.get(part)).filter(|v| !v.is_null())
+    }
+
+    /// The first of several fields that is there, with its name.
+    pub fn first<'a>(&self, fields: &'a [impl AsRef<str>]) -> Option<(&'a str, &Value)> {
+        fields.iter().find_map(|f| self.at(f.as_ref()).map(|v| (f.as_ref(), v)))
+    }
+
+    pub fn fail(&self, field: &str, expected: impl Into<String>, got: impl Into<String>) -> Error {
+        Error::format(&self.path, field, expected, got)
+    }
+
+    fn typed<'a, X>(
+        &'a self,
+        field: &str,
+        expected: &str,
+        take: impl Fn(&'a Value) -> Option<X>,
+    ) -> Result<Option<X>> {
+        let Some(value) = self.at(field) else { return Ok(None) };
+        take(value).map(Some).ok_or_else(|| self.fail(field, expected, shown(value)))
+    }
+
+    fn required<X>(&self, field: &str, expected: &str, found: Option<X>) -> Result<X> {
+        found.ok_or_else(|| self.fail(field, expected, "nothing"))
+    }
+
+    /// A count: a non-negative integer of 32 bits.
+    pub fn count(&self, field: &str) -> Result<Option<u64>> {
+        let take = |v: &Value| v.as_u64().filter(|n| u32::try_from(*n).is_ok());
+        self.typed(field, "an integer from 0 to 2^32 - 1", take)
+    }
+
+    pub fn require_count(&self, field: &str) -> Result<u64> {
+        self.required(field, "an integer", self.count(field)?)
+    }
+
+    pub fn number(&self, field: &str) -> Result<Option<f64>> {
+        self.typed(field, "a number", Value::as_f64)
+    }
+
+    pub fn require_number(&self, field: &str) -> Result<f64> {
+        self.required(field, "a number", self.number(field)?)
+    }
+
+    pub fn bool(&self, field: &str) -> Result<Option<bool>> {
+        self.typed(field, "true or false", Value::as_bool)
+    }
+
+    pub fn str(&self, field: &str) -> Result<Option<&str>> {
+        self.typed(field, "a string", Value::as_str)
+    }
+
+    /// The entries of an object; none where the field is absent.
+    pub fn entries(&self, field: &str) -> Result<Vec<(&str, &Value)>> {
+        let map = self.typed(field, "an object", Value::as_object)?;
+        Ok(map.into_iter().flatten().map(|(k, v)| (k.as_str(), v)).collect())
+    }
+
+    /// The elements of an array; none where the field is absent.
+    pub fn elements(&self, field: &str) -> Result<&[Value]> {
+        Ok(self.typed(field, "an array", Value::as_array)?.map_or(&[], Vec::as_slice))
+    }
+
+    /// All fields of the file.
+    pub fn fields(&self) -> impl Iterator<Item = (&str, &Value)> {
+        self.value.as_object().into_iter().flatten().map(|(k, v)| (k.as_str(), v))
+    }
+}
+
+/// A value as a message shows it: short, on one line.
+pub fn shown(value: &Value) -> String {
+    const MOST: usize = 80;
+    match value {
+        Value::Array(a) if a.len() > 8 => return format!("an array of {}", a.len()),
+        Value::Object(o) => return format!("an object of {} fields", o.len()),
+        _ => {}
+    }
+    let text = value.to_string();
+    match text.char_indices().nth(MOST) {
+        Some((cut, _)) => format!("{}…", &text[..cut]),
+        None => text,
+    }
+}

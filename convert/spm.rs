@@ -1,0 +1,110 @@
+//! `tokenizer.model`: SentencePiece's `ModelProto`, the few fields of it that a GGUF file keeps.
+//! Field numbers are those of sentencepiece_model.proto.
+
+use std::fs;
+use std::path::Path;
+
+use prost::Message;
+
+use super::json::Json;
+use super::vocab::{AddedToken, TokenType, Vocab};
+use crate::{Error, Result};
+
+#[derive(Clone, PartialEq, Message)]
+struct ModelProto {
+    #[prost(message, repeated, tag = "1")]
+    pieces: Vec<Piece>,
+    #[prost(message, optional, tag = "2")]
+    trainer: Option<TrainerSpec>,
+    #[prost(message, optional, tag = "3")]
+    normalizer: Option<NormalizerSpec>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Piece {
+    #[prost(string, optional, tag = "1")]
+    text: Option<String>,
+    #[prost(float, optional, tag = "2")]
+    score: Option<f32>,
+    #[prost(int32, optional, tag = "3")]
+    ty: Option<i32>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct TrainerSpec {
+    /// 1 unigram, 2 BPE, 3 word, 4 char
+    #[prost(int32, optional, tag = "3")]
+    model_type: Option<i32>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct NormalizerSpec {
+    #[prost(bool, optional, tag = "3")]
+    add_dummy_prefix: Option<bool>,
+}
+
+const BPE: i32 = 2;
+
+/// No tokenizer comes near; a larger file is something else.
+const MAX_BYTES: u64 = 1 << 28;
+
+/// Reads the pieces; `added` tokens extend or retype them.
+pub fn read(path: &Path, config: Option<&Json>, added: &[AddedToken]) -> Result<Vocab> {
+    let proto = parse(path)?;
+    let prefix = proto.normalizer.as_ref().and_then(|n| n.add_dummy_prefix).unwrap_or(true);
+    let prefix = match config.map(|c| c.bool("add_prefix_space")).transpose()?.flatten() {
+        Some(stated) => stated,
+        None => prefix,
+    };
+    let mut vocab = Vocab {
+        model: "llama",
+        pre: "default".into(),
+        tokens: Vec::with_capacity(proto.pieces.len()),
+        types: Vec::with_capacity(proto.pieces.len()),
+        scores: Some(Vec::with_capacity(proto.pieces.len())),
+        merges: None,
+        add_space_prefix: Some(prefix),
+    };
+    for (id, piece) in proto.pieces.into_iter().enumerate() {
+        let text = piece.text.unwrap_or_default();
+        vocab.put(id, &text, piece_type(path, id, piece.ty)?, piece.score.unwrap_or(0.0));
+    }
+    vocab.put_added(added);
+    Ok(vocab)
+}
+
+fn parse(path: &Path) -> Result<ModelProto> {
+    let n_bytes = fs::metadata(path).map_err(|e| Error::io(path, e))?.len();
+    if n_bytes > MAX_BYTES {
+        let expected = format!("at most {MAX_BYTES} bytes");
+        return Err(Error::format(path, "size", expected, n_bytes.to_string()));
+    }
+    let bytes = fs::read(path).map_err(|e| Error::io(path, e))?;
+    let expected = "a SentencePiece model";
+    let proto = ModelProto::decode(&bytes[..])
+        .map_err(|e| Error::format(path, "content", expected, e.to_string()))?;
+    if proto.pieces.is_empty() {
+        return Err(Error::format(path, "pieces", "at least one", "none"));
+    }
+    // The format's default is unigram.
+    match proto.trainer.as_ref().and_then(|t| t.model_type).unwrap_or(1) {
+        BPE => Ok(proto),
+        other => {
+            let got = match other {
+                1 => "unigram".to_owned(),
+                n => format!("model type {n}"),
+            };
+            Err(Error::format(path, "trainer_spec.model_type", "BPE", got))
+        }
+    }
+}
+
+fn piece_type(path: &Path, id: usize, ty: Option<i32>) -> Result<TokenType> {
+    use TokenType::*;
+    let known = [Normal, Unknown, Control, UserDefined, Unused, Byte];
+    let ty = ty.unwrap_or(Normal as i32);
+    known
+        .into_iter()
+        .find(|t| *t as i32 == ty)
+        .ok_or_else(|| Error::format(path, format!("piece {id}: type"), "1 to 6", ty.to_string()))
+}

@@ -1,0 +1,112 @@
+//! Tensors through the machine in row chunks: make, write. The chunks of one
+//! tensor are worked on by all processors; while one is written the next is computed. Memory is
+//! two chunks and a buffer a thread, whatever the model's size.
+
+use rayon::prelude::*;
+
+use super::progress::Progress;
+use crate::gguf::{TensorType, Writer};
+use crate::quant;
+use crate::{Error, Result, interrupt};
+
+/// Elements that a thread takes at a time: a few hundred rows of a small model, some dozens of a
+/// large one, and f32 buffers that stay in the second-level cache's neighbourhood (1 MiB).
+const PIECE_ELEMENTS: usize = 1 << 18;
+
+/// Pieces in a chunk: enough to share among the threads of a workstation.
+const CHUNK_PIECES: usize = 32;
+
+/// One tensor to write.
+pub struct Job<'a> {
+    pub name: &'a str,
+    pub ty: TensorType,
+    pub row_len: usize,
+    pub n_rows: u64,
+    /// Rows that must be made together, counted from the tensor's start; divides `n_rows`.
+    pub unit_rows: usize,
+    /// Writes whole units from row `first` on as stored, and answers how many of their values were
+    /// not finite. Pieces have the same bounds whatever the number of threads.
+    pub make: &'a (dyn Fn(u64, &mut [u8]) -> Result<usize> + Sync),
+}
+
+impl Job<'_> {
+    fn row_bytes(&self) -> usize {
+        // The writer has accepted the type for this row length.
+        self.ty.row_bytes(self.row_len as u64).expect("whole blocks in a row") as usize
+    }
+
+    fn piece_rows(&self) -> usize {
+        let unit = self.unit_rows * self.row_len;
+        self.unit_rows * (PIECE_ELEMENTS / unit.max(1)).max(1)
+    }
+
+    /// Rows from `first` on, at most a chunk.
+    fn chunk(&self, first: u64) -> Result<(Vec<u8>, usize)> {
+        let (piece, row_bytes) = (self.piece_rows(), self.row_bytes());
+        let rows = (self.n_rows - first).min((piece * CHUNK_PIECES) as u64) as usize;
+        let mut out = vec![0; rows * row_bytes];
+        let odd = out
+            .par_chunks_mut(piece * row_bytes)
+            .enumerate()
+            .map(|(i, bytes)| (self.make)(first + (i * piece) as u64, bytes))
+            .try_reduce(|| 0, |a, b| Ok(a + b))?;
+        Ok((out, odd))
+    }
+}
+
+/// The `make` of a job whose values come as f32: `fill` writes those of whole units from row
+/// `first` on.
+pub fn from_values<'a>(
+    ty: TensorType,
+    row_len: usize,
+    fill: impl Fn(u64, &mut [f32]) -> Result<()> + Sync + 'a,
+) -> impl Fn(u64, &mut [u8]) -> Result<usize> + Sync + 'a {
+    let row_bytes = ty.row_bytes(row_len as u64).expect("whole blocks in a row") as usize;
+    move |first, bytes| {
+        let mut values = vec![0.0; bytes.len() / row_bytes * row_len];
+        fill(first, &mut values)?;
+        Ok(quant::quantize(ty, &values, bytes))
+    }
+}
+
+/// Writes a declared tensor.
+pub fn stream(writer: &mut Writer, job: &Job<'_>, progress: &Progress) -> Result<()> {
+    writer.begin_tensor(job.name)?;
+    let step = (job.piece_rows() * CHUNK_PIECES) as u64;
+    let (mut ready, mut odd) = job.chunk(0)?;
+    let mut next = step;
+    loop {
+        interrupt::check()?;
+        let more = next < job.n_rows;
+        let compute = || if more { job.chunk(next).map(Some) } else { Ok(None) };
+        let (written, computed) = rayon::join(|| writer.write(&ready), compute);
+        written?;
+        progress.add(ready.len() as u64);
+        let Some((bytes, n)) = computed? else { break };
+        ready = bytes;
+        odd += n;
+        next += step;
+    }
+    if odd > 0 {
+        warn_of_odd_values(job, odd);
+    }
+    writer.end_tensor()
+}
+
+fn warn_of_odd_values(job: &Job<'_>, odd: usize) {
+    let kept = if job.ty.block_len() == 1 { "are kept" } else { "became 0" };
+    log::warn!("{}: {odd} values are NaN or infinite and {kept}", job.name);
+}
+
+/// Declares a tensor and answers its rows: (row length, number of rows).
+pub fn declare(
+    writer: &mut Writer,
+    name: &str,
+    dims: &[u64],
+    ty: TensorType,
+) -> Result<(usize, u64)> {
+    writer.declare(name, dims, ty)?;
+    let row_len = usize::try_from(dims[0])
+        .map_err(|_| Error::invalid(format!("{name}: rows of {} values", dims[0])))?;
+    Ok((row_len, dims[1..].iter().product()))
+}

@@ -1,0 +1,283 @@
+//! Random weights in the shapes of published models, to time on: files of the true size whose
+//! activations stay finite. `presets.toml` has the shapes.
+//!
+//! Blocks are drawn as blocks: random integers under scales that give the weights a mean of zero
+//! and a standard deviation of 1/√(row length), so that a normalised vector keeps its length
+//! through a matrix. A piece's bits depend on the seed, the tensor's place and the piece's number,
+//! never on threads.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::SeedableRng;
+use serde::Deserialize;
+
+use super::mix::{self, Mix, ModelFacts};
+use super::noise;
+use super::progress::Progress;
+use super::stream::{self, Job};
+use super::{Written, write_file_type, write_general};
+use crate::gguf::{OwnedValue, TensorType, Writer};
+use crate::{Error, Result};
+
+#[derive(Clone, Debug)]
+pub struct SynthOptions {
+    pub preset: String,
+    pub output: PathBuf,
+    /// All of the preset's if not given.
+    pub layers: Option<u32>,
+    /// One of `synth_type_names`.
+    pub ty: String,
+    pub seed: u64,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Presets {
+    preset: Vec<Preset>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Preset {
+    name: String,
+    architecture: String,
+    layers: u32,
+    #[serde(default)]
+    dense_layers: u32,
+    vocab: usize,
+    metadata: toml::Table,
+    tensors: BTreeMap<String, Vec<u64>>,
+    layer_tensors: BTreeMap<String, Vec<u64>>,
+    #[serde(default)]
+    dense_tensors: BTreeMap<String, Vec<u64>>,
+    moe_tensors: BTreeMap<String, Vec<u64>>,
+}
+
+/// The table is part of the program: one that does not parse is a bug, found by any test of it.
+fn presets() -> Vec<Preset> {
+    let presets: Presets =
+        toml::from_str(include_str!("presets.toml")).unwrap_or_else(|e| panic!("presets: {e}"));
+    presets.preset
+}
+
+/// The names in the table, for help texts.
+pub const PRESETS: [&str; 5] =
+    ["qwen3-30b-a3b", "qwen1.5-moe", "mixtral-8x7b", "deepseek-v2-lite", "phi-3.5-moe"];
+
+/// Types that every matrix gets alike; the numbers are llama.cpp's for its mixes without extras.
+const PURE: &[(&str, TensorType, u32)] =
+    &[("q4_k", TensorType::Q4_K, 14), ("q5_k", TensorType::Q5_K, 16)];
+
+/// What `--type` may be: the mixes of `quantize`, and K-quants for every matrix.
+pub fn synth_type_names() -> Vec<&'static str> {
+    Mix::names().chain(PURE.iter().map(|row| row.0)).collect()
+}
+
+enum Types {
+    Mix(Mix),
+    Pure(TensorType, u32),
+}
+
+impl Types {
+    fn from_name(name: &str) -> Result<Types> {
+        let pure = PURE.iter().find(|row| row.0.eq_ignore_ascii_case(name));
+        match (Mix::from_name(name), pure) {
+            (Some(mix), _) => Ok(Types::Mix(mix)),
+            (None, Some((_, ty, file_type))) => Ok(Types::Pure(*ty, *file_type)),
+            (None, None) => Err(unknown("type", name, &synth_type_names())),
+        }
+    }
+
+    fn file_type(&self) -> u32 {
+        match self {
+            Types::Mix(mix) => mix.file_type(),
+            Types::Pure(_, file_type) => *file_type,
+        }
+    }
+
+    fn of(&self, facts: &ModelFacts, name: &str, dims: &[u64]) -> TensorType {
+        match self {
+            Types::Mix(mix) => mix::tensor_type(*mix, facts, name, dims),
+            Types::Pure(ty, _) if mix::is_matrix(name, dims) => mix::fitting(*ty, dims[0]),
+            Types::Pure(..) => TensorType::F32,
+        }
+    }
+}
+
+fn unknown(what: &str, got: &str, known: &[impl AsRef<str>]) -> Error {
+    let known: Vec<&str> = known.iter().map(AsRef::as_ref).collect();
+    Error::Usage(format!("{what}: expected one of {}, got {got:?}", known.join(", ")))
+}
+
+/// Writes a preset's file.
+pub fn synth(options: &SynthOptions) -> Result<Written> {
+    let preset = presets().into_iter().find(|p| p.name == options.preset);
+    let preset = preset.ok_or_else(|| unknown("preset", &options.preset, &PRESETS))?;
+    let types = Types::from_name(&options.ty)?;
+    let layers = options.layers.unwrap_or(preset.layers);
+    if layers == 0 || layers > preset.layers {
+        let expected = format!("1 to {}", preset.layers);
+        return Err(Error::Usage(format!("layers: expected {expected}, got {layers}")));
+    }
+    let tensors = preset.all_tensors(layers);
+    let facts = preset.facts(layers);
+    let type_of = |(name, dims): &(String, Vec<u64>)| types.of(&facts, name, dims);
+    let tensor_types: Vec<TensorType> = tensors.iter().map(type_of).collect();
+
+    let mut writer = Writer::create(&options.output, None)?;
+    preset.write_metadata(&mut writer, layers, types.file_type())?;
+    write_tensors(writer, &tensors, &tensor_types, options.seed)
+}
+
+impl Preset {
+    /// In the order of the file.
+    fn all_tensors(&self, layers: u32) -> Vec<(String, Vec<u64>)> {
+        let mut all = Vec::new();
+        let is_last = |name: &str| name.starts_with("output");
+        let global = |last: bool| {
+            let some = self.tensors.iter().filter(move |(name, _)| is_last(name) == last);
+            some.map(|(name, dims)| (name.clone(), dims.clone()))
+        };
+        all.extend(global(false));
+        for layer in 0..layers {
+            let dense = layer < self.dense_layers;
+            let other = if dense { &self.dense_tensors } else { &self.moe_tensors };
+            for (name, dims) in self.layer_tensors.iter().chain(other) {
+                all.push((format!("blk.{layer}.{name}"), dims.clone()));
+            }
+        }
+        all.extend(global(true));
+        all
+    }
+
+    fn number(&self, key: &str) -> u64 {
+        let value = self.metadata.get(key).and_then(toml::Value::as_integer);
+        value.and_then(|n| u64::try_from(n).ok()).unwrap_or(0)
+    }
+
+    fn facts(&self, layers: u32) -> ModelFacts {
+        ModelFacts {
+            architecture: self.architecture.clone(),
+            n_layers: layers.into(),
+            n_experts: self.number("expert_count"),
+            n_heads: self.number("attention.head_count"),
+            n_heads_kv: self.number("attention.head_count_kv"),
+            has_output: self.tensors.contains_key("output.weight"),
+        }
+    }
+
+    fn write_metadata(&self, writer: &mut Writer, layers: u32, file_type: u32) -> Result<()> {
+        write_general(writer, &self.architecture, &format!("{} (random weights)", self.name))?;
+        writer.set(&format!("{}.block_count", self.architecture), layers)?;
+        writer.set(&format!("{}.vocab_size", self.architecture), self.vocab as u32)?;
+        for (key, value) in &self.metadata {
+            let value: OwnedValue = match value {
+                toml::Value::Integer(n) => (*n as u32).into(),
+                toml::Value::Float(x) => (*x as f32).into(),
+                toml::Value::String(text) => text.as_str().into(),
+                other => panic!("presets: {key}: {other}"),
+            };
+            writer.set(&format!("{}.{key}", self.architecture), value)?;
+        }
+        write_file_type(writer, file_type)?;
+        write_vocab(writer, self.vocab)
+    }
+}
+
+/// A tokenizer that takes any text: the 256 bytes, one merge (readers expect at least one), an end
+/// of text, and unused tokens up to the model's true number, so that the head costs what it costs.
+fn write_vocab(writer: &mut Writer, n: usize) -> Result<()> {
+    const NORMAL: i32 = 1;
+    const CONTROL: i32 = 3;
+    const UNUSED: i32 = 5;
+    let mut tokens: Vec<String> = (0..=255).map(|b| byte_char(b).to_string()).collect();
+    tokens.push("ĠĠ".into());
+    let mut types = vec![NORMAL; tokens.len()];
+    let end = tokens.len() as u32;
+    tokens.push("<|endoftext|>".into());
+    types.push(CONTROL);
+    for id in tokens.len()..n {
+        tokens.push(format!("[PAD{id}]"));
+        types.push(UNUSED);
+    }
+    writer.set("tokenizer.ggml.model", "gpt2")?;
+    writer.set("tokenizer.ggml.pre", "gpt-2")?;
+    writer.set("tokenizer.ggml.tokens", tokens)?;
+    writer.set("tokenizer.ggml.token_type", types)?;
+    writer.set("tokenizer.ggml.merges", vec!["Ġ Ġ"])?;
+    writer.set("tokenizer.ggml.bos_token_id", end)?;
+    writer.set("tokenizer.ggml.eos_token_id", end)?;
+    writer.set("tokenizer.ggml.add_bos_token", false)?;
+    writer.set("tokenizer.ggml.add_eos_token", false)
+}
+
+/// The character that stands for a byte in byte-level vocabularies: itself if it is printable,
+/// else the next one free from U+0100 on.
+fn byte_char(byte: u8) -> char {
+    let plain = |b: u8| matches!(b, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+    if plain(byte) {
+        return char::from(byte);
+    }
+    let rank = (0..byte).filter(|b| !plain(*b)).count() as u32;
+    char::from_u32(0x100 + rank).unwrap_or(char::REPLACEMENT_CHARACTER)
+}
+
+fn write_tensors(
+    mut writer: Writer,
+    tensors: &[(String, Vec<u64>)],
+    types: &[TensorType],
+    seed: u64,
+) -> Result<Written> {
+    let mut rows = Vec::with_capacity(tensors.len());
+    for ((name, dims), ty) in tensors.iter().zip(types) {
+        rows.push(stream::declare(&mut writer, name, dims, *ty)?);
+    }
+    let bytes_out = writer.tensors().iter().map(|t| t.n_bytes).sum();
+    let progress = Progress::new("drawing", bytes_out);
+    for (i, ((name, _), ty)) in tensors.iter().zip(types).enumerate() {
+        let (row_len, n_rows) = rows[i];
+        let draw = noise::Draw::new(name, *ty, row_len);
+        let make = |first: u64, bytes: &mut [u8]| {
+            let mut rng = ChaCha8Rng::seed_from_u64(seed);
+            // No tensor has 2^40 rows, and no file 2^24 tensors.
+            rng.set_stream((i as u64) << 40 | first);
+            draw.fill(&mut rng, bytes);
+            Ok(0)
+        };
+        let job = Job { name, ty: *ty, row_len, n_rows, unit_rows: 1, make: &make };
+        stream::stream(&mut writer, &job, &progress)?;
+    }
+    writer.finish()?;
+    let seconds = progress.finish().as_secs_f64();
+    Ok(Written { n_tensors: tensors.len(), bytes_in: None, bytes_out, seconds })
+}
+
+/// A preset's architecture.
+pub fn preset_architecture(name: &str) -> Option<String> {
+    presets().into_iter().find(|p| p.name == name).map(|p| p.architecture)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_parses_and_has_the_presets_that_help_names() {
+        let names: Vec<_> = presets().into_iter().map(|p| p.name).collect();
+        assert_eq!(names, PRESETS);
+    }
+
+    /// Parameters of the whole models, as their cards state them.
+    #[test]
+    fn presets_have_the_published_size() {
+        let billions = [30.5, 14.3, 46.7, 15.7, 41.9];
+        for (preset, published) in presets().iter().zip(billions) {
+            let tensors = preset.all_tensors(preset.layers);
+            let n: u64 = tensors.iter().map(|(_, dims)| dims.iter().product::<u64>()).sum();
+            let n = n as f64 / 1e9;
+            assert!((n - published).abs() < 0.06, "{}: {n} B", preset.name);
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! A vocabulary on its way from a checkpoint's tokenizer files into `tokenizer.ggml.*`.
+
+use crate::gguf::Writer;
+use crate::{Error, Result};
+use std::path::Path;
+
+/// Token types of the format; SentencePiece numbers its pieces the same way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum TokenType {
+    Normal = 1,
+    Unknown = 2,
+    Control = 3,
+    UserDefined = 4,
+    Unused = 5,
+    Byte = 6,
+}
+
+#[derive(Debug)]
+pub struct Vocab {
+    /// `tokenizer.ggml.model`: `gpt2` (byte-level BPE) or `llama` (SentencePiece BPE).
+    pub model: &'static str,
+    /// `tokenizer.ggml.pre`
+    pub pre: String,
+    pub tokens: Vec<String>,
+    pub types: Vec<TokenType>,
+    /// One a token for `llama`, else none.
+    pub scores: Option<Vec<f32>>,
+    pub merges: Option<Vec<String>>,
+    pub add_space_prefix: Option<bool>,
+}
+
+/// A token that a tokenizer's files list beside its model's own.
+#[derive(Clone, Debug)]
+pub struct AddedToken {
+    pub id: usize,
+    pub content: String,
+    /// Control tokens are never part of plain text; the others are, and match before the model.
+    pub special: bool,
+}
+
+/// llama.cpp's scores for tokens that were added, and for rows of the embedding without a token.
+const ADDED_SCORE: f32 = -1000.0;
+const PAD_SCORE: f32 = -10_000.0;
+
+impl Vocab {
+    pub fn id(&self, token: &str) -> Option<u32> {
+        self.tokens.iter().position(|t| t == token).map(|i| i as u32)
+    }
+
+    /// Puts a token at its id, with unused ones in any gap before it.
+    pub fn put(&mut self, id: usize, token: &str, ty: TokenType, score: f32) {
+        self.pad(id + 1);
+        self.tokens[id] = token.to_owned();
+        self.types[id] = ty;
+        if let Some(scores) = &mut self.scores {
+            scores[id] = score;
+        }
+    }
+
+    pub fn put_added(&mut self, added: &[AddedToken]) {
+        for token in added {
+            let ty = if token.special { TokenType::Control } else { TokenType::UserDefined };
+            self.put(token.id, &token.content, ty, ADDED_SCORE);
+        }
+    }
+
+    fn pad(&mut self, n: usize) {
+        while self.tokens.len() < n {
+            self.tokens.push(format!("[PAD{}]", self.tokens.len()));
+            self.types.push(TokenType::Unused);
+            if let Some(scores) = &mut self.scores {
+                scores.push(PAD_SCORE);
+            }
+        }
+    }
+
+    /// Makes the vocabulary as long as the embedding has rows; it cannot be longer.
+    pub fn fit(&mut self, n: u64, path: &Path) -> Result<()> {
+        if self.tokens.len() as u64 > n {
+            let expected = format!("at most {n} tokens, the config's vocab_size");
+            let got = self.tokens.len().to_string();
+            return Err(Error::format(path, "vocabulary", expected, got));
+        }
+        self.pad(n as usize);
+        Ok(())
+    }
+
+    pub fn write(self, writer: &mut Writer) -> Result<()> {
+        writer.set("tokenizer.ggml.model", self.model)?;
+        writer.set("tokenizer.ggml.pre", self.pre)?;
+        writer.set("tokenizer.ggml.tokens", self.tokens)?;
+        if let Some(scores) = self.scores {
+            writer.set("tokenizer.ggml.scores", scores)?;
+        }
+        let types: Vec<i32> = self.types.iter().map(|t| *t as i32).collect();
+        writer.set("tokenizer.ggml.token_type", types)?;
+        if let Some(merges) = self.merges {
+            writer.set("tokenizer.ggml.merges", merges)?;
+        }
+        if let Some(add) = self.add_space_prefix {
+            writer.set("tokenizer.ggml.add_space_prefix", add)?;
+        }
+        Ok(())
+    }
+}

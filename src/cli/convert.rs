@@ -1,0 +1,61 @@
+//! `moeba convert`: a Hugging Face checkpoint to a GGUF file.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use clap::builder::PossibleValuesParser;
+
+use crate::Result;
+use crate::convert::{ConvertOptions, Mix, Written, convert};
+
+/// Convert a Hugging Face checkpoint to GGUF
+#[derive(Args, Debug)]
+pub struct ConvertArgs {
+    /// Folder with config.json, safetensors and tokenizer files
+    #[arg(value_name = "HF_DIR")]
+    folder: PathBuf,
+    /// File to write
+    #[arg(short, long, value_name = "OUT.gguf")]
+    output: PathBuf,
+    /// Type of the weights [default: the checkpoint's own]
+    #[arg(long, value_name = "TYPE", ignore_case = true, value_parser = mix_names())]
+    outtype: Option<String>,
+    /// Name of the pre-tokenizer, where its pattern is not known
+    #[arg(long, value_name = "NAME")]
+    pre: Option<String>,
+    /// general.name of the file [default: the folder's name]
+    #[arg(long, value_name = "NAME")]
+    model_name: Option<String>,
+}
+
+/// The names of all mixes, for clap to check and show.
+pub(super) fn mix_names() -> PossibleValuesParser {
+    PossibleValuesParser::new(Mix::names())
+}
+
+pub fn run(args: ConvertArgs) -> Result<()> {
+    let options = ConvertOptions {
+        folder: args.folder,
+        output: args.output,
+        mix: args.outtype.as_deref().and_then(Mix::from_name),
+        pre: args.pre,
+        name: args.model_name,
+    };
+    let written = convert(&options)?;
+    report(&written, &options.output);
+    Ok(())
+}
+
+/// One line: what was written, how large, how fast.
+pub(super) fn report(written: &Written, output: &std::path::Path) {
+    let mib = |n: u64| n as f64 / f64::from(1 << 20);
+    let before = written.bytes_in.map_or_else(String::new, |n| format!("{:.1} MiB to ", mib(n)));
+    log::info!(
+        "{}: {} tensors, {before}{:.1} MiB in {:.1} s ({:.0} MiB/s)",
+        output.display(),
+        written.n_tensors,
+        mib(written.bytes_out),
+        written.seconds,
+        mib(written.bytes_out) / written.seconds.max(1e-3),
+    );
+}

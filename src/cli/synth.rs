@@ -1,0 +1,54 @@
+//! `moeba synth`: random weights in a published model's shapes.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use clap::builder::PossibleValuesParser;
+
+use super::convert::report;
+use crate::Result;
+use crate::convert::{PRESETS, SynthOptions, preset_architecture, synth, synth_type_names};
+use crate::model::descriptor::Descriptor;
+
+/// Write random weights in a published model's shapes, to time on
+#[derive(Args, Debug)]
+pub struct SynthArgs {
+    /// Model whose shapes to take
+    #[arg(value_name = "PRESET", value_parser = PossibleValuesParser::new(PRESETS))]
+    preset: String,
+    /// File to write
+    #[arg(short, long, value_name = "OUT.gguf")]
+    output: PathBuf,
+    /// Number of layers [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    layers: Option<u32>,
+    /// Type of the weights: q4_k and q5_k for every matrix, the others as `quantize` mixes them
+    #[arg(
+        long = "type",
+        value_name = "TYPE",
+        default_value = "q4_k",
+        ignore_case = true,
+        value_parser = PossibleValuesParser::new(synth_type_names()),
+    )]
+    ty: String,
+    /// Seed of the random numbers
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+}
+
+pub fn run(args: SynthArgs) -> Result<()> {
+    let options = SynthOptions {
+        preset: args.preset,
+        output: args.output,
+        layers: args.layers,
+        ty: args.ty,
+        seed: args.seed,
+    };
+    let written = synth(&options)?;
+    report(&written, &options.output);
+    let architecture = preset_architecture(&options.preset).unwrap_or_default();
+    if Descriptor::for_architecture(&architecture, &options.output).is_err() {
+        log::info!("moeba cannot run {architecture} models yet; llama.cpp and `inspect` read them");
+    }
+    Ok(())
+}
