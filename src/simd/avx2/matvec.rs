@@ -13,14 +13,14 @@ use std::ops::Range;
 
 /// One token's activations.
 #[derive(Clone, Copy)]
-struct Token {
+pub(super) struct Token {
     qs: *const i8,
-    scales: *const f32,
+    pub scales: *const f32,
     sums: *const i16,
 }
 
 impl Token {
-    fn new<B: Ints>(acts: ActView, t: usize) -> Self {
+    pub fn new<B: Ints>(acts: ActView, t: usize) -> Self {
         let sums = if B::SUMS == 16 { acts.sums16(t) } else { acts.sums32(t) };
         Token { qs: acts.qs(t).as_ptr(), scales: acts.scales(t).as_ptr(), sums: sums.as_ptr() }
     }
@@ -28,7 +28,7 @@ impl Token {
     /// # Safety
     /// The row has more than `b` blocks.
     #[inline]
-    unsafe fn block<B: Ints>(self, b: usize) -> ActBlock {
+    pub unsafe fn block<B: Ints>(self, b: usize) -> ActBlock {
         // SAFETY: within the row.
         unsafe {
             ActBlock { qs: self.qs.add(b * B::LEN), sums: self.sums.add(b * (B::LEN / B::SUMS)) }

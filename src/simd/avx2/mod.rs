@@ -4,14 +4,17 @@
 
 mod acts;
 mod float;
+mod gemm;
 mod ints;
 mod matvec;
 mod ops;
+mod panel;
 mod reduce;
 
 use super::{ActView, Kernels, MatRef, Scratch};
 use crate::gguf::TensorType;
 use crate::quant::{BlockQ4_0, BlockQ4K, BlockQ5K, BlockQ6K, BlockQ8_0};
+use panel::Panel;
 use std::ops::Range;
 
 static KERNELS: Kernels = Kernels {
@@ -48,7 +51,7 @@ unsafe fn matmul(
     acts: ActView,
     out: *mut f32,
     out_stride: usize,
-    _scratch: &mut Scratch,
+    scratch: &mut Scratch,
 ) {
     // SAFETY: the caller's promises are the same.
     unsafe {
@@ -56,12 +59,36 @@ unsafe fn matmul(
             TensorType::F32 => float::matmul::<float::F32>(mat, rows, acts, out, out_stride),
             TensorType::F16 => float::matmul::<float::F16>(mat, rows, acts, out, out_stride),
             TensorType::BF16 => float::matmul::<float::Bf16>(mat, rows, acts, out, out_stride),
-            TensorType::Q8_0 => matvec::matmul::<BlockQ8_0>(mat, rows, acts, out, out_stride),
-            TensorType::Q4_0 => matvec::matmul::<BlockQ4_0>(mat, rows, acts, out, out_stride),
-            TensorType::Q4_K => matvec::matmul::<BlockQ4K>(mat, rows, acts, out, out_stride),
-            TensorType::Q5_K => matvec::matmul::<BlockQ5K>(mat, rows, acts, out, out_stride),
-            TensorType::Q6_K => matvec::matmul::<BlockQ6K>(mat, rows, acts, out, out_stride),
+            TensorType::Q8_0 => quantised::<BlockQ8_0>(mat, rows, acts, out, out_stride, scratch),
+            TensorType::Q4_0 => quantised::<BlockQ4_0>(mat, rows, acts, out, out_stride, scratch),
+            TensorType::Q4_K => quantised::<BlockQ4K>(mat, rows, acts, out, out_stride, scratch),
+            TensorType::Q5_K => quantised::<BlockQ5K>(mat, rows, acts, out, out_stride, scratch),
+            TensorType::Q6_K => quantised::<BlockQ6K>(mat, rows, acts, out, out_stride, scratch),
             other => unreachable!("{other} passed MatRef::new"),
         }
+    }
+}
+
+/// One token takes the matrix–vector loop, more the matrix–matrix one for whole panels of rows.
+///
+/// # Safety
+/// As `matmul`.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn quantised<B: Panel>(
+    mat: MatRef,
+    rows: Range<usize>,
+    acts: ActView,
+    out: *mut f32,
+    out_stride: usize,
+    scratch: &mut Scratch,
+) {
+    let panels = if acts.tokens() > 1 { rows.len() / 8 * 8 } else { 0 };
+    let cut = rows.start + panels;
+    // SAFETY: the caller's promises, for the rows before and behind the cut.
+    unsafe {
+        if panels > 0 {
+            gemm::matmul::<B>(mat, rows.start..cut, acts, out, out_stride, scratch);
+        }
+        matvec::matmul::<B>(mat, cut..rows.end, acts, out, out_stride);
     }
 }
