@@ -106,20 +106,25 @@ impl Ints for BlockQ4_0 {
 }
 
 /// The 12 packed bytes of Q4_K and Q5_K as 16 i16: scales in the low half, mins in the high.
+/// `block` leads to d and dmin, 4 bytes, behind which the packed bytes are (see `k_scales`).
+/// Eight vector instructions; with scalar shifts and masks the Q4_K loop was 15 % slower.
 ///
 /// # Safety
-/// 12 bytes at `packed` are readable.
+/// 16 bytes at `block` are readable.
 #[inline]
 #[target_feature(enable = "avx2")]
-pub(super) unsafe fn scales_and_mins(packed: *const [u8; 12]) -> __m256i {
-    // SAFETY: three words within the 12 bytes.
-    let [a, b, c] = unsafe { packed.cast::<[u32; 3]>().read_unaligned() };
-    let (low, top) = (0x3f3f_3f3f, 0x0303_0303);
-    let scales_high = c & 0x0f0f_0f0f | (a >> 6 & top) << 4;
-    let mins_high = c >> 4 & 0x0f0f_0f0f | (b >> 6 & top) << 4;
-    let bytes =
-        _mm_set_epi32(mins_high as i32, (b & low) as i32, scales_high as i32, (a & low) as i32);
-    _mm256_cvtepu8_epi16(bytes)
+unsafe fn scales_and_mins<B>(block: *const B) -> __m256i {
+    // SAFETY: the caller's promise.
+    let bytes = unsafe { load_half(block) };
+    // Words a, c, b, c of the packed three; then those with the top bits: none, a, none, b.
+    let low = _mm_setr_epi8(4, 5, 6, 7, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15);
+    let top = _mm_setr_epi8(-1, -1, -1, -1, 4, 5, 6, 7, -1, -1, -1, -1, 8, 9, 10, 11);
+    let low = _mm_srlv_epi32(_mm_shuffle_epi8(bytes, low), _mm_setr_epi32(0, 0, 0, 4));
+    let (six, four) = (0x3f3f_3f3f, 0x0f0f_0f0f);
+    let low = _mm_and_si128(low, _mm_setr_epi32(six, four, six, four));
+    let top = _mm_srli_epi16::<2>(_mm_shuffle_epi8(bytes, top));
+    let top = _mm_and_si128(top, _mm_set1_epi8(0x30));
+    _mm256_cvtepu8_epi16(_mm_or_si128(low, top))
 }
 
 /// Scale j of the eight in each half of `scales`, in every i16.
@@ -150,7 +155,7 @@ impl Ints for BlockQ4K {
     unsafe fn isum(w: *const Self, a: ActBlock) -> __m256i {
         // SAFETY: 4 × 32 bytes of codes and 8 × 32 of activations.
         unsafe {
-            let scales = scales_and_mins(&raw const (*w).scales);
+            let scales = scales_and_mins(w);
             let scales = _mm256_permute2x128_si256::<0>(scales, scales);
             let codes: *const u8 = (&raw const (*w).qs).cast();
             let nibble = _mm256_set1_epi8(15);
@@ -173,7 +178,7 @@ impl Ints for BlockQ4K {
     #[target_feature(enable = "avx2")]
     unsafe fn imins(w: *const Self, a: ActBlock) -> __m128i {
         // SAFETY: the caller's promises.
-        unsafe { mins_times_sums(scales_and_mins(&raw const (*w).scales), a.sums) }
+        unsafe { mins_times_sums(scales_and_mins(w), a.sums) }
     }
 
     #[inline]
@@ -194,7 +199,7 @@ impl Ints for BlockQ5K {
     unsafe fn isum(w: *const Self, a: ActBlock) -> __m256i {
         // SAFETY: 4 × 32 bytes of codes, 32 of top bits and 8 × 32 of activations.
         unsafe {
-            let scales = scales_and_mins(&raw const (*w).scales);
+            let scales = scales_and_mins(w);
             let scales = _mm256_permute2x128_si256::<0>(scales, scales);
             let codes: *const u8 = (&raw const (*w).qs).cast();
             let mut top = load(&raw const (*w).qh);
@@ -225,7 +230,7 @@ impl Ints for BlockQ5K {
     #[target_feature(enable = "avx2")]
     unsafe fn imins(w: *const Self, a: ActBlock) -> __m128i {
         // SAFETY: the caller's promises.
-        unsafe { mins_times_sums(scales_and_mins(&raw const (*w).scales), a.sums) }
+        unsafe { mins_times_sums(scales_and_mins(w), a.sums) }
     }
 
     #[inline]

@@ -11,6 +11,22 @@ use crate::simd::{ActView, MatRef};
 use std::arch::x86_64::*;
 use std::ops::Range;
 
+/// How far ahead of a row's blocks memory is asked for. Rows of a matrix follow each other, so
+/// this reaches into the next rows, where the processor's own prefetcher stops at each page. One
+/// thread, Q4_K from memory, GB/s without, at 512, 2048, 4096 and 8192 bytes: 7.6, 12.0, 11.8,
+/// 12.0, 12.0 (rows of 768, eight at a time) and 9.4, 9.7, 11.8, 12.2, 12.0 (rows of 2048).
+const AHEAD: usize = 4096;
+
+/// Asks for the cache lines of `n` bytes. Any address is allowed: a prefetch never faults.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn prefetch(p: *const u8, n: usize) {
+    for offset in (0..n).step_by(64) {
+        // SAFETY: a hint, which reads nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(offset).cast()) };
+    }
+}
+
 /// One token's activations.
 #[derive(Clone, Copy)]
 pub(super) struct Token {
@@ -82,6 +98,7 @@ unsafe fn dot_row<B: Ints>(row: *const B, blocks: usize, token: Token) -> f32 {
         unsafe {
             let a = _mm256_loadu_ps(token.scales.add(b));
             let at = |i: usize| (row.add(b + i), token.block::<B>(b + i));
+            prefetch(row.cast::<u8>().wrapping_add(b * size_of::<B>() + AHEAD), 8 * size_of::<B>());
             lanes = add_eight::<B>(at, 8, a, lanes);
         }
     }
@@ -113,6 +130,9 @@ unsafe fn dot_eight_rows<B: Ints>(
 ) -> __m256 {
     let mut lanes = [_mm256_setzero_ps(); 8];
     for b in 0..blocks {
+        for i in 8..16 {
+            prefetch(row.wrapping_add(i * stride + b * size_of::<B>()), size_of::<B>());
+        }
         // SAFETY: block b of each of eight rows, and of the token.
         unsafe {
             let a = _mm256_set1_ps(*token.scales.add(b));

@@ -1,0 +1,222 @@
+//! What the dot kernels reach, against what one core of this machine does, and what the
+//! accumulation order of "One arithmetic" costs against another.
+//!
+//!     cargo bench --bench kernels                 # tables in Markdown, one thread
+//!     cargo bench --bench kernels -- q4_k         # cases whose name contains the text
+//!
+//! Variants of a case run in turn, round after round, so that other work on the machine meets
+//! all of them alike; each shows its fastest rounds.
+
+#[cfg(target_arch = "x86_64")]
+#[path = "kernels_order.rs"]
+mod order;
+
+use moeba::gguf::TensorType;
+use moeba::quant;
+use moeba::simd::{self, ActKind, Activations, Kernels, MatRef, Scratch, act_kind};
+use std::hint::black_box;
+use std::time::Instant;
+
+const ROUNDS: usize = 100;
+const TYPES: [TensorType; 8] = [
+    TensorType::Q4_K,
+    TensorType::Q5_K,
+    TensorType::Q6_K,
+    TensorType::Q8_0,
+    TensorType::Q4_0,
+    TensorType::F16,
+    TensorType::BF16,
+    TensorType::F32,
+];
+
+fn random(seed: &mut u64) -> f32 {
+    *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    (*seed >> 40) as f32 / (1 << 23) as f32 - 1.0
+}
+
+/// `count` copies of one random matrix, so that they can be more than the caches hold.
+struct Weights {
+    ty: TensorType,
+    rows: usize,
+    cols: usize,
+    count: usize,
+    bytes: Vec<u8>,
+}
+
+impl Weights {
+    fn new(ty: TensorType, rows: usize, cols: usize, count: usize) -> Self {
+        let size = rows * ty.row_bytes(cols as u64).unwrap() as usize;
+        let mut bytes = vec![0; size * count];
+        let (first, rest) = bytes.split_at_mut(size);
+        let mut seed = 1;
+        let x: Vec<f32> = (0..8 * cols).map(|_| random(&mut seed)).collect();
+        for chunk in first.chunks_mut(size / rows * 8) {
+            let n = chunk.len() / ty.block_bytes() * ty.block_len();
+            quant::quantize(ty, &x[..n], chunk);
+        }
+        rest.chunks_exact_mut(size).for_each(|copy| copy.copy_from_slice(first));
+        Weights { ty, rows, cols, count, bytes }
+    }
+
+    fn size(&self) -> usize {
+        self.bytes.len() / self.count
+    }
+
+    fn matrix(&self, i: usize) -> MatRef<'_> {
+        let bytes = &self.bytes[i % self.count * self.size()..][..self.size()];
+        MatRef::dense(self.ty, bytes, self.rows, self.cols)
+    }
+}
+
+fn activations(k: &Kernels, kind: ActKind, tokens: usize, cols: usize) -> Activations {
+    let mut seed = 2;
+    let x: Vec<f32> = (0..tokens * cols).map(|_| random(&mut seed)).collect();
+    let mut acts = Activations::new();
+    acts.resize(kind, tokens, cols);
+    acts.quantize_rows(k, 0..tokens, &x, cols);
+    acts
+}
+
+type Variant<'a> = Box<dyn FnMut(usize) + 'a>;
+
+/// Seconds a call of each variant, by its fastest rounds (the third of them, as one may have met
+/// a cache that should be cold). A round makes enough calls for about half a millisecond, so that
+/// some rounds are not interrupted.
+fn seconds(variants: &mut [Variant]) -> Vec<f64> {
+    let mut calls: Vec<usize> = Vec::new();
+    for variant in variants.iter_mut() {
+        variant(0);
+        let start = Instant::now();
+        variant(1);
+        calls.push((5e-4 / start.elapsed().as_secs_f64()).ceil() as usize);
+    }
+    let mut rounds = vec![Vec::new(); variants.len()];
+    let mut i = 0;
+    for _ in 0..ROUNDS {
+        for (v, variant) in variants.iter_mut().enumerate() {
+            let start = Instant::now();
+            for _ in 0..calls[v] {
+                variant(i);
+                i += 1;
+            }
+            rounds[v].push(start.elapsed().as_secs_f64() / calls[v] as f64);
+        }
+    }
+    let third = |mut times: Vec<f64>| {
+        times.sort_by(f64::total_cmp);
+        times[2]
+    };
+    rounds.into_iter().map(third).collect()
+}
+
+/// Bytes a second that one thread reads from memory.
+fn read_rate() -> f64 {
+    let words = vec![1u64; 48 << 20];
+    let part = words.len() / 64;
+    let seconds = seconds(&mut [Box::new(|i| {
+        let words = &words[i % 64 * part..][..part];
+        let sum = words.chunks_exact(16).fold([0u64; 16], |mut sum, chunk| {
+            (0..16).for_each(|i| sum[i] = sum[i].wrapping_add(chunk[i]));
+            sum
+        });
+        black_box(sum);
+    })]);
+    (part * 8) as f64 / seconds[0]
+}
+
+/// One product of each format: cold (weights from memory) for one token, warm for many.
+fn formats(k: &Kernels, filter: &str, rate: f64, peak: f64) {
+    println!(
+        "\n| format, rows × columns | 1 token, cold: GB/s | of read rate | 1 token, warm: GOP/s |"
+    );
+    println!("| 4 tokens | 32 tokens | 512 tokens | of integer peak |");
+    for ty in TYPES {
+        for (rows, cols) in [(2048, 768), (768, 2048), (2048, 4096)] {
+            let name = format!("{} {rows} × {cols}", ty.name().to_lowercase());
+            if !name.contains(filter) {
+                continue;
+            }
+            let many = (400 << 20) / (rows * ty.row_bytes(cols as u64).unwrap() as usize);
+            let cold = Weights::new(ty, rows, cols, many);
+            let mut variants: Vec<Variant> = Vec::new();
+            for (tokens, warm) in [(1, false), (1, true), (4, true), (32, true), (512, true)] {
+                let acts = activations(k, act_kind(ty), tokens, cols);
+                let (mut out, mut scratch) = (vec![0.0; rows * tokens], Scratch::new());
+                let cold = &cold;
+                variants.push(Box::new(move |i| {
+                    let mat = cold.matrix(if warm { 0 } else { i });
+                    k.matmul_all(mat, acts.all(), &mut out, &mut scratch);
+                    black_box(&mut out);
+                }));
+            }
+            let seconds = seconds(&mut variants);
+            let gbs = cold.size() as f64 / seconds[0] / 1e9;
+            let gops = |i: usize, t: usize| 2e-9 * (rows * cols * t) as f64 / seconds[i];
+            println!(
+                "| {name} | {gbs:.1} | {:.0} % | {:.0} | {:.0} | {:.0} | {:.0} | {:.0} % |",
+                100e9 * gbs / rate,
+                gops(1, 1),
+                gops(2, 4),
+                gops(3, 32),
+                gops(4, 512),
+                100e9 * gops(4, 512) / peak,
+            );
+        }
+    }
+}
+
+/// The order chosen against the other one (`kernels_order.rs`).
+#[cfg(target_arch = "x86_64")]
+fn orders(k: &Kernels, filter: &str) {
+    println!("\n| case | blocks by lane (chosen), GOP/s | positions by lane, GOP/s | ratio |");
+    println!("|---|---|---|---|");
+    for ty in [TensorType::Q4_K, TensorType::Q8_0] {
+        for (rows, cols) in [(2048, 768), (768, 2048), (2048, 4096), (64, 256)] {
+            for tokens in [1, 4, 32] {
+                let name = format!("{} {rows} × {cols}, {tokens} tokens", ty.name().to_lowercase());
+                if !name.contains(filter) {
+                    continue;
+                }
+                let weights = Weights::new(ty, rows, cols, 1);
+                let acts = activations(k, act_kind(ty), tokens, cols);
+                let (mut a, mut b) = (vec![0.0; rows * tokens], vec![0.0; rows * tokens]);
+                let (mut scratch, mut unpacked) = (Scratch::new(), order::Unpacked::new(cols));
+                let (weights, acts) = (&weights, &acts);
+                let seconds = seconds(&mut [
+                    Box::new(|_| {
+                        k.matmul_all(weights.matrix(0), acts.all(), &mut a, &mut scratch);
+                        black_box(&mut a);
+                    }),
+                    Box::new(|_| {
+                        order::matmul(weights.matrix(0), acts.all(), &mut b, &mut unpacked);
+                        black_box(&mut b);
+                    }),
+                ]);
+                for (a, b) in a.iter().zip(&b) {
+                    assert!((a - b).abs() <= 1e-3 * cols as f32, "{name}: {a} and {b}");
+                }
+                let gops = |i: usize| 2e-9 * (rows * cols * tokens) as f64 / seconds[i];
+                let ratio = seconds[1] / seconds[0];
+                println!("| {name} | {:.0} | {:.0} | {ratio:.2} |", gops(0), gops(1));
+            }
+        }
+    }
+}
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
+    let filter = args.first().map_or("", String::as_str);
+    let k = simd::kernels();
+    let rate = read_rate();
+    #[cfg(target_arch = "x86_64")]
+    let peak = order::integer_peak(seconds);
+    #[cfg(not(target_arch = "x86_64"))]
+    let peak = f64::NAN;
+    println!("kernels: {}; one thread reads {:.1} GB/s;", k.name, rate / 1e9);
+    println!("maddubs and add: {:.0} GOP/s (a product and a sum are two)", peak / 1e9);
+    formats(k, filter, rate, peak);
+    #[cfg(target_arch = "x86_64")]
+    if k.name == "avx2" {
+        orders(k, filter);
+    }
+}
