@@ -1,1 +1,134 @@
-//! Chat templates.
+//! Chat templates: from a list of messages to the prompt text that the model was trained on.
+//!
+//! Templates are Jinja source in the GGUF file, written for Hugging Face's `apply_chat_template`, so
+//! they are rendered as it does: the same whitespace rules, filters, functions and names in scope.
+//! They are also programs of unknown origin: see `limits` for what keeps them in bounds.
+
+mod clock;
+mod environment;
+mod format;
+mod from_gguf;
+mod guard;
+mod json;
+mod limits;
+
+pub use clock::Clock;
+pub use from_gguf::names;
+pub use guard::BoundedAllocator;
+
+use crate::{Error, Result};
+use minijinja::Environment;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+/// The template of the many models that use ChatML, and of those that bring none.
+pub const CHATML: &str = "\
+{%- for message in messages -%}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '<|im_start|>assistant\\n' -}}
+{%- endif -%}";
+
+/// A compiled template with the tokens that it may write.
+pub struct ChatTemplate {
+    main: Arc<Environment<'static>>,
+    /// The template named `tool_use`, taken when there are tools, where a model has one.
+    tool_use: Option<Arc<Environment<'static>>>,
+    /// `bos_token`, `eos_token`, … as the template sees them.
+    tokens: Map<String, Value>,
+}
+
+impl ChatTemplate {
+    /// Compiles `source`. `bos` and `eos` are the texts of those tokens; empty: the model has none.
+    pub fn new(source: &str, bos: &str, eos: &str) -> Result<Self> {
+        Self::with_clock(source, bos, eos, Clock::from_environment()?)
+    }
+
+    /// `new` with a fixed time for `strftime_now`.
+    pub fn with_clock(source: &str, bos: &str, eos: &str, clock: Clock) -> Result<Self> {
+        let mut tokens = Map::new();
+        for (name, text) in [("bos_token", bos), ("eos_token", eos)] {
+            if !text.is_empty() {
+                tokens.insert(name.into(), text.into());
+            }
+        }
+        Ok(Self { main: environment::compile(source, clock)?, tool_use: None, tokens })
+    }
+
+    /// Adds another token to the names in scope (`pad_token`, `unk_token`).
+    pub fn with_token(mut self, name: &str, text: &str) -> Self {
+        self.tokens.insert(name.into(), text.into());
+        self
+    }
+
+    /// The prompt text of `messages`, an array of objects with `role` and `content`. `kwargs` are
+    /// further names in scope (`enable_thinking`); they win over ours.
+    pub fn render(
+        &self,
+        messages: &Value,
+        tools: Option<&Value>,
+        add_generation_prompt: bool,
+        kwargs: &Map<String, Value>,
+    ) -> Result<String> {
+        let mut context = Map::new();
+        context.insert("messages".into(), with_reasoning_aliases(messages)?);
+        context.insert("tools".into(), check_tools(tools)?);
+        context.insert("documents".into(), Value::Null);
+        context.insert("add_generation_prompt".into(), add_generation_prompt.into());
+        context.extend(self.tokens.iter().chain(kwargs).map(|(k, v)| (k.clone(), v.clone())));
+        let template = match (&self.tool_use, tools) {
+            (Some(template), Some(_)) => template,
+            _ => &self.main,
+        };
+        let (template, context) = (template.clone(), environment::value(Value::Object(context)));
+        limits::render(template, context)
+    }
+}
+
+impl std::fmt::Debug for ChatTemplate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ChatTemplate")
+    }
+}
+
+/// Names under which a message's reasoning is passed; templates read the first, gpt-oss's `thinking`.
+const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+
+/// The messages as templates expect them: objects, reasoning under the names that they read.
+fn with_reasoning_aliases(messages: &Value) -> Result<Value> {
+    let list = messages.as_array().ok_or_else(|| shape("messages", "an array", messages))?;
+    let mut out = Vec::with_capacity(list.len());
+    for message in list {
+        let fields = message.as_object().ok_or_else(|| shape("a message", "an object", message))?;
+        let reasoning =
+            REASONING.iter().filter_map(|name| fields.get(*name)).find(|v| !v.is_null());
+        let mut fields = fields.clone();
+        if let Some(reasoning) = reasoning.cloned() {
+            fields.entry("thinking").or_insert_with(|| reasoning.clone());
+            fields.insert(REASONING[0].into(), reasoning);
+        }
+        out.push(Value::Object(fields));
+    }
+    Ok(json!(out))
+}
+
+fn check_tools(tools: Option<&Value>) -> Result<Value> {
+    match tools {
+        None => Ok(Value::Null),
+        Some(tools) if tools.is_array() => Ok(tools.clone()),
+        Some(other) => Err(shape("tools", "an array", other)),
+    }
+}
+
+fn shape(what: &str, expected: &str, got: &Value) -> Error {
+    let got = match got {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "an array",
+        Value::Object(_) => "an object",
+    };
+    Error::Invalid(format!("{what}: expected {expected}, got {got}"))
+}

@@ -1,0 +1,78 @@
+//! Which template a model uses: the user's choice, the file's own, or ChatML.
+
+use super::{CHATML, ChatTemplate};
+use crate::gguf::Gguf;
+use crate::tokenizer::Tokenizer;
+use crate::{Error, Result};
+use std::path::Path;
+
+const KEY: &str = "tokenizer.chat_template";
+
+impl ChatTemplate {
+    /// `choice` is `--chat-template`: `chatml`, the name of one of the file's templates, a file, or
+    /// Jinja source. Without it the file's default template, and ChatML where there is none.
+    pub fn from_gguf(gguf: &Gguf, tokenizer: &Tokenizer, choice: Option<&str>) -> Result<Self> {
+        let Some(choice) = choice else { return Self::of_file(gguf, tokenizer) };
+        let source = match gguf.str(&format!("{KEY}.{choice}"))? {
+            Some(named) => named.to_string(),
+            None if choice == "default" => {
+                gguf.str(KEY)?.map(str::to_owned).ok_or_else(|| unknown(gguf, choice))?
+            }
+            None if choice == "chatml" => CHATML.to_string(),
+            None if choice.contains("{{") || choice.contains("{%") => choice.to_string(),
+            None => from_file(gguf, choice)?,
+        };
+        Self::for_tokenizer(&source, tokenizer)
+    }
+
+    fn of_file(gguf: &Gguf, tokenizer: &Tokenizer) -> Result<Self> {
+        let source = gguf.str(KEY)?.unwrap_or_else(|| {
+            log::info!("the model brings no chat template: using ChatML");
+            CHATML
+        });
+        let mut template = Self::for_tokenizer(source, tokenizer)?;
+        if let Some(source) = gguf.str(&format!("{KEY}.tool_use"))? {
+            template.tool_use = Some(Self::for_tokenizer(source, tokenizer)?.main);
+        }
+        Ok(template)
+    }
+
+    fn for_tokenizer(source: &str, tokenizer: &Tokenizer) -> Result<Self> {
+        let special = tokenizer.special();
+        let bos = tokenizer.special_text(special.bos);
+        let eos = tokenizer.special_text(special.eos);
+        let mut template = Self::new(source, &bos, &eos)?;
+        for (name, id) in [("pad_token", special.pad), ("unk_token", special.unk)] {
+            if id.is_some() {
+                template = template.with_token(name, &tokenizer.special_text(id));
+            }
+        }
+        Ok(template)
+    }
+}
+
+/// The names that `--chat-template` accepts for this file.
+pub fn names(gguf: &Gguf) -> Vec<String> {
+    let mut names = vec!["chatml".to_string()];
+    if gguf.get(KEY).is_some() {
+        names.push("default".into());
+    }
+    let prefix = format!("{KEY}.");
+    names.extend(gguf.keys().filter_map(|(key, _)| key.strip_prefix(&prefix)).map(String::from));
+    names
+}
+
+fn from_file(gguf: &Gguf, path: &str) -> Result<String> {
+    let path = Path::new(path);
+    if !path.exists() {
+        return Err(unknown(gguf, &path.to_string_lossy()));
+    }
+    let bytes = std::fs::read(path).map_err(|e| Error::io(path, e))?;
+    String::from_utf8(bytes)
+        .map_err(|_| Error::format(path, "the chat template", "UTF-8 text", "other bytes"))
+}
+
+fn unknown(gguf: &Gguf, choice: &str) -> Error {
+    let names = names(gguf).join("`, `");
+    Error::Usage(format!("--chat-template: expected `{names}` or a file, got `{choice}`"))
+}

@@ -1,0 +1,153 @@
+//! Runs foreign code (a template) in a thread that can be given up.
+//!
+//! minijinja counts instructions, but one instruction can double a string, and forty of them fill
+//! any memory. Nothing in its interface bounds that, and a thread cannot be killed from outside.
+//! So the program's allocator counts what such a thread holds, and when it holds too much or runs
+//! too long its next allocation does not return: the thread sleeps for ever, with what it holds,
+//! and whoever waits for it is told. That happens only to a model that attacks its user, who is
+//! about to be told so; at most its budget is lost until the program ends.
+
+use crate::{Error, Result};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Once, mpsc};
+use std::time::{Duration, Instant};
+
+/// What a guarded thread may use.
+#[derive(Clone, Copy, Debug)]
+pub struct Budget {
+    pub bytes: i64,
+    pub time: Duration,
+    pub stack_bytes: usize,
+}
+
+/// The name of guarded threads.
+const THREAD: &str = "chat-template";
+
+/// How long a waiting thread sleeps between looks at `GIVEN_UP`.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// The system's allocator with the budget of guarded threads. A program that renders templates of
+/// unknown origin declares it as its `#[global_allocator]`; without it time and instructions are
+/// bounded, memory is not.
+pub struct BoundedAllocator;
+
+#[derive(Clone, Copy)]
+struct Meter {
+    /// Bytes that may still be allocated; negative: too many are held.
+    left: i64,
+    deadline: Instant,
+    slot: usize,
+}
+
+thread_local! {
+    /// `None` in all threads but guarded ones. Constant and without a destructor, so that the
+    /// allocator may use it at any time of a thread's life.
+    static METER: Cell<Option<Meter>> = const { Cell::new(None) };
+}
+
+/// Guarded threads that sleep for ever, as bits by their number modulo 64.
+static GIVEN_UP: AtomicU64 = AtomicU64::new(0);
+static NEXT: AtomicU64 = AtomicU64::new(0);
+
+/// Counts `delta` bytes for this thread; does not return if that is too much.
+fn count(delta: i64) {
+    // No thread-local storage any more: the thread is ending, and its work is done.
+    let _ = METER.try_with(|cell| {
+        let Some(mut meter) = cell.get() else { return };
+        meter.left -= delta;
+        cell.set(Some(meter));
+        if delta > 0 && (meter.left < 0 || Instant::now() > meter.deadline) {
+            cell.set(None);
+            GIVEN_UP.fetch_or(1 << meter.slot, Ordering::SeqCst);
+            loop {
+                std::thread::sleep(Duration::from_secs(3600));
+            }
+        }
+    });
+}
+
+// SAFETY: every request goes to the system's allocator unchanged, and its answer comes back
+// unchanged; `count` neither allocates nor unwinds.
+unsafe impl GlobalAlloc for BoundedAllocator {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(layout.size() as i64);
+        // SAFETY: the caller's promises are those that `System` asks for.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        count(layout.size() as i64);
+        // SAFETY: as above.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        count(-(layout.size() as i64));
+        // SAFETY: as above; `pointer` came from `System`.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count(size as i64 - layout.size() as i64);
+        // SAFETY: as above.
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+}
+
+/// Runs `work` within `budget`; `what` is the subject of the error sentences.
+pub fn run<T: Send + 'static>(
+    what: &str,
+    budget: Budget,
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    silence_panics();
+    let slot = (NEXT.fetch_add(1, Ordering::SeqCst) % 64) as usize;
+    let bit = 1 << slot;
+    let deadline = Instant::now() + budget.time;
+    let (sender, receiver) = mpsc::sync_channel(1);
+    std::thread::Builder::new()
+        .name(THREAD.into())
+        .stack_size(budget.stack_bytes)
+        .spawn(move || {
+            METER.set(Some(Meter { left: budget.bytes, deadline, slot }));
+            let result = work();
+            METER.set(None);
+            // Nobody waits any more if this fails.
+            let _ = sender.send(result);
+        })
+        .map_err(|e| Error::Invalid(format!("{what}: no thread to run it: {e}")))?;
+    loop {
+        match receiver.recv_timeout(LOOK) {
+            Ok(result) => return result,
+            Err(mpsc::RecvTimeoutError::Disconnected) => {
+                return Err(Error::Invalid(format!("{what} made the template engine fail")));
+            }
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+        }
+        let given_up = GIVEN_UP.fetch_and(!bit, Ordering::SeqCst) & bit != 0;
+        if Instant::now() > deadline {
+            let seconds = budget.time.as_secs();
+            return Err(Error::Invalid(format!("{what} ran for more than {seconds} seconds")));
+        }
+        if given_up {
+            let mib = budget.bytes >> 20;
+            return Err(Error::Invalid(format!("{what} used more than {mib} MiB of memory")));
+        }
+    }
+}
+
+/// A panic in a guarded thread becomes an error sentence, so the panic message, which would read
+/// like a crash, is left out.
+fn silence_panics() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if std::thread::current().name() != Some(THREAD) {
+                before(info);
+            }
+        }));
+    });
+}

@@ -1,0 +1,159 @@
+//! Templates that attack: each ends in one sentence, soon, within bounded memory.
+
+use moeba::chat::{BoundedAllocator, ChatTemplate};
+use serde_json::{Map, json};
+use std::time::{Duration, Instant};
+
+#[global_allocator]
+static ALLOCATOR: BoundedAllocator = BoundedAllocator;
+
+fn render(source: &str) -> moeba::Result<String> {
+    let messages = json!([{"role": "user", "content": "hi"}]);
+    ChatTemplate::new(source, "<s>", "</s>")?.render(&messages, None, true, &Map::new())
+}
+
+/// The sentence; the template must not need more than a few seconds for it.
+fn refusal(source: &str) -> String {
+    let start = Instant::now();
+    let error = render(source).expect_err("a hostile template was rendered");
+    assert!(start.elapsed() < Duration::from_secs(15), "{:?}: {error}", start.elapsed());
+    let sentence = error.to_string();
+    assert!(sentence.starts_with("the chat template"), "{sentence}");
+    assert!(!sentence.contains('\n'), "{sentence}");
+    sentence
+}
+
+fn refused(source: &str, because: &str) {
+    let sentence = refusal(source);
+    let start: String = source.chars().take(80).collect();
+    assert!(sentence.contains(because), "{start}: {sentence}");
+}
+
+#[test]
+fn loops_without_end_run_out_of_fuel() {
+    let nested = |n: usize, body: &str| {
+        let (open, close) = ("{% for i in range(99999) %}", "{% endfor %}");
+        format!("{}{body}{}", open.repeat(n), close.repeat(n))
+    };
+    refused(&nested(3, ""), "fuel");
+    refused(&nested(3, "x"), "fuel");
+    refused(
+        "{% macro f(n) %}{% for i in range(99999) %}{% set x = [i] %}{% endfor %}{% endmacro %}\
+             {% for i in range(99999) %}{{ f(i) }}{% endfor %}",
+        "fuel",
+    );
+}
+
+#[test]
+fn huge_ranges_and_repetitions_are_refused() {
+    refused("{% for i in range(10**9) %}{% endfor %}", "range");
+    refused("{{ range(10**9) | list }}", "range");
+    refused("{{ 'ab' * 10**9 }}", "too large");
+    refused("{{ 'ab' * 10**30 }}", "");
+    refused("{{ [1] * 10**10 }}", "");
+    refused("{{ 10 ** 10 ** 10 }}", "");
+    refused("{% for i in range(99999) %}{{ 'ab' * 10**6 }}{% endfor %}", "bytes of text");
+}
+
+#[test]
+fn memory_is_bounded() {
+    let memory = "MiB of memory";
+    let doubling = |set: &str| {
+        format!("{{% set ns = namespace(x='abcd') %}}{{% for i in range(60) %}}{set}{{% endfor %}}")
+    };
+    refused(&doubling("{% set ns.x = ns.x ~ ns.x %}"), memory);
+    refused(&doubling("{% set ns.x = ns.x + ns.x %}"), memory);
+    refused(&doubling("{% set ns.x = ns.x | replace('a', 'aa') | replace('b', 'ab') %}"), memory);
+    refused(&doubling("{% set x %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = x %}"), memory);
+    refused(&format!("{{% set a = 'abcd' %}}{}", "{% set a = a ~ a %}".repeat(60)), memory);
+    refused(
+        "{% set ns = namespace(x=[]) %}{% for i in range(99999) %}{% for j in range(99999) %}\
+             {% set ns.x = ns.x + [i, j] %}{% endfor %}{% endfor %}{{ ns.x | length }}",
+        "",
+    );
+    refused("{{ ('ab' * 10**6) | map('upper') | map('center', 10**6) | list | join }}", "");
+}
+
+#[test]
+fn deep_nesting_is_refused() {
+    for n in [200, 2_000, 20_000] {
+        refusal(&format!("{}1{}", "{{ ".to_string() + &"(".repeat(n), ")".repeat(n) + " }}"));
+        refusal(&format!("{{{{ {}1{} }}}}", "[".repeat(n), "]".repeat(n)));
+        let _ = render(&format!("{{{{ {}1 }}}}", "not ".repeat(n)));
+        refusal(&format!("{}x{}", "{% if 1 %}".repeat(n), "{% endif %}".repeat(n)));
+    }
+    refused("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion");
+    refused("{% for x in [1] recursive %}{{ loop([x]) }}{% endfor %}", "recursion");
+}
+
+/// Values nested by a loop: printing and dropping them must not overflow the stack.
+#[test]
+fn nested_values_do_not_overflow_the_stack() {
+    let nest = |n: &str, wrap: &str, then: &str| {
+        format!(
+            "{{% set ns = namespace(x=1) %}}{{% for i in range(99999) %}}{{% for j in range({n}) %}}\
+             {{% set ns.x = {wrap} %}}{{% endfor %}}{{% endfor %}}{then}"
+        )
+    };
+    let wraps = ["[ns.x]", "{'a': ns.x}", "(ns.x,)", "[1] + [ns.x]", "ns.x | default([ns.x])"];
+    for wrap in wraps {
+        for then in ["{{ ns.x }}", "{{ ns.x | tojson }}", "{{ ns.x | string }}", "{{ ns.x == 1 }}"]
+        {
+            // Whether it renders does not matter: it must end, and not by a crash.
+            let _ = render(&nest("1", wrap, then));
+        }
+    }
+    let start = Instant::now();
+    let _ = render(&nest("99999", wraps[0], ""));
+    assert!(start.elapsed() < Duration::from_secs(15));
+}
+
+#[test]
+fn other_files_and_templates_are_out_of_reach() {
+    for statement in [
+        "{% include '/etc/passwd' %}",
+        "{% import '/etc/passwd' as p %}",
+        "{% from 'chat_template' import x %}",
+        "{% extends '/etc/passwd' %}",
+    ] {
+        refused(statement, "");
+    }
+    refused("{% include 'chat_template' %}", "recursion");
+}
+
+#[test]
+fn sources_that_are_no_templates_are_refused() {
+    refused(&"x".repeat(300_000), "bytes");
+    refused("{% if %}", "line 1");
+    refused("{{ unknown() }}", "unknown");
+    refused("{{ messages[", "");
+    refused("{% for m in messages %}", "");
+}
+
+#[test]
+fn the_templates_own_refusals_are_passed_on() {
+    let sentence = refusal("{{ raise_exception('roles must alternate') }}");
+    assert_eq!(sentence, "the chat template refuses these messages: roles must alternate");
+}
+
+/// minijinja panics on this one; whatever panics, the caller gets a sentence.
+#[test]
+fn a_panic_of_the_engine_is_a_sentence() {
+    let template = ChatTemplate::new("{% for m in messages[::-1] %}x{% endfor %}", "", "").unwrap();
+    match template.render(&json!([]), None, false, &Map::new()) {
+        Ok(text) => assert_eq!(text, ""),
+        Err(e) => assert!(e.to_string().contains("template engine"), "{e}"),
+    }
+}
+
+#[test]
+fn many_renders_at_once_do_not_disturb_each_other() {
+    std::thread::scope(|scope| {
+        for i in 0..16 {
+            scope.spawn(move || match i % 2 {
+                0 => assert_eq!(render("{{ messages[0].content }}").unwrap(), "hi"),
+                _ => refused(&"{% set a = 'ab' %}".replace("'ab'", "'ab' * 90000000"), ""),
+            });
+        }
+    });
+}
