@@ -91,8 +91,8 @@ fn deep_nesting_is_refused() {
 fn nested_values_do_not_overflow_the_stack() {
     let nest = |n: &str, wrap: &str, then: &str| {
         format!(
-            "{{% set ns = namespace(x=1) %}}{{% for i in range(99999) %}}{{% for j in range({n}) %}}\
-             {{% set ns.x = {wrap} %}}{{% endfor %}}{{% endfor %}}{then}"
+            "{{% set ns = namespace(x=1) %}}{{% for i in range(99999) %}}\
+             {{% for j in range({n}) %}}{{% set ns.x = {wrap} %}}{{% endfor %}}{{% endfor %}}{then}"
         )
     };
     let wraps = ["[ns.x]", "{'a': ns.x}", "(ns.x,)", "[1] + [ns.x]", "ns.x | default([ns.x])"];

@@ -22,8 +22,8 @@ pub const RECURSION: usize = 300;
 /// A prompt of this size is tens of millions of tokens.
 const MAX_OUTPUT_BYTES: usize = 64 << 20;
 
-/// Dropping a value takes stack by its nesting: the 2.5 million levels that the fuel allows fit into
-/// this one (a test builds them). It is address space, not memory, until it is used.
+/// Dropping a value takes stack by its nesting: the 2.5 million levels that the fuel allows fit
+/// into this one (a test builds them). It is address space, not memory, until it is used.
 const BUDGET: guard::Budget =
     guard::Budget { bytes: 256 << 20, time: Duration::from_secs(10), stack_bytes: 512 << 20 };
 

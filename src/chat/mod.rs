@@ -1,8 +1,8 @@
 //! Chat templates: from a list of messages to the prompt text that the model was trained on.
 //!
-//! Templates are Jinja source in the GGUF file, written for Hugging Face's `apply_chat_template`, so
-//! they are rendered as it does: the same whitespace rules, filters, functions and names in scope.
-//! They are also programs of unknown origin: see `limits` for what keeps them in bounds.
+//! Templates are Jinja source in the GGUF file, written for Hugging Face's `apply_chat_template`,
+//! so they are rendered as it does: the same whitespace rules, filters, functions and names in
+//! scope. They are also programs of unknown origin: see `limits` for what keeps them in bounds.
 
 mod clock;
 mod environment;
@@ -92,7 +92,8 @@ impl std::fmt::Debug for ChatTemplate {
     }
 }
 
-/// Names under which a message's reasoning is passed; templates read the first, gpt-oss's `thinking`.
+/// Names under which a message's reasoning is passed; most templates read the first, gpt-oss's
+/// the second.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
 /// The messages as templates expect them: objects, reasoning under the names that they read.
