@@ -69,8 +69,8 @@ SOURCES = [
      r"|driver-api|scheduler|mm|security|kernel-hacking|locking|maintainer|doc-guide|dev-tools"
      r"|power|block|timers|trace|RCU|virt|usb|input|sound|livepatch)/.*\.html$", 1),
     ("git-doc", "reference", r"\.html$", 2),
-    ("python3.11-doc", "reference", r"html/(library|tutorial|howto|reference|faq|using|whatsnew/[23]"
-     r"|extending|distributing|installing)[/.].*\.html$", 2),
+    ("python3.11-doc", "reference", r"html/(library|tutorial|howto|reference|faq|using"
+     r"|whatsnew/[23]|extending|distributing|installing)[/.].*\.html$", 2),
     ("perl-doc", "reference", r"\.pod$", 1),
     ("manpages", "reference", r"\.\d\.gz$", 1),
     ("manpages-dev", "reference", r"\.\d\.gz$", 1),
@@ -98,8 +98,8 @@ DROP_TAGS = {"script", "style", "nav", "header", "footer", "table", "form", "hea
              "svg", "button", "select", "aside", "math", "video", "object", "iframe",
              "info", "revhistory", "authorgroup", "legalnotice", "indexterm", "comment",
              "screenshot", "bookinfo", "articleinfo", "keycombo-title", "desc", "credit"}
-DROP_CLASS = re.compile(r"nav|sidebar|(^|[ _-])toc($|[ _-])|footer|header(link)?$|related|breadcrumb"
-                        r"|^index|indexterm|searchbox|copyright|titlepage-meta|next|prev|up$"
+DROP_CLASS = re.compile(r"nav|sidebar|(^|[ _-])toc($|[ _-])|footer|header(link)?$|related"
+                        r"|breadcrumb|^index|indexterm|searchbox|copyright|titlepage-meta|next|prev|up$"
                         r"|footnotes|toc_|contents$|section-toc|viewcode|headerbar|mini-toc", re.I)
 BLOCK_TAGS = {"p", "para", "simpara", "dd", "dt", "li", "listitem", "div", "section", "sect1",
               "sect2", "sect3", "blockquote", "item", "title", "term", "h1", "h2", "h3", "h4",

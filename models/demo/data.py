@@ -85,7 +85,8 @@ def questions(heading, pick):
     if head.startswith("To "):
         return f"How do I {low[3:]}?"
     if gerund and " " not in gerund.group(1):
-        return pick([f"Tell me about {low}.", f"Explain {low}.", f"What should I know about {low}?"])
+        return pick([f"Tell me about {low}.", f"Explain {low}.",
+                     f"What should I know about {low}?"])
     if re.match(r"^How (to|do|can|does)\b", head):
         return head + "?" if not head.startswith("How to") else f"How do I {head[7:]}?"
     return pick([f"What is {head}?", f"What is {head}?", f"Explain {head}.",

@@ -17,6 +17,7 @@ import argparse
 import datetime
 import json
 import os
+import signal
 import statistics
 import sys
 import time
@@ -124,6 +125,28 @@ def orthogonal(g):
     return x.transpose(-2, -1) if flip else x
 
 
+def gather_direction(grads, momentum, mu, scale):
+    """Mean gradient into the momentum, and Nesterov's look-ahead; the gradients end up zero."""
+    g = grads[0].float()
+    for other in grads[1:]:
+        g = g + other.float()
+    g = g * scale
+    m = momentum * mu + g * (1 - mu)
+    momentum.copy_(m)
+    for grad in grads:
+        grad.zero_()
+    return (m * mu + g * (1 - mu)).bfloat16()
+
+
+def apply_direction(master, weight, direction, keep, rate):
+    value = master * keep - direction.float() * rate
+    master.copy_(value)
+    weight.copy_(value.bfloat16())
+
+
+FUSED = {"gather": gather_direction, "apply": apply_direction}
+
+
 def muon_parts(name, tensor, config):
     """The matrices that act separately: q, k, v; each expert's gate and up."""
     kind = name.split("_", 1)[-1]
@@ -150,37 +173,37 @@ def update(shared, config, rank, workers, step, rate):
             at += size
         if owner != rank:
             continue
-        g = grads[0][name].float()
-        for other in grads[1:]:
-            g += other[name]
-        g /= workers
         if is_matrix(name):
-            mu = 0.85 + 0.10 * min(1.0, step / 200)
-            momentum[name].lerp_(g, 1 - mu)
-            direction = g.lerp_(momentum[name], mu)
-            master[name].mul_(1 - 0.02 * LR_MUON * rate)
-            for d, m in zip(muon_parts(name, direction, config),
-                            muon_parts(name, master[name], config)):
+            mu = torch.tensor(0.85 + 0.10 * min(1.0, step / 200))
+            direction = FUSED["gather"]([g[name] for g in grads], momentum[name], mu,
+                                        torch.tensor(1 / workers))
+            turned = torch.empty_like(direction)
+            for d, o in zip(muon_parts(name, direction, config),
+                            muon_parts(name, turned, config)):
                 d3 = d if d.dim() == 3 else d[None]
-                m3 = m if m.dim() == 3 else m[None]
                 scale = max(1.0, d3.shape[1] / d3.shape[2]) ** 0.5
-                m3.add_(orthogonal(d3).float(), alpha=-LR_MUON * rate * scale)
+                torch.mul(orthogonal(d3).view(o.shape), scale, out=o)
+            FUSED["apply"](master[name], weight[name], turned,
+                           torch.tensor(1 - 0.02 * LR_MUON * rate), torch.tensor(LR_MUON * rate))
         else:
+            g = sum(other[name].float() for other in grads) / workers
             second = shared.second[second_at:second_at + size].view(shared.shapes[name])
             momentum[name].lerp_(g, 0.1)
             second.lerp_(g * g, 0.05)
             lr = (LR_ROUTER if name.endswith("router") else LR_ADAM) * rate
             hat = (second / (1 - 0.95 ** (step + 1))).sqrt_().add_(1e-10)
             master[name].sub_(momentum[name] / (1 - 0.9 ** (step + 1)) / hat, alpha=lr)
-        weight[name].copy_(master[name])
-        for other in grads:
-            other[name].zero_()
+            weight[name].copy_(master[name])
+            for other in grads:
+                other[name].zero_()
 
 
 def worker(rank, workers, shared, config, options, barrier):
     torch.set_num_threads(1)
     if not options.eager:
         net.compile_kernels()
+        for name in FUSED:
+            FUSED[name] = torch.compile(FUSED[name], dynamic=False)
     model = shared_model(shared, config, rank)
     length = options.length
     rows = options.batch // length // workers
@@ -245,7 +268,8 @@ def sample(model, tokenizer, count, seed=1, temperature=0.7, top_p=0.9):
             ids.append(int(order[torch.multinomial(p, 1, generator=generator)]))
             if ids[-1] in (0, 2):
                 break
-        out.append(prompt + "⟨" + tokenizer.decode(ids[start:], skip_special_tokens=False) + "⟩")
+        text = tokenizer.decode(ids[start:], skip_special_tokens=False)
+        out.append(prompt + "⟨" + text + "⟩")
     return out
 
 
@@ -287,7 +311,8 @@ def main():
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--eager", action="store_true", help="no torch.compile")
-    parser.add_argument("--checkpoint-minutes", type=float, default=5)
+    parser.add_argument("--held-out-tokens", type=int, help="a kind, at the end; all if absent")
+    parser.add_argument("--checkpoint-minutes", type=float, default=9)
     options = parser.parse_args()
     os.makedirs(options.out, exist_ok=True)
     config = net.PRESETS[options.preset]
@@ -307,6 +332,8 @@ def main():
     os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", "2000000000")
     os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", "8000000000")
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "4096")
+    # an exit through Python also ends the worker processes
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     context = mp.get_context("spawn")
     barrier = context.Barrier(options.workers + 1)
     processes = [context.Process(target=worker, daemon=True, args=(
@@ -367,14 +394,14 @@ def main():
         if time.monotonic() - last_save > 60 * options.checkpoint_minutes:
             save(checkpoint, shared, state)
             net.export(model, options.data, options.export)
-            figures, _ = held_out(model, options.data, options.length, 8192)
-            say("held out (first 8k tokens of each kind)", json.dumps(figures))
-            for text in sample(model, tokenizer, 40):
+            figures, _ = held_out(model, options.data, options.length, 6144)
+            say("held out (first 6k tokens of each kind)", json.dumps(figures))
+            for text in sample(model, tokenizer, 32):
                 say("sample", repr(text))
             last_save = time.monotonic()
     save(checkpoint, shared, state)
     net.export(model, options.data, options.export)
-    figures, loads = held_out(model, options.data, options.length)
+    figures, loads = held_out(model, options.data, options.length, options.held_out_tokens)
     for kind, load in loads.items():
         load = load.float()
         figures[kind]["max_over_mean"] = [round(v, 2) for v in
