@@ -328,3 +328,103 @@ fn expert_table(gguf: &Gguf, out: &mut String) {
         );
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gguf::Writer;
+    use clap::Parser;
+    use std::path::Path;
+
+    #[derive(Parser, Debug)]
+    struct Line {
+        #[command(flatten)]
+        args: InspectArgs,
+    }
+
+    fn parse(line: &str) -> std::result::Result<InspectArgs, clap::Error> {
+        Line::try_parse_from(line.split(' ')).map(|line| line.args)
+    }
+
+    #[test]
+    fn the_model_is_positional_or_a_flag() {
+        for line in ["inspect a.gguf", "inspect -m a.gguf", "inspect --model a.gguf --json"] {
+            assert_eq!(parse(line).unwrap().model.path().unwrap(), Path::new("a.gguf"));
+        }
+        assert!(parse("inspect").is_err());
+        assert!(parse("inspect a.gguf -m b.gguf").is_err());
+    }
+
+    /// Two MoE layers of 4 experts, 64 → 96 → 64, gate and up in Q4_0, down in Q8_0.
+    fn moe(dir: &Path) -> Gguf {
+        let path = dir.join("moe.gguf");
+        let mut writer = Writer::create(&path, None).unwrap();
+        writer.set("general.name", "a\x1b[2Jb").unwrap();
+        writer.set("tokens", (0..20u32).collect::<Vec<_>>()).unwrap();
+        for layer in 1..3 {
+            let name = |part: &str| format!("blk.{layer}.{part}.weight");
+            writer.declare(&name("attn_q"), &[64, 64], TensorType::F32).unwrap();
+            writer.declare(&name("ffn_gate_exps"), &[64, 96, 4], TensorType::Q4_0).unwrap();
+            writer.declare(&name("ffn_up_exps"), &[64, 96, 4], TensorType::Q4_0).unwrap();
+            writer.declare(&name("ffn_down_exps"), &[96, 64, 4], TensorType::Q8_0).unwrap();
+        }
+        for t in writer.tensors().to_vec() {
+            writer.write_tensor(&t.name, &vec![0; t.n_bytes as usize]).unwrap();
+        }
+        writer.finish().unwrap();
+        Gguf::open(path).unwrap()
+    }
+
+    /// 96 rows of two blocks of 18 bytes, twice; 64 rows of three blocks of 34 bytes.
+    const EXPERT_BYTES: u64 = 2 * 96 * 2 * 18 + 64 * 3 * 34;
+
+    #[test]
+    fn json_has_everything() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = json_text(&moe(dir.path()), true).unwrap();
+        assert_eq!(text.matches('\n').count(), 1);
+        let json: Json = serde_json::from_str(&text).unwrap();
+        assert_eq!(json["checked"], true);
+        assert_eq!(json["version"], 3);
+        assert_eq!(json["metadata"]["general.name"], "a\x1b[2Jb");
+        assert_eq!(json["metadata"]["tokens"].as_array().unwrap().len(), 20);
+        assert_eq!(json["tensors"].as_array().unwrap().len(), 8);
+        assert_eq!(json["tensors"][3]["name"], "blk.1.ffn_down_exps.weight");
+        assert_eq!(json["tensors"][3]["dims"], json!([96, 64, 4]));
+        assert_eq!(
+            json["types"][0],
+            json!({
+                "type": "Q4_0", "n_tensors": 4, "n_elements": 4 * 64 * 96 * 4,
+                "n_bytes": 4 * 4 * 96 * 2 * 18,
+            })
+        );
+        let expert = |layer: u64| {
+            json!({
+                "layer": layer, "n_experts": 4, "expert_bytes": EXPERT_BYTES,
+                "n_granules": 1, "granule_bytes": EXPERT_BYTES,
+            })
+        };
+        assert_eq!(json["experts"], json!([expert(1), expert(2)]));
+    }
+
+    #[test]
+    fn tables_are_short_and_harmless() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = table_text(&moe(dir.path()), false);
+        assert!(!text.contains('\x1b'));
+        assert!(text.contains("[0, 1, 2, 3, 4, 5, … 20 in all]"), "{text}");
+        assert!(text.contains("64 × 96 × 4"));
+        let experts = "layers 1 to 2: 4 experts a layer, 13.12 KiB each, 1 granule of up to";
+        assert!(text.contains(experts), "{text}");
+    }
+
+    #[test]
+    fn values_that_json_cannot_say() {
+        assert_eq!(json_value(Value::F32(0.1)), json!(0.1));
+        assert_eq!(json_value(Value::F32(f32::NAN)), json!("NaN"));
+        assert_eq!(json_value(Value::F64(f64::NEG_INFINITY)), json!("-inf"));
+        assert_eq!(json_value(Value::U64(u64::MAX)), json!(u64::MAX));
+        assert_eq!(json_value(Value::String(b"\xff")), json!({"bytes": [255]}));
+        assert_eq!(json_value(Value::String(b"text")), json!("text"));
+    }
+}
