@@ -96,7 +96,7 @@ pub(super) fn tensor_bytes(
     }
     let overflow = || ("dimensions", "fewer than 2^63 bytes".into(), format!("{dims:?}"));
     let n_rows = dims[1..].iter().try_fold(1u64, |n, &d| n.checked_mul(d)).ok_or_else(overflow)?;
-    if dims[0] % ty.block_len() as u64 != 0 {
+    if !dims[0].is_multiple_of(ty.block_len() as u64) {
         let expected = format!("a multiple of {} for type {ty}", ty.block_len());
         return Err(("row length", expected, dims[0].to_string()));
     }

@@ -117,7 +117,7 @@ impl TensorType {
     /// does not fit.
     pub fn row_bytes(self, n: u64) -> Option<u64> {
         let (len, bytes) = (self.block_len() as u64, self.block_bytes() as u64);
-        if n % len == 0 { (n / len).checked_mul(bytes) } else { None }
+        if n.is_multiple_of(len) { (n / len).checked_mul(bytes) } else { None }
     }
 
     pub fn all() -> impl Iterator<Item = TensorType> {
