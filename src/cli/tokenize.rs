@@ -93,7 +93,7 @@ mod tests {
         for text in ["1,2,3", "1 2 3", "[1, 2, 3]\n", " 1,\n2,,3 "] {
             assert_eq!(parse_ids(text).unwrap(), [1, 2, 3], "{text:?}");
         }
-        assert_eq!(parse_ids("[]").unwrap(), []);
+        assert!(parse_ids("[]").unwrap().is_empty());
         for text in ["1,x", "-1", "4294967296", "1;2", "[1"] {
             assert!(parse_ids(text).is_err(), "{text:?}");
         }

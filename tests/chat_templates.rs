@@ -1,0 +1,126 @@
+//! Chat templates against transformers: the templates of `tests/fixtures/chat/`, which produce the
+//! formats of Qwen2.5, Qwen3, Mistral, Llama 3.1 and DeepSeek-V3.1, render as
+//! `apply_chat_template` does (`expected.json`, made by `generate.py` there).
+
+use moeba::chat::{CHATML, ChatTemplate, Clock};
+use serde_json::{Map, Value, json};
+use std::path::PathBuf;
+
+fn fixture(name: &str) -> String {
+    let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/chat");
+    std::fs::read_to_string(dir.join(name)).unwrap()
+}
+
+fn template(name: &str, all: &Value) -> ChatTemplate {
+    let token = |i: usize| all["tokens"][name][i].as_str().unwrap_or_default();
+    let clock = Clock::parse(all["now"].as_str().unwrap()).unwrap();
+    let source = fixture(&format!("{name}.jinja"));
+    ChatTemplate::with_clock(&source, token(0), token(1), clock).unwrap()
+}
+
+fn check(name: &str, at_least: usize) {
+    let all: Value = serde_json::from_str(&fixture("expected.json")).unwrap();
+    let template = template(name, &all);
+    let (mut n, mut faults) = (0, String::new());
+    for case in all["cases"].as_array().unwrap().iter().filter(|case| case["template"] == name) {
+        let conversation = case["conversation"].as_str().unwrap();
+        let request = &all["requests"][case["request"].as_u64().unwrap() as usize];
+        let got = template.render(
+            &all["conversations"][conversation],
+            Some(&request["tools"]).filter(|tools| !tools.is_null()),
+            request["add_generation_prompt"].as_bool().unwrap(),
+            request["kwargs"].as_object().unwrap(),
+        );
+        n += 1;
+        let fine = match (&got, case["text"].as_str(), case["error"].as_str()) {
+            (Ok(text), Some(expected), _) => text == expected,
+            (Err(e), _, Some(expected)) => e.to_string().ends_with(expected),
+            _ => false,
+        };
+        if !fine {
+            let number = &case["request"];
+            faults += &format!("{conversation}, request {number}:\n{got:#?}\n{case:#}\n");
+        }
+    }
+    assert!(faults.is_empty(), "{faults}");
+    assert!(n >= at_least, "only {n} cases for {name}");
+}
+
+#[test]
+fn qwen2_5_renders_as_transformers_does() {
+    check("qwen2.5", 30);
+}
+
+#[test]
+fn qwen3_renders_as_transformers_does() {
+    check("qwen3", 30);
+}
+
+#[test]
+fn mistral_renders_as_transformers_does() {
+    check("mistral-nemo", 30);
+}
+
+#[test]
+fn llama_3_1_renders_as_transformers_does() {
+    check("llama-3.1", 30);
+}
+
+#[test]
+fn deepseek_renders_as_transformers_does() {
+    check("deepseek-v3.1", 30);
+}
+
+#[test]
+fn jinja_and_python_features_render_as_in_transformers() {
+    check("features", 3);
+}
+
+fn render(source: &str, messages: Value) -> moeba::Result<String> {
+    ChatTemplate::new(source, "", "")?.render(&messages, None, true, &Map::new())
+}
+
+#[test]
+fn chatml_is_built_in() {
+    let messages = json!([
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "u\n"},
+    ]);
+    let expected = "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nu\n<|im_end|>\n\
+                    <|im_start|>assistant\n";
+    assert_eq!(render(CHATML, messages).unwrap(), expected);
+}
+
+#[test]
+fn tokens_that_a_model_lacks_are_undefined() {
+    let source = "{{ bos_token is defined }} {{ tools is none }} {{ documents is none }}";
+    assert_eq!(render(source, json!([])).unwrap(), "False True True");
+    let template = ChatTemplate::new("{{ pad_token }}{{ x }}", "", "").unwrap();
+    let kwargs = json!({"x": [1]});
+    let text = template
+        .with_token("pad_token", "<pad>")
+        .render(&json!([]), None, false, kwargs.as_object().unwrap())
+        .unwrap();
+    assert_eq!(text, "<pad>[1]");
+}
+
+#[test]
+fn reasoning_is_found_under_each_of_its_names() {
+    let source = "{% for m in messages %}{{ m.reasoning_content }},{{ m.thinking }};{% endfor %}";
+    let messages = json!([{"role": "assistant", "reasoning": "a"}, {"thinking": "b"}, {}]);
+    assert_eq!(render(source, messages).unwrap(), "a,a;b,b;,;");
+}
+
+#[test]
+fn messages_of_another_shape_are_refused() {
+    for (messages, expected) in [
+        (json!({"role": "user"}), "messages: expected an array, got an object"),
+        (json!(["hello"]), "a message: expected an object, got a string"),
+        (json!(null), "messages: expected an array, got null"),
+    ] {
+        assert_eq!(render("", messages).unwrap_err().to_string(), expected);
+    }
+    let template = ChatTemplate::new("", "", "").unwrap();
+    let error = template.render(&json!([]), Some(&json!({})), false, &Map::new()).unwrap_err();
+    assert_eq!(error.to_string(), "tools: expected an array, got an object");
+}
