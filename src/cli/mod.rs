@@ -1,10 +1,30 @@
 //! The command line: one file a subcommand. `main` rewrites llama.cpp's spellings, parses, sets up
 //! logging, runs the command and turns its end into an exit code.
 
+mod args;
 mod argv;
+mod bench;
+mod chat;
+mod conversation;
+mod convert;
+mod generate;
+mod inspect;
 mod logging;
+mod logits;
 mod manual;
+mod npy;
 mod out;
+mod perplexity;
+mod plan;
+mod progress;
+mod prompt;
+mod quantize;
+mod render;
+mod run;
+mod sampling;
+mod stats;
+mod synth;
+mod tokenize;
 mod values;
 
 use crate::{Error, Result, interrupt};
@@ -42,6 +62,28 @@ pub(crate) struct Global {
 
 #[derive(Subcommand, Debug)]
 enum Command {
+    /// Answer a prompt, or chat
+    Run(run::Args),
+    /// Make a GGUF file of a Hugging Face checkpoint
+    Convert(convert::ConvertArgs),
+    /// Make a smaller GGUF file of a GGUF file
+    Quantize(quantize::QuantizeArgs),
+    /// Show what is in a model file
+    Inspect(inspect::InspectArgs),
+    /// Turn text into token ids, as run would feed them
+    Tokenize(tokenize::Args),
+    /// Turn token ids into text
+    Detokenize(tokenize::DetokenizeArgs),
+    /// Print what the model's chat template makes of messages
+    Render(render::Args),
+    /// Write the logits of given tokens as a NumPy array
+    Logits(logits::Args),
+    /// Say how well a model predicts a text, by llama.cpp's definition
+    Perplexity(perplexity::Args),
+    /// Time prompts and decode, as llama-bench does
+    Bench(bench::Args),
+    /// Make a file of random weights in a published model's shapes, to time on
+    Synth(synth::SynthArgs),
     /// Print a completion script for a shell
     Completions(manual::CompletionsArgs),
     /// Print a manual page (troff)
@@ -65,6 +107,17 @@ fn run(cli: Cli) -> Result<()> {
 
 fn dispatch(command: Command) -> Result<()> {
     match command {
+        Command::Run(args) => run::run(args),
+        Command::Convert(args) => convert::run(args),
+        Command::Quantize(args) => quantize::run(args),
+        Command::Inspect(args) => inspect::run(args),
+        Command::Tokenize(args) => tokenize::run(args),
+        Command::Detokenize(args) => tokenize::detokenize(args),
+        Command::Render(args) => render::run(args),
+        Command::Logits(args) => logits::run(args),
+        Command::Perplexity(args) => perplexity::run(args),
+        Command::Bench(args) => bench::run(args),
+        Command::Synth(args) => synth::run(args),
         Command::Completions(args) => manual::completions(args, Cli::command()),
         Command::Man(args) => manual::man(args, Cli::command()),
     }

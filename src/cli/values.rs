@@ -3,8 +3,11 @@
 
 use std::fmt::Display;
 
+/// A flag's value, or what was expected.
+pub type Parsed<T> = Result<T, String>;
+
 /// A whole number from `min` to `max`.
-pub fn integer<T>(text: &str, min: i64, max: i64) -> Result<T, String>
+pub fn integer<T>(text: &str, min: i64, max: i64) -> Parsed<T>
 where
     T: TryFrom<i64>,
 {
@@ -17,7 +20,7 @@ where
 }
 
 /// A finite number from `min` to `max`.
-pub fn float(text: &str, min: f32, max: f32) -> Result<f32, String> {
+pub fn float(text: &str, min: f32, max: f32) -> Parsed<f32> {
     match text.trim().parse::<f32>() {
         Ok(value) if (min..=max).contains(&value) => Ok(value),
         _ => Err(format!("expected a number from {min} to {max}")),
@@ -25,10 +28,7 @@ pub fn float(text: &str, min: f32, max: f32) -> Result<f32, String> {
 }
 
 /// A comma-separated list of at least one value.
-pub fn list<T, E: Display>(
-    text: &str,
-    parse: impl Fn(&str) -> Result<T, E>,
-) -> Result<Vec<T>, String> {
+pub fn list<T, E: Display>(text: &str, parse: impl Fn(&str) -> Result<T, E>) -> Parsed<Vec<T>> {
     text.split(',').map(|item| parse(item).map_err(|e| format!("{item:?}: {e}"))).collect()
 }
 

@@ -66,6 +66,13 @@ impl Engine {
         progress: &mut dyn FnMut(f32),
     ) -> Result<Arc<Engine>> {
         progress(0.0);
+        let engine = Engine::open(path, options)?;
+        engine.read_ahead(progress)?;
+        Ok(Arc::new(engine))
+    }
+
+    /// `load` without bringing in the file's pages: what a plan needs.
+    pub fn open(path: &Path, options: &EngineOptions) -> Result<Engine> {
         let gguf = Arc::new(Gguf::open(path)?);
         let tokenizer = Tokenizer::from_gguf(&gguf)?;
         let model = Model::load(gguf)?;
@@ -91,8 +98,8 @@ impl Engine {
             );
         }
         let n_threads = options.n_threads.unwrap_or_else(default_threads);
-        let engine =
-            Engine { model, tokenizer, cpu: Cpu::new(n_threads), options: options.clone(), n_ctx };
+        let cpu = Cpu::new(n_threads);
+        let engine = Engine { model, tokenizer, cpu, options: options.clone(), n_ctx };
         if let Some(available) = memory::available_bytes().filter(|a| *a < engine.kv_bytes()) {
             return Err(Error::invalid(format!(
                 "the KV cache for {n_ctx} tokens takes {} MiB, but {} MiB of memory are available: \
@@ -101,8 +108,7 @@ impl Engine {
                 available >> 20
             )));
         }
-        engine.read_ahead(progress)?;
-        Ok(Arc::new(engine))
+        Ok(engine)
     }
 
     /// Touches every page of the file, so that the first token does not wait for page faults one

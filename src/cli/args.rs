@@ -1,0 +1,103 @@
+//! Arguments that several subcommands share, and how they become engine options.
+
+use super::values::Parsed;
+use super::{progress, values};
+use crate::Result;
+use crate::engine::{CacheType, Engine, EngineOptions};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// More threads or tokens than any machine or model has: a slip of the finger.
+const MAX_THREADS: i64 = 4096;
+pub const MAX_TOKENS: i64 = 1 << 24;
+
+#[derive(clap::Args, Debug)]
+pub struct ModelArg {
+    /// GGUF file, the first one of a split model (or -m FILE)
+    #[arg(value_name = "MODEL", env = "MOEBA_MODEL")]
+    pub model: PathBuf,
+}
+
+#[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Engine")]
+pub struct ThreadsArg {
+    /// Threads; -1 is one for each physical core
+    #[arg(short, long, value_name = "N", default_value = "-1")]
+    #[arg(value_parser = threads, env = "MOEBA_THREADS")]
+    pub threads: i64,
+}
+
+impl ThreadsArg {
+    pub fn count(&self) -> Option<usize> {
+        usize::try_from(self.threads).ok()
+    }
+}
+
+/// −1, or how many.
+pub fn threads(text: &str) -> Parsed<i64> {
+    let wrong = || format!("expected -1 or a whole number from 1 to {MAX_THREADS}");
+    match values::integer::<i64>(text, -1, MAX_THREADS) {
+        Ok(0) | Err(_) => Err(wrong()),
+        Ok(n) => Ok(n),
+    }
+}
+
+/// A number of tokens, at least one.
+pub fn tokens(text: &str) -> Parsed<usize> {
+    values::integer(text, 1, MAX_TOKENS)
+}
+
+/// A number of tokens, where 0 has a meaning of its own.
+pub fn tokens_or_zero(text: &str) -> Parsed<usize> {
+    values::integer(text, 0, MAX_TOKENS)
+}
+
+#[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Engine")]
+pub struct BatchArgs {
+    /// Tokens handed over at once
+    #[arg(short, long, value_name = "N", default_value = "2048", value_parser = tokens)]
+    #[arg(env = "MOEBA_BATCH_SIZE")]
+    pub batch_size: usize,
+    /// Tokens computed at once (or -ub N)
+    #[arg(long, value_name = "N", default_value = "512", value_parser = tokens)]
+    #[arg(env = "MOEBA_UBATCH_SIZE")]
+    pub ubatch_size: usize,
+    /// Type of the key cache, f32 or f16 (or -ctk TYPE)
+    #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = cache_type)]
+    #[arg(env = "MOEBA_CACHE_TYPE_K")]
+    pub cache_type_k: CacheType,
+    /// Type of the value cache, f32 or f16 (or -ctv TYPE)
+    #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = cache_type)]
+    #[arg(env = "MOEBA_CACHE_TYPE_V")]
+    pub cache_type_v: CacheType,
+}
+
+fn cache_type(text: &str) -> Parsed<CacheType> {
+    text.to_ascii_lowercase().parse().map_err(|_| "expected f32 or f16".to_owned())
+}
+
+impl BatchArgs {
+    /// Options for a context of `n_ctx` tokens, 0 being the model's own.
+    pub fn options(&self, n_ctx: usize, n_threads: Option<usize>) -> EngineOptions {
+        EngineOptions {
+            n_ctx: (n_ctx > 0).then_some(n_ctx),
+            n_batch: self.batch_size,
+            n_ubatch: self.ubatch_size.min(self.batch_size),
+            n_threads,
+            cache_type_k: self.cache_type_k,
+            cache_type_v: self.cache_type_v,
+        }
+    }
+}
+
+/// Loads a model with a bar, then says what was loaded.
+pub fn load(path: &Path, options: &EngineOptions) -> Result<Arc<Engine>> {
+    let bar = progress::bar("loading", 1000);
+    let engine = Engine::load(path, options, &mut |part| {
+        bar.set_position((part * 1000.0) as u64);
+    })?;
+    bar.finish_and_clear();
+    log::info!("{}", engine.describe());
+    Ok(engine)
+}

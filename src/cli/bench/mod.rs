@@ -1,0 +1,227 @@
+//! `moeba bench`: llama-bench's tests, names and JSON keys, so that figures compare; beside them
+//! what an expert costs: bytes of experts a token touches, and the rate at which decode reads
+//! weights.
+
+mod report;
+mod traffic;
+
+use super::args::{self, BatchArgs, ModelArg};
+use super::values::Parsed;
+use super::{progress, values};
+use crate::engine::{Engine, Session, Want};
+use crate::{Result, interrupt};
+use report::{Format, Report, Row};
+use std::sync::Arc;
+use std::time::{Instant, SystemTime};
+use traffic::Traffic;
+
+const MAX_REPETITIONS: i64 = 100_000;
+
+#[derive(clap::Args, Debug)]
+#[command(allow_negative_numbers = true)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArg,
+    /// Prompt tests: tokens of each, with commas between them; 0 for none
+    #[arg(short = 'p', long, value_name = "N,…", default_value = "512", value_parser = counts)]
+    n_prompt: List<usize>,
+    /// Decode tests: tokens of each; 0 for none
+    #[arg(short = 'n', long, value_name = "N,…", default_value = "128", value_parser = counts)]
+    n_gen: List<usize>,
+    /// A test of a prompt and what follows it, timed together (or -pg P,N); may be repeated
+    #[arg(long, value_name = "P,N", value_parser = pair)]
+    prompt_gen: Vec<(usize, usize)>,
+    /// Tokens that are in the context before a test begins
+    #[arg(short = 'd', long, value_name = "N,…", default_value = "0", value_parser = counts)]
+    n_depth: List<usize>,
+    /// Runs of each test
+    #[arg(short, long, value_name = "N", default_value = "5", value_parser = repetitions)]
+    repetitions: usize,
+    /// Form of the result
+    #[arg(short, long, value_name = "FORMAT", default_value = "md")]
+    output: Format,
+    /// Threads, with commas between them; -1 is one for each physical core
+    #[arg(short, long, value_name = "N,…", default_value = "-1", value_parser = thread_counts)]
+    #[arg(allow_hyphen_values = true, env = "MOEBA_THREADS")]
+    threads: List<i64>,
+    /// Do not run each test once before it is timed
+    #[arg(long)]
+    no_warmup: bool,
+    #[command(flatten)]
+    batch: BatchArgs,
+}
+
+/// A list is one value of the flag, so it needs a type of its own: clap reads `Vec` as "repeated".
+#[derive(Clone, Debug)]
+struct List<T>(Vec<T>);
+
+fn counts(text: &str) -> Parsed<List<usize>> {
+    values::list(text, args::tokens_or_zero).map(List)
+}
+
+fn thread_counts(text: &str) -> Parsed<List<i64>> {
+    values::list(text, args::threads).map(List)
+}
+
+fn repetitions(text: &str) -> Parsed<usize> {
+    values::integer(text, 1, MAX_REPETITIONS)
+}
+
+fn pair(text: &str) -> Parsed<(usize, usize)> {
+    match values::list(text, args::tokens)?[..] {
+        [prompt, gen_tokens] => Ok((prompt, gen_tokens)),
+        _ => Err("expected two numbers, PROMPT,DECODE".into()),
+    }
+}
+
+/// What is timed: a prompt of so many tokens, then so many one by one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Test {
+    n_prompt: usize,
+    n_gen: usize,
+    n_depth: usize,
+}
+
+/// In llama-bench's order: for each depth the prompts, the decodes, both together.
+fn tests(args: &Args) -> Vec<Test> {
+    let mut out = Vec::new();
+    for &n_depth in &args.n_depth.0 {
+        let prompts = args.n_prompt.0.iter().map(|&n| (n, 0));
+        let decodes = args.n_gen.0.iter().map(|&n| (0, n));
+        let all = prompts.chain(decodes).filter(|&pair| pair != (0, 0));
+        let all = all.chain(args.prompt_gen.iter().copied());
+        out.extend(all.map(|(n_prompt, n_gen)| Test { n_prompt, n_gen, n_depth }));
+    }
+    out
+}
+
+pub fn run(args: Args) -> Result<()> {
+    let tests = tests(&args);
+    let n_ctx = tests.iter().map(|t| t.n_prompt + t.n_gen + t.n_depth).max().unwrap_or(1);
+    let mut report = Report::new(args.output);
+    for &n_threads in &args.threads.0 {
+        let mut options = args.batch.options(n_ctx, usize::try_from(n_threads).ok());
+        options.n_ctx = Some(n_ctx);
+        let engine = args::load(&args.model.model, &options)?;
+        for test in &tests {
+            let samples = Bench::new(&engine, &args, *test)?.run()?;
+            report.add(&Row::new(&engine, &args.batch, *test, samples))?;
+        }
+    }
+    report.finish()
+}
+
+/// One test's measurements.
+struct Samples {
+    /// When the first run began.
+    started: SystemTime,
+    ns: Vec<u64>,
+    traffic: Traffic,
+}
+
+struct Bench<'a> {
+    engine: &'a Arc<Engine>,
+    args: &'a Args,
+    test: Test,
+    session: Session,
+    tokens: Tokens,
+}
+
+impl<'a> Bench<'a> {
+    fn new(engine: &'a Arc<Engine>, args: &'a Args, test: Test) -> Result<Self> {
+        let session = Session::new(engine)?;
+        let tokens = Tokens::new(engine.tokenizer().n_vocab());
+        Ok(Self { engine, args, test, session, tokens })
+    }
+
+    fn run(mut self) -> Result<Samples> {
+        let mut traffic = Traffic::none();
+        if !self.args.no_warmup {
+            // Which experts are touched is counted here, where nothing is timed.
+            self.session.record_experts(true);
+            self.prepare()?;
+            self.session.take_experts();
+            self.once()?;
+            traffic = Traffic::of(self.engine, &self.session.take_experts(), self.test.n_prompt);
+            self.session.record_experts(false);
+        }
+        let started = SystemTime::now();
+        let bar = progress::bar("bench", self.args.repetitions as u64);
+        let mut ns = Vec::new();
+        for _ in 0..self.args.repetitions {
+            self.prepare()?;
+            let start = Instant::now();
+            self.once()?;
+            ns.push(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
+            bar.inc(1);
+        }
+        bar.finish_and_clear();
+        Ok(Samples { started, ns, traffic })
+    }
+
+    /// An empty context, or one of the test's depth.
+    fn prepare(&mut self) -> Result<()> {
+        self.session.truncate(0);
+        self.prompt(self.test.n_depth)
+    }
+
+    fn once(&mut self) -> Result<()> {
+        self.prompt(self.test.n_prompt)?;
+        for _ in 0..self.test.n_gen {
+            interrupt::check()?;
+            let token = self.tokens.next();
+            self.session.eval(&[token], Want::Last, &mut |_, _| {})?;
+        }
+        Ok(())
+    }
+
+    fn prompt(&mut self, n: usize) -> Result<()> {
+        let tokens: Vec<u32> = (0..n).map(|_| self.tokens.next()).collect();
+        for part in tokens.chunks(self.args.batch.batch_size) {
+            self.session.eval(part, Want::Last, &mut |_, _| {})?;
+        }
+        Ok(())
+    }
+}
+
+/// Random tokens, as llama-bench takes them; the same ones in every run of the program.
+struct Tokens {
+    state: u64,
+    n_vocab: u64,
+}
+
+impl Tokens {
+    fn new(n_vocab: usize) -> Self {
+        Self { state: 0x9e37_79b9_7f4a_7c15, n_vocab: n_vocab.max(1) as u64 }
+    }
+
+    fn next(&mut self) -> u32 {
+        // xorshift64*: enough to spread tokens over the vocabulary.
+        self.state ^= self.state >> 12;
+        self.state ^= self.state << 25;
+        self.state ^= self.state >> 27;
+        let random = self.state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32;
+        ((random * self.n_vocab) >> 32) as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_are_spread_over_the_vocabulary() {
+        let mut tokens = Tokens::new(10);
+        let mut seen = [0; 10];
+        (0..1000).for_each(|_| seen[tokens.next() as usize] += 1);
+        assert!(seen.iter().all(|&n| n > 50), "{seen:?}");
+    }
+
+    #[test]
+    fn pairs_are_two_positive_numbers() {
+        assert_eq!(pair("8,4"), Ok((8, 4)));
+        for bad in ["8", "8,4,2", "0,4", "8,", "x,y"] {
+            assert!(pair(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! Results of `moeba bench` as a table, JSON or CSV, row by row as they come.
+
+use super::super::args::BatchArgs;
+use super::super::{out, stats};
+use super::{Samples, Test};
+use crate::Result;
+use crate::engine::Engine;
+use serde_json::{Map, Value, json};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Format {
+    Md,
+    Json,
+    Jsonl,
+    Csv,
+}
+
+/// One line of the result.
+pub struct Row {
+    fields: Map<String, Value>,
+    test: Test,
+}
+
+impl Row {
+    /// llama-bench's keys in its order, then ours.
+    pub fn new(engine: &Engine, batch: &BatchArgs, test: Test, samples: Samples) -> Row {
+        let gguf = engine.gguf();
+        let n_params: u64 = gguf.tensors().iter().map(|t| t.dims.iter().product::<u64>()).sum();
+        let size: u64 = gguf.tensors().iter().map(|t| t.n_bytes).sum();
+        let n_tokens = (test.n_prompt + test.n_gen) as f64;
+        let rates: Vec<f64> = samples.ns.iter().map(|&ns| n_tokens * 1e9 / ns as f64).collect();
+        let ns: Vec<f64> = samples.ns.iter().map(|&ns| ns as f64).collect();
+        let (avg_ts, stddev_ts) = mean_and_deviation(&rates);
+        let (avg_ns, stddev_ns) = mean_and_deviation(&ns);
+        let gbps = samples.traffic.decode_bytes.map(|bytes| bytes * avg_ts / 1e9);
+        let fields = json!({
+            "build_commit": option_env!("MOEBA_COMMIT").unwrap_or("unknown"),
+            "build_version": env!("CARGO_PKG_VERSION"),
+            "cpu_info": cpu_info(),
+            "gpu_info": "",
+            "backends": "CPU",
+            "model_filename": gguf.path().display().to_string(),
+            "model_type": model_type(engine),
+            "model_size": size,
+            "model_n_params": n_params,
+            "n_batch": batch.batch_size,
+            "n_ubatch": batch.ubatch_size.min(batch.batch_size),
+            "n_threads": engine.n_threads(),
+            "type_k": format!("{:?}", batch.cache_type_k).to_lowercase(),
+            "type_v": format!("{:?}", batch.cache_type_v).to_lowercase(),
+            "n_gpu_layers": 0,
+            "n_prompt": test.n_prompt,
+            "n_gen": test.n_gen,
+            "n_depth": test.n_depth,
+            "test_time": iso_time(samples.started),
+            "avg_ns": avg_ns.round() as u64,
+            "stddev_ns": stddev_ns.round() as u64,
+            "avg_ts": avg_ts,
+            "stddev_ts": stddev_ts,
+            "expert_bytes_per_token": samples.traffic.expert_bytes,
+            "weight_bytes_per_decoded_token": samples.traffic.decode_bytes,
+            "weight_gb_per_s": gbps,
+            "peak_rss_bytes": stats::peak_rss_bytes(),
+            "samples_ns": samples.ns,
+            "samples_ts": rates,
+        });
+        let Value::Object(fields) = fields else { unreachable!("a map was written down") };
+        Row { fields, test }
+    }
+
+    fn number(&self, key: &str) -> Option<f64> {
+        self.fields.get(key).and_then(Value::as_f64)
+    }
+}
+
+/// Prints rows as they come.
+pub struct Report {
+    format: Format,
+    n_rows: usize,
+}
+
+impl Report {
+    pub fn new(format: Format) -> Self {
+        Self { format, n_rows: 0 }
+    }
+
+    pub fn add(&mut self, row: &Row) -> Result<()> {
+        let first = self.n_rows == 0;
+        self.n_rows += 1;
+        match self.format {
+            Format::Md if first => out::line(&format!("{}\n{}", md_head(), md_line(row))),
+            Format::Md => out::line(&md_line(row)),
+            Format::Json => {
+                let lead = if first { "[\n" } else { ",\n" };
+                let text = format!("{:#}", Value::Object(row.fields.clone()));
+                out::write(format!("{lead}  {}", text.replace('\n', "\n  ")).as_bytes())
+            }
+            Format::Jsonl => out::line(&Value::Object(row.fields.clone()).to_string()),
+            Format::Csv => {
+                let head = row.fields.keys().filter(|key| !key.starts_with("samples_"));
+                let head = head.cloned().collect::<Vec<_>>().join(",");
+                let lead = if first { format!("{head}\n") } else { String::new() };
+                out::line(&format!("{lead}{}", csv_line(row)))
+            }
+        }
+    }
+
+    pub fn finish(self) -> Result<()> {
+        match self.format {
+            Format::Json if self.n_rows == 0 => out::line("[]"),
+            Format::Json => out::line("\n]"),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Column heads with their widths; `:` marks a right-aligned one.
+const MD_COLUMNS: [(&str, usize, &str); 9] = [
+    ("model", 30, "-"),
+    ("size", 10, ":"),
+    ("params", 10, ":"),
+    ("backend", 7, "-"),
+    ("threads", 7, ":"),
+    ("test", 15, ":"),
+    ("t/s", 20, ":"),
+    ("expert MiB/token", 16, ":"),
+    ("GB/s", 6, ":"),
+];
+
+fn md_head() -> String {
+    let heads = MD_COLUMNS.map(|(head, width, align)| match align {
+        ":" => format!(" {head:>width$} "),
+        _ => format!(" {head:<width$} "),
+    });
+    let rules = MD_COLUMNS.map(|(_, width, align)| format!(" {}{align} ", "-".repeat(width - 1)));
+    format!("|{}|\n|{}|", heads.join("|"), rules.join("|"))
+}
+
+fn md_line(row: &Row) -> String {
+    let f = &row.fields;
+    let text = |key: &str| f.get(key).and_then(Value::as_str).unwrap_or_default();
+    let number = |key: &str| row.number(key).unwrap_or_default();
+    let optional = |value: Option<f64>| value.map_or("-".into(), |v| format!("{v:.2}"));
+    let expert_mib = row.number("expert_bytes_per_token").map(|b| b / f64::from(1 << 20));
+    let cells = [
+        text("model_type").to_owned(),
+        size_text(number("model_size")),
+        params_text(number("model_n_params")),
+        text("backends").to_owned(),
+        number("n_threads").to_string(),
+        test_name(row.test),
+        format!("{:.2} ± {:.2}", number("avg_ts"), number("stddev_ts")),
+        optional(expert_mib),
+        optional(row.number("weight_gb_per_s")),
+    ];
+    let cells = cells.iter().zip(MD_COLUMNS).map(|(cell, (_, width, align))| match align {
+        ":" => format!(" {cell:>width$} "),
+        _ => format!(" {cell:<width$} "),
+    });
+    format!("|{}|", cells.collect::<Vec<_>>().join("|"))
+}
+
+/// `pp512`, `tg128`, `pp512+tg128`, with ` @ d1024` at a depth.
+fn test_name(test: Test) -> String {
+    let name = match (test.n_prompt, test.n_gen) {
+        (p, 0) => format!("pp{p}"),
+        (0, n) => format!("tg{n}"),
+        (p, n) => format!("pp{p}+tg{n}"),
+    };
+    if test.n_depth > 0 { format!("{name} @ d{}", test.n_depth) } else { name }
+}
+
+fn size_text(bytes: f64) -> String {
+    let gib = bytes / f64::from(1 << 30);
+    if gib >= 1.0 { format!("{gib:.2} GiB") } else { format!("{:.2} MiB", gib * 1024.0) }
+}
+
+fn params_text(n: f64) -> String {
+    if n >= 1e9 { format!("{:.2} B", n / 1e9) } else { format!("{:.2} M", n / 1e6) }
+}
+
+/// Every field but the samples, quoted as llama-bench does.
+fn csv_line(row: &Row) -> String {
+    let fields = row.fields.iter().filter(|(key, _)| !key.starts_with("samples_"));
+    let quoted = fields.map(|(_, value)| match value {
+        Value::String(text) => format!("\"{}\"", text.replace('"', "\"\"")),
+        Value::Null => "\"\"".into(),
+        other => format!("\"{other}\""),
+    });
+    quoted.collect::<Vec<_>>().join(",")
+}
+
+/// Mean and sample standard deviation, 0 for a single value.
+fn mean_and_deviation(values: &[f64]) -> (f64, f64) {
+    let n = values.len() as f64;
+    let mean = values.iter().sum::<f64>() / n;
+    if values.len() < 2 {
+        return (mean, 0.0);
+    }
+    let squares: f64 = values.iter().map(|v| (v - mean) * (v - mean)).sum();
+    (mean, (squares / (n - 1.0)).sqrt())
+}
+
+/// Architecture, size label and quantisation, as far as the file says.
+fn model_type(engine: &Engine) -> String {
+    let gguf = engine.gguf();
+    let text = |key: &str| gguf.get(key).and_then(|v| v.as_bytes()).map(String::from_utf8_lossy);
+    let parts = [text("general.architecture"), text("general.size_label")];
+    let mut out = parts.into_iter().flatten().collect::<Vec<_>>();
+    let file_type = gguf.get("general.file_type").and_then(|v| v.as_u64());
+    out.extend(file_type.and_then(file_type_name).map(Into::into));
+    out.join(" ")
+}
+
+/// llama.cpp's numbers of the usual mixes.
+fn file_type_name(number: u64) -> Option<&'static str> {
+    Some(match number {
+        0 => "all F32",
+        1 => "F16",
+        2 => "Q4_0",
+        7 => "Q8_0",
+        14 => "Q4_K - Small",
+        15 => "Q4_K - Medium",
+        16 => "Q5_K - Small",
+        17 => "Q5_K - Medium",
+        18 => "Q6_K",
+        32 => "BF16",
+        _ => return None,
+    })
+}
+
+fn cpu_info() -> String {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = info.lines().find_map(|line| line.strip_prefix("model name"));
+    name.map(|n| n.trim_start_matches([' ', '\t', ':']).to_owned()).unwrap_or_default()
+}
+
+/// `2026-11-21T02:00:00Z`
+fn iso_time(time: SystemTime) -> String {
+    let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    let (days, second) = (seconds / 86_400, seconds % 86_400);
+    let (year, month, day) = civil_date(days);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+/// Year, month and day of a day counted from 1970-01-01. Years are counted from March, so that the
+/// leap day comes last; 146,097 days are 400 years.
+fn civil_date(days: u64) -> (u64, u64, u64) {
+    let days = days + 719_468; // 0000-03-01
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let date = day - (153 * month + 2) / 5 + 1;
+    let (month, next) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
+    (era * 400 + year + next, month, date)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_dates() {
+        let at = |s| iso_time(UNIX_EPOCH + std::time::Duration::from_secs(s));
+        assert_eq!(at(0), "1970-01-01T00:00:00Z");
+        assert_eq!(at(951_782_399), "2000-02-28T23:59:59Z");
+        assert_eq!(at(951_782_400), "2000-02-29T00:00:00Z");
+        assert_eq!(at(1_795_220_096 + 7200), "2026-11-21T02:14:56Z");
+    }
+
+    #[test]
+    fn a_single_sample_has_no_deviation() {
+        assert_eq!(mean_and_deviation(&[3.0]), (3.0, 0.0));
+        assert_eq!(mean_and_deviation(&[1.0, 3.0]), (2.0, 2f64.sqrt()));
+    }
+
+    #[test]
+    fn tests_are_named_as_llama_bench_names_them() {
+        let name = |n_prompt, n_gen, n_depth| test_name(Test { n_prompt, n_gen, n_depth });
+        assert_eq!(name(512, 0, 0), "pp512");
+        assert_eq!(name(0, 128, 64), "tg128 @ d64");
+        assert_eq!(name(8, 4, 0), "pp8+tg4");
+    }
+}

@@ -1,0 +1,324 @@
+//! One text from a model: the prompt into the cache (what is there already stays), then token by
+//! token until something ends it. Used by one-shot runs and by chats.
+
+use super::progress;
+use super::stats::{Stats, mib, ms, peak_rss_bytes, per_second};
+use crate::engine::{Engine, Session, Want};
+use crate::sample::{Sampler, SamplerOptions, StopMatcher};
+use crate::tokenizer::Detokenizer;
+use crate::{Error, Result};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// What bounds a generation besides the model's own end.
+#[derive(Clone, Debug, Default)]
+pub struct Limits {
+    /// `None`: until the end.
+    pub n_predict: Option<usize>,
+    pub ignore_eos: bool,
+    pub stops: Vec<String>,
+}
+
+/// Why a generation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The model said so.
+    Eog,
+    Stop,
+    Length,
+    ContextFull,
+    Interrupted,
+}
+
+impl End {
+    /// As OpenAI's API names them, where it does.
+    pub fn name(self) -> &'static str {
+        match self {
+            End::Eog | End::Stop => "stop",
+            End::Length => "length",
+            End::ContextFull => "context_full",
+            End::Interrupted => "interrupted",
+        }
+    }
+}
+
+/// What was measured of one generation.
+#[derive(Clone, Copy, Debug)]
+pub struct Outcome {
+    pub end: End,
+    /// Tokens of the prompt that were computed, and that the cache had.
+    pub n_prompt: usize,
+    pub n_reused: usize,
+    pub n_generated: usize,
+    /// From the start to the prompt's end, which is the first token.
+    pub prompt_time: Duration,
+    /// From there to the last token: the time of all tokens but the first.
+    pub decode_time: Duration,
+}
+
+impl Outcome {
+    /// Steps of one token each.
+    fn n_decoded(&self) -> usize {
+        self.n_generated.saturating_sub(1)
+    }
+
+    fn prompt_rate(&self) -> f64 {
+        per_second(self.n_prompt, self.prompt_time)
+    }
+
+    fn decode_rate(&self) -> f64 {
+        per_second(self.n_decoded(), self.decode_time)
+    }
+
+    pub fn report(&self) -> String {
+        let reused = match self.n_reused {
+            0 => String::new(),
+            n => format!(", {n} more were in the cache"),
+        };
+        let memory = match peak_rss_bytes() {
+            Some(bytes) => format!("; peak memory {:.1} MiB", mib(bytes)),
+            None => String::new(),
+        };
+        format!(
+            "prompt: {} tokens in {:.1} ms, {:.2} tokens/s{reused}\n\
+             decode: {} tokens in {:.1} ms, {:.2} tokens/s\n\
+             time to first token {:.1} ms{memory}",
+            self.n_prompt,
+            ms(self.prompt_time),
+            self.prompt_rate(),
+            self.n_decoded(),
+            ms(self.decode_time),
+            self.decode_rate(),
+            ms(self.prompt_time),
+        )
+    }
+
+    pub fn fill(&self, stats: &mut Stats) {
+        let per_token = |n: usize, time| if n == 0 { f64::NAN } else { ms(time) / n as f64 };
+        let first = if self.n_generated == 0 { f64::NAN } else { ms(self.prompt_time) };
+        stats.number("ttft_ms", first);
+        stats.number("tpot_ms", per_token(self.n_decoded(), self.decode_time));
+        stats.count("prompt_tokens", (self.n_prompt + self.n_reused) as u64);
+        stats.count("prompt_tokens_reused", self.n_reused as u64);
+        stats.count("generated_tokens", self.n_generated as u64);
+        stats.number("prompt_tokens_per_second", self.prompt_rate());
+        stats.number("decode_tokens_per_second", self.decode_rate());
+        stats.text("finish_reason", self.end.name());
+    }
+}
+
+/// A session and the tokens that its cache holds.
+pub struct Generator {
+    engine: Arc<Engine>,
+    session: Session,
+    cached: Vec<u32>,
+    n_ubatch: usize,
+}
+
+/// What is asked for.
+pub struct Request<'a> {
+    pub prompt: &'a [u32],
+    pub sampling: SamplerOptions,
+    pub limits: &'a Limits,
+    /// The answer is a text of its own, not the prompt's next words: a leading space that only
+    /// marks a word is no part of it.
+    pub own_text: bool,
+}
+
+impl Generator {
+    /// `n_ubatch` is the engine's: between so many tokens the bar moves and Ctrl-C is heard.
+    pub fn new(engine: &Arc<Engine>, n_ubatch: usize) -> Result<Self> {
+        let session = Session::new(engine)?;
+        Ok(Self { engine: engine.clone(), session, cached: Vec::new(), n_ubatch })
+    }
+
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// Tokens of context in use.
+    pub fn n_past(&self) -> usize {
+        self.cached.len()
+    }
+
+    /// Continues the prompt. `print` gets whole characters as soon as no stop string can begin with
+    /// them. Ctrl-C ends it with what there is.
+    pub fn generate(
+        &mut self,
+        request: Request<'_>,
+        print: &mut dyn FnMut(&str) -> Result<()>,
+    ) -> Result<Outcome> {
+        let Request { prompt, limits, .. } = request;
+        self.check(prompt)?;
+        let mut sampler = Sampler::new(request.sampling)?;
+        prompt.iter().for_each(|&id| sampler.accept(id));
+        let start = Instant::now();
+        let n_reused = self.keep_common(prompt);
+        let mut outcome = Outcome {
+            end: End::Interrupted,
+            n_prompt: prompt.len() - n_reused,
+            n_reused,
+            n_generated: 0,
+            prompt_time: Duration::ZERO,
+            decode_time: Duration::ZERO,
+        };
+        let first = self.feed(&prompt[n_reused..], &mut sampler, limits);
+        outcome.prompt_time = start.elapsed();
+        let first = match first {
+            Err(Error::Interrupted) => {
+                outcome.n_prompt = self.cached.len() - n_reused;
+                return Ok(outcome);
+            }
+            other => other?,
+        };
+        let start = Instant::now();
+        let engine = self.engine.clone();
+        let mut text = Text::new(&engine, request.own_text, limits, print);
+        outcome.end = self.decode(first, &mut sampler, limits, &mut text, &mut outcome)?;
+        text.finish()?;
+        outcome.decode_time = start.elapsed();
+        Ok(outcome)
+    }
+
+    fn check(&self, prompt: &[u32]) -> Result<()> {
+        let n_ctx = self.engine.n_ctx();
+        if prompt.is_empty() {
+            return Err(Error::invalid("the prompt is empty: there is nothing to continue"));
+        }
+        if prompt.len() > n_ctx {
+            return Err(Error::invalid(format!(
+                "the prompt has {} tokens and the context {n_ctx}: shorten it or raise -c",
+                prompt.len()
+            )));
+        }
+        Ok(())
+    }
+
+    /// Drops from the cache what differs from `prompt`; how many tokens are left. The prompt's last
+    /// token is always computed, because its logits are needed.
+    fn keep_common(&mut self, prompt: &[u32]) -> usize {
+        let common = self.cached.iter().zip(prompt).take_while(|(a, b)| a == b).count();
+        let kept = common.min(prompt.len() - 1);
+        self.cached.truncate(kept);
+        self.session.truncate(kept);
+        kept
+    }
+
+    /// Computes `tokens`, with a bar, and samples the token that follows.
+    fn feed(&mut self, tokens: &[u32], sampler: &mut Sampler, limits: &Limits) -> Result<u32> {
+        let bar = progress::bar("prompt", tokens.len() as u64);
+        let mut parts = tokens.chunks(self.n_ubatch).peekable();
+        while let Some(part) = parts.next() {
+            if parts.peek().is_none() {
+                let next = self.step(part, sampler, limits);
+                bar.finish_and_clear();
+                return next;
+            }
+            self.session.eval(part, Want::None, &mut |_, _| {})?;
+            self.cached.extend(part);
+            bar.inc(part.len() as u64);
+        }
+        unreachable!("a prompt is not empty")
+    }
+
+    /// Computes `tokens` at once and samples what follows.
+    fn step(&mut self, tokens: &[u32], sampler: &mut Sampler, limits: &Limits) -> Result<u32> {
+        let tokenizer = self.engine.tokenizer();
+        let mut next = Err(Error::Interrupted);
+        self.session.eval(tokens, Want::Last, &mut |_, logits| {
+            // A model may have more rows than its vocabulary has tokens: padding, never an answer.
+            let logits = &mut logits[..tokenizer.n_vocab()];
+            if limits.ignore_eos {
+                tokenizer.eog_ids().for_each(|id| logits[id as usize] = f32::NEG_INFINITY);
+            }
+            next = sampler.sample(logits);
+        })?;
+        self.cached.extend(tokens);
+        let next = next?;
+        sampler.accept(next);
+        Ok(next)
+    }
+
+    /// Prints and computes token by token, beginning with the one that the prompt led to.
+    fn decode(
+        &mut self,
+        first: u32,
+        sampler: &mut Sampler,
+        limits: &Limits,
+        text: &mut Text<'_>,
+        outcome: &mut Outcome,
+    ) -> Result<End> {
+        let mut next = first;
+        loop {
+            if limits.n_predict == Some(outcome.n_generated) {
+                return Ok(End::Length);
+            }
+            outcome.n_generated += 1;
+            if self.engine.tokenizer().is_eog(next) {
+                return Ok(End::Eog);
+            }
+            if text.push(next)? {
+                return Ok(End::Stop);
+            }
+            if limits.n_predict == Some(outcome.n_generated) {
+                return Ok(End::Length);
+            }
+            if self.cached.len() == self.engine.n_ctx() {
+                return Ok(End::ContextFull);
+            }
+            // Ctrl-C is heard in here.
+            next = match self.step(&[next], sampler, limits) {
+                Err(Error::Interrupted) => return Ok(End::Interrupted),
+                other => other?,
+            };
+        }
+    }
+}
+
+/// From tokens to what is printed.
+struct Text<'a> {
+    detokenizer: Detokenizer<&'a crate::tokenizer::Tokenizer>,
+    stops: StopMatcher,
+    stopped: bool,
+    print: &'a mut dyn FnMut(&str) -> Result<()>,
+}
+
+impl<'a> Text<'a> {
+    fn new(
+        engine: &'a Engine,
+        own_text: bool,
+        limits: &Limits,
+        print: &'a mut dyn FnMut(&str) -> Result<()>,
+    ) -> Self {
+        let tokenizer = engine.tokenizer();
+        Self {
+            detokenizer: match own_text {
+                true => Detokenizer::new(tokenizer, true),
+                false => Detokenizer::continuing(tokenizer, true),
+            },
+            stops: StopMatcher::new(limits.stops.iter().cloned()),
+            stopped: false,
+            print,
+        }
+    }
+
+    /// Whether a stop string was found.
+    fn push(&mut self, token: u32) -> Result<bool> {
+        let found = self.stops.push(self.detokenizer.push(token)?);
+        self.stopped = found.by.is_some();
+        if !found.text.is_empty() {
+            (self.print)(found.text)?;
+        }
+        Ok(self.stopped)
+    }
+
+    /// What was held back, unless a stop string ended it all.
+    fn finish(mut self) -> Result<()> {
+        if self.stopped {
+            return Ok(());
+        }
+        let mut rest = self.stops.push(self.detokenizer.finish()).text.to_owned();
+        rest.push_str(self.stops.finish());
+        if rest.is_empty() { Ok(()) } else { (self.print)(&rest) }
+    }
+}

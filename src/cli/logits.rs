@@ -1,0 +1,71 @@
+//! `moeba logits`: the model's answer to given tokens, for comparison with other programs.
+
+use super::args::{self, BatchArgs, ModelArg, ThreadsArg};
+use super::npy::Npy;
+use super::values::Parsed;
+use super::{progress, values};
+use crate::engine::{Session, Want};
+use crate::{Error, Result};
+use std::path::PathBuf;
+
+/// Ids are checked against the vocabulary later; this is only what fits.
+const MAX_ID: i64 = u32::MAX as i64;
+
+#[derive(clap::Args, Debug)]
+#[command(allow_negative_numbers = true)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArg,
+    /// Token ids, with commas between them
+    #[arg(long, value_name = "IDS", value_parser = ids, allow_hyphen_values = true)]
+    tokens: Ids,
+    /// Where to write the logits, float32 [tokens, vocabulary]
+    #[arg(short, long, value_name = "FILE.npy")]
+    output: PathBuf,
+    /// Where to write the chosen experts, int32 [layers, tokens, k], best first, -1 in dense layers
+    #[arg(long, value_name = "FILE.npy")]
+    experts: Option<PathBuf>,
+    #[command(flatten)]
+    threads: ThreadsArg,
+    #[command(flatten)]
+    batch: BatchArgs,
+}
+
+/// A list is one value of the flag, so it needs a type of its own: clap reads `Vec` as "repeated".
+#[derive(Clone, Debug)]
+struct Ids(Vec<u32>);
+
+fn ids(text: &str) -> Parsed<Ids> {
+    values::list(text, |item| values::integer(item, 0, MAX_ID)).map(Ids)
+}
+
+pub fn run(args: Args) -> Result<()> {
+    let Ids(tokens) = args.tokens;
+    if args.experts.as_ref() == Some(&args.output) {
+        return Err(Error::Usage("--output and --experts name the same file".into()));
+    }
+    let options = args.batch.options(tokens.len(), args.threads.count());
+    let engine = args::load(&args.model.model, &options)?;
+    let mut session = Session::new(&engine)?;
+    session.record_experts(args.experts.is_some());
+    let mut out = Npy::create::<f32>(&args.output, &[tokens.len(), engine.n_vocab()])?;
+
+    let bar = progress::bar("prompt", tokens.len() as u64);
+    let mut written = Ok(());
+    session.eval(&tokens, Want::All, &mut |_, logits| {
+        if written.is_ok() {
+            written = out.write(logits);
+        }
+        bar.inc(1);
+    })?;
+    written?;
+    bar.finish_and_clear();
+
+    if let Some(path) = &args.experts {
+        let experts = session.take_experts();
+        let mut out = Npy::create::<i32>(path, &[experts.layers, experts.tokens, experts.k])?;
+        out.write(&experts.ids)?;
+        out.finish()?;
+    }
+    out.finish()
+}

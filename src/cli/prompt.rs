@@ -1,0 +1,82 @@
+//! Where text comes from: flags, files, stdin.
+
+use crate::{Error, Result};
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+/// More than any context holds; a wrong file (a model, a disk) is noticed before it fills memory.
+const MAX_TEXT_BYTES: u64 = 1 << 30;
+
+/// A text file, or stdin for `-`.
+pub fn read_text(path: &Path) -> Result<String> {
+    if path.as_os_str() == "-" {
+        return read_all(io::stdin().lock(), Path::new("stdin"));
+    }
+    read_all(File::open(path).map_err(|e| Error::io(path, e))?, path)
+}
+
+fn read_all(source: impl Read, path: &Path) -> Result<String> {
+    let mut bytes = Vec::new();
+    let mut limited = source.take(MAX_TEXT_BYTES + 1);
+    limited.read_to_end(&mut bytes).map_err(|e| Error::io(path, e))?;
+    if bytes.len() as u64 > MAX_TEXT_BYTES {
+        let expected = format!("at most {MAX_TEXT_BYTES} bytes of text");
+        return Err(Error::format(path, "file", expected, "more"));
+    }
+    String::from_utf8(bytes).map_err(|e| {
+        let at = e.utf8_error().valid_up_to();
+        Error::format(path, format!("byte {at}"), "UTF-8 text", "something else")
+    })
+}
+
+/// A prompt's text: without the line end that editors and `echo` put at the end of a file.
+pub fn read_prompt(path: &Path) -> Result<String> {
+    let mut text = read_text(path)?;
+    if text.ends_with('\n') {
+        text.pop();
+        if text.ends_with('\r') {
+            text.pop();
+        }
+    }
+    Ok(text)
+}
+
+/// C's escapes of characters; any other backslash stays.
+pub fn unescape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut chars = text.chars();
+    while let Some(c) = chars.next() {
+        let mut rest = chars.clone();
+        let plain = match (c, rest.next()) {
+            ('\\', Some('n')) => '\n',
+            ('\\', Some('r')) => '\r',
+            ('\\', Some('t')) => '\t',
+            ('\\', Some(quoted @ ('\\' | '"' | '\''))) => quoted,
+            _ => {
+                out.push(c);
+                continue;
+            }
+        };
+        out.push(plain);
+        chars = rest;
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escapes_are_cs() {
+        assert_eq!(unescape(r#"a\n\t\\n\"\'\r"#), "a\n\t\\n\"'\r");
+        assert_eq!(unescape(r"\alpha\"), r"\alpha\");
+    }
+
+    #[test]
+    fn what_is_no_text_is_named() {
+        let e = read_all(&b"ab\xff"[..], Path::new("f")).unwrap_err().to_string();
+        assert!(e.contains("f: byte 2") && e.contains("UTF-8"), "{e}");
+    }
+}

@@ -1,0 +1,231 @@
+//! `moeba run`: one answer to a prompt, or a chat where there is none.
+
+use super::args::{self, BatchArgs, ModelArg, ThreadsArg};
+use super::conversation::{Conversation, has_template};
+use super::generate::{End, Generator, Limits, Outcome, Request};
+use super::prompt::read_prompt;
+use super::sampling::{LimitArgs, SamplingArgs};
+use super::stats::Stats;
+use super::{chat, out, plan};
+use crate::engine::Engine;
+use crate::sample::{Sampler, SamplerOptions};
+use crate::tokenizer::EncodeOptions;
+use crate::{Error, Result, interrupt};
+use std::io::{self, IsTerminal};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+#[derive(clap::Args, Debug)]
+#[command(allow_negative_numbers = true)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArg,
+    #[command(flatten)]
+    text: TextArgs,
+    #[command(flatten)]
+    limits: LimitArgs,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    /// Tokens of context; 0 is what the model was trained for
+    #[arg(short, long, value_name = "N", default_value = "0", help_heading = "Engine")]
+    #[arg(value_parser = args::tokens_or_zero, env = "MOEBA_CTX_SIZE")]
+    ctx_size: usize,
+    #[command(flatten)]
+    threads: ThreadsArg,
+    #[command(flatten)]
+    batch: BatchArgs,
+    /// Write the figures of the run to this file as JSON
+    #[arg(long, value_name = "FILE.json")]
+    stats: Option<PathBuf>,
+    /// Print where the model's weights would be, and stop
+    #[arg(long)]
+    dry_run: bool,
+}
+
+#[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Prompt")]
+struct TextArgs {
+    /// The prompt; with a chat model, a message that is answered once
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    prompt: Option<String>,
+    /// A file that holds the prompt (- is stdin)
+    #[arg(short, long, value_name = "FILE", conflicts_with = "prompt")]
+    file: Option<PathBuf>,
+    /// What the model is told before the first message (or -sys TEXT)
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    #[arg(conflicts_with = "no_conversation")]
+    system_prompt: Option<String>,
+    /// Read \n, \t, \", \' and \\ in --prompt and --system-prompt as in C
+    #[arg(short, long)]
+    escape: bool,
+    /// Chat, whether or not the model brings a chat template (or -cnv)
+    #[arg(long, conflicts_with = "no_conversation")]
+    conversation: bool,
+    /// Continue the prompt as plain text (or -no-cnv)
+    #[arg(long, visible_alias = "raw", conflicts_with_all = ["single_turn", "chat_template"])]
+    no_conversation: bool,
+    /// Answer one message and end (or -st)
+    #[arg(long)]
+    single_turn: bool,
+    /// Chat template: chatml, one that the model names, or a file
+    #[arg(long, visible_alias = "chat-template-file", value_name = "NAME|FILE")]
+    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    chat_template: Option<String>,
+    /// Do not repeat the prompt before its continuation
+    #[arg(long)]
+    no_display_prompt: bool,
+}
+
+impl TextArgs {
+    fn unescaped(&self, text: &str) -> String {
+        if self.escape { super::prompt::unescape(text) } else { text.to_owned() }
+    }
+
+    /// The prompt as given: by flag, by file, or by a stdin that nobody types on. `None`: ask.
+    fn prompt(&self) -> Result<Option<String>> {
+        match (&self.prompt, &self.file) {
+            (Some(text), _) => Ok(Some(self.unescaped(text))),
+            (None, Some(path)) => read_prompt(path).map(Some),
+            (None, None) if io::stdin().is_terminal() => Ok(None),
+            (None, None) => read_prompt(Path::new("-")).map(Some),
+        }
+    }
+
+    fn wants_chat(&self, engine: &Engine) -> bool {
+        let asked = self.conversation || self.single_turn || self.system_prompt.is_some();
+        !self.no_conversation
+            && (asked || self.chat_template.is_some() || has_template(engine.gguf()))
+    }
+}
+
+/// A loaded model and what to do with it.
+pub struct Run {
+    pub generator: Generator,
+    pub sampling: SamplerOptions,
+    pub limits: Limits,
+    pub stats: Option<PathBuf>,
+    load_time: Duration,
+}
+
+pub fn run(args: Args) -> Result<()> {
+    let options = args.batch.options(args.ctx_size, args.threads.count());
+    if args.dry_run {
+        return plan::print(&args.model.model, &options);
+    }
+    // Read before the model is: a prompt that is missing need not wait for gigabytes.
+    let prompt = args.text.prompt()?;
+    let start = Instant::now();
+    let engine = args::load(&args.model.model, &options)?;
+    let load_time = start.elapsed();
+    let mut sampling = args.sampling.options();
+    // Told even where it was drawn, so that any run can be repeated.
+    let seed = Sampler::new(sampling.clone())?.seed();
+    sampling.seed = Some(seed);
+    if sampling.temp > 0.0 {
+        log::info!("seed {seed}");
+    }
+    let run = Run {
+        generator: Generator::new(&engine, options.n_ubatch)?,
+        sampling,
+        limits: args.limits.limits(),
+        stats: args.stats,
+        load_time,
+    };
+    match (args.text.wants_chat(&engine), prompt) {
+        (true, prompt) => converse(run, &engine, &args.text, prompt),
+        (false, Some(prompt)) => complete(run, &prompt, !args.text.no_display_prompt),
+        (false, None) => {
+            let why = "there is nothing to continue: give a prompt with -p, -f or on stdin";
+            Err(Error::Usage(why.into()))
+        }
+    }
+}
+
+/// The prompt and its continuation, as plain text.
+fn complete(mut run: Run, prompt: &str, display_prompt: bool) -> Result<()> {
+    let tokens = run.generator.engine().tokenizer().encode(prompt, EncodeOptions::PROMPT);
+    if display_prompt {
+        out::write(prompt.as_bytes())?;
+    }
+    let outcome = run.answer(&tokens, false)?;
+    out::line("")?;
+    run.finish(&outcome)
+}
+
+fn converse(
+    mut run: Run,
+    engine: &Arc<Engine>,
+    text: &TextArgs,
+    prompt: Option<String>,
+) -> Result<()> {
+    let mut conversation = Conversation::new(engine, text.chat_template.as_deref())?;
+    if let Some(system) = &text.system_prompt {
+        conversation.set_system(&text.unescaped(system));
+    }
+    // A chat goes on where someone can type and either asked for it or gave no prompt.
+    let typed = io::stdin().is_terminal() && !text.single_turn;
+    if typed && (prompt.is_none() || text.conversation) {
+        return chat::run(run, conversation, prompt);
+    }
+    let message = match prompt {
+        Some(message) => message,
+        None => chat::read_message()?,
+    };
+    conversation.add_user(&message);
+    let tokens = conversation.tokens()?;
+    let outcome = run.answer(&tokens, true)?;
+    out::line("")?;
+    run.finish(&outcome)
+}
+
+impl Run {
+    fn answer(&mut self, prompt: &[u32], own_text: bool) -> Result<Outcome> {
+        let sampling = self.sampling.clone();
+        let request = Request { prompt, sampling, limits: &self.limits, own_text };
+        self.generator.generate(request, &mut |text| out::write(text.as_bytes()))
+    }
+
+    /// The report of a one-shot run, and its exit code: 130 if it was cut short.
+    fn finish(self, outcome: &Outcome) -> Result<()> {
+        if outcome.end == End::ContextFull {
+            log::warn!("{}", context_full(self.generator.engine().n_ctx()));
+        }
+        log::info!("{}", outcome.report());
+        self.write_stats(outcome)?;
+        match outcome.end {
+            End::Interrupted => Err(Error::Interrupted),
+            _ => Ok(()),
+        }
+    }
+
+    pub fn write_stats(&self, outcome: &Outcome) -> Result<()> {
+        let Some(path) = &self.stats else { return Ok(()) };
+        let engine = self.generator.engine();
+        let (expert_bytes, dense_bytes) = engine.model().expert_and_dense_bytes();
+        let mut stats = Stats::new();
+        outcome.fill(&mut stats);
+        stats.number("load_ms", super::stats::ms(self.load_time));
+        stats.count("resident_expert_bytes_max", expert_bytes);
+        stats.count("dense_bytes", dense_bytes);
+        stats.count("kv_bytes", engine.kv_bytes());
+        stats.process();
+        stats.count("n_ctx", engine.n_ctx() as u64);
+        stats.count("n_threads", engine.n_threads() as u64);
+        stats.count("seed", self.sampling.seed.unwrap_or_default());
+        stats.write(path)
+    }
+}
+
+pub fn context_full(n_ctx: usize) -> String {
+    format!("the context of {n_ctx} tokens is full, so the text ends here: raise it with -c")
+}
+
+/// Whether the answer was cut by Ctrl-C, which a chat takes as "enough".
+pub fn was_interrupted(outcome: &Outcome) -> bool {
+    let interrupted = outcome.end == End::Interrupted;
+    if interrupted {
+        interrupt::clear();
+    }
+    interrupted
+}

@@ -1,0 +1,292 @@
+//! `run` on a model made here: what goes to stdout, how generations end, what hostile flags and
+//! prompts lead to.
+
+mod cli_support;
+
+use cli_support::{Model, N_CTX_TRAIN, Tiny, failed, moeba, on, stderr, stdout, succeeded, tiny};
+use serde_json::Value;
+use std::io::{Read, Write};
+use std::process::{Command, Output, Stdio};
+
+fn plain() -> Model {
+    tiny(Tiny::default())
+}
+
+fn chat() -> Model {
+    tiny(Tiny { chat: true, ..Tiny::default() })
+}
+
+/// `run` with what is written to its stdin.
+fn with_stdin(model: &Model, args: &[&str], input: &[u8]) -> Output {
+    let mut command = moeba();
+    command.arg("run").arg(&model.path).args(args);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    // A run that refuses its flags does not read what it is given.
+    let _ = child.stdin.take().unwrap().write_all(input);
+    child.wait_with_output().unwrap()
+}
+
+const GREEDY: [&str; 5] = ["--temp", "0", "-n", "8", "--ignore-eos"];
+
+fn greedy(model: &Model, args: &[&str]) -> String {
+    succeeded(&on(model, "run", &[&GREEDY[..], args].concat())).to_owned()
+}
+
+#[test]
+fn plain_text_is_continued_and_the_prompt_repeated_unless_told_not_to() {
+    let model = plain();
+    let with_prompt = greedy(&model, &["-p", "Hello"]);
+    let without = greedy(&model, &["-p", "Hello", "--no-display-prompt"]);
+    assert_eq!(with_prompt, format!("Hello{without}"));
+    assert!(without.len() > 1 && without.ends_with('\n'), "{without:?}");
+    let file = model.file("prompt");
+    std::fs::write(&file, "Hello\n").unwrap();
+    assert_eq!(greedy(&model, &["-f", file.to_str().unwrap()]), with_prompt);
+    for args in [&GREEDY[..], &[&GREEDY[..], &["-f", "-"]].concat()] {
+        assert_eq!(succeeded(&with_stdin(&model, args, b"Hello\n")), with_prompt);
+    }
+}
+
+#[test]
+fn stdout_carries_the_text_and_stderr_the_report() {
+    let model = plain();
+    let out = on(&model, "run", &[&GREEDY[..], &["-p", "Hi"]].concat());
+    let report = stderr(&out);
+    for word in ["prompt: 2 tokens", "decode: 7 tokens", "time to first token", "peak memory"] {
+        assert!(report.contains(word), "no {word:?} in {report}");
+    }
+    assert!(!report.contains('\r') && !report.contains('\u{1b}'), "a bar without a terminal");
+    let quiet = on(&model, "run", &[&GREEDY[..], &["-p", "Hi", "-q"]].concat());
+    assert_eq!((stdout(&quiet), stderr(&quiet)), (stdout(&out), ""));
+}
+
+#[test]
+fn a_message_to_a_chat_model_is_answered_once() {
+    let model = chat();
+    let answer = greedy(&model, &["-p", "Hi"]);
+    assert!(!answer.contains("Hi") && !answer.contains("im_start"), "{answer}");
+    let rendered = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n";
+    let by_hand = greedy(&model, &["-no-cnv", "-p", rendered, "--no-display-prompt"]);
+    assert_eq!(answer, by_hand);
+    let system = "<|im_start|>system\nBe brief<|im_end|>\n".to_owned() + rendered;
+    let by_hand = greedy(&model, &["-no-cnv", "-p", &system, "--no-display-prompt"]);
+    assert_eq!(greedy(&model, &["-sys", "Be brief", "-p", "Hi"]), by_hand);
+    let raw = greedy(&model, &["--raw", "-p", "Hi"]);
+    assert!(raw.starts_with("Hi"), "{raw}");
+    // A model that brings no template gets ChatML when it is asked to chat.
+    assert_eq!(greedy(&plain(), &["-cnv", "-p", "Hi"]), answer);
+}
+
+#[test]
+fn a_seed_repeats_a_run_and_is_told() {
+    let model = plain();
+    let args = ["-p", "Hello", "-n", "20", "--temp", "1.5", "--ignore-eos"];
+    let run = |seed: &str| on(&model, "run", &[&args[..], &["--seed", seed]].concat());
+    let first = run("7");
+    assert!(stderr(&first).contains("seed 7\n"), "{}", stderr(&first));
+    assert_eq!(first.stdout, run("7").stdout);
+    assert_ne!(first.stdout, run("8").stdout);
+    let drawn = on(&model, "run", &args);
+    let told = stderr(&drawn).lines().find_map(|l| l.strip_prefix("seed ")).unwrap().to_owned();
+    assert_eq!(drawn.stdout, run(&told).stdout);
+}
+
+#[test]
+fn a_generation_ends_where_it_is_told() {
+    let model = plain();
+    let stats = model.file("stats.json");
+    let run = |args: &[&str]| {
+        let fixed = ["--temp", "0", "--ignore-eos", "-p", "Hello", "--no-display-prompt"];
+        let told = ["--stats", stats.to_str().unwrap()];
+        let out = on(&model, "run", &[&fixed[..], &told, args].concat());
+        let text = succeeded(&out).to_owned();
+        let json: Value = serde_json::from_slice(&std::fs::read(&stats).unwrap()).unwrap();
+        (text, json, stderr(&out).to_owned())
+    };
+    let (text, json, _) = run(&["-n", "30"]);
+    assert_eq!((&json["generated_tokens"], &json["finish_reason"]), (&30.into(), &"length".into()));
+    let (nothing, json, _) = run(&["-n", "0"]);
+    assert_eq!((nothing.as_str(), &json["generated_tokens"]), ("\n", &0.into()));
+    // A stop string that occurs in the text ends it there.
+    let stop: String = text.chars().skip(3).take(2).collect();
+    let at = text.find(&stop).unwrap();
+    let (stopped, json, _) = run(&["-n", "30", "-r", &stop]);
+    assert_eq!((stopped, &json["finish_reason"]), (format!("{}\n", &text[..at]), &"stop".into()));
+    assert_eq!(run(&["-n", "30", "--stop", &stop]).0, format!("{}\n", &text[..at]));
+    // -1 goes on until the context is full, and says so.
+    let (_, json, messages) = run(&["-c", "20"]);
+    assert_eq!(json["finish_reason"], "context_full");
+    assert_eq!(json["generated_tokens"], 20 - 5 + 1);
+    assert!(messages.contains("the context of 20 tokens is full"), "{messages}");
+}
+
+#[test]
+fn stats_are_flat_and_measured() {
+    let model = plain();
+    let stats = model.file("stats.json");
+    let args = ["-p", "Hello", "--stats", stats.to_str().unwrap()];
+    greedy(&model, &args);
+    let json: Value = serde_json::from_slice(&std::fs::read(&stats).unwrap()).unwrap();
+    let positive = [
+        "ttft_ms",
+        "tpot_ms",
+        "prompt_tokens_per_second",
+        "decode_tokens_per_second",
+        "peak_rss_bytes",
+        "resident_expert_bytes_max",
+        "load_ms",
+        "kv_bytes",
+    ];
+    for key in positive {
+        assert!(json[key].as_f64().is_some_and(|v| v > 0.0), "{key}: {json}");
+    }
+    assert_eq!((&json["prompt_tokens"], &json["generated_tokens"]), (&5.into(), &8.into()));
+    assert!(json.as_object().unwrap().values().all(|v| !v.is_object() && !v.is_array()));
+}
+
+#[test]
+fn a_dry_run_prints_the_plan() {
+    let out = on(&plain(), "run", &["--dry-run", "-c", "64"]);
+    let plan = succeeded(&out);
+    for word in ["experts", "dense weights", "KV cache", "64 tokens", "MiB"] {
+        assert!(plan.contains(word), "no {word:?} in {plan}");
+    }
+}
+
+#[test]
+fn flags_out_of_range_are_wrong_usage() {
+    let model = plain();
+    let cases: &[(&[&str], &str)] = &[
+        (&["--temp", "NaN"], "--temp"),
+        (&["--temp", "-1"], "--temp"),
+        (&["--temp", "inf"], "--temp"),
+        (&["--top-p", "1.5"], "--top-p"),
+        (&["--top-p", "nan"], "--top-p"),
+        (&["--min-p", "-0.1"], "--min-p"),
+        (&["--top-k", "-3"], "--top-k"),
+        (&["--repeat-penalty", "0"], "--repeat-penalty"),
+        (&["--repeat-last-n", "-2"], "--repeat-last-n"),
+        (&["--presence-penalty", "NaN"], "--presence-penalty"),
+        (&["--frequency-penalty", "1e30"], "--frequency-penalty"),
+        (&["--seed", "4294967296"], "--seed"),
+        (&["-n", "-3"], "--predict"),
+        (&["-n", "1e9"], "--predict"),
+        (&["-c", "99999999999"], "--ctx-size"),
+        (&["-c", "-1"], "--ctx-size"),
+        (&["-t", "0"], "--threads"),
+        (&["-t", "100000"], "--threads"),
+        (&["-b", "0"], "--batch-size"),
+        (&["-ub", "-1"], "--ubatch-size"),
+        (&["-ctv", "int"], "f32 or f16"),
+        (&["-r", ""], "--reverse-prompt"),
+        (&["-f", ""], "--file"),
+        (&["--chat-template", ""], "--chat-template"),
+        (&["-no-cnv", "-cnv"], "--conversation"),
+        (&["-no-cnv", "-sys", "x"], "--system-prompt"),
+        (&["-f", "x"], "--prompt"),
+        (&["--tmep", "1"], "--temp"),
+        (&["-ngl", "99"], "--gpu-layers"),
+    ];
+    for (args, word) in cases {
+        let out = on(&model, "run", &[&["-p", "x"], *args].concat());
+        assert_eq!(out.status.code(), Some(2), "{args:?}: {}", stderr(&out));
+        assert!(stderr(&out).contains(word) && out.stdout.is_empty(), "{args:?}: {}", stderr(&out));
+    }
+}
+
+#[test]
+fn prompts_that_do_not_fit_or_are_none_are_told_apart() {
+    let model = plain();
+    let long = "x".repeat(N_CTX_TRAIN as usize + 1);
+    failed(&on(&model, "run", &["-p", &long]), 1, &["257 tokens", "256"]);
+    failed(&with_stdin(&model, &[], &vec![b'y'; 1 << 20]), 1, &["1048576 tokens"]);
+    failed(&with_stdin(&model, &[], b"ab\xff\xfe"), 1, &["stdin", "byte 2", "UTF-8"]);
+    failed(&on(&model, "run", &["-p", ""]), 1, &["prompt is empty"]);
+    failed(&on(&model, "run", &["-f", "/nonexistent"]), 1, &["/nonexistent"]);
+    failed(&on(&model, "run", &["-f", "/"]), 1, &["/"]);
+    let template = model.file("template");
+    std::fs::write(&template, "{{ raise_exception('no') }}").unwrap();
+    let args = ["-p", "x", "--chat-template", template.to_str().unwrap()];
+    failed(&on(&model, "run", &args), 1, &["no"]);
+    let args = ["-p", "x", "--chat-template", "no-such"];
+    failed(&on(&model, "run", &args), 2, &["no-such"]);
+}
+
+#[test]
+fn weights_that_are_no_numbers_are_an_error() {
+    let model = tiny(Tiny { broken: true, ..Tiny::default() });
+    let out = on(&model, "run", &["-p", "x", "-n", "4"]);
+    failed(&out, 1, &["logit"]);
+}
+
+#[test]
+fn prompts_may_look_like_flags() {
+    let model = plain();
+    for prompt in ["-ub", "--help", "-m", "- a list"] {
+        assert!(greedy(&model, &["-p", prompt]).starts_with(prompt), "{prompt}");
+    }
+    assert!(greedy(&model, &["-e", "-p", r"a\nb"]).starts_with("a\nb"));
+    assert!(greedy(&model, &["-p", r"a\nb"]).starts_with(r"a\nb"));
+}
+
+/// A run that goes on until it is stopped: its output so far is waited for.
+fn endless(model: &Model, args: &[&str]) -> std::process::Child {
+    let mut command = moeba();
+    command.arg("run").arg(&model.path).args(["-p", "x", "-c", "1000000", "--ignore-eos"]);
+    command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut some = [0; 4];
+    child.stdout.as_mut().unwrap().read_exact(&mut some).unwrap();
+    child
+}
+
+fn interrupt(child: &std::process::Child) {
+    let status = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(status.success());
+}
+
+#[test]
+fn ctrl_c_ends_the_generation_with_a_report() {
+    let model = plain();
+    let stats = model.file("stats.json");
+    let mut child = endless(&model, &["--stats", stats.to_str().unwrap()]);
+    interrupt(&child);
+    let mut rest = Vec::new();
+    child.stdout.take().unwrap().read_to_end(&mut rest).unwrap();
+    let out = child.wait_with_output().unwrap();
+    assert_eq!(out.status.code(), Some(130), "{}", stderr(&out));
+    assert!(std::str::from_utf8(&rest).is_ok() && rest.ends_with(b"\n"));
+    assert!(stderr(&out).contains("decode: ") && stderr(&out).contains("interrupted"));
+    let json: Value = serde_json::from_slice(&std::fs::read(&stats).unwrap()).unwrap();
+    assert_eq!(json["finish_reason"], "interrupted");
+}
+
+#[test]
+fn ctrl_c_leaves_no_unfinished_array() {
+    let model = plain();
+    let out = model.file("x.npy");
+    let tokens = vec!["1"; 20_000].join(",");
+    let mut command = moeba();
+    command.arg("logits").arg(&model.path).args(["--tokens", &tokens, "-ub", "16", "-o"]);
+    let mut child = command.arg(&out).stderr(Stdio::piped()).spawn().unwrap();
+    // The start-up report says that work begins.
+    let mut some = [0; 64];
+    child.stderr.as_mut().unwrap().read_exact(&mut some).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    interrupt(&child);
+    let ended = child.wait_with_output().unwrap();
+    assert_eq!(ended.status.code(), Some(130), "{}", stderr(&ended));
+    let names: Vec<_> = std::fs::read_dir(model.dir.path()).unwrap().collect();
+    assert_eq!(names.len(), 1, "{names:?}");
+}
+
+#[test]
+fn a_reader_that_leaves_ends_the_run_quietly() {
+    let model = plain();
+    let mut child = endless(&model, &[]);
+    drop(child.stdout.take());
+    let out = child.wait_with_output().unwrap();
+    assert_eq!(out.status.code(), Some(0), "{}", stderr(&out));
+    assert!(!stderr(&out).contains("error") && stdout(&out).is_empty());
+}
