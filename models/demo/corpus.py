@@ -99,7 +99,8 @@ DROP_TAGS = {"script", "style", "nav", "header", "footer", "table", "form", "hea
              "info", "revhistory", "authorgroup", "legalnotice", "indexterm", "comment",
              "screenshot", "bookinfo", "articleinfo", "keycombo-title", "desc", "credit"}
 DROP_CLASS = re.compile(r"nav|sidebar|(^|[ _-])toc($|[ _-])|footer|header(link)?$|related"
-                        r"|breadcrumb|^index|indexterm|searchbox|copyright|titlepage-meta|next|prev|up$"
+                        r"|breadcrumb|^index|indexterm|searchbox|copyright|titlepage-meta"
+                        r"|next|prev|up$"
                         r"|footnotes|toc_|contents$|section-toc|viewcode|headerbar|mini-toc", re.I)
 BLOCK_TAGS = {"p", "para", "simpara", "dd", "dt", "li", "listitem", "div", "section", "sect1",
               "sect2", "sect3", "blockquote", "item", "title", "term", "h1", "h2", "h3", "h4",
