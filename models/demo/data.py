@@ -4,7 +4,7 @@
     python data.py CORPUS_DIR DATA_DIR
 
 writes DATA_DIR/tokenizer.json, tokenizer_config.json, main.bin and chat.bin (uint16 tokens in
-training order), and heldout_<kind>.bin with the byte counts in meta.json.
+training order), and heldout_<kind>.bin and .txt with the byte counts in meta.json.
 """
 import json
 import os
@@ -156,6 +156,8 @@ def main():
             "chat_tokens": int(sum(map(len, chats))), "unique_tokens": int(sum(map(len, encoded)))}
     for kind in ("prose", "reference", "code"):
         texts = [render(d["blocks"]) for d in held if d["kind"] == kind]
+        with open(os.path.join(target, f"heldout_{kind}.txt"), "w", encoding="utf-8") as out:
+            out.write(SPECIAL[0].join(texts))
         ids = [e.ids + [0] for e in tokenizer.encode_batch(texts)]
         np.concatenate([np.array(i, np.uint16) for i in ids]).tofile(
             os.path.join(target, f"heldout_{kind}.bin"))
