@@ -37,15 +37,8 @@ pub fn read(tokenizer: &Json, pre: Option<&str>, added: &[AddedToken]) -> Result
         Some(name) => name.to_owned(),
         None => pre_name(tokenizer)?.to_owned(),
     };
-    let mut vocab = Vocab {
-        model: "gpt2",
-        pre,
-        tokens: Vec::new(),
-        types: Vec::new(),
-        scores: None,
-        merges: Some(merges(tokenizer)?),
-        add_space_prefix: None,
-    };
+    let mut vocab = Vocab::new("gpt2", pre);
+    vocab.merges = Some(merges(tokenizer)?);
     for (token, id) in tokenizer.entries("model.vocab")? {
         let id = token_id(id).ok_or_else(|| {
             let field = format!("model.vocab: {token:?}");
@@ -61,7 +54,7 @@ pub fn read(tokenizer: &Json, pre: Option<&str>, added: &[AddedToken]) -> Result
 }
 
 /// No embedding has as many rows; a larger id would only allocate.
-pub const MAX_TOKENS: usize = 1 << 24;
+pub const MAX_TOKENS: usize = 1 << 22;
 
 /// A token's id, if it is one.
 pub fn token_id(value: &Value) -> Option<usize> {

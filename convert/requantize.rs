@@ -20,15 +20,8 @@ pub struct QuantizeOptions {
     pub allow_requantize: bool,
 }
 
-/// Keys that are written anew, or that mean nothing in a file of its own.
-const REPLACED: [&str; 6] = [
-    "general.alignment",
-    "general.file_type",
-    "general.quantization_version",
-    "split.no",
-    "split.count",
-    "split.tensors.count",
-];
+/// Keys that mean nothing in a file of its own, or that the writer sets.
+const DROPPED: [&str; 4] = ["general.alignment", "split.no", "split.count", "split.tensors.count"];
 
 /// Writes the model with every tensor in the type that the mix gives it.
 pub fn quantize(options: &QuantizeOptions) -> Result<Written> {
@@ -44,10 +37,7 @@ pub fn quantize(options: &QuantizeOptions) -> Result<Written> {
     let alignment = u32::try_from(input.alignment()).ok();
     let alignment = alignment.filter(|_| input.get("general.alignment").is_some());
     let mut writer = Writer::create(&options.output, alignment)?;
-    for (key, value) in input.keys().filter(|(key, _)| !REPLACED.contains(key)) {
-        writer.set(key, value)?;
-    }
-    super::write_file_type(&mut writer, options.mix.file_type())?;
+    copy_metadata(&input, &mut writer, options.mix)?;
     for (tensor, ty) in input.tensors().iter().zip(&types) {
         writer.declare(&tensor.name, &tensor.dims, *ty)?;
     }
@@ -63,6 +53,24 @@ pub fn quantize(options: &QuantizeOptions) -> Result<Written> {
         bytes_out,
         seconds: progress.finish().as_secs_f64(),
     })
+}
+
+/// All keys in their order, with those that speak of types as they are now.
+fn copy_metadata(input: &Gguf, writer: &mut Writer, mix: Mix) -> Result<()> {
+    let renewed = [
+        ("general.file_type", mix.file_type()),
+        ("general.quantization_version", mix::QUANTIZATION_VERSION),
+    ];
+    for (key, value) in input.keys().filter(|(key, _)| !DROPPED.contains(key)) {
+        match renewed.iter().find(|(renewed, _)| *renewed == key) {
+            Some((key, value)) => writer.set(key, *value)?,
+            None => writer.set(key, value)?,
+        }
+    }
+    for (key, value) in renewed.iter().filter(|(key, _)| input.get(key).is_none()) {
+        writer.set(key, *value)?;
+    }
+    Ok(())
 }
 
 fn facts(input: &Gguf) -> Result<ModelFacts> {

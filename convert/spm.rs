@@ -56,15 +56,9 @@ pub fn read(path: &Path, config: Option<&Json>, added: &[AddedToken]) -> Result<
         Some(stated) => stated,
         None => prefix,
     };
-    let mut vocab = Vocab {
-        model: "llama",
-        pre: "default".into(),
-        tokens: Vec::with_capacity(proto.pieces.len()),
-        types: Vec::with_capacity(proto.pieces.len()),
-        scores: Some(Vec::with_capacity(proto.pieces.len())),
-        merges: None,
-        add_space_prefix: Some(prefix),
-    };
+    let mut vocab = Vocab::new("llama", "default");
+    vocab.scores = Some(Vec::with_capacity(proto.pieces.len()));
+    vocab.add_space_prefix = Some(prefix);
     for (id, piece) in proto.pieces.into_iter().enumerate() {
         let text = piece.text.unwrap_or_default();
         vocab.put(id, &text, piece_type(path, id, piece.ty)?, piece.score.unwrap_or(0.0));

@@ -13,8 +13,9 @@ use crate::{Error, Result, interrupt};
 /// large one, and f32 buffers that stay in the second-level cache's neighbourhood (1 MiB).
 const PIECE_ELEMENTS: usize = 1 << 18;
 
-/// Pieces in a chunk: enough to share among the threads of a workstation.
-const CHUNK_PIECES: usize = 32;
+/// Elements of a chunk: enough pieces to share among the threads of a workstation, and 32 MiB at
+/// most once they are stored.
+const CHUNK_ELEMENTS: usize = 32 * PIECE_ELEMENTS;
 
 /// One tensor to write.
 pub struct Job<'a> {
@@ -40,10 +41,15 @@ impl Job<'_> {
         self.unit_rows * (PIECE_ELEMENTS / unit.max(1)).max(1)
     }
 
+    fn chunk_rows(&self) -> usize {
+        let piece = self.piece_rows();
+        piece * (CHUNK_ELEMENTS / (piece * self.row_len)).max(1)
+    }
+
     /// Rows from `first` on, at most a chunk.
     fn chunk(&self, first: u64) -> Result<(Vec<u8>, usize)> {
         let (piece, row_bytes) = (self.piece_rows(), self.row_bytes());
-        let rows = (self.n_rows - first).min((piece * CHUNK_PIECES) as u64) as usize;
+        let rows = (self.n_rows - first).min(self.chunk_rows() as u64) as usize;
         let mut out = vec![0; rows * row_bytes];
         let odd = out
             .par_chunks_mut(piece * row_bytes)
@@ -72,7 +78,7 @@ pub fn from_values<'a>(
 /// Writes a declared tensor.
 pub fn stream(writer: &mut Writer, job: &Job<'_>, progress: &Progress) -> Result<()> {
     writer.begin_tensor(job.name)?;
-    let step = (job.piece_rows() * CHUNK_PIECES) as u64;
+    let step = job.chunk_rows() as u64;
     let (mut ready, mut odd) = job.chunk(0)?;
     let mut next = step;
     loop {

@@ -17,6 +17,7 @@ use super::mix::{self, Mix, ModelFacts};
 use super::noise;
 use super::progress::Progress;
 use super::stream::{self, Job};
+use super::vocab::{TokenType, Vocab};
 use super::{Written, write_file_type, write_general};
 use crate::gguf::{OwnedValue, TensorType, Writer};
 use crate::{Error, Result};
@@ -169,7 +170,9 @@ impl Preset {
     }
 
     fn write_metadata(&self, writer: &mut Writer, layers: u32, file_type: u32) -> Result<()> {
-        write_general(writer, &self.architecture, &format!("{} (random weights)", self.name))?;
+        // Not the preset's name: llama.cpp looks for special tokens of models that it knows by name.
+        let name = format!("{} with random weights", self.architecture);
+        write_general(writer, &self.architecture, &name)?;
         writer.set(&format!("{}.block_count", self.architecture), layers)?;
         writer.set(&format!("{}.vocab_size", self.architecture), self.vocab as u32)?;
         for (key, value) in &self.metadata {
@@ -189,29 +192,22 @@ impl Preset {
 /// A tokenizer that takes any text: the 256 bytes, one merge (readers expect at least one), an end
 /// of text, and unused tokens up to the model's true number, so that the head costs what it costs.
 fn write_vocab(writer: &mut Writer, n: usize) -> Result<()> {
-    const NORMAL: i32 = 1;
-    const CONTROL: i32 = 3;
-    const UNUSED: i32 = 5;
-    let mut tokens: Vec<String> = (0..=255).map(|b| byte_char(b).to_string()).collect();
-    tokens.push("ĠĠ".into());
-    let mut types = vec![NORMAL; tokens.len()];
-    let end = tokens.len() as u32;
-    tokens.push("<|endoftext|>".into());
-    types.push(CONTROL);
-    for id in tokens.len()..n {
-        tokens.push(format!("[PAD{id}]"));
-        types.push(UNUSED);
+    let mut vocab = Vocab::new("gpt2", "gpt-2");
+    for byte in 0..=255 {
+        vocab.put(usize::from(byte), &byte_char(byte).to_string(), TokenType::Normal, 0.0);
     }
-    writer.set("tokenizer.ggml.model", "gpt2")?;
-    writer.set("tokenizer.ggml.pre", "gpt-2")?;
-    writer.set("tokenizer.ggml.tokens", tokens)?;
-    writer.set("tokenizer.ggml.token_type", types)?;
-    writer.set("tokenizer.ggml.merges", vec!["Ġ Ġ"])?;
-    writer.set("tokenizer.ggml.bos_token_id", end)?;
-    writer.set("tokenizer.ggml.eos_token_id", end)?;
+    vocab.put(256, "ĠĠ", TokenType::Normal, 0.0);
+    vocab.put(END_OF_TEXT as usize, "<|endoftext|>", TokenType::Control, 0.0);
+    vocab.merges = Some(vec!["Ġ Ġ".into()]);
+    vocab.fit(n as u64, writer.path())?;
+    vocab.write(writer)?;
+    writer.set("tokenizer.ggml.bos_token_id", END_OF_TEXT)?;
+    writer.set("tokenizer.ggml.eos_token_id", END_OF_TEXT)?;
     writer.set("tokenizer.ggml.add_bos_token", false)?;
     writer.set("tokenizer.ggml.add_eos_token", false)
 }
+
+const END_OF_TEXT: u32 = 257;
 
 /// The character that stands for a byte in byte-level vocabularies: itself if it is printable,
 /// else the next one free from U+0100 on.

@@ -44,6 +44,19 @@ const ADDED_SCORE: f32 = -1000.0;
 const PAD_SCORE: f32 = -10_000.0;
 
 impl Vocab {
+    /// Without any token.
+    pub fn new(model: &'static str, pre: impl Into<String>) -> Vocab {
+        Vocab {
+            model,
+            pre: pre.into(),
+            tokens: Vec::new(),
+            types: Vec::new(),
+            scores: None,
+            merges: None,
+            add_space_prefix: None,
+        }
+    }
+
     pub fn id(&self, token: &str) -> Option<u32> {
         self.tokens.iter().position(|t| t == token).map(|i| i as u32)
     }

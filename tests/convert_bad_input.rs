@@ -1,0 +1,365 @@
+//! Checkpoints that are not what they should be: each ends in one sentence that names the file and
+//! the field, and leaves nothing behind.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use moeba::Error;
+use moeba::convert::{ConvertOptions, Mix, SynthOptions, convert, synth};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// A golden checkpoint's files in a folder of its own, to be spoilt.
+struct Spoilt {
+    folder: TempDir,
+}
+
+impl Spoilt {
+    fn new(name: &str) -> Spoilt {
+        let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+        let folder = tempfile::tempdir().unwrap();
+        for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
+            if entry.file_type().unwrap().is_file() {
+                fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
+            }
+        }
+        Spoilt { folder }
+    }
+
+    fn path(&self, file: &str) -> PathBuf {
+        self.folder.path().join(file)
+    }
+
+    fn json(&self, file: &str, change: impl Fn(&mut Value)) -> &Spoilt {
+        let mut value = serde_json::from_slice(&fs::read(self.path(file)).unwrap()).unwrap();
+        change(&mut value);
+        fs::write(self.path(file), serde_json::to_vec(&value).unwrap()).unwrap();
+        self
+    }
+
+    fn config(&self, field: &str, value: Value) -> &Spoilt {
+        self.json("config.json", |config| config[field] = value.clone())
+    }
+
+    /// Rewrites the JSON header of a safetensors file; the data stays.
+    fn header(&self, file: &str, change: impl Fn(&mut Value)) -> &Spoilt {
+        let bytes = fs::read(self.path(file)).unwrap();
+        let n = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let mut header: Value = serde_json::from_slice(&bytes[8..8 + n]).unwrap();
+        change(&mut header);
+        self.raw_header(file, &serde_json::to_vec(&header).unwrap())
+    }
+
+    fn raw_header(&self, file: &str, header: &[u8]) -> &Spoilt {
+        let bytes = fs::read(self.path(file)).unwrap();
+        let n = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let length = (header.len() as u64).to_le_bytes();
+        fs::write(self.path(file), [&length, header, &bytes[8 + n..]].concat()).unwrap();
+        self
+    }
+
+    /// Converts, which must fail with a sentence that has all of these in it.
+    fn fails(&self, words: &[&str]) {
+        let output = self.path("out.gguf");
+        let before = files(self.folder.path());
+        let options = ConvertOptions {
+            folder: self.folder.path().to_owned(),
+            output: output.clone(),
+            mix: Some(Mix::Q8_0),
+            ..ConvertOptions::default()
+        };
+        let e = convert(&options).expect_err("must not convert");
+        let sentence = e.to_string();
+        assert!(!matches!(e, Error::Usage(_)), "{sentence}");
+        assert!(!sentence.contains('\n') && sentence.len() < 600, "{sentence}");
+        for word in words {
+            assert!(sentence.contains(word), "{word:?} is not in: {sentence}");
+        }
+        assert_eq!(files(self.folder.path()), before, "{sentence}");
+    }
+}
+
+fn files(folder: &Path) -> Vec<String> {
+    let names = fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name());
+    let mut names: Vec<_> = names.map(|n| n.to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+const SHARD: &str = "model-00001-of-00002.safetensors";
+const NORM: &str = "model.norm.weight";
+
+#[test]
+fn header_lengths_that_no_file_has() {
+    for (length, words) in [
+        (u64::MAX, ["header length", "18446744073709551615"]),
+        (1 << 63, ["header length", "9223372036854775808"]),
+        (1 << 40, ["header length", "1099511627776"]),
+        (0, ["header", "JSON"]),
+        (7, ["header", "JSON"]),
+    ] {
+        let spoilt = Spoilt::new("llama");
+        let mut bytes = fs::read(spoilt.path(SINGLE)).unwrap();
+        bytes[..8].copy_from_slice(&length.to_le_bytes());
+        fs::write(spoilt.path(SINGLE), bytes).unwrap();
+        spoilt.fails(&[SINGLE, words[0], words[1]]);
+    }
+}
+
+#[test]
+fn files_cut_anywhere() {
+    let spoilt = Spoilt::new("llama");
+    let whole = fs::read(spoilt.path(SINGLE)).unwrap();
+    let n = whole.len();
+    for cut in [0, 1, 7, 8, 9, 100, n / 2, n - 1] {
+        fs::write(spoilt.path(SINGLE), &whole[..cut]).unwrap();
+        spoilt.fails(&[SINGLE]);
+    }
+    fs::write(spoilt.path(SINGLE), [&whole[..], b"x"].concat()).unwrap();
+    spoilt.fails(&[SINGLE, "file size"]);
+}
+
+#[test]
+fn headers_that_lie() {
+    let spoil = |change: fn(&mut Value), words: &[&str]| {
+        let spoilt = Spoilt::new("llama");
+        spoilt.header(SINGLE, change).fails(&[&[SINGLE, NORM], words].concat());
+    };
+    // The data of another tensor: the second of the two is named.
+    let spoilt = Spoilt::new("llama");
+    spoilt.header(SINGLE, |h| h[NORM]["data_offsets"] = json!([0, 128]));
+    spoilt.fails(&[SINGLE, "lm_head.weight", "data_offsets", "from 128", "0 to 49152"]);
+    spoil(|h| h[NORM]["data_offsets"] = json!([128, 0]), &["data_offsets"]);
+    spoil(|h| h[NORM]["data_offsets"][1] = json!(1u64 << 40), &["data_offsets", "128 bytes"]);
+    spoil(|h| h[NORM]["data_offsets"] = json!([u64::MAX - 127, u64::MAX]), &["data_offsets"]);
+    spoil(|h| h[NORM]["data_offsets"] = json!([-1, 127]), &["header"]);
+    spoil(|h| h[NORM]["shape"] = json!([65]), &["data_offsets", "130 bytes"]);
+    spoil(|h| h[NORM]["shape"] = json!([1u64 << 63, 4]), &["shape"]);
+    spoil(|h| h[NORM]["dtype"] = json!("F12"), &["F12"]);
+    spoil(|h| h[NORM]["dtype"] = json!("I16"), &["dtype", "F32, F16 or BF16", "I16"]);
+    spoil(|h| h[NORM] = json!(1), &["header"]);
+}
+
+#[test]
+fn headers_that_are_no_descriptions() {
+    let raw = |header: &[u8], words: &[&str]| {
+        Spoilt::new("llama")
+            .raw_header(SINGLE, header)
+            .fails(&[&[SINGLE, "header"], words].concat())
+    };
+    raw(b"<!DOCTYPE html>", &["JSON"]);
+    raw(b"[]", &["tensors"]);
+    raw(b"{\"a\":\xff}", &["JSON"]);
+    raw("[".repeat(100_000).as_bytes(), &[]);
+    let twice = br#"{"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},
+        "a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}"#;
+    raw(twice, &["a twice"]);
+}
+
+#[test]
+fn names_in_the_index_that_leave_the_folder() {
+    for name in ["../model.safetensors", "/etc/passwd", "a/b", "..", ".", "", "a\\b", "c:x"] {
+        let spoilt = Spoilt::new("mixtral");
+        spoilt.json(INDEX, |index| index["weight_map"][NORM] = json!(name));
+        spoilt.fails(&[INDEX, "weight_map", NORM, "file name"]);
+    }
+    let spoilt = Spoilt::new("mixtral");
+    spoilt.json(INDEX, |index| index["weight_map"][NORM] = json!(7)).fails(&[INDEX, NORM]);
+    spoilt.json(INDEX, |index| index["weight_map"] = json!([])).fails(&[INDEX, "weight_map"]);
+}
+
+#[test]
+fn shards_that_are_not_what_the_index_says() {
+    let spoilt = Spoilt::new("mixtral");
+    fs::remove_file(spoilt.path(SHARD)).unwrap();
+    spoilt.fails(&[SHARD, "No such file"]);
+    fs::create_dir(spoilt.path(SHARD)).unwrap();
+    spoilt.fails(&[SHARD, "regular file"]);
+
+    let spoilt = Spoilt::new("mixtral");
+    spoilt.json(INDEX, |index| index["weight_map"]["model.other"] = json!(SHARD));
+    spoilt.fails(&[INDEX, "model.other", SHARD]);
+
+    let spoilt = Spoilt::new("mixtral");
+    fs::copy(spoilt.path(SHARD), spoilt.path("copy.safetensors")).unwrap();
+    let name = "model.embed_tokens.weight";
+    spoilt.json(INDEX, |index| index["weight_map"][name] = json!("copy.safetensors"));
+    spoilt.fails(&["no other shard", "copy.safetensors"]);
+
+    let spoilt = Spoilt::new("mixtral");
+    fs::remove_file(spoilt.path(INDEX)).unwrap();
+    spoilt.fails(&["model.safetensors or model.safetensors.index.json"]);
+}
+
+#[test]
+fn tensors_missing_unknown_or_misshapen() {
+    let spoil = |name: &str, rename: (&str, &str), words: &[&str]| {
+        let spoilt = Spoilt::new(name);
+        let change = |header: &mut Value| {
+            let map = header.as_object_mut().unwrap();
+            let info = map.remove(rename.0).unwrap();
+            map.insert(rename.1.to_owned(), info);
+        };
+        spoilt.header(SINGLE, change).fails(words);
+    };
+    spoil("llama", (NORM, "model.norm.bias"), &["model.norm.bias", "llama"]);
+    spoil("llama", (NORM, "a.rotary_emb.inv_freq"), &["output_norm.weight", NORM]);
+    let q = "model.layers.1.self_attn.q_proj.weight";
+    spoil("llama", (q, "a.rotary_emb.inv_freq"), &["blk.1.attn_q.weight", q]);
+    let head = "lm_head.weight";
+    spoil("llama", (head, "a.rotary_emb.inv_freq"), &["output.weight", head]);
+    let expert = "model.layers.2.mlp.experts.5.up_proj.weight";
+    let beyond = "model.layers.2.mlp.experts.8.up_proj.weight";
+    spoil("qwen2moe", (expert, beyond), &["blk.2.ffn_up_exps.weight", "no expert 5"]);
+    let gate = "model.layers.2.mlp.gate.weight";
+    spoil("qwen2moe", (gate, "a.rotary_emb.inv_freq"), &["blk.2.ffn_gate_inp.weight", gate]);
+    let shared = "model.layers.0.mlp.shared_expert.up_proj.weight";
+    let ignored = "a.rotary_emb.inv_freq";
+    spoil("qwen2moe", (shared, ignored), &["blk.0.ffn_up_shexp.weight", shared]);
+    let dense = "model.layers.0.mlp.up_proj.weight";
+    spoil("qwen2moe_mixed", (dense, ignored), &["blk.0.ffn_up.weight", dense]);
+    let norm = "model.layers.0.input_layernorm.weight";
+    let far = "model.layers.7.input_layernorm.weight";
+    spoil("llama", (norm, far), &["blk.0.attn_norm.weight", norm]);
+}
+
+#[test]
+fn configs_that_say_something_else_than_the_weights() {
+    let spoil = |name: &str, field: &str, value: Value, words: &[&str]| {
+        Spoilt::new(name).config(field, value).fails(words);
+    };
+    let embed = "model.embed_tokens.weight";
+    spoil("llama", "hidden_size", json!(32), &[embed, "shape", "[384, 32]", "[384, 64]"]);
+    spoil("llama", "vocab_size", json!(400), &[embed, "shape", "[400, 64]"]);
+    spoil("llama", "num_attention_heads", json!(8), &["shape"]);
+    spoil("llama", "num_key_value_heads", json!(3), &["shape"]);
+    spoil("llama", "intermediate_size", json!(95), &["shape", "[64, 95]"]);
+    spoil("llama", "num_hidden_layers", json!(2), &["model.layers.2", "layers 0 to 1"]);
+    spoil("llama", "num_hidden_layers", json!(4), &["blk.3.", "none of that name"]);
+    spoil("qwen2moe", "num_experts", json!(9), &["experts 0 to 8", "no expert 8"]);
+    spoil("qwen2moe", "num_experts", json!(7), &["experts.7", "7 experts"]);
+    spoil("qwen2moe", "moe_intermediate_size", json!(32), &["experts.0", "[64, 32]"]);
+}
+
+#[test]
+fn configs_out_of_range_or_of_other_models() {
+    let spoil = |field: &str, value: Value, words: &[&str]| {
+        Spoilt::new("llama").config(field, value).fails(&[&["config.json"], words].concat());
+    };
+    spoil("architectures", json!(["GptForCausalLM"]), &["GptForCausalLM", "LlamaForCausalLM"]);
+    spoil("architectures", json!([]), &["architectures"]);
+    spoil("architectures", Value::Null, &["architectures", "nothing"]);
+    spoil("num_hidden_layers", json!(0), &["num_hidden_layers", "0"]);
+    spoil("num_hidden_layers", json!(-1), &["num_hidden_layers", "-1"]);
+    spoil("num_hidden_layers", json!(4_000_000_000u64), &["num_hidden_layers"]);
+    spoil("num_attention_heads", json!(0), &["num_attention_heads"]);
+    spoil("num_key_value_heads", json!(8), &["num_key_value_heads", "1 to 4"]);
+    spoil("hidden_size", json!("64"), &["hidden_size", "\"64\""]);
+    spoil("hidden_size", json!(1u64 << 40), &["hidden_size"]);
+    spoil("hidden_size", Value::Null, &["hidden_size", "nothing"]);
+    spoil("head_dim", json!(15), &["head_dim", "even"]);
+    spoil("vocab_size", json!(0), &["vocab_size"]);
+    spoil("rms_norm_eps", json!(true), &["rms_norm_eps", "number"]);
+    spoil("hidden_act", json!("gelu"), &["hidden_act", "silu", "gelu"]);
+    spoil("quantization_config", json!({"quant_method": "fp8"}), &["quantization_config", "fp8"]);
+    spoil(
+        "rope_scaling",
+        json!({"rope_type": "mystery", "factor": 2.0}),
+        &["rope_type", "mystery"],
+    );
+    spoil("rope_scaling", json!({"type": "linear"}), &["rope_scaling.factor", "nothing"]);
+    spoil("rope_scaling", json!({"rope_type": "llama3", "factor": 8.0}), &["low_freq_factor"]);
+    let spoilt = Spoilt::new("llama");
+    fs::write(spoilt.path("config.json"), "not json").unwrap();
+    spoilt.fails(&["config.json", "JSON"]);
+    fs::remove_file(spoilt.path("config.json")).unwrap();
+    spoilt.fails(&["config.json", "No such file"]);
+}
+
+#[test]
+fn tokenizers_that_cannot_be_converted() {
+    const FILE: &str = "tokenizer.json";
+    let spoil = |change: fn(&mut Value), words: &[&str]| {
+        Spoilt::new("qwen3moe").json(FILE, change).fails(&[&[FILE], words].concat());
+    };
+    let unknown = |t: &mut Value| {
+        t["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = json!("\\w+");
+    };
+    spoil(unknown, &["pre_tokenizer", "--pre NAME", "qwen2", "w+"]);
+    spoil(|t| t["pre_tokenizer"] = Value::Null, &["pre_tokenizer", "--pre NAME"]);
+    spoil(|t| t["model"]["type"] = json!("Unigram"), &["model.type", "BPE", "Unigram"]);
+    spoil(|t| t["model"]["vocab"]["he"] = json!(1u64 << 40), &["model.vocab", "he"]);
+    spoil(|t| t["model"]["vocab"]["he"] = json!(-1), &["model.vocab", "he"]);
+    spoil(|t| t["model"]["merges"][3] = json!("abc"), &["model.merges[3]"]);
+    spoil(|t| t["added_tokens"][0]["id"] = json!("x"), &["added_tokens[0]"]);
+    let spoilt = Spoilt::new("qwen3moe");
+    spoilt.json(FILE, |t| t["model"]["vocab"]["extra"] = json!(320));
+    spoilt.fails(&["vocabulary", "at most 320", "321"]);
+    fs::remove_file(spoilt.path(FILE)).unwrap();
+    spoilt.fails(&["tokenizer.json or tokenizer.model"]);
+
+    let spoilt = Spoilt::new("llama");
+    for bytes in [&b""[..], b"\x08", b"not a model", &[0xff; 100]] {
+        fs::write(spoilt.path("tokenizer.model"), bytes).unwrap();
+        spoilt.fails(&["tokenizer.model"]);
+    }
+}
+
+#[test]
+fn folders_that_are_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let convert_from = |path: PathBuf| {
+        let options = ConvertOptions {
+            folder: path,
+            output: folder.path().join("out.gguf"),
+            ..ConvertOptions::default()
+        };
+        convert(&options).unwrap_err().to_string()
+    };
+    let e = convert_from(folder.path().join("nothing"));
+    assert!(e.contains("nothing") && e.contains("folder"), "{e}");
+    fs::write(folder.path().join("file"), "x").unwrap();
+    let e = convert_from(folder.path().join("file"));
+    assert!(e.contains("a file"), "{e}");
+    assert!(!folder.path().join("out.gguf").exists());
+}
+
+#[test]
+fn outputs_that_cannot_be() {
+    let folder = tempfile::tempdir().unwrap();
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/llama");
+    for output in [folder.path().to_owned(), folder.path().join("no/such/folder/out.gguf")] {
+        let options = ConvertOptions {
+            folder: golden.clone(),
+            output: output.clone(),
+            ..ConvertOptions::default()
+        };
+        let e = convert(&options).unwrap_err().to_string();
+        assert!(e.contains(&output.display().to_string()), "{e}");
+    }
+    assert_eq!(files(folder.path()), Vec::<String>::new());
+}
+
+#[test]
+fn synth_takes_only_what_it_knows() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = |preset: &str, ty: &str, layers| SynthOptions {
+        preset: preset.into(),
+        output: folder.path().join("out.gguf"),
+        layers,
+        ty: ty.into(),
+        seed: 0,
+    };
+    for (options, word) in [
+        (options("gpt", "q4_k", None), "qwen3-30b-a3b"),
+        (options("mixtral-8x7b", "q3_k", None), "q4_k"),
+        (options("mixtral-8x7b", "q4_k", Some(0)), "1 to 32"),
+        (options("mixtral-8x7b", "q4_k", Some(33)), "1 to 32"),
+    ] {
+        let e = synth(&options).unwrap_err();
+        assert!(matches!(e, Error::Usage(_)) && e.to_string().contains(word), "{e}");
+    }
+    assert_eq!(files(folder.path()), Vec::<String>::new());
+}

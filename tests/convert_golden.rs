@@ -1,0 +1,218 @@
+//! The golden checkpoints, converted: tensor by tensor and key by key what llama.cpp's converter
+//! makes of them, but for the differences that tests/fixtures/convert/README.md explains.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use moeba::convert::{ConvertOptions, Mix, QuantizeOptions, convert, quantize};
+use moeba::gguf::{Gguf, TensorInfo, TensorType, Value};
+use serde_json::{Value as Json, json};
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
+}
+
+fn fixture(name: &str) -> Json {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/convert").join(name);
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+fn converted(name: &str, mix: Option<Mix>, folder: &Path) -> Gguf {
+    let output = folder.join(format!("{name}.gguf"));
+    let options = ConvertOptions {
+        folder: golden(name),
+        output: output.clone(),
+        mix,
+        ..ConvertOptions::default()
+    };
+    let written = convert(&options).unwrap();
+    let gguf = Gguf::open(&output).unwrap();
+    assert_eq!(gguf.tensors().len(), written.n_tensors);
+    assert_eq!(gguf.tensors().iter().map(|t| t.n_bytes).sum::<u64>(), written.bytes_out);
+    gguf
+}
+
+fn fnv1a(bytes: &[u8]) -> String {
+    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+    format!("{:016x}", bytes.iter().fold(0xcbf2_9ce4_8422_2325, step))
+}
+
+/// A value as the fixture has it: arrays by length and digest.
+fn plain(value: Value<'_>) -> Json {
+    let Some(array) = value.as_array() else {
+        return match value {
+            Value::Bool(b) => json!(b),
+            Value::F32(x) => json!(f64::from(x)),
+            Value::String(s) => json!(String::from_utf8_lossy(s)),
+            other => json!(other.as_i64()),
+        };
+    };
+    let texts = |separator: &str| {
+        let text = |v: Value<'_>| match v {
+            Value::String(s) => String::from_utf8_lossy(s).into_owned(),
+            Value::F32(x) => format!("{:?}", f64::from(x)),
+            other => other.as_i64().unwrap().to_string(),
+        };
+        array.iter().map(text).collect::<Vec<_>>().join(separator)
+    };
+    let is_text = matches!(array.get(0), Some(Value::String(_)));
+    let text = if is_text { texts("\n") } else { format!("[{}]", texts(", ")) };
+    json!({"length": array.len(), "fnv1a": fnv1a(text.as_bytes())})
+}
+
+/// Keys that differ from llama.cpp's; the README beside the fixtures says why.
+fn is_known_difference(checkpoint: &str, key: &str) -> bool {
+    let is_llama = checkpoint.starts_with("llama") || checkpoint == "mixtral";
+    match key.split_once('.').map_or(key, |(_, rest)| rest) {
+        "name" => true,
+        "attention.key_length" | "attention.value_length" => is_llama,
+        "expert_weights_norm" | "vocab_size" => !is_llama,
+        "ggml.add_space_prefix" | "ggml.unknown_token_id" => is_llama,
+        "ggml.add_sep_token" => checkpoint == "llama3_rope",
+        _ => false,
+    }
+}
+
+fn check_metadata(name: &str, expected: &Json, ours: &Gguf) {
+    let ours: BTreeMap<String, Json> =
+        ours.keys().map(|(key, value)| (key.to_owned(), plain(value))).collect();
+    let theirs = expected.as_object().unwrap();
+    let keys: BTreeSet<&String> = ours.keys().chain(theirs.keys()).collect();
+    for key in keys.into_iter().filter(|key| !is_known_difference(name, key)) {
+        assert_eq!(ours.get(key), theirs.get(key), "{name}: {key}");
+    }
+}
+
+fn same_bytes(a: &Path, b: &Path) -> bool {
+    std::fs::read(a).unwrap() == std::fs::read(b).unwrap()
+}
+
+fn shown(gguf: &Gguf, tensor: &TensorInfo) -> String {
+    let dims: Vec<String> = tensor.dims.iter().map(u64::to_string).collect();
+    format!("{} {} {}", tensor.ty, dims.join("x"), fnv1a(gguf.bytes(tensor)))
+}
+
+#[test]
+fn floats_and_q8_0_are_what_llama_cpp_converts_to() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, expected) in fixture("checkpoints.json").as_object().unwrap() {
+        for (outtype, tensors) in expected["tensors"].as_object().unwrap() {
+            let gguf = converted(name, Mix::from_name(outtype), folder.path());
+            if outtype == "f32" {
+                check_metadata(name, &expected["metadata"], &gguf);
+            }
+            let ours: BTreeMap<&str, String> =
+                gguf.tensors().iter().map(|t| (t.name.as_str(), shown(&gguf, t))).collect();
+            let theirs: BTreeMap<&str, String> = tensors
+                .as_object()
+                .unwrap()
+                .iter()
+                // A gate of one output is a vector here and a matrix of one row there.
+                .map(|(k, v)| (k.as_str(), v.as_str().unwrap().replace("x1 ", " ")))
+                .collect();
+            assert_eq!(ours, theirs, "{name} {outtype}");
+        }
+    }
+}
+
+/// What llama.cpp cannot convert (dense layers among routed ones) and what only our rules say.
+#[test]
+fn every_checkpoint_converts_to_every_type() {
+    let folder = tempfile::tempdir().unwrap();
+    let names = [
+        "llama",
+        "llama_tied",
+        "llama3_rope",
+        "mixtral",
+        "qwen2moe",
+        "qwen2moe_mixed",
+        "qwen3moe",
+        "qwen3moe_mixed",
+    ];
+    for name in names {
+        for outtype in Mix::names() {
+            let mix = Mix::from_name(outtype).unwrap();
+            let gguf = converted(name, Some(mix), folder.path());
+            assert_eq!(gguf.u32("general.file_type").unwrap(), Some(mix.file_type()));
+            assert_eq!(gguf.tensor("output.weight").is_none(), name == "llama_tied");
+            for tensor in gguf.tensors() {
+                let is_f32 = tensor.dims.len() == 1 || tensor.name.contains("ffn_gate_inp");
+                assert!(!is_f32 || tensor.ty == TensorType::F32, "{name} {outtype}: {tensor:?}");
+            }
+        }
+        // The checkpoint's own type loses nothing.
+        let gguf = converted(name, None, folder.path());
+        let own = match name {
+            "llama_tied" => TensorType::F32,
+            "qwen2moe_mixed" => TensorType::F16,
+            _ => TensorType::BF16,
+        };
+        assert_eq!(gguf.tensor("token_embd.weight").unwrap().ty, own, "{name}");
+    }
+}
+
+#[test]
+fn dense_layers_stand_where_the_config_has_them() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, dense) in [("qwen2moe_mixed", vec![0]), ("qwen3moe_mixed", vec![0, 2])] {
+        let gguf = converted(name, Some(Mix::F32), folder.path());
+        for layer in 0..gguf.require_u32(&format!("{}.block_count", &name[..8])).unwrap() {
+            let is_dense = gguf.tensor(&format!("blk.{layer}.ffn_gate.weight")).is_some();
+            let is_routed = gguf.tensor(&format!("blk.{layer}.ffn_gate_exps.weight")).is_some();
+            assert_eq!((is_dense, is_routed), (dense.contains(&layer), !dense.contains(&layer)));
+        }
+    }
+}
+
+/// `convert --outtype T` and `convert --outtype f32` with `quantize T` after it are one thing.
+#[test]
+fn quantize_gives_the_bytes_that_convert_gives() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["qwen2moe", "mixtral", "llama_tied"] {
+        let input = converted(name, Some(Mix::F32), folder.path()).path().to_owned();
+        for outtype in Mix::names() {
+            let mix = Mix::from_name(outtype).unwrap();
+            let output = folder.path().join("quantized.gguf");
+            let options = QuantizeOptions {
+                input: input.clone(),
+                output: output.clone(),
+                mix,
+                allow_requantize: false,
+            };
+            quantize(&options).unwrap();
+            let direct = folder.path().join("direct");
+            std::fs::create_dir_all(&direct).unwrap();
+            let direct = converted(name, Some(mix), &direct);
+            assert!(same_bytes(&output, direct.path()), "{name} {outtype}");
+        }
+    }
+}
+
+#[test]
+fn quantised_weights_are_quantised_again_only_on_request() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = converted("qwen3moe", Some(Mix::Q8_0), folder.path()).path().to_owned();
+    let output = folder.path().join("out.gguf");
+    let mut options = QuantizeOptions {
+        input: input.clone(),
+        output: output.clone(),
+        mix: Mix::Q4_0,
+        allow_requantize: false,
+    };
+    let e = quantize(&options).unwrap_err().to_string();
+    assert!(e.contains("Q8_0") && e.contains("--allow-requantize"), "{e}");
+    assert!(!output.exists());
+    options.allow_requantize = true;
+    quantize(&options).unwrap();
+    let gguf = Gguf::open(&output).unwrap();
+    assert_eq!(gguf.tensor("token_embd.weight").unwrap().ty, TensorType::Q4_0);
+    assert_eq!(gguf.u32("general.file_type").unwrap(), Some(2));
+    // The same type again is a copy and loses nothing.
+    options.mix = Mix::Q8_0;
+    options.allow_requantize = false;
+    quantize(&options).unwrap();
+    assert!(same_bytes(&input, &output));
+    options.output = input;
+    let e = quantize(&options).unwrap_err();
+    assert!(matches!(e, moeba::Error::Usage(_)), "{e}");
+}
