@@ -144,7 +144,7 @@ impl Sizes {
             let expected = format!("at most {MAX_EXPERTS}");
             return Err(config.fail("number of experts", expected, self.experts.to_string()));
         }
-        if self.head_dim % 2 != 0 {
+        if !self.head_dim.is_multiple_of(2) {
             return Err(config.fail("head_dim", "an even number", self.head_dim.to_string()));
         }
         Ok(())

@@ -115,7 +115,7 @@ pub fn is_matrix(name: &str, dims: &[u64]) -> bool {
 
 /// The type, or the nearest one that rows of `n` elements can have.
 pub fn fitting(ty: TensorType, n: u64) -> TensorType {
-    let fits = |ty: TensorType| n % ty.block_len() as u64 == 0;
+    let fits = |ty: TensorType| n.is_multiple_of(ty.block_len() as u64);
     [ty, TensorType::Q8_0].into_iter().find(|ty| fits(*ty)).unwrap_or(TensorType::F16)
 }
 

@@ -170,7 +170,7 @@ impl Preset {
     }
 
     fn write_metadata(&self, writer: &mut Writer, layers: u32, file_type: u32) -> Result<()> {
-        // Not the preset's name: llama.cpp looks for special tokens of models that it knows by name.
+        // Not the preset's name: llama.cpp wants certain tokens of models that it knows by name.
         let name = format!("{} with random weights", self.architecture);
         write_general(writer, &self.architecture, &name)?;
         writer.set(&format!("{}.block_count", self.architecture), layers)?;
