@@ -63,15 +63,66 @@ pub(super) unsafe fn matmul<W: Float>(
     out: *mut f32,
     out_stride: usize,
 ) {
-    for r in rows {
-        for t in 0..acts.tokens() {
-            let x = acts.f32s(t);
-            // SAFETY: row r lies within `data` and has as many weights as x values; the place in
-            // `out` is the caller's promise.
-            unsafe {
-                let row = mat.data.as_ptr().add(r * mat.row_stride);
-                out.add(t * out_stride + r).write(dot::<W>(row, x));
+    let tiles = if mat.cols.is_multiple_of(8) { acts.tokens() / 4 * 4 } else { 0 };
+    let mut r = rows.start;
+    while r < rows.end {
+        let n = if rows.end - r >= 2 { 2 } else { 1 };
+        // SAFETY: rows r and, if n is 2, r + 1 lie within `data` and have as many weights as a
+        // token has values; the places in `out` are the caller's promise.
+        unsafe {
+            let row = mat.data.as_ptr().add(r * mat.row_stride);
+            let out = out.add(r);
+            for t in (0..tiles).step_by(4) {
+                let x = [0, 1, 2, 3].map(|i| acts.f32s(t + i));
+                let out = out.add(t * out_stride);
+                match n {
+                    2 => tile::<W, 2>(row, mat.row_stride, x, out, out_stride),
+                    _ => tile::<W, 1>(row, mat.row_stride, x, out, out_stride),
+                }
             }
+            for t in tiles..acts.tokens() {
+                for i in 0..n {
+                    let dot = dot::<W>(row.add(i * mat.row_stride), acts.f32s(t));
+                    out.add(t * out_stride + i).write(dot);
+                }
+            }
+        }
+        r += n;
+    }
+}
+
+/// R rows times four tokens; R = 2 takes eight sums, as many as hide the latency of an fma, and a
+/// load of weights serves four of them.
+///
+/// # Safety
+/// R rows of `x[0].len()` weights lie `stride` bytes apart, a multiple of eight of them; the four
+/// tokens are of one length; `out` takes R values at each of four multiples of `out_stride`.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn tile<W: Float, const R: usize>(
+    w: *const u8,
+    stride: usize,
+    x: [&[f32]; 4],
+    out: *mut f32,
+    out_stride: usize,
+) {
+    let mut lanes = [[_mm256_setzero_ps(); 4]; R];
+    let x_at = x.map(|x| x.as_ptr());
+    for i in (0..x[0].len()).step_by(8) {
+        for (r, lanes) in lanes.iter_mut().enumerate() {
+            // SAFETY: eight elements from i on exist in each row and token.
+            unsafe {
+                let w = W::load8(w.add(r * stride + i * W::BYTES));
+                for t in 0..4 {
+                    lanes[t] = _mm256_fmadd_ps(_mm256_loadu_ps(x_at[t].add(i)), w, lanes[t]);
+                }
+            }
+        }
+    }
+    for (r, lanes) in lanes.into_iter().enumerate() {
+        for (t, lanes) in lanes.into_iter().enumerate() {
+            // SAFETY: the caller's promise.
+            unsafe { out.add(t * out_stride + r).write(tree8(lanes)) };
         }
     }
 }
