@@ -71,8 +71,9 @@ fn relative_error(ty: TensorType, x: &[f32]) -> f64 {
 #[test]
 fn errors_on_normal_values_stay_within_the_measured_bounds() {
     let x = normal(1, 256 * 256);
-    // Measured: 0.00527, 0.08443, 0.07077, 0.03546, 0.01752; the bounds are about 2 % above.
-    let bounds = [0.0054, 0.0862, 0.0722, 0.0362, 0.0179];
+    // Measured: 0.00527, 0.08443, 0.06976, 0.03446, 0.01752; the bounds are about 2 % above. On the
+    // same data as llama.cpp, Q4_K errs by 0.9 % less and Q5_K by 3.5 % less; the others are equal.
+    let bounds = [0.0054, 0.0862, 0.0712, 0.0352, 0.0179];
     for (ty, bound) in BLOCK_TYPES.into_iter().zip(bounds) {
         let error = relative_error(ty, &x);
         println!("{ty}: relative RMS error {error:.5}");

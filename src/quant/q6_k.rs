@@ -46,11 +46,13 @@ unsafe impl Block for BlockQ6K {
         block.d = Half::new(extreme / -128.0);
         let inverse = super::finite_inverse(extreme / -128.0);
         for (code, scale) in block.scales.iter_mut().zip(scales) {
-            *code = (scale * inverse).round_ties_even().clamp(-128.0, 127.0) as i8;
+            *code = search::nearest(scale * inverse).clamp(-128.0, 127.0) as i8;
         }
+        let d = block.d.get();
+        let inverses = block.scales.map(|scale| super::finite_inverse(d * scale as f32));
         for (k, v) in x.iter().enumerate() {
-            let inverse = super::finite_inverse(block.d.get() * block.scales[k / 16] as f32);
-            let q = (v * inverse).round_ties_even().clamp(-32.0, 31.0) as i8 + 32;
+            let inverse = inverses[k / 16];
+            let q = search::nearest(v * inverse).clamp(-32.0, 31.0) as i8 + 32;
             let (half, g, i) = (k / 128, k % 128 / 32, k % 32);
             block.ql[64 * half + 32 * (g % 2) + i] |= (q as u8 & 15) << (4 * (g / 2));
             block.qh[32 * half + i] |= (q as u8 >> 4) << (2 * g);

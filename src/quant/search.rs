@@ -2,6 +2,14 @@
 //! search tries a ladder of grid spacings, solves for the best scale (and offset) of the integers
 //! that each spacing gives, and keeps the one with the least weighted squared error.
 
+/// The nearest integer, ties to even, of magnitudes below 2²²; above, near enough for a clamp.
+/// Where the target has no rounding instruction, `round_ties_even` is a call and this is not.
+#[inline]
+pub fn nearest(x: f32) -> f32 {
+    const ROUNDER: f32 = 12_582_912.0;
+    (x + ROUNDER) - ROUNDER
+}
+
 /// A grid `scale·q − min` with `q` in `0..=max_q` and `min ≥ 0`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Affine {
@@ -38,18 +46,28 @@ pub fn affine(x: &[f32], weights: &[f32], max_q: f32, ladder: &Ladder) -> Affine
     best
 }
 
+/// Eight sums at once, so that the compiler can use vectors: it never reorders float sums itself.
+type Lanes = [f32; 8];
+
+fn total(lanes: Lanes) -> f64 {
+    lanes.iter().map(|x| *x as f64).sum()
+}
+
 /// Least squares for (scale, min) with the integers that `inverse` and `lowest` give.
 fn solve(x: &[f32], weights: &[f32], max_q: f32, inverse: f32, lowest: f32) -> Option<Affine> {
-    let (mut w, mut wx, mut wq, mut wqq, mut wqx) = (0f64, 0f64, 0f64, 0f64, 0f64);
-    for (x, weight) in x.iter().zip(weights) {
-        let q = (inverse * (x - lowest)).round_ties_even().clamp(0.0, max_q) as f64;
-        let (x, weight) = (*x as f64, *weight as f64);
-        w += weight;
-        wx += weight * x;
-        wq += weight * q;
-        wqq += weight * q * q;
-        wqx += weight * q * x;
+    let mut sums = [Lanes::default(); 5];
+    for (x, weights) in x.as_chunks::<8>().0.iter().zip(weights.as_chunks::<8>().0) {
+        for i in 0..8 {
+            let (x, w) = (x[i], weights[i]);
+            let q = nearest(inverse * (x - lowest)).clamp(0.0, max_q);
+            sums[0][i] += w;
+            sums[1][i] += w * x;
+            sums[2][i] += w * q;
+            sums[3][i] += w * q * q;
+            sums[4][i] += w * q * x;
+        }
     }
+    let [w, wx, wq, wqq, wqx] = sums.map(total);
     let determinant = w * wqq - wq * wq;
     if determinant <= 0.0 {
         return None;
@@ -64,13 +82,18 @@ fn solve(x: &[f32], weights: &[f32], max_q: f32, inverse: f32, lowest: f32) -> O
     (grid.scale > 0.0 && grid.scale.is_finite() && grid.min.is_finite()).then_some(grid)
 }
 
-fn affine_error(x: &[f32], weights: &[f32], max_q: f32, grid: Affine) -> f32 {
+/// The weighted squared error of `x` on a grid.
+pub fn affine_error(x: &[f32], weights: &[f32], max_q: f32, grid: Affine) -> f32 {
     let inverse = super::finite_inverse(grid.scale);
-    let error = |x: &f32| {
-        let q = ((x + grid.min) * inverse).round_ties_even().clamp(0.0, max_q);
-        grid.scale * q - grid.min - x
-    };
-    x.iter().zip(weights).map(|(x, w)| w * error(x) * error(x)).sum()
+    let mut sums = Lanes::default();
+    for (x, weights) in x.as_chunks::<8>().0.iter().zip(weights.as_chunks::<8>().0) {
+        for i in 0..8 {
+            let q = nearest((x[i] + grid.min) * inverse).clamp(0.0, max_q);
+            let error = grid.scale * q - grid.min - x[i];
+            sums[i] += weights[i] * error * error;
+        }
+    }
+    total(sums) as f32
 }
 
 /// The best scale for integers in `−levels..levels`, errors weighted by x²: the value of largest
@@ -83,17 +106,21 @@ pub fn symmetric(x: &[f32], levels: f32) -> f32 {
     let mut best = (0f64, 0f64);
     for rung in -9..=9 {
         let inverse = -(levels + 0.1 * rung as f32) / extreme;
-        let (mut wqx, mut wqq) = (0f64, 0f64);
-        for x in x {
-            let q = (inverse * x).round_ties_even().clamp(-levels, levels - 1.0) as f64;
-            let x = *x as f64;
-            wqx += x * x * q * x;
-            wqq += x * x * q * q;
+        let (mut wqx, mut wqq) = (Lanes::default(), Lanes::default());
+        for x in x.as_chunks::<8>().0 {
+            for i in 0..8 {
+                // In units of the extreme, so that the fourth powers stay in range.
+                let (x, q) = (x[i] / extreme, nearest(inverse * x[i]));
+                let q = q.clamp(-levels, levels - 1.0);
+                wqx[i] += x * x * q * x;
+                wqq[i] += x * x * q * q;
+            }
         }
+        let (wqx, wqq) = (total(wqx), total(wqq));
         // The error of the best scale wqx/wqq is Σwx² − wqx²/wqq: the larger the last, the better.
         if wqq > 0.0 && wqx * wqx / wqq > best.0 {
             best = (wqx * wqx / wqq, wqx / wqq);
         }
     }
-    best.1 as f32
+    best.1 as f32 * extreme
 }
