@@ -141,6 +141,8 @@ fn fixed_shapes_agree_to_the_bit() {
         }
         check(ty, 24, 768, 33, 0, 1);
         check(ty, 10, 2048, 6, 64, 2);
+        // More tokens and rows than a kernel takes at a time.
+        check(ty, 41, 8192, 37, 0, 3);
     }
 }
 

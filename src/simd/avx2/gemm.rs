@@ -16,11 +16,39 @@ use std::ops::Range;
 
 const TILE: usize = 4;
 
+/// Bytes of activations that pass over all panels before the next tokens do, so that they stay in
+/// the second cache. A panel is unpacked anew for each such chunk, of 128 tokens at 2048 columns.
+const CHUNK_BYTES: usize = 256 << 10;
+
 /// # Safety
 /// As [`crate::simd::Kernels::matmul`], on a processor with AVX2, FMA and F16C; B is the matrix's
 /// type and the number of rows is a multiple of eight.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn matmul<B: Panel>(
+    mat: MatRef,
+    rows: Range<usize>,
+    acts: ActView,
+    out: *mut f32,
+    out_stride: usize,
+    scratch: &mut Scratch,
+) {
+    let chunk = (CHUNK_BYTES / mat.cols.max(1)).max(32);
+    for t in (0..acts.tokens()).step_by(chunk) {
+        let acts = acts.token_range(t..acts.tokens().min(t + chunk));
+        // SAFETY: the caller's promises, for these tokens.
+        unsafe {
+            let out = out.add(t * out_stride);
+            chunk_matmul::<B>(mat, rows.clone(), acts, out, out_stride, scratch);
+        }
+    }
+}
+
+/// [`matmul`] of few enough tokens.
+///
+/// # Safety
+/// As `matmul`.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn chunk_matmul<B: Panel>(
     mat: MatRef,
     rows: Range<usize>,
     acts: ActView,

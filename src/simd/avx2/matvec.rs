@@ -6,6 +6,7 @@
 //! integers in a vector, and one fma adds them to lanes that "One arithmetic" names.
 
 use super::ints::{ActBlock, Ints};
+use super::prefetch;
 use super::reduce::{sum8, sum8_halves, tree8};
 use crate::simd::{ActView, MatRef};
 use std::arch::x86_64::*;
@@ -16,16 +17,6 @@ use std::ops::Range;
 /// thread, Q4_K from memory, GB/s without, at 512, 2048, 4096 and 8192 bytes: 7.6, 12.0, 11.8,
 /// 12.0, 12.0 (rows of 768, eight at a time) and 9.4, 9.7, 11.8, 12.2, 12.0 (rows of 2048).
 const AHEAD: usize = 4096;
-
-/// Asks for the cache lines of `n` bytes. Any address is allowed: a prefetch never faults.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn prefetch(p: *const u8, n: usize) {
-    for offset in (0..n).step_by(64) {
-        // SAFETY: a hint, which reads nothing.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(offset).cast()) };
-    }
-}
 
 /// One token's activations.
 #[derive(Clone, Copy)]

@@ -15,6 +15,7 @@ use super::{ActView, Kernels, MatRef, Scratch};
 use crate::gguf::TensorType;
 use crate::quant::{BlockQ4_0, BlockQ4K, BlockQ5K, BlockQ6K, BlockQ8_0};
 use panel::Panel;
+use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 use std::ops::Range;
 
 static KERNELS: Kernels = Kernels {
@@ -90,5 +91,15 @@ unsafe fn quantised<B: Panel>(
             gemm::matmul::<B>(mat, rows.start..cut, acts, out, out_stride, scratch);
         }
         matvec::matmul::<B>(mat, cut..rows.end, acts, out, out_stride);
+    }
+}
+
+/// Asks for the cache lines of `n` bytes. Any address is allowed: a prefetch never faults.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn prefetch(p: *const u8, n: usize) {
+    for offset in (0..n).step_by(64) {
+        // SAFETY: a hint, which reads nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(offset).cast()) };
     }
 }
