@@ -223,6 +223,15 @@ unsafe fn q8_0_tile<const T: usize>(mat: MatRef, acts: ActView, t: usize, out: &
     }
 }
 
+/// Asks for a cache line and its neighbour.
+pub fn prefetch(p: *const u8) {
+    // SAFETY: hints, which read nothing.
+    unsafe {
+        _mm_prefetch::<_MM_HINT_T0>(p.cast());
+        _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(64).cast());
+    }
+}
+
 /// Operations a second of `maddubs` with an i16 addition, operands in registers: what an integer
 /// kernel on AVX2 cannot exceed.
 pub fn integer_peak(seconds: fn(&mut [Variant]) -> Vec<f64>) -> f64 {

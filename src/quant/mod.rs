@@ -19,6 +19,32 @@
 //! A column range (a granule) is a dot product of its own whose blocks count from 0; the caller
 //! adds partial results in index order.
 //!
+//! # Why this order
+//!
+//! A lane may hold a block of one row (matrix–vector) or a row of one block (matrix–matrix): both
+//! give eight exact integers in a vector, so each kernel takes the arrangement that suits it. The
+//! other order measured makes a lane a position within the block, as llama.cpp's AVX2 kernels do:
+//! no sum across lanes, but an int32 vector for each row and token. GOP/s (a product and a sum are
+//! two) of one thread with AVX2, weights in cache, fastest of interleaved rounds on a busy two-core
+//! machine whose `maddubs` and `add` peak is 254; `cargo bench --bench kernels -- tokens`:
+//!
+//! | weights | tokens | Q4_K: this order | positions | | Q8_0: this order | positions | |
+//! |---|---|---|---|---|---|---|---|
+//! | 2048 × 768  | 1  | 54  | 44 | 1.23 | 43 | 38 | 1.15 |
+//! |             | 4  | 113 | 56 | 2.02 | 56 | 52 | 1.08 |
+//! |             | 32 | 147 | 62 | 2.38 | 70 | 52 | 1.34 |
+//! | 768 × 2048  | 1  | 52  | 48 | 1.07 | 53 | 42 | 1.25 |
+//! |             | 4  | 119 | 69 | 1.73 | 47 | 56 | 0.84 |
+//! |             | 32 | 162 | 64 | 2.52 | 68 | 48 | 1.44 |
+//! | 2048 × 4096 | 1  | 51  | 46 | 1.11 | 53 | 36 | 1.46 |
+//! |             | 4  | 58  | 42 | 1.39 | 43 | 55 | 0.78 |
+//! |             | 32 | 145 | 44 | 3.31 | 44 | 37 | 1.20 |
+//! | 64 × 256    | 1  | 52  | 32 | 1.61 | 32 | 31 | 1.03 |
+//! |             | 32 | 133 | 43 | 3.11 | 71 | 48 | 1.47 |
+//!
+//! Q8_0 at four tokens is the one loss, and it is the kernel's (unpacking eight rows costs what
+//! two tokens cost), not the order's: the matrix–vector loop reaches 43 to 53 there.
+//!
 //! # Non-finite values
 //!
 //! `quantize` takes NaN and infinities as 0 in block formats (F32, F16 and BF16 keep them) and
