@@ -130,6 +130,13 @@ fn a_generation_ends_on_the_usual_tokens() {
     assert_eq!(names(&harmony), ["<|return|>", "<|call|>"]);
     assert_eq!(harmony.token_type(0).unwrap(), Control);
     assert!(!harmony.is_eog(3) && !harmony.is_eog(99));
+    // Made by merges, `</s>` is an ordinary word, as in Qwen2's vocabulary.
+    let mut html = vocab(VocabModel::Bpe, &["<", "/", "s", ">", "</s>"].map(|t| (t, Normal, 0.0)));
+    html.merges = vec![b"</ s>".to_vec()];
+    let html = Tokenizer::new(html).unwrap();
+    assert_eq!(html.token_type(4).unwrap(), Normal);
+    assert_eq!(html.encode("</s>", PROMPT), [0, 1, 2, 3]);
+    assert!(html.is_eog(4));
     let mut named = vocab(VocabModel::Bpe, &[("x", Normal, 0.0), ("y", Normal, 0.0)]);
     named.ids = SpecialIds { eos: Some(1), pad: Some(u32::MAX), ..SpecialIds::default() };
     let named = Tokenizer::new(named).unwrap();

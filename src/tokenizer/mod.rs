@@ -45,8 +45,8 @@ impl EncodeOptions {
 }
 
 enum Algorithm {
-    Bpe(Bpe),
-    Spm(Spm),
+    Bpe(Box<Bpe>),
+    Spm(Box<Spm>),
 }
 
 /// A loaded vocabulary. Immutable; share it between threads as it is.
@@ -92,8 +92,8 @@ impl Tokenizer {
         vocab.validate()?;
         let (special, eog) = special::resolve(&mut vocab)?;
         let algorithm = match vocab.model {
-            VocabModel::Bpe => Algorithm::Bpe(Bpe::new(&vocab)?),
-            VocabModel::Spm => Algorithm::Spm(Spm::new(&vocab, special.unk)),
+            VocabModel::Bpe => Algorithm::Bpe(Box::new(Bpe::new(&vocab)?)),
+            VocabModel::Spm => Algorithm::Spm(Box::new(Spm::new(&vocab, special.unk))),
         };
         let add_bos = vocab.add_bos.unwrap_or(match &algorithm {
             Algorithm::Spm(_) => true,

@@ -2,9 +2,9 @@
 //! set that ends a generation. The lists of names are the vocabularies' own; which of them count is
 //! as in llama.cpp, because a file that stops there must stop here.
 
-use super::vocab::{TokenType, Vocab, VocabModel};
+use super::vocab::{TokenType, Vocab, VocabModel, split_merge};
 use crate::Result;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// Tokens with a role, by id.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -98,10 +98,29 @@ const END_OF_GENERATION: &[&str] = &[
     "[e~[",
 ];
 
+/// Not an end of generation, but tells that `</s>` is none either.
+const PLAMO_EOS: &str = "<|plamo:eos|>";
+
 /// Ids by name, for the few names above.
 struct ByName(HashMap<Vec<u8>, u32>);
 
 impl ByName {
+    fn new(vocab: &Vocab) -> Self {
+        let lists = [
+            END_OF_TURN,
+            END_OF_MESSAGE,
+            FIM_PAD,
+            FIM_REPOSITORY,
+            FIM_SEPARATOR,
+            END_OF_GENERATION,
+        ];
+        let wanted: HashSet<&[u8]> =
+            lists.into_iter().flatten().chain(&[PLAMO_EOS]).map(|name| name.as_bytes()).collect();
+        let tokens = vocab.tokens.iter().zip(0u32..);
+        let named = tokens.filter(|(token, _)| wanted.contains(token.as_slice()));
+        Self(named.map(|(token, id)| (token.clone(), id)).collect())
+    }
+
     fn get(&self, name: &str) -> Option<u32> {
         self.0.get(name.as_bytes()).copied()
     }
@@ -118,9 +137,7 @@ pub(super) fn resolve(vocab: &mut Vocab) -> Result<(SpecialIds, BTreeSet<u32>)> 
     if vocab.model == VocabModel::Spm {
         spm_defaults(vocab, &mut ids);
     }
-    let names = ByName(
-        vocab.tokens.iter().enumerate().map(|(id, token)| (token.clone(), id as u32)).collect(),
-    );
+    let names = ByName::new(vocab);
     for (slot, candidates) in [
         (&mut ids.eot, END_OF_TURN),
         (&mut ids.eom, END_OF_MESSAGE),
@@ -164,15 +181,24 @@ fn spm_defaults(vocab: &Vocab, ids: &mut SpecialIds) {
 }
 
 /// A token with such a name that is not marked as control is an oversight of the converter: it
-/// would be printed, and not be recognised in a prompt.
+/// would be printed, and not be recognised in a prompt. Not so where merges make it: then it is a
+/// word like others (Qwen2's vocabulary has `</s>`, the HTML tag).
 fn mark_control(vocab: &mut Vocab, id: Option<u32>) {
     let Some(id) = id else { return };
-    let kind = &mut vocab.types[id as usize];
-    if *kind != TokenType::Control {
-        let name = String::from_utf8_lossy(&vocab.tokens[id as usize]);
-        log::debug!("token {id} ({name}) is treated as a control token");
-        *kind = TokenType::Control;
+    let token = &vocab.tokens[id as usize];
+    if vocab.types[id as usize] == TokenType::Control || is_merged(vocab, token) {
+        return;
     }
+    let name = String::from_utf8_lossy(token);
+    log::debug!("token {id} ({name}) is treated as a control token");
+    vocab.types[id as usize] = TokenType::Control;
+}
+
+fn is_merged(vocab: &Vocab, token: &[u8]) -> bool {
+    let makes = |(left, right): (&[u8], &[u8])| {
+        left.len() + right.len() == token.len() && token.starts_with(left) && token.ends_with(right)
+    };
+    vocab.merges.iter().filter_map(|merge| split_merge(merge)).any(makes)
 }
 
 fn end_of_generation(vocab: &mut Vocab, ids: &SpecialIds, names: &ByName) -> BTreeSet<u32> {
@@ -189,7 +215,7 @@ fn end_of_generation(vocab: &mut Vocab, ids: &SpecialIds, names: &ByName) -> BTr
     let calls = has("<|call|>") || has("<|calls|>");
     let harmony = calls && (has("<|return|>") || has("<|flush|>"));
     // Gemma 4's and PLaMo's vocabularies carry an ordinary `</s>` (an HTML tag).
-    let html = has("<|tool_response>") || has("<|plamo:eos|>");
+    let html = has("<|tool_response>") || has(PLAMO_EOS);
     for (applies, name, kind) in
         [(harmony, "<|end|>", TokenType::UserDefined), (html, "</s>", TokenType::Normal)]
     {
