@@ -27,7 +27,7 @@ pub struct Args {
     limits: LimitArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
-    /// Tokens of context; 0 is what the model was trained for
+    /// Tokens of context; 0 is what the model was trained for, if memory holds it
     #[arg(short, long, value_name = "N", default_value = "0", help_heading = "Engine")]
     #[arg(value_parser = args::tokens_or_zero, env = "MOEBA_CTX_SIZE")]
     ctx_size: usize,
@@ -36,10 +36,10 @@ pub struct Args {
     #[command(flatten)]
     batch: BatchArgs,
     /// Write the figures of the run to this file as JSON
-    #[arg(long, value_name = "FILE.json")]
+    #[arg(long, value_name = "FILE.json", help_heading = "Report")]
     stats: Option<PathBuf>,
     /// Print where the model's weights would be, and stop
-    #[arg(long)]
+    #[arg(long, help_heading = "Report")]
     dry_run: bool,
 }
 

@@ -58,6 +58,11 @@ impl Writer {
         if path.is_dir() {
             return Err(Error::format(path, "file", "the name of a file", "a directory"));
         }
+        // The rename at the end would put a file in the place of /dev/null.
+        if path.exists() && !path.is_file() {
+            let got = "a device, pipe or socket";
+            return Err(Error::format(path, "file", "the name of a file", got));
+        }
         let temp = temporary(path).map_err(|e| Error::io(path, e))?;
         let guard = interrupt::guard(temp.path());
         let mut writer = Writer {

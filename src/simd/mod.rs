@@ -64,7 +64,7 @@ pub fn kernels() -> &'static Kernels {
         if let Some(asked) = asked.filter(|name| name != chosen.name) {
             log::warn!("MOEBA_SIMD={asked}: not known or not on this processor");
         }
-        log::info!("kernels: {}", chosen.name);
+        log::debug!("kernels: {}", chosen.name);
         chosen
     })
 }
