@@ -133,7 +133,7 @@ fn read_rate() -> f64 {
 /// One product of each format: cold (weights from memory) for one token, warm for many.
 fn formats(k: &Kernels, filter: &str, rate: f64, peak: f64) {
     println!(
-        "\n| format, rows × columns | cold, GB/s | of read | GOP/s: 1 token | 4 | 32 | 512 | of peak |"
+        "\n| rows × columns | cold, GB/s | of read | GOP/s: 1 token | 4 | 32 | 512 | of peak |"
     );
     println!("|---|---|---|---|---|---|---|---|");
     for ty in TYPES {
