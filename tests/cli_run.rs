@@ -230,15 +230,15 @@ fn prompts_may_look_like_flags() {
     assert!(greedy(&model, &["-p", r"a\nb"]).starts_with(r"a\nb"));
 }
 
-/// A run that goes on until it is stopped: its output so far is waited for.
-fn endless(model: &Model, args: &[&str]) -> std::process::Child {
+/// A run that goes on until it is stopped, and the first bytes of its output, waited for.
+fn endless(model: &Model, args: &[&str]) -> (std::process::Child, Vec<u8>) {
     let mut command = moeba();
     command.arg("run").arg(&model.path).args(["-p", "x", "-c", "1000000", "--ignore-eos"]);
     command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
-    let mut some = [0; 4];
+    let mut some = vec![0; 4];
     child.stdout.as_mut().unwrap().read_exact(&mut some).unwrap();
-    child
+    (child, some)
 }
 
 fn interrupt(child: &std::process::Child) {
@@ -250,13 +250,12 @@ fn interrupt(child: &std::process::Child) {
 fn ctrl_c_ends_the_generation_with_a_report() {
     let model = plain();
     let stats = model.file("stats.json");
-    let mut child = endless(&model, &["--stats", stats.to_str().unwrap()]);
+    let (mut child, mut text) = endless(&model, &["--stats", stats.to_str().unwrap()]);
     interrupt(&child);
-    let mut rest = Vec::new();
-    child.stdout.take().unwrap().read_to_end(&mut rest).unwrap();
+    child.stdout.take().unwrap().read_to_end(&mut text).unwrap();
     let out = child.wait_with_output().unwrap();
     assert_eq!(out.status.code(), Some(130), "{}", stderr(&out));
-    assert!(std::str::from_utf8(&rest).is_ok() && rest.ends_with(b"\n"));
+    assert!(std::str::from_utf8(&text).is_ok() && text.ends_with(b"\n"));
     assert!(stderr(&out).contains("decode: ") && stderr(&out).contains("interrupted"));
     let json: Value = serde_json::from_slice(&std::fs::read(&stats).unwrap()).unwrap();
     assert_eq!(json["finish_reason"], "interrupted");
@@ -284,7 +283,7 @@ fn ctrl_c_leaves_no_unfinished_array() {
 #[test]
 fn a_reader_that_leaves_ends_the_run_quietly() {
     let model = plain();
-    let mut child = endless(&model, &[]);
+    let (mut child, _) = endless(&model, &[]);
     drop(child.stdout.take());
     let out = child.wait_with_output().unwrap();
     assert_eq!(out.status.code(), Some(0), "{}", stderr(&out));

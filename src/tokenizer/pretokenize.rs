@@ -162,8 +162,8 @@ impl PreTokenizer {
                 "tokenizer.ggml.pre",
                 format!("a known pre-tokenizer ({})", known.join(", ")),
                 format!(
-                    "`{wanted}`; if you know that it splits words as, say, qwen2 does, \
-                     run with --override-kv tokenizer.ggml.pre=str:qwen2"
+                    "`{wanted}`; if you know which of these it splits words as, convert the \
+                     checkpoint with `moeba convert --pre NAME`"
                 ),
             )
         })?;
@@ -246,6 +246,6 @@ mod tests {
         let error = PreTokenizer::named(Some("nonsense"), Path::new("m.gguf")).err().unwrap();
         let text = error.to_string();
         assert!(text.contains("`nonsense`"), "{text}");
-        assert!(text.contains("--override-kv tokenizer.ggml.pre=str:qwen2"), "{text}");
+        assert!(text.contains("`moeba convert --pre NAME`"), "{text}");
     }
 }

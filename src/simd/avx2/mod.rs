@@ -114,6 +114,7 @@ unsafe fn quantised<B: Panel>(
 /// Asks for the cache lines of `n` bytes. Any address is allowed: a prefetch never faults.
 #[inline]
 #[target_feature(enable = "avx2")]
+#[allow(unused_unsafe)] // the intrinsic is safe in newer compilers only
 fn prefetch(p: *const u8, n: usize) {
     for offset in (0..n).step_by(64) {
         // SAFETY: a hint, which reads nothing.
