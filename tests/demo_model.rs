@@ -1,0 +1,79 @@
+//! The demo model, as a newcomer meets it.
+
+mod common;
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use common::{moeba, repo, succeed};
+
+fn model() -> PathBuf {
+    repo().join("models/demo/moeba-demo.gguf")
+}
+
+fn run(args: &[&str]) -> Command {
+    let mut command = moeba();
+    command.arg("run").arg(model()).args(args);
+    command
+}
+
+/// Greedy text, byte for byte. `tests/fixtures/demo/` holds what the model says; a change of
+/// these files is a change of the model or of the arithmetic and needs a reason.
+#[test]
+fn greedy_text_is_what_it_was() {
+    for (name, args) in [
+        ("chat", &["-p", "What is a branch?", "-n", "64"][..]),
+        ("story", &["-p", "The package manager", "-no-cnv", "-n", "64"][..]),
+    ] {
+        let output = succeed(run(args).args(["--temp", "0", "-q"]));
+        let expected = repo().join(format!("tests/fixtures/demo/{name}.txt"));
+        let expected = std::fs::read(&expected).unwrap_or_else(|e| panic!("{expected:?}: {e}"));
+        let (got, expected) =
+            (String::from_utf8(output.stdout).unwrap(), String::from_utf8(expected).unwrap());
+        assert_eq!(got, expected, "{name}");
+    }
+}
+
+/// Promise 1, on the bundled model and through the command line.
+#[test]
+fn logits_have_the_same_bits_for_any_threads_and_batches() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokens: Vec<String> = (0..150).map(|i| (i * 53 % 8000 + 3).to_string()).collect();
+    let tokens = tokens.join(",");
+    let logits = |name: &str, args: &[&str]| {
+        let out = dir.path().join(name);
+        let mut command = moeba();
+        command.arg("logits").arg(model()).args(["--tokens", &tokens, "-o"]).arg(&out).args(args);
+        succeed(&mut command);
+        std::fs::read(out).unwrap()
+    };
+    let one = logits("1.npy", &["-t", "1", "-ub", "1"]);
+    for (i, args) in [["-t", "2", "-ub", "1"], ["-t", "1", "-ub", "64"], ["-t", "2", "-ub", "64"]]
+        .iter()
+        .enumerate()
+    {
+        assert!(logits(&format!("other{i}.npy"), args) == one, "{args:?} changes the logits");
+    }
+}
+
+/// Scalar kernels say the same, bit for bit: the specification.
+#[test]
+fn logits_have_the_same_bits_for_scalar_kernels() {
+    let dir = tempfile::tempdir().unwrap();
+    let logits = |simd: &str| {
+        let out = dir.path().join(simd);
+        let mut command = moeba();
+        command.env("MOEBA_SIMD", simd).arg("logits").arg(model());
+        succeed(command.args(["--tokens", "5,17,1234,999,4000,8,9,10,11,12,13", "-o"]).arg(&out));
+        std::fs::read(out).unwrap()
+    };
+    assert!(logits("scalar") == logits("avx2"), "scalar and AVX2 differ");
+}
+
+/// The bundled file is small, whole and finite.
+#[test]
+fn the_file_is_sound() {
+    let size = std::fs::metadata(model()).unwrap().len();
+    assert!(size <= 40_000_000, "{size} bytes");
+    succeed(moeba().arg("inspect").arg(model()).arg("--check"));
+}
