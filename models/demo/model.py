@@ -376,6 +376,7 @@ def export(model, tokenizer_dir, target):
     os.makedirs(part)
     save_file(released_tensors(model), os.path.join(part, "model.safetensors"),
               metadata={"format": "pt"})
+    os.chmod(os.path.join(part, "model.safetensors"), 0o644)
     with open(os.path.join(part, "config.json"), "w", encoding="utf-8") as out:
         json.dump(released_config(model.config), out, indent=2)
     with open(os.path.join(part, "generation_config.json"), "w", encoding="utf-8") as out:
