@@ -119,7 +119,7 @@ impl Keys<'_> {
         }
         let head_dim = match self.count("attention.key_length")? {
             Some(v) => v,
-            None if n_embd % n_head == 0 => n_embd / n_head,
+            None if n_embd.is_multiple_of(n_head) => n_embd / n_head,
             None => {
                 let expected = format!("a divisor of embedding_length = {n_embd}");
                 return Err(self.bad("attention.head_count", expected, n_head));

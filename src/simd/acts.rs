@@ -233,7 +233,10 @@ impl ActWriter<'_> {
         let len = self.kind.block_len();
         assert!(tokens.end <= self.tokens, "{tokens:?} of {}", self.tokens);
         assert!(cols.end <= self.cols, "{cols:?} of {}", self.cols);
-        assert!(cols.start % len == 0 && cols.end % len == 0, "{cols:?} cuts a block of {len}");
+        assert!(
+            cols.start.is_multiple_of(len) && cols.end.is_multiple_of(len),
+            "{cols:?} cuts a block of {len}"
+        );
         for (i, token) in tokens.enumerate() {
             let x = &src[i * src_stride + cols.start..][..cols.len()];
             // SAFETY: token and columns are within what the arrays were sized for, and this
@@ -336,7 +339,10 @@ impl<'a> ActView<'a> {
     pub fn column_range(self, cols: Range<usize>) -> Self {
         let len = self.kind().block_len();
         assert!(cols.start <= cols.end && cols.end <= self.cols, "{cols:?} of {}", self.cols);
-        assert!(cols.start % len == 0 && cols.end % len == 0, "{cols:?} cuts a block of {len}");
+        assert!(
+            cols.start.is_multiple_of(len) && cols.end.is_multiple_of(len),
+            "{cols:?} cuts a block of {len}"
+        );
         ActView { col_start: self.col_start + cols.start, cols: cols.len(), ..self }
     }
 
@@ -350,7 +356,7 @@ impl<'a> ActView<'a> {
     #[inline]
     fn slice<T: Copy>(array: &'a AlignedBytes, row: usize, start: usize, n: usize) -> &'a [T] {
         let size = size_of::<T>();
-        assert!(row % 64 == 0 && row + (start + n) * size <= array.len());
+        assert!(row.is_multiple_of(64) && row + (start + n) * size <= array.len());
         // SAFETY: within the array by the assertion; rows begin on cache lines, so T is aligned;
         // the bytes are initialised and T is one of f32, i16 and i8 (private function).
         unsafe { std::slice::from_raw_parts(array.as_ptr().add(row).cast::<T>().add(start), n) }

@@ -57,7 +57,10 @@ impl<'a> MatRef<'a> {
     pub fn column_range(self, cols: Range<usize>) -> Self {
         let (len, bytes) = (self.ty.block_len(), self.ty.block_bytes());
         assert!(cols.start <= cols.end && cols.end <= self.cols, "{cols:?} of {}", self.cols);
-        assert!(cols.start % len == 0 && cols.end % len == 0, "{cols:?} cuts a block of {len}");
+        assert!(
+            cols.start.is_multiple_of(len) && cols.end.is_multiple_of(len),
+            "{cols:?} cuts a block of {len}"
+        );
         let data = &self.data[(cols.start / len * bytes).min(self.data.len())..];
         MatRef::new(self.ty, data, self.rows, cols.len(), self.row_stride)
     }

@@ -88,7 +88,7 @@ fn dot_float(x: &[f32], y: impl Iterator<Item = f32>) -> f32 {
     for (i, (x, y)) in x.iter().zip(y).enumerate() {
         lanes[i % 8] = x.mul_add(y, lanes[i % 8]);
     }
-    if x.len() % 8 != 0 {
+    if !x.len().is_multiple_of(8) {
         for lane in &mut lanes[x.len() % 8..] {
             *lane = 0f32.mul_add(0.0, *lane);
         }

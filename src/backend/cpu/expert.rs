@@ -30,7 +30,7 @@ const NO_SLOT: u32 = u32::MAX;
 impl Demand {
     /// Groups `chosen` [tokens, k], ids below `n_experts`.
     pub fn group(&mut self, chosen: &[u32], k: usize, n_experts: usize) {
-        assert!(k > 0 && chosen.len() % k == 0);
+        assert!(k > 0 && chosen.len().is_multiple_of(k));
         self.k = k;
         self.experts.clear();
         self.slot_of.clear();

@@ -6,7 +6,7 @@ impl Cpu {
     /// RMSNorm of each row of `x` [n, weight.len()] into `out`.
     pub fn rms_norm_rows(&self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
         let dim = weight.len();
-        assert!(x.len() == out.len() && x.len() % dim == 0);
+        assert!(x.len() == out.len() && x.len().is_multiple_of(dim));
         let shared = SharedOut::new(out);
         let rows = x.len() / dim;
         self.chunks(rows, self.token_chunk(rows, dim), &|_, range| {

@@ -58,7 +58,7 @@ impl Cpu {
         }
         let tokens = table.turns.len() / table.n_pairs;
         let width = x.len() / tokens;
-        assert!(width * tokens == x.len() && width % head_dim == 0);
+        assert!(width * tokens == x.len() && width.is_multiple_of(head_dim));
         let shared = SharedOut::new(x);
         self.chunks(tokens, self.token_chunk(tokens, width), &|_, range| {
             for t in range {
