@@ -146,7 +146,7 @@ impl Binder<'_> {
         let Some((name, optional)) = self.descriptor.tensor_name(role, layer) else {
             return Ok(None);
         };
-        match self.gguf.tensors().iter().position(|t| t.name == name) {
+        match self.gguf.tensor_index(&name) {
             Some(index) => Ok(Some(index)),
             None if optional => Ok(None),
             None => Err(Error::format(self.gguf.path(), name, "a tensor", "nothing of that name")),
