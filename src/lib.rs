@@ -12,6 +12,7 @@ pub mod experts;
 pub mod gguf;
 pub mod interrupt;
 pub mod model;
+pub mod policy;
 pub mod quant;
 pub mod sample;
 pub mod simd;
