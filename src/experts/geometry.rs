@@ -23,13 +23,14 @@ impl Geometry {
     /// `row_bytes`: bytes of one intermediate row, that is a row of gate, a row of up and a column
     /// of down together. `block`: elements a block of the down tensor's type.
     ///
-    /// Rows a granule: as many blocks as fit the target, at least one. Where the rest of the file
-    /// needs 32-wide blocks but rows are many, granules still start at multiples of the block.
+    /// Where the rest of the file needs 32-wide blocks but rows are many, granules still start at
+    /// multiples of the block.
     pub fn new(n_ff: usize, block: usize, row_bytes: u64) -> Geometry {
         assert!(n_ff > 0 && block > 0 && row_bytes > 0);
         let block = block.max(32);
-        let per_target = (GRANULE_BYTES_TARGET / (row_bytes * block as u64)).max(1) as usize;
-        Geometry { n_ff, granule_rows: (block * per_target).min(n_ff) }
+        let most = (GRANULE_BYTES_TARGET / row_bytes.saturating_mul(block as u64)).max(1);
+        let blocks = blocks_a_granule(n_ff.div_ceil(block), most as usize);
+        Geometry { n_ff, granule_rows: (block * blocks).min(n_ff) }
     }
 
     pub fn n_granules(&self) -> usize {
@@ -42,6 +43,14 @@ impl Geometry {
         let start = index * self.granule_rows;
         start..(start + self.granule_rows).min(self.n_ff)
     }
+}
+
+/// A granule's share of `n` blocks: from half of `most` to `most`, such that the last granule is as
+/// full as can be, because slots have the size of the first; the larger of two that are as good.
+fn blocks_a_granule(n: usize, most: usize) -> usize {
+    let most = most.min(n);
+    let slots_of = |blocks: &usize| n.div_ceil(*blocks) * blocks;
+    (most.div_ceil(2)..=most).rev().min_by_key(slots_of).unwrap_or(most)
 }
 
 #[cfg(test)]
@@ -61,7 +70,7 @@ mod tests {
                     for i in 0..g.n_granules() {
                         let rows = g.rows(i);
                         assert_eq!(rows.start, next);
-                        assert!(rows.start % block == 0 && !rows.is_empty());
+                        assert!(rows.start.is_multiple_of(block) && !rows.is_empty());
                         next = rows.end;
                     }
                     assert_eq!(next, n_ff);
@@ -76,7 +85,28 @@ mod tests {
         assert_eq!(Geometry::new(768, 256, 3456).n_granules(), 3);
         // Mixtral-8x7B in Q4_K: a block of rows is 1.7 MiB, so 56 granules of one block.
         assert_eq!(Geometry::new(14336, 256, 6912).n_granules(), 56);
-        // Qwen1.5-MoE: 1408 is 5.5 × 256, so down has 32-wide blocks.
-        assert_eq!(Geometry::new(1408, 32, 1152 * 2 + 2176).rows(0), 0..224);
+        // Qwen1.5-MoE: 1408 is 5.5 × 256, so down has 32-wide blocks, 44 of them; 7 would fit the
+        // target, but 11 granules of 4 leave no slot half empty.
+        let g = Geometry::new(1408, 32, 1152 * 2 + 2176);
+        assert_eq!((g.granule_rows, g.n_granules()), (128, 11));
+        // The demo model, in any type: one granule.
+        assert_eq!(Geometry::new(192, 32, 3 * 192 * 4).n_granules(), 1);
+    }
+
+    #[test]
+    fn the_last_granule_is_as_full_as_can_be() {
+        assert_eq!(blocks_a_granule(44, 7), 4);
+        // All divide: the largest.
+        assert_eq!(blocks_a_granule(12, 6), 6);
+        // A prime number of blocks: 23 in 2 × 12 leaves the least.
+        assert_eq!(blocks_a_granule(23, 12), 12);
+        assert_eq!(blocks_a_granule(3, 100), 3);
+        assert_eq!(blocks_a_granule(5, 1), 1);
+        for n in 1..60 {
+            for most in 1..20 {
+                let chosen = blocks_a_granule(n, most);
+                assert!(chosen <= most && (2 * chosen >= most || chosen == n));
+            }
+        }
     }
 }

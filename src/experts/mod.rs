@@ -3,10 +3,12 @@
 //! them back with `release`.
 
 mod geometry;
+mod place;
 mod resident;
 
 pub use geometry::Geometry;
-pub use resident::{LayerExperts, Resident, Stack};
+pub use place::{DIRECT_ALIGN, Dest, LayerExperts, Part, Piece, Place, READ_BYTES, SlotLayout};
+pub use resident::Resident;
 
 use std::ops::Range;
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::descriptor::Descriptor;
 use super::hyper::HyperParams;
-use crate::experts::{Geometry, LayerExperts, Resident, Stack};
+use crate::experts::{Geometry, LayerExperts, Part, Place, Resident};
 use crate::gguf::{Gguf, TensorInfo, TensorType};
 use crate::quant;
 use crate::simd::MatRef;
@@ -275,16 +275,16 @@ impl Binder<'_> {
             n_embd,
             n_ff,
         };
-        let (gate, up, down) = (self.stack(gate), self.stack(up), self.stack(down));
+        let place = Place::Stacked { gate, up, down };
+        let (gate, up, down) = (self.part(gate), self.part(up), self.part(down));
         let row_bytes = gate.row_bytes + up.row_bytes + down.row_bytes * n_embd / n_ff;
         let geometry = Geometry::new(n_ff, down.block_len, row_bytes as u64);
-        Ok((shape, LayerExperts { n_experts: n, geometry, gate, up, down }))
+        Ok((shape, LayerExperts { n_experts: n, geometry, gate, up, down, place }))
     }
 
-    fn stack(&self, tensor: usize) -> Stack {
+    fn part(&self, tensor: usize) -> Part {
         let t = self.tensor(tensor);
-        Stack {
-            tensor,
+        Part {
             rows: t.dims.get(1).copied().unwrap_or(1) as usize,
             row_bytes: t.row_bytes() as usize,
             block_len: t.ty.block_len(),

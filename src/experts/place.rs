@@ -1,0 +1,459 @@
+//! Where a layer's experts lie: in the file, and, once they are read, in slots. A slot holds one
+//! granule; which reads bring it there depends on the file's layout:
+//!
+//! - Stacked (standard files): a granule's rows of gate and of up are one range of the file each.
+//!   Direct I/O reads whole pages, so the pages around each range go into the slot as they are and
+//!   the range starts wherever it starts in its first page. The granule's columns of down are a
+//!   strip through every row of the matrix: whole rows are staged and the strips copied out.
+//! - Granule-major (files of `--layout granule`): a granule's own bytes are one aligned range, and
+//!   the slot holds them as the file does.
+
+use std::ops::Range;
+
+use super::{Geometry, ReadyGranule};
+use crate::gguf::Gguf;
+
+/// Offsets and lengths of direct reads are multiples of this, and so are granules and experts in
+/// granule-major files.
+pub const DIRECT_ALIGN: usize = 4096;
+
+/// A read is not longer than this (unless one row of down is): long enough for a disk to work at
+/// its full rate with a few of them in flight, short enough for demand not to wait long behind it.
+pub const READ_BYTES: usize = 512 << 10;
+
+/// One of an expert's matrices as a file stores its rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    pub rows: usize,
+    pub row_bytes: usize,
+    /// Elements and bytes a block of the type.
+    pub block_len: usize,
+    pub block_bytes: usize,
+}
+
+impl Part {
+    fn n_bytes(&self) -> usize {
+        self.rows * self.row_bytes
+    }
+
+    /// Where a column starts in its row; `column` is on a block boundary.
+    fn column(&self, column: usize) -> usize {
+        column / self.block_len * self.block_bytes
+    }
+
+    /// The bytes of a run of columns in its row.
+    fn columns(&self, columns: &Range<usize>) -> Range<usize> {
+        self.column(columns.start)..self.column(columns.end)
+    }
+}
+
+/// Which tensors hold a layer's experts; indices into `Gguf::tensors`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Tensors [cols, rows, experts].
+    Stacked { gate: usize, up: usize, down: usize },
+    /// One I8 tensor [expert stride, experts] that starts at a multiple of `DIRECT_ALIGN` of its
+    /// file. Each granule (its rows of gate, its rows of up, its columns of every row of down,
+    /// back to back) starts at the next multiple of `DIRECT_ALIGN` of its expert.
+    GranuleMajor { tensor: usize },
+}
+
+/// The experts of one layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerExperts {
+    pub n_experts: usize,
+    pub geometry: Geometry,
+    pub gate: Part,
+    pub up: Part,
+    pub down: Part,
+    pub place: Place,
+}
+
+impl LayerExperts {
+    /// Bytes of a granule: its rows of gate and up and its columns of down.
+    pub fn granule_bytes(&self, index: usize) -> usize {
+        let rows = self.geometry.rows(index);
+        let of_down = self.down.rows * self.down.columns(&rows).len();
+        rows.len() * (self.gate.row_bytes + self.up.row_bytes) + of_down
+    }
+
+    /// Bytes of all granules of an expert, which is its share of the three matrices' tensors.
+    pub fn expert_bytes(&self) -> usize {
+        self.gate.n_bytes() + self.up.n_bytes() + self.down.n_bytes()
+    }
+
+    /// Bytes from one granule to the next in a granule-major file. All granules but the last are
+    /// of one size.
+    pub fn granule_stride(&self) -> usize {
+        self.granule_bytes(0).next_multiple_of(DIRECT_ALIGN)
+    }
+
+    /// The least that an expert takes in a granule-major file.
+    pub fn expert_stride(&self) -> usize {
+        let last = self.geometry.n_granules() - 1;
+        let of_last = self.granule_bytes(last).next_multiple_of(DIRECT_ALIGN);
+        last * self.granule_stride() + of_last
+    }
+
+    /// Asserts that the shapes fit the file's tensors: whoever binds a file has checked it.
+    pub(super) fn assert_fits(&self, file: &Gguf) {
+        let tensor = |index: usize| &file.tensors()[index];
+        match self.place {
+            Place::Stacked { gate, up, down } => {
+                for (part, index) in [(self.gate, gate), (self.up, up), (self.down, down)] {
+                    let expected = self.n_experts * part.n_bytes();
+                    assert_eq!(tensor(index).n_bytes, expected as u64, "{}", tensor(index).name);
+                }
+            }
+            Place::GranuleMajor { tensor: index } => {
+                let t = tensor(index);
+                assert_eq!(t.dims[1..].iter().product::<u64>(), self.n_experts as u64);
+                assert!(t.dims[0] >= self.expert_stride() as u64, "{}: stride", t.name);
+                let aligned = |n: u64| n.is_multiple_of(DIRECT_ALIGN as u64);
+                assert!(aligned(t.dims[0]) && aligned(t.file_offset), "{}: alignment", t.name);
+            }
+        }
+        assert_eq!(self.gate.rows, self.geometry.n_ff);
+        assert_eq!(self.up.rows, self.geometry.n_ff);
+        assert_eq!(self.down.column(self.geometry.n_ff), self.down.row_bytes);
+        let last = self.geometry.n_granules() - 1;
+        let cut = self.geometry.rows(last).start;
+        assert_eq!(cut % self.down.block_len, 0, "a granule cuts a block");
+    }
+
+    /// A granule where it lies in the mapped file.
+    pub fn in_place<'a>(&self, file: &'a Gguf, expert: u32, index: usize) -> ReadyGranule<'a> {
+        let bytes = |tensor: usize| file.bytes(&file.tensors()[tensor]);
+        match self.place {
+            Place::Stacked { gate, up, down } => {
+                let rows = self.geometry.rows(index);
+                let matrix = |tensor: usize, part: &Part| {
+                    &bytes(tensor)[expert as usize * part.n_bytes()..][..part.n_bytes()]
+                };
+                let of_rows = |tensor: usize, part: &Part| {
+                    &matrix(tensor, part)[rows.start * part.row_bytes..rows.end * part.row_bytes]
+                };
+                let columns = self.down.columns(&rows);
+                let down = matrix(down, &self.down);
+                // The last row of a column range ends where its own columns end.
+                let end = down.len() - (self.down.row_bytes - columns.end);
+                ReadyGranule {
+                    expert,
+                    index: index as u32,
+                    gate: of_rows(gate, &self.gate),
+                    up: of_rows(up, &self.up),
+                    down: &down[columns.start..end],
+                    gate_stride: self.gate.row_bytes,
+                    up_stride: self.up.row_bytes,
+                    down_stride: self.down.row_bytes,
+                    rows,
+                }
+            }
+            Place::GranuleMajor { tensor } => {
+                let stride = file.tensors()[tensor].dims[0] as usize;
+                let at = expert as usize * stride + index * self.granule_stride();
+                self.compact(&bytes(tensor)[at..], expert, index)
+            }
+        }
+    }
+
+    /// A granule whose bytes start those of `bytes`.
+    fn compact<'a>(&self, bytes: &'a [u8], expert: u32, index: usize) -> ReadyGranule<'a> {
+        let n = self.geometry.rows(index).len();
+        let (gate, rest) = bytes.split_at(n * self.gate.row_bytes);
+        let (up, down) = rest.split_at(n * self.up.row_bytes);
+        self.assembled(expert, index, [gate, up, down])
+    }
+
+    /// A granule from its rows of gate, its rows of up and, without gaps, its columns of down.
+    fn assembled<'a>(
+        &self,
+        expert: u32,
+        index: usize,
+        [gate, up, down]: [&'a [u8]; 3],
+    ) -> ReadyGranule<'a> {
+        let rows = self.geometry.rows(index);
+        let down_stride = self.down.columns(&rows).len();
+        ReadyGranule {
+            expert,
+            index: index as u32,
+            gate: &gate[..rows.len() * self.gate.row_bytes],
+            up: &up[..rows.len() * self.up.row_bytes],
+            down: &down[..self.down.rows * down_stride],
+            gate_stride: self.gate.row_bytes,
+            up_stride: self.up.row_bytes,
+            down_stride,
+            rows,
+        }
+    }
+}
+
+/// One read of a file: `start` and `len` are multiples of `DIRECT_ALIGN`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Which of `Gguf::shards`.
+    pub shard: usize,
+    pub start: u64,
+    pub len: usize,
+    /// Bytes from `start` that must have come; the others may lie past the end of the file.
+    pub need: usize,
+    pub to: Dest,
+}
+
+/// Where a piece's bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dest {
+    /// Into this granule's slot, at this multiple of `DIRECT_ALIGN`.
+    Slot { granule: usize, at: usize },
+    /// Rows `first..first + n` of down, whole, the first of them `skip` bytes into the read: to be
+    /// staged, and from there scattered into slots.
+    Rows { first: usize, n: usize, skip: usize },
+}
+
+/// Where a tensor starts.
+#[derive(Clone, Copy, Debug)]
+struct Origin {
+    shard: usize,
+    offset: u64,
+}
+
+impl Origin {
+    fn of(file: &Gguf, tensor: usize) -> Origin {
+        let tensor = &file.tensors()[tensor];
+        Origin { shard: tensor.shard, offset: tensor.file_offset }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Source {
+    Stacked {
+        gate: Origin,
+        up: Origin,
+        down: Origin,
+        /// In a slot: where the pages of up start, and where the columns of down.
+        up_at: usize,
+        down_at: usize,
+        /// Rows of down a read; the last of an expert may have fewer.
+        rows_a_piece: usize,
+    },
+    GranuleMajor {
+        origin: Origin,
+        expert_stride: usize,
+    },
+}
+
+/// How the granules of a layer lie in slots, and which reads bring them there. Made once a layer,
+/// at load.
+#[derive(Clone, Copy, Debug)]
+pub struct SlotLayout {
+    layer: LayerExperts,
+    source: Source,
+    slot_bytes: usize,
+}
+
+impl SlotLayout {
+    pub fn new(file: &Gguf, layer: &LayerExperts) -> SlotLayout {
+        layer.assert_fits(file);
+        let (source, slot_bytes) = match layer.place {
+            Place::Stacked { gate, up, down } => {
+                let [gate, up, down] = [gate, up, down].map(|tensor| Origin::of(file, tensor));
+                let up_at = widest_window(layer, &layer.gate, gate);
+                let down_at = up_at + widest_window(layer, &layer.up, up);
+                let columns = layer.down.columns(&layer.geometry.rows(0)).len();
+                let rows_a_piece = rows_a_piece(&layer.down);
+                let source = Source::Stacked { gate, up, down, up_at, down_at, rows_a_piece };
+                (source, (down_at + layer.down.rows * columns).next_multiple_of(DIRECT_ALIGN))
+            }
+            Place::GranuleMajor { tensor } => {
+                let expert_stride = file.tensors()[tensor].dims[0] as usize;
+                let origin = Origin::of(file, tensor);
+                (Source::GranuleMajor { origin, expert_stride }, layer.granule_stride())
+            }
+        };
+        SlotLayout { layer: *layer, source, slot_bytes }
+    }
+
+    /// Room for any granule of the layer; a multiple of `DIRECT_ALIGN`.
+    pub fn slot_bytes(&self) -> usize {
+        self.slot_bytes
+    }
+
+    /// Room for any piece that is staged; 0 where none is.
+    pub fn staging_bytes(&self) -> usize {
+        match self.source {
+            Source::Stacked { rows_a_piece, .. } => (DIRECT_ALIGN - 1
+                + rows_a_piece * self.layer.down.row_bytes)
+                .next_multiple_of(DIRECT_ALIGN),
+            Source::GranuleMajor { .. } => 0,
+        }
+    }
+
+    /// Appends the reads that bring a run of an expert's granules: granule by granule what goes
+    /// straight into slots, then the rows of down, if any. A granule of a stacked layer is complete
+    /// when its own reads and all rows are, one of a granule-major layer with its own reads.
+    pub fn pieces(&self, expert: u32, granules: Range<usize>, out: &mut Vec<Piece>) {
+        if granules.is_empty() {
+            return;
+        }
+        match self.source {
+            Source::Stacked { gate, up, down, up_at, rows_a_piece, .. } => {
+                for granule in granules {
+                    for (origin, part, at) in
+                        [(gate, &self.layer.gate, 0), (up, &self.layer.up, up_at)]
+                    {
+                        let range = row_range(&self.layer, origin, part, expert, granule);
+                        direct(origin.shard, range, granule, at, out);
+                    }
+                }
+                self.row_pieces(down, rows_a_piece, expert, out);
+            }
+            Source::GranuleMajor { origin, expert_stride } => {
+                for granule in granules {
+                    let start = origin.offset
+                        + u64::from(expert) * expert_stride as u64
+                        + (granule * self.layer.granule_stride()) as u64;
+                    let end = start + self.layer.granule_bytes(granule) as u64;
+                    direct(origin.shard, start..end, granule, 0, out);
+                }
+            }
+        }
+    }
+
+    /// Reads of all rows of down. They are whole also where only some granules' columns are
+    /// wanted: rows are short, and a disk reads on faster than it seeks.
+    fn row_pieces(&self, down: Origin, step: usize, expert: u32, out: &mut Vec<Piece>) {
+        let part = &self.layer.down;
+        let matrix = down.offset + u64::from(expert) * part.n_bytes() as u64;
+        for first in (0..part.rows).step_by(step) {
+            let n = step.min(part.rows - first);
+            let start = matrix + (first * part.row_bytes) as u64;
+            let skip = in_page(start);
+            let need = skip + n * part.row_bytes;
+            out.push(Piece {
+                shard: down.shard,
+                start: start - skip as u64,
+                len: need.next_multiple_of(DIRECT_ALIGN),
+                need,
+                to: Dest::Rows { first, n, skip },
+            });
+        }
+    }
+
+    /// A landed granule in its slot.
+    pub fn view<'a>(&self, slot: &'a [u8], expert: u32, index: usize) -> ReadyGranule<'a> {
+        let layer = &self.layer;
+        match self.source {
+            Source::Stacked { gate, up, up_at, down_at, .. } => {
+                let of_rows = |origin: Origin, part: &Part, at: usize| {
+                    let range = row_range(layer, origin, part, expert, index);
+                    &slot[at + in_page(range.start)..]
+                };
+                let gate = of_rows(gate, &layer.gate, 0);
+                let up = of_rows(up, &layer.up, up_at);
+                layer.assembled(expert, index, [gate, up, &slot[down_at..]])
+            }
+            Source::GranuleMajor { .. } => layer.compact(slot, expert, index),
+        }
+    }
+
+    /// Copies columns of down out of a `Dest::Rows` piece whose bytes are `staged` (at least its
+    /// `need`) into the slots of `granules`: `slots[i]` is the base of granule
+    /// `granules.start + i`.
+    ///
+    /// # Safety
+    /// Each of `slots` is the start of `slot_bytes()` writable bytes, no two of them overlap each
+    /// other or `staged`, and until this returns nobody else touches the columns written here:
+    /// those of the piece's rows.
+    pub unsafe fn scatter(
+        &self,
+        piece: &Piece,
+        staged: &[u8],
+        granules: Range<usize>,
+        slots: &[*mut u8],
+    ) {
+        let Source::Stacked { down_at, .. } = self.source else {
+            panic!("a granule-major layer has nothing to scatter");
+        };
+        let Dest::Rows { first, n, skip } = piece.to else {
+            panic!("a piece that goes straight into its slot is not scattered");
+        };
+        let down = &self.layer.down;
+        assert_eq!(slots.len(), granules.len());
+        assert!(first + n <= down.rows);
+        let rows = &staged[skip..][..n * down.row_bytes];
+        for (granule, &slot) in granules.zip(slots) {
+            let columns = down.columns(&self.layer.geometry.rows(granule));
+            let width = columns.len();
+            for (row, bytes) in (first..).zip(rows.chunks_exact(down.row_bytes)) {
+                let bytes = &bytes[columns.clone()];
+                // SAFETY: row < down.rows, and `slot_bytes` is at least `down_at` and `width`
+                // bytes for each row of down: no granule is wider than the first. The caller
+                // answers for the slot itself.
+                unsafe {
+                    let to = slot.add(down_at + row * width);
+                    std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, width);
+                }
+            }
+        }
+    }
+}
+
+/// Bytes from the start of its page to `position`.
+fn in_page(position: u64) -> usize {
+    (position % DIRECT_ALIGN as u64) as usize
+}
+
+/// The bytes of a file that hold a granule's rows of gate or up.
+fn row_range(
+    layer: &LayerExperts,
+    origin: Origin,
+    part: &Part,
+    expert: u32,
+    granule: usize,
+) -> Range<u64> {
+    let rows = layer.geometry.rows(granule);
+    let matrix = origin.offset + u64::from(expert) * part.n_bytes() as u64;
+    matrix + (rows.start * part.row_bytes) as u64..matrix + (rows.end * part.row_bytes) as u64
+}
+
+/// The most pages, in bytes, that any granule's rows of a matrix touch.
+fn widest_window(layer: &LayerExperts, part: &Part, origin: Origin) -> usize {
+    let granules = 0..layer.geometry.n_granules();
+    let window = |expert: usize, granule: usize| {
+        let range = row_range(layer, origin, part, expert as u32, granule);
+        in_page(range.start) + (range.end - range.start) as usize
+    };
+    let experts = 0..layer.n_experts;
+    let of_expert = |e: usize| granules.clone().map(|g| window(e, g)).max().unwrap_or(0);
+    experts.map(of_expert).max().unwrap_or(0).next_multiple_of(DIRECT_ALIGN)
+}
+
+/// Rows of down a read: as even as can be, so that no read is left with a few of them, and so few
+/// that their pages fit `READ_BYTES` wherever in a page they start.
+fn rows_a_piece(down: &Part) -> usize {
+    let most = ((READ_BYTES - (DIRECT_ALIGN - 1)) / down.row_bytes).max(1);
+    down.rows.div_ceil(down.rows.div_ceil(most))
+}
+
+/// Appends reads of the pages around `range`, about equal in length, into a granule's slot from
+/// `at` on.
+fn direct(shard: usize, range: Range<u64>, granule: usize, at: usize, out: &mut Vec<Piece>) {
+    let skip = in_page(range.start);
+    let start = range.start - skip as u64;
+    let need = skip + (range.end - range.start) as usize;
+    let step = need.div_ceil(need.div_ceil(READ_BYTES)).next_multiple_of(DIRECT_ALIGN);
+    for from in (0..need).step_by(step) {
+        let need = step.min(need - from);
+        out.push(Piece {
+            shard,
+            start: start + from as u64,
+            len: need.next_multiple_of(DIRECT_ALIGN),
+            need,
+            to: Dest::Slot { granule, at: at + from },
+        });
+    }
+}
+
+#[cfg(test)]
+#[path = "place_tests.rs"]
+mod tests;
