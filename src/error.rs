@@ -24,6 +24,10 @@ pub enum Error {
     #[error("{0}")]
     Usage(String),
 
+    /// Weights that a request needed could not be read; a whole sentence. The engine lives on.
+    #[error("{0}")]
+    Load(String),
+
     /// The user pressed Ctrl-C (exit code 130).
     #[error("interrupted")]
     Interrupted,

@@ -9,7 +9,7 @@ use crate::backend::cpu::Cpu;
 pub use crate::backend::cpu::router::Route;
 use crate::gguf::Gguf;
 use crate::interrupt;
-use crate::model::Model;
+use crate::model::{Bound, Model};
 pub use crate::model::forward::Want;
 use crate::model::forward::{Buffers, Listener};
 pub use crate::model::kv::CacheType;
@@ -73,9 +73,9 @@ impl Engine {
 
     /// `load` without bringing in the file's pages: what a plan needs.
     pub fn open(path: &Path, options: &EngineOptions) -> Result<Engine> {
-        let gguf = Arc::new(Gguf::open(path)?);
+        let gguf = Gguf::open(path)?;
         let tokenizer = Tokenizer::from_gguf(&gguf)?;
-        let model = Model::load(gguf)?;
+        let model = Bound::new(gguf)?.in_place();
         if tokenizer.n_vocab() > model.n_vocab() {
             return Err(Error::format(
                 path,

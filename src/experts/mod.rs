@@ -2,17 +2,32 @@
 //! layer loop asks for experts with `acquire`, computes what `next_ready` hands out, and gives
 //! them back with `release`.
 
+mod counters;
 mod geometry;
+pub mod link;
+mod memory;
+mod piece;
 mod place;
 mod resident;
+mod sizing;
+mod streamed;
+mod sync;
+mod tier;
+mod work;
 
+pub use counters::Counters;
 pub use geometry::Geometry;
-pub use place::{DIRECT_ALIGN, Dest, LayerExperts, Part, Piece, Place, READ_BYTES, SlotLayout};
+pub use piece::{Dest, Piece};
+pub use place::{DIRECT_ALIGN, LayerExperts, Part, Place, READ_BYTES, SlotLayout};
 pub use resident::Resident;
+pub use sizing::Needs;
+pub use streamed::{StreamOptions, Streamed, needs};
+pub use work::{Access, Work};
 
 use std::ops::Range;
 
 use crate::Result;
+use crate::policy::Event;
 
 /// A run of intermediate rows of one expert that is in memory, and where.
 #[derive(Clone, Debug)]
@@ -34,37 +49,6 @@ pub struct ReadyGranule<'a> {
     pub down_stride: usize,
 }
 
-/// One layer's demand, from `acquire` to `release`; reused from layer to layer.
-#[derive(Debug, Default)]
-pub struct Work {
-    layer: usize,
-    experts: Vec<u32>,
-    /// Experts of `experts` handed out so far.
-    handed_out: usize,
-    open: bool,
-}
-
-impl Work {
-    /// Asserts the protocol: acquire, next_ready until it is empty or fails, release.
-    fn start(&mut self, layer: usize, experts: &[u32]) {
-        assert!(!self.open, "work of layer {} was not released", self.layer);
-        debug_assert!(
-            experts.iter().enumerate().all(|(i, e)| !experts[..i].contains(e)),
-            "an expert is demanded once, whatever the number of its tokens"
-        );
-        self.layer = layer;
-        self.experts.clear();
-        self.experts.extend_from_slice(experts);
-        self.handed_out = 0;
-        self.open = true;
-    }
-
-    fn finish(&mut self) {
-        // Not all need have been handed out: a failed load ends the work early.
-        self.open = false;
-    }
-}
-
 /// Where experts come from. Whoever implements it, the layer loop is the same, and so is the
 /// result: granules of one expert come in index order, and sums are taken in that order.
 pub trait ExpertStore: Send + Sync {
@@ -72,13 +56,30 @@ pub trait ExpertStore: Send + Sync {
     fn geometry(&self, layer: usize) -> Option<Geometry>;
 
     /// Pins `experts` (distinct, of one layer) and queues demand loads for what is missing.
-    fn acquire(&self, layer: usize, experts: &[u32], work: &mut Work) -> Result<()>;
+    fn acquire(&self, layer: usize, experts: &[u32], access: Access, work: &mut Work);
 
-    /// Replaces the contents of `ready` by granules that are in memory and were not handed out
-    /// yet, waiting if there are none; leaves it empty when all have been. A failed load is
-    /// returned here.
-    fn next_ready<'a>(&'a self, work: &mut Work, ready: &mut Vec<ReadyGranule<'a>>) -> Result<()>;
+    /// Takes back the granules that were handed out, as computed, and hands out more that are in
+    /// memory, waiting if there are none; false when all have been. A failed load is returned
+    /// here, and so is an interruption by the user.
+    fn next_ready(&self, work: &mut Work) -> Result<bool>;
 
-    /// Unpins.
+    /// The granules that are handed out, those of one expert next to each other. They stay where
+    /// they are for as long as they are borrowed.
+    fn ready<'w>(&'w self, work: &'w Work) -> Vec<ReadyGranule<'w>>;
+
+    /// Unpins, at any time.
     fn release(&self, work: &mut Work);
+
+    /// The layer whose router a predictor wants to see applied to this layer's activation.
+    fn looks_ahead(&self, _layer: usize) -> Option<usize> {
+        None
+    }
+
+    /// What happened in a decode step, for the policy.
+    fn observe(&self, _event: &Event) {}
+
+    /// What the cache did so far; `None` where nothing moves.
+    fn counters(&self) -> Option<Counters> {
+        None
+    }
 }

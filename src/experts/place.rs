@@ -10,6 +10,7 @@
 
 use std::ops::Range;
 
+use super::piece::{Dest, Piece};
 use super::{Geometry, ReadyGranule};
 use crate::gguf::Gguf;
 
@@ -70,6 +71,15 @@ pub struct LayerExperts {
 }
 
 impl LayerExperts {
+    /// The tensors that hold them.
+    pub fn tensors(&self) -> impl Iterator<Item = usize> + use<> {
+        let (one, more) = match self.place {
+            Place::Stacked { gate, up, down } => (gate, Some([up, down])),
+            Place::GranuleMajor { tensor } => (tensor, None),
+        };
+        std::iter::once(one).chain(more.into_iter().flatten())
+    }
+
     /// Bytes of a granule: its rows of gate and up and its columns of down.
     pub fn granule_bytes(&self, index: usize) -> usize {
         let rows = self.geometry.rows(index);
@@ -186,28 +196,6 @@ impl LayerExperts {
             rows,
         }
     }
-}
-
-/// One read of a file: `start` and `len` are multiples of `DIRECT_ALIGN`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
-    /// Which of `Gguf::shards`.
-    pub shard: usize,
-    pub start: u64,
-    pub len: usize,
-    /// Bytes from `start` that must have come; the others may lie past the end of the file.
-    pub need: usize,
-    pub to: Dest,
-}
-
-/// Where a piece's bytes go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dest {
-    /// Into this granule's slot, at this multiple of `DIRECT_ALIGN`.
-    Slot { granule: usize, at: usize },
-    /// Rows `first..first + n` of down, whole, the first of them `skip` bytes into the read: to be
-    /// staged, and from there scattered into slots.
-    Rows { first: usize, n: usize, skip: usize },
 }
 
 /// Where a tensor starts.

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::{ExpertStore, Geometry, LayerExperts, ReadyGranule, Work};
+use super::work::{Handed, Work};
+use super::{Access, ExpertStore, Geometry, LayerExperts, ReadyGranule};
 use crate::Result;
 use crate::gguf::Gguf;
 
@@ -18,6 +19,10 @@ impl Resident {
         layers.iter().flatten().for_each(|layer| layer.assert_fits(&file));
         Resident { file, layers }
     }
+
+    fn owner(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
 }
 
 impl ExpertStore for Resident {
@@ -25,20 +30,28 @@ impl ExpertStore for Resident {
         self.layers[layer].as_ref().map(|l| l.geometry)
     }
 
-    fn acquire(&self, layer: usize, experts: &[u32], work: &mut Work) -> Result<()> {
-        work.start(layer, experts);
-        Ok(())
+    fn acquire(&self, layer: usize, experts: &[u32], access: Access, work: &mut Work) {
+        work.start(self.owner(), layer, experts, access);
     }
 
-    fn next_ready<'a>(&'a self, work: &mut Work, ready: &mut Vec<ReadyGranule<'a>>) -> Result<()> {
-        ready.clear();
+    fn next_ready(&self, work: &mut Work) -> Result<bool> {
+        work.check_owner(self.owner());
         let layer = self.layers[work.layer].as_ref().expect("a layer with experts");
-        for &expert in &work.experts[work.handed_out..] {
+        work.handed.clear();
+        for want in work.wants.iter_mut().filter(|want| !want.is_done) {
             let granules = 0..layer.geometry.n_granules();
-            ready.extend(granules.map(|index| layer.in_place(&self.file, expert, index)));
+            let handed = |granule| Handed { expert: want.expert, granule, slot: 0 };
+            work.handed.extend(granules.map(handed));
+            want.is_done = true;
         }
-        work.handed_out = work.experts.len();
-        Ok(())
+        Ok(!work.handed.is_empty())
+    }
+
+    fn ready<'w>(&'w self, work: &'w Work) -> Vec<ReadyGranule<'w>> {
+        work.check_owner(self.owner());
+        let layer = self.layers[work.layer].as_ref().expect("a layer with experts");
+        let granule = |g: &Handed| layer.in_place(&self.file, g.expert, g.granule);
+        work.handed.iter().map(granule).collect()
     }
 
     fn release(&self, work: &mut Work) {

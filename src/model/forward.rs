@@ -11,7 +11,8 @@ use crate::backend::cpu::expert::{Demand, ExpertBuffers, GranuleMats};
 use crate::backend::cpu::linear::Product;
 use crate::backend::cpu::rope::RopeTable;
 use crate::backend::cpu::router::Route;
-use crate::experts::{ExpertStore, ReadyGranule, Work};
+use crate::experts::{Access, ExpertStore, ReadyGranule, Work};
+use crate::policy::{Ahead, Event};
 use crate::quant;
 use crate::simd::MatRef;
 
@@ -37,6 +38,9 @@ pub struct Buffers {
     expert: ExpertBuffers,
     work: Work,
     shared_work: Work,
+    ahead_h: Vec<f32>, // [n_embd]
+    ahead_acts: ActSet,
+    ahead_probs: Vec<f32>, // [experts of that layer]
     logits: Vec<f32>,
 }
 
@@ -76,7 +80,7 @@ impl Model {
         b.h.resize(n * hyper.n_embd, 0.0);
         b.y.resize(n * hyper.n_embd, 0.0);
         b.rope.fill(&self.frequencies, past, n);
-        let mut ready = Vec::new();
+        let access = if n > 1 { Access::Prompt } else { Access::Decode };
 
         for (l, layer) in self.weights.layers.iter().enumerate() {
             // attention norm, attention, residual
@@ -92,8 +96,8 @@ impl Model {
             listener.routed(l, &b.route);
 
             // experts and shared expert, residual
-            let result = self.experts(cpu, b, l, ffn, &mut ready);
-            self.weights.experts.release(&mut b.work);
+            let result = self.experts(cpu, b, l, ffn, access);
+            self.experts_of(&ffn.gate).release(&mut b.work);
             result?;
             cpu.add(&mut b.x, &b.y);
         }
@@ -203,31 +207,30 @@ impl Model {
 
     /// y = shared expert + Σ weights · chosen experts. The caller releases `b.work`, also after an
     /// error.
-    fn experts<'a>(
-        &'a self,
+    fn experts(
+        &self,
         cpu: &Cpu,
         b: &mut Buffers,
         l: usize,
         ffn: &FfnWeights,
-        ready: &mut Vec<ReadyGranule<'a>>,
+        access: Access,
     ) -> Result<()> {
-        let (store, n_embd) = (&self.weights.experts, self.hyper.n_embd);
+        let (store, n_embd) = (self.experts_of(&ffn.gate), self.hyper.n_embd);
         // demand: pins, and queues loads of what is missing
         b.demand.group(&b.route.chosen, b.route.k, b.route.n_experts);
-        store.acquire(l, &b.demand.experts, &mut b.work)?;
-        // shared expert: dense work while loads are in flight
+        store.acquire(l, &b.demand.experts, access, &mut b.work);
+        // shared expert, a look ahead: dense work while loads are in flight
         b.y.fill(0.0);
         if let Some(shared) = &ffn.shared {
-            self.shared_expert(cpu, b, l, shared, ready)?;
+            self.shared_expert(cpu, b, l, shared)?;
+        }
+        if access == Access::Decode {
+            self.observe(cpu, b, l, store);
         }
         // granules: resident ones first, then as they land
         b.expert.begin(b.demand.n_pairs(), ffn.expert.n_ff, n_embd, ffn.expert.inner());
-        loop {
-            store.next_ready(&mut b.work, ready)?;
-            if ready.is_empty() {
-                break;
-            }
-            let mats = self.granules(ready, &b.demand, &ffn.expert);
+        while store.next_ready(&mut b.work)? {
+            let mats = self.granules(&store.ready(&b.work), &b.demand, &ffn.expert);
             cpu.expert_granules(&mats, &b.demand, &b.acts, &mut b.expert);
         }
         // ordered sum
@@ -235,14 +238,33 @@ impl Model {
         Ok(())
     }
 
+    /// Tells the policy what was routed and, if it asks, how a later layer's router sees the
+    /// present activation (MoEpic, Eq. 3).
+    fn observe(&self, cpu: &Cpu, b: &mut Buffers, l: usize, store: &dyn ExpertStore) {
+        let ahead = store.looks_ahead(l).and_then(|next| {
+            let ffn = &self.weights.layers[next].ffn;
+            let Gate::Router(router) = &ffn.gate else { return None };
+            b.ahead_h.resize(b.x.len(), 0.0);
+            cpu.rms_norm_rows(&b.x, &ffn.norm, self.hyper.norm_eps, &mut b.ahead_h);
+            let mat = router.mat(&self.gguf);
+            b.ahead_acts.fill(cpu, Kinds::of([mat.ty]), 1, self.hyper.n_embd, &b.ahead_h);
+            b.ahead_probs.resize(router.rows, 0.0);
+            cpu.product(mat, b.ahead_acts.view(mat.ty), &mut b.ahead_probs);
+            cpu.kernels.softmax(&mut b.ahead_probs);
+            Some(Ahead { layer: next as u32, probs: &b.ahead_probs })
+        });
+        let (layer, route) = (l as u32, &b.route);
+        let (chosen, probs) = (route.chosen.as_slice(), route.probs.as_slice());
+        store.observe(&Event::Routed { layer, chosen, probs, ahead });
+    }
+
     /// y += sigmoid(gate · h) · expert(h)
-    fn shared_expert<'a>(
-        &'a self,
+    fn shared_expert(
+        &self,
         cpu: &Cpu,
         b: &mut Buffers,
         l: usize,
         shared: &SharedExpert,
-        ready: &mut Vec<ReadyGranule<'a>>,
     ) -> Result<()> {
         let n = b.route.chosen.len() / b.route.k;
         b.shared_gate.clear();
@@ -252,13 +274,14 @@ impl Model {
             cpu.product(mat, b.acts.view(mat.ty), &mut b.shared_gate);
             cpu.kernels.sigmoid(&mut b.shared_gate);
         }
-        let store = &self.weights.shared;
+        let store = &self.shared;
         b.shared_demand.everyone(n);
         b.expert.begin(n, shared.shape.n_ff, self.hyper.n_embd, shared.shape.inner());
-        store.acquire(l, &b.shared_demand.experts, &mut b.shared_work)?;
-        store.next_ready(&mut b.shared_work, ready)?;
-        let mats = self.granules(ready, &b.shared_demand, &shared.shape);
-        cpu.expert_granules(&mats, &b.shared_demand, &b.acts, &mut b.expert);
+        store.acquire(l, &b.shared_demand.experts, Access::Decode, &mut b.shared_work);
+        while store.next_ready(&mut b.shared_work)? {
+            let mats = self.granules(&store.ready(&b.shared_work), &b.shared_demand, &shared.shape);
+            cpu.expert_granules(&mats, &b.shared_demand, &b.acts, &mut b.expert);
+        }
         cpu.ordered_sum(&b.shared_demand, &b.shared_gate, &b.expert, &mut b.y);
         store.release(&mut b.shared_work);
         Ok(())

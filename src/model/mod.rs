@@ -6,38 +6,123 @@ mod hyper;
 pub mod kv;
 mod weights;
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
 use crate::Result;
 use crate::backend::cpu::rope::{Frequencies, Pairing};
+use crate::experts::{
+    self, Counters, ExpertStore, LayerExperts, Resident, StreamOptions, Streamed,
+};
 use crate::gguf::Gguf;
 use descriptor::{Descriptor, Rope};
 pub use hyper::HyperParams;
-use weights::Weights;
+use weights::{Gate, Weights};
 
-/// A loaded model: the mapped file and what its parts mean. Immutable.
+/// A model file whose parts are understood, with no memory committed yet: what a plan needs.
+pub struct Bound {
+    gguf: Gguf,
+    descriptor: Descriptor,
+    hyper: HyperParams,
+    weights: Weights,
+}
+
+impl Bound {
+    pub fn new(gguf: Gguf) -> Result<Bound> {
+        let name = gguf.require_str("general.architecture")?;
+        let descriptor = Descriptor::for_architecture(name, gguf.path())?;
+        let hyper = HyperParams::read(&gguf, &descriptor)?;
+        let weights = Weights::bind(&gguf, &descriptor, &hyper)?;
+        Ok(Bound { gguf, descriptor, hyper, weights })
+    }
+
+    pub fn gguf(&self) -> &Gguf {
+        &self.gguf
+    }
+
+    pub fn hyper(&self) -> &HyperParams {
+        &self.hyper
+    }
+
+    pub fn n_vocab(&self) -> usize {
+        self.weights.output.rows
+    }
+
+    /// The layers with routed experts.
+    pub fn routed(&self) -> &[Option<LayerExperts>] {
+        &self.weights.routed
+    }
+
+    /// Experts that a token uses in a layer.
+    pub fn k(&self) -> usize {
+        self.hyper.n_experts_used.max(1)
+    }
+
+    /// What streaming needs of each layer.
+    pub fn needs(&self) -> experts::Needs {
+        experts::needs(&self.gguf, &self.weights.routed, self.k())
+    }
+
+    /// Bytes of all routed experts, and of everything else in the file's tensors.
+    pub fn expert_and_dense_bytes(&self) -> (u64, u64) {
+        self.weights.expert_and_dense_bytes(&self.gguf)
+    }
+
+    /// Everything is computed where it lies in the mapped file.
+    pub fn in_place(self) -> Model {
+        let gguf = Arc::new(self.gguf);
+        let routed = Box::new(Resident::new(gguf.clone(), self.weights.routed.clone()));
+        Model::new(gguf, self.descriptor, self.hyper, self.weights, routed)
+    }
+
+    /// Routed experts come from disk as they are needed, everything else is read to memory now;
+    /// the file is mapped no longer, so whatever happens to it can only fail a load.
+    pub fn streamed(
+        self,
+        options: &StreamOptions,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Model> {
+        let Bound { gguf, descriptor, hyper, weights } = self;
+        let tensors: HashSet<usize> =
+            weights.routed.iter().flatten().flat_map(LayerExperts::tensors).collect();
+        let gguf = gguf.detached(|tensor| !tensors.contains(&tensor), progress)?;
+        let routed = Box::new(Streamed::new(&gguf, &weights.routed, options)?);
+        Ok(Model::new(Arc::new(gguf), descriptor, hyper, weights, routed))
+    }
+}
+
+/// A loaded model. Immutable, but for what its expert store holds.
 pub struct Model {
     gguf: Arc<Gguf>,
     descriptor: Descriptor,
     hyper: HyperParams,
     weights: Weights,
     frequencies: Frequencies,
+    /// Routed experts.
+    routed: Box<dyn ExpertStore>,
+    /// Dense layers, each the only expert of its own.
+    dense: Resident,
+    shared: Resident,
 }
 
 impl Model {
-    pub fn load(gguf: Arc<Gguf>) -> Result<Model> {
-        let name = gguf.require_str("general.architecture")?;
-        let descriptor = Descriptor::for_architecture(name, gguf.path())?;
-        let hyper = HyperParams::read(&gguf, &descriptor)?;
-        let weights = Weights::bind(&gguf, &descriptor, &hyper)?;
+    fn new(
+        gguf: Arc<Gguf>,
+        descriptor: Descriptor,
+        hyper: HyperParams,
+        weights: Weights,
+        routed: Box<dyn ExpertStore>,
+    ) -> Model {
         let frequencies = Frequencies::new(
             hyper.n_rot,
             hyper.rope_base,
             hyper.rope_scale,
             weights.rope_factors.as_deref(),
         );
-        Ok(Model { gguf, descriptor, hyper, weights, frequencies })
+        let dense = Resident::new(gguf.clone(), weights.dense.clone());
+        let shared = Resident::new(gguf.clone(), weights.shared.clone());
+        Model { gguf, descriptor, hyper, weights, frequencies, routed, dense, shared }
     }
 
     pub fn gguf(&self) -> &Gguf {
@@ -63,13 +148,21 @@ impl Model {
         }
     }
 
-    /// Bytes of all routed experts' tensors, and of everything else.
+    /// Bytes of all routed experts, and of everything else in the file's tensors.
     pub fn expert_and_dense_bytes(&self) -> (u64, u64) {
-        let routed = |name: &str| name.contains("_exps.");
-        let total = |want: bool| {
-            let all = self.gguf.tensors().iter().filter(|t| routed(&t.name) == want);
-            all.map(|t| t.n_bytes).sum()
-        };
-        (total(true), total(false))
+        self.weights.expert_and_dense_bytes(&self.gguf)
+    }
+
+    /// What the cache did so far; `None` where experts are computed in place.
+    pub fn expert_counters(&self) -> Option<Counters> {
+        self.routed.counters()
+    }
+
+    /// The store of a layer's routed experts, or of the dense layer.
+    fn experts_of(&self, gate: &Gate) -> &dyn ExpertStore {
+        match gate {
+            Gate::Dense => &self.dense,
+            Gate::Router(_) => &*self.routed,
+        }
     }
 }

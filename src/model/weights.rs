@@ -1,11 +1,9 @@
 //! Binding a file's tensors to the roles of the layer loop: names resolved and shapes checked once,
 //! at load. Matrices stay in the mapped file; vectors (norms, biases) are copied as f32.
 
-use std::sync::Arc;
-
 use super::descriptor::Descriptor;
 use super::hyper::HyperParams;
-use crate::experts::{Geometry, LayerExperts, Part, Place, Resident};
+use crate::experts::{Geometry, LayerExperts, Part, Place};
 use crate::gguf::{Gguf, TensorInfo, TensorType};
 use crate::quant;
 use crate::simd::MatRef;
@@ -92,13 +90,15 @@ pub struct Weights {
     /// RoPE: what each pair's frequency is divided by.
     pub rope_factors: Option<Vec<f32>>,
     pub layers: Vec<Layer>,
-    /// Routed experts, and dense layers as the only expert of theirs.
-    pub experts: Resident,
-    pub shared: Resident,
+    /// A layer's routed experts are in one of these lists: among the routed ones, or, where the
+    /// layer is dense, as its only expert among the dense ones.
+    pub routed: Vec<Option<LayerExperts>>,
+    pub dense: Vec<Option<LayerExperts>>,
+    pub shared: Vec<Option<LayerExperts>>,
 }
 
 impl Weights {
-    pub fn bind(gguf: &Arc<Gguf>, descriptor: &Descriptor, hyper: &HyperParams) -> Result<Weights> {
+    pub fn bind(gguf: &Gguf, descriptor: &Descriptor, hyper: &HyperParams) -> Result<Weights> {
         let b = Binder { gguf, descriptor, hyper };
         let embd = b.require("token_embd", 0)?;
         let n_vocab = b.tensor(embd).dims.get(1).copied().unwrap_or(0) as usize;
@@ -111,11 +111,14 @@ impl Weights {
             Some(t) => Some(b.vector(t, hyper.n_rot / 2)?),
             None => None,
         };
-        let (mut layers, mut routed, mut shared) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut layers, mut shared) = (Vec::new(), Vec::new());
+        let (mut routed, mut dense) = (Vec::new(), Vec::new());
         for l in 0..hyper.n_layers {
             let (ffn, experts, shared_experts) = b.ffn(l)?;
+            let is_dense = matches!(ffn.gate, Gate::Dense);
             layers.push(Layer { attention: b.attention(l)?, ffn });
-            routed.push(Some(experts));
+            routed.push((!is_dense).then_some(experts));
+            dense.push(is_dense.then_some(experts));
             shared.push(shared_experts);
         }
         Ok(Weights {
@@ -124,14 +127,27 @@ impl Weights {
             output,
             rope_factors,
             layers,
-            experts: Resident::new(gguf.clone(), routed),
-            shared: Resident::new(gguf.clone(), shared),
+            routed,
+            dense,
+            shared,
         })
     }
 }
 
+impl Weights {
+    /// Bytes of all routed experts, and of everything else in the file's tensors.
+    pub fn expert_and_dense_bytes(&self, gguf: &Gguf) -> (u64, u64) {
+        let of_layer = |l: &LayerExperts| l.n_experts as u64 * l.expert_bytes() as u64;
+        let experts = self.routed.iter().flatten().map(of_layer).sum();
+        let routed = self.routed.iter().flatten().flat_map(LayerExperts::tensors);
+        let routed: u64 = routed.map(|tensor| gguf.tensors()[tensor].n_bytes).sum();
+        let all: u64 = gguf.tensors().iter().map(|t| t.n_bytes).sum();
+        (experts, all - routed)
+    }
+}
+
 struct Binder<'a> {
-    gguf: &'a Arc<Gguf>,
+    gguf: &'a Gguf,
     descriptor: &'a Descriptor,
     hyper: &'a HyperParams,
 }

@@ -1,0 +1,293 @@
+//! Experts streamed from disk through a tier of slots: a budget of memory, whatever the size of
+//! the model.
+
+use std::io;
+use std::sync::Arc;
+
+use super::counters::Counters;
+use super::link::{self, Faults, Files, IoKind, Link, Read, ReadSource};
+use super::memory::Region;
+use super::piece::{Dest, Piece};
+use super::place::{LayerExperts, SlotLayout};
+use super::sizing::{LayerNeeds, Needs};
+use super::sync::Mutex;
+use super::tier::{Fault, Layout, Stop, Ticket, Tier, TierPlan};
+use super::work::{Access, Work};
+use super::{ExpertStore, Geometry, ReadyGranule};
+use crate::gguf::Gguf;
+use crate::policy::{Event, Expert, PolicySpec, Prediction, Predictor, Shape};
+use crate::{Error, Result, interrupt};
+
+/// How to stream.
+#[derive(Clone)]
+pub struct StreamOptions {
+    /// Bytes of memory for experts.
+    pub budget: u64,
+    pub io: IoKind,
+    pub policy: PolicySpec,
+    /// Experts that a token uses in a layer.
+    pub k: usize,
+    /// Makes reads fail and wait, for tests.
+    pub faults: Option<Arc<dyn Faults>>,
+}
+
+/// Layers without routed experts have no layout.
+#[derive(Clone)]
+struct Layouts(Vec<Option<SlotLayout>>);
+
+impl Layouts {
+    fn of(&self, layer: usize) -> &SlotLayout {
+        self.0[layer].as_ref().expect("a layer with experts")
+    }
+}
+
+impl Layout for Layouts {
+    fn pieces(&self, expert: Expert, granules: std::ops::Range<usize>, out: &mut Vec<Piece>) {
+        self.of(expert.layer as usize).pieces(expert.expert, granules, out);
+    }
+}
+
+/// What layers and link threads share.
+struct Core {
+    tier: Tier,
+    plan: TierPlan,
+    layouts: Layouts,
+    /// The slots of each size class.
+    arenas: Vec<Region>,
+    staging: Region,
+}
+
+impl Core {
+    fn slot(&self, class: usize, slot: u32) -> *mut u8 {
+        let bytes = self.plan.classes[class].slot_bytes;
+        let at = slot as usize * bytes;
+        assert!(at + bytes <= self.arenas[class].len());
+        // SAFETY: in the region, by the assertion.
+        unsafe { self.arenas[class].ptr().add(at) }
+    }
+
+    fn staging(&self, index: u32) -> *mut u8 {
+        let at = index as usize * self.plan.staging_bytes;
+        assert!(at + self.plan.staging_bytes <= self.staging.len());
+        // SAFETY: in the region, by the assertion.
+        unsafe { self.staging.ptr().add(at) }
+    }
+
+    fn read(&self, number: u32, ticket: &Ticket) -> Read {
+        let Piece { shard, start: offset, len, need, to } = ticket.piece;
+        let dest = match to {
+            Dest::Slot { granule, at } => {
+                assert!(at + len <= self.plan.classes[ticket.class].slot_bytes);
+                let slot = ticket.slots[granule - ticket.first_granule];
+                // SAFETY: in the slot, by the assertion.
+                unsafe { self.slot(ticket.class, slot).add(at) }
+            }
+            Dest::Rows { .. } => {
+                assert!(len <= self.plan.staging_bytes);
+                self.staging(ticket.staging.expect("rows are staged"))
+            }
+        };
+        Read { id: number, shard, offset, len, need, dest }
+    }
+
+    /// Copies staged rows of down to the granules they hold columns of.
+    fn scatter(&self, ticket: &Ticket) {
+        let Some(staging) = ticket.staging else { return };
+        let slots: Vec<*mut u8> =
+            ticket.slots.iter().map(|slot| self.slot(ticket.class, *slot)).collect();
+        let granules = ticket.first_granule..ticket.first_granule + slots.len();
+        // SAFETY: the read that filled this buffer has ended and its ticket has not, so nobody
+        // else has the buffer; the slots belong to a load that is under way, so nobody reads
+        // them, and other reads of the load write other bytes of them.
+        unsafe {
+            let staged = std::slice::from_raw_parts(self.staging(staging), ticket.piece.need);
+            let layout = self.layouts.of(ticket.expert.layer as usize);
+            layout.scatter(&ticket.piece, staged, granules, &slots);
+        }
+    }
+}
+
+impl ReadSource for Core {
+    fn next(&self, max: usize, wait: bool, out: &mut Vec<Read>) -> bool {
+        let mut tickets = Vec::new();
+        let open = self.tier.start_reads(max, wait, &mut tickets);
+        out.extend(tickets.iter().map(|(number, ticket)| self.read(*number, ticket)));
+        open
+    }
+
+    fn complete(&self, read: Read, result: io::Result<()>) {
+        let ticket = self.tier.ticket(read.id);
+        let result = match result {
+            Ok(()) => {
+                self.scatter(&ticket);
+                Ok(())
+            }
+            Err(error) => {
+                let Expert { layer, expert } = ticket.expert;
+                Err(Fault(format!("expert {expert} of layer {layer}: {error}").into()))
+            }
+        };
+        self.tier.end_read(read.id, result);
+    }
+}
+
+/// A predictor and what it said last.
+struct Foresight {
+    predictor: Box<dyn Predictor>,
+    predictions: Vec<Prediction>,
+}
+
+pub struct Streamed {
+    core: Arc<Core>,
+    link: Box<dyn Link>,
+    geometry: Vec<Option<Geometry>>,
+    foresight: Option<Mutex<Foresight>>,
+    /// For each layer the next one with routed experts, around the end to the next token's first.
+    next_layer: Vec<usize>,
+}
+
+/// What streaming needs of each layer.
+pub fn needs(file: &Gguf, layers: &[Option<LayerExperts>], k: usize) -> Needs {
+    let layer = |l: &LayerExperts| {
+        LayerNeeds::new(&SlotLayout::new(file, l), l.n_experts, l.geometry.n_granules(), k)
+    };
+    Needs(layers.iter().map(|l| l.as_ref().map(layer)).collect())
+}
+
+impl Streamed {
+    /// Allocates the slots and starts the link. The budget is at least the minimum of `needs`.
+    pub fn new(
+        file: &Gguf,
+        layers: &[Option<LayerExperts>],
+        options: &StreamOptions,
+    ) -> Result<Streamed> {
+        let plan = needs(file, layers, options.k).plan(options.budget);
+        let region = |bytes: usize| {
+            Region::new(bytes).map_err(|e| {
+                let mib = options.budget >> 20;
+                Error::invalid(format!("no memory for {mib} MiB of experts (--ram): {e}"))
+            })
+        };
+        let sizes = plan.classes.iter().map(|c| c.n_slots * c.slot_bytes);
+        let arenas = sizes.map(region).collect::<Result<Vec<_>>>()?;
+        let staging = region(plan.n_staging * plan.staging_bytes)?;
+        let layouts = layers.iter().map(|l| l.as_ref().map(|l| SlotLayout::new(file, l)));
+        let layouts = Layouts(layouts.collect());
+        let shape = Shape { n_experts: plan.layers.iter().map(|l| l.n_experts).collect(), k: options.k };
+        let (eviction, predictor) = options.policy.build(&shape);
+        let tier = Tier::new(plan.clone(), Box::new(layouts.clone()), eviction);
+        let core = Arc::new(Core { tier, plan, layouts, arenas, staging });
+        let regions = core.arenas.iter().chain([&core.staging]);
+        let regions: Vec<_> = regions.map(|region| (region.ptr(), region.len())).collect();
+        let link = link::open(
+            options.io,
+            Files::new(file)?,
+            &regions,
+            options.faults.clone(),
+            core.clone(),
+        )?;
+        Ok(Streamed {
+            core,
+            link,
+            geometry: layers.iter().map(|l| l.as_ref().map(|l| l.geometry)).collect(),
+            foresight: predictor
+                .map(|predictor| Mutex::new(Foresight { predictor, predictions: Vec::new() })),
+            next_layer: next_layers(layers),
+        })
+    }
+
+    fn owner(&self) -> usize {
+        Arc::as_ptr(&self.core).addr()
+    }
+
+    /// Bytes that slots and staging take.
+    pub fn n_bytes(&self) -> u64 {
+        self.core.plan.n_bytes()
+    }
+}
+
+fn next_layers(layers: &[Option<LayerExperts>]) -> Vec<usize> {
+    let n = layers.len();
+    let next = |l: usize| (1..=n).map(|d| (l + d) % n).find(|next| layers[*next].is_some());
+    (0..n).map(|l| next(l).unwrap_or(l)).collect()
+}
+
+impl ExpertStore for Streamed {
+    fn geometry(&self, layer: usize) -> Option<Geometry> {
+        self.geometry[layer]
+    }
+
+    fn acquire(&self, layer: usize, experts: &[u32], access: Access, work: &mut Work) {
+        work.start(self.owner(), layer, experts, access);
+        self.core.tier.acquire(work);
+        self.link.wake();
+    }
+
+    fn next_ready(&self, work: &mut Work) -> Result<bool> {
+        work.check_owner(self.owner());
+        let result = self.core.tier.next_ready(work, &|| {
+            // Loads that had no room before may have been queued.
+            self.link.wake();
+            interrupt::is_set()
+        });
+        self.link.wake();
+        result.map_err(|stop| match stop {
+            Stop::Failed(Fault(sentence)) => Error::Load(sentence.to_string()),
+            Stop::Interrupted => Error::Interrupted,
+        })
+    }
+
+    fn ready<'w>(&'w self, work: &'w Work) -> Vec<ReadyGranule<'w>> {
+        work.check_owner(self.owner());
+        let layout = self.core.layouts.of(work.layer);
+        let class = self.core.plan.layers[work.layer].class;
+        let bytes = self.core.plan.classes[class].slot_bytes;
+        let view = |handed: &super::work::Handed| {
+            // SAFETY: the granule has landed, and the work that was handed it is borrowed, so it
+            // can neither ask for more nor release, which is what would unpin the slot. No link
+            // writes to a slot that is pinned.
+            let slot = unsafe {
+                std::slice::from_raw_parts(self.core.slot(class, handed.slot).cast_const(), bytes)
+            };
+            layout.view(slot, handed.expert, handed.granule)
+        };
+        work.handed.iter().map(view).collect()
+    }
+
+    fn release(&self, work: &mut Work) {
+        // One that was never acquired has nothing to give back.
+        if !work.is_open() {
+            return;
+        }
+        work.check_owner(self.owner());
+        self.core.tier.release(work);
+    }
+
+    fn looks_ahead(&self, layer: usize) -> Option<usize> {
+        let foresight = self.foresight.as_ref()?.lock().expect("no panic under this lock");
+        foresight.predictor.wants_ahead().then(|| self.next_layer[layer])
+    }
+
+    fn observe(&self, event: &Event) {
+        self.core.tier.observe(event);
+        let Some(foresight) = &self.foresight else { return };
+        let mut foresight = foresight.lock().expect("no panic under this lock");
+        let Foresight { predictor, predictions } = &mut *foresight;
+        predictor.observe(event);
+        predictor.predict(predictions);
+        self.core.tier.prefetch(predictions);
+        self.link.wake();
+    }
+
+    fn counters(&self) -> Option<Counters> {
+        Some(self.core.tier.counters())
+    }
+}
+
+impl Drop for Streamed {
+    fn drop(&mut self) {
+        // The link's threads end when they see it; dropping the link then waits for them.
+        self.core.tier.close();
+        self.link.wake();
+    }
+}

@@ -1,0 +1,214 @@
+//! A tier of memory that holds some of the experts' granules: the state machine behind a lock, and
+//! who waits for what. Layers wait for granules to land; links wait for reads to start.
+//!
+//! Ordering argument. All state is behind one mutex, which is never held during I/O, a copy or a
+//! computation. A granule's bytes are written by a link thread before it calls `end_read`, which
+//! takes the mutex; a layer sees the granule as resident under the same mutex afterwards. A slot
+//! is given to another granule only after the layer that computed with it has come back through
+//! `next_ready` or `release`, which take the mutex too. So writes and reads of a slot are ordered
+//! by the mutex alone.
+
+mod class;
+mod load;
+mod queue;
+mod residency;
+mod slots;
+mod state;
+
+pub use class::ClassPlan;
+pub use load::Fault;
+pub use residency::LayerPlan;
+pub use state::{Layout, Progress, Ticket, TierPlan};
+
+use std::time::{Duration, Instant};
+
+use super::counters::Counters;
+use super::sync::{Condvar, Mutex, MutexGuard};
+use super::work::Work;
+use crate::policy::{Event, Eviction, Prediction};
+use state::State;
+
+/// How often a wait looks up whether the user has interrupted it.
+const INTERRUPT_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Why a wait for granules ended without them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stop {
+    Failed(Fault),
+    Interrupted,
+}
+
+struct Shared {
+    state: State,
+    is_closed: bool,
+    /// Who is asleep: a signal costs a call of the system even where nobody hears it.
+    works_waiting: usize,
+    links_waiting: usize,
+    /// Since when a read has been on its way.
+    busy_since: Option<Instant>,
+}
+
+pub struct Tier {
+    shared: Mutex<Shared>,
+    landed: Condvar,
+    startable: Condvar,
+}
+
+impl Tier {
+    pub fn new(plan: TierPlan, layout: Box<dyn Layout>, eviction: Box<dyn Eviction>) -> Tier {
+        let state = State::new(plan, layout, eviction);
+        Tier {
+            shared: Mutex::new(Shared {
+                state,
+                is_closed: false,
+                works_waiting: 0,
+                links_waiting: 0,
+                busy_since: None,
+            }),
+            landed: Condvar::new(),
+            startable: Condvar::new(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        // A panic under the lock is a broken invariant: nothing can go on from there.
+        self.shared.lock().expect("no panic under this lock")
+    }
+
+    /// Lets go of the state and wakes whoever may now go on. A condition that nobody waits for is
+    /// not signalled.
+    fn unlock(&self, shared: MutexGuard<'_, Shared>) {
+        let (works, links) = (shared.works_waiting > 0, shared.links_waiting > 0);
+        drop(shared);
+        self.signal(works, links);
+    }
+
+    fn signal(&self, works: bool, links: bool) {
+        if works {
+            self.landed.notify_all();
+        }
+        if links {
+            self.startable.notify_all();
+        }
+    }
+
+    /// Pins what a work wants and queues what is missing.
+    pub fn acquire(&self, work: &mut Work) {
+        let mut shared = self.lock();
+        shared.state.acquire(work);
+        self.unlock(shared);
+    }
+
+    /// Hands out granules that are in memory, waiting if there are none; false: all have been.
+    /// `idle` is called before each wait, under the lock; it answers whether to give up.
+    pub fn next_ready(&self, work: &mut Work, idle: &dyn Fn() -> bool) -> Result<bool, Stop> {
+        let mut waiting_since = None;
+        let mut shared = self.lock();
+        let result = loop {
+            match shared.state.advance(work) {
+                Progress::Ready => break Ok(true),
+                Progress::Done => break Ok(false),
+                Progress::Failed(fault) => break Err(Stop::Failed(fault)),
+                Progress::Waiting if idle() => break Err(Stop::Interrupted),
+                Progress::Waiting => {}
+            }
+            waiting_since.get_or_insert_with(Instant::now);
+            // Advancing may have unpinned what others wait for and queued loads that had no room
+            // before. Signalled with the lock held: letting go of it first could lose the landing
+            // that this work waits for.
+            self.signal(shared.works_waiting > 0, shared.links_waiting > 0);
+            shared.works_waiting += 1;
+            let waited = self.landed.wait_timeout(shared, INTERRUPT_INTERVAL);
+            shared = waited.expect("no panic under this lock").0;
+            shared.works_waiting -= 1;
+        };
+        if let Some(since) = waiting_since {
+            shared.state.counters.stall_ns += since.elapsed().as_nanos() as u64;
+        }
+        self.unlock(shared);
+        result
+    }
+
+    pub fn release(&self, work: &mut Work) {
+        let mut shared = self.lock();
+        shared.state.release(work);
+        self.unlock(shared);
+    }
+
+    pub fn observe(&self, event: &Event) {
+        self.lock().state.observe(event);
+    }
+
+    pub fn prefetch(&self, predictions: &[Prediction]) {
+        let mut shared = self.lock();
+        shared.state.prefetch(predictions);
+        self.unlock(shared);
+    }
+
+    /// Starts at most `max` reads, waiting for one if asked to; false: the tier is closed.
+    pub fn start_reads(&self, max: usize, wait: bool, out: &mut Vec<(u32, Ticket)>) -> bool {
+        let mut shared = self.lock();
+        loop {
+            if shared.is_closed {
+                return false;
+            }
+            for _ in 0..max {
+                let Some(number) = shared.state.start_read() else { break };
+                out.push((number, shared.state.ticket(number).clone()));
+            }
+            if !out.is_empty() {
+                shared.busy_since.get_or_insert_with(Instant::now);
+                return true;
+            }
+            if !wait {
+                return true;
+            }
+            shared.links_waiting += 1;
+            shared = self.startable.wait(shared).expect("no panic under this lock");
+            shared.links_waiting -= 1;
+        }
+    }
+
+    /// A read that has started and not ended.
+    pub fn ticket(&self, number: u32) -> Ticket {
+        self.lock().state.ticket(number).clone()
+    }
+
+    pub fn end_read(&self, number: u32, result: Result<(), Fault>) {
+        let mut shared = self.lock();
+        shared.state.end_read(number, result);
+        if !shared.state.is_reading() {
+            let busy = shared.busy_since.take().map_or(Duration::ZERO, |since| since.elapsed());
+            shared.state.counters.busy_ns += busy.as_nanos() as u64;
+        }
+        self.unlock(shared);
+    }
+
+    /// No more reads are started; links end when those on their way have ended.
+    pub fn close(&self) {
+        self.lock().is_closed = true;
+        self.startable.notify_all();
+    }
+
+    pub fn counters(&self) -> Counters {
+        let shared = self.lock();
+        let mut counters = shared.state.counters();
+        if let Some(since) = shared.busy_since {
+            counters.busy_ns += since.elapsed().as_nanos() as u64;
+        }
+        counters
+    }
+
+    /// Whether nothing is pinned, queued or on its way.
+    pub fn is_idle(&self) -> bool {
+        self.lock().state.is_idle()
+    }
+
+    /// Panics if an invariant of the state does not hold.
+    pub fn check_integrity(&self) {
+        self.lock().state.check_integrity();
+    }
+}
+
+#[cfg(test)]
+mod tests;

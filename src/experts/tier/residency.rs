@@ -1,0 +1,136 @@
+//! What is where: for each expert the prefix of its granules that is in memory, their slots, who
+//! needs them, and the load that brings more.
+
+use super::load::Fault;
+use super::queue::LoadId;
+use crate::policy::Expert;
+
+/// The tier's view of a layer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LayerPlan {
+    /// 0 where the layer has no experts of its own to move.
+    pub n_experts: usize,
+    pub n_granules: usize,
+    /// Which size class its granules are in.
+    pub class: usize,
+}
+
+#[derive(Clone, Debug)]
+pub struct Entry {
+    pub id: Expert,
+    pub class: usize,
+    pub n_granules: usize,
+    /// Granules of the prefix that have landed.
+    pub resident: usize,
+    /// Granules that hold slots: `resident`, or more while a load is under way.
+    pub held: usize,
+    /// Of these, the leading ones that are in the working role; the others are in transit.
+    pub settled: usize,
+    /// Works that will compute it and have not yet.
+    pub pins: u32,
+    pub load: Option<LoadId>,
+    /// A load that somebody waited for has failed; forgotten when nobody waits any more.
+    pub fault: Option<Fault>,
+    /// Bytes of prefetch that nobody has asked for yet.
+    pub unused_bytes: u64,
+    /// When it last came into transit: the oldest leaves first.
+    pub stamp: u64,
+    /// Place among its class's members, while it holds slots.
+    pub place: u32,
+}
+
+impl Entry {
+    pub fn is_whole(&self) -> bool {
+        self.resident == self.n_granules
+    }
+
+    /// Whether its slots may be taken from it.
+    pub fn is_loose(&self) -> bool {
+        self.pins == 0 && self.load.is_none() && self.held > 0
+    }
+}
+
+pub struct Residency {
+    /// By expert index: layer after layer.
+    entries: Vec<Entry>,
+    /// The first entry of each layer.
+    first: Vec<u32>,
+    /// Granule → slot, `n_granules` for each expert.
+    slots: Vec<u32>,
+    first_slot: Vec<u32>,
+}
+
+const NO_SLOT: u32 = u32::MAX;
+
+impl Residency {
+    pub fn new(layers: &[LayerPlan]) -> Residency {
+        let (mut entries, mut first, mut first_slot) = (Vec::new(), Vec::new(), Vec::new());
+        let mut n_slots = 0;
+        for (layer, plan) in layers.iter().enumerate() {
+            first.push(entries.len() as u32);
+            for expert in 0..plan.n_experts as u32 {
+                first_slot.push(n_slots);
+                n_slots += plan.n_granules as u32;
+                entries.push(Entry {
+                    id: Expert { layer: layer as u32, expert },
+                    class: plan.class,
+                    n_granules: plan.n_granules,
+                    resident: 0,
+                    held: 0,
+                    settled: 0,
+                    pins: 0,
+                    load: None,
+                    fault: None,
+                    unused_bytes: 0,
+                    stamp: 0,
+                    place: 0,
+                });
+            }
+        }
+        Residency { entries, first, slots: vec![NO_SLOT; n_slots as usize], first_slot }
+    }
+
+    pub fn index(&self, id: Expert) -> u32 {
+        let index = self.first[id.layer as usize] + id.expert;
+        assert!(self.entries[index as usize].id == id, "{id:?} is no expert of this model");
+        index
+    }
+
+    pub fn get(&self, expert: u32) -> &Entry {
+        &self.entries[expert as usize]
+    }
+
+    pub fn get_mut(&mut self, expert: u32) -> &mut Entry {
+        &mut self.entries[expert as usize]
+    }
+
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// The slot of a granule that holds one.
+    pub fn slot(&self, expert: u32, granule: usize) -> u32 {
+        assert!(granule < self.get(expert).held);
+        self.slots[self.first_slot[expert as usize] as usize + granule]
+    }
+
+    /// The next granule of the expert gets a slot, in transit.
+    pub fn push_slot(&mut self, expert: u32, slot: u32) {
+        let entry = &mut self.entries[expert as usize];
+        assert!(entry.held < entry.n_granules);
+        self.slots[self.first_slot[expert as usize] as usize + entry.held] = slot;
+        entry.held += 1;
+    }
+
+    /// The last granule that holds a slot gives it up; true: it was a working one.
+    pub fn pop_slot(&mut self, expert: u32) -> (u32, bool) {
+        let entry = &mut self.entries[expert as usize];
+        assert!(entry.held > 0 && entry.pins == 0 || entry.resident < entry.held);
+        let settled = entry.settled == entry.held;
+        entry.held -= 1;
+        entry.settled = entry.settled.min(entry.held);
+        entry.resident = entry.resident.min(entry.held);
+        let place = self.first_slot[expert as usize] as usize + entry.held;
+        (std::mem::replace(&mut self.slots[place], NO_SLOT), settled)
+    }
+}

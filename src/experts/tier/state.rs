@@ -1,0 +1,605 @@
+//! The machine itself: residency, slots, loads and queue of one tier, moved by six events: a layer
+//! acquires experts, asks for more of them, releases them; a policy predicts; a read starts; a
+//! read ends. It holds no memory, does no I/O and never waits, so every interleaving can be tested.
+//!
+//! Invariants, checked by `check_integrity`:
+//! - an expert's granules in memory are a prefix, its slots too, and its working slots too;
+//! - a pinned granule that has landed stays where it is;
+//! - a load's granules hold slots from its start to its end, and nobody else's;
+//! - without a load, transit holds whole experts or nothing of them, unless a load has just failed:
+//!   so what waits for room in transit waits for computation and reads, never for another waiter;
+//! - both roles keep within what their class gives them.
+
+use slab::Slab;
+
+use super::class::{Class, ClassPlan, Role};
+use super::load::{Fault, Load};
+use super::queue::{Cause, LoadId, TransferQueue};
+use super::residency::{Entry, LayerPlan, Residency};
+use crate::experts::counters::Counters;
+use crate::experts::piece::{Dest, Piece};
+use crate::experts::work::{Access, Handed, Work};
+use crate::policy::{Eviction, Event, Expert, Prediction};
+use std::ops::Range;
+
+/// While a prompt waits for loads, so many granules are handed out at once: enough to keep the
+/// processor busy, few enough for their slots to come back before the link runs dry.
+const PROMPT_WAVE_GRANULES: usize = 8;
+
+/// Which reads bring granules to memory.
+pub trait Layout: Send + Sync {
+    fn pieces(&self, expert: Expert, granules: Range<usize>, out: &mut Vec<Piece>);
+}
+
+/// What a tier is made of.
+#[derive(Clone, Debug)]
+pub struct TierPlan {
+    pub layers: Vec<LayerPlan>,
+    pub classes: Vec<ClassPlan>,
+    /// Buffers for reads that are scattered into slots, and their size.
+    pub n_staging: usize,
+    pub staging_bytes: usize,
+}
+
+impl TierPlan {
+    /// Asserts that no work can wait for ever: transit holds an expert of every layer, or every
+    /// expert has slots of its own.
+    fn check(&self) {
+        for (class, slots) in self.classes.iter().enumerate() {
+            let layers = self.layers.iter().filter(|l| l.n_experts > 0 && l.class == class);
+            let all: usize = layers.clone().map(|l| l.n_experts * l.n_granules).sum();
+            let largest = layers.map(|l| l.n_granules).max().unwrap_or(0);
+            let working = slots.n_slots - slots.n_transit;
+            assert!(working >= all || slots.n_transit >= largest, "{slots:?} of {all}");
+        }
+    }
+}
+
+/// A read that has started: what its executor needs to know.
+#[derive(Clone, Debug)]
+pub struct Ticket {
+    pub load: LoadId,
+    pub expert: Expert,
+    pub piece: Piece,
+    pub cause: Cause,
+    pub class: usize,
+    /// The first granule of the load and the slots of its granules, in order.
+    pub first_granule: usize,
+    pub slots: Vec<u32>,
+    /// Which staging buffer, for rows that are scattered.
+    pub staging: Option<u32>,
+}
+
+/// How far a work is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// Granules have been handed out.
+    Ready,
+    /// Something must land first.
+    Waiting,
+    /// All has been computed.
+    Done,
+    Failed(Fault),
+}
+
+pub struct State {
+    layout: Box<dyn Layout>,
+    eviction: Box<dyn Eviction>,
+    table: Residency,
+    classes: Vec<Class>,
+    loads: Slab<Load>,
+    queue: TransferQueue,
+    tickets: Slab<Ticket>,
+    staging: Vec<u32>,
+    plan: TierPlan,
+    clock: u64,
+    pub counters: Counters,
+}
+
+impl State {
+    pub fn new(plan: TierPlan, layout: Box<dyn Layout>, eviction: Box<dyn Eviction>) -> State {
+        let granule_bytes = plan.classes.iter().map(|c| c.slot_bytes).max().unwrap_or(0);
+        plan.check();
+        State {
+            layout,
+            eviction,
+            table: Residency::new(&plan.layers),
+            classes: plan.classes.iter().map(|class| Class::new(*class)).collect(),
+            loads: Slab::new(),
+            queue: TransferQueue::new(granule_bytes as u64),
+            tickets: Slab::new(),
+            staging: (0..plan.n_staging as u32).rev().collect(),
+            plan,
+            clock: 0,
+            counters: Counters::default(),
+        }
+    }
+
+    pub fn observe(&mut self, event: &Event) {
+        self.eviction.observe(event);
+    }
+
+    fn index(&self, layer: usize, expert: u32) -> u32 {
+        self.table.index(Expert { layer: layer as u32, expert })
+    }
+
+    // ---- a layer's demand ----
+
+    /// Pins what the work wants and queues loads of what is missing.
+    pub fn acquire(&mut self, work: &mut Work) {
+        // All are pinned before room is made for any.
+        for i in 0..work.wants.len() {
+            let e = self.index(work.layer, work.wants[i].expert);
+            self.pin(e);
+        }
+        self.drop_stale_prefetches(work.layer);
+        if work.access == Access::Decode {
+            for i in 0..work.wants.len() {
+                self.settle(self.index(work.layer, work.wants[i].expert));
+            }
+        }
+        self.pump(work);
+    }
+
+    fn pin(&mut self, e: u32) {
+        let entry = self.table.get_mut(e);
+        entry.pins += 1;
+        self.counters.prefetch_used_bytes += std::mem::take(&mut entry.unused_bytes);
+        match entry.resident {
+            n if n == entry.n_granules => self.counters.hits_whole += 1,
+            0 => self.counters.misses += 1,
+            _ => self.counters.hits_partial += 1,
+        }
+        if let Some(load) = entry.load {
+            self.demand_load(load);
+        }
+    }
+
+    /// A load that was under way for another reason, or for none any more, is wanted now.
+    fn demand_load(&mut self, id: LoadId) {
+        let load = &mut self.loads[id as usize];
+        load.cause = Cause::Demand;
+        if load.stopped && load.fault.is_none() {
+            load.stopped = false;
+            if load.peek().is_some() {
+                self.queue.push_demand(id);
+            }
+        } else {
+            self.queue.promote(id);
+        }
+    }
+
+    /// What was predicted for a layer and is not wanted by it is not wanted at all.
+    fn drop_stale_prefetches(&mut self, layer: usize) {
+        let stale = |load: &LoadId| {
+            let entry = self.table.get(self.loads[*load as usize].expert);
+            entry.id.layer as usize == layer && entry.pins == 0
+        };
+        let stale: Vec<LoadId> = self.queue.prefetches().filter(stale).collect();
+        for load in stale {
+            self.stop(load);
+        }
+    }
+
+    /// Granules in transit join the working set, if it can make room.
+    fn settle(&mut self, e: u32) {
+        let Entry { class, held, settled, .. } = *self.table.get(e);
+        let n = held - settled;
+        if n > 0 && self.make_room(class, Role::Working, n) {
+            self.classes[class].change_role(Role::Transit, Role::Working, n);
+            self.table.get_mut(e).settled = held;
+        }
+    }
+
+    /// Queues loads for the work, in its order, as far as there is room.
+    fn pump(&mut self, work: &Work) {
+        for want in work.wants.iter().filter(|want| !want.is_done) {
+            let e = self.index(work.layer, want.expert);
+            let entry = self.table.get(e);
+            let lacks = !entry.is_whole() && entry.load.is_none() && entry.fault.is_none();
+            if lacks && !self.start_load(e, Cause::Demand, work.access, 1.0) {
+                return;
+            }
+        }
+    }
+
+    /// Retires what was handed out last and hands out what has landed since.
+    pub fn advance(&mut self, work: &mut Work) -> Progress {
+        for i in 0..work.wants.len() {
+            self.retire(work, i);
+        }
+        self.pump(work);
+        let mut left = false;
+        let mut waits = false;
+        for want in work.wants.iter().filter(|want| !want.is_done) {
+            let entry = self.table.get(self.index(work.layer, want.expert));
+            if let Some(fault) = &entry.fault {
+                return Progress::Failed(fault.clone());
+            }
+            left = true;
+            waits |= !entry.is_whole();
+        }
+        if !left {
+            return Progress::Done;
+        }
+        let bounded = waits && work.access == Access::Prompt;
+        let most = if bounded { PROMPT_WAVE_GRANULES } else { usize::MAX };
+        self.hand_out(work, most);
+        if work.handed.is_empty() { Progress::Waiting } else { Progress::Ready }
+    }
+
+    fn retire(&mut self, work: &mut Work, i: usize) {
+        let e = self.index(work.layer, work.wants[i].expert);
+        let want = &mut work.wants[i];
+        want.computed = want.ready;
+        if !want.is_done && want.computed == self.table.get(e).n_granules {
+            want.is_done = true;
+            self.unpin(e, work.access);
+        }
+    }
+
+    /// Those in transit first: their slots are the ones that others wait for.
+    fn hand_out(&self, work: &mut Work, most: usize) {
+        work.handed.clear();
+        let layer = work.layer;
+        for in_transit in [true, false] {
+            for want in work.wants.iter_mut().filter(|want| want.ready == want.computed) {
+                let e = self.index(layer, want.expert);
+                let entry = self.table.get(e);
+                if want.is_done || (entry.held > entry.settled) != in_transit {
+                    continue;
+                }
+                let end = want.computed.saturating_add(most - work.handed.len().min(most));
+                want.ready = entry.resident.min(end).max(want.computed);
+                let granules = want.computed..want.ready;
+                let expert = want.expert;
+                work.handed.extend(granules.map(|granule| {
+                    let slot = self.table.slot(e, granule);
+                    Handed { expert, granule, slot }
+                }));
+            }
+        }
+    }
+
+    /// Unpins what is still pinned. Loads that nobody else wants are stopped.
+    pub fn release(&mut self, work: &mut Work) {
+        for i in 0..work.wants.len() {
+            if !work.wants[i].is_done {
+                self.unpin(self.index(work.layer, work.wants[i].expert), work.access);
+            }
+        }
+        work.finish();
+    }
+
+    fn unpin(&mut self, e: u32, access: Access) {
+        let entry = self.table.get_mut(e);
+        entry.pins -= 1;
+        if entry.pins > 0 {
+            return;
+        }
+        entry.fault = None;
+        if let Some(load) = entry.load {
+            self.stop(load);
+        } else if access == Access::Prompt || !entry.is_whole() {
+            self.drop_transit(e);
+        }
+    }
+
+    // ---- prediction ----
+
+    /// Queues prefetches, most probable first, as far as transit has room.
+    pub fn prefetch(&mut self, predictions: &[Prediction]) {
+        for prediction in predictions {
+            let e = self.table.index(prediction.expert);
+            let entry = self.table.get_mut(e);
+            if entry.is_whole() || entry.load.is_some() {
+                // What is predicted again is the last to leave transit.
+                entry.stamp = self.clock;
+                self.clock += 1;
+            } else if !self.start_load(e, Cause::Prefetch, Access::Prompt, prediction.p) {
+                return;
+            }
+        }
+    }
+
+    // ---- room ----
+
+    /// Takes slots for all that the expert lacks and queues their load; false: there is no room.
+    fn start_load(&mut self, e: u32, cause: Cause, access: Access, p: f32) -> bool {
+        let Entry { id, class, held, n_granules, .. } = *self.table.get(e);
+        let n = n_granules - held;
+        let Some(role) = self.role_for(e, n, access) else { return false };
+        if held == 0 {
+            self.table.get_mut(e).place = self.classes[class].join(e);
+        }
+        for _ in 0..n {
+            let slot = self.classes[class].take(role);
+            self.table.push_slot(e, slot);
+        }
+        let mut pieces = Vec::new();
+        self.layout.pieces(id, held..n_granules, &mut pieces);
+        let load = self.loads.insert(Load::new(e, held..n_granules, cause, pieces)) as LoadId;
+        let entry = self.table.get_mut(e);
+        (entry.load, entry.stamp) = (Some(load), self.clock);
+        if role == Role::Working {
+            entry.settled = n_granules;
+        }
+        self.clock += 1;
+        match cause {
+            Cause::Demand => {
+                let quarters = (4.0 * self.queue.prefetch_share()).ceil() as usize;
+                self.counters.demand_wait_histogram[quarters.min(5)] += 1;
+                self.queue.push_demand(load);
+            }
+            Cause::Prefetch => self.queue.push_prefetch(load, p),
+        }
+        let resident = self.resident_bytes();
+        self.counters.resident_bytes_max = self.counters.resident_bytes_max.max(resident);
+        true
+    }
+
+    /// The role in which an expert gets `n` more slots, with room made for it. Decode makes room
+    /// in the working set; everything else takes only what is free there, and then transit.
+    fn role_for(&mut self, e: u32, n: usize, access: Access) -> Option<Role> {
+        let Entry { class, held, settled, .. } = *self.table.get(e);
+        let working = held == settled
+            && match access {
+                Access::Decode => self.make_room(class, Role::Working, n),
+                Access::Prompt => self.classes[class].room(Role::Working) >= n,
+            };
+        if working {
+            return Some(Role::Working);
+        }
+        // The expert's own granules must not be what makes the room.
+        self.table.get_mut(e).pins += 1;
+        let made = self.make_room(class, Role::Transit, n);
+        self.table.get_mut(e).pins -= 1;
+        made.then_some(Role::Transit)
+    }
+
+    fn make_room(&mut self, class: usize, role: Role, n: usize) -> bool {
+        while self.classes[class].room(role) < n {
+            let victim = match role {
+                Role::Working => self.working_victim(class),
+                Role::Transit => self.transit_victim(class),
+            };
+            let Some(e) = victim else { return false };
+            self.drop_transit(e);
+            if role == Role::Working {
+                let lacking = n - self.classes[class].room(role).min(n);
+                let settled = self.table.get(e).settled;
+                self.shrink(e, settled - lacking.min(settled));
+            }
+        }
+        true
+    }
+
+    /// The working expert of least priority. A scan of the class's members: some microseconds for
+    /// a thousand, beside the milliseconds of the load that needs the room.
+    fn working_victim(&self, class: usize) -> Option<u32> {
+        let members = self.classes[class].members().iter().copied();
+        let loose = members.filter(|e| {
+            let entry = self.table.get(*e);
+            entry.is_loose() && entry.settled > 0
+        });
+        let priority = |e: &u32| self.eviction.priority(self.table.get(*e).id);
+        loose.map(|e| (priority(&e), e)).min_by(|a, b| a.0.total_cmp(&b.0)).map(|found| found.1)
+    }
+
+    /// The expert that has been in transit the longest.
+    fn transit_victim(&self, class: usize) -> Option<u32> {
+        let members = self.classes[class].members().iter().copied();
+        let loose = members.filter(|e| {
+            let entry = self.table.get(*e);
+            entry.is_loose() && entry.held > entry.settled
+        });
+        loose.min_by_key(|e| self.table.get(*e).stamp)
+    }
+
+    fn drop_transit(&mut self, e: u32) {
+        let Entry { held, settled, .. } = *self.table.get(e);
+        if held > settled {
+            self.shrink(e, settled);
+        }
+    }
+
+    /// The expert keeps the slots of its first `n` granules.
+    fn shrink(&mut self, e: u32, n: usize) {
+        let Entry { class, held, .. } = *self.table.get(e);
+        if held == n {
+            return;
+        }
+        while self.table.get(e).held > n {
+            let (slot, settled) = self.table.pop_slot(e);
+            let role = if settled { Role::Working } else { Role::Transit };
+            self.classes[class].give(role, slot);
+        }
+        let entry = self.table.get_mut(e);
+        // What nobody asked for while it was here was moved in vain.
+        self.counters.prefetch_wasted_bytes += std::mem::take(&mut entry.unused_bytes);
+        if n == 0 {
+            let place = entry.place;
+            if let Some(moved) = self.classes[class].leave(place) {
+                self.table.get_mut(moved).place = place;
+            }
+        }
+    }
+
+    // ---- the link ----
+
+    /// The next read, now started: its ticket's number.
+    pub fn start_read(&mut self) -> Option<u32> {
+        let next = |load: LoadId| self.loads[load as usize].peek().map_or(0, |p| p.len as u64);
+        let (load_id, cause) = self.queue.front(next)?;
+        let load = &mut self.loads[load_id as usize];
+        let is_staged = matches!(load.peek()?.to, Dest::Rows { .. });
+        if is_staged && self.staging.is_empty() {
+            return None;
+        }
+        let piece = load.start_next();
+        if load.peek().is_none() {
+            self.queue.remove(load_id);
+        }
+        self.queue.started(cause, piece.len as u64);
+        let (e, granules) = (load.expert, load.granules.clone());
+        let entry = self.table.get(e);
+        let ticket = Ticket {
+            load: load_id,
+            expert: entry.id,
+            piece,
+            cause,
+            class: entry.class,
+            first_granule: granules.start,
+            slots: granules.map(|granule| self.table.slot(e, granule)).collect(),
+            staging: if is_staged { self.staging.pop() } else { None },
+        };
+        self.counters.n_reads += 1;
+        Some(self.tickets.insert(ticket) as u32)
+    }
+
+    pub fn ticket(&self, number: u32) -> &Ticket {
+        &self.tickets[number as usize]
+    }
+
+    /// Whether a read is on its way.
+    pub fn is_reading(&self) -> bool {
+        !self.tickets.is_empty()
+    }
+
+    /// A read has ended, its bytes in their slots, or failed for good.
+    pub fn end_read(&mut self, number: u32, result: Result<(), Fault>) {
+        let ticket = self.tickets.remove(number as usize);
+        self.staging.extend(ticket.staging);
+        let bytes = ticket.piece.len as u64;
+        self.queue.ended(ticket.cause, bytes);
+        let load = &mut self.loads[ticket.load as usize];
+        load.n_in_flight -= 1;
+        match result {
+            Ok(()) => {
+                load.landed(&ticket.piece);
+                self.count_read(ticket.load, ticket.cause, bytes);
+            }
+            Err(fault) => {
+                load.fault.get_or_insert(fault);
+            }
+        }
+        self.land(ticket.load);
+        if self.loads[ticket.load as usize].fault.is_some() {
+            self.stop(ticket.load);
+        } else {
+            self.end_if_over(ticket.load);
+        }
+    }
+
+    fn count_read(&mut self, load: LoadId, cause: Cause, bytes: u64) {
+        self.counters.read_bytes += bytes;
+        let load = &self.loads[load as usize];
+        match (cause, load.cause) {
+            (Cause::Demand, _) => self.counters.demand_bytes += bytes,
+            (Cause::Prefetch, Cause::Demand) => self.counters.prefetch_used_bytes += bytes,
+            (Cause::Prefetch, Cause::Prefetch) => {
+                self.table.get_mut(load.expert).unused_bytes += bytes;
+            }
+        }
+    }
+
+    /// Lengthens the expert's prefix by what has landed.
+    fn land(&mut self, load: LoadId) {
+        let load = &self.loads[load as usize];
+        let entry = self.table.get_mut(load.expert);
+        while entry.resident < load.granules.end && load.is_complete(entry.resident) {
+            entry.resident += 1;
+        }
+    }
+
+    /// No further read of this load is started.
+    fn stop(&mut self, load: LoadId) {
+        self.loads[load as usize].stopped = true;
+        self.queue.remove(load);
+        self.end_if_over(load);
+    }
+
+    fn end_if_over(&mut self, load_id: LoadId) {
+        if !self.loads[load_id as usize].is_over() {
+            return;
+        }
+        let load = self.loads.remove(load_id as usize);
+        let entry = self.table.get_mut(load.expert);
+        entry.load = None;
+        if entry.pins > 0 {
+            // Granules that landed before the fault may be being computed.
+            entry.fault = load.fault;
+            let resident = entry.resident;
+            self.shrink(load.expert, resident);
+        } else if !entry.is_whole() {
+            let kept = entry.settled.min(entry.resident);
+            self.shrink(load.expert, kept);
+        }
+    }
+
+    // ---- what there is ----
+
+    fn resident_bytes(&self) -> u64 {
+        let slots: usize = self.classes.iter().map(|c| c.slots.n_taken() * c.slot_bytes()).sum();
+        // Staging is counted whole: it is memory that holds experts' bytes.
+        (slots + self.plan.n_staging * self.plan.staging_bytes) as u64
+    }
+
+    pub fn counters(&self) -> Counters {
+        let pending = self.table.entries().iter().map(|entry| entry.unused_bytes).sum();
+        let resident_bytes = self.resident_bytes();
+        Counters { prefetch_pending_bytes: pending, resident_bytes, ..self.counters.clone() }
+    }
+
+    /// Whether nothing is pinned, queued or on its way.
+    pub fn is_idle(&self) -> bool {
+        self.queue.is_idle()
+            && self.tickets.is_empty()
+            && self.loads.is_empty()
+            && self.table.entries().iter().all(|entry| entry.pins == 0)
+    }
+
+    #[cfg(test)]
+    pub fn entries(&self) -> &[Entry] {
+        self.table.entries()
+    }
+
+    /// Granules held in a role.
+    #[cfg(test)]
+    pub fn held(&self, role: Role) -> usize {
+        self.classes.iter().map(|class| class.held(role)).sum()
+    }
+
+    /// Panics if an invariant does not hold.
+    pub fn check_integrity(&self) {
+        let mut held = vec![[0; 2]; self.classes.len()];
+        for (e, entry) in self.table.entries().iter().enumerate() {
+            assert!(entry.settled <= entry.held && entry.held <= entry.n_granules);
+            assert!(entry.resident <= entry.held);
+            match entry.load {
+                Some(load) => {
+                    let load = &self.loads[load as usize];
+                    assert!(load.expert == e as u32 && load.granules.end == entry.held);
+                    assert!(load.granules.contains(&entry.resident) || load.is_over());
+                }
+                None => {
+                    assert_eq!(entry.resident, entry.held, "{:?}", entry.id);
+                    let in_parts = entry.held > entry.settled && !entry.is_whole();
+                    assert!(!in_parts || entry.fault.is_some(), "{:?}", entry.id);
+                }
+            }
+            held[entry.class][0] += entry.settled;
+            held[entry.class][1] += entry.held - entry.settled;
+            if entry.held > 0 {
+                let members = self.classes[entry.class].members();
+                assert_eq!(members[entry.place as usize], e as u32);
+            }
+        }
+        for (class, held) in self.classes.iter().zip(held) {
+            class.check_integrity();
+            assert_eq!(held, [class.held(Role::Working), class.held(Role::Transit)]);
+        }
+        let staged = self.tickets.iter().filter(|(_, t)| t.staging.is_some()).count();
+        assert_eq!(self.staging.len() + staged, self.plan.n_staging);
+    }
+}

@@ -1,0 +1,414 @@
+//! The state machine under random events in random order, with a memory of labels in place of
+//! bytes: what is handed out must hold what it is said to hold, for as long as it is handed out.
+
+use std::collections::HashSet;
+use std::ops::Range;
+
+use proptest::prelude::*;
+
+use super::class::{ClassPlan, Role};
+use super::load::Fault;
+use super::queue::Cause;
+use super::residency::LayerPlan;
+use super::state::{Layout, Progress, State, TierPlan};
+use crate::experts::piece::{Dest, Piece};
+use crate::experts::work::{Access, Work};
+use crate::policy::{Event, Expert, Prediction, Shape};
+
+const PIECE_BYTES: usize = 4096;
+const GRANULES: usize = 3;
+
+/// Two reads a granule, and with `rows` two more that all granules need.
+struct Plain {
+    rows: bool,
+}
+
+impl Layout for Plain {
+    fn pieces(&self, expert: Expert, granules: Range<usize>, out: &mut Vec<Piece>) {
+        let piece = |to| Piece {
+            shard: 0,
+            start: u64::from(expert.expert),
+            len: PIECE_BYTES,
+            need: PIECE_BYTES,
+            to,
+        };
+        for granule in granules {
+            out.extend([0, 1].map(|i| piece(Dest::Slot { granule, at: i * PIECE_BYTES })));
+        }
+        if self.rows {
+            out.extend([0, 1].map(|i| piece(Dest::Rows { first: i, n: 1, skip: 0 })));
+        }
+    }
+}
+
+fn plan(n_slots: [usize; 2], n_transit: usize) -> TierPlan {
+    let layer = |n_experts, n_granules, class| LayerPlan { n_experts, n_granules, class };
+    let class = |n_slots| ClassPlan { n_slots, n_transit, slot_bytes: 2 * PIECE_BYTES };
+    TierPlan {
+        layers: vec![layer(0, 0, 0), layer(6, GRANULES, 0), layer(6, 2, 1), layer(6, GRANULES, 0)],
+        classes: n_slots.map(class).to_vec(),
+        n_staging: 2,
+        staging_bytes: PIECE_BYTES,
+    }
+}
+
+const MOE_LAYERS: Range<usize> = 1..4;
+
+struct World {
+    state: State,
+    works: Vec<Work>,
+    /// For each class and slot the granule whose bytes it has, if they are all of one.
+    memory: Vec<Vec<Option<(Expert, usize)>>>,
+    /// Slots that are being computed with, by work.
+    lent: Vec<HashSet<(usize, u32)>>,
+    in_flight: Vec<u32>,
+}
+
+impl World {
+    fn new(plan: TierPlan, rows: bool, policy: &str, n_works: usize) -> World {
+        let n_experts = plan.layers.iter().map(|l| l.n_experts).collect();
+        let spec: crate::policy::PolicySpec = policy.parse().unwrap();
+        let (eviction, _) = spec.build(&Shape { n_experts, k: 2 });
+        World {
+            memory: plan.classes.iter().map(|c| vec![None; c.n_slots]).collect(),
+            state: State::new(plan, Box::new(Plain { rows }), eviction),
+            works: (0..n_works).map(|_| Work::default()).collect(),
+            lent: vec![HashSet::new(); n_works],
+            in_flight: Vec::new(),
+        }
+    }
+
+    fn class(layer: usize) -> usize {
+        usize::from(layer == 2)
+    }
+
+    fn acquire(&mut self, w: usize, layer: usize, experts: &[u32], access: Access) {
+        self.works[w].start(1, layer, experts, access);
+        if access == Access::Decode {
+            let (layer, chosen) = (layer as u32, experts);
+            let event = Event::Routed { layer, chosen, probs: &[], ahead: None };
+            self.state.observe(&event);
+        }
+        let before = self.working();
+        self.state.acquire(&mut self.works[w]);
+        if access == Access::Prompt {
+            assert!(before.is_subset(&self.working()), "a prompt has evicted working granules");
+        }
+    }
+
+    /// Working granules that have landed.
+    fn working(&self) -> HashSet<(Expert, usize)> {
+        let entries = self.state.entries().iter();
+        entries.flat_map(|e| (0..e.settled.min(e.resident)).map(move |granule| (e.id, granule))).collect()
+    }
+
+    fn advance(&mut self, w: usize) -> Progress {
+        self.check_lent(w);
+        self.lent[w].clear();
+        let layer = self.works[w].layer;
+        let progress = self.state.advance(&mut self.works[w]);
+        if progress == Progress::Ready {
+            for handed in &self.works[w].handed {
+                let expert = Expert { layer: layer as u32, expert: handed.expert };
+                let label = Some((expert, handed.granule));
+                let class = Self::class(layer);
+                assert_eq!(self.memory[class][handed.slot as usize], label);
+                self.lent[w].insert((class, handed.slot));
+            }
+            let order = self.works[w].handed.chunk_by(|a, b| a.expert == b.expert);
+            let experts: HashSet<u32> = order.clone().map(|run| run[0].expert).collect();
+            assert_eq!(experts.len(), order.count(), "granules of an expert stand together");
+        }
+        progress
+    }
+
+    /// What was lent has not been written to since.
+    fn check_lent(&self, w: usize) {
+        let layer = self.works[w].layer;
+        for handed in &self.works[w].handed {
+            if self.lent[w].contains(&(Self::class(layer), handed.slot)) {
+                let expert = Expert { layer: layer as u32, expert: handed.expert };
+                let label = Some((expert, handed.granule));
+                assert_eq!(self.memory[Self::class(layer)][handed.slot as usize], label);
+            }
+        }
+    }
+
+    fn release(&mut self, w: usize) {
+        self.check_lent(w);
+        self.lent[w].clear();
+        self.state.release(&mut self.works[w]);
+    }
+
+    fn start_reads(&mut self) {
+        while let Some(number) = self.state.start_read() {
+            let ticket = self.state.ticket(number).clone();
+            // A read overwrites its slot from its start, and no slot that is lent.
+            if let Dest::Slot { granule, .. } = ticket.piece.to {
+                let slot = ticket.slots[granule - ticket.first_granule];
+                assert!(self.lent.iter().all(|lent| !lent.contains(&(ticket.class, slot))));
+                self.memory[ticket.class][slot as usize] = None;
+            }
+            if ticket.cause == Cause::Prefetch {
+                let flying = self.in_flight.iter().map(|n| self.state.ticket(*n));
+                let (mut bytes, mut demand) = (0, 0);
+                for other in flying {
+                    match other.cause {
+                        Cause::Prefetch => bytes += other.piece.len,
+                        Cause::Demand => demand += 1,
+                    }
+                }
+                assert!(demand == 0 && bytes + ticket.piece.len <= 2 * PIECE_BYTES);
+            }
+            self.in_flight.push(number);
+        }
+    }
+
+    fn end_read(&mut self, which: usize, fails: bool) {
+        if self.in_flight.is_empty() {
+            return;
+        }
+        let number = self.in_flight.swap_remove(which % self.in_flight.len());
+        let ticket = self.state.ticket(number).clone();
+        for (i, slot) in ticket.slots.iter().enumerate() {
+            // Labels go by granule, so the last write of any of its reads is as good as all.
+            self.memory[ticket.class][*slot as usize] =
+                Some((ticket.expert, ticket.first_granule + i));
+        }
+        let fault = || Fault("disk on fire".into());
+        self.state.end_read(number, if fails { Err(fault()) } else { Ok(()) });
+    }
+
+    /// Computes a work to its end, or to its failure, which is answered.
+    fn drain(&mut self, w: usize) -> Option<Fault> {
+        for step in 0.. {
+            assert!(step < 10_000, "the work waits for ever");
+            match self.advance(w) {
+                Progress::Ready => {}
+                Progress::Done => return None,
+                Progress::Failed(fault) => return Some(fault),
+                Progress::Waiting => {
+                    self.start_reads();
+                    assert!(!self.in_flight.is_empty(), "waits for nothing");
+                    self.end_read(step, false);
+                }
+            }
+        }
+        unreachable!()
+    }
+
+    /// All works go on side by side until each is done or has failed.
+    fn settle_down(&mut self) {
+        let mut open: Vec<usize> = (0..self.works.len()).collect();
+        let mut idle_steps = 0;
+        for step in 0.. {
+            assert!(step < 10_000, "the works wait for each other");
+            let before = (open.len(), reads(self), self.in_flight.len());
+            let mut computed = false;
+            open.retain(|&w| match self.advance(w) {
+                Progress::Ready | Progress::Waiting if !self.works[w].is_open() => false,
+                Progress::Ready => {
+                    computed = true;
+                    true
+                }
+                Progress::Waiting => true,
+                Progress::Done | Progress::Failed(_) => {
+                    self.release(w);
+                    false
+                }
+            });
+            if open.is_empty() {
+                break;
+            }
+            self.start_reads();
+            self.end_read(step, false);
+            let after = (open.len(), reads(self), self.in_flight.len());
+            // One step may go by with unpinning what another work waits for.
+            idle_steps = if computed || after != before { 0 } else { idle_steps + 1 };
+            assert!(idle_steps < 2, "all wait for nothing");
+        }
+        self.start_reads();
+        while !self.in_flight.is_empty() {
+            self.end_read(0, false);
+            self.start_reads();
+        }
+        assert!(self.state.is_idle());
+        self.state.check_integrity();
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Acquire { work: usize, layer: usize, experts: Vec<u32>, access: Access },
+    Advance { work: usize },
+    Release { work: usize },
+    Prefetch { predictions: Vec<Prediction> },
+    StartReads,
+    EndRead { which: usize, fails: bool },
+}
+
+const N_WORKS: usize = 2;
+
+fn op() -> impl Strategy<Value = Op> {
+    let experts = proptest::sample::subsequence((0..6).collect::<Vec<u32>>(), 1..=6);
+    let access = prop_oneof![Just(Access::Decode), Just(Access::Prompt)];
+    let prediction = (MOE_LAYERS, 0..6u32, 0.0..1.0f32).prop_map(|(layer, expert, p)| Prediction {
+        expert: Expert { layer: layer as u32, expert },
+        p,
+    });
+    prop_oneof![
+        3 => (0..N_WORKS, MOE_LAYERS, experts.prop_shuffle(), access).prop_map(
+            |(work, layer, mut experts, access)| {
+                // A token's experts, or many tokens'.
+                experts.truncate(if access == Access::Decode { 2 } else { 6 });
+                Op::Acquire { work, layer, experts, access }
+            }
+        ),
+        6 => (0..N_WORKS).prop_map(|work| Op::Advance { work }),
+        1 => (0..N_WORKS).prop_map(|work| Op::Release { work }),
+        2 => proptest::collection::vec(prediction, 1..4)
+            .prop_map(|predictions| Op::Prefetch { predictions }),
+        4 => Just(Op::StartReads),
+        8 => (0..99usize, proptest::bool::weighted(0.05))
+            .prop_map(|(which, fails)| Op::EndRead { which, fails }),
+    ]
+}
+
+fn run(world: &mut World, ops: Vec<Op>) {
+    for op in ops {
+        match op {
+            Op::Acquire { work, layer, experts, access } => {
+                if world.works[work].is_open() {
+                    world.release(work);
+                }
+                world.acquire(work, layer, &experts, access);
+            }
+            Op::Advance { work } if world.works[work].is_open() => {
+                world.advance(work);
+            }
+            Op::Release { work } => world.release(work),
+            Op::Prefetch { predictions } => world.state.prefetch(&predictions),
+            Op::StartReads => world.start_reads(),
+            Op::EndRead { which, fails } => world.end_read(which, fails),
+            Op::Advance { .. } => {}
+        }
+        world.state.check_integrity();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn whatever_happens_granules_hold_what_they_should(
+        ops in proptest::collection::vec(op(), 1..120),
+        n_slots in (9..20usize, 6..14usize),
+        rows: bool,
+        policy in proptest::sample::select(vec!["lru", "lfu", "lcp", "random"]),
+    ) {
+        let policy = format!("predictor=none,eviction={policy}");
+        let plan = plan([n_slots.0, n_slots.1], GRANULES);
+        let budget: usize = plan.n_bytes() as usize;
+        let mut world = World::new(plan, rows, &policy, N_WORKS);
+        run(&mut world, ops);
+        prop_assert!(world.state.counters().resident_bytes_max as usize <= budget);
+        world.settle_down();
+        // And the next request is right.
+        world.acquire(0, 1, &[5, 0], Access::Decode);
+        prop_assert_eq!(world.drain(0), None);
+        world.release(0);
+    }
+}
+
+fn small() -> World {
+    World::new(plan([12, 8], GRANULES), true, "predictor=none,eviction=lru", 1)
+}
+
+fn decode(world: &mut World, layer: usize, experts: &[u32]) {
+    world.acquire(0, layer, experts, Access::Decode);
+    assert_eq!(world.drain(0), None);
+    world.release(0);
+}
+
+fn reads(world: &World) -> u64 {
+    world.state.counters().n_reads
+}
+
+#[test]
+fn what_decode_used_stays_and_a_prompt_leaves_it_there() {
+    let mut world = small();
+    decode(&mut world, 1, &[0, 1]);
+    decode(&mut world, 3, &[2]);
+    let before = reads(&world);
+    world.acquire(0, 1, &[0, 1, 2, 3, 4, 5], Access::Prompt);
+    assert_eq!(world.drain(0), None);
+    world.release(0);
+    // Four experts, once each, three granules of two reads and two reads of rows.
+    assert_eq!(reads(&world) - before, 4 * 8);
+    let before = reads(&world);
+    decode(&mut world, 1, &[0, 1]);
+    decode(&mut world, 3, &[2]);
+    assert_eq!(reads(&world), before);
+}
+
+#[test]
+fn a_victim_keeps_the_prefix_that_nobody_needs_the_room_of() {
+    let mut world = small();
+    // Layers of three granules share 12 − 3 working slots; one expert needs three.
+    for expert in 0..3 {
+        decode(&mut world, 1, &[expert]);
+    }
+    decode(&mut world, 3, &[0]);
+    let victim = world.state.entries().iter().find(|e| e.id == Expert { layer: 1, expert: 0 });
+    assert_eq!(victim.unwrap().resident, 0);
+    let counters = world.state.counters();
+    assert_eq!((counters.hits_whole, counters.misses), (0, 4));
+    decode(&mut world, 1, &[1]);
+    assert_eq!(world.state.counters().hits_whole, 1);
+}
+
+#[test]
+fn a_prefetch_that_is_used_is_not_read_again_and_a_wrong_one_is_counted() {
+    let mut world = small();
+    // The working set is full, so predictions live in transit.
+    for expert in 0..3 {
+        decode(&mut world, 3, &[expert]);
+    }
+    let (demanded, missed) = (world.state.counters().demand_bytes, 3);
+    let predict = |expert| Prediction { expert: Expert { layer: 1, expert }, p: 0.5 };
+    world.state.prefetch(&[predict(3)]);
+    while world.state.start_read().map(|n| world.in_flight.push(n)).is_some() {
+        world.end_read(0, false);
+    }
+    let before = reads(&world);
+    decode(&mut world, 1, &[3]);
+    assert_eq!(reads(&world), before);
+    let counters = world.state.counters();
+    assert_eq!(counters.prefetch_used_bytes, 8 * PIECE_BYTES as u64);
+    assert_eq!((counters.demand_bytes, counters.hits_whole), (demanded, 1));
+    assert_eq!(counters.misses, missed);
+    // Transit holds one expert: the next prediction pushes out the last.
+    for expert in [4, 5] {
+        world.state.prefetch(&[predict(expert)]);
+        while world.state.start_read().map(|n| world.in_flight.push(n)).is_some() {
+            world.end_read(0, false);
+        }
+    }
+    assert_eq!(world.state.counters().prefetch_wasted_bytes, 8 * PIECE_BYTES as u64);
+}
+
+#[test]
+fn a_failed_load_fails_its_work_and_the_next_tries_again() {
+    let mut world = small();
+    world.acquire(0, 1, &[0], Access::Decode);
+    world.start_reads();
+    world.end_read(0, true);
+    while !world.in_flight.is_empty() {
+        world.end_read(0, false);
+    }
+    assert_eq!(world.advance(0), Progress::Failed(Fault("disk on fire".into())));
+    world.release(0);
+    assert!(world.state.is_idle());
+    assert_eq!(world.state.held(Role::Working) + world.state.held(Role::Transit), 0);
+    decode(&mut world, 1, &[0]);
+}

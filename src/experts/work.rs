@@ -1,0 +1,81 @@
+//! One layer's demand on its way through `acquire`, `next_ready` and `release`.
+
+/// What experts are wanted for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Access {
+    /// One token of a timeline: what it uses is worth keeping.
+    #[default]
+    Decode,
+    /// Many tokens at once, which want nearly all experts once: read-only towards what decode
+    /// keeps.
+    Prompt,
+}
+
+/// An expert of a demand.
+#[derive(Clone, Copy, Debug)]
+pub struct Want {
+    /// Within its layer.
+    pub expert: u32,
+    /// Granules that were handed out and computed before.
+    pub computed: usize,
+    /// Granules `computed..ready` are handed out now.
+    pub ready: usize,
+    /// All are computed, and the expert is unpinned.
+    pub is_done: bool,
+}
+
+/// A granule that is handed out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Handed {
+    /// Within its layer.
+    pub expert: u32,
+    /// Within its expert.
+    pub granule: usize,
+    /// Where it is, if it is in a slot.
+    pub slot: u32,
+}
+
+/// Reused from layer to layer.
+#[derive(Debug, Default)]
+pub struct Work {
+    pub(super) layer: usize,
+    pub(super) access: Access,
+    pub(super) wants: Vec<Want>,
+    /// What was handed out last; those of one expert side by side, in index order.
+    pub(super) handed: Vec<Handed>,
+    /// The address of the store that it was acquired from, while it is open.
+    owner: Option<usize>,
+}
+
+impl Work {
+    /// Asserts the protocol: acquire, next_ready until it answers no more or fails, release.
+    pub(super) fn start(&mut self, owner: usize, layer: usize, experts: &[u32], access: Access) {
+        assert!(self.owner.is_none(), "work of layer {} was not released", self.layer);
+        debug_assert!(
+            experts.iter().enumerate().all(|(i, e)| !experts[..i].contains(e)),
+            "an expert is demanded once, whatever the number of its tokens"
+        );
+        (self.layer, self.access) = (layer, access);
+        self.wants.clear();
+        self.handed.clear();
+        let want = |&expert| Want { expert, computed: 0, ready: 0, is_done: false };
+        self.wants.extend(experts.iter().map(want));
+        self.owner = Some(owner);
+    }
+
+    /// Not all need have been handed out: a failed load ends the work early.
+    pub(super) fn finish(&mut self) {
+        self.wants.clear();
+        self.handed.clear();
+        self.owner = None;
+    }
+
+    /// Asserts that it was acquired from this store: slots of another mean nothing to it.
+    pub(super) fn check_owner(&self, owner: usize) {
+        assert_eq!(self.owner, Some(owner), "work of another store");
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.owner.is_some()
+    }
+}
