@@ -1,5 +1,7 @@
 //! Engine (loaded, immutable) and Session (one timeline of one text).
 
+pub mod budget;
+mod cgroup;
 mod memory;
 
 use std::path::Path;

@@ -1,18 +1,118 @@
-//! What the cache did.
-#[derive(Clone, Debug, Default)]
+//! What moving experts has cost: counted by the tier, reported by `cli`.
+
+/// A snapshot. Everything counts from the start on, but `prefetch_pending_bytes` and the resident
+/// bytes, which are of the moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
+    /// Experts that were demanded and were there: all of their granules, some, none. One that
+    /// serves several tokens of a prompt at once counts once.
     pub hits_whole: u64,
     pub hits_partial: u64,
     pub misses: u64,
+    /// Bytes read because they were demanded.
     pub demand_bytes: u64,
+    /// Prefetched bytes that a demand found in memory or on their way, and those dropped unused.
     pub prefetch_used_bytes: u64,
     pub prefetch_wasted_bytes: u64,
+    /// Prefetched bytes of which it is not known yet.
     pub prefetch_pending_bytes: u64,
+    /// Bytes and calls of all reads, padding included.
     pub read_bytes: u64,
+    pub n_reads: u64,
+    /// Time with at least one read in flight.
     pub busy_ns: u64,
+    /// Time that computation waited for experts.
     pub stall_ns: u64,
     pub resident_bytes: u64,
     pub resident_bytes_max: u64,
-    pub n_reads: u64,
+    /// Demand loads by the prefetched bytes in flight when they were queued, which they may have
+    /// to wait for, in granules: none, up to ¼, ½, ¾ and 1, and more than one.
     pub demand_wait_histogram: [u64; 6],
+}
+
+impl Counters {
+    /// What has been added after an earlier snapshot. What is of the moment stays.
+    pub fn since(&self, earlier: &Counters) -> Counters {
+        // Saturating: a snapshot is not taken of all counters at one instant.
+        let diff = u64::saturating_sub;
+        let histogram = self.demand_wait_histogram.iter().zip(earlier.demand_wait_histogram);
+        let mut demand_wait_histogram = [0; 6];
+        for (out, (now, then)) in demand_wait_histogram.iter_mut().zip(histogram) {
+            *out = diff(*now, then);
+        }
+        Counters {
+            hits_whole: diff(self.hits_whole, earlier.hits_whole),
+            hits_partial: diff(self.hits_partial, earlier.hits_partial),
+            misses: diff(self.misses, earlier.misses),
+            demand_bytes: diff(self.demand_bytes, earlier.demand_bytes),
+            prefetch_used_bytes: diff(self.prefetch_used_bytes, earlier.prefetch_used_bytes),
+            prefetch_wasted_bytes: diff(self.prefetch_wasted_bytes, earlier.prefetch_wasted_bytes),
+            prefetch_pending_bytes: self.prefetch_pending_bytes,
+            read_bytes: diff(self.read_bytes, earlier.read_bytes),
+            n_reads: diff(self.n_reads, earlier.n_reads),
+            busy_ns: diff(self.busy_ns, earlier.busy_ns),
+            stall_ns: diff(self.stall_ns, earlier.stall_ns),
+            resident_bytes: self.resident_bytes,
+            resident_bytes_max: self.resident_bytes_max,
+            demand_wait_histogram,
+        }
+    }
+
+    /// The part of demanded experts that were there as a whole; NaN where none was demanded.
+    pub fn hit_rate(&self) -> f64 {
+        self.of_demanded(self.hits_whole)
+    }
+
+    /// The part of them of which some granules were there.
+    pub fn partial_hit_rate(&self) -> f64 {
+        self.of_demanded(self.hits_partial)
+    }
+
+    fn of_demanded(&self, n: u64) -> f64 {
+        n as f64 / (self.hits_whole + self.hits_partial + self.misses) as f64
+    }
+
+    /// What the disk delivered while it was asked to; NaN where it was not.
+    pub fn gb_per_second(&self) -> f64 {
+        self.read_bytes as f64 / self.busy_ns as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_difference_keeps_what_is_of_the_moment() {
+        let earlier = Counters {
+            hits_whole: 1,
+            read_bytes: 100,
+            resident_bytes: 5,
+            resident_bytes_max: 9,
+            demand_wait_histogram: [1, 0, 0, 0, 0, 0],
+            ..Counters::default()
+        };
+        let now = Counters {
+            hits_whole: 4,
+            misses: 1,
+            read_bytes: 300,
+            busy_ns: 100,
+            resident_bytes: 7,
+            resident_bytes_max: 9,
+            demand_wait_histogram: [3, 1, 0, 0, 0, 0],
+            ..earlier
+        };
+        let since = now.since(&earlier);
+        assert_eq!((since.hits_whole, since.misses, since.read_bytes), (3, 1, 200));
+        assert_eq!((since.resident_bytes, since.resident_bytes_max), (7, 9));
+        assert_eq!(since.demand_wait_histogram, [2, 1, 0, 0, 0, 0]);
+        assert_eq!((since.hit_rate(), since.gb_per_second()), (0.75, 2.0));
+    }
+
+    #[test]
+    fn rates_of_nothing_are_no_numbers() {
+        let none = Counters::default();
+        assert!(none.hit_rate().is_nan() && none.partial_hit_rate().is_nan());
+        assert!(none.gb_per_second().is_nan());
+    }
 }

@@ -1,0 +1,393 @@
+//! How much memory experts get, and where they are therefore: in place on the mapped file where
+//! everything fits, else streamed into slots. Pure: what there is comes as numbers.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::{Error, Result};
+
+/// `--ram`.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum RamBudget {
+    /// What is available, less what everything else needs.
+    #[default]
+    Auto,
+    Bytes(u64),
+    /// Of the model's expert bytes; more than 100 is 100.
+    Percent(f64),
+}
+
+impl RamBudget {
+    /// What was asked for, in bytes; `None`: nothing in particular.
+    fn bytes(self, expert_bytes: u64) -> Option<u64> {
+        match self {
+            RamBudget::Auto => None,
+            RamBudget::Bytes(bytes) => Some(bytes),
+            RamBudget::Percent(percent) => {
+                Some((expert_bytes as f64 * percent.min(100.0) / 100.0) as u64)
+            }
+        }
+    }
+}
+
+impl FromStr for RamBudget {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let text = text.trim();
+        if text.eq_ignore_ascii_case("auto") {
+            return Ok(RamBudget::Auto);
+        }
+        let budget = match text.strip_suffix('%') {
+            Some(percent) => number(percent).map(RamBudget::Percent),
+            None => size(text).map(RamBudget::Bytes),
+        };
+        budget.ok_or_else(|| {
+            let expected = "expected bytes with K, M, G or T as in 1.5G, a percentage of the \
+                            experts as in 50%, or auto";
+            Error::Usage(expected.into())
+        })
+    }
+}
+
+/// Bytes: `1.5G`, `1.5GB` and `1.5GiB` are the same, and none is not a size.
+fn size(text: &str) -> Option<u64> {
+    let text = text.to_ascii_uppercase();
+    let text = text.strip_suffix('B').map_or(text.as_str(), |t| t.strip_suffix('I').unwrap_or(t));
+    let units = [('K', 10), ('M', 20), ('G', 30), ('T', 40)];
+    let unit = units.iter().find_map(|(unit, shift)| Some((text.strip_suffix(*unit)?, *shift)));
+    let (digits, shift) = unit.unwrap_or((text, 0));
+    let bytes = number(digits)? * (1u64 << shift) as f64;
+    // A slip of the finger, and more than f64 counts exactly.
+    (1.0..=(1u64 << 53) as f64).contains(&bytes).then_some(bytes as u64)
+}
+
+/// A positive decimal number. Rust would also read `inf`, `NaN` and `1e9`.
+fn number(text: &str) -> Option<f64> {
+    let plain = text.bytes().all(|b| b.is_ascii_digit() || b == b'.');
+    let value: f64 = text.parse().ok().filter(|_| plain)?;
+    (value > 0.0 && value.is_finite()).then_some(value)
+}
+
+/// `--io`: how experts come from the disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Io {
+    #[default]
+    Auto,
+    Uring,
+    Pread,
+    /// Not at all: they are left to the page cache.
+    Mmap,
+}
+
+const IO_NAMES: &[(&str, Io)] =
+    &[("auto", Io::Auto), ("uring", Io::Uring), ("pread", Io::Pread), ("mmap", Io::Mmap)];
+
+impl FromStr for Io {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let found = IO_NAMES.iter().find(|(name, _)| *name == text).map(|(_, io)| *io);
+        found.ok_or_else(|| Error::Usage("expected auto, uring, pread or mmap".into()))
+    }
+}
+
+impl fmt::Display for Io {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let found = IO_NAMES.iter().find(|(_, io)| io == self);
+        f.write_str(found.map_or("?", |(name, _)| name))
+    }
+}
+
+/// Bytes that a plan depends on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sizes {
+    pub expert_bytes: u64,
+    /// All experts in slots, padding included.
+    pub slot_bytes: u64,
+    pub dense_bytes: u64,
+    pub kv_bytes: u64,
+    /// The least budget that streaming works with: what one token needs at once.
+    pub minimum_bytes: u64,
+    /// Of memory; `None` where the system does not say.
+    pub available: Option<u64>,
+}
+
+/// Where the experts are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In the mapped file: nothing is copied and nothing bounded.
+    InPlace,
+    /// In slots that together take at most so many bytes.
+    Streamed { budget: u64 },
+}
+
+/// Kept free in an automatic budget, for buffers, threads and other programs.
+const HEAD_ROOM: u64 = 256 << 20;
+
+/// `HEAD_ROOM` or a twentieth of what is available, whichever is more; but never more than half of
+/// it, so that a small model runs in a small container.
+fn head_room(available: u64) -> u64 {
+    HEAD_ROOM.max(available / 20).min(available / 2)
+}
+
+/// The automatic budget is what is available less dense weights, KV cache and head-room; if the
+/// experts fit that, they stay in place. A budget given by the user is taken at its word.
+pub fn plan(ram: RamBudget, io: Io, sizes: &Sizes) -> Result<Place> {
+    let asked = ram.bytes(sizes.expert_bytes);
+    let bounded = asked.is_some_and(|bytes| bytes < sizes.expert_bytes);
+    match io {
+        _ if sizes.expert_bytes == 0 => Ok(Place::InPlace),
+        Io::Mmap if bounded => Err(Error::Usage(
+            "--io mmap leaves the experts to the page cache, which --ram cannot bound: give one \
+             of the two"
+                .into(),
+        )),
+        Io::Mmap => Ok(Place::InPlace),
+        _ => match asked {
+            Some(bytes) if bounded => explicit(bytes, sizes),
+            Some(_) => Ok(everything(io, sizes)),
+            None => automatic(io, sizes),
+        },
+    }
+}
+
+/// Who names a way to read wants it to be taken, even if it brings every expert once and no more.
+fn everything(io: Io, sizes: &Sizes) -> Place {
+    match io {
+        Io::Auto | Io::Mmap => Place::InPlace,
+        Io::Uring | Io::Pread => Place::Streamed { budget: sizes.slot_bytes },
+    }
+}
+
+fn explicit(budget: u64, sizes: &Sizes) -> Result<Place> {
+    if budget < sizes.minimum_bytes {
+        return Err(Error::invalid(format!(
+            "--ram gives the experts {:.1} MiB, but a token needs {:.1} MiB at once: raise it to \
+             that or more",
+            floor_mib(budget),
+            ceil_mib(sizes.minimum_bytes)
+        )));
+    }
+    Ok(Place::Streamed { budget })
+}
+
+fn automatic(io: Io, sizes: &Sizes) -> Result<Place> {
+    let Some(available) = sizes.available else { return Ok(everything(io, sizes)) };
+    let others = sizes.dense_bytes + sizes.kv_bytes;
+    let budget = available.saturating_sub(head_room(available)).saturating_sub(others);
+    let whole = match everything(io, sizes) {
+        Place::InPlace => sizes.expert_bytes,
+        Place::Streamed { budget } => budget,
+    };
+    if budget >= whole {
+        return Ok(everything(io, sizes));
+    }
+    if budget < sizes.minimum_bytes {
+        return Err(Error::invalid(format!(
+            "memory has {:.1} MiB available, of which {:.1} MiB stay free, but dense weights take \
+             {:.1} MiB, the KV cache {:.1} MiB and the experts of a token {:.1} MiB: lower -c, or \
+             set --ram if that much is to be had after all",
+            floor_mib(available),
+            ceil_mib(head_room(available)),
+            ceil_mib(sizes.dense_bytes),
+            ceil_mib(sizes.kv_bytes),
+            ceil_mib(sizes.minimum_bytes)
+        )));
+    }
+    Ok(Place::Streamed { budget })
+}
+
+/// MiB in tenths, rounded up: given back as a size, it is enough.
+fn ceil_mib(bytes: u64) -> f64 {
+    (bytes as f64 * 10.0 / f64::from(1 << 20)).ceil() / 10.0
+}
+
+fn floor_mib(bytes: u64) -> f64 {
+    (bytes as f64 * 10.0 / f64::from(1 << 20)).floor() / 10.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn ram(text: &str) -> RamBudget {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn sizes_are_bytes_with_units_or_percentages() {
+        let bytes = |text| match ram(text) {
+            RamBudget::Bytes(bytes) => bytes,
+            other => panic!("{text}: {other:?}"),
+        };
+        assert_eq!(bytes("4096"), 4096);
+        assert_eq!(bytes("12B"), 12);
+        assert_eq!(bytes("1.5K"), 1536);
+        assert_eq!(bytes(" 2m "), 2 * MIB);
+        for text in ["1.5G", "1.5g", "1.5GB", "1.5GiB", "1.5gib", "1536M"] {
+            assert_eq!(bytes(text), 1536 * MIB, "{text}");
+        }
+        assert_eq!(bytes("2T"), 2 << 40);
+        assert_eq!(ram("50%"), RamBudget::Percent(50.0));
+        assert_eq!(ram("0.5%"), RamBudget::Percent(0.5));
+        assert_eq!(ram("auto"), RamBudget::Auto);
+    }
+
+    #[test]
+    fn other_texts_are_no_sizes() {
+        let bad = [
+            "",
+            " ",
+            "G",
+            "B",
+            "iB",
+            "%",
+            "0",
+            "0K",
+            "0%",
+            "-1",
+            "-1%",
+            "1e9",
+            "inf",
+            "NaN",
+            "inf%",
+            "1 G",
+            "1.5.0G",
+            ".",
+            "1,5G",
+            "5P",
+            "5KG",
+            "5Ki",
+            "5i",
+            "0.1",
+            "99999999T",
+            "+1",
+            "½G",
+            "0x10",
+            "50%%",
+            "fifty",
+        ];
+        for text in bad {
+            let message = text.parse::<RamBudget>().map(|b| format!("{text:?} is {b:?}"));
+            assert!(message.as_ref().unwrap_err().to_string().contains("1.5G"), "{message:?}");
+        }
+    }
+
+    #[test]
+    fn ways_to_read_have_names() {
+        for (name, io) in IO_NAMES {
+            assert_eq!((name.parse::<Io>().unwrap(), io.to_string().as_str()), (*io, *name));
+        }
+        assert!("dma".parse::<Io>().unwrap_err().to_string().contains("pread"));
+    }
+
+    /// 1000 MiB of experts, 100 of dense weights, 300 of KV, 40 a token.
+    fn sizes(available_mib: u64) -> Sizes {
+        Sizes {
+            expert_bytes: 1000 * MIB,
+            slot_bytes: 1010 * MIB,
+            dense_bytes: 100 * MIB,
+            kv_bytes: 300 * MIB,
+            minimum_bytes: 40 * MIB,
+            available: Some(available_mib * MIB),
+        }
+    }
+
+    const fn streamed(mib: u64) -> Place {
+        Place::Streamed { budget: mib * MIB }
+    }
+
+    fn planned(text: &str, io: Io, sizes: &Sizes) -> Place {
+        plan(ram(text), io, sizes).unwrap()
+    }
+
+    #[test]
+    fn the_automatic_budget_is_what_is_left() {
+        // 1656 = 1000 + 100 + 300 + 256
+        assert_eq!(planned("auto", Io::Auto, &sizes(1656)), Place::InPlace);
+        assert_eq!(planned("auto", Io::Auto, &sizes(1655)), streamed(999));
+        assert_eq!(planned("auto", Io::Auto, &sizes(696)), streamed(40));
+        assert_eq!(planned("auto", Io::Auto, &sizes(1 << 20)), Place::InPlace);
+        assert_eq!(
+            planned("auto", Io::Auto, &Sizes { available: None, ..sizes(0) }),
+            Place::InPlace
+        );
+        // With everything in slots their padding counts too.
+        assert_eq!(planned("auto", Io::Uring, &sizes(1666)), streamed(1010));
+        assert_eq!(planned("auto", Io::Pread, &sizes(1665)), streamed(1009));
+        assert_eq!(planned("auto", Io::Mmap, &sizes(10)), Place::InPlace);
+    }
+
+    #[test]
+    fn head_room_grows_with_memory_and_shrinks_in_small_containers() {
+        assert_eq!(head_room(100 * MIB), 50 * MIB);
+        assert_eq!(head_room(1000 * MIB), 256 * MIB);
+        assert_eq!(head_room(20_000 * MIB), 1000 * MIB);
+        let small = Sizes {
+            expert_bytes: 4 * MIB,
+            dense_bytes: MIB,
+            kv_bytes: MIB,
+            available: Some(200 * MIB),
+            ..sizes(0)
+        };
+        assert_eq!(planned("auto", Io::Auto, &small), Place::InPlace);
+    }
+
+    #[test]
+    fn memory_that_no_token_fits_is_an_error_that_counts() {
+        let message = plan(RamBudget::Auto, Io::Auto, &sizes(695)).unwrap_err().to_string();
+        for word in ["695.0 MiB", "256.0 MiB", "100.0 MiB", "300.0 MiB", "40.0 MiB", "--ram"] {
+            assert!(message.contains(word), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_given_budget_is_taken_at_its_word() {
+        // Whatever is available.
+        assert_eq!(planned("500M", Io::Auto, &sizes(1)), streamed(500));
+        assert_eq!(planned("25%", Io::Pread, &sizes(1)), streamed(250));
+        assert_eq!(planned("40M", Io::Uring, &sizes(1)), streamed(40));
+        for text in ["1000M", "2G", "100%", "300%"] {
+            assert_eq!(planned(text, Io::Auto, &sizes(1)), Place::InPlace, "{text}");
+            assert_eq!(planned(text, Io::Mmap, &sizes(1)), Place::InPlace, "{text}");
+            assert_eq!(planned(text, Io::Uring, &sizes(1)), streamed(1010), "{text}");
+            assert_eq!(planned(text, Io::Pread, &sizes(1)), streamed(1010), "{text}");
+        }
+    }
+
+    #[test]
+    fn budgets_below_a_token_are_refused_with_the_minimum() {
+        let error = plan(ram("39M"), Io::Auto, &sizes(1)).unwrap_err();
+        let message = error.to_string();
+        assert!(matches!(error, Error::Invalid(_)));
+        for word in ["--ram", "39.0 MiB", "40.0 MiB"] {
+            assert!(message.contains(word), "{message}");
+        }
+        // What the message names is enough.
+        let odd = Sizes { minimum_bytes: 40 * MIB + 1, ..sizes(1) };
+        let message = plan(ram("40M"), Io::Auto, &odd).unwrap_err().to_string();
+        assert!(message.contains("40.1 MiB"), "{message}");
+        assert!(plan(ram("40.1M"), Io::Auto, &odd).is_ok());
+    }
+
+    #[test]
+    fn a_mapped_file_has_no_budget() {
+        let error = plan(ram("50%"), Io::Mmap, &sizes(1)).unwrap_err();
+        assert!(matches!(error, Error::Usage(_)));
+        let message = error.to_string();
+        assert!(message.contains("--io mmap") && message.contains("--ram"), "{message}");
+    }
+
+    #[test]
+    fn a_model_without_experts_needs_no_budget() {
+        let dense = Sizes { expert_bytes: 0, slot_bytes: 0, minimum_bytes: 0, ..sizes(1) };
+        for text in ["auto", "1", "50%"] {
+            for io in [Io::Auto, Io::Uring, Io::Mmap] {
+                assert_eq!(planned(text, io, &dense), Place::InPlace);
+            }
+        }
+    }
+}
