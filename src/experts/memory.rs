@@ -1,7 +1,91 @@
-//! stub
-pub struct Region(*mut u8, usize);
-// SAFETY: stub
-unsafe impl Send for Region {}
-// SAFETY: stub
-unsafe impl Sync for Region {}
-impl Region { pub fn new(_: usize) -> std::io::Result<Region> { unreachable!() } pub fn ptr(&self) -> *mut u8 { self.0 } pub fn len(&self) -> usize { self.1 } }
+//! Memory that experts live in: large, aligned for direct reads and for huge pages.
+
+use memmap2::{MmapMut, MmapRaw};
+use std::io;
+
+/// Regions start at multiples of it: one huge page, which is also a multiple of every alignment
+/// that direct reads ask for.
+pub const REGION_ALIGN: usize = 2 << 20;
+
+/// Anonymous memory, zero until something is read into it, given back when this is dropped.
+///
+/// It is handed out as a raw pointer because its bytes change owners all the time: a granule's
+/// bytes belong to the link while a read into them is on its way, and to whoever pins the granule
+/// while it is resident. Which of the two holds is known to the tier's state machine alone, so the
+/// rule is: who holds a read or a pinned granule may touch its bytes, and nobody else may. The
+/// tier must end all reads into a region before it drops it.
+#[derive(Debug)]
+pub struct Region {
+    map: MmapRaw,
+    /// Where the aligned part starts in the map.
+    start: usize,
+    n_bytes: usize,
+}
+
+impl Region {
+    /// `n_bytes` of memory, or what the system said instead. Pages cost memory once touched.
+    pub fn new(n_bytes: usize) -> io::Result<Region> {
+        let too_large = || io::Error::from(io::ErrorKind::OutOfMemory);
+        let mapped = n_bytes.checked_add(2 * REGION_ALIGN).ok_or_else(too_large)?;
+        // The map's own alignment is a page, so it has room to move the start, and up to a whole
+        // huge page behind the end.
+        let map = MmapRaw::from(MmapMut::map_anon(mapped)?);
+        let start = map.as_ptr().align_offset(REGION_ALIGN);
+        let region = Region { map, start, n_bytes };
+        region.advise_huge_pages();
+        Ok(region)
+    }
+
+    /// Huge pages make reads cheaper to set up and matrix rows cheaper to walk; a kernel without
+    /// them serves as well.
+    #[cfg(target_os = "linux")]
+    fn advise_huge_pages(&self) {
+        let whole = self.n_bytes.next_multiple_of(REGION_ALIGN);
+        if let Err(e) = self.map.advise_range(memmap2::Advice::HugePage, self.start, whole) {
+            log::debug!("no huge pages for {} bytes of expert memory: {e}", self.n_bytes);
+        }
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn advise_huge_pages(&self) {}
+
+    /// The first byte, at a multiple of `REGION_ALIGN`. Who may use it is said above.
+    pub fn ptr(&self) -> *mut u8 {
+        self.map.as_mut_ptr().wrapping_add(self.start)
+    }
+
+    /// Bytes from `ptr` on.
+    pub fn len(&self) -> usize {
+        self.n_bytes
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.n_bytes == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn regions_are_aligned_zero_and_writable_to_the_end() {
+        for n_bytes in [1, 4096, REGION_ALIGN - 1, REGION_ALIGN, 5 * REGION_ALIGN + 4096] {
+            let region = Region::new(n_bytes).unwrap();
+            assert_eq!((region.ptr() as usize % REGION_ALIGN, region.len()), (0, n_bytes));
+            // SAFETY: nothing else uses the region.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(region.ptr(), n_bytes) };
+            assert!(bytes.iter().all(|&b| b == 0));
+            bytes.fill(7);
+            assert!(bytes.iter().all(|&b| b == 7));
+        }
+        assert!(Region::new(0).unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_the_system_refuses_is_an_error() {
+        for n_bytes in [usize::MAX, usize::MAX / 2, 1 << 60] {
+            assert!(Region::new(n_bytes).is_err(), "{n_bytes}");
+        }
+    }
+}

@@ -107,7 +107,10 @@ impl Core {
     }
 }
 
-impl ReadSource for Core {
+// SAFETY: a read's bytes are those of a slot of a load that is under way, or of a staging buffer
+// that its ticket holds; the state machine gives neither to anyone else before `end_read`, which
+// `complete` calls last. The regions live as long as the core, which the link holds.
+unsafe impl ReadSource for Core {
     fn next(&self, max: usize, wait: bool, out: &mut Vec<Read>) -> bool {
         let mut tickets = Vec::new();
         let open = self.tier.start_reads(max, wait, &mut tickets);

@@ -228,4 +228,4 @@ fn shard_stem(path: &Path, no: u32, n: u32) -> Result<String> {
         }
     }
 }
-impl Gguf { pub fn detached(self, _: impl Fn(usize) -> bool, _: &mut dyn FnMut(u64)) -> Result<Gguf> { unreachable!() } }
+impl Gguf { pub fn detached(self, _: impl Fn(usize) -> bool, _: &mut dyn FnMut(u64)) -> Result<Gguf> { Ok(self) } }
