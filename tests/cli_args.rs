@@ -47,6 +47,38 @@ fn wrong_usage_exits_2_with_nothing_on_stdout() {
 }
 
 #[test]
+fn budgets_policies_and_io_that_are_none_are_told_what_there_is() {
+    let cases: &[(&[&str], &[&str])] = &[
+        (&["--ram", "12Q"], &["12Q", "--ram", "1.5G", "50%"]),
+        (&["--ram", "0"], &["--ram"]),
+        (&["--ram=-1"], &["--ram"]),
+        (&["--ram", "0%"], &["--ram"]),
+        (&["--ram", ""], &["--ram"]),
+        (&["--policy", "clever"], &["clever", "on-demand", "mixtral-offloading", "lru|lfu|lcp"]),
+        (&["--policy", "eviction=lru,eviction=lfu"], &["--policy"]),
+        (&["--io", "dma"], &["dma", "--io", "uring, pread or mmap"]),
+    ];
+    let commands: &[&[&str]] = &[
+        &["run", "m.gguf"],
+        &["bench", "m.gguf"],
+        &["perplexity", "m.gguf", "-f", "x"],
+        &["logits", "m.gguf", "--tokens", "1", "-o", "x"],
+    ];
+    for command in commands {
+        for (flags, words) in cases {
+            let out = moeba(&[command, *flags].concat());
+            let message = text(&out.stderr);
+            assert_eq!(out.status.code(), Some(2), "{command:?} {flags:?}: {message}");
+            let errors = message.lines().filter(|line| line.starts_with("error: ")).count();
+            assert!(errors == 1 && out.stdout.is_empty(), "{message}");
+            for word in *words {
+                assert!(message.contains(word), "no {word:?} in {message}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_misspelt_name_gets_a_suggestion() {
     let out = moeba(&["completion", "bash"]);
     assert!(text(&out.stderr).contains("'completions'"), "{}", text(&out.stderr));

@@ -9,6 +9,9 @@ use cli_support::{failed, moeba, on, succeeded, tiny};
 use common::Npy;
 use serde_json::Value;
 
+/// Three matrices of 32 by 32 floats.
+const EXPERT_BYTES: u64 = 3 * 32 * 32 * 4;
+
 const TEXT: &str = "A branch is a name for a line of work. Naming is cheap, so make many of them.";
 
 fn logits(model: &Model, tokens: &[u32], args: &[&str]) -> Npy {
@@ -154,8 +157,16 @@ fn perplexity_is_what_the_logits_say() {
     let bits = json["bits_per_byte"].as_f64().unwrap();
     assert!((bits - ppl.log2()).abs() < 1e-9, "{bits} {ppl}");
     // Token by token it is the same computation.
-    assert_eq!(run(&["-c", "16", "-b", "1"]).1.to_bits(), ppl.to_bits());
+    let (text, one_by_one, json) = run(&["-c", "16", "-b", "1"]);
+    assert_eq!(one_by_one.to_bits(), ppl.to_bits());
+    assert!(text.contains("evaluated one by one"), "{text}");
+    assert_eq!(json["decode_tokens_per_second"], json["tokens_per_second"]);
+    for key in ["hit_rate", "read_bytes", "stall_ms_per_token", "demand_wait_histogram"] {
+        assert!(json.get(key).is_some_and(Value::is_null), "{key}: {json}");
+    }
+    assert_eq!(json["resident_expert_bytes_max"], EXPERT_BYTES * N_EXPERTS * N_LAYERS);
     let (text, _, json) = run(&["-c", "16", "--chunks", "1"]);
+    assert!(json.get("decode_tokens_per_second").is_none(), "{json}");
     assert!(json["scored_tokens"] == 7 && !text.contains("[2]"), "{text}");
 }
 
@@ -200,8 +211,11 @@ fn bench_has_the_keys_of_llama_bench_and_ours() {
         assert!(row["samples_ns"].as_array().unwrap().len() == 2);
         assert!(row["samples_ts"].as_array().unwrap().len() == 2);
     }
-    // A decoded token touches its experts in every layer: three matrices of 32 by 32 floats.
-    let expert = 3 * 32 * 32 * 4 * N_EXPERTS_USED * N_LAYERS;
+    for key in ["expert_budget_bytes", "policy", "hit_rate", "disk_gb_per_second"] {
+        assert!(rows[0].get(key).is_some_and(Value::is_null), "{key}: {}", rows[0]);
+    }
+    // A decoded token touches its experts in every layer.
+    let expert = EXPERT_BYTES * N_EXPERTS_USED * N_LAYERS;
     assert_eq!(rows[2]["expert_bytes_per_token"].as_f64(), Some(expert as f64));
     assert!(rows[2]["weight_gb_per_s"].as_f64().unwrap() > 0.0);
     assert!(rows[0]["weight_gb_per_s"].is_null());

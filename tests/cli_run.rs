@@ -142,7 +142,14 @@ fn stats_are_flat_and_measured() {
         assert!(json[key].as_f64().is_some_and(|v| v > 0.0), "{key}: {json}");
     }
     assert_eq!((&json["prompt_tokens"], &json["generated_tokens"]), (&5.into(), &8.into()));
-    assert!(json.as_object().unwrap().values().all(|v| !v.is_object() && !v.is_array()));
+    // In place nothing is counted of experts, but the keys are there.
+    for key in ["hit_rate", "demand_bytes", "stall_ms_per_token", "prompt_read_bytes"] {
+        assert!(json.get(key).is_some_and(Value::is_null), "{key}: {json}");
+    }
+    let nested = |(key, v): (&String, &Value)| {
+        v.is_object() || v.is_array() && key != "demand_wait_histogram"
+    };
+    assert!(!json.as_object().unwrap().iter().any(nested), "{json}");
 }
 
 #[test]
@@ -152,6 +159,50 @@ fn a_dry_run_prints_the_plan() {
     for word in ["experts", "dense weights", "KV cache", "64 tokens", "MiB"] {
         assert!(plan.contains(word), "no {word:?} in {plan}");
     }
+}
+
+#[test]
+fn a_dry_run_with_a_budget_tells_what_streams() {
+    let model = plain();
+    let plan = |args: &[&str]| {
+        let out = on(&model, "run", &[&["--dry-run", "-c", "64"], args].concat());
+        succeeded(&out).to_owned()
+    };
+    let half = plan(&["--ram", "50%", "--policy", "on-demand", "--io", "pread"]);
+    let words = [
+        "streamed from disk",
+        "pread",
+        "expert slots",
+        "on-demand",
+        "at 0.0 % hits",
+        "least budget",
+    ];
+    for word in words {
+        assert!(half.contains(word), "no {word:?} in {half}");
+    }
+    let notes: Vec<usize> = half.lines().filter_map(|l| l.find(" MiB  ")).collect();
+    assert!(notes.len() == half.lines().count() && notes.iter().all(|n| *n == notes[0]), "{half}");
+    for args in [&["--ram", "100%"][..], &["--ram", "1G"], &["--io", "mmap"], &["--ram", "auto"]] {
+        assert!(plan(args).contains("in place on the mapped file"), "{args:?}");
+    }
+    assert!(plan(&["--ram", "1G", "--io", "pread"]).contains("100.0 %"));
+    // The environment gives what flags do not.
+    let with_env = |flags: &[&str]| {
+        let mut command = moeba();
+        command.arg("run").arg(&model.path).args(["--dry-run"]).args(flags);
+        let out = command.env("MOEBA_RAM", "50%").env("MOEBA_POLICY", "eviction=lfu").output();
+        succeeded(&out.unwrap()).to_owned()
+    };
+    assert!(with_env(&[]).contains("eviction=lfu"));
+    assert!(with_env(&["--ram", "100%"]).contains("in place"));
+}
+
+#[test]
+fn budgets_that_cannot_be_kept_are_refused() {
+    let model = plain();
+    let with = |args: &[&str]| on(&model, "run", &[&["--dry-run"], args].concat());
+    failed(&with(&["--ram", "1K"]), 1, &["--ram", "MiB", "raise it"]);
+    failed(&with(&["--ram", "50%", "--io", "mmap"]), 2, &["--io mmap", "--ram"]);
 }
 
 #[test]

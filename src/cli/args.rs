@@ -3,7 +3,10 @@
 use super::values::Parsed;
 use super::{progress, values};
 use crate::Result;
+use crate::engine::budget::RamBudget;
 use crate::engine::{CacheType, Engine, EngineOptions};
+use crate::experts::link::IoKind;
+use crate::policy::PolicySpec;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -71,6 +74,25 @@ pub struct BatchArgs {
     #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = cache_type)]
     #[arg(env = "MOEBA_CACHE_TYPE_V")]
     pub cache_type_v: CacheType,
+    #[command(flatten)]
+    pub experts: ExpertArgs,
+}
+
+/// How much memory routed experts get, and what happens to those that do not fit.
+#[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Experts")]
+pub struct ExpertArgs {
+    /// Memory for experts; the others come from disk. Bytes with K, M, G or T, or a percentage of
+    /// all experts; auto is what the system has available, less all else
+    #[arg(long, value_name = "SIZE", default_value = "auto", env = "MOEBA_RAM")]
+    pub ram: RamBudget,
+    /// What to prefetch and what to drop: on-demand, mixtral-offloading, or
+    /// predictor=none|next-layer,eviction=lru|lfu|lcp|random
+    #[arg(long, value_name = "NAME", default_value_t, env = "MOEBA_POLICY")]
+    pub policy: PolicySpec,
+    /// How to read experts: auto, uring, pread, or mmap for not at all
+    #[arg(long, value_name = "KIND", default_value_t, env = "MOEBA_IO")]
+    pub io: IoKind,
 }
 
 fn cache_type(text: &str) -> Parsed<CacheType> {
@@ -87,6 +109,10 @@ impl BatchArgs {
             n_threads,
             cache_type_k: self.cache_type_k,
             cache_type_v: self.cache_type_v,
+            ram: self.experts.ram,
+            policy: self.experts.policy,
+            io: self.experts.io,
+            faults: None,
         }
     }
 }

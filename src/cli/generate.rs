@@ -2,8 +2,10 @@
 //! token until something ends it. Used by one-shot runs and by chats.
 
 use super::progress;
+use super::report::{self, Watch};
 use super::stats::{Stats, mib, ms, peak_rss_bytes, per_second};
 use crate::engine::{Engine, Session, Want};
+use crate::experts::Counters;
 use crate::sample::{Sampler, SamplerOptions, StopMatcher};
 use crate::tokenizer::Detokenizer;
 use crate::{Error, Result};
@@ -54,6 +56,9 @@ pub struct Outcome {
     pub prompt_time: Duration,
     /// From there to the last token: the time of all tokens but the first.
     pub decode_time: Duration,
+    /// What experts cost in these two times; `None` where they are in place.
+    pub prompt_experts: Option<Counters>,
+    pub decode_experts: Option<Counters>,
 }
 
 impl Outcome {
@@ -79,21 +84,29 @@ impl Outcome {
             Some(bytes) => format!("; peak memory {:.1} MiB", mib(bytes)),
             None => String::new(),
         };
+        let experts = |counters: &Option<Counters>, n_tokens| match counters {
+            Some(counters) => format!("\n{}", report::lines(counters, n_tokens)),
+            None => String::new(),
+        };
         format!(
-            "prompt: {} tokens in {:.1} ms, {:.2} tokens/s{reused}\n\
-             decode: {} tokens in {:.1} ms, {:.2} tokens/s\n\
+            "prompt: {} tokens in {:.1} ms, {:.2} tokens/s{reused}{}\n\
+             decode: {} tokens in {:.1} ms, {:.2} tokens/s{}\n\
              time to first token {:.1} ms{memory}",
             self.n_prompt,
             ms(self.prompt_time),
             self.prompt_rate(),
+            experts(&self.prompt_experts, self.n_prompt),
             self.n_decoded(),
             ms(self.decode_time),
             self.decode_rate(),
+            experts(&self.decode_experts, self.n_decoded()),
             ms(self.prompt_time),
         )
     }
 
-    pub fn fill(&self, stats: &mut Stats) {
+    /// What experts cost is of decode, by which policies differ; a prompt's share has keys of its
+    /// own.
+    pub fn fill(&self, engine: &Engine, stats: &mut Stats) {
         let per_token = |n: usize, time| if n == 0 { f64::NAN } else { ms(time) / n as f64 };
         let first = if self.n_generated == 0 { f64::NAN } else { ms(self.prompt_time) };
         stats.number("ttft_ms", first);
@@ -104,6 +117,10 @@ impl Outcome {
         stats.number("prompt_tokens_per_second", self.prompt_rate());
         stats.number("decode_tokens_per_second", self.decode_rate());
         stats.text("finish_reason", self.end.name());
+        report::fill(stats, engine.plan(), self.decode_experts.as_ref(), self.n_decoded());
+        let prompt = self.prompt_experts.as_ref();
+        stats.value("prompt_read_bytes", prompt.map(|c| c.read_bytes).into());
+        stats.value("prompt_stall_ms", prompt.map(|c| c.stall_ns as f64 / 1e6).into());
     }
 }
 
@@ -152,7 +169,7 @@ impl Generator {
         self.check(prompt)?;
         let mut sampler = Sampler::new(request.sampling)?;
         prompt.iter().for_each(|&id| sampler.accept(id));
-        let start = Instant::now();
+        let (watch, start) = (Watch::start(&self.engine), Instant::now());
         let n_reused = self.keep_common(prompt);
         let mut outcome = Outcome {
             end: End::Interrupted,
@@ -161,9 +178,12 @@ impl Generator {
             n_generated: 0,
             prompt_time: Duration::ZERO,
             decode_time: Duration::ZERO,
+            prompt_experts: None,
+            decode_experts: None,
         };
         let first = self.feed(&prompt[n_reused..], &mut sampler, limits);
         outcome.prompt_time = start.elapsed();
+        outcome.prompt_experts = watch.counted(&self.engine);
         let first = match first {
             Err(Error::Interrupted) => {
                 outcome.n_prompt = self.cached.len() - n_reused;
@@ -171,12 +191,13 @@ impl Generator {
             }
             other => other?,
         };
-        let start = Instant::now();
+        let (watch, start) = (Watch::start(&self.engine), Instant::now());
         let engine = self.engine.clone();
         let mut text = Text::new(&engine, request.own_text, limits, print);
         outcome.end = self.decode(first, &mut sampler, limits, &mut text, &mut outcome)?;
         text.finish()?;
         outcome.decode_time = start.elapsed();
+        outcome.decode_experts = watch.counted(&self.engine);
         Ok(outcome)
     }
 

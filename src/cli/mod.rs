@@ -20,6 +20,7 @@ mod progress;
 mod prompt;
 mod quantize;
 mod render;
+mod report;
 mod run;
 mod sampling;
 mod stats;

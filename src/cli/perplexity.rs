@@ -4,6 +4,7 @@
 
 use super::args::{self, BatchArgs, ModelArg, ThreadsArg};
 use super::prompt::read_text;
+use super::report::{self, Watch};
 use super::stats::{Stats, per_second};
 use super::{out, progress};
 use crate::engine::{Engine, Session, Want};
@@ -58,7 +59,7 @@ pub fn run(args: Args) -> Result<()> {
     let n_chunks = args.chunks.unwrap_or(usize::MAX).min(tokens.len() / n_ctx);
     log::info!("{} tokens, {n_chunks} windows of {n_ctx}", tokens.len());
 
-    let mut scorer = Scorer::new(&engine, args.batch.batch_size)?;
+    let mut scorer = Scorer::new(&engine, &args.batch)?;
     let bar = progress::bar("perplexity", (n_chunks * n_ctx) as u64);
     for (i, window) in tokens.chunks_exact(n_ctx).take(n_chunks).enumerate() {
         scorer.window(window, &bar)?;
@@ -79,7 +80,12 @@ fn report(scorer: &Scorer, stats: Option<&std::path::Path>) -> Result<()> {
     let rate = per_second(scorer.evaluated, scorer.time);
     out::line(&format!("Final estimate: PPL = {ppl:.4} +/- {error:.5}"))?;
     out::line(&format!("{bits:.4} bits per byte ({} tokens scored)", score.n))?;
-    out::line(&format!("{rate:.2} tokens per second ({} evaluated)", scorer.evaluated))?;
+    let how = if scorer.one_by_one { " one by one" } else { "" };
+    out::line(&format!("{rate:.2} tokens per second ({} evaluated{how})", scorer.evaluated))?;
+    let experts = scorer.watch.counted(scorer.engine);
+    if let Some(experts) = &experts {
+        out::line(&report::lines(experts, scorer.evaluated))?;
+    }
     let Some(path) = stats else { return Ok(()) };
     let mut stats = Stats::new();
     stats.number("perplexity", ppl);
@@ -88,6 +94,10 @@ fn report(scorer: &Scorer, stats: Option<&std::path::Path>) -> Result<()> {
     stats.count("scored_tokens", score.n as u64);
     stats.count("evaluated_tokens", scorer.evaluated as u64);
     stats.number("tokens_per_second", rate);
+    if scorer.one_by_one {
+        stats.number("decode_tokens_per_second", rate);
+    }
+    report::fill(&mut stats, scorer.engine.plan(), experts.as_ref(), scorer.evaluated);
     stats.process();
     stats.write(path)
 }
@@ -124,6 +134,10 @@ struct Scorer<'a> {
     engine: &'a Engine,
     session: Session,
     n_batch: usize,
+    /// Each token is a step of its own: decode, on a given text.
+    one_by_one: bool,
+    /// Of everything evaluated.
+    watch: Watch,
     score: Score,
     /// Of the text that the scored tokens stand for.
     bytes: usize,
@@ -132,11 +146,13 @@ struct Scorer<'a> {
 }
 
 impl<'a> Scorer<'a> {
-    fn new(engine: &'a std::sync::Arc<Engine>, n_batch: usize) -> Result<Self> {
+    fn new(engine: &'a std::sync::Arc<Engine>, batch: &BatchArgs) -> Result<Self> {
         Ok(Self {
             engine,
             session: Session::new(engine)?,
-            n_batch,
+            n_batch: batch.batch_size,
+            one_by_one: batch.batch_size.min(batch.ubatch_size) == 1,
+            watch: Watch::start(engine),
             score: Score::default(),
             bytes: 0,
             evaluated: 0,

@@ -1,20 +1,165 @@
-//! `--dry-run`: where a model's bytes would be, without reading them.
+//! `--dry-run`: where a model's bytes would be and what that means for speed, without reading
+//! them.
 
 use super::out;
 use super::stats::mib;
 use crate::Result;
-use crate::engine::{Engine, EngineOptions};
+use crate::engine::budget::Place;
+use crate::engine::{Engine, EngineOptions, MemoryPlan};
 use std::path::Path;
 
 pub fn print(path: &Path, options: &EngineOptions) -> Result<()> {
-    let engine = Engine::open(path, options)?;
-    let (experts, dense) = engine.model().expert_and_dense_bytes();
-    let kv = engine.kv_bytes();
-    let line = |what: &str, bytes: u64, place: &str| {
-        out::line(&format!("{what:<16} {:>12.1} MiB  {place}", mib(bytes)))
+    out::line(&text(&Engine::plan_of(path, options)?))
+}
+
+fn text(plan: &MemoryPlan) -> String {
+    let mut lines = Vec::new();
+    placement(plan, &mut lines);
+    if plan.sizes.expert_bytes > 0 {
+        traffic(plan, &mut lines);
+    }
+    lines.join("\n")
+}
+
+fn line(what: &str, bytes: u64, note: &str) -> String {
+    format!("{what:<16} {:>12.1} MiB  {note}", mib(bytes)).trim_end().to_owned()
+}
+
+/// What is where.
+fn placement(plan: &MemoryPlan, out: &mut Vec<String>) {
+    let sizes = &plan.sizes;
+    let in_memory = match plan.place {
+        Place::InPlace => {
+            out.push(line(
+                "experts",
+                sizes.expert_bytes,
+                "all resident, in place on the mapped file",
+            ));
+            let place = "resident, in place on the mapped file";
+            out.push(line("dense weights", sizes.dense_bytes, place));
+            sizes.expert_bytes
+        }
+        Place::Streamed { budget } => {
+            let budget = budget.min(sizes.slot_bytes);
+            let note = format!("streamed from disk (--io {})", plan.io);
+            out.push(line("experts", sizes.expert_bytes, &note));
+            let share = 100.0 * plan.resident_share();
+            let note = format!("memory, holds {share:.1} % of them; {}", plan.policy);
+            out.push(line("expert slots", budget, &note));
+            out.push(line("dense weights", sizes.dense_bytes, "memory"));
+            budget
+        }
     };
-    line("experts", experts, "all resident, in place on the mapped file")?;
-    line("dense weights", dense, "resident, in place on the mapped file")?;
-    line("KV cache", kv, &format!("memory, for {} tokens of context", engine.n_ctx()))?;
-    line("together", experts + dense + kv, "")
+    let note = format!("memory, for {} tokens of context", plan.n_ctx);
+    out.push(line("KV cache", sizes.kv_bytes, &note));
+    let available = sizes.available.map(|bytes| format!("of {:.1} MiB available", mib(bytes)));
+    let together = in_memory + sizes.dense_bytes + sizes.kv_bytes;
+    out.push(line("together", together, &available.unwrap_or_default()));
+}
+
+/// What a token needs, and how fast it can be had.
+fn traffic(plan: &MemoryPlan, out: &mut Vec<String>) {
+    let needed = plan.expert_bytes_per_token;
+    let note = format!(
+        "experts, {} of {} in each of {} layers",
+        plan.k, plan.n_experts, plan.n_moe_layers
+    );
+    out.push(line("a token needs", needed, &note));
+    out.push(line("", plan.dense_bytes_per_token, "dense weights"));
+    match plan.place {
+        Place::InPlace => out.push(line("a token reads", 0, "from disk, once the file is cached")),
+        Place::Streamed { .. } => {
+            let share = plan.resident_share();
+            out.push(line("a token reads", needed, &bound(needed, 0.0)));
+            let missed = (needed as f64 * (1.0 - share)).round() as u64;
+            out.push(line("", missed, &bound(missed, share)));
+        }
+    }
+    let note = "the least that --ram may give";
+    out.push(line("least budget", plan.sizes.minimum_bytes, note));
+}
+
+/// The speed at which a disk delivers so many bytes a token.
+fn bound(bytes: u64, hit_rate: f64) -> String {
+    let hits = format!("at {:.1} % hits", 100.0 * hit_rate);
+    match bytes {
+        0 => hits,
+        bytes => format!("{hits}: at most {:.2} tokens/s a GB/s of the disk", 1e9 / bytes as f64),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::budget::{Io, Sizes};
+    use crate::policy::PolicySpec;
+
+    const MIB: u64 = 1 << 20;
+
+    fn plan(place: Place) -> MemoryPlan {
+        let sizes = Sizes {
+            expert_bytes: 2560 * MIB,
+            slot_bytes: 2600 * MIB,
+            dense_bytes: 250 * MIB,
+            kv_bytes: 64 * MIB,
+            minimum_bytes: 21 * MIB + MIB / 2,
+            available: Some(3000 * MIB),
+        };
+        MemoryPlan {
+            sizes,
+            place,
+            io: Io::Auto,
+            policy: PolicySpec::default(),
+            n_ctx: 2048,
+            n_moe_layers: 8,
+            n_experts: 128,
+            k: 8,
+            expert_bytes_per_token: 160 * MIB,
+            dense_bytes_per_token: 200 * MIB,
+        }
+    }
+
+    #[test]
+    fn a_streamed_plan_bounds_the_speed() {
+        let expected = "\
+experts                2560.0 MiB  streamed from disk (--io auto)
+expert slots           1300.0 MiB  memory, holds 50.0 % of them; predictor=next-layer,eviction=lcp
+dense weights           250.0 MiB  memory
+KV cache                 64.0 MiB  memory, for 2048 tokens of context
+together               1614.0 MiB  of 3000.0 MiB available
+a token needs           160.0 MiB  experts, 8 of 128 in each of 8 layers
+                        200.0 MiB  dense weights
+a token reads           160.0 MiB  at 0.0 % hits: at most 5.96 tokens/s a GB/s of the disk
+                         80.0 MiB  at 50.0 % hits: at most 11.92 tokens/s a GB/s of the disk
+least budget             21.5 MiB  the least that --ram may give";
+        assert_eq!(text(&plan(Place::Streamed { budget: 1300 * MIB })), expected);
+    }
+
+    #[test]
+    fn a_plan_in_place_reads_nothing() {
+        let text = text(&plan(Place::InPlace));
+        let expected = "\
+experts                2560.0 MiB  all resident, in place on the mapped file
+dense weights           250.0 MiB  resident, in place on the mapped file
+KV cache                 64.0 MiB  memory, for 2048 tokens of context
+together               2874.0 MiB  of 3000.0 MiB available
+";
+        assert!(text.starts_with(expected), "{text}");
+        assert!(text.contains("a token reads             0.0 MiB  from disk, once"), "{text}");
+    }
+
+    /// Slots for everything: the first token of all brings what it needs, later ones nothing.
+    #[test]
+    fn hits_without_misses_have_no_bound() {
+        let text = text(&plan(Place::Streamed { budget: 9999 * MIB }));
+        assert!(text.contains("2600.0 MiB  memory, holds 100.0 %"), "{text}");
+        assert!(text.contains(" 0.0 MiB  at 100.0 % hits\n"), "{text}");
+    }
+
+    #[test]
+    fn a_dense_model_has_no_experts_to_plan() {
+        let mut plan = plan(Place::InPlace);
+        plan.sizes.expert_bytes = 0;
+        assert_eq!(text(&plan).lines().count(), 4);
+    }
 }

@@ -202,12 +202,10 @@ impl Run {
     pub fn write_stats(&self, outcome: &Outcome) -> Result<()> {
         let Some(path) = &self.stats else { return Ok(()) };
         let engine = self.generator.engine();
-        let (expert_bytes, dense_bytes) = engine.model().expert_and_dense_bytes();
         let mut stats = Stats::new();
-        outcome.fill(&mut stats);
+        outcome.fill(engine, &mut stats);
         stats.number("load_ms", super::stats::ms(self.load_time));
-        stats.count("resident_expert_bytes_max", expert_bytes);
-        stats.count("dense_bytes", dense_bytes);
+        stats.count("dense_bytes", engine.plan().sizes.dense_bytes);
         stats.count("kv_bytes", engine.kv_bytes());
         stats.process();
         stats.count("n_ctx", engine.n_ctx() as u64);

@@ -45,6 +45,10 @@ impl Stats {
         self.0.insert(key.into(), value.into());
     }
 
+    pub fn value(&mut self, key: &str, value: Value) {
+        self.0.insert(key.into(), value);
+    }
+
     pub fn text(&mut self, key: &str, value: &str) {
         self.0.insert(key.into(), value.into());
     }

@@ -1,9 +1,9 @@
 //! How much memory experts get, and where they are therefore: in place on the mapped file where
 //! everything fits, else streamed into slots. Pure: what there is comes as numbers.
 
-use std::fmt;
 use std::str::FromStr;
 
+use crate::experts::link::IoKind;
 use crate::{Error, Result};
 
 /// `--ram`.
@@ -69,36 +69,6 @@ fn number(text: &str) -> Option<f64> {
     (value > 0.0 && value.is_finite()).then_some(value)
 }
 
-/// `--io`: how experts come from the disk.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Io {
-    #[default]
-    Auto,
-    Uring,
-    Pread,
-    /// Not at all: they are left to the page cache.
-    Mmap,
-}
-
-const IO_NAMES: &[(&str, Io)] =
-    &[("auto", Io::Auto), ("uring", Io::Uring), ("pread", Io::Pread), ("mmap", Io::Mmap)];
-
-impl FromStr for Io {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let found = IO_NAMES.iter().find(|(name, _)| *name == text).map(|(_, io)| *io);
-        found.ok_or_else(|| Error::Usage("expected auto, uring, pread or mmap".into()))
-    }
-}
-
-impl fmt::Display for Io {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let found = IO_NAMES.iter().find(|(_, io)| io == self);
-        f.write_str(found.map_or("?", |(name, _)| name))
-    }
-}
-
 /// Bytes that a plan depends on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sizes {
@@ -133,17 +103,17 @@ fn head_room(available: u64) -> u64 {
 
 /// The automatic budget is what is available less dense weights, KV cache and head-room; if the
 /// experts fit that, they stay in place. A budget given by the user is taken at its word.
-pub fn plan(ram: RamBudget, io: Io, sizes: &Sizes) -> Result<Place> {
+pub fn plan(ram: RamBudget, io: IoKind, sizes: &Sizes) -> Result<Place> {
     let asked = ram.bytes(sizes.expert_bytes);
     let bounded = asked.is_some_and(|bytes| bytes < sizes.expert_bytes);
     match io {
         _ if sizes.expert_bytes == 0 => Ok(Place::InPlace),
-        Io::Mmap if bounded => Err(Error::Usage(
+        IoKind::Mmap if bounded => Err(Error::Usage(
             "--io mmap leaves the experts to the page cache, which --ram cannot bound: give one \
              of the two"
                 .into(),
         )),
-        Io::Mmap => Ok(Place::InPlace),
+        IoKind::Mmap => Ok(Place::InPlace),
         _ => match asked {
             Some(bytes) if bounded => explicit(bytes, sizes),
             Some(_) => Ok(everything(io, sizes)),
@@ -153,10 +123,10 @@ pub fn plan(ram: RamBudget, io: Io, sizes: &Sizes) -> Result<Place> {
 }
 
 /// Who names a way to read wants it to be taken, even if it brings every expert once and no more.
-fn everything(io: Io, sizes: &Sizes) -> Place {
+fn everything(io: IoKind, sizes: &Sizes) -> Place {
     match io {
-        Io::Auto | Io::Mmap => Place::InPlace,
-        Io::Uring | Io::Pread => Place::Streamed { budget: sizes.slot_bytes },
+        IoKind::Auto | IoKind::Mmap => Place::InPlace,
+        IoKind::Uring | IoKind::Pread => Place::Streamed { budget: sizes.slot_bytes },
     }
 }
 
@@ -172,7 +142,7 @@ fn explicit(budget: u64, sizes: &Sizes) -> Result<Place> {
     Ok(Place::Streamed { budget })
 }
 
-fn automatic(io: Io, sizes: &Sizes) -> Result<Place> {
+fn automatic(io: IoKind, sizes: &Sizes) -> Result<Place> {
     let Some(available) = sizes.available else { return Ok(everything(io, sizes)) };
     let others = sizes.dense_bytes + sizes.kv_bytes;
     let budget = available.saturating_sub(head_room(available)).saturating_sub(others);
@@ -300,25 +270,25 @@ mod tests {
         Place::Streamed { budget: mib * MIB }
     }
 
-    fn planned(text: &str, io: Io, sizes: &Sizes) -> Place {
+    fn planned(text: &str, io: IoKind, sizes: &Sizes) -> Place {
         plan(ram(text), io, sizes).unwrap()
     }
 
     #[test]
     fn the_automatic_budget_is_what_is_left() {
         // 1656 = 1000 + 100 + 300 + 256
-        assert_eq!(planned("auto", Io::Auto, &sizes(1656)), Place::InPlace);
-        assert_eq!(planned("auto", Io::Auto, &sizes(1655)), streamed(999));
-        assert_eq!(planned("auto", Io::Auto, &sizes(696)), streamed(40));
-        assert_eq!(planned("auto", Io::Auto, &sizes(1 << 20)), Place::InPlace);
+        assert_eq!(planned("auto", IoKind::Auto, &sizes(1656)), Place::InPlace);
+        assert_eq!(planned("auto", IoKind::Auto, &sizes(1655)), streamed(999));
+        assert_eq!(planned("auto", IoKind::Auto, &sizes(696)), streamed(40));
+        assert_eq!(planned("auto", IoKind::Auto, &sizes(1 << 20)), Place::InPlace);
         assert_eq!(
-            planned("auto", Io::Auto, &Sizes { available: None, ..sizes(0) }),
+            planned("auto", IoKind::Auto, &Sizes { available: None, ..sizes(0) }),
             Place::InPlace
         );
         // With everything in slots their padding counts too.
-        assert_eq!(planned("auto", Io::Uring, &sizes(1666)), streamed(1010));
-        assert_eq!(planned("auto", Io::Pread, &sizes(1665)), streamed(1009));
-        assert_eq!(planned("auto", Io::Mmap, &sizes(10)), Place::InPlace);
+        assert_eq!(planned("auto", IoKind::Uring, &sizes(1666)), streamed(1010));
+        assert_eq!(planned("auto", IoKind::Pread, &sizes(1665)), streamed(1009));
+        assert_eq!(planned("auto", IoKind::Mmap, &sizes(10)), Place::InPlace);
     }
 
     #[test]
@@ -333,12 +303,12 @@ mod tests {
             available: Some(200 * MIB),
             ..sizes(0)
         };
-        assert_eq!(planned("auto", Io::Auto, &small), Place::InPlace);
+        assert_eq!(planned("auto", IoKind::Auto, &small), Place::InPlace);
     }
 
     #[test]
     fn memory_that_no_token_fits_is_an_error_that_counts() {
-        let message = plan(RamBudget::Auto, Io::Auto, &sizes(695)).unwrap_err().to_string();
+        let message = plan(RamBudget::Auto, IoKind::Auto, &sizes(695)).unwrap_err().to_string();
         for word in ["695.0 MiB", "256.0 MiB", "100.0 MiB", "300.0 MiB", "40.0 MiB", "--ram"] {
             assert!(message.contains(word), "{message}");
         }
@@ -347,20 +317,20 @@ mod tests {
     #[test]
     fn a_given_budget_is_taken_at_its_word() {
         // Whatever is available.
-        assert_eq!(planned("500M", Io::Auto, &sizes(1)), streamed(500));
-        assert_eq!(planned("25%", Io::Pread, &sizes(1)), streamed(250));
-        assert_eq!(planned("40M", Io::Uring, &sizes(1)), streamed(40));
+        assert_eq!(planned("500M", IoKind::Auto, &sizes(1)), streamed(500));
+        assert_eq!(planned("25%", IoKind::Pread, &sizes(1)), streamed(250));
+        assert_eq!(planned("40M", IoKind::Uring, &sizes(1)), streamed(40));
         for text in ["1000M", "2G", "100%", "300%"] {
-            assert_eq!(planned(text, Io::Auto, &sizes(1)), Place::InPlace, "{text}");
-            assert_eq!(planned(text, Io::Mmap, &sizes(1)), Place::InPlace, "{text}");
-            assert_eq!(planned(text, Io::Uring, &sizes(1)), streamed(1010), "{text}");
-            assert_eq!(planned(text, Io::Pread, &sizes(1)), streamed(1010), "{text}");
+            assert_eq!(planned(text, IoKind::Auto, &sizes(1)), Place::InPlace, "{text}");
+            assert_eq!(planned(text, IoKind::Mmap, &sizes(1)), Place::InPlace, "{text}");
+            assert_eq!(planned(text, IoKind::Uring, &sizes(1)), streamed(1010), "{text}");
+            assert_eq!(planned(text, IoKind::Pread, &sizes(1)), streamed(1010), "{text}");
         }
     }
 
     #[test]
     fn budgets_below_a_token_are_refused_with_the_minimum() {
-        let error = plan(ram("39M"), Io::Auto, &sizes(1)).unwrap_err();
+        let error = plan(ram("39M"), IoKind::Auto, &sizes(1)).unwrap_err();
         let message = error.to_string();
         assert!(matches!(error, Error::Invalid(_)));
         for word in ["--ram", "39.0 MiB", "40.0 MiB"] {
@@ -368,14 +338,14 @@ mod tests {
         }
         // What the message names is enough.
         let odd = Sizes { minimum_bytes: 40 * MIB + 1, ..sizes(1) };
-        let message = plan(ram("40M"), Io::Auto, &odd).unwrap_err().to_string();
+        let message = plan(ram("40M"), IoKind::Auto, &odd).unwrap_err().to_string();
         assert!(message.contains("40.1 MiB"), "{message}");
-        assert!(plan(ram("40.1M"), Io::Auto, &odd).is_ok());
+        assert!(plan(ram("40.1M"), IoKind::Auto, &odd).is_ok());
     }
 
     #[test]
     fn a_mapped_file_has_no_budget() {
-        let error = plan(ram("50%"), Io::Mmap, &sizes(1)).unwrap_err();
+        let error = plan(ram("50%"), IoKind::Mmap, &sizes(1)).unwrap_err();
         assert!(matches!(error, Error::Usage(_)));
         let message = error.to_string();
         assert!(message.contains("--io mmap") && message.contains("--ram"), "{message}");
@@ -385,7 +355,7 @@ mod tests {
     fn a_model_without_experts_needs_no_budget() {
         let dense = Sizes { expert_bytes: 0, slot_bytes: 0, minimum_bytes: 0, ..sizes(1) };
         for text in ["auto", "1", "50%"] {
-            for io in [Io::Auto, Io::Uring, Io::Mmap] {
+            for io in [IoKind::Auto, IoKind::Uring, IoKind::Mmap] {
                 assert_eq!(planned(text, io, &dense), Place::InPlace);
             }
         }

@@ -3,21 +3,27 @@
 pub mod budget;
 mod cgroup;
 mod memory;
+mod plan;
 
 use std::path::Path;
 use std::sync::Arc;
 
 use crate::backend::cpu::Cpu;
 pub use crate::backend::cpu::router::Route;
+use crate::experts::link::{Faults, IoKind};
+use crate::experts::{Counters, StreamOptions};
 use crate::gguf::Gguf;
 use crate::interrupt;
-use crate::model::{Bound, Model};
+use crate::model::{Bound, HyperParams, Model};
 pub use crate::model::forward::Want;
 use crate::model::forward::{Buffers, Listener};
 pub use crate::model::kv::CacheType;
 use crate::model::kv::{KvCache, KvShape};
+use crate::policy::PolicySpec;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
+use budget::{Place, RamBudget};
+pub use plan::MemoryPlan;
 
 /// How to load and run a model. Names and defaults are llama.cpp's.
 #[derive(Clone, Debug)]
@@ -32,6 +38,13 @@ pub struct EngineOptions {
     pub n_threads: Option<usize>,
     pub cache_type_k: CacheType,
     pub cache_type_v: CacheType,
+    /// Memory for experts.
+    pub ram: RamBudget,
+    /// What to prefetch and to drop where experts are streamed, and how they are read.
+    pub policy: PolicySpec,
+    pub io: IoKind,
+    /// Makes reads of experts fail and wait, for tests.
+    pub faults: Option<Arc<dyn Faults>>,
 }
 
 impl Default for EngineOptions {
@@ -43,6 +56,10 @@ impl Default for EngineOptions {
             n_threads: None,
             cache_type_k: CacheType::F16,
             cache_type_v: CacheType::F16,
+            ram: RamBudget::Auto,
+            policy: PolicySpec::default(),
+            io: IoKind::Auto,
+            faults: None,
         }
     }
 }
@@ -57,88 +74,125 @@ pub struct Engine {
     cpu: Cpu,
     options: EngineOptions,
     n_ctx: usize,
+    plan: MemoryPlan,
+}
+
+/// A model that is understood and planned for, with no memory committed yet.
+struct Prepared {
+    bound: Bound,
+    tokenizer: Tokenizer,
+    n_ctx: usize,
+    plan: MemoryPlan,
+}
+
+impl Prepared {
+    fn new(path: &Path, options: &EngineOptions) -> Result<Prepared> {
+        let gguf = Gguf::open(path)?;
+        let tokenizer = Tokenizer::from_gguf(&gguf)?;
+        let bound = Bound::new(gguf)?;
+        if tokenizer.n_vocab() > bound.n_vocab() {
+            return Err(Error::format(
+                path,
+                "tokenizer.ggml.tokens",
+                format!("at most the {} rows of the output tensor", bound.n_vocab()),
+                format!("{} tokens", tokenizer.n_vocab()),
+            ));
+        }
+        let n_ctx = context(bound.hyper(), options)?;
+        let kv_bytes = kv_bytes(bound.hyper(), options, n_ctx);
+        let available = memory::available_bytes();
+        if let Some(available) = available.filter(|a| *a < kv_bytes) {
+            return Err(Error::invalid(format!(
+                "the KV cache for {n_ctx} tokens takes {} MiB, but {} MiB of memory are available: \
+                 lower -c",
+                kv_bytes >> 20,
+                available >> 20
+            )));
+        }
+        let plan = MemoryPlan::new(&bound, options, n_ctx, kv_bytes, available)?;
+        Ok(Prepared { bound, tokenizer, n_ctx, plan })
+    }
+}
+
+/// Tokens of context: what is asked for, or what there is room for.
+fn context(hyper: &HyperParams, options: &EngineOptions) -> Result<usize> {
+    let n_ctx = options.n_ctx.unwrap_or_else(|| default_ctx(hyper, options));
+    if !(1..=MAX_CTX).contains(&n_ctx) || options.n_batch == 0 || options.n_ubatch == 0 {
+        return Err(Error::Usage(format!(
+            "context and batch sizes must be 1 to {MAX_CTX}, got -c {n_ctx} -b {} -ub {}",
+            options.n_batch, options.n_ubatch
+        )));
+    }
+    if n_ctx > hyper.n_ctx_train {
+        let trained = hyper.n_ctx_train;
+        log::warn!("context of {n_ctx} tokens, but the model was trained on {trained}");
+    }
+    Ok(n_ctx)
+}
+
+/// Touches every page of the file, so that the first token does not wait for page faults one
+/// at a time. A file that memory cannot hold is left alone: reading its end would only push
+/// out its beginning.
+fn read_ahead(gguf: &Gguf, cpu: &Cpu, progress: &mut dyn FnMut(f32)) -> Result<()> {
+    let total = gguf.n_bytes().max(1);
+    if let Some(available) = memory::available_bytes().filter(|a| *a < total) {
+        log::warn!(
+            "the model has {total} bytes and memory has room for {available}: \
+             pages will be read again and again as tokens need them"
+        );
+        return Ok(());
+    }
+    let mut done = 0;
+    for shard in gguf.shards() {
+        for part in shard.map().chunks(64 << 20) {
+            interrupt::check()?;
+            cpu.chunks(part.len().div_ceil(1 << 20), 1, &|_, range| {
+                let part = &part[range.start << 20..part.len().min(range.end << 20)];
+                let pages = part.iter().step_by(4096);
+                std::hint::black_box(pages.fold(0u8, |sum, byte| sum ^ byte));
+            });
+            done += part.len();
+            progress(done as f32 / total as f32);
+        }
+    }
+    Ok(())
 }
 
 impl Engine {
-    /// Opens, checks and maps a model. `progress` hears fractions from 0 to 1 while the file's
-    /// pages are brought in.
+    /// Opens and checks a model, decides where its experts are to be, and brings in its pages or
+    /// its dense weights; `progress` hears fractions from 0 to 1 of that.
     pub fn load(
         path: &Path,
         options: &EngineOptions,
         progress: &mut dyn FnMut(f32),
     ) -> Result<Arc<Engine>> {
         progress(0.0);
-        let engine = Engine::open(path, options)?;
-        engine.read_ahead(progress)?;
-        Ok(Arc::new(engine))
-    }
-
-    /// `load` without bringing in the file's pages: what a plan needs.
-    pub fn open(path: &Path, options: &EngineOptions) -> Result<Engine> {
-        let gguf = Gguf::open(path)?;
-        let tokenizer = Tokenizer::from_gguf(&gguf)?;
-        let model = Bound::new(gguf)?.in_place();
-        if tokenizer.n_vocab() > model.n_vocab() {
-            return Err(Error::format(
-                path,
-                "tokenizer.ggml.tokens",
-                format!("at most the {} rows of the output tensor", model.n_vocab()),
-                format!("{} tokens", tokenizer.n_vocab()),
-            ));
-        }
-        let n_ctx = options.n_ctx.unwrap_or_else(|| default_ctx(&model, options));
-        if !(1..=MAX_CTX).contains(&n_ctx) || options.n_batch == 0 || options.n_ubatch == 0 {
-            return Err(Error::Usage(format!(
-                "context and batch sizes must be 1 to {MAX_CTX}, got -c {n_ctx} -b {} -ub {}",
-                options.n_batch, options.n_ubatch
-            )));
-        }
-        if n_ctx > model.hyper().n_ctx_train {
-            log::warn!(
-                "context of {n_ctx} tokens, but the model was trained on {}",
-                model.hyper().n_ctx_train
-            );
-        }
-        let n_threads = options.n_threads.unwrap_or_else(default_threads);
-        let cpu = Cpu::new(n_threads);
-        let engine = Engine { model, tokenizer, cpu, options: options.clone(), n_ctx };
-        if let Some(available) = memory::available_bytes().filter(|a| *a < engine.kv_bytes()) {
-            return Err(Error::invalid(format!(
-                "the KV cache for {n_ctx} tokens takes {} MiB, but {} MiB of memory are available: \
-                 lower -c",
-                engine.kv_bytes() >> 20,
-                available >> 20
-            )));
-        }
-        Ok(engine)
-    }
-
-    /// Touches every page of the file, so that the first token does not wait for page faults one
-    /// at a time. A file that memory cannot hold is left alone: reading its end would only push
-    /// out its beginning.
-    fn read_ahead(&self, progress: &mut dyn FnMut(f32)) -> Result<()> {
-        let total = self.gguf().n_bytes().max(1);
-        if let Some(available) = memory::available_bytes().filter(|a| *a < total) {
-            log::warn!(
-                "the model has {total} bytes and memory has room for {available}: \
-                 pages will be read again and again as tokens need them"
-            );
-            return Ok(());
-        }
-        let mut done = 0;
-        for shard in self.gguf().shards() {
-            for part in shard.map().chunks(64 << 20) {
-                interrupt::check()?;
-                self.cpu.chunks(part.len().div_ceil(1 << 20), 1, &|_, range| {
-                    let part = &part[range.start << 20..part.len().min(range.end << 20)];
-                    let pages = part.iter().step_by(4096);
-                    std::hint::black_box(pages.fold(0u8, |sum, byte| sum ^ byte));
-                });
-                done += part.len();
-                progress(done as f32 / total as f32);
+        let Prepared { bound, tokenizer, n_ctx, plan } = Prepared::new(path, options)?;
+        let cpu = Cpu::new(options.n_threads.unwrap_or_else(default_threads));
+        let model = match plan.place {
+            Place::InPlace => {
+                let model = bound.in_place();
+                read_ahead(model.gguf(), &cpu, progress)?;
+                model
             }
-        }
-        Ok(())
+            Place::Streamed { budget } => {
+                let stream = StreamOptions {
+                    budget,
+                    io: options.io,
+                    policy: options.policy,
+                    k: bound.k(),
+                    faults: options.faults.clone(),
+                };
+                let total = plan.sizes.dense_bytes.max(1) as f32;
+                bound.streamed(&stream, &mut |done| progress(done as f32 / total))?
+            }
+        };
+        Ok(Arc::new(Engine { model, tokenizer, cpu, options: options.clone(), n_ctx, plan }))
+    }
+
+    /// Where everything would be, without reading weights.
+    pub fn plan_of(path: &Path, options: &EngineOptions) -> Result<MemoryPlan> {
+        Prepared::new(path, options).map(|prepared| prepared.plan)
     }
 
     pub fn gguf(&self) -> &Gguf {
@@ -171,11 +225,21 @@ impl Engine {
 
     /// Bytes of one session's KV cache when its context is full.
     pub fn kv_bytes(&self) -> u64 {
-        self.kv_shape().n_bytes(self.options.cache_type_k, self.options.cache_type_v)
+        kv_bytes(self.model.hyper(), &self.options, self.n_ctx)
+    }
+
+    /// Where everything is.
+    pub fn plan(&self) -> &MemoryPlan {
+        &self.plan
+    }
+
+    /// What moving experts has cost so far; `None` where they are in place.
+    pub fn expert_counters(&self) -> Option<Counters> {
+        self.model.expert_counters()
     }
 
     fn kv_shape(&self) -> KvShape {
-        kv_shape(&self.model, self.n_ctx)
+        kv_shape(self.model.hyper(), self.n_ctx)
     }
 
     /// The start-up report: what was loaded and where it is.
@@ -187,13 +251,23 @@ impl Engine {
             0 => "dense".to_string(),
             n => format!("{n} experts a layer, {} used a token", hyper.n_experts_used),
         };
+        let places = match self.plan.place {
+            Place::InPlace => {
+                let (experts, dense) = (mib(experts), mib(dense));
+                format!("experts {experts} and dense weights {dense} in place on the mapped file")
+            }
+            Place::Streamed { budget } => format!(
+                "experts {} streamed through {} of memory, policy {}; dense weights {} in memory",
+                mib(experts),
+                mib(budget),
+                self.plan.policy,
+                mib(dense),
+            ),
+        };
         format!(
-            "{}: {} layers, {moe}\nexperts {} and dense weights {} in place on the mapped file; \
-             KV cache {} for {} tokens; {} threads, {} kernels",
+            "{}: {} layers, {moe}\n{places}; KV cache {} for {} tokens; {} threads, {} kernels",
             self.model.path().display(),
             hyper.n_layers,
-            mib(experts),
-            mib(dense),
             mib(self.kv_bytes()),
             self.n_ctx,
             self.n_threads(),
@@ -202,8 +276,11 @@ impl Engine {
     }
 }
 
-fn kv_shape(model: &Model, n_ctx: usize) -> KvShape {
-    let hyper = model.hyper();
+fn kv_bytes(hyper: &HyperParams, options: &EngineOptions, n_ctx: usize) -> u64 {
+    kv_shape(hyper, n_ctx).n_bytes(options.cache_type_k, options.cache_type_v)
+}
+
+fn kv_shape(hyper: &HyperParams, n_ctx: usize) -> KvShape {
     KvShape {
         n_layers: hyper.n_layers,
         n_head_kv: hyper.n_head_kv,
@@ -215,9 +292,9 @@ fn kv_shape(model: &Model, n_ctx: usize) -> KvShape {
 
 /// The context the model was trained for, or as much of it as a quarter of the available memory
 /// holds: the weights want the rest.
-fn default_ctx(model: &Model, options: &EngineOptions) -> usize {
-    let trained = model.hyper().n_ctx_train;
-    let one = kv_shape(model, 1).n_bytes(options.cache_type_k, options.cache_type_v).max(1);
+fn default_ctx(hyper: &HyperParams, options: &EngineOptions) -> usize {
+    let trained = hyper.n_ctx_train;
+    let one = kv_bytes(hyper, options, 1).max(1);
     let room = memory::available_bytes().map_or(u64::MAX, |bytes| bytes / 4 / one);
     let n_ctx = trained.min(usize::try_from(room).unwrap_or(usize::MAX)).max(1);
     if n_ctx < trained {

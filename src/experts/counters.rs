@@ -34,27 +34,34 @@ impl Counters {
     /// What has been added after an earlier snapshot. What is of the moment stays.
     pub fn since(&self, earlier: &Counters) -> Counters {
         // Saturating: a snapshot is not taken of all counters at one instant.
-        let diff = u64::saturating_sub;
-        let histogram = self.demand_wait_histogram.iter().zip(earlier.demand_wait_histogram);
-        let mut demand_wait_histogram = [0; 6];
-        for (out, (now, then)) in demand_wait_histogram.iter_mut().zip(histogram) {
-            *out = diff(*now, then);
+        self.with(earlier, u64::saturating_sub)
+    }
+
+    /// Both together; what is of the moment is taken of `self`.
+    pub fn plus(&self, other: &Counters) -> Counters {
+        self.with(other, u64::saturating_add)
+    }
+
+    fn with(&self, other: &Counters, f: fn(u64, u64) -> u64) -> Counters {
+        let mut histogram = self.demand_wait_histogram;
+        for (mine, others) in histogram.iter_mut().zip(other.demand_wait_histogram) {
+            *mine = f(*mine, others);
         }
         Counters {
-            hits_whole: diff(self.hits_whole, earlier.hits_whole),
-            hits_partial: diff(self.hits_partial, earlier.hits_partial),
-            misses: diff(self.misses, earlier.misses),
-            demand_bytes: diff(self.demand_bytes, earlier.demand_bytes),
-            prefetch_used_bytes: diff(self.prefetch_used_bytes, earlier.prefetch_used_bytes),
-            prefetch_wasted_bytes: diff(self.prefetch_wasted_bytes, earlier.prefetch_wasted_bytes),
+            hits_whole: f(self.hits_whole, other.hits_whole),
+            hits_partial: f(self.hits_partial, other.hits_partial),
+            misses: f(self.misses, other.misses),
+            demand_bytes: f(self.demand_bytes, other.demand_bytes),
+            prefetch_used_bytes: f(self.prefetch_used_bytes, other.prefetch_used_bytes),
+            prefetch_wasted_bytes: f(self.prefetch_wasted_bytes, other.prefetch_wasted_bytes),
             prefetch_pending_bytes: self.prefetch_pending_bytes,
-            read_bytes: diff(self.read_bytes, earlier.read_bytes),
-            n_reads: diff(self.n_reads, earlier.n_reads),
-            busy_ns: diff(self.busy_ns, earlier.busy_ns),
-            stall_ns: diff(self.stall_ns, earlier.stall_ns),
+            read_bytes: f(self.read_bytes, other.read_bytes),
+            n_reads: f(self.n_reads, other.n_reads),
+            busy_ns: f(self.busy_ns, other.busy_ns),
+            stall_ns: f(self.stall_ns, other.stall_ns),
             resident_bytes: self.resident_bytes,
             resident_bytes_max: self.resident_bytes_max,
-            demand_wait_histogram,
+            demand_wait_histogram: histogram,
         }
     }
 
@@ -107,6 +114,8 @@ mod tests {
         assert_eq!((since.resident_bytes, since.resident_bytes_max), (7, 9));
         assert_eq!(since.demand_wait_histogram, [2, 1, 0, 0, 0, 0]);
         assert_eq!((since.hit_rate(), since.gb_per_second()), (0.75, 2.0));
+        let sum = since.plus(&earlier);
+        assert_eq!(sum, now);
     }
 
     #[test]

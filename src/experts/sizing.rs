@@ -98,6 +98,12 @@ impl Needs {
         (slots + N_STAGING_MIN * self.staging_bytes()) as u64
     }
 
+    /// A budget with a slot for every granule.
+    pub fn all_bytes(&self) -> u64 {
+        let slots: usize = self.classes().iter().map(|c| c.n_all * c.slot_bytes).sum();
+        (slots + N_STAGING * self.staging_bytes()) as u64
+    }
+
     /// Slots for a budget, which is at least the minimum. Each class gets its minimum and then the
     /// same share of what it lacks.
     pub fn plan(&self, budget: u64) -> TierPlan {

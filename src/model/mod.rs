@@ -148,6 +148,11 @@ impl Model {
         }
     }
 
+    /// A layer's routed experts, where it has any.
+    pub fn routed_experts(&self, layer: usize) -> Option<&LayerExperts> {
+        self.weights.routed[layer].as_ref()
+    }
+
     /// Bytes of all routed experts, and of everything else in the file's tensors.
     pub fn expert_and_dense_bytes(&self) -> (u64, u64) {
         self.weights.expert_and_dense_bytes(&self.gguf)

@@ -6,9 +6,11 @@ mod report;
 mod traffic;
 
 use super::args::{self, BatchArgs, ModelArg};
+use super::report::Watch;
 use super::values::Parsed;
 use super::{progress, values};
 use crate::engine::{Engine, Session, Want};
+use crate::experts::Counters;
 use crate::{Result, interrupt};
 use report::{Format, Report, Row};
 use std::sync::Arc;
@@ -117,6 +119,8 @@ struct Samples {
     started: SystemTime,
     ns: Vec<u64>,
     traffic: Traffic,
+    /// What experts cost in all runs together; `None` where they are in place.
+    experts: Option<Counters>,
 }
 
 struct Bench<'a> {
@@ -147,16 +151,18 @@ impl<'a> Bench<'a> {
         }
         let started = SystemTime::now();
         let bar = progress::bar("bench", self.args.repetitions as u64);
-        let mut ns = Vec::new();
+        let (mut ns, mut experts) = (Vec::new(), None::<Counters>);
         for _ in 0..self.args.repetitions {
             self.prepare()?;
-            let start = Instant::now();
+            let (watch, start) = (Watch::start(self.engine), Instant::now());
             self.once()?;
             ns.push(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
+            let before = experts.unwrap_or_default();
+            experts = watch.counted(self.engine).map(|now| now.plus(&before));
             bar.inc(1);
         }
         bar.finish_and_clear();
-        Ok(Samples { started, ns, traffic })
+        Ok(Samples { started, ns, traffic, experts })
     }
 
     /// An empty context, or one of the test's depth.

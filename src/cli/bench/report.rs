@@ -1,7 +1,7 @@
 //! Results of `moeba bench` as a table, JSON or CSV, row by row as they come.
 
 use super::super::args::BatchArgs;
-use super::super::{out, stats};
+use super::super::{out, report, stats};
 use super::{Samples, Test};
 use crate::Result;
 use crate::engine::Engine;
@@ -62,15 +62,29 @@ impl Row {
             "weight_bytes_per_decoded_token": samples.traffic.decode_bytes,
             "weight_gb_per_s": gbps,
             "peak_rss_bytes": stats::peak_rss_bytes(),
-            "samples_ns": samples.ns,
-            "samples_ts": rates,
         });
-        let Value::Object(fields) = fields else { unreachable!("a map was written down") };
+        let Value::Object(mut fields) = fields else { unreachable!("a map was written down") };
+        let n_tokens = samples.ns.len() * (test.n_prompt + test.n_gen);
+        let experts = report::fields(engine.plan(), samples.experts.as_ref(), n_tokens);
+        fields.extend(experts.into_iter().map(|(key, value)| (key.to_owned(), value)));
+        for (key, values) in [("samples_ns", json!(samples.ns)), ("samples_ts", json!(rates))] {
+            fields.insert(key.into(), values);
+        }
         Row { fields, test }
     }
 
     fn number(&self, key: &str) -> Option<f64> {
         self.fields.get(key).and_then(Value::as_f64)
+    }
+
+    fn text(&self, key: &str) -> &str {
+        self.fields.get(key).and_then(Value::as_str).unwrap_or_default()
+    }
+
+    /// Columns of the table: those about experts only where any are streamed.
+    fn columns(&self) -> impl Iterator<Item = &'static Column> {
+        let streamed = self.number("expert_budget_bytes").is_some();
+        MD_COLUMNS.iter().chain(MD_EXPERT_COLUMNS.iter().filter(move |_| streamed))
     }
 }
 
@@ -89,7 +103,7 @@ impl Report {
         let first = self.n_rows == 0;
         self.n_rows += 1;
         match self.format {
-            Format::Md if first => out::line(&format!("{}\n{}", md_head(), md_line(row))),
+            Format::Md if first => out::line(&format!("{}\n{}", md_head(row), md_line(row))),
             Format::Md => out::line(&md_line(row)),
             Format::Json => {
                 let lead = if first { "[\n" } else { ",\n" };
@@ -115,48 +129,56 @@ impl Report {
     }
 }
 
-/// Column heads with their widths; `:` marks a right-aligned one.
-const MD_COLUMNS: [(&str, usize, &str); 9] = [
-    ("model", 30, "-"),
-    ("size", 10, ":"),
-    ("params", 10, ":"),
-    ("backend", 7, "-"),
-    ("threads", 7, ":"),
-    ("test", 15, ":"),
-    ("t/s", 20, ":"),
-    ("expert MiB/token", 16, ":"),
-    ("GB/s", 6, ":"),
+/// Head, width, `:` for right-aligned or `-`, and what a row has there.
+type Column = (&'static str, usize, &'static str, fn(&Row) -> String);
+
+const MD_COLUMNS: [Column; 9] = [
+    ("model", 30, "-", |row| row.text("model_type").to_owned()),
+    ("size", 10, ":", |row| size_text(row.number("model_size").unwrap_or_default())),
+    ("params", 10, ":", |row| params_text(row.number("model_n_params").unwrap_or_default())),
+    ("backend", 7, "-", |row| row.text("backends").to_owned()),
+    ("threads", 7, ":", |row| row.number("n_threads").unwrap_or_default().to_string()),
+    ("test", 15, ":", |row| test_name(row.test)),
+    ("t/s", 20, ":", |row| {
+        let number = |key| row.number(key).unwrap_or_default();
+        format!("{:.2} ± {:.2}", number("avg_ts"), number("stddev_ts"))
+    }),
+    ("expert MiB/token", 16, ":", |row| {
+        optional(row.number("expert_bytes_per_token").map(|b| b / f64::from(1 << 20)))
+    }),
+    ("GB/s", 6, ":", |row| optional(row.number("weight_gb_per_s"))),
 ];
 
-fn md_head() -> String {
-    let heads = MD_COLUMNS.map(|(head, width, align)| match align {
-        ":" => format!(" {head:>width$} "),
-        _ => format!(" {head:<width$} "),
+const MD_EXPERT_COLUMNS: [Column; 4] = [
+    ("budget MiB", 10, ":", |row| {
+        optional(row.number("expert_budget_bytes").map(|b| b / f64::from(1 << 20)))
+    }),
+    ("hit %", 6, ":", |row| optional(row.number("hit_rate").map(|rate| 100.0 * rate))),
+    ("stall ms/t", 10, ":", |row| optional(row.number("stall_ms_per_token"))),
+    ("disk GB/s", 9, ":", |row| optional(row.number("disk_gb_per_second"))),
+];
+
+fn optional(value: Option<f64>) -> String {
+    value.map_or("-".into(), |v| format!("{v:.2}"))
+}
+
+fn md_head(row: &Row) -> String {
+    let rules = row.columns().map(|(_, width, align, _)| {
+        let rule = "-".repeat(width - 1);
+        format!(" {rule}{align} ")
     });
-    let rules = MD_COLUMNS.map(|(_, width, align)| format!(" {}{align} ", "-".repeat(width - 1)));
-    format!("|{}|\n|{}|", heads.join("|"), rules.join("|"))
+    let heads = md_cells(row, |(head, ..)| (*head).to_owned());
+    format!("{heads}\n|{}|", rules.collect::<Vec<_>>().join("|"))
 }
 
 fn md_line(row: &Row) -> String {
-    let f = &row.fields;
-    let text = |key: &str| f.get(key).and_then(Value::as_str).unwrap_or_default();
-    let number = |key: &str| row.number(key).unwrap_or_default();
-    let optional = |value: Option<f64>| value.map_or("-".into(), |v| format!("{v:.2}"));
-    let expert_mib = row.number("expert_bytes_per_token").map(|b| b / f64::from(1 << 20));
-    let cells = [
-        text("model_type").to_owned(),
-        size_text(number("model_size")),
-        params_text(number("model_n_params")),
-        text("backends").to_owned(),
-        number("n_threads").to_string(),
-        test_name(row.test),
-        format!("{:.2} ± {:.2}", number("avg_ts"), number("stddev_ts")),
-        optional(expert_mib),
-        optional(row.number("weight_gb_per_s")),
-    ];
-    let cells = cells.iter().zip(MD_COLUMNS).map(|(cell, (_, width, align))| match align {
-        ":" => format!(" {cell:>width$} "),
-        _ => format!(" {cell:<width$} "),
+    md_cells(row, |(.., value)| value(row))
+}
+
+fn md_cells(row: &Row, text: impl Fn(&Column) -> String) -> String {
+    let cells = row.columns().map(|column| match column {
+        (_, width, ":", _) => format!(" {:>width$} ", text(column)),
+        (_, width, ..) => format!(" {:<width$} ", text(column)),
     });
     format!("|{}|", cells.collect::<Vec<_>>().join("|"))
 }
@@ -186,6 +208,11 @@ fn csv_line(row: &Row) -> String {
     let quoted = fields.map(|(_, value)| match value {
         Value::String(text) => format!("\"{}\"", text.replace('"', "\"\"")),
         Value::Null => "\"\"".into(),
+        // A comma would be one even in quotes to many a reader.
+        Value::Array(items) => {
+            let items: Vec<String> = items.iter().map(Value::to_string).collect();
+            format!("\"{}\"", items.join(" "))
+        }
         other => format!("\"{other}\""),
     });
     quoted.collect::<Vec<_>>().join(",")

@@ -32,26 +32,13 @@ impl Traffic {
             touched += (prompt.len() + decode) as f64 * expert_bytes(engine, layer);
         }
         let expert_bytes = touched / chosen.tokens as f64;
-        let decode = (n_prompt == 0).then(|| expert_bytes + every_token_bytes(engine) as f64);
+        let decode =
+            (n_prompt == 0).then(|| expert_bytes + engine.plan().dense_bytes_per_token as f64);
         Self { expert_bytes: Some(expert_bytes), decode_bytes: decode }
     }
 }
 
-/// One routed expert of a layer: its share of the stacked tensors.
+/// One routed expert of a layer.
 fn expert_bytes(engine: &Engine, layer: usize) -> f64 {
-    let prefix = format!("blk.{layer}.");
-    let stacked = engine.gguf().tensors().iter();
-    let stacked = stacked.filter(|t| t.name.starts_with(&prefix) && t.name.contains("_exps."));
-    stacked.map(|t| t.n_bytes as f64 / t.dims.last().copied().unwrap_or(1) as f64).sum()
-}
-
-/// All that is not a routed expert. Of the token embedding a token reads one row, unless the same
-/// tensor serves as the output.
-fn every_token_bytes(engine: &Engine) -> u64 {
-    let (_, dense) = engine.model().expert_and_dense_bytes();
-    let embedding = match engine.gguf().tensor("output.weight") {
-        Some(_) => engine.gguf().tensor("token_embd.weight").map_or(0, |t| t.n_bytes),
-        None => 0,
-    };
-    dense - embedding.min(dense)
+    engine.model().routed_experts(layer).map_or(0.0, |experts| experts.expert_bytes() as f64)
 }

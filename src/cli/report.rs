@@ -1,0 +1,125 @@
+//! What moving experts has cost: lines for people and the flat keys of `--stats` and `bench`.
+
+use super::stats::{Stats, mib};
+use crate::engine::budget::Place;
+use crate::engine::{Engine, MemoryPlan};
+use crate::experts::Counters;
+use serde_json::{Value, json};
+
+/// What was counted while something ran; `None` where experts are in place.
+#[derive(Clone, Copy, Debug)]
+pub struct Watch(Option<Counters>);
+
+impl Watch {
+    pub fn start(engine: &Engine) -> Watch {
+        Watch(engine.expert_counters())
+    }
+
+    pub fn counted(&self, engine: &Engine) -> Option<Counters> {
+        Some(engine.expert_counters()?.since(&self.0?))
+    }
+}
+
+/// Two lines about `n_tokens`.
+pub fn lines(c: &Counters, n_tokens: usize) -> String {
+    let percent = |rate: f64| if rate.is_nan() { 0.0 } else { 100.0 * rate };
+    let (hits, partial) = (percent(c.hit_rate()), percent(c.partial_hit_rate()));
+    let stall = match n_tokens {
+        0 => String::new(),
+        n => format!(", stall {:.1} ms/token", stall_ms(c, n)),
+    };
+    let rate = match c.busy_ns {
+        0 => String::new(),
+        _ => format!(" at {:.2} GB/s", c.gb_per_second()),
+    };
+    format!(
+        "experts: {hits:.1} % hits, {partial:.1} % partial{stall}; resident at most {}\n\
+         disk: read {}{rate}; on demand {}, prefetch used {}, in vain {}",
+        size(c.resident_bytes_max),
+        size(c.read_bytes),
+        size(c.demand_bytes),
+        size(c.prefetch_used_bytes),
+        size(c.prefetch_wasted_bytes),
+    )
+}
+
+/// Time that a token waited for experts.
+pub fn stall_ms(counters: &Counters, n_tokens: usize) -> f64 {
+    counters.stall_ns as f64 / 1e6 / n_tokens as f64
+}
+
+/// Bytes for people: in GiB from one on.
+fn size(bytes: u64) -> String {
+    let mib = mib(bytes);
+    if mib >= 1024.0 { format!("{:.2} GiB", mib / 1024.0) } else { format!("{mib:.1} MiB") }
+}
+
+/// How the experts were run, and what was counted of them over `n_tokens`: null where they are in
+/// place, as nothing is counted there.
+pub fn fields(
+    plan: &MemoryPlan,
+    counters: Option<&Counters>,
+    n_tokens: usize,
+) -> Vec<(&'static str, Value)> {
+    let streamed = match plan.place {
+        Place::InPlace => None,
+        Place::Streamed { budget } => Some(budget),
+    };
+    // What is no finite number becomes null.
+    let number = |f: &dyn Fn(&Counters) -> f64| counters.map(f).into();
+    let count = |f: &dyn Fn(&Counters) -> u64| counters.map(f).into();
+    let resident = counters.map_or(plan.sizes.expert_bytes, |c| c.resident_bytes_max);
+    vec![
+        ("expert_budget_bytes", streamed.into()),
+        ("policy", streamed.map(|_| plan.policy.to_string()).into()),
+        ("io", streamed.map(|_| plan.io.to_string()).into()),
+        ("hit_rate", number(&Counters::hit_rate)),
+        ("partial_hit_rate", number(&Counters::partial_hit_rate)),
+        ("demand_bytes", count(&|c| c.demand_bytes)),
+        ("prefetch_used_bytes", count(&|c| c.prefetch_used_bytes)),
+        ("prefetch_wasted_bytes", count(&|c| c.prefetch_wasted_bytes)),
+        ("read_bytes", count(&|c| c.read_bytes)),
+        ("disk_gb_per_second", number(&Counters::gb_per_second)),
+        ("stall_ms_per_token", number(&|c| stall_ms(c, n_tokens))),
+        ("resident_expert_bytes_max", resident.into()),
+        ("demand_wait_histogram", counters.map_or(Value::Null, |c| json!(c.demand_wait_histogram))),
+    ]
+}
+
+/// `fields` into `--stats`.
+pub fn fill(stats: &mut Stats, plan: &MemoryPlan, counters: Option<&Counters>, n_tokens: usize) {
+    for (key, value) in fields(plan, counters, n_tokens) {
+        stats.value(key, value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counters() -> Counters {
+        Counters {
+            hits_whole: 612,
+            hits_partial: 30,
+            misses: 358,
+            demand_bytes: 900 << 20,
+            prefetch_used_bytes: 300 << 20,
+            prefetch_wasted_bytes: 20 << 20,
+            read_bytes: 1280 << 20,
+            busy_ns: 2_314_099_201,
+            stall_ns: 123_000_000,
+            resident_bytes_max: 512 << 20,
+            ..Counters::default()
+        }
+    }
+
+    #[test]
+    fn people_read_two_lines() {
+        let expected = "\
+experts: 61.2 % hits, 3.0 % partial, stall 12.3 ms/token; resident at most 512.0 MiB
+disk: read 1.25 GiB at 0.58 GB/s; on demand 900.0 MiB, prefetch used 300.0 MiB, in vain 20.0 MiB";
+        assert_eq!(lines(&counters(), 10), expected);
+        let nothing = lines(&Counters::default(), 0);
+        assert!(!nothing.contains("NaN") && !nothing.contains("stall"), "{nothing}");
+    }
+}
