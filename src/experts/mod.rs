@@ -5,7 +5,7 @@
 mod counters;
 mod geometry;
 pub mod link;
-mod memory;
+pub mod memory;
 mod piece;
 mod place;
 mod resident;

@@ -8,6 +8,7 @@
 mod faults;
 mod files;
 mod pread;
+mod probe;
 mod progress;
 #[cfg(target_os = "linux")]
 mod uring;
@@ -16,6 +17,7 @@ mod waker;
 
 pub use faults::Faults;
 pub use files::Files;
+pub use probe::{Probe, Rate, probe};
 
 use crate::{Error, Result};
 use std::fmt;

@@ -156,8 +156,8 @@ impl Ring {
         match self.ring.submit_and_wait(wait.into()) {
             Ok(_) => {}
             // Signals, and a kernel short of memory: the thread comes round again.
-            Err(e) if matches!(e.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) => {
-            }
+            Err(e)
+                if matches!(e.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) => {}
             Err(e) => panic!("io_uring_enter: {e}"),
         }
     }

@@ -52,11 +52,6 @@ impl Waker {
         self.state.swap(AWAKE, Ordering::AcqRel);
     }
 
-    /// The thread: whether it was called since it last listened.
-    pub fn is_called(&self) -> bool {
-        self.state.load(Ordering::Relaxed) == CALLED
-    }
-
     /// The thread, after its source had nothing: false if it must ask again.
     pub fn fall_asleep(&self) -> bool {
         let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
