@@ -4,10 +4,10 @@
 #[path = "link_support/mod.rs"]
 mod support;
 
-use moeba::experts::link::{Files, IoKind, Probe, probe};
+use moeba::experts::link::{Files, IoKind, Probe, open, probe};
 use std::io;
 use std::time::{Duration, Instant};
-use support::{Bad, Case, KINDS, byte, temp_file};
+use support::{Bad, Case, KINDS, temp_file};
 
 const PAGE: usize = 4096;
 
@@ -251,17 +251,44 @@ fn shared_memory_files_are_read_too() {
     }
 }
 
+/// Pages of the file that the page cache holds.
+#[cfg(target_os = "linux")]
+fn cached_pages(file: &std::fs::File) -> usize {
+    // SAFETY: the file is this test's own and keeps its length.
+    let map = unsafe { memmap2::Mmap::map(file) }.unwrap();
+    let mut pages = vec![0u8; map.len().div_ceil(PAGE)];
+    // SAFETY: the map is there, and `pages` has a byte for each of its pages.
+    let rc = unsafe { libc::mincore(map.as_ptr() as *mut _, map.len(), pages.as_mut_ptr()) };
+    assert_eq!(rc, 0);
+    pages.iter().filter(|&&page| page & 1 == 1).count()
+}
+
+#[cfg(target_os = "linux")]
 #[test]
-fn reads_that_had_to_be_cached_leave_the_cache() {
-    // A file system that refuses direct reads is not to be had everywhere, so this asks only that
-    // the question has an answer and both answers serve.
-    let case = Case::new(PAGE);
-    let files = case.files();
-    assert_eq!((files.len(), files.is_empty()), (1, false));
-    eprintln!("direct reads of temporary files: {}", files.is_direct(0));
-    let mut bytes = [0];
-    std::os::unix::fs::FileExt::read_at(case.file.as_file(), &mut bytes, 77).unwrap();
-    assert_eq!(bytes[0], byte(77));
+fn reads_through_the_page_cache_leave_it() {
+    for kind in KINDS {
+        let mut case = Case::new(400 * PAGE);
+        case.cached = true;
+        assert!(!case.files().is_direct(0));
+        // The writing itself has filled the cache.
+        let advice = rustix::fs::Advice::DontNeed;
+        rustix::fs::fadvise(case.file.as_file(), 0, None, advice).unwrap();
+        if cached_pages(case.file.as_file()) > 0 {
+            eprintln!("skipped: this file system keeps its files in memory");
+            return;
+        }
+        // One read at a time: pages that another read is using stay.
+        let reads = (0..6).map(|id| case.read(id, id as usize * 64 * PAGE, 64 * PAGE, 1));
+        let source = case.source(reads.collect());
+        let link = case.open(kind, 1, source.clone());
+        link.wake();
+        source.wait_all();
+        source.close(link);
+        source.expect_all_right();
+        // Pages may be larger than ours, and one at an edge stay.
+        let cached = cached_pages(case.file.as_file());
+        assert!(cached <= 40, "{kind}: {cached} of 400 pages are cached");
+    }
 }
 
 #[test]
@@ -280,14 +307,20 @@ fn a_path_that_names_another_file_by_now_does_not_matter() {
 }
 
 #[test]
-fn memory_that_is_not_registered_serves_as_well() {
-    let case = Case::new(1_000_000);
-    let source = case.source(case.random_reads(60, 2));
-    let link = case.open_unregistered(IoKind::Auto, 8, source.clone());
-    link.wake();
-    source.wait_all();
-    source.close(link);
-    source.expect_all_right();
+fn memory_that_the_kernel_does_not_pin_serves_as_well() {
+    for refused in [false, true] {
+        let case = Case::new(1_000_000);
+        // Root is refused nothing by RLIMIT_MEMLOCK; an address that nothing is mapped at is
+        // refused everybody, at the same place.
+        let nowhere = [(case.memory.ptr(), 4 * PAGE), (PAGE as *mut u8, PAGE)];
+        let memory = if refused { &nowhere[..] } else { &nowhere[..1] };
+        let source = case.source(case.random_reads(60, 2));
+        let link = case.open_with(IoKind::Auto, 8, source.clone(), memory);
+        link.wake();
+        source.wait_all();
+        source.close(link);
+        source.expect_all_right();
+    }
 }
 
 #[test]
@@ -313,5 +346,44 @@ fn kinds_are_spelled_as_the_flag_says() {
         assert_eq!((text.parse::<IoKind>().unwrap(), kind.to_string().as_str()), (kind, text));
     }
     assert!("sync".parse::<IoKind>().unwrap_err().to_string().contains("expected auto"));
-    let _ = Files::of(std::iter::empty()).unwrap();
+}
+
+#[test]
+fn without_io_uring_auto_takes_the_pool_and_uring_says_so() {
+    // There is no file to register, which io_uring refuses as it refuses any other setup.
+    let none = || Files::of(std::iter::empty()).unwrap();
+    assert!(none().is_empty());
+    let case = Case::new(PAGE);
+    let source = case.source(Vec::new());
+    let link = open(IoKind::Auto, none(), &[], None, source.clone()).unwrap();
+    assert_eq!(link.name(), "pread");
+    source.close(link);
+    let refused = open(IoKind::Uring, none(), &[], None, source).err().expect("no io_uring");
+    assert!(refused.to_string().starts_with("--io uring: this system refuses"), "{refused}");
+}
+
+/// Run by the next test, in a process of its own.
+#[test]
+#[ignore = "ends the process"]
+fn a_source_that_panics() {
+    let kind = std::env::var("MOEBA_TEST_LINK").unwrap().parse().unwrap();
+    let case = Case::new(PAGE);
+    let source = case.source(vec![case.read(0, 0, PAGE, PAGE)]);
+    source.panic_at_the_end();
+    let link = case.open(kind, 1, source.clone());
+    link.wake();
+    source.wait_all();
+}
+
+#[test]
+fn a_panic_in_the_link_ends_the_process() {
+    for kind in KINDS {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", "a_source_that_panics", "--ignored", "--nocapture"]);
+        let output = child.env("MOEBA_TEST_LINK", kind.to_string()).output().unwrap();
+        let signal = std::os::unix::process::ExitStatusExt::signal(&output.status);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(signal, Some(6), "{kind}: {:?} {text}", output.status);
+        assert!(text.contains("the test's panic"), "{text}");
+    }
 }

@@ -19,7 +19,7 @@ const BUFFER: usize = 64 * PAGE;
 const N_BUFFERS: usize = 512;
 
 /// What the test file holds at an offset.
-pub fn byte(offset: u64) -> u8 {
+fn byte(offset: u64) -> u8 {
     (offset.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
 }
 
@@ -95,9 +95,11 @@ impl TestFile {
 pub struct Case {
     pub file: TestFile,
     n_bytes: usize,
-    memory: Arc<Region>,
+    pub memory: Arc<Region>,
     bad: Option<(Bad, u32)>,
     delay: Option<Delay>,
+    /// Reads through the page cache, as where direct ones are refused.
+    pub cached: bool,
 }
 
 impl Case {
@@ -111,7 +113,7 @@ impl Case {
     pub fn of(file: File, path: &Path, n_bytes: usize) -> Case {
         let memory = Arc::new(Region::new(N_BUFFERS * BUFFER).unwrap());
         let file = TestFile { temp: None, file, path: path.to_owned() };
-        Case { file, n_bytes, memory, bad: None, delay: None }
+        Case { file, n_bytes, memory, bad: None, delay: None, cached: false }
     }
 
     /// The first `times` calls of every read go wrong.
@@ -124,7 +126,8 @@ impl Case {
     }
 
     pub fn files(&self) -> Files {
-        Files::of([(self.file.path(), &self.file.file)]).unwrap()
+        let file = [(self.file.path(), &self.file.file)];
+        if self.cached { Files::through_cache(file) } else { Files::of(file) }.unwrap()
     }
 
     pub fn read(&self, id: u32, offset: usize, len: usize, need: usize) -> Read {
@@ -160,22 +163,20 @@ impl Case {
         self.open_with(kind, depth, source, &[(self.memory.ptr(), self.memory.len())])
     }
 
-    pub fn open_unregistered(&self, kind: IoKind, n: usize, source: Arc<Source>) -> Box<dyn Link> {
-        self.open_with(kind, n, source, &[])
-    }
-
-    fn open_with(
+    /// With other memory to register than the reads' own.
+    pub fn open_with(
         &self,
         kind: IoKind,
         depth: usize,
         source: Arc<Source>,
         memory: &[(*mut u8, usize)],
     ) -> Box<dyn Link> {
+        let files = self.files();
         let faults = (self.bad.is_some() || self.delay.is_some()).then(|| {
             let (bad, delay) = (self.bad, self.delay);
             Arc::new(Injector { bad, delay, calls: Mutex::default() }) as Arc<dyn Faults>
         });
-        let link = open_with_depth(kind, depth, self.files(), memory, faults, source).unwrap();
+        let link = open_with_depth(kind, depth, files, memory, faults, source).unwrap();
         assert_eq!(link.depth(), depth);
         link
     }
@@ -193,6 +194,7 @@ struct State {
     /// Ids in the order of their ends.
     order: Vec<u32>,
     wrong: Vec<String>,
+    panics: bool,
 }
 
 pub struct Source {
@@ -233,6 +235,10 @@ impl Source {
         self.lock().closed = true;
         self.changed.notify_all();
         drop(link);
+    }
+
+    pub fn panic_at_the_end(&self) {
+        self.lock().panics = true;
     }
 
     pub fn result(&self, id: u32) -> io::Result<()> {
@@ -292,6 +298,7 @@ unsafe impl ReadSource for Source {
     fn complete(&self, read: Read, result: io::Result<()>) {
         let wrong = self.check(&read, &result);
         let mut state = self.lock();
+        assert!(!state.panics, "the test's panic");
         state.wrong.extend(wrong);
         state.order.push(read.id);
         state.results.insert(read.id, result);

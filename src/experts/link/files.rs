@@ -32,8 +32,24 @@ impl Files {
 
     /// Of open files and the paths to call them by.
     pub fn of<'a>(files: impl IntoIterator<Item = (&'a Path, &'a File)>) -> Result<Files> {
-        let open =
-            |(path, file)| open_for_reads(path, file).map_err(|e: io::Error| Error::io(path, e));
+        Files::collect(files, open_for_reads)
+    }
+
+    /// The same with every read through the page cache, as on file systems that refuse the other.
+    pub fn through_cache<'a>(
+        files: impl IntoIterator<Item = (&'a Path, &'a File)>,
+    ) -> Result<Files> {
+        Files::collect(files, |_, file| Ok((open_cached(file)?, false)))
+    }
+
+    fn collect<'a>(
+        files: impl IntoIterator<Item = (&'a Path, &'a File)>,
+        open: impl Fn(&Path, &File) -> io::Result<(File, bool)>,
+    ) -> Result<Files> {
+        let open = |(path, file): (&Path, &File)| match open(path, file) {
+            Ok((file, direct)) => Ok(Opened { path: path.to_owned(), file, direct }),
+            Err(e) => Err(Error::io(path, e)),
+        };
         let shards = files.into_iter().map(open).collect::<Result<_>>()?;
         Ok(Files { shards })
     }
@@ -81,14 +97,14 @@ fn forget(file: &File, offset: u64, len: usize) {
 #[cfg(not(target_os = "linux"))]
 fn forget(_file: &File, _offset: u64, _len: usize) {}
 
-fn open_for_reads(path: &Path, file: &File) -> io::Result<Opened> {
-    let path = path.to_owned();
+/// The file to read from, and whether that is past the page cache.
+fn open_for_reads(path: &Path, file: &File) -> io::Result<(File, bool)> {
     match open_direct(file) {
-        Ok(file) => Ok(Opened { path, file, direct: true }),
+        Ok(file) => Ok((file, true)),
         Err(why) => {
             let cached = "reads go through the page cache and are dropped from it";
             log::info!("{}: no direct reads ({why}): {cached}", path.display());
-            Ok(Opened { path, file: open_cached(file)?, direct: false })
+            Ok((open_cached(file)?, false))
         }
     }
 }

@@ -9,9 +9,6 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 
-/// Their stacks hold a few calls; reads go to memory of the tier's.
-const STACK_BYTES: usize = 256 << 10;
-
 pub(super) struct Pread {
     threads: Vec<JoinHandle<()>>,
 }
@@ -22,7 +19,7 @@ impl Pread {
         for index in 0..setup.depth {
             let of_thread = setup.clone();
             let thread = Builder::new().name(format!("moeba-pread-{index}"));
-            match thread.stack_size(STACK_BYTES).spawn(move || serve(&of_thread)) {
+            match thread.spawn(move || serve(&of_thread)) {
                 Ok(thread) => threads.push(thread),
                 // Those that run are waiting in the source, and serve it.
                 Err(e) if !threads.is_empty() => {
