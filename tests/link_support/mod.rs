@@ -280,7 +280,7 @@ impl Source {
 unsafe impl ReadSource for Source {
     fn next(&self, max: usize, wait: bool, out: &mut Vec<Read>) -> bool {
         let mut state = self.lock();
-        assert!(max > 0 && self.memory.len() > 0);
+        assert!(max > 0 && !self.memory.is_empty());
         while wait && state.queue.is_empty() && !state.closed {
             state = self.changed.wait(state).unwrap();
         }

@@ -1,6 +1,6 @@
 //! A model's files as a link reads them: past the page cache where the file system allows it.
 
-use super::DIRECT_ALIGN;
+use crate::experts::DIRECT_ALIGN;
 use crate::experts::memory::Region;
 use crate::gguf::Gguf;
 use crate::{Error, Result};

@@ -19,15 +19,12 @@ pub use faults::Faults;
 pub use files::Files;
 pub use probe::{Probe, Rate, probe};
 
+use super::DIRECT_ALIGN;
 use crate::{Error, Result};
 use std::fmt;
 use std::io;
 use std::str::FromStr;
 use std::sync::Arc;
-
-/// What direct reads ask of offsets, lengths and addresses. Disks ask for 512 or 4096; taking the
-/// larger everywhere costs at most a page at either end of a read.
-pub const DIRECT_ALIGN: usize = 4096;
 
 /// Reads in flight at most. A network disk of ours gave 0.23 GB/s to reads of 1 MiB one at a time
 /// and 0.58 to 32 of them; a fast one is busy with 4 of 512 KiB and loses nothing by more. So this

@@ -10,10 +10,10 @@
 //!
 //! Take one `wake`. If its swap comes before the thread's `listen`, then the swaps from it to
 //! `listen` form a chain of acquire and release, so that what was added before is seen by the
-//! question after. If it comes after `listen` and before `fall_asleep`, the latter finds CALLED and
-//! fails, and the thread asks again. If it comes after `fall_asleep`, it replaces ASLEEP (or another
-//! `wake` did and has rung) and the bell ends the sleep, also when it rings before the thread is
-//! in the kernel, because the bell counts. No other order exists.
+//! question after. If it comes after `listen` and before `fall_asleep`, the latter finds CALLED
+//! and fails, and the thread asks again. If it comes after `fall_asleep`, it replaces ASLEEP (or
+//! another `wake` did and has rung) and the bell ends the sleep, also when it rings before the
+//! thread is in the kernel, because the bell counts. No other order exists.
 
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
