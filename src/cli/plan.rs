@@ -4,7 +4,7 @@
 use super::out;
 use super::stats::mib;
 use crate::Result;
-use crate::engine::budget::Place;
+use crate::engine::budget::{Place, ceil_mib};
 use crate::engine::{Engine, EngineOptions, MemoryPlan};
 use std::path::Path;
 
@@ -22,7 +22,11 @@ fn text(plan: &MemoryPlan) -> String {
 }
 
 fn line(what: &str, bytes: u64, note: &str) -> String {
-    format!("{what:<16} {:>12.1} MiB  {note}", mib(bytes)).trim_end().to_owned()
+    line_of_mib(what, mib(bytes), note)
+}
+
+fn line_of_mib(what: &str, mib: f64, note: &str) -> String {
+    format!("{what:<16} {mib:>12.1} MiB  {note}").trim_end().to_owned()
 }
 
 /// What is where.
@@ -75,8 +79,8 @@ fn traffic(plan: &MemoryPlan, out: &mut Vec<String>) {
             out.push(line("", missed, &bound(missed, share)));
         }
     }
-    let note = "the least that --ram may give";
-    out.push(line("least budget", plan.sizes.minimum_bytes, note));
+    let least = ceil_mib(plan.sizes.minimum_bytes);
+    out.push(line_of_mib("least budget", least, "the least that --ram may give"));
 }
 
 /// The speed at which a disk delivers so many bytes a token.
@@ -102,7 +106,7 @@ mod tests {
             slot_bytes: 2600 * MIB,
             dense_bytes: 250 * MIB,
             kv_bytes: 64 * MIB,
-            minimum_bytes: 21 * MIB + MIB / 2,
+            minimum_bytes: 21 * MIB + MIB / 2 + 1,
             available: Some(3000 * MIB),
         };
         MemoryPlan {
@@ -131,7 +135,7 @@ a token needs           160.0 MiB  experts, 8 of 128 in each of 8 layers
                         200.0 MiB  dense weights
 a token reads           160.0 MiB  at 0.0 % hits: at most 5.96 tokens/s a GB/s of the disk
                          80.0 MiB  at 50.0 % hits: at most 11.92 tokens/s a GB/s of the disk
-least budget             21.5 MiB  the least that --ram may give";
+least budget             21.6 MiB  the least that --ram may give";
         assert_eq!(text(&plan(Place::Streamed { budget: 1300 * MIB })), expected);
     }
 

@@ -96,6 +96,8 @@ pub fn fill(stats: &mut Stats, plan: &MemoryPlan, counters: Option<&Counters>, n
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::budget::{Io, Sizes};
+    use crate::policy::PolicySpec;
 
     fn counters() -> Counters {
         Counters {
@@ -121,5 +123,37 @@ disk: read 1.25 GiB at 0.58 GB/s; on demand 900.0 MiB, prefetch used 300.0 MiB, 
         assert_eq!(lines(&counters(), 10), expected);
         let nothing = lines(&Counters::default(), 0);
         assert!(!nothing.contains("NaN") && !nothing.contains("stall"), "{nothing}");
+    }
+
+    /// Streamed or not, the keys are the same, and rates of nothing are null.
+    #[test]
+    fn keys_are_stable() {
+        let plan = |place| MemoryPlan {
+            sizes: Sizes { expert_bytes: 7, ..Sizes::default() },
+            place,
+            io: Io::Pread,
+            policy: PolicySpec::default(),
+            n_ctx: 1,
+            n_moe_layers: 1,
+            n_experts: 1,
+            k: 1,
+            expert_bytes_per_token: 1,
+            dense_bytes_per_token: 1,
+        };
+        let streamed = plan(Place::Streamed { budget: 5 });
+        let streamed = fields(&streamed, Some(&counters()), 10);
+        let value = |key| &streamed.iter().find(|(name, _)| *name == key).unwrap().1;
+        assert_eq!((value("hit_rate"), value("io")), (&json!(0.612), &json!("pread")));
+        assert_eq!(value("stall_ms_per_token"), &json!(12.3));
+        assert_eq!(value("resident_expert_bytes_max"), &json!(512 << 20));
+        assert_eq!(value("demand_wait_histogram"), &json!([0, 0, 0, 0, 0, 0]));
+        let in_place = fields(&plan(Place::InPlace), None, 10);
+        let keys =
+            |fields: &[(&'static str, Value)]| fields.iter().map(|f| f.0).collect::<Vec<_>>();
+        assert_eq!(keys(&streamed), keys(&in_place));
+        let known: Vec<_> = in_place.iter().filter(|(_, value)| !value.is_null()).collect();
+        assert_eq!(known, [&("resident_expert_bytes_max", json!(7))]);
+        let idle = fields(&plan(Place::InPlace), Some(&Counters::default()), 0);
+        assert!(idle.iter().any(|(key, value)| *key == "hit_rate" && value.is_null()));
     }
 }

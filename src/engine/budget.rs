@@ -169,7 +169,7 @@ fn automatic(io: IoKind, sizes: &Sizes) -> Result<Place> {
 }
 
 /// MiB in tenths, rounded up: given back as a size, it is enough.
-fn ceil_mib(bytes: u64) -> f64 {
+pub fn ceil_mib(bytes: u64) -> f64 {
     (bytes as f64 * 10.0 / f64::from(1 << 20)).ceil() / 10.0
 }
 

@@ -305,6 +305,26 @@ mod tests {
     }
 
     #[test]
+    fn streamed_experts_have_columns() {
+        let row = |budget: Value| {
+            let fields = json!({"expert_budget_bytes": budget, "hit_rate": 0.5, "avg_ts": 2.0});
+            let Value::Object(fields) = fields else { unreachable!() };
+            Row { fields, test: Test { n_prompt: 0, n_gen: 8, n_depth: 0 } }
+        };
+        let (streamed, in_place) = (row(json!(3 << 20)), row(Value::Null));
+        for row in [&streamed, &in_place] {
+            let table = format!("{}\n{}", md_head(row), md_line(row));
+            let mut widths = table.lines().map(|line| line.chars().count());
+            let width = widths.next().unwrap();
+            assert!(widths.all(|w| w == width), "{table}");
+        }
+        let cells = md_line(&streamed);
+        assert!(cells.ends_with("|       3.00 |  50.00 |          - |         - |"), "{cells}");
+        assert!(md_head(&streamed).contains("| disk GB/s |"));
+        assert!(!md_head(&in_place).contains("hit %"));
+    }
+
+    #[test]
     fn tests_are_named_as_llama_bench_names_them() {
         let name = |n_prompt, n_gen, n_depth| test_name(Test { n_prompt, n_gen, n_depth });
         assert_eq!(name(512, 0, 0), "pp512");
