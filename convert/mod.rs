@@ -10,18 +10,21 @@ mod bpe;
 mod checkpoint;
 mod hparams;
 mod json;
+mod layout;
 mod mix;
 mod noise;
 mod plan;
 mod progress;
 mod requantize;
 mod rope;
+mod source;
 mod spm;
 mod stream;
 mod synth;
 mod tokenizer;
 mod vocab;
 
+pub use layout::Layout;
 pub use mix::{Mix, ModelFacts, tensor_type};
 pub use requantize::{QuantizeOptions, quantize};
 pub use synth::{PRESETS, SynthOptions, preset_architecture, synth, synth_type_names};
@@ -35,8 +38,8 @@ use crate::{Error, Result};
 use checkpoint::{Checkpoint, HfTensor};
 use hparams::{Hparams, Sizes};
 use json::Json;
+use layout::Target;
 use plan::{Planned, Planner, Source};
-use progress::Progress;
 use stream::Job;
 use tokenizer::Tokenizer;
 
@@ -51,6 +54,7 @@ pub struct ConvertOptions {
     pub pre: Option<String>,
     /// `general.name`; the folder's name if not given.
     pub name: Option<String>,
+    pub layout: Layout,
 }
 
 /// What a command has written.
@@ -85,7 +89,7 @@ pub fn convert(options: &ConvertOptions) -> Result<Written> {
         None => own_mix(&checkpoint),
     };
 
-    let mut writer = Writer::create(&options.output, None)?;
+    let mut writer = Writer::create(&options.output, options.layout.alignment(None))?;
     write_general(&mut writer, &descriptor.architecture, &model_name(options))?;
     writer.set("general.size_label", size_label(&tensors, sizes.experts))?;
     for (key, value) in hparams.keys.into_iter().chain(scaling.keys) {
@@ -106,7 +110,13 @@ pub fn convert(options: &ConvertOptions) -> Result<Written> {
         n_heads_kv: sizes.heads_kv,
         has_output: tensors.iter().any(|t| t.name == "output.weight"),
     };
-    write_tensors(writer, &checkpoint, &tensors, |t| tensor_type(mix, &facts, &t.name, &t.dims))
+    let target = |t: &Planned| {
+        let ty = tensor_type(mix, &facts, &t.name, &t.dims);
+        Target { name: t.name.clone(), dims: t.dims.clone(), ty }
+    };
+    let targets: Vec<Target> = tensors.iter().map(target).collect();
+    let job = |i: usize| job(&checkpoint, &tensors[i], targets[i].ty);
+    layout::write(writer, options.layout, &targets, "converting", job)
 }
 
 /// Keeps every weight's value: the widest float type that the checkpoint has.
@@ -188,73 +198,45 @@ fn rounded(n: u64) -> String {
     format!("{scaled:.*}{letter}", 2usize.saturating_sub(digits))
 }
 
-fn write_tensors(
-    mut writer: Writer,
-    checkpoint: &Checkpoint,
-    tensors: &[Planned],
-    type_of: impl Fn(&Planned) -> TensorType,
-) -> Result<Written> {
-    let mut rows = Vec::with_capacity(tensors.len());
-    for tensor in tensors {
-        rows.push(stream::declare(&mut writer, &tensor.name, &tensor.dims, type_of(tensor))?);
-    }
-    let bytes_out = writer.tensors().iter().map(|t| t.n_bytes).sum();
-    let progress = Progress::new("converting", bytes_out);
-    for (tensor, (row_len, n_rows)) in tensors.iter().zip(rows) {
-        let ty = type_of(tensor);
-        log::debug!("{}: {:?} {ty}", tensor.name, tensor.dims);
-        write_planned(&mut writer, checkpoint, tensor, (row_len, n_rows, ty), &progress)?;
-    }
-    writer.finish()?;
-    let seconds = progress.finish().as_secs_f64();
-    Ok(Written { n_tensors: tensors.len(), bytes_in: None, bytes_out, seconds })
-}
-
-fn write_planned(
-    writer: &mut Writer,
-    checkpoint: &Checkpoint,
-    tensor: &Planned,
-    (row_len, n_rows, ty): (usize, u64, TensorType),
-    progress: &Progress,
-) -> Result<()> {
-    let name = &tensor.name;
-    match &tensor.source {
+/// How a planned tensor's rows are made.
+fn job<'a>(checkpoint: &'a Checkpoint, tensor: &'a Planned, ty: TensorType) -> Job<'a> {
+    let Planned { name, dims, source } = tensor;
+    let (row_len, n_rows) = (dims[0] as usize, dims[1..].iter().product::<u64>());
+    let make = match source {
         Source::Tensors(parts) => {
             let part_rows = n_rows / parts.len() as u64;
-            let fill = |first: u64, out: &mut [f32]| {
+            stream::from_values(ty, row_len, move |first, out| {
                 read_stack(checkpoint, parts, (first, part_rows, row_len), out)
-            };
-            let make = stream::from_values(ty, row_len, fill);
-            let job = Job { name, ty, row_len, n_rows, unit_rows: 1, make: &make };
-            stream::stream(writer, &job, progress)
+            })
         }
         Source::RopePairs { tensor: part, head_dim } => {
-            // A bias is a column: rows of one value, so that its heads can be taken apart alike.
-            let n = row_len as u64 * n_rows;
-            let n_rows = part.shape[0];
-            let row_len = (n / n_rows) as usize;
-            let fill = |first: u64, out: &mut [f32]| {
-                checkpoint.read(part, first * row_len as u64, out)?;
-                out.chunks_exact_mut(*head_dim as usize * row_len)
-                    .for_each(|head| interleave_halves(head, row_len));
-                Ok(())
-            };
-            let unit_rows = *head_dim as usize;
-            let make = stream::from_values(ty, row_len, fill);
-            let job = Job { name, ty, row_len, n_rows, unit_rows, make: &make };
-            stream::stream(writer, &job, progress)
+            return rope_job(checkpoint, name, part, (*head_dim as usize, dims, ty));
         }
-        Source::Values(values) => {
-            let fill = |first: u64, out: &mut [f32]| {
-                let first = first as usize * row_len;
-                out.copy_from_slice(&values[first..first + out.len()]);
-                Ok(())
-            };
-            let make = stream::from_values(ty, row_len, fill);
-            let job = Job { name, ty, row_len, n_rows, unit_rows: 1, make: &make };
-            stream::stream(writer, &job, progress)
-        }
-    }
+        Source::Values(values) => stream::from_values(ty, row_len, move |first, out| {
+            let first = first as usize * row_len;
+            out.copy_from_slice(&values[first..first + out.len()]);
+            Ok(())
+        }),
+    };
+    Job::of_rows(name, dims, ty, make)
+}
+
+/// As `job`, head by head.
+fn rope_job<'a>(
+    checkpoint: &'a Checkpoint,
+    name: &'a str,
+    part: &'a HfTensor,
+    (head_dim, dims, ty): (usize, &[u64], TensorType),
+) -> Job<'a> {
+    // A bias is a column: rows of one value, so that its heads can be taken apart alike.
+    let n_rows = part.shape[0];
+    let row_len = (dims.iter().product::<u64>() / n_rows) as usize;
+    let make = stream::from_values(ty, row_len, move |first, out| {
+        checkpoint.read(part, first * row_len as u64, out)?;
+        out.chunks_exact_mut(head_dim * row_len).for_each(|head| interleave_halves(head, row_len));
+        Ok(())
+    });
+    Job { name, ty, row_len, n_rows, unit_rows: head_dim, make }
 }
 
 /// Rows from `first` on of tensors that stand one behind the other, `part_rows` each.

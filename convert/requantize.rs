@@ -1,13 +1,14 @@
 //! GGUF → GGUF of another type, tensor by tensor.
 
-use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
+use super::layout::{self, Layout, Target};
 use super::mix::{self, Mix, ModelFacts};
-use super::progress::Progress;
+use super::source::Source;
 use super::stream::{self, Job};
 use super::{Written, check_not_same};
-use crate::gguf::{Gguf, TensorInfo, TensorType, Writer};
+use crate::gguf::{Gguf, TensorType, Writer};
+use crate::model::granules;
 use crate::quant;
 use crate::{Error, Result};
 
@@ -15,7 +16,9 @@ use crate::{Error, Result};
 pub struct QuantizeOptions {
     pub input: PathBuf,
     pub output: PathBuf,
-    pub mix: Mix,
+    /// Every tensor keeps its type if not given.
+    pub mix: Option<Mix>,
+    pub layout: Layout,
     /// Whether a tensor that is quantised already may be quantised again, with the loss of both.
     pub allow_requantize: bool,
 }
@@ -28,40 +31,37 @@ pub fn quantize(options: &QuantizeOptions) -> Result<Written> {
     check_not_same(&options.input, &options.output)?;
     let input = Gguf::open(&options.input)?;
     let facts = facts(&input)?;
-    let types = input
-        .tensors()
-        .iter()
-        .map(|tensor| target(options, &input, &facts, tensor))
-        .collect::<Result<Vec<_>>>()?;
+    let sources = Source::all(&input)?;
+    let targets =
+        sources.iter().map(|source| target(options, &facts, source)).collect::<Result<Vec<_>>>()?;
 
-    let alignment = u32::try_from(input.alignment()).ok();
-    let alignment = alignment.filter(|_| input.get("general.alignment").is_some());
-    let mut writer = Writer::create(&options.output, alignment)?;
+    let mut writer = Writer::create(&options.output, alignment(&input, options.layout))?;
     copy_metadata(&input, &mut writer, options.mix)?;
-    for (tensor, ty) in input.tensors().iter().zip(&types) {
-        writer.declare(&tensor.name, &tensor.dims, *ty)?;
-    }
-    let bytes_out = writer.tensors().iter().map(|t| t.n_bytes).sum();
-    let progress = Progress::new("quantising", bytes_out);
-    for (tensor, ty) in input.tensors().iter().zip(types) {
-        write_tensor(&mut writer, &input, tensor, ty, &progress)?;
-    }
-    writer.finish()?;
-    Ok(Written {
-        n_tensors: input.tensors().len(),
-        bytes_in: Some(input.tensors().iter().map(|t| t.n_bytes).sum()),
-        bytes_out,
-        seconds: progress.finish().as_secs_f64(),
-    })
+    let job = |i: usize| job(&sources[i], targets[i].ty);
+    let written = layout::write(writer, options.layout, &targets, "quantising", job)?;
+    let bytes_in = input.tensors().iter().map(|t| t.n_bytes).sum();
+    Ok(Written { bytes_in: Some(bytes_in), ..written })
+}
+
+/// The input's own where it names one, unless that is a need of its layout.
+fn alignment(input: &Gguf, layout: Layout) -> Option<u32> {
+    let named = input.get("general.alignment").is_some();
+    let woven = input.keys().any(|(key, _)| granules::is_layout_key(key));
+    let own = u32::try_from(input.alignment()).ok().filter(|_| named && !woven);
+    layout.alignment(own)
 }
 
 /// All keys in their order, with those that speak of types as they are now.
-fn copy_metadata(input: &Gguf, writer: &mut Writer, mix: Mix) -> Result<()> {
-    let renewed = [
-        ("general.file_type", mix.file_type()),
-        ("general.quantization_version", mix::QUANTIZATION_VERSION),
-    ];
-    for (key, value) in input.keys().filter(|(key, _)| !DROPPED.contains(key)) {
+fn copy_metadata(input: &Gguf, writer: &mut Writer, mix: Option<Mix>) -> Result<()> {
+    let renewed = mix.map(|mix| {
+        [
+            ("general.file_type", mix.file_type()),
+            ("general.quantization_version", mix::QUANTIZATION_VERSION),
+        ]
+    });
+    let renewed = renewed.as_ref().map_or(&[][..], |keys| keys);
+    let dropped = |key: &str| DROPPED.contains(&key) || granules::is_layout_key(key);
+    for (key, value) in input.keys().filter(|(key, _)| !dropped(key)) {
         match renewed.iter().find(|(renewed, _)| *renewed == key) {
             Some((key, value)) => writer.set(key, *value)?,
             None => writer.set(key, value)?,
@@ -92,62 +92,38 @@ fn facts(input: &Gguf) -> Result<ModelFacts> {
     })
 }
 
-/// The type that a tensor gets; what the mix leaves alone keeps its own.
-fn target(
-    options: &QuantizeOptions,
-    input: &Gguf,
-    facts: &ModelFacts,
-    tensor: &TensorInfo,
-) -> Result<TensorType> {
-    let ty = match mix::is_matrix(&tensor.name, &tensor.dims) {
-        true => mix::tensor_type(options.mix, facts, &tensor.name, &tensor.dims),
-        false => tensor.ty,
+/// A tensor with the type that it gets; what the mix leaves alone keeps its own.
+fn target(options: &QuantizeOptions, facts: &ModelFacts, source: &Source<'_>) -> Result<Target> {
+    let Source { name, dims, .. } = source;
+    let ty = match options.mix {
+        Some(mix) if mix::is_matrix(name, dims) => mix::tensor_type(mix, facts, name, dims),
+        _ => source.ty,
     };
-    if ty == tensor.ty {
-        return Ok(ty);
-    }
     let fail = |expected: &str| {
-        let field = format!("tensor {}: type", tensor.name);
-        let path = input.shards()[tensor.shard].path();
-        Err(Error::format(path, field, expected, tensor.ty.name()))
+        let field = format!("tensor {name}: type");
+        Err(Error::format(source.path(), field, expected, source.ty.name()))
     };
-    if !quant::is_supported(tensor.ty) {
+    if ty != source.ty && !quant::is_supported(source.ty) {
         return fail("one of F32, F16, BF16, Q8_0, Q4_0, Q4_K, Q5_K, Q6_K");
     }
-    if tensor.ty.block_len() > 1 && !options.allow_requantize {
+    if ty != source.ty && source.ty.block_len() > 1 && !options.allow_requantize {
         return fail("F32, F16 or BF16 (or say --allow-requantize and accept the loss of both)");
     }
-    Ok(ty)
+    Ok(Target { name: name.clone(), dims: dims.clone(), ty })
 }
 
-fn write_tensor(
-    writer: &mut Writer,
-    input: &Gguf,
-    tensor: &TensorInfo,
-    ty: TensorType,
-    progress: &Progress,
-) -> Result<()> {
-    let name = &tensor.name;
-    let shard = &input.shards()[tensor.shard];
-    // By reads and not through the map: memory then holds what is worked on and nothing else.
-    let read = |from: u64, out: &mut [u8]| {
-        let at = tensor.file_offset + from;
-        shard.file().read_exact_at(out, at).map_err(|e| Error::io(shard.path(), e))
+fn job<'a>(source: &'a Source<'_>, ty: TensorType) -> Job<'a> {
+    let (row_len, row_bytes) = (source.row_len(), source.row_bytes());
+    let make: stream::Make<'a> = if ty == source.ty {
+        Box::new(|first, out| source.read(first, out).map(|()| 0))
+    } else {
+        log::debug!("{}: from {}", source.name, source.ty);
+        stream::from_values(ty, row_len, move |first, out| {
+            let mut bytes = vec![0; out.len() / row_len * row_bytes];
+            source.read(first, &mut bytes)?;
+            quant::dequantize(source.ty, &bytes, out);
+            Ok(())
+        })
     };
-    let (row_len, row_bytes) = (tensor.dims[0] as usize, tensor.row_bytes());
-    let copy = |first: u64, out: &mut [u8]| read(first * row_bytes, out).map(|()| 0);
-    let fill = |first: u64, out: &mut [f32]| {
-        let mut bytes = vec![0; out.len() / row_len * row_bytes as usize];
-        read(first * row_bytes, &mut bytes)?;
-        quant::dequantize(tensor.ty, &bytes, out);
-        Ok(())
-    };
-    let convert = stream::from_values(ty, row_len, fill);
-    let is_copy = ty == tensor.ty;
-    let done = if is_copy { "copied".to_owned() } else { format!("from {}", tensor.ty) };
-    log::debug!("{name}: {:?} {ty}, {done}", tensor.dims);
-    let make: &(dyn Fn(u64, &mut [u8]) -> Result<usize> + Sync) =
-        if is_copy { &copy } else { &convert };
-    let n_rows = tensor.n_rows();
-    stream::stream(writer, &Job { name, ty, row_len, n_rows, unit_rows: 1, make }, progress)
+    Job::of_rows(&source.name, &source.dims, ty, make)
 }

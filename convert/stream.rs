@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use super::progress::Progress;
 use crate::gguf::{TensorType, Writer};
 use crate::quant;
-use crate::{Error, Result, interrupt};
+use crate::{Result, interrupt};
 
 /// Elements that a thread takes at a time: a few hundred rows of a small model, some dozens of a
 /// large one, and f32 buffers that stay in the second-level cache's neighbourhood (1 MiB).
@@ -27,10 +27,19 @@ pub struct Job<'a> {
     pub unit_rows: usize,
     /// Writes whole units from row `first` on as stored, and answers how many of their values were
     /// not finite. Pieces have the same bounds whatever the number of threads.
-    pub make: &'a (dyn Fn(u64, &mut [u8]) -> Result<usize> + Sync),
+    pub make: Make<'a>,
 }
 
-impl Job<'_> {
+/// Fills whole rows from a given one on and answers how many values were odd.
+pub type Make<'a> = Box<dyn Fn(u64, &mut [u8]) -> Result<usize> + Send + Sync + 'a>;
+
+impl<'a> Job<'a> {
+    /// A job of rows that can be made one by one.
+    pub fn of_rows(name: &'a str, dims: &[u64], ty: TensorType, make: Make<'a>) -> Job<'a> {
+        let (row_len, n_rows) = (dims[0] as usize, dims[1..].iter().product());
+        Job { name, ty, row_len, n_rows, unit_rows: 1, make }
+    }
+
     fn row_bytes(&self) -> usize {
         // The writer has accepted the type for this row length.
         self.ty.row_bytes(self.row_len as u64).expect("whole blocks in a row") as usize
@@ -65,14 +74,14 @@ impl Job<'_> {
 pub fn from_values<'a>(
     ty: TensorType,
     row_len: usize,
-    fill: impl Fn(u64, &mut [f32]) -> Result<()> + Sync + 'a,
-) -> impl Fn(u64, &mut [u8]) -> Result<usize> + Sync + 'a {
+    fill: impl Fn(u64, &mut [f32]) -> Result<()> + Send + Sync + 'a,
+) -> Make<'a> {
     let row_bytes = ty.row_bytes(row_len as u64).expect("whole blocks in a row") as usize;
-    move |first, bytes| {
+    Box::new(move |first, bytes| {
         let mut values = vec![0.0; bytes.len() / row_bytes * row_len];
         fill(first, &mut values)?;
         Ok(quant::quantize(ty, &values, bytes))
-    }
+    })
 }
 
 /// Writes a declared tensor.
@@ -93,26 +102,55 @@ pub fn stream(writer: &mut Writer, job: &Job<'_>, progress: &Progress) -> Result
         odd += n;
         next += step;
     }
-    if odd > 0 {
-        warn_of_odd_values(job, odd);
-    }
+    warn_of_odd_values(job, odd);
     writer.end_tensor()
 }
 
 fn warn_of_odd_values(job: &Job<'_>, odd: usize) {
-    let kept = if job.ty.block_len() == 1 { "are kept" } else { "became 0" };
-    log::warn!("{}: {odd} values are NaN or infinite and {kept}", job.name);
+    if odd > 0 {
+        let kept = if job.ty.block_len() == 1 { "are kept" } else { "became 0" };
+        log::warn!("{}: {odd} values are NaN or infinite and {kept}", job.name);
+    }
 }
 
-/// Declares a tensor and answers its rows: (row length, number of rows).
-pub fn declare(
-    writer: &mut Writer,
-    name: &str,
-    dims: &[u64],
-    ty: TensorType,
-) -> Result<(usize, u64)> {
-    writer.declare(name, dims, ty)?;
-    let row_len = usize::try_from(dims[0])
-        .map_err(|_| Error::invalid(format!("{name}: rows of {} values", dims[0])))?;
-    Ok((row_len, dims[1..].iter().product()))
+/// A tensor's bytes in order, in portions of the caller's choice. They are made in the chunks that
+/// `stream` makes, and so are the same.
+pub struct Feed<'a> {
+    job: Job<'a>,
+    next: u64,
+    /// Made and, from `taken` on, not taken yet.
+    ready: Vec<u8>,
+    taken: usize,
+    odd: usize,
+}
+
+impl<'a> Feed<'a> {
+    pub fn new(job: Job<'a>) -> Feed<'a> {
+        Feed { job, next: 0, ready: Vec::new(), taken: 0, odd: 0 }
+    }
+
+    /// The next `n` bytes, which there must be.
+    pub fn take(&mut self, n: usize) -> Result<&[u8]> {
+        if self.ready.len() - self.taken < n {
+            self.ready.drain(..self.taken);
+            self.taken = 0;
+        }
+        while self.ready.len() < n {
+            interrupt::check()?;
+            assert!(self.next < self.job.n_rows, "{}: more bytes than there are", self.job.name);
+            let (bytes, odd) = self.job.chunk(self.next)?;
+            self.next += self.job.chunk_rows() as u64;
+            self.odd += odd;
+            match self.ready.is_empty() {
+                true => self.ready = bytes,
+                false => self.ready.extend(bytes),
+            }
+        }
+        self.taken += n;
+        Ok(&self.ready[self.taken - n..self.taken])
+    }
+
+    pub fn warn_of_odd_values(&self) {
+        warn_of_odd_values(&self.job, self.odd);
+    }
 }

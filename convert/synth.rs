@@ -13,10 +13,10 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 use serde::Deserialize;
 
+use super::layout::{self, Layout, Target};
 use super::mix::{self, Mix, ModelFacts};
 use super::noise;
-use super::progress::Progress;
-use super::stream::{self, Job};
+use super::stream::Job;
 use super::vocab::{TokenType, Vocab};
 use super::{Written, write_file_type, write_general};
 use crate::gguf::{OwnedValue, TensorType, Writer};
@@ -31,6 +31,7 @@ pub struct SynthOptions {
     /// One of `synth_type_names`.
     pub ty: String,
     pub seed: u64,
+    pub layout: Layout,
 }
 
 #[derive(Debug, Deserialize)]
@@ -122,14 +123,31 @@ pub fn synth(options: &SynthOptions) -> Result<Written> {
         let expected = format!("1 to {}", preset.layers);
         return Err(Error::Usage(format!("layers: expected {expected}, got {layers}")));
     }
-    let tensors = preset.all_tensors(layers);
     let facts = preset.facts(layers);
-    let type_of = |(name, dims): &(String, Vec<u64>)| types.of(&facts, name, dims);
-    let tensor_types: Vec<TensorType> = tensors.iter().map(type_of).collect();
+    let typed = |(name, dims): (String, Vec<u64>)| {
+        let ty = types.of(&facts, &name, &dims);
+        Target { name, dims, ty }
+    };
+    let targets: Vec<Target> = preset.all_tensors(layers).into_iter().map(typed).collect();
 
-    let mut writer = Writer::create(&options.output, None)?;
+    let mut writer = Writer::create(&options.output, options.layout.alignment(None))?;
     preset.write_metadata(&mut writer, layers, types.file_type())?;
-    write_tensors(writer, &tensors, &tensor_types, options.seed)
+    let job = |i: usize| job(&targets[i], i as u64, options.seed);
+    layout::write(writer, options.layout, &targets, "drawing", job)
+}
+
+/// How the `i`th tensor is drawn.
+fn job(target: &Target, i: u64, seed: u64) -> Job<'_> {
+    let Target { name, dims, ty } = target;
+    let draw = noise::Draw::new(name, *ty, dims[0] as usize);
+    let make = Box::new(move |first: u64, bytes: &mut [u8]| {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        // No tensor has 2^40 rows, and no file 2^24 tensors.
+        rng.set_stream(i << 40 | first);
+        draw.fill(&mut rng, bytes);
+        Ok(0)
+    });
+    Job::of_rows(name, dims, *ty, make)
 }
 
 impl Preset {
@@ -218,36 +236,6 @@ fn byte_char(byte: u8) -> char {
     }
     let rank = (0..byte).filter(|b| !plain(*b)).count() as u32;
     char::from_u32(0x100 + rank).unwrap_or(char::REPLACEMENT_CHARACTER)
-}
-
-fn write_tensors(
-    mut writer: Writer,
-    tensors: &[(String, Vec<u64>)],
-    types: &[TensorType],
-    seed: u64,
-) -> Result<Written> {
-    let mut rows = Vec::with_capacity(tensors.len());
-    for ((name, dims), ty) in tensors.iter().zip(types) {
-        rows.push(stream::declare(&mut writer, name, dims, *ty)?);
-    }
-    let bytes_out = writer.tensors().iter().map(|t| t.n_bytes).sum();
-    let progress = Progress::new("drawing", bytes_out);
-    for (i, ((name, _), ty)) in tensors.iter().zip(types).enumerate() {
-        let (row_len, n_rows) = rows[i];
-        let draw = noise::Draw::new(name, *ty, row_len);
-        let make = |first: u64, bytes: &mut [u8]| {
-            let mut rng = ChaCha8Rng::seed_from_u64(seed);
-            // No tensor has 2^40 rows, and no file 2^24 tensors.
-            rng.set_stream((i as u64) << 40 | first);
-            draw.fill(&mut rng, bytes);
-            Ok(0)
-        };
-        let job = Job { name, ty: *ty, row_len, n_rows, unit_rows: 1, make: &make };
-        stream::stream(&mut writer, &job, &progress)?;
-    }
-    writer.finish()?;
-    let seconds = progress.finish().as_secs_f64();
-    Ok(Written { n_tensors: tensors.len(), bytes_in: None, bytes_out, seconds })
 }
 
 /// A preset's architecture.

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use moeba::Error;
-use moeba::convert::{ConvertOptions, Mix, SynthOptions, convert, synth};
+use moeba::convert::{ConvertOptions, Layout, Mix, SynthOptions, convert, synth};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -351,6 +351,7 @@ fn synth_takes_only_what_it_knows() {
         layers,
         ty: ty.into(),
         seed: 0,
+        layout: Layout::Standard,
     };
     for (options, word) in [
         (options("gpt", "q4_k", None), "qwen3-30b-a3b"),

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use moeba::convert::{ConvertOptions, Mix, QuantizeOptions, convert, quantize};
+use moeba::convert::{ConvertOptions, Layout, Mix, QuantizeOptions, convert, quantize};
 use moeba::gguf::{Gguf, TensorInfo, TensorType, Value};
 use serde_json::{Value as Json, json};
 
@@ -176,7 +176,8 @@ fn quantize_gives_the_bytes_that_convert_gives() {
             let options = QuantizeOptions {
                 input: input.clone(),
                 output: output.clone(),
-                mix,
+                mix: Some(mix),
+                layout: Layout::Standard,
                 allow_requantize: false,
             };
             quantize(&options).unwrap();
@@ -196,7 +197,8 @@ fn quantised_weights_are_quantised_again_only_on_request() {
     let mut options = QuantizeOptions {
         input: input.clone(),
         output: output.clone(),
-        mix: Mix::Q4_0,
+        mix: Some(Mix::Q4_0),
+        layout: Layout::Standard,
         allow_requantize: false,
     };
     let e = quantize(&options).unwrap_err().to_string();
@@ -208,7 +210,7 @@ fn quantised_weights_are_quantised_again_only_on_request() {
     assert_eq!(gguf.tensor("token_embd.weight").unwrap().ty, TensorType::Q4_0);
     assert_eq!(gguf.u32("general.file_type").unwrap(), Some(2));
     // The same type again is a copy and loses nothing.
-    options.mix = Mix::Q8_0;
+    options.mix = Some(Mix::Q8_0);
     options.allow_requantize = false;
     quantize(&options).unwrap();
     assert!(same_bytes(&input, &output));

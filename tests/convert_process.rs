@@ -9,7 +9,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use moeba::convert::{ConvertOptions, Mix, SynthOptions, convert, synth};
+use moeba::convert::{ConvertOptions, Layout, Mix, SynthOptions, convert, synth};
 use moeba::interrupt;
 use serde_json::{Value, json};
 
@@ -36,6 +36,7 @@ fn child() {
             layers: Some(2),
             ty: "q8_0".into(),
             seed: 0,
+            layout: Layout::Standard,
         }),
     };
     match result {

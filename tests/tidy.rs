@@ -24,7 +24,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("tokenizer", &["gguf"]),
     ("chat", &["gguf", "tokenizer"]),
     ("sample", &["tokenizer"]),
-    ("convert", &["gguf", "interrupt", "model", "quant", "simd", "tokenizer"]),
+    ("convert", &["experts", "gguf", "interrupt", "model", "quant", "simd", "tokenizer"]),
     (
         "engine",
         &[

@@ -6,7 +6,7 @@ use clap::Args;
 use clap::builder::PossibleValuesParser;
 
 use crate::Result;
-use crate::convert::{ConvertOptions, Mix, Written, convert};
+use crate::convert::{ConvertOptions, Layout, Mix, Written, convert};
 
 /// Convert a Hugging Face checkpoint to GGUF
 #[derive(Args, Debug)]
@@ -26,11 +26,34 @@ pub struct ConvertArgs {
     /// general.name of the file [default: the folder's name]
     #[arg(long, value_name = "NAME")]
     model_name: Option<String>,
+    #[command(flatten)]
+    layout: LayoutArg,
 }
 
 /// The names of all mixes, for clap to check and show.
-pub(super) fn mix_names() -> PossibleValuesParser {
+fn mix_names() -> PossibleValuesParser {
     PossibleValuesParser::new(Mix::names())
+}
+
+/// How the file lays out routed experts.
+#[derive(Args, Debug)]
+pub(super) struct LayoutArg {
+    /// Where the file has its experts: standard, as any GGUF reader expects, or granule, in the
+    /// order in which moeba reads them from disk; llama.cpp cannot read that
+    #[arg(
+        long,
+        value_name = "LAYOUT",
+        default_value = "standard",
+        ignore_case = true,
+        value_parser = PossibleValuesParser::new(Layout::names()),
+    )]
+    layout: String,
+}
+
+impl LayoutArg {
+    pub(super) fn layout(&self) -> Layout {
+        Layout::from_name(&self.layout).unwrap_or_default()
+    }
 }
 
 pub fn run(args: ConvertArgs) -> Result<()> {
@@ -40,6 +63,7 @@ pub fn run(args: ConvertArgs) -> Result<()> {
         mix: args.outtype.as_deref().and_then(Mix::from_name),
         pre: args.pre,
         name: args.model_name,
+        layout: args.layout.layout(),
     };
     let written = convert(&options)?;
     report(&written, &options.output);

@@ -1,14 +1,18 @@
 //! `moeba inspect`: what is in a model file. A table for people, one JSON object for programs,
 //! and with `--check` a reading of every weight.
 
+mod experts;
+
 use super::out;
-use crate::experts::Geometry;
 use crate::gguf::{Gguf, TensorInfo, TensorType, Value};
+use crate::model::granules;
 use crate::{Error, Result};
 use serde_json::{Map, Value as Json, json};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::PathBuf;
+
+use experts::LayerExperts;
 
 #[derive(clap::Args, Debug)]
 pub struct InspectArgs {
@@ -45,74 +49,14 @@ pub fn run(args: InspectArgs) -> Result<()> {
     // Before any output: what is printed after a check has passed it.
     if args.check {
         gguf.check_all_finite(|_| {})?;
+        granules::check_all_finite(&gguf)?;
     }
+    let experts = experts::all(&gguf)?;
     let text = match args.json {
-        true => json_text(&gguf, args.check)?,
-        false => table_text(&gguf, args.check),
+        true => json_text(&gguf, &experts, args.check)?,
+        false => table_text(&gguf, &experts, args.check),
     };
     out::write(text.as_bytes())
-}
-
-/// The routed experts of one layer.
-struct LayerExperts {
-    layer: u64,
-    n_experts: u64,
-    /// Of one expert, all its tensors together.
-    expert_bytes: u64,
-    /// Granules an expert; `None` where the tensors are not gate, up and down.
-    n_granules: Option<usize>,
-    /// Of the largest granule.
-    granule_bytes: Option<u64>,
-}
-
-/// Layers that have tensors `blk.L.ffn_…_exps.weight`, in order.
-fn layer_experts(gguf: &Gguf) -> Vec<LayerExperts> {
-    let mut layers: BTreeMap<u64, Vec<(&str, &TensorInfo)>> = BTreeMap::new();
-    for tensor in gguf.tensors() {
-        if let Some((layer, part)) = expert_part(&tensor.name) {
-            layers.entry(layer).or_default().push((part, tensor));
-        }
-    }
-    layers.into_iter().filter_map(|(layer, parts)| one_layer(layer, &parts)).collect()
-}
-
-/// Layer and part (`ffn_gate_exps`, …) of an expert tensor's name.
-fn expert_part(name: &str) -> Option<(u64, &str)> {
-    let (layer, part) = name.strip_prefix("blk.")?.split_once('.')?;
-    let part = part.strip_suffix(".weight")?;
-    if part.ends_with("_exps") { Some((layer.parse().ok()?, part)) } else { None }
-}
-
-fn one_layer(layer: u64, parts: &[(&str, &TensorInfo)]) -> Option<LayerExperts> {
-    // The last dimension counts the experts; all parts must agree to be called experts.
-    let n_experts = *parts.first()?.1.dims.get(2)?;
-    if parts.iter().any(|(_, t)| t.dims.get(2) != Some(&n_experts)) {
-        return None;
-    }
-    let geometry = geometry(parts);
-    Some(LayerExperts {
-        layer,
-        n_experts,
-        expert_bytes: parts.iter().map(|(_, t)| t.n_bytes / n_experts).sum(),
-        n_granules: geometry.map(|(g, _)| g.n_granules()),
-        granule_bytes: geometry.map(|(g, row_bytes)| g.granule_rows as u64 * row_bytes),
-    })
-}
-
-/// How the engine cuts these experts, and the bytes of one intermediate row.
-fn geometry(parts: &[(&str, &TensorInfo)]) -> Option<(Geometry, u64)> {
-    let part = |name: &str| parts.iter().find(|(part, _)| *part == name).map(|(_, t)| *t);
-    let (gate, up) = (part("ffn_gate_exps")?, part("ffn_up_exps")?);
-    let down = part("ffn_down_exps")?;
-    let n_ff = down.dims[0];
-    if gate.dims[1] != n_ff || up.dims[1] != n_ff {
-        return None;
-    }
-    // Of down, an intermediate row is a column: its share of every row.
-    let column = down.n_bytes / down.dims[2] / n_ff;
-    let row_bytes = gate.row_bytes() + up.row_bytes() + column;
-    let n_ff = usize::try_from(n_ff).ok()?;
-    (row_bytes > 0).then(|| (Geometry::new(n_ff, down.ty.block_len(), row_bytes), row_bytes))
 }
 
 struct TypeTotal {
@@ -136,7 +80,7 @@ fn type_totals(gguf: &Gguf) -> Vec<(TensorType, TypeTotal)> {
     totals
 }
 
-fn json_text(gguf: &Gguf, checked: bool) -> Result<String> {
+fn json_text(gguf: &Gguf, experts: &[LayerExperts], checked: bool) -> Result<String> {
     let shards: Vec<Json> = gguf
         .shards()
         .iter()
@@ -154,15 +98,6 @@ fn json_text(gguf: &Gguf, checked: bool) -> Result<String> {
             })
         })
         .collect();
-    let experts: Vec<Json> = layer_experts(gguf)
-        .iter()
-        .map(|e| {
-            json!({
-                "layer": e.layer, "n_experts": e.n_experts, "expert_bytes": e.expert_bytes,
-                "n_granules": e.n_granules, "granule_bytes": e.granule_bytes,
-            })
-        })
-        .collect();
     let whole = json!({
         "path": gguf.path().to_string_lossy(),
         "version": gguf.version(),
@@ -173,7 +108,8 @@ fn json_text(gguf: &Gguf, checked: bool) -> Result<String> {
         "metadata": metadata,
         "tensors": tensors,
         "types": types,
-        "experts": experts,
+        "layout": if gguf.get(granules::LAYOUT_KEY).is_some() { "granule" } else { "standard" },
+        "experts": experts.iter().map(LayerExperts::json).collect::<Vec<Json>>(),
     });
     let text = serde_json::to_string(&whole);
     text.map(|t| t + "\n").map_err(|e| Error::invalid(format!("cannot write JSON: {e}")))
@@ -242,7 +178,7 @@ fn harmless(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
-fn table_text(gguf: &Gguf, checked: bool) -> String {
+fn table_text(gguf: &Gguf, experts: &[LayerExperts], checked: bool) -> String {
     let mut out = String::new();
     // Writing to a String cannot fail, here and below.
     let _ = writeln!(
@@ -258,7 +194,7 @@ fn table_text(gguf: &Gguf, checked: bool) -> String {
     metadata_table(gguf, &mut out);
     tensor_table(gguf, &mut out);
     total_table(gguf, &mut out);
-    expert_table(gguf, &mut out);
+    experts::table(experts, &mut out);
     out
 }
 
@@ -293,38 +229,6 @@ fn total_table(gguf: &Gguf, out: &mut String) {
             total.n_tensors,
             total.n_elements,
             size(total.n_bytes),
-        );
-    }
-}
-
-/// One line a run of layers that are alike.
-fn expert_table(gguf: &Gguf, out: &mut String) {
-    let layers = layer_experts(gguf);
-    if layers.is_empty() {
-        return;
-    }
-    let total: u64 = layers.iter().map(|e| e.n_experts * e.expert_bytes).sum();
-    let _ = writeln!(out, "\nExperts ({} in all)", size(total));
-    let alike = |a: &LayerExperts, b: &LayerExperts| {
-        (a.n_experts, a.expert_bytes, a.granule_bytes)
-            == (b.n_experts, b.expert_bytes, b.granule_bytes)
-            && a.layer + 1 == b.layer
-    };
-    for run in layers.chunk_by(alike) {
-        let (first, last) = (&run[0], &run[run.len() - 1]);
-        let granules = match (first.n_granules, first.granule_bytes) {
-            (Some(n), Some(bytes)) => {
-                format!(", {} of up to {} each", counted(n, "granule"), size(bytes))
-            }
-            _ => String::new(),
-        };
-        let _ = writeln!(
-            out,
-            "  layers {} to {}: {} experts a layer, {} each{granules}",
-            first.layer,
-            last.layer,
-            first.n_experts,
-            size(first.expert_bytes),
         );
     }
 }
@@ -381,7 +285,8 @@ mod tests {
     #[test]
     fn json_has_everything() {
         let dir = tempfile::tempdir().unwrap();
-        let text = json_text(&moe(dir.path()), true).unwrap();
+        let gguf = moe(dir.path());
+        let text = json_text(&gguf, &experts::all(&gguf).unwrap(), true).unwrap();
         assert_eq!(text.matches('\n').count(), 1);
         let json: Json = serde_json::from_str(&text).unwrap();
         assert_eq!(json["checked"], true);
@@ -410,7 +315,8 @@ mod tests {
     #[test]
     fn tables_are_short_and_harmless() {
         let dir = tempfile::tempdir().unwrap();
-        let text = table_text(&moe(dir.path()), false);
+        let gguf = moe(dir.path());
+        let text = table_text(&gguf, &experts::all(&gguf).unwrap(), false);
         assert!(!text.contains('\x1b'));
         assert!(text.contains("[0, 1, 2, 3, 4, 5, … 20 in all]"), "{text}");
         assert!(text.contains("64 × 96 × 4"));

@@ -1,14 +1,18 @@
-//! `moeba quantize`: a GGUF file to one of another type.
+//! `moeba quantize`: a GGUF file to one of another type or layout.
 
 use std::path::PathBuf;
 
 use clap::Args;
+use clap::builder::PossibleValuesParser;
 
-use super::convert::{mix_names, report};
+use super::convert::{LayoutArg, report};
+use crate::Result;
 use crate::convert::{Mix, QuantizeOptions, quantize};
-use crate::{Error, Result};
 
-/// Change the type of a GGUF file's weights
+/// The type that is none: every tensor keeps its own.
+const COPY: &str = "copy";
+
+/// Change the type or the layout of a GGUF file's weights
 #[derive(Args, Debug)]
 pub struct QuantizeArgs {
     /// File to read
@@ -17,20 +21,27 @@ pub struct QuantizeArgs {
     /// File to write
     #[arg(value_name = "OUT.gguf")]
     output: PathBuf,
-    /// Type of the weights
-    #[arg(value_name = "TYPE", ignore_case = true, value_parser = mix_names())]
+    /// Type of the weights; copy: as they are, for another layout
+    #[arg(
+        value_name = "TYPE",
+        ignore_case = true,
+        value_parser = PossibleValuesParser::new(Mix::names().chain([COPY])),
+    )]
     ty: String,
+    #[command(flatten)]
+    layout: LayoutArg,
     /// Quantise weights that are quantised already, with the loss of both
     #[arg(long)]
     allow_requantize: bool,
 }
 
 pub fn run(args: QuantizeArgs) -> Result<()> {
-    let mix = Mix::from_name(&args.ty);
     let options = QuantizeOptions {
         input: args.input,
         output: args.output,
-        mix: mix.ok_or_else(|| Error::Usage(format!("unknown type {:?}", args.ty)))?,
+        // clap has checked the name, so that one which is no mix is `COPY`.
+        mix: Mix::from_name(&args.ty),
+        layout: args.layout.layout(),
         allow_requantize: args.allow_requantize,
     };
     let written = quantize(&options)?;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
-use super::convert::report;
+use super::convert::{LayoutArg, report};
 use crate::Result;
 use crate::convert::{PRESETS, SynthOptions, preset_architecture, synth, synth_type_names};
 use crate::model::descriptor::Descriptor;
@@ -34,6 +34,8 @@ pub struct SynthArgs {
     /// Seed of the random numbers
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
+    #[command(flatten)]
+    layout: LayoutArg,
 }
 
 pub fn run(args: SynthArgs) -> Result<()> {
@@ -43,6 +45,7 @@ pub fn run(args: SynthArgs) -> Result<()> {
         layers: args.layers,
         ty: args.ty,
         seed: args.seed,
+        layout: args.layout.layout(),
     };
     let written = synth(&options)?;
     report(&written, &options.output);

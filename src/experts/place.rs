@@ -33,7 +33,7 @@ pub struct Part {
 }
 
 impl Part {
-    fn n_bytes(&self) -> usize {
+    pub fn n_bytes(&self) -> usize {
         self.rows * self.row_bytes
     }
 
@@ -43,7 +43,7 @@ impl Part {
     }
 
     /// The bytes of a run of columns in its row.
-    fn columns(&self, columns: &Range<usize>) -> Range<usize> {
+    pub fn columns(&self, columns: &Range<usize>) -> Range<usize> {
         self.column(columns.start)..self.column(columns.end)
     }
 }
@@ -78,6 +78,22 @@ impl LayerExperts {
             Place::GranuleMajor { tensor } => (tensor, None),
         };
         std::iter::once(one).chain(more.into_iter().flatten())
+    }
+
+    /// Experts of these matrices, cut as this version cuts them.
+    pub fn cut(n_experts: usize, [gate, up, down]: [Part; 3], place: Place) -> LayerExperts {
+        let n_ff = gate.rows;
+        // Of down, an intermediate row is a column: its share of every row.
+        let row_bytes = gate.row_bytes + up.row_bytes + down.n_bytes() / n_ff;
+        let geometry = Geometry::new(n_ff, down.block_len, row_bytes as u64);
+        LayerExperts { n_experts, geometry, gate, up, down, place }
+    }
+
+    /// Where a granule-major granule has its rows of gate, its rows of up and its columns of down.
+    pub fn offsets(&self, index: usize) -> [usize; 3] {
+        let n = self.geometry.rows(index).len();
+        let up = n * self.gate.row_bytes;
+        [0, up, up + n * self.up.row_bytes]
     }
 
     /// Bytes of a granule: its rows of gate and up and its columns of down.
@@ -169,10 +185,8 @@ impl LayerExperts {
 
     /// A granule whose bytes start those of `bytes`.
     fn compact<'a>(&self, bytes: &'a [u8], expert: u32, index: usize) -> ReadyGranule<'a> {
-        let n = self.geometry.rows(index).len();
-        let (gate, rest) = bytes.split_at(n * self.gate.row_bytes);
-        let (up, down) = rest.split_at(n * self.up.row_bytes);
-        self.assembled(expert, index, [gate, up, down])
+        let parts = self.offsets(index).map(|offset| &bytes[offset..]);
+        self.assembled(expert, index, parts)
     }
 
     /// A granule from its rows of gate, its rows of up and, without gaps, its columns of down.

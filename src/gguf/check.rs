@@ -63,7 +63,7 @@ fn fields(ty: T) -> &'static [(usize, Field)] {
 }
 
 /// The first block with a field that is NaN or infinite, and that field's value.
-fn first_non_finite(ty: T, bytes: &[u8]) -> Option<(usize, f64)> {
+pub fn first_non_finite(ty: T, bytes: &[u8]) -> Option<(usize, f64)> {
     bytes.chunks_exact(ty.block_bytes()).enumerate().find_map(|(i, block)| {
         let values = fields(ty).iter().map(|&(at, field)| field.read(&block[at..]));
         values.into_iter().find(|v| !v.is_finite()).map(|v| (i, v))

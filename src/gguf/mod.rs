@@ -13,6 +13,7 @@ mod types;
 mod value;
 mod writer;
 
+pub use check::first_non_finite;
 pub use file::{Gguf, Shard};
 pub use header::{Header, Metadata, TensorInfo};
 pub use types::TensorType;

@@ -2,6 +2,7 @@
 
 pub mod descriptor;
 pub mod forward;
+pub mod granules;
 mod hyper;
 pub mod kv;
 mod weights;
@@ -78,11 +79,7 @@ impl Bound {
 
     /// Routed experts come from disk as they are needed, everything else is read to memory now;
     /// the file is mapped no longer, so whatever happens to it can only fail a load.
-    pub fn streamed(
-        self,
-        options: &StreamOptions,
-        progress: &mut dyn FnMut(u64),
-    ) -> Result<Model> {
+    pub fn streamed(self, options: &StreamOptions, progress: &mut dyn FnMut(u64)) -> Result<Model> {
         let Bound { gguf, descriptor, hyper, weights } = self;
         let tensors: HashSet<usize> =
             weights.routed.iter().flatten().flat_map(LayerExperts::tensors).collect();

@@ -2,8 +2,9 @@
 //! at load. Matrices stay in the mapped file; vectors (norms, biases) are copied as f32.
 
 use super::descriptor::Descriptor;
+use super::granules::{GranuleKeys, TypedExperts};
 use super::hyper::HyperParams;
-use crate::experts::{Geometry, LayerExperts, Part, Place};
+use crate::experts::{LayerExperts, Place};
 use crate::gguf::{Gguf, TensorInfo, TensorType};
 use crate::quant;
 use crate::simd::MatRef;
@@ -99,7 +100,7 @@ pub struct Weights {
 
 impl Weights {
     pub fn bind(gguf: &Gguf, descriptor: &Descriptor, hyper: &HyperParams) -> Result<Weights> {
-        let b = Binder { gguf, descriptor, hyper };
+        let b = Binder { gguf, descriptor, hyper, granules: GranuleKeys::read(gguf)? };
         let embd = b.require("token_embd", 0)?;
         let n_vocab = b.tensor(embd).dims.get(1).copied().unwrap_or(0) as usize;
         let token_embd = b.matrix(embd, n_vocab, hyper.n_embd)?;
@@ -150,6 +151,8 @@ struct Binder<'a> {
     gguf: &'a Gguf,
     descriptor: &'a Descriptor,
     hyper: &'a HyperParams,
+    /// Of a granule-major file.
+    granules: Option<GranuleKeys>,
 }
 
 impl Binder<'_> {
@@ -184,15 +187,7 @@ impl Binder<'_> {
     /// computes with the type.
     fn check(&self, index: usize, dims: &[usize]) -> Result<()> {
         let t = self.tensor(index);
-        if !quant::is_supported(t.ty) {
-            let known: Vec<_> =
-                TensorType::all().filter(|t| quant::is_supported(*t)).map(|t| t.name()).collect();
-            return Err(self.wrong(
-                index,
-                format!("one of the types {}", known.join(", ")),
-                t.ty.to_string(),
-            ));
-        }
+        self.check_type(index, t.ty)?;
         let given: Vec<usize> = t.dims.iter().map(|d| *d as usize).collect();
         let end = given.iter().rposition(|d| *d != 1).map_or(1, |i| i + 1);
         let wanted = dims.iter().rposition(|d| *d != 1).map_or(1, |i| i + 1);
@@ -200,6 +195,16 @@ impl Binder<'_> {
             return Err(self.wrong(index, format!("shape {dims:?}"), format!("{given:?}")));
         }
         Ok(())
+    }
+
+    fn check_type(&self, index: usize, ty: TensorType) -> Result<()> {
+        if quant::is_supported(ty) {
+            return Ok(());
+        }
+        let known: Vec<_> =
+            TensorType::all().filter(|t| quant::is_supported(*t)).map(|t| t.name()).collect();
+        let expected = format!("one of the types {}", known.join(", "));
+        Err(self.wrong(index, expected, ty.to_string()))
     }
 
     fn matrix(&self, index: usize, rows: usize, cols: usize) -> Result<Matrix> {
@@ -252,8 +257,7 @@ impl Binder<'_> {
             return Ok((ffn, experts, None));
         };
         let gate = Gate::Router(self.matrix(router, h.n_experts, h.n_embd)?);
-        let roles = ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"];
-        let (expert, experts) = self.experts(l, h.n_experts, roles)?;
+        let (expert, experts) = self.routed(l)?;
         let (shared, shared_experts) = match self.find("ffn_gate_shexp", l)? {
             None => (None, None),
             Some(_) => {
@@ -267,6 +271,27 @@ impl Binder<'_> {
             }
         };
         Ok((FfnWeights { norm, gate, expert, shared }, experts, shared_experts))
+    }
+
+    /// The routed experts of a layer, in whichever layout the file has them.
+    fn routed(&self, l: usize) -> Result<(ExpertShape, LayerExperts)> {
+        let n = self.hyper.n_experts;
+        let granules = match &self.granules {
+            Some(keys) => keys.layer(self.gguf, l)?,
+            None => None,
+        };
+        let Some(typed) = granules else {
+            return self.experts(l, n, ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"]);
+        };
+        let index = typed.experts.tensors().next().expect("the granule-major tensor");
+        for ty in typed.types {
+            self.check_type(index, ty)?;
+        }
+        if typed.experts.n_experts != n {
+            let expected = format!("{n} experts");
+            return Err(self.wrong(index, expected, typed.experts.n_experts.to_string()));
+        }
+        Ok((ExpertShape::of(&typed), typed.experts))
     }
 
     /// Three expert tensors of `n` experts: gate and up [n_embd, n_ff, n], down [n_ff, n_embd, n].
@@ -284,27 +309,20 @@ impl Binder<'_> {
         self.check(gate, &[n_embd, n_ff, n])?;
         self.check(up, &[n_embd, n_ff, n])?;
         self.check(down, &[n_ff, n_embd, n])?;
-        let shape = ExpertShape {
-            gate: self.tensor(gate).ty,
-            up: self.tensor(up).ty,
-            down: self.tensor(down).ty,
-            n_embd,
-            n_ff,
-        };
+        let types = [gate, up, down].map(|index| self.tensor(index).ty);
+        let sizes = [n_embd, n_ff, n].map(|n| n as u64);
         let place = Place::Stacked { gate, up, down };
-        let (gate, up, down) = (self.part(gate), self.part(up), self.part(down));
-        let row_bytes = gate.row_bytes + up.row_bytes + down.row_bytes * n_embd / n_ff;
-        let geometry = Geometry::new(n_ff, down.block_len, row_bytes as u64);
-        Ok((shape, LayerExperts { n_experts: n, geometry, gate, up, down, place }))
+        let typed = TypedExperts::cut(types, sizes, place).ok_or_else(|| {
+            self.wrong(gate, "a size that can be addressed".into(), format!("{n_ff} rows"))
+        })?;
+        Ok((ExpertShape::of(&typed), typed.experts))
     }
+}
 
-    fn part(&self, tensor: usize) -> Part {
-        let t = self.tensor(tensor);
-        Part {
-            rows: t.dims.get(1).copied().unwrap_or(1) as usize,
-            row_bytes: t.row_bytes() as usize,
-            block_len: t.ty.block_len(),
-            block_bytes: t.ty.block_bytes(),
-        }
+impl ExpertShape {
+    fn of(typed: &TypedExperts) -> ExpertShape {
+        let [gate, up, down] = typed.types;
+        let n_ff = typed.experts.geometry.n_ff;
+        ExpertShape { gate, up, down, n_embd: typed.n_embd, n_ff }
     }
 }
