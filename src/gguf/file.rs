@@ -1,11 +1,13 @@
 //! A GGUF file on disk, mapped: one file, or all the shards of a split one.
 
+use super::detach;
 use super::header::{Header, Metadata, TensorInfo};
 use super::value::Value;
 use crate::{Error, Result};
 use memmap2::Mmap;
 use std::collections::HashMap;
 use std::fs::{self, File};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// One file of a model.
@@ -13,7 +15,12 @@ use std::path::{Path, PathBuf};
 pub struct Shard {
     path: PathBuf,
     file: File,
+    /// The file, or, once it is detached, memory of its length.
     map: Mmap,
+    /// Metadata and descriptions, from the start of the file.
+    header_bytes: usize,
+    /// What of `map` has the file's bytes, in order and apart; nothing: all.
+    kept: Option<Vec<Range<usize>>>,
 }
 
 impl Shard {
@@ -26,9 +33,27 @@ impl Shard {
         &self.file
     }
 
-    /// The whole file as mapped.
+    /// The whole file as mapped; of a detached one, zeros where nothing was kept.
     pub fn map(&self) -> &[u8] {
         &self.map
+    }
+
+    pub(super) fn header_bytes(&self) -> usize {
+        self.header_bytes
+    }
+
+    /// Takes memory that has the file's bytes in `kept` for the map.
+    pub(super) fn replace_map(&mut self, memory: Mmap, kept: Vec<Range<usize>>) {
+        assert_eq!(memory.len(), self.map.len());
+        self.map = memory;
+        detach::forget_all(self, &kept);
+        self.kept = Some(kept);
+    }
+
+    fn holds(&self, range: &Range<usize>) -> bool {
+        let Some(kept) = &self.kept else { return true };
+        let run = kept.partition_point(|run| run.end < range.end);
+        kept.get(run).is_some_and(|run| run.start <= range.start)
     }
 
     pub fn n_bytes(&self) -> u64 {
@@ -51,12 +76,13 @@ impl Shard {
         // Changed bytes: everything taken from the map after the checks is either re-checked when
         // used (`ArrayIter`, UTF-8) or plain numbers, for which any bit pattern is valid, so the
         // result is wrong numbers and not undefined memory. Truncation: the next touch of a lost
-        // page ends the process with SIGBUS. For metadata and dense weights we accept that, as
-        // every program does that maps its model: the alternative is a second copy in memory.
-        // Experts that are streamed for as long as the program runs come by reads instead.
+        // page ends the process with SIGBUS. Where everything is computed in place we accept that,
+        // as every program does that maps its model: the alternative is a second copy in memory.
+        // A program that streams experts for as long as it runs calls `Gguf::detached`.
         let map = unsafe { Mmap::map(&file) }.map_err(|e| Error::io(path, e))?;
         let header = Header::parse(path, &map, map.len() as u64)?;
-        Ok((Shard { path: path.to_owned(), file, map }, header))
+        let header_bytes = map.len().min(header.data_offset as usize);
+        Ok((Shard { path: path.to_owned(), file, map, header_bytes, kept: None }, header))
     }
 }
 
@@ -141,11 +167,21 @@ impl Gguf {
             .ok_or_else(|| Error::format(self.path(), name, "a tensor", "no tensor of that name"))
     }
 
+    pub(super) fn shards_mut(&mut self) -> &mut [Shard] {
+        &mut self.shards
+    }
+
     /// A tensor's data. `tensor` must be one of this file's.
+    ///
+    /// # Panics
+    /// If the file was detached and the tensor not kept: there would be zeros.
     pub fn bytes(&self, tensor: &TensorInfo) -> &[u8] {
         // Cannot wrap: the parser has compared the end with the file's length.
         let start = tensor.file_offset as usize;
-        &self.shards[tensor.shard].map[start..start + tensor.n_bytes as usize]
+        let range = start..start + tensor.n_bytes as usize;
+        let shard = &self.shards[tensor.shard];
+        assert!(shard.holds(&range), "{}: not kept when the file was detached", tensor.name);
+        &shard.map[range]
     }
 
     /// Adds the last shard's tensors.
@@ -228,4 +264,3 @@ fn shard_stem(path: &Path, no: u32, n: u32) -> Result<String> {
         }
     }
 }
-impl Gguf { pub fn detached(self, _: impl Fn(usize) -> bool, _: &mut dyn FnMut(u64)) -> Result<Gguf> { Ok(self) } }

@@ -4,6 +4,7 @@
 //! `Writer` streams a file to disk and gives it its name only when it is whole.
 
 mod check;
+mod detach;
 mod file;
 mod getters;
 mod header;
