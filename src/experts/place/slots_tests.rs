@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use super::*;
+use crate::experts::Geometry;
 use crate::gguf::{TensorType, Writer};
 use TensorType::{F16, F32, Q4_0, Q4_K, Q6_K, Q8_0};
 
