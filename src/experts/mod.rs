@@ -82,4 +82,9 @@ pub trait ExpertStore: Send + Sync {
     fn counters(&self) -> Option<Counters> {
         None
     }
+
+    /// Panics if an invariant is broken; answers whether nothing is pinned or on its way.
+    fn check_integrity(&self) -> bool {
+        true
+    }
 }

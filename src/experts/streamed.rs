@@ -285,6 +285,10 @@ impl ExpertStore for Streamed {
     fn counters(&self) -> Option<Counters> {
         Some(self.core.tier.counters())
     }
+
+    fn check_integrity(&self) -> bool {
+        self.core.tier.check_integrity()
+    }
 }
 
 impl Drop for Streamed {

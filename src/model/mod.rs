@@ -160,6 +160,11 @@ impl Model {
         self.routed.counters()
     }
 
+    /// Panics if the expert store breaks an invariant; answers whether it is at rest.
+    pub fn check_experts(&self) -> bool {
+        self.routed.check_integrity()
+    }
+
     /// The store of a layer's routed experts, or of the dense layer.
     fn experts_of(&self, gate: &Gate) -> &dyn ExpertStore {
         match gate {

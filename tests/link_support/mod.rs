@@ -45,6 +45,7 @@ pub enum Bad {
 
 type Delay = fn(u32) -> Duration;
 
+#[derive(Debug)]
 struct Injector {
     bad: Option<(Bad, u32)>,
     delay: Option<Delay>,

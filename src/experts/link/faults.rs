@@ -5,7 +5,7 @@ use std::io;
 use std::time::Duration;
 
 /// Asked by a link around its reads. A link without faults does not ask.
-pub trait Faults: Send + Sync {
+pub trait Faults: Send + Sync + std::fmt::Debug {
     /// How long to hold this read back before it starts; other reads go on meanwhile.
     fn before(&self, read: &Read) -> Duration {
         let _ = read;

@@ -199,14 +199,12 @@ impl Tier {
         counters
     }
 
-    /// Whether nothing is pinned, queued or on its way.
-    pub fn is_idle(&self) -> bool {
-        self.lock().state.is_idle()
-    }
-
-    /// Panics if an invariant of the state does not hold.
-    pub fn check_integrity(&self) {
-        self.lock().state.check_integrity();
+    /// Panics if an invariant of the state does not hold; answers whether nothing is pinned, queued
+    /// or on its way.
+    pub fn check_integrity(&self) -> bool {
+        let shared = self.lock();
+        shared.state.check_integrity();
+        shared.state.is_idle()
     }
 }
 
