@@ -19,11 +19,28 @@ pub struct Draw {
 /// Small, so that routing and attention hang on the input.
 const BIAS_STD: f32 = 0.02;
 
+/// What attention and experts add to the residual stream, relative to the embedding. With equal
+/// shares the first layer's attention drowns the embedding, all tokens look alike and 99.9 % of
+/// experts are found in a cache of half of them. So small, a cache of a quarter (half, three
+/// quarters) of the experts under LRU finds 39 % (81 %, 97 %) on 512 tokens of prose, and the
+/// next layer's router guesses two thirds of the experts right: on the trained demo model it is
+/// 37 % (66 %, 88 %).
+const RESIDUAL_SHARE: f32 = 0.3;
+
+fn writes_residual(name: &str) -> bool {
+    name.contains(".attn_output.") || name.contains(".ffn_down")
+}
+
 impl Draw {
     pub fn new(name: &str, ty: TensorType, row_len: usize) -> Draw {
         let is_ones = name.ends_with("norm.weight") || name.starts_with("rope_factors");
         let is_bias = name.ends_with(".bias");
-        let std = if is_bias { BIAS_STD } else { (row_len as f32).sqrt().recip() };
+        let std = match name {
+            _ if is_bias => BIAS_STD,
+            "token_embd.weight" => 1.0,
+            _ if writes_residual(name) => RESIDUAL_SHARE / (row_len as f32).sqrt(),
+            _ => (row_len as f32).sqrt().recip(),
+        };
         Draw { ty, constant: is_ones.then_some(1.0), std }
     }
 

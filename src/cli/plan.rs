@@ -95,7 +95,8 @@ fn bound(bytes: u64, hit_rate: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::budget::{Io, Sizes};
+    use crate::engine::budget::Sizes;
+    use crate::experts::link::IoKind;
     use crate::policy::PolicySpec;
 
     const MIB: u64 = 1 << 20;
@@ -112,7 +113,7 @@ mod tests {
         MemoryPlan {
             sizes,
             place,
-            io: Io::Auto,
+            io: IoKind::Auto,
             policy: PolicySpec::default(),
             n_ctx: 2048,
             n_moe_layers: 8,

@@ -79,6 +79,7 @@ pub fn fields(
         ("prefetch_used_bytes", count(&|c| c.prefetch_used_bytes)),
         ("prefetch_wasted_bytes", count(&|c| c.prefetch_wasted_bytes)),
         ("read_bytes", count(&|c| c.read_bytes)),
+        ("n_reads", count(&|c| c.n_reads)),
         ("disk_gb_per_second", number(&Counters::gb_per_second)),
         ("stall_ms_per_token", number(&|c| stall_ms(c, n_tokens))),
         ("resident_expert_bytes_max", resident.into()),
@@ -96,7 +97,8 @@ pub fn fill(stats: &mut Stats, plan: &MemoryPlan, counters: Option<&Counters>, n
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::budget::{Io, Sizes};
+    use crate::engine::budget::Sizes;
+    use crate::experts::link::IoKind;
     use crate::policy::PolicySpec;
 
     fn counters() -> Counters {
@@ -131,7 +133,7 @@ disk: read 1.25 GiB at 0.58 GB/s; on demand 900.0 MiB, prefetch used 300.0 MiB, 
         let plan = |place| MemoryPlan {
             sizes: Sizes { expert_bytes: 7, ..Sizes::default() },
             place,
-            io: Io::Pread,
+            io: IoKind::Pread,
             policy: PolicySpec::default(),
             n_ctx: 1,
             n_moe_layers: 1,

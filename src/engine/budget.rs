@@ -248,10 +248,10 @@ mod tests {
 
     #[test]
     fn ways_to_read_have_names() {
-        for (name, io) in IO_NAMES {
-            assert_eq!((name.parse::<Io>().unwrap(), io.to_string().as_str()), (*io, *name));
+        for name in ["auto", "uring", "pread", "mmap"] {
+            assert_eq!(name.parse::<IoKind>().unwrap().to_string(), name);
         }
-        assert!("dma".parse::<Io>().unwrap_err().to_string().contains("pread"));
+        assert!("dma".parse::<IoKind>().unwrap_err().to_string().contains("pread"));
     }
 
     /// 1000 MiB of experts, 100 of dense weights, 300 of KV, 40 a token.

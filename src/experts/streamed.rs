@@ -176,7 +176,8 @@ impl Streamed {
         let staging = region(plan.n_staging * plan.staging_bytes)?;
         let layouts = layers.iter().map(|l| l.as_ref().map(|l| SlotLayout::new(file, l)));
         let layouts = Layouts(layouts.collect());
-        let shape = Shape { n_experts: plan.layers.iter().map(|l| l.n_experts).collect(), k: options.k };
+        let n_experts = plan.layers.iter().map(|l| l.n_experts).collect();
+        let shape = Shape { n_experts, k: options.k };
         let (eviction, predictor) = options.policy.build(&shape);
         let tier = Tier::new(plan.clone(), Box::new(layouts.clone()), eviction);
         let core = Arc::new(Core { tier, plan, layouts, arenas, staging });

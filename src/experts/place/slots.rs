@@ -92,15 +92,17 @@ impl SlotLayout {
         }
     }
 
-    /// Appends the reads that bring a run of an expert's granules: granule by granule what goes
-    /// straight into slots, then the rows of down, if any. A granule of a stacked layer is complete
-    /// when its own reads and all rows are, one of a granule-major layer with its own reads.
+    /// Appends the reads that bring a run of an expert's granules: first the rows of down, if any,
+    /// then granule by granule what goes straight into slots. A granule of a stacked layer is
+    /// complete when its own reads and all rows are, one of a granule-major layer with its own
+    /// reads; so in both the first can be computed while the others land.
     pub fn pieces(&self, expert: u32, granules: Range<usize>, out: &mut Vec<Piece>) {
         if granules.is_empty() {
             return;
         }
         match self.source {
             Source::Stacked { gate, up, down, up_at, rows_a_piece, .. } => {
+                self.row_pieces(down, rows_a_piece, expert, out);
                 for granule in granules {
                     for (origin, part, at) in
                         [(gate, &self.layer.gate, 0), (up, &self.layer.up, up_at)]
@@ -109,7 +111,6 @@ impl SlotLayout {
                         direct(origin.shard, range, granule, at, out);
                     }
                 }
-                self.row_pieces(down, rows_a_piece, expert, out);
             }
             Source::GranuleMajor { origin, expert_stride } => {
                 for granule in granules {
