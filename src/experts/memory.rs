@@ -40,7 +40,8 @@ impl Region {
     /// them serves as well.
     #[cfg(target_os = "linux")]
     fn advise_huge_pages(&self) {
-        let whole = self.n_bytes.next_multiple_of(REGION_ALIGN);
+        // Whole ones only: the rest of one that juts out would be memory nobody has granted.
+        let whole = self.n_bytes - self.n_bytes % REGION_ALIGN;
         if let Err(e) = self.map.advise_range(memmap2::Advice::HugePage, self.start, whole) {
             log::debug!("no huge pages for {} bytes of expert memory: {e}", self.n_bytes);
         }

@@ -88,3 +88,8 @@ pub trait ExpertStore: Send + Sync {
         true
     }
 }
+
+// Not in `tier`: tests/tier_loom.rs compiles that with a model checker's locks.
+#[cfg(test)]
+#[path = "tier/tests.rs"]
+mod tier_tests;

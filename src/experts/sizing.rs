@@ -118,8 +118,12 @@ impl Needs {
         };
         let spare = spare - n_staging * staging_bytes;
         let lacking: usize = classes.iter().map(|c| (c.n_all - c.n_min()) * c.slot_bytes).sum();
-        let share = (spare as f64 / lacking.max(1) as f64).min(1.0);
-        let plan = |c: &Class| c.plan(c.n_min() + ((c.n_all - c.n_min()) as f64 * share) as usize);
+        let plan = |c: &Class| {
+            let lacks = c.n_all - c.n_min();
+            // Exact and rounded down: the shares together are no more than there is.
+            let share = lacks as u128 * spare as u128 / lacking.max(1) as u128;
+            c.plan(c.n_min() + lacks.min(share as usize))
+        };
         let layer = |needs: &Option<LayerNeeds>| {
             needs.map_or(LayerPlan::default(), |needs| LayerPlan {
                 n_experts: needs.n_experts,

@@ -265,6 +265,8 @@ impl ExpertStore for Streamed {
         }
         work.check_owner(self.owner());
         self.core.tier.release(work);
+        // Prefetches that waited for the loads given up here.
+        self.link.wake();
     }
 
     fn looks_ahead(&self, layer: usize) -> Option<usize> {

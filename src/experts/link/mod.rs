@@ -11,6 +11,8 @@ mod pread;
 mod probe;
 mod progress;
 #[cfg(target_os = "linux")]
+mod sleep;
+#[cfg(target_os = "linux")]
 mod uring;
 #[cfg(target_os = "linux")]
 mod waker;
@@ -81,8 +83,8 @@ pub trait Link: Send + Sync {
     /// Reads in flight at most.
     fn depth(&self) -> usize;
 
-    /// New reads may start, or the source has closed: called after the source has changed, without
-    /// its lock if it has one. Costs no system call where the link is awake.
+    /// New reads may start, or the source has closed: called after the source has changed, with
+    /// its lock or without. Takes no lock, and costs no system call where the link is awake.
     fn wake(&self);
 }
 

@@ -8,12 +8,12 @@
 //! `next_ready` or `release`, which take the mutex too. So writes and reads of a slot are ordered
 //! by the mutex alone.
 
-mod class;
-mod load;
-mod queue;
-mod residency;
+pub(super) mod class;
+pub(super) mod load;
+pub(super) mod queue;
+pub(super) mod residency;
 mod slots;
-mod state;
+pub(super) mod state;
 
 pub use class::ClassPlan;
 pub use load::Fault;
@@ -23,7 +23,7 @@ pub use state::{Layout, Progress, Ticket, TierPlan};
 use std::time::{Duration, Instant};
 
 use super::counters::Counters;
-use super::sync::{Condvar, Mutex, MutexGuard};
+use super::sync::{Condvar, Mutex, MutexGuard, wait_at_most};
 use super::work::Work;
 use crate::policy::{Event, Eviction, Prediction};
 use state::State;
@@ -112,14 +112,15 @@ impl Tier {
                 Progress::Waiting if idle() => break Err(Stop::Interrupted),
                 Progress::Waiting => {}
             }
+            // The first advance may have unpinned what others wait for. Later ones have nothing to
+            // unpin, and two works that signal each other whenever they wake never sleep. Any of
+            // them may have queued loads that had no room before. Signalled with the lock held:
+            // letting go of it first could lose the landing that this work waits for.
+            let is_first = waiting_since.is_none();
+            self.signal(is_first && shared.works_waiting > 0, shared.links_waiting > 0);
             waiting_since.get_or_insert_with(Instant::now);
-            // Advancing may have unpinned what others wait for and queued loads that had no room
-            // before. Signalled with the lock held: letting go of it first could lose the landing
-            // that this work waits for.
-            self.signal(shared.works_waiting > 0, shared.links_waiting > 0);
             shared.works_waiting += 1;
-            let waited = self.landed.wait_timeout(shared, INTERRUPT_INTERVAL);
-            shared = waited.expect("no panic under this lock").0;
+            shared = wait_at_most(&self.landed, shared, INTERRUPT_INTERVAL);
             shared.works_waiting -= 1;
         };
         if let Some(since) = waiting_since {
@@ -207,6 +208,3 @@ impl Tier {
         shared.state.is_idle()
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -68,7 +68,7 @@ impl TransferQueue {
     }
 
     /// Queued prefetches, most probable first.
-    pub fn prefetches(&self) -> impl Iterator<Item = LoadId> {
+    pub fn prefetches(&self) -> impl DoubleEndedIterator<Item = LoadId> {
         self.prefetch.iter().map(|queued| queued.0)
     }
 

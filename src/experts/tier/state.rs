@@ -10,6 +10,8 @@
 //!   so what waits for room in transit waits for computation and reads, never for another waiter;
 //! - both roles keep within what their class gives them.
 
+mod check;
+
 use slab::Slab;
 
 use super::class::{Class, ClassPlan, Role};
@@ -19,7 +21,7 @@ use super::residency::{Entry, LayerPlan, Residency};
 use crate::experts::counters::Counters;
 use crate::experts::piece::{Dest, Piece};
 use crate::experts::work::{Access, Handed, Work};
-use crate::policy::{Eviction, Event, Expert, Prediction};
+use crate::policy::{Event, Eviction, Expert, Prediction};
 use std::ops::Range;
 
 /// While a prompt waits for loads, so many granules are handed out at once: enough to keep the
@@ -197,10 +199,26 @@ impl State {
             let e = self.index(work.layer, want.expert);
             let entry = self.table.get(e);
             let lacks = !entry.is_whole() && entry.load.is_none() && entry.fault.is_none();
-            if lacks && !self.start_load(e, Cause::Demand, work.access, 1.0) {
+            if lacks && !self.start_demand(e, work.access) {
                 return;
             }
         }
+    }
+
+    /// Prefetches that hold the room give it up, at once or with the end of the read they have on
+    /// its way: they wait for demand, so demand must not wait for them. Least probable first.
+    fn start_demand(&mut self, e: u32, access: Access) -> bool {
+        let class = self.table.get(e).class;
+        while !self.start_load(e, Cause::Demand, access, 1.0) {
+            let of = |load: LoadId| self.table.get(self.loads[load as usize].expert);
+            let mut prefetches = self.queue.prefetches().rev();
+            let Some(load) = prefetches.find(|load| of(*load).class == class) else {
+                return false;
+            };
+            drop(prefetches);
+            self.stop(load);
+        }
+        true
     }
 
     /// Retires what was handed out last and hands out what has landed since.
@@ -208,6 +226,8 @@ impl State {
         for i in 0..work.wants.len() {
             self.retire(work, i);
         }
+        // What is unpinned is nobody's to look at, also when this is the end.
+        work.handed.clear();
         self.pump(work);
         let mut left = false;
         let mut waits = false;
@@ -240,7 +260,6 @@ impl State {
 
     /// Those in transit first: their slots are the ones that others wait for.
     fn hand_out(&self, work: &mut Work, most: usize) {
-        work.handed.clear();
         let layer = work.layer;
         for in_transit in [true, false] {
             for want in work.wants.iter_mut().filter(|want| want.ready == want.computed) {
@@ -292,7 +311,8 @@ impl State {
         for prediction in predictions {
             let e = self.table.index(prediction.expert);
             let entry = self.table.get_mut(e);
-            if entry.is_whole() || entry.load.is_some() {
+            // Who has pinned it brings the rest of it, as demand.
+            if entry.is_whole() || entry.load.is_some() || entry.pins > 0 {
                 // What is predicted again is the last to leave transit.
                 entry.stamp = self.clock;
                 self.clock += 1;
@@ -548,58 +568,6 @@ impl State {
     pub fn counters(&self) -> Counters {
         let pending = self.table.entries().iter().map(|entry| entry.unused_bytes).sum();
         let resident_bytes = self.resident_bytes();
-        Counters { prefetch_pending_bytes: pending, resident_bytes, ..self.counters.clone() }
-    }
-
-    /// Whether nothing is pinned, queued or on its way.
-    pub fn is_idle(&self) -> bool {
-        self.queue.is_idle()
-            && self.tickets.is_empty()
-            && self.loads.is_empty()
-            && self.table.entries().iter().all(|entry| entry.pins == 0)
-    }
-
-    #[cfg(test)]
-    pub fn entries(&self) -> &[Entry] {
-        self.table.entries()
-    }
-
-    /// Granules held in a role.
-    #[cfg(test)]
-    pub fn held(&self, role: Role) -> usize {
-        self.classes.iter().map(|class| class.held(role)).sum()
-    }
-
-    /// Panics if an invariant does not hold.
-    pub fn check_integrity(&self) {
-        let mut held = vec![[0; 2]; self.classes.len()];
-        for (e, entry) in self.table.entries().iter().enumerate() {
-            assert!(entry.settled <= entry.held && entry.held <= entry.n_granules);
-            assert!(entry.resident <= entry.held);
-            match entry.load {
-                Some(load) => {
-                    let load = &self.loads[load as usize];
-                    assert!(load.expert == e as u32 && load.granules.end == entry.held);
-                    assert!(load.granules.contains(&entry.resident) || load.is_over());
-                }
-                None => {
-                    assert_eq!(entry.resident, entry.held, "{:?}", entry.id);
-                    let in_parts = entry.held > entry.settled && !entry.is_whole();
-                    assert!(!in_parts || entry.fault.is_some(), "{:?}", entry.id);
-                }
-            }
-            held[entry.class][0] += entry.settled;
-            held[entry.class][1] += entry.held - entry.settled;
-            if entry.held > 0 {
-                let members = self.classes[entry.class].members();
-                assert_eq!(members[entry.place as usize], e as u32);
-            }
-        }
-        for (class, held) in self.classes.iter().zip(held) {
-            class.check_integrity();
-            assert_eq!(held, [class.held(Role::Working), class.held(Role::Transit)]);
-        }
-        let staged = self.tickets.iter().filter(|(_, t)| t.staging.is_some()).count();
-        assert_eq!(self.staging.len() + staged, self.plan.n_staging);
+        Counters { prefetch_pending_bytes: pending, resident_bytes, ..self.counters }
     }
 }

@@ -6,11 +6,11 @@ use std::ops::Range;
 
 use proptest::prelude::*;
 
-use super::class::{ClassPlan, Role};
-use super::load::Fault;
-use super::queue::Cause;
-use super::residency::LayerPlan;
-use super::state::{Layout, Progress, State, TierPlan};
+use super::tier::class::{ClassPlan, Role};
+use super::tier::load::Fault;
+use super::tier::queue::Cause;
+use super::tier::residency::LayerPlan;
+use super::tier::state::{Layout, Progress, State, TierPlan};
 use crate::experts::piece::{Dest, Piece};
 use crate::experts::work::{Access, Work};
 use crate::policy::{Event, Expert, Prediction, Shape};
@@ -99,7 +99,9 @@ impl World {
     /// Working granules that have landed.
     fn working(&self) -> HashSet<(Expert, usize)> {
         let entries = self.state.entries().iter();
-        entries.flat_map(|e| (0..e.settled.min(e.resident)).map(move |granule| (e.id, granule))).collect()
+        entries
+            .flat_map(|e| (0..e.settled.min(e.resident)).map(move |granule| (e.id, granule)))
+            .collect()
     }
 
     fn advance(&mut self, w: usize) -> Progress {
@@ -118,6 +120,8 @@ impl World {
             let order = self.works[w].handed.chunk_by(|a, b| a.expert == b.expert);
             let experts: HashSet<u32> = order.clone().map(|run| run[0].expert).collect();
             assert_eq!(experts.len(), order.count(), "granules of an expert stand together");
+        } else {
+            assert!(self.works[w].handed.is_empty(), "what may be unpinned is not handed out");
         }
         progress
     }
@@ -395,6 +399,57 @@ fn a_prefetch_that_is_used_is_not_read_again_and_a_wrong_one_is_counted() {
         }
     }
     assert_eq!(world.state.counters().prefetch_wasted_bytes, 8 * PIECE_BYTES as u64);
+}
+
+#[test]
+fn demand_takes_the_room_of_prefetches_that_wait_for_it() {
+    for n_started in 0..=2 {
+        let mut world = small();
+        for expert in 0..3 {
+            decode(&mut world, 3, &[expert]);
+        }
+        // All of transit is promised to a prediction, one granule of which is on its way at most.
+        let predict = |expert| Prediction { expert: Expert { layer: 1, expert }, p: 0.5 };
+        world.state.prefetch(&[predict(3)]);
+        for _ in 0..n_started {
+            world.in_flight.push(world.state.start_read().unwrap());
+        }
+        world.acquire(0, 3, &[4], Access::Prompt);
+        for _ in 0..n_started {
+            world.end_read(0, false);
+            assert_eq!(world.advance(0), Progress::Waiting);
+        }
+        world.start_reads();
+        let causes = world.in_flight.iter().map(|n| world.state.ticket(*n).cause);
+        let causes: Vec<Cause> = causes.collect();
+        assert!(!causes.is_empty() && causes.iter().all(|cause| *cause == Cause::Demand));
+        assert_eq!(world.drain(0), None);
+        world.release(0);
+        assert!(world.state.is_idle());
+        let wasted = (n_started * PIECE_BYTES) as u64;
+        assert_eq!(world.state.counters().prefetch_wasted_bytes, wasted);
+    }
+}
+
+#[test]
+fn a_prediction_of_what_is_waited_for_does_not_put_it_off() {
+    let mut world = World::new(plan([12, 8], GRANULES), true, "predictor=none,eviction=lru", 2);
+    for expert in 0..3 {
+        decode(&mut world, 3, &[expert]);
+    }
+    // The one has taken all of transit, so that the other waits for room.
+    world.acquire(0, 1, &[3], Access::Prompt);
+    world.acquire(1, 1, &[4], Access::Prompt);
+    world.state.prefetch(&[Prediction { expert: Expert { layer: 1, expert: 4 }, p: 0.5 }]);
+    assert_eq!(world.drain(0), None);
+    world.release(0);
+    world.state.prefetch(&[Prediction { expert: Expert { layer: 1, expert: 4 }, p: 0.5 }]);
+    assert_eq!(world.advance(1), Progress::Waiting);
+    world.start_reads();
+    assert_eq!(world.state.ticket(world.in_flight[0]).cause, Cause::Demand);
+    assert_eq!(world.drain(1), None);
+    world.release(1);
+    assert!(world.state.is_idle());
 }
 
 #[test]

@@ -1,0 +1,60 @@
+//! What holds at every moment, for tests and for whoever doubts it.
+
+#[cfg(test)]
+use super::Entry;
+use super::State;
+use crate::experts::tier::class::Role;
+
+impl State {
+    /// Whether nothing is pinned, queued or on its way.
+    pub fn is_idle(&self) -> bool {
+        self.queue.is_idle()
+            && self.tickets.is_empty()
+            && self.loads.is_empty()
+            && self.table.entries().iter().all(|entry| entry.pins == 0)
+    }
+
+    #[cfg(test)]
+    pub fn entries(&self) -> &[Entry] {
+        self.table.entries()
+    }
+
+    /// Granules held in a role.
+    #[cfg(test)]
+    pub fn held(&self, role: Role) -> usize {
+        self.classes.iter().map(|class| class.held(role)).sum()
+    }
+
+    /// Panics if an invariant does not hold.
+    pub fn check_integrity(&self) {
+        let mut held = vec![[0; 2]; self.classes.len()];
+        for (e, entry) in self.table.entries().iter().enumerate() {
+            assert!(entry.settled <= entry.held && entry.held <= entry.n_granules);
+            assert!(entry.resident <= entry.held);
+            match entry.load {
+                Some(load) => {
+                    let load = &self.loads[load as usize];
+                    assert!(load.expert == e as u32 && load.granules.end == entry.held);
+                    assert!(load.granules.contains(&entry.resident) || load.is_over());
+                }
+                None => {
+                    assert_eq!(entry.resident, entry.held, "{:?}", entry.id);
+                    let in_parts = entry.held > entry.settled && !entry.is_whole();
+                    assert!(!in_parts || entry.fault.is_some(), "{:?}", entry.id);
+                }
+            }
+            held[entry.class][0] += entry.settled;
+            held[entry.class][1] += entry.held - entry.settled;
+            if entry.held > 0 {
+                let members = self.classes[entry.class].members();
+                assert_eq!(members[entry.place as usize], e as u32);
+            }
+        }
+        for (class, held) in self.classes.iter().zip(held) {
+            class.check_integrity();
+            assert_eq!(held, [class.held(Role::Working), class.held(Role::Transit)]);
+        }
+        let staged = self.tickets.iter().filter(|(_, t)| t.staging.is_some()).count();
+        assert_eq!(self.staging.len() + staged, self.plan.n_staging);
+    }
+}
