@@ -258,6 +258,36 @@ fn a_prefetch_may_come_at_any_time() {
 }
 
 #[test]
+fn a_prefetch_in_the_way_of_demand_leaves() {
+    check("prefetch in the only slot", 3, || {
+        let world = World::new(2, 2, 2, false);
+        let link = world.link(0);
+        let other = world.clone();
+        let policy = thread::spawn(move || other.prefetch(0));
+        world.decode(&[1], 2);
+        policy.join().unwrap();
+        world.end([link]);
+    });
+}
+
+#[test]
+fn a_prefetch_is_read_without_being_asked_for() {
+    check("prefetch alone", 3, || {
+        let world = World::new(1, 2, 1, false);
+        let other = world.clone();
+        let link = thread::spawn(move || {
+            let mut reads = Vec::new();
+            assert!(other.tier.start_reads(1, true, &mut reads));
+            other.carry(reads[0].0, &reads[0].1, false);
+        });
+        world.prefetch(0);
+        link.join().unwrap();
+        assert!(world.tier.check_integrity());
+        assert_eq!(world.tier.counters().prefetch_pending_bytes, PIECE_BYTES as u64);
+    });
+}
+
+#[test]
 fn a_work_may_give_up_while_its_reads_are_on_their_way() {
     check("release in flight", 2, || {
         let world = World::new(2, 4, 2, false);
@@ -268,6 +298,19 @@ fn a_work_may_give_up_while_its_reads_are_on_their_way() {
             other.tier.release(&mut work);
         });
         world.decode(&[0], 2);
+        hasty.join().unwrap();
+        world.end([link]);
+    });
+    check("release of the room", 2, || {
+        let world = World::new(1, 1, 1, false);
+        let link = world.link(0);
+        let other = world.clone();
+        let hasty = thread::spawn(move || {
+            let mut work = other.acquire(&[0], Access::Prompt);
+            assert_eq!(other.tier.next_ready(&mut work, &|| false), Ok(true));
+            other.tier.release(&mut work);
+        });
+        world.decode(&[1], 1);
         hasty.join().unwrap();
         world.end([link]);
     });
