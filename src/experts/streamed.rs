@@ -270,6 +270,9 @@ impl ExpertStore for Streamed {
     }
 
     fn looks_ahead(&self, layer: usize) -> Option<usize> {
+        if self.core.tier.has_everything() {
+            return None;
+        }
         let foresight = self.foresight.as_ref()?.lock().expect("no panic under this lock");
         foresight.predictor.wants_ahead().then(|| self.next_layer[layer])
     }

@@ -136,6 +136,11 @@ impl Tier {
         self.unlock(shared);
     }
 
+    /// Whether every granule of every expert is in memory.
+    pub fn has_everything(&self) -> bool {
+        self.lock().state.has_everything()
+    }
+
     pub fn observe(&self, event: &Event) {
         self.lock().state.observe(event);
     }

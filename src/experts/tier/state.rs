@@ -565,6 +565,13 @@ impl State {
         (slots + self.plan.n_staging * self.plan.staging_bytes) as u64
     }
 
+    /// Whether every granule of every expert is in memory: there is nothing left to predict.
+    pub fn has_everything(&self) -> bool {
+        let granules: usize = self.plan.layers.iter().map(|l| l.n_experts * l.n_granules).sum();
+        let taken: usize = self.classes.iter().map(|class| class.slots.n_taken()).sum();
+        taken == granules && self.loads.is_empty()
+    }
+
     pub fn counters(&self) -> Counters {
         let pending = self.table.entries().iter().map(|entry| entry.unused_bytes).sum();
         let resident_bytes = self.resident_bytes();
