@@ -213,7 +213,7 @@ fn a_token_waits_for_its_misses() {
 
 #[test]
 fn reads_of_one_expert_share_its_slots_and_the_staging_between_two_links() {
-    check("staged rows, two links", 2, || {
+    check("staged rows, two links", 3, || {
         let world = World::new(2, 4, 2, true);
         let links = [world.link(0), world.link(0)];
         world.decode(&[0], 2);
@@ -223,7 +223,7 @@ fn reads_of_one_expert_share_its_slots_and_the_staging_between_two_links() {
 
 #[test]
 fn works_that_have_room_for_one_expert_take_turns() {
-    check("two works, one slot", 2, || {
+    check("two works, one slot", 3, || {
         let world = World::new(1, 1, 1, false);
         let link = world.link(0);
         let other = world.clone();
@@ -241,7 +241,7 @@ fn works_that_have_room_for_one_expert_take_turns() {
 
 #[test]
 fn a_prefetch_may_come_at_any_time() {
-    check("prefetch and acquire", 2, || {
+    check("prefetch and acquire", 3, || {
         let world = World::new(1, 2, 1, false);
         let link = world.link(0);
         let other = world.clone();
@@ -289,7 +289,7 @@ fn a_prefetch_is_read_without_being_asked_for() {
 
 #[test]
 fn a_work_may_give_up_while_its_reads_are_on_their_way() {
-    check("release in flight", 2, || {
+    check("release in flight", 3, || {
         let world = World::new(2, 4, 2, false);
         let link = world.link(0);
         let other = world.clone();
@@ -301,7 +301,7 @@ fn a_work_may_give_up_while_its_reads_are_on_their_way() {
         hasty.join().unwrap();
         world.end([link]);
     });
-    check("release of the room", 2, || {
+    check("release of the room", 3, || {
         let world = World::new(1, 1, 1, false);
         let link = world.link(0);
         let other = world.clone();
@@ -334,7 +334,7 @@ fn an_interrupted_work_lets_go() {
 
 #[test]
 fn a_failed_read_fails_who_waits_and_nobody_after() {
-    check("failed read", 2, || {
+    check("failed read", 3, || {
         let world = World::new(1, 2, 1, false);
         let link = world.link(1);
         let other = world.clone();

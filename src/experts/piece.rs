@@ -15,6 +15,13 @@ pub struct Piece {
     pub to: Dest,
 }
 
+impl Piece {
+    /// Whether it needs a buffer, out of which it is copied.
+    pub fn is_staged(&self) -> bool {
+        matches!(self.to, Dest::Rows { .. })
+    }
+}
+
 /// Where a piece goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dest {

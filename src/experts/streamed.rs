@@ -204,6 +204,13 @@ impl Streamed {
         Arc::as_ptr(&self.core).addr()
     }
 
+    /// After a change: a link that sleeps is woken by a call of the system, so for a read alone.
+    fn wake_link(&self) {
+        if self.core.tier.can_start() {
+            self.link.wake();
+        }
+    }
+
     /// Bytes that slots and staging take.
     pub fn n_bytes(&self) -> u64 {
         self.core.plan.n_bytes()
@@ -224,7 +231,7 @@ impl ExpertStore for Streamed {
     fn acquire(&self, layer: usize, experts: &[u32], access: Access, work: &mut Work) {
         work.start(self.owner(), layer, experts, access);
         self.core.tier.acquire(work);
-        self.link.wake();
+        self.wake_link();
     }
 
     fn next_ready(&self, work: &mut Work) -> Result<bool> {
@@ -234,7 +241,7 @@ impl ExpertStore for Streamed {
             self.link.wake();
             interrupt::is_set()
         });
-        self.link.wake();
+        self.wake_link();
         result.map_err(|stop| match stop {
             Stop::Failed(Fault(sentence)) => Error::Load(sentence.to_string()),
             Stop::Interrupted => Error::Interrupted,
@@ -266,7 +273,7 @@ impl ExpertStore for Streamed {
         work.check_owner(self.owner());
         self.core.tier.release(work);
         // Prefetches that waited for the loads given up here.
-        self.link.wake();
+        self.wake_link();
     }
 
     fn looks_ahead(&self, layer: usize) -> Option<usize> {
@@ -285,7 +292,7 @@ impl ExpertStore for Streamed {
         predictor.observe(event);
         predictor.predict(predictions);
         self.core.tier.prefetch(predictions);
-        self.link.wake();
+        self.wake_link();
     }
 
     fn counters(&self) -> Option<Counters> {

@@ -48,6 +48,14 @@ struct Shared {
     busy_since: Option<Instant>,
 }
 
+impl Shared {
+    /// Whether a link waits that could go on. One that starts a read makes no other startable, so
+    /// it need not be told of that.
+    fn wants_links(&self) -> bool {
+        self.links_waiting > 0 && self.state.can_start()
+    }
+}
+
 pub struct Tier {
     shared: Mutex<Shared>,
     landed: Condvar,
@@ -78,7 +86,7 @@ impl Tier {
     /// Lets go of the state and wakes whoever may now go on. A condition that nobody waits for is
     /// not signalled.
     fn unlock(&self, shared: MutexGuard<'_, Shared>) {
-        let (works, links) = (shared.works_waiting > 0, shared.links_waiting > 0);
+        let (works, links) = (shared.works_waiting > 0, shared.wants_links());
         drop(shared);
         self.signal(works, links);
     }
@@ -117,7 +125,7 @@ impl Tier {
             // them may have queued loads that had no room before. Signalled with the lock held:
             // letting go of it first could lose the landing that this work waits for.
             let is_first = waiting_since.is_none();
-            self.signal(is_first && shared.works_waiting > 0, shared.links_waiting > 0);
+            self.signal(is_first && shared.works_waiting > 0, shared.wants_links());
             waiting_since.get_or_insert_with(Instant::now);
             shared.works_waiting += 1;
             shared = wait_at_most(&self.landed, shared, INTERRUPT_INTERVAL);
@@ -149,6 +157,12 @@ impl Tier {
         let mut shared = self.lock();
         shared.state.prefetch(predictions);
         self.unlock(shared);
+    }
+
+    /// Whether a link that asks now gets a read: not worth waking one otherwise, as a read that
+    /// cannot start yet is for the link that ends another to start.
+    pub fn can_start(&self) -> bool {
+        self.lock().state.can_start()
     }
 
     /// Starts at most `max` reads, waiting for one if asked to; false: the tier is closed.

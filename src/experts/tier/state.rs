@@ -19,7 +19,7 @@ use super::load::{Fault, Load};
 use super::queue::{Cause, LoadId, TransferQueue};
 use super::residency::{Entry, LayerPlan, Residency};
 use crate::experts::counters::Counters;
-use crate::experts::piece::{Dest, Piece};
+use crate::experts::piece::Piece;
 use crate::experts::work::{Access, Handed, Work};
 use crate::policy::{Event, Eviction, Expert, Prediction};
 use std::ops::Range;
@@ -447,15 +447,23 @@ impl State {
 
     // ---- the link ----
 
+    /// The load whose next read may start now, and what for.
+    fn startable(&self) -> Option<(LoadId, Cause)> {
+        let next = |load: LoadId| self.loads[load as usize].peek();
+        let (load, cause) = self.queue.front(|load| next(load).map_or(0, |p| p.len as u64))?;
+        let has_room = !next(load)?.is_staged() || !self.staging.is_empty();
+        has_room.then_some((load, cause))
+    }
+
+    /// Whether a link that asks gets a read.
+    pub fn can_start(&self) -> bool {
+        self.startable().is_some()
+    }
+
     /// The next read, now started: its ticket's number.
     pub fn start_read(&mut self) -> Option<u32> {
-        let next = |load: LoadId| self.loads[load as usize].peek().map_or(0, |p| p.len as u64);
-        let (load_id, cause) = self.queue.front(next)?;
+        let (load_id, cause) = self.startable()?;
         let load = &mut self.loads[load_id as usize];
-        let is_staged = matches!(load.peek()?.to, Dest::Rows { .. });
-        if is_staged && self.staging.is_empty() {
-            return None;
-        }
         let piece = load.start_next();
         if load.peek().is_none() {
             self.queue.remove(load_id);
@@ -471,7 +479,7 @@ impl State {
             class: entry.class,
             first_granule: granules.start,
             slots: granules.map(|granule| self.table.slot(e, granule)).collect(),
-            staging: if is_staged { self.staging.pop() } else { None },
+            staging: if piece.is_staged() { self.staging.pop() } else { None },
         };
         self.counters.n_reads += 1;
         Some(self.tickets.insert(ticket) as u32)
