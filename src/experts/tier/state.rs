@@ -583,6 +583,12 @@ impl State {
     pub fn counters(&self) -> Counters {
         let pending = self.table.entries().iter().map(|entry| entry.unused_bytes).sum();
         let resident_bytes = self.resident_bytes();
-        Counters { prefetch_pending_bytes: pending, resident_bytes, ..self.counters }
+        Counters {
+            prefetch_pending_bytes: pending,
+            resident_bytes,
+            // Before the first load it is the staging buffers alone.
+            resident_bytes_max: self.counters.resident_bytes_max.max(resident_bytes),
+            ..self.counters
+        }
     }
 }
