@@ -175,9 +175,10 @@ def main():
     args = parser.parse_args()
     in_memory = 1e3 / moeba(args, None, ["--io", "mmap"], args.tokens)["tokens_per_second"]
     print(f"in memory: {in_memory:.1f} ms a token\n")
-    print("| experts in memory | moeba tokens/s | llama.cpp tokens/s | ratio | hits | MB missed a "
-          "token | disk GB/s | ms a token | bound ms | ratio to bound | demand loads by granules of "
-          "prefetch before them: 0, ≤¼, ≤½, ≤¾, ≤1, more |\n" + "|---" * 11 + "|")
+    columns = ["experts in memory", "moeba tokens/s", "llama.cpp tokens/s", "ratio", "hits",
+               "MB missed a token", "disk GB/s", "ms a token", "bound ms", "ratio to bound",
+               "demand loads by granules of prefetch before them: 0, ≤¼, ≤½, ≤¾, ≤1, more"]
+    print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
     for percent in args.percent:
         row(args, percent, in_memory)
 
