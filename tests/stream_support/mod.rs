@@ -163,7 +163,12 @@ pub fn in_place(path: &Path, tokens: &[u32]) -> Answer {
     let options = EngineOptions { io: IoKind::Mmap, n_threads: Some(2), ..Default::default() };
     let engine = Engine::load(path, &options, &mut |_| ()).unwrap();
     assert_eq!(engine.plan().place, Place::InPlace);
-    ask(&engine, tokens, usize::MAX).unwrap()
+    let answer = ask(&engine, tokens, usize::MAX).unwrap();
+    // What is no number would equal itself, and what is all the same would prove nothing.
+    let mut values = answer.logits.iter().map(|bits| f32::from_bits(*bits));
+    assert!(values.all(f32::is_finite));
+    assert!(answer.logits.iter().any(|bits| *bits != answer.logits[0]));
+    answer
 }
 
 /// A budget that lies so far between the least and everything.
