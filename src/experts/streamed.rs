@@ -210,11 +210,6 @@ impl Streamed {
             self.link.wake();
         }
     }
-
-    /// Bytes that slots and staging take.
-    pub fn n_bytes(&self) -> u64 {
-        self.core.plan.n_bytes()
-    }
 }
 
 fn next_layers(layers: &[Option<LayerExperts>]) -> Vec<usize> {
