@@ -159,7 +159,7 @@ fn a_disk_that_takes_100_ms_a_read_is_waited_for_in_parallel() {
         source.expect_all_right();
         let took = start.elapsed();
         assert!(took >= Duration::from_millis(100), "{kind}: {took:?}");
-        assert!(took < Duration::from_millis(1500), "{kind}: {took:?}");
+        assert!(took < Duration::from_millis(2500), "{kind}: {took:?}");
     }
 }
 

@@ -206,7 +206,7 @@ fn interrupted(model: &Model, engine: &Arc<Engine>, disk: &Disk, part: usize, af
         (error, ended.duration_since(user.join().unwrap()))
     });
     assert!(matches!(error, Error::Interrupted), "{error:?}");
-    assert!(late < Duration::from_secs(1), "{late:?} after it was asked to end");
+    assert!(late < Duration::from_secs(3), "{late:?} after it was asked to end");
     interrupt::clear();
     disk.mend();
     expect_rest(engine);
@@ -253,7 +253,7 @@ fn queued_prefetches_do_not_delay_an_interruption() {
         interrupt::set();
         let since = Instant::now();
         let error = session.eval(&[5], Want::Last, &mut |_, _| ()).unwrap_err();
-        assert!(matches!(error, Error::Interrupted) && since.elapsed() < Duration::from_secs(1));
+        assert!(matches!(error, Error::Interrupted) && since.elapsed() < Duration::from_secs(3));
         interrupt::clear();
         disk.mend();
         session.truncate(0);
@@ -280,6 +280,6 @@ fn an_engine_ends_with_reads_on_their_way() {
         interrupt::clear();
         let since = Instant::now();
         drop(engine);
-        assert!(since.elapsed() < Duration::from_secs(1), "{:?}", since.elapsed());
+        assert!(since.elapsed() < Duration::from_secs(3), "{:?}", since.elapsed());
     }
 }

@@ -190,7 +190,7 @@ pub fn load(path: &Path, options: &EngineOptions) -> Arc<Engine> {
 pub fn expect_rest(engine: &Engine) {
     let since = Instant::now();
     while !engine.model().check_experts() {
-        assert!(since.elapsed() < Duration::from_secs(2), "the experts do not come to rest");
+        assert!(since.elapsed() < Duration::from_secs(10), "the experts do not come to rest");
         std::thread::sleep(Duration::from_millis(1));
     }
     let Place::Streamed { budget } = engine.plan().place else { panic!("in place") };
