@@ -5,7 +5,7 @@ mod common;
 
 use std::path::{Path, PathBuf};
 
-use common::{Npy, convert_golden, moeba, repo, succeed};
+use common::{Npy, convert_golden, moeba, repo, set_small_header, succeed};
 use moeba::gguf::{Gguf, OwnedValue, TensorType, Writer};
 
 const GOLDEN: [&str; 8] = [
@@ -111,29 +111,18 @@ const N_EXPERTS: u64 = 3;
 fn wide(dir: &Path) -> PathBuf {
     let path = dir.join("wide.gguf");
     let mut out = Writer::create(&path, None).unwrap();
-    out.set("general.architecture", "qwen3moe").unwrap();
     let numbers = [
         ("block_count", 1),
         ("context_length", 64),
-        ("embedding_length", N_EMBD),
+        ("embedding_length", N_EMBD as u32),
         ("attention.head_count", 4),
         ("attention.head_count_kv", 2),
         ("attention.key_length", 64),
         ("attention.value_length", 64),
-        ("expert_count", N_EXPERTS),
+        ("expert_count", N_EXPERTS as u32),
         ("expert_used_count", 2),
     ];
-    for (key, n) in numbers {
-        out.set(&format!("qwen3moe.{key}"), n as u32).unwrap();
-    }
-    out.set("qwen3moe.attention.layer_norm_rms_epsilon", 1e-6f32).unwrap();
-    let bytes: Vec<String> = (0..256).map(|i| format!("<{i}>")).collect();
-    out.set("tokenizer.ggml.model", "gpt2").unwrap();
-    out.set("tokenizer.ggml.pre", "qwen2").unwrap();
-    out.set("tokenizer.ggml.tokens", bytes).unwrap();
-    out.set("tokenizer.ggml.token_type", vec![1i32; 256]).unwrap();
-    out.set("tokenizer.ggml.merges", Vec::<String>::new()).unwrap();
-    out.set("tokenizer.ggml.eos_token_id", 0u32).unwrap();
+    set_small_header(&mut out, &numbers);
     let shapes: [(&str, &[u64]); 14] = [
         ("token_embd", &[N_EMBD, 256]),
         ("output_norm", &[N_EMBD]),

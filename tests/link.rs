@@ -17,10 +17,7 @@ fn random_extents_arrive_whole() {
         for depth in [1, 3, 32] {
             let case = Case::new(3_000_017);
             let source = case.source(case.random_reads(400, 7));
-            let link = case.open(kind, depth, source.clone());
-            link.wake();
-            source.wait_all();
-            source.close(link);
+            case.serve(kind, depth, &source);
             source.expect_all_right();
             assert!(source.max_out() <= 2 * depth, "{} reads out", source.max_out());
         }
@@ -36,10 +33,7 @@ fn a_read_may_end_with_the_file() {
         let reads =
             vec![case.read(0, 4 * PAGE, 2 * PAGE, PAGE + 100), case.read(1, 0, 8 * PAGE, 5)];
         let source = case.source(reads);
-        let link = case.open(kind, 4, source.clone());
-        link.wake();
-        source.wait_all();
-        source.close(link);
+        case.serve(kind, 4, &source);
         source.expect_all_right();
     }
 }
@@ -78,10 +72,7 @@ fn an_error_that_passes_is_tried_again() {
         for (bad, times) in [(Bad::Eio, 1), (Bad::Eio, 3), (Bad::Eintr, 50), (Bad::Eagain, 50)] {
             let case = Case::new(1_000_000).with_fault(bad, times);
             let source = case.source(case.random_reads(40, 3));
-            let link = case.open(kind, 8, source.clone());
-            link.wake();
-            source.wait_all();
-            source.close(link);
+            case.serve(kind, 8, &source);
             source.expect_all_right();
         }
     }
@@ -92,10 +83,7 @@ fn an_error_that_stays_names_file_offset_and_cause() {
     for kind in KINDS {
         let case = Case::new(100 * PAGE).with_fault(Bad::Eio, u32::MAX);
         let source = case.source(vec![case.read(0, 7 * PAGE, 2 * PAGE, 5000)]);
-        let link = case.open(kind, 8, source.clone());
-        link.wake();
-        source.wait_all();
-        source.close(link);
+        case.serve(kind, 8, &source);
         let text = source.result(0).unwrap_err().to_string();
         let path = case.file.path().display();
         let expected = format!("{path}: reading 5000 bytes at offset {}: ", 7 * PAGE);
@@ -108,10 +96,7 @@ fn interruptions_without_end_are_reported() {
     for kind in KINDS {
         let case = Case::new(100 * PAGE).with_fault(Bad::Eintr, u32::MAX);
         let source = case.source(vec![case.read(0, 0, PAGE, PAGE)]);
-        let link = case.open(kind, 1, source.clone());
-        link.wake();
-        source.wait_all();
-        source.close(link);
+        case.serve(kind, 1, &source);
         assert_eq!(source.result(0).unwrap_err().kind(), io::ErrorKind::Interrupted);
     }
 }
@@ -121,10 +106,7 @@ fn short_reads_go_on_where_they_ended() {
     for kind in KINDS {
         let case = Case::new(2_000_000).with_fault(Bad::Short, 6);
         let source = case.source(case.random_reads(100, 11));
-        let link = case.open(kind, 8, source.clone());
-        link.wake();
-        source.wait_all();
-        source.close(link);
+        case.serve(kind, 8, &source);
         source.expect_all_right();
     }
 }
@@ -137,10 +119,7 @@ fn a_slow_read_holds_up_no_other() {
             _ => Duration::from_millis(u64::from(id) * 7 % 5),
         });
         let source = case.source(case.random_reads(60, 5));
-        let link = case.open(kind, 4, source.clone());
-        link.wake();
-        source.wait_all();
-        source.close(link);
+        case.serve(kind, 4, &source);
         source.expect_all_right();
         assert_eq!(source.order().last(), Some(&0), "{kind}: all others overtake it");
     }
@@ -152,10 +131,7 @@ fn a_disk_that_takes_100_ms_a_read_is_waited_for_in_parallel() {
         let case = Case::new(1_000_000).with_delay(|_| Duration::from_millis(100));
         let source = case.source(case.random_reads(32, 5));
         let start = Instant::now();
-        let link = case.open(kind, 32, source.clone());
-        link.wake();
-        source.wait_all();
-        source.close(link);
+        case.serve(kind, 32, &source);
         source.expect_all_right();
         let took = start.elapsed();
         assert!(took >= Duration::from_millis(100), "{kind}: {took:?}");
@@ -243,10 +219,7 @@ fn shared_memory_files_are_read_too() {
     for kind in KINDS {
         let case = Case::of(file.reopen().unwrap(), file.path(), 300 * PAGE + 9);
         let source = case.source(case.random_reads(60, 2));
-        let link = case.open(kind, 8, source.clone());
-        link.wake();
-        source.wait_all();
-        source.close(link);
+        case.serve(kind, 8, &source);
         source.expect_all_right();
     }
 }
@@ -280,10 +253,7 @@ fn reads_through_the_page_cache_leave_it() {
         // One read at a time: pages that another read is using stay.
         let reads = (0..6).map(|id| case.read(id, id as usize * 64 * PAGE, 64 * PAGE, 1));
         let source = case.source(reads.collect());
-        let link = case.open(kind, 1, source.clone());
-        link.wake();
-        source.wait_all();
-        source.close(link);
+        case.serve(kind, 1, &source);
         source.expect_all_right();
         // Pages may be larger than ours, and one at an edge stay.
         let cached = cached_pages(case.file.as_file());
@@ -298,10 +268,7 @@ fn a_path_that_names_another_file_by_now_does_not_matter() {
         std::fs::remove_file(case.file.path()).unwrap();
         std::fs::write(case.file.path(), vec![0xee; 40 * PAGE]).unwrap();
         let source = case.source(case.random_reads(20, 2));
-        let link = case.open(kind, 8, source.clone());
-        link.wake();
-        source.wait_all();
-        source.close(link);
+        case.serve(kind, 8, &source);
         source.expect_all_right();
     }
 }

@@ -1,6 +1,7 @@
 //! What several test files need.
 #![allow(dead_code)] // each test file uses a part of it
 
+use moeba::gguf::Writer;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -27,6 +28,22 @@ pub fn convert_golden(name: &str, outtype: &str, dir: &Path) -> PathBuf {
     let hf = repo().join("tests/golden").join(name);
     succeed(moeba().arg("convert").arg(hf).arg("-o").arg(&out).args(["--outtype", outtype]));
     out
+}
+
+/// Metadata of a small qwen3moe model: these numbers of the architecture, and a vocabulary of 256.
+pub fn set_small_header(out: &mut Writer, numbers: &[(&str, u32)]) {
+    out.set("general.architecture", "qwen3moe").unwrap();
+    for (key, n) in numbers {
+        out.set(&format!("qwen3moe.{key}"), *n).unwrap();
+    }
+    out.set("qwen3moe.attention.layer_norm_rms_epsilon", 1e-6f32).unwrap();
+    let bytes: Vec<String> = (0..256).map(|i| format!("<{i}>")).collect();
+    out.set("tokenizer.ggml.model", "gpt2").unwrap();
+    out.set("tokenizer.ggml.pre", "qwen2").unwrap();
+    out.set("tokenizer.ggml.tokens", bytes).unwrap();
+    out.set("tokenizer.ggml.token_type", vec![1i32; 256]).unwrap();
+    out.set("tokenizer.ggml.merges", Vec::<String>::new()).unwrap();
+    out.set("tokenizer.ggml.eos_token_id", 0u32).unwrap();
 }
 
 /// A C-ordered .npy array of 4-byte elements.

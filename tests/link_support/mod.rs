@@ -160,6 +160,14 @@ impl Case {
         Arc::new(Source { memory, state: Mutex::new(state), changed: Condvar::new() })
     }
 
+    /// Opens a link, lets it do all of the source's reads, and closes it.
+    pub fn serve(&self, kind: IoKind, depth: usize, source: &Arc<Source>) {
+        let link = self.open(kind, depth, source.clone());
+        link.wake();
+        source.wait_all();
+        source.close(link);
+    }
+
     pub fn open(&self, kind: IoKind, depth: usize, source: Arc<Source>) -> Box<dyn Link> {
         self.open_with(kind, depth, source, &[(self.memory.ptr(), self.memory.len())])
     }

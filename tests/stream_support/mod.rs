@@ -14,7 +14,7 @@ use moeba::engine::{Engine, EngineOptions, Session, Want};
 use moeba::experts::link::{Faults, IoKind, Read};
 use moeba::gguf::{TensorType, Writer};
 
-use super::common::{moeba, succeed};
+use super::common::{moeba, set_small_header, succeed};
 
 /// The same weights, granule-major, in a file beside it.
 pub fn granule_major(standard: &Path) -> PathBuf {
@@ -90,7 +90,6 @@ pub fn wide(dir: &Path) -> PathBuf {
 }
 
 fn set_header(out: &mut Writer) {
-    out.set("general.architecture", "qwen3moe").unwrap();
     let numbers = [
         ("block_count", WIDE_LAYERS as u32),
         ("context_length", 256),
@@ -102,17 +101,7 @@ fn set_header(out: &mut Writer) {
         ("expert_count", WIDE_EXPERTS as u32),
         ("expert_used_count", 2),
     ];
-    for (key, n) in numbers {
-        out.set(&format!("qwen3moe.{key}"), n).unwrap();
-    }
-    out.set("qwen3moe.attention.layer_norm_rms_epsilon", 1e-6f32).unwrap();
-    let bytes: Vec<String> = (0..256).map(|i| format!("<{i}>")).collect();
-    out.set("tokenizer.ggml.model", "gpt2").unwrap();
-    out.set("tokenizer.ggml.pre", "qwen2").unwrap();
-    out.set("tokenizer.ggml.tokens", bytes).unwrap();
-    out.set("tokenizer.ggml.token_type", vec![1i32; 256]).unwrap();
-    out.set("tokenizer.ggml.merges", Vec::<String>::new()).unwrap();
-    out.set("tokenizer.ggml.eos_token_id", 0u32).unwrap();
+    set_small_header(out, &numbers);
 }
 
 /// Blocks of 32 begin with their scale; whatever follows is weights.

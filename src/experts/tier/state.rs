@@ -417,10 +417,7 @@ impl State {
     }
 
     fn drop_transit(&mut self, e: u32) {
-        let Entry { held, settled, .. } = *self.table.get(e);
-        if held > settled {
-            self.shrink(e, settled);
-        }
+        self.shrink(e, self.table.get(e).settled);
     }
 
     /// The expert keeps the slots of its first `n` granules.
