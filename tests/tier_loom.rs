@@ -99,7 +99,7 @@ impl World {
             n_staging: usize::from(rows),
             staging_bytes: PIECE_BYTES,
         };
-        let lru = Lru::new(&Shape { n_experts: vec![3], k: 2 });
+        let lru = Lru::new(&Shape::of_model(vec![3], 2));
         Arc::new(World {
             tier: Tier::new(plan, Box::new(Plain { rows }), Box::new(lru)),
             slots: (0..n_slots).map(|_| [(); 2].map(|()| UnsafeCell::new(None))).collect(),
@@ -176,7 +176,7 @@ impl World {
     }
 
     fn prefetch(&self, expert: u32) {
-        self.tier.prefetch(&[Prediction { expert: Expert { layer: 0, expert }, p: 0.5 }]);
+        self.tier.prefetch(&[Prediction { expert: Expert { layer: 0, expert }, priority: 0.5 }]);
     }
 
     /// What the last one does: the links end, and nothing is left pinned or on its way.

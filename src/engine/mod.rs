@@ -7,6 +7,7 @@ mod plan;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::backend::cpu::Cpu;
 pub use crate::backend::cpu::router::Route;
@@ -14,12 +15,12 @@ use crate::experts::link::{Faults, IoKind};
 use crate::experts::{Counters, StreamOptions};
 use crate::gguf::Gguf;
 use crate::interrupt;
-use crate::model::{Bound, HyperParams, Model};
 pub use crate::model::forward::Want;
 use crate::model::forward::{Buffers, Listener};
 pub use crate::model::kv::CacheType;
 use crate::model::kv::{KvCache, KvShape};
-use crate::policy::PolicySpec;
+use crate::model::{Bound, HyperParams, Model};
+use crate::policy::{Event, PolicySpec};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 use budget::{Place, RamBudget};
@@ -75,6 +76,7 @@ pub struct Engine {
     options: EngineOptions,
     n_ctx: usize,
     plan: MemoryPlan,
+    next_session: AtomicU32,
 }
 
 /// A model that is understood and planned for, with no memory committed yet.
@@ -187,7 +189,8 @@ impl Engine {
                 bound.streamed(&stream, &mut |done| progress(done as f32 / total))?
             }
         };
-        Ok(Arc::new(Engine { model, tokenizer, cpu, options: options.clone(), n_ctx, plan }))
+        let (options, next_session) = (options.clone(), AtomicU32::new(0));
+        Ok(Arc::new(Engine { model, tokenizer, cpu, options, n_ctx, plan, next_session }))
     }
 
     /// Where everything would be, without reading weights.
@@ -328,6 +331,10 @@ pub struct Experts {
 /// One timeline: a text and its KV cache.
 pub struct Session {
     engine: Arc<Engine>,
+    /// What policies know it by.
+    id: u32,
+    /// Whether policies know of its text.
+    is_started: bool,
     kv: KvCache,
     buffers: Buffers,
     n_past: usize,
@@ -364,6 +371,8 @@ impl Session {
         Ok(Session {
             kv: KvCache::new(engine.kv_shape(), k, v),
             engine: engine.clone(),
+            id: engine.next_session.fetch_add(1, Ordering::Relaxed),
+            is_started: false,
             buffers: Buffers::default(),
             n_past: 0,
             recorded: None,
@@ -391,6 +400,7 @@ impl Session {
     ) -> Result<()> {
         let engine = self.engine.clone();
         self.check(tokens)?;
+        self.start_request();
         let n_ubatch = engine.options.n_ubatch.min(engine.options.n_batch);
         let k = engine.model.hyper().n_experts_used.max(1);
         for (i, part) in tokens.chunks(n_ubatch).enumerate() {
@@ -401,10 +411,34 @@ impl Session {
             let mut relay =
                 Relay { base, k, recorded: &mut self.recorded, on_logits: &mut *on_logits };
             let (kv, buffers) = (&mut self.kv, &mut self.buffers);
-            engine.model.forward(&engine.cpu, kv, buffers, part, self.n_past, want, &mut relay)?;
+            engine.model.forward(
+                &engine.cpu,
+                kv,
+                buffers,
+                part,
+                (self.id, self.n_past),
+                want,
+                &mut relay,
+            )?;
             self.n_past += part.len();
         }
         Ok(())
+    }
+
+    /// A session that was emptied begins another text.
+    fn start_request(&mut self) {
+        if self.n_past > 0 && self.is_started {
+            return;
+        }
+        self.end_request();
+        self.engine.model.publish(&Event::RequestStart { request: self.id });
+        self.is_started = true;
+    }
+
+    fn end_request(&mut self) {
+        if std::mem::take(&mut self.is_started) {
+            self.engine.model.publish(&Event::RequestEnd { request: self.id });
+        }
     }
 
     fn check(&self, tokens: &[u32]) -> Result<()> {
@@ -436,5 +470,11 @@ impl Session {
         let layers: Vec<Vec<i32>> = recorded.iter_mut().map(std::mem::take).collect();
         let tokens = layers.first().map_or(0, |l| l.len() / k);
         Experts { layers: layers.len(), tokens, k, ids: layers.concat() }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.end_request();
     }
 }

@@ -75,7 +75,17 @@ pub trait ExpertStore: Send + Sync {
         None
     }
 
-    /// What happened in a decode step, for the policy.
+    /// Whether anyone hears `observe`.
+    fn listens(&self) -> bool {
+        false
+    }
+
+    /// Whether a predictor wants `Routed::hidden`.
+    fn wants_hidden(&self) -> bool {
+        false
+    }
+
+    /// What happened, for the policy.
     fn observe(&self, _event: &Event) {}
 
     /// What the cache did so far; `None` where nothing moves.

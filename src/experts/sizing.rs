@@ -2,6 +2,7 @@
 
 use super::place::SlotLayout;
 use super::tier::{ClassPlan, LayerPlan, TierPlan};
+use crate::policy::Shape;
 
 /// Transit holds this much, if an eighth of the slots does: enough reads for a disk to work at its
 /// full rate on a prompt, or the experts of one token's next layer.
@@ -144,6 +145,18 @@ impl Needs {
 }
 
 impl TierPlan {
+    /// What policies must know of it; `k`: experts that a token uses in a layer.
+    pub fn shape(&self, k: usize) -> Shape {
+        let layers = || self.layers.iter();
+        Shape {
+            n_experts: layers().map(|l| l.n_experts).collect(),
+            k,
+            n_granules: layers().map(|l| l.n_granules).collect(),
+            class: layers().map(|l| l.class).collect(),
+            n_slots: self.classes.iter().map(|c| c.n_slots - c.n_transit).collect(),
+        }
+    }
+
     /// Memory that the plan takes.
     pub fn n_bytes(&self) -> u64 {
         let slots: usize = self.classes.iter().map(|c| c.n_slots * c.slot_bytes).sum();

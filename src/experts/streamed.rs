@@ -15,7 +15,7 @@ use super::tier::{Fault, Layout, Stop, Ticket, Tier, TierPlan};
 use super::work::{Access, Work};
 use super::{ExpertStore, Geometry, ReadyGranule};
 use crate::gguf::Gguf;
-use crate::policy::{Event, Expert, PolicySpec, Prediction, Predictor, Shape};
+use crate::policy::{Event, Expert, Policy, PolicySpec, Prediction, Predictor, Profile};
 use crate::{Error, Result, interrupt};
 
 /// How to stream.
@@ -176,9 +176,8 @@ impl Streamed {
         let staging = region(plan.n_staging * plan.staging_bytes)?;
         let layouts = layers.iter().map(|l| l.as_ref().map(|l| SlotLayout::new(file, l)));
         let layouts = Layouts(layouts.collect());
-        let n_experts = plan.layers.iter().map(|l| l.n_experts).collect();
-        let shape = Shape { n_experts, k: options.k };
-        let (eviction, predictor) = options.policy.build(&shape);
+        let policy = options.policy.build(&plan.shape(options.k), &Profile::default());
+        let Policy { eviction, predictor, .. } = policy;
         let tier = Tier::new(plan.clone(), Box::new(layouts.clone()), eviction);
         let core = Arc::new(Core { tier, plan, layouts, arenas, staging });
         let regions = core.arenas.iter().chain([&core.staging]);
@@ -276,7 +275,11 @@ impl ExpertStore for Streamed {
             return None;
         }
         let foresight = self.foresight.as_ref()?.lock().expect("no panic under this lock");
-        foresight.predictor.wants_ahead().then(|| self.next_layer[layer])
+        foresight.predictor.wants().ahead.then(|| self.next_layer[layer])
+    }
+
+    fn listens(&self) -> bool {
+        true
     }
 
     fn observe(&self, event: &Event) {
@@ -285,6 +288,9 @@ impl ExpertStore for Streamed {
         let mut foresight = foresight.lock().expect("no panic under this lock");
         let Foresight { predictor, predictions } = &mut *foresight;
         predictor.observe(event);
+        if !event.is_step() {
+            return;
+        }
         predictor.predict(predictions);
         self.core.tier.prefetch(predictions);
         self.wake_link();

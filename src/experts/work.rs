@@ -43,6 +43,8 @@ pub struct Work {
     pub(super) wants: Vec<Want>,
     /// What was handed out last; those of one expert side by side, in index order.
     pub(super) handed: Vec<Handed>,
+    /// How long it has waited.
+    pub(super) stall_ns: u64,
     /// The address of the store that it was acquired from, while it is open.
     owner: Option<usize>,
 }
@@ -55,7 +57,7 @@ impl Work {
             experts.iter().enumerate().all(|(i, e)| !experts[..i].contains(e)),
             "an expert is demanded once, whatever the number of its tokens"
         );
-        (self.layer, self.access) = (layer, access);
+        (self.layer, self.access, self.stall_ns) = (layer, access, 0);
         self.wants.clear();
         self.handed.clear();
         let want = |&expert| Want { expert, computed: 0, ready: 0, is_done: false };
@@ -73,6 +75,11 @@ impl Work {
     /// Asserts that it was acquired from this store: slots of another mean nothing to it.
     pub(super) fn check_owner(&self, owner: usize) {
         assert_eq!(self.owner, Some(owner), "work of another store");
+    }
+
+    /// How long computation has waited for it, since it was acquired.
+    pub fn stall_ns(&self) -> u64 {
+        self.stall_ns
     }
 
     pub(super) fn is_open(&self) -> bool {

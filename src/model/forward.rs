@@ -2,6 +2,7 @@
 
 use super::Model;
 use super::kv::KvCache;
+use super::publish::{Pass, Published, nanos_since};
 use super::weights::{AttentionWeights, ExpertShape, FfnWeights, Gate, Linear, SharedExpert};
 use crate::Result;
 use crate::backend::cpu::Cpu;
@@ -12,9 +13,10 @@ use crate::backend::cpu::linear::Product;
 use crate::backend::cpu::rope::RopeTable;
 use crate::backend::cpu::router::Route;
 use crate::experts::{Access, ExpertStore, ReadyGranule, Work};
-use crate::policy::{Ahead, Event};
+use crate::policy::Phase;
 use crate::quant;
 use crate::simd::MatRef;
+use std::time::Instant;
 
 /// Logits are computed for this many tokens at a time: a vocabulary is large.
 const LOGITS_TOKENS: usize = 32;
@@ -22,25 +24,24 @@ const LOGITS_TOKENS: usize = 32;
 /// Buffers of one session; they grow to the largest micro-batch and stay.
 #[derive(Default)]
 pub struct Buffers {
-    x: Vec<f32>,        // [tokens, n_embd], the residual stream
-    h: Vec<f32>,        // [tokens, n_embd], normalised
-    q: Vec<f32>,        // [tokens, n_head, head_dim]
-    k: Vec<f32>,        // [tokens, n_head_kv, head_dim]
-    v: Vec<f32>,        // [tokens, n_head_kv, head_dim_v]
-    attended: Vec<f32>, // [tokens, n_head, head_dim_v]
-    y: Vec<f32>,        // [tokens, n_embd]
+    pub(super) x: Vec<f32>, // [tokens, n_embd], the residual stream
+    pub(super) h: Vec<f32>, // [tokens, n_embd], normalised
+    q: Vec<f32>,            // [tokens, n_head, head_dim]
+    k: Vec<f32>,            // [tokens, n_head_kv, head_dim]
+    v: Vec<f32>,            // [tokens, n_head_kv, head_dim_v]
+    attended: Vec<f32>,     // [tokens, n_head, head_dim_v]
+    y: Vec<f32>,            // [tokens, n_embd]
     acts: ActSet,
     rope: RopeTable,
-    route: Route,
+    pub(super) route: Route,
     demand: Demand,
     shared_demand: Demand,
     shared_gate: Vec<f32>, // [tokens]
     expert: ExpertBuffers,
     work: Work,
     shared_work: Work,
-    ahead_h: Vec<f32>, // [n_embd]
-    ahead_acts: ActSet,
-    ahead_probs: Vec<f32>, // [experts of that layer]
+    pub(super) ahead_acts: ActSet,
+    pub(super) published: Published,
     logits: Vec<f32>,
 }
 
@@ -61,26 +62,27 @@ pub trait Listener {
 }
 
 impl Model {
-    /// Computes one micro-batch at positions `past..`, appends it to the cache and gives the
-    /// wanted logits to `listener`.
+    /// Computes one micro-batch at positions `past..` of the timeline `request`, appends it to the
+    /// cache and gives the wanted logits to `listener`.
     pub fn forward(
         &self,
         cpu: &Cpu,
         kv: &mut KvCache,
         b: &mut Buffers,
         tokens: &[u32],
-        past: usize,
+        (request, past): (u32, usize),
         want: Want,
         listener: &mut dyn Listener,
     ) -> Result<()> {
         let hyper = &self.hyper;
         let n = tokens.len();
+        let pass = Pass::new(request, n);
         // embedding
         self.embed(tokens, &mut b.x);
+        self.publish_start(b, pass);
         b.h.resize(n * hyper.n_embd, 0.0);
         b.y.resize(n * hyper.n_embd, 0.0);
         b.rope.fill(&self.frequencies, past, n);
-        let access = if n > 1 { Access::Prompt } else { Access::Decode };
 
         for (l, layer) in self.weights.layers.iter().enumerate() {
             // attention norm, attention, residual
@@ -96,14 +98,17 @@ impl Model {
             listener.routed(l, &b.route);
 
             // experts and shared expert, residual
-            let result = self.experts(cpu, b, l, ffn, access);
+            let result = self.experts(cpu, b, l, ffn, pass);
             self.experts_of(&ffn.gate).release(&mut b.work);
             result?;
             cpu.add(&mut b.x, &b.y);
         }
 
         // output norm, output head
+        let start = Instant::now();
         self.logits(cpu, b, n, want, listener);
+        b.published.timing.head_ns = nanos_since(start);
+        self.publish_end(b, pass);
         Ok(())
     }
 
@@ -213,9 +218,13 @@ impl Model {
         b: &mut Buffers,
         l: usize,
         ffn: &FfnWeights,
-        access: Access,
+        pass: Pass,
     ) -> Result<()> {
         let (store, n_embd) = (self.experts_of(&ffn.gate), self.hyper.n_embd);
+        let access = match pass.phase {
+            Phase::Prompt => Access::Prompt,
+            Phase::Decode => Access::Decode,
+        };
         // demand: pins, and queues loads of what is missing
         b.demand.group(&b.route.chosen, b.route.k, b.route.n_experts);
         store.acquire(l, &b.demand.experts, access, &mut b.work);
@@ -224,10 +233,9 @@ impl Model {
         if let Some(shared) = &ffn.shared {
             self.shared_expert(cpu, b, l, shared)?;
         }
-        if access == Access::Decode {
-            self.observe(cpu, b, l, store);
-        }
+        self.publish_routed(cpu, b, l, ffn, pass);
         // granules: resident ones first, then as they land
+        let start = Instant::now();
         b.expert.begin(b.demand.n_pairs(), ffn.expert.n_ff, n_embd, ffn.expert.inner());
         while store.next_ready(&mut b.work)? {
             let mats = self.granules(&store.ready(&b.work), &b.demand, &ffn.expert);
@@ -235,27 +243,8 @@ impl Model {
         }
         // ordered sum
         cpu.ordered_sum(&b.demand, &b.route.weights, &b.expert, &mut b.y);
+        b.published.timing.add_experts(nanos_since(start), b.work.stall_ns());
         Ok(())
-    }
-
-    /// Tells the policy what was routed and, if it asks, how a later layer's router sees the
-    /// present activation (MoEpic, Eq. 3).
-    fn observe(&self, cpu: &Cpu, b: &mut Buffers, l: usize, store: &dyn ExpertStore) {
-        let ahead = store.looks_ahead(l).and_then(|next| {
-            let ffn = &self.weights.layers[next].ffn;
-            let Gate::Router(router) = &ffn.gate else { return None };
-            b.ahead_h.resize(b.x.len(), 0.0);
-            cpu.rms_norm_rows(&b.x, &ffn.norm, self.hyper.norm_eps, &mut b.ahead_h);
-            let mat = router.mat(&self.gguf);
-            b.ahead_acts.fill(cpu, Kinds::of([mat.ty]), 1, self.hyper.n_embd, &b.ahead_h);
-            b.ahead_probs.resize(router.rows, 0.0);
-            cpu.product(mat, b.ahead_acts.view(mat.ty), &mut b.ahead_probs);
-            cpu.kernels.softmax(&mut b.ahead_probs);
-            Some(Ahead { layer: next as u32, probs: &b.ahead_probs })
-        });
-        let (layer, route) = (l as u32, &b.route);
-        let (chosen, probs) = (route.chosen.as_slice(), route.probs.as_slice());
-        store.observe(&Event::Routed { layer, chosen, probs, ahead });
     }
 
     /// y += sigmoid(gate · h) · expert(h)

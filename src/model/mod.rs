@@ -5,6 +5,7 @@ pub mod forward;
 pub mod granules;
 mod hyper;
 pub mod kv;
+mod publish;
 mod weights;
 
 use std::collections::HashSet;
@@ -17,6 +18,7 @@ use crate::experts::{
     self, Counters, ExpertStore, LayerExperts, Resident, StreamOptions, Streamed,
 };
 use crate::gguf::Gguf;
+use crate::policy::Event;
 use descriptor::{Descriptor, Rope};
 pub use hyper::HyperParams;
 use weights::{Gate, Weights};
@@ -163,6 +165,11 @@ impl Model {
     /// Panics if the expert store breaks an invariant; answers whether it is at rest.
     pub fn check_experts(&self) -> bool {
         self.routed.check_integrity()
+    }
+
+    /// Tells the policy, if there is one, what happened to a timeline.
+    pub fn publish(&self, event: &Event) {
+        self.routed.observe(event);
     }
 
     /// The store of a layer's routed experts, or of the dense layer.

@@ -2,7 +2,7 @@
 //! activated an expert and ν those of its layer that have passed since the last one did. Frequent
 //! experts stay through a pause, and what was frequent once goes in the end.
 
-use super::{Event, Eviction, Expert, PerExpert, Shape};
+use super::{Event, Eviction, Expert, PerExpert, Routed, Shape};
 
 /// ω, tokens.
 const WINDOW: f64 = 128.0;
@@ -32,7 +32,7 @@ impl Lcp {
 
 impl Eviction for Lcp {
     fn observe(&mut self, event: &Event<'_>) {
-        let Event::Routed { layer, chosen, .. } = *event;
+        let Event::Routed(Routed { layer, chosen, .. }) = *event else { return };
         let now = &mut self.tokens[layer as usize];
         *now += 1;
         for &expert in chosen {

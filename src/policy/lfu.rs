@@ -1,6 +1,6 @@
 //! Least frequently used: drops what was used by the fewest tokens.
 
-use super::{Event, Eviction, Expert, PerExpert, Shape};
+use super::{Event, Eviction, Expert, PerExpert, Routed, Shape};
 
 /// Counts never age, as in the papers that compare with it.
 #[derive(Clone, Debug)]
@@ -16,7 +16,7 @@ impl Lfu {
 
 impl Eviction for Lfu {
     fn observe(&mut self, event: &Event<'_>) {
-        let Event::Routed { layer, chosen, .. } = *event;
+        let Event::Routed(Routed { layer, chosen, .. }) = *event else { return };
         chosen.iter().for_each(|&expert| self.uses[Expert { layer, expert }] += 1);
     }
 

@@ -1,6 +1,6 @@
 //! Least recently used: drops what was used longest ago.
 
-use super::{Event, Eviction, Expert, PerExpert, Shape};
+use super::{Event, Eviction, Expert, PerExpert, Routed, Shape};
 
 /// Uses of all layers are in one order. Of the experts that one token chose together the best
 /// counts as used last.
@@ -19,7 +19,7 @@ impl Lru {
 
 impl Eviction for Lru {
     fn observe(&mut self, event: &Event<'_>) {
-        let Event::Routed { layer, chosen, .. } = *event;
+        let Event::Routed(Routed { layer, chosen, .. }) = *event else { return };
         for &expert in chosen.iter().rev() {
             self.n_uses += 1;
             self.last[Expert { layer, expert }] = self.n_uses;

@@ -3,7 +3,7 @@
 //! the guess is mostly right. For the first layer the last one's activation of the previous token
 //! serves.
 
-use super::{Event, Expert, Prediction, Predictor, Shape};
+use super::{Event, Expert, Prediction, Predictor, Routed, Shape, Wants};
 
 /// Predicts as many experts as a token uses, in descending order of their probability, the lower
 /// id first among equals.
@@ -24,7 +24,7 @@ impl NextLayer {
 impl Predictor for NextLayer {
     /// What was predicted before is past: its layer has been reached.
     fn observe(&mut self, event: &Event<'_>) {
-        let Event::Routed { ahead, .. } = *event;
+        let Event::Routed(Routed { ahead, .. }) = *event else { return };
         self.predictions.clear();
         let Some(ahead) = ahead else { return };
         let p = |expert: u32| ahead.probs[expert as usize];
@@ -39,7 +39,7 @@ impl Predictor for NextLayer {
         self.order.sort_unstable_by(order);
         self.predictions.extend(self.order.iter().map(|&expert| {
             let layer = ahead.layer;
-            Prediction { expert: Expert { layer, expert }, p: p(expert) }
+            Prediction { expert: Expert { layer, expert }, priority: p(expert) }
         }));
     }
 
@@ -47,7 +47,7 @@ impl Predictor for NextLayer {
         out.clone_from(&self.predictions);
     }
 
-    fn wants_ahead(&self) -> bool {
-        true
+    fn wants(&self) -> Wants {
+        Wants { ahead: true, hidden: false }
     }
 }

@@ -17,8 +17,8 @@ impl Random {
 }
 
 impl Eviction for Random {
-    fn observe(&mut self, _: &Event<'_>) {
-        self.n_events += 1;
+    fn observe(&mut self, event: &Event<'_>) {
+        self.n_events += u64::from(matches!(event, Event::Routed(_)));
     }
 
     /// From 0 to below 1.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{Eviction, Lcp, Lfu, Lru, NextLayer, Predictor, Random, Shape};
+use super::{Eviction, Lcp, Lfu, Lru, NextLayer, Predictor, Profile, Random, Shape, Splitter};
 use crate::{Error, Result};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +26,15 @@ pub enum EvictionKind {
 pub struct PolicySpec {
     pub predictor: PredictorKind,
     pub eviction: EvictionKind,
+}
+
+/// A policy at work.
+pub struct Policy {
+    pub eviction: Box<dyn Eviction>,
+    pub predictor: Option<Box<dyn Predictor>>,
+    pub splitter: Option<Box<dyn Splitter>>,
+    /// What the user should hear of: sections of the profile that were refused.
+    pub notes: Vec<String>,
 }
 
 const PREDICTORS: &[(&str, PredictorKind)] =
@@ -54,8 +63,8 @@ const DEFAULT: PolicySpec =
 const RANDOM_SEED: u64 = 0x6d6f_6562_6121;
 
 impl PolicySpec {
-    /// The policy in its first state, for a model of this shape.
-    pub fn build(&self, shape: &Shape) -> (Box<dyn Eviction>, Option<Box<dyn Predictor>>) {
+    /// The policy for a model and tier of this shape, as warm as the profile makes it.
+    pub fn build(&self, shape: &Shape, _profile: &Profile) -> Policy {
         let eviction: Box<dyn Eviction> = match self.eviction {
             EvictionKind::Lru => Box::new(Lru::new(shape)),
             EvictionKind::Lfu => Box::new(Lfu::new(shape)),
@@ -66,7 +75,7 @@ impl PolicySpec {
             PredictorKind::None => None,
             PredictorKind::NextLayer => Some(Box::new(NextLayer::new(shape))),
         };
-        (eviction, predictor)
+        Policy { eviction, predictor, splitter: None, notes: Vec::new() }
     }
 }
 
@@ -194,8 +203,9 @@ mod tests {
 
     #[test]
     fn predictors_are_built_where_there_is_one() {
-        let shape = Shape { n_experts: vec![0, 4], k: 2 };
-        assert!(parse("on-demand").build(&shape).1.is_none());
-        assert!(parse("mixtral-offloading").build(&shape).1.unwrap().wants_ahead());
+        let shape = Shape::of_model(vec![0, 4], 2);
+        let predictor = |name| parse(name).build(&shape, &Profile::default()).predictor;
+        assert!(predictor("on-demand").is_none());
+        assert!(predictor("mixtral-offloading").unwrap().wants().ahead);
     }
 }

@@ -8,7 +8,7 @@ const N_EXPERTS: [usize; 5] = [0, 6, 9, 0, 4];
 const MOE_LAYERS: [u32; 3] = [1, 2, 4];
 
 fn shape() -> Shape {
-    Shape { n_experts: N_EXPERTS.to_vec(), k: 2 }
+    Shape::of_model(N_EXPERTS.to_vec(), 2)
 }
 
 fn everyone() -> impl Iterator<Item = Expert> {
@@ -34,8 +34,12 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step(), 0..200)
 }
 
+fn routed<'a>(layer: u32, chosen: &'a [u32], ahead: Option<Ahead<'a>>) -> Event<'a> {
+    Event::Routed(Routed { request: 0, layer, chosen, probs: &[], hidden: &[], ahead })
+}
+
 fn observe(policy: &mut dyn Eviction, (layer, chosen): &Step) {
-    policy.observe(&Event::Routed { layer: *layer, chosen, probs: &[], ahead: None });
+    policy.observe(&routed(*layer, chosen, None));
 }
 
 /// The order in which experts go, equals by id.
@@ -125,14 +129,14 @@ proptest! {
         let mut expected: Vec<u32> = (0..probs.len() as u32).collect();
         expected.sort_by(|a, b| probs[*b as usize].total_cmp(&probs[*a as usize]));
         expected.truncate(k);
-        let mut predictor = NextLayer::new(&Shape { n_experts: vec![probs.len(); 3], k });
+        let mut predictor = NextLayer::new(&Shape::of_model(vec![probs.len(); 3], k));
         let mut out = Vec::new();
         let ahead = Some(Ahead { layer: 2, probs: &probs });
-        predictor.observe(&Event::Routed { layer: 1, chosen: &[0], probs: &[], ahead });
+        predictor.observe(&routed(1, &[0], ahead));
         predictor.predict(&mut out);
         prop_assert_eq!(out.iter().map(|p| p.expert.expert).collect::<Vec<_>>(), expected);
         prop_assert!(out.iter().all(|p| p.expert.layer == 2));
-        prop_assert!(out.iter().all(|p| p.p == probs[p.expert.expert as usize]));
+        prop_assert!(out.iter().all(|p| p.priority == probs[p.expert.expert as usize]));
     }
 }
 
@@ -188,15 +192,14 @@ fn random_is_repeatable_and_fair() {
 #[test]
 fn next_layer_forgets_what_is_past() {
     let mut predictor = NextLayer::new(&shape());
-    let mut out = vec![Prediction { expert: Expert::default(), p: 1.0 }];
+    let mut out = vec![Prediction { expert: Expert::default(), priority: 1.0 }];
     predictor.predict(&mut out);
     assert!(out.is_empty());
     let ahead = Some(Ahead { layer: 2, probs: &[0.1, 0.6, 0.3] });
-    predictor.observe(&Event::Routed { layer: 1, chosen: &[0, 1], probs: &[], ahead });
+    predictor.observe(&routed(1, &[0, 1], ahead));
     predictor.predict(&mut out);
     assert_eq!(out.len(), 2);
-    let last = Event::Routed { layer: 2, chosen: &[0, 1], probs: &[], ahead: None };
-    predictor.observe(&last);
+    predictor.observe(&routed(2, &[0, 1], None));
     predictor.predict(&mut out);
     assert!(out.is_empty());
 }

@@ -132,7 +132,9 @@ impl Tier {
             shared.works_waiting -= 1;
         };
         if let Some(since) = waiting_since {
-            shared.state.counters.stall_ns += since.elapsed().as_nanos() as u64;
+            let stall_ns = since.elapsed().as_nanos() as u64;
+            shared.state.counters.stall_ns += stall_ns;
+            work.stall_ns += stall_ns;
         }
         self.unlock(shared);
         result

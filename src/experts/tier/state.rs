@@ -316,7 +316,7 @@ impl State {
                 // What is predicted again is the last to leave transit.
                 entry.stamp = self.clock;
                 self.clock += 1;
-            } else if !self.start_load(e, Cause::Prefetch, Access::Prompt, prediction.p) {
+            } else if !self.start_load(e, Cause::Prefetch, Access::Prompt, prediction.priority) {
                 return;
             }
         }

@@ -13,7 +13,7 @@ use super::tier::residency::LayerPlan;
 use super::tier::state::{Layout, Progress, State, TierPlan};
 use crate::experts::piece::{Dest, Piece};
 use crate::experts::work::{Access, Work};
-use crate::policy::{Event, Expert, Prediction, Shape};
+use crate::policy::{Event, Expert, Prediction, Profile, Routed, Shape};
 
 const PIECE_BYTES: usize = 4096;
 const GRANULES: usize = 3;
@@ -68,7 +68,8 @@ impl World {
     fn new(plan: TierPlan, rows: bool, policy: &str, n_works: usize) -> World {
         let n_experts = plan.layers.iter().map(|l| l.n_experts).collect();
         let spec: crate::policy::PolicySpec = policy.parse().unwrap();
-        let (eviction, _) = spec.build(&Shape { n_experts, k: 2 });
+        let shape = Shape::of_model(n_experts, 2);
+        let eviction = spec.build(&shape, &Profile::default()).eviction;
         World {
             memory: plan.classes.iter().map(|c| vec![None; c.n_slots]).collect(),
             state: State::new(plan, Box::new(Plain { rows }), eviction),
@@ -86,8 +87,9 @@ impl World {
         self.works[w].start(1, layer, experts, access);
         if access == Access::Decode {
             let (layer, chosen) = (layer as u32, experts);
-            let event = Event::Routed { layer, chosen, probs: &[], ahead: None };
-            self.state.observe(&event);
+            let (probs, hidden): (&[f32], &[f32]) = (&[], &[]);
+            let routed = Routed { request: 0, layer, chosen, probs, hidden, ahead: None };
+            self.state.observe(&Event::Routed(routed));
         }
         let before = self.working();
         self.state.acquire(&mut self.works[w]);
@@ -256,9 +258,8 @@ const N_WORKS: usize = 2;
 fn op() -> impl Strategy<Value = Op> {
     let experts = proptest::sample::subsequence((0..6).collect::<Vec<u32>>(), 1..=6);
     let access = prop_oneof![Just(Access::Decode), Just(Access::Prompt)];
-    let prediction = (MOE_LAYERS, 0..6u32, 0.0..1.0f32).prop_map(|(layer, expert, p)| Prediction {
-        expert: Expert { layer: layer as u32, expert },
-        p,
+    let prediction = (MOE_LAYERS, 0..6u32, 0.0..1.0f32).prop_map(|(layer, expert, priority)| {
+        Prediction { expert: Expert { layer: layer as u32, expert }, priority }
     });
     prop_oneof![
         3 => (0..N_WORKS, MOE_LAYERS, experts.prop_shuffle(), access).prop_map(
@@ -379,7 +380,7 @@ fn a_prefetch_that_is_used_is_not_read_again_and_a_wrong_one_is_counted() {
         decode(&mut world, 3, &[expert]);
     }
     let (demanded, missed) = (world.state.counters().demand_bytes, 3);
-    let predict = |expert| Prediction { expert: Expert { layer: 1, expert }, p: 0.5 };
+    let predict = |expert| Prediction { expert: Expert { layer: 1, expert }, priority: 0.5 };
     world.state.prefetch(&[predict(3)]);
     while world.state.start_read().map(|n| world.in_flight.push(n)).is_some() {
         world.end_read(0, false);
@@ -409,7 +410,7 @@ fn demand_takes_the_room_of_prefetches_that_wait_for_it() {
             decode(&mut world, 3, &[expert]);
         }
         // All of transit is promised to a prediction, one granule of which is on its way at most.
-        let predict = |expert| Prediction { expert: Expert { layer: 1, expert }, p: 0.5 };
+        let predict = |expert| Prediction { expert: Expert { layer: 1, expert }, priority: 0.5 };
         world.state.prefetch(&[predict(3)]);
         for _ in 0..n_started {
             world.in_flight.push(world.state.start_read().unwrap());
@@ -440,10 +441,10 @@ fn a_prediction_of_what_is_waited_for_does_not_put_it_off() {
     // The one has taken all of transit, so that the other waits for room.
     world.acquire(0, 1, &[3], Access::Prompt);
     world.acquire(1, 1, &[4], Access::Prompt);
-    world.state.prefetch(&[Prediction { expert: Expert { layer: 1, expert: 4 }, p: 0.5 }]);
+    world.state.prefetch(&[Prediction { expert: Expert { layer: 1, expert: 4 }, priority: 0.5 }]);
     assert_eq!(world.drain(0), None);
     world.release(0);
-    world.state.prefetch(&[Prediction { expert: Expert { layer: 1, expert: 4 }, p: 0.5 }]);
+    world.state.prefetch(&[Prediction { expert: Expert { layer: 1, expert: 4 }, priority: 0.5 }]);
     assert_eq!(world.advance(1), Progress::Waiting);
     world.start_reads();
     assert_eq!(world.state.ticket(world.in_flight[0]).cause, Cause::Demand);

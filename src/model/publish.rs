@@ -1,0 +1,143 @@
+//! What the layer loop tells the policy, and what it computes for that alone.
+
+use super::Model;
+use super::forward::Buffers;
+use super::weights::{FfnWeights, Gate};
+use crate::backend::cpu::Cpu;
+use crate::backend::cpu::acts::Kinds;
+use crate::backend::cpu::router::Route;
+use crate::experts::ExpertStore;
+use crate::policy::{Ahead, Event, Phase, PromptRouted, Routed, Timing};
+use std::time::Instant;
+
+/// Buffers of what is published.
+#[derive(Default)]
+pub struct Published {
+    embedding: Vec<f32>,   // [n_embd], the mean over the tokens
+    ahead_h: Vec<f32>,     // [n_embd]
+    ahead_probs: Vec<f32>, // [experts of that layer]
+    counts: Vec<u32>,      // [experts]
+    probs: Vec<f32>,       // [experts], the mean over the tokens
+    pub timing: Timing,
+}
+
+/// Whose forward pass it is, and since when.
+#[derive(Clone, Copy)]
+pub struct Pass {
+    pub request: u32,
+    pub phase: Phase,
+    pub start: Instant,
+}
+
+impl Pass {
+    pub fn new(request: u32, n_tokens: usize) -> Pass {
+        let phase = if n_tokens > 1 { Phase::Prompt } else { Phase::Decode };
+        Pass { request, phase, start: Instant::now() }
+    }
+}
+
+impl Model {
+    /// The embeddings are in `b.x`.
+    pub(super) fn publish_start(&self, b: &mut Buffers, pass: Pass) {
+        b.published.timing = Timing::default();
+        if !self.routed.listens() {
+            return;
+        }
+        let embedding = &mut b.published.embedding;
+        mean_of_rows(&b.x, self.hyper.n_embd, embedding);
+        let Pass { request, phase, .. } = pass;
+        self.routed.observe(&Event::IterationStart { request, phase, embedding });
+    }
+
+    /// The layer's routing is in `b.route`, what the router saw in `b.h`.
+    pub(super) fn publish_routed(
+        &self,
+        cpu: &Cpu,
+        b: &mut Buffers,
+        l: usize,
+        ffn: &FfnWeights,
+        pass: Pass,
+    ) {
+        let Gate::Router(_) = &ffn.gate else { return };
+        let store = &*self.routed;
+        if !store.listens() {
+            return;
+        }
+        match pass.phase {
+            Phase::Decode => self.publish_token(cpu, b, l, store, pass.request),
+            Phase::Prompt => {
+                let p = &mut b.published;
+                let n_tokens = count(&b.route, &mut p.counts);
+                mean_of_rows(&b.route.probs, b.route.n_experts, &mut p.probs);
+                let (request, layer) = (pass.request, l as u32);
+                let (counts, probs) = (&p.counts[..], &p.probs[..]);
+                let routed = PromptRouted { request, layer, n_tokens, counts, probs };
+                store.observe(&Event::PromptRouted(routed));
+            }
+        }
+    }
+
+    fn publish_token(
+        &self,
+        cpu: &Cpu,
+        b: &mut Buffers,
+        l: usize,
+        store: &dyn ExpertStore,
+        request: u32,
+    ) {
+        let ahead = store.looks_ahead(l).filter(|next| self.look_ahead(cpu, b, *next));
+        let ahead = ahead.map(|next| Ahead { layer: next as u32, probs: &b.published.ahead_probs });
+        let hidden = if store.wants_hidden() { &b.h[..] } else { &[] };
+        let (layer, route) = (l as u32, &b.route);
+        let (chosen, probs) = (&route.chosen[..], &route.probs[..]);
+        store.observe(&Event::Routed(Routed { request, layer, chosen, probs, hidden, ahead }));
+    }
+
+    /// How a later layer's router sees the present activation (MoEpic, Eq. 3); false where that
+    /// layer has none.
+    fn look_ahead(&self, cpu: &Cpu, b: &mut Buffers, layer: usize) -> bool {
+        let ffn = &self.weights.layers[layer].ffn;
+        let Gate::Router(router) = &ffn.gate else { return false };
+        let Published { ahead_h, ahead_probs, .. } = &mut b.published;
+        ahead_h.resize(b.x.len(), 0.0);
+        cpu.rms_norm_rows(&b.x, &ffn.norm, self.hyper.norm_eps, ahead_h);
+        let mat = router.mat(&self.gguf);
+        b.ahead_acts.fill(cpu, Kinds::of([mat.ty]), 1, self.hyper.n_embd, ahead_h);
+        ahead_probs.resize(router.rows, 0.0);
+        cpu.product(mat, b.ahead_acts.view(mat.ty), ahead_probs);
+        cpu.kernels.softmax(ahead_probs);
+        true
+    }
+
+    pub(super) fn publish_end(&self, b: &mut Buffers, pass: Pass) {
+        if !self.routed.listens() {
+            return;
+        }
+        let timing = &mut b.published.timing;
+        timing.wall_ns = nanos_since(pass.start);
+        let (Pass { request, phase, .. }, timing) = (pass, *timing);
+        self.routed.observe(&Event::IterationEnd { request, phase, timing });
+    }
+}
+
+pub(super) fn nanos_since(start: Instant) -> u64 {
+    start.elapsed().as_nanos() as u64
+}
+
+/// Tokens of each expert; answers how many tokens there are.
+fn count(route: &Route, counts: &mut Vec<u32>) -> u32 {
+    counts.clear();
+    counts.resize(route.n_experts, 0);
+    route.chosen.iter().for_each(|expert| counts[*expert as usize] += 1);
+    (route.chosen.len() / route.k) as u32
+}
+
+fn mean_of_rows(rows: &[f32], width: usize, mean: &mut Vec<f32>) {
+    mean.clear();
+    mean.resize(width, 0.0);
+    for row in rows.chunks_exact(width) {
+        mean.iter_mut().zip(row).for_each(|(mean, x)| *mean += x);
+    }
+    let n = (rows.len() / width).max(1) as f32;
+    mean.iter_mut().for_each(|mean| *mean /= n);
+}
