@@ -176,7 +176,8 @@ impl World {
     }
 
     fn prefetch(&self, expert: u32) {
-        self.tier.prefetch(&[Prediction { expert: Expert { layer: 0, expert }, priority: 0.5 }]);
+        let expert = Expert { layer: 0, expert };
+        self.tier.prefetch(&[Prediction { expert, priority: 0.5 }], self.tier.step());
     }
 
     /// What the last one does: the links end, and nothing is left pinned or on its way.

@@ -292,7 +292,7 @@ impl ExpertStore for Streamed {
             return;
         }
         predictor.predict(predictions);
-        self.core.tier.prefetch(predictions);
+        self.core.tier.prefetch(predictions, self.core.tier.step());
         self.wake_link();
     }
 

@@ -116,14 +116,14 @@ mod tests {
         fn damage_is_refused(
             contents in any::<Vec<u8>>(),
             at in any::<prop::sample::Index>(),
-            bit in 0..8,
+            bit in 0..8u32,
         ) {
             let mut profile = Profile::default();
             profile.set("a.section", contents);
             let mut bytes = profile.encode(&KEY);
             let at = at.index(bytes.len());
             prop_assert!(Profile::decode(&bytes[..at], &KEY).is_err());
-            bytes[at] ^= 1 << bit;
+            bytes[at] ^= 1u8 << bit;
             prop_assert!(Profile::decode(&bytes, &KEY).is_err());
         }
     }

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use super::counters::Counters;
 use super::sync::{Condvar, Mutex, MutexGuard, wait_at_most};
 use super::work::Work;
-use crate::policy::{Event, Eviction, Prediction};
+use crate::policy::{Event, Eviction, LayerShare, Prediction, Profile};
 use state::State;
 
 /// How often a wait looks up whether the user has interrupted it.
@@ -155,10 +155,25 @@ impl Tier {
         self.lock().state.observe(event);
     }
 
-    pub fn prefetch(&self, predictions: &[Prediction]) {
+    /// Layers' decode steps so far.
+    pub fn step(&self) -> u64 {
+        self.lock().state.step()
+    }
+
+    /// What is predicted now replaces what was predicted before; see `State::prefetch`.
+    pub fn prefetch(&self, predictions: &[Prediction], step: u64) {
         let mut shared = self.lock();
-        shared.state.prefetch(predictions);
+        shared.state.prefetch(predictions, step);
         self.unlock(shared);
+    }
+
+    /// What each layer may keep from now on.
+    pub fn set_shares(&self, shares: &[LayerShare]) {
+        self.lock().state.set_shares(shares);
+    }
+
+    pub fn save(&self, profile: &mut Profile) {
+        self.lock().state.save(profile);
     }
 
     /// Whether a link that asks now gets a read: not worth waking one otherwise, as a read that

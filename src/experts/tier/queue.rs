@@ -48,6 +48,14 @@ impl TransferQueue {
         self.prefetch.insert(at, (load, p));
     }
 
+    /// A queued prefetch is more or less urgent than it was. Does nothing to one that has no reads
+    /// left to start.
+    pub fn reprioritise(&mut self, load: LoadId, p: f32) {
+        if self.remove_prefetch(load) {
+            self.push_prefetch(load, p);
+        }
+    }
+
     /// A prefetch that has been asked for. Does nothing to one that has no reads left to start.
     pub fn promote(&mut self, load: LoadId) {
         if self.remove_prefetch(load) {
@@ -154,6 +162,16 @@ mod tests {
         // Demand never waits for the queue.
         q.push_demand(2);
         assert_eq!(q.front(|_| HALF), Some((2, Cause::Demand)));
+    }
+
+    #[test]
+    fn a_queued_prefetch_moves_with_its_priority() {
+        let mut q = queue();
+        q.push_prefetch(1, 0.2);
+        q.push_prefetch(2, 0.9);
+        q.reprioritise(1, 1.5);
+        q.reprioritise(7, 2.0); // is not queued
+        assert_eq!(q.prefetches().collect::<Vec<_>>(), [1, 2]);
     }
 
     #[test]

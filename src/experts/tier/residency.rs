@@ -35,6 +35,9 @@ pub struct Entry {
     pub unused_bytes: u64,
     /// When it last came into transit: the oldest leaves first.
     pub stamp: u64,
+    /// The number of the last predictions that named it, and how urgent it was to them.
+    pub forecast: u64,
+    pub foretold: f32,
     /// Place among its class's members, while it holds slots.
     pub place: u32,
 }
@@ -58,6 +61,8 @@ pub struct Residency {
     /// Granule → slot, `n_granules` for each expert.
     slots: Vec<u32>,
     first_slot: Vec<u32>,
+    /// Settled granules of each layer's experts together.
+    settled: Vec<usize>,
 }
 
 const NO_SLOT: u32 = u32::MAX;
@@ -83,11 +88,14 @@ impl Residency {
                     fault: None,
                     unused_bytes: 0,
                     stamp: 0,
+                    forecast: 0,
+                    foretold: 0.0,
                     place: 0,
                 });
             }
         }
-        Residency { entries, first, slots: vec![NO_SLOT; n_slots as usize], first_slot }
+        let (slots, settled) = (vec![NO_SLOT; n_slots as usize], vec![0; layers.len()]);
+        Residency { entries, first, slots, first_slot, settled }
     }
 
     pub fn index(&self, id: Expert) -> u32 {
@@ -122,13 +130,29 @@ impl Residency {
         entry.held += 1;
     }
 
+    /// `n` more leading granules of the expert are working ones.
+    pub fn settle(&mut self, expert: u32, n: usize) {
+        let entry = &mut self.entries[expert as usize];
+        entry.settled += n;
+        assert!(entry.settled <= entry.held);
+        self.settled[entry.id.layer as usize] += n;
+    }
+
+    /// Working granules of a layer's experts.
+    pub fn settled_of_layer(&self, layer: u32) -> usize {
+        self.settled[layer as usize]
+    }
+
     /// The last granule that holds a slot gives it up; true: it was a working one.
     pub fn pop_slot(&mut self, expert: u32) -> (u32, bool) {
         let entry = &mut self.entries[expert as usize];
         assert!(entry.held > 0 && entry.pins == 0 || entry.resident < entry.held);
         let settled = entry.settled == entry.held;
         entry.held -= 1;
-        entry.settled = entry.settled.min(entry.held);
+        if settled {
+            entry.settled -= 1;
+            self.settled[entry.id.layer as usize] -= 1;
+        }
         entry.resident = entry.resident.min(entry.held);
         let place = self.first_slot[expert as usize] as usize + entry.held;
         (std::mem::replace(&mut self.slots[place], NO_SLOT), settled)

@@ -11,6 +11,8 @@
 //! - both roles keep within what their class gives them.
 
 mod check;
+mod forecast;
+mod room;
 
 use slab::Slab;
 
@@ -21,7 +23,7 @@ use super::residency::{Entry, LayerPlan, Residency};
 use crate::experts::counters::Counters;
 use crate::experts::piece::Piece;
 use crate::experts::work::{Access, Handed, Work};
-use crate::policy::{Event, Eviction, Expert, Prediction};
+use crate::policy::{Event, Eviction, Expert, LayerShare, Prediction, Profile};
 use std::ops::Range;
 
 /// While a prompt waits for loads, so many granules are handed out at once: enough to keep the
@@ -94,7 +96,14 @@ pub struct State {
     tickets: Slab<Ticket>,
     staging: Vec<u32>,
     plan: TierPlan,
+    /// What each layer may keep; empty: a class's slots go to whoever is worth them.
+    shares: Vec<LayerShare>,
     clock: u64,
+    /// Decode steps of layers so far, and the last one of each layer.
+    step: u64,
+    last_step: Vec<u64>,
+    /// Number of the last predictions: what they name is protected.
+    forecast: u64,
     pub counters: Counters,
 }
 
@@ -111,14 +120,29 @@ impl State {
             queue: TransferQueue::new(granule_bytes as u64),
             tickets: Slab::new(),
             staging: (0..plan.n_staging as u32).rev().collect(),
-            plan,
+            shares: Vec::new(),
             clock: 0,
+            step: 0,
+            last_step: vec![0; plan.layers.len()],
+            forecast: 0,
+            plan,
             counters: Counters::default(),
         }
     }
 
     pub fn observe(&mut self, event: &Event) {
         self.eviction.observe(event);
+    }
+
+    /// Puts what the eviction has learned into the profile.
+    pub fn save(&self, profile: &mut Profile) {
+        self.eviction.save(profile);
+    }
+
+    /// What each layer may keep from now on. What it holds beyond that leaves when room is needed.
+    pub fn set_shares(&mut self, shares: &[LayerShare]) {
+        assert_eq!(shares.len(), self.plan.layers.len());
+        self.shares = shares.to_vec();
     }
 
     fn index(&self, layer: usize, expert: u32) -> u32 {
@@ -136,6 +160,8 @@ impl State {
         }
         self.drop_stale_prefetches(work.layer);
         if work.access == Access::Decode {
+            self.step += 1;
+            self.last_step[work.layer] = self.step;
             for i in 0..work.wants.len() {
                 self.settle(self.index(work.layer, work.wants[i].expert));
             }
@@ -183,13 +209,13 @@ impl State {
         }
     }
 
-    /// Granules in transit join the working set, if it can make room.
+    /// Granules in transit join the working set, as far as the expert keeps them and there is room.
     fn settle(&mut self, e: u32) {
-        let Entry { class, held, settled, .. } = *self.table.get(e);
-        let n = held - settled;
-        if n > 0 && self.make_room(class, Role::Working, n) {
+        let Entry { id, class, held, settled, .. } = *self.table.get(e);
+        let n = held.min(self.share(id, class).keep).saturating_sub(settled);
+        if n > 0 && self.make_room(e, n) {
             self.classes[class].change_role(Role::Transit, Role::Working, n);
-            self.table.get_mut(e).settled = held;
+            self.table.settle(e, n);
         }
     }
 
@@ -301,144 +327,6 @@ impl State {
             self.stop(load);
         } else if access == Access::Prompt || !entry.is_whole() {
             self.drop_transit(e);
-        }
-    }
-
-    // ---- prediction ----
-
-    /// Queues prefetches, most probable first, as far as transit has room.
-    pub fn prefetch(&mut self, predictions: &[Prediction]) {
-        for prediction in predictions {
-            let e = self.table.index(prediction.expert);
-            let entry = self.table.get_mut(e);
-            // Who has pinned it brings the rest of it, as demand.
-            if entry.is_whole() || entry.load.is_some() || entry.pins > 0 {
-                // What is predicted again is the last to leave transit.
-                entry.stamp = self.clock;
-                self.clock += 1;
-            } else if !self.start_load(e, Cause::Prefetch, Access::Prompt, prediction.priority) {
-                return;
-            }
-        }
-    }
-
-    // ---- room ----
-
-    /// Takes slots for all that the expert lacks and queues their load; false: there is no room.
-    fn start_load(&mut self, e: u32, cause: Cause, access: Access, p: f32) -> bool {
-        let Entry { id, class, held, n_granules, .. } = *self.table.get(e);
-        let n = n_granules - held;
-        let Some(role) = self.role_for(e, n, access) else { return false };
-        if held == 0 {
-            self.table.get_mut(e).place = self.classes[class].join(e);
-        }
-        for _ in 0..n {
-            let slot = self.classes[class].take(role);
-            self.table.push_slot(e, slot);
-        }
-        let mut pieces = Vec::new();
-        self.layout.pieces(id, held..n_granules, &mut pieces);
-        let load = self.loads.insert(Load::new(e, held..n_granules, cause, pieces)) as LoadId;
-        let entry = self.table.get_mut(e);
-        (entry.load, entry.stamp) = (Some(load), self.clock);
-        if role == Role::Working {
-            entry.settled = n_granules;
-        }
-        self.clock += 1;
-        match cause {
-            Cause::Demand => {
-                let quarters = (4.0 * self.queue.prefetch_share()).ceil() as usize;
-                self.counters.demand_wait_histogram[quarters.min(5)] += 1;
-                self.queue.push_demand(load);
-            }
-            Cause::Prefetch => self.queue.push_prefetch(load, p),
-        }
-        let resident = self.resident_bytes();
-        self.counters.resident_bytes_max = self.counters.resident_bytes_max.max(resident);
-        true
-    }
-
-    /// The role in which an expert gets `n` more slots, with room made for it. Decode makes room
-    /// in the working set; everything else takes only what is free there, and then transit.
-    fn role_for(&mut self, e: u32, n: usize, access: Access) -> Option<Role> {
-        let Entry { class, held, settled, .. } = *self.table.get(e);
-        let working = held == settled
-            && match access {
-                Access::Decode => self.make_room(class, Role::Working, n),
-                Access::Prompt => self.classes[class].room(Role::Working) >= n,
-            };
-        if working {
-            return Some(Role::Working);
-        }
-        // The expert's own granules must not be what makes the room.
-        self.table.get_mut(e).pins += 1;
-        let made = self.make_room(class, Role::Transit, n);
-        self.table.get_mut(e).pins -= 1;
-        made.then_some(Role::Transit)
-    }
-
-    fn make_room(&mut self, class: usize, role: Role, n: usize) -> bool {
-        while self.classes[class].room(role) < n {
-            let victim = match role {
-                Role::Working => self.working_victim(class),
-                Role::Transit => self.transit_victim(class),
-            };
-            let Some(e) = victim else { return false };
-            self.drop_transit(e);
-            if role == Role::Working {
-                let lacking = n - self.classes[class].room(role).min(n);
-                let settled = self.table.get(e).settled;
-                self.shrink(e, settled - lacking.min(settled));
-            }
-        }
-        true
-    }
-
-    /// The working expert of least priority. A scan of the class's members: some microseconds for
-    /// a thousand, beside the milliseconds of the load that needs the room.
-    fn working_victim(&self, class: usize) -> Option<u32> {
-        let members = self.classes[class].members().iter().copied();
-        let loose = members.filter(|e| {
-            let entry = self.table.get(*e);
-            entry.is_loose() && entry.settled > 0
-        });
-        let priority = |e: &u32| self.eviction.priority(self.table.get(*e).id);
-        loose.map(|e| (priority(&e), e)).min_by(|a, b| a.0.total_cmp(&b.0)).map(|found| found.1)
-    }
-
-    /// The expert that has been in transit the longest.
-    fn transit_victim(&self, class: usize) -> Option<u32> {
-        let members = self.classes[class].members().iter().copied();
-        let loose = members.filter(|e| {
-            let entry = self.table.get(*e);
-            entry.is_loose() && entry.held > entry.settled
-        });
-        loose.min_by_key(|e| self.table.get(*e).stamp)
-    }
-
-    fn drop_transit(&mut self, e: u32) {
-        self.shrink(e, self.table.get(e).settled);
-    }
-
-    /// The expert keeps the slots of its first `n` granules.
-    fn shrink(&mut self, e: u32, n: usize) {
-        let Entry { class, held, .. } = *self.table.get(e);
-        if held == n {
-            return;
-        }
-        while self.table.get(e).held > n {
-            let (slot, settled) = self.table.pop_slot(e);
-            let role = if settled { Role::Working } else { Role::Transit };
-            self.classes[class].give(role, slot);
-        }
-        let entry = self.table.get_mut(e);
-        // What nobody asked for while it was here was moved in vain.
-        self.counters.prefetch_wasted_bytes += std::mem::take(&mut entry.unused_bytes);
-        if n == 0 {
-            let place = entry.place;
-            if let Some(moved) = self.classes[class].leave(place) {
-                self.table.get_mut(moved).place = place;
-            }
         }
     }
 

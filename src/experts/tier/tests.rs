@@ -13,7 +13,7 @@ use super::tier::residency::LayerPlan;
 use super::tier::state::{Layout, Progress, State, TierPlan};
 use crate::experts::piece::{Dest, Piece};
 use crate::experts::work::{Access, Work};
-use crate::policy::{Event, Expert, Prediction, Profile, Routed, Shape};
+use crate::policy::{Event, Expert, LayerShare, Prediction, Profile, Routed, Shape};
 
 const PIECE_BYTES: usize = 4096;
 const GRANULES: usize = 3;
@@ -140,6 +140,35 @@ impl World {
         }
     }
 
+    fn predict(&mut self, predictions: &[Prediction]) {
+        self.predict_late(predictions, 0);
+    }
+
+    /// Predictions that `age` decode steps have overtaken.
+    fn predict_late(&mut self, predictions: &[Prediction], age: u64) {
+        let step = self.state.step();
+        self.state.prefetch(predictions, step.saturating_sub(age));
+    }
+
+    fn share(&mut self, shares: &[(usize, usize)]) {
+        let shares = shares.iter().map(|&(n_slots, keep)| LayerShare { n_slots, keep });
+        let dense = [LayerShare::default()].into_iter();
+        self.state.set_shares(&dense.chain(shares).collect::<Vec<_>>());
+    }
+
+    fn load_all(&mut self) {
+        self.start_reads();
+        while !self.in_flight.is_empty() {
+            self.end_read(0, false);
+            self.start_reads();
+        }
+    }
+
+    fn resident(&self, layer: u32, expert: u32) -> usize {
+        let id = Expert { layer, expert };
+        self.state.entries().iter().find(|e| e.id == id).unwrap().resident
+    }
+
     fn release(&mut self, w: usize) {
         self.check_lent(w);
         self.lent[w].clear();
@@ -233,11 +262,7 @@ impl World {
             idle_steps = if computed || after != before { 0 } else { idle_steps + 1 };
             assert!(idle_steps < 2, "all wait for nothing");
         }
-        self.start_reads();
-        while !self.in_flight.is_empty() {
-            self.end_read(0, false);
-            self.start_reads();
-        }
+        self.load_all();
         assert!(self.state.is_idle());
         self.state.check_integrity();
     }
@@ -245,12 +270,31 @@ impl World {
 
 #[derive(Clone, Debug)]
 enum Op {
-    Acquire { work: usize, layer: usize, experts: Vec<u32>, access: Access },
-    Advance { work: usize },
-    Release { work: usize },
-    Prefetch { predictions: Vec<Prediction> },
+    Acquire {
+        work: usize,
+        layer: usize,
+        experts: Vec<u32>,
+        access: Access,
+    },
+    Advance {
+        work: usize,
+    },
+    Release {
+        work: usize,
+    },
+    Prefetch {
+        predictions: Vec<Prediction>,
+        age: u64,
+    },
+    /// Slots and kept granules of each layer with experts.
+    Share {
+        shares: Vec<(usize, usize)>,
+    },
     StartReads,
-    EndRead { which: usize, fails: bool },
+    EndRead {
+        which: usize,
+        fails: bool,
+    },
 }
 
 const N_WORKS: usize = 2;
@@ -271,8 +315,10 @@ fn op() -> impl Strategy<Value = Op> {
         ),
         6 => (0..N_WORKS).prop_map(|work| Op::Advance { work }),
         1 => (0..N_WORKS).prop_map(|work| Op::Release { work }),
-        2 => proptest::collection::vec(prediction, 1..4)
-            .prop_map(|predictions| Op::Prefetch { predictions }),
+        2 => (proptest::collection::vec(prediction, 1..4), 0..3u64)
+            .prop_map(|(predictions, age)| Op::Prefetch { predictions, age }),
+        1 => proptest::collection::vec((0..12usize, 0..=GRANULES), MOE_LAYERS.len())
+            .prop_map(|shares| Op::Share { shares }),
         4 => Just(Op::StartReads),
         8 => (0..99usize, proptest::bool::weighted(0.05))
             .prop_map(|(which, fails)| Op::EndRead { which, fails }),
@@ -292,7 +338,8 @@ fn run(world: &mut World, ops: Vec<Op>) {
                 world.advance(work);
             }
             Op::Release { work } => world.release(work),
-            Op::Prefetch { predictions } => world.state.prefetch(&predictions),
+            Op::Prefetch { predictions, age } => world.predict_late(&predictions, age),
+            Op::Share { shares } => world.share(&shares),
             Op::StartReads => world.start_reads(),
             Op::EndRead { which, fails } => world.end_read(which, fails),
             Op::Advance { .. } => {}
@@ -381,7 +428,7 @@ fn a_prefetch_that_is_used_is_not_read_again_and_a_wrong_one_is_counted() {
     }
     let (demanded, missed) = (world.state.counters().demand_bytes, 3);
     let predict = |expert| Prediction { expert: Expert { layer: 1, expert }, priority: 0.5 };
-    world.state.prefetch(&[predict(3)]);
+    world.predict(&[predict(3)]);
     while world.state.start_read().map(|n| world.in_flight.push(n)).is_some() {
         world.end_read(0, false);
     }
@@ -394,7 +441,7 @@ fn a_prefetch_that_is_used_is_not_read_again_and_a_wrong_one_is_counted() {
     assert_eq!(counters.misses, missed);
     // Transit holds one expert: the next prediction pushes out the last.
     for expert in [4, 5] {
-        world.state.prefetch(&[predict(expert)]);
+        world.predict(&[predict(expert)]);
         while world.state.start_read().map(|n| world.in_flight.push(n)).is_some() {
             world.end_read(0, false);
         }
@@ -411,7 +458,7 @@ fn demand_takes_the_room_of_prefetches_that_wait_for_it() {
         }
         // All of transit is promised to a prediction, one granule of which is on its way at most.
         let predict = |expert| Prediction { expert: Expert { layer: 1, expert }, priority: 0.5 };
-        world.state.prefetch(&[predict(3)]);
+        world.predict(&[predict(3)]);
         for _ in 0..n_started {
             world.in_flight.push(world.state.start_read().unwrap());
         }
@@ -441,10 +488,10 @@ fn a_prediction_of_what_is_waited_for_does_not_put_it_off() {
     // The one has taken all of transit, so that the other waits for room.
     world.acquire(0, 1, &[3], Access::Prompt);
     world.acquire(1, 1, &[4], Access::Prompt);
-    world.state.prefetch(&[Prediction { expert: Expert { layer: 1, expert: 4 }, priority: 0.5 }]);
+    world.predict(&[Prediction { expert: Expert { layer: 1, expert: 4 }, priority: 0.5 }]);
     assert_eq!(world.drain(0), None);
     world.release(0);
-    world.state.prefetch(&[Prediction { expert: Expert { layer: 1, expert: 4 }, priority: 0.5 }]);
+    world.predict(&[Prediction { expert: Expert { layer: 1, expert: 4 }, priority: 0.5 }]);
     assert_eq!(world.advance(1), Progress::Waiting);
     world.start_reads();
     assert_eq!(world.state.ticket(world.in_flight[0]).cause, Cause::Demand);
@@ -467,4 +514,100 @@ fn a_failed_load_fails_its_work_and_the_next_tries_again() {
     assert!(world.state.is_idle());
     assert_eq!(world.state.held(Role::Working) + world.state.held(Role::Transit), 0);
     decode(&mut world, 1, &[0]);
+}
+
+fn foresee(layer: u32, expert: u32, priority: f32) -> Prediction {
+    Prediction { expert: Expert { layer, expert }, priority }
+}
+
+/// A tier whose working set is full and whose transit holds two experts of three granules.
+fn full() -> World {
+    let mut world = World::new(plan([15, 8], 2 * GRANULES), true, "predictor=none,eviction=lru", 1);
+    for expert in 0..3 {
+        decode(&mut world, 3, &[expert]);
+    }
+    world
+}
+
+#[test]
+fn what_is_foretold_stays_until_something_more_urgent_is_or_it_is_refuted() {
+    let mut world = full();
+    world.predict(&[foresee(1, 0, 0.9), foresee(1, 1, 0.5)]);
+    world.load_all();
+    let resident = |world: &World| (0..4).map(|e| world.resident(1, e)).collect::<Vec<_>>();
+    assert_eq!(resident(&world), [3, 3, 0, 0]);
+    // Less urgent: there is no room for it.
+    world.predict(&[foresee(1, 0, 0.9), foresee(1, 1, 0.5), foresee(1, 2, 0.4)]);
+    world.load_all();
+    assert_eq!(resident(&world), [3, 3, 0, 0]);
+    // More urgent than one of them.
+    world.predict(&[foresee(1, 0, 0.9), foresee(1, 2, 0.6), foresee(1, 1, 0.5)]);
+    world.load_all();
+    assert_eq!(resident(&world), [3, 0, 3, 0]);
+    // Nobody names them any more.
+    world.predict(&[foresee(1, 3, 0.1)]);
+    world.load_all();
+    assert_eq!(resident(&world), [0, 0, 3, 3]);
+}
+
+#[test]
+fn predictions_replace_each_other_in_the_queue() {
+    let mut world = full();
+    world.predict(&[foresee(1, 0, 0.9), foresee(1, 1, 0.5)]);
+    world.predict(&[foresee(1, 1, 0.8), foresee(1, 2, 0.3)]);
+    world.start_reads();
+    assert_eq!(world.state.ticket(world.in_flight[0]).expert.expert, 1);
+    world.load_all();
+    let resident = (0..3).map(|e| world.resident(1, e)).collect::<Vec<_>>();
+    assert_eq!(resident, [0, 3, 3]);
+}
+
+#[test]
+fn what_is_predicted_of_a_layer_that_has_gone_by_is_not_brought() {
+    let mut world = full();
+    let step = world.state.step();
+    decode(&mut world, 1, &[0]);
+    world.state.prefetch(&[foresee(1, 4, 0.9), foresee(3, 4, 0.5)], step);
+    world.load_all();
+    assert_eq!((world.resident(1, 4), world.resident(3, 4)), (0, 3));
+}
+
+#[test]
+fn a_split_expert_keeps_its_top_and_brings_its_bottom() {
+    let mut world = World::new(plan([12, 8], GRANULES), true, "predictor=none,eviction=lru", 1);
+    world.share(&[(8, 2), (5, 1), (1, 1)]);
+    for expert in 0..5 {
+        decode(&mut world, 1, &[expert]);
+    }
+    // Eight slots hold four tops; transit has room for three bottoms.
+    let resident = |world: &World| (0..5).map(|e| world.resident(1, e)).collect::<Vec<_>>();
+    assert_eq!(resident(&world), [0, 2, 3, 3, 3]);
+    let before = world.state.counters();
+    decode(&mut world, 1, &[1]);
+    let since = world.state.counters().since(&before);
+    assert_eq!((since.hits_partial, since.misses), (1, 0));
+    // One granule of two reads, and two reads of rows.
+    assert_eq!(since.demand_bytes, 4 * PIECE_BYTES as u64);
+    // Another layer fills its own share and takes nothing of this one's.
+    for expert in 0..6 {
+        decode(&mut world, 3, &[expert]);
+    }
+    assert!((1..5).all(|e| world.resident(1, e) >= 2));
+    // The last use, one granule of it for good.
+    assert_eq!((0..6).map(|e| world.resident(3, e)).sum::<usize>(), 3);
+}
+
+#[test]
+fn smaller_shares_take_effect_when_room_is_needed() {
+    let mut world = World::new(plan([15, 8], GRANULES), true, "predictor=none,eviction=lru", 1);
+    for expert in 0..4 {
+        decode(&mut world, 1, &[expert]);
+    }
+    world.share(&[(4, 1), (8, 2), (8, 2)]);
+    assert_eq!((0..4).map(|e| world.resident(1, e)).sum::<usize>(), 12);
+    for expert in 0..4 {
+        decode(&mut world, 3, &[expert]);
+    }
+    // The bottoms of the first layer's experts went, and none of their tops.
+    assert_eq!((0..4).map(|e| world.resident(1, e)).collect::<Vec<_>>(), [1, 1, 1, 1]);
 }

@@ -28,6 +28,7 @@ impl State {
     /// Panics if an invariant does not hold.
     pub fn check_integrity(&self) {
         let mut held = vec![[0; 2]; self.classes.len()];
+        let mut settled = vec![0; self.plan.layers.len()];
         for (e, entry) in self.table.entries().iter().enumerate() {
             assert!(entry.settled <= entry.held && entry.held <= entry.n_granules);
             assert!(entry.resident <= entry.held);
@@ -44,11 +45,15 @@ impl State {
                 }
             }
             held[entry.class][0] += entry.settled;
+            settled[entry.id.layer as usize] += entry.settled;
             held[entry.class][1] += entry.held - entry.settled;
             if entry.held > 0 {
                 let members = self.classes[entry.class].members();
                 assert_eq!(members[entry.place as usize], e as u32);
             }
+        }
+        for (layer, settled) in settled.into_iter().enumerate() {
+            assert_eq!(settled, self.table.settled_of_layer(layer as u32));
         }
         for (class, held) in self.classes.iter().zip(held) {
             class.check_integrity();

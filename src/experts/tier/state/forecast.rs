@@ -1,0 +1,65 @@
+//! What is predicted: prefetches are queued, moved, given up. Predictions are a complete statement
+//! of the moment they were made; what the latest one names is protected in transit until it is
+//! used or named no more (MoE-Infinity, section 5.2).
+
+use super::State;
+use crate::experts::tier::queue::{Cause, LoadId};
+use crate::experts::tier::residency::Entry;
+use crate::experts::work::Access;
+use crate::policy::Prediction;
+
+impl State {
+    /// Layers' decode steps so far: what a prediction is as old as.
+    pub fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// Queues prefetches, most urgent first, as far as transit has room, and gives up those that
+    /// are predicted no more. The predictions are as old as `step`: layers that have come by
+    /// since are past.
+    pub fn prefetch(&mut self, predictions: &[Prediction], step: u64) {
+        self.forecast += 1;
+        let ahead = |p: &&Prediction| self.last_step[p.expert.layer as usize] <= step;
+        let predictions: Vec<Prediction> = predictions.iter().filter(ahead).copied().collect();
+        for Prediction { expert, priority } in &predictions {
+            let e = self.table.index(*expert);
+            let entry = self.table.get_mut(e);
+            (entry.forecast, entry.foretold) = (self.forecast, *priority);
+        }
+        self.drop_refuted_prefetches();
+        let mut full = vec![false; self.classes.len()];
+        for Prediction { expert, priority } in predictions {
+            let e = self.table.index(expert);
+            let entry = self.table.get(e);
+            let class = entry.class;
+            // Who has pinned it brings the rest of it, as demand.
+            if entry.is_whole() || entry.pins > 0 || full[class] {
+                continue;
+            }
+            match entry.load {
+                Some(load) => self.queue.reprioritise(load, priority),
+                None => full[class] = !self.start_prefetch(e, priority),
+            }
+        }
+    }
+
+    /// Whether the latest predictions name an expert, and how urgent it is to them.
+    pub(super) fn foretold(&self, entry: &Entry) -> Option<f32> {
+        (entry.forecast == self.forecast).then_some(entry.foretold)
+    }
+
+    fn drop_refuted_prefetches(&mut self) {
+        let is_refuted = |load: &LoadId| {
+            let entry = self.table.get(self.loads[*load as usize].expert);
+            self.foretold(entry).is_none()
+        };
+        let refuted: Vec<LoadId> = self.queue.prefetches().filter(is_refuted).collect();
+        for load in refuted {
+            self.stop(load);
+        }
+    }
+
+    fn start_prefetch(&mut self, e: u32, priority: f32) -> bool {
+        self.start_load(e, Cause::Prefetch, Access::Prompt, priority)
+    }
+}

@@ -1,0 +1,194 @@
+//! Room: who gets slots, in which role, and who gives them up. An expert that a layer's share cuts
+//! in two keeps its leading granules, its top segment, and brings the others through transit each
+//! time it is used (MoEpic, section 3.1).
+
+use super::State;
+use crate::experts::tier::class::Role;
+use crate::experts::tier::load::Load;
+use crate::experts::tier::queue::{Cause, LoadId};
+use crate::experts::tier::residency::Entry;
+use crate::experts::work::Access;
+use crate::policy::{Expert, LayerShare};
+
+impl State {
+    /// What an expert's layer may keep of it and of all its experts.
+    pub(super) fn share(&self, id: Expert, class: usize) -> LayerShare {
+        let all = LayerShare { n_slots: usize::MAX, keep: usize::MAX };
+        // Where there is no transit everything fits, and nothing need leave.
+        let is_split = self.plan.classes[class].n_transit > 0;
+        let share = self.shares.get(id.layer as usize).filter(|_| is_split);
+        share.copied().unwrap_or(all)
+    }
+
+    /// Takes slots for all that the expert lacks and queues their load; false: there is no room.
+    pub(super) fn start_load(
+        &mut self,
+        e: u32,
+        cause: Cause,
+        access: Access,
+        priority: f32,
+    ) -> bool {
+        let Entry { id, class, held, n_granules, .. } = *self.table.get(e);
+        let n = n_granules - held;
+        let Some(n_working) = self.room_for(e, n, access, cause, priority) else { return false };
+        if held == 0 {
+            self.table.get_mut(e).place = self.classes[class].join(e);
+        }
+        for i in 0..n {
+            let role = if i < n_working { Role::Working } else { Role::Transit };
+            let slot = self.classes[class].take(role);
+            self.table.push_slot(e, slot);
+        }
+        self.table.settle(e, n_working);
+        let mut pieces = Vec::new();
+        self.layout.pieces(id, held..n_granules, &mut pieces);
+        let load = self.loads.insert(Load::new(e, held..n_granules, cause, pieces)) as LoadId;
+        let entry = self.table.get_mut(e);
+        (entry.load, entry.stamp) = (Some(load), self.clock);
+        self.clock += 1;
+        match cause {
+            Cause::Demand => {
+                let quarters = (4.0 * self.queue.prefetch_share()).ceil() as usize;
+                self.counters.demand_wait_histogram[quarters.min(5)] += 1;
+                self.queue.push_demand(load);
+            }
+            Cause::Prefetch => self.queue.push_prefetch(load, priority),
+        }
+        let resident = self.resident_bytes();
+        self.counters.resident_bytes_max = self.counters.resident_bytes_max.max(resident);
+        true
+    }
+
+    /// Makes room for `n` more granules of an expert; answers how many of them are working ones,
+    /// `None` if there is no room. Decode makes room in the working set for what the expert keeps;
+    /// everything else takes only what is free there, and then transit.
+    fn room_for(
+        &mut self,
+        e: u32,
+        n: usize,
+        access: Access,
+        cause: Cause,
+        priority: f32,
+    ) -> Option<usize> {
+        let Entry { id, class, held, settled, .. } = *self.table.get(e);
+        let share = self.share(id, class);
+        let kept = if held == settled { share.keep.saturating_sub(held).min(n) } else { 0 };
+        let free = self.classes[class].room(Role::Working);
+        let within = share.n_slots.saturating_sub(self.table.settled_of_layer(id.layer));
+        let has_working = kept > 0
+            && match access {
+                Access::Decode => self.make_room(e, kept),
+                Access::Prompt => free.min(within) >= kept,
+            };
+        let n_working = if has_working { kept } else { 0 };
+        if n_working == n {
+            return Some(n);
+        }
+        let prefetch = (cause == Cause::Prefetch).then_some(priority);
+        self.make_transit(e, n - n_working, prefetch).then_some(n_working)
+    }
+
+    /// Evicts until there is room for `n` more working granules of an expert, of which its own
+    /// layer's experts make what is beyond the layer's share.
+    pub(super) fn make_room(&mut self, e: u32, n: usize) -> bool {
+        let Entry { id, class, .. } = *self.table.get(e);
+        let n_slots = self.share(id, class).n_slots;
+        if n > n_slots {
+            return false;
+        }
+        loop {
+            let layer_lacks = (self.table.settled_of_layer(id.layer) + n).saturating_sub(n_slots);
+            let class_lacks = n.saturating_sub(self.classes[class].room(Role::Working));
+            let victim = match (layer_lacks, class_lacks) {
+                (0, 0) => return true,
+                (0, _) => self.working_victim(class, None),
+                (_, _) => self.working_victim(class, Some(id.layer)),
+            };
+            let Some(victim) = victim else { return false };
+            self.drop_transit(victim);
+            let settled = self.table.get(victim).settled;
+            let lacking = if layer_lacks > 0 { layer_lacks } else { class_lacks };
+            self.shrink(victim, settled - lacking.min(settled));
+        }
+    }
+
+    /// Room for `n` more granules of an expert in transit. A prefetch of some priority leaves what
+    /// is foretold to be at least as urgent.
+    fn make_transit(&mut self, e: u32, n: usize, prefetch: Option<f32>) -> bool {
+        let class = self.table.get(e).class;
+        // The expert's own granules must not be what makes the room.
+        self.table.get_mut(e).pins += 1;
+        while self.classes[class].room(Role::Transit) < n {
+            let Some(victim) = self.transit_victim(class, prefetch) else { break };
+            self.drop_transit(victim);
+        }
+        self.table.get_mut(e).pins -= 1;
+        self.classes[class].room(Role::Transit) >= n
+    }
+
+    /// The working expert to lose granules: first what holds more than its layer's share lets it
+    /// keep, then what is in a layer that holds more than its share, then the least priority. A
+    /// scan of the class's members: some microseconds for a thousand, beside the milliseconds of
+    /// the load that needs the room.
+    fn working_victim(&self, class: usize, layer: Option<u32>) -> Option<u32> {
+        let members = self.classes[class].members().iter().copied();
+        let loose = members.filter(|e| {
+            let entry = self.table.get(*e);
+            let of_layer = layer.is_none_or(|layer| entry.id.layer == layer);
+            of_layer && entry.is_loose() && entry.settled > 0
+        });
+        let key = |e: u32| {
+            let Entry { id, settled, .. } = *self.table.get(e);
+            let share = self.share(id, class);
+            let within_keep = settled <= share.keep;
+            let within_share = self.table.settled_of_layer(id.layer) <= share.n_slots;
+            (within_keep, within_share, self.eviction.priority(id))
+        };
+        let less = |a: &(bool, bool, f64), b: &(bool, bool, f64)| {
+            (a.0, a.1).cmp(&(b.0, b.1)).then(a.2.total_cmp(&b.2))
+        };
+        loose.map(|e| (key(e), e)).min_by(|a, b| less(&a.0, &b.0)).map(|found| found.1)
+    }
+
+    /// The expert in transit to leave: what is not predicted, the oldest first, and then what is
+    /// least urgent. What is as urgent as the prefetch that wants the room stays.
+    fn transit_victim(&self, class: usize, prefetch: Option<f32>) -> Option<u32> {
+        let members = self.classes[class].members().iter().copied();
+        let loose = members.filter_map(|e| {
+            let entry = self.table.get(e);
+            let foretold = self.foretold(entry).unwrap_or(f32::NEG_INFINITY);
+            let is_free = entry.is_loose()
+                && entry.held > entry.settled
+                && prefetch.is_none_or(|priority| foretold < priority);
+            is_free.then_some((foretold, entry.stamp, e))
+        });
+        let first = loose.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        first.map(|found| found.2)
+    }
+
+    pub(super) fn drop_transit(&mut self, e: u32) {
+        self.shrink(e, self.table.get(e).settled);
+    }
+
+    /// The expert keeps the slots of its first `n` granules.
+    pub(super) fn shrink(&mut self, e: u32, n: usize) {
+        let Entry { class, held, .. } = *self.table.get(e);
+        if held == n {
+            return;
+        }
+        while self.table.get(e).held > n {
+            let (slot, settled) = self.table.pop_slot(e);
+            let role = if settled { Role::Working } else { Role::Transit };
+            self.classes[class].give(role, slot);
+        }
+        let entry = self.table.get_mut(e);
+        // What nobody asked for while it was here was moved in vain.
+        self.counters.prefetch_wasted_bytes += std::mem::take(&mut entry.unused_bytes);
+        if n == 0 {
+            let place = entry.place;
+            if let Some(moved) = self.classes[class].leave(place) {
+                self.table.get_mut(moved).place = place;
+            }
+        }
+    }
+}
