@@ -4,7 +4,7 @@ use super::values::Parsed;
 use super::{progress, values};
 use crate::Result;
 use crate::engine::budget::RamBudget;
-use crate::engine::{CacheType, Engine, EngineOptions};
+use crate::engine::{CacheType, Engine, EngineOptions, ProfileChoice};
 use crate::experts::link::IoKind;
 use crate::policy::PolicySpec;
 use std::path::{Path, PathBuf};
@@ -90,6 +90,10 @@ pub struct ExpertArgs {
     /// predictor=none|next-layer,eviction=lru|lfu|lcp|random
     #[arg(long, value_name = "NAME", default_value_t, env = "MOEBA_POLICY")]
     pub policy: PolicySpec,
+    /// Where the policy keeps what it learns: a file, none, or auto for the model's name with
+    /// .moeba behind it
+    #[arg(long, value_name = "FILE", default_value = "auto", env = "MOEBA_PROFILE")]
+    pub profile: ProfileChoice,
     /// How to read experts: auto, uring, pread, or mmap for not at all
     #[arg(long, value_name = "KIND", default_value_t, env = "MOEBA_IO")]
     pub io: IoKind,
@@ -112,6 +116,8 @@ impl BatchArgs {
             ram: self.experts.ram,
             policy: self.experts.policy,
             io: self.experts.io,
+            profile: self.experts.profile.clone(),
+            lockstep: false,
             faults: None,
         }
     }

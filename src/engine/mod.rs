@@ -4,6 +4,7 @@ pub mod budget;
 mod cgroup;
 mod memory;
 mod plan;
+mod profile;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -25,6 +26,7 @@ use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 use budget::{Place, RamBudget};
 pub use plan::MemoryPlan;
+pub use profile::{ProfileChoice, ProfileFile};
 
 /// How to load and run a model. Names and defaults are llama.cpp's.
 #[derive(Clone, Debug)]
@@ -44,6 +46,10 @@ pub struct EngineOptions {
     /// What to prefetch and to drop where experts are streamed, and how they are read.
     pub policy: PolicySpec,
     pub io: IoKind,
+    /// Where policies keep what they learn of the model.
+    pub profile: ProfileChoice,
+    /// Whether layers wait for what was predicted, for tests: see `StreamOptions`.
+    pub lockstep: bool,
     /// Makes reads of experts fail and wait, for tests.
     pub faults: Option<Arc<dyn Faults>>,
 }
@@ -60,6 +66,8 @@ impl Default for EngineOptions {
             ram: RamBudget::Auto,
             policy: PolicySpec::default(),
             io: IoKind::Auto,
+            profile: ProfileChoice::Nowhere,
+            lockstep: false,
             faults: None,
         }
     }
@@ -76,6 +84,7 @@ pub struct Engine {
     options: EngineOptions,
     n_ctx: usize,
     plan: MemoryPlan,
+    store: Option<ProfileFile>,
     next_session: AtomicU32,
 }
 
@@ -171,6 +180,8 @@ impl Engine {
         progress(0.0);
         let Prepared { bound, tokenizer, n_ctx, plan } = Prepared::new(path, options)?;
         let cpu = Cpu::new(options.n_threads.unwrap_or_else(default_threads));
+        let key = bound.gguf().key();
+        let store = options.profile.file(path).map(|path| ProfileFile::new(&path, key));
         let model = match plan.place {
             Place::InPlace => {
                 let model = bound.in_place();
@@ -183,6 +194,8 @@ impl Engine {
                     io: options.io,
                     policy: options.policy,
                     k: bound.k(),
+                    profile: store.as_ref().map(ProfileFile::load).unwrap_or_default(),
+                    lockstep: options.lockstep,
                     faults: options.faults.clone(),
                 };
                 let total = plan.sizes.dense_bytes.max(1) as f32;
@@ -190,7 +203,7 @@ impl Engine {
             }
         };
         let (options, next_session) = (options.clone(), AtomicU32::new(0));
-        Ok(Arc::new(Engine { model, tokenizer, cpu, options, n_ctx, plan, next_session }))
+        Ok(Arc::new(Engine { model, tokenizer, cpu, options, n_ctx, plan, store, next_session }))
     }
 
     /// Where everything would be, without reading weights.
@@ -326,6 +339,15 @@ pub struct Experts {
     pub k: usize,
     /// [layers, tokens, k], best first; −1 in dense layers.
     pub ids: Vec<i32>,
+}
+
+impl Drop for Engine {
+    /// What was learned in this run helps the next one.
+    fn drop(&mut self) {
+        if let Some(store) = &self.store {
+            store.save(&self.model.learned());
+        }
+    }
 }
 
 /// One timeline: a text and its KV cache.

@@ -2,6 +2,7 @@
 //! layer loop asks for experts with `acquire`, computes what `next_ready` hands out, and gives
 //! them back with `release`.
 
+mod advisor;
 mod counters;
 mod geometry;
 pub mod link;
@@ -27,7 +28,7 @@ pub use work::{Access, Work};
 use std::ops::Range;
 
 use crate::Result;
-use crate::policy::Event;
+use crate::policy::{Event, Profile};
 
 /// A run of intermediate rows of one expert that is in memory, and where.
 #[derive(Clone, Debug)]
@@ -87,6 +88,14 @@ pub trait ExpertStore: Send + Sync {
 
     /// What happened, for the policy.
     fn observe(&self, _event: &Event) {}
+
+    /// Time spent on the policy so far, ns, on whatever thread, and events it was too slow for.
+    fn policy_overhead(&self) -> (u64, u64) {
+        (0, 0)
+    }
+
+    /// Puts what the policy has learned into the profile.
+    fn save(&self, _profile: &mut Profile) {}
 
     /// What the cache did so far; `None` where nothing moves.
     fn counters(&self) -> Option<Counters> {

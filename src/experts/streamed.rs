@@ -3,19 +3,20 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
+use super::advisor::{Advised, Advisor};
 use super::counters::Counters;
 use super::link::{self, Faults, Files, IoKind, Link, Read, ReadSource};
 use super::memory::Region;
 use super::piece::{Dest, Piece};
 use super::place::{LayerExperts, SlotLayout};
 use super::sizing::{LayerNeeds, Needs};
-use super::sync::Mutex;
 use super::tier::{Fault, Layout, Stop, Ticket, Tier, TierPlan};
 use super::work::{Access, Work};
 use super::{ExpertStore, Geometry, ReadyGranule};
 use crate::gguf::Gguf;
-use crate::policy::{Event, Expert, Policy, PolicySpec, Prediction, Predictor, Profile};
+use crate::policy::{Event, Expert, LayerShare, Policy, PolicySpec, Prediction, Profile};
 use crate::{Error, Result, interrupt};
 
 /// How to stream.
@@ -27,6 +28,11 @@ pub struct StreamOptions {
     pub policy: PolicySpec,
     /// Experts that a token uses in a layer.
     pub k: usize,
+    /// What policies have learned of the model before.
+    pub profile: Profile,
+    /// Whether a layer waits for everything that was predicted before it to land: hits then do not
+    /// depend on time, for tests.
+    pub lockstep: bool,
     /// Makes reads fail and wait, for tests.
     pub faults: Option<Arc<dyn Faults>>,
 }
@@ -134,19 +140,52 @@ unsafe impl ReadSource for Core {
     }
 }
 
-/// A predictor and what it said last.
-struct Foresight {
-    predictor: Box<dyn Predictor>,
-    predictions: Vec<Prediction>,
+/// The tier and the link that serves it.
+struct Moving {
+    core: Arc<Core>,
+    link: Box<dyn Link>,
+}
+
+impl Moving {
+    /// After a change: a link that sleeps is woken by a call of the system, so for a read alone.
+    fn wake_link(&self) {
+        if self.core.tier.can_start() {
+            self.link.wake();
+        }
+    }
+}
+
+impl Advised for Moving {
+    fn step(&self) -> u64 {
+        self.core.tier.step()
+    }
+
+    fn prefetch(&self, predictions: &[Prediction], step: u64) {
+        self.core.tier.prefetch(predictions, step);
+        self.wake_link();
+    }
+
+    fn observe(&self, event: &Event) {
+        self.core.tier.observe(event);
+    }
+
+    fn set_shares(&self, shares: &[LayerShare]) {
+        self.core.tier.set_shares(shares);
+    }
+
+    fn counters(&self) -> Counters {
+        self.core.tier.counters()
+    }
 }
 
 pub struct Streamed {
-    core: Arc<Core>,
-    link: Box<dyn Link>,
+    /// Before what it works on: its thread ends first.
+    advisor: Advisor,
+    moving: Arc<Moving>,
     geometry: Vec<Option<Geometry>>,
-    foresight: Option<Mutex<Foresight>>,
     /// For each layer the next one with routed experts, around the end to the next token's first.
     next_layer: Vec<usize>,
+    lockstep: bool,
 }
 
 /// What streaming needs of each layer.
@@ -176,8 +215,9 @@ impl Streamed {
         let staging = region(plan.n_staging * plan.staging_bytes)?;
         let layouts = layers.iter().map(|l| l.as_ref().map(|l| SlotLayout::new(file, l)));
         let layouts = Layouts(layouts.collect());
-        let policy = options.policy.build(&plan.shape(options.k), &Profile::default());
-        let Policy { eviction, predictor, .. } = policy;
+        let policy = options.policy.build(&plan.shape(options.k), &options.profile);
+        let Policy { eviction, predictor, splitter, notes } = policy;
+        notes.iter().for_each(|note| log::warn!("{note}"));
         let tier = Tier::new(plan.clone(), Box::new(layouts.clone()), eviction);
         let core = Arc::new(Core { tier, plan, layouts, arenas, staging });
         let regions = core.arenas.iter().chain([&core.staging]);
@@ -189,25 +229,32 @@ impl Streamed {
             options.faults.clone(),
             core.clone(),
         )?;
+        let moving = Arc::new(Moving { core, link });
+        let bytes = |layer: &Option<LayerExperts>| layer.as_ref().map_or(0, |l| l.expert_bytes());
+        let bytes: Vec<u64> = layers.iter().map(|layer| bytes(layer) as u64).collect();
         Ok(Streamed {
-            core,
-            link,
+            advisor: Advisor::new(moving.clone(), predictor, splitter, &bytes),
+            moving,
             geometry: layers.iter().map(|l| l.as_ref().map(|l| l.geometry)).collect(),
-            foresight: predictor
-                .map(|predictor| Mutex::new(Foresight { predictor, predictions: Vec::new() })),
             next_layer: next_layers(layers),
+            lockstep: options.lockstep,
         })
     }
 
     fn owner(&self) -> usize {
-        Arc::as_ptr(&self.core).addr()
+        Arc::as_ptr(&self.moving).addr()
     }
 
-    /// After a change: a link that sleeps is woken by a call of the system, so for a read alone.
-    fn wake_link(&self) {
-        if self.core.tier.can_start() {
-            self.link.wake();
+    /// Until everything has landed that can.
+    fn wait_for_link(&self) {
+        self.advisor.catch_up();
+        while self.tier().is_moving() {
+            std::thread::sleep(Duration::from_micros(50));
         }
+    }
+
+    fn tier(&self) -> &Tier {
+        &self.moving.core.tier
     }
 }
 
@@ -224,18 +271,18 @@ impl ExpertStore for Streamed {
 
     fn acquire(&self, layer: usize, experts: &[u32], access: Access, work: &mut Work) {
         work.start(self.owner(), layer, experts, access);
-        self.core.tier.acquire(work);
-        self.wake_link();
+        self.tier().acquire(work);
+        self.moving.wake_link();
     }
 
     fn next_ready(&self, work: &mut Work) -> Result<bool> {
         work.check_owner(self.owner());
-        let result = self.core.tier.next_ready(work, &|| {
+        let result = self.tier().next_ready(work, &|| {
             // Loads that had no room before may have been queued.
-            self.link.wake();
+            self.moving.link.wake();
             interrupt::is_set()
         });
-        self.wake_link();
+        self.moving.wake_link();
         result.map_err(|stop| match stop {
             Stop::Failed(Fault(sentence)) => Error::Load(sentence.to_string()),
             Stop::Interrupted => Error::Interrupted,
@@ -244,15 +291,16 @@ impl ExpertStore for Streamed {
 
     fn ready<'w>(&'w self, work: &'w Work) -> Vec<ReadyGranule<'w>> {
         work.check_owner(self.owner());
-        let layout = self.core.layouts.of(work.layer);
-        let class = self.core.plan.layers[work.layer].class;
-        let bytes = self.core.plan.classes[class].slot_bytes;
+        let core = &self.moving.core;
+        let layout = core.layouts.of(work.layer);
+        let class = core.plan.layers[work.layer].class;
+        let bytes = core.plan.classes[class].slot_bytes;
         let view = |handed: &super::work::Handed| {
             // SAFETY: the granule has landed, and the work that was handed it is borrowed, so it
             // can neither ask for more nor release, which is what would unpin the slot. No link
             // writes to a slot that is pinned.
             let slot = unsafe {
-                std::slice::from_raw_parts(self.core.slot(class, handed.slot).cast_const(), bytes)
+                std::slice::from_raw_parts(core.slot(class, handed.slot).cast_const(), bytes)
             };
             layout.view(slot, handed.expert, handed.granule)
         };
@@ -265,50 +313,58 @@ impl ExpertStore for Streamed {
             return;
         }
         work.check_owner(self.owner());
-        self.core.tier.release(work);
+        self.tier().release(work);
         // Prefetches that waited for the loads given up here.
-        self.wake_link();
+        self.moving.wake_link();
     }
 
     fn looks_ahead(&self, layer: usize) -> Option<usize> {
-        if self.core.tier.has_everything() {
-            return None;
-        }
-        let foresight = self.foresight.as_ref()?.lock().expect("no panic under this lock");
-        foresight.predictor.wants().ahead.then(|| self.next_layer[layer])
+        let wanted = self.advisor.wants().ahead && !self.tier().has_everything();
+        wanted.then(|| self.next_layer[layer])
     }
 
     fn listens(&self) -> bool {
         true
     }
 
+    fn wants_hidden(&self) -> bool {
+        self.advisor.wants().hidden
+    }
+
     fn observe(&self, event: &Event) {
-        self.core.tier.observe(event);
-        let Some(foresight) = &self.foresight else { return };
-        let mut foresight = foresight.lock().expect("no panic under this lock");
-        let Foresight { predictor, predictions } = &mut *foresight;
-        predictor.observe(event);
-        if !event.is_step() {
+        self.moving.observe(event);
+        // With nothing left to bring there is nothing to ask a policy.
+        if self.tier().has_everything() {
             return;
         }
-        predictor.predict(predictions);
-        self.core.tier.prefetch(predictions, self.core.tier.step());
-        self.wake_link();
+        self.advisor.observe(event);
+        if self.lockstep {
+            self.wait_for_link();
+        }
+    }
+
+    fn policy_overhead(&self) -> (u64, u64) {
+        self.advisor.overhead()
+    }
+
+    fn save(&self, profile: &mut Profile) {
+        self.advisor.save(profile);
+        self.tier().save(profile);
     }
 
     fn counters(&self) -> Option<Counters> {
-        Some(self.core.tier.counters())
+        Some(self.tier().counters())
     }
 
     fn check_integrity(&self) -> bool {
-        self.core.tier.check_integrity()
+        self.tier().check_integrity()
     }
 }
 
 impl Drop for Streamed {
     fn drop(&mut self) {
         // The link's threads end when they see it; dropping the link then waits for them.
-        self.core.tier.close();
-        self.link.wake();
+        self.tier().close();
+        self.moving.link.wake();
     }
 }

@@ -8,6 +8,7 @@ mod detach;
 mod file;
 mod getters;
 mod header;
+mod key;
 mod parse;
 mod sniff;
 mod types;

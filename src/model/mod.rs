@@ -18,7 +18,7 @@ use crate::experts::{
     self, Counters, ExpertStore, LayerExperts, Resident, StreamOptions, Streamed,
 };
 use crate::gguf::Gguf;
-use crate::policy::Event;
+use crate::policy::{Event, Profile};
 use descriptor::{Descriptor, Rope};
 pub use hyper::HyperParams;
 use weights::{Gate, Weights};
@@ -170,6 +170,18 @@ impl Model {
     /// Tells the policy, if there is one, what happened to a timeline.
     pub fn publish(&self, event: &Event) {
         self.routed.observe(event);
+    }
+
+    /// What the policy has learned.
+    pub fn learned(&self) -> Profile {
+        let mut profile = Profile::default();
+        self.routed.save(&mut profile);
+        profile
+    }
+
+    /// Time spent on the policy so far, ns, and events it was too slow for.
+    pub fn policy_overhead(&self) -> (u64, u64) {
+        self.routed.policy_overhead()
     }
 
     /// The store of a layer's routed experts, or of the dense layer.

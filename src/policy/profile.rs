@@ -34,6 +34,11 @@ impl Profile {
         self.sections.insert(name.to_string(), bytes);
     }
 
+    /// Takes over all sections of another, which replace those of the same name.
+    pub fn merge(&mut self, other: &Profile) {
+        self.sections.extend(other.sections.clone());
+    }
+
     pub fn encode(&self, model: &ModelKey) -> Vec<u8> {
         let mut out = MAGIC.to_vec();
         out.extend(VERSION.to_le_bytes());

@@ -182,6 +182,12 @@ impl Tier {
         self.lock().state.can_start()
     }
 
+    /// Whether a read is on its way or could start.
+    pub fn is_moving(&self) -> bool {
+        let shared = self.lock();
+        shared.state.is_reading() || shared.state.can_start()
+    }
+
     /// Starts at most `max` reads, waiting for one if asked to; false: the tier is closed.
     pub fn start_reads(&self, max: usize, wait: bool, out: &mut Vec<(u32, Ticket)>) -> bool {
         let mut shared = self.lock();

@@ -23,7 +23,7 @@ use super::residency::{Entry, LayerPlan, Residency};
 use crate::experts::counters::Counters;
 use crate::experts::piece::Piece;
 use crate::experts::work::{Access, Handed, Work};
-use crate::policy::{Event, Eviction, Expert, LayerShare, Prediction, Profile};
+use crate::policy::{Event, Eviction, Expert, LayerShare, Profile};
 use std::ops::Range;
 
 /// While a prompt waits for loads, so many granules are handed out at once: enough to keep the
