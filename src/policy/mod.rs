@@ -3,6 +3,7 @@
 //! that the engine and the replay simulator drive the very same code and equal events give equal
 //! answers.
 
+mod auto;
 mod lcp;
 mod lfu;
 mod lru;
@@ -11,6 +12,7 @@ mod profile;
 mod random;
 mod spec;
 
+pub use auto::{Auto, Candidate};
 pub use lcp::Lcp;
 pub use lfu::Lfu;
 pub use lru::Lru;
@@ -162,6 +164,11 @@ pub trait Predictor: Send {
     /// loop, on a thread of its own, and is told of events a little late.
     fn is_slow(&self) -> bool {
         false
+    }
+
+    /// What it has decided and why, for the user.
+    fn verdict(&self) -> Option<String> {
+        None
     }
 
     /// Hands on what it found out by the last event and others may use: `Event::Foreseen`.
