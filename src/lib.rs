@@ -14,6 +14,7 @@ pub mod interrupt;
 pub mod model;
 pub mod policy;
 pub mod quant;
+pub mod replay;
 pub mod sample;
 pub mod simd;
 pub mod tokenizer;

@@ -1,0 +1,136 @@
+//! What a trace says of its model and of itself. Layout, behind its length: model name (u16
+//! length, UTF-8), model key (32 bytes), u32 n_embd, u32 k, u8 precision (0 compact, 1 exact), u8
+//! whether there are hidden states, u8 the largest distance ahead, u32 layers; then for each layer
+//! u32 experts (0: dense), u64 bytes of an expert, u32 granules of an expert, u64 bytes of a slot.
+
+use super::bytes::{Bytes, Fault, put_string};
+use crate::policy::ModelKey;
+
+/// More distances than this say nothing: what a layer's activation foretells has faded.
+pub const MAX_AHEAD: usize = 6;
+
+/// Ids of experts are u16.
+const MAX_EXPERTS: usize = 1 << 16;
+const MAX_N_EMBD: usize = 1 << 24;
+const LAYER_BYTES: usize = 24;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Precision {
+    /// Probabilities are one byte, vectors f16.
+    #[default]
+    Compact,
+    /// All values are the f32 that they were.
+    Exact,
+}
+
+/// A layer's routed experts as a tier sees them; all 0 where the layer is dense.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LayerShape {
+    pub n_experts: usize,
+    /// Of one expert in the file.
+    pub expert_bytes: u64,
+    pub n_granules: usize,
+    /// Of one granule in a tier.
+    pub slot_bytes: u64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Header {
+    /// For people; `key` says which model it is.
+    pub model: String,
+    pub key: ModelKey,
+    pub n_embd: usize,
+    /// Experts that a token uses in each MoE layer.
+    pub k: usize,
+    pub layers: Vec<LayerShape>,
+    pub precision: Precision,
+    /// Whether decode steps have hidden states.
+    pub hidden: bool,
+    /// The largest distance of routers on earlier activations of decode steps; 0: none.
+    pub ahead: usize,
+}
+
+impl Header {
+    /// Layers that have routed experts, in order.
+    pub fn moe_layers(&self) -> impl DoubleEndedIterator<Item = usize> + '_ {
+        (0..self.layers.len()).filter(|layer| self.layers[*layer].n_experts > 0)
+    }
+
+    /// Panics if it is a header that `decode` would refuse.
+    pub(super) fn encode(&self) -> Vec<u8> {
+        assert!(self.fault().is_none(), "{:?}: {self:?}", self.fault());
+        let count = |n: usize| (n as u32).to_le_bytes();
+        let mut out = Vec::new();
+        put_string(&self.model, &mut out);
+        out.extend(self.key);
+        out.extend(count(self.n_embd));
+        out.extend(count(self.k));
+        let exact = self.precision == Precision::Exact;
+        out.extend([exact.into(), self.hidden.into(), self.ahead as u8]);
+        out.extend(count(self.layers.len()));
+        for layer in &self.layers {
+            out.extend(count(layer.n_experts));
+            out.extend(layer.expert_bytes.to_le_bytes());
+            out.extend(count(layer.n_granules));
+            out.extend(layer.slot_bytes.to_le_bytes());
+        }
+        out
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Result<Header, Fault> {
+        let mut rest = Bytes::new("header, ", bytes);
+        let model = rest.string("name of the model")?.to_string();
+        let key = rest.array("key of the model")?;
+        let n_embd = rest.count(MAX_N_EMBD, "width of the model")?;
+        let k = rest.count(MAX_EXPERTS, "experts of a token")?;
+        let precision = match flag(&mut rest, "precision")? {
+            false => Precision::Compact,
+            true => Precision::Exact,
+        };
+        let hidden = flag(&mut rest, "hidden states")?;
+        let ahead = rest.u8("distances ahead")?.into();
+        let n_layers = rest.count(rest.len() / LAYER_BYTES, "layers")?;
+        let mut layers = Vec::with_capacity(n_layers);
+        for _ in 0..n_layers {
+            layers.push(LayerShape {
+                n_experts: rest.count(MAX_EXPERTS, "experts of a layer")?,
+                expert_bytes: rest.u64("bytes of an expert")?,
+                n_granules: rest.u32("granules of an expert")? as usize,
+                slot_bytes: rest.u64("bytes of a slot")?,
+            });
+        }
+        rest.end()?;
+        let header = Header { model, key, n_embd, k, layers, precision, hidden, ahead };
+        match header.fault() {
+            Some((expected, got)) => Err(Fault::new("header", expected, got)),
+            None => Ok(header),
+        }
+    }
+
+    /// What is wrong with the numbers: expected, got.
+    fn fault(&self) -> Option<(String, usize)> {
+        let most = |max: usize, what: &str, n: usize| {
+            (n > max).then(|| (format!("at most {max} {what}"), n))
+        };
+        let layer = |layer: &LayerShape| {
+            let none =
+                (self.k == 0 && layer.n_experts > 0).then(|| ("experts of a token".into(), 0));
+            none.or(most(MAX_EXPERTS, "experts of a layer", layer.n_experts)).or(most(
+                u32::MAX as usize,
+                "granules of an expert",
+                layer.n_granules,
+            ))
+        };
+        most(MAX_AHEAD, "distances ahead", self.ahead)
+            .or(most(MAX_N_EMBD, "values of an embedding", self.n_embd))
+            .or(most(MAX_EXPERTS, "experts of a token", self.k))
+            .or(self.layers.iter().find_map(layer))
+    }
+}
+
+fn flag(rest: &mut Bytes<'_>, name: &str) -> Result<bool, Fault> {
+    match rest.u8(name)? {
+        byte @ 0..2 => Ok(byte == 1),
+        byte => Err(rest.fault(1, format!("0 or 1 as {name}"), byte)),
+    }
+}

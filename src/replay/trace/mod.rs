@@ -1,0 +1,46 @@
+//! Routing traces: which experts a model chose for real text, and what a policy could have seen
+//! when it had to foresee that. A `.mtrace` file belongs to one model and holds requests, each a
+//! prompt and the decode steps after it.
+//!
+//! For each token: its id, and for each MoE layer the chosen experts, best first, and the
+//! probabilities of all experts. The embedding of a token never changes, so each is stored once.
+//! For decode steps also, if the header says so, the *hidden* state (what the router saw: the
+//! normalised input of the experts) and, for distances 1 to `ahead`, what the routers of the MoE
+//! layers that come next make of this layer's activation (MoEpic, Eq. 3). Distances count MoE
+//! layers. Behind the last MoE layer comes the next token's first one, as far as distance 1 goes:
+//! that is what a policy is told there. Farther ones end with the token.
+//!
+//! # Layout
+//!
+//! Little-endian. Everything is covered by a CRC-32 (IEEE), so damage is noticed.
+//!
+//! | part | contents |
+//! |---|---|
+//! | magic | `MOEBATRC` |
+//! | version | u32, 1 |
+//! | header | u32 length, then [`Header`], see `header.rs` |
+//! | | u32 CRC of all of the above |
+//! | blocks | u32 compressed length > 0, u32 length, u32 CRC of these two and of what follows; raw DEFLATE of a run of tokens of one request, see `block.rs` |
+//! | end | u32 0; u64 requests, u64 tokens, u64 distinct tokens; u32 CRC of these four |
+//!
+//! Probabilities of a [`Precision::Compact`] trace are one byte q each, p = (q / 255)²: the square
+//! root spreads the small ones, which are most. They are divided by their sum when they are read.
+//! Embeddings and hidden states are f16. In [`Precision::Exact`] traces all these are f32.
+
+mod block;
+mod bytes;
+mod header;
+mod layout;
+mod quantise;
+mod reader;
+mod writer;
+
+pub use header::{Header, LayerShape, MAX_AHEAD, Precision};
+pub use reader::{Request, Trace};
+pub use writer::Writer;
+
+const MAGIC: &[u8; 8] = b"MOEBATRC";
+const VERSION: u32 = 1;
+
+#[cfg(test)]
+mod tests;
