@@ -40,7 +40,8 @@ const LAYERS: &[(&str, &[&str])] = &[
         ],
     ),
     ("policy", &[]),
-    ("replay", &["policy"]),
+    // It drives the tier's state machine, which holds no memory and does no I/O.
+    ("replay", &["experts", "policy"]),
     ("server", &["chat", "engine", "gguf", "interrupt", "sample", "tokenizer"]),
 ];
 

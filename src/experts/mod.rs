@@ -21,9 +21,11 @@ pub use geometry::Geometry;
 pub use piece::{Dest, Piece};
 pub use place::{DIRECT_ALIGN, LayerExperts, Part, Place, READ_BYTES, SlotLayout};
 pub use resident::Resident;
-pub use sizing::Needs;
+pub use sizing::{LayerNeeds, Needs};
 pub use streamed::{StreamOptions, Streamed, needs};
-pub use work::{Access, Work};
+pub use tier::state::State;
+pub use tier::{ClassPlan, LayerPlan, Layout, Progress, TierPlan};
+pub use work::{Access, Handed, Work};
 
 use std::ops::Range;
 

@@ -42,7 +42,7 @@ pub struct Work {
     pub(super) access: Access,
     pub(super) wants: Vec<Want>,
     /// What was handed out last; those of one expert side by side, in index order.
-    pub(super) handed: Vec<Handed>,
+    pub(crate) handed: Vec<Handed>,
     /// How long it has waited.
     pub(super) stall_ns: u64,
     /// The address of the store that it was acquired from, while it is open.
@@ -51,7 +51,7 @@ pub struct Work {
 
 impl Work {
     /// Asserts the protocol: acquire, next_ready until it answers no more or fails, release.
-    pub(super) fn start(&mut self, owner: usize, layer: usize, experts: &[u32], access: Access) {
+    pub(crate) fn start(&mut self, owner: usize, layer: usize, experts: &[u32], access: Access) {
         assert!(self.owner.is_none(), "work of layer {} was not released", self.layer);
         debug_assert!(
             experts.iter().enumerate().all(|(i, e)| !experts[..i].contains(e)),

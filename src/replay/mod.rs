@@ -1,4 +1,25 @@
-//! Replay: what policies would have done on recorded routing, without a model. Like the policies
-//! it drives, it knows no engine and reads no clock.
+//! Replays routing through the very state machine and policies of the engine: `experts::State` and
+//! `policy`. Hits, misses and bytes are therefore the engine's by construction; only time is
+//! modelled, by `CostModel`. Nothing here does I/O or reads a clock.
 
+mod costs;
+mod foresight;
+mod geometry;
+mod layout;
+mod link;
+mod machine;
+mod report;
+mod routing;
+mod run;
 pub mod trace;
+
+pub use costs::{CostModel, CpuExpert, Device, Host, LinkCosts, Roofline};
+pub use geometry::Geometry;
+pub use layout::Plain;
+pub use machine::Mode;
+pub use report::{Distribution, Iteration, Report, Totals};
+pub use routing::{Pass, Recorded, Routing, Token, TokenLayer, next_moe_layers};
+pub use run::{Budget, Caching, SimOptions, Tiers, simulate, simulate_policy};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,168 @@
+//! The tier, the policy and the link on one clock. The tier is the engine's own state machine and
+//! is moved as the engine moves it: by a layer's demands, by predictions, and by a link that
+//! starts a read whenever the tier lets it. Only time is made up.
+
+use super::costs::LinkCosts;
+use super::foresight::Foresight;
+use super::link::Link;
+use crate::experts::{Counters, Progress, State, Work};
+use crate::policy::{Event, Wants};
+
+/// How the link gets on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// By the link's costs.
+    #[default]
+    Timed,
+    /// Whatever is queued is there as soon as an event has been published, before the next demand:
+    /// no race is left, so an engine whose link is held to the same must do exactly the same.
+    Lockstep,
+}
+
+pub struct Machine {
+    state: State,
+    foresight: Option<Foresight>,
+    link: Link,
+    mode: Mode,
+    /// ns since the start.
+    now: u64,
+}
+
+impl Machine {
+    pub fn new(state: State, foresight: Option<Foresight>, link: LinkCosts, mode: Mode) -> Machine {
+        Machine { state, foresight, link: Link::new(link), mode, now: 0 }
+    }
+
+    pub fn now(&self) -> u64 {
+        self.now
+    }
+
+    /// What the predictor wants to see.
+    pub fn wants(&self) -> Wants {
+        let wants = self.foresight.as_ref().map(Foresight::wants).unwrap_or_default();
+        // With everything in memory there is nothing to look ahead for, and the engine does not.
+        Wants { ahead: wants.ahead && !self.state.has_everything(), ..wants }
+    }
+
+    /// Tells the policy, and the tier what it says.
+    pub fn observe(&mut self, event: &Event) {
+        self.state.observe(event);
+        if let Some(foresight) = &mut self.foresight {
+            foresight.observe(event, self.now);
+        }
+        self.take_answers();
+        match self.mode {
+            Mode::Timed => self.start_reads(),
+            Mode::Lockstep => self.complete_all(),
+        }
+    }
+
+    fn take_answers(&mut self) {
+        let Some(foresight) = &mut self.foresight else { return };
+        if let Some(answer) = foresight.take(self.now) {
+            for (layer, probs) in &answer.foreseen {
+                self.state.observe(&Event::Foreseen { layer: *layer, probs });
+            }
+            self.state.prefetch(&answer.predictions);
+        }
+    }
+
+    pub fn acquire(&mut self, work: &mut Work) {
+        self.state.acquire(work);
+        self.start_reads();
+    }
+
+    /// Hands out granules that are in memory, waiting if there are none; `None`: all have been.
+    /// Otherwise the time waited, ns.
+    pub fn next_ready(&mut self, work: &mut Work) -> Option<u64> {
+        let since = self.now;
+        loop {
+            let progress = self.state.advance(work);
+            self.start_reads();
+            match progress {
+                Progress::Ready => break,
+                Progress::Waiting => self.wait(),
+                Progress::Done => return None,
+                Progress::Failed(fault) => panic!("no simulated read fails: {fault:?}"),
+            }
+        }
+        let stall_ns = self.now - since;
+        self.state.counters.stall_ns += stall_ns;
+        Some(stall_ns)
+    }
+
+    pub fn release(&mut self, work: &mut Work) {
+        self.state.release(work);
+        self.start_reads();
+    }
+
+    /// Time passes for computation, and for the link beside it.
+    pub fn compute(&mut self, ns: f64) {
+        let end = self.now + ns.round() as u64;
+        while let Some(at) = self.next_happening().filter(|at| *at <= end) {
+            self.happen(at);
+        }
+        self.now = end;
+    }
+
+    /// To the next moment at which something changes.
+    fn wait(&mut self) {
+        if self.mode == Mode::Lockstep {
+            let n_reads = self.state.counters.n_reads;
+            self.complete_all();
+            assert!(self.state.counters.n_reads > n_reads, "a work waits for nothing");
+            return;
+        }
+        let at = self.next_happening().expect("a read or a search to wait for");
+        self.happen(at);
+    }
+
+    fn next_happening(&self) -> Option<u64> {
+        let answer = self.foresight.as_ref().and_then(Foresight::due);
+        [self.link.next_end(), answer].into_iter().flatten().min()
+    }
+
+    /// A read ends, or else a search.
+    fn happen(&mut self, at: u64) {
+        self.now = at;
+        if self.link.next_end() == Some(at) {
+            let number = self.link.end();
+            self.state.end_read(number, Ok(()));
+        } else {
+            self.take_answers();
+        }
+        self.start_reads();
+    }
+
+    fn start_reads(&mut self) {
+        while self.mode == Mode::Timed && self.link.has_room() {
+            let Some(number) = self.state.start_read() else { return };
+            self.link.start(number, self.state.ticket(number).piece.len, self.now);
+        }
+    }
+
+    /// Every read that can start has ended.
+    fn complete_all(&mut self) {
+        while let Some(number) = self.state.start_read() {
+            self.state.end_read(number, Ok(()));
+        }
+    }
+
+    /// Lets the link bring what is queued, and looks whether all is as it should be.
+    pub fn finish(&mut self) {
+        self.complete_all_in_time();
+        self.state.check_integrity();
+        assert!(self.state.is_idle(), "something is pinned, queued or on its way at the end");
+    }
+
+    fn complete_all_in_time(&mut self) {
+        self.start_reads();
+        while let Some(at) = self.next_happening() {
+            self.happen(at);
+        }
+    }
+
+    pub fn counters(&self) -> Counters {
+        Counters { busy_ns: self.link.busy_ns(self.now), ..self.state.counters() }
+    }
+}

@@ -1,0 +1,125 @@
+//! What a model routed, pass by pass: the input of a replay. A trace is one; so is what a test
+//! makes up.
+
+use std::ops::Range;
+
+use crate::policy::Phase;
+
+/// A forward pass: some consecutive tokens of one request at once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pass {
+    /// Numbers of its tokens among all of the routing.
+    pub tokens: Range<usize>,
+    /// Whether they were given; otherwise the model has generated them.
+    pub is_prompt: bool,
+}
+
+impl Pass {
+    /// How the engine runs it: one token is a decode step, also of a prompt.
+    pub fn phase(&self) -> Phase {
+        if self.tokens.len() > 1 { Phase::Prompt } else { Phase::Decode }
+    }
+}
+
+/// Routing of requests that were served one after the other. Methods with an `out` replace its
+/// contents; what was not recorded is empty. Layers without routed experts are not asked about.
+pub trait Routing {
+    /// Experts of each layer; 0 where it is dense.
+    fn n_experts(&self) -> &[usize];
+
+    /// Experts that a token uses in each MoE layer.
+    fn k(&self) -> usize;
+
+    fn n_requests(&self) -> usize;
+
+    /// The request's forward passes, in order. Prompts come before what is generated.
+    fn passes(&self, request: usize) -> Vec<Pass>;
+
+    /// The token's row of the embedding table, [n_embd].
+    fn embedding(&self, token: usize, out: &mut Vec<f32>);
+
+    /// What the layer's router chose for the token, [k], best first.
+    fn chosen(&self, token: usize, layer: usize, out: &mut Vec<u32>);
+
+    /// The router's probabilities of all the layer's experts.
+    fn probs(&self, token: usize, layer: usize, out: &mut Vec<f32>);
+
+    /// The router of the next MoE layer, around the end to the first, on this layer's activation:
+    /// probabilities of all that layer's experts.
+    fn ahead(&self, token: usize, layer: usize, out: &mut Vec<f32>);
+
+    /// What the layer's router saw, [n_embd].
+    fn hidden(&self, token: usize, layer: usize, out: &mut Vec<f32>);
+}
+
+/// For each layer the next with routed experts, around the end to the first; itself if it is the
+/// only one, or if there is none.
+pub fn next_moe_layers(n_experts: &[usize]) -> Vec<usize> {
+    let n = n_experts.len();
+    let next = |l: usize| (1..=n).map(|d| (l + d) % n).find(|next| n_experts[*next] > 0);
+    (0..n).map(|l| next(l).unwrap_or(l)).collect()
+}
+
+/// Routing that is held in memory.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Recorded {
+    pub n_experts: Vec<usize>,
+    pub k: usize,
+    /// The passes of each request.
+    pub requests: Vec<Vec<Pass>>,
+    pub tokens: Vec<Token>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Token {
+    pub embedding: Vec<f32>,
+    /// One for each layer; of dense ones empty.
+    pub layers: Vec<TokenLayer>,
+}
+
+/// See the methods of `Routing` that have the fields' names.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TokenLayer {
+    pub chosen: Vec<u32>,
+    pub probs: Vec<f32>,
+    pub ahead: Vec<f32>,
+    pub hidden: Vec<f32>,
+}
+
+impl Routing for Recorded {
+    fn n_experts(&self) -> &[usize] {
+        &self.n_experts
+    }
+
+    fn k(&self) -> usize {
+        self.k
+    }
+
+    fn n_requests(&self) -> usize {
+        self.requests.len()
+    }
+
+    fn passes(&self, request: usize) -> Vec<Pass> {
+        self.requests[request].clone()
+    }
+
+    fn embedding(&self, token: usize, out: &mut Vec<f32>) {
+        out.clone_from(&self.tokens[token].embedding);
+    }
+
+    fn chosen(&self, token: usize, layer: usize, out: &mut Vec<u32>) {
+        out.clone_from(&self.tokens[token].layers[layer].chosen);
+    }
+
+    fn probs(&self, token: usize, layer: usize, out: &mut Vec<f32>) {
+        out.clone_from(&self.tokens[token].layers[layer].probs);
+    }
+
+    fn ahead(&self, token: usize, layer: usize, out: &mut Vec<f32>) {
+        out.clone_from(&self.tokens[token].layers[layer].ahead);
+    }
+
+    fn hidden(&self, token: usize, layer: usize, out: &mut Vec<f32>) {
+        out.clone_from(&self.tokens[token].layers[layer].hidden);
+    }
+}

@@ -1,0 +1,329 @@
+//! A replay: the requests one after the other, pass by pass, layer by layer, with the calls in the
+//! order of the engine's layer loop (`model::forward`, `model::publish`).
+
+use super::costs::CostModel;
+use super::foresight::Foresight;
+use super::geometry::Geometry;
+use super::layout::Plain;
+use super::machine::{Machine, Mode};
+use super::report::{Iteration, Report};
+use super::routing::{Pass, Routing, next_moe_layers};
+use crate::experts::{Access, Counters, Layout, State, TierPlan, Work};
+use crate::policy::{
+    Ahead, Event, Phase, Policy, PolicySpec, Profile, PromptRouted, Routed, Shape, Timing,
+};
+use crate::{Error, Result};
+
+/// Memory for experts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Budget {
+    Bytes(u64),
+    /// Of all experts' slots; at most 1.
+    Share(f64),
+}
+
+/// What happens to an expert that has been used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Caching {
+    #[default]
+    Keep,
+    /// It leaves at once, and the memory serves prefetch alone: how MoE-Infinity measures
+    /// prefetching apart from caching (Tables 2 and 3). All slots are transit, which holds what is
+    /// on its way to be used once, and decode demands as a prompt does, which leaves nothing.
+    Release,
+}
+
+/// Slots, and the reads that fill them. `Tiers::of` makes them up from a geometry; a file's own
+/// plan and layout make a replay move the very bytes that the engine moves with that file.
+pub struct Tiers {
+    pub plan: TierPlan,
+    pub layout: Box<dyn Layout>,
+}
+
+#[derive(Clone)]
+pub struct SimOptions {
+    pub policy: PolicySpec,
+    /// What the policy knows from earlier runs.
+    pub profile: Profile,
+    pub geometry: Geometry,
+    pub costs: CostModel,
+    pub budget: Budget,
+    pub caching: Caching,
+    pub mode: Mode,
+    /// Requests at the start that are served and not reported.
+    pub n_warm_up: usize,
+}
+
+impl Tiers {
+    /// Planned as the engine plans a budget.
+    pub fn of(routing: &dyn Routing, options: &SimOptions) -> Result<Tiers> {
+        let needs = options.geometry.needs(routing.n_experts(), routing.k());
+        let (least, all) = (needs.minimum_bytes(), needs.all_bytes());
+        let budget = match options.budget {
+            Budget::Bytes(bytes) => bytes,
+            Budget::Share(share) => (share.clamp(0.0, 1.0) * all as f64) as u64,
+        };
+        if budget < least {
+            return Err(Error::invalid(format!(
+                "a budget of {budget} bytes is too small: experts of this size need at least \
+                 {least}, and {all} bytes hold all of them"
+            )));
+        }
+        let mut plan = needs.plan(budget);
+        if options.caching == Caching::Release {
+            plan.classes.iter_mut().for_each(|class| class.n_transit = class.n_slots);
+        }
+        let slot_bytes = vec![options.geometry.slot_bytes(); plan.layers.len()];
+        Ok(Tiers { plan, layout: Box::new(Plain { slot_bytes }) })
+    }
+}
+
+/// Replays all requests.
+pub fn simulate(routing: &dyn Routing, options: &SimOptions) -> Result<Report> {
+    let build = |shape: &Shape| options.policy.build(shape, &options.profile);
+    simulate_policy(routing, options, Tiers::of(routing, options)?, build)
+}
+
+/// The same with slots, reads and a policy of the caller's.
+pub fn simulate_policy(
+    routing: &dyn Routing,
+    options: &SimOptions,
+    tiers: Tiers,
+    build: impl FnOnce(&Shape) -> Policy,
+) -> Result<Report> {
+    let plan_bytes = tiers.plan.n_bytes();
+    let mut run = Run::new(routing, options, tiers, build);
+    let mut timeline = Vec::new();
+    let mut before = Counters::default();
+    for request in 0..routing.n_requests() {
+        if request == options.n_warm_up {
+            before = run.machine.counters();
+        }
+        run.request(request, &mut timeline);
+    }
+    run.machine.finish();
+    timeline.retain(|iteration| iteration.request >= options.n_warm_up);
+    Ok(Report::new(timeline, run.machine.counters().since(&before), plan_bytes))
+}
+
+struct Run<'a> {
+    routing: &'a dyn Routing,
+    costs: &'a CostModel,
+    machine: Machine,
+    /// Of an expert of each layer.
+    n_granules: Vec<usize>,
+    next_layer: Vec<usize>,
+    /// How decode demands.
+    decode: Access,
+    work: Work,
+    buffers: Buffers,
+    timing: Timing,
+}
+
+/// Room for what is published; `sum` takes what is averaged.
+#[derive(Default)]
+struct Buffers {
+    demand: Vec<u32>, // experts, in the order in which tokens name them
+    counts: Vec<u32>, // [experts], tokens of each
+    chosen: Vec<u32>, // [k]
+    probs: Vec<f32>,
+    ahead: Vec<f32>,
+    hidden: Vec<f32>,
+    sum: Vec<f32>,
+}
+
+/// Requests come one after the other, so they all have the number of the one session.
+const REQUEST: u32 = 0;
+
+/// Works belong to a store; there is one.
+const OWNER: usize = 1;
+
+impl<'a> Run<'a> {
+    fn new(
+        routing: &'a dyn Routing,
+        options: &'a SimOptions,
+        tiers: Tiers,
+        build: impl FnOnce(&Shape) -> Policy,
+    ) -> Run<'a> {
+        let Tiers { plan, layout } = tiers;
+        assert!(plan.layers.iter().map(|l| l.n_experts).eq(routing.n_experts().iter().copied()));
+        let Policy { eviction, predictor, .. } = build(&plan.shape(routing.k()));
+        let n_granules = plan.layers.iter().map(|l| l.n_granules).collect();
+        let search_ns = match options.mode {
+            Mode::Timed => options.costs.search_ns,
+            Mode::Lockstep => 0,
+        };
+        let foresight = predictor.map(|p| Foresight::new(p, search_ns));
+        let state = State::new(plan, layout, eviction);
+        Run {
+            routing,
+            costs: &options.costs,
+            machine: Machine::new(state, foresight, options.costs.link, options.mode),
+            n_granules,
+            next_layer: next_moe_layers(routing.n_experts()),
+            decode: match options.caching {
+                Caching::Keep => Access::Decode,
+                Caching::Release => Access::Prompt,
+            },
+            work: Work::default(),
+            buffers: Buffers::default(),
+            timing: Timing::default(),
+        }
+    }
+
+    fn request(&mut self, request: usize, timeline: &mut Vec<Iteration>) {
+        self.machine.observe(&Event::RequestStart { request: REQUEST });
+        for pass in self.routing.passes(request) {
+            let before = self.machine.counters();
+            let start_ns = self.machine.now();
+            self.pass(&pass);
+            timeline.push(Iteration {
+                request,
+                is_prompt: pass.is_prompt,
+                n_tokens: pass.tokens.len(),
+                start_ns,
+                timing: self.timing,
+                counters: self.machine.counters().since(&before),
+            });
+        }
+        self.machine.observe(&Event::RequestEnd { request: REQUEST });
+    }
+
+    fn pass(&mut self, pass: &Pass) {
+        let (start, n) = (self.machine.now(), pass.tokens.len());
+        let phase = pass.phase();
+        self.timing = Timing::default();
+        // embedding
+        let Buffers { hidden, sum, .. } = &mut self.buffers;
+        mean(pass, hidden, sum, |token, out| self.routing.embedding(token, out));
+        let embedding = &self.buffers.sum;
+        self.machine.observe(&Event::IterationStart { request: REQUEST, phase, embedding });
+        for layer in 0..self.routing.n_experts().len() {
+            // attention, router
+            self.machine.compute(self.costs.attention.of(n));
+            if self.routing.n_experts()[layer] > 0 {
+                self.experts(pass, layer);
+            }
+        }
+        // output head, for the last token
+        let before = self.machine.now();
+        self.machine.compute(self.costs.head.of(1));
+        self.timing.head_ns = self.machine.now() - before;
+        self.timing.wall_ns = self.machine.now() - start;
+        let timing = self.timing;
+        self.machine.observe(&Event::IterationEnd { request: REQUEST, phase, timing });
+    }
+
+    fn experts(&mut self, pass: &Pass, layer: usize) {
+        // demand
+        self.group(pass, layer);
+        let access = match pass.phase() {
+            Phase::Prompt => Access::Prompt,
+            Phase::Decode => self.decode,
+        };
+        self.work.start(OWNER, layer, &self.buffers.demand, access);
+        self.machine.acquire(&mut self.work);
+        // shared expert
+        self.machine.compute(self.costs.shared.of(pass.tokens.len()));
+        self.publish(pass, layer);
+        // granules: resident ones first, then as they land
+        while let Some(stall_ns) = self.machine.next_ready(&mut self.work) {
+            let start = self.machine.now();
+            self.machine.compute(self.granules_ns(layer));
+            self.timing.stall_ns += stall_ns;
+            self.timing.experts_ns += self.machine.now() - start;
+        }
+        self.machine.release(&mut self.work);
+    }
+
+    /// What the granules that are handed out take together: one launch, and of each its part of
+    /// its expert's work.
+    fn granules_ns(&self, layer: usize) -> f64 {
+        let expert = &self.costs.expert;
+        let work = |e: u32| expert.work(self.buffers.counts[e as usize] as usize);
+        let work: f64 = self.work.handed.iter().map(|handed| work(handed.expert)).sum();
+        expert.launch_ns + work / self.n_granules[layer] as f64
+    }
+
+    /// The experts of a pass's tokens, each once.
+    fn group(&mut self, pass: &Pass, layer: usize) {
+        let Buffers { demand, counts, chosen, .. } = &mut self.buffers;
+        demand.clear();
+        counts.clear();
+        counts.resize(self.routing.n_experts()[layer], 0);
+        for token in pass.tokens.clone() {
+            self.routing.chosen(token, layer, chosen);
+            for &expert in chosen.iter() {
+                let count = &mut counts[expert as usize];
+                *count += 1;
+                if *count == 1 {
+                    demand.push(expert);
+                }
+            }
+        }
+    }
+
+    fn publish(&mut self, pass: &Pass, layer: usize) {
+        match pass.phase() {
+            Phase::Decode => self.publish_token(pass.tokens.start, layer),
+            Phase::Prompt => {
+                let Buffers { counts, probs, sum, .. } = &mut self.buffers;
+                mean(pass, probs, sum, |token, out| self.routing.probs(token, layer, out));
+                self.machine.observe(&Event::PromptRouted(PromptRouted {
+                    request: REQUEST,
+                    layer: layer as u32,
+                    n_tokens: pass.tokens.len() as u32,
+                    counts,
+                    probs: sum,
+                }));
+            }
+        }
+    }
+
+    fn publish_token(&mut self, token: usize, layer: usize) {
+        let Buffers { chosen, probs, ahead, hidden, .. } = &mut self.buffers;
+        let wants = self.machine.wants();
+        ahead.clear();
+        hidden.clear();
+        self.routing.probs(token, layer, probs);
+        if wants.ahead {
+            self.routing.ahead(token, layer, ahead);
+        }
+        if wants.hidden {
+            self.routing.hidden(token, layer, hidden);
+        }
+        let next = self.next_layer[layer] as u32;
+        let ahead = (!ahead.is_empty()).then_some(Ahead { layer: next, probs: ahead });
+        let (request, layer) = (REQUEST, layer as u32);
+        self.machine.observe(&Event::Routed(Routed {
+            request,
+            layer,
+            chosen,
+            probs,
+            hidden,
+            ahead,
+        }));
+    }
+}
+
+/// The mean over a pass's tokens into `out`, by way of `row`; empty if any has none.
+fn mean(
+    pass: &Pass,
+    row: &mut Vec<f32>,
+    out: &mut Vec<f32>,
+    mut read: impl FnMut(usize, &mut Vec<f32>),
+) {
+    out.clear();
+    for token in pass.tokens.clone() {
+        read(token, row);
+        if token == pass.tokens.start {
+            out.resize(row.len(), 0.0);
+        }
+        if row.len() != out.len() {
+            return out.clear();
+        }
+        out.iter_mut().zip(row.iter()).for_each(|(sum, x)| *sum += x);
+    }
+    let n = pass.tokens.len().max(1) as f32;
+    out.iter_mut().for_each(|sum| *sum /= n);
+}

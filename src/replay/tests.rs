@@ -1,0 +1,489 @@
+//! Replays of made-up routing: what must hold whatever was routed, and small cases by hand.
+
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::experts::Counters;
+use crate::policy::{
+    Event, Eviction, Expert, Lru, NextLayer, Policy, PolicySpec, Prediction, Predictor, Profile,
+    Shape, Wants,
+};
+
+/// Layer 1 is dense.
+const N_EXPERTS: [usize; 4] = [6, 0, 8, 6];
+const K: usize = 2;
+const POLICIES: [&str; 6] = [
+    "on-demand",
+    "mixtral-offloading",
+    "predictor=none,eviction=lfu",
+    "predictor=none,eviction=lcp",
+    "predictor=next-layer,eviction=lcp",
+    "predictor=next-layer,eviction=lfu",
+];
+
+/// Draws for routing.
+struct Draws(u64);
+
+impl Draws {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888);
+        (self.0 >> 33) % n
+    }
+}
+
+/// Tokens that stay with an expert for a while; looking ahead is mostly right.
+fn token(draws: &mut Draws, n_experts: &[usize], k: usize, last: Option<&Token>) -> Token {
+    let layer = |(l, n): (usize, usize)| {
+        let mut chosen = last.map_or(Vec::new(), |t| t.layers[l].chosen.clone());
+        chosen.truncate(if draws.below(3) == 0 { 0 } else { 1 });
+        while chosen.len() < k.min(n) {
+            let expert = draws.below(n as u64) as u32;
+            if !chosen.contains(&expert) {
+                chosen.push(expert);
+            }
+        }
+        let probs = probs(&chosen, n);
+        TokenLayer { chosen, probs, ..TokenLayer::default() }
+    };
+    let layers = n_experts.iter().copied().enumerate().map(layer).collect();
+    Token { embedding: vec![draws.below(100) as f32; 4], layers }
+}
+
+/// Highest for the chosen, in their order.
+fn probs(chosen: &[u32], n: usize) -> Vec<f32> {
+    let mut probs = vec![0.01; n];
+    chosen.iter().enumerate().for_each(|(i, e)| probs[*e as usize] = 0.5 / (i + 1) as f32);
+    probs
+}
+
+/// Each layer foresees the next MoE layer, of the same or the next token, all but `wrong` in 10.
+fn look_ahead(routing: &mut Recorded, draws: &mut Draws, wrong: u64) {
+    let next = next_moe_layers(&routing.n_experts);
+    for t in 0..routing.tokens.len() {
+        for l in 0..next.len() {
+            let n = routing.n_experts[next[l]];
+            if routing.n_experts[l] == 0 {
+                continue;
+            }
+            let of = t + usize::from(next[l] <= l);
+            let right = draws.below(10) >= wrong;
+            let chosen = match routing.tokens.get(of) {
+                Some(token) if right => token.layers[next[l]].chosen.clone(),
+                _ => vec![draws.below(n as u64) as u32],
+            };
+            routing.tokens[t].layers[l].ahead = probs(&chosen, n);
+        }
+    }
+}
+
+/// Requests of a prompt and `n_decode` tokens each.
+fn routing(seed: u64, n_requests: usize, n_prompt: usize, n_decode: usize) -> Recorded {
+    let mut draws = Draws(seed);
+    let mut routing =
+        Recorded { n_experts: N_EXPERTS.to_vec(), k: K, requests: Vec::new(), tokens: Vec::new() };
+    for _ in 0..n_requests {
+        let mut passes = Vec::new();
+        let start = routing.tokens.len();
+        for _ in 0..n_prompt + n_decode {
+            let last = routing.tokens.last();
+            let token = token(&mut draws, &N_EXPERTS, K, last);
+            routing.tokens.push(token);
+        }
+        let decode = start + n_prompt;
+        if n_prompt > 0 {
+            passes.push(Pass { tokens: start..decode, is_prompt: true });
+        }
+        passes.extend(
+            (decode..decode + n_decode).map(|t| Pass { tokens: t..t + 1, is_prompt: false }),
+        );
+        routing.requests.push(passes);
+    }
+    look_ahead(&mut routing, &mut draws, 2);
+    routing
+}
+
+const GEOMETRY: Geometry = Geometry {
+    expert_bytes: 4000,
+    n_granules: 4,
+    attention_bytes: 1000,
+    shared_bytes: 0,
+    head_bytes: 1000,
+    weight_bytes: 2.0,
+};
+
+fn costs(bytes_per_second: f64) -> CostModel {
+    CostModel {
+        link: LinkCosts::new(bytes_per_second, 100, 2),
+        expert: Roofline { launch_ns: 0.0, memory_ns: 400.0, token_ns: 80.0 },
+        attention: Roofline { launch_ns: 50.0, memory_ns: 150.0, token_ns: 10.0 },
+        shared: Roofline { launch_ns: 0.0, memory_ns: 30.0, token_ns: 10.0 },
+        head: Roofline { launch_ns: 0.0, memory_ns: 70.0, token_ns: 1.0 },
+        cpu_expert: CpuExpert::default(),
+        search_ns: 0,
+    }
+}
+
+fn options(policy: &str, share: f64) -> SimOptions {
+    SimOptions {
+        policy: policy.parse::<PolicySpec>().unwrap(),
+        profile: Profile::default(),
+        geometry: GEOMETRY,
+        costs: costs(2e9),
+        budget: Budget::Share(share),
+        caching: Caching::Keep,
+        mode: Mode::Timed,
+        n_warm_up: 0,
+    }
+}
+
+fn demands(counters: &Counters) -> u64 {
+    counters.hits_whole + counters.hits_partial + counters.misses
+}
+
+/// Experts that passes demand, each once a pass.
+fn demanded(routing: &Recorded) -> u64 {
+    let mut n = 0;
+    for pass in routing.requests.iter().flatten() {
+        for layer in 0..N_EXPERTS.len() {
+            let tokens = &routing.tokens[pass.tokens.clone()];
+            let chosen = tokens.iter().flat_map(|t| &t.layers[layer].chosen);
+            n += chosen.collect::<BTreeSet<_>>().len() as u64;
+        }
+    }
+    n
+}
+
+fn check_conservation(report: &Report, routing: &Recorded) {
+    let c = &report.counters;
+    assert_eq!(demands(c), demanded(routing));
+    let accounted =
+        c.demand_bytes + c.prefetch_used_bytes + c.prefetch_wasted_bytes + c.prefetch_pending_bytes;
+    assert_eq!(c.read_bytes, accounted);
+    assert_eq!(c.read_bytes, c.n_reads * GEOMETRY.slot_bytes() as u64);
+    assert!(c.resident_bytes_max <= report.plan_bytes);
+    let kinds = [&report.prompt, &report.decode];
+    assert_eq!(c.stall_ns, kinds.map(|kind| kind.timing.stall_ns).iter().sum::<u64>());
+    assert_eq!(demands(c), kinds.map(|kind| demands(&kind.counters)).iter().sum::<u64>());
+    for (a, b) in report.timeline.iter().zip(report.timeline.iter().skip(1)) {
+        assert_eq!(a.end_ns(), b.start_ns);
+    }
+    let last = report.timeline.last().unwrap().end_ns();
+    // What is under way at the end is brought to its end.
+    let transfers = (c.read_bytes as f64 / 2e9 * 1e9) as u64;
+    assert!(c.busy_ns >= transfers && c.busy_ns <= last + transfers, "{c:?} {last}");
+}
+
+proptest! {
+    #[test]
+    fn bytes_and_hits_add_up(
+        seed: u64,
+        share in 0.45f64..1.1,
+        n_prompt in 0usize..6,
+        policy in prop::sample::select(&POLICIES[..]),
+        caching in prop::sample::select(&[Caching::Keep, Caching::Release][..]),
+    ) {
+        let routing = routing(seed, 3, n_prompt, 12);
+        let options = SimOptions { caching, ..options(policy, share) };
+        check_conservation(&simulate(&routing, &options).unwrap(), &routing);
+    }
+
+    #[test]
+    fn equal_seeds_give_equal_reports(
+        seed: u64,
+        policy in prop::sample::select(&POLICIES[..]),
+    ) {
+        let routing = routing(seed, 2, 3, 10);
+        let mut options = options(policy, 0.5);
+        (options.costs.link.jitter_ns, options.costs.link.seed) = (5000, seed);
+        let report = simulate(&routing, &options).unwrap();
+        prop_assert_eq!(&report, &simulate(&routing, &options).unwrap());
+        options.costs.link.seed = !seed;
+        prop_assert_ne!(report.tpot, simulate(&routing, &options).unwrap().tpot);
+    }
+
+    /// Without prediction, what is read does not depend on the link, so time can only grow.
+    #[test]
+    fn a_slower_link_is_never_faster_on_demand(seed: u64, share in 0.45f64..1.0) {
+        let routing = routing(seed, 2, 0, 15);
+        let mut last: Option<Report> = None;
+        for rate in [1e12, 8e9, 2e9, 5e8, 1e8] {
+            let options = SimOptions { costs: costs(rate), ..options("on-demand", share) };
+            let report = simulate(&routing, &options).unwrap();
+            if let Some(faster) = &last {
+                prop_assert!(report.tpot.mean >= faster.tpot.mean);
+                prop_assert_eq!(report.counters.read_bytes, faster.counters.read_bytes);
+                prop_assert_eq!(report.counters.misses, faster.counters.misses);
+            }
+            last = Some(report);
+        }
+    }
+
+    /// Whole experts by themselves: the tier's working set under LRU is a list.
+    #[test]
+    fn on_demand_is_an_lru_list_of_experts(seed: u64, share in 0.45f64..1.0) {
+        let routing = routing(seed, 2, 0, 30);
+        let options = SimOptions {
+            geometry: GEOMETRY.with_granules(1),
+            ..options("on-demand", share)
+        };
+        let class = Tiers::of(&routing, &options).unwrap().plan.classes[0];
+        let report = simulate(&routing, &options).unwrap();
+        let (hits, misses) = lru_list(&routing, class.n_slots - class.n_transit);
+        prop_assert_eq!((report.counters.hits_whole, report.counters.misses), (hits, misses));
+    }
+
+    /// A slow predictor that takes no time is a fast one; in lockstep it never takes any.
+    #[test]
+    fn a_search_without_time_is_none(seed: u64) {
+        let routing = routing(seed, 2, 3, 10);
+        let options = options("mixtral-offloading", 0.5);
+        let slow = |options: &SimOptions| {
+            let tiers = Tiers::of(&routing, options).unwrap();
+            simulate_policy(&routing, options, tiers, slow_next_layer).unwrap()
+        };
+        prop_assert_eq!(slow(&options), simulate(&routing, &options).unwrap());
+        let mut late = SimOptions { mode: Mode::Lockstep, ..options.clone() };
+        late.costs.search_ns = 1_000_000;
+        let in_step = SimOptions { mode: Mode::Lockstep, ..options };
+        prop_assert_eq!(slow(&late), simulate(&routing, &in_step).unwrap());
+    }
+}
+
+/// Hits and misses of decode steps with room for `room` experts.
+fn lru_list(routing: &Recorded, room: usize) -> (u64, u64) {
+    let mut list: Vec<(usize, u32)> = Vec::new();
+    let (mut hits, mut misses) = (0, 0);
+    for token in &routing.tokens {
+        for (l, layer) in token.layers.iter().enumerate() {
+            for &e in layer.chosen.iter() {
+                if list.contains(&(l, e)) {
+                    hits += 1;
+                } else {
+                    misses += 1;
+                }
+            }
+            // Those of the same token are pinned; the best counts as used last.
+            list.retain(|(of, e)| *of != l || !layer.chosen.contains(e));
+            list.extend(layer.chosen.iter().rev().map(|e| (l, *e)));
+            list.drain(..list.len().saturating_sub(room));
+        }
+    }
+    (hits, misses)
+}
+
+struct Slow(NextLayer);
+
+impl Predictor for Slow {
+    fn observe(&mut self, event: &Event<'_>) {
+        self.0.observe(event);
+    }
+
+    fn predict(&mut self, out: &mut Vec<Prediction>) {
+        self.0.predict(out);
+    }
+
+    fn wants(&self) -> Wants {
+        self.0.wants()
+    }
+
+    fn is_slow(&self) -> bool {
+        true
+    }
+}
+
+fn slow_next_layer(shape: &Shape) -> Policy {
+    Policy {
+        eviction: Box::new(Lru::new(shape)),
+        predictor: Some(Box::new(Slow(NextLayer::new(shape)))),
+        splitter: None,
+        notes: Vec::new(),
+    }
+}
+
+/// One token through the model, nothing to wait for: four attentions (one of the dense layer), and
+/// in three layers the shared and two routed experts; then the head.
+const TOKEN_NS: f64 = 4.0 * (50.0 + 150.0) + 3.0 * (30.0 + 2.0 * 400.0) + 70.0;
+
+#[test]
+fn without_a_link_to_wait_for_a_token_takes_its_computation() {
+    let routing = routing(1, 2, 5, 20);
+    for policy in POLICIES {
+        let mut free = options(policy, 0.5);
+        free.costs.link = LinkCosts::new(f64::INFINITY, 0, 2);
+        for mode in [Mode::Timed, Mode::Lockstep] {
+            let report = simulate(&routing, &SimOptions { mode, ..free.clone() }).unwrap();
+            assert_eq!((report.tpot.p50, report.tpot.p99), (TOKEN_NS, TOKEN_NS), "{policy}");
+            assert_eq!(report.counters.stall_ns, 0);
+            check_kinds(&report);
+        }
+    }
+}
+
+fn check_kinds(report: &Report) {
+    let n = report.decode.n_tokens as u64;
+    assert_eq!(report.decode.timing.experts_ns, n * 3 * 800);
+    assert_eq!(report.decode.timing.head_ns, n * 70);
+    assert_eq!(report.decode.dense_ns(), n * (4 * 200 + 3 * 30 + 70));
+}
+
+#[test]
+fn with_room_for_all_each_expert_is_missed_once() {
+    let routing = routing(2, 3, 4, 30);
+    let mut used = BTreeSet::new();
+    for token in &routing.tokens {
+        for (l, layer) in token.layers.iter().enumerate() {
+            used.extend(layer.chosen.iter().map(|e| (l, *e)));
+        }
+    }
+    let report = simulate(&routing, &options("on-demand", 1.0)).unwrap();
+    assert_eq!(report.counters.misses, used.len() as u64);
+    assert_eq!(report.counters.hits_partial, 0);
+    // Warmed up, nothing is left to read.
+    let warm = SimOptions { n_warm_up: 2, ..options("on-demand", 1.0) };
+    let mut again = routing.clone();
+    again.requests[2] = again.requests[0].clone();
+    let report = simulate(&again, &warm).unwrap();
+    assert_eq!((report.counters.misses, report.counters.read_bytes), (0, 0));
+    assert_eq!(report.tpot.p99, TOKEN_NS);
+    assert_eq!(report.timeline.len(), 31);
+}
+
+/// One layer, one expert of two granules, by hand: 100 ns of attention, a read of 500 bytes at 1
+/// byte a ns with a latency of 10 ns, 60 ns of computation a granule, a head of 5 ns.
+#[test]
+fn a_miss_takes_its_reads_and_the_last_granule() {
+    let layers = vec![TokenLayer { chosen: vec![0], ..TokenLayer::default() }];
+    let token = Token { embedding: vec![], layers };
+    let decode = |t| Pass { tokens: t..t + 1, is_prompt: false };
+    let routing = Recorded {
+        n_experts: vec![1],
+        k: 1,
+        requests: vec![vec![decode(0), decode(1)]],
+        tokens: vec![token.clone(), token],
+    };
+    let roofline = |memory_ns| Roofline { launch_ns: 0.0, memory_ns, token_ns: 0.0 };
+    let options = SimOptions {
+        geometry: Geometry { expert_bytes: 1000, n_granules: 2, ..GEOMETRY },
+        costs: CostModel {
+            link: LinkCosts::new(1e9, 10, 2),
+            expert: roofline(120.0),
+            attention: roofline(100.0),
+            shared: roofline(0.0),
+            head: roofline(5.0),
+            ..costs(1e9)
+        },
+        ..options("on-demand", 1.0)
+    };
+    let walls = |options: &SimOptions| {
+        let report = simulate(&routing, options).unwrap();
+        report.timeline.iter().map(|i| i.timing.wall_ns).collect::<Vec<_>>()
+    };
+    // The second read's latency passes beside the first read; the first granule is computed
+    // beside the second read.
+    assert_eq!(walls(&options), [100 + (10 + 500 + 500) + 60 + 5, 100 + 120 + 5]);
+    let mut one_by_one = options.clone();
+    one_by_one.costs.link.depth = 1;
+    assert_eq!(walls(&one_by_one), [100 + 2 * (10 + 500) + 60 + 5, 100 + 120 + 5]);
+}
+
+#[test]
+fn released_experts_are_missed_each_time() {
+    let routing = routing(3, 2, 3, 20);
+    let options = |policy| SimOptions { caching: Caching::Release, ..options(policy, 0.6) };
+    let report = simulate(&routing, &options("on-demand")).unwrap();
+    assert_eq!(report.counters.misses, demanded(&routing));
+    assert_eq!(report.counters.demand_bytes, 4000 * demanded(&routing));
+    let ahead = simulate(&routing, &options("mixtral-offloading")).unwrap();
+    assert!(ahead.counters.hits_whole > 0 && ahead.counters.misses < report.counters.misses);
+    assert!(ahead.decode.stall_ns_per_token() < report.decode.stall_ns_per_token());
+}
+
+#[test]
+fn prediction_pays_where_the_link_is_idle() {
+    let routing = routing(4, 3, 4, 40);
+    let on_demand = simulate(&routing, &options("on-demand", 0.5)).unwrap();
+    let ahead = simulate(&routing, &options("mixtral-offloading", 0.5)).unwrap();
+    assert!(ahead.counters.hit_rate() > on_demand.counters.hit_rate());
+    assert!(ahead.counters.prefetch_used_bytes > ahead.counters.prefetch_wasted_bytes);
+    assert!(ahead.tpot.mean < on_demand.tpot.mean);
+    // A search that takes several tokens finds nothing in time.
+    let mut late = options("mixtral-offloading", 0.5);
+    late.costs.search_ns = 10 * TOKEN_NS as u64;
+    let tiers = Tiers::of(&routing, &late).unwrap();
+    let late = simulate_policy(&routing, &late, tiers, slow_next_layer).unwrap();
+    assert!(late.counters.hit_rate() < ahead.counters.hit_rate());
+}
+
+#[test]
+fn a_budget_that_is_too_small_is_refused() {
+    let routing = routing(5, 1, 0, 1);
+    let error = simulate(&routing, &options("on-demand", 0.01)).unwrap_err().to_string();
+    assert!(error.contains("12000"), "{error}");
+    let exact = SimOptions { budget: Budget::Bytes(12_000), ..options("on-demand", 0.0) };
+    assert_eq!(simulate(&routing, &exact).unwrap().plan_bytes, 12_000);
+}
+
+/// Policies hear what the engine tells them, in its order.
+#[test]
+fn events_come_in_the_engines_order() {
+    struct Listening(std::sync::mpsc::Sender<String>);
+    impl Eviction for Listening {
+        fn observe(&mut self, event: &Event<'_>) {
+            let text = match event {
+                Event::Routed(r) => format!("routed {} {:?}", r.layer, r.chosen),
+                Event::PromptRouted(r) => {
+                    format!("prompt {} {} {:?}", r.layer, r.n_tokens, r.counts)
+                }
+                Event::IterationStart { phase, embedding, .. } => {
+                    format!("start {phase:?} {embedding:?}")
+                }
+                Event::IterationEnd { phase, timing, .. } => {
+                    assert!(timing.wall_ns >= timing.stall_ns + timing.experts_ns);
+                    format!("end {phase:?}")
+                }
+                Event::RequestStart { .. } => "request".into(),
+                Event::RequestEnd { .. } => "over".into(),
+                Event::Foreseen { .. } => "foreseen".into(),
+            };
+            self.0.send(text).unwrap();
+        }
+
+        fn priority(&self, _: Expert) -> f64 {
+            0.0
+        }
+    }
+    let mut routing = routing(6, 1, 2, 1);
+    for (t, [a, b]) in [[0, 1], [1, 2], [3, 4]].into_iter().enumerate() {
+        routing.tokens[t].embedding = vec![t as f32, 1.0];
+        for l in [0, 2, 3] {
+            routing.tokens[t].layers[l].chosen = vec![a, b];
+        }
+    }
+    let (sender, events) = std::sync::mpsc::channel();
+    let options = options("on-demand", 1.0);
+    let tiers = Tiers::of(&routing, &options).unwrap();
+    let build = |_: &Shape| Policy {
+        eviction: Box::new(Listening(sender)),
+        predictor: None,
+        splitter: None,
+        notes: Vec::new(),
+    };
+    simulate_policy(&routing, &options, tiers, build).unwrap();
+    let expected = [
+        "request",
+        "start Prompt [0.5, 1.0]",
+        "prompt 0 2 [1, 2, 1, 0, 0, 0]",
+        "prompt 2 2 [1, 2, 1, 0, 0, 0, 0, 0]",
+        "prompt 3 2 [1, 2, 1, 0, 0, 0]",
+        "end Prompt",
+        "start Decode [2.0, 1.0]",
+        "routed 0 [3, 4]",
+        "routed 2 [3, 4]",
+        "routed 3 [3, 4]",
+        "end Decode",
+        "over",
+    ];
+    assert_eq!(events.iter().collect::<Vec<_>>(), expected);
+}
