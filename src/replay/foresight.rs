@@ -10,6 +10,8 @@ pub struct Answer {
     pub predictions: Vec<Prediction>,
     /// `Event::Foreseen` for the eviction: layer and probabilities.
     pub foreseen: Vec<(u32, Vec<f32>)>,
+    /// The tier's step when the search began: what the predictions are as old as.
+    pub step: u64,
 }
 
 pub struct Foresight {
@@ -35,20 +37,22 @@ impl Foresight {
         self.predictor.wants()
     }
 
-    pub fn observe(&mut self, event: &Event, now: u64) {
+    /// `step`: the tier's.
+    pub fn observe(&mut self, event: &Event, now: u64, step: u64) {
         self.predictor.observe(event);
         if event.is_step() {
             self.is_behind = true;
-            self.search(now);
+            self.search(now, step);
         }
     }
 
-    fn search(&mut self, now: u64) {
+    fn search(&mut self, now: u64, step: u64) {
         if !self.is_behind || self.due.is_some() {
             return;
         }
         self.is_behind = false;
         self.due = Some(now + self.search_ns);
+        self.answer.step = step;
         self.predictor.predict(&mut self.answer.predictions);
         let foreseen = &mut self.answer.foreseen;
         foreseen.clear();
@@ -65,11 +69,11 @@ impl Foresight {
     }
 
     /// The answer that is due by `now`; the next search begins when it has been taken.
-    pub fn take(&mut self, now: u64) -> Option<Answer> {
+    pub fn take(&mut self, now: u64, step: u64) -> Option<Answer> {
         self.due.filter(|due| *due <= now)?;
         self.due = None;
         let answer = std::mem::take(&mut self.answer);
-        self.search(now);
+        self.search(now, step);
         Some(answer)
     }
 }
@@ -103,7 +107,7 @@ mod tests {
     fn step(foresight: &mut Foresight, now: u64) {
         let (chosen, probs, hidden): (&[u32], &[f32], &[f32]) = (&[], &[], &[]);
         let routed = Routed { request: 0, layer: 0, chosen, probs, hidden, ahead: None };
-        foresight.observe(&Event::Routed(routed), now);
+        foresight.observe(&Event::Routed(routed), now, now / 2);
     }
 
     fn seen(answer: Option<Answer>) -> Option<u32> {
@@ -116,8 +120,8 @@ mod tests {
         let mut foresight = Foresight::new(Box::new(counting), 1000);
         for n in 1..4 {
             step(&mut foresight, 10);
-            assert_eq!(seen(foresight.take(10)), Some(n));
-            assert_eq!(seen(foresight.take(10)), None);
+            assert_eq!(seen(foresight.take(10, 5)), Some(n));
+            assert_eq!(seen(foresight.take(10, 5)), None);
         }
     }
 
@@ -128,10 +132,11 @@ mod tests {
         step(&mut foresight, 0);
         step(&mut foresight, 40);
         step(&mut foresight, 80);
-        assert_eq!((foresight.due(), seen(foresight.take(99))), (Some(100), None));
+        assert_eq!((foresight.due(), seen(foresight.take(99, 60))), (Some(100), None));
         // What was asked at 0, and then one search for both that came since.
-        assert_eq!(seen(foresight.take(100)), Some(1));
-        assert_eq!((foresight.due(), seen(foresight.take(200))), (Some(200), Some(3)));
+        let first = foresight.take(100, 60);
+        assert_eq!((first.as_ref().map(|answer| answer.step), seen(first)), (Some(0), Some(1)));
+        assert_eq!((foresight.due(), seen(foresight.take(200, 90))), (Some(200), Some(3)));
         assert_eq!(foresight.due(), None);
     }
 }

@@ -6,7 +6,7 @@ use super::costs::LinkCosts;
 use super::foresight::Foresight;
 use super::link::Link;
 use crate::experts::{Counters, Progress, State, Work};
-use crate::policy::{Event, Wants};
+use crate::policy::{Costs, Event, Splitter, Wants};
 
 /// How the link gets on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,6 +22,9 @@ pub enum Mode {
 pub struct Machine {
     state: State,
     foresight: Option<Foresight>,
+    splitter: Option<Box<dyn Splitter>>,
+    /// What the splitter plans by.
+    timer: Costs,
     link: Link,
     mode: Mode,
     /// ns since the start.
@@ -30,7 +33,13 @@ pub struct Machine {
 
 impl Machine {
     pub fn new(state: State, foresight: Option<Foresight>, link: LinkCosts, mode: Mode) -> Machine {
-        Machine { state, foresight, link: Link::new(link), mode, now: 0 }
+        let (splitter, timer) = (None, Costs::default());
+        Machine { state, foresight, splitter, timer, link: Link::new(link), mode, now: 0 }
+    }
+
+    /// The splitter is asked at the end of each pass, and takes no time.
+    pub fn with_splitter(self, splitter: Option<Box<dyn Splitter>>, timer: Costs) -> Machine {
+        Machine { splitter, timer, ..self }
     }
 
     pub fn now(&self) -> u64 {
@@ -48,22 +57,33 @@ impl Machine {
     pub fn observe(&mut self, event: &Event) {
         self.state.observe(event);
         if let Some(foresight) = &mut self.foresight {
-            foresight.observe(event, self.now);
+            foresight.observe(event, self.now, self.state.step());
         }
         self.take_answers();
+        self.split(event);
         match self.mode {
             Mode::Timed => self.start_reads(),
             Mode::Lockstep => self.complete_all(),
         }
     }
 
+    fn split(&mut self, event: &Event) {
+        let Some(splitter) = &mut self.splitter else { return };
+        splitter.observe(event);
+        if let Event::IterationEnd { .. } = event
+            && let Some(shares) = splitter.plan(&self.timer)
+        {
+            self.state.set_shares(&shares);
+        }
+    }
+
     fn take_answers(&mut self) {
         let Some(foresight) = &mut self.foresight else { return };
-        if let Some(answer) = foresight.take(self.now) {
+        if let Some(answer) = foresight.take(self.now, self.state.step()) {
             for (layer, probs) in &answer.foreseen {
                 self.state.observe(&Event::Foreseen { layer: *layer, probs });
             }
-            self.state.prefetch(&answer.predictions);
+            self.state.prefetch(&answer.predictions, answer.step);
         }
     }
 

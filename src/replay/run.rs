@@ -147,7 +147,7 @@ impl<'a> Run<'a> {
     ) -> Run<'a> {
         let Tiers { plan, layout } = tiers;
         assert!(plan.layers.iter().map(|l| l.n_experts).eq(routing.n_experts().iter().copied()));
-        let Policy { eviction, predictor, .. } = build(&plan.shape(routing.k()));
+        let Policy { eviction, predictor, splitter, .. } = build(&plan.shape(routing.k()));
         let n_granules = plan.layers.iter().map(|l| l.n_granules).collect();
         let search_ns = match options.mode {
             Mode::Timed => options.costs.search_ns,
@@ -155,10 +155,12 @@ impl<'a> Run<'a> {
         };
         let foresight = predictor.map(|p| Foresight::new(p, search_ns));
         let state = State::new(plan, layout, eviction);
+        let timer = options.costs.timer(&options.geometry, routing.k());
         Run {
             routing,
             costs: &options.costs,
-            machine: Machine::new(state, foresight, options.costs.link, options.mode),
+            machine: Machine::new(state, foresight, options.costs.link, options.mode)
+                .with_splitter(splitter, timer),
             n_granules,
             next_layer: next_moe_layers(routing.n_experts()),
             decode: match options.caching {
