@@ -11,6 +11,7 @@ mod machine;
 mod report;
 mod routing;
 mod run;
+pub mod tables;
 pub mod trace;
 
 pub use costs::{CostModel, CpuExpert, Device, Host, LinkCosts, Roofline};

@@ -1,0 +1,142 @@
+//! The papers' tables on our routing: what each says, beside the paper's own figures, and whether
+//! what the paper claims holds here. A claim is checked on the rows, so that the text beside a
+//! table cannot outlive the figures it was written about.
+
+mod markdown;
+mod plot;
+
+pub use markdown::{csv, markdown};
+pub use plot::svg;
+
+/// Figures of ours, of the paper's, and what they are to show.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Table {
+    /// A file's name: `moepic-table-1`.
+    pub id: &'static str,
+    /// Which table or figure of which paper.
+    pub title: String,
+    /// On which routing, sizes and machine, and what is counted.
+    pub setting: String,
+    /// The first is that of the rows' names.
+    pub columns: Vec<String>,
+    pub rows: Vec<Row>,
+    /// The paper's rows, with columns of their own.
+    pub paper: Option<Paper>,
+    pub claims: Vec<Claim>,
+    pub plot: Option<Axes>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Row {
+    pub name: String,
+    pub cells: Vec<Cell>,
+}
+
+/// What a paper printed, or what can be read off its plot.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Paper {
+    pub columns: Vec<String>,
+    pub rows: Vec<Row>,
+    /// On what it was measured.
+    pub setting: String,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Cell {
+    /// A part of 1, printed in percent.
+    Share(f64),
+    /// Printed with so many decimals.
+    Number(f64, usize),
+    Text(String),
+    Missing,
+}
+
+impl Cell {
+    /// What it is worth to a plot or a comparison.
+    pub fn value(&self) -> Option<f64> {
+        match self {
+            Cell::Share(x) => Some(100.0 * x),
+            Cell::Number(x, _) => Some(*x),
+            Cell::Text(_) | Cell::Missing => None,
+        }
+        .filter(|x| x.is_finite())
+    }
+}
+
+impl std::fmt::Display for Cell {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Cell::Share(x) if x.is_finite() => write!(f, "{:.1} %", 100.0 * x),
+            Cell::Number(x, decimals) if x.is_finite() => write!(f, "{x:.decimals$}"),
+            Cell::Text(text) => f.write_str(text),
+            Cell::Share(_) | Cell::Number(..) | Cell::Missing => f.write_str("—"),
+        }
+    }
+}
+
+/// Something that the paper says and that the rows can confirm or not.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Claim {
+    pub text: String,
+    pub holds: bool,
+    /// Why it does not hold here, if it does not.
+    pub otherwise: String,
+}
+
+impl Claim {
+    pub fn new(text: impl Into<String>, holds: bool, otherwise: impl Into<String>) -> Claim {
+        Claim { text: text.into(), holds, otherwise: otherwise.into() }
+    }
+}
+
+/// A plot of the rows, a line each, over the columns, whose names must be numbers (a unit may
+/// follow).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Axes {
+    pub x: String,
+    pub y: String,
+}
+
+impl Row {
+    pub fn new(name: impl Into<String>, cells: impl IntoIterator<Item = Cell>) -> Row {
+        Row { name: name.into(), cells: cells.into_iter().collect() }
+    }
+
+    pub fn shares(name: impl Into<String>, values: impl IntoIterator<Item = f64>) -> Row {
+        Row::new(name, values.into_iter().map(Cell::Share))
+    }
+
+    pub fn numbers(
+        name: impl Into<String>,
+        decimals: usize,
+        values: impl IntoIterator<Item = f64>,
+    ) -> Row {
+        Row::new(name, values.into_iter().map(|x| Cell::Number(x, decimals)))
+    }
+}
+
+impl Table {
+    /// The row of that name; it is there.
+    pub fn row(&self, name: &str) -> &Row {
+        let row = self.rows.iter().find(|row| row.name == name);
+        row.unwrap_or_else(|| panic!("{} has no row {name}", self.id))
+    }
+
+    /// The values of a row, NaN where there is none.
+    pub fn values(&self, name: &str) -> Vec<f64> {
+        self.row(name).cells.iter().map(|cell| cell.value().unwrap_or(f64::NAN)).collect()
+    }
+
+    /// Whether one row is nowhere below another by more than `slack` (in what is printed: points
+    /// of percent, or the unit of the numbers).
+    pub fn at_least(&self, upper: &str, lower: &str, slack: f64) -> bool {
+        let (upper, lower) = (self.values(upper), self.values(lower));
+        let pairs = upper.iter().zip(&lower).filter(|(a, b)| a.is_finite() && b.is_finite());
+        pairs.clone().count() > 0 && pairs.into_iter().all(|(a, b)| *a >= b - slack)
+    }
+}
+
+/// Column names: those of the rows' names first.
+pub fn columns<T: ToString>(first: &str, rest: impl IntoIterator<Item = T>) -> Vec<String> {
+    std::iter::once(first.to_string()).chain(rest.into_iter().map(|c| c.to_string())).collect()
+}
