@@ -5,6 +5,7 @@ mod cgroup;
 mod memory;
 mod plan;
 mod profile;
+mod recording;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,13 +21,16 @@ pub use crate::model::forward::Want;
 use crate::model::forward::{Buffers, Listener};
 pub use crate::model::kv::CacheType;
 use crate::model::kv::{KvCache, KvShape};
+pub use crate::model::record::Recorder;
 use crate::model::{Bound, HyperParams, Model};
-use crate::policy::{Event, PolicySpec};
+use crate::policy::{Event, ModelKey, PolicySpec};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 use budget::{Place, RamBudget};
 pub use plan::MemoryPlan;
 pub use profile::{ProfileChoice, ProfileFile};
+use recording::ExpertRecorder;
+pub use recording::Experts;
 
 /// How to load and run a model. Names and defaults are llama.cpp's.
 #[derive(Clone, Debug)]
@@ -79,6 +83,7 @@ const MAX_CTX: usize = 1 << 24;
 /// A loaded model, its tokenizer and the threads that compute it.
 pub struct Engine {
     model: Model,
+    key: ModelKey,
     tokenizer: Tokenizer,
     cpu: Cpu,
     options: EngineOptions,
@@ -203,7 +208,17 @@ impl Engine {
             }
         };
         let (options, next_session) = (options.clone(), AtomicU32::new(0));
-        Ok(Arc::new(Engine { model, tokenizer, cpu, options, n_ctx, plan, store, next_session }))
+        Ok(Arc::new(Engine {
+            model,
+            key,
+            tokenizer,
+            cpu,
+            options,
+            n_ctx,
+            plan,
+            store,
+            next_session,
+        }))
     }
 
     /// Where everything would be, without reading weights.
@@ -213,6 +228,11 @@ impl Engine {
 
     pub fn gguf(&self) -> &Gguf {
         self.model.gguf()
+    }
+
+    /// Names the model: equal keys, equal routing.
+    pub fn key(&self) -> &ModelKey {
+        &self.key
     }
 
     pub fn tokenizer(&self) -> &Tokenizer {
@@ -331,16 +351,6 @@ fn default_threads() -> usize {
     }
 }
 
-/// Chosen experts of some tokens, as `logits --experts` writes them.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Experts {
-    pub layers: usize,
-    pub tokens: usize,
-    pub k: usize,
-    /// [layers, tokens, k], best first; −1 in dense layers.
-    pub ids: Vec<i32>,
-}
-
 impl Drop for Engine {
     /// What was learned in this run helps the next one.
     fn drop(&mut self) {
@@ -360,25 +370,22 @@ pub struct Session {
     kv: KvCache,
     buffers: Buffers,
     n_past: usize,
-    /// Chosen experts of each layer, [tokens, k], while they are recorded.
-    recorded: Option<Vec<Vec<i32>>>,
+    /// There while chosen experts are recorded.
+    recorded: Option<ExpertRecorder>,
 }
 
 /// Hands the model's answers on to the session's caller.
 struct Relay<'a> {
     base: usize,
-    k: usize,
-    recorded: &'a mut Option<Vec<Vec<i32>>>,
+    recorder: Option<&'a mut dyn Recorder>,
     on_logits: &'a mut dyn FnMut(usize, &mut [f32]),
 }
 
 impl Listener for Relay<'_> {
-    fn routed(&mut self, layer: usize, route: &Route) {
-        let Some(recorded) = self.recorded else { return };
-        if route.probs.is_empty() {
-            recorded[layer].extend(std::iter::repeat_n(-1, route.chosen.len() * self.k));
-        } else {
-            recorded[layer].extend(route.chosen.iter().map(|e| *e as i32));
+    fn recorder(&mut self) -> Option<&mut dyn Recorder> {
+        match &mut self.recorder {
+            Some(recorder) => Some(&mut **recorder),
+            None => None,
         }
     }
 
@@ -420,18 +427,43 @@ impl Session {
         want: Want,
         on_logits: &mut dyn FnMut(usize, &mut [f32]),
     ) -> Result<()> {
+        let mut recorded = self.recorded.take();
+        let recorder = recorded.as_mut().map(|recorder| recorder as &mut dyn Recorder);
+        let result = self.eval_parts(tokens, want, recorder, on_logits);
+        self.recorded = recorded;
+        result
+    }
+
+    /// `eval`, of which `recorder` hears everything. An interruption or an error may leave it in
+    /// the middle of a pass.
+    pub fn eval_recorded(
+        &mut self,
+        tokens: &[u32],
+        want: Want,
+        recorder: &mut dyn Recorder,
+        on_logits: &mut dyn FnMut(usize, &mut [f32]),
+    ) -> Result<()> {
+        self.eval_parts(tokens, want, Some(recorder), on_logits)
+    }
+
+    fn eval_parts(
+        &mut self,
+        tokens: &[u32],
+        want: Want,
+        mut recorder: Option<&mut dyn Recorder>,
+        on_logits: &mut dyn FnMut(usize, &mut [f32]),
+    ) -> Result<()> {
         let engine = self.engine.clone();
         self.check(tokens)?;
         self.start_request();
         let n_ubatch = engine.options.n_ubatch.min(engine.options.n_batch);
-        let k = engine.model.hyper().n_experts_used.max(1);
         for (i, part) in tokens.chunks(n_ubatch).enumerate() {
             interrupt::check()?;
             let base = i * n_ubatch;
             let last = base + part.len() == tokens.len();
             let want = if want == Want::Last && !last { Want::None } else { want };
-            let mut relay =
-                Relay { base, k, recorded: &mut self.recorded, on_logits: &mut *on_logits };
+            let recorder = recorder.as_mut().map(|recorder| &mut **recorder as &mut dyn Recorder);
+            let mut relay = Relay { base, recorder, on_logits: &mut *on_logits };
             let (kv, buffers) = (&mut self.kv, &mut self.buffers);
             engine.model.forward(
                 &engine.cpu,
@@ -480,18 +512,15 @@ impl Session {
         Ok(())
     }
 
-    /// Starts or stops recording the chosen experts of what is evaluated.
+    /// Starts or stops recording the chosen experts of what `eval` evaluates.
     pub fn record_experts(&mut self, on: bool) {
-        self.recorded = on.then(|| vec![Vec::new(); self.engine.n_layers()]);
+        let (n_layers, k) = (self.engine.n_layers(), self.engine.model.hyper().n_experts_used);
+        self.recorded = on.then(|| ExpertRecorder::new(n_layers, k.max(1)));
     }
 
     /// What was recorded since the last call or `record_experts`.
     pub fn take_experts(&mut self) -> Experts {
-        let k = self.engine.model.hyper().n_experts_used.max(1);
-        let Some(recorded) = &mut self.recorded else { return Experts::default() };
-        let layers: Vec<Vec<i32>> = recorded.iter_mut().map(std::mem::take).collect();
-        let tokens = layers.first().map_or(0, |l| l.len() / k);
-        Experts { layers: layers.len(), tokens, k, ids: layers.concat() }
+        self.recorded.as_mut().map(ExpertRecorder::take).unwrap_or_default()
     }
 }
 

@@ -3,6 +3,7 @@
 use super::Model;
 use super::kv::KvCache;
 use super::publish::{Pass, Published, nanos_since};
+use super::record::Recorder;
 use super::weights::{AttentionWeights, ExpertShape, FfnWeights, Gate, Linear, SharedExpert};
 use crate::Result;
 use crate::backend::cpu::Cpu;
@@ -55,8 +56,8 @@ pub enum Want {
 
 /// What the caller hears while a micro-batch is computed.
 pub trait Listener {
-    /// A layer's routing of this micro-batch.
-    fn routed(&mut self, layer: usize, route: &Route);
+    /// Who writes down the routing of this micro-batch, if anyone does.
+    fn recorder(&mut self) -> Option<&mut dyn Recorder>;
     /// Logits of a token of this micro-batch; the listener may change them.
     fn logits(&mut self, token: usize, logits: &mut [f32]);
 }
@@ -80,6 +81,7 @@ impl Model {
         // embedding
         self.embed(tokens, &mut b.x);
         self.publish_start(b, pass);
+        self.record_start(b, tokens, listener);
         b.h.resize(n * hyper.n_embd, 0.0);
         b.y.resize(n * hyper.n_embd, 0.0);
         b.rope.fill(&self.frequencies, past, n);
@@ -95,7 +97,7 @@ impl Model {
             cpu.rms_norm_rows(&b.x, &ffn.norm, hyper.norm_eps, &mut b.h);
             b.acts.fill(cpu, self.ffn_kinds(ffn), n, hyper.n_embd, &b.h);
             self.route(cpu, b, ffn, n);
-            listener.routed(l, &b.route);
+            self.record_routed(cpu, b, l, listener);
 
             // experts and shared expert, residual
             let result = self.experts(cpu, b, l, ffn, pass);

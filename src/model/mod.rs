@@ -6,6 +6,7 @@ pub mod granules;
 mod hyper;
 pub mod kv;
 mod publish;
+pub mod record;
 mod weights;
 
 use std::collections::HashSet;

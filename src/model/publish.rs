@@ -13,11 +13,11 @@ use std::time::Instant;
 /// Buffers of what is published.
 #[derive(Default)]
 pub struct Published {
-    embedding: Vec<f32>,   // [n_embd], the mean over the tokens
-    ahead_h: Vec<f32>,     // [n_embd]
-    ahead_probs: Vec<f32>, // [experts of that layer]
-    counts: Vec<u32>,      // [experts]
-    probs: Vec<f32>,       // [experts], the mean over the tokens
+    embedding: Vec<f32>,              // [n_embd], the mean over the tokens
+    ahead_h: Vec<f32>,                // [n_embd]
+    pub(super) ahead_probs: Vec<f32>, // [experts of that layer]
+    counts: Vec<u32>,                 // [experts]
+    probs: Vec<f32>,                  // [experts], the mean over the tokens
     pub timing: Timing,
 }
 
@@ -95,7 +95,7 @@ impl Model {
 
     /// How a later layer's router sees the present activation (MoEpic, Eq. 3); false where that
     /// layer has none.
-    fn look_ahead(&self, cpu: &Cpu, b: &mut Buffers, layer: usize) -> bool {
+    pub(super) fn look_ahead(&self, cpu: &Cpu, b: &mut Buffers, layer: usize) -> bool {
         let ffn = &self.weights.layers[layer].ffn;
         let Gate::Router(router) = &ffn.gate else { return false };
         let Published { ahead_h, ahead_probs, .. } = &mut b.published;

@@ -1,0 +1,45 @@
+//! Chosen experts of what a session evaluates.
+
+use crate::backend::cpu::router::Route;
+use crate::model::record::Recorder;
+
+/// Chosen experts of some tokens, as `logits --experts` writes them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Experts {
+    pub layers: usize,
+    pub tokens: usize,
+    pub k: usize,
+    /// [layers, tokens, k], best first; −1 in dense layers.
+    pub ids: Vec<i32>,
+}
+
+/// Writes down the chosen experts and nothing else.
+pub(super) struct ExpertRecorder {
+    k: usize,
+    /// Of each layer, [tokens, k].
+    layers: Vec<Vec<i32>>,
+}
+
+impl ExpertRecorder {
+    pub fn new(n_layers: usize, k: usize) -> ExpertRecorder {
+        ExpertRecorder { k, layers: vec![Vec::new(); n_layers] }
+    }
+
+    /// What was written down since the last call.
+    pub fn take(&mut self) -> Experts {
+        let layers: Vec<Vec<i32>> = self.layers.iter_mut().map(std::mem::take).collect();
+        let tokens = layers.first().map_or(0, |l| l.len() / self.k);
+        Experts { layers: layers.len(), tokens, k: self.k, ids: layers.concat() }
+    }
+}
+
+impl Recorder for ExpertRecorder {
+    fn routed(&mut self, layer: usize, route: &Route, _hidden: &[f32]) {
+        let ids = &mut self.layers[layer];
+        if route.probs.is_empty() {
+            ids.extend(std::iter::repeat_n(-1, route.chosen.len() * self.k));
+        } else {
+            ids.extend(route.chosen.iter().map(|e| *e as i32));
+        }
+    }
+}
