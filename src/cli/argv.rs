@@ -39,8 +39,20 @@ const TEXT_FLAGS: &[&str] = &[
 ];
 
 /// Subcommands that take MODEL as their first positional argument.
-const WITH_MODEL: &[&str] =
-    &["run", "inspect", "tokenize", "detokenize", "render", "logits", "perplexity", "bench"];
+const WITH_MODEL: &[&str] = &[
+    "run",
+    "inspect",
+    "tokenize",
+    "detokenize",
+    "render",
+    "logits",
+    "perplexity",
+    "bench",
+    "record",
+];
+
+/// Subcommands that have subcommands of their own.
+const GROUPS: &[&str] = &["trace"];
 
 /// The program's arguments (its name first) as clap shall see them.
 pub fn rewrite(argv: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
@@ -63,7 +75,7 @@ pub fn rewrite(argv: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
             continue;
         }
         if !command_seen && arg.to_str().is_some_and(|a| !a.starts_with('-')) {
-            command_seen = true;
+            command_seen = GROUPS.iter().all(|name| arg != *name);
             out.push(arg.clone());
             if WITH_MODEL.iter().any(|name| arg == *name) {
                 model_at = Some(out.len());
@@ -134,6 +146,7 @@ mod tests {
             ("moeba tokenize -m m.gguf hello", "moeba tokenize m.gguf hello"),
             ("moeba tokenize hello --model=m.gguf", "moeba tokenize m.gguf hello"),
             ("moeba -v run -p hi -m m.gguf", "moeba -v run m.gguf -p hi"),
+            ("moeba trace record -m m.gguf -o x", "moeba trace record m.gguf -o x"),
             ("moeba run -m", "moeba run -m"),
             ("moeba man -m", "moeba man -m"),
         ];

@@ -12,6 +12,7 @@ mod inspect;
 mod logging;
 mod logits;
 mod manual;
+mod new_file;
 mod npy;
 mod out;
 mod perplexity;
@@ -26,6 +27,7 @@ mod sampling;
 mod stats;
 mod synth;
 mod tokenize;
+mod trace;
 mod values;
 
 use crate::{Error, Result, interrupt};
@@ -83,6 +85,8 @@ enum Command {
     Perplexity(perplexity::Args),
     /// Time prompts and decode, as llama-bench does
     Bench(bench::Args),
+    /// Write down how a model routes tokens to experts
+    Trace(trace::Args),
     /// Make a file of random weights in a published model's shapes, to time on
     Synth(synth::SynthArgs),
     /// Print a completion script for a shell
@@ -118,6 +122,7 @@ fn dispatch(command: Command) -> Result<()> {
         Command::Logits(args) => logits::run(args),
         Command::Perplexity(args) => perplexity::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Trace(args) => trace::run(args),
         Command::Synth(args) => synth::run(args),
         Command::Completions(args) => manual::completions(args, Cli::command()),
         Command::Man(args) => manual::man(args, Cli::command()),
