@@ -28,6 +28,13 @@ impl Lcp {
     pub fn new(shape: &Shape) -> Self {
         Self { experts: PerExpert::new(shape), tokens: vec![0; shape.n_experts.len()] }
     }
+
+    /// `priority` without the layer's token count, which all its experts share: within a layer it
+    /// gives the same order, and only an activation changes it. It grows then.
+    pub(super) fn standing(&self, expert: Expert) -> f64 {
+        let record = self.experts[expert];
+        (record.activations as f64).ln() - record.last as f64 * (RHO.ln() / WINDOW)
+    }
 }
 
 impl Eviction for Lcp {
