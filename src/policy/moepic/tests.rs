@@ -87,15 +87,53 @@ proptest! {
         let stats = moepic.stats.clone();
         // Each plan goes on from the one before.
         for _ in 0..3 {
-            // As they were before the last plan halved them.
-            moepic.stats = stats.clone();
             let Some(plan) = moepic.plan(&COSTS) else { break };
+            // As they were before the plan halved them.
             moepic.stats = stats.clone();
             check_plan(&shape, &plan)?;
             let after = moepic.predicted_exposed(&plan, &COSTS);
             prop_assert!(after <= before * (1.0 + 1e-12), "{before} {after}");
             before = after;
         }
+    }
+
+    /// Where nothing is predicted nor computed, windows do not matter, and what each slot adds to a
+    /// layer is known: giving slot by slot where it adds most is the best division that there is.
+    #[test]
+    fn without_windows_the_division_is_the_best(
+        layers in prop::collection::vec(prop::collection::vec(0u32..50, 5), 1..6),
+        n_granules in 1usize..4,
+        total in 6usize..70,
+        zeta in 0.01..0.9,
+    ) {
+        let shape = Shape { n_slots: vec![total], ..shape_of(layers.len(), 5, n_granules) };
+        let mut moepic = Moepic::new(&shape, MoepicOptions { tau: 0, zeta, fixed_theta: None });
+        let mut rates = Vec::new();
+        for (layer, mut uses) in moepic.stats.layers.iter_mut().zip(layers) {
+            uses.sort_by(|a, b| b.cmp(a));
+            layer.tokens = 50;
+            layer.activations.copy_from_slice(&uses);
+            let sum = uses.iter().sum::<u32>().max(1);
+            let rate = |uses: &u32| f64::from(*uses) / f64::from(sum);
+            rates.push(uses.iter().map(rate).collect::<Vec<_>>());
+        }
+        let mut given = vec![1; shape.n_layers()];
+        let adds = |l: usize, given: usize| rates[l].get(given / n_granules).copied().unwrap_or(0.0);
+        for _ in shape.n_layers()..total {
+            let best = (0..shape.n_layers()).max_by(|a, b| {
+                adds(*a, given[*a]).total_cmp(&adds(*b, given[*b]))
+            });
+            given[best.unwrap()] += 1;
+        }
+        let share = |n_slots: &usize| LayerShare { n_slots: *n_slots, keep: n_granules };
+        let best: Vec<LayerShare> = given.iter().map(share).collect();
+        let stats = moepic.stats.clone();
+        let costs = Costs { load_ns: 1.0, ..Costs::default() };
+        let plan = moepic.plan(&costs).unwrap();
+        moepic.stats = stats;
+        let (got, best) =
+            (moepic.predicted_exposed(&plan, &costs), moepic.predicted_exposed(&best, &costs));
+        prop_assert!((got - best).abs() < 1e-9, "{plan:?}: {got}, not {best}");
     }
 
     #[test]
