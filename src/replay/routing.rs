@@ -44,9 +44,9 @@ pub trait Routing {
     /// The router's probabilities of all the layer's experts.
     fn probs(&self, token: usize, layer: usize, out: &mut Vec<f32>);
 
-    /// The router of the next MoE layer, around the end to the first, on this layer's activation:
-    /// probabilities of all that layer's experts.
-    fn ahead(&self, token: usize, layer: usize, out: &mut Vec<f32>);
+    /// The router that is `distance` MoE layers ahead, around the end to the first, on this layer's
+    /// activation: probabilities of all that layer's experts.
+    fn ahead(&self, token: usize, layer: usize, distance: usize, out: &mut Vec<f32>);
 
     /// What the layer's router saw, [n_embd].
     fn hidden(&self, token: usize, layer: usize, out: &mut Vec<f32>);
@@ -82,7 +82,8 @@ pub struct Token {
 pub struct TokenLayer {
     pub chosen: Vec<u32>,
     pub probs: Vec<f32>,
-    pub ahead: Vec<f32>,
+    /// Of distances 1 and up.
+    pub ahead: Vec<Vec<f32>>,
     pub hidden: Vec<f32>,
 }
 
@@ -115,8 +116,9 @@ impl Routing for Recorded {
         out.clone_from(&self.tokens[token].layers[layer].probs);
     }
 
-    fn ahead(&self, token: usize, layer: usize, out: &mut Vec<f32>) {
-        out.clone_from(&self.tokens[token].layers[layer].ahead);
+    fn ahead(&self, token: usize, layer: usize, distance: usize, out: &mut Vec<f32>) {
+        out.clear();
+        out.extend(self.tokens[token].layers[layer].ahead.get(distance - 1).into_iter().flatten());
     }
 
     fn hidden(&self, token: usize, layer: usize, out: &mut Vec<f32>) {

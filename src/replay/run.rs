@@ -289,7 +289,7 @@ impl<'a> Run<'a> {
         hidden.clear();
         self.routing.probs(token, layer, probs);
         if wants.ahead {
-            self.routing.ahead(token, layer, ahead);
+            self.routing.ahead(token, layer, 1, ahead);
         }
         if wants.hidden {
             self.routing.hidden(token, layer, hidden);

@@ -73,7 +73,7 @@ fn look_ahead(routing: &mut Recorded, draws: &mut Draws, wrong: u64) {
                 Some(token) if right => token.layers[next[l]].chosen.clone(),
                 _ => vec![draws.below(n as u64) as u32],
             };
-            routing.tokens[t].layers[l].ahead = probs(&chosen, n);
+            routing.tokens[t].layers[l].ahead = vec![probs(&chosen, n)];
         }
     }
 }
