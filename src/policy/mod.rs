@@ -6,6 +6,7 @@
 mod auto;
 mod lcp;
 mod lfu;
+pub mod llapor;
 mod lru;
 mod moepic;
 mod next_layer;
@@ -18,6 +19,7 @@ mod spec;
 pub use auto::{Auto, Candidate};
 pub use lcp::Lcp;
 pub use lfu::Lfu;
+pub use llapor::{LlaPor, LlaporModel};
 pub use lru::Lru;
 pub use moepic::{Moepic, MoepicOptions};
 pub use next_layer::NextLayer;

@@ -1,0 +1,43 @@
+//! LLaPor, PreScope's learnable layer-aware predictor (sections 3.1 and 4.2): a small network for
+//! each MoE layer says from what the router before it saw and chose which of its experts come
+//! next. Inference and online updates are here; `crate::train` makes the weights.
+//!
+//! For a layer with J experts that follows one with I:
+//!
+//!     z = C h + c                 h: what the earlier router saw; C: its principal components
+//!     x = (z, a, w)               a: one-hot of the I experts' chosen; w: their weights, Σ w = 1
+//!     y = GELU(A x)
+//!     y ← y + σ(G z) ⊙ GELU(B₁ GELU(B₀ y))      in the middle group only
+//!     p = σ(O y)                  of each of the J experts that it is chosen
+//!
+//! Biases left out. Before the first layer of a token stands the last layer of the one before.
+
+mod loss;
+mod model;
+mod persist;
+mod predictor;
+
+pub use loss::Loss;
+pub use model::{LayerModel, Linear, LlaporModel, Residual, Workspace};
+pub use predictor::LlaPor;
+
+/// Where a layer stands. Routing follows the earlier layers' choices near the two ends and their
+/// activations between them (PreScope, section 3.1), so that networks and training differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Group {
+    /// The input and the output group.
+    Outer,
+    Middle,
+}
+
+/// Each end has one of so many parts of the layers. The paper gives no bounds; in its Figure 2, of
+/// 32 layers, some five at each end stand out.
+const PARTS: usize = 6;
+
+impl Group {
+    /// Of the `at`th of `n` MoE layers.
+    pub fn of(at: usize, n: usize) -> Group {
+        let outer = n.div_ceil(PARTS);
+        if at < outer || at + outer >= n { Group::Outer } else { Group::Middle }
+    }
+}

@@ -1,0 +1,235 @@
+//! The networks at work: a layer's network is asked as soon as the router before it has chosen,
+//! and learns from what its own router chooses then.
+
+use super::loss::sigmoid;
+use super::model::{LayerModel, LlaporModel, Workspace};
+use crate::policy::{Event, Expert, Phase, Prediction, Predictor, Profile, Routed, Shape, Wants};
+
+/// Where the model is in the profile.
+const SECTION: &str = "prescope.llapor";
+
+/// η of online updates.
+const RATE: f32 = 0.02;
+
+/// Beyond the k most probable experts those are predicted that are used rather than not.
+const THRESHOLD: f32 = 0.5;
+
+/// Timelines that are followed at once. Beyond, the one that was quiet for longest is forgotten.
+const MAX_TIMELINES: usize = 64;
+
+/// A core does some thousand of a network's products in a microsecond. More than so many are slow.
+const MAX_PRODUCTS: usize = 64 << 10;
+
+pub struct LlaPor {
+    model: LlaporModel,
+    /// Of each MoE layer the one after it, of the last the first.
+    next: Vec<u32>,
+    first: u32,
+    n_moe: usize,
+    k: usize,
+    /// Whether it learns.
+    online: bool,
+    timelines: Vec<Timeline>,
+    /// Timelines that have ended, for their memory.
+    spare: Vec<Timeline>,
+    /// Routers heard of.
+    clock: u64,
+    /// The layer that the last event was a look ahead at, and the probabilities of its experts.
+    foreseen: Option<u32>,
+    probs: Vec<f32>,
+    /// Room for the predictions of all timelines.
+    merged: Vec<(Expert, f32)>,
+}
+
+/// A request whose next layer has been predicted.
+#[derive(Default)]
+struct Timeline {
+    request: u32,
+    target: u32,
+    /// When that was.
+    clock: u64,
+    /// What the target's network has made of it.
+    work: Workspace,
+    /// The experts that are predicted and their probabilities.
+    best: Vec<(u32, f32)>,
+}
+
+impl LlaPor {
+    /// The error is half a sentence: what of the model does not fit the shape.
+    pub fn new(shape: &Shape, model: LlaporModel, online: bool) -> Result<LlaPor, String> {
+        model.check(shape)?;
+        let moe: Vec<usize> = shape.moe_layers().collect();
+        let mut next = vec![0; shape.n_layers()];
+        for (i, &layer) in moe.iter().enumerate() {
+            next[layer] = moe[(i + 1) % moe.len()] as u32;
+        }
+        Ok(LlaPor {
+            model,
+            next,
+            first: moe.first().map_or(0, |layer| *layer as u32),
+            n_moe: moe.len(),
+            k: shape.k,
+            online,
+            timelines: Vec::new(),
+            spare: Vec::new(),
+            clock: 0,
+            foreseen: None,
+            probs: Vec::new(),
+            merged: Vec::new(),
+        })
+    }
+
+    /// As trained, and as it has learned since. The error is a sentence.
+    pub fn from_profile(shape: &Shape, profile: &Profile, online: bool) -> Result<LlaPor, String> {
+        let Some(bytes) = profile.get(SECTION) else {
+            return Err("LLaPor cannot predict before it is trained: record a routing trace of \
+                        this model and give it to `moeba trace train`"
+                .into());
+        };
+        let refused = |why| format!("the profile's LLaPor cannot be used, as {why}");
+        let model = LlaporModel::decode(shape, bytes).map_err(refused)?;
+        LlaPor::new(shape, model, online).map_err(refused)
+    }
+
+    fn position(&self, request: u32) -> Option<usize> {
+        self.timelines.iter().position(|timeline| timeline.request == request)
+    }
+
+    fn forget(&mut self, request: u32) {
+        if let Some(at) = self.position(request) {
+            self.spare.push(self.timelines.swap_remove(at));
+        }
+    }
+
+    fn routed(&mut self, event: &Routed<'_>) {
+        self.clock += 1;
+        if self.online {
+            self.learn(event);
+        }
+        let target = self.next.get(event.layer as usize).copied().unwrap_or_default();
+        let model = self.model.layers.get(target as usize).and_then(Option::as_ref);
+        let mut timeline = match self.position(event.request) {
+            Some(at) => self.timelines.swap_remove(at),
+            None => self.spare.pop().unwrap_or_default(),
+        };
+        if model.is_some_and(|model| timeline.predict(model, event, self.k)) {
+            (timeline.request, timeline.target) = (event.request, target);
+            timeline.clock = self.clock;
+            self.foreseen = Some(target);
+            self.probs.clear();
+            self.probs.extend(timeline.work.logits.iter().map(|x| sigmoid(*x)));
+            self.make_room();
+            self.timelines.push(timeline);
+        } else {
+            self.spare.push(timeline);
+        }
+    }
+
+    fn make_room(&mut self) {
+        if self.timelines.len() == MAX_TIMELINES {
+            let oldest = self.timelines.iter().min_by_key(|timeline| timeline.clock);
+            self.forget(oldest.expect("there are some").request);
+        }
+    }
+
+    /// If that layer was predicted, its network now hears what was right.
+    fn learn(&mut self, event: &Routed<'_>) {
+        let Some(at) = self.position(event.request) else { return };
+        let Timeline { target, work, .. } = &self.timelines[at];
+        if *target == event.layer {
+            let model = self.model.layers[*target as usize].as_mut();
+            model.expect("it has predicted").learn(work, event.chosen, RATE);
+        }
+    }
+}
+
+impl Timeline {
+    /// Whether the event is such that the network can say something.
+    fn predict(&mut self, model: &LayerModel, event: &Routed<'_>, k: usize) -> bool {
+        let fits = event.hidden.len() == model.n_embd()
+            && event.probs.len() == model.n_source()
+            && event.chosen.iter().all(|expert| (*expert as usize) < model.n_source());
+        if !fits {
+            return false;
+        }
+        model.forward(event.hidden, event.chosen, event.probs, &mut self.work);
+        if !self.work.logits.iter().all(|x| x.is_finite()) {
+            return false;
+        }
+        self.best.clear();
+        self.best.extend((0..).zip(self.work.logits.iter().map(|x| sigmoid(*x))));
+        descending(&mut self.best);
+        let likely = self.best.iter().take_while(|(_, p)| *p > THRESHOLD).count();
+        self.best.truncate(likely.clamp(k, 2 * k));
+        true
+    }
+}
+
+/// By probability; of equals the lower id first.
+fn descending<T: Copy + Ord>(list: &mut [(T, f32)]) {
+    list.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+}
+
+impl Predictor for LlaPor {
+    fn observe(&mut self, event: &Event<'_>) {
+        self.foreseen = None;
+        match event {
+            Event::Routed(event) => self.routed(event),
+            Event::IterationStart { request, phase, .. } => {
+                // Only the next token's first layer may have been predicted before it begins.
+                let first = Some(self.first).filter(|_| *phase == Phase::Decode);
+                let at = self.position(*request);
+                if at.is_some_and(|at| Some(self.timelines[at].target) != first) {
+                    self.forget(*request);
+                }
+            }
+            Event::RequestStart { request } | Event::RequestEnd { request } => {
+                self.forget(*request);
+            }
+            Event::PromptRouted(_) | Event::Foreseen { .. } | Event::IterationEnd { .. } => {}
+        }
+    }
+
+    /// Of all requests that go on, whether they take turns by layer or by token: whoever was not
+    /// heard of for a whole round pauses. The priority is the probability that any of them uses
+    /// the expert.
+    fn predict(&mut self, out: &mut Vec<Prediction>) {
+        let round = (self.n_moe * self.timelines.len()) as u64;
+        self.merged.clear();
+        for timeline in self.timelines.iter().filter(|t| self.clock - t.clock <= round) {
+            let layer = timeline.target;
+            let best = timeline.best.iter();
+            self.merged.extend(best.map(|&(expert, p)| (Expert { layer, expert }, p)));
+        }
+        self.merged.sort_unstable_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
+        self.merged.dedup_by(|next, kept| {
+            let same = next.0 == kept.0;
+            if same {
+                kept.1 = 1.0 - (1.0 - kept.1) * (1.0 - next.1);
+            }
+            same
+        });
+        descending(&mut self.merged);
+        out.clear();
+        out.extend(self.merged.iter().map(|&(expert, priority)| Prediction { expert, priority }));
+    }
+
+    fn wants(&self) -> Wants {
+        Wants { ahead: false, hidden: true }
+    }
+
+    fn is_slow(&self) -> bool {
+        let layers = self.model.layers.iter().flatten();
+        layers.map(LayerModel::n_products).max().unwrap_or_default() > MAX_PRODUCTS
+    }
+
+    fn tell(&self, listener: &mut dyn FnMut(&Event<'_>)) {
+        if let Some(layer) = self.foreseen {
+            listener(&Event::Foreseen { layer, probs: &self.probs });
+        }
+    }
+
+    fn save(&self, profile: &mut Profile) {
+        profile.set(SECTION, self.model.encode());
+    }
+}
