@@ -61,7 +61,7 @@ pub struct Block {
     pub n_prompt: usize,
     pub n_decode: usize,
     pub n_new: usize,
-    /// [n_new, n_embd]
+    /// [n_new], rows as `Precision::embedding_row` says
     pub embeddings: Vec<u8>,
     pub columns: Columns,
 }
@@ -109,9 +109,10 @@ impl Codec {
         let ids: Vec<u8> = columns.ids.iter().flat_map(|id| id.to_le_bytes()).collect();
         put_column(&ids, 1, 4, &[0..1], &mut out);
         out.extend((block.n_new as u32).to_le_bytes());
-        let (n_embd, row) = (self.n_embd, &self.layout.row);
+        let row = &self.layout.row;
         let values = self.precision.value_bytes();
-        put_column(&block.embeddings, n_embd, values, &[0..n_embd], &mut out);
+        let (embedding, width) = self.precision.embedding_row(self.n_embd);
+        put_column(&block.embeddings, embedding, width, &[0..embedding], &mut out);
         let chosen =
             columns.chosen.iter().flat_map(|id| id.to_le_bytes().into_iter().take(self.id_bytes));
         let chosen: Vec<u8> = chosen.collect();
@@ -178,9 +179,11 @@ impl Codec {
         let ids = ids.chunks_exact(4).map(|b| u32::from_le_bytes(b.try_into().expect("4 bytes")));
         let ids = ids.collect();
         let n_new = rest.count(n, "new tokens")?;
-        let (n_embd, row) = (self.n_embd, &self.layout.row);
+        let row = &self.layout.row;
         let (values, probs) = (self.precision.value_bytes(), self.precision.prob_bytes());
-        let embeddings = take_column(&mut rest, n_new, n_embd, values, &[0..n_embd], "embeddings")?;
+        let (embedding, width) = self.precision.embedding_row(self.n_embd);
+        let parts = [0..embedding];
+        let embeddings = take_column(&mut rest, n_new, embedding, width, &parts, "embeddings")?;
         let parts = self.parts(|part| part.chosen.clone());
         let chosen =
             take_column(&mut rest, n, row.chosen, self.id_bytes, &parts, "chosen experts")?;
@@ -195,7 +198,7 @@ impl Codec {
         let chosen = self.checked_ids(&chosen, &rest)?;
         let finite = self.precision.probs_are_sound(&probs_column)
             && self.precision.probs_are_sound(&ahead)
-            && self.precision.values_are_finite(&embeddings)
+            && self.precision.embeddings_are_finite(&embeddings, self.n_embd)
             && self.precision.values_are_finite(&hidden);
         if !finite {
             return Err(rest.fault(rest.at(), "finite values and probabilities", "others"));

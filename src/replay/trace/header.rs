@@ -56,9 +56,9 @@ impl Header {
         (0..self.layers.len()).filter(|layer| self.layers[*layer].n_experts > 0)
     }
 
-    /// Panics if it is a header that `decode` would refuse.
-    pub(super) fn encode(&self) -> Vec<u8> {
-        assert!(self.fault().is_none(), "{:?}: {self:?}", self.fault());
+    /// Refuses what `decode` would refuse.
+    pub(super) fn encode(&self) -> Result<Vec<u8>, Fault> {
+        self.check()?;
         let count = |n: usize| (n as u32).to_le_bytes();
         let mut out = Vec::new();
         put_string(&self.model, &mut out);
@@ -74,7 +74,7 @@ impl Header {
             out.extend(count(layer.n_granules));
             out.extend(layer.slot_bytes.to_le_bytes());
         }
-        out
+        Ok(out)
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Result<Header, Fault> {
@@ -101,9 +101,14 @@ impl Header {
         }
         rest.end()?;
         let header = Header { model, key, n_embd, k, layers, precision, hidden, ahead };
-        match header.fault() {
+        header.check()?;
+        Ok(header)
+    }
+
+    fn check(&self) -> Result<(), Fault> {
+        match self.fault() {
             Some((expected, got)) => Err(Fault::new("header", expected, got)),
-            None => Ok(header),
+            None => Ok(()),
         }
     }
 

@@ -25,7 +25,8 @@
 //!
 //! Probabilities of a [`Precision::Compact`] trace are one byte q each, p = (q / 255)²: the square
 //! root spreads the small ones, which are most. They are divided by their sum when they are read.
-//! Embeddings and hidden states are f16. In [`Precision::Exact`] traces all these are f32.
+//! An embedding is an f32 scale and signed bytes, hidden states are f16. In [`Precision::Exact`]
+//! traces all these are f32.
 
 mod block;
 mod bytes;

@@ -4,6 +4,7 @@ use super::Precision;
 use half::f16;
 
 const LEVELS: f32 = 255.0;
+const SCALE_BYTES: usize = 4;
 
 impl Precision {
     /// Bytes of one probability.
@@ -48,6 +49,39 @@ impl Precision {
         }
     }
 
+    /// An embedding's row in a block: values of so many bytes each. The compact form is a scale,
+    /// f32, and for each value one signed byte, of which 127 is the largest of the row.
+    pub(super) fn embedding_row(self, n_embd: usize) -> (usize, usize) {
+        match self {
+            Precision::Compact => (SCALE_BYTES + n_embd, 1),
+            Precision::Exact => (n_embd, 4),
+        }
+    }
+
+    pub(super) fn put_embedding(self, values: &[f32], out: &mut [u8]) {
+        if self == Precision::Exact {
+            return put_f32s(values, out);
+        }
+        let (scale_out, out) = out.split_at_mut(SCALE_BYTES);
+        assert_eq!(values.len(), out.len());
+        let scale = values.iter().fold(0f32, |max, v| max.max(v.abs())) / f32::from(i8::MAX);
+        scale_out.copy_from_slice(&scale.to_le_bytes());
+        // Of a row of zeros the scale is 0, and so is NaN as an i8.
+        out.iter_mut().zip(values).for_each(|(q, v)| *q = (v / scale).round() as i8 as u8);
+    }
+
+    /// Appends rows of embeddings to `out`.
+    pub(super) fn extend_embeddings(self, rows: &[u8], n_embd: usize, out: &mut Vec<f32>) {
+        if self == Precision::Exact {
+            return out.extend(f32s(rows));
+        }
+        for row in rows.chunks_exact(SCALE_BYTES + n_embd) {
+            let (scale, row) = row.split_at(SCALE_BYTES);
+            let scale: f32 = f32s(scale).sum();
+            out.extend(row.iter().map(|q| f32::from(*q as i8) * scale));
+        }
+    }
+
     pub(super) fn put_values(self, values: &[f32], out: &mut [u8]) {
         match self {
             Precision::Compact => {
@@ -73,6 +107,15 @@ impl Precision {
     /// Whether these are finite and not negative.
     pub(super) fn probs_are_sound(self, bytes: &[u8]) -> bool {
         self == Precision::Compact || f32s(bytes).all(|p| p.is_finite() && p >= 0.0)
+    }
+
+    pub(super) fn embeddings_are_finite(self, rows: &[u8], n_embd: usize) -> bool {
+        match self {
+            Precision::Compact => rows
+                .chunks_exact(SCALE_BYTES + n_embd)
+                .all(|row| f32s(&row[..SCALE_BYTES]).all(f32::is_finite)),
+            Precision::Exact => f32s(rows).all(f32::is_finite),
+        }
     }
 
     pub(super) fn values_are_finite(self, bytes: &[u8]) -> bool {

@@ -172,7 +172,8 @@ impl Reader {
             return Err(fault("an embedding for each new token", &block.n_new.to_string()));
         }
         self.n_decode += block.n_decode;
-        trace.header.precision.extend_values(&block.embeddings, &mut trace.embeddings);
+        let (precision, n_embd) = (trace.header.precision, trace.header.n_embd);
+        precision.extend_embeddings(&block.embeddings, n_embd, &mut trace.embeddings);
         trace.columns.append(block.columns);
         Ok(())
     }

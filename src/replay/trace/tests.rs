@@ -141,7 +141,8 @@ impl Example {
                 for (i, &id) in pass.ids.iter().enumerate() {
                     assert_eq!((trace.token_id(token), trace.phase(token)), (id, pass.phase));
                     let wanted = embedding(id, self.header.n_embd);
-                    self.alike(trace.embedding(token), &wanted, 1e-3 * 10.0);
+                    let half_a_step = 10.0 / 254.0 + 1e-5;
+                    self.alike(trace.embedding(token), &wanted, half_a_step);
                     (0..self.header.layers.len())
                         .for_each(|layer| self.check_layer(trace, (token, layer), pass, i));
                     token += 1;
@@ -244,6 +245,24 @@ proptest! {
         }
     }
 
+    #[test]
+    fn values_are_off_by_little(values in prop::collection::vec(-1e4..1e4f32, 1..20)) {
+        let (row, width) = Precision::Compact.embedding_row(values.len());
+        let (mut bytes, mut got) = (vec![0; row * width], Vec::new());
+        Precision::Compact.put_embedding(&values, &mut bytes);
+        Precision::Compact.extend_embeddings(&bytes, values.len(), &mut got);
+        let largest = values.iter().fold(0f32, |max, v| max.max(v.abs()));
+        for (got, value) in got.iter().zip(&values) {
+            prop_assert!((got - value).abs() <= largest / 254.0 * 1.001);
+        }
+        let (mut bytes, mut got) = (vec![0; 2 * values.len()], Vec::new());
+        Precision::Compact.put_values(&values, &mut bytes);
+        Precision::Compact.extend_values(&bytes, &mut got);
+        for (got, value) in got.iter().zip(&values) {
+            prop_assert!((got - value).abs() <= value.abs() / 2048.0 + 1e-7);
+        }
+    }
+
     /// Whatever a block says, it is refused in a sentence or understood.
     #[test]
     fn any_contents_of_a_block_are_survived(header in any_header(), raw in any::<Vec<u8>>()) {
@@ -337,9 +356,28 @@ fn the_writer_notices_a_layer_left_out() {
 }
 
 #[test]
+fn a_row_of_zeros_stays_one_and_large_values_stay_finite() {
+    let (mut bytes, mut got) = (vec![1; 4 + 3], Vec::new());
+    Precision::Compact.put_embedding(&[0.0; 3], &mut bytes);
+    Precision::Compact.extend_embeddings(&bytes, 3, &mut got);
+    assert_eq!(got, [0.0; 3]);
+    let (mut bytes, mut got) = (vec![0; 4], Vec::new());
+    Precision::Compact.put_values(&[1e6, -1e6], &mut bytes);
+    Precision::Compact.extend_values(&bytes, &mut got);
+    assert_eq!(got, [65504.0, -65504.0]);
+}
+
+#[test]
+fn the_writer_refuses_what_the_format_has_no_room_for() {
+    let header = Header { ahead: MAX_AHEAD + 1, ..two_layers(Precision::Compact) };
+    let Err(error) = Writer::new(Vec::new(), header) else { panic!("it was written") };
+    assert!(error.to_string().contains("distances ahead"), "{error}");
+}
+
+#[test]
 fn a_header_makes_sense_or_is_refused() {
     let good = two_layers(Precision::Exact);
-    let bytes = good.encode();
+    let bytes = good.encode().unwrap();
     assert_eq!(Header::decode(&bytes).unwrap(), good);
     let wrong = |at_from_end: usize, value: u32| -> Fault {
         let mut bytes = bytes.clone();

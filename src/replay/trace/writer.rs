@@ -1,6 +1,7 @@
 //! Writes a trace while it is recorded.
 
 use super::block::{Block, Codec, checksum};
+use super::bytes::Fault;
 use super::{Header, MAGIC, VERSION};
 use crate::policy::Phase;
 use std::collections::HashSet;
@@ -37,8 +38,13 @@ struct Pass {
 }
 
 impl<W: Write> Writer<W> {
+    /// Refuses a header that the format has no room for.
     pub fn new(mut out: W, header: Header) -> io::Result<Writer<W>> {
-        let bytes = header.encode();
+        let refused = |fault: Fault| {
+            let sentence = format!("expected {}, got {}", fault.expected, fault.got);
+            io::Error::new(io::ErrorKind::InvalidInput, sentence)
+        };
+        let bytes = header.encode().map_err(refused)?;
         let mut start = MAGIC.to_vec();
         start.extend(VERSION.to_le_bytes());
         start.extend((bytes.len() as u32).to_le_bytes());
@@ -115,8 +121,9 @@ impl<W: Write> Writer<W> {
         if self.known.insert(id) {
             let bytes = &mut self.block.embeddings;
             let start = bytes.len();
-            bytes.resize(start + embedding.len() * self.header.precision.value_bytes(), 0);
-            self.header.precision.put_values(embedding, &mut bytes[start..]);
+            let (row, width) = self.header.precision.embedding_row(embedding.len());
+            bytes.resize(start + row * width, 0);
+            self.header.precision.put_embedding(embedding, &mut bytes[start..]);
             self.block.n_new += 1;
         }
     }
