@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::backend::cpu::Cpu;
 pub use crate::backend::cpu::router::Route;
 use crate::experts::link::{Faults, IoKind};
-use crate::experts::{Counters, StreamOptions};
+use crate::experts::{Counters, Layout, StreamOptions, TierPlan};
 use crate::gguf::Gguf;
 use crate::interrupt;
 pub use crate::model::forward::Want;
@@ -224,6 +224,18 @@ impl Engine {
     /// Where everything would be, without reading weights.
     pub fn plan_of(path: &Path, options: &EngineOptions) -> Result<MemoryPlan> {
         Prepared::new(path, options).map(|prepared| prepared.plan)
+    }
+
+    /// Slots and reads as these options stream experts; `None` where they are in place.
+    pub fn tier_of(
+        path: &Path,
+        options: &EngineOptions,
+    ) -> Result<Option<(TierPlan, Box<dyn Layout>)>> {
+        let prepared = Prepared::new(path, options)?;
+        Ok(match prepared.plan.place {
+            Place::InPlace => None,
+            Place::Streamed { budget } => Some(prepared.bound.tier(budget)),
+        })
     }
 
     pub fn gguf(&self) -> &Gguf {

@@ -22,7 +22,7 @@ pub use piece::{Dest, Piece};
 pub use place::{DIRECT_ALIGN, LayerExperts, Part, Place, READ_BYTES, SlotLayout};
 pub use resident::Resident;
 pub use sizing::{LayerNeeds, Needs};
-pub use streamed::{StreamOptions, Streamed, needs};
+pub use streamed::{StreamOptions, Streamed, needs, tier_of};
 pub use tier::state::State;
 pub use tier::{ClassPlan, LayerPlan, Layout, Progress, TierPlan};
 pub use work::{Access, Handed, Work};

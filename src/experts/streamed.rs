@@ -42,6 +42,11 @@ pub struct StreamOptions {
 struct Layouts(Vec<Option<SlotLayout>>);
 
 impl Layouts {
+    fn new(file: &Gguf, layers: &[Option<LayerExperts>]) -> Layouts {
+        let layout = |layer: &Option<LayerExperts>| Some(SlotLayout::new(file, layer.as_ref()?));
+        Layouts(layers.iter().map(layout).collect())
+    }
+
     fn of(&self, layer: usize) -> &SlotLayout {
         self.0[layer].as_ref().expect("a layer with experts")
     }
@@ -196,6 +201,17 @@ pub fn needs(file: &Gguf, layers: &[Option<LayerExperts>], k: usize) -> Needs {
     Needs(layers.iter().map(|l| l.as_ref().map(layer)).collect())
 }
 
+/// The slots that a budget gives, and the reads that fill them: all that a replay must know of a
+/// file to move its bytes. The budget is at least the minimum of `needs`.
+pub fn tier_of(
+    file: &Gguf,
+    layers: &[Option<LayerExperts>],
+    k: usize,
+    budget: u64,
+) -> (TierPlan, Box<dyn Layout>) {
+    (needs(file, layers, k).plan(budget), Box::new(Layouts::new(file, layers)))
+}
+
 impl Streamed {
     /// Allocates the slots and starts the link. The budget is at least the minimum of `needs`.
     pub fn new(
@@ -213,8 +229,7 @@ impl Streamed {
         let sizes = plan.classes.iter().map(|c| c.n_slots * c.slot_bytes);
         let arenas = sizes.map(region).collect::<Result<Vec<_>>>()?;
         let staging = region(plan.n_staging * plan.staging_bytes)?;
-        let layouts = layers.iter().map(|l| l.as_ref().map(|l| SlotLayout::new(file, l)));
-        let layouts = Layouts(layouts.collect());
+        let layouts = Layouts::new(file, layers);
         let policy = options.policy.build(&plan.shape(options.k), &options.profile);
         let Policy { eviction, predictor, splitter, notes } = policy;
         notes.iter().for_each(|note| log::warn!("{note}"));

@@ -68,6 +68,11 @@ impl Bound {
         experts::needs(&self.gguf, &self.weights.routed, self.k())
     }
 
+    /// Slots and reads of streamed experts, for a budget of at least the minimum of `needs`.
+    pub fn tier(&self, budget: u64) -> (experts::TierPlan, Box<dyn experts::Layout>) {
+        experts::tier_of(&self.gguf, &self.weights.routed, self.k(), budget)
+    }
+
     /// Bytes of all routed experts, and of everything else in the file's tensors.
     pub fn expert_and_dense_bytes(&self) -> (u64, u64) {
         self.weights.expert_and_dense_bytes(&self.gguf)
