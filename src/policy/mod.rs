@@ -4,6 +4,8 @@
 //! answers.
 
 mod auto;
+mod grid;
+mod infinity;
 mod lcp;
 mod lfu;
 pub mod llapor;
@@ -14,9 +16,11 @@ mod placement;
 mod presched;
 mod profile;
 mod random;
+mod ranks;
 mod spec;
 
 pub use auto::{Auto, Candidate};
+pub use infinity::{EamcPredictor, InfinityOptions, RequestEam};
 pub use lcp::Lcp;
 pub use lfu::Lfu;
 pub use llapor::{LlaPor, LlaporModel};

@@ -1,0 +1,56 @@
+//! MoE-Infinity (Xue et al., 2024): which experts a request uses is skewed and repeats itself, and
+//! other requests have used them in the same company before. Each request is traced in an *expert
+//! activation matrix* (EAM), those of past requests are kept in a collection (EAMC), and what
+//! comes next in this one is read from the ones that resemble it most. Sections and figures below
+//! are the paper's.
+//!
+//! `eam`: the matrix. `eamc`: the collection. `iteration`: a token's matrix and how it compares
+//! with the collection as it grows. `trace`: what is known of a request in progress. `past`: what
+//! is kept of those that ended. `predictor` and `foresight`: what to prefetch (5.1). `eviction`:
+//! what to drop (5.2). `persist`: the section of the profile.
+
+mod eam;
+mod eamc;
+mod eviction;
+mod foresight;
+mod iteration;
+mod past;
+mod persist;
+mod predictor;
+mod requests;
+mod trace;
+
+pub use eviction::RequestEam;
+pub use predictor::EamcPredictor;
+
+/// The switches turn the steps of Table 4 off one by one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InfinityOptions {
+    /// EAMs that are kept.
+    pub capacity: usize,
+    /// How many of them, the nearest, are added up to a prediction.
+    pub n_matches: usize,
+    /// Predict from the requests that resemble this one; or from all tokens ever seen.
+    pub request_level: bool,
+    /// Predict all layers that come; or the next one.
+    pub multi_layer: bool,
+    /// Weigh layers by how soon they come; or all the same.
+    pub layer_proximity: bool,
+}
+
+impl Default for InfinityOptions {
+    /// 120 is where the curves of Figure 13 end. The paper adds up "several" matches and leaves
+    /// open how many: one has noise, and many are the model-level counts again.
+    fn default() -> Self {
+        InfinityOptions {
+            capacity: 120,
+            n_matches: 3,
+            request_level: true,
+            multi_layer: true,
+            layer_proximity: true,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

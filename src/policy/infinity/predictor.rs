@@ -1,0 +1,158 @@
+//! What to prefetch (5.1). Requests in progress are traced; after each router's choice those past
+//! requests that resemble this one say what the layers to come will use.
+
+use super::InfinityOptions;
+use super::eam::Eam;
+use super::foresight::{Foresight, Frame};
+use super::past::Past;
+use super::persist::SECTION;
+use super::requests::Requests;
+use super::trace::Trace;
+use crate::policy::{Event, Phase, Prediction, Predictor, Profile, PromptRouted, Routed, Shape};
+
+#[derive(Clone, Debug)]
+pub struct EamcPredictor {
+    frame: Frame,
+    past: Past,
+    /// All decode steps ever seen: model-level counts.
+    lifetime: Eam,
+    requests: Requests<Trace>,
+    foresight: Foresight,
+}
+
+impl EamcPredictor {
+    /// The profile's section.
+    pub const SECTION: &str = SECTION;
+
+    pub fn new(shape: &Shape, options: InfinityOptions) -> Self {
+        let frame = Frame::new(shape, options);
+        let past = Past::new(&frame.grid, options.capacity);
+        Self::with_past(frame, past)
+    }
+
+    /// With the requests of another run. The error is half a sentence.
+    pub fn restore(shape: &Shape, options: InfinityOptions, bytes: &[u8]) -> Result<Self, String> {
+        let frame = Frame::new(shape, options);
+        let past = Past::decode(&frame.grid, options.capacity, bytes)?;
+        Ok(Self::with_past(frame, past))
+    }
+
+    fn with_past(frame: Frame, past: Past) -> Self {
+        let lifetime = Eam::new(&frame.grid);
+        let (requests, foresight) = (Requests::new(), Foresight::default());
+        EamcPredictor { frame, past, lifetime, requests, foresight }
+    }
+
+    /// Where the request is among those in progress; it may have begun unseen.
+    fn find(&mut self, request: u32) -> usize {
+        self.requests.position(request).unwrap_or_else(|| {
+            let trace = Trace::new(&self.frame.grid, &self.past);
+            if let Some(oldest) = self.requests.begin(request, trace) {
+                self.join(oldest);
+            }
+            self.requests.len() - 1
+        })
+    }
+
+    fn end(&mut self, request: u32) {
+        if let Some(trace) = self.requests.end(request) {
+            self.join(trace);
+        }
+    }
+
+    fn join(&mut self, mut trace: Trace) {
+        trace.end_iteration();
+        if let Some(at) = self.past.join(&trace) {
+            self.requests.iter_mut().for_each(|other| other.replaced(&self.past, at));
+        }
+    }
+
+    fn prompt_routed(&mut self, PromptRouted { request, layer, counts, .. }: PromptRouted<'_>) {
+        let at = self.find(request);
+        let row = self.frame.grid.row(layer).start;
+        self.requests.at(at).add_prompt(&self.past, row, counts);
+    }
+
+    fn routed(&mut self, Routed { request, layer, chosen, .. }: Routed<'_>) {
+        let at = self.find(request);
+        let trace = self.requests.at(at);
+        // If it goes back then the step's beginning has been missed.
+        if trace.iteration.layer().is_some_and(|last| last >= layer) {
+            trace.end_iteration();
+        }
+        let row = self.frame.grid.row(layer).start;
+        let cells = || chosen.iter().map(|expert| row + *expert as usize);
+        cells().for_each(|cell| self.lifetime.add(cell, 1));
+        trace.iteration.add_row(&self.past.decode, layer, cells());
+        // What comes next are the next token's first layers.
+        if self.frame.grid.moe().last() == Some(&layer) {
+            trace.end_iteration();
+        }
+        trace.is_due = true;
+    }
+}
+
+impl Predictor for EamcPredictor {
+    fn observe(&mut self, event: &Event<'_>) {
+        match *event {
+            Event::RequestStart { request } => {
+                self.end(request);
+                self.find(request);
+            }
+            Event::IterationStart { request, phase, .. } => {
+                let at = self.find(request);
+                let trace = self.requests.at(at);
+                trace.end_iteration();
+                trace.is_due = phase == Phase::Decode;
+                // Nothing is prefetched for a prompt.
+                trace.predictions.clear();
+            }
+            Event::PromptRouted(routed) => self.prompt_routed(routed),
+            Event::Routed(routed) => self.routed(routed),
+            Event::IterationEnd { request, .. } => {
+                if let Some(at) = self.requests.position(request) {
+                    self.requests.at(at).end_iteration();
+                }
+            }
+            Event::RequestEnd { request } => self.end(request),
+            Event::Foreseen { .. } => {}
+        }
+    }
+
+    /// What any of the requests in progress will use.
+    fn predict(&mut self, out: &mut Vec<Prediction>) {
+        let Self { frame, past, lifetime, requests, foresight } = self;
+        for trace in requests.iter_mut().filter(|trace| trace.is_due) {
+            trace.is_due = false;
+            foresight.update(frame, past, lifetime, trace);
+        }
+        out.clear();
+        requests.iter().for_each(|trace| out.extend(&trace.predictions));
+        if requests.iter().filter(|trace| !trace.predictions.is_empty()).count() > 1 {
+            merge(out, frame.n_predictions);
+        }
+    }
+
+    /// A step takes it some tens of microseconds, and the end of a request more.
+    fn is_slow(&self) -> bool {
+        true
+    }
+
+    /// Requests in progress are saved as if they had ended.
+    fn save(&self, profile: &mut Profile) {
+        let mut ended = self.clone();
+        while let Some(trace) = ended.requests.end_oldest() {
+            ended.join(trace);
+        }
+        profile.set(SECTION, ended.past.encode(&ended.frame.grid));
+    }
+}
+
+/// Of what several requests want, each expert once, for whoever wants it most.
+fn merge(lists: &mut Vec<Prediction>, n: usize) {
+    lists.sort_unstable_by(|a, b| a.expert.cmp(&b.expert).then(b.priority.total_cmp(&a.priority)));
+    lists.dedup_by_key(|prediction| prediction.expert);
+    // Stable: the earlier layer first among equals.
+    lists.sort_by(|a, b| b.priority.total_cmp(&a.priority));
+    lists.truncate(n);
+}
