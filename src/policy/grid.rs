@@ -1,6 +1,6 @@
 //! Where each expert's value is in a flat list: layer after layer, an expert a cell.
 
-use super::{Expert, Shape};
+use super::{Event, Expert, Phase, Shape};
 use std::ops::Range;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,6 +61,15 @@ impl Grid {
     pub fn after(&self, layer: u32) -> Option<u32> {
         let next = self.moe.partition_point(|moe| *moe <= layer);
         self.moe.get(next).or(self.moe.first()).copied()
+    }
+
+    /// The MoE layer that a decode step comes to next, after this event; `layer` before it.
+    pub fn next(&self, event: &Event<'_>, layer: Option<u32>) -> Option<u32> {
+        match event {
+            Event::IterationStart { phase: Phase::Decode, .. } => self.moe.first().copied(),
+            Event::Routed(routed) => self.after(routed.layer),
+            _ => layer,
+        }
     }
 
     /// How a section of the profile says of what model it is, little-endian: layers (u32), then

@@ -4,7 +4,11 @@
 //! answers.
 
 mod auto;
+mod all_next;
+mod counts;
+mod future;
 mod grid;
+mod hot;
 mod infinity;
 mod lcp;
 mod lfu;
@@ -17,9 +21,14 @@ mod presched;
 mod profile;
 mod random;
 mod ranks;
+mod scan_resistant;
 mod spec;
 
 pub use auto::{Auto, Candidate};
+pub use all_next::AllNext;
+pub use counts::Counts;
+pub use future::{Belady, Future, Oracle};
+pub use hot::{Hot, HotTable};
 pub use infinity::{EamcPredictor, InfinityOptions, RequestEam};
 pub use lcp::Lcp;
 pub use lfu::Lfu;
@@ -31,6 +40,7 @@ pub use placement::{AllOnCpu, Greedy, Missing, Placement, Prefetching, Schedule,
 pub use presched::PreSched;
 pub use profile::{ModelKey, Profile};
 pub use random::Random;
+pub use scan_resistant::ScanResistant;
 pub use spec::{EvictionKind, Policy, PolicySpec, PredictorKind};
 
 use std::ops::{Index, IndexMut};

@@ -10,6 +10,12 @@ use super::requests::Requests;
 use super::trace::Trace;
 use crate::policy::{Event, Phase, Prediction, Predictor, Profile, PromptRouted, Routed, Shape};
 
+/// Experts of a model up to which any event is over in 10 µs. Roughly measured on a busy server,
+/// with 48 layers of 128 experts and 120 or 1,000 EAMs: an event of a step 1 or 3 µs, what is
+/// predicted then 20 µs, most of it to order the experts of all layers; the end of a request 200
+/// µs. With 32 layers of 8: 0.1, 2 and 8 µs.
+const QUICK_CELLS: usize = 256;
+
 #[derive(Clone, Debug)]
 pub struct EamcPredictor {
     frame: Frame,
@@ -133,9 +139,8 @@ impl Predictor for EamcPredictor {
         }
     }
 
-    /// A step takes it some tens of microseconds, and the end of a request more.
     fn is_slow(&self) -> bool {
-        true
+        self.frame.grid.n_cells() > QUICK_CELLS
     }
 
     /// Requests in progress are saved as if they had ended.
