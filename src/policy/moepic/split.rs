@@ -7,6 +7,11 @@
 //! the next expert, and the last prefetch that the window has no room for counts by the part that
 //! it has room for. Both are what the tier does, and they leave no steps on which a search that
 //! moves few slots at a time would stop.
+//!
+//! By this model splitting is for layers whose ranks say little. Where what is activated falls with
+//! rank, K·H(C)·V ÷ C is greatest for the smallest C, that is for whole experts, and prefetches
+//! seldom make up for it. What a split does beyond that, to have each layer miss about as much
+//! instead of one much and another nothing, an expectation does not see.
 
 use super::curves::Curves;
 

@@ -118,7 +118,9 @@ proptest! {
             rates.push(uses.iter().map(rate).collect::<Vec<_>>());
         }
         let mut given = vec![1; shape.n_layers()];
-        let adds = |l: usize, given: usize| rates[l].get(given / n_granules).copied().unwrap_or(0.0);
+        let adds = |l: usize, given: usize| {
+            rates[l].get(given / n_granules).copied().unwrap_or(0.0)
+        };
         for _ in shape.n_layers()..total {
             let best = (0..shape.n_layers()).max_by(|a, b| {
                 adds(*a, given[*a]).total_cmp(&adds(*b, given[*b]))
