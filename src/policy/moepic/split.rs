@@ -97,8 +97,8 @@ mod tests {
         )
     }
 
-    /// Eq. 11 for the whole search space, expert by expert: what each rank has resident, and what
-    /// the prefetches add. Twice the window's resolution is fine enough to see its last part.
+    /// Rank by rank, granule by granule: what each expert has resident, and what the prefetches add
+    /// to it in the order in which the link does them.
     fn brute_force(layer: &Layer, n_slots: usize, keep: usize, window: f64) -> f64 {
         let n = layer.curves.n_experts();
         // Slots go to experts by rank, at most `keep` each.
