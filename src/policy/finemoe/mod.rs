@@ -1,0 +1,39 @@
+//! FineMoE (Yu et al., EuroSys 2026): of each iteration it keeps the semantic embedding and the
+//! expert map, all routers' probabilities, and searches among them for the iteration that is most
+//! like the present one. The embedding tells the first d layers (§4.2.1); then, whenever a layer's
+//! router has spoken, the trajectory so far tells the layer d further on (§4.2.2). The less
+//! similar the map that was found, the more experts are prefetched (§4.3).
+//!
+//! Where the paper leaves it open:
+//! - Prompts are iterations, too (§3.2), so they are stored: with the mean embedding and the mean
+//!   probabilities of their tokens. A prompt that is fed in parts is one iteration a part. They
+//!   are not searched for, as experts are not prefetched for them.
+//! - Several requests at once (B) are each searched for on their own; an expert that several want
+//!   has the priority of the one that wants it most.
+//! - An iteration of which an event is missing is searched for with what there is, and not stored.
+//! - Shared experts are not routed, are always there and occur nowhere.
+
+mod distance;
+mod eviction;
+mod layers;
+mod persist;
+mod predictor;
+mod row;
+mod search;
+mod select;
+mod similarity;
+mod sketch;
+mod store;
+mod timeline;
+
+pub use distance::{AtDistance, best_distance, profile_distances};
+pub use eviction::MapEviction;
+pub use predictor::{FineMoe, FineMoeOptions};
+pub use search::{Match, Trajectory};
+pub use similarity::{
+    Iteration, cosine, semantic_similarity, top_k, top_k_overlap, trajectory_similarity,
+};
+pub use store::MapStore;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,233 @@
+//! The predictor: events in, searches, predictions out.
+
+use super::search::Match;
+use super::select::{select, threshold};
+use super::store::MapStore;
+use super::timeline::Timeline;
+use crate::policy::{Event, Expert, PerExpert, Phase, Prediction, Predictor, Profile, Shape};
+use std::ops::Range;
+
+/// Requests that are followed at a time.
+const MAX_TIMELINES: usize = 64;
+
+/// Parts that can be switched off are those of the paper's ablation (§6.6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FineMoeOptions {
+    /// C: expert maps that are kept.
+    pub capacity: usize,
+    /// d: the prefetch distance, from 1 to the number of MoE layers.
+    pub distance: usize,
+    /// Whether embeddings predict the first d layers; otherwise nothing does.
+    pub use_semantic: bool,
+    /// Whether similarity says how many experts to prefetch; otherwise K.
+    pub use_delta: bool,
+}
+
+impl Default for FineMoeOptions {
+    /// As the paper's evaluation has it (§6.1).
+    fn default() -> Self {
+        Self { capacity: 1000, distance: 3, use_semantic: true, use_delta: true }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct FineMoe {
+    options: FineMoeOptions,
+    k: usize,
+    store: MapStore,
+    timelines: Vec<Timeline>,
+    n_events: u64,
+    /// Ordinals that the last event has searched for.
+    told: Range<usize>,
+    /// Their probabilities, [all experts]; other places are stale.
+    foreseen: Vec<f32>,
+    /// Room for similarities.
+    scores: Vec<f32>,
+    /// All false between calls.
+    predicted: PerExpert<bool>,
+}
+
+impl FineMoe {
+    /// Section of the profile that the store is saved to.
+    pub const SECTION: &'static str = "finemoe.store";
+
+    pub fn new(shape: &Shape, options: FineMoeOptions) -> Self {
+        Self::with_store(shape, options, MapStore::new(shape, options.capacity, options.distance))
+    }
+
+    /// From what `save` has put into `SECTION`. The error is half a sentence: what is wrong.
+    pub fn restore(shape: &Shape, options: FineMoeOptions, bytes: &[u8]) -> Result<Self, String> {
+        let store = MapStore::restore(shape, options.capacity, options.distance, bytes)?;
+        Ok(Self::with_store(shape, options, store))
+    }
+
+    fn with_store(shape: &Shape, options: FineMoeOptions, store: MapStore) -> Self {
+        Self {
+            options,
+            k: shape.k,
+            foreseen: vec![0.0; store.layers.n_all_experts()],
+            store,
+            timelines: Vec::new(),
+            n_events: 0,
+            told: 0..0,
+            scores: Vec::new(),
+            predicted: PerExpert::new(shape),
+        }
+    }
+
+    pub fn store(&self) -> &MapStore {
+        &self.store
+    }
+
+    /// Where the request's timeline is; a new one if it has none, in the place of the one that has
+    /// been silent the longest if there are too many.
+    fn timeline(&mut self, request: u32) -> usize {
+        let known = self.timelines.iter().position(|timeline| timeline.request == request);
+        let at = known.unwrap_or_else(|| {
+            if self.timelines.len() < MAX_TIMELINES {
+                self.timelines.push(Timeline::new(&self.store, request));
+                return self.timelines.len() - 1;
+            }
+            let silent = self.timelines.iter().enumerate().min_by_key(|(_, t)| t.last_event);
+            let at = silent.expect("there are some").0;
+            self.timelines[at].reassign(request);
+            at
+        });
+        self.timelines[at].last_event = self.n_events;
+        at
+    }
+
+    /// The request has nothing under way; what it has becomes another's when there is need.
+    fn stop(&mut self, request: u32) {
+        if let Some(timeline) = self.timelines.iter_mut().find(|t| t.request == request) {
+            timeline.stop();
+            timeline.last_event = 0;
+        }
+    }
+
+    fn start(&mut self, request: u32, phase: Phase, embedding: &[f32]) {
+        let at = self.timeline(request);
+        let timeline = &mut self.timelines[at];
+        timeline.start(&self.store, Some(embedding));
+        if phase == Phase::Decode && self.options.use_semantic {
+            let found = self.store.nearest_sketch(&timeline.sketch, &mut self.scores);
+            self.foresee(at, 0..self.store.distance, found);
+        }
+    }
+
+    /// A router has spoken. Prompts are not predicted.
+    fn step(&mut self, request: u32, phase: Phase, layer: u32, probs: &[f32]) {
+        let Some(ordinal) = self.store.layers.ordinal(layer) else { return };
+        let at = self.timeline(request);
+        let timeline = &mut self.timelines[at];
+        if !timeline.active || ordinal < timeline.reached {
+            timeline.start(&self.store, None);
+        }
+        timeline.trajectory.push(&self.store, layer, probs);
+        timeline.reached = ordinal + 1;
+        let end = (timeline.reached + self.store.distance).min(self.store.layers.len());
+        let targets = timeline.asked.max(timeline.reached)..end;
+        if phase == Phase::Decode && !targets.is_empty() {
+            timeline.asked = end;
+            let found = timeline.trajectory.best_in(&mut self.scores);
+            self.foresee(at, targets, found);
+        }
+    }
+
+    /// What the map that was found says of these layers becomes the timeline's prediction.
+    fn foresee(&mut self, at: usize, targets: Range<usize>, found: Option<Match>) {
+        let Some(Match { index, score }) = found else { return };
+        let threshold = if self.options.use_delta { threshold(score) } else { 0.0 };
+        for ordinal in targets.clone() {
+            let target = &mut self.timelines[at].targets[ordinal];
+            let ranked = self.store.ranked(index, ordinal);
+            select(ranked, threshold, self.k, &mut target.picks);
+            self.store.fill(index, ordinal, &mut target.probs);
+            self.merge(ordinal);
+        }
+        self.told = targets;
+    }
+
+    /// An expert of a layer that several requests wait for is as probable as for the one that most
+    /// probably uses it.
+    fn merge(&mut self, ordinal: usize) {
+        let merged = &mut self.foreseen[self.store.layers.range(ordinal)];
+        merged.fill(0.0);
+        for timeline in &self.timelines {
+            for (_, target) in timeline.pending().filter(|(pending, _)| *pending == ordinal) {
+                merged.iter_mut().zip(&target.probs).for_each(|(max, p)| *max = p.max(*max));
+            }
+        }
+    }
+
+    /// The store learns a whole iteration, and what is under way compares itself with it.
+    fn end(&mut self, request: u32) {
+        let Some(at) = self.timelines.iter().position(|t| t.request == request) else { return };
+        let timeline = &mut self.timelines[at];
+        let whole = timeline.active && timeline.embedded && timeline.trajectory.is_complete();
+        timeline.stop();
+        if whole {
+            let index = self.store.insert_sketch(&timeline.sketch, &timeline.trajectory);
+            let under_way = self.timelines.iter_mut().filter(|timeline| timeline.active);
+            under_way.for_each(|timeline| timeline.trajectory.refresh(&self.store, index));
+        }
+    }
+}
+
+impl Predictor for FineMoe {
+    fn observe(&mut self, event: &Event<'_>) {
+        self.told = 0..0;
+        self.n_events += 1;
+        match *event {
+            Event::RequestStart { request } | Event::RequestEnd { request } => self.stop(request),
+            Event::IterationStart { request, phase, embedding } => {
+                self.start(request, phase, embedding);
+            }
+            Event::Routed(routed) => {
+                self.step(routed.request, Phase::Decode, routed.layer, routed.probs);
+            }
+            Event::PromptRouted(routed) => {
+                self.step(routed.request, Phase::Prompt, routed.layer, routed.probs);
+            }
+            Event::IterationEnd { request, .. } => self.end(request),
+            Event::Foreseen { .. } => {}
+        }
+    }
+
+    /// By p / (l − l_now) (§4.5); of several requests that want an expert the most urgent counts.
+    fn predict(&mut self, out: &mut Vec<Prediction>) {
+        out.clear();
+        for timeline in &self.timelines {
+            for (ordinal, target) in timeline.pending() {
+                let layer = self.store.layers.number(ordinal);
+                let distance = (ordinal + 1 - timeline.reached) as f32;
+                out.extend(target.picks.iter().map(|&(expert, p)| Prediction {
+                    expert: Expert { layer, expert },
+                    priority: p / distance,
+                }));
+            }
+        }
+        out.sort_unstable_by(|a, b| {
+            b.priority.total_cmp(&a.priority).then(a.expert.cmp(&b.expert))
+        });
+        out.retain(|p| !std::mem::replace(&mut self.predicted[p.expert], true));
+        out.iter().for_each(|p| self.predicted[p.expert] = false);
+    }
+
+    /// A search reads a layer of all maps: some tens of microseconds for a thousand of them.
+    fn is_slow(&self) -> bool {
+        true
+    }
+
+    fn tell(&self, listener: &mut dyn FnMut(&Event<'_>)) {
+        for ordinal in self.told.clone() {
+            let layer = self.store.layers.number(ordinal);
+            let probs = &self.foreseen[self.store.layers.range(ordinal)];
+            listener(&Event::Foreseen { layer, probs });
+        }
+    }
+
+    fn save(&self, profile: &mut Profile) {
+        profile.set(Self::SECTION, self.store.save());
+    }
+}
