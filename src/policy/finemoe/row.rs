@@ -93,7 +93,7 @@ impl Query {
     /// `probs` are a distribution.
     pub fn set(&mut self, probs: &[f32]) {
         self.fixed.clear();
-        self.fixed.extend(probs.iter().map(|p| (p * UNIT).round() as u32));
+        self.fixed.extend(probs.iter().map(|p| (p * UNIT + 0.5) as u32));
         self.sum = probs.iter().sum();
     }
 

@@ -53,6 +53,18 @@ fn norm(values: impl Iterator<Item = i16>) -> f32 {
     (values.map(|x| i32::from(x) * i32::from(x)).sum::<i32>() as f32).sqrt()
 }
 
+/// In lanes, so that the compiler makes vectors of them.
+fn dot(a: &[i8; DIMS], b: &[i16; DIMS]) -> i32 {
+    const LANES: usize = 8;
+    let mut sums = [0; LANES];
+    for (a, b) in a.as_chunks::<LANES>().0.iter().zip(b.as_chunks::<LANES>().0) {
+        for lane in 0..LANES {
+            sums[lane] += i32::from(a[lane]) * i32::from(b[lane]);
+        }
+    }
+    sums.iter().sum()
+}
+
 /// The sketches of all stored iterations.
 #[derive(Clone, Debug)]
 pub(super) struct Sketches {
@@ -81,12 +93,8 @@ impl Sketches {
     /// has no direction.
     pub fn scores(&self, sketch: &Sketch, out: &mut Vec<f32>) {
         out.clear();
-        out.extend(self.values.chunks_exact(DIMS).zip(&self.norms).map(|(stored, norm)| {
-            let dot: i32 = stored
-                .iter()
-                .zip(&sketch.values)
-                .map(|(a, b)| i32::from(i16::from(*a)) * i32::from(*b))
-                .sum();
+        out.extend(self.values.as_chunks().0.iter().zip(&self.norms).map(|(stored, norm)| {
+            let dot = dot(stored, &sketch.values);
             let norms = norm * sketch.norm;
             if norms > 0.0 { dot as f32 / norms } else { 0.0 }
         }));

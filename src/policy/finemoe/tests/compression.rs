@@ -1,0 +1,124 @@
+//! What rows and embeddings lose, and what a map takes.
+
+use super::*;
+use crate::policy::finemoe::row::{Encoder, KEPT, ranked};
+use crate::policy::finemoe::sketch::{DIMS, Sketch, Sketches};
+
+proptest! {
+    #[test]
+    fn a_row_stays_a_distribution_in_its_order(
+        weights in prop::collection::vec(0u32..1000, 1..200),
+        peak in 0u32..4,
+    ) {
+        let weights: Vec<f32> = weights.iter().map(|w| (*w as f32 + 1.0).powi(peak as i32)).collect();
+        let sum: f32 = weights.iter().sum();
+        let probs: Vec<f32> = weights.iter().map(|w| w / sum).collect();
+        let kept = KEPT.min(probs.len());
+        let (mut ids, mut levels) = (vec![0; kept], vec![0; kept]);
+        let head = Encoder::default().encode(&probs, &mut ids, &mut levels);
+        let back: Vec<_> = ranked(head, &ids, &levels, probs.len()).collect();
+
+        let mut experts: Vec<u32> = back.iter().map(|(expert, _)| *expert).collect();
+        prop_assert_eq!(&experts[..kept], &top_k(&probs, kept)[..]);
+        experts.sort();
+        prop_assert_eq!(experts, (0..probs.len() as u32).collect::<Vec<_>>());
+        prop_assert!(back.is_sorted_by(|a, b| a.1 >= b.1));
+        for (expert, p) in &back[..kept] {
+            let error = (p - probs[*expert as usize]).abs();
+            prop_assert!(error <= 0.501 * head.scale + 1e-6, "{} {}", error, head.scale);
+        }
+        let tail: f32 = back[kept..].iter().map(|(expert, _)| probs[*expert as usize]).sum();
+        let tail_back: f32 = back[kept..].iter().map(|(_, p)| p).sum();
+        prop_assert!((tail - tail_back).abs() < 1e-5);
+        let norm2: f32 = back.iter().map(|(_, p)| p * p).sum();
+        prop_assert!((head.norm2 - norm2).abs() <= 1e-4 * norm2);
+    }
+}
+
+/// The largest errors of a trajectory's cosine, of its first layer alone and of all 48, over pairs
+/// like and unlike; and how much of a layer's probability its best eight experts have.
+fn trajectory_errors(n_experts: usize, peak: f32) -> [f64; 3] {
+    let shape = Shape::of_model(vec![n_experts; 48], 8);
+    let iterations: Vec<_> = (90..110).map(|seed| iteration(&shape, seed, peak)).collect();
+    let mut store = MapStore::new(&shape, iterations.len(), 3);
+    iterations.iter().for_each(|it| _ = insert(&mut store, &shape, it));
+    let (mut errors, mut scores) = ([0.0f64; 48], Vec::new());
+    for new in &iterations {
+        let mut trajectory = Trajectory::new(&store);
+        for (layer, probs) in new.map.iter().enumerate() {
+            trajectory.push(&store, layer as u32, probs);
+            trajectory.scores(&mut scores);
+            for (old, score) in iterations.iter().zip(&scores) {
+                let exact = trajectory_similarity(new, old, layer + 1);
+                errors[layer] = errors[layer].max((f64::from(*score) - exact).abs());
+            }
+        }
+    }
+    let row = &iterations[0].map[0];
+    let share: f32 = top_k(row, 8).iter().map(|expert| row[*expert as usize]).sum();
+    [errors[0], errors[47], share.into()]
+}
+
+/// From peaked to nearly flat.
+#[test]
+fn trajectories_compare_as_if_they_were_whole() {
+    for (peak, bounds) in [(2.5, [0.02, 0.002]), (1.5, [0.03, 0.006]), (0.5, [0.03, 0.02])] {
+        let [first, all, share] = trajectory_errors(128, peak);
+        println!("best eight have {share:.2}: first layer {first:.4}, all {all:.4}");
+        assert!(first < bounds[0] && all < bounds[1], "peak {peak}: {first} {all}");
+    }
+    // All are kept: only rounding is left.
+    let [first, all, _] = trajectory_errors(8, 1.5);
+    assert!(first < 0.003 && all < 0.001, "{first} {all}");
+}
+
+fn sketched(a: &[f32], b: &[f32]) -> f64 {
+    let mut sketch = Sketch::default();
+    sketch.set(a);
+    let (mut stored, mut scores) = (Sketches::with_capacity(1), Vec::new());
+    stored.put(0, &sketch);
+    sketch.set(b);
+    stored.scores(&sketch, &mut scores);
+    f64::from(scores[0])
+}
+
+#[test]
+fn embeddings_keep_their_cosine() {
+    for len in [1, 64, DIMS, 2048, 5000] {
+        let mut squares = 0.0;
+        let pairs: Vec<(u64, u64)> =
+            (0..20).flat_map(|i| [(i, i), (i, i + 1), (i, i + 100)]).collect();
+        for &(a, b) in &pairs {
+            let (x, y) = (embedding(a, len), embedding(b, len));
+            let error = sketched(&x, &y) - cosine(&x, &y);
+            let bound = match (a == b, len <= DIMS) {
+                (true, _) => 1e-6,
+                (_, true) => 0.01,
+                (_, false) => 0.2,
+            };
+            assert!(error.abs() <= bound, "{len} values, {a} {b}: {error}");
+            squares += error * error / pairs.len() as f64;
+        }
+        println!("{len} values: root mean square error {:.4}", squares.sqrt());
+        assert!(squares.sqrt() < 1.2 / (DIMS as f64).sqrt());
+    }
+    assert_eq!(sketched(&[], &[1.0]), 0.0);
+    assert_eq!(sketched(&[0.0; 4], &[1.0]), 0.0);
+    assert_eq!(sketched(&[f32::NAN, 1.0], &[f32::INFINITY]), 0.0);
+}
+
+/// §6.8: 32K maps of a large model in less than 200 MB.
+#[test]
+fn maps_are_small() {
+    let shape = Shape::of_model(vec![128; 48], 8);
+    let bytes = MapStore::new(&shape, 32 << 10, 3).bytes();
+    assert!(bytes <= 200_000_000, "{bytes}");
+    // And that is all they ever have.
+    let shape = Shape::of_model(vec![128; 3], 8);
+    let mut store = MapStore::new(&shape, 20, 3);
+    let bytes = store.bytes();
+    for seed in 0..30 {
+        insert(&mut store, &shape, &iteration(&shape, seed, 1.0));
+    }
+    assert_eq!((store.len(), store.bytes()), (20, bytes));
+}
