@@ -4,33 +4,41 @@
 
 use crate::policy::{Event, Prediction, Predictor, Wants};
 
-/// What came of a search.
+/// What the predictor says.
 #[derive(Clone, Debug, Default)]
 pub struct Answer {
-    pub predictions: Vec<Prediction>,
+    /// `None`: what it said before stands.
+    pub predictions: Option<Vec<Prediction>>,
+    /// The tier's step when they were made.
+    pub step: u64,
     /// `Event::Foreseen` for the eviction: layer and probabilities.
     pub foreseen: Vec<(u32, Vec<f32>)>,
-    /// The tier's step when the search began: what the predictions are as old as.
-    pub step: u64,
 }
 
 pub struct Foresight {
     predictor: Box<dyn Predictor>,
     /// 0 for a predictor that is not slow.
     search_ns: u64,
+    /// What the search under way will have found, and when.
     answer: Answer,
-    /// When the search under way ends.
     due: Option<u64>,
     /// A step has happened that no search has seen.
     is_behind: bool,
+    /// Told since the search began.
+    foreseen: Vec<(u32, Vec<f32>)>,
 }
 
 impl Foresight {
     /// `search_ns`: how long a slow predictor takes.
     pub fn new(predictor: Box<dyn Predictor>, search_ns: u64) -> Foresight {
-        let search_ns = if predictor.is_slow() { search_ns } else { 0 };
-        let answer = Answer::default();
-        Foresight { predictor, search_ns, answer, due: None, is_behind: false }
+        Foresight {
+            search_ns: if predictor.is_slow() { search_ns } else { 0 },
+            predictor,
+            answer: Answer::default(),
+            due: None,
+            is_behind: false,
+            foreseen: Vec::new(),
+        }
     }
 
     pub fn wants(&self) -> Wants {
@@ -40,22 +48,10 @@ impl Foresight {
     /// `step`: the tier's.
     pub fn observe(&mut self, event: &Event, now: u64, step: u64) {
         self.predictor.observe(event);
-        if event.is_step() {
-            self.is_behind = true;
-            self.search(now, step);
-        }
-    }
-
-    fn search(&mut self, now: u64, step: u64) {
-        if !self.is_behind || self.due.is_some() {
-            return;
-        }
-        self.is_behind = false;
-        self.due = Some(now + self.search_ns);
-        self.answer.step = step;
-        self.predictor.predict(&mut self.answer.predictions);
-        let foreseen = &mut self.answer.foreseen;
-        foreseen.clear();
+        self.is_behind |= event.is_step();
+        let begins = self.begin(now, step);
+        // After it has predicted, as in the layer loop.
+        let foreseen = if begins { &mut self.answer.foreseen } else { &mut self.foreseen };
         self.predictor.tell(&mut |event| {
             if let Event::Foreseen { layer, probs } = event {
                 foreseen.push((*layer, probs.to_vec()));
@@ -63,18 +59,36 @@ impl Foresight {
         });
     }
 
+    /// Whether a search has begun.
+    fn begin(&mut self, now: u64, step: u64) -> bool {
+        if !self.is_behind || self.due.is_some() {
+            return false;
+        }
+        self.is_behind = false;
+        self.due = Some(now + self.search_ns);
+        let mut predictions = Vec::new();
+        self.predictor.predict(&mut predictions);
+        let foreseen = std::mem::take(&mut self.foreseen);
+        self.answer = Answer { predictions: Some(predictions), step, foreseen };
+        true
+    }
+
     /// When there will be an answer.
     pub fn due(&self) -> Option<u64> {
         self.due
     }
 
-    /// The answer that is due by `now`; the next search begins when it has been taken.
+    /// What has been said by `now`; the next search begins when an answer has been taken.
     pub fn take(&mut self, now: u64, step: u64) -> Option<Answer> {
-        self.due.filter(|due| *due <= now)?;
-        self.due = None;
-        let answer = std::mem::take(&mut self.answer);
-        self.search(now, step);
-        Some(answer)
+        if self.due.is_some_and(|due| due <= now) {
+            self.due = None;
+            let answer = std::mem::take(&mut self.answer);
+            self.begin(now, step);
+            return Some(answer);
+        }
+        // Who takes no time to search takes none to tell of what was no step.
+        let told = self.search_ns == 0 && !self.foreseen.is_empty();
+        told.then(|| Answer { foreseen: std::mem::take(&mut self.foreseen), ..Answer::default() })
     }
 }
 
@@ -111,7 +125,7 @@ mod tests {
     }
 
     fn seen(answer: Option<Answer>) -> Option<u32> {
-        answer.map(|answer| answer.predictions[0].expert.layer)
+        answer.map(|answer| answer.predictions.unwrap()[0].expert.layer)
     }
 
     #[test]

@@ -37,7 +37,7 @@ impl Machine {
         Machine { state, foresight, splitter, timer, link: Link::new(link), mode, now: 0 }
     }
 
-    /// The splitter is asked at the end of each pass, and takes no time.
+    /// The splitter is asked between requests, and takes no time.
     pub fn with_splitter(self, splitter: Option<Box<dyn Splitter>>, timer: Costs) -> Machine {
         Machine { splitter, timer, ..self }
     }
@@ -56,6 +56,10 @@ impl Machine {
     /// Tells the policy, and the tier what it says.
     pub fn observe(&mut self, event: &Event) {
         self.state.observe(event);
+        // With nothing left to bring, the engine asks no policy either.
+        if self.state.has_everything() {
+            return;
+        }
         if let Some(foresight) = &mut self.foresight {
             foresight.observe(event, self.now, self.state.step());
         }
@@ -67,23 +71,25 @@ impl Machine {
         }
     }
 
-    fn split(&mut self, event: &Event) {
-        let Some(splitter) = &mut self.splitter else { return };
-        splitter.observe(event);
-        if let Event::IterationEnd { .. } = event
-            && let Some(shares) = splitter.plan(&self.timer)
-        {
-            self.state.set_shares(&shares);
+    fn take_answers(&mut self) {
+        let Some(foresight) = &mut self.foresight else { return };
+        let Some(answer) = foresight.take(self.now, self.state.step()) else { return };
+        if let Some(predictions) = &answer.predictions {
+            self.state.prefetch(predictions, answer.step);
+        }
+        for (layer, probs) in &answer.foreseen {
+            self.state.observe(&Event::Foreseen { layer: *layer, probs });
         }
     }
 
-    fn take_answers(&mut self) {
-        let Some(foresight) = &mut self.foresight else { return };
-        if let Some(answer) = foresight.take(self.now, self.state.step()) {
-            for (layer, probs) in &answer.foreseen {
-                self.state.observe(&Event::Foreseen { layer: *layer, probs });
-            }
-            self.state.prefetch(&answer.predictions, answer.step);
+    /// Between requests nobody waits.
+    fn split(&mut self, event: &Event) {
+        let Some(splitter) = &mut self.splitter else { return };
+        splitter.observe(event);
+        if let Event::RequestStart { .. } | Event::RequestEnd { .. } = event
+            && let Some(shares) = splitter.plan(&self.timer)
+        {
+            self.state.set_shares(&shares);
         }
     }
 

@@ -13,6 +13,7 @@ mod routing;
 mod run;
 pub mod tables;
 pub mod trace;
+mod traced;
 
 pub use costs::{CostModel, CpuExpert, Device, Host, LinkCosts, Roofline};
 pub use geometry::Geometry;
@@ -21,6 +22,7 @@ pub use machine::Mode;
 pub use report::{Distribution, Iteration, Report, Totals};
 pub use routing::{Pass, Recorded, Routing, Token, TokenLayer, next_moe_layers};
 pub use run::{Budget, Caching, SimOptions, Tiers, simulate, simulate_policy};
+pub use traced::Traced;
 
 #[cfg(test)]
 mod tests;

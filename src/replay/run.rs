@@ -8,7 +8,7 @@ use super::layout::Plain;
 use super::machine::{Machine, Mode};
 use super::report::{Iteration, Report};
 use super::routing::{Pass, Routing, next_moe_layers};
-use crate::experts::{Access, Counters, Layout, State, TierPlan, Work};
+use crate::experts::{Access, Counters, Layout, Needs, State, TierPlan, Work};
 use crate::policy::{
     Ahead, Event, Phase, Policy, PolicySpec, Profile, PromptRouted, Routed, Shape, Timing,
 };
@@ -55,11 +55,16 @@ pub struct SimOptions {
 }
 
 impl Tiers {
-    /// Planned as the engine plans a budget.
+    /// As large as the options' geometry makes them.
     pub fn of(routing: &dyn Routing, options: &SimOptions) -> Result<Tiers> {
         let needs = options.geometry.needs(routing.n_experts(), routing.k());
+        Tiers::plan(&needs, options.budget, options.caching)
+    }
+
+    /// Planned as the engine plans a budget.
+    pub fn plan(needs: &Needs, budget: Budget, caching: Caching) -> Result<Tiers> {
         let (least, all) = (needs.minimum_bytes(), needs.all_bytes());
-        let budget = match options.budget {
+        let budget = match budget {
             Budget::Bytes(bytes) => bytes,
             Budget::Share(share) => (share.clamp(0.0, 1.0) * all as f64) as u64,
         };
@@ -70,11 +75,11 @@ impl Tiers {
             )));
         }
         let mut plan = needs.plan(budget);
-        if options.caching == Caching::Release {
+        if caching == Caching::Release {
             plan.classes.iter_mut().for_each(|class| class.n_transit = class.n_slots);
         }
-        let slot_bytes = vec![options.geometry.slot_bytes(); plan.layers.len()];
-        Ok(Tiers { plan, layout: Box::new(Plain { slot_bytes }) })
+        let slot_bytes = needs.0.iter().map(|layer| layer.map_or(0, |layer| layer.slot_bytes));
+        Ok(Tiers { plan, layout: Box::new(Plain { slot_bytes: slot_bytes.collect() }) })
     }
 }
 

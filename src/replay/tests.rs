@@ -492,3 +492,61 @@ fn events_come_in_the_engines_order() {
     ];
     assert_eq!(events.iter().collect::<Vec<_>>(), expected);
 }
+
+/// Writes routing as `trace record` does, exactly.
+fn traced(routing: &Recorded) -> trace::Trace {
+    let layers = routing.n_experts.iter().map(|&n_experts| match n_experts {
+        0 => trace::LayerShape::default(),
+        n_experts => {
+            let (expert_bytes, n_granules, slot_bytes) = (4000, 4, 1000);
+            trace::LayerShape { n_experts, expert_bytes, n_granules, slot_bytes }
+        }
+    });
+    let header = trace::Header {
+        n_embd: 4,
+        k: routing.k,
+        layers: layers.collect(),
+        precision: trace::Precision::Exact,
+        ahead: 1,
+        ..trace::Header::default()
+    };
+    let mut writer = trace::Writer::new(Vec::new(), header).unwrap();
+    for request in &routing.requests {
+        writer.begin_request("test").unwrap();
+        for pass in request {
+            let tokens = &routing.tokens[pass.tokens.clone()];
+            let ids: Vec<u32> = pass.tokens.clone().map(|token| token as u32).collect();
+            let embeddings: Vec<f32> = tokens.iter().flat_map(|t| t.embedding.clone()).collect();
+            writer.begin_pass(pass.phase(), &ids, &embeddings).unwrap();
+            for layer in (0..N_EXPERTS.len()).filter(|l| N_EXPERTS[*l] > 0) {
+                let of = |token: &Token| token.layers[layer].clone();
+                let chosen: Vec<u32> = tokens.iter().flat_map(|t| of(t).chosen).collect();
+                let probs: Vec<f32> = tokens.iter().flat_map(|t| of(t).probs).collect();
+                writer.routed(layer, &chosen, &probs);
+                writer.ahead(layer, 1, &tokens[0].layers[layer].ahead[0]);
+            }
+        }
+    }
+    trace::Trace::decode(&writer.finish().unwrap(), std::path::Path::new("test")).unwrap()
+}
+
+#[test]
+fn a_trace_replays_as_what_was_traced() {
+    let routing = routing(7, 3, 5, 20);
+    let trace = traced(&routing);
+    let traced = Traced::new(&trace, 512);
+    for policy in POLICIES {
+        let options = options(policy, 0.5);
+        let report = simulate(&routing, &options).unwrap();
+        assert_eq!(simulate(&traced, &options).unwrap(), report, "{policy}");
+        // Its own experts are as large as those of the geometry.
+        let tiers = Tiers::plan(&traced.needs(), options.budget, options.caching).unwrap();
+        let build = |shape: &Shape| options.policy.build(shape, &options.profile);
+        assert_eq!(simulate_policy(&traced, &options, tiers, build).unwrap(), report);
+    }
+    // A prompt of five tokens in parts of two.
+    let passes = Traced::new(&trace, 2).passes(1);
+    let lengths: Vec<_> = passes.iter().map(|p| (p.tokens.len(), p.is_prompt)).collect();
+    assert_eq!(lengths[..4], [(2, true), (2, true), (1, true), (1, false)]);
+    assert_eq!((lengths.len(), passes[0].tokens.start), (23, 25));
+}
