@@ -5,6 +5,7 @@
 mod costs;
 mod foresight;
 mod geometry;
+pub mod hybrid;
 mod layout;
 mod link;
 mod machine;
