@@ -18,7 +18,7 @@ mod persist;
 mod predictor;
 
 pub use loss::Loss;
-pub use model::{LayerModel, Linear, LlaporModel, Residual, Workspace};
+pub use model::{LayerModel, Linear, LlaporModel, Residual, Workspace, push_choice};
 pub use predictor::LlaPor;
 
 /// Where a layer stands. Routing follows the earlier layers' choices near the two ends and their

@@ -45,7 +45,7 @@ impl Linear {
     }
 
     /// Overwrites `y`.
-    fn apply(&self, x: &[f32], y: &mut Vec<f32>) {
+    pub fn apply(&self, x: &[f32], y: &mut Vec<f32>) {
         assert_eq!(x.len(), self.n_in);
         y.clear();
         let rows = self.weight.chunks_exact(self.n_in);

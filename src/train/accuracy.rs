@@ -1,0 +1,146 @@
+//! How well a layer's choices are predicted (PreScope, Figure 16 and Table 3), by LLaPor and by
+//! what it has to beat.
+
+use std::ops::Range;
+
+use super::Task;
+use super::features::Source;
+use crate::policy::llapor::{Group, LayerModel, Workspace};
+
+/// Tokens that are decoded at once in Table 3.
+const BATCH: usize = 32;
+
+/// "Second-order sliding window": the hottest n count as found among the hottest n + 2.
+const WINDOW: usize = 2;
+
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    pub layers: Vec<LayerReport>,
+}
+
+#[derive(Clone, Debug)]
+pub struct LayerReport {
+    pub layer: usize,
+    pub group: Group,
+    /// Held-out tokens that it was judged by.
+    pub n_tokens: usize,
+    pub llapor: Accuracy,
+    /// The layer's router on the earlier layer's activation, where the samples have it.
+    pub gate: Option<Accuracy>,
+    /// The experts that were most frequent in training.
+    pub statistics: Accuracy,
+}
+
+/// Shares, from 0 to 1.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Accuracy {
+    /// Of the i + 1 experts that a token weighs most, how many are among the k predicted; the last
+    /// is the hit rate of Figure 16.
+    pub top: Vec<f64>,
+    pub hot: Hot,
+}
+
+/// Over batches of tokens, of experts by how many tokens choose them: Table 3.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Hot {
+    /// Of the 2, 3 and 4 that were predicted to be hottest, how many are within the window.
+    pub top: [f64; 3],
+    /// Tokens of the 4 that were predicted to be hottest, in parts of those of the 4 that are.
+    pub tokens: f64,
+}
+
+/// Trained on some rows, judged by others.
+pub fn judge(
+    task: &Task<'_>,
+    model: &LayerModel,
+    trained: Range<usize>,
+    held_out: Range<usize>,
+) -> LayerReport {
+    let source = task.source();
+    let (n_experts, k) = (task.n_experts(), source.k);
+    let target = &task.samples.layers[task.at];
+    let pairs: Vec<(usize, usize)> = source.pairs(held_out).collect();
+    let chosen = |row: usize| &target.chosen[row * k..][..k];
+    let truth: Vec<&[u32]> = pairs.iter().map(|(_, to)| chosen(*to)).collect();
+    let measure = |scores: Vec<f32>| accuracy(&truth, &scores, n_experts, k);
+
+    let mut counts = vec![0.0; n_experts];
+    target.chosen[trained.start * k..trained.end * k]
+        .iter()
+        .for_each(|expert| counts[*expert as usize] += 1.0);
+    let gate = source.layer.ahead.as_ref().map(|ahead| {
+        let rows = pairs.iter().map(|(from, _)| &ahead[from * n_experts..][..n_experts]);
+        measure(rows.flatten().copied().collect())
+    });
+    LayerReport {
+        layer: task.layer,
+        group: task.group,
+        n_tokens: pairs.len(),
+        llapor: measure(logits(&source, model, &pairs)),
+        gate,
+        statistics: measure(counts.repeat(pairs.len())),
+    }
+}
+
+/// [n, n_experts]
+fn logits(source: &Source<'_>, model: &LayerModel, pairs: &[(usize, usize)]) -> Vec<f32> {
+    let mut work = Workspace::default();
+    let mut out = Vec::with_capacity(pairs.len() * model.n_experts());
+    for &(from, _) in pairs {
+        model.forward(source.hidden(from), source.chosen(from), source.probs(from), &mut work);
+        out.extend_from_slice(&work.logits);
+    }
+    out
+}
+
+/// The ids of the `n` greatest, greatest first; of equals the lower id first.
+fn best(scores: &[f32], n: usize) -> Vec<u32> {
+    let mut order: Vec<u32> = (0..scores.len() as u32).collect();
+    order.sort_by(|a, b| scores[*b as usize].total_cmp(&scores[*a as usize]));
+    order.truncate(n);
+    order
+}
+
+fn hits(wanted: &[u32], among: &[u32]) -> usize {
+    wanted.iter().filter(|expert| among.contains(expert)).count()
+}
+
+/// `truth` has each token's k experts, best first; `scores`: [n, n_experts].
+fn accuracy(truth: &[&[u32]], scores: &[f32], n_experts: usize, k: usize) -> Accuracy {
+    let predicted: Vec<Vec<u32>> =
+        scores.chunks_exact(n_experts).map(|scores| best(scores, k)).collect();
+    let n = truth.len().max(1) as f64;
+    let mut top = vec![0.0; k];
+    for (truth, predicted) in truth.iter().zip(&predicted) {
+        for (at, top) in top.iter_mut().enumerate() {
+            *top += hits(&truth[..=at], predicted) as f64 / (at + 1) as f64 / n;
+        }
+    }
+    Accuracy { top, hot: hot(truth, &predicted, n_experts) }
+}
+
+/// Tokens of a batch are far apart, as if each were of another text.
+fn hot(truth: &[&[u32]], predicted: &[Vec<u32>], n_experts: usize) -> Hot {
+    let n_batches = truth.len() / BATCH;
+    let mut hot = Hot::default();
+    for batch in 0..n_batches {
+        let (mut real, mut guess) = (vec![0.0; n_experts], vec![0.0; n_experts]);
+        for token in (0..BATCH).map(|at| batch + at * n_batches) {
+            truth[token].iter().for_each(|expert| real[*expert as usize] += 1.0);
+            // What a token is predicted to weigh less decides between equals.
+            for (at, expert) in predicted[token].iter().enumerate() {
+                guess[*expert as usize] += 1.0 - 1e-4 * at as f32;
+            }
+        }
+        let n = n_batches as f64;
+        for (top, n_hot) in hot.top.iter_mut().zip(2..) {
+            let n_hot = n_hot.min(n_experts);
+            let found = hits(&best(&guess, n_hot), &best(&real, n_hot + WINDOW));
+            *top += found as f64 / n_hot as f64 / n;
+        }
+        let tokens =
+            |list: Vec<u32>| list.iter().map(|e| f64::from(real[*e as usize])).sum::<f64>();
+        hot.tokens += tokens(best(&guess, 4)) / tokens(best(&real, 4)) / n;
+    }
+    hot
+}

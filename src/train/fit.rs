@@ -1,0 +1,96 @@
+//! The epochs of one layer's network.
+
+use candle_core::{Device, Result, Tensor};
+use candle_nn::{AdamW, Optimizer, ParamsAdamW};
+
+use super::TrainOptions;
+use super::augment::Noise;
+use super::features::Set;
+use super::network::{Dropout, Network};
+use crate::policy::llapor::{Group, LayerModel, Linear, Loss};
+
+/// No expert counts for more than this many times the mean.
+const BALANCE_MAX: f32 = 8.0;
+
+/// `heard` is told each epoch and its mean loss.
+pub fn fit(
+    set: &Set,
+    compress: Linear,
+    group: Group,
+    options: &TrainOptions,
+    noise: &mut Noise,
+    heard: &mut dyn FnMut(usize, f64),
+) -> Result<LayerModel> {
+    let own = options.of(group);
+    let balance = if own.balanced { balance(&set.counts()) } else { vec![1.0; set.n_experts] };
+    let loss = Loss { lambda: own.lambda, gamma: own.gamma, balance };
+    let dims = [set.n_pca, set.n_inputs(), options.width];
+    let network = Network::new(group, dims, loss, noise)?;
+    let params =
+        ParamsAdamW { lr: own.rate, weight_decay: own.weight_decay, ..ParamsAdamW::default() };
+    let mut adamw = AdamW::new(network.variables(), params)?;
+    let mut order: Vec<usize> = (0..set.len()).collect();
+    for epoch in 0..options.epochs {
+        noise.shuffle(&mut order);
+        let mut sum = 0.0;
+        for (step, examples) in order.chunks(options.batch).enumerate() {
+            let now = epoch as f64 + (step * options.batch) as f64 / order.len() as f64;
+            adamw.set_learning_rate(own.rate * schedule(now, options));
+            let (x, signs) = batch(set, examples, options, noise)?;
+            let mut dropout = Dropout { part: options.dropout, noise };
+            let loss = network.loss(&network.forward(&x, &mut dropout)?, &signs)?;
+            adamw.backward_step(&loss)?;
+            sum += f64::from(loss.to_scalar::<f32>()?) * examples.len() as f64;
+        }
+        heard(epoch, sum / order.len() as f64);
+    }
+    network.export(compress)
+}
+
+/// The rate at a time in epochs, in parts of the highest: a linear rise, then half a cosine.
+fn schedule(now: f64, options: &TrainOptions) -> f64 {
+    let (epochs, warm_up) = (options.epochs as f64, options.warm_up.min(options.epochs / 2) as f64);
+    if now < warm_up {
+        return now / warm_up;
+    }
+    let done = (now - warm_up) / (epochs - warm_up);
+    0.5 * (1.0 + (std::f64::consts::PI * done).cos())
+}
+
+/// Inverse frequencies with a mean of 1. One more example of each expert keeps them finite.
+fn balance(counts: &[u32]) -> Vec<f32> {
+    let inverse: Vec<f32> = counts.iter().map(|n| 1.0 / (*n as f32 + 1.0)).collect();
+    let mean = inverse.iter().sum::<f32>() / inverse.len() as f32;
+    let mut weights: Vec<f32> = inverse.iter().map(|x| (x / mean).min(BALANCE_MAX)).collect();
+    let mean = weights.iter().sum::<f32>() / weights.len() as f32;
+    weights.iter_mut().for_each(|weight| *weight /= mean);
+    weights
+}
+
+/// Inputs with noise and gaps, [n, n_inputs], and the signs of what is right, [n, n_experts].
+fn batch(
+    set: &Set,
+    examples: &[usize],
+    options: &TrainOptions,
+    noise: &mut Noise,
+) -> Result<(Tensor, Tensor)> {
+    let mut inputs = Vec::with_capacity(examples.len() * set.n_inputs());
+    let mut signs = vec![-1.0f32; examples.len() * set.n_experts];
+    for (&example, signs) in examples.iter().zip(signs.chunks_exact_mut(set.n_experts)) {
+        let start = inputs.len();
+        inputs.extend_from_slice(set.input(example));
+        let (z, choice) = inputs[start..].split_at_mut(set.n_pca);
+        noise.blur(z, options.noise);
+        let mask = noise.mask(set.n_pca + set.n_source, options.mask);
+        let (z_mask, mask) = mask.split_at(set.n_pca);
+        z.iter_mut().zip(z_mask).for_each(|(x, m)| *x *= m);
+        // An expert is left out with its weight.
+        for part in choice.chunks_exact_mut(set.n_source) {
+            part.iter_mut().zip(mask).for_each(|(x, m)| *x *= m);
+        }
+        set.chosen(example).iter().for_each(|&expert| signs[expert as usize] = 1.0);
+    }
+    let n = examples.len();
+    let inputs = Tensor::from_vec(inputs, (n, set.n_inputs()), &Device::Cpu)?;
+    Ok((inputs, Tensor::from_vec(signs, (n, set.n_experts), &Device::Cpu)?))
+}

@@ -1,0 +1,214 @@
+//! Training of LLaPor (PreScope, sections 4.2.2 and 6.4): from what routers saw and chose in a
+//! trace to the networks that `crate::policy::llapor` runs, and how well they predict tokens that
+//! they were not trained on, beside simpler ways to predict. The library is candle; all randomness
+//! comes from the seed, so that equal samples and options give equal networks.
+
+mod accuracy;
+mod augment;
+mod features;
+mod fit;
+mod network;
+mod pca;
+mod samples;
+
+pub use accuracy::{Accuracy, LayerReport, Report};
+pub use samples::{LayerSamples, Samples};
+
+use std::ops::Range;
+
+use crate::policy::llapor::{Group, LayerModel};
+use crate::policy::{LlaporModel, Shape};
+use crate::{Error, Result};
+
+use augment::Noise;
+use features::{Set, Source};
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrainOptions {
+    pub epochs: usize,
+    /// Epochs in which the rate rises from 0 before it falls with the cosine.
+    pub warm_up: usize,
+    /// Examples a step.
+    pub batch: usize,
+    pub seed: u64,
+    /// Part of the samples that networks are judged by and not trained on: the last ones.
+    pub held_out: f64,
+    /// n_embd is compressed to so many times less, though not below `n_pca_min`.
+    pub outer: GroupOptions,
+    pub middle: GroupOptions,
+    pub n_pca_min: usize,
+    /// Width of the networks' inner layers.
+    pub width: usize,
+    /// Parts of features and of inner values that are left out of a step.
+    pub mask: f32,
+    pub dropout: f32,
+    /// Standard deviation of the noise on compressed activations, whose own is 1.
+    pub noise: f32,
+}
+
+/// What the groups of layers differ in.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GroupOptions {
+    /// Activations are made so many times shorter.
+    pub compression: usize,
+    pub rate: f64,
+    pub weight_decay: f64,
+    /// λ and γ of the loss.
+    pub lambda: f32,
+    pub gamma: f32,
+    /// Whether rare experts count as much as hot ones.
+    pub balanced: bool,
+}
+
+impl Default for TrainOptions {
+    fn default() -> Self {
+        TrainOptions {
+            epochs: 30,
+            warm_up: 5,
+            batch: 256,
+            seed: 0,
+            held_out: 0.125,
+            outer: GroupOptions {
+                compression: 16,
+                rate: 1e-3,
+                weight_decay: 0.01,
+                lambda: 0.5,
+                gamma: 2.0,
+                balanced: true,
+            },
+            middle: GroupOptions {
+                compression: 8,
+                rate: 2e-3,
+                weight_decay: 0.05,
+                lambda: 1.0,
+                gamma: 0.0,
+                balanced: false,
+            },
+            n_pca_min: 32,
+            width: 256,
+            mask: 0.05,
+            dropout: 0.1,
+            noise: 0.05,
+        }
+    }
+}
+
+impl TrainOptions {
+    pub fn of(&self, group: Group) -> &GroupOptions {
+        match group {
+            Group::Outer => &self.outer,
+            Group::Middle => &self.middle,
+        }
+    }
+
+    /// Principal components that a group's networks see.
+    fn n_pca(&self, group: Group, n_embd: usize) -> usize {
+        (n_embd / self.of(group).compression).max(self.n_pca_min).min(n_embd)
+    }
+
+    fn check(&self) -> Result<()> {
+        let part = |x: f32| (0.0..1.0).contains(&x);
+        let fine = self.epochs > 0
+            && self.batch > 0
+            && self.width > 0
+            && part(self.mask)
+            && part(self.dropout)
+            && self.noise >= 0.0
+            && self.held_out > 0.0
+            && self.held_out < 1.0;
+        if fine { Ok(()) } else { Err(Error::invalid("options of the training are out of range")) }
+    }
+}
+
+/// How far the training has come.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Progress {
+    /// The layer whose network is trained; done are so many of all.
+    pub layer: usize,
+    pub n_done: usize,
+    pub n_layers: usize,
+    pub epoch: usize,
+    pub n_epochs: usize,
+    /// Mean over the epoch.
+    pub loss: f64,
+}
+
+#[derive(Clone, Debug)]
+pub struct Trained {
+    pub model: LlaporModel,
+    pub report: Report,
+}
+
+/// Trains a network for each MoE layer of a model of that shape, of which `samples.layers` are the
+/// MoE layers in order.
+pub fn train(
+    shape: &Shape,
+    samples: &Samples,
+    options: &TrainOptions,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Trained> {
+    samples.check(shape).map_err(|why| Error::invalid(format!("samples to train on: {why}")))?;
+    options.check()?;
+    let n = samples.n_tokens();
+    let n_trained = n - ((n as f64 * options.held_out).ceil() as usize).min(n);
+    if n_trained < 2 || n_trained == n {
+        return Err(Error::invalid(format!("{n} sampled tokens are too few to train on")));
+    }
+    let moe: Vec<usize> = shape.moe_layers().collect();
+    let mut model = LlaporModel { layers: vec![None; shape.n_layers()] };
+    let mut report = Report { layers: Vec::new() };
+    for (at, &layer) in moe.iter().enumerate() {
+        let task = Task { shape, samples, options, at, layer, group: Group::of(at, moe.len()) };
+        let mut heard = |epoch, loss| {
+            let (n_done, n_layers, n_epochs) = (at, moe.len(), options.epochs);
+            progress(Progress { layer, n_done, n_layers, epoch, n_epochs, loss });
+        };
+        let trained = task.train(0..n_trained, &mut heard).map_err(broken)?;
+        report.layers.push(accuracy::judge(&task, &trained, 0..n_trained, n_trained..n));
+        model.layers[layer] = Some(trained);
+    }
+    Ok(Trained { model, report })
+}
+
+/// Candle's errors are about shapes, which are ours to get right, or about memory.
+fn broken(error: candle_core::Error) -> Error {
+    Error::invalid(format!("the predictors could not be trained: {error}"))
+}
+
+/// One layer to predict.
+struct Task<'a> {
+    shape: &'a Shape,
+    samples: &'a Samples,
+    options: &'a TrainOptions,
+    /// Which of the MoE layers it is, and of all layers.
+    at: usize,
+    layer: usize,
+    group: Group,
+}
+
+impl Task<'_> {
+    fn n_experts(&self) -> usize {
+        self.shape.n_experts[self.layer]
+    }
+
+    fn source(&self) -> Source<'_> {
+        Source::of(self.shape, self.samples, self.at)
+    }
+
+    fn train(
+        &self,
+        rows: Range<usize>,
+        heard: &mut dyn FnMut(usize, f64),
+    ) -> candle_core::Result<LayerModel> {
+        let source = self.source();
+        let mut noise = Noise::new(self.options.seed, self.layer as u64);
+        let n_pca = self.options.n_pca(self.group, self.samples.n_embd);
+        let n_embd = self.samples.n_embd;
+        let hidden = &source.layer.hidden[rows.start * n_embd..rows.end * n_embd];
+        let compress = pca::fit(hidden, n_embd, n_pca, &mut noise)?;
+        let target = &self.samples.layers[self.at];
+        let set = Set::new(&source, target, self.n_experts(), &compress, rows);
+        fit::fit(&set, compress, self.group, self.options, &mut noise, heard)
+    }
+}
+

@@ -1,0 +1,131 @@
+//! The networks of `policy::llapor::model` once more, as candle wants them to find gradients.
+
+use candle_core::{Device, Result, Tensor, Var};
+use candle_nn::ops::sigmoid;
+
+use super::augment::Noise;
+use crate::policy::llapor::{Group, LayerModel, Linear, Loss, Residual};
+
+/// W x + b, in training.
+struct Layer {
+    /// [n_out, n_in]
+    weight: Var,
+    /// [n_out]
+    bias: Var,
+}
+
+impl Layer {
+    /// Uniform in ±1/√n_in.
+    fn new(n_out: usize, n_in: usize, noise: &mut Noise) -> Result<Layer> {
+        let bound = 1.0 / (n_in as f32).sqrt();
+        let mut draw = |n| (0..n).map(|_| bound * (2.0 * noise.uniform() - 1.0)).collect();
+        let weight = Tensor::from_vec(draw(n_out * n_in), (n_out, n_in), &Device::Cpu)?;
+        let bias = Tensor::from_vec(draw(n_out), n_out, &Device::Cpu)?;
+        Ok(Layer { weight: Var::from_tensor(&weight)?, bias: Var::from_tensor(&bias)? })
+    }
+
+    /// x: [n, n_in].
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        x.matmul(&self.weight.t()?)?.broadcast_add(&self.bias)
+    }
+
+    fn export(&self) -> Result<Linear> {
+        let weight = self.weight.flatten_all()?.to_vec1()?;
+        Ok(Linear::new(weight, self.bias.to_vec1()?, self.weight.dim(1)?))
+    }
+}
+
+/// Everything but the compression, which is given.
+pub struct Network {
+    n_pca: usize,
+    input: Layer,
+    /// B₀, B₁ and G of the middle group.
+    residual: Option<[Layer; 3]>,
+    output: Layer,
+    loss: Loss,
+}
+
+/// Values of this part are left out.
+pub struct Dropout<'a> {
+    pub part: f32,
+    pub noise: &'a mut Noise,
+}
+
+impl Dropout<'_> {
+    fn forward(&mut self, x: Tensor) -> Result<Tensor> {
+        if self.part == 0.0 {
+            return Ok(x);
+        }
+        let mask = self.noise.mask(x.elem_count(), self.part);
+        let mask = Tensor::from_vec(mask, x.dims(), &Device::Cpu)?;
+        x * mask
+    }
+}
+
+impl Network {
+    pub fn new(
+        group: Group,
+        [n_pca, n_inputs, width]: [usize; 3],
+        loss: Loss,
+        noise: &mut Noise,
+    ) -> Result<Network> {
+        let input = Layer::new(width, n_inputs, noise)?;
+        let residual = match group {
+            Group::Outer => None,
+            Group::Middle => {
+                let mut square = || Layer::new(width, width, noise);
+                let (first, second) = (square()?, square()?);
+                Some([first, second, Layer::new(width, n_pca, noise)?])
+            }
+        };
+        let output = Layer::new(loss.balance.len(), width, noise)?;
+        Ok(Network { n_pca, input, residual, output, loss })
+    }
+
+    pub fn variables(&self) -> Vec<Var> {
+        let layers = [&self.input, &self.output].into_iter().chain(self.residual.iter().flatten());
+        layers.flat_map(|layer| [layer.weight.clone(), layer.bias.clone()]).collect()
+    }
+
+    /// x: [n, n_inputs] to logits: [n, n_experts].
+    pub fn forward(&self, x: &Tensor, dropout: &mut Dropout<'_>) -> Result<Tensor> {
+        let mut y = dropout.forward(self.input.forward(x)?.gelu()?)?;
+        if let Some([first, second, gate]) = &self.residual {
+            let r = dropout.forward(first.forward(&y)?.gelu()?)?;
+            let r = dropout.forward(second.forward(&r)?.gelu()?)?;
+            let z = x.narrow(1, 0, self.n_pca)?.contiguous()?;
+            y = (y + (sigmoid(&gate.forward(&z)?)? * r)?)?;
+        }
+        self.output.forward(&y)
+    }
+
+    /// The mean of L (see `policy::llapor::Loss`) over examples and experts. `signs`: 1 where an
+    /// expert was chosen and −1 where not, [n, n_experts].
+    pub fn loss(&self, logits: &Tensor, signs: &Tensor) -> Result<Tensor> {
+        let Loss { lambda, gamma, balance } = &self.loss;
+        let lambda = f64::from(*lambda);
+        let margin = (logits * signs)?;
+        // −ln pₜ = ln(1 + e⁻ˣ), without overflow.
+        let entropy = (margin.neg()?.relu()? + (margin.abs()?.neg()?.exp()? + 1.0)?.log()?)?;
+        let balance = Tensor::new(&balance[..], &Device::Cpu)?;
+        let mut loss = (entropy.broadcast_mul(&balance)? * lambda)?;
+        if lambda < 1.0 {
+            let miss = sigmoid(&margin.neg()?)?;
+            let focal = (miss.powf(f64::from(*gamma))? * entropy)?;
+            loss = (loss + (focal * (1.0 - lambda))?)?;
+        }
+        loss.mean_all()
+    }
+
+    pub fn export(&self, compress: Linear) -> Result<LayerModel> {
+        let residual = match &self.residual {
+            None => None,
+            Some([first, second, gate]) => {
+                let blocks = [first.export()?, second.export()?];
+                Some(Residual { blocks, gate: gate.export()? })
+            }
+        };
+        let (input, output) = (self.input.export()?, self.output.export()?);
+        Ok(LayerModel { compress, input, residual, output, loss: self.loss.clone() })
+    }
+}
