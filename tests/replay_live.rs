@@ -166,6 +166,13 @@ const POLICIES: &[&str] = &[
     "predictor=none,eviction=lfu",
     "predictor=none,eviction=lcp",
     "predictor=next-layer,eviction=random",
+    "deepspeed",
+    "brainstorm",
+    "moe-infinity",
+    "finemoe",
+    "predictor=next-layer,eviction=lcp,split=0.5",
+    "predictor=eamc,eviction=scan-resistant",
+    "predictor=none,eviction=hot",
 ];
 
 #[test]

@@ -86,8 +86,9 @@ pub struct ExpertArgs {
     /// all experts; auto is what the system has available, less all else
     #[arg(long, value_name = "SIZE", default_value = "auto", env = "MOEBA_RAM")]
     pub ram: RamBudget,
-    /// What to prefetch and what to drop: on-demand, mixtral-offloading, or
-    /// predictor=none|next-layer,eviction=lru|lfu|lcp|random
+    /// What to prefetch, what to drop and how to split experts: auto, on-demand, deepspeed,
+    /// brainstorm, mixtral-offloading, moe-infinity, finemoe, moepic, prescope, or by hand as in
+    /// predictor=map,eviction=lcp,split=0.5 (a wrong name is answered with all that there are)
     #[arg(long, value_name = "NAME", default_value_t, env = "MOEBA_POLICY")]
     pub policy: PolicySpec,
     /// Where the policy keeps what it learns: a file, none, or auto for the model's name with

@@ -3,15 +3,15 @@
 //! that the engine and the replay simulator drive the very same code and equal events give equal
 //! answers.
 
-mod auto;
 mod all_next;
+mod auto;
 mod counts;
+pub mod finemoe;
 mod future;
 mod grid;
+mod hit_curve;
 mod hot;
 mod infinity;
-mod hit_curve;
-pub mod finemoe;
 mod lcp;
 mod lfu;
 pub mod llapor;
@@ -26,14 +26,14 @@ mod ranks;
 mod scan_resistant;
 mod spec;
 
-pub use auto::{Auto, Candidate};
 pub use all_next::AllNext;
+pub use auto::{Auto, Candidate};
 pub use counts::Counts;
+pub use finemoe::{FineMoe, FineMoeOptions, MapEviction};
 pub use future::{Belady, Future, Oracle};
+pub use hit_curve::HitCurve;
 pub use hot::{Hot, HotTable};
 pub use infinity::{EamcPredictor, InfinityOptions, RequestEam};
-pub use hit_curve::HitCurve;
-pub use finemoe::{FineMoe, FineMoeOptions, MapEviction};
 pub use lcp::Lcp;
 pub use lfu::Lfu;
 pub use llapor::{LlaPor, LlaporModel};
@@ -45,7 +45,7 @@ pub use presched::PreSched;
 pub use profile::{ModelKey, Profile};
 pub use random::Random;
 pub use scan_resistant::ScanResistant;
-pub use spec::{EvictionKind, Policy, PolicySpec, PredictorKind};
+pub use spec::{EvictionKind, Policy, PolicySpec, PredictorKind, SplitKind};
 
 use std::ops::{Index, IndexMut};
 

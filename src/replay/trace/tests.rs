@@ -150,7 +150,7 @@ impl Example {
             }
             assert_eq!(request.tokens.end, token);
             let prompt = passes.iter().filter(|p| p.phase == Phase::Prompt);
-            assert_eq!(request.n_prompt, prompt.map(|p| p.ids.len()).sum());
+            assert_eq!(request.n_prompt, prompt.map(|p| p.ids.len()).sum::<usize>());
         }
         assert_eq!(trace.n_tokens(), token);
     }
