@@ -5,8 +5,8 @@ use super::*;
 use crate::policy::Timing;
 use proptest::prelude::*;
 
-/// To load an expert takes longer than to compute it. Otherwise nothing need be exposed, and what is
-/// gained in one layer may cost the next one more of its window.
+/// To load an expert takes longer than to compute it. Otherwise nothing need be exposed, and what
+/// is gained in one layer may cost the next one more of its window.
 const COSTS: Costs = Costs { attention_ns: 2e5, experts_ns: 4e5, head_ns: 6e5, load_ns: 1e6 };
 
 /// Layers (experts, granules, class) and slots of classes, mostly few enough to matter.
