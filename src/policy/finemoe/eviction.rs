@@ -41,8 +41,8 @@ impl Eviction for MapEviction {
             }
             Event::Foreseen { layer, probs } => {
                 for (expert, &p) in (0u32..).zip(probs) {
-                    // Of a number and not a number, `max` is the number.
-                    self.experts[Expert { layer, expert }].p = p.max(0.0).min(1.0);
+                    let p = if p.is_nan() { 0.0 } else { p.clamp(0.0, 1.0) };
+                    self.experts[Expert { layer, expert }].p = p;
                 }
             }
             _ => {}

@@ -162,6 +162,7 @@ impl MapStore {
         let (mut semantic, mut scores) = (Vec::new(), Vec::new());
         self.sketches.scores(sketch, &mut semantic);
         trajectory.scores(&mut scores);
+        assert_eq!(scores.len(), semantic.len(), "the trajectory is compared with another store");
         let share = self.distance as f32 / self.layers.len() as f32;
         for (score, semantic) in scores.iter_mut().zip(&semantic) {
             *score = share * semantic + (1.0 - share) * *score;

@@ -45,9 +45,9 @@ proptest! {
             let mut experts: Vec<Expert> = out.iter().map(|p| p.expert).collect();
             experts.sort();
             prop_assert!(experts.is_sorted_by(|a, b| a < b));
-            for layer in 0..N_EXPERTS.len() {
-                let n = experts.iter().filter(|e| e.layer as usize == layer).count();
-                prop_assert!(n == 0 || (K..=N_EXPERTS[layer]).contains(&n));
+            for (layer, n_experts) in (0..).zip(N_EXPERTS) {
+                let n = experts.iter().filter(|e| e.layer == layer).count();
+                prop_assert!(n == 0 || (K..=n_experts).contains(&n));
             }
         }
     }
@@ -58,13 +58,13 @@ proptest! {
         foreseen in prop::collection::vec(0u64..400, 0..4),
     ) {
         let mut eviction = MapEviction::new(&shape());
-        let mut p: Vec<Vec<f32>> =
-            MOE_LAYERS.iter().map(|l| vec![1.0 / N_EXPERTS[*l as usize] as f32; N_EXPERTS[*l as usize]]).collect();
+        let n_experts = MOE_LAYERS.map(|layer| N_EXPERTS[layer as usize]);
+        let mut p = n_experts.map(|n| vec![1.0 / n as f32; n]);
         let mut freq = [[0u64; 40]; 3];
         for &seed in &foreseen {
             let ordinal = (seed % 3) as usize;
             let layer = MOE_LAYERS[ordinal];
-            p[ordinal] = softmax(seed, layer as usize, N_EXPERTS[layer as usize], 3.0);
+            p[ordinal] = softmax(seed, layer as usize, n_experts[ordinal], 3.0);
             p[ordinal][0] = 0.0;
             eviction.observe(&Event::Foreseen { layer, probs: &p[ordinal] });
         }

@@ -74,23 +74,19 @@ proptest! {
             insert(&mut store, &shape, &iteration(&shape, seed, 2.0));
         }
         let own = iteration(&shape, 100, 2.0);
+        let rows: Vec<(u32, &Vec<f32>)> = MOE_LAYERS.into_iter().zip(&own.map).collect();
+        let push = |trajectory: &mut Trajectory, store: &MapStore, rows: &[(u32, &Vec<f32>)]| {
+            rows.iter().for_each(|(layer, probs)| trajectory.push(store, *layer, probs));
+        };
         let mut under_way = Trajectory::new(&store);
         let mut at = 0;
-        let mut push = |trajectory: &mut Trajectory, store: &MapStore, to: usize| {
-            for ordinal in at..to.max(at) {
-                trajectory.push(store, MOE_LAYERS[ordinal], &own.map[ordinal]);
-            }
-            at = at.max(to);
-            at
-        };
         for &(seed, to) in &new {
-            let n_layers = push(&mut under_way, &store, to);
+            push(&mut under_way, &store, &rows[at..to.max(at)]);
+            at = at.max(to);
             let index = insert(&mut store, &shape, &iteration(&shape, seed, 2.0));
             under_way.refresh(&store, index);
             let mut fresh = Trajectory::new(&store);
-            for ordinal in 0..n_layers {
-                fresh.push(&store, MOE_LAYERS[ordinal], &own.map[ordinal]);
-            }
+            push(&mut fresh, &store, &rows[..at]);
             let (mut a, mut b) = (Vec::new(), Vec::new());
             under_way.scores(&mut a);
             fresh.scores(&mut b);
@@ -126,7 +122,7 @@ proptest! {
         let order = top_k(&probs, probs.len());
         let p = |expert: u32| probs[expert as usize];
         let delta = threshold(score);
-        prop_assert_eq!(delta, (1.0 - score).max(0.0).min(1.0));
+        prop_assert_eq!(delta, (1.0 - score).clamp(0.0, 1.0));
         let mut picks = vec![(99, 0.5)];
         select(order.iter().map(|&expert| (expert, p(expert))), delta, k, &mut picks);
         let enough = |n: usize| n >= k && order[..n].iter().map(|&e| p(e)).sum::<f32>() >= delta;
