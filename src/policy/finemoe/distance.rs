@@ -23,11 +23,7 @@ pub struct AtDistance {
 /// Of distances from 1 to `max_distance`, in this order, what they would have predicted of these
 /// iterations, each of them searched for in those before it; and what that costs if a share
 /// `absent` of the experts is not in memory. `options.distance` counts for the store alone, when
-/// it is full.
-///
-/// # Panics
-///
-/// If a map is not of the shape.
+/// it is full. An iteration that lacks layers is predicted as far as it goes, and not stored.
 pub fn profile_distances(
     shape: &Shape,
     options: FineMoeOptions,
@@ -59,7 +55,9 @@ pub fn profile_distances(
             let found = trajectory.best();
             (1..=n_distances).for_each(|distance| judge(found, ordinal + distance, distance));
         }
-        store.insert(&iteration.embedding, &trajectory);
+        if trajectory.is_complete() {
+            store.insert(&iteration.embedding, &trajectory);
+        }
     }
     let n_layers = iterations.iter().map(|iteration| iteration.map.len()).sum::<usize>() as f64;
     let n_used = n_layers * shape.k as f64;

@@ -153,10 +153,8 @@ impl FineMoe {
     fn merge(&mut self, ordinal: usize) {
         let merged = &mut self.foreseen[self.store.layers.range(ordinal)];
         merged.fill(0.0);
-        for timeline in &self.timelines {
-            for (_, target) in timeline.pending().filter(|(pending, _)| *pending == ordinal) {
-                merged.iter_mut().zip(&target.probs).for_each(|(max, p)| *max = p.max(*max));
-            }
+        for target in self.timelines.iter().filter_map(|timeline| timeline.awaited(ordinal)) {
+            merged.iter_mut().zip(&target.probs).for_each(|(max, p)| *max = p.max(*max));
         }
     }
 
@@ -198,7 +196,8 @@ impl Predictor for FineMoe {
     fn predict(&mut self, out: &mut Vec<Prediction>) {
         out.clear();
         for timeline in &self.timelines {
-            for (ordinal, target) in timeline.pending() {
+            for ordinal in timeline.reached..self.store.layers.len() {
+                let Some(target) = timeline.awaited(ordinal) else { continue };
                 let layer = self.store.layers.number(ordinal);
                 let distance = (ordinal + 1 - timeline.reached) as f32;
                 out.extend(target.picks.iter().map(|&(expert, p)| Prediction {

@@ -77,9 +77,10 @@ impl Timeline {
         self.targets.iter_mut().for_each(|target| target.picks.clear());
     }
 
-    /// Layers that are still to come and for which there is a prediction, by ordinal.
-    pub fn pending(&self) -> impl Iterator<Item = (usize, &Target)> {
-        let targets = self.targets.iter().enumerate().skip(self.reached);
-        targets.filter(|(_, target)| self.active && !target.picks.is_empty())
+    /// The prediction for a layer, if there is one and the layer is still to come.
+    pub fn awaited(&self, ordinal: usize) -> Option<&Target> {
+        let target = &self.targets[ordinal];
+        let is_to_come = self.active && ordinal >= self.reached;
+        (is_to_come && !target.picks.is_empty()).then_some(target)
     }
 }
