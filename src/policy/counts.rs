@@ -60,3 +60,49 @@ impl Predictor for Counts {
         }));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::Routed;
+    use proptest::prelude::*;
+
+    /// Layer 1 is dense.
+    const N_EXPERTS: [usize; 3] = [7, 0, 3];
+
+    proptest! {
+        #[test]
+        fn the_most_used_of_the_next_layer_come_first(
+            steps in prop::collection::vec((any::<bool>(), 0u32..49), 1..60),
+            k in 1usize..4,
+        ) {
+            let mut predictor = Counts::new(&Shape::of_model(N_EXPERTS.to_vec(), k));
+            let mut seen: Vec<(u32, u32)> = Vec::new();
+            for (is_first, at) in steps {
+                let layer = if is_first { 0 } else { 2 };
+                // Squared, so that some experts are more frequent than others.
+                let expert = (at / 7) * (at % 7) / 7 % N_EXPERTS[layer as usize] as u32;
+                let (chosen, probs, hidden) = (&[expert][..], &[][..], &[][..]);
+                let routed = Routed { request: at, layer, chosen, probs, hidden, ahead: None };
+                predictor.observe(&Event::Routed(routed));
+                seen.push((layer, expert));
+                let next = 2 - layer;
+                let tokens = seen.iter().filter(|step| step.0 == next).count();
+                let uses = |e: u32| seen.iter().filter(|step| **step == (next, e)).count();
+                let all = 0..N_EXPERTS[next as usize] as u32;
+                let mut expected: Vec<u32> = all.filter(|e| uses(*e) > 0).collect();
+                expected.sort_by_key(|e| std::cmp::Reverse(uses(*e)));
+                expected.truncate(2 * k);
+                let mut out = Vec::new();
+                predictor.predict(&mut out);
+                let found: Vec<u32> = out.iter().map(|p| p.expert.expert).collect();
+                prop_assert_eq!(found, expected);
+                for Prediction { expert, priority } in out {
+                    prop_assert_eq!(expert.layer, next);
+                    let part = uses(expert.expert) as f64 / tokens as f64;
+                    prop_assert_eq!(priority, part as f32);
+                }
+            }
+        }
+    }
+}

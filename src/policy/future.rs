@@ -145,3 +145,141 @@ impl Eviction for Belady {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::Routed;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    /// Layer 1 is dense.
+    const N_EXPERTS: [usize; 3] = [5, 0, 3];
+
+    type Step = (u32, Vec<u32>);
+
+    fn shape() -> Shape {
+        Shape::of_model(N_EXPERTS.to_vec(), 2)
+    }
+
+    fn steps(max: usize) -> impl Strategy<Value = Vec<Step>> {
+        let step = (any::<bool>(), 0u32..15, 1u32..3).prop_map(|(is_first, at, by)| {
+            let layer = if is_first { 0 } else { 2 };
+            let n = N_EXPERTS[layer as usize] as u32;
+            (layer, vec![at % n, (at + by) % n])
+        });
+        prop::collection::vec(step, 0..max)
+    }
+
+    fn future(steps: &[Step]) -> Arc<Future> {
+        let mut future = Future::default();
+        steps.iter().for_each(|(layer, chosen)| future.push(*layer, chosen));
+        Arc::new(future)
+    }
+
+    fn routed((layer, chosen): &Step) -> Event<'_> {
+        let (probs, hidden) = (&[][..], &[][..]);
+        Event::Routed(Routed { request: 0, layer: *layer, chosen, probs, hidden, ahead: None })
+    }
+
+    fn experts((layer, chosen): &Step) -> impl Iterator<Item = Expert> + '_ {
+        chosen.iter().map(|&expert| Expert { layer: *layer, expert })
+    }
+
+    fn everyone() -> impl Iterator<Item = Expert> {
+        let layers = [(0, 5), (2, 3)].into_iter();
+        layers.flat_map(|(layer, n)| (0..n).map(move |expert| Expert { layer, expert }))
+    }
+
+    /// Misses with room for so many experts, of steps that use one each.
+    fn misses(steps: &[Expert], room: usize, victim: impl Fn(usize, &[Expert]) -> usize) -> usize {
+        let mut resident: Vec<Expert> = Vec::new();
+        let mut misses = 0;
+        for (now, expert) in steps.iter().enumerate() {
+            if !resident.contains(expert) {
+                misses += 1;
+                if resident.len() == room {
+                    resident.remove(victim(now, &resident));
+                }
+                resident.push(*expert);
+            }
+        }
+        misses
+    }
+
+    /// The fewest possible, by trying every victim.
+    fn fewest(steps: &[Expert], room: usize, resident: &BTreeSet<Expert>) -> usize {
+        let Some((expert, rest)) = steps.split_first() else { return 0 };
+        let with = |victim: Option<&Expert>| {
+            let mut resident = resident.clone();
+            victim.map(|victim| resident.remove(victim));
+            resident.insert(*expert);
+            fewest(rest, room, &resident)
+        };
+        if resident.contains(expert) {
+            with(None)
+        } else if resident.len() < room {
+            1 + with(None)
+        } else {
+            1 + resident.iter().map(|victim| with(Some(victim))).min().unwrap()
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn oracle_and_belady_know_what_comes(steps in steps(40), n in 0usize..6) {
+            let future = future(&steps);
+            let mut oracle = Oracle::new(&shape(), future.clone(), n);
+            let mut belady = Belady::new(&shape(), future);
+            let mut out = Vec::new();
+            for now in 0..=steps.len() {
+                oracle.predict(&mut out);
+                let mut expected: Vec<Prediction> = Vec::new();
+                for (ahead, step) in steps[now..].iter().take(n).enumerate() {
+                    for expert in experts(step) {
+                        if expected.iter().all(|p| p.expert != expert) {
+                            let priority = 1.0 - ahead as f32 / n as f32;
+                            expected.push(Prediction { expert, priority });
+                        }
+                    }
+                }
+                prop_assert_eq!(&out, &expected);
+                for expert in everyone() {
+                    let uses = |step: &Step| experts(step).any(|used| used == expert);
+                    let next = steps[now..].iter().position(uses);
+                    let expected = next.map_or(f64::NEG_INFINITY, |next| -((now + next) as f64));
+                    prop_assert_eq!(belady.priority(expert), expected);
+                }
+                if let Some(step) = steps.get(now) {
+                    oracle.observe(&routed(step));
+                    belady.observe(&routed(step));
+                }
+            }
+        }
+
+        #[test]
+        fn nobody_has_fewer_misses_than_belady(steps in steps(9), room in 1usize..4) {
+            // One expert a step: several of one step would not leave each other.
+            let steps: Vec<Step> = steps.into_iter().map(|(l, c)| (l, vec![c[0]])).collect();
+            let uses: Vec<Expert> = steps.iter().flat_map(experts).collect();
+            let future = future(&steps);
+            let priorities: Vec<Belady> = (0..steps.len()).map(|now| {
+                let mut belady = Belady::new(&shape(), future.clone());
+                steps[..=now].iter().for_each(|step| belady.observe(&routed(step)));
+                belady
+            }).collect();
+            let found = misses(&uses, room, |now, resident| {
+                let p = |at: &usize| priorities[now].priority(resident[*at]);
+                (0..resident.len()).min_by(|a, b| p(a).total_cmp(&p(b))).unwrap()
+            });
+            prop_assert_eq!(found, fewest(&uses, room, &BTreeSet::new()));
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "not the trace's")]
+    fn another_run_is_refused() {
+        let mut belady = Belady::new(&shape(), future(&[(0, vec![1, 2])]));
+        belady.observe(&routed(&(0, vec![1, 3])));
+    }
+}
