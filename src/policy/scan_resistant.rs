@@ -14,7 +14,7 @@
 //! long one by next to nothing, and what it moves the short one has gone after some tokens.
 
 use super::grid::Grid;
-use super::{Event, Eviction, Expert, Routed, Shape};
+use super::{Event, Eviction, Expert, Phase, Routed, Shape};
 
 /// Half-lives of the two frequencies, tokens. Of 2 to 16 and 32 to 256 these had the most hits with
 /// room for a quarter and for half of the demo model's experts (60 texts of its test set); all the
@@ -81,15 +81,17 @@ impl ScanResistant {
         self.next = (self.grid.place(layer) + 1) % self.grid.moe().len();
     }
 
-    /// A router's probabilities add up to 1, and a token uses k experts.
+    /// Of a layer that has been passed it comes too late. A router's probabilities add up to 1,
+    /// and a token uses k experts.
     fn foresee(&mut self, layer: u32, probs: &[f32]) {
         let row = &mut self.foreseen[self.grid.row(layer)];
-        if row.len() == probs.len() {
-            self.is_foreseen[layer as usize] = true;
-            for (q, prob) in row.iter_mut().zip(probs) {
-                // Neither of the two lets NaN through.
-                *q = (f64::from(*prob) * self.k as f64).max(0.0).min(1.0);
-            }
+        if row.len() != probs.len() || self.grid.place(layer) < self.next {
+            return;
+        }
+        self.is_foreseen[layer as usize] = true;
+        for (q, prob) in row.iter_mut().zip(probs) {
+            let used = f64::from(*prob) * self.k as f64;
+            *q = if used.is_nan() { 0.0 } else { used.clamp(0.0, 1.0) };
         }
     }
 }
@@ -99,6 +101,7 @@ impl Eviction for ScanResistant {
         match *event {
             Event::Routed(Routed { layer, chosen, .. }) => self.routed(layer, chosen),
             Event::Foreseen { layer, probs } => self.foresee(layer, probs),
+            Event::IterationStart { phase: Phase::Decode, .. } => self.next = 0,
             _ => {}
         }
     }
@@ -170,6 +173,14 @@ mod tests {
                     policy.observe(&Event::Foreseen { layer: *layer, probs: &probs });
                 }
             }
+            let mut next = 0;
+            let in_time = acts.into_iter().filter(|act| {
+                let place = MOE_LAYERS.iter().position(|layer| *layer == act.1).unwrap();
+                let in_time = act.0 || place >= next;
+                next = if act.0 { (place + 1) % 3 } else { next };
+                in_time
+            });
+            let acts: Vec<Act> = in_time.collect();
             let routed: Vec<&Act> = acts.iter().filter(|act| act.0).collect();
             let reached = routed.last().map_or(2, |act| {
                 MOE_LAYERS.iter().position(|layer| *layer == act.1).unwrap()

@@ -100,12 +100,6 @@ impl Eamc {
         cells.map(|(a, b)| u64::from(*a) * u64::from(*b)).sum::<u64>() as f32
     }
 
-    pub fn products(&self, eam: &Eam) -> Vec<f32> {
-        let mut products = self.zeros();
-        (0..self.len).for_each(|at| products[at] = self.product(at, eam));
-        products
-    }
-
     /// Adds a row's squares to those of all EAMs: [capacity].
     pub fn add_squares(&self, layer: u32, squares: &mut [f32]) {
         let row = &self.squares[layer as usize * self.capacity..][..self.len];

@@ -75,10 +75,10 @@ impl Foresight {
         let next = trace.iteration.layer().map_or(0, |layer| frame.grid.place(layer) + 1);
         let end = if options.multi_layer { layers.len() } else { layers.len().min(next + 1) };
         self.of_all.clear();
-        for i in next..end {
+        for (i, layer) in layers.iter().enumerate().take(end).skip(next) {
             let nearness = frame.nearness(i, next);
             if nearness > 0.0 {
-                let row = frame.grid.row(layers[i]);
+                let row = frame.grid.row(*layer);
                 self.row.clear();
                 self.row.resize(row.len(), 0);
                 if self.matches.is_empty() {
