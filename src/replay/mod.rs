@@ -4,6 +4,7 @@
 
 mod costs;
 mod foresight;
+mod future;
 mod geometry;
 pub mod hybrid;
 mod layout;
@@ -17,6 +18,7 @@ pub mod trace;
 mod traced;
 
 pub use costs::{CostModel, CpuExpert, Device, Host, LinkCosts, Roofline};
+pub use future::{Belady, Oracle};
 pub use geometry::Geometry;
 pub use layout::Plain;
 pub use machine::Mode;

@@ -234,6 +234,31 @@ proptest! {
         prop_assert_eq!((report.counters.hits_whole, report.counters.misses), (hits, misses));
     }
 
+    /// No eviction misses less than Belady's, and it misses what a search of the future says.
+    #[test]
+    fn nobody_beats_belady(seed: u64, share in 0.45f64..1.0) {
+        let routing = routing(seed, 2, 0, 25);
+        let whole = |policy| SimOptions {
+            geometry: GEOMETRY.with_granules(1),
+            ..options(policy, share)
+        };
+        let tiers = Tiers::of(&routing, &whole("on-demand")).unwrap();
+        let build = |_: &Shape| Policy {
+            eviction: Box::new(Belady::new(&routing)),
+            predictor: None,
+            splitter: None,
+            notes: Vec::new(),
+        };
+        let class = tiers.plan.classes[0];
+        let best = simulate_policy(&routing, &whole("on-demand"), tiers, build).unwrap();
+        let misses = best.counters.misses;
+        prop_assert_eq!(misses, belady_misses(&routing, class.n_slots - class.n_transit));
+        for policy in ["on-demand", "predictor=none,eviction=lfu", "predictor=none,eviction=lcp"] {
+            let report = simulate(&routing, &whole(policy)).unwrap();
+            prop_assert!(misses <= report.counters.misses, "{}", policy);
+        }
+    }
+
     /// A slow predictor that takes no time is a fast one; in lockstep it never takes any.
     #[test]
     fn a_search_without_time_is_none(seed: u64) {
@@ -271,6 +296,33 @@ fn lru_list(routing: &Recorded, room: usize) -> (u64, u64) {
         }
     }
     (hits, misses)
+}
+
+/// Misses of decode steps with room for `room` experts, of which the one used last goes.
+fn belady_misses(routing: &Recorded, room: usize) -> u64 {
+    let layer_of = |l: usize, token: &Token| (l, token.layers[l].chosen.clone());
+    let steps = routing.tokens.iter();
+    let steps = steps.flat_map(|t| (0..N_EXPERTS.len()).map(move |l| layer_of(l, t)));
+    let steps: Vec<_> = steps.filter(|step| !step.1.is_empty()).collect();
+    let mut there: Vec<(usize, u32)> = Vec::new();
+    let mut misses = 0;
+    for (now, (l, chosen)) in steps.iter().enumerate() {
+        let needed: Vec<_> = chosen.iter().map(|e| (*l, *e)).collect();
+        for &id in needed.iter().filter(|id| !there.contains(id)).collect::<Vec<_>>() {
+            misses += 1;
+            if there.len() == room {
+                let next = |id: &(usize, u32)| {
+                    let uses = |step: &(usize, Vec<u32>)| step.0 == id.0 && step.1.contains(&id.1);
+                    steps[now..].iter().position(uses).unwrap_or(usize::MAX)
+                };
+                let loose = (0..there.len()).filter(|at| !needed.contains(&there[*at]));
+                let victim = loose.max_by_key(|at| next(&there[*at])).unwrap();
+                there.remove(victim);
+            }
+            there.push(id);
+        }
+    }
+    misses
 }
 
 struct Slow(NextLayer);
@@ -419,6 +471,28 @@ fn prediction_pays_where_the_link_is_idle() {
     let tiers = Tiers::of(&routing, &late).unwrap();
     let late = simulate_policy(&routing, &late, tiers, slow_next_layer).unwrap();
     assert!(late.counters.hit_rate() < ahead.counters.hit_rate());
+}
+
+/// With the future known and a link that keeps up, nothing is missed after the first step, and
+/// nothing is brought in vain.
+#[test]
+fn an_oracle_misses_nothing() {
+    let routing = routing(9, 2, 0, 30);
+    // Transit, an eighth of the slots, holds the two experts of a layer.
+    let mut options = options("on-demand", 0.85);
+    options.costs.link = LinkCosts::new(2e10, 0, 2);
+    let tiers = Tiers::of(&routing, &options).unwrap();
+    let build = |_: &Shape| Policy {
+        eviction: Box::new(Belady::new(&routing)),
+        predictor: Some(Box::new(Oracle::new(&routing, 2))),
+        splitter: None,
+        notes: Vec::new(),
+    };
+    let report = simulate_policy(&routing, &options, tiers, build).unwrap();
+    let later = &report.timeline[1..];
+    let missed: u64 = later.iter().map(|i| i.counters.misses + i.counters.hits_partial).sum();
+    assert_eq!((missed, report.counters.prefetch_wasted_bytes), (0, 0));
+    assert!(later.iter().all(|i| i.timing.stall_ns == 0));
 }
 
 #[test]
