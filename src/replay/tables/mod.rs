@@ -2,9 +2,11 @@
 //! what the paper claims holds here. A claim is checked on the rows, so that the text beside a
 //! table cannot outlive the figures it was written about.
 
+mod inputs;
 mod markdown;
 mod plot;
 
+pub use inputs::{Inputs, N_UBATCH, Source};
 pub use markdown::{csv, markdown};
 pub use plot::svg;
 

@@ -5,7 +5,7 @@
 //! | whether a request begins | u8, 0 or 1; if 1, its kind: u16 length, UTF-8 |
 //! | prompt tokens, decode tokens | u32, u32; prompt tokens come first |
 //! | token ids | u32 \[tokens\] |
-//! | distinct tokens not met before | u32; their embeddings \[tokens, n_embd\] in order of first use |
+//! | tokens not met before | u32; their embeddings \[tokens, n_embd\] in order of first use |
 //! | chosen experts | u8, or u16 if a layer has more than 256, \[layers\]\[tokens, k\] |
 //! | probabilities | \[layers\]\[tokens, experts\] |
 //! | ahead | \[layers\]\[decode tokens, experts of the targets in order of distance\] |

@@ -20,8 +20,10 @@
 //! | version | u32, 1 |
 //! | header | u32 length, then [`Header`], see `header.rs` |
 //! | | u32 CRC of all of the above |
-//! | blocks | u32 compressed length > 0, u32 length, u32 CRC of these two and of what follows; raw DEFLATE of a run of tokens of one request, see `block.rs` |
+//! | blocks | u32 compressed length > 0, u32 length, u32 CRC of these and the rest; raw DEFLATE |
 //! | end | u32 0; u64 requests, u64 tokens, u64 distinct tokens; u32 CRC of these four |
+//!
+//! A block is a run of tokens of one request, see `block.rs`.
 //!
 //! Probabilities of a [`Precision::Compact`] trace are one byte q each, p = (q / 255)²: the square
 //! root spreads the small ones, which are most. They are divided by their sum when they are read.
