@@ -232,10 +232,10 @@ mod tests {
             let mut oracle = Oracle::new(&shape(), future.clone(), n);
             let mut belady = Belady::new(&shape(), future);
             let mut out = Vec::new();
-            for now in 0..=steps.len() {
+            for past in 0..=steps.len() {
                 oracle.predict(&mut out);
                 let mut expected: Vec<Prediction> = Vec::new();
-                for (ahead, step) in steps[now..].iter().take(n).enumerate() {
+                for (ahead, step) in steps[past..].iter().take(n).enumerate() {
                     for expert in experts(step) {
                         if expected.iter().all(|p| p.expert != expert) {
                             let priority = 1.0 - ahead as f32 / n as f32;
@@ -246,11 +246,11 @@ mod tests {
                 prop_assert_eq!(&out, &expected);
                 for expert in everyone() {
                     let uses = |step: &Step| experts(step).any(|used| used == expert);
-                    let next = steps[now..].iter().position(uses);
-                    let expected = next.map_or(f64::NEG_INFINITY, |next| -((now + next) as f64));
+                    let next = steps[past..].iter().position(uses);
+                    let expected = next.map_or(f64::NEG_INFINITY, |next| -((past + next) as f64));
                     prop_assert_eq!(belady.priority(expert), expected);
                 }
-                if let Some(step) = steps.get(now) {
+                if let Some(step) = steps.get(past) {
                     oracle.observe(&routed(step));
                     belady.observe(&routed(step));
                 }

