@@ -194,6 +194,27 @@ impl CostModel {
         }
     }
 
+    /// A machine that was measured: a decode step by the engine's Timer, with `k` experts a token;
+    /// `prompt_share` is what one more token of a prompt takes, in parts of a decode step. Shared
+    /// experts are in the attention's time. The CPU is the only processor.
+    pub fn measured(link: LinkCosts, timer: &Costs, k: usize, prompt_share: f64) -> CostModel {
+        let kernel =
+            |ns: f64| Roofline { launch_ns: 0.0, memory_ns: ns, token_ns: prompt_share * ns };
+        let expert_ns = timer.experts_ns / k as f64;
+        CostModel {
+            link,
+            expert: kernel(expert_ns),
+            attention: kernel(timer.attention_ns),
+            shared: Roofline::default(),
+            head: kernel(timer.head_ns),
+            cpu_expert: CpuExpert {
+                token_ns: prompt_share * expert_ns,
+                start_ns: (1.0 - prompt_share) * expert_ns,
+            },
+            search_ns: 0,
+        }
+    }
+
     /// The same for policies that plan by costs; a token uses `k` experts.
     pub fn timer(&self, geometry: &Geometry, k: usize) -> Costs {
         let load_ns = self.link.latency_ns + self.link.transfer_ns(geometry.expert_bytes);
@@ -224,6 +245,19 @@ mod tests {
         let costs = CostModel::derive(&device, &Host::XEON_6230R, &geometry);
         let load_ms = costs.timer(&geometry, 2).load_ns / 1e6;
         assert!((13.5..14.5).contains(&load_ms), "{load_ms}");
+    }
+
+    #[test]
+    fn what_was_measured_comes_back() {
+        let geometry = Geometry::published("qwen3-30b-a3b").unwrap();
+        let link = LinkCosts::new(2e9, 80_000, 32);
+        let load_ns = 80_000.0 + geometry.expert_bytes as f64 / 2.0;
+        let timer = Costs { attention_ns: 3e5, experts_ns: 8e5, head_ns: 2e6, load_ns };
+        let costs = CostModel::measured(link, &timer, 8, 0.1);
+        assert_eq!(costs.timer(&geometry, 8), timer);
+        assert!((costs.cpu_expert.of(1.0) - 1e5).abs() < 1e-6);
+        // Twenty tokens of a prompt take as long as two steps.
+        assert_eq!(costs.attention.of(20), 6e5);
     }
 
     /// PreScope, Premise 5 and 6.2.1: loading an expert takes longer than computing it on the GPU,

@@ -10,6 +10,7 @@ pub mod hybrid;
 mod layout;
 mod link;
 mod machine;
+mod options;
 mod report;
 mod routing;
 mod run;
@@ -22,9 +23,10 @@ pub use future::{Belady, Oracle};
 pub use geometry::Geometry;
 pub use layout::Plain;
 pub use machine::Mode;
+pub use options::{Budget, Caching, SimOptions, Tiers};
 pub use report::{Distribution, Iteration, Report, Totals};
 pub use routing::{Pass, Recorded, Routing, Token, TokenLayer, next_moe_layers};
-pub use run::{Budget, Caching, SimOptions, Tiers, simulate, simulate_policy};
+pub use run::{simulate, simulate_policy};
 pub use traced::Traced;
 
 #[cfg(test)]

@@ -7,8 +7,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::experts::Counters;
 use crate::policy::{
-    Event, Eviction, Expert, Lru, NextLayer, Policy, PolicySpec, Prediction, Predictor, Profile,
-    Shape, Wants,
+    Costs, Event, Eviction, Expert, LayerShare, Lru, NextLayer, Policy, PolicySpec, Prediction,
+    Predictor, Profile, Shape, Splitter, Wants,
 };
 
 /// Layer 1 is dense.
@@ -493,6 +493,36 @@ fn an_oracle_misses_nothing() {
     let missed: u64 = later.iter().map(|i| i.counters.misses + i.counters.hits_partial).sum();
     assert_eq!((missed, report.counters.prefetch_wasted_bytes), (0, 0));
     assert!(later.iter().all(|i| i.timing.stall_ns == 0));
+}
+
+/// Shares of the layers take effect between requests, and are planned by the machine's costs.
+#[test]
+fn a_splitter_cuts_experts_in_two() {
+    struct Half;
+    impl Splitter for Half {
+        fn observe(&mut self, _: &Event<'_>) {}
+
+        fn plan(&mut self, given: &Costs) -> Option<Vec<LayerShare>> {
+            assert_eq!(*given, costs(2e9).timer(&GEOMETRY, K));
+            Some(vec![LayerShare { n_slots: usize::MAX, keep: 2 }; N_EXPERTS.len()])
+        }
+    }
+    let routing = routing(8, 2, 0, 40);
+    let replay = |is_split: bool| {
+        let build = |shape: &Shape| Policy {
+            eviction: Box::new(Lru::new(shape)),
+            predictor: None,
+            splitter: is_split.then(|| Box::new(Half) as Box<dyn Splitter>),
+            notes: Vec::new(),
+        };
+        let options = options("on-demand", 0.5);
+        let tiers = Tiers::of(&routing, &options).unwrap();
+        simulate_policy(&routing, &options, tiers, build).unwrap()
+    };
+    let (split, whole) = (replay(true).counters, replay(false).counters);
+    // More experts are there, of fewer of them all.
+    assert!(split.hits_partial > 2 * whole.hits_partial && split.hits_whole < whole.hits_whole);
+    assert!(split.misses < whole.misses);
 }
 
 #[test]

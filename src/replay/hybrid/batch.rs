@@ -43,10 +43,13 @@ pub enum Source<'a> {
     Gate,
     /// How often each expert of [MoE layers][experts] has been used: the mean of the past.
     Statistics(&'a [Vec<u32>]),
-    /// Anyone else, LLaPor for one: (token, layer, distance in MoE layers, out), which replaces
-    /// `out` by how probably the token will use each expert of that layer, or by nothing.
-    Tokens(&'a dyn Fn(usize, usize, usize, &mut Vec<f32>)),
+    /// Anyone else, LLaPor for one.
+    Tokens(OfToken<'a>),
 }
+
+/// (token, layer, distance in MoE layers, out): replaces `out` by how probably the token will use
+/// each expert of the layer so far ahead, or by nothing.
+pub type OfToken<'a> = &'a dyn Fn(usize, usize, usize, &mut Vec<f32>);
 
 /// Tokens of each expert over all of some requests, [MoE layers][experts]: PreScope's Counter.
 pub fn counts(routing: &dyn Routing, requests: std::ops::Range<usize>) -> Vec<Vec<u32>> {
@@ -107,7 +110,7 @@ impl Batches {
         tokens: &[Vec<usize>],
         source: &Source,
     ) {
-        for s in 0..self.steps.len() {
+        for (s, tokens) in tokens.iter().enumerate() {
             for at in 0..layers.len() {
                 let predict = |distance| match source {
                     Source::Nobody => Vec::new(),
@@ -117,13 +120,13 @@ impl Batches {
                         let uses = self.steps[s].n_tokens * routing.k();
                         frequencies(counts, uses)
                     }
-                    Source::Gate => of_tokens(&tokens[s], |token, out| {
+                    Source::Gate => of_tokens(tokens, |token, out| {
                         routing.ahead(token, layers[at], distance, out);
                         keep_best(out, routing.k());
                     }),
-                    Source::Tokens(predict) => of_tokens(&tokens[s], |token, out| {
-                        predict(token, layers[at], distance, out)
-                    }),
+                    Source::Tokens(predict) => {
+                        of_tokens(tokens, |token, out| predict(token, layers[at], distance, out))
+                    }
                 };
                 let predicted: Vec<Vec<f32>> = (1..=N_AHEAD).map(predict).collect();
                 self.steps[s].layers[at].predicted = predicted;
