@@ -1,5 +1,8 @@
 //! Replays of made-up routing: what must hold whatever was routed, and small cases by hand.
 
+mod lists;
+mod made_up;
+
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
@@ -7,136 +10,10 @@ use proptest::prelude::*;
 use super::*;
 use crate::experts::Counters;
 use crate::policy::{
-    Costs, Event, Eviction, Expert, LayerShare, Lru, NextLayer, Policy, PolicySpec, Prediction,
-    Predictor, Profile, Shape, Splitter, Wants,
+    Costs, Event, Eviction, Expert, LayerShare, Lru, NextLayer, Policy, Prediction, Predictor,
+    Shape, Splitter, Wants,
 };
-
-/// Layer 1 is dense.
-const N_EXPERTS: [usize; 4] = [6, 0, 8, 6];
-const K: usize = 2;
-const POLICIES: [&str; 6] = [
-    "on-demand",
-    "mixtral-offloading",
-    "predictor=none,eviction=lfu",
-    "predictor=none,eviction=lcp",
-    "predictor=next-layer,eviction=lcp",
-    "predictor=next-layer,eviction=lfu",
-];
-
-/// Draws for routing.
-struct Draws(u64);
-
-impl Draws {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888);
-        (self.0 >> 33) % n
-    }
-}
-
-/// Tokens that stay with an expert for a while; looking ahead is mostly right.
-fn token(draws: &mut Draws, n_experts: &[usize], k: usize, last: Option<&Token>) -> Token {
-    let layer = |(l, n): (usize, usize)| {
-        let mut chosen = last.map_or(Vec::new(), |t| t.layers[l].chosen.clone());
-        chosen.truncate(if draws.below(3) == 0 { 0 } else { 1 });
-        while chosen.len() < k.min(n) {
-            let expert = draws.below(n as u64) as u32;
-            if !chosen.contains(&expert) {
-                chosen.push(expert);
-            }
-        }
-        let probs = probs(&chosen, n);
-        TokenLayer { chosen, probs, ..TokenLayer::default() }
-    };
-    let layers = n_experts.iter().copied().enumerate().map(layer).collect();
-    Token { embedding: vec![draws.below(100) as f32; 4], layers }
-}
-
-/// Highest for the chosen, in their order.
-fn probs(chosen: &[u32], n: usize) -> Vec<f32> {
-    let mut probs = vec![0.01; n];
-    chosen.iter().enumerate().for_each(|(i, e)| probs[*e as usize] = 0.5 / (i + 1) as f32);
-    probs
-}
-
-/// Each layer foresees the next MoE layer, of the same or the next token, all but `wrong` in 10.
-fn look_ahead(routing: &mut Recorded, draws: &mut Draws, wrong: u64) {
-    let next = next_moe_layers(&routing.n_experts);
-    for t in 0..routing.tokens.len() {
-        for l in 0..next.len() {
-            let n = routing.n_experts[next[l]];
-            if routing.n_experts[l] == 0 {
-                continue;
-            }
-            let of = t + usize::from(next[l] <= l);
-            let right = draws.below(10) >= wrong;
-            let chosen = match routing.tokens.get(of) {
-                Some(token) if right => token.layers[next[l]].chosen.clone(),
-                _ => vec![draws.below(n as u64) as u32],
-            };
-            routing.tokens[t].layers[l].ahead = vec![probs(&chosen, n)];
-        }
-    }
-}
-
-/// Requests of a prompt and `n_decode` tokens each.
-fn routing(seed: u64, n_requests: usize, n_prompt: usize, n_decode: usize) -> Recorded {
-    let mut draws = Draws(seed);
-    let mut routing =
-        Recorded { n_experts: N_EXPERTS.to_vec(), k: K, requests: Vec::new(), tokens: Vec::new() };
-    for _ in 0..n_requests {
-        let mut passes = Vec::new();
-        let start = routing.tokens.len();
-        for _ in 0..n_prompt + n_decode {
-            let last = routing.tokens.last();
-            let token = token(&mut draws, &N_EXPERTS, K, last);
-            routing.tokens.push(token);
-        }
-        let decode = start + n_prompt;
-        if n_prompt > 0 {
-            passes.push(Pass { tokens: start..decode, is_prompt: true });
-        }
-        passes.extend(
-            (decode..decode + n_decode).map(|t| Pass { tokens: t..t + 1, is_prompt: false }),
-        );
-        routing.requests.push(passes);
-    }
-    look_ahead(&mut routing, &mut draws, 2);
-    routing
-}
-
-const GEOMETRY: Geometry = Geometry {
-    expert_bytes: 4000,
-    n_granules: 4,
-    attention_bytes: 1000,
-    shared_bytes: 0,
-    head_bytes: 1000,
-    weight_bytes: 2.0,
-};
-
-fn costs(bytes_per_second: f64) -> CostModel {
-    CostModel {
-        link: LinkCosts::new(bytes_per_second, 100, 2),
-        expert: Roofline { launch_ns: 0.0, memory_ns: 400.0, token_ns: 80.0 },
-        attention: Roofline { launch_ns: 50.0, memory_ns: 150.0, token_ns: 10.0 },
-        shared: Roofline { launch_ns: 0.0, memory_ns: 30.0, token_ns: 10.0 },
-        head: Roofline { launch_ns: 0.0, memory_ns: 70.0, token_ns: 1.0 },
-        cpu_expert: CpuExpert::default(),
-        search_ns: 0,
-    }
-}
-
-fn options(policy: &str, share: f64) -> SimOptions {
-    SimOptions {
-        policy: policy.parse::<PolicySpec>().unwrap(),
-        profile: Profile::default(),
-        geometry: GEOMETRY,
-        costs: costs(2e9),
-        budget: Budget::Share(share),
-        caching: Caching::Keep,
-        mode: Mode::Timed,
-        n_warm_up: 0,
-    }
-}
+use made_up::*;
 
 fn demands(counters: &Counters) -> u64 {
     counters.hits_whole + counters.hits_partial + counters.misses
@@ -220,45 +97,6 @@ proptest! {
         }
     }
 
-    /// Whole experts by themselves: the tier's working set under LRU is a list.
-    #[test]
-    fn on_demand_is_an_lru_list_of_experts(seed: u64, share in 0.45f64..1.0) {
-        let routing = routing(seed, 2, 0, 30);
-        let options = SimOptions {
-            geometry: GEOMETRY.with_granules(1),
-            ..options("on-demand", share)
-        };
-        let class = Tiers::of(&routing, &options).unwrap().plan.classes[0];
-        let report = simulate(&routing, &options).unwrap();
-        let (hits, misses) = lru_list(&routing, class.n_slots - class.n_transit);
-        prop_assert_eq!((report.counters.hits_whole, report.counters.misses), (hits, misses));
-    }
-
-    /// No eviction misses less than Belady's, and it misses what a search of the future says.
-    #[test]
-    fn nobody_beats_belady(seed: u64, share in 0.45f64..1.0) {
-        let routing = routing(seed, 2, 0, 25);
-        let whole = |policy| SimOptions {
-            geometry: GEOMETRY.with_granules(1),
-            ..options(policy, share)
-        };
-        let tiers = Tiers::of(&routing, &whole("on-demand")).unwrap();
-        let build = |_: &Shape| Policy {
-            eviction: Box::new(Belady::new(&routing)),
-            predictor: None,
-            splitter: None,
-            notes: Vec::new(),
-        };
-        let class = tiers.plan.classes[0];
-        let best = simulate_policy(&routing, &whole("on-demand"), tiers, build).unwrap();
-        let misses = best.counters.misses;
-        prop_assert_eq!(misses, belady_misses(&routing, class.n_slots - class.n_transit));
-        for policy in ["on-demand", "predictor=none,eviction=lfu", "predictor=none,eviction=lcp"] {
-            let report = simulate(&routing, &whole(policy)).unwrap();
-            prop_assert!(misses <= report.counters.misses, "{}", policy);
-        }
-    }
-
     /// A slow predictor that takes no time is a fast one; in lockstep it never takes any.
     #[test]
     fn a_search_without_time_is_none(seed: u64) {
@@ -274,55 +112,6 @@ proptest! {
         let in_step = SimOptions { mode: Mode::Lockstep, ..options };
         prop_assert_eq!(slow(&late), simulate(&routing, &in_step).unwrap());
     }
-}
-
-/// Hits and misses of decode steps with room for `room` experts.
-fn lru_list(routing: &Recorded, room: usize) -> (u64, u64) {
-    let mut list: Vec<(usize, u32)> = Vec::new();
-    let (mut hits, mut misses) = (0, 0);
-    for token in &routing.tokens {
-        for (l, layer) in token.layers.iter().enumerate() {
-            for &e in layer.chosen.iter() {
-                if list.contains(&(l, e)) {
-                    hits += 1;
-                } else {
-                    misses += 1;
-                }
-            }
-            // Those of the same token are pinned; the best counts as used last.
-            list.retain(|(of, e)| *of != l || !layer.chosen.contains(e));
-            list.extend(layer.chosen.iter().rev().map(|e| (l, *e)));
-            list.drain(..list.len().saturating_sub(room));
-        }
-    }
-    (hits, misses)
-}
-
-/// Misses of decode steps with room for `room` experts, of which the one used last goes.
-fn belady_misses(routing: &Recorded, room: usize) -> u64 {
-    let layer_of = |l: usize, token: &Token| (l, token.layers[l].chosen.clone());
-    let steps = routing.tokens.iter();
-    let steps = steps.flat_map(|t| (0..N_EXPERTS.len()).map(move |l| layer_of(l, t)));
-    let steps: Vec<_> = steps.filter(|step| !step.1.is_empty()).collect();
-    let mut there: Vec<(usize, u32)> = Vec::new();
-    let mut misses = 0;
-    for (now, (l, chosen)) in steps.iter().enumerate() {
-        let needed: Vec<_> = chosen.iter().map(|e| (*l, *e)).collect();
-        for &id in needed.iter().filter(|id| !there.contains(id)).collect::<Vec<_>>() {
-            misses += 1;
-            if there.len() == room {
-                let next = |id: &(usize, u32)| {
-                    let uses = |step: &(usize, Vec<u32>)| step.0 == id.0 && step.1.contains(&id.1);
-                    steps[now..].iter().position(uses).unwrap_or(usize::MAX)
-                };
-                let loose = (0..there.len()).filter(|at| !needed.contains(&there[*at]));
-                let victim = loose.max_by_key(|at| next(&there[*at])).unwrap();
-                there.remove(victim);
-            }
-            there.push(id);
-        }
-    }
-    misses
 }
 
 struct Slow(NextLayer);
