@@ -4,7 +4,6 @@
 
 mod costs;
 mod foresight;
-mod future;
 mod geometry;
 pub mod hybrid;
 mod layout;
@@ -19,13 +18,12 @@ pub mod trace;
 mod traced;
 
 pub use costs::{CostModel, CpuExpert, Device, Host, LinkCosts, Roofline};
-pub use future::{Belady, Oracle};
 pub use geometry::Geometry;
 pub use layout::Plain;
 pub use machine::Mode;
 pub use options::{Budget, Caching, SimOptions, Tiers};
 pub use report::{Distribution, Iteration, Report, Totals};
-pub use routing::{Pass, Recorded, Routing, Token, TokenLayer, next_moe_layers};
+pub use routing::{Pass, Recorded, Routing, Token, TokenLayer, future, next_moe_layers};
 pub use run::{simulate, simulate_policy};
 pub use traced::Traced;
 

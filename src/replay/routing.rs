@@ -2,8 +2,9 @@
 //! makes up.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use crate::policy::Phase;
+use crate::policy::{Future, Phase};
 
 /// A forward pass: some consecutive tokens of one request at once.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,6 +59,20 @@ pub fn next_moe_layers(n_experts: &[usize]) -> Vec<usize> {
     let n = n_experts.len();
     let next = |l: usize| (1..=n).map(|d| (l + d) % n).find(|next| n_experts[*next] > 0);
     (0..n).map(|l| next(l).unwrap_or(l)).collect()
+}
+
+/// What policies that know the future must know of it: every decode step's routing.
+pub fn future(routing: &dyn Routing) -> Arc<Future> {
+    let n_experts = routing.n_experts();
+    let (mut future, mut chosen) = (Future::default(), Vec::new());
+    let passes = (0..routing.n_requests()).flat_map(|request| routing.passes(request));
+    for pass in passes.filter(|pass| pass.phase() == Phase::Decode) {
+        for layer in (0..n_experts.len()).filter(|layer| n_experts[*layer] > 0) {
+            routing.chosen(pass.tokens.start, layer, &mut chosen);
+            future.push(layer as u32, &chosen);
+        }
+    }
+    Arc::new(future)
 }
 
 /// Routing that is held in memory.

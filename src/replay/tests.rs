@@ -10,8 +10,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::experts::Counters;
 use crate::policy::{
-    Costs, Event, Eviction, Expert, LayerShare, Lru, NextLayer, Policy, Prediction, Predictor,
-    Shape, Splitter, Wants,
+    Belady, Costs, Event, Eviction, Expert, LayerShare, Lru, NextLayer, Oracle, Policy, Prediction,
+    Predictor, Shape, Splitter, Wants,
 };
 use made_up::*;
 
@@ -271,9 +271,9 @@ fn an_oracle_misses_nothing() {
     let mut options = options("on-demand", 0.85);
     options.costs.link = LinkCosts::new(2e10, 0, 2);
     let tiers = Tiers::of(&routing, &options).unwrap();
-    let build = |_: &Shape| Policy {
-        eviction: Box::new(Belady::new(&routing)),
-        predictor: Some(Box::new(Oracle::new(&routing, 2))),
+    let build = |shape: &Shape| Policy {
+        eviction: Box::new(Belady::new(shape, future(&routing))),
+        predictor: Some(Box::new(Oracle::new(shape, future(&routing), 2))),
         splitter: None,
         notes: Vec::new(),
     };

@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 
 use super::made_up::*;
-use crate::policy::{Policy, Shape};
+use crate::policy::{Belady, Policy, Shape};
 use crate::replay::*;
 
 proptest! {
@@ -31,8 +31,8 @@ proptest! {
             ..options(policy, share)
         };
         let tiers = Tiers::of(&routing, &whole("on-demand")).unwrap();
-        let build = |_: &Shape| Policy {
-            eviction: Box::new(Belady::new(&routing)),
+        let build = |shape: &Shape| Policy {
+            eviction: Box::new(Belady::new(shape, future(&routing))),
             predictor: None,
             splitter: None,
             notes: Vec::new(),
