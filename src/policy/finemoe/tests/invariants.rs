@@ -120,12 +120,14 @@ fn silent_requests_make_room() {
     }
     predictor.predict(&mut out);
     let urgent = out[0].priority;
-    // Those that were silent the longest are gone; the last is still at its first layer.
-    predictor.observe(&end(0));
-    predictor.observe(&routed(999, 2, &known.map[1]));
-    predictor.observe(&routed(999, 4, &known.map[2]));
-    predictor.observe(&end(999));
-    assert_eq!(predictor.store().len(), 2);
+    // Those that were silent the longest are gone; others go on.
+    for (request, n_stored) in [(940, 2), (5, 2), (999, 3)] {
+        for (layer, probs) in MOE_LAYERS.into_iter().zip(&known.map).skip(1) {
+            predictor.observe(&routed(request, layer, probs));
+        }
+        predictor.observe(&end(request));
+        assert_eq!(predictor.store().len(), n_stored, "{request}");
+    }
     predictor.predict(&mut out);
     assert_eq!(out[0].priority, urgent);
 }
