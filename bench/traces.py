@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 KINDS = ["prose", "reference", "code"]
 # What separates documents in the held-out texts: a token of its own, not text.
 SEPARATOR = "<|endoftext|>"
-SMALL = ["--n-prompt", "16-32", "--n-gen", "32", "--ahead", "1"]
+SMALL = ["--n-prompt", "8-24", "--n-gen", "30", "--ahead", "1"]
 FULL = ["--n-prompt", "32-96", "--n-gen", "64", "--ahead", "6", "--hidden"]
 
 
