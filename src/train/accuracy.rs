@@ -144,3 +144,36 @@ fn hot(truth: &[&[u32]], predicted: &[Vec<u32>], n_experts: usize) -> Hot {
     }
     hot
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_counts_by_its_best_experts() {
+        // Predicted are 0 and 1, then 2 and 0.
+        let scores = [0.5, 0.4, 0.1, 0.0, 0.2, 0.1, 0.6, 0.1];
+        let found = accuracy(&[&[1, 3], &[0, 2]], &scores, 4, 2);
+        assert_eq!(found.top, [1.0, 0.75]);
+        assert_eq!(found.hot, Hot::default(), "there is no whole batch");
+        assert_eq!(accuracy(&[&[3, 1], &[1, 3]], &scores, 4, 2).top, [0.0, 0.25]);
+    }
+
+    /// Of 8 experts token i has i mod 8 and one of 0 and 1, so that these two are hottest, with 20
+    /// tokens each; all others have 4.
+    #[test]
+    fn hot_experts_are_found_within_the_window() {
+        let tokens: Vec<[u32; 2]> = (0..32).map(|i| [i % 8, (i + 1) % 2]).collect();
+        let truth: Vec<&[u32]> = tokens.iter().map(|token| &token[..]).collect();
+        let exact: Vec<Vec<u32>> = truth.iter().map(|token| token.to_vec()).collect();
+        let right = hot(&truth, &exact, 8);
+        assert_eq!((right.top, right.tokens), ([1.0; 3], 1.0));
+        // Of 4 and 5 for everyone neither is among the true 4 best, 0 to 3, and both are of the
+        // best 6; then come 0 and 1, as of equals the lower id goes first.
+        let wrong = hot(&truth, &vec![vec![4, 5]; 32], 8);
+        assert_eq!(wrong.top, [0.0, 2.0 / 3.0, 1.0]);
+        assert_eq!(wrong.tokens, 1.0);
+        let cold = hot(&truth, &vec![vec![6, 7]; 32], 8);
+        assert_eq!(cold.top, [0.0, 1.0 / 3.0, 0.5]);
+    }
+}

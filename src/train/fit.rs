@@ -94,3 +94,33 @@ fn batch(
     let inputs = Tensor::from_vec(inputs, (n, set.n_inputs()), &Device::Cpu)?;
     Ok((inputs, Tensor::from_vec(signs, (n, set.n_experts), &Device::Cpu)?))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rate_rises_and_falls() {
+        let options = TrainOptions { epochs: 30, warm_up: 5, ..TrainOptions::default() };
+        let rates = [0.0, 2.5, 5.0, 17.5, 30.0].map(|now| schedule(now, &options));
+        for (rate, expected) in rates.into_iter().zip([0.0, 0.5, 1.0, 0.5, 0.0]) {
+            assert!((rate - expected).abs() < 1e-9, "{rates:?}");
+        }
+        // A short training warms up for half of it.
+        let options = TrainOptions { epochs: 4, ..options };
+        assert_eq!(schedule(2.0, &options), 1.0);
+    }
+
+    #[test]
+    fn rare_experts_weigh_as_much_as_hot_ones() {
+        let weights = balance(&[9, 19, 39]);
+        assert!((weights.iter().sum::<f32>() - 3.0).abs() < 1e-5);
+        assert!((weights[0] / weights[1] - 2.0).abs() < 1e-5);
+        assert!((weights[0] / weights[2] - 4.0).abs() < 1e-5);
+        // One that was never seen does not drown all others.
+        let mut counts = vec![1000; 64];
+        counts[7] = 0;
+        let weights = balance(&counts);
+        assert!(weights[7] / weights[0] < 600.0 && weights.iter().all(|w| *w > 0.0));
+    }
+}

@@ -212,3 +212,5 @@ impl Task<'_> {
     }
 }
 
+#[cfg(test)]
+mod tests;

@@ -129,3 +129,66 @@ impl Network {
         Ok(LayerModel { compress, input, residual, output, loss: self.loss.clone() })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::llapor::{Workspace, push_choice};
+
+    const N_PCA: usize = 5;
+    const N_SOURCE: usize = 6;
+    const N_EXPERTS: usize = 4;
+
+    fn loss() -> Loss {
+        Loss { lambda: 0.3, gamma: 1.5, balance: vec![0.5, 1.5, 0.8, 1.2] }
+    }
+
+    fn network(group: Group, noise: &mut Noise) -> Network {
+        Network::new(group, [N_PCA, N_PCA + 2 * N_SOURCE, 37], loss(), noise).unwrap()
+    }
+
+    #[test]
+    fn inference_computes_what_was_trained() {
+        let mut noise = Noise::new(5, 0);
+        for group in [Group::Outer, Group::Middle] {
+            let network = network(group, &mut noise);
+            let mut hidden = vec![0.0; 9];
+            let mut probs = vec![0.3; N_SOURCE];
+            noise.blur(&mut hidden, 1.0);
+            noise.blur(&mut probs, 0.1);
+            let compress = Layer::new(N_PCA, 9, &mut noise).unwrap().export().unwrap();
+            let model = network.export(compress.clone()).unwrap();
+            model.check().unwrap();
+            let mut work = Workspace::default();
+            model.forward(&hidden, &[4, 1], &probs, &mut work);
+
+            let mut x = Vec::new();
+            compress.apply(&hidden, &mut x);
+            push_choice(&[4, 1], &probs, N_SOURCE, &mut x);
+            let x = Tensor::from_vec(x, (1, N_PCA + 2 * N_SOURCE), &Device::Cpu).unwrap();
+            let mut dropout = Dropout { part: 0.0, noise: &mut noise };
+            let logits = network.forward(&x, &mut dropout).unwrap().flatten_all().unwrap();
+            for (a, b) in logits.to_vec1::<f32>().unwrap().iter().zip(&work.logits) {
+                assert!((a - b).abs() < 1e-4, "{group:?}: {a} {b}");
+            }
+        }
+    }
+
+    /// Training and online updates descend the same slope.
+    #[test]
+    fn gradients_are_those_of_the_loss() {
+        let mut noise = Noise::new(6, 0);
+        let network = network(Group::Outer, &mut noise);
+        let mut logits = vec![0.0; 2 * N_EXPERTS];
+        noise.blur(&mut logits, 2.0);
+        let signs = [1.0, -1.0, -1.0, 1.0, -1.0, 1.0, -1.0, -1.0f32];
+        let tensor = |x: &[f32]| Tensor::from_slice(x, (2, N_EXPERTS), &Device::Cpu).unwrap();
+        let variable = Var::from_tensor(&tensor(&logits)).unwrap();
+        let gradients = network.loss(&variable, &tensor(&signs)).unwrap().backward().unwrap();
+        let gradients = gradients.get(&variable).unwrap().flatten_all().unwrap();
+        for (at, gradient) in gradients.to_vec1::<f32>().unwrap().into_iter().enumerate() {
+            let one = loss().gradient(at % N_EXPERTS, logits[at], signs[at] > 0.0);
+            assert!((gradient - one / signs.len() as f32).abs() < 1e-6, "{at}");
+        }
+    }
+}

@@ -41,3 +41,6 @@ impl Group {
         if at < outer || at + outer >= n { Group::Outer } else { Group::Middle }
     }
 }
+
+#[cfg(test)]
+mod tests;

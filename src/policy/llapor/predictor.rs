@@ -9,7 +9,7 @@ use crate::policy::{Event, Expert, Phase, Prediction, Predictor, Profile, Routed
 const SECTION: &str = "prescope.llapor";
 
 /// η of online updates.
-const RATE: f32 = 0.02;
+const RATE: f32 = 0.05;
 
 /// Beyond the k most probable experts those are predicted that are used rather than not.
 const THRESHOLD: f32 = 0.5;
@@ -89,6 +89,11 @@ impl LlaPor {
         let refused = |why| format!("the profile's LLaPor cannot be used, as {why}");
         let model = LlaporModel::decode(shape, bytes).map_err(refused)?;
         LlaPor::new(shape, model, online).map_err(refused)
+    }
+
+    /// As it is now, with what it has learned.
+    pub fn model(&self) -> &LlaporModel {
+        &self.model
     }
 
     fn position(&self, request: u32) -> Option<usize> {
