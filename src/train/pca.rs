@@ -7,8 +7,10 @@ use candle_core::{D, Device, Result, Tensor};
 use super::augment::Noise;
 use crate::policy::llapor::Linear;
 
-/// Tokens a dimension that the covariance is taken of, at most. More tell little that is new.
+/// Tokens that the covariance is taken of, at most: so many for each dimension, or so many if that
+/// is more. Further ones tell little that is new.
 const TOKENS_PER_DIMENSION: usize = 8;
+const TOKENS: usize = 16 << 10;
 
 /// Each one multiplies what is wanted, against what is not, by the ratio of their variances.
 const ITERATIONS: usize = 8;
@@ -20,7 +22,8 @@ const FLOOR: f32 = 0.01;
 /// The map from activations to their `n_pca` strongest components, each of mean 0 and variance 1.
 /// `hidden`: [n, n_embd].
 pub fn fit(hidden: &[f32], n_embd: usize, n_pca: usize, noise: &mut Noise) -> Result<Linear> {
-    let every = (hidden.len() / n_embd).div_ceil(n_embd * TOKENS_PER_DIMENSION);
+    let n_max = TOKENS.max(n_embd * TOKENS_PER_DIMENSION);
+    let every = (hidden.len() / n_embd).div_ceil(n_max);
     let rows = hidden.chunks_exact(n_embd).step_by(every.max(1));
     let n = rows.len();
     let rows: Vec<f32> = rows.flatten().copied().collect();

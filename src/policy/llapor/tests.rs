@@ -350,7 +350,7 @@ proptest! {
 /// they change places.
 #[test]
 fn online_updates_follow_a_drift() {
-    let n_tokens = 800;
+    let n_tokens = 2000;
     let accuracy = |online: bool| -> Vec<f64> {
         let mut learner = llapor(true);
         let mut hits = [0, 0, 0];
@@ -360,7 +360,7 @@ fn online_updates_follow_a_drift() {
                 let mut step = token(0, 0).swap_remove(0);
                 step.hidden = Draws(at as u64).list(N_EMBD);
                 step.hidden.iter_mut().for_each(|x| *x *= 0.2);
-                step.hidden[kind as usize] += 2.0;
+                step.hidden[kind as usize] += 4.0;
                 let mut next = token(0, 0).swap_remove(1);
                 next.chosen = vec![(kind + shift) % 6, (kind + shift + 1) % 6];
                 let found = run(llapor, &[step]);
