@@ -350,7 +350,7 @@ proptest! {
 /// they change places.
 #[test]
 fn online_updates_follow_a_drift() {
-    let n_tokens = 2000;
+    let n_tokens = 6000;
     let accuracy = |online: bool| -> Vec<f64> {
         let mut learner = llapor(true);
         let mut hits = [0, 0, 0];
