@@ -9,7 +9,7 @@ use crate::policy::{Event, Expert, Phase, Prediction, Predictor, Profile, Routed
 const SECTION: &str = "prescope.llapor";
 
 /// η of online updates.
-const RATE: f32 = 0.05;
+const RATE: f32 = 0.1;
 
 /// Beyond the k most probable experts those are predicted that are used rather than not.
 const THRESHOLD: f32 = 0.5;
