@@ -18,5 +18,6 @@ pub mod replay;
 pub mod sample;
 pub mod simd;
 pub mod tokenizer;
+pub mod train;
 
 pub use error::{Error, Result};
