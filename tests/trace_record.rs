@@ -10,7 +10,7 @@ use cli_support::{Model, Tiny, failed, moeba, succeeded, tiny};
 use common::Npy;
 use moeba::gguf::Gguf;
 use moeba::policy::Phase;
-use moeba::replay::trace::{Header, Precision, Trace};
+use moeba::replay::trace::{Header, Precision, Request, Trace};
 
 const TEXT: &str = "A branch is a name for a line of work. Naming is cheap, so make many of them.\n\
     Nobody keeps count! When the work is done, the branch is merged; its name may go.\n\n\
@@ -66,6 +66,18 @@ impl Recorded {
         common::succeed(&mut command);
         Npy::read(&experts)
     }
+
+    fn check_chosen(&self, request: &Request) {
+        let trace = &self.trace;
+        let ids: Vec<u32> = request.tokens.clone().map(|t| trace.token_id(t)).collect();
+        let wanted = self.chosen(&ids);
+        for (i, wanted) in wanted.i32s().chunks_exact(wanted.shape[2]).enumerate() {
+            let (layer, token) = (i / ids.len(), request.tokens.start + i % ids.len());
+            let got: Vec<i32> = trace.chosen(token, layer).iter().map(|e| *e as i32).collect();
+            let dense = trace.header().layers[layer].n_experts == 0;
+            assert_eq!(got, if dense { &[] } else { wanted }, "token {token}, layer {layer}");
+        }
+    }
 }
 
 #[test]
@@ -96,18 +108,7 @@ fn the_header_describes_the_model() {
 fn chosen_experts_are_those_that_logits_says() {
     for name in [MIXED, "qwen2moe_mixed", "mixtral"] {
         let recorded = recorded(name, &[]);
-        let trace = &recorded.trace;
-        for request in trace.requests() {
-            let ids: Vec<u32> = request.tokens.clone().map(|t| trace.token_id(t)).collect();
-            let wanted = recorded.chosen(&ids);
-            let k = wanted.shape[2];
-            for (i, wanted) in wanted.i32s().chunks_exact(k).enumerate() {
-                let (layer, token) = (i / ids.len(), request.tokens.start + i % ids.len());
-                let got: Vec<i32> = trace.chosen(token, layer).iter().map(|e| *e as i32).collect();
-                let dense = trace.header().layers[layer].n_experts == 0;
-                assert_eq!(got, if dense { &[] } else { wanted }, "{name}: {token}, {layer}");
-            }
-        }
+        recorded.trace.requests().iter().for_each(|request| recorded.check_chosen(request));
     }
 }
 
@@ -187,6 +188,26 @@ fn hidden_states_explain_probabilities_here_and_ahead() {
             }
         }
     }
+}
+
+/// The traces that tables are made of, against the model that is in the repository.
+#[test]
+fn the_committed_trace_is_of_the_demo_model() {
+    let model = common::repo().join("models/demo/moeba-demo.gguf");
+    let open = |name: &str| {
+        let path = common::repo().join("bench/traces").join(name);
+        Trace::open(&path).unwrap_or_else(|e| panic!("{e}"))
+    };
+    let (trace, sibling) = (open("demo.mtrace"), open("sibling.mtrace"));
+    assert_eq!(trace.header().key, Gguf::open(&model).unwrap().key());
+    assert_eq!((trace.header().layers[0].n_experts, sibling.header().layers[0].n_experts), (32, 8));
+    for trace in [&trace, &sibling] {
+        for kind in ["prose", "reference", "code"] {
+            assert_eq!(trace.requests().iter().filter(|r| r.kind == kind).count(), 64);
+        }
+    }
+    let recorded = Recorded { model, trace, dir: tempfile::tempdir().unwrap() };
+    recorded.check_chosen(&recorded.trace.requests()[100]);
 }
 
 /// Streaming, threads and batches change nothing; what is compact is smaller.
