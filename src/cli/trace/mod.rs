@@ -2,6 +2,7 @@
 
 mod places;
 mod record;
+mod replay;
 
 use crate::Result;
 
@@ -16,10 +17,13 @@ pub struct Args {
 enum Command {
     /// Write down which experts a model chooses for texts
     Record(record::Args),
+    /// Say what policies would have done on recorded routing
+    Replay(replay::Args),
 }
 
 pub fn run(args: Args) -> Result<()> {
     match args.command {
         Command::Record(args) => record::run(args),
+        Command::Replay(args) => replay::run(args),
     }
 }

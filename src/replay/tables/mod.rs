@@ -2,13 +2,49 @@
 //! what the paper claims holds here. A claim is checked on the rows, so that the text beside a
 //! table cannot outlive the figures it was written about.
 
+use crate::Result;
+
 mod inputs;
 mod markdown;
 mod plot;
+pub mod side_by_side;
 
 pub use inputs::{Inputs, N_UBATCH, Source};
 pub use markdown::{csv, markdown};
 pub use plot::svg;
+
+/// Tables that belong together: a paper's.
+pub struct Section {
+    pub title: &'static str,
+    pub tables: fn(&Inputs) -> Result<Vec<Table>>,
+}
+
+/// In the order of the document.
+pub const SECTIONS: &[Section] = &[Section { title: "All policies", tables: side_by_side::all }];
+
+/// How the document begins.
+pub fn introduction(inputs: &Inputs) -> String {
+    let mut text = String::from(INTRODUCTION);
+    for source in inputs.sources() {
+        let header = source.trace.header();
+        text.push_str(&format!(
+            "- {}: {} requests, {} tokens; stands for {}\n",
+            header.model,
+            source.trace.requests().len(),
+            source.trace.n_tokens(),
+            source.stands_for,
+        ));
+    }
+    text.push('\n');
+    text
+}
+
+const INTRODUCTION: &str = "# Policies on the routing of trained models\n\n\
+    Made by `bench/policies.py`; do not edit. Routing is that of the small models that come with \
+    moeba, on text they were not trained on; sizes of experts and speeds of machines are those of \
+    the published models and machines that the papers used. Hits, misses and bytes are those of \
+    the engine's own tier and policies; time is modelled (`src/replay/costs.rs`). Whether a claim \
+    of a paper holds is computed from the rows.\n\n";
 
 /// Figures of ours, of the paper's, and what they are to show.
 #[derive(Clone, Debug, Default, PartialEq)]

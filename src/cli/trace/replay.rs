@@ -1,0 +1,217 @@
+//! `moeba trace replay`: what policies would have done on recorded routing, and the papers' tables.
+
+use super::super::values::{self, Parsed};
+use super::super::{out, progress};
+use crate::engine::budget::RamBudget;
+use crate::engine::{Engine, EngineOptions};
+use crate::policy::PolicySpec;
+use crate::replay::tables::side_by_side::Live;
+use crate::replay::tables::{self, Cell, Inputs, Row, Source, Table, columns};
+use crate::replay::trace::Trace;
+use crate::replay::{Device, Geometry, Report, Tiers, simulate_policy};
+use crate::{Error, Result};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// A trace of `moeba trace record`
+    trace: PathBuf,
+    /// Which policies (see run --policy); may be repeated
+    #[arg(long, value_name = "NAME", default_values_t = [PolicySpec::default()])]
+    policy: Vec<PolicySpec>,
+    /// Memory for experts, in percent of all of them
+    #[arg(long, value_name = "N,N,…", default_value = "10,25,50,75")]
+    #[arg(value_parser = percents)]
+    budget: Percents,
+    /// Machine to simulate: a5000, a6000, a100, h100, rtx3090 or v100, its PCIe link the source
+    #[arg(long, value_name = "NAME", default_value = "rtx3090", value_parser = machine)]
+    machine: String,
+    /// Published model whose expert sizes are taken: mixtral-8x7b, qwen1.5-moe, qwen3-30b-a3b,
+    /// deepseek-v2-lite or moonlight-16b-a3b
+    #[arg(long, value_name = "NAME", default_value = "qwen1.5-moe", value_parser = sizes)]
+    sizes: String,
+    /// The traced model: slots and reads are then its own
+    #[arg(long, value_name = "GGUF")]
+    model: Option<PathBuf>,
+    /// Requests at the start that only fill caches
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    warm_up: usize,
+    /// Print as md (tables) or csv
+    #[arg(short, long, value_name = "FORMAT", default_value = "md")]
+    output: Format,
+    /// Write all of the papers' tables to DIR: POLICIES.md, policies/*.csv and *.svg
+    #[arg(long, value_name = "DIR")]
+    report: Option<PathBuf>,
+    /// For the report: a trace of a model with few large experts
+    #[arg(long, value_name = "TRACE", requires = "report")]
+    coarse: Option<PathBuf>,
+    /// For the report: a trace of the first model with --ahead 6 --hidden
+    #[arg(long, value_name = "TRACE", requires = "report")]
+    full: Option<PathBuf>,
+    /// For the report: figures of live runs, as bench/policies.py writes them
+    #[arg(long, value_name = "FILE", requires = "report")]
+    live: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Format {
+    Md,
+    Csv,
+}
+
+/// Parts of 1.
+#[derive(Clone, Debug)]
+struct Percents(Vec<f64>);
+
+fn percents(text: &str) -> Parsed<Percents> {
+    let percent = |item: &str| match item.trim().trim_end_matches('%').parse::<f64>() {
+        Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(percent / 100.0),
+        _ => Err("expected a percentage above 0 and up to 100"),
+    };
+    values::list(text, percent).map(Percents)
+}
+
+fn machine(text: &str) -> Parsed<String> {
+    known(text, Device::names())
+}
+
+fn sizes(text: &str) -> Parsed<String> {
+    known(text, Geometry::names())
+}
+
+fn known<'a>(text: &str, names: impl Iterator<Item = &'a str>) -> Parsed<String> {
+    let names: Vec<&str> = names.collect();
+    if names.contains(&text) {
+        Ok(text.into())
+    } else {
+        Err(format!("give one of {}", names.join(", ")))
+    }
+}
+
+pub fn run(args: Args) -> Result<()> {
+    let trace = Trace::open(&args.trace)?;
+    match &args.report {
+        Some(folder) => report(&args, &trace, folder),
+        None => compare(&args, &trace),
+    }
+}
+
+/// The policies that were asked for, by budget.
+fn compare(args: &Args, trace: &Trace) -> Result<()> {
+    // Names live as long as the program: they are a handful.
+    let stands_for = Geometry::names().find(|name| *name == args.sizes).expect("it was checked");
+    let source = Source { trace, stands_for };
+    let bar = progress::bar("replaying", (args.policy.len() * args.budget.0.len()) as u64);
+    let mut runs = Vec::new();
+    for policy in &args.policy {
+        let mut reports = Vec::new();
+        for &share in &args.budget.0 {
+            crate::interrupt::check()?;
+            reports.push(one(args, &source, policy, share)?);
+            bar.inc(1);
+        }
+        runs.push((policy.to_string(), reports));
+    }
+    bar.finish_and_clear();
+    let setting = source.describe(&args.machine);
+    let values: [(&'static str, &str, fn(&Report) -> Cell); 4] = [
+        ("tpot", "TPOT, ms", |r| Cell::Number(r.tpot.mean / 1e6, 3)),
+        ("ttft", "TTFT, ms", |r| Cell::Number(r.ttft.mean / 1e6, 3)),
+        ("hits", "Hit rate of decode", |r| Cell::Share(r.decode.counters.hit_rate())),
+        ("traffic", "MiB read for a token", |r| {
+            Cell::Number(r.decode.read_bytes_per_token() / f64::from(1 << 20), 2)
+        }),
+    ];
+    let budgets = || args.budget.0.iter().map(|share| format!("{:.0} %", 100.0 * share));
+    for (id, title, value) in values {
+        let rows = runs.iter().map(|(name, reports)| Row::new(name, reports.iter().map(value)));
+        let table = Table {
+            id,
+            title: title.into(),
+            setting: format!("By memory for experts; {setting}."),
+            columns: columns("policy", budgets()),
+            rows: rows.collect(),
+            ..Table::default()
+        };
+        match args.output {
+            Format::Md => out::write(tables::markdown(&table, "").as_bytes()),
+            Format::Csv => out::write(tables::csv(&table).as_bytes()),
+        }?;
+    }
+    Ok(())
+}
+
+fn one(args: &Args, source: &Source, policy: &PolicySpec, share: f64) -> Result<Report> {
+    let mut options = source.options(&args.machine, &policy.to_string(), share);
+    options.n_warm_up = args.warm_up;
+    let routing = source.routing();
+    let tiers = match &args.model {
+        Some(model) => own_tier(model, source.trace, share)?,
+        None => Tiers::of(&routing, &options)?,
+    };
+    simulate_policy(&routing, &options, tiers, |shape| policy.build(shape, &options.profile))
+}
+
+/// Slots and reads of the traced model itself.
+fn own_tier(model: &Path, trace: &Trace, share: f64) -> Result<Tiers> {
+    let sizes = Engine::plan_of(model, &EngineOptions::default())?.sizes;
+    let budget = (share * sizes.slot_bytes as f64) as u64;
+    let ram = RamBudget::Bytes(budget.max(sizes.minimum_bytes));
+    let options = EngineOptions { ram, ..EngineOptions::default() };
+    let Some((plan, layout)) = Engine::tier_of(model, &options)? else {
+        return Err(Error::Usage(format!(
+            "all experts of {} fit that budget: there is nothing to replay",
+            model.display()
+        )));
+    };
+    let shape = plan.layers.iter().map(|layer| layer.n_experts);
+    if !shape.eq(trace.header().layers.iter().map(|layer| layer.n_experts)) {
+        return Err(Error::Usage(format!(
+            "{} is not the model of the trace: it has other layers or experts",
+            model.display()
+        )));
+    }
+    Ok(Tiers { plan, layout })
+}
+
+fn report(args: &Args, trace: &Trace, folder: &Path) -> Result<()> {
+    let coarse = args.coarse.as_deref().map(Trace::open).transpose()?;
+    let full = args.full.as_deref().map(Trace::open).transpose()?;
+    let mut inputs = Inputs::new(trace, coarse.as_ref(), full.as_ref());
+    inputs.n_warm_up = args.warm_up;
+    inputs.live = args.live.as_deref().map(live).transpose()?.unwrap_or_default();
+    let sections = tables::SECTIONS;
+    let bar = progress::bar("replaying", sections.len() as u64);
+    let plots = folder.join("policies");
+    fs::create_dir_all(&plots).map_err(|e| Error::io(&plots, e))?;
+    let mut text = tables::introduction(&inputs);
+    for section in sections {
+        crate::interrupt::check()?;
+        text.push_str(&format!("## {}\n\n", section.title));
+        for table in (section.tables)(&inputs)? {
+            text.push_str(&tables::markdown(&table, "policies"));
+            write(&plots.join(format!("{}.csv", table.id)), &tables::csv(&table))?;
+            if let Some(svg) = tables::svg(&table) {
+                write(&plots.join(format!("{}.svg", table.id)), &svg)?;
+            }
+        }
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    write(&folder.join("POLICIES.md"), &format!("{}\n", text.trim_end()))
+}
+
+fn live(path: &Path) -> Result<Vec<Live>> {
+    let text = fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
+    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    let parse = |(i, line): (usize, &str)| {
+        let bad = |why| Error::invalid(format!("{}, line {}: {why}", path.display(), i + 1));
+        Live::parse(line).map_err(bad)
+    };
+    lines.map(parse).collect()
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    fs::write(path, text).map_err(|e| Error::io(path, e))
+}
