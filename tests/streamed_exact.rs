@@ -11,7 +11,7 @@ use common::convert_golden;
 use moeba::engine::{Engine, EngineOptions, Session, Want};
 use moeba::experts::Counters;
 use moeba::experts::link::{Faults, IoKind};
-use moeba::policy::{EvictionKind, PolicySpec, PredictorKind};
+use moeba::policy::{EvictionKind, PolicySpec, PredictorKind, SplitKind};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use stream_support::*;
@@ -20,6 +20,29 @@ const GOLDEN: [&str; 5] = ["mixtral", "qwen2moe", "qwen2moe_mixed", "qwen3moe", 
 const EVICTIONS: [EvictionKind; 4] =
     [EvictionKind::Lru, EvictionKind::Lfu, EvictionKind::Lcp, EvictionKind::Random];
 const PREDICTORS: [PredictorKind; 2] = [PredictorKind::None, PredictorKind::NextLayer];
+
+/// Everything that can be had without training, and auto's choosing between them.
+const ALL_EVICTIONS: &[EvictionKind] = &[
+    EvictionKind::Lru,
+    EvictionKind::Lfu,
+    EvictionKind::Lcp,
+    EvictionKind::Random,
+    EvictionKind::RequestEam,
+    EvictionKind::Map,
+    EvictionKind::Hot,
+    EvictionKind::ScanResistant,
+];
+const ALL_PREDICTORS: &[PredictorKind] = &[
+    PredictorKind::None,
+    PredictorKind::NextLayer,
+    PredictorKind::AllNext,
+    PredictorKind::Counts,
+    PredictorKind::Eamc,
+    PredictorKind::Map,
+    PredictorKind::Auto,
+];
+const ALL_SPLITS: &[SplitKind] =
+    &[SplitKind::Whole, SplitKind::Fixed(300), SplitKind::Fixed(700), SplitKind::Auto];
 
 /// A file, a request and what in place is answered to it.
 #[derive(Debug)]
@@ -51,6 +74,7 @@ struct Way {
     uring: bool,
     eviction: EvictionKind,
     predictor: PredictorKind,
+    split: SplitKind,
     n_threads: usize,
     /// Tokens a call and tokens computed at once: 1 is decode.
     part: usize,
@@ -64,6 +88,7 @@ const PLAIN: Way = Way {
     uring: true,
     eviction: EvictionKind::Lru,
     predictor: PredictorKind::None,
+    split: SplitKind::Whole,
     n_threads: 2,
     part: usize::MAX,
     n_ubatch: 512,
@@ -75,7 +100,7 @@ fn engine(path: &Path, way: &Way) -> Arc<Engine> {
         n_threads: Some(way.n_threads),
         n_ubatch: way.n_ubatch,
         ram: budget(path, way.share),
-        policy: PolicySpec { eviction: way.eviction, predictor: way.predictor },
+        policy: PolicySpec { eviction: way.eviction, predictor: way.predictor, split: way.split },
         io: if way.uring { uring() } else { IoKind::Pread },
         faults: way.late.map(|seed| Disk::late(seed, 3000) as Arc<dyn Faults>),
         ..EngineOptions::default()
@@ -154,17 +179,19 @@ fn experts_of_several_granules_at_the_extremes() {
 fn any_way() -> impl Strategy<Value = Way> {
     let share = prop_oneof![Just(0.0), Just(1.0), 0.0..0.2, 0.0..1.0];
     let (eviction, predictor) =
-        (prop::sample::select(&EVICTIONS[..]), prop::sample::select(&PREDICTORS[..]));
+        (prop::sample::select(ALL_EVICTIONS), prop::sample::select(ALL_PREDICTORS));
+    let policy = (eviction, predictor, prop::sample::select(ALL_SPLITS));
     let n_threads = prop::sample::select(vec![1, 2, 4]);
     let part = prop::sample::select(vec![1, 1, 3, 7, usize::MAX]);
     let n_ubatch = prop::sample::select(vec![2, 5, 512]);
     let late = prop::option::of(any::<u64>());
-    (share, any::<bool>(), eviction, predictor, n_threads, part, n_ubatch, late).prop_map(
-        |(share, uring, eviction, predictor, n_threads, part, n_ubatch, late)| Way {
+    (share, any::<bool>(), policy, n_threads, part, n_ubatch, late).prop_map(
+        |(share, uring, (eviction, predictor, split), n_threads, part, n_ubatch, late)| Way {
             share,
             uring,
             eviction,
             predictor,
+            split,
             n_threads,
             part,
             n_ubatch,

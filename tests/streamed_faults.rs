@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 use common::convert_golden;
 use moeba::engine::{Engine, EngineOptions, Session, Want};
 use moeba::experts::link::IoKind;
-use moeba::policy::{EvictionKind, PolicySpec, PredictorKind};
 use moeba::{Error, interrupt};
 use stream_support::*;
 
@@ -43,7 +42,7 @@ impl Model {
         let options = EngineOptions {
             n_threads: Some(2),
             ram: budget(&self.path, share),
-            policy: PolicySpec { eviction: EvictionKind::Lru, predictor: PredictorKind::NextLayer },
+            policy: "mixtral-offloading".parse().unwrap(),
             io,
             faults: Some(disk.clone()),
             ..EngineOptions::default()

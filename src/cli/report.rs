@@ -82,6 +82,8 @@ pub fn fields(
         ("n_reads", count(&|c| c.n_reads)),
         ("disk_gb_per_second", number(&Counters::gb_per_second)),
         ("stall_ms_per_token", number(&|c| stall_ms(c, n_tokens))),
+        ("policy_ms_per_token", number(&|c| c.policy_ns as f64 / 1e6 / n_tokens as f64)),
+        ("policy_events_dropped", count(&|c| c.policy_events_dropped)),
         ("resident_expert_bytes_max", resident.into()),
         ("demand_wait_histogram", counters.map_or(Value::Null, |c| json!(c.demand_wait_histogram))),
     ]

@@ -366,6 +366,9 @@ fn default_threads() -> usize {
 impl Drop for Engine {
     /// What was learned in this run helps the next one.
     fn drop(&mut self) {
+        if let Some(verdict) = self.model.verdict() {
+            log::info!("{verdict}");
+        }
         if let Some(store) = &self.store {
             store.save(&self.model.learned());
         }

@@ -23,6 +23,9 @@ pub struct Counters {
     pub busy_ns: u64,
     /// Time that computation waited for experts.
     pub stall_ns: u64,
+    /// Time spent on the policy, on whatever thread, and events that it was too slow for.
+    pub policy_ns: u64,
+    pub policy_events_dropped: u64,
     pub resident_bytes: u64,
     pub resident_bytes_max: u64,
     /// Demand loads by the prefetched bytes in flight when they were queued, which they may have
@@ -59,6 +62,8 @@ impl Counters {
             n_reads: f(self.n_reads, other.n_reads),
             busy_ns: f(self.busy_ns, other.busy_ns),
             stall_ns: f(self.stall_ns, other.stall_ns),
+            policy_ns: f(self.policy_ns, other.policy_ns),
+            policy_events_dropped: f(self.policy_events_dropped, other.policy_events_dropped),
             resident_bytes: self.resident_bytes,
             resident_bytes_max: self.resident_bytes_max,
             demand_wait_histogram: histogram,

@@ -91,9 +91,9 @@ pub trait ExpertStore: Send + Sync {
     /// What happened, for the policy.
     fn observe(&self, _event: &Event) {}
 
-    /// Time spent on the policy so far, ns, on whatever thread, and events it was too slow for.
-    fn policy_overhead(&self) -> (u64, u64) {
-        (0, 0)
+    /// What the policy has decided and why.
+    fn verdict(&self) -> Option<String> {
+        None
     }
 
     /// Puts what the policy has learned into the profile.

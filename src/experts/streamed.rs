@@ -358,8 +358,8 @@ impl ExpertStore for Streamed {
         }
     }
 
-    fn policy_overhead(&self) -> (u64, u64) {
-        self.advisor.overhead()
+    fn verdict(&self) -> Option<String> {
+        self.advisor.verdict()
     }
 
     fn save(&self, profile: &mut Profile) {
@@ -368,7 +368,8 @@ impl ExpertStore for Streamed {
     }
 
     fn counters(&self) -> Option<Counters> {
-        Some(self.tier().counters())
+        let (policy_ns, policy_events_dropped) = self.advisor.overhead();
+        Some(Counters { policy_ns, policy_events_dropped, ..self.tier().counters() })
     }
 
     fn check_integrity(&self) -> bool {

@@ -185,9 +185,9 @@ impl Model {
         profile
     }
 
-    /// Time spent on the policy so far, ns, and events it was too slow for.
-    pub fn policy_overhead(&self) -> (u64, u64) {
-        self.routed.policy_overhead()
+    /// What the policy has decided and why.
+    pub fn verdict(&self) -> Option<String> {
+        self.routed.verdict()
     }
 
     /// The store of a layer's routed experts, or of the dense layer.

@@ -142,6 +142,13 @@ impl Advisor {
         (self.busy_ns.load(Ordering::Relaxed), dropped)
     }
 
+    /// What the predictor has decided and why.
+    pub fn verdict(&self) -> Option<String> {
+        self.catch_up();
+        let desk = self.desk.lock().expect("no panic under this lock");
+        desk.predictor.as_ref().and_then(|predictor| predictor.verdict())
+    }
+
     /// Puts what the policy has learned into the profile.
     pub fn save(&self, profile: &mut Profile) {
         self.catch_up();
