@@ -6,6 +6,7 @@ use crate::Result;
 
 mod inputs;
 mod markdown;
+pub mod moepic;
 mod plot;
 pub mod side_by_side;
 

@@ -1,0 +1,106 @@
+//! Figure 4b: how much of an expert to keep.
+
+use super::super::{Axes, Cell, Claim, Inputs, Paper, Row, Table, columns};
+use super::bench::{Bench, N_GRANULES, tpot};
+use super::{EVERY, each};
+use crate::Result;
+use crate::replay::{Caching, SimOptions};
+
+/// Cached experts' memory, of all: the paper's 12 of 60 a layer.
+const SHARE: f64 = 0.2;
+
+const SPLIT: &str = "split";
+const PREFETCH_ONLY: &str = "prefetch only";
+const CACHE_ONLY: &str = "cache only";
+const ALGORITHM_1: &str = "Algorithm 1";
+const WHOLE: &str = "whole experts, layers compete (ours)";
+
+pub fn figure_4b(inputs: &Inputs) -> Result<Vec<Table>> {
+    each(inputs, ["moepic-fig-4b", "moepic-fig-4b-coarse"], EVERY, table)
+}
+
+fn table(id: &'static str, bench: &Bench) -> Result<Table> {
+    let thetas: Vec<f64> = (1..=N_GRANULES).map(|n| n as f64 / N_GRANULES as f64).collect();
+    let run = |policy: &str| {
+        let options = bench.options(policy, N_GRANULES);
+        Ok::<f64, crate::Error>(tpot(&bench.run(&options, bench.tiers(&options.geometry, SHARE)?)?))
+    };
+    let fixed = |theta: &f64| run(&format!("predictor=next-layer,eviction=lcp,split={theta}"));
+    let split: Result<Vec<f64>> = thetas.iter().map(fixed).collect();
+    let line = |name: &str, value: f64| Row::numbers(name, 1, thetas.iter().map(|_| value));
+    let rows = vec![
+        Row::numbers(SPLIT, 1, split?),
+        line(PREFETCH_ONLY, prefetch_only(bench)?),
+        line(CACHE_ONLY, run("predictor=none,eviction=lcp,split=1")?),
+        line(ALGORITHM_1, run("moepic")?),
+        line(WHOLE, run("predictor=next-layer,eviction=lcp")?),
+    ];
+    let mut table = Table {
+        id,
+        title: format!("MoEpic, Figure 4b: split ratios, {}", bench.source.stands_for),
+        setting: format!(
+            "Time per output token, ms: {}. Equal shares of all layers, which together hold {:.0} \
+             % of all experts; experts in {N_GRANULES} granules; next-layer prefetch and LCP.",
+            bench.describe(),
+            100.0 * SHARE
+        ),
+        columns: columns("θ", thetas),
+        rows,
+        paper: Some(paper()),
+        claims: Vec::new(),
+        plot: Some(Axes { x: "θ".into(), y: "TPOT, ms".into() }),
+    };
+    table.claims = claims(&table);
+    Ok(table)
+}
+
+/// θ = 0: nothing is cached.
+fn prefetch_only(bench: &Bench) -> Result<f64> {
+    let options = bench.options("predictor=next-layer,eviction=lcp", N_GRANULES);
+    let options = SimOptions { caching: Caching::Release, ..options };
+    Ok(tpot(&bench.run(&options, bench.buffer(&options.geometry, SHARE)?)?))
+}
+
+fn paper() -> Paper {
+    let text = |text: &str| [Cell::Text(text.into())];
+    Paper {
+        columns: columns("finding", ["figure"]),
+        rows: vec![
+            Row::new("best θ", [Cell::Number(0.4, 1)]),
+            Row::new(
+                "TPOT there, against prefetch only and cache only",
+                text("−37.97 % to −48.67 %"),
+            ),
+        ],
+        setting: "Qwen1.5-MoE, memory for 288 experts (12 of a layer's 60), A6000.".into(),
+    }
+}
+
+fn claims(table: &Table) -> Vec<Claim> {
+    let split = table.values(SPLIT);
+    let best = split.iter().copied().fold(f64::INFINITY, f64::min);
+    let of = |name: &str| table.values(name)[0];
+    let inner = &split[1..split.len() - 1];
+    vec![
+        Claim::new(
+            "The best θ is well inside (0, 1), between 0.2 and 0.8",
+            inner.iter().take(7).any(|ms| *ms <= best),
+            "",
+        ),
+        Claim::new(
+            "A good split takes at least a third less than prefetch only and than cache only",
+            best <= of(PREFETCH_ONLY).min(of(CACHE_ONLY)) * 2.0 / 3.0,
+            "",
+        ),
+        Claim::new(
+            "Both extremes are slower than the best split",
+            best < of(PREFETCH_ONLY).min(of(CACHE_ONLY)),
+            "",
+        ),
+        Claim::new(
+            "Algorithm 1 is within 3 % of the best split",
+            of(ALGORITHM_1) <= 1.03 * best,
+            "",
+        ),
+    ]
+}
