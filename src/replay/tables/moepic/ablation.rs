@@ -2,7 +2,7 @@
 
 use super::super::{Cell, Claim, Inputs, Paper, Row, Table, columns};
 use super::bench::{Bench, N_GRANULES, TAU, tpot, ttft};
-use super::{EVERY, each};
+use super::{EVERY, Ids, each};
 use crate::Result;
 
 /// Name and policy. The first is the one that the others are compared with.
@@ -26,8 +26,14 @@ fn share(bench: &Bench) -> f64 {
     }
 }
 
+const IDS: Ids = Ids {
+    fine: "moepic-table-3-fine",
+    as_measured: Some("moepic-table-3-measured"),
+    coarse: "moepic-table-3",
+};
+
 pub fn table_3(inputs: &Inputs) -> Result<Vec<Table>> {
-    each(inputs, ["moepic-table-3-fine", "moepic-table-3"], EVERY, table)
+    each(inputs, IDS, EVERY, table)
 }
 
 fn table(id: &'static str, bench: &Bench) -> Result<Table> {
@@ -43,7 +49,7 @@ fn table(id: &'static str, bench: &Bench) -> Result<Table> {
     }
     let mut table = Table {
         id,
-        title: format!("MoEpic, Table 3: without its parts, {}", bench.source.stands_for),
+        title: format!("MoEpic, Table 3: without its parts, {}", bench.name()),
         setting: format!(
             "{}. A cache of {:.1} % of all experts and a buffer of one token's; experts in \
              {N_GRANULES} granules. Algorithm 1 plans every {TAU} tokens. SP is next-layer \

@@ -5,7 +5,7 @@ use super::subset::Subset;
 use crate::Result;
 use crate::policy::{Moepic, MoepicOptions, Policy, Shape, SplitKind};
 use crate::replay::{
-    Budget, Geometry, Report, Routing, SimOptions, Tiers, future, simulate_policy,
+    Budget, CostModel, Geometry, Report, Routing, SimOptions, Tiers, future, simulate_policy,
 };
 
 /// NVIDIA RTX A6000 behind PCIe 4.0 (section 4.1).
@@ -23,25 +23,54 @@ pub struct Bench<'a> {
     pub source: Source<'a>,
     pub subset: Subset<'a>,
     n_warm_up: usize,
+    /// Times are the paper's, not derived.
+    pub as_measured: bool,
 }
+
+/// What Qwen1.5-MoE took on the paper's machine, ns a token: its 24 layers with everything in
+/// memory (section 4.3), and the loads of its 96 experts (section 1).
+const TOKEN_NS: f64 = 57e6;
+const LOADS_NS: f64 = 165e6;
+pub const N_LAYERS: f64 = 24.0;
+const N_LOADS: f64 = 96.0;
 
 impl<'a> Bench<'a> {
     /// On every n-th request.
     pub fn new(inputs: &Inputs<'a>, source: Source<'a>, every: usize) -> Bench<'a> {
         let subset = Subset::new(&source, every);
         let n_warm_up = inputs.n_warm_up.min(subset.n_requests() / 2);
-        Bench { source, subset, n_warm_up }
+        Bench { source, subset, n_warm_up, as_measured: false }
+    }
+
+    /// With layers that take as long, and a link that takes as long for an expert, as the paper
+    /// measured with Qwen1.5-MoE.
+    pub fn as_measured(self) -> Bench<'a> {
+        Bench { as_measured: true, ..self }
     }
 
     pub fn options(&self, policy: &str, n_granules: usize) -> SimOptions {
         let options = self.source.options(DEVICE, policy, 1.0);
         let geometry = self.source.geometry().with_granules(n_granules);
-        SimOptions { geometry, n_warm_up: self.n_warm_up, ..options }
+        let costs = match self.as_measured {
+            false => options.costs,
+            true => measured(options.costs, &geometry, self.subset.k()),
+        };
+        SimOptions { geometry, costs, n_warm_up: self.n_warm_up, ..options }
+    }
+
+    /// The model that the experts are taken for, and whose times.
+    pub fn name(&self) -> String {
+        let times = if self.as_measured { " at the paper's speeds" } else { "" };
+        format!("{}{times}", self.source.stands_for)
     }
 
     /// Of all layers.
     pub fn n_experts(&self) -> usize {
         self.subset.n_experts().iter().sum()
+    }
+
+    pub fn n_moe_layers(&self) -> usize {
+        self.subset.n_experts().iter().filter(|n| **n > 0).count()
     }
 
     /// Memory as the paper divides it (section 4.1): a cache, V_e, of a part of all experts, and
@@ -86,15 +115,33 @@ impl<'a> Bench<'a> {
 
     /// For a table's setting.
     pub fn describe(&self) -> String {
+        let speeds = if self.as_measured {
+            " as the paper measured it (57 ms of computation and 165 ms of loads in a token's 24 \
+             layers; what its computation takes beyond the derived is in the attention)"
+        } else {
+            ""
+        };
         format!(
-            "{}; {} requests of all kinds by turns, with {} generated tokens, of which the first \
-             {} only warm up",
+            "{}{speeds}; {} requests, of all kinds by turns and with {} generated tokens, the \
+             first {} to warm up",
             self.source.describe(DEVICE),
             self.subset.n_requests(),
             self.subset.n_decode(),
             self.n_warm_up
         )
     }
+}
+
+/// Routing, shared and routed experts take what they are derived to take; what a layer took
+/// beyond that is put before its router.
+fn measured(derived: CostModel, geometry: &Geometry, k: usize) -> CostModel {
+    let mut costs = derived;
+    costs.link.bytes_per_second = geometry.expert_bytes as f64 / (LOADS_NS / N_LOADS) * 1e9;
+    let expert = derived.expert;
+    let experts_ns = expert.launch_ns + k as f64 * expert.work(1) + derived.shared.of(1);
+    let known_ns = derived.attention.of(1) + experts_ns + derived.head.of(1) / N_LAYERS;
+    costs.attention.launch_ns += (TOKEN_NS / N_LAYERS - known_ns).max(0.0);
+    costs
 }
 
 fn often(options: &SimOptions, shape: &Shape) -> Policy {

@@ -2,7 +2,7 @@
 
 use super::super::{Axes, Claim, Inputs, Paper, Row, Table, columns};
 use super::bench::Bench;
-use super::{EVERY, each};
+use super::{EVERY, Ids, each};
 use crate::Result;
 
 /// The paper's 10 to 50 of 60 experts a layer.
@@ -17,8 +17,10 @@ const POLICIES: &[(&str, &str)] =
 const SCAN_RESISTANT: &str = "scan-resistant (ours)";
 const BELADY: &str = "Belady (knows the future)";
 
+const IDS: Ids = Ids { fine: "moepic-table-1", as_measured: None, coarse: "moepic-table-1-coarse" };
+
 pub fn table_1(inputs: &Inputs) -> Result<Vec<Table>> {
-    each(inputs, ["moepic-table-1", "moepic-table-1-coarse"], EVERY, table)
+    each(inputs, IDS, EVERY, table)
 }
 
 fn table(id: &'static str, bench: &Bench) -> Result<Table> {
@@ -29,7 +31,7 @@ fn table(id: &'static str, bench: &Bench) -> Result<Table> {
     rows.push(Row::shares(BELADY, hit_rates(bench, "lru", true)?));
     let mut table = Table {
         id,
-        title: format!("MoEpic, Table 1: hit rates of evictions, {}", bench.source.stands_for),
+        title: format!("MoEpic, Table 1: hit rates of evictions, {}", bench.name()),
         setting: format!(
             "Demanded experts of decode steps that are cached, on demand alone: {}. A layer \
              caches a part of its experts, as whole ones; a buffer of one token's experts beside \

@@ -9,7 +9,7 @@ mod memory;
 mod split;
 mod subset;
 
-use super::{Inputs, Source, Table};
+use super::{Inputs, Table};
 use crate::Result;
 use bench::Bench;
 
@@ -29,20 +29,30 @@ pub fn all(inputs: &Inputs) -> Result<Vec<Table>> {
     Ok(tables?.into_iter().flatten().collect())
 }
 
-/// A table of each source: what `of` makes of it and of the name that it has for that source.
+/// Tables by their names: of each source, and of the fine one with times as the paper measured
+/// them.
+struct Ids {
+    fine: &'static str,
+    as_measured: Option<&'static str>,
+    coarse: &'static str,
+}
+
+/// What `of` makes of each bench that has a name. Every n-th request is replayed.
 fn each<'a>(
     inputs: &Inputs<'a>,
-    ids: [&'static str; 2],
+    ids: Ids,
     every: usize,
     of: impl Fn(&'static str, &Bench<'a>) -> Result<Table>,
 ) -> Result<Vec<Table>> {
-    let sources = ids.into_iter().zip(inputs.sources());
-    sources.map(|(id, source)| of(id, &Bench::new(inputs, source, every))).collect()
-}
-
-/// Which of the paper's two models a table is about.
-fn stand_in(source: &Source) -> &'static str {
-    source.stands_for
+    let fine = || Bench::new(inputs, inputs.fine, every);
+    let mut tables = vec![of(ids.fine, &fine())?];
+    if let Some(id) = ids.as_measured {
+        tables.push(of(id, &fine().as_measured())?);
+    }
+    if let Some(coarse) = inputs.coarse {
+        tables.push(of(ids.coarse, &Bench::new(inputs, coarse, every))?);
+    }
+    Ok(tables)
 }
 
 #[cfg(test)]

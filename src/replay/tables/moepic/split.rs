@@ -2,7 +2,7 @@
 
 use super::super::{Axes, Cell, Claim, Inputs, Paper, Row, Table, columns};
 use super::bench::{Bench, N_GRANULES, tpot};
-use super::{EVERY, each};
+use super::{EVERY, Ids, each};
 use crate::Result;
 use crate::replay::{Caching, SimOptions};
 
@@ -15,8 +15,14 @@ const CACHE_ONLY: &str = "cache only";
 const ALGORITHM_1: &str = "Algorithm 1";
 const WHOLE: &str = "whole experts, layers compete (ours)";
 
+const IDS: Ids = Ids {
+    fine: "moepic-fig-4b",
+    as_measured: Some("moepic-fig-4b-measured"),
+    coarse: "moepic-fig-4b-coarse",
+};
+
 pub fn figure_4b(inputs: &Inputs) -> Result<Vec<Table>> {
-    each(inputs, ["moepic-fig-4b", "moepic-fig-4b-coarse"], EVERY, table)
+    each(inputs, IDS, EVERY, table)
 }
 
 fn table(id: &'static str, bench: &Bench) -> Result<Table> {
@@ -37,7 +43,7 @@ fn table(id: &'static str, bench: &Bench) -> Result<Table> {
     ];
     let mut table = Table {
         id,
-        title: format!("MoEpic, Figure 4b: split ratios, {}", bench.source.stands_for),
+        title: format!("MoEpic, Figure 4b: split ratios, {}", bench.name()),
         setting: format!(
             "Time per output token, ms: {}. Equal shares of all layers, which together hold {:.0} \
              % of all experts; experts in {N_GRANULES} granules; next-layer prefetch and LCP.",
