@@ -4,6 +4,7 @@
 
 use crate::Result;
 
+pub mod infinity;
 mod inputs;
 mod markdown;
 pub mod moepic;
