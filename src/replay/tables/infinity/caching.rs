@@ -1,9 +1,8 @@
 //! Caching and prefetching together (7.3): how many of the experts that decode steps use are in
 //! the buffer as a whole when they are asked for.
 
-use super::prefetching::{capitalised, name};
-use super::workload::{Workload, policy};
-use super::{DEVICE, Inputs, Table};
+use super::workload::{self, Pace, Workload, cases, policy};
+use super::{Inputs, Table};
 use crate::Result;
 use crate::policy::{Belady, Oracle};
 use crate::replay::tables::{Claim, Paper, Row, Source, columns};
@@ -22,21 +21,20 @@ const STRATEGIES: [(&str, &str); 3] =
 /// Table 5: hit rates by slots.
 pub fn table_5(inputs: &Inputs) -> Result<Table> {
     let mut rows = Vec::new();
-    for source in inputs.sources() {
+    for (source, pace) in cases(inputs) {
         for share in SHARES {
-            rows.push(row(&source, share)?);
+            rows.push(row(&source, pace, share)?);
         }
     }
-    let routings: Vec<String> = inputs.sources().map(|source| source.describe(DEVICE)).collect();
+    let requests = Workload::mixed(inputs.fine.trace, STEP).describe();
     let mut table = Table {
         id: "moe-infinity-table-5",
         title: "MoE-Infinity, Table 5: buffer hit rate of caching and prefetching together".into(),
         setting: format!(
-            "{}. {}. Batch 1. Slots are of whole experts and include those for what is on its \
+            "{} Slots are of whole experts and include those for what is on its \
              way. Of the experts that decode steps ask for, the part that is there as a whole. \
              Ideal drops what is used last (Belady) and prefetches what the next layer will use.",
-            capitalised(&routings.join("; ")),
-            capitalised(&Workload::mixed(inputs.fine.trace, STEP).describe()),
+            workload::setting(inputs, &requests),
         ),
         columns: columns("routing and slots", STRATEGIES.map(|s| s.0).into_iter().chain(["ideal"])),
         rows,
@@ -47,7 +45,7 @@ pub fn table_5(inputs: &Inputs) -> Result<Table> {
     Ok(table)
 }
 
-fn row(source: &Source, share: f64) -> Result<Row> {
+fn row(source: &Source, pace: Pace, share: f64) -> Result<Row> {
     let header = source.trace.header();
     let n_all: usize = header.layers.iter().map(|layer| layer.n_experts).sum();
     let geometry = source.geometry();
@@ -56,15 +54,14 @@ fn row(source: &Source, share: f64) -> Result<Row> {
     let n_slots = ((share * n_all as f64).round() as usize).max(header.k + 1);
     let workload = Workload::mixed(source.trace, STEP);
     let options = |policy| {
-        let mut options = source.options(DEVICE, policy, share);
+        let mut options = pace.options(source, policy, share);
         options.budget = Budget::Bytes((n_slots * expert_bytes) as u64);
         options
     };
     let mut values = Vec::new();
     for (_, name) in STRATEGIES {
         let options = options(name);
-        let build = |shape: &_| options.policy.build(shape, &options.profile);
-        values.push(workload.replay(source, &options, build)?.decode.counters.hit_rate());
+        values.push(workload.replay_named(source, &options)?.decode.counters.hit_rate());
     }
     let routing = source.routing();
     let future = future(&Ordered { routing: &routing, order: workload.order.clone() });
@@ -74,7 +71,7 @@ fn row(source: &Source, share: f64) -> Result<Row> {
     })?;
     values.push(ideal.decode.counters.hit_rate());
     let slots = format!("{n_slots} slots ({:.0} %)", 100.0 * n_slots as f64 / n_all as f64);
-    Ok(Row::shares(format!("{}, {slots}", name(source)), values))
+    Ok(Row::shares(format!("{}, {slots}", pace.name(source)), values))
 }
 
 fn paper() -> Paper {

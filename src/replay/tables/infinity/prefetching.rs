@@ -1,12 +1,12 @@
 //! Prefetching by itself (7.2): experts are released when they have been used, so that nothing is
 //! saved but by being brought in time. What is counted are decode steps.
 
-use super::workload::{Workload, predictor};
-use super::{DEVICE, Inputs, Table};
+use super::workload::{self, Workload, cases, predictor};
+use super::{Inputs, Table};
 use crate::Result;
 use crate::policy::{EamcPredictor, InfinityOptions, Shape};
 use crate::replay::Report;
-use crate::replay::tables::{Cell, Claim, Paper, Row, Source, columns};
+use crate::replay::tables::{Cell, Claim, Paper, Row, columns};
 
 /// Slots of the buffer in parts of all experts: several layers, and by no means all.
 const SHARE: f64 = 0.25;
@@ -31,43 +31,32 @@ fn bandwidth(report: &Report) -> f64 {
 }
 
 fn setting(inputs: &Inputs) -> String {
-    let routings: Vec<String> = inputs.sources().map(|source| source.describe(DEVICE)).collect();
+    let requests = Workload::mixed(inputs.fine.trace, STEP).describe();
     format!(
-        "{}. {}. Batch 1, experts are released after use, and the buffer has room for {:.0} % of \
-         all.",
-        capitalised(&routings.join("; ")),
-        capitalised(&Workload::mixed(inputs.fine.trace, STEP).describe()),
+        "{} Experts are released after use; the buffer has room for {:.0} % of all.",
+        workload::setting(inputs, &requests),
         100.0 * SHARE
     )
-}
-
-pub fn capitalised(text: &str) -> String {
-    let mut chars = text.chars();
-    chars.next().map_or(String::new(), |first| first.to_uppercase().chain(chars).collect())
 }
 
 /// Table 2, what the GPU waits for, and Table 3, what is read.
 pub fn tables_2_and_3(inputs: &Inputs) -> Result<Vec<Table>> {
     let mut rows = [Vec::new(), Vec::new()];
-    for source in inputs.sources() {
+    for (source, pace) in cases(inputs) {
         let workload = Workload::mixed(source.trace, STEP);
+        let options = pace.options(&source, "on-demand", SHARE);
         let reports = STRATEGIES.iter().map(|(_, policy)| {
-            workload.replay_released(&source, SHARE, |shape| predictor(policy, shape))
+            workload.replay_released(&source, &options, |shape| predictor(policy, shape))
         });
         let reports = reports.collect::<Result<Vec<_>>>()?;
         for (rows, measure) in rows.iter_mut().zip([blocking, bandwidth]) {
             let base = measure(&reports[ON_DEMAND]);
             let values = reports.iter().map(|report| measure(report) / base);
-            rows.push(Row::shares(name(&source), values));
+            rows.push(Row::shares(pace.name(&source), values));
         }
     }
     let [blocking, bandwidth] = rows;
     Ok(vec![table_2(setting(inputs), blocking), table_3(setting(inputs), bandwidth)])
-}
-
-/// A routing's row.
-pub fn name(source: &Source) -> String {
-    format!("{} × {} experts", source.trace.header().moe_layers().count(), source.n_experts())
 }
 
 fn table_2(setting: String, rows: Vec<Row>) -> Table {
@@ -184,20 +173,21 @@ pub fn table_4(inputs: &Inputs) -> Result<Table> {
     let designs = designs();
     let mut rows = designs.map(|(name, _)| Row::new(name, []));
     let mut names = Vec::new();
-    for source in inputs.sources() {
+    for (source, pace) in cases(inputs) {
         let workload = Workload::mixed(source.trace, STEP);
+        let sim = pace.options(&source, "on-demand", SHARE);
         let mut reports = Vec::new();
         for (_, options) in designs {
             let build = |shape: &Shape| match options {
                 Some(options) => Some(Box::new(EamcPredictor::new(shape, options)) as Box<_>),
                 None => predictor("deepspeed", shape),
             };
-            reports.push(workload.replay_released(&source, SHARE, build)?);
+            reports.push(workload.replay_released(&source, &sim, build)?);
         }
         for (what, measure) in
             [("bandwidth", bandwidth as fn(&Report) -> f64), ("blocking", blocking)]
         {
-            names.push(format!("{what}, {}", name(&source)));
+            names.push(format!("{what}, {}", pace.name(&source)));
             let base = measure(&reports[0]);
             for (row, report) in rows.iter_mut().zip(&reports) {
                 row.cells.push(Cell::Share(measure(report) / base));
