@@ -68,14 +68,15 @@ pub fn figure_13(inputs: &Inputs) -> Result<Table> {
         Claim::new(
             "120 traces give the lowest latency, but for a hundredth",
             everywhere(&|v| v[4] <= 1.01 * lowest(v)),
-            "",
+            "beyond what a request repeats, older EAMs that are averaged in are noise.",
         ),
         Claim::new("120 traces are better than one", everywhere(&|v| v[4] < v[0]), ""),
         Claim::new(
-            "The same capacity serves all models: every routing is best within a hundredth at \
-             120 or below",
-            everywhere(&|v| v[..4].iter().any(|x| *x <= 1.01 * v[4])),
-            "",
+            "A small part of the requests is enough: with 10 of 192 latency is within a \
+             hundredth of its lowest",
+            everywhere(&|v| v[1] <= 1.01 * lowest(v)),
+            "3 % of the paper's requests were 120 and more EAMs, of ours they are six: what a \
+             request resembles is not among so few.",
         ),
     ];
     Ok(table)
@@ -119,7 +120,7 @@ fn by_request(report: &Report) -> Vec<f64> {
 
 /// Requests until latencies are as usual: the first at which a window's mean is within the slack
 /// of that of the same requests without a change. All of them if there is none.
-pub(super) fn n_to_recover(after_change: &[f64], usual: &[f64]) -> usize {
+pub fn n_to_recover(after_change: &[f64], usual: &[f64]) -> usize {
     let windows = after_change.windows(WINDOW).zip(usual.windows(WINDOW));
     let is_usual = |(now, usual): (&[f64], &[f64])| {
         now.iter().sum::<f64>() <= SLACK * usual.iter().sum::<f64>()
@@ -146,18 +147,6 @@ fn shifts(source: &Source, pace: Pace) -> Result<Vec<Shift>> {
         for (_, other) in halves.iter().enumerate().filter(|(from, _)| *from != to) {
             let changed = latencies(source, pace, other.before, half.after)?;
             let first = |latencies: &[f64]| latencies.iter().take(WINDOW).sum::<f64>();
-            if std::env::var("DBG").is_ok() {
-                eprintln!(
-                    "{} {} {pace:?} {:?}",
-                    other.kind,
-                    half.kind,
-                    changed
-                        .iter()
-                        .zip(&usual)
-                        .map(|(a, b)| (1000.0 * (a / b - 1.0)).round() / 10.0)
-                        .collect::<Vec<_>>()
-                );
-            }
             shifts.push(Shift {
                 within: other.kind == half.kind,
                 to: half.kind.to_string(),
@@ -250,18 +239,20 @@ fn claims_7(table: &Table) -> Vec<Claim> {
         Claim::new(
             "Latency recovers from every change",
             column(&|_| true, 2).iter().all(|n| *n < N_AFTER as f64),
-            "",
+            "how far a latency that is compared request by request strays from its level is about \
+             the hundredth that is asked for, and what another kind has left in the collection \
+             stays there as long as there is room.",
         ),
         Claim::new(
             "Most workloads have changes that are not felt at all",
             2 * minima.iter().filter(|n| **n == 0.0).count() > minima.len(),
-            "",
+            "every change is felt by a hundredth and more.",
         ),
         Claim::new(
             "Recovery between kinds is on average no slower than within one (the paper: 30 \
              requests between datasets, 50 within)",
             mean(column(&|row| !is_within(row), 1)) <= mean(column(&is_within, 1)),
-            "",
+            "another kind of text uses other experts; requests of one kind are alike.",
         ),
     ]
 }
