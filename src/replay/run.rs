@@ -242,7 +242,7 @@ impl<'a> Run<'a> {
 }
 
 /// The mean over a pass's tokens into `out`, by way of `row`; empty if any has none.
-fn mean(
+pub(super) fn mean(
     pass: &Pass,
     row: &mut Vec<f32>,
     out: &mut Vec<f32>,

@@ -5,6 +5,7 @@
 use crate::Result;
 
 pub mod infinity;
+pub mod finemoe;
 mod inputs;
 mod markdown;
 pub mod moepic;
