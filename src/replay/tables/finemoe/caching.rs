@@ -33,7 +33,7 @@ pub fn figure_14b(inputs: &Inputs) -> Result<Vec<Table>> {
         id: "finemoe-fig-14b",
         title: "FineMoE, Figure 14b: expert hit rate of ways to evict".into(),
         setting: format!(
-            "{}, of which the first {N_WARM_UP} fill the cache. Experts of decode steps that were \
+            "{}. Experts of decode steps that were \
              in memory as a whole when they were asked for, with FineMoE's prefetching (d = 3, \
              C = 1000), by the share of all experts that has room. The last two rows are not \
              the paper's.",
@@ -77,14 +77,16 @@ fn claims(table: &Table) -> Vec<Claim> {
         Claim::new(
             "LFU hits more often than LRU",
             table.at_least("LFU", "LRU", 0.0),
-            "where most experts have room, what this text has just used counts for more than what \
-             all texts used",
+            "what this text has just used counts for more than what all texts have used, but where \
+             a token goes through more than the memory holds before it returns to a layer, when \
+             LRU has nothing left of it",
         ),
         Claim::new(
             "FineMoE's eviction hits more often than LRU and LFU",
             table.at_least("FineMoE", "LRU", 0.0) && table.at_least("FineMoE", "LFU", 0.0),
-            "p is an estimate of one past iteration, and of the present token's layers that are \
-             over as well; frequencies never age",
+            "p is what one past iteration did, and of layers that the present token has passed it \
+             says nothing of the next token; frequencies never age. LRU gains where much has room, \
+             LFU where little has",
         ),
     ]
 }

@@ -59,7 +59,7 @@ fn of_source(id: &'static str, source: &Source) -> Result<Table> {
     };
     let saved = BASELINES.map(|(name, _)| format!("{:.0} %", 100.0 * saved(&table, name)[0]));
     table.setting = format!(
-        "{}; {}, of which the first {N_WARM_UP} fill the cache. Mean time of a decode step, ms. \
+        "{}; {}. Mean time of a decode step, ms. \
          deepspeed prefetches all of the next layer's experts, which the paper's did not. At the \
          least memory FineMoE takes {} less than {}.",
         source.describe(DEVICE),
@@ -107,14 +107,14 @@ fn claims(table: &Table) -> Vec<Claim> {
             "FineMoE takes the least time at every limit",
             best,
             "one expert takes longer to load than a layer to compute, so that what prefetching can \
-             hide is little and what is kept decides; on this link a wrong prefetch delays what is \
-             demanded next",
+             hide is little and what is kept decides; p · freq keeps less of use than the \
+             evictions it is compared with where hardly a layer's experts have room",
         ),
         Claim::new(
             "DeepSpeed takes the longest at every limit",
             worst,
-            "its prefetches are cancelled when the layer is reached and LRU is as good as what \
-             others keep",
+            "what it asks for is cancelled when the layer is reached and costs little, and LRU \
+             keeps no less of use than MoE-Infinity's eviction where more has room",
         ),
         Claim::new(
             "The gap between the policies is narrower at the highest limit than at the lowest",
@@ -125,8 +125,8 @@ fn claims(table: &Table) -> Vec<Claim> {
             "At the lowest limit FineMoE saves at least half of what it saves in the paper",
             least,
             "loads bound all policies alike here; the paper's baselines are implementations, with \
-             delays of their own (synchronous prediction, copies without overlap), and ours differ \
-             in what they predict and drop only",
+             delays of their own (they predict and prefetch synchronously, §4.5), and ours differ \
+             in what they predict and drop alone",
         ),
     ]
 }

@@ -24,6 +24,7 @@ pub use store::figure_16a;
 
 use super::{Cell, Inputs, Paper, Row, Table};
 use crate::Result;
+use crate::replay::trace::Trace;
 use split::Split;
 
 /// Paper, Section 6.1.
@@ -54,10 +55,22 @@ fn stated(setting: &str, findings: &[(&str, &str)]) -> Paper {
     }
 }
 
+/// How a setting tells whose routing it is where nothing is moved, and sizes do not matter.
+fn routing_of(trace: &Trace) -> String {
+    let header = trace.header();
+    let n_experts = header.layers.iter().map(|layer| layer.n_experts).max().unwrap_or(0);
+    let n_layers = header.moe_layers().count();
+    format!(
+        "routing of {} ({n_layers} layers of {n_experts} experts, {} a token)",
+        header.model, header.k
+    )
+}
+
 /// How a setting tells what was learned from and what was counted.
 fn learned(split: &Split) -> String {
     let (known, new) = (split.known.len(), split.new.len());
-    format!("{known} requests are learned from, {new} others counted")
+    let counted = new.saturating_sub(N_WARM_UP);
+    format!("{known} requests are learned from, {N_WARM_UP} fill the cache, {counted} are counted")
 }
 
 #[cfg(test)]

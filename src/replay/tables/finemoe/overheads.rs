@@ -7,6 +7,7 @@
 use super::split::{Split, profile};
 use super::{DEVICE, N_WARM_UP, learned, stated};
 use crate::Result;
+use crate::policy::FineMoeOptions;
 use crate::replay::tables::{Cell, Claim, Inputs, Row, Source, Table, columns};
 use crate::replay::{Ordered, Report, SimOptions, simulate};
 
@@ -33,10 +34,11 @@ pub fn figure_17(inputs: &Inputs) -> Result<Vec<Table>> {
         id: "finemoe-fig-17",
         title: "FineMoE, Figure 17: latency breakdown of one iteration".into(),
         setting: format!(
-            "{}, of which the first {N_WARM_UP} fill the cache. {:.0} % of all experts have room. \
+            "{}. {:.0} % of all experts have room. \
              Mean of decode steps, ms, by how long one search takes; \"attention\" has routers and \
              shared experts in it. \"Searching would take\": all searches of a step, one after \
-             another, if they were waited for. Times are modelled.",
+             another, if they were waited for. Times are modelled; `bench/map_search.rs` measures \
+             searches.",
             settings.join(". Also "),
             100.0 * SHARE,
         ),
@@ -64,8 +66,9 @@ fn of_source(source: &Source, split: &Split) -> Result<Vec<Row>> {
     let routing = source.routing();
     let profile = profile(&routing, &split.known);
     let new = Ordered { routing: &routing, order: split.new.clone() };
+    let distance = FineMoeOptions::default().distance;
     // One by the embedding, and one at each layer that has another at the distance after it.
-    let n_searches = source.trace.header().moe_layers().count().saturating_sub(3) + 1;
+    let n_searches = source.trace.header().moe_layers().count().saturating_sub(distance) + 1;
     let mut rows = Vec::new();
     let mut without = f64::NAN;
     for search_ns in SEARCHES {
@@ -110,8 +113,8 @@ fn claims(table: &Table, inputs: &Inputs) -> Vec<Claim> {
         Claim::new(
             "So do searches ten times as long",
             is_hidden(SEARCHES[2]),
-            "what is predicted late is prefetched late: half a millisecond is the time of a layer \
-             or more, so some predictions come when their layer has been reached",
+            "what is predicted late is prefetched late: half a millisecond is longer \
+             than a layer of small experts computes, so some predictions come too late for a load",
         ),
     ];
     if let Some(coarse) = inputs.coarse {

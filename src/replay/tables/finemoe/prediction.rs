@@ -1,11 +1,11 @@
 //! Figure 14a: how often different ways to predict are right, by how far ahead they must.
 
 use super::split::{Split, chosen, iterations, shape, steps};
-use super::{learned, stated};
+use super::{routing_of, stated};
 use crate::Result;
 use crate::policy::finemoe::{Iteration, profile_distances, top_k};
 use crate::policy::{Costs, FineMoeOptions};
-use crate::replay::tables::{Axes, Claim, Inputs, N_UBATCH, Row, Source, Table, columns};
+use crate::replay::tables::{Axes, Claim, Inputs, N_UBATCH, Row, Table, columns};
 use crate::replay::trace::{MAX_AHEAD, Trace};
 use crate::replay::{Routing, Traced};
 
@@ -43,7 +43,7 @@ pub fn figure_14a(inputs: &Inputs) -> Result<Vec<Table>> {
         id: "finemoe-fig-14a",
         title: "FineMoE, Figure 14a: expert hit rate of ways to predict, by prefetch distance"
             .into(),
-        setting: setting(&inputs.fine, &split, &maps[2]),
+        setting: setting(trace, &split, &maps[2]),
         columns: columns("prediction", distances.clone()),
         rows: vec![
             Row::shares(SPECULATE, speculate.iter().copied()),
@@ -62,18 +62,19 @@ pub fn figure_14a(inputs: &Inputs) -> Result<Vec<Table>> {
     Ok(vec![table])
 }
 
-fn setting(source: &Source, split: &Split, full: &[Found]) -> String {
+fn setting(trace: &Trace, split: &Split, full: &[Found]) -> String {
     let predicted: Vec<String> =
         full.iter().map(|found| format!("{:.1}", found.n_predicted)).collect();
     format!(
-        "{}; {}. Of the experts that decode steps used, the part that had been predicted the given \
+        "{}; {} requests are learned from, {} others counted. Of the experts that decode steps used, the part that had been predicted the given \
          number of layers before. Who predicts from the same token's earlier layers has nothing \
          for the first d of them, which counts as misses; \"{LATE}\" leaves them out. Hit counts \
          are of the request so far, its prompt included, and do not depend on the distance. All \
          predict as many experts as a token uses but the last, with δ, which predicts {} a layer \
          at these distances.",
-        source.describe("no machine: nothing is moved"),
-        learned(split),
+        routing_of(trace),
+        split.known.len(),
+        split.new.len(),
         predicted.join(", "),
     )
 }
@@ -91,15 +92,11 @@ fn paper() -> crate::replay::tables::Paper {
 
 fn claims(table: &Table) -> Vec<Claim> {
     let speculate = table.values(SPECULATE);
-    let falls = speculate.windows(2).all(|pair| pair[1] <= pair[0]);
-    let [first, last] = [0, speculate.len() - 1].map(|at| speculate[at]);
+    // A trace may hold one distance, and then there is nothing to compare.
+    let known: Vec<f64> = speculate.into_iter().filter(|rate| rate.is_finite()).collect();
+    let falls = known.windows(2).all(|pair| pair[1] <= pair[0]);
     let others = [SPECULATE, T, TS, FULL];
-    vec![
-        Claim::new(
-            "Speculation is effective next door and loses more than a third of its hits on the way",
-            falls && last < first * 2.0 / 3.0,
-            "the residual stream of this model changes less from layer to layer",
-        ),
+    let mut claims = vec![
         Claim::new(
             "Request-level hit counts are the worst at every distance",
             others.iter().all(|other| table.at_least(other, COUNT, 0.0)),
@@ -114,10 +111,17 @@ fn claims(table: &Table) -> Vec<Claim> {
         Claim::new(
             "The full map is better than speculation at every distance",
             table.at_least(FULL, SPECULATE, 0.0),
-            "next door, the next router itself on nearly its own input is hard to beat by what \
+            "a router itself, on nearly its own input, knows more of a layer close by than what \
              other tokens did",
         ),
-    ]
+    ];
+    if let [first, .., last] = known[..] {
+        let text = "The hit rate of speculation falls with the distance, by more than a third";
+        let holds = falls && last < first * 2.0 / 3.0;
+        let otherwise = "the residual stream of this model changes less from layer to layer";
+        claims.insert(0, Claim::new(text, holds, otherwise));
+    }
+    claims
 }
 
 /// What a map search found of the new requests at one distance.

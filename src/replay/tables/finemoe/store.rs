@@ -1,7 +1,7 @@
 //! Figure 16a: how near the best stored map is, by how many are stored.
 
 use super::split::{Split, iteration, shape, steps};
-use super::stated;
+use super::{routing_of, stated};
 use crate::Result;
 use crate::policy::FineMoeOptions;
 use crate::policy::finemoe::{Iteration, MapStore, Trajectory};
@@ -24,7 +24,7 @@ pub fn figure_16a(inputs: &Inputs) -> Result<Vec<Table>> {
         let known = sample(&routing, &split.known, N_STORED);
         let new = sample(&routing, &split.new, N_SEARCHED);
         let found = CAPACITIES.map(|capacity| search(&routing, capacity, &known, &new));
-        let name = |what: &str| format!("{what}, {}", source.stands_for);
+        let name = |what: &str| format!("{what}, {}", source.trace.header().model);
         rows.push(Row::numbers(name("semantic"), 3, found.map(|found| found.semantic)));
         rows.push(Row::numbers(name("trajectory"), 3, found.map(|found| found.trajectory)));
         settings.push(setting(&source, known.len(), new.len()));
@@ -58,7 +58,7 @@ fn setting(source: &Source, n_stored: usize, n_searched: usize) -> String {
     format!(
         "{}; {n_stored} decode steps of known requests are stored one after another, the most \
          redundant making room, then {n_searched} of others searched for.",
-        source.describe("no machine: nothing is moved")
+        routing_of(source.trace)
     )
 }
 
