@@ -85,8 +85,8 @@ fn claims(table: &Table) -> Vec<Claim> {
             "FineMoE's eviction hits more often than LRU and LFU",
             table.at_least("FineMoE", "LRU", 0.0) && table.at_least("FineMoE", "LFU", 0.0),
             "p is what one past iteration did, and of layers that the present token has passed it \
-             says nothing of the next token; frequencies never age. LRU gains where much has room, \
-             LFU where little has",
+             says nothing of the next token's, so where little has room frequencies alone may \
+             keep more",
         ),
     ]
 }

@@ -66,8 +66,9 @@ fn setting(trace: &Trace, split: &Split, full: &[Found]) -> String {
     let predicted: Vec<String> =
         full.iter().map(|found| format!("{:.1}", found.n_predicted)).collect();
     format!(
-        "{}; {} requests are learned from, {} others counted. Of the experts that decode steps used, the part that had been predicted the given \
-         number of layers before. Who predicts from the same token's earlier layers has nothing \
+        "{}; {} requests are learned from, {} others counted. Of the experts that decode steps \
+         used (the most probable ones, as the trace stores probabilities), the part that had been \
+         predicted the given number of layers before. Who predicts from the same token's earlier layers has nothing \
          for the first d of them, which counts as misses; \"{LATE}\" leaves them out. Hit counts \
          are of the request so far, its prompt included, and do not depend on the distance. All \
          predict as many experts as a token uses but the last, with δ, which predicts {} a layer \
