@@ -12,14 +12,14 @@ use crate::policy::llapor::{Group, LayerModel, Linear, Loss};
 /// No expert counts for more than this many times the mean.
 const BALANCE_MAX: f32 = 8.0;
 
-/// `heard` is told each epoch and its mean loss.
+/// `goes_on` is told each epoch and its mean loss; where it says no, this is the last one.
 pub fn fit(
     set: &Set,
     compress: Linear,
     group: Group,
     options: &TrainOptions,
     noise: &mut Noise,
-    heard: &mut dyn FnMut(usize, f64),
+    goes_on: &mut dyn FnMut(usize, f64) -> bool,
 ) -> Result<LayerModel> {
     let own = options.of(group);
     let balance = if own.balanced { balance(&set.counts()) } else { vec![1.0; set.n_experts] };
@@ -42,7 +42,9 @@ pub fn fit(
             adamw.backward_step(&loss)?;
             sum += f64::from(loss.to_scalar::<f32>()?) * examples.len() as f64;
         }
-        heard(epoch, sum / order.len() as f64);
+        if !goes_on(epoch, sum / order.len() as f64) {
+            break;
+        }
     }
     network.export(compress)
 }

@@ -141,12 +141,12 @@ pub struct Trained {
 }
 
 /// Trains a network for each MoE layer of a model of that shape, of which `samples.layers` are the
-/// MoE layers in order.
+/// MoE layers in order. `progress` hears of each epoch; its error ends the training.
 pub fn train(
     shape: &Shape,
     samples: &Samples,
     options: &TrainOptions,
-    progress: &mut dyn FnMut(Progress),
+    progress: &mut dyn FnMut(Progress) -> Result<()>,
 ) -> Result<Trained> {
     samples.check(shape).map_err(|why| Error::invalid(format!("samples to train on: {why}")))?;
     options.check()?;
@@ -160,11 +160,14 @@ pub fn train(
     let mut report = Report { layers: Vec::new() };
     for (at, &layer) in moe.iter().enumerate() {
         let task = Task { shape, samples, options, at, layer, group: Group::of(at, moe.len()) };
-        let mut heard = |epoch, loss| {
+        let mut heard = Ok(());
+        let mut goes_on = |epoch, loss| {
             let (n_done, n_layers, n_epochs) = (at, moe.len(), options.epochs);
-            progress(Progress { layer, n_done, n_layers, epoch, n_epochs, loss });
+            heard = progress(Progress { layer, n_done, n_layers, epoch, n_epochs, loss });
+            heard.is_ok()
         };
-        let trained = task.train(0..n_trained, &mut heard).map_err(broken)?;
+        let trained = task.train(0..n_trained, &mut goes_on).map_err(broken)?;
+        heard?;
         report.layers.push(accuracy::judge(&task, &trained, 0..n_trained, n_trained..n));
         model.layers[layer] = Some(trained);
     }
@@ -199,7 +202,7 @@ impl Task<'_> {
     fn train(
         &self,
         rows: Range<usize>,
-        heard: &mut dyn FnMut(usize, f64),
+        goes_on: &mut dyn FnMut(usize, f64) -> bool,
     ) -> candle_core::Result<LayerModel> {
         let source = self.source();
         let mut noise = Noise::new(self.options.seed, self.layer as u64);
@@ -209,7 +212,7 @@ impl Task<'_> {
         let compress = pca::fit(hidden, n_embd, n_pca, &mut noise)?;
         let target = &self.samples.layers[self.at];
         let set = Set::new(&source, target, self.n_experts(), &compress, rows);
-        fit::fit(&set, compress, self.group, self.options, &mut noise, heard)
+        fit::fit(&set, compress, self.group, self.options, &mut noise, goes_on)
     }
 }
 

@@ -55,14 +55,17 @@ fn options() -> TrainOptions {
 }
 
 fn trained(n: usize, options: &TrainOptions) -> Trained {
-    train(&shape(), &samples(n), options, &mut |_| {}).unwrap()
+    train(&shape(), &samples(n), options, &mut |_| Ok(())).unwrap()
 }
 
 #[test]
 fn what_can_be_learned_is() {
     let mut heard = Vec::new();
-    let Trained { model, report } =
-        train(&shape(), &samples(1200), &options(), &mut |p| heard.push(p)).unwrap();
+    let Trained { model, report } = train(&shape(), &samples(1200), &options(), &mut |p| {
+        heard.push(p);
+        Ok(())
+    })
+    .unwrap();
     model.check(&shape()).unwrap();
     let of = |accuracy: &Accuracy| *accuracy.top.last().unwrap();
     for layer in &report.layers[1..] {
@@ -109,7 +112,7 @@ fn bad_samples_and_options_are_refused() {
     let refused = |spoil: &dyn Fn(&mut Samples, &mut TrainOptions)| {
         let (mut samples, mut options) = (samples(20), options());
         spoil(&mut samples, &mut options);
-        train(&shape(), &samples, &options, &mut |_| {}).unwrap_err().to_string()
+        train(&shape(), &samples, &options, &mut |_| Ok(())).unwrap_err().to_string()
     };
     assert!(refused(&|samples, _| drop(samples.layers.pop())).contains("2 layers"));
     assert!(refused(&|samples, _| samples.follows.truncate(19)).contains("not 19 tokens"));
@@ -117,4 +120,15 @@ fn bad_samples_and_options_are_refused() {
     assert!(refused(&|samples, _| samples.layers[2].hidden[0] = f32::NAN).contains("finite"));
     assert!(refused(&|_, options| options.dropout = 1.0).contains("out of range"));
     assert!(refused(&|_, options| options.held_out = 0.96).contains("too few"));
+}
+
+#[test]
+fn an_error_ends_the_training() {
+    let mut n_heard = 0;
+    let ended = train(&shape(), &samples(200), &options(), &mut |progress| {
+        n_heard += 1;
+        if progress.n_done == 1 { Err(Error::Interrupted) } else { Ok(()) }
+    });
+    assert!(matches!(ended, Err(Error::Interrupted)));
+    assert_eq!(n_heard, 8 + 1);
 }

@@ -3,6 +3,8 @@
 mod places;
 mod record;
 mod replay;
+mod samples;
+mod train;
 
 use crate::Result;
 
@@ -19,11 +21,14 @@ enum Command {
     Record(record::Args),
     /// Say what policies would have done on recorded routing
     Replay(replay::Args),
+    /// Train PreScope's predictor on a trace with hidden states
+    Train(train::Args),
 }
 
 pub fn run(args: Args) -> Result<()> {
     match args.command {
         Command::Record(args) => record::run(args),
         Command::Replay(args) => replay::run(args),
+        Command::Train(args) => train::run(args),
     }
 }

@@ -11,6 +11,7 @@ mod markdown;
 pub mod moepic;
 mod plot;
 pub mod side_by_side;
+pub mod prescope;
 
 pub use inputs::{Inputs, N_UBATCH, Source};
 pub use markdown::{csv, markdown};

@@ -1,0 +1,153 @@
+//! `moeba trace train`: PreScope's predictor, learned from what a model's routers saw and chose.
+//! What was learned goes into a policies' profile of that model, beside what is there.
+
+use super::super::args;
+use super::super::new_file::NewFile;
+use super::super::{out, progress};
+use super::samples;
+use crate::policy::{LlaPor, ModelKey, Predictor, Profile, Shape};
+use crate::replay::tables::prescope::{LlaporReport, Value};
+use crate::replay::tables::{self, Cell, Row, Table, columns};
+use crate::replay::trace::Trace;
+use crate::train::{Accuracy, LayerReport, Report, TrainOptions, train};
+use crate::{Error, Result, interrupt};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+#[derive(clap::Args, Debug)]
+#[command(allow_negative_numbers = true)]
+pub struct Args {
+    /// A trace of `moeba trace record --hidden`
+    trace: PathBuf,
+    /// Profile that the predictor goes into (see run --profile)
+    #[arg(short, long, value_name = "PROFILE")]
+    output: PathBuf,
+    /// Decoded tokens to learn from and to be judged by, of all requests
+    #[arg(long, value_name = "N", default_value = "20000", value_parser = args::tokens)]
+    tokens: usize,
+    /// How often to go through them
+    #[arg(long, value_name = "N", default_value_t = TrainOptions::default().epochs)]
+    #[arg(value_parser = epochs)]
+    epochs: usize,
+    /// Of all that is random in training
+    #[arg(short, long, value_name = "N", default_value_t = 0)]
+    seed: u32,
+    /// Write the accuracy as CSV: layer;predictor;measure;value
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+}
+
+const MAX_EPOCHS: i64 = 100_000;
+
+/// No profile is larger; a part of one is none.
+const PROFILE_BYTES_MAX: u64 = 1 << 30;
+
+fn epochs(text: &str) -> super::super::values::Parsed<usize> {
+    super::super::values::integer(text, 1, MAX_EPOCHS)
+}
+
+pub fn run(args: Args) -> Result<()> {
+    let trace = Trace::open(&args.trace)?;
+    let (header, path) = (trace.header(), args.trace.display());
+    if !header.hidden {
+        return Err(Error::invalid(format!(
+            "{path}: it does not have what routers saw; record it with --hidden"
+        )));
+    }
+    // Before the long work: what cannot be written, and what must not be overwritten.
+    let mut profile = existing(&args.output, &header.key)?;
+    let output = NewFile::create(&args.output)?;
+    let report = args.report.as_deref().map(NewFile::create).transpose()?;
+
+    let shape = Shape::of_model(header.layers.iter().map(|l| l.n_experts).collect(), header.k);
+    let samples = samples::of_trace(&trace, args.tokens)
+        .map_err(|why| Error::invalid(format!("{path}: {why}")))?;
+    let options =
+        TrainOptions { epochs: args.epochs, seed: args.seed.into(), ..TrainOptions::default() };
+    let bar = progress::bar("train", (shape.moe_layers().count() * args.epochs) as u64);
+    let trained = train(&shape, &samples, &options, &mut |_| {
+        bar.inc(1);
+        interrupt::check()
+    })?;
+    bar.finish_and_clear();
+
+    let bytes = trained.model.layers.iter().flatten().map(|layer| 4 * layer.n_products());
+    let measured = measured(&trained.report, &bytes.collect::<Vec<_>>());
+    let llapor = LlaPor::new(&shape, trained.model, false).map_err(Error::invalid)?;
+    llapor.save(&mut profile);
+    write(output, &profile.encode(&header.key))?;
+    report.map(|report| write(report, measured.encode().as_bytes())).transpose()?;
+    let setting = format!("{}, {} tokens", header.model, samples.n_tokens());
+    out::write(tables::markdown(&accuracy(&trained.report, setting), "").as_bytes())
+}
+
+/// What the profile has already: nothing if there is no such file.
+fn existing(path: &Path, key: &ModelKey) -> Result<Profile> {
+    let read = || -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        File::open(path)?.take(PROFILE_BYTES_MAX).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    match read() {
+        Ok(bytes) => Profile::decode(&bytes, key).map_err(|why| {
+            Error::invalid(format!("{}: {why}; it is not overwritten", path.display()))
+        }),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Profile::default()),
+        Err(e) => Err(Error::io(path, e)),
+    }
+}
+
+fn write(mut file: NewFile, bytes: &[u8]) -> Result<()> {
+    file.write_all(bytes).map_err(|e| Error::io(file.path(), e))?;
+    file.finish()
+}
+
+/// The predictors of a layer that were judged.
+fn judged(layer: &LayerReport) -> [(&'static str, Option<&Accuracy>); 3] {
+    let LayerReport { llapor, gate, statistics, .. } = layer;
+    [("llapor", Some(llapor)), ("gate", gate.as_ref()), ("statistics", Some(statistics))]
+}
+
+/// `bytes`: of each MoE layer's network.
+fn measured(report: &Report, bytes: &[usize]) -> LlaporReport {
+    let mut out = LlaporReport::default();
+    for (layer, bytes) in report.layers.iter().zip(bytes) {
+        let mut push = |predictor: &str, measure: String, value: f64| {
+            let (layer, predictor) = (layer.layer, predictor.to_string());
+            out.push(Value { layer, predictor, measure, value });
+        };
+        push("llapor", "bytes".into(), *bytes as f64);
+        for (predictor, accuracy) in judged(layer) {
+            let Some(Accuracy { top, hot }) = accuracy else { continue };
+            push(predictor, "samples".into(), layer.n_tokens as f64);
+            for (n, value) in (1..).zip(top) {
+                push(predictor, format!("top{n}"), *value);
+            }
+            for (n, value) in (2..).zip(hot.top) {
+                push(predictor, format!("hot{n}"), value);
+            }
+            push(predictor, "coverage".into(), hot.tokens);
+        }
+    }
+    out
+}
+
+/// The hit rate of all k experts, by layer.
+fn accuracy(report: &Report, setting: String) -> Table {
+    let k = report.layers.first().map_or(0, |layer| layer.llapor.top.len());
+    let row = |layer: &LayerReport| {
+        let cells = judged(layer).map(|(_, accuracy)| {
+            accuracy.and_then(|a| a.top.last()).map_or(Cell::Missing, |share| Cell::Share(*share))
+        });
+        Row::new(layer.layer.to_string(), cells)
+    };
+    Table {
+        id: "llapor",
+        title: format!("Accuracy of the top {k} by layer"),
+        setting: format!("{setting}, the last of them to be judged by."),
+        columns: columns("layer", ["LLaPor", "gate", "statistics"]),
+        rows: report.layers.iter().map(row).collect(),
+        ..Table::default()
+    }
+}

@@ -1,0 +1,116 @@
+//! `moeba trace train`: a predictor is learned from a trace, kept in the model's profile and used
+//! by a run; bad input ends in a sentence and loses nothing.
+
+mod cli_support;
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+use cli_support::{failed, moeba, succeeded};
+use moeba::policy::{LlaPor, Profile, Shape};
+use moeba::replay::tables::prescope::LlaporReport;
+use moeba::replay::trace::Trace;
+
+const TEXT: &str = "A branch is a name for a line of work. Naming is cheap, so make many of them.\n\
+    Nobody keeps count! When the work is done, the branch is merged; its name may go.\n\n\
+    Was it worth it? Ask again in a year. By then the tests will have had their say.\n";
+
+/// Dense and MoE layers in turn: 0, 8, 0 and 8 experts.
+const MIXED: &str = "qwen3moe_mixed";
+
+struct Recorded {
+    model: PathBuf,
+    trace: PathBuf,
+    dir: tempfile::TempDir,
+}
+
+fn recorded(args: &[&str]) -> Recorded {
+    let dir = tempfile::tempdir().unwrap();
+    let model = common::convert_golden(MIXED, "f32", dir.path());
+    let text = dir.path().join("prose.txt");
+    std::fs::write(&text, TEXT).unwrap();
+    let trace = dir.path().join("x.mtrace");
+    let mut command = moeba();
+    command.args(["trace", "record"]).arg(&model).arg("-f").arg(&text).arg("-o").arg(&trace);
+    command.args(["--requests", "6", "-p", "4", "-n", "12"]).args(args);
+    succeeded(&command.output().unwrap());
+    Recorded { model, trace, dir }
+}
+
+fn train(trace: &Path, profile: &Path, args: &[&str]) -> Output {
+    let mut command = moeba();
+    command.args(["trace", "train"]).arg(trace).arg("-o").arg(profile);
+    command.args(["--epochs", "2"]).args(args).output().unwrap()
+}
+
+#[test]
+fn a_predictor_is_learned_kept_and_used() {
+    let Recorded { model, trace, dir } = recorded(&["--hidden"]);
+    let (profile, csv) = (dir.path().join("x.moeba"), dir.path().join("x.csv"));
+    let report = ["--report", csv.to_str().unwrap()];
+    let output = train(&trace, &profile, &report);
+    let printed = succeeded(&output);
+    assert!(printed.contains("| layer | LLaPor | gate | statistics |"), "{printed}");
+    assert!(["| 1 |", "| 3 |"].iter().all(|row| printed.contains(row)), "{printed}");
+
+    let opened = Trace::open(&trace).unwrap();
+    let key = opened.header().key;
+    let whole = std::fs::read(&profile).unwrap();
+    let shape = Shape::of_model(vec![0, 8, 0, 8], 3);
+    LlaPor::from_profile(&shape, &Profile::decode(&whole, &key).unwrap(), false).unwrap();
+
+    let report = LlaporReport::parse(&std::fs::read_to_string(&csv).unwrap()).unwrap();
+    assert_eq!((report.layers(), report.k()), (vec![1, 3], Some(3)));
+    for predictor in ["llapor", "gate", "statistics"] {
+        // Of 72 tokens 9 are held out; the first layer has none to predict a text's first one by.
+        assert_eq!(report.get(3, predictor, "samples"), Some(9.0));
+        assert_eq!(report.get(1, predictor, "samples"), Some(8.0));
+        let hits = report.get(3, predictor, "top3").unwrap();
+        assert!(hits > 0.0 && hits <= 1.0, "{predictor}: {hits}");
+    }
+
+    // What was in the profile stays, and a seed makes one network.
+    let mut other = Profile::default();
+    other.set("another policy's", vec![1, 2, 3]);
+    std::fs::write(&profile, other.encode(&key)).unwrap();
+    succeeded(&train(&trace, &profile, &[]));
+    other.merge(&Profile::decode(&whole, &key).unwrap());
+    assert_eq!(std::fs::read(&profile).unwrap(), other.encode(&key));
+
+    let mut command = moeba();
+    command.arg("run").arg(&model).args(["--raw", "-p", "A branch", "-n", "4", "--ram", "50%"]);
+    command.args(["--policy", "prescope", "--profile"]).arg(&profile);
+    succeeded(&command.output().unwrap());
+}
+
+/// Without --ahead there is no gate to compare with; few tokens are spread over all requests.
+#[test]
+fn few_tokens_do() {
+    let Recorded { trace, dir, .. } = recorded(&["--hidden", "--ahead", "0"]);
+    let output = train(&trace, &dir.path().join("x.moeba"), &["--tokens", "20"]);
+    let printed = succeeded(&output);
+    assert!(printed.contains("20 tokens") && printed.contains("— |"), "{printed}");
+}
+
+#[test]
+fn bad_input_is_named_in_one_sentence() {
+    let Recorded { model, trace, dir } = recorded(&[]);
+    let profile = dir.path().join("x.moeba");
+    failed(&train(&trace, &profile, &[]), 1, &["x.mtrace", "--hidden"]);
+    failed(&train(&model, &profile, &[]), 1, &["gguf", "trace"]);
+    failed(&train(Path::new("/nonexistent"), &profile, &[]), 1, &["/nonexistent"]);
+    failed(&train(&trace, &profile, &["--epochs", "0"]), 2, &["--epochs"]);
+    failed(&train(&trace, &profile, &["--tokens", "0"]), 2, &["--tokens"]);
+    failed(&moeba().args(["trace", "train"]).arg(&trace).output().unwrap(), 2, &["--output"]);
+
+    let Recorded { trace, .. } = &recorded(&["--hidden"]);
+    failed(&train(trace, &profile, &["--tokens", "2"]), 1, &["2 sampled tokens are too few"]);
+    // A model that was named by mistake is still there.
+    let whole = std::fs::read(&model).unwrap();
+    failed(&train(trace, &model, &[]), 1, &["no profile", "not overwritten"]);
+    assert_eq!(std::fs::read(&model).unwrap(), whole);
+    assert!(!profile.exists(), "a failed run left its file");
+    let left = std::fs::read_dir(dir.path()).unwrap().count();
+    assert_eq!(left, 3, "a failed run left a temporary file");
+}
