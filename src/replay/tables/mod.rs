@@ -4,14 +4,13 @@
 
 use crate::Result;
 
-pub mod infinity;
 pub mod finemoe;
+pub mod infinity;
 mod inputs;
 mod markdown;
 pub mod moepic;
 mod plot;
 pub mod side_by_side;
-pub mod prescope;
 
 pub use inputs::{Inputs, N_UBATCH, Source};
 pub use markdown::{csv, markdown};
@@ -24,7 +23,12 @@ pub struct Section {
 }
 
 /// In the order of the document.
-pub const SECTIONS: &[Section] = &[Section { title: "All policies", tables: side_by_side::all }];
+pub const SECTIONS: &[Section] = &[
+    Section { title: "MoEpic", tables: moepic::all },
+    Section { title: "FineMoE", tables: finemoe::all },
+    Section { title: "MoE-Infinity", tables: infinity::all },
+    Section { title: "All policies side by side", tables: side_by_side::all },
+];
 
 /// How the document begins.
 pub fn introduction(inputs: &Inputs) -> String {
