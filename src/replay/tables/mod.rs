@@ -10,6 +10,7 @@ mod inputs;
 mod markdown;
 pub mod moepic;
 mod plot;
+pub mod prescope;
 pub mod side_by_side;
 
 pub use inputs::{Inputs, N_UBATCH, Source};
