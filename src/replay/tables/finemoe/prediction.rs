@@ -68,11 +68,11 @@ fn setting(trace: &Trace, split: &Split, full: &[Found]) -> String {
     format!(
         "{}; {} requests are learned from, {} others counted. Of the experts that decode steps \
          used (the most probable ones, as the trace stores probabilities), the part that had been \
-         predicted the given number of layers before. Who predicts from the same token's earlier layers has nothing \
-         for the first d of them, which counts as misses; \"{LATE}\" leaves them out. Hit counts \
-         are of the request so far, its prompt included, and do not depend on the distance. All \
-         predict as many experts as a token uses but the last, with δ, which predicts {} a layer \
-         at these distances.",
+         predicted the given number of layers before. Who predicts from the same token's earlier \
+         layers has nothing for the first d of them, which counts as misses; \"{LATE}\" leaves \
+         them out. Hit counts are of the request so far, its prompt included, and do not depend on \
+         the distance. All predict as many experts as a token uses but the last, with δ, which \
+         predicts {} a layer at these distances.",
         routing_of(trace),
         split.known.len(),
         split.new.len(),
