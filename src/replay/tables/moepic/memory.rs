@@ -1,10 +1,10 @@
 //! Figure 8: memory that a time per output token takes.
 
 use super::super::{Axes, Cell, Claim, Inputs, Paper, Row, Table, columns};
-use super::bench::{Bench, N_GRANULES, N_LAYERS, TAU, tpot};
+use super::bench::{Bench, N_LAYERS, TAU, tpot};
 use super::{EVERY_FOR_SEARCHES, Ids, each};
 use crate::Result;
-use crate::replay::{Budget, SimOptions, Tiers};
+use crate::replay::{Budget, Routing, SimOptions, Tiers};
 use std::collections::BTreeMap;
 
 const SYSTEMS: [&str; 4] = ["mixtral-offloading", "moe-infinity", "moepic", "auto"];
@@ -14,6 +14,9 @@ const MOEPIC: &str = "moepic";
 /// Budgets are searched in parts of all experts' memory: from 6, about a tenth, to 64 of 64.
 const PARTS: u32 = 64;
 const LEAST: u32 = 6;
+
+/// Coarser than elsewhere, for the sake of time.
+const N_GRANULES: usize = 5;
 
 /// Targets between the time with everything in memory, 0, and mixtral-offloading's with the least
 /// that is searched, 1.
@@ -39,13 +42,18 @@ pub fn figure_8(inputs: &Inputs) -> Result<Vec<Table>> {
 struct Times<'a> {
     bench: &'a Bench<'a>,
     options: SimOptions,
+    /// What is searched from.
+    least: u32,
     known: BTreeMap<u32, f64>,
 }
 
 impl<'a> Times<'a> {
     fn new(bench: &'a Bench<'a>, policy: &str) -> Times<'a> {
         let options = bench.options(policy, N_GRANULES);
-        Times { bench, options, known: BTreeMap::new() }
+        let needs = options.geometry.needs(bench.subset.n_experts(), bench.subset.k());
+        let minimum = needs.minimum_bytes() as f64 / needs.all_bytes() as f64;
+        let least = LEAST.max((minimum * f64::from(PARTS)).ceil() as u32);
+        Times { bench, options, least, known: BTreeMap::new() }
     }
 
     /// ms a token
@@ -63,7 +71,7 @@ impl<'a> Times<'a> {
 
     /// The least memory that meets the target, taken that more memory is never slower.
     fn memory(&mut self, target: f64) -> Result<u32> {
-        let (mut low, mut high) = (LEAST, PARTS);
+        let (mut low, mut high) = (self.least, PARTS);
         while low < high {
             let middle = (low + high) / 2;
             if self.at(middle)? <= target {
@@ -79,7 +87,8 @@ impl<'a> Times<'a> {
 fn table(id: &'static str, bench: &Bench) -> Result<Table> {
     let mut systems = SYSTEMS.map(|system| Times::new(bench, system));
     let full = systems[0].at(PARTS)?;
-    let slow = systems[0].at(LEAST)?;
+    let least = systems[0].least;
+    let slow = systems[0].at(least)?;
     let targets = targets(bench, full, slow);
     let geometry = systems[0].options.geometry;
     let gb = (bench.n_experts() * geometry.expert_bytes) as f64 / 1e9;
@@ -101,7 +110,7 @@ fn table(id: &'static str, bench: &Bench) -> Result<Table> {
              {full:.1} ms; with {:.0} % of it, mixtral-offloading takes {slow:.1} ms. Algorithm 1 \
              plans every {TAU} tokens.",
             bench.describe(),
-            100.0 * f64::from(LEAST) / f64::from(PARTS)
+            100.0 * f64::from(least) / f64::from(PARTS)
         ),
         columns: columns("system", targets.iter().map(|ms| format!("{ms:.1} ms"))),
         rows,
@@ -135,9 +144,14 @@ fn paper() -> Paper {
         ),
         rows: vec![
             Row::new("140 ms, GB", numbers([5.98, 11.97, 10.42, 9.56])),
-            Row::new("60 ms, GB", [12.38].map(|gb| Cell::Number(gb, 2))),
+            Row::new("60 ms, GB", [
+                Cell::Number(12.38, 2),
+                Cell::Missing,
+                Cell::Missing,
+                Cell::Missing,
+            ]),
         ],
-        setting: "Qwen1.5-MoE, all memory of the device; with the whole model, 26.67 GB, a token \
+        setting: "Qwen1.5-MoE, all memory of the device, not of experts alone; with the whole model, 26.67 GB, a token \
                   takes 57 ms. Targets were 80 to 160 ms, and 100 to 220 ms for Mixtral-8x7B."
             .into(),
     }
@@ -145,26 +159,35 @@ fn paper() -> Paper {
 
 fn claims(table: &Table, gb: f64) -> Vec<Claim> {
     let moepic = table.values(MOEPIC);
-    let saved = |system: &&str| {
+    let saved = |system: &str| {
         let theirs = table.values(system);
         let saved = theirs.iter().zip(&moepic).map(|(theirs, ours)| 1.0 - ours / theirs);
-        saved.fold(f64::NEG_INFINITY, f64::max)
+        100.0 * saved.fold(f64::NEG_INFINITY, f64::max)
     };
+    let most = BASELINES.map(saved);
     vec![
         Claim::new(
             "MoEpic needs the least memory for every target",
             BASELINES.iter().all(|system| table.at_least(system, MOEPIC, 0.0)),
-            "",
+            "equal shares and tops are worth nothing where nearly everything fits, and there a \
+             system whose layers compete for memory needs as little or less",
         ),
         Claim::new(
             "For some target it saves 37 % or more of each baseline's memory",
-            BASELINES.iter().all(|system| saved(system) >= 0.37),
-            "",
+            most.iter().all(|saved| *saved >= 37.0),
+            format!(
+                "it saves at most {:.0} % of {}'s and {:.0} % of {}'s. They are on the same engine \
+                 here: each computes an expert's granules as they arrive, which in the paper is \
+                 MoEpic's alone, and their caches are not divided between layers",
+                most[0], BASELINES[0], most[1], BASELINES[1]
+            ),
         ),
         Claim::new(
             "About half of all memory comes within 5.3 % of the time with everything in memory",
             moepic[0] <= 0.55 * gb,
-            "",
+            "with half of the experts a token still misses some in most layers, and next-layer \
+             prefetch has one layer's computation to bring them; 5.3 % of a token's computation is \
+             time for few loads",
         ),
     ]
 }
