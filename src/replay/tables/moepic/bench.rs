@@ -3,7 +3,7 @@
 use super::super::{Inputs, Source};
 use super::subset::Subset;
 use crate::Result;
-use crate::policy::{Moepic, MoepicOptions, Policy, Shape, SplitKind};
+use crate::policy::{Belady, Moepic, MoepicOptions, Policy, Shape, SplitKind};
 use crate::replay::{
     Budget, CostModel, Geometry, Report, Routing, SimOptions, Tiers, future, simulate_policy,
 };
@@ -11,8 +11,8 @@ use crate::replay::{
 /// NVIDIA RTX A6000 behind PCIe 4.0 (section 4.1).
 pub const DEVICE: &str = "a6000";
 
-/// τ, where the paper has 5,000: our traces are of thousands of tokens, not of hundreds of
-/// thousands. The first plan comes before the requests that are reported are over, at the latest.
+/// τ, where the paper has 5,000: our traces are of few thousand tokens, and Algorithm 1 is to have
+/// planned before the requests that are reported.
 pub const TAU: u64 = 200;
 
 /// Parts in which an expert is kept: θ in tenths.
@@ -107,7 +107,7 @@ impl<'a> Bench<'a> {
     pub fn run_belady(&self, options: &SimOptions, tiers: Tiers) -> Result<Report> {
         let future = future(&self.subset);
         let build = |shape: &Shape| Policy {
-            eviction: Box::new(crate::policy::Belady::new(shape, future)),
+            eviction: Box::new(Belady::new(shape, future)),
             ..often(options, shape)
         };
         simulate_policy(&self.subset, options, tiers, build)

@@ -144,15 +144,14 @@ fn paper() -> Paper {
         ),
         rows: vec![
             Row::new("140 ms, GB", numbers([5.98, 11.97, 10.42, 9.56])),
-            Row::new("60 ms, GB", [
-                Cell::Number(12.38, 2),
-                Cell::Missing,
-                Cell::Missing,
-                Cell::Missing,
-            ]),
+            Row::new(
+                "60 ms, GB",
+                [Cell::Number(12.38, 2), Cell::Missing, Cell::Missing, Cell::Missing],
+            ),
         ],
-        setting: "Qwen1.5-MoE, all memory of the device, not of experts alone; with the whole model, 26.67 GB, a token \
-                  takes 57 ms. Targets were 80 to 160 ms, and 100 to 220 ms for Mixtral-8x7B."
+        setting: "Qwen1.5-MoE, all memory of the device, not of experts alone; with the whole \
+                  model, 26.67 GB, a token takes 57 ms. Targets were 80 to 160 ms, and 100 to 220 \
+                  ms for Mixtral-8x7B."
             .into(),
     }
 }

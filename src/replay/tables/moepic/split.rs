@@ -46,9 +46,9 @@ fn table(id: &'static str, bench: &Bench) -> Result<Table> {
         title: format!("MoEpic, Figure 4b: split ratios, {}", bench.name()),
         setting: format!(
             "Time per output token, ms: {}. Equal shares of all layers, which together hold {:.0} \
-             % of all experts; experts in {N_GRANULES} granules; next-layer prefetch and LCP. Beside the cache is a \
-             buffer of one token's experts of a layer, where bottoms wait to be used; it is the \
-             paper's, and what θ below ½ is short of.",
+             % of all experts; experts in {N_GRANULES} granules; next-layer prefetch and LCP. \
+             Beside the cache is a buffer of one token's experts of a layer, the paper's, in which \
+             bottoms wait to be used: small θ are short of it.",
             bench.describe(),
             100.0 * SHARE
         ),
@@ -109,8 +109,9 @@ fn claims(table: &Table) -> Vec<Claim> {
             of_prefetch.min(of_cache) >= 37.97,
             format!(
                 "it takes {of_prefetch:.0} % less than prefetch only and {of_cache:.0} % less than \
-                 cache only. The loads that are left take longer than the computation that hides \
-                 them; and the extremes are on an engine that computes granules as they arrive"
+                 cache only. What is left is loads that no \
+                 computation hides; and the extremes, too, are on an engine that computes granules \
+                 as they arrive"
             ),
         ),
         Claim::new(
