@@ -96,8 +96,8 @@ fn claims(table: &Table) -> Vec<Claim> {
             least(&split[1..N_GRANULES - 2]) < split[N_GRANULES - 1],
             "the tops of more experts are the tops of ones less likely to be used, so that a \
              granule saves most loads where it completes a hot expert, and prefetches do not make \
-             up for that (by Eq. 11, too, whole experts are mostly best). By its text the paper compares \
-             with whole experts only where nothing is prefetched",
+             up for that (by Eq. 11, too, whole experts are mostly best). By its text the paper \
+             compares with whole experts only where nothing is prefetched",
         ),
         Claim::new(
             "Both extremes, prefetch only and cache only, are slower than the best split",
