@@ -32,7 +32,7 @@ def live_run(args, policy, budget, folder):
                f"{budget}%", "--policy", policy, "--profile", "none", "--stats", stats]
     subprocess.run([str(part) for part in command], check=True, stdout=subprocess.DEVNULL)
     s = json.loads(stats.read_text())
-    tokens = s["decode_tokens"]
+    tokens = s["evaluated_tokens"]
     tpot = 1000.0 / s["decode_tokens_per_second"]
     figures = [budget / 100, s["hit_rate"], tpot, s["stall_ms_per_token"],
                s["read_bytes"] / tokens / 2**20, s["policy_ms_per_token"] / tpot]
