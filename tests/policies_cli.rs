@@ -1,0 +1,113 @@
+//! Policies as a user meets them: profiles that are kept, damaged and refused; replays of the
+//! committed traces.
+
+mod common;
+
+use common::{moeba, repo, succeed};
+use std::fs;
+use std::path::Path;
+use std::process::Output;
+
+const TEXT: &str = "A branch is a line of development. You can create one with a command, and then \
+                    switch to it. Files that have changed since are listed by another command.";
+
+/// The demo model through a text, token by token, with half of its experts in memory.
+fn run(folder: &Path, policy: &str, profile: &Path) -> Output {
+    let text = folder.join("text.txt");
+    fs::write(&text, TEXT).unwrap();
+    let demo = repo().join("models/demo/moeba-demo.gguf");
+    let mut command = moeba();
+    command.arg("perplexity").arg(demo).arg("-f").arg(text).args(["-b", "1", "-c", "16"]);
+    command.args(["--ram", "50%", "--policy", policy, "--profile"]).arg(profile);
+    succeed(&mut command)
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn a_profile_is_kept_and_a_damaged_one_is_refused_in_a_sentence() {
+    let folder = tempfile::tempdir().unwrap();
+    let profile = folder.path().join("demo.moeba");
+    for policy in ["auto", "finemoe", "moe-infinity", "moepic", "predictor=none,eviction=hot"] {
+        let _ = fs::remove_file(&profile);
+        let cold = run(folder.path(), policy, &profile);
+        let kept = fs::read(&profile).unwrap_or_else(|e| panic!("{policy} keeps nothing: {e}"));
+        let warm = run(folder.path(), policy, &profile);
+        assert!(!stderr(&warm).contains("not used"), "{policy}: {}", stderr(&warm));
+        // What was learned changes no answer.
+        let answer = |output: &Output| {
+            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            text.lines().find(|line| line.contains("PPL")).unwrap().to_owned()
+        };
+        assert_eq!(answer(&warm), answer(&cold));
+        for at in [0, kept.len() / 2, kept.len() - 1] {
+            let mut damaged = kept.clone();
+            damaged[at] ^= 0x10;
+            fs::write(&profile, damaged).unwrap();
+            let refused = run(folder.path(), policy, &profile);
+            let text = stderr(&refused);
+            assert!(text.contains("demo.moeba is not used: "), "{policy}: {text}");
+            assert_eq!(answer(&refused), answer(&cold));
+            // It has been made anew.
+            assert!(!stderr(&run(folder.path(), policy, &profile)).contains("not used"));
+        }
+    }
+}
+
+#[test]
+fn no_profile_is_written_where_none_is_wanted() {
+    let folder = tempfile::tempdir().unwrap();
+    run(folder.path(), "finemoe", Path::new("none"));
+    let names: Vec<_> =
+        fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(names, ["text.txt"]);
+    assert!(!Path::new("none").exists());
+}
+
+#[test]
+fn prescope_says_that_it_must_be_trained() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = run(folder.path(), "prescope", Path::new("none"));
+    assert!(stderr(&output).contains("moeba trace train"), "{}", stderr(&output));
+}
+
+#[test]
+fn committed_traces_are_replayed_the_same_each_time() {
+    for name in ["demo", "sibling"] {
+        let replay = || {
+            let mut command = moeba();
+            command
+                .args(["trace", "replay"])
+                .arg(repo().join(format!("bench/traces/{name}.mtrace")));
+            command.args(["--policy", "on-demand", "--budget", "50", "-o", "csv"]);
+            String::from_utf8(succeed(&mut command).stdout).unwrap()
+        };
+        let first = replay();
+        assert!(first.contains("moeba,on-demand,50 %,"), "{first}");
+        assert_eq!(replay(), first);
+    }
+}
+
+#[test]
+fn what_cannot_be_replayed_is_told_in_a_sentence() {
+    let trace = repo().join("bench/traces/sibling.mtrace");
+    let trace = trace.to_str().unwrap();
+    let demo = repo().join("models/demo/moeba-demo.gguf");
+    let cases: &[(&[&str], &str)] = &[
+        (&["no-such.mtrace"], "no-such.mtrace"),
+        (&[trace, "--policy", "best"], "there is no policy"),
+        (&[trace, "--machine", "abacus"], "give one of"),
+        (&[trace, "--sizes", "huge"], "give one of"),
+        (&[trace, "--budget", "0"], "percentage"),
+        (&[trace, "--model", demo.to_str().unwrap()], "not the model of the trace"),
+        (&[demo.to_str().unwrap()], "trace"),
+    ];
+    for (args, word) in cases {
+        let output = moeba().args(["trace", "replay"]).args(*args).output().unwrap();
+        let text = stderr(&output);
+        assert!(!output.status.success() && text.contains(word), "{args:?}: {text}");
+        assert!(!text.contains("panicked"), "{args:?}: {text}");
+    }
+}
