@@ -105,9 +105,8 @@ fn claims(table: &Table) -> Vec<Claim> {
         Claim::new(
             "Request-level traces hit more often than both",
             everywhere(&|v| v[2] > v[0].max(v[1])),
-            "where there is no time to prefetch, it is caching alone that counts: a request's own \
-             counts then favour early layers and what was used often over what was used lately; \
-             and far layers' predictions take slots and time from the next.",
+            "where there is next to no time to prefetch, caching alone counts, and a request's \
+             own counts hit less often than recent use where a token's experts fit.",
         ),
         Claim::new(
             "They stay within 11 points of the ideal, as the paper's table does",
