@@ -89,8 +89,8 @@ fn table_2(setting: String, rows: Vec<Row>) -> Table {
             "Where it is slow, bringing all of the next layer makes the GPU wait longer than \
              bringing nothing beforehand",
             all(&table, SLOW, |v| v[0] > v[2]),
-            "the tier lets a demand wait for no more than one granule of a prefetch, so that a \
-             wrong one costs little.",
+            "with little room it does; with much, what was brought and not used stays, as it has \
+             not been used yet, and may serve a later token.",
         ),
         Claim::new(
             "Where it is slow, model-level counts make it wait less than on-demand",
