@@ -78,13 +78,17 @@ impl Moepic {
         Exposure::new(&self.shape, &self.stats, costs).of_shares(shares).iter().sum()
     }
 
-    /// Equal shares, and θ as near as granules come to it.
+    /// Equal shares, and θ as near as granules come to it, but no less than fills the share: C is
+    /// at most N (Eq. 11).
     fn uniform(&self, theta: f64) -> Vec<LayerShare> {
-        let keep = self.shape.n_granules.iter().map(|&n| {
+        let n_slots = allocate::uniform(&self.shape);
+        let layers = self.shape.n_granules.iter().zip(&self.shape.n_experts).zip(&n_slots);
+        let keep = layers.map(|((&n, &n_experts), &n_slots)| {
             let keep = (theta * n as f64).round() as usize;
-            keep.max(1).min(n)
+            keep.max(1).max(n_slots.div_ceil(n_experts.max(1))).min(n)
         });
-        shares(allocate::uniform(&self.shape), keep)
+        let keep: Vec<usize> = keep.collect();
+        shares(n_slots, keep.into_iter())
     }
 
     /// Whether there is enough to plan from.

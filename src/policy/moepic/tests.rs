@@ -149,6 +149,19 @@ proptest! {
         let (least, most) = (plan.iter().min().unwrap(), plan.iter().max().unwrap());
         prop_assert!(most - least <= 1, "{plan:?}");
     }
+
+    #[test]
+    fn no_theta_leaves_room_empty(
+        total in 0usize..100,
+        layers in 1usize..7,
+        theta in 0.01f64..1.0,
+    ) {
+        let mut shape = shape_of(layers, 4, 3);
+        shape.n_slots = vec![total];
+        for share in Moepic::new(&shape, MoepicOptions::default()).uniform(theta) {
+            prop_assert!(share.keep * 4 >= share.n_slots.min(4 * 3), "{share:?}");
+        }
+    }
 }
 
 fn shape_of(n_layers: usize, n_experts: usize, n_granules: usize) -> Shape {
