@@ -6,6 +6,7 @@ use super::super::trace::Trace;
 use super::super::{
     Budget, Caching, CostModel, Device, Geometry, Host, Mode, Report, SimOptions, Traced, simulate,
 };
+use super::prescope::LlaporReport;
 use super::side_by_side::Live;
 use crate::Result;
 use crate::policy::{PolicySpec, Profile};
@@ -30,6 +31,8 @@ pub struct Inputs<'a> {
     /// The routing of `fine` with what routers make of activations up to six layers before, and
     /// hidden states.
     pub full: Option<&'a Trace>,
+    /// How well LLaPor predicts, of `moeba trace train` on `full`.
+    pub llapor: Option<LlaporReport>,
     /// Runs of the engine itself.
     pub live: Vec<Live>,
     /// Requests at the start that only fill caches and stores.
@@ -40,7 +43,7 @@ impl<'a> Inputs<'a> {
     pub fn new(fine: &'a Trace, coarse: Option<&'a Trace>, full: Option<&'a Trace>) -> Inputs<'a> {
         let fine = Source { trace: fine, stands_for: "qwen1.5-moe" };
         let coarse = coarse.map(|trace| Source { trace, stands_for: "mixtral-8x7b" });
-        Inputs { fine, coarse, full, live: Vec::new(), n_warm_up: 8 }
+        Inputs { fine, coarse, full, llapor: None, live: Vec::new(), n_warm_up: 8 }
     }
 
     pub fn sources(&self) -> impl Iterator<Item = Source<'a>> {

@@ -1,0 +1,129 @@
+//! What the batches of both figures are: the same requests, of all kinds in turn, in batches of
+//! each size, on a GPU that keeps a part of the experts.
+
+use crate::policy::Prefetching;
+use crate::replay::hybrid::{
+    self, Batches, HybridOptions, HybridReport, Keep, Scheduler, simulate_batches,
+};
+use crate::replay::tables::{Cell, Inputs, Source, columns};
+use crate::replay::trace::Trace;
+use crate::replay::{CostModel, Device, Host, Ordered, Routing};
+
+pub const SIZES: [usize; 5] = [4, 8, 16, 32, 64];
+
+/// The paper's, the faster link first.
+pub const DEVICES: [&str; 2] = ["a100", "v100"];
+
+/// Part of all experts that the GPU keeps. The paper does not give it; of Fiddler, which fills the
+/// same GPU, it says that 70 % of the hot experts stay on the CPU (6.5).
+const SHARE: f64 = 0.3;
+
+/// Requests that are served: the largest batch. Before them come half as many that fill the table
+/// of hot experts.
+const N_SERVED: usize = 64;
+
+pub struct Bench<'a> {
+    source: Source<'a>,
+    /// Of each size.
+    batches: Vec<Batches>,
+    /// Tokens of each expert, [MoE layers][experts], of requests that came before.
+    past: Vec<Vec<u32>>,
+    n_served: usize,
+}
+
+/// Of the models that the papers used those two whose figures the text gives, on the nearest of
+/// our routings.
+pub fn benches<'a>(inputs: &Inputs<'a>) -> Vec<Bench<'a>> {
+    let fine = inputs.full.unwrap_or(inputs.fine.trace);
+    let fine = Source { trace: fine, stands_for: "deepseek-v2-lite" };
+    [Some(fine), inputs.coarse].into_iter().flatten().map(Bench::new).collect()
+}
+
+impl<'a> Bench<'a> {
+    pub fn new(source: Source<'a>) -> Bench<'a> {
+        let routing = source.routing();
+        let routing = Ordered { routing: &routing, order: in_turn(source.trace) };
+        let n_past = N_SERVED.min(routing.n_requests() * 2 / 3) / 2;
+        let served = n_past..routing.n_requests().min(n_past + N_SERVED);
+        let of_size =
+            |size: &usize| Batches::new(&routing, served.clone(), *size, &hybrid::Source::Gate);
+        Bench {
+            source,
+            batches: SIZES.iter().map(of_size).collect(),
+            past: hybrid::counts(&routing, 0..n_past),
+            n_served: served.len(),
+        }
+    }
+
+    pub fn is_fine(&self) -> bool {
+        self.source.stands_for.starts_with("deepseek")
+    }
+
+    pub fn model(&self) -> &'static str {
+        self.source.stands_for
+    }
+
+    /// PreScope as it is, on a machine.
+    pub fn prescope(&self, device: &str) -> HybridOptions {
+        let geometry = self.source.geometry();
+        let device = Device::by_name(device).expect("a machine that is known");
+        let n_experts: usize = self.batches[0].n_experts.iter().sum();
+        HybridOptions {
+            scheduler: Scheduler::PreSched,
+            keep: Keep::Hot(self.past.clone()),
+            n_resident: (SHARE * n_experts as f64) as usize,
+            async_io: true,
+            geometry,
+            costs: CostModel::derive(&device, &Host::XEON_6230R, &geometry),
+        }
+    }
+
+    /// Batches of each size; none where there are too few requests.
+    pub fn run(&self, options: &HybridOptions) -> Vec<Option<HybridReport>> {
+        let run = |batches: &Batches| {
+            (!batches.steps.is_empty()).then(|| simulate_batches(batches, options))
+        };
+        self.batches.iter().map(run).collect()
+    }
+
+    pub fn setting(&self, counted: &str) -> String {
+        format!(
+            "{counted} by batch size; {} and the processor beside it, {:.0} % of all experts on \
+             the GPU, the most used of requests before; {} requests of all kinds, whose prompts \
+             are shorter than the paper's 512 tokens. Predictions are the next routers' on the \
+             present activation, in decode steps only.",
+            self.source.describe(&DEVICES.join(" or ")),
+            100.0 * SHARE,
+            self.n_served,
+        )
+    }
+}
+
+/// Who schedules, by the paper's names.
+pub const SCHEDULERS: [(&str, Scheduler); 3] = [
+    ("PreScope", Scheduler::PreSched),
+    ("HybriMoE", Scheduler::Greedy(Prefetching::WhileIdle)),
+    ("Fiddler", Scheduler::Static),
+];
+
+/// The requests, those of each kind in their order.
+fn in_turn(trace: &Trace) -> Vec<usize> {
+    let requests = trace.requests();
+    let turn = |i: usize| requests[..i].iter().filter(|r| r.kind == requests[i].kind).count();
+    let mut order: Vec<usize> = (0..requests.len()).collect();
+    order.sort_by_key(|i| turn(*i));
+    order
+}
+
+pub fn by_size(first: &str) -> Vec<String> {
+    columns(first, SIZES)
+}
+
+pub fn on(name: &str, device: &str) -> String {
+    format!("{name}, {device}")
+}
+
+/// Tokens generated in a second, prompts included in the time.
+pub fn throughput(report: &Option<HybridReport>) -> Cell {
+    report.as_ref().map_or(Cell::Missing, |report| Cell::Number(report.tokens_per_second(), 1))
+}
