@@ -158,7 +158,8 @@ fn hot_claims(table: &Table) -> Vec<Claim> {
         Claim::new(
             format!("At least 94 % of the hot four are found ({hot:.1} %)"),
             hot >= 94.0,
-            "routing here is more even, so that ranks are decided by a few tokens",
+            "routing here is more even: an expert has a few tokens of a batch, and one more or less \
+             changes its rank",
         ),
         Claim::new(
             format!("The tokens covered are off by less than 5 % ({:.1} %)", 100.0 - tokens),

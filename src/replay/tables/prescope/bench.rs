@@ -127,3 +127,17 @@ pub fn on(name: &str, device: &str) -> String {
 pub fn throughput(report: &Option<HybridReport>) -> Cell {
     report.as_ref().map_or(Cell::Missing, |report| Cell::Number(report.tokens_per_second(), 1))
 }
+
+/// Of all experts that were needed, a part of 1.
+pub fn resident_share(report: &HybridReport) -> f64 {
+    let c = &report.counters;
+    let all = c.n_resident + c.n_prefetched + c.n_uploaded + c.n_on_cpu;
+    c.n_resident as f64 / all.max(1) as f64
+}
+
+/// Of all prefetches, those that were needed: a part of 1.
+pub fn needed_share(reports: &[HybridReport]) -> f64 {
+    let sum = |of: fn(&HybridReport) -> u64| reports.iter().map(of).sum::<u64>();
+    let n_needed = sum(|report| report.counters.n_prefetched);
+    n_needed as f64 / sum(|report| report.counters.n_prefetches).max(1) as f64
+}
