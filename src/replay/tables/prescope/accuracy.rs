@@ -158,13 +158,14 @@ fn hot_claims(table: &Table) -> Vec<Claim> {
         Claim::new(
             format!("At least 94 % of the hot four are found ({hot:.1} %)"),
             hot >= 94.0,
-            "routing here is more even: an expert has a few tokens of a batch, and one more or less \
+            "routing here is more even: an expert has few tokens of a batch, and one more or less \
              changes its rank",
         ),
         Claim::new(
             format!("The tokens covered are off by less than 5 % ({:.1} %)", 100.0 - tokens),
             tokens > 95.0,
-            "layers that are hard to foresee, above all the first, are in the mean",
+            "experts that are nearly as hot are taken for each other, and the first layer, whose token \
+             is not known when it is predicted, is in the mean",
         ),
         Claim::new(
             "The hotter an expert the surer it is found: Top2 ≥ Top3 ≥ Top4",
