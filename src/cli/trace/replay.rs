@@ -5,6 +5,7 @@ use super::super::{out, progress};
 use crate::engine::budget::RamBudget;
 use crate::engine::{Engine, EngineOptions};
 use crate::policy::PolicySpec;
+use crate::replay::tables::prescope::LlaporReport;
 use crate::replay::tables::side_by_side::Live;
 use crate::replay::tables::{self, Cell, Inputs, Row, Source, Table, columns};
 use crate::replay::trace::Trace;
@@ -49,6 +50,9 @@ pub struct Args {
     /// For the report: a trace of the first model with --ahead 6 --hidden
     #[arg(long, value_name = "TRACE", requires = "report")]
     full: Option<PathBuf>,
+    /// For the report: accuracies, as moeba trace train --report writes them
+    #[arg(long, value_name = "FILE", requires = "report")]
+    llapor: Option<PathBuf>,
     /// For the report: figures of live runs, as bench/policies.py writes them
     #[arg(long, value_name = "FILE", requires = "report")]
     live: Option<PathBuf>,
@@ -180,6 +184,7 @@ fn report(args: &Args, trace: &Trace, folder: &Path) -> Result<()> {
     let full = args.full.as_deref().map(Trace::open).transpose()?;
     let mut inputs = Inputs::new(trace, coarse.as_ref(), full.as_ref());
     inputs.n_warm_up = args.warm_up;
+    inputs.llapor = args.llapor.as_deref().map(accuracies).transpose()?;
     inputs.live = args.live.as_deref().map(live).transpose()?.unwrap_or_default();
     let sections = tables::SECTIONS;
     let bar = progress::bar("replaying", sections.len() as u64);
@@ -200,6 +205,12 @@ fn report(args: &Args, trace: &Trace, folder: &Path) -> Result<()> {
     }
     bar.finish_and_clear();
     write(&folder.join("POLICIES.md"), &format!("{}\n", text.trim_end()))
+}
+
+fn accuracies(path: &Path) -> Result<LlaporReport> {
+    let text = fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
+    let bad = |why| Error::invalid(format!("{} is no report of accuracy: {why}", path.display()));
+    LlaporReport::parse(&text).map_err(bad)
 }
 
 fn live(path: &Path) -> Result<Vec<Live>> {

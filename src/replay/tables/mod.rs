@@ -28,6 +28,7 @@ pub const SECTIONS: &[Section] = &[
     Section { title: "MoEpic", tables: moepic::all },
     Section { title: "FineMoE", tables: finemoe::all },
     Section { title: "MoE-Infinity", tables: infinity::all },
+    Section { title: "PreScope", tables: prescope::all },
     Section { title: "All policies side by side", tables: side_by_side::all },
 ];
 
