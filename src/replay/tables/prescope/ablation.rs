@@ -100,8 +100,8 @@ fn claims(table: &Table, (hot, random): (f64, f64)) -> Vec<Claim> {
         Claim::new(
             format!("No part is in the way: the least that one brings is {lowest:+.1} %"),
             lowest >= 0.0,
-            "where one prefetch a layer fits beside the computation, making it always is as good as \
-             PreSched's choice",
+            "where one prefetch a layer fits beside the computation, making it always is as good \
+             as PreSched's choice",
         ),
         Claim::new(
             format!("Each part is worth 20 % or more somewhere (at most: {highest})"),

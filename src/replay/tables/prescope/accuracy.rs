@@ -164,8 +164,8 @@ fn hot_claims(table: &Table) -> Vec<Claim> {
         Claim::new(
             format!("The tokens covered are off by less than 5 % ({:.1} %)", 100.0 - tokens),
             tokens > 95.0,
-            "experts that are nearly as hot are taken for each other, and the first layer, whose token \
-             is not known when it is predicted, is in the mean",
+            "experts that are nearly as hot are taken for each other, and the first layer, whose \
+             token is not known when it is predicted, is in the mean",
         ),
         Claim::new(
             "The hotter an expert the surer it is found: Top2 ≥ Top3 ≥ Top4",
