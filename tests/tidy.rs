@@ -42,7 +42,6 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("policy", &[]),
     // It drives the tier's state machine, which holds no memory and does no I/O.
     ("replay", &["experts", "policy"]),
-    ("replay", &["policy"]),
     ("train", &["policy"]),
     ("server", &["chat", "engine", "gguf", "interrupt", "sample", "tokenizer"]),
 ];
