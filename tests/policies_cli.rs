@@ -101,7 +101,7 @@ fn what_cannot_be_replayed_is_told_in_a_sentence() {
         (&[trace, "--machine", "abacus"], "give one of"),
         (&[trace, "--sizes", "huge"], "give one of"),
         (&[trace, "--budget", "0"], "percentage"),
-        (&[trace, "--model", demo.to_str().unwrap()], "not the model of the trace"),
+        (&[trace, "--gguf", demo.to_str().unwrap()], "not the model of the trace"),
         (&[demo.to_str().unwrap()], "trace"),
     ];
     for (args, word) in cases {

@@ -25,16 +25,16 @@ pub struct Args {
     #[arg(long, value_name = "N,N,…", default_value = "10,25,50,75")]
     #[arg(value_parser = percents)]
     budget: Percents,
-    /// Machine to simulate: a5000, a6000, a100, h100, rtx3090 or v100, its PCIe link the source
+    /// Machine to simulate: a5000, a6000, a100, h100, rtx3090 or v100
     #[arg(long, value_name = "NAME", default_value = "rtx3090", value_parser = machine)]
     machine: String,
     /// Published model whose expert sizes are taken: mixtral-8x7b, qwen1.5-moe, qwen3-30b-a3b,
     /// deepseek-v2-lite or moonlight-16b-a3b
     #[arg(long, value_name = "NAME", default_value = "qwen1.5-moe", value_parser = sizes)]
     sizes: String,
-    /// The traced model: slots and reads are then its own
-    #[arg(long, value_name = "GGUF")]
-    model: Option<PathBuf>,
+    /// The traced model's file: slots and reads are then its own
+    #[arg(long, value_name = "FILE")]
+    gguf: Option<PathBuf>,
     /// Requests at the start that only fill caches
     #[arg(long, value_name = "N", default_value_t = 8)]
     warm_up: usize,
@@ -150,7 +150,7 @@ fn one(args: &Args, source: &Source, policy: &PolicySpec, share: f64) -> Result<
     let mut options = source.options(&args.machine, &policy.to_string(), share);
     options.n_warm_up = args.warm_up;
     let routing = source.routing();
-    let tiers = match &args.model {
+    let tiers = match &args.gguf {
         Some(model) => own_tier(model, source.trace, share)?,
         None => Tiers::of(&routing, &options)?,
     };

@@ -1,8 +1,10 @@
 //! What predictors are trained for, in reconstruction, as our copy of the paper lacks the
 //! equations (PreScope, section 4.2.2): over the J experts of a layer the mean of
 //!
-//!     L = λ · wⱼ · BCE(pⱼ, aⱼ) + (1 − λ) · FL(pⱼ, aⱼ)
-//!     BCE = −ln pₜ        FL = −(1 − pₜ)^γ · ln pₜ
+//! ```text
+//! L = λ · wⱼ · BCE(pⱼ, aⱼ) + (1 − λ) · FL(pⱼ, aⱼ)
+//! BCE = −ln pₜ        FL = −(1 − pₜ)^γ · ln pₜ
+//! ```
 //!
 //! with pₜ the probability that was given to what happened, p if the expert was chosen, else
 //! 1 − p, and wⱼ falling with the frequency of the expert: rare ones count as much as hot ones.

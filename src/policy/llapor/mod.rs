@@ -4,11 +4,13 @@
 //!
 //! For a layer with J experts that follows one with I:
 //!
-//!     z = C h + c                 h: what the earlier router saw; C: its principal components
-//!     x = (z, a, w)               a: one-hot of the I experts' chosen; w: their weights, Σ w = 1
-//!     y = GELU(A x)
-//!     y ← y + σ(G z) ⊙ GELU(B₁ GELU(B₀ y))      in the middle group only
-//!     p = σ(O y)                  of each of the J experts that it is chosen
+//! ```text
+//! z = C h + c                 h: what the earlier router saw; C: its principal components
+//! x = (z, a, w)               a: one-hot of the I experts' chosen; w: their weights, Σ w = 1
+//! y = GELU(A x)
+//! y ← y + σ(G z) ⊙ GELU(B₁ GELU(B₀ y))      in the middle group only
+//! p = σ(O y)                  of each of the J experts that it is chosen
+//! ```
 //!
 //! Biases left out. Before the first layer of a token stands the last layer of the one before.
 

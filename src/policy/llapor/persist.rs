@@ -1,12 +1,14 @@
 //! A model as a section of the profile: a safetensors file. The tensors of MoE layer 3, all F32,
 //! J, I, n_pca and width as in the module's description:
 //!
-//!     layer.3.compress.weight [n_pca, n_embd]            layer.3.compress.bias [n_pca]
-//!     layer.3.input.weight [width, n_pca + 2 I]          layer.3.input.bias [width]
-//!     layer.3.block.0.weight, layer.3.block.1.weight [width, width]      .bias [width]
-//!     layer.3.gate.weight [width, n_pca]                 layer.3.gate.bias [width]
-//!     layer.3.output.weight [J, width]                   layer.3.output.bias [J]
-//!     layer.3.loss [2 + J]: λ, γ, w
+//! ```text
+//! layer.3.compress.weight [n_pca, n_embd]            layer.3.compress.bias [n_pca]
+//! layer.3.input.weight [width, n_pca + 2 I]          layer.3.input.bias [width]
+//! layer.3.block.0.weight, layer.3.block.1.weight [width, width]      .bias [width]
+//! layer.3.gate.weight [width, n_pca]                 layer.3.gate.bias [width]
+//! layer.3.output.weight [J, width]                   layer.3.output.bias [J]
+//! layer.3.loss [2 + J]: λ, γ, w
+//! ```
 //!
 //! with blocks and gate in the middle group only. The file's metadata names format and version.
 
