@@ -97,7 +97,6 @@ mod tests {
     use super::*;
     use crate::engine::budget::Sizes;
     use crate::experts::link::IoKind;
-    use crate::policy::PolicySpec;
 
     const MIB: u64 = 1 << 20;
 
@@ -114,7 +113,7 @@ mod tests {
             sizes,
             place,
             io: IoKind::Auto,
-            policy: PolicySpec::default(),
+            policy: "mixtral-offloading".parse().expect("a policy"),
             n_ctx: 2048,
             n_moe_layers: 8,
             n_experts: 128,
@@ -128,7 +127,7 @@ mod tests {
     fn a_streamed_plan_bounds_the_speed() {
         let expected = "\
 experts                2560.0 MiB  streamed from disk (--io auto)
-expert slots           1300.0 MiB  memory, holds 50.0 % of them; predictor=next-layer,eviction=lcp
+expert slots           1300.0 MiB  memory, holds 50.0 % of them; mixtral-offloading
 dense weights           250.0 MiB  memory
 KV cache                 64.0 MiB  memory, for 2048 tokens of context
 together               1614.0 MiB  of 3000.0 MiB available

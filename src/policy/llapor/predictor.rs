@@ -6,7 +6,6 @@ use super::model::{LayerModel, LlaporModel, Workspace};
 use crate::policy::{Event, Expert, Phase, Prediction, Predictor, Profile, Routed, Shape, Wants};
 
 /// Where the model is in the profile.
-const SECTION: &str = "prescope.llapor";
 
 /// η of online updates.
 const RATE: f32 = 0.1;
@@ -55,6 +54,9 @@ struct Timeline {
 }
 
 impl LlaPor {
+    /// Of the profile.
+    pub const SECTION: &str = "prescope.llapor";
+
     /// The error is half a sentence: what of the model does not fit the shape.
     pub fn new(shape: &Shape, model: LlaporModel, online: bool) -> Result<LlaPor, String> {
         model.check(shape)?;
@@ -81,7 +83,7 @@ impl LlaPor {
 
     /// As trained, and as it has learned since. The error is a sentence.
     pub fn from_profile(shape: &Shape, profile: &Profile, online: bool) -> Result<LlaPor, String> {
-        let Some(bytes) = profile.get(SECTION) else {
+        let Some(bytes) = profile.get(Self::SECTION) else {
             return Err("LLaPor cannot predict before it is trained: record a routing trace of \
                         this model and give it to `moeba trace train`"
                 .into());
@@ -235,6 +237,6 @@ impl Predictor for LlaPor {
     }
 
     fn save(&self, profile: &mut Profile) {
-        profile.set(SECTION, self.model.encode());
+        profile.set(Self::SECTION, self.model.encode());
     }
 }
