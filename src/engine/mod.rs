@@ -23,7 +23,7 @@ pub use crate::model::kv::CacheType;
 use crate::model::kv::{KvCache, KvShape};
 pub use crate::model::record::Recorder;
 use crate::model::{Bound, HyperParams, Model};
-use crate::policy::{Event, ModelKey, PolicySpec};
+use crate::policy::{Event, PolicySpec};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 use budget::{Place, RamBudget};
@@ -83,7 +83,6 @@ const MAX_CTX: usize = 1 << 24;
 /// A loaded model, its tokenizer and the threads that compute it.
 pub struct Engine {
     model: Model,
-    key: ModelKey,
     tokenizer: Tokenizer,
     cpu: Cpu,
     options: EngineOptions,
@@ -185,8 +184,10 @@ impl Engine {
         progress(0.0);
         let Prepared { bound, tokenizer, n_ctx, plan } = Prepared::new(path, options)?;
         let cpu = Cpu::new(options.n_threads.unwrap_or_else(default_threads));
-        let key = bound.gguf().key();
-        let store = options.profile.file(path).map(|path| ProfileFile::new(&path, key));
+        // Nothing is learned of experts that stay where they are.
+        let learns = matches!(plan.place, Place::Streamed { .. });
+        let store = options.profile.file(path).filter(|_| learns);
+        let store = store.map(|path| ProfileFile::new(&path, bound.gguf().key()));
         let model = match plan.place {
             Place::InPlace => {
                 let model = bound.in_place();
@@ -208,17 +209,7 @@ impl Engine {
             }
         };
         let (options, next_session) = (options.clone(), AtomicU32::new(0));
-        Ok(Arc::new(Engine {
-            model,
-            key,
-            tokenizer,
-            cpu,
-            options,
-            n_ctx,
-            plan,
-            store,
-            next_session,
-        }))
+        Ok(Arc::new(Engine { model, tokenizer, cpu, options, n_ctx, plan, store, next_session }))
     }
 
     /// Where everything would be, without reading weights.
@@ -240,11 +231,6 @@ impl Engine {
 
     pub fn gguf(&self) -> &Gguf {
         self.model.gguf()
-    }
-
-    /// Names the model: equal keys, equal routing.
-    pub fn key(&self) -> &ModelKey {
-        &self.key
     }
 
     pub fn tokenizer(&self) -> &Tokenizer {

@@ -230,7 +230,8 @@ impl Streamed {
         let arenas = sizes.map(region).collect::<Result<Vec<_>>>()?;
         let staging = region(plan.n_staging * plan.staging_bytes)?;
         let layouts = Layouts::new(file, layers);
-        let policy = options.policy.build(&plan.shape(options.k), &options.profile);
+        let shape = plan.shape(options.k);
+        let policy = options.policy.build(&shape, &options.profile);
         let Policy { eviction, predictor, splitter, notes } = policy;
         notes.iter().for_each(|note| log::warn!("{note}"));
         let tier = Tier::new(plan.clone(), Box::new(layouts.clone()), eviction);
@@ -251,7 +252,7 @@ impl Streamed {
             advisor: Advisor::new(moving.clone(), predictor, splitter, &bytes),
             moving,
             geometry: layers.iter().map(|l| l.as_ref().map(|l| l.geometry)).collect(),
-            next_layer: next_layers(layers),
+            next_layer: shape.next_moe_layers(),
             lockstep: options.lockstep,
         })
     }
@@ -271,12 +272,6 @@ impl Streamed {
     fn tier(&self) -> &Tier {
         &self.moving.core.tier
     }
-}
-
-fn next_layers(layers: &[Option<LayerExperts>]) -> Vec<usize> {
-    let n = layers.len();
-    let next = |l: usize| (1..=n).map(|d| (l + d) % n).find(|next| layers[*next].is_some());
-    (0..n).map(|l| next(l).unwrap_or(l)).collect()
 }
 
 impl ExpertStore for Streamed {

@@ -235,7 +235,7 @@ impl Model {
         if let Some(shared) = &ffn.shared {
             self.shared_expert(cpu, b, l, shared)?;
         }
-        self.publish_routed(cpu, b, l, ffn, pass);
+        self.publish_routed(cpu, b, l, pass);
         // granules: resident ones first, then as they land
         let start = Instant::now();
         b.expert.begin(b.demand.n_pairs(), ffn.expert.n_ff, n_embd, ffn.expert.inner());

@@ -2,11 +2,10 @@
 
 use super::Model;
 use super::forward::Buffers;
-use super::weights::{FfnWeights, Gate};
+use super::weights::Gate;
 use crate::backend::cpu::Cpu;
 use crate::backend::cpu::acts::Kinds;
 use crate::backend::cpu::router::Route;
-use crate::experts::ExpertStore;
 use crate::policy::{Ahead, Event, Phase, PromptRouted, Routed, Timing};
 use std::time::Instant;
 
@@ -50,21 +49,12 @@ impl Model {
     }
 
     /// The layer's routing is in `b.route`, what the router saw in `b.h`.
-    pub(super) fn publish_routed(
-        &self,
-        cpu: &Cpu,
-        b: &mut Buffers,
-        l: usize,
-        ffn: &FfnWeights,
-        pass: Pass,
-    ) {
-        let Gate::Router(_) = &ffn.gate else { return };
-        let store = &*self.routed;
-        if !store.listens() {
+    pub(super) fn publish_routed(&self, cpu: &Cpu, b: &mut Buffers, l: usize, pass: Pass) {
+        if !self.has_router(l) || !self.routed.listens() {
             return;
         }
         match pass.phase {
-            Phase::Decode => self.publish_token(cpu, b, l, store, pass.request),
+            Phase::Decode => self.publish_token(cpu, b, l, pass.request),
             Phase::Prompt => {
                 let p = &mut b.published;
                 let n_tokens = count(&b.route, &mut p.counts);
@@ -72,19 +62,13 @@ impl Model {
                 let (request, layer) = (pass.request, l as u32);
                 let (counts, probs) = (&p.counts[..], &p.probs[..]);
                 let routed = PromptRouted { request, layer, n_tokens, counts, probs };
-                store.observe(&Event::PromptRouted(routed));
+                self.routed.observe(&Event::PromptRouted(routed));
             }
         }
     }
 
-    fn publish_token(
-        &self,
-        cpu: &Cpu,
-        b: &mut Buffers,
-        l: usize,
-        store: &dyn ExpertStore,
-        request: u32,
-    ) {
+    fn publish_token(&self, cpu: &Cpu, b: &mut Buffers, l: usize, request: u32) {
+        let store = &*self.routed;
         let ahead = store.looks_ahead(l).filter(|next| self.look_ahead(cpu, b, *next));
         let ahead = ahead.map(|next| Ahead { layer: next as u32, probs: &b.published.ahead_probs });
         let hidden = if store.wants_hidden() { &b.h[..] } else { &[] };

@@ -58,7 +58,7 @@ impl Model {
         }
     }
 
-    fn has_router(&self, layer: usize) -> bool {
+    pub(super) fn has_router(&self, layer: usize) -> bool {
         matches!(self.weights.layers[layer].ffn.gate, Gate::Router(_))
     }
 

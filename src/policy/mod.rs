@@ -281,6 +281,14 @@ impl Shape {
         self.n_experts.len()
     }
 
+    /// For each layer the next with routed experts, around the end to the next token's first;
+    /// itself if there is no other.
+    pub fn next_moe_layers(&self) -> Vec<usize> {
+        let n = self.n_layers();
+        let next = |l: usize| (1..=n).map(|d| (l + d) % n).find(|next| self.n_experts[*next] > 0);
+        (0..n).map(|l| next(l).unwrap_or(l)).collect()
+    }
+
     /// Layers that have routed experts.
     pub fn moe_layers(&self) -> impl DoubleEndedIterator<Item = usize> + '_ {
         (0..self.n_layers()).filter(|layer| self.n_experts[*layer] > 0)

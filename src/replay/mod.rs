@@ -25,7 +25,7 @@ pub use machine::Mode;
 pub use options::{Budget, Caching, SimOptions, Tiers};
 pub use ordered::Ordered;
 pub use report::{Distribution, Iteration, Report, Totals};
-pub use routing::{Pass, Recorded, Routing, Token, TokenLayer, future, next_moe_layers};
+pub use routing::{Pass, Recorded, Routing, Token, TokenLayer, future};
 pub use run::{simulate, simulate_policy};
 pub use traced::Traced;
 

@@ -53,14 +53,6 @@ pub trait Routing {
     fn hidden(&self, token: usize, layer: usize, out: &mut Vec<f32>);
 }
 
-/// For each layer the next with routed experts, around the end to the first; itself if it is the
-/// only one, or if there is none.
-pub fn next_moe_layers(n_experts: &[usize]) -> Vec<usize> {
-    let n = n_experts.len();
-    let next = |l: usize| (1..=n).map(|d| (l + d) % n).find(|next| n_experts[*next] > 0);
-    (0..n).map(|l| next(l).unwrap_or(l)).collect()
-}
-
 /// What policies that know the future must know of it: every decode step's routing.
 pub fn future(routing: &dyn Routing) -> Arc<Future> {
     let n_experts = routing.n_experts();

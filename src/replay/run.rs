@@ -6,7 +6,7 @@ use super::foresight::Foresight;
 use super::machine::{Machine, Mode};
 use super::options::{Caching, SimOptions, Tiers};
 use super::report::{Iteration, Report};
-use super::routing::{Pass, Routing, next_moe_layers};
+use super::routing::{Pass, Routing};
 use crate::Result;
 use crate::experts::{Access, Counters, State, Work};
 use crate::policy::{Ahead, Event, Phase, Policy, PromptRouted, Routed, Shape, Timing};
@@ -80,7 +80,8 @@ impl<'a> Run<'a> {
     ) -> Run<'a> {
         let Tiers { plan, layout } = tiers;
         assert!(plan.layers.iter().map(|l| l.n_experts).eq(routing.n_experts().iter().copied()));
-        let Policy { eviction, predictor, splitter, .. } = build(&plan.shape(routing.k()));
+        let shape = plan.shape(routing.k());
+        let Policy { eviction, predictor, splitter, .. } = build(&shape);
         let n_granules = plan.layers.iter().map(|l| l.n_granules).collect();
         let search_ns = match options.mode {
             Mode::Timed => options.costs.search_ns,
@@ -95,7 +96,7 @@ impl<'a> Run<'a> {
             machine: Machine::new(state, foresight, options.costs.link, options.mode)
                 .with_splitter(splitter, timer),
             n_granules,
-            next_layer: next_moe_layers(routing.n_experts()),
+            next_layer: shape.next_moe_layers(),
             decode: match options.caching {
                 Caching::Keep => Access::Decode,
                 Caching::Release => Access::Prompt,

@@ -10,6 +10,7 @@ use super::super::{out, progress};
 use super::places::{Lengths, Source};
 use crate::engine::{Engine, Recorder, Route, Session, Want};
 use crate::experts::SlotLayout;
+use crate::gguf::Gguf;
 use crate::policy::Phase;
 use crate::replay::trace::{Header, LayerShape, MAX_AHEAD, Precision, Writer};
 use crate::sample::{Sampler, SamplerOptions};
@@ -141,7 +142,8 @@ fn header(engine: &Engine, args: &Args) -> Result<Header> {
     let stem = args.model.model.file_stem().unwrap_or_default().to_string_lossy();
     Ok(Header {
         model: engine.gguf().str("general.name")?.unwrap_or(&stem).to_string(),
-        key: *engine.key(),
+        // The engine's own may have let go of the file.
+        key: Gguf::open(&args.model.model)?.key(),
         n_embd: model.hyper().n_embd,
         k: model.hyper().n_experts_used,
         layers: (0..engine.n_layers()).map(layer).collect(),

@@ -11,6 +11,7 @@ mod markdown;
 pub mod moepic;
 mod plot;
 pub mod prescope;
+mod requests;
 pub mod side_by_side;
 
 pub use inputs::{Inputs, N_UBATCH, Source};

@@ -1,6 +1,6 @@
 //! Made-up routing, and a machine to replay it on.
 
-use crate::policy::{PolicySpec, Profile};
+use crate::policy::{PolicySpec, Profile, Shape};
 use crate::replay::*;
 
 /// Layer 1 is dense.
@@ -52,7 +52,7 @@ fn probs(chosen: &[u32], n: usize) -> Vec<f32> {
 
 /// Each layer foresees the next MoE layer, of the same or the next token, all but `wrong` in 10.
 fn look_ahead(routing: &mut Recorded, draws: &mut Draws, wrong: u64) {
-    let next = next_moe_layers(&routing.n_experts);
+    let next = Shape::of_model(routing.n_experts.clone(), routing.k).next_moe_layers();
     for t in 0..routing.tokens.len() {
         for l in 0..next.len() {
             let n = routing.n_experts[next[l]];

@@ -5,6 +5,7 @@ use crate::policy::{
     PromptRouted, Routed, Shape, Timing, finemoe,
 };
 use crate::replay::run::mean;
+use crate::replay::tables::requests::in_turn;
 use crate::replay::trace::Trace;
 use crate::replay::{Pass, Routing};
 use std::collections::BTreeMap;
@@ -29,7 +30,7 @@ impl Split {
             .values()
             .map(|requests| requests.split_at((KNOWN_OF_TEN * requests.len()).div_ceil(10)));
         let (known, new): (Vec<_>, Vec<_>) = parts.unzip();
-        Split { known: in_turn(&known), new: in_turn(&new) }
+        Split { known: in_turn(&known, 1), new: in_turn(&new, 1) }
     }
 
     /// No more than so many of either.
@@ -38,11 +39,6 @@ impl Split {
         self.new.truncate(n_new);
         self
     }
-}
-
-fn in_turn(lists: &[&[usize]]) -> Vec<usize> {
-    let longest = lists.iter().map(|list| list.len()).max().unwrap_or(0);
-    (0..longest).flat_map(|i| lists.iter().filter_map(move |list| list.get(i).copied())).collect()
 }
 
 /// The decode steps of some requests.

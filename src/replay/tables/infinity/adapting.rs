@@ -1,11 +1,12 @@
 //! How the traces of past requests (EAMC) serve (7.5): how many it takes, and how soon they have
 //! adapted to other requests.
 
-use super::workload::{self, Pace, Workload, cases, kinds, policy};
+use super::workload::{self, Pace, Workload, cases, policy};
 use super::{Inputs, Table};
 use crate::Result;
 use crate::policy::{EamcPredictor, InfinityOptions, RequestEam};
 use crate::replay::Report;
+use crate::replay::tables::requests::kinds;
 use crate::replay::tables::{Axes, Cell, Claim, Paper, Row, Source, columns};
 
 /// Slots in parts of all experts.

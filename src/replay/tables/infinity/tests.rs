@@ -1,10 +1,11 @@
 //! A small trace through all tables, and what they count by hand.
 
 use super::adapting::n_to_recover;
-use super::workload::{Workload, kinds};
+use super::workload::Workload;
 use super::*;
 use crate::policy::Phase;
 use crate::replay::tables::Cell;
+use crate::replay::tables::requests::kinds;
 use crate::replay::trace::{Header, LayerShape, Trace, Writer};
 use std::path::Path;
 

@@ -4,6 +4,7 @@ use super::{DEVICE, Inputs};
 use crate::Result;
 use crate::policy::{Eviction, Lru, Policy, PolicySpec, Predictor, Profile, Shape};
 use crate::replay::tables::Source;
+use crate::replay::tables::requests::by_turns;
 use crate::replay::trace::Trace;
 use crate::replay::{Caching, Ordered, Report, Roofline, SimOptions, Tiers, simulate_policy};
 
@@ -67,25 +68,10 @@ pub struct Workload {
     pub n_history: usize,
 }
 
-/// Requests of each kind, kinds in the order in which they first come.
-pub fn kinds(trace: &Trace) -> Vec<(&str, Vec<usize>)> {
-    let mut kinds: Vec<(&str, Vec<usize>)> = Vec::new();
-    for (at, request) in trace.requests().iter().enumerate() {
-        match kinds.iter_mut().find(|kind| kind.0 == request.kind) {
-            Some(kind) => kind.1.push(at),
-            None => kinds.push((&request.kind, vec![at])),
-        }
-    }
-    kinds
-}
-
 impl Workload {
     /// Kinds take turns with every `step`-th of their requests; the first half is history.
     pub fn mixed(trace: &Trace, step: usize) -> Workload {
-        let kinds = kinds(trace);
-        let n = kinds.iter().map(|kind| kind.1.len()).max().unwrap_or(0);
-        let turn = |at| kinds.iter().filter_map(move |kind| kind.1.get(at).copied());
-        let order: Vec<usize> = (0..n).step_by(step).flat_map(turn).collect();
+        let order = by_turns(trace, step);
         Workload { n_history: order.len() / 2, order }
     }
 

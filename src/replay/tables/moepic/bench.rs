@@ -1,11 +1,13 @@
 //! Replays as MoEpic measured: on its machine, with its division of memory.
 
+use super::super::N_UBATCH;
+use super::super::requests::by_turns;
 use super::super::{Inputs, Source};
-use super::subset::Subset;
 use crate::Result;
 use crate::policy::{Belady, Moepic, MoepicOptions, Policy, Shape, SplitKind};
 use crate::replay::{
-    Budget, CostModel, Geometry, Report, Routing, SimOptions, Tiers, future, simulate_policy,
+    Budget, CostModel, Geometry, Ordered, Report, Routing, SimOptions, Tiers, Traced, future,
+    simulate_policy,
 };
 
 /// NVIDIA RTX A6000 behind PCIe 4.0 (section 4.1).
@@ -21,7 +23,9 @@ pub const N_GRANULES: usize = 10;
 /// Some requests of a source, and how they are served.
 pub struct Bench<'a> {
     pub source: Source<'a>,
-    pub subset: Subset<'a>,
+    traced: Traced<'a>,
+    /// Every n-th request of each kind, the kinds by turns, so that the first few are of all.
+    order: Vec<usize>,
     n_warm_up: usize,
     /// Times are the paper's, not derived.
     pub as_measured: bool,
@@ -37,9 +41,20 @@ const N_LOADS: f64 = 96.0;
 impl<'a> Bench<'a> {
     /// On every n-th request.
     pub fn new(inputs: &Inputs<'a>, source: Source<'a>, every: usize) -> Bench<'a> {
-        let subset = Subset::new(&source, every);
-        let n_warm_up = inputs.n_warm_up.min(subset.n_requests() / 2);
-        Bench { source, subset, n_warm_up, as_measured: false }
+        let (traced, order) = (Traced::new(source.trace, N_UBATCH), by_turns(source.trace, every));
+        let n_warm_up = inputs.n_warm_up.min(order.len() / 2);
+        Bench { source, traced, order, n_warm_up, as_measured: false }
+    }
+
+    /// Of the requests that are served.
+    pub fn routing(&self) -> Ordered<'_> {
+        Ordered { routing: &self.traced, order: self.order.clone() }
+    }
+
+    /// Tokens that the model generated.
+    pub fn n_decode(&self) -> usize {
+        let passes = self.order.iter().flat_map(|request| self.traced.passes(*request));
+        passes.filter(|pass| !pass.is_prompt).map(|pass| pass.tokens.len()).sum()
     }
 
     /// With layers that take as long, and a link that takes as long for an expert, as the paper
@@ -53,7 +68,7 @@ impl<'a> Bench<'a> {
         let geometry = self.source.geometry().with_granules(n_granules);
         let costs = match self.as_measured {
             false => options.costs,
-            true => measured(options.costs, &geometry, self.subset.k()),
+            true => measured(options.costs, &geometry, self.traced.k()),
         };
         SimOptions { geometry, costs, n_warm_up: self.n_warm_up, ..options }
     }
@@ -66,17 +81,17 @@ impl<'a> Bench<'a> {
 
     /// Of all layers.
     pub fn n_experts(&self) -> usize {
-        self.subset.n_experts().iter().sum()
+        self.traced.n_experts().iter().sum()
     }
 
     pub fn n_moe_layers(&self) -> usize {
-        self.subset.n_experts().iter().filter(|n| **n > 0).count()
+        self.traced.n_experts().iter().filter(|n| **n > 0).count()
     }
 
     /// Memory as the paper divides it (section 4.1): a cache, V_e, of a part of all experts, and
     /// beside it a buffer, U_e, of a token's experts of a layer.
     pub fn tiers(&self, geometry: &Geometry, share: f64) -> Result<Tiers> {
-        let (n_all, k) = (self.n_experts(), self.subset.k());
+        let (n_all, k) = (self.n_experts(), self.traced.k());
         let n_cached = ((share * n_all as f64).round() as usize).min(n_all);
         let mut tiers = self.all(geometry)?;
         for class in &mut tiers.plan.classes {
@@ -94,23 +109,23 @@ impl<'a> Bench<'a> {
     }
 
     fn all(&self, geometry: &Geometry) -> Result<Tiers> {
-        let needs = geometry.needs(self.subset.n_experts(), self.subset.k());
+        let needs = geometry.needs(self.traced.n_experts(), self.traced.k());
         Tiers::plan(&needs, Budget::Share(1.0), Default::default())
     }
 
     /// With Algorithm 1, where the policy has it, every `TAU` tokens.
     pub fn run(&self, options: &SimOptions, tiers: Tiers) -> Result<Report> {
-        simulate_policy(&self.subset, options, tiers, |shape| often(options, shape))
+        simulate_policy(&self.routing(), options, tiers, |shape| often(options, shape))
     }
 
     /// The same with the eviction that knows what comes.
     pub fn run_belady(&self, options: &SimOptions, tiers: Tiers) -> Result<Report> {
-        let future = future(&self.subset);
+        let future = future(&self.routing());
         let build = |shape: &Shape| Policy {
             eviction: Box::new(Belady::new(shape, future)),
             ..often(options, shape)
         };
-        simulate_policy(&self.subset, options, tiers, build)
+        simulate_policy(&self.routing(), options, tiers, build)
     }
 
     /// For a table's setting.
@@ -125,8 +140,8 @@ impl<'a> Bench<'a> {
             "{}{speeds}; {} requests, of all kinds by turns and with {} generated tokens, the \
              first {} to warm up",
             self.source.describe(DEVICE),
-            self.subset.n_requests(),
-            self.subset.n_decode(),
+            self.order.len(),
+            self.n_decode(),
             self.n_warm_up
         )
     }

@@ -71,7 +71,7 @@ fn hit_rates(bench: &Bench, eviction: &str, knows_future: bool) -> Result<Vec<f6
 
 /// Hits of the experts that decode uses most, if each layer caches those and no others.
 fn most_frequent(bench: &Bench, share: f64) -> f64 {
-    let routing = &bench.subset;
+    let routing = bench.routing();
     let mut counts: Vec<Vec<u64>> = routing.n_experts().iter().map(|n| vec![0; *n]).collect();
     let mut chosen = Vec::new();
     let passes = (0..routing.n_requests()).flat_map(|request| routing.passes(request));

@@ -50,7 +50,8 @@ struct Times<'a> {
 impl<'a> Times<'a> {
     fn new(bench: &'a Bench<'a>, policy: &str) -> Times<'a> {
         let options = bench.options(policy, N_GRANULES);
-        let needs = options.geometry.needs(bench.subset.n_experts(), bench.subset.k());
+        let routing = bench.routing();
+        let needs = options.geometry.needs(routing.n_experts(), routing.k());
         let minimum = needs.minimum_bytes() as f64 / needs.all_bytes() as f64;
         let least = LEAST.max((minimum * f64::from(PARTS)).ceil() as u32);
         Times { bench, options, least, known: BTreeMap::new() }
@@ -63,7 +64,7 @@ impl<'a> Times<'a> {
         }
         let share = f64::from(parts) / f64::from(PARTS);
         let options = SimOptions { budget: Budget::Share(share), ..self.options.clone() };
-        let tiers = Tiers::of(&self.bench.subset, &options)?;
+        let tiers = Tiers::of(&self.bench.routing(), &options)?;
         let ms = tpot(&self.bench.run(&options, tiers)?);
         self.known.insert(parts, ms);
         Ok(ms)

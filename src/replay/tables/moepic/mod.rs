@@ -7,7 +7,6 @@ mod bench;
 mod eviction;
 mod memory;
 mod split;
-mod subset;
 
 use super::{Inputs, Table};
 use crate::Result;

@@ -3,7 +3,6 @@ use super::*;
 use crate::policy::Phase;
 use crate::replay::Routing;
 use crate::replay::trace::{Header, LayerShape, Precision, Trace, Writer};
-use subset::Subset;
 
 const N_EXPERTS: [usize; 3] = [8, 0, 8];
 const K: usize = 2;
@@ -110,10 +109,11 @@ fn looser_targets_need_no_more_memory() {
 #[test]
 fn kinds_take_turns() {
     let trace = trace();
-    let source = Inputs::new(&trace, None, None).fine;
+    let inputs = Inputs::new(&trace, None, None);
     let starts = |every| {
-        let subset = Subset::new(&source, every);
-        assert_eq!(subset.n_decode(), subset.n_requests() * N_DECODE);
+        let bench = Bench::new(&inputs, inputs.fine, every);
+        let subset = bench.routing();
+        assert_eq!(bench.n_decode(), subset.n_requests() * N_DECODE);
         let start = |request: usize| subset.passes(request)[0].tokens.start / (4 + N_DECODE);
         (0..subset.n_requests()).map(start).collect::<Vec<_>>()
     };

@@ -5,8 +5,8 @@ use crate::policy::Prefetching;
 use crate::replay::hybrid::{
     self, Batches, HybridOptions, HybridReport, Keep, Scheduler, simulate_batches,
 };
+use crate::replay::tables::requests::by_turns;
 use crate::replay::tables::{Cell, Inputs, Source, columns};
-use crate::replay::trace::Trace;
 use crate::replay::{CostModel, Device, Host, Ordered, Routing};
 
 pub const SIZES: [usize; 5] = [4, 8, 16, 32, 64];
@@ -42,7 +42,7 @@ pub fn benches<'a>(inputs: &Inputs<'a>) -> Vec<Bench<'a>> {
 impl<'a> Bench<'a> {
     pub fn new(source: Source<'a>) -> Bench<'a> {
         let routing = source.routing();
-        let routing = Ordered { routing: &routing, order: in_turn(source.trace) };
+        let routing = Ordered { routing: &routing, order: by_turns(source.trace, 1) };
         let n_past = N_SERVED.min(routing.n_requests() * 2 / 3) / 2;
         let served = n_past..routing.n_requests().min(n_past + N_SERVED);
         let of_size =
@@ -105,15 +105,6 @@ pub const SCHEDULERS: [(&str, Scheduler); 3] = [
     ("HybriMoE", Scheduler::Greedy(Prefetching::WhileIdle)),
     ("Fiddler", Scheduler::Static),
 ];
-
-/// The requests, those of each kind in their order.
-fn in_turn(trace: &Trace) -> Vec<usize> {
-    let requests = trace.requests();
-    let turn = |i: usize| requests[..i].iter().filter(|r| r.kind == requests[i].kind).count();
-    let mut order: Vec<usize> = (0..requests.len()).collect();
-    order.sort_by_key(|i| turn(*i));
-    order
-}
 
 pub fn by_size(first: &str) -> Vec<String> {
     columns(first, SIZES)
