@@ -2,12 +2,18 @@
 //! parts a model is made of and which tensor plays which role; the converter reads how the same
 //! model's Hugging Face checkpoint maps onto them. This is the only file that lists architectures.
 
+mod convert;
+mod parts;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::Deserialize;
 
 use crate::{Error, Result};
+
+pub use convert::{Convert, MetadataRow, MetadataType, TensorRow, Transform};
+pub use parts::{Activation, Mixer, Norm, Parts, Residual, Rope, RopeRows, Router, Score, Window};
 
 /// Every descriptor in the binary, file name for messages.
 const SOURCES: &[(&str, &str)] = &[
@@ -28,116 +34,6 @@ pub struct Descriptor {
     /// Role → GGUF tensor name; `{layer}` is the layer, a trailing `?` marks an optional tensor.
     pub tensors: BTreeMap<String, String>,
     pub convert: Convert,
-}
-
-#[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Parts {
-    pub norm: Norm,
-    pub rope: Rope,
-    pub activation: Activation,
-}
-
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case")]
-pub enum Norm {
-    Rms,
-}
-
-/// Which elements of a head a rotation turns together.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case")]
-pub enum Rope {
-    /// (2i, 2i + 1)
-    Norm,
-    /// (i, i + d/2)
-    Neox,
-}
-
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case")]
-pub enum Activation {
-    /// silu(gate) ⊙ up
-    Silu,
-}
-
-#[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Router {
-    pub score: Score,
-    /// Whether the chosen experts' weights are divided by their sum; the key
-    /// `{arch}.expert_weights_norm` overrides it.
-    pub normalize: bool,
-}
-
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case")]
-pub enum Score {
-    /// Over all experts, before the top k are taken.
-    Softmax,
-}
-
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Convert {
-    pub metadata: Vec<MetadataRow>,
-    /// Checkpoint tensors whose name ends in one of these are dropped.
-    pub ignore: Vec<String>,
-    tensors: BTreeMap<String, TensorTarget>,
-    layer_tensors: BTreeMap<String, TensorTarget>,
-}
-
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct MetadataRow {
-    pub key: String,
-    #[serde(rename = "type")]
-    pub ty: MetadataType,
-    /// Paths in config.json, the first that is there counts.
-    pub from: Vec<String>,
-    #[serde(default)]
-    pub optional: bool,
-}
-
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "lowercase")]
-pub enum MetadataType {
-    U32,
-    F32,
-    Bool,
-}
-
-#[derive(Clone, Debug, Deserialize)]
-#[serde(untagged)]
-enum TensorTarget {
-    Plain(String),
-    #[serde(rename_all = "kebab-case")]
-    Transformed {
-        to: String,
-        transform: Transform,
-        heads: Option<String>,
-    },
-}
-
-/// What happens to a checkpoint tensor's values besides the change of type.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case")]
-pub enum Transform {
-    None,
-    /// Rows of each head from (i, i + d/2) to (2i, 2i + 1) order; needs `heads`.
-    RopePairs,
-    /// Dimensions of length one dropped.
-    Squeeze,
-}
-
-/// One conversion row with full names: patterns with `{layer}` and `{expert}`.
-#[derive(Clone, Debug)]
-pub struct TensorRow {
-    pub hf: String,
-    pub gguf: String,
-    pub transform: Transform,
-    /// The config.json value that counts the heads of a `RopePairs` tensor.
-    pub heads: Option<String>,
 }
 
 impl Descriptor {
@@ -178,29 +74,6 @@ impl Descriptor {
         let optional = pattern.ends_with('?');
         let name = pattern.trim_end_matches('?').replace("{layer}", &layer.to_string());
         Some((name, optional))
-    }
-
-    /// All conversion rows with full names.
-    pub fn tensor_rows(&self) -> Vec<TensorRow> {
-        let row = |hf: String, target: &TensorTarget, prefix: &str| match target {
-            TensorTarget::Plain(to) => TensorRow {
-                hf,
-                gguf: format!("{prefix}{to}"),
-                transform: Transform::None,
-                heads: None,
-            },
-            TensorTarget::Transformed { to, transform, heads } => TensorRow {
-                hf,
-                gguf: format!("{prefix}{to}"),
-                transform: *transform,
-                heads: heads.clone(),
-            },
-        };
-        let global = self.convert.tensors.iter().map(|(hf, t)| row(hf.clone(), t, ""));
-        let layer = self.convert.layer_tensors.iter();
-        let layer =
-            layer.map(|(hf, t)| row(format!("model.layers.{{layer}}.{hf}"), t, "blk.{layer}."));
-        global.chain(layer).collect()
     }
 }
 

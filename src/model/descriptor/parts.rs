@@ -1,0 +1,127 @@
+//! The parts that a decoder can be made of. A descriptor names them in `[parts]` and `[router]`;
+//! what differs from file to file of one architecture is a GGUF key and read by `hyper`.
+
+use serde::Deserialize;
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Parts {
+    pub norm: Norm,
+    pub rope: Rope,
+    /// Which elements of a head turn, where not all of them do.
+    #[serde(default)]
+    pub rope_rows: RopeRows,
+    /// The range of pairs over which YaRN blends is rounded to whole pairs.
+    #[serde(default = "yes")]
+    pub yarn_rounds: bool,
+    #[serde(default)]
+    pub mixer: Mixer,
+    /// Which layers see `attention.sliding_window` positions only.
+    #[serde(default)]
+    pub window: Window,
+    pub activation: Activation,
+    #[serde(default)]
+    pub residual: Residual,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Norm {
+    /// x / √(mean x² + ε) · weight
+    Rms,
+    /// (x − mean) / √(variance + ε) · weight + bias
+    Layer,
+}
+
+/// Which elements of a head a rotation turns together.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Rope {
+    /// (2i, 2i + 1)
+    Norm,
+    /// (i, i + d/2)
+    Neox,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum RopeRows {
+    /// The first `rope.dimension_count`.
+    #[default]
+    First,
+    /// The last.
+    Last,
+}
+
+/// What mixes positions.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mixer {
+    /// Grouped-query attention; biases, QK-norm and sinks where the file has their tensors.
+    #[default]
+    Attention,
+    /// Multi-head latent attention (DeepSeek-V2, section 2.1): the cache holds one compressed row
+    /// a position, and the up-projections of keys and values are absorbed by query and output.
+    Latent,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Window {
+    /// Every layer sees everything.
+    #[default]
+    None,
+    /// Every layer slides.
+    All,
+    /// Layers 0, 2, 4 … slide, the others see everything.
+    Alternate,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Activation {
+    /// silu(gate) ⊙ up
+    Silu,
+    /// gate' = min(gate, 7), up' = clamp(up, ±7): gate'·σ(1.702·gate') ⊙ (up' + 1)
+    SiluClamped,
+}
+
+/// How a layer's parts are added up.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Residual {
+    /// x += attention(norm(x)); x += ffn(norm(x))
+    #[default]
+    Sequential,
+    /// y = x + attention(norm(x)); x = y + dense(norm(y)) + moe(norm'(x)): the experts see what
+    /// attention saw.
+    ParallelMoe,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Router {
+    /// The key `{arch}.expert_gating_func` overrides it.
+    pub score: Score,
+    /// Whether the chosen experts' weights are divided by their sum; the key
+    /// `{arch}.expert_weights_norm` overrides it.
+    pub normalize: bool,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Score {
+    /// Over all experts, before the top k are taken.
+    Softmax,
+    /// Over the top k alone, after they are taken by their logits.
+    SoftmaxChosen,
+    /// Of each expert's logit by itself.
+    Sigmoid,
+    /// SparseMixer-v2 at inference (Phi-3.5-MoE): each of two experts is weighted by the softmax
+    /// over those whose logit is near the best one that is left.
+    SparseMixer,
+}
+
+fn yes() -> bool {
+    true
+}
