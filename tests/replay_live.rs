@@ -81,7 +81,7 @@ fn record(path: &Path) -> Recorded {
     let n_experts = layers.map(|l| engine.model().routed_experts(l).map_or(0, |l| l.n_experts));
     let mut recorded = Recorded {
         n_experts: n_experts.collect(),
-        k: engine.model().hyper().n_experts_used,
+        k: engine.model().hyper().routing.k,
         ..Recorded::default()
     };
     serve(&engine, |session, tokens| {

@@ -20,7 +20,7 @@ use crate::interrupt;
 pub use crate::model::forward::Want;
 use crate::model::forward::{Buffers, Listener};
 pub use crate::model::kv::CacheType;
-use crate::model::kv::{KvCache, KvShape};
+use crate::model::kv::{self, KvCache};
 pub use crate::model::record::Recorder;
 use crate::model::{Bound, HyperParams, Model};
 use crate::policy::{Event, PolicySpec};
@@ -272,18 +272,14 @@ impl Engine {
         self.model.expert_counters()
     }
 
-    fn kv_shape(&self) -> KvShape {
-        kv_shape(self.model.hyper(), self.n_ctx)
-    }
-
     /// The start-up report: what was loaded and where it is.
     pub fn describe(&self) -> String {
         let hyper = self.model.hyper();
         let (experts, dense) = self.model.expert_and_dense_bytes();
         let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64);
-        let moe = match hyper.n_experts {
+        let moe = match hyper.routing.n_experts {
             0 => "dense".to_string(),
-            n => format!("{n} experts a layer, {} used a token", hyper.n_experts_used),
+            n => format!("{n} experts a layer, {} used a token", hyper.routing.k),
         };
         let places = match self.plan.place {
             Place::InPlace => {
@@ -311,17 +307,7 @@ impl Engine {
 }
 
 fn kv_bytes(hyper: &HyperParams, options: &EngineOptions, n_ctx: usize) -> u64 {
-    kv_shape(hyper, n_ctx).n_bytes(options.cache_type_k, options.cache_type_v)
-}
-
-fn kv_shape(hyper: &HyperParams, n_ctx: usize) -> KvShape {
-    KvShape {
-        n_layers: hyper.n_layers,
-        n_head_kv: hyper.n_head_kv,
-        k_dim: hyper.head_dim,
-        v_dim: hyper.head_dim_v,
-        n_ctx,
-    }
+    kv::n_bytes(&hyper.cache_shapes(), n_ctx, options.cache_type_k, options.cache_type_v)
 }
 
 /// The context the model was trained for, or as much of it as a quarter of the available memory
@@ -399,7 +385,7 @@ impl Session {
     pub fn new(engine: &Arc<Engine>) -> Result<Session> {
         let (k, v) = (engine.options.cache_type_k, engine.options.cache_type_v);
         Ok(Session {
-            kv: KvCache::new(engine.kv_shape(), k, v),
+            kv: KvCache::new(&engine.model.hyper().cache_shapes(), engine.n_ctx, k, v),
             engine: engine.clone(),
             id: engine.next_session.fetch_add(1, Ordering::Relaxed),
             is_started: false,
@@ -515,7 +501,7 @@ impl Session {
 
     /// Starts or stops recording the chosen experts of what `eval` evaluates.
     pub fn record_experts(&mut self, on: bool) {
-        let (n_layers, k) = (self.engine.n_layers(), self.engine.model.hyper().n_experts_used);
+        let (n_layers, k) = (self.engine.n_layers(), self.engine.model.hyper().routing.k);
         self.recorded = on.then(|| ExpertRecorder::new(n_layers, k.max(1)));
     }
 

@@ -54,8 +54,8 @@ impl MemoryPlan {
             policy: options.policy,
             n_ctx,
             n_moe_layers: routed().count(),
-            n_experts: hyper.n_experts,
-            k: hyper.n_experts_used,
+            n_experts: hyper.routing.n_experts,
+            k: hyper.routing.k,
             expert_bytes_per_token: routed().map(of_token).sum::<usize>() as u64,
             dense_bytes_per_token: dense_bytes - unread_bytes(model.gguf()).min(dense_bytes),
         })

@@ -1,12 +1,15 @@
 //! A model's numbers, from GGUF metadata: read once, checked once.
 
-use super::descriptor::Descriptor;
+use super::descriptor::{Descriptor, Mixer, RopeRows, Score, Window};
+use super::kv::LayerShape;
+use super::rope::RopeParams;
 use crate::gguf::Gguf;
 use crate::{Error, Result};
 
 /// Hyper-parameters. Counts are of the whole model unless said otherwise.
 #[derive(Clone, Debug)]
 pub struct HyperParams {
+    /// Layers that are computed; layers that predict further tokens are left out.
     pub n_layers: usize,
     /// Tokens of context the model was trained for.
     pub n_ctx_train: usize,
@@ -18,19 +21,40 @@ pub struct HyperParams {
     pub head_dim: usize,
     /// Elements of one head of v.
     pub head_dim_v: usize,
-    /// Leading elements of a head that RoPE rotates.
-    pub n_rot: usize,
-    pub rope_base: f32,
-    /// Positions are multiplied by this (linear scaling: 1 / factor).
-    pub rope_scale: f32,
+    /// Elements of latent attention's compressed keys and values; 0 in other models.
+    pub kv_rank: usize,
+    pub rope: RopeParams,
+    /// Where in a head the turned elements begin.
+    pub rope_offset: usize,
+    /// Factor on the attention scores.
+    pub attention_scale: f32,
+    /// Positions that a sliding layer sees.
+    pub window: Option<usize>,
     pub norm_eps: f32,
+    pub routing: Routing,
+    /// Factors on the embedding and on what each part adds to the stream, divisor of the logits.
+    pub embedding_scale: f32,
+    pub residual_scale: f32,
+    pub logit_divisor: f32,
+}
+
+/// How a layer's router chooses.
+#[derive(Clone, Copy, Debug)]
+pub struct Routing {
     /// Routed experts a layer; 0 in a dense model.
     pub n_experts: usize,
-    pub n_experts_used: usize,
+    /// Experts a token uses.
+    pub k: usize,
+    pub score: Score,
     /// Chosen experts' weights are divided by their sum.
-    pub normalize_weights: bool,
+    pub normalize: bool,
     /// Factor on the routed experts' weights.
-    pub weights_scale: f32,
+    pub scale: f32,
+    /// Experts stand in this many groups, of which a token uses the best `n_groups_used`.
+    pub n_groups: usize,
+    pub n_groups_used: usize,
+    /// SparseMixer: how near the best a logit must be, as a part of its own size, halved.
+    pub jitter: f32,
 }
 
 /// More than any model has; keeps products of counts far from overflow.
@@ -41,28 +65,50 @@ impl HyperParams {
         let keys = Keys { gguf, descriptor };
         let n_embd = keys.require("embedding_length")?;
         let heads = keys.heads(n_embd)?;
-        let (n_experts, n_experts_used) = keys.experts()?;
+        let n_ctx_train = keys.require("context_length")?;
+        let rope = RopeParams::read(&keys, heads.n_rot, n_ctx_train)?;
+        let scale = 1.0 / (heads.head_dim as f32).sqrt() * rope.score_factor(&keys)?;
         Ok(HyperParams {
-            n_layers: keys.require("block_count")?,
-            n_ctx_train: keys.require("context_length")?,
+            n_layers: keys.layers()?,
+            n_ctx_train,
             n_embd,
             n_head: heads.n_head,
             n_head_kv: heads.n_head_kv,
             head_dim: heads.head_dim,
-            head_dim_v: keys.count("attention.value_length")?.unwrap_or(heads.head_dim),
-            n_rot: heads.n_rot,
-            rope_base: keys.positive("rope.freq_base")?.unwrap_or(10000.0),
-            rope_scale: rope_scale(gguf, descriptor)?,
-            norm_eps: keys
-                .positive("attention.layer_norm_rms_epsilon")?
-                .ok_or_else(|| keys.missing("attention.layer_norm_rms_epsilon"))?,
-            n_experts,
-            n_experts_used,
-            normalize_weights: gguf
-                .bool(&descriptor.key("expert_weights_norm"))?
-                .unwrap_or(descriptor.router.normalize),
-            weights_scale: keys.positive("expert_weights_scale")?.unwrap_or(1.0),
+            head_dim_v: heads.head_dim_v,
+            kv_rank: heads.kv_rank,
+            rope_offset: match descriptor.parts.rope_rows {
+                RopeRows::First => 0,
+                RopeRows::Last => heads.head_dim - heads.n_rot,
+            },
+            rope,
+            attention_scale: keys.positive("attention.scale")?.unwrap_or(scale),
+            window: keys.nonzero("attention.sliding_window")?,
+            norm_eps: keys.norm_eps()?,
+            routing: keys.routing()?,
+            embedding_scale: keys.positive("embedding_scale")?.unwrap_or(1.0),
+            residual_scale: keys.positive("residual_scale")?.unwrap_or(1.0),
+            logit_divisor: keys.positive("logit_scale")?.unwrap_or(1.0),
         })
+    }
+
+    /// What each layer keeps of each position.
+    pub fn cache_shapes(&self) -> Vec<LayerShape> {
+        let (n_head_kv, k_dim, v_dim) = (self.n_head_kv, self.head_dim, self.head_dim_v);
+        let shape = match self.kv_rank {
+            0 => LayerShape::Heads { n_head_kv, k_dim, v_dim },
+            rank => LayerShape::Latent { dim: rank + self.rope.n_rot },
+        };
+        vec![shape; self.n_layers]
+    }
+
+    /// Positions that queries of a layer see, counted back from their own; `None` for all.
+    pub fn window_of(&self, which: Window, layer: usize) -> Option<usize> {
+        match which {
+            Window::None => None,
+            Window::All => self.window,
+            Window::Alternate => self.window.filter(|_| layer.is_multiple_of(2)),
+        }
     }
 }
 
@@ -71,25 +117,28 @@ struct Heads {
     n_head: usize,
     n_head_kv: usize,
     head_dim: usize,
+    head_dim_v: usize,
+    kv_rank: usize,
     n_rot: usize,
 }
 
 /// The model's keys, `{arch}.` left out.
-struct Keys<'a> {
-    gguf: &'a Gguf,
-    descriptor: &'a Descriptor,
+pub(super) struct Keys<'a> {
+    pub gguf: &'a Gguf,
+    pub descriptor: &'a Descriptor,
 }
 
 impl Keys<'_> {
-    fn bad(&self, key: &str, expected: String, got: impl ToString) -> Error {
+    pub fn bad(&self, key: &str, expected: String, got: impl ToString) -> Error {
         Error::format(self.gguf.path(), self.descriptor.key(key), expected, got.to_string())
     }
 
-    fn missing(&self, key: &str) -> Error {
-        self.bad(key, "a value".into(), "nothing")
+    /// The value of a key that must be there.
+    pub fn some<T>(&self, key: &str, value: Option<T>) -> Result<T> {
+        value.ok_or_else(|| self.bad(key, "a value".into(), "nothing"))
     }
 
-    fn count(&self, key: &str) -> Result<Option<usize>> {
+    pub fn count(&self, key: &str) -> Result<Option<usize>> {
         match self.gguf.u32(&self.descriptor.key(key))? {
             None => Ok(None),
             Some(v) if (1..=MAX_COUNT).contains(&u64::from(v)) => Ok(Some(v as usize)),
@@ -97,17 +146,47 @@ impl Keys<'_> {
         }
     }
 
-    fn require(&self, key: &str) -> Result<usize> {
-        self.count(key)?.ok_or_else(|| self.missing(key))
+    /// As `count`, 0 being nothing.
+    fn nonzero(&self, key: &str) -> Result<Option<usize>> {
+        match self.gguf.u32(&self.descriptor.key(key))? {
+            Some(0) => Ok(None),
+            _ => self.count(key),
+        }
     }
 
-    fn positive(&self, key: &str) -> Result<Option<f32>> {
+    fn require(&self, key: &str) -> Result<usize> {
+        self.some(key, self.count(key)?)
+    }
+
+    pub fn text(&self, key: &str) -> Result<Option<&str>> {
+        self.gguf.str(&self.descriptor.key(key))
+    }
+
+    pub fn positive(&self, key: &str) -> Result<Option<f32>> {
         match self.gguf.f32(&self.descriptor.key(key))? {
             Some(v) if !(v.is_finite() && v > 0.0) => {
                 Err(self.bad(key, "a positive number".into(), v))
             }
             other => Ok(other),
         }
+    }
+
+    /// Some converters write the one name whatever the norm.
+    fn norm_eps(&self) -> Result<f32> {
+        let rms = self.positive("attention.layer_norm_rms_epsilon")?;
+        let either = rms.or(self.positive("attention.layer_norm_epsilon")?);
+        self.some("attention.layer_norm_rms_epsilon", either)
+    }
+
+    /// All blocks but those that predict further tokens.
+    fn layers(&self) -> Result<usize> {
+        let n = self.require("block_count")?;
+        let further = self.gguf.u32(&self.descriptor.key("nextn_predict_layers"))?.unwrap_or(0);
+        if further as usize >= n {
+            let expected = format!("fewer than block_count = {n}");
+            return Err(self.bad("nextn_predict_layers", expected, further));
+        }
+        Ok(n - further as usize)
     }
 
     fn heads(&self, n_embd: usize) -> Result<Heads> {
@@ -117,7 +196,15 @@ impl Keys<'_> {
             let expected = format!("a divisor of attention.head_count = {n_head}");
             return Err(self.bad("attention.head_count_kv", expected, n_head_kv));
         }
-        let head_dim = match self.count("attention.key_length")? {
+        let latent = self.descriptor.parts.mixer == Mixer::Latent;
+        // Files whose keys and values are split by head give the compressed widths under the
+        // plain names and the heads' own under these.
+        let own = |key: &str| match latent {
+            true => self.count(&format!("{key}_mla")),
+            false => Ok(None),
+        };
+        let plain = self.count("attention.key_length")?;
+        let head_dim = match own("attention.key_length")?.or(plain) {
             Some(v) => v,
             None if n_embd.is_multiple_of(n_head) => n_embd / n_head,
             None => {
@@ -125,12 +212,45 @@ impl Keys<'_> {
                 return Err(self.bad("attention.head_count", expected, n_head));
             }
         };
+        let plain = self.count("attention.value_length")?.unwrap_or(head_dim);
+        let head_dim_v = own("attention.value_length")?.unwrap_or(plain);
+        let kv_rank = if latent { self.require("attention.kv_lora_rank")? } else { 0 };
         let n_rot = self.count("rope.dimension_count")?.unwrap_or(head_dim);
-        if n_rot > head_dim || n_rot % 2 != 0 {
-            let expected = format!("an even number of at most {head_dim}");
+        let most = if latent { head_dim - 1 } else { head_dim };
+        if n_rot > most || n_rot % 2 != 0 {
+            let expected = format!("an even number of at most {most}");
             return Err(self.bad("rope.dimension_count", expected, n_rot));
         }
-        Ok(Heads { n_head, n_head_kv, head_dim, n_rot })
+        Ok(Heads { n_head, n_head_kv, head_dim, head_dim_v, kv_rank, n_rot })
+    }
+
+    fn routing(&self) -> Result<Routing> {
+        let (n_experts, k) = self.experts()?;
+        let (n_groups, n_groups_used) = self.groups(n_experts, k)?;
+        let given = self.gguf.bool(&self.descriptor.key("expert_weights_norm"))?;
+        Ok(Routing {
+            n_experts,
+            k,
+            score: self.score()?,
+            normalize: given.unwrap_or(self.descriptor.router.normalize),
+            scale: self.positive("expert_weights_scale")?.unwrap_or(1.0),
+            n_groups,
+            n_groups_used,
+            jitter: self.positive("router_jitter_noise")?.unwrap_or(0.01),
+        })
+    }
+
+    fn score(&self) -> Result<Score> {
+        match self.gguf.u32(&self.descriptor.key("expert_gating_func"))? {
+            None | Some(0) => Ok(self.descriptor.router.score),
+            Some(1) => Ok(Score::Softmax),
+            Some(2) => Ok(Score::Sigmoid),
+            Some(3) => Ok(Score::SoftmaxChosen),
+            Some(other) => {
+                let expected = "1 (softmax), 2 (sigmoid) or 3 (softmax of the chosen)";
+                Err(self.bad("expert_gating_func", expected.into(), other))
+            }
+        }
     }
 
     /// Routed experts and how many of them a token uses; zeros in a dense model.
@@ -147,19 +267,22 @@ impl Keys<'_> {
         }
         Ok((n, used))
     }
-}
 
-/// Linear scaling divides positions by a factor. Others change frequencies in ways that this
-/// engine would have to know; a file that asks for one is refused rather than run wrongly.
-fn rope_scale(gguf: &Gguf, descriptor: &Descriptor) -> Result<f32> {
-    let (ty, factor) = (descriptor.key("rope.scaling.type"), descriptor.key("rope.scaling.factor"));
-    let bad = |k: &String, e: &str, got: String| Error::format(gguf.path(), k.clone(), e, got);
-    match gguf.str(&ty)? {
-        None | Some("none") => Ok(1.0),
-        Some("linear") => match gguf.f32(&factor)? {
-            Some(f) if f.is_finite() && f > 0.0 => Ok(1.0 / f),
-            other => Err(bad(&factor, "a positive number", format!("{other:?}"))),
-        },
-        Some(other) => Err(bad(&ty, "\"none\" or \"linear\"", format!("{other:?}"))),
+    /// Groups of experts and how many of them a token uses; one group where there are none.
+    fn groups(&self, n_experts: usize, k: usize) -> Result<(usize, usize)> {
+        let n = match self.gguf.u32(&self.descriptor.key("expert_group_count"))? {
+            None | Some(0 | 1) => return Ok((1, 1)),
+            Some(_) => self.require("expert_group_count")?,
+        };
+        let used = self.require("expert_group_used_count")?;
+        if n_experts % n != 0 {
+            let expected = format!("a divisor of expert_count = {n_experts}");
+            return Err(self.bad("expert_group_count", expected, n));
+        }
+        if used > n || used * (n_experts / n) < k {
+            let expected = format!("at most {n} groups with {k} experts or more in all");
+            return Err(self.bad("expert_group_used_count", expected, used));
+        }
+        Ok((n, used))
     }
 }

@@ -1,12 +1,15 @@
 //! What a model computes: descriptor, hyper-parameters, weight binding, KV cache, layer loop.
 
 pub mod descriptor;
+mod ffn;
 pub mod forward;
 pub mod granules;
 mod hyper;
 pub mod kv;
+mod mixer;
 mod publish;
 pub mod record;
+pub mod rope;
 mod weights;
 
 use std::collections::HashSet;
@@ -50,7 +53,7 @@ impl Bound {
     }
 
     pub fn n_vocab(&self) -> usize {
-        self.weights.output.rows
+        self.weights.output.weight.rows
     }
 
     /// The layers with routed experts.
@@ -60,7 +63,7 @@ impl Bound {
 
     /// Experts that a token uses in a layer.
     pub fn k(&self) -> usize {
-        self.hyper.n_experts_used.max(1)
+        self.hyper.routing.k.max(1)
     }
 
     /// What streaming needs of each layer.
@@ -103,7 +106,8 @@ pub struct Model {
     descriptor: Descriptor,
     hyper: HyperParams,
     weights: Weights,
-    frequencies: Frequencies,
+    /// For short contexts and, where it differs, for long ones.
+    frequencies: [Frequencies; 2],
     /// Routed experts.
     routed: Box<dyn ExpertStore>,
     /// Dense layers, each the only expert of its own.
@@ -119,12 +123,8 @@ impl Model {
         weights: Weights,
         routed: Box<dyn ExpertStore>,
     ) -> Model {
-        let frequencies = Frequencies::new(
-            hyper.n_rot,
-            hyper.rope_base,
-            hyper.rope_scale,
-            weights.rope_factors.as_deref(),
-        );
+        let frequencies =
+            [1, usize::MAX].map(|n_ctx| hyper.rope.frequencies(&weights.rope_factors, n_ctx));
         let dense = Resident::new(gguf.clone(), weights.dense.clone());
         let shared = Resident::new(gguf.clone(), weights.shared.clone());
         Model { gguf, descriptor, hyper, weights, frequencies, routed, dense, shared }
@@ -143,7 +143,12 @@ impl Model {
     }
 
     pub fn n_vocab(&self) -> usize {
-        self.weights.output.rows
+        self.weights.output.weight.rows
+    }
+
+    /// How far pairs turn in sessions of `n_ctx` positions.
+    fn frequencies(&self, n_ctx: usize) -> &Frequencies {
+        &self.frequencies[usize::from(self.hyper.rope.is_long(n_ctx))]
     }
 
     fn pairing(&self) -> Pairing {

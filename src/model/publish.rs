@@ -5,7 +5,7 @@ use super::forward::Buffers;
 use super::weights::Gate;
 use crate::backend::cpu::Cpu;
 use crate::backend::cpu::acts::Kinds;
-use crate::backend::cpu::router::Route;
+use crate::backend::cpu::router::{Route, Score};
 use crate::policy::{Ahead, Event, Phase, PromptRouted, Routed, Timing};
 use std::time::Instant;
 
@@ -84,12 +84,19 @@ impl Model {
         let Gate::Router(router) = &ffn.gate else { return false };
         let Published { ahead_h, ahead_probs, .. } = &mut b.published;
         ahead_h.resize(b.x.len(), 0.0);
-        cpu.rms_norm_rows(&b.x, &ffn.norm, self.hyper.norm_eps, ahead_h);
-        let mat = router.mat(&self.gguf);
-        b.ahead_acts.fill(cpu, Kinds::of([mat.ty]), 1, self.hyper.n_embd, ahead_h);
-        ahead_probs.resize(router.rows, 0.0);
-        cpu.product(mat, b.ahead_acts.view(mat.ty), ahead_probs);
-        cpu.kernels.softmax(ahead_probs);
+        self.norm(cpu, &ffn.norm, &b.x, ahead_h);
+        let logits = &router.logits;
+        b.ahead_acts.fill(cpu, Kinds::of([logits.weight.ty]), 1, self.hyper.n_embd, ahead_h);
+        cpu.products([self.linear(logits, &b.ahead_acts, ahead_probs, 1)]);
+        match self.score() {
+            Score::Sigmoid => cpu.kernels.sigmoid(ahead_probs),
+            Score::Softmax | Score::SparseMixer { .. } => cpu.kernels.softmax(ahead_probs),
+        }
+        // A bias that chooses is part of the forecast.
+        if let Some(bias) = &router.choice_bias {
+            ahead_probs.iter_mut().zip(bias).for_each(|(p, bias)| *p += bias);
+            into_unit_range(ahead_probs);
+        }
         true
     }
 
@@ -124,4 +131,11 @@ fn mean_of_rows(rows: &[f32], width: usize, mean: &mut Vec<f32>) {
     }
     let n = (rows.len() / width).max(1) as f32;
     mean.iter_mut().for_each(|mean| *mean /= n);
+}
+
+/// Moves and squeezes values that are no probabilities to where such are; their order stays.
+fn into_unit_range(values: &mut [f32]) {
+    let low = values.iter().copied().fold(0.0, f32::min);
+    let high = values.iter().copied().fold(1.0, f32::max);
+    values.iter_mut().for_each(|v| *v = (*v - low) / (high - low));
 }

@@ -4,12 +4,22 @@
 
 use super::{Cpu, SERIAL_WORK, SharedOut};
 use crate::simd::Kernels;
+use std::ops::Range;
 
-/// Keys or values of one layer: [heads, n_ctx, dim].
+/// Keys or values of one layer: rows of `dim` elements at [heads, n_ctx], `stride` elements from
+/// one to the next.
 #[derive(Clone, Copy)]
-pub enum Rows<'a> {
-    F32 { data: &'a [f32], dim: usize, n_ctx: usize },
-    F16 { data: &'a [u16], dim: usize, n_ctx: usize },
+pub struct Rows<'a> {
+    pub data: Elements<'a>,
+    pub dim: usize,
+    pub stride: usize,
+    pub n_ctx: usize,
+}
+
+#[derive(Clone, Copy)]
+pub enum Elements<'a> {
+    F32(&'a [f32]),
+    F16(&'a [u16]),
 }
 
 /// The same, to write.
@@ -19,31 +29,25 @@ pub enum RowsMut<'a> {
 }
 
 impl Rows<'_> {
-    fn dim(&self) -> usize {
-        match self {
-            Rows::F32 { dim, .. } | Rows::F16 { dim, .. } => *dim,
-        }
+    /// The first `dim` elements of each row.
+    pub fn narrow(self, dim: usize) -> Self {
+        assert!(dim <= self.dim);
+        Rows { dim, ..self }
     }
 
     fn dot(&self, k: &Kernels, x: &[f32], head: usize, position: usize) -> f32 {
-        match self {
-            Rows::F32 { data, dim, n_ctx } => {
-                k.dot_f32(x, &data[(head * n_ctx + position) * dim..][..*dim])
-            }
-            Rows::F16 { data, dim, n_ctx } => {
-                k.dot_f16(x, &data[(head * n_ctx + position) * dim..][..*dim])
-            }
+        let at = (head * self.n_ctx + position) * self.stride;
+        match self.data {
+            Elements::F32(data) => k.dot_f32(x, &data[at..][..self.dim]),
+            Elements::F16(data) => k.dot_f16(x, &data[at..][..self.dim]),
         }
     }
 
     fn axpy(&self, k: &Kernels, acc: &mut [f32], a: f32, head: usize, position: usize) {
-        match self {
-            Rows::F32 { data, dim, n_ctx } => {
-                k.axpy(acc, a, &data[(head * n_ctx + position) * dim..][..*dim])
-            }
-            Rows::F16 { data, dim, n_ctx } => {
-                k.axpy_f16(acc, a, &data[(head * n_ctx + position) * dim..][..*dim])
-            }
+        let at = (head * self.n_ctx + position) * self.stride;
+        match self.data {
+            Elements::F32(data) => k.axpy(acc, a, &data[at..][..self.dim]),
+            Elements::F16(data) => k.axpy_f16(acc, a, &data[at..][..self.dim]),
         }
     }
 }
@@ -69,21 +73,26 @@ impl RowsMut<'_> {
     }
 }
 
-/// Shapes of one attention call.
+/// One attention call.
 #[derive(Clone, Copy, Debug)]
-pub struct AttentionShape {
+pub struct AttentionShape<'a> {
     pub n_head: usize,
     pub n_head_kv: usize,
-    /// Position of the first query; the query of token t sees positions 0 ..= first + t.
+    /// Position of the first query; the query of token t sees positions up to first + t.
     pub first: usize,
+    /// How many of these, counted back from its own, it sees.
+    pub window: Option<usize>,
     /// Factor on the scores, 1/√head_dim as a rule.
     pub scale: f32,
+    /// A score a head that takes part in the softmax and has no value (attention sinks,
+    /// arXiv 2309.17453, as learned by gpt-oss).
+    pub sinks: Option<&'a [f32]>,
 }
 
 impl Cpu {
     /// `q` [tokens, n_head, k dim] → `out` [tokens, n_head, v dim].
     pub fn attention(&self, shape: AttentionShape, q: &[f32], k: Rows, v: Rows, out: &mut [f32]) {
-        let (k_dim, v_dim) = (k.dim(), v.dim());
+        let (k_dim, v_dim) = (k.dim, v.dim);
         let tokens = q.len() / (shape.n_head * k_dim);
         assert_eq!(q.len(), tokens * shape.n_head * k_dim);
         assert_eq!(out.len(), tokens * shape.n_head * v_dim);
@@ -98,42 +107,58 @@ impl Cpu {
             for unit in range {
                 let unit = units - 1 - unit;
                 let (t, head_kv) = (unit / shape.n_head_kv, unit % shape.n_head_kv);
-                let n_seen = shape.first + t + 1;
+                let end = shape.first + t + 1;
+                let seen = end.saturating_sub(shape.window.unwrap_or(end))..end;
                 let first_head = t * shape.n_head + head_kv * group;
                 let q = &q[first_head * k_dim..][..group * k_dim];
                 // SAFETY: each unit's heads are its own.
                 let out = unsafe { shared.slice(first_head * v_dim, group * v_dim) };
-                let (_, scores) = scratch.split(group * n_seen);
-                unit_attention(self.kernels, q, (k, v), head_kv, shape.scale, scores, out);
+                let (_, scores) = scratch.split(group * (seen.len() + 1));
+                let heads = Heads { q, kv: head_kv, seen, scale: shape.scale };
+                let sinks = shape.sinks.map(|s| &s[head_kv * group..][..group]);
+                unit_attention(self.kernels, heads, (k, v), sinks, scores, out);
             }
         });
     }
 }
 
 /// One token, one KV head and the query heads that share it.
+struct Heads<'a> {
+    q: &'a [f32],
+    kv: usize,
+    seen: Range<usize>,
+    scale: f32,
+}
+
+/// `scores` has room for one more a head than there are positions: the sink's.
 fn unit_attention(
     kernels: &Kernels,
-    q: &[f32],
+    heads: Heads,
     (k, v): (Rows, Rows),
-    head_kv: usize,
-    scale: f32,
+    sinks: Option<&[f32]>,
     scores: &mut [f32],
     out: &mut [f32],
 ) {
-    let group = q.len() / k.dim();
-    let n_seen = scores.len() / group;
-    for position in 0..n_seen {
-        for (g, q) in q.chunks_exact(k.dim()).enumerate() {
-            scores[g * n_seen + position] = scale * k.dot(kernels, q, head_kv, position);
+    let n_seen = heads.seen.len();
+    for (i, position) in heads.seen.clone().enumerate() {
+        for (g, q) in heads.q.chunks_exact(k.dim).enumerate() {
+            let score = k.dot(kernels, q, heads.kv, position);
+            scores[g * (n_seen + 1) + i] = heads.scale * score;
         }
     }
     out.fill(0.0);
-    for scores in scores.chunks_exact_mut(n_seen) {
-        kernels.softmax(scores);
+    for (g, scores) in scores.chunks_exact_mut(n_seen + 1).enumerate() {
+        match sinks {
+            Some(sinks) => {
+                scores[n_seen] = sinks[g];
+                kernels.softmax(scores);
+            }
+            None => kernels.softmax(&mut scores[..n_seen]),
+        }
     }
-    for position in 0..n_seen {
-        for (g, out) in out.chunks_exact_mut(v.dim()).enumerate() {
-            v.axpy(kernels, out, scores[g * n_seen + position], head_kv, position);
+    for (i, position) in heads.seen.enumerate() {
+        for (g, out) in out.chunks_exact_mut(v.dim).enumerate() {
+            v.axpy(kernels, out, scores[g * (n_seen + 1) + i], heads.kv, position);
         }
     }
 }

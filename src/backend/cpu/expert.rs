@@ -1,13 +1,13 @@
 //! Granules of experts, for one token or for many grouped by expert:
-//! `Down[:, g] · (silu(Gate[g]·x) ⊙ Up[g]·x)`, added up in index order within an expert and in rank
-//! order over a token's experts. So neither the order in which granules arrive nor who computes
-//! them can change a bit of the sum.
+//! `Down[:, g] · (silu(Gate[g]·x) ⊙ Up[g]·x)`, say, added up in index order within an expert and
+//! in rank order over a token's experts. So neither the order in which granules arrive nor who
+//! computes them can change a bit of the sum.
 
 use std::ops::Range;
 
 use super::acts::{ActSet, Kinds};
 use super::{Cpu, SERIAL_WORK, SharedOut, ThreadScratch};
-use crate::simd::MatRef;
+use crate::simd::{Kernels, MatRef};
 
 /// Which tokens go to which expert. A *pair* is a (token, rank); pairs are grouped by expert.
 #[derive(Debug, Default)]
@@ -108,6 +108,31 @@ pub struct GranuleMats<'a> {
     pub down: MatRef<'a>,
 }
 
+/// What a layer's experts compute besides the products.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertForm<'a> {
+    pub activation: Activation,
+    pub biases: Option<&'a ExpertBiases>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// silu(gate) ⊙ up
+    Silu,
+    /// With gate' = min(gate, 7) and up' = clamp(up, ±7): gate'·σ(1.702·gate') ⊙ (up' + 1)
+    SiluClamped,
+}
+
+/// Added to the products of each expert, down's before anything is weighted.
+#[derive(Clone, Debug)]
+pub struct ExpertBiases {
+    /// [experts, n_ff]
+    pub gate: Vec<f32>,
+    pub up: Vec<f32>,
+    /// [experts, n_embd]
+    pub down: Vec<f32>,
+}
+
 /// Intermediate results of one layer's experts; reused from layer to layer.
 #[derive(Default)]
 pub struct ExpertBuffers {
@@ -137,19 +162,21 @@ impl Cpu {
         &self,
         granules: &[GranuleMats],
         demand: &Demand,
+        form: ExpertForm,
         x: &ActSet,
         buffers: &mut ExpertBuffers,
     ) {
-        self.gate_up(granules, demand, x, buffers);
+        self.gate_up(granules, demand, form, x, buffers);
         self.quantize_inner(granules, demand, buffers);
-        self.down(granules, demand, buffers);
+        self.down(granules, demand, form.biases, buffers);
     }
 
-    /// inner[pair, row] = silu(gate[row]·x) · up[row]·x
+    /// inner[pair, row] = activation(gate[row]·x, up[row]·x)
     fn gate_up(
         &self,
         granules: &[GranuleMats],
         demand: &Demand,
+        form: ExpertForm,
         x: &ActSet,
         buffers: &mut ExpertBuffers,
     ) {
@@ -167,11 +194,22 @@ impl Cpu {
                 let acts = x.view(mat.ty).select(tokens);
                 self.kernels.matmul_all(mat.row_range(rows.clone()), acts, out, kernels);
             }
+            let first = granule.rows.start + rows.start;
+            if let Some(biases) = form.biases {
+                let at = demand.experts[granule.slot] as usize * n_ff + first;
+                for (products, bias) in [(&mut *gate, &biases.gate), (&mut *up, &biases.up)] {
+                    let products = products.chunks_exact_mut(n);
+                    products.for_each(|p| self.kernels.add(p, &bias[at..][..n]));
+                }
+            }
             for (i, pair) in pairs.enumerate() {
-                let start = pair * n_ff + granule.rows.start + rows.start;
                 // SAFETY: a pair's row of a granule is in one piece.
-                let out = unsafe { inner.slice(start, n) };
-                self.kernels.swiglu(&gate[i * n..][..n], &up[i * n..][..n], out);
+                let out = unsafe { inner.slice(pair * n_ff + first, n) };
+                let (gate, up) = (&mut gate[i * n..][..n], &mut up[i * n..][..n]);
+                match form.activation {
+                    Activation::Silu => self.kernels.swiglu(gate, up, out),
+                    Activation::SiluClamped => swiglu_clamped(self.kernels, gate, up, out),
+                }
             }
         });
     }
@@ -198,7 +236,13 @@ impl Cpu {
     }
 
     /// partial[pair] += down · inner[pair], granule by granule in order.
-    fn down(&self, granules: &[GranuleMats], demand: &Demand, buffers: &mut ExpertBuffers) {
+    fn down(
+        &self,
+        granules: &[GranuleMats],
+        demand: &Demand,
+        biases: Option<&ExpertBiases>,
+        buffers: &mut ExpertBuffers,
+    ) {
         let n_embd = buffers.n_embd;
         let acts = &buffers.inner_acts;
         let partial = SharedOut::new(&mut buffers.partial);
@@ -208,7 +252,8 @@ impl Cpu {
         );
         let lengths = of_expert.iter().map(|_| n_embd);
         self.pieces(lengths, demand.n_pairs(), &|scratch, e, rows| {
-            let pairs = demand.pairs(of_expert[e][0].slot);
+            let slot = of_expert[e][0].slot;
+            let (pairs, expert) = (demand.pairs(slot), demand.experts[slot] as usize);
             let n = rows.len();
             let (kernels, product) = scratch.split(pairs.len() * n);
             for granule in of_expert[e] {
@@ -220,10 +265,14 @@ impl Cpu {
                     // SAFETY: a pair's row is in one piece.
                     let out = unsafe { partial.slice(pair * n_embd + rows.start, n) };
                     let product = &product[i * n..][..n];
-                    if granule.rows.start == 0 {
-                        out.copy_from_slice(product);
-                    } else {
+                    if granule.rows.start != 0 {
                         self.kernels.add(out, product);
+                        continue;
+                    }
+                    out.copy_from_slice(product);
+                    if let Some(biases) = biases {
+                        let bias = &biases.down[expert * n_embd + rows.start..][..n];
+                        self.kernels.add(out, bias);
                     }
                 }
             }
@@ -283,6 +332,16 @@ impl Cpu {
                 (at, item) = (end, item + 1);
             }
         });
+    }
+}
+
+/// See [`Activation::SiluClamped`]; changes `gate`.
+fn swiglu_clamped(kernels: &Kernels, gate: &mut [f32], up: &[f32], out: &mut [f32]) {
+    gate.iter_mut().for_each(|g| *g = g.min(7.0));
+    out.iter_mut().zip(&*gate).for_each(|(o, g)| *o = 1.702 * g);
+    kernels.sigmoid(out);
+    for ((o, g), u) in out.iter_mut().zip(&*gate).zip(up) {
+        *o = g * *o * (u.clamp(-7.0, 7.0) + 1.0);
     }
 }
 

@@ -102,7 +102,8 @@ fn compute(
             done[e as usize] = rows.end;
             granules.push(layer.granule(e, rows, &demand));
         }
-        cpu.expert_granules(&granules, &demand, &acts, &mut buffers);
+        let form = ExpertForm { activation: Activation::Silu, biases: None };
+        cpu.expert_granules(&granules, &demand, form, &acts, &mut buffers);
     }
     assert!(demand.experts.iter().all(|e| done[*e as usize] == N_FF));
     let mut y = vec![0.0; x.len()];

@@ -1,6 +1,6 @@
 //! Matrix times activations, rows spread over the threads.
 
-use super::{Cpu, SharedOut};
+use super::{Cpu, SERIAL_WORK, SharedOut};
 use crate::simd::{ActView, MatRef};
 
 /// One product of a region: `out[t·stride + r] = mat[r] · acts[t] + bias[r]`.
@@ -51,5 +51,31 @@ impl Cpu {
     /// One product without bias.
     pub fn product(&self, mat: MatRef, acts: ActView, out: &mut [f32]) {
         self.products([Product { mat, acts, bias: None, out }]);
+    }
+
+    /// A product for each head: `out[t, h, r] = mats[h][r] · acts[t, h]`, `acts` and `out` with
+    /// the heads of a token one after the other.
+    pub fn head_products(&self, mats: &[MatRef], acts: ActView, out: &mut [f32]) {
+        let (n_heads, n_rows) = (mats.len(), mats[0].rows);
+        let n_tokens = acts.tokens() / n_heads;
+        assert_eq!(acts.tokens(), n_tokens * n_heads);
+        assert_eq!(out.len(), n_tokens * n_heads * n_rows);
+        let (work, cols) = (out.len(), mats[0].cols);
+        let chunk = if work * cols <= SERIAL_WORK { n_heads } else { 1 };
+        let of_head = |h: usize| (0..n_tokens).map(|t| (t * n_heads + h) as u32).collect();
+        let tokens: Vec<Vec<u32>> = (0..n_heads).map(of_head).collect();
+        let out = SharedOut::new(out);
+        self.chunks(n_heads, chunk, &|scratch, range| {
+            for h in range {
+                assert_eq!(mats[h].rows, n_rows);
+                let (out, acts) = (out.at(h * n_rows), acts.select(&tokens[h]));
+                // SAFETY: head h of each token is this piece's alone, and `out` has a place for
+                // each row of each (asserted above).
+                unsafe {
+                    let (stride, kernels) = (n_heads * n_rows, &mut scratch.kernels);
+                    self.kernels.matmul(mats[h], 0..n_rows, acts, out, stride, kernels);
+                }
+            }
+        });
     }
 }

@@ -11,17 +11,24 @@ pub enum Pairing {
     Halves,
 }
 
-/// Frequencies of the pairs: base^(−2i/n_rot), scaled and divided by optional factors.
+/// How far each pair turns a position, and what cosines and sines are multiplied by.
 #[derive(Clone, Debug)]
-pub struct Frequencies(Vec<f32>);
+pub struct Frequencies {
+    pairs: Vec<f32>,
+    magnitude: f32,
+}
 
 impl Frequencies {
-    pub fn new(n_rot: usize, base: f32, scale: f32, factors: Option<&[f32]>) -> Frequencies {
-        let pair = |i: usize| {
-            let plain = 1.0 / f64::from(base).powf(2.0 * i as f64 / n_rot as f64);
-            (plain as f32) * scale / factors.map_or(1.0, |f| f[i])
-        };
-        Frequencies((0..n_rot / 2).map(pair).collect())
+    pub fn new(pairs: Vec<f32>, magnitude: f32) -> Frequencies {
+        Frequencies { pairs, magnitude }
+    }
+
+    pub fn pairs(&self) -> &[f32] {
+        &self.pairs
+    }
+
+    pub fn magnitude(&self) -> f32 {
+        self.magnitude
     }
 }
 
@@ -35,12 +42,12 @@ pub struct RopeTable {
 
 impl RopeTable {
     pub fn fill(&mut self, frequencies: &Frequencies, first: usize, n: usize) {
-        self.n_pairs = frequencies.0.len();
+        self.n_pairs = frequencies.pairs.len();
         self.turns.clear();
         for position in first..first + n {
-            self.turns.extend(frequencies.0.iter().map(|f| {
+            self.turns.extend(frequencies.pairs.iter().map(|f| {
                 let angle = position as f32 * f;
-                [angle.cos(), angle.sin()]
+                [angle.cos() * frequencies.magnitude, angle.sin() * frequencies.magnitude]
             }));
         }
     }
@@ -50,22 +57,33 @@ impl RopeTable {
     }
 }
 
+/// Which elements of `x` turn.
+#[derive(Clone, Copy, Debug)]
+pub struct RopeShape {
+    /// Elements from one head to the next.
+    pub head_dim: usize,
+    /// Where in a head the turned elements begin.
+    pub offset: usize,
+    pub pairing: Pairing,
+}
+
 impl Cpu {
-    /// Turns the leading elements of each head of `x` [tokens, heads, head_dim] in place.
-    pub fn rope(&self, x: &mut [f32], head_dim: usize, table: &RopeTable, pairing: Pairing) {
+    /// Turns elements of each head of `x` [tokens, heads, head_dim] in place.
+    pub fn rope(&self, x: &mut [f32], shape: RopeShape, table: &RopeTable) {
         if table.n_pairs == 0 {
             return;
         }
         let tokens = table.turns.len() / table.n_pairs;
         let width = x.len() / tokens;
-        assert!(width * tokens == x.len() && width.is_multiple_of(head_dim));
+        assert!(width * tokens == x.len() && width.is_multiple_of(shape.head_dim));
+        assert!(shape.offset + 2 * table.n_pairs <= shape.head_dim);
         let shared = SharedOut::new(x);
         self.chunks(tokens, self.token_chunk(tokens, width), &|_, range| {
             for t in range {
                 // SAFETY: each token is in one chunk.
                 let heads = unsafe { shared.slice(t * width, width) };
-                for head in heads.chunks_exact_mut(head_dim) {
-                    rotate(head, table.token(t), pairing);
+                for head in heads.chunks_exact_mut(shape.head_dim) {
+                    rotate(&mut head[shape.offset..], table.token(t), shape.pairing);
                 }
             }
         });
@@ -89,19 +107,28 @@ fn rotate(head: &mut [f32], turns: &[[f32; 2]], pairing: Pairing) {
 mod tests {
     use super::*;
 
+    fn shape(head_dim: usize, pairing: Pairing) -> RopeShape {
+        RopeShape { head_dim, offset: 0, pairing }
+    }
+
+    fn frequencies(base: f32, n_rot: usize) -> Frequencies {
+        let pair = |i: usize| base.powf(-2.0 * i as f32 / n_rot as f32);
+        Frequencies::new((0..n_rot / 2).map(pair).collect(), 1.0)
+    }
+
     #[test]
     fn position_zero_is_the_identity_and_length_is_kept() {
         let cpu = Cpu::new(1);
-        let f = Frequencies::new(8, 10000.0, 1.0, None);
+        let f = frequencies(10000.0, 8);
         for pairing in [Pairing::Adjacent, Pairing::Halves] {
             let x: Vec<f32> = (0..20).map(|i| i as f32 - 7.5).collect();
             let mut y = x.clone();
             let mut table = RopeTable::default();
             table.fill(&f, 0, 1);
-            cpu.rope(&mut y, 10, &table, pairing);
+            cpu.rope(&mut y, shape(10, pairing), &table);
             assert_eq!(x, y);
             table.fill(&f, 1234, 1);
-            cpu.rope(&mut y, 10, &table, pairing);
+            cpu.rope(&mut y, shape(10, pairing), &table);
             assert_ne!(x, y);
             let square = |v: &[f32]| v.iter().map(|a| a * a).sum::<f32>();
             assert!((square(&x) - square(&y)).abs() < 1e-3 * square(&x));
@@ -111,15 +138,28 @@ mod tests {
     }
 
     #[test]
+    fn an_offset_leaves_the_head_of_the_head_alone() {
+        let cpu = Cpu::new(1);
+        let mut table = RopeTable::default();
+        table.fill(&frequencies(100.0, 4), 7, 1);
+        let mut whole: Vec<f32> = (0..6).map(|i| i as f32).collect();
+        let mut tail = whole[2..].to_vec();
+        let offset = RopeShape { offset: 2, ..shape(6, Pairing::Adjacent) };
+        cpu.rope(&mut whole, offset, &table);
+        cpu.rope(&mut tail, shape(4, Pairing::Adjacent), &table);
+        assert_eq!((&whole[..2], &whole[2..]), (&[0.0, 1.0][..], &tail[..]));
+    }
+
+    #[test]
     fn the_two_pairings_are_one_permutation_apart() {
         let cpu = Cpu::new(1);
-        let f = Frequencies::new(6, 500.0, 0.5, Some(&[1.0, 2.0, 4.0]));
+        let f = Frequencies::new(vec![0.5, 0.1, 0.01], 1.5);
         let mut table = RopeTable::default();
         table.fill(&f, 9, 1);
         let mut halves = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
         let mut adjacent = [1.0, 4.0, 2.0, 5.0, 3.0, 6.0];
-        cpu.rope(&mut halves, 6, &table, Pairing::Halves);
-        cpu.rope(&mut adjacent, 6, &table, Pairing::Adjacent);
+        cpu.rope(&mut halves, shape(6, Pairing::Halves), &table);
+        cpu.rope(&mut adjacent, shape(6, Pairing::Adjacent), &table);
         for i in 0..3 {
             assert_eq!(halves[i], adjacent[2 * i]);
             assert_eq!(halves[i + 3], adjacent[2 * i + 1]);

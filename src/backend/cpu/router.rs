@@ -13,6 +13,8 @@ pub struct Route {
     pub chosen: Vec<u32>,
     /// [tokens, k]
     pub weights: Vec<f32>,
+    /// What one token's experts are chosen by.
+    values: Vec<f32>,
 }
 
 impl Route {
@@ -27,34 +29,137 @@ impl Route {
     }
 }
 
+/// How probabilities come from logits and experts from probabilities.
+#[derive(Clone, Copy, Debug)]
+pub struct Choice<'a> {
+    pub score: Score,
+    /// Weights are divided by their sum.
+    pub normalize: bool,
+    /// Factor on the weights.
+    pub scale: f32,
+    /// Added to the probabilities to choose by, not to weigh by.
+    pub bias: Option<&'a [f32]>,
+    /// Of the groups that the experts stand in, so many can be chosen from.
+    pub n_groups: usize,
+    pub n_groups_used: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Score {
+    /// Over all experts.
+    Softmax,
+    /// Of each logit by itself.
+    Sigmoid,
+    /// Each expert in turn is weighted by its share in the softmax over those that are left and
+    /// whose logit s has (best − s) / max(|s|, best) ≤ 2·jitter (arXiv 2409.12136, and the
+    /// inference code of Phi-3.5-MoE).
+    SparseMixer { jitter: f32 },
+}
+
 impl Cpu {
-    /// Turns router logits, in `route.probs`, into probabilities (softmax over all experts), the
-    /// `k` best (ties to the lower id) and their weights: the probabilities, divided by their sum
-    /// if `normalize`, times `scale`.
-    pub fn route_softmax_top_k(&self, route: &mut Route, normalize: bool, scale: f32) {
+    /// Turns router logits, in `route.probs`, into probabilities, the `k` best experts (ties to
+    /// the lower id) and their weights.
+    pub fn route(&self, route: &mut Route, choice: &Choice) {
         let (n, k) = (route.n_experts, route.k);
         let tokens = route.probs.len() / n;
         route.chosen.resize(tokens * k, 0);
         route.weights.resize(tokens * k, 0.0);
+        if let Score::SparseMixer { jitter } = choice.score {
+            self.sparse_mixer(route, jitter);
+        }
         let probs = SharedOut::new(&mut route.probs);
         self.chunks(tokens, self.token_chunk(tokens, n * 4), &|_, range| {
             for t in range {
                 // SAFETY: each token is in one chunk.
-                self.kernels.softmax(unsafe { probs.slice(t * n, n) });
+                let probs = unsafe { probs.slice(t * n, n) };
+                match choice.score {
+                    Score::Sigmoid => self.kernels.sigmoid(probs),
+                    Score::Softmax | Score::SparseMixer { .. } => self.kernels.softmax(probs),
+                }
             }
         });
+        if matches!(choice.score, Score::SparseMixer { .. }) {
+            return;
+        }
         for t in 0..tokens {
             let probs = &route.probs[t * n..][..n];
             let chosen = &mut route.chosen[t * k..][..k];
-            let weights = &mut route.weights[t * k..][..k];
-            top_k(probs, chosen);
-            for (w, &e) in weights.iter_mut().zip(chosen.iter()) {
-                *w = probs[e as usize];
-            }
-            let sum: f32 = weights.iter().sum();
-            let factor = if normalize { scale / sum } else { scale };
-            weights.iter_mut().for_each(|w| *w *= factor);
+            choice.choose(probs, &mut route.values, chosen);
+            choice.weigh(probs, chosen, &mut route.weights[t * k..][..k]);
         }
+    }
+
+    /// Chooses and weighs by the logits in `route.probs`.
+    fn sparse_mixer(&self, route: &mut Route, jitter: f32) {
+        let (n, k) = (route.n_experts, route.k);
+        let rows = route.chosen.chunks_exact_mut(k).zip(route.weights.chunks_exact_mut(k));
+        for (logits, (chosen, weights)) in route.probs.chunks_exact(n).zip(rows) {
+            top_k(logits, chosen);
+            for (rank, weight) in weights.iter_mut().enumerate() {
+                let best = logits[chosen[rank] as usize];
+                let near = |s: f32| (best - s) / s.abs().max(best) <= 2.0 * jitter;
+                let left = (0..n as u32).filter(|e| !chosen[..rank].contains(e));
+                // The best one first, so that its share is in a known place.
+                let others = left.filter(|e| *e != chosen[rank]).map(|e| logits[e as usize]);
+                route.values.clear();
+                route.values.push(best);
+                route.values.extend(others.filter(|s| near(*s)));
+                self.kernels.softmax(&mut route.values);
+                *weight = route.values[0];
+            }
+        }
+    }
+}
+
+impl Choice<'_> {
+    fn choose(&self, probs: &[f32], values: &mut Vec<f32>, chosen: &mut [u32]) {
+        if self.bias.is_none() && self.n_groups == 1 {
+            return top_k(probs, chosen);
+        }
+        values.clear();
+        values.extend_from_slice(probs);
+        if let Some(bias) = self.bias {
+            values.iter_mut().zip(bias).for_each(|(v, b)| *v += b);
+        }
+        if self.n_groups > 1 {
+            self.keep_best_groups(values);
+        }
+        top_k(values, chosen);
+    }
+
+    /// A group is as good as its best expert (DeepSeek-V2, section 2.1.2) or, where a bias
+    /// balances the load, as its best two (DeepSeek-V3, its code's `noaux_tc`).
+    fn keep_best_groups(&self, values: &mut [f32]) {
+        let size = values.len() / self.n_groups;
+        let merit = |group: &[f32]| {
+            let (mut first, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
+            for &v in group {
+                if v > first {
+                    (first, second) = (v, first);
+                } else if v > second {
+                    second = v;
+                }
+            }
+            if self.bias.is_some() && size > 1 { first + second } else { first }
+        };
+        let merits: Vec<f32> = values.chunks_exact(size).map(merit).collect();
+        let mut best = vec![0; self.n_groups_used];
+        top_k(&merits, &mut best);
+        for (g, group) in values.chunks_exact_mut(size).enumerate() {
+            if !best.contains(&(g as u32)) {
+                group.fill(f32::NEG_INFINITY);
+            }
+        }
+    }
+
+    fn weigh(&self, probs: &[f32], chosen: &[u32], weights: &mut [f32]) {
+        for (w, &e) in weights.iter_mut().zip(chosen) {
+            *w = probs[e as usize];
+        }
+        // The sum of sigmoids can be 0.
+        let sum = weights.iter().sum::<f32>() + 1e-20;
+        let factor = if self.normalize { self.scale / sum } else { self.scale };
+        weights.iter_mut().for_each(|w| *w *= factor);
     }
 }
 
@@ -90,17 +195,62 @@ mod tests {
         assert_eq!(out, [1, 3, 0, 2]);
     }
 
+    const PLAIN: Choice = Choice {
+        score: Score::Softmax,
+        normalize: false,
+        scale: 1.0,
+        bias: None,
+        n_groups: 1,
+        n_groups_used: 1,
+    };
+
+    fn routed(logits: &[f32], k: usize, choice: &Choice) -> Route {
+        let n_experts = logits.len();
+        let mut route = Route { k, n_experts, probs: logits.to_vec(), ..Route::default() };
+        Cpu::new(1).route(&mut route, choice);
+        route
+    }
+
     #[test]
     fn weights_sum_to_one_if_normalised() {
-        let cpu = Cpu::new(1);
         for normalize in [false, true] {
-            let mut route = Route { k: 2, n_experts: 4, ..Route::default() };
-            route.probs = vec![0.0, 1.0, 2.0, 3.0, -1.0, -1.0, -1.0, -1.0];
-            cpu.route_softmax_top_k(&mut route, normalize, 1.0);
-            assert_eq!(route.chosen, [3, 2, 0, 1]);
-            let first: f32 = route.weights[..2].iter().sum();
-            assert_eq!((first - 1.0).abs() < 1e-6, normalize);
-            assert!((route.probs[..4].iter().sum::<f32>() - 1.0).abs() < 1e-6);
+            let choice = Choice { normalize, ..PLAIN };
+            let route = routed(&[0.0, 1.0, 2.0, 3.0], 2, &choice);
+            assert_eq!(route.chosen, [3, 2]);
+            let sum: f32 = route.weights.iter().sum();
+            assert_eq!((sum - 1.0).abs() < 1e-6, normalize);
+            assert!((route.probs.iter().sum::<f32>() - 1.0).abs() < 1e-6);
         }
+    }
+
+    #[test]
+    fn a_bias_chooses_but_does_not_weigh() {
+        let bias = [0.0, 5.0, 0.0, -5.0];
+        let choice = Choice { score: Score::Sigmoid, bias: Some(&bias), scale: 2.0, ..PLAIN };
+        let route = routed(&[0.5, -1.0, 0.2, 3.0], 2, &choice);
+        assert_eq!(route.chosen, [1, 0]);
+        assert_eq!(route.weights, [2.0 * route.probs[1], 2.0 * route.probs[0]]);
+    }
+
+    #[test]
+    fn experts_come_from_the_best_groups() {
+        let logits = [2.0, -9.0, 1.5, 1.4, 1.0, 0.9];
+        let best = Choice { n_groups: 3, n_groups_used: 1, ..PLAIN };
+        assert_eq!(routed(&logits, 2, &best).chosen, [0, 1]);
+        // By its best two the second group wins.
+        let two = Choice { score: Score::Sigmoid, bias: Some(&[0.0; 6]), ..best };
+        assert_eq!(routed(&logits, 2, &two).chosen, [2, 3]);
+    }
+
+    #[test]
+    fn the_sparse_mixer_shares_among_near_logits_only() {
+        let score = Score::SparseMixer { jitter: 0.01 };
+        let route = routed(&[1.0, 0.99, 0.5, 0.4999, -3.0], 2, &Choice { score, ..PLAIN });
+        assert_eq!(route.chosen, [0, 1]);
+        let near = 1.0 / (1.0 + (-0.01f32).exp());
+        assert!((route.weights[0] - near).abs() < 1e-6, "{:?}", route.weights);
+        assert_eq!(route.weights[1], 1.0);
+        let lone = routed(&[0.1, -0.2], 2, &Choice { score, ..PLAIN });
+        assert_eq!(lone.weights, [1.0, 1.0]);
     }
 }

@@ -145,7 +145,7 @@ fn header(engine: &Engine, args: &Args) -> Result<Header> {
         // The engine's own may have let go of the file.
         key: Gguf::open(&args.model.model)?.key(),
         n_embd: model.hyper().n_embd,
-        k: model.hyper().n_experts_used,
+        k: model.hyper().routing.k,
         layers: (0..engine.n_layers()).map(layer).collect(),
         precision: if args.exact { Precision::Exact } else { Precision::Compact },
         hidden: args.hidden,

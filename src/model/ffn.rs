@@ -1,0 +1,200 @@
+//! The feed-forward part of a layer: router, routed experts, shared expert, dense branch.
+
+use super::Model;
+use super::descriptor;
+use super::forward::Buffers;
+use super::publish::{Pass, nanos_since};
+use super::weights::{DenseBranch, ExpertShape, FfnWeights, Gate, SharedExpert};
+use crate::Result;
+use crate::backend::cpu::Cpu;
+use crate::backend::cpu::acts::Kinds;
+use crate::backend::cpu::expert::{Demand, ExpertBuffers, GranuleMats};
+use crate::backend::cpu::router::{Choice, Score};
+use crate::experts::{Access, ExpertStore, ReadyGranule, Resident, Work};
+use crate::policy::Phase;
+use crate::simd::MatRef;
+use std::time::Instant;
+
+/// What the feed-forward part needs for itself.
+#[derive(Default)]
+pub struct FfnBuffers {
+    demand: Demand,
+    pub work: Work,
+    expert: ExpertBuffers,
+    /// Of an expert that every token goes to.
+    only_demand: Demand,
+    only_work: Work,
+    only_gate: Vec<f32>, // [tokens]
+}
+
+impl Model {
+    /// Everything that reads the normalised input of the FFN.
+    pub(super) fn ffn_kinds(&self, ffn: &FfnWeights) -> Kinds {
+        let router = match &ffn.gate {
+            Gate::Router(router) => Some(router.logits.weight.ty),
+            Gate::Dense => None,
+        };
+        let shared = ffn.shared.iter().flat_map(|s| {
+            [s.shape.gate, s.shape.up].into_iter().chain(s.gate.as_ref().map(|m| m.ty))
+        });
+        Kinds::of([ffn.expert.gate, ffn.expert.up].into_iter().chain(router).chain(shared))
+    }
+
+    pub(super) fn route(&self, cpu: &Cpu, b: &mut Buffers, ffn: &FfnWeights, n: usize) {
+        let Gate::Router(router) = &ffn.gate else { return b.route.dense(n) };
+        let routing = &self.hyper.routing;
+        (b.route.n_experts, b.route.k) = (routing.n_experts, routing.k);
+        cpu.products([self.linear(&router.logits, &b.acts, &mut b.route.probs, n)]);
+        let choice = Choice {
+            score: self.score(),
+            // Over the chosen alone is over all, divided by the chosen ones' sum.
+            normalize: routing.normalize || routing.score == descriptor::Score::SoftmaxChosen,
+            scale: routing.scale,
+            bias: router.choice_bias.as_deref(),
+            n_groups: routing.n_groups,
+            n_groups_used: routing.n_groups_used,
+        };
+        cpu.route(&mut b.route, &choice);
+    }
+
+    /// How this model's probabilities come from logits.
+    pub(super) fn score(&self) -> Score {
+        match self.hyper.routing.score {
+            descriptor::Score::Softmax | descriptor::Score::SoftmaxChosen => Score::Softmax,
+            descriptor::Score::Sigmoid => Score::Sigmoid,
+            descriptor::Score::SparseMixer => {
+                Score::SparseMixer { jitter: self.hyper.routing.jitter }
+            }
+        }
+    }
+
+    /// y = shared expert + Σ weights · chosen experts. The caller releases `b.ffn.work`, also after
+    /// an error.
+    pub(super) fn experts(
+        &self,
+        cpu: &Cpu,
+        b: &mut Buffers,
+        l: usize,
+        ffn: &FfnWeights,
+        pass: Pass,
+    ) -> Result<()> {
+        let (store, n_embd) = (self.experts_of(&ffn.gate), self.hyper.n_embd);
+        let access = match pass.phase {
+            Phase::Prompt => Access::Prompt,
+            Phase::Decode => Access::Decode,
+        };
+        // demand: pins, and queues loads of what is missing
+        b.ffn.demand.group(&b.route.chosen, b.route.k, b.route.n_experts);
+        store.acquire(l, &b.ffn.demand.experts, access, &mut b.ffn.work);
+        // shared expert, a look ahead: dense work while loads are in flight
+        b.y.fill(0.0);
+        if let Some(shared) = &ffn.shared {
+            self.shared_expert(cpu, b, l, shared)?;
+        }
+        self.publish_routed(cpu, b, l, pass);
+        // granules: resident ones first, then as they land
+        let start = Instant::now();
+        b.ffn.expert.begin(b.ffn.demand.n_pairs(), ffn.expert.n_ff, n_embd, ffn.expert.inner());
+        while store.next_ready(&mut b.ffn.work)? {
+            let mats = self.granules(&store.ready(&b.ffn.work), &b.ffn.demand, &ffn.expert);
+            cpu.expert_granules(&mats, &b.ffn.demand, ffn.form(), &b.acts, &mut b.ffn.expert);
+        }
+        // ordered sum
+        cpu.ordered_sum(&b.ffn.demand, &b.route.weights, &b.ffn.expert, &mut b.y);
+        b.published.timing.add_experts(nanos_since(start), b.ffn.work.stall_ns());
+        Ok(())
+    }
+
+    /// y += sigmoid(gate · h) · expert(h)
+    fn shared_expert(
+        &self,
+        cpu: &Cpu,
+        b: &mut Buffers,
+        l: usize,
+        shared: &SharedExpert,
+    ) -> Result<()> {
+        let n = b.route.chosen.len() / b.route.k;
+        b.ffn.only_gate.clear();
+        b.ffn.only_gate.resize(n, 1.0);
+        if let Some(gate) = &shared.gate {
+            let mat = gate.mat(&self.gguf);
+            cpu.product(mat, b.acts.view(mat.ty), &mut b.ffn.only_gate);
+            cpu.kernels.sigmoid(&mut b.ffn.only_gate);
+        }
+        self.only_expert(cpu, b, l, &self.shared, &shared.shape)
+    }
+
+    /// The stream as attention found it, for experts that do not see what the dense branch does.
+    pub(super) fn keep_before(&self, b: &mut Buffers, ffn: &FfnWeights) {
+        if ffn.branch.is_some() {
+            b.before.clone_from(&b.x);
+        }
+    }
+
+    /// y = expert(norm(x))
+    pub(super) fn dense_branch(
+        &self,
+        cpu: &Cpu,
+        b: &mut Buffers,
+        l: usize,
+        branch: &DenseBranch,
+    ) -> Result<()> {
+        let (n_embd, shape) = (self.hyper.n_embd, &branch.shape);
+        let n = b.x.len() / n_embd;
+        self.norm(cpu, &branch.norm, &b.x, &mut b.h);
+        b.acts.fill(cpu, Kinds::of([shape.gate, shape.up]), n, n_embd, &b.h);
+        b.ffn.only_gate.clear();
+        b.ffn.only_gate.resize(n, 1.0);
+        b.y.fill(0.0);
+        self.only_expert(cpu, b, l, &self.dense, shape)
+    }
+
+    /// y += only_gate · expert, the one that every token goes to in layer `l` of `store`.
+    fn only_expert(
+        &self,
+        cpu: &Cpu,
+        b: &mut Buffers,
+        l: usize,
+        store: &Resident,
+        shape: &ExpertShape,
+    ) -> Result<()> {
+        let (n, f) = (b.ffn.only_gate.len(), &mut b.ffn);
+        f.only_demand.everyone(n);
+        f.expert.begin(n, shape.n_ff, self.hyper.n_embd, shape.inner());
+        store.acquire(l, &f.only_demand.experts, Access::Decode, &mut f.only_work);
+        while store.next_ready(&mut f.only_work)? {
+            let mats = self.granules(&store.ready(&f.only_work), &f.only_demand, shape);
+            cpu.expert_granules(&mats, &f.only_demand, shape.form(), &b.acts, &mut f.expert);
+        }
+        cpu.ordered_sum(&f.only_demand, &f.only_gate, &f.expert, &mut b.y);
+        store.release(&mut f.only_work);
+        Ok(())
+    }
+
+    /// Bytes and types brought together: what the backend computes with.
+    fn granules<'a>(
+        &self,
+        ready: &[ReadyGranule<'a>],
+        demand: &Demand,
+        shape: &ExpertShape,
+    ) -> Vec<GranuleMats<'a>> {
+        let mats = |g: &ReadyGranule<'a>| {
+            let n = g.rows.len();
+            GranuleMats {
+                slot: demand.slot(g.expert),
+                rows: g.rows.clone(),
+                gate: MatRef::new(shape.gate, g.gate, n, shape.n_embd, g.gate_stride),
+                up: MatRef::new(shape.up, g.up, n, shape.n_embd, g.up_stride),
+                down: MatRef::new(shape.down, g.down, shape.n_embd, n, g.down_stride),
+            }
+        };
+        ready.iter().map(mats).collect()
+    }
+}
+
+impl ExpertShape {
+    /// The form of the intermediate activations.
+    fn inner(&self) -> Kinds {
+        Kinds::of([self.down])
+    }
+}

@@ -1,0 +1,167 @@
+//! What mixes positions: grouped-query attention and latent attention, over the KV cache.
+
+use super::Model;
+use super::forward::Buffers;
+use super::kv::KvCache;
+use super::weights::{AttentionWeights, LatentWeights, Linear, Query};
+use crate::backend::cpu::Cpu;
+use crate::backend::cpu::acts::{ActSet, Kinds};
+use crate::backend::cpu::attention::AttentionShape;
+use crate::backend::cpu::rope::RopeShape;
+
+/// What attention needs for itself.
+#[derive(Default)]
+pub struct MixerBuffers {
+    q: Vec<f32>,          // [tokens, n_head, head_dim]
+    k: Vec<f32>,          // [tokens, n_head_kv, head_dim]
+    v: Vec<f32>,          // [tokens, n_head_kv, head_dim_v]
+    attended: Vec<f32>,   // [tokens, n_head, head_dim_v]
+    compressed: Vec<f32>, // [tokens, rank]
+    nope: Vec<f32>,       // [tokens, n_head, head_dim - n_rot]
+    absorbed: Vec<f32>,   // [tokens, n_head, kv_rank]
+    kv: Vec<f32>,         // [tokens, kv_rank + n_rot]
+    acts: ActSet,
+}
+
+impl Model {
+    /// h → y
+    pub(super) fn attention(
+        &self,
+        cpu: &Cpu,
+        kv: &mut KvCache,
+        b: &mut Buffers,
+        l: usize,
+        w: &AttentionWeights,
+        past: usize,
+    ) {
+        let hyper = &self.hyper;
+        let n = b.h.len() / hyper.n_embd;
+        let m = &mut b.mixer;
+        // q, k, v
+        let kinds = Kinds::of([&w.q, &w.k, &w.v].map(|linear| linear.weight.ty));
+        b.acts.fill(cpu, kinds, n, hyper.n_embd, &b.h);
+        cpu.products([
+            self.linear(&w.q, &b.acts, &mut m.q, n),
+            self.linear(&w.k, &b.acts, &mut m.k, n),
+            self.linear(&w.v, &b.acts, &mut m.v, n),
+        ]);
+        // QK-norm
+        if let Some(norm) = &w.q_norm {
+            cpu.rms_norm_heads(&mut m.q, norm, hyper.norm_eps);
+        }
+        if let Some(norm) = &w.k_norm {
+            cpu.rms_norm_heads(&mut m.k, norm, hyper.norm_eps);
+        }
+        // RoPE
+        let shape = self.rope_shape(hyper.head_dim, hyper.rope_offset);
+        cpu.rope(&mut m.q, shape, &b.rope);
+        cpu.rope(&mut m.k, shape, &b.rope);
+        // cache
+        let (mut keys, mut values) = kv.rows_mut(l);
+        keys.store(cpu.kernels, &m.k, past);
+        values.store(cpu.kernels, &m.v, past);
+        // attention
+        m.attended.resize(n * hyper.n_head * hyper.head_dim_v, 0.0);
+        let shape = AttentionShape {
+            n_head: hyper.n_head,
+            n_head_kv: hyper.n_head_kv,
+            first: past,
+            window: w.window,
+            scale: hyper.attention_scale,
+            sinks: w.sinks.as_deref(),
+        };
+        let (keys, values) = kv.rows(l);
+        cpu.attention(shape, &m.q, keys, values, &mut m.attended);
+        self.attention_output(cpu, b, &w.output, n);
+    }
+
+    /// h → y by multi-head latent attention. With c the compressed row of a position, a head's
+    /// score is (W_kᵀ·q)·c + q_rope·k_rope and its value W_v·Σ p·c: keys and values of heads are
+    /// never made.
+    pub(super) fn latent_attention(
+        &self,
+        cpu: &Cpu,
+        kv: &mut KvCache,
+        b: &mut Buffers,
+        l: usize,
+        w: &LatentWeights,
+        past: usize,
+    ) {
+        let hyper = &self.hyper;
+        let n = b.h.len() / hyper.n_embd;
+        let (rank, n_head, n_rot) = (hyper.kv_rank, hyper.n_head, hyper.rope.n_rot);
+        self.latent_products(cpu, b, w, n);
+        let m = &mut b.mixer;
+        // RoPE of the heads' last elements, and of the row's
+        cpu.rope(&mut m.q, self.rope_shape(hyper.head_dim, hyper.head_dim - n_rot), &b.rope);
+        cpu.rope(&mut m.kv, self.rope_shape(rank + n_rot, rank), &b.rope);
+        // cache: the compressed part is normalised
+        m.compressed.clear();
+        m.compressed.extend(m.kv.chunks_exact(rank + n_rot).flat_map(|row| &row[..rank]));
+        cpu.rms_norm_heads(&mut m.compressed, &w.kv_a_norm, hyper.norm_eps);
+        let rows = m.kv.chunks_exact_mut(rank + n_rot).zip(m.compressed.chunks_exact(rank));
+        rows.for_each(|(row, normed)| row[..rank].copy_from_slice(normed));
+        kv.rows_mut(l).0.store(cpu.kernels, &m.kv, past);
+        // queries into the compressed space
+        let nope = hyper.head_dim - n_rot;
+        m.nope.clear();
+        m.nope.extend(m.q.chunks_exact(hyper.head_dim).flat_map(|q| &q[..nope]));
+        m.absorbed.resize(n * n_head * rank, 0.0);
+        let mats = w.k_b.mats(&self.gguf);
+        m.acts.fill(cpu, Kinds::of([mats[0].ty]), n * n_head, nope, &m.nope);
+        cpu.head_products(&mats, m.acts.view(mats[0].ty), &mut m.absorbed);
+        m.k.clear();
+        for (absorbed, q) in m.absorbed.chunks_exact(rank).zip(m.q.chunks_exact(hyper.head_dim)) {
+            m.k.extend_from_slice(absorbed);
+            m.k.extend_from_slice(&q[nope..]);
+        }
+        // attention among compressed rows
+        let scale = hyper.attention_scale;
+        let shape =
+            AttentionShape { n_head, n_head_kv: 1, first: past, window: None, scale, sinks: None };
+        let (rows, _) = kv.rows(l);
+        cpu.attention(shape, &m.k, rows, rows.narrow(rank), &mut m.absorbed);
+        // heads' values
+        m.attended.resize(n * n_head * hyper.head_dim_v, 0.0);
+        let mats = w.v_b.mats(&self.gguf);
+        m.acts.fill(cpu, Kinds::of([mats[0].ty]), n * n_head, rank, &m.absorbed);
+        cpu.head_products(&mats, m.acts.view(mats[0].ty), &mut m.attended);
+        self.attention_output(cpu, b, &w.output, n);
+    }
+
+    /// h → q [tokens, n_head, head_dim] and kv [tokens, kv_rank + n_rot]
+    fn latent_products(&self, cpu: &Cpu, b: &mut Buffers, w: &LatentWeights, n: usize) {
+        let m = &mut b.mixer;
+        let first = match &w.query {
+            Query::Direct(q) => q,
+            Query::Compressed { a, .. } => a,
+        };
+        let kinds = Kinds::of([first, &w.kv_a].map(|linear| linear.weight.ty));
+        b.acts.fill(cpu, kinds, n, self.hyper.n_embd, &b.h);
+        let into = match &w.query {
+            Query::Direct(_) => &mut m.q,
+            Query::Compressed { .. } => &mut m.compressed,
+        };
+        cpu.products([
+            self.linear(first, &b.acts, into, n),
+            self.linear(&w.kv_a, &b.acts, &mut m.kv, n),
+        ]);
+        if let Query::Compressed { norm, b: second, .. } = &w.query {
+            cpu.rms_norm_heads(&mut m.compressed, norm, self.hyper.norm_eps);
+            let kinds = Kinds::of([second.weight.ty]);
+            m.acts.fill(cpu, kinds, n, second.weight.cols, &m.compressed);
+            cpu.products([self.linear(second, &m.acts, &mut m.q, n)]);
+        }
+    }
+
+    fn rope_shape(&self, head_dim: usize, offset: usize) -> RopeShape {
+        RopeShape { head_dim, offset, pairing: self.pairing() }
+    }
+
+    /// What attention gathered → y
+    fn attention_output(&self, cpu: &Cpu, b: &mut Buffers, output: &Linear, n: usize) {
+        let kinds = Kinds::of([output.weight.ty]);
+        b.mixer.acts.fill(cpu, kinds, n, output.weight.cols, &b.mixer.attended);
+        cpu.products([self.linear(output, &b.mixer.acts, &mut b.y, n)]);
+    }
+}

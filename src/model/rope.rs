@@ -1,0 +1,223 @@
+//! How positions turn the heads: base, scaling and magnitude, from GGUF metadata. What comes out is
+//! a frequency a pair, for a context of a given length.
+
+use super::hyper::Keys;
+use crate::Result;
+use crate::backend::cpu::rope::Frequencies;
+
+/// The turning of a model's heads.
+#[derive(Clone, Debug)]
+pub struct RopeParams {
+    /// Elements of a head that turn.
+    pub n_rot: usize,
+    pub base: f32,
+    pub scaling: RopeScaling,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum RopeScaling {
+    None,
+    /// Positions are divided by `factor`.
+    Linear {
+        factor: f32,
+    },
+    Yarn(Yarn),
+    Long(LongRope),
+}
+
+/// YaRN (arXiv 2309.00071, section 3.2): fast pairs keep their frequency, slow ones are divided by
+/// `factor`, those between are blended.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Yarn {
+    pub factor: f32,
+    /// Tokens of context before the extension.
+    pub original: usize,
+    /// Turns within the original context from which on a pair is fast, and below which it is slow.
+    pub beta_fast: f32,
+    pub beta_slow: f32,
+    /// Ends of the blended range are rounded to whole pairs, outwards.
+    pub rounds: bool,
+    /// Factor on cosines and sines.
+    pub magnitude: f32,
+}
+
+/// LongRoPE (arXiv 2402.13753): one list of factors up to the original context, another beyond.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LongRope {
+    pub original: usize,
+    pub short_magnitude: f32,
+    pub long_magnitude: f32,
+}
+
+/// Divisors of the frequencies that a file has as tensors.
+#[derive(Clone, Debug, Default)]
+pub struct RopeFactors {
+    /// Whatever the context (Llama 3.1).
+    pub all: Option<Vec<f32>>,
+    pub short: Option<Vec<f32>>,
+    pub long: Option<Vec<f32>>,
+}
+
+impl RopeParams {
+    pub(super) fn read(keys: &Keys, n_rot: usize, n_ctx_train: usize) -> Result<RopeParams> {
+        let base = keys.positive("rope.freq_base")?.unwrap_or(10000.0);
+        let has_long = keys.descriptor.tensors.contains_key("rope_factors_long");
+        let factor = || keys.positive("rope.scaling.factor");
+        let scaling = match keys.text("rope.scaling.type")? {
+            Some("linear") => {
+                RopeScaling::Linear { factor: keys.some("rope.scaling.factor", factor()?)? }
+            }
+            Some("yarn") => RopeScaling::Yarn(yarn(keys, n_ctx_train)?),
+            Some("longrope") | None if has_long => match long(keys, n_ctx_train)? {
+                Some(long) => RopeScaling::Long(long),
+                None => RopeScaling::None,
+            },
+            None | Some("none") => RopeScaling::None,
+            Some(other) => {
+                let known = if has_long { " or \"longrope\"" } else { "" };
+                let expected = format!("\"none\", \"linear\", \"yarn\"{known}");
+                return Err(keys.bad("rope.scaling.type", expected, format!("{other:?}")));
+            }
+        };
+        Ok(RopeParams { n_rot, base, scaling })
+    }
+
+    /// Factor on the attention scores that YaRN wants of models with
+    /// `rope.scaling.yarn_log_multiplier` (DeepSeek-V2's `mscale_all_dim`, divided by ten).
+    pub(super) fn score_factor(&self, keys: &Keys) -> Result<f32> {
+        match (&self.scaling, keys.positive("rope.scaling.yarn_log_multiplier")?) {
+            (RopeScaling::Yarn(yarn), Some(by)) => Ok((1.0 + by * yarn.factor.ln()).powi(2)),
+            _ => Ok(1.0),
+        }
+    }
+
+    /// Whether sessions of `n_ctx` positions take the factors of an extended context.
+    pub fn is_long(&self, n_ctx: usize) -> bool {
+        matches!(&self.scaling, RopeScaling::Long(long) if n_ctx > long.original)
+    }
+
+    /// Frequencies of the pairs for sessions of `n_ctx` positions.
+    pub fn frequencies(&self, factors: &RopeFactors, n_ctx: usize) -> Frequencies {
+        let plain = |i: usize| 1.0 / f64::from(self.base).powf((2 * i) as f64 / self.n_rot as f64);
+        let pairs = |of: &dyn Fn(usize) -> f32| (0..self.n_rot / 2).map(of).collect::<Vec<f32>>();
+        let divided = |by: &Option<Vec<f32>>, times: f32| {
+            pairs(&|i| plain(i) as f32 * times / by.as_ref().map_or(1.0, |f| f[i]))
+        };
+        match &self.scaling {
+            RopeScaling::None => Frequencies::new(divided(&factors.all, 1.0), 1.0),
+            RopeScaling::Linear { factor } => {
+                Frequencies::new(divided(&factors.all, 1.0 / factor), 1.0)
+            }
+            RopeScaling::Yarn(yarn) => {
+                let blend = yarn.blend(self.n_rot, self.base);
+                let pair = |i: usize| {
+                    let (fast, slow) = (plain(i), plain(i) / f64::from(yarn.factor));
+                    let slowness = blend(i);
+                    (slow * slowness + fast * (1.0 - slowness)) as f32
+                };
+                Frequencies::new(pairs(&pair), yarn.magnitude)
+            }
+            RopeScaling::Long(long) if self.is_long(n_ctx) => {
+                Frequencies::new(divided(&factors.long, 1.0), long.long_magnitude)
+            }
+            RopeScaling::Long(long) => {
+                Frequencies::new(divided(&factors.short, 1.0), long.short_magnitude)
+            }
+        }
+    }
+}
+
+impl Yarn {
+    /// How slow pair i is: 0 keeps its frequency, 1 divides it by the factor (equation 17 with the
+    /// range in pairs).
+    fn blend(&self, n_rot: usize, base: f32) -> impl Fn(usize) -> f64 {
+        let pair_of = |turns: f32| {
+            let wave = self.original as f64 / (f64::from(turns) * std::f64::consts::TAU);
+            n_rot as f64 * wave.ln() / (2.0 * f64::from(base).ln())
+        };
+        let (low, high) = (pair_of(self.beta_fast), pair_of(self.beta_slow));
+        let (low, high) = if self.rounds { (low.floor(), high.ceil()) } else { (low, high) };
+        let (low, high) = (low.max(0.0), high.min(n_rot as f64 - 1.0));
+        let width = if low == high { 0.001 } else { high - low };
+        move |i| ((i as f64 - low) / width).clamp(0.0, 1.0)
+    }
+}
+
+/// The magnitude is what `rope.scaling.attn_factor` or `yarn_attn_factor` says; else
+/// 1 + 0.1·ln(factor) as the paper has it, but for models whose scores are scaled instead
+/// (`yarn_log_multiplier`): the published ones have `mscale` = `mscale_all_dim`, whose ratio is 1.
+fn yarn(keys: &Keys, n_ctx_train: usize) -> Result<Yarn> {
+    let factor = keys.some("rope.scaling.factor", keys.positive("rope.scaling.factor")?)?;
+    let original = keys.count("rope.scaling.original_context_length")?.unwrap_or(n_ctx_train);
+    let scores = keys.positive("rope.scaling.yarn_log_multiplier")?.is_some();
+    let plain = if scores { 1.0 } else { 1.0 + 0.1 * factor.ln().max(0.0) };
+    let given = keys.positive("rope.scaling.attn_factor")?;
+    let magnitude = plain * given.unwrap_or(1.0);
+    Ok(Yarn {
+        factor,
+        original,
+        beta_fast: keys.positive("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
+        beta_slow: keys.positive("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
+        rounds: keys.descriptor.parts.yarn_rounds,
+        magnitude: keys.positive("rope.scaling.yarn_attn_factor")?.unwrap_or(magnitude),
+    })
+}
+
+/// `None` where the file says nothing of an extended context.
+fn long(keys: &Keys, n_ctx_train: usize) -> Result<Option<LongRope>> {
+    let Some(original) = keys.count("rope.scaling.original_context_length")? else {
+        return Ok(None);
+    };
+    let factor = n_ctx_train as f32 / original as f32;
+    let plain =
+        if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / (original as f32).ln()).sqrt() };
+    let plain = keys.positive("rope.scaling.attn_factor")?.unwrap_or(plain);
+    Ok(Some(LongRope {
+        original,
+        short_magnitude: keys.positive("rope.scaling.short_mscale")?.unwrap_or(plain),
+        long_magnitude: keys.positive("rope.scaling.long_mscale")?.unwrap_or(plain),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn params(scaling: RopeScaling) -> RopeParams {
+        RopeParams { n_rot: 64, base: 10000.0, scaling }
+    }
+
+    #[test]
+    fn yarn_keeps_fast_pairs_and_divides_slow_ones() {
+        let yarn = Yarn {
+            factor: 8.0,
+            original: 4096,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            rounds: true,
+            magnitude: 1.2,
+        };
+        let none = params(RopeScaling::None).frequencies(&RopeFactors::default(), 1);
+        let scaled =
+            params(RopeScaling::Yarn(yarn.clone())).frequencies(&RopeFactors::default(), 1);
+        let ratio = |i: usize| none.pairs()[i] / scaled.pairs()[i];
+        assert_eq!((ratio(0), scaled.magnitude()), (1.0, 1.2));
+        assert!((ratio(31) - 8.0).abs() < 1e-5);
+        assert!((0..31).all(|i| ratio(i) <= ratio(i + 1) * 1.000001));
+        // 32 turns at pair 10.5, one at 22.5: pairs 10 to 23 are blended if the range is rounded.
+        assert!(ratio(10) == 1.0 && ratio(11) > 1.0 && ratio(22) < 8.0);
+        let exact = Yarn { rounds: false, ..yarn };
+        let exact = params(RopeScaling::Yarn(exact)).frequencies(&RopeFactors::default(), 1);
+        assert_ne!(exact.pairs()[15], scaled.pairs()[15]);
+    }
+
+    #[test]
+    fn long_factors_count_beyond_the_original_context() {
+        let long = LongRope { original: 32, short_magnitude: 1.0, long_magnitude: 1.5 };
+        let factors =
+            RopeFactors { all: None, short: Some(vec![1.0; 32]), long: Some(vec![4.0; 32]) };
+        let at = |n_ctx| params(RopeScaling::Long(long.clone())).frequencies(&factors, n_ctx);
+        assert_eq!((at(32).pairs()[0], at(32).magnitude()), (1.0, 1.0));
+        assert_eq!((at(33).pairs()[0], at(33).magnitude()), (0.25, 1.5));
+    }
+}

@@ -1,0 +1,119 @@
+//! Roles to tensors of the file: found, of the right shape and of a type that is computed with.
+
+use super::super::descriptor::{self, Descriptor};
+use super::super::granules::GranuleKeys;
+use super::super::hyper::HyperParams;
+use super::{Linear, Matrix, Norm};
+use crate::gguf::{Gguf, TensorInfo, TensorType};
+use crate::quant;
+use crate::{Error, Result};
+
+pub(super) struct Binder<'a> {
+    pub gguf: &'a Gguf,
+    pub descriptor: &'a Descriptor,
+    pub hyper: &'a HyperParams,
+    /// Of a granule-major file.
+    pub granules: Option<GranuleKeys>,
+}
+
+impl<'a> Binder<'a> {
+    pub fn new(gguf: &'a Gguf, descriptor: &'a Descriptor, hyper: &'a HyperParams) -> Result<Self> {
+        Ok(Binder { gguf, descriptor, hyper, granules: GranuleKeys::read(gguf)? })
+    }
+
+    pub fn tensor(&self, index: usize) -> &TensorInfo {
+        &self.gguf.tensors()[index]
+    }
+
+    /// The tensor that plays `role`, if the architecture has the role and the file the tensor.
+    pub fn find(&self, role: &str, layer: usize) -> Result<Option<usize>> {
+        let Some((name, optional)) = self.descriptor.tensor_name(role, layer) else {
+            return Ok(None);
+        };
+        match self.gguf.tensor_index(&name) {
+            Some(index) => Ok(Some(index)),
+            None if optional => Ok(None),
+            None => Err(Error::format(self.gguf.path(), name, "a tensor", "nothing of that name")),
+        }
+    }
+
+    pub fn require(&self, role: &str, layer: usize) -> Result<usize> {
+        self.find(role, layer)?.ok_or_else(|| {
+            let name = self.descriptor.tensor_name(role, layer).map_or(role.into(), |n| n.0);
+            Error::format(self.gguf.path(), name, "a tensor", "nothing of that name")
+        })
+    }
+
+    pub fn wrong(&self, index: usize, expected: String, got: String) -> Error {
+        Error::format(self.gguf.path(), self.tensor(index).name.clone(), expected, got)
+    }
+
+    /// Checks dimensions (as the file orders them, trailing ones ignored) and that the engine
+    /// computes with the type.
+    pub fn check(&self, index: usize, dims: &[usize]) -> Result<()> {
+        let t = self.tensor(index);
+        self.check_type(index, t.ty)?;
+        let given: Vec<usize> = t.dims.iter().map(|d| *d as usize).collect();
+        let end = given.iter().rposition(|d| *d != 1).map_or(1, |i| i + 1);
+        let wanted = dims.iter().rposition(|d| *d != 1).map_or(1, |i| i + 1);
+        if given[..end.min(given.len())] != dims[..wanted] {
+            return Err(self.wrong(index, format!("shape {dims:?}"), format!("{given:?}")));
+        }
+        Ok(())
+    }
+
+    pub fn check_type(&self, index: usize, ty: TensorType) -> Result<()> {
+        if quant::is_supported(ty) {
+            return Ok(());
+        }
+        let known: Vec<_> =
+            TensorType::all().filter(|t| quant::is_supported(*t)).map(|t| t.name()).collect();
+        let expected = format!("one of the types {}", known.join(", "));
+        Err(self.wrong(index, expected, ty.to_string()))
+    }
+
+    pub fn matrix(&self, index: usize, rows: usize, cols: usize) -> Result<Matrix> {
+        self.stack(index, rows, cols, 1)
+    }
+
+    /// `n` matrices of `rows` × `cols`, one behind the other.
+    pub fn stack(&self, index: usize, rows: usize, cols: usize, n: usize) -> Result<Matrix> {
+        self.check(index, &[cols, rows, n])?;
+        Ok(Matrix::of_tensor(index, self.tensor(index).ty, rows * n, cols))
+    }
+
+    /// All values of a tensor of these dimensions.
+    pub fn values(&self, index: usize, dims: &[usize]) -> Result<Vec<f32>> {
+        self.check(index, dims)?;
+        let mut values = vec![0.0; dims.iter().product()];
+        quant::dequantize(self.tensor(index).ty, self.gguf.bytes(self.tensor(index)), &mut values);
+        Ok(values)
+    }
+
+    pub fn vector(&self, index: usize, n: usize) -> Result<Vec<f32>> {
+        self.values(index, &[n])
+    }
+
+    pub fn optional_vector(&self, role: &str, layer: usize, n: usize) -> Result<Option<Vec<f32>>> {
+        self.find(role, layer)?.map(|t| self.vector(t, n)).transpose()
+    }
+
+    pub fn linear(&self, role: &str, layer: usize, rows: usize, cols: usize) -> Result<Linear> {
+        let weight = self.matrix(self.require(role, layer)?, rows, cols)?;
+        let bias = self.optional_vector(&format!("{role}_bias"), layer, rows)?;
+        Ok(Linear { weight, bias })
+    }
+
+    /// A normalisation of the stream.
+    pub fn norm(&self, role: &str, layer: usize) -> Result<Norm> {
+        let (n, kind) = (self.hyper.n_embd, self.descriptor.parts.norm);
+        let weight = self.vector(self.require(role, layer)?, n)?;
+        let bias = match kind {
+            descriptor::Norm::Rms => vec![0.0; n],
+            descriptor::Norm::Layer => self
+                .optional_vector(&format!("{role}_bias"), layer, n)?
+                .unwrap_or_else(|| vec![0.0; n]),
+        };
+        Ok(Norm { kind, weight, bias })
+    }
+}

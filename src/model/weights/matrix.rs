@@ -1,0 +1,75 @@
+//! Matrices where they lie: in the file, or unpacked beside it.
+
+use std::sync::Arc;
+
+use crate::gguf::{Gguf, TensorType};
+use crate::simd::MatRef;
+
+/// Where a matrix's bytes are.
+#[derive(Clone, Debug)]
+enum Source {
+    /// The index of a tensor.
+    File(usize),
+    Own(Arc<[u8]>),
+}
+
+/// A matrix: `rows` outputs of `cols` inputs.
+#[derive(Clone, Debug)]
+pub struct Matrix {
+    source: Source,
+    pub ty: TensorType,
+    pub rows: usize,
+    pub cols: usize,
+}
+
+impl Matrix {
+    pub fn of_tensor(tensor: usize, ty: TensorType, rows: usize, cols: usize) -> Matrix {
+        Matrix { source: Source::File(tensor), ty, rows, cols }
+    }
+
+    /// `values` [rows, cols] in memory of its own.
+    pub fn of_values(values: &[f32], cols: usize) -> Matrix {
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let rows = values.len() / cols;
+        Matrix { source: Source::Own(bytes.into()), ty: TensorType::F32, rows, cols }
+    }
+
+    pub fn mat<'a>(&'a self, gguf: &'a Gguf) -> MatRef<'a> {
+        let data = match &self.source {
+            Source::File(tensor) => gguf.bytes(&gguf.tensors()[*tensor]),
+            Source::Own(bytes) => bytes,
+        };
+        MatRef::dense(self.ty, data, self.rows, self.cols)
+    }
+}
+
+/// A matrix with an optional bias.
+#[derive(Clone, Debug)]
+pub struct Linear {
+    pub weight: Matrix,
+    pub bias: Option<Vec<f32>>,
+}
+
+/// A matrix a head, all in one: head h has `rows` rows from `first + h · step` on.
+#[derive(Clone, Debug)]
+pub struct HeadMatrices {
+    pub all: Matrix,
+    pub n_heads: usize,
+    pub rows: usize,
+    pub first: usize,
+    pub step: usize,
+}
+
+impl HeadMatrices {
+    /// The heads' matrices one behind the other.
+    pub fn stacked(all: Matrix, n_heads: usize) -> HeadMatrices {
+        let rows = all.rows / n_heads;
+        HeadMatrices { all, n_heads, rows, first: 0, step: rows }
+    }
+
+    pub fn mats<'a>(&'a self, gguf: &'a Gguf) -> Vec<MatRef<'a>> {
+        let all = self.all.mat(gguf);
+        let start = |h: usize| self.first + h * self.step;
+        (0..self.n_heads).map(|h| all.row_range(start(h)..start(h) + self.rows)).collect()
+    }
+}

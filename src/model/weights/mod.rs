@@ -1,0 +1,101 @@
+//! A file's tensors bound to the roles of the layer loop: names resolved and shapes checked once,
+//! at load. Matrices stay in the mapped file; vectors (norms, biases) are copied as f32.
+
+mod attention;
+mod binder;
+mod ffn;
+mod matrix;
+
+use super::descriptor::{self, Descriptor};
+use super::hyper::HyperParams;
+use super::rope::RopeFactors;
+use crate::Result;
+use crate::experts::LayerExperts;
+use crate::gguf::Gguf;
+
+pub use attention::{AttentionWeights, LatentWeights, Query};
+use binder::Binder;
+pub use ffn::{DenseBranch, ExpertShape, FfnWeights, Gate, SharedExpert};
+pub use matrix::{HeadMatrices, Linear, Matrix};
+
+/// A normalisation of the stream.
+#[derive(Clone, Debug)]
+pub struct Norm {
+    pub kind: descriptor::Norm,
+    pub weight: Vec<f32>,
+    /// Zeros where the kind has none.
+    pub bias: Vec<f32>,
+}
+
+/// What mixes positions.
+#[derive(Clone, Debug)]
+pub enum Mixer {
+    Attention(AttentionWeights),
+    Latent(LatentWeights),
+}
+
+#[derive(Clone, Debug)]
+pub struct Layer {
+    pub norm: Norm,
+    pub mixer: Mixer,
+    pub ffn: FfnWeights,
+}
+
+pub struct Weights {
+    pub token_embd: Matrix,
+    pub output_norm: Norm,
+    pub output: Linear,
+    pub rope_factors: RopeFactors,
+    pub layers: Vec<Layer>,
+    /// A layer's routed experts are in the first list, its dense branch, as the only expert of its
+    /// own, in the second, shared experts in the third.
+    pub routed: Vec<Option<LayerExperts>>,
+    pub dense: Vec<Option<LayerExperts>>,
+    pub shared: Vec<Option<LayerExperts>>,
+}
+
+impl Weights {
+    pub fn bind(gguf: &Gguf, descriptor: &Descriptor, hyper: &HyperParams) -> Result<Weights> {
+        let b = Binder::new(gguf, descriptor, hyper)?;
+        let embd = b.require("token_embd", 0)?;
+        let n_vocab = b.tensor(embd).dims.get(1).copied().unwrap_or(0) as usize;
+        let token_embd = b.matrix(embd, n_vocab, hyper.n_embd)?;
+        let output = match b.find("output", 0)? {
+            Some(t) => b.matrix(t, n_vocab, hyper.n_embd)?,
+            None => token_embd.clone(),
+        };
+        let n_pairs = hyper.rope.n_rot / 2;
+        let mut weights = Weights {
+            token_embd,
+            output_norm: b.norm("output_norm", 0)?,
+            output: Linear { weight: output, bias: b.optional_vector("output_bias", 0, n_vocab)? },
+            rope_factors: RopeFactors {
+                all: b.optional_vector("rope_freqs", 0, n_pairs)?,
+                short: b.optional_vector("rope_factors_short", 0, n_pairs)?,
+                long: b.optional_vector("rope_factors_long", 0, n_pairs)?,
+            },
+            layers: Vec::new(),
+            routed: Vec::new(),
+            dense: Vec::new(),
+            shared: Vec::new(),
+        };
+        for l in 0..hyper.n_layers {
+            let (ffn, experts) = b.ffn(l)?;
+            weights.layers.push(Layer { norm: b.norm("attn_norm", l)?, mixer: b.mixer(l)?, ffn });
+            weights.routed.push(experts.routed);
+            weights.dense.push(experts.dense);
+            weights.shared.push(experts.shared);
+        }
+        Ok(weights)
+    }
+
+    /// Bytes of all routed experts, and of everything else in the file's tensors.
+    pub fn expert_and_dense_bytes(&self, gguf: &Gguf) -> (u64, u64) {
+        let of_layer = |l: &LayerExperts| l.n_experts as u64 * l.expert_bytes() as u64;
+        let experts = self.routed.iter().flatten().map(of_layer).sum();
+        let routed = self.routed.iter().flatten().flat_map(LayerExperts::tensors);
+        let routed: u64 = routed.map(|tensor| gguf.tensors()[tensor].n_bytes).sum();
+        let all: u64 = gguf.tensors().iter().map(|t| t.n_bytes).sum();
+        (experts, all - routed)
+    }
+}
