@@ -33,22 +33,27 @@ def attention(prefix, config, biases=(), out_bias=False):
     return shapes
 
 
+def norm(name, size, bias=False):
+    return {f"{name}.weight": (size,)} | ({f"{name}.bias": (size,)} if bias else {})
+
+
+def layer(prefix, config, number, self_attention, feed_forward, norm_bias=False):
+    hidden = config["hidden_size"]
+    return (
+        norm(f"{prefix}.input_layernorm", hidden, norm_bias)
+        | self_attention(f"{prefix}.self_attn", config, number)
+        | norm(f"{prefix}.post_attention_layernorm", hidden, norm_bias)
+        | feed_forward(prefix, config, number))
+
+
 def decoder(config, self_attention, feed_forward, norm_bias=False):
     """A pre-norm decoder; the two functions take a prefix, the configuration and the layer."""
     hidden, vocab = config["hidden_size"], config["vocab_size"]
-
-    def norm(name):
-        shapes = {f"{name}.weight": (hidden,)}
-        return shapes | ({f"{name}.bias": (hidden,)} if norm_bias else {})
-
     shapes = {"model.embed_tokens.weight": (vocab, hidden)}
-    for layer in range(config["num_hidden_layers"]):
-        prefix = f"model.layers.{layer}"
-        shapes |= norm(f"{prefix}.input_layernorm")
-        shapes |= self_attention(f"{prefix}.self_attn", config, layer)
-        shapes |= norm(f"{prefix}.post_attention_layernorm")
-        shapes |= feed_forward(prefix, config, layer)
-    shapes |= norm("model.norm")
+    for number in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{number}"
+        shapes |= layer(prefix, config, number, self_attention, feed_forward, norm_bias)
+    shapes |= norm("model.norm", hidden, norm_bias)
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (vocab, hidden)
     return shapes
@@ -70,3 +75,21 @@ COMMON = {
     "eos_token_id": 316,
     "torch_dtype": "bfloat16",
 }
+
+
+def next_token_layer(config, self_attention, feed_forward):
+    """The multi-token prediction layer that a checkpoint stores behind its last one.
+
+    Nothing here reads it: it stands in the file because it does in the released ones.
+    """
+    hidden, vocab, number = (
+        config[k] for k in ("hidden_size", "vocab_size", "num_hidden_layers"))
+    prefix = f"model.layers.{number}"
+    return layer(prefix, config, number, self_attention, feed_forward) | {
+        f"{prefix}.embed_tokens.weight": (vocab, hidden),
+        f"{prefix}.enorm.weight": (hidden,),
+        f"{prefix}.hnorm.weight": (hidden,),
+        f"{prefix}.eh_proj.weight": (hidden, 2 * hidden),
+        f"{prefix}.shared_head.norm.weight": (hidden,),
+        f"{prefix}.shared_head.head.weight": (vocab, hidden),
+    }
