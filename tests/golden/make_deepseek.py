@@ -83,6 +83,8 @@ MOONLIGHT = V3 | {
 GLM_LITE = V3 | {
     "architectures": ["Glm4MoeLiteForCausalLM"],
     "model_type": "glm4_moe_lite",
+    "vocab_size": 328, "bos_token_id": None, "eos_token_id": [314, 321, 323],
+    "pad_token_id": 314,
     "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.8, "rms_norm_eps": 1e-5,
     "rope_scaling": None, "rope_theta": 1000000, "partial_rotary_factor": 1.0,
     "num_nextn_predict_layers": 1, "num_hidden_layers": 2}
@@ -145,7 +147,7 @@ CHECKPOINTS = {
         34, "qwen2", V3_FP8, shapes, V3_REFERENCE, SCALES,
         formats.fp8_blocks(is_fp8, FP8_BLOCK)),
     "moonlight": Checkpoint(35, "qwen2", MOONLIGHT, shapes, V3_REFERENCE, SCALES),
-    "glm4_moe_lite": Checkpoint(36, "qwen2", GLM_LITE, shapes, GLM_REFERENCE, SCALES),
+    "glm4_moe_lite": Checkpoint(36, "glm4", GLM_LITE, shapes, GLM_REFERENCE, SCALES),
 }
 
 if __name__ == "__main__":

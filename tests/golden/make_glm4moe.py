@@ -16,6 +16,11 @@ from checkpoint import Checkpoint, main
 GLM = layout.COMMON | {
     "architectures": ["Glm4MoeForCausalLM"],
     "model_type": "glm4_moe",
+    "vocab_size": 328,
+    "bos_token_id": None,
+    # End of text, the user's turn and the observation's.
+    "eos_token_id": [314, 321, 323],
+    "pad_token_id": 314,
     "attention_bias": True,
     "use_qk_norm": True,
     "head_dim": 32,
@@ -69,8 +74,8 @@ def shapes(config):
 REFERENCE = functools.partial(
     routing.Reference, router="Glm4MoeTopkRouter", rule=routing.biased_sigmoid)
 CHECKPOINTS = {
-    "glm4moe": Checkpoint(41, "qwen2", GLM, shapes, REFERENCE),
-    "glm4moe_air": Checkpoint(42, "qwen2", AIR, shapes, REFERENCE),
+    "glm4moe": Checkpoint(41, "glm4", GLM, shapes, REFERENCE),
+    "glm4moe_air": Checkpoint(42, "glm4", AIR, shapes, REFERENCE),
 }
 
 if __name__ == "__main__":

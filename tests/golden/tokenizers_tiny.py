@@ -16,6 +16,7 @@ from tokenizers import pre_tokenizers, processors, trainers
 QWEN2_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+# Also GLM-4's.
 LLAMA3_PATTERN = QWEN2_PATTERN.replace(r"\p{N}|", r"\p{N}{1,3}|")
 
 # 256 bytes and these merges come to 314 ids, then the special tokens follow, and a few rows of
@@ -27,6 +28,9 @@ SPECIALS = {
     "llama3": [
         "<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>",
         "<|eot_id|>"],
+    "glm4": [
+        "<|endoftext|>", "[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>", "<|system|>",
+        "<|user|>", "<|assistant|>", "<|observation|>"],
 }
 
 CORPUS = """\
@@ -110,6 +114,12 @@ def byte_level(folder, family):
             "pad_token": "<|endoftext|>", "split_special_tokens": False,
             "tokenizer_class": "Qwen2Tokenizer", "unk_token": None}
         extra = ["<|im_start|>user\nGo.<|im_end|>\n", "a<|endoftext|>b"]
+    elif family == "glm4":
+        config |= {
+            "eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>", "remove_space": False,
+            "model_input_names": ["input_ids", "attention_mask"],
+            "tokenizer_class": "PreTrainedTokenizerFast"}
+        extra = ["[gMASK]<sop><|user|>\nGo.<|assistant|>\n"]
     else:
         bos = specials[0]
         tokenizer.post_processor = processors.Sequence([level, processors.TemplateProcessing(
