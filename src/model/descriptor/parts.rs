@@ -4,7 +4,7 @@
 use serde::Deserialize;
 
 #[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+#[serde(deny_unknown_fields)]
 pub struct Parts {
     pub norm: Norm,
     pub rope: Rope,
@@ -99,7 +99,7 @@ pub enum Residual {
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+#[serde(deny_unknown_fields)]
 pub struct Router {
     /// The key `{arch}.expert_gating_func` overrides it.
     pub score: Score,
