@@ -219,9 +219,8 @@ impl Generator {
     /// token is always computed, because its logits are needed.
     fn keep_common(&mut self, prompt: &[u32]) -> usize {
         let common = self.cached.iter().zip(prompt).take_while(|(a, b)| a == b).count();
-        let kept = common.min(prompt.len() - 1);
+        let kept = self.session.truncate(common.min(prompt.len() - 1));
         self.cached.truncate(kept);
-        self.session.truncate(kept);
         kept
     }
 

@@ -400,9 +400,11 @@ impl Session {
         self.n_past
     }
 
-    /// Forgets all tokens but the first `n`.
-    pub fn truncate(&mut self, n: usize) {
-        self.n_past = self.n_past.min(n);
+    /// Forgets all tokens but the first `n`, or all where a model's state cannot go back; answers
+    /// how many are left.
+    pub fn truncate(&mut self, n: usize) -> usize {
+        self.n_past = self.kv.truncate(self.n_past, n);
+        self.n_past
     }
 
     /// Appends `tokens`, computed in micro-batches. `on_logits(index in tokens, logits)` is called

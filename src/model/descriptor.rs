@@ -13,7 +13,9 @@ use serde::Deserialize;
 use crate::{Error, Result};
 
 pub use convert::{Convert, MetadataRow, MetadataType, TensorRow, Transform};
-pub use parts::{Activation, Mixer, Norm, Parts, Residual, Rope, RopeRows, Router, Score, Window};
+pub use parts::{
+    Activation, DeltaHeads, Mixer, Norm, Parts, Residual, Rope, RopeRows, Router, Score, Window,
+};
 
 /// Every descriptor in the binary, file name for messages.
 const SOURCES: &[(&str, &str)] = &[

@@ -82,6 +82,7 @@ impl Model {
             match &layer.mixer {
                 Mixer::Attention(w) => self.attention(cpu, kv, b, l, w, past),
                 Mixer::Latent(w) => self.latent_attention(cpu, kv, b, l, w, past),
+                Mixer::Delta(w) => self.delta_rule(cpu, kv, b, l, w),
             }
             self.keep_before(b, &layer.ffn);
             cpu.add_scaled(&mut b.x, hyper.residual_scale, &b.y);

@@ -1,9 +1,10 @@
 //! A model's numbers, from GGUF metadata: read once, checked once.
 
-use super::descriptor::{Descriptor, Mixer, RopeRows, Score, Window};
+use super::descriptor::{DeltaHeads, Descriptor, Mixer, RopeRows, Score, Window};
 use super::kv::LayerShape;
 use super::rope::RopeParams;
-use crate::gguf::Gguf;
+use crate::backend::cpu::delta::{DeltaShape, HeadOrder};
+use crate::gguf::{Array, Gguf, Value};
 use crate::{Error, Result};
 
 /// Hyper-parameters. Counts are of the whole model unless said otherwise.
@@ -28,6 +29,8 @@ pub struct HyperParams {
     pub rope_offset: usize,
     /// Factor on the attention scores.
     pub attention_scale: f32,
+    /// Layers that mix positions by a gated delta rule, and its sizes.
+    pub delta: Option<(Vec<bool>, DeltaShape)>,
     /// Positions that a sliding layer sees.
     pub window: Option<usize>,
     pub norm_eps: f32,
@@ -83,6 +86,7 @@ impl HyperParams {
             },
             rope,
             attention_scale: keys.positive("attention.scale")?.unwrap_or(scale),
+            delta: keys.delta()?,
             window: keys.nonzero("attention.sliding_window")?,
             norm_eps: keys.norm_eps()?,
             routing: keys.routing()?,
@@ -99,7 +103,11 @@ impl HyperParams {
             0 => LayerShape::Heads { n_head_kv, k_dim, v_dim },
             rank => LayerShape::Latent { dim: rank + self.rope.n_rot },
         };
-        vec![shape; self.n_layers]
+        let of_layer = |l: usize| match &self.delta {
+            Some((layers, delta)) if layers[l] => LayerShape::Delta(*delta),
+            _ => shape,
+        };
+        (0..self.n_layers).map(of_layer).collect()
     }
 
     /// Positions that queries of a layer see, counted back from their own; `None` for all.
@@ -222,6 +230,57 @@ impl Keys<'_> {
             return Err(self.bad("rope.dimension_count", expected, n_rot));
         }
         Ok(Heads { n_head, n_head_kv, head_dim, head_dim_v, kv_rank, n_rot })
+    }
+
+    /// Layers that mix positions by a gated delta rule; all but every fourth unless the file says.
+    fn delta(&self) -> Result<Option<(Vec<bool>, DeltaShape)>> {
+        let Some(heads) = self.descriptor.parts.delta_rule else { return Ok(None) };
+        let (n_k_heads, n_v_heads) =
+            (self.require("ssm.group_count")?, self.require("ssm.time_step_rank")?);
+        let inner = self.require("ssm.inner_size")?;
+        if n_v_heads % n_k_heads != 0 {
+            let expected = format!("a multiple of ssm.group_count = {n_k_heads}");
+            return Err(self.bad("ssm.time_step_rank", expected, n_v_heads));
+        }
+        if inner % n_v_heads != 0 {
+            let expected = format!("a multiple of ssm.time_step_rank = {n_v_heads}");
+            return Err(self.bad("ssm.inner_size", expected, inner));
+        }
+        let shape = DeltaShape {
+            n_k_heads,
+            n_v_heads,
+            k_dim: self.require("ssm.state_size")?,
+            v_dim: inner / n_v_heads,
+            kernel: self.require("ssm.conv_kernel")?,
+            order: match heads {
+                DeltaHeads::Grouped => HeadOrder::Grouped,
+                DeltaHeads::Tiled => HeadOrder::Tiled,
+            },
+        };
+        Ok(Some((self.delta_layers()?, shape)))
+    }
+
+    fn delta_layers(&self) -> Result<Vec<bool>> {
+        let n = self.layers()?;
+        let key = "attention.recurrent_layers";
+        let Some(listed) = self.gguf.get(&self.descriptor.key(key)) else {
+            let interval = self.count("full_attention_interval")?.unwrap_or(4);
+            return Ok((0..n).map(|l| (l + 1) % interval != 0).collect());
+        };
+        let is_true = |v: Value<'_>| match v {
+            Value::Bool(b) => Some(b),
+            _ => None,
+        };
+        let all = |list: Array<'_>| -> Option<Vec<bool>> {
+            (0..list.len()).map(|i| list.get(i).and_then(is_true)).collect()
+        };
+        match listed.as_array().and_then(all) {
+            Some(mut values) if values.len() >= n => {
+                values.truncate(n);
+                Ok(values)
+            }
+            _ => Err(self.bad(key, format!("a list of true or false for {n} layers"), "another")),
+        }
     }
 
     fn routing(&self) -> Result<Routing> {

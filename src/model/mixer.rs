@@ -1,6 +1,7 @@
 //! What mixes positions: grouped-query attention and latent attention, over the KV cache.
 
 use super::Model;
+use super::delta::DeltaBuffers;
 use super::forward::Buffers;
 use super::kv::KvCache;
 use super::weights::{AttentionWeights, LatentWeights, Linear, Query};
@@ -12,15 +13,31 @@ use crate::backend::cpu::rope::RopeShape;
 /// What attention needs for itself.
 #[derive(Default)]
 pub struct MixerBuffers {
-    q: Vec<f32>,          // [tokens, n_head, head_dim]
-    k: Vec<f32>,          // [tokens, n_head_kv, head_dim]
-    v: Vec<f32>,          // [tokens, n_head_kv, head_dim_v]
-    attended: Vec<f32>,   // [tokens, n_head, head_dim_v]
-    compressed: Vec<f32>, // [tokens, rank]
-    nope: Vec<f32>,       // [tokens, n_head, head_dim - n_rot]
-    absorbed: Vec<f32>,   // [tokens, n_head, kv_rank]
-    kv: Vec<f32>,         // [tokens, kv_rank + n_rot]
+    q: Vec<f32>,            // [tokens, n_head, head_dim]
+    k: Vec<f32>,            // [tokens, n_head_kv, head_dim]
+    v: Vec<f32>,            // [tokens, n_head_kv, head_dim_v]
+    pub attended: Vec<f32>, // [tokens, n_head, head_dim_v]
+    pub gate: Vec<f32>,     // as `attended`
+    compressed: Vec<f32>,   // [tokens, rank]
+    nope: Vec<f32>,         // [tokens, n_head, head_dim - n_rot]
+    absorbed: Vec<f32>,     // [tokens, n_head, kv_rank]
+    kv: Vec<f32>,           // [tokens, kv_rank + n_rot]
     acts: ActSet,
+    pub delta: DeltaBuffers,
+}
+
+impl MixerBuffers {
+    /// `q` with [q, gate] a head → `q` and `gate`.
+    fn split_gates(&mut self, head_dim: usize) {
+        self.gate.clear();
+        self.gate.extend(self.q.chunks_exact(2 * head_dim).flat_map(|head| &head[head_dim..]));
+        let n_heads = self.q.len() / (2 * head_dim);
+        for head in 1..n_heads {
+            let start = 2 * head * head_dim;
+            self.q.copy_within(start..start + head_dim, head * head_dim);
+        }
+        self.q.truncate(n_heads * head_dim);
+    }
 }
 
 impl Model {
@@ -45,6 +62,9 @@ impl Model {
             self.linear(&w.k, &b.acts, &mut m.k, n),
             self.linear(&w.v, &b.acts, &mut m.v, n),
         ]);
+        if w.gated {
+            m.split_gates(hyper.head_dim);
+        }
         // QK-norm
         if let Some(norm) = &w.q_norm {
             cpu.rms_norm_heads(&mut m.q, norm, hyper.norm_eps);
@@ -72,6 +92,10 @@ impl Model {
         };
         let (keys, values) = kv.rows(l);
         cpu.attention(shape, &m.q, keys, values, &mut m.attended);
+        if w.gated {
+            cpu.kernels.sigmoid(&mut m.gate);
+            m.attended.iter_mut().zip(&m.gate).for_each(|(x, gate)| *x *= gate);
+        }
         self.attention_output(cpu, b, &w.output, n);
     }
 
@@ -159,7 +183,7 @@ impl Model {
     }
 
     /// What attention gathered → y
-    fn attention_output(&self, cpu: &Cpu, b: &mut Buffers, output: &Linear, n: usize) {
+    pub(super) fn attention_output(&self, cpu: &Cpu, b: &mut Buffers, output: &Linear, n: usize) {
         let kinds = Kinds::of([output.weight.ty]);
         b.mixer.acts.fill(cpu, kinds, n, output.weight.cols, &b.mixer.attended);
         cpu.products([self.linear(output, &b.mixer.acts, &mut b.y, n)]);

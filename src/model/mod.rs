@@ -1,5 +1,6 @@
 //! What a model computes: descriptor, hyper-parameters, weight binding, KV cache, layer loop.
 
+mod delta;
 pub mod descriptor;
 mod ffn;
 pub mod forward;

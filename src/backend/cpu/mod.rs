@@ -3,6 +3,7 @@
 
 pub mod acts;
 pub mod attention;
+pub mod delta;
 pub mod expert;
 pub mod linear;
 pub mod norm;

@@ -16,6 +16,13 @@ pub struct Parts {
     pub yarn_rounds: bool,
     #[serde(default)]
     pub mixer: Mixer,
+    /// q's matrix makes a gate as well, [q, gate] a head: attention's output is multiplied by the
+    /// gate's sigmoid.
+    #[serde(default)]
+    pub gated_attention: bool,
+    /// Layers that mix positions by a gated delta rule instead, and how its heads pair.
+    #[serde(default)]
+    pub delta_rule: Option<DeltaHeads>,
     /// Which layers see `attention.sliding_window` positions only.
     #[serde(default)]
     pub window: Window,
@@ -63,6 +70,16 @@ pub enum Mixer {
     /// Multi-head latent attention (DeepSeek-V2, section 2.1): the cache holds one compressed row
     /// a position, and the up-projections of keys and values are absorbed by query and output.
     Latent,
+}
+
+/// Which key head a value head of the gated delta rule (arXiv 2412.06464) belongs to.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum DeltaHeads {
+    /// A key head's value heads stand together.
+    Grouped,
+    /// Value head h has key head h mod n.
+    Tiled,
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]

@@ -8,7 +8,9 @@ use crate::quant;
 
 #[derive(Clone, Debug)]
 pub struct AttentionWeights {
+    /// Makes a gate beside the query if `gated`: [q, gate] a head.
     pub q: Linear,
+    pub gated: bool,
     pub k: Linear,
     pub v: Linear,
     /// RMSNorm before RoPE, over each head or, where it is as long as all of them, over a token's
@@ -49,6 +51,11 @@ pub enum Query {
 
 impl Binder<'_> {
     pub fn mixer(&self, l: usize) -> Result<Mixer> {
+        if let Some((layers, shape)) = &self.hyper.delta
+            && layers[l]
+        {
+            return Ok(Mixer::Delta(self.delta(l, *shape)?));
+        }
         match self.descriptor.parts.mixer {
             descriptor::Mixer::Attention => Ok(Mixer::Attention(self.attention(l)?)),
             descriptor::Mixer::Latent => Ok(Mixer::Latent(self.latent(l)?)),
@@ -57,8 +64,11 @@ impl Binder<'_> {
 
     fn attention(&self, l: usize) -> Result<AttentionWeights> {
         let h = self.hyper;
+        let gated = self.descriptor.parts.gated_attention;
+        let parts = if gated { 2 } else { 1 };
         Ok(AttentionWeights {
-            q: self.linear("attn_q", l, h.n_head * h.head_dim, h.n_embd)?,
+            q: self.linear("attn_q", l, parts * h.n_head * h.head_dim, h.n_embd)?,
+            gated,
             k: self.linear("attn_k", l, h.n_head_kv * h.head_dim, h.n_embd)?,
             v: self.linear("attn_v", l, h.n_head_kv * h.head_dim_v, h.n_embd)?,
             q_norm: self.head_norm("attn_q_norm", l, h.n_head)?,

@@ -3,6 +3,7 @@
 
 mod attention;
 mod binder;
+mod delta;
 mod ffn;
 mod matrix;
 
@@ -15,6 +16,7 @@ use crate::gguf::Gguf;
 
 pub use attention::{AttentionWeights, LatentWeights, Query};
 use binder::Binder;
+pub use delta::{DeltaWeights, Gates};
 pub use ffn::{DenseBranch, ExpertShape, FfnWeights, Gate, SharedExpert};
 pub use matrix::{HeadMatrices, Linear, Matrix};
 
@@ -32,6 +34,7 @@ pub struct Norm {
 pub enum Mixer {
     Attention(AttentionWeights),
     Latent(LatentWeights),
+    Delta(DeltaWeights),
 }
 
 #[derive(Clone, Debug)]

@@ -1,0 +1,276 @@
+//! Gated delta rule (arXiv 2412.06464, equation 10) with the short convolution before it: what
+//! mixes positions in linear-attention layers. Each token changes a state of fixed size; tokens go
+//! through it one by one, so a text's bits do not depend on how it is cut into micro-batches.
+
+use super::{Cpu, SERIAL_WORK, SharedOut};
+
+/// Sizes of one layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeltaShape {
+    /// Heads of queries and keys, and of values; the latter are a multiple of the former.
+    pub n_k_heads: usize,
+    pub n_v_heads: usize,
+    /// Elements of a head of q and k, and of v.
+    pub k_dim: usize,
+    pub v_dim: usize,
+    /// Positions that the convolution sees, the present one among them.
+    pub kernel: usize,
+    pub order: HeadOrder,
+}
+
+/// Which key head a value head belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeadOrder {
+    /// h / (values / keys): a key head's value heads stand together.
+    Grouped,
+    /// h mod keys
+    Tiled,
+}
+
+impl DeltaShape {
+    pub fn key_width(&self) -> usize {
+        self.n_k_heads * self.k_dim
+    }
+
+    pub fn value_width(&self) -> usize {
+        self.n_v_heads * self.v_dim
+    }
+
+    /// Channels of the convolution: q, k, v.
+    pub fn channels(&self) -> usize {
+        2 * self.key_width() + self.value_width()
+    }
+
+    /// Values of the state: [n_v_heads, k_dim, v_dim].
+    pub fn n_state(&self) -> usize {
+        self.n_v_heads * self.k_dim * self.v_dim
+    }
+
+    /// Inputs that the convolution remembers: [kernel − 1, channels].
+    pub fn n_past(&self) -> usize {
+        (self.kernel - 1) * self.channels()
+    }
+
+    fn key_head(&self, value_head: usize) -> usize {
+        match self.order {
+            HeadOrder::Grouped => value_head / (self.n_v_heads / self.n_k_heads),
+            HeadOrder::Tiled => value_head % self.n_k_heads,
+        }
+    }
+}
+
+/// Added to the sum of squares of a query or key before it is made a unit vector.
+const UNIT_EPS: f32 = 1e-6;
+
+impl Cpu {
+    /// Depthwise causal convolution and silu: `x` [tokens, channels] → `out`. `past` is what came
+    /// before `x`, and afterwards what comes before the next; `weight` [channels, kernel], whose
+    /// last column meets the present.
+    pub fn short_conv(
+        &self,
+        shape: DeltaShape,
+        weight: &[f32],
+        past: &mut [f32],
+        x: &[f32],
+        out: &mut [f32],
+    ) {
+        let (width, before) = (shape.channels(), shape.kernel - 1);
+        let tokens = x.len() / width;
+        assert!(past.len() == shape.n_past() && x.len() == out.len());
+        assert_eq!(weight.len(), width * shape.kernel);
+        let at = |past: &[f32], t: usize, c: usize| match t < before {
+            true => past[t * width + c],
+            false => x[(t - before) * width + c],
+        };
+        let shared = SharedOut::new(out);
+        self.chunks(tokens, self.token_chunk(tokens, width * shape.kernel), &|_, range| {
+            for t in range {
+                // SAFETY: each token is in one chunk.
+                let out = unsafe { shared.slice(t * width, width) };
+                for (c, o) in out.iter_mut().enumerate() {
+                    let weight = &weight[c * shape.kernel..][..shape.kernel];
+                    let taps = weight.iter().enumerate();
+                    let sum: f32 = taps.map(|(j, w)| w * at(past, t + j, c)).sum();
+                    *o = sum / (1.0 + (-sum).exp());
+                }
+            }
+        });
+        let last: Vec<f32> = (tokens..tokens + before)
+            .flat_map(|t| (0..width).map(move |c| (t, c)))
+            .map(|(t, c)| at(past, t, c))
+            .collect();
+        past.copy_from_slice(&last);
+    }
+
+    /// The recurrence: `qkv` [tokens, channels] → `out` [tokens, n_v_heads, v_dim]. `log_decay` and
+    /// `beta` [tokens, n_v_heads]: by what the state is multiplied (its logarithm), and how much of
+    /// a key's old value is replaced by the new.
+    pub fn delta_rule(
+        &self,
+        shape: DeltaShape,
+        qkv: &[f32],
+        (log_decay, beta): (&[f32], &[f32]),
+        state: &mut [f32],
+        out: &mut [f32],
+    ) {
+        let (width, n_heads) = (shape.channels(), shape.n_v_heads);
+        let tokens = qkv.len() / width;
+        assert!(state.len() == shape.n_state() && out.len() == tokens * shape.value_width());
+        let work = tokens * shape.n_state() * 4;
+        let chunk = if work <= SERIAL_WORK { n_heads } else { 1 };
+        let (state, out) = (SharedOut::new(state), SharedOut::new(out));
+        let n_head_state = shape.k_dim * shape.v_dim;
+        self.chunks(n_heads, chunk, &|scratch, range| {
+            for h in range {
+                // SAFETY: each head is in one chunk, and its state and outputs are its own.
+                let state = unsafe { state.slice(h * n_head_state, n_head_state) };
+                let (_, room) = scratch.split(2 * shape.k_dim + 2 * shape.v_dim);
+                for t in 0..tokens {
+                    let qkv = Token { row: &qkv[t * width..][..width], shape };
+                    let (decay, beta) = (log_decay[t * n_heads + h].exp(), beta[t * n_heads + h]);
+                    // SAFETY: as above.
+                    let out = unsafe { out.slice((t * n_heads + h) * shape.v_dim, shape.v_dim) };
+                    self.delta_step(qkv, h, (decay, beta), room, state, out);
+                }
+            }
+        });
+    }
+
+    /// S ← decay·S; S ← S + k ⊗ beta·(v − Sᵀk); out = Sᵀq
+    fn delta_step(
+        &self,
+        token: Token,
+        head: usize,
+        (decay, beta): (f32, f32),
+        room: &mut [f32],
+        state: &mut [f32],
+        out: &mut [f32],
+    ) {
+        let Token { shape, .. } = token;
+        let (q, room) = room.split_at_mut(shape.k_dim);
+        let (k, room) = room.split_at_mut(shape.k_dim);
+        let (memory, _) = room.split_at_mut(shape.v_dim);
+        let key_head = shape.key_head(head);
+        unit(token.query(key_head), 1.0 / (shape.k_dim as f32).sqrt(), q);
+        unit(token.key(key_head), 1.0, k);
+        memory.fill(0.0);
+        for (row, k) in state.chunks_exact_mut(shape.v_dim).zip(&*k) {
+            row.iter_mut().for_each(|s| *s *= decay);
+            self.kernels.axpy(memory, *k, row);
+        }
+        for (m, v) in memory.iter_mut().zip(token.value(head)) {
+            *m = (v - *m) * beta;
+        }
+        out.fill(0.0);
+        for (row, (k, q)) in state.chunks_exact_mut(shape.v_dim).zip(k.iter().zip(&*q)) {
+            self.kernels.axpy(row, *k, memory);
+            self.kernels.axpy(out, *q, row);
+        }
+    }
+
+    /// `x` [n, weight.len()] ← rms_norm(x) · weight ⊙ silu(gate)
+    pub fn rms_norm_gated(&self, x: &mut [f32], weight: &[f32], eps: f32, gate: &[f32]) {
+        assert_eq!(x.len(), gate.len());
+        self.rms_norm_heads(x, weight, eps);
+        x.iter_mut().zip(gate).for_each(|(x, g)| *x *= g / (1.0 + (-g).exp()));
+    }
+}
+
+/// One token's convolved channels.
+#[derive(Clone, Copy)]
+struct Token<'a> {
+    row: &'a [f32],
+    shape: DeltaShape,
+}
+
+impl<'a> Token<'a> {
+    fn query(&self, head: usize) -> &'a [f32] {
+        &self.row[head * self.shape.k_dim..][..self.shape.k_dim]
+    }
+
+    fn key(&self, head: usize) -> &'a [f32] {
+        &self.row[self.shape.key_width() + head * self.shape.k_dim..][..self.shape.k_dim]
+    }
+
+    fn value(&self, head: usize) -> &'a [f32] {
+        &self.row[2 * self.shape.key_width() + head * self.shape.v_dim..][..self.shape.v_dim]
+    }
+}
+
+/// `x` as a unit vector, times `scale`.
+fn unit(x: &[f32], scale: f32, out: &mut [f32]) {
+    let norm = (x.iter().map(|v| v * v).sum::<f32>() + UNIT_EPS).sqrt();
+    out.iter_mut().zip(x).for_each(|(o, x)| *o = x / norm * scale);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: DeltaShape = DeltaShape {
+        n_k_heads: 2,
+        n_v_heads: 4,
+        k_dim: 3,
+        v_dim: 5,
+        kernel: 4,
+        order: HeadOrder::Grouped,
+    };
+
+    fn wave(n: usize, step: f32) -> Vec<f32> {
+        (0..n).map(|i| (i as f32 * step).sin()).collect()
+    }
+
+    /// Both steps over `x`, cut after the tokens that `cuts` says.
+    fn mixed(cpu: &Cpu, cuts: &[usize]) -> Vec<f32> {
+        let (width, n) = (SHAPE.channels(), 9);
+        let (x, weight) = (wave(n * width, 0.7), wave(width * 4, 0.3));
+        let (decay, beta) = (wave(n * 4, 1.1), wave(n * 4, 0.9));
+        let (mut past, mut state) = (vec![0.0; SHAPE.n_past()], vec![0.0; SHAPE.n_state()]);
+        let mut all = Vec::new();
+        let ends = cuts.iter().copied().chain([n]);
+        let mut start = 0;
+        for end in ends {
+            let x = &x[start * width..end * width];
+            let (mut conv, mut out) = (vec![0.0; x.len()], vec![0.0; (end - start) * 20]);
+            cpu.short_conv(SHAPE, &weight, &mut past, x, &mut conv);
+            let gates = (&decay[start * 4..end * 4], &beta[start * 4..end * 4]);
+            cpu.delta_rule(SHAPE, &conv, gates, &mut state, &mut out);
+            all.extend(out);
+            start = end;
+        }
+        all
+    }
+
+    #[test]
+    fn cuts_and_threads_change_no_bit() {
+        let whole = mixed(&Cpu::new(1), &[]);
+        assert!(whole.iter().all(|v| v.is_finite()) && whole.iter().any(|v| v.abs() > 0.01));
+        for cuts in [&[1][..], &[2, 3], &[1, 2, 3, 4, 5, 6, 7, 8]] {
+            assert_eq!(mixed(&Cpu::new(3), cuts), whole, "{cuts:?}");
+        }
+    }
+
+    /// With beta = 1 and no decay the state answers a key with the last value stored under it.
+    #[test]
+    fn a_key_recalls_its_value() {
+        let cpu = Cpu::new(1);
+        let shape = DeltaShape { n_k_heads: 1, n_v_heads: 1, ..SHAPE };
+        let token = |q: [f32; 3], k: [f32; 3], v: f32| [&q[..], &k[..], &[v; 5][..]].concat();
+        let (a, b) = ([2.0, 0.0, 0.0], [0.0, 3.0, 0.0]);
+        let qkv = [token(b, a, 7.0), token(a, b, 9.0), token(a, a, 4.0)].concat();
+        let mut out = vec![0.0; 15];
+        let gates = (&[0.0; 3][..], &[1.0; 3][..]);
+        cpu.delta_rule(shape, &qkv, gates, &mut vec![0.0; 15], &mut out);
+        let scale = 1.0 / 3f32.sqrt();
+        for (got, wanted) in out.chunks_exact(5).zip([0.0, 7.0, 4.0]) {
+            assert!((got[0] - wanted * scale).abs() < 1e-4, "{got:?} {wanted}");
+        }
+    }
+
+    #[test]
+    fn value_heads_find_their_key_head() {
+        let tiled = DeltaShape { order: HeadOrder::Tiled, ..SHAPE };
+        let of = |shape: DeltaShape| [0, 1, 2, 3].map(|h| shape.key_head(h));
+        assert_eq!((of(SHAPE), of(tiled)), ([0, 0, 1, 1], [0, 1, 0, 1]));
+    }
+}

@@ -1,0 +1,92 @@
+//! Linear-attention layers: a gated delta rule behind a short convolution.
+
+use super::Model;
+use super::forward::Buffers;
+use super::kv::KvCache;
+use super::weights::{DeltaWeights, Gates};
+use crate::backend::cpu::Cpu;
+use crate::backend::cpu::acts::Kinds;
+
+/// What such a layer needs for itself.
+#[derive(Default)]
+pub struct DeltaBuffers {
+    qkv: Vec<f32>,       // [tokens, channels]
+    convolved: Vec<f32>, // [tokens, channels]
+    gates: [Vec<f32>; 2],
+    beta: Vec<f32>,      // [tokens, n_v_heads]
+    log_decay: Vec<f32>, // [tokens, n_v_heads]
+}
+
+impl Model {
+    /// h → y
+    pub(super) fn delta_rule(
+        &self,
+        cpu: &Cpu,
+        kv: &mut KvCache,
+        b: &mut Buffers,
+        l: usize,
+        w: &DeltaWeights,
+    ) {
+        let n = b.h.len() / self.hyper.n_embd;
+        // q, k, v, the output's gate, beta and alpha
+        let matrices = [&w.qkv.weight, &w.z.weight].into_iter().chain(w.gates.matrices());
+        b.acts.fill(cpu, Kinds::of(matrices.map(|m| m.ty)), n, self.hyper.n_embd, &b.h);
+        let m = &mut b.mixer;
+        let d = &mut m.delta;
+        cpu.products([
+            self.linear(&w.qkv, &b.acts, &mut d.qkv, n),
+            self.linear(&w.z, &b.acts, &mut m.gate, n),
+        ]);
+        let [first, second] = &mut d.gates;
+        match &w.gates {
+            Gates::Mixed(both) => cpu.products([self.linear(both, &b.acts, first, n)]),
+            Gates::Apart { beta, alpha } => cpu.products([
+                self.linear(beta, &b.acts, first, n),
+                self.linear(alpha, &b.acts, second, n),
+            ]),
+        }
+        d.split(w);
+        cpu.kernels.sigmoid(&mut d.beta);
+        for row in d.log_decay.chunks_exact_mut(w.a.len()) {
+            for ((g, dt), a) in row.iter_mut().zip(&w.dt).zip(&w.a) {
+                *g = a * softplus(*g + dt);
+            }
+        }
+        // convolution, recurrence
+        let memory = kv.delta_mut(l);
+        d.convolved.resize(d.qkv.len(), 0.0);
+        cpu.short_conv(w.shape, &w.conv, &mut memory.past, &d.qkv, &mut d.convolved);
+        m.attended.resize(n * w.shape.value_width(), 0.0);
+        let gates = (&d.log_decay[..], &d.beta[..]);
+        cpu.delta_rule(w.shape, &d.convolved, gates, &mut memory.state, &mut m.attended);
+        // norm, gate, output projection
+        cpu.rms_norm_gated(&mut m.attended, &w.norm, self.hyper.norm_eps, &m.gate);
+        self.attention_output(cpu, b, &w.output, n);
+    }
+}
+
+impl DeltaBuffers {
+    /// Products to betas and alphas, the latter in `log_decay`.
+    fn split(&mut self, w: &DeltaWeights) {
+        let [first, second] = &mut self.gates;
+        match w.gates {
+            Gates::Mixed(_) => {
+                let group = w.shape.n_v_heads / w.shape.n_k_heads;
+                let pairs = || first.chunks_exact(2 * group).map(|pair| pair.split_at(group));
+                self.beta.clear();
+                self.beta.extend(pairs().flat_map(|(beta, _)| beta));
+                self.log_decay.clear();
+                self.log_decay.extend(pairs().flat_map(|(_, alpha)| alpha));
+            }
+            Gates::Apart { .. } => {
+                std::mem::swap(&mut self.beta, first);
+                std::mem::swap(&mut self.log_decay, second);
+            }
+        }
+    }
+}
+
+/// ln(1 + eˣ), which is x where eˣ would swallow the one.
+fn softplus(x: f32) -> f32 {
+    if x > 20.0 { x } else { x.exp().ln_1p() }
+}
