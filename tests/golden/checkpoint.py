@@ -71,6 +71,11 @@ class Run:
     margin: float  # smallest gap that decided for an expert, in units of probability
 
 
+def text_config(config):
+    """The language model's part of a configuration that describes more than one."""
+    return config.get("text_config", config)
+
+
 def draw(rng, name, shape, scales):
     for pattern, mean, deviation in scales:
         if re.search(pattern, name):
@@ -82,7 +87,8 @@ def draw_tensors(checkpoint):
     """The stored tensors, and the floats that the reference computes on."""
     rng = np.random.Generator(np.random.PCG64(checkpoint.seed))
     scales = checkpoint.scales + SCALES
-    default = DTYPES[checkpoint.config["torch_dtype"]]
+    config = text_config(checkpoint.config)
+    default = DTYPES[config.get("torch_dtype") or config["dtype"]]
     stored, plain = {}, {}
     for name, shape in checkpoint.shapes(checkpoint.config).items():
         tensor = torch.from_numpy(draw(rng, name, shape, scales)).to(torch.float32)
@@ -146,10 +152,11 @@ def draw_prompt(reference, rng, ordinary, length, ends):
 def write_expectations(folder, checkpoint, reference, specials):
     out = folder / "expect"
     report = {}
-    ordinary = [i for i in range(checkpoint.config["vocab_size"]) if i not in specials]
+    config = text_config(checkpoint.config)
+    ordinary = [i for i in range(config["vocab_size"]) if i not in specials]
     for prompt, length in PROMPTS.items():
         rng = np.random.Generator(np.random.PCG64([checkpoint.seed, length]))
-        ends = end_ids(checkpoint.config)
+        ends = end_ids(config)
         ids, run, continuation, draws = draw_prompt(reference, rng, ordinary, length, ends)
         write_ids(out / f"{prompt}.tokens.json", ids)
         write_ids(out / f"{prompt}.greedy.json", continuation)

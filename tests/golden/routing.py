@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from checkpoint import Run
+from checkpoint import Run, text_config
 
 logging.disable_progress_bar()
 logging.set_verbosity_error()
@@ -84,10 +84,10 @@ class Reference:
     def __init__(self, folder, config, router=None, rule=softmax):
         self.model, info = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
-        check_loading(info, config["num_hidden_layers"])
+        self.layers = text_config(config)["num_hidden_layers"]
+        check_loading(info, self.layers)
         self.model.eval()
         self.rule, self.seen, self.margin = rule, {}, INFINITY
-        self.layers = config["num_hidden_layers"]
         routed = 0
         for name, module in self.model.named_modules():
             if router and type(module).__name__ == router:
