@@ -54,12 +54,14 @@ class Checkpoint:
     config: dict
     # Every tensor of the released layout, in the order it is drawn and stored.
     shapes: Callable[[dict], dict]
-    # folder -> a reference: calling it with ids gives a Run.
+    # (folder, configuration) -> a reference: calling it with ids gives a Run.
     reference: Callable
     # Rows that come before those of SCALES.
     scales: list = dataclasses.field(default_factory=list)
     # Tensors stored in another way than as floats, see formats.py.
     encode: Callable | None = None
+    # Names under which a tensor is stored once more, and the name of its original.
+    copies: dict = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass
@@ -99,6 +101,8 @@ def draw_tensors(checkpoint):
             encoded = {name: tensor}, tensor
         stored |= encoded[0]
         plain[name] = encoded[1]
+    for name, original in checkpoint.copies.items():
+        stored[name], plain[name] = stored[original].clone(), plain[original].clone()
     return stored, plain
 
 
@@ -174,7 +178,7 @@ def write_expectations(folder, checkpoint, reference, specials):
     return report
 
 
-def make(root, name, checkpoint):
+def make(root, name, checkpoint, write):
     folder = root / name
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("model*"):
@@ -190,16 +194,16 @@ def make(root, name, checkpoint):
         write_json(scratch / "config.json", config)
         save_file(plain, scratch / "model.safetensors", {"format": "pt"})
         reference = checkpoint.reference(scratch, config)
-    report = write_expectations(folder, checkpoint, reference, specials)
+    report = write(folder, checkpoint, reference, specials)
     size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
     print(f"{name}: {size / 1e6:.2f} MB {json.dumps(report)}", flush=True)
 
 
-def main(checkpoints, about):
+def main(checkpoints, about, write=write_expectations):
     parser = argparse.ArgumentParser(description=about.splitlines()[0])
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path(__file__).parent)
     parser.add_argument("names", nargs="*", metavar="NAME", help="default: every checkpoint")
     args = parser.parse_args()
     print(f"torch {torch.__version__}, transformers {transformers.__version__}")
     for name in args.names or checkpoints:
-        make(args.out, name, checkpoints[name])
+        make(args.out, name, checkpoints[name], write)

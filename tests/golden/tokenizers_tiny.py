@@ -167,8 +167,91 @@ def llama_sentencepiece(folder):
     return {0, 1, 2}
 
 
+# T5's sentinels, of which <extra_id_0> has the last id.
+EXTRA_IDS = 16
+T5_SIZE = 190
+# NLLB's pieces begin at 4 and its languages behind them, then comes the mask.
+NLLB_SIZE = 380
+LANGUAGES = ["ace_Arab", "deu_Latn", "eng_Latn", "fra_Latn", "rus_Cyrl"]
+
+
+def train_pieces(model_type, size, **ids):
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(CORPUS.splitlines()), model_writer=model, model_type=model_type,
+        vocab_size=size, normalization_rule_name="nmt_nfkc", character_coverage=0.995,
+        num_threads=1, minloglevel=2, **ids)
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    assert processor.vocab_size() == size
+    return model.getvalue(), processor
+
+
+def t5(folder):
+    """Unigram pieces after nmt_nfkc, </s> appended; the sentinels follow the pieces."""
+    model, processor = train_pieces(
+        "unigram", T5_SIZE, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+    (folder / "spiece.model").write_bytes(model)
+    sentinels = {T5_SIZE + i: f"<extra_id_{EXTRA_IDS - 1 - i}>" for i in range(EXTRA_IDS)}
+    specials = {0: "<pad>", 1: "</s>", 2: "<unk>"} | sentinels
+    dump(folder / "tokenizer_config.json", {
+        "added_tokens_decoder": {str(i): added(s) for i, s in specials.items()},
+        "additional_special_tokens": sorted(sentinels.values()),
+        "clean_up_tokenization_spaces": False,
+        "eos_token": "</s>",
+        "extra_ids": EXTRA_IDS,
+        "model_max_length": 512,
+        "pad_token": "<pad>",
+        "sp_model_kwargs": {},
+        "tokenizer_class": "T5Tokenizer",
+        "unk_token": "<unk>",
+    })
+    write_texts(folder, lambda text: [*processor.encode(text), 1], [])
+    return set(specials)
+
+
+def nllb(folder):
+    """BPE pieces after nmt_nfkc, one id higher than in the model; the language before the text.
+
+    The first ids are fairseq's <s>, <pad>, </s> and <unk>.
+    """
+    model, processor = train_pieces("bpe", NLLB_SIZE, unk_id=0, bos_id=1, eos_id=2, pad_id=-1)
+    (folder / "sentencepiece.bpe.model").write_bytes(model)
+    behind = [*LANGUAGES, "<mask>"]
+    specials = dict(enumerate(["<s>", "<pad>", "</s>", "<unk>"]))
+    specials |= {NLLB_SIZE + 1 + i: s for i, s in enumerate(behind)}
+    dump(folder / "tokenizer_config.json", {
+        "added_tokens_decoder": {str(i): added(s) for i, s in specials.items()},
+        "additional_special_tokens": LANGUAGES,
+        "bos_token": "<s>",
+        "clean_up_tokenization_spaces": False,
+        "cls_token": "<s>",
+        "eos_token": "</s>",
+        "legacy_behaviour": False,
+        "mask_token": "<mask>",
+        "model_max_length": 512,
+        "pad_token": "<pad>",
+        "sep_token": "</s>",
+        "sp_model_kwargs": {},
+        "src_lang": "eng_Latn",
+        "tgt_lang": None,
+        "tokenizer_class": "NllbTokenizer",
+        "unk_token": "<unk>",
+    })
+    english = NLLB_SIZE + 1 + LANGUAGES.index("eng_Latn")
+
+    def encode(text):
+        pieces = [3 if i == 0 else i + 1 for i in processor.encode(text)]
+        return [english, *pieces, 2]
+
+    write_texts(folder, encode, [])
+    return set(specials)
+
+
+PIECES = {"sentencepiece": llama_sentencepiece, "t5": t5, "nllb": nllb}
+
+
 def write(folder, family):
     """Write the tokenizer's files and give the ids of its special tokens."""
-    for old in folder.glob("tokenizer*"):
+    for old in [*folder.glob("tokenizer*"), *folder.glob("*.model")]:
         old.unlink()
-    return llama_sentencepiece(folder) if family == "sentencepiece" else byte_level(folder, family)
+    return PIECES[family](folder) if family in PIECES else byte_level(folder, family)
