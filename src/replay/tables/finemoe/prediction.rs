@@ -1,11 +1,11 @@
 //! Figure 14a: how often different ways to predict are right, by how far ahead they must.
 
 use super::split::{Split, chosen, iterations, shape, steps};
-use super::{routing_of, stated};
+use super::{DEVICE, routing_of, stated};
 use crate::Result;
-use crate::policy::finemoe::{Iteration, profile_distances, top_k};
+use crate::policy::finemoe::{Iteration, best_distance, profile_distances, top_k};
 use crate::policy::{Costs, FineMoeOptions};
-use crate::replay::tables::{Axes, Claim, Inputs, N_UBATCH, Row, Table, columns};
+use crate::replay::tables::{Axes, Claim, Inputs, N_UBATCH, Row, Source, Table, columns};
 use crate::replay::trace::{MAX_AHEAD, Trace};
 use crate::replay::{Routing, Traced};
 
@@ -19,6 +19,9 @@ const LATE: &str = "later layers";
 const N_KNOWN: usize = 60;
 const N_NEW: usize = 24;
 
+/// Part of the experts that has room where waiting is estimated.
+const SHARE: f64 = 0.5;
+
 pub fn figure_14a(inputs: &Inputs) -> Result<Vec<Table>> {
     let trace = inputs.full.unwrap_or(inputs.fine.trace);
     let split = Split::of(trace).at_most(N_KNOWN, N_NEW);
@@ -28,12 +31,15 @@ pub fn figure_14a(inputs: &Inputs) -> Result<Vec<Table>> {
     let speculate: Vec<f64> =
         distances.clone().map(|d| speculation(trace, &routing, &split.new, d)).collect();
     let count = request_counts(&routing, &split.new);
+    let source = Source { trace, ..inputs.fine };
+    let costs = source.options(DEVICE, "finemoe", SHARE).costs;
+    let costs = costs.timer(&source.geometry(), trace.header().k);
     let maps = [(false, false), (true, false), (true, true)].map(|(semantic, delta)| {
         let default = FineMoeOptions::default();
         let options = FineMoeOptions { use_semantic: semantic, use_delta: delta, ..default };
-        by_map(&routing, &split, options, *distances.end())
+        by_map(&routing, &split, options, *distances.end(), &costs)
     });
-    let rates = |map: &[Found]| map.iter().map(|found| found.hit_rate).collect::<Vec<_>>();
+    let rates = |map: &ByMap| map.found.iter().map(|found| found.hit_rate).collect::<Vec<_>>();
     // Nothing was predicted for the first d layers, so all hits are the others'.
     let later = |rates: &[f64]| {
         let share = |d: usize| n_layers as f64 / n_layers.saturating_sub(d) as f64;
@@ -43,7 +49,7 @@ pub fn figure_14a(inputs: &Inputs) -> Result<Vec<Table>> {
         id: "finemoe-fig-14a",
         title: "FineMoE, Figure 14a: expert hit rate of ways to predict, by prefetch distance"
             .into(),
-        setting: setting(trace, &split, &maps[2]),
+        setting: setting(&source, &split, &maps[2]),
         columns: columns("prediction", distances.clone()),
         rows: vec![
             Row::shares(SPECULATE, speculate.iter().copied()),
@@ -62,9 +68,9 @@ pub fn figure_14a(inputs: &Inputs) -> Result<Vec<Table>> {
     Ok(vec![table])
 }
 
-fn setting(trace: &Trace, split: &Split, full: &[Found]) -> String {
+fn setting(source: &Source, split: &Split, full: &ByMap) -> String {
     let predicted: Vec<String> =
-        full.iter().map(|found| format!("{:.1}", found.n_predicted)).collect();
+        full.found.iter().map(|found| format!("{:.1}", found.n_predicted)).collect();
     format!(
         "{}; {} requests are learned from, {} others counted. Of the experts that decode steps \
          used (the most probable ones, as the trace stores probabilities), the part that had been \
@@ -72,11 +78,16 @@ fn setting(trace: &Trace, split: &Split, full: &[Found]) -> String {
          layers has nothing for the first d of them, which counts as misses; \"{LATE}\" leaves \
          them out. Hit counts are of the request so far, its prompt included, and do not depend on \
          the distance. All predict as many experts as a token uses but the last, with δ, which \
-         predicts {} a layer at these distances.",
-        routing_of(trace),
+         predicts {} a layer at these distances. With the times of experts sized as {}'s on \
+         {DEVICE} and room for {:.0} % of them the least waiting is to be expected at a distance \
+         of {}.",
+        routing_of(source.trace),
         split.known.len(),
         split.new.len(),
         predicted.join(", "),
+        source.stands_for,
+        100.0 * SHARE,
+        full.best,
     )
 }
 
@@ -87,6 +98,10 @@ fn paper() -> crate::replay::tables::Paper {
             ("Speculate", "effective, but decreases drastically as the distance increases"),
             ("Hit count", "the worst, as it is coarse"),
             ("Map", "gradually increases with T, S and δ"),
+            (
+                "profiled distance",
+                "3 for Mixtral-8×7B, 6 for Qwen1.5-MoE, 4 for Phi-3.5-MoE (§6.7)",
+            ),
         ],
     )
 }
@@ -131,30 +146,37 @@ struct Found {
     n_predicted: f64,
 }
 
-/// Of the new requests alone: what came of all less what came of the known.
+struct ByMap {
+    /// By distance, from 1.
+    found: Vec<Found>,
+    /// The distance with the least waiting to expect.
+    best: usize,
+}
+
+/// What was found is of the new requests alone: what came of all less what came of the known.
 fn by_map(
     routing: &dyn Routing,
     split: &Split,
     options: FineMoeOptions,
     max_distance: usize,
-) -> Vec<Found> {
+    costs: &Costs,
+) -> ByMap {
     let shape = shape(routing);
     let mut all = iterations(routing, &split.known);
     let n_known = all.len() as f64;
     let run = |iterations: &[Iteration]| {
-        profile_distances(&shape, options, iterations, &Costs::default(), 1.0, max_distance)
+        profile_distances(&shape, options, iterations, costs, 1.0 - SHARE, max_distance)
     };
     let known = run(&all);
     all.extend(iterations(routing, &split.new));
     let n_all = all.len() as f64;
     let of_new = |all: f64, known: f64| (all * n_all - known * n_known) / (n_all - n_known);
-    let pairs = run(&all).into_iter().zip(known);
-    pairs
-        .map(|(all, known)| Found {
-            hit_rate: of_new(all.hit_rate, known.hit_rate),
-            n_predicted: of_new(all.n_predicted, known.n_predicted),
-        })
-        .collect()
+    let all = run(&all);
+    let found = all.iter().zip(known).map(|(all, known)| Found {
+        hit_rate: of_new(all.hit_rate, known.hit_rate),
+        n_predicted: of_new(all.n_predicted, known.n_predicted),
+    });
+    ByMap { found: found.collect(), best: best_distance(&all).unwrap_or(1) }
 }
 
 #[derive(Default)]
