@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::Output;
 
 use cli_support::{failed, moeba, succeeded};
-use moeba::policy::{LlaPor, Profile, Shape};
+use moeba::policy::finemoe::{DISTANCE_SECTION, restore_distance, save_distance};
+use moeba::policy::{LlaPor, Measured, Profile, Shape};
 use moeba::replay::tables::prescope::LlaporReport;
 use moeba::replay::trace::Trace;
 
@@ -82,6 +83,71 @@ fn a_predictor_is_learned_kept_and_used() {
     command.arg("run").arg(&model).args(["--raw", "-p", "A branch", "-n", "4", "--ram", "50%"]);
     command.args(["--policy", "prescope", "--profile"]).arg(&profile);
     succeeded(&command.output().unwrap());
+}
+
+/// What the run says that FineMoE's prefetch distance is.
+fn distance_in_use(model: &Path, profile: &Path) -> usize {
+    let mut command = moeba();
+    command.arg("run").arg(model).args(["--raw", "-p", "A branch", "-n", "12", "--ram", "50%"]);
+    let output = command.args(["--policy", "finemoe", "--profile"]).arg(profile).output().unwrap();
+    succeeded(&output);
+    let log = String::from_utf8(output.stderr).unwrap();
+    assert!(!log.contains("not used"), "{log}");
+    let (_, said) =
+        log.split_once("FineMoE: prefetch distance ").unwrap_or_else(|| panic!("{log}"));
+    said.split_once(',').unwrap().0.parse().unwrap()
+}
+
+/// Of the printed table the distance with the least waiting.
+fn least_waiting(printed: &str) -> usize {
+    let (_, table) = printed.split_once("| layers ahead |").unwrap_or_else(|| panic!("{printed}"));
+    let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));
+    let row = |line: &str| {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        (cells[1].parse::<usize>().unwrap(), cells[4].parse::<f64>().unwrap())
+    };
+    let rows: Vec<_> = rows.map(row).collect();
+    assert_eq!(rows.iter().map(|(distance, _)| *distance).collect::<Vec<_>>(), [1, 2]);
+    rows.into_iter().min_by(|a, b| a.1.total_cmp(&b.1)).unwrap().0
+}
+
+#[test]
+fn a_prefetch_distance_is_profiled_from_measured_times_and_used() {
+    let Recorded { model, trace, dir } = recorded(&["--hidden"]);
+    let key = Trace::open(&trace).unwrap().header().key;
+    let shape = Shape::of_model(vec![0, 8, 0, 8], 3);
+    let profile = dir.path().join("x.moeba");
+    let read = || Profile::decode(&std::fs::read(&profile).unwrap(), &key).unwrap();
+    let write = |sections: &Profile| std::fs::write(&profile, sections.encode(&key)).unwrap();
+
+    // The paper's three, of which there are two; the run measures what things take.
+    assert_eq!(distance_in_use(&model, &profile), 2);
+    let cold = read();
+    assert_eq!(cold.get(DISTANCE_SECTION), None);
+    let measured = Measured::restore(cold.get(Measured::SECTION).unwrap()).unwrap();
+    assert!(measured.costs.load_ns > 0.0 && measured.costs.experts_ns > 0.0, "{measured:?}");
+    assert!(measured.absent > 0.0, "{measured:?}");
+
+    let best = least_waiting(&succeeded(&train(&trace, &profile, &[])));
+    let mut warm = read();
+    assert_eq!(restore_distance(&shape, warm.get(DISTANCE_SECTION).unwrap()), Ok(best));
+    assert_eq!(distance_in_use(&model, &profile), best);
+    // The section decides, and the store, which was saved with another distance, goes on.
+    save_distance(3 - best, &mut warm);
+    write(&warm);
+    assert_eq!(distance_in_use(&model, &profile), 3 - best);
+
+    // Times that cannot be are refused; then a machine has to be named.
+    warm.set(Measured::SECTION, vec![1, 2, 3]);
+    write(&warm);
+    let output = train(&trace, &profile, &[]);
+    assert!(!succeeded(&output).contains("layers ahead"));
+    let log = String::from_utf8(output.stderr).unwrap();
+    assert!(log.contains("measured is not used: it has 3 bytes, expected 44"), "{log}");
+    let modelled = ["--machine", "rtx3090", "--sizes", "mixtral-8x7b", "--budget", "25"];
+    let best = least_waiting(&succeeded(&train(&trace, &profile, &modelled)));
+    assert_eq!(restore_distance(&shape, read().get(DISTANCE_SECTION).unwrap()), Ok(best));
+    failed(&train(&trace, &profile, &["--budget", "25"]), 2, &["--machine"]);
 }
 
 /// Without --ahead there is no gate to compare with; few tokens are spread over all requests.

@@ -358,8 +358,8 @@ impl ExpertStore for Streamed {
     }
 
     fn save(&self, profile: &mut Profile) {
-        self.advisor.save(profile);
         self.tier().save(profile);
+        self.advisor.save(profile);
     }
 
     fn counters(&self) -> Option<Counters> {

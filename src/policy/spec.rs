@@ -6,7 +6,7 @@ use std::str::FromStr;
 use super::{
     AllNext, Auto, Candidate, Counts, EamcPredictor, Eviction, FineMoe, FineMoeOptions, Hot,
     HotTable, InfinityOptions, Lcp, Lfu, LlaPor, Lru, MapEviction, Moepic, MoepicOptions,
-    NextLayer, Predictor, Profile, Random, RequestEam, ScanResistant, Shape, Splitter,
+    NextLayer, Predictor, Profile, Random, RequestEam, ScanResistant, Shape, Splitter, finemoe,
 };
 use crate::{Error, Result};
 
@@ -176,8 +176,10 @@ impl Builder<'_> {
     }
 
     fn map(&mut self) -> FineMoe {
-        let distance = FineMoeOptions::default().distance.min(self.shape.moe_layers().count());
-        let options = FineMoeOptions { distance: distance.max(1), ..FineMoeOptions::default() };
+        let n_layers = self.shape.moe_layers().count().max(1);
+        let profiled = self.restore(finemoe::DISTANCE_SECTION, finemoe::restore_distance);
+        let distance = profiled.unwrap_or(FineMoeOptions::default().distance.min(n_layers));
+        let options = FineMoeOptions { distance, ..FineMoeOptions::default() };
         let restore = |shape: &Shape, bytes: &[u8]| FineMoe::restore(shape, options, bytes);
         let map = self.restore(FineMoe::SECTION, restore);
         map.unwrap_or_else(|| FineMoe::new(self.shape, options))
@@ -405,6 +407,7 @@ mod tests {
             HotTable::SECTION,
             EamcPredictor::SECTION,
             FineMoe::SECTION,
+            finemoe::DISTANCE_SECTION,
             Moepic::SECTION,
             LlaPor::SECTION,
         ];
@@ -418,6 +421,20 @@ mod tests {
             assert_eq!(warm.notes.is_empty(), !knows_it, "{name}: {:?}", warm.notes);
             assert_eq!(warm.splitter.is_some(), spec.split != SplitKind::Whole);
         }
+    }
+
+    #[test]
+    fn maps_are_searched_as_far_ahead_as_was_profiled() {
+        let verdict = |profile: &Profile| {
+            let policy = parse("finemoe").build(&shape(), profile);
+            assert_eq!(policy.notes, [""; 0]);
+            policy.predictor.unwrap().verdict().unwrap()
+        };
+        let mut profile = Profile::default();
+        // The paper's three, of which there are two.
+        assert!(verdict(&profile).contains("distance 2,"));
+        finemoe::save_distance(1, &mut profile);
+        assert!(verdict(&profile).contains("distance 1,"));
     }
 
     #[test]

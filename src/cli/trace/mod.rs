@@ -1,5 +1,6 @@
 //! `moeba trace`: routing traces, one file a subcommand.
 
+mod distance;
 mod places;
 mod record;
 mod replay;
@@ -21,7 +22,7 @@ enum Command {
     Record(record::Args),
     /// Say what policies would have done on recorded routing
     Replay(replay::Args),
-    /// Train PreScope's predictor on a trace with hidden states
+    /// Train PreScope's predictor and profile FineMoE's distance on a trace
     Train(train::Args),
 }
 

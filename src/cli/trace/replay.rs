@@ -69,18 +69,22 @@ enum Format {
 struct Percents(Vec<f64>);
 
 fn percents(text: &str) -> Parsed<Percents> {
-    let percent = |item: &str| match item.trim().trim_end_matches('%').parse::<f64>() {
-        Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(percent / 100.0),
-        _ => Err("expected a percentage above 0 and up to 100"),
-    };
     values::list(text, percent).map(Percents)
 }
 
-fn machine(text: &str) -> Parsed<String> {
+/// A part of 1.
+pub fn percent(text: &str) -> std::result::Result<f64, &'static str> {
+    match text.trim().trim_end_matches('%').parse::<f64>() {
+        Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(percent / 100.0),
+        _ => Err("expected a percentage above 0 and up to 100"),
+    }
+}
+
+pub fn machine(text: &str) -> Parsed<String> {
     known(text, Device::names())
 }
 
-fn sizes(text: &str) -> Parsed<String> {
+pub fn sizes(text: &str) -> Parsed<String> {
     known(text, Geometry::names())
 }
 

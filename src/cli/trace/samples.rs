@@ -28,6 +28,11 @@ pub fn of_trace(trace: &Trace, n_max: usize) -> Result<Samples, String> {
     })
 }
 
+/// The numbers of the tokens that `of_trace` takes.
+pub fn decoded(trace: &Trace, n_max: usize) -> Vec<usize> {
+    choose(trace, n_max).into_iter().map(|token| token.number).collect()
+}
+
 struct Token {
     number: usize,
     /// Which request it is of.

@@ -1,10 +1,11 @@
-//! `moeba trace train`: PreScope's predictor, learned from what a model's routers saw and chose.
-//! What was learned goes into a policies' profile of that model, beside what is there.
+//! `moeba trace train`: PreScope's predictor, learned from what a model's routers saw and chose, and
+//! how far ahead FineMoE is to prefetch. What was learned goes into a policies' profile of that
+//! model, beside what is there.
 
 use super::super::args;
 use super::super::new_file::NewFile;
 use super::super::{out, progress};
-use super::samples;
+use super::{distance, samples};
 use crate::policy::{LlaPor, ModelKey, Predictor, Profile, Shape};
 use crate::replay::tables::prescope::{LlaporReport, Value};
 use crate::replay::tables::{self, Cell, Row, Table, columns};
@@ -33,9 +34,11 @@ pub struct Args {
     /// Of all that is random in training
     #[arg(short, long, value_name = "N", default_value_t = 0)]
     seed: u32,
-    /// Write the accuracy as CSV: layer;predictor;measure;value
+    /// Write accuracy and times as CSV: layer;predictor;measure;value
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
+    #[command(flatten)]
+    distance: distance::Args,
 }
 
 const MAX_EPOCHS: i64 = 100_000;
@@ -76,10 +79,13 @@ pub fn run(args: Args) -> Result<()> {
     let measured = measured(&trained.report, &bytes.collect::<Vec<_>>());
     let llapor = LlaPor::new(&shape, trained.model, false).map_err(Error::invalid)?;
     llapor.save(&mut profile);
+    let distances = args.distance.profile(&trace, &shape, args.tokens, &mut profile)?;
     write(output, &profile.encode(&header.key))?;
     report.map(|report| write(report, measured.encode().as_bytes())).transpose()?;
     let setting = format!("{}, {} tokens", header.model, samples.n_tokens());
-    out::write(tables::markdown(&accuracy(&trained.report, setting), "").as_bytes())
+    let accuracy = accuracy(&trained.report, setting);
+    let tables = [Some(accuracy), distances].into_iter().flatten();
+    out::write(tables.map(|table| tables::markdown(&table, "")).collect::<String>().as_bytes())
 }
 
 /// What the profile has already: nothing if there is no such file.

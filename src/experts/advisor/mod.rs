@@ -65,9 +65,13 @@ impl Desk {
         }
     }
 
-    fn save(&self, profile: &mut Profile) {
+    /// Times go with what was learned: alone they are of no use to anybody.
+    fn save(&self, profile: &mut Profile, counters: &Counters) {
         self.predictor.iter().for_each(|predictor| predictor.save(profile));
         self.splitter.iter().for_each(|splitter| splitter.save(profile));
+        if !profile.is_empty() {
+            self.timer.measured(counters).iter().for_each(|measured| measured.save(profile));
+        }
     }
 }
 
@@ -152,7 +156,8 @@ impl Advisor {
     /// Puts what the policy has learned into the profile.
     pub fn save(&self, profile: &mut Profile) {
         self.catch_up();
-        self.desk.lock().expect("no panic under this lock").save(profile);
+        let counters = self.tier.counters();
+        self.desk.lock().expect("no panic under this lock").save(profile, &counters);
     }
 }
 

@@ -1,7 +1,7 @@
 //! The Timer (PreScope, section 4.1): what things take, from what passes were told to have taken.
 
 use crate::experts::counters::Counters;
-use crate::policy::{Costs, Phase, Timing};
+use crate::policy::{Costs, Measured, Phase, Timing};
 
 /// Weight of a new figure in the running means: some tens of tokens count.
 const WEIGHT: f64 = 1.0 / 32.0;
@@ -55,11 +55,46 @@ impl Timer {
         let load_ns = ns_a_byte * self.expert_bytes;
         load_ns.is_finite().then_some(Costs { load_ns, ..costs })
     }
+
+    /// The same, for the profile.
+    pub fn measured(&self, counters: &Counters) -> Option<Measured> {
+        let costs = self.costs(counters)?;
+        let n_needed = counters.hits_whole + counters.hits_partial + counters.misses;
+        let brought = (counters.demand_bytes + counters.prefetch_used_bytes) as f64;
+        let absent = brought / (n_needed as f64 * self.expert_bytes);
+        absent.is_finite().then_some(Measured { costs, absent: absent.min(1.0) })
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Ten experts were needed, of which four were brought: one when it was.
+    #[test]
+    fn prefetched_experts_were_absent_too() {
+        let mut timer = Timer::new(&[0, 1000]);
+        let counters = Counters {
+            hits_whole: 8,
+            hits_partial: 1,
+            misses: 1,
+            demand_bytes: 1000,
+            prefetch_used_bytes: 3000,
+            busy_ns: 500,
+            read_bytes: 5000,
+            ..Counters::default()
+        };
+        assert_eq!(timer.measured(&counters), None);
+        timer.observe(Phase::Decode, &Timing { wall_ns: 1000, ..Timing::default() });
+        let measured = timer.measured(&counters).unwrap();
+        assert_eq!(Some(measured.costs), timer.costs(&counters));
+        assert_eq!(measured.absent, 0.4);
+        // Padding is no expert.
+        let counters = Counters { demand_bytes: 1 << 20, ..counters };
+        assert_eq!(timer.measured(&counters).unwrap().absent, 1.0);
+        let nothing = Counters { hits_whole: 0, hits_partial: 0, misses: 0, ..counters };
+        assert_eq!(timer.measured(&nothing), None);
+    }
 
     #[test]
     fn a_token_is_taken_apart() {

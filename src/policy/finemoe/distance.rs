@@ -1,12 +1,15 @@
 //! How far ahead to prefetch (§6.7): too near, and loads are not hidden; too far, and predictions
 //! are wrong. The paper profiles each model before it serves it; this does it from a recording.
+//! What is found is kept in the model's profile: version and d, u32 each, little-endian.
 
 use super::predictor::FineMoeOptions;
 use super::search::{Match, Trajectory};
 use super::select::{select, threshold};
 use super::similarity::{Iteration, top_k};
 use super::store::MapStore;
-use crate::policy::{Costs, Shape};
+use crate::policy::{Costs, Profile, Shape};
+
+const VERSION: u32 = 1;
 
 /// What a prefetch distance is worth.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -76,6 +79,31 @@ pub fn profile_distances(
 pub fn best_distance(profile: &[AtDistance]) -> Option<usize> {
     let best = profile.iter().min_by(|a, b| a.stall_ns.total_cmp(&b.stall_ns));
     best.map(|at| at.distance)
+}
+
+/// Where a profile has the distance.
+pub const DISTANCE_SECTION: &str = "finemoe.distance";
+
+pub fn save_distance(distance: usize, profile: &mut Profile) {
+    let numbers = [VERSION, distance as u32];
+    profile.set(DISTANCE_SECTION, numbers.iter().flat_map(|n| n.to_le_bytes()).collect());
+}
+
+/// What was saved for a model of this shape. The error is half a sentence.
+pub fn restore_distance(shape: &Shape, bytes: &[u8]) -> Result<usize, String> {
+    let (numbers, rest) = bytes.as_chunks();
+    let numbers: Vec<u32> = numbers.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
+    let ([version, distance], []) = (&numbers[..], rest) else {
+        return Err(format!("it has {} bytes, expected 8", bytes.len()));
+    };
+    if *version != VERSION {
+        return Err(format!("it has version {version}, this moeba reads version {VERSION}"));
+    }
+    let (distance, n_layers) = (*distance as usize, shape.moe_layers().count());
+    if !(1..=n_layers).contains(&distance) {
+        return Err(format!("a distance of {distance} is none among {n_layers} layers"));
+    }
+    Ok(distance)
 }
 
 /// A missed expert is waited for while it is loaded. Predicted ones are loaded one after another:

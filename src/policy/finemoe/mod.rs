@@ -26,7 +26,9 @@ mod sketch;
 mod store;
 mod timeline;
 
-pub use distance::{AtDistance, best_distance, profile_distances};
+pub use distance::{
+    AtDistance, DISTANCE_SECTION, best_distance, profile_distances, restore_distance, save_distance,
+};
 pub use eviction::MapEviction;
 pub use predictor::{FineMoe, FineMoeOptions};
 pub use search::{Match, Trajectory};

@@ -4,6 +4,9 @@
 //! layers (u32 each); for each MoE layer its number, its experts and how many of them a row keeps
 //! (u32 each); the sketches, i8 [n, values]; then for each MoE layer scale and rest of each row,
 //! f32 [n, 2], ids, u16 [n, kept], and levels, u8 [n, kept]. Norms are made anew.
+//!
+//! Maps are the same for every d, which only weighed what made room for them: a store may go on
+//! with another.
 
 use super::row::Head;
 use super::sketch::DIMS;
@@ -34,8 +37,8 @@ impl MapStore {
         out
     }
 
-    /// Of more maps than there is room for, the first. Refuses what was not saved for this shape
-    /// and distance; the error is half a sentence.
+    /// Of more maps than there is room for, the first. Refuses what was not saved for this shape;
+    /// the error is half a sentence.
     pub(super) fn restore(
         shape: &Shape,
         capacity: usize,
@@ -49,10 +52,11 @@ impl MapStore {
         let header: Vec<u32> =
             header.as_chunks().0.iter().map(|b| u32::from_le_bytes(*b)).collect();
         let (d, n) = (header[DISTANCE], header[N_MAPS] as usize);
-        if d != expected[DISTANCE] {
-            return Err(format!("it is of distance {d}, not {}", expected[DISTANCE]));
+        let n_layers = store.layers.len().max(1);
+        if !(1..=n_layers).contains(&(d as usize)) {
+            return Err(format!("its distance of {d} is none among {n_layers} layers"));
         }
-        expected[N_MAPS] = header[N_MAPS];
+        (expected[DISTANCE], expected[N_MAPS]) = (header[DISTANCE], header[N_MAPS]);
         if header != expected {
             return Err("it belongs to a model of another shape".into());
         }

@@ -226,6 +226,11 @@ impl Predictor for FineMoe {
         }
     }
 
+    fn verdict(&self) -> Option<String> {
+        let (distance, n_maps) = (self.store.distance, self.store.len());
+        Some(format!("FineMoE: prefetch distance {distance}, {n_maps} expert maps"))
+    }
+
     fn save(&self, profile: &mut Profile) {
         profile.set(Self::SECTION, self.store.save());
     }

@@ -71,16 +71,39 @@ proptest! {
     }
 }
 
+/// Maps serve another distance, too.
 #[test]
-fn another_model_or_distance_is_refused() {
+fn a_store_goes_on_with_another_distance() {
     let (_, bytes) = saved(&[1, 2, 3]);
-    let error = |shape: Shape, distance| {
-        FineMoe::restore(&shape, options(8, distance), &bytes).unwrap_err()
+    let seen = iteration(&shape(), 2, 2.0);
+    let layers = |distance| {
+        let mut restored = FineMoe::restore(&shape(), options(8, distance), &bytes).unwrap();
+        assert_eq!(restored.store().len(), 3);
+        assert!(restored.verdict().unwrap().contains(&format!("distance {distance},")));
+        let at_start = says(&mut restored, &seen).swap_remove(0);
+        let mut layers: Vec<u32> = at_start.iter().map(|p| p.expert.layer).collect();
+        layers.sort_unstable();
+        layers.dedup();
+        layers
     };
-    assert_eq!(error(shape(), 3), "it is of distance 2, not 3");
+    for distance in 1..=3 {
+        assert_eq!(layers(distance), MOE_LAYERS[..distance]);
+    }
+}
+
+#[test]
+fn another_model_is_refused() {
+    let (_, bytes) = saved(&[1, 2, 3]);
     for n_experts in [[0, 6, 40, 0, 10], [6, 0, 40, 0, 9]] {
-        let message = error(Shape::of_model(n_experts.to_vec(), K), 2);
+        let shape = Shape::of_model(n_experts.to_vec(), K);
+        let message = FineMoe::restore(&shape, options(8, 2), &bytes).unwrap_err();
         assert_eq!(message, "it belongs to a model of another shape");
+    }
+    for distance in [0, 4, u32::MAX] {
+        let mut bytes = bytes.clone();
+        bytes[..4].copy_from_slice(&distance.to_le_bytes());
+        let message = FineMoe::restore(&shape(), options(8, 2), &bytes).unwrap_err();
+        assert_eq!(message, format!("its distance of {distance} is none among 3 layers"));
     }
     // A number of maps that would take all memory.
     let mut many = bytes.clone();

@@ -1,0 +1,121 @@
+//! How far ahead FineMoE is to prefetch (its section 6.7), from a model's routing and from what
+//! things take: on this machine, as a run has measured it, or on one that is simulated.
+
+use super::replay::{machine, percent, sizes};
+use super::samples;
+use crate::Result;
+use crate::interrupt;
+use crate::policy::finemoe::{
+    AtDistance, Iteration, best_distance, profile_distances, save_distance,
+};
+use crate::policy::{FineMoeOptions, Measured, Profile, Shape};
+use crate::replay::tables::{Cell, Row, Table, columns};
+use crate::replay::trace::Trace;
+use crate::replay::{CostModel, Device, Geometry, Host};
+
+/// The paper tries up to 6.
+const MAX_DISTANCE: usize = 8;
+
+/// Decode steps that are looked at: several times what the store keeps.
+const N_ITERATIONS: usize = 5000;
+
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// Machine that FineMoE's prefetch distance is for (see trace replay); without it, the one
+    /// where a run with this profile has measured times
+    #[arg(long, value_name = "NAME", value_parser = machine)]
+    machine: Option<String>,
+    /// Published model whose expert sizes are taken on that machine (see trace replay)
+    #[arg(long, value_name = "NAME", default_value = "qwen1.5-moe", value_parser = sizes)]
+    #[arg(requires = "machine")]
+    sizes: String,
+    /// Memory for experts on that machine, in percent of all of them
+    #[arg(long, value_name = "N", default_value = "50", value_parser = percent)]
+    #[arg(requires = "machine")]
+    budget: f64,
+}
+
+impl Args {
+    /// What things take, and where that is from. `None` if nothing is known.
+    fn costs(&self, profile: &Profile, k: usize) -> Option<(Measured, String)> {
+        if let Some(machine) = &self.machine {
+            let device = Device::by_name(machine).expect("it was checked");
+            let geometry = Geometry::published(&self.sizes).expect("it was checked");
+            let costs = CostModel::derive(&device, &Host::XEON_6230R, &geometry);
+            let costs = costs.timer(&geometry, k);
+            let from = format!("modelled for {machine} with experts sized as {}'s", self.sizes);
+            return Some((Measured { costs, absent: 1.0 - self.budget }, from));
+        }
+        let Some(bytes) = profile.get(Measured::SECTION) else {
+            log::info!(
+                "how far ahead FineMoE prefetches is not profiled: no run with this profile has \
+                 measured what things take, and there is no --machine"
+            );
+            return None;
+        };
+        match Measured::restore(bytes) {
+            Ok(measured) => Some((measured, "those of the last run with this profile".into())),
+            Err(why) => {
+                log::warn!("the profile's {} is not used: {why}", Measured::SECTION);
+                None
+            }
+        }
+    }
+
+    /// Puts the best distance into the profile; what it was chosen from is the table.
+    pub fn profile(
+        &self,
+        trace: &Trace,
+        shape: &Shape,
+        n_tokens: usize,
+        profile: &mut Profile,
+    ) -> Result<Option<Table>> {
+        let Some((Measured { costs, absent }, from)) = self.costs(profile, shape.k) else {
+            return Ok(None);
+        };
+        interrupt::check()?;
+        let iterations = iterations(trace, n_tokens.min(N_ITERATIONS));
+        let options = FineMoeOptions::default();
+        let all = profile_distances(shape, options, &iterations, &costs, absent, MAX_DISTANCE);
+        let Some(best) = best_distance(&all) else { return Ok(None) };
+        save_distance(best, profile);
+        let setting = format!(
+            "{}, {} tokens; times are {from}, where {:.0} % of the experts that are needed have \
+             to be brought. The profile has {best}, of which the least waiting is to be expected.",
+            trace.header().model,
+            iterations.len(),
+            100.0 * absent,
+        );
+        Ok(Some(table(&all, setting)))
+    }
+}
+
+fn table(all: &[AtDistance], setting: String) -> Table {
+    let row = |at: &AtDistance| {
+        let waiting = Cell::Number(at.stall_ns / 1e3, 1);
+        let cells = [Cell::Share(at.hit_rate), Cell::Number(at.n_predicted, 1), waiting];
+        Row::new(at.distance.to_string(), cells)
+    };
+    let names = ["experts predicted right", "experts predicted, a layer", "waiting, µs a layer"];
+    Table {
+        id: "finemoe-distance",
+        title: "FineMoE by prefetch distance".into(),
+        setting,
+        columns: columns("layers ahead", names),
+        rows: all.iter().map(row).collect(),
+        ..Table::default()
+    }
+}
+
+fn iterations(trace: &Trace, n_max: usize) -> Vec<Iteration> {
+    let probs = |token, layer| {
+        let mut probs = Vec::new();
+        trace.probs(token, layer, &mut probs);
+        probs
+    };
+    let of = |token| Iteration {
+        embedding: trace.embedding(token).to_vec(),
+        map: trace.header().moe_layers().map(|layer| probs(token, layer)).collect(),
+    };
+    samples::decoded(trace, n_max).into_iter().map(of).collect()
+}
