@@ -2,12 +2,13 @@
 //!
 //! Policies read no clock, so a replay cannot measure a search. It is given how long one takes and
 //! says what becomes of that beside the layer loop. `bench/map_search.rs` measures how long one
-//! takes on a machine.
+//! takes on a machine, and live runs what the whole policy does.
 
 use super::split::{Split, profile};
 use super::{DEVICE, N_WARM_UP, learned, stated};
 use crate::Result;
 use crate::policy::FineMoeOptions;
+use crate::replay::tables::side_by_side::Live;
 use crate::replay::tables::{Cell, Claim, Inputs, Row, Source, Table, columns};
 use crate::replay::{Ordered, Report, SimOptions, simulate};
 
@@ -18,10 +19,19 @@ const SHARE: f64 = 0.5;
 const N_NEW: usize = 15;
 
 /// Columns, of which the first four add up to the fifth.
-const COLUMNS: [&str; 7] =
-    ["attention", "experts", "waiting", "head", "iteration", "longer by", "searching would take"];
+const COLUMNS: [&str; 8] = [
+    "attention",
+    "experts",
+    "waiting",
+    "head",
+    "iteration",
+    "longer by",
+    "searches, µs",
+    "of an iteration",
+];
 const ITERATION: usize = 4;
 const LONGER: usize = 5;
+const SEARCHES_SHARE: usize = 7;
 
 pub fn figure_17(inputs: &Inputs) -> Result<Vec<Table>> {
     let (mut rows, mut settings) = (Vec::new(), Vec::new());
@@ -30,17 +40,18 @@ pub fn figure_17(inputs: &Inputs) -> Result<Vec<Table>> {
         settings.push(format!("{}; {}", source.describe(DEVICE), learned(&split)));
         rows.extend(of_source(&source, &split)?);
     }
+    rows.extend(live(inputs).map(live_row));
     let mut table = Table {
         id: "finemoe-fig-17",
         title: "FineMoE, Figure 17: latency breakdown of one iteration".into(),
         setting: format!(
             "{}. {:.0} % of all experts have room. \
              Mean of decode steps, ms, by how long one search takes; \"attention\" has routers and \
-             shared experts in it. \"Searching would take\": all searches of a step, one after \
-             another, if they were waited for. Times are modelled; `bench/map_search.rs` measures \
-             searches.",
+             shared experts in it. \"Searches\": all of a step, one after another, if they were \
+             waited for. These times are modelled; `bench/map_search.rs` measures searches.{}",
             settings.join(". Also "),
             100.0 * SHARE,
+            if live(inputs).next().is_some() { LIVE } else { "" },
         ),
         columns: columns("experts as, search", COLUMNS),
         rows,
@@ -56,6 +67,30 @@ pub fn figure_17(inputs: &Inputs) -> Result<Vec<Table>> {
     };
     table.claims = claims(&table, inputs);
     Ok(vec![table])
+}
+
+const LIVE: &str = " Live rows are measured, the demo model's own experts from disk, by the part \
+                    of them that has room: \"searches\" is all that the policy does for a token, \
+                    the store's updates included, on whatever thread.";
+
+fn live<'a>(inputs: &'a Inputs) -> impl Iterator<Item = &'a Live> {
+    inputs.live.iter().filter(|run| run.policy == "finemoe")
+}
+
+/// A run does not tell attention, experts and head apart.
+fn live_row(run: &Live) -> Row {
+    let Live { budget, tpot_ms, stall_ms, policy_share, .. } = *run;
+    let cells = [
+        Cell::Missing,
+        Cell::Missing,
+        Cell::Number(stall_ms, 2),
+        Cell::Missing,
+        Cell::Number(tpot_ms, 2),
+        Cell::Missing,
+        Cell::Number(1e3 * tpot_ms * policy_share, 0),
+        Cell::Share(policy_share),
+    ];
+    Row::new(format!("live, {:.0} %", 100.0 * budget), cells)
 }
 
 fn name(source: &Source, search_ns: u64) -> String {
@@ -84,7 +119,9 @@ fn of_source(source: &Source, split: &Split) -> Result<Vec<Row>> {
         }
         let mut row = Row::numbers(name(source, search_ns), 2, times);
         row.cells.push(Cell::Share(times[ITERATION] / without - 1.0));
-        row.cells.push(Cell::Number((n_searches as u64 * search_ns) as f64 / 1e6, 2));
+        let searches_ns = (n_searches as u64 * search_ns) as f64;
+        row.cells.push(Cell::Number(searches_ns / 1e3, 0));
+        row.cells.push(Cell::Share(searches_ns / 1e6 / times[ITERATION]));
         rows.push(row);
     }
     Ok(rows)
@@ -123,6 +160,15 @@ fn claims(table: &Table, inputs: &Inputs) -> Vec<Claim> {
             "The model of few parameters has the shorter iteration",
             fine < coarse,
             "the layers are as many and wait as long",
+        ));
+    }
+    let of_live = live(inputs).map(live_row).filter_map(|row| row.cells[SEARCHES_SHARE].value());
+    if let Some(most) = of_live.reduce(f64::max) {
+        claims.push(Claim::new(
+            format!("Live, what the policy does is at most 1 % of an iteration ({most:.1} %)"),
+            most <= 1.0,
+            "the demo model is so small that its iterations are much shorter than those above, while \
+             its maps have as many rows to search",
         ));
     }
     claims
