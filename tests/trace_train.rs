@@ -71,6 +71,12 @@ fn a_predictor_is_learned_kept_and_used() {
         assert!(hits > 0.0 && hits <= 1.0, "{predictor}: {hits}");
     }
 
+    for layer in [1, 3] {
+        let time = |measure| report.get(layer, "llapor", measure).unwrap();
+        assert!(time("training_s") > 0.0 && time("prediction_us") > 0.0);
+        assert_eq!(report.get(layer, "gate", "prediction_us"), None);
+    }
+
     // What was in the profile stays, and a seed makes one network.
     let mut other = Profile::default();
     other.set("another policy's", vec![1, 2, 3]);

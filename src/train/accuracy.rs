@@ -2,6 +2,7 @@
 //! what it has to beat.
 
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use super::Task;
 use super::features::Source;
@@ -29,6 +30,16 @@ pub struct LayerReport {
     pub gate: Option<Accuracy>,
     /// The experts that were most frequent in training.
     pub statistics: Accuracy,
+    pub times: Times,
+}
+
+/// What LLaPor took on this machine.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Times {
+    /// All epochs, and the compression.
+    pub training: Duration,
+    /// One prediction, the mean.
+    pub prediction: Duration,
 }
 
 /// Shares, from 0 to 1.
@@ -49,10 +60,10 @@ pub struct Hot {
     pub tokens: f64,
 }
 
-/// Trained on some rows, judged by others.
+/// Trained on some rows in a time, judged by others.
 pub fn judge(
     task: &Task<'_>,
-    model: &LayerModel,
+    (model, training): (&LayerModel, Duration),
     trained: Range<usize>,
     held_out: Range<usize>,
 ) -> LayerReport {
@@ -72,13 +83,17 @@ pub fn judge(
         let rows = pairs.iter().map(|(from, _)| &ahead[from * n_experts..][..n_experts]);
         measure(rows.flatten().copied().collect())
     });
+    let start = Instant::now();
+    let predicted = logits(&source, model, &pairs);
+    let prediction = start.elapsed() / pairs.len().max(1) as u32;
     LayerReport {
         layer: task.layer,
         group: task.group,
         n_tokens: pairs.len(),
-        llapor: measure(logits(&source, model, &pairs)),
+        llapor: measure(predicted),
         gate,
         statistics: measure(counts.repeat(pairs.len())),
+        times: Times { training, prediction },
     }
 }
 

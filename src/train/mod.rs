@@ -11,10 +11,11 @@ mod network;
 mod pca;
 mod samples;
 
-pub use accuracy::{Accuracy, LayerReport, Report};
+pub use accuracy::{Accuracy, LayerReport, Report, Times};
 pub use samples::{LayerSamples, Samples};
 
 use std::ops::Range;
+use std::time::Instant;
 
 use crate::policy::llapor::{Group, LayerModel};
 use crate::policy::{LlaporModel, Shape};
@@ -166,9 +167,11 @@ pub fn train(
             heard = progress(Progress { layer, n_done, n_layers, epoch, n_epochs, loss });
             heard.is_ok()
         };
+        let start = Instant::now();
         let trained = task.train(0..n_trained, &mut goes_on).map_err(broken)?;
         heard?;
-        report.layers.push(accuracy::judge(&task, &trained, 0..n_trained, n_trained..n));
+        let timed = (&trained, start.elapsed());
+        report.layers.push(accuracy::judge(&task, timed, 0..n_trained, n_trained..n));
         model.layers[layer] = Some(trained);
     }
     Ok(Trained { model, report })

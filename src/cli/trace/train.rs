@@ -7,7 +7,7 @@ use super::super::new_file::NewFile;
 use super::super::{out, progress};
 use super::{distance, samples};
 use crate::policy::{LlaPor, ModelKey, Predictor, Profile, Shape};
-use crate::replay::tables::prescope::{LlaporReport, Value};
+use crate::replay::tables::prescope::{LlaporReport, PREDICTION, TRAINING, Value};
 use crate::replay::tables::{self, Cell, Row, Table, columns};
 use crate::replay::trace::Trace;
 use crate::train::{Accuracy, LayerReport, Report, TrainOptions, train};
@@ -124,6 +124,8 @@ fn measured(report: &Report, bytes: &[usize]) -> LlaporReport {
             out.push(Value { layer, predictor, measure, value });
         };
         push("llapor", "bytes".into(), *bytes as f64);
+        push("llapor", TRAINING.into(), layer.times.training.as_secs_f64());
+        push("llapor", PREDICTION.into(), 1e6 * layer.times.prediction.as_secs_f64());
         for (predictor, accuracy) in judged(layer) {
             let Some(Accuracy { top, hot }) = accuracy else { continue };
             push(predictor, "samples".into(), layer.n_tokens as f64);

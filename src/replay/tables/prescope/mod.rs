@@ -7,7 +7,7 @@ mod bench;
 mod report;
 mod throughput;
 
-pub use report::{LlaporReport, Value};
+pub use report::{LlaporReport, PREDICTION, TRAINING, Value};
 
 use super::{Inputs, Table};
 use crate::Result;

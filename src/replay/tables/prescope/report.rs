@@ -1,6 +1,6 @@
 //! How well each layer's choices were predicted, as `moeba trace train --report` writes it: lines
 //! `layer;predictor;measure;value` behind a line of these names. A value is its measure's: see
-//! `train::Accuracy`.
+//! `train::Accuracy` and `train::Times`, whose measures depend on the machine and the moment.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -10,6 +10,10 @@ pub const GATE: &str = "gate";
 pub const STATISTICS: &str = "statistics";
 /// All that there may be, in the order of the tables.
 pub const PREDICTORS: [&str; 3] = [LLAPOR, GATE, STATISTICS];
+
+/// Measures of time: all of a layer's training, s, and the prediction of a token, µs.
+pub const TRAINING: &str = "training_s";
+pub const PREDICTION: &str = "prediction_us";
 
 const NAMES: &str = "layer;predictor;measure;value";
 

@@ -45,6 +45,8 @@ fn report() -> LlaporReport {
         for (measure, value) in [
             ("samples", 10.0),
             ("bytes", (layer + 1) as f64 * f64::from(1 << 20)),
+            (PREDICTION, 20.0 + layer as f64),
+            (TRAINING, 4.5),
             ("top1", 0.9),
             ("top2", if predictor == "gate" && layer == 1 { 0.95 } else { 0.9 }),
             ("hot2", 1.0),
@@ -68,7 +70,7 @@ fn every_table_has_its_rows_and_finite_figures() {
     let ids: Vec<&str> = tables.iter().map(|table| table.id).collect();
     let of = ["fig-12-fine", "fig-12-coarse", "fig-15-fine", "fig-15-coarse", "fig-16", "table-3"];
     assert_eq!(ids, of.map(|id| format!("prescope-{id}")));
-    assert_eq!(tables.iter().map(|t| t.rows.len()).collect::<Vec<_>>(), [6, 6, 8, 8, 3, 5]);
+    assert_eq!(tables.iter().map(|t| t.rows.len()).collect::<Vec<_>>(), [6, 6, 8, 8, 3, 7]);
     for table in &tables[..4] {
         // Of 40 requests 13 fill the table and 27 are served, which makes no batch of 32.
         let n = if table.id.ends_with("fine") { 5 } else { 3 };
@@ -117,12 +119,20 @@ fn accuracies_are_those_of_the_report() {
     let table = accuracy::table_3(&inputs, &report);
     let hot = table.values("Top4")[0];
     assert!((hot - 95.0).abs() < 1e-9, "{hot}");
-    assert_eq!(table.row("Memory").cells[0], Cell::Text("1.0-3.0 MiB".into()));
+    let taken = ["Memory", "Time", "Training"].map(|row| table.row(row).cells[0].to_string());
+    assert_eq!(taken, ["1.0-3.0 MiB", "20.0-22.0 µs", "4.5-4.5 s"]);
     assert!(table.claims.iter().all(|claim| claim.holds), "{:?}", table.claims);
+    // Times that were not measured have no rows, and slow ones are told.
+    let (predictor, measure) = ("llapor".to_string(), PREDICTION.to_string());
+    report.push(Value { layer: 1, predictor, measure, value: 500.0 });
+    let table = accuracy::table_3(&inputs, &report);
+    assert_eq!(table.claims.iter().map(|c| c.holds).collect::<Vec<_>>(), [true, true, true, false]);
     // A predictor that was not measured has no figures, and that is no defeat.
     let (predictor, measure) = ("llapor".to_string(), "top2".to_string());
     report = LlaporReport::default();
     report.push(Value { layer: 2, predictor, measure, value: 0.5 });
+    let untimed = accuracy::table_3(&inputs, &report);
+    assert_eq!((untimed.rows.len(), untimed.claims.len()), (4, 3));
     let table = accuracy::figure_16(&inputs, &report);
     assert_eq!(table.row("gate").cells, [Cell::Missing]);
     assert_eq!(table.claims.iter().map(|c| c.holds).collect::<Vec<_>>(), [false, true, true, true]);
