@@ -3,11 +3,14 @@
 
     cargo build --release
     bench/policies.py --text PROSE.txt [--full FULL.mtrace] [--llapor ACCURACY.csv]
+                      [--networks FULL.moeba]
 
 Replays bench/traces/*.mtrace, and runs the engine itself on the demo model, experts streamed from
 disk, at 25 and 50 % with every policy. --text is held-out prose for the live runs; --full is the
 demo model's trace with --ahead 6 --hidden (bench/traces.py --full); --llapor is what
-`moeba trace train --report` wrote. Live figures depend on the machine; everything else repeats.
+`moeba trace train FULL.mtrace --report` wrote, times included; --networks is the profile that
+`moeba trace train FULL.mtrace --held-out 35` wrote: two batches of 32 requests, which those
+networks have not seen. Live figures and those times depend on the machine; everything else repeats.
 """
 
 import argparse
@@ -44,6 +47,7 @@ def main():
     parser.add_argument("--text", type=Path, help="held-out prose; without it, no live runs")
     parser.add_argument("--full", type=Path)
     parser.add_argument("--llapor", type=Path)
+    parser.add_argument("--networks", type=Path)
     parser.add_argument("--demo", type=Path, default=ROOT / "models/demo/moeba-demo.gguf")
     parser.add_argument("--traces", type=Path, default=ROOT / "bench/traces")
     parser.add_argument("--out", type=Path, default=ROOT / "bench")
@@ -54,7 +58,7 @@ def main():
     args = parser.parse_args()
     command = [args.moeba, "trace", "replay", args.traces / "demo.mtrace", "--report", args.out,
                "--coarse", args.traces / "sibling.mtrace"]
-    for flag in ["full", "llapor"]:
+    for flag in ["full", "llapor", "networks"]:
         if getattr(args, flag):
             command += [f"--{flag}", getattr(args, flag)]
     with tempfile.TemporaryDirectory() as folder:

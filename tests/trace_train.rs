@@ -9,6 +9,7 @@ use std::process::Output;
 
 use cli_support::{failed, moeba, succeeded};
 use moeba::policy::finemoe::{DISTANCE_SECTION, restore_distance, save_distance};
+use moeba::policy::llapor::{HELD_OUT_SECTION, restore_held_out};
 use moeba::policy::{LlaPor, Measured, Profile, Shape};
 use moeba::replay::tables::prescope::LlaporReport;
 use moeba::replay::trace::Trace;
@@ -185,4 +186,31 @@ fn bad_input_is_named_in_one_sentence() {
     assert!(!profile.exists(), "a failed run left its file");
     let left = std::fs::read_dir(dir.path()).unwrap().count();
     assert_eq!(left, 3, "a failed run left a temporary file");
+}
+
+/// Before anything is replayed.
+#[test]
+fn networks_that_cannot_be_judged_are_named_in_one_sentence() {
+    let Recorded { trace, dir, .. } = recorded(&["--hidden"]);
+    let profile = dir.path().join("x.moeba");
+    let replay = |full: &Path| {
+        let mut command = moeba();
+        command.args(["trace", "replay"]).arg(&trace).arg("--report").arg(dir.path());
+        command.arg("--full").arg(full).arg("--networks").arg(&profile).output().unwrap()
+    };
+    failed(&replay(&trace), 1, &["x.moeba"]);
+    let key = Trace::open(&trace).unwrap().header().key;
+    std::fs::write(&profile, Profile::default().encode(&key)).unwrap();
+    failed(&replay(&trace), 1, &["x.moeba has no networks", "trace train"]);
+    failed(&train(&trace, &profile, &["--held-out", "100"]), 2, &["--held-out", "below 100"]);
+    succeeded(&train(&trace, &profile, &["--held-out", "40"]));
+    let whole = Profile::decode(&std::fs::read(&profile).unwrap(), &key).unwrap();
+    // Of 72 tokens 29, so that two requests of twelve are new.
+    assert_eq!(restore_held_out(whole.get(HELD_OUT_SECTION).unwrap()), Ok(29));
+    let mut without = Profile::default();
+    without.set(LlaPor::SECTION, whole.get(LlaPor::SECTION).unwrap().to_vec());
+    std::fs::write(&profile, without.encode(&key)).unwrap();
+    failed(&replay(&trace), 1, &["x.moeba has no networks", "held-out is missing"]);
+    let Recorded { trace: blind, .. } = &recorded(&[]);
+    failed(&replay(blind), 1, &["--full trace", "--hidden"]);
 }

@@ -16,6 +16,8 @@ const WINDOW: usize = 2;
 
 #[derive(Clone, Debug, Default)]
 pub struct Report {
+    /// Tokens at the end of the samples that nothing was trained on.
+    pub n_held_out: usize,
     pub layers: Vec<LayerReport>,
 }
 

@@ -158,7 +158,7 @@ pub fn train(
     }
     let moe: Vec<usize> = shape.moe_layers().collect();
     let mut model = LlaporModel { layers: vec![None; shape.n_layers()] };
-    let mut report = Report { layers: Vec::new() };
+    let mut report = Report { n_held_out: n - n_trained, layers: Vec::new() };
     for (at, &layer) in moe.iter().enumerate() {
         let task = Task { shape, samples, options, at, layer, group: Group::of(at, moe.len()) };
         let mut heard = Ok(());

@@ -2,10 +2,12 @@
 
 use super::super::values::{self, Parsed};
 use super::super::{out, progress};
+use super::train::read_profile;
 use crate::engine::budget::RamBudget;
 use crate::engine::{Engine, EngineOptions};
-use crate::policy::PolicySpec;
-use crate::replay::tables::prescope::LlaporReport;
+use crate::policy::llapor::{HELD_OUT_SECTION, restore_held_out};
+use crate::policy::{LlaPor, PolicySpec, Profile, Shape};
+use crate::replay::tables::prescope::{LlaporReport, Trained};
 use crate::replay::tables::side_by_side::Live;
 use crate::replay::tables::{self, Cell, Inputs, Row, Source, Table, columns};
 use crate::replay::trace::Trace;
@@ -53,6 +55,10 @@ pub struct Args {
     /// For the report: accuracies, as moeba trace train --report writes them
     #[arg(long, value_name = "FILE", requires = "report")]
     llapor: Option<PathBuf>,
+    /// For the report: a profile with the predictor that moeba trace train --held-out 35 or more
+    /// has trained on the --full trace
+    #[arg(long, value_name = "PROFILE", requires = "full")]
+    networks: Option<PathBuf>,
     /// For the report: figures of live runs, as bench/policies.py writes them
     #[arg(long, value_name = "FILE", requires = "report")]
     live: Option<PathBuf>,
@@ -189,6 +195,9 @@ fn report(args: &Args, trace: &Trace, folder: &Path) -> Result<()> {
     let mut inputs = Inputs::new(trace, coarse.as_ref(), full.as_ref());
     inputs.n_warm_up = args.warm_up;
     inputs.llapor = args.llapor.as_deref().map(accuracies).transpose()?;
+    if let (Some(path), Some(full)) = (&args.networks, &full) {
+        inputs.networks = Some(networks(path, full)?);
+    }
     inputs.live = args.live.as_deref().map(live).transpose()?.unwrap_or_default();
     let sections = tables::SECTIONS;
     let bar = progress::bar("replaying", sections.len() as u64);
@@ -215,6 +224,32 @@ fn accuracies(path: &Path) -> Result<LlaporReport> {
     let text = fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
     let bad = |why| Error::invalid(format!("{} is no report of accuracy: {why}", path.display()));
     LlaporReport::parse(&text).map_err(bad)
+}
+
+/// The predictor in a profile, for a model of which hidden states are in the trace.
+fn networks(path: &Path, full: &Trace) -> Result<Trained> {
+    let header = full.header();
+    let bad = |why: String| {
+        Error::invalid(format!("{} has no networks for the --full trace: {why}", path.display()))
+    };
+    if !header.hidden {
+        return Err(
+            bad("the trace does not have what routers saw; record it with --hidden".into()),
+        );
+    }
+    let bytes = read_profile(path).map_err(|e| Error::io(path, e))?;
+    let profile = Profile::decode(&bytes, &header.key).map_err(bad)?;
+    let shape = Shape::of_model(header.layers.iter().map(|l| l.n_experts).collect(), header.k);
+    let model = LlaPor::from_profile(&shape, &profile, false).map_err(bad)?.model().clone();
+    if model.n_embd() != header.n_embd {
+        let (n_embd, n) = (header.n_embd, model.n_embd());
+        return Err(bad(format!("they take {n} values of an activation, there are {n_embd}")));
+    }
+    let held_out = profile.get(HELD_OUT_SECTION);
+    let held_out = held_out.ok_or(format!("{HELD_OUT_SECTION} is missing")).map_err(bad)?;
+    let n_held_out = restore_held_out(held_out)
+        .map_err(|why| bad(format!("{HELD_OUT_SECTION} cannot be used, as {why}")))?;
+    Ok(Trained { model, n_held_out })
 }
 
 fn live(path: &Path) -> Result<Vec<Live>> {

@@ -1,9 +1,9 @@
 //! What a trace has for training: its decode steps, as many of each request.
 
 use crate::policy::Phase;
+use crate::replay::tables::by_turns;
 use crate::replay::trace::Trace;
 use crate::train::{LayerSamples, Samples};
-use std::collections::BTreeMap;
 
 /// Samples may take this much memory. While a layer is trained, its own examples, which are about
 /// as large as its samples, come to that.
@@ -42,19 +42,11 @@ struct Token {
 /// The first decode steps of each request. Kinds take turns, so that the last ones, which networks
 /// are judged by, are of all kinds.
 fn choose(trace: &Trace, n_max: usize) -> Vec<Token> {
-    let requests = trace.requests();
-    let mut order: Vec<(usize, usize)> = Vec::with_capacity(requests.len());
-    let mut turns = BTreeMap::new();
-    for (text, request) in requests.iter().enumerate() {
-        let turn = turns.entry(&request.kind).or_insert(0);
-        order.push((*turn, text));
-        *turn += 1;
-    }
-    order.sort_unstable();
+    let order = by_turns(trace, 1);
     let part = |i: usize| i * n_max / order.len();
     let mut tokens = Vec::new();
-    for (i, &(_, text)) in order.iter().enumerate() {
-        let request = &requests[text];
+    for (i, &text) in order.iter().enumerate() {
+        let request = &trace.requests()[text];
         let decode = request.tokens.clone().filter(|t| trace.phase(*t) == Phase::Decode);
         let decode = decode.take(part(i + 1) - part(i));
         tokens.extend(decode.map(|number| Token { number, text }));

@@ -5,7 +5,9 @@
 use super::super::args;
 use super::super::new_file::NewFile;
 use super::super::{out, progress};
+use super::replay::percent;
 use super::{distance, samples};
+use crate::policy::llapor::save_held_out;
 use crate::policy::{LlaPor, ModelKey, Predictor, Profile, Shape};
 use crate::replay::tables::prescope::{LlaporReport, PREDICTION, TRAINING, Value};
 use crate::replay::tables::{self, Cell, Row, Table, columns};
@@ -31,6 +33,9 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = TrainOptions::default().epochs)]
     #[arg(value_parser = epochs)]
     epochs: usize,
+    /// Of these tokens those that the predictor is judged by and not trained on, in percent
+    #[arg(long, value_name = "N", default_value = "12.5", value_parser = held_out)]
+    held_out: f64,
     /// Of all that is random in training
     #[arg(short, long, value_name = "N", default_value_t = 0)]
     seed: u32,
@@ -50,6 +55,11 @@ fn epochs(text: &str) -> super::super::values::Parsed<usize> {
     super::super::values::integer(text, 1, MAX_EPOCHS)
 }
 
+fn held_out(text: &str) -> super::super::values::Parsed<f64> {
+    let part = percent(text).ok().filter(|part| *part < 1.0);
+    part.ok_or_else(|| "expected a percentage above 0 and below 100".into())
+}
+
 pub fn run(args: Args) -> Result<()> {
     let trace = Trace::open(&args.trace)?;
     let (header, path) = (trace.header(), args.trace.display());
@@ -66,8 +76,12 @@ pub fn run(args: Args) -> Result<()> {
     let shape = Shape::of_model(header.layers.iter().map(|l| l.n_experts).collect(), header.k);
     let samples = samples::of_trace(&trace, args.tokens)
         .map_err(|why| Error::invalid(format!("{path}: {why}")))?;
-    let options =
-        TrainOptions { epochs: args.epochs, seed: args.seed.into(), ..TrainOptions::default() };
+    let options = TrainOptions {
+        epochs: args.epochs,
+        seed: args.seed.into(),
+        held_out: args.held_out,
+        ..TrainOptions::default()
+    };
     let bar = progress::bar("train", (shape.moe_layers().count() * args.epochs) as u64);
     let trained = train(&shape, &samples, &options, &mut |_| {
         bar.inc(1);
@@ -79,6 +93,7 @@ pub fn run(args: Args) -> Result<()> {
     let measured = measured(&trained.report, &bytes.collect::<Vec<_>>());
     let llapor = LlaPor::new(&shape, trained.model, false).map_err(Error::invalid)?;
     llapor.save(&mut profile);
+    save_held_out(trained.report.n_held_out, &mut profile);
     let distances = args.distance.profile(&trace, &shape, args.tokens, &mut profile)?;
     write(output, &profile.encode(&header.key))?;
     report.map(|report| write(report, measured.encode().as_bytes())).transpose()?;
@@ -88,14 +103,16 @@ pub fn run(args: Args) -> Result<()> {
     out::write(tables.map(|table| tables::markdown(&table, "")).collect::<String>().as_bytes())
 }
 
+/// A profile's bytes, or as many of another file's as a profile may have.
+pub fn read_profile(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(PROFILE_BYTES_MAX).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 /// What the profile has already: nothing if there is no such file.
 fn existing(path: &Path, key: &ModelKey) -> Result<Profile> {
-    let read = || -> io::Result<Vec<u8>> {
-        let mut bytes = Vec::new();
-        File::open(path)?.take(PROFILE_BYTES_MAX).read_to_end(&mut bytes)?;
-        Ok(bytes)
-    };
-    match read() {
+    match read_profile(path) {
         Ok(bytes) => Profile::decode(&bytes, key).map_err(|why| {
             Error::invalid(format!("{}: {why}; it is not overwritten", path.display()))
         }),

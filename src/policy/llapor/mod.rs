@@ -14,11 +14,13 @@
 //!
 //! Biases left out. Before the first layer of a token stands the last layer of the one before.
 
+mod held_out;
 mod loss;
 mod model;
 mod persist;
 mod predictor;
 
+pub use held_out::{HELD_OUT_SECTION, restore_held_out, save_held_out};
 pub use loss::Loss;
 pub use model::{LayerModel, Linear, LlaporModel, Residual, Workspace, push_choice};
 pub use predictor::LlaPor;

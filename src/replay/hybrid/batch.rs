@@ -192,7 +192,7 @@ fn of_tokens(tokens: &[usize], mut predict: impl FnMut(usize, &mut Vec<f32>)) ->
 }
 
 /// 1 for the `k` highest, the lower id first among equals, and 0 for the others.
-fn keep_best(probs: &mut [f32], k: usize) {
+pub fn keep_best(probs: &mut [f32], k: usize) {
     let mut order: Vec<usize> = (0..probs.len()).collect();
     order.sort_by(|a, b| probs[*b].total_cmp(&probs[*a]).then(a.cmp(b)));
     let best = &order[..k.min(order.len())];

@@ -7,7 +7,7 @@ mod batch;
 mod machine;
 mod resident;
 
-pub use batch::{BatchLayer, BatchStep, Batches, N_AHEAD, OfToken, Source, counts};
+pub use batch::{BatchLayer, BatchStep, Batches, N_AHEAD, OfToken, Source, counts, keep_best};
 pub use machine::HybridCounters;
 pub use resident::Keep;
 

@@ -6,7 +6,7 @@ use super::super::trace::Trace;
 use super::super::{
     Budget, Caching, CostModel, Device, Geometry, Host, Mode, Report, SimOptions, Traced, simulate,
 };
-use super::prescope::LlaporReport;
+use super::prescope::{LlaporReport, Trained};
 use super::side_by_side::Live;
 use crate::Result;
 use crate::policy::{PolicySpec, Profile};
@@ -33,6 +33,8 @@ pub struct Inputs<'a> {
     pub full: Option<&'a Trace>,
     /// How well LLaPor predicts, of `moeba trace train` on `full`.
     pub llapor: Option<LlaporReport>,
+    /// LLaPor's networks, trained on a part of `full`, which has hidden states then.
+    pub networks: Option<Trained>,
     /// Runs of the engine itself.
     pub live: Vec<Live>,
     /// Requests at the start that only fill caches and stores.
@@ -43,7 +45,7 @@ impl<'a> Inputs<'a> {
     pub fn new(fine: &'a Trace, coarse: Option<&'a Trace>, full: Option<&'a Trace>) -> Inputs<'a> {
         let fine = Source { trace: fine, stands_for: "qwen1.5-moe" };
         let coarse = coarse.map(|trace| Source { trace, stands_for: "mixtral-8x7b" });
-        Inputs { fine, coarse, full, llapor: None, live: Vec::new(), n_warm_up: 8 }
+        Inputs { fine, coarse, full, llapor: None, networks: None, live: Vec::new(), n_warm_up: 8 }
     }
 
     pub fn sources(&self) -> impl Iterator<Item = Source<'a>> {

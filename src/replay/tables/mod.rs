@@ -17,6 +17,7 @@ pub mod side_by_side;
 pub use inputs::{Inputs, N_UBATCH, Source};
 pub use markdown::{csv, markdown};
 pub use plot::svg;
+pub use requests::by_turns;
 
 /// Tables that belong together: a paper's.
 pub struct Section {

@@ -4,16 +4,18 @@
 mod ablation;
 mod accuracy;
 mod bench;
+mod networks;
 mod report;
 mod throughput;
 
+pub use networks::Trained;
 pub use report::{LlaporReport, PREDICTION, TRAINING, Value};
 
 use super::{Inputs, Table};
 use crate::Result;
 
 pub fn all(inputs: &Inputs) -> Result<Vec<Table>> {
-    let benches = bench::benches(inputs);
+    let benches = bench::benches(inputs)?;
     let mut tables: Vec<Table> = benches.iter().map(throughput::figure_12).collect();
     tables.extend(benches.iter().map(ablation::figure_15));
     if let Some(report) = &inputs.llapor {

@@ -1,7 +1,7 @@
 //! Figure 12: throughput by batch size.
 
 use super::bench::{Bench, DEVICES, SCHEDULERS, by_size, needed_share, on, throughput};
-use crate::replay::hybrid::HybridOptions;
+use crate::replay::hybrid::{HybridOptions, Scheduler};
 use crate::replay::tables::{Axes, Cell, Claim, Paper, Row, Table, columns};
 
 pub fn figure_12(bench: &Bench) -> Table {
@@ -9,7 +9,10 @@ pub fn figure_12(bench: &Bench) -> Table {
     for device in DEVICES {
         for (name, scheduler) in SCHEDULERS {
             let options = HybridOptions { scheduler, ..bench.prescope(device) };
-            let reports = bench.run(&options);
+            let reports = match scheduler {
+                Scheduler::PreSched => bench.run(&options),
+                Scheduler::Greedy(_) | Scheduler::Static => bench.run_by_gate(&options),
+            };
             rows.push(Row::new(on(name, device), reports.iter().map(throughput)));
             if name == "HybriMoE" {
                 greedy.extend(reports.into_iter().flatten());
