@@ -1,5 +1,5 @@
-//! `moeba trace train`: PreScope's predictor, learned from what a model's routers saw and chose, and
-//! how far ahead FineMoE is to prefetch. What was learned goes into a policies' profile of that
+//! `moeba trace train`: PreScope's predictor, learned from what a model's routers saw and chose,
+//! and how far ahead FineMoE is to prefetch. What was learned goes into a policies' profile of that
 //! model, beside what is there.
 
 use super::super::args;
