@@ -167,8 +167,8 @@ fn claims(table: &Table, inputs: &Inputs) -> Vec<Claim> {
         claims.push(Claim::new(
             format!("Live, what the policy does is at most 1 % of an iteration ({most:.1} %)"),
             most <= 1.0,
-            "the demo model is so small that its iterations are much shorter than those above, while \
-             its maps have as many rows to search",
+            "the demo model is so small that its iterations are much shorter than those above, \
+             while its maps have as many rows to search",
         ));
     }
     claims
