@@ -10,6 +10,7 @@ pub mod engine;
 pub mod error;
 pub mod experts;
 pub mod gguf;
+pub mod hub;
 pub mod interrupt;
 pub mod model;
 pub mod policy;

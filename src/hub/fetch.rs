@@ -1,0 +1,234 @@
+//! From what a user asks for to a file on this machine.
+
+use super::api::Api;
+use super::choice::{Choice, choose};
+use super::download::Job;
+use super::http::Http;
+use super::listing::RemoteFile;
+use super::paths::RepoPaths;
+use super::retry::{Failure, Try};
+use super::snapshot::{self, Cached};
+use super::{Config, Patience, RepoId, Wanted, url};
+use crate::{Error, Result};
+use rustix::fs::statvfs;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// How far a download has come.
+#[derive(Clone, Copy, Debug)]
+pub struct Step<'a> {
+    pub file: &'a str,
+    /// Bytes that are there, and of all files that were not in the cache.
+    pub done: u64,
+    pub total: u64,
+}
+
+/// A hub and the cache of its files.
+#[derive(Debug)]
+pub struct Hub {
+    config: Config,
+}
+
+impl Hub {
+    pub fn new(config: Config) -> Hub {
+        Hub { config }
+    }
+
+    fn paths(&self, repo: &RepoId) -> RepoPaths {
+        RepoPaths::new(&self.config.cache, repo)
+    }
+
+    /// The first file of the model on this machine; what the cache lacks is downloaded. A hub that
+    /// cannot be reached is done without where the cache has the model.
+    pub fn fetch(&self, wanted: &Wanted, progress: &mut dyn FnMut(Step<'_>)) -> Result<PathBuf> {
+        if self.config.offline {
+            return self.cached(wanted)?.ok_or_else(|| {
+                let cache = self.config.cache.display();
+                Error::Invalid(format!("{wanted} is not in {cache}, and --offline asks nobody"))
+            });
+        }
+        match self.online(wanted, progress) {
+            Ok(path) => Ok(path),
+            Err(Failure::Passing { why, .. }) => match self.cached(wanted) {
+                Ok(Some(path)) => {
+                    log::warn!("{why}; taking what the cache has of {wanted}");
+                    Ok(path)
+                }
+                _ => Err(Error::Invalid(why)),
+            },
+            Err(Failure::Lasting(e)) => Err(e),
+        }
+    }
+
+    /// What the cache has, without asking anybody. An error names what there is instead.
+    fn cached(&self, wanted: &Wanted) -> Result<Option<PathBuf>> {
+        let paths = self.paths(&wanted.repo);
+        let mut missed = None;
+        for commit in snapshot::commits(&paths)? {
+            let files = snapshot::files(&paths, &commit)?;
+            let names: Vec<&str> = files.iter().map(String::as_str).collect();
+            match pick(&names, wanted, "the cache") {
+                Ok(files) => return Ok(Some(paths.pointer(&commit, files[0]))),
+                Err(e) => missed = missed.or(Some(e)),
+            }
+        }
+        missed.map_or(Ok(None), Err)
+    }
+
+    fn online(&self, wanted: &Wanted, progress: &mut dyn FnMut(Step<'_>)) -> Try<PathBuf> {
+        let http = Http::new(&self.config);
+        // Where the cache has it, a hub that does not answer at once is done without.
+        let attempts = match self.cached(wanted) {
+            Ok(Some(_)) => 1,
+            _ => self.config.patience.attempts,
+        };
+        let patience = Patience { attempts, ..self.config.patience };
+        let api = Api { http: &http, endpoint: &self.config.endpoint, patience };
+        let (repo, paths) = (&wanted.repo, self.paths(&wanted.repo));
+        let commit = api.commit(repo)?;
+        let listed = api.listing(repo, &commit)?;
+        let names: Vec<&str> = listed.iter().map(|file| file.path.as_str()).collect();
+        let picked = pick(&names, wanted, "the repository")?;
+        let files: Vec<&RemoteFile> =
+            picked.iter().filter_map(|path| listed.iter().find(|f| f.path == *path)).collect();
+
+        let lacking = |file: &&&RemoteFile| snapshot::find(&paths, &commit, file).is_none();
+        let missing: Vec<&RemoteFile> = files.iter().filter(lacking).copied().collect();
+        let total = missing.iter().filter_map(|file| file.size).sum();
+        self.check_room(&paths, &missing)?;
+        let mut before = 0;
+        for file in missing {
+            let path = url::escape_path(&file.path);
+            let url = format!("{}/{repo}/resolve/{commit}/{path}", self.config.endpoint);
+            let (config, http, paths) = (&self.config, &http, &paths);
+            let mut step = |done| progress(Step { file: &file.path, done: before + done, total });
+            Job { config, http, repo, paths, file, url }.run(&mut step)?;
+            snapshot::link(paths, &commit, file)?;
+            before += file.size.unwrap_or(0);
+        }
+        // Only now: a branch names what is whole.
+        snapshot::set_branch(&paths, &commit)?;
+        Ok(paths.pointer(&commit, picked[0]))
+    }
+
+    /// Says at once that a model will not fit the disk, and not after hours.
+    fn check_room(&self, paths: &RepoPaths, files: &[&RemoteFile]) -> Result<()> {
+        let there = |path: PathBuf| fs::metadata(path).map_or(0, |meta| meta.len());
+        let needed = files.iter().map(|file| {
+            let parts = there(paths.incomplete(&file.etag)).max(there(paths.blob(&file.etag)));
+            file.size.unwrap_or(0).saturating_sub(parts)
+        });
+        let needed: u64 = needed.fold(0, u64::saturating_add);
+        // The folder may not exist yet: the disk is that of the first one above it that does.
+        let disk = self.config.cache.ancestors().find_map(|folder| statvfs(folder).ok());
+        match disk.map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize)) {
+            Some(free) if free < needed => {
+                let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+                Err(Error::Invalid(format!(
+                    "{}: {} MiB are to be downloaded, but the disk has room for {} MiB",
+                    self.config.cache.display(),
+                    mib(needed),
+                    free >> 20
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// All models that the cache has, by name.
+    pub fn list(&self) -> Result<Vec<Cached>> {
+        let mut out = Vec::new();
+        for repo in snapshot::repos(&self.config.cache)? {
+            let paths = self.paths(&repo);
+            for (commit, files) in self.models(&repo)? {
+                let files: Vec<&str> = files.iter().map(String::as_str).collect();
+                out.push(snapshot::describe(&paths, &repo, &commit, &files));
+            }
+        }
+        Ok(out)
+    }
+
+    /// The models of a repository's snapshots, each as the commit and its files. Of a model that
+    /// several commits have, the newest.
+    fn models(&self, repo: &RepoId) -> Result<Vec<(String, Vec<String>)>> {
+        let paths = self.paths(repo);
+        let mut out: Vec<(String, Vec<String>)> = Vec::new();
+        for commit in snapshot::commits(&paths)? {
+            let all = snapshot::files(&paths, &commit)?;
+            let names: Vec<&str> = all.iter().map(String::as_str).collect();
+            for file in names.iter().filter(|name| name.ends_with(".gguf")) {
+                let Choice::Files(files) = choose(&names, None, Some(file)) else { continue };
+                let files: Vec<String> = files.into_iter().map(Into::into).collect();
+                if !out.iter().any(|(_, known)| known[0] == files[0]) {
+                    out.push((commit.clone(), files));
+                }
+            }
+        }
+        Ok(out)
+    }
+
+    /// Removes one model of a repository, or, where no type is named, the repository. Answers the
+    /// bytes that became free.
+    pub fn remove(&self, wanted: &Wanted) -> Result<u64> {
+        let paths = self.paths(&wanted.repo);
+        let absent =
+            || Error::Invalid(format!("{wanted} is not in {}", self.config.cache.display()));
+        if wanted.quant.is_none() && wanted.file.is_none() {
+            let root = paths.root();
+            if !root.is_dir() {
+                return Err(absent());
+            }
+            let n_bytes = size_of(&root);
+            fs::remove_dir_all(&root).map_err(|e| Error::io(&root, e))?;
+            return Ok(n_bytes);
+        }
+        let mut doomed = Vec::new();
+        let mut missed = None;
+        for commit in snapshot::commits(&paths)? {
+            let files = snapshot::files(&paths, &commit)?;
+            let names: Vec<&str> = files.iter().map(String::as_str).collect();
+            match pick(&names, wanted, "the cache") {
+                Ok(files) => doomed.extend(files.iter().map(|file| paths.pointer(&commit, file))),
+                Err(e) => missed = missed.or(Some(e)),
+            }
+        }
+        match (doomed.is_empty(), missed) {
+            (true, Some(e)) => Err(e),
+            (true, None) => Err(absent()),
+            (false, _) => snapshot::remove(&paths, &doomed),
+        }
+    }
+}
+
+/// Bytes of the files in a folder, links aside.
+fn size_of(folder: &Path) -> u64 {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let sizes = entries.map(|entry| match entry.metadata() {
+        Ok(meta) if meta.is_dir() => size_of(&entry.path()),
+        Ok(meta) if meta.is_file() => meta.len(),
+        _ => 0,
+    });
+    sizes.sum()
+}
+
+/// The model's files, or a sentence about what there is instead.
+fn pick<'a>(files: &[&'a str], wanted: &Wanted, place: &str) -> Result<Vec<&'a str>> {
+    let list = |files: Vec<&str>| match files.is_empty() {
+        true => "no GGUF file".to_owned(),
+        false => files.join(", "),
+    };
+    let repo = &wanted.repo;
+    Err(Error::Invalid(match choose(files, wanted.quant.as_deref(), wanted.file.as_deref()) {
+        Choice::Files(files) => return Ok(files),
+        Choice::NoSuchType(there) | Choice::NoSuchFile(there) => {
+            format!("{wanted}: no such file; {place} has {}", list(there))
+        }
+        Choice::NoModel => format!(
+            "{repo}: {place} has no GGUF file; a checkpoint's folder can be turned into one by \
+             `moeba convert`"
+        ),
+        Choice::NoShard(name) => {
+            format!("{repo}: of a split model, {place} lacks {name}")
+        }
+    }))
+}

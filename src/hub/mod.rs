@@ -1,0 +1,27 @@
+//! Models from a Hugging Face hub: finds the file of a repository that a name stands for, brings it
+//! into the cache that all of the hub's programs share, and checks it.
+//!
+//! What is decided (`repo`, `choice`, `names`, `paths`, `range`, `url`, `listing`) knows neither
+//! network nor disk; `http` and `api` ask, `download` writes one file, `snapshot` reads and changes the
+//! cache's folders, and `fetch` puts them together.
+
+mod api;
+mod choice;
+mod config;
+mod download;
+mod fetch;
+mod http;
+mod listing;
+mod lock;
+mod names;
+mod paths;
+mod range;
+mod repo;
+mod retry;
+mod snapshot;
+mod url;
+
+pub use config::{Config, Patience, Token};
+pub use fetch::{Hub, Step};
+pub use repo::{RepoId, Wanted};
+pub use snapshot::Cached;
