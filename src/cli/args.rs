@@ -1,25 +1,14 @@
 //! Arguments that several subcommands share, and how they become engine options.
 
-use super::values::Parsed;
-use super::{progress, values};
-use crate::Result;
+use super::values::{self, Parsed};
 use crate::engine::budget::RamBudget;
-use crate::engine::{CacheType, Engine, EngineOptions, ProfileChoice};
+use crate::engine::{CacheType, EngineOptions, ProfileChoice};
 use crate::experts::link::IoKind;
 use crate::policy::PolicySpec;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 /// More threads or tokens than any machine or model has: a slip of the finger.
 const MAX_THREADS: i64 = 4096;
 pub const MAX_TOKENS: i64 = 1 << 24;
-
-#[derive(clap::Args, Debug)]
-pub struct ModelArg {
-    /// GGUF file, the first one of a split model (or -m FILE)
-    #[arg(value_name = "MODEL", env = "MOEBA_MODEL")]
-    pub model: PathBuf,
-}
 
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = "Engine")]
@@ -118,19 +107,9 @@ impl BatchArgs {
             policy: self.experts.policy,
             io: self.experts.io,
             profile: self.experts.profile.clone(),
+            overrides: Vec::new(),
             lockstep: false,
             faults: None,
         }
     }
-}
-
-/// Loads a model with a bar, then says what was loaded.
-pub fn load(path: &Path, options: &EngineOptions) -> Result<Arc<Engine>> {
-    let bar = progress::bar("loading", 1000);
-    let engine = Engine::load(path, options, &mut |part| {
-        bar.set_position((part * 1000.0) as u64);
-    })?;
-    bar.finish_and_clear();
-    log::info!("{}", engine.describe());
-    Ok(engine)
 }

@@ -1,7 +1,8 @@
 //! What users of llama.cpp type, turned into what clap can parse: multi-letter short flags become
-//! their long form (clap would read `-ub 8` as `-u -b 8`), and `-m FILE` becomes the positional
-//! MODEL, so that `tokenize -m FILE TEXT` finds both where it expects them.
+//! their long form (clap would read `-ub 8` as `-u -b 8`), and `-m FILE` and `-hf REPO` become the
+//! positional MODEL, so that `tokenize -m FILE TEXT` finds both where it expects them.
 
+use super::model::HUB_PREFIX;
 use std::ffi::{OsStr, OsString};
 
 /// Multi-letter shorts, without the dash, and their long flags. A flag that the subcommand does
@@ -14,6 +15,7 @@ const SHORTS: &[(&str, &str)] = &[
     ("hf", "--hf-repo"),
     ("hff", "--hf-file"),
     ("hfr", "--hf-repo"),
+    ("hft", "--hf-token"),
     ("ncmoe", "--n-cpu-moe"),
     ("ngl", "--gpu-layers"),
     ("no-cnv", "--no-conversation"),
@@ -69,8 +71,8 @@ pub fn rewrite(argv: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
         if let (Some(at), Some(model)) = (model_at, model_value(&arg, &mut argv)) {
             match model {
                 Some(model) => out.insert(at, model),
-                // `-m` came last: clap has no such flag here and says what is wrong.
-                None => out.push(arg),
+                // It came last: clap has no such flag, or one that takes a value, and says so.
+                None => out.push(long_form(&arg).unwrap_or(arg)),
             }
             continue;
         }
@@ -92,15 +94,33 @@ pub fn rewrite(argv: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     out
 }
 
-/// The value of `-m`, `--model` in their spellings: `None` for any other argument, `Some(None)`
-/// if the value is missing.
+/// Flags that name the model, and what marks their value as such a name.
+const MODEL_FLAGS: &[(&str, &str)] = &[
+    ("-m", ""),
+    ("--model", ""),
+    ("-hf", HUB_PREFIX),
+    ("-hfr", HUB_PREFIX),
+    ("--hf-repo", HUB_PREFIX),
+];
+
+/// What a flag that names the model makes MODEL: `None` for any other argument, `Some(None)` if
+/// the value is missing.
 fn model_value(arg: &OsStr, rest: &mut impl Iterator<Item = OsString>) -> Option<Option<OsString>> {
-    if arg == "-m" || arg == "--model" {
-        return Some(rest.next());
+    let marked = |prefix: &str, value: OsString| {
+        let mut model = OsString::from(prefix);
+        model.push(value);
+        model
+    };
+    for (flag, prefix) in MODEL_FLAGS {
+        if arg == *flag {
+            return Some(rest.next().map(|value| marked(prefix, value)));
+        }
+        let value = arg.to_str().and_then(|text| text.strip_prefix(flag)?.strip_prefix('='));
+        if let Some(value) = value {
+            return Some(Some(marked(prefix, value.into())));
+        }
     }
-    let text = arg.to_str()?;
-    let value = text.strip_prefix("--model=").or_else(|| text.strip_prefix("-m="))?;
-    Some(Some(value.into()))
+    None
 }
 
 /// `-ub` → `--ubatch-size`, `-ub=8` → `--ubatch-size=8`.
@@ -147,6 +167,10 @@ mod tests {
             ("moeba tokenize hello --model=m.gguf", "moeba tokenize m.gguf hello"),
             ("moeba -v run -p hi -m m.gguf", "moeba -v run m.gguf -p hi"),
             ("moeba trace record -m m.gguf -o x", "moeba trace record m.gguf -o x"),
+            ("moeba run -hf a/b:Q8_0 -hff x", "moeba run hf:a/b:Q8_0 --hf-file x"),
+            ("moeba tokenize hello --hf-repo=a/b", "moeba tokenize hf:a/b hello"),
+            ("moeba tokenize -hfr a/b hello -hft t", "moeba tokenize hf:a/b hello --hf-token t"),
+            ("moeba run -hf", "moeba run --hf-repo"),
             ("moeba run -m", "moeba run -m"),
             ("moeba man -m", "moeba man -m"),
         ];

@@ -3,6 +3,7 @@
 
 mod experts;
 
+use super::model::ModelArg;
 use super::out;
 use crate::gguf::{Gguf, TensorInfo, TensorType, Value};
 use crate::model::granules;
@@ -10,7 +11,6 @@ use crate::{Error, Result};
 use serde_json::{Map, Value as Json, json};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::path::PathBuf;
 
 use experts::LayerExperts;
 
@@ -26,26 +26,8 @@ pub struct InspectArgs {
     check: bool,
 }
 
-#[derive(clap::Args, Debug)]
-#[group(required = true, multiple = false)]
-struct ModelArg {
-    /// The GGUF file, or the first shard of a split one
-    #[arg(value_name = "MODEL")]
-    positional: Option<PathBuf>,
-    /// The same, as a flag
-    #[arg(short = 'm', long = "model", value_name = "MODEL")]
-    flag: Option<PathBuf>,
-}
-
-impl ModelArg {
-    fn path(self) -> Result<PathBuf> {
-        let given = self.positional.or(self.flag);
-        given.ok_or_else(|| Error::Usage("a model file must be given".into()))
-    }
-}
-
 pub fn run(args: InspectArgs) -> Result<()> {
-    let gguf = Gguf::open(args.model.path()?)?;
+    let gguf = args.model.open()?;
     // Before any output: what is printed after a check has passed it.
     if args.check {
         gguf.check_all_finite(|_| {})?;

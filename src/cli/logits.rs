@@ -1,6 +1,7 @@
 //! `moeba logits`: the model's answer to given tokens, for comparison with other programs.
 
-use super::args::{self, BatchArgs, ModelArg, ThreadsArg};
+use super::args::{BatchArgs, ThreadsArg};
+use super::model::ModelArg;
 use super::npy::Npy;
 use super::values::Parsed;
 use super::{progress, values};
@@ -45,7 +46,7 @@ pub fn run(args: Args) -> Result<()> {
         return Err(Error::Usage("--output and --experts name the same file".into()));
     }
     let options = args.batch.options(tokens.len(), args.threads.count());
-    let engine = args::load(&args.model.model, &options)?;
+    let engine = args.model.resolve()?.load(&options)?;
     let mut session = Session::new(&engine)?;
     session.record_experts(args.experts.is_some());
     let mut out = Npy::create::<f32>(&args.output, &[tokens.len(), engine.n_vocab()])?;

@@ -7,11 +7,14 @@ mod bench;
 mod chat;
 mod conversation;
 mod convert;
+mod environment;
 mod generate;
+mod hub;
 mod inspect;
 mod logging;
 mod logits;
 mod manual;
+mod model;
 mod new_file;
 mod npy;
 mod out;
@@ -31,7 +34,7 @@ mod trace;
 mod values;
 
 use crate::{Error, Result, interrupt};
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::LazyLock;
@@ -89,15 +92,28 @@ enum Command {
     Trace(trace::Args),
     /// Make a file of random weights in a published model's shapes, to time on
     Synth(synth::SynthArgs),
+    /// Download a model from Hugging Face, and print where it is
+    Pull(hub::PullArgs),
+    /// List downloaded models
+    List(hub::ListArgs),
+    /// Remove downloaded models
+    Rm(hub::RmArgs),
     /// Print a completion script for a shell
     Completions(manual::CompletionsArgs),
     /// Print a manual page (troff)
     Man(manual::ManArgs),
 }
 
+/// All flags, with the variables that the environment may set them by.
+fn command_line() -> clap::Command {
+    environment::with_fallbacks(Cli::command(), |name| std::env::var_os(name).is_some())
+}
+
 /// Everything `src/main.rs` does.
 pub fn main() -> ExitCode {
-    let cli = match Cli::try_parse_from(argv::rewrite(std::env::args_os())) {
+    let argv = argv::rewrite(std::env::args_os());
+    let matches = command_line().try_get_matches_from(argv);
+    let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(e) => return parse_end(&e),
     };
@@ -124,8 +140,11 @@ fn dispatch(command: Command) -> Result<()> {
         Command::Bench(args) => bench::run(args),
         Command::Trace(args) => trace::run(args),
         Command::Synth(args) => synth::run(args),
-        Command::Completions(args) => manual::completions(args, Cli::command()),
-        Command::Man(args) => manual::man(args, Cli::command()),
+        Command::Pull(args) => hub::pull(args),
+        Command::List(args) => hub::list(args),
+        Command::Rm(args) => hub::rm(args),
+        Command::Completions(args) => manual::completions(args, command_line()),
+        Command::Man(args) => manual::man(args, command_line()),
     }
 }
 

@@ -2,7 +2,8 @@
 //! compare: windows of n_ctx tokens, each begun afresh with BOS where the model has one, and the
 //! second half of each scored.
 
-use super::args::{self, BatchArgs, ModelArg, ThreadsArg};
+use super::args::{self, BatchArgs, ThreadsArg};
+use super::model::ModelArg;
 use super::prompt::read_text;
 use super::report::{self, Watch};
 use super::stats::{Stats, per_second};
@@ -43,7 +44,7 @@ const MIN_WINDOW: usize = 4;
 pub fn run(args: Args) -> Result<()> {
     let text = read_text(&args.file)?;
     let options = args.batch.options(args.ctx_size, args.threads.count());
-    let engine = args::load(&args.model.model, &options)?;
+    let engine = args.model.resolve()?.load(&options)?;
     // As llama.cpp reads it: BOS by the model's own rule, control tokens are only text.
     let options = EncodeOptions { add_special: true, parse_special: false };
     let tokens = engine.tokenizer().encode(&text, options);

@@ -1,9 +1,8 @@
 //! `moeba render`: what a model's chat template makes of a conversation, and nothing else.
 
-use super::args::ModelArg;
+use super::model::ModelArg;
 use super::{out, prompt};
 use crate::chat::ChatTemplate;
-use crate::gguf::Gguf;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 use serde_json::{Map, Value};
@@ -27,7 +26,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<()> {
-    let gguf = Gguf::open(&args.model.model)?;
+    let gguf = args.model.open()?;
     let tokenizer = Tokenizer::from_gguf(&gguf)?;
     let template = ChatTemplate::from_gguf(&gguf, &tokenizer, args.chat_template.as_deref())?;
     let mut request = Request::read(&args.messages)?;

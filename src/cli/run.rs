@@ -1,8 +1,9 @@
 //! `moeba run`: one answer to a prompt, or a chat where there is none.
 
-use super::args::{self, BatchArgs, ModelArg, ThreadsArg};
+use super::args::{self, BatchArgs, ThreadsArg};
 use super::conversation::{Conversation, has_template};
 use super::generate::{End, Generator, Limits, Outcome, Request};
+use super::model::ModelArg;
 use super::prompt::read_prompt;
 use super::sampling::{LimitArgs, SamplingArgs};
 use super::stats::Stats;
@@ -111,12 +112,14 @@ pub struct Run {
 pub fn run(args: Args) -> Result<()> {
     let options = args.batch.options(args.ctx_size, args.threads.count());
     if args.dry_run {
-        return plan::print(&args.model.model, &options);
+        let model = args.model.resolve()?;
+        return plan::print(&model.path, &model.options(&options));
     }
     // Read before the model is: a prompt that is missing need not wait for gigabytes.
     let prompt = args.text.prompt()?;
+    let model = args.model.resolve()?;
     let start = Instant::now();
-    let engine = args::load(&args.model.model, &options)?;
+    let engine = model.load(&options)?;
     let load_time = start.elapsed();
     let mut sampling = args.sampling.options();
     // Told even where it was drawn, so that any run can be repeated.

@@ -28,15 +28,18 @@ pub struct SamplingArgs {
     min_p: f32,
     /// Divide the logits of recent tokens by this; 1 is off
     #[arg(long, value_name = "X", default_value = "1", value_parser = factor)]
+    #[arg(env = "MOEBA_REPEAT_PENALTY")]
     repeat_penalty: f32,
     /// How many recent tokens the penalties see; 0 is none, -1 all
     #[arg(long, value_name = "N", default_value = "64", value_parser = look_back)]
     repeat_last_n: i32,
     /// Subtract this from the logits of tokens that occurred
     #[arg(long, value_name = "X", default_value = "0", value_parser = penalty)]
+    #[arg(env = "MOEBA_PRESENCE_PENALTY")]
     presence_penalty: f32,
     /// Subtract this for each time that a token occurred
     #[arg(long, value_name = "X", default_value = "0", value_parser = penalty)]
+    #[arg(env = "MOEBA_FREQUENCY_PENALTY")]
     frequency_penalty: f32,
     /// Random seed; -1 is a new one each time
     #[arg(short, long, value_name = "N", default_value = "-1", value_parser = seed)]

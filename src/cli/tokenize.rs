@@ -1,8 +1,7 @@
 //! `moeba tokenize` and `moeba detokenize`: text to token ids and back, by metadata alone.
 
-use super::args::ModelArg;
+use super::model::ModelArg;
 use super::{out, prompt};
-use crate::gguf::Gguf;
 use crate::tokenizer::{EncodeOptions, Tokenizer};
 use crate::{Error, Result};
 use std::path::Path;
@@ -29,7 +28,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<()> {
-    let tokenizer = Tokenizer::from_gguf(&Gguf::open(&args.model.model)?)?;
+    let tokenizer = Tokenizer::from_gguf(&args.model.open()?)?;
     let text = match args.text.as_str() {
         "-" => prompt::read_text(Path::new("-"))?,
         _ => args.text,
@@ -62,7 +61,7 @@ pub struct DetokenizeArgs {
 }
 
 pub fn detokenize(args: DetokenizeArgs) -> Result<()> {
-    let tokenizer = Tokenizer::from_gguf(&Gguf::open(&args.model.model)?)?;
+    let tokenizer = Tokenizer::from_gguf(&args.model.open()?)?;
     let ids = match args.ids.as_str() {
         "-" => parse_ids(&prompt::read_text(Path::new("-"))?)?,
         text => parse_ids(text)?,

@@ -15,7 +15,7 @@ use crate::backend::cpu::Cpu;
 pub use crate::backend::cpu::router::Route;
 use crate::experts::link::{Faults, IoKind};
 use crate::experts::{Counters, Layout, StreamOptions, TierPlan};
-use crate::gguf::Gguf;
+use crate::gguf::{Gguf, Override};
 use crate::interrupt;
 pub use crate::model::forward::Want;
 use crate::model::forward::{Buffers, Listener};
@@ -52,6 +52,8 @@ pub struct EngineOptions {
     pub io: IoKind,
     /// Where policies keep what they learn of the model.
     pub profile: ProfileChoice,
+    /// Metadata that takes the place of the file's own.
+    pub overrides: Vec<Override>,
     /// Whether layers wait for what was predicted, for tests: see `StreamOptions`.
     pub lockstep: bool,
     /// Makes reads of experts fail and wait, for tests.
@@ -71,6 +73,7 @@ impl Default for EngineOptions {
             policy: PolicySpec::default(),
             io: IoKind::Auto,
             profile: ProfileChoice::Nowhere,
+            overrides: Vec::new(),
             lockstep: false,
             faults: None,
         }
@@ -102,7 +105,7 @@ struct Prepared {
 
 impl Prepared {
     fn new(path: &Path, options: &EngineOptions) -> Result<Prepared> {
-        let gguf = Gguf::open(path)?;
+        let gguf = Gguf::open_with(path, &options.overrides)?;
         let tokenizer = Tokenizer::from_gguf(&gguf)?;
         let bound = Bound::new(gguf)?;
         if tokenizer.n_vocab() > bound.n_vocab() {

@@ -2,6 +2,7 @@
 
 use super::detach;
 use super::header::{Header, Metadata, TensorInfo};
+use super::overrides::Override;
 use super::value::Value;
 use crate::{Error, Result};
 use memmap2::Mmap;
@@ -64,8 +65,7 @@ impl Shard {
         let kind = fs::metadata(path).map_err(|e| Error::io(path, e))?;
         // Asked before opening: opening a named pipe would wait for ever.
         if kind.is_dir() {
-            let got = "a directory (`moeba convert` takes checkpoint folders)";
-            return Err(Error::format(path, "file", "a GGUF file", got));
+            return Err(Error::format(path, "file", "a GGUF file", describe_folder(path)));
         }
         if !kind.is_file() {
             return Err(Error::format(path, "file", "a regular file", "a device, pipe or socket"));
@@ -93,6 +93,8 @@ pub struct Gguf {
     alignment: u64,
     /// Of the first shard; the others repeat nothing of use.
     metadata: Metadata,
+    /// What stands in its place, or beside it: a key once.
+    overrides: Vec<Override>,
     shards: Vec<Shard>,
     tensors: Vec<TensorInfo>,
     index: HashMap<String, usize>,
@@ -106,12 +108,26 @@ impl Gguf {
             version: header.version,
             alignment: header.alignment,
             metadata: header.metadata,
+            overrides: Vec::new(),
             shards: vec![first],
             tensors: Vec::new(),
             index: HashMap::new(),
         };
         gguf.add_tensors(header.tensors)?;
         gguf.open_other_shards()?;
+        Ok(gguf)
+    }
+
+    /// The same with other metadata, for all that reads it from here on. What the file says of
+    /// its own form, its alignment and shards, has been read by then.
+    pub fn open_with(path: impl AsRef<Path>, overrides: &[Override]) -> Result<Gguf> {
+        let mut gguf = Gguf::open(path)?;
+        for given in overrides {
+            let found = gguf.metadata.get(&gguf.shards[0].map, given.key());
+            let fitted = given.fitted(gguf.path(), found)?;
+            gguf.overrides.retain(|earlier| earlier.key() != given.key());
+            gguf.overrides.push(fitted);
+        }
         Ok(gguf)
     }
 
@@ -139,12 +155,22 @@ impl Gguf {
     }
 
     pub fn get(&self, key: &str) -> Option<Value<'_>> {
-        self.metadata.get(&self.shards[0].map, key)
+        self.overridden(key).or_else(|| self.metadata.get(&self.shards[0].map, key))
     }
 
-    /// All metadata, in file order.
+    fn overridden(&self, key: &str) -> Option<Value<'_>> {
+        self.overrides.iter().find(|given| given.key() == key).map(Override::value)
+    }
+
+    /// All metadata, in file order; what only overrides say comes last.
     pub fn keys(&self) -> impl Iterator<Item = (&str, Value<'_>)> {
-        self.metadata.iter(&self.shards[0].map)
+        let map = &self.shards[0].map;
+        let own = self
+            .metadata
+            .iter(map)
+            .map(|(key, value)| (key, self.overridden(key).unwrap_or(value)));
+        let added = self.overrides.iter().filter(|o| self.metadata.get(map, o.key()).is_none());
+        own.chain(added.map(|given| (given.key(), given.value())))
     }
 
     /// All tensors, in file order, shard by shard.
@@ -244,6 +270,25 @@ impl Gguf {
         }
         let expected = format!("{expected} tensors in all shards");
         Err(Error::format(self.path(), "split.tensors.count", expected, found.to_string()))
+    }
+}
+
+/// What people give instead of a model's file, and what to do about it.
+fn describe_folder(path: &Path) -> String {
+    let names = fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.file_name());
+    let names: Vec<String> = names.filter_map(|name| name.into_string().ok()).collect();
+    let gguf = names.iter().filter(|name| name.ends_with(".gguf")).min();
+    let checkpoint = |name: &String| name == "config.json" || name.ends_with(".safetensors");
+    if let Some(gguf) = gguf {
+        format!("a directory: give a file in it, such as {}", path.join(gguf).display())
+    } else if names.iter().any(checkpoint) {
+        let folder = path.display();
+        format!(
+            "a directory with a Hugging Face checkpoint: `moeba convert {folder} -o MODEL.gguf` \
+             makes a GGUF file of it"
+        )
+    } else {
+        "a directory".into()
     }
 }
 

@@ -5,7 +5,8 @@
 mod report;
 mod traffic;
 
-use super::args::{self, BatchArgs, ModelArg};
+use super::args::{self, BatchArgs};
+use super::model::ModelArg;
 use super::report::Watch;
 use super::values::Parsed;
 use super::{progress, values};
@@ -100,11 +101,12 @@ fn tests(args: &Args) -> Vec<Test> {
 pub fn run(args: Args) -> Result<()> {
     let tests = tests(&args);
     let n_ctx = tests.iter().map(|t| t.n_prompt + t.n_gen + t.n_depth).max().unwrap_or(1);
+    let model = args.model.resolve()?;
     let mut report = Report::new(args.output);
     for &n_threads in &args.threads.0 {
         let mut options = args.batch.options(n_ctx, usize::try_from(n_threads).ok());
         options.n_ctx = Some(n_ctx);
-        let engine = args::load(&args.model.model, &options)?;
+        let engine = model.load(&options)?;
         for test in &tests {
             let samples = Bench::new(&engine, &args, *test)?.run()?;
             report.add(&Row::new(&engine, &args.batch, *test, samples))?;

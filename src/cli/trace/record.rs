@@ -2,7 +2,8 @@
 //! batch, and then decode steps, one token each: those of the text as it goes on, or what the
 //! model makes of it.
 
-use super::super::args::{self, BatchArgs, ModelArg, ThreadsArg};
+use super::super::args::{self, BatchArgs, ThreadsArg};
+use super::super::model::{Model, ModelArg};
 use super::super::new_file::NewFile;
 use super::super::prompt::read_text;
 use super::super::values::{self, Parsed};
@@ -80,10 +81,11 @@ struct Text {
 pub fn run(args: Args) -> Result<()> {
     let texts = texts(&args)?;
     let n_ctx = args.n_prompt.max + args.n_gen;
-    let engine = args::load(&args.model.model, &args.batch.options(n_ctx, args.threads.count()))?;
-    let header = header(&engine, &args)?;
+    let model = args.model.resolve()?;
+    let engine = model.load(&args.batch.options(n_ctx, args.threads.count()))?;
+    let header = header(&engine, &model, &args)?;
     if header.moe_layers().next().is_none() {
-        let model = args.model.model.display();
+        let model = model.path.display();
         return Err(Error::invalid(format!("{model}: no layer has routed experts to record")));
     }
     let n_forced = args.n_prompt.max + if args.generate { 0 } else { args.n_gen };
@@ -128,7 +130,7 @@ fn source<'a>(engine: &'a Engine, text: &'a Text, n_tokens: usize) -> Result<Sou
     })
 }
 
-fn header(engine: &Engine, args: &Args) -> Result<Header> {
+fn header(engine: &Engine, file: &Model, args: &Args) -> Result<Header> {
     let model = engine.model();
     let layer = |layer: usize| {
         let Some(experts) = model.routed_experts(layer) else { return LayerShape::default() };
@@ -139,11 +141,11 @@ fn header(engine: &Engine, args: &Args) -> Result<Header> {
             slot_bytes: SlotLayout::new(engine.gguf(), experts).slot_bytes() as u64,
         }
     };
-    let stem = args.model.model.file_stem().unwrap_or_default().to_string_lossy();
+    let stem = file.path.file_stem().unwrap_or_default().to_string_lossy();
     Ok(Header {
         model: engine.gguf().str("general.name")?.unwrap_or(&stem).to_string(),
         // The engine's own may have let go of the file.
-        key: Gguf::open(&args.model.model)?.key(),
+        key: Gguf::open(&file.path)?.key(),
         n_embd: model.hyper().n_embd,
         k: model.hyper().routing.k,
         layers: (0..engine.n_layers()).map(layer).collect(),

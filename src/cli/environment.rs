@@ -1,0 +1,81 @@
+//! Variables of llama.cpp, for those who have set them: a flag that has a variable of ours may have
+//! one of llama.cpp's besides. A flag counts first, then ours, then llama.cpp's.
+
+use clap::{Arg, Command};
+
+/// (ours, llama.cpp's)
+const FALLBACKS: &[(&str, &str)] = &[
+    ("MOEBA_BATCH_SIZE", "LLAMA_ARG_BATCH"),
+    ("MOEBA_CACHE_TYPE_K", "LLAMA_ARG_CACHE_TYPE_K"),
+    ("MOEBA_CACHE_TYPE_V", "LLAMA_ARG_CACHE_TYPE_V"),
+    ("MOEBA_CTX_SIZE", "LLAMA_ARG_CTX_SIZE"),
+    ("MOEBA_FREQUENCY_PENALTY", "LLAMA_ARG_FREQUENCY_PENALTY"),
+    ("MOEBA_HF_FILE", "LLAMA_ARG_HF_FILE"),
+    ("MOEBA_HF_REPO", "LLAMA_ARG_HF_REPO"),
+    ("MOEBA_LOG_FILE", "LLAMA_ARG_LOG_FILE"),
+    ("MOEBA_MIN_P", "LLAMA_ARG_MIN_P"),
+    ("MOEBA_MODEL", "LLAMA_ARG_MODEL"),
+    ("MOEBA_N_PREDICT", "LLAMA_ARG_N_PREDICT"),
+    ("MOEBA_OFFLINE", "LLAMA_ARG_OFFLINE"),
+    ("MOEBA_PRESENCE_PENALTY", "LLAMA_ARG_PRESENCE_PENALTY"),
+    ("MOEBA_REPEAT_PENALTY", "LLAMA_ARG_REPEAT_PENALTY"),
+    ("MOEBA_TEMP", "LLAMA_ARG_TEMPERATURE"),
+    ("MOEBA_THREADS", "LLAMA_ARG_THREADS"),
+    ("MOEBA_TOP_K", "LLAMA_ARG_TOP_K"),
+    ("MOEBA_TOP_P", "LLAMA_ARG_TOP_P"),
+    ("MOEBA_UBATCH_SIZE", "LLAMA_ARG_UBATCH"),
+];
+
+/// The same command line, which reads llama.cpp's variable where it is set and ours is not, so that
+/// both are checked alike; the help names both.
+pub fn with_fallbacks(command: Command, is_set: impl Fn(&str) -> bool + Copy) -> Command {
+    let command = command.mut_args(|arg| with_fallback(arg, is_set));
+    command.mut_subcommands(|command| with_fallbacks(command, is_set))
+}
+
+fn with_fallback(arg: Arg, is_set: impl Fn(&str) -> bool) -> Arg {
+    let ours = arg.get_env().and_then(|name| name.to_str()).unwrap_or_default();
+    let Some((ours, theirs)) = FALLBACKS.iter().find(|(name, _)| *name == ours) else {
+        return arg;
+    };
+    let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+    let arg = arg.help(format!("{help} [or {theirs}]"));
+    if is_set(theirs) && !is_set(ours) { arg.env(theirs) } else { arg }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Cli;
+    use super::*;
+    use clap::CommandFactory;
+    use std::collections::BTreeSet;
+
+    /// Names of all variables that a command line reads.
+    fn variables(command: &Command, out: &mut BTreeSet<String>) {
+        let names = command.get_arguments().filter_map(|arg| arg.get_env()?.to_str());
+        out.extend(names.map(Into::into));
+        command.get_subcommands().for_each(|command| variables(command, out));
+    }
+
+    #[test]
+    fn every_variable_of_the_table_is_a_flags() {
+        let mut ours = BTreeSet::new();
+        variables(&Cli::command(), &mut ours);
+        for (name, _) in FALLBACKS {
+            assert!(ours.contains(*name), "{name}");
+        }
+    }
+
+    #[test]
+    fn llama_cpps_variable_is_read_only_where_ours_is_not_set() {
+        let read = |set: &[&str]| {
+            let mut names = BTreeSet::new();
+            let command = with_fallbacks(Cli::command(), |name| set.contains(&name));
+            variables(&command, &mut names);
+            (names.contains("MOEBA_THREADS"), names.contains("LLAMA_ARG_THREADS"))
+        };
+        assert_eq!(read(&[]), (true, false));
+        assert_eq!(read(&["LLAMA_ARG_THREADS"]), (false, true));
+        assert_eq!(read(&["LLAMA_ARG_THREADS", "MOEBA_THREADS"]), (true, false));
+    }
+}

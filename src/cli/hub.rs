@@ -1,0 +1,118 @@
+//! Models of a hub: the flags that say which file and how, and `moeba pull`, `list` and `rm`.
+
+use super::model::HUB_PREFIX;
+use super::values::Parsed;
+use super::{out, progress};
+use crate::hub::{Config, Hub, Step, Token, Wanted};
+use crate::{Error, Result};
+use clap::builder::BoolishValueParser;
+use indicatif::{HumanBytes, ProgressBar};
+use std::path::PathBuf;
+
+#[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Model")]
+pub struct HubArgs {
+    /// File of the repository, by its name (or -hff)
+    #[arg(long, value_name = "FILE", env = "MOEBA_HF_FILE")]
+    hf_file: Option<String>,
+    /// Token for private repositories (or -hft); better in HF_TOKEN, where no other user sees it
+    #[arg(long, value_name = "TOKEN", value_parser = secret)]
+    hf_token: Option<Secret>,
+    /// Take what the cache has and ask no server
+    #[arg(long, env = "MOEBA_OFFLINE", value_parser = BoolishValueParser::new())]
+    offline: bool,
+}
+
+/// A token that is judged later: clap would repeat a wrong one in its message.
+#[derive(Clone)]
+struct Secret(String);
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret(…)")
+    }
+}
+
+fn secret(text: &str) -> Parsed<Secret> {
+    Ok(Secret(text.into()))
+}
+
+/// `USER/REPO[:QUANT]`, with or without what marks it as a hub's.
+fn wanted(text: &str) -> Result<Wanted> {
+    Wanted::parse(text.strip_prefix(HUB_PREFIX).unwrap_or(text)).map_err(Error::Usage)
+}
+
+impl HubArgs {
+    fn hub(&self) -> Result<Hub> {
+        let mut config = Config::from_env()?;
+        if let Some(Secret(token)) = &self.hf_token {
+            config.token = Some(Token::new(token)?);
+        }
+        config.offline |= self.offline;
+        Ok(Hub::new(config))
+    }
+
+    /// The model's first file on this machine.
+    pub fn fetch(&self, text: &str) -> Result<PathBuf> {
+        let mut wanted = wanted(text)?;
+        if let Some(file) = &self.hf_file {
+            wanted = wanted.with_file(file).map_err(Error::Usage)?;
+        }
+        let mut bar: Option<ProgressBar> = None;
+        let mut progress = |step: Step<'_>| {
+            let bar = bar.get_or_insert_with(|| {
+                log::info!("downloading {wanted}, {}", HumanBytes(step.total));
+                progress::bytes(step.total)
+            });
+            bar.set_message(step.file.to_owned());
+            bar.set_position(step.done);
+        };
+        let path = self.hub()?.fetch(&wanted, &mut progress);
+        if let Some(bar) = bar {
+            bar.finish_and_clear();
+        }
+        path
+    }
+}
+
+#[derive(clap::Args, Debug)]
+pub struct PullArgs {
+    /// Repository of Hugging Face; QUANT is Q4_K_M if there is one, else the first file's
+    #[arg(value_name = "USER/REPO[:QUANT]")]
+    repo: String,
+    #[command(flatten)]
+    hub: HubArgs,
+}
+
+/// Prints where the file is.
+pub fn pull(args: PullArgs) -> Result<()> {
+    let path = args.hub.fetch(&args.repo)?;
+    out::line(&path.display().to_string())
+}
+
+#[derive(clap::Args, Debug)]
+pub struct ListArgs {}
+
+pub fn list(_: ListArgs) -> Result<()> {
+    for model in Hub::new(Config::from_env()?).list()? {
+        let quant = model.quant.map(|quant| format!(":{quant}")).unwrap_or_default();
+        let name = format!("{}{quant}", model.repo);
+        let size = HumanBytes(model.n_bytes).to_string();
+        out::line(&format!("{name:<48} {size:>12}  {}", model.path.display()))?;
+    }
+    Ok(())
+}
+
+#[derive(clap::Args, Debug)]
+pub struct RmArgs {
+    /// Repository, or one model of it
+    #[arg(value_name = "USER/REPO[:QUANT]")]
+    repo: String,
+}
+
+pub fn rm(args: RmArgs) -> Result<()> {
+    let wanted = wanted(&args.repo)?;
+    let n_bytes = Hub::new(Config::from_env()?).remove(&wanted)?;
+    log::info!("{wanted} is gone: {} are free", HumanBytes(n_bytes));
+    Ok(())
+}

@@ -1,0 +1,152 @@
+//! The model that a subcommand works on: a file, or one of a hub that becomes a file; and the
+//! metadata that is to stand in its place.
+
+use super::hub::HubArgs;
+use super::progress;
+use super::values::Parsed;
+use crate::engine::{Engine, EngineOptions};
+use crate::gguf::{Gguf, Override};
+use crate::hub::Wanted;
+use crate::{Error, Result};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Before the name of a repository where a file's could stand.
+pub const HUB_PREFIX: &str = "hf:";
+
+#[derive(clap::Args, Debug)]
+pub struct ModelArg {
+    /// GGUF file, the first one of a split model (or -m FILE), or hf:USER/REPO[:QUANT]
+    #[arg(value_name = "MODEL", env = "MOEBA_MODEL", required_unless_present = "hf_repo")]
+    model: Option<PathBuf>,
+    // By the time that clap looks, the flag has become a MODEL (see `argv`): this is its place in
+    // the help, and what the environment says if it names no MODEL.
+    /// Model from Hugging Face instead of MODEL (or -hf); QUANT is Q4_K_M if there is one
+    #[arg(long, value_name = "USER/REPO[:QUANT]", env = "MOEBA_HF_REPO", help_heading = "Model")]
+    hf_repo: Option<String>,
+    #[command(flatten)]
+    hub: HubArgs,
+    /// Metadata in place of the file's; TYPE is int, float, bool or str; may be repeated
+    #[arg(long, value_name = "KEY=TYPE:VALUE,…", value_parser = overrides)]
+    #[arg(help_heading = "Model")]
+    override_kv: Vec<Overrides>,
+}
+
+/// A list is one value of the flag, so it needs a type of its own: clap reads `Vec` as "repeated".
+#[derive(Clone, Debug)]
+struct Overrides(Vec<Override>);
+
+fn overrides(text: &str) -> Parsed<Overrides> {
+    let items = csv_row(text);
+    items.iter().map(|item| item.parse()).collect::<Parsed<_>>().map(Overrides)
+}
+
+/// The fields of a line of CSV (RFC 4180): one that begins with a quote may have commas, and two
+/// quotes for one.
+fn csv_row(text: &str) -> Vec<String> {
+    let mut fields = vec![String::new()];
+    let mut quoted = false;
+    let mut chars = text.chars().peekable();
+    while let Some(c) = chars.next() {
+        let field = fields.last_mut().expect("there is always one");
+        match c {
+            '"' if quoted && chars.next_if_eq(&'"').is_some() => field.push('"'),
+            '"' if quoted => quoted = false,
+            '"' if field.is_empty() => quoted = true,
+            ',' if !quoted => fields.push(String::new()),
+            c => field.push(c),
+        }
+    }
+    fields
+}
+
+/// A model on this machine, and what is to be read in it.
+#[derive(Clone, Debug)]
+pub struct Model {
+    pub path: PathBuf,
+    overrides: Vec<Override>,
+}
+
+impl ModelArg {
+    /// The model's file; one of a hub is downloaded unless the cache has it.
+    pub fn resolve(&self) -> Result<Model> {
+        let overrides = self.override_kv.iter().flat_map(|list| list.0.clone()).collect();
+        let wanted = match (&self.model, &self.hf_repo) {
+            (Some(path), _) => path.to_str().and_then(|text| text.strip_prefix(HUB_PREFIX)),
+            (None, repo) => repo.as_deref(),
+        };
+        let path = match (wanted, &self.model) {
+            (Some(wanted), _) => self.hub.fetch(wanted)?,
+            (None, Some(path)) => {
+                check_exists(path)?;
+                path.clone()
+            }
+            // clap has seen to one of them.
+            (None, None) => return Err(Error::Usage("a model must be given".into())),
+        };
+        Ok(Model { path, overrides })
+    }
+
+    /// Opens the file for its metadata.
+    pub fn open(&self) -> Result<Gguf> {
+        self.resolve()?.open()
+    }
+}
+
+/// A repository's name where a file's is expected gets an answer of its own.
+fn check_exists(path: &Path) -> Result<()> {
+    let text = path.to_str().unwrap_or_default();
+    let is_repo = !text.ends_with(".gguf") && Wanted::parse(text).is_ok();
+    let folder_exists = path.parent().is_some_and(Path::exists);
+    if is_repo && !folder_exists {
+        let sentence = format!("{text}: no such file; a repository of Hugging Face is -hf {text}");
+        return Err(Error::invalid(sentence));
+    }
+    Ok(())
+}
+
+impl Model {
+    pub fn open(&self) -> Result<Gguf> {
+        Gguf::open_with(&self.path, &self.overrides)
+    }
+
+    /// The same options, for this model.
+    pub fn options(&self, options: &EngineOptions) -> EngineOptions {
+        EngineOptions { overrides: self.overrides.clone(), ..options.clone() }
+    }
+
+    /// Loads it with a bar, then says what was loaded.
+    pub fn load(&self, options: &EngineOptions) -> Result<Arc<Engine>> {
+        let bar = progress::bar("loading", 1000);
+        let engine = Engine::load(&self.path, &self.options(options), &mut |part| {
+            bar.set_position((part * 1000.0) as u64);
+        })?;
+        bar.finish_and_clear();
+        log::info!("{}", engine.describe());
+        Ok(engine)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_overrides_are_lines_of_csv() {
+        let cases: &[(&str, &[&str])] = &[
+            ("a=int:1", &["a=int:1"]),
+            ("a=int:1,b=str:x y", &["a=int:1", "b=str:x y"]),
+            (r#""a=str:x,y",b=bool:true"#, &["a=str:x,y", "b=bool:true"]),
+            (r#""a=str:say ""hi""",b=str:"q""#, &[r#"a=str:say "hi""#, r#"b=str:"q""#]),
+            ("a,,b", &["a", "", "b"]),
+        ];
+        for (text, fields) in cases {
+            assert_eq!(csv_row(text), *fields, "{text}");
+        }
+        let Overrides(list) = overrides("a=int:1,b=bool:true").unwrap();
+        assert_eq!(list.iter().map(Override::key).collect::<Vec<_>>(), ["a", "b"]);
+        for bad in ["", "a=int:1,", "a=int:1,b=int:x"] {
+            assert!(overrides(bad).is_err(), "{bad:?}");
+        }
+    }
+}
