@@ -4,14 +4,20 @@ use assert_cmd::Command;
 use std::process::Output;
 
 fn moeba(args: &[&str]) -> Output {
+    moeba_with(&[], args)
+}
+
+/// With these variables.
+fn moeba_with(vars: &[(&str, &str)], args: &[&str]) -> Output {
     let mut command = Command::cargo_bin("moeba").unwrap();
     // The machine's own settings must not decide a test.
     for (name, _) in std::env::vars_os() {
-        if name.to_str().is_some_and(|n| n.starts_with("MOEBA_") || n == "RUST_LOG") {
+        let known = ["MOEBA_", "LLAMA_ARG_", "HF_", "RUST_LOG"];
+        if name.to_str().is_some_and(|n| known.iter().any(|k| n.starts_with(k))) {
             command.env_remove(name);
         }
     }
-    command.args(args).output().unwrap()
+    command.envs(vars.iter().copied()).args(args).output().unwrap()
 }
 
 fn text(bytes: &[u8]) -> &str {
@@ -76,6 +82,83 @@ fn budgets_policies_and_io_that_are_none_are_told_what_there_is() {
             }
         }
     }
+}
+
+#[test]
+fn overrides_and_repositories_are_read_before_anything_is_opened() {
+    let cases: &[(&[&str], &[&str])] = &[
+        (&["--override-kv", "a"], &["--override-kv", "KEY=TYPE:VALUE"]),
+        (&["--override-kv", "a=int:1,b=float:x"], &["b: expected a finite number"]),
+        (&["--override-kv", ""], &["--override-kv"]),
+    ];
+    let commands: &[&[&str]] = &[
+        &["run", "m.gguf"],
+        &["inspect", "m.gguf"],
+        &["tokenize", "m.gguf"],
+        &["trace", "record", "m.gguf", "-f", "x", "-o", "y"],
+    ];
+    for command in commands {
+        for (flags, words) in cases {
+            let out = moeba(&[command, *flags].concat());
+            let message = text(&out.stderr);
+            assert_eq!(out.status.code(), Some(2), "{command:?} {flags:?}: {message}");
+            words.iter().for_each(|word| assert!(message.contains(word), "no {word:?}: {message}"));
+        }
+    }
+    let wrong: &[&[&str]] = &[
+        &["inspect", "-hf", "model"],
+        &["inspect", "-hf"],
+        &["inspect", "-hf", "a/b:"],
+        &["inspect", "hf:../b"],
+        &["inspect", "-hf", "a/b", "-hff", "../../x.gguf"],
+        &["pull"],
+        &["pull", "a/b/c"],
+        &["rm", ".."],
+        &["inspect"],
+    ];
+    for args in wrong {
+        let out = moeba(args);
+        assert_eq!(out.status.code(), Some(2), "{args:?}: {}", text(&out.stderr));
+        assert!(out.stdout.is_empty());
+    }
+}
+
+#[test]
+fn llama_cpps_variables_count_last_and_are_checked_alike() {
+    // What a value is refused by says which one was read.
+    let refused = |vars: &[(&str, &str)], flags: &[&str]| {
+        let out = moeba_with(vars, &[&["run", "m.gguf", "-p", "x"], flags].concat());
+        (out.status.code() == Some(2)).then(|| text(&out.stderr).to_owned())
+    };
+    let names = [
+        ("LLAMA_ARG_THREADS", "--threads"),
+        ("LLAMA_ARG_CTX_SIZE", "--ctx-size"),
+        ("LLAMA_ARG_BATCH", "--batch-size"),
+        ("LLAMA_ARG_UBATCH", "--ubatch-size"),
+        ("LLAMA_ARG_CACHE_TYPE_K", "--cache-type-k"),
+        ("LLAMA_ARG_CACHE_TYPE_V", "--cache-type-v"),
+        ("LLAMA_ARG_N_PREDICT", "--predict"),
+        ("LLAMA_ARG_TEMPERATURE", "--temp"),
+        ("LLAMA_ARG_TOP_K", "--top-k"),
+        ("LLAMA_ARG_TOP_P", "--top-p"),
+        ("LLAMA_ARG_MIN_P", "--min-p"),
+        ("LLAMA_ARG_REPEAT_PENALTY", "--repeat-penalty"),
+        ("LLAMA_ARG_PRESENCE_PENALTY", "--presence-penalty"),
+        ("LLAMA_ARG_FREQUENCY_PENALTY", "--frequency-penalty"),
+        ("LLAMA_ARG_OFFLINE", "--offline"),
+    ];
+    for (name, flag) in names {
+        let message =
+            refused(&[(name, "wrong")], &[]).unwrap_or_else(|| panic!("{name} is unread"));
+        assert!(message.contains(flag) && message.contains("wrong"), "{name}: {message}");
+    }
+    let theirs = ("LLAMA_ARG_THREADS", "theirs");
+    let message = refused(&[theirs, ("MOEBA_THREADS", "ours")], &[]).unwrap();
+    assert!(message.contains("'ours'"), "{message}");
+    assert_eq!(refused(&[theirs, ("MOEBA_THREADS", "1")], &[]), None);
+    assert_eq!(refused(&[theirs], &["-t", "1"]), None);
+    let help = moeba(&["run", "--help"]);
+    assert!(text(&help.stdout).contains("LLAMA_ARG_THREADS"));
 }
 
 #[test]

@@ -21,6 +21,10 @@ pub fn install(global: &Global) -> Result<()> {
         .filter_module("moeba", level)
         .filter_level(log::LevelFilter::Warn.min(level))
         .parse_default_env()
+        // Whatever RUST_LOG asks for: these would show bytes and addresses as they are sent, and
+        // with them the token of a hub and signatures that open its files.
+        .filter_module("ureq_proto::util", log::LevelFilter::Off)
+        .filter_module("ureq::util", log::LevelFilter::Debug)
         .target(env_logger::Target::Pipe(Box::new(Tee { file })))
         .format(|out, record| match record.level() {
             log::Level::Info => writeln!(out, "{}", record.args()),

@@ -39,11 +39,15 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::LazyLock;
 
+const AFTER_HELP: &str = "\
+Exit codes: 0 done, 1 error, 2 wrong usage, 130 Ctrl-C.
+Variables: flags name theirs; llama.cpp's (LLAMA_ARG_…) count where ours (MOEBA_…) are not set.";
+
 /// Runs Mixture-of-Experts language models that are bigger than the memory they run in.
 #[derive(Parser, Debug)]
 #[command(name = "moeba", version = VERSION.as_str(), subcommand_required = true)]
 #[command(arg_required_else_help = true, disable_help_subcommand = true)]
-#[command(after_help = "Exit codes: 0 done, 1 error, 2 wrong usage, 130 Ctrl-C.")]
+#[command(after_help = AFTER_HELP)]
 struct Cli {
     #[command(flatten)]
     global: Global,

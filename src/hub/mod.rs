@@ -2,8 +2,8 @@
 //! into the cache that all of the hub's programs share, and checks it.
 //!
 //! What is decided (`repo`, `choice`, `names`, `paths`, `range`, `url`, `listing`) knows neither
-//! network nor disk; `http` and `api` ask, `download` writes one file, `snapshot` reads and changes the
-//! cache's folders, and `fetch` puts them together.
+//! network nor disk; `http` and `api` ask, `download` writes one file, `snapshot` reads and changes
+//! the cache's folders, and `fetch` puts them together.
 
 mod api;
 mod choice;

@@ -146,11 +146,15 @@ fn shapes() -> Vec<(String, Vec<u64>)> {
     out
 }
 
+/// Beginnings of the names of variables that the program reads.
+const VARIABLES: [&str; 4] = ["MOEBA_", "LLAMA_ARG_", "HF_", "RUST_LOG"];
+
 /// The program without the machine's own settings, which must not decide a test.
 pub fn moeba() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_moeba"));
     for (name, _) in std::env::vars_os() {
-        if name.to_str().is_some_and(|n| n.starts_with("MOEBA_") || n == "RUST_LOG") {
+        let text = name.to_str().unwrap_or_default();
+        if VARIABLES.iter().any(|v| text.starts_with(v)) || text.ends_with("_proxy") {
             command.env_remove(name);
         }
     }
