@@ -235,7 +235,7 @@ mod tests {
     #[test]
     fn the_model_is_positional_or_a_flag() {
         for line in ["inspect a.gguf", "inspect -m a.gguf", "inspect --model a.gguf --json"] {
-            assert_eq!(parse(line).unwrap().model.path().unwrap(), Path::new("a.gguf"));
+            assert_eq!(parse(line).unwrap().model.resolve().unwrap().path, Path::new("a.gguf"));
         }
         assert!(parse("inspect").is_err());
         assert!(parse("inspect a.gguf -m b.gguf").is_err());
