@@ -21,7 +21,7 @@ impl Half {
     }
 }
 
-/// A quantised block: a few scales and packed integers.
+/// A quantised block as a file stores it: scales and packed integers.
 ///
 /// # Safety
 /// The type is `repr(C)`, every bit pattern of its bytes is a value, it has no padding and its
@@ -30,13 +30,24 @@ pub unsafe trait Block: Copy + 'static {
     const TYPE: TensorType;
     /// Elements a block.
     const LEN: usize;
-    /// Whether a value is `d·q − dmin·m` and not just `d·q`.
-    const MINS: bool;
 
-    /// The nearest block that the format's search finds for `x` (finite values, `LEN` of them).
-    fn quantize(x: &[f32]) -> Self;
+    /// The nearest block that the format's search finds for `x` (finite values, `LEN` of them),
+    /// where an error of value i counts `importance[i]` times, if that is known.
+    ///
+    /// # Panics
+    /// If the format has no quantiser ([`super::can_quantize`]).
+    fn quantize(_x: &[f32], _importance: Option<&[f32]>) -> Self {
+        panic!("{} has no quantiser", Self::TYPE)
+    }
 
     fn dequantize(&self, out: &mut [f32]);
+}
+
+/// A block whose dot product with activations is two exact integers and two scales: all of them
+/// but NVFP4 ([`super::nvfp4`]).
+pub trait IntBlock: Block {
+    /// Whether a value is `d·sc·q − dmin·m` and not just `d·sc·q`.
+    const MINS: bool;
 
     /// (d, dmin); dmin is 0 where there are no mins.
     fn scales(&self) -> (f32, f32);

@@ -53,9 +53,12 @@
 //! [`q8_0::quantize_activations`].
 
 mod block;
+pub mod iq4_nl;
+pub mod iq4_xs;
 mod k_affine;
 pub mod k_scales;
 pub mod q4_0;
+pub mod q4_1;
 pub mod q4_k;
 pub mod q5_k;
 pub mod q6_k;
@@ -63,8 +66,11 @@ pub mod q8_0;
 pub mod q8_k;
 mod search;
 
-pub use block::{Block, Half, blocks_of, blocks_of_mut};
+pub use block::{Block, Half, IntBlock, blocks_of, blocks_of_mut};
+pub use iq4_nl::BlockIQ4NL;
+pub use iq4_xs::BlockIQ4XS;
 pub use q4_0::BlockQ4_0;
+pub use q4_1::BlockQ4_1;
 pub use q4_k::BlockQ4K;
 pub use q5_k::BlockQ5K;
 pub use q6_k::BlockQ6K;
@@ -82,19 +88,44 @@ const SMALLEST_BLOCK: f32 = 1e-15;
 /// Whether this build computes with the type.
 pub fn is_supported(ty: TensorType) -> bool {
     use TensorType::*;
-    matches!(ty, F32 | F16 | BF16 | Q8_0 | Q4_0 | Q4_K | Q5_K | Q6_K)
+    #[rustfmt::skip] // one family a line
+    let found = matches!(
+        ty,
+        F32 | F16 | BF16
+            | Q4_0 | Q4_1 | Q8_0
+            | Q4_K | Q5_K | Q6_K
+            | IQ4_NL | IQ4_XS
+    );
+    found
+}
+
+/// Whether [`quantize`] can make the type.
+pub fn can_quantize(ty: TensorType) -> bool {
+    use TensorType::*;
+    is_supported(ty) && !matches!(ty, IQ4_NL | IQ4_XS)
 }
 
 /// Calls a generic function with the block type of a tensor type.
 #[macro_export]
 macro_rules! with_block {
     ($ty:expr, $call:ident $args:tt) => {
+        $crate::with_int_block!($ty, $call $args)
+    };
+}
+
+/// As `with_block`, for the types that are [`IntBlock`]s.
+#[macro_export]
+macro_rules! with_int_block {
+    ($ty:expr, $call:ident $args:tt) => {
         match $ty {
-            $crate::gguf::TensorType::Q8_0 => $call::<$crate::quant::BlockQ8_0> $args,
             $crate::gguf::TensorType::Q4_0 => $call::<$crate::quant::BlockQ4_0> $args,
+            $crate::gguf::TensorType::Q4_1 => $call::<$crate::quant::BlockQ4_1> $args,
+            $crate::gguf::TensorType::Q8_0 => $call::<$crate::quant::BlockQ8_0> $args,
             $crate::gguf::TensorType::Q4_K => $call::<$crate::quant::BlockQ4K> $args,
             $crate::gguf::TensorType::Q5_K => $call::<$crate::quant::BlockQ5K> $args,
             $crate::gguf::TensorType::Q6_K => $call::<$crate::quant::BlockQ6K> $args,
+            $crate::gguf::TensorType::IQ4_NL => $call::<$crate::quant::BlockIQ4NL> $args,
+            $crate::gguf::TensorType::IQ4_XS => $call::<$crate::quant::BlockIQ4XS> $args,
             other => panic!("{other} is no block format that this build computes with"),
         }
     };
@@ -136,10 +167,27 @@ fn dequantize_blocks<B: Block>(src: &[u8], dst: &mut [f32]) {
 /// Stores `src` (whole rows) in `dst`; returns how many values were NaN or infinite.
 ///
 /// # Panics
-/// If the sizes do not fit each other or the type is not supported.
+/// If the sizes do not fit each other or the type has no quantiser.
 pub fn quantize(ty: TensorType, src: &[f32], dst: &mut [u8]) -> usize {
+    quantize_weighted(ty, src, None, src.len(), dst)
+}
+
+/// As [`quantize`] with rows of `row_len`, where an error in column i counts `importance[i]` times
+/// (not negative; the mean square of the activations that the column meets). Formats without a
+/// search for their scales have no use for it.
+///
+/// # Panics
+/// As `quantize`, and if `importance` is not as long as a row.
+pub fn quantize_weighted(
+    ty: TensorType,
+    src: &[f32],
+    importance: Option<&[f32]>,
+    row_len: usize,
+    dst: &mut [u8],
+) -> usize {
     let bytes = ty.row_bytes(src.len() as u64).expect("whole blocks");
     assert_eq!(dst.len() as u64, bytes, "{} values of {ty}", src.len());
+    assert!(importance.is_none_or(|w| w.len() == row_len), "an importance a column");
     match ty {
         TensorType::F32 => {
             for (v, b) in src.iter().zip(dst.as_chunks_mut::<4>().0) {
@@ -156,19 +204,21 @@ pub fn quantize(ty: TensorType, src: &[f32], dst: &mut [u8]) -> usize {
                 *b = bf16::from_f32(*v).to_le_bytes();
             }
         }
-        _ => with_block!(ty, quantize_blocks(src, dst)),
+        _ => with_block!(ty, quantize_blocks(src, importance, dst)),
     }
     src.iter().filter(|v| !v.is_finite()).count()
 }
 
-fn quantize_blocks<B: Block>(src: &[f32], dst: &mut [u8]) {
+fn quantize_blocks<B: Block>(src: &[f32], importance: Option<&[f32]>, dst: &mut [u8]) {
     let mut finite = [0f32; 256];
+    // A row is a whole number of blocks, so a block's columns are consecutive.
+    let mut columns = importance.map(|row| row.chunks_exact(B::LEN).cycle());
     for (block, x) in blocks_of_mut::<B>(dst).iter_mut().zip(src.chunks_exact(B::LEN)) {
         let finite = &mut finite[..B::LEN];
         for (f, v) in finite.iter_mut().zip(x) {
             *f = if v.is_finite() { *v } else { 0.0 };
         }
-        *block = B::quantize(finite);
+        *block = B::quantize(finite, columns.as_mut().and_then(|c| c.next()));
     }
 }
 

@@ -1,7 +1,7 @@
 //! Q4_0: 32 values as 4-bit integers around 8 with one f16 scale; 4.5 bits a weight.
 //! Byte i holds value i in its low half and value i + 16 in its high half.
 
-use super::block::{Block, Half};
+use super::block::{Block, Half, IntBlock};
 use crate::gguf::TensorType;
 
 #[derive(Clone, Copy)]
@@ -24,9 +24,8 @@ impl BlockQ4_0 {
 unsafe impl Block for BlockQ4_0 {
     const TYPE: TensorType = TensorType::Q4_0;
     const LEN: usize = 32;
-    const MINS: bool = false;
 
-    fn quantize(x: &[f32]) -> Self {
+    fn quantize(x: &[f32], _importance: Option<&[f32]>) -> Self {
         // The value of largest magnitude becomes −8, the end of the range that has no twin.
         let mut extreme = 0f32;
         for v in x {
@@ -50,6 +49,10 @@ unsafe impl Block for BlockQ4_0 {
             *o = d * q as f32;
         }
     }
+}
+
+impl IntBlock for BlockQ4_0 {
+    const MINS: bool = false;
 
     fn scales(&self) -> (f32, f32) {
         (self.d.get(), 0.0)

@@ -2,7 +2,7 @@
 //! weight. `x = d·sc_j·q − dmin·m_j`. Bytes 32c … 32c+31 hold sub-block 2c in their low halves and
 //! sub-block 2c + 1 in their high halves.
 
-use super::block::{Block, Half};
+use super::block::{Block, Half, IntBlock};
 use super::k_scales;
 use super::search::Ladder;
 use crate::gguf::TensorType;
@@ -32,9 +32,8 @@ impl BlockQ4K {
 unsafe impl Block for BlockQ4K {
     const TYPE: TensorType = TensorType::Q4_K;
     const LEN: usize = 256;
-    const MINS: bool = true;
 
-    fn quantize(x: &[f32]) -> Self {
+    fn quantize(x: &[f32], _importance: Option<&[f32]>) -> Self {
         let mut codes = [0u8; 256];
         let k = super::k_affine::quantize(x, 15.0, &LADDER, &mut codes);
         let mut qs = [0u8; 128];
@@ -56,6 +55,10 @@ unsafe impl Block for BlockQ4K {
             }
         }
     }
+}
+
+impl IntBlock for BlockQ4K {
+    const MINS: bool = true;
 
     fn scales(&self) -> (f32, f32) {
         (self.d.get(), self.dmin.get())

@@ -1,7 +1,7 @@
 //! Q5_K: as Q4_K with a fifth bit a value; 5.5 bits a weight. Bit j of `qh[i]` is the top bit of
 //! value i of sub-block j.
 
-use super::block::{Block, Half};
+use super::block::{Block, Half, IntBlock};
 use super::k_scales;
 use super::search::Ladder;
 use crate::gguf::TensorType;
@@ -33,9 +33,8 @@ impl BlockQ5K {
 unsafe impl Block for BlockQ5K {
     const TYPE: TensorType = TensorType::Q5_K;
     const LEN: usize = 256;
-    const MINS: bool = true;
 
-    fn quantize(x: &[f32]) -> Self {
+    fn quantize(x: &[f32], _importance: Option<&[f32]>) -> Self {
         let mut codes = [0u8; 256];
         let k = super::k_affine::quantize(x, 31.0, &LADDER, &mut codes);
         let (mut qs, mut qh) = ([0u8; 128], [0u8; 32]);
@@ -58,6 +57,10 @@ unsafe impl Block for BlockQ5K {
             }
         }
     }
+}
+
+impl IntBlock for BlockQ5K {
+    const MINS: bool = true;
 
     fn scales(&self) -> (f32, f32) {
         (self.d.get(), self.dmin.get())

@@ -3,7 +3,7 @@
 //! low four bits are in `ql[32·(g mod 2) + i]`, low half for g < 2 and high half otherwise, and
 //! the top two in bits 2g, 2g+1 of `qh[i]`.
 
-use super::block::{Block, Half};
+use super::block::{Block, Half, IntBlock};
 use super::search;
 use crate::gguf::TensorType;
 
@@ -33,9 +33,8 @@ impl BlockQ6K {
 unsafe impl Block for BlockQ6K {
     const TYPE: TensorType = TensorType::Q6_K;
     const LEN: usize = 256;
-    const MINS: bool = false;
 
-    fn quantize(x: &[f32]) -> Self {
+    fn quantize(x: &[f32], _importance: Option<&[f32]>) -> Self {
         let mut block = BlockQ6K { ql: [0; 128], qh: [0; 64], scales: [0; 16], d: Half::ZERO };
         let mut scales = [0f32; 16];
         for (scale, x) in scales.iter_mut().zip(x.chunks_exact(16)) {
@@ -69,6 +68,10 @@ unsafe impl Block for BlockQ6K {
             }
         }
     }
+}
+
+impl IntBlock for BlockQ6K {
+    const MINS: bool = false;
 
     fn scales(&self) -> (f32, f32) {
         (self.d.get(), 0.0)

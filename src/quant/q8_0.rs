@@ -1,6 +1,6 @@
 //! Q8_0: 32 values as i8 with one f16 scale; 8.5 bits a weight. Also an activation format.
 
-use super::block::{Block, Half};
+use super::block::{Block, Half, IntBlock};
 use crate::gguf::TensorType;
 
 #[derive(Clone, Copy)]
@@ -16,9 +16,8 @@ const _: () = assert!(size_of::<BlockQ8_0>() == 34);
 unsafe impl Block for BlockQ8_0 {
     const TYPE: TensorType = TensorType::Q8_0;
     const LEN: usize = 32;
-    const MINS: bool = false;
 
-    fn quantize(x: &[f32]) -> Self {
+    fn quantize(x: &[f32], _importance: Option<&[f32]>) -> Self {
         let largest = x.iter().fold(0f32, |m, v| m.max(v.abs()));
         let d = largest / 127.0;
         let inverse = super::finite_inverse(d);
@@ -35,6 +34,10 @@ unsafe impl Block for BlockQ8_0 {
             *o = q as f32 * d;
         }
     }
+}
+
+impl IntBlock for BlockQ8_0 {
+    const MINS: bool = false;
 
     fn scales(&self) -> (f32, f32) {
         (self.d.get(), 0.0)

@@ -32,11 +32,11 @@ impl ActKind {
 /// # Panics
 /// If the type is not computed with.
 pub fn act_kind(ty: TensorType) -> ActKind {
-    match ty {
-        TensorType::F32 | TensorType::F16 | TensorType::BF16 => ActKind::F32,
-        TensorType::Q8_0 | TensorType::Q4_0 => ActKind::Q8_0,
-        TensorType::Q4_K | TensorType::Q5_K | TensorType::Q6_K => ActKind::Q8_K,
-        other => panic!("{other} is not computed with"),
+    assert!(crate::quant::is_supported(ty), "{ty} is not computed with");
+    match ty.block_len() {
+        1 => ActKind::F32,
+        256 => ActKind::Q8_K,
+        _ => ActKind::Q8_0,
     }
 }
 

@@ -4,8 +4,8 @@
 use super::exp;
 use super::{ActView, Kernels, MatRef, Scratch};
 use crate::gguf::TensorType;
-use crate::quant::{Block, blocks_of, q8_0, q8_k, tree8};
-use crate::with_block;
+use crate::quant::{IntBlock, blocks_of, q8_0, q8_k, tree8};
+use crate::with_int_block;
 use half::{bf16, f16};
 use std::ops::Range;
 
@@ -65,11 +65,11 @@ fn dot_row(ty: TensorType, row: &[u8], acts: ActView, t: usize) -> f32 {
             let row = row.as_chunks::<2>().0.iter().map(|w| bf16::from_le_bytes(*w).to_f32());
             dot_float(acts.f32s(t), row)
         }
-        _ => with_block!(ty, dot_blocks(row, acts.qs(t), acts.scales(t))),
+        _ => with_int_block!(ty, dot_blocks(row, acts.qs(t), acts.scales(t))),
     }
 }
 
-fn dot_blocks<B: Block>(row: &[u8], qs: &[i8], scales: &[f32]) -> f32 {
+fn dot_blocks<B: IntBlock>(row: &[u8], qs: &[i8], scales: &[f32]) -> f32 {
     let mut lanes = [0f32; 8];
     for (b, (w, a)) in blocks_of::<B>(row).iter().zip(qs.chunks_exact(B::LEN)).enumerate() {
         let (d, dmin) = w.scales();

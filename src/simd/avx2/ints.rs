@@ -5,7 +5,7 @@
 //! saturates it (the largest is Q8_0: 128·127·2 = 32512). `madd` multiplies the i16 by the
 //! sub-block's scale and adds neighbours to i32.
 
-use crate::quant::{Block, BlockQ4_0, BlockQ4K, BlockQ5K, BlockQ6K, BlockQ8_0};
+use crate::quant::{BlockQ4_0, BlockQ4K, BlockQ5K, BlockQ6K, BlockQ8_0, IntBlock};
 use std::arch::x86_64::*;
 
 /// One activation block: values, and the sums that the format's `SUMS` asks for.
@@ -15,7 +15,7 @@ pub(super) struct ActBlock {
     pub sums: *const i16,
 }
 
-pub(super) trait Ints: Block {
+pub(super) trait Ints: IntBlock {
     /// Elements an activation sum that the format needs (16 or 32).
     const SUMS: usize;
 
@@ -33,18 +33,45 @@ pub(super) trait Ints: Block {
         unreachable!("a format without mins")
     }
 
-    /// The bits of d (and of dmin) as stored.
+    /// What d and dmin come as.
+    type Scale: Scale;
+
+    /// d and dmin (0 where there are no mins).
     ///
     /// # Safety
     /// `w` leads to a whole block.
-    unsafe fn halves(w: *const Self) -> (u16, u16);
+    unsafe fn stored_scales(w: *const Self) -> (Self::Scale, Self::Scale);
+}
+
+/// A scale as a block has it: f16 bits, which become f32 eight at a time, or f32.
+pub(super) trait Scale: Copy + Default {
+    /// # Safety
+    /// The processor has AVX2 and F16C.
+    unsafe fn eight(v: [Self; 8]) -> __m256;
+}
+
+impl Scale for u16 {
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn eight(v: [u16; 8]) -> __m256 {
+        let h = v.map(|h| h as i16);
+        _mm256_cvtph_ps(_mm_setr_epi16(h[0], h[1], h[2], h[3], h[4], h[5], h[6], h[7]))
+    }
+}
+
+impl Scale for f32 {
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn eight(v: [f32; 8]) -> __m256 {
+        _mm256_setr_ps(v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7])
+    }
 }
 
 /// # Safety
 /// 32 bytes at `p` are readable.
 #[inline]
 #[target_feature(enable = "avx2")]
-unsafe fn load<T>(p: *const T) -> __m256i {
+pub(super) unsafe fn load<T>(p: *const T) -> __m256i {
     // SAFETY: the caller's promise; the load takes any alignment.
     unsafe { _mm256_loadu_si256(p.cast()) }
 }
@@ -53,7 +80,7 @@ unsafe fn load<T>(p: *const T) -> __m256i {
 /// 16 bytes at `p` are readable.
 #[inline]
 #[target_feature(enable = "avx2")]
-unsafe fn load_half<T>(p: *const T) -> __m128i {
+pub(super) unsafe fn load_half<T>(p: *const T) -> __m128i {
     // SAFETY: the caller's promise; the load takes any alignment.
     unsafe { _mm_loadu_si128(p.cast()) }
 }
@@ -76,8 +103,10 @@ impl Ints for BlockQ8_0 {
         unsafe { signed_pairs(load(&raw const (*w).qs), load(a.qs)) }
     }
 
+    type Scale = u16;
+
     #[inline]
-    unsafe fn halves(w: *const Self) -> (u16, u16) {
+    unsafe fn stored_scales(w: *const Self) -> (u16, u16) {
         // SAFETY: within the block; unaligned by intent.
         unsafe { ((&raw const (*w).d).cast::<u16>().read_unaligned(), 0) }
     }
@@ -98,8 +127,10 @@ impl Ints for BlockQ4_0 {
         }
     }
 
+    type Scale = u16;
+
     #[inline]
-    unsafe fn halves(w: *const Self) -> (u16, u16) {
+    unsafe fn stored_scales(w: *const Self) -> (u16, u16) {
         // SAFETY: within the block; unaligned by intent.
         unsafe { ((&raw const (*w).d).cast::<u16>().read_unaligned(), 0) }
     }
@@ -130,7 +161,7 @@ unsafe fn scales_and_mins<B>(block: *const B) -> __m256i {
 /// Scale j of the eight in each half of `scales`, in every i16.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn spread(scales: __m256i, j: usize) -> __m256i {
+pub(super) fn spread(scales: __m256i, j: usize) -> __m256i {
     let bytes = (2 * j + 256 * (2 * j + 1)) as i16;
     _mm256_shuffle_epi8(scales, _mm256_set1_epi16(bytes))
 }
@@ -181,8 +212,10 @@ impl Ints for BlockQ4K {
         unsafe { mins_times_sums(scales_and_mins(w), a.sums) }
     }
 
+    type Scale = u16;
+
     #[inline]
-    unsafe fn halves(w: *const Self) -> (u16, u16) {
+    unsafe fn stored_scales(w: *const Self) -> (u16, u16) {
         // SAFETY: within the block; unaligned by intent.
         unsafe {
             let d = (&raw const (*w).d).cast::<u16>().read_unaligned();
@@ -233,8 +266,10 @@ impl Ints for BlockQ5K {
         unsafe { mins_times_sums(scales_and_mins(w), a.sums) }
     }
 
+    type Scale = u16;
+
     #[inline]
-    unsafe fn halves(w: *const Self) -> (u16, u16) {
+    unsafe fn stored_scales(w: *const Self) -> (u16, u16) {
         // SAFETY: within the block; unaligned by intent.
         unsafe {
             let d = (&raw const (*w).d).cast::<u16>().read_unaligned();
@@ -284,8 +319,10 @@ impl Ints for BlockQ6K {
         }
     }
 
+    type Scale = u16;
+
     #[inline]
-    unsafe fn halves(w: *const Self) -> (u16, u16) {
+    unsafe fn stored_scales(w: *const Self) -> (u16, u16) {
         // SAFETY: within the block; unaligned by intent.
         unsafe { ((&raw const (*w).d).cast::<u16>().read_unaligned(), 0) }
     }

@@ -5,7 +5,7 @@
 //! eight rows (rows of fewer than eight blocks, whose lanes would idle). Either gives eight exact
 //! integers in a vector, and one fma adds them to lanes that "One arithmetic" names.
 
-use super::ints::{ActBlock, Ints};
+use super::ints::{ActBlock, Ints, Scale};
 use super::prefetch;
 use super::reduce::{sum8, sum8_halves, tree8};
 use crate::simd::{ActView, MatRef};
@@ -154,7 +154,7 @@ unsafe fn add_eight<B: Ints>(
 ) -> __m256 {
     let mut isums = [_mm256_setzero_si256(); 8];
     let mut imins = [_mm_setzero_si128(); 8];
-    let (mut d, mut dmin) = ([0u16; 8], [0u16; 8]);
+    let (mut d, mut dmin) = ([B::Scale::default(); 8], [B::Scale::default(); 8]);
     for i in 0..8 {
         if i < n {
             let (w, act) = at(i);
@@ -164,22 +164,17 @@ unsafe fn add_eight<B: Ints>(
                 if B::MINS {
                     imins[i] = B::imins(w, act);
                 }
-                (d[i], dmin[i]) = B::halves(w);
+                (d[i], dmin[i]) = B::stored_scales(w);
             }
         }
     }
-    let scale = _mm256_mul_ps(halves(d), a);
+    // SAFETY: AVX2 and F16C, the caller's promise.
+    let (d, dmin) = unsafe { (B::Scale::eight(d), B::Scale::eight(dmin)) };
+    let scale = _mm256_mul_ps(d, a);
     let lanes = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(sum8(isums)), lanes);
     if !B::MINS {
         return lanes;
     }
-    let scale = _mm256_mul_ps(halves(dmin), a);
+    let scale = _mm256_mul_ps(dmin, a);
     _mm256_fnmadd_ps(scale, _mm256_cvtepi32_ps(sum8_halves(imins)), lanes)
-}
-
-#[inline]
-#[target_feature(enable = "avx2,f16c")]
-fn halves(h: [u16; 8]) -> __m256 {
-    let h = h.map(|h| h as i16);
-    _mm256_cvtph_ps(_mm_set_epi16(h[7], h[6], h[5], h[4], h[3], h[2], h[1], h[0]))
 }

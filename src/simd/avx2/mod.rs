@@ -20,6 +20,8 @@
 //! Two threads share 17 to 18 GB/s here, so one token is at the memory wall in every format.
 
 mod acts;
+mod decode;
+mod decoded;
 mod float;
 mod gemm;
 mod ints;
@@ -30,7 +32,7 @@ mod reduce;
 
 use super::{ActView, Kernels, MatRef, Scratch};
 use crate::gguf::TensorType;
-use crate::quant::{BlockQ4_0, BlockQ4K, BlockQ5K, BlockQ6K, BlockQ8_0};
+use crate::with_int_block;
 use panel::Panel;
 use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 use std::ops::Range;
@@ -77,12 +79,7 @@ unsafe fn matmul(
             TensorType::F32 => float::matmul::<float::F32>(mat, rows, acts, out, out_stride),
             TensorType::F16 => float::matmul::<float::F16>(mat, rows, acts, out, out_stride),
             TensorType::BF16 => float::matmul::<float::Bf16>(mat, rows, acts, out, out_stride),
-            TensorType::Q8_0 => quantised::<BlockQ8_0>(mat, rows, acts, out, out_stride, scratch),
-            TensorType::Q4_0 => quantised::<BlockQ4_0>(mat, rows, acts, out, out_stride, scratch),
-            TensorType::Q4_K => quantised::<BlockQ4K>(mat, rows, acts, out, out_stride, scratch),
-            TensorType::Q5_K => quantised::<BlockQ5K>(mat, rows, acts, out, out_stride, scratch),
-            TensorType::Q6_K => quantised::<BlockQ6K>(mat, rows, acts, out, out_stride, scratch),
-            other => unreachable!("{other} passed MatRef::new"),
+            ty => with_int_block!(ty, quantised(mat, rows, acts, out, out_stride, scratch)),
         }
     }
 }

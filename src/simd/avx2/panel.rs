@@ -8,7 +8,7 @@
 //! for Q6. Micro-operations for 32 codes of eight rows and one token: Q4_K 17, Q5_K 18, Q6_K 20,
 //! Q4_0 18, Q8_0 35 (its codes are split in two halves of four bits).
 
-use super::ints::{ActBlock, Ints};
+use super::ints::{ActBlock, Ints, Scale};
 use crate::quant::{BlockQ4_0, BlockQ4K, BlockQ5K, BlockQ6K, BlockQ8_0};
 use std::arch::x86_64::*;
 
@@ -77,7 +77,7 @@ pub(super) struct ByteEight {
 /// Vector i of the result holds word i of each of the eight vectors.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn transpose(v: [__m256i; 8]) -> [__m256i; 8] {
+pub(super) fn transpose(v: [__m256i; 8]) -> [__m256i; 8] {
     let pair = |a, b| (_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
     let ((a0, a1), (b0, b1)) = (pair(v[0], v[1]), pair(v[2], v[3]));
     let ((c0, c1), (d0, d1)) = (pair(v[4], v[5]), pair(v[6], v[7]));
@@ -130,16 +130,18 @@ fn low_halves(words: __m256i) -> __m256 {
     _mm256_cvtph_ps(_mm256_castsi256_si128(_mm256_permute4x64_epi64::<0b1000>(packed)))
 }
 
-/// d of each block, where only an f16 can be read.
+/// (d, dmin) of each block.
 ///
 /// # Safety
 /// The pointers lead to whole blocks; the processor has AVX2 and F16C.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-unsafe fn d_of<B: Ints>(w: [*const B; 8]) -> __m256 {
+pub(super) unsafe fn stored_scales_of<B: Ints>(w: [*const B; 8]) -> (__m256, __m256) {
     // SAFETY: the caller's promise.
-    let h = w.map(|w| unsafe { B::halves(w).0 as i16 });
-    _mm256_cvtph_ps(_mm_setr_epi16(h[0], h[1], h[2], h[3], h[4], h[5], h[6], h[7]))
+    unsafe {
+        let scales = w.map(|w| B::stored_scales(w));
+        (B::Scale::eight(scales.map(|s| s.0)), B::Scale::eight(scales.map(|s| s.1)))
+    }
 }
 
 #[inline]
@@ -173,7 +175,7 @@ fn signed_bytes_as_pair(words: __m256i, i: u8, k: u8) -> __m256i {
 /// They exist.
 #[inline]
 #[target_feature(enable = "avx2")]
-unsafe fn four(a: ActBlock, g: usize) -> __m256i {
+pub(super) unsafe fn four(a: ActBlock, g: usize) -> __m256i {
     // SAFETY: the caller's promise.
     _mm256_set1_epi32(unsafe { a.qs.add(4 * g).cast::<i32>().read_unaligned() })
 }
@@ -184,7 +186,7 @@ unsafe fn four(a: ActBlock, g: usize) -> __m256i {
 /// 2·N sums exist for each token.
 #[inline]
 #[target_feature(enable = "avx2")]
-unsafe fn times_sums<const N: usize, const T: usize>(
+pub(super) unsafe fn times_sums<const N: usize, const T: usize>(
     scales: &[__m256i; N],
     a: [ActBlock; T],
 ) -> [__m256i; T] {
@@ -361,7 +363,7 @@ impl Panel for BlockQ6K {
     unsafe fn unpack(w: [*const Self; 8], panel: &mut SixEight) {
         // SAFETY: 128 low bytes, 64 high ones from byte 128, 16 scales from byte 192.
         unsafe {
-            panel.d = d_of(w);
+            panel.d = stored_scales_of(w).0;
             for n in 0..4 {
                 let scales = word(w, 192 + 4 * n);
                 for k in 0..4 {
@@ -429,7 +431,7 @@ impl Panel for BlockQ4_0 {
     unsafe fn unpack(w: [*const Self; 8], panel: &mut FourEight) {
         // SAFETY: 16 bytes of codes from byte 2; four words of each row.
         unsafe {
-            panel.d = d_of(w);
+            panel.d = stored_scales_of(w).0;
             for i in 0..4 {
                 let (low, high) = nibbles(word(w, 2 + 4 * i));
                 (panel.codes[i], panel.codes[i + 4]) = (low, high);
@@ -466,7 +468,7 @@ impl Panel for BlockQ8_0 {
     unsafe fn unpack(w: [*const Self; 8], panel: &mut ByteEight) {
         // SAFETY: 32 bytes of codes from byte 2.
         unsafe {
-            panel.d = d_of(w);
+            panel.d = stored_scales_of(w).0;
             let sign = _mm256_set1_epi8(i8::MIN);
             for (i, codes) in words(w, 2).into_iter().enumerate() {
                 (panel.low[i], panel.high[i]) = nibbles(_mm256_xor_si256(codes, sign));
