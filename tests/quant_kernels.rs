@@ -46,9 +46,14 @@ impl Random {
 fn halves(ty: TensorType) -> &'static [usize] {
     use TensorType::*;
     match ty {
-        Q8_0 | Q4_0 | IQ4_NL | IQ4_XS => &[0],
-        Q4_1 | Q4_K | Q5_K => &[0, 2],
+        Q4_0 | Q5_0 | Q8_0 | Q8_1 | IQ4_NL | IQ4_XS => &[0],
+        Q4_1 | Q5_1 | Q4_K | Q5_K => &[0, 2],
+        Q2_K => &[80, 82],
+        Q3_K => &[108],
         Q6_K => &[208],
+        TQ1_0 => &[52],
+        TQ2_0 => &[64],
+        MXFP4 | NVFP4 => &[],
         other => panic!("{other}: where are its scales?"),
     }
 }
@@ -60,6 +65,10 @@ fn random_block(ty: TensorType, block: &mut [u8], random: &mut Random) {
     for at in halves(ty) {
         let scale = half::f16::from_f32(0.05 * random.float());
         block[*at..at + 2].copy_from_slice(&scale.to_le_bytes());
+    }
+    if ty == TensorType::MXFP4 {
+        // Powers of two that a product can take; the first two bytes are subnormal.
+        block[0] = [0, 1, 2, 3, 90, 120, 125, 126, 127, 128, 200][random.next() as usize % 11];
     }
 }
 

@@ -1,8 +1,9 @@
 //! IQ4_NL: 32 values as 4-bit indices into a table of sixteen integers, denser around zero, with
-//! one f16 scale; 4.5 bits a weight. Byte i holds value i in its low half and value i + 16 in its
-//! high half.
+//! one f16 scale; 4.5 bits a weight.
 
 use super::block::{Block, Half, IntBlock};
+use super::packing::{nibbles, pack_nibbles};
+use super::{search, table};
 use crate::gguf::TensorType;
 
 /// The sixteen values that a code stands for, of IQ4_NL and IQ4_XS.
@@ -18,16 +19,29 @@ pub struct BlockIQ4NL {
 
 const _: () = assert!(size_of::<BlockIQ4NL>() == 18);
 
+/// The codes of 32 values in units of `scale`.
+pub fn codes(x: &[f32], scale: f32) -> [u8; 16] {
+    let inverse = super::finite_inverse(scale);
+    let codes: [u8; 32] = std::array::from_fn(|i| table::nearest(&VALUES, x[i] * inverse));
+    pack_nibbles(&codes)
+}
+
 /// The 32 values of 16 bytes of codes.
 pub fn values(qs: &[u8]) -> impl Iterator<Item = i8> + '_ {
-    let low = qs.iter().map(|q| VALUES[(q & 15) as usize]);
-    low.chain(qs.iter().map(|q| VALUES[(q >> 4) as usize]))
+    nibbles(qs).map(|q| VALUES[q as usize])
 }
 
 // SAFETY: `repr(C)` of bytes only.
 unsafe impl Block for BlockIQ4NL {
     const TYPE: TensorType = TensorType::IQ4_NL;
     const LEN: usize = 32;
+
+    fn quantize(x: &[f32], importance: Option<&[f32]>) -> Self {
+        let mut weights = [0f32; 32];
+        search::weights(x, importance, &mut weights);
+        let d = Half::new(table::scale(&VALUES, x, &weights));
+        BlockIQ4NL { d, qs: codes(x, d.get()) }
+    }
 
     fn dequantize(&self, out: &mut [f32]) {
         let d = self.d.get();

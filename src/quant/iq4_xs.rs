@@ -4,7 +4,8 @@
 //! to 16j + 15 of the codes, laid out as in IQ4_NL.
 
 use super::block::{Block, Half, IntBlock};
-use super::iq4_nl::values;
+use super::iq4_nl::{VALUES, codes, values};
+use super::{search, table};
 use crate::gguf::TensorType;
 
 #[derive(Clone, Copy)]
@@ -33,6 +34,27 @@ impl BlockIQ4XS {
 unsafe impl Block for BlockIQ4XS {
     const TYPE: TensorType = TensorType::IQ4_XS;
     const LEN: usize = 256;
+
+    fn quantize(x: &[f32], importance: Option<&[f32]>) -> Self {
+        let (mut scales, mut weights) = ([0f32; 8], [0f32; 32]);
+        for (j, (x, scale)) in x.chunks_exact(32).zip(&mut scales).enumerate() {
+            search::weights(x, importance.map(|v| &v[32 * j..][..32]), &mut weights);
+            *scale = table::scale(&VALUES, x, &weights);
+        }
+        // The scale of largest magnitude becomes −32, the end of the range that has no twin.
+        let d = search::extreme(&scales) / -32.0;
+        let inverse = super::finite_inverse(d);
+        let d = Half::new(d);
+        let (mut high, mut scales_l, mut qs) = (0u16, [0; 4], [0; 128]);
+        for (j, x) in x.chunks_exact(32).enumerate() {
+            let scale = search::nearest(scales[j] * inverse).clamp(-32.0, 31.0);
+            qs[16 * j..][..16].copy_from_slice(&codes(x, d.get() * scale));
+            let scale = (scale + 32.0) as u8;
+            scales_l[j / 2] |= (scale & 15) << (4 * (j % 2));
+            high |= ((scale >> 4) as u16) << (2 * j);
+        }
+        BlockIQ4XS { d, scales_h: high.to_le_bytes(), scales_l, qs }
+    }
 
     fn dequantize(&self, out: &mut [f32]) {
         let d = self.d.get();

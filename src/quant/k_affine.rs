@@ -1,62 +1,68 @@
-//! The quantiser that Q4_K and Q5_K share: an affine grid for each sub-block of 32, then 6-bit
-//! scales and mins for the eight grids, then the codes against the grids as stored. Rounding a
-//! scale and a min to six bits one by one misses the best pair: each is also tried one step up and
-//! down, which takes 1.5 % off the error of Q4_K on trained weights.
+//! The quantiser that Q2_K, Q4_K and Q5_K share: an affine grid for each sub-block, then integer
+//! scales and mins for the grids, then the codes against the grids as stored. Rounding a scale and
+//! a min to a few bits one by one misses the best pair: each is also tried one step up and down,
+//! which takes 1.5 % off the error of Q4_K on trained weights.
 
 use super::block::Half;
-use super::k_scales;
-use super::search::{Affine, Ladder, affine, affine_error, nearest};
+use super::search::{Affine, Ladder, affine, affine_error, nearest, weights};
 
-pub struct Grids {
+pub struct Grids<const SUBS: usize> {
     pub d: Half,
     pub dmin: Half,
-    pub packed: [u8; 12],
+    pub scales: [u8; SUBS],
+    pub mins: [u8; SUBS],
 }
 
-pub fn quantize(x: &[f32], max_q: f32, ladder: &Ladder, codes: &mut [u8; 256]) -> Grids {
-    let (mut scales, mut mins, mut weights) = ([0f32; 8], [0f32; 8], [0f32; 256]);
-    for (j, (x, weights)) in x.chunks_exact(32).zip(weights.chunks_exact_mut(32)).enumerate() {
-        // Large values matter more to a dot product; the root mean square keeps small ones in.
-        let rms = (x.iter().map(|v| v * v).sum::<f32>() / 32.0).sqrt();
-        for (w, v) in weights.iter_mut().zip(x) {
-            *w = rms + v.abs();
-        }
-        let grid = affine(x, weights, max_q, ladder);
+/// Grids for `SUBS` sub-blocks with scales and mins of 0 to `max_scale` and codes of 0 to `max_q`.
+pub fn quantize<const SUBS: usize>(
+    x: &[f32],
+    importance: Option<&[f32]>,
+    max_q: f32,
+    max_scale: f32,
+    ladder: &Ladder,
+    codes: &mut [u8; 256],
+) -> Grids<SUBS> {
+    let len = 256 / SUBS;
+    let (mut scales, mut mins, mut counts) = ([0f32; SUBS], [0f32; SUBS], [0f32; 256]);
+    for (j, (x, counts)) in x.chunks_exact(len).zip(counts.chunks_exact_mut(len)).enumerate() {
+        weights(x, importance.map(|v| &v[len * j..][..len]), counts);
+        let grid = affine(x, counts, max_q, ladder);
         (scales[j], mins[j]) = (grid.scale, grid.min);
     }
-    let (d, mut scale_codes) = six_bits(&scales);
-    let (dmin, mut min_codes) = six_bits(&mins);
+    let (d, scale_codes) = integers(&scales, max_scale);
+    let (dmin, min_codes) = integers(&mins, max_scale);
+    let mut grids = Grids { d, dmin, scales: scale_codes, mins: min_codes };
     let stored =
         |scale: u8, min: u8| Affine { scale: d.get() * scale as f32, min: dmin.get() * min as f32 };
-    for (j, (x, codes)) in x.chunks_exact(32).zip(codes.chunks_exact_mut(32)).enumerate() {
-        let weights = &weights[32 * j..][..32];
-        let mut best = (f32::INFINITY, scale_codes[j], min_codes[j]);
-        for scale in neighbours(scale_codes[j]) {
-            for min in neighbours(min_codes[j]) {
-                let error = affine_error(x, weights, max_q, stored(scale, min));
+    for (j, (x, codes)) in x.chunks_exact(len).zip(codes.chunks_exact_mut(len)).enumerate() {
+        let counts = &counts[len * j..][..len];
+        let mut best = (f32::INFINITY, grids.scales[j], grids.mins[j]);
+        for scale in neighbours(grids.scales[j], max_scale) {
+            for min in neighbours(grids.mins[j], max_scale) {
+                let error = affine_error(x, counts, max_q, stored(scale, min));
                 if error < best.0 {
                     best = (error, scale, min);
                 }
             }
         }
-        (scale_codes[j], min_codes[j]) = (best.1, best.2);
+        (grids.scales[j], grids.mins[j]) = (best.1, best.2);
         let grid = stored(best.1, best.2);
         let inverse = super::finite_inverse(grid.scale);
         for (code, v) in codes.iter_mut().zip(x) {
             *code = nearest((v + grid.min) * inverse).clamp(0.0, max_q) as u8;
         }
     }
-    Grids { d, dmin, packed: k_scales::pack(&scale_codes, &min_codes) }
+    grids
 }
 
-/// Eight non-negative values as `d·code` with codes 0 to 63.
-fn six_bits(values: &[f32; 8]) -> (Half, [u8; 8]) {
+/// Non-negative values as `d·code` with codes 0 to `max`.
+fn integers<const SUBS: usize>(values: &[f32; SUBS], max: f32) -> (Half, [u8; SUBS]) {
     let largest = values.iter().fold(0f32, |m, v| m.max(*v));
-    let d = Half::new(largest / 63.0);
-    let inverse = super::finite_inverse(largest / 63.0);
-    (d, values.map(|v| nearest(v * inverse).clamp(0.0, 63.0) as u8))
+    let inverse = super::finite_inverse(largest / max);
+    let codes = values.map(|v| nearest(v * inverse).clamp(0.0, max) as u8);
+    (Half::new(largest / max), codes)
 }
 
-fn neighbours(code: u8) -> std::ops::RangeInclusive<u8> {
-    code.saturating_sub(1)..=(code + 1).min(63)
+fn neighbours(code: u8, max: f32) -> std::ops::RangeInclusive<u8> {
+    code.saturating_sub(1)..=(code + 1).min(max as u8)
 }

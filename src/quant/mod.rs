@@ -53,28 +53,51 @@
 //! [`q8_0::quantize_activations`].
 
 mod block;
+pub mod e2m1;
 pub mod iq4_nl;
 pub mod iq4_xs;
 mod k_affine;
-pub mod k_scales;
+mod k_scales;
+mod k_symmetric;
+pub mod mxfp4;
+pub mod nvfp4;
+mod packing;
+mod plain;
+pub mod q2_k;
+pub mod q3_k;
 pub mod q4_0;
 pub mod q4_1;
 pub mod q4_k;
+pub mod q5_0;
+pub mod q5_1;
 pub mod q5_k;
 pub mod q6_k;
 pub mod q8_0;
+pub mod q8_1;
 pub mod q8_k;
 mod search;
+mod table;
+pub mod tq1_0;
+pub mod tq2_0;
 
 pub use block::{Block, Half, IntBlock, blocks_of, blocks_of_mut};
 pub use iq4_nl::BlockIQ4NL;
 pub use iq4_xs::BlockIQ4XS;
+pub use mxfp4::BlockMXFP4;
+pub use nvfp4::BlockNVFP4;
+pub use q2_k::BlockQ2K;
+pub use q3_k::BlockQ3K;
 pub use q4_0::BlockQ4_0;
 pub use q4_1::BlockQ4_1;
 pub use q4_k::BlockQ4K;
+pub use q5_0::BlockQ5_0;
+pub use q5_1::BlockQ5_1;
 pub use q5_k::BlockQ5K;
 pub use q6_k::BlockQ6K;
 pub use q8_0::BlockQ8_0;
+pub use q8_1::BlockQ8_1;
+pub use tq1_0::BlockTQ1_0;
+pub use tq2_0::BlockTQ2_0;
 
 use crate::gguf::TensorType;
 use half::{bf16, f16};
@@ -92,24 +115,28 @@ pub fn is_supported(ty: TensorType) -> bool {
     let found = matches!(
         ty,
         F32 | F16 | BF16
-            | Q4_0 | Q4_1 | Q8_0
-            | Q4_K | Q5_K | Q6_K
+            | Q4_0 | Q4_1 | Q5_0 | Q5_1 | Q8_0 | Q8_1
+            | Q2_K | Q3_K | Q4_K | Q5_K | Q6_K
             | IQ4_NL | IQ4_XS
+            | TQ1_0 | TQ2_0
+            | MXFP4 | NVFP4
     );
     found
 }
 
 /// Whether [`quantize`] can make the type.
 pub fn can_quantize(ty: TensorType) -> bool {
-    use TensorType::*;
-    is_supported(ty) && !matches!(ty, IQ4_NL | IQ4_XS)
+    is_supported(ty)
 }
 
 /// Calls a generic function with the block type of a tensor type.
 #[macro_export]
 macro_rules! with_block {
     ($ty:expr, $call:ident $args:tt) => {
-        $crate::with_int_block!($ty, $call $args)
+        match $ty {
+            $crate::gguf::TensorType::NVFP4 => $call::<$crate::quant::BlockNVFP4> $args,
+            ty => $crate::with_int_block!(ty, $call $args),
+        }
     };
 }
 
@@ -120,12 +147,20 @@ macro_rules! with_int_block {
         match $ty {
             $crate::gguf::TensorType::Q4_0 => $call::<$crate::quant::BlockQ4_0> $args,
             $crate::gguf::TensorType::Q4_1 => $call::<$crate::quant::BlockQ4_1> $args,
+            $crate::gguf::TensorType::Q5_0 => $call::<$crate::quant::BlockQ5_0> $args,
+            $crate::gguf::TensorType::Q5_1 => $call::<$crate::quant::BlockQ5_1> $args,
             $crate::gguf::TensorType::Q8_0 => $call::<$crate::quant::BlockQ8_0> $args,
+            $crate::gguf::TensorType::Q8_1 => $call::<$crate::quant::BlockQ8_1> $args,
+            $crate::gguf::TensorType::Q2_K => $call::<$crate::quant::BlockQ2K> $args,
+            $crate::gguf::TensorType::Q3_K => $call::<$crate::quant::BlockQ3K> $args,
             $crate::gguf::TensorType::Q4_K => $call::<$crate::quant::BlockQ4K> $args,
             $crate::gguf::TensorType::Q5_K => $call::<$crate::quant::BlockQ5K> $args,
             $crate::gguf::TensorType::Q6_K => $call::<$crate::quant::BlockQ6K> $args,
             $crate::gguf::TensorType::IQ4_NL => $call::<$crate::quant::BlockIQ4NL> $args,
             $crate::gguf::TensorType::IQ4_XS => $call::<$crate::quant::BlockIQ4XS> $args,
+            $crate::gguf::TensorType::TQ1_0 => $call::<$crate::quant::BlockTQ1_0> $args,
+            $crate::gguf::TensorType::TQ2_0 => $call::<$crate::quant::BlockTQ2_0> $args,
+            $crate::gguf::TensorType::MXFP4 => $call::<$crate::quant::BlockMXFP4> $args,
             other => panic!("{other} is no block format that this build computes with"),
         }
     };

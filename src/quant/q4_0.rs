@@ -1,7 +1,7 @@
 //! Q4_0: 32 values as 4-bit integers around 8 with one f16 scale; 4.5 bits a weight.
-//! Byte i holds value i in its low half and value i + 16 in its high half.
 
 use super::block::{Block, Half, IntBlock};
+use super::packing::{nibbles, pack_nibbles};
 use crate::gguf::TensorType;
 
 #[derive(Clone, Copy)]
@@ -15,8 +15,7 @@ const _: () = assert!(size_of::<BlockQ4_0>() == 18);
 
 impl BlockQ4_0 {
     fn values(&self) -> impl Iterator<Item = i32> + '_ {
-        let low = self.qs.iter().map(|q| (q & 15) as i32 - 8);
-        low.chain(self.qs.iter().map(|q| (q >> 4) as i32 - 8))
+        nibbles(&self.qs).map(|q| q as i32 - 8)
     }
 }
 
@@ -25,22 +24,9 @@ unsafe impl Block for BlockQ4_0 {
     const TYPE: TensorType = TensorType::Q4_0;
     const LEN: usize = 32;
 
-    fn quantize(x: &[f32], _importance: Option<&[f32]>) -> Self {
-        // The value of largest magnitude becomes −8, the end of the range that has no twin.
-        let mut extreme = 0f32;
-        for v in x {
-            if v.abs() > extreme.abs() {
-                extreme = *v;
-            }
-        }
-        let d = extreme / -8.0;
-        let inverse = super::finite_inverse(d);
-        let code = |v: f32| ((v * inverse + 8.5) as u8).min(15);
-        let mut qs = [0u8; 16];
-        for (i, q) in qs.iter_mut().enumerate() {
-            *q = code(x[i]) | code(x[i + 16]) << 4;
-        }
-        BlockQ4_0 { d: Half::new(d), qs }
+    fn quantize(x: &[f32], importance: Option<&[f32]>) -> Self {
+        let (d, codes) = super::plain::centred(x, importance, 8.0);
+        BlockQ4_0 { d, qs: pack_nibbles(&codes) }
     }
 
     fn dequantize(&self, out: &mut [f32]) {

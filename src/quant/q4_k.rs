@@ -18,7 +18,7 @@ pub struct BlockQ4K {
 
 const _: () = assert!(size_of::<BlockQ4K>() == 144);
 
-const LADDER: Ladder = Ladder { first: -1.0, step: 0.1, count: 20 };
+const LADDER: Ladder = Ladder { first: -1.0, step: 0.1, count: 20, mins_only: true };
 
 impl BlockQ4K {
     /// Value i of sub-block j, 0 to 15.
@@ -33,16 +33,16 @@ unsafe impl Block for BlockQ4K {
     const TYPE: TensorType = TensorType::Q4_K;
     const LEN: usize = 256;
 
-    fn quantize(x: &[f32], _importance: Option<&[f32]>) -> Self {
+    fn quantize(x: &[f32], importance: Option<&[f32]>) -> Self {
         let mut codes = [0u8; 256];
-        let k = super::k_affine::quantize(x, 15.0, &LADDER, &mut codes);
+        let k = super::k_affine::quantize::<8>(x, importance, 15.0, 63.0, &LADDER, &mut codes);
         let mut qs = [0u8; 128];
         for (c, bytes) in qs.chunks_exact_mut(32).enumerate() {
             for (i, byte) in bytes.iter_mut().enumerate() {
                 *byte = codes[64 * c + i] | codes[64 * c + 32 + i] << 4;
             }
         }
-        BlockQ4K { d: k.d, dmin: k.dmin, scales: k.packed, qs }
+        BlockQ4K { d: k.d, dmin: k.dmin, scales: k_scales::pack(&k.scales, &k.mins), qs }
     }
 
     fn dequantize(&self, out: &mut [f32]) {

@@ -18,7 +18,7 @@ pub struct BlockQ5K {
 
 const _: () = assert!(size_of::<BlockQ5K>() == 176);
 
-const LADDER: Ladder = Ladder { first: -1.0, step: 0.1, count: 20 };
+const LADDER: Ladder = Ladder { first: -1.0, step: 0.1, count: 20, mins_only: true };
 
 impl BlockQ5K {
     /// Value i of sub-block j, 0 to 31.
@@ -34,9 +34,9 @@ unsafe impl Block for BlockQ5K {
     const TYPE: TensorType = TensorType::Q5_K;
     const LEN: usize = 256;
 
-    fn quantize(x: &[f32], _importance: Option<&[f32]>) -> Self {
+    fn quantize(x: &[f32], importance: Option<&[f32]>) -> Self {
         let mut codes = [0u8; 256];
-        let k = super::k_affine::quantize(x, 31.0, &LADDER, &mut codes);
+        let k = super::k_affine::quantize::<8>(x, importance, 31.0, 63.0, &LADDER, &mut codes);
         let (mut qs, mut qh) = ([0u8; 128], [0u8; 32]);
         for (j, codes) in codes.chunks_exact(32).enumerate() {
             for (i, code) in codes.iter().enumerate() {
@@ -44,7 +44,7 @@ unsafe impl Block for BlockQ5K {
                 qh[i] |= (code >> 4) << j;
             }
         }
-        BlockQ5K { d: k.d, dmin: k.dmin, scales: k.packed, qh, qs }
+        BlockQ5K { d: k.d, dmin: k.dmin, scales: k_scales::pack(&k.scales, &k.mins), qh, qs }
     }
 
     fn dequantize(&self, out: &mut [f32]) {

@@ -4,7 +4,6 @@
 //! the top two in bits 2g, 2g+1 of `qh[i]`.
 
 use super::block::{Block, Half, IntBlock};
-use super::search;
 use crate::gguf::TensorType;
 
 #[derive(Clone, Copy)]
@@ -34,27 +33,14 @@ unsafe impl Block for BlockQ6K {
     const TYPE: TensorType = TensorType::Q6_K;
     const LEN: usize = 256;
 
-    fn quantize(x: &[f32], _importance: Option<&[f32]>) -> Self {
-        let mut block = BlockQ6K { ql: [0; 128], qh: [0; 64], scales: [0; 16], d: Half::ZERO };
-        let mut scales = [0f32; 16];
-        for (scale, x) in scales.iter_mut().zip(x.chunks_exact(16)) {
-            *scale = search::symmetric(x, 32.0);
-        }
-        // The sub-block scale of largest magnitude becomes −128.
-        let extreme = scales.iter().fold(0f32, |m, s| if s.abs() > m.abs() { *s } else { m });
-        block.d = Half::new(extreme / -128.0);
-        let inverse = super::finite_inverse(extreme / -128.0);
-        for (code, scale) in block.scales.iter_mut().zip(scales) {
-            *code = search::nearest(scale * inverse).clamp(-128.0, 127.0) as i8;
-        }
-        let d = block.d.get();
-        let inverses = block.scales.map(|scale| super::finite_inverse(d * scale as f32));
-        for (k, v) in x.iter().enumerate() {
-            let inverse = inverses[k / 16];
-            let q = search::nearest(v * inverse).clamp(-32.0, 31.0) as i8 + 32;
+    fn quantize(x: &[f32], importance: Option<&[f32]>) -> Self {
+        let k = super::k_symmetric::quantize(x, importance, 32.0, 128.0);
+        let mut block = BlockQ6K { ql: [0; 128], qh: [0; 64], scales: k.scales, d: k.d };
+        for (k, code) in k.codes.into_iter().enumerate() {
+            let q = (code + 32) as u8;
             let (half, g, i) = (k / 128, k % 128 / 32, k % 32);
-            block.ql[64 * half + 32 * (g % 2) + i] |= (q as u8 & 15) << (4 * (g / 2));
-            block.qh[32 * half + i] |= (q as u8 >> 4) << (2 * g);
+            block.ql[64 * half + 32 * (g % 2) + i] |= (q & 15) << (4 * (g / 2));
+            block.qh[32 * half + i] |= (q >> 4) << (2 * g);
         }
         block
     }

@@ -18,13 +18,7 @@ unsafe impl Block for BlockQ8_0 {
     const LEN: usize = 32;
 
     fn quantize(x: &[f32], _importance: Option<&[f32]>) -> Self {
-        let largest = x.iter().fold(0f32, |m, v| m.max(v.abs()));
-        let d = largest / 127.0;
-        let inverse = super::finite_inverse(d);
-        let mut qs = [0i8; 32];
-        for (q, v) in qs.iter_mut().zip(x) {
-            *q = (v * inverse).round() as i8;
-        }
+        let (d, qs) = round(x);
         BlockQ8_0 { d: Half::new(d), qs }
     }
 
@@ -46,6 +40,14 @@ impl IntBlock for BlockQ8_0 {
     fn int_dot(&self, a: &[i8]) -> (i32, i32) {
         (self.qs.iter().zip(a).map(|(q, a)| *q as i32 * *a as i32).sum(), 0)
     }
+}
+
+/// (scale, 32 values in units of it): the largest magnitude becomes 127. 254 steps leave a search
+/// nothing to gain.
+pub fn round(x: &[f32]) -> (f32, [i8; 32]) {
+    let d = super::largest_magnitude(x) / 127.0;
+    let inverse = super::finite_inverse(d);
+    (d, std::array::from_fn(|i| (x[i] * inverse).round() as i8))
 }
 
 /// Quantises one block of activations; returns the scale. Unlike weights, ties round to even

@@ -10,26 +10,52 @@ pub fn nearest(x: f32) -> f32 {
     (x + ROUNDER) - ROUNDER
 }
 
-/// A grid `scale·q − min` with `q` in `0..=max_q` and `min ≥ 0`.
+/// What an error of each value counts. Large values matter more to a dot product; the root mean
+/// square keeps small ones in. The importance, where it is known, multiplies that, in units of its
+/// largest value so that nothing overflows; if it is nowhere positive it says nothing.
+pub fn weights(x: &[f32], importance: Option<&[f32]>, out: &mut [f32]) {
+    let rms = (x.iter().map(|v| v * v).sum::<f32>() / x.len() as f32).sqrt();
+    for (w, v) in out.iter_mut().zip(x) {
+        *w = rms + v.abs();
+    }
+    by_importance(importance, out);
+}
+
+/// Multiplies weights by the importance as [`weights`] does.
+pub fn by_importance(importance: Option<&[f32]>, weights: &mut [f32]) {
+    let Some(importance) = importance else { return };
+    let counts = |v: f32| if v.is_finite() { v.max(0.0) } else { 0.0 };
+    let largest = importance.iter().fold(0f32, |m, v| m.max(counts(*v)));
+    if largest > 0.0 {
+        for (w, v) in weights.iter_mut().zip(importance) {
+            *w *= counts(*v) / largest;
+        }
+    }
+}
+
+/// A grid `scale·q − min` with `q` in `0..=max_q`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Affine {
     pub scale: f32,
     pub min: f32,
 }
 
-/// How the ladder of spacings runs: `max_q + first + step·i` levels over the range, `i ≤ count`.
+/// How the ladder of spacings runs: `max_q + first + step·i` levels over the range, `i ≤ count`;
+/// and whether the min must not be negative (the K-quants cannot add).
 pub struct Ladder {
     pub first: f32,
     pub step: f32,
     pub count: usize,
+    pub mins_only: bool,
 }
 
 /// The best affine grid for `x` under `weights`: least squares for (scale, min) on each rung.
 pub fn affine(x: &[f32], weights: &[f32], max_q: f32, ladder: &Ladder) -> Affine {
-    let lowest = x.iter().fold(0f32, |m, v| m.min(*v));
+    let start = if ladder.mins_only { 0.0 } else { f32::INFINITY };
+    let lowest = x.iter().fold(start, |m, v| m.min(*v));
     let highest = x.iter().fold(f32::MIN, |m, v| m.max(*v));
     if highest <= lowest {
-        // All values are equal and not positive: the offset alone says it.
+        // All values are equal: the offset alone says it.
         return Affine { scale: 0.0, min: -lowest };
     }
     let range = highest - lowest;
@@ -37,7 +63,8 @@ pub fn affine(x: &[f32], weights: &[f32], max_q: f32, ladder: &Ladder) -> Affine
     let mut best_error = affine_error(x, weights, max_q, best);
     for i in 0..=ladder.count {
         let levels = max_q + ladder.first + ladder.step * i as f32;
-        let Some(grid) = solve(x, weights, max_q, levels / range, lowest) else { continue };
+        let solved = solve(x, weights, max_q, levels / range, lowest, ladder.mins_only);
+        let Some(grid) = solved else { continue };
         let error = affine_error(x, weights, max_q, grid);
         if error < best_error {
             (best, best_error) = (grid, error);
@@ -54,7 +81,14 @@ fn total(lanes: Lanes) -> f64 {
 }
 
 /// Least squares for (scale, min) with the integers that `inverse` and `lowest` give.
-fn solve(x: &[f32], weights: &[f32], max_q: f32, inverse: f32, lowest: f32) -> Option<Affine> {
+fn solve(
+    x: &[f32],
+    weights: &[f32],
+    max_q: f32,
+    inverse: f32,
+    lowest: f32,
+    mins_only: bool,
+) -> Option<Affine> {
     let mut sums = [Lanes::default(); 5];
     for (x, weights) in x.as_chunks::<8>().0.iter().zip(weights.as_chunks::<8>().0) {
         for i in 0..8 {
@@ -74,7 +108,7 @@ fn solve(x: &[f32], weights: &[f32], max_q: f32, inverse: f32, lowest: f32) -> O
     }
     let mut scale = (w * wqx - wx * wq) / determinant;
     let mut min = (wq * wqx - wqq * wx) / determinant;
-    if min < 0.0 {
+    if mins_only && min < 0.0 {
         // The format cannot add: the best grid through zero.
         (scale, min) = (wqx / wqq, 0.0);
     }
@@ -96,31 +130,48 @@ pub fn affine_error(x: &[f32], weights: &[f32], max_q: f32, grid: Affine) -> f32
     total(sums) as f32
 }
 
-/// The best scale for integers in `−levels..levels`, errors weighted by x²: the value of largest
-/// magnitude is put near the end of the range, on 19 rungs of a tenth of a level around it.
-pub fn symmetric(x: &[f32], levels: f32) -> f32 {
-    let extreme = x.iter().fold(0f32, |m, v| if v.abs() > m.abs() { *v } else { m });
+/// The best scale for integers in `−levels..levels`: the value of largest magnitude is put near
+/// the end of the range, on 19 rungs of a tenth of a level around it.
+pub fn symmetric(x: &[f32], weights: &[f32], levels: f32) -> f32 {
+    let extreme = extreme(x);
     if extreme.abs() < super::SMALLEST_BLOCK {
         return 0.0;
     }
-    let mut best = (0f64, 0f64);
+    let mut best = Fit::default();
     for rung in -9..=9 {
         let inverse = -(levels + 0.1 * rung as f32) / extreme;
         let (mut wqx, mut wqq) = (Lanes::default(), Lanes::default());
-        for x in x.as_chunks::<8>().0 {
+        for (x, weights) in x.as_chunks::<8>().0.iter().zip(weights.as_chunks::<8>().0) {
             for i in 0..8 {
-                // In units of the extreme, so that the fourth powers stay in range.
-                let (x, q) = (x[i] / extreme, nearest(inverse * x[i]));
-                let q = q.clamp(-levels, levels - 1.0);
-                wqx[i] += x * x * q * x;
-                wqq[i] += x * x * q * q;
+                let q = nearest(inverse * x[i]).clamp(-levels, levels - 1.0);
+                // In units of the extreme, so that products stay in range.
+                wqx[i] += weights[i] * q * (x[i] / extreme);
+                wqq[i] += weights[i] * q * q;
             }
         }
-        let (wqx, wqq) = (total(wqx), total(wqq));
-        // The error of the best scale wqx/wqq is Σwx² − wqx²/wqq: the larger the last, the better.
-        if wqq > 0.0 && wqx * wqx / wqq > best.0 {
-            best = (wqx * wqx / wqq, wqx / wqq);
+        best.improve(total(wqx), total(wqq));
+    }
+    best.scale as f32 * extreme
+}
+
+/// The value of largest magnitude.
+pub fn extreme(x: &[f32]) -> f32 {
+    x.iter().fold(0f32, |m, v| if v.abs() > m.abs() { *v } else { m })
+}
+
+/// The best scale so far for values x and some integers q: it is Σwqx/Σwq².
+#[derive(Default)]
+pub struct Fit {
+    pub scale: f64,
+    gain: f64,
+}
+
+impl Fit {
+    /// Takes the scale of other integers if it is better.
+    pub fn improve(&mut self, wqx: f64, wqq: f64) {
+        // The error is Σwx² − (Σwqx)²/Σwq²: the larger the last, the better.
+        if wqq > 0.0 && wqx * wqx / wqq > self.gain {
+            *self = Fit { scale: wqx / wqq, gain: wqx * wqx / wqq };
         }
     }
-    best.1 as f32 * extreme
 }

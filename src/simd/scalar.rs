@@ -4,7 +4,8 @@
 use super::exp;
 use super::{ActView, Kernels, MatRef, Scratch};
 use crate::gguf::TensorType;
-use crate::quant::{IntBlock, blocks_of, q8_0, q8_k, tree8};
+use crate::quant::nvfp4::half_e4m3;
+use crate::quant::{BlockNVFP4, IntBlock, blocks_of, q8_0, q8_k, tree8};
 use crate::with_int_block;
 use half::{bf16, f16};
 use std::ops::Range;
@@ -65,6 +66,7 @@ fn dot_row(ty: TensorType, row: &[u8], acts: ActView, t: usize) -> f32 {
             let row = row.as_chunks::<2>().0.iter().map(|w| bf16::from_le_bytes(*w).to_f32());
             dot_float(acts.f32s(t), row)
         }
+        TensorType::NVFP4 => dot_nvfp4(row, acts.qs(t), acts.scales(t)),
         _ => with_int_block!(ty, dot_blocks(row, acts.qs(t), acts.scales(t))),
     }
 }
@@ -79,6 +81,18 @@ fn dot_blocks<B: IntBlock>(row: &[u8], qs: &[i8], scales: &[f32]) -> f32 {
         if B::MINS {
             *lane = (-(dmin * scales[b])).mul_add(imins as f32, *lane);
         }
+    }
+    tree8(lanes)
+}
+
+/// Each sub-block of 16 is a block.
+fn dot_nvfp4(row: &[u8], qs: &[i8], scales: &[f32]) -> f32 {
+    let mut lanes = [0f32; 8];
+    for (b, a) in qs.chunks_exact(16).enumerate() {
+        let (w, j) = (&blocks_of::<BlockNVFP4>(row)[b / 4], b % 4);
+        let isum: i32 = w.values(j).zip(a).map(|(q, a)| q as i32 * *a as i32).sum();
+        let lane = &mut lanes[b % 8];
+        *lane = (half_e4m3(w.d[j]) * scales[b / 2]).mul_add(isum as f32, *lane);
     }
     tree8(lanes)
 }

@@ -20,12 +20,14 @@
 //! Two threads share 17 to 18 GB/s here, so one token is at the memory wall in every format.
 
 mod acts;
-mod decode;
+mod decode_256;
+mod decode_32;
 mod decoded;
 mod float;
 mod gemm;
 mod ints;
 mod matvec;
+mod nvfp4;
 mod ops;
 mod panel;
 mod reduce;
@@ -79,6 +81,7 @@ unsafe fn matmul(
             TensorType::F32 => float::matmul::<float::F32>(mat, rows, acts, out, out_stride),
             TensorType::F16 => float::matmul::<float::F16>(mat, rows, acts, out, out_stride),
             TensorType::BF16 => float::matmul::<float::Bf16>(mat, rows, acts, out, out_stride),
+            TensorType::NVFP4 => nvfp4::matmul(mat, rows, acts, out, out_stride),
             ty => with_int_block!(ty, quantised(mat, rows, acts, out, out_stride, scratch)),
         }
     }
