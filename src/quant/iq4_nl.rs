@@ -20,10 +20,9 @@ pub struct BlockIQ4NL {
 const _: () = assert!(size_of::<BlockIQ4NL>() == 18);
 
 /// The codes of 32 values in units of `scale`.
-pub fn codes(x: &[f32], scale: f32) -> [u8; 16] {
+pub fn codes(x: &[f32; 32], scale: f32) -> [u8; 16] {
     let inverse = super::finite_inverse(scale);
-    let codes: [u8; 32] = std::array::from_fn(|i| table::nearest(&VALUES, x[i] * inverse));
-    pack_nibbles(&codes)
+    pack_nibbles(&table::nearest(&VALUES, x, inverse))
 }
 
 /// The 32 values of 16 bytes of codes.
@@ -37,6 +36,7 @@ unsafe impl Block for BlockIQ4NL {
     const LEN: usize = 32;
 
     fn quantize(x: &[f32], importance: Option<&[f32]>) -> Self {
+        let x: &[f32; 32] = x.try_into().expect("32 values");
         let mut weights = [0f32; 32];
         search::weights(x, importance, &mut weights);
         let d = Half::new(table::scale(&VALUES, x, &weights));

@@ -37,7 +37,7 @@ unsafe impl Block for BlockIQ4XS {
 
     fn quantize(x: &[f32], importance: Option<&[f32]>) -> Self {
         let (mut scales, mut weights) = ([0f32; 8], [0f32; 32]);
-        for (j, (x, scale)) in x.chunks_exact(32).zip(&mut scales).enumerate() {
+        for (j, (x, scale)) in x.as_chunks::<32>().0.iter().zip(&mut scales).enumerate() {
             search::weights(x, importance.map(|v| &v[32 * j..][..32]), &mut weights);
             *scale = table::scale(&VALUES, x, &weights);
         }
@@ -46,7 +46,7 @@ unsafe impl Block for BlockIQ4XS {
         let inverse = super::finite_inverse(d);
         let d = Half::new(d);
         let (mut high, mut scales_l, mut qs) = (0u16, [0; 4], [0; 128]);
-        for (j, x) in x.chunks_exact(32).enumerate() {
+        for (j, x) in x.as_chunks::<32>().0.iter().enumerate() {
             let scale = search::nearest(scales[j] * inverse).clamp(-32.0, 31.0);
             qs[16 * j..][..16].copy_from_slice(&codes(x, d.get() * scale));
             let scale = (scale + 32.0) as u8;

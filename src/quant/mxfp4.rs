@@ -31,7 +31,7 @@ unsafe impl Block for BlockMXFP4 {
     /// 6; where it lies above 6 or many values are small, a neighbour errs less.
     fn quantize(x: &[f32], importance: Option<&[f32]>) -> Self {
         let mut weights = [1f32; 32];
-        search::by_importance(importance, &mut weights);
+        search::importances(importance, &mut weights);
         // The exponent field of an f32 is floor(log2) + 127.
         let standard = (super::largest_magnitude(x).to_bits() >> 23) as i32 - 2;
         let (mut best, mut least) = (0, f32::INFINITY);

@@ -66,7 +66,7 @@ unsafe impl Block for BlockNVFP4 {
     /// the largest value is below 4.
     fn quantize(x: &[f32], importance: Option<&[f32]>) -> Self {
         let mut weights = [1f32; 64];
-        search::by_importance(importance, &mut weights);
+        search::importances(importance, &mut weights);
         let mut block = BlockNVFP4 { d: [0; 4], qs: [0; 32] };
         for (j, x) in x.chunks_exact(16).enumerate() {
             let weights = &weights[16 * j..][..16];

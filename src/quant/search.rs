@@ -10,27 +10,30 @@ pub fn nearest(x: f32) -> f32 {
     (x + ROUNDER) - ROUNDER
 }
 
-/// What an error of each value counts. Large values matter more to a dot product; the root mean
-/// square keeps small ones in. The importance, where it is known, multiplies that, in units of its
-/// largest value so that nothing overflows; if it is nowhere positive it says nothing.
+/// What a squared error of each value counts: the importance where it is known, so that the sum is
+/// that of a dot product with activations of those mean squares. Otherwise large values count more,
+/// as they matter more to a dot product, and the root mean square keeps small ones in.
 pub fn weights(x: &[f32], importance: Option<&[f32]>, out: &mut [f32]) {
-    let rms = (x.iter().map(|v| v * v).sum::<f32>() / x.len() as f32).sqrt();
-    for (w, v) in out.iter_mut().zip(x) {
-        *w = rms + v.abs();
+    if !importances(importance, out) {
+        let rms = (x.iter().map(|v| v * v).sum::<f32>() / x.len() as f32).sqrt();
+        for (w, v) in out.iter_mut().zip(x) {
+            *w = rms + v.abs();
+        }
     }
-    by_importance(importance, out);
 }
 
-/// Multiplies weights by the importance as [`weights`] does.
-pub fn by_importance(importance: Option<&[f32]>, weights: &mut [f32]) {
-    let Some(importance) = importance else { return };
+/// The importances in units of the largest, so that nothing overflows; false if they are not known
+/// or nowhere positive and finite.
+pub fn importances(importance: Option<&[f32]>, out: &mut [f32]) -> bool {
+    let Some(importance) = importance else { return false };
     let counts = |v: f32| if v.is_finite() { v.max(0.0) } else { 0.0 };
     let largest = importance.iter().fold(0f32, |m, v| m.max(counts(*v)));
     if largest > 0.0 {
-        for (w, v) in weights.iter_mut().zip(importance) {
-            *w *= counts(*v) / largest;
+        for (w, v) in out.iter_mut().zip(importance) {
+            *w = counts(*v) / largest;
         }
     }
+    largest > 0.0
 }
 
 /// A grid `scale·q − min` with `q` in `0..=max_q`.
@@ -76,7 +79,7 @@ pub fn affine(x: &[f32], weights: &[f32], max_q: f32, ladder: &Ladder) -> Affine
 /// Eight sums at once, so that the compiler can use vectors: it never reorders float sums itself.
 type Lanes = [f32; 8];
 
-fn total(lanes: Lanes) -> f64 {
+pub fn total(lanes: Lanes) -> f64 {
     lanes.iter().map(|x| *x as f64).sum()
 }
 
@@ -152,6 +155,20 @@ pub fn symmetric(x: &[f32], weights: &[f32], levels: f32) -> f32 {
         best.improve(total(wqx), total(wqq));
     }
     best.scale as f32 * extreme
+}
+
+/// The weighted squared error of `x` on the integers `−levels..levels` times `scale`.
+pub fn symmetric_error(x: &[f32], weights: &[f32], levels: f32, scale: f32) -> f32 {
+    let inverse = super::finite_inverse(scale);
+    let mut sums = Lanes::default();
+    for (x, weights) in x.as_chunks::<8>().0.iter().zip(weights.as_chunks::<8>().0) {
+        for i in 0..8 {
+            let q = nearest(x[i] * inverse).clamp(-levels, levels - 1.0);
+            let error = scale * q - x[i];
+            sums[i] += weights[i] * error * error;
+        }
+    }
+    total(sums) as f32
 }
 
 /// The value of largest magnitude.
