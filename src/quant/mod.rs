@@ -5,13 +5,17 @@
 //! A dot product of a weight row with an activation row has one definition, to the bit, for
 //! scalar and vector code, matrix–vector and matrix–matrix, CPU and GPU.
 //!
-//! - **Pairs.** Activations are quantised once a token. K-quants take Q8_K (256 wide, f32 scale);
-//!   Q8_0 and Q4_0 take Q8_0 (32 wide, scale rounded to f16): the ggml scheme. F32, F16 and BF16
-//!   weights take f32 activations.
+//! - **Pairs.** Activations are quantised once a token. Blocks of 256 take Q8_K (256 wide, f32
+//!   scale); blocks of 32 and 64 take Q8_0 (32 wide, scale rounded to f16): the ggml scheme, but
+//!   for Q4_1 and Q5_1, where ggml takes Q8_1, whose rounded `d·Σa` is here the exact sum. F32,
+//!   F16 and BF16 weights take f32 activations.
 //! - **Quantised.** For each block b an exact int32 `isum = Σ_j sc_j·Σ_i q_i·a_i` and, where the
 //!   format has mins, an exact int32 `imins = Σ_j m_j·Σ_i a_i`. Eight f32 lanes start at 0; in
 //!   ascending b, `lane[b mod 8] = fma(d_w·d_a, isum as f32, lane[b mod 8])`, then, with mins,
 //!   `lane[b mod 8] = fma(−(dmin·d_a), imins as f32, lane[b mod 8])`.
+//!   What d, the sc_j, the q_i and the m_j are is each format's to say; q_i may come from a table.
+//!   d is an f32: an f16 as stored, times a power of two in some formats, or the power of two of
+//!   MXFP4. An offset is a min: `dmin = −m`, m_j = 1. A sub-block of 16 of NVFP4 is a block b.
 //! - **Float.** Element i goes to lane i mod 8: `lane = fma(w_i, x_i, lane)`, ascending, the row
 //!   padded with zeros to a multiple of eight.
 //! - **Tree.** Lane i + lane i+4, then i + i+2, then i + i+1.
@@ -49,7 +53,7 @@
 //!
 //! `quantize` takes NaN and infinities as 0 in block formats (F32, F16 and BF16 keep them) and
 //! returns how many it met, so that a converter can say so. A block whose scale exceeds f16
-//! (magnitudes above about 5·10⁵) stores an infinite scale. Activations: see
+//! (magnitudes above about 5·10⁵) stores an infinite scale; NVFP4 cuts off at 2688. Activations: see
 //! [`q8_0::quantize_activations`].
 
 mod block;
@@ -57,7 +61,7 @@ pub mod e2m1;
 pub mod iq4_nl;
 pub mod iq4_xs;
 mod k_affine;
-mod k_scales;
+pub mod k_scales;
 mod k_symmetric;
 pub mod mxfp4;
 pub mod nvfp4;

@@ -1,5 +1,6 @@
 //! MXFP4 (OCP Microscaling Formats v1.0): 32 values as e2m1 floats with one power of two as scale;
-//! 4.25 bits a weight. With doubled values (`e2m1`) the scale is `2^(e − 128)`. That standard's e = 255 is NaN; here as in ggml it is 2¹²⁷.
+//! 4.25 bits a weight. With doubled values (`e2m1`) the scale is `2^(e − 128)`. The standard's NaN,
+//! e = 255, is 2¹²⁷ here as in ggml.
 
 use super::block::{Block, IntBlock};
 use super::e2m1::{self, values};
