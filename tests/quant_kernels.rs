@@ -82,7 +82,7 @@ fn weights(ty: TensorType, rows: usize, cols: usize, gap: usize, random: &mut Ra
         }
         if ty.block_len() > 1 {
             for block in chunk[..row].chunks_exact_mut(ty.block_bytes()) {
-                if !quant::can_quantize(ty) || random.next() % 2 == 0 {
+                if !quant::can_quantize(ty) || random.next().is_multiple_of(2) {
                     random_block(ty, block, random);
                 }
             }

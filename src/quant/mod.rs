@@ -53,8 +53,8 @@
 //!
 //! `quantize` takes NaN and infinities as 0 in block formats (F32, F16 and BF16 keep them) and
 //! returns how many it met, so that a converter can say so. A block whose scale exceeds f16
-//! (magnitudes above about 5·10⁵) stores an infinite scale; NVFP4 cuts off at 2688. Activations: see
-//! [`q8_0::quantize_activations`].
+//! (magnitudes above about 5·10⁵) stores an infinite scale; NVFP4 cuts off at 2688. Activations:
+//! see [`q8_0::quantize_activations`].
 
 mod block;
 pub mod e2m1;

@@ -5,8 +5,9 @@ use super::search::{self, Fit};
 /// Where the value of largest magnitude is put, from an end of the table.
 const RUNGS: [f32; 5] = [-8.0, -4.0, 0.0, 4.0, 8.0];
 
-/// How often the best scale's integers give a next scale. IQ4_NL of normal values errs as little
-/// with this and five rungs as with fifteen rungs, in half the time.
+/// How often the best scale's integers give a next scale. IQ4_NL of 131072 values of Student's t
+/// (6 degrees) has a relative RMS error of 0.08261 with these twelve trials and of 0.08266 with
+/// fifteen rungs at each end, thirty trials.
 const REPEATS: usize = 2;
 
 /// For each value the index of the entry nearest to it in units of `1 / inverse`; the table

@@ -38,7 +38,7 @@ impl BlockTQ1_0 {
         let (at, digit) = place(k);
         let byte = if at < 48 { self.qs[at] } else { self.qh[at - 48] };
         let fraction = byte.wrapping_mul(POWERS[digit]);
-        (3 * fraction as i32 >> 8) - 1
+        (3 * fraction as i32) / 256 - 1
     }
 }
 
