@@ -53,7 +53,7 @@ fn halves(ty: TensorType) -> &'static [usize] {
         Q6_K => &[208],
         TQ1_0 => &[52],
         TQ2_0 => &[64],
-        MXFP4 | NVFP4 => &[],
+        F32 | F16 | BF16 | MXFP4 | NVFP4 => &[],
         other => panic!("{other}: where are its scales?"),
     }
 }
@@ -272,6 +272,31 @@ fn activations_with_nan_or_infinity_give_nan() {
                 assert!(got[..rows].iter().all(|x| !x.is_finite()), "{} {ty} {odd}", k.name);
                 assert!(got[rows..].iter().all(|x| x.is_finite()), "{} {ty} {odd}", k.name);
             }
+        }
+    }
+}
+
+#[test]
+fn infinite_and_nan_scales_agree_to_the_bit() {
+    for ty in types().into_iter().filter(|ty| !halves(*ty).is_empty()) {
+        let (rows, cols, tokens) = (17, 9 * ty.block_len(), 5);
+        let mut random = Random(13);
+        let mut bytes = weights(ty, rows, cols, 0, &mut random);
+        for (i, block) in bytes.chunks_exact_mut(ty.block_bytes()).enumerate() {
+            let odd = [0x7c00u16, 0xfc00, 0x7e00];
+            if let Some(odd) = odd.get(i % 40) {
+                let at = halves(ty)[i % halves(ty).len()];
+                block[at..at + 2].copy_from_slice(&odd.to_le_bytes());
+            }
+        }
+        let mat = MatRef::dense(ty, &bytes, rows, cols);
+        let acts = activations(scalar(), act_kind(ty), tokens, cols, &random.floats(tokens * cols));
+        let want = product(scalar(), mat, acts.all());
+        assert!(want.iter().any(|x| x.is_finite()) && want.iter().any(|x| !x.is_finite()), "{ty}");
+        for k in vectors() {
+            assert_eq!(bits(&product(k, mat, acts.all())), bits(&want), "{} {ty}", k.name);
+            let one = product(k, mat, acts.view(0..1, 0..cols));
+            assert_eq!(bits(&one), bits(&want[..rows]), "{} {ty}", k.name);
         }
     }
 }

@@ -216,7 +216,7 @@ pub fn quantize(ty: TensorType, src: &[f32], dst: &mut [u8]) -> usize {
 /// search for their scales have no use for it.
 ///
 /// # Panics
-/// As `quantize`, and if `importance` is not as long as a row.
+/// As `quantize`, and if `importance` is not as long as a row or rows are cut.
 pub fn quantize_weighted(
     ty: TensorType,
     src: &[f32],
@@ -226,7 +226,11 @@ pub fn quantize_weighted(
 ) -> usize {
     let bytes = ty.row_bytes(src.len() as u64).expect("whole blocks");
     assert_eq!(dst.len() as u64, bytes, "{} values of {ty}", src.len());
-    assert!(importance.is_none_or(|w| w.len() == row_len), "an importance a column");
+    if let Some(importance) = importance {
+        assert_eq!(importance.len(), row_len, "an importance a column");
+        assert!(src.len().is_multiple_of(row_len), "{} values in rows of {row_len}", src.len());
+        assert!(row_len.is_multiple_of(ty.block_len()), "rows of {row_len} cut a block of {ty}");
+    }
     match ty {
         TensorType::F32 => {
             for (v, b) in src.iter().zip(dst.as_chunks_mut::<4>().0) {

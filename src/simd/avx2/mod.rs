@@ -1,6 +1,8 @@
 //! AVX2 with FMA and F16C: Intel since Haswell (2013), AMD since Excavator and Zen.
 //! One file a kind of loop; all functions here need the three features and are reached only
-//! through [`kernels`], which asks the processor.
+//! through [`kernels`], which asks the processor. F32, F16 and BF16 (`float`), NVFP4 (`nvfp4`) and
+//! the five formats of the table below have loops of their own (`ints`, `panel`); the others state
+//! their codes and share two generic ones (`decoded`).
 //!
 //! One thread on a Xeon (family 6, model 143) with two busy cores, `cargo bench --bench kernels`;
 //! a plain prefetching loop reads 13.9 GB/s (and 12 to 18, as others let it), `maddubs` and `add`
