@@ -1,8 +1,11 @@
 //! The tokenizer against the reference implementations: for each vocabulary of
 //! `tests/fixtures/tokenizer/` (made by `generate.py` there) the ids of 1,000 strings, and back.
 
+use flate2::read::GzDecoder;
 use moeba::gguf::Gguf;
-use moeba::tokenizer::{Detokenizer, EncodeOptions, Tokenizer, Vocab};
+use moeba::tokenizer::{Detokenizer, EncodeOptions, Tokenizer, Vocab, pre};
+use std::collections::BTreeMap;
+use std::io::Read;
 use std::path::PathBuf;
 use unicode_normalization::UnicodeNormalization;
 
@@ -25,7 +28,16 @@ fn strings() -> Vec<String> {
 
 /// Per string a little-endian u16 count, then that many u16 ids.
 fn expected(name: &str) -> Vec<Vec<u32>> {
-    let bytes = std::fs::read(fixture(&format!("{name}.ids"))).unwrap();
+    let path = fixture(&format!("{name}.ids"));
+    let bytes = match std::fs::read(&path) {
+        Ok(bytes) => bytes,
+        Err(_) => {
+            let packed = std::fs::File::open(path.with_extension("ids.gz")).unwrap();
+            let mut bytes = Vec::new();
+            GzDecoder::new(packed).read_to_end(&mut bytes).unwrap();
+            bytes
+        }
+    };
     let mut numbers =
         bytes.chunks_exact(2).map(|pair| u32::from(u16::from_le_bytes([pair[0], pair[1]])));
     let mut rows = Vec::new();
@@ -35,10 +47,21 @@ fn expected(name: &str) -> Vec<Vec<u32>> {
     rows
 }
 
-/// Every string has the expected ids; returns the strings with them.
+/// Each of the 1,000 strings has the expected ids; returns the strings with them.
 fn check(tokenizer: &Tokenizer, ids: &str, parse_special: bool) -> Vec<(String, Vec<u32>)> {
-    let (strings, expected) = (strings(), expected(ids));
-    assert_eq!((strings.len(), expected.len()), (1000, 1000));
+    let strings = strings();
+    assert_eq!(strings.len(), 1000);
+    check_strings(tokenizer, strings, ids, parse_special)
+}
+
+fn check_strings(
+    tokenizer: &Tokenizer,
+    strings: Vec<String>,
+    ids: &str,
+    parse_special: bool,
+) -> Vec<(String, Vec<u32>)> {
+    let expected = expected(ids);
+    assert_eq!(strings.len(), expected.len());
     let options = EncodeOptions { add_special: false, parse_special };
     let mut wrong = 0;
     for (text, expected) in strings.iter().zip(&expected) {
@@ -49,7 +72,7 @@ fn check(tokenizer: &Tokenizer, ids: &str, parse_special: bool) -> Vec<(String, 
             eprintln!("{ids}: {text:?}\n  got      {got:?}\n  expected {expected:?} {shown:?}");
         }
     }
-    assert_eq!(wrong, 0, "of 1,000 strings with {ids}");
+    assert_eq!(wrong, 0, "of {} strings with {ids}", strings.len());
     strings.into_iter().zip(expected).collect()
 }
 
@@ -100,6 +123,52 @@ fn default_gives_the_ids_of_hf_tokenizers_with_llama_cpps_patterns() {
         let rows = check(&tokenizer, "gpt2-default", true);
         check_back(&tokenizer, &rows, as_it_is);
     }
+}
+
+/// families.json: the published pre-tokenizers by name, and strings that tell them apart.
+#[derive(serde::Deserialize)]
+struct Families {
+    strings: Vec<String>,
+    families: BTreeMap<String, Family>,
+}
+
+#[derive(serde::Deserialize)]
+struct Family {
+    normalizer: Option<serde_json::Value>,
+}
+
+#[test]
+fn each_family_gives_the_ids_of_hf_tokenizers() {
+    let published: Families =
+        serde_json::from_slice(&std::fs::read(fixture("families.json")).unwrap()).unwrap();
+    let texts = [strings(), published.strings].concat();
+    let shared = vocab("families");
+    for (name, family) in &published.families {
+        let pre = Some(name.clone());
+        let tokenizer = Tokenizer::new(Vocab { pre, ..shared.clone() }).unwrap();
+        let ids = format!("families/{name}");
+        let rows = check_strings(&tokenizer, texts.clone(), &ids, true);
+        match family.normalizer {
+            None => check_back(&tokenizer, &rows, as_it_is),
+            Some(_) => check_back(&tokenizer, &rows, |text| text.nfc().collect()),
+        }
+    }
+    // No row of the table is left out but llama.cpp's own, and one that only differs in the BOS.
+    let known = pre::known_names();
+    let missing: Vec<&str> = known.filter(|n| !published.families.contains_key(*n)).collect();
+    assert_eq!(missing, ["default", "glm4"]);
+}
+
+/// The shared vocabulary shows a difference between any two families, but for pairs of patterns
+/// that match the same.
+#[test]
+fn families_differ_in_their_ids() {
+    let mut alike: BTreeMap<Vec<Vec<u32>>, Vec<&str>> = BTreeMap::new();
+    for name in pre::known_names().filter(|name| !["default", "glm4"].contains(name)) {
+        alike.entry(expected(&format!("families/{name}"))).or_default().push(name);
+    }
+    let alike: Vec<_> = alike.into_values().filter(|names| names.len() > 1).collect();
+    assert_eq!(alike, [["grok-2", "bailingmoe2"]]);
 }
 
 #[test]

@@ -205,7 +205,7 @@ fn broken_vocabularies_are_refused_with_the_field() {
         (short_scores, "scores: expected 9 scores, one a token, got 1"),
         (nan, "scores: expected numbers, got NaN for token 0"),
         (vocab(VocabModel::Spm, &[("x", Byte, 0.0)]), "expected byte tokens like <0x0A>, got x"),
-        (Vocab { pre: Some("new".into()), ..bpe() }, "`moeba convert --pre NAME`"),
+        (Vocab { pre: Some("new".into()), ..bpe() }, "`--override-kv tokenizer.ggml.pre=str:NAME`"),
     ] {
         let error = Tokenizer::new(broken).unwrap_err().to_string();
         assert!(error.contains("tokenizer.ggml."), "{error}");

@@ -12,6 +12,7 @@ mod detokenizer;
 mod from_gguf;
 mod heap;
 mod partition;
+pub mod pre;
 mod pretokenize;
 mod special;
 mod spm;

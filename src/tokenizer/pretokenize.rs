@@ -1,111 +1,81 @@
 //! Pre-tokenizers: the regular expressions that cut a text into words before BPE merges.
 //!
-//! The patterns are those of the models' own tokenizer.json, but for one thing. They all end in
-//! `\s+(?!\S)|\s+`, "whitespace, without its last character if a word follows", and the regex crate
-//! has no look-ahead (which is why it is linear in the text, always). So ours end in `\s+`, and
-//! `split` gives the last character of such a match back to what follows.
+//! `pre.rs` has the patterns as the models' own tokenizer.json has them. Some look around, and the
+//! regex crate does not (which is why it is linear in the text, always); so [`Stage::of`] reads
+//! them as one of three things that it can do:
+//!
+//! - Most end in `\s+(?!\S)|\s+`, "whitespace, without its last character if a word follows". Ours
+//!   end in `\s+`, and `split` gives the last character of such a match back to what follows.
+//! - The few that count digits from the right are [`Digits`].
+//! - Possessive quantifiers (`?+`, `++`) stand only where backtracking could change nothing.
 
+use super::pre::{self, Row};
 use crate::Result;
 use crate::error::Error;
 use regex::Regex;
 use std::path::Path;
+use std::sync::OnceLock;
 use unicode_normalization::{UnicodeNormalization, is_nfc};
 
-/// One pre-tokenizer under all names that GGUF files use for it.
-struct Row {
-    names: &'static [&'static str],
-    /// Applied one after the other, each to the parts that the one before left.
-    patterns: &'static [&'static str],
-    /// The tokenizer normalises to NFC first.
-    nfc: bool,
-    /// A word that is in the vocabulary is its token, whatever the merges say.
-    ignore_merges: bool,
-    /// BOS is added when the file does not say.
-    add_bos: bool,
+/// One pattern, ready to split by.
+enum Stage {
+    Pattern(Pattern),
+    Digits(Digits),
 }
-
-const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+";
-
-const QWEN2: &str = concat!(
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|",
-    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+"
-);
-
-const QWEN35: &str = concat!(
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}|",
-    r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+"
-);
-
-const LLAMA3: &str = concat!(
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|",
-    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+"
-);
-
-const O200K: &str = concat!(
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|",
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+"
-);
-
-const DEEPSEEK3: &str = concat!(
-    r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|"##,
-    r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+"
-);
-
-/// What llama.cpp applies to BPE files that name no pre-tokenizer: a format of its own, no
-/// tokenizer.json has it.
-const DEFAULT: &[&str] = &[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"];
-
-const PLAIN: Row =
-    Row { names: &[], patterns: &[], nfc: false, ignore_merges: false, add_bos: false };
-
-const TABLE: &[Row] = &[
-    Row { names: &["default"], patterns: DEFAULT, ..PLAIN },
-    Row {
-        names: &["gpt-2", "phi-2", "mpt", "olmo", "jais", "exaone4", "gigachat"],
-        patterns: &[GPT2],
-        ..PLAIN
-    },
-    Row { names: &["qwen2", "deepseek-r1-qwen", "megrez"], patterns: &[QWEN2], nfc: true, ..PLAIN },
-    Row { names: &["qwen35"], patterns: &[QWEN35], nfc: true, ..PLAIN },
-    Row {
-        names: &["llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"],
-        patterns: &[LLAMA3],
-        ignore_merges: true,
-        add_bos: true,
-        ..PLAIN
-    },
-    Row { names: &["dbrx", "smaug-bpe", "chatglm-bpe"], patterns: &[LLAMA3], ..PLAIN },
-    Row { names: &["glm4"], patterns: &[LLAMA3], ignore_merges: true, ..PLAIN },
-    Row { names: &["gpt-4o", "llama4"], patterns: &[O200K], ..PLAIN },
-    Row {
-        names: &["deepseek-v3"],
-        patterns: &[r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK3],
-        ..PLAIN
-    },
-    Row {
-        names: &["starcoder", "refact", "smollm", "codeshell", "exaone"],
-        patterns: &[r"\p{N}", GPT2],
-        ..PLAIN
-    },
-    Row { names: &["command-r"], patterns: &[r"\p{N}", GPT2], nfc: true, ..PLAIN },
-];
 
 struct Pattern {
     regex: Regex,
     /// The pattern ends in the whitespace rule, so matches may have to give a character back.
     gives_back: bool,
     /// `\s*[\r\n]+` stands before it: whitespace that ends in a line break is no match of the rule.
+    /// (`\s*[\r\n]` matches the same: both end at the last line break of the whitespace.)
     keeps_line_breaks: bool,
 }
 
+/// Numbers, which are runs of decimal digits (`\p{Nd}`), in groups of three from the right.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Digits {
+    /// Each group is a part.
+    Groups,
+    /// Each group is a part, unless the number is part of a longer word.
+    GroupsOutsideWords,
+    /// A cut before each whole group; what stands before the first cut keeps its digits.
+    Cuts,
+}
+
+impl Stage {
+    /// None for a pattern whose work the one before it has already done.
+    fn of(original: &str) -> Option<Self> {
+        match original {
+            pre::AFMOE_510 => Some(Self::Digits(Digits::Groups)),
+            // 510 is a multiple of three, so groups of three of groups of 510 are just that.
+            pre::AFMOE_LEAD | pre::AFMOE_THREES => None,
+            pre::AYA_THREES => Some(Self::Digits(Digits::GroupsOutsideWords)),
+            pre::SUPERBPE_CUTS => Some(Self::Digits(Digits::Cuts)),
+            _ => Some(Self::Pattern(Pattern::new(original))),
+        }
+    }
+
+    /// Calls `each` with the parts of `text`, in order.
+    fn split<'a>(&self, text: &'a str, each: &mut impl FnMut(&'a str)) {
+        match self {
+            Self::Pattern(pattern) => pattern.split(text, each),
+            Self::Digits(digits) => digits.split(text, each),
+        }
+    }
+}
+
 impl Pattern {
-    fn new(source: &'static str) -> Self {
+    fn new(original: &str) -> Self {
+        let (head, gives_back) = match original.strip_suffix(r"|\s+(?!\S)|\s+") {
+            Some(head) => (format!(r"{head}|\s+"), true),
+            None => (original.to_owned(), false),
+        };
+        let greedy = head.replace("?+", "?").replace("++", "+");
         Self {
-            regex: Regex::new(source).expect("the table's patterns are valid"),
-            gives_back: source.ends_with(r"|\s+"),
-            keeps_line_breaks: source.contains(r"\s*[\r\n]+"),
+            regex: Regex::new(&greedy).expect("the table's patterns are valid"),
+            gives_back,
+            keeps_line_breaks: greedy.contains(r"\s*[\r\n]"),
         }
     }
 
@@ -140,8 +110,48 @@ impl Pattern {
     }
 }
 
+impl Digits {
+    fn split<'a>(self, text: &'a str, each: &mut impl FnMut(&'a str)) {
+        static NUMBER: OnceLock<Regex> = OnceLock::new();
+        let number = NUMBER.get_or_init(|| Regex::new(r"\p{Nd}+").expect("a constant pattern"));
+        // Where the part begins that has not been handed out yet.
+        let mut part = 0;
+        let mut cut = |at: usize| {
+            if part < at {
+                each(&text[part..at]);
+                part = at;
+            }
+        };
+        for found in number.find_iter(text) {
+            if self == Self::GroupsOutsideWords && starts_with_word(&text[found.end()..]) {
+                continue;
+            }
+            if self != Self::Cuts {
+                cut(found.start());
+            }
+            let n = found.as_str().chars().count();
+            for (i, (offset, _)) in found.as_str().char_indices().enumerate() {
+                if (n - i) % 3 == 0 {
+                    cut(found.start() + offset);
+                }
+            }
+            if self != Self::Cuts {
+                cut(found.end());
+            }
+        }
+        cut(text.len());
+    }
+}
+
+/// Whether `text` starts with what `\w` means to the engine that these patterns are written for.
+fn starts_with_word(text: &str) -> bool {
+    static WORD: OnceLock<Regex> = OnceLock::new();
+    let word = || Regex::new(r"^[\p{L}\p{M}\p{Nd}\p{Pc}]").expect("a constant pattern");
+    WORD.get_or_init(word).is_match(text)
+}
+
 pub struct PreTokenizer {
-    patterns: Vec<Pattern>,
+    stages: Vec<Stage>,
     nfc: bool,
     pub ignore_merges: bool,
     pub add_bos: bool,
@@ -155,24 +165,28 @@ impl PreTokenizer {
             log::warn!("the file names no pre-tokenizer (tokenizer.ggml.pre): using `default`");
             "default"
         });
-        let row = TABLE.iter().find(|row| row.names.contains(&wanted)).ok_or_else(|| {
-            let known: Vec<&str> = TABLE.iter().filter_map(|r| r.names.first().copied()).collect();
+        let row = pre::TABLE.iter().find(|row| row.names.contains(&wanted)).ok_or_else(|| {
+            let known: Vec<&str> = pre::known_names().collect();
             Error::format(
                 path,
                 "tokenizer.ggml.pre",
                 format!("a known pre-tokenizer ({})", known.join(", ")),
                 format!(
-                    "`{wanted}`; if you know which of these it splits words as, convert the \
-                     checkpoint with `moeba convert --pre NAME`"
+                    "`{wanted}`; if you know which of these it splits words as, say \
+                     `--override-kv tokenizer.ggml.pre=str:NAME`"
                 ),
             )
         })?;
-        Ok(Self {
-            patterns: row.patterns.iter().map(|p| Pattern::new(p)).collect(),
+        Ok(Self::of(row))
+    }
+
+    fn of(row: &Row) -> Self {
+        Self {
+            stages: row.patterns.iter().filter_map(|original| Stage::of(original)).collect(),
             nfc: row.nfc,
             ignore_merges: row.ignore_merges,
             add_bos: row.add_bos,
-        })
+        }
     }
 
     /// Calls `each` with the words of `text`, in order.
@@ -185,9 +199,9 @@ impl PreTokenizer {
     }
 
     fn words_from(&self, stage: usize, text: &str, each: &mut dyn FnMut(&str)) {
-        match self.patterns.get(stage) {
-            Some(pattern) => {
-                pattern.split(text, &mut |part| self.words_from(stage + 1, part, each));
+        match self.stages.get(stage) {
+            Some(splitter) => {
+                splitter.split(text, &mut |part| self.words_from(stage + 1, part, each));
             }
             None => each(text),
         }
@@ -232,13 +246,46 @@ mod tests {
     #[test]
     fn every_row_compiles_and_loses_nothing() {
         let text = "It's 12345 x\u{301}\r\n\t\t漢字 ひらがな 🙂!?\u{85}  end  ";
-        for name in TABLE.iter().flat_map(|row| row.names) {
-            let expected: String = match TABLE.iter().any(|r| r.nfc && r.names.contains(name)) {
-                true => text.nfc().collect(),
-                false => text.into(),
-            };
-            assert_eq!(words(name, text).concat(), expected, "{name}");
+        for row in pre::TABLE {
+            let expected: String = if row.nfc { text.nfc().collect() } else { text.into() };
+            for name in row.names {
+                assert_eq!(words(name, text).concat(), expected, "{name}");
+            }
         }
+    }
+
+    #[test]
+    fn numbers_in_threes_from_the_right() {
+        assert_eq!(words("afmoe", "a12345½b123"), ["a", "12", "345", "½b", "123"]);
+        assert_eq!(words("superbpe", "a12345 123½1"), ["a", "12", "345", " ", "123½1"]);
+        assert_eq!(words("tiny_aya", "1234567 1234x"), ["1", "234", "567", " ", "123", "4", "x"]);
+        let long = "7".repeat(1537);
+        let groups = words("afmoe", &long);
+        assert_eq!((groups.len(), groups[0].as_str()), (513, "7"));
+    }
+
+    #[test]
+    fn chinese_stands_apart_for_kimi() {
+        assert_eq!(words("kimi-k2", "漢字かなKana漢"), ["漢字", "かなKana", "漢"]);
+        assert_eq!(words("gpt-4o", "漢字かなKana漢"), ["漢字かなKana漢"]);
+    }
+
+    #[test]
+    fn no_name_stands_twice_and_the_first_ones_are_found_by_their_patterns() {
+        let mut seen = std::collections::BTreeSet::new();
+        for row in pre::TABLE {
+            row.names.iter().for_each(|name| assert!(seen.insert(name), "{name}"));
+            let patterns: Vec<String> = row.patterns.iter().map(|p| p.to_string()).collect();
+            let found = pre::name_of(&patterns, row.nfc, row.ignore_merges).unwrap();
+            // GLM's vocabularies split as Llama's do and only lack the BOS, which the converter
+            // states anyway.
+            let expected = if row.names[0] == "glm4" { "llama-bpe" } else { row.names[0] };
+            assert_eq!(found, expected);
+        }
+        assert_eq!(pre::name_of(&["x".into()], false, false), None);
+        let gpt2 = [pre::GPT2.to_string()];
+        assert_eq!(pre::name_of(&gpt2, false, true), Some("gpt-2"));
+        assert_eq!(pre::name_of(&gpt2, true, false), Some("olmo"));
     }
 
     #[test]
@@ -246,6 +293,6 @@ mod tests {
         let error = PreTokenizer::named(Some("nonsense"), Path::new("m.gguf")).err().unwrap();
         let text = error.to_string();
         assert!(text.contains("`nonsense`"), "{text}");
-        assert!(text.contains("`moeba convert --pre NAME`"), "{text}");
+        assert!(text.contains("`--override-kv tokenizer.ggml.pre=str:NAME`"), "{text}");
     }
 }
