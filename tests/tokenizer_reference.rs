@@ -178,12 +178,29 @@ fn spm_gives_the_ids_of_sentencepiece() {
     check_back(&tokenizer, &rows, as_it_is);
 }
 
+/// Ids that SentencePiece gives, with its charsmap and without.
+#[test]
+fn unigram_gives_the_ids_of_sentencepiece() {
+    check(&tokenizer("t5"), "t5", false);
+    let plain = tokenizer("t5-plain");
+    let rows = check(&plain, "t5-plain", false);
+    // Nothing is normalised away and every byte is a token.
+    check_back(&plain, &rows, as_it_is);
+}
+
+#[test]
+fn nllb_gives_the_ids_of_sentencepiece_moved_to_fairseqs_order() {
+    check(&tokenizer("nllb"), "nllb", false);
+}
+
 /// A run of one letter is where merging by rescanning takes minutes and where recursive regular
 /// expressions overflow the stack.
 #[test]
 fn a_run_of_131072_letters_takes_less_than_two_seconds() {
-    for name in ["qwen2", "llama3", "gpt2", "spm"] {
-        let tokenizer = tokenizer(name);
+    let fixtures = ["qwen2", "llama3", "gpt2", "spm", "t5-plain"].map(tokenizer);
+    let families = ["superbpe", "exaone-moe", "kimi-k2", "afmoe", "deepseek-llm"]
+        .map(|name| Tokenizer::new(Vocab { pre: Some(name.into()), ..vocab("families") }).unwrap());
+    for (name, tokenizer) in fixtures.iter().chain(&families).enumerate() {
         for letter in ["a", "x", " ", "\n", "7", "!", "é", "漢", "\u{301}", "<"] {
             let text = letter.repeat(131_072);
             let start = std::time::Instant::now();

@@ -15,11 +15,12 @@ impl Vocab {
         let model = match gguf.str("tokenizer.ggml.model")? {
             Some("gpt2") => VocabModel::Bpe,
             Some("llama") => VocabModel::Spm,
+            Some("t5") => VocabModel::Ugm,
             other => {
                 return Err(Error::format(
                     gguf.path(),
                     "tokenizer.ggml.model",
-                    "`gpt2` (byte-level BPE) or `llama` (SentencePiece)",
+                    "`gpt2` (byte-level BPE), `llama` (SentencePiece BPE) or `t5` (unigram)",
                     other.map_or("nothing".into(), |name| format!("`{name}`")),
                 ));
             }
@@ -32,11 +33,14 @@ impl Vocab {
             types: types.into_iter().map(TokenType::from_number).collect(),
             merges: owned(match model {
                 VocabModel::Bpe => gguf.require_strings("tokenizer.ggml.merges")?,
-                VocabModel::Spm => Vec::new(),
+                VocabModel::Spm | VocabModel::Ugm => Vec::new(),
             }),
             add_bos: gguf.bool("tokenizer.ggml.add_bos_token")?,
             add_eos: gguf.bool("tokenizer.ggml.add_eos_token")?,
             add_space_prefix: gguf.bool("tokenizer.ggml.add_space_prefix")?,
+            remove_extra_whitespaces: gguf.bool("tokenizer.ggml.remove_extra_whitespaces")?,
+            charsmap: charsmap(gguf)?,
+            source_language: id(gguf, "tokenizer.ggml.source_language_token_id")?,
             ..Self::new(model, owned(gguf.require_strings("tokenizer.ggml.tokens")?))
         };
         for (name, slot) in vocab.ids.fields() {
@@ -44,6 +48,12 @@ impl Vocab {
         }
         Ok(vocab)
     }
+}
+
+/// Bytes, which writers store as u8 or i8.
+fn charsmap(gguf: &Gguf) -> Result<Vec<u8>> {
+    let bytes = gguf.i32s("tokenizer.ggml.precompiled_charsmap")?.unwrap_or_default();
+    Ok(bytes.into_iter().map(|byte| byte as u8).collect())
 }
 
 fn owned(strings: Vec<&[u8]>) -> Vec<Vec<u8>> {

@@ -1,6 +1,6 @@
-//! GGUF vocabularies to text and back: byte-level BPE (`tokenizer.ggml.model` = `gpt2`) and
-//! SentencePiece BPE (`llama`). The core works on a [`Vocab`] and knows nothing of files;
-//! `from_gguf.rs` fills one from metadata.
+//! GGUF vocabularies to text and back: byte-level BPE (`tokenizer.ggml.model` = `gpt2`),
+//! SentencePiece BPE (`llama`) and SentencePiece unigram (`t5`). The core works on a [`Vocab`] and
+//! knows nothing of files; `from_gguf.rs` fills one from metadata.
 //!
 //! Ids are those of the model's own tokenizer (HF `tokenizers`, `sentencepiece`); where those two
 //! leave a choice (the space prefix after a special token, which tokens end a generation) we do
@@ -8,14 +8,18 @@
 
 mod bpe;
 mod byte_map;
+mod charsmap;
 mod detokenizer;
 mod from_gguf;
 mod heap;
+mod language;
+mod normalize;
 mod partition;
 pub mod pre;
 mod pretokenize;
 mod special;
 mod spm;
+mod ugm;
 mod vocab;
 
 pub use detokenizer::Detokenizer;
@@ -27,6 +31,7 @@ use bpe::Bpe;
 use partition::{Fragment, Partition};
 use spm::Spm;
 use std::collections::BTreeSet;
+use ugm::Ugm;
 
 /// What `encode` adds and recognises.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,6 +53,7 @@ impl EncodeOptions {
 enum Algorithm {
     Bpe(Box<Bpe>),
     Spm(Box<Spm>),
+    Ugm(Box<Ugm>),
 }
 
 /// A loaded vocabulary. Immutable; share it between threads as it is.
@@ -62,6 +68,7 @@ pub struct Tokenizer {
     add_bos: bool,
     add_eos: bool,
     add_space_prefix: bool,
+    source_language: Option<u32>,
 }
 
 /// Byte strings by id, in one allocation.
@@ -94,22 +101,25 @@ impl Tokenizer {
         let (special, eog) = special::resolve(&mut vocab)?;
         let algorithm = match vocab.model {
             VocabModel::Bpe => Algorithm::Bpe(Box::new(Bpe::new(&vocab)?)),
-            VocabModel::Spm => Algorithm::Spm(Box::new(Spm::new(&vocab, special.unk))),
+            VocabModel::Spm => Algorithm::Spm(Box::new(Spm::new(&vocab, special.unk)?)),
+            VocabModel::Ugm => Algorithm::Ugm(Box::new(Ugm::new(&vocab, special.unk)?)),
         };
-        let add_bos = vocab.add_bos.unwrap_or(match &algorithm {
-            Algorithm::Spm(_) => true,
-            Algorithm::Bpe(bpe) => bpe.adds_bos(),
-        });
+        let (bos, eos, space) = match &algorithm {
+            Algorithm::Spm(_) => (true, false, true),
+            Algorithm::Ugm(_) => (false, true, false),
+            Algorithm::Bpe(bpe) => (bpe.adds_bos(), false, false),
+        };
         Ok(Self {
             algorithm,
             partition: Partition::new(&vocab),
             pieces: Pieces::collect((0..vocab.tokens.len()).map(|id| vocab.piece(id))),
             special,
             eog,
-            add_bos: has_token(add_bos, special.bos, "begin"),
-            add_eos: has_token(vocab.add_eos.unwrap_or(false), special.eos, "end"),
-            add_space_prefix: vocab.model == VocabModel::Spm
-                && vocab.add_space_prefix.unwrap_or(true),
+            add_bos: has_token(vocab.add_bos.unwrap_or(bos), special.bos, "begin"),
+            add_eos: has_token(vocab.add_eos.unwrap_or(eos), special.eos, "end"),
+            add_space_prefix: vocab.model != VocabModel::Bpe
+                && vocab.add_space_prefix.unwrap_or(space),
+            source_language: vocab.source_language,
             texts: Pieces::collect(vocab.tokens.iter()),
             types: vocab.types,
         })
@@ -117,9 +127,18 @@ impl Tokenizer {
 
     /// Token ids of `text`. Never fails: what the vocabulary cannot say becomes bytes or `unk`.
     pub fn encode(&self, text: &str, options: EncodeOptions) -> Vec<u32> {
+        self.encode_in(text, self.source_language, options)
+    }
+
+    /// [`encode`](Self::encode) for a text in the language of that token, which stands first if
+    /// `options` adds special tokens.
+    pub fn encode_in(&self, text: &str, language: Option<u32>, options: EncodeOptions) -> Vec<u32> {
         let mut out = Vec::with_capacity(text.len() / 3 + 2);
         if options.add_special && self.add_bos {
             out.extend(self.special.bos);
+        }
+        if options.add_special {
+            out.extend(language);
         }
         // SentencePiece's dummy prefix stands before the text and again after each special token,
         // because each stretch between special tokens is a sentence of its own.
@@ -150,6 +169,9 @@ impl Tokenizer {
             Algorithm::Bpe(bpe) => bpe.encode(text, out),
             Algorithm::Spm(spm) => {
                 spm.encode(text, self.add_space_prefix && after_special, out);
+            }
+            Algorithm::Ugm(ugm) => {
+                ugm.encode(text, self.add_space_prefix && after_special, out);
             }
         }
     }

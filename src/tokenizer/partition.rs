@@ -17,12 +17,13 @@ struct Node {
     token: Option<u32>,
 }
 
-struct Trie {
+/// Byte strings, found at the start of a text.
+pub struct Trie {
     nodes: Vec<Node>,
 }
 
 impl Trie {
-    fn new() -> Self {
+    pub fn new() -> Self {
         Self { nodes: vec![Node::default()] }
     }
 
@@ -31,7 +32,7 @@ impl Trie {
         children.binary_search_by_key(&byte, |c| c.0).ok().map(|at| children[at].1)
     }
 
-    fn insert(&mut self, text: &[u8], id: u32) {
+    pub fn insert(&mut self, text: &[u8], id: u32) {
         let mut node = 0u32;
         for &byte in text {
             node = match self.child(node, byte) {
@@ -49,18 +50,24 @@ impl Trie {
         self.nodes[node as usize].token = Some(id);
     }
 
-    /// The longest token at the start of `text`: its length and id.
-    fn longest(&self, text: &[u8]) -> Option<(usize, u32)> {
-        let (mut node, mut best) = (0u32, None);
+    /// Calls `each` with every token at the start of `text`, shortest first: its length and id.
+    pub fn prefixes(&self, text: &[u8], mut each: impl FnMut(usize, u32)) {
+        let mut node = 0u32;
         for (i, &byte) in text.iter().enumerate() {
             match self.child(node, byte) {
                 Some(next) => node = next,
                 None => break,
             }
             if let Some(id) = self.nodes[node as usize].token {
-                best = Some((i + 1, id));
+                each(i + 1, id);
             }
         }
+    }
+
+    /// The longest token at the start of `text`: its length and id.
+    fn longest(&self, text: &[u8]) -> Option<(usize, u32)> {
+        let mut best = None;
+        self.prefixes(text, |len, id| best = Some((len, id)));
         best
     }
 }

@@ -134,8 +134,17 @@ impl ByName {
 pub(super) fn resolve(vocab: &mut Vocab) -> Result<(SpecialIds, BTreeSet<u32>)> {
     let mut ids = vocab.ids;
     check_range(vocab, &mut ids)?;
-    if vocab.model == VocabModel::Spm {
-        spm_defaults(vocab, &mut ids);
+    let defaults: &mut [(&mut Option<u32>, u32)] = match vocab.model {
+        VocabModel::Bpe => &mut [],
+        // SentencePiece's own.
+        VocabModel::Spm => &mut [(&mut ids.unk, 0), (&mut ids.bos, 1), (&mut ids.eos, 2)],
+        // T5's.
+        VocabModel::Ugm => &mut [(&mut ids.pad, 0), (&mut ids.eos, 1), (&mut ids.unk, 2)],
+    };
+    for (slot, id) in defaults {
+        if slot.is_none() && (*id as usize) < vocab.tokens.len() {
+            **slot = Some(*id);
+        }
     }
     let names = ByName::new(vocab);
     for (slot, candidates) in [
@@ -169,15 +178,6 @@ fn check_range(vocab: &Vocab, ids: &mut SpecialIds) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// SentencePiece's own defaults: 0 unknown, 1 BOS, 2 EOS.
-fn spm_defaults(vocab: &Vocab, ids: &mut SpecialIds) {
-    for (slot, id) in [(&mut ids.unk, 0), (&mut ids.bos, 1), (&mut ids.eos, 2)] {
-        if slot.is_none() && (id as usize) < vocab.tokens.len() {
-            *slot = Some(id);
-        }
-    }
 }
 
 /// A token with such a name that is not marked as control is an oversight of the converter: it

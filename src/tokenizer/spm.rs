@@ -1,13 +1,17 @@
 //! SentencePiece BPE: characters merge into ever longer pieces of the vocabulary, best score first;
 //! a character that is no piece becomes its bytes (`<0x0A>`), or `unk` where the vocabulary has no
-//! such bytes. The text itself is not normalised beyond writing spaces as U+2581.
+//! such bytes. Most files of this kind (Llama) do not normalise the text beyond writing spaces as
+//! U+2581; NLLB's bring a charsmap.
 
 use super::heap::Merger;
-use super::vocab::{SPM_SPACE, TokenType, Vocab, byte_of};
+use super::normalize::Normalizer;
+use super::vocab::{TokenType, Vocab, byte_of};
+use crate::Result;
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
 pub struct Spm {
+    normalizer: Normalizer,
     ids: HashMap<Vec<u8>, u32>,
     scores: Vec<f32>,
     /// Length in bytes of the longest piece: no pair longer than that is looked up.
@@ -41,7 +45,7 @@ impl PartialEq for ByScore {
 impl Eq for ByScore {}
 
 impl Spm {
-    pub fn new(vocab: &Vocab, unk: Option<u32>) -> Self {
+    pub fn new(vocab: &Vocab, unk: Option<u32>) -> Result<Self> {
         let mut ids = HashMap::with_capacity(vocab.tokens.len());
         let mut bytes = [None; 256];
         for (id, (token, kind)) in vocab.tokens.iter().zip(&vocab.types).enumerate() {
@@ -58,22 +62,12 @@ impl Spm {
             }
         }
         let longest = ids.keys().map(Vec::len).max().unwrap_or(0);
-        Self { ids, scores: vocab.scores.clone(), longest, bytes, unk }
+        let normalizer = Normalizer::new(vocab)?;
+        Ok(Self { normalizer, ids, scores: vocab.scores.clone(), longest, bytes, unk })
     }
 
     pub fn encode(&self, text: &str, prefix_space: bool, out: &mut Vec<u32>) {
-        if text.is_empty() {
-            return;
-        }
-        let mut escaped = String::with_capacity(text.len() + text.len() / 2 + SPM_SPACE.len());
-        if prefix_space {
-            escaped.push_str(SPM_SPACE);
-        }
-        text.chars().for_each(|c| match c {
-            ' ' => escaped.push_str(SPM_SPACE),
-            c => escaped.push(c),
-        });
-        self.merge(&escaped, out);
+        self.merge(&self.normalizer.apply(text, prefix_space), out);
     }
 
     fn merge(&self, text: &str, out: &mut Vec<u32>) {

@@ -14,6 +14,8 @@ pub enum VocabModel {
     Bpe,
     /// `llama`: SentencePiece BPE with scores and byte fallback.
     Spm,
+    /// `t5`: SentencePiece unigram, scores being log probabilities.
+    Ugm,
 }
 
 /// `tokenizer.ggml.token_type`.
@@ -65,6 +67,14 @@ pub struct Vocab {
     pub add_bos: Option<bool>,
     pub add_eos: Option<bool>,
     pub add_space_prefix: Option<bool>,
+    /// For SentencePiece; surplus spaces stay where the file does not say.
+    pub remove_extra_whitespaces: Option<bool>,
+    /// `tokenizer.ggml.precompiled_charsmap`; empty for none.
+    pub charsmap: Vec<u8>,
+    /// `tokenizer.ggml.source_language_token_id`, our own key for translation models: the language
+    /// of the text to translate unless the user says otherwise. Where there is one, a source text
+    /// starts with its language's token.
+    pub source_language: Option<u32>,
 }
 
 /// SentencePiece writes a space as U+2581.
@@ -84,6 +94,9 @@ impl Vocab {
             add_bos: None,
             add_eos: None,
             add_space_prefix: None,
+            remove_extra_whitespaces: None,
+            charsmap: Vec::new(),
+            source_language: None,
         }
     }
 
@@ -103,7 +116,7 @@ impl Vocab {
         self.fill_types(n)?;
         match self.model {
             VocabModel::Bpe => self.check_merges(),
-            VocabModel::Spm => self.check_scores(n),
+            VocabModel::Spm | VocabModel::Ugm => self.check_scores(n),
         }
     }
 
@@ -156,7 +169,7 @@ impl Vocab {
             TokenType::Unused => Vec::new(),
             TokenType::Byte => byte_of(token).map(|b| vec![b]).unwrap_or_default(),
             TokenType::Normal => match self.model {
-                VocabModel::Spm => unescape_spm(token),
+                VocabModel::Spm | VocabModel::Ugm => unescape_spm(token),
                 VocabModel::Bpe => byte_level(token).unwrap_or_else(|| token.clone()),
             },
             _ => token.clone(),
