@@ -6,14 +6,17 @@
 //! input is found before a byte is written and memory does not grow with the model. Which tensors
 //! an architecture has is data in models/*.toml; which type each of them gets is `mix`.
 
+mod base64;
 mod bpe;
 mod checkpoint;
 mod hparams;
 mod json;
 mod layout;
+mod metaspace;
 mod mix;
 mod noise;
 mod plan;
+mod pre;
 mod progress;
 mod requantize;
 mod rope;
@@ -21,6 +24,7 @@ mod source;
 mod spm;
 mod stream;
 mod synth;
+mod tiktoken;
 mod tokenizer;
 mod vocab;
 

@@ -35,14 +35,21 @@ struct TrainerSpec {
     /// 1 unigram, 2 BPE, 3 word, 4 char
     #[prost(int32, optional, tag = "3")]
     model_type: Option<i32>,
+    #[prost(bool, optional, tag = "24")]
+    treat_whitespace_as_suffix: Option<bool>,
 }
 
 #[derive(Clone, PartialEq, Message)]
 struct NormalizerSpec {
+    #[prost(bytes = "vec", optional, tag = "2")]
+    precompiled_charsmap: Option<Vec<u8>>,
     #[prost(bool, optional, tag = "3")]
     add_dummy_prefix: Option<bool>,
+    #[prost(bool, optional, tag = "4")]
+    remove_extra_whitespaces: Option<bool>,
 }
 
+const UNIGRAM: i32 = 1;
 const BPE: i32 = 2;
 
 /// No tokenizer comes near; a larger file is something else.
@@ -56,9 +63,15 @@ pub fn read(path: &Path, config: Option<&Json>, added: &[AddedToken]) -> Result<
         Some(stated) => stated,
         None => prefix,
     };
-    let mut vocab = Vocab::new("llama", "default");
-    vocab.scores = Some(Vec::with_capacity(proto.pieces.len()));
+    let normalizer = proto.normalizer.unwrap_or_default();
+    // The format's default is unigram, and to remove surplus spaces.
+    let unigram = proto.trainer.and_then(|t| t.model_type).unwrap_or(UNIGRAM) == UNIGRAM;
+    let remove = normalizer.remove_extra_whitespaces.unwrap_or(true);
+    let mut vocab = Vocab::sentencepiece(if unigram { "t5" } else { "llama" });
     vocab.add_space_prefix = Some(prefix);
+    vocab.charsmap = normalizer.precompiled_charsmap.unwrap_or_default();
+    // llama.cpp's files say it of unigram models only; of others we do where it matters.
+    vocab.remove_extra_whitespaces = (unigram || remove).then_some(remove);
     for (id, piece) in proto.pieces.into_iter().enumerate() {
         let text = piece.text.unwrap_or_default();
         vocab.put(id, &text, piece_type(path, id, piece.ty)?, piece.score.unwrap_or(0.0));
@@ -80,15 +93,16 @@ fn parse(path: &Path) -> Result<ModelProto> {
     if proto.pieces.is_empty() {
         return Err(Error::format(path, "pieces", "at least one", "none"));
     }
-    // The format's default is unigram.
-    match proto.trainer.as_ref().and_then(|t| t.model_type).unwrap_or(1) {
-        BPE => Ok(proto),
+    let trainer = proto.trainer.clone().unwrap_or_default();
+    if trainer.treat_whitespace_as_suffix == Some(true) {
+        let field = "trainer_spec.treat_whitespace_as_suffix";
+        return Err(Error::format(path, field, "false", "true"));
+    }
+    match trainer.model_type.unwrap_or(UNIGRAM) {
+        UNIGRAM | BPE => Ok(proto),
         other => {
-            let got = match other {
-                1 => "unigram".to_owned(),
-                n => format!("model type {n}"),
-            };
-            Err(Error::format(path, "trainer_spec.model_type", "BPE", got))
+            let expected = format!("{UNIGRAM} (unigram) or {BPE} (BPE)");
+            Err(Error::format(path, "trainer_spec.model_type", expected, other.to_string()))
         }
     }
 }

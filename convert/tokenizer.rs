@@ -8,13 +8,18 @@ use serde_json::Value;
 
 use super::bpe::{self, token_id};
 use super::json::{Json, shown};
-use super::spm;
 use super::vocab::{AddedToken, Vocab};
+use super::{metaspace, spm, tiktoken};
 use crate::gguf::Writer;
+use crate::tokenizer::is_language;
 use crate::{Error, Result};
 
-const SENTENCEPIECE: &str = "tokenizer.model";
 const FAST: &str = "tokenizer.json";
+/// SentencePiece models, in the order in which they are looked for.
+const SENTENCEPIECE: [&str; 2] = ["tokenizer.model", "spiece.model"];
+/// A SentencePiece model whose ids are not the checkpoint's: tokenizer.json has those.
+const FAIRSEQ: &str = "sentencepiece.bpe.model";
+const TIKTOKEN: &str = "tiktoken.model";
 
 /// The files beside the weights that speak about tokens.
 struct Files<'a> {
@@ -33,6 +38,8 @@ pub struct Tokenizer {
     ids: Vec<(&'static str, u32)>,
     /// (key, value)
     adds: Vec<(&'static str, bool)>,
+    /// The language of texts to translate unless the user says otherwise.
+    source_language: Option<u32>,
     templates: Vec<Template>,
 }
 
@@ -54,12 +61,13 @@ impl Tokenizer {
             tokenizer_config: open("tokenizer_config.json")?,
             generation: open("generation_config.json")?,
         };
-        let mut vocab = files.vocab(pre)?;
+        let mut vocab = files.vocab(pre, n_rows)?;
         vocab.fit(n_rows, folder)?;
         let ids = files.special_ids(&vocab)?;
-        let adds = files.adds(&vocab, &ids)?;
+        let source_language = files.source_language(&vocab)?;
+        let adds = files.adds(&vocab, &ids, source_language.is_some())?;
         let templates = files.templates()?;
-        Ok(Tokenizer { vocab, ids, adds, templates })
+        Ok(Tokenizer { vocab, ids, adds, source_language, templates })
     }
 
     pub fn write(self, writer: &mut Writer) -> Result<()> {
@@ -70,31 +78,64 @@ impl Tokenizer {
         for (key, value) in self.adds {
             writer.set(key, value)?;
         }
+        if let Some(id) = self.source_language {
+            writer.set("tokenizer.ggml.source_language_token_id", id)?;
+        }
         write_templates(writer, self.templates)
     }
 }
 
 impl Files<'_> {
-    fn vocab(&self, pre: Option<&str>) -> Result<Vocab> {
-        let added = self.added_tokens()?;
-        let sentencepiece = self.folder.join(SENTENCEPIECE);
-        if sentencepiece.exists() {
-            match (
-                spm::read(&sentencepiece, self.tokenizer_config.as_ref(), &added),
-                &self.tokenizer,
-            ) {
+    fn vocab(&self, pre: Option<&str>, n_rows: u64) -> Result<Vocab> {
+        let mut added = self.added_tokens()?;
+        let models = SENTENCEPIECE.iter().map(|name| self.folder.join(name));
+        if let Some(path) = models.into_iter().find(|path| path.exists()) {
+            match (spm::read(&path, self.tokenizer_config.as_ref(), &added), &self.tokenizer) {
                 // Some families keep a file of another format under that name.
                 (Err(e @ Error::Format { .. }), Some(_)) => log::warn!("not used: {e}"),
+                (Ok(vocab), None) if vocab.model == "t5" => {
+                    self.add_sentinels(vocab.tokens.len(), &mut added)?;
+                    return spm::read(&path, self.tokenizer_config.as_ref(), &added);
+                }
                 (read, _) => return read,
             }
         }
-        match &self.tokenizer {
-            Some(tokenizer) => bpe::read(tokenizer, pre, &added),
-            None => {
-                let expected = format!("{FAST} or {SENTENCEPIECE}");
-                Err(Error::format(self.folder, "tokenizer", expected, "neither"))
-            }
+        if let Some(tokenizer) = &self.tokenizer {
+            return match tokenizer.str("model.type")?.unwrap_or("BPE") {
+                _ if metaspace::is_sentencepiece(tokenizer)? => metaspace::read(tokenizer, &added),
+                "BPE" => bpe::read(tokenizer, pre, &added),
+                other => Err(tokenizer.fail("model.type", "BPE or Unigram", other)),
+            };
         }
+        let ranks = self.folder.join(TIKTOKEN);
+        if ranks.exists() {
+            return tiktoken::read(&ranks, pre, n_rows, &added);
+        }
+        let got = match self.folder.join(FAIRSEQ).exists() {
+            true => format!("only {FAIRSEQ}, which lacks the languages"),
+            false => "none of them".to_owned(),
+        };
+        let expected = format!("{FAST} or {} or {TIKTOKEN}", SENTENCEPIECE.join(" or "));
+        Err(Error::format(self.folder, "tokenizer", expected, got))
+    }
+
+    /// T5's `<extra_id_0>`, the highest id, and so on downwards: files without tokenizer.json only
+    /// count them.
+    fn add_sentinels(&self, n_pieces: usize, added: &mut Vec<AddedToken>) -> Result<()> {
+        const COUNT: &str = "extra_ids";
+        let Some(config) = &self.tokenizer_config else { return Ok(()) };
+        let n = config.count(COUNT)?.unwrap_or(0) as usize;
+        if n > bpe::MAX_TOKENS {
+            return Err(config.fail(COUNT, format!("at most {}", bpe::MAX_TOKENS), n.to_string()));
+        }
+        if added.iter().all(|token| token.content != "<extra_id_0>") {
+            added.extend((0..n).map(|i| AddedToken {
+                id: n_pieces + n - 1 - i,
+                content: format!("<extra_id_{i}>"),
+                special: true,
+            }));
+        }
+        Ok(())
     }
 
     /// Added tokens of all files; what a later one says of an id counts.
@@ -126,11 +167,14 @@ impl Files<'_> {
     /// The ids of the special tokens that a GGUF file names. tokenizer_config.json says them by
     /// text; config.json and generation_config.json by number, and know less of chats.
     fn special_ids(&self, vocab: &Vocab) -> Result<Vec<(&'static str, u32)>> {
-        const KINDS: [(&str, &str); 4] = [
+        const KINDS: [(&str, &str); 7] = [
             ("bos", "tokenizer.ggml.bos_token_id"),
             ("eos", "tokenizer.ggml.eos_token_id"),
             ("unk", "tokenizer.ggml.unknown_token_id"),
+            ("sep", "tokenizer.ggml.seperator_token_id"),
             ("pad", "tokenizer.ggml.padding_token_id"),
+            ("cls", "tokenizer.ggml.cls_token_id"),
+            ("mask", "tokenizer.ggml.mask_token_id"),
         ];
         let mut ids = Vec::new();
         for (kind, key) in KINDS {
@@ -166,11 +210,13 @@ impl Files<'_> {
     }
 
     /// Whether a beginning and an end are added to a text: as tokenizer_config.json says, else as
-    /// the post-processor does it; SentencePiece tokenizers add a beginning unless told not to.
+    /// the post-processor does it; SentencePiece BPE tokenizers add a beginning unless told not
+    /// to, unigram ones an end, translation models the language and an end.
     fn adds(
         &self,
         vocab: &Vocab,
         ids: &[(&'static str, u32)],
+        translates: bool,
     ) -> Result<Vec<(&'static str, bool)>> {
         let token = |key: &str| {
             let id = ids.iter().find(|(k, _)| *k == key).map(|(_, id)| *id as usize);
@@ -178,12 +224,13 @@ impl Files<'_> {
         };
         let bos = token("tokenizer.ggml.bos_token_id");
         let eos = token("tokenizer.ggml.eos_token_id");
-        let (first, last) = self.template_ends();
-        let is_spm = vocab.model == "llama";
-        let seen = |end: Option<&str>, token| end.map(|end| Some(end) == token);
+        let single = self.template();
+        let seen = |end: Option<&Value>, token| special_of(end).map(|end| Some(end) == token);
+        let (first, last) = (seen(single.first(), bos), seen(single.last(), eos));
+        let (first, last) = if translates { (Some(false), Some(true)) } else { (first, last) };
         let kinds = [
-            ("add_bos_token", "tokenizer.ggml.add_bos_token", seen(first, bos), is_spm),
-            ("add_eos_token", "tokenizer.ggml.add_eos_token", seen(last, eos), false),
+            ("add_bos_token", "tokenizer.ggml.add_bos_token", first, vocab.model == "llama"),
+            ("add_eos_token", "tokenizer.ggml.add_eos_token", last, vocab.model == "t5"),
         ];
         let mut adds = Vec::new();
         for (field, key, seen, default) in kinds {
@@ -196,18 +243,29 @@ impl Files<'_> {
         Ok(adds)
     }
 
-    /// The special tokens with which the post-processor's template for one text begins and ends.
-    fn template_ends(&self) -> (Option<&str>, Option<&str>) {
+    /// The post-processor's template for one text: special tokens and the text itself.
+    fn template(&self) -> &[Value] {
         let Some(post) = self.tokenizer.as_ref().and_then(|t| t.at("post_processor")) else {
-            return (None, None);
+            return &[];
         };
         let parts = post.get("processors").and_then(Value::as_array);
         let parts = parts.map_or(std::slice::from_ref(post), Vec::as_slice);
         let is_template =
             |p: &&Value| p.get("type").and_then(Value::as_str) == Some("TemplateProcessing");
         let single = parts.iter().find(is_template).and_then(|p| p.get("single"));
-        let Some(single) = single.and_then(Value::as_array) else { return (None, None) };
-        (special_of(single.first()), special_of(single.last()))
+        single.and_then(Value::as_array).map_or(&[], Vec::as_slice)
+    }
+
+    /// `src_lang`, or the language in the post-processor's template, wherever it stands there:
+    /// older files have it behind the text, and transformers puts it before.
+    fn source_language(&self, vocab: &Vocab) -> Result<Option<u32>> {
+        let stated = match &self.tokenizer_config {
+            Some(config) => config.str("src_lang")?,
+            None => None,
+        };
+        let in_template = self.template().iter().filter_map(|part| special_of(Some(part)));
+        let language = stated.or_else(|| in_template.into_iter().find(|token| is_language(token)));
+        Ok(language.and_then(|code| vocab.id(code)))
     }
 
     /// A template file goes before tokenizer_config.json, as in transformers.
@@ -304,4 +362,154 @@ fn write_templates(writer: &mut Writer, templates: Vec<Template>) -> Result<()> 
         writer.set("tokenizer.chat_templates", names)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gguf::Gguf;
+    use crate::tokenizer::{EncodeOptions, Tokenizer as Runs, pre};
+    use serde_json::json;
+    use std::path::PathBuf;
+
+    fn fixture(name: &str) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tokenizer").join(name)
+    }
+
+    fn json_fixture(name: &str) -> Value {
+        serde_json::from_slice(&fs::read(fixture(name)).unwrap()).unwrap()
+    }
+
+    /// A checkpoint's folder with these files of `from`.
+    fn folder(from: &str, files: &[&str]) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        for file in files {
+            fs::copy(fixture(from).join(file), dir.path().join(file)).unwrap();
+        }
+        fs::write(dir.path().join("config.json"), "{}").unwrap();
+        dir
+    }
+
+    fn read(folder: &Path, n_rows: u64) -> Result<Tokenizer> {
+        Tokenizer::read(folder, &Json::open(folder.join("config.json"))?, None, n_rows)
+    }
+
+    /// Written to a GGUF file and opened by the program's tokenizer.
+    fn through_gguf(tokenizer: Tokenizer, folder: &Path) -> Runs {
+        let path = folder.join("m.gguf");
+        let mut writer = Writer::create(&path, None).unwrap();
+        tokenizer.write(&mut writer).unwrap();
+        writer.finish().unwrap();
+        Runs::from_gguf(&Gguf::open(&path).unwrap()).unwrap()
+    }
+
+    /// The ids of the 1,000 strings, as the reference has them.
+    fn check_ids(tokenizer: &Runs, name: &str) {
+        let strings = json_fixture("strings.json");
+        let bytes = fs::read(fixture(&format!("{name}.ids"))).unwrap();
+        let mut numbers =
+            bytes.as_chunks::<2>().0.iter().map(|b| u32::from(u16::from_le_bytes(*b)));
+        for text in strings.as_array().unwrap() {
+            let n = numbers.next().unwrap() as usize;
+            let expected: Vec<u32> = numbers.by_ref().take(n).collect();
+            let text = text.as_str().unwrap();
+            assert_eq!(tokenizer.encode(text, EncodeOptions::TEXT), expected, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn every_published_pre_tokenizer_has_its_name() {
+        let published = json_fixture("families.json");
+        let mut found = Vec::new();
+        for (name, family) in published["families"].as_object().unwrap() {
+            let dir = folder("hf/t5", &[]);
+            let model = json!({
+                "type": "BPE", "vocab": {"a": 0}, "merges": [],
+                "ignore_merges": family["ignore_merges"],
+            });
+            let file = json!({
+                "model": model, "normalizer": family["normalizer"],
+                "pre_tokenizer": family["pre_tokenizer"],
+            });
+            fs::write(dir.path().join(FAST), file.to_string()).unwrap();
+            let vocab = read(dir.path(), 1).unwrap().vocab;
+            // These two split alike; which of them a file means cannot be seen.
+            assert_eq!(vocab.pre, *name);
+            found.push(name.clone());
+        }
+        let known: Vec<&str> =
+            pre::known_names().filter(|n| !found.iter().any(|f| f == n)).collect();
+        assert_eq!(known, ["default", "glm4"]);
+    }
+
+    #[test]
+    fn unigram_models_convert_from_either_file() {
+        let config = "tokenizer_config.json";
+        let eos = |tokenizer: &Runs| (tokenizer.eos(), tokenizer.add_bos(), tokenizer.add_eos());
+        for files in
+            [&[FAST, config, "spiece.model"][..], &[FAST, config], &["spiece.model", config]]
+        {
+            let dir = folder("hf/t5", files);
+            let tokenizer = through_gguf(read(dir.path(), 1220).unwrap(), dir.path());
+            assert_eq!(eos(&tokenizer), (Some(1), false, true), "{files:?}");
+            check_ids(&tokenizer, "t5");
+            // Sentinels count downwards from the last token.
+            assert_eq!(tokenizer.special_id("<extra_id_0>"), Some(1209), "{files:?}");
+            assert_eq!(tokenizer.special_id("<extra_id_9>"), Some(1200), "{files:?}");
+            let ids = tokenizer.encode("<extra_id_1>", EncodeOptions::PROMPT);
+            assert_eq!(ids, [1208, 1], "{files:?}");
+        }
+    }
+
+    #[test]
+    fn translation_models_convert_with_their_languages() {
+        let dir = folder("hf/nllb", &[FAST, "tokenizer_config.json"]);
+        let tokenizer = through_gguf(read(dir.path(), 1510).unwrap(), dir.path());
+        check_ids(&tokenizer, "nllb");
+        let english = tokenizer.language("eng_Latn").unwrap();
+        assert_eq!(tokenizer.source_language(), Some(english));
+        let words = tokenizer.encode("lazy dog", EncodeOptions::TEXT);
+        let sentence = [&[english][..], &words, &[2]].concat();
+        assert_eq!(tokenizer.encode("lazy dog", EncodeOptions::PROMPT), sentence);
+        // Older files have the language behind the text.
+        let path = dir.path().join(FAST);
+        let mut file: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        let single = file["post_processor"]["single"].as_array_mut().unwrap();
+        single.rotate_left(1);
+        fs::write(&path, file.to_string()).unwrap();
+        let tokenizer = through_gguf(read(dir.path(), 1510).unwrap(), dir.path());
+        assert_eq!(tokenizer.encode("lazy dog", EncodeOptions::PROMPT), sentence);
+    }
+
+    #[test]
+    fn broken_sentencepiece_files_are_refused() {
+        let spoil = |name: &str, change: &dyn Fn(&mut Value), words: &str| {
+            let dir = folder(name, &[FAST]);
+            let path = dir.path().join(FAST);
+            let mut file: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+            change(&mut file);
+            fs::write(&path, file.to_string()).unwrap();
+            let error = read(dir.path(), 1 << 20).unwrap_err().to_string();
+            assert!(error.contains(FAST) && error.contains(words), "{error}");
+        };
+        let vocab: &dyn Fn(&mut Value) = &|f| f["model"]["vocab"][3] = json!(["x"]);
+        spoil("hf/t5", vocab, "model.vocab[3]: expected a piece and its score");
+        spoil(
+            "hf/t5",
+            &|f| f["model"]["unk_id"] = json!(5000),
+            "model.unk_id: expected an id below",
+        );
+        spoil(
+            "hf/t5",
+            &|f| f["normalizer"] = json!({"type": "Lowercase"}),
+            "what SentencePiece does",
+        );
+        let charsmap = |f: &mut Value| f["normalizer"]["precompiled_charsmap"] = json!("!");
+        spoil("hf/t5", &charsmap, "precompiled_charsmap: expected base64");
+        spoil("hf/nllb", &|f| f["model"]["merges"][0] = json!(["a"]), "model.merges[0]");
+        let dir = folder("hf/t5", &[]);
+        fs::write(dir.path().join(FAIRSEQ), "x").unwrap();
+        let error = read(dir.path(), 1).unwrap_err().to_string();
+        assert!(error.contains("only sentencepiece.bpe.model"), "{error}");
+    }
 }

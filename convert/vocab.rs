@@ -18,16 +18,20 @@ pub enum TokenType {
 
 #[derive(Debug)]
 pub struct Vocab {
-    /// `tokenizer.ggml.model`: `gpt2` (byte-level BPE) or `llama` (SentencePiece BPE).
+    /// `tokenizer.ggml.model`: `gpt2` (byte-level BPE), `llama` (SentencePiece BPE) or `t5`
+    /// (SentencePiece unigram).
     pub model: &'static str,
     /// `tokenizer.ggml.pre`
     pub pre: String,
     pub tokens: Vec<String>,
     pub types: Vec<TokenType>,
-    /// One a token for `llama`, else none.
+    /// One a token for SentencePiece, else none.
     pub scores: Option<Vec<f32>>,
     pub merges: Option<Vec<String>>,
     pub add_space_prefix: Option<bool>,
+    pub remove_extra_whitespaces: Option<bool>,
+    /// Empty for none.
+    pub charsmap: Vec<u8>,
 }
 
 /// A token that a tokenizer's files list beside its model's own.
@@ -54,7 +58,14 @@ impl Vocab {
             scores: None,
             merges: None,
             add_space_prefix: None,
+            remove_extra_whitespaces: None,
+            charsmap: Vec::new(),
         }
+    }
+
+    /// Without any token, with scores.
+    pub fn sentencepiece(model: &'static str) -> Vocab {
+        Vocab { scores: Some(Vec::new()), ..Vocab::new(model, "default") }
     }
 
     pub fn id(&self, token: &str) -> Option<u32> {
@@ -71,10 +82,20 @@ impl Vocab {
         }
     }
 
+    /// Types as llama.cpp's converter gives them. A unigram model's own control tokens and its
+    /// unknown token, which files list again, stay what they are.
     pub fn put_added(&mut self, added: &[AddedToken]) {
         for token in added {
-            let ty = if token.special { TokenType::Control } else { TokenType::UserDefined };
-            self.put(token.id, &token.content, ty, ADDED_SCORE);
+            let known = self.tokens.get(token.id) == Some(&token.content);
+            if known && self.model == "t5" && self.types[token.id] != TokenType::Normal {
+                continue;
+            }
+            if token.special || looks_special(&token.content) {
+                self.put(token.id, &token.content, TokenType::Control, ADDED_SCORE);
+            } else {
+                let text = token.content.replace('\u{2581}', " ");
+                self.put(token.id, &text, TokenType::UserDefined, ADDED_SCORE);
+            }
         }
     }
 
@@ -114,6 +135,21 @@ impl Vocab {
         if let Some(add) = self.add_space_prefix {
             writer.set("tokenizer.ggml.add_space_prefix", add)?;
         }
+        if let Some(remove) = self.remove_extra_whitespaces {
+            writer.set("tokenizer.ggml.remove_extra_whitespaces", remove)?;
+        }
+        if !self.charsmap.is_empty() {
+            writer.set("tokenizer.ggml.precompiled_charsmap", self.charsmap)?;
+        }
         Ok(())
     }
+}
+
+/// Some checkpoints forget to mark tokens as special whose spelling says that they are.
+fn looks_special(token: &str) -> bool {
+    let enclosed = |start: &str, end: &str| token.starts_with(start) && token.ends_with(end);
+    matches!(token, "<pad>" | "<mask>" | "<2mass>" | "[@BOS@]")
+        || enclosed("<|", "|>")
+        || enclosed("<｜", "｜>")
+        || enclosed("<unused", ">")
 }

@@ -11,6 +11,11 @@ pub fn char_of(byte: u8) -> char {
     char::from_u32(0x100 + rank).expect("U+0100 to U+0143 are characters")
 }
 
+/// How byte-level vocabularies write `bytes`.
+pub fn text_of(bytes: &[u8]) -> String {
+    bytes.iter().map(|&byte| char_of(byte)).collect()
+}
+
 fn stands_for_itself(byte: u8) -> bool {
     matches!(byte, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF)
 }

@@ -37,6 +37,11 @@ impl Tokenizer {
     }
 }
 
+/// Whether a token is spelt as a language's code.
+pub fn is_language(token: &str) -> bool {
+    is_code(token.as_bytes())
+}
+
 /// `abc_Abcd`
 fn is_code(text: &[u8]) -> bool {
     match text {

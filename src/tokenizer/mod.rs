@@ -22,7 +22,9 @@ mod spm;
 mod ugm;
 mod vocab;
 
+pub use byte_map::text_of as byte_level_text;
 pub use detokenizer::Detokenizer;
+pub use language::is_language;
 pub use special::SpecialIds;
 pub use vocab::{TokenType, Vocab, VocabModel};
 
