@@ -15,7 +15,11 @@ pub fn name(tokenizer: &Json) -> Result<&'static str> {
         collect(pre, &mut patterns);
     }
     let ignore_merges = tokenizer.bool("model.ignore_merges")?.unwrap_or(false);
-    pre::name_of(&patterns, nfc, ignore_merges).ok_or_else(|| unknown(tokenizer, &patterns, nfc))
+    let added = tokenizer.elements("added_tokens")?;
+    let has =
+        |token: &str| added.iter().any(|t| t.get("content").and_then(Value::as_str) == Some(token));
+    pre::name_of(&patterns, nfc, ignore_merges, has)
+        .ok_or_else(|| unknown(tokenizer, &patterns, nfc))
 }
 
 /// Whether the normaliser is NFC; without one, texts stay as they are.

@@ -289,7 +289,9 @@ fn tokenizers_that_cannot_be_converted() {
     };
     spoil(unknown, &["pre_tokenizer", "--pre NAME", "qwen2", "w+"]);
     spoil(|t| t["pre_tokenizer"] = Value::Null, &["pre_tokenizer", "--pre NAME"]);
-    spoil(|t| t["model"]["type"] = json!("Unigram"), &["model.type", "BPE", "Unigram"]);
+    spoil(|t| t["model"]["type"] = json!("WordPiece"), &["model.type", "BPE or Unigram", "WordP"]);
+    spoil(|t| t["model"]["type"] = json!("Unigram"), &["model.vocab", "array"]);
+    spoil(|t| t["normalizer"] = json!({"type": "Lowercase"}), &["normalizer", "none or NFC"]);
     spoil(|t| t["model"]["vocab"]["he"] = json!(1u64 << 40), &["model.vocab", "he"]);
     spoil(|t| t["model"]["vocab"]["he"] = json!(-1), &["model.vocab", "he"]);
     spoil(|t| t["model"]["merges"][3] = json!("abc"), &["model.merges[3]"]);

@@ -18,6 +18,8 @@ pub(super) struct Row {
     pub ignore_merges: bool,
     /// BOS is added when the file does not say.
     pub add_bos: bool,
+    /// A special token that only vocabularies of this name have.
+    pub marker: Option<&'static str>,
 }
 
 /// What `ByteLevel` splits by.
@@ -150,8 +152,16 @@ pub(super) const AYA_THREES: &str = r"\d{1,3}(?=(?:\d{3})*\b)";
 /// tokenizer.json has it.
 const DEFAULT: &[&str] = &[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"];
 
-const PLAIN: Row =
-    Row { names: &[], patterns: &[], nfc: false, ignore_merges: false, add_bos: false };
+const PLAIN: Row = Row {
+    names: &[],
+    patterns: &[],
+    nfc: false,
+    ignore_merges: false,
+    add_bos: false,
+    marker: None,
+};
+
+const GLM: Option<&str> = Some("[gMASK]");
 
 #[rustfmt::skip]
 pub(super) const TABLE: &[Row] = &[
@@ -193,8 +203,12 @@ pub(super) const TABLE: &[Row] = &[
         ],
         patterns: &[LLAMA3], ignore_merges: true, add_bos: true, ..PLAIN
     },
-    Row { names: &["glm4", "glm5"], patterns: &[LLAMA3], ignore_merges: true, ..PLAIN },
-    Row { names: &["dbrx", "smaug-bpe", "chatglm-bpe"], patterns: &[LLAMA3], ..PLAIN },
+    Row {
+        names: &["glm4", "glm5"],
+        patterns: &[LLAMA3], ignore_merges: true, marker: GLM, ..PLAIN
+    },
+    Row { names: &["chatglm-bpe"], patterns: &[LLAMA3], marker: GLM, ..PLAIN },
+    Row { names: &["dbrx", "smaug-bpe"], patterns: &[LLAMA3], ..PLAIN },
     Row {
         names: &["minicpm5"],
         patterns: &[r"\p{N}{1,3}", MINICPM5], ignore_merges: true, ..PLAIN
@@ -240,13 +254,20 @@ pub(super) const TABLE: &[Row] = &[
     },
 ];
 
-/// The name for a tokenizer with these patterns, for the converter. Where several rows have them,
-/// the one that treats whole words alike, else the first: vocabularies in which merges reach every
-/// word split alike either way.
-pub fn name_of(patterns: &[String], nfc: bool, ignore_merges: bool) -> Option<&'static str> {
-    let same = |row: &&Row| row.nfc == nfc && row.patterns == patterns;
-    let exact = TABLE.iter().filter(same).find(|row| row.ignore_merges == ignore_merges);
-    exact.or_else(|| TABLE.iter().find(same)).map(|row| row.names[0])
+/// The name for a tokenizer with these patterns, for the converter; `has` says whether there is a
+/// special token. Of several rows one that treats whole words alike is preferred, then the first:
+/// vocabularies in which merges reach every word split alike either way.
+pub fn name_of(
+    patterns: &[String],
+    nfc: bool,
+    ignore_merges: bool,
+    has: impl Fn(&str) -> bool,
+) -> Option<&'static str> {
+    let fits = |row: &&Row| row.nfc == nfc && row.patterns == patterns;
+    let rows = || TABLE.iter().filter(fits);
+    // `max_by_key` takes the last of equals.
+    let best = rows().rev().filter(|row| row.marker.is_none_or(&has));
+    best.max_by_key(|row| (row.marker, row.ignore_merges == ignore_merges)).map(|row| row.names[0])
 }
 
 /// The first name of every row.
