@@ -443,6 +443,15 @@ mod tests {
         assert_eq!(known, ["default", "glm4", "chatglm-bpe"]);
     }
 
+    /// What transformers feeds the model: [text, ids] each.
+    fn check_prompts(tokenizer: &Runs, name: &str) {
+        for prompt in json_fixture(&format!("hf/{name}/prompts.json")).as_array().unwrap() {
+            let text = prompt[0].as_str().unwrap();
+            let ids: Vec<u32> = serde_json::from_value(prompt[1].clone()).unwrap();
+            assert_eq!(tokenizer.encode(text, EncodeOptions::PROMPT), ids, "{name}: {text:?}");
+        }
+    }
+
     #[test]
     fn unigram_models_convert_from_either_file() {
         let config = "tokenizer_config.json";
@@ -454,6 +463,7 @@ mod tests {
             let tokenizer = through_gguf(read(dir.path(), 1220).unwrap(), dir.path());
             assert_eq!(eos(&tokenizer), (Some(1), false, true), "{files:?}");
             check_ids(&tokenizer, "t5");
+            check_prompts(&tokenizer, "t5");
             // Sentinels count downwards from the last token.
             assert_eq!(tokenizer.special_id("<extra_id_0>"), Some(1209), "{files:?}");
             assert_eq!(tokenizer.special_id("<extra_id_9>"), Some(1200), "{files:?}");
@@ -463,10 +473,19 @@ mod tests {
     }
 
     #[test]
+    fn sentencepiece_bpe_converts_without_its_model() {
+        let dir = folder("hf/spm", &[FAST]);
+        let tokenizer = through_gguf(read(dir.path(), 1800).unwrap(), dir.path());
+        check_ids(&tokenizer, "spm");
+        assert_eq!((tokenizer.add_bos(), tokenizer.add_eos()), (true, false));
+    }
+
+    #[test]
     fn translation_models_convert_with_their_languages() {
         let dir = folder("hf/nllb", &[FAST, "tokenizer_config.json"]);
         let tokenizer = through_gguf(read(dir.path(), 1510).unwrap(), dir.path());
         check_ids(&tokenizer, "nllb");
+        check_prompts(&tokenizer, "nllb");
         let english = tokenizer.language("eng_Latn").unwrap();
         assert_eq!(tokenizer.source_language(), Some(english));
         let words = tokenizer.encode("lazy dog", EncodeOptions::TEXT);

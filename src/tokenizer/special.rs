@@ -177,7 +177,13 @@ fn check_range(vocab: &Vocab, ids: &mut SpecialIds) -> Result<()> {
             _ => {}
         }
     }
-    Ok(())
+    match vocab.source_language {
+        Some(id) if id as usize >= n => {
+            let expected = format!("a token id below {n}");
+            Err(vocab.error("source_language_token_id", &expected, id.to_string()))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// A token with such a name that is not marked as control is an oversight of the converter: it
