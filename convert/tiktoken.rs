@@ -90,7 +90,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("tiktoken.model");
         fs::write(&path, text).unwrap();
-        let added = AddedToken { id: 6, content: "[BOS]".into(), special: true };
+        let added = AddedToken { special: true, ..AddedToken::plain(6, "[BOS]") };
         read(&path, None, 8, &[added])
     }
 

@@ -130,9 +130,8 @@ impl Files<'_> {
         }
         if added.iter().all(|token| token.content != "<extra_id_0>") {
             added.extend((0..n).map(|i| AddedToken {
-                id: n_pieces + n - 1 - i,
-                content: format!("<extra_id_{i}>"),
                 special: true,
+                ..AddedToken::plain(n_pieces + n - 1 - i, &format!("<extra_id_{i}>"))
             }));
         }
         Ok(())
@@ -144,7 +143,7 @@ impl Files<'_> {
         if let Some(file) = Json::open_optional(self.folder.join("added_tokens.json"))? {
             for (content, id) in file.fields() {
                 let id = token_id(id).ok_or_else(|| file.fail(content, "a token id", shown(id)))?;
-                added.push(AddedToken { id, content: content.to_owned(), special: false });
+                added.push(AddedToken::plain(id, content));
             }
         }
         if let Some(file) = &self.tokenizer {
@@ -313,8 +312,9 @@ fn added_token(file: &Json, field: &str, id: Option<usize>, token: &Value) -> Re
     let (Some(id), Some(content)) = (id, content) else {
         return Err(file.fail(field, "an id and a content", shown(token)));
     };
-    let special = token.get("special").and_then(Value::as_bool).unwrap_or(false);
-    Ok(AddedToken { id, content: content.to_owned(), special })
+    let flag = |name: &str| token.get(name).and_then(Value::as_bool).unwrap_or(false);
+    let (special, lstrip, rstrip) = (flag("special"), flag("lstrip"), flag("rstrip"));
+    Ok(AddedToken { special, lstrip, rstrip, ..AddedToken::plain(id, content) })
 }
 
 /// "text" or {"content": "text", …}
@@ -475,8 +475,10 @@ mod tests {
     #[test]
     fn sentencepiece_bpe_converts_without_its_model() {
         let dir = folder("hf/spm", &[FAST]);
-        let tokenizer = through_gguf(read(dir.path(), 1800).unwrap(), dir.path());
+        fs::write(dir.path().join("tokenizer_config.json"), r#"{"bos_token": "<s>"}"#).unwrap();
+        let tokenizer = through_gguf(read(dir.path(), 1810).unwrap(), dir.path());
         check_ids(&tokenizer, "spm");
+        check_prompts(&tokenizer, "spm");
         assert_eq!((tokenizer.add_bos(), tokenizer.add_eos()), (true, false));
     }
 

@@ -32,6 +32,9 @@ pub struct Vocab {
     pub remove_extra_whitespaces: Option<bool>,
     /// Empty for none.
     pub charsmap: Vec<u8>,
+    /// Ids of added tokens that take the whitespace before or after them along.
+    pub lstrip: Vec<u32>,
+    pub rstrip: Vec<u32>,
 }
 
 /// A token that a tokenizer's files list beside its model's own.
@@ -41,6 +44,17 @@ pub struct AddedToken {
     pub content: String,
     /// Control tokens are never part of plain text; the others are, and match before the model.
     pub special: bool,
+    /// It takes the whitespace before or after it along.
+    pub lstrip: bool,
+    pub rstrip: bool,
+}
+
+impl AddedToken {
+    /// Neither special nor greedy for whitespace.
+    pub fn plain(id: usize, content: &str) -> AddedToken {
+        let content = content.to_owned();
+        AddedToken { id, content, special: false, lstrip: false, rstrip: false }
+    }
 }
 
 /// llama.cpp's scores for tokens that were added, and for rows of the embedding without a token.
@@ -60,6 +74,8 @@ impl Vocab {
             add_space_prefix: None,
             remove_extra_whitespaces: None,
             charsmap: Vec::new(),
+            lstrip: Vec::new(),
+            rstrip: Vec::new(),
         }
     }
 
@@ -86,6 +102,14 @@ impl Vocab {
     /// unknown token, which files list again, stay what they are.
     pub fn put_added(&mut self, added: &[AddedToken]) {
         for token in added {
+            for (set, strips) in
+                [(&mut self.lstrip, token.lstrip), (&mut self.rstrip, token.rstrip)]
+            {
+                set.retain(|id| *id != token.id as u32);
+                if strips {
+                    set.push(token.id as u32);
+                }
+            }
             let known = self.tokens.get(token.id) == Some(&token.content);
             if known && self.model == "t5" && self.types[token.id] != TokenType::Normal {
                 continue;
@@ -140,6 +164,14 @@ impl Vocab {
         }
         if !self.charsmap.is_empty() {
             writer.set("tokenizer.ggml.precompiled_charsmap", self.charsmap)?;
+        }
+        for (key, ids) in [
+            ("tokenizer.ggml.lstrip_token_ids", self.lstrip),
+            ("tokenizer.ggml.rstrip_token_ids", self.rstrip),
+        ] {
+            if !ids.is_empty() {
+                writer.set(key, ids)?;
+            }
         }
         Ok(())
     }

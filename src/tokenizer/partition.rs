@@ -3,6 +3,7 @@
 //! token's whatever the number of special tokens.
 
 use super::vocab::{TokenType, Vocab};
+use std::collections::HashSet;
 
 /// A part of a text: ordinary text, or a special token.
 pub enum Fragment<'a> {
@@ -77,6 +78,9 @@ pub struct Partition {
     user_defined: Trie,
     /// Recognised when the caller vouches for the text: user-defined, control and unknown tokens.
     all: Trie,
+    /// Tokens that take the whitespace before or after them along.
+    lstrip: HashSet<u32>,
+    rstrip: HashSet<u32>,
 }
 
 impl Partition {
@@ -92,7 +96,8 @@ impl Partition {
                 user_defined.insert(token, id as u32);
             }
         }
-        Self { user_defined, all }
+        let set = |ids: &[u32]| ids.iter().copied().collect();
+        Self { user_defined, all, lstrip: set(&vocab.lstrip), rstrip: set(&vocab.rstrip) }
     }
 
     pub fn find(&self, name: &str) -> Option<u32> {
@@ -113,11 +118,18 @@ impl Partition {
                 at += 1;
                 continue;
             };
-            if start < at {
-                each(Fragment::Text(&text[start..at]));
+            let before = match &text[start..at] {
+                before if self.lstrip.contains(&id) => before.trim_end(),
+                before => before,
+            };
+            if !before.is_empty() {
+                each(Fragment::Text(before));
             }
             each(Fragment::Token(id));
             at += len;
+            if self.rstrip.contains(&id) {
+                at = text.len() - text[at..].trim_start().len();
+            }
             start = at;
         }
         if start < text.len() {
@@ -158,6 +170,26 @@ mod tests {
         assert_eq!(split("<tool><tool>", true), ["#3", "#3"]);
         assert_eq!(split("", true), [""; 0]);
         assert_eq!(split("éaé", true), ["#4", "a", "#4"]);
+    }
+
+    #[test]
+    fn some_take_whitespace_along() {
+        let tokens = ["<a>", "<b>"].map(|t| t.as_bytes().to_vec());
+        let mut vocab = Vocab::new(VocabModel::Bpe, tokens.to_vec());
+        vocab.types = vec![TokenType::Control; 2];
+        (vocab.lstrip, vocab.rstrip) = (vec![0], vec![1]);
+        let partition = Partition::new(&vocab);
+        let split = |text: &str| {
+            let mut out = Vec::new();
+            partition.split(text, true, |fragment| match fragment {
+                Fragment::Text(text) => out.push(text.to_string()),
+                Fragment::Token(id) => out.push(format!("#{id}")),
+            });
+            out
+        };
+        assert_eq!(split("x \n<a> y"), ["x", "#0", " y"]);
+        assert_eq!(split("x <b> \ny "), ["x ", "#1", "y "]);
+        assert_eq!(split("<b>\u{3000}<a>\n<b>\n"), ["#1", "#0", "\n", "#1"]);
     }
 
     #[test]

@@ -75,6 +75,10 @@ pub struct Vocab {
     /// of the text to translate unless the user says otherwise. Where there is one, a source text
     /// starts with its language's token.
     pub source_language: Option<u32>,
+    /// `tokenizer.ggml.lstrip_token_ids` and `rstrip_token_ids`, our own keys: special tokens that
+    /// take the whitespace before or after them along (`<|user|>` and its line break).
+    pub lstrip: Vec<u32>,
+    pub rstrip: Vec<u32>,
 }
 
 /// SentencePiece writes a space as U+2581.
@@ -97,6 +101,8 @@ impl Vocab {
             remove_extra_whitespaces: None,
             charsmap: Vec::new(),
             source_language: None,
+            lstrip: Vec::new(),
+            rstrip: Vec::new(),
         }
     }
 
