@@ -17,9 +17,8 @@ use serde::de::{Error as _, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
+use super::encoding::Encoding;
 use super::json::{Json, shown};
-use crate::gguf::TensorType;
-use crate::quant;
 use crate::{Error, Result};
 
 const SINGLE: &str = "model.safetensors";
@@ -45,25 +44,15 @@ struct Shard {
 }
 
 /// One tensor of the checkpoint. `shape` has the row length last.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HfTensor {
     pub name: String,
     pub dtype: Dtype,
     pub shape: Vec<u64>,
+    /// `None` if it holds no weights.
+    pub encoding: Option<Encoding>,
     shard: usize,
     offset: u64,
-}
-
-impl HfTensor {
-    /// The GGUF type of the same bits; `None` for types that are no weights' types.
-    pub fn float_type(&self) -> Option<TensorType> {
-        match self.dtype {
-            Dtype::F32 => Some(TensorType::F32),
-            Dtype::F16 => Some(TensorType::F16),
-            Dtype::BF16 => Some(TensorType::BF16),
-            _ => None,
-        }
-    }
 }
 
 impl Checkpoint {
@@ -100,22 +89,33 @@ impl Checkpoint {
         &self.shards[tensor.shard].path
     }
 
-    /// Reads `out.len()` elements from the tensor's element `first` on, as f32.
-    pub fn read(&self, tensor: &HfTensor, first: u64, out: &mut [f32]) -> Result<()> {
-        let shard = &self.shards[tensor.shard];
-        let ty = tensor.float_type().ok_or_else(|| self.bad_type(tensor))?;
-        let width = ty.block_bytes();
-        let mut bytes = vec![0; out.len() * width];
-        let offset = tensor.offset + first * width as u64;
-        shard.file.read_exact_at(&mut bytes, offset).map_err(|e| Error::io(&shard.path, e))?;
-        quant::dequantize(ty, &bytes, out);
-        Ok(())
+    pub fn get(&self, name: &str) -> Option<&HfTensor> {
+        self.tensors.get(name)
     }
 
-    /// The complaint about a tensor of a type that holds no plain weights.
+    /// Puts a tensor in the place of the one of its name.
+    pub fn insert(&mut self, tensor: HfTensor) {
+        self.tensors.insert(tensor.name.clone(), tensor);
+    }
+
+    pub fn remove(&mut self, name: &str) -> Option<HfTensor> {
+        self.tensors.remove(name)
+    }
+
+    /// Fills `out` with the tensor's bytes from `offset` on.
+    pub fn read_bytes(&self, tensor: &HfTensor, offset: u64, out: &mut [u8]) -> Result<()> {
+        let shard = &self.shards[tensor.shard];
+        let read = shard.file.read_exact_at(out, tensor.offset + offset);
+        read.map_err(|e| Error::io(&shard.path, e))
+    }
+
+    /// The complaint about a tensor of a type that holds no weights.
     pub fn bad_type(&self, tensor: &HfTensor) -> Error {
+        self.bad_dtype(tensor, "F32, F16 or BF16")
+    }
+
+    pub fn bad_dtype(&self, tensor: &HfTensor, expected: &str) -> Error {
         let field = format!("tensor {}: dtype", tensor.name);
-        let expected = "F32, F16 or BF16";
         Error::format(self.path_of(tensor), field, expected, tensor.dtype.to_string())
     }
 
@@ -229,7 +229,8 @@ fn check_extents(
             return Err(fail("data_offsets", expected, format!("a file of {file_len} bytes")));
         }
         let offset = data_start + start as u64;
-        tensors.push(HfTensor { name, dtype: info.dtype, shape, shard, offset });
+        let (dtype, encoding) = (info.dtype, Encoding::of(info.dtype));
+        tensors.push(HfTensor { name, dtype, shape, encoding, shard, offset });
     }
     if data_start + end_before != file_len {
         let expected = format!("{} bytes", data_start + end_before);

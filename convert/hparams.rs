@@ -1,68 +1,116 @@
 //! config.json → the model's GGUF keys, and the sizes that its tensors must have.
 
+use std::collections::BTreeMap;
+
 use serde_json::Value;
 
+use super::expr::{self, Names};
 use super::json::{Json, shown};
 use crate::gguf::OwnedValue;
-use crate::model::descriptor::{Activation, Descriptor, MetadataRow, MetadataType};
+use crate::model::descriptor::{Activation, Descriptor, MetadataRow, MetadataType, Window};
 use crate::{Error, Result};
 
-/// Model keys in the order of the descriptor's rows.
-#[derive(Debug)]
-pub struct Hparams {
-    pub keys: Vec<(String, OwnedValue)>,
-}
-
-impl Hparams {
-    /// Reads every row of the descriptor from the config.
-    pub fn read(config: &Json, descriptor: &Descriptor) -> Result<Hparams> {
-        check_known(config, descriptor)?;
-        let mut keys = Vec::new();
-        for row in &descriptor.convert.metadata {
-            if let Some(value) = read_row(config, row)? {
-                let key = row.key.replace("{arch}", &descriptor.architecture);
-                keys.push((key, value));
-            }
+/// The model's keys in the order of the descriptor's rows.
+pub fn keys(config: &Json, descriptor: &Descriptor) -> Result<Vec<(String, OwnedValue)>> {
+    check_known(config, descriptor)?;
+    let class = hf_class(config)?;
+    let mut keys = Vec::new();
+    for row in &descriptor.convert.metadata {
+        if !(row.classes.is_empty() || row.classes.contains(&class)) {
+            continue;
         }
-        Ok(Hparams { keys })
+        if let Some(value) = read_row(config, row)? {
+            keys.push((row.key.replace("{arch}", &descriptor.architecture), value));
+        }
     }
-
-    fn get(&self, descriptor: &Descriptor, rest: &str) -> Option<u64> {
-        let key = descriptor.key(rest);
-        self.keys.iter().find(|(k, _)| *k == key).and_then(|(_, value)| match value {
-            OwnedValue::U32(n) => Some((*n).into()),
-            _ => None,
-        })
-    }
+    Ok(keys)
 }
 
 fn read_row(config: &Json, row: &MetadataRow) -> Result<Option<OwnedValue>> {
-    let Some((field, value)) = config.first(&row.from) else {
-        if row.optional {
+    for text in &row.from {
+        // A field alone may be of any type; with arithmetic about it, it is a number.
+        let found = match expr::lone_name(text) {
+            Some(field) => config.at(field).map(|v| read_value(config, row, field, v)),
+            None => expr::evaluate(text, config)?.map(|x| of_number(config, row, text, x)),
+        };
+        if let Some(value) = found {
+            return value.map(Some);
+        }
+    }
+    match row.optional {
+        true => Ok(None),
+        false => Err(config.fail(&row.from.join(" or "), "a value", "nothing")),
+    }
+}
+
+fn of_number(config: &Json, row: &MetadataRow, text: &str, x: f64) -> Result<OwnedValue> {
+    match row.ty {
+        MetadataType::F32 => Ok(OwnedValue::F32(x as f32)),
+        _ => Ok(OwnedValue::U32(whole(config, text, x)? as u32)),
+    }
+}
+
+/// A result that counts something.
+fn whole(config: &Json, text: &str, x: f64) -> Result<u64> {
+    let is_count = x.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&x);
+    let fail = || config.fail(text, "an integer from 0 to 2^32 - 1", x.to_string());
+    is_count.then_some(x as u64).ok_or_else(fail)
+}
+
+fn read_value(config: &Json, row: &MetadataRow, field: &str, value: &Value) -> Result<OwnedValue> {
+    let u32_of = |v: &Value| match v.as_str() {
+        Some(text) => row.values.get(text).copied(),
+        None => v.as_u64().and_then(|n| u32::try_from(n).ok()),
+    };
+    let f32_of = |v: &Value| v.as_f64().map(|x| x as f32);
+    let list = value.as_array();
+    let found = match row.ty {
+        MetadataType::U32 => match list {
+            Some(list) => list.iter().map(u32_of).collect::<Option<Vec<_>>>().map(Into::into),
+            None => u32_of(value).map(Into::into),
+        },
+        MetadataType::F32 => match list {
+            Some(list) => list.iter().map(f32_of).collect::<Option<Vec<_>>>().map(Into::into),
+            None => f32_of(value).map(Into::into),
+        },
+        MetadataType::Bool => match list {
+            Some(list) => {
+                list.iter().map(Value::as_bool).collect::<Option<Vec<_>>>().map(Into::into)
+            }
+            None => value.as_bool().map(Into::into),
+        },
+        MetadataType::String => value.as_str().map(Into::into),
+    };
+    let named: Vec<&str> = row.values.keys().map(String::as_str).collect();
+    let expected = match row.ty {
+        MetadataType::U32 if !named.is_empty() => named.join(" or "),
+        MetadataType::U32 => "an integer from 0 to 2^32 - 1".into(),
+        MetadataType::F32 => "a number".into(),
+        MetadataType::Bool => "true or false".into(),
+        MetadataType::String => "a text".into(),
+    };
+    found.ok_or_else(|| config.fail(field, expected, shown(value)))
+}
+
+impl Names for Json {
+    type Error = Error;
+
+    fn number(&self, name: &str) -> Result<Option<f64>> {
+        Json::number(self, name)
+    }
+
+    fn leading(&self, list: &str, word: Option<&str>) -> Result<Option<f64>> {
+        if self.at(list).is_none() {
             return Ok(None);
         }
-        return Err(config.fail(&row.from.join(" or "), "a value", "nothing"));
-    };
-    let found = match row.ty {
-        MetadataType::U32 => value.as_u64().and_then(|n| u32::try_from(n).ok()).map(Into::into),
-        MetadataType::F32 => value.as_f64().map(|x| OwnedValue::F32(x as f32)),
-        MetadataType::Bool => value.as_bool().map(Into::into),
-    };
-    let expected = match row.ty {
-        MetadataType::U32 => "an integer from 0 to 2^32 - 1",
-        MetadataType::F32 => "a number",
-        MetadataType::Bool => "true or false",
-    };
-    found.map(Some).ok_or_else(|| config.fail(field, expected, shown(value)))
+        let all = self.elements(list)?;
+        let counts = |v: &&Value| word.is_none_or(|word| v.as_str() == Some(word));
+        Ok(Some(all.iter().take_while(counts).count() as f64))
+    }
 }
 
 /// Fields that change what the model computes and that no GGUF key carries.
 fn check_known(config: &Json, descriptor: &Descriptor) -> Result<()> {
-    if let Some(value) = config.at("quantization_config") {
-        let method = value.get("quant_method").and_then(Value::as_str).unwrap_or("quantised");
-        let expected = "weights in F32, F16 or BF16";
-        return Err(config.fail("quantization_config", expected, format!("{method} weights")));
-    }
     if let Some(act) = config.str("hidden_act")? {
         let known = match descriptor.parts.activation {
             Activation::Silu | Activation::SiluClamped => ["silu", "swish"],
@@ -71,115 +119,144 @@ fn check_known(config: &Json, descriptor: &Descriptor) -> Result<()> {
             return Err(config.fail("hidden_act", known[0], act));
         }
     }
-    match config.number("partial_rotary_factor")? {
-        Some(part) if part != 1.0 => {
-            return Err(config.fail("partial_rotary_factor", "1", part.to_string()));
+    for rule in &descriptor.convert.expect {
+        let Some(value) = config.at(&rule.field) else { continue };
+        if !rule.is.iter().any(|known| is_same(known, value)) {
+            let known: Vec<String> = rule.is.iter().map(|v| v.to_string()).collect();
+            let known = if known.is_empty() { "nothing".into() } else { known.join(" or ") };
+            return Err(config.fail(&rule.field, known, shown(value)));
         }
-        _ => {}
     }
-    let window = config.count("sliding_window")?;
+    let window = config.at("sliding_window").filter(|_| descriptor.parts.window == Window::None);
     if let (Some(n), true) = (window, config.bool("use_sliding_window")? != Some(false)) {
         log::warn!("sliding_window {n} is not converted: the engine attends to all positions");
     }
     Ok(())
 }
 
+fn is_same(known: &toml::Value, value: &Value) -> bool {
+    match known {
+        toml::Value::String(text) => value.as_str() == Some(text),
+        toml::Value::Boolean(b) => value.as_bool() == Some(*b),
+        toml::Value::Integer(n) => value.as_f64() == Some(*n as f64),
+        toml::Value::Float(x) => value.as_f64() == Some(*x),
+        _ => false,
+    }
+}
+
 /// The sizes that tensor shapes are made of.
 #[derive(Clone, Debug)]
 pub struct Sizes {
+    /// Those that the config has and that are not 0.
+    known: BTreeMap<String, u64>,
     pub n_layers: u64,
-    pub embd: u64,
     pub vocab: u64,
     pub heads: u64,
     pub heads_kv: u64,
-    pub head_dim: u64,
-    pub ff: u64,
     pub experts: u64,
-    pub ff_expert: u64,
-    pub ff_shared: u64,
 }
 
 /// No model is near these; a config that says more is broken, and memory is spent by them.
 const MAX_LAYERS: u64 = 10_000;
 const MAX_EXPERTS: u64 = 65_536;
+const MAX_SIZE: u64 = 1 << 24;
 
 impl Sizes {
-    pub fn read(config: &Json, descriptor: &Descriptor, hparams: &Hparams) -> Result<Sizes> {
-        let get = |rest: &str| hparams.get(descriptor, rest);
-        let require = |rest: &str| {
-            get(rest).ok_or_else(|| config.fail(&descriptor.key(rest), "a value", "nothing"))
+    pub fn read(config: &Json, descriptor: &Descriptor) -> Result<Sizes> {
+        let mut known = BTreeMap::new();
+        for (name, texts) in &descriptor.convert.sizes {
+            if let Some((text, n)) = first_count(config, texts)? {
+                check_size(config, name, text, n)?;
+                if n > 0 {
+                    known.insert(name.clone(), n);
+                }
+            }
+        }
+        let require = |name: &str| {
+            known.get(name).copied().ok_or_else(|| {
+                let fields = descriptor.convert.sizes.get(name).map(|f| f.join(" or "));
+                config.fail(&fields.unwrap_or_else(|| name.into()), "an integer", "nothing")
+            })
         };
-        let (embd, heads) = (require("embedding_length")?, require("attention.head_count")?);
-        let ff = require("feed_forward_length")?;
-        let sizes = Sizes {
-            n_layers: require("block_count")?,
-            embd,
-            vocab: config.require_count("vocab_size")?,
+        let heads = known.get("heads").copied().unwrap_or(0);
+        let heads_kv = known.get("heads_kv").copied().unwrap_or(heads);
+        if heads_kv > heads {
+            let expected = format!("1 to {heads}");
+            return Err(config.fail("num_key_value_heads", expected, heads_kv.to_string()));
+        }
+        Ok(Sizes {
+            n_layers: require("layers")?,
+            vocab: require("vocab")?,
             heads,
-            heads_kv: get("attention.head_count_kv").unwrap_or(heads),
-            head_dim: match get("attention.key_length") {
-                Some(n) => n,
-                None => embd.checked_div(heads).unwrap_or(0),
-            },
-            ff,
-            experts: get("expert_count").unwrap_or(0),
-            ff_expert: get("expert_feed_forward_length").unwrap_or(ff),
-            ff_shared: get("expert_shared_feed_forward_length").unwrap_or(0),
-        };
-        sizes.check(config)?;
-        Ok(sizes)
-    }
-
-    fn check(&self, config: &Json) -> Result<()> {
-        let range = |field: &str, n: u64, most: u64| match n {
-            1.. if n <= most => Ok(()),
-            _ => Err(config.fail(field, format!("1 to {most}"), n.to_string())),
-        };
-        range("num_hidden_layers", self.n_layers, MAX_LAYERS)?;
-        range("vocab_size", self.vocab, 1 << 24)?;
-        range("num_attention_heads", self.heads, 1 << 16)?;
-        range("num_key_value_heads", self.heads_kv, self.heads)?;
-        range("head_dim", self.head_dim, 1 << 16)?;
-        if self.experts > MAX_EXPERTS {
-            let expected = format!("at most {MAX_EXPERTS}");
-            return Err(config.fail("number of experts", expected, self.experts.to_string()));
-        }
-        if !self.head_dim.is_multiple_of(2) {
-            return Err(config.fail("head_dim", "an even number", self.head_dim.to_string()));
-        }
-        Ok(())
-    }
-
-    /// The shape that a tensor of this role must have in the checkpoint, row length last; `None`
-    /// for a role whose tensors no checkpoint has.
-    pub fn shape(&self, role: &str) -> Option<Vec<u64>> {
-        let (q, kv) = (self.heads * self.head_dim, self.heads_kv * self.head_dim);
-        Some(match role {
-            "token_embd" | "output" => vec![self.vocab, self.embd],
-            "output_norm" | "attn_norm" | "ffn_norm" | "ffn_gate_inp_shexp" => vec![self.embd],
-            "attn_q" => vec![q, self.embd],
-            "attn_k" | "attn_v" => vec![kv, self.embd],
-            "attn_q_bias" => vec![q],
-            "attn_k_bias" | "attn_v_bias" => vec![kv],
-            "attn_q_norm" | "attn_k_norm" => vec![self.head_dim],
-            "attn_output" => vec![self.embd, q],
-            "ffn_gate" | "ffn_up" => vec![self.ff, self.embd],
-            "ffn_down" => vec![self.embd, self.ff],
-            "ffn_gate_inp" => vec![self.experts, self.embd],
-            "ffn_gate_exps" | "ffn_up_exps" => vec![self.experts, self.ff_expert, self.embd],
-            "ffn_down_exps" => vec![self.experts, self.embd, self.ff_expert],
-            "ffn_gate_shexp" | "ffn_up_shexp" => vec![self.ff_shared, self.embd],
-            "ffn_down_shexp" => vec![self.embd, self.ff_shared],
-            _ => return None,
+            heads_kv,
+            experts: known.get("experts").copied().unwrap_or(0),
+            known,
         })
     }
+
+    pub fn get(&self, name: &str) -> Option<u64> {
+        self.known.get(name).copied()
+    }
+
+    /// The numbers of a list of expressions; `None` if one has a size that the config lacks.
+    pub fn list(&self, config: &Json, texts: &str) -> Result<Option<Vec<u64>>> {
+        texts.split(',').map(|text| self.one(config, text)).collect()
+    }
+
+    pub fn one(&self, config: &Json, text: &str) -> Result<Option<u64>> {
+        match expr::evaluate(text, self)? {
+            Some(x) => whole(config, text.trim(), x).map(Some),
+            None => Ok(None),
+        }
+    }
+}
+
+impl Names for Sizes {
+    type Error = Error;
+
+    fn number(&self, name: &str) -> Result<Option<f64>> {
+        Ok(self.get(name).map(|n| n as f64))
+    }
+
+    fn leading(&self, _: &str, _: Option<&str>) -> Result<Option<f64>> {
+        Ok(None)
+    }
+}
+
+/// The first expression whose fields are there, with its value.
+pub fn first_count<'a>(config: &Json, texts: &'a [String]) -> Result<Option<(&'a str, u64)>> {
+    for text in texts {
+        if let Some(x) = expr::evaluate(text, config)? {
+            return Ok(Some((text, whole(config, text, x)?)));
+        }
+    }
+    Ok(None)
+}
+
+/// Sizes that are none and sizes beyond all reason.
+fn check_size(config: &Json, name: &str, text: &str, n: u64) -> Result<()> {
+    let (least, most) = match name {
+        "layers" => (1, MAX_LAYERS),
+        // Dense models of families that also route say 0.
+        "experts" => (0, MAX_EXPERTS),
+        "heads" | "heads_kv" => (1, 1 << 16),
+        _ => (0, MAX_SIZE),
+    };
+    let least = if name == "vocab" || name == "head_dim" { 1 } else { least };
+    if !(least..=most).contains(&n) {
+        return Err(config.fail(text, format!("{least} to {most}"), n.to_string()));
+    }
+    if name == "head_dim" && !n.is_multiple_of(2) {
+        return Err(config.fail(text, "an even number", n.to_string()));
+    }
+    Ok(())
 }
 
 /// `architectures[0]`.
 pub fn hf_class(config: &Json) -> Result<String> {
-    let first = config.at("architectures").and_then(|v| v.get(0)).and_then(Value::as_str);
+    let first = config.at_top("architectures").and_then(|v| v.get(0)).and_then(Value::as_str);
     let fail = || -> Error {
-        let got = config.at("architectures").map_or("nothing".into(), shown);
+        let got = config.at_top("architectures").map_or("nothing".into(), shown);
         config.fail("architectures", "a list of one class name", got)
     };
     first.map(str::to_owned).ok_or_else(fail)

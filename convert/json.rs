@@ -42,14 +42,22 @@ impl Json {
         &self.path
     }
 
-    /// The value of a field; "a.b" descends, and null counts as absent.
+    /// The value of a field; "a.b" descends, and null counts as absent. What a nested text_config
+    /// says goes before what stands around it.
     pub fn at(&self, field: &str) -> Option<&Value> {
-        field.split('.').try_fold(&self.value, |v, part| v.get(part)).filter(|v| !v.is_null())
+        let within = |value| field.split('.').try_fold(value, |v: &Value, part| v.get(part));
+        let nested = self.value.get("text_config").and_then(within);
+        [nested, within(&self.value)].into_iter().flatten().find(|v| !v.is_null())
     }
 
     /// The first of several fields that is there, with its name.
     pub fn first<'a>(&self, fields: &'a [impl AsRef<str>]) -> Option<(&'a str, &Value)> {
         fields.iter().find_map(|f| self.at(f.as_ref()).map(|v| (f.as_ref(), v)))
+    }
+
+    /// The value of a field of the file's own, whatever is nested in it.
+    pub fn at_top(&self, field: &str) -> Option<&Value> {
+        self.value.get(field).filter(|v| !v.is_null())
     }
 
     pub fn fail(&self, field: &str, expected: impl Into<String>, got: impl Into<String>) -> Error {

@@ -9,23 +9,29 @@
 mod base64;
 mod bpe;
 mod checkpoint;
+mod encoding;
+mod expr;
 mod hparams;
 mod json;
 mod layout;
 mod metaspace;
 mod mix;
+mod names;
 mod noise;
 mod plan;
 mod pre;
 mod progress;
 mod requantize;
 mod rope;
+mod rows;
 mod source;
 mod spm;
+mod steps;
 mod stream;
 mod synth;
 mod tiktoken;
 mod tokenizer;
+mod view;
 mod vocab;
 
 pub use layout::Layout;
@@ -36,15 +42,14 @@ pub use synth::{PRESETS, SynthOptions, preset_architecture, synth, synth_type_na
 use std::path::{Path, PathBuf};
 
 use crate::gguf::{OwnedValue, TensorType, Writer};
-use crate::model::descriptor::{Descriptor, Rope};
+use crate::model::descriptor::Descriptor;
 use crate::{Error, Result};
 
-use checkpoint::{Checkpoint, HfTensor};
-use hparams::{Hparams, Sizes};
+use checkpoint::Checkpoint;
+use hparams::Sizes;
 use json::Json;
 use layout::Target;
-use plan::{Planned, Planner, Source};
-use stream::Job;
+use plan::{Planned, Planner};
 use tokenizer::Tokenizer;
 
 /// What `convert` is asked to do.
@@ -74,38 +79,25 @@ pub struct Written {
 /// Converts a checkpoint. The output appears under its name when it is whole.
 pub fn convert(options: &ConvertOptions) -> Result<Written> {
     let folder = &options.folder;
-    let checkpoint = Checkpoint::open(folder)?;
+    let mut checkpoint = Checkpoint::open(folder)?;
     let config = Json::open(folder.join("config.json"))?;
     let descriptor = Descriptor::for_hf_class(&hparams::hf_class(&config)?, config.path())?;
-    let hparams = Hparams::read(&config, &descriptor)?;
-    let sizes = Sizes::read(&config, &descriptor, &hparams)?;
-    let scaling = rope::read(&config, &descriptor, sizes.head_dim)?;
+    encoding::join_pairs(&mut checkpoint, &config)?;
+    let checkpoint = checkpoint;
+    let keys = hparams::keys(&config, &descriptor)?;
+    let sizes = Sizes::read(&config, &descriptor)?;
+    let scaling = rope::read(&config, &descriptor, &sizes)?;
     let planner = Planner {
         config: &config,
         descriptor: &descriptor,
         sizes: &sizes,
         checkpoint: &checkpoint,
     };
-    let tensors = planner.plan(scaling.factors)?;
+    let tensors = planner.plan(scaling.tensors)?;
     let tokenizer = Tokenizer::read(folder, &config, options.pre.as_deref(), sizes.vocab)?;
-    let mix = match options.mix {
-        Some(mix) => mix,
-        None => own_mix(&checkpoint),
-    };
-
-    let mut writer = Writer::create(&options.output, options.layout.alignment(None))?;
-    write_general(&mut writer, &descriptor.architecture, &model_name(options))?;
-    writer.set("general.size_label", size_label(&tensors, sizes.experts))?;
-    for (key, value) in hparams.keys.into_iter().chain(scaling.keys) {
-        writer.set(&key, value)?;
-    }
-    if descriptor.parts.rope == Rope::Norm {
-        writer.set(&descriptor.key("rope.dimension_count"), sizes.head_dim as u32)?;
-    }
-    write_file_type(&mut writer, mix.file_type())?;
-    write_sampling(&mut writer, folder)?;
-    tokenizer.write(&mut writer)?;
-
+    let mix = options.mix.unwrap_or_else(|| own_mix(&tensors));
+    // 4-bit floats stay what they are unless their type is asked to be another.
+    let keeps_mxfp4 = options.mix.is_none_or(|mix| mix == Mix::Bf16);
     let facts = ModelFacts {
         architecture: descriptor.architecture.clone(),
         n_layers: sizes.n_layers,
@@ -115,17 +107,35 @@ pub fn convert(options: &ConvertOptions) -> Result<Written> {
         has_output: tensors.iter().any(|t| t.name == "output.weight"),
     };
     let target = |t: &Planned| {
-        let ty = tensor_type(mix, &facts, &t.name, &t.dims);
+        let ty = match keeps_mxfp4 && t.is_mxfp4() {
+            true => TensorType::MXFP4,
+            false => tensor_type(mix, &facts, &t.name, &t.dims),
+        };
         Target { name: t.name.clone(), dims: t.dims.clone(), ty }
     };
     let targets: Vec<Target> = tensors.iter().map(target).collect();
-    let job = |i: usize| job(&checkpoint, &tensors[i], targets[i].ty);
+
+    let mut writer = Writer::create(&options.output, options.layout.alignment(None))?;
+    write_general(&mut writer, &descriptor.architecture, &model_name(options))?;
+    writer.set("general.size_label", size_label(&tensors, sizes.experts))?;
+    for (key, value) in keys.into_iter().chain(scaling.keys) {
+        writer.set(&key, value)?;
+    }
+    let has_mxfp4 = targets.iter().any(|t| t.ty == TensorType::MXFP4);
+    write_file_type(&mut writer, if has_mxfp4 { MOSTLY_MXFP4_MOE } else { mix.file_type() })?;
+    write_sampling(&mut writer, folder)?;
+    tokenizer.write(&mut writer)?;
+    let job = |i: usize| rows::job(&checkpoint, &tensors[i], targets[i].ty);
     layout::write(writer, options.layout, &targets, "converting", job)
 }
 
-/// Keeps every weight's value: the widest float type that the checkpoint has.
-fn own_mix(checkpoint: &Checkpoint) -> Mix {
-    let types: Vec<TensorType> = checkpoint.tensors().filter_map(|t| t.float_type()).collect();
+/// `general.file_type` of experts in MXFP4 among other types.
+const MOSTLY_MXFP4_MOE: u32 = 38;
+
+/// Keeps every weight's value: the widest float type that the matrices have; all else is F32.
+fn own_mix(tensors: &[Planned]) -> Mix {
+    let matrices = tensors.iter().filter(|t| mix::is_matrix(&t.name, &t.dims));
+    let types: Vec<TensorType> = matrices.flat_map(Planned::float_types).collect();
     let has = |ty| types.contains(&ty);
     // Neither of the halves holds the other's values.
     if has(TensorType::F32) || (has(TensorType::F16) && has(TensorType::BF16)) {
@@ -182,7 +192,7 @@ fn write_sampling(writer: &mut Writer, folder: &Path) -> Result<()> {
 /// `8x154K`: experts times what each token would see with one of them; `7.2B` for dense models.
 fn size_label(tensors: &[Planned], n_experts: u64) -> String {
     let count = |t: &Planned| t.dims.iter().product::<u64>();
-    let is_expert = |t: &&Planned| t.name.contains("_exps.");
+    let is_expert = |t: &&Planned| t.name.contains("_exps.") && t.dims.len() > 2;
     let experts: u64 = tensors.iter().filter(is_expert).map(count).sum();
     let all: u64 = tensors.iter().map(count).sum();
     match n_experts {
@@ -202,77 +212,6 @@ fn rounded(n: u64) -> String {
     format!("{scaled:.*}{letter}", 2usize.saturating_sub(digits))
 }
 
-/// How a planned tensor's rows are made.
-fn job<'a>(checkpoint: &'a Checkpoint, tensor: &'a Planned, ty: TensorType) -> Job<'a> {
-    let Planned { name, dims, source } = tensor;
-    let (row_len, n_rows) = (dims[0] as usize, dims[1..].iter().product::<u64>());
-    let make = match source {
-        Source::Tensors(parts) => {
-            let part_rows = n_rows / parts.len() as u64;
-            stream::from_values(ty, row_len, move |first, out| {
-                read_stack(checkpoint, parts, (first, part_rows, row_len), out)
-            })
-        }
-        Source::RopePairs { tensor: part, head_dim } => {
-            return rope_job(checkpoint, name, part, (*head_dim as usize, dims, ty));
-        }
-        Source::Values(values) => stream::from_values(ty, row_len, move |first, out| {
-            let first = first as usize * row_len;
-            out.copy_from_slice(&values[first..first + out.len()]);
-            Ok(())
-        }),
-    };
-    Job::of_rows(name, dims, ty, make)
-}
-
-/// As `job`, head by head.
-fn rope_job<'a>(
-    checkpoint: &'a Checkpoint,
-    name: &'a str,
-    part: &'a HfTensor,
-    (head_dim, dims, ty): (usize, &[u64], TensorType),
-) -> Job<'a> {
-    // A bias is a column: rows of one value, so that its heads can be taken apart alike.
-    let n_rows = part.shape[0];
-    let row_len = (dims.iter().product::<u64>() / n_rows) as usize;
-    let make = stream::from_values(ty, row_len, move |first, out| {
-        checkpoint.read(part, first * row_len as u64, out)?;
-        out.chunks_exact_mut(head_dim * row_len).for_each(|head| interleave_halves(head, row_len));
-        Ok(())
-    });
-    Job { name, ty, row_len, n_rows, unit_rows: head_dim, make }
-}
-
-/// Rows from `first` on of tensors that stand one behind the other, `part_rows` each.
-fn read_stack(
-    checkpoint: &Checkpoint,
-    parts: &[HfTensor],
-    (mut first, part_rows, row_len): (u64, u64, usize),
-    mut out: &mut [f32],
-) -> Result<()> {
-    while !out.is_empty() {
-        let left = (part_rows - first % part_rows) as usize * row_len;
-        let (now, rest) = out.split_at_mut(left.min(out.len()));
-        let part = &parts[(first / part_rows) as usize];
-        checkpoint.read(part, first % part_rows * row_len as u64, now)?;
-        first += (now.len() / row_len) as u64;
-        out = rest;
-    }
-    Ok(())
-}
-
-/// A head's rows from halves (checkpoints turn row i with row i + d/2) to neighbours (GGUF's
-/// "norm" rotation turns row 2i with row 2i + 1).
-fn interleave_halves(head: &mut [f32], row_len: usize) {
-    let old = head.to_vec();
-    let (low, high) = old.split_at(old.len() / 2);
-    let pairs = low.chunks_exact(row_len).zip(high.chunks_exact(row_len));
-    for (to, (a, b)) in head.chunks_exact_mut(2 * row_len).zip(pairs) {
-        to[..row_len].copy_from_slice(a);
-        to[row_len..].copy_from_slice(b);
-    }
-}
-
 /// An output must not be its own input, whatever the spelling of the two paths.
 fn check_not_same(input: &Path, output: &Path) -> Result<()> {
     let same = match (input.canonicalize(), output.canonicalize()) {
@@ -289,13 +228,6 @@ fn check_not_same(input: &Path, output: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_heads_halves_become_neighbours() {
-        let mut head: Vec<f32> = vec![0., 0., 1., 1., 2., 2., 3., 3.];
-        interleave_halves(&mut head, 2);
-        assert_eq!(head, [0., 0., 2., 2., 1., 1., 3., 3.]);
-    }
 
     #[test]
     fn sizes_have_two_digits_at_least() {

@@ -2,12 +2,17 @@
 //! to carry nothing, every one that the architecture needs is there, and all shapes are those that
 //! the config implies. Nothing is read or written before the plan stands.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::checkpoint::{Checkpoint, HfTensor};
-use super::hparams::Sizes;
+use super::encoding::{Encoding, MX_BLOCK};
+use super::hparams::{Sizes, first_count};
 use super::json::Json;
-use crate::model::descriptor::{Descriptor, TensorRow, Transform};
+use super::names::{At, matched};
+use super::steps::{Map, Steps};
+use super::view::{Runs, Walk};
+use crate::gguf::TensorType;
+use crate::model::descriptor::{Descriptor, Kind, TensorRow};
 use crate::{Error, Result};
 
 /// One tensor of the output.
@@ -21,20 +26,58 @@ pub struct Planned {
 
 #[derive(Debug)]
 pub enum Source {
-    /// The values of these, one after the other: one tensor, or a stack of experts.
-    Tensors(Vec<HfTensor>),
-    /// As `Tensors`, with rows of each head reordered from (i, i + d/2) to (2i, 2i + 1) pairs.
-    RopePairs { tensor: HfTensor, head_dim: u64 },
+    /// One behind the other.
+    Pieces(Vec<Piece>),
     /// Computed values.
     Values(Vec<f32>),
 }
 
-/// The GGUF tensor that a row makes, with what goes into it.
-struct Group<'a> {
-    row: &'a TensorRow,
-    /// By expert; one entry under 0 where there are none.
-    tensors: BTreeMap<u64, &'a HfTensor>,
+/// Elements of one checkpoint tensor in the output's order.
+#[derive(Debug)]
+pub struct Piece {
+    pub tensor: HfTensor,
+    pub walk: Walk,
+    pub len: u64,
+    pub maps: Vec<Map>,
 }
+
+impl Piece {
+    /// Where its blocks of 4-bit floats start, if it can be had as such.
+    pub fn mx_runs(&self) -> Option<Runs> {
+        let is_mx = matches!(self.tensor.encoding, Some(Encoding::Mxfp4 { .. }));
+        let runs = self.walk.runs(MX_BLOCK).filter(|runs| runs.is_aligned(MX_BLOCK));
+        runs.filter(|_| is_mx && self.maps.is_empty())
+    }
+}
+
+impl Planned {
+    /// The float types that hold the values of its pieces.
+    pub fn float_types(&self) -> Vec<TensorType> {
+        match &self.source {
+            Source::Pieces(pieces) => pieces
+                .iter()
+                .filter_map(|p| Some(p.tensor.encoding.as_ref()?.float_type()))
+                .collect(),
+            Source::Values(_) => vec![TensorType::F32],
+        }
+    }
+
+    /// Whether its values are 4-bit floats that can be kept.
+    pub fn is_mxfp4(&self) -> bool {
+        match &self.source {
+            Source::Pieces(pieces) => pieces.iter().all(|p| p.mx_runs().is_some()),
+            Source::Values(_) => false,
+        }
+    }
+}
+
+/// The GGUF tensor that rows make, with what goes into it: by part and expert, 0 where there are
+/// none.
+type Group<'a> = BTreeMap<(u64, u64), (&'a TensorRow, &'a HfTensor)>;
+type Groups<'a> = HashMap<String, Group<'a>>;
+
+/// The rows of one target, each with whether a checkpoint of this config has it.
+type Wanted<'a> = Vec<(&'a TensorRow, bool)>;
 
 pub struct Planner<'a> {
     pub config: &'a Json,
@@ -44,185 +87,252 @@ pub struct Planner<'a> {
 }
 
 impl Planner<'_> {
-    /// All tensors in the order of the file: the embedding, layer by layer, the output.
-    pub fn plan(&self, rope_factors: Option<Vec<f32>>) -> Result<Vec<Planned>> {
+    /// All tensors in the order of the file: the embedding, what was `computed`, layer by layer,
+    /// the output.
+    pub fn plan(&self, computed: Vec<Planned>) -> Result<Vec<Planned>> {
         let rows = self.descriptor.tensor_rows();
-        let mut groups = self.groups(&rows)?;
-        let mut planned = Vec::new();
-        self.take(&mut groups, "token_embd", 0, &mut planned)?;
-        if let Some(values) = rope_factors {
-            let (name, _) = self.descriptor.tensor_name("rope_freqs", 0).ok_or_else(|| {
-                let expected = format!("no frequency factors for {}", self.descriptor.architecture);
-                self.config.fail("rope_type", expected, "llama3")
-            })?;
-            planned.push(Planned {
-                name,
-                dims: vec![values.len() as u64],
-                source: Source::Values(values),
-            });
-        }
+        let routed = self.routed(&rows);
+        let mut groups = self.groups(&rows, &routed)?;
+        let wanted = self.wanted(&rows)?;
         let (layered, global): (Vec<_>, Vec<_>) =
-            self.descriptor.tensors.iter().partition(|(_, pattern)| pattern.contains("{layer}"));
-        for layer in 0..self.sizes.n_layers as usize {
-            self.check_feed_forward(&groups, layer)?;
-            for (role, _) in &layered {
-                self.take(&mut groups, role, layer, &mut planned)?;
-            }
+            wanted.iter().partition(|(name, _)| name.contains("{layer}"));
+        let first = |name: &str| name.starts_with("token_embd");
+        let mut planned = Vec::new();
+        for (name, wanted) in global.iter().filter(|(name, _)| first(name)) {
+            self.take(&mut groups, name, wanted, &mut planned)?;
         }
-        for (role, _) in global.iter().filter(|(role, _)| *role != "token_embd") {
-            self.take(&mut groups, role, 0, &mut planned)?;
+        planned.extend(computed);
+        for layer in 0..self.deepest(&rows)? {
+            let kind = if routed.contains(&layer) { Kind::Moe } else { Kind::Dense };
+            self.take_layer(&mut groups, &layered, (layer, kind), &mut planned)?;
         }
-        self.check_all_taken(&groups)?;
+        for (name, wanted) in global.iter().filter(|(name, _)| !first(name)) {
+            self.take(&mut groups, name, wanted, &mut planned)?;
+        }
         Ok(planned)
+    }
+
+    fn take_layer(
+        &self,
+        groups: &mut Groups<'_>,
+        layered: &[(&String, &Wanted<'_>)],
+        (layer, kind): (u64, Kind),
+        planned: &mut Vec<Planned>,
+    ) -> Result<()> {
+        for (pattern, wanted) in layered {
+            let mut here = Wanted::new();
+            for (row, expected) in wanted.iter() {
+                let fits = row.kind == Kind::All || row.kind == kind;
+                if fits && layer < self.layers(row)? {
+                    here.push((row, *expected));
+                }
+            }
+            let name = pattern.replace("{layer}", &layer.to_string());
+            self.take(groups, &name, &here, planned)?;
+        }
+        Ok(())
+    }
+
+    /// The layers that route: those with a tensor that only such a layer has.
+    fn routed(&self, rows: &[TensorRow]) -> BTreeSet<u64> {
+        let only_moe = |row: &&TensorRow| {
+            rows.iter().filter(|other| other.hf == row.hf).all(|other| other.kind == Kind::Moe)
+        };
+        let only: Vec<&TensorRow> = rows.iter().filter(only_moe).collect();
+        let layer = |tensor: &HfTensor| {
+            let name = self.plain_name(&tensor.name);
+            only.iter().find_map(|row| matched(&row.hf, &name)?.layer)
+        };
+        self.checkpoint.tensors().filter_map(layer).collect()
     }
 
     fn tied(&self) -> Result<bool> {
         Ok(self.config.bool("tie_word_embeddings")?.unwrap_or(false))
     }
 
+    /// The layers that `{layer}` of a row counts.
+    fn layers(&self, row: &TensorRow) -> Result<u64> {
+        let n = self.sizes.get(&row.layers);
+        n.ok_or_else(|| self.config.fail(&row.layers, "a number of layers", "nothing"))
+    }
+
+    fn deepest(&self, rows: &[TensorRow]) -> Result<u64> {
+        let layered = rows.iter().filter(|row| row.gguf.contains("{layer}"));
+        let counts: Result<Vec<u64>> = layered.map(|row| self.layers(row)).collect();
+        Ok(counts?.into_iter().max().unwrap_or(0))
+    }
+
+    /// What makes each target, by its name or pattern.
+    fn wanted<'a>(&self, rows: &'a [TensorRow]) -> Result<BTreeMap<String, Wanted<'a>>> {
+        let mut all: BTreeMap<String, Wanted<'a>> = BTreeMap::new();
+        for row in rows {
+            let expected = self.is_known(row)? && !row.optional;
+            all.entry(row.gguf.clone()).or_default().push((row, expected));
+        }
+        Ok(all)
+    }
+
+    /// Whether the config has the sizes of a row.
+    fn is_known(&self, row: &TensorRow) -> Result<bool> {
+        let excluded = row.unless.as_ref().is_some_and(|size| self.sizes.get(size).is_some());
+        Ok(!excluded && self.sizes.list(self.config, &row.shape)?.is_some())
+    }
+
     /// The checkpoint's tensors by the GGUF tensor they go into.
-    fn groups<'a>(&'a self, rows: &'a [TensorRow]) -> Result<HashMap<String, Group<'a>>> {
-        let mut groups: HashMap<String, Group<'a>> = HashMap::new();
-        let ignored = &self.descriptor.convert.ignore;
+    fn groups<'a>(&'a self, rows: &'a [TensorRow], routed: &BTreeSet<u64>) -> Result<Groups<'a>> {
+        let mut groups: Groups<'a> = HashMap::new();
         for tensor in self.checkpoint.tensors() {
-            if ignored.iter().any(|end| tensor.name.ends_with(end)) {
+            let name = self.plain_name(&tensor.name);
+            let ignored = &self.descriptor.convert.ignore;
+            if ignored.iter().any(|end| name.ends_with(end)) || self.is_extra(rows, &name)? {
                 continue;
             }
-            let found = rows.iter().find_map(|row| Some((row, matched(&row.hf, &tensor.name)?)));
-            let Some((row, at)) = found else {
+            let found = rows.iter().filter_map(|row| Some((row, matched(&row.hf, &name)?)));
+            let found: Vec<(&TensorRow, At)> = found.collect();
+            if found.is_empty() {
                 let expected = format!("a tensor that {} has", self.descriptor.architecture);
                 return Err(self.fail(tensor, "name", expected, "one that no row takes"));
+            }
+            let fits = |(row, at): &(&TensorRow, At)| match row.kind {
+                Kind::All => true,
+                kind => routed.contains(&at.layer.unwrap_or(0)) == (kind == Kind::Moe),
             };
-            let name = row.gguf.replace("{layer}", &at.layer.unwrap_or(0).to_string());
-            let group =
-                groups.entry(name).or_insert_with(|| Group { row, tensors: BTreeMap::new() });
-            if group.tensors.insert(at.expert.unwrap_or(0), tensor).is_some() {
-                let expected = format!("one tensor for {}", row.gguf);
-                return Err(self.fail(tensor, "name", expected, "two"));
+            let fitting: Vec<_> = found.into_iter().filter(fits).collect();
+            if fitting.is_empty() {
+                let expected = "no dense network beside routed experts".into();
+                return Err(self.fail(tensor, "name", expected, "one"));
+            }
+            for (row, at) in fitting {
+                self.group(&mut groups, row, &at, tensor)?;
             }
         }
         Ok(groups)
     }
 
-    /// Moves the tensor of a role from the groups to the plan. A tied `output` is left out even if
-    /// the checkpoint repeats it.
+    fn group<'a>(
+        &self,
+        groups: &mut Groups<'a>,
+        row: &'a TensorRow,
+        at: &At,
+        tensor: &'a HfTensor,
+    ) -> Result<()> {
+        let layer = at.layer.unwrap_or(0);
+        if row.hf.contains("{layer}") && layer >= self.layers(row)? {
+            let expected = format!("a tensor of layers 0 to {}", self.layers(row)? - 1);
+            return Err(self.fail(tensor, "name", expected, "one beyond"));
+        }
+        let group = groups.entry(row.gguf.replace("{layer}", &layer.to_string())).or_default();
+        if group.insert((row.part, at.expert.unwrap_or(0)), (row, tensor)).is_some() {
+            let expected = format!("one tensor for {}", row.gguf);
+            return Err(self.fail(tensor, "name", expected, "two"));
+        }
+        Ok(())
+    }
+
+    /// A checkpoint's name without the beginnings that say nothing.
+    fn plain_name(&self, name: &str) -> String {
+        let mut prefixes = self.descriptor.convert.prefixes.iter();
+        let found = prefixes.find_map(|(from, to)| Some((to, name.strip_prefix(from.as_str())?)));
+        found.map_or_else(|| name.to_owned(), |(to, rest)| format!("{to}{rest}"))
+    }
+
+    /// Whether a tensor is of a layer behind the last that the model can do without.
+    fn is_extra(&self, rows: &[TensorRow], name: &str) -> Result<bool> {
+        let extra = first_count(self.config, &self.descriptor.convert.extra_layers)?;
+        let Some((_, extra)) = extra else { return Ok(false) };
+        let beyond = |row: &TensorRow| {
+            let (before, _) = row.hf.split_once("{layer}")?;
+            let layer: u64 = name.strip_prefix(before)?.split('.').next()?.parse().ok()?;
+            let n = self.sizes.get(&row.layers)?;
+            Some((n..n + extra).contains(&layer))
+        };
+        Ok(rows.iter().any(|row| beyond(row) == Some(true)))
+    }
+
+    /// Moves a tensor from the groups to the plan. A tied `output` is left out even if the
+    /// checkpoint repeats it.
     fn take(
         &self,
-        groups: &mut HashMap<String, Group<'_>>,
-        role: &str,
-        layer: usize,
+        groups: &mut Groups<'_>,
+        name: &str,
+        wanted: &Wanted<'_>,
         planned: &mut Vec<Planned>,
     ) -> Result<()> {
-        let Some((name, optional)) = self.descriptor.tensor_name(role, layer) else {
-            return Ok(());
-        };
-        let Some(group) = groups.remove(&name) else {
-            let needed = !optional || (role == "output" && !self.tied()?);
-            return if needed { Err(self.missing(&name, layer)) } else { Ok(()) };
-        };
-        if role == "output" && self.tied()? {
-            return Ok(());
+        let output = self.descriptor.tensor_name("output", 0);
+        let is_tied = output.is_some_and(|(output, _)| output == name) && self.tied()?;
+        match groups.remove(name) {
+            _ if is_tied => Ok(()),
+            Some(group) => {
+                planned.push(self.planned(name, &group)?);
+                Ok(())
+            }
+            None if wanted.iter().any(|(_, expected)| *expected) => Err(self.missing(name, wanted)),
+            None => Ok(()),
         }
-        planned.push(self.planned(role, name, group)?);
-        Ok(())
     }
 
-    fn planned(&self, role: &str, name: String, group: Group<'_>) -> Result<Planned> {
-        let Some(mut dims) = self.sizes.shape(role) else {
-            let tensor = group.tensors.values().next().map_or("", |t| t.name.as_str());
-            return Err(self.config.fail(tensor, format!("no {role} in a checkpoint"), "one"));
-        };
-        let stacked = group.row.hf.contains("{expert}");
-        // A stack's own dimension is not in its parts.
-        let part = if stacked { dims[1..].to_vec() } else { dims.clone() };
+    fn planned(&self, name: &str, group: &Group<'_>) -> Result<Planned> {
+        let stacked = group.values().any(|(row, _)| row.hf.contains("{expert}"));
         if stacked {
-            self.check_experts(&name, &group)?;
+            self.check_experts(name, group)?;
         }
-        for tensor in group.tensors.values() {
-            self.check_tensor(tensor, &part, group.row.transform)?;
+        let (mut pieces, mut dims): (_, Vec<u64>) = (Vec::new(), Vec::new());
+        for (row, tensor) in group.values() {
+            let (shape, piece) = self.piece(row, tensor)?;
+            if dims.is_empty() {
+                dims = shape;
+            } else if dims.len() != shape.len() || dims[1..] != shape[1..] {
+                let expected = format!("rows as before it: {dims:?}");
+                return Err(self.fail(tensor, "shape", expected, format!("{shape:?}")));
+            } else if !stacked {
+                dims[0] += shape[0];
+            }
+            pieces.push(piece);
+        }
+        if stacked {
+            dims.insert(0, pieces.len() as u64);
         }
         dims.reverse();
-        let mut tensors: Vec<HfTensor> = group.tensors.into_values().cloned().collect();
-        let source = match group.row.transform {
-            Transform::RopePairs if tensors.len() == 1 => Source::RopePairs {
-                tensor: tensors.remove(0),
-                head_dim: self.head_rows(group.row, &part)?,
-            },
-            _ => Source::Tensors(tensors),
-        };
-        Ok(Planned { name, dims, source })
+        Ok(Planned { name: name.into(), dims, source: Source::Pieces(pieces) })
     }
 
-    fn check_tensor(&self, tensor: &HfTensor, part: &[u64], transform: Transform) -> Result<()> {
-        let mut shape = tensor.shape.clone();
-        if transform == Transform::Squeeze {
-            shape.retain(|d| *d != 1);
-        }
-        if shape != part {
-            let (expected, got) = (format!("{part:?}"), format!("{:?}", tensor.shape));
+    /// What a row makes of its tensor, with the shape that has (row length last).
+    fn piece(&self, row: &TensorRow, tensor: &HfTensor) -> Result<(Vec<u64>, Piece)> {
+        let shape = self.sizes.list(self.config, &row.shape)?;
+        let Some(shape) = shape.filter(|_| self.is_known(row).unwrap_or(false)) else {
+            let expected = "no such tensor, by the sizes in the config".into();
+            return Err(self.fail(tensor, "name", expected, "one"));
+        };
+        if tensor.shape != shape {
+            let (expected, got) = (format!("{shape:?}"), format!("{:?}", tensor.shape));
             return Err(self.fail(tensor, "shape", expected, got));
         }
-        if tensor.float_type().is_none() {
+        if tensor.encoding.is_none() {
             return Err(self.checkpoint.bad_type(tensor));
         }
-        Ok(())
+        let mut steps = Steps::of(&shape);
+        for step in &row.steps {
+            steps.apply(step, self.sizes, self.config)?.ok_or_else(|| {
+                let expected = format!("a shape that {step:?} fits");
+                self.fail(tensor, "shape", expected, format!("{:?}", steps.view.shape()))
+            })?;
+        }
+        let walk = steps.view.walk();
+        let piece = Piece { tensor: tensor.clone(), walk, len: steps.view.len(), maps: steps.maps };
+        let shape = steps.view.shape();
+        Ok((if shape.is_empty() { vec![1] } else { shape }, piece))
     }
 
     fn check_experts(&self, name: &str, group: &Group<'_>) -> Result<()> {
         let n = self.sizes.experts;
-        let missing = (0..n).find(|e| !group.tensors.contains_key(e));
+        let missing = (0..n).find(|e| !group.contains_key(&(0, *e)));
         if let Some(e) = missing {
             let (expected, got) = (format!("experts 0 to {}", n - 1), format!("no expert {e}"));
             return Err(Error::format(self.checkpoint.folder(), name, expected, got));
         }
-        match group.tensors.iter().find(|(e, _)| **e >= n) {
-            Some((_, tensor)) => {
+        match group.iter().find(|((_, e), _)| *e >= n) {
+            Some((_, (_, tensor))) => {
                 let expected = format!("one of {n} experts, as the config says");
-                Err(self.fail(tensor, "name", expected, "one beyond"))
-            }
-            None => Ok(()),
-        }
-    }
-
-    /// Rows of one head: the rows divided by the heads that the config counts.
-    fn head_rows(&self, row: &TensorRow, part: &[u64]) -> Result<u64> {
-        let heads = match row.heads.as_deref() {
-            // A config without the number of key and value heads has as many as query heads.
-            Some("num_key_value_heads") => self.sizes.heads_kv,
-            Some(field) => self.config.require_count(field)?,
-            None => 0,
-        };
-        match part[0].checked_div(heads) {
-            Some(rows) if rows % 2 == 0 && rows * heads == part[0] => Ok(rows),
-            _ => {
-                let expected = format!("a number of heads that halves {} rows each", part[0]);
-                let field = row.heads.as_deref().unwrap_or("heads");
-                Err(self.config.fail(field, expected, heads.to_string()))
-            }
-        }
-    }
-
-    /// A layer is dense or routes to experts: one set of tensors must be whole.
-    fn check_feed_forward(&self, groups: &HashMap<String, Group<'_>>, layer: usize) -> Result<()> {
-        let name = |role: &str| self.descriptor.tensor_name(role, layer).map(|(name, _)| name);
-        let routed =
-            ["ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"].map(name).to_vec();
-        let shared =
-            ["ffn_gate_inp_shexp", "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"].map(name);
-        let dense = ["ffn_gate", "ffn_up", "ffn_down"].map(name).to_vec();
-        let is_routed = routed.iter().flatten().any(|name| groups.contains_key(name));
-        let needed = if is_routed { [routed, shared.to_vec()].concat() } else { dense };
-        match needed.into_iter().flatten().find(|name| !groups.contains_key(name)) {
-            Some(name) => Err(self.missing(&name, layer)),
-            None => Ok(()),
-        }
-    }
-
-    fn check_all_taken(&self, groups: &HashMap<String, Group<'_>>) -> Result<()> {
-        let left = groups.values().filter_map(|g| g.tensors.values().next());
-        match left.min_by(|a, b| a.name.cmp(&b.name)) {
-            Some(tensor) => {
-                let expected = format!("a tensor of layers 0 to {}", self.sizes.n_layers - 1);
                 Err(self.fail(tensor, "name", expected, "one beyond"))
             }
             None => Ok(()),
@@ -240,61 +350,14 @@ impl Planner<'_> {
         Error::format(self.checkpoint.path_of(tensor), field, expected, got)
     }
 
-    fn missing(&self, name: &str, layer: usize) -> Error {
-        let rows = self.descriptor.tensor_rows();
-        let layer = layer.to_string();
-        let hf = rows.iter().find(|row| row.gguf.replace("{layer}", &layer) == name);
-        let hf = hf.map_or_else(String::new, |row| row.hf.replace("{layer}", &layer));
-        Error::format(self.checkpoint.folder(), name, format!("tensor {hf}"), "none of that name")
-    }
-}
-
-/// Where a name fits a pattern.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct At {
-    layer: Option<u64>,
-    expert: Option<u64>,
-}
-
-/// Compares part by part between dots; `{layer}` and `{expert}` stand for a number.
-fn matched(pattern: &str, name: &str) -> Option<At> {
-    let mut at = At::default();
-    let (mut parts, mut found) = (pattern.split('.'), name.split('.'));
-    loop {
-        match (parts.next(), found.next()) {
-            (None, None) => return Some(at),
-            (Some("{layer}"), Some(n)) => at.layer = Some(number(n)?),
-            (Some("{expert}"), Some(n)) => at.expert = Some(number(n)?),
-            (Some(a), Some(b)) if a == b => {}
-            _ => return None,
-        }
-    }
-}
-
-/// A number as checkpoints write it: `07` would be another tensor's name.
-fn number(text: &str) -> Option<u64> {
-    let n: u64 = text.parse().ok()?;
-    (n.to_string() == text).then_some(n)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn patterns_match_whole_names_only() {
-        let pattern = "model.layers.{layer}.mlp.experts.{expert}.up_proj.weight";
-        let at = matched(pattern, "model.layers.3.mlp.experts.12.up_proj.weight");
-        assert_eq!(at, Some(At { layer: Some(3), expert: Some(12) }));
-        for name in [
-            "model.layers.03.mlp.experts.12.up_proj.weight",
-            "model.layers.3.mlp.experts.12.up_proj",
-            "model.layers.3.mlp.experts.12.up_proj.weight.x",
-            "model.layers.-3.mlp.experts.12.up_proj.weight",
-            "model.layers.x.mlp.experts.12.up_proj.weight",
-        ] {
-            assert_eq!(matched(pattern, name), None, "{name}");
-        }
-        assert_eq!(matched("lm_head.weight", "lm_head.weight"), Some(At::default()));
+    fn missing(&self, name: &str, wanted: &Wanted<'_>) -> Error {
+        let expected = wanted.iter().filter(|(_, expected)| *expected);
+        let hf = expected.map(|(row, _)| {
+            let layer = matched(&row.gguf, name).and_then(|at| at.layer).unwrap_or(0);
+            row.hf.replace("{layer}", &layer.to_string())
+        });
+        let hf: Vec<String> = hf.collect();
+        let expected = format!("tensor {}", hf.join(" or "));
+        Error::format(self.checkpoint.folder(), name, expected, "none of that name")
     }
 }

@@ -3,7 +3,9 @@
 
 use serde_json::Value;
 
-use super::json::Json;
+use super::hparams::Sizes;
+use super::json::{Json, shown};
+use super::plan::{Planned, Source};
 use crate::Result;
 use crate::gguf::OwnedValue;
 use crate::model::descriptor::Descriptor;
@@ -13,17 +15,18 @@ use crate::model::descriptor::Descriptor;
 pub struct RopeScaling {
     /// `{arch}.rope.scaling.*`
     pub keys: Vec<(String, OwnedValue)>,
-    /// `rope_freqs.weight`: what each frequency is divided by.
-    pub factors: Option<Vec<f32>>,
+    /// What each frequency is divided by: always, or within and beyond the original context.
+    pub tensors: Vec<Planned>,
 }
 
-const KNOWN: &str = "default, linear, yarn or llama3";
+const KNOWN: &str = "default, linear, yarn, llama3 or longrope";
 
-/// Reads the scaling of a model whose heads have `head_dim` elements.
-pub fn read(config: &Json, descriptor: &Descriptor, head_dim: u64) -> Result<RopeScaling> {
+/// Reads the scaling of a model.
+pub fn read(config: &Json, descriptor: &Descriptor, sizes: &Sizes) -> Result<RopeScaling> {
     let group = ["rope_parameters", "rope_scaling"].into_iter().find(|f| config.at(f).is_some());
     let Some(group) = group else { return Ok(RopeScaling::default()) };
-    let fields = Fields { config, group };
+    let fields = Fields { config, descriptor, group };
+    let head_dim = sizes.get("head_dim").unwrap_or(0);
     let kind = match fields.str("rope_type")? {
         Some(kind) => kind,
         None => fields.str("type")?.unwrap_or("default"),
@@ -32,22 +35,24 @@ pub fn read(config: &Json, descriptor: &Descriptor, head_dim: u64) -> Result<Rop
         "default" => Ok(RopeScaling::default()),
         "linear" => {
             let keys = vec![
-                (descriptor.key("rope.scaling.type"), "linear".into()),
-                (descriptor.key("rope.scaling.factor"), fields.require_f32("factor")?.into()),
+                fields.key("type", "linear"),
+                fields.key("factor", fields.require_f32("factor")?),
             ];
-            Ok(RopeScaling { keys, factors: None })
+            Ok(RopeScaling { keys, tensors: Vec::new() })
         }
-        "yarn" => Ok(RopeScaling { keys: yarn(&fields, descriptor)?, factors: None }),
+        "yarn" => Ok(RopeScaling { keys: yarn(&fields)?, tensors: Vec::new() }),
         "llama3" => {
-            let factors = Some(llama3(&fields, head_dim)?);
-            Ok(RopeScaling { keys: Vec::new(), factors })
+            let tensors = vec![fields.tensor("rope_freqs", llama3(&fields, head_dim)?)?];
+            Ok(RopeScaling { keys: Vec::new(), tensors })
         }
+        "longrope" | "su" => longrope(&fields, head_dim),
         other => Err(config.fail(&fields.name("rope_type"), KNOWN, other)),
     }
 }
 
 struct Fields<'a> {
     config: &'a Json,
+    descriptor: &'a Descriptor,
     group: &'a str,
 }
 
@@ -67,32 +72,97 @@ impl<'a> Fields<'a> {
     fn require_f32(&self, field: &str) -> Result<f32> {
         Ok(self.config.require_number(&self.name(field))? as f32)
     }
+
+    fn key(&self, rest: &str, value: impl Into<OwnedValue>) -> (String, OwnedValue) {
+        (self.descriptor.key(&format!("rope.scaling.{rest}")), value.into())
+    }
+
+    /// The context that the model was trained on before it was stretched; transformers takes the
+    /// model's own where the config does not say.
+    fn original_context(&self) -> Result<u64> {
+        const FIELD: &str = "original_max_position_embeddings";
+        let fields = [self.name(FIELD), FIELD.into(), "max_position_embeddings".into()];
+        let (field, _) = self.config.first(&fields).unwrap_or((FIELD, &Value::Null));
+        self.config.require_count(field)
+    }
+
+    /// A tensor of factors, if the architecture has its role.
+    fn tensor(&self, role: &str, values: Vec<f32>) -> Result<Planned> {
+        let (name, _) = self.descriptor.tensor_name(role, 0).ok_or_else(|| {
+            let expected = format!("no frequency factors for {}", self.descriptor.architecture);
+            self.config.fail(&self.name("rope_type"), expected, role)
+        })?;
+        let dims = vec![values.len() as u64];
+        Ok(Planned { name, dims, source: Source::Values(values) })
+    }
 }
 
-fn yarn(fields: &Fields<'_>, descriptor: &Descriptor) -> Result<Vec<(String, OwnedValue)>> {
-    let config = fields.config;
-    // transformers takes the model's own context where the scaling does not say.
-    let original = match config.count(&fields.name("original_max_position_embeddings"))? {
-        Some(n) => n,
-        None => config.require_count("max_position_embeddings")?,
-    };
+fn yarn(fields: &Fields<'_>) -> Result<Vec<(String, OwnedValue)>> {
     let mut keys: Vec<(String, OwnedValue)> = vec![
-        (descriptor.key("rope.scaling.type"), "yarn".into()),
-        (descriptor.key("rope.scaling.factor"), fields.require_f32("factor")?.into()),
-        (descriptor.key("rope.scaling.original_context_length"), (original as u32).into()),
+        fields.key("type", "yarn"),
+        fields.key("factor", fields.require_f32("factor")?),
+        fields.key("original_context_length", fields.original_context()? as u32),
     ];
     let optional = [
-        ("extrapolation_factor", "rope.scaling.yarn_ext_factor"),
-        ("attention_factor", "rope.scaling.yarn_attn_factor"),
-        ("beta_fast", "rope.scaling.yarn_beta_fast"),
-        ("beta_slow", "rope.scaling.yarn_beta_slow"),
+        ("extrapolation_factor", "yarn_ext_factor"),
+        ("attention_factor", "yarn_attn_factor"),
+        ("beta_fast", "yarn_beta_fast"),
+        ("beta_slow", "yarn_beta_slow"),
     ];
     for (field, key) in optional {
         if let Some(x) = fields.f32(field)? {
-            keys.push((descriptor.key(key), x.into()));
+            keys.push(fields.key(key, x));
         }
     }
+    // The same factor on the rotation's magnitude and, squared, on the scores' scale: no key
+    // carries two.
+    let (magnitude, all) = (fields.f32("mscale")?, fields.f32("mscale_all_dim")?);
+    if magnitude.is_some_and(|m| m != 0.0) && magnitude != all {
+        let expected = format!("mscale_all_dim, {}", all.unwrap_or(0.0));
+        let got = magnitude.unwrap_or(0.0).to_string();
+        return Err(fields.config.fail(&fields.name("mscale"), expected, got));
+    }
     Ok(keys)
+}
+
+/// LongRoPE (Ding et al. 2024): factors for texts within the original context and for longer ones,
+/// and what the rotation's magnitude is multiplied by.
+fn longrope(fields: &Fields<'_>, head_dim: u64) -> Result<RopeScaling> {
+    let config = fields.config;
+    let mut tensors = Vec::new();
+    for (field, role) in
+        [("long_factor", "rope_factors_long"), ("short_factor", "rope_factors_short")]
+    {
+        let name = fields.name(field);
+        let values: Option<Vec<f32>> =
+            config.elements(&name)?.iter().map(|v| v.as_f64().map(|x| x as f32)).collect();
+        let fits = |v: &Vec<f32>| v.len() as u64 == head_dim / 2 && v.iter().all(|x| *x > 0.0);
+        let values = values.filter(fits).ok_or_else(|| {
+            let expected = format!("{} numbers above 0", head_dim / 2);
+            config.fail(&name, expected, config.at(&name).map_or("nothing".into(), shown))
+        })?;
+        tensors.push(fields.tensor(role, values)?);
+    }
+    let (original, context) = (
+        fields.original_context()? as f64,
+        config.require_count("max_position_embeddings")? as f64,
+    );
+    let stretch = context / original;
+    let magnitude = match stretch > 1.0 {
+        true => (1.0 + stretch.ln() / original.ln()).sqrt(),
+        false => 1.0,
+    };
+    let mut keys = vec![
+        fields.key("original_context_length", original as u32),
+        fields.key("attn_factor", magnitude as f32),
+    ];
+    // Where a model has its own magnitudes, they replace that formula.
+    for field in ["long_mscale", "short_mscale"] {
+        if let Some(x) = fields.f32(field)? {
+            keys.push(fields.key(field, x));
+        }
+    }
+    Ok(RopeScaling { keys, tensors })
 }
 
 /// Llama 3.1: short wavelengths keep their frequency, long ones are slowed by `factor`, and those

@@ -1,5 +1,31 @@
 //! What a descriptor says to the converter: which config.json values become which GGUF keys, which
-//! checkpoint tensors which GGUF tensors.
+//! checkpoint tensors which GGUF tensors, and how their values are rearranged on the way.
+//!
+//! # Expressions
+//!
+//! Values are small expressions over config.json: field names (`a.b` descends; a nested
+//! `text_config` is looked into first), numbers, `+ - * / ( )`, and the functions `floor(x)`,
+//! `len(list)` and `leading(list, word)`, which counts the leading elements of a list that are
+//! `word`. Where a list of expressions stands, the first whose fields are all there counts.
+//! Shapes and steps are made of the names in `[convert.sizes]` instead of fields.
+//!
+//! # Tensors
+//!
+//! A row `"checkpoint name" = { to = "file name", shape = "rows, columns", … }` takes a tensor of
+//! that shape, written as the checkpoint has it (row length last). `{layer}` and `{expert}` in a
+//! name stand for numbers; `{expert}` on the left alone stacks the experts along a new outermost
+//! dimension. A list of targets takes a tensor apart. A row whose shape has a size that is 0 or
+//! that the config lacks expects nothing. `steps` rearrange, in order, dimensions counted from 0:
+//!
+//! - `view A, B, …` — the same elements under another shape
+//! - `take D: FROM .. TO` — elements FROM to TO - 1 of dimension D; `… by STEP` every STEPth
+//! - `swap D E` — two dimensions exchanged: the transpose of matrices
+//! - `squeeze` — dimensions of length one dropped
+//! - `rope-pairs HEADS` — dimension 0 holds heads; each one's rows from halves (i, i + d/2), as
+//!   checkpoints turn them, to neighbours (2i, 2i + 1)
+//! - `rope-halves HEADS` — the inverse
+//! - `add X` — X added to every value: norms stored as their distance from one
+//! - `neg-exp` — x becomes -eˣ
 
 use std::collections::BTreeMap;
 
@@ -10,11 +36,24 @@ use super::Descriptor;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Convert {
+    /// Named expressions over config.json, for shapes and steps. The converter itself uses
+    /// `layers` and `vocab`, and where they are there `experts`, `heads` and `heads_kv`.
+    pub sizes: BTreeMap<String, Vec<String>>,
     pub metadata: Vec<MetadataRow>,
+    /// Fields that change what the model computes and that no key carries.
+    #[serde(default)]
+    pub expect: Vec<Expect>,
     /// Checkpoint tensors whose name ends in one of these are dropped.
     pub ignore: Vec<String>,
-    tensors: BTreeMap<String, TensorTarget>,
-    layer_tensors: BTreeMap<String, TensorTarget>,
+    /// How many layers may follow the last: they guess further tokens ahead and are dropped.
+    #[serde(default)]
+    pub extra_layers: Vec<String>,
+    /// Beginnings of checkpoint names and what is read for them.
+    #[serde(default)]
+    pub prefixes: BTreeMap<String, String>,
+    tensors: BTreeMap<String, Targets>,
+    #[serde(default)]
+    layer_tensors: BTreeMap<String, Targets>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -23,41 +62,72 @@ pub struct MetadataRow {
     pub key: String,
     #[serde(rename = "type")]
     pub ty: MetadataType,
-    /// Paths in config.json, the first that is there counts.
+    /// Expressions, the first whose fields are there counts.
     pub from: Vec<String>,
+    /// Skipped where no expression has its fields; an error otherwise.
     #[serde(default)]
     pub optional: bool,
+    /// What is written for which text in the config.
+    #[serde(default)]
+    pub values: BTreeMap<String, u32>,
+    /// The only classes that get the key; all if empty.
+    #[serde(default)]
+    pub classes: Vec<String>,
 }
 
+/// A field of a list becomes an array.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum MetadataType {
     U32,
     F32,
     Bool,
+    String,
+}
+
+/// A field that must be absent or one of these.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Expect {
+    pub field: String,
+    pub is: Vec<toml::Value>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged)]
-enum TensorTarget {
-    Plain(String),
-    #[serde(rename_all = "kebab-case")]
-    Transformed {
-        to: String,
-        transform: Transform,
-        heads: Option<String>,
-    },
+enum Targets {
+    One(Target),
+    Several(Vec<Target>),
 }
 
-/// What happens to a checkpoint tensor's values besides the change of type.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case")]
-pub enum Transform {
-    None,
-    /// Rows of each head from (i, i + d/2) to (2i, 2i + 1) order; needs `heads`.
-    RopePairs,
-    /// Dimensions of length one dropped.
-    Squeeze,
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Target {
+    to: String,
+    shape: String,
+    #[serde(default)]
+    steps: Vec<String>,
+    #[serde(default)]
+    part: u64,
+    #[serde(default)]
+    optional: bool,
+    #[serde(default, rename = "in")]
+    kind: Kind,
+    #[serde(default = "all_layers")]
+    layers: String,
+    unless: Option<String>,
+}
+
+/// Which layers have a tensor.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    #[default]
+    All,
+    /// Those that route: any layer that has a tensor whose targets are all of this kind.
+    Moe,
+    /// The others.
+    Dense,
 }
 
 /// One conversion row with full names: patterns with `{layer}` and `{expert}`.
@@ -65,32 +135,51 @@ pub enum Transform {
 pub struct TensorRow {
     pub hf: String,
     pub gguf: String,
-    pub transform: Transform,
-    /// The config.json value that counts the heads of a `RopePairs` tensor.
-    pub heads: Option<String>,
+    /// Of the checkpoint's tensor, row length last.
+    pub shape: String,
+    pub steps: Vec<String>,
+    /// Parts of one target lie one behind the other along its outermost dimension, by number.
+    pub part: u64,
+    /// A checkpoint may lack it.
+    pub optional: bool,
+    pub kind: Kind,
+    /// The size that counts the layers of `{layer}`.
+    pub layers: String,
+    /// A size that a config of such a checkpoint does not have.
+    pub unless: Option<String>,
+}
+
+fn all_layers() -> String {
+    "layers".into()
 }
 
 impl Descriptor {
     /// All conversion rows with full names.
     pub fn tensor_rows(&self) -> Vec<TensorRow> {
-        let row = |hf: String, target: &TensorTarget, prefix: &str| match target {
-            TensorTarget::Plain(to) => TensorRow {
-                hf,
-                gguf: format!("{prefix}{to}"),
-                transform: Transform::None,
-                heads: None,
-            },
-            TensorTarget::Transformed { to, transform, heads } => TensorRow {
-                hf,
-                gguf: format!("{prefix}{to}"),
-                transform: *transform,
-                heads: heads.clone(),
-            },
-        };
-        let global = self.convert.tensors.iter().map(|(hf, t)| row(hf.clone(), t, ""));
-        let layer = self.convert.layer_tensors.iter();
-        let layer =
-            layer.map(|(hf, t)| row(format!("model.layers.{{layer}}.{hf}"), t, "blk.{layer}."));
-        global.chain(layer).collect()
+        let mut rows = Vec::new();
+        let tables = [
+            (&self.convert.tensors, "", ""),
+            (&self.convert.layer_tensors, "model.layers.{layer}.", "blk.{layer}."),
+        ];
+        for (table, before_hf, before_gguf) in tables {
+            for (hf, targets) in table {
+                let targets = match targets {
+                    Targets::One(target) => std::slice::from_ref(target),
+                    Targets::Several(targets) => targets,
+                };
+                rows.extend(targets.iter().cloned().map(|target| TensorRow {
+                    hf: format!("{before_hf}{hf}"),
+                    gguf: format!("{before_gguf}{}", target.to),
+                    shape: target.shape,
+                    steps: target.steps,
+                    part: target.part,
+                    optional: target.optional,
+                    kind: target.kind,
+                    layers: target.layers,
+                    unless: target.unless,
+                }));
+            }
+        }
+        rows
     }
 }

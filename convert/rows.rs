@@ -1,0 +1,102 @@
+//! How a planned tensor's rows are made from the checkpoint's.
+
+use super::checkpoint::Checkpoint;
+use super::encoding::MX_BLOCK;
+use super::plan::{Piece, Planned, Source};
+use super::stream::{self, Job, Make};
+use super::view::Runs;
+use crate::Result;
+use crate::gguf::TensorType;
+
+/// The job that writes a planned tensor as a type.
+pub fn job<'a>(checkpoint: &'a Checkpoint, tensor: &'a Planned, ty: TensorType) -> Job<'a> {
+    let Planned { name, dims, source } = tensor;
+    let row_len = dims[0] as usize;
+    let mut job = Job::of_rows(name, dims, ty, Box::new(|_, _| Ok(0)));
+    match source {
+        Source::Values(values) => {
+            job.make = stream::from_values(ty, row_len, move |first, out| {
+                let first = first as usize * row_len;
+                out.copy_from_slice(&values[first..first + out.len()]);
+                Ok(())
+            });
+        }
+        Source::Pieces(pieces) if ty == TensorType::MXFP4 && tensor.is_mxfp4() => {
+            job.make = repack(checkpoint, pieces, row_len as u64);
+        }
+        Source::Pieces(pieces) => {
+            job.unit_rows = unit_rows(pieces, row_len as u64);
+            job.make = stream::from_values(ty, row_len, move |first, out| {
+                fill(checkpoint, pieces, first * row_len as u64, out)
+            });
+        }
+    }
+    job
+}
+
+/// Rows that are best read together: those of a block, if all pieces have the same.
+fn unit_rows(pieces: &[Piece], row_len: u64) -> usize {
+    let block = pieces.first().map_or(1, |p| p.walk.block());
+    let alike = pieces.iter().all(|p| p.walk.block() == block && p.len.is_multiple_of(block));
+    if alike && block.is_multiple_of(row_len) { (block / row_len) as usize } else { 1 }
+}
+
+/// The piece that has element `at` of all, and which of its own that is.
+fn piece_at(pieces: &[Piece], mut at: u64) -> Option<(&Piece, u64)> {
+    // A stack of experts has pieces of one length.
+    let len = pieces.first()?.len;
+    if pieces.iter().all(|p| p.len == len) {
+        return Some((pieces.get((at / len) as usize)?, at % len));
+    }
+    for piece in pieces {
+        if at < piece.len {
+            return Some((piece, at));
+        }
+        at -= piece.len;
+    }
+    None
+}
+
+fn fill(
+    checkpoint: &Checkpoint,
+    pieces: &[Piece],
+    mut first: u64,
+    mut out: &mut [f32],
+) -> Result<()> {
+    while !out.is_empty() {
+        let (piece, at) = piece_at(pieces, first).expect("rows of the tensor");
+        let n = out.len().min((piece.len - at) as usize);
+        let (now, rest) = out.split_at_mut(n);
+        piece.walk.fill(at, now, |at, out| checkpoint.read(&piece.tensor, at, out))?;
+        piece.maps.iter().for_each(|map| map.apply(now));
+        first += n as u64;
+        out = rest;
+    }
+    Ok(())
+}
+
+/// Blocks of 4-bit floats as they are, in as few reads as they lie in.
+fn repack<'a>(checkpoint: &'a Checkpoint, pieces: &'a [Piece], row_len: u64) -> Make<'a> {
+    let runs: Vec<Runs> = pieces.iter().filter_map(Piece::mx_runs).collect();
+    let bytes = TensorType::MXFP4.block_bytes();
+    Box::new(move |first, mut out| {
+        let mut block = first * row_len / MX_BLOCK;
+        let mut at = 0;
+        for (piece, runs) in pieces.iter().zip(&runs) {
+            let n_blocks = piece.len / MX_BLOCK;
+            while block < at + n_blocks && !out.is_empty() {
+                let start = runs.start(block - at) / MX_BLOCK;
+                let together = |n: &u64| runs.start(block - at + n) / MX_BLOCK == start + n;
+                let most = (out.len() / bytes) as u64;
+                let most = most.min(at + n_blocks - block);
+                let n = (1..most).take_while(together).count() + 1;
+                let (now, rest) = out.split_at_mut(n * bytes);
+                checkpoint.read_mxfp4(&piece.tensor, start, now)?;
+                block += n as u64;
+                out = rest;
+            }
+            at += n_blocks;
+        }
+        Ok(0)
+    })
+}
