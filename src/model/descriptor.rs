@@ -19,8 +19,18 @@ pub use parts::{
 
 /// Every descriptor in the binary, file name for messages.
 const SOURCES: &[(&str, &str)] = &[
+    ("models/arctic.toml", include_str!("../../models/arctic.toml")),
+    ("models/deepseek.toml", include_str!("../../models/deepseek.toml")),
+    ("models/deepseek2.toml", include_str!("../../models/deepseek2.toml")),
+    ("models/glm4moe.toml", include_str!("../../models/glm4moe.toml")),
+    ("models/gpt-oss.toml", include_str!("../../models/gpt-oss.toml")),
+    ("models/granitemoe.toml", include_str!("../../models/granitemoe.toml")),
     ("models/llama.toml", include_str!("../../models/llama.toml")),
+    ("models/olmoe.toml", include_str!("../../models/olmoe.toml")),
+    ("models/phimoe.toml", include_str!("../../models/phimoe.toml")),
+    ("models/qwen2.toml", include_str!("../../models/qwen2.toml")),
     ("models/qwen2moe.toml", include_str!("../../models/qwen2moe.toml")),
+    ("models/qwen3.toml", include_str!("../../models/qwen3.toml")),
     ("models/qwen3moe.toml", include_str!("../../models/qwen3moe.toml")),
 ];
 
