@@ -180,5 +180,6 @@ fn supported_types_are_those_with_code() {
             dequantize(ty, &vec![0; ty.block_bytes()], &mut vec![1.0; n]);
         }
     }
-    assert!(quant::is_supported(Q4_K) && !quant::is_supported(IQ1_S));
+    assert!(quant::is_supported(IQ1_S) && !quant::is_supported(I32));
+    assert!(quant::can_quantize(Q4_K) && !quant::can_quantize(IQ1_S));
 }

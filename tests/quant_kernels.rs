@@ -50,10 +50,11 @@ fn halves(ty: TensorType) -> &'static [usize] {
         Q4_1 | Q5_1 | Q4_K | Q5_K => &[0, 2],
         Q2_K => &[80, 82],
         Q3_K => &[108],
+        IQ1_S | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S => &[0],
         Q6_K => &[208],
         TQ1_0 => &[52],
         TQ2_0 => &[64],
-        F32 | F16 | BF16 | MXFP4 | NVFP4 => &[],
+        F32 | F16 | BF16 | IQ1_M | MXFP4 | NVFP4 => &[],
         other => panic!("{other}: where are its scales?"),
     }
 }
@@ -65,6 +66,10 @@ fn random_block(ty: TensorType, block: &mut [u8], random: &mut Random) {
     for at in halves(ty) {
         let scale = half::f16::from_f32(0.05 * random.float());
         block[*at..at + 2].copy_from_slice(&scale.to_le_bytes());
+    }
+    if ty == TensorType::IQ1_M {
+        // Its f16 is spread over four bytes; without the exponent's top bit it is below 2.
+        block[55] &= 0xbf;
     }
     if ty == TensorType::MXFP4 {
         // Powers of two that a product can take; the first two bytes are subnormal.

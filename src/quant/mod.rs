@@ -58,6 +58,15 @@
 
 mod block;
 pub mod e2m1;
+mod grid_points;
+pub mod grids;
+pub mod iq1_m;
+pub mod iq1_s;
+pub mod iq2_s;
+pub mod iq2_xs;
+pub mod iq2_xxs;
+pub mod iq3_s;
+pub mod iq3_xxs;
 pub mod iq4_nl;
 pub mod iq4_xs;
 mod k_affine;
@@ -85,6 +94,13 @@ pub mod tq1_0;
 pub mod tq2_0;
 
 pub use block::{Block, Half, IntBlock, blocks_of, blocks_of_mut};
+pub use iq1_m::BlockIQ1M;
+pub use iq1_s::BlockIQ1S;
+pub use iq2_s::BlockIQ2S;
+pub use iq2_xs::BlockIQ2XS;
+pub use iq2_xxs::BlockIQ2XXS;
+pub use iq3_s::BlockIQ3S;
+pub use iq3_xxs::BlockIQ3XXS;
 pub use iq4_nl::BlockIQ4NL;
 pub use iq4_xs::BlockIQ4XS;
 pub use mxfp4::BlockMXFP4;
@@ -121,6 +137,7 @@ pub fn is_supported(ty: TensorType) -> bool {
         F32 | F16 | BF16
             | Q4_0 | Q4_1 | Q5_0 | Q5_1 | Q8_0 | Q8_1
             | Q2_K | Q3_K | Q4_K | Q5_K | Q6_K
+            | IQ1_S | IQ1_M | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S
             | IQ4_NL | IQ4_XS
             | TQ1_0 | TQ2_0
             | MXFP4 | NVFP4
@@ -130,7 +147,8 @@ pub fn is_supported(ty: TensorType) -> bool {
 
 /// Whether [`quantize`] can make the type.
 pub fn can_quantize(ty: TensorType) -> bool {
-    is_supported(ty)
+    use TensorType::*;
+    is_supported(ty) && !matches!(ty, IQ1_S | IQ1_M | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S)
 }
 
 /// Calls a generic function with the block type of a tensor type.
@@ -165,6 +183,13 @@ macro_rules! with_int_block {
             $crate::gguf::TensorType::TQ1_0 => $call::<$crate::quant::BlockTQ1_0> $args,
             $crate::gguf::TensorType::TQ2_0 => $call::<$crate::quant::BlockTQ2_0> $args,
             $crate::gguf::TensorType::MXFP4 => $call::<$crate::quant::BlockMXFP4> $args,
+            $crate::gguf::TensorType::IQ1_S => $call::<$crate::quant::BlockIQ1S> $args,
+            $crate::gguf::TensorType::IQ1_M => $call::<$crate::quant::BlockIQ1M> $args,
+            $crate::gguf::TensorType::IQ2_XXS => $call::<$crate::quant::BlockIQ2XXS> $args,
+            $crate::gguf::TensorType::IQ2_XS => $call::<$crate::quant::BlockIQ2XS> $args,
+            $crate::gguf::TensorType::IQ2_S => $call::<$crate::quant::BlockIQ2S> $args,
+            $crate::gguf::TensorType::IQ3_XXS => $call::<$crate::quant::BlockIQ3XXS> $args,
+            $crate::gguf::TensorType::IQ3_S => $call::<$crate::quant::BlockIQ3S> $args,
             other => panic!("{other} is no block format that this build computes with"),
         }
     };

@@ -27,6 +27,7 @@ mod decode_32;
 mod decoded;
 mod float;
 mod gemm;
+mod grids;
 mod ints;
 mod matvec;
 mod nvfp4;
