@@ -41,9 +41,13 @@ fn logits(engine: &Arc<Engine>, tokens: &[u32]) -> (Vec<f32>, moeba::engine::Exp
 /// Logits, top-1 and experts at every position of every prompt; the greedy continuation.
 fn agrees_with_transformers(name: &str) {
     let dir = tempfile::tempdir().unwrap();
-    let engine = load(&common::convert_golden(name, "f32", dir.path()), &options());
+    let path = common::convert_golden(name, "f32", dir.path());
     let expect = common::repo().join("tests/golden").join(name).join("expect");
     for n in LENGTHS {
+        let greedy = read_ids(&expect.join(format!("p{n}.greedy.json")));
+        // LongRoPE's factors are chosen by the length of the context.
+        let n_ctx = Some(n + greedy.len());
+        let engine = load(&path, &EngineOptions { n_ctx, ..options() });
         let tokens = read_ids(&expect.join(format!("p{n}.tokens.json")));
         let wanted = Npy::read(&expect.join(format!("p{n}.logits.npy")));
         assert_eq!(wanted.shape, [n, engine.n_vocab()], "{name} p{n}");
@@ -63,7 +67,6 @@ fn agrees_with_transformers(name: &str) {
             assert_eq!(chosen.shape, [experts.layers, experts.tokens, experts.k], "{name} p{n}");
             assert_eq!(chosen.i32s(), experts.ids, "{name} p{n}: chosen experts");
         }
-        let greedy = read_ids(&expect.join(format!("p{n}.greedy.json")));
         assert_eq!(continuation(&engine, &tokens, greedy.len()), greedy, "{name} p{n}: greedy");
     }
 }
@@ -79,6 +82,12 @@ fn continuation(engine: &Arc<Engine>, prompt: &[u32], n: usize) -> Vec<u32> {
         feed = vec![best];
     }
     out
+}
+
+#[test]
+fn dense_qwen() {
+    agrees_with_transformers("qwen2");
+    agrees_with_transformers("qwen3");
 }
 
 #[test]
@@ -103,6 +112,54 @@ fn llama() {
 #[test]
 fn mixtral() {
     agrees_with_transformers("mixtral");
+}
+
+#[test]
+fn olmoe() {
+    agrees_with_transformers("olmoe");
+}
+
+#[test]
+fn granitemoe() {
+    agrees_with_transformers("granitemoe");
+}
+
+#[test]
+fn phimoe() {
+    agrees_with_transformers("phimoe");
+}
+
+#[test]
+fn gpt_oss() {
+    agrees_with_transformers("gpt_oss");
+    agrees_with_transformers("gpt_oss_mxfp4");
+}
+
+#[test]
+fn deepseek() {
+    agrees_with_transformers("deepseek");
+}
+
+#[test]
+fn deepseek2() {
+    agrees_with_transformers("deepseek_v2_lite");
+    agrees_with_transformers("deepseek_v2");
+    agrees_with_transformers("deepseek_v3");
+    agrees_with_transformers("deepseek_v3_fp8");
+    agrees_with_transformers("moonlight");
+    agrees_with_transformers("glm4_moe_lite");
+}
+
+#[test]
+fn glm4moe() {
+    agrees_with_transformers("glm4moe");
+    agrees_with_transformers("glm4moe_air");
+}
+
+#[test]
+fn arctic() {
+    agrees_with_transformers("arctic");
+    agrees_with_transformers("arctic_mixed");
 }
 
 /// Promise 1 as far as it goes today: threads, micro-batches and kernels change no bit.
