@@ -106,6 +106,8 @@ fn overrides_and_repositories_are_read_before_anything_is_opened() {
         }
     }
     let wrong: &[&[&str]] = &[
+        &["inspect", "a.gguf", "-m", "b.gguf"],
+        &["inspect", "-m", "a.gguf", "-hf", "a/b"],
         &["inspect", "-hf", "model"],
         &["inspect", "-hf"],
         &["inspect", "-hf", "a/b:"],

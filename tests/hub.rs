@@ -516,6 +516,10 @@ fn what_the_cache_has_can_be_listed_and_removed() {
     assert_eq!(hub.remove(&wanted("user/model:bf16")).unwrap(), 1_700);
     assert!(!cache.blob(&a).exists() && !bf16.exists() && cache.blob(&q8).exists());
     assert_eq!(hub.list().unwrap().len(), 1);
+    assert_eq!(hub.remove(&wanted("user/model:q8_0")).unwrap(), 700);
+    let snapshots = fs::read_dir(cache.repo().join("snapshots")).unwrap();
+    assert_eq!((hub.list().unwrap().len(), snapshots.count()), (0, 0));
+    fetch(&hub, "user/model:Q8_0").unwrap();
     assert!(hub.remove(&wanted("user/model")).unwrap() >= 700);
     assert!(!cache.repo().exists());
     assert!(hub.remove(&wanted("user/model:Q8_0")).is_err());

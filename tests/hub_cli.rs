@@ -159,7 +159,7 @@ fn two_processes_share_one_download() {
     let first = pull();
     wait_for_bytes(&cache, &bytes);
     let outs = [pull(), first].map(|child| child.wait_with_output().unwrap());
-    outs.iter().for_each(|out| drop(succeeded(out)));
+    outs.iter().for_each(|out| assert!(out.status.success(), "{}", stderr(out)));
     assert!(stderr(&outs[0]).contains("another process downloads"), "{}", stderr(&outs[0]));
     assert_eq!(server.resolved().len(), 1);
     assert_eq!(fs::read(cache.blob(&bytes)).unwrap(), bytes);
@@ -227,7 +227,7 @@ fn metadata_can_be_overridden() {
     assert!(used(&[]).contains("2 of 8 in each of 2 layers"));
     let twice = "qwen3moe.expert_used_count=int:5,qwen3moe.expert_used_count=int:4";
     assert!(used(&["--override-kv", twice]).contains("4 of 8 in each"));
-    assert_eq!(used(&["--override-kv", "no.such.key=int:1"]), used(&[]));
+    assert!(used(&["--override-kv", "no.such.key=int:1"]).contains("2 of 8 in each of 2 layers"));
     let wrong = |value: &str, words: &[&str]| {
         let key = "qwen3moe.expert_used_count=";
         failed(&on(&["run", "-p", "x", "--override-kv", &format!("{key}{value}")]), 2, words);

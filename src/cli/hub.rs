@@ -9,17 +9,18 @@ use clap::builder::BoolishValueParser;
 use indicatif::{HumanBytes, ProgressBar};
 use std::path::PathBuf;
 
+// Each flag names its heading: one for all would be that of the flags behind them, too.
 #[derive(clap::Args, Debug)]
-#[command(next_help_heading = "Model")]
 pub struct HubArgs {
     /// File of the repository, by its name (or -hff)
-    #[arg(long, value_name = "FILE", env = "MOEBA_HF_FILE")]
+    #[arg(long, value_name = "FILE", env = "MOEBA_HF_FILE", help_heading = "Model")]
     hf_file: Option<String>,
     /// Token for private repositories (or -hft); better in HF_TOKEN, where no other user sees it
-    #[arg(long, value_name = "TOKEN", value_parser = secret)]
+    #[arg(long, value_name = "TOKEN", value_parser = secret, help_heading = "Model")]
     hf_token: Option<Secret>,
     /// Take what the cache has and ask no server
     #[arg(long, env = "MOEBA_OFFLINE", value_parser = BoolishValueParser::new())]
+    #[arg(help_heading = "Model")]
     offline: bool,
 }
 

@@ -219,27 +219,7 @@ fn total_table(gguf: &Gguf, out: &mut String) {
 mod tests {
     use super::*;
     use crate::gguf::Writer;
-    use clap::Parser;
     use std::path::Path;
-
-    #[derive(Parser, Debug)]
-    struct Line {
-        #[command(flatten)]
-        args: InspectArgs,
-    }
-
-    fn parse(line: &str) -> std::result::Result<InspectArgs, clap::Error> {
-        Line::try_parse_from(line.split(' ')).map(|line| line.args)
-    }
-
-    #[test]
-    fn the_model_is_positional_or_a_flag() {
-        for line in ["inspect a.gguf", "inspect -m a.gguf", "inspect --model a.gguf --json"] {
-            assert_eq!(parse(line).unwrap().model.resolve().unwrap().path, Path::new("a.gguf"));
-        }
-        assert!(parse("inspect").is_err());
-        assert!(parse("inspect a.gguf -m b.gguf").is_err());
-    }
 
     /// Two MoE layers of 4 experts, 64 → 96 → 64, gate and up in Q4_0, down in Q8_0.
     fn moe(dir: &Path) -> Gguf {

@@ -64,8 +64,7 @@ impl Hub {
     fn cached(&self, wanted: &Wanted) -> Result<Option<PathBuf>> {
         let paths = self.paths(&wanted.repo);
         let mut missed = None;
-        for commit in snapshot::commits(&paths)? {
-            let files = snapshot::files(&paths, &commit)?;
+        for (commit, files) in self.snapshots(&paths)? {
             let names: Vec<&str> = files.iter().map(String::as_str).collect();
             match pick(&names, wanted, "the cache") {
                 Ok(files) => return Ok(Some(paths.pointer(&commit, files[0]))),
@@ -73,6 +72,18 @@ impl Hub {
             }
         }
         missed.map_or(Ok(None), Err)
+    }
+
+    /// The commits that the cache has models of, and all of their files.
+    fn snapshots(&self, paths: &RepoPaths) -> Result<Vec<(String, Vec<String>)>> {
+        let mut out = Vec::new();
+        for commit in snapshot::commits(paths)? {
+            let files = snapshot::files(paths, &commit)?;
+            if files.iter().any(|name| name.ends_with(".gguf")) {
+                out.push((commit, files));
+            }
+        }
+        Ok(out)
     }
 
     fn online(&self, wanted: &Wanted, progress: &mut dyn FnMut(Step<'_>)) -> Try<PathBuf> {
@@ -153,8 +164,7 @@ impl Hub {
     fn models(&self, repo: &RepoId) -> Result<Vec<(String, Vec<String>)>> {
         let paths = self.paths(repo);
         let mut out: Vec<(String, Vec<String>)> = Vec::new();
-        for commit in snapshot::commits(&paths)? {
-            let all = snapshot::files(&paths, &commit)?;
+        for (commit, all) in self.snapshots(&paths)? {
             let names: Vec<&str> = all.iter().map(String::as_str).collect();
             for file in names.iter().filter(|name| name.ends_with(".gguf")) {
                 let Choice::Files(files) = choose(&names, None, Some(file)) else { continue };
@@ -184,8 +194,7 @@ impl Hub {
         }
         let mut doomed = Vec::new();
         let mut missed = None;
-        for commit in snapshot::commits(&paths)? {
-            let files = snapshot::files(&paths, &commit)?;
+        for (commit, files) in self.snapshots(&paths)? {
             let names: Vec<&str> = files.iter().map(String::as_str).collect();
             match pick(&names, wanted, "the cache") {
                 Ok(files) => doomed.extend(files.iter().map(|file| paths.pointer(&commit, file))),

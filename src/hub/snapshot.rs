@@ -159,6 +159,9 @@ pub fn remove(paths: &RepoPaths, doomed: &[PathBuf]) -> Result<u64> {
             _ => n_bytes += fs::metadata(pointer).map_or(0, |meta| meta.len()),
         }
         fs::remove_file(pointer).map_err(|e| Error::io(pointer, e))?;
+        // Folders that it leaves empty go with it; one that is not ends this.
+        let folders = pointer.ancestors().skip(1).take_while(|f| *f != paths.snapshots());
+        folders.map_while(|folder| fs::remove_dir(folder).ok()).for_each(drop);
     }
     let mut named = BTreeSet::new();
     for commit in commits(paths)? {
