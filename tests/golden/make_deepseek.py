@@ -35,6 +35,7 @@ MLA = layout.COMMON | {
     "pretraining_tp": 1,
     "rms_norm_eps": 1e-6,
     "rope_theta": 10000,
+    "max_position_embeddings": 256,
 }
 
 

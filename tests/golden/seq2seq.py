@@ -45,8 +45,8 @@ class Reference:
         routers = 0
         for name, module in model.named_modules():
             if type(module).__name__ == router:
-                place = re.search(r"(encoder|decoder)\.(?:block|layers)\.(\d+)", name)
-                part, layer = place.groups()
+                where = re.search(r"(encoder|decoder)\.(?:block|layers)\.(\d+)", name)
+                part, layer = where.groups()
                 module.register_forward_hook(self.hook(part, int(layer)))
                 routers += 1
         assert routers, "no router of that name"
