@@ -62,6 +62,8 @@ class Checkpoint:
     encode: Callable | None = None
     # Names under which a tensor is stored once more, and the name of its original.
     copies: dict = dataclasses.field(default_factory=dict)
+    # Into how many files the tensors are cut.
+    shards: int = 1
 
 
 @dataclasses.dataclass
@@ -104,6 +106,25 @@ def draw_tensors(checkpoint):
     for name, original in checkpoint.copies.items():
         stored[name], plain[name] = stored[original].clone(), plain[original].clone()
     return stored, plain
+
+
+def save(folder, tensors, shards):
+    metadata = {"format": "pt"}
+    if shards == 1:
+        save_file(tensors, folder / "model.safetensors", metadata)
+        return
+    # Cut by bytes and not by layer, so that one layer's experts lie in two files.
+    total = sum(t.nbytes for t in tensors.values())
+    parts, weight_map, done = [{} for _ in range(shards)], {}, 0
+    for name, tensor in tensors.items():
+        part = min(done * shards // total, shards - 1)
+        parts[part][name] = tensor
+        weight_map[name] = f"model-{part + 1:05}-of-{shards:05}.safetensors"
+        done += tensor.nbytes
+    for i, part in enumerate(parts):
+        save_file(part, folder / f"model-{i + 1:05}-of-{shards:05}.safetensors", metadata)
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    write_json(folder / "model.safetensors.index.json", index)
 
 
 def write_json(path, value):
@@ -185,14 +206,14 @@ def make(root, name, checkpoint, write):
         old.unlink()
     write_json(folder / "config.json", checkpoint.config)
     stored, plain = draw_tensors(checkpoint)
-    save_file(stored, folder / "model.safetensors", {"format": "pt"})
+    save(folder, stored, checkpoint.shards)
     specials = tokenizers_tiny.write(folder, checkpoint.tokenizer)
     with tempfile.TemporaryDirectory() as scratch:
         # The reference sees plain floats: it must not depend on a library's own decoders.
         scratch = pathlib.Path(scratch)
         config = {k: v for k, v in checkpoint.config.items() if k != "quantization_config"}
         write_json(scratch / "config.json", config)
-        save_file(plain, scratch / "model.safetensors", {"format": "pt"})
+        save(scratch, plain, shards=1)
         reference = checkpoint.reference(scratch, config)
     report = write(folder, checkpoint, reference, specials)
     size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
