@@ -326,7 +326,7 @@ fn bad_files_are_named() {
         ),
         (set("moeba.granule.down_types", [8, 99, 8]), &["down_types", "layer 1", "got 99"]),
         (set("moeba.granule.down_types", [8, 12, 8]), &["feed_forward_lengths", "Q4_K"]),
-        (set("moeba.granule.gate_types", [8, 20, 8]), &[TENSOR, "one of the types F32", "IQ4_NL"]),
+        (set("moeba.granule.gate_types", [8, 24, 8]), &[TENSOR, "one of the types F32", "I8"]),
         (set("moeba.granule.gate_types", [8, 0, 8]), &[TENSOR, "shape", "at least"]),
         (set("moeba.granule.rows", [rows, 32, rows]), &["rows", "this version cuts", "got 32"]),
         (set("moeba.granule.rows", [rows, 33, rows]), &["rows", "a multiple of 32", "got 33"]),
