@@ -37,7 +37,7 @@ impl Charsmap {
             return Err(fail("at least 4 bytes", blob.len().to_string()));
         };
         let n = u32::from_le_bytes(*n) as usize;
-        if n == 0 || n % 4 != 0 || n > rest.len() {
+        if n == 0 || !n.is_multiple_of(4) || n > rest.len() {
             let expected = format!("a trie of whole 4-byte units within {} bytes", rest.len());
             return Err(fail(&expected, format!("{n} bytes")));
         }
