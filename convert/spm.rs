@@ -55,8 +55,35 @@ const BPE: i32 = 2;
 /// No tokenizer comes near; a larger file is something else.
 const MAX_BYTES: u64 = 1 << 28;
 
+/// Which ids the pieces have.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// The model's own.
+    Own,
+    /// Fairseq's: four tokens of its own instead of the model's three, the others one higher.
+    Fairseq,
+}
+
+impl Order {
+    fn id(self, id: usize) -> usize {
+        match (self, id) {
+            (Self::Own, id) => id,
+            // Models begin with <unk>, <s> and </s>; fairseq with <s>, <pad>, </s> and <unk>.
+            (Self::Fairseq, 0) => 3,
+            (Self::Fairseq, 1) => 0,
+            (Self::Fairseq, 2) => 2,
+            (Self::Fairseq, id) => id + 1,
+        }
+    }
+}
+
 /// Reads the pieces; `added` tokens extend or retype them.
-pub fn read(path: &Path, config: Option<&Json>, added: &[AddedToken]) -> Result<Vocab> {
+pub fn read(
+    path: &Path,
+    order: Order,
+    config: Option<&Json>,
+    added: &[AddedToken],
+) -> Result<Vocab> {
     let proto = parse(path)?;
     let prefix = proto.normalizer.as_ref().and_then(|n| n.add_dummy_prefix).unwrap_or(true);
     let prefix = match config.map(|c| c.bool("add_prefix_space")).transpose()?.flatten() {
@@ -74,7 +101,7 @@ pub fn read(path: &Path, config: Option<&Json>, added: &[AddedToken]) -> Result<
     vocab.remove_extra_whitespaces = (unigram || remove).then_some(remove);
     for (id, piece) in proto.pieces.into_iter().enumerate() {
         let text = piece.text.unwrap_or_default();
-        vocab.put(id, &text, piece_type(path, id, piece.ty)?, piece.score.unwrap_or(0.0));
+        vocab.put(order.id(id), &text, piece_type(path, id, piece.ty)?, piece.score.unwrap_or(0.0));
     }
     vocab.put_added(added);
     Ok(vocab)

@@ -8,8 +8,9 @@ use serde_json::Value;
 
 use super::bpe::{self, token_id};
 use super::json::{Json, shown};
+use super::spm::{self, Order};
 use super::vocab::{AddedToken, Vocab};
-use super::{metaspace, spm, tiktoken};
+use super::{metaspace, tiktoken};
 use crate::gguf::Writer;
 use crate::tokenizer::is_language;
 use crate::{Error, Result};
@@ -17,7 +18,7 @@ use crate::{Error, Result};
 const FAST: &str = "tokenizer.json";
 /// SentencePiece models, in the order in which they are looked for.
 const SENTENCEPIECE: [&str; 2] = ["tokenizer.model", "spiece.model"];
-/// A SentencePiece model whose ids are not the checkpoint's: tokenizer.json has those.
+/// A SentencePiece model in another order than the checkpoint's ids.
 const FAIRSEQ: &str = "sentencepiece.bpe.model";
 const TIKTOKEN: &str = "tiktoken.model";
 
@@ -90,12 +91,12 @@ impl Files<'_> {
         let mut added = self.added_tokens()?;
         let models = SENTENCEPIECE.iter().map(|name| self.folder.join(name));
         if let Some(path) = models.into_iter().find(|path| path.exists()) {
-            match (spm::read(&path, self.tokenizer_config.as_ref(), &added), &self.tokenizer) {
+            match (self.pieces(&path, Order::Own, &added), &self.tokenizer) {
                 // Some families keep a file of another format under that name.
                 (Err(e @ Error::Format { .. }), Some(_)) => log::warn!("not used: {e}"),
                 (Ok(vocab), None) if vocab.model == "t5" => {
                     self.add_sentinels(vocab.tokens.len(), &mut added)?;
-                    return spm::read(&path, self.tokenizer_config.as_ref(), &added);
+                    return self.pieces(&path, Order::Own, &added);
                 }
                 (read, _) => return read,
             }
@@ -107,16 +108,24 @@ impl Files<'_> {
                 other => Err(tokenizer.fail("model.type", "BPE or Unigram", other)),
             };
         }
+        let fairseq = self.folder.join(FAIRSEQ);
+        if added.iter().any(|token| is_language(&token.content)) && fairseq.exists() {
+            return self.pieces(&fairseq, Order::Fairseq, &added);
+        }
         let ranks = self.folder.join(TIKTOKEN);
         if ranks.exists() {
             return tiktoken::read(&ranks, pre, n_rows, &added);
         }
-        let got = match self.folder.join(FAIRSEQ).exists() {
+        let got = match fairseq.exists() {
             true => format!("only {FAIRSEQ}, which lacks the languages"),
             false => "none of them".to_owned(),
         };
         let expected = format!("{FAST} or {} or {TIKTOKEN}", SENTENCEPIECE.join(" or "));
         Err(Error::format(self.folder, "tokenizer", expected, got))
+    }
+
+    fn pieces(&self, path: &Path, order: Order, added: &[AddedToken]) -> Result<Vocab> {
+        spm::read(path, order, self.tokenizer_config.as_ref(), added)
     }
 
     /// T5's `<extra_id_0>`, the highest id, and so on downwards: files without tokenizer.json only
@@ -501,6 +510,25 @@ mod tests {
         fs::write(&path, file.to_string()).unwrap();
         let tokenizer = through_gguf(read(dir.path(), 1510).unwrap(), dir.path());
         assert_eq!(tokenizer.encode("lazy dog", EncodeOptions::PROMPT), sentence);
+    }
+
+    /// The golden checkpoints have SentencePiece's files only.
+    #[test]
+    fn golden_encoder_decoder_checkpoints_get_their_ids() {
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+        for (name, n_rows) in [("switch", 208), ("nllb_moe", 392)] {
+            let folder = golden.join(name);
+            let dir = tempfile::tempdir().unwrap();
+            let tokenizer = through_gguf(read(&folder, n_rows).unwrap(), dir.path());
+            let texts = fs::read(folder.join("expect/text.json")).unwrap();
+            let texts: Vec<Value> = serde_json::from_slice(&texts).unwrap();
+            assert!(texts.len() > 5);
+            for text in texts {
+                let ids: Vec<u32> = serde_json::from_value(text["ids"].clone()).unwrap();
+                let text = text["text"].as_str().unwrap();
+                assert_eq!(tokenizer.encode(text, EncodeOptions::PROMPT), ids, "{name}: {text:?}");
+            }
+        }
     }
 
     #[test]
