@@ -38,6 +38,7 @@ fn read_row(config: &Json, row: &MetadataRow) -> Result<Option<OwnedValue>> {
         }
     }
     match row.optional {
+        _ if !row.otherwise.is_empty() => Ok(Some(row.otherwise.clone().into())),
         true => Ok(None),
         false => Err(config.fail(&row.from.join(" or "), "a value", "nothing")),
     }
@@ -63,7 +64,14 @@ fn read_value(config: &Json, row: &MetadataRow, field: &str, value: &Value) -> R
         None => v.as_u64().and_then(|n| u32::try_from(n).ok()),
     };
     let f32_of = |v: &Value| v.as_f64().map(|x| x as f32);
-    let list = value.as_array();
+    let flag_of = |v: &Value| match v.as_str() {
+        Some(text) => row.values.get(text).map(|n| *n == 1),
+        None => v.as_bool(),
+    };
+    let list = value.as_array().map(|list| {
+        let missing = row.pad.saturating_sub(list.len());
+        list.iter().cloned().chain(std::iter::repeat_n(Value::from(0), missing)).collect::<Vec<_>>()
+    });
     let found = match row.ty {
         MetadataType::U32 => match list {
             Some(list) => list.iter().map(u32_of).collect::<Option<Vec<_>>>().map(Into::into),
@@ -74,10 +82,8 @@ fn read_value(config: &Json, row: &MetadataRow, field: &str, value: &Value) -> R
             None => f32_of(value).map(Into::into),
         },
         MetadataType::Bool => match list {
-            Some(list) => {
-                list.iter().map(Value::as_bool).collect::<Option<Vec<_>>>().map(Into::into)
-            }
-            None => value.as_bool().map(Into::into),
+            Some(list) => list.iter().map(flag_of).collect::<Option<Vec<_>>>().map(Into::into),
+            None => flag_of(value).map(Into::into),
         },
         MetadataType::String => value.as_str().map(Into::into),
     };

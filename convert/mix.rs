@@ -111,6 +111,7 @@ pub fn is_matrix(name: &str, dims: &[u64]) -> bool {
         && name.ends_with(".weight")
         && !name.ends_with("_norm.weight")
         && !name.contains("ffn_gate_inp")
+        && !name.ends_with("ssm_conv1d.weight")
 }
 
 /// The type, or the nearest one that rows of `n` elements can have.

@@ -79,6 +79,24 @@ type Groups<'a> = HashMap<String, Group<'a>>;
 /// The rows of one target, each with whether a checkpoint of this config has it.
 type Wanted<'a> = Vec<(&'a TensorRow, bool)>;
 
+/// The layers of the kinds that only some layers are of.
+struct Kinds {
+    moe: BTreeSet<u64>,
+    recurrent: BTreeSet<u64>,
+}
+
+impl Kinds {
+    fn has(&self, layer: u64, kind: Kind) -> bool {
+        match kind {
+            Kind::All => true,
+            Kind::Moe => self.moe.contains(&layer),
+            Kind::Dense => !self.moe.contains(&layer),
+            Kind::Recurrent => self.recurrent.contains(&layer),
+            Kind::Attention => !self.recurrent.contains(&layer),
+        }
+    }
+}
+
 pub struct Planner<'a> {
     pub config: &'a Json,
     pub descriptor: &'a Descriptor,
@@ -91,8 +109,8 @@ impl Planner<'_> {
     /// the output.
     pub fn plan(&self, computed: Vec<Planned>) -> Result<Vec<Planned>> {
         let rows = self.descriptor.tensor_rows();
-        let routed = self.routed(&rows);
-        let mut groups = self.groups(&rows, &routed)?;
+        let kinds = self.kinds(&rows);
+        let mut groups = self.groups(&rows, &kinds)?;
         let wanted = self.wanted(&rows)?;
         let (layered, global): (Vec<_>, Vec<_>) =
             wanted.iter().partition(|(name, _)| name.contains("{layer}"));
@@ -103,8 +121,7 @@ impl Planner<'_> {
         }
         planned.extend(computed);
         for layer in 0..self.deepest(&rows)? {
-            let kind = if routed.contains(&layer) { Kind::Moe } else { Kind::Dense };
-            self.take_layer(&mut groups, &layered, (layer, kind), &mut planned)?;
+            self.take_layer(&mut groups, &layered, (layer, &kinds), &mut planned)?;
         }
         for (name, wanted) in global.iter().filter(|(name, _)| !first(name)) {
             self.take(&mut groups, name, wanted, &mut planned)?;
@@ -116,14 +133,13 @@ impl Planner<'_> {
         &self,
         groups: &mut Groups<'_>,
         layered: &[(&String, &Wanted<'_>)],
-        (layer, kind): (u64, Kind),
+        (layer, kinds): (u64, &Kinds),
         planned: &mut Vec<Planned>,
     ) -> Result<()> {
         for (pattern, wanted) in layered {
             let mut here = Wanted::new();
             for (row, expected) in wanted.iter() {
-                let fits = row.kind == Kind::All || row.kind == kind;
-                if fits && layer < self.layers(row)? {
+                if kinds.has(layer, row.kind) && layer < self.layers(row)? {
                     here.push((row, *expected));
                 }
             }
@@ -133,17 +149,20 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// The layers that route: those with a tensor that only such a layer has.
-    fn routed(&self, rows: &[TensorRow]) -> BTreeSet<u64> {
-        let only_moe = |row: &&TensorRow| {
-            rows.iter().filter(|other| other.hf == row.hf).all(|other| other.kind == Kind::Moe)
+    /// Which layers route, and which are recurrent: those with a tensor that no others have.
+    fn kinds(&self, rows: &[TensorRow]) -> Kinds {
+        let layers_of = |kind: Kind| {
+            let only = |row: &&TensorRow| {
+                rows.iter().filter(|other| other.hf == row.hf).all(|other| other.kind == kind)
+            };
+            let only: Vec<&TensorRow> = rows.iter().filter(only).collect();
+            let layer = |tensor: &HfTensor| {
+                let name = self.plain_name(&tensor.name);
+                only.iter().find_map(|row| matched(&row.hf, &name)?.layer)
+            };
+            self.checkpoint.tensors().filter_map(layer).collect()
         };
-        let only: Vec<&TensorRow> = rows.iter().filter(only_moe).collect();
-        let layer = |tensor: &HfTensor| {
-            let name = self.plain_name(&tensor.name);
-            only.iter().find_map(|row| matched(&row.hf, &name)?.layer)
-        };
-        self.checkpoint.tensors().filter_map(layer).collect()
+        Kinds { moe: layers_of(Kind::Moe), recurrent: layers_of(Kind::Recurrent) }
     }
 
     fn tied(&self) -> Result<bool> {
@@ -179,12 +198,11 @@ impl Planner<'_> {
     }
 
     /// The checkpoint's tensors by the GGUF tensor they go into.
-    fn groups<'a>(&'a self, rows: &'a [TensorRow], routed: &BTreeSet<u64>) -> Result<Groups<'a>> {
+    fn groups<'a>(&'a self, rows: &'a [TensorRow], kinds: &Kinds) -> Result<Groups<'a>> {
         let mut groups: Groups<'a> = HashMap::new();
         for tensor in self.checkpoint.tensors() {
             let name = self.plain_name(&tensor.name);
-            let ignored = &self.descriptor.convert.ignore;
-            if ignored.iter().any(|end| name.ends_with(end)) || self.is_extra(rows, &name)? {
+            if self.is_ignored(&name) || self.is_extra(rows, &name)? {
                 continue;
             }
             let found = rows.iter().filter_map(|row| Some((row, matched(&row.hf, &name)?)));
@@ -193,14 +211,16 @@ impl Planner<'_> {
                 let expected = format!("a tensor that {} has", self.descriptor.architecture);
                 return Err(self.fail(tensor, "name", expected, "one that no row takes"));
             }
-            let fits = |(row, at): &(&TensorRow, At)| match row.kind {
-                Kind::All => true,
-                kind => routed.contains(&at.layer.unwrap_or(0)) == (kind == Kind::Moe),
+            let (row, at) = &found[0];
+            let fault = match row.kind {
+                Kind::Recurrent | Kind::Attention => "no attention beside a recurrent state",
+                _ => "no dense network beside routed experts",
             };
-            let fitting: Vec<_> = found.into_iter().filter(fits).collect();
+            let (layer, fault) = (at.layer.unwrap_or(0), fault.to_owned());
+            let fitting = found.into_iter().filter(|(row, _)| kinds.has(layer, row.kind));
+            let fitting: Vec<_> = fitting.collect();
             if fitting.is_empty() {
-                let expected = "no dense network beside routed experts".into();
-                return Err(self.fail(tensor, "name", expected, "one"));
+                return Err(self.fail(tensor, "name", fault, "one"));
             }
             for (row, at) in fitting {
                 self.group(&mut groups, row, &at, tensor)?;
@@ -234,6 +254,12 @@ impl Planner<'_> {
         let mut prefixes = self.descriptor.convert.prefixes.iter();
         let found = prefixes.find_map(|(from, to)| Some((to, name.strip_prefix(from.as_str())?)));
         found.map_or_else(|| name.to_owned(), |(to, rest)| format!("{to}{rest}"))
+    }
+
+    fn is_ignored(&self, name: &str) -> bool {
+        let convert = &self.descriptor.convert;
+        convert.ignore.iter().any(|end| name.ends_with(end))
+            || convert.ignore_under.iter().any(|start| name.starts_with(start))
     }
 
     /// Whether a tensor is of a layer behind the last that the model can do without.

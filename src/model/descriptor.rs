@@ -31,7 +31,9 @@ const SOURCES: &[(&str, &str)] = &[
     ("models/qwen2.toml", include_str!("../../models/qwen2.toml")),
     ("models/qwen2moe.toml", include_str!("../../models/qwen2moe.toml")),
     ("models/qwen3.toml", include_str!("../../models/qwen3.toml")),
+    ("models/qwen35moe.toml", include_str!("../../models/qwen35moe.toml")),
     ("models/qwen3moe.toml", include_str!("../../models/qwen3moe.toml")),
+    ("models/qwen3next.toml", include_str!("../../models/qwen3next.toml")),
 ];
 
 #[derive(Clone, Debug, Deserialize)]

@@ -48,6 +48,9 @@ pub struct Convert {
     /// How many layers may follow the last: they guess further tokens ahead and are dropped.
     #[serde(default)]
     pub extra_layers: Vec<String>,
+    /// Checkpoint tensors whose name begins with one of these are dropped.
+    #[serde(default)]
+    pub ignore_under: Vec<String>,
     /// Beginnings of checkpoint names and what is read for them.
     #[serde(default)]
     pub prefixes: BTreeMap<String, String>,
@@ -67,9 +70,15 @@ pub struct MetadataRow {
     /// Skipped where no expression has its fields; an error otherwise.
     #[serde(default)]
     pub optional: bool,
-    /// What is written for which text in the config.
+    /// What is written for which text in the config; a flag is written for 1.
     #[serde(default)]
     pub values: BTreeMap<String, u32>,
+    /// A list is filled up with zeros to this length.
+    #[serde(default)]
+    pub pad: usize,
+    /// The list that counts where no expression has its fields.
+    #[serde(default)]
+    pub otherwise: Vec<u32>,
     /// The only classes that get the key; all if empty.
     #[serde(default)]
     pub classes: Vec<String>,
@@ -128,6 +137,10 @@ pub enum Kind {
     Moe,
     /// The others.
     Dense,
+    /// Those that mix positions by a recurrent state, told in the same way.
+    Recurrent,
+    /// The others.
+    Attention,
 }
 
 /// One conversion row with full names: patterns with `{layer}` and `{expert}`.
