@@ -120,6 +120,7 @@ fn check_known(config: &Json, descriptor: &Descriptor) -> Result<()> {
     if let Some(act) = config.str("hidden_act")? {
         let known = match descriptor.parts.activation {
             Activation::Silu | Activation::SiluClamped => ["silu", "swish"],
+            Activation::Relu => ["relu", "relu"],
         };
         if !known.contains(&act) {
             return Err(config.fail("hidden_act", known[0], act));

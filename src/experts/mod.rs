@@ -41,7 +41,7 @@ pub struct ReadyGranule<'a> {
     pub index: u32,
     /// The intermediate rows it holds.
     pub rows: Range<usize>,
-    /// Rows of gate at `gate_stride` bytes.
+    /// Rows of gate at `gate_stride` bytes; empty where experts have none.
     pub gate: &'a [u8],
     /// Rows of up at `up_stride` bytes.
     pub up: &'a [u8],

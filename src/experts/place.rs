@@ -29,6 +29,11 @@ pub struct Part {
 }
 
 impl Part {
+    /// A matrix that experts do without: as many rows as another's, and no bytes.
+    pub fn absent(rows: usize) -> Part {
+        Part { rows, row_bytes: 0, block_len: 1, block_bytes: 0 }
+    }
+
     pub fn n_bytes(&self) -> usize {
         self.rows * self.row_bytes
     }
@@ -47,8 +52,8 @@ impl Part {
 /// Which tensors hold a layer's experts; indices into `Gguf::tensors`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// Tensors [cols, rows, experts].
-    Stacked { gate: usize, up: usize, down: usize },
+    /// Tensors [cols, rows, experts]; of experts without a gate two.
+    Stacked { gate: Option<usize>, up: usize, down: usize },
     /// One I8 tensor [expert stride, experts] that starts at a multiple of `DIRECT_ALIGN` of its
     /// file. Each granule (its rows of gate, its rows of up, its columns of every row of down,
     /// back to back) starts at the next multiple of `DIRECT_ALIGN` of its expert.
@@ -60,6 +65,7 @@ pub enum Place {
 pub struct LayerExperts {
     pub n_experts: usize,
     pub geometry: Geometry,
+    /// Without bytes where experts have no gate: down · act(up · x).
     pub gate: Part,
     pub up: Part,
     pub down: Part,
@@ -69,16 +75,16 @@ pub struct LayerExperts {
 impl LayerExperts {
     /// The tensors that hold them.
     pub fn tensors(&self) -> impl Iterator<Item = usize> + use<> {
-        let (one, more) = match self.place {
-            Place::Stacked { gate, up, down } => (gate, Some([up, down])),
-            Place::GranuleMajor { tensor } => (tensor, None),
+        let (one, gate, down) = match self.place {
+            Place::Stacked { gate, up, down } => (up, gate, Some(down)),
+            Place::GranuleMajor { tensor } => (tensor, None, None),
         };
-        std::iter::once(one).chain(more.into_iter().flatten())
+        gate.into_iter().chain([one]).chain(down)
     }
 
     /// Experts of these matrices, cut as this version cuts them.
     pub fn cut(n_experts: usize, [gate, up, down]: [Part; 3], place: Place) -> LayerExperts {
-        let n_ff = gate.rows;
+        let n_ff = up.rows;
         // Of down, an intermediate row is a column: its share of every row.
         let row_bytes = gate.row_bytes + up.row_bytes + down.n_bytes() / n_ff;
         let geometry = Geometry::new(n_ff, down.block_len, row_bytes as u64);
@@ -99,7 +105,7 @@ impl LayerExperts {
         rows.len() * (self.gate.row_bytes + self.up.row_bytes) + of_down
     }
 
-    /// Bytes of all granules of an expert, which is its share of the three matrices' tensors.
+    /// Bytes of all granules of an expert, which is its share of its matrices' tensors.
     pub fn expert_bytes(&self) -> usize {
         self.gate.n_bytes() + self.up.n_bytes() + self.down.n_bytes()
     }
@@ -122,7 +128,9 @@ impl LayerExperts {
         let tensor = |index: usize| &file.tensors()[index];
         match self.place {
             Place::Stacked { gate, up, down } => {
-                for (part, index) in [(self.gate, gate), (self.up, up), (self.down, down)] {
+                assert_eq!(gate.is_some(), self.gate.row_bytes > 0, "a gate and its tensor");
+                let parts = [(self.gate, gate), (self.up, Some(up)), (self.down, Some(down))];
+                for (part, index) in parts.into_iter().filter_map(|(p, i)| Some((p, i?))) {
                     let expected = self.n_experts * part.n_bytes();
                     assert_eq!(tensor(index).n_bytes, expected as u64, "{}", tensor(index).name);
                 }
@@ -162,7 +170,7 @@ impl LayerExperts {
                 ReadyGranule {
                     expert,
                     index: index as u32,
-                    gate: of_rows(gate, &self.gate),
+                    gate: gate.map_or(&[], |gate| of_rows(gate, &self.gate)),
                     up: of_rows(up, &self.up),
                     down: &down[columns.start..end],
                     gate_stride: self.gate.row_bytes,

@@ -34,10 +34,9 @@ impl Model {
             Gate::Router(router) => Some(router.logits.weight.ty),
             Gate::Dense => None,
         };
-        let shared = ffn.shared.iter().flat_map(|s| {
-            [s.shape.gate, s.shape.up].into_iter().chain(s.gate.as_ref().map(|m| m.ty))
-        });
-        Kinds::of([ffn.expert.gate, ffn.expert.up].into_iter().chain(router).chain(shared))
+        let shared = ffn.shared.iter();
+        let shared = shared.flat_map(|s| s.shape.inputs().chain(s.gate.as_ref().map(|m| m.ty)));
+        Kinds::of(ffn.expert.inputs().chain(router).chain(shared))
     }
 
     pub(super) fn route(&self, cpu: &Cpu, b: &mut Buffers, ffn: &FfnWeights, n: usize) {
@@ -142,7 +141,7 @@ impl Model {
         let (n_embd, shape) = (self.hyper.n_embd, &branch.shape);
         let n = b.x.len() / n_embd;
         self.norm(cpu, &branch.norm, &b.x, &mut b.h);
-        b.acts.fill(cpu, Kinds::of([shape.gate, shape.up]), n, n_embd, &b.h);
+        b.acts.fill(cpu, Kinds::of(shape.inputs()), n, n_embd, &b.h);
         b.ffn.only_gate.clear();
         b.ffn.only_gate.resize(n, 1.0);
         b.y.fill(0.0);
@@ -183,7 +182,7 @@ impl Model {
             GranuleMats {
                 slot: demand.slot(g.expert),
                 rows: g.rows.clone(),
-                gate: MatRef::new(shape.gate, g.gate, n, shape.n_embd, g.gate_stride),
+                gate: shape.gate.map(|ty| MatRef::new(ty, g.gate, n, shape.n_embd, g.gate_stride)),
                 up: MatRef::new(shape.up, g.up, n, shape.n_embd, g.up_stride),
                 down: MatRef::new(shape.down, g.down, shape.n_embd, n, g.down_stride),
             }

@@ -12,7 +12,7 @@
 //!
 //! The number of experts is the tensor's second dimension, the width of the model its
 //! `embedding_length`. The cut is part of what a model computes, so a file that is cut in another
-//! way than this version would is refused.
+//! way than this version would is refused. Experts without a gate stay stacked.
 
 use crate::experts::{DIRECT_ALIGN, Geometry, LayerExperts, Part, Place};
 use crate::gguf::{Gguf, OwnedValue, TensorInfo, TensorType, first_non_finite};
@@ -63,16 +63,29 @@ impl TypedExperts {
         place: Place,
     ) -> Option<TypedExperts> {
         let [gate, up, down] = types;
-        let parts = [part(gate, n_ff, n_embd)?, part(up, n_ff, n_embd)?, part(down, n_embd, n_ff)?];
-        // So that no sum or product of an expert's sizes overflows.
-        let large =
-            parts.iter().any(|p| p.rows.checked_mul(p.row_bytes).is_none_or(|n| n >> 60 > 0));
-        if large || n_ff == 0 || n_embd == 0 {
-            return None;
-        }
-        let experts = LayerExperts::cut(n_experts.try_into().ok()?, parts, place);
+        let experts = cut((Some(gate), up, down), [n_embd, n_ff, n_experts], place)?;
         Some(TypedExperts { types, n_embd: n_embd.try_into().ok()?, experts })
     }
+}
+
+/// Experts of these types of gate (if they have one), up and down, cut as this version cuts them.
+/// `None` where rows are no whole blocks or sizes do not fit.
+pub fn cut(
+    (gate, up, down): (Option<TensorType>, TensorType, TensorType),
+    [n_embd, n_ff, n_experts]: [u64; 3],
+    place: Place,
+) -> Option<LayerExperts> {
+    let gate = match gate {
+        Some(gate) => part(gate, n_ff, n_embd)?,
+        None => Part::absent(n_ff.try_into().ok()?),
+    };
+    let parts = [gate, part(up, n_ff, n_embd)?, part(down, n_embd, n_ff)?];
+    // So that no sum or product of an expert's sizes overflows.
+    let large = parts.iter().any(|p| p.rows.checked_mul(p.row_bytes).is_none_or(|n| n >> 60 > 0));
+    if large || n_ff == 0 || n_embd == 0 {
+        return None;
+    }
+    Some(LayerExperts::cut(n_experts.try_into().ok()?, parts, place))
 }
 
 fn part(ty: TensorType, rows: u64, cols: u64) -> Option<Part> {

@@ -101,8 +101,8 @@ pub struct GranuleMats<'a> {
     pub slot: usize,
     /// Intermediate rows of the expert.
     pub rows: Range<usize>,
-    /// [rows.len(), n_embd]
-    pub gate: MatRef<'a>,
+    /// [rows.len(), n_embd], as `up`; experts whose activation takes no gate have none.
+    pub gate: Option<MatRef<'a>>,
     pub up: MatRef<'a>,
     /// [n_embd, rows.len()]
     pub down: MatRef<'a>,
@@ -121,12 +121,20 @@ pub enum Activation {
     Silu,
     /// With gate' = min(gate, 7) and up' = clamp(up, ±7): gate'·σ(1.702·gate') ⊙ (up' + 1)
     SiluClamped,
+    /// max(up, 0), without a gate
+    Relu,
+}
+
+impl Activation {
+    pub fn is_gated(self) -> bool {
+        self != Activation::Relu
+    }
 }
 
 /// Added to the products of each expert, down's before anything is weighted.
 #[derive(Clone, Debug)]
 pub struct ExpertBiases {
-    /// [experts, n_ff]
+    /// [experts, n_ff], as `up`; nothing where there is no gate.
     pub gate: Vec<f32>,
     pub up: Vec<f32>,
     /// [experts, n_embd]
@@ -171,7 +179,7 @@ impl Cpu {
         self.down(granules, demand, form.biases, buffers);
     }
 
-    /// inner[pair, row] = activation(gate[row]·x, up[row]·x)
+    /// inner[pair, row] = activation(gate[row]·x, up[row]·x), of the latter alone without a gate
     fn gate_up(
         &self,
         granules: &[GranuleMats],
@@ -190,7 +198,9 @@ impl Cpu {
             let n = rows.len();
             let (kernels, products) = scratch.split(2 * tokens.len() * n);
             let (gate, up) = products.split_at_mut(tokens.len() * n);
-            for (mat, out) in [(granule.gate, &mut *gate), (granule.up, &mut *up)] {
+            debug_assert_eq!(granule.gate.is_some(), form.activation.is_gated());
+            for (mat, out) in [(granule.gate, &mut *gate), (Some(granule.up), &mut *up)] {
+                let Some(mat) = mat else { continue };
                 let acts = x.view(mat.ty).select(tokens);
                 self.kernels.matmul_all(mat.row_range(rows.clone()), acts, out, kernels);
             }
@@ -198,6 +208,9 @@ impl Cpu {
             if let Some(biases) = form.biases {
                 let at = demand.experts[granule.slot] as usize * n_ff + first;
                 for (products, bias) in [(&mut *gate, &biases.gate), (&mut *up, &biases.up)] {
+                    if bias.is_empty() {
+                        continue;
+                    }
                     let products = products.chunks_exact_mut(n);
                     products.for_each(|p| self.kernels.add(p, &bias[at..][..n]));
                 }
@@ -209,6 +222,7 @@ impl Cpu {
                 match form.activation {
                     Activation::Silu => self.kernels.swiglu(gate, up, out),
                     Activation::SiluClamped => swiglu_clamped(self.kernels, gate, up, out),
+                    Activation::Relu => out.iter_mut().zip(up).for_each(|(o, u)| *o = u.max(0.0)),
                 }
             }
         });

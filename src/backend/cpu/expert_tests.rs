@@ -61,7 +61,7 @@ impl Layer {
         let [gate, up, down] = &self.matrices[expert as usize];
         GranuleMats {
             slot: demand.slot(expert),
-            gate: MatRef::dense(self.ty, gate, N_FF, N_EMBD).row_range(rows.clone()),
+            gate: Some(MatRef::dense(self.ty, gate, N_FF, N_EMBD).row_range(rows.clone())),
             up: MatRef::dense(self.ty, up, N_FF, N_EMBD).row_range(rows.clone()),
             down: MatRef::dense(self.ty, down, N_EMBD, N_FF).column_range(rows.clone()),
             rows,
@@ -147,6 +147,52 @@ fn experts_equal_plain_arithmetic() {
         }
         for (a, b) in y[t * N_EMBD..][..N_EMBD].iter().zip(&sum) {
             assert!((*a as f64 - b).abs() < 1e-4 * (1.0 + b.abs()), "{a} for {b}");
+        }
+    }
+}
+
+#[test]
+fn experts_without_a_gate_rectify_and_add_biases() {
+    let (cpu, layer) = (Cpu::new(2), layer(TensorType::F32));
+    let x = values(2 * N_EMBD, 5, 1.0);
+    let biases = ExpertBiases {
+        gate: Vec::new(),
+        up: values(N_EXPERTS * N_FF, 6, 0.5),
+        down: values(N_EXPERTS * N_EMBD, 7, 0.5),
+    };
+    let chosen = [2, 1];
+    let mut demand = Demand::default();
+    demand.group(&chosen, 1, N_EXPERTS);
+    let kinds = Kinds::of([TensorType::F32]);
+    let mut acts = ActSet::default();
+    acts.fill(&cpu, kinds, 2, N_EMBD, &x);
+    let mut buffers = ExpertBuffers::default();
+    buffers.begin(demand.n_pairs(), N_FF, N_EMBD, kinds);
+    let granule = |e, rows| GranuleMats { gate: None, ..layer.granule(e, rows, &demand) };
+    let granules: Vec<_> =
+        chosen.iter().flat_map(|e| [granule(*e, 0..512), granule(*e, 512..N_FF)]).collect();
+    let form = ExpertForm { activation: Activation::Relu, biases: Some(&biases) };
+    cpu.expert_granules(&granules, &demand, form, &acts, &mut buffers);
+    let mut y = vec![0.0; x.len()];
+    cpu.ordered_sum(&demand, &[0.5, 2.0], &buffers, &mut y);
+
+    for (t, (expert, weight)) in [(2, 0.5), (1, 2.0)].into_iter().enumerate() {
+        let dot = |m: &[u8], x: &[f64]| -> f64 {
+            let values = m.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap()));
+            values.zip(x).map(|(m, x)| f64::from(m) * x).sum()
+        };
+        let x: Vec<f64> = x[t * N_EMBD..][..N_EMBD].iter().map(|v| f64::from(*v)).collect();
+        let [_, up, down] = &layer.matrices[expert];
+        let inner = |r: usize| {
+            let sum = dot(&up[r * N_EMBD * 4..], &x) + f64::from(biases.up[expert * N_FF + r]);
+            sum.max(0.0)
+        };
+        let inner: Vec<f64> = (0..N_FF).map(inner).collect();
+        for r in 0..N_EMBD {
+            let bias = f64::from(biases.down[expert * N_EMBD + r]);
+            let expected = weight * (dot(&down[r * N_FF * 4..], &inner) + bias);
+            let got = f64::from(y[t * N_EMBD + r]);
+            assert!((got - expected).abs() < 1e-4 * (1.0 + expected.abs()), "{got}, {expected}");
         }
     }
 }

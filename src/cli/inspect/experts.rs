@@ -94,7 +94,7 @@ fn cut(tensors: &[TensorInfo], parts: &[(&str, usize)], n_experts: u64) -> Optio
         return None;
     }
     let types = [gate, up, down].map(|index| tensors[index].ty);
-    let place = Place::Stacked { gate, up, down };
+    let place = Place::Stacked { gate: Some(gate), up, down };
     Some(TypedExperts::cut(types, [n_embd, n_ff, n_experts], place)?.experts)
 }
 

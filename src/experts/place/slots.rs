@@ -31,7 +31,7 @@ impl Origin {
 #[derive(Clone, Copy, Debug)]
 enum Source {
     Stacked {
-        gate: Origin,
+        gate: Option<Origin>,
         up: Origin,
         down: Origin,
         /// In a slot: where the pages of up start, and where the columns of down.
@@ -60,8 +60,9 @@ impl SlotLayout {
         layer.assert_fits(file);
         let (source, slot_bytes) = match layer.place {
             Place::Stacked { gate, up, down } => {
-                let [gate, up, down] = [gate, up, down].map(|tensor| Origin::of(file, tensor));
-                let up_at = widest_window(layer, &layer.gate, gate);
+                let gate = gate.map(|tensor| Origin::of(file, tensor));
+                let [up, down] = [up, down].map(|tensor| Origin::of(file, tensor));
+                let up_at = gate.map_or(0, |gate| widest_window(layer, &layer.gate, gate));
                 let down_at = up_at + widest_window(layer, &layer.up, up);
                 let columns = layer.down.columns(&layer.geometry.rows(0)).len();
                 let rows_a_piece = rows_a_piece(&layer.down);
@@ -104,8 +105,8 @@ impl SlotLayout {
             Source::Stacked { gate, up, down, up_at, rows_a_piece, .. } => {
                 self.row_pieces(down, rows_a_piece, expert, out);
                 for granule in granules {
-                    for (origin, part, at) in
-                        [(gate, &self.layer.gate, 0), (up, &self.layer.up, up_at)]
+                    let gate = gate.map(|gate| (gate, &self.layer.gate, 0));
+                    for (origin, part, at) in gate.into_iter().chain([(up, &self.layer.up, up_at)])
                     {
                         let range = row_range(&self.layer, origin, part, expert, granule);
                         direct(origin.shard, range, granule, at, out);
@@ -153,7 +154,7 @@ impl SlotLayout {
                     let range = row_range(layer, origin, part, expert, index);
                     &slot[at + in_page(range.start)..]
                 };
-                let gate = of_rows(gate, &layer.gate, 0);
+                let gate = gate.map_or(&[][..], |gate| of_rows(gate, &layer.gate, 0));
                 let up = of_rows(up, &layer.up, up_at);
                 layer.assembled(expert, index, [gate, up, &slot[down_at..]])
             }

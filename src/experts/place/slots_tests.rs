@@ -15,6 +15,7 @@ use TensorType::{F16, F32, Q4_0, Q4_K, Q6_K, Q8_0};
 #[derive(Clone, Debug)]
 struct Shape {
     types: [TensorType; 3],
+    is_gated: bool,
     n_embd: usize,
     n_ff: usize,
     granule_rows: usize,
@@ -37,7 +38,10 @@ impl Shape {
         LayerExperts {
             n_experts: self.n_experts,
             geometry: Geometry { n_ff: self.n_ff, granule_rows: self.granule_rows },
-            gate: part(self.types[0], self.n_ff, self.n_embd),
+            gate: match self.is_gated {
+                true => part(self.types[0], self.n_ff, self.n_embd),
+                false => Part::absent(self.n_ff),
+            },
             up: part(self.types[1], self.n_ff, self.n_embd),
             down: part(self.types[2], self.n_embd, self.n_ff),
             place,
@@ -67,6 +71,8 @@ impl Shape {
         };
         let file = Gguf::open(path).unwrap();
         let [gate, up, down] = ["gate", "up", "down"].map(|name| file.tensor_index(name).unwrap());
+        // Without a gate, its tensor is one that nobody reads.
+        let gate = self.is_gated.then_some(gate);
         (file, self.layer(Place::Stacked { gate, up, down }))
     }
 
@@ -227,10 +233,11 @@ fn shapes() -> impl Strategy<Value = Shape> {
         select(vec![Q4_K, Q6_K]).prop_map(|ty| (ty, 256))
     ];
     let counts = (1usize..=7, 1usize..=7, 1usize..=4);
-    let file = (select(vec![8u32, 32, 64, 4096]), 1u64..9000, any::<bool>());
+    let file = (select(vec![8u32, 32, 64, 4096]), 1u64..9000, any::<bool>(), any::<bool>());
     (types(), types(), down, 1usize..=3, counts, file).prop_map(
         |(gate, up, (down, block), width, (blocks, blocks_a_granule, n_experts), file)| Shape {
             types: [gate, up, down],
+            is_gated: file.3,
             n_embd: width * gate.block_len().max(up.block_len()),
             n_ff: blocks * block,
             granule_rows: (blocks_a_granule * block).min(blocks * block),
@@ -274,8 +281,17 @@ fn check_both(shape: &Shape) {
 }
 
 fn odd(types: [TensorType; 3], n_embd: usize, n_ff: usize, granule_rows: usize) -> Shape {
-    let alignment = 32;
-    Shape { types, n_embd, n_ff, granule_rows, n_experts: 2, alignment, before: 33, split: false }
+    Shape {
+        types,
+        is_gated: true,
+        n_embd,
+        n_ff,
+        granule_rows,
+        n_experts: 2,
+        alignment: 32,
+        before: 33,
+        split: false,
+    }
 }
 
 #[test]
@@ -293,6 +309,20 @@ fn matrices_of_many_reads() {
     SlotLayout::new(&file, &layer).pieces(1, 0..shape.n_granules(), &mut pieces);
     // Gate 1 MiB and 512 KiB, up 512 and 256 KiB, off page boundaries; 1.5 MiB of down.
     assert_eq!(pieces.len(), (3 + 2) + (2 + 1) + 4);
+    let bytes: usize = pieces.iter().map(|piece| piece.need).sum();
+    assert!(bytes < layer.expert_bytes() + pieces.len() * DIRECT_ALIGN);
+}
+
+#[test]
+fn experts_without_a_gate_read_two_matrices() {
+    let shape = Shape { is_gated: false, ..odd([F32, F16, F32], 4096, 96, 64) };
+    check_both(&shape);
+    let dir = tempfile::tempdir().unwrap();
+    let (file, layer) = shape.write_stacked(dir.path());
+    assert_eq!(layer.expert_bytes(), 96 * 4096 * (2 + 4));
+    let mut pieces = Vec::new();
+    SlotLayout::new(&file, &layer).pieces(1, 0..shape.n_granules(), &mut pieces);
+    assert_eq!(pieces.len(), (2 + 1) + 4);
     let bytes: usize = pieces.iter().map(|piece| piece.need).sum();
     assert!(bytes < layer.expert_bytes() + pieces.len() * DIRECT_ALIGN);
 }

@@ -101,6 +101,8 @@ pub enum Activation {
     Silu,
     /// gate' = min(gate, 7), up' = clamp(up, ±7): gate'·σ(1.702·gate') ⊙ (up' + 1)
     SiluClamped,
+    /// max(up, 0): there is no gate
+    Relu,
 }
 
 /// How a layer's parts are added up.

@@ -1,7 +1,7 @@
 //! Feed-forward parts: dense, routed, shared, and a dense branch beside the routed one.
 
 use super::super::descriptor;
-use super::super::granules::TypedExperts;
+use super::super::granules::{self, TypedExperts};
 use super::binder::Binder;
 use super::{Linear, Matrix, Norm};
 use crate::Result;
@@ -12,7 +12,8 @@ use crate::gguf::TensorType;
 /// Types and widths of one expert, routed, shared or dense.
 #[derive(Clone, Copy, Debug)]
 pub struct ExpertShape {
-    pub gate: TensorType,
+    /// There if the activation takes a gate.
+    pub gate: Option<TensorType>,
     pub up: TensorType,
     pub down: TensorType,
     pub n_embd: usize,
@@ -69,8 +70,13 @@ impl FfnWeights {
 impl ExpertShape {
     fn of(typed: &TypedExperts, activation: Activation) -> ExpertShape {
         let [gate, up, down] = typed.types;
-        let n_ff = typed.experts.geometry.n_ff;
+        let (gate, n_ff) = (Some(gate), typed.experts.geometry.n_ff);
         ExpertShape { gate, up, down, n_embd: typed.n_embd, n_ff, activation }
+    }
+
+    /// Types that read an expert's input.
+    pub fn inputs(&self) -> impl Iterator<Item = TensorType> + use<> {
+        self.gate.into_iter().chain([self.up])
     }
 
     /// Of experts without biases.
@@ -98,7 +104,8 @@ impl Binder<'_> {
             let (expert, dense) = self.experts(l, 1, DENSE)?;
             places.dense = Some(dense);
             let norm = self.norm("ffn_norm", l)?;
-            let (gate, biases, shared, branch) = (Gate::Dense, None, None, None);
+            let biases = self.expert_biases(l, (1, expert.n_ff), DENSE)?;
+            let (gate, shared, branch) = (Gate::Dense, None, None);
             return Ok((FfnWeights { norm, gate, expert, biases, shared, branch }, places));
         };
         let (expert, routed) = self.routed(l)?;
@@ -122,7 +129,8 @@ impl Binder<'_> {
                 (Some(branch), self.norm("ffn_norm_exps", l)?)
             }
         };
-        let biases = self.expert_biases(l, expert.n_ff)?;
+        let n = self.hyper.routing.n_experts;
+        let biases = self.expert_biases(l, (n, expert.n_ff), ROUTED)?;
         let gate = Gate::Router(router);
         Ok((FfnWeights { norm, gate, expert, biases, shared, branch }, places))
     }
@@ -137,16 +145,22 @@ impl Binder<'_> {
         Ok(Some(Router { logits, choice_bias: self.optional_vector("exp_probs_b", l, n)? }))
     }
 
-    fn expert_biases(&self, l: usize, n_ff: usize) -> Result<Option<ExpertBiases>> {
-        if self.find("ffn_gate_exps_bias", l)?.is_none() {
+    fn expert_biases(
+        &self,
+        l: usize,
+        (n, n_ff): (usize, usize),
+        [gate, up, down]: [&str; 3],
+    ) -> Result<Option<ExpertBiases>> {
+        let role = |matrix: &str| format!("{matrix}_bias");
+        if self.find(&role(up), l)?.is_none() {
             return Ok(None);
         }
-        let n = self.hyper.routing.n_experts;
-        let read = |role: &str, width| self.values(self.require(role, l)?, &[width, n]);
+        let read = |matrix: &str, width| self.values(self.require(&role(matrix), l)?, &[width, n]);
+        let gated = self.activation().is_gated();
         Ok(Some(ExpertBiases {
-            gate: read("ffn_gate_exps_bias", n_ff)?,
-            up: read("ffn_up_exps_bias", n_ff)?,
-            down: read("ffn_down_exps_bias", self.hyper.n_embd)?,
+            gate: if gated { read(gate, n_ff)? } else { Vec::new() },
+            up: read(up, n_ff)?,
+            down: read(down, self.hyper.n_embd)?,
         }))
     }
 
@@ -154,6 +168,7 @@ impl Binder<'_> {
         match self.descriptor.parts.activation {
             descriptor::Activation::Silu => Activation::Silu,
             descriptor::Activation::SiluClamped => Activation::SiluClamped,
+            descriptor::Activation::Relu => Activation::Relu,
         }
     }
 
@@ -178,27 +193,30 @@ impl Binder<'_> {
         Ok((ExpertShape::of(&typed, self.activation()), typed.experts))
     }
 
-    /// Three expert tensors of `n` experts: gate and up [n_embd, n_ff, n], down [n_ff, n_embd, n].
-    /// The intermediate size is taken from the gate tensor.
+    /// The expert tensors of `n` experts: gate, if they have one, and up [n_embd, n_ff, n], down
+    /// [n_ff, n_embd, n]. The intermediate size is taken from the up tensor.
     fn experts(
         &self,
         l: usize,
         n: usize,
         [gate, up, down]: [&str; 3],
     ) -> Result<(ExpertShape, LayerExperts)> {
-        let n_embd = self.hyper.n_embd;
-        let (gate, up, down) =
-            (self.require(gate, l)?, self.require(up, l)?, self.require(down, l)?);
-        let n_ff = self.tensor(gate).dims.get(1).copied().unwrap_or(0) as usize;
-        self.check(gate, &[n_embd, n_ff, n])?;
-        self.check(up, &[n_embd, n_ff, n])?;
+        let (n_embd, activation) = (self.hyper.n_embd, self.activation());
+        let gate = activation.is_gated().then(|| self.require(gate, l)).transpose()?;
+        let (up, down) = (self.require(up, l)?, self.require(down, l)?);
+        let n_ff = self.tensor(up).dims.get(1).copied().unwrap_or(0) as usize;
+        for matrix in gate.into_iter().chain([up]) {
+            self.check(matrix, &[n_embd, n_ff, n])?;
+        }
         self.check(down, &[n_ff, n_embd, n])?;
-        let types = [gate, up, down].map(|index| self.tensor(index).ty);
+        let ty = |index: usize| self.tensor(index).ty;
+        let types = (gate.map(ty), ty(up), ty(down));
         let sizes = [n_embd, n_ff, n].map(|n| n as u64);
-        let place = Place::Stacked { gate, up, down };
-        let typed = TypedExperts::cut(types, sizes, place).ok_or_else(|| {
-            self.wrong(gate, "a size that can be addressed".into(), format!("{n_ff} rows"))
+        let experts = granules::cut(types, sizes, Place::Stacked { gate, up, down });
+        let experts = experts.ok_or_else(|| {
+            self.wrong(up, "a size that can be addressed".into(), format!("{n_ff} rows"))
         })?;
-        Ok((ExpertShape::of(&typed, self.activation()), typed.experts))
+        let (gate, up, down) = types;
+        Ok((ExpertShape { gate, up, down, n_embd, n_ff, activation }, experts))
     }
 }
