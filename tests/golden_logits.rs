@@ -157,6 +157,12 @@ fn glm4moe() {
 }
 
 #[test]
+fn delta_rule() {
+    agrees_with_transformers("qwen3next");
+    agrees_with_transformers("qwen35moe");
+}
+
+#[test]
 fn arctic() {
     agrees_with_transformers("arctic");
     agrees_with_transformers("arctic_mixed");
