@@ -279,6 +279,80 @@ fn configs_out_of_range_or_of_other_models() {
 }
 
 #[test]
+fn pairs_of_quantised_tensors_that_do_not_fit() {
+    let scale = "model.layers.0.mlp.down_proj.weight_scale_inv";
+    let spoilt = Spoilt::new("deepseek_v3_fp8");
+    spoilt.config("quantization_config", json!({"quant_method": "fp8"}));
+    spoilt.fails(&[scale, "one for each of 64 rows"]);
+    spoilt.config(
+        "quantization_config",
+        json!({"quant_method": "fp8", "weight_block_size": [32, 64]}),
+    );
+    spoilt.fails(&[scale, "[2, 2], one for each 32 × 64", "[2, 3]"]);
+    let spoilt = Spoilt::new("deepseek_v3_fp8");
+    spoilt
+        .config("quantization_config", Value::Null)
+        .fails(&["one that no row takes", "scale_inv"]);
+
+    let spoilt = Spoilt::new("gpt_oss_mxfp4");
+    spoilt.config("quantization_config", Value::Null).fails(&["_scales", "one that no row takes"]);
+    let spoilt = Spoilt::new("gpt_oss_mxfp4");
+    spoilt.header(SINGLE, |h| {
+        let map = h.as_object_mut().unwrap();
+        let info = map.remove("model.layers.0.mlp.experts.down_proj_scales").unwrap();
+        map.insert("model.layers.0.rotary_emb.inv_freq".into(), info);
+    });
+    spoilt.fails(&["down_proj_blocks", "down_proj_scales too"]);
+}
+
+#[test]
+fn configs_of_parts_that_are_not_computed() {
+    let spoil = |name: &str, field: &str, value: Value, words: &[&str]| {
+        Spoilt::new(name).config(field, value).fails(&[&["config.json"], words].concat());
+    };
+    spoil("olmoe", "clip_qkv", json!(8.0), &["clip_qkv", "nothing", "8"]);
+    spoil("gpt_oss", "swiglu_limit", json!(5.0), &["swiglu_limit", "7", "5"]);
+    spoil("deepseek_v3", "scoring_func", json!("tanh"), &["scoring_func", "softmax", "tanh"]);
+    spoil("deepseek_v3", "topk_method", json!("best"), &["topk_method", "noaux_tc", "best"]);
+    spoil("deepseek_v3", "kv_lora_rank", Value::Null, &["kv_lora_rank", "nothing"]);
+    spoil("phimoe", "num_experts_per_tok", json!(3), &["num_experts_per_tok", "2", "3"]);
+    spoil("arctic", "use_residual", json!(false), &["use_residual", "true"]);
+    let yarn = |field: &str, value: Value| {
+        let spoilt = Spoilt::new("deepseek_v3");
+        spoilt.json("config.json", |config| config["rope_scaling"][field] = value.clone());
+        spoilt.fails(&["rope_scaling", field]);
+    };
+    yarn("mscale", json!(0.5));
+    yarn("factor", Value::Null);
+    let spoilt = Spoilt::new("phimoe");
+    spoilt.json("config.json", |c| c["rope_scaling"]["long_factor"] = json!([1.0, 2.0]));
+    spoilt.fails(&["rope_scaling.long_factor", "8 numbers above 0"]);
+}
+
+#[test]
+fn sizes_that_contradict_the_weights_of_other_families() {
+    let spoil = |name: &str, field: &str, value: Value, words: &[&str]| {
+        Spoilt::new(name).config(field, value).fails(words);
+    };
+    // With a rank there must be two halves of q's projection, without one there must not.
+    spoil("deepseek_v3", "q_lora_rank", Value::Null, &["attn_q.weight", "self_attn.q_proj"]);
+    spoil("deepseek_v2_lite", "q_lora_rank", json!(16), &["q_proj", "no such tensor"]);
+    spoil("deepseek_v3", "v_head_dim", json!(16), &["shape", "kv_b_proj"]);
+    spoil("granitemoe", "intermediate_size", json!(24), &["output_linear", "[8, 64, 24]"]);
+    spoil("gpt_oss", "num_local_experts", json!(9), &["experts", "9"]);
+    spoil("phimoe", "hidden_size", json!(66), &["hidden_size / num_attention_heads", "16.5"]);
+    spoil("qwen35moe", "architectures", json!(["Qwen3_5Next"]), &["architectures"]);
+    let spoilt = Spoilt::new("deepseek_v3");
+    let gate = "model.layers.1.mlp.gate.weight";
+    spoilt.header(SINGLE, |h| {
+        let map = h.as_object_mut().unwrap();
+        let info = map.remove(gate).unwrap();
+        map.insert("model.layers.1.rotary_emb.inv_freq".into(), info);
+    });
+    spoilt.fails(&["blk.1.ffn_gate_inp.weight", gate]);
+}
+
+#[test]
 fn tokenizers_that_cannot_be_converted() {
     const FILE: &str = "tokenizer.json";
     let spoil = |change: fn(&mut Value), words: &[&str]| {

@@ -26,6 +26,11 @@
 //! - `rope-halves HEADS` — the inverse
 //! - `add X` — X added to every value: norms stored as their distance from one
 //! - `neg-exp` — x becomes -eˣ
+//!
+//! What else a row may say: `part`, the place among the rows whose tensors lie one behind the other
+//! in one target; `in`, the kind of layers that have it (`moe`, `dense`, `recurrent`, `attention`);
+//! `optional`, that a checkpoint may lack it; `unless`, a size whose models do not have it;
+//! `layers`, the size that counts its `{layer}`.
 
 use std::collections::BTreeMap;
 
