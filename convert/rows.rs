@@ -34,8 +34,12 @@ pub fn job<'a>(checkpoint: &'a Checkpoint, tensor: &'a Planned, ty: TensorType) 
     job
 }
 
-/// Rows that are best read together: those of a block, if all pieces have the same.
+/// Rows that are best read together: those of a block, if all pieces have the same. Elements that
+/// are wanted as they lie are read in any portions.
 fn unit_rows(pieces: &[Piece], row_len: u64) -> usize {
+    if pieces.iter().all(|p| p.walk.is_plain()) {
+        return 1;
+    }
     let block = pieces.first().map_or(1, |p| p.walk.block());
     let alike = pieces.iter().all(|p| p.walk.block() == block && p.len.is_multiple_of(block));
     if alike && block.is_multiple_of(row_len) { (block / row_len) as usize } else { 1 }

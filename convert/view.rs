@@ -227,7 +227,7 @@ impl Walk {
     }
 
     /// Whether a block's elements are wanted as they lie.
-    fn is_plain(&self) -> bool {
+    pub fn is_plain(&self) -> bool {
         self.block == self.span && joined(&self.inner).is_some_and(|one| one.stride == 1)
     }
 
