@@ -57,7 +57,8 @@ impl<'a> Binder<'a> {
         let end = given.iter().rposition(|d| *d != 1).map_or(1, |i| i + 1);
         let wanted = dims.iter().rposition(|d| *d != 1).map_or(1, |i| i + 1);
         if given[..end.min(given.len())] != dims[..wanted] {
-            return Err(self.wrong(index, format!("shape {dims:?}"), format!("{given:?}")));
+            let wanted = &dims[..wanted.max(given.len().min(dims.len()))];
+            return Err(self.wrong(index, format!("shape {wanted:?}"), format!("{given:?}")));
         }
         Ok(())
     }
