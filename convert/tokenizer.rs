@@ -12,7 +12,7 @@ use super::spm::{self, Order};
 use super::vocab::{AddedToken, Vocab};
 use super::{metaspace, tiktoken};
 use crate::gguf::Writer;
-use crate::tokenizer::is_language;
+use crate::tokenizer::{ends_by_name, is_language};
 use crate::{Error, Result};
 
 const FAST: &str = "tokenizer.json";
@@ -190,7 +190,20 @@ impl Files<'_> {
                 ids.push((key, id));
             }
         }
+        let named = ["tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"];
+        ids.extend(named.into_iter().zip(self.further_ends(vocab)));
         Ok(ids)
+    }
+
+    /// Ends of a generation beside the text's that no reader would know by their names.
+    fn further_ends(&self, vocab: &Vocab) -> Vec<u32> {
+        let files = [self.generation.as_ref(), Some(self.config)].into_iter().flatten();
+        let Some(Value::Array(several)) = files.filter_map(|f| f.at("eos_token_id")).next() else {
+            return Vec::new();
+        };
+        let ids = several.iter().skip(1).filter_map(token_id);
+        let unknown = |id: &usize| vocab.tokens.get(*id).is_some_and(|name| !ends_by_name(name));
+        ids.filter(unknown).map(|id| id as u32).collect()
     }
 
     fn special_id(&self, vocab: &Vocab, kind: &str) -> Result<Option<u32>> {

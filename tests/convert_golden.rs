@@ -78,7 +78,7 @@ fn is_known_difference(checkpoint: &str, key: &str) -> bool {
         "attention.recurrent_layers" => checkpoint == "qwen3next",
         "ggml.add_space_prefix" => is_llama || is(&["granitemoe", "phimoe", "arctic"]),
         "ggml.unknown_token_id" => is_llama || is(&["phimoe", "arctic", "glm4"]),
-        "ggml.bos_token_id" | "ggml.eot_token_id" | "ggml.eom_token_id" => is(&["glm4"]),
+        "ggml.bos_token_id" => is(&["glm4"]),
         "ggml.pre" => is(&["glm4"]),
         "ggml.scores" | "ggml.token_type" => checkpoint == "arctic",
         "ggml.add_sep_token" => checkpoint == "llama3_rope",

@@ -98,6 +98,11 @@ const END_OF_GENERATION: &[&str] = &[
     "[e~[",
 ];
 
+/// Whether a token of this name ends a generation without any key that says so.
+pub fn ends_by_name(name: &str) -> bool {
+    END_OF_GENERATION.contains(&name)
+}
+
 /// Not an end of generation, but tells that `</s>` is none either.
 const PLAMO_EOS: &str = "<|plamo:eos|>";
 
