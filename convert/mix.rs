@@ -2,12 +2,10 @@
 //!
 //! The rules are those of llama.cpp's quantiser, so that a file called Q4_K_M means the same here
 //! and there: vectors, norms and routers stay F32; `output` (or the embedding that stands in for
-//! it) gets Q6_K; Q4_K_M and Q5_K_M give the value projection and `ffn_down` Q6_K in the layers
-//! where it was found to matter most; models of eight experts get Q8_0 keys and values.
-//!
-//! One difference: a row that is no multiple of 256 cannot hold a K-quant. llama.cpp then takes
-//! Q5_0 for Q4_K, Q5_1 for Q5_K and Q8_0 for Q6_K; we take Q8_0 for all three, as Q5_0 and Q5_1
-//! are not among the types that we compute with. A row that is no multiple of 32 gets F16.
+//! it) gets Q6_K; value projections, `ffn_down` and attention outputs get more bits, in most mixes
+//! in the layers where it was found to matter most; models of eight experts get Q8_0 keys and
+//! values; MXFP4_MOE is Q8_0 but for the experts. A row that is no multiple of 256 cannot hold a
+//! K-quant and takes the next wider format of blocks of 32, or F16 where those do not fit either.
 
 use crate::gguf::TensorType;
 
@@ -19,9 +17,24 @@ pub enum Mix {
     Bf16,
     Q8_0,
     Q4_0,
+    Q4_1,
+    Q5_0,
+    Q5_1,
+    Q2K,
+    Q2KS,
+    Q3KS,
+    Q3KM,
+    Q3KL,
+    Q4KS,
     Q4KM,
+    Q5KS,
     Q5KM,
     Q6K,
+    Iq4Nl,
+    Iq4Xs,
+    Tq1_0,
+    Tq2_0,
+    Mxfp4Moe,
 }
 
 /// (mix, name, the number of `general.file_type`, the type of an ordinary matrix)
@@ -31,9 +44,33 @@ const TABLE: &[(Mix, &str, u32, TensorType)] = &[
     (Mix::Bf16, "bf16", 32, TensorType::BF16),
     (Mix::Q8_0, "q8_0", 7, TensorType::Q8_0),
     (Mix::Q4_0, "q4_0", 2, TensorType::Q4_0),
+    (Mix::Q4_1, "q4_1", 3, TensorType::Q4_1),
+    (Mix::Q5_0, "q5_0", 8, TensorType::Q5_0),
+    (Mix::Q5_1, "q5_1", 9, TensorType::Q5_1),
+    (Mix::Q2K, "q2_k", 10, TensorType::Q2_K),
+    (Mix::Q2KS, "q2_k_s", 21, TensorType::Q2_K),
+    (Mix::Q3KS, "q3_k_s", 11, TensorType::Q3_K),
+    (Mix::Q3KM, "q3_k_m", 12, TensorType::Q3_K),
+    (Mix::Q3KL, "q3_k_l", 13, TensorType::Q3_K),
+    (Mix::Q4KS, "q4_k_s", 14, TensorType::Q4_K),
     (Mix::Q4KM, "q4_k_m", 15, TensorType::Q4_K),
+    (Mix::Q5KS, "q5_k_s", 16, TensorType::Q5_K),
     (Mix::Q5KM, "q5_k_m", 17, TensorType::Q5_K),
     (Mix::Q6K, "q6_k", 18, TensorType::Q6_K),
+    (Mix::Iq4Nl, "iq4_nl", 25, TensorType::IQ4_NL),
+    (Mix::Iq4Xs, "iq4_xs", 30, TensorType::IQ4_XS),
+    (Mix::Tq1_0, "tq1_0", 36, TensorType::TQ1_0),
+    (Mix::Tq2_0, "tq2_0", 37, TensorType::TQ2_0),
+    (Mix::Mxfp4Moe, "mxfp4_moe", 38, TensorType::MXFP4),
+];
+
+/// Other names for some of them, as llama.cpp has them.
+const ALIASES: [(&str, Mix); 3] = [("q3_k", Mix::Q3KM), ("q4_k", Mix::Q4KM), ("q5_k", Mix::Q5KM)];
+
+/// Mixes of llama.cpp whose formats have no quantiser here.
+pub const READ_ONLY: [&str; 11] = [
+    "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq2_m", "iq3_xxs", "iq3_xs", "iq3_s", "iq3_m",
+    "nvfp4",
 ];
 
 /// `general.quantization_version`: the generation of block layouts, unchanged since 2023.
@@ -44,9 +81,10 @@ impl Mix {
         TABLE.iter().find(|row| row.0 == self).expect("every variant is in the table")
     }
 
-    /// By name, in either case.
+    /// By name or alias, in either case.
     pub fn from_name(name: &str) -> Option<Mix> {
-        TABLE.iter().find(|row| row.1.eq_ignore_ascii_case(name)).map(|row| row.0)
+        let named = TABLE.iter().map(|row| (row.1, row.0)).chain(ALIASES);
+        named.into_iter().find(|row| row.0.eq_ignore_ascii_case(name)).map(|row| row.1)
     }
 
     /// The mix whose every matrix is of this type, if it keeps the floats of a checkpoint.
@@ -58,9 +96,14 @@ impl Mix {
         self.row().1
     }
 
-    /// All names, for messages and help.
+    /// The name of each, for messages and help.
     pub fn names() -> impl Iterator<Item = &'static str> {
         TABLE.iter().map(|row| row.1)
+    }
+
+    /// The other names that `from_name` takes.
+    pub fn aliases() -> impl Iterator<Item = &'static str> {
+        ALIASES.iter().map(|row| row.0)
     }
 
     pub fn file_type(self) -> u32 {
@@ -76,23 +119,50 @@ impl Mix {
     }
 }
 
-/// What the rules ask about a model.
+/// What the rules ask about a model and the run.
 #[derive(Clone, Debug, Default)]
 pub struct ModelFacts {
-    pub architecture: String,
     pub n_layers: u64,
     pub n_experts: u64,
+    /// Of the first layer, where layers differ.
     pub n_heads: u64,
     pub n_heads_kv: u64,
+    /// Whether an importance matrix is at hand.
+    pub has_imatrix: bool,
     /// Whether there is an `output.weight`, or `token_embd.weight` serves as both.
     pub has_output: bool,
+    /// The value projections in the order of their layers: some rules count them and not layers,
+    /// as not every layer need have one.
+    pub values: Vec<String>,
 }
 
 impl ModelFacts {
-    /// llama.cpp gives the value projection of Llama 70B (80 layers, shared among 8 query heads)
-    /// more bits, as it is an eighth of the size it would be.
-    fn is_llama_70b(&self) -> bool {
-        self.architecture == "llama" && self.n_layers == 80 && self.n_heads != self.n_heads_kv
+    /// Adds what the names of the model's tensors tell.
+    pub fn with_tensors<'a>(mut self, names: impl Iterator<Item = &'a str>) -> ModelFacts {
+        for name in names {
+            match kind(name) {
+                Kind::Output => self.has_output = true,
+                Kind::Value => self.values.push(name.to_owned()),
+                _ => {}
+            }
+        }
+        self.values.sort_by(|a, b| (layer_of(a), a).cmp(&(layer_of(b), b)));
+        self
+    }
+
+    /// llama.cpp gives the value projections of Llama 70B and Qwen 72B (80 layers, shared among 8
+    /// query heads) more bits, as each is an eighth of the size that it would be.
+    fn is_70b(&self) -> bool {
+        self.n_layers == 80 && self.n_heads != self.n_heads_kv
+    }
+
+    /// Whether four query heads or more share a value head.
+    fn shares_values(&self) -> bool {
+        self.n_heads_kv > 0 && self.n_heads / self.n_heads_kv >= 4
+    }
+
+    fn has_eight_experts(&self) -> bool {
+        self.n_experts == 8
     }
 }
 
@@ -101,50 +171,127 @@ pub fn tensor_type(mix: Mix, model: &ModelFacts, name: &str, dims: &[u64]) -> Te
     if !is_matrix(name, dims) {
         return TensorType::F32;
     }
-    let wanted = if mix.is_float() { mix.base() } else { wanted_type(mix, model, name) };
+    let wanted = if mix.is_float() { mix.base() } else { wanted_type(mix, model, name, dims) };
     fitting(wanted, dims[0])
 }
 
 /// Whether the mix decides: everything else stays F32.
 pub fn is_matrix(name: &str, dims: &[u64]) -> bool {
-    dims.len() >= 2
+    const SMALL: [&str; 6] = [
+        "_norm.weight",
+        "ffn_gate_inp",
+        "ssm_conv1d",
+        "shortconv.conv.weight",
+        // Relative positions.
+        "attn_rel_b.weight",
+        "position_embd",
+    ];
+    dims.iter().skip(1).any(|n| *n > 1)
         && name.ends_with(".weight")
-        && !name.ends_with("_norm.weight")
-        && !name.contains("ffn_gate_inp")
-        && !name.ends_with("ssm_conv1d.weight")
+        && !SMALL.iter().any(|part| name.contains(part))
+}
+
+/// Whether llama.cpp refuses to make this tensor so small without an importance matrix.
+pub fn needs_importance(mix: Mix, name: &str, ty: TensorType) -> bool {
+    let exempt = matches!(kind(name), Kind::Output | Kind::Embedding);
+    mix == Mix::Q2KS && ty == TensorType::Q2_K && !exempt
 }
 
 /// The type, or the nearest one that rows of `n` elements can have.
 pub fn fitting(ty: TensorType, n: u64) -> TensorType {
-    let fits = |ty: TensorType| n.is_multiple_of(ty.block_len() as u64);
-    [ty, TensorType::Q8_0].into_iter().find(|ty| fits(*ty)).unwrap_or(TensorType::F16)
+    use TensorType::*;
+    let narrow = match ty {
+        Q2_K | Q3_K | TQ1_0 | TQ2_0 => Q4_0,
+        Q4_K => Q5_0,
+        Q5_K => Q5_1,
+        Q6_K => Q8_0,
+        IQ4_XS => IQ4_NL,
+        other => other,
+    };
+    let fits = |ty: &TensorType| n.is_multiple_of(ty.block_len() as u64);
+    [ty, narrow].into_iter().find(fits).unwrap_or(F16)
 }
 
-fn wanted_type(mix: Mix, model: &ModelFacts, name: &str) -> TensorType {
-    use TensorType::{Q5_K, Q6_K, Q8_0};
-    let eight_experts = model.n_experts == 8;
-    let more = matches!(mix, Mix::Q4KM | Mix::Q5KM) && needs_more_bits(model, name);
+fn wanted_type(mix: Mix, model: &ModelFacts, name: &str, dims: &[u64]) -> TensorType {
+    use TensorType::{MXFP4, Q4_K, Q8_0};
     match kind(name) {
-        Kind::Output => output_type(mix),
-        Kind::Embedding if !model.has_output => output_type(mix),
-        Kind::Value | Kind::Key if eight_experts => Q8_0,
-        Kind::Value if more => Q6_K,
-        Kind::Value if mix == Mix::Q4KM && model.is_llama_70b() => Q5_K,
-        Kind::Down if more => Q6_K,
-        Kind::AttentionOutput if eight_experts && mix == Mix::Q4KM => Q5_K,
+        Kind::Output => output_type(mix, dims[0]),
+        Kind::Embedding if !model.has_output => output_type(mix, dims[0]),
+        _ if mix == Mix::Mxfp4Moe && dims.get(2).is_some_and(|n| *n > 1) => MXFP4,
+        _ if mix == Mix::Mxfp4Moe => Q8_0,
+        Kind::Embedding if matches!(mix, Mix::Tq1_0 | Mix::Tq2_0) => Q4_K,
+        Kind::Value | Kind::Key if model.has_eight_experts() => Q8_0,
+        Kind::Value => value_type(mix, model, name),
+        Kind::Down => down_type(mix, model, name),
+        Kind::AttentionOutput => attention_output_type(mix, model),
         _ => mix.base(),
     }
 }
 
-fn output_type(mix: Mix) -> TensorType {
-    if mix == Mix::Q8_0 { TensorType::Q8_0 } else { TensorType::Q6_K }
+fn output_type(mix: Mix, row_len: u64) -> TensorType {
+    let base_fits = row_len.is_multiple_of(mix.base().block_len() as u64);
+    match mix {
+        Mix::Q8_0 | Mix::Mxfp4Moe => TensorType::Q8_0,
+        _ if base_fits => TensorType::Q6_K,
+        _ => TensorType::Q8_0,
+    }
+}
+
+fn value_type(mix: Mix, model: &ModelFacts, name: &str) -> TensorType {
+    use TensorType::{Q3_K, Q4_K, Q5_K, Q6_K};
+    let i = model.values.iter().position(|value| value == name).unwrap_or(0) as u64;
+    let more = needs_more_bits(i, model.values.len() as u64);
+    let ty = match mix {
+        Mix::Q2K | Mix::Q2KS if model.shares_values() => Q4_K,
+        Mix::Q2K => Q3_K,
+        Mix::Q3KM if i < 2 => Q5_K,
+        Mix::Q3KM => Q4_K,
+        Mix::Q3KL => Q5_K,
+        Mix::Q4KS if i < 4 => Q5_K,
+        Mix::Q4KM | Mix::Q5KM if more => Q6_K,
+        Mix::Iq4Nl | Mix::Iq4Xs if model.shares_values() => Q5_K,
+        _ => mix.base(),
+    };
+    if model.is_70b() && matches!(ty, Q3_K | Q4_K) { Q5_K } else { ty }
+}
+
+fn down_type(mix: Mix, model: &ModelFacts, name: &str) -> TensorType {
+    use TensorType::{Q3_K, Q4_1, Q4_K, Q5_1, Q5_K, Q6_K};
+    let Some(layer) = layer_of(name) else { return mix.base() };
+    let n = model.n_layers;
+    let first = layer < n / 8;
+    match mix {
+        Mix::Q2K => Q3_K,
+        Mix::Q2KS if first => Q4_K,
+        Mix::Q3KM if layer < n / 16 => Q5_K,
+        Mix::Q3KM => Q4_K,
+        Mix::Q3KL => Q5_K,
+        Mix::Q4KS if first => Q5_K,
+        Mix::Q4KM | Mix::Q5KM if needs_more_bits(layer, n) => Q6_K,
+        Mix::Iq4Nl | Mix::Iq4Xs if first && !model.has_imatrix => Q5_K,
+        Mix::Q4_0 if first && model.has_imatrix => Q4_1,
+        Mix::Q5_0 if first && model.has_imatrix => Q5_1,
+        _ => mix.base(),
+    }
+}
+
+fn attention_output_type(mix: Mix, model: &ModelFacts) -> TensorType {
+    use Mix::{Iq4Nl, Iq4Xs, Q2K, Q3KL, Q3KM, Q3KS, Q4KM, Q4KS};
+    match (mix, model.has_eight_experts()) {
+        (Q2K | Q3KS | Q3KM | Q4KS | Q4KM | Iq4Nl | Iq4Xs, true) => TensorType::Q5_K,
+        (Q2K, false) => TensorType::Q3_K,
+        (Q3KM, false) => TensorType::Q4_K,
+        (Q3KL, false) => TensorType::Q5_K,
+        _ => mix.base(),
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Output,
     Embedding,
-    /// Value projections, and MLA's joint up-projection of keys and values.
+    /// Value projections, alone, joined with queries and keys, and MLA's joint up-projection of
+    /// keys and values.
     Value,
     Key,
     AttentionOutput,
@@ -153,24 +300,22 @@ enum Kind {
 }
 
 fn kind(name: &str) -> Kind {
+    let is_one_of = |ends: &[&str]| ends.iter().any(|end| name.ends_with(end));
     match name {
         "output.weight" => Kind::Output,
         "token_embd.weight" => Kind::Embedding,
-        _ if name.ends_with("attn_v.weight") => Kind::Value,
-        _ if name.ends_with("attn_kv_b.weight") => Kind::Value,
-        _ if name.ends_with("attn_k.weight") => Kind::Key,
-        _ if name.ends_with("attn_output.weight") => Kind::AttentionOutput,
+        _ if is_one_of(&["attn_v.weight", "attn_qkv.weight", "attn_kv_b.weight"]) => Kind::Value,
+        _ if is_one_of(&["attn_k.weight"]) => Kind::Key,
+        _ if is_one_of(&["attn_output.weight"]) => Kind::AttentionOutput,
         _ if name.contains("ffn_down") => Kind::Down,
         _ => Kind::Other,
     }
 }
 
-/// The first and last eighth of the layers, and every third one between.
-fn needs_more_bits(model: &ModelFacts, name: &str) -> bool {
-    let Some(layer) = layer_of(name) else { return false };
-    let n = model.n_layers;
+/// The first and last eighth of n, and every third one between.
+fn needs_more_bits(i: u64, n: u64) -> bool {
     let eighth = n / 8;
-    layer < eighth || layer >= 7 * n / 8 || (layer - eighth) % 3 == 2
+    i < eighth || i >= 7 * n / 8 || (i - eighth) % 3 == 2
 }
 
 /// `blk.7.` → 7
@@ -184,15 +329,12 @@ mod tests {
     use TensorType::*;
 
     fn model(n_layers: u64, n_experts: u64) -> ModelFacts {
-        let architecture = "llama".to_owned();
-        ModelFacts {
-            architecture,
-            n_layers,
-            n_experts,
-            n_heads: 8,
-            n_heads_kv: 2,
-            has_output: true,
-        }
+        let values: Vec<String> =
+            (0..n_layers).map(|layer| format!("blk.{layer}.attn_v.weight")).collect();
+        let names = values.iter().rev().map(String::as_str).chain(["output.weight"]);
+        let (n_heads, n_heads_kv) = (8, 2);
+        ModelFacts { n_layers, n_experts, n_heads, n_heads_kv, ..Default::default() }
+            .with_tensors(names)
     }
 
     fn types(mix: Mix, model: &ModelFacts, part: &str) -> Vec<TensorType> {
@@ -246,8 +388,10 @@ mod tests {
         assert_eq!(at("blk.0.attn_q.bias", &[256]), F32);
         assert_eq!(at("blk.0.ffn_gate_inp.weight", &[256, 4]), F32);
         assert_eq!(at("blk.0.ffn_gate_inp_shexp.weight", &[256]), F32);
+        assert_eq!(at("blk.0.attn_gate.weight", &[256, 1]), F32);
         assert_eq!(at("blk.0.ffn_up_exps.weight", &[256, 64, 4]), Q4_K);
-        assert_eq!(at("blk.0.ffn_up.weight", &[96, 64]), Q8_0);
+        assert_eq!(at("blk.0.ffn_up.weight", &[96, 64]), Q5_0);
+        assert_eq!(at("blk.3.ffn_down.weight", &[96, 64]), Q8_0);
         assert_eq!(at("blk.0.ffn_up.weight", &[100, 64]), F16);
         assert_eq!(tensor_type(Mix::F32, &m, "blk.0.ffn_up.weight", &[100, 64]), F32);
     }
@@ -255,7 +399,8 @@ mod tests {
     #[test]
     fn names_and_file_types() {
         assert_eq!(Mix::from_name("Q4_K_M"), Some(Mix::Q4KM));
-        assert_eq!(Mix::from_name("q4_k"), None);
+        assert_eq!(Mix::from_name("q4_k"), Some(Mix::Q4KM));
+        assert_eq!(Mix::from_name("q9_k"), None);
         assert_eq!(Mix::of_float(BF16), Some(Mix::Bf16));
         assert_eq!(Mix::of_float(Q8_0), None);
         assert_eq!(Mix::Q5KM.file_type(), 17);

@@ -12,6 +12,7 @@ mod checkpoint;
 mod encoding;
 mod expr;
 mod hparams;
+mod imatrix;
 mod json;
 mod layout;
 mod metaspace;
@@ -34,8 +35,9 @@ mod tokenizer;
 mod view;
 mod vocab;
 
+pub use imatrix::{Imatrix, Importance};
 pub use layout::Layout;
-pub use mix::{Mix, ModelFacts, tensor_type};
+pub use mix::{Mix, ModelFacts, READ_ONLY, tensor_type};
 pub use requantize::{QuantizeOptions, quantize};
 pub use synth::{PRESETS, SynthOptions, preset_architecture, synth, synth_type_names};
 
@@ -99,13 +101,13 @@ pub fn convert(options: &ConvertOptions) -> Result<Written> {
     // 4-bit floats stay what they are unless their type is asked to be another.
     let keeps_mxfp4 = options.mix.is_none_or(|mix| mix == Mix::Bf16);
     let facts = ModelFacts {
-        architecture: descriptor.architecture.clone(),
         n_layers: sizes.n_layers,
         n_experts: sizes.experts,
         n_heads: sizes.heads,
         n_heads_kv: sizes.heads_kv,
-        has_output: tensors.iter().any(|t| t.name == "output.weight"),
+        ..Default::default()
     };
+    let facts = facts.with_tensors(tensors.iter().map(|t| t.name.as_str()));
     let target = |t: &Planned| {
         let ty = match keeps_mxfp4 && t.is_mxfp4() {
             true => TensorType::MXFP4,

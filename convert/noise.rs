@@ -1,5 +1,6 @@
 //! Random blocks of every type, as `synth` needs them: mean zero, a standard deviation that is
-//! asked for, integers over the format's whole range.
+//! asked for, integers over the format's whole range. The formats that models are mostly made of
+//! are drawn as they are stored, which is fast; others are quantised.
 
 use half::{bf16, f16};
 use rand_chacha::rand_core::Rng;
@@ -61,7 +62,16 @@ impl Draw {
             TensorType::Q4_K => self.q4_k(bytes),
             TensorType::Q5_K => self.q5_k(bytes),
             TensorType::Q6_K => self.q6_k(bytes),
-            other => panic!("no mix has {other}"),
+            // Rare in a preset: drawn as floats and quantised, which may bend the deviation.
+            other => {
+                let n = bytes.len() / other.block_bytes() * other.block_len();
+                let mut floats = vec![0; 4 * n];
+                rng.fill_bytes(&mut floats);
+                self.floats(&mut floats, |x| x.to_le_bytes());
+                let mut values = vec![0.0; n];
+                quant::dequantize(TensorType::F32, &floats, &mut values);
+                quant::quantize(other, &values, bytes);
+            }
         }
     }
 

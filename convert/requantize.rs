@@ -2,23 +2,26 @@
 
 use std::path::PathBuf;
 
+use super::imatrix::{self, Imatrix};
 use super::layout::{self, Layout, Target};
 use super::mix::{self, Mix, ModelFacts};
 use super::source::Source;
 use super::stream::{self, Job};
 use super::{Written, check_not_same};
-use crate::gguf::{Gguf, TensorType, Writer};
+use crate::gguf::{Gguf, OwnedValue, TensorType, Writer};
 use crate::model::granules;
 use crate::quant;
 use crate::{Error, Result};
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct QuantizeOptions {
     pub input: PathBuf,
     pub output: PathBuf,
     /// Every tensor keeps its type if not given.
     pub mix: Option<Mix>,
     pub layout: Layout,
+    /// How much each column of each matrix matters.
+    pub imatrix: Option<PathBuf>,
     /// Whether a tensor that is quantised already may be quantised again, with the loss of both.
     pub allow_requantize: bool,
 }
@@ -30,14 +33,16 @@ const DROPPED: [&str; 4] = ["general.alignment", "split.no", "split.count", "spl
 pub fn quantize(options: &QuantizeOptions) -> Result<Written> {
     check_not_same(&options.input, &options.output)?;
     let input = Gguf::open(&options.input)?;
-    let facts = facts(&input)?;
+    let facts = facts(&input, options.imatrix.is_some())?;
     let sources = Source::all(&input)?;
     let targets =
         sources.iter().map(|source| target(options, &facts, source)).collect::<Result<Vec<_>>>()?;
+    let changed = targets.iter().zip(&sources).filter(|(t, s)| t.ty != s.ty).map(|(t, _)| t);
+    let imatrix = imatrix::open_for(options.imatrix.as_deref(), options.mix, changed)?;
 
     let mut writer = Writer::create(&options.output, alignment(&input, options.layout))?;
-    copy_metadata(&input, &mut writer, options.mix)?;
-    let job = |i: usize| job(&sources[i], targets[i].ty);
+    copy_metadata(&input, &mut writer, options.mix, imatrix.as_ref())?;
+    let job = |i: usize| job(&sources[i], targets[i].ty, imatrix.as_ref());
     let written = layout::write(writer, options.layout, &targets, "quantising", job)?;
     let bytes_in = input.tensors().iter().map(|t| t.n_bytes).sum();
     Ok(Written { bytes_in: Some(bytes_in), ..written })
@@ -52,44 +57,49 @@ fn alignment(input: &Gguf, layout: Layout) -> Option<u32> {
 }
 
 /// All keys in their order, with those that speak of types as they are now.
-fn copy_metadata(input: &Gguf, writer: &mut Writer, mix: Option<Mix>) -> Result<()> {
-    let renewed = mix.map(|mix| {
-        [
-            ("general.file_type", mix.file_type()),
-            ("general.quantization_version", mix::QUANTIZATION_VERSION),
-        ]
-    });
-    let renewed = renewed.as_ref().map_or(&[][..], |keys| keys);
+fn copy_metadata(
+    input: &Gguf,
+    writer: &mut Writer,
+    mix: Option<Mix>,
+    imatrix: Option<&Imatrix>,
+) -> Result<()> {
+    let mut renewed: Vec<(&str, OwnedValue)> = Vec::new();
+    if let Some(mix) = mix {
+        renewed.push(("general.file_type", mix.file_type().into()));
+        renewed.push(("general.quantization_version", mix::QUANTIZATION_VERSION.into()));
+    }
+    renewed.extend(imatrix.iter().flat_map(|imatrix| imatrix.keys()));
     let dropped = |key: &str| DROPPED.contains(&key) || granules::is_layout_key(key);
     for (key, value) in input.keys().filter(|(key, _)| !dropped(key)) {
         match renewed.iter().find(|(renewed, _)| *renewed == key) {
-            Some((key, value)) => writer.set(key, *value)?,
+            Some((key, value)) => writer.set(key, value.clone())?,
             None => writer.set(key, value)?,
         }
     }
     for (key, value) in renewed.iter().filter(|(key, _)| input.get(key).is_none()) {
-        writer.set(key, *value)?;
+        writer.set(key, value.clone())?;
     }
     Ok(())
 }
 
-fn facts(input: &Gguf) -> Result<ModelFacts> {
-    let architecture = input.require_str("general.architecture")?.to_owned();
+fn facts(input: &Gguf, has_imatrix: bool) -> Result<ModelFacts> {
+    let architecture = input.require_str("general.architecture")?;
     let key = |rest: &str| format!("{architecture}.{rest}");
-    // Some architectures have a number a layer; the rules then go by the most heads.
+    // Some architectures have a number a layer; the rules then go by the first layer's.
     let heads = |rest: &str| match input.get(&key(rest)).and_then(|v| v.as_array()) {
-        Some(_) => Ok(input.u32s(&key(rest))?.into_iter().flatten().max().map(u64::from)),
+        Some(_) => Ok(input.u32s(&key(rest))?.and_then(|all| all.first().map(|n| (*n).into()))),
         None => input.u64(&key(rest)),
     };
     let n_heads = heads("attention.head_count")?.unwrap_or(0);
-    Ok(ModelFacts {
+    let facts = ModelFacts {
         n_layers: input.u64(&key("block_count"))?.unwrap_or(0),
         n_experts: input.u64(&key("expert_count"))?.unwrap_or(0),
         n_heads,
         n_heads_kv: heads("attention.head_count_kv")?.unwrap_or(n_heads),
-        has_output: input.tensor("output.weight").is_some(),
-        architecture,
-    })
+        has_imatrix,
+        ..Default::default()
+    };
+    Ok(facts.with_tensors(input.tensors().iter().map(|t| t.name.as_str())))
 }
 
 /// A tensor with the type that it gets; what the mix leaves alone keeps its own.
@@ -104,7 +114,7 @@ fn target(options: &QuantizeOptions, facts: &ModelFacts, source: &Source<'_>) ->
         Err(Error::format(source.path(), field, expected, source.ty.name()))
     };
     if ty != source.ty && !quant::is_supported(source.ty) {
-        return fail("one of F32, F16, BF16, Q8_0, Q4_0, Q4_K, Q5_K, Q6_K");
+        return fail("a type with values to quantise");
     }
     if ty != source.ty && source.ty.block_len() > 1 && !options.allow_requantize {
         return fail("F32, F16 or BF16 (or say --allow-requantize and accept the loss of both)");
@@ -112,13 +122,14 @@ fn target(options: &QuantizeOptions, facts: &ModelFacts, source: &Source<'_>) ->
     Ok(Target { name: name.clone(), dims: dims.clone(), ty })
 }
 
-fn job<'a>(source: &'a Source<'_>, ty: TensorType) -> Job<'a> {
+fn job<'a>(source: &'a Source<'_>, ty: TensorType, imatrix: Option<&Imatrix>) -> Job<'a> {
     let (row_len, row_bytes) = (source.row_len(), source.row_bytes());
     let make: stream::Make<'a> = if ty == source.ty {
         Box::new(|first, out| source.read(first, out).map(|()| 0))
     } else {
         log::debug!("{}: from {}", source.name, source.ty);
-        stream::from_values(ty, row_len, move |first, out| {
+        let importance = imatrix.and_then(|m| m.checked(&source.name, &source.dims));
+        stream::from_weighted_values(ty, row_len, importance, move |first, out| {
             let mut bytes = vec![0; out.len() / row_len * row_bytes];
             source.read(first, &mut bytes)?;
             quant::dequantize(source.ty, &bytes, out);

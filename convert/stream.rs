@@ -4,6 +4,7 @@
 
 use rayon::prelude::*;
 
+use super::imatrix::Importance;
 use super::progress::Progress;
 use crate::gguf::{TensorType, Writer};
 use crate::quant;
@@ -76,12 +77,48 @@ pub fn from_values<'a>(
     row_len: usize,
     fill: impl Fn(u64, &mut [f32]) -> Result<()> + Send + Sync + 'a,
 ) -> Make<'a> {
+    from_weighted_values(ty, row_len, None, fill)
+}
+
+/// As `from_values`; `importance` has `row_len` columns for each matrix of the tensor.
+pub fn from_weighted_values<'a>(
+    ty: TensorType,
+    row_len: usize,
+    importance: Option<Importance>,
+    fill: impl Fn(u64, &mut [f32]) -> Result<()> + Send + Sync + 'a,
+) -> Make<'a> {
     let row_bytes = ty.row_bytes(row_len as u64).expect("whole blocks in a row") as usize;
     Box::new(move |first, bytes| {
         let mut values = vec![0.0; bytes.len() / row_bytes * row_len];
         fill(first, &mut values)?;
-        Ok(quant::quantize(ty, &values, bytes))
+        Ok(match &importance {
+            Some(importance) => weighted(ty, row_len, importance, first, &values, bytes),
+            None => quant::quantize(ty, &values, bytes),
+        })
     })
+}
+
+/// Quantises rows from `first` on, each with the weights of the matrix that it belongs to.
+fn weighted(
+    ty: TensorType,
+    row_len: usize,
+    importance: &Importance,
+    first: u64,
+    values: &[f32],
+    bytes: &mut [u8],
+) -> usize {
+    let row_bytes = bytes.len() / (values.len() / row_len);
+    let (mut row, mut values, mut bytes, mut odd) = (first, values, bytes, 0);
+    while !values.is_empty() {
+        let (matrix, within) = (row / importance.rows, row % importance.rows);
+        let columns = &importance.columns[matrix as usize * row_len..][..row_len];
+        let n = (importance.rows - within).min((values.len() / row_len) as u64);
+        let (now, later) = values.split_at(n as usize * row_len);
+        let (out, rest) = bytes.split_at_mut(n as usize * row_bytes);
+        odd += quant::quantize_weighted(ty, now, Some(columns), row_len, out);
+        (row, values, bytes) = (row + n, later, rest);
+    }
+    odd
 }
 
 /// Writes a declared tensor.

@@ -91,9 +91,10 @@ enum Types {
 impl Types {
     fn from_name(name: &str) -> Result<Types> {
         let pure = PURE.iter().find(|row| row.0.eq_ignore_ascii_case(name));
-        match (Mix::from_name(name), pure) {
-            (Some(mix), _) => Ok(Types::Mix(mix)),
-            (None, Some((_, ty, file_type))) => Ok(Types::Pure(*ty, *file_type)),
+        match (pure, Mix::from_name(name)) {
+            // Not the mix that has one of these names as an alias.
+            (Some((_, ty, file_type)), _) => Ok(Types::Pure(*ty, *file_type)),
+            (None, Some(mix)) => Ok(Types::Mix(mix)),
             (None, None) => Err(unknown("type", name, &synth_type_names())),
         }
     }
@@ -129,12 +130,13 @@ pub fn synth(options: &SynthOptions) -> Result<Written> {
         let expected = format!("1 to {}", preset.layers);
         return Err(Error::Usage(format!("layers: expected {expected}, got {layers}")));
     }
-    let facts = preset.facts(layers);
+    let tensors = preset.all_tensors(layers);
+    let facts = preset.facts(layers).with_tensors(tensors.iter().map(|(name, _)| name.as_str()));
     let typed = |(name, dims): (String, Vec<u64>)| {
         let ty = types.of(&facts, &name, &dims);
         Target { name, dims, ty }
     };
-    let targets: Vec<Target> = preset.all_tensors(layers).into_iter().map(typed).collect();
+    let targets: Vec<Target> = tensors.into_iter().map(typed).collect();
 
     let mut writer = Writer::create(&options.output, options.layout.alignment(None))?;
     preset.write_metadata(&mut writer, layers, types.file_type())?;
@@ -184,12 +186,11 @@ impl Preset {
 
     fn facts(&self, layers: u32) -> ModelFacts {
         ModelFacts {
-            architecture: self.architecture.clone(),
             n_layers: layers.into(),
             n_experts: self.number("expert_count"),
             n_heads: self.number("attention.head_count"),
             n_heads_kv: self.number("attention.head_count_kv"),
-            has_output: self.tensors.contains_key("output.weight"),
+            ..Default::default()
         }
     }
 

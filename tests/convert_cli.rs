@@ -37,7 +37,8 @@ fn convert_quantize_and_their_complaints() {
     for wrong in [
         &["convert", checkpoint.as_str()][..],
         &["convert", &checkpoint, "-o", &f32_file, "--outtype", "q9"],
-        &["quantize", &f32_file, &q8_file, "q4_k"],
+        &["quantize", &f32_file, &q8_file, "q9_k"],
+        &["quantize", &f32_file, &q8_file, "IQ2_XXS"],
         &["synth", "gpt", "-o", &f32_file],
         &["synth", "mixtral-8x7b", "-o", &f32_file, "--layers", "0"],
         &["synth", "mixtral-8x7b", "-o", &f32_file, "--layers", "99"],

@@ -263,6 +263,7 @@ fn quantize_gives_the_bytes_that_convert_gives() {
                 output: output.clone(),
                 mix: Some(mix),
                 layout: Layout::Standard,
+                imatrix: None,
                 allow_requantize: false,
             };
             quantize(&options).unwrap();
@@ -284,6 +285,7 @@ fn quantised_weights_are_quantised_again_only_on_request() {
         output: output.clone(),
         mix: Some(Mix::Q4_0),
         layout: Layout::Standard,
+        imatrix: None,
         allow_requantize: false,
     };
     let e = quantize(&options).unwrap_err().to_string();

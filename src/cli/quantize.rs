@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use clap::builder::PossibleValuesParser;
+use clap::builder::{PossibleValue, PossibleValuesParser};
 
 use super::convert::{LayoutArg, report};
-use crate::Result;
-use crate::convert::{Mix, QuantizeOptions, quantize};
+use crate::convert::{Mix, QuantizeOptions, READ_ONLY, quantize};
+use crate::{Error, Result};
 
 /// The type that is none: every tensor keeps its own.
 const COPY: &str = "copy";
@@ -25,23 +25,39 @@ pub struct QuantizeArgs {
     #[arg(
         value_name = "TYPE",
         ignore_case = true,
-        value_parser = PossibleValuesParser::new(Mix::names().chain([COPY])),
+        value_parser = type_names(),
     )]
     ty: String,
     #[command(flatten)]
     layout: LayoutArg,
+    /// Importance matrix of llama.cpp (llama-imatrix): which columns matter how much
+    #[arg(long, value_name = "FILE")]
+    imatrix: Option<PathBuf>,
     /// Quantise weights that are quantised already, with the loss of both
     #[arg(long)]
     allow_requantize: bool,
 }
 
+/// What clap takes and shows; formats that are only read are taken to be refused by name.
+fn type_names() -> PossibleValuesParser {
+    let shown = Mix::names().chain([COPY]).map(PossibleValue::new);
+    let hidden = Mix::aliases().chain(READ_ONLY).map(|name| PossibleValue::new(name).hide(true));
+    PossibleValuesParser::new(shown.chain(hidden))
+}
+
 pub fn run(args: QuantizeArgs) -> Result<()> {
+    if READ_ONLY.iter().any(|name| name.eq_ignore_ascii_case(&args.ty)) {
+        let known = Mix::names().collect::<Vec<_>>().join(", ");
+        let refusal = format!("{}: this type is read but not made; made are {known}", args.ty);
+        return Err(Error::Usage(refusal));
+    }
     let options = QuantizeOptions {
         input: args.input,
         output: args.output,
         // clap has checked the name, so that one which is no mix is `COPY`.
         mix: Mix::from_name(&args.ty),
         layout: args.layout.layout(),
+        imatrix: args.imatrix,
         allow_requantize: args.allow_requantize,
     };
     let written = quantize(&options)?;

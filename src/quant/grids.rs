@@ -1,11 +1,11 @@
-//! What the grid formats (IQ1, IQ2 and IQ3) share. They store no integers but numbers of points:
+//! What the grid formats (IQ1, IQ2 and IQ3) share. They store no integers but indices of points:
 //! eight (IQ3: four) neighbouring values are together one point of a grid of 256 to 2048, so that
 //! a value costs less than the bits of its range. The grids of IQ2 and IQ3 hold magnitudes, and
 //! signs stand beside them; those of IQ1 hold −1, 0 and 1, and a shift of an eighth stands beside.
 //!
 //! Every value of a block is `d·2⁻ᵏ·s·c` with an odd integer s for each 16 or 32 values and a
 //! small integer c: the scales that the formats write as s + ½ are odd halves, and the shift makes
-//! IQ1's values odd eighths (8·point ± 1). So `Block::scales` gives `d·2⁻ᵏ`, and the exact
+//! IQ1's values odd eighths (8·point ± 1). So `IntBlock::scales` gives `d·2⁻ᵏ`, and the exact
 //! integer dot product and the values follow from [`Group`]s. Products of d, s and c have at most
 //! 22 significant bits: a value is exact in f32, in whatever order it is computed.
 
