@@ -21,6 +21,7 @@ enum Expr {
     Name(String),
     Binary(Box<Expr>, char, Box<Expr>),
     Floor(Box<Expr>),
+    Sqrt(Box<Expr>),
     /// `len(list)`, `leading(list, word)`
     Leading(String, Option<String>),
 }
@@ -51,6 +52,7 @@ fn value<N: Names>(expr: &Expr, names: &N) -> Result<Option<f64>, N::Error> {
         Expr::Number(x) => Some(*x),
         Expr::Name(name) => names.number(name)?,
         Expr::Floor(inner) => value(inner, names)?.map(f64::floor),
+        Expr::Sqrt(inner) => value(inner, names)?.map(f64::sqrt),
         Expr::Leading(list, word) => names.leading(list, word.as_deref())?,
         Expr::Binary(a, operator, b) => match (value(a, names)?, value(b, names)?) {
             (Some(a), Some(b)) => Some(match operator {
@@ -120,6 +122,7 @@ impl Parser<'_> {
         }
         let call = match word.as_str() {
             "floor" => Expr::Floor(Box::new(self.sum()?)),
+            "sqrt" => Expr::Sqrt(Box::new(self.sum()?)),
             "len" => Expr::Leading(self.name()?, None),
             "leading" => {
                 let list = self.name()?;
@@ -186,6 +189,7 @@ mod tests {
         assert_eq!(of("1e-6"), Ok(Some(1e-6)));
         assert_eq!(of("0.1*a"), Ok(Some(0.1 * 6.0)));
         assert_eq!(of("floor(a / b.c)"), Ok(Some(1.0)));
+        assert_eq!(of("sqrt(a * a)"), Ok(Some(6.0)));
         assert_eq!(of("leading(list, dense) + len(list)"), Ok(Some(7.0)));
     }
 

@@ -79,15 +79,18 @@ type Groups<'a> = HashMap<String, Group<'a>>;
 /// The rows of one target, each with whether a checkpoint of this config has it.
 type Wanted<'a> = Vec<(&'a TensorRow, bool)>;
 
-/// The layers of the kinds that only some layers are of.
+/// The layers of the kinds that only some layers are of: by what counts them, as an encoder's and
+/// a decoder's layers are told apart, and number.
 struct Kinds {
-    moe: BTreeSet<u64>,
-    recurrent: BTreeSet<u64>,
+    moe: BTreeSet<(String, u64)>,
+    recurrent: BTreeSet<(String, u64)>,
 }
 
 impl Kinds {
-    fn has(&self, layer: u64, kind: Kind) -> bool {
-        match kind {
+    /// Whether a layer is of the kind that a row is for.
+    fn has(&self, layer: u64, row: &TensorRow) -> bool {
+        let layer = (row.layers.clone(), layer);
+        match row.kind {
             Kind::All => true,
             Kind::Moe => self.moe.contains(&layer),
             Kind::Dense => !self.moe.contains(&layer),
@@ -139,7 +142,7 @@ impl Planner<'_> {
         for (pattern, wanted) in layered {
             let mut here = Wanted::new();
             for (row, expected) in wanted.iter() {
-                if kinds.has(layer, row.kind) && layer < self.layers(row)? {
+                if kinds.has(layer, row) && layer < self.layers(row)? {
                     here.push((row, *expected));
                 }
             }
@@ -158,7 +161,8 @@ impl Planner<'_> {
             let only: Vec<&TensorRow> = rows.iter().filter(only).collect();
             let layer = |tensor: &HfTensor| {
                 let name = self.plain_name(&tensor.name);
-                only.iter().find_map(|row| matched(&row.hf, &name)?.layer)
+                only.iter()
+                    .find_map(|row| Some((row.layers.clone(), matched(&row.hf, &name)?.layer?)))
             };
             self.checkpoint.tensors().filter_map(layer).collect()
         };
@@ -166,7 +170,7 @@ impl Planner<'_> {
     }
 
     fn tied(&self) -> Result<bool> {
-        Ok(self.config.bool("tie_word_embeddings")?.unwrap_or(false))
+        Ok(self.config.bool("tie_word_embeddings")?.unwrap_or(self.descriptor.convert.tied))
     }
 
     /// The layers that `{layer}` of a row counts.
@@ -217,7 +221,7 @@ impl Planner<'_> {
                 _ => "no dense network beside routed experts",
             };
             let (layer, fault) = (at.layer.unwrap_or(0), fault.to_owned());
-            let fitting = found.into_iter().filter(|(row, _)| kinds.has(layer, row.kind));
+            let fitting = found.into_iter().filter(|(row, _)| kinds.has(layer, row));
             let fitting: Vec<_> = fitting.collect();
             if fitting.is_empty() {
                 return Err(self.fail(tensor, "name", fault, "one"));

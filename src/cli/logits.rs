@@ -20,10 +20,15 @@ pub struct Args {
     /// Token ids, with commas between them
     #[arg(long, value_name = "IDS", value_parser = ids, allow_hyphen_values = true)]
     tokens: Ids,
-    /// Where to write the logits, float32 [tokens, vocabulary]
+    /// Token ids for the decoder of an encoder-decoder model, which reads --tokens: the answer's
+    /// beginning, with the token that the decoder starts with
+    #[arg(long, value_name = "IDS", value_parser = ids, allow_hyphen_values = true)]
+    decoder_tokens: Option<Ids>,
+    /// Where to write the logits, float32 [tokens, vocabulary] (of --decoder-tokens, if given)
     #[arg(short, long, value_name = "FILE.npy")]
     output: PathBuf,
     /// Where to write the chosen experts, int32 [layers, tokens, k], best first, -1 in dense layers
+    /// (of the decoder, if --decoder-tokens is given, and -1 where an expert was full)
     #[arg(long, value_name = "FILE.npy")]
     experts: Option<PathBuf>,
     #[command(flatten)]
@@ -41,13 +46,32 @@ fn ids(text: &str) -> Parsed<Ids> {
 }
 
 pub fn run(args: Args) -> Result<()> {
-    let Ids(tokens) = args.tokens;
+    let (Ids(read), decoded) = (args.tokens, args.decoder_tokens);
     if args.experts.as_ref() == Some(&args.output) {
         return Err(Error::Usage("--output and --experts name the same file".into()));
     }
-    let options = args.batch.options(tokens.len(), args.threads.count());
+    let n_ctx = decoded.as_ref().map_or(read.len(), |Ids(ids)| ids.len().max(read.len()));
+    let options = args.batch.options(n_ctx, args.threads.count());
     let engine = args.model.resolve()?.load(&options)?;
     let mut session = Session::new(&engine)?;
+    let tokens = match (decoded, engine.encoder()) {
+        (None, None) => read,
+        (Some(Ids(tokens)), Some(_)) => {
+            session.encode(&read)?;
+            tokens
+        }
+        (Some(_), None) => {
+            let why = "--decoder-tokens is for encoder-decoder models, and this one has no encoder";
+            return Err(Error::Usage(why.into()));
+        }
+        (None, Some(encoder)) => {
+            return Err(Error::Usage(format!(
+                "an encoder-decoder model needs --decoder-tokens beside --tokens: this one's \
+                 decoder starts with {}",
+                encoder.start
+            )));
+        }
+    };
     session.record_experts(args.experts.is_some());
     let mut out = Npy::create::<f32>(&args.output, &[tokens.len(), engine.n_vocab()])?;
 

@@ -2,6 +2,7 @@
 
 pub mod budget;
 mod cgroup;
+mod encoder;
 mod memory;
 mod plan;
 mod profile;
@@ -22,6 +23,7 @@ use crate::model::forward::{Buffers, Listener};
 pub use crate::model::kv::CacheType;
 use crate::model::kv::{self, KvCache};
 pub use crate::model::record::Recorder;
+use crate::model::seq2seq::EncoderParams;
 use crate::model::{Bound, HyperParams, Model};
 use crate::policy::{Event, PolicySpec};
 use crate::tokenizer::Tokenizer;
@@ -256,6 +258,11 @@ impl Engine {
         self.model.hyper().n_layers
     }
 
+    /// What an encoder–decoder model has besides a decoder's numbers.
+    pub fn encoder(&self) -> Option<&EncoderParams> {
+        self.model.hyper().encoder.as_ref()
+    }
+
     pub fn n_threads(&self) -> usize {
         self.cpu.n_threads()
     }
@@ -280,6 +287,10 @@ impl Engine {
         let hyper = self.model.hyper();
         let (experts, dense) = self.model.expert_and_dense_bytes();
         let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64);
+        let layers = match hyper.n_encoder_layers() {
+            0 => format!("{} layers", hyper.n_layers),
+            n => format!("{n} encoder and {} decoder layers", hyper.n_layers - n),
+        };
         let moe = match hyper.routing.n_experts {
             0 => "dense".to_string(),
             n => format!("{n} experts a layer, {} used a token", hyper.routing.k),
@@ -298,9 +309,8 @@ impl Engine {
             ),
         };
         format!(
-            "{}: {} layers, {moe}\n{places}; KV cache {} for {} tokens; {} threads, {} kernels",
+            "{}: {layers}, {moe}\n{places}; KV cache {} for {} tokens; {} threads, {} kernels",
             self.model.path().display(),
-            hyper.n_layers,
             mib(self.kv_bytes()),
             self.n_ctx,
             self.n_threads(),
@@ -360,6 +370,8 @@ pub struct Session {
     kv: KvCache,
     buffers: Buffers,
     n_past: usize,
+    /// Tokens of the text that the encoder has read; 0 if there is none.
+    n_source: usize,
     /// There while chosen experts are recorded.
     recorded: Option<ExpertRecorder>,
 }
@@ -394,6 +406,7 @@ impl Session {
             is_started: false,
             buffers: Buffers::default(),
             n_past: 0,
+            n_source: 0,
             recorded: None,
         })
     }
@@ -448,6 +461,9 @@ impl Session {
         let engine = self.engine.clone();
         self.check(tokens)?;
         self.start_request();
+        if engine.encoder().is_some() {
+            return self.answer(tokens, want, recorder, on_logits);
+        }
         let n_ubatch = engine.options.n_ubatch.min(engine.options.n_batch);
         for (i, part) in tokens.chunks(n_ubatch).enumerate() {
             interrupt::check()?;
@@ -473,7 +489,7 @@ impl Session {
 
     /// A session that was emptied begins another text.
     fn start_request(&mut self) {
-        if self.n_past > 0 && self.is_started {
+        if self.n_past + self.n_source > 0 && self.is_started {
             return;
         }
         self.end_request();
@@ -488,6 +504,11 @@ impl Session {
     }
 
     fn check(&self, tokens: &[u32]) -> Result<()> {
+        self.check_source()?;
+        self.check_room(tokens)
+    }
+
+    fn check_room(&self, tokens: &[u32]) -> Result<()> {
         let (n_vocab, n_ctx) = (self.engine.n_vocab(), self.engine.n_ctx);
         if let Some(bad) = tokens.iter().find(|t| **t as usize >= n_vocab) {
             return Err(Error::invalid(format!(

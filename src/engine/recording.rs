@@ -9,7 +9,7 @@ pub struct Experts {
     pub layers: usize,
     pub tokens: usize,
     pub k: usize,
-    /// [layers, tokens, k], best first; −1 in dense layers.
+    /// [layers, tokens, k], best first; −1 in dense layers, and where an expert had no room.
     pub ids: Vec<i32>,
 }
 
@@ -25,9 +25,11 @@ impl ExpertRecorder {
         ExpertRecorder { k, layers: vec![Vec::new(); n_layers] }
     }
 
-    /// What was written down since the last call.
+    /// What was written down since the last call: of all layers, or of those of the encoder or
+    /// the decoder if that alone has run.
     pub fn take(&mut self) -> Experts {
-        let layers: Vec<Vec<i32>> = self.layers.iter_mut().map(std::mem::take).collect();
+        let layers = self.layers.iter_mut().map(std::mem::take);
+        let layers: Vec<Vec<i32>> = layers.filter(|ids| !ids.is_empty()).collect();
         let tokens = layers.first().map_or(0, |l| l.len() / self.k);
         Experts { layers: layers.len(), tokens, k: self.k, ids: layers.concat() }
     }
@@ -39,6 +41,7 @@ impl Recorder for ExpertRecorder {
         if route.probs.is_empty() {
             ids.extend(std::iter::repeat_n(-1, route.chosen.len() * self.k));
         } else {
+            // `NO_EXPERT` becomes −1.
             ids.extend(route.chosen.iter().map(|e| *e as i32));
         }
     }

@@ -13,9 +13,8 @@ use serde::Deserialize;
 use crate::{Error, Result};
 
 pub use convert::{Convert, Expect, Kind, MetadataRow, MetadataType, TensorRow};
-pub use parts::{
-    Activation, DeltaHeads, Mixer, Norm, Parts, Residual, Rope, RopeRows, Router, Score, Window,
-};
+pub use parts::{Activation, DeltaHeads, Form, Mixer, Norm, Parts, Positions, Residual, Rope};
+pub use parts::{RopeRows, Router, Score, Window};
 
 /// Every descriptor in the binary, file name for messages.
 const SOURCES: &[(&str, &str)] = &[
@@ -26,6 +25,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("models/gpt-oss.toml", include_str!("../../models/gpt-oss.toml")),
     ("models/granitemoe.toml", include_str!("../../models/granitemoe.toml")),
     ("models/llama.toml", include_str!("../../models/llama.toml")),
+    ("models/nllb-moe.toml", include_str!("../../models/nllb-moe.toml")),
     ("models/olmoe.toml", include_str!("../../models/olmoe.toml")),
     ("models/phimoe.toml", include_str!("../../models/phimoe.toml")),
     ("models/qwen2.toml", include_str!("../../models/qwen2.toml")),
@@ -34,6 +34,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("models/qwen35moe.toml", include_str!("../../models/qwen35moe.toml")),
     ("models/qwen3moe.toml", include_str!("../../models/qwen3moe.toml")),
     ("models/qwen3next.toml", include_str!("../../models/qwen3next.toml")),
+    ("models/switch.toml", include_str!("../../models/switch.toml")),
 ];
 
 #[derive(Clone, Debug, Deserialize)]
@@ -45,7 +46,8 @@ pub struct Descriptor {
     pub hf_classes: Vec<String>,
     pub parts: Parts,
     pub router: Router,
-    /// Role → GGUF tensor name; `{layer}` is the layer, a trailing `?` marks an optional tensor.
+    /// Role → GGUF tensor name; `{layer}` is the layer, of an encoder–decoder within its stack; a
+    /// trailing `?` marks an optional tensor.
     pub tensors: BTreeMap<String, String>,
     pub convert: Convert,
 }

@@ -54,6 +54,9 @@ impl Model {
             n_groups_used: routing.n_groups_used,
         };
         cpu.route(&mut b.route, &choice);
+        if let Some(capacity) = routing.capacity {
+            b.route.limit(capacity);
+        }
     }
 
     /// How this model's probabilities come from logits.

@@ -116,7 +116,7 @@ impl Model {
         Ok(())
     }
 
-    fn embed(&self, tokens: &[u32], x: &mut Vec<f32>) {
+    pub(super) fn embed(&self, tokens: &[u32], x: &mut Vec<f32>) {
         let n_embd = self.hyper.n_embd;
         x.resize(tokens.len() * n_embd, 0.0);
         let table = self.weights.token_embd.mat(&self.gguf);
@@ -149,7 +149,7 @@ impl Model {
         Product { mat, acts: acts.view(mat.ty), bias: linear.bias.as_deref(), out }
     }
 
-    fn logits(
+    pub(super) fn logits(
         &self,
         cpu: &Cpu,
         b: &mut Buffers,
@@ -171,8 +171,8 @@ impl Model {
             self.norm(cpu, &self.weights.output_norm, x, h);
             b.acts.fill(cpu, Kinds::of([head.weight.ty]), m, n_embd, h);
             cpu.products([self.linear(head, &b.acts, &mut b.logits, m)]);
-            if self.hyper.logit_divisor != 1.0 {
-                b.logits.iter_mut().for_each(|l| *l /= self.hyper.logit_divisor);
+            if self.weights.logit_divisor != 1.0 {
+                b.logits.iter_mut().for_each(|l| *l /= self.weights.logit_divisor);
             }
             for (t, logits) in b.logits.chunks_exact_mut(n_vocab).enumerate() {
                 listener.logits(start + t, logits);

@@ -1,8 +1,9 @@
 //! A model's numbers, from GGUF metadata: read once, checked once.
 
-use super::descriptor::{DeltaHeads, Descriptor, Mixer, RopeRows, Score, Window};
+use super::descriptor::{DeltaHeads, Descriptor, Mixer, Positions, RopeRows, Score, Window};
 use super::kv::LayerShape;
 use super::rope::RopeParams;
+use super::seq2seq::EncoderParams;
 use crate::backend::cpu::delta::{DeltaShape, HeadOrder};
 use crate::gguf::{Array, Gguf, Value};
 use crate::{Error, Result};
@@ -10,8 +11,11 @@ use crate::{Error, Result};
 /// Hyper-parameters. Counts are of the whole model unless said otherwise.
 #[derive(Clone, Debug)]
 pub struct HyperParams {
-    /// Layers that are computed; layers that predict further tokens are left out.
+    /// Layers that are computed; layers that predict further tokens are left out. An encoder's
+    /// come first.
     pub n_layers: usize,
+    /// What a model with an encoder has besides.
+    pub encoder: Option<EncoderParams>,
     /// Tokens of context the model was trained for.
     pub n_ctx_train: usize,
     /// Width of the residual stream.
@@ -35,10 +39,10 @@ pub struct HyperParams {
     pub window: Option<usize>,
     pub norm_eps: f32,
     pub routing: Routing,
-    /// Factors on the embedding and on what each part adds to the stream, divisor of the logits.
+    /// Factors on the embedding and on what each part adds to the stream; divisor of the logits.
     pub embedding_scale: f32,
     pub residual_scale: f32,
-    pub logit_divisor: f32,
+    pub logit_divisor: Option<f32>,
 }
 
 /// How a layer's router chooses.
@@ -56,6 +60,8 @@ pub struct Routing {
     /// Experts stand in this many groups, of which a token uses the best `n_groups_used`.
     pub n_groups: usize,
     pub n_groups_used: usize,
+    /// Tokens of one pass that an expert takes: of later ones it computes nothing.
+    pub capacity: Option<usize>,
     /// SparseMixer: how near the best a logit must be, as a part of its own size, halved.
     pub jitter: f32,
 }
@@ -70,9 +76,18 @@ impl HyperParams {
         let heads = keys.heads(n_embd)?;
         let n_ctx_train = keys.require("context_length")?;
         let rope = RopeParams::read(&keys, heads.n_rot, n_ctx_train)?;
-        let scale = 1.0 / (heads.head_dim as f32).sqrt() * rope.score_factor(&keys)?;
+        let scale = match descriptor.parts.positions {
+            Positions::RelativeBias => 1.0,
+            _ => 1.0 / (heads.head_dim as f32).sqrt() * rope.score_factor(&keys)?,
+        };
+        let encoder = EncoderParams::read(&keys)?;
+        let n_layers = match &encoder {
+            Some(encoder) => encoder.n_layers + encoder.n_decoder_layers,
+            None => keys.layers()?,
+        };
         Ok(HyperParams {
-            n_layers: keys.layers()?,
+            n_layers,
+            encoder,
             n_ctx_train,
             n_embd,
             n_head: heads.n_head,
@@ -92,17 +107,26 @@ impl HyperParams {
             routing: keys.routing()?,
             embedding_scale: keys.positive("embedding_scale")?.unwrap_or(1.0),
             residual_scale: keys.positive("residual_scale")?.unwrap_or(1.0),
-            logit_divisor: keys.positive("logit_scale")?.unwrap_or(1.0),
+            logit_divisor: keys.positive("logit_scale")?,
         })
     }
 
-    /// What each layer keeps of each position.
+    /// Layers of the encoder, if there is one: those that come first.
+    pub fn n_encoder_layers(&self) -> usize {
+        self.encoder.as_ref().map_or(0, |encoder| encoder.n_layers)
+    }
+
+    /// What each layer keeps of each position. With an encoder: what each layer of the decoder
+    /// keeps of its own text, then what each keeps of the encoder's.
     pub fn cache_shapes(&self) -> Vec<LayerShape> {
         let (n_head_kv, k_dim, v_dim) = (self.n_head_kv, self.head_dim, self.head_dim_v);
         let shape = match self.kv_rank {
             0 => LayerShape::Heads { n_head_kv, k_dim, v_dim },
             rank => LayerShape::Latent { dim: rank + self.rope.n_rot },
         };
+        if let Some(encoder) = &self.encoder {
+            return vec![shape; 2 * encoder.n_decoder_layers];
+        }
         let of_layer = |l: usize| match &self.delta {
             Some((layers, delta)) if layers[l] => LayerShape::Delta(*delta),
             _ => shape,
@@ -162,7 +186,7 @@ impl Keys<'_> {
         }
     }
 
-    fn require(&self, key: &str) -> Result<usize> {
+    pub fn require(&self, key: &str) -> Result<usize> {
         self.some(key, self.count(key)?)
     }
 
@@ -295,6 +319,7 @@ impl Keys<'_> {
             scale: self.positive("expert_weights_scale")?.unwrap_or(1.0),
             n_groups,
             n_groups_used,
+            capacity: self.count("expert_capacity")?,
             jitter: self.positive("router_jitter_noise")?.unwrap_or(0.01),
         })
     }

@@ -13,9 +13,9 @@ use crate::backend::cpu::rope::RopeShape;
 /// What attention needs for itself.
 #[derive(Default)]
 pub struct MixerBuffers {
-    q: Vec<f32>,            // [tokens, n_head, head_dim]
-    k: Vec<f32>,            // [tokens, n_head_kv, head_dim]
-    v: Vec<f32>,            // [tokens, n_head_kv, head_dim_v]
+    pub q: Vec<f32>,        // [tokens, n_head, head_dim]
+    pub k: Vec<f32>,        // [tokens, n_head_kv, head_dim]
+    pub v: Vec<f32>,        // [tokens, n_head_kv, head_dim_v]
     pub attended: Vec<f32>, // [tokens, n_head, head_dim_v]
     pub gate: Vec<f32>,     // as `attended`
     compressed: Vec<f32>,   // [tokens, rank]
@@ -86,9 +86,11 @@ impl Model {
             n_head: hyper.n_head,
             n_head_kv: hyper.n_head_kv,
             first: past,
+            all: None,
             window: w.window,
             scale: hyper.attention_scale,
             sinks: w.sinks.as_deref(),
+            bias: None,
         };
         let (keys, values) = kv.rows(l);
         cpu.attention(shape, &m.q, keys, values, &mut m.attended);
@@ -140,9 +142,16 @@ impl Model {
             m.k.extend_from_slice(&q[nope..]);
         }
         // attention among compressed rows
-        let scale = hyper.attention_scale;
-        let shape =
-            AttentionShape { n_head, n_head_kv: 1, first: past, window: None, scale, sinks: None };
+        let shape = AttentionShape {
+            n_head,
+            n_head_kv: 1,
+            first: past,
+            all: None,
+            window: None,
+            scale: hyper.attention_scale,
+            sinks: None,
+            bias: None,
+        };
         let (rows, _) = kv.rows(l);
         cpu.attention(shape, &m.k, rows, rows.narrow(rank), &mut m.absorbed);
         // heads' values

@@ -11,6 +11,7 @@ mod mixer;
 mod publish;
 pub mod record;
 pub mod rope;
+pub mod seq2seq;
 mod weights;
 
 use std::collections::HashSet;

@@ -5,7 +5,7 @@ use super::forward::Buffers;
 use super::weights::Gate;
 use crate::backend::cpu::Cpu;
 use crate::backend::cpu::acts::Kinds;
-use crate::backend::cpu::router::{Route, Score};
+use crate::backend::cpu::router::{NO_EXPERT, Route, Score};
 use crate::policy::{Ahead, Event, Phase, PromptRouted, Routed, Timing};
 use std::time::Instant;
 
@@ -119,7 +119,8 @@ pub(super) fn nanos_since(start: Instant) -> u64 {
 fn count(route: &Route, counts: &mut Vec<u32>) -> u32 {
     counts.clear();
     counts.resize(route.n_experts, 0);
-    route.chosen.iter().for_each(|expert| counts[*expert as usize] += 1);
+    let chosen = route.chosen.iter().filter(|expert| **expert != NO_EXPERT);
+    chosen.for_each(|expert| counts[*expert as usize] += 1);
     (route.chosen.len() / route.k) as u32
 }
 

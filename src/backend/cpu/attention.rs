@@ -1,6 +1,6 @@
-//! Causal grouped-query attention over the KV cache. One (token, KV head) is one unit of work and
-//! is computed in one order whatever the batch: scores by the float dot product, softmax, then the
-//! values added position by position.
+//! Grouped-query attention over the KV cache, causal or not. One (token, KV head) is one unit of
+//! work and is computed in one order whatever the batch: scores by the float dot product, softmax,
+//! then the values added position by position.
 
 use super::{Cpu, SERIAL_WORK, SharedOut};
 use crate::simd::Kernels;
@@ -80,6 +80,8 @@ pub struct AttentionShape<'a> {
     pub n_head_kv: usize,
     /// Position of the first query; the query of token t sees positions up to first + t.
     pub first: usize,
+    /// Unless each query sees as many positions as this, whatever its own.
+    pub all: Option<usize>,
     /// How many of these, counted back from its own, it sees.
     pub window: Option<usize>,
     /// Factor on the scores, 1/√head_dim as a rule.
@@ -87,6 +89,31 @@ pub struct AttentionShape<'a> {
     /// A score a head that takes part in the softmax and has no value (attention sinks,
     /// arXiv 2309.17453, as learned by gpt-oss).
     pub sinks: Option<&'a [f32]>,
+    /// Added to the scores.
+    pub bias: Option<&'a DistanceBias>,
+}
+
+/// A number a head and a distance of key and query; farther away than `reach` it changes no more.
+#[derive(Clone, Debug)]
+pub struct DistanceBias {
+    reach: usize,
+    /// [n_head, 2·reach + 1], from the farthest key before the query to the farthest behind it
+    values: Vec<f32>,
+}
+
+impl DistanceBias {
+    /// `of(head, distance)` says the numbers; distances are key minus query, −reach to reach.
+    pub fn new(n_head: usize, reach: usize, of: impl Fn(usize, isize) -> f32) -> DistanceBias {
+        let distances = || -(reach as isize)..=reach as isize;
+        let head = |h: usize| distances().map(|d| of(h, d)).collect::<Vec<f32>>();
+        DistanceBias { reach, values: (0..n_head).flat_map(head).collect() }
+    }
+
+    fn of(&self, head: usize, key: usize, query: usize) -> f32 {
+        let (first, last) = (query.saturating_sub(self.reach), query + self.reach);
+        let key = key.clamp(first, last);
+        self.values[head * (2 * self.reach + 1) + key + self.reach - query]
+    }
 }
 
 impl Cpu {
@@ -101,20 +128,23 @@ impl Cpu {
         // Late tokens see more positions, so they are taken first: the last pieces are the short
         // ones and no thread is left with a long one.
         let units = tokens * shape.n_head_kv;
-        let work = tokens * shape.n_head * (shape.first + tokens) * (k_dim + v_dim);
+        let most = shape.all.unwrap_or(shape.first + tokens);
+        let work = tokens * shape.n_head * most * (k_dim + v_dim);
         let chunk = if work <= SERIAL_WORK { units } else { 1 };
         self.chunks(units, chunk, &|scratch, range| {
             for unit in range {
                 let unit = units - 1 - unit;
                 let (t, head_kv) = (unit / shape.n_head_kv, unit % shape.n_head_kv);
-                let end = shape.first + t + 1;
+                let query = shape.first + t;
+                let end = shape.all.unwrap_or(query + 1);
                 let seen = end.saturating_sub(shape.window.unwrap_or(end))..end;
                 let first_head = t * shape.n_head + head_kv * group;
                 let q = &q[first_head * k_dim..][..group * k_dim];
                 // SAFETY: each unit's heads are its own.
                 let out = unsafe { shared.slice(first_head * v_dim, group * v_dim) };
                 let (_, scores) = scratch.split(group * (seen.len() + 1));
-                let heads = Heads { q, kv: head_kv, seen, scale: shape.scale };
+                let (first, scale, bias) = (head_kv * group, shape.scale, shape.bias);
+                let heads = Heads { q, first, query, kv: head_kv, seen, scale, bias };
                 let sinks = shape.sinks.map(|s| &s[head_kv * group..][..group]);
                 unit_attention(self.kernels, heads, (k, v), sinks, scores, out);
             }
@@ -125,9 +155,14 @@ impl Cpu {
 /// One token, one KV head and the query heads that share it.
 struct Heads<'a> {
     q: &'a [f32],
+    /// The first of the query heads.
+    first: usize,
+    /// The token's position.
+    query: usize,
     kv: usize,
     seen: Range<usize>,
     scale: f32,
+    bias: Option<&'a DistanceBias>,
 }
 
 /// `scores` has room for one more a head than there are positions: the sink's.
@@ -142,8 +177,9 @@ fn unit_attention(
     let n_seen = heads.seen.len();
     for (i, position) in heads.seen.clone().enumerate() {
         for (g, q) in heads.q.chunks_exact(k.dim).enumerate() {
-            let score = k.dot(kernels, q, heads.kv, position);
-            scores[g * (n_seen + 1) + i] = heads.scale * score;
+            let score = heads.scale * k.dot(kernels, q, heads.kv, position);
+            let bias = heads.bias.map(|bias| bias.of(heads.first + g, position, heads.query));
+            scores[g * (n_seen + 1) + i] = bias.map_or(score, |bias| score + bias);
         }
     }
     out.fill(0.0);

@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use super::acts::{ActSet, Kinds};
+use super::router::NO_EXPERT;
 use super::{Cpu, SERIAL_WORK, SharedOut, ThreadScratch};
 use crate::simd::{Kernels, MatRef};
 
@@ -18,7 +19,7 @@ pub struct Demand {
     starts: Vec<usize>,
     /// Pair → token.
     tokens: Vec<u32>,
-    /// [token, rank] → pair
+    /// [token, rank] → pair, or `NO_PAIR` where a token has no expert
     places: Vec<u32>,
     k: usize,
     /// Expert → slot, for grouping.
@@ -26,9 +27,10 @@ pub struct Demand {
 }
 
 const NO_SLOT: u32 = u32::MAX;
+const NO_PAIR: u32 = u32::MAX;
 
 impl Demand {
-    /// Groups `chosen` [tokens, k], ids below `n_experts`.
+    /// Groups `chosen` [tokens, k], ids below `n_experts` or `NO_EXPERT`.
     pub fn group(&mut self, chosen: &[u32], k: usize, n_experts: usize) {
         assert!(k > 0 && chosen.len().is_multiple_of(k));
         self.k = k;
@@ -36,7 +38,7 @@ impl Demand {
         self.slot_of.clear();
         self.slot_of.resize(n_experts, NO_SLOT);
         self.starts.clear();
-        for &e in chosen {
+        for &e in chosen.iter().filter(|e| **e != NO_EXPERT) {
             let slot = &mut self.slot_of[e as usize];
             if *slot == NO_SLOT {
                 *slot = self.experts.len() as u32;
@@ -50,10 +52,11 @@ impl Demand {
             start += std::mem::replace(s, start);
         }
         self.starts.push(start);
-        self.tokens.resize(chosen.len(), 0);
-        self.places.resize(chosen.len(), 0);
+        self.tokens.resize(start, 0);
+        self.places.clear();
+        self.places.resize(chosen.len(), NO_PAIR);
         // `starts[s]` runs to the end of slot s's pairs and is set back afterwards.
-        for (i, &e) in chosen.iter().enumerate() {
+        for (i, &e) in chosen.iter().enumerate().filter(|(_, e)| **e != NO_EXPERT) {
             let next = &mut self.starts[self.slot_of[e as usize] as usize];
             self.tokens[*next] = (i / k) as u32;
             self.places[i] = *next as u32;
@@ -304,14 +307,18 @@ impl Cpu {
     ) {
         let (k, n_embd) = (demand.k, buffers.n_embd);
         let n_tokens = weights.len() / k;
-        assert!(y.len() == n_tokens * n_embd && demand.n_pairs() == weights.len());
+        assert!(y.len() == n_tokens * n_embd && demand.places.len() == weights.len());
         let shared = SharedOut::new(y);
         self.chunks(n_tokens, self.token_chunk(n_tokens, n_embd), &|scratch, range| {
             let (_, sum) = scratch.split(n_embd);
             for t in range {
                 sum.fill(0.0);
                 for rank in t * k..(t + 1) * k {
-                    let partial = &buffers.partial[demand.places[rank] as usize * n_embd..];
+                    let pair = demand.places[rank];
+                    if pair == NO_PAIR {
+                        continue;
+                    }
+                    let partial = &buffers.partial[pair as usize * n_embd..];
                     self.kernels.axpy(sum, weights[rank], &partial[..n_embd]);
                 }
                 // SAFETY: each token is in one chunk.

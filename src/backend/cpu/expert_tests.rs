@@ -21,6 +21,9 @@ fn a_demand_groups_pairs_by_expert() {
         assert!(d.pairs(d.slot(e)).contains(&pair));
         assert_eq!(d.tokens[pair] as usize, i / 2);
     }
+    d.group(&[NO_EXPERT, 6, NO_EXPERT, 6], 1, 8);
+    assert_eq!((d.experts.as_slice(), d.n_pairs(), d.pairs(0)), (&[6][..], 2, 0..2));
+    assert_eq!((&d.tokens[..], &d.places[..]), (&[1, 3][..], &[NO_PAIR, 0, NO_PAIR, 1][..]));
     d.everyone(3);
     assert_eq!((d.experts.as_slice(), d.slot(0), d.pairs(0)), (&[0][..], 0, 0..3));
 }

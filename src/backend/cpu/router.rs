@@ -2,6 +2,9 @@
 
 use super::{Cpu, SharedOut};
 
+/// Stands for an expert where a token has none.
+pub const NO_EXPERT: u32 = u32::MAX;
+
 /// What one layer's router decided for some tokens.
 #[derive(Debug, Default)]
 pub struct Route {
@@ -9,7 +12,7 @@ pub struct Route {
     pub n_experts: usize,
     /// [tokens, n_experts]
     pub probs: Vec<f32>,
-    /// [tokens, k], best first
+    /// [tokens, k], best first; `NO_EXPERT` where the expert that was chosen had no room
     pub chosen: Vec<u32>,
     /// [tokens, k]
     pub weights: Vec<f32>,
@@ -26,6 +29,19 @@ impl Route {
         self.chosen.resize(n_tokens, 0);
         self.weights.clear();
         self.weights.resize(n_tokens, 1.0);
+    }
+
+    /// Leaves each expert to the first `capacity` tokens that have chosen it (Switch Transformers,
+    /// arXiv 2101.03961, section 2.2): to others it adds nothing.
+    pub fn limit(&mut self, capacity: usize) {
+        let mut taken = vec![0; self.n_experts];
+        for expert in &mut self.chosen {
+            let taken = &mut taken[*expert as usize];
+            *taken += 1;
+            if *taken > capacity {
+                *expert = NO_EXPERT;
+            }
+        }
     }
 }
 
@@ -193,6 +209,14 @@ mod tests {
         assert_eq!(out, [1, 3, 4, 0]);
         top_k(&[f32::NAN, 0.2, f32::NAN, 0.1], &mut out);
         assert_eq!(out, [1, 3, 0, 2]);
+    }
+
+    #[test]
+    fn a_full_expert_takes_no_more() {
+        let mut route = Route { k: 1, n_experts: 3, ..Route::default() };
+        route.chosen = vec![2, 0, 2, 2, 1, 2];
+        route.limit(2);
+        assert_eq!(route.chosen, [2, 0, 2, NO_EXPERT, 1, NO_EXPERT]);
     }
 
     const PLAIN: Choice = Choice {

@@ -5,9 +5,9 @@
 //!
 //! Values are small expressions over config.json: field names (`a.b` descends; a nested
 //! `text_config` is looked into first), numbers, `+ - * / ( )`, and the functions `floor(x)`,
-//! `len(list)` and `leading(list, word)`, which counts the leading elements of a list that are
-//! `word`. Where a list of expressions stands, the first whose fields are all there counts.
-//! Shapes and steps are made of the names in `[convert.sizes]` instead of fields.
+//! `sqrt(x)`, `len(list)` and `leading(list, word)`, which counts the leading elements of a list
+//! that are `word`. Where a list of expressions stands, the first whose fields are all there
+//! counts. Shapes and steps are made of the names in `[convert.sizes]` instead of fields.
 //!
 //! # Tensors
 //!
@@ -50,6 +50,9 @@ pub struct Convert {
     pub expect: Vec<Expect>,
     /// Checkpoint tensors whose name ends in one of these are dropped.
     pub ignore: Vec<String>,
+    /// Whether the output is the embedding, where the config lacks `tie_word_embeddings`.
+    #[serde(default)]
+    pub tied: bool,
     /// How many layers may follow the last: they guess further tokens ahead and are dropped.
     #[serde(default)]
     pub extra_layers: Vec<String>,

@@ -1,4 +1,4 @@
-//! The parts that a decoder can be made of. A descriptor names them in `[parts]` and `[router]`;
+//! The parts that a model can be made of. A descriptor names them in `[parts]` and `[router]`;
 //! what differs from file to file of one architecture is a GGUF key and read by `hyper`.
 
 use serde::Deserialize;
@@ -6,7 +6,13 @@ use serde::Deserialize;
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Parts {
+    #[serde(default)]
+    pub form: Form,
     pub norm: Norm,
+    #[serde(default)]
+    pub positions: Positions,
+    /// Which elements turn together where positions turn them.
+    #[serde(default)]
     pub rope: Rope,
     /// Which elements of a head turn, where not all of them do.
     #[serde(default)]
@@ -29,6 +35,37 @@ pub struct Parts {
     pub activation: Activation,
     #[serde(default)]
     pub residual: Residual,
+    /// Logits of an output that is the embedding itself are divided by √n_embd, unless
+    /// `logit_scale` says another divisor.
+    #[serde(default)]
+    pub scale_tied_output: bool,
+}
+
+/// Which layers there are.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Form {
+    #[default]
+    Decoder,
+    /// An encoder reads a whole text; a decoder answers, each of its layers attending to what it
+    /// has said and then to what the encoder made of the text (Vaswani et al. 2017). Roles of
+    /// layers begin with `enc_` and `dec_`, the engine's numbers of them with the encoder's.
+    EncoderDecoder,
+}
+
+/// How attention learns where tokens are.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Positions {
+    /// Queries and keys are turned.
+    #[default]
+    Rope,
+    /// A learned number a head is added to each score, by the distance of key and query (Raffel
+    /// et al. 2020, section 2.1); scores are not divided by √head_dim. Encoder–decoder only.
+    RelativeBias,
+    /// Sines and cosines are added to the embeddings, counted from behind the padding token's id
+    /// (fairseq). Encoder–decoder only.
+    Sinusoidal,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
@@ -41,10 +78,11 @@ pub enum Norm {
 }
 
 /// Which elements of a head a rotation turns together.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Rope {
     /// (2i, 2i + 1)
+    #[default]
     Norm,
     /// (i, i + d/2)
     Neox,

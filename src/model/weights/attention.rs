@@ -57,24 +57,26 @@ impl Binder<'_> {
             return Ok(Mixer::Delta(self.delta(l, *shape)?));
         }
         match self.descriptor.parts.mixer {
-            descriptor::Mixer::Attention => Ok(Mixer::Attention(self.attention(l)?)),
+            descriptor::Mixer::Attention => Ok(Mixer::Attention(self.attention("attn", l)?)),
             descriptor::Mixer::Latent => Ok(Mixer::Latent(self.latent(l)?)),
         }
     }
 
-    fn attention(&self, l: usize) -> Result<AttentionWeights> {
+    /// The attention whose roles begin with `role`.
+    pub fn attention(&self, role: &str, l: usize) -> Result<AttentionWeights> {
         let h = self.hyper;
+        let of = |part: &str| format!("{role}_{part}");
         let gated = self.descriptor.parts.gated_attention;
         let parts = if gated { 2 } else { 1 };
         Ok(AttentionWeights {
-            q: self.linear("attn_q", l, parts * h.n_head * h.head_dim, h.n_embd)?,
+            q: self.linear(&of("q"), l, parts * h.n_head * h.head_dim, h.n_embd)?,
             gated,
-            k: self.linear("attn_k", l, h.n_head_kv * h.head_dim, h.n_embd)?,
-            v: self.linear("attn_v", l, h.n_head_kv * h.head_dim_v, h.n_embd)?,
-            q_norm: self.head_norm("attn_q_norm", l, h.n_head)?,
-            k_norm: self.head_norm("attn_k_norm", l, h.n_head_kv)?,
-            sinks: self.optional_vector("attn_sinks", l, h.n_head)?,
-            output: self.linear("attn_output", l, h.n_embd, h.n_head * h.head_dim_v)?,
+            k: self.linear(&of("k"), l, h.n_head_kv * h.head_dim, h.n_embd)?,
+            v: self.linear(&of("v"), l, h.n_head_kv * h.head_dim_v, h.n_embd)?,
+            q_norm: self.head_norm(&of("q_norm"), l, h.n_head)?,
+            k_norm: self.head_norm(&of("k_norm"), l, h.n_head_kv)?,
+            sinks: self.optional_vector(&of("sinks"), l, h.n_head)?,
+            output: self.linear(&of("output"), l, h.n_embd, h.n_head * h.head_dim_v)?,
             window: h.window_of(self.descriptor.parts.window, l),
         })
     }

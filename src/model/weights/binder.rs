@@ -8,7 +8,7 @@ use crate::gguf::{Gguf, TensorInfo, TensorType};
 use crate::quant;
 use crate::{Error, Result};
 
-pub(super) struct Binder<'a> {
+pub(in super::super) struct Binder<'a> {
     pub gguf: &'a Gguf,
     pub descriptor: &'a Descriptor,
     pub hyper: &'a HyperParams,
@@ -25,9 +25,18 @@ impl<'a> Binder<'a> {
         &self.gguf.tensors()[index]
     }
 
+    /// The file's name for a role and whether it may be absent. Roles of an encoder's layers and
+    /// of its decoder's have names of their own, and numbers from 0.
+    fn name(&self, role: &str, layer: usize) -> Option<(String, bool)> {
+        let n = self.hyper.n_encoder_layers();
+        let (stack, within) = if layer < n { ("enc", layer) } else { ("dec", layer - n) };
+        let of_stack = || self.descriptor.tensor_name(&format!("{stack}_{role}"), within);
+        self.descriptor.tensor_name(role, layer).or_else(of_stack)
+    }
+
     /// The tensor that plays `role`, if the architecture has the role and the file the tensor.
     pub fn find(&self, role: &str, layer: usize) -> Result<Option<usize>> {
-        let Some((name, optional)) = self.descriptor.tensor_name(role, layer) else {
+        let Some((name, optional)) = self.name(role, layer) else {
             return Ok(None);
         };
         match self.gguf.tensor_index(&name) {
@@ -39,7 +48,7 @@ impl<'a> Binder<'a> {
 
     pub fn require(&self, role: &str, layer: usize) -> Result<usize> {
         self.find(role, layer)?.ok_or_else(|| {
-            let name = self.descriptor.tensor_name(role, layer).map_or(role.into(), |n| n.0);
+            let name = self.name(role, layer).map_or(role.into(), |n| n.0);
             Error::format(self.gguf.path(), name, "a tensor", "nothing of that name")
         })
     }

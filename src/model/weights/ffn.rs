@@ -87,7 +87,7 @@ impl ExpertShape {
 
 /// Where a layer's experts of each kind are.
 #[derive(Default)]
-pub(super) struct Experts {
+pub(in super::super) struct Experts {
     pub routed: Option<LayerExperts>,
     pub dense: Option<LayerExperts>,
     pub shared: Option<LayerExperts>,
@@ -176,8 +176,8 @@ impl Binder<'_> {
     fn routed(&self, l: usize) -> Result<(ExpertShape, LayerExperts)> {
         let n = self.hyper.routing.n_experts;
         let granules = match &self.granules {
-            Some(keys) => keys.layer(self.gguf, l)?,
-            None => None,
+            Some(keys) if self.activation().is_gated() => keys.layer(self.gguf, l)?,
+            _ => None,
         };
         let Some(typed) = granules else {
             return self.experts(l, n, ROUTED);

@@ -10,12 +10,13 @@ mod matrix;
 use super::descriptor::{self, Descriptor};
 use super::hyper::HyperParams;
 use super::rope::RopeFactors;
+use super::seq2seq::EncoderWeights;
 use crate::Result;
 use crate::experts::LayerExperts;
 use crate::gguf::Gguf;
 
 pub use attention::{AttentionWeights, LatentWeights, Query};
-use binder::Binder;
+pub(super) use binder::Binder;
 pub use delta::{DeltaWeights, Gates};
 pub use ffn::{DenseBranch, ExpertShape, FfnWeights, Gate, SharedExpert};
 pub use matrix::{HeadMatrices, Linear, Matrix};
@@ -48,8 +49,11 @@ pub struct Weights {
     pub token_embd: Matrix,
     pub output_norm: Norm,
     pub output: Linear,
+    pub logit_divisor: f32,
     pub rope_factors: RopeFactors,
     pub layers: Vec<Layer>,
+    /// What a model with an encoder has besides.
+    pub encoder: Option<EncoderWeights>,
     /// A layer's routed experts are in the first list, its dense branch, as the only expert of its
     /// own, in the second, shared experts in the third.
     pub routed: Vec<Option<LayerExperts>>,
@@ -63,21 +67,24 @@ impl Weights {
         let embd = b.require("token_embd", 0)?;
         let n_vocab = b.tensor(embd).dims.get(1).copied().unwrap_or(0) as usize;
         let token_embd = b.matrix(embd, n_vocab, hyper.n_embd)?;
-        let output = match b.find("output", 0)? {
-            Some(t) => b.matrix(t, n_vocab, hyper.n_embd)?,
-            None => token_embd.clone(),
-        };
+        let output = b.find("output", 0)?.map(|t| b.matrix(t, n_vocab, hyper.n_embd));
+        let output = output.transpose()?;
+        let is_tied = output.is_none() && descriptor.parts.scale_tied_output;
+        let tied_divisor = if is_tied { (hyper.n_embd as f32).sqrt() } else { 1.0 };
+        let output = output.unwrap_or_else(|| token_embd.clone());
         let n_pairs = hyper.rope.n_rot / 2;
         let mut weights = Weights {
             token_embd,
-            output_norm: b.norm("output_norm", 0)?,
+            output_norm: b.norm("output_norm", hyper.n_layers - 1)?,
             output: Linear { weight: output, bias: b.optional_vector("output_bias", 0, n_vocab)? },
+            logit_divisor: hyper.logit_divisor.unwrap_or(tied_divisor),
             rope_factors: RopeFactors {
                 all: b.optional_vector("rope_freqs", 0, n_pairs)?,
                 short: b.optional_vector("rope_factors_short", 0, n_pairs)?,
                 long: b.optional_vector("rope_factors_long", 0, n_pairs)?,
             },
             layers: Vec::new(),
+            encoder: EncoderWeights::bind(&b)?,
             routed: Vec::new(),
             dense: Vec::new(),
             shared: Vec::new(),

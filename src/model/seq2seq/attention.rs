@@ -1,0 +1,107 @@
+//! Attention of a text to itself and of the decoder to the encoder's text: grouped-query attention
+//! without rotation.
+
+use super::super::Model;
+use super::super::forward::Buffers;
+use super::super::kv::KvCache;
+use super::super::weights::{AttentionWeights, Linear};
+use crate::backend::cpu::Cpu;
+use crate::backend::cpu::acts::Kinds;
+use crate::backend::cpu::attention::{AttentionShape, DistanceBias};
+
+/// Where queries look.
+#[derive(Clone, Copy)]
+pub struct View<'a> {
+    /// Layer of the cache.
+    pub slot: usize,
+    /// Position of the first query.
+    pub first: usize,
+    /// Positions that all queries see; up to its own if none is given.
+    pub all: Option<usize>,
+    pub bias: Option<&'a DistanceBias>,
+}
+
+impl Model {
+    /// h → y; the tokens' keys and values go into the cache.
+    pub(super) fn self_attention(
+        &self,
+        cpu: &Cpu,
+        kv: &mut KvCache,
+        b: &mut Buffers,
+        w: &AttentionWeights,
+        view: View,
+    ) {
+        let n = b.h.len() / self.hyper.n_embd;
+        let kinds = Kinds::of([&w.q, &w.k, &w.v].map(|linear| linear.weight.ty));
+        b.acts.fill(cpu, kinds, n, self.hyper.n_embd, &b.h);
+        cpu.products([
+            self.linear(&w.q, &b.acts, &mut b.mixer.q, n),
+            self.linear(&w.k, &b.acts, &mut b.mixer.k, n),
+            self.linear(&w.v, &b.acts, &mut b.mixer.v, n),
+        ]);
+        self.keep(cpu, kv, b, (view.slot, view.first));
+        self.attend(cpu, kv, b, &w.output, view);
+    }
+
+    /// h → y; keys and values are there already.
+    pub(super) fn cross_attention(
+        &self,
+        cpu: &Cpu,
+        kv: &KvCache,
+        b: &mut Buffers,
+        w: &AttentionWeights,
+        view: View,
+    ) {
+        let n = b.h.len() / self.hyper.n_embd;
+        b.acts.fill(cpu, Kinds::of([w.q.weight.ty]), n, self.hyper.n_embd, &b.h);
+        cpu.products([self.linear(&w.q, &b.acts, &mut b.mixer.q, n)]);
+        self.attend(cpu, kv, b, &w.output, view);
+    }
+
+    /// Keys and values of the encoder's text, h, for a layer of the decoder.
+    pub(super) fn cross_keys(
+        &self,
+        cpu: &Cpu,
+        kv: &mut KvCache,
+        b: &mut Buffers,
+        w: &AttentionWeights,
+        slot: usize,
+    ) {
+        let n = b.h.len() / self.hyper.n_embd;
+        let kinds = Kinds::of([w.k.weight.ty, w.v.weight.ty]);
+        b.acts.fill(cpu, kinds, n, self.hyper.n_embd, &b.h);
+        cpu.products([
+            self.linear(&w.k, &b.acts, &mut b.mixer.k, n),
+            self.linear(&w.v, &b.acts, &mut b.mixer.v, n),
+        ]);
+        self.keep(cpu, kv, b, (slot, 0));
+    }
+
+    /// Keys and values into a layer of the cache, from position `first` on.
+    fn keep(&self, cpu: &Cpu, kv: &mut KvCache, b: &Buffers, (slot, first): (usize, usize)) {
+        let (mut keys, mut values) = kv.rows_mut(slot);
+        keys.store(cpu.kernels, &b.mixer.k, first);
+        values.store(cpu.kernels, &b.mixer.v, first);
+    }
+
+    /// q → y
+    fn attend(&self, cpu: &Cpu, kv: &KvCache, b: &mut Buffers, output: &Linear, view: View) {
+        let hyper = &self.hyper;
+        let m = &mut b.mixer;
+        let n = m.q.len() / (hyper.n_head * hyper.head_dim);
+        m.attended.resize(n * hyper.n_head * hyper.head_dim_v, 0.0);
+        let shape = AttentionShape {
+            n_head: hyper.n_head,
+            n_head_kv: hyper.n_head_kv,
+            first: view.first,
+            all: view.all,
+            window: None,
+            scale: hyper.attention_scale,
+            sinks: None,
+            bias: view.bias,
+        };
+        let (keys, values) = kv.rows(view.slot);
+        cpu.attention(shape, &m.q, keys, values, &mut m.attended);
+        self.attention_output(cpu, b, output, n);
+    }
+}

@@ -1,0 +1,39 @@
+//! Sines and cosines of positions, added to embeddings: sines in the first half, cosines in the
+//! second, with wavelengths from 2π to 10000 · 2π (tensor2tensor, and fairseq after it; Vaswani et
+//! al. 2017, section 3.5, has them interleaved).
+
+/// Adds those of positions `first..` to the rows of `x` [tokens, n_embd].
+pub fn add_sinusoids(x: &mut [f32], n_embd: usize, first: usize) {
+    let half = n_embd / 2;
+    // Rounded to f32 where the reference does, so that angles are the same.
+    let step = (10000f64.ln() / (half - 1) as f64) as f32;
+    let frequency = |i: usize| (i as f32 * -step).exp();
+    let frequencies: Vec<f32> = (0..half).map(frequency).collect();
+    for (t, x) in x.chunks_exact_mut(n_embd).enumerate() {
+        let (sines, cosines) = x.split_at_mut(half);
+        for (i, frequency) in frequencies.iter().enumerate() {
+            let angle = f64::from((first + t) as f32 * frequency);
+            sines[i] += angle.sin() as f32;
+            cosines[i] += angle.cos() as f32;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Values of `NllbMoeSinusoidalPositionalEmbedding.get_embedding(1003, 6)` of transformers
+    /// 4.46.
+    #[test]
+    fn sinusoids_are_the_reference_s() {
+        let known = [SINES];
+        for (position, row) in known {
+            let mut x = [1.0; 6];
+            add_sinusoids(&mut x, 6, position);
+            for (x, known) in x.iter().zip(row) {
+                assert!((x - 1.0 - known).abs() < 2e-6, "{position}: {} for {known}", x - 1.0);
+            }
+        }
+    }
+}
