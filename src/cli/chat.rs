@@ -185,7 +185,7 @@ impl Chat {
         // Each answer draws anew, and the whole chat follows from the first seed.
         sampling.seed = sampling.seed.map(|seed| seed.wrapping_add(self.n_answers));
         let limits = &self.run.limits;
-        let request = Request { prompt: &prompt, sampling, limits, own_text: true };
+        let request = Request::continuing(&prompt, sampling, limits, true);
         let mut answer = String::new();
         let outcome = self.run.generator.generate(request, &mut |text| {
             answer.push_str(text);

@@ -7,7 +7,7 @@ use super::stats::{Stats, mib, ms, peak_rss_bytes, per_second};
 use crate::engine::{Engine, Session, Want};
 use crate::experts::Counters;
 use crate::sample::{Sampler, SamplerOptions, StopMatcher};
-use crate::tokenizer::Detokenizer;
+use crate::tokenizer::{Detokenizer, Tokenizer};
 use crate::{Error, Result};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -134,12 +134,28 @@ pub struct Generator {
 
 /// What is asked for.
 pub struct Request<'a> {
+    /// What the encoder reads, if the model has one: the prompt is the answer's beginning then.
+    pub source: Option<&'a [u32]>,
     pub prompt: &'a [u32],
     pub sampling: SamplerOptions,
     pub limits: &'a Limits,
     /// The answer is a text of its own, not the prompt's next words: a leading space that only
     /// marks a word is no part of it.
     pub own_text: bool,
+    /// Control tokens are part of the answer.
+    pub shows_control: bool,
+}
+
+impl<'a> Request<'a> {
+    /// Of a decoder: what follows a prompt, without control tokens.
+    pub fn continuing(
+        prompt: &'a [u32],
+        sampling: SamplerOptions,
+        limits: &'a Limits,
+        own_text: bool,
+    ) -> Request<'a> {
+        Request { source: None, prompt, sampling, limits, own_text, shows_control: false }
+    }
 }
 
 impl Generator {
@@ -170,10 +186,14 @@ impl Generator {
         let mut sampler = Sampler::new(request.sampling)?;
         prompt.iter().for_each(|&id| sampler.accept(id));
         let (watch, start) = (Watch::start(&self.engine), Instant::now());
+        if request.source.is_some() {
+            self.cached.clear();
+        }
         let n_reused = self.keep_common(prompt);
+        let n_source = request.source.map_or(0, <[u32]>::len);
         let mut outcome = Outcome {
             end: End::Interrupted,
-            n_prompt: prompt.len() - n_reused,
+            n_prompt: n_source + prompt.len() - n_reused,
             n_reused,
             n_generated: 0,
             prompt_time: Duration::ZERO,
@@ -181,7 +201,8 @@ impl Generator {
             prompt_experts: None,
             decode_experts: None,
         };
-        let first = self.feed(&prompt[n_reused..], &mut sampler, limits);
+        let read = request.source.map_or(Ok(()), |source| self.session.encode(source));
+        let first = read.and_then(|()| self.feed(&prompt[n_reused..], &mut sampler, limits));
         outcome.prompt_time = start.elapsed();
         outcome.prompt_experts = watch.counted(&self.engine);
         let first = match first {
@@ -193,7 +214,12 @@ impl Generator {
         };
         let (watch, start) = (Watch::start(&self.engine), Instant::now());
         let engine = self.engine.clone();
-        let mut text = Text::new(&engine, request.own_text, limits, print);
+        let skip_special = !request.shows_control;
+        let detokenizer = match request.own_text {
+            true => Detokenizer::new(engine.tokenizer(), skip_special),
+            false => Detokenizer::continuing(engine.tokenizer(), skip_special),
+        };
+        let mut text = Text::new(detokenizer, limits, print);
         outcome.end = self.decode(first, &mut sampler, limits, &mut text, &mut outcome)?;
         text.finish()?;
         outcome.decode_time = start.elapsed();
@@ -297,7 +323,7 @@ impl Generator {
 
 /// From tokens to what is printed.
 struct Text<'a> {
-    detokenizer: Detokenizer<&'a crate::tokenizer::Tokenizer>,
+    detokenizer: Detokenizer<&'a Tokenizer>,
     stops: StopMatcher,
     stopped: bool,
     print: &'a mut dyn FnMut(&str) -> Result<()>,
@@ -305,17 +331,12 @@ struct Text<'a> {
 
 impl<'a> Text<'a> {
     fn new(
-        engine: &'a Engine,
-        own_text: bool,
+        detokenizer: Detokenizer<&'a Tokenizer>,
         limits: &Limits,
         print: &'a mut dyn FnMut(&str) -> Result<()>,
     ) -> Self {
-        let tokenizer = engine.tokenizer();
         Self {
-            detokenizer: match own_text {
-                true => Detokenizer::new(tokenizer, true),
-                false => Detokenizer::continuing(tokenizer, true),
-            },
+            detokenizer,
             stops: StopMatcher::new(limits.stops.iter().cloned()),
             stopped: false,
             print,

@@ -31,6 +31,7 @@ mod stats;
 mod synth;
 mod tokenize;
 mod trace;
+mod translate;
 mod values;
 
 use crate::{Error, Result, interrupt};

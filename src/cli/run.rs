@@ -7,7 +7,8 @@ use super::model::ModelArg;
 use super::prompt::read_prompt;
 use super::sampling::{LimitArgs, SamplingArgs};
 use super::stats::Stats;
-use super::{chat, out, plan};
+use super::translate::LanguageArgs;
+use super::{chat, out, plan, translate};
 use crate::engine::Engine;
 use crate::sample::{Sampler, SamplerOptions};
 use crate::tokenizer::EncodeOptions;
@@ -24,6 +25,8 @@ pub struct Args {
     model: ModelArg,
     #[command(flatten)]
     text: TextArgs,
+    #[command(flatten)]
+    languages: LanguageArgs,
     #[command(flatten)]
     limits: LimitArgs,
     #[command(flatten)]
@@ -46,7 +49,7 @@ pub struct Args {
 
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = "Prompt")]
-struct TextArgs {
+pub struct TextArgs {
     /// The prompt; with a chat model, a message that is answered once
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<String>,
@@ -94,9 +97,13 @@ impl TextArgs {
     }
 
     fn wants_chat(&self, engine: &Engine) -> bool {
+        !self.no_conversation && (self.asks_for_chat() || has_template(engine.gguf()))
+    }
+
+    /// Whether a flag says so.
+    pub fn asks_for_chat(&self) -> bool {
         let asked = self.conversation || self.single_turn || self.system_prompt.is_some();
-        !self.no_conversation
-            && (asked || self.chat_template.is_some() || has_template(engine.gguf()))
+        asked || self.chat_template.is_some()
     }
 }
 
@@ -135,6 +142,10 @@ pub fn run(args: Args) -> Result<()> {
         stats: args.stats,
         load_time,
     };
+    if engine.encoder().is_some() {
+        return translate::run(run, &engine, &args.text, &args.languages, prompt);
+    }
+    args.languages.refuse()?;
     match (args.text.wants_chat(&engine), prompt) {
         (true, prompt) => converse(run, &engine, &args.text, prompt),
         (false, Some(prompt)) => complete(run, &prompt, !args.text.no_display_prompt),
@@ -185,12 +196,12 @@ fn converse(
 impl Run {
     fn answer(&mut self, prompt: &[u32], own_text: bool) -> Result<Outcome> {
         let sampling = self.sampling.clone();
-        let request = Request { prompt, sampling, limits: &self.limits, own_text };
+        let request = Request::continuing(prompt, sampling, &self.limits, own_text);
         self.generator.generate(request, &mut |text| out::write(text.as_bytes()))
     }
 
     /// The report of a one-shot run, and its exit code: 130 if it was cut short.
-    fn finish(self, outcome: &Outcome) -> Result<()> {
+    pub fn finish(self, outcome: &Outcome) -> Result<()> {
         if outcome.end == End::ContextFull {
             log::warn!("{}", context_full(self.generator.engine().n_ctx()));
         }

@@ -4,7 +4,7 @@ use super::{counted, size};
 use crate::Result;
 use crate::experts::{LayerExperts as Cut, Place};
 use crate::gguf::{Gguf, TensorInfo};
-use crate::model::granules::{GranuleKeys, TypedExperts};
+use crate::model::granules::{self, GranuleKeys};
 use serde_json::{Value as Json, json};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -40,22 +40,27 @@ impl LayerExperts {
     }
 }
 
-/// Layers that have tensors `blk.L.ffn_…_exps.weight`, in order.
+/// Layers that have tensors `blk.L.ffn_…_exps.weight`, in order; of an encoder–decoder the layers
+/// of both stacks, the encoder's first.
 pub fn all(gguf: &Gguf) -> Result<Vec<LayerExperts>> {
     let keys = GranuleKeys::read(gguf)?;
     let mut layers: BTreeMap<usize, Vec<(&str, usize)>> = BTreeMap::new();
+    let n_encoder = match gguf.str("general.architecture")? {
+        Some(name) => gguf.u32(&format!("{name}.block_count"))?.unwrap_or(0) as usize,
+        None => 0,
+    };
     for (index, tensor) in gguf.tensors().iter().enumerate() {
-        if let Some((layer, part)) = expert_part(&tensor.name) {
+        if let Some((layer, part)) = expert_part(&tensor.name, n_encoder) {
             layers.entry(layer).or_default().push((part, index));
         }
     }
     let mut all = Vec::new();
     for (layer, parts) in layers {
-        let granules = match &keys {
+        let woven = match &keys {
             Some(keys) => keys.layer_as_written(gguf, layer)?,
             None => None,
         };
-        match granules {
+        match woven {
             Some(typed) => all.push(LayerExperts::of(layer, &typed.experts)),
             None => all.extend(stacked(gguf.tensors(), layer, &parts)),
         }
@@ -64,10 +69,14 @@ pub fn all(gguf: &Gguf) -> Result<Vec<LayerExperts>> {
 }
 
 /// Layer and part (`ffn_gate_exps`, …) of an expert tensor's name.
-fn expert_part(name: &str) -> Option<(usize, &str)> {
+fn expert_part(name: &str, n_encoder: usize) -> Option<(usize, &str)> {
+    let (name, before) = match name.strip_prefix("dec.") {
+        Some(name) => (name, n_encoder),
+        None => (name.strip_prefix("enc.").unwrap_or(name), 0),
+    };
     let (layer, part) = name.strip_prefix("blk.")?.split_once('.')?;
-    let part = part.strip_suffix(".weight")?;
-    if part.ends_with("_exps") { Some((layer.parse().ok()?, part)) } else { None }
+    let part = part.strip_suffix(".weight").filter(|part| part.ends_with("_exps"))?;
+    Some((layer.parse::<usize>().ok()? + before, part))
 }
 
 fn stacked(tensors: &[TensorInfo], layer: usize, parts: &[(&str, usize)]) -> Option<LayerExperts> {
@@ -83,19 +92,19 @@ fn stacked(tensors: &[TensorInfo], layer: usize, parts: &[(&str, usize)]) -> Opt
     Some(LayerExperts { layer, n_experts, expert_bytes, n_granules: None, granule_bytes: None })
 }
 
-/// How the engine cuts these experts, if they are gate, up and down and nothing else.
+/// How the engine cuts these experts, if they are up, down and perhaps gate, and nothing else.
 fn cut(tensors: &[TensorInfo], parts: &[(&str, usize)], n_experts: u64) -> Option<Cut> {
     let part = |name: &str| parts.iter().find(|(part, _)| *part == name).map(|(_, t)| *t);
-    let (gate, up) = (part("ffn_gate_exps")?, part("ffn_up_exps")?);
+    let (gate, up) = (part("ffn_gate_exps"), part("ffn_up_exps")?);
     let down = part("ffn_down_exps")?;
-    let [n_embd, n_ff] = tensors[gate].dims[..2].try_into().ok()?;
-    let fits = tensors[up].dims[..2] == [n_embd, n_ff] && tensors[down].dims[..2] == [n_ff, n_embd];
-    if !fits || parts.len() != 3 {
+    let [n_embd, n_ff] = tensors[up].dims[..2].try_into().ok()?;
+    let fits = gate.is_none_or(|gate| tensors[gate].dims[..2] == [n_embd, n_ff])
+        && tensors[down].dims[..2] == [n_ff, n_embd];
+    if !fits || parts.len() != 2 + usize::from(gate.is_some()) {
         return None;
     }
-    let types = [gate, up, down].map(|index| tensors[index].ty);
-    let place = Place::Stacked { gate: Some(gate), up, down };
-    Some(TypedExperts::cut(types, [n_embd, n_ff, n_experts], place)?.experts)
+    let types = (gate.map(|gate| tensors[gate].ty), tensors[up].ty, tensors[down].ty);
+    granules::cut(types, [n_embd, n_ff, n_experts], Place::Stacked { gate, up, down })
 }
 
 /// One line a run of layers that are alike.
