@@ -172,7 +172,17 @@ fn arctic() {
 #[test]
 fn bits_do_not_depend_on_threads_or_batches() {
     let dir = tempfile::tempdir().unwrap();
-    for (name, outtype) in [("qwen3moe", "f32"), ("qwen2moe", "q8_0"), ("mixtral", "q4_0")] {
+    for (name, outtype) in [
+        ("qwen3moe", "f32"),
+        ("qwen2moe", "q8_0"),
+        ("mixtral", "q4_0"),
+        ("arctic_mixed", "f32"),
+        ("deepseek_v3", "q8_0"),
+        ("glm4moe", "f32"),
+        ("gpt_oss", "f32"),
+        ("phimoe", "q8_0"),
+        ("qwen3next", "f32"),
+    ] {
         let path = common::convert_golden(name, outtype, dir.path());
         let expect = common::repo().join("tests/golden").join(name).join("expect");
         let tokens = read_ids(&expect.join("p70.tokens.json"));
@@ -187,5 +197,30 @@ fn bits_do_not_depend_on_threads_or_batches() {
             let same = bits(n_threads, n_ubatch) == one;
             assert!(same, "{name} {outtype}: -t {n_threads} -ub {n_ubatch} changes the logits");
         }
+    }
+}
+
+/// What a session computes after a part of its text was taken back is what a new one would; where
+/// layers carry a state, that cannot go back, all is taken back.
+#[test]
+fn taking_back_leaves_nothing_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, has_state) in [("qwen3next", true), ("qwen35moe", true), ("deepseek_v3", false)] {
+        let engine = load(&common::convert_golden(name, "f32", dir.path()), &options());
+        let tokens: Vec<u32> = (10..30).collect();
+        let (expected, _) = logits(&engine, &tokens);
+        let mut session = Session::new(&engine).unwrap();
+        session.eval(&[40, 41, 42], Want::None, &mut |_, _| ()).unwrap();
+        assert_eq!(session.truncate(3), 3, "{name}: nothing is taken back");
+        assert_eq!(session.truncate(0), 0);
+        for keep in [12, 5] {
+            session.eval(&tokens[session.n_past()..], Want::None, &mut |_, _| ()).unwrap();
+            let left = session.truncate(keep);
+            assert_eq!(left, if has_state { 0 } else { keep }, "{name}");
+            assert_eq!(session.n_past(), left);
+        }
+        let (left, mut got) = (session.n_past(), Vec::new());
+        session.eval(&tokens[left..], Want::All, &mut |_, l| got.extend_from_slice(l)).unwrap();
+        assert!(got == expected[left * engine.n_vocab()..], "{name}");
     }
 }

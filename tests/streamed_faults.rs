@@ -135,6 +135,38 @@ fn a_session_survives_its_errors() {
     expect_rest(&engine);
 }
 
+/// A pass that fails in the middle has advanced the state of some layers: the session is empty or
+/// where it was, and what is fed to it from there on is computed as if nothing had happened.
+#[test]
+fn a_state_is_never_left_half_advanced() {
+    let _alone = alone();
+    for (name, has_state) in [("qwen3next", true), ("qwen35moe", true), ("gpt_oss", false)] {
+        let model = model(|dir| convert_golden(name, "f32", dir), 14);
+        let n_vocab = model.expected.logits.len() / model.tokens.len();
+        let disk = Disk::bad(5, 12, u64::MAX);
+        let engine = model.engine(0.0, IoKind::Pread, &disk);
+        let mut session = Session::new(&engine).unwrap();
+        let (mut n_errors, mut n_empty) = (0, 0);
+        for end in 1..=model.tokens.len() {
+            let mut last = Vec::new();
+            while session.n_past() < end {
+                let before = session.n_past();
+                let mut take = |_, l: &mut [f32]| last = l.iter().map(|v| v.to_bits()).collect();
+                if session.eval(&model.tokens[before..end], Want::Last, &mut take).is_err() {
+                    assert_eq!(session.n_past(), if has_state { 0 } else { before });
+                    n_errors += 1;
+                    n_empty += usize::from(before > 0 && session.n_past() == 0);
+                    disk.bad_one_in.store(0, SeqCst);
+                }
+            }
+            assert!(last == model.expected.logits[(end - 1) * n_vocab..end * n_vocab], "{name}");
+            disk.bad_one_in.store(12, SeqCst);
+        }
+        assert!(n_errors > 3 && (n_empty > 0) == has_state, "{name}: {n_errors}, {n_empty}");
+        expect_rest(&engine);
+    }
+}
+
 #[test]
 fn a_bad_place_that_is_read_after_all_is_no_error() {
     let _alone = alone();

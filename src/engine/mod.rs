@@ -425,7 +425,8 @@ impl Session {
 
     /// Appends `tokens`, computed in micro-batches. `on_logits(index in tokens, logits)` is called
     /// for the last token, for each, or not at all. An interruption or an error leaves the session
-    /// at the last whole micro-batch.
+    /// at the last whole micro-batch or, where a model's state cannot go back, empty: `n_past` says
+    /// which.
     pub fn eval(
         &mut self,
         tokens: &[u32],
@@ -473,7 +474,7 @@ impl Session {
             let recorder = recorder.as_mut().map(|recorder| &mut **recorder as &mut dyn Recorder);
             let mut relay = Relay { base, recorder, on_logits: &mut *on_logits };
             let (kv, buffers) = (&mut self.kv, &mut self.buffers);
-            engine.model.forward(
+            let result = engine.model.forward(
                 &engine.cpu,
                 kv,
                 buffers,
@@ -481,8 +482,14 @@ impl Session {
                 (self.id, self.n_past),
                 want,
                 &mut relay,
-            )?;
-            self.n_past += part.len();
+            );
+            let end = self.n_past + part.len();
+            self.n_past = match result {
+                Ok(()) => end,
+                // Some layers may have seen these tokens.
+                Err(_) => self.kv.truncate(end, self.n_past),
+            };
+            result?;
         }
         Ok(())
     }
