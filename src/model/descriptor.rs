@@ -46,6 +46,10 @@ pub struct Descriptor {
     pub hf_classes: Vec<String>,
     pub parts: Parts,
     pub router: Router,
+    /// Keys, `{arch}.` left out, whose default would be another model than the published ones: a
+    /// file that lacks one is refused.
+    #[serde(default)]
+    pub requires: Vec<String>,
     /// Role → GGUF tensor name; `{layer}` is the layer, of an encoder–decoder within its stack; a
     /// trailing `?` marks an optional tensor.
     pub tensors: BTreeMap<String, String>,

@@ -72,6 +72,7 @@ const MAX_COUNT: u64 = 1 << 24;
 impl HyperParams {
     pub fn read(gguf: &Gguf, descriptor: &Descriptor) -> Result<HyperParams> {
         let keys = Keys { gguf, descriptor };
+        keys.check_required()?;
         let n_embd = keys.require("embedding_length")?;
         let heads = keys.heads(n_embd)?;
         let n_ctx_train = keys.require("context_length")?;
@@ -102,7 +103,7 @@ impl HyperParams {
             rope,
             attention_scale: keys.positive("attention.scale")?.unwrap_or(scale),
             delta: keys.delta()?,
-            window: keys.nonzero("attention.sliding_window")?,
+            window: keys.window()?,
             norm_eps: keys.norm_eps()?,
             routing: keys.routing()?,
             embedding_scale: keys.positive("embedding_scale")?.unwrap_or(1.0),
@@ -170,6 +171,16 @@ impl Keys<'_> {
         value.ok_or_else(|| self.bad(key, "a value".into(), "nothing"))
     }
 
+    pub fn has(&self, key: &str) -> bool {
+        self.gguf.get(&self.descriptor.key(key)).is_some()
+    }
+
+    /// What the architecture cannot do without, whatever defaults there are.
+    fn check_required(&self) -> Result<()> {
+        let missing = self.descriptor.requires.iter().find(|key| !self.has(key));
+        missing.map_or(Ok(()), |key| self.some(key, None))
+    }
+
     pub fn count(&self, key: &str) -> Result<Option<usize>> {
         match self.gguf.u32(&self.descriptor.key(key))? {
             None => Ok(None),
@@ -178,9 +189,11 @@ impl Keys<'_> {
         }
     }
 
-    /// As `count`, 0 being nothing.
-    fn nonzero(&self, key: &str) -> Result<Option<usize>> {
+    /// 0 is no window, but not where layers slide.
+    fn window(&self) -> Result<Option<usize>> {
+        let key = "attention.sliding_window";
         match self.gguf.u32(&self.descriptor.key(key))? {
+            _ if self.descriptor.parts.window != Window::None => self.require(key).map(Some),
             Some(0) => Ok(None),
             _ => self.count(key),
         }
@@ -285,7 +298,7 @@ impl Keys<'_> {
     }
 
     fn delta_layers(&self) -> Result<Vec<bool>> {
-        let n = self.layers()?;
+        let (n, n_blocks) = (self.layers()?, self.require("block_count")?);
         let key = "attention.recurrent_layers";
         let Some(listed) = self.gguf.get(&self.descriptor.key(key)) else {
             let interval = self.count("full_attention_interval")?.unwrap_or(4);
@@ -299,11 +312,18 @@ impl Keys<'_> {
             (0..list.len()).map(|i| list.get(i).and_then(is_true)).collect()
         };
         match listed.as_array().and_then(all) {
-            Some(mut values) if values.len() >= n => {
+            Some(mut values) if values.len() == n_blocks => {
                 values.truncate(n);
                 Ok(values)
             }
-            _ => Err(self.bad(key, format!("a list of true or false for {n} layers"), "another")),
+            Some(values) => {
+                let expected = format!("true or false for {n_blocks} layers");
+                Err(self.bad(key, expected, format!("{} of them", values.len())))
+            }
+            None => {
+                let expected = format!("true or false for {n_blocks} layers");
+                Err(self.bad(key, expected, listed.type_name()))
+            }
         }
     }
 
@@ -311,10 +331,14 @@ impl Keys<'_> {
         let (n_experts, k) = self.experts()?;
         let (n_groups, n_groups_used) = self.groups(n_experts, k)?;
         let given = self.gguf.bool(&self.descriptor.key("expert_weights_norm"))?;
+        let score = self.score()?;
+        if score == Score::SparseMixer && n_experts > 0 && k != 2 {
+            return Err(self.bad("expert_used_count", "2, by SparseMixer".into(), k));
+        }
         Ok(Routing {
             n_experts,
             k,
-            score: self.score()?,
+            score,
             normalize: given.unwrap_or(self.descriptor.router.normalize),
             scale: self.positive("expert_weights_scale")?.unwrap_or(1.0),
             n_groups,
@@ -326,7 +350,7 @@ impl Keys<'_> {
 
     fn score(&self) -> Result<Score> {
         match self.gguf.u32(&self.descriptor.key("expert_gating_func"))? {
-            None | Some(0) => Ok(self.descriptor.router.score),
+            None => Ok(self.descriptor.router.score),
             Some(1) => Ok(Score::Softmax),
             Some(2) => Ok(Score::Sigmoid),
             Some(3) => Ok(Score::SoftmaxChosen),
@@ -354,13 +378,18 @@ impl Keys<'_> {
 
     /// Groups of experts and how many of them a token uses; one group where there are none.
     fn groups(&self, n_experts: usize, k: usize) -> Result<(usize, usize)> {
+        let used = self.gguf.u32(&self.descriptor.key("expert_group_used_count"))?;
         let n = match self.gguf.u32(&self.descriptor.key("expert_group_count"))? {
-            None | Some(0 | 1) => return Ok((1, 1)),
-            Some(_) => self.require("expert_group_count")?,
+            _ if n_experts == 0 => return Ok((1, 1)),
+            Some(1) => return Ok((1, 1)),
+            None | Some(0) if used.unwrap_or(0) == 0 => return Ok((1, 1)),
+            _ => self.require("expert_group_count")?,
         };
         let used = self.require("expert_group_used_count")?;
-        if n_experts % n != 0 {
-            let expected = format!("a divisor of expert_count = {n_experts}");
+        // Groups are compared by their best two.
+        if n_experts % n != 0 || n_experts < 2 * n {
+            let expected =
+                format!("a divisor of expert_count = {n_experts} that is no more than half");
             return Err(self.bad("expert_group_count", expected, n));
         }
         if used > n || used * (n_experts / n) < k {

@@ -1,6 +1,7 @@
 //! How positions turn the heads: base, scaling and magnitude, from GGUF metadata. What comes out is
 //! a frequency a pair, for a context of a given length.
 
+use super::descriptor::Mixer;
 use super::hyper::Keys;
 use crate::Result;
 use crate::backend::cpu::rope::Frequencies;
@@ -67,12 +68,13 @@ impl RopeParams {
             Some("linear") => {
                 RopeScaling::Linear { factor: keys.some("rope.scaling.factor", factor()?)? }
             }
-            Some("yarn") => RopeScaling::Yarn(yarn(keys, n_ctx_train)?),
+            Some("yarn") => RopeScaling::Yarn(yarn(keys)?),
             Some("longrope") | None if has_long => match long(keys, n_ctx_train)? {
                 Some(long) => RopeScaling::Long(long),
                 None => RopeScaling::None,
             },
-            None | Some("none") => RopeScaling::None,
+            None => unnamed(keys)?,
+            Some("none") => RopeScaling::None,
             Some(other) => {
                 let known = if has_long { " or \"longrope\"" } else { "" };
                 let expected = format!("\"none\", \"linear\", \"yarn\"{known}");
@@ -85,8 +87,11 @@ impl RopeParams {
     /// Factor on the attention scores that YaRN wants of models with
     /// `rope.scaling.yarn_log_multiplier` (DeepSeek-V2's `mscale_all_dim`, divided by ten).
     pub(super) fn score_factor(&self, keys: &Keys) -> Result<f32> {
-        match (&self.scaling, keys.positive("rope.scaling.yarn_log_multiplier")?) {
+        match (&self.scaling, log_multiplier(keys)?) {
             (RopeScaling::Yarn(yarn), Some(by)) => Ok((1.0 + by * yarn.factor.ln()).powi(2)),
+            (RopeScaling::Yarn(_), None) if keys.descriptor.parts.mixer == Mixer::Latent => {
+                keys.some(LOG_MULTIPLIER, None)
+            }
             _ => Ok(1.0),
         }
     }
@@ -146,10 +151,10 @@ impl Yarn {
 /// The magnitude is what `rope.scaling.attn_factor` or `yarn_attn_factor` says; else
 /// 1 + 0.1·ln(factor) as the paper has it, but for models whose scores are scaled instead
 /// (`yarn_log_multiplier`): the published ones have `mscale` = `mscale_all_dim`, whose ratio is 1.
-fn yarn(keys: &Keys, n_ctx_train: usize) -> Result<Yarn> {
+fn yarn(keys: &Keys) -> Result<Yarn> {
     let factor = keys.some("rope.scaling.factor", keys.positive("rope.scaling.factor")?)?;
-    let original = keys.count("rope.scaling.original_context_length")?.unwrap_or(n_ctx_train);
-    let scores = keys.positive("rope.scaling.yarn_log_multiplier")?.is_some();
+    let original = keys.require("rope.scaling.original_context_length")?;
+    let scores = log_multiplier(keys)?.is_some_and(|by| by > 0.0);
     let plain = if scores { 1.0 } else { 1.0 + 0.1 * factor.ln().max(0.0) };
     let given = keys.positive("rope.scaling.attn_factor")?;
     let magnitude = plain * given.unwrap_or(1.0);
@@ -163,10 +168,36 @@ fn yarn(keys: &Keys, n_ctx_train: usize) -> Result<Yarn> {
     })
 }
 
+const LOG_MULTIPLIER: &str = "rope.scaling.yarn_log_multiplier";
+
+/// 0 leaves the scores alone.
+fn log_multiplier(keys: &Keys) -> Result<Option<f32>> {
+    match keys.gguf.f32(&keys.descriptor.key(LOG_MULTIPLIER))? {
+        Some(0.0) => Ok(Some(0.0)),
+        _ => keys.positive(LOG_MULTIPLIER),
+    }
+}
+
+/// A file that names no kind of scaling: none, or by its old key a linear one. What only a kind
+/// can make sense of is no accident.
+fn unnamed(keys: &Keys) -> Result<RopeScaling> {
+    let of_a_kind = ["rope.scaling.factor", "rope.scaling.original_context_length", LOG_MULTIPLIER];
+    if let Some(key) = of_a_kind.into_iter().find(|key| keys.has(key)) {
+        let expected = format!("\"linear\" or \"yarn\" beside {}", keys.descriptor.key(key));
+        return Err(keys.bad("rope.scaling.type", expected, "nothing"));
+    }
+    let linear = keys.positive("rope.scale_linear")?;
+    Ok(linear.map_or(RopeScaling::None, |factor| RopeScaling::Linear { factor }))
+}
+
 /// `None` where the file says nothing of an extended context.
 fn long(keys: &Keys, n_ctx_train: usize) -> Result<Option<LongRope>> {
-    let Some(original) = keys.count("rope.scaling.original_context_length")? else {
-        return Ok(None);
+    let key = "rope.scaling.original_context_length";
+    let Some(original) = keys.count(key)? else {
+        let (factors, _) = keys.descriptor.tensor_name("rope_factors_long", 0).expect("asked for");
+        let is_long =
+            keys.gguf.tensor(&factors).is_some() || keys.text("rope.scaling.type")?.is_some();
+        return if is_long { keys.some(key, None) } else { Ok(None) };
     };
     let factor = n_ctx_train as f32 / original as f32;
     let plain =

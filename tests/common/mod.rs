@@ -37,6 +37,7 @@ pub fn set_small_header(out: &mut Writer, numbers: &[(&str, u32)]) {
         out.set(&format!("qwen3moe.{key}"), *n).unwrap();
     }
     out.set("qwen3moe.attention.layer_norm_rms_epsilon", 1e-6f32).unwrap();
+    out.set("qwen3moe.rope.freq_base", 10000.0f32).unwrap();
     let bytes: Vec<String> = (0..256).map(|i| format!("<{i}>")).collect();
     out.set("tokenizer.ggml.model", "gpt2").unwrap();
     out.set("tokenizer.ggml.pre", "qwen2").unwrap();

@@ -68,6 +68,8 @@ impl Binder<'_> {
         let of = |part: &str| format!("{role}_{part}");
         let gated = self.descriptor.parts.gated_attention;
         let parts = if gated { 2 } else { 1 };
+        self.together(&["attn_q_bias", "attn_k_bias", "attn_v_bias"], l)?;
+        self.together(&["attn_q_norm", "attn_k_norm"], l)?;
         Ok(AttentionWeights {
             q: self.linear(&of("q"), l, parts * h.n_head * h.head_dim, h.n_embd)?,
             gated,
@@ -92,10 +94,13 @@ impl Binder<'_> {
     fn latent(&self, l: usize) -> Result<LatentWeights> {
         let h = self.hyper;
         let n_q = h.n_head * h.head_dim;
-        let query = match self.find("attn_q_a", l)? {
-            None => Query::Direct(self.linear("attn_q", l, n_q, h.n_embd)?),
-            Some(a) => {
-                let rank = self.tensor(a).dims.get(1).copied().unwrap_or(0) as usize;
+        let query = match self.together(&["attn_q_a", "attn_q_a_norm", "attn_q_b"], l)? {
+            false => Query::Direct(self.linear("attn_q", l, n_q, h.n_embd)?),
+            true => {
+                let a = self.require("attn_q_a", l)?;
+                let rows = self.tensor(a).dims.get(1).copied().unwrap_or(0) as usize;
+                let key = self.descriptor.key("attention.q_lora_rank");
+                let rank = self.gguf.u32(&key)?.map_or(rows, |rank| rank as usize);
                 Query::Compressed {
                     a: self.linear("attn_q_a", l, rank, h.n_embd)?,
                     norm: self.vector(self.require("attn_q_a_norm", l)?, rank)?,

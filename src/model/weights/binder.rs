@@ -53,6 +53,31 @@ impl<'a> Binder<'a> {
         })
     }
 
+    /// Tensors that a model has all of or none, as far as the architecture has the roles; answers
+    /// which.
+    pub fn together(&self, roles: &[&str], layer: usize) -> Result<bool> {
+        let is_there = |role: &&str| Ok(self.find(role, layer)?.is_some());
+        let found: Vec<bool> = roles.iter().map(is_there).collect::<Result<_>>()?;
+        if found.contains(&true) {
+            let known = |role: &&&str| self.descriptor.tensors.contains_key(**role);
+            roles
+                .iter()
+                .filter(known)
+                .try_for_each(|role| self.require(role, layer).map(|_| ()))?;
+        }
+        Ok(found.contains(&true))
+    }
+
+    /// A key of the architecture that a file with this tensor must have.
+    pub fn require_key(&self, key: &str, because: usize) -> Result<()> {
+        let key = self.descriptor.key(key);
+        if self.gguf.get(&key).is_some() {
+            return Ok(());
+        }
+        let expected = format!("a value beside {}", self.tensor(because).name);
+        Err(Error::format(self.gguf.path(), key, expected, "nothing"))
+    }
+
     pub fn wrong(&self, index: usize, expected: String, got: String) -> Error {
         Error::format(self.gguf.path(), self.tensor(index).name.clone(), expected, got)
     }

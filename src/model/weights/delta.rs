@@ -43,9 +43,9 @@ impl Binder<'_> {
             shape,
             qkv: self.linear("attn_qkv", l, shape.channels(), n_embd)?,
             z: self.linear("attn_gate", l, values, n_embd)?,
-            gates: match self.find("ssm_beta_alpha", l)? {
-                Some(_) => Gates::Mixed(self.linear("ssm_beta_alpha", l, 2 * heads, n_embd)?),
-                None => Gates::Apart {
+            gates: match self.descriptor.tensors.contains_key("ssm_beta_alpha") {
+                true => Gates::Mixed(self.linear("ssm_beta_alpha", l, 2 * heads, n_embd)?),
+                false => Gates::Apart {
                     beta: self.linear("ssm_beta", l, heads, n_embd)?,
                     alpha: self.linear("ssm_alpha", l, heads, n_embd)?,
                 },

@@ -1,13 +1,14 @@
 //! Feed-forward parts: dense, routed, shared, and a dense branch beside the routed one.
 
 use super::super::descriptor;
+use super::super::descriptor::Score;
 use super::super::granules::{self, TypedExperts};
 use super::binder::Binder;
 use super::{Linear, Matrix, Norm};
-use crate::Result;
 use crate::backend::cpu::expert::{Activation, ExpertBiases, ExpertForm};
 use crate::experts::{LayerExperts, Place};
 use crate::gguf::TensorType;
+use crate::{Error, Result};
 
 /// Types and widths of one expert, routed, shared or dense.
 #[derive(Clone, Copy, Debug)]
@@ -110,9 +111,9 @@ impl Binder<'_> {
         };
         let (expert, routed) = self.routed(l)?;
         places.routed = Some(routed);
-        let shared = match self.find(SHARED[0], l)? {
-            None => None,
-            Some(_) => {
+        let shared = match self.together(&SHARED, l)? {
+            false => None,
+            true => {
                 let (shape, experts) = self.experts(l, 1, SHARED)?;
                 places.shared = Some(experts);
                 let gate = self.find("ffn_gate_inp_shexp", l)?;
@@ -138,11 +139,37 @@ impl Binder<'_> {
     /// `None` in a dense layer.
     fn router(&self, l: usize) -> Result<Option<Router>> {
         let n = self.hyper.routing.n_experts;
-        if n == 0 || self.find("ffn_gate_inp", l)?.is_none() {
-            return Ok(None);
+        // What has experts is not dense because its router or their number is missing.
+        let experts = self.gguf.tensor_index(&granules::tensor_name(l));
+        let experts = experts.or(self.find(ROUTED[1], l).ok().flatten());
+        match (experts, n) {
+            (Some(experts), 0) => {
+                let key = self.descriptor.key("expert_count");
+                let expected = format!("the number of experts in {}", self.tensor(experts).name);
+                return Err(Error::format(self.gguf.path(), key, expected, "none"));
+            }
+            (None, 0) => return Ok(None),
+            (None, _) if self.find("ffn_gate_inp", l)?.is_none() => return Ok(None),
+            _ => (),
         }
         let logits = self.linear("ffn_gate_inp", l, n, self.hyper.n_embd)?;
-        Ok(Some(Router { logits, choice_bias: self.optional_vector("exp_probs_b", l, n)? }))
+        Ok(Some(Router { logits, choice_bias: self.choice_bias(l, n)? }))
+    }
+
+    /// Published models with sigmoid gates all choose by a bias, where their architecture has it.
+    /// An architecture that began with another gate says beside the bias that it is a later one.
+    fn choice_bias(&self, l: usize, n: usize) -> Result<Option<Vec<f32>>> {
+        let role = "exp_probs_b";
+        if self.hyper.routing.score == Score::Sigmoid && self.descriptor.tensors.contains_key(role)
+        {
+            self.require(role, l)?;
+        }
+        let Some(bias) = self.find(role, l)? else { return Ok(None) };
+        if self.descriptor.router.score != Score::Sigmoid {
+            self.require_key("expert_gating_func", bias)?;
+            self.require_key("expert_weights_norm", bias)?;
+        }
+        self.vector(bias, n).map(Some)
     }
 
     fn expert_biases(
@@ -152,7 +179,8 @@ impl Binder<'_> {
         [gate, up, down]: [&str; 3],
     ) -> Result<Option<ExpertBiases>> {
         let role = |matrix: &str| format!("{matrix}_bias");
-        if self.find(&role(up), l)?.is_none() {
+        let roles = [gate, up, down].map(role);
+        if !self.together(&roles.each_ref().map(String::as_str), l)? {
             return Ok(None);
         }
         let read = |matrix: &str, width| self.values(self.require(&role(matrix), l)?, &[width, n]);
@@ -180,6 +208,7 @@ impl Binder<'_> {
             _ => None,
         };
         let Some(typed) = granules else {
+            self.refuse_single_experts(l)?;
             return self.experts(l, n, ROUTED);
         };
         let index = typed.experts.tensors().next().expect("the granule-major tensor");
@@ -191,6 +220,21 @@ impl Binder<'_> {
             return Err(self.wrong(index, expected, typed.experts.n_experts.to_string()));
         }
         Ok((ExpertShape::of(&typed, self.activation()), typed.experts))
+    }
+
+    /// Until April 2024 converters wrote a tensor an expert.
+    fn refuse_single_experts(&self, l: usize) -> Result<()> {
+        let Some((stacked, _)) = self.descriptor.tensor_name(ROUTED[1], l) else { return Ok(()) };
+        let single = stacked.replace("_exps.", ".0.");
+        match self.gguf.tensor_index(&single) {
+            None => Ok(()),
+            Some(index) => Err(self.wrong(
+                index,
+                format!("a layer's experts in one tensor {stacked}"),
+                "one tensor an expert: the file is of an old format, convert the model again"
+                    .into(),
+            )),
+        }
     }
 
     /// The expert tensors of `n` experts: gate, if they have one, and up [n_embd, n_ff, n], down

@@ -9,7 +9,7 @@ mod matrix;
 
 use super::descriptor::{self, Descriptor};
 use super::hyper::HyperParams;
-use super::rope::RopeFactors;
+use super::rope::{RopeFactors, RopeScaling};
 use super::seq2seq::EncoderWeights;
 use crate::Result;
 use crate::experts::LayerExperts;
@@ -72,6 +72,10 @@ impl Weights {
         let is_tied = output.is_none() && descriptor.parts.scale_tied_output;
         let tied_divisor = if is_tied { (hyper.n_embd as f32).sqrt() } else { 1.0 };
         let output = output.unwrap_or_else(|| token_embd.clone());
+        if matches!(hyper.rope.scaling, RopeScaling::Long(_)) {
+            b.require("rope_factors_short", 0)?;
+            b.require("rope_factors_long", 0)?;
+        }
         let n_pairs = hyper.rope.n_rot / 2;
         let mut weights = Weights {
             token_embd,
