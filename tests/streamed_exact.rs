@@ -16,7 +16,19 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use stream_support::*;
 
-const GOLDEN: [&str; 5] = ["mixtral", "qwen2moe", "qwen2moe_mixed", "qwen3moe", "qwen3moe_mixed"];
+const GOLDEN: [&str; 11] = [
+    "arctic_mixed",
+    "deepseek_v3",
+    "glm4moe",
+    "gpt_oss",
+    "mixtral",
+    "phimoe",
+    "qwen2moe",
+    "qwen2moe_mixed",
+    "qwen3moe",
+    "qwen3moe_mixed",
+    "qwen3next",
+];
 const EVICTIONS: [EvictionKind; 4] =
     [EvictionKind::Lru, EvictionKind::Lfu, EvictionKind::Lcp, EvictionKind::Random];
 const PREDICTORS: [PredictorKind; 2] = [PredictorKind::None, PredictorKind::NextLayer];
