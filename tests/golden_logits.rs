@@ -163,6 +163,11 @@ fn delta_rule() {
 }
 
 #[test]
+fn dots1() {
+    agrees_with_transformers("dots1");
+}
+
+#[test]
 fn arctic() {
     agrees_with_transformers("arctic");
     agrees_with_transformers("arctic_mixed");

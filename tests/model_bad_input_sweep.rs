@@ -15,13 +15,14 @@ use moeba::engine::{CacheType, Engine, EngineOptions, Session, Want};
 use moeba::gguf::OwnedValue;
 
 /// Of each architecture, and of what its files differ in.
-const GOLDEN: [&str; 21] = [
+const GOLDEN: [&str; 22] = [
     "arctic",
     "arctic_mixed",
     "deepseek",
     "deepseek_v2",
     "deepseek_v2_lite",
     "deepseek_v3",
+    "dots1",
     "glm4_moe_lite",
     "glm4moe",
     "glm4moe_air",

@@ -21,6 +21,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("models/arctic.toml", include_str!("../../models/arctic.toml")),
     ("models/deepseek.toml", include_str!("../../models/deepseek.toml")),
     ("models/deepseek2.toml", include_str!("../../models/deepseek2.toml")),
+    ("models/dots1.toml", include_str!("../../models/dots1.toml")),
     ("models/glm4moe.toml", include_str!("../../models/glm4moe.toml")),
     ("models/gpt-oss.toml", include_str!("../../models/gpt-oss.toml")),
     ("models/granitemoe.toml", include_str!("../../models/granitemoe.toml")),
