@@ -136,7 +136,7 @@ impl Findings {
                 whole && !sentence.contains('\n') && names(field)
             }
             Outcome::Different => {
-                let known = DEFAULTS.iter().find(|(name, _)| what.ends_with(&format!(" {name}")));
+                let known = DEFAULTS.iter().find(|(name, _)| what == format!("without {name}"));
                 self.defaults.extend(known.map(|(name, _)| *name));
                 known.is_some()
             }

@@ -106,7 +106,8 @@ fn the_header_describes_the_model() {
 /// Prompts and decode steps, though `logits` evaluates all at once.
 #[test]
 fn chosen_experts_are_those_that_logits_says() {
-    for name in [MIXED, "qwen2moe_mixed", "mixtral"] {
+    let further = ["arctic_mixed", "deepseek_v3", "gpt_oss", "phimoe", "qwen3next"];
+    for name in [MIXED, "qwen2moe_mixed", "mixtral"].into_iter().chain(further) {
         let recorded = recorded(name, &[]);
         recorded.trace.requests().iter().for_each(|request| recorded.check_chosen(request));
     }

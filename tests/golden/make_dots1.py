@@ -16,6 +16,7 @@ DOTS = layout.COMMON | {
     "model_type": "dots1",
     "eos_token_id": 314,
     "attention_bias": False,
+    "num_key_value_heads": 4,
     "head_dim": 32,
     "num_hidden_layers": 2,
     "intermediate_size": 96,
