@@ -12,6 +12,7 @@ pub mod experts;
 pub mod gguf;
 pub mod hub;
 pub mod interrupt;
+pub mod machine;
 pub mod model;
 pub mod policy;
 pub mod quant;

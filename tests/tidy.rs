@@ -40,6 +40,8 @@ const LAYERS: &[(&str, &[&str])] = &[
         ],
     ),
     ("policy", &[]),
+    // What a machine gives to whatever runs on it.
+    ("machine", &["experts"]),
     // Files of others, by name: what is in them is no matter of its.
     ("hub", &["interrupt"]),
     // It drives the tier's state machine, which holds no memory and does no I/O.

@@ -7,6 +7,7 @@ mod bench;
 mod chat;
 mod conversation;
 mod convert;
+mod doctor;
 mod environment;
 mod generate;
 mod hub;
@@ -93,6 +94,8 @@ enum Command {
     Perplexity(perplexity::Args),
     /// Time prompts and decode, as llama-bench does
     Bench(bench::Args),
+    /// Show what this machine has and how fast it is
+    Doctor(doctor::Args),
     /// Write down how a model routes tokens to experts
     Trace(trace::Args),
     /// Make a file of random weights in a published model's shapes, to time on
@@ -143,6 +146,7 @@ fn dispatch(command: Command) -> Result<()> {
         Command::Logits(args) => logits::run(args),
         Command::Perplexity(args) => perplexity::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Doctor(args) => doctor::run(args),
         Command::Trace(args) => trace::run(args),
         Command::Synth(args) => synth::run(args),
         Command::Pull(args) => hub::pull(args),

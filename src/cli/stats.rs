@@ -14,6 +14,14 @@ pub fn peak_rss_bytes() -> Option<u64> {
     Some(kib * 1024)
 }
 
+/// From here on the peak is that of what comes; where the system does not do it, it stays.
+pub fn forget_peak_rss() {
+    // proc_pid_clear_refs(5)
+    if let Err(e) = fs::write("/proc/self/clear_refs", "5") {
+        log::debug!("the peak of resident memory counts from the start: {e}");
+    }
+}
+
 /// `n` a second; 0 for none in no time.
 pub fn per_second(n: usize, time: Duration) -> f64 {
     if n == 0 { 0.0 } else { n as f64 / time.as_secs_f64().max(1e-9) }

@@ -7,15 +7,26 @@ use std::path::{Component, Path, PathBuf};
 /// Bytes that the tightest of this process's groups has left, page cache that it can drop
 /// included. `None` where no group has a limit.
 pub fn room(read: Read<'_>) -> Option<u64> {
+    least(read, Version::room)
+}
+
+/// The least limit of this process's groups. `None` where no group has one.
+pub fn limit(read: Read<'_>) -> Option<u64> {
+    // One of version 1 that is not set is near 2⁶³.
+    least(read, Version::limit).filter(|limit| *limit < 1 << 62)
+}
+
+/// The least that `of_group` says of this process's groups.
+fn least(read: Read<'_>, of_group: fn(Version, &Path, Read<'_>) -> Option<u64>) -> Option<u64> {
     let groups = read(Path::new("/proc/self/cgroup"))?;
     let mounts = read(Path::new("/proc/self/mountinfo"))?;
     let mounts = mounts.lines().filter_map(Mount::parse);
-    let rooms = mounts.filter_map(|mount| {
+    let of_mounts = mounts.filter_map(|mount| {
         let group = mount.version.group(&groups)?;
         let levels = mount.levels(group);
-        levels.iter().filter_map(|level| mount.version.room(level, read)).min()
+        levels.iter().filter_map(|level| of_group(mount.version, level, read)).min()
     });
-    rooms.min()
+    of_mounts.min()
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,28 +92,35 @@ impl Version {
         })
     }
 
+    /// One group's limit. `None` where there is none.
+    fn limit(self, group: &Path, read: Read<'_>) -> Option<u64> {
+        // One of version 2 that is not set says "max", which is no number; one of version 1 is
+        // near 2⁶³, which never is the least. Above `high` nothing is killed, but everything is
+        // slowed down.
+        let limits: &[&str] = match self {
+            Version::V1 => &["memory.limit_in_bytes"],
+            Version::V2 => &["memory.max", "memory.high"],
+        };
+        limits.iter().filter_map(|name| number(group, name, read)).min()
+    }
+
     /// What one group's limit leaves. `None` where there is none.
     fn room(self, group: &Path, read: Read<'_>) -> Option<u64> {
-        let number = |name: &str| read(&group.join(name))?.trim().parse::<u64>().ok();
-        // A limit of version 2 that is not set says "max", which is no number; one of version 1 is
-        // near 2⁶³, which never is the least.
-        let (limits, usage, cache): (&[&str], _, _) = match self {
-            Version::V1 => {
-                let cache = ["total_inactive_file", "total_active_file"];
-                (&["memory.limit_in_bytes"], "memory.usage_in_bytes", cache)
-            }
-            // Above `high` nothing is killed, but everything is slowed down.
-            Version::V2 => {
-                let cache = ["inactive_file", "active_file"];
-                (&["memory.max", "memory.high"], "memory.current", cache)
-            }
+        let (usage, cache) = match self {
+            Version::V1 => ("memory.usage_in_bytes", ["total_inactive_file", "total_active_file"]),
+            Version::V2 => ("memory.current", ["inactive_file", "active_file"]),
         };
-        let limit = limits.iter().filter_map(|name| number(name)).min()?;
+        let limit = self.limit(group, read)?;
         let stat = read(&group.join("memory.stat")).unwrap_or_default();
         let reclaimable: u64 = cache.iter().filter_map(|key| field(&stat, key)).sum();
-        let used = number(usage)?.saturating_sub(reclaimable);
+        let used = number(group, usage, read)?.saturating_sub(reclaimable);
         Some(limit.saturating_sub(used))
     }
+}
+
+/// What is in one of a group's files, if it is a number.
+fn number(group: &Path, name: &str, read: Read<'_>) -> Option<u64> {
+    read(&group.join(name))?.trim().parse().ok()
 }
 
 /// The value of a line `KEY VALUE`.
@@ -117,10 +135,16 @@ mod tests {
 
     /// A system of these files and no others.
     fn room_of(files: &[(&str, &str)]) -> Option<u64> {
-        room(&|path| {
-            let file = files.iter().find(|(name, _)| Path::new(name) == path);
-            file.map(|(_, text)| (*text).to_owned())
-        })
+        room(&|path| find(files, path))
+    }
+
+    fn limit_of(files: &[(&str, &str)]) -> Option<u64> {
+        limit(&|path| find(files, path))
+    }
+
+    fn find(files: &[(&str, &str)], path: &Path) -> Option<String> {
+        let file = files.iter().find(|(name, _)| Path::new(name) == path);
+        file.map(|(_, text)| (*text).to_owned())
     }
 
     const V1_MOUNTS: &str = "\
@@ -151,6 +175,7 @@ mod tests {
         files.push(("/sys/fs/cgroup/memory/jobs/memory.limit_in_bytes", "2000\n"));
         files.push(("/sys/fs/cgroup/memory/jobs/memory.usage_in_bytes", "1900\n"));
         assert_eq!(room_of(&files), Some(100));
+        assert_eq!(limit_of(&files), Some(1000));
         // A group may be above its limit for a moment.
         files[3].1 = "1200\n";
         assert_eq!(room_of(&files), Some(0));
@@ -165,6 +190,7 @@ mod tests {
             ("/sys/fs/cgroup/memory/memory.usage_in_bytes", "5000\n"),
         ];
         assert!(room_of(&files).unwrap() > 1 << 62);
+        assert_eq!(limit_of(&files), None);
         assert_eq!(room_of(&files[..2]), None);
         assert_eq!(room_of(&files[..1]), None);
         assert_eq!(room_of(&[]), None);
@@ -185,7 +211,7 @@ mod tests {
                 "anon 100\nfile 200\ninactive_file 120\nactive_file 60\n",
             ),
         ];
-        assert_eq!(room_of(&files), None);
+        assert_eq!((room_of(&files), limit_of(&files)), (None, None));
         files[2].1 = "1000\n";
         assert_eq!(room_of(&files), Some(880));
         files[3].1 = "500\n";
@@ -193,6 +219,7 @@ mod tests {
         files.push(("/sys/fs/cgroup/user.slice/memory.max", "400\n"));
         files.push(("/sys/fs/cgroup/user.slice/memory.current", "350\n"));
         assert_eq!(room_of(&files), Some(50));
+        assert_eq!(limit_of(&files), Some(400));
     }
 
     /// Without a namespace of its own a container sees the host's path, mounted at its root.

@@ -13,6 +13,11 @@ pub fn available_bytes() -> Option<u64> {
     available(&|path| std::fs::read_to_string(path).ok())
 }
 
+/// The least of the memory limits of this process's control groups. `None` where no group has one.
+pub fn group_limit_bytes() -> Option<u64> {
+    cgroup::limit(&|path| std::fs::read_to_string(path).ok())
+}
+
 fn available(read: Read<'_>) -> Option<u64> {
     let machine = read(Path::new("/proc/meminfo")).and_then(|text| parse(&text));
     machine.into_iter().chain(cgroup::room(read)).min()

@@ -3,7 +3,7 @@
 pub mod budget;
 mod cgroup;
 mod encoder;
-mod memory;
+pub mod memory;
 mod plan;
 mod profile;
 mod recording;
@@ -338,7 +338,7 @@ fn default_ctx(hyper: &HyperParams, options: &EngineOptions) -> usize {
 
 /// One thread a physical core: a second one on the same core shares the units that the kernels
 /// keep busy.
-fn default_threads() -> usize {
+pub fn default_threads() -> usize {
     let logical = std::thread::available_parallelism().map_or(1, |n| n.get());
     let siblings =
         std::fs::read_to_string("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list");

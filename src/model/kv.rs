@@ -53,7 +53,7 @@ pub enum LayerShape {
 
 impl LayerShape {
     /// Bytes for `n_ctx` positions.
-    fn n_bytes(self, n_ctx: usize, k: CacheType, v: CacheType) -> usize {
+    pub fn n_bytes(self, n_ctx: usize, k: CacheType, v: CacheType) -> usize {
         match self {
             LayerShape::Heads { n_head_kv, k_dim, v_dim } => {
                 n_ctx * n_head_kv * (k_dim * k.bytes() + v_dim * v.bytes())

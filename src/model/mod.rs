@@ -13,6 +13,7 @@ pub mod record;
 pub mod rope;
 pub mod seq2seq;
 mod weights;
+mod work;
 
 use std::collections::HashSet;
 use std::path::Path;

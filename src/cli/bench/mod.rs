@@ -1,22 +1,26 @@
 //! `moeba bench`: llama-bench's tests, names and JSON keys, so that figures compare; beside them
-//! what an expert costs: bytes of experts a token touches, and the rate at which decode reads
-//! weights.
+//! what an expert costs (bytes of experts a token touches), and how far each test is from what the
+//! machine can do: bytes that decode reads and operations that every test does, a second.
 
 mod report;
 mod traffic;
+mod wall;
+mod work;
 
 use super::args::{self, BatchArgs};
 use super::model::ModelArg;
 use super::report::Watch;
 use super::values::Parsed;
 use super::{progress, values};
-use crate::engine::{Engine, Session, Want};
+use crate::engine::{Engine, Session, Want, default_threads};
 use crate::experts::Counters;
+use crate::machine::Wall;
 use crate::{Result, interrupt};
 use report::{Format, Report, Row};
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 use traffic::Traffic;
+use work::Work;
 
 const MAX_REPETITIONS: i64 = 100_000;
 
@@ -50,6 +54,9 @@ pub struct Args {
     /// Do not run each test once before it is timed
     #[arg(long)]
     no_warmup: bool,
+    /// Do not measure the machine's read rate and integer peak, which takes half a second
+    #[arg(long)]
+    no_machine: bool,
     #[command(flatten)]
     batch: BatchArgs,
 }
@@ -106,10 +113,14 @@ pub fn run(args: Args) -> Result<()> {
     for &n_threads in &args.threads.0 {
         let mut options = args.batch.options(n_ctx, usize::try_from(n_threads).ok());
         options.n_ctx = Some(n_ctx);
+        let measures = !args.no_machine && !tests.is_empty();
+        let n_threads = options.n_threads.unwrap_or_else(default_threads);
+        let wall = if measures { wall::measure(n_threads) } else { Wall::default() };
         let engine = model.load(&options)?;
         for test in &tests {
             let samples = Bench::new(&engine, &args, *test)?.run()?;
-            report.add(&Row::new(&engine, &args.batch, *test, samples))?;
+            let work = Work::of(&engine, &args.batch, *test);
+            report.add(&Row::new(&engine, &args.batch, *test, samples, &work, &wall))?;
         }
     }
     report.finish()

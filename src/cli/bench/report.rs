@@ -2,9 +2,10 @@
 
 use super::super::args::BatchArgs;
 use super::super::{out, report, stats};
-use super::{Samples, Test};
+use super::{Samples, Test, Work};
 use crate::Result;
 use crate::engine::Engine;
+use crate::machine::{Rounds, Wall};
 use serde_json::{Map, Value, json};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -24,7 +25,14 @@ pub struct Row {
 
 impl Row {
     /// llama-bench's keys in its order, then ours.
-    pub fn new(engine: &Engine, batch: &BatchArgs, test: Test, samples: Samples) -> Row {
+    pub fn new(
+        engine: &Engine,
+        batch: &BatchArgs,
+        test: Test,
+        samples: Samples,
+        work: &Work,
+        wall: &Wall,
+    ) -> Row {
         let gguf = engine.gguf();
         let n_params: u64 = gguf.tensors().iter().map(|t| t.dims.iter().product::<u64>()).sum();
         let size: u64 = gguf.tensors().iter().map(|t| t.n_bytes).sum();
@@ -33,7 +41,6 @@ impl Row {
         let ns: Vec<f64> = samples.ns.iter().map(|&ns| ns as f64).collect();
         let (avg_ts, stddev_ts) = mean_and_deviation(&rates);
         let (avg_ns, stddev_ns) = mean_and_deviation(&ns);
-        let gbps = samples.traffic.decode_bytes.map(|bytes| bytes * avg_ts / 1e9);
         let fields = json!({
             "build_commit": option_env!("MOEBA_COMMIT").unwrap_or("unknown"),
             "build_version": env!("CARGO_PKG_VERSION"),
@@ -60,10 +67,14 @@ impl Row {
             "stddev_ts": stddev_ts,
             "expert_bytes_per_token": samples.traffic.expert_bytes,
             "weight_bytes_per_decoded_token": samples.traffic.decode_bytes,
-            "weight_gb_per_s": gbps,
+            "cache_bytes_per_decoded_token": work.cache_bytes,
+            "ops_per_token": work.ops,
             "peak_rss_bytes": stats::peak_rss_bytes(),
         });
         let Value::Object(mut fields) = fields else { unreachable!("a map was written down") };
+        let read = samples.traffic.decode_bytes.zip(work.cache_bytes);
+        let read = read.map(|(weights, cache)| (weights + cache) * avg_ts / 1e9);
+        fields.extend(beside_walls(read, work.ops * avg_ts / 1e9, wall));
         let n_tokens = samples.ns.len() * (test.n_prompt + test.n_gen);
         let experts = report::fields(engine.plan(), samples.experts.as_ref(), n_tokens);
         fields.extend(experts.into_iter().map(|(key, value)| (key.to_owned(), value)));
@@ -86,6 +97,24 @@ impl Row {
         let streamed = self.number("expert_budget_bytes").is_some();
         MD_COLUMNS.iter().chain(MD_EXPERT_COLUMNS.iter().filter(move |_| streamed))
     }
+}
+
+/// Rates of a test, the machine's, and the former as shares of the latter.
+fn beside_walls(read: Option<f64>, ops: f64, wall: &Wall) -> Map<String, Value> {
+    let median = |rounds: &Option<Rounds>| rounds.as_ref().map(Rounds::median);
+    let most_read = median(&wall.read_gb_per_second);
+    let most_ops = median(&wall.giga_ops_per_second);
+    let fields = json!({
+        "read_gb_per_second": read,
+        "giga_ops_per_second": ops,
+        "machine_read_gb_per_second": most_read,
+        "machine_giga_ops_per_second": most_ops,
+        "machine_is_steady": most_read.or(most_ops).map(|_| wall.is_steady()),
+        "read_share": read.zip(most_read).map(|(read, most)| read / most),
+        "ops_share": most_ops.map(|most| ops / most),
+    });
+    let Value::Object(fields) = fields else { unreachable!("a map was written down") };
+    fields
 }
 
 /// Prints rows as they come.
@@ -132,7 +161,7 @@ impl Report {
 /// Head, width, `:` for right-aligned or `-`, and what a row has there.
 type Column = (&'static str, usize, &'static str, fn(&Row) -> String);
 
-const MD_COLUMNS: [Column; 9] = [
+const MD_COLUMNS: [Column; 12] = [
     ("model", 30, "-", |row| row.text("model_type").to_owned()),
     ("size", 10, ":", |row| size_text(row.number("model_size").unwrap_or_default())),
     ("params", 10, ":", |row| params_text(row.number("model_n_params").unwrap_or_default())),
@@ -146,7 +175,10 @@ const MD_COLUMNS: [Column; 9] = [
     ("expert MiB/token", 16, ":", |row| {
         optional(row.number("expert_bytes_per_token").map(|b| b / f64::from(1 << 20)))
     }),
-    ("GB/s", 6, ":", |row| optional(row.number("weight_gb_per_s"))),
+    ("GB/s", 6, ":", |row| optional(row.number("read_gb_per_second"))),
+    ("of wall", 7, ":", |row| percent(row.number("read_share"))),
+    ("GOP/s", 7, ":", |row| optional(row.number("giga_ops_per_second"))),
+    ("of peak", 7, ":", |row| percent(row.number("ops_share"))),
 ];
 
 const MD_EXPERT_COLUMNS: [Column; 4] = [
@@ -160,6 +192,10 @@ const MD_EXPERT_COLUMNS: [Column; 4] = [
 
 fn optional(value: Option<f64>) -> String {
     value.map_or("-".into(), |v| format!("{v:.2}"))
+}
+
+fn percent(share: Option<f64>) -> String {
+    share.map_or("-".into(), |share| format!("{:.0} %", 100.0 * share))
 }
 
 fn md_head(row: &Row) -> String {

@@ -185,6 +185,17 @@ fn open_pread(setup: Arc<Setup>) -> Result<Box<dyn Link>> {
     Ok(Box::new(link))
 }
 
+/// Whether `IoKind::Uring` works here, or why not.
+#[cfg(target_os = "linux")]
+pub fn uring_works() -> io::Result<()> {
+    uring::works()
+}
+
+#[cfg(not(target_os = "linux"))]
+pub fn uring_works() -> io::Result<()> {
+    Err(io::Error::new(io::ErrorKind::Unsupported, "io_uring is Linux's"))
+}
+
 #[cfg(target_os = "linux")]
 fn open_uring(setup: Arc<Setup>, memory: &[(*mut u8, usize)]) -> io::Result<Box<dyn Link>> {
     Ok(Box::new(uring::Uring::start(setup, memory)?))

@@ -59,6 +59,22 @@ impl Drop for Uring {
     }
 }
 
+/// Whether the kernel has what this link needs.
+pub(super) fn works() -> io::Result<()> {
+    usable(2).map(drop)
+}
+
+/// A ring of the kernel's that can read.
+fn usable(entries: u32) -> io::Result<IoUring> {
+    let ring = IoUring::new(entries)?;
+    let mut probe = io_uring::Probe::new();
+    ring.submitter().register_probe(&mut probe)?;
+    if !probe.is_supported(opcode::Read::CODE) {
+        return Err(io::Error::new(io::ErrorKind::Unsupported, "the kernel's is too old"));
+    }
+    Ok(ring)
+}
+
 /// The kernel's end: the ring and what is registered with it.
 struct Ring {
     ring: IoUring,
@@ -71,12 +87,7 @@ impl Ring {
         // At most one operation for each read, and the bell: the queue cannot overflow, nor can
         // that of the completions, which is twice as long.
         let entries = u32::try_from(setup.depth + 1).map_err(|_| io::ErrorKind::InvalidInput)?;
-        let ring = IoUring::new(entries)?;
-        let mut probe = io_uring::Probe::new();
-        ring.submitter().register_probe(&mut probe)?;
-        if !probe.is_supported(opcode::Read::CODE) {
-            return Err(io::Error::new(io::ErrorKind::Unsupported, "the kernel's is too old"));
-        }
+        let ring = usable(entries)?;
         let fds: Vec<_> = (0..setup.files.len()).map(|i| setup.files.file(i).as_raw_fd()).collect();
         ring.submitter().register_files(&fds)?;
         let mut ring = Ring { ring, buffers: Vec::new() };

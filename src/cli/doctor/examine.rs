@@ -1,0 +1,113 @@
+//! What is looked at and measured, in that order.
+
+use crate::engine::memory;
+use crate::machine::disk::{self, Disk};
+use crate::machine::gpu::Gpu;
+use crate::machine::limits::Limits;
+use crate::machine::memory::Memory;
+use crate::machine::processor::Processor;
+use crate::machine::{Peak, ReadTest, Rounds};
+use crate::{Result, interrupt, simd};
+use std::path::{Path, PathBuf};
+
+/// A disk that was measured, or why none was.
+pub type DiskFinding = std::result::Result<(PathBuf, Disk), String>;
+
+pub struct Findings {
+    pub processor: Processor,
+    pub n_logical_cores: usize,
+    pub kernels: &'static str,
+    pub gpu: Gpu,
+    /// That io_uring works, or why not.
+    pub io_uring: std::result::Result<(), String>,
+    pub memory: Memory,
+    pub available_bytes: Option<u64>,
+    pub group_limit_bytes: Option<u64>,
+    pub limits: Limits,
+    /// 10⁹ bytes a second by so many threads, or why it was not measured.
+    pub read_rates: std::result::Result<Vec<(usize, Rounds)>, String>,
+    /// 10⁹ operations a second of a unit by so many threads.
+    pub peaks: Vec<(Peak, usize, Rounds)>,
+    pub disk: DiskFinding,
+}
+
+impl Findings {
+    /// Whether the rounds of each measurement of processor and memory agreed.
+    pub fn is_steady(&self) -> bool {
+        let rates = self.read_rates.iter().flatten().map(|(_, rounds)| rounds);
+        let peaks = self.peaks.iter().map(|(.., rounds)| rounds);
+        rates.chain(peaks).all(Rounds::is_steady)
+    }
+}
+
+/// The error is about the path; the inner one is a disk that is left alone.
+pub fn disk(path: &Path) -> Result<DiskFinding> {
+    let disk = Disk::measure(path)?;
+    Ok(Ok((path.canonicalize().unwrap_or_else(|_| path.to_owned()), disk)))
+}
+
+pub fn machine(disk: DiskFinding) -> Result<Findings> {
+    let n_logical_cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let available_bytes = memory::available_bytes();
+    let mut peaks = Vec::new();
+    for peak in Peak::all() {
+        let counts = if n_logical_cores > 1 { vec![1, n_logical_cores] } else { vec![1] };
+        for n_threads in counts {
+            interrupt::check()?;
+            let rounds = peak.giga_ops_per_second(n_threads);
+            peaks.push((peak, n_threads, rounds));
+        }
+    }
+    Ok(Findings {
+        processor: Processor::read(),
+        n_logical_cores,
+        kernels: simd::kernels().name,
+        gpu: Gpu::find(),
+        io_uring: disk::uring().map_err(|e| e.to_string()),
+        memory: Memory::read(),
+        available_bytes,
+        group_limit_bytes: memory::group_limit_bytes(),
+        limits: Limits::read(),
+        read_rates: read_rates(n_logical_cores, available_bytes)?,
+        peaks,
+        disk,
+    })
+}
+
+fn read_rates(
+    n_logical_cores: usize,
+    available: Option<u64>,
+) -> Result<std::result::Result<Vec<(usize, Rounds)>, String>> {
+    let test = match ReadTest::new(available) {
+        Ok(test) => test,
+        Err(e) => return Ok(Err(format!("no memory to measure with: {e}"))),
+    };
+    let mut out = Vec::new();
+    for n_threads in thread_counts(n_logical_cores) {
+        interrupt::check()?;
+        out.push((n_threads, test.gb_per_second(n_threads)));
+    }
+    Ok(Ok(out))
+}
+
+/// All numbers of threads on a small machine; powers of two and all cores on a large one.
+fn thread_counts(n_cores: usize) -> Vec<usize> {
+    if n_cores <= 8 {
+        return (1..=n_cores).collect();
+    }
+    let powers = std::iter::successors(Some(1), |n| Some(2 * n));
+    powers.take_while(|n| *n < n_cores).chain([n_cores]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_machines_are_measured_at_powers_of_two() {
+        assert_eq!(thread_counts(1), [1]);
+        assert_eq!(thread_counts(3), [1, 2, 3]);
+        assert_eq!(thread_counts(16), [1, 2, 4, 8, 16]);
+        assert_eq!(thread_counts(24), [1, 2, 4, 8, 16, 24]);
+    }
+}

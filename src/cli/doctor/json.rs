@@ -1,0 +1,74 @@
+//! Findings as one JSON object. What is not there, not limited or not measured is null.
+
+use super::examine::{DiskFinding, Findings};
+use crate::machine::Rounds;
+use serde_json::{Value, json};
+
+pub fn of(found: &Findings) -> Value {
+    let rates = found.read_rates.iter().flatten();
+    let rates = rates.map(|(n, rounds)| measured("gb_per_second", *n, rounds));
+    let peaks = found.peaks.iter().map(|(peak, n, rounds)| {
+        let mut value = measured("giga_ops_per_second", *n, rounds);
+        value["unit"] = peak.unit.into();
+        value["instructions"] = peak.instructions.into();
+        value
+    });
+    json!({
+        "moeba_version": env!("CARGO_PKG_VERSION"),
+        "steady": found.is_steady(),
+        "processor": {
+            "name": found.processor.name,
+            "logical_cores": found.n_logical_cores,
+            "features": found.processor.features,
+            "kernels": found.kernels,
+        },
+        "gpu": {
+            "driver": found.gpu.driver,
+            "libcuda": found.gpu.libcuda.as_ref().map(|path| path.display().to_string()),
+        },
+        "io_uring": {
+            "usable": found.io_uring.is_ok(),
+            "why_not": found.io_uring.as_ref().err(),
+        },
+        "memory": {
+            "total_bytes": found.memory.total_bytes,
+            "available_bytes": found.available_bytes,
+            "control_group_limit_bytes": found.group_limit_bytes,
+            "huge_page_bytes": found.memory.huge_page_bytes,
+            "huge_pages": found.memory.n_huge_pages,
+            "transparent_huge_pages": found.memory.transparent_huge_pages,
+            "read": rates.collect::<Vec<_>>(),
+        },
+        "integer_peak": peaks.collect::<Vec<_>>(),
+        "disk": disk(&found.disk),
+        "limits": {
+            "memlock_bytes": found.limits.memlock_bytes,
+            "open_files": found.limits.open_files,
+        },
+    })
+}
+
+fn measured(key: &str, n_threads: usize, rounds: &Rounds) -> Value {
+    json!({
+        "threads": n_threads,
+        key: rounds.median(),
+        "best": rounds.best(),
+        "spread": rounds.spread(),
+    })
+}
+
+fn disk(disk: &DiskFinding) -> Value {
+    match disk {
+        Err(why) => json!({ "why_not": why }),
+        Ok((path, disk)) => json!({
+            "path": path.display().to_string(),
+            "direct": disk.is_direct,
+            "io": disk.io.to_string(),
+            "read_bytes": disk.read_bytes,
+            "depth": disk.depth,
+            "gb_per_second": disk.gb_per_second.median(),
+            "spread": disk.gb_per_second.spread(),
+            "latency_us": disk.latency_us,
+        }),
+    }
+}

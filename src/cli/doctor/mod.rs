@@ -1,0 +1,40 @@
+//! `moeba doctor`: what this machine has and how fast it is, in a few seconds. A table for people,
+//! one JSON object for programs; `moeba trace replay --machine` reads the latter.
+
+mod examine;
+mod json;
+mod text;
+
+use super::out;
+use crate::Result;
+use std::path::{Path, PathBuf};
+
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// Model file to read from, or a folder, in which a file of 256 MiB is made and removed
+    /// [default: the current folder]
+    path: Option<PathBuf>,
+    /// One JSON object instead of a table
+    #[arg(long)]
+    json: bool,
+    /// Do not measure a disk
+    #[arg(long, conflicts_with = "path")]
+    no_disk: bool,
+}
+
+pub fn run(args: Args) -> Result<()> {
+    let disk = match (&args.path, args.no_disk) {
+        // Who names a path wants it measured, or to know why it cannot be.
+        (Some(path), _) => examine::disk(path)?,
+        (None, true) => Err("not asked for (--no-disk)".into()),
+        (None, false) => examine::disk(Path::new(".")).unwrap_or_else(|e| Err(e.to_string())),
+    };
+    let findings = examine::machine(disk)?;
+    if !findings.is_steady() {
+        log::warn!("the machine is too busy to measure: its figures differ from round to round");
+    }
+    match args.json {
+        true => out::line(&format!("{:#}", json::of(&findings))),
+        false => out::line(&text::of(&findings)),
+    }
+}

@@ -1,0 +1,131 @@
+//! Findings as a table.
+
+use super::examine::{DiskFinding, Findings};
+use crate::machine::Rounds;
+
+pub fn of(found: &Findings) -> String {
+    let mut lines = Vec::new();
+    processor(found, &mut lines);
+    memory(found, &mut lines);
+    disk(&found.disk, &mut lines);
+    let uring = match &found.io_uring {
+        Ok(()) => "usable".into(),
+        Err(why) => format!("not usable: {why}"),
+    };
+    lines.push(line("io_uring", &uring));
+    let gpu = match (&found.gpu.driver, &found.gpu.libcuda) {
+        (None, None) => "none".into(),
+        (driver, library) => {
+            let library = library.as_ref().map(|path| path.display().to_string());
+            let or = |text: Option<&str>, otherwise: &str| text.unwrap_or(otherwise).to_owned();
+            let library = or(library.as_deref(), "no libcuda");
+            format!("{}; {library}", or(driver.as_deref(), "no kernel module"))
+        }
+    };
+    lines.push(line("GPU driver", &gpu));
+    let limit = |limit: Option<u64>, text: fn(u64) -> String| limit.map_or("none".into(), text);
+    lines.push(line("pinned memory", &limit(found.limits.memlock_bytes, size)));
+    lines.push(line("open files", &limit(found.limits.open_files, |n| n.to_string())));
+    lines.join("\n")
+}
+
+fn line(what: &str, text: &str) -> String {
+    format!("{what:<16} {text}").trim_end().to_owned()
+}
+
+fn processor(found: &Findings, out: &mut Vec<String>) {
+    let name = match found.processor.name.as_str() {
+        "" => std::env::consts::ARCH,
+        name => name,
+    };
+    let cores = found.n_logical_cores;
+    out.push(line("processor", &format!("{name}, {cores} logical cores")));
+    out.push(line("", &found.processor.features.join(" ")));
+    out.push(line("kernels", found.kernels));
+    for (at, (peak, n_threads, rounds)) in found.peaks.iter().enumerate() {
+        let rate = rate(rounds, "GOP/s", *n_threads);
+        let text = format!("{rate}  {} ({})", peak.unit, peak.instructions);
+        out.push(line(if at == 0 { "integer peak" } else { "" }, &text));
+    }
+}
+
+fn memory(found: &Findings, out: &mut Vec<String>) {
+    let or_unknown = |bytes: Option<u64>| bytes.map_or("?".into(), size);
+    let (total, available) = (found.memory.total_bytes, found.available_bytes);
+    let text = format!("{}, {} available", or_unknown(total), or_unknown(available));
+    out.push(line("memory", &text));
+    let limit = found.group_limit_bytes.map_or("none".into(), size);
+    out.push(line("group's limit", &limit));
+    let transparent = found.memory.transparent_huge_pages.as_deref().unwrap_or("none");
+    let (n, bytes) = (found.memory.n_huge_pages, found.memory.huge_page_bytes);
+    let text = format!("transparent: {transparent}; {n} of {} set aside", or_unknown(bytes));
+    out.push(line("huge pages", &text));
+    match &found.read_rates {
+        Err(why) => out.push(line("memory read", why)),
+        Ok(rates) => out.extend(rates.iter().enumerate().map(|(at, (n_threads, rounds))| {
+            line(if at == 0 { "memory read" } else { "" }, &rate(rounds, "GB/s", *n_threads))
+        })),
+    }
+}
+
+fn disk(disk: &DiskFinding, out: &mut Vec<String>) {
+    let (path, disk) = match disk {
+        Ok(found) => found,
+        Err(why) => return out.push(line("disk", &format!("not measured: {why}"))),
+    };
+    let unsteady = if disk.gb_per_second.is_steady() { "" } else { " (unsteady)" };
+    let reads = format!("reads of {}, {} at once, {}", size_of(disk), disk.depth, disk.io);
+    let text = format!("{:.2} GB/s{unsteady}  {reads}", disk.gb_per_second.median());
+    out.push(line("disk", &text));
+    let direct = match disk.is_direct {
+        true => "past the page cache",
+        false => "through the page cache: no disk was measured",
+    };
+    out.push(line("", &format!("{:.0} µs for one of 4 KiB; {direct}", disk.latency_us)));
+    out.push(line("", &path.display().to_string()));
+}
+
+fn size_of(disk: &crate::machine::disk::Disk) -> String {
+    size(disk.read_bytes as u64)
+}
+
+fn rate(rounds: &Rounds, unit: &str, n_threads: usize) -> String {
+    let threads = if n_threads == 1 { "1 thread".into() } else { format!("{n_threads} threads") };
+    let unsteady = match rounds.is_steady() {
+        true => String::new(),
+        false => format!(", unsteady: best {:.1}", rounds.best()),
+    };
+    format!("{:.1} {unit}, {threads}{unsteady}", rounds.median())
+}
+
+/// In powers of 1024.
+fn size(bytes: u64) -> String {
+    let (mut scaled, mut unit) = (bytes as f64 / 1024.0, "KiB");
+    for larger in ["MiB", "GiB", "TiB"] {
+        if scaled >= 1024.0 {
+            (scaled, unit) = (scaled / 1024.0, larger);
+        }
+    }
+    let text = format!("{scaled:.1}");
+    format!("{} {unit}", text.trim_end_matches(".0"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_the_largest_unit_that_is_not_above_them() {
+        assert_eq!(size(512 << 10), "512 KiB");
+        assert_eq!(size((8 << 20) + (1 << 19)), "8.5 MiB");
+        assert_eq!(size(20 << 30), "20 GiB");
+    }
+
+    #[test]
+    fn rates_say_when_they_are_not_to_be_trusted() {
+        let steady = Rounds::sorted(vec![17.0, 17.5, 17.9]);
+        assert_eq!(rate(&steady, "GB/s", 2), "17.5 GB/s, 2 threads");
+        let busy = Rounds::sorted(vec![5.0, 9.0, 17.9]);
+        assert_eq!(rate(&busy, "GB/s", 1), "9.0 GB/s, 1 thread, unsteady: best 17.9");
+    }
+}

@@ -1,0 +1,25 @@
+//! What the machine can do, measured or read from the system: the walls that `moeba bench` holds
+//! its figures against, and what `moeba doctor` prints. Nothing here knows of models.
+
+pub mod disk;
+pub mod gpu;
+pub mod limits;
+pub mod memory;
+pub mod peak;
+pub mod processor;
+pub mod read_rate;
+mod rounds;
+mod team;
+mod wall;
+
+pub use peak::Peak;
+pub use read_rate::ReadTest;
+pub use rounds::Rounds;
+pub use wall::Wall;
+
+use std::fs;
+
+/// A file of /proc or /sys; nothing where there is none.
+fn text(path: &str) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}

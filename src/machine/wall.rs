@@ -1,0 +1,29 @@
+//! The two walls that computing a token runs into.
+
+use super::{Peak, ReadTest, Rounds};
+
+/// What so many threads read from memory, and what they multiply and add with the units that the
+/// kernels use. `None` for what could not be measured.
+#[derive(Clone, Debug, Default)]
+pub struct Wall {
+    pub read_gb_per_second: Option<Rounds>,
+    pub giga_ops_per_second: Option<Rounds>,
+}
+
+impl Wall {
+    /// Takes some 0.5 s, and a quarter of the `available` memory at most, which is given back.
+    pub fn measure(n_threads: usize, kernels: &str, available: Option<u64>) -> Wall {
+        let read = ReadTest::new(available).ok();
+        let peak = Peak::of_kernels(kernels);
+        Wall {
+            read_gb_per_second: read.map(|test| test.gb_per_second(n_threads)),
+            giga_ops_per_second: peak.map(|peak| peak.giga_ops_per_second(n_threads)),
+        }
+    }
+
+    /// Whether all rounds agreed.
+    pub fn is_steady(&self) -> bool {
+        let all = [&self.read_gb_per_second, &self.giga_ops_per_second];
+        all.into_iter().flatten().all(Rounds::is_steady)
+    }
+}

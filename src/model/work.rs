@@ -1,0 +1,109 @@
+//! What computing a token takes: multiply-adds of its products, bytes of the cache that attention
+//! reads. Work on single elements (norms, activations, the softmax) is left out: products have some
+//! thousand multiply-adds for each of those.
+
+use super::Model;
+use super::kv::{CacheType, LayerShape};
+use super::weights::{ExpertShape, FfnWeights, Gate, HeadMatrices, Linear, Matrix, Mixer, Query};
+use crate::backend::cpu::delta::DeltaShape;
+
+impl Model {
+    /// Multiply-adds of a token with `position` tokens before it, in all layers; without the head.
+    pub fn token_macs(&self, position: usize) -> u64 {
+        let shapes = self.hyper.cache_shapes();
+        let layers = self.weights.layers.iter().zip(shapes);
+        let macs = layers.map(|(layer, shape)| {
+            let attention = self.macs_a_position(shape) * seen(&layer.mixer, position) as u64;
+            mixer_macs(&layer.mixer) + attention + self.ffn_macs(&layer.ffn)
+        });
+        macs.sum()
+    }
+
+    /// Multiply-adds of one token's logits.
+    pub fn head_macs(&self) -> u64 {
+        matrix_macs(&self.weights.output.weight)
+    }
+
+    /// Bytes of keys and values, or of states, that a token with `position` tokens before it reads.
+    pub fn cache_bytes_read(&self, position: usize, k: CacheType, v: CacheType) -> u64 {
+        let layers = self.weights.layers.iter().zip(self.hyper.cache_shapes());
+        layers.map(|(layer, shape)| shape.n_bytes(seen(&layer.mixer, position), k, v) as u64).sum()
+    }
+
+    /// Multiply-adds of all heads with one position's key and value.
+    fn macs_a_position(&self, shape: LayerShape) -> u64 {
+        let (key, value) = match shape {
+            LayerShape::Heads { k_dim, v_dim, .. } => (k_dim, v_dim),
+            // Of the row the last part is of the key alone.
+            LayerShape::Latent { dim } => (dim, self.hyper.kv_rank),
+            LayerShape::Delta(_) => (0, 0),
+        };
+        (self.hyper.n_head * (key + value)) as u64
+    }
+
+    fn ffn_macs(&self, ffn: &FfnWeights) -> u64 {
+        let routing = &self.hyper.routing;
+        let routed = match &ffn.gate {
+            Gate::Dense => expert_macs(&ffn.expert),
+            Gate::Router(router) => {
+                let n_used = routing.k.min(routing.n_experts) as u64;
+                macs(&router.logits) + n_used * expert_macs(&ffn.expert)
+            }
+        };
+        let shared = ffn.shared.as_ref().map_or(0, |shared| {
+            expert_macs(&shared.shape) + shared.gate.as_ref().map_or(0, matrix_macs)
+        });
+        routed + shared + ffn.branch.as_ref().map_or(0, |branch| expert_macs(&branch.shape))
+    }
+}
+
+/// Positions that a token sees, its own among them.
+fn seen(mixer: &Mixer, position: usize) -> usize {
+    let window = match mixer {
+        Mixer::Attention(w) => w.window,
+        Mixer::Latent(_) | Mixer::Delta(_) => None,
+    };
+    (position + 1).min(window.unwrap_or(usize::MAX))
+}
+
+/// What does not depend on the position.
+fn mixer_macs(mixer: &Mixer) -> u64 {
+    match mixer {
+        Mixer::Attention(w) => [&w.q, &w.k, &w.v, &w.output].map(macs).iter().sum(),
+        Mixer::Latent(w) => {
+            let query = match &w.query {
+                Query::Direct(q) => macs(q),
+                Query::Compressed { a, b, .. } => macs(a) + macs(b),
+            };
+            query + macs(&w.kv_a) + heads_macs(&w.k_b) + heads_macs(&w.v_b) + macs(&w.output)
+        }
+        Mixer::Delta(w) => {
+            let linears: u64 = [&w.qkv, &w.z, &w.output].map(macs).iter().sum();
+            let gates: u64 = w.gates.matrices().map(matrix_macs).sum();
+            linears + gates + delta_macs(w.shape)
+        }
+    }
+}
+
+/// The convolution; then, for each element of the state, what the key finds in it, what is put
+/// there instead, and what the query finds.
+fn delta_macs(shape: DeltaShape) -> u64 {
+    (shape.channels() * shape.kernel + 3 * shape.n_state()) as u64
+}
+
+fn expert_macs(shape: &ExpertShape) -> u64 {
+    let n_matrices = 2 + usize::from(shape.gate.is_some());
+    (n_matrices * shape.n_ff * shape.n_embd) as u64
+}
+
+fn macs(linear: &Linear) -> u64 {
+    matrix_macs(&linear.weight)
+}
+
+fn matrix_macs(matrix: &Matrix) -> u64 {
+    (matrix.rows * matrix.cols) as u64
+}
+
+fn heads_macs(heads: &HeadMatrices) -> u64 {
+    (heads.n_heads * heads.rows * heads.all.cols) as u64
+}
