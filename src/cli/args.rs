@@ -7,7 +7,7 @@ use crate::experts::link::IoKind;
 use crate::policy::PolicySpec;
 
 /// More threads or tokens than any machine or model has: a slip of the finger.
-const MAX_THREADS: i64 = 4096;
+pub const MAX_THREADS: i64 = 4096;
 pub const MAX_TOKENS: i64 = 1 << 24;
 
 #[derive(clap::Args, Debug)]

@@ -95,8 +95,9 @@ mod x86 {
     /// `turns` times: products of registers 14 and 15, whatever is in them, added to each of
     /// registers 0 to 11.
     macro_rules! turns {
-        ($name:ident, $feature:literal, $($instruction:literal),+) => {
-            #[doc = concat!("# Safety\nThe processor has ", $feature, ".")]
+        ($name:ident, $($instruction:literal),+) => {
+            /// # Safety
+            /// The processor has the instructions.
             pub unsafe fn $name(turns: u64) {
                 // SAFETY: it uses no memory, and all vector registers are clobbered by the
                 // convention that is named.
@@ -119,13 +120,8 @@ mod x86 {
     }
 
     turns!(maddubs_256, "AVX2", "vpmaddubsw ymm13, ymm14, ymm15", "vpaddw ymm\\i, ymm\\i, ymm13");
-    turns!(
-        maddubs_512,
-        "AVX-512BW",
-        "vpmaddubsw zmm13, zmm14, zmm15",
-        "vpaddw zmm\\i, zmm\\i, zmm13"
-    );
-    turns!(dpbusd_512, "AVX-512 VNNI", "vpdpbusd zmm\\i, zmm14, zmm15");
+    turns!(maddubs_512, "vpmaddubsw zmm13, zmm14, zmm15", "vpaddw zmm\\i, zmm\\i, zmm13");
+    turns!(dpbusd_512, "vpdpbusd zmm\\i, zmm14, zmm15");
 }
 
 /// What the compiler makes of chains of multiply-adds.

@@ -169,6 +169,17 @@ impl Host {
         Host { memory_bytes_per_second: 141e9, flops: 3.3e12, dispatch_ns: 1e4 };
 }
 
+/// What was measured of a machine that computes on its CPU (`moeba doctor`).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MeasuredMachine {
+    /// From disk.
+    pub link: LinkCosts,
+    /// By all cores.
+    pub memory_bytes_per_second: f64,
+    /// Integer multiplications and additions, by all cores.
+    pub ops_per_second: f64,
+}
+
 impl CostModel {
     /// Deep enough to hide a copy's start, no deeper: what has started cannot be pre-empted.
     const DEVICE_DEPTH: usize = 2;
@@ -215,6 +226,23 @@ impl CostModel {
         }
     }
 
+    /// A decode step reads its weights at the machine's rate (README, "Measured": kernels do); one
+    /// more token of a prompt computes with them at `FLOPS_SHARE` of the peak.
+    pub fn of_machine(machine: &MeasuredMachine, geometry: &Geometry, k: usize) -> CostModel {
+        let g = geometry;
+        let byte_ns = 1e9 / machine.memory_bytes_per_second;
+        let arithmetic_ns = 1e9 * FLOPS_PER_WEIGHT / (FLOPS_SHARE * machine.ops_per_second);
+        let timer = Costs {
+            attention_ns: byte_ns * (g.attention_bytes + g.shared_bytes) as f64,
+            experts_ns: byte_ns * (k * g.expert_bytes) as f64,
+            head_ns: byte_ns * g.head_bytes as f64,
+            // The link says it.
+            load_ns: 0.0,
+        };
+        let prompt_share = arithmetic_ns / (byte_ns * g.weight_bytes);
+        CostModel::measured(machine.link, &timer, k, prompt_share.min(1.0))
+    }
+
     /// The same for policies that plan by costs; a token uses `k` experts.
     pub fn timer(&self, geometry: &Geometry, k: usize) -> Costs {
         let load_ns = self.link.latency_ns + self.link.transfer_ns(geometry.expert_bytes);
@@ -258,6 +286,20 @@ mod tests {
         assert!((costs.cpu_expert.of(1.0) - 1e5).abs() < 1e-6);
         // Twenty tokens of a prompt take as long as two steps.
         assert_eq!(costs.attention.of(20), 6e5);
+    }
+
+    /// Two operations at half of 400 GOP/s are 0.01 ns a weight; a byte is 0.05 ns.
+    #[test]
+    fn a_measured_machine_reads_at_its_rate_and_computes_at_half_its_peak() {
+        let geometry = Geometry::published("mixtral-8x7b").unwrap();
+        let (link, memory) = (LinkCosts::new(2e9, 80_000, 32), 20e9);
+        let machine =
+            MeasuredMachine { link, memory_bytes_per_second: memory, ops_per_second: 400e9 };
+        let costs = CostModel::of_machine(&machine, &geometry, 2);
+        assert!((costs.expert.memory_ns - geometry.expert_bytes as f64 / 20.0).abs() < 1e-3);
+        let share = costs.expert.token_ns / costs.expert.memory_ns;
+        assert!((share - 0.01 / (geometry.weight_bytes / 20.0)).abs() < 1e-9, "{share}");
+        assert_eq!(costs.link, link);
     }
 
     /// PreScope, Premise 5 and 6.2.1: loading an expert takes longer than computing it on the GPU,

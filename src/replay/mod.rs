@@ -18,7 +18,7 @@ pub mod tables;
 pub mod trace;
 mod traced;
 
-pub use costs::{CostModel, CpuExpert, Device, Host, LinkCosts, Roofline};
+pub use costs::{CostModel, CpuExpert, Device, Host, LinkCosts, MeasuredMachine, Roofline};
 pub use geometry::Geometry;
 pub use layout::Plain;
 pub use machine::Mode;

@@ -46,18 +46,13 @@ pub fn disk(path: &Path) -> Result<DiskFinding> {
     Ok(Ok((path.canonicalize().unwrap_or_else(|_| path.to_owned()), disk)))
 }
 
-pub fn machine(disk: DiskFinding) -> Result<Findings> {
+/// Measures with the numbers of threads that are asked for, or with some up to all cores.
+pub fn machine(threads: Option<Vec<usize>>, disk: DiskFinding) -> Result<Findings> {
     let n_logical_cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let available_bytes = memory::available_bytes();
-    let mut peaks = Vec::new();
-    for peak in Peak::all() {
-        let counts = if n_logical_cores > 1 { vec![1, n_logical_cores] } else { vec![1] };
-        for n_threads in counts {
-            interrupt::check()?;
-            let rounds = peak.giga_ops_per_second(n_threads);
-            peaks.push((peak, n_threads, rounds));
-        }
-    }
+    let for_reads = threads.clone().unwrap_or_else(|| thread_counts(n_logical_cores));
+    let mut ends = vec![1, n_logical_cores];
+    ends.dedup();
     Ok(Findings {
         processor: Processor::read(),
         n_logical_cores,
@@ -68,14 +63,26 @@ pub fn machine(disk: DiskFinding) -> Result<Findings> {
         available_bytes,
         group_limit_bytes: memory::group_limit_bytes(),
         limits: Limits::read(),
-        read_rates: read_rates(n_logical_cores, available_bytes)?,
-        peaks,
+        read_rates: read_rates(&for_reads, available_bytes)?,
+        // Integers grow with the cores, which share nothing.
+        peaks: peaks(&threads.unwrap_or(ends))?,
         disk,
     })
 }
 
+fn peaks(thread_counts: &[usize]) -> Result<Vec<(Peak, usize, Rounds)>> {
+    let mut out = Vec::new();
+    for peak in Peak::all() {
+        for &n_threads in thread_counts {
+            interrupt::check()?;
+            out.push((peak, n_threads, peak.giga_ops_per_second(n_threads)));
+        }
+    }
+    Ok(out)
+}
+
 fn read_rates(
-    n_logical_cores: usize,
+    thread_counts: &[usize],
     available: Option<u64>,
 ) -> Result<std::result::Result<Vec<(usize, Rounds)>, String>> {
     let test = match ReadTest::new(available) {
@@ -83,7 +90,7 @@ fn read_rates(
         Err(e) => return Ok(Err(format!("no memory to measure with: {e}"))),
     };
     let mut out = Vec::new();
-    for n_threads in thread_counts(n_logical_cores) {
+    for &n_threads in thread_counts {
         interrupt::check()?;
         out.push((n_threads, test.gb_per_second(n_threads)));
     }

@@ -5,7 +5,9 @@ mod examine;
 mod json;
 mod text;
 
+use super::args::MAX_THREADS;
 use super::out;
+use super::values::{self, Parsed};
 use crate::Result;
 use std::path::{Path, PathBuf};
 
@@ -14,6 +16,10 @@ pub struct Args {
     /// Model file to read from, or a folder, in which a file of 256 MiB is made and removed
     /// [default: the current folder]
     path: Option<PathBuf>,
+    /// Threads to measure memory and integers with, with commas between them [default: from one
+    /// to all cores]
+    #[arg(short, long, value_name = "N,…", value_parser = threads)]
+    threads: Option<Threads>,
     /// One JSON object instead of a table
     #[arg(long)]
     json: bool,
@@ -22,14 +28,29 @@ pub struct Args {
     no_disk: bool,
 }
 
+/// A list is one value of the flag, so it needs a type of its own: clap reads `Vec` as "repeated".
+#[derive(Clone, Debug)]
+struct Threads(Vec<usize>);
+
+fn threads(text: &str) -> Parsed<Threads> {
+    values::list(text, |item| values::integer(item, 1, MAX_THREADS)).map(Threads)
+}
+
 pub fn run(args: Args) -> Result<()> {
+    // The link says each time how it reads; the report says it once.
+    let level = log::max_level();
+    log::set_max_level(if level == log::LevelFilter::Info {
+        log::LevelFilter::Warn
+    } else {
+        level
+    });
     let disk = match (&args.path, args.no_disk) {
         // Who names a path wants it measured, or to know why it cannot be.
         (Some(path), _) => examine::disk(path)?,
         (None, true) => Err("not asked for (--no-disk)".into()),
         (None, false) => examine::disk(Path::new(".")).unwrap_or_else(|e| Err(e.to_string())),
     };
-    let findings = examine::machine(disk)?;
+    let findings = examine::machine(args.threads.map(|list| list.0), disk)?;
     if !findings.is_steady() {
         log::warn!("the machine is too busy to measure: its figures differ from round to round");
     }

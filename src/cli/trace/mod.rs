@@ -1,6 +1,7 @@
 //! `moeba trace`: routing traces, one file a subcommand.
 
 mod distance;
+mod machine;
 mod places;
 mod record;
 mod replay;

@@ -2,6 +2,7 @@
 
 use super::super::values::{self, Parsed};
 use super::super::{out, progress};
+use super::machine::{Machine, MachineArg, machine_or_file};
 use super::train::read_profile;
 use crate::engine::budget::RamBudget;
 use crate::engine::{Engine, EngineOptions};
@@ -27,9 +28,11 @@ pub struct Args {
     #[arg(long, value_name = "N,N,…", default_value = "10,25,50,75")]
     #[arg(value_parser = percents)]
     budget: Percents,
-    /// Machine to simulate: a5000, a6000, a100, h100, rtx3090 or v100
-    #[arg(long, value_name = "NAME", default_value = "rtx3090", value_parser = machine)]
-    machine: String,
+    /// Machine to simulate: a5000, a6000, a100, h100, rtx3090 or v100; or this one, by what moeba
+    /// doctor --json has written to a file
+    #[arg(long, value_name = "NAME|FILE.json", default_value = "rtx3090")]
+    #[arg(value_parser = machine_or_file)]
+    machine: MachineArg,
     /// Published model whose expert sizes are taken: mixtral-8x7b, qwen1.5-moe, qwen3-30b-a3b,
     /// deepseek-v2-lite or moonlight-16b-a3b
     #[arg(long, value_name = "NAME", default_value = "qwen1.5-moe", value_parser = sizes)]
@@ -94,7 +97,7 @@ pub fn sizes(text: &str) -> Parsed<String> {
     known(text, Geometry::names())
 }
 
-fn known<'a>(text: &str, names: impl Iterator<Item = &'a str>) -> Parsed<String> {
+pub fn known<'a>(text: &str, names: impl Iterator<Item = &'a str>) -> Parsed<String> {
     let names: Vec<&str> = names.collect();
     if names.contains(&text) {
         Ok(text.into())
@@ -116,19 +119,20 @@ fn compare(args: &Args, trace: &Trace) -> Result<()> {
     // Names live as long as the program: they are a handful.
     let stands_for = Geometry::names().find(|name| *name == args.sizes).expect("it was checked");
     let source = Source { trace, stands_for };
+    let machine = args.machine.read()?;
     let bar = progress::bar("replaying", (args.policy.len() * args.budget.0.len()) as u64);
     let mut runs = Vec::new();
     for policy in &args.policy {
         let mut reports = Vec::new();
         for &share in &args.budget.0 {
             crate::interrupt::check()?;
-            reports.push(one(args, &source, policy, share)?);
+            reports.push(one(args, &source, &machine, policy, share)?);
             bar.inc(1);
         }
         runs.push((policy.to_string(), reports));
     }
     bar.finish_and_clear();
-    let setting = source.describe(&args.machine);
+    let setting = source.describe(&machine.name());
     let values: [(&'static str, &str, fn(&Report) -> Cell); 4] = [
         ("tpot", "TPOT, ms", |r| Cell::Number(r.tpot.mean / 1e6, 3)),
         ("ttft", "TTFT, ms", |r| Cell::Number(r.ttft.mean / 1e6, 3)),
@@ -156,8 +160,14 @@ fn compare(args: &Args, trace: &Trace) -> Result<()> {
     Ok(())
 }
 
-fn one(args: &Args, source: &Source, policy: &PolicySpec, share: f64) -> Result<Report> {
-    let mut options = source.options(&args.machine, &policy.to_string(), share);
+fn one(
+    args: &Args,
+    source: &Source,
+    machine: &Machine,
+    policy: &PolicySpec,
+    share: f64,
+) -> Result<Report> {
+    let mut options = machine.options(source, &policy.to_string(), share);
     options.n_warm_up = args.warm_up;
     let routing = source.routing();
     let tiers = match &args.gguf {
