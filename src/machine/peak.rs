@@ -119,7 +119,7 @@ mod x86 {
         };
     }
 
-    turns!(maddubs_256, "AVX2", "vpmaddubsw ymm13, ymm14, ymm15", "vpaddw ymm\\i, ymm\\i, ymm13");
+    turns!(maddubs_256, "vpmaddubsw ymm13, ymm14, ymm15", "vpaddw ymm\\i, ymm\\i, ymm13");
     turns!(maddubs_512, "vpmaddubsw zmm13, zmm14, zmm15", "vpaddw zmm\\i, zmm\\i, zmm13");
     turns!(dpbusd_512, "vpdpbusd zmm\\i, zmm14, zmm15");
 }
