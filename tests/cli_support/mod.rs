@@ -66,6 +66,7 @@ pub fn write_tiny(path: &Path, options: Tiny) {
         out.set(&format!("{arch}.{key}"), value as u32).unwrap();
     }
     out.set(&format!("{arch}.attention.layer_norm_rms_epsilon"), 1e-6f32).unwrap();
+    out.set(&format!("{arch}.rope.freq_base"), 10000.0f32).unwrap();
     set_vocabulary(&mut out, options.chat);
     let shapes = shapes();
     for (name, dims) in &shapes {
