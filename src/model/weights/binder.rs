@@ -27,7 +27,7 @@ impl<'a> Binder<'a> {
 
     /// The file's name for a role and whether it may be absent. Roles of an encoder's layers and
     /// of its decoder's have names of their own, and numbers from 0.
-    fn name(&self, role: &str, layer: usize) -> Option<(String, bool)> {
+    pub fn name(&self, role: &str, layer: usize) -> Option<(String, bool)> {
         let n = self.hyper.n_encoder_layers();
         let (stack, within) = if layer < n { ("enc", layer) } else { ("dec", layer - n) };
         let of_stack = || self.descriptor.tensor_name(&format!("{stack}_{role}"), within);
@@ -59,11 +59,9 @@ impl<'a> Binder<'a> {
         let is_there = |role: &&str| Ok(self.find(role, layer)?.is_some());
         let found: Vec<bool> = roles.iter().map(is_there).collect::<Result<_>>()?;
         if found.contains(&true) {
-            let known = |role: &&&str| self.descriptor.tensors.contains_key(**role);
-            roles
-                .iter()
-                .filter(known)
-                .try_for_each(|role| self.require(role, layer).map(|_| ()))?;
+            for role in roles.iter().filter(|role| self.name(role, layer).is_some()) {
+                self.require(role, layer)?;
+            }
         }
         Ok(found.contains(&true))
     }

@@ -224,7 +224,7 @@ impl Binder<'_> {
 
     /// Until April 2024 converters wrote a tensor an expert.
     fn refuse_single_experts(&self, l: usize) -> Result<()> {
-        let Some((stacked, _)) = self.descriptor.tensor_name(ROUTED[1], l) else { return Ok(()) };
+        let Some((stacked, _)) = self.name(ROUTED[1], l) else { return Ok(()) };
         let single = stacked.replace("_exps.", ".0.");
         match self.gguf.tensor_index(&single) {
             None => Ok(()),
