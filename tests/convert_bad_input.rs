@@ -248,7 +248,7 @@ fn configs_out_of_range_or_of_other_models() {
     let spoil = |field: &str, value: Value, words: &[&str]| {
         Spoilt::new("llama").config(field, value).fails(&[&["config.json"], words].concat());
     };
-    spoil("architectures", json!(["GptForCausalLM"]), &["GptForCausalLM", "LlamaForCausalLM"]);
+    spoil("architectures", json!(["GptForCausalLM"]), &["GptForCausalLM", "Llama,"]);
     spoil("architectures", json!([]), &["architectures"]);
     spoil("architectures", Value::Null, &["architectures", "nothing"]);
     spoil("num_hidden_layers", json!(0), &["num_hidden_layers", "0"]);
