@@ -17,7 +17,7 @@ impl Wall {
         let peak = Peak::of_kernels(kernels);
         Wall {
             read_gb_per_second: read.map(|test| test.gb_per_second(n_threads)),
-            giga_ops_per_second: peak.map(|peak| peak.giga_ops_per_second(n_threads)),
+            giga_ops_per_second: Some(peak.giga_ops_per_second(n_threads)),
         }
     }
 

@@ -38,12 +38,9 @@ fn threads(text: &str) -> Parsed<Threads> {
 
 pub fn run(args: Args) -> Result<()> {
     // The link says each time how it reads; the report says it once.
-    let level = log::max_level();
-    log::set_max_level(if level == log::LevelFilter::Info {
-        log::LevelFilter::Warn
-    } else {
-        level
-    });
+    if !log::log_enabled!(log::Level::Debug) {
+        log::set_max_level(log::LevelFilter::Warn);
+    }
     let disk = match (&args.path, args.no_disk) {
         // Who names a path wants it measured, or to know why it cannot be.
         (Some(path), _) => examine::disk(path)?,
