@@ -66,7 +66,8 @@ fn logits_refuse_what_makes_no_sense() {
     failed(&with("1", &["--experts", out]), 2, &["same file"]);
     failed(&with("1", &["-t", "0"]), 2, &["--threads"]);
     failed(&with("1", &["-ub", "0"]), 2, &["--ubatch-size"]);
-    failed(&with("1", &["-ctk", "q8_0"]), 2, &["f32 or f16"]);
+    failed(&with("1", &["-ctk", "q4_0"]), 2, &["f32, f16, bf16 or q8_0"]);
+    failed(&with("1", &["-ctv", "q8_0"]), 1, &["--cache-type-v q8_0", "multiple of 32", "got 8"]);
     failed(&on(&model, "logits", &["--tokens", "1", "-o", ""]), 2, &["--output"]);
     failed(&on(&model, "logits", &["--tokens", "1", "-o", "/dev/null"]), 1, &["/dev/null"]);
     let nowhere = model.file("no/such/x.npy");

@@ -173,6 +173,45 @@ fn arctic() {
     agrees_with_transformers("arctic_mixed");
 }
 
+/// The largest difference of logits that the type of the cache makes, as a part of the largest.
+fn cache_error(path: &Path, tokens: &[u32], ty: CacheType) -> f32 {
+    let [exact, stored] = [CacheType::F32, ty].map(|ty| {
+        let options = EngineOptions { cache_type_k: ty, cache_type_v: ty, ..options() };
+        logits(&load(path, &options), tokens).0
+    });
+    let largest = exact.iter().fold(0f32, |m, v| m.max(v.abs()));
+    let worst = exact.iter().zip(&stored).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+    assert!(worst > 0.0, "a cache of {ty} changed nothing");
+    worst / largest
+}
+
+/// Models whose routing such differences do not turn over: there the error is the rows' own.
+#[test]
+fn cache_types_keep_the_logits() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["qwen3", "gpt_oss"] {
+        let path = common::convert_golden(name, "f32", dir.path());
+        let expect = common::repo().join("tests/golden").join(name).join("expect");
+        let tokens = read_ids(&expect.join("p70.tokens.json"));
+        for (ty, bound) in
+            [(CacheType::F16, 1e-3), (CacheType::BF16, 8e-3), (CacheType::Q8_0, 8e-3)]
+        {
+            let error = cache_error(&path, &tokens, ty);
+            assert!(error < bound, "{name}, cache of {ty}: off by {error}");
+        }
+        // One result for all threads and micro-batches with quantised rows too.
+        let bits = |n_threads: usize, n_ubatch: usize| -> Vec<u32> {
+            let (cache_type_k, cache_type_v) = (CacheType::Q8_0, CacheType::Q8_0);
+            let n_threads = Some(n_threads);
+            let cache = EngineOptions { cache_type_k, cache_type_v, ..options() };
+            let options = EngineOptions { n_threads, n_ubatch, ..cache };
+            logits(&load(&path, &options), &tokens).0.into_iter().map(f32::to_bits).collect()
+        };
+        let whole = bits(1, 512);
+        assert!([(2, 512), (3, 1), (2, 17)].iter().all(|(t, ub)| bits(*t, *ub) == whole));
+    }
+}
+
 /// Promise 1 as far as it goes today: threads, micro-batches and kernels change no bit.
 #[test]
 fn bits_do_not_depend_on_threads_or_batches() {

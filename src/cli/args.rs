@@ -55,11 +55,11 @@ pub struct BatchArgs {
     #[arg(long, value_name = "N", default_value = "512", value_parser = tokens)]
     #[arg(env = "MOEBA_UBATCH_SIZE")]
     pub ubatch_size: usize,
-    /// Type of the key cache, f32 or f16 (or -ctk TYPE)
+    /// Type of the key cache: f32, f16, bf16 or q8_0 (or -ctk TYPE)
     #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = cache_type)]
     #[arg(env = "MOEBA_CACHE_TYPE_K")]
     pub cache_type_k: CacheType,
-    /// Type of the value cache, f32 or f16 (or -ctv TYPE)
+    /// Type of the value cache: f32, f16, bf16 or q8_0 (or -ctv TYPE)
     #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = cache_type)]
     #[arg(env = "MOEBA_CACHE_TYPE_V")]
     pub cache_type_v: CacheType,
@@ -90,7 +90,7 @@ pub struct ExpertArgs {
 }
 
 fn cache_type(text: &str) -> Parsed<CacheType> {
-    text.to_ascii_lowercase().parse().map_err(|_| "expected f32 or f16".to_owned())
+    text.to_ascii_lowercase().parse().map_err(|_| format!("expected {}", CacheType::NAMES))
 }
 
 impl BatchArgs {

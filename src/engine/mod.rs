@@ -119,6 +119,7 @@ impl Prepared {
             ));
         }
         let n_ctx = context(bound.hyper(), options)?;
+        kv::check(&bound.hyper().cache_shapes(), options.cache_type_k, options.cache_type_v)?;
         let kv_bytes = kv_bytes(bound.hyper(), options, n_ctx);
         let available = memory::available_bytes();
         if let Some(available) = available.filter(|a| *a < kv_bytes) {

@@ -2,23 +2,62 @@
 //! or latent attention's one row for both. A head's positions lie one after the other, so that
 //! attention reads them as a stream.
 
-use crate::backend::cpu::attention::{Elements, Rows, RowsMut};
+use crate::backend::cpu::attention::{Elements, ElementsMut, Rows, RowsMut};
 use crate::backend::cpu::delta::DeltaShape;
+use crate::gguf::TensorType;
 use crate::{Error, Result};
 
 /// How keys or values are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(non_camel_case_types)] // the names are the format's own
 pub enum CacheType {
     F32,
     F16,
+    BF16,
+    /// Blocks of 32 along a head's elements.
+    Q8_0,
 }
 
 impl CacheType {
-    pub fn bytes(self) -> usize {
+    /// All of them, as llama.cpp's flags name them.
+    pub const NAMES: &str = "f32, f16, bf16 or q8_0";
+
+    fn tensor_type(self) -> TensorType {
         match self {
-            CacheType::F32 => 4,
-            CacheType::F16 => 2,
+            CacheType::F32 => TensorType::F32,
+            CacheType::F16 => TensorType::F16,
+            CacheType::BF16 => TensorType::BF16,
+            CacheType::Q8_0 => TensorType::Q8_0,
         }
+    }
+
+    /// Bytes of a row; one that cuts a block counts as whole blocks.
+    fn row_bytes(self, dim: usize) -> usize {
+        let ty = self.tensor_type();
+        dim.div_ceil(ty.block_len()) * ty.block_bytes()
+    }
+
+    /// Whether rows are whole blocks; `which` is the option's name.
+    fn check(self, which: &str, what: &str, dim: usize) -> Result<()> {
+        let len = self.tensor_type().block_len();
+        if dim.is_multiple_of(len) {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "--cache-type-{which} {self}: expected {what} of a multiple of {len} elements, got \
+             {dim}: take f16"
+        )))
+    }
+}
+
+impl std::fmt::Display for CacheType {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        f.write_str(match self {
+            CacheType::F32 => "f32",
+            CacheType::F16 => "f16",
+            CacheType::BF16 => "bf16",
+            CacheType::Q8_0 => "q8_0",
+        })
     }
 }
 
@@ -26,11 +65,10 @@ impl std::str::FromStr for CacheType {
     type Err = Error;
 
     fn from_str(s: &str) -> Result<Self> {
-        match s {
-            "f32" => Ok(CacheType::F32),
-            "f16" => Ok(CacheType::F16),
-            other => Err(Error::Usage(format!("cache type: expected f32 or f16, got {other:?}"))),
-        }
+        let all = [CacheType::F32, CacheType::F16, CacheType::BF16, CacheType::Q8_0];
+        let found = all.into_iter().find(|ty| ty.to_string() == s);
+        let wrong = || format!("cache type: expected {}, got {s:?}", CacheType::NAMES);
+        found.ok_or_else(|| Error::Usage(wrong()))
     }
 }
 
@@ -38,6 +76,8 @@ impl std::str::FromStr for CacheType {
 enum Plane {
     F32(Vec<f32>),
     F16(Vec<u16>),
+    BF16(Vec<u16>),
+    Q8_0(Vec<u8>),
 }
 
 /// What one layer keeps of each position.
@@ -56,9 +96,9 @@ impl LayerShape {
     pub fn n_bytes(self, n_ctx: usize, k: CacheType, v: CacheType) -> usize {
         match self {
             LayerShape::Heads { n_head_kv, k_dim, v_dim } => {
-                n_ctx * n_head_kv * (k_dim * k.bytes() + v_dim * v.bytes())
+                n_ctx * n_head_kv * (k.row_bytes(k_dim) + v.row_bytes(v_dim))
             }
-            LayerShape::Latent { dim } => n_ctx * dim * k.bytes(),
+            LayerShape::Latent { dim } => n_ctx * k.row_bytes(dim),
             LayerShape::Delta(shape) => 4 * (shape.n_past() + shape.n_state()),
         }
     }
@@ -67,6 +107,21 @@ impl LayerShape {
 /// Bytes of a cache of `n_ctx` positions.
 pub fn n_bytes(layers: &[LayerShape], n_ctx: usize, k: CacheType, v: CacheType) -> u64 {
     layers.iter().map(|layer| layer.n_bytes(n_ctx, k, v) as u64).sum()
+}
+
+/// Whether the types can hold rows of these layers.
+pub fn check(layers: &[LayerShape], k: CacheType, v: CacheType) -> Result<()> {
+    for layer in layers {
+        match *layer {
+            LayerShape::Heads { k_dim, v_dim, .. } => {
+                k.check("k", "keys", k_dim)?;
+                v.check("v", "values", v_dim)?;
+            }
+            LayerShape::Latent { dim } => k.check("k", "latent rows", dim)?,
+            LayerShape::Delta(_) => {}
+        }
+    }
+    Ok(())
 }
 
 struct LayerCache {
@@ -91,11 +146,14 @@ pub struct KvCache {
 }
 
 impl KvCache {
-    /// Zeroed memory that the system provides as it is first written.
+    /// Zeroed memory that the system provides as it is first written. The types have passed
+    /// [`check`].
     pub fn new(shapes: &[LayerShape], n_ctx: usize, k: CacheType, v: CacheType) -> KvCache {
-        let plane = |ty, dim: usize| match ty {
+        let plane = |ty: CacheType, dim: usize| match ty {
             CacheType::F32 => Plane::F32(vec![0.0; n_ctx * dim]),
             CacheType::F16 => Plane::F16(vec![0; n_ctx * dim]),
+            CacheType::BF16 => Plane::BF16(vec![0; n_ctx * dim]),
+            CacheType::Q8_0 => Plane::Q8_0(vec![0; n_ctx * ty.row_bytes(dim)]),
         };
         let layer = |&shape: &LayerShape| {
             let mut delta = DeltaState::default();
@@ -168,14 +226,63 @@ impl Plane {
         let data = match self {
             Plane::F32(data) => Elements::F32(data),
             Plane::F16(data) => Elements::F16(data),
+            Plane::BF16(data) => Elements::BF16(data),
+            Plane::Q8_0(data) => Elements::Q8_0(data),
         };
         Rows { data, dim, stride: dim, n_ctx }
     }
 
     fn rows_mut(&mut self, dim: usize, n_ctx: usize) -> RowsMut<'_> {
-        match self {
-            Plane::F32(data) => RowsMut::F32 { data, dim, n_ctx },
-            Plane::F16(data) => RowsMut::F16 { data, dim, n_ctx },
+        let data = match self {
+            Plane::F32(data) => ElementsMut::F32(data),
+            Plane::F16(data) => ElementsMut::F16(data),
+            Plane::BF16(data) => ElementsMut::BF16(data),
+            Plane::Q8_0(data) => ElementsMut::Q8_0(data),
+        };
+        RowsMut { data, dim, n_ctx }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: [CacheType; 4] = [CacheType::F32, CacheType::F16, CacheType::BF16, CacheType::Q8_0];
+
+    #[test]
+    fn what_is_counted_is_what_is_held() {
+        let layers = [
+            LayerShape::Heads { n_head_kv: 2, k_dim: 64, v_dim: 96 },
+            LayerShape::Latent { dim: 576 },
+        ];
+        let held = |plane: &Plane| match plane {
+            Plane::F32(data) => 4 * data.len(),
+            Plane::F16(data) | Plane::BF16(data) => 2 * data.len(),
+            Plane::Q8_0(data) => data.len(),
+        };
+        for (k, v) in ALL.into_iter().flat_map(|k| ALL.map(|v| (k, v))) {
+            check(&layers, k, v).unwrap();
+            let cache = KvCache::new(&layers, 10, k, v);
+            let held: usize = cache.layers.iter().map(|l| held(&l.k) + held(&l.v)).sum();
+            assert_eq!(n_bytes(&layers, 10, k, v), held as u64, "{k} and {v}");
+        }
+        assert_eq!(n_bytes(&layers[1..], 1, CacheType::Q8_0, CacheType::F32), 612);
+    }
+
+    #[test]
+    fn names_are_read_back_and_others_refused() {
+        assert!(ALL.into_iter().all(|ty| ty.to_string().parse::<CacheType>().unwrap() == ty));
+        let refused = "q4_0".parse::<CacheType>().unwrap_err().to_string();
+        assert!(refused.contains(CacheType::NAMES) && refused.contains("q4_0"), "{refused}");
+    }
+
+    #[test]
+    fn rows_that_cut_a_block_are_refused() {
+        let heads = LayerShape::Heads { n_head_kv: 1, k_dim: 80, v_dim: 64 };
+        check(&[heads], CacheType::F16, CacheType::Q8_0).unwrap();
+        let refused = check(&[heads], CacheType::Q8_0, CacheType::F16).unwrap_err().to_string();
+        for part in ["--cache-type-k q8_0", "keys", "multiple of 32", "got 80"] {
+            assert!(refused.contains(part), "{refused}");
         }
     }
 }

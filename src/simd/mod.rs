@@ -8,6 +8,7 @@ mod avx2;
 mod exp;
 mod mat;
 mod scalar;
+pub mod tile;
 
 pub use acts::{ActKind, ActView, ActWriter, Activations, act_kind};
 pub use mat::MatRef;
@@ -53,6 +54,12 @@ pub struct Kernels {
     dot_f32: unsafe fn(&[f32], &[f32]) -> f32,
     dot_f16: unsafe fn(&[f32], &[u16]) -> f32,
     f32_to_f16: unsafe fn(&[f32], &mut [u16]),
+    f16_to_f32: unsafe fn(&[u16], &mut [f32]),
+    bf16_to_f32: unsafe fn(&[u16], &mut [f32]),
+    q8_0_to_f32: unsafe fn(&[u8], &mut [f32]),
+    tile_dot: tile::TileDot,
+    tile_axpy: tile::TileAxpy,
+    tile_softmax: tile::TileSoftmax,
 }
 
 /// The version for this processor.

@@ -1,8 +1,8 @@
 //! The specification: each loop in the fewest words. Vector versions must give the same bits.
 //! `f32::mul_add` is a real fma everywhere (a library call where the target has no instruction).
 
-use super::exp;
 use super::{ActView, Kernels, MatRef, Scratch};
+use super::{exp, tile};
 use crate::gguf::TensorType;
 use crate::quant::nvfp4::half_e4m3;
 use crate::quant::{BlockNVFP4, IntBlock, blocks_of, q8_0, q8_k, tree8};
@@ -31,6 +31,12 @@ pub(super) static KERNELS: Kernels = Kernels {
     f32_to_f16: |x, out| {
         out.iter_mut().zip(x).for_each(|(o, x)| *o = f16::from_f32(*x).to_bits());
     },
+    f16_to_f32: tile::f16_to_f32,
+    bf16_to_f32: tile::bf16_to_f32,
+    q8_0_to_f32: tile::q8_0_to_f32,
+    tile_dot: tile::tile_dot,
+    tile_axpy: tile::tile_axpy,
+    tile_softmax: tile::tile_softmax,
 };
 
 /// # Safety
@@ -97,7 +103,7 @@ fn dot_nvfp4(row: &[u8], qs: &[i8], scales: &[f32]) -> f32 {
     tree8(lanes)
 }
 
-fn dot_float(x: &[f32], y: impl Iterator<Item = f32>) -> f32 {
+pub(super) fn dot_float(x: &[f32], y: impl Iterator<Item = f32>) -> f32 {
     let mut lanes = [0f32; 8];
     for (i, (x, y)) in x.iter().zip(y).enumerate() {
         lanes[i % 8] = x.mul_add(y, lanes[i % 8]);

@@ -14,6 +14,7 @@ pub mod router;
 use std::cell::UnsafeCell;
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::sync::Mutex;
 
 use crate::simd::{self, Kernels, Scratch};
 use pool::Pool;
@@ -48,12 +49,15 @@ pub struct Cpu {
     pool: Pool,
     pub kernels: &'static Kernels,
     scratch: Vec<PerThread>,
+    /// Attention's partial results, which one thread writes and another reads.
+    partials: Mutex<Vec<f32>>,
 }
 
 impl Cpu {
     pub fn new(n_threads: usize) -> Cpu {
         let scratch = (0..n_threads).map(|_| PerThread(UnsafeCell::default())).collect();
-        Cpu { pool: Pool::new(n_threads), kernels: simd::kernels(), scratch }
+        let pool = Pool::new(n_threads);
+        Cpu { pool, kernels: simd::kernels(), scratch, partials: Mutex::default() }
     }
 
     pub fn n_threads(&self) -> usize {

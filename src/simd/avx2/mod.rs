@@ -34,6 +34,7 @@ mod nvfp4;
 mod ops;
 mod panel;
 mod reduce;
+mod tile;
 
 use super::{ActView, Kernels, MatRef, Scratch};
 use crate::gguf::TensorType;
@@ -58,6 +59,12 @@ static KERNELS: Kernels = Kernels {
     dot_f32: ops::dot_f32,
     dot_f16: ops::dot_f16,
     f32_to_f16: ops::f32_to_f16,
+    f16_to_f32: tile::f16_to_f32,
+    bf16_to_f32: tile::bf16_to_f32,
+    q8_0_to_f32: tile::q8_0_to_f32,
+    tile_dot: tile::tile_dot,
+    tile_axpy: tile::tile_axpy,
+    tile_softmax: tile::tile_softmax,
 };
 
 pub(super) fn kernels() -> Option<&'static Kernels> {

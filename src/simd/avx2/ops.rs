@@ -9,7 +9,7 @@ use std::arch::x86_64::*;
 /// See `simd::exp`.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn exp8(x: __m256) -> __m256 {
+pub(super) fn exp8(x: __m256) -> __m256 {
     let x = _mm256_max_ps(_mm256_set1_ps(LOWEST), x);
     let x = _mm256_min_ps(_mm256_set1_ps(HIGHEST), x);
     let rounder = _mm256_set1_ps(ROUNDER);

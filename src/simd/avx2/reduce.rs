@@ -30,3 +30,24 @@ pub(super) fn tree8(v: __m256) -> f32 {
     let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
 }
+
+/// Lane i is the [`tree8`] of `v[i]`: 14 shuffles and 7 additions for eight.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn trees8(v: [__m256; 8]) -> __m256 {
+    let fours = |a, b| {
+        let (low, high) =
+            (_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b));
+        _mm256_add_ps(low, high)
+    };
+    let twos = |a, b| {
+        let low = _mm256_shuffle_ps::<0b01_00_01_00>(a, b);
+        _mm256_add_ps(low, _mm256_shuffle_ps::<0b11_10_11_10>(a, b))
+    };
+    let ones = |a, b| {
+        let even = _mm256_shuffle_ps::<0b10_00_10_00>(a, b);
+        _mm256_add_ps(even, _mm256_shuffle_ps::<0b11_01_11_01>(a, b))
+    };
+    let low = twos(fours(v[0], v[4]), fours(v[1], v[5]));
+    ones(low, twos(fours(v[2], v[6]), fours(v[3], v[7])))
+}

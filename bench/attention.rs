@@ -1,0 +1,126 @@
+//! Attention of one layer: tokens × positions, GFLOP/s (a product and a sum are two), by tiles and
+//! by the kernel before it, which took the queries one by one and kept all scores.
+//!
+//!     cargo bench --bench attention               # one thread, a table in Markdown
+//!
+//! Variants of a case run in turn, round after round, so that other work on the machine meets all
+//! of them alike; each shows its fastest round.
+
+use half::f16;
+use moeba::backend::cpu::Cpu;
+use moeba::backend::cpu::attention::{AttentionShape, Elements, ElementsMut, Rows, RowsMut};
+use std::hint::black_box;
+use std::time::Instant;
+
+const ROUNDS: usize = 7;
+
+struct Heads {
+    name: &'static str,
+    n_head: usize,
+    n_head_kv: usize,
+    k_dim: usize,
+    v_dim: usize,
+}
+
+const HEADS: [Heads; 3] = [
+    Heads { name: "32 heads on 4, 128", n_head: 32, n_head_kv: 4, k_dim: 128, v_dim: 128 },
+    Heads { name: "16 heads on 16, 128", n_head: 16, n_head_kv: 16, k_dim: 128, v_dim: 128 },
+    Heads { name: "128 heads on 1, 576", n_head: 128, n_head_kv: 1, k_dim: 576, v_dim: 512 },
+];
+
+fn values(n: usize) -> Vec<f32> {
+    let mut seed = 1u64;
+    let mut next = || {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+/// The kernel before, for f16 rows that lie one after the other.
+fn query_by_query(cpu: &Cpu, heads: &Heads, q: &[f32], k: &[u16], n_ctx: usize, out: &mut [f32]) {
+    let (kernels, group) = (cpu.kernels, heads.n_head / heads.n_head_kv);
+    let tokens = q.len() / heads.n_head / heads.k_dim;
+    let mut scores = vec![0.0; group * n_ctx];
+    for t in 0..tokens {
+        for kv in 0..heads.n_head_kv {
+            let n = n_ctx - tokens + t + 1;
+            let first = t * heads.n_head + kv * group;
+            let row = |i: usize, dim: usize| &k[(kv * n_ctx + i) * heads.k_dim..][..dim];
+            for i in 0..n {
+                for g in 0..group {
+                    let q = &q[(first + g) * heads.k_dim..][..heads.k_dim];
+                    let score = kernels.dot_f16(q, row(i, heads.k_dim));
+                    scores[g * n + i] = score / (heads.k_dim as f32).sqrt();
+                }
+            }
+            let out = &mut out[first * heads.v_dim..(first + group) * heads.v_dim];
+            out.fill(0.0);
+            scores[..group * n].chunks_exact_mut(n).for_each(|s| kernels.softmax(s));
+            for i in 0..n {
+                for (g, out) in out.chunks_exact_mut(heads.v_dim).enumerate() {
+                    kernels.axpy_f16(out, scores[g * n + i], row(i, heads.v_dim));
+                }
+            }
+        }
+    }
+}
+
+/// (the kernel before, tiles of f16, tiles of q8_0): GFLOP/s.
+fn measure(cpu: &Cpu, heads: &Heads, tokens: usize, n_ctx: usize) -> [f64; 3] {
+    let q = values(tokens * heads.n_head * heads.k_dim);
+    let x = values(n_ctx * heads.n_head_kv * heads.k_dim);
+    let mut halves = vec![f16::ZERO.to_bits(); x.len()];
+    let mut blocks = vec![0; x.len() / 32 * 34];
+    let dim = heads.k_dim;
+    for data in [ElementsMut::F16(&mut halves), ElementsMut::Q8_0(&mut blocks)] {
+        RowsMut { data, dim, n_ctx }.store(cpu.kernels, &x, 0);
+    }
+    let shape = AttentionShape {
+        n_head: heads.n_head,
+        n_head_kv: heads.n_head_kv,
+        first: n_ctx - tokens,
+        all: None,
+        window: None,
+        scale: 1.0 / (dim as f32).sqrt(),
+        sinks: None,
+        bias: None,
+    };
+    let mut out = vec![0.0; tokens * heads.n_head * heads.v_dim];
+    let mut fastest = [f64::INFINITY; 3];
+    for _ in 0..ROUNDS {
+        for (i, fastest) in fastest.iter_mut().enumerate() {
+            let start = Instant::now();
+            match i {
+                0 => query_by_query(cpu, heads, &q, &halves, n_ctx, &mut out),
+                _ => {
+                    let data =
+                        if i == 1 { Elements::F16(&halves) } else { Elements::Q8_0(&blocks) };
+                    let rows = Rows { data, dim, stride: dim, n_ctx };
+                    cpu.attention(shape, &q, rows, rows.narrow(heads.v_dim), &mut out);
+                }
+            }
+            black_box(&mut out);
+            *fastest = fastest.min(start.elapsed().as_secs_f64());
+        }
+    }
+    let pairs: usize = (0..tokens).map(|t| n_ctx - tokens + t + 1).sum();
+    let flops = (2 * pairs * heads.n_head * (heads.k_dim + heads.v_dim)) as f64;
+    fastest.map(|seconds| flops / seconds / 1e9)
+}
+
+fn main() {
+    let cpu = Cpu::new(1);
+    println!("| heads | tokens | positions | query by query, f16 | tiles, f16 | tiles, q8_0 | |");
+    println!("|---|---|---|---|---|---|---|");
+    for heads in &HEADS {
+        for (tokens, n_ctx) in [(1, 512), (1, 16384), (32, 512), (512, 512), (64, 8192)] {
+            let [before, f16, q8_0] = measure(&cpu, heads, tokens, n_ctx);
+            println!(
+                "| {} | {tokens} | {n_ctx} | {before:.1} | {f16:.1} | {q8_0:.1} | {:.2} |",
+                heads.name,
+                f16 / before
+            );
+        }
+    }
+}

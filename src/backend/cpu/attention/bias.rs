@@ -1,0 +1,24 @@
+//! A bias on the scores that depends on how far apart query and key are.
+
+/// A number a head and a distance of key and query; farther away than `reach` it changes no more.
+#[derive(Clone, Debug)]
+pub struct DistanceBias {
+    reach: usize,
+    /// [n_head, 2·reach + 1], from the farthest key before the query to the farthest behind it
+    values: Vec<f32>,
+}
+
+impl DistanceBias {
+    /// `of(head, distance)` says the numbers; distances are key minus query, −reach to reach.
+    pub fn new(n_head: usize, reach: usize, of: impl Fn(usize, isize) -> f32) -> DistanceBias {
+        let distances = || -(reach as isize)..=reach as isize;
+        let head = |h: usize| distances().map(|d| of(h, d)).collect::<Vec<f32>>();
+        DistanceBias { reach, values: (0..n_head).flat_map(head).collect() }
+    }
+
+    pub(super) fn of(&self, head: usize, key: usize, query: usize) -> f32 {
+        let (first, last) = (query.saturating_sub(self.reach), query + self.reach);
+        let key = key.clamp(first, last);
+        self.values[head * (2 * self.reach + 1) + key + self.reach - query]
+    }
+}

@@ -1,0 +1,269 @@
+//! Some tokens' queries of the heads that share a KV head, against one split of the positions.
+
+use super::{Call, SPLIT, SharedOut, TILE, ThreadScratch};
+use crate::simd::Kernels;
+use crate::simd::tile::{Tile, TileMut, shift};
+use std::ops::Range;
+
+pub(super) struct Block<'a> {
+    pub call: Call<'a>,
+    pub head_kv: usize,
+    /// Of the call.
+    pub tokens: Range<usize>,
+}
+
+/// What stands behind a record's `acc`: max, sum, and what fills a vector.
+pub(super) const RECORD_TAIL: usize = 8;
+
+/// What a thread works in.
+pub(super) struct Room<'a> {
+    /// [rows, k dim] padded
+    q: &'a mut [f32],
+    /// [rows, TILE]
+    scores: &'a mut [f32],
+    /// Keys, then values.
+    tile: &'a mut [f32],
+}
+
+impl<'a> Room<'a> {
+    /// With `extra` floats beside it.
+    pub fn new(
+        scratch: &'a mut ThreadScratch,
+        block: &Block,
+        extra: usize,
+    ) -> (Self, &'a mut [f32]) {
+        const LINE: usize = 16;
+        let Call { k, v, .. } = block.call;
+        let sizes = [
+            block.n_rows() * k.dim.next_multiple_of(8),
+            block.n_rows() * TILE,
+            k.room(TILE).max(v.room(TILE)),
+            extra,
+        ];
+        let sizes = sizes.map(|n| n.next_multiple_of(LINE));
+        let (_, floats) = scratch.split(sizes.iter().sum::<usize>() + LINE);
+        let floats = {
+            let start = floats.as_ptr().align_offset(4 * LINE).min(LINE);
+            &mut floats[start..]
+        };
+        let (q, floats) = floats.split_at_mut(sizes[0]);
+        let (scores, floats) = floats.split_at_mut(sizes[1]);
+        let (tile, floats) = floats.split_at_mut(sizes[2]);
+        (Room { q, scores, tile }, &mut floats[..extra])
+    }
+}
+
+fn common(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
+    let start = a.start.max(b.start);
+    start..a.end.min(b.end).max(start)
+}
+
+/// acc, max and sum of a query's record.
+fn parts(record: &mut [f32]) -> (&mut [f32], &mut f32, &mut f32) {
+    let (acc, tail) = record.split_at_mut(record.len() - RECORD_TAIL);
+    let (max, tail) = tail.split_at_mut(1);
+    (acc, &mut max[0], &mut tail[0])
+}
+
+impl Block<'_> {
+    fn group(&self) -> usize {
+        self.call.shape.group()
+    }
+
+    pub fn n_rows(&self) -> usize {
+        self.tokens.len() * self.group()
+    }
+
+    /// Positions that any of the queries sees.
+    pub fn seen(&self) -> Range<usize> {
+        let shape = &self.call.shape;
+        shape.seen(self.tokens.start).start..shape.seen(self.tokens.end - 1).end
+    }
+
+    /// Positions that each of the queries sees.
+    fn seen_by_all(&self) -> Range<usize> {
+        let shape = &self.call.shape;
+        let start = shape.seen(self.tokens.end - 1).start;
+        start..shape.seen(self.tokens.start).end.max(start)
+    }
+
+    /// Of one of the block's tokens.
+    fn rows_of(&self, token: usize) -> Range<usize> {
+        let first = (token - self.tokens.start) * self.group();
+        first..first + self.group()
+    }
+
+    /// Where a row's token and head stand among all.
+    fn place(&self, row: usize) -> usize {
+        let (token, g) = (self.tokens.start + row / self.group(), row % self.group());
+        token * self.call.shape.n_head + self.head_kv * self.group() + g
+    }
+
+    pub fn load_queries(&self, room: &mut Room) {
+        let dim = self.call.k.dim;
+        for (row, to) in room.q.chunks_exact_mut(dim.next_multiple_of(8)).enumerate() {
+            if row == self.n_rows() {
+                break;
+            }
+            to[..dim].copy_from_slice(&self.call.q[self.place(row) * dim..][..dim]);
+            to[dim..].fill(0.0);
+        }
+    }
+
+    /// Records of queries that have met nothing.
+    pub fn clear(&self, records: &mut [f32]) {
+        for record in records.chunks_exact_mut(self.call.record()) {
+            record.fill(0.0);
+            *parts(record).1 = f32::NEG_INFINITY;
+        }
+    }
+
+    /// The queries' records over the positions of one split.
+    pub fn split(&self, kernels: &Kernels, split: usize, room: &mut Room, records: &mut [f32]) {
+        let (rows, head) = (self.n_rows(), self.head_kv);
+        self.clear(records);
+        let seen = common(&self.seen(), &(split * SPLIT..(split + 1) * SPLIT));
+        for start in (split * SPLIT..(split + 1) * SPLIT).step_by(TILE) {
+            let tile = common(&(start..start + TILE), &seen);
+            if tile.is_empty() {
+                continue;
+            }
+            let keys = self.call.k.tile(kernels, head, tile.clone(), room.tile);
+            let q = Tile::new(room.q, rows, keys.dim(), keys.dim());
+            kernels.tile_dot(q, keys, TileMut::new(room.scores, rows, tile.len(), TILE));
+            for token in self.tokens.clone() {
+                self.softmax(kernels, token, &tile, room.scores, records);
+            }
+            let values = self.call.v.tile(kernels, head, tile.clone(), room.tile);
+            self.add_values(kernels, &tile, room.scores, values, records);
+        }
+    }
+
+    /// Scores of a token → exponentials, at the places of positions that it sees.
+    fn softmax(
+        &self,
+        kernels: &Kernels,
+        token: usize,
+        tile: &Range<usize>,
+        scores: &mut [f32],
+        records: &mut [f32],
+    ) {
+        let shape = &self.call.shape;
+        let seen = common(&shape.seen(token), tile);
+        if seen.is_empty() {
+            return;
+        }
+        for row in self.rows_of(token) {
+            let scores = &mut scores[row * TILE + seen.start - tile.start..][..seen.len()];
+            let mut scale = shape.scale;
+            if let Some(bias) = shape.bias {
+                let (head, query) = (self.place(row) % shape.n_head, shape.first + token);
+                for (score, key) in scores.iter_mut().zip(seen.clone()) {
+                    *score = scale * *score + bias.of(head, key, query);
+                }
+                scale = 1.0;
+            }
+            let n = self.call.record();
+            let (acc, max, sum) = parts(&mut records[row * n..][..n]);
+            let step = kernels.tile_softmax(scores, scale, *max);
+            *max = step.max;
+            *sum = *sum * step.factor + step.sum;
+            if step.factor != 1.0 {
+                acc.iter_mut().for_each(|acc| *acc *= step.factor);
+            }
+        }
+    }
+
+    /// What a token does not see is neither read nor multiplied by zero: it may be NaN.
+    fn add_values(
+        &self,
+        kernels: &Kernels,
+        tile: &Range<usize>,
+        scores: &[f32],
+        values: Tile,
+        records: &mut [f32],
+    ) {
+        let n = self.call.record();
+        let mut add = |rows: Range<usize>, positions: Range<usize>| {
+            let (from, len) = (positions.start - tile.start, positions.len());
+            let p = Tile::new(&scores[rows.start * TILE + from..], rows.len(), len, TILE);
+            let acc = &mut records[rows.start * n..rows.end * n];
+            let acc = TileMut::new(acc, rows.len(), values.dim(), n);
+            kernels.tile_axpy(p, values.rows_from(from, len), acc);
+        };
+        let shared = common(&self.seen_by_all(), tile);
+        let of = |token| common(&self.call.shape.seen(token), tile);
+        if shared.is_empty() {
+            let seeing = self.tokens.clone().filter(|token| !of(*token).is_empty());
+            seeing.for_each(|token| add(self.rows_of(token), of(token)));
+            return;
+        }
+        for token in self.tokens.clone().filter(|token| of(*token).start < shared.start) {
+            add(self.rows_of(token), of(token).start..shared.start);
+        }
+        add(0..self.n_rows(), shared.clone());
+        for token in self.tokens.clone().filter(|token| of(*token).end > shared.end) {
+            add(self.rows_of(token), shared.end..of(token).end);
+        }
+    }
+
+    /// Adds records of a split to the totals, both of rows `rows`.
+    pub fn fold(
+        &self,
+        kernels: &Kernels,
+        split: usize,
+        records: &mut [f32],
+        rows: Range<usize>,
+        totals: &mut [f32],
+    ) {
+        let n = self.call.record();
+        let split = split * SPLIT..(split + 1) * SPLIT;
+        let pairs = records.chunks_exact_mut(n).zip(totals.chunks_exact_mut(n));
+        for (row, (record, total)) in rows.zip(pairs) {
+            let token = self.tokens.start + row / self.group();
+            if common(&self.call.shape.seen(token), &split).is_empty() {
+                continue;
+            }
+            let (acc, max, sum) = parts(record);
+            let (acc_total, max_total, sum_total) = parts(total);
+            let larger = if *max > *max_total { *max } else { *max_total };
+            let mut factors = [*max_total - shift(larger), *max - shift(larger)];
+            kernels.exp(&mut factors);
+            let [a, b] = factors;
+            *max_total = larger;
+            *sum_total = *sum_total * a + *sum * b;
+            acc_total.iter_mut().zip(acc).for_each(|(total, acc)| *total = *total * a + *acc * b);
+        }
+    }
+
+    /// Totals of rows `rows` → their places in `out`.
+    ///
+    /// # Safety
+    /// Nobody else uses these places.
+    pub unsafe fn finish(
+        &self,
+        kernels: &Kernels,
+        totals: &mut [f32],
+        rows: Range<usize>,
+        out: &SharedOut,
+    ) {
+        let (n, dim) = (self.call.record(), self.call.v.dim);
+        for (row, total) in rows.zip(totals.chunks_exact_mut(n)) {
+            let place = self.place(row);
+            let (acc, max, sum) = parts(total);
+            let mut factor = 1.0;
+            if let Some(sinks) = self.call.shape.sinks {
+                let sink = sinks[place % self.call.shape.n_head];
+                let larger = if sink > *max { sink } else { *max };
+                let mut factors = [*max - shift(larger), sink - shift(larger)];
+                kernels.exp(&mut factors);
+                factor = factors[0];
+                *sum = *sum * factor + factors[1];
+            }
+            let inverse = factor / *sum;
+            // SAFETY: the caller's promise.
+            let out = unsafe { out.slice(place * dim, dim) };
+            out.iter_mut().zip(acc).for_each(|(out, acc)| *out = *acc * inverse);
+        }
+    }
+}

@@ -1,0 +1,366 @@
+//! Attention against plain softmax in f64, and the promise that neither cuts, threads nor vector
+//! units change a bit. Rows that nobody may see yet are NaN throughout.
+
+use super::*;
+use crate::quant::{self, BlockQ8_0};
+use crate::simd;
+use half::{bf16, f16};
+use proptest::prelude::*;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Type {
+    F32,
+    F16,
+    BF16,
+    Q8_0,
+}
+
+const TYPES: [Type; 4] = [Type::F32, Type::F16, Type::BF16, Type::Q8_0];
+
+#[derive(Clone, Debug)]
+struct Case {
+    n_head_kv: usize,
+    group: usize,
+    k_dim: usize,
+    v_dim: usize,
+    /// Values are the first elements of the keys.
+    latent: bool,
+    ty: Type,
+    past: usize,
+    tokens: usize,
+    window: Option<usize>,
+    sinks: bool,
+    bias: bool,
+    /// All positions for all queries.
+    all: bool,
+}
+
+const PLAIN: Case = Case {
+    n_head_kv: 2,
+    group: 2,
+    k_dim: 64,
+    v_dim: 64,
+    latent: false,
+    ty: Type::F32,
+    past: 0,
+    tokens: 7,
+    window: None,
+    sinks: false,
+    bias: false,
+    all: false,
+};
+
+/// Positions behind the last.
+const SPARE: usize = 3;
+
+/// Values in ±`scale` from a fixed sequence.
+fn values(n: usize, seed: u32, scale: f32) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(1);
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        ((state >> 8) as f32 / (1 << 23) as f32 - 1.0) * scale
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+/// One layer's keys or values.
+#[derive(Clone)]
+enum Cache {
+    Floats(Vec<f32>),
+    Halves(Type, Vec<u16>),
+    Blocks(Vec<u8>),
+}
+
+impl Cache {
+    fn new(ty: Type, n: usize) -> Cache {
+        match ty {
+            Type::F32 => Cache::Floats(vec![f32::NAN; n]),
+            Type::F16 => Cache::Halves(ty, vec![f16::NAN.to_bits(); n]),
+            Type::BF16 => Cache::Halves(ty, vec![bf16::NAN.to_bits(); n]),
+            Type::Q8_0 => Cache::Blocks(vec![0xff; n / 32 * size_of::<BlockQ8_0>()]),
+        }
+    }
+
+    fn elements(&self) -> Elements<'_> {
+        match self {
+            Cache::Floats(data) => Elements::F32(data),
+            Cache::Halves(Type::F16, data) => Elements::F16(data),
+            Cache::Halves(_, data) => Elements::BF16(data),
+            Cache::Blocks(data) => Elements::Q8_0(data),
+        }
+    }
+
+    fn elements_mut(&mut self) -> ElementsMut<'_> {
+        match self {
+            Cache::Floats(data) => ElementsMut::F32(data),
+            Cache::Halves(Type::F16, data) => ElementsMut::F16(data),
+            Cache::Halves(_, data) => ElementsMut::BF16(data),
+            Cache::Blocks(data) => ElementsMut::Q8_0(data),
+        }
+    }
+
+    /// What it says, by the plain conversions.
+    fn floats(&self) -> Vec<f64> {
+        let wide = |x: &u16| f16::from_bits(*x).to_f64();
+        match self {
+            Cache::Floats(data) => data.iter().map(|x| *x as f64).collect(),
+            Cache::Halves(Type::F16, data) => data.iter().map(wide).collect(),
+            Cache::Halves(_, data) => data.iter().map(|x| bf16::from_bits(*x).to_f64()).collect(),
+            Cache::Blocks(data) => {
+                let mut out = vec![0.0; data.len() / size_of::<BlockQ8_0>() * 32];
+                quant::dequantize(crate::gguf::TensorType::Q8_0, data, &mut out);
+                out.into_iter().map(f64::from).collect()
+            }
+        }
+    }
+}
+
+/// What a case computes with.
+struct Data {
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    sinks: Vec<f32>,
+    bias: DistanceBias,
+}
+
+impl Case {
+    fn n_head(&self) -> usize {
+        self.n_head_kv * self.group
+    }
+
+    fn n_ctx(&self) -> usize {
+        self.past + self.tokens + SPARE
+    }
+
+    fn data(&self) -> Data {
+        let end = self.past + self.tokens;
+        let bias = |head: usize, distance: isize| (head as f32 + 0.3 * distance as f32).cos();
+        Data {
+            // Scores of a few units either way, so that exponentials differ.
+            q: values(self.tokens * self.n_head() * self.k_dim, 1, 3.0),
+            k: values(end * self.n_head_kv * self.k_dim, 2, 2.0),
+            v: values(end * self.n_head_kv * self.v_dim, 3, 1.0),
+            sinks: values(self.n_head(), 4, 3.0),
+            bias: DistanceBias::new(self.n_head(), 9, bias),
+        }
+    }
+
+    fn shape<'a>(&self, data: &'a Data, first: usize) -> AttentionShape<'a> {
+        AttentionShape {
+            n_head: self.n_head(),
+            n_head_kv: self.n_head_kv,
+            first,
+            all: self.all.then_some(self.past + self.tokens),
+            window: self.window,
+            scale: 1.0 / (self.k_dim as f32).sqrt(),
+            sinks: self.sinks.then_some(&data.sinks),
+            bias: self.bias.then_some(&data.bias),
+        }
+    }
+
+    fn rows<'a>(&self, k: &'a Cache, v: &'a Cache) -> (Rows<'a>, Rows<'a>) {
+        let n_ctx = self.n_ctx();
+        let rows = |cache: &'a Cache, dim| Rows { data: cache.elements(), dim, stride: dim, n_ctx };
+        let keys = rows(k, self.k_dim);
+        let values = if self.latent { keys.narrow(self.v_dim) } else { rows(v, self.v_dim) };
+        (keys, values)
+    }
+
+    /// The outputs and the caches, of a prompt cut after the tokens that `cuts` says: rows of later
+    /// pieces are not stored yet.
+    fn run(&self, cpu: &Cpu, cuts: &[usize]) -> (Vec<f32>, Cache, Cache) {
+        let (data, n_head, n_ctx) = (self.data(), self.n_head(), self.n_ctx());
+        let mut k = Cache::new(self.ty, n_ctx * self.n_head_kv * self.k_dim);
+        let mut v = Cache::new(self.ty, n_ctx * self.n_head_kv * self.v_dim);
+        let store = |cache: &mut Cache, x: &[f32], dim: usize, at: Range<usize>| {
+            let width = self.n_head_kv * dim;
+            let x = &x[at.start * width..at.end * width];
+            let mut rows = RowsMut { data: cache.elements_mut(), dim, n_ctx };
+            rows.store(cpu.kernels, x, at.start);
+        };
+        let mut out = vec![0.0; self.tokens * n_head * self.v_dim];
+        let (mut start, mut stored) = (0, 0);
+        for end in cuts.iter().copied().chain([self.tokens]) {
+            let upto = self.past + if self.all { self.tokens } else { end };
+            store(&mut k, &data.k, self.k_dim, stored..upto);
+            if !self.latent {
+                store(&mut v, &data.v, self.v_dim, stored..upto);
+            }
+            stored = upto;
+            let (keys, values) = self.rows(&k, &v);
+            let q = &data.q[start * n_head * self.k_dim..end * n_head * self.k_dim];
+            let out = &mut out[start * n_head * self.v_dim..end * n_head * self.v_dim];
+            cpu.attention(self.shape(&data, self.past + start), q, keys, values, out);
+            start = end;
+        }
+        (out, k, v)
+    }
+
+    /// Plain softmax in f64 on the same rows.
+    fn reference(&self, k: &Cache, v: &Cache) -> Vec<f64> {
+        let (data, k, v) = (self.data(), k.floats(), v.floats());
+        let shape = self.shape(&data, self.past);
+        let mut out = Vec::new();
+        for token in 0..self.tokens {
+            let end = shape.all.unwrap_or(self.past + token + 1);
+            let seen = end.saturating_sub(self.window.unwrap_or(end))..end;
+            for head in 0..self.n_head() {
+                let at = (token * self.n_head() + head) * self.k_dim;
+                let row = |i: usize| head / self.group * self.n_ctx() + i;
+                let score = |i: usize| {
+                    let pairs = data.q[at..][..self.k_dim].iter().zip(&k[row(i) * self.k_dim..]);
+                    let dot: f64 = pairs.map(|(q, k)| *q as f64 * k).sum();
+                    let bias =
+                        if self.bias { data.bias.of(head, i, self.past + token) } else { 0.0 };
+                    dot * shape.scale as f64 + bias as f64
+                };
+                let scores: Vec<f64> = seen.clone().map(score).collect();
+                let sink = if self.sinks { data.sinks[head] as f64 } else { f64::NEG_INFINITY };
+                let max = scores.iter().fold(sink, |m, s| m.max(*s));
+                let sum: f64 =
+                    scores.iter().map(|s| (s - max).exp()).sum::<f64>() + (sink - max).exp();
+                let mut mixed = vec![0.0; self.v_dim];
+                for (i, s) in seen.clone().zip(&scores) {
+                    let p = (s - max).exp() / sum;
+                    let v = match self.latent {
+                        true => &k[row(i) * self.k_dim..][..self.v_dim],
+                        false => &v[row(i) * self.v_dim..][..self.v_dim],
+                    };
+                    mixed.iter_mut().zip(v).for_each(|(m, v)| *m += p * v);
+                }
+                out.extend(mixed);
+            }
+        }
+        out
+    }
+
+    /// The largest error, as a part of the largest value.
+    fn error(&self) -> f64 {
+        let (got, k, v) = self.run(&Cpu::new(1), &[]);
+        let wanted = self.reference(&k, &v);
+        let largest = wanted.iter().fold(0f64, |m, x| m.max(x.abs()));
+        let off = |(got, wanted): (&f32, &f64)| match got.is_finite() {
+            true => (*got as f64 - wanted).abs(),
+            false => f64::INFINITY,
+        };
+        got.iter().zip(&wanted).map(off).fold(0.0, f64::max) / largest
+    }
+
+    /// Cuts, threads and vector units against the whole on one thread.
+    fn has_one_result(&self, cuts: &[usize]) {
+        let bits = |cpu: &Cpu, cuts: &[usize]| -> Vec<u32> {
+            self.run(cpu, cuts).0.iter().map(|x| x.to_bits()).collect()
+        };
+        let whole = bits(&Cpu::new(1), &[]);
+        let each: Vec<usize> = (1..self.tokens).collect();
+        for n_threads in [1, 2, 5] {
+            let mut cpu = Cpu::new(n_threads);
+            assert!(bits(&cpu, &[]) == whole, "{n_threads} threads: {self:?}");
+            assert!(bits(&cpu, cuts) == whole, "{n_threads} threads, {cuts:?}: {self:?}");
+            if n_threads > 1 {
+                assert!(bits(&cpu, &each) == whole, "{n_threads} threads, one by one: {self:?}");
+                cpu.kernels = simd::by_name("scalar").unwrap();
+                assert!(bits(&cpu, cuts) == whole, "{n_threads} threads, scalar: {self:?}");
+            }
+        }
+    }
+}
+
+/// Measured 1.5e-6 at worst; a wrong or missing position shows at 1e-3 and above.
+const BOUND: f64 = 4e-6;
+
+#[test]
+fn agrees_with_softmax_in_f64() {
+    let check = |case: Case| {
+        let error = case.error();
+        assert!(error < BOUND, "{error:e} {case:?}");
+    };
+    for ty in TYPES {
+        for (k_dim, v_dim) in [(64, 64), (128, 128), (96, 64), (160, 192)] {
+            check(Case { k_dim, v_dim, ty, past: 50, tokens: 30, ..PLAIN });
+        }
+        // Latent attention: 576 elements, of which 512 are values; a narrow row that cuts a block.
+        let latent = Case { n_head_kv: 1, latent: true, ty, ..PLAIN };
+        check(Case { group: 128, k_dim: 576, v_dim: 512, past: 600, tokens: 2, ..latent.clone() });
+        check(Case { group: 4, k_dim: 64, v_dim: 40, past: 70, tokens: 5, ..latent });
+        // Long contexts: several splits.
+        check(Case { ty, past: 2000, tokens: 1, ..PLAIN });
+        check(Case { ty, past: 1030, tokens: 40, window: Some(700), sinks: true, ..PLAIN });
+    }
+    for (k_dim, v_dim) in [(80, 80), (1, 3), (20, 12), (7, 65)] {
+        for ty in [Type::F32, Type::F16, Type::BF16] {
+            check(Case { k_dim, v_dim, ty, past: 90, tokens: 9, ..PLAIN });
+        }
+    }
+}
+
+/// A sink of +∞ or a NaN among the keys shows; scores of −∞ alone are no number.
+#[test]
+fn what_is_no_number_shows() {
+    let cpu = Cpu::new(1);
+    let mut out = [0.0; 8];
+    let mut attend = |k: [f32; 16], q: f32, sinks: Option<&[f32]>| {
+        let rows = |data| Rows { data: Elements::F32(data), dim: 8, stride: 8, n_ctx: 2 };
+        let data = Data { sinks: vec![], ..PLAIN.data() };
+        let shape = AttentionShape { n_head: 1, n_head_kv: 1, sinks, ..PLAIN.shape(&data, 1) };
+        let v = [1.0; 16];
+        cpu.attention(shape, &[q; 8], rows(&k), rows(&v), &mut out);
+        out
+    };
+    assert_eq!(attend([1.0; 16], 1.0, None), [1.0; 8]);
+    let mut k = [1.0; 16];
+    k[9] = f32::NAN;
+    assert!(attend(k, 1.0, None).iter().all(|x| x.is_nan()));
+    assert!(attend([f32::INFINITY; 16], -1.0, None).iter().all(|x| x.is_nan()));
+    assert_eq!(attend([f32::INFINITY; 16], -1.0, Some(&[0.0])), [0.0; 8]);
+    let one = [[f32::INFINITY; 8], [1.0; 8]].concat().try_into().unwrap();
+    assert_eq!(attend(one, -1.0, None), [1.0; 8]);
+}
+
+#[test]
+fn one_result_for_decode_over_splits() {
+    for ty in TYPES {
+        let case = Case { ty, past: 1500, tokens: 3, n_head_kv: 1, group: 3, ..PLAIN };
+        case.has_one_result(&[1]);
+    }
+    // More splits than a wave of two threads.
+    let long = Case { past: 9 * SPLIT, tokens: 2, n_head_kv: 1, group: 1, ..PLAIN };
+    Case { sinks: true, ..long.clone() }.has_one_result(&[1]);
+    Case { window: Some(5 * SPLIT + 7), ..long }.has_one_result(&[1]);
+}
+
+fn cases() -> impl Strategy<Value = (Case, Vec<usize>)> {
+    let dims = prop::sample::select(vec![(64, 64), (80, 80), (128, 128), (576, 512), (20, 13)]);
+    let heads = (1..4usize, prop::sample::select(vec![1, 2, 3, 8, 17]));
+    let window = prop::option::weighted(0.4, prop::sample::select(vec![1, 5, 63, 64, 100, 600]));
+    let range = (prop::sample::select(vec![0, 1, 60, 64, 500, 1030]), 1..90usize, window);
+    let flags = (any::<bool>(), any::<bool>(), prop::bool::weighted(0.2));
+    let cuts = prop::collection::vec(1..90usize, 0..4);
+    (dims, heads, prop::sample::select(TYPES.to_vec()), range, flags, cuts).prop_map(
+        |((k_dim, v_dim), heads, ty, (past, tokens, window), (sinks, bias, all), mut cuts)| {
+            let latent = k_dim > v_dim;
+            let (n_head_kv, group) = if latent { (1, 6) } else { heads };
+            // Whole blocks only, and no more work than a second's.
+            let ty = if k_dim % 32 == 0 || ty != Type::Q8_0 { ty } else { Type::F16 };
+            let work = (past + tokens) * n_head_kv * group * k_dim;
+            let tokens = tokens.min(3_000_000 / work).max(2);
+            cuts.retain(|cut| *cut < tokens);
+            cuts.sort();
+            cuts.dedup();
+            let case = Case { n_head_kv, group, k_dim, v_dim, latent, ty, past, tokens, ..PLAIN };
+            (Case { window, sinks, bias, all, ..case }, cuts)
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_shape_agrees_and_has_one_result((case, cuts) in cases()) {
+        let error = case.error();
+        prop_assert!(error < BOUND, "{error:e} {case:?}");
+        case.has_one_result(&cuts);
+    }
+}
