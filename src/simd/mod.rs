@@ -1,10 +1,12 @@
 //! The hot loops, in a scalar version that is the specification and a version for each vector
 //! unit that agrees with it to the bit. Which one runs is chosen once, from what the processor
-//! reports; `MOEBA_SIMD=scalar` or `avx2` overrides it, for tests.
+//! reports; `MOEBA_SIMD=scalar`, `avx2` or `avx512` overrides it, for tests.
 
 mod acts;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod exp;
 mod mat;
 mod scalar;
@@ -16,6 +18,45 @@ pub use mat::MatRef;
 use acts::AlignedBytes;
 use std::ops::Range;
 use std::sync::OnceLock;
+
+/// Some rows of a matrix times some tokens, and where the results go: `out[t·out_stride + r]` is
+/// for token t and row r of `mat`. What a kernel takes is a promise that each of these places can
+/// be written and is nobody else's meanwhile, and that columns and kinds fit.
+#[derive(Clone, Copy)]
+struct Product<'a> {
+    mat: MatRef<'a>,
+    first: usize,
+    rows: usize,
+    acts: ActView<'a>,
+    out: *mut f32,
+    out_stride: usize,
+}
+
+impl Product<'_> {
+    /// `n` of the rows, from number `start` of them on.
+    fn rows(self, start: usize, n: usize) -> Self {
+        assert!(start + n <= self.rows);
+        Product { first: self.first + start, rows: n, ..self }
+    }
+
+    /// Some of the tokens.
+    fn tokens(self, range: Range<usize>) -> Self {
+        let out = self.out.wrapping_add(range.start * self.out_stride);
+        Product { acts: self.acts.token_range(range), out, ..self }
+    }
+
+    /// Row `i` of these rows.
+    #[inline]
+    fn row(&self, i: usize) -> *const u8 {
+        self.mat.data.as_ptr().wrapping_add((self.first + i) * self.mat.row_stride)
+    }
+
+    /// Where the product of row `i` of these rows and token `t` goes.
+    #[inline]
+    fn place(&self, t: usize, i: usize) -> *mut f32 {
+        self.out.wrapping_add(t * self.out_stride + self.first + i)
+    }
+}
 
 /// Room that a matrix–matrix kernel unpacks weights into; one a thread, reused for every call.
 #[derive(Default)]
@@ -33,7 +74,7 @@ impl Scratch {
     }
 }
 
-type Matmul = unsafe fn(MatRef, Range<usize>, ActView, *mut f32, usize, &mut Scratch);
+type Matmul = unsafe fn(Product, &mut Scratch);
 type QuantizeQ8K = unsafe fn(&[f32], &mut [i8], &mut [f32], &mut [i16], &mut [i16]);
 
 /// One version of every hot loop. The methods check sizes; the pointers behind them trust.
@@ -77,7 +118,8 @@ pub fn kernels() -> &'static Kernels {
 }
 
 fn best() -> &'static Kernels {
-    by_name("avx2").unwrap_or(&scalar::KERNELS)
+    let names = ["avx512", "avx2"];
+    names.into_iter().find_map(by_name).unwrap_or(&scalar::KERNELS)
 }
 
 /// A version by name, if this processor can run it: for tests and benchmarks.
@@ -86,6 +128,8 @@ pub fn by_name(name: &str) -> Option<&'static Kernels> {
         "scalar" => Some(&scalar::KERNELS),
         #[cfg(target_arch = "x86_64")]
         "avx2" => avx2::kernels(),
+        #[cfg(target_arch = "x86_64")]
+        "avx512" => avx512::kernels(),
         _ => None,
     }
 }
@@ -112,8 +156,10 @@ impl Kernels {
         assert_eq!(mat.cols, acts.cols(), "columns of the matrix and of the activations");
         assert_eq!(act_kind(mat.ty), acts.kind(), "activations for {}", mat.ty);
         assert!(rows.start <= rows.end && rows.end <= mat.rows, "{rows:?} of {}", mat.rows);
+        let (first, rows) = (rows.start, rows.len());
+        let product = Product { mat, first, rows, acts, out, out_stride };
         // SAFETY: sizes are checked here and in `MatRef::new`; `out` is the caller's promise.
-        unsafe { (self.matmul)(mat, rows, acts, out, out_stride, scratch) }
+        unsafe { (self.matmul)(product, scratch) }
     }
 
     /// [`Kernels::matmul`] of all rows to `out[t·rows + r]`.

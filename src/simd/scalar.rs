@@ -1,14 +1,13 @@
 //! The specification: each loop in the fewest words. Vector versions must give the same bits.
 //! `f32::mul_add` is a real fma everywhere (a library call where the target has no instruction).
 
-use super::{ActView, Kernels, MatRef, Scratch};
+use super::{ActView, Kernels, Product, Scratch};
 use super::{exp, tile};
 use crate::gguf::TensorType;
 use crate::quant::nvfp4::half_e4m3;
 use crate::quant::{BlockNVFP4, IntBlock, blocks_of, q8_0, q8_k, tree8};
 use crate::with_int_block;
 use half::{bf16, f16};
-use std::ops::Range;
 
 pub(super) static KERNELS: Kernels = Kernels {
     name: "scalar",
@@ -41,19 +40,13 @@ pub(super) static KERNELS: Kernels = Kernels {
 
 /// # Safety
 /// As [`Kernels::matmul`].
-unsafe fn matmul(
-    mat: MatRef,
-    rows: Range<usize>,
-    acts: ActView,
-    out: *mut f32,
-    out_stride: usize,
-    _scratch: &mut Scratch,
-) {
+unsafe fn matmul(product: Product, _scratch: &mut Scratch) {
+    let (mat, acts) = (product.mat, product.acts);
     for t in 0..acts.tokens() {
-        for r in rows.clone() {
-            let dot = dot_row(mat.ty, mat.row(r), acts, t);
-            // SAFETY: the caller vouches for each row in `rows` and each token.
-            unsafe { out.add(t * out_stride + r).write(dot) };
+        for i in 0..product.rows {
+            let dot = dot_row(mat.ty, mat.row(product.first + i), acts, t);
+            // SAFETY: the caller vouches for each row and token.
+            unsafe { product.place(t, i).write(dot) };
         }
     }
 }

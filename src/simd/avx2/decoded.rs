@@ -13,7 +13,7 @@ use std::arch::x86_64::*;
 
 /// A block of 32 codes without sub-blocks, for Q8_0 activations, or of 256 codes with integer
 /// scales, for Q8_K activations.
-pub(super) trait Decode: IntBlock {
+pub(in crate::simd) trait Decode: IntBlock {
     /// [`Narrow`] for 32 codes, [`Wide`] for 256.
     type Panel: Unpacked;
     /// What d and dmin come as: f16 bits (`u16`) or `f32`.
@@ -122,7 +122,7 @@ impl<B: Decode> Ints for B {
 /// Eight rows of one block: `codes[g]` holds codes 4g to 4g + 3 of each row, `scales[s]` the scale
 /// of sub-block s of each row twice, `mins[j]` mins 2j and 2j + 1.
 #[repr(C, align(32))]
-pub(super) struct Eight<const CODES: usize, const SCALES: usize, const MINS: usize> {
+pub(in crate::simd) struct Eight<const CODES: usize, const SCALES: usize, const MINS: usize> {
     d: __m256,
     dmin: __m256,
     codes: [__m256i; CODES],
@@ -130,11 +130,11 @@ pub(super) struct Eight<const CODES: usize, const SCALES: usize, const MINS: usi
     mins: [__m256i; MINS],
 }
 
-pub(super) type Narrow = Eight<8, 0, 0>;
-pub(super) type Wide = Eight<64, 16, 8>;
+pub(in crate::simd) type Narrow = Eight<8, 0, 0>;
+pub(in crate::simd) type Wide = Eight<64, 16, 8>;
 
 /// What the generic code needs to know of [`Narrow`] and [`Wide`].
-pub(super) trait Unpacked {
+pub(in crate::simd) trait Unpacked {
     fn set_scales(&mut self, scales: (__m256, __m256));
     fn scales(&self) -> (__m256, __m256);
     fn codes(&self) -> &[__m256i];

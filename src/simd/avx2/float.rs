@@ -2,9 +2,8 @@
 
 use super::prefetch;
 use super::reduce::tree8;
-use crate::simd::{ActView, MatRef};
+use crate::simd::Product;
 use std::arch::x86_64::*;
-use std::ops::Range;
 
 /// A weight type that loads as f32.
 pub(super) trait Float {
@@ -59,17 +58,11 @@ impl Float for Bf16 {
 const ROWS: usize = 32;
 
 /// # Safety
-/// As [`crate::simd::Kernels::matmul`], on a processor with AVX2, FMA and F16C; W is the matrix's
-/// type.
+/// As [`Product`] says, on a processor with AVX2, FMA and F16C; W is the matrix's type.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn matmul<W: Float>(
-    mat: MatRef,
-    rows: Range<usize>,
-    acts: ActView,
-    out: *mut f32,
-    out_stride: usize,
-) {
-    let tokens = acts.tokens();
+pub(super) unsafe fn matmul<W: Float>(product: Product) {
+    let Product { mat, acts, out_stride, .. } = product;
+    let (tokens, rows) = (acts.tokens(), product.first..product.first + product.rows);
     for first in rows.clone().step_by(ROWS) {
         let end = rows.end.min(first + ROWS);
         let mut t = 0;
@@ -77,7 +70,7 @@ pub(super) unsafe fn matmul<W: Float>(
             // SAFETY: rows below `mat.rows` lie within `data` and are as long as a token; the
             // places in `out` are the caller's promise.
             unsafe {
-                let (w, out) = (mat.data.as_ptr(), out.add(t * out_stride));
+                let (w, out) = (mat.data.as_ptr(), product.out.add(t * out_stride));
                 if tokens - t >= 4 && mat.cols.is_multiple_of(8) {
                     let x = [0, 1, 2, 3].map(|i| acts.f32s(t + i));
                     let cut = first + (end - first) / 2 * 2;

@@ -10,9 +10,8 @@
 
 use super::matvec::Token;
 use super::panel::Panel;
-use crate::simd::{ActView, MatRef, Scratch};
+use crate::simd::{Product, Scratch};
 use std::arch::x86_64::*;
-use std::ops::Range;
 
 const TILE: usize = 4;
 
@@ -21,25 +20,14 @@ const TILE: usize = 4;
 const CHUNK_BYTES: usize = 256 << 10;
 
 /// # Safety
-/// As [`crate::simd::Kernels::matmul`], on a processor with AVX2, FMA and F16C; B is the matrix's
-/// type and the number of rows is a multiple of eight.
+/// As [`Product`] says, on a processor with AVX2, FMA and F16C; B is the matrix's type and the number of rows is a multiple of eight.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn matmul<B: Panel>(
-    mat: MatRef,
-    rows: Range<usize>,
-    acts: ActView,
-    out: *mut f32,
-    out_stride: usize,
-    scratch: &mut Scratch,
-) {
-    let chunk = (CHUNK_BYTES / mat.cols.max(1)).max(32);
-    for t in (0..acts.tokens()).step_by(chunk) {
-        let acts = acts.token_range(t..acts.tokens().min(t + chunk));
+pub(super) unsafe fn matmul<B: Panel>(product: Product, scratch: &mut Scratch) {
+    let tokens = product.acts.tokens();
+    let chunk = (CHUNK_BYTES / product.mat.cols.max(1)).max(32);
+    for t in (0..tokens).step_by(chunk) {
         // SAFETY: the caller's promises, for these tokens.
-        unsafe {
-            let out = out.add(t * out_stride);
-            chunk_matmul::<B>(mat, rows.clone(), acts, out, out_stride, scratch);
-        }
+        unsafe { chunk_matmul::<B>(product.tokens(t..tokens.min(t + chunk)), scratch) };
     }
 }
 
@@ -48,15 +36,9 @@ pub(super) unsafe fn matmul<B: Panel>(
 /// # Safety
 /// As `matmul`.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn chunk_matmul<B: Panel>(
-    mat: MatRef,
-    rows: Range<usize>,
-    acts: ActView,
-    out: *mut f32,
-    out_stride: usize,
-    scratch: &mut Scratch,
-) {
-    debug_assert_eq!(rows.len() % 8, 0);
+unsafe fn chunk_matmul<B: Panel>(product: Product, scratch: &mut Scratch) {
+    let Product { mat, acts, out_stride, .. } = product;
+    debug_assert_eq!(product.rows % 8, 0);
     let (blocks, tokens) = (mat.cols / B::LEN, acts.tokens());
     let panel_bytes = blocks * size_of::<B::Eight>();
     let panel: *mut B::Eight = scratch.get(panel_bytes + tokens * size_of::<Token>()).cast();
@@ -67,14 +49,14 @@ unsafe fn chunk_matmul<B: Panel>(
         for t in 0..tokens {
             list.add(t).write(Token::new::<B>(acts, t));
         }
-        for r in rows.step_by(8) {
-            let row = mat.data.as_ptr().add(r * mat.row_stride);
+        for r in (0..product.rows).step_by(8) {
+            let row = product.row(r);
             for b in 0..blocks {
                 let block = |i: usize| row.add(i * mat.row_stride).cast::<B>().add(b);
                 B::unpack([0, 1, 2, 3, 4, 5, 6, 7].map(block), &mut *panel.add(b));
             }
             for t in (0..tokens).step_by(TILE) {
-                let (list, out) = (list.add(t), out.add(t * out_stride + r));
+                let (list, out) = (list.add(t), product.place(t, r));
                 match tokens - t {
                     1 => tile::<B, 1>(panel, blocks, list, out, out_stride),
                     2 => tile::<B, 2>(panel, blocks, list, out, out_stride),

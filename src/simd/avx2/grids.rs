@@ -11,7 +11,7 @@ use std::arch::x86_64::*;
 
 /// The bits of an f16 scale in units of 1/N, N a power of two.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Over<const N: u32>(u16);
+pub(in crate::simd) struct Over<const N: u32>(u16);
 
 impl<const N: u32> Scale for Over<N> {
     #[inline]

@@ -10,12 +10,12 @@ use std::arch::x86_64::*;
 
 /// One activation block: values, and the sums that the format's `SUMS` asks for.
 #[derive(Clone, Copy)]
-pub(super) struct ActBlock {
+pub(in crate::simd) struct ActBlock {
     pub qs: *const i8,
     pub sums: *const i16,
 }
 
-pub(super) trait Ints: IntBlock {
+pub(in crate::simd) trait Ints: IntBlock {
     /// Elements an activation sum that the format needs (16 or 32).
     const SUMS: usize;
 
@@ -44,7 +44,7 @@ pub(super) trait Ints: IntBlock {
 }
 
 /// A scale as a block has it: f16 bits, which become f32 eight at a time, or f32.
-pub(super) trait Scale: Copy + Default {
+pub(in crate::simd) trait Scale: Copy + Default {
     /// # Safety
     /// The processor has AVX2 and F16C.
     unsafe fn eight(v: [Self; 8]) -> __m256;

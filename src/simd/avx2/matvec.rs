@@ -8,9 +8,8 @@
 use super::ints::{ActBlock, Ints, Scale};
 use super::prefetch;
 use super::reduce::{sum8, sum8_halves, tree8};
-use crate::simd::{ActView, MatRef};
+use crate::simd::{ActView, Product};
 use std::arch::x86_64::*;
-use std::ops::Range;
 
 /// How far ahead of a row's blocks memory is asked for. Rows of a matrix follow each other, so
 /// this reaches into the next rows, where the processor's own prefetcher stops at each page. One
@@ -44,27 +43,20 @@ impl Token {
 }
 
 /// # Safety
-/// As [`crate::simd::Kernels::matmul`], on a processor with AVX2, FMA and F16C; B is the matrix's
-/// type.
+/// As [`Product`] says, on a processor with AVX2, FMA and F16C; B is the matrix's type.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn matmul<B: Ints>(
-    mat: MatRef,
-    rows: Range<usize>,
-    acts: ActView,
-    out: *mut f32,
-    out_stride: usize,
-) {
+pub(super) unsafe fn matmul<B: Ints>(product: Product) {
+    let Product { mat, acts, rows, .. } = product;
     let blocks = mat.cols / B::LEN;
-    let mut r = rows.start;
-    while r < rows.end {
-        let by_rows = blocks < 8 && rows.end - r >= 8;
+    let mut r = 0;
+    while r < rows {
+        let by_rows = blocks < 8 && rows - r >= 8;
         for t in 0..acts.tokens() {
             let token = Token::new::<B>(acts, t);
             // SAFETY: rows below `mat.rows` lie within `data`; the places in `out` are the
             // caller's promise.
             unsafe {
-                let row = mat.data.as_ptr().add(r * mat.row_stride);
-                let out = out.add(t * out_stride + r);
+                let (row, out) = (product.row(r), product.place(t, r));
                 if by_rows {
                     let dots = dot_eight_rows::<B>(row, mat.row_stride, blocks, token);
                     _mm256_storeu_ps(out, dots);

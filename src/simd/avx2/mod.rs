@@ -28,22 +28,23 @@ mod decoded;
 mod float;
 mod gemm;
 mod grids;
-mod ints;
+pub(super) mod ints;
 mod matvec;
 mod nvfp4;
 mod ops;
-mod panel;
+pub(super) mod panel;
 mod reduce;
 mod tile;
 
-use super::{ActView, Kernels, MatRef, Scratch};
+use super::{Kernels, Product, Scratch};
 use crate::gguf::TensorType;
 use crate::with_int_block;
 use panel::Panel;
 use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-use std::ops::Range;
 
-static KERNELS: Kernels = Kernels {
+static KERNELS: Kernels = TABLE;
+
+pub(super) const TABLE: Kernels = Kernels {
     name: "avx2",
     matmul,
     quantize_q8_0: acts::quantize_q8_0,
@@ -75,24 +76,17 @@ pub(super) fn kernels() -> Option<&'static Kernels> {
 }
 
 /// # Safety
-/// As [`Kernels::matmul`], on a processor with AVX2, FMA and F16C.
+/// As [`Product`] says, on a processor with AVX2, FMA and F16C.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn matmul(
-    mat: MatRef,
-    rows: Range<usize>,
-    acts: ActView,
-    out: *mut f32,
-    out_stride: usize,
-    scratch: &mut Scratch,
-) {
+pub(super) unsafe fn matmul(product: Product, scratch: &mut Scratch) {
     // SAFETY: the caller's promises are the same.
     unsafe {
-        match mat.ty {
-            TensorType::F32 => float::matmul::<float::F32>(mat, rows, acts, out, out_stride),
-            TensorType::F16 => float::matmul::<float::F16>(mat, rows, acts, out, out_stride),
-            TensorType::BF16 => float::matmul::<float::Bf16>(mat, rows, acts, out, out_stride),
-            TensorType::NVFP4 => nvfp4::matmul(mat, rows, acts, out, out_stride),
-            ty => with_int_block!(ty, quantised(mat, rows, acts, out, out_stride, scratch)),
+        match product.mat.ty {
+            TensorType::F32 => float::matmul::<float::F32>(product),
+            TensorType::F16 => float::matmul::<float::F16>(product),
+            TensorType::BF16 => float::matmul::<float::Bf16>(product),
+            TensorType::NVFP4 => nvfp4::matmul(product),
+            ty => with_int_block!(ty, quantised(product, scratch)),
         }
     }
 }
@@ -102,22 +96,14 @@ unsafe fn matmul(
 /// # Safety
 /// As `matmul`.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn quantised<B: Panel>(
-    mat: MatRef,
-    rows: Range<usize>,
-    acts: ActView,
-    out: *mut f32,
-    out_stride: usize,
-    scratch: &mut Scratch,
-) {
-    let panels = if acts.tokens() > 1 { rows.len() / 8 * 8 } else { 0 };
-    let cut = rows.start + panels;
+pub(super) unsafe fn quantised<B: Panel>(product: Product, scratch: &mut Scratch) {
+    let panels = if product.acts.tokens() > 1 { product.rows / 8 * 8 } else { 0 };
     // SAFETY: the caller's promises, for the rows before and behind the cut.
     unsafe {
         if panels > 0 {
-            gemm::matmul::<B>(mat, rows.start..cut, acts, out, out_stride, scratch);
+            gemm::matmul::<B>(product.rows(0, panels), scratch);
         }
-        matvec::matmul::<B>(mat, cut..rows.end, acts, out, out_stride);
+        matvec::matmul::<B>(product.rows(panels, product.rows - panels));
     }
 }
 

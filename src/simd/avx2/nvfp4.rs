@@ -4,9 +4,8 @@
 
 use super::ints::load;
 use crate::quant::{BlockNVFP4, e2m1};
-use crate::simd::{ActView, MatRef};
+use crate::simd::{ActView, Product};
 use std::arch::x86_64::*;
-use std::ops::Range;
 
 const TILE: usize = 4;
 
@@ -25,24 +24,18 @@ struct Pair {
 }
 
 /// # Safety
-/// As [`crate::simd::Kernels::matmul`], on a processor with AVX2, FMA and F16C; the matrix is
-/// NVFP4.
+/// As [`Product`] says, on a processor with AVX2, FMA and F16C; the matrix is NVFP4.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn matmul(
-    mat: MatRef,
-    rows: Range<usize>,
-    acts: ActView,
-    out: *mut f32,
-    out_stride: usize,
-) {
+pub(super) unsafe fn matmul(product: Product) {
+    let Product { mat, acts, out_stride, .. } = product;
     let blocks = mat.cols / 64;
-    for r in rows {
+    for r in 0..product.rows {
         // SAFETY: rows below `mat.rows` lie within `data`; the places in `out` are the caller's
         // promise.
         unsafe {
-            let row = mat.data.as_ptr().add(r * mat.row_stride).cast();
+            let row = product.row(r).cast();
             for t in (0..acts.tokens()).step_by(TILE) {
-                let out = out.add(t * out_stride + r);
+                let out = product.place(t, r);
                 match acts.tokens() - t {
                     1 => tile::<1>(row, blocks, acts, t, out, out_stride),
                     2 => tile::<2>(row, blocks, acts, t, out, out_stride),

@@ -12,7 +12,7 @@ use super::ints::{ActBlock, Ints, Scale};
 use crate::quant::{BlockQ4_0, BlockQ4K, BlockQ5K, BlockQ6K, BlockQ8_0};
 use std::arch::x86_64::*;
 
-pub(super) trait Panel: Ints {
+pub(in crate::simd) trait Panel: Ints {
     /// Eight rows of one block.
     type Eight;
 
@@ -43,7 +43,7 @@ pub(super) trait Panel: Ints {
 
 /// Q4_K and Q5_K. `scales[j]` is scale j of each row twice, `mins[j]` are mins 2j and 2j + 1.
 #[repr(C, align(32))]
-pub(super) struct AffineEight {
+pub(in crate::simd) struct AffineEight {
     d: __m256,
     dmin: __m256,
     mins: [__m256i; 4],
@@ -53,7 +53,7 @@ pub(super) struct AffineEight {
 
 /// Q6_K. `scales[j]` is scale j of each row twice, `pairs[j]` are scales 2j and 2j + 1.
 #[repr(C, align(32))]
-pub(super) struct SixEight {
+pub(in crate::simd) struct SixEight {
     d: __m256,
     pairs: [__m256i; 8],
     scales: [__m256i; 16],
@@ -61,14 +61,14 @@ pub(super) struct SixEight {
 }
 
 #[repr(C, align(32))]
-pub(super) struct FourEight {
+pub(in crate::simd) struct FourEight {
     d: __m256,
     codes: [__m256i; 8],
 }
 
 /// Q8_0: the code plus 128 is `16·high + low`.
 #[repr(C, align(32))]
-pub(super) struct ByteEight {
+pub(in crate::simd) struct ByteEight {
     d: __m256,
     low: [__m256i; 8],
     high: [__m256i; 8],

@@ -1,0 +1,60 @@
+//! AVX-512 (F, BW, VL, DQ) with VNNI: Intel since Ice Lake (2019), AMD since Zen 4.
+//! Products of nine formats; for everything else the AVX2 versions serve. All functions here need
+//! the five features and are reached only through [`kernels`], which asks the processor.
+
+mod gemm;
+mod panel;
+mod unpack_256;
+mod unpack_32;
+
+use super::{Kernels, Product, Scratch, avx2};
+use crate::gguf::TensorType;
+use crate::quant::*;
+use panel::Sixteen;
+
+static KERNELS: Kernels = Kernels { name: "avx512", matmul, ..avx2::TABLE };
+
+pub(super) fn kernels() -> Option<&'static Kernels> {
+    let found = avx2::kernels().is_some()
+        && is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vnni");
+    found.then_some(&KERNELS)
+}
+
+/// # Safety
+/// As [`Product`] says, on a processor with AVX2, FMA, F16C and the five features of this module.
+unsafe fn matmul(product: Product, scratch: &mut Scratch) {
+    // SAFETY: the caller's promises are the same.
+    unsafe {
+        match product.mat.ty {
+            TensorType::Q4_K => quantised::<BlockQ4K>(product, scratch),
+            TensorType::Q5_K => quantised::<BlockQ5K>(product, scratch),
+            TensorType::Q6_K => quantised::<BlockQ6K>(product, scratch),
+            TensorType::Q2_K => quantised::<BlockQ2K>(product, scratch),
+            TensorType::Q3_K => quantised::<BlockQ3K>(product, scratch),
+            TensorType::IQ4_XS => quantised::<BlockIQ4XS>(product, scratch),
+            TensorType::Q8_0 => quantised::<BlockQ8_0>(product, scratch),
+            TensorType::Q4_0 => quantised::<BlockQ4_0>(product, scratch),
+            TensorType::MXFP4 => quantised::<BlockMXFP4>(product, scratch),
+            _ => avx2::matmul(product, scratch),
+        }
+    }
+}
+
+/// Whole panels of sixteen rows go through `gemm`, what is left through AVX2.
+///
+/// # Safety
+/// As `matmul`.
+unsafe fn quantised<B: Sixteen>(product: Product, scratch: &mut Scratch) {
+    let panels = if product.acts.tokens() > 1 { product.rows / 16 * 16 } else { 0 };
+    // SAFETY: the caller's promises, for the rows before and behind the cut.
+    unsafe {
+        if panels > 0 {
+            gemm::matmul::<B>(product.rows(0, panels), scratch);
+        }
+        avx2::quantised::<B>(product.rows(panels, product.rows - panels), scratch);
+    }
+}
