@@ -3,6 +3,7 @@
 //!
 //!     cargo bench --bench kernels                 # tables in Markdown, one thread
 //!     cargo bench --bench kernels -- q4_k         # cases whose name contains it, of any type
+//!     cargo bench --bench kernels -- versions     # the vector versions against each other only
 //!
 //! Variants of a case run in turn, round after round, so that other work on the machine meets
 //! all of them alike; each shows its fastest rounds.
@@ -180,6 +181,46 @@ fn formats(k: &Kernels, filter: &str, rate: f64, peak: f64) {
     }
 }
 
+/// The same product by each vector version that this processor has, in turn: weights in cache,
+/// GOP/s and how many times the speed of the first version.
+fn versions(filter: &str) {
+    let found: Vec<_> = ["avx2", "avx512"].into_iter().filter_map(simd::by_name).collect();
+    if found.len() < 2 {
+        return;
+    }
+    let names: Vec<_> = found.iter().map(|k| k.name).collect();
+    println!("\n| case, GOP/s | {} | ratio |", names.join(" | "));
+    println!("|---|{}---|", "---|".repeat(found.len()));
+    let (rows, cols) = (768, 2048);
+    for ty in TensorType::all().filter(|ty| quant::is_supported(*ty) && ty.block_len() > 1) {
+        for tokens in [1, 4, 32, 512] {
+            let name = format!("versions {}, {tokens} tokens", ty.name().to_lowercase());
+            if !name.contains(filter) {
+                continue;
+            }
+            let weights = Weights::new(ty, rows, cols, 1);
+            let rows = if tokens == 512 { 64 } else { rows };
+            let mat = weights.matrix(0).row_range(0..rows);
+            let acts = &activations(found[0], act_kind(ty), tokens, cols);
+            let mut variants: Vec<Variant> = Vec::new();
+            for k in &found {
+                let (mut out, mut scratch) = (vec![0.0; rows * tokens], Scratch::new());
+                variants.push(Box::new(move |_| {
+                    k.matmul_all(mat, acts.all(), &mut out, &mut scratch);
+                    black_box(&mut out);
+                }));
+            }
+            let seconds = seconds(&mut variants);
+            let gops: Vec<_> = seconds
+                .iter()
+                .map(|s| format!("{:.0}", 2e-9 * (rows * cols * tokens) as f64 / s))
+                .collect();
+            let ratio = seconds[0] / seconds[seconds.len() - 1];
+            println!("| {name} | {} | {ratio:.2} |", gops.join(" | "));
+        }
+    }
+}
+
 /// The order chosen against the other one (`kernels_order.rs`).
 #[cfg(target_arch = "x86_64")]
 fn orders(k: &Kernels, filter: &str) {
@@ -229,7 +270,12 @@ fn main() {
     let peak = f64::NAN;
     println!("kernels: {}; one thread reads {:.1} GB/s;", k.name, rate / 1e9);
     println!("maddubs and add: {:.0} GOP/s (a product and a sum are two)", peak / 1e9);
+    if filter.contains("versions") {
+        versions(filter);
+        return;
+    }
     formats(k, filter, rate, peak);
+    versions(filter);
     #[cfg(target_arch = "x86_64")]
     if k.name == "avx2" {
         orders(k, filter);

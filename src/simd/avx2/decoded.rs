@@ -219,14 +219,20 @@ impl<B: Decode> Panel for B {
         unsafe {
             panel.set_scales(stored_scales_of(w));
             for j in 0..B::LEN / 32 {
-                let groups = transpose(w.map(|w| B::codes(w, j)));
-                panel.codes_mut()[8 * j..][..8].copy_from_slice(&groups);
+                let mut codes = [_mm256_setzero_si256(); 8];
+                for i in 0..8 {
+                    codes[i] = B::codes(w[i], j);
+                }
+                panel.codes_mut()[8 * j..][..8].copy_from_slice(&transpose(codes));
             }
             if B::LEN == 32 {
                 return;
             }
-            let pairs = transpose(w.map(|w| in_order(B::sub_scales(w))));
-            for (k, pair) in pairs.into_iter().enumerate() {
+            let mut scales = [_mm256_setzero_si256(); 8];
+            for i in 0..8 {
+                scales[i] = in_order(B::sub_scales(w[i]));
+            }
+            for (k, pair) in transpose(scales).into_iter().enumerate() {
                 if B::SUB == 32 {
                     // Both halves of a group have the same scale.
                     panel.sub_scales_mut()[k] = pair;
@@ -237,8 +243,11 @@ impl<B: Decode> Panel for B {
                 }
             }
             if B::MINS {
-                let mins = transpose(w.map(|w| in_order(B::sub_mins(w))));
-                panel.mins_mut().copy_from_slice(&mins);
+                let mut mins = [_mm256_setzero_si256(); 8];
+                for i in 0..8 {
+                    mins[i] = in_order(B::sub_mins(w[i]));
+                }
+                panel.mins_mut().copy_from_slice(&transpose(mins));
             }
         }
     }
@@ -278,8 +287,12 @@ impl<B: Decode> Panel for B {
     #[target_feature(enable = "avx2")]
     unsafe fn eight_imins<const T: usize>(panel: &B::Panel, a: [ActBlock; T]) -> [__m256i; T] {
         if B::LEN == 32 {
-            // SAFETY: one sum by 32.
-            return a.map(|a| _mm256_set1_epi32(unsafe { *a.sums as i32 }));
+            let mut sums = [_mm256_setzero_si256(); T];
+            for t in 0..T {
+                // SAFETY: one sum by 32.
+                sums[t] = _mm256_set1_epi32(unsafe { *a[t].sums as i32 });
+            }
+            return sums;
         }
         let mins: &[__m256i; 8] = panel.mins().try_into().expect("eight pairs of mins");
         // SAFETY: sixteen sums by 16.

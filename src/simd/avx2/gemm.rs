@@ -89,7 +89,10 @@ unsafe fn tile<B: Panel, const T: usize>(
         // SAFETY: block b exists in the panel and in each token.
         unsafe {
             let block = &*panel.add(b);
-            let acts = tokens.map(|token| token.block::<B>(b));
+            let mut acts = [tokens[0].block::<B>(b); T];
+            for t in 1..T {
+                acts[t] = tokens[t].block::<B>(b);
+            }
             let isums = B::eight_isums(block, acts);
             let (d, dmin) = B::eight_scales(block);
             for t in 0..T {

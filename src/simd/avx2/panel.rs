@@ -105,8 +105,12 @@ pub(super) fn transpose(v: [__m256i; 8]) -> [__m256i; 8] {
 #[inline]
 #[target_feature(enable = "avx2")]
 unsafe fn words<B>(w: [*const B; 8], offset: usize) -> [__m256i; 8] {
-    // SAFETY: the caller's promise.
-    transpose(w.map(|w| unsafe { _mm256_loadu_si256(w.cast::<u8>().add(offset).cast()) }))
+    let mut rows = [_mm256_setzero_si256(); 8];
+    for (row, w) in rows.iter_mut().zip(w) {
+        // SAFETY: the caller's promise.
+        *row = unsafe { _mm256_loadu_si256(w.cast::<u8>().add(offset).cast()) };
+    }
+    transpose(rows)
 }
 
 /// The word at byte `offset` of each block.
@@ -116,8 +120,11 @@ unsafe fn words<B>(w: [*const B; 8], offset: usize) -> [__m256i; 8] {
 #[inline]
 #[target_feature(enable = "avx2")]
 unsafe fn word<B>(w: [*const B; 8], offset: usize) -> __m256i {
-    // SAFETY: the caller's promise.
-    let at = w.map(|w| unsafe { w.cast::<u8>().add(offset).cast::<i32>().read_unaligned() });
+    let mut at = [0; 8];
+    for (at, w) in at.iter_mut().zip(w) {
+        // SAFETY: the caller's promise.
+        *at = unsafe { w.cast::<u8>().add(offset).cast::<i32>().read_unaligned() };
+    }
     _mm256_setr_epi32(at[0], at[1], at[2], at[3], at[4], at[5], at[6], at[7])
 }
 
@@ -137,10 +144,13 @@ fn low_halves(words: __m256i) -> __m256 {
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 pub(super) unsafe fn stored_scales_of<B: Ints>(w: [*const B; 8]) -> (__m256, __m256) {
+    let (mut d, mut dmin) = ([B::Scale::default(); 8], [B::Scale::default(); 8]);
     // SAFETY: the caller's promise.
     unsafe {
-        let scales = w.map(|w| B::stored_scales(w));
-        (B::Scale::eight(scales.map(|s| s.0)), B::Scale::eight(scales.map(|s| s.1)))
+        for i in 0..8 {
+            (d[i], dmin[i]) = B::stored_scales(w[i]);
+        }
+        (B::Scale::eight(d), B::Scale::eight(dmin))
     }
 }
 

@@ -90,9 +90,13 @@ unsafe fn chunk_matmul<B: Sixteen>(product: Product, scratch: &mut Scratch) {
         let list: *mut Token = panel.add(blocks).cast();
         write_tokens::<B>(acts, list, list.add(tokens).cast());
         for r in (0..product.rows).step_by(16) {
-            let rows: [*const B; 16] = std::array::from_fn(|i| product.row(r + i).cast());
+            let mut rows = [product.row(r).cast::<B>(); 16];
+            for (i, row) in rows.iter_mut().enumerate() {
+                *row = product.row(r + i).cast();
+            }
             for b in 0..blocks {
-                B::unpack_sixteen(rows.map(|row| row.add(b)), &mut *panel.add(b));
+                B::unpack_sixteen(rows, &mut *panel.add(b));
+                rows.iter_mut().for_each(|row| *row = row.wrapping_add(1));
             }
             let mut t = 0;
             while t < tokens {

@@ -121,8 +121,8 @@ fn transpose(v: [__m128i; 16]) -> [__m512i; 4] {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(super) unsafe fn words<B>(w: [*const B; 16], offset: usize) -> [__m512i; 4] {
-    // SAFETY: the caller's promise; the load takes any alignment.
-    transpose(w.map(|w| unsafe { _mm_loadu_si128(w.cast::<u8>().add(offset).cast()) }))
+    // SAFETY: the caller's promise.
+    unsafe { words_behind::<B, 0>(w, offset) }
 }
 
 /// As [`words`], of the last `16 − SKIP` bytes of the 16 and then zeros.
@@ -135,11 +135,14 @@ pub(super) unsafe fn words_behind<B, const SKIP: i32>(
     w: [*const B; 16],
     offset: usize,
 ) -> [__m512i; 4] {
-    transpose(w.map(|w| {
+    // A loop and no `map`: the closure would be a call, since `map` lacks the vector features.
+    let mut rows = [_mm_setzero_si128(); 16];
+    for (row, w) in rows.iter_mut().zip(w) {
         // SAFETY: the caller's promise; the load takes any alignment.
-        let bytes = unsafe { _mm_loadu_si128(w.cast::<u8>().add(offset).cast()) };
-        _mm_srli_si128::<SKIP>(bytes)
-    }))
+        *row = unsafe { _mm_loadu_si128(w.cast::<u8>().add(offset).cast()) };
+        *row = _mm_srli_si128::<SKIP>(*row);
+    }
+    transpose(rows)
 }
 
 /// The f16 at byte `offset` of each block.
@@ -149,9 +152,12 @@ pub(super) unsafe fn words_behind<B, const SKIP: i32>(
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(super) unsafe fn halves<B>(w: [*const B; 16], offset: usize) -> __m512 {
+    let mut halves = [0u16; 16];
     // SAFETY: the caller's promise; the array has 32 bytes.
     unsafe {
-        let halves = w.map(|w| w.cast::<u8>().add(offset).cast::<u16>().read_unaligned());
+        for (half, w) in halves.iter_mut().zip(w) {
+            *half = w.cast::<u8>().add(offset).cast::<u16>().read_unaligned();
+        }
         _mm512_cvtph_ps(_mm256_loadu_si256(halves.as_ptr().cast()))
     }
 }

@@ -56,7 +56,10 @@ impl Sixteen for BlockMXFP4 {
     unsafe fn unpack_sixteen(w: [*const Self; 16], panel: &mut Narrow) {
         // SAFETY: an exponent and, from byte 1, 16 bytes of codes; the array has 64 bytes.
         unsafe {
-            let d = w.map(|w| mxfp4::half_power((*w).e));
+            let mut d = [0f32; 16];
+            for (d, w) in d.iter_mut().zip(w) {
+                *d = mxfp4::half_power((*w).e);
+            }
             panel.d = _mm512_loadu_ps(d.as_ptr());
             for (i, both) in words(w, 1).into_iter().enumerate() {
                 let (low, high) = nibbles(both);
