@@ -3,8 +3,7 @@
 //! summed across lanes until the tree, which adds whole vectors.
 //!
 //! The tile is 16 rows × 8 tokens: a panel load serves eight `vpdpbusd`, and with a sum of a run
-//! and a sum of the block a token 8 + 8 + 2 of 32 registers are taken. The eight float lanes of
-//! "One arithmetic" are eight vectors a token, 4 KiB for the tile.
+//! and a sum of the block a token 8 + 8 + 2 of 32 registers are taken.
 
 use super::panel::{Sixteen, Unpacked, narrow, run};
 use crate::simd::avx2::ints::Ints;
@@ -16,6 +15,12 @@ const TILE: usize = 8;
 /// Bytes of activations that pass over all panels before the next tokens do, so that they stay in
 /// the second cache. A panel is unpacked anew for each such chunk, of 128 tokens at 2048 columns.
 const CHUNK_BYTES: usize = 256 << 10;
+
+/// Columns that are unpacked at a time: 16 rows of them, about 21 KiB, stay in the first cache.
+const PIECE: usize = 1024;
+
+/// The eight float lanes of "One arithmetic" for sixteen rows and a token.
+type Lanes = [__m512; 8];
 
 /// One token's activations.
 #[derive(Clone, Copy)]
@@ -78,85 +83,96 @@ unsafe fn write_tokens<B: Sixteen>(acts: ActView, list: *mut Token, starts: *mut
 /// As `matmul`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 unsafe fn chunk_matmul<B: Sixteen>(product: Product, scratch: &mut Scratch) {
-    let Product { mat, acts, out_stride, .. } = product;
     debug_assert_eq!(product.rows % 16, 0);
-    let (blocks, tokens) = (mat.cols / B::LEN, acts.tokens());
-    let starts = if B::OFFSET > 0 { tokens * mat.cols / (4 * run::<B>()) } else { 0 };
-    let bytes = blocks * size_of::<B::Unpacked>() + tokens * size_of::<Token>() + 4 * starts;
+    let (blocks, tokens) = (product.mat.cols / B::LEN, product.acts.tokens());
+    let piece = blocks.min(PIECE / B::LEN);
+    let starts = if B::OFFSET > 0 { tokens * product.mat.cols / (4 * run::<B>()) } else { 0 };
+    let bytes = piece * size_of::<B::Unpacked>()
+        + tokens * (size_of::<Lanes>() + size_of::<Token>())
+        + starts * size_of::<i32>();
     let panel: *mut B::Unpacked = scratch.get(bytes).cast();
-    // SAFETY: the scratch holds `blocks` panel blocks, then one `Token` a token, then the starts;
-    // each begins aligned as it must. Rows in range lie within `data`.
+    // SAFETY: the scratch holds `piece` panel blocks, then lanes and then a `Token` for each token,
+    // then the starts; each begins aligned as it must. Rows in range lie within `data`.
     unsafe {
-        let list: *mut Token = panel.add(blocks).cast();
-        write_tokens::<B>(acts, list, list.add(tokens).cast());
+        let lanes: *mut Lanes = panel.add(piece).cast();
+        let list: *mut Token = lanes.add(tokens).cast();
+        write_tokens::<B>(product.acts, list, list.add(tokens).cast());
         for r in (0..product.rows).step_by(16) {
             let mut rows = [product.row(r).cast::<B>(); 16];
             for (i, row) in rows.iter_mut().enumerate() {
                 *row = product.row(r + i).cast();
             }
-            for b in 0..blocks {
-                B::unpack_sixteen(rows, &mut *panel.add(b));
-                rows.iter_mut().for_each(|row| *row = row.wrapping_add(1));
+            lanes.write_bytes(0, tokens);
+            for first in (0..blocks).step_by(piece) {
+                let piece = piece.min(blocks - first);
+                for b in 0..piece {
+                    B::unpack_sixteen(rows, &mut *panel.add(b));
+                    rows.iter_mut().for_each(|row| *row = row.wrapping_add(1));
+                }
+                let panel = std::slice::from_raw_parts(panel, piece);
+                let mut t = 0;
+                while t < tokens {
+                    let (list, lanes) = (list.add(t), lanes.add(t));
+                    t += match tokens - t {
+                        1 => tile::<B, 1>(panel, first, list, lanes),
+                        2 | 3 => tile::<B, 2>(panel, first, list, lanes),
+                        4..TILE => tile::<B, 4>(panel, first, list, lanes),
+                        _ => tile::<B, TILE>(panel, first, list, lanes),
+                    };
+                }
             }
-            let mut t = 0;
-            while t < tokens {
-                let (list, out) = (list.add(t), product.place(t, r));
-                t += match tokens - t {
-                    1 => tile::<B, 1>(panel, blocks, list, out, out_stride),
-                    2 | 3 => tile::<B, 2>(panel, blocks, list, out, out_stride),
-                    4..TILE => tile::<B, 4>(panel, blocks, list, out, out_stride),
-                    _ => tile::<B, TILE>(panel, blocks, list, out, out_stride),
-                };
+            for t in 0..tokens {
+                _mm512_storeu_ps(product.place(t, r), tree(&*lanes.add(t)));
             }
         }
     }
 }
 
-/// Sixteen rows times T tokens; returns T.
+/// Adds the products of sixteen rows and T tokens to their lanes; returns T.
 ///
 /// # Safety
-/// `panel` holds `blocks` blocks and each of the T tokens at `tokens` as many; `out` takes sixteen
-/// values at each of T multiples of `out_stride`.
+/// T tokens are at `tokens`, with blocks from `first` on as many as `panel` holds, and T lanes at
+/// `lanes`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 unsafe fn tile<B: Sixteen, const T: usize>(
-    panel: *const B::Unpacked,
-    blocks: usize,
+    panel: &[B::Unpacked],
+    first: usize,
     tokens: *const Token,
-    out: *mut f32,
-    out_stride: usize,
+    lanes: *mut Lanes,
 ) -> usize {
-    let mut lanes = [[_mm512_setzero_ps(); T]; 8];
-    // SAFETY: T tokens are there.
-    let tokens: [Token; T] = std::array::from_fn(|t| unsafe { *tokens.add(t) });
-    for b in 0..blocks {
-        let lane = &mut lanes[b % 8];
-        // SAFETY: block b exists in the panel and in each token.
-        unsafe {
-            let block = &*panel.add(b);
+    // SAFETY: T tokens are there, and each of them has block b.
+    unsafe {
+        let tokens: [Token; T] = tokens.cast::<[Token; T]>().read();
+        let lanes = &mut *lanes.cast::<[Lanes; T]>();
+        for (b, block) in (first..).zip(panel) {
             let isums = isums::<B, T>(block, &tokens, b);
             for t in 0..T {
+                let lane = &mut lanes[t][b % 8];
                 let scale = _mm512_mul_ps(block.d(), _mm512_set1_ps(*tokens[t].scales.add(b)));
-                lane[t] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(isums[t]), lane[t]);
+                *lane = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(isums[t]), *lane);
             }
             if B::MINS {
                 let imins = imins::<B, T>(block, &tokens, b);
                 for t in 0..T {
+                    let lane = &mut lanes[t][b % 8];
                     let a = _mm512_set1_ps(*tokens[t].scales.add(b));
                     let scale = _mm512_mul_ps(block.dmin(), a);
-                    lane[t] = _mm512_fnmadd_ps(scale, _mm512_cvtepi32_ps(imins[t]), lane[t]);
+                    *lane = _mm512_fnmadd_ps(scale, _mm512_cvtepi32_ps(imins[t]), *lane);
                 }
             }
         }
     }
-    for t in 0..T {
-        let at = |i: usize| lanes[i][t];
-        let (a, b) = (_mm512_add_ps(at(0), at(4)), _mm512_add_ps(at(1), at(5)));
-        let (c, d) = (_mm512_add_ps(at(2), at(6)), _mm512_add_ps(at(3), at(7)));
-        let dots = _mm512_add_ps(_mm512_add_ps(a, c), _mm512_add_ps(b, d));
-        // SAFETY: the caller's promise.
-        unsafe { _mm512_storeu_ps(out.add(t * out_stride), dots) };
-    }
     T
+}
+
+/// The end of sixteen dot products.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn tree(lanes: &Lanes) -> __m512 {
+    let [a, b, c, d, e, f, g, h] = *lanes;
+    let (a, b) = (_mm512_add_ps(a, e), _mm512_add_ps(b, f));
+    let (c, d) = (_mm512_add_ps(c, g), _mm512_add_ps(d, h));
+    _mm512_add_ps(_mm512_add_ps(a, c), _mm512_add_ps(b, d))
 }
 
 /// `isum` of the sixteen rows for block b of each token.
