@@ -77,7 +77,7 @@ pub(in crate::simd) struct ByteEight {
 /// Vector i of the result holds word i of each of the eight vectors.
 #[inline]
 #[target_feature(enable = "avx2")]
-pub(super) fn transpose(v: [__m256i; 8]) -> [__m256i; 8] {
+pub(in crate::simd) fn transpose(v: [__m256i; 8]) -> [__m256i; 8] {
     let pair = |a, b| (_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
     let ((a0, a1), (b0, b1)) = (pair(v[0], v[1]), pair(v[2], v[3]));
     let ((c0, c1), (d0, d1)) = (pair(v[4], v[5]), pair(v[6], v[7]));

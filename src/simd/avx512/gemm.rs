@@ -7,6 +7,7 @@
 
 use super::panel::{Sixteen, Unpacked, narrow, run};
 use crate::simd::avx2::ints::Ints;
+use crate::simd::avx2::panel::transpose;
 use crate::simd::{ActView, Product, Scratch};
 use std::arch::x86_64::*;
 
@@ -22,14 +23,48 @@ const PIECE: usize = 1024;
 /// The eight float lanes of "One arithmetic" for sixteen rows and a token.
 type Lanes = [__m512; 8];
 
-/// One token's activations.
+/// The activations of some tokens, interleaved: a value for each token, then the next for each.
+/// One pointer and constants reach them all.
 #[derive(Clone, Copy)]
-struct Token {
-    qs: *const i8,
-    scales: *const f32,
-    sums: *const i16,
+struct Tile {
+    tokens: usize,
+    /// Four values each.
+    words: *mut i32,
+    scales: *mut f32,
     /// Where the sum of each run of codes starts: minus what the offset of the codes adds.
-    starts: *const i32,
+    starts: *mut i32,
+    /// Two sums each, for mins.
+    sums: *mut i32,
+}
+
+/// How many of each a token has.
+#[derive(Clone, Copy)]
+struct Counts {
+    words: usize,
+    scales: usize,
+    starts: usize,
+    sums: usize,
+}
+
+impl Counts {
+    const fn new<B: Sixteen>(cols: usize) -> Self {
+        Counts {
+            words: cols / 4,
+            scales: cols / B::LEN,
+            starts: if B::OFFSET > 0 { cols / (4 * run::<B>()) } else { 0 },
+            sums: if B::MINS { cols / (2 * <B as Ints>::SUMS) } else { 0 },
+        }
+    }
+
+    /// Bytes a token.
+    fn bytes(&self) -> usize {
+        4 * (self.words + self.scales + self.starts + self.sums)
+    }
+}
+
+/// The next tile's tokens if `left` are left.
+fn tile_of(left: usize) -> usize {
+    if left >= TILE { TILE } else { 1 << left.ilog2() }
 }
 
 /// # Safety
@@ -44,36 +79,60 @@ pub(super) unsafe fn matmul<B: Sixteen>(product: Product, scratch: &mut Scratch)
     }
 }
 
-/// Writes where the sums of a token's runs start.
+/// Interleaves the tokens from `t` on that make a tile, from `to` on.
 ///
 /// # Safety
-/// A number for each run of the token can be written at `starts`.
+/// `to` takes [`Counts::bytes`] for each of them.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn write_starts<B: Sixteen>(qs: &[i8], starts: *mut i32) {
-    for (i, qs) in qs.chunks_exact(4 * run::<B>()).enumerate() {
-        let sum: i32 = qs.iter().map(|a| *a as i32).sum();
-        // SAFETY: the caller's promise.
-        unsafe { starts.add(i).write(-(B::OFFSET as i32) * sum) };
-    }
-}
-
-/// The tokens of a product and their starts, which go to `starts`.
-///
-/// # Safety
-/// `list` and `starts` take an entry for each token and for each run of each token.
-unsafe fn write_tokens<B: Sixteen>(acts: ActView, list: *mut Token, starts: *mut i32) {
-    let runs = acts.cols() / (4 * run::<B>());
-    for t in 0..acts.tokens() {
-        let starts = starts.wrapping_add(t * runs);
-        let sums = if <B as Ints>::SUMS == 16 { acts.sums16(t) } else { acts.sums32(t) };
-        let (qs, scales, sums) = (acts.qs(t), acts.scales(t).as_ptr(), sums.as_ptr());
-        // SAFETY: the caller's promise.
-        unsafe {
-            if B::OFFSET > 0 {
-                write_starts::<B>(qs, starts);
+unsafe fn write_tile<B: Sixteen>(acts: ActView, t: usize, to: *mut i32, counts: Counts) -> Tile {
+    let tokens = tile_of(acts.tokens() - t);
+    // SAFETY: within the room that the caller promises.
+    unsafe {
+        let scales = to.add(tokens * counts.words);
+        let starts = scales.add(tokens * counts.scales);
+        let sums = starts.add(tokens * counts.starts);
+        let tile = Tile { tokens, words: to, scales: scales.cast(), starts, sums };
+        if tokens == TILE {
+            let mut rows = [acts.qs(t).as_ptr(); TILE];
+            for (i, row) in rows.iter_mut().enumerate() {
+                *row = acts.qs(t + i).as_ptr();
             }
-            list.add(t).write(Token { qs: qs.as_ptr(), scales, sums, starts });
+            for g in (0..counts.words).step_by(8) {
+                let mut words = [_mm256_setzero_si256(); 8];
+                for i in 0..8 {
+                    words[i] = _mm256_loadu_si256(rows[i].add(4 * g).cast());
+                }
+                for (k, words) in transpose(words).into_iter().enumerate() {
+                    _mm256_storeu_si256(to.add(TILE * (g + k)).cast(), words);
+                }
+            }
         }
+        for i in 0..tokens {
+            let qs = acts.qs(t + i);
+            if tokens < TILE {
+                for (g, word) in qs.as_chunks::<4>().0.iter().enumerate() {
+                    let word = i32::from_le_bytes(word.map(|a| a as u8));
+                    to.add(g * tokens + i).write(word);
+                }
+            }
+            for (b, scale) in acts.scales(t + i).iter().enumerate() {
+                tile.scales.add(b * tokens + i).write(*scale);
+            }
+            if B::OFFSET > 0 {
+                for (n, run) in qs.chunks_exact(4 * run::<B>()).enumerate() {
+                    let sum: i32 = run.iter().map(|a| *a as i32).sum();
+                    starts.add(n * tokens + i).write(-(B::OFFSET as i32) * sum);
+                }
+            }
+            if B::MINS {
+                let by_16 = <B as Ints>::SUMS == 16;
+                let from = if by_16 { acts.sums16(t + i) } else { acts.sums32(t + i) };
+                for (n, [a, b]) in from.as_chunks::<2>().0.iter().enumerate() {
+                    sums.add(n * tokens + i).write(*a as u16 as i32 | (*b as i32) << 16);
+                }
+            }
+        }
+        tile
     }
 }
 
@@ -86,17 +145,23 @@ unsafe fn chunk_matmul<B: Sixteen>(product: Product, scratch: &mut Scratch) {
     debug_assert_eq!(product.rows % 16, 0);
     let (blocks, tokens) = (product.mat.cols / B::LEN, product.acts.tokens());
     let piece = blocks.min(PIECE / B::LEN);
-    let starts = if B::OFFSET > 0 { tokens * product.mat.cols / (4 * run::<B>()) } else { 0 };
+    let counts = Counts::new::<B>(product.mat.cols);
     let bytes = piece * size_of::<B::Unpacked>()
-        + tokens * (size_of::<Lanes>() + size_of::<Token>())
-        + starts * size_of::<i32>();
+        + tokens * (size_of::<Lanes>() + counts.bytes() + size_of::<Tile>());
     let panel: *mut B::Unpacked = scratch.get(bytes).cast();
-    // SAFETY: the scratch holds `piece` panel blocks, then lanes and then a `Token` for each token,
-    // then the starts; each begins aligned as it must. Rows in range lie within `data`.
+    // SAFETY: the scratch holds `piece` panel blocks, lanes for each token, at most as many tiles
+    // and the tiles' numbers; each begins aligned as it must. Rows in range lie within `data`.
     unsafe {
         let lanes: *mut Lanes = panel.add(piece).cast();
-        let list: *mut Token = lanes.add(tokens).cast();
-        write_tokens::<B>(product.acts, list, list.add(tokens).cast());
+        let tiles: *mut Tile = lanes.add(tokens).cast();
+        let (mut room, mut n, mut t) = (tiles.add(tokens).cast::<i32>(), 0, 0);
+        while t < tokens {
+            let tile = write_tile::<B>(product.acts, t, room, counts);
+            tiles.add(n).write(tile);
+            (n, t) = (n + 1, t + tile.tokens);
+            room = room.add(tile.tokens * counts.bytes() / 4);
+        }
+        let tiles = std::slice::from_raw_parts(tiles, n);
         for r in (0..product.rows).step_by(16) {
             let mut rows = [product.row(r).cast::<B>(); 16];
             for (i, row) in rows.iter_mut().enumerate() {
@@ -110,15 +175,15 @@ unsafe fn chunk_matmul<B: Sixteen>(product: Product, scratch: &mut Scratch) {
                     rows.iter_mut().for_each(|row| *row = row.wrapping_add(1));
                 }
                 let panel = std::slice::from_raw_parts(panel, piece);
-                let mut t = 0;
-                while t < tokens {
-                    let (list, lanes) = (list.add(t), lanes.add(t));
-                    t += match tokens - t {
-                        1 => tile::<B, 1>(panel, first, list, lanes),
-                        2 | 3 => tile::<B, 2>(panel, first, list, lanes),
-                        4..TILE => tile::<B, 4>(panel, first, list, lanes),
-                        _ => tile::<B, TILE>(panel, first, list, lanes),
-                    };
+                let mut lanes = lanes;
+                for tile in tiles {
+                    match tile.tokens {
+                        1 => add_tile::<B, 1>(panel, first, tile, lanes),
+                        2 => add_tile::<B, 2>(panel, first, tile, lanes),
+                        4 => add_tile::<B, 4>(panel, first, tile, lanes),
+                        _ => add_tile::<B, TILE>(panel, first, tile, lanes),
+                    }
+                    lanes = lanes.add(tile.tokens);
                 }
             }
             for t in 0..tokens {
@@ -128,41 +193,39 @@ unsafe fn chunk_matmul<B: Sixteen>(product: Product, scratch: &mut Scratch) {
     }
 }
 
-/// Adds the products of sixteen rows and T tokens to their lanes; returns T.
+/// Adds the products of sixteen rows and T tokens to their lanes.
 ///
 /// # Safety
-/// T tokens are at `tokens`, with blocks from `first` on as many as `panel` holds, and T lanes at
+/// The tile has T tokens, with blocks from `first` on as many as `panel` holds, and T lanes are at
 /// `lanes`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn tile<B: Sixteen, const T: usize>(
+unsafe fn add_tile<B: Sixteen, const T: usize>(
     panel: &[B::Unpacked],
     first: usize,
-    tokens: *const Token,
+    tile: &Tile,
     lanes: *mut Lanes,
-) -> usize {
-    // SAFETY: T tokens are there, and each of them has block b.
+) {
+    // SAFETY: the tile has T tokens, and each of them has block b.
     unsafe {
-        let tokens: [Token; T] = tokens.cast::<[Token; T]>().read();
         let lanes = &mut *lanes.cast::<[Lanes; T]>();
         for (b, block) in (first..).zip(panel) {
-            let isums = isums::<B, T>(block, &tokens, b);
+            let isums = isums::<B, T>(block, tile, b);
             for t in 0..T {
                 let lane = &mut lanes[t][b % 8];
-                let scale = _mm512_mul_ps(block.d(), _mm512_set1_ps(*tokens[t].scales.add(b)));
+                let scale = _mm512_mul_ps(block.d(), _mm512_set1_ps(*tile.scales.add(b * T + t)));
                 *lane = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(isums[t]), *lane);
             }
             if B::MINS {
-                let imins = imins::<B, T>(block, &tokens, b);
+                let imins = imins::<B, T>(block, tile, b);
                 for t in 0..T {
                     let lane = &mut lanes[t][b % 8];
-                    let a = _mm512_set1_ps(*tokens[t].scales.add(b));
+                    let a = _mm512_set1_ps(*tile.scales.add(b * T + t));
                     let scale = _mm512_mul_ps(block.dmin(), a);
                     *lane = _mm512_fnmadd_ps(scale, _mm512_cvtepi32_ps(imins[t]), *lane);
                 }
             }
         }
     }
-    T
 }
 
 /// The end of sixteen dot products.
@@ -183,7 +246,7 @@ fn tree(lanes: &Lanes) -> __m512 {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 unsafe fn isums<B: Sixteen, const T: usize>(
     block: &B::Unpacked,
-    tokens: &[Token; T],
+    tile: &Tile,
     b: usize,
 ) -> [__m512i; T] {
     let (codes, scales) = (block.codes(), block.scales());
@@ -194,16 +257,15 @@ unsafe fn isums<B: Sixteen, const T: usize>(
         if B::OFFSET > 0 {
             for t in 0..T {
                 // SAFETY: each run of the token has a start.
-                sums[t] = _mm512_set1_epi32(unsafe { *tokens[t].starts.add(b * runs + i) });
+                sums[t] = _mm512_set1_epi32(unsafe { *tile.starts.add((b * runs + i) * T + t) });
             }
         }
         for g in i * run::<B>()..(i + 1) * run::<B>() {
             let codes = codes[g];
             for t in 0..T {
                 // SAFETY: LEN / 4 groups of activations.
-                let a = unsafe { tokens[t].qs.add(b * B::LEN + 4 * g).cast::<i32>() };
-                // SAFETY: as above; unaligned by intent.
-                let a = _mm512_set1_epi32(unsafe { a.read_unaligned() });
+                let a = unsafe { *tile.words.add((b * (B::LEN / 4) + g) * T + t) };
+                let a = _mm512_set1_epi32(a);
                 sums[t] = _mm512_dpbusd_epi32(sums[t], codes, a);
             }
         }
@@ -229,17 +291,15 @@ unsafe fn isums<B: Sixteen, const T: usize>(
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 unsafe fn imins<B: Sixteen, const T: usize>(
     block: &B::Unpacked,
-    tokens: &[Token; T],
+    tile: &Tile,
     b: usize,
 ) -> [__m512i; T] {
-    let sums = B::LEN / <B as Ints>::SUMS;
+    let pairs = B::LEN / (2 * <B as Ints>::SUMS);
     let mut total = [_mm512_setzero_si512(); T];
-    for (j, mins) in block.mins().iter().take(sums / 2).enumerate() {
+    for (j, mins) in block.mins().iter().take(pairs).enumerate() {
         for t in 0..T {
-            // SAFETY: so many sums a block; unaligned by intent.
-            let pair = unsafe { tokens[t].sums.add(b * sums + 2 * j).cast::<i32>() };
-            // SAFETY: as above.
-            let pair = _mm512_set1_epi32(unsafe { pair.read_unaligned() });
+            // SAFETY: so many pairs of sums a block.
+            let pair = _mm512_set1_epi32(unsafe { *tile.sums.add((b * pairs + j) * T + t) });
             total[t] = _mm512_dpwssd_epi32(total[t], *mins, pair);
         }
     }
