@@ -2,8 +2,8 @@
 //! token brings four activations in every lane, straight from memory into `vpdpbusd`. Nothing is
 //! summed across lanes until the tree, which adds whole vectors.
 //!
-//! The tile is 16 rows × 8 tokens: a panel load serves eight `vpdpbusd`, and with a sum of a run
-//! and a sum of the block a token 8 + 8 + 2 of 32 registers are taken.
+//! The tile is 16 rows × 12 tokens: a panel load serves twelve `vpdpbusd`, and with a sum of a run
+//! and a sum of the block a token 12 + 12 + 2 of 32 registers are taken.
 
 use super::panel::{Sixteen, Unpacked, narrow, run};
 use crate::simd::avx2::ints::Ints;
@@ -11,7 +11,7 @@ use crate::simd::avx2::panel::transpose;
 use crate::simd::{ActView, Product, Scratch};
 use std::arch::x86_64::*;
 
-const TILE: usize = 8;
+const TILE: usize = 12;
 
 /// Bytes of activations that pass over all panels before the next tokens do, so that they stay in
 /// the second cache. A panel is unpacked anew for each such chunk, of 128 tokens at 2048 columns.
@@ -64,7 +64,13 @@ impl Counts {
 
 /// The next tile's tokens if `left` are left.
 fn tile_of(left: usize) -> usize {
-    if left >= TILE { TILE } else { 1 << left.ilog2() }
+    match left {
+        TILE.. => TILE,
+        8.. => 8,
+        4.. => 4,
+        2.. => 2,
+        _ => 1,
+    }
 }
 
 /// # Safety
@@ -92,8 +98,9 @@ unsafe fn write_tile<B: Sixteen>(acts: ActView, t: usize, to: *mut i32, counts: 
         let starts = scales.add(tokens * counts.scales);
         let sums = starts.add(tokens * counts.starts);
         let tile = Tile { tokens, words: to, scales: scales.cast(), starts, sums };
-        if tokens == TILE {
-            let mut rows = [acts.qs(t).as_ptr(); TILE];
+        // Eight of the tokens at once.
+        if tokens >= 8 {
+            let mut rows = [acts.qs(t).as_ptr(); 8];
             for (i, row) in rows.iter_mut().enumerate() {
                 *row = acts.qs(t + i).as_ptr();
             }
@@ -103,13 +110,13 @@ unsafe fn write_tile<B: Sixteen>(acts: ActView, t: usize, to: *mut i32, counts: 
                     words[i] = _mm256_loadu_si256(rows[i].add(4 * g).cast());
                 }
                 for (k, words) in transpose(words).into_iter().enumerate() {
-                    _mm256_storeu_si256(to.add(TILE * (g + k)).cast(), words);
+                    _mm256_storeu_si256(to.add(tokens * (g + k)).cast(), words);
                 }
             }
         }
         for i in 0..tokens {
             let qs = acts.qs(t + i);
-            if tokens < TILE {
+            if tokens < 8 || i >= 8 {
                 for (g, word) in qs.as_chunks::<4>().0.iter().enumerate() {
                     let word = i32::from_le_bytes(word.map(|a| a as u8));
                     to.add(g * tokens + i).write(word);
@@ -181,6 +188,7 @@ unsafe fn chunk_matmul<B: Sixteen>(product: Product, scratch: &mut Scratch) {
                         1 => add_tile::<B, 1>(panel, first, tile, lanes),
                         2 => add_tile::<B, 2>(panel, first, tile, lanes),
                         4 => add_tile::<B, 4>(panel, first, tile, lanes),
+                        8 => add_tile::<B, 8>(panel, first, tile, lanes),
                         _ => add_tile::<B, TILE>(panel, first, tile, lanes),
                     }
                     lanes = lanes.add(tile.tokens);
