@@ -20,7 +20,8 @@ const TILE: usize = 4;
 const CHUNK_BYTES: usize = 256 << 10;
 
 /// # Safety
-/// As [`Product`] says, on a processor with AVX2, FMA and F16C; B is the matrix's type and the number of rows is a multiple of eight.
+/// As [`Product`] says, on a processor with AVX2, FMA and F16C; B is the matrix's type and the
+/// number of rows is a multiple of eight.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn matmul<B: Panel>(product: Product, scratch: &mut Scratch) {
     let tokens = product.acts.tokens();

@@ -5,6 +5,8 @@
 //! The tile is 16 rows × 12 tokens: a panel load serves twelve `vpdpbusd`, and with a sum of a run
 //! and a sum of the block a token 12 + 12 + 2 of 32 registers are taken.
 
+#![allow(clippy::needless_range_loop)] // t numbers a tile's values wherever they lie
+
 use super::panel::{Sixteen, Unpacked, narrow, run};
 use crate::simd::avx2::ints::Ints;
 use crate::simd::avx2::panel::transpose;
@@ -126,10 +128,20 @@ unsafe fn write_tile<B: Sixteen>(acts: ActView, t: usize, to: *mut i32, counts: 
                 tile.scales.add(b * tokens + i).write(*scale);
             }
             if B::OFFSET > 0 {
-                for (n, run) in qs.chunks_exact(4 * run::<B>()).enumerate() {
-                    let sum: i32 = run.iter().map(|a| *a as i32).sum();
+                let known = match 4 * run::<B>() {
+                    32 => acts.sums32(t + i),
+                    16 => acts.sums16(t + i),
+                    _ => &[],
+                };
+                let to = |n: usize, sum: i32| {
                     starts.add(n * tokens + i).write(-(B::OFFSET as i32) * sum);
+                };
+                if known.is_empty() {
+                    for (n, run) in qs.chunks_exact(4 * run::<B>()).enumerate() {
+                        to(n, run.iter().map(|a| *a as i32).sum());
+                    }
                 }
+                known.iter().enumerate().for_each(|(n, sum)| to(n, *sum as i32));
             }
             if B::MINS {
                 let by_16 = <B as Ints>::SUMS == 16;

@@ -44,8 +44,8 @@ unsafe fn matmul(product: Product, scratch: &mut Scratch) {
     }
 }
 
-/// The fewest tokens that pay for unpacking sixteen rows of a format of 256 values: with 2, 4, 6 and
-/// 8 tokens Q4_K ran at 0.7, 0.9, 1.0 and 1.2 times the speed of AVX2, Q6_K likewise.
+/// The fewest tokens that pay for unpacking sixteen rows of a format of 256 values: with 2, 4, 6
+/// and 8 tokens Q4_K ran at 0.7, 0.9, 1.0 and 1.2 times the speed of AVX2, Q6_K likewise.
 const FEWEST: usize = 6;
 
 /// Whole panels of sixteen rows go through `gemm`, what is left through AVX2.
