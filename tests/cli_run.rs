@@ -229,7 +229,7 @@ fn flags_out_of_range_are_wrong_usage() {
         (&["-t", "100000"], "--threads"),
         (&["-b", "0"], "--batch-size"),
         (&["-ub", "-1"], "--ubatch-size"),
-        (&["-ctv", "int"], "f32 or f16"),
+        (&["-ctv", "int"], "bf16 or q8_0"),
         (&["-r", ""], "--reverse-prompt"),
         (&["-f", ""], "--file"),
         (&["--chat-template", ""], "--chat-template"),
