@@ -7,7 +7,8 @@
 //! One thread on a Xeon (family 6, model 143) with two busy cores, `cargo bench --bench kernels`;
 //! a plain prefetching loop reads 13.9 GB/s (and 12 to 18, as others let it), `maddubs` and `add`
 //! peak at 254 GOP/s (272 when
-//! the products of quantised weights in cache were measured). Rows × columns 768 × 2048, the up projection of an expert:
+//! the products of quantised weights in cache were measured). Rows × columns 768 × 2048, the up
+//! projection of an expert:
 //!
 //! | format | 1 token from memory, GB/s | GOP/s in cache: 1 token | 4 | 32 | 512 | of peak |
 //! |---|---|---|---|---|---|---|
