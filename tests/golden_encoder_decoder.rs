@@ -6,37 +6,14 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use common::{Npy, argmax};
-use moeba::convert::{ConvertOptions, Mix, convert};
+use common::{Npy, argmax, golden_options as options, load};
 use moeba::engine::budget::{Place, RamBudget};
-use moeba::engine::{CacheType, Engine, EngineOptions, Experts, Session, Want};
+use moeba::engine::{Engine, EngineOptions, Experts, Session, Want};
 use moeba::experts::link::IoKind;
 use moeba::gguf::{Gguf, OwnedValue, Writer};
 
 const PROMPTS: [&str; 3] = ["p5", "p17", "p70"];
 const NAMES: [&str; 3] = ["switch", "switch_tied", "nllb_moe"];
-
-fn options() -> EngineOptions {
-    EngineOptions {
-        n_threads: Some(2),
-        cache_type_k: CacheType::F32,
-        cache_type_v: CacheType::F32,
-        ..EngineOptions::default()
-    }
-}
-
-fn load(path: &Path, options: &EngineOptions) -> Arc<Engine> {
-    Engine::load(path, options, &mut |_| ()).unwrap_or_else(|e| panic!("{e}"))
-}
-
-fn converted(name: &str, mix: &str, dir: &Path) -> PathBuf {
-    let output = dir.join(format!("{name}.{mix}.gguf"));
-    let folder = common::repo().join("tests/golden").join(name);
-    let mix = Mix::from_name(mix);
-    let options = ConvertOptions { folder, output: output.clone(), mix, ..Default::default() };
-    convert(&options).unwrap_or_else(|e| panic!("{e}"));
-    output
-}
 
 /// One of the files beside a checkpoint.
 fn expected(name: &str, file: &str) -> PathBuf {
@@ -44,9 +21,7 @@ fn expected(name: &str, file: &str) -> PathBuf {
 }
 
 fn read_ids(name: &str, file: &str) -> Vec<u32> {
-    let path = expected(name, file);
-    let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    serde_json::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+    common::read_ids(&expected(name, file))
 }
 
 /// Logits of all of the decoder's tokens, handed over `step` at once; experts of both stacks.
@@ -82,7 +57,7 @@ fn check_experts(name: &str, file: &str, got: &Experts) {
 /// Logits, top-1 and experts of every layer at 32 decoder positions; the greedy continuation.
 fn agrees_with_transformers(name: &str) {
     let dir = tempfile::tempdir().unwrap();
-    let engine = load(&converted(name, "f32", dir.path()), &options());
+    let engine = load(&common::convert_golden(name, "f32", dir.path()), &options());
     for prompt in PROMPTS {
         let source = read_ids(name, &format!("{prompt}.tokens.json"));
         let target = read_ids(name, &format!("{prompt}.decoder_tokens.json"));
@@ -145,7 +120,7 @@ fn nllb_moe() {
 fn bits_do_not_depend_on_budget_threads_or_steps() {
     let dir = tempfile::tempdir().unwrap();
     for (name, mix) in NAMES.iter().flat_map(|name| [(name, "f32"), (name, "q8_0")]) {
-        let path = converted(name, mix, dir.path());
+        let path = common::convert_golden(name, mix, dir.path());
         let source = read_ids(name, "p70.tokens.json");
         let target = read_ids(name, "p70.decoder_tokens.json");
         let way = |share: Option<f64>, n_threads: usize, step: usize| {
@@ -203,7 +178,7 @@ fn what_a_file_lacks_is_named() {
         let error = loaded.err().unwrap_or_else(|| panic!("{missing} is not missed")).to_string();
         assert!(error.contains(&format!("without {missing}: {missing}")), "{error}");
     };
-    let switch = converted("switch", "f32", dir.path());
+    let switch = common::convert_golden("switch", "f32", dir.path());
     for missing in [
         "enc.blk.0.attn_rel_b.weight",
         "enc.blk.1.ffn_up_exps.weight",
@@ -214,7 +189,7 @@ fn what_a_file_lacks_is_named() {
     ] {
         lacks(&switch, missing);
     }
-    let nllb = converted("nllb_moe", "f32", dir.path());
+    let nllb = common::convert_golden("nllb_moe", "f32", dir.path());
     for missing in
         ["enc.blk.3.ffn_down_exps.bias", "dec.blk.0.attn_q.bias", "tokenizer.ggml.padding_token_id"]
     {
@@ -225,7 +200,7 @@ fn what_a_file_lacks_is_named() {
 #[test]
 fn a_text_is_read_before_it_is_answered() {
     let dir = tempfile::tempdir().unwrap();
-    let engine = load(&converted("switch", "f32", dir.path()), &options());
+    let engine = load(&common::convert_golden("switch", "f32", dir.path()), &options());
     let mut session = Session::new(&engine).unwrap();
     let error = session.eval(&[0], Want::Last, &mut |_, _| ()).unwrap_err().to_string();
     assert!(error.contains("source text"), "{error}");
@@ -233,7 +208,7 @@ fn a_text_is_read_before_it_is_answered() {
     assert!(error.contains("empty"), "{error}");
     let error = session.encode(&[1_000_000]).unwrap_err().to_string();
     assert!(error.contains("1000000"), "{error}");
-    let decoder = load(&converted("mixtral", "f32", dir.path()), &options());
+    let decoder = load(&common::convert_golden("mixtral", "f32", dir.path()), &options());
     let error = Session::new(&decoder).unwrap().encode(&[1]).unwrap_err().to_string();
     assert!(error.contains("mixtral") && error.contains("no encoder"), "{error}");
 }

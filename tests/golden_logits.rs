@@ -6,28 +6,10 @@ mod common;
 use std::path::Path;
 use std::sync::Arc;
 
-use common::{Npy, argmax};
+use common::{Npy, argmax, golden_options as options, load, read_ids};
 use moeba::engine::{CacheType, Engine, EngineOptions, Session, Want};
 
 const LENGTHS: [usize; 3] = [5, 17, 70];
-
-fn options() -> EngineOptions {
-    EngineOptions {
-        n_threads: Some(2),
-        cache_type_k: CacheType::F32,
-        cache_type_v: CacheType::F32,
-        ..EngineOptions::default()
-    }
-}
-
-fn load(path: &Path, options: &EngineOptions) -> Arc<Engine> {
-    Engine::load(path, options, &mut |_| ()).unwrap_or_else(|e| panic!("{e}"))
-}
-
-fn read_ids(path: &Path) -> Vec<u32> {
-    let text = std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    serde_json::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
-}
 
 /// Logits of all positions, and the chosen experts.
 fn logits(engine: &Arc<Engine>, tokens: &[u32]) -> (Vec<f32>, moeba::engine::Experts) {

@@ -197,7 +197,9 @@ static VERSION: LazyLock<String> = LazyLock::new(|| {
 mod tests {
     use super::*;
 
+    /// clap's own checks, which are in debug builds alone.
     #[test]
+    #[cfg_attr(not(debug_assertions), ignore = "clap checks in debug builds alone")]
     fn the_flags_are_consistent() {
         Cli::command().debug_assert();
     }

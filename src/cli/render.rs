@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 #[derive(clap::Args, Debug)]
 #[command(after_help = "MOEBA_NOW=YYYY-MM-DD fixes the date that templates see.")]
+#[command(allow_missing_positional = true)] // MODEL may come from the environment
 pub struct Args {
     #[command(flatten)]
     model: ModelArg,

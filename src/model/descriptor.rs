@@ -65,9 +65,9 @@ impl Descriptor {
 
     /// The descriptor of a GGUF file's `general.architecture`.
     pub fn for_architecture(name: &str, path: &Path) -> Result<Descriptor> {
-        let all = Descriptor::all();
-        let known: Vec<_> = all.iter().map(|d| d.architecture.clone()).collect();
-        all.into_iter().find(|d| d.architecture == name).ok_or_else(|| {
+        let found = SOURCES.iter().find(|(file, _)| architecture_of(file) == name);
+        found.map(|(file, text)| parse(file, text)).ok_or_else(|| {
+            let known: Vec<_> = SOURCES.iter().map(|(file, _)| architecture_of(file)).collect();
             let expected = format!("one of {}", known.join(", "));
             Error::format(path, "general.architecture", expected, format!("{name:?}"))
         })
@@ -100,6 +100,11 @@ impl Descriptor {
         let name = pattern.trim_end_matches('?').replace("{layer}", &layer.to_string());
         Some((name, optional))
     }
+}
+
+/// A descriptor's file has the name of its architecture, as the test below holds.
+fn architecture_of(file: &str) -> &str {
+    file.trim_start_matches("models/").trim_end_matches(".toml")
 }
 
 /// Descriptors are part of the program: one that does not parse is a bug, found by the test below.

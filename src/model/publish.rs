@@ -5,7 +5,7 @@ use super::forward::Buffers;
 use super::weights::Gate;
 use crate::backend::cpu::Cpu;
 use crate::backend::cpu::acts::Kinds;
-use crate::backend::cpu::router::{NO_EXPERT, Route, Score};
+use crate::backend::cpu::router::{NO_EXPERT, Route};
 use crate::policy::{Ahead, Event, Phase, PromptRouted, Routed, Timing};
 use std::time::Instant;
 
@@ -88,10 +88,7 @@ impl Model {
         let logits = &router.logits;
         b.ahead_acts.fill(cpu, Kinds::of([logits.weight.ty]), 1, self.hyper.n_embd, ahead_h);
         cpu.products([self.linear(logits, &b.ahead_acts, ahead_probs, 1)]);
-        match self.score() {
-            Score::Sigmoid => cpu.kernels.sigmoid(ahead_probs),
-            Score::Softmax | Score::SparseMixer { .. } => cpu.kernels.softmax(ahead_probs),
-        }
+        self.score().probabilities(cpu.kernels, ahead_probs);
         // A bias that chooses is part of the forecast.
         if let Some(bias) = &router.choice_bias {
             ahead_probs.iter_mut().zip(bias).for_each(|(p, bias)| *p += bias);

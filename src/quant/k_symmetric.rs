@@ -1,5 +1,6 @@
-//! The quantiser that Q3_K and Q6_K share: a scale for each sub-block of 16, then integers for the
-//! sixteen scales, then the codes against the scales as stored.
+//! What Q3_K and Q6_K share, sixteen sub-blocks of 16 values with an integer scale each: reading
+//! them, the exact dot product, and the quantiser, which finds a scale for each sub-block, then
+//! integers for the sixteen scales, then the codes against the scales as stored.
 
 use super::block::Half;
 use super::search::{self, nearest};
@@ -42,4 +43,28 @@ pub fn quantize(x: &[f32], importance: Option<&[f32]>, levels: f32, max_scale: f
     }
     let scales = scales.map(|s| s as i8);
     Grids { d, scales, codes }
+}
+
+/// Values `d·scale(j)·value(k)`, k = 16j + i.
+pub fn dequantize(
+    d: f32,
+    scale: impl Fn(usize) -> i32,
+    value: impl Fn(usize) -> i32,
+    out: &mut [f32],
+) {
+    for (j, out) in out.chunks_exact_mut(16).enumerate() {
+        let scale = d * scale(j) as f32;
+        for (i, o) in out.iter_mut().enumerate() {
+            *o = scale * value(16 * j + i) as f32;
+        }
+    }
+}
+
+/// `Σ_j scale(j)·Σ_i value(16j + i)·a_i`
+pub fn int_dot(scale: impl Fn(usize) -> i32, value: impl Fn(usize) -> i32, a: &[i8]) -> i32 {
+    let sub_block = |(j, a): (usize, &[i8])| {
+        let dot: i32 = (0..16).map(|i| value(16 * j + i) * a[i] as i32).sum();
+        scale(j) * dot
+    };
+    a.chunks_exact(16).enumerate().map(sub_block).sum()
 }

@@ -4,6 +4,7 @@
 //! top two are bits 2·(j / 4) and the next of `scales[8 + j mod 4]`.
 
 use super::block::{Block, Half, IntBlock};
+use super::k_symmetric;
 use super::packing::{pack_two_bits, two_bits};
 use crate::gguf::TensorType;
 
@@ -40,7 +41,7 @@ unsafe impl Block for BlockQ3K {
     const LEN: usize = 256;
 
     fn quantize(x: &[f32], importance: Option<&[f32]>) -> Self {
-        let k = super::k_symmetric::quantize(x, importance, 4.0, 32.0);
+        let k = k_symmetric::quantize(x, importance, 4.0, 32.0);
         let codes = k.codes.map(|q| (q + 4) as u8);
         let (mut hmask, mut scales) = ([0; 32], [0; 12]);
         for (k, code) in codes.iter().enumerate() {
@@ -55,13 +56,7 @@ unsafe impl Block for BlockQ3K {
     }
 
     fn dequantize(&self, out: &mut [f32]) {
-        let d = self.d.get();
-        for (j, out) in out.chunks_exact_mut(16).enumerate() {
-            let scale = d * self.sub_scale(j) as f32;
-            for (i, o) in out.iter_mut().enumerate() {
-                *o = scale * self.value(16 * j + i) as f32;
-            }
-        }
+        k_symmetric::dequantize(self.d.get(), |j| self.sub_scale(j), |k| self.value(k), out);
     }
 }
 
@@ -73,11 +68,6 @@ impl IntBlock for BlockQ3K {
     }
 
     fn int_dot(&self, a: &[i8]) -> (i32, i32) {
-        let mut isum = 0;
-        for (j, a) in a.chunks_exact(16).enumerate() {
-            let dot: i32 = (0..16).map(|i| self.value(16 * j + i) * a[i] as i32).sum();
-            isum += self.sub_scale(j) * dot;
-        }
-        (isum, 0)
+        (k_symmetric::int_dot(|j| self.sub_scale(j), |k| self.value(k), a), 0)
     }
 }

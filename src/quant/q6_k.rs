@@ -4,6 +4,7 @@
 //! the top two in bits 2g, 2g+1 of `qh[i]`.
 
 use super::block::{Block, Half, IntBlock};
+use super::k_symmetric;
 use crate::gguf::TensorType;
 
 #[derive(Clone, Copy)]
@@ -34,7 +35,7 @@ unsafe impl Block for BlockQ6K {
     const LEN: usize = 256;
 
     fn quantize(x: &[f32], importance: Option<&[f32]>) -> Self {
-        let k = super::k_symmetric::quantize(x, importance, 32.0, 128.0);
+        let k = k_symmetric::quantize(x, importance, 32.0, 128.0);
         let mut block = BlockQ6K { ql: [0; 128], qh: [0; 64], scales: k.scales, d: k.d };
         for (k, code) in k.codes.into_iter().enumerate() {
             let q = (code + 32) as u8;
@@ -46,13 +47,12 @@ unsafe impl Block for BlockQ6K {
     }
 
     fn dequantize(&self, out: &mut [f32]) {
-        let d = self.d.get();
-        for (j, out) in out.chunks_exact_mut(16).enumerate() {
-            let scale = d * self.scales[j] as f32;
-            for (i, o) in out.iter_mut().enumerate() {
-                *o = scale * self.value(16 * j + i) as f32;
-            }
-        }
+        k_symmetric::dequantize(
+            self.d.get(),
+            |j| self.scales[j].into(),
+            |k| self.value(k).into(),
+            out,
+        );
     }
 }
 
@@ -64,11 +64,6 @@ impl IntBlock for BlockQ6K {
     }
 
     fn int_dot(&self, a: &[i8]) -> (i32, i32) {
-        let mut isum = 0;
-        for (j, a) in a.chunks_exact(16).enumerate() {
-            let dot: i32 = (0..16).map(|i| self.value(16 * j + i) as i32 * a[i] as i32).sum();
-            isum += self.scales[j] as i32 * dot;
-        }
-        (isum, 0)
+        (k_symmetric::int_dot(|j| self.scales[j].into(), |k| self.value(k).into(), a), 0)
     }
 }

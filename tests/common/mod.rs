@@ -1,9 +1,11 @@
 //! What several test files need.
 #![allow(dead_code)] // each test file uses a part of it
 
+use moeba::engine::{CacheType, Engine, EngineOptions};
 use moeba::gguf::Writer;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::Arc;
 
 pub fn repo() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -28,6 +30,26 @@ pub fn convert_golden(name: &str, outtype: &str, dir: &Path) -> PathBuf {
     let hf = repo().join("tests/golden").join(name);
     succeed(moeba().arg("convert").arg(hf).arg("-o").arg(&out).args(["--outtype", outtype]));
     out
+}
+
+/// Two threads and a cache that rounds nothing, as the golden logits were computed.
+pub fn golden_options() -> EngineOptions {
+    EngineOptions {
+        n_threads: Some(2),
+        cache_type_k: CacheType::F32,
+        cache_type_v: CacheType::F32,
+        ..EngineOptions::default()
+    }
+}
+
+pub fn load(path: &Path, options: &EngineOptions) -> Arc<Engine> {
+    Engine::load(path, options, &mut |_| ()).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// A JSON list of token ids.
+pub fn read_ids(path: &Path) -> Vec<u32> {
+    let text = std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    serde_json::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
 /// Metadata of a small qwen3moe model: these numbers of the architecture, and a vocabulary of 256.

@@ -1,6 +1,7 @@
 //! Which experts a token goes to, and with what weight.
 
 use super::{Cpu, SharedOut};
+use crate::simd::Kernels;
 
 /// Stands for an expert where a token has none.
 pub const NO_EXPERT: u32 = u32::MAX;
@@ -72,6 +73,16 @@ pub enum Score {
     SparseMixer { jitter: f32 },
 }
 
+impl Score {
+    /// One token's logits → probabilities, in place.
+    pub fn probabilities(self, kernels: &Kernels, logits: &mut [f32]) {
+        match self {
+            Score::Sigmoid => kernels.sigmoid(logits),
+            Score::Softmax | Score::SparseMixer { .. } => kernels.softmax(logits),
+        }
+    }
+}
+
 impl Cpu {
     /// Turns router logits, in `route.probs`, into probabilities, the `k` best experts (ties to
     /// the lower id) and their weights.
@@ -88,10 +99,7 @@ impl Cpu {
             for t in range {
                 // SAFETY: each token is in one chunk.
                 let probs = unsafe { probs.slice(t * n, n) };
-                match choice.score {
-                    Score::Sigmoid => self.kernels.sigmoid(probs),
-                    Score::Softmax | Score::SparseMixer { .. } => self.kernels.softmax(probs),
-                }
+                choice.score.probabilities(self.kernels, probs);
             }
         });
         if matches!(choice.score, Score::SparseMixer { .. }) {
