@@ -1,5 +1,5 @@
-//! Matrix–vector products of quantised weights: each token passes over each row, whose bytes come
-//! from memory once and stay in the first cache for the next token.
+//! Matrix–vector products of quantised weights: of one token, or of the few rows that a panel of
+//! the matrix–matrix product leaves over.
 //!
 //! Two arrangements, the same bits: eight blocks of one row (long rows), or one block of each of
 //! eight rows (rows of fewer than eight blocks, whose lanes would idle). Either gives eight exact
@@ -15,11 +15,11 @@ use std::arch::x86_64::*;
 /// this reaches into the next rows, where the processor's own prefetcher stops at each page. One
 /// thread, Q4_K from memory, GB/s without, at 512, 2048, 4096 and 8192 bytes: 7.6, 12.0, 11.8,
 /// 12.0, 12.0 (rows of 768, eight at a time) and 9.4, 9.7, 11.8, 12.2, 12.0 (rows of 2048).
-const AHEAD: usize = 4096;
+pub(in crate::simd) const AHEAD: usize = 4096;
 
 /// One token's activations.
 #[derive(Clone, Copy)]
-pub(super) struct Token {
+pub(in crate::simd) struct Token {
     qs: *const i8,
     pub scales: *const f32,
     sums: *const i16,
@@ -48,11 +48,11 @@ impl Token {
 pub(super) unsafe fn matmul<B: Ints>(product: Product) {
     let Product { mat, acts, rows, .. } = product;
     let blocks = mat.cols / B::LEN;
-    let mut r = 0;
-    while r < rows {
-        let by_rows = blocks < 8 && rows - r >= 8;
-        for t in 0..acts.tokens() {
-            let token = Token::new::<B>(acts, t);
+    for t in 0..acts.tokens() {
+        let token = Token::new::<B>(acts, t);
+        let mut r = 0;
+        while r < rows {
+            let by_rows = blocks < 8 && rows - r >= 8;
             // SAFETY: rows below `mat.rows` lie within `data`; the places in `out` are the
             // caller's promise.
             unsafe {
@@ -64,8 +64,8 @@ pub(super) unsafe fn matmul<B: Ints>(product: Product) {
                     out.write(dot_row::<B>(row.cast(), blocks, token));
                 }
             }
+            r += if by_rows { 8 } else { 1 };
         }
-        r += if by_rows { 8 } else { 1 };
     }
 }
 
@@ -138,7 +138,7 @@ unsafe fn dot_eight_rows<B: Ints>(
 /// `at(i)` leads to whole blocks for i below n; n ≤ 8; lanes of `a` from n on are 0.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn add_eight<B: Ints>(
+pub(in crate::simd) unsafe fn add_eight<B: Ints>(
     at: impl Fn(usize) -> (*const B, ActBlock),
     n: usize,
     a: __m256,

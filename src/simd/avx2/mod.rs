@@ -31,11 +31,11 @@ mod float;
 mod gemm;
 mod grids;
 pub(super) mod ints;
-mod matvec;
+pub(super) mod matvec;
 mod nvfp4;
 mod ops;
 pub(super) mod panel;
-mod reduce;
+pub(super) mod reduce;
 mod tile;
 
 use super::{Kernels, Product, Scratch};
@@ -113,7 +113,7 @@ pub(super) unsafe fn quantised<B: Panel>(product: Product, scratch: &mut Scratch
 #[inline]
 #[target_feature(enable = "avx2")]
 #[allow(unused_unsafe)] // the intrinsic is safe in newer compilers only
-fn prefetch(p: *const u8, n: usize) {
+pub(super) fn prefetch(p: *const u8, n: usize) {
     for offset in (0..n).step_by(64) {
         // SAFETY: a hint, which reads nothing.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(offset).cast()) };

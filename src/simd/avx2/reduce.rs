@@ -25,7 +25,7 @@ pub(super) fn sum8_halves(v: [__m128i; 8]) -> __m256i {
 /// The tree of "One arithmetic".
 #[inline]
 #[target_feature(enable = "avx2")]
-pub(super) fn tree8(v: __m256) -> f32 {
+pub(in crate::simd) fn tree8(v: __m256) -> f32 {
     let four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
     let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))

@@ -20,7 +20,12 @@
 //!
 //! One token takes the matrix–vector loops of AVX2.
 
+mod eight;
+mod eight_by_16;
+mod eight_by_32;
 mod gemm;
+mod matvec;
+mod narrow;
 mod panel;
 mod unpack_256;
 mod unpack_32;
@@ -28,6 +33,8 @@ mod unpack_32;
 use super::{Kernels, Product, Scratch, avx2};
 use crate::gguf::TensorType;
 use crate::quant::*;
+use eight::EightBlocks;
+use narrow::Offset;
 use panel::Sixteen;
 
 static KERNELS: Kernels = Kernels { name: "avx512", matmul, ..avx2::TABLE };
@@ -48,15 +55,15 @@ unsafe fn matmul(product: Product, scratch: &mut Scratch) {
     // SAFETY: the caller's promises are the same.
     unsafe {
         match product.mat.ty {
-            TensorType::Q4_K => quantised::<BlockQ4K>(product, scratch),
-            TensorType::Q5_K => quantised::<BlockQ5K>(product, scratch),
-            TensorType::Q6_K => quantised::<BlockQ6K>(product, scratch),
-            TensorType::Q2_K => quantised::<BlockQ2K>(product, scratch),
-            TensorType::Q3_K => quantised::<BlockQ3K>(product, scratch),
-            TensorType::IQ4_XS => quantised::<BlockIQ4XS>(product, scratch),
+            TensorType::Q4_K => wide::<BlockQ4K>(product, scratch),
+            TensorType::Q5_K => wide::<BlockQ5K>(product, scratch),
+            TensorType::Q6_K => wide::<BlockQ6K>(product, scratch),
+            TensorType::Q2_K => wide::<BlockQ2K>(product, scratch),
+            TensorType::Q3_K => wide::<BlockQ3K>(product, scratch),
+            TensorType::IQ4_XS => wide::<BlockIQ4XS>(product, scratch),
             TensorType::Q8_0 => quantised::<BlockQ8_0>(product, scratch),
-            TensorType::Q4_0 => quantised::<BlockQ4_0>(product, scratch),
-            TensorType::MXFP4 => quantised::<BlockMXFP4>(product, scratch),
+            TensorType::Q4_0 => narrow::<BlockQ4_0>(product, scratch),
+            TensorType::MXFP4 => narrow::<BlockMXFP4>(product, scratch),
             _ => avx2::matmul(product, scratch),
         }
     }
@@ -65,6 +72,34 @@ unsafe fn matmul(product: Product, scratch: &mut Scratch) {
 /// The fewest tokens that pay for unpacking sixteen rows of a format of 256 values: with 2, 4, 6
 /// and 8 tokens Q4_K ran at 0.7, 0.9, 1.0 and 1.2 times the speed of AVX2, Q6_K likewise.
 const FEWEST: usize = 6;
+
+/// One token takes the matrix–vector loop.
+///
+/// # Safety
+/// As `matmul`.
+unsafe fn wide<B: Sixteen + EightBlocks>(product: Product, scratch: &mut Scratch) {
+    // SAFETY: the caller's promises are the same.
+    unsafe {
+        match product.acts.tokens() {
+            1 => matvec::matmul::<B>(product),
+            _ => quantised::<B>(product, scratch),
+        }
+    }
+}
+
+/// As `wide`, for formats of 32 values.
+///
+/// # Safety
+/// As `matmul`.
+unsafe fn narrow<B: Sixteen + Offset>(product: Product, scratch: &mut Scratch) {
+    // SAFETY: the caller's promises are the same.
+    unsafe {
+        match product.acts.tokens() {
+            1 => narrow::matmul::<B>(product),
+            _ => quantised::<B>(product, scratch),
+        }
+    }
+}
 
 /// Whole panels of sixteen rows go through `gemm`, what is left through AVX2.
 ///

@@ -1,0 +1,157 @@
+//! The exact integers of eight blocks of 256 codes: `isum` and `imins` of "One arithmetic".
+//!
+//! 64 codes as u8 times 64 activations: `vpmaddubsw` adds neighbours to i16, `vpdpwssd` multiplies
+//! them by their sub-block's scale and adds them to i32. With 256 codes in four vectors that is
+//! eight operations, so what surrounds them counts: scales, mins and d of four blocks are unpacked
+//! at once, one block to a quarter of a vector, and eight blocks' sums are made in one
+//! transposition. The formats are in `eight_by_32` and `eight_by_16`.
+
+use crate::simd::avx2::ints::{ActBlock, Ints};
+use std::arch::x86_64::*;
+
+/// Of eight blocks, one a lane.
+pub(super) struct Integers {
+    pub isums: __m256i,
+    /// For formats with mins.
+    pub imins: Option<__m256i>,
+    pub d: __m256,
+    pub dmin: __m256,
+}
+
+pub(super) trait EightBlocks: Ints {
+    /// `at(i)` is block i of the eight and its activations.
+    ///
+    /// # Safety
+    /// Each pointer leads to a whole block; the processor has this module's features.
+    unsafe fn integers(at: impl At<Self>) -> Integers;
+}
+
+/// Where the eight blocks are. A type of its own for each caller, so that each has a copy of the
+/// kernel and none of them calls it: with the pointers in memory Q4_K was a tenth slower.
+pub(super) trait At<B>: Fn(usize) -> (*const B, ActBlock) + Copy {}
+
+impl<B, F: Fn(usize) -> (*const B, ActBlock) + Copy> At<B> for F {}
+
+/// 16 bytes from each of eight places, one to a quarter.
+///
+/// # Safety
+/// They are readable; the processor has AVX-512 F.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) unsafe fn quarters<T>(p: impl Fn(usize) -> *const T) -> [__m512i; 2] {
+    // SAFETY: the caller's promise; the loads take any alignment.
+    unsafe {
+        let four = |i: usize| {
+            let v = _mm512_castsi128_si512(_mm_loadu_si128(p(i).cast()));
+            let v = _mm512_inserti32x4::<1>(v, _mm_loadu_si128(p(i + 1).cast()));
+            let v = _mm512_inserti32x4::<2>(v, _mm_loadu_si128(p(i + 2).cast()));
+            _mm512_inserti32x4::<3>(v, _mm_loadu_si128(p(i + 3).cast()))
+        };
+        [four(0), four(4)]
+    }
+}
+
+/// The i-th quarter of two vectors' eight, four times.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn quarter(v: [__m512i; 2], i: usize) -> __m512i {
+    let v = v[i / 4];
+    match i % 4 {
+        0 => _mm512_shuffle_i32x4::<0x00>(v, v),
+        1 => _mm512_shuffle_i32x4::<0x55>(v, v),
+        2 => _mm512_shuffle_i32x4::<0xaa>(v, v),
+        _ => _mm512_shuffle_i32x4::<0xff>(v, v),
+    }
+}
+
+/// Lane i is the sum of the sixteen lanes of `v[i]`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) fn sum8(v: [__m512i; 8]) -> __m256i {
+    let pairs = |a, b| _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    let fours = |a, b| _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+    let low = fours(pairs(v[0], v[1]), pairs(v[2], v[3]));
+    let high = fours(pairs(v[4], v[5]), pairs(v[6], v[7]));
+    // Four quarters of blocks 0 to 3 each, and four of blocks 4 to 7.
+    let a = _mm512_shuffle_i32x4::<0b10_00_10_00>(low, high);
+    let b = _mm512_shuffle_i32x4::<0b11_01_11_01>(low, high);
+    let sum = _mm512_add_epi32(a, b);
+    let sum = _mm512_add_epi32(sum, _mm512_shuffle_i32x4::<0b10_11_00_01>(sum, sum));
+    _mm512_castsi512_si256(_mm512_shuffle_i32x4::<0b00_00_10_00>(sum, sum))
+}
+
+/// Lane i is the sum of quarter i of the two vectors' eight.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) fn sum_quarters(low: __m512i, high: __m512i) -> __m256i {
+    let twos = _mm512_add_epi32(_mm512_unpacklo_epi64(low, high), _mm512_unpackhi_epi64(low, high));
+    // A quarter: two words of block i, two of block i + 4.
+    let sum = _mm512_add_epi32(twos, _mm512_srli_epi64::<32>(twos));
+    let places = _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 0, 0, 0, 0, 0, 0, 0);
+    _mm512_castsi512_si256(_mm512_permutexvar_epi32(places, sum))
+}
+
+/// Word K of each quarter.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn word_of_quarters<const K: i32>(v: [__m512i; 2]) -> __m256i {
+    let places = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 0, 0, 0, 0, 0, 0, 0);
+    let places = _mm512_add_epi32(places, _mm512_set1_epi32(K));
+    _mm512_castsi512_si256(_mm512_permutex2var_epi32(v[0], places, v[1]))
+}
+
+/// The f16 in the low half of each word.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vl,f16c")]
+pub(super) fn low_halves(words: __m256i) -> __m256 {
+    _mm256_cvtph_ps(_mm256_cvtepi32_epi16(words))
+}
+
+/// The f16 in the high half of each word.
+#[inline]
+#[target_feature(enable = "avx2,avx512f,avx512vl,f16c")]
+pub(super) fn high_halves(words: __m256i) -> __m256 {
+    low_halves(_mm256_srli_epi32::<16>(words))
+}
+
+/// `low` in the low half of the vector, `high` in the other.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn by_half(low: i16, high: i16) -> __m512i {
+    let low = _mm512_castsi256_si512(_mm256_set1_epi16(low));
+    _mm512_inserti64x4::<1>(low, _mm256_set1_epi16(high))
+}
+
+/// Twice the same 32 bytes.
+///
+/// # Safety
+/// They are readable.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) unsafe fn twice(p: *const u8) -> __m512i {
+    // SAFETY: the caller's promise; the load takes any alignment.
+    unsafe { _mm512_broadcast_i64x4(_mm256_loadu_si256(p.cast())) }
+}
+
+/// Bit BIT of each byte of the result is, in the low half of the vector, bit 2c of the bytes, in
+/// the high half bit 2c + 1; other bits are anything.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn bits_to<const BIT: i32>(bytes: __m512i, c: usize) -> __m512i {
+    let left = |from: i32| _mm256_set1_epi32((BIT - from) & 31);
+    let low = _mm512_castsi256_si512(left(2 * c as i32));
+    // A rotation shifts to the right as well; what crosses from byte to byte is no bit wanted.
+    _mm512_rolv_epi32(bytes, _mm512_inserti64x4::<1>(low, left(2 * c as i32 + 1)))
+}
+
+/// Codes of 64 values times their activations, by pairs, times their scales, added to `sum`.
+///
+/// # Safety
+/// 64 activations are readable.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+pub(super) unsafe fn add(sum: __m512i, codes: __m512i, a: *const i8, scales: __m512i) -> __m512i {
+    // SAFETY: the caller's promise.
+    let pairs = _mm512_maddubs_epi16(codes, unsafe { _mm512_loadu_si512(a.cast()) });
+    _mm512_dpwssd_epi32(sum, pairs, scales)
+}
