@@ -65,13 +65,14 @@ fn presets() -> Vec<Preset> {
 }
 
 /// The names in the table, for help texts.
-pub const PRESETS: [&str; 6] = [
+pub const PRESETS: [&str; 7] = [
     "qwen3-30b-a3b",
     "qwen1.5-moe",
     "mixtral-8x7b",
     "deepseek-v2-lite",
     "phi-3.5-moe",
     "gpt-oss-20b",
+    "granite-3.0-1b-a400m",
 ];
 
 /// Types that every matrix gets alike; the numbers are llama.cpp's for its mixes without extras.
@@ -263,7 +264,7 @@ mod tests {
     /// Parameters of the whole models, as their cards state them.
     #[test]
     fn presets_have_the_published_size() {
-        let billions = [30.5, 14.3, 46.7, 15.7, 41.9, 20.9];
+        let billions = [30.5, 14.3, 46.7, 15.7, 41.9, 20.9, 1.3];
         for (preset, published) in presets().iter().zip(billions) {
             let tensors = preset.all_tensors(preset.layers);
             let n: u64 = tensors.iter().map(|(_, dims)| dims.iter().product::<u64>()).sum();
