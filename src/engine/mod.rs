@@ -9,8 +9,8 @@ mod profile;
 mod recording;
 
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::backend::cpu::Cpu;
 pub use crate::backend::cpu::router::Route;
@@ -26,6 +26,7 @@ pub use crate::model::record::Recorder;
 use crate::model::seq2seq::EncoderParams;
 use crate::model::{Bound, HyperParams, Model};
 use crate::policy::{Event, PolicySpec};
+use crate::simd;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 use budget::{Place, RamBudget};
@@ -89,7 +90,9 @@ const MAX_CTX: usize = 1 << 24;
 pub struct Engine {
     model: Model,
     tokenizer: Tokenizer,
-    cpu: Cpu,
+    /// Taken once a forward pass: passes of several sessions follow one another.
+    cpu: Mutex<Cpu>,
+    n_threads: usize,
     options: EngineOptions,
     n_ctx: usize,
     plan: MemoryPlan,
@@ -214,8 +217,17 @@ impl Engine {
                 bound.streamed(&stream, &mut |done| progress(done as f32 / total))?
             }
         };
-        let (options, next_session) = (options.clone(), AtomicU32::new(0));
-        Ok(Arc::new(Engine { model, tokenizer, cpu, options, n_ctx, plan, store, next_session }))
+        Ok(Arc::new(Engine {
+            model,
+            tokenizer,
+            n_threads: cpu.n_threads(),
+            cpu: Mutex::new(cpu),
+            options: options.clone(),
+            n_ctx,
+            plan,
+            store,
+            next_session: AtomicU32::new(0),
+        }))
     }
 
     /// Where everything would be, without reading weights.
@@ -265,7 +277,12 @@ impl Engine {
     }
 
     pub fn n_threads(&self) -> usize {
-        self.cpu.n_threads()
+        self.n_threads
+    }
+
+    fn cpu(&self) -> MutexGuard<'_, Cpu> {
+        // A panic in a region leaves nothing behind, so a poisoned lock is as good.
+        self.cpu.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Bytes of one session's KV cache when its context is full.
@@ -315,7 +332,7 @@ impl Engine {
             mib(self.kv_bytes()),
             self.n_ctx,
             self.n_threads(),
-            self.cpu.kernels.name,
+            simd::kernels().name,
         )
     }
 }
@@ -476,7 +493,7 @@ impl Session {
             let mut relay = Relay { base, recorder, on_logits: &mut *on_logits };
             let (kv, buffers) = (&mut self.kv, &mut self.buffers);
             let result = engine.model.forward(
-                &engine.cpu,
+                &engine.cpu(),
                 kv,
                 buffers,
                 part,

@@ -66,9 +66,9 @@ pub trait ExpertStore: Send + Sync {
     /// here, and so is an interruption by the user.
     fn next_ready(&self, work: &mut Work) -> Result<bool>;
 
-    /// The granules that are handed out, those of one expert next to each other. They stay where
-    /// they are for as long as they are borrowed.
-    fn ready<'w>(&'w self, work: &'w Work) -> Vec<ReadyGranule<'w>>;
+    /// Number `i` of the granules that are handed out, `Work::n_handed` of them, those of one
+    /// expert next to each other. They stay where they are for as long as they are borrowed.
+    fn ready<'w>(&'w self, work: &'w Work, i: usize) -> ReadyGranule<'w>;
 
     /// Unpins, at any time.
     fn release(&self, work: &mut Work);

@@ -47,11 +47,11 @@ impl ExpertStore for Resident {
         Ok(!work.handed.is_empty())
     }
 
-    fn ready<'w>(&'w self, work: &'w Work) -> Vec<ReadyGranule<'w>> {
+    fn ready<'w>(&'w self, work: &'w Work, i: usize) -> ReadyGranule<'w> {
         work.check_owner(self.owner());
         let layer = self.layers[work.layer].as_ref().expect("a layer with experts");
-        let granule = |g: &Handed| layer.in_place(&self.file, g.expert, g.granule);
-        work.handed.iter().map(granule).collect()
+        let Handed { expert, granule, .. } = work.handed[i];
+        layer.in_place(&self.file, expert, granule)
     }
 
     fn release(&self, work: &mut Work) {

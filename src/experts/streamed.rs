@@ -13,7 +13,7 @@ use super::piece::{Dest, Piece};
 use super::place::{LayerExperts, SlotLayout};
 use super::sizing::{LayerNeeds, Needs};
 use super::tier::{Fault, Layout, Stop, Ticket, Tier, TierPlan};
-use super::work::{Access, Work};
+use super::work::{Access, Handed, Work};
 use super::{ExpertStore, Geometry, ReadyGranule};
 use crate::gguf::Gguf;
 use crate::policy::{Event, Expert, LayerShare, Policy, PolicySpec, Prediction, Profile};
@@ -299,22 +299,19 @@ impl ExpertStore for Streamed {
         })
     }
 
-    fn ready<'w>(&'w self, work: &'w Work) -> Vec<ReadyGranule<'w>> {
+    fn ready<'w>(&'w self, work: &'w Work, i: usize) -> ReadyGranule<'w> {
         work.check_owner(self.owner());
         let core = &self.moving.core;
         let layout = core.layouts.of(work.layer);
         let class = core.plan.layers[work.layer].class;
         let bytes = core.plan.classes[class].slot_bytes;
-        let view = |handed: &super::work::Handed| {
-            // SAFETY: the granule has landed, and the work that was handed it is borrowed, so it
-            // can neither ask for more nor release, which is what would unpin the slot. No link
-            // writes to a slot that is pinned.
-            let slot = unsafe {
-                std::slice::from_raw_parts(core.slot(class, handed.slot).cast_const(), bytes)
-            };
-            layout.view(slot, handed.expert, handed.granule)
-        };
-        work.handed.iter().map(view).collect()
+        let Handed { expert, granule, slot } = work.handed[i];
+        // SAFETY: the granule has landed, and the work that was handed it is borrowed, so it can
+        // neither ask for more nor release, which is what would unpin the slot. No link writes to
+        // a slot that is pinned.
+        let slot =
+            unsafe { std::slice::from_raw_parts(core.slot(class, slot).cast_const(), bytes) };
+        layout.view(slot, expert, granule)
     }
 
     fn release(&self, work: &mut Work) {

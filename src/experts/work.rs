@@ -77,6 +77,11 @@ impl Work {
         assert_eq!(self.owner, Some(owner), "work of another store");
     }
 
+    /// Granules that were handed out last.
+    pub fn n_handed(&self) -> usize {
+        self.handed.len()
+    }
+
     /// How long computation has waited for it, since it was acquired.
     pub fn stall_ns(&self) -> u64 {
         self.stall_ns

@@ -10,7 +10,7 @@ use crate::backend::cpu::Cpu;
 use crate::backend::cpu::acts::Kinds;
 use crate::backend::cpu::expert::{Demand, ExpertBuffers, GranuleMats};
 use crate::backend::cpu::router::{Choice, Score};
-use crate::experts::{Access, ExpertStore, ReadyGranule, Resident, Work};
+use crate::experts::{Access, ExpertStore, Resident, Work};
 use crate::policy::Phase;
 use crate::simd::MatRef;
 use std::time::Instant;
@@ -25,6 +25,30 @@ pub struct FfnBuffers {
     only_demand: Demand,
     only_work: Work,
     only_gate: Vec<f32>, // [tokens]
+    granules: GranuleRoom,
+}
+
+/// Room for a list of granules, empty between lists.
+#[derive(Default)]
+struct GranuleRoom(Vec<GranuleMats<'static>>);
+
+impl GranuleRoom {
+    /// An empty list in this room. Whoever is done with it gives the room back.
+    fn list<'a>(&mut self) -> Vec<GranuleMats<'a>> {
+        emptied(std::mem::take(&mut self.0))
+    }
+
+    fn give_back(&mut self, list: Vec<GranuleMats>) {
+        self.0 = emptied(list);
+    }
+}
+
+/// The room of a list for one that borrows from elsewhere. The standard library collects into the
+/// room that the elements come from, where these are of one size; tests/token_loop.rs fails if it
+/// ceases to.
+fn emptied<'a>(mut list: Vec<GranuleMats>) -> Vec<GranuleMats<'a>> {
+    list.clear();
+    list.into_iter().map(|_| unreachable!("the list is empty")).collect()
 }
 
 impl Model {
@@ -98,8 +122,11 @@ impl Model {
         let start = Instant::now();
         b.ffn.expert.begin(b.ffn.demand.n_pairs(), ffn.expert.n_ff, n_embd, ffn.expert.inner());
         while store.next_ready(&mut b.ffn.work)? {
-            let mats = self.granules(&store.ready(&b.ffn.work), &b.ffn.demand, &ffn.expert);
-            cpu.expert_granules(&mats, &b.ffn.demand, ffn.form(), &b.acts, &mut b.ffn.expert);
+            let f = &mut b.ffn;
+            let mut list = f.granules.list();
+            granules(store, &f.work, &f.demand, &ffn.expert, &mut list);
+            cpu.expert_granules(&list, &f.demand, ffn.form(), &b.acts, &mut f.expert);
+            f.granules.give_back(list);
         }
         // ordered sum
         cpu.ordered_sum(&b.ffn.demand, &b.route.weights, &b.ffn.expert, &mut b.y);
@@ -165,33 +192,37 @@ impl Model {
         f.expert.begin(n, shape.n_ff, self.hyper.n_embd, shape.inner());
         store.acquire(l, &f.only_demand.experts, Access::Decode, &mut f.only_work);
         while store.next_ready(&mut f.only_work)? {
-            let mats = self.granules(&store.ready(&f.only_work), &f.only_demand, shape);
-            cpu.expert_granules(&mats, &f.only_demand, shape.form(), &b.acts, &mut f.expert);
+            let mut list = f.granules.list();
+            granules(store, &f.only_work, &f.only_demand, shape, &mut list);
+            cpu.expert_granules(&list, &f.only_demand, shape.form(), &b.acts, &mut f.expert);
+            f.granules.give_back(list);
         }
         cpu.ordered_sum(&f.only_demand, &f.only_gate, &f.expert, &mut b.y);
         store.release(&mut f.only_work);
         Ok(())
     }
+}
 
-    /// Bytes and types brought together: what the backend computes with.
-    fn granules<'a>(
-        &self,
-        ready: &[ReadyGranule<'a>],
-        demand: &Demand,
-        shape: &ExpertShape,
-    ) -> Vec<GranuleMats<'a>> {
-        let mats = |g: &ReadyGranule<'a>| {
-            let n = g.rows.len();
-            GranuleMats {
-                slot: demand.slot(g.expert),
-                rows: g.rows.clone(),
-                gate: shape.gate.map(|ty| MatRef::new(ty, g.gate, n, shape.n_embd, g.gate_stride)),
-                up: MatRef::new(shape.up, g.up, n, shape.n_embd, g.up_stride),
-                down: MatRef::new(shape.down, g.down, shape.n_embd, n, g.down_stride),
-            }
-        };
-        ready.iter().map(mats).collect()
-    }
+/// Bytes and types brought together: what the backend computes with, of all granules that `work`
+/// was handed.
+fn granules<'a>(
+    store: &'a dyn ExpertStore,
+    work: &'a Work,
+    demand: &Demand,
+    shape: &ExpertShape,
+    list: &mut Vec<GranuleMats<'a>>,
+) {
+    list.extend((0..work.n_handed()).map(|i| {
+        let g = store.ready(work, i);
+        let n = g.rows.len();
+        GranuleMats {
+            slot: demand.slot(g.expert),
+            gate: shape.gate.map(|ty| MatRef::new(ty, g.gate, n, shape.n_embd, g.gate_stride)),
+            up: MatRef::new(shape.up, g.up, n, shape.n_embd, g.up_stride),
+            down: MatRef::new(shape.down, g.down, shape.n_embd, n, g.down_stride),
+            rows: g.rows,
+        }
+    }));
 }
 
 impl ExpertShape {

@@ -134,8 +134,8 @@ impl Model {
         m.nope.extend(m.q.chunks_exact(hyper.head_dim).flat_map(|q| &q[..nope]));
         m.absorbed.resize(n * n_head * rank, 0.0);
         let mats = w.k_b.mats(&self.gguf);
-        m.acts.fill(cpu, Kinds::of([mats[0].ty]), n * n_head, nope, &m.nope);
-        cpu.head_products(&mats, m.acts.view(mats[0].ty), &mut m.absorbed);
+        m.acts.fill(cpu, Kinds::of([mats.all.ty]), n * n_head, nope, &m.nope);
+        cpu.head_products(mats, m.acts.view(mats.all.ty), &mut m.absorbed);
         m.k.clear();
         for (absorbed, q) in m.absorbed.chunks_exact(rank).zip(m.q.chunks_exact(hyper.head_dim)) {
             m.k.extend_from_slice(absorbed);
@@ -157,8 +157,8 @@ impl Model {
         // heads' values
         m.attended.resize(n * n_head * hyper.head_dim_v, 0.0);
         let mats = w.v_b.mats(&self.gguf);
-        m.acts.fill(cpu, Kinds::of([mats[0].ty]), n * n_head, rank, &m.absorbed);
-        cpu.head_products(&mats, m.acts.view(mats[0].ty), &mut m.attended);
+        m.acts.fill(cpu, Kinds::of([mats.all.ty]), n * n_head, rank, &m.absorbed);
+        cpu.head_products(mats, m.acts.view(mats.all.ty), &mut m.attended);
         self.attention_output(cpu, b, &w.output, n);
     }
 

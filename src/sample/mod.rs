@@ -219,6 +219,7 @@ fn better(a: &Candidate, b: &Candidate) -> Ordering {
 /// vocabulary is below it, so the work is close to that of finding the maximum.
 fn best_k(all: impl Iterator<Item = Candidate>, k: usize, out: &mut Vec<Candidate>) {
     let room = 4 * k;
+    out.reserve(room);
     let mut threshold = f32::NEG_INFINITY;
     for candidate in all {
         if candidate.logit > threshold || out.len() < k {

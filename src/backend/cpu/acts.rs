@@ -2,7 +2,7 @@
 
 use super::Cpu;
 use crate::gguf::TensorType;
-use crate::simd::{ActKind, ActView, ActWriter, Activations, act_kind};
+use crate::simd::{ActKind, ActView, ActWriter, Activations, Kernels, act_kind};
 use std::ops::Range;
 
 /// Activations in up to three forms.
@@ -47,7 +47,7 @@ impl Writers<'_> {
     /// No other thread stores any of these columns of these tokens at the same time.
     pub unsafe fn store(
         &self,
-        cpu: &Cpu,
+        kernels: &Kernels,
         tokens: Range<usize>,
         cols: Range<usize>,
         src: &[f32],
@@ -56,7 +56,7 @@ impl Writers<'_> {
         for writer in self.0.iter().flatten() {
             let (tokens, cols) = (tokens.clone(), cols.clone());
             // SAFETY: the caller's promise, passed on.
-            unsafe { writer.quantize_cols(cpu.kernels, tokens, cols, src, src_stride) }
+            unsafe { writer.quantize_cols(kernels, tokens, cols, src, src_stride) }
         }
     }
 }
@@ -84,7 +84,7 @@ impl ActSet {
         cpu.chunks(tokens, cpu.token_chunk(tokens, cols), &|_, range| {
             let rows = &src[range.start * cols..];
             // SAFETY: each token is in one chunk.
-            unsafe { writers.store(cpu, range, 0..cols, rows, cols) }
+            unsafe { writers.store(cpu.kernels, range, 0..cols, rows, cols) }
         });
     }
 

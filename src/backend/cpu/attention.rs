@@ -174,12 +174,13 @@ impl Cpu {
     /// query's are added up in order.
     fn by_splits(&self, call: Call, splits: Range<usize>, out: &SharedOut) {
         let (units, size) = (call.units(), call.partial());
-        let wave = (4 * self.n_threads()).div_ceil(units).min(splits.len());
-        // Nobody else holds it while a region runs, and whoever comes next overwrites all of it.
-        let mut buffer = self.partials.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let most = (4 * self.n_threads()).div_ceil(units);
+        let wave = most.min(splits.len());
+        let mut buffer = self.partials.borrow_mut();
         let needed = (wave + 1) * units * size;
         if buffer.len() < needed {
-            buffer.resize(needed, 0.0);
+            // For as many splits as a wave can have: a text that grows meets this once.
+            buffer.resize((most + 1) * units * size, 0.0);
         }
         let (totals, partials) = buffer[..needed].split_at_mut(units * size);
         (0..units).for_each(|u| call.block(u).clear(&mut totals[u * size..][..size]));

@@ -3,6 +3,7 @@
 //! through it one by one, so a text's bits do not depend on how it is cut into micro-batches.
 
 use super::{Cpu, SERIAL_WORK, SharedOut};
+use crate::simd::Kernels;
 
 /// Sizes of one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,11 +96,10 @@ impl Cpu {
                 }
             }
         });
-        let last: Vec<f32> = (tokens..tokens + before)
-            .flat_map(|t| (0..width).map(move |c| (t, c)))
-            .map(|(t, c)| at(past, t, c))
-            .collect();
-        past.copy_from_slice(&last);
+        // What stays of the past moves to the front, the last tokens come behind it.
+        let n_new = tokens.min(before);
+        past.copy_within(n_new * width.., 0);
+        past[(before - n_new) * width..].copy_from_slice(&x[(tokens - n_new) * width..]);
     }
 
     /// The recurrence: `qkv` [tokens, channels] → `out` [tokens, n_v_heads, v_dim]. `log_decay` and
@@ -130,42 +130,10 @@ impl Cpu {
                     let (decay, beta) = (log_decay[t * n_heads + h].exp(), beta[t * n_heads + h]);
                     // SAFETY: as above.
                     let out = unsafe { out.slice((t * n_heads + h) * shape.v_dim, shape.v_dim) };
-                    self.delta_step(qkv, h, (decay, beta), room, state, out);
+                    delta_step(self.kernels, qkv, h, (decay, beta), room, state, out);
                 }
             }
         });
-    }
-
-    /// S ← decay·S; S ← S + k ⊗ beta·(v − Sᵀk); out = Sᵀq
-    fn delta_step(
-        &self,
-        token: Token,
-        head: usize,
-        (decay, beta): (f32, f32),
-        room: &mut [f32],
-        state: &mut [f32],
-        out: &mut [f32],
-    ) {
-        let Token { shape, .. } = token;
-        let (q, room) = room.split_at_mut(shape.k_dim);
-        let (k, room) = room.split_at_mut(shape.k_dim);
-        let (memory, _) = room.split_at_mut(shape.v_dim);
-        let key_head = shape.key_head(head);
-        unit(token.query(key_head), 1.0 / (shape.k_dim as f32).sqrt(), q);
-        unit(token.key(key_head), 1.0, k);
-        memory.fill(0.0);
-        for (row, k) in state.chunks_exact_mut(shape.v_dim).zip(&*k) {
-            row.iter_mut().for_each(|s| *s *= decay);
-            self.kernels.axpy(memory, *k, row);
-        }
-        for (m, v) in memory.iter_mut().zip(token.value(head)) {
-            *m = (v - *m) * beta;
-        }
-        out.fill(0.0);
-        for (row, (k, q)) in state.chunks_exact_mut(shape.v_dim).zip(k.iter().zip(&*q)) {
-            self.kernels.axpy(row, *k, memory);
-            self.kernels.axpy(out, *q, row);
-        }
     }
 
     /// `x` [n, weight.len()] ← rms_norm(x) · weight ⊙ silu(gate)
@@ -194,6 +162,38 @@ impl<'a> Token<'a> {
 
     fn value(&self, head: usize) -> &'a [f32] {
         &self.row[2 * self.shape.key_width() + head * self.shape.v_dim..][..self.shape.v_dim]
+    }
+}
+
+/// S ← decay·S; S ← S + k ⊗ beta·(v − Sᵀk); out = Sᵀq
+fn delta_step(
+    kernels: &Kernels,
+    token: Token,
+    head: usize,
+    (decay, beta): (f32, f32),
+    room: &mut [f32],
+    state: &mut [f32],
+    out: &mut [f32],
+) {
+    let Token { shape, .. } = token;
+    let (q, room) = room.split_at_mut(shape.k_dim);
+    let (k, room) = room.split_at_mut(shape.k_dim);
+    let (memory, _) = room.split_at_mut(shape.v_dim);
+    let key_head = shape.key_head(head);
+    unit(token.query(key_head), 1.0 / (shape.k_dim as f32).sqrt(), q);
+    unit(token.key(key_head), 1.0, k);
+    memory.fill(0.0);
+    for (row, k) in state.chunks_exact_mut(shape.v_dim).zip(&*k) {
+        row.iter_mut().for_each(|s| *s *= decay);
+        kernels.axpy(memory, *k, row);
+    }
+    for (m, v) in memory.iter_mut().zip(token.value(head)) {
+        *m = (v - *m) * beta;
+    }
+    out.fill(0.0);
+    for (row, (k, q)) in state.chunks_exact_mut(shape.v_dim).zip(k.iter().zip(&*q)) {
+        kernels.axpy(row, *k, memory);
+        kernels.axpy(out, *q, row);
     }
 }
 

@@ -154,6 +154,41 @@ pub struct ExpertBuffers {
     inner_acts: ActSet,
     /// [pairs, n_embd]: sum of the granules so far
     partial: Vec<f32>,
+    items: Items,
+}
+
+/// What a region's rows belong to, one item's behind the other's.
+#[derive(Default)]
+struct Items {
+    /// Where each item's rows end.
+    ends: Vec<usize>,
+    /// The granules of each item.
+    granules: Vec<Range<usize>>,
+}
+
+impl Items {
+    /// A granule is an item.
+    fn granules(&mut self, granules: &[GranuleMats]) {
+        self.ends.clear();
+        let mut end = 0;
+        self.ends.extend(granules.iter().map(|g| {
+            end += g.rows.len();
+            end
+        }));
+    }
+
+    /// An expert is an item, of `n_rows` rows.
+    fn experts(&mut self, granules: &[GranuleMats], n_rows: usize) {
+        self.ends.clear();
+        self.granules.clear();
+        let mut first = 0;
+        for of_expert in granules.chunk_by(|a, b| a.slot == b.slot) {
+            debug_assert!(of_expert.windows(2).all(|w| w[0].rows.end == w[1].rows.start));
+            self.granules.push(first..first + of_expert.len());
+            first += of_expert.len();
+            self.ends.push(self.granules.len() * n_rows);
+        }
+    }
 }
 
 impl ExpertBuffers {
@@ -193,8 +228,8 @@ impl Cpu {
     ) {
         let n_ff = buffers.n_ff;
         let inner = SharedOut::new(&mut buffers.inner);
-        let lengths = granules.iter().map(|g| g.rows.len());
-        self.pieces(lengths, demand.n_pairs(), &|scratch, g, rows| {
+        buffers.items.granules(granules);
+        self.pieces(&buffers.items, demand.n_pairs(), &|scratch, g, rows| {
             let granule = &granules[g];
             let pairs = demand.pairs(granule.slot);
             let tokens = &demand.tokens[pairs.clone()];
@@ -247,7 +282,7 @@ impl Cpu {
                 let pairs = demand.pairs(g.slot);
                 let src = &inner[pairs.start * n_ff..];
                 // SAFETY: granules of one expert have rows of their own, experts pairs of theirs.
-                unsafe { writers.store(self, pairs, g.rows.clone(), src, n_ff) }
+                unsafe { writers.store(self.kernels, pairs, g.rows.clone(), src, n_ff) }
             }
         });
     }
@@ -263,17 +298,15 @@ impl Cpu {
         let n_embd = buffers.n_embd;
         let acts = &buffers.inner_acts;
         let partial = SharedOut::new(&mut buffers.partial);
-        let of_expert: Vec<&[GranuleMats]> = granules.chunk_by(|a, b| a.slot == b.slot).collect();
-        debug_assert!(
-            of_expert.iter().all(|g| g.windows(2).all(|w| w[0].rows.end == w[1].rows.start))
-        );
-        let lengths = of_expert.iter().map(|_| n_embd);
-        self.pieces(lengths, demand.n_pairs(), &|scratch, e, rows| {
-            let slot = of_expert[e][0].slot;
+        buffers.items.experts(granules, n_embd);
+        let items = &buffers.items;
+        self.pieces(items, demand.n_pairs(), &|scratch, e, rows| {
+            let of_expert = &granules[items.granules[e].clone()];
+            let slot = of_expert[0].slot;
             let (pairs, expert) = (demand.pairs(slot), demand.experts[slot] as usize);
             let n = rows.len();
             let (kernels, product) = scratch.split(pairs.len() * n);
-            for granule in of_expert[e] {
+            for granule in of_expert {
                 let acts = acts.view(granule.down.ty).token_range(pairs.clone());
                 let acts = acts.column_range(granule.rows.clone());
                 let mat = granule.down.row_range(rows.clone());
@@ -332,16 +365,12 @@ impl Cpu {
     /// in the cache.
     fn pieces(
         &self,
-        lengths: impl Iterator<Item = usize>,
+        items: &Items,
         n_tokens: usize,
         f: &(dyn Fn(&mut ThreadScratch, usize, Range<usize>) + Sync),
     ) {
-        let mut ends: Vec<usize> = lengths.collect();
-        let mut total = 0;
-        for end in &mut ends {
-            total += *end;
-            *end = total;
-        }
+        let ends = &items.ends;
+        let total = ends.last().copied().unwrap_or(0);
         let most = if n_tokens > 8 { 64 } else { usize::MAX };
         self.chunks(total, self.row_chunk(total, usize::MAX).min(most), &|scratch, range| {
             let mut item = ends.partition_point(|end| *end <= range.start);

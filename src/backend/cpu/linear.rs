@@ -1,6 +1,6 @@
 //! Matrix times activations, rows spread over the threads.
 
-use super::{Cpu, SERIAL_WORK, SharedOut};
+use super::{Cpu, SERIAL_WORK, SharedOut, ThreadScratch};
 use crate::simd::{ActView, MatRef};
 
 /// One product of a region: `out[t·stride + r] = mat[r] · acts[t] + bias[r]`.
@@ -10,6 +10,23 @@ pub struct Product<'a> {
     pub bias: Option<&'a [f32]>,
     /// [tokens, mat.rows]
     pub out: &'a mut [f32],
+}
+
+/// A matrix a head, all in one: head h has `rows` rows from `first + h · step` on.
+#[derive(Clone, Copy)]
+pub struct HeadMats<'a> {
+    pub all: MatRef<'a>,
+    pub n_heads: usize,
+    pub rows: usize,
+    pub first: usize,
+    pub step: usize,
+}
+
+impl<'a> HeadMats<'a> {
+    fn head(&self, h: usize) -> MatRef<'a> {
+        let start = self.first + h * self.step;
+        self.all.row_range(start..start + self.rows)
+    }
 }
 
 impl Cpu {
@@ -55,25 +72,25 @@ impl Cpu {
 
     /// A product for each head: `out[t, h, r] = mats[h][r] · acts[t, h]`, `acts` and `out` with
     /// the heads of a token one after the other.
-    pub fn head_products(&self, mats: &[MatRef], acts: ActView, out: &mut [f32]) {
-        let (n_heads, n_rows) = (mats.len(), mats[0].rows);
+    pub fn head_products(&self, mats: HeadMats, acts: ActView, out: &mut [f32]) {
+        let (n_heads, n_rows) = (mats.n_heads, mats.rows);
         let n_tokens = acts.tokens() / n_heads;
         assert_eq!(acts.tokens(), n_tokens * n_heads);
         assert_eq!(out.len(), n_tokens * n_heads * n_rows);
-        let (work, cols) = (out.len(), mats[0].cols);
-        let chunk = if work * cols <= SERIAL_WORK { n_heads } else { 1 };
-        let of_head = |h: usize| (0..n_tokens).map(|t| (t * n_heads + h) as u32).collect();
-        let tokens: Vec<Vec<u32>> = (0..n_heads).map(of_head).collect();
+        let work = out.len() * mats.all.cols;
+        let chunk = if work <= SERIAL_WORK { n_heads } else { 1 };
         let out = SharedOut::new(out);
         self.chunks(n_heads, chunk, &|scratch, range| {
+            let ThreadScratch { kernels, ids, .. } = scratch;
             for h in range {
-                assert_eq!(mats[h].rows, n_rows);
-                let (out, acts) = (out.at(h * n_rows), acts.select(&tokens[h]));
+                ids.clear();
+                ids.extend((0..n_tokens).map(|t| (t * n_heads + h) as u32));
+                let (out, acts) = (out.at(h * n_rows), acts.select(ids));
                 // SAFETY: head h of each token is this piece's alone, and `out` has a place for
                 // each row of each (asserted above).
                 unsafe {
-                    let (stride, kernels) = (n_heads * n_rows, &mut scratch.kernels);
-                    self.kernels.matmul(mats[h], 0..n_rows, acts, out, stride, kernels);
+                    let stride = n_heads * n_rows;
+                    self.kernels.matmul(mats.head(h), 0..n_rows, acts, out, stride, kernels);
                 }
             }
         });

@@ -11,10 +11,9 @@ pub mod pool;
 pub mod rope;
 pub mod router;
 
-use std::cell::UnsafeCell;
+use std::cell::{RefCell, UnsafeCell};
 use std::marker::PhantomData;
 use std::ops::Range;
-use std::sync::Mutex;
 
 use crate::simd::{self, Kernels, Scratch};
 use pool::Pool;
@@ -24,6 +23,8 @@ use pool::Pool;
 pub struct ThreadScratch {
     pub kernels: Scratch,
     pub floats: Vec<f32>,
+    /// Numbers of tokens.
+    pub ids: Vec<u32>,
 }
 
 impl ThreadScratch {
@@ -40,41 +41,42 @@ impl ThreadScratch {
 #[repr(align(128))]
 struct PerThread(UnsafeCell<ThreadScratch>);
 
-// SAFETY: `Cpu::chunks` hands each element to one thread at a time: regions are serialised by the
-// pool, and within one each thread index belongs to one thread.
+// SAFETY: `Cpu::chunks` hands each element to one thread at a time: the pool runs one region at a
+// time, and within one each thread index belongs to one thread.
 unsafe impl Sync for PerThread {}
 
-/// Threads, kernels and scratch memory.
+/// Threads, kernels and scratch memory. Not `Sync`: whoever computes has it alone, so operations
+/// take no lock.
 pub struct Cpu {
     pool: Pool,
     pub kernels: &'static Kernels,
     scratch: Vec<PerThread>,
     /// Attention's partial results, which one thread writes and another reads.
-    partials: Mutex<Vec<f32>>,
+    partials: RefCell<Vec<f32>>,
 }
 
 impl Cpu {
     pub fn new(n_threads: usize) -> Cpu {
         let scratch = (0..n_threads).map(|_| PerThread(UnsafeCell::default())).collect();
         let pool = Pool::new(n_threads);
-        Cpu { pool, kernels: simd::kernels(), scratch, partials: Mutex::default() }
+        Cpu { pool, kernels: simd::kernels(), scratch, partials: RefCell::default() }
     }
 
     pub fn n_threads(&self) -> usize {
         self.pool.n_threads()
     }
 
-    /// Runs `f` over `0..n` in pieces of `chunk`, each by whichever thread is free. `f` must not
-    /// call back into `chunks`.
+    /// Runs `f` over `0..n` in pieces of `chunk`, each by whichever thread is free.
     pub fn chunks(
         &self,
         n: usize,
         chunk: usize,
         f: &(dyn Fn(&mut ThreadScratch, Range<usize>) + Sync),
     ) {
+        let scratch = &self.scratch[..];
         self.pool.for_each_chunk(n, chunk, &|thread, range| {
             // SAFETY: see `PerThread`.
-            f(unsafe { &mut *self.scratch[thread].0.get() }, range)
+            f(unsafe { &mut *scratch[thread].0.get() }, range)
         });
     }
 
@@ -100,27 +102,27 @@ impl Cpu {
 const SERIAL_WORK: usize = 16 * 1024;
 
 /// A buffer that several threads write in places that do not overlap.
-pub struct SharedOut<'a> {
-    ptr: *mut f32,
+pub struct SharedOut<'a, T = f32> {
+    ptr: *mut T,
     len: usize,
-    owner: PhantomData<&'a mut [f32]>,
+    owner: PhantomData<&'a mut [T]>,
 }
 
 // SAFETY: the pointer is to a borrowed slice; every write goes through `slice`, whose contract is
 // that places of different threads do not overlap.
-unsafe impl Sync for SharedOut<'_> {}
+unsafe impl<T: Send> Sync for SharedOut<'_, T> {}
 // SAFETY: as above.
-unsafe impl Send for SharedOut<'_> {}
+unsafe impl<T: Send> Send for SharedOut<'_, T> {}
 
-impl<'a> SharedOut<'a> {
-    pub fn new(out: &'a mut [f32]) -> Self {
+impl<'a, T> SharedOut<'a, T> {
+    pub fn new(out: &'a mut [T]) -> Self {
         SharedOut { ptr: out.as_mut_ptr(), len: out.len(), owner: PhantomData }
     }
 
     /// # Safety
     /// No other thread uses a part of this range at the same time.
     #[allow(clippy::mut_from_ref)] // that is the point of it; the contract replaces the checker
-    pub unsafe fn slice(&self, start: usize, n: usize) -> &mut [f32] {
+    pub unsafe fn slice(&self, start: usize, n: usize) -> &mut [T] {
         assert!(start + n <= self.len);
         // SAFETY: in range by the assertion, exclusive by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.add(start), n) }
@@ -128,7 +130,7 @@ impl<'a> SharedOut<'a> {
 
     /// For kernels that write rows at a stride: a pointer to `start`, of which the caller uses
     /// only places below `self.len` that are its own.
-    pub fn at(&self, start: usize) -> *mut f32 {
+    pub fn at(&self, start: usize) -> *mut T {
         assert!(start <= self.len);
         // SAFETY: within the buffer or one past its end.
         unsafe { self.ptr.add(start) }

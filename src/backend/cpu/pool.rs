@@ -1,24 +1,38 @@
 //! A pool of threads for the token loop: all of them run one closure and meet at its end. Between
-//! regions the workers spin, because the next region of a token follows within microseconds, and
-//! after a while without work they park, so that an idle engine costs nothing.
+//! regions the workers spin, because the next region of a token follows within microseconds and
+//! the next token soon after; after a while without work they park, so that an idle engine costs
+//! nothing. As long as they spin, a region takes no lock and makes no call of the system.
 //!
-//! Ordering argument. `run` is serialised by `caller`. The job cell is written only there, while
-//! every worker is idle (`running == 0`), and published by the release store to `epoch`; a worker
-//! reads it after its acquire load of a new `epoch`. A worker's writes are published by its
-//! release decrement of `running`, which `run` acquires before it returns; so the closure's
-//! borrows end before the caller's stack frame does.
+//! Threads are not tied to processors: one that spins stays where it is, and one that is tied could
+//! not leave a processor that somebody else fills, while all others wait for it. Whoever wants
+//! places to be fixed bounds the process (`taskset`); `Pool` counts the processors left to it.
+//!
+//! Ordering argument. A pool is not `Sync` and `enter` refuses a region within a region, so one
+//! `run` is under way at a time. The job cell is written only there, while every worker is idle
+//! (`running == 0`), and published by the release store to `epoch`; a worker reads it after its
+//! acquire load of a new `epoch`. A worker's writes are published by its release decrement of
+//! `running`, which `run` acquires before it returns; so the closure's borrows end before the
+//! caller's stack frame does.
+//!
+//! No wake-up is lost: a worker that is about to sleep counts itself in `parked`, then looks at
+//! `epoch`; `run` changes `epoch`, then looks at `parked`. All four are SeqCst, so one of the two
+//! sees the other. If it is `run`, it passes through the lock, which the worker holds until it
+//! waits.
 
-use std::cell::UnsafeCell;
+use std::cell::{Cell, UnsafeCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-/// Spins before a worker parks: some 50 to 100 µs, several layers' worth of regions.
-const SPINS_BEFORE_PARK: usize = 20_000;
-/// Spins before a waiting caller offers its core to others, for machines with more threads than
-/// cores: the worker it waits for may be one of them.
-const SPINS_BEFORE_YIELD: usize = 2_000;
+/// How long a thread spins before a worker parks and the caller offers its core to others: longer
+/// than it takes to sample a token and to print it, so that a decode never parks.
+const PATIENCE: Duration = Duration::from_millis(2);
+/// The same where threads outnumber processors: who is waited for may need this one.
+const PATIENCE_CROWDED: Duration = Duration::from_micros(50);
+/// Spins between two looks at the clock: some microseconds.
+const SPINS_A_LOOK: usize = 128;
 
 type Job = *const (dyn Fn(usize) + Sync);
 
@@ -30,8 +44,10 @@ struct Shared {
     job: UnsafeCell<Option<Job>>,
     stop: AtomicBool,
     panicked: AtomicBool,
-    /// How many workers sleep (or are about to) on `wake`.
-    parked: Mutex<usize>,
+    patience: Duration,
+    /// How many workers sleep on `wake`, or are about to.
+    parked: AtomicUsize,
+    sleep: Mutex<()>,
     wake: Condvar,
 }
 
@@ -45,21 +61,32 @@ unsafe impl Send for Shared {}
 pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
-    /// One region at a time, whoever asks: see `lock`.
-    caller: Mutex<()>,
+    is_running: Cell<bool>,
+}
+
+/// While it lives, its owner's closure is the only one that runs.
+struct Region<'a>(&'a Cell<bool>);
+
+impl Drop for Region<'_> {
+    fn drop(&mut self) {
+        self.0.set(false);
+    }
 }
 
 impl Pool {
     /// `n_threads` counts the calling thread, so `n_threads - 1` are started.
     pub fn new(n_threads: usize) -> Pool {
         assert!(n_threads >= 1, "a pool has at least its caller");
+        let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
         let shared = Arc::new(Shared {
             epoch: AtomicUsize::new(0),
             running: AtomicUsize::new(0),
             job: UnsafeCell::new(None),
             stop: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
-            parked: Mutex::new(0),
+            patience: if n_threads > processors { PATIENCE_CROWDED } else { PATIENCE },
+            parked: AtomicUsize::new(0),
+            sleep: Mutex::new(()),
             wake: Condvar::new(),
         });
         let workers = (1..n_threads)
@@ -71,23 +98,23 @@ impl Pool {
                     .expect("the system starts a thread")
             })
             .collect();
-        Pool { shared, workers, caller: Mutex::new(()) }
+        Pool { shared, workers, is_running: Cell::new(false) }
     }
 
     pub fn n_threads(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// While it is held, at most one closure runs under each thread index.
-    fn lock(&self) -> MutexGuard<'_, ()> {
-        // A panic in a region leaves nothing behind in the pool, so a poisoned lock is as good.
-        self.caller.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    /// While the answer lives, at most one closure runs under each thread index.
+    fn enter(&self) -> Region<'_> {
+        assert!(!self.is_running.replace(true), "a region within a region");
+        Region(&self.is_running)
     }
 
     /// Runs `f(thread index)` on every thread and returns when all are done. A panic in any of
     /// them is raised again here.
     pub fn run(&self, f: &(dyn Fn(usize) + Sync)) {
-        let _one_region = self.lock();
+        let _region = self.enter();
         if self.workers.is_empty() {
             return f(0);
         }
@@ -101,20 +128,12 @@ impl Pool {
         // SAFETY: no worker reads the cell between regions (ordering argument above).
         unsafe { *shared.job.get() = Some(job) };
         shared.running.store(self.workers.len(), Ordering::Relaxed);
-        // SeqCst pairs with the worker's: either it sees the new epoch before it sleeps, or this
-        // thread sees it in `parked`.
-        shared.epoch.fetch_add(1, Ordering::SeqCst);
-        if *shared.parked.lock().expect("no panic under this lock") > 0 {
-            shared.wake.notify_all();
-        }
+        shared.begin_epoch();
         let own = catch_unwind(AssertUnwindSafe(|| f(0)));
-        let mut spins = 0;
-        while shared.running.load(Ordering::Acquire) != 0 {
-            spins += 1;
-            if spins < SPINS_BEFORE_YIELD {
-                std::hint::spin_loop()
-            } else {
-                std::thread::yield_now()
+        let all_done = || shared.running.load(Ordering::Acquire) == 0;
+        if !shared.spin_until(all_done) {
+            while !all_done() {
+                std::thread::yield_now();
             }
         }
         if let Err(panic) = own {
@@ -134,7 +153,7 @@ impl Pool {
         let chunk = chunk.max(1);
         if n <= chunk {
             if n > 0 {
-                let _one_region = self.lock();
+                let _region = self.enter();
                 f(0, 0..n);
             }
             return;
@@ -155,9 +174,7 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
-        self.shared.epoch.fetch_add(1, Ordering::SeqCst);
-        drop(self.shared.parked.lock());
-        self.shared.wake.notify_all();
+        self.shared.begin_epoch();
         for worker in self.workers.drain(..) {
             // A worker catches its panics, so it can only have ended in order.
             let _ = worker.join();
@@ -165,10 +182,48 @@ impl Drop for Pool {
     }
 }
 
+impl Shared {
+    fn begin_epoch(&self) {
+        self.epoch.fetch_add(1, Ordering::SeqCst);
+        if self.parked.load(Ordering::SeqCst) > 0 {
+            drop(self.sleep.lock());
+            self.wake.notify_all();
+        }
+    }
+
+    /// False if patience was lost before.
+    fn spin_until(&self, is_so: impl Fn() -> bool) -> bool {
+        let mut since = None;
+        loop {
+            for _ in 0..SPINS_A_LOOK {
+                if is_so() {
+                    return true;
+                }
+                std::hint::spin_loop();
+            }
+            if since.get_or_insert_with(Instant::now).elapsed() >= self.patience {
+                return false;
+            }
+        }
+    }
+
+    fn wait_for_new_epoch(&self, seen: usize) {
+        if self.spin_until(|| self.epoch.load(Ordering::Acquire) != seen) {
+            return;
+        }
+        let mut asleep = self.sleep.lock().expect("no panic under this lock");
+        self.parked.fetch_add(1, Ordering::SeqCst);
+        while self.epoch.load(Ordering::SeqCst) == seen {
+            asleep = self.wake.wait(asleep).expect("no panic under this lock");
+        }
+        self.parked.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 fn worker(shared: &Shared, index: usize) {
-    let mut seen = 0;
-    loop {
-        seen = wait_for_new_epoch(shared, seen);
+    // Epochs follow one another with every worker in each, so it is never more than one behind.
+    for seen in 0.. {
+        shared.wait_for_new_epoch(seen);
         if shared.stop.load(Ordering::Relaxed) {
             return;
         }
@@ -181,26 +236,6 @@ fn worker(shared: &Shared, index: usize) {
             shared.panicked.store(true, Ordering::Relaxed);
         }
         shared.running.fetch_sub(1, Ordering::Release);
-    }
-}
-
-fn wait_for_new_epoch(shared: &Shared, seen: usize) -> usize {
-    for _ in 0..SPINS_BEFORE_PARK {
-        let epoch = shared.epoch.load(Ordering::Acquire);
-        if epoch != seen {
-            return epoch;
-        }
-        std::hint::spin_loop();
-    }
-    let mut parked = shared.parked.lock().expect("no panic under this lock");
-    *parked += 1;
-    loop {
-        let epoch = shared.epoch.load(Ordering::SeqCst);
-        if epoch != seen {
-            *parked -= 1;
-            return epoch;
-        }
-        parked = shared.wake.wait(parked).expect("no panic under this lock");
     }
 }
 
@@ -257,5 +292,13 @@ mod tests {
             assert!(caught.is_err());
         }
         pool.run(&|_| {});
+    }
+
+    /// The closure of a region cannot hold the pool, which is not `Sync`, but it can find it.
+    #[test]
+    #[should_panic = "a region within a region"]
+    fn a_region_within_a_region_is_refused() {
+        thread_local!(static POOL: Pool = Pool::new(1));
+        POOL.with(|pool| pool.run(&|_| POOL.with(|pool| pool.for_each_chunk(1, 1, &|_, _| ()))));
     }
 }

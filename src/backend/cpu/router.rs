@@ -17,8 +17,20 @@ pub struct Route {
     pub chosen: Vec<u32>,
     /// [tokens, k]
     pub weights: Vec<f32>,
-    /// What one token's experts are chosen by.
+    room: Room,
+}
+
+/// What one token's experts are chosen by; reused from token to token.
+#[derive(Debug, Default)]
+struct Room {
+    /// [n_experts]
     values: Vec<f32>,
+    /// [n_groups]
+    merits: Vec<f32>,
+    /// [n_groups_used]
+    best: Vec<u32>,
+    /// [n_experts]: tokens that have gone to each.
+    taken: Vec<usize>,
 }
 
 impl Route {
@@ -35,7 +47,9 @@ impl Route {
     /// Leaves each expert to the first `capacity` tokens that have chosen it (Switch Transformers,
     /// arXiv 2101.03961, section 2.2): to others it adds nothing.
     pub fn limit(&mut self, capacity: usize) {
-        let mut taken = vec![0; self.n_experts];
+        let taken = &mut self.room.taken;
+        taken.clear();
+        taken.resize(self.n_experts, 0);
         for expert in &mut self.chosen {
             let taken = &mut taken[*expert as usize];
             *taken += 1;
@@ -108,7 +122,7 @@ impl Cpu {
         for t in 0..tokens {
             let probs = &route.probs[t * n..][..n];
             let chosen = &mut route.chosen[t * k..][..k];
-            choice.choose(probs, &mut route.values, chosen);
+            choice.choose(probs, &mut route.room, chosen);
             choice.weigh(probs, chosen, &mut route.weights[t * k..][..k]);
         }
     }
@@ -125,35 +139,38 @@ impl Cpu {
                 let left = (0..n as u32).filter(|e| !chosen[..rank].contains(e));
                 // The best one first, so that its share is in a known place.
                 let others = left.filter(|e| *e != chosen[rank]).map(|e| logits[e as usize]);
-                route.values.clear();
-                route.values.push(best);
-                route.values.extend(others.filter(|s| near(*s)));
-                self.kernels.softmax(&mut route.values);
-                *weight = route.values[0];
+                let values = &mut route.room.values;
+                values.clear();
+                values.push(best);
+                values.extend(others.filter(|s| near(*s)));
+                self.kernels.softmax(values);
+                *weight = values[0];
             }
         }
     }
 }
 
 impl Choice<'_> {
-    fn choose(&self, probs: &[f32], values: &mut Vec<f32>, chosen: &mut [u32]) {
+    fn choose(&self, probs: &[f32], room: &mut Room, chosen: &mut [u32]) {
         if self.bias.is_none() && self.n_groups == 1 {
             return top_k(probs, chosen);
         }
+        let values = &mut room.values;
         values.clear();
         values.extend_from_slice(probs);
         if let Some(bias) = self.bias {
             values.iter_mut().zip(bias).for_each(|(v, b)| *v += b);
         }
         if self.n_groups > 1 {
-            self.keep_best_groups(values);
+            self.keep_best_groups(room);
         }
-        top_k(values, chosen);
+        top_k(&room.values, chosen);
     }
 
     /// A group is as good as its best expert (DeepSeek-V2, section 2.1.2) or, where a bias
     /// balances the load, as its best two (DeepSeek-V3, its code's `noaux_tc`).
-    fn keep_best_groups(&self, values: &mut [f32]) {
+    fn keep_best_groups(&self, room: &mut Room) {
+        let Room { values, merits, best, .. } = room;
         let size = values.len() / self.n_groups;
         let merit = |group: &[f32]| {
             let (mut first, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
@@ -166,9 +183,11 @@ impl Choice<'_> {
             }
             if self.bias.is_some() && size > 1 { first + second } else { first }
         };
-        let merits: Vec<f32> = values.chunks_exact(size).map(merit).collect();
-        let mut best = vec![0; self.n_groups_used];
-        top_k(&merits, &mut best);
+        merits.clear();
+        merits.extend(values.chunks_exact(size).map(merit));
+        best.clear();
+        best.resize(self.n_groups_used, 0);
+        top_k(merits, best);
         for (g, group) in values.chunks_exact_mut(size).enumerate() {
             if !best.contains(&(g as u32)) {
                 group.fill(f32::NEG_INFINITY);

@@ -8,13 +8,12 @@ pub fn add_sinusoids(x: &mut [f32], n_embd: usize, first: usize) {
     // Rounded to f32 where the reference does, so that angles are the same.
     let step = (10000f64.ln() / (half - 1) as f64) as f32;
     let frequency = |i: usize| (i as f32 * -step).exp();
-    let frequencies: Vec<f32> = (0..half).map(frequency).collect();
-    for (t, x) in x.chunks_exact_mut(n_embd).enumerate() {
-        let (sines, cosines) = x.split_at_mut(half);
-        for (i, frequency) in frequencies.iter().enumerate() {
+    for i in 0..half {
+        let frequency = frequency(i);
+        for (t, x) in x.chunks_exact_mut(n_embd).enumerate() {
             let angle = f64::from((first + t) as f32 * frequency);
-            sines[i] += angle.sin() as f32;
-            cosines[i] += angle.cos() as f32;
+            x[i] += angle.sin() as f32;
+            x[half + i] += angle.cos() as f32;
         }
     }
 }

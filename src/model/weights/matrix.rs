@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::backend::cpu::linear::HeadMats;
 use crate::gguf::{Gguf, TensorType};
 use crate::simd::MatRef;
 
@@ -67,9 +68,8 @@ impl HeadMatrices {
         HeadMatrices { all, n_heads, rows, first: 0, step: rows }
     }
 
-    pub fn mats<'a>(&'a self, gguf: &'a Gguf) -> Vec<MatRef<'a>> {
-        let all = self.all.mat(gguf);
-        let start = |h: usize| self.first + h * self.step;
-        (0..self.n_heads).map(|h| all.row_range(start(h)..start(h) + self.rows)).collect()
+    pub fn mats<'a>(&'a self, gguf: &'a Gguf) -> HeadMats<'a> {
+        let HeadMatrices { n_heads, rows, first, step, .. } = *self;
+        HeadMats { all: self.all.mat(gguf), n_heads, rows, first, step }
     }
 }
