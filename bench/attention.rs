@@ -74,7 +74,7 @@ fn measure(cpu: &Cpu, heads: &Heads, tokens: usize, n_ctx: usize) -> [f64; 3] {
     let mut blocks = vec![0; x.len() / 32 * 34];
     let dim = heads.k_dim;
     for data in [ElementsMut::F16(&mut halves), ElementsMut::Q8_0(&mut blocks)] {
-        RowsMut { data, dim, n_ctx }.store(cpu.kernels, &x, 0);
+        RowsMut { data, dim, n_ctx }.store(cpu, &x, 0);
     }
     let shape = AttentionShape {
         n_head: heads.n_head,

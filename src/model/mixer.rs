@@ -77,9 +77,9 @@ impl Model {
         cpu.rope(&mut m.q, shape, &b.rope);
         cpu.rope(&mut m.k, shape, &b.rope);
         // cache
-        let (mut keys, mut values) = kv.rows_mut(l);
-        keys.store(cpu.kernels, &m.k, past);
-        values.store(cpu.kernels, &m.v, past);
+        let (keys, values) = kv.rows_mut(l);
+        keys.store(cpu, &m.k, past);
+        values.store(cpu, &m.v, past);
         // attention
         m.attended.resize(n * hyper.n_head * hyper.head_dim_v, 0.0);
         let shape = AttentionShape {
@@ -127,7 +127,7 @@ impl Model {
         cpu.rms_norm_heads(&mut m.compressed, &w.kv_a_norm, hyper.norm_eps);
         let rows = m.kv.chunks_exact_mut(rank + n_rot).zip(m.compressed.chunks_exact(rank));
         rows.for_each(|(row, normed)| row[..rank].copy_from_slice(normed));
-        kv.rows_mut(l).0.store(cpu.kernels, &m.kv, past);
+        kv.rows_mut(l).0.store(cpu, &m.kv, past);
         // queries into the compressed space
         let nope = hyper.head_dim - n_rot;
         m.nope.clear();

@@ -176,8 +176,7 @@ impl Case {
         let store = |cache: &mut Cache, x: &[f32], dim: usize, at: Range<usize>| {
             let width = self.n_head_kv * dim;
             let x = &x[at.start * width..at.end * width];
-            let mut rows = RowsMut { data: cache.elements_mut(), dim, n_ctx };
-            rows.store(cpu.kernels, x, at.start);
+            RowsMut { data: cache.elements_mut(), dim, n_ctx }.store(cpu, x, at.start);
         };
         let mut out = vec![0.0; self.tokens * n_head * self.v_dim];
         let (mut start, mut stored) = (0, 0);
@@ -291,6 +290,35 @@ fn agrees_with_softmax_in_f64() {
     for (k_dim, v_dim) in [(80, 80), (1, 3), (20, 12), (7, 65)] {
         for ty in [Type::F32, Type::F16, Type::BF16] {
             check(Case { k_dim, v_dim, ty, past: 90, tokens: 9, ..PLAIN });
+        }
+    }
+}
+
+/// Of a prompt, which threads share, and of tokens one by one.
+#[test]
+fn rows_are_stored_alike_by_all_threads() {
+    let (dim, n_ctx, heads, tokens) = (96, 310, 2, 300);
+    let x = values(tokens * heads * dim, 3, 2.0);
+    for ty in TYPES {
+        let stored = |n_threads: usize, step: usize| {
+            let (cpu, mut cache) = (Cpu::new(n_threads), Cache::new(ty, heads * n_ctx * dim));
+            for (i, x) in x.chunks(step * heads * dim).enumerate() {
+                RowsMut { data: cache.elements_mut(), dim, n_ctx }.store(&cpu, x, 7 + i * step);
+            }
+            cache.floats()
+        };
+        let got = stored(3, tokens);
+        let bits = |x: &[f64]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        assert!(bits(&got) == bits(&stored(1, 1)), "{ty:?}");
+        for (t, head) in (0..n_ctx).flat_map(|t| (0..heads).map(move |head| (t, head))) {
+            let row = &got[(head * n_ctx + t) * dim..][..dim];
+            let Some(token) = t.checked_sub(7).filter(|token| *token < tokens) else {
+                assert!(row.iter().all(|x| x.is_nan()), "{ty:?} {t}");
+                continue;
+            };
+            let wanted = &x[(token * heads + head) * dim..][..dim];
+            let near = |(got, wanted): (&f64, &f32)| (got - f64::from(*wanted)).abs() < 0.02;
+            assert!(row.iter().zip(wanted).all(near), "{ty:?} {t} {head}");
         }
     }
 }

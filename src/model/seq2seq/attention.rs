@@ -79,9 +79,9 @@ impl Model {
 
     /// Keys and values into a layer of the cache, from position `first` on.
     fn keep(&self, cpu: &Cpu, kv: &mut KvCache, b: &Buffers, (slot, first): (usize, usize)) {
-        let (mut keys, mut values) = kv.rows_mut(slot);
-        keys.store(cpu.kernels, &b.mixer.k, first);
-        values.store(cpu.kernels, &b.mixer.v, first);
+        let (keys, values) = kv.rows_mut(slot);
+        keys.store(cpu, &b.mixer.k, first);
+        values.store(cpu, &b.mixer.v, first);
     }
 
     /// q → y

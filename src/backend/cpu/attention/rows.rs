@@ -1,5 +1,6 @@
 //! Cached keys and values of any type: how rows are stored, and how a tile of them is read as f32.
 
+use crate::backend::cpu::{Cpu, SharedOut};
 use crate::quant::BlockQ8_0;
 use crate::simd::Kernels;
 use crate::simd::tile::Tile;
@@ -105,23 +106,51 @@ impl<'a> Rows<'a> {
 
 impl RowsMut<'_> {
     /// Stores `x` [tokens, heads, dim] at positions from `first` on.
-    pub fn store(&mut self, k: &Kernels, x: &[f32], first: usize) {
-        let (dim, n_ctx) = (self.dim, self.n_ctx);
-        let heads = match &self.data {
-            ElementsMut::F32(data) => data.len(),
-            ElementsMut::F16(data) | ElementsMut::BF16(data) => data.len(),
-            ElementsMut::Q8_0(data) => data.len() / size_of::<BlockQ8_0>() * 32,
-        } / (n_ctx * dim);
-        for (i, row) in x.chunks_exact(dim).enumerate() {
-            let (position, head) = (first + i / heads, i % heads);
-            assert!(position < n_ctx);
-            let at = (head * n_ctx + position) * dim;
-            match &mut self.data {
-                ElementsMut::F32(data) => data[at..at + dim].copy_from_slice(row),
-                ElementsMut::F16(data) => k.f32_to_f16(row, &mut data[at..at + dim]),
-                ElementsMut::BF16(data) => k.f32_to_bf16(row, &mut data[at..at + dim]),
-                ElementsMut::Q8_0(data) => k.f32_to_q8_0(row, &mut data[q8_0_bytes(at, dim)]),
+    pub fn store(self, cpu: &Cpu, x: &[f32], first: usize) {
+        let RowsMut { data, dim, n_ctx } = self;
+        let (k, new) = (cpu.kernels, New { x, dim, first, n_ctx });
+        match data {
+            ElementsMut::F32(data) => new.store(cpu, data, dim, |x, row| row.copy_from_slice(x)),
+            ElementsMut::F16(data) => new.store(cpu, data, dim, |x, row| k.f32_to_f16(x, row)),
+            ElementsMut::BF16(data) => new.store(cpu, data, dim, |x, row| k.f32_to_bf16(x, row)),
+            ElementsMut::Q8_0(data) => {
+                new.store(cpu, data, q8_0_bytes(0, dim).end, |x, row| k.f32_to_q8_0(x, row))
             }
         }
+    }
+}
+
+/// What is to be stored, and where.
+struct New<'a> {
+    /// [tokens, heads, dim]
+    x: &'a [f32],
+    dim: usize,
+    /// Position of the first token.
+    first: usize,
+    n_ctx: usize,
+}
+
+impl New<'_> {
+    /// `data` is [heads, n_ctx, row_len]; `put` makes a row of `dim` values one of `row_len`.
+    fn store<T: Send>(
+        &self,
+        cpu: &Cpu,
+        data: &mut [T],
+        row_len: usize,
+        put: impl Fn(&[f32], &mut [T]) + Sync,
+    ) {
+        let New { x, dim, first, n_ctx } = *self;
+        let heads = data.len() / (n_ctx * row_len);
+        let tokens = x.len() / (heads * dim);
+        assert!(x.len() == tokens * heads * dim && first + tokens <= n_ctx);
+        let data = SharedOut::new(data);
+        cpu.chunks(tokens, cpu.token_chunk(tokens, heads * dim), &|_, range| {
+            for (t, head) in range.flat_map(|t| (0..heads).map(move |head| (t, head))) {
+                let at = (head * n_ctx + first + t) * row_len;
+                // SAFETY: each token is in one chunk, and has a row of its own of each head.
+                let row = unsafe { data.slice(at, row_len) };
+                put(&x[(t * heads + head) * dim..][..dim], row);
+            }
+        });
     }
 }
