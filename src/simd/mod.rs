@@ -91,9 +91,7 @@ pub struct Kernels {
     softmax: unsafe fn(&mut [f32]),
     add: unsafe fn(&mut [f32], &[f32]),
     axpy: unsafe fn(&mut [f32], f32, &[f32]),
-    axpy_f16: unsafe fn(&mut [f32], f32, &[u16]),
     dot_f32: unsafe fn(&[f32], &[f32]) -> f32,
-    dot_f16: unsafe fn(&[f32], &[u16]) -> f32,
     f32_to_f16: unsafe fn(&[f32], &mut [u16]),
     f16_to_f32: unsafe fn(&[u16], &mut [f32]),
     bf16_to_f32: unsafe fn(&[u16], &mut [f32]),
@@ -237,25 +235,11 @@ impl Kernels {
         unsafe { (self.axpy)(acc, a, x) }
     }
 
-    /// `acc = fma(a, x, acc)` with x in f16.
-    pub fn axpy_f16(&self, acc: &mut [f32], a: f32, x: &[u16]) {
-        assert_eq!(acc.len(), x.len());
-        // SAFETY: the vector unit exists or this table could not be had; sizes are checked.
-        unsafe { (self.axpy_f16)(acc, a, x) }
-    }
-
     /// The float dot product of "One arithmetic" (`quant`).
     pub fn dot_f32(&self, x: &[f32], y: &[f32]) -> f32 {
         assert_eq!(x.len(), y.len());
         // SAFETY: the vector unit exists or this table could not be had; sizes are checked.
         unsafe { (self.dot_f32)(x, y) }
-    }
-
-    /// As `dot_f32` with y in f16.
-    pub fn dot_f16(&self, x: &[f32], y: &[u16]) -> f32 {
-        assert_eq!(x.len(), y.len());
-        // SAFETY: the vector unit exists or this table could not be had; sizes are checked.
-        unsafe { (self.dot_f16)(x, y) }
     }
 
     /// Rounds to nearest, ties to even.

@@ -21,12 +21,7 @@ pub(super) static KERNELS: Kernels = Kernels {
     softmax,
     add: |acc, x| acc.iter_mut().zip(x).for_each(|(acc, x)| *acc += x),
     axpy: |acc, a, x| acc.iter_mut().zip(x).for_each(|(acc, x)| *acc = a.mul_add(*x, *acc)),
-    axpy_f16: |acc, a, x| {
-        let x = x.iter().map(|x| f16::from_bits(*x).to_f32());
-        acc.iter_mut().zip(x).for_each(|(acc, x)| *acc = a.mul_add(x, *acc))
-    },
     dot_f32: |x, y| dot_float(x, y.iter().copied()),
-    dot_f16: |x, y| dot_float(x, y.iter().map(|y| f16::from_bits(*y).to_f32())),
     f32_to_f16: |x, out| {
         out.iter_mut().zip(x).for_each(|(o, x)| *o = f16::from_f32(*x).to_bits());
     },

@@ -1,7 +1,7 @@
 //! Norm, activation, softmax and the vector loops of attention; the same steps as `scalar`.
 //! A tail shorter than eight goes through a zero-padded buffer and the same vector code.
 
-use super::float::{F16, F32, dot};
+use super::float::{F32, dot};
 use super::reduce::tree8;
 use crate::simd::exp::{HIGHEST, LN2_HI, LN2_LO, LOG2_E, LOWEST, Q, ROUNDER};
 use std::arch::x86_64::*;
@@ -178,37 +178,9 @@ pub(super) unsafe fn axpy(acc: &mut [f32], a: f32, x: &[f32]) {
 /// # Safety
 /// The processor has AVX2, FMA and F16C; the slices are of one length.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn axpy_f16(acc: &mut [f32], a: f32, x: &[u16]) {
-    let a8 = _mm256_set1_ps(a);
-    let (accs, acc_rest) = acc.as_chunks_mut::<8>();
-    let (xs, x_rest) = x.as_chunks::<8>();
-    for (acc, x) in accs.iter_mut().zip(xs) {
-        // SAFETY: eight values each.
-        unsafe {
-            let x = _mm256_cvtph_ps(_mm_loadu_si128(x.as_ptr().cast()));
-            let sum = _mm256_fmadd_ps(a8, x, _mm256_loadu_ps(acc.as_ptr()));
-            _mm256_storeu_ps(acc.as_mut_ptr(), sum);
-        }
-    }
-    for (acc, x) in acc_rest.iter_mut().zip(x_rest) {
-        *acc = a.mul_add(half::f16::from_bits(*x).to_f32(), *acc);
-    }
-}
-
-/// # Safety
-/// The processor has AVX2, FMA and F16C; the slices are of one length.
-#[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn dot_f32(x: &[f32], y: &[f32]) -> f32 {
     // SAFETY: one length.
     unsafe { dot::<F32>(y.as_ptr().cast(), x) }
-}
-
-/// # Safety
-/// The processor has AVX2, FMA and F16C; the slices are of one length.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn dot_f16(x: &[f32], y: &[u16]) -> f32 {
-    // SAFETY: one length.
-    unsafe { dot::<F16>(y.as_ptr().cast(), x) }
 }
 
 /// # Safety
