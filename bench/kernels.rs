@@ -184,7 +184,8 @@ fn formats(k: &Kernels, filter: &str, rate: f64, peak: f64) {
 /// The same product by each vector version that this processor has, in turn: weights in cache,
 /// GOP/s and how many times the speed of the first version.
 fn versions(filter: &str) {
-    let found: Vec<_> = ["avx2", "avx512"].into_iter().filter_map(simd::by_name).collect();
+    let found: Vec<_> =
+        ["avx2", "avx512", "neon", "dotprod"].into_iter().filter_map(simd::by_name).collect();
     if found.len() < 2 {
         return;
     }

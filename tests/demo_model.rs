@@ -69,7 +69,7 @@ fn logits_have_the_same_bits_for_scalar_kernels() {
     };
     let want = logits("scalar");
     // What the processor lacks is replaced by what it has.
-    for simd in ["avx2", "avx512"] {
+    for simd in ["avx2", "avx512", "neon", "dotprod"] {
         assert!(logits(simd) == want, "scalar and {simd} differ");
     }
 }

@@ -16,7 +16,7 @@ fn scalar() -> &'static Kernels {
 
 /// The vector versions that this processor can run.
 fn vectors() -> impl Iterator<Item = &'static Kernels> {
-    ["avx2", "avx512"].into_iter().filter_map(simd::by_name)
+    ["avx2", "avx512", "neon", "dotprod"].into_iter().filter_map(simd::by_name)
 }
 
 struct Random(u64);

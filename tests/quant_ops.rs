@@ -4,7 +4,10 @@ use moeba::simd::{self, Kernels};
 
 fn both() -> impl Iterator<Item = (&'static Kernels, &'static Kernels)> {
     let scalar = simd::by_name("scalar").unwrap();
-    ["avx2", "avx512"].into_iter().filter_map(simd::by_name).map(move |k| (scalar, k))
+    ["avx2", "avx512", "neon", "dotprod"]
+        .into_iter()
+        .filter_map(simd::by_name)
+        .map(move |k| (scalar, k))
 }
 
 /// Values of both signs and many sizes.

@@ -41,7 +41,7 @@ impl Peak {
     pub fn of_kernels(name: &str) -> Peak {
         match name {
             "scalar" => SCALAR,
-            "avx2" => Peak::all()[0],
+            "avx2" | "neon" => Peak::all()[0],
             // Wider kernels take whatever is widest.
             _ => Peak::all().pop().unwrap_or(SCALAR),
         }
@@ -62,7 +62,7 @@ impl Peak {
     }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn vector_units() -> Vec<Peak> {
     Vec::new()
 }
@@ -119,6 +119,56 @@ mod x86 {
     turns!(maddubs_256, "vpmaddubsw ymm13, ymm14, ymm15", "vpaddw ymm\\i, ymm\\i, ymm13");
     turns!(maddubs_512, "vpmaddubsw zmm13, zmm14, zmm15", "vpaddw zmm\\i, zmm\\i, zmm13");
     turns!(dpbusd_512, "vpdpbusd zmm\\i, zmm14, zmm15");
+}
+
+#[cfg(target_arch = "aarch64")]
+fn vector_units() -> Vec<Peak> {
+    let peak = |unit, instructions, turns| Peak { unit, instructions, ops: CHAINS * 2 * 16, turns };
+    let mut out = vec![peak("neon", "smull, smlal2, sadalp", arm::smlal_128)];
+    if std::arch::is_aarch64_feature_detected!("dotprod") {
+        out.push(peak("dotprod", "sdot", arm::sdot_128));
+    }
+    out
+}
+
+#[cfg(target_arch = "aarch64")]
+mod arm {
+    use std::arch::asm;
+
+    /// `turns` times: products of registers 30 and 31, whatever is in them, added to each of
+    /// registers 0 to 11.
+    macro_rules! turns {
+        ($name:ident, $($instruction:literal),+) => {
+            /// # Safety
+            /// The processor has the instructions.
+            pub unsafe fn $name(turns: u64) {
+                // SAFETY: it uses no memory, and all vector registers are clobbered by the
+                // convention that is named.
+                unsafe {
+                    asm!(
+                        ".arch_extension dotprod",
+                        "2:",
+                        ".irp i, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11",
+                        $($instruction,)+
+                        ".endr",
+                        "subs x9, x9, #1",
+                        "b.ne 2b",
+                        inout("x9") turns => _,
+                        clobber_abi("C"),
+                        options(nostack, nomem),
+                    );
+                }
+            }
+        };
+    }
+
+    turns!(
+        smlal_128,
+        "smull v29.8h, v30.8b, v31.8b",
+        "smlal2 v29.8h, v30.16b, v31.16b",
+        "sadalp v\\i\\().4s, v29.8h"
+    );
+    turns!(sdot_128, "sdot v\\i\\().4s, v30.16b, v31.16b");
 }
 
 /// What the compiler makes of chains of multiply-adds.

@@ -1,6 +1,6 @@
 //! The hot loops, in a scalar version that is the specification and a version for each vector
 //! unit that agrees with it to the bit. Which one runs is chosen once, from what the processor
-//! reports; `MOEBA_SIMD=scalar`, `avx2` or `avx512` overrides it, for tests.
+//! reports; `MOEBA_SIMD=scalar`, `avx2`, `avx512`, `neon` or `dotprod` overrides it, for tests.
 
 mod acts;
 #[cfg(target_arch = "x86_64")]
@@ -9,6 +9,8 @@ mod avx2;
 mod avx512;
 mod exp;
 mod mat;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod scalar;
 pub mod tile;
 
@@ -116,7 +118,7 @@ pub fn kernels() -> &'static Kernels {
 }
 
 fn best() -> &'static Kernels {
-    let names = ["avx512", "avx2"];
+    let names = ["avx512", "avx2", "dotprod", "neon"];
     names.into_iter().find_map(by_name).unwrap_or(&scalar::KERNELS)
 }
 
@@ -128,6 +130,10 @@ pub fn by_name(name: &str) -> Option<&'static Kernels> {
         "avx2" => avx2::kernels(),
         #[cfg(target_arch = "x86_64")]
         "avx512" => avx512::kernels(),
+        #[cfg(target_arch = "aarch64")]
+        "neon" => neon::neon(),
+        #[cfg(target_arch = "aarch64")]
+        "dotprod" => neon::dotprod(),
         _ => None,
     }
 }

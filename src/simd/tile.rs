@@ -238,7 +238,7 @@ mod tests {
     }
 
     fn both() -> Option<[&'static Kernels; 2]> {
-        Some([by_name("scalar")?, by_name("avx2")?])
+        Some([by_name("scalar")?, by_name("avx2").or(by_name("neon"))?])
     }
 
     /// All 65,536 of them; a NaN may become a quiet one, in either version alike.
@@ -264,7 +264,7 @@ mod tests {
         let mut x = wave(96, 0.37);
         x[32..64].fill(0.0);
         x[64] = f32::NAN;
-        for k in [by_name("scalar"), by_name("avx2")].into_iter().flatten() {
+        for k in [by_name("scalar"), by_name("avx2"), by_name("neon")].into_iter().flatten() {
             let (mut blocks, mut back) = (vec![0; 3 * 34], vec![0.0; 96]);
             k.f32_to_q8_0(&x, &mut blocks);
             k.q8_0_to_f32(&blocks, &mut back);

@@ -1,0 +1,63 @@
+//! Eight f16 to f32 and back. Both conversions belong to every AArch64 processor; they are in
+//! assembly because stable Rust has them since 1.94 only.
+
+use super::lanes::F32x8;
+use std::arch::aarch64::*;
+use std::arch::asm;
+
+/// Exact; a signalling NaN becomes a quiet one.
+#[inline]
+#[target_feature(enable = "neon")]
+pub(super) fn widen(h: uint16x8_t) -> F32x8 {
+    let (low, high): (float32x4_t, float32x4_t);
+    // SAFETY: registers only. It may set a floating-point status bit (which nobody reads), so it
+    // does not claim to preserve flags.
+    unsafe {
+        asm!(
+            "fcvtl {0:v}.4s, {2:v}.4h",
+            "fcvtl2 {1:v}.4s, {2:v}.8h",
+            out(vreg) low, lateout(vreg) high, in(vreg) h,
+            options(pure, nomem, nostack),
+        );
+    }
+    F32x8(low, high)
+}
+
+/// Rounds to nearest, ties to even.
+#[inline]
+#[target_feature(enable = "neon")]
+pub(super) fn narrow(x: F32x8) -> uint16x8_t {
+    let mut h: uint16x8_t;
+    // SAFETY: as above.
+    unsafe {
+        asm!(
+            "fcvtn {0:v}.4h, {1:v}.4s",
+            "fcvtn2 {0:v}.8h, {2:v}.4s",
+            out(vreg) h, in(vreg) x.0, in(vreg) x.1,
+            options(pure, nomem, nostack),
+        );
+    }
+    h
+}
+
+/// # Safety
+/// Eight f16 at `p` are readable.
+#[inline]
+#[target_feature(enable = "neon")]
+pub(super) unsafe fn load_f16(p: *const u16) -> F32x8 {
+    // SAFETY: the caller's promise.
+    widen(unsafe { vld1q_u16(p) })
+}
+
+/// # Safety
+/// Eight bf16 at `p` are readable.
+#[inline]
+#[target_feature(enable = "neon")]
+pub(super) unsafe fn load_bf16(p: *const u16) -> F32x8 {
+    // SAFETY: the caller's promise.
+    let h = unsafe { vld1q_u16(p) };
+    let zero = vdupq_n_u16(0);
+    // A bf16 is the upper half of an f32.
+    let (low, high) = (vzip1q_u16(zero, h), vzip2q_u16(zero, h));
+    F32x8(vreinterpretq_f32_u16(low), vreinterpretq_f32_u16(high))
+}
