@@ -362,7 +362,7 @@ impl Cpu {
 
     /// Runs `f(scratch, item, rows)` over the rows of all items, in pieces that do not cross from
     /// one item to the next. With many tokens a piece stays small enough for its products to stay
-    /// in the cache.
+    /// in the second cache.
     fn pieces(
         &self,
         items: &Items,
@@ -371,7 +371,8 @@ impl Cpu {
     ) {
         let ends = &items.ends;
         let total = ends.last().copied().unwrap_or(0);
-        let most = if n_tokens > 8 { 64 } else { usize::MAX };
+        let per_item = n_tokens.div_ceil(ends.len().max(1)).max(1);
+        let most = (PIECE_PRODUCTS / per_item).next_multiple_of(64);
         self.chunks(total, self.row_chunk(total, usize::MAX).min(most), &|scratch, range| {
             let mut item = ends.partition_point(|end| *end <= range.start);
             let mut at = range.start;
@@ -384,6 +385,9 @@ impl Cpu {
         });
     }
 }
+
+/// Products of a piece, of which gate and up have as many each: half a MiB in all.
+const PIECE_PRODUCTS: usize = 64 << 10;
 
 /// See [`Activation::SiluClamped`]; changes `gate`.
 fn swiglu_clamped(kernels: &Kernels, gate: &mut [f32], up: &[f32], out: &mut [f32]) {

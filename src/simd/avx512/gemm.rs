@@ -8,12 +8,10 @@
 #![allow(clippy::needless_range_loop)] // t numbers a tile's values wherever they lie
 
 use super::panel::{Sixteen, Unpacked, narrow, run};
+use super::tile::{Counts, TILE, Tile, write_tile};
 use crate::simd::avx2::ints::Ints;
-use crate::simd::avx2::panel::transpose;
-use crate::simd::{ActView, Product, Scratch};
+use crate::simd::{Product, Scratch};
 use std::arch::x86_64::*;
-
-const TILE: usize = 12;
 
 /// Bytes of activations that pass over all panels before the next tokens do, so that they stay in
 /// the second cache. A panel is unpacked anew for each such chunk, of 128 tokens at 2048 columns.
@@ -25,56 +23,6 @@ const PIECE: usize = 1024;
 /// The eight float lanes of "One arithmetic" for sixteen rows and a token.
 type Lanes = [__m512; 8];
 
-/// The activations of some tokens, interleaved: a value for each token, then the next for each.
-/// One pointer and constants reach them all.
-#[derive(Clone, Copy)]
-struct Tile {
-    tokens: usize,
-    /// Four values each.
-    words: *mut i32,
-    scales: *mut f32,
-    /// Where the sum of each run of codes starts: minus what the offset of the codes adds.
-    starts: *mut i32,
-    /// Two sums each, for mins.
-    sums: *mut i32,
-}
-
-/// How many of each a token has.
-#[derive(Clone, Copy)]
-struct Counts {
-    words: usize,
-    scales: usize,
-    starts: usize,
-    sums: usize,
-}
-
-impl Counts {
-    const fn new<B: Sixteen>(cols: usize) -> Self {
-        Counts {
-            words: cols / 4,
-            scales: cols / B::LEN,
-            starts: if B::OFFSET > 0 { cols / (4 * run::<B>()) } else { 0 },
-            sums: if B::MINS { cols / (2 * <B as Ints>::SUMS) } else { 0 },
-        }
-    }
-
-    /// Bytes a token.
-    fn bytes(&self) -> usize {
-        4 * (self.words + self.scales + self.starts + self.sums)
-    }
-}
-
-/// The next tile's tokens if `left` are left.
-fn tile_of(left: usize) -> usize {
-    match left {
-        TILE.. => TILE,
-        8.. => 8,
-        4.. => 4,
-        2.. => 2,
-        _ => 1,
-    }
-}
-
 /// # Safety
 /// As [`Product`] says, on a processor with the features of this module; B is the matrix's type
 /// and the number of rows is a multiple of sixteen.
@@ -84,74 +32,6 @@ pub(super) unsafe fn matmul<B: Sixteen>(product: Product, scratch: &mut Scratch)
     for t in (0..tokens).step_by(chunk) {
         // SAFETY: the caller's promises, for these tokens.
         unsafe { chunk_matmul::<B>(product.tokens(t..tokens.min(t + chunk)), scratch) };
-    }
-}
-
-/// Interleaves the tokens from `t` on that make a tile, from `to` on.
-///
-/// # Safety
-/// `to` takes [`Counts::bytes`] for each of them.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn write_tile<B: Sixteen>(acts: ActView, t: usize, to: *mut i32, counts: Counts) -> Tile {
-    let tokens = tile_of(acts.tokens() - t);
-    // SAFETY: within the room that the caller promises.
-    unsafe {
-        let scales = to.add(tokens * counts.words);
-        let starts = scales.add(tokens * counts.scales);
-        let sums = starts.add(tokens * counts.starts);
-        let tile = Tile { tokens, words: to, scales: scales.cast(), starts, sums };
-        // Eight of the tokens at once.
-        if tokens >= 8 {
-            let mut rows = [acts.qs(t).as_ptr(); 8];
-            for (i, row) in rows.iter_mut().enumerate() {
-                *row = acts.qs(t + i).as_ptr();
-            }
-            for g in (0..counts.words).step_by(8) {
-                let mut words = [_mm256_setzero_si256(); 8];
-                for i in 0..8 {
-                    words[i] = _mm256_loadu_si256(rows[i].add(4 * g).cast());
-                }
-                for (k, words) in transpose(words).into_iter().enumerate() {
-                    _mm256_storeu_si256(to.add(tokens * (g + k)).cast(), words);
-                }
-            }
-        }
-        for i in 0..tokens {
-            let qs = acts.qs(t + i);
-            if tokens < 8 || i >= 8 {
-                for (g, word) in qs.as_chunks::<4>().0.iter().enumerate() {
-                    let word = i32::from_le_bytes(word.map(|a| a as u8));
-                    to.add(g * tokens + i).write(word);
-                }
-            }
-            for (b, scale) in acts.scales(t + i).iter().enumerate() {
-                tile.scales.add(b * tokens + i).write(*scale);
-            }
-            if B::OFFSET > 0 {
-                let known = match 4 * run::<B>() {
-                    32 => acts.sums32(t + i),
-                    16 => acts.sums16(t + i),
-                    _ => &[],
-                };
-                let to = |n: usize, sum: i32| {
-                    starts.add(n * tokens + i).write(-(B::OFFSET as i32) * sum);
-                };
-                if known.is_empty() {
-                    for (n, run) in qs.chunks_exact(4 * run::<B>()).enumerate() {
-                        to(n, run.iter().map(|a| *a as i32).sum());
-                    }
-                }
-                known.iter().enumerate().for_each(|(n, sum)| to(n, *sum as i32));
-            }
-            if B::MINS {
-                let by_16 = <B as Ints>::SUMS == 16;
-                let from = if by_16 { acts.sums16(t + i) } else { acts.sums32(t + i) };
-                for (n, [a, b]) in from.as_chunks::<2>().0.iter().enumerate() {
-                    sums.add(n * tokens + i).write(*a as u16 as i32 | (*b as i32) << 16);
-                }
-            }
-        }
-        tile
     }
 }
 

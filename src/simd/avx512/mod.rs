@@ -27,6 +27,7 @@ mod gemm;
 mod matvec;
 mod narrow;
 mod panel;
+mod tile;
 mod unpack_256;
 mod unpack_32;
 
