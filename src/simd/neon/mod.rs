@@ -58,9 +58,7 @@ const fn table(name: &'static str, matmul: Matmul) -> Kernels {
         softmax: ops::softmax,
         add: ops::add,
         axpy: ops::axpy,
-        axpy_f16: ops::axpy_f16,
         dot_f32: ops::dot_f32,
-        dot_f16: ops::dot_f16,
         f32_to_f16: ops::f32_to_f16,
         f16_to_f32: tile::f16_to_f32,
         // A shift an element, which the compiler turns into vectors: NEON is always enabled.

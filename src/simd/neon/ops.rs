@@ -1,8 +1,8 @@
 //! Norm, activation, softmax and the vector loops of attention; the same steps as `scalar`.
 //! A tail shorter than eight goes through a zero-padded buffer and the same vector code.
 
-use super::convert::{load_f16, narrow};
-use super::float::{F16, F32, dot};
+use super::convert::narrow;
+use super::float::{F32, dot};
 use super::lanes::F32x8;
 use crate::simd::exp::{HIGHEST, LN2_HI, LN2_LO, LOG2_E, LOWEST, Q, ROUNDER};
 use std::arch::aarch64::*;
@@ -158,35 +158,12 @@ pub(super) fn axpy(acc: &mut [f32], a: f32, x: &[f32]) {
     acc.iter_mut().zip(x).for_each(|(acc, x)| *acc = a.mul_add(*x, *acc));
 }
 
-#[target_feature(enable = "neon")]
-pub(super) fn axpy_f16(acc: &mut [f32], a: f32, x: &[u16]) {
-    let a8 = F32x8::splat(a);
-    let (accs, acc_rest) = acc.as_chunks_mut::<8>();
-    let (xs, x_rest) = x.as_chunks::<8>();
-    for (acc, x) in accs.iter_mut().zip(xs) {
-        // SAFETY: eight values.
-        let x = unsafe { load_f16(x.as_ptr()) };
-        *acc = F32x8::from_array(acc).fma(a8, x).to_array();
-    }
-    for (acc, x) in acc_rest.iter_mut().zip(x_rest) {
-        *acc = a.mul_add(half::f16::from_bits(*x).to_f32(), *acc);
-    }
-}
-
 /// # Safety
 /// The slices are of one length.
 #[target_feature(enable = "neon")]
 pub(super) unsafe fn dot_f32(x: &[f32], y: &[f32]) -> f32 {
     // SAFETY: one length.
     unsafe { dot::<F32>(y.as_ptr().cast(), x) }
-}
-
-/// # Safety
-/// The slices are of one length.
-#[target_feature(enable = "neon")]
-pub(super) unsafe fn dot_f16(x: &[f32], y: &[u16]) -> f32 {
-    // SAFETY: one length.
-    unsafe { dot::<F16>(y.as_ptr().cast(), x) }
 }
 
 #[target_feature(enable = "neon")]
