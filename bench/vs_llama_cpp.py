@@ -8,7 +8,7 @@
 Each round runs each test (pp512: a prompt of 512; tg128: 128 tokens decoded) with both engines, one
 right after the other, and the next round begins with the other one; every run is a process of its
 own, with the engine's own warm-up. So whatever the machine does meanwhile, it does to both. Before
-each round `moeba doctor` measures what memory and the vector units give.
+each test of a round `moeba doctor` measures what memory and the vector units give.
 
 --cold: the time from the start of a process to its first decoded token and its end, with the
 file's pages dropped from the page cache before. llama.cpp reads the file by mmap, its default.
@@ -157,11 +157,12 @@ def measure(args):
     """Every run, as a row of the CSV file."""
     for number in range(args.rounds):
         for threads in args.threads:
-            walls = machine(args, threads)
             for file in args.files:
                 cold = ("cold start", 0, 1, 0)
                 todo = list(tests(args)) + ([cold] if args.cold else [])
                 for test in todo:
+                    # Right before: what memory gives changes within minutes where others share it.
+                    walls = machine(args, threads)
                     for place, engine in enumerate(in_turn(number)):
                         if test is cold and not drop_pages(file):
                             continue
@@ -182,8 +183,11 @@ def median(rows, engine, key):
     return statistics.median(values) if values else None
 
 
-def share(value, most):
-    return "-" if value is None or not most else f"{100 * value / most:.0f} %"
+def share(rows, key, most):
+    """The median of each run's share in what the machine gave right before it."""
+    shares = [row[key] / row[most] for row in rows
+              if row["engine"] == "moeba" and row[key] is not None and row[most]]
+    return f"{100 * statistics.median(shares):.0f} %" if shares else "-"
 
 
 def number_text(value, digits):
@@ -206,9 +210,9 @@ def line(file, test, threads, rows):
         read, ops = (median(rows, "moeba", key)
                      for key in ["read_gb_per_second", "giga_ops_per_second"])
         walls = [number_text(read, 1),
-                 share(read, median(rows, "moeba", "machine_read_gb_per_second")),
+                 share(rows, "read_gb_per_second", "machine_read_gb_per_second"),
                  number_text(ops, 0),
-                 share(ops, median(rows, "moeba", "machine_giga_ops_per_second"))]
+                 share(rows, "giga_ops_per_second", "machine_giga_ops_per_second")]
     unit = " (s)" if cold else ""
     cells = [file, test + unit, threads, number_text(ours, digits), number_text(theirs, digits),
              ratio, *walls, rss("moeba"), rss("llama.cpp")]
@@ -227,9 +231,10 @@ def table(rows):
     for engine in ENGINES:
         commits = {row["commit"] for row in rows if row["engine"] == engine}
         print(f"\n{engine}: {', '.join(sorted(commits))}", end="")
-    unsteady = {row["round"] for row in rows if not row["machine_steady"]}
+    ours = [row for row in rows if row["engine"] == "moeba"]
+    unsteady = sum(not row["machine_steady"] for row in ours)
     print(f"\n\nMedians of {len({row['round'] for row in rows})} rounds; the machine was too busy "
-          f"to measure at the start of {len(unsteady)} of them.")
+          f"to be measured before {unsteady} of {len(ours)} tests.")
 
 
 def main():

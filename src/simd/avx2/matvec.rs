@@ -17,6 +17,27 @@ use std::arch::x86_64::*;
 /// 12.0, 12.0 (rows of 768, eight at a time) and 9.4, 9.7, 11.8, 12.2, 12.0 (rows of 2048).
 pub(in crate::simd) const AHEAD: usize = 4096;
 
+/// Asks for the first rows, and answers where the last one ends. With two threads on pieces of 64
+/// rows in turn this and stopping there gave 5 % (Q4_K of 2048 columns, 18.7 to 19.6 GB/s where a
+/// plain loop reads 21.3): what lies behind a piece is another thread's.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(in crate::simd) fn begin(product: Product) -> *const u8 {
+    let bytes = product.rows * product.mat.row_stride;
+    let first = product.row(0);
+    prefetch(first, bytes.min(AHEAD));
+    first.wrapping_add(bytes)
+}
+
+/// [`prefetch`] of what begins before `end`.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(in crate::simd) fn prefetch_before(end: *const u8, p: *const u8, n: usize) {
+    if p < end {
+        prefetch(p, n);
+    }
+}
+
 /// One token's activations.
 #[derive(Clone, Copy)]
 pub(in crate::simd) struct Token {
@@ -50,6 +71,7 @@ pub(super) unsafe fn matmul<B: Ints>(product: Product) {
     let blocks = mat.cols / B::LEN;
     for t in 0..acts.tokens() {
         let token = Token::new::<B>(acts, t);
+        let end = begin(product);
         let mut r = 0;
         while r < rows {
             let by_rows = blocks < 8 && rows - r >= 8;
@@ -58,10 +80,10 @@ pub(super) unsafe fn matmul<B: Ints>(product: Product) {
             unsafe {
                 let (row, out) = (product.row(r), product.place(t, r));
                 if by_rows {
-                    let dots = dot_eight_rows::<B>(row, mat.row_stride, blocks, token);
+                    let dots = dot_eight_rows::<B>(row, mat.row_stride, blocks, token, end);
                     _mm256_storeu_ps(out, dots);
                 } else {
-                    out.write(dot_row::<B>(row.cast(), blocks, token));
+                    out.write(dot_row::<B>(row.cast(), blocks, token, end));
                 }
             }
             r += if by_rows { 8 } else { 1 };
@@ -73,7 +95,7 @@ pub(super) unsafe fn matmul<B: Ints>(product: Product) {
 /// `row` leads to `blocks` blocks and `token` to as many.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dot_row<B: Ints>(row: *const B, blocks: usize, token: Token) -> f32 {
+unsafe fn dot_row<B: Ints>(row: *const B, blocks: usize, token: Token, end: *const u8) -> f32 {
     let mut lanes = _mm256_setzero_ps();
     let whole = blocks / 8 * 8;
     for b in (0..whole).step_by(8) {
@@ -81,7 +103,8 @@ unsafe fn dot_row<B: Ints>(row: *const B, blocks: usize, token: Token) -> f32 {
         unsafe {
             let a = _mm256_loadu_ps(token.scales.add(b));
             let at = |i: usize| (row.add(b + i), token.block::<B>(b + i));
-            prefetch(row.cast::<u8>().wrapping_add(b * size_of::<B>() + AHEAD), 8 * size_of::<B>());
+            let ahead = row.cast::<u8>().wrapping_add(b * size_of::<B>() + AHEAD);
+            prefetch_before(end, ahead, 8 * size_of::<B>());
             lanes = add_eight::<B>(at, 8, a, lanes);
         }
     }
@@ -110,11 +133,13 @@ unsafe fn dot_eight_rows<B: Ints>(
     stride: usize,
     blocks: usize,
     token: Token,
+    end: *const u8,
 ) -> __m256 {
     let mut lanes = [_mm256_setzero_ps(); 8];
     for b in 0..blocks {
         for i in 8..16 {
-            prefetch(row.wrapping_add(i * stride + b * size_of::<B>()), size_of::<B>());
+            let ahead = row.wrapping_add(i * stride + b * size_of::<B>());
+            prefetch_before(end, ahead, size_of::<B>());
         }
         // SAFETY: block b of each of eight rows, and of the token.
         unsafe {

@@ -4,8 +4,7 @@
 
 use super::eight::{EightBlocks, Integers};
 use crate::simd::Product;
-use crate::simd::avx2::matvec::{AHEAD, Token};
-use crate::simd::avx2::prefetch;
+use crate::simd::avx2::matvec::{AHEAD, Token, begin, prefetch_before};
 use crate::simd::avx2::reduce::tree8;
 use std::arch::x86_64::*;
 
@@ -17,6 +16,7 @@ pub(super) unsafe fn matmul<B: EightBlocks>(product: Product) {
     let blocks = mat.cols / B::LEN;
     for t in 0..acts.tokens() {
         let token = Token::new::<B>(acts, t);
+        let end = begin(product);
         let mut r = 0;
         while r < rows {
             let by_rows = blocks < 8 && rows - r >= 8;
@@ -25,10 +25,10 @@ pub(super) unsafe fn matmul<B: EightBlocks>(product: Product) {
             unsafe {
                 let (row, out) = (product.row(r), product.place(t, r));
                 if by_rows {
-                    let dots = dot_eight_rows::<B>(row, mat.row_stride, blocks, token);
+                    let dots = dot_eight_rows::<B>(row, mat.row_stride, blocks, token, end);
                     _mm256_storeu_ps(out, dots);
                 } else {
-                    out.write(dot_row::<B>(row.cast(), blocks, token));
+                    out.write(dot_row::<B>(row.cast(), blocks, token, end));
                 }
             }
             r += if by_rows { 8 } else { 1 };
@@ -40,14 +40,19 @@ pub(super) unsafe fn matmul<B: EightBlocks>(product: Product) {
 /// `row` leads to `blocks` blocks and `token` to as many.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn dot_row<B: EightBlocks>(row: *const B, blocks: usize, token: Token) -> f32 {
+unsafe fn dot_row<B: EightBlocks>(
+    row: *const B,
+    blocks: usize,
+    token: Token,
+    end: *const u8,
+) -> f32 {
     let mut lanes = _mm256_setzero_ps();
     let whole = blocks / 8 * 8;
     for first in (0..whole).step_by(8) {
         // SAFETY: eight blocks from `first` on.
         unsafe {
             let w = row.add(first);
-            prefetch(w.cast::<u8>().wrapping_add(AHEAD), 8 * size_of::<B>());
+            prefetch_before(end, w.cast::<u8>().wrapping_add(AHEAD), 8 * size_of::<B>());
             let a = _mm256_loadu_ps(token.scales.add(first));
             let at = |i: usize| (w.add(i), token.block::<B>(first + i));
             lanes = add_eight(B::integers(at), 0xff, a, lanes);
@@ -79,6 +84,7 @@ unsafe fn dot_eight_rows<B: EightBlocks>(
     stride: usize,
     blocks: usize,
     token: Token,
+    end: *const u8,
 ) -> __m256 {
     let mut lanes = [_mm256_setzero_ps(); 8];
     for b in 0..blocks {
@@ -88,7 +94,7 @@ unsafe fn dot_eight_rows<B: EightBlocks>(
             let act = token.block::<B>(b);
             let first = row.cast::<B>().add(b).cast::<u8>();
             for i in 8..16 {
-                prefetch(first.wrapping_add(i * stride), size_of::<B>());
+                prefetch_before(end, first.wrapping_add(i * stride), size_of::<B>());
             }
             let at = |i: usize| (first.add(i * stride).cast::<B>(), act);
             lanes[b % 8] = add_eight(B::integers(at), 0xff, a, lanes[b % 8]);
