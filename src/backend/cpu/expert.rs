@@ -309,18 +309,22 @@ impl Cpu {
             for granule in of_expert {
                 let acts = acts.view(granule.down.ty).token_range(pairs.clone());
                 let acts = acts.column_range(granule.rows.clone());
-                let mat = granule.down.row_range(rows.clone());
-                self.kernels.matmul_all(mat, acts, product, kernels);
+                if granule.rows.start == 0 {
+                    let out = partial.at(pairs.start * n_embd);
+                    // SAFETY: a pair's row is in one piece; the first granule writes it.
+                    unsafe {
+                        self.kernels.matmul(granule.down, rows.clone(), acts, out, n_embd, kernels)
+                    };
+                } else {
+                    let mat = granule.down.row_range(rows.clone());
+                    self.kernels.matmul_all(mat, acts, product, kernels);
+                }
                 for (i, pair) in pairs.clone().enumerate() {
                     // SAFETY: a pair's row is in one piece.
                     let out = unsafe { partial.slice(pair * n_embd + rows.start, n) };
-                    let product = &product[i * n..][..n];
                     if granule.rows.start != 0 {
-                        self.kernels.add(out, product);
-                        continue;
-                    }
-                    out.copy_from_slice(product);
-                    if let Some(biases) = biases {
+                        self.kernels.add(out, &product[i * n..][..n]);
+                    } else if let Some(biases) = biases {
                         let bias = &biases.down[expert * n_embd + rows.start..][..n];
                         self.kernels.add(out, bias);
                     }

@@ -61,13 +61,14 @@ unsafe fn chunk_matmul<B: Sixteen>(product: Product, scratch: &mut Scratch) {
             room = room.add(tile.tokens * counts.bytes() / 4);
         }
         let tiles = std::slice::from_raw_parts(tiles, n);
+        if blocks < 8 {
+            // Some lanes have no block in any row.
+            lanes.write_bytes(0, tokens);
+        }
         for r in (0..product.rows).step_by(16) {
             let mut rows = [product.row(r).cast::<B>(); 16];
             for (i, row) in rows.iter_mut().enumerate() {
                 *row = product.row(r + i).cast();
-            }
-            if blocks < 8 {
-                lanes.write_bytes(0, tokens);
             }
             for first in (0..blocks).step_by(piece) {
                 let piece = piece.min(blocks - first);
