@@ -1,5 +1,5 @@
-//! Eight f16 to f32 and back. Both conversions belong to every AArch64 processor; they are in
-//! assembly because stable Rust has them since 1.94 only.
+//! Eight f16 or bf16 to f32 and back. The conversions of f16 belong to every AArch64 processor; they
+//! are in assembly because their intrinsics are not stable in the Rust that Cargo.toml asks for.
 
 use super::lanes::F32x8;
 use std::arch::aarch64::*;

@@ -1,5 +1,4 @@
-//! Eight f32 or int32 lanes as two vectors of four, and the sums across them. NEON belongs to
-//! every AArch64 processor, so what needs nothing more is safe to call.
+//! Eight f32 or int32 lanes as two vectors of four, and the sums across them.
 
 use std::arch::aarch64::*;
 

@@ -11,15 +11,23 @@
 //! | files | what |
 //! |---|---|
 //! | `lanes`, `convert`, `dot` | eight f32 lanes as two vectors, f16 and bf16, products of bytes |
-//! | `decode`, `decode_32`, `decode_256`, `grids` | what a block format states: codes, scales, mins |
+//! | `decode`, `decode_32`, `decode_256`, `grids` | a block format: codes, scales, mins |
 //! | `matvec`, `gemm`, `nvfp4`, `float` | products with one token and with many |
 //! | `acts`, `ops`, `tile` | quantised activations, float loops, attention |
 //!
-//! Tested under emulation (qemu-user: a processor with `dotprod` and a Cortex-A72 without) against
-//! the scalar version, to the bit, by the same tests as AVX2. Nobody has timed it on a processor,
-//! so no prefetches are here and the sizes of tiles and chunks are those of AVX2 where registers
-//! do not decide. What the compiler makes of the Q4_K loops with `sdot`: 118 instructions for a
-//! sub-block of eight rows times four tokens, of which 64 are `sdot`; 86 for a block and one token.
+//! Tested under emulation, with a processor that has `sdot` and as a Cortex-A72, which has not, to
+//! the bit against the scalar version and by the same tests as AVX2:
+//!
+//! ```sh
+//! export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
+//! export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu"
+//! cargo test --target aarch64-unknown-linux-gnu --test quant_kernels --test quant_ops
+//! ```
+//!
+//! Nobody has timed it on a processor. So there are no prefetches, and the sizes of tiles and
+//! chunks are those of AVX2 where the number of registers does not decide. What the compiler makes
+//! of the Q4_K loops with `sdot`: 118 instructions for a sub-block of eight rows times four tokens,
+//! of which 64 are `sdot`; counted, 124 for a block of 256 times one token.
 
 mod acts;
 mod convert;
