@@ -1,5 +1,5 @@
-//! Eight f16 or bf16 to f32 and back. The conversions of f16 belong to every AArch64 processor; they
-//! are in assembly because their intrinsics are not stable in the Rust that Cargo.toml asks for.
+//! Eight f16 or bf16 to f32 and back. Every AArch64 processor has the conversions of f16; they are
+//! in assembly because their intrinsics are not stable in the Rust that Cargo.toml asks for.
 
 use super::lanes::F32x8;
 use std::arch::aarch64::*;
