@@ -1,0 +1,56 @@
+// What the emulated device's Rust side and the shim agree on: plain C structures.
+#pragma once
+
+#include <stdint.h>
+
+extern "C" {
+
+// A piece of memory that kernels may use. Device addresses are numbers of the emulated device's
+// own, so that nobody reads device memory by mistake.
+struct ShimAllocation {
+    uint64_t address;
+    uint64_t size;
+    uint8_t* bytes;
+    // One a byte: not 0 where the byte has been written.
+    uint8_t* written;
+};
+
+struct ShimDim3 {
+    uint32_t x, y, z;
+};
+
+struct ShimKernel;
+
+// A kernel's parameter: so many bytes, and whether they are a device address.
+struct ShimParameter {
+    uint32_t size;
+    uint32_t is_pointer;
+};
+
+struct ShimLaunch {
+    const ShimKernel* kernel;
+    ShimDim3 grid;
+    ShimDim3 block;
+    uint32_t dynamic_shared_bytes;
+    // Bytes of shared memory that a block can have at most, static and dynamic.
+    uint32_t shared_limit;
+    // In which order blocks and the threads of a block run.
+    uint32_t seed;
+    uint32_t n_args;
+    const void* const* args;
+    const uint32_t* arg_sizes;
+    // In ascending order of addresses.
+    const ShimAllocation* allocations;
+    uint64_t n_allocations;
+    // A sentence, if the launch fails.
+    char* error;
+    uint64_t error_size;
+};
+
+// The kernel of this name, or null.
+const ShimKernel* shim_find(const char* name);
+// The n-th of all kernels' names, or null where there is none.
+const char* shim_name(uint32_t n);
+// 0, or 1 with a sentence in `error`.
+int32_t shim_launch(const ShimLaunch* launch);
+}

@@ -1,0 +1,305 @@
+// The CPU's side of moeba.cuh: what a kernel's source needs of CUDA C++, as C++17. A block's
+// threads are fibers that run until they wait for one another (run.cc). Pointers know the piece of
+// memory that they came from, and each access is checked:
+//
+//   - within that piece, and aligned;
+//   - reads only bytes that were written;
+//   - in shared memory, no two threads meet in a byte between barriers if one of them writes.
+//
+// A fault ends the launch with a sentence that names kernel, block, thread, address and size.
+// No exceptions and nothing of the C++ library that would have to be linked.
+#pragma once
+
+#include <math.h>
+#include <string.h>
+
+#include <type_traits>
+#include <utility>
+
+#include "abi.h"
+
+#define __device__
+#define __constant__ static const
+#define __forceinline__ inline __attribute__((always_inline))
+#define __noinline__ __attribute__((noinline))
+#define __launch_bounds__(...)
+#define __align__(N) __attribute__((aligned(N)))
+
+namespace shim {
+
+struct Races;
+
+// A piece of memory: of the device, or an array that the block shares.
+struct Piece {
+    u64 address;
+    u64 size;
+    u8* bytes;
+    u8* written;
+    // Who touched which byte since the last barrier: shared memory only.
+    Races* races;
+    // Of a shared array.
+    const char* name;
+};
+
+// Where the running thread is.
+struct Here {
+    ShimDim3 thread, block, n_threads, n_blocks;
+};
+
+extern __thread const Here* here;
+
+enum class Access { Read, Write, Atomic };
+
+// Ends the launch: these do not return.
+[[noreturn]] void fail_access(const Piece* piece, u64 address, u32 size, Access access);
+[[noreturn]] void fail_uninitialised(const Piece* piece, u64 address, u32 size);
+[[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
+// Of shared memory: notes who was there and ends the launch where two met.
+void note_race(const Piece* piece, u64 offset, u32 size, Access access);
+
+inline bool all_written(const u8* written, u32 size) {
+    for (u32 i = 0; i < size; i++) {
+        if (written[i] == 0) return false;
+    }
+    return true;
+}
+
+// The bytes of an access that has passed every check.
+template <u32 SIZE, u32 ALIGN>
+inline u8* checked(const Piece* piece, u64 address, Access access) {
+    u64 offset = piece ? address - piece->address : 0;
+    if (!piece || offset > piece->size || piece->size - offset < SIZE || address % ALIGN) {
+        fail_access(piece, address, SIZE, access);
+    }
+    if (access != Access::Write && !all_written(piece->written + offset, SIZE)) {
+        fail_uninitialised(piece, address, SIZE);
+    }
+    if (access == Access::Write) memset(piece->written + offset, 1, SIZE);
+    if (piece->races) note_race(piece, offset, SIZE, access);
+    return piece->bytes + offset;
+}
+
+template <class T>
+class Pointer;
+
+// What `p[i]` and `*p` are where T is not const: reads and writes are told apart.
+template <class T>
+class Place {
+public:
+    Place(const Piece* piece, u64 address) : piece_(piece), address_(address) {}
+    Place(const Place&) = default;
+
+    operator T() const {
+        T value;
+        memcpy(&value, checked<sizeof(T), alignof(T)>(piece_, address_, Access::Read), sizeof(T));
+        return value;
+    }
+
+    Place& operator=(const T& value) {
+        u8* to = checked<sizeof(T), alignof(T)>(piece_, address_, Access::Write);
+        memcpy(to, &value, sizeof(T));
+        return *this;
+    }
+
+    Place& operator=(const Place& other) { return *this = static_cast<T>(other); }
+
+    template <class V>
+    Place& operator+=(V value) { return *this = static_cast<T>(static_cast<T>(*this) + value); }
+    template <class V>
+    Place& operator-=(V value) { return *this = static_cast<T>(static_cast<T>(*this) - value); }
+    template <class V>
+    Place& operator*=(V value) { return *this = static_cast<T>(static_cast<T>(*this) * value); }
+    template <class V>
+    Place& operator|=(V value) { return *this = static_cast<T>(static_cast<T>(*this) | value); }
+
+    Pointer<T> operator&() const { return Pointer<T>(piece_, address_); }
+
+private:
+    const Piece* piece_;
+    u64 address_;
+};
+
+// `Global<T>` and `Shared<T>`.
+template <class T>
+class Pointer {
+    using Value = std::remove_const_t<T>;
+    static_assert(std::is_trivially_copyable<Value>::value, "memory holds plain values");
+
+public:
+    Pointer() = default;
+    Pointer(decltype(nullptr)) {}
+    Pointer(const Piece* piece, u64 address) : piece_(piece), address_(address) {}
+
+    template <class U, class = std::enable_if_t<std::is_same<const U, T>::value>>
+    Pointer(const Pointer<U>& other) : piece_(other.piece()), address_(other.address()) {}
+
+    auto operator[](i64 i) const {
+        u64 address = address_ + static_cast<u64>(i) * sizeof(T);
+        if constexpr (std::is_const<T>::value) {
+            Value value;
+            const u8* from = checked<sizeof(T), alignof(T)>(piece_, address, Access::Read);
+            memcpy(&value, from, sizeof(T));
+            return value;
+        } else {
+            return Place<T>(piece_, address);
+        }
+    }
+
+    auto operator*() const { return (*this)[0]; }
+
+    Pointer operator+(i64 n) const {
+        return Pointer(piece_, address_ + static_cast<u64>(n) * sizeof(T));
+    }
+    Pointer operator-(i64 n) const { return *this + -n; }
+    Pointer& operator+=(i64 n) { return *this = *this + n; }
+    Pointer& operator-=(i64 n) { return *this = *this - n; }
+    Pointer& operator++() { return *this += 1; }
+
+    explicit operator bool() const { return address_ != 0; }
+    bool operator==(const Pointer& other) const { return address_ == other.address_; }
+    bool operator!=(const Pointer& other) const { return address_ != other.address_; }
+    bool operator<(const Pointer& other) const { return address_ < other.address_; }
+
+    const Piece* piece() const { return piece_; }
+    u64 address() const { return address_; }
+
+private:
+    const Piece* piece_ = nullptr;
+    u64 address_ = 0;
+};
+
+// The array of this name of the running block; the first thread that comes here makes it.
+const Piece* shared_array(const void* key, const char* name, u64 bytes, u64 align);
+const Piece* dynamic_shared();
+// The piece of device memory at this address, or null.
+const Piece* piece_at(u64 address);
+
+void block_barrier();
+
+enum class Collective { Sync, Shuffle, Vote, Matrix };
+
+// What a thread gives to the others of its warp.
+struct Gift {
+    u32 words[8];
+};
+
+// Gives, waits for the whole warp, and returns the 32 gifts; they stay until the next collective
+// but one.
+const Gift* exchange(Collective kind, u32 mask, const Gift& gift);
+u32 lane();
+
+template <class T>
+inline Gift gift_of(const T& value) {
+    static_assert(sizeof(T) <= sizeof(Gift), "too large for the threads of a warp to exchange");
+    Gift gift = {};
+    memcpy(&gift, &value, sizeof(T));
+    return gift;
+}
+
+template <class T>
+inline T taken(const Gift& gift) {
+    T value;
+    memcpy(&value, &gift, sizeof(T));
+    return value;
+}
+
+// ---- entry points
+
+struct Argument {
+    const void* value;
+    // Of a pointer.
+    const Piece* piece;
+};
+
+template <class T>
+struct Parameter {
+    static constexpr ShimParameter KIND = {sizeof(T), 0};
+    static T take(const Argument& argument) {
+        T value;
+        memcpy(&value, argument.value, sizeof(T));
+        return value;
+    }
+};
+
+template <class T>
+struct Parameter<Pointer<T>> {
+    static constexpr ShimParameter KIND = {8, 1};
+    static Pointer<T> take(const Argument& argument) {
+        u64 address;
+        memcpy(&address, argument.value, sizeof(address));
+        return Pointer<T>(argument.piece, address);
+    }
+};
+
+template <class F>
+struct Signature;
+
+template <class... P>
+struct Signature<void (*)(P...)> {
+    static constexpr u32 N = sizeof...(P);
+    static constexpr ShimParameter PARAMETERS[N + 1] = {Parameter<std::decay_t<P>>::KIND..., {}};
+
+    template <size_t... I>
+    static void call(void (*f)(P...), const Argument* args, std::index_sequence<I...>) {
+        f(Parameter<std::decay_t<P>>::take(args[I])...);
+    }
+};
+
+template <auto F>
+void run_thread(const Argument* args) {
+    using S = Signature<decltype(F)>;
+    S::call(F, args, std::make_index_sequence<S::N>());
+}
+
+}  // namespace shim
+
+// A kernel of the list that is filled before main.
+struct ShimKernel {
+    const char* name;
+    void (*thread)(const shim::Argument*);
+    const ShimParameter* parameters;
+    u32 n_parameters;
+    u32 max_threads;
+    const ShimKernel* next;
+
+    ShimKernel(const char* name, void (*thread)(const shim::Argument*),
+               const ShimParameter* parameters, u32 n_parameters, u32 max_threads);
+};
+
+#define KERNEL(NAME, MAX_THREADS, ...)                                                  \
+    static void NAME(__VA_ARGS__);                                                      \
+    static ShimKernel shim_kernel_##NAME(                                               \
+        #NAME, shim::run_thread<&NAME>, shim::Signature<decltype(&NAME)>::PARAMETERS,   \
+        shim::Signature<decltype(&NAME)>::N, MAX_THREADS);                              \
+    static void NAME(__VA_ARGS__)
+
+template <class T>
+using Global = shim::Pointer<T>;
+template <class T>
+using Shared = shim::Pointer<T>;
+
+#define SHARED(T, NAME, N)                                                              \
+    static const char shim_key_##NAME = 0;                                              \
+    Shared<T> NAME = shim::shared_pointer<T>(                                           \
+        shim::shared_array(&shim_key_##NAME, #NAME, sizeof(T) * (N), alignof(T)))
+#define SHARED_DYNAMIC(T, NAME) Shared<T> NAME = shim::shared_pointer<T>(shim::dynamic_shared())
+
+namespace shim {
+template <class T>
+inline Pointer<T> shared_pointer(const Piece* piece) {
+    return Pointer<T>(piece, piece->address);
+}
+}  // namespace shim
+
+template <class U, class T>
+inline Global<U> as(const Global<T>& pointer) {
+    static_assert(std::is_const<U>::value || !std::is_const<T>::value, "this drops a const");
+    return Global<U>(pointer.piece(), pointer.address());
+}
+
+template <class T>
+inline Global<T> global(u64 address) {
+    return Global<T>(shim::piece_at(address), address);
+}
+
+#include "cuda.h"

@@ -1,0 +1,343 @@
+// Launches: blocks one after the other, a block's threads as fibers that run until they wait.
+#include "run.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+namespace shim {
+
+__thread const Here* here = nullptr;
+__thread Run* run = nullptr;
+
+static const ShimKernel* all_kernels = nullptr;
+
+static constexpr size_t STACK_BYTES = 64 * 1024;
+static constexpr u64 CANARY = 0x6d6f65626163616eull;
+
+// ---- failing
+
+static void say(const char* format, va_list args) {
+    if (run->failed) return;
+    run->failed = true;
+    const ShimLaunch* launch = run->launch;
+    int n = snprintf(launch->error, launch->error_size, "kernel %s: ", launch->kernel->name);
+    if (here && n > 0 && static_cast<u64>(n) < launch->error_size) {
+        const Here& h = *here;
+        n += snprintf(launch->error + n, launch->error_size - n,
+                      "block (%u, %u, %u), thread (%u, %u, %u): ", h.block.x, h.block.y, h.block.z,
+                      h.thread.x, h.thread.y, h.thread.z);
+    }
+    if (n > 0 && static_cast<u64>(n) < launch->error_size) {
+        vsnprintf(launch->error + n, launch->error_size - n, format, args);
+    }
+}
+
+__attribute__((format(printf, 1, 2))) static void fail_here(const char* format, ...) {
+    va_list args;
+    va_start(args, format);
+    say(format, args);
+    va_end(args);
+}
+
+void stop() {
+    // The fibers of a failed launch are never gone back to; they own nothing.
+    Fiber abandoned;
+    fiber_switch(&abandoned, &run->scheduler);
+    abort();
+}
+
+void fail(const char* format, ...) {
+    va_list args;
+    va_start(args, format);
+    say(format, args);
+    va_end(args);
+    stop();
+}
+
+// ---- waiting
+
+static void wait(State state) {
+    Thread* thread = this_thread();
+    thread->state = state;
+    fiber_switch(&thread->fiber, &run->scheduler);
+}
+
+void block_barrier() {
+    run->n_at_barrier++;
+    if (run->n_at_barrier < run->n_threads) return wait(State::AtBlock);
+    run->n_at_barrier = 0;
+    run->interval++;
+    for (u32 t = 0; t < run->n_threads; t++) run->threads[t].state = State::Ready;
+}
+
+static const char* name_of(Collective kind) {
+    switch (kind) {
+        case Collective::Sync: return "__syncwarp";
+        case Collective::Shuffle: return "a shuffle";
+        case Collective::Vote: return "a vote";
+        case Collective::Matrix: return "a matrix instruction";
+    }
+    return "";
+}
+
+u32 lane() { return this_thread()->index % WARP; }
+
+const Gift* exchange(Collective kind, u32 mask, const Gift& gift) {
+    Thread* thread = this_thread();
+    Warp& warp = run->warps[thread->index / WARP];
+    if (mask != FULL_WARP) fail("%s with mask 0x%08x: not the whole warp", name_of(kind), mask);
+    if (warp.n_arrived > 0 && warp.kind != kind) {
+        fail("is in %s while others of its warp are in %s", name_of(kind), name_of(warp.kind));
+    }
+    Gift* gifts = warp.gifts[warp.generation % 2];
+    gifts[thread->index % WARP] = gift;
+    warp.kind = kind;
+    warp.n_arrived++;
+    if (warp.n_arrived < WARP) {
+        wait(State::AtWarp);
+        return gifts;
+    }
+    warp.n_arrived = 0;
+    warp.generation++;
+    if (kind == Collective::Sync) warp.n_syncs++;
+    Thread* first = &run->threads[thread->index / WARP * WARP];
+    for (u32 t = 0; t < WARP; t++) first[t].state = State::Ready;
+    return gifts;
+}
+
+// ---- running
+
+static void thread_main() {
+    run->launch->kernel->thread(run->args);
+    run->n_done++;
+    wait(State::Done);
+}
+
+// Multiples of a number that has no factor in common with n.
+static Order order_of(u32 n, u32 seed) {
+    auto common_factor = [](u32 a, u32 b) {
+        while (b) {
+            u32 rest = a % b;
+            a = b;
+            b = rest;
+        }
+        return a;
+    };
+    u32 step = seed % n;
+    while (step == 0 || common_factor(step, n) != 1) step = step + 1 > n ? 1 : step + 1;
+    return Order{n, step, seed / 7 % n};
+}
+
+static void begin_thread(u32 t) {
+    Thread& thread = run->threads[t];
+    u8* stack = run->stacks + t * STACK_BYTES;
+    thread.stack_end = reinterpret_cast<u64*>(stack);
+    // Stacks lie a power of two apart; without this their tops would share a few sets of the cache.
+    size_t room = STACK_BYTES - t % 16 * 256;
+    fiber_start(&thread.fiber, stack, room, thread_main);
+#if !defined(__x86_64__) && !defined(__aarch64__)
+    // The low end holds the context.
+    thread.stack_end = nullptr;
+#endif
+    if (thread.stack_end) *thread.stack_end = CANARY;
+    thread.state = State::Ready;
+}
+
+static void report_stuck() {
+    u32 at_block = 0, at_warp = 0;
+    const Thread* stuck = nullptr;
+    for (u32 t = 0; t < run->n_threads; t++) {
+        State state = run->threads[t].state;
+        at_block += state == State::AtBlock;
+        at_warp += state == State::AtWarp;
+        if (!stuck && state != State::Done) stuck = &run->threads[t];
+    }
+    here = &stuck->here;
+    const Warp& warp = run->warps[stuck->index / WARP];
+    const char* where = stuck->state == State::AtBlock ? "__syncthreads" : name_of(warp.kind);
+    fail_here("waits in %s for ever: of %u threads %u are in __syncthreads, %u in a warp's "
+              "collective and %u have ended", where, run->n_threads, at_block, at_warp,
+              run->n_done);
+}
+
+static void run_block(ShimDim3 block) {
+    const ShimLaunch* launch = run->launch;
+    run->n_done = run->n_at_barrier = 0;
+    run->interval++;
+    shared_begin();
+    for (u32 w = 0; w < run->n_threads / WARP; w++) run->warps[w].n_arrived = 0;
+    for (u32 t = 0; t < run->n_threads; t++) {
+        begin_thread(t);
+        ShimDim3 n = launch->block;
+        ShimDim3 at = {t % n.x, t / n.x % n.y, t / (n.x * n.y)};
+        run->threads[t].here = Here{at, block, n, launch->grid};
+        run->threads[t].index = t;
+    }
+    while (run->n_done < run->n_threads && !run->failed) {
+        bool moved = false;
+        for (u32 i = 0; i < run->n_threads && !run->failed; i++) {
+            Thread& thread = run->threads[run->order.at(i)];
+            if (thread.state != State::Ready) continue;
+            moved = true;
+            here = &thread.here;
+            fiber_switch(&run->scheduler, &thread.fiber);
+            if (thread.stack_end && *thread.stack_end != CANARY) {
+                fail_here("needs more stack than %zu bytes", STACK_BYTES);
+            }
+        }
+        if (!moved && !run->failed) report_stuck();
+    }
+    here = nullptr;
+}
+
+static bool check(const ShimLaunch* launch) {
+    const ShimKernel* kernel = launch->kernel;
+    ShimDim3 b = launch->block, g = launch->grid;
+    u64 threads = static_cast<u64>(b.x) * b.y * b.z;
+    u64 blocks = static_cast<u64>(g.x) * g.y * g.z;
+    if (threads == 0 || threads % WARP || threads > MAX_THREADS || b.z > 64) {
+        fail_here("a block of %u x %u x %u threads is no whole number of warps up to 32", b.x, b.y,
+                  b.z);
+    } else if (threads > kernel->max_threads) {
+        fail_here("compiled for blocks of %u threads, launched with %llu", kernel->max_threads,
+                  threads);
+    } else if (blocks == 0 || blocks > 0x7fffffffu || g.y > 65535 || g.z > 65535) {
+        fail_here("a grid of %u x %u x %u blocks cannot be launched", g.x, g.y, g.z);
+    } else if (launch->dynamic_shared_bytes > launch->shared_limit) {
+        fail_here("%u bytes of dynamic shared memory; a block can have %u",
+                  launch->dynamic_shared_bytes, launch->shared_limit);
+    } else if (launch->n_args != kernel->n_parameters) {
+        fail_here("takes %u arguments, launched with %u", kernel->n_parameters, launch->n_args);
+    }
+    for (u32 i = 0; i < launch->n_args && !run->failed; i++) {
+        if (launch->arg_sizes[i] != kernel->parameters[i].size) {
+            fail_here("argument %u has %u bytes, its parameter %u", i, launch->arg_sizes[i],
+                      kernel->parameters[i].size);
+        }
+    }
+    run->n_threads = static_cast<u32>(threads);
+    return !run->failed;
+}
+
+static void free_run(Run* old) {
+    free(old->stacks);
+    free(old->shared_bytes);
+    free(old->shared_written);
+    free(old->writers);
+    free(old->readers);
+    free(old);
+}
+
+static Run* make_run() {
+    Run* made = static_cast<Run*>(calloc(1, sizeof(Run)));
+    if (!made) return nullptr;
+    made->stacks = static_cast<u8*>(malloc(MAX_THREADS * STACK_BYTES));
+    made->shared_room = 256 * 1024;
+    made->shared_bytes = static_cast<u8*>(aligned_alloc(1024, made->shared_room));
+    made->shared_written = static_cast<u8*>(malloc(made->shared_room));
+    made->writers = static_cast<u64*>(calloc(made->shared_room, sizeof(u64)));
+    made->readers = static_cast<u64*>(calloc(made->shared_room, sizeof(u64)));
+    if (made->stacks && made->shared_bytes && made->shared_written && made->writers &&
+        made->readers) {
+        return made;
+    }
+    free_run(made);
+    return nullptr;
+}
+
+// Runs that no launch uses, as many as there ever were launches at a time.
+static Run* idle = nullptr;
+static char idle_lock = 0;
+
+static void lock_idle() {
+    while (__atomic_test_and_set(&idle_lock, __ATOMIC_ACQUIRE)) {
+    }
+}
+
+static void unlock_idle() { __atomic_clear(&idle_lock, __ATOMIC_RELEASE); }
+
+static Run* take_run() {
+    lock_idle();
+    Run* taken = idle;
+    if (taken) idle = taken->next;
+    unlock_idle();
+    return taken ? taken : make_run();
+}
+
+static void give_back(Run* used) {
+    lock_idle();
+    used->next = idle;
+    idle = used;
+    unlock_idle();
+}
+
+static bool run_all(const ShimLaunch* launch, Piece* pieces, Argument* args) {
+    for (u64 i = 0; i < launch->n_allocations; i++) {
+        const ShimAllocation& from = launch->allocations[i];
+        pieces[i] = Piece{from.address, from.size, from.bytes, from.written, nullptr, nullptr};
+    }
+    run->launch = launch;
+    run->pieces = pieces;
+    run->n_pieces = launch->n_allocations;
+    run->args = args;
+    run->failed = false;
+    here = nullptr;
+    if (!check(launch)) return false;
+    for (u32 i = 0; i < launch->n_args; i++) {
+        args[i] = Argument{launch->args[i], nullptr};
+        if (!launch->kernel->parameters[i].is_pointer) continue;
+        u64 address;
+        memcpy(&address, launch->args[i], sizeof(address));
+        args[i].piece = piece_at(address);
+    }
+    ShimDim3 n = launch->grid;
+    u32 blocks = n.x * n.y * n.z;
+    Order order = order_of(blocks, launch->seed);
+    run->order = order_of(run->n_threads, launch->seed);
+    for (u32 i = 0; i < blocks && !run->failed; i++) {
+        u32 b = order.at(i);
+        run_block(ShimDim3{b % n.x, b / n.x % n.y, b / n.x / n.y});
+    }
+    return !run->failed;
+}
+
+}  // namespace shim
+
+using namespace shim;
+
+ShimKernel::ShimKernel(const char* name, void (*thread)(const Argument*),
+                       const ShimParameter* parameters, u32 n_parameters, u32 max_threads)
+    : name(name), thread(thread), parameters(parameters), n_parameters(n_parameters),
+      max_threads(max_threads), next(all_kernels) {
+    all_kernels = this;
+}
+
+extern "C" const ShimKernel* shim_find(const char* name) {
+    const ShimKernel* kernel = all_kernels;
+    while (kernel && strcmp(kernel->name, name) != 0) kernel = kernel->next;
+    return kernel;
+}
+
+extern "C" const char* shim_name(uint32_t n) {
+    const ShimKernel* kernel = all_kernels;
+    while (kernel && n-- > 0) kernel = kernel->next;
+    return kernel ? kernel->name : nullptr;
+}
+
+extern "C" int32_t shim_launch(const ShimLaunch* launch) {
+    run = take_run();
+    Piece* pieces = static_cast<Piece*>(malloc((launch->n_allocations + 1) * sizeof(Piece)));
+    Argument* args = static_cast<Argument*>(malloc((launch->n_args + 1) * sizeof(Argument)));
+    bool done = false;
+    if (!run || !pieces || !args) {
+        snprintf(launch->error, launch->error_size, "no memory to emulate the launch in");
+    } else {
+        done = run_all(launch, pieces, args);
+    }
+    free(pieces);
+    free(args);
+    if (run) give_back(run);
+    run = nullptr;
+    return done ? 0 : 1;
+}

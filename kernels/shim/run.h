@@ -1,0 +1,99 @@
+// The state of the launch that this OS thread runs: shared by run.cc and memory.cc.
+#pragma once
+
+#include "../moeba.cuh"
+#include "fiber.h"
+
+namespace shim {
+
+static constexpr u32 MAX_THREADS = 1024;
+static constexpr u32 MAX_SHARED_ARRAYS = 32;
+
+enum class State : u8 { Ready, AtBlock, AtWarp, Done };
+
+// A thread of the block.
+struct Thread {
+    // First, so that `here` leads to the thread.
+    Here here;
+    Fiber fiber;
+    u32 index;
+    State state;
+    // Lowest word of its stack: holds CANARY unless the thread used more than there is.
+    u64* stack_end;
+};
+
+struct Warp {
+    Collective kind;
+    // Threads that wait in the collective.
+    u32 n_arrived;
+    // Collectives that the warp has been through; the lowest bit chooses the gifts.
+    u32 generation;
+    // Those that order memory within the warp: __syncwarp.
+    u32 n_syncs;
+    Gift gifts[2][WARP];
+};
+
+// Who was in a byte of shared memory, and when: see memory.cc.
+struct Races {
+    u64* writers;
+    u64* readers;
+};
+
+struct SharedArray {
+    const void* key;
+    Piece piece;
+    Races races;
+};
+
+// A number below n for each i below n, each once.
+struct Order {
+    u32 n, step, start;
+
+    u32 at(u32 i) const { return static_cast<u32>((static_cast<u64>(i) * step + start) % n); }
+};
+
+struct Run {
+    const ShimLaunch* launch;
+    const Argument* args;
+    const Piece* pieces;
+    u64 n_pieces;
+
+    Thread threads[MAX_THREADS];
+    Warp warps[MAX_THREADS / WARP];
+    Order order;
+    Fiber scheduler;
+    u32 n_threads;
+    u32 n_done;
+    u32 n_at_barrier;
+    bool failed;
+
+    SharedArray arrays[MAX_SHARED_ARRAYS];
+    u32 n_arrays;
+    // Bytes of shared memory that arrays of this block have, the dynamic one among them.
+    u64 shared_used;
+    // Grows with every block and block-wide barrier, and is never reset: what is noted in Races
+    // under another number is past.
+    u32 interval;
+
+    // The next of those that no launch uses.
+    Run* next;
+    // Owned, and kept from launch to launch: room for stacks, shared memory and its shadows.
+    u8* stacks;
+    u8* shared_bytes;
+    u8* shared_written;
+    u64* writers;
+    u64* readers;
+    u64 shared_room;
+};
+
+extern __thread Run* run;
+
+inline Thread* this_thread() { return reinterpret_cast<Thread*>(const_cast<Here*>(here)); }
+
+// Leaves the launch, whose fault has been said.
+[[noreturn]] void stop();
+
+// Forgets the arrays of the block before and makes the dynamic one.
+void shared_begin();
+
+}  // namespace shim
