@@ -28,6 +28,10 @@ pub enum Error {
     #[error("{0}")]
     Load(String),
 
+    /// A GPU, or its driver, that is not there, has no room or failed; a whole sentence.
+    #[error("{0}")]
+    Device(String),
+
     /// The user pressed Ctrl-C (exit code 130).
     #[error("interrupted")]
     Interrupted,

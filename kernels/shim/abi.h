@@ -11,9 +11,15 @@ struct ShimAllocation {
     uint64_t address;
     uint64_t size;
     uint8_t* bytes;
-    // One a byte: not 0 where the byte has been written.
-    uint8_t* written;
+    // One a byte, made of WRITTEN, READ_NOW and WRITTEN_NOW.
+    uint8_t* shadow;
+    // Set by a launch: the bytes that it touched are among these (none if low >= high).
+    uint64_t touched_low, touched_high;
 };
+
+// Bits of a shadow: the byte has a value; this launch has read it, has written it (a byte that is
+// written need not say that it was read as well). Who calls resets the latter two.
+static constexpr uint8_t SHIM_WRITTEN = 1, SHIM_READ_NOW = 2, SHIM_WRITTEN_NOW = 4;
 
 struct ShimDim3 {
     uint32_t x, y, z;
@@ -40,7 +46,7 @@ struct ShimLaunch {
     const void* const* args;
     const uint32_t* arg_sizes;
     // In ascending order of addresses.
-    const ShimAllocation* allocations;
+    ShimAllocation* allocations;
     uint64_t n_allocations;
     // A sentence, if the launch fails.
     char* error;

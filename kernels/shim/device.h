@@ -34,7 +34,9 @@ struct Piece {
     u64 address;
     u64 size;
     u8* bytes;
-    u8* written;
+    u8* shadow;
+    // What the launch touched.
+    mutable u64 low, high;
     // Who touched which byte since the last barrier: shared memory only.
     Races* races;
     // Of a shared array.
@@ -57,9 +59,29 @@ enum class Access { Read, Write, Atomic };
 // Of shared memory: notes who was there and ends the launch where two met.
 void note_race(const Piece* piece, u64 offset, u32 size, Access access);
 
-inline bool all_written(const u8* written, u32 size) {
-    for (u32 i = 0; i < size; i++) {
-        if (written[i] == 0) return false;
+// Marks bytes as read; false if one of them was never written.
+template <class WORD>
+inline bool mark_word(u8* shadow, u8 mark) {
+    const WORD ones = static_cast<WORD>(0x0101010101010101ull);
+    WORD bits;
+    memcpy(&bits, shadow, sizeof(WORD));
+    if ((bits & ones) != ones) return false;
+    bits |= static_cast<WORD>(ones * mark);
+    memcpy(shadow, &bits, sizeof(WORD));
+    return true;
+}
+
+template <u32 SIZE>
+inline bool mark_read(u8* shadow, u8 mark) {
+    u32 i = 0;
+    for (; i + 8 <= SIZE; i += 8) {
+        if (!mark_word<u64>(shadow + i, mark)) return false;
+    }
+    for (; i + 4 <= SIZE; i += 4) {
+        if (!mark_word<u32>(shadow + i, mark)) return false;
+    }
+    for (; i < SIZE; i++) {
+        if (!mark_word<u8>(shadow + i, mark)) return false;
     }
     return true;
 }
@@ -71,10 +93,15 @@ inline u8* checked(const Piece* piece, u64 address, Access access) {
     if (!piece || offset > piece->size || piece->size - offset < SIZE || address % ALIGN) {
         fail_access(piece, address, SIZE, access);
     }
-    if (access != Access::Write && !all_written(piece->written + offset, SIZE)) {
-        fail_uninitialised(piece, address, SIZE);
+    u8* shadow = piece->shadow + offset;
+    if (access == Access::Write) {
+        memset(shadow, SHIM_WRITTEN | SHIM_WRITTEN_NOW, SIZE);
+    } else {
+        u8 mark = access == Access::Read ? SHIM_READ_NOW : SHIM_WRITTEN_NOW;
+        if (!mark_read<SIZE>(shadow, mark)) fail_uninitialised(piece, address, SIZE);
     }
-    if (access == Access::Write) memset(piece->written + offset, 1, SIZE);
+    if (offset < piece->low) piece->low = offset;
+    if (offset + SIZE > piece->high) piece->high = offset + SIZE;
     if (piece->races) note_race(piece, offset, SIZE, access);
     return piece->bytes + offset;
 }

@@ -77,13 +77,13 @@ static const Piece* add_array(const void* key, const char* name, u64 bytes, u64 
         fail("shared array %s ends at byte %llu; a block can have %llu", name, start + bytes, limit);
     }
     run->shared_used = start + bytes;
-    memset(run->shared_written + start, 0, bytes);
+    memset(run->shared_shadow + start, 0, bytes);
     SharedArray& array = run->arrays[run->n_arrays++];
     array.key = key;
     array.races = Races{run->writers + start, run->readers + start};
     u8* shared = run->shared_bytes + start;
-    u8* written = run->shared_written + start;
-    array.piece = Piece{SHARED_ADDRESS + start, bytes, shared, written, &array.races, name};
+    u8* shadow = run->shared_shadow + start;
+    array.piece = Piece{SHARED_ADDRESS + start, bytes, shared, shadow, 0, 0, &array.races, name};
     return &array.piece;
 }
 

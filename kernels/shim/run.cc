@@ -13,7 +13,9 @@ __thread Run* run = nullptr;
 static const ShimKernel* all_kernels = nullptr;
 
 static constexpr size_t STACK_BYTES = 64 * 1024;
+// Lowest words of a stack: a thread that used more than there is has most likely met them.
 static constexpr u64 CANARY = 0x6d6f65626163616eull;
+static constexpr u32 CANARIES = 16;
 
 // ---- failing
 
@@ -131,7 +133,8 @@ static Order order_of(u32 n, u32 seed) {
 
 static void begin_thread(u32 t) {
     Thread& thread = run->threads[t];
-    u8* stack = run->stacks + t * STACK_BYTES;
+    // Room below the first one, as below the others: what overflows is caught when it next waits.
+    u8* stack = run->stacks + (t + 2) * STACK_BYTES;
     thread.stack_end = reinterpret_cast<u64*>(stack);
     // Stacks lie a power of two apart; without this their tops would share a few sets of the cache.
     size_t room = STACK_BYTES - t % 16 * 256;
@@ -140,8 +143,15 @@ static void begin_thread(u32 t) {
     // The low end holds the context.
     thread.stack_end = nullptr;
 #endif
-    if (thread.stack_end) *thread.stack_end = CANARY;
+    for (u32 i = 0; thread.stack_end && i < CANARIES; i++) thread.stack_end[i] = CANARY;
     thread.state = State::Ready;
+}
+
+static bool overflowed(const Thread& thread) {
+    for (u32 i = 0; thread.stack_end && i < CANARIES; i++) {
+        if (thread.stack_end[i] != CANARY) return true;
+    }
+    return false;
 }
 
 static void report_stuck() {
@@ -182,7 +192,7 @@ static void run_block(ShimDim3 block) {
             moved = true;
             here = &thread.here;
             fiber_switch(&run->scheduler, &thread.fiber);
-            if (thread.stack_end && *thread.stack_end != CANARY) {
+            if (overflowed(thread)) {
                 fail_here("needs more stack than %zu bytes", STACK_BYTES);
             }
         }
@@ -223,7 +233,7 @@ static bool check(const ShimLaunch* launch) {
 static void free_run(Run* old) {
     free(old->stacks);
     free(old->shared_bytes);
-    free(old->shared_written);
+    free(old->shared_shadow);
     free(old->writers);
     free(old->readers);
     free(old);
@@ -232,13 +242,13 @@ static void free_run(Run* old) {
 static Run* make_run() {
     Run* made = static_cast<Run*>(calloc(1, sizeof(Run)));
     if (!made) return nullptr;
-    made->stacks = static_cast<u8*>(malloc(MAX_THREADS * STACK_BYTES));
+    made->stacks = static_cast<u8*>(malloc((MAX_THREADS + 2) * STACK_BYTES));
     made->shared_room = 256 * 1024;
     made->shared_bytes = static_cast<u8*>(aligned_alloc(1024, made->shared_room));
-    made->shared_written = static_cast<u8*>(malloc(made->shared_room));
+    made->shared_shadow = static_cast<u8*>(malloc(made->shared_room));
     made->writers = static_cast<u64*>(calloc(made->shared_room, sizeof(u64)));
     made->readers = static_cast<u64*>(calloc(made->shared_room, sizeof(u64)));
-    if (made->stacks && made->shared_bytes && made->shared_written && made->writers &&
+    if (made->stacks && made->shared_bytes && made->shared_shadow && made->writers &&
         made->readers) {
         return made;
     }
@@ -274,8 +284,8 @@ static void give_back(Run* used) {
 
 static bool run_all(const ShimLaunch* launch, Piece* pieces, Argument* args) {
     for (u64 i = 0; i < launch->n_allocations; i++) {
-        const ShimAllocation& from = launch->allocations[i];
-        pieces[i] = Piece{from.address, from.size, from.bytes, from.written, nullptr, nullptr};
+        const ShimAllocation& a = launch->allocations[i];
+        pieces[i] = Piece{a.address, a.size, a.bytes, a.shadow, ~0ull, 0, nullptr, nullptr};
     }
     run->launch = launch;
     run->pieces = pieces;
@@ -313,7 +323,11 @@ ShimKernel::ShimKernel(const char* name, void (*thread)(const Argument*),
     all_kernels = this;
 }
 
+// Written by build.rs: a reference into each file of kernels, so that the linker takes them all.
+extern "C" int* const shim_files[];
+
 extern "C" const ShimKernel* shim_find(const char* name) {
+    if (!shim_files[0]) return nullptr;
     const ShimKernel* kernel = all_kernels;
     while (kernel && strcmp(kernel->name, name) != 0) kernel = kernel->next;
     return kernel;
@@ -327,13 +341,17 @@ extern "C" const char* shim_name(uint32_t n) {
 
 extern "C" int32_t shim_launch(const ShimLaunch* launch) {
     run = take_run();
-    Piece* pieces = static_cast<Piece*>(malloc((launch->n_allocations + 1) * sizeof(Piece)));
+    Piece* pieces = static_cast<Piece*>(calloc(launch->n_allocations + 1, sizeof(Piece)));
     Argument* args = static_cast<Argument*>(malloc((launch->n_args + 1) * sizeof(Argument)));
     bool done = false;
     if (!run || !pieces || !args) {
         snprintf(launch->error, launch->error_size, "no memory to emulate the launch in");
     } else {
         done = run_all(launch, pieces, args);
+    }
+    for (u64 i = 0; pieces && i < launch->n_allocations; i++) {
+        launch->allocations[i].touched_low = pieces[i].low;
+        launch->allocations[i].touched_high = pieces[i].high;
     }
     free(pieces);
     free(args);

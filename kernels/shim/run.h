@@ -18,7 +18,7 @@ struct Thread {
     Fiber fiber;
     u32 index;
     State state;
-    // Lowest word of its stack: holds CANARY unless the thread used more than there is.
+    // Lowest words of its stack, which hold CANARY unless the thread used more than there is.
     u64* stack_end;
 };
 
@@ -80,7 +80,7 @@ struct Run {
     // Owned, and kept from launch to launch: room for stacks, shared memory and its shadows.
     u8* stacks;
     u8* shared_bytes;
-    u8* shared_written;
+    u8* shared_shadow;
     u64* writers;
     u64* readers;
     u64 shared_room;

@@ -1,3 +1,4 @@
 //! Where the arithmetic runs.
 
 pub mod cpu;
+pub mod gpu;

@@ -1,0 +1,60 @@
+//! Compiles kernels/*.cu as C++ against kernels/shim into the library: the emulated device, which
+//! tests use and `--device emulated`. Without a C++ compiler the library is built without it, and
+//! the emulated device says so. The kernels that a GPU runs are in kernels/ptx, ready-made.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rerun-if-changed=kernels");
+    println!("cargo:rustc-check-cfg=cfg(shim)");
+    let root = PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default());
+    let out = PathBuf::from(std::env::var_os("OUT_DIR").unwrap_or_default());
+    let kernels = root.join("kernels");
+    match compile(&kernels, &out) {
+        Ok(()) => println!("cargo:rustc-cfg=shim"),
+        Err(why) => println!("cargo:warning=built without the emulated GPU: {why}"),
+    }
+}
+
+/// Files of `dir` with this extension, by name.
+fn files(dir: &Path, extension: &str) -> Result<Vec<PathBuf>, String> {
+    let entries = fs::read_dir(dir).map_err(|e| format!("{}: {e}", dir.display()))?;
+    let mut found: Vec<PathBuf> = entries.filter_map(|e| Some(e.ok()?.path())).collect();
+    found.retain(|path| path.extension().is_some_and(|e| e == extension));
+    found.sort();
+    Ok(found)
+}
+
+fn compile(kernels: &Path, out: &Path) -> Result<(), String> {
+    let mut build = cc::Build::new();
+    // Sums are fused where a kernel says so and nowhere else, as in the PTX.
+    build.cpp(true).std("c++17").opt_level(2).flag("-ffp-contract=off").debug(false);
+    build.flag("-fno-exceptions").flag("-fno-rtti").cpp_link_stdlib(None);
+    let shim = kernels.join("shim");
+    build.files(files(&shim, "cc")?);
+    // A kernel's file registers its kernels before main, if it is linked: for that, something must
+    // refer to it.
+    let mut declarations = String::new();
+    let mut references = String::new();
+    let mut sources = files(kernels, "cu")?;
+    sources.extend(files(&shim, "cu")?);
+    for source in sources {
+        let stem = source.file_stem().and_then(|s| s.to_str()).unwrap_or_default().to_owned();
+        let anchor = format!("shim_file_{stem}");
+        let text = format!("extern \"C\" {{ int {anchor} = 1; }}\n#include {:?}\n", source);
+        let wrapper = out.join(format!("{stem}.cc"));
+        fs::write(&wrapper, text).map_err(|e| format!("{}: {e}", wrapper.display()))?;
+        build.file(wrapper);
+        declarations += &format!("extern int {anchor};\n");
+        references += &format!("    &{anchor},\n");
+    }
+    let table = out.join("kernels.cc");
+    let text = format!(
+        "extern \"C\" {{\n{declarations}extern int* const shim_files[];\n\
+         int* const shim_files[] = {{\n{references}    nullptr,\n}};\n}}\n"
+    );
+    fs::write(&table, text).map_err(|e| format!("{}: {e}", table.display()))?;
+    build.file(table).try_compile("moeba_kernels").map_err(|e| e.to_string())
+}

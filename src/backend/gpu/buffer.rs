@@ -1,0 +1,153 @@
+//! Memory that frees itself: of the device, and of the host where the device reaches it.
+
+use super::{Device, PinnedKind};
+use crate::Result;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::ptr::NonNull;
+
+/// Device memory. Dropping it waits for the device.
+pub struct DeviceBuffer {
+    gpu: Device,
+    address: u64,
+    bytes: usize,
+}
+
+impl DeviceBuffer {
+    pub fn new(gpu: &Device, bytes: usize) -> Result<DeviceBuffer> {
+        Ok(DeviceBuffer { gpu: gpu.clone(), address: gpu.alloc(bytes)?, bytes })
+    }
+
+    pub fn gpu(&self) -> &Device {
+        &self.gpu
+    }
+
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    pub fn all(&self) -> DeviceSlice<'_> {
+        DeviceSlice { address: self.address, bytes: self.bytes, owner: PhantomData }
+    }
+
+    pub fn slice(&self, range: Range<usize>) -> DeviceSlice<'_> {
+        self.all().slice(range)
+    }
+}
+
+impl Drop for DeviceBuffer {
+    fn drop(&mut self) {
+        self.gpu.free(self.address);
+    }
+}
+
+/// Some bytes of a [`DeviceBuffer`].
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceSlice<'a> {
+    address: u64,
+    bytes: usize,
+    owner: PhantomData<&'a DeviceBuffer>,
+}
+
+impl<'a> DeviceSlice<'a> {
+    pub fn address(self) -> u64 {
+        self.address
+    }
+
+    pub fn len(self) -> usize {
+        self.bytes
+    }
+
+    pub fn is_empty(self) -> bool {
+        self.bytes == 0
+    }
+
+    /// Whether it holds that many elements of T, and lies where a T may.
+    pub fn holds<T>(self, n: usize) -> bool {
+        n * size_of::<T>() <= self.bytes && self.address.is_multiple_of(align_of::<T>() as u64)
+    }
+
+    pub fn slice(self, range: Range<usize>) -> DeviceSlice<'a> {
+        assert!(range.start <= range.end && range.end <= self.bytes, "{range:?} of {}", self.bytes);
+        let address = self.address + range.start as u64;
+        DeviceSlice { address, bytes: range.len(), ..self }
+    }
+}
+
+/// Host memory that copies can run from and to while the CPU does something else. Dropping it
+/// waits for the device.
+pub struct Pinned {
+    gpu: Device,
+    start: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: it owns plain bytes; who may touch them when is the contract of the methods.
+unsafe impl Send for Pinned {}
+// SAFETY: as above.
+unsafe impl Sync for Pinned {}
+
+impl Pinned {
+    pub fn new(gpu: &Device, bytes: usize, kind: PinnedKind) -> Result<Pinned> {
+        Ok(Pinned { gpu: gpu.clone(), start: gpu.alloc_pinned(bytes, kind)?, bytes })
+    }
+
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// For reading.
+    ///
+    /// # Panics
+    /// On the emulated device, if a copy into them has not been waited for.
+    ///
+    /// # Safety
+    /// Nothing writes these bytes meanwhile: no copy that is queued, no other thread.
+    pub unsafe fn bytes(&self, range: Range<usize>) -> &[u8] {
+        let start = self.check(&range, false);
+        // SAFETY: in range, of this buffer; nobody writes by the caller's promise.
+        unsafe { std::slice::from_raw_parts(start, range.len()) }
+    }
+
+    /// For writing.
+    ///
+    /// # Panics
+    /// On the emulated device, if a copy from or to them has not been waited for.
+    ///
+    /// # Safety
+    /// Nothing else uses these bytes meanwhile: no copy that is queued, no other thread.
+    #[allow(clippy::mut_from_ref)] // parts are filled while others are read; see the contract
+    pub unsafe fn bytes_mut(&self, range: Range<usize>) -> &mut [u8] {
+        let start = self.check(&range, true);
+        // SAFETY: in range, of this buffer; exclusive by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(start, range.len()) }
+    }
+
+    fn check(&self, range: &Range<usize>, writes: bool) -> *mut u8 {
+        assert!(range.start <= range.end && range.end <= self.bytes, "{range:?} of {}", self.bytes);
+        // SAFETY: within the buffer or one past its end.
+        let start = unsafe { self.start.as_ptr().add(range.start) };
+        if let Err(why) = self.gpu.check_host_access(start, range.len(), writes) {
+            panic!("{why}");
+        }
+        start
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        self.gpu.free_pinned(self.start);
+    }
+}

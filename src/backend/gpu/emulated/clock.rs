@@ -1,0 +1,186 @@
+//! Which operations may run at the same time, and whether two such touch a byte that one of them
+//! writes: vector clocks (Fidge 1988; Mattern 1989) over *chains*, which are streams and the
+//! branches of graphs. This finds a missing wait whatever order the operations happened to run in.
+
+use std::ops::Range;
+
+/// For each chain, how many of its operations are certainly done.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Clock(Vec<u64>);
+
+impl Clock {
+    pub fn get(&self, chain: usize) -> u64 {
+        self.0.get(chain).copied().unwrap_or(0)
+    }
+
+    pub fn set(&mut self, chain: usize, tick: u64) {
+        if self.0.len() <= chain {
+            self.0.resize(chain + 1, 0);
+        }
+        self.0[chain] = tick;
+    }
+
+    /// Whatever either knows to be done.
+    pub fn join(&mut self, other: &Clock) {
+        for (chain, tick) in other.0.iter().enumerate() {
+            if self.get(chain) < *tick {
+                self.set(chain, *tick);
+            }
+        }
+    }
+
+    /// Only what both know to be done.
+    pub fn meet(&mut self, other: &Clock) {
+        for (chain, tick) in self.0.iter_mut().enumerate() {
+            *tick = (*tick).min(other.get(chain));
+        }
+    }
+}
+
+/// When an operation runs: number `tick` of its chain, after everything in `after`.
+#[derive(Clone, Debug, Default)]
+pub struct Stamp {
+    pub chain: usize,
+    pub tick: u64,
+    pub after: Clock,
+}
+
+/// What an operation did to a piece of memory.
+#[derive(Clone, Debug)]
+struct Touch {
+    chain: usize,
+    tick: u64,
+    writes: bool,
+    /// Ascending, none empty.
+    ranges: Vec<Range<usize>>,
+    /// "kernel rope", "copy up"
+    what: String,
+}
+
+/// The touches of one piece of memory that later operations may still run beside.
+#[derive(Debug, Default)]
+pub struct History(Vec<Touch>);
+
+fn first_common(a: &[Range<usize>], b: &[Range<usize>]) -> Option<Range<usize>> {
+    let (mut i, mut j) = (0, 0);
+    while i < a.len() && j < b.len() {
+        let common = a[i].start.max(b[j].start)..a[i].end.min(b[j].end);
+        if !common.is_empty() {
+            return Some(common);
+        }
+        if a[i].end <= b[j].end {
+            i += 1;
+        } else {
+            j += 1;
+        }
+    }
+    None
+}
+
+impl History {
+    /// Notes a touch; half a sentence if it may happen beside another that it must not.
+    pub fn touch(
+        &mut self,
+        stamp: &Stamp,
+        ranges: Vec<Range<usize>>,
+        writes: bool,
+        what: &str,
+    ) -> Result<(), String> {
+        if ranges.is_empty() {
+            return Ok(());
+        }
+        self.check(&stamp.after, &ranges, writes)
+            .map_err(|other| format!("{what} {} {other}", verb(writes)))?;
+        let (chain, tick) = (stamp.chain, stamp.tick);
+        // What comes after this in its chain comes after those that it covers, too.
+        self.0.retain(|t| {
+            let covered = ranges.len() == 1 && {
+                let (first, last) = (&t.ranges[0], &t.ranges[t.ranges.len() - 1]);
+                ranges[0].start <= first.start && last.end <= ranges[0].end
+            };
+            !(t.chain == chain && covered && (writes || !t.writes))
+        });
+        self.0.push(Touch { chain, tick, writes, ranges, what: what.to_owned() });
+        Ok(())
+    }
+
+    /// Who, not among what `after` knows to be done, touched `ranges`.
+    pub fn check(
+        &self,
+        after: &Clock,
+        ranges: &[Range<usize>],
+        writes: bool,
+    ) -> Result<(), String> {
+        for t in &self.0 {
+            if after.get(t.chain) >= t.tick || !(writes || t.writes) {
+                continue;
+            }
+            if let Some(common) = first_common(&t.ranges, ranges) {
+                let (what, did) = (&t.what, verb(t.writes));
+                return Err(format!(
+                    "bytes {}..{}, which {what} {did} with no event between them",
+                    common.start, common.end
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets what everything that is still to come is after.
+    pub fn forget(&mut self, horizon: &Clock) {
+        self.0.retain(|t| horizon.get(t.chain) < t.tick);
+    }
+}
+
+fn verb(writes: bool) -> &'static str {
+    if writes { "writes" } else { "reads" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stamp(chain: usize, tick: u64, after: &[(usize, u64)]) -> Stamp {
+        let mut clock = Clock::default();
+        after.iter().for_each(|(c, t)| clock.set(*c, *t));
+        clock.set(chain, tick);
+        Stamp { chain, tick, after: clock }
+    }
+
+    #[test]
+    fn a_write_beside_a_read_is_found_in_either_order() {
+        for writes_first in [false, true] {
+            let mut history = History::default();
+            let whole = 0..8;
+            history.touch(&stamp(0, 1, &[]), vec![whole], writes_first, "first").unwrap();
+            let part = 4..5;
+            let beside =
+                history.touch(&stamp(1, 1, &[]), vec![part.clone()], !writes_first, "second");
+            let sentence = beside.unwrap_err();
+            assert!(sentence.contains("bytes 4..5"), "{sentence}");
+            history.touch(&stamp(1, 2, &[(0, 1)]), vec![part], !writes_first, "third").unwrap();
+        }
+    }
+
+    #[test]
+    fn readers_and_neighbours_do_not_disturb() {
+        let mut history = History::default();
+        let (low, high) = (0..8, 8..16);
+        history.touch(&stamp(0, 1, &[]), vec![low.clone()], false, "a").unwrap();
+        history.touch(&stamp(1, 1, &[]), vec![low], false, "b").unwrap();
+        history.touch(&stamp(2, 1, &[]), vec![high], true, "c").unwrap();
+    }
+
+    #[test]
+    fn only_what_all_are_after_is_forgotten() {
+        let mut history = History::default();
+        let (a, b) = (0..8, 8..16);
+        history.touch(&stamp(0, 1, &[]), vec![a], true, "a").unwrap();
+        history.touch(&stamp(0, 2, &[]), vec![b], true, "b").unwrap();
+        let mut horizon = stamp(0, 9, &[]).after;
+        horizon.meet(&stamp(0, 1, &[]).after);
+        history.forget(&horizon);
+        assert_eq!(history.0.len(), 1);
+        assert_eq!(history.0[0].what, "b");
+    }
+}

@@ -1,0 +1,528 @@
+//! The emulated driver: queues of operations, and an executor that runs them as late as it can and
+//! in any order that streams and events allow, chosen by a seed.
+
+use super::Config;
+use super::capture::{Capture, Plan};
+use super::clock::{Clock, Stamp};
+use super::memory::Memory;
+use super::shim::{self, ShimKernel, ShimLaunch};
+use crate::backend::gpu::Args;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::time::Instant;
+
+/// Memory of the host in a queued operation: alive until it is done, by the contract of `Gpu`.
+#[derive(Clone, Copy)]
+pub struct HostPtr(pub *mut u8);
+
+// SAFETY: a number, until the operation runs; then the contract of `Gpu::copy_up` and `copy_down`.
+unsafe impl Send for HostPtr {}
+// SAFETY: as above.
+unsafe impl Sync for HostPtr {}
+
+/// When an event's record was done.
+pub type Signal = Arc<OnceLock<Instant>>;
+
+pub struct KernelLaunch {
+    pub kernel: ShimKernel,
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub shared_bytes: u32,
+    pub args: Args,
+}
+
+#[derive(Clone)]
+pub enum Work {
+    Up { to: u64, from: HostPtr, bytes: usize },
+    Down { to: HostPtr, from: u64, bytes: usize },
+    On { to: u64, from: u64, bytes: usize },
+    Fill { to: u64, value: u8, bytes: usize },
+    // The list of kernels is constant, so what is shared is too.
+    Launch(Arc<KernelLaunch>),
+    Record(Signal),
+    Wait(Signal),
+    Graph(Vec<GraphNode>),
+}
+
+/// An operation of a graph that was launched.
+#[derive(Clone)]
+pub struct GraphNode {
+    pub stamp: Stamp,
+    pub work: Work,
+    /// Nodes that come before.
+    pub deps: Vec<usize>,
+    pub done: bool,
+}
+
+struct Op {
+    stamp: Stamp,
+    work: Work,
+}
+
+pub struct StreamState {
+    pub device: usize,
+    chain: usize,
+    queue: VecDeque<Op>,
+    /// What is done when everything that was queued is.
+    pub clock: Clock,
+    /// The capture that it takes part in.
+    pub capture: Option<u64>,
+}
+
+/// An event's latest record.
+#[derive(Clone, Default)]
+pub enum Recorded {
+    #[default]
+    Never,
+    Queued {
+        signal: Signal,
+        clock: Clock,
+    },
+    /// While a capture noted operations: the capture, and its nodes that the event is after.
+    Noted {
+        capture: u64,
+        nodes: Vec<usize>,
+    },
+}
+
+pub struct Machine {
+    pub config: Config,
+    pub memory: Memory,
+    /// By number; those that were destroyed finish what they have.
+    pub streams: Vec<StreamState>,
+    pub events: HashMap<u64, Recorded>,
+    pub graphs: HashMap<u64, Plan>,
+    pub captures: HashMap<u64, Capture>,
+    next_id: u64,
+    /// Operations queued so far, by chain.
+    ticks: Vec<u64>,
+    /// What the host has waited for.
+    host: Clock,
+    random: u64,
+    pub n_allocs: u64,
+    pub n_pins: u64,
+    n_ops: u64,
+    /// Why a device does nothing more.
+    lost: Vec<Option<String>>,
+}
+
+impl Machine {
+    pub fn new(config: Config) -> Machine {
+        Machine {
+            memory: Memory::new(config.devices),
+            streams: Vec::new(),
+            events: HashMap::new(),
+            graphs: HashMap::new(),
+            captures: HashMap::new(),
+            next_id: 0,
+            ticks: Vec::new(),
+            host: Clock::default(),
+            random: config.seed,
+            n_allocs: 0,
+            n_pins: 0,
+            n_ops: 0,
+            lost: vec![None; config.devices],
+            config,
+        }
+    }
+
+    pub fn new_id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id
+    }
+
+    pub fn new_chain(&mut self) -> usize {
+        self.ticks.push(0);
+        self.ticks.len() - 1
+    }
+
+    /// A number below `n` (SplitMix64).
+    fn random(&mut self, n: usize) -> usize {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.random ^ (self.random >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) % n as u64) as usize
+    }
+
+    pub fn check(&self, device: usize) -> Result<(), String> {
+        self.lost[device].clone().map_or(Ok(()), Err)
+    }
+
+    fn lose(&mut self, device: usize, why: String) {
+        self.lost[device].get_or_insert(why);
+        // What waits for this device goes on; its own calls fail, and so do the host's.
+        for stream in self.streams.iter_mut().filter(|s| s.device == device) {
+            for op in stream.queue.drain(..) {
+                release(&op.work);
+            }
+        }
+    }
+
+    pub fn add_stream(&mut self, device: usize) -> usize {
+        let (chain, clock) = (self.new_chain(), self.host.clone());
+        let queue = VecDeque::new();
+        self.streams.push(StreamState { device, chain, queue, clock, capture: None });
+        self.streams.len() - 1
+    }
+
+    /// The clock of what a stream queues next, before it is counted.
+    fn now(&self, stream: usize) -> Clock {
+        let mut clock = self.streams[stream].clock.clone();
+        clock.join(&self.host);
+        clock
+    }
+
+    fn stamp(&mut self, chain: usize, mut after: Clock) -> Stamp {
+        self.ticks[chain] += 1;
+        let tick = self.ticks[chain];
+        after.set(chain, tick);
+        Stamp { chain, tick, after }
+    }
+
+    pub fn enqueue(&mut self, stream: usize, work: Work) -> Result<(), String> {
+        self.check(self.streams[stream].device)?;
+        if let Some(capture) = self.streams[stream].capture {
+            let capture = self.captures.get_mut(&capture).expect("captures end with their streams");
+            capture.note(stream, work);
+            return Ok(());
+        }
+        let after = self.now(stream);
+        self.queue(stream, after, work);
+        // A seed in two lets the device run ahead of the host's next call.
+        if self.config.seed % 2 == 1 {
+            for _ in 0..self.random(3) {
+                self.step(None);
+            }
+        }
+        Ok(())
+    }
+
+    fn queue(&mut self, stream: usize, after: Clock, work: Work) {
+        let stamp = self.stamp(self.streams[stream].chain, after);
+        self.streams[stream].clock = stamp.after.clone();
+        self.streams[stream].queue.push_back(Op { stamp, work });
+    }
+
+    pub fn record(&mut self, event: u64, stream: usize) -> Result<(), String> {
+        self.check(self.streams[stream].device)?;
+        let recorded = match self.streams[stream].capture {
+            Some(capture) => {
+                let nodes = self.captures[&capture].head(stream);
+                Recorded::Noted { capture, nodes }
+            }
+            None => {
+                let signal = Signal::default();
+                self.enqueue(stream, Work::Record(signal.clone()))?;
+                let clock = self.streams[stream].clock.clone();
+                Recorded::Queued { signal, clock }
+            }
+        };
+        self.events.insert(event, recorded);
+        Ok(())
+    }
+
+    pub fn wait(&mut self, stream: usize, event: u64) -> Result<(), String> {
+        self.check(self.streams[stream].device)?;
+        match self.events[&event].clone() {
+            Recorded::Never => Ok(()),
+            Recorded::Noted { capture, nodes } => {
+                let joined = *self.streams[stream].capture.get_or_insert(capture);
+                if joined != capture || !self.captures.contains_key(&capture) {
+                    return Err("a stream waits for an event of another capture".into());
+                }
+                self.captures.get_mut(&capture).expect("just found").join(stream, &nodes);
+                Ok(())
+            }
+            Recorded::Queued { .. } if self.streams[stream].capture.is_some() => {
+                Err("a captured stream waits for an event from outside of the capture".into())
+            }
+            Recorded::Queued { signal, clock } => {
+                let mut after = self.now(stream);
+                after.join(&clock);
+                self.queue(stream, after, Work::Wait(signal));
+                Ok(())
+            }
+        }
+    }
+
+    pub fn launch_graph(&mut self, graph: u64, stream: usize) -> Result<(), String> {
+        self.check(self.streams[stream].device)?;
+        if self.streams[stream].capture.is_some() {
+            return Err("a graph is launched on a stream that is being captured".into());
+        }
+        // Launches of one graph run one after the other.
+        let plan = self.graphs[&graph].clone();
+        if let Some((signal, clock)) = &plan.last {
+            let mut after = self.now(stream);
+            after.join(clock);
+            self.queue(stream, after, Work::Wait(signal.clone()));
+        }
+        let before = self.now(stream);
+        let mut end = before.clone();
+        let mut nodes: Vec<GraphNode> = Vec::new();
+        for node in &plan.nodes {
+            let mut after = before.clone();
+            node.deps.iter().for_each(|d| after.join(&nodes[*d].stamp.after));
+            let stamp = self.stamp(plan.chains[&node.stream], after);
+            end.join(&stamp.after);
+            let (work, deps) = (node.work.clone(), node.deps.clone());
+            nodes.push(GraphNode { stamp, work, deps, done: false });
+        }
+        self.queue(stream, before, Work::Graph(nodes));
+        self.streams[stream].clock.join(&end);
+        let signal = Signal::default();
+        self.enqueue(stream, Work::Record(signal.clone()))?;
+        let last = Some((signal, self.streams[stream].clock.clone()));
+        self.graphs.get_mut(&graph).expect("just found").last = last;
+        Ok(())
+    }
+
+    // ---- running
+
+    fn can_step(&self, stream: usize) -> bool {
+        match self.streams[stream].queue.front() {
+            Some(Op { work: Work::Wait(signal), .. }) => signal.get().is_some(),
+            Some(_) => true,
+            None => false,
+        }
+    }
+
+    /// Runs one operation of a stream that can: of `wanted` if there is such a stream and it can.
+    /// False where none can.
+    fn step(&mut self, wanted: Option<usize>) -> bool {
+        if let Some(stream) = wanted.filter(|s| self.can_step(*s)) {
+            self.run_head(stream);
+            return true;
+        }
+        let able: Vec<usize> = (0..self.streams.len()).filter(|s| self.can_step(*s)).collect();
+        if able.is_empty() {
+            return false;
+        }
+        let stream = able[self.random(able.len())];
+        self.run_head(stream);
+        true
+    }
+
+    fn run_head(&mut self, stream: usize) {
+        let device = self.streams[stream].device;
+        let Some(op) = self.streams[stream].queue.front_mut() else { return };
+        let (stamp, work) = match &mut op.work {
+            Work::Graph(nodes) => {
+                let ready: Vec<usize> = (0..nodes.len())
+                    .filter(|i| !nodes[*i].done && nodes[*i].deps.iter().all(|d| nodes[*d].done))
+                    .collect();
+                if ready.is_empty() {
+                    self.streams[stream].queue.pop_front();
+                    return;
+                }
+                let at = self.random(ready.len());
+                let op = self.streams[stream].queue.front_mut().expect("as above");
+                let Work::Graph(nodes) = &mut op.work else { return };
+                let node = &mut nodes[ready[at]];
+                node.done = true;
+                (node.stamp.clone(), node.work.clone())
+            }
+            _ => {
+                let op = self.streams[stream].queue.pop_front().expect("as above");
+                (op.stamp, op.work)
+            }
+        };
+        let number = self.n_ops;
+        self.n_ops += 1;
+        let done = if self.config.faults.lost_at_op == Some(number) {
+            release(&work);
+            Err(format!("emulated GPU {device} was lost"))
+        } else {
+            self.perform(device, &stamp, &work)
+        };
+        if let Err(why) = done {
+            self.lose(device, why);
+        }
+    }
+
+    fn perform(&mut self, device: usize, stamp: &Stamp, work: &Work) -> Result<(), String> {
+        match work {
+            // SAFETY: the contract of `Gpu::copy_up`: the bytes live until the operation is done.
+            Work::Up { to, from, bytes } => unsafe {
+                self.memory.copy_up((*to, from.0, *bytes), stamp)
+            },
+            // SAFETY: likewise of `Gpu::copy_down`.
+            Work::Down { to, from, bytes } => unsafe {
+                self.memory.copy_down((to.0, *from, *bytes), stamp)
+            },
+            Work::On { to, from, bytes } => self.memory.copy_on((*to, *from, *bytes), stamp),
+            Work::Fill { to, value, bytes } => self.memory.fill((*to, *value, *bytes), stamp),
+            Work::Launch(launch) => self.run_kernel(device, stamp, launch),
+            Work::Record(_) | Work::Wait(_) => {
+                release(work);
+                Ok(())
+            }
+            Work::Graph(_) => Ok(()),
+        }
+    }
+
+    fn run_kernel(
+        &mut self,
+        device: usize,
+        stamp: &Stamp,
+        launch: &KernelLaunch,
+    ) -> Result<(), String> {
+        let seed = self.random(u32::MAX as usize) as u32;
+        let mut allocations = self.memory.of_device(device);
+        let launch = ShimLaunch {
+            kernel: launch.kernel,
+            grid: launch.grid,
+            block: launch.block,
+            dynamic_shared_bytes: launch.shared_bytes,
+            shared_limit: self.config.shared_bytes_max,
+            // Half of the launches run in order, as a GPU mostly does.
+            seed: if seed.is_multiple_of(2) { 0 } else { seed },
+            args: &launch.args,
+        };
+        // SAFETY: the allocations are the machine's, in order of their addresses, and it is
+        // borrowed exclusively.
+        let done = unsafe { shim::launch(&launch, &mut allocations) };
+        let what = format!("kernel {}", launch.kernel.name());
+        done.and(self.memory.touched(&allocations, stamp, &what))
+    }
+
+    // ---- waiting
+
+    /// Runs until `done`: the wanted stream first, last, or none preferred.
+    fn run_until(
+        &mut self,
+        wanted: Option<usize>,
+        done: impl Fn(&Machine) -> bool,
+    ) -> Result<(), String> {
+        let preferred = match self.random(3) {
+            0 => wanted,
+            1 => {
+                let others = self.random(8);
+                for _ in 0..others {
+                    self.step(None);
+                }
+                None
+            }
+            _ => None,
+        };
+        while !done(self) {
+            if !self.step(preferred) {
+                return Err("an emulated stream waits for an event that will never be".into());
+            }
+        }
+        Ok(())
+    }
+
+    pub fn synchronize_stream(&mut self, stream: usize) -> Result<(), String> {
+        let device = self.streams[stream].device;
+        if self.streams[stream].capture.is_some() {
+            return Err("the host waits for a stream that is being captured".into());
+        }
+        self.run_until(Some(stream), |m| m.streams[stream].queue.is_empty())?;
+        self.check(device)?;
+        let clock = self.streams[stream].clock.clone();
+        self.host_has(&clock);
+        Ok(())
+    }
+
+    pub fn synchronize_device(&mut self, device: usize) -> Result<(), String> {
+        let own = |m: &Machine| m.streams.iter().all(|s| s.device != device || s.queue.is_empty());
+        self.run_until(None, own)?;
+        self.check(device)?;
+        for stream in 0..self.streams.len() {
+            if self.streams[stream].device == device {
+                let clock = self.streams[stream].clock.clone();
+                self.host.join(&clock);
+            }
+        }
+        self.host_has(&Clock::default());
+        Ok(())
+    }
+
+    pub fn synchronize_event(&mut self, device: usize, event: u64) -> Result<(), String> {
+        match self.events[&event].clone() {
+            Recorded::Never => self.check(device),
+            Recorded::Noted { .. } => Err("the host waits for an event of a capture".into()),
+            Recorded::Queued { signal, clock } => {
+                self.run_until(None, |_| signal.get().is_some())?;
+                self.check(device)?;
+                self.host_has(&clock);
+                Ok(())
+            }
+        }
+    }
+
+    /// Whether a stream is done; some of what is queued may run before the answer.
+    pub fn stream_is_done(&mut self, stream: usize) -> Result<bool, String> {
+        self.step(None);
+        self.check(self.streams[stream].device)?;
+        let done = self.streams[stream].queue.is_empty();
+        if done {
+            let clock = self.streams[stream].clock.clone();
+            self.host_has(&clock);
+        }
+        Ok(done)
+    }
+
+    pub fn event_is_done(&mut self, device: usize, event: u64) -> Result<bool, String> {
+        self.step(None);
+        self.check(device)?;
+        let Recorded::Queued { signal, clock } = self.events[&event].clone() else {
+            return Ok(true);
+        };
+        if signal.get().is_some() {
+            self.host_has(&clock);
+        }
+        Ok(signal.get().is_some())
+    }
+
+    /// The host knows that this is done; what everything is after can be forgotten.
+    fn host_has(&mut self, clock: &Clock) {
+        self.host.join(clock);
+        let mut horizon = self.host.clone();
+        for stream in &self.streams {
+            if let Some(op) = stream.queue.front() {
+                horizon.meet(&op.stamp.after);
+            }
+        }
+        self.memory.forget(&horizon);
+    }
+
+    /// The host uses pinned bytes.
+    pub fn check_host(&mut self, at: *const u8, bytes: usize, writes: bool) -> Result<(), String> {
+        let (start, end) = (at as usize, at as usize + bytes);
+        let meets = |p: HostPtr, n: usize| (p.0 as usize) < end && start < p.0 as usize + n;
+        fn flat(work: &Work) -> Vec<&Work> {
+            match work {
+                Work::Graph(nodes) => nodes.iter().filter(|n| !n.done).map(|n| &n.work).collect(),
+                other => vec![other],
+            }
+        }
+        for op in self.streams.iter().flat_map(|s| &s.queue) {
+            for work in flat(&op.work) {
+                let (beside, verb) = match work {
+                    Work::Up { from, bytes, .. } => (writes && meets(*from, *bytes), "read"),
+                    Work::Down { to, bytes, .. } => (meets(*to, *bytes), "write"),
+                    _ => (false, ""),
+                };
+                if beside {
+                    let what = "the host uses pinned bytes that a queued copy will";
+                    return Err(format!("{what} {verb}; nothing has waited for it"));
+                }
+            }
+        }
+        let host = self.host.clone();
+        self.memory.check_host((at, bytes), writes, &host)
+    }
+}
+
+/// Lets go whoever waits for this operation.
+fn release(work: &Work) {
+    match work {
+        // Set once: a signal belongs to one record.
+        Work::Record(signal) => drop(signal.set(Instant::now())),
+        Work::Graph(nodes) => nodes.iter().for_each(|n| release(&n.work)),
+        _ => {}
+    }
+}

@@ -1,0 +1,268 @@
+//! The memory of the emulated devices, and the host's that is pinned.
+
+use super::clock::{Clock, History, Stamp};
+use super::shim::{READ_NOW, ShimAllocation, WRITTEN, WRITTEN_NOW};
+use std::alloc::{Layout, alloc, dealloc};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::ptr::NonNull;
+
+/// What fresh memory is full of: NaN to floats, so that a read that slips by shows.
+const POISON: u8 = 0xff;
+
+/// Sizes are rounded up to this to count them.
+const GRAIN: usize = 512;
+
+/// Between two allocations: what runs past one does not run into another.
+const GAP: u64 = 4096;
+
+pub struct Allocation {
+    bytes: Box<[u8]>,
+    /// See `shim`.
+    shadow: Box<[u8]>,
+    history: History,
+}
+
+pub struct PinnedBlock {
+    layout: Layout,
+    history: History,
+}
+
+pub struct Memory {
+    /// By address; those of device d begin at `base(d)`. Addresses are never used twice.
+    allocations: BTreeMap<u64, Allocation>,
+    next: Vec<u64>,
+    used: Vec<usize>,
+    pinned: BTreeMap<usize, PinnedBlock>,
+}
+
+fn base(device: usize) -> u64 {
+    (device as u64 + 1) << 40
+}
+
+impl Memory {
+    pub fn new(devices: usize) -> Memory {
+        Memory {
+            allocations: BTreeMap::new(),
+            next: (0..devices).map(base).collect(),
+            used: vec![0; devices],
+            pinned: BTreeMap::new(),
+        }
+    }
+
+    pub fn used(&self, device: usize) -> usize {
+        self.used[device]
+    }
+
+    /// None where there is no room.
+    pub fn alloc(&mut self, device: usize, bytes: usize, room: usize) -> Option<u64> {
+        let rounded = bytes.max(1).checked_next_multiple_of(GRAIN)?;
+        if rounded > room - self.used[device] {
+            return None;
+        }
+        let address = self.next[device];
+        self.next[device] += (rounded as u64 + GAP).next_multiple_of(GAP);
+        self.used[device] += rounded;
+        let fresh = Allocation {
+            bytes: vec![POISON; bytes].into(),
+            shadow: vec![0; bytes].into(),
+            history: History::default(),
+        };
+        self.allocations.insert(address, fresh);
+        Some(address)
+    }
+
+    pub fn free(&mut self, device: usize, address: u64) {
+        let freed = self.allocations.remove(&address).expect("freed memory was allocated");
+        self.used[device] -= freed.bytes.len().max(1).next_multiple_of(GRAIN);
+    }
+
+    pub fn pin(&mut self, bytes: usize) -> Option<NonNull<u8>> {
+        let layout = Layout::from_size_align(bytes.max(1), 4096).ok()?;
+        // SAFETY: the layout has a size.
+        let start = NonNull::new(unsafe { alloc(layout) })?;
+        // SAFETY: freshly allocated, of this size.
+        unsafe { start.write_bytes(POISON, layout.size()) };
+        let block = PinnedBlock { layout, history: History::default() };
+        self.pinned.insert(start.as_ptr() as usize, block);
+        Some(start)
+    }
+
+    pub fn unpin(&mut self, start: NonNull<u8>) {
+        let block = self.pinned.remove(&(start.as_ptr() as usize)).expect("pinned before");
+        // SAFETY: allocated in `pin` with this layout, and just taken from the list.
+        unsafe { dealloc(start.as_ptr(), block.layout) };
+    }
+
+    /// The allocation that has these bytes, and where in it they begin.
+    fn find(&mut self, address: u64, bytes: usize) -> Result<(&mut Allocation, usize), String> {
+        let found = self.allocations.range_mut(..=address).next_back();
+        let within = found.and_then(|(start, a)| {
+            let offset = (address - start) as usize;
+            (offset <= a.bytes.len() && bytes <= a.bytes.len() - offset).then_some((a, offset))
+        });
+        within.ok_or_else(|| format!("{bytes} bytes at {address:#x} are not memory of a device"))
+    }
+
+    /// Notes that an operation uses pinned host memory, if this is some.
+    fn touch_host(
+        &mut self,
+        at: *const u8,
+        bytes: usize,
+        writes: bool,
+        stamp: &Stamp,
+        what: &str,
+    ) -> Result<(), String> {
+        let Some((block, offset)) = self.pinned_at(at) else { return Ok(()) };
+        let range = offset..offset + bytes;
+        block.history.touch(stamp, vec![range], writes, what)
+    }
+
+    fn pinned_at(&mut self, at: *const u8) -> Option<(&mut PinnedBlock, usize)> {
+        let (start, block) = self.pinned.range_mut(..=at as usize).next_back()?;
+        let offset = at as usize - start;
+        (offset < block.layout.size()).then_some((block, offset))
+    }
+
+    pub fn check_host(
+        &mut self,
+        (at, bytes): (*const u8, usize),
+        writes: bool,
+        host: &Clock,
+    ) -> Result<(), String> {
+        let Some((block, offset)) = self.pinned_at(at) else { return Ok(()) };
+        let range = offset..offset + bytes;
+        block
+            .history
+            .check(host, std::slice::from_ref(&range), writes)
+            .map_err(|other| format!("the host uses {other}"))
+    }
+
+    /// # Safety
+    /// `bytes` bytes at `from` can be read.
+    pub unsafe fn copy_up(
+        &mut self,
+        (to, from, bytes): (u64, *const u8, usize),
+        stamp: &Stamp,
+    ) -> Result<(), String> {
+        self.touch_host(from, bytes, false, stamp, "copy up")?;
+        let (a, offset) = self.find(to, bytes)?;
+        let range = offset..offset + bytes;
+        a.history.touch(stamp, vec![range.clone()], true, "copy up")?;
+        // SAFETY: readable by the caller's promise; bytes of a device are nowhere in the host's
+        // hands, so they do not overlap.
+        unsafe { a.bytes[range.clone()].as_mut_ptr().copy_from_nonoverlapping(from, bytes) };
+        a.shadow[range].fill(WRITTEN);
+        Ok(())
+    }
+
+    /// # Safety
+    /// `bytes` bytes at `to` can be written.
+    pub unsafe fn copy_down(
+        &mut self,
+        (to, from, bytes): (*mut u8, u64, usize),
+        stamp: &Stamp,
+    ) -> Result<(), String> {
+        self.touch_host(to, bytes, true, stamp, "copy down")?;
+        let (a, offset) = self.find(from, bytes)?;
+        let range = offset..offset + bytes;
+        a.history.touch(stamp, vec![range.clone()], false, "copy down")?;
+        if let Some(at) = a.shadow[range.clone()].iter().position(|s| s & WRITTEN == 0) {
+            let at = from + at as u64;
+            return Err(format!("copy down reads a byte at {at:#x} that nobody has written"));
+        }
+        // SAFETY: as in `copy_up`, the other way.
+        unsafe { to.copy_from_nonoverlapping(a.bytes[range].as_ptr(), bytes) };
+        Ok(())
+    }
+
+    pub fn copy_on(
+        &mut self,
+        (to, from, bytes): (u64, u64, usize),
+        stamp: &Stamp,
+    ) -> Result<(), String> {
+        let (source, offset) = self.find(from, bytes)?;
+        let range = offset..offset + bytes;
+        source.history.touch(stamp, vec![range.clone()], false, "copy on the device")?;
+        let (values, shadow) =
+            (source.bytes[range.clone()].to_vec(), source.shadow[range].to_vec());
+        let (target, offset) = self.find(to, bytes)?;
+        let range = offset..offset + bytes;
+        target.history.touch(stamp, vec![range.clone()], true, "copy on the device")?;
+        target.bytes[range.clone()].copy_from_slice(&values);
+        target.shadow[range].copy_from_slice(&shadow);
+        Ok(())
+    }
+
+    pub fn fill(
+        &mut self,
+        (to, value, bytes): (u64, u8, usize),
+        stamp: &Stamp,
+    ) -> Result<(), String> {
+        let (a, offset) = self.find(to, bytes)?;
+        let range = offset..offset + bytes;
+        a.history.touch(stamp, vec![range.clone()], true, "fill")?;
+        a.bytes[range.clone()].fill(value);
+        a.shadow[range].fill(WRITTEN);
+        Ok(())
+    }
+
+    /// What a kernel on `device` can touch, in ascending order.
+    pub fn of_device(&mut self, device: usize) -> Vec<ShimAllocation> {
+        let own = self.allocations.range_mut(base(device)..base(device + 1));
+        own.map(|(address, a)| ShimAllocation {
+            address: *address,
+            size: a.bytes.len() as u64,
+            bytes: a.bytes.as_mut_ptr(),
+            shadow: a.shadow.as_mut_ptr(),
+            touched_low: 0,
+            touched_high: 0,
+        })
+        .collect()
+    }
+
+    /// Notes what a launch has touched, and resets the shadows for the next.
+    pub fn touched(
+        &mut self,
+        touched: &[ShimAllocation],
+        stamp: &Stamp,
+        what: &str,
+    ) -> Result<(), String> {
+        let mut found = Ok(());
+        for touched in touched.iter().filter(|t| !t.touched().is_empty()) {
+            let a = self.allocations.get_mut(&touched.address).expect("not freed meanwhile");
+            for (bit, writes) in [(WRITTEN_NOW, true), (READ_NOW, false)] {
+                let ranges = marked(&a.shadow, touched.touched(), bit);
+                let fault = a.history.touch(stamp, ranges, writes, what);
+                found = found.and(fault);
+            }
+            a.shadow[touched.touched()].iter_mut().for_each(|s| *s &= WRITTEN);
+        }
+        found
+    }
+
+    pub fn forget(&mut self, horizon: &Clock) {
+        self.allocations.values_mut().for_each(|a| a.history.forget(horizon));
+        self.pinned.values_mut().for_each(|p| p.history.forget(horizon));
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        for start in self.pinned.keys().copied().collect::<Vec<_>>() {
+            self.unpin(NonNull::new(start as *mut u8).expect("no block is at null"));
+        }
+    }
+}
+
+/// Runs of bytes of `range` whose shadow has `bit`.
+fn marked(shadow: &[u8], range: Range<usize>, bit: u8) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for i in range.filter(|i| shadow[*i] & bit != 0) {
+        match runs.last_mut() {
+            Some(run) if run.end == i => run.end = i + 1,
+            _ => runs.push(i..i + 1),
+        }
+    }
+    runs
+}

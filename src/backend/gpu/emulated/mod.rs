@@ -1,0 +1,313 @@
+//! A driver without a GPU. Kernels are the same source, compiled as C++ against `kernels/shim`;
+//! memory is the host's; operations wait in their streams until something has to be done, and then
+//! run in an order that the seed chooses. What breaks a rule ends in a sentence: see `clock` for
+//! operations that a wait should have kept apart, and `kernels/shim/device.h` for kernels.
+
+mod capture;
+mod clock;
+mod machine;
+mod memory;
+mod shim;
+
+use super::{
+    Device, DeviceInfo, EventId, Gpu, GraphId, Kernel, Launch, MemoryInfo, PinnedKind, StreamId,
+};
+use crate::{Error, Result};
+use capture::{Capture, Plan};
+use machine::{HostPtr, KernelLaunch, Machine, Recorded, Work};
+use shim::ShimKernel;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// What to emulate.
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub devices: usize,
+    /// Of each device.
+    pub memory_bytes: usize,
+    pub shared_bytes_max: u32,
+    /// Chooses the order in which streams, blocks and threads run. Odd ones let the device run
+    /// before the host waits, even ones never do.
+    pub seed: u64,
+    pub faults: Faults,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            devices: 1,
+            memory_bytes: 1 << 30,
+            // Turing's.
+            shared_bytes_max: 64 * 1024,
+            seed: 0,
+            faults: Faults::default(),
+        }
+    }
+}
+
+/// What goes wrong, each at the n-th occasion, counted from 0 over all devices.
+#[derive(Clone, Debug, Default)]
+pub struct Faults {
+    pub alloc_at: Option<u64>,
+    pub pin_at: Option<u64>,
+    /// The device that runs the n-th operation is lost.
+    pub lost_at_op: Option<u64>,
+}
+
+/// One emulated device; those made together share their streams' order and can copy between them.
+pub struct Emulated {
+    machine: Arc<Mutex<Machine>>,
+    info: DeviceInfo,
+}
+
+impl Emulated {
+    /// The devices of one emulated machine.
+    pub fn devices(config: &Config) -> Result<Vec<Device>> {
+        if !shim::is_linked() {
+            let why = "the emulated GPU needs a C++ compiler when moeba is built; there was none";
+            return Err(Error::Device(why.into()));
+        }
+        let machine = Arc::new(Mutex::new(Machine::new(config.clone())));
+        let device = |index| -> Device {
+            let info = DeviceInfo {
+                index,
+                name: "emulated".into(),
+                compute: (7, 5),
+                multiprocessors: 1,
+                memory_bytes: config.memory_bytes,
+                shared_bytes_max: config.shared_bytes_max,
+                driver: (12, 0),
+                memory_bytes_per_second: 0,
+            };
+            Arc::new(Emulated { machine: machine.clone(), info })
+        };
+        Ok((0..config.devices).map(device).collect())
+    }
+
+    /// The kernels that there are.
+    pub fn kernel_names() -> Vec<String> {
+        shim::names()
+    }
+
+    fn machine(&self) -> MutexGuard<'_, Machine> {
+        // What a panic left is whole: an operation is taken off its queue before it runs.
+        self.machine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn device(&self) -> usize {
+        self.info.index
+    }
+
+    fn enqueue(&self, stream: StreamId, work: Work) -> Result<()> {
+        self.machine().enqueue(stream.0 as usize, work).map_err(Error::Device)
+    }
+}
+
+impl Gpu for Emulated {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn memory(&self) -> Result<MemoryInfo> {
+        let machine = self.machine();
+        machine.check(self.device()).map_err(Error::Device)?;
+        let total_bytes = self.info.memory_bytes;
+        let free_bytes = total_bytes - machine.memory.used(self.device());
+        Ok(MemoryInfo { free_bytes, total_bytes })
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<u64> {
+        let mut machine = self.machine();
+        machine.check(self.device()).map_err(Error::Device)?;
+        let number = machine.n_allocs;
+        machine.n_allocs += 1;
+        let total = self.info.memory_bytes;
+        let fails = machine.config.faults.alloc_at == Some(number);
+        let got = (!fails).then(|| machine.memory.alloc(self.device(), bytes, total)).flatten();
+        got.ok_or_else(|| {
+            let free = total - machine.memory.used(self.device());
+            let device = self.device();
+            Error::Device(format!(
+                "emulated GPU {device} has no room for {bytes} bytes; {free} of {total} are free"
+            ))
+        })
+    }
+
+    fn free(&self, address: u64) {
+        let mut machine = self.machine();
+        // A device that is lost has nothing to wait for.
+        let _ = machine.synchronize_device(self.device());
+        machine.memory.free(self.device(), address);
+    }
+
+    fn alloc_pinned(&self, bytes: usize, _kind: PinnedKind) -> Result<NonNull<u8>> {
+        let mut machine = self.machine();
+        let number = machine.n_pins;
+        machine.n_pins += 1;
+        let fails = machine.config.faults.pin_at == Some(number);
+        let got = (!fails).then(|| machine.memory.pin(bytes)).flatten();
+        got.ok_or_else(|| Error::Device(format!("{bytes} bytes of memory could not be pinned")))
+    }
+
+    fn free_pinned(&self, start: NonNull<u8>) {
+        let mut machine = self.machine();
+        for device in 0..machine.config.devices {
+            // A device that is lost has nothing to wait for.
+            let _ = machine.synchronize_device(device);
+        }
+        machine.memory.unpin(start);
+    }
+
+    fn create_stream(&self, _urgent: bool) -> Result<StreamId> {
+        let mut machine = self.machine();
+        machine.check(self.device()).map_err(Error::Device)?;
+        Ok(StreamId(machine.add_stream(self.device()) as u64))
+    }
+
+    fn destroy_stream(&self, _stream: StreamId) {
+        // It finishes what it has queued, as a driver's does.
+    }
+
+    fn create_event(&self) -> Result<EventId> {
+        let mut machine = self.machine();
+        machine.check(self.device()).map_err(Error::Device)?;
+        let id = machine.new_id();
+        machine.events.insert(id, Recorded::Never);
+        Ok(EventId(id))
+    }
+
+    fn destroy_event(&self, event: EventId) {
+        self.machine().events.remove(&event.0);
+    }
+
+    fn record(&self, event: EventId, stream: StreamId) -> Result<()> {
+        self.machine().record(event.0, stream.0 as usize).map_err(Error::Device)
+    }
+
+    fn wait(&self, stream: StreamId, event: EventId) -> Result<()> {
+        self.machine().wait(stream.0 as usize, event.0).map_err(Error::Device)
+    }
+
+    fn event_is_done(&self, event: EventId) -> Result<bool> {
+        self.machine().event_is_done(self.device(), event.0).map_err(Error::Device)
+    }
+
+    fn synchronize_event(&self, event: EventId) -> Result<()> {
+        self.machine().synchronize_event(self.device(), event.0).map_err(Error::Device)
+    }
+
+    fn elapsed_ms(&self, start: EventId, end: EventId) -> Result<f32> {
+        let machine = self.machine();
+        let at = |event: EventId| match &machine.events[&event.0] {
+            Recorded::Queued { signal, .. } => signal.get().copied(),
+            _ => None,
+        };
+        match (at(start), at(end)) {
+            (Some(start), Some(end)) => Ok((end - start).as_secs_f32() * 1e3),
+            _ => Err(Error::Device("the time between events that are not done".into())),
+        }
+    }
+
+    fn stream_is_done(&self, stream: StreamId) -> Result<bool> {
+        self.machine().stream_is_done(stream.0 as usize).map_err(Error::Device)
+    }
+
+    fn synchronize_stream(&self, stream: StreamId) -> Result<()> {
+        self.machine().synchronize_stream(stream.0 as usize).map_err(Error::Device)
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.machine().synchronize_device(self.device()).map_err(Error::Device)
+    }
+
+    unsafe fn copy_up(
+        &self,
+        stream: StreamId,
+        to: u64,
+        from: *const u8,
+        bytes: usize,
+    ) -> Result<()> {
+        self.enqueue(stream, Work::Up { to, from: HostPtr(from.cast_mut()), bytes })
+    }
+
+    unsafe fn copy_down(
+        &self,
+        stream: StreamId,
+        to: *mut u8,
+        from: u64,
+        bytes: usize,
+    ) -> Result<()> {
+        self.enqueue(stream, Work::Down { to: HostPtr(to), from, bytes })
+    }
+
+    unsafe fn copy_on(&self, stream: StreamId, to: u64, from: u64, bytes: usize) -> Result<()> {
+        self.enqueue(stream, Work::On { to, from, bytes })
+    }
+
+    unsafe fn fill(&self, stream: StreamId, to: u64, value: u8, bytes: usize) -> Result<()> {
+        self.enqueue(stream, Work::Fill { to, value, bytes })
+    }
+
+    fn kernel(&self, name: &str) -> Result<Kernel> {
+        let kernel = shim::find(name);
+        let kernel = kernel.map(|k| Kernel(k.to_bits()));
+        kernel.ok_or_else(|| Error::Device(format!("there is no kernel {name}")))
+    }
+
+    unsafe fn launch(&self, stream: StreamId, launch: &Launch) -> Result<()> {
+        let launch = KernelLaunch {
+            // SAFETY: `kernel` is the only source of this type here, and gives such bits.
+            kernel: unsafe { ShimKernel::from_bits(launch.kernel.0) },
+            grid: launch.grid,
+            block: launch.block,
+            shared_bytes: launch.shared_bytes,
+            args: launch.args.clone(),
+        };
+        self.enqueue(stream, Work::Launch(Arc::new(launch)))
+    }
+
+    fn begin_capture(&self, stream: StreamId) -> Result<()> {
+        let mut machine = self.machine();
+        let origin = stream.0 as usize;
+        if machine.streams[origin].capture.is_some() {
+            return Err(Error::Device("the stream is being captured already".into()));
+        }
+        let id = machine.new_id();
+        machine.captures.insert(id, Capture::new(origin));
+        machine.streams[origin].capture = Some(id);
+        Ok(())
+    }
+
+    fn end_capture(&self, stream: StreamId) -> Result<GraphId> {
+        let mut machine = self.machine();
+        let id = machine.streams[stream.0 as usize].capture;
+        let capture = id.and_then(|id| machine.captures.remove(&id));
+        let Some(capture) = capture.filter(|c| c.origin == stream.0 as usize) else {
+            return Err(Error::Device("the stream is not being captured".into()));
+        };
+        for stream in capture.streams() {
+            machine.streams[stream].capture = None;
+        }
+        if !capture.is_joined() {
+            let why = "a captured stream was not waited for before the capture ended";
+            return Err(Error::Device(why.into()));
+        }
+        let streams = capture.streams();
+        let chains = streams.into_iter().map(|s| (s, machine.new_chain())).collect();
+        let graph = machine.new_id();
+        machine.graphs.insert(graph, Plan { nodes: capture.nodes, chains, last: None });
+        Ok(GraphId(graph))
+    }
+
+    unsafe fn launch_graph(&self, graph: GraphId, stream: StreamId) -> Result<()> {
+        self.machine().launch_graph(graph.0, stream.0 as usize).map_err(Error::Device)
+    }
+
+    fn destroy_graph(&self, graph: GraphId) {
+        self.machine().graphs.remove(&graph.0);
+    }
+
+    fn check_host_access(&self, start: *const u8, bytes: usize, writes: bool) -> Result<()> {
+        self.machine().check_host(start, bytes, writes).map_err(Error::Device)
+    }
+}

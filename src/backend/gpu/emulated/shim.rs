@@ -1,0 +1,172 @@
+//! The C side: kernels/shim/abi.h in Rust.
+
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::ops::Range;
+
+/// A kernel of the shim's list, which lives as long as the program.
+#[derive(Clone, Copy, Debug)]
+pub struct ShimKernel(*const c_void);
+
+// SAFETY: it points to a constant.
+unsafe impl Send for ShimKernel {}
+// SAFETY: as above.
+unsafe impl Sync for ShimKernel {}
+
+/// `ShimAllocation`
+#[derive(Clone, Debug)]
+#[repr(C)]
+pub struct ShimAllocation {
+    pub address: u64,
+    pub size: u64,
+    pub bytes: *mut u8,
+    pub shadow: *mut u8,
+    pub touched_low: u64,
+    pub touched_high: u64,
+}
+
+/// Bits of a shadow's byte.
+pub const WRITTEN: u8 = 1;
+pub const READ_NOW: u8 = 2;
+pub const WRITTEN_NOW: u8 = 4;
+
+impl ShimAllocation {
+    pub fn touched(&self) -> Range<usize> {
+        self.touched_low as usize..(self.touched_high as usize).max(self.touched_low as usize)
+    }
+}
+
+/// `ShimLaunch`
+#[repr(C)]
+struct RawLaunch {
+    kernel: *const c_void,
+    grid: [u32; 3],
+    block: [u32; 3],
+    dynamic_shared_bytes: u32,
+    shared_limit: u32,
+    seed: u32,
+    n_args: u32,
+    args: *const *const u8,
+    arg_sizes: *const u32,
+    allocations: *mut ShimAllocation,
+    n_allocations: u64,
+    error: *mut c_char,
+    error_size: u64,
+}
+
+pub struct ShimLaunch<'a> {
+    pub kernel: ShimKernel,
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub dynamic_shared_bytes: u32,
+    pub shared_limit: u32,
+    pub seed: u32,
+    pub args: &'a crate::backend::gpu::Args,
+}
+
+#[cfg(shim)]
+mod linked {
+    use super::*;
+
+    unsafe extern "C" {
+        pub fn shim_find(name: *const c_char) -> *const c_void;
+        pub fn shim_name(n: u32) -> *const c_char;
+        pub fn shim_launch(launch: *const RawLaunch) -> i32;
+    }
+}
+
+/// Where the build had no C++ compiler: no kernels.
+#[cfg(not(shim))]
+mod linked {
+    use super::*;
+
+    pub unsafe fn shim_find(_: *const c_char) -> *const c_void {
+        std::ptr::null()
+    }
+
+    pub unsafe fn shim_name(_: u32) -> *const c_char {
+        std::ptr::null()
+    }
+
+    pub unsafe fn shim_launch(_: *const RawLaunch) -> i32 {
+        1
+    }
+}
+
+pub fn is_linked() -> bool {
+    cfg!(shim)
+}
+
+pub fn find(name: &str) -> Option<ShimKernel> {
+    let name = CString::new(name).ok()?;
+    // SAFETY: a string that ends with a zero.
+    let kernel = unsafe { linked::shim_find(name.as_ptr()) };
+    (!kernel.is_null()).then_some(ShimKernel(kernel))
+}
+
+/// The names of all kernels.
+pub fn names() -> Vec<String> {
+    // SAFETY: the function answers null past the end, and constant strings before.
+    let name = |n| unsafe {
+        let name = linked::shim_name(n);
+        (!name.is_null()).then(|| CStr::from_ptr(name).to_string_lossy().into_owned())
+    };
+    (0..).map_while(name).collect()
+}
+
+impl ShimKernel {
+    pub fn to_bits(self) -> u64 {
+        self.0 as usize as u64
+    }
+
+    /// # Safety
+    /// `bits` came from `to_bits`.
+    pub unsafe fn from_bits(bits: u64) -> ShimKernel {
+        ShimKernel(bits as usize as *const c_void)
+    }
+
+    pub fn name(self) -> &'static str {
+        // SAFETY: a kernel begins with a pointer to its name, a constant.
+        let name = unsafe { CStr::from_ptr(self.0.cast::<*const c_char>().read()) };
+        name.to_str().unwrap_or("?")
+    }
+}
+
+/// Runs a launch; a sentence if it broke a rule.
+///
+/// # Safety
+/// `allocations` are in ascending order, do not overlap, and each has `size` bytes and shadow
+/// bytes that nobody else uses.
+pub unsafe fn launch(
+    launch: &ShimLaunch,
+    allocations: &mut [ShimAllocation],
+) -> Result<(), String> {
+    let args: Vec<(*const u8, u32)> = (0..launch.args.len())
+        .map(|i| launch.args.get(i))
+        .map(|(at, bytes)| (at, bytes as u32))
+        .collect();
+    let (values, sizes): (Vec<_>, Vec<_>) = args.into_iter().unzip();
+    let mut error = [0 as c_char; 512];
+    let raw = RawLaunch {
+        kernel: launch.kernel.0,
+        grid: launch.grid,
+        block: launch.block,
+        dynamic_shared_bytes: launch.dynamic_shared_bytes,
+        shared_limit: launch.shared_limit,
+        seed: launch.seed,
+        n_args: values.len() as u32,
+        args: values.as_ptr(),
+        arg_sizes: sizes.as_ptr(),
+        allocations: allocations.as_mut_ptr(),
+        n_allocations: allocations.len() as u64,
+        error: error.as_mut_ptr(),
+        error_size: error.len() as u64,
+    };
+    // SAFETY: every pointer is to something that lives until the call returns; the kernel is one
+    // of the list; the allocations are the caller's promise.
+    if unsafe { linked::shim_launch(&raw) } == 0 {
+        return Ok(());
+    }
+    // SAFETY: the shim writes sentences with snprintf, which ends them with a zero.
+    let sentence = unsafe { CStr::from_ptr(error.as_ptr()) };
+    Err(sentence.to_string_lossy().into_owned())
+}

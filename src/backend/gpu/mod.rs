@@ -1,0 +1,170 @@
+//! What a GPU can be asked for, whoever answers: the driver (`backend::cuda`) or the emulated
+//! device, which runs the very kernels on the CPU and finds what a GPU would only sometimes show
+//! (accesses out of bounds, reads of what nobody has written, missing waits).
+//!
+//! [`Gpu`] is the driver's view: numbers for handles. Code uses the types that own them:
+//! [`DeviceBuffer`], [`Pinned`], [`Stream`], [`Event`], [`Graph`].
+
+mod args;
+mod buffer;
+pub mod emulated;
+mod stream;
+
+pub use args::Args;
+pub use buffer::{DeviceBuffer, DeviceSlice, Pinned};
+pub use emulated::Emulated;
+pub use stream::{Event, Graph, Stream};
+
+use crate::Result;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// One device, shared by all that is on it.
+pub type Device = Arc<dyn Gpu>;
+
+/// What a device is; fixed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// Its number among the driver's devices.
+    pub index: usize,
+    pub name: String,
+    /// Compute capability, (7, 5) for Turing.
+    pub compute: (u32, u32),
+    pub multiprocessors: u32,
+    pub memory_bytes: usize,
+    /// Shared memory that one block can have, static and dynamic.
+    pub shared_bytes_max: u32,
+    /// The driver's newest CUDA version, (12, 4) for instance.
+    pub driver: (u32, u32),
+    /// By clock and width of the memory's bus; 0 where it is not known.
+    pub memory_bytes_per_second: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryInfo {
+    pub free_bytes: usize,
+    pub total_bytes: usize,
+}
+
+/// Host memory that the device copies from and to by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PinnedKind {
+    /// As any memory to the CPU.
+    Cached,
+    /// Fast to upload from and to write in order; very slow for the CPU to read.
+    WriteCombined,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StreamId(pub(in crate::backend) u64);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct EventId(pub(in crate::backend) u64);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct GraphId(pub(in crate::backend) u64);
+
+/// A kernel of the device it was found on, see [`Gpu::kernel`]; looked up once, not at each launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Kernel(pub(in crate::backend) u64);
+
+#[derive(Clone, Copy)]
+pub struct Launch<'a> {
+    pub kernel: Kernel,
+    /// Blocks along x, y and z.
+    pub grid: [u32; 3],
+    /// Threads of a block; a whole number of warps.
+    pub block: [u32; 3],
+    /// Dynamic shared memory of a block.
+    pub shared_bytes: u32,
+    pub args: &'a Args,
+}
+
+/// A device of a driver. Device addresses are numbers; operations are queued on streams and run
+/// later, those of one stream in order. An operation that fails while it runs makes every later
+/// call fail with the same sentence.
+pub trait Gpu: Send + Sync {
+    fn info(&self) -> &DeviceInfo;
+    fn memory(&self) -> Result<MemoryInfo>;
+
+    /// Device memory, aligned to 256 bytes at least, of any content.
+    fn alloc(&self, bytes: usize) -> Result<u64>;
+    /// Waits for the device and frees what `alloc` gave.
+    fn free(&self, address: u64);
+    /// Host memory, aligned to a page, of any content.
+    fn alloc_pinned(&self, bytes: usize, kind: PinnedKind) -> Result<NonNull<u8>>;
+    /// Waits for the device and frees what `alloc_pinned` gave.
+    fn free_pinned(&self, start: NonNull<u8>);
+
+    /// Streams with `urgent` get the device first.
+    fn create_stream(&self, urgent: bool) -> Result<StreamId>;
+    fn destroy_stream(&self, stream: StreamId);
+    fn create_event(&self) -> Result<EventId>;
+    fn destroy_event(&self, event: EventId);
+
+    /// The event is when everything that `stream` has queued so far is done.
+    fn record(&self, event: EventId, stream: StreamId) -> Result<()>;
+    /// What `stream` queues from here on runs after the event's latest record, if there is one.
+    fn wait(&self, stream: StreamId, event: EventId) -> Result<()>;
+    fn event_is_done(&self, event: EventId) -> Result<bool>;
+    fn synchronize_event(&self, event: EventId) -> Result<()>;
+    /// Milliseconds between two events that are done.
+    fn elapsed_ms(&self, start: EventId, end: EventId) -> Result<f32>;
+    fn stream_is_done(&self, stream: StreamId) -> Result<bool>;
+    fn synchronize_stream(&self, stream: StreamId) -> Result<()>;
+    /// Waits for every stream of the device.
+    fn synchronize(&self) -> Result<()>;
+
+    /// # Safety
+    /// Host bytes `from..from + bytes` exist and do not change until the copy is done; the device
+    /// has `to..to + bytes`.
+    unsafe fn copy_up(
+        &self,
+        stream: StreamId,
+        to: u64,
+        from: *const u8,
+        bytes: usize,
+    ) -> Result<()>;
+    /// # Safety
+    /// Host bytes `to..to + bytes` exist and nobody else uses them until the copy is done; the
+    /// device has `from..from + bytes`.
+    unsafe fn copy_down(
+        &self,
+        stream: StreamId,
+        to: *mut u8,
+        from: u64,
+        bytes: usize,
+    ) -> Result<()>;
+    /// Between places of this device, or of two of the same driver.
+    ///
+    /// # Safety
+    /// Both ranges exist on their devices, and until the copy is done.
+    unsafe fn copy_on(&self, stream: StreamId, to: u64, from: u64, bytes: usize) -> Result<()>;
+    /// # Safety
+    /// The device has `to..to + bytes` until this is done.
+    unsafe fn fill(&self, stream: StreamId, to: u64, value: u8, bytes: usize) -> Result<()>;
+
+    /// The kernel of this name.
+    fn kernel(&self, name: &str) -> Result<Kernel>;
+    /// # Safety
+    /// The arguments are the kernel's parameters in number, order and size; the memory that it
+    /// touches with them exists until it is done.
+    unsafe fn launch(&self, stream: StreamId, launch: &Launch) -> Result<()>;
+
+    /// From here on `stream` does not queue operations but notes them, and so does a stream that
+    /// waits for an event recorded on it.
+    fn begin_capture(&self, stream: StreamId) -> Result<()>;
+    /// What was noted; every stream that joined must have been waited for.
+    fn end_capture(&self, stream: StreamId) -> Result<GraphId>;
+    /// # Safety
+    /// What its operations need exists until they are done.
+    unsafe fn launch_graph(&self, graph: GraphId, stream: StreamId) -> Result<()>;
+    fn destroy_graph(&self, graph: GraphId);
+
+    /// The host is about to use pinned bytes: an error where something that is queued, or that the
+    /// host has not waited for, uses them too. Only the emulated device knows.
+    fn check_host_access(&self, start: *const u8, bytes: usize, writes: bool) -> Result<()> {
+        let _ = (start, bytes, writes);
+        Ok(())
+    }
+}

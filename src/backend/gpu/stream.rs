@@ -1,0 +1,167 @@
+//! Streams, events and graphs that destroy themselves.
+
+use super::{Device, DeviceSlice, EventId, GraphId, Launch, StreamId};
+use crate::Result;
+
+/// A queue of operations that run in order, beside those of other streams.
+pub struct Stream {
+    gpu: Device,
+    id: StreamId,
+}
+
+impl Stream {
+    pub fn new(gpu: &Device) -> Result<Stream> {
+        Ok(Stream { gpu: gpu.clone(), id: gpu.create_stream(false)? })
+    }
+
+    /// One that gets the device before the others.
+    pub fn urgent(gpu: &Device) -> Result<Stream> {
+        Ok(Stream { gpu: gpu.clone(), id: gpu.create_stream(true)? })
+    }
+
+    pub fn gpu(&self) -> &Device {
+        &self.gpu
+    }
+
+    /// # Safety
+    /// `from` exists and does not change until the copy is done.
+    pub unsafe fn upload(&self, to: DeviceSlice, from: &[u8]) -> Result<()> {
+        assert_eq!(to.len(), from.len());
+        // SAFETY: `to` is a slice of a buffer, whose end waits for the device; `from` is the
+        // caller's promise.
+        unsafe { self.gpu.copy_up(self.id, to.address(), from.as_ptr(), from.len()) }
+    }
+
+    /// # Safety
+    /// The `from.len()` bytes at `to` exist and nobody else uses them until the copy is done.
+    pub unsafe fn download(&self, to: *mut u8, from: DeviceSlice) -> Result<()> {
+        // SAFETY: `from` is a slice of a buffer, whose end waits for the device; `to` is the
+        // caller's promise.
+        unsafe { self.gpu.copy_down(self.id, to, from.address(), from.len()) }
+    }
+
+    /// Uploads after what the stream has queued, and waits.
+    pub fn upload_now(&self, to: DeviceSlice, from: &[u8]) -> Result<()> {
+        // SAFETY: `from` is borrowed until the stream is done. Should waiting fail, then the
+        // device is lost and runs nothing more.
+        unsafe { self.upload(to, from)? };
+        self.synchronize()
+    }
+
+    /// Downloads what is there after what the stream has queued, and waits.
+    pub fn download_now(&self, to: &mut [u8], from: DeviceSlice) -> Result<()> {
+        assert_eq!(to.len(), from.len());
+        // SAFETY: as in `upload_now`.
+        unsafe { self.download(to.as_mut_ptr(), from)? };
+        self.synchronize()
+    }
+
+    /// Between two places of devices of one driver.
+    pub fn copy(&self, to: DeviceSlice, from: DeviceSlice) -> Result<()> {
+        assert_eq!(to.len(), from.len());
+        // SAFETY: both are slices of buffers, whose end waits for the device.
+        unsafe { self.gpu.copy_on(self.id, to.address(), from.address(), from.len()) }
+    }
+
+    pub fn fill(&self, to: DeviceSlice, value: u8) -> Result<()> {
+        // SAFETY: a slice of a buffer, whose end waits for the device.
+        unsafe { self.gpu.fill(self.id, to.address(), value, to.len()) }
+    }
+
+    /// # Safety
+    /// The arguments are the kernel's parameters, and what it touches with them is there.
+    pub unsafe fn launch(&self, launch: &Launch) -> Result<()> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.gpu.launch(self.id, launch) }
+    }
+
+    pub fn record(&self, event: &Event) -> Result<()> {
+        self.gpu.record(event.id, self.id)
+    }
+
+    pub fn wait(&self, event: &Event) -> Result<()> {
+        self.gpu.wait(self.id, event.id)
+    }
+
+    /// `other` goes on when what this stream has queued so far is done.
+    pub fn then(&self, other: &Stream) -> Result<()> {
+        let event = Event::new(&self.gpu)?;
+        self.record(&event)?;
+        other.wait(&event)
+    }
+
+    pub fn is_done(&self) -> Result<bool> {
+        self.gpu.stream_is_done(self.id)
+    }
+
+    pub fn synchronize(&self) -> Result<()> {
+        self.gpu.synchronize_stream(self.id)
+    }
+
+    /// What `queue` queues on this stream and on those that wait for it, to be run many times.
+    pub fn capture(&self, queue: impl FnOnce() -> Result<()>) -> Result<Graph> {
+        self.gpu.begin_capture(self.id)?;
+        let queued = queue();
+        // The capture ends in any case, so that the stream can be used again.
+        let id = self.gpu.end_capture(self.id);
+        queued?;
+        Ok(Graph { gpu: self.gpu.clone(), id: id? })
+    }
+
+    /// # Safety
+    /// The memory that the graph's operations use is still there.
+    pub unsafe fn run(&self, graph: &Graph) -> Result<()> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.gpu.launch_graph(graph.id, self.id) }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.gpu.destroy_stream(self.id);
+    }
+}
+
+/// A point of a stream that others can wait for.
+pub struct Event {
+    gpu: Device,
+    id: EventId,
+}
+
+impl Event {
+    pub fn new(gpu: &Device) -> Result<Event> {
+        Ok(Event { gpu: gpu.clone(), id: gpu.create_event()? })
+    }
+
+    /// Whether its latest record is done; true where there was none.
+    pub fn is_done(&self) -> Result<bool> {
+        self.gpu.event_is_done(self.id)
+    }
+
+    pub fn synchronize(&self) -> Result<()> {
+        self.gpu.synchronize_event(self.id)
+    }
+
+    /// Milliseconds from `start`; both are done.
+    pub fn since(&self, start: &Event) -> Result<f32> {
+        self.gpu.elapsed_ms(start.id, self.id)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        self.gpu.destroy_event(self.id);
+    }
+}
+
+/// Operations with their order, queued at one go.
+pub struct Graph {
+    gpu: Device,
+    id: GraphId,
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        self.gpu.destroy_graph(self.id);
+    }
+}
