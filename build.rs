@@ -12,6 +12,7 @@ fn main() {
     let root = PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default());
     let out = PathBuf::from(std::env::var_os("OUT_DIR").unwrap_or_default());
     let kernels = root.join("kernels");
+    list_ptx(&kernels.join("ptx"), &out);
     match compile(&kernels, &out) {
         Ok(()) => println!("cargo:rustc-cfg=shim"),
         Err(why) => println!("cargo:warning=built without the emulated GPU: {why}"),
@@ -27,11 +28,23 @@ fn files(dir: &Path, extension: &str) -> Result<Vec<PathBuf>, String> {
     Ok(found)
 }
 
+/// Writes the list of the folder's files, (stem, text), that src/backend/cuda/ptx.rs includes.
+fn list_ptx(ptx: &Path, out: &Path) {
+    let mut list = String::from("&[\n");
+    for file in files(ptx, "ptx").unwrap_or_default() {
+        let stem = file.file_stem().and_then(|s| s.to_str()).unwrap_or_default();
+        list += &format!("    ({stem:?}, include_str!({file:?})),\n");
+    }
+    fs::write(out.join("ptx.rs"), list + "]\n").expect("the build's folder can be written");
+}
+
 fn compile(kernels: &Path, out: &Path) -> Result<(), String> {
     let mut build = cc::Build::new();
     // Sums are fused where a kernel says so and nowhere else, as in the PTX.
     build.cpp(true).std("c++17").opt_level(2).flag("-ffp-contract=off").debug(false);
     build.flag("-fno-exceptions").flag("-fno-rtti").cpp_link_stdlib(None);
+    // `#pragma unroll` is for the GPU.
+    build.flag("-Wno-unknown-pragmas");
     let shim = kernels.join("shim");
     build.files(files(&shim, "cc")?);
     // A kernel's file registers its kernels before main, if it is linked: for that, something must

@@ -140,6 +140,8 @@ struct Trace {
 static Trace with_reader(Trace before, const Trace& me) {
     if (before.interval != me.interval || before.who == me.who) return me;
     if (before.warp() == me.who / WARP) {
+        // Readers before a __syncwarp are past for their warp, and for others one stands for all.
+        if (before.step != me.step) return me;
         return Trace{me.interval, me.step, SEVERAL_OF_WARP + me.who / WARP};
     }
     return Trace{me.interval, me.step, SEVERAL};

@@ -1,4 +1,5 @@
 //! Where the arithmetic runs.
 
 pub mod cpu;
+pub mod cuda;
 pub mod gpu;

@@ -52,6 +52,11 @@ impl RopeTable {
         }
     }
 
+    /// [tokens, pairs, (cos, sin)]
+    pub fn turns(&self) -> &[[f32; 2]] {
+        &self.turns
+    }
+
     fn token(&self, t: usize) -> &[[f32; 2]] {
         &self.turns[t * self.n_pairs..][..self.n_pairs]
     }

@@ -71,6 +71,16 @@ impl<'a> DeviceSlice<'a> {
         n * size_of::<T>() <= self.bytes && self.address.is_multiple_of(align_of::<T>() as u64)
     }
 
+    /// How many elements of T it is.
+    ///
+    /// # Panics
+    /// If it is no whole number of them, or does not lie where a T may.
+    pub fn count<T>(self) -> usize {
+        assert!(self.bytes.is_multiple_of(size_of::<T>()), "{} bytes", self.bytes);
+        assert!(self.address.is_multiple_of(align_of::<T>() as u64), "{:#x}", self.address);
+        self.bytes / size_of::<T>()
+    }
+
     pub fn slice(self, range: Range<usize>) -> DeviceSlice<'a> {
         assert!(range.start <= range.end && range.end <= self.bytes, "{range:?} of {}", self.bytes);
         let address = self.address + range.start as u64;

@@ -5,9 +5,13 @@
 //! [`Gpu`] is the driver's view: numbers for handles. Code uses the types that own them:
 //! [`DeviceBuffer`], [`Pinned`], [`Stream`], [`Event`], [`Graph`].
 
+pub mod activate;
 mod args;
 mod buffer;
 pub mod emulated;
+pub mod norm;
+pub mod rope;
+pub mod router;
 mod stream;
 
 pub use args::Args;
@@ -78,6 +82,14 @@ pub struct Launch<'a> {
     /// Dynamic shared memory of a block.
     pub shared_bytes: u32,
     pub args: &'a Args,
+}
+
+impl<'a> Launch<'a> {
+    /// Threads along x for `n` elements, in blocks of `threads`.
+    pub fn each(kernel: Kernel, n: usize, threads: u32, args: &'a Args) -> Launch<'a> {
+        let blocks = u32::try_from(n.div_ceil(threads as usize)).expect("a grid that can be");
+        Launch { kernel, grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes: 0, args }
+    }
 }
 
 /// A device of a driver. Device addresses are numbers; operations are queued on streams and run

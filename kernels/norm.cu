@@ -1,0 +1,112 @@
+// Normalisation and sums of rows. Twins: src/backend/cpu/norm.rs and `rms_norm` of
+// src/simd/scalar.rs.
+//
+//   rms_norm    out[r, i] = x[r, i] · 1/√(mean(x[r]²) + eps) · weight[i]      to the bit
+//   layer_norm  out[r, i] = (x[r, i] − mean) / √(variance + eps) · weight[i] + bias[i]
+//   add_scaled  acc[i] = fma(scale, x[i], acc[i])                             to the bit
+//
+// A row's squares are summed in the eight lanes of "One arithmetic", so eight threads of a row do
+// all the adding, one fused multiply-add after the other: dim/8 of them at four cycles, 0.7 µs at
+// 2048 elements, while the others load. Layer norm's sums are f64 in another order than the
+// twin's; after rounding to f32 a result may differ in its last bit.
+//
+// A block has blockDim.y rows of blockDim.x threads, whole warps. Memory traffic: x once (its second
+// reading comes from L1 or L2), out once.
+#include "moeba.cuh"
+
+static constexpr u32 THREADS = 256;
+// Floats that a block holds at a time, of all its rows.
+static constexpr u32 CHUNK = 1024;
+
+// Row r's sum of squares in the eight lanes and the tree, in every thread of its first warp.
+template <class In>
+__device__ __forceinline__ float sum_of_squares(In x, u32 dim, bool live) {
+    SHARED(float, chunk, CHUNK);
+    u32 each = CHUNK / blockDim.y;
+    Shared<float> own = chunk + threadIdx.y * each;
+    float lane = 0.0f;
+    for (u32 start = 0; start < dim; start += each) {
+        u32 n = min(each, dim - start);
+        // Up to a multiple of eight: a square of zero adds nothing.
+        u32 padded = (n + 7) / 8 * 8;
+        for (u32 i = threadIdx.x; i < padded; i += blockDim.x) {
+            own[i] = live && i < n ? static_cast<float>(x[start + i]) : 0.0f;
+        }
+        __syncthreads();
+        if (threadIdx.x < 8) {
+#pragma unroll 8
+            for (u32 i = threadIdx.x; i < padded; i += 8) {
+                float value = own[i];
+                lane = fmaf(value, value, lane);
+            }
+        }
+        __syncthreads();
+    }
+    return tree8_threads(lane);
+}
+
+template <class In, class Out>
+__device__ __forceinline__ void rms(In x, Global<const float> weight, float eps, Out out,
+                                    u32 rows, u32 dim) {
+    SHARED(float, scales, THREADS / WARP);
+    u32 row = blockIdx.x * blockDim.y + threadIdx.y;
+    bool live = row < rows;
+    u64 at = static_cast<u64>(live ? row : 0) * dim;
+    float squares = sum_of_squares(x + at, dim, live);
+    if (threadIdx.x == 0) {
+        scales[threadIdx.y] = 1.0f / sqrtf(squares / static_cast<float>(dim) + eps);
+    }
+    __syncthreads();
+    if (!live) return;
+    float scale = scales[threadIdx.y];
+    for (u32 i = threadIdx.x; i < dim; i += blockDim.x) {
+        float value = x[at + i];
+        out[at + i] = value * scale * weight[i];
+    }
+}
+
+KERNEL(rms_norm, THREADS, Global<const float> x, Global<const float> weight, float eps,
+       Global<float> out, u32 rows, u32 dim) {
+    rms(x, weight, eps, out, rows, dim);
+}
+
+KERNEL(rms_norm_in_place, THREADS, Global<float> x, Global<const float> weight, float eps,
+       u32 rows, u32 dim) {
+    rms(x, weight, eps, x, rows, dim);
+}
+
+// The sum over a block of one row, in every thread.
+__device__ __forceinline__ double block_sum(double value, Shared<double> partial) {
+    value = warp_sum(value);
+    __syncthreads();
+    if (threadIdx.x % WARP == 0) partial[threadIdx.x / WARP] = value;
+    __syncthreads();
+    double sum = 0.0;
+    for (u32 w = 0; w < blockDim.x / WARP; w++) sum += partial[w];
+    return sum;
+}
+
+KERNEL(layer_norm, THREADS, Global<const float> x, Global<const float> weight,
+       Global<const float> bias, float eps, Global<float> out, u32 dim) {
+    SHARED(double, partial, THREADS / WARP);
+    u64 at = static_cast<u64>(blockIdx.x) * dim;
+    double sum = 0.0;
+    for (u32 i = threadIdx.x; i < dim; i += blockDim.x) sum += static_cast<double>(x[at + i]);
+    double mean = block_sum(sum, partial) / dim;
+    double squares = 0.0;
+    for (u32 i = threadIdx.x; i < dim; i += blockDim.x) {
+        double off = static_cast<double>(x[at + i]) - mean;
+        squares += off * off;
+    }
+    double variance = block_sum(squares, partial) / dim;
+    double scale = 1.0 / sqrt(variance + static_cast<double>(eps));
+    for (u32 i = threadIdx.x; i < dim; i += blockDim.x) {
+        double off = static_cast<double>(x[at + i]) - mean;
+        out[at + i] = static_cast<float>(off * scale) * weight[i] + bias[i];
+    }
+}
+
+KERNEL(add_scaled, THREADS, Global<float> acc, float scale, Global<const float> x, u32 n) {
+    u32 i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) acc[i] = fmaf(scale, x[i], acc[i]);
+}

@@ -1,0 +1,437 @@
+//! One GPU: the calls of the driver, each with a sentence for its failure.
+
+use super::library::{Kind, Live, failed};
+use super::ptx::{MODULES, module_of};
+use crate::backend::gpu::{
+    DeviceInfo, EventId, Gpu, GraphId, Kernel, Launch, MemoryInfo, PinnedKind, StreamId,
+};
+use crate::{Error, Result};
+use cudarc::driver::{DriverError, result, sys};
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Visible to all contexts; written in order, not read.
+const PORTABLE: u32 = 1;
+const WRITE_COMBINED: u32 = 4;
+
+/// Parameters of any kernel, at most.
+const PARAMETERS: usize = 32;
+
+pub struct Cuda {
+    info: DeviceInfo,
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    /// (lowest, highest): smaller numbers go first.
+    priorities: (i32, i32),
+    live: Arc<Live>,
+    /// By index into `MODULES`; loaded when a kernel is first asked for.
+    modules: Mutex<HashMap<usize, usize>>,
+}
+
+// SAFETY: handles of the driver may be used from any thread whose current context is theirs, which
+// `enter` sees to.
+unsafe impl Send for Cuda {}
+// SAFETY: as above; the driver serialises its calls.
+unsafe impl Sync for Cuda {}
+
+thread_local! {
+    /// The context that this thread has set.
+    static CURRENT: Cell<usize> = const { Cell::new(0) };
+}
+
+impl Cuda {
+    /// The driver has been initialised.
+    pub fn open(index: i32, driver: (u32, u32), live: Arc<Live>) -> Result<Cuda> {
+        let what = |did: &str| format!("{did} GPU {index}");
+        let device = result::device::get(index).map_err(|e| failed(what("finding"), e))?;
+        let info = info(index, device, driver).map_err(|e| failed(what("asking"), e))?;
+        // SAFETY: `device` came from the driver.
+        let context = unsafe { result::primary_ctx::retain(device) };
+        let context = context.map_err(|e| failed(what("opening"), e))?;
+        let modules = Mutex::default();
+        let mut cuda = Cuda { info, device, context, priorities: (0, 0), live, modules };
+        cuda.enter()?;
+        let priorities = result::stream::get_priority_range();
+        cuda.priorities = priorities.map_err(|e| cuda.failed("asking for priorities", e))?;
+        Ok(cuda)
+    }
+
+    fn failed(&self, what: &str, error: DriverError) -> Error {
+        failed(format!("{what} on GPU {} ({})", self.info.index, self.info.name), error)
+    }
+
+    /// Makes this device the calling thread's.
+    fn enter(&self) -> Result<()> {
+        if CURRENT.get() == self.context as usize {
+            return Ok(());
+        }
+        // SAFETY: the context is retained until this is dropped.
+        let set = unsafe { result::ctx::set_current(self.context) };
+        set.map_err(|e| self.failed("working", e))?;
+        CURRENT.set(self.context as usize);
+        Ok(())
+    }
+
+    fn stream(&self, stream: StreamId) -> Result<sys::CUstream> {
+        self.live.check(Kind::Stream, stream.0);
+        self.enter()?;
+        Ok(stream.0 as usize as sys::CUstream)
+    }
+
+    fn event(&self, event: EventId) -> Result<sys::CUevent> {
+        self.live.check(Kind::Event, event.0);
+        self.enter()?;
+        Ok(event.0 as usize as sys::CUevent)
+    }
+
+    fn load(&self, at: usize) -> Result<sys::CUmodule> {
+        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(module) = modules.get(&at) {
+            return Ok(*module as sys::CUmodule);
+        }
+        let (name, text) = MODULES[at];
+        let text = CString::new(text).expect("PTX is text");
+        // SAFETY: PTX that ends with a zero, as the driver takes it.
+        let module = unsafe { result::module::load_data(text.as_ptr().cast()) };
+        let what = format!("compiling the kernels of {name}");
+        let module = module.map_err(|e| self.failed(&what, e))?;
+        modules.insert(at, module as usize);
+        Ok(module)
+    }
+
+    /// Lets a kernel have all the shared memory that a block can have.
+    ///
+    /// # Safety
+    /// `function` is one of this device.
+    unsafe fn allow_shared(
+        &self,
+        function: sys::CUfunction,
+    ) -> std::result::Result<(), DriverError> {
+        use sys::CUfunction_attribute_enum as Attribute;
+        let own = Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
+        let dynamic = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let own = result::function::get_function_attribute(function, own)?;
+            let room = self.info.shared_bytes_max as i32 - own;
+            result::function::set_function_attribute(function, dynamic, room)
+        }
+    }
+
+    /// Done, not yet, or a failure.
+    fn done(&self, what: &str, answer: sys::CUresult) -> Result<bool> {
+        match answer.result() {
+            Ok(()) => Ok(true),
+            Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
+            Err(error) => Err(self.failed(what, error)),
+        }
+    }
+}
+
+fn info(
+    index: i32,
+    device: sys::CUdevice,
+    driver: (u32, u32),
+) -> std::result::Result<DeviceInfo, DriverError> {
+    use sys::CUdevice_attribute_enum as Attribute;
+    // SAFETY: `device` came from the driver.
+    let ask = |attribute| unsafe { result::device::get_attribute(device, attribute) };
+    let compute = (
+        ask(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? as u32,
+        ask(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)? as u32,
+    );
+    let clock = ask(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE).unwrap_or(0);
+    let bits = ask(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH).unwrap_or(0);
+    Ok(DeviceInfo {
+        index: index as usize,
+        name: result::device::get_name(device)?,
+        compute,
+        multiprocessors: ask(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32,
+        // SAFETY: as above.
+        memory_bytes: unsafe { result::device::total_mem(device)? },
+        shared_bytes_max: ask(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?
+            as u32,
+        driver,
+        // Kilohertz, two transfers a clock, bits.
+        memory_bytes_per_second: clock as u64 * 1000 * 2 * bits as u64 / 8,
+    })
+}
+
+impl Gpu for Cuda {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn memory(&self) -> Result<MemoryInfo> {
+        self.enter()?;
+        let info = result::mem_get_info().map_err(|e| self.failed("asking for memory", e))?;
+        Ok(MemoryInfo { free_bytes: info.0, total_bytes: info.1 })
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<u64> {
+        self.enter()?;
+        // The driver refuses sizes of zero.
+        // SAFETY: the memory's content is any, which `Gpu::alloc` says.
+        let address = unsafe { result::malloc_sync(bytes.max(1)) };
+        let what = format!("allocating {bytes} bytes");
+        let address = address.map_err(|e| self.failed(&what, e))?;
+        self.live.add(Kind::Memory, address);
+        Ok(address)
+    }
+
+    fn free(&self, address: u64) {
+        self.live.remove(Kind::Memory, address);
+        if self.synchronize().is_ok() {
+            // SAFETY: from `alloc`, live until now, and nothing that is queued uses it any more. A
+            // failure leaks it.
+            let _ = unsafe { result::free_sync(address) };
+        }
+    }
+
+    fn alloc_pinned(&self, bytes: usize, kind: PinnedKind) -> Result<NonNull<u8>> {
+        self.enter()?;
+        let flags = match kind {
+            PinnedKind::Cached => PORTABLE,
+            PinnedKind::WriteCombined => PORTABLE | WRITE_COMBINED,
+        };
+        // SAFETY: the memory's content is any, which `Gpu::alloc_pinned` says.
+        let start = unsafe { result::malloc_host(bytes.max(1), flags) };
+        let what = format!("pinning {bytes} bytes of the host's memory");
+        let start = start.map_err(|e| self.failed(&what, e))?;
+        self.live.add(Kind::Pinned, start as usize as u64);
+        Ok(NonNull::new(start.cast()).expect("the driver gives memory or an error"))
+    }
+
+    fn free_pinned(&self, start: NonNull<u8>) {
+        self.live.remove(Kind::Pinned, start.as_ptr() as usize as u64);
+        if self.synchronize().is_ok() {
+            // SAFETY: from `alloc_pinned`, live until now, and no copy uses it any more. A failure
+            // leaks it.
+            let _ = unsafe { result::free_host(start.as_ptr().cast()) };
+        }
+    }
+
+    fn create_stream(&self, urgent: bool) -> Result<StreamId> {
+        self.enter()?;
+        let kind = result::stream::StreamKind::NonBlocking;
+        let priority = if urgent { self.priorities.1 } else { self.priorities.0 };
+        let stream = result::stream::create_with_priority(kind, priority);
+        let stream = stream.map_err(|e| self.failed("making a stream", e))? as usize as u64;
+        self.live.add(Kind::Stream, stream);
+        Ok(StreamId(stream))
+    }
+
+    fn destroy_stream(&self, stream: StreamId) {
+        self.live.remove(Kind::Stream, stream.0);
+        if self.enter().is_ok() {
+            // SAFETY: from `create_stream`, live until now. It finishes what it has queued.
+            let _ = unsafe { result::stream::destroy(stream.0 as usize as sys::CUstream) };
+        }
+    }
+
+    fn create_event(&self) -> Result<EventId> {
+        self.enter()?;
+        let event = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT);
+        let event = event.map_err(|e| self.failed("making an event", e))? as usize as u64;
+        self.live.add(Kind::Event, event);
+        Ok(EventId(event))
+    }
+
+    fn destroy_event(&self, event: EventId) {
+        self.live.remove(Kind::Event, event.0);
+        if self.enter().is_ok() {
+            // SAFETY: from `create_event`, live until now.
+            let _ = unsafe { result::event::destroy(event.0 as usize as sys::CUevent) };
+        }
+    }
+
+    fn record(&self, event: EventId, stream: StreamId) -> Result<()> {
+        let (event, stream) = (self.event(event)?, self.stream(stream)?);
+        // SAFETY: both live.
+        let done = unsafe { result::event::record(event, stream) };
+        done.map_err(|e| self.failed("recording an event", e))
+    }
+
+    fn wait(&self, stream: StreamId, event: EventId) -> Result<()> {
+        let (event, stream) = (self.event(event)?, self.stream(stream)?);
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: both live.
+        let done = unsafe { result::stream::wait_event(stream, event, flags) };
+        done.map_err(|e| self.failed("waiting for an event", e))
+    }
+
+    fn event_is_done(&self, event: EventId) -> Result<bool> {
+        let event = self.event(event)?;
+        // SAFETY: live.
+        self.done("working", unsafe { sys::cuEventQuery(event) })
+    }
+
+    fn synchronize_event(&self, event: EventId) -> Result<()> {
+        let event = self.event(event)?;
+        // SAFETY: live.
+        let done = unsafe { result::event::synchronize(event) };
+        done.map_err(|e| self.failed("working", e))
+    }
+
+    fn elapsed_ms(&self, start: EventId, end: EventId) -> Result<f32> {
+        let (start, end) = (self.event(start)?, self.event(end)?);
+        // SAFETY: both live.
+        let ms = unsafe { result::event::elapsed(start, end) };
+        ms.map_err(|e| self.failed("measuring the time between events", e))
+    }
+
+    fn stream_is_done(&self, stream: StreamId) -> Result<bool> {
+        let stream = self.stream(stream)?;
+        // SAFETY: live.
+        self.done("working", unsafe { sys::cuStreamQuery(stream) })
+    }
+
+    fn synchronize_stream(&self, stream: StreamId) -> Result<()> {
+        let stream = self.stream(stream)?;
+        // SAFETY: live.
+        let done = unsafe { result::stream::synchronize(stream) };
+        done.map_err(|e| self.failed("working", e))
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.enter()?;
+        result::ctx::synchronize().map_err(|e| self.failed("working", e))
+    }
+
+    unsafe fn copy_up(
+        &self,
+        stream: StreamId,
+        to: u64,
+        from: *const u8,
+        bytes: usize,
+    ) -> Result<()> {
+        let stream = self.stream(stream)?;
+        // SAFETY: the stream lives; the ranges are the caller's promise.
+        let done = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, stream) }.result();
+        done.map_err(|e| self.failed("copying up", e))
+    }
+
+    unsafe fn copy_down(
+        &self,
+        stream: StreamId,
+        to: *mut u8,
+        from: u64,
+        bytes: usize,
+    ) -> Result<()> {
+        let stream = self.stream(stream)?;
+        // SAFETY: the stream lives; the ranges are the caller's promise.
+        let done = unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, stream) }.result();
+        done.map_err(|e| self.failed("copying down", e))
+    }
+
+    unsafe fn copy_on(&self, stream: StreamId, to: u64, from: u64, bytes: usize) -> Result<()> {
+        let stream = self.stream(stream)?;
+        // Addresses are unique over devices, so the driver knows whose they are.
+        // SAFETY: the stream lives; the ranges are the caller's promise.
+        let done = unsafe { sys::cuMemcpyAsync(to, from, bytes, stream) }.result();
+        done.map_err(|e| self.failed("copying on the device", e))
+    }
+
+    unsafe fn fill(&self, stream: StreamId, to: u64, value: u8, bytes: usize) -> Result<()> {
+        let stream = self.stream(stream)?;
+        // SAFETY: the stream lives; the range is the caller's promise.
+        let done = unsafe { result::memset_d8_async(to, value, bytes, stream) };
+        done.map_err(|e| self.failed("filling memory", e))
+    }
+
+    fn kernel(&self, name: &str) -> Result<Kernel> {
+        self.enter()?;
+        let none = || Error::Device(format!("there is no kernel {name}"));
+        let module = self.load(module_of(name).ok_or_else(none)?)?;
+        let c_name = CString::new(name).map_err(|_| none())?;
+        let what = format!("finding kernel {name}");
+        // SAFETY: the module stays loaded until this is dropped.
+        let function = unsafe { result::module::get_function(module, c_name) };
+        let function = function.map_err(|e| self.failed(&what, e))?;
+        // SAFETY: just found.
+        unsafe { self.allow_shared(function) }.map_err(|e| self.failed(&what, e))?;
+        Ok(Kernel(function as usize as u64))
+    }
+
+    unsafe fn launch(&self, stream: StreamId, launch: &Launch) -> Result<()> {
+        let stream = self.stream(stream)?;
+        let mut parameters = [std::ptr::null_mut::<c_void>(); PARAMETERS];
+        let n = launch.args.len();
+        for (i, parameter) in parameters[..n].iter_mut().enumerate() {
+            *parameter = launch.args.get(i).0.cast_mut().cast();
+        }
+        let ([gx, gy, gz], [bx, by, bz]) = (launch.grid, launch.block);
+        // SAFETY: the kernel came from `kernel`, whose module is loaded; the arguments are copied
+        // before the call returns; that they fit is the caller's promise.
+        let done = unsafe {
+            result::launch_kernel(
+                launch.kernel.0 as usize as sys::CUfunction,
+                (gx, gy, gz),
+                (bx, by, bz),
+                launch.shared_bytes,
+                stream,
+                &mut parameters[..n],
+            )
+        };
+        done.map_err(|e| self.failed("launching a kernel", e))
+    }
+
+    fn begin_capture(&self, stream: StreamId) -> Result<()> {
+        let stream = self.stream(stream)?;
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream lives.
+        let done = unsafe { result::stream::begin_capture(stream, mode) };
+        done.map_err(|e| self.failed("capturing a graph", e))
+    }
+
+    fn end_capture(&self, stream: StreamId) -> Result<GraphId> {
+        let stream = self.stream(stream)?;
+        // SAFETY: the stream lives; the graph is destroyed once, after the executable one is made
+        // of it.
+        let made = unsafe {
+            result::stream::end_capture(stream).and_then(|graph| {
+                let made = result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0));
+                result::graph::destroy(graph)?;
+                made
+            })
+        };
+        let graph = made.map_err(|e| self.failed("capturing a graph", e))? as usize as u64;
+        self.live.add(Kind::Graph, graph);
+        Ok(GraphId(graph))
+    }
+
+    unsafe fn launch_graph(&self, graph: GraphId, stream: StreamId) -> Result<()> {
+        self.live.check(Kind::Graph, graph.0);
+        let stream = self.stream(stream)?;
+        // SAFETY: both live; what the graph uses is the caller's promise.
+        let done = unsafe { result::graph::launch(graph.0 as usize as sys::CUgraphExec, stream) };
+        done.map_err(|e| self.failed("launching a graph", e))
+    }
+
+    fn destroy_graph(&self, graph: GraphId) {
+        self.live.remove(Kind::Graph, graph.0);
+        if self.enter().is_ok() {
+            // SAFETY: from `end_capture`, live until now.
+            let _ = unsafe { result::graph::exec_destroy(graph.0 as usize as sys::CUgraphExec) };
+        }
+    }
+}
+
+impl Drop for Cuda {
+    fn drop(&mut self) {
+        if self.synchronize().is_err() {
+            return;
+        }
+        let modules = self.modules.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for module in modules.values() {
+            // SAFETY: loaded by `load`, and nothing runs any more. A failure leaks it.
+            let _ = unsafe { result::module::unload(*module as sys::CUmodule) };
+        }
+        CURRENT.set(0);
+        // SAFETY: retained in `open`, once.
+        let _ = unsafe { result::primary_ctx::release(self.device) };
+    }
+}

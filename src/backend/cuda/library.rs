@@ -1,0 +1,135 @@
+//! The driver's library: whether it is there, new enough and whole; and what its errors say.
+
+use crate::{Error, Result};
+use cudarc::driver::{DriverError, sys};
+use std::collections::HashSet;
+use std::ffi::{CStr, c_int};
+use std::sync::RwLock;
+
+/// CUDA 12.0 (driver 525), the toolkit that the PTX comes from.
+const VERSION_MIN: c_int = 12_000;
+
+/// Every function that is called, by the name that cudarc loads it under: it panics where one is
+/// missing.
+const FUNCTIONS: &[&CStr] = &[
+    c"cuInit",
+    c"cuDriverGetVersion",
+    c"cuGetErrorName",
+    c"cuGetErrorString",
+    c"cuDeviceGet",
+    c"cuDeviceGetCount",
+    c"cuDeviceGetName",
+    c"cuDeviceGetAttribute",
+    c"cuDeviceTotalMem_v2",
+    c"cuDevicePrimaryCtxRetain",
+    c"cuDevicePrimaryCtxRelease_v2",
+    c"cuCtxSetCurrent",
+    c"cuCtxSynchronize",
+    c"cuCtxGetStreamPriorityRange",
+    c"cuMemGetInfo_v2",
+    c"cuMemAlloc_v2",
+    c"cuMemFree_v2",
+    c"cuMemHostAlloc",
+    c"cuMemFreeHost",
+    c"cuMemcpyHtoDAsync_v2",
+    c"cuMemcpyDtoHAsync_v2",
+    c"cuMemcpyAsync",
+    c"cuMemsetD8Async",
+    c"cuStreamCreateWithPriority",
+    c"cuStreamDestroy_v2",
+    c"cuStreamWaitEvent",
+    c"cuStreamQuery",
+    c"cuStreamSynchronize",
+    c"cuStreamBeginCapture_v2",
+    c"cuStreamEndCapture",
+    c"cuEventCreate",
+    c"cuEventDestroy_v2",
+    c"cuEventRecord",
+    c"cuEventQuery",
+    c"cuEventSynchronize",
+    c"cuEventElapsedTime",
+    c"cuModuleLoadData",
+    c"cuModuleUnload",
+    c"cuModuleGetFunction",
+    c"cuFuncGetAttribute",
+    c"cuFuncSetAttribute",
+    c"cuLaunchKernel",
+    c"cuGraphInstantiateWithFlags",
+    c"cuGraphLaunch",
+    c"cuGraphExecDestroy",
+    c"cuGraphDestroy",
+];
+
+/// The driver's CUDA version, if there is a driver that has what is needed.
+pub fn present() -> Result<(u32, u32)> {
+    // SAFETY: loads the library and lets it go; the driver's library may be loaded anywhere.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(Error::Device("there is no NVIDIA driver (libcuda was not found)".into()));
+    }
+    // SAFETY: the library is there, so this does not panic.
+    let library = unsafe { sys::culib() };
+    for name in FUNCTIONS {
+        // SAFETY: only asked for, not called.
+        if unsafe { library.get::<*const ()>(name.to_bytes_with_nul()) }.is_err() {
+            let name = name.to_string_lossy();
+            let why = format!("the NVIDIA driver is too old: it has no {name}");
+            return Err(Error::Device(why));
+        }
+    }
+    let mut version: c_int = 0;
+    // SAFETY: the function is there and writes one number.
+    let got = unsafe { sys::cuDriverGetVersion(&mut version) }.result();
+    got.map_err(|e| failed("asking the NVIDIA driver for its version", e))?;
+    let of = |version: c_int| ((version / 1000) as u32, (version % 1000 / 10) as u32);
+    let ((major, minor), (major_min, minor_min)) = (of(version), of(VERSION_MIN));
+    if version < VERSION_MIN {
+        return Err(Error::Device(format!(
+            "the NVIDIA driver is too old: it knows CUDA {major}.{minor}, and the kernels need \
+             {major_min}.{minor_min} (driver 525 or newer)"
+        )));
+    }
+    Ok((major, minor))
+}
+
+/// "copying to GPU 0 (NVIDIA L4): out of memory (CUDA_ERROR_OUT_OF_MEMORY)"
+pub fn failed(what: impl std::fmt::Display, error: DriverError) -> Error {
+    let text = |text: std::result::Result<&CStr, DriverError>| {
+        text.map_or("unknown error".into(), |text| text.to_string_lossy().into_owned())
+    };
+    let (says, name) = (text(error.error_string()), text(error.error_name()));
+    Error::Device(format!("{what}: {says} ({name})"))
+}
+
+/// Handles that were made and not yet destroyed, of all devices: a call with another never reaches
+/// the driver.
+#[derive(Default)]
+pub struct Live(RwLock<HashSet<(Kind, u64)>>);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    Memory,
+    Pinned,
+    Stream,
+    Event,
+    Graph,
+}
+
+impl Live {
+    pub fn add(&self, kind: Kind, handle: u64) {
+        self.0.write().unwrap_or_else(|e| e.into_inner()).insert((kind, handle));
+    }
+
+    /// # Panics
+    /// If it is not one: a broken invariant of ours.
+    pub fn check(&self, kind: Kind, handle: u64) {
+        let live = self.0.read().unwrap_or_else(|e| e.into_inner());
+        assert!(live.contains(&(kind, handle)), "{kind:?} {handle:#x} does not exist");
+    }
+
+    /// # Panics
+    /// As `check`.
+    pub fn remove(&self, kind: Kind, handle: u64) {
+        let removed = self.0.write().unwrap_or_else(|e| e.into_inner()).remove(&(kind, handle));
+        assert!(removed, "{kind:?} {handle:#x} does not exist");
+    }
+}
