@@ -22,7 +22,7 @@ KERNELS = Path(__file__).resolve().parent
 PTX = KERNELS / "ptx"
 TARGET = "compute_75"
 ARCHITECTURES = ["sm_75", "sm_86", "sm_90"]
-# Sums are fused where a kernel says fmaf and nowhere else; divisions and roots are exact by default.
+# Sums are fused where a kernel says fmaf and nowhere else; divisions and roots are exact anyway.
 OPTIONS = [f"--gpu-architecture={TARGET}", "--std=c++17", "--fmad=false", f"-I{KERNELS}"]
 
 

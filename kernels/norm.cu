@@ -10,8 +10,8 @@
 // 2048 elements, while the others load. Layer norm's sums are f64 in another order than the
 // twin's; after rounding to f32 a result may differ in its last bit.
 //
-// A block has blockDim.y rows of blockDim.x threads, whole warps. Memory traffic: x once (its second
-// reading comes from L1 or L2), out once.
+// A block has blockDim.y rows of blockDim.x threads, whole warps. Memory traffic: x once (its
+// second reading comes from L1 or L2), out once.
 #include "moeba.cuh"
 
 static constexpr u32 THREADS = 256;

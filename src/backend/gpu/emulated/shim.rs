@@ -79,14 +79,20 @@ mod linked {
 mod linked {
     use super::*;
 
+    /// # Safety
+    /// Always.
     pub unsafe fn shim_find(_: *const c_char) -> *const c_void {
         std::ptr::null()
     }
 
+    /// # Safety
+    /// Always.
     pub unsafe fn shim_name(_: u32) -> *const c_char {
         std::ptr::null()
     }
 
+    /// # Safety
+    /// Always.
     pub unsafe fn shim_launch(_: *const RawLaunch) -> i32 {
         1
     }
