@@ -1,0 +1,91 @@
+// Products of F32, F16 and BF16 rows with f32 activations: "Float" of "One arithmetic". Eight
+// threads of a warp take a row, thread i mod 8 the elements i in ascending order; so 32, or 16,
+// neighbouring bytes of a row are read at a time, and the cache holds a sector's other half until
+// the next step of the unrolled loop. The chain of additions is cols/8 long, as on the CPU.
+#pragma once
+
+#include "rows.cuh"
+
+struct F32 {
+    static constexpr u32 BYTES = 4;
+    static __device__ __forceinline__ float at(Global<const u8> row, u32 i) {
+        return __ldg(as<const float>(row) + i);
+    }
+};
+struct F16 {
+    static constexpr u32 BYTES = 2;
+    static __device__ __forceinline__ float at(Global<const u8> row, u32 i) {
+        return f16_to_f32(__ldg(as<const u16>(row) + i));
+    }
+};
+struct BF16 {
+    static constexpr u32 BYTES = 2;
+    static __device__ __forceinline__ float at(Global<const u8> row, u32 i) {
+        return bf16_to_f32(__ldg(as<const u16>(row) + i));
+    }
+};
+
+#define FOR_EACH_FLOAT(X) X(f32, F32) X(f16, F16) X(bf16, BF16)
+
+// Token t's values from the records' first column on.
+__device__ __forceinline__ Global<const float> floats_of(const Records& x, u32 t) {
+    u64 record = static_cast<u64>(x.first_token + t) * to_line(4 * x.cols);
+    return as<const float>(x.bytes + record) + x.first_col;
+}
+
+// As row_dots (rows.cuh) with eight lanes. Padding a row with zeros to a multiple of eight changes
+// no sum that starts at +0, so the padding is left out.
+template <class F, u32 R, u32 TOKENS>
+__device__ __forceinline__ void float_dots(const Global<const u8> (&rows)[R], bool live, u32 n_cols,
+                                           const Records& x, u32 n_tokens,
+                                           float (&sum)[R][TOKENS]) {
+#pragma unroll
+    for (u32 r = 0; r < R; r++) {
+#pragma unroll
+        for (u32 t = 0; t < TOKENS; t++) sum[r][t] = 0.0f;
+    }
+    u32 end = live ? n_cols : 0;
+#pragma unroll 8
+    for (u32 i = threadIdx.x % 8; i < end; i += 8) {
+        float w[R];
+#pragma unroll
+        for (u32 r = 0; r < R; r++) w[r] = F::at(rows[r], i);
+#pragma unroll
+        for (u32 t = 0; t < TOKENS; t++) {
+            if (TOKENS > 1 && t >= n_tokens) break;
+            float a = __ldg(floats_of(x, t) + i);
+#pragma unroll
+            for (u32 r = 0; r < R; r++) sum[r][t] = fmaf(a, w[r], sum[r][t]);
+        }
+    }
+#pragma unroll
+    for (u32 r = 0; r < R; r++) {
+#pragma unroll
+        for (u32 t = 0; t < TOKENS; t++) sum[r][t] = tree8_threads(sum[r][t]);
+    }
+}
+
+// The same call for every format.
+template <class F>
+struct Dots {
+    template <u32 R, u32 TOKENS>
+    static __device__ __forceinline__ void of(const Global<const u8> (&rows)[R], bool live,
+                                              u32 n_cols, u32 lanes, const Records& x,
+                                              u32 n_tokens, float (&sum)[R][TOKENS]) {
+        row_dots<F>(rows, live, n_cols, lanes, x, n_tokens, sum);
+    }
+};
+
+#define FLOAT_DOTS(NAME, F)                                                                 \
+    template <>                                                                             \
+    struct Dots<F> {                                                                        \
+        template <u32 R, u32 TOKENS>                                                        \
+        static __device__ __forceinline__ void of(const Global<const u8> (&rows)[R],        \
+                                                  bool live, u32 n_cols, u32,               \
+                                                  const Records& x, u32 n_tokens,           \
+                                                  float (&sum)[R][TOKENS]) {                \
+            float_dots<F>(rows, live, n_cols, x, n_tokens, sum);                            \
+        }                                                                                   \
+    };
+FOR_EACH_FLOAT(FLOAT_DOTS)
+#undef FLOAT_DOTS
