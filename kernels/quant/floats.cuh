@@ -1,25 +1,25 @@
 // Products of F32, F16 and BF16 rows with f32 activations: "Float" of "One arithmetic". Eight
 // threads of a warp take a row, thread i mod 8 the elements i in ascending order; so 32, or 16,
-// neighbouring bytes of a row are read at a time, and the cache holds a sector's other half until
-// the next step of the unrolled loop. The chain of additions is cols/8 long, as on the CPU.
+// neighbouring bytes of a row are read at a time, and the cache holds a sector's other half for the
+// next load. The chain of additions is cols/8 long, as on the CPU.
 #pragma once
 
 #include "rows.cuh"
 
 struct F32 {
-    static constexpr u32 BYTES = 4;
+    static constexpr u32 LEN = 1, BYTES = 4;
     static __device__ __forceinline__ float at(Global<const u8> row, u32 i) {
         return __ldg(as<const float>(row) + i);
     }
 };
 struct F16 {
-    static constexpr u32 BYTES = 2;
+    static constexpr u32 LEN = 1, BYTES = 2;
     static __device__ __forceinline__ float at(Global<const u8> row, u32 i) {
         return f16_to_f32(__ldg(as<const u16>(row) + i));
     }
 };
 struct BF16 {
-    static constexpr u32 BYTES = 2;
+    static constexpr u32 LEN = 1, BYTES = 2;
     static __device__ __forceinline__ float at(Global<const u8> row, u32 i) {
         return bf16_to_f32(__ldg(as<const u16>(row) + i));
     }
@@ -33,29 +33,43 @@ __device__ __forceinline__ Global<const float> floats_of(const Records& x, u32 t
     return as<const float>(x.bytes + record) + x.first_col;
 }
 
-// As row_dots (rows.cuh) with eight lanes. Padding a row with zeros to a multiple of eight changes
-// no sum that starts at +0, so the padding is left out.
+// As row_dots (rows.cuh) with eight lanes. A thread loads eight elements before it adds them, as
+// each addition waits for the one before. The row is padded with zeros to a multiple of eight, and
+// no further: one more addition of 0·0 would make +0 of −0.
 template <class F, u32 R, u32 TOKENS>
 __device__ __forceinline__ void float_dots(const Global<const u8> (&rows)[R], bool live, u32 n_cols,
                                            const Records& x, u32 n_tokens,
                                            float (&sum)[R][TOKENS]) {
+    constexpr u32 DEPTH = 8;
 #pragma unroll
     for (u32 r = 0; r < R; r++) {
 #pragma unroll
         for (u32 t = 0; t < TOKENS; t++) sum[r][t] = 0.0f;
     }
     u32 end = live ? n_cols : 0;
-#pragma unroll 8
-    for (u32 i = threadIdx.x % 8; i < end; i += 8) {
-        float w[R];
+    for (u32 first = 0; first < end; first += 8 * DEPTH) {
+        u32 at = first + threadIdx.x % 8;
+        float w[R][DEPTH];
 #pragma unroll
-        for (u32 r = 0; r < R; r++) w[r] = F::at(rows[r], i);
+        for (u32 k = 0; k < DEPTH; k++) {
+#pragma unroll
+            for (u32 r = 0; r < R; r++) w[r][k] = at + 8 * k < end ? F::at(rows[r], at + 8 * k) : 0;
+        }
 #pragma unroll
         for (u32 t = 0; t < TOKENS; t++) {
             if (TOKENS > 1 && t >= n_tokens) break;
-            float a = __ldg(floats_of(x, t) + i);
+            Global<const float> token = floats_of(x, t);
+            float a[DEPTH];
 #pragma unroll
-            for (u32 r = 0; r < R; r++) sum[r][t] = fmaf(a, w[r], sum[r][t]);
+            for (u32 k = 0; k < DEPTH; k++) {
+                a[k] = at + 8 * k < end ? __ldg(token + (at + 8 * k)) : 0.0f;
+            }
+#pragma unroll
+            for (u32 k = 0; k < DEPTH; k++) {
+                if (first + 8 * k >= end) break;
+#pragma unroll
+                for (u32 r = 0; r < R; r++) sum[r][t] = fmaf(a[k], w[r][k], sum[r][t]);
+            }
         }
     }
 #pragma unroll

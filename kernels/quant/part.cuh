@@ -54,3 +54,9 @@ struct Narrow {
     static __device__ __forceinline__ u32 chunk(u32, u32 c) { return c; }
     static __device__ __forceinline__ float dmin(Global<const u8>) { return 0.0f; }
 };
+
+// Bytes of a row without gaps.
+template <class F>
+__device__ __forceinline__ u64 row_bytes(u32 cols) {
+    return static_cast<u64>(cols / F::LEN) * F::BYTES;
+}

@@ -1,0 +1,415 @@
+// Matrix times the activations of many tokens, by tensor cores:
+//
+//   out[t, r] (+)= weights[r] · x[t] (+ bias[r])
+//
+// for one matrix, or for one matrix an *item*: item i has tokens starts[i] … starts[i + 1] of the
+// list (an expert and the tokens that chose it), and an item without an address is left out.
+//
+//   weights   [rows, cols] blocks of a format, without gaps
+//   x         records of quant/acts.cuh, of which columns first_col … first_col + cols are read
+//   out       f32 [tokens of all items, out_stride]
+//
+// Twin: `Kernels::matmul` (src/simd/scalar.rs), to the bit. Integers are exact in any order: codes
+// and activations are multiplied as i8, sums of a sub-block are scaled as int32. Float sums keep
+// the order of "One arithmetic":
+//
+// - Units of 256. Eight sums an output would fill the registers, so the lanes of the order are
+//   done one after the other (units l, l + 8, …), in the order 0, 4, 2, 6, 1, 5, 3, 7: then the
+//   tree needs one sum a level, as a binary counter that carries. Blocks are still read whole.
+//   Mins are a product too, mins · sums of 16 activations; a sum of 12 bits is 128·high + low.
+// - Units of 32 and 16. A tile of 256 columns holds each lane once or twice, so eight sums an
+//   output are kept, and the tile has half the tokens.
+//
+// A block of 256 threads makes 64 rows of 64 (32) tokens: each thread decodes a part of a row's
+// block into shared memory, then each of 8 warps multiplies 16 rows with half of the tokens. The
+// format is decoded once for 64 tokens; for each tensor-core instruction of 4096 products there
+// are about four to scale its results and one to load factors. Shared memory is 38 KB or less, and
+// rows of a tile lie 272 bytes apart, which keeps load_matrices free of bank conflicts.
+// Expected bytes: the weights once for 64 (32) tokens, from L2 after the first time; each token's
+// activations once for 64 rows.
+#include "quant/formats.cuh"
+#include "quant/tiles.cuh"
+
+static constexpr u32 THREADS = 256;
+static constexpr u32 ROWS = 64;
+
+// Two blocks a multiprocessor: one decodes while the other multiplies.
+#if defined(__CUDACC__)
+#define TWO_BLOCKS THREADS, 2
+#else
+#define TWO_BLOCKS THREADS
+#endif
+
+// What a block of threads computes.
+struct Product {
+    Global<const u8> weights;
+    u32 n_rows, n_cols;
+    Tokens x;
+    // The tile's.
+    u32 first_row, first_token;
+};
+
+// ---- units of 256
+
+static constexpr u32 WIDE_TOKENS = 64;
+// Eight tokens each, of a warp: half of the tile.
+static constexpr u32 WIDE_NS = WIDE_TOKENS / 2 / 8;
+
+struct WideTile {
+    Shared<u8> codes, tokens;
+    // [row][chunk]
+    Shared<i8> scales, mins;
+    Shared<float> d, dmin, token_scales;
+    // Sums of 16 activations as 128·high + low, [token][chunk].
+    Shared<u32> high, low;
+};
+
+template <class F>
+__device__ __forceinline__ void fill_wide(const WideTile& tile, const Product& p, u32 b) {
+    u32 row = threadIdx.x / 4, part = threadIdx.x % 4;
+    Part<4> w = {};
+    float d = 0.0f, dmin = 0.0f;
+    if (p.first_row + row < p.n_rows) {
+        Global<const u8> block = p.weights + (p.first_row + row) * row_bytes<F>(p.n_cols);
+        block = block + static_cast<u64>(b) * F::BYTES;
+        F::part(block, part, w);
+        d = F::d(block, part);
+        dmin = F::dmin(block);
+    }
+#pragma unroll
+    for (u32 c = 0; c < 4; c++) {
+        u32 chunk = F::chunk(part, c);
+        store_chunk(tile.codes, row, chunk, w.q + 4 * c);
+        if constexpr (F::SUB < 256) tile.scales[16 * row + chunk] = static_cast<i8>(w.scale[c]);
+        if constexpr (F::MINS) tile.mins[16 * row + chunk] = static_cast<i8>(w.min[c]);
+    }
+    if (part == 0) {
+        tile.d[row] = d;
+        if constexpr (F::MINS) tile.dmin[row] = dmin;
+    }
+    fill_tokens<256, THREADS>(tile.tokens, p.x, p.first_token, WIDE_TOKENS, 256 * b, p.n_cols);
+    // Four threads a token, with four sums each.
+    u32 t = threadIdx.x / 4, quarter = threadIdx.x % 4, high = 0, low = 0;
+    float scale = 0.0f;
+    if (p.first_token + t < p.x.n) {
+        u32 record = p.x.record(p.first_token + t);
+        Acts<256> acts(p.x.records, p.x.cols, record, p.x.first_col + 256 * b);
+        scale = acts.scale(0);
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            i32 sum = F::MINS ? __ldg(acts.sums16 + (4 * quarter + i)) : 0;
+            low |= static_cast<u32>(sum & 127) << (8 * i);
+            high |= static_cast<u32>(sum >> 7 & 255) << (8 * i);
+        }
+    }
+    if constexpr (F::MINS) {
+        tile.high[threadIdx.x] = high;
+        tile.low[threadIdx.x] = low;
+    }
+    if (quarter == 0) tile.token_scales[t] = scale;
+}
+
+// isum of 16 rows and 8·WIDE_NS tokens: as mma_s8 has results, for each eight tokens.
+template <class F>
+__device__ __forceinline__ void wide_isums(i32 (&isum)[WIDE_NS][4], const WideTile& tile, u32 row,
+                                           u32 token) {
+    u32 group = threadIdx.x % WARP / 4;
+#pragma unroll
+    for (u32 n = 0; n < WIDE_NS; n++) isum[n][0] = isum[n][1] = isum[n][2] = isum[n][3] = 0;
+#pragma unroll 1
+    for (u32 j = 0; j < 8; j++) {
+        u32 a[4], b[WIDE_NS][2];
+        load_rows(a, tile.codes, row, 32 * j);
+#pragma unroll
+        for (u32 n = 0; n < WIDE_NS; n += 2) {
+            u32 both[4];
+            load_tokens(both, tile.tokens, token + 8 * n, 32 * j);
+            b[n][0] = both[0], b[n][1] = both[1], b[n + 1][0] = both[2], b[n + 1][1] = both[3];
+        }
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            if (F::SUB != 16 && half == 1) break;
+            i32 upper = 1, lower = 1;
+            if constexpr (F::SUB < 256) {
+                upper = tile.scales[16 * (row + group) + 2 * j + half];
+                lower = tile.scales[16 * (row + group + 8) + 2 * j + half];
+            }
+#pragma unroll
+            for (u32 n = 0; n < WIDE_NS; n++) {
+                if constexpr (F::SUB == 256) {
+                    mma_s8(isum[n], a, b[n]);
+                    continue;
+                }
+                i32 dot[4] = {0, 0, 0, 0};
+                if constexpr (F::SUB == 16) {
+                    mma_s8_half(dot, a[2 * half], a[2 * half + 1], b[n][half]);
+                } else {
+                    mma_s8(dot, a, b[n]);
+                }
+                isum[n][0] += upper * dot[0];
+                isum[n][1] += upper * dot[1];
+                isum[n][2] += lower * dot[2];
+                isum[n][3] += lower * dot[3];
+            }
+        }
+    }
+}
+
+// imins of 16 rows and the eight tokens from `token` on.
+__device__ __forceinline__ void wide_imins(i32 (&imins)[4], const WideTile& tile, u32 row,
+                                           u32 token) {
+    u32 group = threadIdx.x % WARP / 4, quad = threadIdx.x % 4;
+    Shared<const u32> mins = as<const u32>(tile.mins);
+    u32 upper = mins[4 * (row + group) + quad], lower = mins[4 * (row + group + 8) + quad];
+    i32 high[4] = {0, 0, 0, 0}, low[4] = {0, 0, 0, 0};
+    mma_s8_half(high, upper, lower, tile.high[4 * (token + group) + quad]);
+    mma_s8_half(low, upper, lower, tile.low[4 * (token + group) + quad]);
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) imins[i] = 128 * high[i] + low[i];
+}
+
+// sum += the unit's share, for the results of a thread.
+template <class F>
+__device__ __forceinline__ void add_wide_unit(float (&sum)[WIDE_NS][4], const WideTile& tile,
+                                              u32 row, u32 token) {
+    u32 group = threadIdx.x % WARP / 4, pair = threadIdx.x % 4 * 2;
+    i32 isum[WIDE_NS][4];
+    wide_isums<F>(isum, tile, row, token);
+    float d[2] = {tile.d[row + group], tile.d[row + group + 8]};
+    float dmin[2] = {0.0f, 0.0f};
+    if constexpr (F::MINS) dmin[0] = tile.dmin[row + group], dmin[1] = tile.dmin[row + group + 8];
+#pragma unroll
+    for (u32 n = 0; n < WIDE_NS; n++) {
+        i32 imins[4];
+        if constexpr (F::MINS) wide_imins(imins, tile, row, token + 8 * n);
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            float scale = tile.token_scales[token + 8 * n + pair + i % 2];
+            sum[n][i] = fmaf(d[i / 2] * scale, static_cast<float>(isum[n][i]), sum[n][i]);
+            if constexpr (F::MINS) {
+                float mins = static_cast<float>(imins[i]);
+                sum[n][i] = fmaf(-(dmin[i / 2] * scale), mins, sum[n][i]);
+            }
+        }
+    }
+}
+
+// out[n][i]: the results of this thread, as mma_s8 has them, for each eight tokens of its warp.
+template <class F>
+__device__ __forceinline__ void wide_product(float (&out)[WIDE_NS][4], const Product& p) {
+    SHARED(uint4, codes, ROWS * TILE_STRIDE / 16);
+    SHARED(uint4, tokens, WIDE_TOKENS * TILE_STRIDE / 16);
+    SHARED(uint4, scales, ROWS);
+    SHARED(uint4, mins, ROWS);
+    SHARED(float, d, ROWS);
+    SHARED(float, dmin, ROWS);
+    SHARED(float, token_scales, WIDE_TOKENS);
+    SHARED(u32, high, WIDE_TOKENS * 4);
+    SHARED(u32, low, WIDE_TOKENS * 4);
+    WideTile tile = {as<u8>(codes), as<u8>(tokens), as<i8>(scales), as<i8>(mins), d, dmin,
+                     token_scales, high, low};
+    u32 warp = threadIdx.x / WARP, n_units = p.n_cols / 256;
+    // Sums that wait for the other half of their pair, at each level of the tree.
+    float waiting[3][WIDE_NS][4] = {};
+    for (u32 pass = 0; pass < 8; pass++) {
+        u32 lane = (pass & 1) << 2 | (pass & 2) | pass >> 2;
+        float sum[WIDE_NS][4] = {};
+        for (u32 b = lane; b < n_units; b += 8) {
+            __syncthreads();
+            fill_wide<F>(tile, p, b);
+            __syncthreads();
+            add_wide_unit<F>(sum, tile, warp % 4 * 16, warp / 4 * (WIDE_TOKENS / 2));
+        }
+#pragma unroll
+        for (u32 n = 0; n < WIDE_NS; n++) {
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                float s = sum[n][i];
+                if ((pass & 1) == 0) {
+                    waiting[0][n][i] = s;
+                    continue;
+                }
+                s = waiting[0][n][i] + s;
+                if ((pass & 2) == 0) {
+                    waiting[1][n][i] = s;
+                    continue;
+                }
+                s = waiting[1][n][i] + s;
+                if ((pass & 4) == 0) {
+                    waiting[2][n][i] = s;
+                    continue;
+                }
+                out[n][i] = waiting[2][n][i] + s;
+            }
+        }
+    }
+}
+
+// ---- units of 32 and 16
+
+static constexpr u32 NARROW_TOKENS = 32;
+static constexpr u32 NARROW_NS = NARROW_TOKENS / 2 / 8;
+
+struct NarrowTile {
+    Shared<u8> codes, tokens;
+    // [row][unit]
+    Shared<float> d, dmin;
+    // [token][32 columns]: scales, and sums of the activations
+    Shared<float> token_scales, token_sums;
+};
+
+template <class F>
+__device__ __forceinline__ void fill_narrow(const NarrowTile& tile, const Product& p, u32 col) {
+    constexpr u32 UNITS = TILE_COLS / F::UNIT;
+    for (u32 i = threadIdx.x; i < ROWS * UNITS; i += THREADS) {
+        u32 row = i / UNITS, b = col / F::UNIT + i % UNITS;
+        Part<F::CHUNKS> w = {};
+        float d = 0.0f, dmin = 0.0f;
+        if (p.first_row + row < p.n_rows && b < p.n_cols / F::UNIT) {
+            Global<const u8> block = p.weights + (p.first_row + row) * row_bytes<F>(p.n_cols);
+            block = block + static_cast<u64>(b / (F::LEN / F::UNIT)) * F::BYTES;
+            F::part(block, b % F::PARTS, w);
+            d = F::d(block, b % F::PARTS);
+            dmin = F::dmin(block);
+        }
+#pragma unroll
+        for (u32 c = 0; c < F::CHUNKS; c++) {
+            store_chunk(tile.codes, row, i % UNITS * F::CHUNKS + c, w.q + 4 * c);
+        }
+        tile.d[i] = d;
+        if constexpr (F::MINS) tile.dmin[i] = dmin;
+    }
+    fill_tokens<F::UNIT, THREADS>(tile.tokens, p.x, p.first_token, NARROW_TOKENS, col, p.n_cols);
+    // Eight blocks of 32 a token: one each thread.
+    u32 t = p.first_token + threadIdx.x / 8, at = threadIdx.x % 8;
+    float scale = 0.0f, sum = 0.0f;
+    if (t < p.x.n && col + 32 * at < p.n_cols) {
+        Acts<F::UNIT> acts(p.x.records, p.x.cols, p.x.record(t), p.x.first_col + col);
+        scale = __ldg(acts.scales + at);
+        sum = static_cast<float>(__ldg(acts.sums32 + at));
+    }
+    tile.token_scales[threadIdx.x] = scale;
+    if constexpr (F::MINS) tile.token_sums[threadIdx.x] = sum;
+}
+
+// Adds the tile's units to the eight lanes of each result.
+template <class F>
+__device__ __forceinline__ void add_narrow_units(float (&sum)[8][NARROW_NS][4],
+                                                 const NarrowTile& tile, u32 row, u32 token) {
+    constexpr u32 UNITS = TILE_COLS / F::UNIT;
+    u32 group = threadIdx.x % WARP / 4, pair = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (u32 j = 0; j < 8; j++) {
+        u32 a[4], b[4];
+        load_rows(a, tile.codes, row, 32 * j);
+        load_tokens(b, tile.tokens, token, 32 * j);
+#pragma unroll
+        for (u32 half = 0; half < 32 / F::UNIT; half++) {
+            u32 unit = j * (32 / F::UNIT) + half;
+#pragma unroll
+            for (u32 n = 0; n < NARROW_NS; n++) {
+                i32 dot[4] = {0, 0, 0, 0};
+                if constexpr (F::UNIT == 16) {
+                    mma_s8_half(dot, a[2 * half], a[2 * half + 1], b[2 * n + half]);
+                } else {
+                    mma_s8(dot, a, {b[2 * n], b[2 * n + 1]});
+                }
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) {
+                    float& s = sum[unit % 8][n][i];
+                    u32 at = UNITS * (row + group + i / 2 * 8) + unit;
+                    u32 of_token = 8 * (token + 8 * n + pair + i % 2) + j;
+                    float scale = tile.token_scales[of_token];
+                    s = fmaf(tile.d[at] * scale, static_cast<float>(dot[i]), s);
+                    if constexpr (F::MINS) {
+                        s = fmaf(-(tile.dmin[at] * scale), tile.token_sums[of_token], s);
+                    }
+                }
+            }
+        }
+    }
+}
+
+template <class F>
+__device__ __forceinline__ void narrow_product(float (&out)[NARROW_NS][4], const Product& p) {
+    SHARED(uint4, codes, ROWS * TILE_STRIDE / 16);
+    SHARED(uint4, tokens, NARROW_TOKENS * TILE_STRIDE / 16);
+    SHARED(float, d, ROWS * (TILE_COLS / F::UNIT));
+    SHARED(float, dmin, ROWS * (TILE_COLS / F::UNIT));
+    SHARED(float, token_scales, NARROW_TOKENS * 8);
+    SHARED(float, token_sums, NARROW_TOKENS * 8);
+    NarrowTile tile = {as<u8>(codes), as<u8>(tokens), d, dmin, token_scales, token_sums};
+    u32 warp = threadIdx.x / WARP;
+    float sum[8][NARROW_NS][4] = {};
+    for (u32 col = 0; col < p.n_cols; col += TILE_COLS) {
+        __syncthreads();
+        fill_narrow<F>(tile, p, col);
+        __syncthreads();
+        add_narrow_units<F>(sum, tile, warp % 4 * 16, warp / 4 * (NARROW_TOKENS / 2));
+    }
+#pragma unroll
+    for (u32 n = 0; n < NARROW_NS; n++) {
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            float lanes[8];
+#pragma unroll
+            for (u32 l = 0; l < 8; l++) lanes[l] = sum[l][n][i];
+            out[n][i] = tree8(lanes);
+        }
+    }
+}
+
+// ---- both
+
+template <class F>
+__device__ __forceinline__ void matmul(Global<const u8> weights, Global<const u64> matrices,
+                                       u64 matrix_at, u32 n_rows, u32 n_cols, Global<const u8> x,
+                                       u32 x_cols, u32 first_col, Global<const u32> list,
+                                       Global<const u32> starts, u32 n_tokens,
+                                       Global<const u32> experts, Global<const float> bias,
+                                       u32 accumulate, Global<float> out, u32 out_stride) {
+    constexpr bool WIDE = F::UNIT == 256;
+    constexpr u32 NS = WIDE ? WIDE_NS : NARROW_NS, TOKENS = WIDE ? WIDE_TOKENS : NARROW_TOKENS;
+    u32 item = blockIdx.z, first = starts ? starts[item] : 0;
+    u32 n = starts ? starts[item + 1] - first : n_tokens;
+    Product p = {weights, n_rows, n_cols, {}, blockIdx.x * ROWS, blockIdx.y * TOKENS};
+    if (matrices) {
+        u64 address = matrices[item];
+        if (address == 0) return;
+        p.weights = global<const u8>(address + matrix_at);
+    }
+    if (p.first_token >= n) return;
+    p.x = Tokens{x, x_cols, first_col, list ? list + first : list, n};
+    // Without a list an item's activations lie where its results do.
+    if (!list) p.x.records = x + first * static_cast<u64>(ActLayout<F::UNIT>(x_cols).bytes);
+    float result[NS][4];
+    if constexpr (WIDE) {
+        wide_product<F>(result, p);
+    } else {
+        narrow_product<F>(result, p);
+    }
+    u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    u32 row = p.first_row + warp % 4 * 16 + lane / 4;
+    u32 token = p.first_token + warp / 4 * (TOKENS / 2) + lane % 4 * 2;
+#pragma unroll
+    for (u32 i = 0; i < 4 * NS; i++) {
+        u32 r = row + i % 4 / 2 * 8, t = token + i / 4 * 8 + i % 2;
+        if (r >= n_rows || t >= n) continue;
+        float value = result[i / 4][i % 4];
+        if (bias) value += bias[(experts ? experts[item] : 0) * static_cast<u64>(n_rows) + r];
+        Global<float> to = out + (static_cast<u64>(first + t) * out_stride + r);
+        *to = accumulate ? *to + value : value;
+    }
+}
+
+#define MATMUL(NAME, F)                                                                     \
+    KERNEL(matmul_##NAME, TWO_BLOCKS, Global<const u8> weights, Global<const u64> matrices,    \
+           u64 matrix_at, u32 n_rows, u32 n_cols, Global<const u8> x, u32 x_cols,           \
+           u32 first_col, Global<const u32> list, Global<const u32> starts, u32 n_tokens,   \
+           Global<const u32> experts, Global<const float> bias, u32 accumulate,             \
+           Global<float> out, u32 out_stride) {                                             \
+        matmul<F>(weights, matrices, matrix_at, n_rows, n_cols, x, x_cols, first_col, list, \
+                  starts, n_tokens, experts, bias, accumulate, out, out_stride);            \
+    }
+
+FOR_EACH_FORMAT(MATMUL)

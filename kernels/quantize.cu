@@ -1,0 +1,81 @@
+// Activations into the records that products read (quant/acts.cuh):
+//
+//   x     f32 [tokens, x_stride], of which the first `cols` of a token are taken
+//   out   records of `cols` columns
+//
+// Twins: `quantize_activations` of src/quant/q8_0.rs and q8_k.rs, to the bit. A thread takes eight
+// values, so a warp a block of 256, and four threads a block of 32. Memory traffic is 4 bytes in
+// and 1.1 out a value, a few kilobytes: what a launch takes is its latency.
+#include "quant/acts.cuh"
+
+static constexpr u32 THREADS = 128;
+static constexpr u32 EACH = 8;
+
+// Below this, a block is all zeros: 127/x must be finite. 2⁻¹²⁰.
+static constexpr float SMALLEST = 7.52316385e-37f;
+
+// The scale to store and the one to multiply with, by the largest magnitude of a block.
+template <u32 LEN>
+__device__ __forceinline__ float2 activation_scale(u32 largest_bits) {
+    float largest = __uint_as_float(largest_bits);
+    if (largest_bits >= 0x7f800000u) return make_float2(__uint_as_float(0x7fc00000u), 0.0f);
+    if (largest < SMALLEST) return make_float2(0.0f, 0.0f);
+    float inverse = 127.0f / largest;
+    if (LEN == 256) return make_float2(1.0f / inverse, inverse);
+    return make_float2(f16_to_f32(f32_to_f16(largest / 127.0f)), inverse);
+}
+
+// Blocks of LEN values, 32 or 256; the columns are a multiple of it.
+template <u32 LEN>
+__device__ __forceinline__ void quantize(Global<const float> x, u32 x_stride, u32 cols,
+                                         Global<u8> out) {
+    u32 token = blockIdx.y, first = (blockIdx.x * blockDim.x + threadIdx.x) * EACH;
+    bool live = first < cols;
+    ActLayout<LEN> at(cols);
+    Global<u8> record = out + static_cast<u64>(token) * at.bytes;
+    float v[EACH];
+    u32 largest = 0;
+#pragma unroll
+    for (u32 i = 0; i < EACH; i++) {
+        v[i] = live ? x[static_cast<u64>(token) * x_stride + first + i] : 0.0f;
+        // As integers magnitudes are in order, with infinity and NaN above all numbers.
+        largest = max(largest, __float_as_uint(v[i]) & 0x7fffffffu);
+    }
+#pragma unroll
+    for (u32 step = 1; step < LEN / EACH; step *= 2) {
+        largest = max(largest, __shfl_xor_sync(FULL_WARP, largest, step));
+    }
+    float2 scale = activation_scale<LEN>(largest);
+    u32 words[2] = {0, 0};
+    i32 sum = 0;
+#pragma unroll
+    for (u32 i = 0; i < EACH; i++) {
+        i32 q = scale.y == 0.0f ? 0 : __float2int_rn(v[i] * scale.y);
+        words[i / 4] |= (static_cast<u32>(q) & 0xff) << (8 * (i % 4));
+        sum += q;
+    }
+    i32 sum16 = sum + __shfl_xor_sync(FULL_WARP, sum, 1);
+    i32 sum32 = sum16 + __shfl_xor_sync(FULL_WARP, sum16, 2);
+    if (!live) return;
+    as<uint2>(record)[first / EACH] = make_uint2(words[0], words[1]);
+    if (first % LEN == 0) as<float>(record + at.scales)[first / LEN] = scale.x;
+    if (first % 32 == 0) as<i16>(record + at.sums32)[first / 32] = static_cast<i16>(sum32);
+    if (LEN == 256 && first % 16 == 0) {
+        as<i16>(record + at.sums16)[first / 16] = static_cast<i16>(sum16);
+    }
+}
+
+KERNEL(quantize_q8_0, THREADS, Global<const float> x, u32 x_stride, u32 cols, Global<u8> out) {
+    quantize<32>(x, x_stride, cols, out);
+}
+
+KERNEL(quantize_q8_k, THREADS, Global<const float> x, u32 x_stride, u32 cols, Global<u8> out) {
+    quantize<256>(x, x_stride, cols, out);
+}
+
+// Records of f32 are the values themselves.
+KERNEL(quantize_f32, THREADS, Global<const float> x, u32 x_stride, u32 cols, Global<u8> out) {
+    u32 token = blockIdx.y, i = blockIdx.x * blockDim.x + threadIdx.x;
+    Global<float> record = as<float>(out + static_cast<u64>(token) * to_line(4 * cols));
+    if (i < cols) record[i] = x[static_cast<u64>(token) * x_stride + i];
+}
