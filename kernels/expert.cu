@@ -55,7 +55,8 @@ __device__ __forceinline__ void gate_up(Global<const u64> granules, u32 n_granul
     Records records = {x, n_embd, pair / k, 0};
     float gate = 0.0f, up = 0.0f;
     if (here) {
-        Global<const u8> granule = global<const u8>(address) + (live ? row : 0) * row_bytes<F>(n_embd);
+        Global<const u8> granule = global<const u8>(address);
+        granule = granule + (live ? row : 0) * row_bytes<F>(n_embd);
         if (activation != RELU && products == GATE_AND_UP) {
             float sum[2][1];
             Global<const u8> rows[2] = {granule + gate_at, granule + up_at};

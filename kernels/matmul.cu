@@ -87,7 +87,9 @@ __device__ __forceinline__ void fill_wide(const WideTile& tile, const Product& p
         tile.d[row] = d;
         if constexpr (F::MINS) tile.dmin[row] = dmin;
     }
+    hold_loads();
     fill_tokens<256, THREADS>(tile.tokens, p.x, p.first_token, WIDE_TOKENS, 256 * b, p.n_cols);
+    hold_loads();
     // Four threads a token, with four sums each.
     u32 t = threadIdx.x / 4, quarter = threadIdx.x % 4, high = 0, low = 0;
     float scale = 0.0f;
@@ -109,6 +111,15 @@ __device__ __forceinline__ void fill_wide(const WideTile& tile, const Product& p
     if (quarter == 0) tile.token_scales[t] = scale;
 }
 
+// Results of mma_s8 that a scale a row makes a sub-block's share.
+__device__ __forceinline__ void add_scaled(i32 (&isum)[4], const i32 (&dot)[4], i32 upper,
+                                           i32 lower) {
+    isum[0] += upper * dot[0];
+    isum[1] += upper * dot[1];
+    isum[2] += lower * dot[2];
+    isum[3] += lower * dot[3];
+}
+
 // isum of 16 rows and 8·WIDE_NS tokens: as mma_s8 has results, for each eight tokens.
 template <class F>
 __device__ __forceinline__ void wide_isums(i32 (&isum)[WIDE_NS][4], const WideTile& tile, u32 row,
@@ -118,38 +129,39 @@ __device__ __forceinline__ void wide_isums(i32 (&isum)[WIDE_NS][4], const WideTi
     for (u32 n = 0; n < WIDE_NS; n++) isum[n][0] = isum[n][1] = isum[n][2] = isum[n][3] = 0;
 #pragma unroll 1
     for (u32 j = 0; j < 8; j++) {
-        u32 a[4], b[WIDE_NS][2];
+        u32 a[4], b[4];
         load_rows(a, tile.codes, row, 32 * j);
+        if constexpr (F::SUB == 16) {
 #pragma unroll
-        for (u32 n = 0; n < WIDE_NS; n += 2) {
-            u32 both[4];
-            load_tokens(both, tile.tokens, token + 8 * n, 32 * j);
-            b[n][0] = both[0], b[n][1] = both[1], b[n + 1][0] = both[2], b[n + 1][1] = both[3];
+            for (u32 half = 0; half < 2; half++) {
+                load_tokens_half(b, tile.tokens, token, 32 * j + 16 * half);
+                i32 upper = tile.scales[16 * (row + group) + 2 * j + half];
+                i32 lower = tile.scales[16 * (row + group + 8) + 2 * j + half];
+#pragma unroll
+                for (u32 n = 0; n < WIDE_NS; n++) {
+                    i32 dot[4] = {0, 0, 0, 0};
+                    mma_s8_half(dot, a[2 * half], a[2 * half + 1], b[n]);
+                    add_scaled(isum[n], dot, upper, lower);
+                }
+                hold_loads();
+            }
+            continue;
+        }
+        i32 upper = 1, lower = 1;
+        if constexpr (F::SUB == 32) {
+            upper = tile.scales[16 * (row + group) + 2 * j];
+            lower = tile.scales[16 * (row + group + 8) + 2 * j];
         }
 #pragma unroll
-        for (u32 half = 0; half < 2; half++) {
-            if (F::SUB != 16 && half == 1) break;
-            i32 upper = 1, lower = 1;
-            if constexpr (F::SUB < 256) {
-                upper = tile.scales[16 * (row + group) + 2 * j + half];
-                lower = tile.scales[16 * (row + group + 8) + 2 * j + half];
-            }
-#pragma unroll
-            for (u32 n = 0; n < WIDE_NS; n++) {
-                if constexpr (F::SUB == 256) {
-                    mma_s8(isum[n], a, b[n]);
-                    continue;
-                }
+        for (u32 n = 0; n < WIDE_NS; n++) {
+            if (n % 2 == 0) load_tokens(b, tile.tokens, token + 8 * n, 32 * j);
+            const u32 own[2] = {b[n % 2 * 2], b[n % 2 * 2 + 1]};
+            if constexpr (F::SUB == 32) {
                 i32 dot[4] = {0, 0, 0, 0};
-                if constexpr (F::SUB == 16) {
-                    mma_s8_half(dot, a[2 * half], a[2 * half + 1], b[n][half]);
-                } else {
-                    mma_s8(dot, a, b[n]);
-                }
-                isum[n][0] += upper * dot[0];
-                isum[n][1] += upper * dot[1];
-                isum[n][2] += lower * dot[2];
-                isum[n][3] += lower * dot[3];
+                mma_s8(dot, a, own);
+                add_scaled(isum[n], dot, upper, lower);
+            } else {
+                mma_s8(isum[n], a, own);
             }
         }
     }
@@ -180,6 +192,7 @@ __device__ __forceinline__ void add_wide_unit(float (&sum)[WIDE_NS][4], const Wi
     if constexpr (F::MINS) dmin[0] = tile.dmin[row + group], dmin[1] = tile.dmin[row + group + 8];
 #pragma unroll
     for (u32 n = 0; n < WIDE_NS; n++) {
+        hold_loads();
         i32 imins[4];
         if constexpr (F::MINS) wide_imins(imins, tile, row, token + 8 * n);
 #pragma unroll
@@ -261,6 +274,7 @@ struct NarrowTile {
 template <class F>
 __device__ __forceinline__ void fill_narrow(const NarrowTile& tile, const Product& p, u32 col) {
     constexpr u32 UNITS = TILE_COLS / F::UNIT;
+#pragma unroll 1
     for (u32 i = threadIdx.x; i < ROWS * UNITS; i += THREADS) {
         u32 row = i / UNITS, b = col / F::UNIT + i % UNITS;
         Part<F::CHUNKS> w = {};
@@ -300,6 +314,7 @@ __device__ __forceinline__ void add_narrow_units(float (&sum)[8][NARROW_NS][4],
     u32 group = threadIdx.x % WARP / 4, pair = threadIdx.x % 4 * 2;
 #pragma unroll
     for (u32 j = 0; j < 8; j++) {
+        hold_loads();
         u32 a[4], b[4];
         load_rows(a, tile.codes, row, 32 * j);
         load_tokens(b, tile.tokens, token, 32 * j);
@@ -308,6 +323,7 @@ __device__ __forceinline__ void add_narrow_units(float (&sum)[8][NARROW_NS][4],
             u32 unit = j * (32 / F::UNIT) + half;
 #pragma unroll
             for (u32 n = 0; n < NARROW_NS; n++) {
+                hold_loads();
                 i32 dot[4] = {0, 0, 0, 0};
                 if constexpr (F::UNIT == 16) {
                     mma_s8_half(dot, a[2 * half], a[2 * half + 1], b[2 * n + half]);
@@ -316,6 +332,7 @@ __device__ __forceinline__ void add_narrow_units(float (&sum)[8][NARROW_NS][4],
                 }
 #pragma unroll
                 for (u32 i = 0; i < 4; i++) {
+                    if (F::UNIT == 16 && i == 2) hold_loads();
                     float& s = sum[unit % 8][n][i];
                     u32 at = UNITS * (row + group + i / 2 * 8) + unit;
                     u32 of_token = 8 * (token + 8 * n + pair + i % 2) + j;

@@ -28,6 +28,10 @@ __device__ __forceinline__ void mma_s8_half(i32 (&d)[4], u32 a0, u32 a1, u32 b0)
 #endif
 }
 
+// Keeps the compiler from moving later loads up over what comes before: into registers that 128 a
+// thread, two blocks a multiprocessor, do not leave.
+__device__ __forceinline__ void hold_loads() { __syncwarp(); }
+
 // Sixteen rows from `row` on and 32 columns from `col` on, as mma_s8 takes its first factor.
 __device__ __forceinline__ void load_rows(u32 (&a)[4], Shared<const u8> tile, u32 row, u32 col) {
     u32 lane = threadIdx.x % WARP;
@@ -40,6 +44,13 @@ __device__ __forceinline__ void load_tokens(u32 (&b)[4], Shared<const u8> tile, 
                                             u32 col) {
     u32 lane = threadIdx.x % WARP;
     u32 at = (token + lane / 16 * 8 + lane % 8) * TILE_STRIDE + col + lane / 8 % 2 * 16;
+    load_matrices(b, as<const u16>(tile + at));
+}
+
+// The second factors of four half products (mma_s8_half), of eight tokens each.
+__device__ __forceinline__ void load_tokens_half(u32 (&b)[4], Shared<const u8> tile, u32 token,
+                                                 u32 col) {
+    u32 at = (token + threadIdx.x % WARP) * TILE_STRIDE + col;
     load_matrices(b, as<const u16>(tile + at));
 }
 
@@ -64,6 +75,7 @@ template <u32 UNIT, u32 THREADS>
 __device__ __forceinline__ void fill_tokens(Shared<u8> tile, const Tokens& x, u32 first,
                                             u32 n_tokens, u32 col, u32 n_cols) {
     constexpr u32 CHUNKS = TILE_COLS / 16;
+#pragma unroll 1
     for (u32 i = threadIdx.x; i < n_tokens * CHUNKS; i += THREADS) {
         u32 t = i / CHUNKS, chunk = i % CHUNKS;
         u32 q[4] = {0, 0, 0, 0};

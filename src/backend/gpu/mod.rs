@@ -6,9 +6,15 @@
 //! [`DeviceBuffer`], [`Pinned`], [`Stream`], [`Event`], [`Graph`].
 
 pub mod activate;
+pub mod acts;
 mod args;
 mod buffer;
+pub mod embed;
 pub mod emulated;
+pub mod expert;
+pub mod mat;
+pub mod matmul;
+pub mod matvec;
 pub mod norm;
 pub mod rope;
 pub mod router;

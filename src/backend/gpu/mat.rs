@@ -1,0 +1,96 @@
+//! A weight matrix on the device, and the kernels that there are one a type of.
+
+use super::{Device, DeviceSlice, Kernel};
+use crate::Result;
+use crate::gguf::TensorType;
+use crate::quant;
+
+/// As `simd::MatRef`: `rows` rows of `cols` values of `ty`, `row_stride` bytes apart.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceMat<'a> {
+    pub ty: TensorType,
+    pub data: DeviceSlice<'a>,
+    pub rows: usize,
+    pub cols: usize,
+    pub row_stride: usize,
+}
+
+impl<'a> DeviceMat<'a> {
+    /// # Panics
+    /// If the type is not computed with, `cols` is no whole number of blocks, rows overlap, `data`
+    /// is too short or lies where the kernels cannot read it as words ([`alignment`]).
+    pub fn new(
+        ty: TensorType,
+        data: DeviceSlice<'a>,
+        rows: usize,
+        cols: usize,
+        row_stride: usize,
+    ) -> Self {
+        assert!(quant::is_supported(ty), "{ty} is not computed with");
+        let row = ty.row_bytes(cols as u64).expect("whole blocks") as usize;
+        assert!(row <= row_stride, "rows of {row} bytes, stride of {row_stride}");
+        if rows > 0 {
+            let last = (rows - 1).checked_mul(row_stride).and_then(|x| x.checked_add(row));
+            assert!(last.expect("a size") <= data.len(), "{rows} rows in {} bytes", data.len());
+        }
+        let align = alignment(ty);
+        assert!(
+            data.address().is_multiple_of(align as u64) && row_stride.is_multiple_of(align),
+            "rows of {ty} lie on multiples of {align} bytes"
+        );
+        DeviceMat { ty, data, rows, cols, row_stride }
+    }
+
+    /// Rows without gaps.
+    pub fn dense(ty: TensorType, data: DeviceSlice<'a>, rows: usize, cols: usize) -> Self {
+        let row = ty.row_bytes(cols as u64).expect("whole blocks") as usize;
+        DeviceMat::new(ty, data, rows, cols, row)
+    }
+
+    pub fn is_dense(&self) -> bool {
+        self.ty.row_bytes(self.cols as u64) == Some(self.row_stride as u64)
+    }
+}
+
+/// What the address of a block has to be a multiple of: the power of two in its size, up to the 16
+/// bytes of a thread's widest load.
+pub fn alignment(ty: TensorType) -> usize {
+    1 << ty.block_bytes().trailing_zeros().min(4)
+}
+
+/// The kernels of one family, by type: looked up once.
+pub struct TypeKernels(Vec<Option<Kernel>>);
+
+impl TypeKernels {
+    /// `family_q4_k` and so on, for the types that are asked for.
+    pub fn load(
+        gpu: &Device,
+        family: &str,
+        types: impl Iterator<Item = TensorType>,
+    ) -> Result<TypeKernels> {
+        let mut kernels = Vec::new();
+        for ty in types {
+            let at = ty.id() as usize;
+            kernels.resize(kernels.len().max(at + 1), None);
+            kernels[at] = Some(gpu.kernel(&format!("{family}_{}", ty.name().to_lowercase()))?);
+        }
+        Ok(TypeKernels(kernels))
+    }
+
+    /// # Panics
+    /// If the type was not asked for at load.
+    pub fn get(&self, ty: TensorType) -> Kernel {
+        let kernel = self.0.get(ty.id() as usize).copied().flatten();
+        kernel.unwrap_or_else(|| panic!("kernels for {ty} were not loaded"))
+    }
+}
+
+/// The types that are computed with.
+pub fn types() -> impl Iterator<Item = TensorType> {
+    TensorType::all().filter(|ty| quant::is_supported(*ty))
+}
+
+/// Those of them that are blocks of integers.
+pub fn block_types() -> impl Iterator<Item = TensorType> {
+    types().filter(|ty| ty.block_len() > 1)
+}

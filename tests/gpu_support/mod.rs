@@ -1,0 +1,48 @@
+//! An emulated GPU for tests of its kernels.
+#![allow(dead_code)] // each test file uses a part of it
+
+use moeba::backend::gpu::emulated::Config;
+use moeba::backend::gpu::{Device, DeviceBuffer, Emulated, Stream};
+
+/// A device, a stream and what goes up and down.
+pub struct Bench {
+    pub gpu: Device,
+    pub stream: Stream,
+}
+
+impl Bench {
+    pub fn new(seed: u64) -> Bench {
+        let config = Config { seed, ..Config::default() };
+        let gpu = Emulated::devices(&config).unwrap().swap_remove(0);
+        let stream = Stream::new(&gpu).unwrap();
+        Bench { gpu, stream }
+    }
+
+    pub fn empty(&self, bytes: usize) -> DeviceBuffer {
+        DeviceBuffer::new(&self.gpu, bytes).unwrap()
+    }
+
+    pub fn up(&self, bytes: &[u8]) -> DeviceBuffer {
+        let buffer = self.empty(bytes.len());
+        self.stream.upload_now(buffer.all(), bytes).unwrap();
+        buffer
+    }
+
+    pub fn up_f32(&self, x: &[f32]) -> DeviceBuffer {
+        self.up(&x.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>())
+    }
+
+    pub fn up_u32(&self, x: &[u32]) -> DeviceBuffer {
+        self.up(&x.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>())
+    }
+
+    pub fn down(&self, buffer: &DeviceBuffer) -> Vec<u8> {
+        let mut bytes = vec![0; buffer.len()];
+        self.stream.download_now(&mut bytes, buffer.all()).unwrap();
+        bytes
+    }
+
+    pub fn down_f32(&self, buffer: &DeviceBuffer) -> Vec<f32> {
+        self.down(buffer).as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+    }
+}
