@@ -45,6 +45,8 @@ fn compile(kernels: &Path, out: &Path) -> Result<(), String> {
     build.flag("-fno-exceptions").flag("-fno-rtti").cpp_link_stdlib(None);
     // `#pragma unroll` is for the GPU.
     build.flag("-Wno-unknown-pragmas");
+    // Arrays that a loop of a constant number of turns fills.
+    build.flag_if_supported("-Wno-maybe-uninitialized");
     let shim = kernels.join("shim");
     build.files(files(&shim, "cc")?);
     // A kernel's file registers its kernels before main, if it is linked: for that, something must
