@@ -2,23 +2,23 @@
 //! Products of nine formats; for everything else the AVX2 versions serve. All functions here need
 //! the five features and are reached only through [`kernels`], which asks the processor.
 //!
-//! GOP/s of one thread (Xeon, family 6, model 143, two busy cores) and times the speed of AVX2 in
-//! the same rounds, `cargo bench --bench kernels -- versions`, rows × columns 768 × 2048;
-//! `vpdpbusd` of registers peaks at 766:
+//! Times the speed of AVX2 in the same rounds (one thread of a Xeon, family 6, model 143, weights
+//! in cache, rows × columns 768 × 2048, `cargo bench --bench kernels -- versions`), and the GOP/s
+//! of quiet rounds, where `vpdpbusd` of registers peaks at 766:
 //!
-//! | format | 4 tokens | | 32 tokens | |
-//! |---|---|---|---|---|
-//! | Q4_K | as AVX2 | 1.00 | 330 | 1.65 |
-//! | Q5_K | as AVX2 | 1.00 | 293 | 1.62 |
-//! | Q6_K | as AVX2 | 1.00 | 255 | 1.62 |
-//! | Q8_0 | 81 | 1.52 | 252 | 2.75 |
-//! | Q4_0 | 115 | 1.19 | 291 | 1.87 |
-//! | MXFP4 | 117 | 1.45 | 303 | 2.54 |
-//! | IQ4_XS | as AVX2 | 1.00 | 316 | 3.05 |
-//! | Q2_K | as AVX2 | 1.00 | 340 | 1.94 |
-//! | Q3_K | as AVX2 | 1.00 | 311 | 2.52 |
+//! | format | 1 token | | 4 tokens | 32 tokens | |
+//! |---|---|---|---|---|---|
+//! | Q4_K | 1.5 | 66 | as AVX2 | 1.8 | 330 |
+//! | Q5_K | 1.5 | 58 | as AVX2 | 1.6 | 293 |
+//! | Q6_K | 1.6 | 52 | as AVX2 | 1.75 | 255 |
+//! | Q8_0 | as AVX2 | 48 | 1.5 | 2.85 | 252 |
+//! | Q4_0 | 1.7 | 41 | 1.3 | 2.1 | 291 |
+//! | MXFP4 | 1.5 | 47 | 1.45 | 2.3 | 303 |
+//! | IQ4_XS | 1.7 | 46 | as AVX2 | 2.9 | 316 |
+//! | Q2_K | 1.55 | 62 | as AVX2 | 2.1 | 340 |
+//! | Q3_K | 1.7 | 54 | as AVX2 | 2.5 | 311 |
 //!
-//! One token takes the matrix–vector loops of AVX2.
+//! One token is a matter of memory: bench/PROFILE.md says how near to it the loops are.
 
 mod eight;
 mod eight_by_16;
