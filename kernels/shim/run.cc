@@ -44,8 +44,7 @@ __attribute__((format(printf, 1, 2))) static void fail_here(const char* format, 
 
 void stop() {
     // The fibers of a failed launch are never gone back to; they own nothing.
-    Fiber abandoned;
-    fiber_switch(&abandoned, &run->scheduler);
+    fiber_switch(&this_thread()->fiber, &run->scheduler);
     abort();
 }
 
@@ -292,6 +291,7 @@ static bool run_all(const ShimLaunch* launch, Piece* pieces, Argument* args) {
     run->n_pieces = launch->n_allocations;
     run->args = args;
     run->failed = false;
+    run->scheduler = Fiber();
     here = nullptr;
     if (!check(launch)) return false;
     for (u32 i = 0; i < launch->n_args; i++) {
