@@ -25,8 +25,8 @@
 static constexpr u32 THREADS = 256;
 static constexpr u32 NONE = 0xffffffffu;
 
-// `Activation` of the twin.
-static constexpr u32 SILU = 0, SILU_CLAMPED = 1, RELU = 2;
+// `Activation` of the twin; 1 is SiluClamped.
+static constexpr u32 SILU = 0, RELU = 2;
 // Where gate and up are of one format, a launch computes both; where not, one of gate's format
 // leaves the gate's products in `inner` for one of up's.
 static constexpr u32 GATE_AND_UP = 0, GATE = 1, UP = 2;
