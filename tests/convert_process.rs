@@ -31,9 +31,10 @@ fn child() {
             ..ConvertOptions::default()
         }),
         _ => synth(&SynthOptions {
-            preset: "mixtral-8x7b".into(),
+            // Long enough to be interrupted, and little enough for a disk that is nearly full.
+            preset: "granite-3.0-1b-a400m".into(),
             output,
-            layers: Some(2),
+            layers: Some(6),
             ty: "q8_0".into(),
             seed: 0,
             layout: Layout::Standard,
@@ -83,7 +84,7 @@ fn a_full_disk_leaves_nothing() {
 #[test]
 fn ctrl_c_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
-    let child = start("synth", folder.path(), "");
+    let mut child = start("synth", folder.path(), "");
     let pid = rustix::process::Pid::from_child(&child);
     let start = Instant::now();
     // Once the unfinished file has data, the writing has begun.
@@ -92,6 +93,7 @@ fn ctrl_c_leaves_nothing() {
         sizes.map(|m| m.len()).sum::<u64>() > 1 << 20
     };
     while !begun() {
+        assert_eq!(child.try_wait().unwrap(), None, "it ended before it was interrupted");
         assert!(start.elapsed() < Duration::from_secs(60), "no file appears");
         sleep(Duration::from_millis(5));
     }
