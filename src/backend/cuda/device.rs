@@ -342,6 +342,22 @@ impl Gpu for Cuda {
         done.map_err(|e| self.failed("filling memory", e))
     }
 
+    unsafe fn wait_value(&self, stream: StreamId, address: u64, at_least: u32) -> Result<()> {
+        let stream = self.stream(stream)?;
+        let flags = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32;
+        // SAFETY: the stream lives; the word is the caller's promise.
+        let done = unsafe { sys::cuStreamWaitValue32_v2(stream, address, at_least, flags) };
+        match done.result() {
+            // There is no attribute to ask for before: all devices with this driver should have it.
+            Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_SUPPORTED)) => {
+                let DeviceInfo { index, name, .. } = &self.info;
+                let why = "its streams cannot wait for a value in memory";
+                Err(Error::Device(format!("GPU {index} ({name}) cannot be used: {why}")))
+            }
+            done => done.map_err(|e| self.failed("waiting for a value", e)),
+        }
+    }
+
     fn kernel(&self, name: &str) -> Result<Kernel> {
         self.enter()?;
         let none = || Error::Device(format!("there is no kernel {name}"));

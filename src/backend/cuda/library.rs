@@ -38,6 +38,7 @@ const FUNCTIONS: &[&CStr] = &[
     c"cuStreamCreateWithPriority",
     c"cuStreamDestroy_v2",
     c"cuStreamWaitEvent",
+    c"cuStreamWaitValue32_v2",
     c"cuStreamQuery",
     c"cuStreamSynchronize",
     c"cuStreamBeginCapture_v2",

@@ -162,6 +162,14 @@ pub trait Gpu: Send + Sync {
     /// The device has `to..to + bytes` until this is done.
     unsafe fn fill(&self, stream: StreamId, to: u64, value: u8, bytes: usize) -> Result<()>;
 
+    /// What `stream` queues from here on runs when the word at `address`, a multiple of 4, is
+    /// `at_least` so much: when their difference is not negative as an i32, so that counters may
+    /// wrap. Whatever wrote it is done then, too. Not while the stream is captured.
+    ///
+    /// # Safety
+    /// The device has the word until the wait is over.
+    unsafe fn wait_value(&self, stream: StreamId, address: u64, at_least: u32) -> Result<()>;
+
     /// The kernel of this name.
     fn kernel(&self, name: &str) -> Result<Kernel>;
     /// # Safety

@@ -83,6 +83,15 @@ impl Stream {
         self.gpu.wait(self.id, event.id)
     }
 
+    /// What is queued from here on runs when `word`, a u32, is `at_least` so much (as an i32, the
+    /// difference is not negative), and whatever wrote it is done. Freeing the buffer waits for
+    /// this, so somebody has to write it before.
+    pub fn wait_value(&self, word: DeviceSlice, at_least: u32) -> Result<()> {
+        assert_eq!(word.count::<u32>(), 1);
+        // SAFETY: a slice of a buffer, whose end waits for the device.
+        unsafe { self.gpu.wait_value(self.id, word.address(), at_least) }
+    }
+
     /// `other` goes on when what this stream has queued so far is done.
     pub fn then(&self, other: &Stream) -> Result<()> {
         let event = Event::new(&self.gpu)?;

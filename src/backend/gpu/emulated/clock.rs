@@ -50,6 +50,8 @@ pub struct Stamp {
 struct Touch {
     chain: usize,
     tick: u64,
+    /// What is done when the operation is.
+    after: Clock,
     writes: bool,
     /// Ascending, none empty.
     ranges: Vec<Range<usize>>,
@@ -100,7 +102,8 @@ impl History {
             };
             !(t.chain == chain && covered && (writes || !t.writes))
         });
-        self.0.push(Touch { chain, tick, writes, ranges, what: what.to_owned() });
+        let after = stamp.after.clone();
+        self.0.push(Touch { chain, tick, after, writes, ranges, what: what.to_owned() });
         Ok(())
     }
 
@@ -124,6 +127,13 @@ impl History {
             }
         }
         Ok(())
+    }
+
+    /// What is done when the latest write to `range` is; nothing where it was forgotten.
+    pub fn last_write(&self, range: &Range<usize>) -> Clock {
+        let meets =
+            |t: &&Touch| t.writes && first_common(&t.ranges, std::slice::from_ref(range)).is_some();
+        self.0.iter().rfind(meets).map(|t| t.after.clone()).unwrap_or_default()
     }
 
     /// Forgets what everything that is still to come is after.
@@ -169,6 +179,19 @@ mod tests {
         history.touch(&stamp(0, 1, &[]), vec![low.clone()], false, "a").unwrap();
         history.touch(&stamp(1, 1, &[]), vec![low], false, "b").unwrap();
         history.touch(&stamp(2, 1, &[]), vec![high], true, "c").unwrap();
+    }
+
+    #[test]
+    fn the_latest_write_tells_what_is_done() {
+        let mut history = History::default();
+        let (word, beside) = (4..8, 8..16);
+        history.touch(&stamp(0, 1, &[]), vec![word.clone()], true, "a").unwrap();
+        history.touch(&stamp(1, 7, &[(0, 1)]), vec![word.clone()], true, "b").unwrap();
+        history.touch(&stamp(2, 1, &[]), vec![beside], true, "c").unwrap();
+        history.touch(&stamp(0, 2, &[(1, 7)]), vec![word.clone()], false, "d").unwrap();
+        assert_eq!(history.last_write(&word), stamp(1, 7, &[(0, 1)]).after);
+        let never = 0..4;
+        assert_eq!(history.last_write(&never), Clock::default());
     }
 
     #[test]

@@ -42,6 +42,8 @@ pub enum Work {
     Launch(Arc<KernelLaunch>),
     Record(Signal),
     Wait(Signal),
+    // Until the word at an address is at least so much.
+    WaitValue(u64, u32),
     Graph(Vec<GraphNode>),
 }
 
@@ -246,6 +248,16 @@ impl Machine {
         }
     }
 
+    pub fn wait_value(&mut self, stream: usize, address: u64, at_least: u32) -> Result<(), String> {
+        if self.streams[stream].capture.is_some() {
+            return Err("a captured stream waits for a value in memory".into());
+        }
+        if !address.is_multiple_of(4) {
+            return Err(format!("a stream waits for a word at {address:#x}, no multiple of 4"));
+        }
+        self.enqueue(stream, Work::WaitValue(address, at_least))
+    }
+
     pub fn launch_graph(&mut self, graph: u64, stream: usize) -> Result<(), String> {
         self.check(self.streams[stream].device)?;
         if self.streams[stream].capture.is_some() {
@@ -283,6 +295,10 @@ impl Machine {
     fn can_step(&self, stream: usize) -> bool {
         match self.streams[stream].queue.front() {
             Some(Op { work: Work::Wait(signal), .. }) => signal.get().is_some(),
+            // A word that is none is for `perform` to say.
+            Some(Op { work: Work::WaitValue(address, at_least), .. }) => {
+                self.memory.word(*address).map_or(true, |word| reaches(word, *at_least))
+            }
             Some(_) => true,
             None => false,
         }
@@ -358,8 +374,39 @@ impl Machine {
                 release(work);
                 Ok(())
             }
+            Work::WaitValue(address, _) => self.acquire(stamp, *address),
             Work::Graph(_) => Ok(()),
         }
+    }
+
+    /// A wait for the word at `address` is over: what comes after the wait comes after whatever
+    /// wrote the word. That is known only now, so what was queued meanwhile learns it now.
+    fn acquire(&mut self, wait: &Stamp, address: u64) -> Result<(), String> {
+        let word = self.memory.word(address);
+        word.map_err(|why| format!("a stream waits for a value, but {why}"))?;
+        let written = self.memory.last_write(address)?;
+        let learn = |clock: &mut Clock| {
+            if clock.get(wait.chain) >= wait.tick {
+                clock.join(&written);
+            }
+        };
+        for stream in &mut self.streams {
+            learn(&mut stream.clock);
+            for op in &mut stream.queue {
+                learn(&mut op.stamp.after);
+                if let Work::Graph(nodes) = &mut op.work {
+                    nodes.iter_mut().for_each(|node| learn(&mut node.stamp.after));
+                }
+            }
+        }
+        for event in self.events.values_mut() {
+            if let Recorded::Queued { clock, .. } = event {
+                learn(clock);
+            }
+        }
+        let ends = self.graphs.values_mut().filter_map(|plan| plan.last.as_mut());
+        ends.for_each(|(_, clock)| learn(clock));
+        Ok(())
     }
 
     fn run_kernel(
@@ -408,10 +455,26 @@ impl Machine {
         };
         while !done(self) {
             if !self.step(preferred) {
-                return Err("an emulated stream waits for an event that will never be".into());
+                return Err(self.deadlock());
             }
         }
         Ok(())
+    }
+
+    /// Nothing that is queued can run: what the streams wait for.
+    fn deadlock(&self) -> String {
+        let heads = self.streams.iter().filter_map(|s| s.queue.front());
+        let word = heads.filter_map(|op| match op.work {
+            Work::WaitValue(address, at_least) => Some((address, at_least)),
+            _ => None,
+        });
+        match word.map(|(at, least)| (at, least, self.memory.word(at))).next() {
+            Some((address, at_least, Ok(word))) => format!(
+                "an emulated stream waits for the word at {address:#x} to be {at_least}; it is \
+                 {word}, and nothing that is queued can change it"
+            ),
+            _ => "an emulated stream waits for an event that will never be".into(),
+        }
     }
 
     pub fn synchronize_stream(&mut self, stream: usize) -> Result<(), String> {
@@ -515,6 +578,11 @@ impl Machine {
         let host = self.host.clone();
         self.memory.check_host((at, bytes), writes, &host)
     }
+}
+
+/// As the driver compares: counters may wrap.
+fn reaches(word: u32, at_least: u32) -> bool {
+    word.wrapping_sub(at_least) as i32 >= 0
 }
 
 /// Lets go whoever waits for this operation.

@@ -207,6 +207,28 @@ impl Memory {
         Ok(())
     }
 
+    /// The word at `address`.
+    pub fn word(&self, address: u64) -> Result<u32, String> {
+        let found = self.allocations.range(..=address).next_back();
+        let found = found.and_then(|(start, a)| {
+            let range = (address - start) as usize..(address - start) as usize + 4;
+            Some((a.bytes.get(range.clone())?, a.shadow.get(range)?))
+        });
+        let Some((bytes, shadow)) = found else {
+            return Err(format!("the word at {address:#x} is not memory of a device"));
+        };
+        if shadow.iter().any(|s| s & WRITTEN == 0) {
+            return Err(format!("nobody has written the word at {address:#x}"));
+        }
+        Ok(u32::from_le_bytes(bytes.try_into().expect("four bytes")))
+    }
+
+    /// What is done when the latest write to the word at `address` is.
+    pub fn last_write(&mut self, address: u64) -> Result<Clock, String> {
+        let (a, offset) = self.find(address, 4)?;
+        Ok(a.history.last_write(&(offset..offset + 4)))
+    }
+
     /// What a kernel on `device` can touch, in ascending order.
     pub fn of_device(&mut self, device: usize) -> Vec<ShimAllocation> {
         let own = self.allocations.range_mut(base(device)..base(device + 1));

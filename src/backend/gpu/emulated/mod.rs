@@ -248,6 +248,10 @@ impl Gpu for Emulated {
         self.enqueue(stream, Work::Fill { to, value, bytes })
     }
 
+    unsafe fn wait_value(&self, stream: StreamId, address: u64, at_least: u32) -> Result<()> {
+        self.machine().wait_value(stream.0 as usize, address, at_least).map_err(Error::Device)
+    }
+
     fn kernel(&self, name: &str) -> Result<Kernel> {
         let kernel = shim::find(name);
         let kernel = kernel.map(|k| Kernel(k.to_bits()));
