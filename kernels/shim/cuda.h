@@ -96,6 +96,7 @@ inline std::remove_const_t<T> __ldg(const Global<T>& p) { return *p; }
 
 inline void __threadfence() {}
 inline void __threadfence_block() {}
+inline void __threadfence_system() {}
 
 namespace shim {
 template <class T, class F>

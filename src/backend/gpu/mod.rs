@@ -18,6 +18,8 @@ pub mod matvec;
 pub mod norm;
 pub mod rope;
 pub mod router;
+pub mod rows;
+pub mod slots;
 mod stream;
 
 pub use args::Args;
