@@ -2,7 +2,7 @@
 //! layer loop asks for experts with `acquire`, computes what `next_ready` hands out, and gives
 //! them back with `release`.
 
-mod advisor;
+pub(crate) mod advisor;
 mod counters;
 mod geometry;
 pub mod link;
@@ -13,7 +13,7 @@ mod resident;
 mod sizing;
 mod streamed;
 mod sync;
-mod tier;
+pub(crate) mod tier;
 mod work;
 
 pub use counters::Counters;

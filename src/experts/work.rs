@@ -9,6 +9,16 @@ pub enum Access {
     /// Many tokens at once, which want nearly all experts once: read-only towards what decode
     /// keeps.
     Prompt,
+    /// A tier above takes this expert in: it says nothing of the layer's others. To keep it is as
+    /// to use it in decode.
+    Upload { keep: bool },
+}
+
+impl Access {
+    /// Whether room is made for it in the working set.
+    pub(super) fn keeps(self) -> bool {
+        matches!(self, Access::Decode | Access::Upload { keep: true })
+    }
 }
 
 /// An expert of a demand.
@@ -38,7 +48,7 @@ pub struct Handed {
 /// Reused from layer to layer.
 #[derive(Debug, Default)]
 pub struct Work {
-    pub(super) layer: usize,
+    pub(crate) layer: usize,
     pub(super) access: Access,
     pub(super) wants: Vec<Want>,
     /// What was handed out last; those of one expert side by side, in index order.
@@ -73,7 +83,7 @@ impl Work {
     }
 
     /// Asserts that it was acquired from this store: slots of another mean nothing to it.
-    pub(super) fn check_owner(&self, owner: usize) {
+    pub(crate) fn check_owner(&self, owner: usize) {
         assert_eq!(self.owner, Some(owner), "work of another store");
     }
 
@@ -87,7 +97,7 @@ impl Work {
         self.stall_ns
     }
 
-    pub(super) fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         self.owner.is_some()
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::queue::Cause;
 use crate::experts::piece::{Dest, Piece};
+use crate::experts::work::Access;
 
 /// A read that failed for good: which file, where, why, in one sentence.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,6 +17,8 @@ pub struct Load {
     pub granules: Range<usize>,
     /// A prefetch becomes demand when somebody asks for the expert.
     pub cause: Cause,
+    /// What it was begun for.
+    pub access: Access,
     pieces: Vec<Piece>,
     next_piece: usize,
     /// Reads on their way.
@@ -30,7 +33,12 @@ pub struct Load {
 }
 
 impl Load {
-    pub fn new(expert: u32, granules: Range<usize>, cause: Cause, pieces: Vec<Piece>) -> Load {
+    pub fn new(
+        expert: u32,
+        granules: Range<usize>,
+        (cause, access): (Cause, Access),
+        pieces: Vec<Piece>,
+    ) -> Load {
         assert!(!granules.is_empty() && !pieces.is_empty());
         let mut missing = vec![0; granules.len()];
         let mut rows_missing = 0;
@@ -45,6 +53,7 @@ impl Load {
             expert,
             granules,
             cause,
+            access,
             pieces,
             next_piece,
             n_in_flight,

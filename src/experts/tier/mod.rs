@@ -24,8 +24,8 @@ use std::time::{Duration, Instant};
 
 use super::counters::Counters;
 use super::sync::{Condvar, Mutex, MutexGuard, wait_at_most};
-use super::work::Work;
-use crate::policy::{Event, Eviction, LayerShare, Prediction, Profile};
+use super::work::{Handed, Work};
+use crate::policy::{Event, Eviction, Expert, LayerShare, Prediction, Profile};
 use state::State;
 
 /// How often a wait looks up whether the user has interrupted it.
@@ -144,6 +144,23 @@ impl Tier {
         let mut shared = self.lock();
         shared.state.release(work);
         self.unlock(shared);
+    }
+
+    /// Pins what is whole of a layer and tells where it is; see `State::freeze`.
+    pub fn freeze(&self, layer: usize, place: &mut dyn FnMut(Handed)) {
+        self.lock().state.freeze(layer, place);
+    }
+
+    /// Unpins what was frozen; see `State::thaw`.
+    pub fn thaw(&self, layer: usize, used: &[u32]) {
+        let mut shared = self.lock();
+        shared.state.thaw(layer, used);
+        self.unlock(shared);
+    }
+
+    /// Whether all granules of an expert are in memory.
+    pub fn is_whole(&self, expert: Expert) -> bool {
+        self.lock().state.is_whole(expert)
     }
 
     /// Whether every granule of every expert is in memory.

@@ -31,6 +31,10 @@ pub struct Entry {
     pub load: Option<LoadId>,
     /// A load that somebody waited for has failed; forgotten when nobody waits any more.
     pub fault: Option<Fault>,
+    /// Pinned once more, for a device that works by a table of places.
+    pub is_frozen: bool,
+    /// Its use has been counted since its layer was frozen.
+    pub is_counted: bool,
     /// Bytes of prefetch that nobody has asked for yet.
     pub unused_bytes: u64,
     /// When it last came into transit: the oldest leaves first.
@@ -86,6 +90,8 @@ impl Residency {
                     pins: 0,
                     load: None,
                     fault: None,
+                    is_frozen: false,
+                    is_counted: false,
                     unused_bytes: 0,
                     stamp: 0,
                     forecast: 0,

@@ -12,6 +12,7 @@
 
 mod check;
 mod forecast;
+mod frozen;
 mod room;
 
 use slab::Slab;
@@ -24,6 +25,7 @@ use crate::experts::counters::Counters;
 use crate::experts::piece::Piece;
 use crate::experts::work::{Access, Handed, Work};
 use crate::policy::{Event, Eviction, Expert, LayerShare, Profile};
+use frozen::Frozen;
 use std::ops::Range;
 
 /// While a prompt waits for loads, so many granules are handed out at once: enough to keep the
@@ -50,12 +52,20 @@ impl TierPlan {
     /// expert has slots of its own.
     fn check(&self) {
         for (class, slots) in self.classes.iter().enumerate() {
-            let layers = self.layers.iter().filter(|l| l.n_experts > 0 && l.class == class);
-            let all: usize = layers.clone().map(|l| l.n_experts * l.n_granules).sum();
-            let largest = layers.map(|l| l.n_granules).max().unwrap_or(0);
+            let all: usize = self.layers_of(class).map(|l| l.n_experts * l.n_granules).sum();
+            let largest = self.largest_expert(class);
             let working = slots.n_slots - slots.n_transit;
             assert!(working >= all || slots.n_transit >= largest, "{slots:?} of {all}");
         }
+    }
+
+    fn layers_of(&self, class: usize) -> impl Iterator<Item = &LayerPlan> {
+        self.layers.iter().filter(move |l| l.n_experts > 0 && l.class == class)
+    }
+
+    /// Granules of the largest expert of a class.
+    fn largest_expert(&self, class: usize) -> usize {
+        self.layers_of(class).map(|l| l.n_granules).max().unwrap_or(0)
     }
 }
 
@@ -66,6 +76,8 @@ pub struct Ticket {
     pub expert: Expert,
     pub piece: Piece,
     pub cause: Cause,
+    /// What the load was begun for.
+    pub access: Access,
     pub class: usize,
     /// The first granule of the load and the slots of its granules, in order.
     pub first_granule: usize,
@@ -104,6 +116,8 @@ pub struct State {
     last_step: Vec<u64>,
     /// Number of the last predictions: what they name is protected.
     forecast: u64,
+    /// Layers whose whole experts are pinned for a device.
+    frozen: Vec<Frozen>,
     pub counters: Counters,
 }
 
@@ -125,6 +139,7 @@ impl State {
             step: 0,
             last_step: vec![0; plan.layers.len()],
             forecast: 0,
+            frozen: Vec::new(),
             plan,
             counters: Counters::default(),
         }
@@ -158,10 +173,12 @@ impl State {
             let e = self.index(work.layer, work.wants[i].expert);
             self.pin(e);
         }
-        self.drop_stale_prefetches(work.layer);
-        if work.access == Access::Decode {
-            self.step += 1;
-            self.last_step[work.layer] = self.step;
+        match work.access {
+            Access::Decode => self.step_over(work.layer),
+            Access::Prompt => self.drop_stale_prefetches(work.layer),
+            Access::Upload { .. } => {}
+        }
+        if work.access.keeps() {
             for i in 0..work.wants.len() {
                 self.settle(self.index(work.layer, work.wants[i].expert));
             }
@@ -170,17 +187,30 @@ impl State {
     }
 
     fn pin(&mut self, e: u32) {
+        self.count_use(e);
         let entry = self.table.get_mut(e);
         entry.pins += 1;
+        if let Some(load) = entry.load {
+            self.demand_load(load);
+        }
+    }
+
+    fn count_use(&mut self, e: u32) {
+        let entry = self.table.get_mut(e);
+        entry.is_counted = true;
         self.counters.prefetch_used_bytes += std::mem::take(&mut entry.unused_bytes);
         match entry.resident {
             n if n == entry.n_granules => self.counters.hits_whole += 1,
             0 => self.counters.misses += 1,
             _ => self.counters.hits_partial += 1,
         }
-        if let Some(load) = entry.load {
-            self.demand_load(load);
-        }
+    }
+
+    /// A decode step has come to this layer.
+    fn step_over(&mut self, layer: usize) {
+        self.drop_stale_prefetches(layer);
+        self.step += 1;
+        self.last_step[layer] = self.step;
     }
 
     /// A load that was under way for another reason, or for none any more, is wanted now.
@@ -325,7 +355,7 @@ impl State {
         entry.fault = None;
         if let Some(load) = entry.load {
             self.stop(load);
-        } else if access == Access::Prompt || !entry.is_whole() {
+        } else if !access.keeps() || !entry.is_whole() {
             self.drop_transit(e);
         }
     }
@@ -354,13 +384,14 @@ impl State {
             self.queue.remove(load_id);
         }
         self.queue.started(cause, piece.len as u64);
-        let (e, granules) = (load.expert, load.granules.clone());
+        let (e, granules, access) = (load.expert, load.granules.clone(), load.access);
         let entry = self.table.get(e);
         let ticket = Ticket {
             load: load_id,
             expert: entry.id,
             piece,
             cause,
+            access,
             class: entry.class,
             first_granule: granules.start,
             slots: granules.map(|granule| self.table.slot(e, granule)).collect(),

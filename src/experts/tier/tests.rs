@@ -1,7 +1,7 @@
 //! The state machine under random events in random order, with a memory of labels in place of
 //! bytes: what is handed out must hold what it is said to hold, for as long as it is handed out.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 
 use proptest::prelude::*;
@@ -12,7 +12,7 @@ use super::tier::queue::Cause;
 use super::tier::residency::LayerPlan;
 use super::tier::state::{Layout, Progress, State, TierPlan};
 use crate::experts::piece::{Dest, Piece};
-use crate::experts::work::{Access, Work};
+use crate::experts::work::{Access, Handed, Work};
 use crate::policy::{Event, Expert, LayerShare, Prediction, Profile, Routed, Shape};
 
 const PIECE_BYTES: usize = 4096;
@@ -62,6 +62,8 @@ struct World {
     /// Slots that are being computed with, by work.
     lent: Vec<HashSet<(usize, u32)>>,
     in_flight: Vec<u32>,
+    /// What a device has been told of each frozen layer.
+    frozen: BTreeMap<usize, Vec<Handed>>,
 }
 
 impl World {
@@ -76,6 +78,7 @@ impl World {
             works: (0..n_works).map(|_| Work::default()).collect(),
             lent: vec![HashSet::new(); n_works],
             in_flight: Vec::new(),
+            frozen: BTreeMap::new(),
         }
     }
 
@@ -140,6 +143,33 @@ impl World {
         }
     }
 
+    /// Where experts of the layer are, as far as a device may rely on it.
+    fn freeze(&mut self, layer: usize) {
+        let mut placed = Vec::new();
+        self.state.freeze(layer, &mut |handed| placed.push(handed));
+        self.frozen.insert(layer, placed);
+        self.check_frozen(layer);
+    }
+
+    fn thaw(&mut self, layer: usize, used: &[u32]) {
+        self.check_frozen(layer);
+        self.frozen.remove(&layer);
+        self.state.thaw(layer, used);
+    }
+
+    fn check_frozen(&self, layer: usize) {
+        for handed in &self.frozen[&layer] {
+            let expert = Expert { layer: layer as u32, expert: handed.expert };
+            let held = self.memory[Self::class(layer)][handed.slot as usize];
+            assert_eq!(held, Some((expert, handed.granule)));
+        }
+    }
+
+    fn is_frozen(&self, class: usize, slot: u32) -> bool {
+        let mut of_class = self.frozen.iter().filter(|(layer, _)| Self::class(**layer) == class);
+        of_class.any(|(_, placed)| placed.iter().any(|handed| handed.slot == slot))
+    }
+
     fn predict(&mut self, predictions: &[Prediction]) {
         self.predict_late(predictions, 0);
     }
@@ -182,6 +212,7 @@ impl World {
             if let Dest::Slot { granule, .. } = ticket.piece.to {
                 let slot = ticket.slots[granule - ticket.first_granule];
                 assert!(self.lent.iter().all(|lent| !lent.contains(&(ticket.class, slot))));
+                assert!(!self.is_frozen(ticket.class, slot));
                 self.memory[ticket.class][slot as usize] = None;
             }
             if ticket.cause == Cause::Prefetch {
@@ -263,6 +294,10 @@ impl World {
             assert!(idle_steps < 2, "all wait for nothing");
         }
         self.load_all();
+        // Works have ended beside what is frozen.
+        while let Some(layer) = self.frozen.keys().next() {
+            self.thaw(*layer, &[]);
+        }
         assert!(self.state.is_idle());
         self.state.check_integrity();
     }
@@ -290,6 +325,13 @@ enum Op {
     Share {
         shares: Vec<(usize, usize)>,
     },
+    Freeze {
+        layer: usize,
+    },
+    Thaw {
+        layer: usize,
+        used: Vec<u32>,
+    },
     StartReads,
     EndRead {
         which: usize,
@@ -301,7 +343,8 @@ const N_WORKS: usize = 2;
 
 fn op() -> impl Strategy<Value = Op> {
     let experts = proptest::sample::subsequence((0..6).collect::<Vec<u32>>(), 1..=6);
-    let access = prop_oneof![Just(Access::Decode), Just(Access::Prompt)];
+    let upload = proptest::bool::ANY.prop_map(|keep| Access::Upload { keep });
+    let access = prop_oneof![2 => Just(Access::Decode), 2 => Just(Access::Prompt), 1 => upload];
     let prediction = (MOE_LAYERS, 0..6u32, 0.0..1.0f32).prop_map(|(layer, expert, priority)| {
         Prediction { expert: Expert { layer: layer as u32, expert }, priority }
     });
@@ -309,7 +352,7 @@ fn op() -> impl Strategy<Value = Op> {
         3 => (0..N_WORKS, MOE_LAYERS, experts.prop_shuffle(), access).prop_map(
             |(work, layer, mut experts, access)| {
                 // A token's experts, or many tokens'.
-                experts.truncate(if access == Access::Decode { 2 } else { 6 });
+                experts.truncate(if access == Access::Prompt { 6 } else { 2 });
                 Op::Acquire { work, layer, experts, access }
             }
         ),
@@ -319,6 +362,9 @@ fn op() -> impl Strategy<Value = Op> {
             .prop_map(|(predictions, age)| Op::Prefetch { predictions, age }),
         1 => proptest::collection::vec((0..12usize, 0..=GRANULES), MOE_LAYERS.len())
             .prop_map(|shares| Op::Share { shares }),
+        2 => MOE_LAYERS.prop_map(|layer| Op::Freeze { layer }),
+        1 => (MOE_LAYERS, proptest::collection::vec(0..6u32, 0..4))
+            .prop_map(|(layer, used)| Op::Thaw { layer, used }),
         4 => Just(Op::StartReads),
         8 => (0..99usize, proptest::bool::weighted(0.05))
             .prop_map(|(which, fails)| Op::EndRead { which, fails }),
@@ -340,6 +386,11 @@ fn run(world: &mut World, ops: Vec<Op>) {
             Op::Release { work } => world.release(work),
             Op::Prefetch { predictions, age } => world.predict_late(&predictions, age),
             Op::Share { shares } => world.share(&shares),
+            Op::Freeze { layer } if !world.frozen.contains_key(&layer) => world.freeze(layer),
+            Op::Thaw { layer, used } if world.frozen.contains_key(&layer) => {
+                world.thaw(layer, &used);
+            }
+            Op::Freeze { .. } | Op::Thaw { .. } => {}
             Op::StartReads => world.start_reads(),
             Op::EndRead { which, fails } => world.end_read(which, fails),
             Op::Advance { .. } => {}
@@ -355,11 +406,12 @@ proptest! {
     fn whatever_happens_granules_hold_what_they_should(
         ops in proptest::collection::vec(op(), 1..120),
         n_slots in (9..20usize, 6..14usize),
+        n_transit in GRANULES..=5,
         rows: bool,
         policy in proptest::sample::select(vec!["lru", "lfu", "lcp", "random"]),
     ) {
         let policy = format!("predictor=none,eviction={policy}");
-        let plan = plan([n_slots.0, n_slots.1], GRANULES);
+        let plan = plan([n_slots.0, n_slots.1], n_transit);
         let budget: usize = plan.n_bytes() as usize;
         let mut world = World::new(plan, rows, &policy, N_WORKS);
         run(&mut world, ops);
@@ -548,6 +600,53 @@ fn what_is_foretold_stays_until_something_more_urgent_is_or_it_is_refuted() {
     world.predict(&[foresee(1, 3, 0.1)]);
     world.load_all();
     assert_eq!(resident(&world), [0, 0, 3, 3]);
+}
+
+#[test]
+fn what_is_frozen_stays_and_leaves_room_for_demand() {
+    let mut world = full();
+    world.predict(&[foresee(1, 0, 0.5), foresee(1, 1, 0.9)]);
+    world.load_all();
+    // Of the two in transit the more urgent one: the other's room is for demand.
+    world.freeze(3);
+    world.freeze(1);
+    let experts = |world: &World, layer| {
+        world.frozen[&layer].iter().map(|handed| handed.expert).collect::<Vec<_>>()
+    };
+    assert_eq!(experts(&world, 3), [0, 0, 0, 1, 1, 1, 2, 2, 2]);
+    assert_eq!(experts(&world, 1), [1, 1, 1]);
+    // All of the working set is pinned, and yet as many experts as there are can be had.
+    let before = world.state.counters();
+    decode(&mut world, 3, &[3, 4]);
+    decode(&mut world, 1, &[2, 3, 4, 5]);
+    world.thaw(3, &[1, 3, 5]);
+    let since = world.state.counters().since(&before);
+    // A frozen one is a hit when its layer thaws; what was acquired is counted already.
+    assert_eq!((since.hits_whole, since.misses), (1, 2 + 4 + 1));
+    let step = world.state.step();
+    world.thaw(1, &[1]);
+    assert_eq!(world.state.step(), step, "the layer's step was its demand");
+    // What was used in transit has joined the working set.
+    let used = world.state.entries().iter().find(|e| e.id == Expert { layer: 1, expert: 1 });
+    assert_eq!(used.unwrap().settled, GRANULES);
+    assert!(world.state.is_idle());
+}
+
+#[test]
+fn an_upload_says_nothing_of_the_layers_other_experts() {
+    let accesses = [Access::Upload { keep: false }, Access::Upload { keep: true }, Access::Decode];
+    for access in accesses {
+        let mut world = full();
+        world.predict(&[foresee(1, 0, 0.9)]);
+        let step = world.state.step();
+        world.acquire(0, 1, &[5], access);
+        world.release(0);
+        world.load_all();
+        // In decode, what was predicted of the layer and is not wanted by it is not wanted at all.
+        let is_decode = access == Access::Decode;
+        assert_eq!(world.resident(1, 0), if is_decode { 0 } else { 3 }, "{access:?}");
+        assert_eq!(world.state.step() > step, is_decode);
+    }
 }
 
 #[test]

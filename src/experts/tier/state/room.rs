@@ -42,7 +42,8 @@ impl State {
         self.table.settle(e, n_working);
         let mut pieces = Vec::new();
         self.layout.pieces(id, held..n_granules, &mut pieces);
-        let load = self.loads.insert(Load::new(e, held..n_granules, cause, pieces)) as LoadId;
+        let load =
+            self.loads.insert(Load::new(e, held..n_granules, (cause, access), pieces)) as LoadId;
         let entry = self.table.get_mut(e);
         (entry.load, entry.stamp) = (Some(load), self.clock);
         self.clock += 1;
@@ -76,10 +77,7 @@ impl State {
         let free = self.classes[class].room(Role::Working);
         let within = share.n_slots.saturating_sub(self.table.settled_of_layer(id.layer));
         let has_working = kept > 0
-            && match access {
-                Access::Decode => self.make_room(e, kept),
-                Access::Prompt => free.min(within) >= kept,
-            };
+            && if access.keeps() { self.make_room(e, kept) } else { free.min(within) >= kept };
         let n_working = if has_working { kept } else { 0 };
         if n_working == n {
             return Some(n);
