@@ -19,6 +19,7 @@ pub mod norm;
 pub mod rope;
 pub mod router;
 pub mod rows;
+pub mod sample;
 pub mod slots;
 mod stream;
 
