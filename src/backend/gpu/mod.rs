@@ -8,7 +8,9 @@
 pub mod activate;
 pub mod acts;
 mod args;
+pub mod attention;
 mod buffer;
+pub mod cache;
 pub mod embed;
 pub mod emulated;
 pub mod expert;

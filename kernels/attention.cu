@@ -1,0 +1,391 @@
+// Attention of a few queries over the KV cache, exact: the CPU's products in the CPU's order.
+//
+//   q        f32 [tokens, n_head, k_dim]
+//   k, v     rows of a cache (cache_rows.cuh), `k_row` and `v_row` bytes from one to the next
+//   past     u32 [1]: the position of the first token of the text's new part; token t of the launch
+//            is at past + first_token + t. It is read from memory and not passed, so that a graph
+//            that was captured once serves every position.
+//   work     f32 records [tokens, n_head, slots] of acc [v_dim], max, sum
+//   out      f32 [tokens, n_head, v_dim]
+//
+// Twin: src/backend/cpu/attention.rs, to the bit; "One arithmetic" there is the order that is kept
+// here. A block takes one split of 512 positions for one token and up to R heads that share a KV
+// head, so that keys and values are read once for them:
+//
+// 1. Scores. Eight threads share a key, thread l having the lane l of the order: elements l, l + 8,
+//    …, so a query costs a register a key. Queries lie in shared memory, by lane. Eight sums of
+//    eight threads are added up by seven shuffles instead of 24: at each step of the tree a thread
+//    gives half of its sums away.
+// 2. Softmax. A warp takes a query: eight threads a tile, for the eight lanes of its sum.
+// 3. Values. A thread has four elements of the sum of one or a few queries and goes over the
+//    positions in order; values of the next eight are on their way meanwhile.
+//
+// Between these steps the block waits, within them nobody does. A second kernel adds up the splits,
+// in ascending order. Blocks whose split nobody sees leave at once.
+// Expected bytes: the keys and values that are seen, once for R heads; records of 4 bytes a value
+// for each split.
+#include "attention.cuh"
+
+static constexpr u32 THREADS = 256;
+static constexpr u32 COMBINE_THREADS = 128;
+static constexpr u32 TILES = SPLIT / TILE;
+
+// Two blocks a multiprocessor: one computes while the other waits for memory.
+#if defined(__CUDACC__)
+#define TWO_BLOCKS THREADS, 2
+#else
+#define TWO_BLOCKS THREADS
+#endif
+
+// What a block computes.
+struct Job {
+    // The KV head's first row.
+    Global<const u8> k, v;
+    u32 k_dim, k_row, v_dim, v_row;
+    // Of the split, those that are seen.
+    Range seen;
+    float scale;
+    // The token's position, and the first of the heads.
+    u32 position, head, n_heads;
+    Global<const float> bias;
+    u32 reach;
+};
+
+struct Room {
+    // [R, 8 lanes, lane_floats]
+    Shared<float> q;
+    // [R, SPLIT]: scores, then exponentials
+    Shared<float> p;
+    // [R, TILES]: by what sums are multiplied when a tile begins
+    Shared<float> factors;
+    // Elements of a lane: whole quads and an odd number of them, so that the eight threads of a key
+    // read from different banks.
+    u32 lane_floats;
+};
+
+// ---- scores
+
+// value[n] of eight threads → the sum of value[l] in thread l, by the tree of "One arithmetic":
+// lanes four apart first, then two, then one.
+__device__ __forceinline__ float scatter_sums(const float* value) {
+    u32 lane = threadIdx.x % 8;
+    float four[4], two[2];
+#pragma unroll
+    for (u32 n = 0; n < 4; n++) {
+        float keep = lane & 4 ? value[n + 4] : value[n], give = lane & 4 ? value[n] : value[n + 4];
+        four[n] = keep + __shfl_xor_sync(FULL_WARP, give, 4);
+    }
+#pragma unroll
+    for (u32 n = 0; n < 2; n++) {
+        float keep = lane & 2 ? four[n + 2] : four[n], give = lane & 2 ? four[n] : four[n + 2];
+        two[n] = keep + __shfl_xor_sync(FULL_WARP, give, 2);
+    }
+    float keep = lane & 1 ? two[1] : two[0], give = lane & 1 ? two[0] : two[1];
+    return keep + __shfl_xor_sync(FULL_WARP, give, 1);
+}
+
+template <u32 R>
+__device__ __forceinline__ void load_queries(const Room& room, const Job& job,
+                                             Global<const float> q) {
+    u32 n = R * 8 * room.lane_floats;
+    for (u32 i = threadIdx.x; i < n; i += THREADS) {
+        u32 row = i / (8 * room.lane_floats), rest = i % (8 * room.lane_floats);
+        u32 at = rest / room.lane_floats + 8 * (rest % room.lane_floats);
+        bool there = row < job.n_heads && at < job.k_dim;
+        room.q[i] = there ? q[row * job.k_dim + at] : 0.0f;
+    }
+    // Queries that there are not have factors too.
+    for (u32 i = threadIdx.x; i < R * TILES; i += THREADS) room.factors[i] = 1.0f;
+}
+
+// Keys that eight threads take at a time.
+template <u32 R>
+static constexpr u32 KEYS = R == 1 ? 8 : R == 16 ? 2 : 4;
+
+template <class K, u32 R>
+__device__ __forceinline__ void scores(const Room& room, const Job& job) {
+    constexpr u32 N = KEYS<R>, GROUPS = THREADS / 8;
+    u32 lane = threadIdx.x % 8, group = threadIdx.x / 8;
+    for (u32 first = job.seen.begin; first < job.seen.end; first += N * GROUPS) {
+        Global<const u8> rows[N];
+        float dots[N * R];
+#pragma unroll
+        for (u32 n = 0; n < N; n++) {
+            // Where there is no key, the last one is read again.
+            u32 key = min(first + n * GROUPS + group, job.seen.end - 1);
+            rows[n] = job.k + static_cast<u64>(key) * job.k_row;
+        }
+#pragma unroll
+        for (u32 n = 0; n < N * R; n++) dots[n] = 0.0f;
+#pragma unroll 1
+        for (u32 j = 0; 8 * j < job.k_dim; j += 4) {
+            float w[N][4];
+#pragma unroll
+            for (u32 n = 0; n < N; n++) load_lane<K>(rows[n], lane, j, job.k_dim, w[n]);
+#pragma unroll
+            for (u32 r = 0; r < R; r++) {
+                Shared<float> at = room.q + ((r * 8 + lane) * room.lane_floats + j);
+                float4 q = as<float4>(at)[0];
+#pragma unroll
+                for (u32 n = 0; n < N; n++) {
+                    float& dot = dots[n * R + r];
+                    dot = fmaf(q.x, w[n][0], dot);
+                    dot = fmaf(q.y, w[n][1], dot);
+                    dot = fmaf(q.z, w[n][2], dot);
+                    dot = fmaf(q.w, w[n][3], dot);
+                }
+            }
+        }
+#pragma unroll
+        for (u32 n = 0; n < N * R; n += 8) {
+            float dot = scatter_sums(dots + n);
+            u32 r = (n + lane) % R, key = first + (n + lane) / R * GROUPS + group;
+            if (key >= job.seen.end) continue;
+            float score = job.scale * dot;
+            if (job.bias && r < job.n_heads) {
+                score += bias_of(job.bias, job.reach, job.head + r, key, job.position);
+            }
+            room.p[r * SPLIT + key % SPLIT] = score;
+        }
+    }
+}
+
+// ---- softmax
+
+// Scores of a query → exponentials; its max and sum to `tail`. The whole warp, with four tiles at a
+// time.
+__device__ __forceinline__ void softmax(Shared<float> p, Shared<float> factors, Range seen,
+                                        Global<float> tail) {
+    u32 thread = threadIdx.x % WARP, lane = thread % 8, split = seen.begin / SPLIT * SPLIT;
+    float largest[2], sums[2];
+#pragma unroll
+    for (u32 half = 0; half < 2; half++) {
+        u32 start = split + (4 * half + thread / 8) * TILE;
+        Range tile = seen.common(start, start + TILE);
+        float most = -INFINITY;
+        for (u32 i = tile.begin + lane; i < tile.end; i += 8) most = fmaxf(most, p[i - split]);
+        for (u32 step = 4; step > 0; step /= 2) {
+            most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, step));
+        }
+        largest[half] = most;
+    }
+    // The largest score up to each tile. A tile that is not seen changes nothing: its factor is 1.
+    float max = -INFINITY, upto[2] = {-INFINITY, -INFINITY}, factor[TILES];
+#pragma unroll
+    for (u32 t = 0; t < TILES; t++) {
+        float next = fmaxf(max, __shfl_sync(FULL_WARP, largest[t / 4], t % 4 * 8));
+        factor[t] = moeba_exp(max - shift(next));
+        if (thread / 8 == t % 4) upto[t / 4] = next;
+        max = next;
+        if (thread == 0) factors[t] = factor[t];
+    }
+#pragma unroll
+    for (u32 half = 0; half < 2; half++) {
+        u32 start = split + (4 * half + thread / 8) * TILE;
+        Range tile = seen.common(start, start + TILE);
+        float sum = 0.0f;
+        for (u32 i = tile.begin + lane; i < tile.end; i += 8) {
+            float e = moeba_exp(p[i - split] - shift(upto[half]));
+            p[i - split] = e;
+            sum += e;
+        }
+        sums[half] = tree8_threads(sum);
+    }
+    float sum = 0.0f;
+#pragma unroll
+    for (u32 t = 0; t < TILES; t++) {
+        sum = sum * factor[t] + __shfl_sync(FULL_WARP, sums[t / 4], t % 4 * 8);
+    }
+    if (thread == 0) {
+        tail[0] = max;
+        tail[1] = sum;
+    }
+}
+
+// ---- values
+
+// Queries of whose sums a thread has a part.
+template <u32 R>
+static constexpr u32 EACH = R == 1 ? 1 : R == 16 ? 4 : 2;
+
+// Positions whose values are loaded together, as registers allow; a tile is a whole number of them.
+template <class V>
+static constexpr u32 DEPTH = sizeof(typename V::Quad) > 8 ? 4 : 8;
+
+template <class V>
+__device__ __forceinline__ void load_values(typename V::Quad (&quads)[DEPTH<V>], const Job& job,
+                                            u32 first, u32 at) {
+#pragma unroll
+    for (u32 n = 0; n < DEPTH<V>; n++) {
+        u32 i = first + n;
+        if (i < job.seen.begin || i >= job.seen.end) continue;
+        quads[n] = Quads<V>::load(job.v + static_cast<u64>(i) * job.v_row, at, job.v_dim);
+    }
+}
+
+template <class V, u32 ROWS>
+__device__ __forceinline__ void add_values(float (&acc)[ROWS][4],
+                                           const typename V::Quad (&quads)[DEPTH<V>],
+                                           Shared<const float> p, const Job& job, u32 first) {
+#pragma unroll
+    for (u32 n = 0; n < DEPTH<V>; n++) {
+        u32 i = first + n;
+        // What is not seen is neither read nor multiplied by zero: it may be NaN.
+        if (i < job.seen.begin || i >= job.seen.end) continue;
+        float w[4];
+        V::widen(quads[n], w);
+#pragma unroll
+        for (u32 r = 0; r < ROWS; r++) {
+            float e = p[r * SPLIT + i % SPLIT];
+#pragma unroll
+            for (u32 c = 0; c < 4; c++) acc[r][c] = fmaf(e, w[c], acc[r][c]);
+        }
+    }
+}
+
+// acc of each query's record.
+template <class V, u32 R>
+__device__ __forceinline__ void values(const Room& room, const Job& job, Global<float> record,
+                                       u64 record_stride) {
+    constexpr u32 ROWS = EACH<R>;
+    u32 n_quads = (job.v_dim + 3) / 4;
+    for (u32 item = threadIdx.x; item < n_quads * (R / ROWS); item += THREADS) {
+        u32 at = item % n_quads * 4, row = item / n_quads * ROWS;
+        if (row >= job.n_heads) break;
+        Shared<const float> p = room.p + row * SPLIT;
+        float acc[ROWS][4] = {};
+        typename V::Quad now[DEPTH<V>] = {}, next[DEPTH<V>] = {};
+        u32 first = job.seen.begin / DEPTH<V> * DEPTH<V>;
+        load_values<V>(now, job, first, at);
+        for (; first < job.seen.end; first += DEPTH<V>) {
+            load_values<V>(next, job, first + DEPTH<V>, at);
+            if (first % TILE == 0) {
+#pragma unroll
+                for (u32 r = 0; r < ROWS; r++) {
+                    float factor = room.factors[(row + r) * TILES + first % SPLIT / TILE];
+#pragma unroll
+                    for (u32 c = 0; c < 4; c++) acc[r][c] *= factor;
+                }
+            }
+            add_values<V, ROWS>(acc, now, p, job, first);
+#pragma unroll
+            for (u32 n = 0; n < DEPTH<V>; n++) now[n] = next[n];
+        }
+#pragma unroll
+        for (u32 r = 0; r < ROWS; r++) {
+            if (row + r >= job.n_heads) break;
+            Global<float> to = record + ((row + r) * record_stride + at);
+#pragma unroll
+            for (u32 c = 0; c < 4; c++) {
+                if (at + c < job.v_dim) to[c] = acc[r][c];
+            }
+        }
+    }
+}
+
+// ---- both
+
+// Types of the rows: `k_type` and `v_type` are CacheType, and `loose` is not 0 where values cannot
+// be read four at a time.
+template <u32 R>
+__device__ __forceinline__ void attention_split(
+    Global<const float> q, Global<const u8> k, u32 k_type, u32 k_dim, u32 k_row,
+    Global<const u8> v, u32 v_type, u32 v_dim, u32 v_row, u32 loose, u32 k_ctx, u32 v_ctx,
+    u32 n_head, u32 group, Global<const u32> past, u32 first_token, u32 limit, u32 all, u32 window,
+    float scale, Global<const float> bias, u32 reach, Global<float> work) {
+    SHARED_DYNAMIC(float, dynamic);
+    u32 parts = (group + R - 1) / R, head_kv = blockIdx.y / parts, part = blockIdx.y % parts;
+    u32 token = blockIdx.z, slot = blockIdx.x, n_slots = gridDim.x;
+    Job job;
+    job.position = past[0] + first_token + token;
+    Range seen = seen_by(job.position, all, window, limit);
+    u32 split = seen.begin / SPLIT + slot;
+    job.seen = seen.common(split * SPLIT, split * SPLIT + SPLIT);
+    if (job.seen.is_empty()) return;
+    job.k = k + static_cast<u64>(head_kv) * k_ctx * k_row;
+    job.v = v + static_cast<u64>(head_kv) * v_ctx * v_row;
+    job.k_dim = k_dim, job.k_row = k_row, job.v_dim = v_dim, job.v_row = v_row;
+    job.scale = scale, job.bias = bias, job.reach = reach;
+    job.head = head_kv * group + part * R;
+    job.n_heads = min(R, group - part * R);
+
+    Room room;
+    room.lane_floats = 4 * ((k_dim + 31) / 32 | 1);
+    room.q = dynamic;
+    room.p = room.q + R * 8 * room.lane_floats;
+    room.factors = room.p + R * SPLIT;
+    u64 query = static_cast<u64>(token) * n_head + job.head;
+    load_queries<R>(room, job, q + query * k_dim);
+    __syncthreads();
+    switch (k_type) {
+        case CACHE_F32: scores<CacheF32, R>(room, job); break;
+        case CACHE_F16: scores<CacheF16, R>(room, job); break;
+        case CACHE_BF16: scores<CacheBF16, R>(room, job); break;
+        default: scores<CacheQ8_0, R>(room, job); break;
+    }
+    __syncthreads();
+    u64 stride = static_cast<u64>(n_slots) * record_floats(v_dim);
+    Global<float> record = work + (query * stride + static_cast<u64>(slot) * record_floats(v_dim));
+    for (u32 r = threadIdx.x / WARP; r < job.n_heads; r += THREADS / WARP) {
+        softmax(room.p + r * SPLIT, room.factors + r * TILES, job.seen,
+                record + (r * stride + v_dim));
+    }
+    __syncthreads();
+    switch (v_type + (loose ? 4 : 0)) {
+        case CACHE_F32: values<CacheF32, R>(room, job, record, stride); break;
+        case CACHE_F16: values<CacheF16, R>(room, job, record, stride); break;
+        case CACHE_BF16: values<CacheBF16, R>(room, job, record, stride); break;
+        case CACHE_Q8_0: values<CacheQ8_0, R>(room, job, record, stride); break;
+        case CACHE_F32 + 4: values<Loose<CacheF32>, R>(room, job, record, stride); break;
+        case CACHE_F16 + 4: values<Loose<CacheF16>, R>(room, job, record, stride); break;
+        case CACHE_BF16 + 4: values<Loose<CacheBF16>, R>(room, job, record, stride); break;
+        default: values<Loose<CacheQ8_0>, R>(room, job, record, stride); break;
+    }
+}
+
+#define ATTENTION_SPLIT(R)                                                                       \
+    KERNEL(attention_split_##R, TWO_BLOCKS, Global<const float> q, Global<const u8> k,           \
+           u32 k_type, u32 k_dim, u32 k_row, Global<const u8> v, u32 v_type, u32 v_dim,          \
+           u32 v_row, u32 loose, u32 k_ctx, u32 v_ctx, u32 n_head, u32 group,                    \
+           Global<const u32> past, u32 first_token, u32 limit, u32 all, u32 window, float scale, \
+           Global<const float> bias, u32 reach, Global<float> work) {                            \
+        attention_split<R>(q, k, k_type, k_dim, k_row, v, v_type, v_dim, v_row, loose, k_ctx,    \
+                           v_ctx, n_head, group, past, first_token, limit, all, window, scale,   \
+                           bias, reach, work);                                                   \
+    }
+
+ATTENTION_SPLIT(1)
+ATTENTION_SPLIT(2)
+ATTENTION_SPLIT(4)
+ATTENTION_SPLIT(8)
+ATTENTION_SPLIT(16)
+
+// Adds up the records of each query. A block a query.
+KERNEL(attention_combine, COMBINE_THREADS, Global<const float> work, u32 n_slots, u32 v_dim,
+       Global<const u32> past, u32 first_token, u32 limit, u32 all, u32 window,
+       Global<const float> sinks, Global<float> out) {
+    u32 head = blockIdx.x, token = blockIdx.y;
+    u64 query = static_cast<u64>(token) * gridDim.x + head;
+    Range seen = seen_by(past[0] + first_token + token, all, window, limit);
+    u32 first = seen.begin / SPLIT, n = seen.is_empty() ? 0 : (seen.end - 1) / SPLIT + 1 - first;
+    n = min(n, n_slots);
+    Global<const float> records = work + query * n_slots * record_floats(v_dim);
+    for (u32 i = threadIdx.x; i < v_dim; i += COMBINE_THREADS) {
+        float acc = 0.0f, max = -INFINITY, sum = 0.0f, factor = 1.0f;
+#pragma unroll 4
+        for (u32 slot = 0; slot < n; slot++) {
+            Global<const float> record = records + static_cast<u64>(slot) * record_floats(v_dim);
+            float next = fmaxf(max, record[v_dim]);
+            float a = moeba_exp(max - shift(next)), b = moeba_exp(record[v_dim] - shift(next));
+            max = next;
+            sum = sum * a + record[v_dim + 1] * b;
+            acc = acc * a + record[i] * b;
+        }
+        if (sinks) {
+            float sink = sinks[head], larger = fmaxf(max, sink);
+            factor = moeba_exp(max - shift(larger));
+            sum = sum * factor + moeba_exp(sink - shift(larger));
+        }
+        out[query * v_dim + i] = acc * (factor / sum);
+    }
+}

@@ -1,0 +1,124 @@
+//! Rows of the KV cache on the device, and how new ones get there (`kernels/cache.cu`); twins in
+//! `cpu::attention`.
+
+use super::{Args, Device, DeviceSlice, Kernel, Launch, Stream};
+use crate::Result;
+use crate::gguf::TensorType;
+
+const THREADS: u32 = 128;
+
+/// As `cpu::attention::Rows`: keys or values of one layer, rows of `dim` elements at
+/// [heads, n_ctx], `stride` elements from one to the next.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceRows<'a> {
+    /// F32, F16, BF16 or Q8_0.
+    pub ty: TensorType,
+    pub data: DeviceSlice<'a>,
+    pub heads: usize,
+    pub dim: usize,
+    pub stride: usize,
+    pub n_ctx: usize,
+}
+
+impl DeviceRows<'_> {
+    /// The first `dim` elements of each row.
+    pub fn narrow(self, dim: usize) -> Self {
+        assert!(dim <= self.dim, "{dim} elements of {}", self.dim);
+        DeviceRows { dim, ..self }
+    }
+
+    /// From one row to the next.
+    pub(super) fn row_bytes(&self) -> usize {
+        self.stride / self.ty.block_len() * self.ty.block_bytes()
+    }
+
+    /// As `kernels/cache_rows.cuh` numbers the types.
+    pub(super) fn type_code(&self) -> u32 {
+        match self.ty {
+            TensorType::F32 => 0,
+            TensorType::F16 => 1,
+            TensorType::BF16 => 2,
+            TensorType::Q8_0 => 3,
+            other => panic!("a cache is not stored as {other}"),
+        }
+    }
+
+    /// Whether every row can be read four elements at a time.
+    pub(super) fn is_even(&self) -> bool {
+        if self.ty == TensorType::Q8_0 {
+            return self.dim.is_multiple_of(4);
+        }
+        let four = 4 * self.ty.block_bytes();
+        self.dim.is_multiple_of(4)
+            && self.row_bytes().is_multiple_of(four)
+            && self.data.address().is_multiple_of(four as u64)
+    }
+
+    /// # Panics
+    /// If rows overlap, cut a block, or are not all there.
+    pub(super) fn assert_whole(&self) {
+        let DeviceRows { ty, data, heads, dim, stride, n_ctx } = *self;
+        let _ = self.type_code();
+        assert!(dim > 0 && dim <= stride, "rows of {dim} elements, {stride} apart");
+        assert!(stride.is_multiple_of(ty.block_len()), "{stride} elements cut a block of {ty}");
+        let bytes = heads * n_ctx * self.row_bytes();
+        assert!(bytes <= data.len(), "{heads}×{n_ctx} rows in {} bytes", data.len());
+        // Of Q8_0 the scales are halves.
+        let align = ty.block_bytes().min(4) as u64;
+        let align = if ty == TensorType::Q8_0 { 2 } else { align };
+        assert!(data.address().is_multiple_of(align), "rows of {ty} at {:#x}", data.address());
+    }
+}
+
+pub struct CacheStore {
+    f32s: Kernel,
+    f16s: Kernel,
+    bf16s: Kernel,
+    q8_0: Kernel,
+}
+
+impl CacheStore {
+    pub fn load(gpu: &Device) -> Result<CacheStore> {
+        Ok(CacheStore {
+            f32s: gpu.kernel("cache_store_f32")?,
+            f16s: gpu.kernel("cache_store_f16")?,
+            bf16s: gpu.kernel("cache_store_bf16")?,
+            q8_0: gpu.kernel("cache_store_q8_0")?,
+        })
+    }
+
+    /// Stores `x` f32 [tokens, heads, dim] at positions from `past` on, a u32 in device memory, so
+    /// that a graph can be run again as the text grows: the bits of `RowsMut::store`. Tokens whose
+    /// position is n_ctx or more are left out.
+    ///
+    /// # Panics
+    /// If sizes do not fit each other.
+    pub fn store(
+        &self,
+        stream: &Stream,
+        x: DeviceSlice,
+        tokens: usize,
+        past: DeviceSlice,
+        rows: DeviceRows,
+    ) -> Result<()> {
+        rows.assert_whole();
+        let n = tokens * rows.heads * rows.dim;
+        assert!(x.holds::<f32>(n), "{tokens} tokens in {} bytes", x.len());
+        assert!(past.holds::<u32>(1));
+        let kernel = match rows.ty {
+            TensorType::F32 => self.f32s,
+            TensorType::F16 => self.f16s,
+            TensorType::BF16 => self.bf16s,
+            _ => self.q8_0,
+        };
+        assert!(rows.dim.is_multiple_of(rows.ty.block_len()), "whole blocks are stored");
+        if n == 0 {
+            return Ok(());
+        }
+        let args = Args::new().slice(x).slice(past).size(tokens).size(rows.heads).size(rows.dim);
+        let args = args.slice(rows.data).size(rows.row_bytes()).size(rows.n_ctx);
+        // SAFETY: the arguments are the kernel's; sizes are asserted, and it writes nothing from
+        // position n_ctx on.
+        unsafe { stream.launch(&Launch::each(kernel, n, THREADS, &args)) }
+    }
+}

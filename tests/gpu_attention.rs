@@ -1,0 +1,404 @@
+//! Attention and the KV cache on the device against their twins on the CPU, on the emulated device:
+//! stored rows and the exact kernels to the bit, the tensor-core kernel within its bound. Cache rows
+//! that nobody has stored are not initialised, and the emulated device ends a launch that reads one.
+
+use gpu_support::Bench;
+use moeba::backend::cpu::Cpu;
+use moeba::backend::cpu::attention::{
+    AttentionShape, DistanceBias, Elements, ElementsMut, Rows, RowsMut,
+};
+use moeba::backend::gpu::DeviceBuffer;
+use moeba::backend::gpu::attention::{Attention, DeviceAttention, DeviceBias};
+use moeba::backend::gpu::cache::{CacheStore, DeviceRows};
+use moeba::gguf::TensorType::{self, BF16, F16, F32, Q8_0};
+use std::ops::Range;
+
+mod gpu_support;
+
+const TYPES: [TensorType; 4] = [F32, F16, BF16, Q8_0];
+
+#[derive(Clone, Debug)]
+struct Case {
+    n_head_kv: usize,
+    group: usize,
+    k_dim: usize,
+    v_dim: usize,
+    /// Values are the first elements of the keys.
+    latent: bool,
+    /// Of keys and of values.
+    types: [TensorType; 2],
+    past: usize,
+    tokens: usize,
+    window: Option<usize>,
+    sinks: bool,
+    bias: bool,
+    /// All positions for all queries.
+    all: bool,
+}
+
+const PLAIN: Case = Case {
+    n_head_kv: 2,
+    group: 2,
+    k_dim: 32,
+    v_dim: 32,
+    latent: false,
+    types: [F16, F16],
+    past: 0,
+    tokens: 1,
+    window: None,
+    sinks: false,
+    bias: false,
+    all: false,
+};
+
+/// Positions behind the last.
+const SPARE: usize = 3;
+/// How far apart key and query can be and still differ in their bias.
+const REACH: usize = 9;
+
+/// Values in ±`scale` from a fixed sequence.
+fn values(n: usize, seed: u32, scale: f32) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(1);
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        ((state >> 8) as f32 / (1 << 23) as f32 - 1.0) * scale
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+/// One layer's keys or values on the CPU.
+enum Cache {
+    Floats(Vec<f32>),
+    Halves(TensorType, Vec<u16>),
+    Blocks(Vec<u8>),
+}
+
+impl Cache {
+    /// All bits set: not a number, of any type.
+    fn new(ty: TensorType, n: usize) -> Cache {
+        match ty {
+            F32 => Cache::Floats(vec![f32::from_bits(u32::MAX); n]),
+            Q8_0 => Cache::Blocks(vec![0xff; n / 32 * ty.block_bytes()]),
+            ty => Cache::Halves(ty, vec![0xffff; n]),
+        }
+    }
+
+    fn elements(&self) -> Elements<'_> {
+        match self {
+            Cache::Floats(data) => Elements::F32(data),
+            Cache::Halves(F16, data) => Elements::F16(data),
+            Cache::Halves(_, data) => Elements::BF16(data),
+            Cache::Blocks(data) => Elements::Q8_0(data),
+        }
+    }
+
+    fn elements_mut(&mut self) -> ElementsMut<'_> {
+        match self {
+            Cache::Floats(data) => ElementsMut::F32(data),
+            Cache::Halves(F16, data) => ElementsMut::F16(data),
+            Cache::Halves(_, data) => ElementsMut::BF16(data),
+            Cache::Blocks(data) => ElementsMut::Q8_0(data),
+        }
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        match self {
+            Cache::Floats(data) => data.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Cache::Halves(_, data) => data.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Cache::Blocks(data) => data.clone(),
+        }
+    }
+}
+
+/// What a case computes with.
+struct Data {
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    sinks: Vec<f32>,
+    bias: DistanceBias,
+    bias_values: Vec<f32>,
+}
+
+impl Case {
+    fn n_head(&self) -> usize {
+        self.n_head_kv * self.group
+    }
+
+    fn n_ctx(&self) -> usize {
+        self.past + self.tokens + SPARE
+    }
+
+    /// Elements of a query's keys and of its values.
+    fn dims(&self) -> [usize; 2] {
+        [self.k_dim, self.v_dim]
+    }
+
+    fn data(&self) -> Data {
+        let end = self.past + self.tokens;
+        let of = |head: usize, distance: isize| (head as f32 + 0.3 * distance as f32).cos();
+        let far = REACH as isize;
+        let head = |h: usize| (-far..=far).map(move |d| of(h, d));
+        Data {
+            // Scores of a few units either way, so that exponentials differ.
+            q: values(self.tokens * self.n_head() * self.k_dim, 1, 3.0),
+            k: values(end * self.n_head_kv * self.k_dim, 2, 2.0),
+            v: values(end * self.n_head_kv * self.v_dim, 3, 1.0),
+            sinks: values(self.n_head(), 4, 3.0),
+            bias: DistanceBias::new(self.n_head(), REACH, of),
+            bias_values: (0..self.n_head()).flat_map(head).collect(),
+        }
+    }
+
+    fn scale(&self) -> f32 {
+        1.0 / (self.k_dim as f32).sqrt()
+    }
+
+    fn all(&self) -> Option<usize> {
+        self.all.then_some(self.past + self.tokens)
+    }
+
+    /// What the CPU says of all tokens.
+    fn expected(&self) -> Vec<f32> {
+        let (data, cpu, n_ctx) = (self.data(), Cpu::new(1), self.n_ctx());
+        let cache = |ty, dim, x: &[f32]| {
+            let mut cache = Cache::new(ty, n_ctx * self.n_head_kv * dim);
+            RowsMut { data: cache.elements_mut(), dim, n_ctx }.store(&cpu, x, 0);
+            cache
+        };
+        let k = cache(self.types[0], self.k_dim, &data.k);
+        let v = (!self.latent).then(|| cache(self.types[1], self.v_dim, &data.v));
+        let keys = Rows { data: k.elements(), dim: self.k_dim, stride: self.k_dim, n_ctx };
+        let values = match &v {
+            Some(v) => Rows { data: v.elements(), dim: self.v_dim, stride: self.v_dim, n_ctx },
+            None => keys.narrow(self.v_dim),
+        };
+        let shape = AttentionShape {
+            n_head: self.n_head(),
+            n_head_kv: self.n_head_kv,
+            first: self.past,
+            all: self.all(),
+            window: self.window,
+            scale: self.scale(),
+            sinks: self.sinks.then_some(&data.sinks),
+            bias: self.bias.then_some(&data.bias),
+        };
+        let mut out = vec![0.0; self.tokens * self.n_head() * self.v_dim];
+        cpu.attention(shape, &data.q, keys, values, &mut out);
+        out
+    }
+}
+
+/// A case on the device: its caches hold the past.
+struct OnDevice<'a> {
+    bench: &'a Bench,
+    attention: Attention,
+    store: CacheStore,
+    case: &'a Case,
+    data: Data,
+    caches: [DeviceBuffer; 2],
+    sinks: DeviceBuffer,
+    bias: DeviceBuffer,
+    stored: usize,
+}
+
+impl<'a> OnDevice<'a> {
+    fn new(bench: &'a Bench, case: &'a Case) -> OnDevice<'a> {
+        let data = case.data();
+        let n = case.n_ctx() * case.n_head_kv;
+        let of = |i: usize| {
+            let (ty, dim) = (case.types[i], case.dims()[i]);
+            bench.empty(n * dim.div_ceil(ty.block_len()) * ty.block_bytes())
+        };
+        OnDevice {
+            bench,
+            attention: Attention::load(&bench.gpu).unwrap(),
+            store: CacheStore::load(&bench.gpu).unwrap(),
+            case,
+            caches: [of(0), of(1)],
+            sinks: bench.up_f32(&data.sinks),
+            bias: bench.up_f32(&data.bias_values),
+            data,
+            stored: 0,
+        }
+    }
+
+    fn rows(&self, i: usize) -> DeviceRows<'_> {
+        let case = self.case;
+        let (ty, dim, heads) = (case.types[i], case.dims()[i], case.n_head_kv);
+        let n_ctx = case.n_ctx();
+        DeviceRows { ty, data: self.caches[i].all(), heads, dim, stride: dim, n_ctx }
+    }
+
+    /// Stores positions up to `end`.
+    fn store(&mut self, end: usize) {
+        let past = self.bench.up_u32(&[self.stored as u32]);
+        let new = [&self.data.k, &self.data.v];
+        // Latent attention has one row for both.
+        for (i, x) in new.into_iter().enumerate().take(if self.case.latent { 1 } else { 2 }) {
+            let width = self.case.n_head_kv * self.case.dims()[i];
+            let x = self.bench.up_f32(&x[self.stored * width..end * width]);
+            let tokens = end - self.stored;
+            let rows = self.rows(i);
+            self.store.store(&self.bench.stream, x.all(), tokens, past.all(), rows).unwrap();
+        }
+        self.stored = end;
+    }
+
+    /// Some of the tokens, with room for the partial results of `at_once` of them.
+    fn attend(&self, tokens: Range<usize>, at_once: usize) -> Vec<f32> {
+        let (case, bench) = (self.case, self.bench);
+        let past = bench.up_u32(&[(case.past + tokens.start) as u32]);
+        let max_seen = case.past + case.tokens;
+        let bias = DeviceBias { reach: REACH, values: self.bias.all() };
+        let shape = DeviceAttention {
+            n_head: case.n_head(),
+            n_head_kv: case.n_head_kv,
+            past: past.all(),
+            max_seen,
+            all: case.all(),
+            window: case.window,
+            scale: case.scale(),
+            sinks: case.sinks.then_some(self.sinks.all()),
+            bias: case.bias.then_some(bias),
+        };
+        let bytes = Attention::work_bytes(case.n_head(), case.v_dim, max_seen, at_once);
+        let work = bench.empty(bytes);
+        let width = case.n_head() * case.k_dim;
+        let q = bench.up_f32(&self.data.q[tokens.start * width..tokens.end * width]);
+        let out = bench.empty(4 * tokens.len() * case.n_head() * case.v_dim);
+        let keys = self.rows(0);
+        let values = if case.latent { keys.narrow(case.v_dim) } else { self.rows(1) };
+        let (n, stream) = (tokens.len(), &bench.stream);
+        let launch = &self.attention;
+        launch.launch(stream, &shape, q.all(), n, keys, values, work.all(), out.all()).unwrap();
+        bench.down_f32(&out)
+    }
+}
+
+/// To the bit. Every NaN is one: which one an operation gives is the processor's to say.
+fn same(got: &[f32], expected: &[f32], case: &Case) {
+    assert_eq!(got.len(), expected.len());
+    for (i, (got, expected)) in got.iter().zip(expected).enumerate() {
+        let equal = got.to_bits() == expected.to_bits() || got.is_nan() && expected.is_nan();
+        assert!(equal, "{got:e} for {expected:e} at {i}: {case:?}");
+    }
+}
+
+/// All tokens at once, and one after the other as they come.
+fn check(case: &Case) {
+    let bench = Bench::new(case.past as u64);
+    let expected = case.expected();
+    let mut device = OnDevice::new(&bench, case);
+    if case.all {
+        device.store(case.past + case.tokens);
+        same(&device.attend(0..case.tokens, case.tokens), &expected, case);
+        return;
+    }
+    let width = case.n_head() * case.v_dim;
+    for t in 0..case.tokens {
+        device.store(case.past + t + 1);
+        same(&device.attend(t..t + 1, 1), &expected[t * width..(t + 1) * width], case);
+    }
+    same(&device.attend(0..case.tokens, 2), &expected, case);
+}
+
+/// A number with the bits of the types' every trouble: ties, subnormals, overflow, NaN, infinity.
+fn odd_numbers(n: usize) -> Vec<f32> {
+    let mut x = values(n, 3, 2.0);
+    for (i, x) in x.iter_mut().enumerate() {
+        match i / 32 % 8 {
+            1 => *x = 0.0,
+            2 => *x *= 1e-40,
+            3 => *x *= 1e7,
+            4 => *x = if i % 32 == 0 { 127.0 } else { (i % 32) as f32 - 15.5 },
+            5 => *x = f32::from_bits(0x3f80_0800 + 0x1000 * (i as u32 % 32)),
+            6 if i % 32 == 7 => *x = f32::from_bits(0xffa1_2345),
+            7 if i % 32 == 9 => *x = f32::NEG_INFINITY,
+            _ => (),
+        }
+    }
+    x
+}
+
+#[test]
+fn rows_are_stored_as_the_cpu_stores_them() {
+    let bench = Bench::new(1);
+    let store = CacheStore::load(&bench.gpu).unwrap();
+    for ty in TYPES {
+        for (heads, dim, tokens, past) in [(1, 32, 1, 0), (2, 96, 7, 3), (3, 64, 30, 11)] {
+            let (n_ctx, x) = (past + tokens + 2, odd_numbers(tokens * heads * dim));
+            let mut cache = Cache::new(ty, heads * n_ctx * dim);
+            let untouched = bench.up(&cache.bytes());
+            RowsMut { data: cache.elements_mut(), dim, n_ctx }.store(&Cpu::new(1), &x, past);
+            let data = untouched.all();
+            let rows = DeviceRows { ty, data, heads, dim, stride: dim, n_ctx };
+            let (x, past) = (bench.up_f32(&x), bench.up_u32(&[past as u32]));
+            store.store(&bench.stream, x.all(), tokens, past.all(), rows).unwrap();
+            assert!(bench.down(&untouched) == cache.bytes(), "{ty}: {heads}×{dim}, {tokens}");
+        }
+    }
+}
+
+#[test]
+fn rows_from_the_end_of_the_cache_on_are_left_out() {
+    let bench = Bench::new(2);
+    let store = CacheStore::load(&bench.gpu).unwrap();
+    for ty in TYPES {
+        let before = Cache::new(ty, 2 * 4 * 32).bytes();
+        let cache = bench.up(&before);
+        let rows = DeviceRows { ty, data: cache.all(), heads: 2, dim: 32, stride: 32, n_ctx: 4 };
+        let (x, past) = (bench.up_f32(&values(3 * 64, 1, 1.0)), bench.up_u32(&[3]));
+        store.store(&bench.stream, x.all(), 3, past.all(), rows).unwrap();
+        let row = before.len() / 8;
+        for (i, (got, before)) in bench.down(&cache).chunks(row).zip(before.chunks(row)).enumerate()
+        {
+            assert_eq!(got != before, i % 4 == 3, "{ty}: row {i}");
+        }
+    }
+}
+
+#[test]
+fn one_token_of_any_type_has_the_bits_of_the_cpu() {
+    for k in TYPES {
+        for v in TYPES {
+            check(&Case { types: [k, v], past: 70, ..PLAIN });
+        }
+        let types = [k, k];
+        check(&Case { types, past: 0, ..PLAIN });
+        check(&Case { types, past: 600, tokens: 2, group: 3, sinks: true, ..PLAIN });
+        let latent = Case { types, n_head_kv: 1, latent: true, ..PLAIN };
+        check(&Case { group: 17, k_dim: 576, v_dim: 512, past: 20, ..latent.clone() });
+        check(&Case { group: 4, k_dim: 64, v_dim: 40, past: 70, ..latent });
+    }
+}
+
+#[test]
+fn groups_of_one_to_sixteen_heads_have_the_bits_of_the_cpu() {
+    for group in 1..=16 {
+        check(&Case { group, past: 60 + group, k_dim: 96, v_dim: 64, ..PLAIN });
+    }
+    check(&Case { group: 1, n_head_kv: 5, past: 513, ..PLAIN });
+}
+
+#[test]
+fn rows_of_any_length_have_the_bits_of_the_cpu() {
+    for (k_dim, v_dim) in [(80, 80), (1, 3), (20, 12), (7, 65), (256, 130), (40, 1030)] {
+        for ty in [F32, F16, BF16] {
+            check(&Case { k_dim, v_dim, types: [ty, ty], past: 9, tokens: 2, ..PLAIN });
+        }
+    }
+}
+
+#[test]
+fn windows_sinks_biases_and_all_have_the_bits_of_the_cpu() {
+    for past in [0, 3, 515, 1100] {
+        for window in [None, Some(1), Some(5), Some(64), Some(530)] {
+            for n in 0..4 {
+                let (sinks, bias) = (n % 2 == 1, n / 2 == 1);
+                check(&Case { past, window, sinks, bias, tokens: 2, k_dim: 8, v_dim: 8, ..PLAIN });
+            }
+            check(&Case { past, window, bias: true, all: true, tokens: 3, ..PLAIN });
+        }
+    }
+}
