@@ -14,6 +14,7 @@ pub mod cache;
 pub mod embed;
 pub mod emulated;
 pub mod expert;
+pub mod heads;
 pub mod mat;
 pub mod matmul;
 pub mod matvec;
