@@ -4,6 +4,7 @@ mod delta;
 pub mod descriptor;
 mod ffn;
 pub mod forward;
+pub mod gpu;
 pub mod granules;
 mod hyper;
 pub mod kv;

@@ -152,9 +152,9 @@ impl Tier {
     }
 
     /// Unpins what was frozen; see `State::thaw`.
-    pub fn thaw(&self, layer: usize, used: &[u32]) {
+    pub fn thaw(&self, layer: usize, used: &[u32], hit: &mut dyn FnMut(Handed)) {
         let mut shared = self.lock();
-        shared.state.thaw(layer, used);
+        shared.state.thaw(layer, used, hit);
         self.unlock(shared);
     }
 

@@ -154,7 +154,7 @@ impl World {
     fn thaw(&mut self, layer: usize, used: &[u32]) {
         self.check_frozen(layer);
         self.frozen.remove(&layer);
-        self.state.thaw(layer, used);
+        self.state.thaw(layer, used, &mut |_| {});
     }
 
     fn check_frozen(&self, layer: usize) {

@@ -49,15 +49,20 @@ impl State {
         let entry = self.table.get_mut(e);
         entry.pins += 1;
         entry.is_frozen = true;
-        let (expert, n_granules) = (entry.id.expert, entry.n_granules);
+        self.name_granules(e, place);
+    }
+
+    fn name_granules(&self, e: u32, place: &mut dyn FnMut(Handed)) {
+        let Entry { id: Expert { expert, .. }, n_granules, .. } = *self.table.get(e);
         for granule in 0..n_granules {
             place(Handed { expert, granule, slot: self.table.slot(e, granule) });
         }
     }
 
     /// The device is through with the layer. `used` are the experts that it needed, whoever
-    /// computed them: what was frozen is a hit, what was not acquired either a miss.
-    pub fn thaw(&mut self, layer: usize, used: &[u32]) {
+    /// computed them: what was frozen is a hit, and its granules are named while they are pinned;
+    /// what was not acquired either is a miss.
+    pub fn thaw(&mut self, layer: usize, used: &[u32], hit: &mut dyn FnMut(Handed)) {
         let at = self.frozen.iter().position(|f| f.layer == layer);
         let Frozen { last_step, .. } = self.frozen.swap_remove(at.expect("a frozen layer"));
         if !used.is_empty() && self.last_step[layer] == last_step {
@@ -66,6 +71,9 @@ impl State {
         for expert in used {
             let e = self.index(layer, *expert);
             let Entry { is_frozen, is_counted, .. } = *self.table.get(e);
+            if is_frozen {
+                self.name_granules(e, hit);
+            }
             if is_counted {
                 continue;
             }

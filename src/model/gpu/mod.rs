@@ -1,0 +1,3 @@
+//! Models on a GPU.
+
+pub mod vram;
