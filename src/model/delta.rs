@@ -47,11 +47,7 @@ impl Model {
         }
         d.split(w);
         cpu.kernels.sigmoid(&mut d.beta);
-        for row in d.log_decay.chunks_exact_mut(w.a.len()) {
-            for ((g, dt), a) in row.iter_mut().zip(&w.dt).zip(&w.a) {
-                *g = a * softplus(*g + dt);
-            }
-        }
+        cpu.log_decays(&mut d.log_decay, &w.dt, &w.a);
         // convolution, recurrence
         let memory = kv.delta_mut(l);
         d.convolved.resize(d.qkv.len(), 0.0);
@@ -84,9 +80,4 @@ impl DeltaBuffers {
             }
         }
     }
-}
-
-/// ln(1 + eˣ), which is x where eˣ would swallow the one.
-fn softplus(x: f32) -> f32 {
-    if x > 20.0 { x } else { x.exp().ln_1p() }
 }

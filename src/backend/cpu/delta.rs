@@ -64,9 +64,9 @@ impl DeltaShape {
 const UNIT_EPS: f32 = 1e-6;
 
 impl Cpu {
-    /// Depthwise causal convolution and silu: `x` [tokens, channels] → `out`. `past` is what came
-    /// before `x`, and afterwards what comes before the next; `weight` [channels, kernel], whose
-    /// last column meets the present.
+    /// Depthwise causal convolution and silu, z·sigmoid(z): `x` [tokens, channels] → `out`. `past`
+    /// is what came before `x`, and afterwards what comes before the next; `weight` [channels,
+    /// kernel], whose last column meets the present.
     pub fn short_conv(
         &self,
         shape: DeltaShape,
@@ -84,22 +84,47 @@ impl Cpu {
             false => x[(t - before) * width + c],
         };
         let shared = SharedOut::new(out);
-        self.chunks(tokens, self.token_chunk(tokens, width * shape.kernel), &|_, range| {
+        self.chunks(tokens, self.token_chunk(tokens, width * shape.kernel), &|scratch, range| {
+            let (_, gates) = scratch.split(width);
             for t in range {
                 // SAFETY: each token is in one chunk.
                 let out = unsafe { shared.slice(t * width, width) };
                 for (c, o) in out.iter_mut().enumerate() {
                     let weight = &weight[c * shape.kernel..][..shape.kernel];
                     let taps = weight.iter().enumerate();
-                    let sum: f32 = taps.map(|(j, w)| w * at(past, t + j, c)).sum();
-                    *o = sum / (1.0 + (-sum).exp());
+                    *o = taps.map(|(j, w)| w * at(past, t + j, c)).sum();
                 }
+                gates.copy_from_slice(out);
+                self.kernels.sigmoid(gates);
+                out.iter_mut().zip(&*gates).for_each(|(o, gate)| *o *= gate);
             }
         });
         // What stays of the past moves to the front, the last tokens come behind it.
         let n_new = tokens.min(before);
         past.copy_within(n_new * width.., 0);
         past[(before - n_new) * width..].copy_from_slice(&x[(tokens - n_new) * width..]);
+    }
+
+    /// `alpha` [tokens, n_v_heads] → log decays, a · softplus(alpha + dt) with `dt` and `a`
+    /// [n_v_heads].
+    pub fn log_decays(&self, alpha: &mut [f32], dt: &[f32], a: &[f32]) {
+        let n = a.len();
+        assert!(alpha.len().is_multiple_of(n) && dt.len() == n);
+        let tokens = alpha.len() / n;
+        let shared = SharedOut::new(alpha);
+        self.chunks(tokens, self.token_chunk(tokens, n), &|scratch, range| {
+            let (_, small) = scratch.split(n);
+            for t in range {
+                // SAFETY: each token is in one chunk.
+                let row = unsafe { shared.slice(t * n, n) };
+                row.iter_mut().zip(dt).for_each(|(x, dt)| *x += dt);
+                small.iter_mut().zip(&*row).for_each(|(small, x)| *small = -x.abs());
+                self.kernels.exp(small);
+                for ((x, small), a) in row.iter_mut().zip(&*small).zip(a) {
+                    *x = a * (x.max(0.0) + ln_1p(*small));
+                }
+            }
+        });
     }
 
     /// The recurrence: `qkv` [tokens, channels] → `out` [tokens, n_v_heads, v_dim]. `log_decay` and
@@ -127,10 +152,12 @@ impl Cpu {
                 let (_, room) = scratch.split(2 * shape.k_dim + 2 * shape.v_dim);
                 for t in 0..tokens {
                     let qkv = Token { row: &qkv[t * width..][..width], shape };
-                    let (decay, beta) = (log_decay[t * n_heads + h].exp(), beta[t * n_heads + h]);
+                    let mut decay = [log_decay[t * n_heads + h]];
+                    self.kernels.exp(&mut decay);
+                    let gates = (decay[0], beta[t * n_heads + h]);
                     // SAFETY: as above.
                     let out = unsafe { out.slice((t * n_heads + h) * shape.v_dim, shape.v_dim) };
-                    delta_step(self.kernels, qkv, h, (decay, beta), room, state, out);
+                    delta_step(self.kernels, qkv, h, gates, room, state, out);
                 }
             }
         });
@@ -140,8 +167,31 @@ impl Cpu {
     pub fn rms_norm_gated(&self, x: &mut [f32], weight: &[f32], eps: f32, gate: &[f32]) {
         assert_eq!(x.len(), gate.len());
         self.rms_norm_heads(x, weight, eps);
-        x.iter_mut().zip(gate).for_each(|(x, g)| *x *= g / (1.0 + (-g).exp()));
+        let dim = weight.len();
+        let rows = x.len() / dim;
+        let shared = SharedOut::new(x);
+        self.chunks(rows, self.token_chunk(rows, dim), &|scratch, range| {
+            let (_, normed) = scratch.split(dim);
+            for r in range {
+                // SAFETY: each row is in one chunk.
+                let x = unsafe { shared.slice(r * dim, dim) };
+                normed.copy_from_slice(x);
+                self.kernels.swiglu(&gate[r * dim..][..dim], normed, x);
+            }
+        });
     }
+}
+
+/// ln(1 + x) for 0 ≤ x ≤ 1: 2·artanh(x/(2 + x)), whose series is cut where a term is less than
+/// 2·10⁻⁹ of the sum. Products and sums of f32, so that a GPU repeats them to the bit.
+fn ln_1p(x: f32) -> f32 {
+    const TERMS: [f32; 7] =
+        [1.0 / 15.0, 1.0 / 13.0, 1.0 / 11.0, 1.0 / 9.0, 1.0 / 7.0, 1.0 / 5.0, 1.0 / 3.0];
+    let s = x / (2.0 + x);
+    let square = s * s;
+    let series = TERMS.iter().fold(0.0, |sum, term| (sum + term) * square);
+    let twice = s + s;
+    twice + twice * series
 }
 
 /// One token's convolved channels.
@@ -264,6 +314,19 @@ mod tests {
         let scale = 1.0 / 3f32.sqrt();
         for (got, wanted) in out.chunks_exact(5).zip([0.0, 7.0, 4.0]) {
             assert!((got[0] - wanted * scale).abs() < 1e-4, "{got:?} {wanted}");
+        }
+    }
+
+    #[test]
+    fn softplus_is_exact_to_a_few_last_bits() {
+        let cpu = Cpu::new(1);
+        for i in -4000..4000 {
+            let x = i as f32 * 0.01;
+            let mut got = [x - 0.5];
+            cpu.log_decays(&mut got, &[0.5], &[-2.0]);
+            let exact = -2.0 * f64::from(x - 0.5 + 0.5).exp().ln_1p();
+            let error = (f64::from(got[0]) - exact).abs() / exact.abs();
+            assert!(error < 4e-7, "{x}: {} for {exact}", got[0]);
         }
     }
 

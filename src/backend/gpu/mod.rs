@@ -11,6 +11,7 @@ mod args;
 pub mod attention;
 mod buffer;
 pub mod cache;
+pub mod delta;
 pub mod embed;
 pub mod emulated;
 pub mod expert;
