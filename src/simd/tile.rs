@@ -86,7 +86,15 @@ impl<'a> TileMut<'a> {
         self.data.as_mut_ptr()
     }
 
-    fn row(&mut self, r: usize) -> &mut [f32] {
+    pub(super) fn n_rows(&self) -> usize {
+        self.rows
+    }
+
+    pub(super) fn dim(&self) -> usize {
+        self.dim
+    }
+
+    pub(super) fn row(&mut self, r: usize) -> &mut [f32] {
         &mut self.data[r * self.stride..][..self.dim]
     }
 }
@@ -104,7 +112,14 @@ pub struct SoftmaxStep {
 
 pub(super) type TileDot = unsafe fn(Tile, Tile, TileMut);
 pub(super) type TileAxpy = unsafe fn(Tile, Tile, TileMut);
-pub(super) type TileSoftmax = unsafe fn(&mut [f32], f32, f32) -> SoftmaxStep;
+pub(super) type TileSoftmax = unsafe fn(TileMut, f32, &mut [SoftmaxStep]);
+
+impl SoftmaxStep {
+    /// Behind a maximum.
+    pub fn after(max: f32) -> Self {
+        SoftmaxStep { max, factor: 1.0, sum: 0.0 }
+    }
+}
 
 impl Kernels {
     /// `out[r, i] = dot(q[r], k[i])`, the float dot product of "One arithmetic" (`quant`); rows are
@@ -126,12 +141,15 @@ impl Kernels {
         unsafe { (self.tile_axpy)(p, v, acc) }
     }
 
-    /// One step of an online softmax: `x = scale·x`, `max' = max(max, x…)`, `x = e^(x − max')`.
-    /// The sum is taken in eight lanes and a tree. As long as all scores are −∞, exponentials are
-    /// 0; a NaN or +∞ among them makes the sum NaN.
-    pub fn tile_softmax(&self, x: &mut [f32], scale: f32, max: f32) -> SoftmaxStep {
-        // SAFETY: the vector unit exists or this table could not be had.
-        unsafe { (self.tile_softmax)(x, scale, max) }
+    /// One step of an online softmax in each row: `x = scale·x`, `max' = max(max, x…)`,
+    /// `x = e^(x − max')`, with the maximum so far from the row's step, which comes back as the new
+    /// one. The sum is taken in eight lanes and a tree. As long as all scores are −∞, exponentials
+    /// are 0; a NaN or +∞ among them makes the sum NaN.
+    pub fn tile_softmax(&self, x: TileMut, scale: f32, steps: &mut [SoftmaxStep]) {
+        assert_eq!(x.rows, steps.len());
+        // SAFETY: the vector unit exists or this table could not be had; sizes are checked here
+        // and in the tile's constructor.
+        unsafe { (self.tile_softmax)(x, scale, steps) }
     }
 
     pub fn f16_to_f32(&self, x: &[u16], out: &mut [f32]) {
@@ -189,7 +207,13 @@ pub(super) fn tile_axpy(p: Tile, v: Tile, mut acc: TileMut) {
     }
 }
 
-pub(super) fn tile_softmax(x: &mut [f32], scale: f32, max: f32) -> SoftmaxStep {
+pub(super) fn tile_softmax(mut x: TileMut, scale: f32, steps: &mut [SoftmaxStep]) {
+    for (r, step) in steps.iter_mut().enumerate() {
+        *step = softmax_row(x.row(r), scale, step.max);
+    }
+}
+
+fn softmax_row(x: &mut [f32], scale: f32, max: f32) -> SoftmaxStep {
     let mut new = max;
     for x in x.iter_mut() {
         *x *= scale;
@@ -237,17 +261,19 @@ mod tests {
         (0..n).map(|i| 4.0 * (i as f32 * step).sin()).collect()
     }
 
-    fn both() -> Option<[&'static Kernels; 2]> {
-        Some([by_name("scalar")?, by_name("avx2").or(by_name("neon"))?])
+    /// The specification and each version of this processor.
+    fn both() -> impl Iterator<Item = (&'static Kernels, &'static Kernels)> {
+        let scalar = by_name("scalar").unwrap();
+        ["avx2", "avx512", "neon"].into_iter().filter_map(by_name).map(move |k| (scalar, k))
     }
 
     /// All 65,536 of them; a NaN may become a quiet one, in either version alike.
     #[test]
     fn halves_widen_alike() {
-        let Some(both) = both() else { return };
         let x: Vec<u16> = (0..=u16::MAX).collect();
-        for n in [x.len(), x.len() - 3] {
-            let widened = both.map(|k| {
+        let lengths = [x.len(), x.len() - 3];
+        for (n, (scalar, other)) in lengths.iter().flat_map(|n| both().map(move |b| (*n, b))) {
+            let widened = [scalar, other].map(|k| {
                 let mut out = [vec![0.0; n], vec![0.0; n]];
                 k.f16_to_f32(&x[..n], &mut out[0]);
                 k.bf16_to_f32(&x[..n], &mut out[1]);
@@ -264,10 +290,13 @@ mod tests {
         let mut x = wave(96, 0.37);
         x[32..64].fill(0.0);
         x[64] = f32::NAN;
-        for k in [by_name("scalar"), by_name("avx2"), by_name("neon")].into_iter().flatten() {
+        for (scalar, other) in both() {
             let (mut blocks, mut back) = (vec![0; 3 * 34], vec![0.0; 96]);
-            k.f32_to_q8_0(&x, &mut blocks);
-            k.q8_0_to_f32(&blocks, &mut back);
+            other.f32_to_q8_0(&x, &mut blocks);
+            other.q8_0_to_f32(&blocks, &mut back);
+            let mut wanted = vec![0.0; 96];
+            scalar.q8_0_to_f32(&blocks, &mut wanted);
+            assert_eq!(bits(&back[..64]), bits(&wanted[..64]));
             // Half a step of 4/127, and the scale's rounding to f16 of up to 127 steps.
             let step = 4.0 / 127.0;
             let bound = step * (0.5 + 127.0 / 2048.0);
@@ -280,15 +309,17 @@ mod tests {
     /// Every number of rows and positions up to two vectors, at strides that are no multiples.
     #[test]
     fn tiles_agree_to_the_bit() {
-        let Some(both) = both() else { return };
-        for (rows, n, dim) in (1..8).flat_map(|r| (1..18).map(move |n| (r, n, 8 * (n % 13 + 1)))) {
+        let small = (1..10).flat_map(|r| (1..35).map(move |n| (r, n, 8 * (n % 13 + 1))));
+        // Longer than there is room for in the fastest loop.
+        let shapes = small.chain([(3, 5, 1032), (64, 64, 128), (31, 17, 200)]);
+        for ((rows, n, dim), (scalar, other)) in shapes.flat_map(|s| both().map(move |b| (s, b))) {
             let (q, k) = (wave(rows * (dim + 3), 0.7), wave(n * (dim + 5), 0.9));
             let (q, k) = (Tile::new(&q, rows, dim, dim + 3), Tile::new(&k, n, dim, dim + 5));
-            let [a, b] = both.map(|kernels| {
-                let (mut p, mut acc) = (vec![-7.0; rows * 20], wave(rows * (dim + 1), 0.3));
-                kernels.tile_dot(q, k, TileMut::new(&mut p, rows, n, 20));
+            let [a, b] = [scalar, other].map(|kernels| {
+                let (mut p, mut acc) = (vec![-7.0; rows * 67], wave(rows * (dim + 1), 0.3));
+                kernels.tile_dot(q, k, TileMut::new(&mut p, rows, n, 67));
                 let to = TileMut::new(&mut acc, rows, dim, dim + 1);
-                kernels.tile_axpy(Tile::new(&p, rows, n, 20), k, to);
+                kernels.tile_axpy(Tile::new(&p, rows, n, 67), k, to);
                 (bits(&p), bits(&acc))
             });
             assert!(a == b, "{rows} rows, {n} positions, {dim} elements");
@@ -296,29 +327,56 @@ mod tests {
         }
     }
 
+    /// Rows of up to two vectors and more, of up to eleven at a time; no place behind a row changes.
     #[test]
     fn a_step_of_the_softmax_agrees_and_keeps_the_sum() {
-        let Some(both) = both() else { return };
-        for n in 1..70 {
+        let shapes = (1..70).map(|n| (n % 11 + 1, n)).chain([(16, 64), (15, 65)]);
+        for ((rows, n), (scalar, other)) in shapes.flat_map(|s| both().map(move |b| (s, b))) {
             for max in [f32::NEG_INFINITY, 0.5, 9.0] {
-                let steps = both.map(|k| {
-                    let mut x = wave(n, 0.7);
-                    let step = k.tile_softmax(&mut x, 0.5, max);
-                    (step, bits(&x))
+                let steps = [scalar, other].map(|k| {
+                    let (mut x, mut steps) = (wave(rows * (n + 3), 0.7), Vec::new());
+                    steps.extend((0..rows).map(|r| SoftmaxStep::after(max + r as f32)));
+                    k.tile_softmax(TileMut::new(&mut x, rows, n, n + 3), 0.5, &mut steps);
+                    (steps, bits(&x))
                 });
-                assert_eq!(steps[0], steps[1], "{n} scores after {max}");
-                let SoftmaxStep { max: new, factor, sum } = steps[0].0;
-                let wanted: f32 = wave(n, 0.7).iter().map(|x| (0.5 * x - new).exp()).sum();
-                assert!((sum / wanted - 1.0).abs() < 1e-5, "{sum} {wanted}");
-                assert!((factor - (max - new).exp()).abs() < 1e-6);
+                assert_eq!(steps[0], steps[1], "{rows} rows of {n} scores after {max}");
+                let x = wave(rows * (n + 3), 0.7);
+                for (r, step) in steps[0].0.iter().enumerate() {
+                    let SoftmaxStep { max: new, factor, sum } = *step;
+                    let scores = x[r * (n + 3)..][..n].iter();
+                    let wanted: f32 = scores.map(|x| (0.5 * x - new).exp()).sum();
+                    assert!((sum / wanted - 1.0).abs() < 1e-5, "{sum} {wanted}");
+                    assert!((factor - (max + r as f32 - new).exp()).abs() < 1e-6);
+                }
+                assert_eq!(steps[0].1[n..n + 3], bits(&x[n..n + 3]), "written past the last");
             }
         }
-        for k in both {
+    }
+
+    /// Scores so low that their exponentials are subnormal or 0, and those that are no numbers.
+    #[test]
+    fn scores_far_from_the_largest_agree() {
+        for (scalar, other) in both() {
+            let steps = [scalar, other].map(|k| {
+                let mut x: Vec<f32> = (0..1100).map(|i| i as f32 * -0.1).collect();
+                let mut step = [SoftmaxStep::after(0.0)];
+                k.tile_softmax(TileMut::new(&mut x, 1, 1100, 1100), 1.0, &mut step);
+                (step, bits(&x))
+            });
+            assert!(steps[0] == steps[1]);
+            assert!(steps[0].1.iter().any(|x| (1..0x80_0000).contains(x)), "nothing is subnormal");
             let mut x = [f32::NEG_INFINITY; 5];
-            let step = k.tile_softmax(&mut x, 1.0, f32::NEG_INFINITY);
-            assert_eq!((x, step.sum), ([0.0; 5], 0.0));
+            let step_of = |x: &mut [f32], max: f32| {
+                let mut step = [SoftmaxStep::after(max)];
+                let n = x.len();
+                other.tile_softmax(TileMut::new(x, 1, n, n), 1.0, &mut step);
+                step[0].sum
+            };
+            assert_eq!((step_of(&mut x, f32::NEG_INFINITY), x), (0.0, [0.0; 5]));
             x[4] = f32::NAN;
-            assert!(k.tile_softmax(&mut x, 1.0, 1.0).sum.is_nan());
+            assert!(step_of(&mut x, 1.0).is_nan());
+            x[4] = f32::INFINITY;
+            assert!(step_of(&mut x, 1.0).is_nan());
         }
     }
 }

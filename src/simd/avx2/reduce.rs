@@ -34,7 +34,7 @@ pub(in crate::simd) fn tree8(v: __m256) -> f32 {
 /// Lane i is the [`tree8`] of `v[i]`: 14 shuffles and 7 additions for eight.
 #[inline]
 #[target_feature(enable = "avx2")]
-pub(super) fn trees8(v: [__m256; 8]) -> __m256 {
+pub(in crate::simd) fn trees8(v: [__m256; 8]) -> __m256 {
     let fours = |a, b| {
         let (low, high) =
             (_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b));

@@ -167,9 +167,16 @@ unsafe fn block<const R: usize, const C: usize>(
 }
 
 /// # Safety
-/// The processor has AVX2 and FMA.
+/// As [`crate::simd::Kernels::tile_softmax`] checks, on a processor with AVX2 and FMA.
 #[target_feature(enable = "avx2,fma")]
-pub(super) unsafe fn tile_softmax(x: &mut [f32], scale: f32, max: f32) -> SoftmaxStep {
+pub(super) unsafe fn tile_softmax(mut x: TileMut, scale: f32, steps: &mut [SoftmaxStep]) {
+    for (r, step) in steps.iter_mut().enumerate() {
+        *step = softmax_row(x.row(r), scale, step.max);
+    }
+}
+
+#[target_feature(enable = "avx2,fma")]
+fn softmax_row(x: &mut [f32], scale: f32, max: f32) -> SoftmaxStep {
     let factor = _mm256_set1_ps(scale);
     let mut maxima = _mm256_set1_ps(max);
     let (whole, rest) = x.as_chunks_mut::<8>();

@@ -20,6 +20,7 @@
 //!
 //! One token is a matter of memory: bench/PROFILE.md says how near to it the loops are.
 
+mod attention;
 mod eight;
 mod eight_by_16;
 mod eight_by_32;
@@ -38,7 +39,17 @@ use eight::EightBlocks;
 use narrow::Offset;
 use panel::Sixteen;
 
-static KERNELS: Kernels = Kernels { name: "avx512", matmul, ..avx2::TABLE };
+static KERNELS: Kernels = Kernels {
+    name: "avx512",
+    matmul,
+    f16_to_f32: attention::f16_to_f32,
+    bf16_to_f32: attention::bf16_to_f32,
+    q8_0_to_f32: attention::q8_0_to_f32,
+    tile_dot: attention::tile_dot,
+    tile_axpy: attention::tile_axpy,
+    tile_softmax: attention::tile_softmax,
+    ..avx2::TABLE
+};
 
 pub(super) fn kernels() -> Option<&'static Kernels> {
     let found = avx2::kernels().is_some()

@@ -164,7 +164,14 @@ unsafe fn block<const R: usize, const C: usize>(
 }
 
 #[target_feature(enable = "neon")]
-pub(super) fn tile_softmax(x: &mut [f32], scale: f32, max: f32) -> SoftmaxStep {
+pub(super) fn tile_softmax(mut x: TileMut, scale: f32, steps: &mut [SoftmaxStep]) {
+    for (r, step) in steps.iter_mut().enumerate() {
+        *step = softmax_row(x.row(r), scale, step.max);
+    }
+}
+
+#[target_feature(enable = "neon")]
+fn softmax_row(x: &mut [f32], scale: f32, max: f32) -> SoftmaxStep {
     x.iter_mut().for_each(|x| *x *= scale);
     let new = largest(x, max);
     let shift = tile::shift(new);

@@ -1,8 +1,8 @@
 //! Some tokens' queries of the heads that share a KV head, against one split of the positions.
 
-use super::{Call, SPLIT, SharedOut, TILE, ThreadScratch};
+use super::{Call, DistanceBias, SPLIT, SharedOut, TILE, ThreadScratch};
 use crate::simd::Kernels;
-use crate::simd::tile::{Tile, TileMut, shift};
+use crate::simd::tile::{SoftmaxStep, Tile, TileMut, shift};
 use std::ops::Range;
 
 pub(super) struct Block<'a> {
@@ -14,6 +14,9 @@ pub(super) struct Block<'a> {
 
 /// What stands behind a record's `acc`: max, sum, and what fills a vector.
 pub(super) const RECORD_TAIL: usize = 8;
+
+/// Rows that make a step of the softmax together.
+const STEPS: usize = 16;
 
 /// What a thread works in.
 pub(super) struct Room<'a> {
@@ -131,45 +134,88 @@ impl Block<'_> {
             let keys = self.call.k.tile(kernels, head, tile.clone(), room.tile);
             let q = Tile::new(room.q, rows, keys.dim(), keys.dim());
             kernels.tile_dot(q, keys, TileMut::new(room.scores, rows, tile.len(), TILE));
-            for token in self.tokens.clone() {
-                self.softmax(kernels, token, &tile, room.scores, records);
-            }
+            self.softmax(kernels, &tile, room.scores, records);
             let values = self.call.v.tile(kernels, head, tile.clone(), room.tile);
             self.add_values(kernels, &tile, room.scores, values, records);
         }
     }
 
-    /// Scores of a token → exponentials, at the places of positions that it sees.
+    /// Scores → exponentials, at the places of positions that each token sees; tokens that see the
+    /// same ones together.
     fn softmax(
         &self,
         kernels: &Kernels,
-        token: usize,
         tile: &Range<usize>,
         scores: &mut [f32],
         records: &mut [f32],
     ) {
         let shape = &self.call.shape;
-        let seen = common(&shape.seen(token), tile);
-        if seen.is_empty() {
-            return;
-        }
-        for row in self.rows_of(token) {
-            let scores = &mut scores[row * TILE + seen.start - tile.start..][..seen.len()];
-            let mut scale = shape.scale;
-            if let Some(bias) = shape.bias {
-                let (head, query) = (self.place(row) % shape.n_head, shape.first + token);
-                for (score, key) in scores.iter_mut().zip(seen.clone()) {
-                    *score = scale * *score + bias.of(head, key, query);
+        let seen_by = |token| common(&shape.seen(token), tile);
+        let mut first = self.tokens.start;
+        while first < self.tokens.end {
+            let seen = seen_by(first);
+            let others = (first..self.tokens.end).find(|token| seen_by(*token) != seen);
+            let end = others.unwrap_or(self.tokens.end);
+            if !seen.is_empty() {
+                let rows = self.rows_of(first).start..self.rows_of(end - 1).end;
+                let scores = &mut scores[seen.start - tile.start..];
+                let mut scale = shape.scale;
+                if let Some(bias) = shape.bias {
+                    self.add_bias(bias, rows.clone(), &seen, scores);
+                    scale = 1.0;
                 }
-                scale = 1.0;
+                self.step(kernels, rows, seen.len(), scale, scores, records);
             }
-            let n = self.call.record();
-            let (acc, max, sum) = parts(&mut records[row * n..][..n]);
-            let step = kernels.tile_softmax(scores, scale, *max);
-            *max = step.max;
-            *sum = *sum * step.factor + step.sum;
-            if step.factor != 1.0 {
-                acc.iter_mut().for_each(|acc| *acc *= step.factor);
+            first = end;
+        }
+    }
+
+    /// Scores of rows `rows`, scaled, plus the bias.
+    fn add_bias(
+        &self,
+        bias: &DistanceBias,
+        rows: Range<usize>,
+        seen: &Range<usize>,
+        scores: &mut [f32],
+    ) {
+        let shape = &self.call.shape;
+        for row in rows {
+            let (head, token) = (self.place(row) % shape.n_head, row / self.group());
+            let query = shape.first + self.tokens.start + token;
+            for (score, key) in scores[row * TILE..].iter_mut().zip(seen.clone()) {
+                *score = shape.scale * *score + bias.of(head, key, query);
+            }
+        }
+    }
+
+    /// The step of the softmax that `n` scores of each of `rows` make.
+    fn step(
+        &self,
+        kernels: &Kernels,
+        rows: Range<usize>,
+        n: usize,
+        scale: f32,
+        scores: &mut [f32],
+        records: &mut [f32],
+    ) {
+        let mut steps = [SoftmaxStep::after(f32::NEG_INFINITY); STEPS];
+        let records = &mut records[rows.start * self.call.record()..rows.end * self.call.record()];
+        let records_of_steps = records.chunks_mut(STEPS * self.call.record());
+        for (first, records) in rows.clone().step_by(STEPS).zip(records_of_steps) {
+            let steps = &mut steps[..STEPS.min(rows.end - first)];
+            for (step, record) in steps.iter_mut().zip(records.chunks_exact_mut(self.call.record()))
+            {
+                *step = SoftmaxStep::after(*parts(record).1);
+            }
+            let scores = TileMut::new(&mut scores[first * TILE..], steps.len(), n, TILE);
+            kernels.tile_softmax(scores, scale, steps);
+            for (step, record) in steps.iter().zip(records.chunks_exact_mut(self.call.record())) {
+                let (acc, max, sum) = parts(record);
+                *max = step.max;
+                *sum = *sum * step.factor + step.sum;
+                if step.factor != 1.0 {
+                    acc.iter_mut().for_each(|acc| *acc *= step.factor);
+                }
             }
         }
     }
