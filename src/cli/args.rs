@@ -1,5 +1,6 @@
 //! Arguments that several subcommands share, and how they become engine options.
 
+use super::device_args::DeviceArgs;
 use super::values::{self, Parsed};
 use crate::engine::budget::RamBudget;
 use crate::engine::{CacheType, EngineOptions, ProfileChoice};
@@ -65,6 +66,8 @@ pub struct BatchArgs {
     pub cache_type_v: CacheType,
     #[command(flatten)]
     pub experts: ExpertArgs,
+    #[command(flatten)]
+    pub devices: DeviceArgs,
 }
 
 /// How much memory routed experts get, and what happens to those that do not fit.
@@ -104,6 +107,11 @@ impl BatchArgs {
             cache_type_k: self.cache_type_k,
             cache_type_v: self.cache_type_v,
             ram: self.experts.ram,
+            device: self.devices.device.clone(),
+            vram: self.devices.vram,
+            gpu_layers: self.devices.gpu_layers.0,
+            cpu_moe: self.devices.cpu_moe(),
+            override_tensors: self.devices.override_tensors(),
             policy: self.experts.policy,
             io: self.experts.io,
             profile: self.experts.profile.clone(),

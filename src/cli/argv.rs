@@ -12,6 +12,7 @@ const SHORTS: &[(&str, &str)] = &[
     ("cnv", "--conversation"),
     ("ctk", "--cache-type-k"),
     ("ctv", "--cache-type-v"),
+    ("dev", "--device"),
     ("hf", "--hf-repo"),
     ("hff", "--hf-file"),
     ("hfr", "--hf-repo"),
@@ -19,6 +20,7 @@ const SHORTS: &[(&str, &str)] = &[
     ("ncmoe", "--n-cpu-moe"),
     ("ngl", "--gpu-layers"),
     ("no-cnv", "--no-conversation"),
+    ("ot", "--override-tensor"),
     ("pg", "--prompt-gen"),
     ("st", "--single-turn"),
     ("sys", "--system-prompt"),
@@ -153,6 +155,7 @@ mod tests {
             ("moeba run m -no-cnv -st -n -1", "moeba run m --no-conversation --single-turn -n -1"),
             ("moeba bench m -pg 8,4", "moeba bench m --prompt-gen 8,4"),
             ("moeba run m -ngl=99", "moeba run m --gpu-layers=99"),
+            ("moeba run m -dev cpu -ot a=CPU", "moeba run m --device cpu --override-tensor a=CPU"),
             ("moeba run m --ubatch-size 8 -c 64", "moeba run m --ubatch-size 8 -c 64"),
         ];
         for (line, expected) in cases {

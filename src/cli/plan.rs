@@ -1,8 +1,8 @@
 //! `--dry-run`: where a model's bytes would be and what that means for speed, without reading
 //! them.
 
-use super::out;
 use super::stats::mib;
+use super::{out, plan_devices};
 use crate::Result;
 use crate::engine::budget::{Place, ceil_mib};
 use crate::engine::{Engine, EngineOptions, MemoryPlan};
@@ -14,6 +14,7 @@ pub fn print(path: &Path, options: &EngineOptions) -> Result<()> {
 
 fn text(plan: &MemoryPlan) -> String {
     let mut lines = Vec::new();
+    plan_devices::lines(plan, &mut lines);
     placement(plan, &mut lines);
     if plan.sizes.expert_bytes > 0 {
         traffic(plan, &mut lines);
@@ -21,7 +22,7 @@ fn text(plan: &MemoryPlan) -> String {
     lines.join("\n")
 }
 
-fn line(what: &str, bytes: u64, note: &str) -> String {
+pub fn line(what: &str, bytes: u64, note: &str) -> String {
     line_of_mib(what, mib(bytes), note)
 }
 
@@ -120,6 +121,7 @@ mod tests {
             k: 8,
             expert_bytes_per_token: 160 * MIB,
             dense_bytes_per_token: 200 * MIB,
+            device: None,
         }
     }
 

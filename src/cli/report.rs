@@ -143,6 +143,7 @@ disk: read 1.25 GiB at 0.58 GB/s; on demand 900.0 MiB, prefetch used 300.0 MiB, 
             k: 1,
             expert_bytes_per_token: 1,
             dense_bytes_per_token: 1,
+            device: None,
         };
         let streamed = plan(Place::Streamed { budget: 5 });
         let streamed = fields(&streamed, Some(&counters()), 10);

@@ -17,9 +17,12 @@ pub enum RamBudget {
     Percent(f64),
 }
 
+/// `--vram`: as `--ram`, of the devices' memory.
+pub type VramBudget = RamBudget;
+
 impl RamBudget {
     /// What was asked for, in bytes; `None`: nothing in particular.
-    fn bytes(self, expert_bytes: u64) -> Option<u64> {
+    pub(super) fn bytes(self, expert_bytes: u64) -> Option<u64> {
         match self {
             RamBudget::Auto => None,
             RamBudget::Bytes(bytes) => Some(bytes),
@@ -173,7 +176,8 @@ pub fn ceil_mib(bytes: u64) -> f64 {
     (bytes as f64 * 10.0 / f64::from(1 << 20)).ceil() / 10.0
 }
 
-fn floor_mib(bytes: u64) -> f64 {
+/// MiB in tenths, rounded down.
+pub fn floor_mib(bytes: u64) -> f64 {
     (bytes as f64 * 10.0 / f64::from(1 << 20)).floor() / 10.0
 }
 

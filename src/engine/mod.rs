@@ -2,11 +2,15 @@
 
 pub mod budget;
 mod cgroup;
+pub mod device;
 mod encoder;
+pub mod fit;
 pub mod memory;
+mod needs;
 mod plan;
 mod profile;
 mod recording;
+pub mod tensor_place;
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -14,6 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::backend::cpu::Cpu;
 pub use crate::backend::cpu::router::Route;
+use crate::backend::gpu::Device;
 use crate::experts::link::{Faults, IoKind};
 use crate::experts::{Counters, Layout, StreamOptions, TierPlan};
 use crate::gguf::{Gguf, Override};
@@ -29,11 +34,15 @@ use crate::policy::{Event, PolicySpec};
 use crate::simd;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
-use budget::{Place, RamBudget};
-pub use plan::MemoryPlan;
+use budget::{Place, RamBudget, VramBudget};
+pub use device::DeviceChoice;
+pub use fit::CpuMoe;
+pub use needs::slot_bytes;
+pub use plan::{DevicePart, MemoryPlan};
 pub use profile::{ProfileChoice, ProfileFile};
 use recording::ExpertRecorder;
 pub use recording::Experts;
+pub use tensor_place::TensorPlace;
 
 /// How to load and run a model. Names and defaults are llama.cpp's.
 #[derive(Clone, Debug)]
@@ -50,6 +59,16 @@ pub struct EngineOptions {
     pub cache_type_v: CacheType,
     /// Memory for experts.
     pub ram: RamBudget,
+    /// What computes besides the CPU, and its memory for experts.
+    pub device: DeviceChoice,
+    pub vram: VramBudget,
+    /// Layers on the device, from the end, the output being the last (`-ngl`); as many as fit where
+    /// absent.
+    pub gpu_layers: Option<usize>,
+    /// Layers of the device whose experts stay on the CPU (`-cmoe`, `-ncmoe`).
+    pub cpu_moe: CpuMoe,
+    /// Where tensors are by their names (`-ot`), before `cpu_moe` is asked.
+    pub override_tensors: Vec<TensorPlace>,
     /// What to prefetch and to drop where experts are streamed, and how they are read.
     pub policy: PolicySpec,
     pub io: IoKind,
@@ -73,6 +92,12 @@ impl Default for EngineOptions {
             cache_type_k: CacheType::F16,
             cache_type_v: CacheType::F16,
             ram: RamBudget::Auto,
+            // A library's user names the device; the command line says `auto`.
+            device: DeviceChoice::Cpu,
+            vram: VramBudget::Auto,
+            gpu_layers: None,
+            cpu_moe: CpuMoe::None,
+            override_tensors: Vec::new(),
             policy: PolicySpec::default(),
             io: IoKind::Auto,
             profile: ProfileChoice::Nowhere,
@@ -106,6 +131,8 @@ struct Prepared {
     tokenizer: Tokenizer,
     n_ctx: usize,
     plan: MemoryPlan,
+    /// Open, in the order of the plan; none where the CPU computes everything.
+    devices: Vec<Device>,
 }
 
 impl Prepared {
@@ -121,9 +148,12 @@ impl Prepared {
                 format!("{} tokens", tokenizer.n_vocab()),
             ));
         }
-        let n_ctx = context(bound.hyper(), options)?;
+        let devices = device::open(&options.device)?;
+        let n_ctx = context(bound.hyper(), options, &devices)?;
         kv::check(&bound.hyper().cache_shapes(), options.cache_type_k, options.cache_type_v)?;
-        let kv_bytes = kv_bytes(bound.hyper(), options, n_ctx);
+        let (devices, device) = plan::on_devices(&bound, options, n_ctx, devices)?;
+        let on_device = device.as_ref().map_or(0, |part| part.plan.kv_bytes);
+        let kv_bytes = kv_bytes(bound.hyper(), options, n_ctx) - on_device;
         let available = memory::available_bytes();
         if let Some(available) = available.filter(|a| *a < kv_bytes) {
             return Err(Error::invalid(format!(
@@ -133,14 +163,36 @@ impl Prepared {
                 available >> 20
             )));
         }
-        let plan = MemoryPlan::new(&bound, options, n_ctx, kv_bytes, available)?;
-        Ok(Prepared { bound, tokenizer, n_ctx, plan })
+        let plan = MemoryPlan::new(&bound, options, n_ctx, kv_bytes, available, device)?;
+        Ok(Prepared { bound, tokenizer, n_ctx, plan, devices })
     }
 }
 
+/// The model as it can be run: this version plans for devices and computes on the CPU.
+fn without_devices(path: &Path, options: &EngineOptions, planned: Prepared) -> Result<Prepared> {
+    if planned.devices.is_empty() {
+        return Ok(planned);
+    }
+    if options.device != DeviceChoice::Auto {
+        return Err(Error::Device(format!(
+            "--device {}: models do not run on devices yet, which only --dry-run plans for: take \
+             --device cpu",
+            options.device
+        )));
+    }
+    log::warn!("computing on the CPU: models do not run on devices yet");
+    Prepared::new(path, &EngineOptions { device: DeviceChoice::Cpu, ..options.clone() })
+}
+
 /// Tokens of context: what is asked for, or what there is room for.
-fn context(hyper: &HyperParams, options: &EngineOptions) -> Result<usize> {
-    let n_ctx = options.n_ctx.unwrap_or_else(|| default_ctx(hyper, options));
+fn context(hyper: &HyperParams, options: &EngineOptions, devices: &[Device]) -> Result<usize> {
+    let n_ctx = match options.n_ctx {
+        Some(n_ctx) => n_ctx,
+        None => {
+            let of_device = devices.first().map(|device| device.memory()).transpose()?;
+            default_ctx(hyper, options, of_device.map(|memory| memory.free_bytes as u64))
+        }
+    };
     if !(1..=MAX_CTX).contains(&n_ctx) || options.n_batch == 0 || options.n_ubatch == 0 {
         return Err(Error::Usage(format!(
             "context and batch sizes must be 1 to {MAX_CTX}, got -c {n_ctx} -b {} -ub {}",
@@ -191,7 +243,8 @@ impl Engine {
         progress: &mut dyn FnMut(f32),
     ) -> Result<Arc<Engine>> {
         progress(0.0);
-        let Prepared { bound, tokenizer, n_ctx, plan } = Prepared::new(path, options)?;
+        let prepared = without_devices(path, options, Prepared::new(path, options)?)?;
+        let Prepared { bound, tokenizer, n_ctx, plan, .. } = prepared;
         let cpu = Cpu::new(options.n_threads.unwrap_or_else(default_threads));
         // Nothing is learned of experts that stay where they are.
         let learns = matches!(plan.place, Place::Streamed { .. });
@@ -342,11 +395,12 @@ fn kv_bytes(hyper: &HyperParams, options: &EngineOptions, n_ctx: usize) -> u64 {
 }
 
 /// The context the model was trained for, or as much of it as a quarter of the available memory
-/// holds: the weights want the rest.
-fn default_ctx(hyper: &HyperParams, options: &EngineOptions) -> usize {
+/// holds, on the device if there is one: the weights want the rest.
+fn default_ctx(hyper: &HyperParams, options: &EngineOptions, of_device: Option<u64>) -> usize {
     let trained = hyper.n_ctx_train;
     let one = kv_bytes(hyper, options, 1).max(1);
-    let room = memory::available_bytes().map_or(u64::MAX, |bytes| bytes / 4 / one);
+    let available = memory::available_bytes().into_iter().chain(of_device).min();
+    let room = available.map_or(u64::MAX, |bytes| bytes / 4 / one);
     let n_ctx = trained.min(usize::try_from(room).unwrap_or(usize::MAX)).max(1);
     if n_ctx < trained {
         log::warn!("context of {n_ctx} tokens, as memory allows; the model has {trained}: see -c");

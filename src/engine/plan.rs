@@ -1,8 +1,11 @@
 //! What a model takes in memory and where it is put: what `--dry-run` prints.
 
-use super::EngineOptions;
-use super::budget::{self, Place, Sizes};
+use super::budget::{self, Place, Sizes, VramBudget};
+use super::device::{self, DeviceChoice};
+use super::fit::{self, CpuMoe, DeviceNeeds, DevicePlan, Wanted};
+use super::{EngineOptions, needs, tensor_place};
 use crate::Result;
+use crate::backend::gpu::Device;
 use crate::experts::LayerExperts;
 use crate::experts::link::IoKind;
 use crate::gguf::Gguf;
@@ -24,6 +27,75 @@ pub struct MemoryPlan {
     /// What the computation of one token reads.
     pub expert_bytes_per_token: u64,
     pub dense_bytes_per_token: u64,
+    /// What devices have; `None` where the CPU computes everything. What they have is not in
+    /// `sizes`.
+    pub device: Option<DevicePart>,
+}
+
+/// The part of a model that is on devices.
+#[derive(Clone, Debug)]
+pub struct DevicePart {
+    pub plan: DevicePlan,
+    /// Of each device, as "GPU 0 (NVIDIA L4)".
+    pub names: Vec<String>,
+}
+
+/// What lies on which of these devices; none and `None` where all of it is on the CPU, because the
+/// flags say so or because the devices were nobody's wish and have no room.
+pub(super) fn on_devices(
+    model: &Bound,
+    options: &EngineOptions,
+    n_ctx: usize,
+    devices: Vec<Device>,
+) -> Result<(Vec<Device>, Option<DevicePart>)> {
+    let flags = flags_for_devices(options);
+    if devices.is_empty() {
+        if !flags.is_empty() {
+            log::warn!("computing on the CPU, so {} says nothing", flags.join(", "));
+        }
+        return Ok((devices, None));
+    }
+    let planned = plan_on(model, options, n_ctx, &devices);
+    match planned {
+        Err(why) if options.device == DeviceChoice::Auto && flags.is_empty() => {
+            log::warn!("computing on the CPU: {why}");
+            Ok((Vec::new(), None))
+        }
+        Err(why) => Err(why),
+        Ok(part) if part.plan.is_empty() => Ok((Vec::new(), None)),
+        Ok(part) => Ok((devices, Some(part))),
+    }
+}
+
+fn plan_on(
+    model: &Bound,
+    options: &EngineOptions,
+    n_ctx: usize,
+    devices: &[Device],
+) -> Result<DevicePart> {
+    let free = |device: &Device| Ok(device.memory()?.free_bytes as u64);
+    let free: Vec<u64> = devices.iter().map(free).collect::<Result<_>>()?;
+    let numbers: Vec<usize> = devices.iter().map(|device| device.info().index).collect();
+    let wanted = Wanted {
+        vram: options.vram,
+        gpu_layers: options.gpu_layers,
+        cpu_moe: options.cpu_moe,
+        placed: tensor_place::resolve(&options.override_tensors, &needs::names(model), &numbers)?,
+    };
+    let plan = fit::plan(&DeviceNeeds::of(model, options, n_ctx), &free, &wanted)?;
+    Ok(DevicePart { plan, names: devices.iter().map(|d| device::name(d.info())).collect() })
+}
+
+/// The flags that only devices heed, as far as they are given.
+fn flags_for_devices(options: &EngineOptions) -> Vec<&'static str> {
+    let given = [
+        ("--vram", options.vram != VramBudget::Auto),
+        ("-ngl", options.gpu_layers.is_some_and(|n| n > 0)),
+        ("-cmoe", options.cpu_moe == CpuMoe::All),
+        ("-ncmoe", matches!(options.cpu_moe, CpuMoe::First(_))),
+        ("-ot", !options.override_tensors.is_empty()),
+    ];
+    given.iter().filter(|(_, given)| *given).map(|(flag, _)| *flag).collect()
 }
 
 impl MemoryPlan {
@@ -33,15 +105,17 @@ impl MemoryPlan {
         n_ctx: usize,
         kv_bytes: u64,
         available: Option<u64>,
+        device: Option<DevicePart>,
     ) -> Result<MemoryPlan> {
         let hyper = model.hyper();
         let routed = || model.routed().iter().flatten();
         let (expert_bytes, dense_bytes) = model.expert_and_dense_bytes();
         let needs = model.needs();
+        let on_device = device.as_ref().map_or(0, |part| part.plan.weight_bytes());
         let sizes = Sizes {
             expert_bytes,
             slot_bytes: needs.all_bytes(),
-            dense_bytes,
+            dense_bytes: dense_bytes.saturating_sub(on_device),
             kv_bytes,
             minimum_bytes: needs.minimum_bytes(),
             available,
@@ -58,6 +132,7 @@ impl MemoryPlan {
             k: hyper.routing.k,
             expert_bytes_per_token: routed().map(of_token).sum::<usize>() as u64,
             dense_bytes_per_token: dense_bytes - unread_bytes(model.gguf()).min(dense_bytes),
+            device,
         })
     }
 

@@ -17,7 +17,7 @@ use crate::{model::descriptor, quant};
 use std::time::Instant;
 
 /// Logits are computed for this many tokens at a time: a vocabulary is large.
-const LOGITS_TOKENS: usize = 32;
+pub const LOGITS_TOKENS: usize = 32;
 
 /// Buffers of one session; they grow to the largest micro-batch and stay.
 #[derive(Default)]

@@ -13,6 +13,7 @@ mod publish;
 pub mod record;
 pub mod rope;
 pub mod seq2seq;
+pub mod shares;
 mod weights;
 mod work;
 
@@ -63,6 +64,11 @@ impl Bound {
     /// The layers with routed experts.
     pub fn routed(&self) -> &[Option<LayerExperts>] {
         &self.weights.routed
+    }
+
+    /// Of each layer its dense part and its shared expert, each cut as an expert of its own.
+    pub fn dense_experts(&self) -> [&[Option<LayerExperts>]; 2] {
+        [&self.weights.dense, &self.weights.shared]
     }
 
     /// Experts that a token uses in a layer.

@@ -61,10 +61,14 @@ const FUNCTIONS: &[&CStr] = &[
     c"cuGraphDestroy",
 ];
 
+pub fn is_there() -> bool {
+    // SAFETY: loads the library and lets it go; the driver's library may be loaded anywhere.
+    unsafe { sys::is_culib_present() }
+}
+
 /// The driver's CUDA version, if there is a driver that has what is needed.
 pub fn present() -> Result<(u32, u32)> {
-    // SAFETY: loads the library and lets it go; the driver's library may be loaded anywhere.
-    if !unsafe { sys::is_culib_present() } {
+    if !is_there() {
         return Err(Error::Device("there is no NVIDIA driver (libcuda was not found)".into()));
     }
     // SAFETY: the library is there, so this does not panic.

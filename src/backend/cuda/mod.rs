@@ -21,6 +21,11 @@ use std::sync::Arc;
 /// The oldest architecture that the kernels are compiled for: Turing.
 const COMPUTE_MIN: (u32, u32) = (7, 5);
 
+/// Whether there is a driver at all, of whatever age.
+pub fn has_driver() -> bool {
+    library::is_there()
+}
+
 /// The driver's devices that can run the kernels; a sentence where there is no driver, where it is
 /// too old, or where none of its devices can.
 pub fn devices() -> Result<Vec<Device>> {

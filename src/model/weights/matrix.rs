@@ -35,6 +35,14 @@ impl Matrix {
         Matrix { source: Source::Own(bytes.into()), ty: TensorType::F32, rows, cols }
     }
 
+    /// Bytes beside the file.
+    pub fn own_bytes(&self) -> usize {
+        match &self.source {
+            Source::File(_) => 0,
+            Source::Own(bytes) => bytes.len(),
+        }
+    }
+
     pub fn mat<'a>(&'a self, gguf: &'a Gguf) -> MatRef<'a> {
         let data = match &self.source {
             Source::File(tensor) => gguf.bytes(&gguf.tensors()[*tensor]),

@@ -20,7 +20,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What to emulate.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     pub devices: usize,
     /// Of each device.
@@ -46,7 +46,7 @@ impl Default for Config {
 }
 
 /// What goes wrong, each at the n-th occasion, counted from 0 over all devices.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
     pub alloc_at: Option<u64>,
     pub pin_at: Option<u64>,

@@ -1,0 +1,121 @@
+//! The part of `--dry-run` that devices have: what is there, how much of it, and which flag changes
+//! it.
+
+use super::plan::line;
+use super::stats::mib;
+use crate::engine::MemoryPlan;
+use crate::engine::fit::DevicePlan;
+
+pub fn lines(plan: &MemoryPlan, out: &mut Vec<String>) {
+    let Some(part) = &plan.device else { return };
+    let (names, plan, n_ctx) = (&part.names, &part.plan, plan.n_ctx);
+    let first = &names[0];
+    out.push(line("GPU layers", plan.dense_bytes, &format!("{first}: {}", layers(plan))));
+    let output = if plan.head_on_device { "on it" } else { "not on it, but in memory" };
+    out.push(line("GPU output", plan.head_bytes, &format!("{output} (-ngl, -ot)")));
+    let embedding = match (plan.embedding_on_device, plan.embedding_bytes) {
+        (true, 0) => "the same tensor",
+        (true, _) => "on it (-ot)",
+        (false, _) => "in memory, a row a token is uploaded (-ot)",
+    };
+    out.push(line("GPU embedding", plan.embedding_bytes, embedding));
+    let note = format!("for {n_ctx} tokens of context (-c, -ctk, -ctv)");
+    out.push(line("GPU KV cache", plan.kv_bytes, &note));
+    let bytes = plan.activation_bytes + plan.work_bytes;
+    out.push(line("GPU buffers", bytes, "activations (-ub), experts on their way"));
+    experts(names, plan, out);
+    for (i, (name, room)) in names.iter().zip(&plan.devices).enumerate() {
+        let note = format!("of {name} stay free");
+        out.push(line(if i == 0 { "GPU head-room" } else { "" }, room.head_room_bytes, &note));
+    }
+    for (i, (name, room)) in names.iter().zip(&plan.devices).enumerate() {
+        let note = format!("of {:.1} MiB free on {name}", mib(room.free_bytes));
+        out.push(line(if i == 0 { "GPU together" } else { "" }, plan.planned_bytes(i), &note));
+    }
+}
+
+/// "dense weights of layers 4 to 47, 44 of 48 (-ngl 45)"
+fn layers(plan: &DevicePlan) -> String {
+    let n = plan.gpu_layers.len();
+    let flag = n + usize::from(plan.head_on_device);
+    let (start, last) = (plan.gpu_layers.start, plan.n_layers - 1);
+    let which = match n == plan.n_layers {
+        true => format!("all {n} layers"),
+        false => format!("layers {start} to {last}, {n} of {}", plan.n_layers),
+    };
+    format!("dense weights of {which} (-ngl {flag})")
+}
+
+fn experts(names: &[String], plan: &DevicePlan, out: &mut Vec<String>) {
+    let on_cpu = plan.experts_on_cpu.iter().filter(|on_cpu| **on_cpu).count();
+    let rest = match on_cpu {
+        0 => String::new(),
+        n => format!("; those of {n} layers are on the CPU (-ngl, -cmoe, -ncmoe, -ot)"),
+    };
+    let all = plan.expert_all_bytes;
+    for (i, (name, room)) in names.iter().zip(&plan.devices).enumerate() {
+        let budget = room.expert_budget_bytes;
+        let share = match all {
+            0 => "none".into(),
+            all => {
+                let percent = 100.0 * budget as f64 / all as f64;
+                format!("{percent:.1} % of {:.1} MiB (--vram) on {name}", mib(all))
+            }
+        };
+        match i {
+            0 => out.push(line("GPU experts", budget, &format!("{share}{rest}"))),
+            _ => out.push(line("", budget, &share)),
+        }
+    }
+    if all > 0 {
+        let note = "the least that --vram may give: a token's experts and one more";
+        out.push(line("least --vram", plan.expert_min_bytes, note));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::fit::DeviceRoom;
+
+    const MIB: u64 = 1 << 20;
+
+    fn plan() -> DevicePlan {
+        DevicePlan {
+            n_layers: 4,
+            gpu_layers: 1..4,
+            head_on_device: true,
+            embedding_on_device: false,
+            experts_on_cpu: vec![true, true, false, false],
+            dense_bytes: 300 * MIB,
+            kv_bytes: 30 * MIB,
+            head_bytes: 50 * MIB,
+            embedding_bytes: 0,
+            activation_bytes: 20 * MIB,
+            work_bytes: 10 * MIB,
+            expert_all_bytes: 800 * MIB,
+            expert_min_bytes: 9 * MIB,
+            devices: vec![DeviceRoom {
+                free_bytes: 800 * MIB,
+                head_room_bytes: 100 * MIB,
+                expert_budget_bytes: 290 * MIB,
+            }],
+        }
+    }
+
+    #[test]
+    fn a_plan_says_what_is_where_and_which_flag_changes_it() {
+        let mut out = Vec::new();
+        let plan = plan();
+        out.push(layers(&plan));
+        experts(&["GPU 0 (x)".into()], &plan, &mut out);
+        let expected = "\
+dense weights of layers 1 to 3, 3 of 4 (-ngl 4)
+GPU experts             290.0 MiB  36.2 % of 800.0 MiB (--vram) on GPU 0 (x); those of 2 layers \
+are on the CPU (-ngl, -cmoe, -ncmoe, -ot)
+least --vram              9.0 MiB  the least that --vram may give: a token's experts and one more";
+        assert_eq!(out.join("\n"), expected);
+        let all = DevicePlan { gpu_layers: 0..4, ..plan };
+        assert_eq!(layers(&all), "dense weights of all 4 layers (-ngl 5)");
+    }
+}

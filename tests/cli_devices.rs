@@ -1,0 +1,166 @@
+//! Devices on the command line: what is planned for them, which flags change it, and what is
+//! refused. The device is the emulated one, which every machine has.
+
+mod cli_support;
+
+use cli_support::{Model, Tiny, failed, moeba, on, stderr, succeeded, tiny};
+use std::path::Path;
+use std::process::Output;
+
+const EMULATED: [&str; 2] = ["--device", "emulated"];
+
+fn model() -> Model {
+    tiny(Tiny::default())
+}
+
+fn dry_run(model: &Model, args: &[&str]) -> Output {
+    on(model, "run", &[&["--dry-run", "-c", "64"], &EMULATED[..], args].concat())
+}
+
+/// MiB of a line of the plan, and its note.
+fn row(plan: &str, what: &str) -> (f64, String) {
+    let found = plan.lines().find(|line| line.starts_with(&format!("{what:<16} ")));
+    let line = found.unwrap_or_else(|| panic!("no {what:?} in\n{plan}"));
+    let (mib, note) = line[what.len().max(16)..].split_once(" MiB").unwrap();
+    (mib.trim().parse().unwrap(), note.trim().to_owned())
+}
+
+#[test]
+fn a_dry_run_says_what_is_on_the_device() {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/moeba-demo.gguf");
+    let out = moeba().arg("run").arg(&demo).args(["--dry-run"]).args(EMULATED).output().unwrap();
+    let plan = succeeded(&out);
+    for flag in ["-ngl", "-c", "-ub", "--vram", "-ot"] {
+        assert!(plan.contains(flag), "no {flag} in\n{plan}");
+    }
+    let parts = ["GPU layers", "GPU output", "GPU embedding", "GPU KV cache", "GPU buffers"];
+    let parts: f64 = parts.iter().map(|part| row(plan, part).0).sum();
+    let together = row(plan, "GPU together").0;
+    let experts = row(plan, "GPU experts");
+    assert!((parts + experts.0 - together).abs() < 0.4, "{plan}");
+    assert!(experts.1.contains("100.0 %") && experts.0 > 1.0, "{plan}");
+    assert!(row(plan, "GPU layers").1.contains("all "), "{plan}");
+    // Of an emulated device's GiB an eighth stays free.
+    assert_eq!(row(plan, "GPU head-room").0, 128.0);
+    assert!(together <= 1024.0 - 128.0);
+    // What the device has, memory need not have.
+    assert_eq!(row(plan, "KV cache").0, 0.0);
+    let notes: Vec<usize> = plan.lines().filter_map(|l| l.find(" MiB  ")).collect();
+    assert!(notes.len() == plan.lines().count() && notes.iter().all(|n| *n == notes[0]), "{plan}");
+    assert!(stderr(&out).contains("emulated device is for tests"), "{}", stderr(&out));
+}
+
+#[test]
+fn flags_change_the_plan() {
+    let model = model();
+    let plan = |args: &[&str]| succeeded(&dry_run(&model, args)).to_owned();
+    let all = plan(&[]);
+    let (dense, _) = row(&all, "GPU layers");
+    let one = plan(&["-ngl", "2"]);
+    assert!(row(&one, "GPU layers").1.contains("layers 1 to 1, 1 of 2"), "{one}");
+    assert!(row(&one, "GPU experts").1.contains("those of 1 layers are on the CPU"), "{one}");
+    assert!(row(&one, "GPU layers").0 <= dense);
+    for flags in [&["-cmoe"][..], &["-ncmoe", "2"], &["-ot", "exps=CPU"], &["-ncmoe", "99"]] {
+        let plan = plan(flags);
+        assert!(row(&plan, "GPU experts").1.starts_with("none; those of 2 layers"), "{plan}");
+        assert!(!plan.contains("least --vram"), "{plan}");
+    }
+    for flags in [&["-ncmoe", "1"][..], &["-ot", "blk.1.ffn_.*_exps=CUDA0", "-cmoe"]] {
+        let plan = plan(flags);
+        assert!(row(&plan, "GPU experts").1.contains("those of 1 layers"), "{plan}");
+    }
+    // 196608 bytes of experts in slots of 12 KiB.
+    let half = plan(&["--vram", "50%"]);
+    assert!(row(&half, "GPU experts").1.starts_with("50.0 %"), "{half}");
+    let first = plan(&["-ot", "^blk\\.0\\.=CPU"]);
+    assert!(row(&first, "GPU layers").1.contains("layers 1 to 1"), "{first}");
+    let two = plan(&["--device", "emulated:2"]);
+    assert!(two.contains("GPU 1 (emulated)"), "{two}");
+}
+
+/// The last `--device` counts, as with other flags.
+#[test]
+fn without_a_layer_on_the_device_everything_is_on_the_cpu() {
+    let model = model();
+    for flags in [&["-ngl", "0"][..], &["--device", "cpu"], &["--device", "none"]] {
+        let out = dry_run(&model, flags);
+        assert!(!succeeded(&out).contains("GPU"), "{flags:?}");
+        assert!(!stderr(&out).contains("says nothing"), "{flags:?}");
+    }
+    let out = dry_run(&model, &["--device", "cpu", "-ngl", "all", "--vram", "1G", "-cmoe"]);
+    succeeded(&out);
+    let message = stderr(&out);
+    assert!(message.contains("--vram, -ngl, -cmoe says nothing"), "{message}");
+}
+
+#[test]
+fn what_cannot_be_planned_is_refused_with_the_flag() {
+    let model = model();
+    let cases: &[(&[&str], i32, &[&str])] = &[
+        (&["--vram", "1K"], 1, &["--vram", "0.1 MiB", "-cmoe"]),
+        (&["-ot", "ffn_up_exps=CPU"], 1, &["-ot", "blk.0.ffn_up_exps", "experts of layer 0"]),
+        (&["-ot", "attn_q=CPU"], 1, &["dense weights of layer 0", "in one place"]),
+        (&["-ot", "exps=CUDA1"], 1, &["CUDA1", "CUDA0"]),
+        (&["-ot", "^blk\\.1\\.=CPU"], 1, &["last ones", "-ot"]),
+        (&["-ngl", "1", "-ot", "exps=CUDA0"], 1, &["experts of layer 0", "-ngl"]),
+        (&["-c", "16000000"], 1, &["no room for a layer", "KV cache", "lower -c"]),
+        (&["-c", "16000000", "-ngl", "99"], 1, &["-ngl 3", "no layer fits"]),
+    ];
+    for (flags, code, words) in cases {
+        failed(&dry_run(&model, flags), *code, words);
+    }
+}
+
+#[test]
+fn wrong_values_are_wrong_usage() {
+    let model = model();
+    let cases: &[(&[&str], &[&str])] = &[
+        (&["--device", "gpu"], &["--device", "cuda:N"]),
+        (&["--device", "cuda:0,0"], &["--device", "cuda:0,1"]),
+        (&["--vram", "12Q"], &["--vram", "1.5G", "50%"]),
+        (&["-ngl", "-7"], &["--gpu-layers", "all or auto"]),
+        (&["-ngl", "most"], &["--gpu-layers", "all or auto"]),
+        (&["-ncmoe", "-1"], &["--n-cpu-moe", "whole number"]),
+        (&["-ot", "exps"], &["--override-tensor", "REGEX=CPU"]),
+        (&["-ot", "a=CPU,(=CPU"], &["--override-tensor", "no pattern"]),
+    ];
+    for command in ["run", "bench"] {
+        for (flags, words) in cases {
+            failed(&on(&model, command, flags), 2, words);
+        }
+    }
+}
+
+#[test]
+fn llama_cpps_variables_are_read() {
+    let model = model();
+    let with = |name: &str, value: &str| {
+        let mut command = moeba();
+        command.arg("run").arg(&model.path).args(["--dry-run", "-c", "64"]).env(name, value);
+        if name != "LLAMA_ARG_DEVICE" {
+            command.args(EMULATED);
+        }
+        command.output().unwrap()
+    };
+    let cases = [
+        ("LLAMA_ARG_DEVICE", "emulated", "all 2 layers"),
+        ("LLAMA_ARG_N_GPU_LAYERS", "2", "1 of 2"),
+        ("LLAMA_ARG_CPU_MOE", "1", "those of 2 layers"),
+        ("LLAMA_ARG_N_CPU_MOE", "1", "those of 1 layers"),
+        ("LLAMA_ARG_OVERRIDE_TENSOR", "exps=CPU", "those of 2 layers"),
+        ("MOEBA_VRAM", "50%", "50.0 %"),
+    ];
+    for (name, value, word) in cases {
+        let out = with(name, value);
+        assert!(succeeded(&out).contains(word), "{name}: {}", succeeded(&out));
+    }
+}
+
+/// A GPU that is asked for by name and is not there. `auto` does without.
+#[test]
+fn a_missing_gpu_is_a_sentence() {
+    let model = model();
+    let out = on(&model, "run", &["--dry-run", "-c", "64", "--device", "cuda:63"]);
+    failed(&out, 1, &["--device cuda"]);
+    succeeded(&on(&model, "run", &["--dry-run", "-c", "64"]));
+}
