@@ -117,6 +117,7 @@ impl BatchArgs {
             profile: self.experts.profile.clone(),
             overrides: Vec::new(),
             lockstep: false,
+            cpu_share: None,
             faults: None,
         }
     }

@@ -24,7 +24,7 @@ impl Session {
         let recorder = self.recorded.as_mut().map(|recorder| recorder as &mut dyn Recorder);
         let mut relay = Relay { base: 0, recorder, on_logits: &mut |_, _| {} };
         let (kv, buffers) = (&mut self.kv, &mut self.buffers);
-        engine.model.encode(&engine.cpu(), kv, buffers, tokens, self.id, &mut relay)?;
+        engine.model.encode(&engine.compute().cpu, kv, buffers, tokens, self.id, &mut relay)?;
         self.n_source = tokens.len();
         Ok(())
     }
@@ -43,7 +43,7 @@ impl Session {
         let mut relay = Relay { base: 0, recorder, on_logits };
         let (kv, buffers) = (&mut self.kv, &mut self.buffers);
         let at = Answering { request: self.id, n_source: self.n_source, past: self.n_past };
-        engine.model.decode(&engine.cpu(), kv, buffers, tokens, at, want, &mut relay)?;
+        engine.model.decode(&engine.compute().cpu, kv, buffers, tokens, at, want, &mut relay)?;
         self.n_past += tokens.len();
         Ok(())
     }

@@ -25,6 +25,7 @@ use crate::gguf::{Gguf, Override};
 use crate::interrupt;
 pub use crate::model::forward::Want;
 use crate::model::forward::{Buffers, Listener};
+use crate::model::gpu::{GpuCache, GpuModel, GpuOptions};
 pub use crate::model::kv::CacheType;
 use crate::model::kv::{self, KvCache};
 pub use crate::model::record::Recorder;
@@ -78,6 +79,9 @@ pub struct EngineOptions {
     pub overrides: Vec<Override>,
     /// Whether layers wait for what was predicted, for tests: see `StreamOptions`.
     pub lockstep: bool,
+    /// The part of a layer's experts that the CPU computes beside a device, for tests; by what
+    /// things take if not given.
+    pub cpu_share: Option<f32>,
     /// Makes reads of experts fail and wait, for tests.
     pub faults: Option<Arc<dyn Faults>>,
 }
@@ -103,6 +107,7 @@ impl Default for EngineOptions {
             profile: ProfileChoice::Nowhere,
             overrides: Vec::new(),
             lockstep: false,
+            cpu_share: None,
             faults: None,
         }
     }
@@ -116,13 +121,20 @@ pub struct Engine {
     model: Model,
     tokenizer: Tokenizer,
     /// Taken once a forward pass: passes of several sessions follow one another.
-    cpu: Mutex<Cpu>,
+    compute: Mutex<Compute>,
     n_threads: usize,
     options: EngineOptions,
     n_ctx: usize,
     plan: MemoryPlan,
     store: Option<ProfileFile>,
     next_session: AtomicU32,
+}
+
+/// What passes are computed with.
+struct Compute {
+    cpu: Cpu,
+    /// The model's part on a device.
+    gpu: Option<GpuModel>,
 }
 
 /// A model that is understood and planned for, with no memory committed yet.
@@ -168,20 +180,36 @@ impl Prepared {
     }
 }
 
-/// The model as it can be run: this version plans for devices and computes on the CPU.
-fn without_devices(path: &Path, options: &EngineOptions, planned: Prepared) -> Result<Prepared> {
-    if planned.devices.is_empty() {
-        return Ok(planned);
+/// Takes the device's memory for its part of the model, as planned.
+fn onto_device(
+    model: &mut Model,
+    options: &EngineOptions,
+    plan: &MemoryPlan,
+    devices: Vec<Device>,
+    store: Option<&ProfileFile>,
+) -> Result<Option<GpuModel>> {
+    let (Some(device), Some(part)) = (devices.first(), &plan.device) else { return Ok(None) };
+    let of_device = &part.plan;
+    let gpu_options = GpuOptions {
+        layers: of_device.gpu_layers.clone(),
+        head: of_device.head_on_device,
+        experts: of_device.experts_on_cpu.iter().map(|on_cpu| !on_cpu).collect(),
+        expert_budget: of_device.expert_budget_bytes(),
+        policy: options.policy,
+        profile: store.map(ProfileFile::load).unwrap_or_default(),
+        lockstep: options.lockstep,
+        n_ubatch: options.n_ubatch.min(options.n_batch).min(plan.n_ctx),
+        n_ctx: plan.n_ctx,
+        cpu_share: options.cpu_share,
+    };
+    let before = device.memory()?.free_bytes as u64;
+    let gpu = model.onto(device, &gpu_options)?;
+    let after = device.memory()?.free_bytes as u64;
+    let spilled = fit::spilled_bytes(before, after, of_device.planned_bytes(0));
+    if spilled > 0 {
+        log::warn!("{}", fit::spill_warning(spilled));
     }
-    if options.device != DeviceChoice::Auto {
-        return Err(Error::Device(format!(
-            "--device {}: models do not run on devices yet, which only --dry-run plans for: take \
-             --device cpu",
-            options.device
-        )));
-    }
-    log::warn!("computing on the CPU: models do not run on devices yet");
-    Prepared::new(path, &EngineOptions { device: DeviceChoice::Cpu, ..options.clone() })
+    Ok(Some(gpu))
 }
 
 /// Tokens of context: what is asked for, or what there is room for.
@@ -243,14 +271,13 @@ impl Engine {
         progress: &mut dyn FnMut(f32),
     ) -> Result<Arc<Engine>> {
         progress(0.0);
-        let prepared = without_devices(path, options, Prepared::new(path, options)?)?;
-        let Prepared { bound, tokenizer, n_ctx, plan, .. } = prepared;
+        let Prepared { bound, tokenizer, n_ctx, plan, devices } = Prepared::new(path, options)?;
         let cpu = Cpu::new(options.n_threads.unwrap_or_else(default_threads));
         // Nothing is learned of experts that stay where they are.
-        let learns = matches!(plan.place, Place::Streamed { .. });
+        let learns = plan.moves_experts();
         let store = options.profile.file(path).filter(|_| learns);
         let store = store.map(|path| ProfileFile::new(&path, bound.gguf().key()));
-        let model = match plan.place {
+        let mut model = match plan.place {
             Place::InPlace => {
                 let model = bound.in_place();
                 read_ahead(model.gguf(), &cpu, progress)?;
@@ -270,11 +297,12 @@ impl Engine {
                 bound.streamed(&stream, &mut |done| progress(done as f32 / total))?
             }
         };
+        let gpu = onto_device(&mut model, options, &plan, devices, store.as_ref())?;
         Ok(Arc::new(Engine {
             model,
             tokenizer,
             n_threads: cpu.n_threads(),
-            cpu: Mutex::new(cpu),
+            compute: Mutex::new(Compute { cpu, gpu }),
             options: options.clone(),
             n_ctx,
             plan,
@@ -333,9 +361,9 @@ impl Engine {
         self.n_threads
     }
 
-    fn cpu(&self) -> MutexGuard<'_, Cpu> {
+    fn compute(&self) -> MutexGuard<'_, Compute> {
         // A panic in a region leaves nothing behind, so a poisoned lock is as good.
-        self.cpu.lock().unwrap_or_else(PoisonError::into_inner)
+        self.compute.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Bytes of one session's KV cache when its context is full.
@@ -440,6 +468,8 @@ pub struct Session {
     /// Whether policies know of its text.
     is_started: bool,
     kv: KvCache,
+    /// Of the layers that are on a device.
+    gpu_kv: Option<GpuCache>,
     buffers: Buffers,
     n_past: usize,
     /// Tokens of the text that the encoder has read; 0 if there is none.
@@ -471,8 +501,10 @@ impl Listener for Relay<'_> {
 impl Session {
     pub fn new(engine: &Arc<Engine>) -> Result<Session> {
         let (k, v) = (engine.options.cache_type_k, engine.options.cache_type_v);
+        let gpu_kv = |gpu: &GpuModel| gpu.new_cache(&engine.model, engine.n_ctx, (k, v));
         Ok(Session {
             kv: KvCache::new(&engine.model.hyper().cache_shapes(), engine.n_ctx, k, v),
+            gpu_kv: engine.compute().gpu.as_ref().map(gpu_kv).transpose()?,
             engine: engine.clone(),
             id: engine.next_session.fetch_add(1, Ordering::Relaxed),
             is_started: false,
@@ -491,8 +523,20 @@ impl Session {
     /// Forgets all tokens but the first `n`, or all where a model's state cannot go back; answers
     /// how many are left.
     pub fn truncate(&mut self, n: usize) -> usize {
-        self.n_past = self.kv.truncate(self.n_past, n);
+        self.n_past = self.forget(self.n_past, n);
         self.n_past
+    }
+
+    /// Of `n_past` tokens all but the first `n`; answers how many are left.
+    fn forget(&mut self, n_past: usize, n: usize) -> usize {
+        let left = self.kv.truncate(n_past, n);
+        if let (0, Some(on_device)) = (left, &self.gpu_kv)
+            && let Err(why) = on_device.clear_states()
+        {
+            // Of a device that is lost: what is computed next says so again.
+            log::warn!("{why}");
+        }
+        left
     }
 
     /// Appends `tokens`, computed in micro-batches. `on_logits(index in tokens, logits)` is called
@@ -545,21 +589,20 @@ impl Session {
             let want = if want == Want::Last && !last { Want::None } else { want };
             let recorder = recorder.as_mut().map(|recorder| &mut **recorder as &mut dyn Recorder);
             let mut relay = Relay { base, recorder, on_logits: &mut *on_logits };
-            let (kv, buffers) = (&mut self.kv, &mut self.buffers);
-            let result = engine.model.forward(
-                &engine.cpu(),
-                kv,
-                buffers,
-                part,
-                (self.id, self.n_past),
-                want,
-                &mut relay,
-            );
+            let (kv, b, at) = (&mut self.kv, &mut self.buffers, (self.id, self.n_past));
+            let (model, compute) = (&engine.model, &mut *engine.compute());
+            let result = match (&mut compute.gpu, &self.gpu_kv) {
+                (Some(gpu), Some(on_device)) => {
+                    let kv = (kv, on_device);
+                    gpu.forward(model, &compute.cpu, kv, b, part, at, want, &mut relay)
+                }
+                _ => model.forward(&compute.cpu, kv, b, part, at, want, &mut relay),
+            };
             let end = self.n_past + part.len();
             self.n_past = match result {
                 Ok(()) => end,
                 // Some layers may have seen these tokens.
-                Err(_) => self.kv.truncate(end, self.n_past),
+                Err(_) => self.forget(end, self.n_past),
             };
             result?;
         }

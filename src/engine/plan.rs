@@ -4,13 +4,13 @@ use super::budget::{self, Place, Sizes, VramBudget};
 use super::device::{self, DeviceChoice};
 use super::fit::{self, CpuMoe, DeviceNeeds, DevicePlan, Wanted};
 use super::{EngineOptions, needs, tensor_place};
-use crate::Result;
 use crate::backend::gpu::Device;
 use crate::experts::LayerExperts;
 use crate::experts::link::IoKind;
 use crate::gguf::Gguf;
 use crate::model::Bound;
 use crate::policy::PolicySpec;
+use crate::{Error, Result};
 
 #[derive(Clone, Debug)]
 pub struct MemoryPlan {
@@ -49,6 +49,14 @@ pub(super) fn on_devices(
     devices: Vec<Device>,
 ) -> Result<(Vec<Device>, Option<DevicePart>)> {
     let flags = flags_for_devices(options);
+    if model.hyper().encoder.is_some() && !devices.is_empty() {
+        let why = "models with an encoder are computed on the CPU";
+        if options.device != DeviceChoice::Auto {
+            return Err(Error::Device(format!("--device {}: {why}", options.device)));
+        }
+        log::info!("{why}");
+        return Ok((Vec::new(), None));
+    }
     if devices.is_empty() {
         if !flags.is_empty() {
             log::warn!("computing on the CPU, so {} says nothing", flags.join(", "));
@@ -134,6 +142,12 @@ impl MemoryPlan {
             dense_bytes_per_token: dense_bytes - unread_bytes(model.gguf()).min(dense_bytes),
             device,
         })
+    }
+
+    /// Whether experts are brought from one tier to another, so that policies have a say.
+    pub fn moves_experts(&self) -> bool {
+        let to_device = |part: &DevicePart| part.plan.expert_budget_bytes() > 0;
+        matches!(self.place, Place::Streamed { .. }) || self.device.as_ref().is_some_and(to_device)
     }
 
     /// The part of all experts that the slots hold; 1 in place.

@@ -20,6 +20,12 @@ impl Resident {
         Resident { file, layers }
     }
 
+    /// A granule where it lies.
+    pub fn granule(&self, layer: usize, expert: u32, index: usize) -> ReadyGranule<'_> {
+        let layer = self.layers[layer].as_ref().expect("a layer with experts");
+        layer.in_place(&self.file, expert, index)
+    }
+
     fn owner(&self) -> usize {
         std::ptr::from_ref(self).addr()
     }
@@ -49,9 +55,8 @@ impl ExpertStore for Resident {
 
     fn ready<'w>(&'w self, work: &'w Work, i: usize) -> ReadyGranule<'w> {
         work.check_owner(self.owner());
-        let layer = self.layers[work.layer].as_ref().expect("a layer with experts");
         let Handed { expert, granule, .. } = work.handed[i];
-        layer.in_place(&self.file, expert, granule)
+        self.granule(work.layer, expert, granule)
     }
 
     fn release(&self, work: &mut Work) {

@@ -20,25 +20,25 @@ use std::time::Instant;
 pub struct FfnBuffers {
     demand: Demand,
     pub work: Work,
-    expert: ExpertBuffers,
+    pub expert: ExpertBuffers,
     /// Of an expert that every token goes to.
     only_demand: Demand,
     only_work: Work,
     only_gate: Vec<f32>, // [tokens]
-    granules: GranuleRoom,
+    pub granules: GranuleRoom,
 }
 
 /// Room for a list of granules, empty between lists.
 #[derive(Default)]
-struct GranuleRoom(Vec<GranuleMats<'static>>);
+pub struct GranuleRoom(Vec<GranuleMats<'static>>);
 
 impl GranuleRoom {
     /// An empty list in this room. Whoever is done with it gives the room back.
-    fn list<'a>(&mut self) -> Vec<GranuleMats<'a>> {
+    pub fn list<'a>(&mut self) -> Vec<GranuleMats<'a>> {
         emptied(std::mem::take(&mut self.0))
     }
 
-    fn give_back(&mut self, list: Vec<GranuleMats>) {
+    pub fn give_back(&mut self, list: Vec<GranuleMats>) {
         self.0 = emptied(list);
     }
 }
@@ -68,18 +68,23 @@ impl Model {
         let routing = &self.hyper.routing;
         (b.route.n_experts, b.route.k) = (routing.n_experts, routing.k);
         cpu.products([self.linear(&router.logits, &b.acts, &mut b.route.probs, n)]);
-        let choice = Choice {
+        cpu.route(&mut b.route, &self.choice(router.choice_bias.as_deref()));
+        if let Some(capacity) = routing.capacity {
+            b.route.limit(capacity);
+        }
+    }
+
+    /// How this model's routers choose, with a layer's bias.
+    pub(super) fn choice<'a>(&self, bias: Option<&'a [f32]>) -> Choice<'a> {
+        let routing = &self.hyper.routing;
+        Choice {
             score: self.score(),
             // Over the chosen alone is over all, divided by the chosen ones' sum.
             normalize: routing.normalize || routing.score == descriptor::Score::SoftmaxChosen,
             scale: routing.scale,
-            bias: router.choice_bias.as_deref(),
+            bias,
             n_groups: routing.n_groups,
             n_groups_used: routing.n_groups_used,
-        };
-        cpu.route(&mut b.route, &choice);
-        if let Some(capacity) = routing.capacity {
-            b.route.limit(capacity);
         }
     }
 
@@ -205,7 +210,7 @@ impl Model {
 
 /// Bytes and types brought together: what the backend computes with, of all granules that `work`
 /// was handed.
-fn granules<'a>(
+pub(super) fn granules<'a>(
     store: &'a dyn ExpertStore,
     work: &'a Work,
     demand: &Demand,

@@ -33,7 +33,7 @@ pub struct Buffers {
     pub(super) ffn: FfnBuffers,
     pub(super) ahead_acts: ActSet,
     pub(super) published: Published,
-    logits: Vec<f32>,
+    pub(super) logits: Vec<f32>,
 }
 
 /// Which tokens of a micro-batch get logits.
@@ -65,47 +65,11 @@ impl Model {
         want: Want,
         listener: &mut dyn Listener,
     ) -> Result<()> {
-        let hyper = &self.hyper;
         let n = tokens.len();
         let pass = Pass::new(request, n);
-        // embedding
-        self.embed(tokens, &mut b.x);
-        self.publish_start(b, pass);
-        self.record_start(b, tokens, listener);
-        b.h.resize(n * hyper.n_embd, 0.0);
-        b.y.resize(n * hyper.n_embd, 0.0);
-        b.rope.fill(self.frequencies(kv.n_ctx()), past, n);
-
-        for (l, layer) in self.weights.layers.iter().enumerate() {
-            // norm, attention, residual
-            self.norm(cpu, &layer.norm, &b.x, &mut b.h);
-            match &layer.mixer {
-                Mixer::Attention(w) => self.attention(cpu, kv, b, l, w, past),
-                Mixer::Latent(w) => self.latent_attention(cpu, kv, b, l, w, past),
-                Mixer::Delta(w) => self.delta_rule(cpu, kv, b, l, w),
-            }
-            self.keep_before(b, &layer.ffn);
-            cpu.add_scaled(&mut b.x, hyper.residual_scale, &b.y);
-
-            // dense branch, residual
-            if let Some(branch) = &layer.ffn.branch {
-                self.dense_branch(cpu, b, l, branch)?;
-                cpu.add_scaled(&mut b.x, hyper.residual_scale, &b.y);
-            }
-
-            // norm, router
-            let ffn = &layer.ffn;
-            let seen = if ffn.branch.is_some() { &b.before } else { &b.x };
-            self.norm(cpu, &ffn.norm, seen, &mut b.h);
-            b.acts.fill(cpu, self.ffn_kinds(ffn), n, hyper.n_embd, &b.h);
-            self.route(cpu, b, ffn, n);
-            self.record_routed(cpu, b, l, listener);
-
-            // experts and shared expert, residual
-            let result = self.experts(cpu, b, l, ffn, pass);
-            self.experts_of(&ffn.gate).release(&mut b.ffn.work);
-            result?;
-            cpu.add_scaled(&mut b.x, hyper.residual_scale, &b.y);
+        self.begin_pass(b, tokens, past, kv.n_ctx(), pass, listener);
+        for l in 0..self.weights.layers.len() {
+            self.layer(cpu, kv, b, l, past, pass, listener)?;
         }
 
         // output norm, output head
@@ -113,6 +77,71 @@ impl Model {
         self.logits(cpu, b, n, want, listener);
         b.published.timing.head_ns = nanos_since(start);
         self.publish_end(b, pass);
+        Ok(())
+    }
+
+    /// Embeddings, and what all layers read.
+    pub(super) fn begin_pass(
+        &self,
+        b: &mut Buffers,
+        tokens: &[u32],
+        past: usize,
+        n_ctx: usize,
+        pass: Pass,
+        listener: &mut dyn Listener,
+    ) {
+        let n = tokens.len();
+        self.embed(tokens, &mut b.x);
+        self.publish_start(b, pass);
+        self.record_start(b, tokens, listener);
+        b.h.resize(n * self.hyper.n_embd, 0.0);
+        b.y.resize(n * self.hyper.n_embd, 0.0);
+        b.rope.fill(self.frequencies(n_ctx), past, n);
+    }
+
+    /// x → x
+    #[allow(clippy::too_many_arguments)] // a pass and its place in it
+    pub(super) fn layer(
+        &self,
+        cpu: &Cpu,
+        kv: &mut KvCache,
+        b: &mut Buffers,
+        l: usize,
+        past: usize,
+        pass: Pass,
+        listener: &mut dyn Listener,
+    ) -> Result<()> {
+        let (layer, hyper) = (&self.weights.layers[l], &self.hyper);
+        let n = b.x.len() / hyper.n_embd;
+        // norm, attention, residual
+        self.norm(cpu, &layer.norm, &b.x, &mut b.h);
+        match &layer.mixer {
+            Mixer::Attention(w) => self.attention(cpu, kv, b, l, w, past),
+            Mixer::Latent(w) => self.latent_attention(cpu, kv, b, l, w, past),
+            Mixer::Delta(w) => self.delta_rule(cpu, kv, b, l, w),
+        }
+        self.keep_before(b, &layer.ffn);
+        cpu.add_scaled(&mut b.x, hyper.residual_scale, &b.y);
+
+        // dense branch, residual
+        if let Some(branch) = &layer.ffn.branch {
+            self.dense_branch(cpu, b, l, branch)?;
+            cpu.add_scaled(&mut b.x, hyper.residual_scale, &b.y);
+        }
+
+        // norm, router
+        let ffn = &layer.ffn;
+        let seen = if ffn.branch.is_some() { &b.before } else { &b.x };
+        self.norm(cpu, &ffn.norm, seen, &mut b.h);
+        b.acts.fill(cpu, self.ffn_kinds(ffn), n, hyper.n_embd, &b.h);
+        self.route(cpu, b, ffn, n);
+        self.record_routed(cpu, b, l, listener);
+
+        // experts and shared expert, residual
+        let result = self.experts(cpu, b, l, ffn, pass);
+        self.experts_of(&ffn.gate).release(&mut b.ffn.work);
+        result?;
+        cpu.add_scaled(&mut b.x, hyper.residual_scale, &b.y);
         Ok(())
     }
 
@@ -163,7 +192,7 @@ impl Model {
             Want::All => 0,
         };
         let head = &self.weights.output;
-        let (n_embd, n_vocab) = (self.hyper.n_embd, head.weight.rows);
+        let n_embd = self.hyper.n_embd;
         for start in (first..n).step_by(LOGITS_TOKENS) {
             let m = LOGITS_TOKENS.min(n - start);
             let h = &mut b.h[..m * n_embd];
@@ -171,12 +200,22 @@ impl Model {
             self.norm(cpu, &self.weights.output_norm, x, h);
             b.acts.fill(cpu, Kinds::of([head.weight.ty]), m, n_embd, h);
             cpu.products([self.linear(head, &b.acts, &mut b.logits, m)]);
-            if self.weights.logit_divisor != 1.0 {
-                b.logits.iter_mut().for_each(|l| *l /= self.weights.logit_divisor);
-            }
-            for (t, logits) in b.logits.chunks_exact_mut(n_vocab).enumerate() {
-                listener.logits(start + t, logits);
-            }
+            self.give_logits(&mut b.logits, start, listener);
+        }
+    }
+
+    /// The head's products of tokens from `start` on → logits, to the listener.
+    pub(super) fn give_logits(
+        &self,
+        logits: &mut [f32],
+        start: usize,
+        listener: &mut dyn Listener,
+    ) {
+        if self.weights.logit_divisor != 1.0 {
+            logits.iter_mut().for_each(|l| *l /= self.weights.logit_divisor);
+        }
+        for (t, logits) in logits.chunks_exact_mut(self.n_vocab()).enumerate() {
+            listener.logits(start + t, logits);
         }
     }
 }

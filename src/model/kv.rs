@@ -22,7 +22,7 @@ impl CacheType {
     /// All of them, as llama.cpp's flags name them.
     pub const NAMES: &str = "f32, f16, bf16 or q8_0";
 
-    fn tensor_type(self) -> TensorType {
+    pub(super) fn tensor_type(self) -> TensorType {
         match self {
             CacheType::F32 => TensorType::F32,
             CacheType::F16 => TensorType::F16,
@@ -32,7 +32,7 @@ impl CacheType {
     }
 
     /// Bytes of a row; one that cuts a block counts as whole blocks.
-    fn row_bytes(self, dim: usize) -> usize {
+    pub(super) fn row_bytes(self, dim: usize) -> usize {
         let ty = self.tensor_type();
         dim.div_ceil(ty.block_len()) * ty.block_bytes()
     }

@@ -187,7 +187,7 @@ impl Model {
         }
     }
 
-    fn rope_shape(&self, head_dim: usize, offset: usize) -> RopeShape {
+    pub(super) fn rope_shape(&self, head_dim: usize, offset: usize) -> RopeShape {
         RopeShape { head_dim, offset, pairing: self.pairing() }
     }
 

@@ -29,6 +29,7 @@ use crate::experts::{
 use crate::gguf::Gguf;
 use crate::policy::{Event, Profile};
 use descriptor::{Descriptor, Rope};
+use gpu::vram::Vram;
 pub use hyper::HyperParams;
 use weights::{Gate, Weights};
 
@@ -94,7 +95,7 @@ impl Bound {
     /// Everything is computed where it lies in the mapped file.
     pub fn in_place(self) -> Model {
         let gguf = Arc::new(self.gguf);
-        let routed = Box::new(Resident::new(gguf.clone(), self.weights.routed.clone()));
+        let routed = Arc::new(Resident::new(gguf.clone(), self.weights.routed.clone()));
         Model::new(gguf, self.descriptor, self.hyper, self.weights, routed)
     }
 
@@ -105,7 +106,7 @@ impl Bound {
         let tensors: HashSet<usize> =
             weights.routed.iter().flatten().flat_map(LayerExperts::tensors).collect();
         let gguf = gguf.detached(|tensor| !tensors.contains(&tensor), progress)?;
-        let routed = Box::new(Streamed::new(&gguf, &weights.routed, options)?);
+        let routed = Arc::new(Streamed::new(&gguf, &weights.routed, options)?);
         Ok(Model::new(Arc::new(gguf), descriptor, hyper, weights, routed))
     }
 }
@@ -118,8 +119,10 @@ pub struct Model {
     weights: Weights,
     /// For short contexts and, where it differs, for long ones.
     frequencies: [Frequencies; 2],
-    /// Routed experts.
-    routed: Box<dyn ExpertStore>,
+    /// Routed experts, in memory.
+    routed: Arc<dyn ExpertStore>,
+    /// Those of them that a device holds.
+    vram: Option<Arc<Vram>>,
     /// Dense layers, each the only expert of its own.
     dense: Resident,
     shared: Resident,
@@ -131,13 +134,13 @@ impl Model {
         descriptor: Descriptor,
         hyper: HyperParams,
         weights: Weights,
-        routed: Box<dyn ExpertStore>,
+        routed: Arc<dyn ExpertStore>,
     ) -> Model {
         let frequencies =
             [1, usize::MAX].map(|n_ctx| hyper.rope.frequencies(&weights.rope_factors, n_ctx));
         let dense = Resident::new(gguf.clone(), weights.dense.clone());
         let shared = Resident::new(gguf.clone(), weights.shared.clone());
-        Model { gguf, descriptor, hyper, weights, frequencies, routed, dense, shared }
+        Model { gguf, descriptor, hyper, weights, frequencies, routed, vram: None, dense, shared }
     }
 
     pub fn gguf(&self) -> &Gguf {
@@ -180,29 +183,35 @@ impl Model {
 
     /// What the cache did so far; `None` where experts are computed in place.
     pub fn expert_counters(&self) -> Option<Counters> {
-        self.routed.counters()
+        self.vram.as_ref().map(|vram| vram.counters()).or_else(|| self.routed.counters())
     }
 
     /// Panics if the expert store breaks an invariant; answers whether it is at rest.
     pub fn check_experts(&self) -> bool {
-        self.routed.check_integrity()
+        self.routed.check_integrity() && self.vram.as_ref().is_none_or(|v| v.check_integrity())
     }
 
     /// Tells the policy, if there is one, what happened to a timeline.
     pub fn publish(&self, event: &Event) {
         self.routed.observe(event);
+        if let Some(vram) = &self.vram {
+            vram.observe(event);
+        }
     }
 
     /// What the policy has learned.
     pub fn learned(&self) -> Profile {
         let mut profile = Profile::default();
         self.routed.save(&mut profile);
+        if let Some(vram) = &self.vram {
+            vram.save(&mut profile);
+        }
         profile
     }
 
     /// What the policy has decided and why.
     pub fn verdict(&self) -> Option<String> {
-        self.routed.verdict()
+        self.vram.as_ref().and_then(|vram| vram.verdict()).or_else(|| self.routed.verdict())
     }
 
     /// The store of a layer's routed experts, or of the dense layer.

@@ -36,21 +36,37 @@ impl Pass {
 }
 
 impl Model {
+    /// Whether a policy hears `publish`.
+    pub(super) fn listens(&self) -> bool {
+        self.routed.listens() || self.vram.as_ref().is_some_and(|vram| vram.listens())
+    }
+
+    /// Whether a policy wants what routers see.
+    pub(super) fn wants_hidden(&self) -> bool {
+        self.routed.wants_hidden() || self.vram.as_ref().is_some_and(|vram| vram.wants_hidden())
+    }
+
+    /// The layer whose router a policy wants to see applied to layer `l`'s activation.
+    pub(super) fn looks_ahead(&self, l: usize) -> Option<usize> {
+        let vram = || self.vram.as_ref().and_then(|vram| vram.looks_ahead(l));
+        self.routed.looks_ahead(l).or_else(vram)
+    }
+
     /// The embeddings are in `b.x`.
     pub(super) fn publish_start(&self, b: &mut Buffers, pass: Pass) {
         b.published.timing = Timing::default();
-        if !self.routed.listens() {
+        if !self.listens() {
             return;
         }
         let embedding = &mut b.published.embedding;
         mean_of_rows(&b.x, self.hyper.n_embd, embedding);
         let Pass { request, phase, .. } = pass;
-        self.routed.observe(&Event::IterationStart { request, phase, embedding });
+        self.publish(&Event::IterationStart { request, phase, embedding });
     }
 
     /// The layer's routing is in `b.route`, what the router saw in `b.h`.
     pub(super) fn publish_routed(&self, cpu: &Cpu, b: &mut Buffers, l: usize, pass: Pass) {
-        if !self.has_router(l) || !self.routed.listens() {
+        if !self.has_router(l) || !self.listens() {
             return;
         }
         match pass.phase {
@@ -62,19 +78,18 @@ impl Model {
                 let (request, layer) = (pass.request, l as u32);
                 let (counts, probs) = (&p.counts[..], &p.probs[..]);
                 let routed = PromptRouted { request, layer, n_tokens, counts, probs };
-                self.routed.observe(&Event::PromptRouted(routed));
+                self.publish(&Event::PromptRouted(routed));
             }
         }
     }
 
     fn publish_token(&self, cpu: &Cpu, b: &mut Buffers, l: usize, request: u32) {
-        let store = &*self.routed;
-        let ahead = store.looks_ahead(l).filter(|next| self.look_ahead(cpu, b, *next));
+        let ahead = self.looks_ahead(l).filter(|next| self.look_ahead(cpu, b, *next));
         let ahead = ahead.map(|next| Ahead { layer: next as u32, probs: &b.published.ahead_probs });
-        let hidden = if store.wants_hidden() { &b.h[..] } else { &[] };
+        let hidden = if self.wants_hidden() { &b.h[..] } else { &[] };
         let (layer, route) = (l as u32, &b.route);
         let (chosen, probs) = (&route.chosen[..], &route.probs[..]);
-        store.observe(&Event::Routed(Routed { request, layer, chosen, probs, hidden, ahead }));
+        self.publish(&Event::Routed(Routed { request, layer, chosen, probs, hidden, ahead }));
     }
 
     /// How a later layer's router sees the present activation (MoEpic, Eq. 3); false where that
@@ -98,13 +113,13 @@ impl Model {
     }
 
     pub(super) fn publish_end(&self, b: &mut Buffers, pass: Pass) {
-        if !self.routed.listens() {
+        if !self.listens() {
             return;
         }
         let timing = &mut b.published.timing;
         timing.wall_ns = nanos_since(pass.start);
         let (Pass { request, phase, .. }, timing) = (pass, *timing);
-        self.routed.observe(&Event::IterationEnd { request, phase, timing });
+        self.publish(&Event::IterationEnd { request, phase, timing });
     }
 }
 

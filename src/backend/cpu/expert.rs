@@ -92,8 +92,23 @@ impl Demand {
         }
     }
 
-    fn pairs(&self, slot: usize) -> Range<usize> {
+    pub fn pairs(&self, slot: usize) -> Range<usize> {
         self.starts[slot]..self.starts[slot + 1]
+    }
+
+    /// Where each slot's pairs begin, and the end of the last.
+    pub fn starts(&self) -> &[usize] {
+        &self.starts
+    }
+
+    /// Pair → token.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// [token, rank] → pair, or `u32::MAX` where a token has no expert.
+    pub fn places(&self) -> &[u32] {
+        &self.places
     }
 }
 
@@ -198,6 +213,11 @@ impl ExpertBuffers {
         self.inner.resize(n_pairs * n_ff, 0.0);
         self.partial.resize(n_pairs * n_embd, 0.0);
         self.inner_acts.resize(down, n_pairs, n_ff);
+    }
+
+    /// What the granules of these pairs' experts add up to: [pairs, n_embd].
+    pub fn partial(&self, pairs: Range<usize>) -> &[f32] {
+        &self.partial[pairs.start * self.n_embd..pairs.end * self.n_embd]
     }
 }
 

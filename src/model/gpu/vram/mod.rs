@@ -21,7 +21,7 @@ mod staging;
 mod timer;
 
 pub use fence::Fence;
-pub use layout::GranuleLayout;
+pub use layout::{GranuleLayout, Part};
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};

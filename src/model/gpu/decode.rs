@@ -1,0 +1,252 @@
+//! A token's layers without a stop. The device looks up by itself where the experts are that a
+//! router chose, and goes on if all are there; the host has queued the next layer by then, hears of
+//! the routing later, and acts on what is missing alone: it has it brought or computes it, and
+//! lets the device go on.
+//!
+//! A layer's places are frozen (`vram`) from when it is queued until the device is through with it.
+//! What it waits for is a word in its memory, `go`, that holds the number of the last layer whose
+//! experts are computed: the look-up writes it where nothing is missing, the host where something
+//! was.
+
+use super::acts::GpuActs;
+use super::experts::{Biases, Few, device_shape};
+use super::forward::Tools;
+use super::pass::Pass;
+use super::staging::{floats, integers, words};
+use super::vram::{Fence, Vram};
+use crate::Result;
+use crate::backend::gpu::expert::Chosen;
+use crate::backend::gpu::slots::Lookup;
+use crate::backend::gpu::{Device, DeviceSlice, Event, Pinned, PinnedKind, Stream};
+use crate::model::Model;
+use crate::model::forward::{Buffers, Listener};
+use crate::model::publish::Pass as Timeline;
+
+/// Layers in the queue at most: the one that runs and the next.
+const LANES: usize = 2;
+
+/// What comes down of a layer, in this order; the last two where somebody wants them.
+const PARTS: usize = 6;
+
+/// Room for what comes down of a layer.
+pub struct Lane {
+    down: Pinned,
+    routed: Event,
+    /// u64 [experts, granules]: what the device may rely on
+    pub addresses: Vec<u64>,
+}
+
+/// The layers of a token that are queued.
+pub struct Ahead {
+    pub lanes: [Lane; LANES],
+    pending: Option<Pending>,
+    /// What the host computes or brings goes up beside what waits for it.
+    pub late: Stream,
+    /// Of the last layer queued.
+    number: u32,
+}
+
+/// A layer that is queued and of which the host has not heard.
+struct Pending {
+    l: usize,
+    lane: usize,
+    number: u32,
+    /// Bytes of each part that comes down.
+    sizes: [usize; PARTS],
+    /// After its sum: it comes to pass once `go` is written.
+    end: Fence,
+}
+
+impl Lane {
+    fn new(gpu: &Device, bytes: usize) -> Result<Lane> {
+        let down = Pinned::new(gpu, bytes, PinnedKind::Cached)?;
+        Ok(Lane { down, routed: Event::new(gpu)?, addresses: Vec::new() })
+    }
+
+    fn starts(sizes: &[usize; PARTS]) -> [usize; PARTS] {
+        let mut at = 0;
+        sizes.map(|size| {
+            let end = (at + size).next_multiple_of(64);
+            std::mem::replace(&mut at, end)
+        })
+    }
+
+    fn queue(&self, stream: &Stream, parts: &[DeviceSlice], sizes: &[usize; PARTS]) -> Result<()> {
+        for (part, at) in parts.iter().zip(Lane::starts(sizes)) {
+            assert!(at + part.len() <= self.down.len());
+            // SAFETY: in the buffer, by the assertion; nobody uses it until `routed`, which is
+            // recorded after it, has been waited for.
+            unsafe { stream.download(self.down.as_ptr().add(at), *part)? };
+        }
+        stream.record(&self.routed)
+    }
+
+    /// What has come down, part by part.
+    fn wait(&self, sizes: &[usize; PARTS]) -> Result<[&[u8]; PARTS]> {
+        self.routed.synchronize()?;
+        let starts = Lane::starts(sizes);
+        let mut parts = [&[][..]; PARTS];
+        for ((part, at), size) in parts.iter_mut().zip(starts).zip(sizes) {
+            // SAFETY: the copies have been waited for, and the lane's next ones are queued after
+            // this pass is done with these.
+            *part = unsafe { self.down.bytes(at..at + size) };
+        }
+        Ok(parts)
+    }
+}
+
+impl Ahead {
+    /// For passes of one token.
+    pub fn new(gpu: &Device, model: &Model) -> Result<Ahead> {
+        let (hyper, routing) = (&model.hyper, &model.hyper.routing);
+        let words = [2 * routing.k, 1, routing.n_experts, 2 * hyper.n_embd];
+        let bytes = 4 * words.into_iter().sum::<usize>() + 64 * PARTS;
+        let lanes = [Lane::new(gpu, bytes)?, Lane::new(gpu, bytes)?];
+        Ok(Ahead { lanes, pending: None, late: Stream::urgent(gpu)?, number: 0 })
+    }
+
+    /// Forgets what a pass that failed had queued; the device has been waited for.
+    pub fn give_up(&mut self, vram: &Vram) {
+        if let Some(pending) = self.pending.take() {
+            vram.thaw(pending.l, &[], None);
+        }
+    }
+
+    /// Lets a device go on that waits for a host that has failed.
+    pub fn let_go(&self, pass: &Pass) -> Result<()> {
+        let go = pass.slice(&pass.places().ffn.go);
+        self.late.upload_now(go, &self.number.to_le_bytes())
+    }
+}
+
+impl Pass<'_> {
+    /// Queues a layer's experts, their sum and the residual, and hears of the layer before.
+    pub fn queue_experts(
+        &self,
+        tools: &mut Tools,
+        l: usize,
+        (acts, vram): (&GpuActs, &Vram),
+        timeline: Timeline,
+        listener: &mut dyn Listener,
+    ) -> Result<()> {
+        let w = self.weights(l);
+        let ffn = &self.g.layers[l].as_ref().expect("a layer on the device").ffn;
+        let (f, stream, ahead) = (&self.places().ffn, self.stream(), &mut *tools.ahead);
+        let (k, n_experts) = (self.hyper().routing.k, self.hyper().routing.n_experts);
+        let layout = vram.layout(l);
+        let shape = device_shape(&layout, &w.expert, k);
+        ahead.number = ahead.number.wrapping_add(1);
+        let number = ahead.number;
+        let index = number as usize % LANES;
+        let lane = &mut ahead.lanes[index];
+        // What the device may rely on.
+        lane.addresses.resize(n_experts * layout.n_granules, 0);
+        vram.freeze(l, &mut lane.addresses);
+        let table = self.slice(&f.table).slice(0..8 * lane.addresses.len());
+        tools.staging.upload(stream, table, &words(&lane.addresses, u64::to_le_bytes))?;
+        let pass = self.slice(&f.pass);
+        tools.staging.upload(stream, pass, &number.to_le_bytes())?;
+        let (route, missing) = (self.route(), self.slice(&f.missing));
+        let granules = self.slice(&f.granules).slice(0..8 * k * layout.n_granules);
+        let go = self.slice(&f.go);
+        let lookup = Lookup {
+            chosen: route.chosen,
+            table,
+            n_experts,
+            n_granules: layout.n_granules,
+            granules,
+            missing,
+            pass,
+            go,
+        };
+        // SAFETY: the router chooses among the layer's experts.
+        unsafe { self.g.ops.resolve.launch(stream, &lookup)? };
+        // What the host hears, before the experts: it can act while they are computed.
+        let mut parts = vec![missing, route.chosen, route.weights, route.probs];
+        let (model, is_whole) = (self.model, lane.addresses.iter().all(|at| *at != 0));
+        if !is_whole || model.wants_hidden() || model.looks_ahead(l).is_some() {
+            parts.extend([self.h(), self.x()]);
+        }
+        let mut sizes = [0; PARTS];
+        sizes.iter_mut().zip(&parts).for_each(|(size, part)| *size = part.len());
+        lane.queue(stream, &parts, &sizes)?;
+        let chosen = Chosen { n_pairs: k, granules, experts: route.chosen };
+        let biases = ffn.biases.as_ref().map(|b| Biases::new(&self.g.weights, b));
+        let few = Few { shape: &shape, chosen };
+        // SAFETY: the table has 0 or places of granules of this layer, which are frozen.
+        unsafe { self.few(&self.site(), &few, biases.as_ref(), acts)? };
+        stream.wait_value(go, number)?;
+        self.sum(&shape, k, false)?;
+        let end = Fence::after(stream)?;
+        let before = ahead.pending.replace(Pending { l, lane: index, number, sizes, end });
+        self.add_residual()?;
+        self.hear_of(tools, before, timeline, listener)
+    }
+
+    /// Hears of all that is queued: whoever waits for the stream must do this before.
+    pub fn catch_up(
+        &self,
+        tools: &mut Tools,
+        timeline: Timeline,
+        listener: &mut dyn Listener,
+    ) -> Result<()> {
+        let pending = tools.ahead.pending.take();
+        self.hear_of(tools, pending, timeline, listener)
+    }
+
+    /// Hears of a layer, and computes or brings what it lacks.
+    fn hear_of(
+        &self,
+        tools: &mut Tools,
+        pending: Option<Pending>,
+        timeline: Timeline,
+        listener: &mut dyn Listener,
+    ) -> Result<()> {
+        let Some(pending) = pending else { return Ok(()) };
+        let vram = self.g.vram.as_deref().expect("experts in VRAM");
+        let Pending { l, lane, number, sizes, end } = pending;
+        let heard = self.hear(tools, l, lane, &sizes, timeline, listener);
+        let result = heard.and_then(|missing| match missing {
+            0 => Ok(()),
+            _ => {
+                self.late_experts(tools, l, lane)?;
+                let go = self.slice(&self.places().ffn.go);
+                tools.staging.upload(&tools.ahead.late, go, &number.to_le_bytes())
+            }
+        });
+        let used = if result.is_ok() { &tools.b.route.chosen[..] } else { &[] };
+        if result.is_err() {
+            // The device must not wait for ever.
+            tools.ahead.let_go(self)?;
+        }
+        vram.thaw(l, used, Some(&end));
+        result
+    }
+
+    /// Takes in what came down of a layer; answers how many of its pairs are missing.
+    fn hear(
+        &self,
+        tools: &mut Tools,
+        l: usize,
+        lane: usize,
+        sizes: &[usize; PARTS],
+        timeline: Timeline,
+        listener: &mut dyn Listener,
+    ) -> Result<u32> {
+        let Buffers { route, h, x, .. } = &mut *tools.b;
+        let [missing, chosen, weights, probs, hidden, stream] =
+            tools.ahead.lanes[lane].wait(sizes)?;
+        (route.k, route.n_experts) = (self.hyper().routing.k, self.hyper().routing.n_experts);
+        integers(chosen, &mut route.chosen);
+        floats(weights, &mut route.weights);
+        floats(probs, &mut route.probs);
+        if !hidden.is_empty() {
+            floats(hidden, h);
+            floats(stream, x);
+        }
+        let missing = missing.try_into().expect("one word");
+        self.model.record_routed(tools.cpu, tools.b, l, listener);
+        self.model.publish_routed(tools.cpu, tools.b, l, timeline);
+        Ok(u32::from_le_bytes(missing))
+    }
+}

@@ -1,0 +1,48 @@
+//! The gated delta rule on a device: the stages of `model::delta`.
+
+use super::layers::{GpuDelta, GpuGates};
+use super::pass::Pass;
+use super::weights::GpuLinear;
+use crate::Result;
+use crate::backend::gpu::delta::{DeviceGates, GateProducts};
+
+impl Pass<'_> {
+    /// h → y
+    pub fn delta_rule(&self, l: usize, w: &GpuDelta) -> Result<()> {
+        let (n, m, ops, stream) = (self.n, &self.places().mixer, &self.g.ops.delta, self.stream());
+        let vector = |vector| self.g.weights.vector(vector);
+        // q, k, v, the output's gate, beta and alpha
+        let of_gates = match &w.gates {
+            GpuGates::Mixed(both) => vec![both],
+            GpuGates::Apart { beta, alpha } => vec![beta, alpha],
+        };
+        let inputs = [&w.qkv, &w.z].into_iter().chain(of_gates);
+        let acts = self.acts_of_h(inputs.map(|linear| linear.weight.ty))?;
+        let qkv = self.words(&m.qkv, n * w.shape.channels());
+        let gate = self.words(&m.gate, n * w.shape.value_width());
+        self.linear(&w.qkv, &acts, qkv)?;
+        self.linear(&w.z, &acts, gate)?;
+        let product = |linear: &GpuLinear, place| {
+            let out = self.words(place, n * linear.weight.rows);
+            self.linear(linear, &acts, out).map(|()| out)
+        };
+        let products = match &w.gates {
+            GpuGates::Mixed(both) => GateProducts::Mixed(product(both, &m.gates[0])?),
+            GpuGates::Apart { beta, alpha } => GateProducts::Apart {
+                beta: product(beta, &m.gates[0])?,
+                alpha: product(alpha, &m.gates[1])?,
+            },
+        };
+        // convolution, recurrence
+        let (past, state) = self.cache.delta(l);
+        let convolved = self.words(&m.convolved, n * w.shape.channels());
+        ops.inputs(stream, w.shape, vector(&w.conv), past, qkv, convolved)?;
+        let gates = DeviceGates { products, dt: vector(&w.dt), a: vector(&w.a) };
+        let attended = self.words(&m.attended, n * w.shape.value_width());
+        ops.rule(stream, w.shape, convolved, gates, state, attended)?;
+        // norm, gate, output projection
+        let eps = self.hyper().norm_eps;
+        ops.rms_norm_gated(stream, attended, vector(&w.norm), eps, gate)?;
+        self.attention_output(&w.output)
+    }
+}

@@ -1,0 +1,244 @@
+//! The layer loop on a device. Layers that are not there are the CPU's; the stream goes from one
+//! to the other between them.
+
+use super::super::Model;
+use super::super::forward::{Buffers, LOGITS_TOKENS, Listener, Want};
+use super::super::kv::KvCache;
+use super::super::publish::{Pass as Timeline, nanos_since};
+use super::GpuModel;
+use super::cache::GpuCache;
+use super::decode::Ahead;
+use super::hybrid::Hybrid;
+use super::layers::GpuLayer;
+use super::pass::Pass;
+use super::staging::{Staging, floats, integers, words};
+use crate::Result;
+use crate::backend::cpu::Cpu;
+use std::time::Instant;
+
+/// What a pass changes beside the device's memory.
+pub struct Tools<'a> {
+    pub staging: &'a mut Staging,
+    pub hybrid: &'a mut Hybrid,
+    pub ahead: &'a mut Ahead,
+    pub cpu: &'a Cpu,
+    pub b: &'a mut Buffers,
+}
+
+impl GpuModel {
+    /// As `Model::forward`; what is on the device is computed there.
+    #[allow(clippy::too_many_arguments)] // `Model::forward` with a device's cache
+    pub fn forward(
+        &mut self,
+        model: &Model,
+        cpu: &Cpu,
+        (kv, cache): (&mut KvCache, &GpuCache),
+        b: &mut Buffers,
+        tokens: &[u32],
+        (request, past): (u32, usize),
+        want: Want,
+        listener: &mut dyn Listener,
+    ) -> Result<()> {
+        let timeline = Timeline::new(request, tokens.len());
+        model.begin_pass(b, tokens, past, kv.n_ctx(), timeline, listener);
+        let GpuModel { parts, staging, hybrid, ahead, .. } = self;
+        let pass = Pass { model, g: parts, cache, n: tokens.len(), past };
+        let mut tools = Tools { staging, hybrid, ahead, cpu, b };
+        let result = pass.run(&mut tools, kv, timeline, want, listener);
+        if result.is_err() {
+            tools.ahead.let_go(&pass)?;
+        }
+        // Also after an error: what was queued may still use what is given back.
+        let waited = tools.staging.wait(&parts.stream);
+        if let (Err(_), Some(vram)) = (&result, &parts.vram) {
+            tools.hybrid.give_up(vram);
+            tools.ahead.give_up(vram);
+        }
+        result.and(waited)?;
+        model.publish_end(b, timeline);
+        Ok(())
+    }
+}
+
+impl Pass<'_> {
+    fn run(
+        &self,
+        tools: &mut Tools,
+        kv: &mut KvCache,
+        timeline: Timeline,
+        want: Want,
+        listener: &mut dyn Listener,
+    ) -> Result<()> {
+        self.upload_positions(tools)?;
+        // Where the stream is.
+        let mut on_device = false;
+        for l in 0..self.hyper().n_layers {
+            let layer = self.g.layers[l].as_ref();
+            let moved = (&mut on_device, layer.is_some());
+            self.move_stream(tools, moved, timeline, listener)?;
+            match layer {
+                Some(layer) => self.layer(tools, l, layer, timeline, listener)?,
+                None => {
+                    let Tools { cpu, b, .. } = tools;
+                    self.model.layer(cpu, kv, b, l, self.past, timeline, listener)?;
+                }
+            }
+        }
+        let start = Instant::now();
+        let moved = (&mut on_device, self.g.head.is_some());
+        self.move_stream(tools, moved, timeline, listener)?;
+        self.catch_up(tools, timeline, listener)?;
+        match on_device {
+            true => self.logits(tools, want, listener)?,
+            false => self.model.logits(tools.cpu, tools.b, self.n, want, listener),
+        }
+        tools.b.published.timing.head_ns = nanos_since(start);
+        Ok(())
+    }
+
+    /// One layer, of the stages of `Model::layer`.
+    fn layer(
+        &self,
+        tools: &mut Tools,
+        l: usize,
+        layer: &GpuLayer,
+        timeline: Timeline,
+        listener: &mut dyn Listener,
+    ) -> Result<()> {
+        // norm, attention, residual
+        self.norm(&layer.norm, self.x(), self.h())?;
+        self.mix(l, &layer.mixer)?;
+        self.keep_before(&layer.ffn)?;
+        self.add_residual()?;
+
+        // dense branch, residual
+        if self.dense_branch(tools.staging, &layer.ffn)? {
+            self.add_residual()?;
+        }
+
+        // norm, router, shared expert
+        let (w, ffn) = (&self.model.weights.layers[l].ffn, &layer.ffn);
+        let acts = self.ffn_input(w, ffn)?;
+        if let Some(router) = &ffn.router {
+            self.choose(router, &self.model.choice(None), &acts)?;
+        }
+        self.shared_expert(tools.staging, ffn, &acts)?;
+
+        // experts, residual
+        let is_heard = listener.recorder().is_some();
+        match (&ffn.dense, self.vram(l)) {
+            (Some(expert), _) => {
+                self.hear_dense(tools, l, timeline, listener)?;
+                self.only_expert(tools.staging, expert, ffn.biases.as_ref(), &acts, None)?;
+            }
+            (None, Some(vram)) if self.n == 1 && !is_heard => {
+                return self.queue_experts(tools, l, (&acts, vram), timeline, listener);
+            }
+            (None, _) => {
+                self.bring_route(tools, l, timeline, listener)?;
+                self.routed_experts(tools, l, &acts)?;
+            }
+        }
+        self.add_residual()
+    }
+
+    fn upload_positions(&self, tools: &mut Tools) -> Result<()> {
+        let (places, stream) = (self.places(), self.stream());
+        let turns: Vec<f32> = tools.b.rope.turns().iter().flatten().copied().collect();
+        let to = self.words(&places.turns, turns.len());
+        tools.staging.upload(stream, to, &words(&turns, f32::to_le_bytes))?;
+        let past = (self.past as u32).to_le_bytes();
+        tools.staging.upload(stream, self.words(&places.past, 1), &past)
+    }
+
+    /// Brings the stream to where the next stage wants it.
+    fn move_stream(
+        &self,
+        tools: &mut Tools,
+        (on_device, wanted): (&mut bool, bool),
+        timeline: Timeline,
+        listener: &mut dyn Listener,
+    ) -> Result<()> {
+        if std::mem::replace(on_device, wanted) == wanted {
+            return Ok(());
+        }
+        self.catch_up(tools, timeline, listener)?;
+        let (stream, Tools { staging, b, .. }) = (self.stream(), tools);
+        match wanted {
+            true => staging.upload(stream, self.x(), &words(&b.x, f32::to_le_bytes)),
+            false => staging.download(stream, &[self.x()], &mut |_, bytes| floats(bytes, &mut b.x)),
+        }
+    }
+
+    /// A dense layer's routing is told to whoever writes it down.
+    fn hear_dense(
+        &self,
+        tools: &mut Tools,
+        l: usize,
+        timeline: Timeline,
+        listener: &mut dyn Listener,
+    ) -> Result<()> {
+        if listener.recorder().is_some() {
+            self.catch_up(tools, timeline, listener)?;
+            let Tools { staging, cpu, b, .. } = tools;
+            b.route.dense(self.n);
+            staging
+                .download(self.stream(), &[self.h()], &mut |_, bytes| floats(bytes, &mut b.h))?;
+            self.model.record_routed(cpu, b, l, listener);
+        }
+        Ok(())
+    }
+
+    /// The route comes down, and what predictors and recorders want beside it; they hear of it.
+    fn bring_route(
+        &self,
+        tools: &mut Tools,
+        l: usize,
+        timeline: Timeline,
+        listener: &mut dyn Listener,
+    ) -> Result<()> {
+        self.catch_up(tools, timeline, listener)?;
+        let Tools { staging, cpu, b, .. } = tools;
+        let (route, is_recorded) = (self.route(), listener.recorder().is_some());
+        let mut parts = vec![route.chosen, route.weights, route.probs];
+        let model = self.model;
+        if is_recorded || self.n == 1 && (model.wants_hidden() || model.looks_ahead(l).is_some()) {
+            parts.extend([self.h(), self.x()]);
+        }
+        (b.route.k, b.route.n_experts) = (route.k, route.n_experts);
+        staging.download(self.stream(), &parts, &mut |i, bytes| match i {
+            0 => integers(bytes, &mut b.route.chosen),
+            1 => floats(bytes, &mut b.route.weights),
+            2 => floats(bytes, &mut b.route.probs),
+            3 => floats(bytes, &mut b.h),
+            _ => floats(bytes, &mut b.x),
+        })?;
+        self.model.record_routed(cpu, b, l, listener);
+        self.model.publish_routed(cpu, b, l, timeline);
+        Ok(())
+    }
+
+    fn logits(&self, tools: &mut Tools, want: Want, listener: &mut dyn Listener) -> Result<()> {
+        let first = match want {
+            Want::None => return Ok(()),
+            Want::Last => self.n - 1,
+            Want::All => 0,
+        };
+        let (norm, head) = self.g.head.as_ref().expect("the head is on the device");
+        let (n_embd, n_vocab) = (self.hyper().n_embd, head.weight.rows);
+        let Tools { staging, b, .. } = tools;
+        for start in (first..self.n).step_by(LOGITS_TOKENS) {
+            let m = LOGITS_TOKENS.min(self.n - start);
+            let part = Pass { n: m, past: self.past + start, ..*self };
+            let x = self.x().slice(4 * start * n_embd..4 * (start + m) * n_embd);
+            part.norm(norm, x, part.h())?;
+            let acts = part.acts_of_h([head.weight.ty])?;
+            let out = part.words(&self.places().logits, m * n_vocab);
+            part.linear(head, &acts, out)?;
+            let logits = &mut b.logits;
+            staging.download(self.stream(), &[out], &mut |_, bytes| floats(bytes, logits))?;
+            self.model.give_logits(logits, start, listener);
+        }
+        Ok(())
+    }
+}

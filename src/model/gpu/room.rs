@@ -1,0 +1,284 @@
+//! The buffers of a forward pass on a device: places in one piece of memory, taken at load for the
+//! largest micro-batch, so that a pass allocates nothing and finds everything where it was.
+
+use super::super::Model;
+use super::super::weights::{ExpertShape, Mixer, Query};
+use super::acts::room_bytes;
+use super::vram::GranuleLayout;
+use crate::Result;
+use crate::backend::gpu::attention::Attention;
+use crate::backend::gpu::{Device, DeviceBuffer, DeviceSlice, Stream};
+use crate::model::forward::LOGITS_TOKENS;
+use std::ops::Range;
+
+pub type Place = Range<usize>;
+
+/// Rows of f32 are tokens unless said; shapes as in `model::forward` and `model::mixer`.
+#[derive(Clone, Default)]
+pub struct Places {
+    pub x: Place,
+    pub before: Place,
+    pub h: Place,
+    pub y: Place,
+    pub acts: Place,
+    pub mixer: MixerPlaces,
+    pub ffn: FfnPlaces,
+    pub logits: Place,
+    /// f32 [tokens, pairs, 2]: cosines and sines of the micro-batch's positions
+    pub turns: Place,
+    /// u32 [tokens]: 0, 1, …
+    pub iota: Place,
+    /// u32 [tokens]
+    pub zeros: Place,
+    /// f32 [tokens]
+    pub ones: Place,
+    /// u32 [1]: position of the first token
+    pub past: Place,
+    n_bytes: usize,
+}
+
+#[derive(Clone, Default)]
+pub struct MixerPlaces {
+    pub q: Place,
+    /// What products leave that is split afterwards.
+    pub raw: Place,
+    pub k: Place,
+    pub v: Place,
+    pub attended: Place,
+    pub gate: Place,
+    pub compressed: Place,
+    pub nope: Place,
+    pub absorbed: Place,
+    pub kv: Place,
+    pub acts: Place,
+    pub work: Place,
+    pub qkv: Place,
+    pub convolved: Place,
+    pub gates: [Place; 2],
+}
+
+#[derive(Clone, Default)]
+pub struct FfnPlaces {
+    /// f32 [tokens, experts]
+    pub probs: Place,
+    /// u32 [tokens, k]
+    pub chosen: Place,
+    /// f32 [tokens, k]
+    pub weights: Place,
+    /// f32 [tokens]
+    pub only_gate: Place,
+    /// f32 [pairs, n_ff] each
+    pub gate: Place,
+    pub up: Place,
+    pub inner: Place,
+    pub inner_acts: Place,
+    /// f32 [pairs, n_embd]
+    pub partial: Place,
+    /// u64 [pairs, granules], or [granules, experts]
+    pub granules: Place,
+    /// u32 [experts + 1]
+    pub starts: Place,
+    /// u32 [pairs]
+    pub tokens: Place,
+    /// u32 [tokens, k]
+    pub places: Place,
+    /// u32 [pairs or experts]
+    pub experts: Place,
+    /// Of a layer that looks up its experts by itself (`decode`): u64 [experts, granules], and
+    /// u32 [1] each.
+    pub table: Place,
+    pub missing: Place,
+    pub pass: Place,
+    pub go: Place,
+    /// As without `late`, of the experts that such a layer lacked.
+    pub late_granules: Place,
+    pub late_inner: Place,
+    pub late_acts: Place,
+}
+
+/// Takes places one behind the other.
+#[derive(Default)]
+struct Cut(usize);
+
+impl Cut {
+    fn bytes(&mut self, n: usize) -> Place {
+        let start = self.0.next_multiple_of(256);
+        self.0 = start + n;
+        start..self.0
+    }
+
+    /// f32 or u32
+    fn words(&mut self, n: usize) -> Place {
+        self.bytes(4 * n)
+    }
+}
+
+impl Places {
+    /// For micro-batches of up to `n` tokens of contexts of `n_ctx`.
+    pub fn new(model: &Model, n: usize, n_ctx: usize) -> Places {
+        let (hyper, mut cut) = (&model.hyper, Cut::default());
+        let row = n * hyper.n_embd;
+        let mut places = Places {
+            x: cut.words(row),
+            before: cut.words(row),
+            h: cut.words(row),
+            y: cut.words(row),
+            acts: cut.bytes(room_bytes(n, hyper.n_embd)),
+            mixer: MixerPlaces::new(model, n, n_ctx, &mut cut),
+            ffn: FfnPlaces::new(model, n, &mut cut),
+            logits: cut.words(LOGITS_TOKENS.min(n) * model.n_vocab()),
+            turns: cut.words(n * hyper.rope.n_rot),
+            iota: cut.words(n),
+            zeros: cut.words(n),
+            ones: cut.words(n),
+            past: cut.words(1),
+            n_bytes: 0,
+        };
+        places.n_bytes = cut.0;
+        places
+    }
+
+    pub fn n_bytes(&self) -> usize {
+        self.n_bytes
+    }
+}
+
+impl MixerPlaces {
+    fn new(model: &Model, n: usize, n_ctx: usize, cut: &mut Cut) -> MixerPlaces {
+        let h = &model.hyper;
+        let (heads, rank, n_rot) = (n * h.n_head, h.kv_rank, h.rope.n_rot);
+        let nope = h.head_dim - n_rot.min(h.head_dim);
+        let (mut raw, mut q_rank) = (0, 0);
+        let mut delta = [0; 3];
+        for layer in &model.weights.layers {
+            match &layer.mixer {
+                Mixer::Attention(w) if w.gated => raw = 2 * heads * h.head_dim,
+                Mixer::Attention(_) => {}
+                Mixer::Latent(w) => {
+                    if let Query::Compressed { norm, .. } = &w.query {
+                        q_rank = q_rank.max(norm.len());
+                    }
+                }
+                Mixer::Delta(w) => {
+                    delta = [w.shape.channels(), w.shape.value_width(), w.shape.n_v_heads];
+                }
+            }
+        }
+        let latent = |size: usize| if rank > 0 { size } else { 0 };
+        let [channels, values, v_heads] = delta.map(|width| n * width);
+        let attended = (heads * h.head_dim_v).max(values);
+        let k = (n * h.n_head_kv * h.head_dim).max(latent(heads * (rank + n_rot)));
+        let acts = [
+            room_bytes(n, h.n_head * h.head_dim_v),
+            room_bytes(n, delta[1]),
+            room_bytes(n, q_rank),
+            latent(room_bytes(heads, nope)),
+            latent(room_bytes(heads, rank)),
+        ];
+        let v_dim = if rank > 0 { rank } else { h.head_dim_v };
+        let work = Attention::work_bytes(h.n_head, v_dim, n_ctx, n);
+        MixerPlaces {
+            q: cut.words(heads * h.head_dim),
+            raw: cut.words(raw),
+            k: cut.words(k),
+            v: cut.words(n * h.n_head_kv * h.head_dim_v),
+            attended: cut.words(attended),
+            gate: cut.words(attended),
+            compressed: cut.words(n * q_rank.max(rank)),
+            nope: cut.words(latent(heads * nope)),
+            absorbed: cut.words(latent(heads * rank)),
+            kv: cut.words(latent(n * (rank + n_rot))),
+            acts: cut.bytes(acts.into_iter().max().unwrap_or(0)),
+            work: cut.bytes(work),
+            qkv: cut.words(channels),
+            convolved: cut.words(channels),
+            gates: [cut.words(2 * v_heads), cut.words(v_heads)],
+        }
+    }
+}
+
+impl FfnPlaces {
+    fn new(model: &Model, n: usize, cut: &mut Cut) -> FfnPlaces {
+        let (routing, weights) = (&model.hyper.routing, &model.weights);
+        let k = routing.k.max(1);
+        let layouts = |l: usize| weights.routed[l].as_ref().map(GranuleLayout::new);
+        let most =
+            |of: &dyn Fn(usize) -> usize| (0..weights.layers.len()).map(of).max().unwrap_or(0);
+        let (mut inner, mut inner_acts, mut granules) = (0, 0, 0);
+        let mut meet =
+            |shape: &ExpertShape, layout: GranuleLayout, pairs: usize, experts: usize| {
+                inner = inner.max(pairs * shape.n_ff);
+                inner_acts = inner_acts.max(room_bytes(pairs, shape.n_ff));
+                granules = granules.max(layout.n_granules * pairs.max(experts));
+            };
+        for (l, layer) in weights.layers.iter().enumerate() {
+            let ffn = &layer.ffn;
+            if let Some(experts) = &weights.routed[l] {
+                let layout = GranuleLayout::new(experts);
+                meet(&ffn.expert, layout, n * k, experts.n_experts);
+            }
+            if let Some(dense) = &weights.dense[l] {
+                let shape = ffn.branch.as_ref().map_or(&ffn.expert, |branch| &branch.shape);
+                meet(shape, GranuleLayout::new(dense), n, 1);
+            }
+            if let (Some(shared), Some(experts)) = (&ffn.shared, &weights.shared[l]) {
+                meet(&shared.shape, GranuleLayout::new(experts), n, 1);
+            }
+        }
+        let n_experts = routing.n_experts.max(1);
+        let n_granules = most(&|l| layouts(l).map_or(0, |layout| layout.n_granules));
+        let late = most(&|l| weights.layers[l].ffn.expert.n_ff);
+        FfnPlaces {
+            probs: cut.words(n * n_experts),
+            chosen: cut.words(n * k),
+            weights: cut.words(n * k),
+            only_gate: cut.words(n),
+            gate: cut.words(inner),
+            up: cut.words(inner),
+            inner: cut.words(inner),
+            inner_acts: cut.bytes(inner_acts),
+            partial: cut.words(n * k * model.hyper.n_embd),
+            granules: cut.bytes(8 * granules),
+            starts: cut.words(n_experts + 1),
+            tokens: cut.words(n * k),
+            places: cut.words(n * k),
+            experts: cut.words((n * k).max(n_experts)),
+            table: cut.bytes(8 * n_experts * n_granules),
+            missing: cut.words(1),
+            pass: cut.words(1),
+            go: cut.words(1),
+            late_granules: cut.bytes(8 * k * n_granules),
+            late_inner: cut.words(k * late),
+            late_acts: cut.bytes(room_bytes(k, late)),
+        }
+    }
+}
+
+/// The memory.
+pub struct Room {
+    buffer: DeviceBuffer,
+}
+
+impl Room {
+    /// Takes the memory and fills in what never changes.
+    pub fn new(gpu: &Device, stream: &Stream, places: &Places, n: usize) -> Result<Room> {
+        let room = Room { buffer: DeviceBuffer::new(gpu, places.n_bytes())? };
+        let iota: Vec<u8> = (0..n as u32).flat_map(u32::to_le_bytes).collect();
+        let ones: Vec<u8> = (0..n).flat_map(|_| 1f32.to_le_bytes()).collect();
+        stream.upload_now(room.slice(&places.iota), &iota)?;
+        stream.upload_now(room.slice(&places.ones), &ones)?;
+        stream.fill(room.slice(&places.zeros), 0)?;
+        stream.fill(room.slice(&places.ffn.go), 0)?;
+        stream.synchronize()?;
+        Ok(room)
+    }
+
+    pub fn slice(&self, place: &Place) -> DeviceSlice<'_> {
+        self.buffer.slice(place.clone())
+    }
+
+    /// The first `n` f32s or u32s of a place.
+    pub fn words(&self, place: &Place, n: usize) -> DeviceSlice<'_> {
+        self.slice(place).slice(0..4 * n)
+    }
+}

@@ -1,0 +1,91 @@
+//! Pinned host memory through which small things go up and come down in the course of a pass.
+
+use crate::Result;
+use crate::backend::gpu::{Device, DeviceSlice, Pinned, PinnedKind, Stream};
+
+const LINE: usize = 64;
+
+/// Given out piece by piece; all of it is free again when the stream has been waited for.
+pub struct Staging {
+    up: Pinned,
+    down: Pinned,
+    used: usize,
+}
+
+impl Staging {
+    /// `bytes` of room for what goes up between two waits (more is possible: then it waits in
+    /// between), and `down_bytes` for what comes down at once.
+    pub fn new(gpu: &Device, bytes: usize, down_bytes: usize) -> Result<Staging> {
+        let up = Pinned::new(gpu, bytes.next_multiple_of(LINE), PinnedKind::Cached)?;
+        let down = Pinned::new(gpu, down_bytes.max(LINE), PinnedKind::Cached)?;
+        Ok(Staging { up, down, used: 0 })
+    }
+
+    /// Queues an upload of `bytes`, which are copied now.
+    ///
+    /// # Panics
+    /// If there are more of them than the staging buffer has.
+    pub fn upload(&mut self, stream: &Stream, to: DeviceSlice, bytes: &[u8]) -> Result<()> {
+        assert!(bytes.len() <= self.up.len(), "{} bytes to stage", bytes.len());
+        if self.used + bytes.len() > self.up.len() {
+            self.wait(stream)?;
+        }
+        let place = self.used..self.used + bytes.len();
+        self.used = place.end.next_multiple_of(LINE);
+        // SAFETY: nobody has these bytes since the last wait; they stay as they are until the
+        // next one.
+        unsafe {
+            let staged = self.up.bytes_mut(place);
+            staged.copy_from_slice(bytes);
+            stream.upload(to, staged)
+        }
+    }
+
+    /// Waits for the stream: what was staged has gone.
+    pub fn wait(&mut self, stream: &Stream) -> Result<()> {
+        stream.synchronize()?;
+        self.used = 0;
+        Ok(())
+    }
+
+    /// Brings several pieces down and waits for them; `take` gets each, in order.
+    pub fn download(
+        &mut self,
+        stream: &Stream,
+        parts: &[DeviceSlice],
+        take: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<()> {
+        let mut start = 0;
+        for part in parts {
+            assert!(start + part.len() <= self.down.len(), "{} bytes to bring down", part.len());
+            // SAFETY: in the buffer, by the assertion; nobody uses it before the wait below.
+            unsafe { stream.download(self.down.as_ptr().add(start), *part)? };
+            start = (start + part.len()).next_multiple_of(LINE);
+        }
+        self.wait(stream)?;
+        let mut start = 0;
+        for (i, part) in parts.iter().enumerate() {
+            // SAFETY: the copies have been waited for.
+            take(i, unsafe { self.down.bytes(start..start + part.len()) });
+            start = (start + part.len()).next_multiple_of(LINE);
+        }
+        Ok(())
+    }
+}
+
+/// f32s or u32s as bytes, to be uploaded.
+pub fn words<T: Copy, const N: usize>(values: &[T], bytes: impl Fn(T) -> [u8; N]) -> Vec<u8> {
+    values.iter().flat_map(|value| bytes(*value)).collect()
+}
+
+/// f32s that came down.
+pub fn floats(bytes: &[u8], out: &mut Vec<f32>) {
+    out.clear();
+    out.extend(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])));
+}
+
+/// u32s that came down.
+pub fn integers(bytes: &[u8], out: &mut Vec<u32>) {
+    out.clear();
+    out.extend(bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])));
+}

@@ -1,0 +1,148 @@
+//! Whole random models of every architecture on the emulated device: the layer loop, the KV cache,
+//! the VRAM tier and its link, CPU and GPU at work together.
+//!
+//! Kernels have the CPU's bits but for layer norms and for prompts' attention on tensor cores, so
+//! logits are compared within a bound there and to the bit everywhere else; and to the bit across
+//! budgets, CPU shares, splits of the layers and stream orders.
+
+mod common;
+
+use common::{convert_golden, golden_options, load};
+use moeba::backend::gpu::emulated::Config;
+use moeba::engine::budget::VramBudget;
+use moeba::engine::fit::CpuMoe;
+use moeba::engine::{DeviceChoice, Engine, EngineOptions, Session, Want};
+use std::path::Path;
+use std::sync::Arc;
+
+/// The length of the prompt: more than the kernels of few tokens take.
+const PROMPT: usize = 11;
+const DECODED: usize = 3;
+
+fn emulated(seed: u64) -> DeviceChoice {
+    DeviceChoice::Emulated(Config { seed, ..Config::default() })
+}
+
+fn on_device(seed: u64, vram: &str) -> EngineOptions {
+    let vram = if vram.is_empty() { VramBudget::Auto } else { vram.parse().unwrap() };
+    EngineOptions { device: emulated(seed), vram, n_ctx: Some(32), ..golden_options() }
+}
+
+fn tokens() -> Vec<u32> {
+    (0..PROMPT + DECODED).map(|i| 3 + (i as u32 * 37) % 90).collect()
+}
+
+/// Logits of a prompt and of tokens decoded one by one.
+fn answer(engine: &Arc<Engine>) -> Vec<f32> {
+    let mut session = Session::new(engine).unwrap();
+    let (all, mut out) = (tokens(), Vec::new());
+    let (prompt, decoded) = all.split_at(PROMPT);
+    session.eval(prompt, Want::All, &mut |_, l| out.extend_from_slice(l)).unwrap();
+    for token in decoded {
+        session.eval(&[*token], Want::Last, &mut |_, l| out.extend_from_slice(l)).unwrap();
+    }
+    drop(session);
+    assert!(engine.model().check_experts(), "experts are still pinned");
+    out
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
+}
+
+fn is_there(path: &Path) -> bool {
+    match Engine::plan_of(path, &on_device(0, "")) {
+        Ok(_) => true,
+        Err(why) if why.to_string().contains("C++") => {
+            eprintln!("skipped: {why}");
+            false
+        }
+        Err(why) => panic!("{why}"),
+    }
+}
+
+/// `bound`: of the largest logit, how far they may be off; 0 is to the bit.
+fn agrees_with_the_cpu(name: &str, ty: &str, bound: f32) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = convert_golden(name, ty, dir.path());
+    if !is_there(&path) {
+        return;
+    }
+    let cpu = load(&path, &EngineOptions { n_ctx: Some(32), ..golden_options() });
+    let expected = answer(&cpu);
+    let device = load(&path, &on_device(1, ""));
+    let got = answer(&device);
+    let largest = expected.iter().fold(0f32, |m, v| m.max(v.abs()));
+    let worst = expected.iter().zip(&got).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+    eprintln!("{name} {ty}: off by {:.1e} of the largest", worst / largest);
+    match bound {
+        0.0 => assert!(bits(&expected) == bits(&got), "{name} {ty}: off by {worst} of {largest}"),
+        _ => assert!(worst <= bound * largest, "{name} {ty}: off by {worst} of {largest}"),
+    }
+}
+
+macro_rules! agree {
+    ($($test:ident: $bound:expr, [$($name:expr),+];)+) => {$(
+        #[test]
+        fn $test() {
+            for name in [$($name),+] {
+                agrees_with_the_cpu(name, "f32", $bound);
+                agrees_with_the_cpu(name, "q8_0", $bound);
+            }
+        }
+    )+};
+}
+
+agree! {
+    llama: 0.0, ["llama", "llama_tied", "llama3_rope"];
+    dense_qwen: 0.0, ["qwen2", "qwen3"];
+    qwen2moe: 0.0, ["qwen2moe", "qwen2moe_mixed"];
+    qwen3moe: 0.0, ["qwen3moe", "qwen3moe_mixed"];
+    qwen3next: 0.0, ["qwen3next", "qwen35moe"];
+    mixtral: 0.0, ["mixtral"];
+    olmoe: 0.0, ["olmoe"];
+    granitemoe: 0.0, ["granitemoe"];
+    phimoe: 1e-5, ["phimoe"];
+    gpt_oss: 0.0, ["gpt_oss", "gpt_oss_mxfp4"];
+    deepseek: 0.0, ["deepseek"];
+    deepseek2: 0.0, ["deepseek_v2_lite", "deepseek_v2", "deepseek_v3", "moonlight", "glm4_moe_lite"];
+    glm4moe: 0.0, ["glm4moe", "glm4moe_air"];
+    dots1: 0.0, ["dots1"];
+    arctic: 0.0, ["arctic", "arctic_mixed"];
+}
+
+/// Whoever computes an expert, wherever it lies, and in whatever order the device runs.
+fn same_bits(name: &str, ty: &str) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = convert_golden(name, ty, dir.path());
+    if !is_there(&path) {
+        return;
+    }
+    let expected = bits(&answer(&load(&path, &on_device(0, "100%"))));
+    let check = |what: &str, options: EngineOptions| {
+        let got = bits(&answer(&load(&path, &options)));
+        assert!(got == expected, "{name} {ty}: {what}");
+    };
+    for seed in 1..4 {
+        check("a seed", on_device(seed, "60%"));
+    }
+    for share in [0.0, 0.4, 1.0] {
+        check("a CPU share", EngineOptions { cpu_share: Some(share), ..on_device(5, "50%") });
+    }
+    let ram = "90%".parse().unwrap();
+    check("three tiers", EngineOptions { ram, ..on_device(7, "50%") });
+    check("experts on the CPU", EngineOptions { cpu_moe: CpuMoe::All, ..on_device(2, "") });
+    check("micro-batches", EngineOptions { n_ubatch: 3, ..on_device(3, "60%") });
+    check("layers on the CPU", EngineOptions { gpu_layers: Some(2), ..on_device(4, "") });
+}
+
+#[test]
+fn bits_do_not_depend_on_budget_share_order_or_place() {
+    same_bits("qwen3moe", "q8_0");
+    same_bits("gpt_oss", "q8_0");
+}
+
+#[test]
+fn latent_attention_and_groups_do_not_depend_on_them_either() {
+    same_bits("deepseek_v3", "q8_0");
+}
