@@ -360,14 +360,14 @@ ATTENTION_SPLIT(4)
 ATTENTION_SPLIT(8)
 ATTENTION_SPLIT(16)
 
-// Adds up the records of each query. A block a query.
-KERNEL(attention_combine, COMBINE_THREADS, Global<const float> work, u32 n_slots, u32 v_dim,
-       Global<const u32> past, u32 first_token, u32 limit, u32 all, u32 window,
+// Adds up the records of each query, one a split of `split_len` positions. A block a query.
+KERNEL(attention_combine, COMBINE_THREADS, Global<const float> work, u32 n_slots, u32 split_len,
+       u32 v_dim, Global<const u32> past, u32 first_token, u32 limit, u32 all, u32 window,
        Global<const float> sinks, Global<float> out) {
     u32 head = blockIdx.x, token = blockIdx.y;
     u64 query = static_cast<u64>(token) * gridDim.x + head;
     Range seen = seen_by(past[0] + first_token + token, all, window, limit);
-    u32 first = seen.begin / SPLIT, n = seen.is_empty() ? 0 : (seen.end - 1) / SPLIT + 1 - first;
+    u32 n = seen.is_empty() ? 0 : (seen.end - 1) / split_len + 1 - seen.begin / split_len;
     n = min(n, n_slots);
     Global<const float> records = work + query * n_slots * record_floats(v_dim);
     for (u32 i = threadIdx.x; i < v_dim; i += COMBINE_THREADS) {

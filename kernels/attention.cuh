@@ -7,6 +7,8 @@
 // Positions are cut at multiples of these, as on the CPU.
 static constexpr u32 TILE = 64;
 static constexpr u32 SPLIT = 512;
+// Of prompts: with many queries there are blocks enough.
+static constexpr u32 PROMPT_SPLIT = 4096;
 
 // No limit.
 static constexpr u32 NONE = 0xffffffffu;

@@ -44,14 +44,20 @@ impl DeviceRows<'_> {
     }
 
     /// Whether every row can be read four elements at a time.
-    pub(super) fn is_even(&self) -> bool {
-        if self.ty == TensorType::Q8_0 {
-            return self.dim.is_multiple_of(4);
-        }
-        let four = 4 * self.ty.block_bytes();
-        self.dim.is_multiple_of(4)
-            && self.row_bytes().is_multiple_of(four)
-            && self.data.address().is_multiple_of(four as u64)
+    pub(super) fn can_load_four(&self) -> bool {
+        self.dim.is_multiple_of(4) && (self.ty == TensorType::Q8_0 || self.lie_on_multiples_of(4))
+    }
+
+    /// Whether every row can be read as halves, eight at a time.
+    pub(super) fn can_load_eight(&self) -> bool {
+        let is_half = self.ty == TensorType::F16 && self.lie_on_multiples_of(8);
+        self.dim.is_multiple_of(8) && (is_half || self.ty == TensorType::Q8_0)
+    }
+
+    /// Whether rows begin on multiples of what `n` elements take.
+    fn lie_on_multiples_of(&self, n: usize) -> bool {
+        let bytes = n * self.ty.block_bytes();
+        self.stride.is_multiple_of(n) && self.data.address().is_multiple_of(bytes as u64)
     }
 
     /// # Panics

@@ -1,0 +1,335 @@
+// Attention of many queries over the KV cache, by tensor cores:
+//
+//   q        f32 [tokens, n_head, k_dim]
+//   k, v     rows of a cache (cache_rows.cuh) of F16 or Q8_0, `k_row` and `v_row` bytes from one to
+//            the next; dimensions are multiples of 16
+//   past     u32 [1]: the position of the first token of the text's new part; token t of the launch
+//            is at past + first_token + t
+//   work     f32 records [tokens, n_head, slots] of acc [v_dim], max, sum, a record a split of 4096
+//            positions, which attention_combine adds up
+//
+// Twin: src/backend/cpu/attention.rs, whose operations these are but for rounding: queries, keys,
+// exponentials and values are rounded to f16 and multiplied exactly, sums are f32 in the hardware's
+// order. Each query is scaled by a power of two first, so that no size of it overflows. The sum of
+// exponentials is that of the rounded ones: weights add up to one.
+//
+// A block of four warps takes 64 queries, tokens times the heads that share a KV head, and goes
+// over the tiles of 64 positions that any of them sees. A warp takes 16 queries: scores and sums of
+// values stay in its registers, and scores become the first factor of the second product where they
+// are (as in FlashAttention-2, arXiv 2307.08691). Keys and values of a tile lie in the same place
+// of shared memory, one after the other, as f16; rows lie 16 bytes more than their length apart,
+// which keeps load_matrices free of bank conflicts. Two to four blocks share a multiprocessor, so
+// that one loads while the others multiply.
+//
+// A query's result does not depend on the others: tiles and splits begin at multiples of their
+// sizes, a row of a product depends on its own row alone, and a tile of which a query sees nothing
+// multiplies its sums by one and adds zeros. (An infinity or a NaN among the values of a tile does
+// reach the queries that see only positions before it: zero times it is no number.)
+// Expected bytes: the queries once, the keys and values that are seen once for 64 queries, from L2
+// after the first time; records.
+#include "attention.cuh"
+
+static constexpr u32 THREADS = 128;
+static constexpr u32 ROWS = 64;
+
+// Multiprocessors are shared by as many blocks as registers allow.
+#if defined(__CUDACC__)
+#define BLOCKS(N) THREADS, N
+#else
+#define BLOCKS(N) THREADS
+#endif
+
+__device__ __forceinline__ u32 pack(float low, float high) {
+    return f32_to_f16(low) | static_cast<u32>(f32_to_f16(high)) << 16;
+}
+
+// A tile in shared memory: rows of `dim` halves.
+struct Tile {
+    Shared<u16> halves;
+    u32 stride;
+};
+
+// Rows of a cache.
+struct Rows {
+    // Of the KV head.
+    Global<const u8> bytes;
+    u32 type, dim, row;
+};
+
+// Eight elements of a row from i on, as halves.
+template <u32 TYPE>
+__device__ __forceinline__ uint4 load_eight(Global<const u8> row, u32 i) {
+    if constexpr (TYPE == CACHE_F16) return __ldg(as<const uint4>(row) + i / 8);
+    Global<const u16> block = as<const u16>(row + i / 32 * Q8_0_BYTES);
+    float d = f16_to_f32(__ldg(block));
+    u32 out[4];
+#pragma unroll
+    for (u32 n = 0; n < 4; n++) {
+        u32 two = __ldg(block + (1 + i % 32 / 2 + n));
+        float low = static_cast<float>(static_cast<i8>(two)) * d;
+        out[n] = pack(low, static_cast<float>(static_cast<i8>(two >> 8)) * d);
+    }
+    return make_uint4(out[0], out[1], out[2], out[3]);
+}
+
+template <u32 TYPE>
+__device__ __forceinline__ void fill_as(const Tile& tile, const Rows& rows, u32 start, Range seen) {
+    constexpr u32 DEPTH = TYPE == CACHE_F16 ? 4 : 1;
+    u32 chunks = rows.dim / 8, n_all = TILE * chunks;
+#pragma unroll 1
+    for (u32 first = threadIdx.x; first < n_all; first += DEPTH * THREADS) {
+        uint4 v[DEPTH];
+#pragma unroll
+        for (u32 d = 0; d < DEPTH; d++) {
+            u32 n = first + d * THREADS, position = start + n / chunks;
+            v[d] = make_uint4(0, 0, 0, 0);
+            if (n >= n_all || position < seen.begin || position >= seen.end) continue;
+            Global<const u8> row = rows.bytes + static_cast<u64>(position) * rows.row;
+            v[d] = load_eight<TYPE>(row, n % chunks * 8);
+        }
+#pragma unroll
+        for (u32 d = 0; d < DEPTH; d++) {
+            u32 n = first + d * THREADS;
+            if (n >= n_all) break;
+            as<uint4>(tile.halves + (n / chunks * tile.stride + n % chunks * 8))[0] = v[d];
+        }
+    }
+}
+
+// Positions from `start` on; zeros in place of those outside `seen`, which may be nobody's.
+__device__ __forceinline__ void fill(const Tile& tile, const Rows& rows, u32 start, Range seen) {
+    if (rows.type == CACHE_F16) {
+        fill_as<CACHE_F16>(tile, rows, start, seen);
+    } else {
+        fill_as<CACHE_Q8_0>(tile, rows, start, seen);
+    }
+}
+
+// What a block computes: rows of it are the heads of its first token, then of its next.
+struct Job {
+    // Heads a token, the first of them, and tokens.
+    u32 heads, head, first_token, tokens;
+    // Positions of the text before the launch's first token.
+    u32 past;
+    u32 all, window, limit;
+
+    __device__ __forceinline__ bool has(u32 row) const { return row < heads * tokens; }
+    __device__ __forceinline__ u32 token(u32 row) const { return first_token + row / heads; }
+    __device__ __forceinline__ u32 head_of(u32 row) const { return head + row % heads; }
+    __device__ __forceinline__ Range seen(u32 token) const {
+        return seen_by(past + token, all, window, limit);
+    }
+};
+
+// Queries as halves, scaled to a largest magnitude of 1 to 2; `scales` gets what undoes it. A warp
+// loads its own rows.
+__device__ __forceinline__ void load_queries(const Tile& tile, Shared<float> scales, const Job& job,
+                                             Global<const float> q, u32 n_head, u32 dim) {
+    u32 lane = threadIdx.x % WARP, first = threadIdx.x / WARP * 16;
+#pragma unroll 1
+    for (u32 row = first; row < first + 16; row++) {
+        bool there = job.has(row);
+        u64 place = static_cast<u64>(job.token(row)) * n_head + job.head_of(row);
+        Global<const float> from = q + (there ? place * dim : 0);
+        u32 largest = 0;
+        for (u32 i = lane; i < dim; i += WARP) {
+            if (there) largest = max(largest, __float_as_uint(from[i]) & 0x7fffffffu);
+        }
+        for (u32 step = WARP / 2; step > 0; step /= 2) {
+            largest = max(largest, __shfl_xor_sync(FULL_WARP, largest, step));
+        }
+        // What is no number stays none, whatever it is multiplied by.
+        u32 exponent = max(1u, min(largest >> 23, 253u));
+        float down = __uint_as_float((254 - exponent) << 23);
+        for (u32 i = lane; i < dim; i += WARP) {
+            tile.halves[row * tile.stride + i] = there ? f32_to_f16(from[i] * down) : 0;
+        }
+        if (lane == 0) scales[row] = __uint_as_float(exponent << 23);
+    }
+}
+
+// s[n] = the warp's 16 queries · eight keys of the tile each, as mma_f16 has results.
+__device__ __forceinline__ void multiply_keys(float (&s)[TILE / 8][4], const Tile& queries,
+                                              const Tile& keys, u32 dim) {
+    u32 lane = threadIdx.x % WARP, first = threadIdx.x / WARP * 16;
+    Shared<const u16> a_row = queries.halves + ((first + lane % 16) * queries.stride);
+    Shared<const u16> b_row = keys.halves + ((lane / 16 * 8 + lane % 8) * keys.stride);
+#pragma unroll
+    for (u32 n = 0; n < TILE / 8; n++) s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.0f;
+#pragma unroll 1
+    for (u32 col = 0; col < dim; col += 16) {
+        u32 a[4];
+        load_matrices(a, a_row + (col + lane / 16 * 8));
+#pragma unroll
+        for (u32 n = 0; n < TILE / 8; n += 2) {
+            u32 b[4];
+            load_matrices(b, b_row + (n * 8 * keys.stride + col + lane / 8 % 2 * 8));
+            mma_f16(s[n], a, {b[0], b[1]});
+            mma_f16(s[n + 1], a, {b[2], b[3]});
+        }
+    }
+}
+
+// acc += the warp's exponentials, as halves in p, · the tile's values.
+template <u32 DIM>
+__device__ __forceinline__ void multiply_values(float (&acc)[DIM / 8][4], const u32 (&p)[TILE / 4],
+                                                const Tile& values, u32 dim) {
+    u32 lane = threadIdx.x % WARP;
+    Shared<const u16> row = values.halves + (lane % 16 * values.stride + lane / 16 * 8);
+#pragma unroll
+    for (u32 k = 0; k < TILE / 16; k++) {
+        const u32 a[4] = {p[4 * k], p[4 * k + 1], p[4 * k + 2], p[4 * k + 3]};
+#pragma unroll
+        for (u32 n = 0; n < DIM / 8; n += 2) {
+            if (8 * n >= dim) break;
+            u32 b[4];
+            load_matrices_transposed(b, row + (16 * k * values.stride + 8 * n));
+            mma_f16(acc[n], a, {b[0], b[1]});
+            mma_f16(acc[n + 1], a, {b[2], b[3]});
+        }
+    }
+}
+
+// Of one of the two queries of which a thread has results.
+struct Query {
+    Range seen;
+    float scale, max, sum;
+};
+
+// Scores of a tile → exponentials as halves, of row `lane / 4` of the warp's or, with HALF, of the
+// eighth after it, which is `row`; the factor on its sums so far.
+template <u32 HALF>
+__device__ __forceinline__ float softmax(Query& query, float (&s)[TILE / 8][4],
+                                         u32 (&p)[TILE / 4], u32 start, const Job& job, u32 row,
+                                         Global<const float> bias, u32 reach) {
+    u32 pair = threadIdx.x % 4 * 2;
+    float most = query.max;
+#pragma unroll
+    for (u32 n = 0; n < TILE / 4; n++) {
+        float& score = s[n / 2][2 * HALF + n % 2];
+        u32 key = start + n / 2 * 8 + pair + n % 2;
+        bool sees = key >= query.seen.begin && key < query.seen.end;
+        score *= query.scale;
+        if (bias && sees) {
+            u32 position = job.past + job.token(row);
+            score += bias_of(bias, reach, job.head_of(row), key, position);
+        }
+        if (!sees) score = -INFINITY;
+        most = fmaxf(most, score);
+    }
+    most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, 1));
+    most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, 2));
+    float factor = moeba_exp(query.max - shift(most)), sum = 0.0f;
+#pragma unroll
+    for (u32 n = 0; n < TILE / 8; n++) {
+        float low = moeba_exp(s[n][2 * HALF] - shift(most));
+        float high = moeba_exp(s[n][2 * HALF + 1] - shift(most));
+        u32 both = pack(low, high);
+        // The tile's 16 positions of a product are four registers: both queries' first eight, then
+        // both queries' last eight.
+        p[n / 2 * 4 + n % 2 * 2 + HALF] = both;
+        sum += f16_to_f32(static_cast<u16>(both)) + f16_to_f32(static_cast<u16>(both >> 16));
+    }
+    query.max = most;
+    query.sum = query.sum * factor + sum;
+    return factor;
+}
+
+template <u32 DIM>
+__device__ __forceinline__ void store(const Job& job, const Query& query, u32 row, u32 half,
+                                      u32 split, const float (&acc)[DIM / 8][4], u32 dim,
+                                      u32 n_head, u32 n_slots, Global<float> work) {
+    float sum = query.sum;
+    sum += __shfl_xor_sync(FULL_WARP, sum, 1);
+    sum += __shfl_xor_sync(FULL_WARP, sum, 2);
+    u32 start = split * PROMPT_SPLIT;
+    if (!job.has(row) || query.seen.common(start, start + PROMPT_SPLIT).is_empty()) return;
+    u32 slot = split - query.seen.begin / PROMPT_SPLIT, pair = threadIdx.x % 4 * 2;
+    u64 place = static_cast<u64>(job.token(row)) * n_head + job.head_of(row);
+    Global<float> record = work + (place * n_slots + slot) * record_floats(dim);
+#pragma unroll
+    for (u32 n = 0; n < DIM / 8; n++) {
+        if (8 * n >= dim) break;
+        as<float2>(record + (8 * n + pair))[0] = make_float2(half ? acc[n][2] : acc[n][0],
+                                                              half ? acc[n][3] : acc[n][1]);
+    }
+    if (pair == 0) as<float2>(record + dim)[0] = make_float2(query.max, sum);
+}
+
+template <u32 DIM>
+__device__ __forceinline__ void attention_prompt(
+    Global<const float> q, Rows k, Rows v, u32 k_ctx, u32 v_ctx, u32 n_head, u32 group,
+    u32 n_tokens, u32 n_slots, Global<const u32> past, u32 first_token, u32 limit, u32 all,
+    u32 window, float scale, Global<const float> bias, u32 reach, Global<float> work) {
+    SHARED_DYNAMIC(u16, dynamic);
+    SHARED(float, scales, ROWS);
+    Job job;
+    u32 parts = (group + ROWS - 1) / ROWS, head_kv = blockIdx.y / parts, part = blockIdx.y % parts;
+    u32 tokens_a_block = max(1u, ROWS / group);
+    // Late tokens see more positions, so they come first.
+    job.first_token = (gridDim.x - 1 - blockIdx.x) * tokens_a_block;
+    job.tokens = min(tokens_a_block, n_tokens - job.first_token);
+    job.head = head_kv * group + part * ROWS;
+    job.heads = min(ROWS, group - part * ROWS);
+    job.past = past[0] + first_token;
+    job.all = all, job.window = window, job.limit = limit;
+    Range seen = {job.seen(job.first_token).begin,
+                  job.seen(job.first_token + job.tokens - 1).end};
+    u32 split = seen.begin / PROMPT_SPLIT + blockIdx.z;
+    seen = seen.common(split * PROMPT_SPLIT, split * PROMPT_SPLIT + PROMPT_SPLIT);
+    if (seen.is_empty()) return;
+    k.bytes = k.bytes + static_cast<u64>(head_kv) * k_ctx * k.row;
+    v.bytes = v.bytes + static_cast<u64>(head_kv) * v_ctx * v.row;
+
+    Tile queries = {dynamic, k.dim + 8};
+    Shared<u16> room = dynamic + ROWS * queries.stride;
+    Tile keys = {room, k.dim + 8}, values = {room, v.dim + 8};
+    load_queries(queries, scales, job, q, n_head, k.dim);
+    __syncwarp();
+    u32 row = threadIdx.x / WARP * 16 + threadIdx.x % WARP / 4;
+    Query query[2];
+#pragma unroll
+    for (u32 half = 0; half < 2; half++) {
+        u32 own = row + 8 * half;
+        Range sees = job.has(own) ? job.seen(job.token(own)) : Range{0, 0};
+        query[half] = Query{sees, scale * scales[own], -INFINITY, 0.0f};
+    }
+    float acc[DIM / 8][4] = {};
+    for (u32 start = seen.begin / TILE * TILE; start < seen.end; start += TILE) {
+        __syncthreads();
+        fill(keys, k, start, seen);
+        __syncthreads();
+        float s[TILE / 8][4];
+        u32 p[TILE / 4];
+        multiply_keys(s, queries, keys, k.dim);
+        float upper = softmax<0>(query[0], s, p, start, job, row, bias, reach);
+        float lower = softmax<1>(query[1], s, p, start, job, row + 8, bias, reach);
+#pragma unroll
+        for (u32 n = 0; n < DIM / 8; n++) {
+            acc[n][0] *= upper, acc[n][1] *= upper;
+            acc[n][2] *= lower, acc[n][3] *= lower;
+        }
+        __syncthreads();
+        fill(values, v, start, seen);
+        __syncthreads();
+        multiply_values<DIM>(acc, p, values, v.dim);
+    }
+    store<DIM>(job, query[0], row, 0, split, acc, v.dim, n_head, n_slots, work);
+    store<DIM>(job, query[1], row + 8, 1, split, acc, v.dim, n_head, n_slots, work);
+}
+
+// Values of up to DIM elements.
+#define ATTENTION_PROMPT(DIM, N)                                                                  \
+    KERNEL(attention_prompt_##DIM, BLOCKS(N), Global<const float> q, Global<const u8> k,          \
+           u32 k_type, u32 k_dim, u32 k_row, Global<const u8> v, u32 v_type, u32 v_dim,           \
+           u32 v_row, u32 k_ctx, u32 v_ctx, u32 n_head, u32 group, u32 n_tokens, u32 n_slots,     \
+           Global<const u32> past, u32 first_token, u32 limit, u32 all, u32 window, float scale,  \
+           Global<const float> bias, u32 reach, Global<float> work) {                             \
+        attention_prompt<DIM>(q, Rows{k, k_type, k_dim, k_row}, Rows{v, v_type, v_dim, v_row},    \
+                              k_ctx, v_ctx, n_head, group, n_tokens, n_slots, past, first_token,  \
+                              limit, all, window, scale, bias, reach, work);                      \
+    }
+
+ATTENTION_PROMPT(64, 4)
+ATTENTION_PROMPT(128, 3)
+ATTENTION_PROMPT(256, 2)
