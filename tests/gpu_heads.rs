@@ -51,7 +51,7 @@ fn compare(ty: TensorType, shape: Shape, seed: u64) {
 #[test]
 fn every_type_has_the_cpus_bits() {
     for (seed, ty) in types().into_iter().enumerate() {
-        let cols = 2 * ty.block_len().max(32) as usize;
+        let cols = 2 * ty.block_len().max(32);
         let one = Shape { n_heads: 3, rows: 5, first: 0, step: 5, cols, tokens: 1 };
         compare(ty, one, seed as u64);
     }
