@@ -9,6 +9,7 @@
 //! any stream after that sees the bytes. A buffer is packed anew after the same event.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -88,7 +89,13 @@ impl Worker {
             self.land();
         }
         let buffer = self.next_buffer;
-        match self.send(ticket, buffer) {
+        // A ticket that never ends would keep a layer waiting for ever.
+        let sent = catch_unwind(AssertUnwindSafe(|| self.send(ticket, buffer)));
+        let sent = sent.unwrap_or_else(|_| {
+            let why = "a thread that brings experts to the GPU has panicked";
+            Err(Failure::Device(Error::Device(why.into())))
+        });
+        match sent {
             Ok(n_bytes) => {
                 self.flights.push_back(Flight { number, buffer, n_bytes });
                 self.next_buffer = (buffer + 1) % RING;
