@@ -5,9 +5,9 @@
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use moeba::Result;
 use moeba::backend::gpu::emulated::{Config, Faults};
 use moeba::backend::gpu::{Device, DeviceSlice, Emulated, Stream};
 use moeba::experts::link::IoKind;
@@ -18,6 +18,7 @@ use moeba::experts::{
 use moeba::gguf::{Gguf, TensorType, Writer};
 use moeba::model::gpu::vram::{Fence, GranuleLayout, Vram, VramOptions};
 use moeba::policy::{Event, Profile, Routed};
+use moeba::{Error, Result};
 use proptest::prelude::*;
 
 const N_EMBD: usize = 64;
@@ -249,8 +250,13 @@ fn demand(
 }
 
 fn rest(vram: &Vram) {
+    until(|| vram.check_integrity());
+}
+
+/// Nothing is pinned or on its way any more.
+fn until(is_at_rest: impl Fn() -> bool) {
     let since = Instant::now();
-    while !vram.check_integrity() {
+    while !is_at_rest() {
         assert!(since.elapsed() < Duration::from_secs(60), "the experts do not come to rest");
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -403,10 +409,283 @@ proptest! {
         prop_assert!(counters.resident_bytes_max <= model.budget(vram_share));
         drop(vram);
         // Nothing is held below either.
-        let since = Instant::now();
-        while !source.check_integrity() {
-            prop_assert!(since.elapsed() < Duration::from_secs(60));
-        }
+        prop_assert!(source.check_integrity());
         prop_assert_eq!(gpu.memory().unwrap().free_bytes, gpu.memory().unwrap().total_bytes);
+    }
+}
+
+// ---- counting ----
+
+const ALL: [u32; N_EXPERTS] = [0, 1, 2, 3, 4, 5];
+
+fn simple(vram_share: f64) -> (Model, Device, Vram) {
+    let model = Model::new();
+    let gpu = gpu(3, Faults::default());
+    let vram = model.vram(&gpu, model.resident(), vram_share, "on-demand").unwrap();
+    (model, gpu, vram)
+}
+
+#[test]
+fn a_prompt_leaves_what_decode_keeps_and_bytes_are_counted() {
+    let (model, gpu, vram) = simple(0.3);
+    let mut compute = Compute::new(&model, &gpu);
+    let expert_bytes = model.layer(1).expert_bytes() as u64;
+    demand(&vram, &mut compute, 1, &[0, 1], Access::Decode, true).unwrap();
+    let counters = vram.counters();
+    assert_eq!((counters.misses, counters.demand_bytes), (2, 2 * expert_bytes));
+    assert_eq!(counters.n_reads as usize, 2 * vram.layout(1).n_granules);
+    demand(&vram, &mut compute, 1, &ALL, Access::Prompt, true).unwrap();
+    demand(&vram, &mut compute, 3, &ALL, Access::Prompt, true).unwrap();
+    let before = vram.counters();
+    demand(&vram, &mut compute, 1, &[0, 1], Access::Decode, true).unwrap();
+    let since = vram.counters().since(&before);
+    assert_eq!((since.hits_whole, since.misses, since.read_bytes), (2, 0, 0));
+    compute.check();
+    assert!(vram.check_integrity());
+    assert!(vram.load_ns(1).unwrap() > 0.0 && vram.delay_ns() == 0.0);
+}
+
+#[test]
+fn a_frozen_layer_counts_its_hits_when_it_thaws() {
+    let (model, gpu, vram) = simple(1.0);
+    let mut compute = Compute::new(&model, &gpu);
+    let frozen = Frozen::new(&vram, 2);
+    assert!(ALL.iter().all(|expert| !frozen.has(*expert)), "nothing is there yet");
+    demand(&vram, &mut compute, 2, &[4, 5], Access::Decode, true).unwrap();
+    // What came after it was frozen is not in the table, and its use is counted once.
+    vram.thaw(2, &[4, 5], None);
+    assert_eq!((vram.counters().hits_whole, vram.counters().misses), (0, 2));
+    let frozen = Frozen::new(&vram, 2);
+    assert_eq!(ALL.map(|expert| frozen.has(expert)), [false, false, false, false, true, true]);
+    assert!(vram.is_whole(2, 5) && !vram.is_whole(2, 0) && !vram.check_integrity());
+    // 5 on the device, 0 elsewhere.
+    vram.thaw(2, &[5, 0], None);
+    assert_eq!((vram.counters().hits_whole, vram.counters().misses), (1, 3));
+    assert!(vram.check_integrity());
+}
+
+/// What was predicted is there when the layer is frozen, and used up to a fence.
+#[test]
+fn predictions_are_frozen_with_their_layer() {
+    let model = Model::new();
+    let gpu = gpu(5, Faults::default());
+    let mut options = VramOptions::new(model.budget(0.5), "deepspeed".parse().unwrap(), K);
+    options.lockstep = true;
+    let counters = || {
+        let vram = Vram::new(&gpu, &model.layers, model.resident(), &options).unwrap();
+        let mut compute = Compute::new(&model, &gpu);
+        for step in 0..12u32 {
+            for layer in MOE_LAYERS {
+                let frozen = Frozen::new(&vram, layer);
+                let used = [step % 6, (step + 1 + layer as u32) % 6];
+                frozen.read(&vram, &mut compute, &used);
+                routed(&vram, layer, &used);
+                let missing: Vec<u32> = used.into_iter().filter(|e| !frozen.has(*e)).collect();
+                demand(&vram, &mut compute, layer, &missing, Access::Decode, true).unwrap();
+                vram.thaw(layer, &used, Some(&compute.fence()));
+            }
+        }
+        compute.check();
+        rest(&vram);
+        let counters = vram.counters();
+        assert_eq!(counters.hits_whole + counters.hits_partial + counters.misses, 12 * 3 * 2);
+        counters
+    };
+    let first = counters();
+    assert!(first.prefetch_used_bytes > 0 && first.hits_whole > 0, "{first:?}");
+    // In lockstep, hits do not depend on time.
+    let second = counters();
+    assert_eq!((first.hits_whole, first.misses), (second.hits_whole, second.misses));
+    assert_eq!(first.prefetch_used_bytes, second.prefetch_used_bytes);
+}
+
+// ---- several at once ----
+
+/// Three tiers at once: two that demand, one that freezes, a link that prefetches out of a RAM
+/// tier that reads a file.
+#[test]
+fn demands_side_by_side_get_what_they_ask_for() {
+    for seed in 0..4 {
+        let model = Model::new();
+        let gpu = gpu(seed, Faults::default());
+        let vram = model.vram(&gpu, model.streamed(0.0), 0.0, "deepspeed").unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..2u32 {
+                let (model, gpu, vram) = (&model, &gpu, &vram);
+                scope.spawn(move || {
+                    let mut compute = Compute::new(model, gpu);
+                    for step in 0..30u32 {
+                        let layer = 1 + (step + thread) as usize % 3;
+                        let chosen = [(step * 5 + thread) % 6, (step * 5 + thread + 2) % 6];
+                        let access = if step % 5 == 0 { Access::Prompt } else { Access::Decode };
+                        routed(vram, layer, &chosen);
+                        let fenced = step % 2 == 0;
+                        demand(vram, &mut compute, layer, &chosen, access, fenced).unwrap();
+                    }
+                    compute.check();
+                });
+            }
+            let mut compute = Compute::new(&model, &gpu);
+            for step in 0..40 {
+                let frozen = Frozen::new(&vram, 1 + step % 3);
+                frozen.read(&vram, &mut compute, &ALL);
+                vram.thaw(1 + step % 3, &ALL, Some(&compute.fence()));
+            }
+            compute.check();
+        });
+        rest(&vram);
+    }
+}
+
+// ---- faults ----
+
+/// A tier below that fails, or takes its time.
+struct Faulty {
+    inner: Arc<dyn ExpertStore>,
+    fails: AtomicBool,
+    delay_ms: AtomicU64,
+}
+
+impl ExpertStore for Faulty {
+    fn geometry(&self, layer: usize) -> Option<Geometry> {
+        self.inner.geometry(layer)
+    }
+
+    fn acquire(&self, layer: usize, experts: &[u32], access: Access, work: &mut Work) {
+        self.inner.acquire(layer, experts, access, work);
+    }
+
+    fn next_ready(&self, work: &mut Work) -> Result<bool> {
+        std::thread::sleep(Duration::from_millis(self.delay_ms.load(SeqCst)));
+        if self.fails.load(SeqCst) {
+            return Err(Error::Load("expert 7 of layer 9: the disk is on fire".into()));
+        }
+        self.inner.next_ready(work)
+    }
+
+    fn ready<'w>(&'w self, work: &'w Work, i: usize) -> ReadyGranule<'w> {
+        self.inner.ready(work, i)
+    }
+
+    fn release(&self, work: &mut Work) {
+        self.inner.release(work);
+    }
+}
+
+fn faulty(model: &Model, fails: bool, delay_ms: u64) -> Arc<Faulty> {
+    let inner = model.streamed(0.0);
+    Arc::new(Faulty { inner, fails: fails.into(), delay_ms: delay_ms.into() })
+}
+
+#[track_caller]
+fn expect_sentence(error: &Error, words: &[&str]) {
+    let sentence = error.to_string();
+    for word in words {
+        assert!(sentence.contains(word), "no {word:?} in {sentence:?}");
+    }
+    assert!(!sentence.contains('\n'), "{sentence:?}");
+}
+
+#[test]
+fn what_the_tier_below_has_not_got_is_a_sentence_and_the_next_request_is_right() {
+    let model = Model::new();
+    let gpu = gpu(1, Faults::default());
+    let source = faulty(&model, true, 0);
+    let vram = model.vram(&gpu, source.clone(), 0.3, "on-demand").unwrap();
+    let mut compute = Compute::new(&model, &gpu);
+    for access in [Access::Decode, Access::Prompt] {
+        let error = demand(&vram, &mut compute, 1, &[0, 1], access, true).unwrap_err();
+        assert!(matches!(error, Error::Load(_)));
+        expect_sentence(&error, &["expert 7 of layer 9: the disk is on fire"]);
+        rest(&vram);
+    }
+    source.fails.store(false, SeqCst);
+    demand(&vram, &mut compute, 1, &[0, 1], Access::Decode, true).unwrap();
+    compute.check();
+    rest(&vram);
+    // An idle thread holds nothing of it.
+    until(|| source.inner.check_integrity());
+}
+
+#[test]
+fn no_room_for_slots_is_a_sentence() {
+    let model = Model::new();
+    let classes = 2;
+    for alloc in 0..classes {
+        let faults = Faults { alloc_at: Some(alloc), ..Faults::default() };
+        let gpu = gpu(0, faults);
+        let vram = model.vram(&gpu, model.resident(), 0.5, "on-demand");
+        let error = vram.err().expect("an allocation has failed");
+        assert!(matches!(error, Error::Device(_)));
+        expect_sentence(&error, &["no room for 0 MiB of experts (--vram)", "emulated GPU 0"]);
+        assert_eq!(gpu.memory().unwrap().free_bytes, gpu.memory().unwrap().total_bytes);
+    }
+    let least = Vram::minimum_bytes(&model.layers, K);
+    let options = VramOptions::new(least - 1, "on-demand".parse().unwrap(), K);
+    let vram = Vram::new(&gpu(0, Faults::default()), &model.layers, model.resident(), &options);
+    expect_sentence(&vram.err().unwrap(), &["(--vram)", "at least 1 MiB are needed"]);
+}
+
+#[test]
+fn what_cannot_be_pinned_goes_through_pageable_memory() {
+    let model = Model::new();
+    for pin in 0..2 {
+        let gpu = gpu(4, Faults { pin_at: Some(pin), ..Faults::default() });
+        let vram = model.vram(&gpu, model.resident(), 0.3, "on-demand").unwrap();
+        let mut compute = Compute::new(&model, &gpu);
+        for layer in MOE_LAYERS {
+            demand(&vram, &mut compute, layer, &ALL, Access::Prompt, true).unwrap();
+        }
+        compute.check();
+        rest(&vram);
+    }
+}
+
+/// The device is lost at each of its first operations: whoever waits hears of it.
+#[test]
+fn a_lost_device_is_a_sentence() {
+    let model = Model::new();
+    let mut n_failed = 0;
+    for op in 0..40 {
+        let gpu = gpu(op % 2, Faults { lost_at_op: Some(op), ..Faults::default() });
+        let vram = model.vram(&gpu, model.resident(), 0.3, "on-demand").unwrap();
+        let steps = (0..3).map(|step| {
+            let mut work = Work::default();
+            vram.acquire(1 + step, &[0, 1], Access::Decode, &mut work);
+            let result = loop {
+                match vram.next_ready(&mut work, None) {
+                    Ok(true) => {}
+                    Ok(false) => break Ok(()),
+                    Err(error) => break Err(error),
+                }
+            };
+            vram.release(&mut work, None);
+            result
+        });
+        let failed = steps.filter_map(Result::err).last();
+        rest(&vram);
+        if let Some(error) = failed {
+            assert!(matches!(error, Error::Device(_)), "{error:?}");
+            expect_sentence(&error, &["emulated GPU 0 was lost"]);
+            n_failed += 1;
+        }
+    }
+    assert_eq!(n_failed, 40, "three layers are more than forty operations");
+}
+
+#[test]
+fn dropped_while_it_loads_it_waits_for_its_threads() {
+    let model = Model::new();
+    let gpu = gpu(2, Faults::default());
+    let source = faulty(&model, false, 20);
+    for _ in 0..3 {
+        let vram = model.vram(&gpu, source.clone(), 0.3, "deepspeed").unwrap();
+        routed(&vram, 1, &[0, 1]);
+        let mut work = Work::default();
+        vram.acquire(3, &[0, 1], Access::Decode, &mut work);
+        drop(vram);
+        assert_eq!(Arc::strong_count(&source), 1, "a thread is left");
+        assert!(source.inner.check_integrity());
+        assert_eq!(gpu.memory().unwrap().free_bytes, gpu.memory().unwrap().total_bytes);
     }
 }
