@@ -50,7 +50,7 @@ const TILE: usize = 64;
 /// Positions a thread takes on its own in decode.
 const SPLIT: usize = 512;
 /// Queries (tokens times heads) that read a tile together, if a token has no more.
-const ROWS: usize = 64;
+const ROWS: usize = 128;
 
 /// One attention call.
 #[derive(Clone, Copy, Debug)]
@@ -115,7 +115,7 @@ impl<'a> Call<'a> {
 
     /// Floats of a query's partial result: acc, max, sum.
     fn record(&self) -> usize {
-        self.v.dim.next_multiple_of(8) + RECORD_TAIL
+        self.v.dim.next_multiple_of(16) + RECORD_TAIL
     }
 
     /// Of all queries of a block.

@@ -42,6 +42,7 @@ use panel::Sixteen;
 static KERNELS: Kernels = Kernels {
     name: "avx512",
     matmul,
+    exp: attention::exp,
     f16_to_f32: attention::f16_to_f32,
     bf16_to_f32: attention::bf16_to_f32,
     q8_0_to_f32: attention::q8_0_to_f32,

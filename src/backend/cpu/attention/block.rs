@@ -12,8 +12,8 @@ pub(super) struct Block<'a> {
     pub tokens: Range<usize>,
 }
 
-/// What stands behind a record's `acc`: max, sum, and what fills a vector.
-pub(super) const RECORD_TAIL: usize = 8;
+/// What stands behind a record's `acc`: max, sum, and what fills a cache line.
+pub(super) const RECORD_TAIL: usize = 16;
 
 /// Rows that make a step of the softmax together.
 const STEPS: usize = 16;
@@ -96,6 +96,16 @@ impl Block<'_> {
         first..first + self.group()
     }
 
+    /// Of the tokens that see some of a tile: what they see begins and ends later from one to the
+    /// next, so these follow each other.
+    fn rows_seeing(&self, tile: &Range<usize>) -> Range<usize> {
+        let seeing = |token: &usize| !common(&self.call.shape.seen(*token), tile).is_empty();
+        match (self.tokens.clone().find(seeing), self.tokens.clone().rfind(seeing)) {
+            (Some(first), Some(last)) => self.rows_of(first).start..self.rows_of(last).end,
+            _ => 0..0,
+        }
+    }
+
     /// Where a row's token and head stand among all.
     fn place(&self, row: usize) -> usize {
         let (token, g) = (self.tokens.start + row / self.group(), row % self.group());
@@ -123,7 +133,7 @@ impl Block<'_> {
 
     /// The queries' records over the positions of one split.
     pub fn split(&self, kernels: &Kernels, split: usize, room: &mut Room, records: &mut [f32]) {
-        let (rows, head) = (self.n_rows(), self.head_kv);
+        let head = self.head_kv;
         self.clear(records);
         let seen = common(&self.seen(), &(split * SPLIT..(split + 1) * SPLIT));
         for start in (split * SPLIT..(split + 1) * SPLIT).step_by(TILE) {
@@ -132,8 +142,10 @@ impl Block<'_> {
                 continue;
             }
             let keys = self.call.k.tile(kernels, head, tile.clone(), room.tile);
-            let q = Tile::new(room.q, rows, keys.dim(), keys.dim());
-            kernels.tile_dot(q, keys, TileMut::new(room.scores, rows, tile.len(), TILE));
+            let (rows, dim) = (self.rows_seeing(&tile), keys.dim());
+            let q = Tile::new(&room.q[rows.start * dim..], rows.len(), dim, dim);
+            let scores = &mut room.scores[rows.start * TILE..];
+            kernels.tile_dot(q, keys, TileMut::new(scores, rows.len(), tile.len(), TILE));
             self.softmax(kernels, &tile, room.scores, records);
             let values = self.call.v.tile(kernels, head, tile.clone(), room.tile);
             self.add_values(kernels, &tile, room.scores, values, records);

@@ -4,8 +4,8 @@ use super::first;
 use crate::simd::tile::{Tile, TileMut};
 use std::arch::x86_64::*;
 
-/// Columns that pass over all rows before the next ones do: 64 positions of them are 16 KiB.
-const COLUMNS: usize = 64;
+/// Columns that pass over all rows before the next ones do: 64 positions of them are 32 KiB.
+const COLUMNS: usize = 128;
 
 /// # Safety
 /// As [`crate::simd::Kernels::tile_axpy`] checks, on a processor with this module's features.
@@ -21,14 +21,14 @@ pub(in crate::simd::avx512) unsafe fn tile_axpy(p: Tile, v: Tile, mut acc: TileM
             // SAFETY: the rows and columns exist in each tile.
             unsafe {
                 match rows - r {
-                    6.. => sums::<6, 4>(p, v, acc, stride, at),
+                    6 | 7 | 9.. => sums::<6, 4>(p, v, acc, stride, at),
                     4.. => sums::<4, 4>(p, v, acc, stride, at),
                     2.. => sums::<2, 4>(p, v, acc, stride, at),
-                    _ => sums::<1, 4>(p, v, acc, stride, at),
+                    _ => sums::<1, 8>(p, v, acc, stride, at),
                 }
             }
             r += match rows - r {
-                6.. => 6,
+                6 | 7 | 9.. => 6,
                 4.. => 4,
                 2.. => 2,
                 _ => 1,

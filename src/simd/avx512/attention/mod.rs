@@ -10,7 +10,7 @@ use std::arch::x86_64::*;
 pub(super) use axpy::tile_axpy;
 pub(super) use convert::{bf16_to_f32, f16_to_f32, q8_0_to_f32};
 pub(super) use dot::tile_dot;
-pub(super) use softmax::tile_softmax;
+pub(super) use softmax::{exp, tile_softmax};
 
 /// The first `n` lanes of sixteen, or all.
 #[inline]

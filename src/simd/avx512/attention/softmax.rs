@@ -3,9 +3,24 @@
 
 use super::{first, trees};
 use crate::simd::avx2::reduce::trees8;
-use crate::simd::exp::{LN2_HI, LN2_LO, LOG2_E, LOWEST, Q, ROUNDER};
+use crate::simd::exp::{HIGHEST, LN2_HI, LN2_LO, LOG2_E, LOWEST, Q, ROUNDER};
 use crate::simd::tile::{SoftmaxStep, TileMut};
 use std::arch::x86_64::*;
+
+/// `x = e^x`, of any x.
+///
+/// # Safety
+/// The processor has AVX-512 F.
+#[target_feature(enable = "avx512f")]
+pub(in crate::simd::avx512) unsafe fn exp(x: &mut [f32]) {
+    for x in x.chunks_mut(16) {
+        // SAFETY: as many values as the chunk has.
+        unsafe {
+            let bounded = _mm512_min_ps(_mm512_set1_ps(HIGHEST), load(x.as_ptr(), x.len()));
+            store(x.as_mut_ptr(), x.len(), exp16(bounded));
+        }
+    }
+}
 
 /// # Safety
 /// As [`crate::simd::Kernels::tile_softmax`] checks, on a processor with this module's features.
@@ -84,7 +99,7 @@ unsafe fn step<const R: usize>(
         _mm512_storeu_ps(shifts.as_mut_ptr(), shift);
         // Lanes that are no row's are 0 and cost nothing.
         let below = _mm512_maskz_sub_ps(first(R), former, shift);
-        _mm512_storeu_ps(factors.as_mut_ptr(), exp(below));
+        _mm512_storeu_ps(factors.as_mut_ptr(), exp16(below));
     }
     let mut lanes = [_mm256_setzero_ps(); 8];
     for i in (0..n).step_by(16) {
@@ -92,7 +107,7 @@ unsafe fn step<const R: usize>(
             let (at, left) = (x.wrapping_add(a * stride + i), n - i);
             // SAFETY: as above.
             unsafe {
-                let mut e = exp(_mm512_sub_ps(load(at, left), _mm512_set1_ps(shifts[a])));
+                let mut e = exp16(_mm512_sub_ps(load(at, left), _mm512_set1_ps(shifts[a])));
                 store(at, left, e);
                 if left < 16 {
                     e = _mm512_maskz_mov_ps(first(left), e);
@@ -150,11 +165,11 @@ fn by_row(halves: __m512) -> __m512 {
 }
 
 /// See `simd::exp`, whose bits these are: `scalef` rounds p·2ⁿ once, as the product with two powers
-/// of two does; x is NaN or at most 0, the largest being taken off, so nothing bounds it from
-/// above; e^x of `LOWEST` and less is 0, and set so, as a result that underflows costs 150 cycles.
+/// of two does; x is at most `HIGHEST` or NaN, as are scores less the largest; e^x of `LOWEST` and
+/// less is 0, and set so: a result that underflows costs more than a hundred cycles.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn exp(x: __m512) -> __m512 {
+fn exp16(x: __m512) -> __m512 {
     let rounder = _mm512_set1_ps(ROUNDER);
     let shifted = _mm512_fmadd_ps(x, _mm512_set1_ps(LOG2_E), rounder);
     let n = _mm512_sub_ps(shifted, rounder);
