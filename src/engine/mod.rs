@@ -594,6 +594,7 @@ impl Session {
             let result = match (&mut compute.gpu, &self.gpu_kv) {
                 (Some(gpu), Some(on_device)) => {
                     let kv = (kv, on_device);
+                    let at = (at.0, at.1, tokens.len() > 1);
                     gpu.forward(model, &compute.cpu, kv, b, part, at, want, &mut relay)
                 }
                 _ => model.forward(&compute.cpu, kv, b, part, at, want, &mut relay),

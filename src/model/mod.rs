@@ -194,8 +194,10 @@ impl Model {
     /// Tells the policy, if there is one, what happened to a timeline.
     pub fn publish(&self, event: &Event) {
         self.routed.observe(event);
-        if let Some(vram) = &self.vram {
-            vram.observe(event);
+        if let Some(vram) = &self.vram
+            && let Some(event) = event.of_layers(&|layer| vram.has(layer as usize))
+        {
+            vram.observe(&event);
         }
     }
 

@@ -109,6 +109,22 @@ impl Event<'_> {
     }
 }
 
+impl<'a> Event<'a> {
+    /// What of it somebody hears who has experts of some layers only.
+    pub fn of_layers(&self, has: &dyn Fn(u32) -> bool) -> Option<Event<'a>> {
+        match *self {
+            Event::Routed(routed) => has(routed.layer).then(|| {
+                let ahead = routed.ahead.filter(|ahead| has(ahead.layer));
+                Event::Routed(Routed { ahead, ..routed })
+            }),
+            Event::PromptRouted(PromptRouted { layer, .. }) | Event::Foreseen { layer, .. } => {
+                has(layer).then_some(*self)
+            }
+            other => Some(other),
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 pub struct Routed<'a> {
     pub request: u32,

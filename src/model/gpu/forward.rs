@@ -26,7 +26,8 @@ pub struct Tools<'a> {
 }
 
 impl GpuModel {
-    /// As `Model::forward`; what is on the device is computed there.
+    /// As `Model::forward`; what is on the device is computed there. `is_prompt`: these tokens are
+    /// a prompt or a part of one.
     #[allow(clippy::too_many_arguments)] // `Model::forward` with a device's cache
     pub fn forward(
         &mut self,
@@ -35,14 +36,14 @@ impl GpuModel {
         (kv, cache): (&mut KvCache, &GpuCache),
         b: &mut Buffers,
         tokens: &[u32],
-        (request, past): (u32, usize),
+        (request, past, is_prompt): (u32, usize, bool),
         want: Want,
         listener: &mut dyn Listener,
     ) -> Result<()> {
         let timeline = Timeline::new(request, tokens.len());
         model.begin_pass(b, tokens, past, kv.n_ctx(), timeline, listener);
         let GpuModel { parts, staging, hybrid, ahead, .. } = self;
-        let pass = Pass { model, g: parts, cache, n: tokens.len(), past };
+        let pass = Pass { model, g: parts, cache, n: tokens.len(), past, is_prompt };
         let mut tools = Tools { staging, hybrid, ahead, cpu, b };
         let result = pass.run(&mut tools, kv, timeline, want, listener);
         if result.is_err() {

@@ -114,6 +114,7 @@ impl Pass<'_> {
             scale: hyper.attention_scale,
             sinks,
             bias: None,
+            prompt: self.is_prompt,
         };
         let work = self.slice(&self.places().mixer.work);
         self.g.ops.attention.launch(self.stream(), &shape, q, self.n, k, v, work, out)

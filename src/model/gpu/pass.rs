@@ -26,6 +26,8 @@ pub struct Pass<'a> {
     pub n: usize,
     /// Position of the first.
     pub past: usize,
+    /// Whether they are of a prompt, whatever it is cut into.
+    pub is_prompt: bool,
 }
 
 impl<'a> Pass<'a> {
