@@ -3,8 +3,9 @@
 use super::super::kv::{CacheType, LayerShape};
 use crate::Result;
 use crate::backend::gpu::cache::DeviceRows;
-use crate::backend::gpu::{Device, DeviceBuffer, DeviceSlice, Stream};
+use crate::backend::gpu::{Device, DeviceBuffer, DeviceSlice, Graph, Stream};
 use std::ops::Range;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What a layer has of the buffer: keys (or latent rows) and values, or a delta rule's past inputs
 /// and state.
@@ -14,7 +15,12 @@ struct LayerPlaces {
     second: Range<usize>,
 }
 
+/// What a layer's first part is queued as, and for how many positions.
+pub type LayerGraph = Option<(usize, Graph)>;
+
 pub struct GpuCache {
+    /// Of decoded tokens, one a layer: they read and write `buffer`.
+    graphs: Vec<Mutex<LayerGraph>>,
     buffer: DeviceBuffer,
     /// One for each of the model's layers; none for those that are elsewhere.
     layers: Vec<Option<LayerPlaces>>,
@@ -54,9 +60,15 @@ impl GpuCache {
         };
         let layers = shapes.iter().enumerate().map(|(l, shape)| places(l, *shape)).collect();
         let buffer = DeviceBuffer::new(gpu, end.max(256))?;
-        let cache = GpuCache { buffer, layers, types, n_ctx };
+        let graphs = shapes.iter().map(|_| Mutex::default()).collect();
+        let cache = GpuCache { graphs, buffer, layers, types, n_ctx };
         cache.clear_states()?;
         Ok(cache)
+    }
+
+    pub fn graphs(&self, l: usize) -> MutexGuard<'_, LayerGraph> {
+        // A panic leaves a graph or none, either of which will do.
+        self.graphs[l].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn layer(&self, l: usize) -> &LayerPlaces {

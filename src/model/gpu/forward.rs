@@ -8,6 +8,7 @@ use super::super::publish::{Pass as Timeline, nanos_since};
 use super::GpuModel;
 use super::cache::GpuCache;
 use super::decode::Ahead;
+use super::front::graph_positions;
 use super::hybrid::Hybrid;
 use super::layers::GpuLayer;
 use super::pass::Pass;
@@ -42,8 +43,12 @@ impl GpuModel {
     ) -> Result<()> {
         let timeline = Timeline::new(request, tokens.len());
         model.begin_pass(b, tokens, past, kv.n_ctx(), timeline, listener);
+        let max_seen = match tokens.len() {
+            1 if !is_prompt => graph_positions(past + 1, kv.n_ctx()),
+            n => past + n,
+        };
         let GpuModel { parts, staging, hybrid, ahead, .. } = self;
-        let pass = Pass { model, g: parts, cache, n: tokens.len(), past, is_prompt };
+        let pass = Pass { model, g: parts, cache, n: tokens.len(), past, is_prompt, max_seen };
         let mut tools = Tools { staging, hybrid, ahead, cpu, b };
         let result = pass.run(&mut tools, kv, timeline, want, listener);
         if result.is_err() {
@@ -106,24 +111,9 @@ impl Pass<'_> {
         timeline: Timeline,
         listener: &mut dyn Listener,
     ) -> Result<()> {
-        // norm, attention, residual
-        self.norm(&layer.norm, self.x(), self.h())?;
-        self.mix(l, &layer.mixer)?;
-        self.keep_before(&layer.ffn)?;
-        self.add_residual()?;
-
-        // dense branch, residual
-        if self.dense_branch(tools.staging, &layer.ffn)? {
-            self.add_residual()?;
-        }
-
-        // norm, router, shared expert
-        let (w, ffn) = (&self.model.weights.layers[l].ffn, &layer.ffn);
-        let acts = self.ffn_input(w, ffn)?;
-        if let Some(router) = &ffn.router {
-            self.choose(router, &self.model.choice(None), &acts)?;
-        }
-        self.shared_expert(tools.staging, ffn, &acts)?;
+        // norm, attention, residual; dense branch; norm, router, shared expert
+        self.before_experts(tools, l, layer)?;
+        let (ffn, acts) = (&layer.ffn, self.acts_at(l));
 
         // experts, residual
         let is_heard = listener.recorder().is_some();

@@ -108,7 +108,7 @@ impl Pass<'_> {
             n_head: hyper.n_head,
             n_head_kv,
             past: self.words(&self.places().past, 1),
-            max_seen: self.past + self.n,
+            max_seen: self.max_seen,
             all: None,
             window,
             scale: hyper.attention_scale,

@@ -8,6 +8,7 @@ mod delta;
 mod experts;
 mod ffn;
 mod forward;
+mod front;
 mod hybrid;
 mod layers;
 mod mixer;

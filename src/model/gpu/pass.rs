@@ -28,6 +28,8 @@ pub struct Pass<'a> {
     pub past: usize,
     /// Whether they are of a prompt, whatever it is cut into.
     pub is_prompt: bool,
+    /// Positions that they see, or more.
+    pub max_seen: usize,
 }
 
 impl<'a> Pass<'a> {

@@ -1,0 +1,69 @@
+//! What of a layer is the same for every token but for numbers in device memory: all before the
+//! experts. For a decoded token it is one graph, so that queuing it costs the host one call.
+
+use super::forward::Tools;
+use super::layers::GpuLayer;
+use super::pass::Pass;
+use super::staging::Staging;
+use crate::Result;
+
+/// Positions that a graph is made for at least.
+const GRAPH_POSITIONS: usize = 512;
+
+/// For how many positions a token's operations are queued that sees `n`: a graph serves until the
+/// text has twice as many.
+pub fn graph_positions(n: usize, n_ctx: usize) -> usize {
+    n.next_power_of_two().max(GRAPH_POSITIONS).min(n_ctx)
+}
+
+impl Pass<'_> {
+    /// Attention and everything else before the experts: x → x, h, its forms (`acts_at`), the route
+    /// and y, which is the shared expert's output or 0.
+    pub fn before_experts(&self, tools: &mut Tools, l: usize, layer: &GpuLayer) -> Result<()> {
+        if self.n > 1 || self.is_prompt {
+            return self.queue(tools.staging, l, layer);
+        }
+        let mut graphs = self.cache.graphs(l);
+        let graph = match graphs.take() {
+            Some((positions, graph)) if positions == self.max_seen => graph,
+            _ => self.stream().capture(|| self.queue(tools.staging, l, layer))?,
+        };
+        // SAFETY: the graph's memory is that of the model's part on the device and of this cache,
+        // which has the graph.
+        unsafe { self.stream().run(&graph)? };
+        *graphs = Some((self.max_seen, graph));
+        Ok(())
+    }
+
+    fn queue(&self, staging: &mut Staging, l: usize, layer: &GpuLayer) -> Result<()> {
+        // norm, attention, residual
+        self.norm(&layer.norm, self.x(), self.h())?;
+        self.mix(l, &layer.mixer)?;
+        self.keep_before(&layer.ffn)?;
+        self.add_residual()?;
+
+        // dense branch, residual
+        if self.dense_branch(staging, &layer.ffn)? {
+            self.add_residual()?;
+        }
+
+        // norm, router, shared expert
+        let (w, ffn) = (self.weights(l), &layer.ffn);
+        let acts = self.ffn_input(w, ffn)?;
+        if let Some(router) = &ffn.router {
+            self.choose(router, &self.model.choice(None), &acts)?;
+        }
+        self.shared_expert(staging, ffn, &acts)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::graph_positions;
+
+    #[test]
+    fn a_graph_serves_a_text_that_grows() {
+        assert_eq!([1, 512, 513, 1025].map(|n| graph_positions(n, 1500)), [512, 512, 1024, 1500]);
+        assert_eq!(graph_positions(3, 32), 32);
+    }
+}
