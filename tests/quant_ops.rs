@@ -72,6 +72,19 @@ fn operations_agree_to_the_bit() {
     agree(|k, x, _| to_f16(k, x).iter().map(|h| *h as f32).collect());
 }
 
+/// From where the result is 0, over subnormal ones, to where it is infinite.
+#[test]
+fn exponentials_agree_from_end_to_end() {
+    let x: Vec<f32> = (-12_000..10_000).map(|i| i as f32 * 0.01).collect();
+    let ends = [f32::NEG_INFINITY, f32::MIN, -104.0, -0.0, 89.0, f32::MAX, f32::INFINITY, f32::NAN];
+    for (a, b) in both() {
+        for x in [&x[..], &ends] {
+            let exp = |k: &Kernels| bits(&in_place(x, |x| k.exp(x)));
+            assert!(exp(a) == exp(b), "{}", b.name);
+        }
+    }
+}
+
 #[test]
 fn dot_products_cancel_and_underflow_alike() {
     for (a, b) in both() {

@@ -86,11 +86,7 @@ impl<'a> TileMut<'a> {
         self.data.as_mut_ptr()
     }
 
-    pub(super) fn n_rows(&self) -> usize {
-        self.rows
-    }
-
-    pub(super) fn dim(&self) -> usize {
+    pub fn dim(&self) -> usize {
         self.dim
     }
 

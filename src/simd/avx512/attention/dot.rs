@@ -19,11 +19,21 @@ struct Pairs(MaybeUninit<[f32; KEYS * MOST]>);
 /// # Safety
 /// As [`crate::simd::Kernels::tile_dot`] checks, on a processor with this module's features.
 #[target_feature(enable = "avx2,fma,avx512f,avx512dq")]
-pub(in crate::simd::avx512) unsafe fn tile_dot(q: Tile, k: Tile, mut out: TileMut) {
-    if q.n_rows() == 1 || q.dim() > MOST {
-        // SAFETY: the caller's promises are the same.
-        return unsafe { (avx2::TABLE.tile_dot)(q, k, out) };
+pub(in crate::simd::avx512) unsafe fn tile_dot(q: Tile, k: Tile, out: TileMut) {
+    // SAFETY: the caller's promises are the same.
+    unsafe {
+        match q.n_rows() {
+            2.. if q.dim() <= MOST => by_pairs(q, k, out),
+            _ => (avx2::TABLE.tile_dot)(q, k, out),
+        }
     }
+}
+
+/// # Safety
+/// As `tile_dot`, for rows of at most [`MOST`] elements.
+#[inline(never)]
+#[target_feature(enable = "avx2,fma,avx512f,avx512dq")]
+unsafe fn by_pairs(q: Tile, k: Tile, mut out: TileMut) {
     let (rows, n) = (q.n_rows(), k.n_rows());
     let (stride, to) = (out.stride(), out.as_mut_ptr());
     let mut pairs = Pairs(MaybeUninit::uninit());
