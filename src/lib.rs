@@ -18,6 +18,7 @@ pub mod policy;
 pub mod quant;
 pub mod replay;
 pub mod sample;
+pub mod selftest;
 pub mod simd;
 pub mod tokenizer;
 pub mod train;

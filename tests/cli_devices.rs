@@ -14,7 +14,11 @@ fn model() -> Model {
 }
 
 fn dry_run(model: &Model, args: &[&str]) -> Output {
-    on(model, "run", &[&["--dry-run", "-c", "64"], &EMULATED[..], args].concat())
+    // A flag cannot be given twice.
+    let [flag, _] = EMULATED;
+    let device = if args.contains(&flag) { &[][..] } else { &EMULATED };
+    let context = if args.contains(&"-c") { &[][..] } else { &["-c", "64"] };
+    on(model, "run", &[&["--dry-run"], device, context, args].concat())
 }
 
 /// MiB of a line of the plan, and its note.
@@ -78,7 +82,6 @@ fn flags_change_the_plan() {
     assert!(two.contains("GPU 1 (emulated)"), "{two}");
 }
 
-/// The last `--device` counts, as with other flags.
 #[test]
 fn without_a_layer_on_the_device_everything_is_on_the_cpu() {
     let model = model();
@@ -154,6 +157,23 @@ fn llama_cpps_variables_are_read() {
         let out = with(name, value);
         assert!(succeeded(&out).contains(word), "{name}: {}", succeeded(&out));
     }
+}
+
+#[test]
+fn a_selftest_compares_every_kernel() {
+    let selftest = |args: &[&str]| moeba().arg("selftest").args(args).output().unwrap();
+    let out = selftest(&["--device", "emulated", "--quick"]);
+    let table = succeeded(&out);
+    for kernel in ["matvec ", "matmul ", "rms_norm ", "expert ", "attention ", "route ", "top_k "] {
+        let mut rows = table.lines().filter(|line| line.starts_with(kernel)).peekable();
+        assert!(rows.peek().is_some(), "no {kernel}in {table}");
+        assert!(rows.all(|row| row.contains("equal bits")), "{table}");
+    }
+    let last = table.lines().last().unwrap();
+    let numbers: Vec<&str> = last.split(' ').collect();
+    assert!(numbers[0] == numbers[2] && last.ends_with("as on the CPU"), "{last}");
+    failed(&selftest(&["--device", "cpu"]), 2, &["--device cpu"]);
+    failed(&selftest(&["--device", "cuda:63"]), 1, &["--device cuda"]);
 }
 
 /// A GPU that is asked for by name and is not there. `auto` does without.

@@ -4,7 +4,7 @@
 mod cli_support;
 
 use cli_support::{failed, moeba, succeeded};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::path::Path;
 
 fn doctor(args: &[&str]) -> Value {
@@ -117,7 +117,7 @@ fn a_folder_is_left_as_it_was() {
 
 #[test]
 fn the_table_has_a_line_for_each_finding() {
-    let out = moeba().args(["doctor", "--no-disk", "-t", "1"]).output().unwrap();
+    let out = moeba().args(["doctor", "--no-disk", "-t", "1", "--device", "cpu"]).output().unwrap();
     let table = succeeded(&out);
     for what in [
         "processor",
@@ -130,6 +130,7 @@ fn the_table_has_a_line_for_each_finding() {
         "disk",
         "io_uring",
         "GPU driver",
+        "GPU",
         "pinned memory",
         "open files",
     ] {
@@ -141,13 +142,43 @@ fn the_table_has_a_line_for_each_finding() {
 }
 
 #[test]
+fn devices_are_measured_and_emulated_ones_are_not_believed() {
+    let args = ["--no-disk", "-t", "1", "--device", "emulated:2"];
+    let found = doctor(&args);
+    let devices = &found["devices"];
+    assert_eq!(devices["emulated"], true);
+    let gpus = devices["gpus"].as_array().unwrap();
+    assert_eq!(gpus.len(), 2);
+    for (index, gpu) in gpus.iter().enumerate() {
+        assert_eq!(gpu["index"], index);
+        assert_eq!((&gpu["name"], &gpu["total_bytes"]), (&"emulated".into(), &(1 << 30).into()));
+        for rate in ["up_pinned", "up_write_combined", "down_pinned", "copy", "matvec_q4_k"] {
+            in_range(&gpu[format!("{rate}_gb_per_second")], 1e-9, 1e6);
+        }
+        in_range(&gpu["matmul_q4_k_tops"], 1e-12, 1e3);
+        assert!(gpu["int8_peak_tops"].is_null() && gpu["memory_bytes_per_second"].is_null());
+    }
+    let out = moeba().arg("doctor").args(args).output().unwrap();
+    let table = succeeded(&out);
+    let rates = ["GPU memory", "GPU link", "GPU copy", "GPU matvec", "GPU matmul"];
+    for what in rates {
+        let lines = table.lines().filter(|line| line.starts_with(&format!("{what:<16} ")));
+        assert_eq!(lines.count(), 2, "{what}: {table}");
+    }
+    assert_eq!(table.matches("rates mean nothing").count(), 1, "{table}");
+    assert_eq!(doctor(&["--no-disk", "-t", "1", "--device", "cpu"])["devices"]["gpus"], json!([]));
+}
+
+#[test]
 fn what_makes_no_sense_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let small = file(folder.path(), 100);
     failed(&moeba().args(["doctor", &small]).output().unwrap(), 1, &["model.gguf", "100 bytes"]);
     let missing = moeba().args(["doctor", "/nonexistent.gguf"]).output().unwrap();
     failed(&missing, 1, &["/nonexistent.gguf"]);
-    for args in [&["-t", "0"][..], &["-t", "1,"], &["-t", "x"], &["--no-disk", "x"]] {
+    for args in
+        [&["-t", "0"][..], &["-t", "1,"], &["-t", "x"], &["--no-disk", "x"], &["--device", "x"]]
+    {
         failed(&moeba().arg("doctor").args(args).output().unwrap(), 2, &[]);
     }
 }

@@ -40,8 +40,10 @@ const LAYERS: &[(&str, &[&str])] = &[
         ],
     ),
     ("policy", &[]),
+    // Every kernel of a device against its twin on the CPU.
+    ("selftest", &["backend", "gguf", "quant", "simd"]),
     // What a machine gives to whatever runs on it.
-    ("machine", &["experts"]),
+    ("machine", &["backend", "experts", "gguf", "simd"]),
     // Files of others, by name: what is in them is no matter of its.
     ("hub", &["interrupt"]),
     // It drives the tier's state machine, which holds no memory and does no I/O.

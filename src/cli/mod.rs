@@ -30,6 +30,7 @@ mod render;
 mod report;
 mod run;
 mod sampling;
+mod selftest;
 mod stats;
 mod synth;
 mod tokenize;
@@ -98,6 +99,8 @@ enum Command {
     Bench(bench::Args),
     /// Show what this machine has and how fast it is
     Doctor(doctor::Args),
+    /// Compare every kernel of a GPU with the CPU
+    Selftest(selftest::Args),
     /// Write down how a model routes tokens to experts
     Trace(trace::Args),
     /// Make a file of random weights in a published model's shapes, to time on
@@ -149,6 +152,7 @@ fn dispatch(command: Command) -> Result<()> {
         Command::Perplexity(args) => perplexity::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Doctor(args) => doctor::run(args),
+        Command::Selftest(args) => selftest::run(args),
         Command::Trace(args) => trace::run(args),
         Command::Synth(args) => synth::run(args),
         Command::Pull(args) => hub::pull(args),

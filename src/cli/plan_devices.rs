@@ -22,7 +22,7 @@ pub fn lines(plan: &MemoryPlan, out: &mut Vec<String>) {
     let note = format!("for {n_ctx} tokens of context (-c, -ctk, -ctv)");
     out.push(line("GPU KV cache", plan.kv_bytes, &note));
     let bytes = plan.activation_bytes + plan.work_bytes;
-    out.push(line("GPU buffers", bytes, "activations (-ub), experts on their way"));
+    out.push(line("GPU buffers", bytes, "activations (-ub, -c) and tables"));
     experts(names, plan, out);
     for (i, (name, room)) in names.iter().zip(&plan.devices).enumerate() {
         let note = format!("of {name} stay free");

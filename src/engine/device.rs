@@ -1,6 +1,7 @@
 //! Which devices compute (`--device`): NVIDIA GPUs through their driver, emulated ones in tests, or
 //! none, which is the CPU.
 
+use super::fit;
 use crate::backend::cuda;
 use crate::backend::gpu::emulated::Config;
 use crate::backend::gpu::{Device, DeviceInfo, Emulated};
@@ -150,6 +151,17 @@ fn list(devices: &[Device]) -> String {
 /// "GPU 0 (NVIDIA L4)"
 pub fn name(info: &DeviceInfo) -> String {
     format!("GPU {} ({})", info.index, info.name)
+}
+
+/// Warns where not all of the bytes that were allocated since `free_before` was asked for are in the
+/// device's own memory.
+pub fn warn_of_spill(device: &Device, free_before: u64, allocated: u64) -> Result<()> {
+    let free_after = device.memory()?.free_bytes as u64;
+    match fit::spilled_bytes(free_before, free_after, allocated) {
+        0 => {}
+        bytes => log::warn!("{}: {}", name(device.info()), fit::spill_warning(bytes)),
+    }
+    Ok(())
 }
 
 #[cfg(test)]

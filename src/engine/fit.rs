@@ -54,7 +54,7 @@ pub struct DeviceNeeds {
     pub embedding_bytes: u64,
     /// Activations of a micro-batch.
     pub activation_bytes: u64,
-    /// Tables of slots, and buffers that experts of a prompt stream through: on each device.
+    /// Tables of slots: on each device.
     pub work_bytes: u64,
     /// Of all the model's experts: what a percentage is of.
     pub expert_bytes: u64,

@@ -38,7 +38,6 @@ use crate::{Error, Result};
 use budget::{Place, RamBudget, VramBudget};
 pub use device::DeviceChoice;
 pub use fit::CpuMoe;
-pub use needs::slot_bytes;
 pub use plan::{DevicePart, MemoryPlan};
 pub use profile::{ProfileChoice, ProfileFile};
 use recording::ExpertRecorder;

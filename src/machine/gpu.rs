@@ -1,5 +1,5 @@
-//! Whether there is a GPU's driver: its kernel part and its library. moeba computes on the CPU; a
-//! report of a machine says what else is in it.
+//! Whether there is a GPU's driver: its kernel part and its library, for when one of the two is
+//! missing. What GPUs do is in `device`.
 
 use super::text;
 use std::fs;

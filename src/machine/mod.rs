@@ -1,6 +1,7 @@
 //! What the machine can do, measured or read from the system: the walls that `moeba bench` holds
 //! its figures against, and what `moeba doctor` prints. Nothing here knows of models.
 
+pub mod device;
 pub mod disk;
 pub mod gpu;
 pub mod limits;
@@ -12,6 +13,7 @@ mod rounds;
 mod team;
 mod wall;
 
+pub use device::DeviceRates;
 pub use peak::Peak;
 pub use read_rate::ReadTest;
 pub use rounds::Rounds;

@@ -48,6 +48,8 @@ pub struct DeviceInfo {
     /// Compute capability, (7, 5) for Turing.
     pub compute: (u32, u32),
     pub multiprocessors: u32,
+    /// Of the multiprocessors, at most; 0 where it is not known.
+    pub clock_hz: u64,
     pub memory_bytes: usize,
     /// Shared memory that one block can have, static and dynamic.
     pub shared_bytes_max: u32,

@@ -1,23 +1,36 @@
 //! What is looked at and measured, in that order.
 
-use crate::engine::memory;
+use crate::backend::cuda;
+use crate::engine::device;
+use crate::engine::{DeviceChoice, memory};
+use crate::machine::device::Sizes;
 use crate::machine::disk::{self, Disk};
 use crate::machine::gpu::Gpu;
 use crate::machine::limits::Limits;
 use crate::machine::memory::Memory;
 use crate::machine::processor::Processor;
-use crate::machine::{Peak, ReadTest, Rounds};
+use crate::machine::{DeviceRates, Peak, ReadTest, Rounds};
 use crate::{Result, interrupt, simd};
 use std::path::{Path, PathBuf};
 
 /// A disk that was measured, or why none was.
 pub type DiskFinding = std::result::Result<(PathBuf, Disk), String>;
 
+/// GPUs that were measured, or why none was.
+pub type DeviceFinding = std::result::Result<Devices, String>;
+
+pub struct Devices {
+    pub rates: Vec<DeviceRates>,
+    /// Their rates mean nothing.
+    pub are_emulated: bool,
+}
+
 pub struct Findings {
     pub processor: Processor,
     pub n_logical_cores: usize,
     pub kernels: &'static str,
     pub gpu: Gpu,
+    pub devices: DeviceFinding,
     /// That io_uring works, or why not.
     pub io_uring: std::result::Result<(), String>,
     pub memory: Memory,
@@ -46,8 +59,37 @@ pub fn disk(path: &Path) -> Result<DiskFinding> {
     Ok(Ok((path.canonicalize().unwrap_or_else(|_| path.to_owned()), disk)))
 }
 
+/// The error is about devices that were named; the inner one is that there are none.
+pub fn devices(choice: &DeviceChoice) -> Result<DeviceFinding> {
+    let found = match choice {
+        DeviceChoice::Cpu => return Ok(Err("not asked for (--device cpu)".into())),
+        DeviceChoice::Auto => match cuda::devices() {
+            Ok(found) => found,
+            Err(why) => return Ok(Err(why.to_string())),
+        },
+        _ => device::open(choice)?,
+    };
+    let are_emulated = matches!(choice, DeviceChoice::Emulated(_));
+    let sizes = if are_emulated { Sizes::EMULATED } else { Sizes::GPU };
+    let mut rates = Vec::new();
+    for device in &found {
+        interrupt::check()?;
+        match DeviceRates::measure(device, sizes) {
+            Ok(measured) => rates.push(measured),
+            // One that is full must not hide what else there is to say.
+            Err(why) if *choice == DeviceChoice::Auto => return Ok(Err(why.to_string())),
+            Err(why) => return Err(why),
+        }
+    }
+    Ok(Ok(Devices { rates, are_emulated }))
+}
+
 /// Measures with the numbers of threads that are asked for, or with some up to all cores.
-pub fn machine(threads: Option<Vec<usize>>, disk: DiskFinding) -> Result<Findings> {
+pub fn machine(
+    threads: Option<Vec<usize>>,
+    disk: DiskFinding,
+    devices: DeviceFinding,
+) -> Result<Findings> {
     let n_logical_cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let available_bytes = memory::available_bytes();
     let for_reads = threads.clone().unwrap_or_else(|| thread_counts(n_logical_cores));
@@ -58,6 +100,7 @@ pub fn machine(threads: Option<Vec<usize>>, disk: DiskFinding) -> Result<Finding
         n_logical_cores,
         kernels: simd::kernels().name,
         gpu: Gpu::find(),
+        devices,
         io_uring: disk::uring().map_err(|e| e.to_string()),
         memory: Memory::read(),
         available_bytes,

@@ -1,7 +1,7 @@
 //! Findings as one JSON object. What is not there, not limited or not measured is null.
 
-use super::examine::{DiskFinding, Findings};
-use crate::machine::Rounds;
+use super::examine::{DeviceFinding, DiskFinding, Findings};
+use crate::machine::{DeviceRates, Rounds};
 use serde_json::{Value, json};
 
 pub fn of(found: &Findings) -> Value {
@@ -26,6 +26,7 @@ pub fn of(found: &Findings) -> Value {
             "driver": found.gpu.driver,
             "libcuda": found.gpu.libcuda.as_ref().map(|path| path.display().to_string()),
         },
+        "devices": devices(&found.devices),
         "io_uring": {
             "usable": found.io_uring.is_ok(),
             "why_not": found.io_uring.as_ref().err(),
@@ -54,6 +55,43 @@ fn measured(key: &str, n_threads: usize, rounds: &Rounds) -> Value {
         key: rounds.median(),
         "best": rounds.best(),
         "spread": rounds.spread(),
+    })
+}
+
+fn devices(devices: &DeviceFinding) -> Value {
+    match devices {
+        Err(why) => json!({ "why_not": why, "gpus": [] }),
+        Ok(found) => json!({
+            "emulated": found.are_emulated,
+            "gpus": found.rates.iter().map(device).collect::<Vec<_>>(),
+        }),
+    }
+}
+
+fn device(rates: &DeviceRates) -> Value {
+    let version = |(major, minor): (u32, u32)| format!("{major}.{minor}");
+    let known = |n: u64| (n > 0).then_some(n);
+    let (info, memory) = (&rates.info, &rates.memory);
+    let matvec = rates.matvec.median();
+    json!({
+        "index": info.index,
+        "name": info.name,
+        "compute_capability": version(info.compute),
+        "driver_cuda": version(info.driver),
+        "multiprocessors": info.multiprocessors,
+        "clock_hz": known(info.clock_hz),
+        "total_bytes": memory.total_bytes,
+        "free_bytes": memory.free_bytes,
+        "memory_bytes_per_second": known(info.memory_bytes_per_second),
+        "up_pinned_gb_per_second": rates.up.median(),
+        "up_write_combined_gb_per_second": rates.up_write_combined.median(),
+        "down_pinned_gb_per_second": rates.down.median(),
+        "copy_gb_per_second": rates.copy.median(),
+        "matvec_q4_k_gb_per_second": matvec,
+        "matvec_of_copy": matvec / rates.copy.median(),
+        "matvec_of_memory": rates.of_memory(matvec),
+        "matmul_q4_k_tops": rates.matmul_tops.median(),
+        "int8_peak_tops": rates.int8_peak_tops(),
     })
 }
 

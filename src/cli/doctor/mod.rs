@@ -9,6 +9,7 @@ use super::args::MAX_THREADS;
 use super::out;
 use super::values::{self, Parsed};
 use crate::Result;
+use crate::engine::DeviceChoice;
 use std::path::{Path, PathBuf};
 
 #[derive(clap::Args, Debug)]
@@ -26,6 +27,9 @@ pub struct Args {
     /// Do not measure a disk
     #[arg(long, conflicts_with = "path")]
     no_disk: bool,
+    /// GPUs to measure: auto for those that there are, cuda:N or cuda:0,1; cpu for none
+    #[arg(long, value_name = "DEVICE", default_value = "auto", env = "MOEBA_DEVICE")]
+    device: DeviceChoice,
 }
 
 /// A list is one value of the flag, so it needs a type of its own: clap reads `Vec` as "repeated".
@@ -47,7 +51,8 @@ pub fn run(args: Args) -> Result<()> {
         (None, true) => Err("not asked for (--no-disk)".into()),
         (None, false) => examine::disk(Path::new(".")).unwrap_or_else(|e| Err(e.to_string())),
     };
-    let findings = examine::machine(args.threads.map(|list| list.0), disk)?;
+    let devices = examine::devices(&args.device)?;
+    let findings = examine::machine(args.threads.map(|list| list.0), disk, devices)?;
     if !findings.is_steady() {
         log::warn!("the machine is too busy to measure: its figures differ from round to round");
     }

@@ -1,7 +1,8 @@
 //! Findings as a table.
 
-use super::examine::{DiskFinding, Findings};
-use crate::machine::Rounds;
+use super::examine::{DeviceFinding, DiskFinding, Findings};
+use crate::engine::device;
+use crate::machine::{DeviceRates, Rounds};
 
 pub fn of(found: &Findings) -> String {
     let mut lines = Vec::new();
@@ -23,6 +24,7 @@ pub fn of(found: &Findings) -> String {
         }
     };
     lines.push(line("GPU driver", &gpu));
+    devices(&found.devices, &mut lines);
     let limit = |limit: Option<u64>, text: fn(u64) -> String| limit.map_or("none".into(), text);
     lines.push(line("pinned memory", &limit(found.limits.memlock_bytes, size)));
     lines.push(line("open files", &limit(found.limits.open_files, |n| n.to_string())));
@@ -83,6 +85,57 @@ fn disk(disk: &DiskFinding, out: &mut Vec<String>) {
     };
     out.push(line("", &format!("{:.0} µs for one of 4 KiB; {direct}", disk.latency_us)));
     out.push(line("", &path.display().to_string()));
+}
+
+fn devices(devices: &DeviceFinding, out: &mut Vec<String>) {
+    let found = match devices {
+        Ok(found) => found,
+        Err(why) => return out.push(line("GPU", &format!("not measured: {why}"))),
+    };
+    found.rates.iter().for_each(|rates| device_lines(rates, out));
+    if found.are_emulated {
+        out.push(line("", "an emulated device: its rates mean nothing"));
+    }
+}
+
+fn device_lines(rates: &DeviceRates, out: &mut Vec<String>) {
+    let (info, memory) = (&rates.info, &rates.memory);
+    let ((major, minor), (cuda, cuda_minor)) = (info.compute, info.driver);
+    let text = format!(
+        "{}, compute capability {major}.{minor}, {} multiprocessors, CUDA {cuda}.{cuda_minor}",
+        device::name(info),
+        info.multiprocessors
+    );
+    out.push(line("GPU", &text));
+    let bytes = |bytes: usize| size(bytes as u64);
+    let peak = match info.memory_bytes_per_second {
+        0 => String::new(),
+        peak => format!("; {:.1} GB/s by its clock", peak as f64 / 1e9),
+    };
+    let (total, free) = (bytes(memory.total_bytes), bytes(memory.free_bytes));
+    out.push(line("GPU memory", &format!("{total}, {free} free{peak}")));
+    let gb = |rounds: &Rounds| format!("{:.1} GB/s", rounds.median());
+    let link = format!(
+        "up {} from pinned memory, {} write-combined; down {}",
+        gb(&rates.up),
+        gb(&rates.up_write_combined),
+        gb(&rates.down)
+    );
+    out.push(line("GPU link", &link));
+    let percent = |part: f64| format!("{:.0} %", 100.0 * part);
+    let of_memory = |rounds: &Rounds| {
+        let part = rates.of_memory(rounds.median());
+        part.map_or(String::new(), |part| format!(", {} of its memory", percent(part)))
+    };
+    out.push(line("GPU copy", &format!("{}{}", gb(&rates.copy), of_memory(&rates.copy))));
+    let of_copy = percent(rates.matvec.median() / rates.copy.median());
+    let (rate, of_memory) = (gb(&rates.matvec), of_memory(&rates.matvec));
+    out.push(line("GPU matvec", &format!("q4_k: {rate}, {of_copy} of the copy rate{of_memory}")));
+    let tops = rates.matmul_tops.median();
+    let of_peak = rates.int8_peak_tops().map_or(String::new(), |peak| {
+        format!(", {} of the {peak:.0} of int8 by its clock", percent(tops / peak))
+    });
+    out.push(line("GPU matmul", &format!("q4_k: {tops:.1} TOP/s{of_peak}")));
 }
 
 fn size_of(disk: &crate::machine::disk::Disk) -> String {

@@ -74,6 +74,7 @@ impl Emulated {
                 name: "emulated".into(),
                 compute: (7, 5),
                 multiprocessors: 1,
+                clock_hz: 0,
                 memory_bytes: config.memory_bytes,
                 shared_bytes_max: config.shared_bytes_max,
                 driver: (12, 0),

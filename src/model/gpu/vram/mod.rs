@@ -21,7 +21,7 @@ mod staging;
 mod timer;
 
 pub use fence::Fence;
-pub use layout::{GranuleLayout, Part};
+pub use layout::{GranuleLayout, Part, needs as slots};
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};

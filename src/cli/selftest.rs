@@ -1,0 +1,106 @@
+//! `moeba selftest`: every kernel of a GPU against its twin on the CPU. For those whose answers
+//! look wrong, and for new kinds of GPU.
+
+use super::out;
+use crate::engine::DeviceChoice;
+use crate::engine::device;
+use crate::selftest::{self, Extent, Outcome, Report, Row};
+use crate::{Error, Result, interrupt};
+
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// What to test: auto for the GPUs that there are, cuda, cuda:N, cuda:0,1, or emulated, which is
+    /// the kernels' source on the CPU
+    #[arg(long, value_name = "DEVICE", default_value = "auto", env = "MOEBA_DEVICE")]
+    device: DeviceChoice,
+    /// Small shapes alone
+    #[arg(long)]
+    quick: bool,
+}
+
+pub fn run(args: Args) -> Result<()> {
+    if args.device == DeviceChoice::Cpu {
+        let why = "--device cpu: the CPU is what other devices are tested against";
+        return Err(Error::Usage(why.into()));
+    }
+    let devices = device::open(&args.device)?;
+    if devices.is_empty() {
+        let why = "no GPU was tested, as there is none that can be used: --device emulated tests \
+                   the kernels without one";
+        return Err(Error::Device(why.into()));
+    }
+    let extent = if args.quick { Extent::Quick } else { Extent::Full };
+    let mut n_bad = 0;
+    for device in &devices {
+        let name = device::name(device.info());
+        out::line(&name)?;
+        let report = selftest::run(device, extent, &mut |family| {
+            log::debug!("{family}");
+            interrupt::check()
+        })?;
+        out::line(&text(&report))?;
+        n_bad += report.rows.iter().filter(|row| !row.outcome.is_good()).count();
+    }
+    match n_bad {
+        0 => Ok(()),
+        n => Err(Error::Device(format!("{n} checks failed: answers of this device are wrong"))),
+    }
+}
+
+/// A line a check, and their number.
+fn text(report: &Report) -> String {
+    let mut lines = vec![line("kernel", "format", "shapes", "result")];
+    lines.extend(report.rows.iter().map(|row| {
+        let Row { kernel, format, shapes, outcome } = row;
+        line(kernel, format, &shapes.len().to_string(), &result(outcome, shapes))
+    }));
+    let n_good = report.rows.iter().filter(|row| row.outcome.is_good()).count();
+    lines.push(format!("{n_good} of {} as on the CPU", report.rows.len()));
+    lines.join("\n")
+}
+
+fn line(kernel: &str, format: &str, shapes: &str, result: &str) -> String {
+    format!("{kernel:<20} {format:<11} {shapes:>6}  {result}").trim_end().to_owned()
+}
+
+/// How it came out, and up to which shape.
+fn result(outcome: &Outcome, shapes: &[String]) -> String {
+    let last = shapes.last().map_or("", String::as_str);
+    match outcome {
+        Outcome::Equal => format!("equal bits, up to {last}"),
+        Outcome::Within { error, bound } => {
+            format!("off by {error:.1e} of {bound:.1e}, up to {last}")
+        }
+        Outcome::Differs(what) => format!("DIFFERS at {what}"),
+        Outcome::Failed(why) => format!("FAILED: {why}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_says_how_each_kernel_came_out() {
+        let row = |kernel: &str, format: &str, outcome| Row {
+            kernel: kernel.into(),
+            format: format.into(),
+            shapes: vec!["1×8".into(), "3×5".into()],
+            outcome,
+        };
+        let rows = vec![
+            row("matvec", "Q4_K", Outcome::Equal),
+            row("layer_norm", "f32", Outcome::Within { error: 1.5e-7, bound: 1e-6 }),
+            row("embed", "Q8_0", Outcome::Differs("3×5: 1 of 15, first 2 for 1 at 4".into())),
+            row("rope", "", Outcome::Failed("the GPU is lost".into())),
+        ];
+        let expected = "\
+kernel               format      shapes  result
+matvec               Q4_K             2  equal bits, up to 3×5
+layer_norm           f32              2  off by 1.5e-7 of 1.0e-6, up to 3×5
+embed                Q8_0             2  DIFFERS at 3×5: 1 of 15, first 2 for 1 at 4
+rope                                  2  FAILED: the GPU is lost
+2 of 4 as on the CPU";
+        assert_eq!(text(&Report { rows }), expected);
+    }
+}

@@ -1,0 +1,65 @@
+//! Seeded numbers and weights.
+
+use crate::gguf::TensorType;
+use crate::quant::{self, quantize};
+
+/// A fixed sequence (splitmix64).
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.next() >> 33) as usize % n
+    }
+
+    /// −1 to 1, with a size that varies from value to value.
+    pub fn float(&mut self) -> f32 {
+        let bits = self.next();
+        let unit = (bits >> 40) as f32 / (1 << 23) as f32 - 1.0;
+        unit * [1.0, 1.0, 0.1, 3.0][bits as usize % 4]
+    }
+
+    pub fn floats(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.float()).collect()
+    }
+}
+
+/// Values that are quantised for one matrix, which takes time: its blocks are drawn from theirs.
+const POOL: usize = 8192;
+
+/// Dense rows of blocks in any order: quantised where the engine has a quantiser, else, in the
+/// formats of one and two bits and the grids of three, of any bits with an f16 scale in front that
+/// is finite.
+pub fn weights(ty: TensorType, rows: usize, cols: usize, random: &mut Random) -> Vec<u8> {
+    let mut pool = vec![0; POOL / ty.block_len() * ty.block_bytes()];
+    if quant::can_quantize(ty) {
+        quantize(ty, &random.floats(POOL), &mut pool);
+    } else {
+        pool.chunks_exact_mut(ty.block_bytes()).for_each(|block| any_bits(ty, block, random));
+    }
+    let row = ty.row_bytes(cols as u64).expect("whole blocks") as usize;
+    let mut bytes = vec![0; rows * row];
+    for block in bytes.chunks_exact_mut(ty.block_bytes()) {
+        let drawn = random.below(POOL / ty.block_len());
+        block.copy_from_slice(&pool[drawn * ty.block_bytes()..][..ty.block_bytes()]);
+    }
+    bytes
+}
+
+fn any_bits(ty: TensorType, block: &mut [u8], random: &mut Random) {
+    block.iter_mut().for_each(|byte| *byte = random.next() as u8);
+    if ty == TensorType::IQ1_M {
+        // Its f16 is spread over four bytes; without the exponent's top bit it is below 2.
+        block[55] &= 0xbf;
+    } else {
+        let scale = half::f16::from_f32(0.05 * random.float());
+        block[..2].copy_from_slice(&scale.to_le_bytes());
+    }
+}

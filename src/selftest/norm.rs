@@ -1,0 +1,62 @@
+//! Norms and sums of rows.
+
+use super::bench::Bench;
+use super::data::Random;
+use super::report::Report;
+use crate::Result;
+use crate::backend::gpu::norm::Norm;
+
+/// Of layer norm, whose sums are made in another order than the twin's.
+const LAYER_NORM_BOUND: f64 = 1e-6;
+const EPS: f32 = 1e-6;
+
+pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
+    let norm = Norm::load(&bench.gpu)?;
+    let shapes: Vec<[usize; 2]> =
+        bench.shapes(&[[1, 8], [3, 5], [17, 128], [2, 513], [1, 2500]], &[[512, 4096], [9, 7168]]);
+    let case = |[rows, dim]: [usize; 2]| {
+        let mut random = Random(dim as u64);
+        (random.floats(rows * dim), random.floats(dim), random.floats(dim))
+    };
+    report.row("rms_norm", "f32", |row| {
+        for shape @ [rows, dim] in shapes.iter().copied() {
+            let (x, weight, _) = case(shape);
+            let mut expected = vec![0.0; x.len()];
+            bench.cpu.rms_norm_rows(&x, &weight, EPS, &mut expected);
+            let (x, weight) = (bench.up_f32(&x)?, bench.up_f32(&weight)?);
+            let out = bench.empty(x.len())?;
+            norm.rms_norm_rows(&bench.stream, x.all(), weight.all(), EPS, out.all())?;
+            row.bits(format!("{rows}×{dim}"), &bench.down_f32(&out)?, &expected);
+            norm.rms_norm_heads(&bench.stream, x.all(), weight.all(), EPS)?;
+            row.bits(format!("{rows}×{dim} in place"), &bench.down_f32(&x)?, &expected);
+        }
+        Ok(())
+    });
+    report.row("layer_norm", "f32", |row| {
+        for shape @ [rows, dim] in shapes.iter().copied() {
+            let (x, weight, bias) = case(shape);
+            let mut expected = vec![0.0; x.len()];
+            bench.cpu.layer_norm_rows(&x, (&weight, &bias), EPS, &mut expected);
+            let [x, weight, bias] = [&x, &weight, &bias].map(|v| bench.up_f32(v));
+            let (x, weight, bias) = (x?, weight?, bias?);
+            let out = bench.empty(x.len())?;
+            let affine = (weight.all(), bias.all());
+            norm.layer_norm_rows(&bench.stream, x.all(), affine, EPS, out.all())?;
+            let got = bench.down_f32(&out)?;
+            row.near(format!("{rows}×{dim}"), &got, &expected, LAYER_NORM_BOUND);
+        }
+        Ok(())
+    });
+    report.row("add_scaled", "f32", |row| {
+        for n in bench.shapes(&[1, 777], &[1 << 20]) {
+            let mut random = Random(n as u64);
+            let (mut acc, x) = (random.floats(n), random.floats(n));
+            let (acc_up, x_up) = (bench.up_f32(&acc)?, bench.up_f32(&x)?);
+            norm.add_scaled(&bench.stream, acc_up.all(), 0.37, x_up.all())?;
+            bench.cpu.add_scaled(&mut acc, 0.37, &x);
+            row.bits(n, &bench.down_f32(&acc_up)?, &acc);
+        }
+        Ok(())
+    });
+    Ok(())
+}

@@ -1,0 +1,193 @@
+//! What was compared, and how it came out.
+
+use crate::{Error, Result};
+
+/// One kernel and format.
+#[derive(Clone, Debug)]
+pub struct Row {
+    pub kernel: String,
+    pub format: String,
+    pub shapes: Vec<String>,
+    pub outcome: Outcome,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    /// All bits are the twin's.
+    Equal,
+    /// The largest error, as a part of the largest value, and what it may be.
+    Within { error: f64, bound: f64 },
+    /// The first difference.
+    Differs(String),
+    /// The device's sentence.
+    Failed(String),
+}
+
+impl Outcome {
+    pub fn is_good(&self) -> bool {
+        matches!(self, Outcome::Equal | Outcome::Within { .. })
+    }
+}
+
+#[derive(Debug, Default)]
+pub struct Report {
+    pub rows: Vec<Row>,
+}
+
+impl Report {
+    /// Whether every kernel does what it should, and there are any.
+    pub fn is_clean(&self) -> bool {
+        !self.rows.is_empty() && self.rows.iter().all(|row| row.outcome.is_good())
+    }
+
+    /// A row that `compare` fills with a shape at a time. A device that fails fails the row, and
+    /// the next one begins.
+    pub fn row(
+        &mut self,
+        kernel: &str,
+        format: impl ToString,
+        compare: impl FnOnce(&mut Row) -> Result<()>,
+    ) {
+        let (kernel, format) = (kernel.to_owned(), format.to_string());
+        let mut row = Row { kernel, format, shapes: Vec::new(), outcome: Outcome::Equal };
+        if let Err(error) = compare(&mut row) {
+            row.outcome = Outcome::Failed(error.to_string());
+        } else if row.shapes.is_empty() {
+            row.outcome = Outcome::Failed("nothing was compared".into());
+        }
+        self.rows.push(row);
+    }
+
+    /// A family that could not begin.
+    pub fn failed(&mut self, family: &str, error: &Error) {
+        self.row(family, "", |_| Err(Error::Device(error.to_string())));
+    }
+}
+
+impl Row {
+    /// Numbers whose bits are to be the twin's. Every NaN is one: which one an operation gives is
+    /// the processor's to say.
+    pub fn bits(&mut self, shape: impl ToString, got: &[f32], expected: &[f32]) {
+        let bits = |x: &[f32]| -> Vec<u32> {
+            x.iter().map(|x| if x.is_nan() { f32::NAN } else { *x }.to_bits()).collect()
+        };
+        let (got, expected) = (bits(got), bits(expected));
+        self.equal(shape, &got, &expected, |bits| format!("{:e}", f32::from_bits(*bits)));
+    }
+
+    /// Whole numbers, which are to be the twin's.
+    pub fn words<T: PartialEq + ToString>(
+        &mut self,
+        shape: impl ToString,
+        got: &[T],
+        expected: &[T],
+    ) {
+        self.equal(shape, got, expected, T::to_string);
+    }
+
+    fn equal<T: PartialEq>(
+        &mut self,
+        shape: impl ToString,
+        got: &[T],
+        expected: &[T],
+        text: impl Fn(&T) -> String,
+    ) {
+        let shape = self.begin(shape);
+        if got.len() != expected.len() {
+            let (got, expected) = (got.len(), expected.len());
+            return self.differs(format!("{shape}: {got} values for {expected}"));
+        }
+        let wrong: Vec<usize> = (0..got.len()).filter(|i| got[*i] != expected[*i]).collect();
+        if let Some(&i) = wrong.first() {
+            let (n, of) = (wrong.len(), got.len());
+            let (got, expected) = (text(&got[i]), text(&expected[i]));
+            self.differs(format!("{shape}: {n} of {of}, first {got} for {expected} at {i}"));
+        }
+    }
+
+    /// Numbers that may differ by `bound` times the largest that is expected.
+    pub fn near(&mut self, shape: impl ToString, got: &[f32], expected: &[f32], bound: f64) {
+        let shape = self.begin(shape);
+        let largest = expected.iter().fold(0.0f64, |max, x| max.max(f64::from(x.abs())));
+        let scale = largest.max(f64::MIN_POSITIVE);
+        let errors = got.iter().zip(expected).map(|(g, e)| f64::from((g - e).abs()) / scale);
+        // Not `f64::max`, which has no eye for NaN.
+        let worst = errors.fold(0.0f64, |max, x| if x > max || x.is_nan() { x } else { max });
+        let good = got.len() == expected.len() && worst <= bound;
+        match self.outcome {
+            _ if !good => self.differs(format!("{shape}: off by {worst:.1e} of {bound:.1e}")),
+            Outcome::Equal => self.outcome = Outcome::Within { error: worst, bound },
+            Outcome::Within { error, .. } => {
+                self.outcome = Outcome::Within { error: error.max(worst), bound };
+            }
+            _ => {}
+        }
+    }
+
+    fn begin(&mut self, shape: impl ToString) -> String {
+        self.shapes.push(shape.to_string());
+        shape.to_string()
+    }
+
+    /// The first difference counts.
+    fn differs(&mut self, what: String) {
+        if self.outcome.is_good() {
+            self.outcome = Outcome::Differs(what);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outcome(compare: impl FnOnce(&mut Row)) -> Outcome {
+        let mut report = Report::default();
+        report.row("k", "f32", |row| {
+            compare(row);
+            Ok(())
+        });
+        assert_eq!(report.is_clean(), report.rows[0].outcome.is_good());
+        report.rows.swap_remove(0).outcome
+    }
+
+    fn text(outcome: Outcome) -> String {
+        match outcome {
+            Outcome::Differs(text) | Outcome::Failed(text) => text,
+            good => panic!("{good:?}"),
+        }
+    }
+
+    #[test]
+    fn bits_are_equal_or_the_first_difference_is_told() {
+        assert_eq!(outcome(|row| row.bits("2", &[1.0, -0.0], &[1.0, -0.0])), Outcome::Equal);
+        let nan = f32::from_bits(0xffc0_0001);
+        assert_eq!(outcome(|row| row.bits("1", &[nan], &[f32::NAN])), Outcome::Equal);
+        let zeros = text(outcome(|row| row.bits("3", &[0.0, -0.0, 2.0], &[0.0, 0.0, 1.5])));
+        assert_eq!(zeros, "3: 2 of 3, first -0e0 for 0e0 at 1");
+        assert!(text(outcome(|row| row.bits("2", &[1.0], &[1.0, 2.0]))).contains("1 values for 2"));
+        let both = outcome(|row| {
+            row.words("a", &[1u32], &[2]);
+            row.words("b", &[1u32], &[1]);
+        });
+        assert!(text(both).starts_with("a: "));
+    }
+
+    #[test]
+    fn errors_are_parts_of_the_largest_value() {
+        let near = |got: &[f32], bound| outcome(|row| row.near("s", got, &[4.0, 1.0], bound));
+        assert_eq!(near(&[4.0, 1.5], 0.125), Outcome::Within { error: 0.125, bound: 0.125 });
+        assert!(text(near(&[4.0, 1.5], 0.1)).contains("1.2e-1 of 1.0e-1"));
+        assert!(!near(&[4.0, f32::NAN], 0.1).is_good());
+        assert!(!near(&[4.0], 0.1).is_good());
+    }
+
+    #[test]
+    fn nothing_compared_is_nothing_shown() {
+        assert!(text(outcome(|_| ())).contains("nothing"));
+        assert!(!Report::default().is_clean());
+        let mut report = Report::default();
+        report.failed("norm", &Error::Device("lost".into()));
+        assert_eq!(report.rows[0].outcome, Outcome::Failed("lost".into()));
+    }
+}

@@ -1,0 +1,93 @@
+//! Where chosen experts lie, looked up on the device.
+
+use super::bench::Bench;
+use super::data::Random;
+use super::report::{Report, Row};
+use crate::Result;
+use crate::backend::cpu::router::{NO_EXPERT, Route};
+use crate::backend::gpu::slots::{Lookup, Resolve};
+
+const PASS: u32 = 9;
+/// What `go` was before.
+const BEFORE: u32 = 8;
+
+pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
+    let resolve = Resolve::load(&bench.gpu)?;
+    report.row("resolve_slots", "", |row| {
+        // (pairs, experts, granules)
+        for shape in bench.shapes(&[(1, 1, 1), (33, 60, 2)], &[(4096, 512, 8)]) {
+            compare(bench, &resolve, row, shape, false)?;
+            compare(bench, &resolve, row, shape, true)?;
+        }
+        Ok(())
+    });
+    report.row("limit_experts", "", |row| {
+        // (experts, tokens, capacity)
+        for (n, tokens, capacity) in bench.shapes(&[(4, 50, 3), (3, 7, 100)], &[(128, 2048, 9)]) {
+            let mut random = Random(n as u64);
+            let chosen: Vec<u32> = (0..tokens).map(|_| random.below(n) as u32).collect();
+            let up = bench.up_u32(&chosen)?;
+            resolve.limit(&bench.stream, up.all(), n, capacity)?;
+            let mut route = Route::default();
+            (route.k, route.n_experts, route.chosen) = (1, n, chosen);
+            route.limit(capacity);
+            let shape = format!("{tokens} of {n}, {capacity} each");
+            row.words(shape, &bench.down_u32(&up)?, &route.chosen);
+        }
+        Ok(())
+    });
+    Ok(())
+}
+
+/// A look-up where all experts are whole, or where some are not.
+fn compare(
+    bench: &Bench,
+    resolve: &Resolve,
+    row: &mut Row,
+    (pairs, n_experts, n_granules): (usize, usize, usize),
+    is_whole: bool,
+) -> Result<()> {
+    let mut random = Random(pairs as u64);
+    let mut table: Vec<u64> = (1..=(n_experts * n_granules) as u64).map(|i| i << 20).collect();
+    if !is_whole {
+        table.iter_mut().for_each(|place| *place *= u64::from(random.below(4) > 0));
+    }
+    let choose = |random: &mut Random| match random.below(7) {
+        0 => NO_EXPERT,
+        _ => random.below(n_experts) as u32,
+    };
+    let chosen: Vec<u32> = (0..pairs).map(|_| choose(&mut random)).collect();
+    let places = |expert: &u32| -> Option<&[u64]> {
+        let whole = |places: &&[u64]| places.iter().all(|place| *place != 0);
+        let row = table.get(*expert as usize * n_granules..)?.get(..n_granules);
+        row.filter(whole)
+    };
+    let none = vec![0; n_granules];
+    let expected: Vec<u64> =
+        chosen.iter().flat_map(|e| places(e).unwrap_or(&none).to_vec()).collect();
+    let lacks = |e: &&u32| **e != NO_EXPERT && places(e).is_none();
+    let n_missing = chosen.iter().filter(lacks).count() as u32;
+
+    let (chosen, table_up) = (bench.up_u32(&chosen)?, bench.up_u64(&table)?);
+    let granules = bench.empty(8 * pairs * n_granules)?;
+    let [missing, pass, go] = [77, PASS, BEFORE].map(|word| bench.up_u32(&[word]));
+    let (missing, pass, go) = (missing?, pass?, go?);
+    let lookup = Lookup {
+        chosen: chosen.all(),
+        table: table_up.all(),
+        n_experts,
+        n_granules,
+        granules: granules.all(),
+        missing: missing.all(),
+        pass: pass.all(),
+        go: go.all(),
+    };
+    // SAFETY: the ids are below the number of experts, or none.
+    unsafe { resolve.launch(&bench.stream, &lookup) }?;
+    let shape = format!("{pairs} of {n_experts}×{n_granules}");
+    row.words(&shape, &bench.down_u64(&granules)?, &expected);
+    let words = [bench.down_u32(&missing)?, bench.down_u32(&go)?].concat();
+    let go = if n_missing == 0 { PASS } else { BEFORE };
+    row.words(format!("{shape}: missing, go"), &words, &[n_missing, go]);
+    Ok(())
+}

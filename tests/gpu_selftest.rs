@@ -1,0 +1,32 @@
+//! The self-test finds nothing on the emulated device, which the other tests hold to the CPU's
+//! bits, and something where a device is lost.
+
+use moeba::backend::gpu::Emulated;
+use moeba::backend::gpu::emulated::{Config, Faults};
+use moeba::selftest::{self, Extent, Outcome, Report};
+
+fn report(config: &Config) -> Report {
+    let device = Emulated::devices(config).unwrap().swap_remove(0);
+    selftest::run(&device, Extent::Quick, &mut |_| Ok(())).unwrap()
+}
+
+#[test]
+fn the_emulated_device_is_clean() {
+    let report = report(&Config { seed: 3, ..Config::default() });
+    let bad: Vec<_> = report.rows.iter().filter(|row| !row.outcome.is_good()).collect();
+    assert!(report.is_clean(), "{bad:#?}");
+    assert!(report.rows.len() > 150, "{}", report.rows.len());
+    // All but layer norm, whose sums are made in another order.
+    let near = report.rows.iter().filter(|row| matches!(row.outcome, Outcome::Within { .. }));
+    assert_eq!(near.map(|row| row.kernel.as_str()).collect::<Vec<_>>(), ["layer_norm"]);
+}
+
+#[test]
+fn a_device_that_is_lost_fails_what_comes_after() {
+    let faults = Faults { lost_at_op: Some(100), ..Faults::default() };
+    let report = report(&Config { faults, ..Config::default() });
+    assert!(!report.is_clean());
+    let failed = |outcome: &Outcome| matches!(outcome, Outcome::Failed(_));
+    let first = report.rows.iter().position(|row| failed(&row.outcome)).unwrap();
+    assert!(first > 0 && report.rows[first..].iter().all(|row| failed(&row.outcome)));
+}
