@@ -6,7 +6,7 @@ use super::acts::GpuActs;
 use super::experts::{Biases, Few, Grouped, Site, device_shape, is_grouped};
 use super::forward::Tools;
 use super::pass::Pass;
-use super::placement::Placing;
+use super::placement::{Moment, Placer, p_hit};
 use super::room::Place;
 use super::staging::{Staging, floats, words};
 use super::vram::{Fence, Placed, Vram};
@@ -20,6 +20,7 @@ use crate::experts::{Access, Work};
 use crate::model::ffn::granules;
 use crate::model::forward::Buffers;
 use crate::model::weights::FfnWeights;
+use crate::policy::{Missing, Schedule};
 use std::ops::Range;
 use std::time::Instant;
 
@@ -40,7 +41,9 @@ pub struct Hybrid {
     work: Work,
     /// Granules of `work` that have not been handed out.
     left: usize,
-    pub placing: Placing,
+    placer: Placer,
+    missing: Vec<Missing>,
+    schedule: Schedule,
 }
 
 /// One layer's call.
@@ -58,6 +61,11 @@ struct Call<'a> {
 }
 
 impl Hybrid {
+    /// `cpu_share`: see `GpuOptions`.
+    pub fn new(cpu_share: Option<f32>) -> Hybrid {
+        Hybrid { placer: Placer::new(cpu_share), ..Hybrid::default() }
+    }
+
     /// Gives back what a pass that failed had acquired. The device has been waited for.
     pub fn give_up(&mut self, vram: &Vram) {
         vram.release(&mut self.work, None);
@@ -74,16 +82,37 @@ impl Hybrid {
         }
     }
 
-    fn divide(&mut self, vram: Option<&Vram>, l: usize, access: Access) {
+    /// Who computes what: the device what it has, and of the rest what is there sooner.
+    fn divide(&mut self, vram: Option<&Vram>, l: usize) {
+        self.gpu.clear();
+        self.cpu.clear();
         let Some(vram) = vram else {
-            self.gpu.clear();
-            self.cpu.clone_from(&self.all.experts);
+            self.cpu.extend(&self.all.experts);
             return;
         };
-        let all = &self.all;
-        let tokens = |(slot, expert): (usize, &u32)| (*expert, all.pairs(slot).len());
-        let experts = all.experts.iter().enumerate().map(tokens);
-        self.placing.place(vram, l, access, experts, &mut self.gpu, &mut self.cpu);
+        self.missing.clear();
+        for (slot, &expert) in self.all.experts.iter().enumerate() {
+            if vram.is_whole(l, expert) {
+                self.gpu.push(expert);
+                continue;
+            }
+            let n_tokens = self.all.pairs(slot).len() as f64;
+            self.missing.push(Missing { expert, n_tokens });
+        }
+        if self.missing.is_empty() {
+            return;
+        }
+        let moment = Moment {
+            missing: &self.missing,
+            predicted: &[],
+            load_ns: vram.load_ns(l),
+            delay_ns: vram.delay_ns(),
+            attention_ns: 0.0,
+            p_hit: p_hit(&vram.counters()),
+        };
+        self.placer.place(&moment, &mut self.schedule);
+        self.gpu.extend(&self.schedule.upload);
+        self.cpu.extend(&self.schedule.cpu);
     }
 }
 
@@ -96,7 +125,7 @@ impl<'a> Pass<'a> {
         hybrid.group(routing.k, routing.n_experts);
         let access = if self.n > 1 { Access::Prompt } else { Access::Decode };
         let vram = self.vram(l);
-        hybrid.divide(vram, l, access);
+        hybrid.divide(vram, l);
         let is_grouped = is_grouped(&w.expert, self.n);
         let n_pairs = if is_grouped { hybrid.all.n_pairs() } else { self.n * routing.k };
         let (site, granules) = (self.site(), &f.granules);
@@ -129,7 +158,7 @@ impl<'a> Pass<'a> {
         let late = b.route.chosen.iter().map(|e| if is_there(*e) { NO_EXPERT } else { *e });
         hybrid.chosen.extend(late);
         hybrid.group(routing.k, routing.n_experts);
-        hybrid.divide(vram, l, Access::Decode);
+        hybrid.divide(vram, l);
         let site = Site { stream: &ahead.late, inner: &f.late_inner, inner_acts: &f.late_acts };
         let acts = self.acts_at(l);
         let call =
@@ -302,7 +331,8 @@ impl<'a> Pass<'a> {
         };
         store.release(&mut f.work);
         computed?;
-        hybrid.placing.computed(demand.n_pairs(), demand.experts.len(), start.elapsed());
+        let (n, ns) = (demand.experts.len(), start.elapsed().as_nanos() as f64);
+        hybrid.placer.cpu.observe(demand.n_pairs().div_ceil(n), ns / n as f64);
         // Pairs of an expert lie side by side here, and so they do there if they are grouped.
         let partial = self.slice(&self.places().ffn.partial);
         for (slot, expert) in demand.experts.iter().enumerate() {

@@ -14,7 +14,7 @@ mod layers;
 mod mixer;
 mod ops;
 mod pass;
-mod placement;
+pub mod placement;
 mod room;
 mod staging;
 pub mod vram;
@@ -125,8 +125,7 @@ impl Model {
             + 4 * self.n_vocab() * super::forward::LOGITS_TOKENS.min(n)
             + (4 << 10);
         let staging = Staging::new(gpu, STAGING_BYTES.max(4 * n * row), down)?;
-        let mut hybrid = Hybrid::default();
-        hybrid.placing.share = options.cpu_share;
+        let hybrid = Hybrid::new(options.cpu_share);
         let layouts = layouts.collect();
         let parts =
             Parts { stream, ops, places, room, weights, tables, layers, head, layouts, vram };

@@ -1,45 +1,205 @@
-//! Which experts of a layer the device computes and which the CPU: those that the device lacks go
-//! wherever they are done first (PreScope, section 4.3: PreSched), by costs measured as the engine
-//! runs.
+//! Who computes what a decode layer misses in VRAM: PreSched (PreScope, section 4.3) at work with
+//! what this machine's CPU and link were measured to take. Pure: it reads no clock and moves
+//! nothing.
 
-use super::vram::Vram;
-use crate::experts::Access;
-use std::time::Duration;
+mod cpu_timer;
 
-/// Decides, and learns what things take.
-#[derive(Default)]
-pub struct Placing {
-    /// The part of the experts that goes to the CPU whatever anything costs, for tests.
-    pub share: Option<f32>,
-    /// ns a token of an expert on the CPU, and tokens seen.
-    cpu_ns: f64,
+pub use cpu_timer::CpuTimer;
+
+use crate::experts::Counters;
+use crate::policy::{Missing, Placement, PreSched, Schedule, Timer, View};
+
+/// How often a prefetch is taken to be needed before any was.
+const P_HIT_UNKNOWN: f64 = 0.5;
+
+/// What a layer misses, and how things are when that is known.
+#[derive(Clone, Copy, Debug)]
+pub struct Moment<'a> {
+    /// Of the layer itself, distinct, in any order.
+    pub missing: &'a [Missing],
+    /// Of the layers that follow, the nearest first, as far as predicted; they compete for the
+    /// link.
+    pub predicted: &'a [Vec<Missing>],
+    /// Bringing one expert, ns; `None` while that is not known.
+    pub load_ns: Option<f64>,
+    /// What is left of the transfers that are running, ns.
+    pub delay_ns: f64,
+    /// A layer's attention, ns.
+    pub attention_ns: f64,
+    /// How often a prefetch has been needed so far.
+    pub p_hit: f64,
 }
 
-impl Placing {
-    /// Divides the experts of a demand, (expert, tokens) each.
-    pub fn place(
-        &mut self,
-        vram: &Vram,
-        layer: usize,
-        access: Access,
-        experts: impl Iterator<Item = (u32, usize)>,
-        gpu: &mut Vec<u32>,
-        cpu: &mut Vec<u32>,
-    ) {
-        gpu.clear();
-        cpu.clear();
-        for (expert, _) in experts {
-            let mixed = expert.wrapping_mul(0x9e37_79b9) >> 8;
-            let forced = self.share.map(|share| (mixed as f32) < share * (1 << 24) as f32);
-            let to_cpu =
-                forced.unwrap_or(access == Access::Decode && !vram.is_whole(layer, expert));
-            if to_cpu { cpu.push(expert) } else { gpu.push(expert) }
+/// By bytes, as the tier has counted them.
+pub fn p_hit(counters: &Counters) -> f64 {
+    let Counters { prefetch_used_bytes: used, prefetch_wasted_bytes: wasted, .. } = *counters;
+    match used + wasted {
+        0 => P_HIT_UNKNOWN,
+        all => used as f64 / all as f64,
+    }
+}
+
+/// Decides layer by layer.
+#[derive(Default)]
+pub struct Placer {
+    pub cpu: CpuTimer,
+    /// For tests: the share of experts that go to the CPU, from 0 to 1, whatever things take.
+    share: Option<f32>,
+    presched: PreSched,
+}
+
+impl Placer {
+    pub fn new(share: Option<f32>) -> Placer {
+        assert!(share.is_none_or(|share| (0.0..=1.0).contains(&share)), "{share:?}");
+        Placer { share, ..Placer::default() }
+    }
+
+    /// Replaces the contents of `out`: each missing expert is in `upload` or in `cpu`.
+    pub fn place(&mut self, moment: &Moment, out: &mut Schedule) {
+        let Moment { missing, predicted, load_ns, delay_ns, attention_ns, p_hit } = *moment;
+        if let Some(share) = self.share {
+            return split(missing, out, |m| on_cpu(m.expert, share));
+        }
+        let (Some((a, b)), Some(load_ns)) = (self.cpu.fit(), load_ns) else {
+            return self.try_out(moment, out);
+        };
+        let timer = Timer { cpu_token_ns: a, cpu_start_ns: b, load_ns, attention_ns };
+        let view = View { timer, current: missing, predicted, delay_ns, p_hit };
+        self.presched.place(&view, out);
+    }
+
+    /// What takes an unknown time gets one expert, so that it is known: the CPU the lightest, the
+    /// link the heaviest. Alone, an expert goes to the CPU first.
+    fn try_out(&self, moment: &Moment, out: &mut Schedule) {
+        let Moment { missing, load_ns, .. } = *moment;
+        let weight = |m: &&Missing| (m.n_tokens, std::cmp::Reverse(m.expert));
+        let by_weight = |a: &&Missing, b: &&Missing| {
+            weight(a).partial_cmp(&weight(b)).expect("tokens are numbers")
+        };
+        let heaviest = missing.iter().max_by(by_weight).map(|m| m.expert);
+        let lightest = missing.iter().min_by(by_weight).map(|m| m.expert);
+        match (self.cpu.fit(), load_ns) {
+            (None, Some(_)) => split(missing, out, |m| Some(m.expert) == lightest),
+            (None, None) if missing.len() < 2 => split(missing, out, |_| true),
+            _ => split(missing, out, |m| Some(m.expert) != heaviest),
+        }
+    }
+}
+
+fn split(missing: &[Missing], out: &mut Schedule, on_cpu: impl Fn(&Missing) -> bool) {
+    *out = Schedule::default();
+    for m in missing {
+        let list = if on_cpu(m) { &mut out.cpu } else { &mut out.upload };
+        list.push(m.expert);
+    }
+}
+
+/// The same experts at every step, and more of them for a larger share: multiples of the golden
+/// ratio fill the unit interval evenly.
+fn on_cpu(expert: u32, share: f32) -> bool {
+    const GOLDEN: u32 = 0x9e37_79b9;
+    let at = f64::from(expert.wrapping_mul(GOLDEN)) / (1u64 << 32) as f64;
+    at < f64::from(share)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn missing(tokens: &[u32]) -> Vec<Missing> {
+        let missing =
+            |(expert, n): (usize, &u32)| Missing { expert: expert as u32, n_tokens: f64::from(*n) };
+        tokens.iter().enumerate().map(missing).collect()
+    }
+
+    fn moment(missing: &[Missing], load_ns: Option<f64>) -> Moment<'_> {
+        let (delay_ns, attention_ns, p_hit) = (0.0, 30.0, 0.5);
+        Moment { missing, predicted: &[], load_ns, delay_ns, attention_ns, p_hit }
+    }
+
+    fn place(placer: &mut Placer, moment: &Moment) -> (Vec<u32>, Vec<u32>) {
+        let mut out = Schedule { cpu: vec![99], upload: vec![99], prefetch: vec![(9, 9)] };
+        placer.place(moment, &mut out);
+        assert_eq!(out.prefetch, []);
+        (out.cpu, out.upload)
+    }
+
+    #[test]
+    fn measured_costs_decide() {
+        let mut placer = Placer::default();
+        for n in [1, 2, 20, 30] {
+            placer.cpu.observe(n, 10.0 * n as f64 + 20.0);
+        }
+        let missing = missing(&[1, 30, 2, 20]);
+        // As in PreSched's own test: 100 < 610 and 200 < 290, but not 300 < 70.
+        let (cpu, upload) = place(&mut placer, &moment(&missing, Some(100.0)));
+        assert_eq!((cpu, upload), (vec![2, 0], vec![1, 3]));
+        // A slow link leaves all to the CPU, one that costs nothing takes all.
+        let (cpu, _) = place(&mut placer, &moment(&missing, Some(1e6)));
+        assert_eq!(cpu.len(), 4);
+        let (cpu, _) = place(&mut placer, &moment(&missing, Some(0.001)));
+        assert_eq!(cpu.len(), 0);
+    }
+
+    #[test]
+    fn what_is_not_known_is_tried_with_one_expert() {
+        let mut placer = Placer::default();
+        let three = missing(&[5, 7, 1]);
+        assert_eq!(place(&mut placer, &moment(&three, None)), (vec![0, 2], vec![1]));
+        assert_eq!(place(&mut placer, &moment(&three[..1], None)), (vec![0], vec![]));
+        assert_eq!(place(&mut placer, &moment(&three, Some(50.0))), (vec![2], vec![0, 1]));
+        placer.cpu.observe(1, 10.0);
+        assert_eq!(place(&mut placer, &moment(&three, None)), (vec![0, 2], vec![1]));
+        assert_eq!(place(&mut placer, &moment(&three[..1], None)), (vec![], vec![0]));
+        assert_eq!(place(&mut placer, &moment(&[], None)), (vec![], vec![]));
+    }
+
+    #[test]
+    fn a_share_is_kept_whatever_things_take() {
+        let all = missing(&[1; 128]);
+        let mut before: Vec<u32> = Vec::new();
+        for share in [0.0, 0.1, 0.25, 0.5, 0.75, 1.0] {
+            let mut placer = Placer::new(Some(share));
+            placer.cpu.observe(1, 1.0);
+            let (cpu, upload) = place(&mut placer, &moment(&all, Some(1e9)));
+            assert!((cpu.len() as f32 - 128.0 * share).abs() <= 2.0, "{share}: {}", cpu.len());
+            assert_eq!(cpu.len() + upload.len(), 128);
+            // By id, and no expert changes sides when the share grows.
+            assert!(before.iter().all(|expert| cpu.contains(expert)));
+            let (some, _) = place(&mut placer, &moment(&all[5..9], None));
+            assert!((5..9).all(|expert| some.contains(&expert) == cpu.contains(&expert)));
+            before = cpu;
         }
     }
 
-    /// The CPU has computed `n_experts` for `n_pairs` in this time.
-    pub fn computed(&mut self, n_pairs: usize, n_experts: usize, took: Duration) {
-        let _ = n_experts;
-        self.cpu_ns = took.as_nanos() as f64 / n_pairs.max(1) as f64;
+    #[test]
+    fn prefetches_are_judged_by_what_became_of_them() {
+        assert_eq!(p_hit(&Counters::default()), 0.5);
+        let (prefetch_used_bytes, prefetch_wasted_bytes) = (30, 10);
+        let counters =
+            Counters { prefetch_used_bytes, prefetch_wasted_bytes, ..Counters::default() };
+        assert_eq!(p_hit(&counters), 0.75);
+    }
+
+    proptest! {
+        #[test]
+        fn each_expert_goes_to_one_of_both(
+            tokens in prop::collection::vec(1u32..40, 0..12),
+            observed in prop::collection::vec((1usize..40, 0.0f64..1e6), 0..8),
+            load_ns in prop::option::of(0.1f64..1e6),
+            delay_ns in 0.0f64..1e6,
+            share in prop::option::of(0.0f32..=1.0),
+        ) {
+            let missing = missing(&tokens);
+            let mut placer = Placer::new(share);
+            observed.iter().for_each(|(n, ns)| placer.cpu.observe(*n, *ns));
+            let moment = Moment { delay_ns, ..moment(&missing, load_ns) };
+            let (cpu, upload) = place(&mut placer, &moment);
+            let mut all = [&cpu[..], &upload].concat();
+            all.sort_unstable();
+            prop_assert_eq!(all, (0..tokens.len() as u32).collect::<Vec<_>>());
+            prop_assert_eq!((cpu, upload), place(&mut placer, &moment));
+        }
     }
 }

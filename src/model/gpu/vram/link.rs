@@ -14,9 +14,9 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use super::core::Core;
 use super::feed::Feed;
 use super::layout::Part;
+use super::shared::Core;
 use super::staging::Staging;
 use crate::backend::gpu::{Device, Event, PinnedKind, Stream};
 use crate::experts::tier::{Fault, Ticket};

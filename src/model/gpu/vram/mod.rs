@@ -12,11 +12,11 @@
 //! without the host, so a layer whose kernels wait for a word of the host's is thawed after that
 //! word. And who holds granules of the tier below must not wait for granules here.
 
-mod core;
 mod feed;
 mod fence;
 mod layout;
 mod link;
+mod shared;
 mod staging;
 mod timer;
 
@@ -32,9 +32,9 @@ use crate::experts::tier::{Fault, Stop, Tier};
 use crate::experts::{Access, Counters, ExpertStore, Handed, LayerExperts, Needs, TierPlan, Work};
 use crate::policy::{Event, Expert, Policy, PolicySpec, Profile};
 use crate::{Error, Result, interrupt};
-use core::{Core, Layer, Layers, Pieces};
 use fence::Fences;
 use link::Link;
+use shared::{Core, Layer, Layers, Pieces};
 use timer::LinkTimer;
 
 /// How to keep experts in VRAM.
