@@ -178,6 +178,7 @@ impl Case {
             scale,
             sinks: None,
             bias: None,
+            prompt: false,
         };
         let work = bench.empty(Attention::work_bytes(n_head, dim, n_ctx, tokens))?;
         let (q, out) = (bench.up_f32(&self.q)?, bench.empty(4 * expected.len())?);
