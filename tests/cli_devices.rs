@@ -37,7 +37,7 @@ fn a_dry_run_says_what_is_on_the_device() {
     for flag in ["-ngl", "-c", "-ub", "--vram", "-ot"] {
         assert!(plan.contains(flag), "no {flag} in\n{plan}");
     }
-    let parts = ["GPU layers", "GPU output", "GPU embedding", "GPU KV cache", "GPU buffers"];
+    let parts = ["GPU layers", "GPU output", "GPU KV cache", "GPU buffers"];
     let parts: f64 = parts.iter().map(|part| row(plan, part).0).sum();
     let together = row(plan, "GPU together").0;
     let experts = row(plan, "GPU experts");
@@ -52,6 +52,25 @@ fn a_dry_run_says_what_is_on_the_device() {
     let notes: Vec<usize> = plan.lines().filter_map(|l| l.find(" MiB  ")).collect();
     assert!(notes.len() == plan.lines().count() && notes.iter().all(|n| *n == notes[0]), "{plan}");
     assert!(stderr(&out).contains("emulated device is for tests"), "{}", stderr(&out));
+}
+
+/// What is taken is what was planned, or a little less.
+#[test]
+fn no_more_is_taken_than_planned() {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/moeba-demo.gguf");
+    for path in [&demo, &model().path] {
+        for flags in [&["-c", "40"][..], &["-c", "40", "-ub", "7"], &["-c", "40", "-ngl", "2"]] {
+            let mut command = moeba();
+            command.arg("run").arg(path).args(["-v", "-p", "a", "-no-cnv", "-n", "1"]);
+            let out = command.args(EMULATED).args(flags).output().unwrap();
+            succeeded(&out);
+            let message = stderr(&out);
+            let line = message.lines().find(|line| line.contains("bytes of VRAM taken")).unwrap();
+            let numbers: Vec<u64> = line.split(' ').filter_map(|word| word.parse().ok()).collect();
+            let [taken, planned] = numbers[..] else { panic!("{line}") };
+            assert!(taken <= planned && taken > planned / 10 * 9, "{flags:?}: {line}");
+        }
+    }
 }
 
 #[test]
@@ -104,6 +123,7 @@ fn what_cannot_be_planned_is_refused_with_the_flag() {
         (&["-ot", "ffn_up_exps=CPU"], 1, &["-ot", "blk.0.ffn_up_exps", "experts of layer 0"]),
         (&["-ot", "attn_q=CPU"], 1, &["dense weights of layer 0", "in one place"]),
         (&["-ot", "exps=CUDA1"], 1, &["CUDA1", "CUDA0"]),
+        (&["-ot", "token_embd=CUDA0"], 1, &["embedding", "in memory"]),
         (&["-ot", "^blk\\.1\\.=CPU"], 1, &["last ones", "-ot"]),
         (&["-ngl", "1", "-ot", "exps=CUDA0"], 1, &["experts of layer 0", "-ngl"]),
         (&["-c", "16000000"], 1, &["no room for a layer", "KV cache", "lower -c"]),

@@ -16,9 +16,11 @@ fn the_emulated_device_is_clean() {
     let bad: Vec<_> = report.rows.iter().filter(|row| !row.outcome.is_good()).collect();
     assert!(report.is_clean(), "{bad:#?}");
     assert!(report.rows.len() > 150, "{}", report.rows.len());
-    // All but layer norm, whose sums are made in another order.
+    // All but layer norm, whose sums are made in another order, and tensor cores.
     let near = report.rows.iter().filter(|row| matches!(row.outcome, Outcome::Within { .. }));
-    assert_eq!(near.map(|row| row.kernel.as_str()).collect::<Vec<_>>(), ["layer_norm"]);
+    let kernels: Vec<&str> = near.map(|row| row.kernel.as_str()).collect();
+    let prompts = ["attention_prompt"; 4];
+    assert_eq!(kernels, [&["layer_norm"][..], &prompts].concat());
 }
 
 #[test]

@@ -13,12 +13,6 @@ pub fn lines(plan: &MemoryPlan, out: &mut Vec<String>) {
     out.push(line("GPU layers", plan.dense_bytes, &format!("{first}: {}", layers(plan))));
     let output = if plan.head_on_device { "on it" } else { "not on it, but in memory" };
     out.push(line("GPU output", plan.head_bytes, &format!("{output} (-ngl, -ot)")));
-    let embedding = match (plan.embedding_on_device, plan.embedding_bytes) {
-        (true, 0) => "the same tensor",
-        (true, _) => "on it (-ot)",
-        (false, _) => "in memory, a row a token is uploaded (-ot)",
-    };
-    out.push(line("GPU embedding", plan.embedding_bytes, embedding));
     let note = format!("for {n_ctx} tokens of context (-c, -ctk, -ctv)");
     out.push(line("GPU KV cache", plan.kv_bytes, &note));
     let bytes = plan.activation_bytes + plan.work_bytes;
@@ -85,12 +79,10 @@ mod tests {
             n_layers: 4,
             gpu_layers: 1..4,
             head_on_device: true,
-            embedding_on_device: false,
             experts_on_cpu: vec![true, true, false, false],
             dense_bytes: 300 * MIB,
             kv_bytes: 30 * MIB,
             head_bytes: 50 * MIB,
-            embedding_bytes: 0,
             activation_bytes: 20 * MIB,
             work_bytes: 10 * MIB,
             expert_all_bytes: 800 * MIB,

@@ -3,8 +3,8 @@
 //!
 //! Without flags: as many layers as there is room for, the last ones first and the output before
 //! them (as llama.cpp counts them), each with its dense weights, its KV cache and enough slots for
-//! one token's experts; what is left then is for experts, and what they leave for the embedding.
-//! Several devices share the experts; everything else is on the first.
+//! one token's experts; what is left then is for experts. The embedding stays in memory: a token
+//! takes one row of it. Several devices share the experts; everything else is on the first.
 
 use super::budget::{VramBudget, ceil_mib, floor_mib};
 use super::tensor_place::Placed;
@@ -50,8 +50,6 @@ pub struct DeviceNeeds {
     pub layers: Vec<LayerBytes>,
     /// The last norm and the output matrix.
     pub head_bytes: u64,
-    /// 0 where the output matrix is the embedding.
-    pub embedding_bytes: u64,
     /// Activations of a micro-batch.
     pub activation_bytes: u64,
     /// Tables of slots: on each device.
@@ -79,16 +77,13 @@ pub struct DevicePlan {
     /// The layers on the device, up to the last.
     pub gpu_layers: Range<usize>,
     pub head_on_device: bool,
-    /// Otherwise rows are looked up in memory and uploaded.
-    pub embedding_on_device: bool,
     /// A layer each: whether it has routed experts that only the CPU computes.
     pub experts_on_cpu: Vec<bool>,
     /// Of `gpu_layers`.
     pub dense_bytes: u64,
     pub kv_bytes: u64,
-    /// As far as they are on the device.
+    /// If it is on the device.
     pub head_bytes: u64,
-    pub embedding_bytes: u64,
     pub activation_bytes: u64,
     pub work_bytes: u64,
     /// Slots of all experts that are not on the CPU.
@@ -140,7 +135,7 @@ impl DevicePlan {
 
     /// Dense weights of all kinds.
     pub fn weight_bytes(&self) -> u64 {
-        self.dense_bytes + self.head_bytes + self.embedding_bytes
+        self.dense_bytes + self.head_bytes
     }
 
     /// Slots for all that is to be there.
@@ -221,6 +216,11 @@ impl Fit<'_> {
     /// Everything but the experts' share, for `-ngl n`.
     fn outline(&self, n: usize) -> Result<DevicePlan> {
         let (needs, placed) = (self.needs, &self.wanted.placed);
+        if placed.embedding == Some(true) {
+            let why = "-ot puts the embedding on the GPU, but it stays in memory, from which a \
+                       token takes one row";
+            return Err(Error::invalid(why));
+        }
         let n_layers = needs.layers.len();
         let gpu_layers = self.layers_from(n_layers - n.saturating_sub(1).min(n_layers))?;
         let experts_on_cpu = self.experts_on_cpu(&gpu_layers)?;
@@ -235,19 +235,13 @@ impl Fit<'_> {
                 .collect(),
         );
         let if_on = |on: bool, bytes: u64| if on { bytes } else { 0 };
-        let embedding_on_device = match needs.embedding_bytes {
-            0 => head_on_device,
-            _ => placed.embedding == Some(true),
-        };
         let computes = !gpu_layers.is_empty() || head_on_device;
         Ok(DevicePlan {
             n_layers,
             dense_bytes: sum(|layer| layer.dense_bytes),
             kv_bytes: sum(|layer| layer.kv_bytes),
             head_on_device,
-            embedding_on_device,
             head_bytes: if_on(head_on_device, needs.head_bytes),
-            embedding_bytes: if_on(embedding_on_device, needs.embedding_bytes),
             activation_bytes: if_on(computes, needs.activation_bytes),
             work_bytes: if_on(computes, needs.work_bytes),
             expert_all_bytes: experts.all_bytes(),
@@ -305,7 +299,6 @@ impl Fit<'_> {
                 device.expert_budget_bytes = bytes;
             }
         }
-        self.place_embedding(&mut plan);
         Some(plan)
     }
 
@@ -325,20 +318,6 @@ impl Fit<'_> {
             Some(room.min(share)).filter(|room| *room >= least).unwrap_or(0)
         };
         plan.devices.iter().enumerate().map(room).collect()
-    }
-
-    /// It is needed least, so it comes last: a token reads one row of it.
-    fn place_embedding(&self, plan: &mut DevicePlan) {
-        let bytes = self.needs.embedding_bytes;
-        let is_free = bytes > 0 && self.wanted.placed.embedding.is_none();
-        let all_there = plan.head_on_device
-            && plan.gpu_layers.len() == plan.n_layers
-            && !plan.experts_on_cpu.contains(&true)
-            && plan.holds_all_experts();
-        if is_free && all_there && plan.planned_bytes(0) + bytes <= plan.devices[0].usable() {
-            plan.embedding_on_device = true;
-            plan.embedding_bytes = bytes;
-        }
     }
 
     fn nothing_fits(&self) -> Error {
@@ -370,14 +349,14 @@ impl Fit<'_> {
         let room = &plan.devices[0];
         format!(
             "{:.1} MiB are free, of which {:.1} MiB stay free, but {} of {} layers take {:.1} MiB, \
-             output and embedding {:.1} MiB, the KV cache {:.1} MiB, buffers {:.1} MiB and experts \
+             the output {:.1} MiB, the KV cache {:.1} MiB, buffers {:.1} MiB and experts \
              {:.1} MiB: {remedy}",
             floor_mib(room.free_bytes),
             ceil_mib(room.head_room_bytes),
             plan.gpu_layers.len(),
             plan.n_layers,
             ceil_mib(plan.dense_bytes),
-            ceil_mib(plan.head_bytes + plan.embedding_bytes),
+            ceil_mib(plan.head_bytes),
             ceil_mib(plan.kv_bytes),
             ceil_mib(plan.activation_bytes + plan.work_bytes),
             ceil_mib(experts),

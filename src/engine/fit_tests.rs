@@ -9,7 +9,7 @@ fn experts(n_experts: usize, slot_mib: usize) -> Option<LayerNeeds> {
 }
 
 /// Ten layers of 20 MiB and 10 of KV, all but the first with 16 experts of 2 × 1 MiB (a token and
-/// one expert more: 6 MiB), an output of 30, an embedding of 30, activations and buffers of 15.
+/// one expert more: 6 MiB), an output of 30, activations and buffers of 15.
 fn needs() -> DeviceNeeds {
     let layer = |l: usize| LayerBytes {
         dense_bytes: 20 * MIB,
@@ -19,7 +19,6 @@ fn needs() -> DeviceNeeds {
     DeviceNeeds {
         layers: (0..10).map(layer).collect(),
         head_bytes: 30 * MIB,
-        embedding_bytes: 30 * MIB,
         activation_bytes: 10 * MIB,
         work_bytes: 5 * MIB,
         expert_bytes: 9 * 32 * MIB,
@@ -59,16 +58,14 @@ fn head_room_is_half_a_gib_or_a_part() {
 
 #[test]
 fn everything_is_there_where_it_fits() {
-    // 10 × (20 + 10) + 30 + 15 + 9 × 32 + 30 = 663
-    let all = planned(663, &Wanted::default());
+    // 10 × (20 + 10) + 30 + 15 + 9 × 32 = 633
+    let all = planned(633, &Wanted::default());
     assert_eq!((all.gpu_layers.clone(), all.head_on_device), (0..10, true));
-    assert!(all.holds_all_experts() && all.embedding_on_device);
+    assert!(all.holds_all_experts());
     assert_eq!(all.experts_on_cpu, [false; 10]);
     assert_eq!(all.expert_budget_bytes(), 288 * MIB);
-    assert_eq!(all.planned_bytes(0), 663 * MIB);
-    // The embedding is the first to go.
-    let most = planned(662, &Wanted::default());
-    assert!(most.holds_all_experts() && !most.embedding_on_device);
+    assert_eq!(all.planned_bytes(0), 633 * MIB);
+    assert!(!planned(632, &Wanted::default()).holds_all_experts());
 }
 
 #[test]
@@ -146,7 +143,6 @@ fn experts_that_stay_on_the_cpu_take_no_vram() {
     let plan = planned(345, &all);
     assert_eq!((plan.gpu_layers.clone(), plan.expert_budget_bytes()), (0..10, 0));
     assert_eq!(plan.experts_on_cpu[..3], [false, true, true]);
-    assert!(!planned(663, &all).embedding_on_device, "a token that waits for the CPU can wait");
     let first = Wanted { cpu_moe: CpuMoe::First(8), ..Wanted::default() };
     let plan = planned(663, &first);
     assert_eq!(plan.experts_on_cpu, [vec![false], vec![true; 7], vec![false; 2]].concat());
@@ -184,10 +180,12 @@ fn rules_come_before_other_flags() {
     let none = of(&[Some(false); 10]);
     assert!(refused(663, &none).contains("--device cpu"), "{}", refused(663, &none));
 
-    let head = Placed { head: Some(false), embedding: Some(true), ..Placed::default() };
+    let head = Placed { head: Some(false), embedding: Some(false), ..Placed::default() };
     let plan = planned(663, &Wanted { placed: head, ..Wanted::default() });
-    assert_eq!((plan.head_bytes, plan.embedding_bytes), (0, 30 * MIB));
-    assert!(!plan.head_on_device && plan.embedding_on_device);
+    assert_eq!((plan.head_on_device, plan.head_bytes), (false, 0));
+    let embedding = Placed { embedding: Some(true), ..Placed::default() };
+    let message = refused(663, &Wanted { placed: embedding, ..Wanted::default() });
+    assert!(message.contains("embedding") && message.contains("in memory"), "{message}");
 }
 
 #[test]
@@ -216,8 +214,8 @@ fn a_dense_model_needs_no_slots() {
     dense.layers.iter_mut().for_each(|layer| layer.experts = None);
     dense.expert_bytes = 0;
     for vram in ["auto", "1M", "50%"] {
-        let plan = plan(&dense, &[free(375)], &wanted(vram, None)).unwrap();
-        assert_eq!((plan.gpu_layers, plan.embedding_on_device), (0..10, true));
+        let plan = plan(&dense, &[free(345)], &wanted(vram, None)).unwrap();
+        assert_eq!((plan.gpu_layers, plan.head_on_device), (0..10, true));
         assert_eq!(plan.expert_all_bytes, 0);
     }
 }
@@ -250,14 +248,13 @@ fn any_needs() -> impl Strategy<Value = DeviceNeeds> {
         experts,
     });
     let layers = proptest::collection::vec(layer, 1..12);
-    let rest = (0..99 * MIB, 0..99 * MIB, 0..50 * MIB, 0..50 * MIB);
-    (layers, rest).prop_map(|(layers, (head, embedding, activation, work))| {
+    let rest = (0..99 * MIB, 0..50 * MIB, 0..50 * MIB);
+    (layers, rest).prop_map(|(layers, (head, activation, work))| {
         let bytes = |l: &LayerNeeds| (l.n_experts * l.n_granules * l.slot_bytes) as u64;
         DeviceNeeds {
             expert_bytes: layers.iter().filter_map(|l| l.experts.as_ref()).map(bytes).sum(),
             layers,
             head_bytes: head,
-            embedding_bytes: embedding,
             activation_bytes: activation,
             work_bytes: work,
         }
@@ -334,7 +331,6 @@ proptest! {
         prop_assert!(after.gpu_layers.len() >= before.gpu_layers.len());
         if after.gpu_layers == before.gpu_layers {
             prop_assert!(after.expert_budget_bytes() >= before.expert_budget_bytes());
-            prop_assert!(after.embedding_on_device || !before.embedding_on_device);
         }
     }
 

@@ -203,11 +203,11 @@ fn onto_device(
     };
     let before = device.memory()?.free_bytes as u64;
     let gpu = model.onto(device, &gpu_options)?;
-    let after = device.memory()?.free_bytes as u64;
-    let spilled = fit::spilled_bytes(before, after, of_device.planned_bytes(0));
-    if spilled > 0 {
-        log::warn!("{}", fit::spill_warning(spilled));
-    }
+    // Sessions take the KV cache.
+    let planned = of_device.planned_bytes(0) - of_device.kv_bytes;
+    let taken = before.saturating_sub(device.memory()?.free_bytes as u64);
+    log::debug!("{taken} bytes of VRAM taken, {planned} planned, beside the KV cache");
+    device::warn_of_spill(device, before, planned)?;
     Ok(Some(gpu))
 }
 

@@ -3,11 +3,9 @@
 use super::EngineOptions;
 use super::fit::{DeviceNeeds, LayerBytes};
 use super::tensor_place::{LayerNames, Names};
-use crate::backend::gpu::attention::Attention;
 use crate::experts::LayerExperts;
 use crate::gguf::TensorInfo;
 use crate::model::Bound;
-use crate::model::forward::LOGITS_TOKENS;
 use crate::model::gpu::vram::slots;
 use crate::model::shares::Share;
 
@@ -23,31 +21,30 @@ impl DeviceNeeds {
             tensors.filter(|(_, share)| **share == wanted).map(|(t, _)| device_bytes(t)).sum()
         };
         let layer = |l: usize| LayerBytes {
-            dense_bytes: sum(Share::Dense(l)) + model.unpacked_bytes(l),
+            dense_bytes: sum(Share::Dense(l)) + model.unpacked_bytes(l) + padding(model, l),
             kv_bytes: kv_bytes(model, options, l, n_ctx),
             experts: model.routed()[l].as_ref().map(|layer| slots(layer, model.k())),
         };
-        let embedding = sum(Share::Embedding);
-        let (of_head, embedding_bytes) =
-            if model.is_tied() { (embedding, 0) } else { (0, embedding) };
-        let layers: Vec<LayerBytes> = (0..model.hyper().n_layers).map(layer).collect();
+        let of_head = if model.is_tied() { sum(Share::Embedding) } else { 0 };
+        let n_ubatch = options.n_ubatch.min(options.n_batch).min(n_ctx);
         DeviceNeeds {
             head_bytes: sum(Share::Head) + of_head,
-            embedding_bytes,
-            activation_bytes: activation_bytes(model, options.n_ubatch.min(n_ctx), n_ctx),
-            work_bytes: work_bytes(&layers),
+            activation_bytes: model.gpu_room_bytes(n_ubatch, n_ctx) as u64,
+            work_bytes: work_bytes(model, n_ubatch),
             expert_bytes: model.expert_and_dense_bytes().0,
-            layers,
+            layers: (0..model.hyper().n_layers).map(layer).collect(),
         }
     }
 }
 
-/// A tensor as it is on a device. Vectors and biases are f32 there.
+/// A tensor as it is on a device. Vectors and biases are f32 there, and norms have biases, zeros where
+/// the file has none.
 fn device_bytes(tensor: &TensorInfo) -> u64 {
     let n: u64 = tensor.dims.iter().product();
     let is_vector = n == tensor.dims[0] || tensor.name.ends_with(".bias");
     let bytes = if is_vector { tensor.n_bytes.max(4 * n) } else { tensor.n_bytes };
-    bytes.next_multiple_of(TENSOR_ALIGN)
+    let parts = if tensor.name.ends_with("norm.weight") { 2 } else { 1 };
+    parts * bytes.next_multiple_of(TENSOR_ALIGN)
 }
 
 /// What a layer keeps of `n_ctx` positions; a decoder's layer also of what its encoder has read.
@@ -63,30 +60,24 @@ fn kv_bytes(model: &Bound, options: &EngineOptions, l: usize, n_ctx: usize) -> u
     own.iter().map(|shape| shape.n_bytes(n_ctx, k, v) as u64).sum()
 }
 
-/// Buffers of a micro-batch of `n` tokens, all f32, none used twice: an upper bound, as records of
-/// quantised activations are smaller. Attention's room grows with the context.
-fn activation_bytes(model: &Bound, n: usize, n_ctx: usize) -> u64 {
-    let h = model.hyper();
-    let stream = 6 * h.n_embd;
-    let heads = 2 * h.n_head * (h.head_dim + h.head_dim_v)
-        + h.n_head_kv * (h.head_dim + h.head_dim_v)
-        + if h.kv_rank > 0 { (2 * h.n_head + 1) * (h.kv_rank + h.rope.n_rot) } else { 0 };
-    let delta = h.delta.as_ref().map_or(0, |(_, d)| 2 * d.channels() + 4 * d.value_width());
-    let widest = |layers: &[Option<LayerExperts>]| {
-        layers.iter().flatten().map(|layer| layer.geometry.n_ff).max().unwrap_or(0)
-    };
-    let pairs = model.k() * (2 * widest(model.routed()) + h.n_embd) + h.routing.n_experts;
-    let dense = 2 * model.dense_experts().map(widest).into_iter().max().unwrap_or(0) + h.n_embd;
-    let a_token = stream + heads + delta + pairs + dense;
-    let value_dim = if h.kv_rank > 0 { h.kv_rank } else { h.head_dim_v };
-    let attention = Attention::work_bytes(h.n_head, value_dim, n_ctx, n);
-    (4 * (n * a_token + LOGITS_TOKENS * model.n_vocab()) + attention) as u64
+/// Tables of where granules lie, an address each: of routed experts, and once a token of those that
+/// every token goes to.
+fn work_bytes(model: &Bound, n_ubatch: usize) -> u64 {
+    let n_granules = |l: &LayerExperts| l.geometry.n_granules();
+    let routed = model.routed().iter().flatten().map(|l| l.n_experts * n_granules(l));
+    let only = model.dense_experts().into_iter().flatten().flatten();
+    let only = only.map(|l| n_ubatch * n_granules(l) + TENSOR_ALIGN as usize / 8);
+    8 * routed.chain(only).sum::<usize>() as u64
 }
 
-/// Tables of where granules lie: an address each.
-fn work_bytes(layers: &[LayerBytes]) -> u64 {
-    let experts = layers.iter().filter_map(|layer| layer.experts.as_ref());
-    experts.map(|e| 8 * e.n_experts as u64 * e.n_granules as u64).sum()
+/// What a layer's dense part and shared expert take beyond their tensors, as they lie there in slots
+/// of granules.
+fn padding(model: &Bound, l: usize) -> u64 {
+    let of = |layer: &LayerExperts| {
+        let slots = slots(layer, 1);
+        (slots.n_granules * slots.slot_bytes).saturating_sub(layer.expert_bytes()) as u64
+    };
+    model.dense_experts().iter().filter_map(|layers| layers[l].as_ref()).map(of).sum()
 }
 
 /// The tensors' names, for rules.

@@ -32,7 +32,7 @@ impl Random {
 }
 
 /// Values that are quantised for one matrix, which takes time: its blocks are drawn from theirs.
-const POOL: usize = 8192;
+const POOL: usize = 2048;
 
 /// Dense rows of blocks in any order: quantised where the engine has a quantiser, else, in the
 /// formats of one and two bits and the grids of three, of any bits with an f16 scale in front that

@@ -22,8 +22,8 @@ mod weights;
 
 pub use cache::GpuCache;
 
-use super::Model;
 use super::kv::CacheType;
+use super::{Bound, Model};
 use crate::Result;
 use crate::backend::gpu::{Device, DeviceBuffer, Stream};
 use crate::policy::{PolicySpec, Profile};
@@ -91,6 +91,13 @@ pub struct GpuModel {
 /// What goes up between two waits at most, but for the activations of a micro-batch.
 const STAGING_BYTES: usize = 4 << 20;
 
+impl Bound {
+    /// Of a device's memory, what buffers of micro-batches of `n` tokens take in contexts of `n_ctx`.
+    pub fn gpu_room_bytes(&self, n: usize, n_ctx: usize) -> usize {
+        Places::new(&self.hyper, &self.weights, n, n_ctx).n_bytes()
+    }
+}
+
 impl Model {
     /// Takes a device's memory and uploads what is to be there.
     pub fn onto(&mut self, gpu: &Device, options: &GpuOptions) -> Result<GpuModel> {
@@ -114,7 +121,7 @@ impl Model {
         for only in layers.iter().flatten().flat_map(GpuLayer::only_experts) {
             fill_table(&stream, &tables, &weights, only, n)?;
         }
-        let places = Places::new(self, n, options.n_ctx);
+        let places = Places::new(&self.hyper, &self.weights, n, options.n_ctx);
         let room = Room::new(gpu, &stream, &places, n)?;
         let experts_on_device = |l: usize| options.experts[l] && on_device.contains(&l);
         let experts_on_device: Vec<bool> = (0..layers.len()).map(experts_on_device).collect();

@@ -1,8 +1,8 @@
 //! The buffers of a forward pass on a device: places in one piece of memory, taken at load for the
 //! largest micro-batch, so that a pass allocates nothing and finds everything where it was.
 
-use super::super::Model;
-use super::super::weights::{ExpertShape, Mixer, Query};
+use super::super::hyper::HyperParams;
+use super::super::weights::{ExpertShape, Mixer, Query, Weights};
 use super::acts::room_bytes;
 use super::vram::GranuleLayout;
 use crate::Result;
@@ -115,8 +115,8 @@ impl Cut {
 
 impl Places {
     /// For micro-batches of up to `n` tokens of contexts of `n_ctx`.
-    pub fn new(model: &Model, n: usize, n_ctx: usize) -> Places {
-        let (hyper, mut cut) = (&model.hyper, Cut::default());
+    pub fn new(hyper: &HyperParams, weights: &Weights, n: usize, n_ctx: usize) -> Places {
+        let mut cut = Cut::default();
         let row = n * hyper.n_embd;
         let mut places = Places {
             x: cut.words(row),
@@ -124,9 +124,9 @@ impl Places {
             h: cut.words(row),
             y: cut.words(row),
             acts: cut.bytes(room_bytes(n, hyper.n_embd)),
-            mixer: MixerPlaces::new(model, n, n_ctx, &mut cut),
-            ffn: FfnPlaces::new(model, n, &mut cut),
-            logits: cut.words(LOGITS_TOKENS.min(n) * model.n_vocab()),
+            mixer: MixerPlaces::new(hyper, weights, n, n_ctx, &mut cut),
+            ffn: FfnPlaces::new(hyper, weights, n, &mut cut),
+            logits: cut.words(LOGITS_TOKENS.min(n) * weights.output.weight.rows),
             turns: cut.words(n * hyper.rope.n_rot),
             iota: cut.words(n),
             zeros: cut.words(n),
@@ -144,13 +144,18 @@ impl Places {
 }
 
 impl MixerPlaces {
-    fn new(model: &Model, n: usize, n_ctx: usize, cut: &mut Cut) -> MixerPlaces {
-        let h = &model.hyper;
+    fn new(
+        h: &HyperParams,
+        weights: &Weights,
+        n: usize,
+        n_ctx: usize,
+        cut: &mut Cut,
+    ) -> MixerPlaces {
         let (heads, rank, n_rot) = (n * h.n_head, h.kv_rank, h.rope.n_rot);
         let nope = h.head_dim - n_rot.min(h.head_dim);
         let (mut raw, mut q_rank) = (0, 0);
         let mut delta = [0; 3];
-        for layer in &model.weights.layers {
+        for layer in &weights.layers {
             match &layer.mixer {
                 Mixer::Attention(w) if w.gated => raw = 2 * heads * h.head_dim,
                 Mixer::Attention(_) => {}
@@ -198,8 +203,8 @@ impl MixerPlaces {
 }
 
 impl FfnPlaces {
-    fn new(model: &Model, n: usize, cut: &mut Cut) -> FfnPlaces {
-        let (routing, weights) = (&model.hyper.routing, &model.weights);
+    fn new(hyper: &HyperParams, weights: &Weights, n: usize, cut: &mut Cut) -> FfnPlaces {
+        let routing = &hyper.routing;
         let k = routing.k.max(1);
         let layouts = |l: usize| weights.routed[l].as_ref().map(GranuleLayout::new);
         let most =
@@ -237,7 +242,7 @@ impl FfnPlaces {
             up: cut.words(inner),
             inner: cut.words(inner),
             inner_acts: cut.bytes(inner_acts),
-            partial: cut.words(n * k * model.hyper.n_embd),
+            partial: cut.words(n * k * hyper.n_embd),
             granules: cut.bytes(8 * granules),
             starts: cut.words(n_experts + 1),
             tokens: cut.words(n * k),
