@@ -159,7 +159,7 @@ impl Prepared {
                 format!("{} tokens", tokenizer.n_vocab()),
             ));
         }
-        let devices = device::open(&options.device)?;
+        let devices = device::one(device::open(&options.device)?, &options.device)?;
         let n_ctx = context(bound.hyper(), options, &devices)?;
         kv::check(&bound.hyper().cache_shapes(), options.cache_type_k, options.cache_type_v)?;
         let (devices, device) = plan::on_devices(&bound, options, n_ctx, devices)?;
@@ -662,5 +662,9 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         self.end_request();
+        // Freeing waits for the device, and that may wait for the host in the midst of a pass.
+        let between_passes = self.engine.compute();
+        self.gpu_kv = None;
+        drop(between_passes);
     }
 }

@@ -27,8 +27,7 @@ pub struct MemoryPlan {
     /// What the computation of one token reads.
     pub expert_bytes_per_token: u64,
     pub dense_bytes_per_token: u64,
-    /// What devices have; `None` where the CPU computes everything. What they have is not in
-    /// `sizes`.
+    /// What devices have; `None` where the CPU computes everything.
     pub device: Option<DevicePart>,
 }
 
@@ -119,11 +118,11 @@ impl MemoryPlan {
         let routed = || model.routed().iter().flatten();
         let (expert_bytes, dense_bytes) = model.expert_and_dense_bytes();
         let needs = model.needs();
-        let on_device = device.as_ref().map_or(0, |part| part.plan.weight_bytes());
         let sizes = Sizes {
             expert_bytes,
             slot_bytes: needs.all_bytes(),
-            dense_bytes: dense_bytes.saturating_sub(on_device),
+            // Where experts are streamed they stay in memory, also what a device has a copy of.
+            dense_bytes,
             kv_bytes,
             minimum_bytes: needs.minimum_bytes(),
             available,

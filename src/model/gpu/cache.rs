@@ -66,7 +66,7 @@ impl GpuCache {
         Ok(cache)
     }
 
-    pub fn graphs(&self, l: usize) -> MutexGuard<'_, LayerGraph> {
+    pub fn graph(&self, l: usize) -> MutexGuard<'_, LayerGraph> {
         // A panic leaves a graph or none, either of which will do.
         self.graphs[l].lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -110,6 +110,10 @@ impl GpuCache {
 
     /// States begin anew.
     pub fn clear_states(&self) -> Result<()> {
+        let has_state = |l: &LayerPlaces| matches!(l.shape, LayerShape::Delta(_));
+        if !self.layers.iter().flatten().any(has_state) {
+            return Ok(());
+        }
         let stream = Stream::new(self.buffer.gpu())?;
         for layer in self.layers.iter().flatten() {
             if let LayerShape::Delta(_) = layer.shape {

@@ -12,8 +12,8 @@ use super::acts::GpuActs;
 use super::experts::{Biases, Few, device_shape};
 use super::forward::Tools;
 use super::pass::Pass;
-use super::staging::{floats, integers, words};
-use super::vram::{Fence, Vram};
+use super::staging::{Staging, floats, integers};
+use super::vram::{Fence, GranuleLayout, Vram};
 use crate::Result;
 use crate::backend::gpu::expert::Chosen;
 use crate::backend::gpu::slots::Lookup;
@@ -28,8 +28,13 @@ const LANES: usize = 2;
 /// What comes down of a layer, in this order; the last two where somebody wants them.
 const PARTS: usize = 6;
 
-/// Room for what comes down of a layer.
+/// Where the numbers of a layer's passage begin in what goes up: its number, then its table.
+const TABLE_AT: usize = 64;
+
+/// Room for what goes up and comes down of a layer. What a lane's last layer had there has been
+/// copied when the host has heard of it.
 pub struct Lane {
+    up: Pinned,
     down: Pinned,
     routed: Event,
     /// u64 [experts, granules]: what the device may rely on
@@ -42,6 +47,9 @@ pub struct Ahead {
     pending: Option<Pending>,
     /// What the host computes or brings goes up beside what waits for it.
     pub late: Stream,
+    /// Through which that goes: nothing here may wait for the stream of the layers, which may wait
+    /// for the host.
+    pub late_up: Staging,
     /// Of the last layer queued.
     number: u32,
 }
@@ -58,9 +66,33 @@ struct Pending {
 }
 
 impl Lane {
-    fn new(gpu: &Device, bytes: usize) -> Result<Lane> {
-        let down = Pinned::new(gpu, bytes, PinnedKind::Cached)?;
-        Ok(Lane { down, routed: Event::new(gpu)?, addresses: Vec::new() })
+    fn new(gpu: &Device, table_bytes: usize, down_bytes: usize) -> Result<Lane> {
+        let up = Pinned::new(gpu, TABLE_AT + table_bytes, PinnedKind::Cached)?;
+        let down = Pinned::new(gpu, down_bytes, PinnedKind::Cached)?;
+        Ok(Lane { up, down, routed: Event::new(gpu)?, addresses: Vec::new() })
+    }
+
+    /// Queues the upload of the layer's number and table.
+    fn upload(
+        &self,
+        stream: &Stream,
+        pass: DeviceSlice,
+        number: u32,
+        to: DeviceSlice,
+    ) -> Result<()> {
+        let end = TABLE_AT + 8 * self.addresses.len();
+        // SAFETY: what the lane's last layer copied from here has been copied, as the host has
+        // heard of it since, and nothing writes here before it hears of this one.
+        unsafe {
+            let head = self.up.bytes_mut(0..4);
+            head.copy_from_slice(&number.to_le_bytes());
+            stream.upload(pass, head)?;
+            let table = self.up.bytes_mut(TABLE_AT..end);
+            for (bytes, address) in table.chunks_exact_mut(8).zip(&self.addresses) {
+                bytes.copy_from_slice(&address.to_le_bytes());
+            }
+            stream.upload(to, table)
+        }
     }
 
     fn starts(sizes: &[usize; PARTS]) -> [usize; PARTS] {
@@ -101,8 +133,14 @@ impl Ahead {
         let (hyper, routing) = (&model.hyper, &model.hyper.routing);
         let words = [2 * routing.k, 1, routing.n_experts, 2 * hyper.n_embd];
         let bytes = 4 * words.into_iter().sum::<usize>() + 64 * PARTS;
-        let lanes = [Lane::new(gpu, bytes)?, Lane::new(gpu, bytes)?];
-        Ok(Ahead { lanes, pending: None, late: Stream::urgent(gpu)?, number: 0 })
+        let layouts = model.weights.routed.iter().flatten().map(GranuleLayout::new);
+        let n_granules = layouts.map(|layout| layout.n_granules).max().unwrap_or(0);
+        let table = 8 * routing.n_experts * n_granules;
+        let lanes = [Lane::new(gpu, table, bytes)?, Lane::new(gpu, table, bytes)?];
+        // Sums of all of a token's experts, and a table a granule as they land.
+        let late = 4 * routing.k * hyper.n_embd + 8 * routing.k * n_granules * (n_granules + 1);
+        let (late_up, late) = (Staging::new(gpu, late + (4 << 10), 0)?, Stream::urgent(gpu)?);
+        Ok(Ahead { lanes, pending: None, late, late_up, number: 0 })
     }
 
     /// Forgets what a pass that failed had queued; the device has been waited for.
@@ -143,9 +181,8 @@ impl Pass<'_> {
         lane.addresses.resize(n_experts * layout.n_granules, 0);
         vram.freeze(l, &mut lane.addresses);
         let table = self.slice(&f.table).slice(0..8 * lane.addresses.len());
-        tools.staging.upload(stream, table, &words(&lane.addresses, u64::to_le_bytes))?;
         let pass = self.slice(&f.pass);
-        tools.staging.upload(stream, pass, &number.to_le_bytes())?;
+        lane.upload(stream, pass, number, table)?;
         let (route, missing) = (self.route(), self.slice(&f.missing));
         let granules = self.slice(&f.granules).slice(0..8 * k * layout.n_granules);
         let go = self.slice(&f.go);
@@ -175,7 +212,9 @@ impl Pass<'_> {
         let few = Few { shape: &shape, chosen };
         // SAFETY: the table has 0 or places of granules of this layer, which are frozen.
         unsafe { self.few(&self.site(), &few, biases.as_ref(), acts)? };
-        stream.wait_value(go, number)?;
+        if !is_whole {
+            stream.wait_value(go, number)?;
+        }
         self.sum(&shape, k, false)?;
         let end = Fence::after(stream)?;
         let before = ahead.pending.replace(Pending { l, lane: index, number, sizes, end });
@@ -205,15 +244,21 @@ impl Pass<'_> {
         let Some(pending) = pending else { return Ok(()) };
         let vram = self.g.vram.as_deref().expect("experts in VRAM");
         let Pending { l, lane, number, sizes, end } = pending;
-        let heard = self.hear(tools, l, lane, &sizes, timeline, listener);
+        let heard = self.hear(tools, l, lane, &sizes, listener);
         let result = heard.and_then(|missing| match missing {
             0 => Ok(()),
             _ => {
                 self.late_experts(tools, l, lane)?;
                 let go = self.slice(&self.places().ffn.go);
-                tools.staging.upload(&tools.ahead.late, go, &number.to_le_bytes())
+                let Ahead { late, late_up, .. } = &mut *tools.ahead;
+                late_up.upload(late, go, &number.to_le_bytes())?;
+                // Some drivers hold back what is queued until somebody asks.
+                late.is_done().map(|_| ())
             }
         });
+        if result.is_ok() {
+            self.model.publish_routed(tools.cpu, tools.b, l, timeline);
+        }
         let used = if result.is_ok() { &tools.b.route.chosen[..] } else { &[] };
         if result.is_err() {
             // The device must not wait for ever.
@@ -230,7 +275,6 @@ impl Pass<'_> {
         l: usize,
         lane: usize,
         sizes: &[usize; PARTS],
-        timeline: Timeline,
         listener: &mut dyn Listener,
     ) -> Result<u32> {
         let Buffers { route, h, x, .. } = &mut *tools.b;
@@ -246,7 +290,6 @@ impl Pass<'_> {
         }
         let missing = missing.try_into().expect("one word");
         self.model.record_routed(tools.cpu, tools.b, l, listener);
-        self.model.publish_routed(tools.cpu, tools.b, l, timeline);
         Ok(u32::from_le_bytes(missing))
     }
 }

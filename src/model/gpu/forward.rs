@@ -75,6 +75,7 @@ impl Pass<'_> {
         want: Want,
         listener: &mut dyn Listener,
     ) -> Result<()> {
+        self.make_graphs(tools.staging)?;
         self.upload_positions(tools)?;
         // Where the stream is.
         let mut on_device = false;

@@ -17,22 +17,34 @@ pub fn graph_positions(n: usize, n_ctx: usize) -> usize {
 }
 
 impl Pass<'_> {
+    /// Makes the graphs that this token lacks. Not once layers are queued: a driver may wait for the
+    /// device to make one, and the device may wait for the host.
+    pub fn make_graphs(&self, staging: &mut Staging) -> Result<()> {
+        if self.n > 1 || self.is_prompt {
+            return Ok(());
+        }
+        for (l, layer) in self.g.layers.iter().enumerate() {
+            let Some(layer) = layer else { continue };
+            let mut graph = self.cache.graph(l);
+            if graph.as_ref().is_none_or(|(positions, _)| *positions != self.max_seen) {
+                let made = self.stream().capture(|| self.queue(staging, l, layer))?;
+                *graph = Some((self.max_seen, made));
+            }
+        }
+        Ok(())
+    }
+
     /// Attention and everything else before the experts: x → x, h, its forms (`acts_at`), the route
     /// and y, which is the shared expert's output or 0.
     pub fn before_experts(&self, tools: &mut Tools, l: usize, layer: &GpuLayer) -> Result<()> {
         if self.n > 1 || self.is_prompt {
             return self.queue(tools.staging, l, layer);
         }
-        let mut graphs = self.cache.graphs(l);
-        let graph = match graphs.take() {
-            Some((positions, graph)) if positions == self.max_seen => graph,
-            _ => self.stream().capture(|| self.queue(tools.staging, l, layer))?,
-        };
-        // SAFETY: the graph's memory is that of the model's part on the device and of this cache,
-        // which has the graph.
-        unsafe { self.stream().run(&graph)? };
-        *graphs = Some((self.max_seen, graph));
-        Ok(())
+        let graph = self.cache.graph(l);
+        let (_, graph) = graph.as_ref().expect("made before the first layer");
+        // SAFETY: the graph's memory is that of this cache, which has the graph, and of the model's
+        // part on the device, which the session that has the cache keeps alive.
+        unsafe { self.stream().run(graph) }
     }
 
     fn queue(&self, staging: &mut Staging, l: usize, layer: &GpuLayer) -> Result<()> {

@@ -3,6 +3,7 @@
 //! an expert cannot be seen in a bit.
 
 use super::acts::GpuActs;
+use super::decode::Ahead;
 use super::experts::{Biases, Few, Grouped, Site, device_shape, is_grouped};
 use super::forward::Tools;
 use super::pass::Pass;
@@ -24,6 +25,9 @@ use crate::policy::{Missing, Schedule};
 use std::ops::Range;
 use std::time::Instant;
 
+/// Layers with something missing from one count of prefetches to the next.
+const COUNT_EVERY: u32 = 1024;
+
 /// What a layer's division of work needs; reused from layer to layer.
 #[derive(Default)]
 pub struct Hybrid {
@@ -44,6 +48,9 @@ pub struct Hybrid {
     placer: Placer,
     missing: Vec<Missing>,
     schedule: Schedule,
+    /// How often a prefetch was needed, as of the layer `asked` layers ago.
+    p_hit: f64,
+    asked: u32,
 }
 
 /// One layer's call.
@@ -102,13 +109,18 @@ impl Hybrid {
         if self.missing.is_empty() {
             return;
         }
+        // Counting takes a walk over all experts.
+        if self.asked.is_multiple_of(COUNT_EVERY) {
+            self.p_hit = p_hit(&vram.counters());
+        }
+        self.asked = self.asked.wrapping_add(1);
         let moment = Moment {
             missing: &self.missing,
             predicted: &[],
             load_ns: vram.load_ns(l),
             delay_ns: vram.delay_ns(),
             attention_ns: 0.0,
-            p_hit: p_hit(&vram.counters()),
+            p_hit: self.p_hit,
         };
         self.placer.place(&moment, &mut self.schedule);
         self.gpu.extend(&self.schedule.upload);
@@ -145,25 +157,27 @@ impl<'a> Pass<'a> {
     /// those that are not whole in `addresses`, [experts, granules]. What the router saw is in
     /// `b.h`, the route in `b.route`.
     pub fn late_experts(&self, tools: &mut Tools, l: usize, lane: usize) -> Result<()> {
-        let Tools { staging, hybrid, ahead, cpu, b } = tools;
+        let Tools { hybrid, ahead, cpu, b, .. } = tools;
         let (f, routing) = (&self.places().ffn, &self.hyper().routing);
         let vram = self.vram(l);
-        let addresses = &ahead.lanes[lane].addresses;
+        let Ahead { lanes, late, late_up, .. } = &mut **ahead;
+        late_up.wait(late)?;
+        let addresses = &lanes[lane].addresses;
         let n_granules = addresses.len() / routing.n_experts;
         let is_there = |expert: u32| {
             let row = &addresses[expert as usize * n_granules..][..n_granules];
             row.iter().all(|address| *address != 0)
         };
         hybrid.chosen.clear();
-        let late = b.route.chosen.iter().map(|e| if is_there(*e) { NO_EXPERT } else { *e });
-        hybrid.chosen.extend(late);
+        let missing = b.route.chosen.iter().map(|e| if is_there(*e) { NO_EXPERT } else { *e });
+        hybrid.chosen.extend(missing);
         hybrid.group(routing.k, routing.n_experts);
         hybrid.divide(vram, l);
-        let site = Site { stream: &ahead.late, inner: &f.late_inner, inner_acts: &f.late_acts };
+        let site = Site { stream: late, inner: &f.late_inner, inner_acts: &f.late_acts };
         let acts = self.acts_at(l);
         let call =
             self.call(l, (false, routing.k), Access::Decode, &acts, (site, &f.late_granules));
-        self.divided(staging, hybrid, (cpu, b), vram, &call)
+        self.divided(late_up, hybrid, (cpu, b), vram, &call)
     }
 
     fn call<'b>(
