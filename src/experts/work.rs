@@ -9,8 +9,8 @@ pub enum Access {
     /// Many tokens at once, which want nearly all experts once: read-only towards what decode
     /// keeps.
     Prompt,
-    /// A tier above takes this expert in: it says nothing of the layer's others. To keep it is as
-    /// to use it in decode.
+    /// A tier takes this expert in from below: it says nothing of the layer's others. To keep it
+    /// is as to use it in decode.
     Upload { keep: bool },
 }
 

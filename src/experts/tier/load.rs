@@ -64,6 +64,12 @@ impl Load {
         }
     }
 
+    /// Whether it was begun for what the tier wants to keep, and nobody waits for it: it has
+    /// nothing to do with predictions.
+    pub fn is_admission(&self) -> bool {
+        self.cause == Cause::Prefetch && self.access.keeps()
+    }
+
     /// The read that would start next.
     pub fn peek(&self) -> Option<&Piece> {
         if self.stopped { None } else { self.pieces.get(self.next_piece) }

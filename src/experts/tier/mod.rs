@@ -184,6 +184,13 @@ impl Tier {
         self.unlock(shared);
     }
 
+    /// What was used elsewhere and may be worth keeping; see `State::admit`.
+    pub fn admit(&self, layer: usize, experts: &[u32]) {
+        let mut shared = self.lock();
+        shared.state.admit(layer, experts);
+        self.unlock(shared);
+    }
+
     /// What each layer may keep from now on.
     pub fn set_shares(&self, shares: &[LayerShare]) {
         self.lock().state.set_shares(shares);

@@ -10,6 +10,7 @@
 //!   so what waits for room in transit waits for computation and reads, never for another waiter;
 //! - both roles keep within what their class gives them.
 
+mod admission;
 mod check;
 mod forecast;
 mod frozen;
@@ -230,8 +231,9 @@ impl State {
     /// What was predicted for a layer and is not wanted by it is not wanted at all.
     fn drop_stale_prefetches(&mut self, layer: usize) {
         let stale = |load: &LoadId| {
-            let entry = self.table.get(self.loads[*load as usize].expert);
-            entry.id.layer as usize == layer && entry.pins == 0
+            let load = &self.loads[*load as usize];
+            let entry = self.table.get(load.expert);
+            entry.id.layer as usize == layer && entry.pins == 0 && !load.is_admission()
         };
         let stale: Vec<LoadId> = self.queue.prefetches().filter(stale).collect();
         for load in stale {

@@ -325,6 +325,10 @@ enum Op {
     Share {
         shares: Vec<(usize, usize)>,
     },
+    Admit {
+        layer: usize,
+        experts: Vec<u32>,
+    },
     Freeze {
         layer: usize,
     },
@@ -362,6 +366,8 @@ fn op() -> impl Strategy<Value = Op> {
             .prop_map(|(predictions, age)| Op::Prefetch { predictions, age }),
         1 => proptest::collection::vec((0..12usize, 0..=GRANULES), MOE_LAYERS.len())
             .prop_map(|shares| Op::Share { shares }),
+        1 => (MOE_LAYERS, proptest::collection::vec(0..6u32, 0..4))
+            .prop_map(|(layer, experts)| Op::Admit { layer, experts }),
         2 => MOE_LAYERS.prop_map(|layer| Op::Freeze { layer }),
         1 => (MOE_LAYERS, proptest::collection::vec(0..6u32, 0..4))
             .prop_map(|(layer, used)| Op::Thaw { layer, used }),
@@ -386,6 +392,7 @@ fn run(world: &mut World, ops: Vec<Op>) {
             Op::Release { work } => world.release(work),
             Op::Prefetch { predictions, age } => world.predict_late(&predictions, age),
             Op::Share { shares } => world.share(&shares),
+            Op::Admit { layer, experts } => world.state.admit(layer, &experts),
             Op::Freeze { layer } if !world.frozen.contains_key(&layer) => world.freeze(layer),
             Op::Thaw { layer, used } if world.frozen.contains_key(&layer) => {
                 world.thaw(layer, &used);
@@ -630,6 +637,37 @@ fn what_is_frozen_stays_and_leaves_room_for_demand() {
     let used = world.state.entries().iter().find(|e| e.id == Expert { layer: 1, expert: 1 });
     assert_eq!(used.unwrap().settled, GRANULES);
     assert!(world.state.is_idle());
+}
+
+#[test]
+fn what_is_worth_more_is_admitted_when_the_link_is_idle() {
+    let mut world = full();
+    let resident = |world: &World| (0..6).map(|e| world.resident(1, e)).collect::<Vec<_>>();
+    // Never used: worth no more than what is there.
+    world.state.admit(1, &[0]);
+    assert!(world.state.is_idle());
+    // Used elsewhere, the last two most lately.
+    for expert in 0..4 {
+        let chosen = &[expert];
+        let (probs, hidden): (&[f32], &[f32]) = (&[], &[]);
+        let routed = Routed { request: 0, layer: 1, chosen, probs, hidden, ahead: None };
+        world.state.observe(&Event::Routed(routed));
+    }
+    world.predict(&[foresee(3, 4, 0.1)]);
+    world.state.admit(1, &[2, 3, 0]);
+    // What is predicted goes first, and neither refutes nor is refuted.
+    world.start_reads();
+    assert_eq!(world.state.ticket(world.in_flight[0]).expert.layer, 3);
+    world.predict(&[]);
+    world.load_all();
+    // Two at a time.
+    assert_eq!(resident(&world), [0, 0, 3, 3, 0, 0]);
+    // For good: they have taken the place of the least lately used.
+    let settled = |world: &World| world.state.held(Role::Working);
+    assert_eq!(settled(&world), 9);
+    assert_eq!((0..3).map(|e| world.resident(3, e)).collect::<Vec<_>>(), [0, 0, 3]);
+    decode(&mut world, 1, &[2, 3]);
+    assert_eq!(world.state.counters().prefetch_used_bytes, 2 * 8 * PIECE_BYTES as u64);
 }
 
 #[test]

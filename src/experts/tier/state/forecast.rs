@@ -50,8 +50,8 @@ impl State {
 
     fn drop_refuted_prefetches(&mut self) {
         let is_refuted = |load: &LoadId| {
-            let entry = self.table.get(self.loads[*load as usize].expert);
-            self.foretold(entry).is_none()
+            let load = &self.loads[*load as usize];
+            !load.is_admission() && self.foretold(self.table.get(load.expert)).is_none()
         };
         let refuted: Vec<LoadId> = self.queue.prefetches().filter(is_refuted).collect();
         for load in refuted {

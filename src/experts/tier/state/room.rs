@@ -128,7 +128,7 @@ impl State {
     /// keep, then what is in a layer that holds more than its share, then the least priority. A
     /// scan of the class's members: some microseconds for a thousand, beside the milliseconds of
     /// the load that needs the room.
-    fn working_victim(&self, class: usize, layer: Option<u32>) -> Option<u32> {
+    pub(super) fn working_victim(&self, class: usize, layer: Option<u32>) -> Option<u32> {
         let members = self.classes[class].members().iter().copied();
         let loose = members.filter(|e| {
             let entry = self.table.get(*e);

@@ -272,6 +272,12 @@ impl Vram {
         }
     }
 
+    /// Experts that were computed elsewhere and are worth having here the next time: they come
+    /// when the link has nothing else to do, and only in the place of what is worth less.
+    pub fn admit(&self, layer: usize, experts: &[u32]) {
+        self.core.tier.admit(layer, experts);
+    }
+
     // ---- what the link takes ----
 
     /// One expert of the layer from RAM, by measurement; `None` before the first.
