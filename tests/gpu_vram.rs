@@ -314,6 +314,7 @@ enum Op {
     Freeze { layer: usize },
     Thaw { which: usize, used: Vec<u32>, fenced: bool },
     Routed { layer: usize, chosen: Vec<u32> },
+    Admit { layer: usize, experts: Vec<u32> },
     Check,
 }
 
@@ -334,6 +335,7 @@ fn op() -> impl Strategy<Value = Op> {
         3 => (0..9usize, experts(K), any::<bool>())
             .prop_map(|(which, used, fenced)| Op::Thaw { which, used, fenced }),
         2 => (MOE_LAYERS, experts(K)).prop_map(|(layer, chosen)| Op::Routed { layer, chosen }),
+        2 => (MOE_LAYERS, experts(K)).prop_map(|(layer, experts)| Op::Admit { layer, experts }),
         1 => Just(Op::Check),
     ]
 }
@@ -368,6 +370,7 @@ fn run(vram: &Vram, compute: &mut Compute, ops: Vec<Op>) {
             }
             Op::Thaw { .. } => {}
             Op::Routed { layer, chosen } => routed(vram, layer, &chosen),
+            Op::Admit { layer, experts } => vram.admit(layer, &experts),
             Op::Check => compute.check(),
         }
         vram.check_integrity();
