@@ -237,7 +237,7 @@ fn flags_out_of_range_are_wrong_usage() {
         (&["-no-cnv", "-sys", "x"], "--system-prompt"),
         (&["-f", "x"], "--prompt"),
         (&["--tmep", "1"], "--temp"),
-        (&["-ngl", "99"], "--gpu-layers"),
+        (&["-ngl", "many"], "--gpu-layers"),
     ];
     for (args, word) in cases {
         let out = on(&model, "run", &[&["-p", "x"], *args].concat());

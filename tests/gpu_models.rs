@@ -111,7 +111,8 @@ agree! {
     phimoe: 1e-5, ["phimoe"];
     gpt_oss: 0.0, ["gpt_oss", "gpt_oss_mxfp4"];
     deepseek: 0.0, ["deepseek"];
-    deepseek2: 0.0, ["deepseek_v2_lite", "deepseek_v2", "deepseek_v3", "moonlight", "glm4_moe_lite"];
+    deepseek2: 0.0, ["deepseek_v2_lite", "deepseek_v2", "deepseek_v3"];
+    deepseek2_of_others: 0.0, ["moonlight", "glm4_moe_lite"];
     glm4moe: 0.0, ["glm4moe", "glm4moe_air"];
     dots1: 0.0, ["dots1"];
     arctic: 0.0, ["arctic", "arctic_mixed"];

@@ -15,8 +15,8 @@ pub struct DeviceArgs {
     /// the GPUs that there are, and the CPU if there are none (or -dev DEVICE)
     #[arg(long, value_name = "DEVICE", default_value = "auto", env = "MOEBA_DEVICE")]
     pub device: DeviceChoice,
-    /// GPU memory for experts: bytes with K, M, G or T, or a percentage of all experts; auto is what
-    /// is free, less all else
+    /// GPU memory for experts: bytes with K, M, G or T, or a percentage of all experts; auto is
+    /// what is free, less all else
     #[arg(long, value_name = "SIZE", default_value = "auto", env = "MOEBA_VRAM")]
     pub vram: VramBudget,
     /// Layers on the GPU, counted from the end with the output as the last: a number, all, or auto

@@ -9,8 +9,8 @@ use crate::{Error, Result, interrupt};
 
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// What to test: auto for the GPUs that there are, cuda, cuda:N, cuda:0,1, or emulated, which is
-    /// the kernels' source on the CPU
+    /// What to test: auto for the GPUs that there are, cuda, cuda:N, cuda:0,1, or emulated, which
+    /// is the kernels' source on the CPU
     #[arg(long, value_name = "DEVICE", default_value = "auto", env = "MOEBA_DEVICE")]
     device: DeviceChoice,
     /// Small shapes alone

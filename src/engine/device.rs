@@ -35,8 +35,8 @@ const MAX_DEVICES: usize = 64;
 impl FromStr for DeviceChoice {
     type Err = Error;
 
-    /// `auto`, `cpu`, `cuda`, `cuda:1`, `cuda:0,1`, `emulated`, `emulated:2`; llama.cpp's `none` and
-    /// `CUDA0,CUDA1` as well.
+    /// `auto`, `cpu`, `cuda`, `cuda:1`, `cuda:0,1`, `emulated`, `emulated:2`; llama.cpp's `none`
+    /// and `CUDA0,CUDA1` as well.
     fn from_str(text: &str) -> Result<Self> {
         let text = text.trim().to_ascii_lowercase();
         let parsed = match text.split_once(':').unwrap_or((&text, "")) {
@@ -168,8 +168,8 @@ pub fn name(info: &DeviceInfo) -> String {
     format!("GPU {} ({})", info.index, info.name)
 }
 
-/// Warns where not all of the bytes that were allocated since `free_before` was asked for are in the
-/// device's own memory.
+/// Warns where not all of the bytes that were allocated since `free_before` was asked for are in
+/// the device's own memory.
 pub fn warn_of_spill(device: &Device, free_before: u64, allocated: u64) -> Result<()> {
     let free_after = device.memory()?.free_bytes as u64;
     match fit::spilled_bytes(free_before, free_after, allocated) {

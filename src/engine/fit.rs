@@ -144,8 +144,8 @@ impl DevicePlan {
     }
 }
 
-/// Kept free, if a twenty-fifth of what is free is not more: what the driver takes for itself, other
-/// programs' windows, and a safe distance from where drivers begin to move memory.
+/// Kept free, if a twenty-fifth of what is free is not more: what the driver takes for itself,
+/// other programs' windows, and a safe distance from where drivers begin to move memory.
 const HEAD_ROOM: u64 = 512 << 20;
 
 /// [`HEAD_ROOM`] or 4 %, whichever is more; but never more than an eighth of what is free.
@@ -261,8 +261,8 @@ impl Fit<'_> {
         match (first..n).find(|l| !is_on(*l)) {
             None => Ok(first..n),
             Some(off) => Err(Error::invalid(format!(
-                "layer {first} would be on the GPU and layer {off} on the CPU, but those on the GPU \
-                 are the last ones: change -ot or -ngl"
+                "layer {first} would be on the GPU and layer {off} on the CPU, but those on the \
+                 GPU are the last ones: change -ot or -ngl"
             ))),
         }
     }
@@ -394,8 +394,8 @@ fn shared_out(caps: &[u64], total: u64, least: u64) -> Vec<u64> {
 }
 
 /// Bytes that are not in the device's memory although it was asked for: more than were free, or
-/// the free bytes have not become fewer by as much. Drivers of Windows, and of Linux in it, go on in
-/// the system's memory when their own is full, and everything is then slow.
+/// the free bytes have not become fewer by as much. Drivers of Windows, and of Linux in it, go on
+/// in the system's memory when their own is full, and everything is then slow.
 pub fn spilled_bytes(free_before: u64, free_after: u64, allocated: u64) -> u64 {
     let taken = free_before.saturating_sub(free_after);
     let missing = allocated.saturating_sub(taken);
@@ -409,8 +409,9 @@ const SPILL_TOLERATED: u64 = 64 << 20;
 /// The warning that goes with it.
 pub fn spill_warning(bytes: u64) -> String {
     format!(
-        "the driver has put some {:.0} MiB of what should be in VRAM into the system's memory, where \
-         it is slow to reach: another program uses the GPU; close it or lower --vram, -ngl or -c",
+        "the driver has put some {:.0} MiB of what should be in VRAM into the system's memory, \
+         where it is slow to reach: another program uses the GPU; close it or lower --vram, -ngl \
+         or -c",
         ceil_mib(bytes)
     )
 }

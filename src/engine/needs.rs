@@ -37,8 +37,8 @@ impl DeviceNeeds {
     }
 }
 
-/// A tensor as it is on a device. Vectors and biases are f32 there, and norms have biases, zeros where
-/// the file has none.
+/// A tensor as it is on a device. Vectors and biases are f32 there, and norms have biases, zeros
+/// where the file has none.
 fn device_bytes(tensor: &TensorInfo) -> u64 {
     let n: u64 = tensor.dims.iter().product();
     let is_vector = n == tensor.dims[0] || tensor.name.ends_with(".bias");
@@ -60,6 +60,10 @@ fn kv_bytes(model: &Bound, options: &EngineOptions, l: usize, n_ctx: usize) -> u
     own.iter().map(|shape| shape.n_bytes(n_ctx, k, v) as u64).sum()
 }
 
+/// Pieces of memory that are taken, each rounded up: weights, tables, activations, the cache, and
+/// slots of as many sizes as layers have.
+const BUFFERS: u64 = 16;
+
 /// Tables of where granules lie, an address each: of routed experts, and once a token of those that
 /// every token goes to.
 fn work_bytes(model: &Bound, n_ubatch: usize) -> u64 {
@@ -67,11 +71,11 @@ fn work_bytes(model: &Bound, n_ubatch: usize) -> u64 {
     let routed = model.routed().iter().flatten().map(|l| l.n_experts * n_granules(l));
     let only = model.dense_experts().into_iter().flatten().flatten();
     let only = only.map(|l| n_ubatch * n_granules(l) + TENSOR_ALIGN as usize / 8);
-    8 * routed.chain(only).sum::<usize>() as u64
+    8 * routed.chain(only).sum::<usize>() as u64 + BUFFERS * TENSOR_ALIGN
 }
 
-/// What a layer's dense part and shared expert take beyond their tensors, as they lie there in slots
-/// of granules.
+/// What a layer's dense part and shared expert take beyond their tensors, as they lie there in
+/// slots of granules.
 fn padding(model: &Bound, l: usize) -> u64 {
     let of = |layer: &LayerExperts| {
         let slots = slots(layer, 1);

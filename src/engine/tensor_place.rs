@@ -101,8 +101,8 @@ fn whole(rules: &[TensorPlace], what: &str, names: &[String]) -> Result<Option<S
         Some(Side::Gpu(n)) => format!("on GPU {n}"),
     };
     Err(Error::invalid(format!(
-        "-ot leaves {first} {} and {other} {}, but the {what} are in one place: give a pattern that \
-         matches all of them",
+        "-ot leaves {first} {} and {other} {}, but the {what} are in one place: give a pattern \
+         that matches all of them",
         place(first),
         place(other)
     )))

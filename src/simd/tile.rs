@@ -323,7 +323,7 @@ mod tests {
         }
     }
 
-    /// Rows of up to two vectors and more, of up to eleven at a time; no place behind a row changes.
+    /// Rows of up to two vectors and more, up to eleven at a time; no place behind a row changes.
     #[test]
     fn a_step_of_the_softmax_agrees_and_keeps_the_sum() {
         let shapes = (1..70).map(|n| (n % 11 + 1, n)).chain([(16, 64), (15, 65)]);

@@ -17,8 +17,8 @@ pub fn graph_positions(n: usize, n_ctx: usize) -> usize {
 }
 
 impl Pass<'_> {
-    /// Makes the graphs that this token lacks. Not once layers are queued: a driver may wait for the
-    /// device to make one, and the device may wait for the host.
+    /// Makes the graphs that this token lacks. Not once layers are queued: a driver may wait for
+    /// the device to make one, and the device may wait for the host.
     pub fn make_graphs(&self, staging: &mut Staging) -> Result<()> {
         if self.n > 1 || self.is_prompt {
             return Ok(());

@@ -177,7 +177,12 @@ impl<'a> Pass<'a> {
         let acts = self.acts_at(l);
         let call =
             self.call(l, (false, routing.k), Access::Decode, &acts, (site, &f.late_granules));
-        self.divided(late_up, hybrid, (cpu, b), vram, &call)
+        self.divided(late_up, hybrid, (cpu, b), vram, &call)?;
+        // What the CPU computed may be worth having there the next time.
+        if let Some(vram) = vram {
+            vram.admit(l, &hybrid.cpu);
+        }
+        Ok(())
     }
 
     fn call<'b>(

@@ -1,6 +1,7 @@
 //! AVX-512 (F, BW, VL, DQ) with VNNI: Intel since Ice Lake (2019), AMD since Zen 4.
-//! Products of nine formats and the loops of attention; for everything else the AVX2 versions serve. All functions here need
-//! the five features and are reached only through [`kernels`], which asks the processor.
+//! Products of nine formats and the loops of attention; for everything else the AVX2 versions
+//! serve. All functions here need the five features and are reached only through [`kernels`],
+//! which asks the processor.
 //!
 //! Times the speed of AVX2 in the same rounds (one thread of a Xeon, family 6, model 143, weights
 //! in cache, rows × columns 768 × 2048, `cargo bench --bench kernels -- versions`), and the GOP/s
