@@ -76,6 +76,13 @@ fn numbers<'a>(texts: impl Iterator<Item = Option<&'a str>>) -> Option<DeviceCho
     Some(DeviceChoice::Cuda(Gpus::These(these)))
 }
 
+impl DeviceChoice {
+    /// Whether the CPU may take the place of what was found.
+    pub fn is_auto(&self) -> bool {
+        matches!(self, DeviceChoice::Auto | DeviceChoice::Emulated(Config { is_auto: true, .. }))
+    }
+}
+
 impl fmt::Display for DeviceChoice {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self {

@@ -270,7 +270,27 @@ impl Engine {
         progress: &mut dyn FnMut(f32),
     ) -> Result<Arc<Engine>> {
         progress(0.0);
-        let Prepared { bound, tokenizer, n_ctx, plan, devices } = Prepared::new(path, options)?;
+        let prepared = Prepared::new(path, options)?;
+        let has_device = prepared.plan.device.is_some();
+        match Engine::prepared(prepared, path, options, progress) {
+            // What other programs took since it was planned, for instance.
+            Err(why @ Error::Device(_)) if has_device => {
+                plan::on_cpu_instead(options, why)?;
+                let options = EngineOptions { device: DeviceChoice::Cpu, ..options.clone() };
+                progress(0.0);
+                Engine::prepared(Prepared::new(path, &options)?, path, &options, progress)
+            }
+            done => done,
+        }
+    }
+
+    fn prepared(
+        prepared: Prepared,
+        path: &Path,
+        options: &EngineOptions,
+        progress: &mut dyn FnMut(f32),
+    ) -> Result<Arc<Engine>> {
+        let Prepared { bound, tokenizer, n_ctx, plan, devices } = prepared;
         let cpu = Cpu::new(options.n_threads.unwrap_or_else(default_threads));
         // Nothing is learned of experts that stay where they are.
         let learns = plan.moves_experts();

@@ -1,7 +1,7 @@
 //! What a model takes in memory and where it is put: what `--dry-run` prints.
 
 use super::budget::{self, Place, Sizes, VramBudget};
-use super::device::{self, DeviceChoice};
+use super::device;
 use super::fit::{self, CpuMoe, DeviceNeeds, DevicePlan, Wanted};
 use super::{EngineOptions, needs, tensor_place};
 use crate::backend::gpu::Device;
@@ -50,7 +50,7 @@ pub(super) fn on_devices(
     let flags = flags_for_devices(options);
     if model.hyper().encoder.is_some() && !devices.is_empty() {
         let why = "models with an encoder are computed on the CPU";
-        if options.device != DeviceChoice::Auto {
+        if !options.device.is_auto() {
             return Err(Error::Device(format!("--device {}: {why}", options.device)));
         }
         log::info!("{why}");
@@ -64,11 +64,7 @@ pub(super) fn on_devices(
     }
     let planned = plan_on(model, options, n_ctx, &devices);
     match planned {
-        Err(why) if options.device == DeviceChoice::Auto && flags.is_empty() => {
-            log::warn!("computing on the CPU: {why}");
-            Ok((Vec::new(), None))
-        }
-        Err(why) => Err(why),
+        Err(why) => on_cpu_instead(options, why).map(|()| (Vec::new(), None)),
         Ok(part) if part.plan.is_empty() => Ok((Vec::new(), None)),
         Ok(part) => Ok((devices, Some(part))),
     }
@@ -91,6 +87,16 @@ fn plan_on(
     };
     let plan = fit::plan(&DeviceNeeds::of(model, options, n_ctx), &free, &wanted)?;
     Ok(DevicePart { plan, names: devices.iter().map(|d| device::name(d.info())).collect() })
+}
+
+/// Whether the CPU takes the place of devices that cannot serve, which is then said: they were
+/// nobody's wish.
+pub(super) fn on_cpu_instead(options: &EngineOptions, why: Error) -> Result<()> {
+    if !options.device.is_auto() || !flags_for_devices(options).is_empty() {
+        return Err(why);
+    }
+    log::warn!("computing on the CPU: {why}");
+    Ok(())
 }
 
 /// The flags that only devices heed, as far as they are given.

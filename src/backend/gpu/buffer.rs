@@ -1,10 +1,18 @@
 //! Memory that frees itself: of the device, and of the host where the device reaches it.
 
 use super::{Device, PinnedKind};
-use crate::Result;
+use crate::{Error, Result};
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::NonNull;
+
+/// What to say where memory for `what` was refused: a device that is lost refuses everything.
+pub fn no_room(gpu: &Device, what: &str, error: Error) -> Error {
+    match gpu.memory() {
+        Ok(_) => Error::Device(format!("no room for {what}: {error}")),
+        Err(lost) => lost,
+    }
+}
 
 /// Device memory. Dropping it waits for the device.
 pub struct DeviceBuffer {
@@ -16,6 +24,14 @@ pub struct DeviceBuffer {
 impl DeviceBuffer {
     pub fn new(gpu: &Device, bytes: usize) -> Result<DeviceBuffer> {
         Ok(DeviceBuffer { gpu: gpu.clone(), address: gpu.alloc(bytes)?, bytes })
+    }
+
+    /// As `new`; the sentence of a failure says what the memory was for and which flags make it
+    /// less.
+    pub fn of(gpu: &Device, bytes: usize, what: &str, flags: &str) -> Result<DeviceBuffer> {
+        let mib = bytes as f64 / (1 << 20) as f64;
+        DeviceBuffer::new(gpu, bytes)
+            .map_err(|error| no_room(gpu, &format!("{mib:.1} MiB of {what} ({flags})"), error))
     }
 
     pub fn gpu(&self) -> &Device {
@@ -104,6 +120,12 @@ unsafe impl Sync for Pinned {}
 impl Pinned {
     pub fn new(gpu: &Device, bytes: usize, kind: PinnedKind) -> Result<Pinned> {
         Ok(Pinned { gpu: gpu.clone(), start: gpu.alloc_pinned(bytes, kind)?, bytes })
+    }
+
+    /// As `new`; the sentence of a failure says what the memory was for.
+    pub fn of(gpu: &Device, bytes: usize, kind: PinnedKind, what: &str) -> Result<Pinned> {
+        let what = format!("{what} in pinned memory (--device cpu needs none)");
+        Pinned::new(gpu, bytes, kind).map_err(|error| no_room(gpu, &what, error))
     }
 
     pub fn len(&self) -> usize {

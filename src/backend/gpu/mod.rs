@@ -28,7 +28,7 @@ pub mod slots;
 mod stream;
 
 pub use args::Args;
-pub use buffer::{DeviceBuffer, DeviceSlice, Pinned};
+pub use buffer::{DeviceBuffer, DeviceSlice, Pinned, no_room};
 pub use emulated::Emulated;
 pub use stream::{Event, Graph, Stream};
 

@@ -59,7 +59,7 @@ impl GpuCache {
             })
         };
         let layers = shapes.iter().enumerate().map(|(l, shape)| places(l, *shape)).collect();
-        let buffer = DeviceBuffer::new(gpu, end.max(256))?;
+        let buffer = DeviceBuffer::of(gpu, end.max(256), "KV cache", "-c, --vram, -ngl")?;
         let graphs = shapes.iter().map(|_| Mutex::default()).collect();
         let cache = GpuCache { graphs, buffer, layers, types, n_ctx };
         cache.clear_states()?;

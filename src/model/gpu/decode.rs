@@ -45,6 +45,8 @@ pub struct Lane {
 pub struct Ahead {
     pub lanes: [Lane; LANES],
     pending: Option<Pending>,
+    /// Layers whose places are frozen, heard of or not.
+    frozen: Vec<usize>,
     /// What the host computes or brings goes up beside what waits for it.
     pub late: Stream,
     /// Through which that goes: nothing here may wait for the stream of the layers, which may wait
@@ -67,8 +69,8 @@ struct Pending {
 
 impl Lane {
     fn new(gpu: &Device, table_bytes: usize, down_bytes: usize) -> Result<Lane> {
-        let up = Pinned::new(gpu, TABLE_AT + table_bytes, PinnedKind::Cached)?;
-        let down = Pinned::new(gpu, down_bytes, PinnedKind::Cached)?;
+        let up = Pinned::of(gpu, TABLE_AT + table_bytes, PinnedKind::Cached, "a token's routing")?;
+        let down = Pinned::of(gpu, down_bytes, PinnedKind::Cached, "a token's routing")?;
         Ok(Lane { up, down, routed: Event::new(gpu)?, addresses: Vec::new() })
     }
 
@@ -140,14 +142,14 @@ impl Ahead {
         // Sums of all of a token's experts, and a table a granule as they land.
         let late = 4 * routing.k * hyper.n_embd + 8 * routing.k * n_granules * (n_granules + 1);
         let (late_up, late) = (Staging::new(gpu, late + (4 << 10), 0)?, Stream::urgent(gpu)?);
-        Ok(Ahead { lanes, pending: None, late, late_up, number: 0 })
+        let frozen = Vec::with_capacity(LANES);
+        Ok(Ahead { lanes, pending: None, frozen, late, late_up, number: 0 })
     }
 
     /// Forgets what a pass that failed had queued; the device has been waited for.
     pub fn give_up(&mut self, vram: &Vram) {
-        if let Some(pending) = self.pending.take() {
-            vram.thaw(pending.l, &[], None);
-        }
+        self.pending = None;
+        self.frozen.drain(..).for_each(|l| vram.thaw(l, &[], None));
     }
 
     /// Lets a device go on that waits for a host that has failed.
@@ -180,6 +182,7 @@ impl Pass<'_> {
         // What the device may rely on.
         lane.addresses.resize(n_experts * layout.n_granules, 0);
         vram.freeze(l, &mut lane.addresses);
+        ahead.frozen.push(l);
         let table = self.slice(&f.table).slice(0..8 * lane.addresses.len());
         let pass = self.slice(&f.pass);
         lane.upload(stream, pass, number, table)?;
@@ -244,28 +247,20 @@ impl Pass<'_> {
         let Some(pending) = pending else { return Ok(()) };
         let vram = self.g.vram.as_deref().expect("experts in VRAM");
         let Pending { l, lane, number, sizes, end } = pending;
-        let heard = self.hear(tools, l, lane, &sizes, listener);
-        let result = heard.and_then(|missing| match missing {
-            0 => Ok(()),
-            _ => {
-                self.late_experts(tools, l, lane)?;
-                let go = self.slice(&self.places().ffn.go);
-                let Ahead { late, late_up, .. } = &mut *tools.ahead;
-                late_up.upload(late, go, &number.to_le_bytes())?;
-                // Some drivers hold back what is queued until somebody asks.
-                late.is_done().map(|_| ())
-            }
-        });
-        if result.is_ok() {
-            self.model.publish_routed(tools.cpu, tools.b, l, timeline);
+        // After an error the layer stays frozen until the pass is given up: what is queued of it
+        // still runs.
+        if self.hear(tools, l, lane, &sizes, listener)? > 0 {
+            self.late_experts(tools, l, lane)?;
+            let go = self.slice(&self.places().ffn.go);
+            let Ahead { late, late_up, .. } = &mut *tools.ahead;
+            late_up.upload(late, go, &number.to_le_bytes())?;
+            // Some drivers hold back what is queued until somebody asks.
+            late.is_done()?;
         }
-        let used = if result.is_ok() { &tools.b.route.chosen[..] } else { &[] };
-        if result.is_err() {
-            // The device must not wait for ever.
-            tools.ahead.let_go(self)?;
-        }
-        vram.thaw(l, used, Some(&end));
-        result
+        tools.ahead.frozen.retain(|frozen| *frozen != l);
+        vram.thaw(l, &tools.b.route.chosen, Some(&end));
+        self.model.publish_routed(tools.cpu, tools.b, l, timeline);
+        Ok(())
     }
 
     /// Takes in what came down of a layer; answers how many of its pairs are missing.

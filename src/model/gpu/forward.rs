@@ -52,7 +52,8 @@ impl GpuModel {
         let mut tools = Tools { staging, hybrid, ahead, cpu, b };
         let result = pass.run(&mut tools, kv, timeline, want, listener);
         if result.is_err() {
-            tools.ahead.let_go(&pass)?;
+            // One that is lost waits for nothing; what is told is the first error.
+            let _ = tools.ahead.let_go(&pass);
         }
         // Also after an error: what was queued may still use what is given back.
         let waited = tools.staging.wait(&parts.stream);

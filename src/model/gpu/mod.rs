@@ -88,7 +88,7 @@ pub struct GpuModel {
     on_device: Range<usize>,
 }
 
-/// What goes up between two waits at most, but for the activations of a micro-batch.
+/// What goes up between two waits, unless one piece is larger.
 const STAGING_BYTES: usize = 4 << 20;
 
 impl Bound {
@@ -117,7 +117,7 @@ impl Model {
         let head = options
             .head
             .then(|| (packer.norm(&self.weights.output_norm), packer.linear(&self.weights.output)));
-        let tables = DeviceBuffer::new(gpu, packer.table_bytes().max(256))?;
+        let tables = DeviceBuffer::of(gpu, packer.table_bytes().max(256), "tables", "-ub, -ngl")?;
         let weights = packer.upload(gpu)?;
         for only in layers.iter().flatten().flat_map(GpuLayer::only_experts) {
             fill_table(&stream, &tables, &weights, only, n)?;
@@ -132,7 +132,9 @@ impl Model {
         let down = n * (2 * row + 4 * (self.hyper.routing.n_experts + 2 * self.hyper.routing.k))
             + 4 * self.n_vocab() * super::forward::LOGITS_TOKENS.min(n)
             + (4 << 10);
-        let staging = Staging::new(gpu, STAGING_BYTES.max(4 * n * row), down)?;
+        // The stream of a micro-batch, turns, the tables of its experts: whichever is largest.
+        let largest = (n * row).max(places.ffn.granules.len()).max(places.turns.len());
+        let staging = Staging::new(gpu, STAGING_BYTES.max(largest), down)?;
         let hybrid = Hybrid::new(options.cpu_share);
         let layouts = layouts.collect();
         let parts =

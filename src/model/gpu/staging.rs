@@ -16,8 +16,8 @@ impl Staging {
     /// `bytes` of room for what goes up between two waits (more is possible: then it waits in
     /// between), and `down_bytes` for what comes down at once.
     pub fn new(gpu: &Device, bytes: usize, down_bytes: usize) -> Result<Staging> {
-        let up = Pinned::new(gpu, bytes.next_multiple_of(LINE), PinnedKind::Cached)?;
-        let down = Pinned::new(gpu, down_bytes.max(LINE), PinnedKind::Cached)?;
+        let pinned = |bytes| Pinned::of(gpu, bytes, PinnedKind::Cached, "a micro-batch (-ub)");
+        let (up, down) = (pinned(bytes.next_multiple_of(LINE))?, pinned(down_bytes.max(LINE))?);
         Ok(Staging { up, down, used: 0 })
     }
 

@@ -123,9 +123,10 @@ impl<'a> Packer<'a> {
 
     /// Takes the memory and fills it, through two staging buffers in turn.
     pub fn upload(self, gpu: &Device) -> Result<GpuWeights> {
-        let buffer = DeviceBuffer::new(gpu, self.end.max(ALIGN))?;
+        let buffer = DeviceBuffer::of(gpu, self.end.max(ALIGN), "dense weights", "-ngl")?;
         let stream = Stream::new(gpu)?;
-        let staging = Pinned::new(gpu, 2 * STAGING, PinnedKind::WriteCombined)?;
+        let staging =
+            Pinned::of(gpu, 2 * STAGING, PinnedKind::WriteCombined, "weights on their way")?;
         let events = [Event::new(gpu)?, Event::new(gpu)?];
         let mut turn = 0;
         for (start, bytes) in &self.parts {

@@ -30,6 +30,8 @@ pub struct Config {
     /// before the host waits, even ones never do.
     pub seed: u64,
     pub faults: Faults,
+    /// Whether nobody has asked for it: what it cannot do the CPU does, as with `--device auto`.
+    pub is_auto: bool,
 }
 
 impl Default for Config {
@@ -41,6 +43,7 @@ impl Default for Config {
             shared_bytes_max: 64 * 1024,
             seed: 0,
             faults: Faults::default(),
+            is_auto: false,
         }
     }
 }

@@ -26,7 +26,7 @@ pub use layout::{GranuleLayout, Part, needs as slots};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use crate::backend::gpu::{Device, DeviceBuffer, DeviceSlice, PinnedKind};
+use crate::backend::gpu::{Device, DeviceBuffer, DeviceSlice, PinnedKind, no_room};
 use crate::experts::advisor::{Advised, Advisor};
 use crate::experts::tier::{Fault, Stop, Tier};
 use crate::experts::{Access, Counters, ExpertStore, Handed, LayerExperts, Needs, TierPlan, Work};
@@ -120,7 +120,7 @@ impl Vram {
         let arena = |bytes: usize| {
             DeviceBuffer::new(gpu, bytes).map_err(|error| {
                 let mib = options.budget >> 20;
-                Error::Device(format!("no room for {mib} MiB of experts (--vram): {error}"))
+                no_room(gpu, &format!("{mib} MiB of experts (--vram)"), error)
             })
         };
         let sizes = plan.classes.iter().map(|c| c.n_slots * c.slot_bytes);

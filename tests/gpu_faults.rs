@@ -1,0 +1,548 @@
+//! A device that fails under a model: memory that is refused, a device that is lost at any
+//! operation, the user's interruption in the middle of a pass. Each ends in a sentence, or on the
+//! CPU where nobody asked for the device; nothing hangs, nothing is left behind, and who comes
+//! next is served.
+
+mod common;
+
+use common::{convert_golden, golden_options, load};
+use moeba::backend::gpu::emulated::{Config, Faults};
+use moeba::backend::gpu::{Device, Emulated};
+use moeba::engine::budget::RamBudget;
+use moeba::engine::{
+    CacheType, DeviceChoice, Engine, EngineOptions, Recorder, Route, Session, Want,
+};
+use moeba::experts::link::{Faults as DiskFaults, Read};
+use moeba::gguf::Gguf;
+use moeba::model::gpu::GpuOptions;
+use moeba::model::{Bound, Model};
+use moeba::policy::Profile;
+use moeba::{Error, Result, interrupt};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
+use std::time::{Duration, Instant};
+
+const PROMPT: usize = 7;
+const DECODED: usize = 3;
+const N_CTX: usize = 16;
+
+// ---- what tests share
+
+static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
+static PANICS: AtomicUsize = AtomicUsize::new(0);
+
+/// Keeps warnings.
+struct Log;
+
+impl log::Log for Log {
+    fn enabled(&self, metadata: &log::Metadata) -> bool {
+        metadata.level() <= log::Level::Warn
+    }
+
+    fn log(&self, record: &log::Record) {
+        if self.enabled(record.metadata()) {
+            SAID.lock().unwrap().push(record.args().to_string());
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+/// Warnings since the last call that begin so.
+fn said(start: &str) -> Vec<String> {
+    let said = std::mem::take(&mut *SAID.lock().unwrap());
+    said.into_iter().filter(|text| text.starts_with(start)).collect()
+}
+
+/// One test at a time, as interruptions, warnings and panics are everybody's. At its end no thread
+/// has panicked.
+struct Turn {
+    _turn: MutexGuard<'static, ()>,
+    _watch: Sender<()>,
+    _dir: tempfile::TempDir,
+    path: PathBuf,
+}
+
+/// What takes longer hangs.
+const PATIENCE: Duration = Duration::from_secs(900);
+
+impl Turn {
+    /// None, which is said, where there is no emulated device.
+    fn new(name: &'static str) -> Option<Turn> {
+        static TURN: Mutex<()> = Mutex::new(());
+        static ONCE: Once = Once::new();
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        ONCE.call_once(|| {
+            log::set_logger(&Log).unwrap();
+            log::set_max_level(log::LevelFilter::Warn);
+            let hook = std::panic::take_hook();
+            std::panic::set_hook(Box::new(move |panic| {
+                PANICS.fetch_add(1, SeqCst);
+                hook(panic);
+            }));
+        });
+        PANICS.store(0, SeqCst);
+        interrupt::clear();
+        if let Err(why) = Emulated::devices(&Config::default()) {
+            eprintln!("skipped: {why}");
+            return None;
+        }
+        let (watch, end) = channel();
+        std::thread::spawn(move || {
+            if end.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+                eprintln!("{name} hangs");
+                std::process::exit(1);
+            }
+        });
+        let dir = tempfile::tempdir().unwrap();
+        let path = convert_golden("qwen3moe", "q8_0", dir.path());
+        Some(Turn { _turn: turn, _watch: watch, _dir: dir, path })
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        interrupt::clear();
+        if !std::thread::panicking() {
+            assert_eq!(PANICS.load(SeqCst), 0, "a thread has panicked");
+        }
+    }
+}
+
+fn options(config: Config) -> EngineOptions {
+    let device = DeviceChoice::Emulated(config);
+    EngineOptions { device, n_ctx: Some(N_CTX), ..golden_options() }
+}
+
+fn with_faults(faults: Faults) -> EngineOptions {
+    options(Config { seed: 1, faults, ..Config::default() })
+}
+
+fn alloc_at(n: u64) -> Faults {
+    Faults { alloc_at: Some(n), ..Faults::default() }
+}
+
+fn try_load(path: &Path, options: &EngineOptions) -> Result<Arc<Engine>> {
+    Engine::load(path, options, &mut |_| ())
+}
+
+fn tokens() -> Vec<u32> {
+    (0..PROMPT + DECODED).map(|i| 3 + (i as u32 * 37) % 90).collect()
+}
+
+/// The prompt and the tokens after it, as they are evaluated.
+fn parts(tokens: &[u32]) -> impl Iterator<Item = &[u32]> {
+    let (prompt, decoded) = tokens.split_at(PROMPT);
+    std::iter::once(prompt).chain(decoded.chunks(1))
+}
+
+/// Bits of the logits behind the prompt and each token after it.
+fn answer(engine: &Arc<Engine>) -> Vec<u32> {
+    let mut session = Session::new(engine).unwrap();
+    let mut out = Vec::new();
+    for part in parts(&tokens()) {
+        eval(&mut session, part, &mut out).unwrap();
+    }
+    out
+}
+
+fn eval(session: &mut Session, tokens: &[u32], out: &mut Vec<u32>) -> Result<()> {
+    session.eval(tokens, Want::Last, &mut |_, l| out.extend(l.iter().map(|v| v.to_bits())))
+}
+
+/// Nothing is pinned, once what was foretold has come or failed.
+fn at_rest(model: &Model) {
+    let start = Instant::now();
+    while !model.check_experts() {
+        assert!(start.elapsed() < Duration::from_secs(60), "experts are still pinned");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn expect_sentence(why: &Error, words: &[&str]) {
+    assert!(matches!(why, Error::Device(_)), "{why:?}");
+    let text = why.to_string();
+    assert!(!text.contains('\n'), "{text}");
+    words.iter().for_each(|word| assert!(text.contains(word), "{text}: no {word}"));
+}
+
+// ---- memory that is refused
+
+/// A model by itself, so that the device can be asked afterwards.
+fn model(path: &Path) -> Model {
+    Bound::new(Gguf::open_with(path, &[]).unwrap()).unwrap().in_place()
+}
+
+/// What the engine would do with all of the device.
+fn gpu_options(path: &Path) -> GpuOptions {
+    let options = options(Config::default());
+    let part = Engine::plan_of(path, &options).unwrap().device.expect("on the device").plan;
+    assert!(part.expert_budget_bytes() > 0);
+    GpuOptions {
+        layers: part.gpu_layers.clone(),
+        head: part.head_on_device,
+        experts: part.experts_on_cpu.iter().map(|on_cpu| !on_cpu).collect(),
+        expert_budget: part.expert_budget_bytes(),
+        policy: options.policy,
+        profile: Profile::default(),
+        lockstep: false,
+        n_ubatch: N_CTX,
+        n_ctx: N_CTX,
+        cpu_share: None,
+    }
+}
+
+/// Loads the model and makes room for a session.
+fn onto(path: &Path, gpu: &Device, options: &GpuOptions) -> Result<()> {
+    let mut model = model(path);
+    let loaded = model.onto(gpu, options)?;
+    loaded.new_cache(&model, N_CTX, (CacheType::F32, CacheType::F32)).map(drop)
+}
+
+fn expect_empty(gpu: &Device) {
+    let memory = gpu.memory().unwrap();
+    assert_eq!(memory.free_bytes, memory.total_bytes, "memory of the device is not given back");
+    assert_eq!(Arc::strong_count(gpu), 1, "somebody still has the device");
+}
+
+#[test]
+fn each_allocation_that_is_refused_is_a_sentence_and_leaves_nothing() {
+    let Some(turn) = Turn::new("allocations") else { return };
+    let options = gpu_options(&turn.path);
+    let mut whats = Vec::new();
+    for n in 0.. {
+        let config = Config { seed: n, faults: alloc_at(n), ..Config::default() };
+        let gpu = Emulated::devices(&config).unwrap().remove(0);
+        let result = onto(&turn.path, &gpu, &options);
+        expect_empty(&gpu);
+        let Err(why) = result else { break };
+        expect_sentence(&why, &["no room for ", "MiB of ", "(-", "emulated GPU 0 has no room"]);
+        whats.push(why.to_string());
+        // The next time it is there.
+        onto(&turn.path, &gpu, &options).unwrap();
+        expect_empty(&gpu);
+    }
+    let named = |what| whats.iter().any(|text| text.contains(what));
+    for what in ["dense weights (-ngl)", "micro-batch (-ub", "experts (--vram)", "KV cache (-c"] {
+        assert!(named(what), "{what}: {whats:?}");
+    }
+}
+
+#[test]
+fn what_cannot_be_pinned_is_a_sentence_or_slower() {
+    let Some(turn) = Turn::new("pins") else { return };
+    let options = gpu_options(&turn.path);
+    let (mut n_sentences, mut n_slower) = (0, 0);
+    for n in 0.. {
+        let faults = Faults { pin_at: Some(n), ..Faults::default() };
+        let gpu = Emulated::devices(&Config { seed: n, faults, ..Config::default() }).unwrap();
+        said("");
+        let result = onto(&turn.path, &gpu[0], &options);
+        expect_empty(&gpu[0]);
+        match result {
+            Err(why) => {
+                n_sentences += 1;
+                expect_sentence(&why, &["no room for ", "in pinned memory", "--device cpu"]);
+                onto(&turn.path, &gpu[0], &options).unwrap();
+            }
+            Ok(()) if said("experts go to the GPU through pageable memory").len() == 1 => {
+                n_slower += 1;
+            }
+            Ok(()) => break,
+        }
+    }
+    assert!(n_sentences >= 4 && n_slower >= 1, "{n_sentences} sentences, {n_slower} slower");
+}
+
+#[test]
+fn an_engine_says_what_had_no_room_and_the_next_one_loads() {
+    let Some(turn) = Turn::new("engines") else { return };
+    let expected = answer(&load(&turn.path, &with_faults(Faults::default())));
+    let mut n_failed = 0;
+    let engine = loop {
+        match try_load(&turn.path, &with_faults(alloc_at(n_failed))) {
+            Ok(engine) => break engine,
+            Err(why) => expect_sentence(&why, &["no room for ", "(-"]),
+        }
+        n_failed += 1;
+    };
+    assert!(n_failed >= 4, "{n_failed}");
+    // Of the first session now.
+    let why = Session::new(&engine).err().expect("no room for a KV cache");
+    expect_sentence(&why, &["no room for ", "KV cache", "-c"]);
+    assert!(answer(&engine) == expected);
+}
+
+// ---- a device that nobody asked for
+
+#[test]
+fn the_cpu_takes_the_place_of_a_device_that_nobody_asked_for() {
+    let Some(turn) = Turn::new("auto") else { return };
+    let cpu = EngineOptions { device: DeviceChoice::Cpu, ..options(Config::default()) };
+    let expected = answer(&load(&turn.path, &cpu));
+    let lost_at = |op| Faults { lost_at_op: Some(op), ..Faults::default() };
+    let ways = (0..4).map(alloc_at).chain([0, 5].map(lost_at));
+    for faults in ways {
+        let config = Config { is_auto: true, faults, ..Config::default() };
+        said("");
+        let engine = load(&turn.path, &options(config.clone()));
+        let said = said("computing on the CPU: ");
+        assert_eq!(said.len(), 1, "{said:?}");
+        assert!(said[0].contains("emulated GPU 0"), "{said:?}");
+        assert!(engine.plan().device.is_none());
+        assert!(answer(&engine) == expected);
+        // A flag that only devices heed is a wish.
+        let vram = "50%".parse().unwrap();
+        let asked = EngineOptions { vram, ..options(config) };
+        expect_sentence(&try_load(&turn.path, &asked).err().expect("an error"), &["emulated"]);
+    }
+    // Not even a plan.
+    let small = Config { memory_bytes: 64 << 10, is_auto: true, ..Config::default() };
+    let engine = load(&turn.path, &options(small.clone()));
+    assert_eq!(said("computing on the CPU: ").len(), 1);
+    assert!(engine.plan().device.is_none() && answer(&engine) == expected);
+    let named = Config { is_auto: false, ..small };
+    assert!(try_load(&turn.path, &options(named)).is_err(), "it was asked for");
+}
+
+// ---- a device that is lost
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Load,
+    Session,
+    Prompt,
+    Decode,
+    Nowhere,
+}
+
+const LOST: &str = "emulated GPU 0 was lost";
+
+fn expect_lost(result: Result<()>) {
+    let why = result.expect_err("the device is lost");
+    assert!(matches!(why, Error::Device(_)), "{why:?}");
+    assert_eq!(why.to_string(), LOST);
+}
+
+/// Where it is lost; everybody hears of it from then on, and everything ends.
+fn stage_of_loss(path: &Path, options: &EngineOptions) -> Stage {
+    let engine = match try_load(path, options) {
+        Ok(engine) => engine,
+        Err(why) => {
+            expect_lost(Err(why));
+            return Stage::Load;
+        }
+    };
+    let sessions: Result<Vec<Session>> = (0..2).map(|_| Session::new(&engine)).collect();
+    let mut sessions = match sessions {
+        Ok(sessions) => sessions,
+        Err(why) => {
+            expect_lost(Err(why));
+            return Stage::Session;
+        }
+    };
+    let (all, mut stage) = (tokens(), Stage::Prompt);
+    for part in parts(&all) {
+        let past = sessions[0].n_past();
+        if let Err(why) = eval(&mut sessions[0], part, &mut Vec::new()) {
+            expect_lost(Err(why));
+            assert_eq!(sessions[0].n_past(), past);
+            for session in &mut sessions {
+                expect_lost(eval(session, &all[..1], &mut Vec::new()));
+                expect_lost(eval(session, &all[..PROMPT], &mut Vec::new()));
+            }
+            at_rest(engine.model());
+            expect_lost(Session::new(&engine).map(drop));
+            return stage;
+        }
+        stage = Stage::Decode;
+    }
+    Stage::Nowhere
+}
+
+/// The device is lost at every so many operations, from the first to the last.
+fn lost(name: &'static str, vram: &str, cpu_share: Option<f32>, first: u64) {
+    let Some(turn) = Turn::new(name) else { return };
+    let mut stages = Vec::new();
+    for op in (first..).step_by(STRIDE) {
+        let faults = Faults { lost_at_op: Some(op), ..Faults::default() };
+        let config = Config { seed: op, faults, ..Config::default() };
+        let options = EngineOptions { cpu_share, vram: vram.parse().unwrap(), ..options(config) };
+        stages.push(stage_of_loss(&turn.path, &options));
+        if stages.ends_with(&[Stage::Nowhere]) {
+            break;
+        }
+    }
+    let count = |stage| stages.iter().filter(|s| **s == stage).count();
+    let [load, prompt, decode] = [Stage::Load, Stage::Prompt, Stage::Decode].map(count);
+    eprintln!("{name}: lost {load} times at load, {prompt} in prompts, {decode} in decodes");
+    assert!(load >= 2 && prompt >= 2 && decode >= 4, "{load}, {prompt}, {decode}");
+}
+
+const STRIDE: usize = 29;
+
+#[test]
+fn lost_with_all_experts_in_vram() {
+    lost("all experts in VRAM", "100%", None, 0);
+}
+
+#[test]
+fn lost_while_experts_are_brought() {
+    lost("experts are brought", "50%", Some(0.0), 3);
+}
+
+#[test]
+fn lost_while_the_cpu_does_its_share() {
+    lost("the CPU's share", "50%", Some(0.4), 11);
+    lost("the CPU's experts", "50%", Some(1.0), 17);
+}
+
+// ---- interruptions and failed reads
+
+/// Presses Ctrl-C when the router of a layer has chosen, some passes on.
+struct Press {
+    after: usize,
+}
+
+impl Recorder for Press {
+    fn routed(&mut self, _layer: usize, _route: &Route, _hidden: &[f32]) {
+        match self.after {
+            0 => {}
+            1 => {
+                interrupt::set();
+                self.after = 0;
+            }
+            _ => self.after -= 1,
+        }
+    }
+}
+
+#[test]
+fn an_interrupted_prompt_goes_on_where_it_was() {
+    let Some(turn) = Turn::new("interrupted prompts") else { return };
+    let vram = "50%".parse().unwrap();
+    let base = with_faults(Faults::default());
+    let options = EngineOptions { vram, n_ubatch: 2, cpu_share: Some(0.4), ..base };
+    let engine = load(&turn.path, &options);
+    let expected = answer(&engine);
+    let all = tokens();
+    let (mut n_met, n_layers) = (0, engine.n_layers());
+    for after in 1..=2 * n_layers {
+        let mut session = Session::new(&engine).unwrap();
+        let mut out = Vec::new();
+        let mut press = Press { after };
+        let result = session.eval_recorded(&all[..PROMPT], Want::None, &mut press, &mut |_, _| ());
+        interrupt::clear();
+        assert!(matches!(result, Err(Error::Interrupted)), "{result:?}");
+        // Those whose pass was over, and no part of one.
+        let (past, passes) = (session.n_past(), after.div_ceil(n_layers));
+        assert!(past == 2 * passes || past == 2 * (passes - 1), "{past} after {after}");
+        n_met += usize::from(past == 2 * (passes - 1));
+        at_rest(engine.model());
+        eval(&mut session, &all[past..PROMPT], &mut out).unwrap();
+        for token in &all[PROMPT..] {
+            eval(&mut session, &[*token], &mut out).unwrap();
+        }
+        assert!(out == expected, "interrupted after {after} layers");
+    }
+    assert!(n_met > 0, "no pass was interrupted in its middle");
+}
+
+/// A hand in the reads of experts: presses Ctrl-C at one, or fails it.
+#[derive(Debug, Default)]
+struct Hand {
+    presses: AtomicBool,
+    fails: AtomicBool,
+}
+
+impl DiskFaults for Hand {
+    fn before(&self, _read: &Read) -> Duration {
+        if !self.presses.swap(false, SeqCst) {
+            return Duration::ZERO;
+        }
+        interrupt::set();
+        // Whoever waits for it sees the one before the other.
+        Duration::from_millis(20)
+    }
+
+    fn after(&self, _read: &Read, result: io::Result<usize>) -> io::Result<usize> {
+        match self.fails.load(SeqCst) {
+            true => Err(io::Error::from_raw_os_error(libc::EIO)),
+            false => result,
+        }
+    }
+}
+
+/// Tokens that are decoded while a layer waits for experts out of all three tiers; `start` makes
+/// something go wrong, `end` mends it.
+fn decoded_in_spite_of(
+    turn: &Turn,
+    cpu_share: f32,
+    hand: &Arc<Hand>,
+    (start, end): (&dyn Fn(), &dyn Fn()),
+    is_expected: &dyn Fn(&Error) -> bool,
+) -> usize {
+    let base = with_faults(Faults::default());
+    let least = load(&turn.path, &base).plan().sizes.minimum_bytes;
+    let options = EngineOptions {
+        vram: "50%".parse().unwrap(),
+        ram: RamBudget::Bytes(least),
+        cpu_share: Some(cpu_share),
+        faults: Some(hand.clone()),
+        ..base
+    };
+    let engine = load(&turn.path, &options);
+    let expected = answer(&engine);
+    let mut n_failed = 0;
+    for _ in 0..3 {
+        let mut session = Session::new(&engine).unwrap();
+        let (all, mut out) = (tokens(), Vec::new());
+        let (prompt, decoded) = all.split_at(PROMPT);
+        eval(&mut session, prompt, &mut out).unwrap();
+        for token in decoded {
+            let (past, before) = (session.n_past(), out.len());
+            start();
+            let result = eval(&mut session, &[*token], &mut out);
+            end();
+            let Err(why) = result else { continue };
+            assert!(is_expected(&why), "{why:?}");
+            assert_eq!((session.n_past(), out.len()), (past, before));
+            n_failed += 1;
+            at_rest(engine.model());
+            eval(&mut session, &[*token], &mut out).unwrap();
+        }
+        assert!(out == expected, "{cpu_share}");
+    }
+    n_failed
+}
+
+#[test]
+fn an_interrupted_token_can_be_decoded_again() {
+    let Some(turn) = Turn::new("interrupted tokens") else { return };
+    for cpu_share in [0.0, 0.4, 1.0] {
+        let hand = Arc::new(Hand::default());
+        let start = || hand.presses.store(true, SeqCst);
+        let end = || {
+            hand.presses.store(false, SeqCst);
+            interrupt::clear();
+        };
+        let is_expected = |why: &Error| matches!(why, Error::Interrupted);
+        let n = decoded_in_spite_of(&turn, cpu_share, &hand, (&start, &end), &is_expected);
+        assert!(n > 0, "share {cpu_share}: no token was interrupted");
+    }
+}
+
+#[test]
+fn a_token_whose_experts_could_not_be_read_can_be_decoded_again() {
+    let Some(turn) = Turn::new("failed reads") else { return };
+    for cpu_share in [0.0, 0.4, 1.0] {
+        let hand = Arc::new(Hand::default());
+        let (start, end) = (|| hand.fails.store(true, SeqCst), || hand.fails.store(false, SeqCst));
+        let is_expected = |why: &Error| matches!(why, Error::Load(_));
+        let n = decoded_in_spite_of(&turn, cpu_share, &hand, (&start, &end), &is_expected);
+        assert!(n > 0, "share {cpu_share}: every read was good");
+    }
+}
