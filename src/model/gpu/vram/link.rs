@@ -113,6 +113,10 @@ impl Worker {
     /// Queues the copies of a granule; answers how many bytes they are.
     fn send(&mut self, ticket: &Ticket, buffer: usize) -> std::result::Result<u64, Failure> {
         let Worker { core, feed, stream, staging, copied, .. } = self;
+        // Of a lost device nobody knows which copies still have the buffers.
+        if let Some(why) = core.lost.get() {
+            return Err(Failure::Device(Error::Device(why.clone())));
+        }
         let Dest::Slot { granule, .. } = ticket.piece.to else {
             unreachable!("a granule goes to one slot")
         };
