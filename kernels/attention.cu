@@ -15,14 +15,13 @@
 // 1. Scores. Eight threads share a key, thread l having the lane l of the order: elements l, l + 8,
 //    …, so a query costs a register a key. Queries lie in shared memory, by lane. Eight sums of
 //    eight threads are added up by seven shuffles instead of 24: at each step of the tree a thread
-//    gives half of its sums away. Keys of the next step are on their way meanwhile.
+//    gives half of its sums away.
 // 2. Softmax. A warp takes a query: eight threads a tile, for the eight lanes of its sum.
-// 3. Values. They come to shared memory as they are, a stage of up to 64 positions at a time and
-//    the next one on its way meanwhile: 16 KB a block in flight. A thread has four elements of the
-//    sum of one or a few queries and goes over the positions in order.
+// 3. Values. A thread has four elements of the sum of one or a few queries and goes over the
+//    positions in order; values of the next eight are on their way meanwhile.
 //
-// A second kernel adds up the splits, in ascending order. Blocks whose split nobody sees leave at
-// once.
+// Between these steps the block waits, within them nobody does. A second kernel adds up the splits,
+// in ascending order. Blocks whose split nobody sees leave at once.
 // Expected bytes: the keys and values that are seen, once for R heads; records of 4 bytes a value
 // for each split.
 #include "attention.cuh"
@@ -38,18 +37,6 @@ static constexpr u32 TILES = SPLIT / TILE;
 #define TWO_BLOCKS THREADS
 #endif
 
-// Rows of values that lie in shared memory at a time.
-struct Stage {
-    // Bytes of a load: 16, 8, 4 or 2, as alignment allows.
-    u32 word;
-    // A power of two, up to a tile.
-    u32 positions;
-    // In shared memory, from one row to the next.
-    u32 row;
-    // Of a row.
-    u32 bytes;
-};
-
 // What a block computes.
 struct Job {
     // The KV head's first row.
@@ -62,19 +49,15 @@ struct Job {
     u32 position, head, n_heads;
     Global<const float> bias;
     u32 reach;
-    // How values come to shared memory.
-    Stage stage;
 };
 
 struct Room {
+    // [R, 8 lanes, lane_floats]
+    Shared<float> q;
     // [R, SPLIT]: scores, then exponentials
     Shared<float> p;
     // [R, TILES]: by what sums are multiplied when a tile begins
     Shared<float> factors;
-    // [R, 8 lanes, lane_floats]
-    Shared<float> q;
-    // The values of a stage; in place of the queries, when these are done with.
-    Shared<u8> values;
     // Elements of a lane: whole quads and an odd number of them, so that the eight threads of a key
     // read from different banks.
     u32 lane_floats;
@@ -115,41 +98,30 @@ __device__ __forceinline__ void load_queries(const Room& room, const Job& job,
     for (u32 i = threadIdx.x; i < R * TILES; i += THREADS) room.factors[i] = 1.0f;
 }
 
-// Groups of threads that share a key.
-static constexpr u32 GROUPS = THREADS / 8;
-
 // Keys that eight threads take at a time.
 template <u32 R>
 static constexpr u32 KEYS = R == 1 ? 8 : R == 16 ? 2 : 4;
 
-// Elements j … j + 3 of this thread's lane, of its keys from `first` on.
-template <class K, u32 N>
-__device__ __forceinline__ void load_keys(float (&w)[N][4], const Job& job, u32 first, u32 j) {
-#pragma unroll
-    for (u32 n = 0; n < N; n++) {
-        // Where there is no key, the last one is read again.
-        u32 key = min(first + n * GROUPS + threadIdx.x / 8, job.seen.end - 1);
-        Global<const u8> row = job.k + static_cast<u64>(key) * job.k_row;
-        load_lane<K>(row, threadIdx.x % 8, j, job.k_dim, w[n]);
-    }
-}
-
 template <class K, u32 R>
 __device__ __forceinline__ void scores(const Room& room, const Job& job) {
-    constexpr u32 N = KEYS<R>;
-    u32 lane = threadIdx.x % 8;
-    float w[N][4], next[N][4] = {};
-    load_keys<K>(w, job, job.seen.begin, 0);
+    constexpr u32 N = KEYS<R>, GROUPS = THREADS / 8;
+    u32 lane = threadIdx.x % 8, group = threadIdx.x / 8;
     for (u32 first = job.seen.begin; first < job.seen.end; first += N * GROUPS) {
+        Global<const u8> rows[N];
         float dots[N * R];
+#pragma unroll
+        for (u32 n = 0; n < N; n++) {
+            // Where there is no key, the last one is read again.
+            u32 key = min(first + n * GROUPS + group, job.seen.end - 1);
+            rows[n] = job.k + static_cast<u64>(key) * job.k_row;
+        }
 #pragma unroll
         for (u32 n = 0; n < N * R; n++) dots[n] = 0.0f;
 #pragma unroll 1
         for (u32 j = 0; 8 * j < job.k_dim; j += 4) {
-            // What comes next is on its way meanwhile.
-            bool last = 8 * (j + 4) >= job.k_dim;
-            u32 next_first = last ? first + N * GROUPS : first;
-            if (next_first < job.seen.end) load_keys<K>(next, job, next_first, last ? 0 : j + 4);
+            float w[N][4];
+#pragma unroll
+            for (u32 n = 0; n < N; n++) load_lane<K>(rows[n], lane, j, job.k_dim, w[n]);
 #pragma unroll
             for (u32 r = 0; r < R; r++) {
                 Shared<float> at = room.q + ((r * 8 + lane) * room.lane_floats + j);
@@ -163,16 +135,11 @@ __device__ __forceinline__ void scores(const Room& room, const Job& job) {
                     dot = fmaf(q.w, w[n][3], dot);
                 }
             }
-#pragma unroll
-            for (u32 n = 0; n < N; n++) {
-#pragma unroll
-                for (u32 i = 0; i < 4; i++) w[n][i] = next[n][i];
-            }
         }
 #pragma unroll
         for (u32 n = 0; n < N * R; n += 8) {
             float dot = scatter_sums(dots + n);
-            u32 r = (n + lane) % R, key = first + (n + lane) / R * GROUPS + threadIdx.x / 8;
+            u32 r = (n + lane) % R, key = first + (n + lane) / R * GROUPS + group;
             if (key >= job.seen.end) continue;
             float score = job.scale * dot;
             if (job.bias && r < job.n_heads) {
@@ -241,99 +208,32 @@ __device__ __forceinline__ void softmax(Shared<float> p, Shared<float> factors, 
 template <u32 R>
 static constexpr u32 EACH = R == 1 ? 1 : R == 16 ? 4 : 2;
 
-// Registers for what is on its way. With R = 16 there are fewer, and less shared memory.
-template <u32 R>
-static constexpr u32 FLIGHT = R == 16 ? 8 : 16;
+// Positions whose values are loaded together, as registers allow; a tile is a whole number of them.
+template <class V>
+static constexpr u32 DEPTH = sizeof(typename V::Quad) > 8 ? 4 : 8;
 
-// The words that a thread moves of the stage that begins at `first`: `each(c, position, byte)`, c
-// from 0 to N − 1. Short words get half of the registers, as each has an address of its own.
-template <u32 N, class F>
-__device__ __forceinline__ void each_word(const Job& job, u32 first, F each) {
-    u32 words = job.stage.bytes / job.stage.word;
-    u32 end = min(first + job.stage.positions, job.seen.end);
+template <class V>
+__device__ __forceinline__ void load_values(typename V::Quad (&quads)[DEPTH<V>], const Job& job,
+                                            u32 first, u32 at) {
 #pragma unroll
-    for (u32 c = 0; c < N; c++) {
-        u32 n = threadIdx.x + c * THREADS, position = first + n / words;
-        if (position < job.seen.begin || position >= end) continue;
-        each(c, position, n % words * job.stage.word);
+    for (u32 n = 0; n < DEPTH<V>; n++) {
+        u32 i = first + n;
+        if (i < job.seen.begin || i >= job.seen.end) continue;
+        quads[n] = Quads<V>::load(job.v + static_cast<u64>(i) * job.v_row, at, job.v_dim);
     }
 }
 
-template <u32 N>
-__device__ __forceinline__ void fetch(u32 (&flight)[N], const Job& job, u32 first) {
-    auto row = [&](u32 position) { return job.v + static_cast<u64>(position) * job.v_row; };
-    if (job.stage.word == 16) {
-        each_word<N / 4>(job, first, [&](u32 c, u32 position, u32 byte) {
-            uint4 v = *as<const uint4>(row(position) + byte);
-            flight[4 * c] = v.x, flight[4 * c + 1] = v.y;
-            flight[4 * c + 2] = v.z, flight[4 * c + 3] = v.w;
-        });
-    } else if (job.stage.word == 8) {
-        each_word<N / 4>(job, first, [&](u32 c, u32 position, u32 byte) {
-            uint2 v = *as<const uint2>(row(position) + byte);
-            flight[2 * c] = v.x, flight[2 * c + 1] = v.y;
-        });
-    } else if (job.stage.word == 4) {
-        each_word<N / 2>(job, first, [&](u32 c, u32 position, u32 byte) {
-            flight[c] = *as<const u32>(row(position) + byte);
-        });
-    } else {
-        each_word<N / 2>(job, first, [&](u32 c, u32 position, u32 byte) {
-            flight[c] = *as<const u16>(row(position) + byte);
-        });
-    }
-}
-
-template <u32 N>
-__device__ __forceinline__ void put(Shared<u8> values, const u32 (&flight)[N], const Job& job,
-                                    u32 first) {
-    auto row = [&](u32 position) { return values + (position - first) * job.stage.row; };
-    if (job.stage.word == 16) {
-        each_word<N / 4>(job, first, [&](u32 c, u32 position, u32 byte) {
-            *as<uint4>(row(position) + byte) = make_uint4(flight[4 * c], flight[4 * c + 1],
-                                                          flight[4 * c + 2], flight[4 * c + 3]);
-        });
-    } else if (job.stage.word == 8) {
-        each_word<N / 4>(job, first, [&](u32 c, u32 position, u32 byte) {
-            *as<uint2>(row(position) + byte) = make_uint2(flight[2 * c], flight[2 * c + 1]);
-        });
-    } else if (job.stage.word == 4) {
-        each_word<N / 2>(job, first, [&](u32 c, u32 position, u32 byte) {
-            *as<u32>(row(position) + byte) = flight[c];
-        });
-    } else {
-        each_word<N / 2>(job, first, [&](u32 c, u32 position, u32 byte) {
-            *as<u16>(row(position) + byte) = static_cast<u16>(flight[c]);
-        });
-    }
-}
-
-// What a thread adds up: elements `at` … of queries from `row` on.
-struct Item {
-    u32 at, row;
-    bool live;
-};
-
-// acc += the stage's exponentials · values; what is not seen is neither read nor multiplied by
-// zero: it may be NaN.
-template <class V, bool LOOSE, u32 ROWS>
-__device__ __forceinline__ void add_values(float (&acc)[ROWS][4], const Room& room, const Job& job,
-                                           const Item& item, u32 first) {
-    if (first % TILE == 0) {
+template <class V, u32 ROWS>
+__device__ __forceinline__ void add_values(float (&acc)[ROWS][4],
+                                           const typename V::Quad (&quads)[DEPTH<V>],
+                                           Shared<const float> p, const Job& job, u32 first) {
 #pragma unroll
-        for (u32 r = 0; r < ROWS; r++) {
-            float factor = room.factors[(item.row + r) * TILES + first % SPLIT / TILE];
-#pragma unroll
-            for (u32 c = 0; c < 4; c++) acc[r][c] *= factor;
-        }
-    }
-    Range seen = job.seen.common(first, first + job.stage.positions);
-    Shared<const float> p = room.p + item.row * SPLIT;
-    Shared<const u8> row = room.values + (seen.begin - first) * job.stage.row;
-#pragma unroll 4
-    for (u32 i = seen.begin; i < seen.end; i++, row += job.stage.row) {
+    for (u32 n = 0; n < DEPTH<V>; n++) {
+        u32 i = first + n;
+        // What is not seen is neither read nor multiplied by zero: it may be NaN.
+        if (i < job.seen.begin || i >= job.seen.end) continue;
         float w[4];
-        load_four<V, LOOSE>(row, item.at, job.v_dim, w);
+        V::widen(quads[n], w);
 #pragma unroll
         for (u32 r = 0; r < ROWS; r++) {
             float e = p[r * SPLIT + i % SPLIT];
@@ -343,34 +243,41 @@ __device__ __forceinline__ void add_values(float (&acc)[ROWS][4], const Room& ro
     }
 }
 
-// acc of each query's record. Long rows take several passes; `flight` holds the first stage.
-template <class V, bool LOOSE, u32 R>
-__device__ __forceinline__ void values(const Room& room, const Job& job, u32 (&flight)[FLIGHT<R>],
-                                       Global<float> record, u64 record_stride) {
+// acc of each query's record.
+template <class V, u32 R>
+__device__ __forceinline__ void values(const Room& room, const Job& job, Global<float> record,
+                                       u64 record_stride) {
     constexpr u32 ROWS = EACH<R>;
-    u32 n_quads = (job.v_dim + 3) / 4, begin = job.seen.begin / job.stage.positions;
-    begin *= job.stage.positions;
-    for (u32 pass = 0; pass < n_quads * (R / ROWS); pass += THREADS) {
-        u32 n = pass + threadIdx.x;
-        Item item = {n % n_quads * 4, n / n_quads * ROWS, n / n_quads * ROWS < job.n_heads};
+    u32 n_quads = (job.v_dim + 3) / 4;
+    for (u32 item = threadIdx.x; item < n_quads * (R / ROWS); item += THREADS) {
+        u32 at = item % n_quads * 4, row = item / n_quads * ROWS;
+        if (row >= job.n_heads) break;
+        Shared<const float> p = room.p + row * SPLIT;
         float acc[ROWS][4] = {};
-        if (pass > 0) fetch(flight, job, begin);
-        for (u32 first = begin; first < job.seen.end; first += job.stage.positions) {
-            put(room.values, flight, job, first);
-            __syncthreads();
-            if (first + job.stage.positions < job.seen.end) {
-                fetch(flight, job, first + job.stage.positions);
+        typename V::Quad now[DEPTH<V>] = {}, next[DEPTH<V>] = {};
+        u32 first = job.seen.begin / DEPTH<V> * DEPTH<V>;
+        load_values<V>(now, job, first, at);
+        for (; first < job.seen.end; first += DEPTH<V>) {
+            load_values<V>(next, job, first + DEPTH<V>, at);
+            if (first % TILE == 0) {
+#pragma unroll
+                for (u32 r = 0; r < ROWS; r++) {
+                    float factor = room.factors[(row + r) * TILES + first % SPLIT / TILE];
+#pragma unroll
+                    for (u32 c = 0; c < 4; c++) acc[r][c] *= factor;
+                }
             }
-            if (item.live) add_values<V, LOOSE, ROWS>(acc, room, job, item, first);
-            __syncthreads();
+            add_values<V, ROWS>(acc, now, p, job, first);
+#pragma unroll
+            for (u32 n = 0; n < DEPTH<V>; n++) now[n] = next[n];
         }
 #pragma unroll
         for (u32 r = 0; r < ROWS; r++) {
-            if (!item.live || item.row + r >= job.n_heads) break;
-            Global<float> to = record + ((item.row + r) * record_stride + item.at);
+            if (row + r >= job.n_heads) break;
+            Global<float> to = record + ((row + r) * record_stride + at);
 #pragma unroll
             for (u32 c = 0; c < 4; c++) {
-                if (item.at + c < job.v_dim) to[c] = acc[r][c];
+                if (at + c < job.v_dim) to[c] = acc[r][c];
             }
         }
     }
@@ -378,11 +285,12 @@ __device__ __forceinline__ void values(const Room& room, const Job& job, u32 (&f
 
 // ---- both
 
-// `k_type` and `v_type` are CacheType.
+// Types of the rows: `k_type` and `v_type` are CacheType, and `loose` is not 0 where values cannot
+// be read four at a time.
 template <u32 R>
 __device__ __forceinline__ void attention_split(
     Global<const float> q, Global<const u8> k, u32 k_type, u32 k_dim, u32 k_row,
-    Global<const u8> v, u32 v_type, u32 v_dim, u32 v_row, Stage stage, u32 k_ctx, u32 v_ctx,
+    Global<const u8> v, u32 v_type, u32 v_dim, u32 v_row, u32 loose, u32 k_ctx, u32 v_ctx,
     u32 n_head, u32 group, Global<const u32> past, u32 first_token, u32 limit, u32 all, u32 window,
     float scale, Global<const float> bias, u32 reach, Global<float> work) {
     SHARED_DYNAMIC(float, dynamic);
@@ -397,16 +305,15 @@ __device__ __forceinline__ void attention_split(
     job.k = k + static_cast<u64>(head_kv) * k_ctx * k_row;
     job.v = v + static_cast<u64>(head_kv) * v_ctx * v_row;
     job.k_dim = k_dim, job.k_row = k_row, job.v_dim = v_dim, job.v_row = v_row;
-    job.scale = scale, job.bias = bias, job.reach = reach, job.stage = stage;
+    job.scale = scale, job.bias = bias, job.reach = reach;
     job.head = head_kv * group + part * R;
     job.n_heads = min(R, group - part * R);
 
     Room room;
     room.lane_floats = 4 * ((k_dim + 31) / 32 | 1);
-    room.p = dynamic;
+    room.q = dynamic;
+    room.p = room.q + R * 8 * room.lane_floats;
     room.factors = room.p + R * SPLIT;
-    room.q = room.factors + R * TILES;
-    room.values = as<u8>(room.q);
     u64 query = static_cast<u64>(token) * n_head + job.head;
     load_queries<R>(room, job, q + query * k_dim);
     __syncthreads();
@@ -416,8 +323,6 @@ __device__ __forceinline__ void attention_split(
         case CACHE_BF16: scores<CacheBF16, R>(room, job); break;
         default: scores<CacheQ8_0, R>(room, job); break;
     }
-    u32 flight[FLIGHT<R>] = {};
-    fetch(flight, job, job.seen.begin / stage.positions * stage.positions);
     __syncthreads();
     u64 stride = static_cast<u64>(n_slots) * record_floats(v_dim);
     Global<float> record = work + (query * stride + static_cast<u64>(slot) * record_floats(v_dim));
@@ -426,27 +331,25 @@ __device__ __forceinline__ void attention_split(
                 record + (r * stride + v_dim));
     }
     __syncthreads();
-    switch (v_type + (v_dim % 4 ? 4 : 0)) {
-        case CACHE_F32: values<CacheF32, false, R>(room, job, flight, record, stride); break;
-        case CACHE_F16: values<CacheF16, false, R>(room, job, flight, record, stride); break;
-        case CACHE_BF16: values<CacheBF16, false, R>(room, job, flight, record, stride); break;
-        case CACHE_Q8_0: values<CacheQ8_0, false, R>(room, job, flight, record, stride); break;
-        case CACHE_F32 + 4: values<CacheF32, true, R>(room, job, flight, record, stride); break;
-        case CACHE_F16 + 4: values<CacheF16, true, R>(room, job, flight, record, stride); break;
-        case CACHE_BF16 + 4: values<CacheBF16, true, R>(room, job, flight, record, stride); break;
-        default: values<CacheQ8_0, true, R>(room, job, flight, record, stride); break;
+    switch (v_type + (loose ? 4 : 0)) {
+        case CACHE_F32: values<CacheF32, R>(room, job, record, stride); break;
+        case CACHE_F16: values<CacheF16, R>(room, job, record, stride); break;
+        case CACHE_BF16: values<CacheBF16, R>(room, job, record, stride); break;
+        case CACHE_Q8_0: values<CacheQ8_0, R>(room, job, record, stride); break;
+        case CACHE_F32 + 4: values<Loose<CacheF32>, R>(room, job, record, stride); break;
+        case CACHE_F16 + 4: values<Loose<CacheF16>, R>(room, job, record, stride); break;
+        case CACHE_BF16 + 4: values<Loose<CacheBF16>, R>(room, job, record, stride); break;
+        default: values<Loose<CacheQ8_0>, R>(room, job, record, stride); break;
     }
 }
 
 #define ATTENTION_SPLIT(R)                                                                       \
     KERNEL(attention_split_##R, TWO_BLOCKS, Global<const float> q, Global<const u8> k,           \
            u32 k_type, u32 k_dim, u32 k_row, Global<const u8> v, u32 v_type, u32 v_dim,          \
-           u32 v_row, u32 word, u32 positions, u32 stage_row, u32 v_bytes, u32 k_ctx, u32 v_ctx, \
-           u32 n_head, u32 group,                                                                \
+           u32 v_row, u32 loose, u32 k_ctx, u32 v_ctx, u32 n_head, u32 group,                    \
            Global<const u32> past, u32 first_token, u32 limit, u32 all, u32 window, float scale, \
            Global<const float> bias, u32 reach, Global<float> work) {                            \
-        Stage stage = {word, positions, stage_row, v_bytes};                                     \
-        attention_split<R>(q, k, k_type, k_dim, k_row, v, v_type, v_dim, v_row, stage, k_ctx,    \
+        attention_split<R>(q, k, k_type, k_dim, k_row, v, v_type, v_dim, v_row, loose, k_ctx,    \
                            v_ctx, n_head, group, past, first_token, limit, all, window, scale,   \
                            bias, reach, work);                                                   \
     }

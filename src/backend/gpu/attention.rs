@@ -112,45 +112,14 @@ fn record_floats(v_dim: usize) -> usize {
 }
 
 /// Heads a block: as many as share a KV head, as far as their queries and scores have room.
-fn rows_a_block(group: usize, k: &DeviceRows, v: &DeviceRows) -> usize {
-    let fits = |rows: &&usize| {
-        let stage = Stage::new(**rows, v);
-        let shared = shared_bytes(**rows, k.dim, &stage);
-        **rows < 2 * group && stage.positions > 0 && shared <= SHARED_BYTES
-    };
-    *ROWS.iter().rev().find(fits).expect("rows of which one fits shared memory")
+fn rows_a_block(group: usize, k_dim: usize) -> usize {
+    let fits = |rows: &&usize| **rows < 2 * group && shared_bytes(**rows, k_dim) <= SHARED_BYTES;
+    *ROWS.iter().rev().find(fits).expect("keys of which a query fits shared memory")
 }
 
-/// Of the exact way: as `Room` of `kernels/attention.cu` needs it.
-fn shared_bytes(rows: usize, k_dim: usize, stage: &Stage) -> usize {
-    let queries = 4 * rows * 8 * 4 * (k_dim.div_ceil(32) | 1);
-    4 * rows * (SPLIT + SPLIT / TILE) + queries.max(stage.positions * stage.row)
-}
-
-/// Values that lie in shared memory at a time, as `Stage` of `kernels/attention.cu`: `positions` is
-/// 0 where a row is too long for it.
-struct Stage {
-    word: usize,
-    positions: usize,
-    row: usize,
-    bytes: usize,
-}
-
-impl Stage {
-    /// With so many heads a block.
-    fn new(rows: usize, v: &DeviceRows) -> Stage {
-        let (word, bytes) = (v.word_bytes(), v.used_bytes());
-        // Words that a thread moves: see `fetch` there.
-        let words = match (word >= 8, rows == 16) {
-            (true, false) | (false, true) => 4,
-            (true, true) => 2,
-            (false, false) => 8,
-        };
-        let most = SPLIT_THREADS as usize * words / (bytes / word);
-        let positions = most.checked_ilog2().map_or(0, |log| (1 << log).min(TILE));
-        // An odd number of 16 bytes: rows begin in different banks.
-        Stage { word, positions, row: 16 * (bytes.div_ceil(16) | 1), bytes }
-    }
+/// As `Room` of `kernels/attention.cu` needs it.
+fn shared_bytes(rows: usize, k_dim: usize) -> usize {
+    4 * rows * (8 * 4 * (k_dim.div_ceil(32) | 1) + SPLIT + SPLIT / TILE)
 }
 
 /// Halves of 64 queries, and of a tile's keys or values, each row 16 bytes longer than it is.
@@ -272,13 +241,12 @@ impl Attention {
 
     fn exact(&self, stream: &Stream, part: Part) -> Result<()> {
         let Part { shape, k, v, .. } = part;
-        let rows = rows_a_block(shape.group(), &k, &v);
-        let stage = Stage::new(rows, &v);
+        let rows = rows_a_block(shape.group(), k.dim);
         let args = Args::new().slice(part.q);
         let args = args.slice(k.data).u32(k.type_code()).size(k.dim).size(k.row_bytes());
         let args = args.slice(v.data).u32(v.type_code()).size(v.dim).size(v.row_bytes());
-        let args = args.size(stage.word).size(stage.positions).size(stage.row).size(stage.bytes);
-        let args = args.size(k.n_ctx).size(v.n_ctx).size(shape.n_head).size(shape.group());
+        let args = args.u32(u32::from(!v.can_load_four())).size(k.n_ctx).size(v.n_ctx);
+        let args = args.size(shape.n_head).size(shape.group());
         let args = part.bias_args(shape.seen_args(args, part.first, part.n_ctx()));
         let args = args.slice(part.work);
         let heads = shape.n_head_kv * shape.group().div_ceil(rows);
@@ -286,7 +254,7 @@ impl Attention {
             kernel: self.split[rows.trailing_zeros() as usize],
             grid: [part.slots as u32, heads as u32, part.tokens as u32],
             block: [SPLIT_THREADS, 1, 1],
-            shared_bytes: shared_bytes(rows, k.dim, &stage) as u32,
+            shared_bytes: shared_bytes(rows, k.dim) as u32,
             args: &args,
         };
         // SAFETY: the arguments are the kernel's. It reads queries of so many tokens, rows below

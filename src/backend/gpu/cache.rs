@@ -43,16 +43,9 @@ impl DeviceRows<'_> {
         }
     }
 
-    /// Of a row, those in which there is an element.
-    pub(super) fn used_bytes(&self) -> usize {
-        self.dim.div_ceil(self.ty.block_len()) * self.ty.block_bytes()
-    }
-
-    /// The widest load, 16, 8, 4 or 2 bytes, of which rows are a whole number and on whose
-    /// multiples they begin.
-    pub(super) fn word_bytes(&self) -> usize {
-        let odd = self.data.address() as usize | self.row_bytes() | self.used_bytes();
-        1 << odd.trailing_zeros().min(4)
+    /// Whether every row can be read four elements at a time.
+    pub(super) fn can_load_four(&self) -> bool {
+        self.dim.is_multiple_of(4) && (self.ty == TensorType::Q8_0 || self.lie_on_multiples_of(4))
     }
 
     /// Whether every row can be read as halves, eight at a time.
