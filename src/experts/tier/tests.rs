@@ -431,6 +431,26 @@ proptest! {
     }
 }
 
+/// An expert of which a part is there was the least worth keeping: it must not make the room for its
+/// own other part.
+#[test]
+fn an_admission_does_not_push_out_what_it_adds_to() {
+    let foretold = Prediction { expert: Expert { layer: 3, expert: 1 }, priority: 0.0 };
+    let landed = || Op::EndRead { which: 0, fails: false };
+    let mut world = World::new(plan([11, 6], 3), false, "predictor=none,eviction=lru", N_WORKS);
+    let ops = vec![
+        Op::Prefetch { predictions: vec![foretold], age: 0 },
+        Op::StartReads,
+        Op::Acquire { work: 0, layer: 3, experts: vec![5], access: Access::Decode },
+        landed(),
+        landed(),
+        Op::Share { shares: vec![(0, 0), (0, 0), (2, 2)] },
+        Op::Admit { layer: 3, experts: vec![1] },
+    ];
+    run(&mut world, ops);
+    world.settle_down();
+}
+
 fn small() -> World {
     World::new(plan([12, 8], GRANULES), true, "predictor=none,eviction=lru", 1)
 }

@@ -30,7 +30,11 @@ impl State {
     ) -> bool {
         let Entry { id, class, held, n_granules, .. } = *self.table.get(e);
         let n = n_granules - held;
-        let Some(n_working) = self.room_for(e, n, access, cause, priority) else { return false };
+        // The expert's own granules must not be what makes the room.
+        self.table.get_mut(e).pins += 1;
+        let n_working = self.room_for(e, n, access, cause, priority);
+        self.table.get_mut(e).pins -= 1;
+        let Some(n_working) = n_working else { return false };
         if held == 0 {
             self.table.get_mut(e).place = self.classes[class].join(e);
         }
@@ -114,13 +118,10 @@ impl State {
     /// is foretold to be at least as urgent.
     fn make_transit(&mut self, e: u32, n: usize, prefetch: Option<f32>) -> bool {
         let class = self.table.get(e).class;
-        // The expert's own granules must not be what makes the room.
-        self.table.get_mut(e).pins += 1;
         while self.classes[class].room(Role::Transit) < n {
             let Some(victim) = self.transit_victim(class, prefetch) else { break };
             self.drop_transit(victim);
         }
-        self.table.get_mut(e).pins -= 1;
         self.classes[class].room(Role::Transit) >= n
     }
 
