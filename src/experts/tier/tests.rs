@@ -431,8 +431,8 @@ proptest! {
     }
 }
 
-/// An expert of which a part is there was the least worth keeping: it must not make the room for its
-/// own other part.
+/// An expert of which a part is there was the least worth keeping: it must not make the room for
+/// its own other part.
 #[test]
 fn an_admission_does_not_push_out_what_it_adds_to() {
     let foretold = Prediction { expert: Expert { layer: 3, expert: 1 }, priority: 0.0 };
