@@ -23,6 +23,10 @@ impl Stream {
         &self.gpu
     }
 
+    pub fn id(&self) -> StreamId {
+        self.id
+    }
+
     /// # Safety
     /// `from` exists and does not change until the copy is done.
     pub unsafe fn upload(&self, to: DeviceSlice, from: &[u8]) -> Result<()> {
