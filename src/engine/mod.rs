@@ -523,7 +523,10 @@ impl Session {
         let gpu_kv = |gpu: &GpuModel| gpu.new_cache(&engine.model, engine.n_ctx, (k, v));
         Ok(Session {
             kv: KvCache::new(&engine.model.hyper().cache_shapes(), engine.n_ctx, k, v),
-            gpu_kv: engine.compute().gpu.as_ref().map(gpu_kv).transpose()?,
+            gpu_kv: match engine.plan.device {
+                Some(_) => engine.compute().gpu.as_ref().map(gpu_kv).transpose()?,
+                None => None,
+            },
             engine: engine.clone(),
             id: engine.next_session.fetch_add(1, Ordering::Relaxed),
             is_started: false,
@@ -683,8 +686,9 @@ impl Drop for Session {
     fn drop(&mut self) {
         self.end_request();
         // Freeing waits for the device, and that may wait for the host in the midst of a pass.
-        let between_passes = self.engine.compute();
-        self.gpu_kv = None;
-        drop(between_passes);
+        if self.gpu_kv.is_some() {
+            let _between_passes = self.engine.compute();
+            self.gpu_kv = None;
+        }
     }
 }

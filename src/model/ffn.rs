@@ -52,17 +52,6 @@ fn emptied<'a>(mut list: Vec<GranuleMats>) -> Vec<GranuleMats<'a>> {
 }
 
 impl Model {
-    /// Everything that reads the normalised input of the FFN.
-    pub(super) fn ffn_kinds(&self, ffn: &FfnWeights) -> Kinds {
-        let router = match &ffn.gate {
-            Gate::Router(router) => Some(router.logits.weight.ty),
-            Gate::Dense => None,
-        };
-        let shared = ffn.shared.iter();
-        let shared = shared.flat_map(|s| s.shape.inputs().chain(s.gate.as_ref().map(|m| m.ty)));
-        Kinds::of(ffn.expert.inputs().chain(router).chain(shared))
-    }
-
     pub(super) fn route(&self, cpu: &Cpu, b: &mut Buffers, ffn: &FfnWeights, n: usize) {
         let Gate::Router(router) = &ffn.gate else { return b.route.dense(n) };
         let routing = &self.hyper.routing;

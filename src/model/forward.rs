@@ -44,6 +44,17 @@ pub enum Want {
     All,
 }
 
+impl Want {
+    /// The first of `n` tokens that gets logits; all behind it do.
+    pub(super) fn first(self, n: usize) -> Option<usize> {
+        match self {
+            Want::None => None,
+            Want::Last => Some(n - 1),
+            Want::All => Some(0),
+        }
+    }
+}
+
 /// What the caller hears while a micro-batch is computed.
 pub trait Listener {
     /// Who writes down the routing of this micro-batch, if anyone does.
@@ -133,7 +144,7 @@ impl Model {
         let ffn = &layer.ffn;
         let seen = if ffn.branch.is_some() { &b.before } else { &b.x };
         self.norm(cpu, &ffn.norm, seen, &mut b.h);
-        b.acts.fill(cpu, self.ffn_kinds(ffn), n, hyper.n_embd, &b.h);
+        b.acts.fill(cpu, Kinds::of(ffn.inputs()), n, hyper.n_embd, &b.h);
         self.route(cpu, b, ffn, n);
         self.record_routed(cpu, b, l, listener);
 
@@ -186,11 +197,7 @@ impl Model {
         want: Want,
         listener: &mut dyn Listener,
     ) {
-        let first = match want {
-            Want::None => return,
-            Want::Last => n - 1,
-            Want::All => 0,
-        };
+        let Some(first) = want.first(n) else { return };
         let head = &self.weights.output;
         let n_embd = self.hyper.n_embd;
         for start in (first..n).step_by(LOGITS_TOKENS) {

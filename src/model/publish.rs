@@ -52,6 +52,11 @@ impl Model {
         self.routed.looks_ahead(l).or_else(vram)
     }
 
+    /// Whether a token's `publish_routed` reads what the router saw or where that comes from.
+    pub(super) fn wants_activation(&self, l: usize) -> bool {
+        self.wants_hidden() || self.looks_ahead(l).is_some()
+    }
+
     /// The embeddings are in `b.x`.
     pub(super) fn publish_start(&self, b: &mut Buffers, pass: Pass) {
         b.published.timing = Timing::default();

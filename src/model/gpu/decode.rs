@@ -12,7 +12,7 @@ use super::acts::GpuActs;
 use super::experts::{Biases, Few, device_shape};
 use super::forward::Tools;
 use super::pass::Pass;
-use super::staging::{Staging, floats, integers};
+use super::staging::{Staging, floats, integers, starts};
 use super::vram::{Fence, GranuleLayout, Vram};
 use crate::Result;
 use crate::backend::gpu::expert::Chosen;
@@ -97,16 +97,8 @@ impl Lane {
         }
     }
 
-    fn starts(sizes: &[usize; PARTS]) -> [usize; PARTS] {
-        let mut at = 0;
-        sizes.map(|size| {
-            let end = (at + size).next_multiple_of(64);
-            std::mem::replace(&mut at, end)
-        })
-    }
-
     fn queue(&self, stream: &Stream, parts: &[DeviceSlice], sizes: &[usize; PARTS]) -> Result<()> {
-        for (part, at) in parts.iter().zip(Lane::starts(sizes)) {
+        for (part, at) in parts.iter().zip(starts(sizes)) {
             assert!(at + part.len() <= self.down.len());
             // SAFETY: in the buffer, by the assertion; nobody uses it until `routed`, which is
             // recorded after it, has been waited for.
@@ -118,9 +110,8 @@ impl Lane {
     /// What has come down, part by part.
     fn wait(&self, sizes: &[usize; PARTS]) -> Result<[&[u8]; PARTS]> {
         self.routed.synchronize()?;
-        let starts = Lane::starts(sizes);
         let mut parts = [&[][..]; PARTS];
-        for ((part, at), size) in parts.iter_mut().zip(starts).zip(sizes) {
+        for ((part, at), size) in parts.iter_mut().zip(starts(sizes)).zip(sizes) {
             // SAFETY: the copies have been waited for, and the lane's next ones are queued after
             // this pass is done with these.
             *part = unsafe { self.down.bytes(at..at + size) };
@@ -203,8 +194,8 @@ impl Pass<'_> {
         unsafe { self.g.ops.resolve.launch(stream, &lookup)? };
         // What the host hears, before the experts: it can act while they are computed.
         let mut parts = vec![missing, route.chosen, route.weights, route.probs];
-        let (model, is_whole) = (self.model, lane.addresses.iter().all(|at| *at != 0));
-        if !is_whole || model.wants_hidden() || model.looks_ahead(l).is_some() {
+        let is_whole = lane.addresses.iter().all(|at| *at != 0);
+        if !is_whole || self.model.wants_activation(l) {
             parts.extend([self.h(), self.x()]);
         }
         let mut sizes = [0; PARTS];

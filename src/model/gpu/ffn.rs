@@ -12,15 +12,6 @@ use crate::backend::cpu::router::Choice;
 use crate::backend::gpu::DeviceSlice;
 use crate::backend::gpu::expert::Chosen;
 use crate::backend::gpu::router::DeviceRoute;
-use crate::gguf::TensorType;
-
-/// Everything that reads the normalised input of the FFN.
-pub fn inputs(w: &FfnWeights, ffn: &GpuFfn) -> Vec<TensorType> {
-    let router = ffn.router.iter().map(|router| router.logits.weight.ty);
-    let shared = w.shared.iter();
-    let shared = shared.flat_map(|s| s.shape.inputs().chain(s.gate.as_ref().map(|m| m.ty)));
-    w.expert.inputs().chain(router).chain(shared).collect()
-}
 
 impl<'a> Pass<'a> {
     /// The stream as attention found it, for experts that do not see what the dense branch does.
@@ -45,7 +36,7 @@ impl<'a> Pass<'a> {
     pub fn ffn_input(&self, w: &FfnWeights, ffn: &GpuFfn) -> Result<GpuActs<'a>> {
         let seen = if ffn.branch.is_some() { self.before() } else { self.x() };
         self.norm(&ffn.norm, seen, self.h())?;
-        self.acts_of_h(inputs(w, ffn))
+        self.acts_of_h(w.inputs())
     }
 
     pub fn route(&self) -> DeviceRoute<'a> {

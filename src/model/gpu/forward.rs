@@ -194,8 +194,7 @@ impl Pass<'_> {
         let Tools { staging, cpu, b, .. } = tools;
         let (route, is_recorded) = (self.route(), listener.recorder().is_some());
         let mut parts = vec![route.chosen, route.weights, route.probs];
-        let model = self.model;
-        if is_recorded || self.n == 1 && (model.wants_hidden() || model.looks_ahead(l).is_some()) {
+        if is_recorded || self.n == 1 && self.model.wants_activation(l) {
             parts.extend([self.h(), self.x()]);
         }
         (b.route.k, b.route.n_experts) = (route.k, route.n_experts);
@@ -212,11 +211,7 @@ impl Pass<'_> {
     }
 
     fn logits(&self, tools: &mut Tools, want: Want, listener: &mut dyn Listener) -> Result<()> {
-        let first = match want {
-            Want::None => return Ok(()),
-            Want::Last => self.n - 1,
-            Want::All => 0,
-        };
+        let Some(first) = want.first(self.n) else { return Ok(()) };
         let (norm, head) = self.g.head.as_ref().expect("the head is on the device");
         let (n_embd, n_vocab) = (self.hyper().n_embd, head.weight.rows);
         let Tools { staging, b, .. } = tools;

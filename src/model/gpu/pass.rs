@@ -6,7 +6,6 @@ use super::super::hyper::HyperParams;
 use super::Parts;
 use super::acts::GpuActs;
 use super::cache::GpuCache;
-use super::ffn;
 use super::layers::GpuNorm;
 use super::room::{Place, Places};
 use super::vram::Vram;
@@ -111,8 +110,7 @@ impl<'a> Pass<'a> {
 
     /// The input of a layer's feed-forward part, where `ffn_input` has put it.
     pub fn acts_at(&self, l: usize) -> GpuActs<'a> {
-        let ffn = &self.g.layers[l].as_ref().expect("a layer on the device").ffn;
-        let (types, room) = (ffn::inputs(self.weights(l), ffn), self.slice(&self.places().acts));
+        let (types, room) = (self.weights(l).inputs(), self.slice(&self.places().acts));
         GpuActs::at(types, (self.n, self.hyper().n_embd), room)
     }
 

@@ -55,22 +55,28 @@ impl Staging {
         parts: &[DeviceSlice],
         take: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<()> {
-        let mut start = 0;
-        for part in parts {
-            assert!(start + part.len() <= self.down.len(), "{} bytes to bring down", part.len());
+        let sizes: Vec<usize> = parts.iter().map(|part| part.len()).collect();
+        for (part, at) in parts.iter().zip(starts(&sizes)) {
+            assert!(at + part.len() <= self.down.len(), "{} bytes to bring down", part.len());
             // SAFETY: in the buffer, by the assertion; nobody uses it before the wait below.
-            unsafe { stream.download(self.down.as_ptr().add(start), *part)? };
-            start = (start + part.len()).next_multiple_of(LINE);
+            unsafe { stream.download(self.down.as_ptr().add(at), *part)? };
         }
         self.wait(stream)?;
-        let mut start = 0;
-        for (i, part) in parts.iter().enumerate() {
+        for (i, (at, size)) in starts(&sizes).zip(&sizes).enumerate() {
             // SAFETY: the copies have been waited for.
-            take(i, unsafe { self.down.bytes(start..start + part.len()) });
-            start = (start + part.len()).next_multiple_of(LINE);
+            take(i, unsafe { self.down.bytes(at..at + size) });
         }
         Ok(())
     }
+}
+
+/// Where parts of these sizes begin that lie one behind the other, each on a line of its own.
+pub fn starts(sizes: &[usize]) -> impl Iterator<Item = usize> {
+    sizes.iter().scan(0, |end, size| {
+        let start = *end;
+        *end = (start + size).next_multiple_of(LINE);
+        Some(start)
+    })
 }
 
 /// f32s or u32s as bytes, to be uploaded.

@@ -11,6 +11,7 @@ use super::positions::add_sinusoids;
 use super::weights::EncoderWeights;
 use crate::Result;
 use crate::backend::cpu::Cpu;
+use crate::backend::cpu::acts::Kinds;
 use std::time::Instant;
 
 /// A source text that was read, and what has been said to it.
@@ -153,7 +154,7 @@ impl Model {
         let n_embd = self.hyper.n_embd;
         let n = b.x.len() / n_embd;
         self.norm(cpu, &ffn.norm, &b.x, &mut b.h);
-        b.acts.fill(cpu, self.ffn_kinds(ffn), n, n_embd, &b.h);
+        b.acts.fill(cpu, Kinds::of(ffn.inputs()), n, n_embd, &b.h);
         self.route(cpu, b, ffn, n);
         self.record_routed(cpu, b, l, listener);
         let result = self.experts(cpu, b, l, ffn, pass);

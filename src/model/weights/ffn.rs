@@ -66,6 +66,17 @@ impl FfnWeights {
     pub fn form(&self) -> ExpertForm<'_> {
         ExpertForm { activation: self.expert.activation, biases: self.biases.as_ref() }
     }
+
+    /// Types of everything that reads the normalised input.
+    pub fn inputs(&self) -> impl Iterator<Item = TensorType> {
+        let router = match &self.gate {
+            Gate::Router(router) => Some(router.logits.weight.ty),
+            Gate::Dense => None,
+        };
+        let shared = self.shared.iter();
+        let shared = shared.flat_map(|s| s.shape.inputs().chain(s.gate.as_ref().map(|m| m.ty)));
+        self.expert.inputs().chain(router).chain(shared)
+    }
 }
 
 impl ExpertShape {
