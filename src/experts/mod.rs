@@ -24,10 +24,11 @@ pub use resident::Resident;
 pub use sizing::{LayerNeeds, Needs};
 pub use streamed::{StreamOptions, Streamed, needs, tier_of};
 pub use tier::state::State;
-pub use tier::{ClassPlan, LayerPlan, Layout, Progress, TierPlan};
+pub use tier::{Above, ClassPlan, LayerPlan, Layout, Progress, TierPlan};
 pub use work::{Access, Handed, Work};
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::Result;
 use crate::policy::{Event, Profile};
@@ -98,6 +99,11 @@ pub trait ExpertStore: Send + Sync {
 
     /// Puts what the policy has learned into the profile.
     fn save(&self, _profile: &mut Profile) {}
+
+    /// Where a tier above says what it holds whole; `None` where nothing moves.
+    fn above(&self) -> Option<Arc<Above>> {
+        None
+    }
 
     /// What the cache did so far; `None` where nothing moves.
     fn counters(&self) -> Option<Counters> {

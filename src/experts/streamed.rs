@@ -12,7 +12,7 @@ use super::memory::Region;
 use super::piece::{Dest, Piece};
 use super::place::{LayerExperts, SlotLayout};
 use super::sizing::{LayerNeeds, Needs};
-use super::tier::{Fault, Layout, Stop, Ticket, Tier, TierPlan};
+use super::tier::{Above, Fault, Layout, Stop, Ticket, Tier, TierPlan};
 use super::work::{Access, Handed, Work};
 use super::{ExpertStore, Geometry, ReadyGranule};
 use crate::gguf::Gguf;
@@ -357,6 +357,10 @@ impl ExpertStore for Streamed {
     fn save(&self, profile: &mut Profile) {
         self.tier().save(profile);
         self.advisor.save(profile);
+    }
+
+    fn above(&self) -> Option<Arc<Above>> {
+        Some(self.tier().above())
     }
 
     fn counters(&self) -> Option<Counters> {

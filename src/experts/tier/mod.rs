@@ -8,6 +8,7 @@
 //! `next_ready` or `release`, which take the mutex too. So writes and reads of a slot are ordered
 //! by the mutex alone.
 
+pub(super) mod above;
 pub(super) mod class;
 pub(super) mod load;
 pub(super) mod queue;
@@ -15,11 +16,13 @@ pub(super) mod residency;
 mod slots;
 pub(super) mod state;
 
+pub use above::Above;
 pub use class::ClassPlan;
 pub use load::Fault;
 pub use residency::LayerPlan;
 pub use state::{Layout, Progress, Ticket, TierPlan};
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::counters::Counters;
@@ -76,6 +79,16 @@ impl Tier {
             landed: Condvar::new(),
             startable: Condvar::new(),
         }
+    }
+
+    /// What is whole here is told to the tier below from now on.
+    pub fn tell(&self, below: Arc<Above>) {
+        self.lock().state.tell(below);
+    }
+
+    /// What the tier above says that it holds whole.
+    pub fn above(&self) -> Arc<Above> {
+        self.lock().state.above()
     }
 
     fn lock(&self) -> MutexGuard<'_, Shared> {

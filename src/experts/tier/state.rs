@@ -18,6 +18,7 @@ mod room;
 
 use slab::Slab;
 
+use super::above::Above;
 use super::class::{Class, ClassPlan, Role};
 use super::load::{Fault, Load};
 use super::queue::{Cause, LoadId, TransferQueue};
@@ -28,6 +29,7 @@ use crate::experts::work::{Access, Handed, Work};
 use crate::policy::{Event, Eviction, Expert, LayerShare, Profile};
 use frozen::Frozen;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// While a prompt waits for loads, so many granules are handed out at once: enough to keep the
 /// processor busy, few enough for their slots to come back before the link runs dry.
@@ -119,7 +121,16 @@ pub struct State {
     forecast: u64,
     /// Layers whose whole experts are pinned for a device.
     frozen: Vec<Frozen>,
+    /// What the tier above holds whole, and what the one below is told of this one.
+    above: Arc<Above>,
+    below: Option<Arc<Above>>,
     pub counters: Counters,
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        (0..self.table.entries().len() as u32).for_each(|e| self.tell_below(e, false));
+    }
 }
 
 impl State {
@@ -141,9 +152,19 @@ impl State {
             last_step: vec![0; plan.layers.len()],
             forecast: 0,
             frozen: Vec::new(),
+            above: Arc::new(Above::new(&plan.layers)),
+            below: None,
             plan,
             counters: Counters::default(),
         }
+    }
+
+    pub fn tell(&mut self, below: Arc<Above>) {
+        self.below = Some(below);
+    }
+
+    pub fn above(&self) -> Arc<Above> {
+        self.above.clone()
     }
 
     pub fn observe(&mut self, event: &Event) {
@@ -455,6 +476,15 @@ impl State {
         let entry = self.table.get_mut(load.expert);
         while entry.resident < load.granules.end && load.is_complete(entry.resident) {
             entry.resident += 1;
+        }
+        if entry.is_whole() {
+            self.tell_below(load.expert, true);
+        }
+    }
+
+    fn tell_below(&self, e: u32, is_whole: bool) {
+        if let Some(below) = &self.below {
+            below.tell(self.table.get(e).id, is_whole);
         }
     }
 

@@ -3,9 +3,11 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
+use std::sync::Arc;
 
 use proptest::prelude::*;
 
+use super::tier::above::Above;
 use super::tier::class::{ClassPlan, Role};
 use super::tier::load::Fault;
 use super::tier::queue::Cause;
@@ -14,6 +16,9 @@ use super::tier::state::{Layout, Progress, State, TierPlan};
 use crate::experts::piece::{Dest, Piece};
 use crate::experts::work::{Access, Handed, Work};
 use crate::policy::{Event, Expert, LayerShare, Prediction, Profile, Routed, Shape};
+
+#[path = "above_tests.rs"]
+mod above;
 
 const PIECE_BYTES: usize = 4096;
 const GRANULES: usize = 3;
@@ -64,6 +69,8 @@ struct World {
     in_flight: Vec<u32>,
     /// What a device has been told of each frozen layer.
     frozen: BTreeMap<usize, Vec<Handed>>,
+    /// What a tier below has been told.
+    told: Arc<Above>,
 }
 
 impl World {
@@ -72,9 +79,14 @@ impl World {
         let spec: crate::policy::PolicySpec = policy.parse().unwrap();
         let shape = Shape::of_model(n_experts, 2);
         let eviction = spec.build(&shape, &Profile::default()).eviction;
+        let told = Arc::new(Above::new(&plan.layers));
+        let memory = plan.classes.iter().map(|c| vec![None; c.n_slots]).collect();
+        let mut state = State::new(plan, Box::new(Plain { rows }), eviction);
+        state.tell(told.clone());
         World {
-            memory: plan.classes.iter().map(|c| vec![None; c.n_slots]).collect(),
-            state: State::new(plan, Box::new(Plain { rows }), eviction),
+            memory,
+            state,
+            told,
             works: (0..n_works).map(|_| Work::default()).collect(),
             lent: vec![HashSet::new(); n_works],
             in_flight: Vec::new(),
@@ -336,6 +348,12 @@ enum Op {
         layer: usize,
         used: Vec<u32>,
     },
+    /// The tier above says what it has.
+    Above {
+        layer: usize,
+        expert: u32,
+        is_whole: bool,
+    },
     StartReads,
     EndRead {
         which: usize,
@@ -371,6 +389,8 @@ fn op() -> impl Strategy<Value = Op> {
         2 => MOE_LAYERS.prop_map(|layer| Op::Freeze { layer }),
         1 => (MOE_LAYERS, proptest::collection::vec(0..6u32, 0..4))
             .prop_map(|(layer, used)| Op::Thaw { layer, used }),
+        2 => (MOE_LAYERS, 0..6u32, proptest::bool::ANY)
+            .prop_map(|(layer, expert, is_whole)| Op::Above { layer, expert, is_whole }),
         4 => Just(Op::StartReads),
         8 => (0..99usize, proptest::bool::weighted(0.05))
             .prop_map(|(which, fails)| Op::EndRead { which, fails }),
@@ -398,11 +418,17 @@ fn run(world: &mut World, ops: Vec<Op>) {
                 world.thaw(layer, &used);
             }
             Op::Freeze { .. } | Op::Thaw { .. } => {}
+            Op::Above { layer, expert, is_whole } => {
+                world.above(layer as u32, expert, is_whole);
+            }
             Op::StartReads => world.start_reads(),
             Op::EndRead { which, fails } => world.end_read(which, fails),
             Op::Advance { .. } => {}
         }
         world.state.check_integrity();
+        for entry in world.state.entries() {
+            assert_eq!(world.told.has(entry.id), entry.is_whole(), "{:?}", entry.id);
+        }
     }
 }
 

@@ -44,6 +44,9 @@ impl State {
                     assert!(!in_parts || entry.fault.is_some(), "{:?}", entry.id);
                 }
             }
+            if let Some(below) = &self.below {
+                assert!(below.has(entry.id) || !entry.is_whole(), "{:?}", entry.id);
+            }
             held[entry.class][0] += entry.settled;
             settled[entry.id.layer as usize] += entry.settled;
             held[entry.class][1] += entry.held - entry.settled;

@@ -32,8 +32,10 @@ impl State {
             let e = self.table.index(expert);
             let entry = self.table.get(e);
             let class = entry.class;
-            // Who has pinned it brings the rest of it, as demand.
-            if entry.is_whole() || entry.pins > 0 || full[class] {
+            // Who has pinned it brings the rest of it, as demand; what the tier above has is not
+            // asked for here.
+            let is_here = entry.is_whole() || self.above.has(expert);
+            if is_here || entry.pins > 0 || full[class] {
                 continue;
             }
             match entry.load {

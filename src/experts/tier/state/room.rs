@@ -10,6 +10,10 @@ use crate::experts::tier::residency::Entry;
 use crate::experts::work::Access;
 use crate::policy::{Expert, LayerShare};
 
+/// One in so many slots may hold copies of what is whole in the tier above. With fewer, what that
+/// tier pushes out is lost; with more, memory holds everything twice (bench/exclusive.rs).
+const COPIES: usize = 3;
+
 impl State {
     /// What an expert's layer may keep of it and of all its experts.
     pub(super) fn share(&self, id: Expert, class: usize) -> LayerShare {
@@ -125,10 +129,10 @@ impl State {
         self.classes[class].room(Role::Transit) >= n
     }
 
-    /// The working expert to lose granules: first what holds more than its layer's share lets it
-    /// keep, then what is in a layer that holds more than its share, then the least priority. A
-    /// scan of the class's members: some microseconds for a thousand, beside the milliseconds of
-    /// the load that needs the room.
+    /// The working expert to lose granules: a copy too many of what is in the tier above, then
+    /// what holds more than its layer's share lets it keep, then what is in a layer that holds more
+    /// than its share, then the least priority. A scan of the class's members: some microseconds
+    /// for a thousand, beside the milliseconds of the load that needs the room.
     pub(super) fn working_victim(&self, class: usize, layer: Option<u32>) -> Option<u32> {
         let members = self.classes[class].members().iter().copied();
         let loose = members.filter(|e| {
@@ -136,6 +140,9 @@ impl State {
             let of_layer = layer.is_none_or(|layer| entry.id.layer == layer);
             of_layer && entry.is_loose() && entry.settled > 0
         });
+        if let Some(copy) = self.hottest_copy(class, loose.clone()) {
+            return Some(copy);
+        }
         let key = |e: u32| {
             let Entry { id, settled, .. } = *self.table.get(e);
             let share = self.share(id, class);
@@ -147,6 +154,21 @@ impl State {
             (a.0, a.1).cmp(&(b.0, b.1)).then(a.2.total_cmp(&b.2))
         };
         loose.map(|e| (key(e), e)).min_by(|a, b| less(&a.0, &b.0)).map(|found| found.1)
+    }
+
+    /// Of `loose` the copy to leave, where copies of what is whole in the tier above take more than
+    /// [`COPIES`] of the class: the one with the most priority, which will stay there the longest.
+    /// The others will be needed again when that tier has pushed them out.
+    fn hottest_copy(&self, class: usize, loose: impl Iterator<Item = u32>) -> Option<u32> {
+        let is_copy = |e: &u32| self.above.has(self.table.get(*e).id);
+        let settled = |e: u32| self.table.get(e).settled;
+        let copies = self.classes[class].members().iter().copied().filter(is_copy);
+        if copies.map(settled).sum::<usize>() * COPIES <= self.plan.classes[class].n_slots {
+            return None;
+        }
+        let priority = |e: u32| self.eviction.priority(self.table.get(e).id);
+        let copies = loose.filter(is_copy).map(|e| (priority(e), e));
+        copies.max_by(|a, b| a.0.total_cmp(&b.0)).map(|found| found.1)
     }
 
     /// The expert in transit to leave: what is not predicted, the oldest first, and then what is
@@ -175,6 +197,7 @@ impl State {
         if held == n {
             return;
         }
+        self.tell_below(e, false);
         while self.table.get(e).held > n {
             let (slot, settled) = self.table.pop_slot(e);
             let role = if settled { Role::Working } else { Role::Transit };

@@ -141,6 +141,9 @@ impl Vram {
             source,
             lost: OnceLock::new(),
         });
+        if let Some(below) = core.source.above() {
+            core.tier.tell(below);
+        }
         let link = Link::open(&core, gpu, options.pinned, options.n_streams)?;
         let bytes = |layer: &Option<LayerExperts>| layer.as_ref().map_or(0, |l| l.expert_bytes());
         let bytes: Vec<u64> = layers.iter().map(|layer| bytes(layer) as u64).collect();

@@ -1,0 +1,56 @@
+//! Two tiers that know of each other.
+
+use super::{GRANULES, World, decode, foresee, full, plan, small};
+use crate::policy::Expert;
+
+impl World {
+    /// The tier above has an expert, or has it no more.
+    pub fn above(&mut self, layer: u32, expert: u32, is_whole: bool) {
+        self.state.above().tell(Expert { layer, expert }, is_whole);
+    }
+}
+
+#[test]
+fn of_what_the_tier_above_has_too_the_hottest_leaves_first() {
+    // Four experts of three granules, a transit of one; a third of fifteen slots is five.
+    let plan = plan([15, 8], GRANULES);
+    let mut world = World::new(plan, false, "predictor=none,eviction=lru", 1);
+    let held = |world: &World| -> Vec<u32> {
+        (0..6).filter(|expert| world.resident(1, *expert) == GRANULES).collect()
+    };
+    for expert in 0..4 {
+        decode(&mut world, 1, &[expert]);
+    }
+    // One copy is kept: the coldest expert leaves, whoever else has it.
+    world.above(1, 2, true);
+    decode(&mut world, 1, &[4]);
+    assert_eq!(held(&world), [1, 2, 3, 4]);
+    // Two are too many, and the one that was used last leaves.
+    world.above(1, 3, true);
+    decode(&mut world, 1, &[0]);
+    assert_eq!(held(&world), [0, 1, 2, 4]);
+    // What that tier has no more is as good as any other.
+    world.above(1, 0, true);
+    world.above(1, 2, false);
+    decode(&mut world, 1, &[3]);
+    assert_eq!(held(&world), [0, 2, 3, 4]);
+}
+
+#[test]
+fn what_the_tier_above_has_is_not_foretold_here() {
+    let mut world = full();
+    world.above(1, 0, true);
+    world.predict(&[foresee(1, 0, 0.9), foresee(1, 1, 0.5)]);
+    world.load_all();
+    assert_eq!((world.resident(1, 0), world.resident(1, 1)), (0, 3));
+}
+
+#[test]
+fn a_tier_that_ends_has_nothing_that_the_one_below_may_leave_to_it() {
+    let mut world = small();
+    decode(&mut world, 1, &[5]);
+    let (told, id) = (world.told.clone(), Expert { layer: 1, expert: 5 });
+    assert!(told.has(id));
+    drop(world);
+    assert!(!told.has(id));
+}
