@@ -1,11 +1,13 @@
 """Compiles kernels/*.cu to kernels/ptx/*.ptx, which the program embeds; needs no GPU.
 
-    pip install nvidia-cuda-nvrtc-cu12==12.0.76 nvidia-cuda-nvcc==13.0.88
+    pip install --no-deps -r kernels/requirements.txt
     python kernels/build_ptx.py            # writes kernels/ptx, prints registers and spills
     python kernels/build_ptx.py --check    # compares instead of writing: exit code 1 if they differ
 
 The oldest NVRTC 12 makes PTX that every driver since 525 loads. Registers, local memory and shared
-memory are what ptxas of CUDA 13 says for each of ARCHITECTURES; a kernel that spills is an error.
+memory are what ptxas of CUDA 13 says for each of ARCHITECTURES; a kernel that spills is an error,
+and so is one whose largest block would need more registers than a multiprocessor has. A file is
+compiled by a process of its own: 60 seconds of one core together.
 """
 
 import argparse
@@ -16,12 +18,15 @@ import re
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 KERNELS = Path(__file__).resolve().parent
 PTX = KERNELS / "ptx"
 TARGET = "compute_75"
 ARCHITECTURES = ["sm_75", "sm_86", "sm_90"]
+# Of a multiprocessor of any of them; a warp takes a multiple of 8 for each thread.
+REGISTERS = 65536
 # Sums are fused where a kernel says fmaf and nowhere else; divisions and roots are exact anyway.
 OPTIONS = [f"--gpu-architecture={TARGET}", "--std=c++17", "--fmad=false", f"-I{KERNELS}"]
 
@@ -117,21 +122,42 @@ def usage(ptxas, ptx, architecture):
     return rows
 
 
+def threads_of(ptx):
+    """Threads that a block of each entry has at most; any block could have 1024."""
+    entries = [part.split("{")[0] for part in ptx.split(".entry ")[1:]]
+    bound = lambda entry: re.search(r"\.maxntid (\d+), 1, 1", entry)
+    return {e.split("(")[0]: int(bound(e)[1]) if bound(e) else 1024 for e in entries}
+
+
+def build(source):
+    """The file's PTX, the rows of the table, and what is wrong with its kernels."""
+    ptx = tidy(Nvrtc().compile(source), source)
+    threads, ptxas = threads_of(ptx), wheel("*/bin/ptxas")
+    rows, faults = [], []
+    for architecture in ARCHITECTURES:
+        for name, registers, stack, spilled, shared in usage(ptxas, ptx, architecture):
+            numbers = f"{registers:9} {stack:6} {spilled:8} {shared:7}"
+            rows.append(f"{name:36} {architecture:6} {numbers}")
+            if spilled:
+                faults.append(f"{name} spills {spilled} bytes on {architecture}")
+            if threads[name] * (registers + 7 & ~7) > REGISTERS:
+                what = f"{threads[name]} threads of {registers} registers"
+                faults.append(f"{name} cannot be launched with {what} on {architecture}")
+    return ptx, sorted(rows), faults
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="compare with the committed files")
     check = parser.parse_args().check
-    nvrtc, ptxas = Nvrtc(), wheel("*/bin/ptxas")
-    faults = []
     sources = sorted(KERNELS.glob("*.cu"))
-    made = {PTX / f"{source.stem}.ptx": tidy(nvrtc.compile(source), source) for source in sources}
+    made, faults = {}, []
     print(f"{'kernel':36} {'sm':6} registers  stack  spilled  shared")
-    for ptx in made.values():
-        rows = [(row, arch) for arch in ARCHITECTURES for row in usage(ptxas, ptx, arch)]
-        for (name, registers, stack, spilled, shared), arch in sorted(rows):
-            print(f"{name:36} {arch:6} {registers:9} {stack:6} {spilled:8} {shared:7}")
-            if spilled:
-                faults.append(f"{name} spills {spilled} bytes on {arch}")
+    with ProcessPoolExecutor() as pool:
+        for source, (ptx, rows, wrong) in zip(sources, pool.map(build, sources)):
+            made[PTX / f"{source.stem}.ptx"] = ptx
+            faults += wrong
+            print("\n".join(rows))
     if check:
         present = set(PTX.glob("*.ptx"))
         faults += [f"{file.name} has no source" for file in sorted(present - set(made))]

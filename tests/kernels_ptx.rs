@@ -1,5 +1,6 @@
 //! The PTX in the tree is that of the kernels in the tree. Making it takes NVIDIA's compiler
 //! (`kernels/build_ptx.py`, which leaves a digest of the sources); seeing that it is old does not.
+//! Where `MOEBA_PTX_PYTHON` names a Python that has the compiler, it is made again and compared.
 
 use moeba::backend::cuda::MODULES;
 use moeba::backend::gpu::Emulated;
@@ -7,6 +8,7 @@ use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 fn kernels() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels")
@@ -78,4 +80,24 @@ fn the_ptx_loads_where_cuda_12_does() {
         // A function without a body would be looked for, in vain, when the driver compiles it.
         assert!(!text.contains(".extern .func"), "{stem}");
     }
+}
+
+/// As the compiler makes it, too, and ptxas finds no kernel that spills or that has more registers
+/// than its largest block can have.
+#[test]
+fn the_compiler_makes_the_same_ptx() {
+    let Some(python) = std::env::var_os("MOEBA_PTX_PYTHON") else {
+        eprintln!(
+            "skipped: no MOEBA_PTX_PYTHON, which .ci/run sets, so digests are compared alone"
+        );
+        return;
+    };
+    let script = kernels().join("build_ptx.py");
+    let out = Command::new(python).arg(script).arg("--check").output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (table, faults) = (text(&out.stdout), text(&out.stderr));
+    assert!(out.status.success(), "{faults}");
+    let n_kernels = MODULES.iter().map(|(_, text)| text.matches("\n.visible .entry ").count());
+    let n_architectures = 3;
+    assert_eq!(table.lines().count(), 1 + n_kernels.sum::<usize>() * n_architectures, "{table}");
 }
