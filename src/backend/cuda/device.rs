@@ -11,6 +11,7 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Visible to all contexts; written in order, not read.
@@ -21,11 +22,12 @@ const WRITE_COMBINED: u32 = 4;
 const PARAMETERS: usize = 32;
 
 pub struct Cuda {
+    /// Of all that there ever were: a later one's context may have this one's address.
+    id: u64,
     info: DeviceInfo,
     device: sys::CUdevice,
-    context: sys::CUcontext,
-    /// (lowest, highest): smaller numbers go first.
-    priorities: (i32, i32),
+    /// Retained when the device is first used: one that is left alone gives none of its memory.
+    context: Mutex<Option<sys::CUcontext>>,
     live: Arc<Live>,
     /// By index into `MODULES`; loaded when a kernel is first asked for.
     modules: Mutex<HashMap<usize, usize>>,
@@ -38,25 +40,21 @@ unsafe impl Send for Cuda {}
 unsafe impl Sync for Cuda {}
 
 thread_local! {
-    /// The context that this thread has set.
-    static CURRENT: Cell<usize> = const { Cell::new(0) };
+    /// The `id` whose context this thread has set.
+    static CURRENT: Cell<u64> = const { Cell::new(NONE) };
 }
+
+const NONE: u64 = 0;
+static NEXT_ID: AtomicU64 = AtomicU64::new(NONE + 1);
 
 impl Cuda {
     /// The driver has been initialised.
-    pub fn open(index: i32, driver: (u32, u32), live: Arc<Live>) -> Result<Cuda> {
+    pub fn find(index: i32, driver: (u32, u32), live: Arc<Live>) -> Result<Cuda> {
         let what = |did: &str| format!("{did} GPU {index}");
         let device = result::device::get(index).map_err(|e| failed(what("finding"), e))?;
         let info = info(index, device, driver).map_err(|e| failed(what("asking"), e))?;
-        // SAFETY: `device` came from the driver.
-        let context = unsafe { result::primary_ctx::retain(device) };
-        let context = context.map_err(|e| failed(what("opening"), e))?;
-        let modules = Mutex::default();
-        let mut cuda = Cuda { info, device, context, priorities: (0, 0), live, modules };
-        cuda.enter()?;
-        let priorities = result::stream::get_priority_range();
-        cuda.priorities = priorities.map_err(|e| cuda.failed("asking for priorities", e))?;
-        Ok(cuda)
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        Ok(Cuda { id, info, device, context: Mutex::default(), live, modules: Mutex::default() })
     }
 
     fn failed(&self, what: &str, error: DriverError) -> Error {
@@ -65,14 +63,26 @@ impl Cuda {
 
     /// Makes this device the calling thread's.
     fn enter(&self) -> Result<()> {
-        if CURRENT.get() == self.context as usize {
+        if CURRENT.get() == self.id {
             return Ok(());
         }
+        let context = self.context()?;
         // SAFETY: the context is retained until this is dropped.
-        let set = unsafe { result::ctx::set_current(self.context) };
+        let set = unsafe { result::ctx::set_current(context) };
         set.map_err(|e| self.failed("working", e))?;
-        CURRENT.set(self.context as usize);
+        CURRENT.set(self.id);
         Ok(())
+    }
+
+    fn context(&self) -> Result<sys::CUcontext> {
+        let mut context = self.context.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(context) = *context {
+            return Ok(context);
+        }
+        // SAFETY: `device` came from the driver.
+        let made = unsafe { result::primary_ctx::retain(self.device) };
+        let made = made.map_err(|e| self.failed("opening a context", e))?;
+        Ok(*context.insert(made))
     }
 
     fn stream(&self, stream: StreamId) -> Result<sys::CUstream> {
@@ -219,9 +229,10 @@ impl Gpu for Cuda {
     fn create_stream(&self, urgent: bool) -> Result<StreamId> {
         self.enter()?;
         let kind = result::stream::StreamKind::NonBlocking;
-        let priority = if urgent { self.priorities.1 } else { self.priorities.0 };
-        let stream = result::stream::create_with_priority(kind, priority);
-        let stream = stream.map_err(|e| self.failed("making a stream", e))? as usize as u64;
+        let made = result::stream::get_priority_range().and_then(|(lowest, highest)| {
+            result::stream::create_with_priority(kind, if urgent { highest } else { lowest })
+        });
+        let stream = made.map_err(|e| self.failed("making a stream", e))? as usize as u64;
         self.live.add(Kind::Stream, stream);
         Ok(StreamId(stream))
     }
@@ -440,7 +451,8 @@ impl Gpu for Cuda {
 
 impl Drop for Cuda {
     fn drop(&mut self) {
-        if self.synchronize().is_err() {
+        let context = *self.context.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if context.is_none() || self.synchronize().is_err() {
             return;
         }
         let modules = self.modules.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -448,8 +460,8 @@ impl Drop for Cuda {
             // SAFETY: loaded by `load`, and nothing runs any more. A failure leaks it.
             let _ = unsafe { result::module::unload(*module as sys::CUmodule) };
         }
-        CURRENT.set(0);
-        // SAFETY: retained in `open`, once.
+        CURRENT.set(NONE);
+        // SAFETY: retained in `context`, once.
         let _ = unsafe { result::primary_ctx::release(self.device) };
     }
 }

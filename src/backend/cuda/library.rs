@@ -9,13 +9,14 @@ use std::sync::RwLock;
 /// CUDA 12.0 (driver 525), the toolkit that the PTX comes from.
 const VERSION_MIN: c_int = 12_000;
 
-/// Every function that is called, by the name that cudarc loads it under: it panics where one is
-/// missing.
+/// What it takes to learn the driver's age, which says more than what else it lacks.
+const VERSION_FUNCTIONS: &[&CStr] =
+    &[c"cuDriverGetVersion", c"cuGetErrorName", c"cuGetErrorString"];
+
+/// Every other function that is called, by the name that cudarc loads it under: it panics where one
+/// is missing.
 const FUNCTIONS: &[&CStr] = &[
     c"cuInit",
-    c"cuDriverGetVersion",
-    c"cuGetErrorName",
-    c"cuGetErrorString",
     c"cuDeviceGet",
     c"cuDeviceGetCount",
     c"cuDeviceGetName",
@@ -71,20 +72,7 @@ pub fn present() -> Result<(u32, u32)> {
     if !is_there() {
         return Err(Error::Device("there is no NVIDIA driver (libcuda was not found)".into()));
     }
-    // SAFETY: the library is there, so this does not panic.
-    let library = unsafe { sys::culib() };
-    for name in FUNCTIONS {
-        // SAFETY: only asked for, not called.
-        if unsafe { library.get::<*const ()>(name.to_bytes_with_nul()) }.is_err() {
-            let name = name.to_string_lossy();
-            let why = format!("the NVIDIA driver is too old: it has no {name}");
-            return Err(Error::Device(why));
-        }
-    }
-    let mut version: c_int = 0;
-    // SAFETY: the function is there and writes one number.
-    let got = unsafe { sys::cuDriverGetVersion(&mut version) }.result();
-    got.map_err(|e| failed("asking the NVIDIA driver for its version", e))?;
+    let version = version()?;
     let of = |version: c_int| ((version / 1000) as u32, (version % 1000 / 10) as u32);
     let ((major, minor), (major_min, minor_min)) = (of(version), of(VERSION_MIN));
     if version < VERSION_MIN {
@@ -93,7 +81,33 @@ pub fn present() -> Result<(u32, u32)> {
              {major_min}.{minor_min} (driver 525 or newer)"
         )));
     }
+    if let Some(name) = FUNCTIONS.iter().find(|name| !has(name)) {
+        let name = name.to_string_lossy();
+        return Err(Error::Device(format!(
+            "the NVIDIA driver cannot be used: it knows CUDA {major}.{minor}, but has no {name}"
+        )));
+    }
     Ok((major, minor))
+}
+
+/// Whether the library, which is there, has a function.
+fn has(name: &CStr) -> bool {
+    // SAFETY: the library is there, so `culib` does not panic; the function is only asked for, not
+    // called.
+    unsafe { sys::culib().get::<*const ()>(name.to_bytes_with_nul()).is_ok() }
+}
+
+/// The newest CUDA that the driver knows, 12040 for 12.4.
+fn version() -> Result<c_int> {
+    if let Some(name) = VERSION_FUNCTIONS.iter().find(|name| !has(name)) {
+        let name = name.to_string_lossy();
+        return Err(Error::Device(format!("the NVIDIA driver cannot be used: it has no {name}")));
+    }
+    let mut version: c_int = 0;
+    // SAFETY: the function is there and writes one number.
+    let got = unsafe { sys::cuDriverGetVersion(&mut version) }.result();
+    got.map_err(|e| failed("asking the NVIDIA driver for its version", e))?;
+    Ok(version)
 }
 
 /// "copying to GPU 0 (NVIDIA L4): out of memory (CUDA_ERROR_OUT_OF_MEMORY)"

@@ -13,7 +13,7 @@ pub use ptx::MODULES;
 
 use super::gpu::Device;
 use crate::{Error, Result};
-use cudarc::driver::result;
+use cudarc::driver::{DriverError, result, sys};
 use device::Cuda;
 use library::{Live, failed};
 use std::sync::Arc;
@@ -26,17 +26,20 @@ pub fn has_driver() -> bool {
     library::is_there()
 }
 
-/// The driver's devices that can run the kernels; a sentence where there is no driver, where it is
-/// too old, or where none of its devices can.
+/// The driver's devices that can run the kernels, each opened when it is first used; a sentence
+/// where there is no driver, where it is too old, or where none of its devices can.
 pub fn devices() -> Result<Vec<Device>> {
     let driver = library::present()?;
-    result::init().map_err(|e| failed("the NVIDIA driver does not start", e))?;
+    match result::init() {
+        Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => return Err(no_gpu()),
+        done => done.map_err(|e| failed("the NVIDIA driver does not start", e))?,
+    }
     let n = result::device::get_count().map_err(|e| failed("counting GPUs", e))?;
     let live = Arc::new(Live::default());
     let mut devices: Vec<Device> = Vec::new();
     let mut refused = Vec::new();
     for index in 0..n {
-        let cuda = Cuda::open(index, driver, live.clone())?;
+        let cuda = Cuda::find(index, driver, live.clone())?;
         let info = super::gpu::Gpu::info(&cuda);
         if info.compute < COMPUTE_MIN {
             let (major, minor) = info.compute;
@@ -45,16 +48,19 @@ pub fn devices() -> Result<Vec<Device>> {
             devices.push(Arc::new(cuda));
         }
     }
-    if !devices.is_empty() {
-        return Ok(devices);
+    match (devices.is_empty(), refused.is_empty()) {
+        (false, _) => Ok(devices),
+        (true, true) => Err(no_gpu()),
+        (true, false) => {
+            let ((major, minor), refused) = (COMPUTE_MIN, refused.join(", "));
+            let why = format!("no GPU has compute capability {major}.{minor} or more: {refused}");
+            Err(Error::Device(why))
+        }
     }
-    let (major, minor) = COMPUTE_MIN;
-    Err(Error::Device(if refused.is_empty() {
-        "the NVIDIA driver is there, but it has no GPU".into()
-    } else {
-        let refused = refused.join(", ");
-        format!("no GPU has compute capability {major}.{minor} or more: {refused}")
-    }))
+}
+
+fn no_gpu() -> Error {
+    Error::Device("the NVIDIA driver is there, but it has no GPU".into())
 }
 
 #[cfg(test)]
