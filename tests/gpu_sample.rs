@@ -32,23 +32,28 @@ fn down_u32(bench: &Bench, buffer: &DeviceBuffer) -> Vec<u32> {
     bytes.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect()
 }
 
-/// The k best (value, id): descending by value, then ascending by id, without NaN.
-fn best_of(row: &[f32], k: usize) -> Vec<(u32, u32)> {
-    let mut all: Vec<(f32, u32)> = row.iter().copied().zip(0..).collect();
-    all.retain(|(value, _)| !value.is_nan());
-    all.sort_by(|a, b| b.0.partial_cmp(&a.0).unwrap().then(a.1.cmp(&b.1)));
+/// The k best (value, id): descending by value, then ascending by id, NaN and +∞ before all.
+fn best_of(row: &[f32], divisor: f32, k: usize) -> Vec<(u32, u32)> {
+    let mut all: Vec<(f32, u32)> = row.iter().map(|logit| logit / divisor).zip(0..).collect();
+    let order = |value: f32| if value.is_nan() { f32::INFINITY } else { value };
+    all.sort_by(|a, b| order(b.0).partial_cmp(&order(a.0)).unwrap().then(a.1.cmp(&b.1)));
     all.resize(k, (f32::NEG_INFINITY, NO_TOKEN));
-    all.into_iter().map(|(value, id)| (value.to_bits(), id)).collect()
+    all.into_iter().map(|(value, id)| (bits(value), id)).collect()
 }
 
-fn top_k(bench: &Bench, logits: &[f32], rows: usize, k: usize) -> Vec<(u32, u32)> {
+/// NaN has several.
+fn bits(value: f32) -> u32 {
+    if value.is_nan() { f32::NAN.to_bits() } else { value.to_bits() }
+}
+
+fn top_k(bench: &Bench, logits: &[f32], divisor: f32, rows: usize, k: usize) -> Vec<(u32, u32)> {
     let n_vocab = logits.len() / rows;
     let (data, values) = (bench.up_f32(logits), bench.empty(4 * rows * k));
     let (ids, scratch) = (bench.empty(4 * rows * k), bench.empty(scratch_bytes(n_vocab, rows, k)));
-    let logits = Logits { data: data.all(), n_vocab, scratch: scratch.all() };
+    let logits = Logits { data: data.all(), n_vocab, divisor, scratch: scratch.all() };
     let sample = Sample::load(&bench.gpu).unwrap();
     sample.top_k(&bench.stream, logits, k, values.all(), ids.all()).unwrap();
-    let values = bench.down_f32(&values).into_iter().map(f32::to_bits);
+    let values = bench.down_f32(&values).into_iter().map(bits);
     values.zip(down_u32(bench, &ids)).collect()
 }
 
@@ -65,58 +70,36 @@ fn the_best_come_in_order() {
     ];
     for (seed, (rows, n, k)) in shapes.into_iter().enumerate() {
         let (bench, mut random) = (Bench::new(seed as u64), Random(seed as u64));
-        let logits = random.logits(rows * n, 3);
-        let expected: Vec<_> = logits.chunks_exact(n).flat_map(|row| best_of(row, k)).collect();
-        assert_eq!(top_k(&bench, &logits, rows, k), expected, "{k} of {rows} rows of {n}");
+        for (bad, divisor) in [(0, 1.0), (3, 1.0), (0, 3.0)] {
+            let logits = random.logits(rows * n, bad);
+            let best = |row| best_of(row, divisor, k);
+            let expected: Vec<_> = logits.chunks_exact(n).flat_map(best).collect();
+            let got = top_k(&bench, &logits, divisor, rows, k);
+            assert_eq!(got, expected, "{k} of {rows} rows of {n}");
+        }
     }
+}
+
+/// What differs before a division and not after it is in order of ids.
+#[test]
+fn quotients_are_compared() {
+    let bench = Bench::new(2);
+    let divisor = 1.9f32;
+    let low = divisor.next_up();
+    let logits = [0.5, low, low.next_up()];
+    assert_eq!(logits[1] / divisor, logits[2] / divisor, "an example");
+    let ids = |divisor| -> Vec<u32> {
+        top_k(&bench, &logits, divisor, 1, 3).iter().map(|(_, id)| *id).collect()
+    };
+    assert_eq!([ids(1.0), ids(divisor)], [[2, 1, 0], [1, 2, 0]]);
 }
 
 #[test]
 fn where_there_are_fewer_there_is_no_token() {
     let bench = Bench::new(1);
-    let logits = [f32::NAN, -1.0, f32::NEG_INFINITY, f32::NAN, -0.0, 0.0];
-    let got = top_k(&bench, &logits, 1, 8);
-    assert_eq!(got, best_of(&logits, 8));
+    let logits = [-1.0, f32::NEG_INFINITY, f32::NAN, -0.0, f32::INFINITY, 0.0];
+    let got = top_k(&bench, &logits, 1.0, 1, 8);
+    assert_eq!(got, best_of(&logits, 1.0, 8));
     let ids: Vec<u32> = got.iter().map(|(_, id)| *id).collect();
-    assert_eq!(ids, [4, 5, 1, 2, NO_TOKEN, NO_TOKEN, NO_TOKEN, NO_TOKEN]);
-}
-
-/// (best, broken) of each row.
-fn argmax(bench: &Bench, logits: &[f32], rows: usize) -> Vec<(u32, u32)> {
-    let n_vocab = logits.len() / rows;
-    let (data, best) = (bench.up_f32(logits), bench.empty(4 * rows));
-    let (broken, scratch) = (bench.empty(4 * rows), bench.empty(scratch_bytes(n_vocab, rows, 1)));
-    let logits = Logits { data: data.all(), n_vocab, scratch: scratch.all() };
-    let sample = Sample::load(&bench.gpu).unwrap();
-    sample.argmax(&bench.stream, logits, best.all(), Some(broken.all())).unwrap();
-    let both = down_u32(bench, &best).into_iter().zip(down_u32(bench, &broken)).collect();
-    sample.argmax(&bench.stream, logits, broken.all(), None).unwrap();
-    assert_eq!(down_u32(bench, &broken), down_u32(bench, &best));
-    both
-}
-
-#[test]
-fn the_greatest_is_the_first_of_equals() {
-    for (seed, (rows, n)) in [(1, 1), (3, 50), (2, 2048), (5, 2049), (1, 30_001)].iter().enumerate()
-    {
-        let (bench, mut random) = (Bench::new(seed as u64), Random(seed as u64));
-        for bad in [0, 2] {
-            let logits = random.logits(rows * n, bad);
-            let expected = logits.chunks_exact(*n).map(|row| {
-                let (value, id) = best_of(row, 1)[0];
-                let unusable = |logit: &f32| logit.is_nan() || *logit == f32::INFINITY;
-                let broken = row.iter().position(unusable).map_or(NO_TOKEN, |id| id as u32);
-                (if f32::from_bits(value) > f32::NEG_INFINITY { id } else { NO_TOKEN }, broken)
-            });
-            let expected: Vec<_> = expected.collect();
-            assert_eq!(argmax(&bench, &logits, *rows), expected, "{rows} rows of {n}");
-        }
-    }
-}
-
-#[test]
-fn nothing_above_minus_infinity_is_no_token() {
-    let bench = Bench::new(0);
-    let logits = [f32::NEG_INFINITY, f32::NAN, f32::NEG_INFINITY, -5.0, -0.0, 0.0];
-    assert_eq!(argmax(&bench, &logits, 2), [(NO_TOKEN, 1), (1, NO_TOKEN)]);
+    assert_eq!(ids, [2, 4, 3, 5, 0, 1, NO_TOKEN, NO_TOKEN]);
 }

@@ -17,8 +17,6 @@ pub const NO_TOKEN: u32 = u32::MAX;
 pub struct Sample {
     top_k_logits: Kernel,
     top_k_keys: Kernel,
-    argmax_logits: Kernel,
-    argmax_rows: Kernel,
 }
 
 /// Logits f32 [rows, n_vocab], and room that a choice among them takes.
@@ -26,6 +24,8 @@ pub struct Sample {
 pub struct Logits<'a> {
     pub data: DeviceSlice<'a>,
     pub n_vocab: usize,
+    /// Above 0; what they are divided by first.
+    pub divisor: f32,
     /// [`scratch_bytes`] of any content, on a multiple of 8 bytes.
     pub scratch: DeviceSlice<'a>,
 }
@@ -43,7 +43,7 @@ fn blocks(n: usize) -> usize {
     n.div_ceil(CHUNK)
 }
 
-/// Room for the `k` best of `rows` rows; for argmax, `k` is 1.
+/// Room for the `k` best of `rows` rows.
 pub fn scratch_bytes(n_vocab: usize, rows: usize, k: usize) -> usize {
     // Two places for what a launch keeps; the first launch keeps the most.
     2 * 8 * rows * blocks(n_vocab) * k
@@ -54,42 +54,12 @@ impl Sample {
         Ok(Sample {
             top_k_logits: gpu.kernel("top_k_logits")?,
             top_k_keys: gpu.kernel("top_k_keys")?,
-            argmax_logits: gpu.kernel("argmax_logits")?,
-            argmax_rows: gpu.kernel("argmax_rows")?,
         })
     }
 
-    /// `best` u32 [rows]: the greatest logit's id, of equals the lowest; [`NO_TOKEN`] where none is
-    /// above −∞. `broken` u32 [rows]: the first id whose logit is NaN or +∞, or [`NO_TOKEN`].
-    ///
-    /// # Panics
-    /// If sizes do not fit each other.
-    pub fn argmax(
-        &self,
-        stream: &Stream,
-        logits: Logits,
-        best: DeviceSlice,
-        broken: Option<DeviceSlice>,
-    ) -> Result<()> {
-        let (rows, n) = (logits.rows(), logits.n_vocab);
-        assert_eq!(best.count::<u32>(), rows);
-        assert!(broken.is_none_or(|broken| broken.count::<u32>() == rows), "a place a row");
-        assert!(logits.scratch.holds::<u64>(scratch_bytes(n, rows, 1) / 8), "room");
-        if rows == 0 {
-            return Ok(());
-        }
-        let blocks = blocks(n);
-        let end = 8 * rows * blocks;
-        let (keys, ids) = (logits.scratch.slice(0..end), logits.scratch.slice(end..end + end / 2));
-        let args = Args::new().slice(logits.data).size(n).slice(keys).slice(ids);
-        self.queue(stream, self.argmax_logits, [blocks, rows], &args)?;
-        let args = Args::new().slice(keys).slice(ids).size(blocks).slice(best).optional(broken);
-        self.queue(stream, self.argmax_rows, [rows, 1], &args)
-    }
-
     /// The `k` best of each row, by descending logit and then ascending id: `values` f32 and `ids`
-    /// u32, both [rows, k]. NaN is never among them; where there are fewer, −∞ and [`NO_TOKEN`]
-    /// follow.
+    /// u32, both [rows, k]. NaN and +∞ are equals above every number, so the first of a row is the
+    /// first of them if there is any. Where a row has fewer than `k`, −∞ and [`NO_TOKEN`] follow.
     ///
     /// # Panics
     /// If `k` is 0 or more than [`TOP_K_MAX`], or sizes do not fit each other.
@@ -118,9 +88,13 @@ impl Sample {
                 0 => (self.top_k_logits, Args::new()),
                 _ => (self.top_k_keys, Args::new().slice(from).size(n_keys)),
             };
-            let args = args.slice(logits.data).size(n).size(k).u32(u32::from(blocks == 1));
+            let args = args.slice(logits.data).size(n).f32(logits.divisor).size(k);
+            let args = args.u32(u32::from(blocks == 1));
             let args = args.slice(kept).slice(values).slice(ids);
-            self.queue(stream, kernel, [blocks, rows], &args)?;
+            let (grid, block) = ([blocks as u32, rows as u32, 1], [THREADS, 1, 1]);
+            let launch = Launch { kernel, grid, block, shared_bytes: 0, args: &args };
+            // SAFETY: the arguments are the kernel's, and the sizes are checked above.
+            unsafe { stream.launch(&launch)? };
             if blocks == 1 {
                 break;
             }
@@ -128,13 +102,6 @@ impl Sample {
             std::mem::swap(&mut from, &mut kept);
         }
         Ok(())
-    }
-
-    fn queue(&self, stream: &Stream, kernel: Kernel, grid: [usize; 2], args: &Args) -> Result<()> {
-        let grid = [grid[0] as u32, grid[1] as u32, 1];
-        let launch = Launch { kernel, grid, block: [THREADS, 1, 1], shared_bytes: 0, args };
-        // SAFETY: the arguments are the kernel's; the callers have checked the sizes.
-        unsafe { stream.launch(&launch) }
     }
 }
 
