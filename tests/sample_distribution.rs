@@ -200,3 +200,85 @@ proptest! {
         }
     }
 }
+
+/// The k best as `sample_best` wants them, by a sort of all.
+fn best_of(logits: &[f32], k: usize) -> (Vec<u32>, Vec<f32>) {
+    let mut all: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
+    let order = |logit: f32| if logit.is_nan() { f32::INFINITY } else { logit };
+    all.sort_by(|a, b| order(b.1).partial_cmp(&order(a.1)).unwrap().then(a.0.cmp(&b.0)));
+    all.into_iter().take(k).unzip()
+}
+
+/// Few values, so that many are equal; `n` of 40 are `odd` ones. More than are ever the best below.
+fn coarse_logits(n: u32, odd: &[f32]) -> impl Strategy<Value = Vec<f32>> {
+    let one = prop_oneof![
+        40 - n => (-12i32..12).prop_map(|v| v as f32 / 4.0),
+        n => prop::sample::select(odd.to_vec()),
+    ];
+    prop::collection::vec(one, 65..300)
+}
+
+fn any_logits() -> impl Strategy<Value = Vec<f32>> {
+    let inf = f32::INFINITY;
+    prop_oneof![
+        coarse_logits(4, &[-0.0, -inf]),
+        coarse_logits(39, &[-inf]),
+        coarse_logits(1, &[inf, f32::NAN]),
+    ]
+}
+
+proptest! {
+    /// The best of the logits lead to the tokens, or to the sentence, that all of them lead to.
+    #[test]
+    fn the_best_are_enough(
+        logits in any_logits(),
+        (temp, top_k) in (prop_oneof![Just(0f32), 0.01f32..3.0], 1..60i32),
+        (top_p, min_p) in (prop_oneof![Just(1f32), 0f32..=1.0], prop_oneof![Just(0f32), 0f32..0.3]),
+        banned in prop::collection::vec(0u32..420, 0..5),
+        seed: u64,
+    ) {
+        let o = SamplerOptions { temp, top_k, top_p, min_p, seed: Some(seed), ..options() };
+        let mut of_all = Sampler::new(o.clone()).unwrap();
+        let mut of_best = Sampler::new(o).unwrap();
+        of_all.ban(banned.iter().copied());
+        of_best.ban(banned);
+        let k = of_best.n_best().expect("no penalties");
+        let (ids, best) = best_of(&logits, k);
+        let told = |result: moeba::Result<u32>| result.map_err(|error| error.to_string());
+        for _ in 0..8 {
+            let expected = told(of_all.sample(&mut logits.clone()));
+            prop_assert_eq!(told(of_best.sample_best(&ids, &best)), expected);
+        }
+    }
+}
+
+#[test]
+fn what_needs_all_logits_says_so() {
+    let n_best = |o: SamplerOptions| Sampler::new(o).unwrap().n_best();
+    assert_eq!(n_best(SamplerOptions::default()), Some(40));
+    assert_eq!(n_best(SamplerOptions { top_k: 1, ..options() }), Some(1));
+    assert_eq!(n_best(SamplerOptions::greedy()), Some(1));
+    assert_eq!(n_best(options()), None, "no top-k");
+    assert_eq!(n_best(SamplerOptions { top_k: -1, ..options() }), None);
+    for o in [SamplerOptions::default(), SamplerOptions::greedy()] {
+        assert_eq!(n_best(SamplerOptions { repeat_penalty: 1.1, ..o.clone() }), None);
+        assert_eq!(n_best(SamplerOptions { presence_penalty: 0.1, ..o.clone() }), None);
+        assert_eq!(n_best(SamplerOptions { frequency_penalty: 0.1, ..o }), None);
+    }
+}
+
+#[test]
+fn what_is_banned_is_never_drawn() {
+    let o = SamplerOptions { seed: Some(3), top_k: 2, ..options() };
+    let mut sampler = Sampler::new(o).unwrap();
+    sampler.ban([3, 1, 3]);
+    assert_eq!(sampler.n_best(), Some(4));
+    for _ in 0..50 {
+        let id = sampler.sample(&mut [1.0, 9.0, 1.0, 8.0, 0.9]).unwrap();
+        assert!([0, 2].contains(&id), "{id}");
+        let id = sampler.sample_best(&[1, 3, 0, 2], &[9.0, 8.0, 1.0, 1.0]).unwrap();
+        assert!([0, 2].contains(&id), "{id}");
+    }
+    let error = sampler.sample(&mut [f32::NEG_INFINITY, 9.0]).unwrap_err().to_string();
+    assert!(error.contains("no token is left"), "{error}");
+}

@@ -4,7 +4,7 @@
 use super::progress;
 use super::report::{self, Watch};
 use super::stats::{Stats, mib, ms, peak_rss_bytes, per_second};
-use crate::engine::{Engine, Session, Want};
+use crate::engine::{Engine, Logits, Session, TopK, Want};
 use crate::experts::Counters;
 use crate::sample::{Sampler, SamplerOptions, StopMatcher};
 use crate::tokenizer::{Detokenizer, Tokenizer};
@@ -184,6 +184,9 @@ impl Generator {
         let Request { prompt, limits, .. } = request;
         self.check(prompt)?;
         let mut sampler = Sampler::new(request.sampling)?;
+        if limits.ignore_eos {
+            sampler.ban(self.engine.tokenizer().eog_ids());
+        }
         prompt.iter().for_each(|&id| sampler.accept(id));
         let (watch, start) = (Watch::start(&self.engine), Instant::now());
         if request.source.is_some() {
@@ -202,7 +205,7 @@ impl Generator {
             decode_experts: None,
         };
         let read = request.source.map_or(Ok(()), |source| self.session.encode(source));
-        let first = read.and_then(|()| self.feed(&prompt[n_reused..], &mut sampler, limits));
+        let first = read.and_then(|()| self.feed(&prompt[n_reused..], &mut sampler));
         outcome.prompt_time = start.elapsed();
         outcome.prompt_experts = watch.counted(&self.engine);
         let first = match first {
@@ -251,12 +254,12 @@ impl Generator {
     }
 
     /// Computes `tokens`, with a bar, and samples the token that follows.
-    fn feed(&mut self, tokens: &[u32], sampler: &mut Sampler, limits: &Limits) -> Result<u32> {
+    fn feed(&mut self, tokens: &[u32], sampler: &mut Sampler) -> Result<u32> {
         let bar = progress::bar("prompt", tokens.len() as u64);
         let mut parts = tokens.chunks(self.n_ubatch).peekable();
         while let Some(part) = parts.next() {
             if parts.peek().is_none() {
-                let next = self.step(part, sampler, limits);
+                let next = self.step(part, sampler);
                 bar.finish_and_clear();
                 return next;
             }
@@ -268,16 +271,16 @@ impl Generator {
     }
 
     /// Computes `tokens` at once and samples what follows.
-    fn step(&mut self, tokens: &[u32], sampler: &mut Sampler, limits: &Limits) -> Result<u32> {
-        let tokenizer = self.engine.tokenizer();
+    fn step(&mut self, tokens: &[u32], sampler: &mut Sampler) -> Result<u32> {
+        // A model may have more rows than its vocabulary has tokens: padding, never an answer.
+        let n_vocab = self.engine.tokenizer().n_vocab();
+        let enough = sampler.n_best().map(|k| TopK { k, n_vocab });
         let mut next = Err(Error::Interrupted);
-        self.session.eval(tokens, Want::Last, &mut |_, logits| {
-            // A model may have more rows than its vocabulary has tokens: padding, never an answer.
-            let logits = &mut logits[..tokenizer.n_vocab()];
-            if limits.ignore_eos {
-                tokenizer.eog_ids().for_each(|id| logits[id as usize] = f32::NEG_INFINITY);
-            }
-            next = sampler.sample(logits);
+        self.session.eval_last(tokens, enough, &mut |logits| {
+            next = match logits {
+                Logits::All(logits) => sampler.sample(&mut logits[..n_vocab]),
+                Logits::Best { ids, logits } => sampler.sample_best(ids, logits),
+            };
         })?;
         self.cached.extend(tokens);
         let next = next?;
@@ -313,7 +316,7 @@ impl Generator {
                 return Ok(End::ContextFull);
             }
             // Ctrl-C is heard in here.
-            next = match self.step(&[next], sampler, limits) {
+            next = match self.step(&[next], sampler) {
                 Err(Error::Interrupted) => return Ok(End::Interrupted),
                 other => other?,
             };

@@ -1,6 +1,6 @@
 //! Sessions of encoder–decoder models: a source text is read once, then answered.
 
-use super::{Relay, Session, Want};
+use super::{Logits, Relay, Session, Want};
 use crate::model::record::Recorder;
 use crate::model::seq2seq::Answering;
 use crate::{Error, Result, interrupt};
@@ -35,7 +35,7 @@ impl Session {
         tokens: &[u32],
         want: Want,
         mut recorder: Option<&mut dyn Recorder>,
-        on_logits: &mut dyn FnMut(usize, &mut [f32]),
+        on_logits: &mut dyn FnMut(usize, Logits<'_>),
     ) -> Result<()> {
         interrupt::check()?;
         let engine = self.engine.clone();

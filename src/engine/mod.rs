@@ -23,8 +23,8 @@ use crate::experts::link::{Faults, IoKind};
 use crate::experts::{Counters, Layout, StreamOptions, TierPlan};
 use crate::gguf::{Gguf, Override};
 use crate::interrupt;
-pub use crate::model::forward::Want;
 use crate::model::forward::{Buffers, Listener};
+pub use crate::model::forward::{Logits, TopK, Want};
 use crate::model::gpu::{GpuCache, GpuModel, GpuOptions};
 pub use crate::model::kv::CacheType;
 use crate::model::kv::{self, KvCache};
@@ -501,7 +501,7 @@ pub struct Session {
 struct Relay<'a> {
     base: usize,
     recorder: Option<&'a mut dyn Recorder>,
-    on_logits: &'a mut dyn FnMut(usize, &mut [f32]),
+    on_logits: &'a mut dyn FnMut(usize, Logits<'_>),
 }
 
 impl Listener for Relay<'_> {
@@ -512,9 +512,22 @@ impl Listener for Relay<'_> {
         }
     }
 
-    fn logits(&mut self, token: usize, logits: &mut [f32]) {
+    fn logits(&mut self, token: usize, logits: Logits<'_>) {
         (self.on_logits)(self.base + token, logits);
     }
+}
+
+/// Who takes all logits of a token, among those who take any.
+fn whole(on_logits: &mut dyn FnMut(usize, &mut [f32])) -> impl FnMut(usize, Logits<'_>) {
+    |token, logits| match logits {
+        Logits::All(logits) => on_logits(token, logits),
+        Logits::Best { .. } => unreachable!("not wanted"),
+    }
+}
+
+/// The same tokens, with all logits.
+fn all_of(want: Want) -> Want {
+    if let Want::LastBest(_) = want { Want::Last } else { want }
 }
 
 impl Session {
@@ -562,20 +575,28 @@ impl Session {
     }
 
     /// Appends `tokens`, computed in micro-batches. `on_logits(index in tokens, logits)` is called
-    /// for the last token, for each, or not at all. An interruption or an error leaves the session
-    /// at the last whole micro-batch or, where a model's state cannot go back, empty: `n_past` says
-    /// which.
+    /// for the last token, for each, or not at all, with all logits. An interruption or an error
+    /// leaves the session at the last whole micro-batch or, where a model's state cannot go back,
+    /// empty: `n_past` says which.
     pub fn eval(
         &mut self,
         tokens: &[u32],
         want: Want,
         on_logits: &mut dyn FnMut(usize, &mut [f32]),
     ) -> Result<()> {
-        let mut recorded = self.recorded.take();
-        let recorder = recorded.as_mut().map(|recorder| recorder as &mut dyn Recorder);
-        let result = self.eval_parts(tokens, want, recorder, on_logits);
-        self.recorded = recorded;
-        result
+        self.eval_heard(tokens, all_of(want), &mut whole(on_logits))
+    }
+
+    /// `eval` for the last token's logits, of which `enough` is needed: `take` is called once, with
+    /// all of them or with these. Without `enough`, with all.
+    pub fn eval_last(
+        &mut self,
+        tokens: &[u32],
+        enough: Option<TopK>,
+        take: &mut dyn FnMut(Logits<'_>),
+    ) -> Result<()> {
+        let want = enough.map_or(Want::Last, Want::LastBest);
+        self.eval_heard(tokens, want, &mut |_, logits| take(logits))
     }
 
     /// `eval`, of which `recorder` hears everything. An interruption or an error may leave it in
@@ -587,7 +608,20 @@ impl Session {
         recorder: &mut dyn Recorder,
         on_logits: &mut dyn FnMut(usize, &mut [f32]),
     ) -> Result<()> {
-        self.eval_parts(tokens, want, Some(recorder), on_logits)
+        self.eval_parts(tokens, all_of(want), Some(recorder), &mut whole(on_logits))
+    }
+
+    fn eval_heard(
+        &mut self,
+        tokens: &[u32],
+        want: Want,
+        on_logits: &mut dyn FnMut(usize, Logits<'_>),
+    ) -> Result<()> {
+        let mut recorded = self.recorded.take();
+        let recorder = recorded.as_mut().map(|recorder| recorder as &mut dyn Recorder);
+        let result = self.eval_parts(tokens, want, recorder, on_logits);
+        self.recorded = recorded;
+        result
     }
 
     fn eval_parts(
@@ -595,7 +629,7 @@ impl Session {
         tokens: &[u32],
         want: Want,
         mut recorder: Option<&mut dyn Recorder>,
-        on_logits: &mut dyn FnMut(usize, &mut [f32]),
+        on_logits: &mut dyn FnMut(usize, Logits<'_>),
     ) -> Result<()> {
         let engine = self.engine.clone();
         self.check(tokens)?;
@@ -608,7 +642,7 @@ impl Session {
             interrupt::check()?;
             let base = i * n_ubatch;
             let last = base + part.len() == tokens.len();
-            let want = if want == Want::Last && !last { Want::None } else { want };
+            let want = if want == Want::All || last { want } else { Want::None };
             let recorder = recorder.as_mut().map(|recorder| &mut **recorder as &mut dyn Recorder);
             let mut relay = Relay { base, recorder, on_logits: &mut *on_logits };
             let (kv, b, at) = (&mut self.kv, &mut self.buffers, (self.id, self.n_past));

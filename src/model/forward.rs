@@ -34,6 +34,7 @@ pub struct Buffers {
     pub(super) ahead_acts: ActSet,
     pub(super) published: Published,
     pub(super) logits: Vec<f32>,
+    pub(super) best_ids: Vec<u32>,
 }
 
 /// Which tokens of a micro-batch get logits.
@@ -42,6 +43,24 @@ pub enum Want {
     None,
     Last,
     All,
+    /// The last one, of whose logits these suffice.
+    LastBest(TopK),
+}
+
+/// The `k` greatest logits of the first `n_vocab` ids.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TopK {
+    pub k: usize,
+    pub n_vocab: usize,
+}
+
+/// Logits of a token.
+pub enum Logits<'a> {
+    /// By id; who gets them may change them.
+    All(&'a mut [f32]),
+    /// As many as [`TopK`] says: the greatest first, of equals the lowest id. NaN and +∞ are equals
+    /// before all others.
+    Best { ids: &'a [u32], logits: &'a [f32] },
 }
 
 impl Want {
@@ -49,7 +68,7 @@ impl Want {
     pub(super) fn first(self, n: usize) -> Option<usize> {
         match self {
             Want::None => None,
-            Want::Last => Some(n - 1),
+            Want::Last | Want::LastBest(_) => Some(n - 1),
             Want::All => Some(0),
         }
     }
@@ -59,8 +78,9 @@ impl Want {
 pub trait Listener {
     /// Who writes down the routing of this micro-batch, if anyone does.
     fn recorder(&mut self) -> Option<&mut dyn Recorder>;
-    /// Logits of a token of this micro-batch; the listener may change them.
-    fn logits(&mut self, token: usize, logits: &mut [f32]);
+    /// Logits of a token of this micro-batch: the best alone only where they are wanted, and all
+    /// even then where that is no more work.
+    fn logits(&mut self, token: usize, logits: Logits<'_>);
 }
 
 impl Model {
@@ -222,7 +242,7 @@ impl Model {
             logits.iter_mut().for_each(|l| *l /= self.weights.logit_divisor);
         }
         for (t, logits) in logits.chunks_exact_mut(self.n_vocab()).enumerate() {
-            listener.logits(start + t, logits);
+            listener.logits(start + t, Logits::All(logits));
         }
     }
 }

@@ -25,6 +25,8 @@ pub struct Sampler {
     seed: u64,
     rng: ChaCha12Rng,
     window: Window,
+    /// Ascending.
+    banned: Vec<u32>,
     candidates: Vec<Candidate>,
 }
 
@@ -77,6 +79,7 @@ impl Sampler {
             seed,
             rng: ChaCha12Rng::seed_from_u64(seed),
             window: Window { size, tokens: VecDeque::new(), counts: HashMap::new() },
+            banned: Vec::new(),
             candidates: Vec::new(),
             options,
         })
@@ -97,17 +100,61 @@ impl Sampler {
         self.window.push(id);
     }
 
-    /// The next token. Changes `logits` by the penalties. Logits that are no numbers are an error:
-    /// they mean broken weights, and any token picked from them would be made up.
+    /// Tokens that are never sampled.
+    pub fn ban(&mut self, ids: impl IntoIterator<Item = u32>) {
+        self.banned.extend(ids);
+        self.banned.sort_unstable();
+        self.banned.dedup();
+    }
+
+    /// How many of the greatest logits `sample_best` needs; `None` if only `sample` will do, which
+    /// sees all.
+    pub fn n_best(&self) -> Option<usize> {
+        let o = &self.options;
+        let k = if o.temp <= 0.0 { 1 } else { usize::try_from(o.top_k).unwrap_or(0) };
+        // Penalties may make any token one of the best; bans may take as many away as there are.
+        (k > 0 && !o.penalises()).then_some(k + self.banned.len())
+    }
+
+    /// The next token. Changes `logits` by bans and penalties. Logits that are no numbers are an
+    /// error: they mean broken weights, and any token picked from them would be made up.
     pub fn sample(&mut self, logits: &mut [f32]) -> Result<u32> {
         self.penalise(logits);
+        for &id in &self.banned {
+            if let Some(logit) = logits.get_mut(id as usize) {
+                *logit = f32::NEG_INFINITY;
+            }
+        }
         let best = greatest(logits)?;
         if self.options.temp <= 0.0 {
             return Ok(best);
         }
-        self.collect(logits, best);
-        self.cut();
-        Ok(self.draw())
+        self.collect(logits);
+        Ok(self.choose(logits[best as usize]))
+    }
+
+    /// What `sample` answers to all logits, from the `n_best` greatest: the greatest first, of
+    /// equals the lowest id, and before all others those that are no numbers below +∞. There are
+    /// more logits than these.
+    ///
+    /// # Panics
+    /// If there are not `n_best` of them.
+    pub fn sample_best(&mut self, ids: &[u32], logits: &[f32]) -> Result<u32> {
+        assert_eq!([Some(ids.len()), Some(logits.len())], [self.n_best(); 2], "the best");
+        let banned = &self.banned;
+        let all = ids.iter().zip(logits).map(|(&id, &logit)| Candidate { id, logit, weight: 0.0 });
+        let allowed = all.filter(|c| banned.binary_search(&c.id).is_err());
+        self.candidates.clear();
+        self.candidates.extend(allowed.take(ids.len() - banned.len()));
+        let best = self.candidates[0];
+        check(best.id, best.logit)?;
+        if best.logit == f32::NEG_INFINITY {
+            return Err(nothing_left());
+        }
+        if self.options.temp <= 0.0 {
+            return Ok(best.id);
+        }
+        Ok(self.choose(best.logit))
     }
 
     fn penalise(&self, logits: &mut [f32]) {
@@ -124,8 +171,7 @@ impl Sampler {
     }
 
     /// Candidates for the draw: the k best, best first, or all in order of their ids.
-    fn collect(&mut self, logits: &[f32], best: u32) {
-        let greatest = logits[best as usize];
+    fn collect(&mut self, logits: &[f32]) {
         self.candidates.clear();
         let k = usize::try_from(self.options.top_k).unwrap_or(0);
         let all =
@@ -135,9 +181,15 @@ impl Sampler {
         } else {
             best_k(all, k, &mut self.candidates);
         }
+    }
+
+    /// One of the candidates, of which `greatest` is the greatest logit.
+    fn choose(&mut self, greatest: f32) -> u32 {
         for c in &mut self.candidates {
             c.weight = exp(f64::from(c.logit) - f64::from(greatest));
         }
+        self.cut();
+        self.draw()
     }
 
     /// Top-p and min-p. Both keep the first so many candidates in descending order, so they can be
@@ -191,23 +243,30 @@ impl Sampler {
 /// The greatest logit's id, of equals the lowest.
 fn greatest(logits: &[f32]) -> Result<u32> {
     let mut best = (0, f32::NEG_INFINITY);
-    for (id, &logit) in logits.iter().enumerate() {
-        if logit.is_nan() || logit == f32::INFINITY {
-            return Err(Error::Invalid(format!(
-                "the model's logit for token {id} is {logit}, not a number that can be compared: \
-                 the weights or the computation are broken"
-            )));
-        }
+    for (&logit, id) in logits.iter().zip(0..) {
+        check(id, logit)?;
         if logit > best.1 {
-            best = (id as u32, logit);
+            best = (id, logit);
         }
     }
     if best.1 == f32::NEG_INFINITY {
-        return Err(Error::invalid(
-            "no token is left to sample: all logits are -inf or there are none",
-        ));
+        return Err(nothing_left());
     }
     Ok(best.0)
+}
+
+fn check(id: u32, logit: f32) -> Result<()> {
+    if logit.is_nan() || logit == f32::INFINITY {
+        return Err(Error::Invalid(format!(
+            "the model's logit for token {id} is {logit}, not a number that can be compared: the \
+             weights or the computation are broken"
+        )));
+    }
+    Ok(())
+}
+
+fn nothing_left() -> Error {
+    Error::invalid("no token is left to sample: all logits are -inf or there are none")
 }
 
 /// Descending by logit; of equals the lowest id is the better.

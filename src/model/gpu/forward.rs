@@ -2,7 +2,7 @@
 //! to the other between them.
 
 use super::super::Model;
-use super::super::forward::{Buffers, LOGITS_TOKENS, Listener, Want};
+use super::super::forward::{Buffers, LOGITS_TOKENS, Listener, Logits, TopK, Want};
 use super::super::kv::KvCache;
 use super::super::publish::{Pass as Timeline, nanos_since};
 use super::GpuModel;
@@ -15,6 +15,8 @@ use super::pass::Pass;
 use super::staging::{Staging, floats, integers, words};
 use crate::Result;
 use crate::backend::cpu::Cpu;
+use crate::backend::gpu::DeviceSlice;
+use crate::backend::gpu::sample::{self, TOP_K_MAX};
 use std::time::Instant;
 
 /// What a pass changes beside the device's memory.
@@ -214,7 +216,6 @@ impl Pass<'_> {
         let Some(first) = want.first(self.n) else { return Ok(()) };
         let (norm, head) = self.g.head.as_ref().expect("the head is on the device");
         let (n_embd, n_vocab) = (self.hyper().n_embd, head.weight.rows);
-        let Tools { staging, b, .. } = tools;
         for start in (first..self.n).step_by(LOGITS_TOKENS) {
             let m = LOGITS_TOKENS.min(self.n - start);
             let part = Pass { n: m, past: self.past + start, ..*self };
@@ -223,10 +224,51 @@ impl Pass<'_> {
             let acts = part.acts_of_h([head.weight.ty])?;
             let out = part.words(&self.places().logits, m * n_vocab);
             part.linear(head, &acts, out)?;
-            let logits = &mut b.logits;
-            staging.download(self.stream(), &[out], &mut |_, bytes| floats(bytes, logits))?;
-            self.model.give_logits(logits, start, listener);
+            match chosen_there(want, n_vocab) {
+                Some(top) => self.best(tools, out, top, start, listener)?,
+                None => {
+                    let (staging, logits) = (&mut *tools.staging, &mut tools.b.logits);
+                    let take = &mut |_, bytes: &[u8]| floats(bytes, logits);
+                    staging.download(self.stream(), &[out], take)?;
+                    self.model.give_logits(logits, start, listener);
+                }
+            }
         }
         Ok(())
     }
+
+    /// Chooses among a token's logits on the device, by what `Model::give_logits` makes of them.
+    fn best(
+        &self,
+        tools: &mut Tools,
+        products: DeviceSlice,
+        TopK { k, n_vocab }: TopK,
+        token: usize,
+        listener: &mut dyn Listener,
+    ) -> Result<()> {
+        let all = sample::Logits {
+            data: products.slice(0..4 * n_vocab),
+            n_vocab,
+            divisor: self.model.weights.logit_divisor,
+            scratch: self.slice(&self.places().top_k),
+        };
+        // Values and ids come down as one piece.
+        let best = self.words(&self.places().best, 2 * k);
+        let (values, ids) = (best.slice(0..4 * k), best.slice(4 * k..8 * k));
+        self.g.ops.sample.top_k(self.stream(), all, k, values, ids)?;
+        let Tools { staging, b, .. } = tools;
+        staging.download(self.stream(), &[best], &mut |_, bytes| {
+            floats(&bytes[..4 * k], &mut b.logits);
+            integers(&bytes[4 * k..], &mut b.best_ids);
+        })?;
+        listener.logits(token, Logits::Best { ids: &b.best_ids, logits: &b.logits });
+        Ok(())
+    }
+}
+
+/// What the device is to choose: no more than it can, and fewer than there are.
+fn chosen_there(want: Want, n_logits: usize) -> Option<TopK> {
+    let Want::LastBest(top) = want else { return None };
+    let fits = top.n_vocab <= n_logits && (1..=TOP_K_MAX).contains(&top.k);
+    (fits && top.k < top.n_vocab).then_some(top)
 }

@@ -14,6 +14,7 @@ use crate::backend::gpu::norm::Norm;
 use crate::backend::gpu::rope::Rope;
 use crate::backend::gpu::router::Router;
 use crate::backend::gpu::rows::Rows;
+use crate::backend::gpu::sample::Sample;
 use crate::backend::gpu::slots::Resolve;
 
 pub struct Ops {
@@ -30,6 +31,7 @@ pub struct Ops {
     pub resolve: Resolve,
     pub activate: Activate,
     pub experts: Experts,
+    pub sample: Sample,
 }
 
 impl Ops {
@@ -48,6 +50,7 @@ impl Ops {
             resolve: Resolve::load(gpu)?,
             activate: Activate::load(gpu)?,
             experts: Experts::load(gpu)?,
+            sample: Sample::load(gpu)?,
         })
     }
 }

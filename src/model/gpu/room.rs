@@ -7,6 +7,7 @@ use super::acts::room_bytes;
 use super::vram::GranuleLayout;
 use crate::Result;
 use crate::backend::gpu::attention::Attention;
+use crate::backend::gpu::sample::{self, TOP_K_MAX};
 use crate::backend::gpu::{Device, DeviceBuffer, DeviceSlice, Stream};
 use crate::model::forward::LOGITS_TOKENS;
 use std::ops::Range;
@@ -24,6 +25,9 @@ pub struct Places {
     pub mixer: MixerPlaces,
     pub ffn: FfnPlaces,
     pub logits: Place,
+    /// What a choice among a token's logits takes, and its result: f32 [k], then u32 [k].
+    pub top_k: Place,
+    pub best: Place,
     /// f32 [tokens, pairs, 2]: cosines and sines of the micro-batch's positions
     pub turns: Place,
     /// u32 [tokens]: 0, 1, …
@@ -118,6 +122,7 @@ impl Places {
     pub fn new(hyper: &HyperParams, weights: &Weights, n: usize, n_ctx: usize) -> Places {
         let mut cut = Cut::default();
         let row = n * hyper.n_embd;
+        let n_vocab = weights.output.weight.rows;
         let mut places = Places {
             x: cut.words(row),
             before: cut.words(row),
@@ -126,7 +131,9 @@ impl Places {
             acts: cut.bytes(room_bytes(n, hyper.n_embd)),
             mixer: MixerPlaces::new(hyper, weights, n, n_ctx, &mut cut),
             ffn: FfnPlaces::new(hyper, weights, n, &mut cut),
-            logits: cut.words(LOGITS_TOKENS.min(n) * weights.output.weight.rows),
+            logits: cut.words(LOGITS_TOKENS.min(n) * n_vocab),
+            top_k: cut.bytes(sample::scratch_bytes(n_vocab, 1, TOP_K_MAX)),
+            best: cut.words(2 * TOP_K_MAX),
             turns: cut.words(n * hyper.rope.n_rot),
             iota: cut.words(n),
             zeros: cut.words(n),
