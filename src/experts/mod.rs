@@ -74,6 +74,10 @@ pub trait ExpertStore: Send + Sync {
     /// Unpins, at any time.
     fn release(&self, work: &mut Work);
 
+    /// The layer all of whose experts, nearly, the prompt that is being computed will want next; it
+    /// is told after that of the layer before was acquired, and at its end that there is none.
+    fn foresee(&self, _layer: Option<usize>) {}
+
     /// The layer whose router a predictor wants to see applied to this layer's activation.
     fn looks_ahead(&self, _layer: usize) -> Option<usize> {
         None

@@ -325,6 +325,13 @@ impl ExpertStore for Streamed {
         self.moving.wake_link();
     }
 
+    fn foresee(&self, layer: Option<usize>) {
+        let n_experts = |l: usize| self.moving.core.plan.layers[l].n_experts as u32;
+        let experts: Vec<u32> = layer.map_or(Vec::new(), |l| (0..n_experts(l)).collect());
+        self.tier().foresee(layer.map(|l| (l, &experts[..])));
+        self.moving.wake_link();
+    }
+
     fn looks_ahead(&self, layer: usize) -> Option<usize> {
         let wanted = self.advisor.wants().ahead && !self.tier().has_everything();
         wanted.then(|| self.next_layer[layer])

@@ -53,6 +53,8 @@ pub struct Work {
     pub(super) wants: Vec<Want>,
     /// What was handed out last; those of one expert side by side, in index order.
     pub(crate) handed: Vec<Handed>,
+    /// Whether some of it waits for room.
+    pub(super) is_short: bool,
     /// How long it has waited.
     pub(super) stall_ns: u64,
     /// The address of the store that it was acquired from, while it is open.

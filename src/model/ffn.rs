@@ -15,6 +15,11 @@ use crate::policy::Phase;
 use crate::simd::MatRef;
 use std::time::Instant;
 
+/// The part of a layer's experts that a prompt's tokens must choose for the next layer's to be
+/// brought before they are chosen. Tokens spread alike over the experts of neighbouring layers, so
+/// no more than one read in four is in vain, and that in time the link would have been idle.
+const MOST: f64 = 0.75;
+
 /// What the feed-forward part needs for itself.
 #[derive(Default)]
 pub struct FfnBuffers {
@@ -106,6 +111,9 @@ impl Model {
         // demand: pins, and queues loads of what is missing
         b.ffn.demand.group(&b.route.chosen, b.route.k, b.route.n_experts);
         store.acquire(l, &b.ffn.demand.experts, access, &mut b.ffn.work);
+        if access == Access::Prompt {
+            self.foresee_after(l, b.ffn.demand.experts.len());
+        }
         // shared expert, a look ahead: dense work while loads are in flight
         b.y.fill(0.0);
         if let Some(shared) = &ffn.shared {
@@ -126,6 +134,24 @@ impl Model {
         cpu.ordered_sum(&b.ffn.demand, &b.route.weights, &b.ffn.expert, &mut b.y);
         b.published.timing.add_experts(nanos_since(start), b.ffn.work.stall_ns());
         Ok(())
+    }
+
+    /// The tokens of a prompt have chosen `n_chosen` of layer `l`'s experts: where these are most of
+    /// them, so will be those of the next layer, which are brought meanwhile.
+    pub(super) fn foresee_after(&self, l: usize, n_chosen: usize) {
+        let n_experts = self.hyper.routing.n_experts;
+        let mut behind = l + 1..self.weights.layers.len();
+        let next = behind.find(|l| self.weights.routed[*l].is_some());
+        self.foresee(next.filter(|_| n_chosen as f64 >= MOST * n_experts as f64));
+    }
+
+    /// The layer that a prompt comes to next and will want most experts of, if that is known.
+    pub(super) fn foresee(&self, next: Option<usize>) {
+        let in_vram = |l: &usize| self.vram.as_ref().is_some_and(|vram| vram.has(*l));
+        if let Some(vram) = &self.vram {
+            vram.foresee(next.filter(in_vram));
+        }
+        self.routed.foresee(next.filter(|l| !in_vram(l)));
     }
 
     /// y += sigmoid(gate · h) · expert(h)

@@ -100,7 +100,8 @@ impl Model {
         let pass = Pass::new(request, n);
         self.begin_pass(b, tokens, past, kv.n_ctx(), pass, listener);
         for l in 0..self.weights.layers.len() {
-            self.layer(cpu, kv, b, l, past, pass, listener)?;
+            let result = self.layer(cpu, kv, b, l, past, pass, listener);
+            result.inspect_err(|_| self.foresee(None))?;
         }
 
         // output norm, output head

@@ -197,6 +197,13 @@ impl Tier {
         self.unlock(shared);
     }
 
+    /// What a prompt will want next; see `State::foresee`.
+    pub fn foresee(&self, next: Option<(usize, &[u32])>) {
+        let mut shared = self.lock();
+        shared.state.foresee(next);
+        self.unlock(shared);
+    }
+
     /// What was used elsewhere and may be worth keeping; see `State::admit`.
     pub fn admit(&self, layer: usize, experts: &[u32]) {
         let mut shared = self.lock();

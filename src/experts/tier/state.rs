@@ -6,6 +6,7 @@
 //! - an expert's granules in memory are a prefix, its slots too, and its working slots too;
 //! - a pinned granule that has landed stays where it is;
 //! - a load's granules hold slots from its start to its end, and nobody else's;
+//! - a queued prefetch is foreseen, foretold by the latest predictions, or an admission;
 //! - without a load, transit holds whole experts or nothing of them, unless a load has just failed:
 //!   so what waits for room in transit waits for computation and reads, never for another waiter;
 //! - both roles keep within what their class gives them.
@@ -13,6 +14,7 @@
 mod admission;
 mod check;
 mod forecast;
+mod foreseen;
 mod frozen;
 mod room;
 
@@ -27,6 +29,7 @@ use crate::experts::counters::Counters;
 use crate::experts::piece::Piece;
 use crate::experts::work::{Access, Handed, Work};
 use crate::policy::{Event, Eviction, Expert, LayerShare, Profile};
+use foreseen::Foreseen;
 use frozen::Frozen;
 use std::ops::Range;
 use std::sync::Arc;
@@ -119,6 +122,10 @@ pub struct State {
     last_step: Vec<u64>,
     /// Number of the last predictions: what they name is protected.
     forecast: u64,
+    /// What a prompt wants next.
+    foreseen: Foreseen,
+    /// Works of which a demand waits for room.
+    n_short: usize,
     /// Layers whose whole experts are pinned for a device.
     frozen: Vec<Frozen>,
     /// What the tier above holds whole, and what the one below is told of this one.
@@ -150,7 +157,10 @@ impl State {
             clock: 0,
             step: 0,
             last_step: vec![0; plan.layers.len()],
-            forecast: 0,
+            // Of none yet: entries begin with 0.
+            forecast: 1,
+            foreseen: Foreseen::default(),
+            n_short: 0,
             frozen: Vec::new(),
             above: Arc::new(Above::new(&plan.layers)),
             below: None,
@@ -197,7 +207,7 @@ impl State {
         }
         match work.access {
             Access::Decode => self.step_over(work.layer),
-            Access::Prompt => self.drop_stale_prefetches(work.layer),
+            Access::Prompt => self.meet(work.layer),
             Access::Upload { .. } => {}
         }
         if work.access.keeps() {
@@ -254,7 +264,8 @@ impl State {
         let stale = |load: &LoadId| {
             let load = &self.loads[*load as usize];
             let entry = self.table.get(load.expert);
-            entry.id.layer as usize == layer && entry.pins == 0 && !load.is_admission()
+            let is_of_layer = entry.id.layer as usize == layer && !self.is_foreseen(entry);
+            is_of_layer && entry.pins == 0 && !load.is_admission()
         };
         let stale: Vec<LoadId> = self.queue.prefetches().filter(stale).collect();
         for load in stale {
@@ -273,15 +284,27 @@ impl State {
     }
 
     /// Queues loads for the work, in its order, as far as there is room.
-    fn pump(&mut self, work: &Work) {
+    fn pump(&mut self, work: &mut Work) {
+        let is_short = !self.start_demands(work);
+        self.set_short(work, is_short);
+    }
+
+    fn set_short(&mut self, work: &mut Work, is_short: bool) {
+        self.n_short += usize::from(is_short);
+        self.n_short -= usize::from(std::mem::replace(&mut work.is_short, is_short));
+    }
+
+    /// Whether there was room for all of them.
+    fn start_demands(&mut self, work: &Work) -> bool {
         for want in work.wants.iter().filter(|want| !want.is_done) {
             let e = self.index(work.layer, want.expert);
             let entry = self.table.get(e);
             let lacks = !entry.is_whole() && entry.load.is_none() && entry.fault.is_none();
             if lacks && !self.start_demand(e, work.access) {
-                return;
+                return false;
             }
         }
+        true
     }
 
     /// Prefetches that hold the room give it up, at once or with the end of the read they have on
@@ -308,6 +331,7 @@ impl State {
         // What is unpinned is nobody's to look at, also when this is the end.
         work.handed.clear();
         self.pump(work);
+        self.bring_foreseen();
         let mut left = false;
         let mut waits = false;
         for want in work.wants.iter().filter(|want| !want.is_done) {
@@ -361,12 +385,14 @@ impl State {
 
     /// Unpins what is still pinned. Loads that nobody else wants are stopped.
     pub fn release(&mut self, work: &mut Work) {
+        self.set_short(work, false);
         for i in 0..work.wants.len() {
             if !work.wants[i].is_done {
                 self.unpin(self.index(work.layer, work.wants[i].expert), work.access);
             }
         }
         work.finish();
+        self.bring_foreseen();
     }
 
     fn unpin(&mut self, e: u32, access: Access) {
@@ -507,7 +533,7 @@ impl State {
             entry.fault = load.fault;
             let resident = entry.resident;
             self.shrink(load.expert, resident);
-        } else if !entry.is_whole() {
+        } else if load.stopped || !entry.is_whole() {
             let kept = entry.settled.min(entry.resident);
             self.shrink(load.expert, kept);
         }

@@ -59,6 +59,9 @@ impl GpuModel {
         }
         // Also after an error: what was queued may still use what is given back.
         let waited = tools.staging.wait(&parts.stream);
+        if result.is_err() {
+            model.foresee(None);
+        }
         if let (Err(_), Some(vram)) = (&result, &parts.vram) {
             tools.hybrid.give_up(vram);
             tools.ahead.give_up(vram);

@@ -39,15 +39,17 @@ impl State {
                 continue;
             }
             match entry.load {
+                Some(_) if self.is_foreseen(entry) => {}
                 Some(load) => self.queue.reprioritise(load, priority),
                 None => full[class] = !self.start_prefetch(e, priority),
             }
         }
     }
 
-    /// Whether the latest predictions name an expert, and how urgent it is to them.
+    /// Whether an expert is foreseen or the latest predictions name it, and how urgent it is.
     pub(super) fn foretold(&self, entry: &Entry) -> Option<f32> {
-        (entry.forecast == self.forecast).then_some(entry.foretold)
+        let predicted = (entry.forecast == self.forecast).then_some(entry.foretold);
+        self.urgency(entry).or(predicted)
     }
 
     fn drop_refuted_prefetches(&mut self) {
@@ -61,7 +63,7 @@ impl State {
         }
     }
 
-    fn start_prefetch(&mut self, e: u32, priority: f32) -> bool {
+    pub(super) fn start_prefetch(&mut self, e: u32, priority: f32) -> bool {
         self.start_load(e, Cause::Prefetch, Access::Prompt, priority)
     }
 }

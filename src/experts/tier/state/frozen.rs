@@ -98,7 +98,7 @@ impl State {
         self.table.get(self.table.index(expert)).is_whole()
     }
 
-    fn experts_of(&self, layer: usize) -> std::ops::Range<u32> {
+    pub(super) fn experts_of(&self, layer: usize) -> std::ops::Range<u32> {
         match self.plan.layers[layer].n_experts as u32 {
             0 => 0..0,
             n => {

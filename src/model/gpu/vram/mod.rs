@@ -268,6 +268,14 @@ impl Vram {
         self.core.tier.release(work);
     }
 
+    /// As of `ExpertStore`. The link takes what it brings out of RAM itself: in the tier below it
+    /// is demand, for an expert at a time, and nothing there need foresee it too.
+    pub fn foresee(&self, layer: Option<usize>) {
+        let n_experts = |l: usize| self.layer(l).experts.n_experts as u32;
+        let experts: Vec<u32> = layer.map_or(Vec::new(), |l| (0..n_experts(l)).collect());
+        self.core.tier.foresee(layer.map(|l| (l, &experts[..])));
+    }
+
     fn note_handed(&self, work: &Work, end: Option<&Fence>) {
         if let Some(end) = end {
             let slots = work.handed.iter().map(|handed| handed.slot);
