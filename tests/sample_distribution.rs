@@ -210,7 +210,7 @@ fn best_of(logits: &[f32], k: usize) -> (Vec<u32>, Vec<f32>) {
 }
 
 /// Few values, so that many are equal; `n` of 40 are `odd` ones. More than are ever the best below.
-fn coarse_logits(n: u32, odd: &[f32]) -> impl Strategy<Value = Vec<f32>> {
+fn coarse_logits(n: u32, odd: &[f32]) -> impl Strategy<Value = Vec<f32>> + use<> {
     let one = prop_oneof![
         40 - n => (-12i32..12).prop_map(|v| v as f32 / 4.0),
         n => prop::sample::select(odd.to_vec()),
