@@ -136,8 +136,8 @@ impl Model {
         Ok(())
     }
 
-    /// The tokens of a prompt have chosen `n_chosen` of layer `l`'s experts: where these are most of
-    /// them, so will be those of the next layer, which are brought meanwhile.
+    /// The tokens of a prompt have chosen `n_chosen` of layer `l`'s experts: where these are most
+    /// of them, so will be those of the next layer, which are brought meanwhile.
     pub(super) fn foresee_after(&self, l: usize, n_chosen: usize) {
         let n_experts = self.hyper.routing.n_experts;
         let mut behind = l + 1..self.weights.layers.len();
