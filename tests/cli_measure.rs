@@ -224,6 +224,24 @@ fn bench_has_the_keys_of_llama_bench_and_ours() {
 }
 
 #[test]
+fn bench_says_how_many_tokens_it_computes_at_once() {
+    let model = tiny(Tiny::default());
+    let cases: [(&[&str], u64); 6] = [
+        (&["--device", "cpu"], 2048),
+        (&["--device", "cpu", "-b", "1500"], 1500),
+        (&["--device", "cpu", "-b", "100"], 100),
+        (&["--device", "cpu", "-ub", "3"], 3),
+        (&["--device", "cpu", "-ub", "5000"], 2048),
+        (&["--device", "emulated"], 512),
+    ];
+    for (flags, expected) in cases {
+        let args = ["-p", "4", "-n", "0", "-r", "1", "--no-machine", "-o", "jsonl"];
+        let row: Value = serde_json::from_str(&bench(&model, &[&args, flags].concat())).unwrap();
+        assert_eq!(row["n_ubatch"], expected, "{flags:?}");
+    }
+}
+
+#[test]
 fn bench_writes_tables_and_lines() {
     let model = tiny(Tiny::default());
     let args = |format| ["-p", "4", "-n", "2", "-r", "1", "-d", "3", "--no-machine", "-o", format];

@@ -156,7 +156,8 @@ fn stats_are_flat_and_measured() {
 fn a_dry_run_prints_the_plan() {
     let out = on(&plain(), "run", &["--dry-run", "-c", "64"]);
     let plan = succeeded(&out);
-    for word in ["experts", "dense weights", "KV cache", "64 tokens", "MiB"] {
+    let at_once = "64 tokens of a prompt at once";
+    for word in ["experts", "dense weights", "KV cache", "64 tokens", "MiB", at_once] {
         assert!(plan.contains(word), "no {word:?} in {plan}");
     }
 }

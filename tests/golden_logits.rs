@@ -187,7 +187,7 @@ fn cache_types_keep_the_logits() {
             let (cache_type_k, cache_type_v) = (CacheType::Q8_0, CacheType::Q8_0);
             let n_threads = Some(n_threads);
             let cache = EngineOptions { cache_type_k, cache_type_v, ..options() };
-            let options = EngineOptions { n_threads, n_ubatch, ..cache };
+            let options = EngineOptions { n_threads, n_ubatch: Some(n_ubatch), ..cache };
             logits(&load(&path, &options), &tokens).0.into_iter().map(f32::to_bits).collect()
         };
         let whole = bits(1, 512);
@@ -214,8 +214,11 @@ fn bits_do_not_depend_on_threads_or_batches() {
         let expect = common::repo().join("tests/golden").join(name).join("expect");
         let tokens = read_ids(&expect.join("p70.tokens.json"));
         let bits = |n_threads: usize, n_ubatch: usize| -> Vec<u32> {
-            let options =
-                EngineOptions { n_threads: Some(n_threads), n_ubatch, ..EngineOptions::default() };
+            let options = EngineOptions {
+                n_threads: Some(n_threads),
+                n_ubatch: Some(n_ubatch),
+                ..EngineOptions::default()
+            };
             let (got, _) = logits(&load(&path, &options), &tokens);
             got.into_iter().map(f32::to_bits).collect()
         };

@@ -425,7 +425,7 @@ fn an_interrupted_prompt_goes_on_where_it_was() {
     let Some(turn) = Turn::new("interrupted prompts") else { return };
     let vram = "50%".parse().unwrap();
     let base = with_faults(Faults::default());
-    let options = EngineOptions { vram, n_ubatch: 2, cpu_share: Some(0.4), ..base };
+    let options = EngineOptions { vram, n_ubatch: Some(2), cpu_share: Some(0.4), ..base };
     let engine = load(&turn.path, &options);
     let expected = answer(&engine);
     let all = tokens();

@@ -140,7 +140,7 @@ fn same_bits(name: &str, ty: &str) {
     let ram = RamBudget::Bytes(least);
     check("three tiers", EngineOptions { ram, ..on_device(7, "50%") });
     check("experts on the CPU", EngineOptions { cpu_moe: CpuMoe::All, ..on_device(2, "") });
-    check("micro-batches", EngineOptions { n_ubatch: 3, ..on_device(3, "60%") });
+    check("micro-batches", EngineOptions { n_ubatch: Some(3), ..on_device(3, "60%") });
     check("layers on the CPU", EngineOptions { gpu_layers: Some(2), ..on_device(4, "") });
 }
 

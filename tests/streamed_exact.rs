@@ -110,7 +110,7 @@ const PLAIN: Way = Way {
 fn engine(path: &Path, way: &Way) -> Arc<Engine> {
     let options = EngineOptions {
         n_threads: Some(way.n_threads),
-        n_ubatch: way.n_ubatch,
+        n_ubatch: Some(way.n_ubatch),
         ram: budget(path, way.share),
         policy: PolicySpec { eviction: way.eviction, predictor: way.predictor, split: way.split },
         io: if way.uring { uring() } else { IoKind::Pread },

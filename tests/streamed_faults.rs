@@ -261,6 +261,34 @@ fn requests_are_interrupted_in_every_phase() {
     }
 }
 
+/// A prompt that takes long hears the user before each layer and keeps its whole micro-batches.
+#[test]
+fn a_prompt_is_interrupted_between_layers() {
+    let _alone = alone();
+    let model = model(wide, 12);
+    let options = EngineOptions { n_ubatch: Some(8), io: IoKind::Mmap, ..Default::default() };
+    let engine = Engine::load(&model.path, &options, &mut |_| ()).unwrap();
+    let mut session = Session::new(&engine).unwrap();
+    let heard = Arc::<Mutex<Vec<usize>>>::default();
+    let hears = heard.clone();
+    session.hear_progress(Some(Box::new(move |n| {
+        hears.lock().unwrap().push(n);
+        if n == 10 {
+            interrupt::set();
+        }
+    })));
+    let error = session.eval(&model.tokens, Want::Last, &mut |_, _| ()).unwrap_err();
+    interrupt::clear();
+    assert!(matches!(error, Error::Interrupted) && session.n_past() == 8, "{error:?}");
+    // Three layers of eight tokens, and the first two of four.
+    assert_eq!(*heard.lock().unwrap(), [0, 2, 5, 8, 9, 10]);
+    session.hear_progress(None);
+    let mut last = Vec::new();
+    let mut take = |_, l: &mut [f32]| last = l.iter().map(|v| v.to_bits()).collect();
+    session.eval(&model.tokens[8..], Want::Last, &mut take).unwrap();
+    assert!(model.expected.logits.ends_with(&last));
+}
+
 /// Prefetches that nobody has asked for yet, on a disk that does not answer for a while.
 #[test]
 fn queued_prefetches_do_not_delay_an_interruption() {

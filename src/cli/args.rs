@@ -52,10 +52,10 @@ pub struct BatchArgs {
     #[arg(short, long, value_name = "N", default_value = "2048", value_parser = tokens)]
     #[arg(env = "MOEBA_BATCH_SIZE")]
     pub batch_size: usize,
-    /// Tokens computed at once (or -ub N)
-    #[arg(long, value_name = "N", default_value = "512", value_parser = tokens)]
-    #[arg(env = "MOEBA_UBATCH_SIZE")]
-    pub ubatch_size: usize,
+    /// Tokens computed at once (or -ub N). Without it 512, but up to 2048, as memory allows, where
+    /// the CPU computes routed experts
+    #[arg(long, value_name = "N", value_parser = tokens, env = "MOEBA_UBATCH_SIZE")]
+    pub ubatch_size: Option<usize>,
     /// Type of the key cache: f32, f16, bf16 or q8_0 (or -ctk TYPE)
     #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = cache_type)]
     #[arg(env = "MOEBA_CACHE_TYPE_K")]
@@ -102,7 +102,7 @@ impl BatchArgs {
         EngineOptions {
             n_ctx: (n_ctx > 0).then_some(n_ctx),
             n_batch: self.batch_size,
-            n_ubatch: self.ubatch_size.min(self.batch_size),
+            n_ubatch: self.ubatch_size,
             n_threads,
             cache_type_k: self.cache_type_k,
             cache_type_v: self.cache_type_v,

@@ -4,7 +4,7 @@
 use super::progress;
 use super::report::{self, Watch};
 use super::stats::{Stats, mib, ms, peak_rss_bytes, per_second};
-use crate::engine::{Engine, Logits, Session, TopK, Want};
+use crate::engine::{Engine, Logits, Session, TopK};
 use crate::experts::Counters;
 use crate::sample::{Sampler, SamplerOptions, StopMatcher};
 use crate::tokenizer::{Detokenizer, Tokenizer};
@@ -129,7 +129,6 @@ pub struct Generator {
     engine: Arc<Engine>,
     session: Session,
     cached: Vec<u32>,
-    n_ubatch: usize,
 }
 
 /// What is asked for.
@@ -159,10 +158,9 @@ impl<'a> Request<'a> {
 }
 
 impl Generator {
-    /// `n_ubatch` is the engine's: between so many tokens the bar moves and Ctrl-C is heard.
-    pub fn new(engine: &Arc<Engine>, n_ubatch: usize) -> Result<Self> {
+    pub fn new(engine: &Arc<Engine>) -> Result<Self> {
         let session = Session::new(engine)?;
-        Ok(Self { engine: engine.clone(), session, cached: Vec::new(), n_ubatch })
+        Ok(Self { engine: engine.clone(), session, cached: Vec::new() })
     }
 
     pub fn engine(&self) -> &Engine {
@@ -210,7 +208,7 @@ impl Generator {
         outcome.prompt_experts = watch.counted(&self.engine);
         let first = match first {
             Err(Error::Interrupted) => {
-                outcome.n_prompt = self.cached.len() - n_reused;
+                outcome.n_prompt = self.cached.len().saturating_sub(n_reused);
                 return Ok(outcome);
             }
             other => other?,
@@ -256,33 +254,30 @@ impl Generator {
     /// Computes `tokens`, with a bar, and samples the token that follows.
     fn feed(&mut self, tokens: &[u32], sampler: &mut Sampler) -> Result<u32> {
         let bar = progress::bar("prompt", tokens.len() as u64);
-        let mut parts = tokens.chunks(self.n_ubatch).peekable();
-        while let Some(part) = parts.next() {
-            if parts.peek().is_none() {
-                let next = self.step(part, sampler);
-                bar.finish_and_clear();
-                return next;
-            }
-            self.session.eval(part, Want::None, &mut |_, _| {})?;
-            self.cached.extend(part);
-            bar.inc(part.len() as u64);
-        }
-        unreachable!("a prompt is not empty")
+        let shown = bar.clone();
+        self.session.hear_progress(Some(Box::new(move |n| shown.set_position(n as u64))));
+        let next = self.step(tokens, sampler);
+        self.session.hear_progress(None);
+        bar.finish_and_clear();
+        next
     }
 
-    /// Computes `tokens` at once and samples what follows.
+    /// Computes `tokens` and samples what follows.
     fn step(&mut self, tokens: &[u32], sampler: &mut Sampler) -> Result<u32> {
         // A model may have more rows than its vocabulary has tokens: padding, never an answer.
         let n_vocab = self.engine.tokenizer().n_vocab();
         let enough = sampler.n_best().map(|k| TopK { k, n_vocab });
         let mut next = Err(Error::Interrupted);
-        self.session.eval_last(tokens, enough, &mut |logits| {
+        let result = self.session.eval_last(tokens, enough, &mut |logits| {
             next = match logits {
                 Logits::All(logits) => sampler.sample(&mut logits[..n_vocab]),
                 Logits::Best { ids, logits } => sampler.sample_best(ids, logits),
             };
-        })?;
+        });
+        // After an interruption fewer of them, or none at all.
         self.cached.extend(tokens);
+        self.cached.truncate(self.session.n_past());
+        result?;
         let next = next?;
         sampler.accept(next);
         Ok(next)

@@ -152,7 +152,7 @@ impl<'a> Scorer<'a> {
             engine,
             session: Session::new(engine)?,
             n_batch: batch.batch_size,
-            one_by_one: batch.batch_size.min(batch.ubatch_size) == 1,
+            one_by_one: engine.plan().n_ubatch == 1,
             watch: Watch::start(engine),
             score: Score::default(),
             bytes: 0,

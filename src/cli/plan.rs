@@ -57,8 +57,10 @@ fn placement(plan: &MemoryPlan, out: &mut Vec<String>) {
     };
     let note = format!("memory, for {} tokens of context", plan.n_ctx);
     out.push(line("KV cache", sizes.kv_bytes, &note));
+    let note = format!("memory, for {} tokens of a prompt at once", plan.n_ubatch.min(plan.n_ctx));
+    out.push(line("buffers", sizes.buffer_bytes, &note));
     let available = sizes.available.map(|bytes| format!("of {:.1} MiB available", mib(bytes)));
-    let together = in_memory + sizes.dense_bytes + sizes.kv_bytes;
+    let together = in_memory + sizes.dense_bytes + sizes.kv_bytes + sizes.buffer_bytes;
     out.push(line("together", together, &available.unwrap_or_default()));
 }
 

@@ -136,7 +136,7 @@ pub fn run(args: Args) -> Result<()> {
         log::info!("seed {seed}");
     }
     let run = Run {
-        generator: Generator::new(&engine, options.n_ubatch)?,
+        generator: Generator::new(&engine)?,
         sampling,
         limits: args.limits.limits(),
         stats: args.stats,

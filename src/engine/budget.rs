@@ -80,6 +80,8 @@ pub struct Sizes {
     pub slot_bytes: u64,
     pub dense_bytes: u64,
     pub kv_bytes: u64,
+    /// Of a micro-batch, while a prompt is computed.
+    pub buffer_bytes: u64,
     /// The least budget that streaming works with: what one token needs at once.
     pub minimum_bytes: u64,
     /// Of memory; `None` where the system does not say.
@@ -95,7 +97,8 @@ pub enum Place {
     Streamed { budget: u64 },
 }
 
-/// Kept free in an automatic budget, for buffers, threads and other programs.
+/// Kept free in an automatic budget, half of it for buffers, the rest for threads and other
+/// programs.
 const HEAD_ROOM: u64 = 256 << 20;
 
 /// `HEAD_ROOM` or a twentieth of what is available, whichever is more; but never more than half of
@@ -104,8 +107,32 @@ fn head_room(available: u64) -> u64 {
     HEAD_ROOM.max(available / 20).min(available / 2)
 }
 
-/// The automatic budget is what is available less dense weights, KV cache and head-room; if the
-/// experts fit that, they stay in place. A budget given by the user is taken at its word.
+/// What is available less head-room, dense weights, KV cache and those buffers that half of the
+/// head-room does not hold.
+fn left_for_experts(available: u64, sizes: &Sizes) -> u64 {
+    let head_room = head_room(available);
+    let buffers = sizes.buffer_bytes.saturating_sub(head_room / 2);
+    let others = sizes.dense_bytes + sizes.kv_bytes + buffers;
+    available.saturating_sub(head_room).saturating_sub(others)
+}
+
+/// Whether there is room for the buffers in `sizes` where smaller ones have led to `place`: experts
+/// that are all in memory stay there, as does a budget given by the user, and an automatic one
+/// shrinks by an eighth at most. A prompt gains by larger micro-batches what decode would lose.
+pub fn has_room(ram: RamBudget, place: Place, sizes: &Sizes) -> bool {
+    let Some(available) = sizes.available else { return true };
+    let needed = match place {
+        Place::InPlace => sizes.expert_bytes,
+        Place::Streamed { budget } if ram == RamBudget::Auto && budget < sizes.slot_bytes => {
+            (budget - budget / 8).max(sizes.minimum_bytes)
+        }
+        Place::Streamed { budget } => budget,
+    };
+    left_for_experts(available, sizes) >= needed
+}
+
+/// The automatic budget is what everything else leaves; if the experts fit that, they stay in
+/// place. A budget given by the user is taken at its word.
 pub fn plan(ram: RamBudget, io: IoKind, sizes: &Sizes) -> Result<Place> {
     let asked = ram.bytes(sizes.expert_bytes);
     let bounded = asked.is_some_and(|bytes| bytes < sizes.expert_bytes);
@@ -147,8 +174,7 @@ fn explicit(budget: u64, sizes: &Sizes) -> Result<Place> {
 
 fn automatic(io: IoKind, sizes: &Sizes) -> Result<Place> {
     let Some(available) = sizes.available else { return Ok(everything(io, sizes)) };
-    let others = sizes.dense_bytes + sizes.kv_bytes;
-    let budget = available.saturating_sub(head_room(available)).saturating_sub(others);
+    let budget = left_for_experts(available, sizes);
     let whole = match everything(io, sizes) {
         Place::InPlace => sizes.expert_bytes,
         Place::Streamed { budget } => budget,
@@ -265,6 +291,7 @@ mod tests {
             slot_bytes: 1010 * MIB,
             dense_bytes: 100 * MIB,
             kv_bytes: 300 * MIB,
+            buffer_bytes: 0,
             minimum_bytes: 40 * MIB,
             available: Some(available_mib * MIB),
         }
@@ -308,6 +335,49 @@ mod tests {
             ..sizes(0)
         };
         assert_eq!(planned("auto", IoKind::Auto, &small), Place::InPlace);
+    }
+
+    #[test]
+    fn buffers_count_beyond_half_of_the_head_room() {
+        let with = |mib: u64, available| Sizes { buffer_bytes: mib * MIB, ..sizes(available) };
+        for (buffers, available) in [(0, 1656), (128, 1656), (129, 1657), (300, 1828)] {
+            assert_eq!(
+                planned("auto", IoKind::Auto, &with(buffers, available)),
+                Place::InPlace,
+                "{buffers}"
+            );
+            assert_eq!(
+                planned("auto", IoKind::Auto, &with(buffers, available - 1)),
+                streamed(999),
+                "{buffers}"
+            );
+        }
+    }
+
+    /// With 328 MiB of buffers, of which 128 are in the head-room.
+    #[test]
+    fn larger_buffers_leave_experts_where_they_are() {
+        let fits = |ram_text: &str, io, available| {
+            let large = Sizes { buffer_bytes: 328 * MIB, ..sizes(available) };
+            has_room(ram(ram_text), planned(ram_text, io, &sizes(available)), &large)
+        };
+        assert!(fits("auto", IoKind::Auto, 1856) && !fits("auto", IoKind::Auto, 1855));
+        assert!(fits("auto", IoKind::Uring, 1866) && !fits("auto", IoKind::Uring, 1865));
+        assert!(!fits("auto", IoKind::Auto, 1655), "would leave 799 of 999");
+        let small = |available| {
+            let large = Sizes { buffer_bytes: 228 * MIB, ..sizes(available) };
+            let place = planned("auto", IoKind::Auto, &sizes(available));
+            (has_room(RamBudget::Auto, place, &large), planned("auto", IoKind::Auto, &large))
+        };
+        // 800 of 900 MiB, and 699 of 799.
+        assert_eq!(small(1556), (true, streamed(800)));
+        assert_eq!(small(1455), (false, streamed(699)));
+        // A given budget is not touched: 500 + 100 + 300 + 256 + 200.
+        assert!(fits("500M", IoKind::Auto, 1356) && !fits("500M", IoKind::Auto, 1355));
+        // A mapped file that memory does not hold.
+        assert!(!fits("auto", IoKind::Mmap, 1000));
+        let unknown = Sizes { available: None, ..sizes(0) };
+        assert!(has_room(RamBudget::Auto, Place::InPlace, &unknown));
     }
 
     #[test]

@@ -5,6 +5,17 @@ use crate::model::record::Recorder;
 use crate::model::seq2seq::Answering;
 use crate::{Error, Result, interrupt};
 
+impl<'a> Relay<'a> {
+    /// Of a pass over all tokens of a call.
+    fn of_all(
+        tokens: &[u32],
+        recorder: Option<&'a mut dyn Recorder>,
+        on_logits: &'a mut dyn FnMut(usize, Logits<'_>),
+    ) -> Relay<'a> {
+        Relay { part: 0..tokens.len(), n_layers: 1, on_progress: None, recorder, on_logits }
+    }
+}
+
 impl Session {
     /// Reads a source text, all at once, in place of any before it: what is evaluated from now on
     /// answers it. An interruption or an error leaves the session without one.
@@ -22,7 +33,8 @@ impl Session {
         self.start_request();
         interrupt::check()?;
         let recorder = self.recorded.as_mut().map(|recorder| recorder as &mut dyn Recorder);
-        let mut relay = Relay { base: 0, recorder, on_logits: &mut |_, _| {} };
+        let mut ignore = |_: usize, _: Logits<'_>| {};
+        let mut relay = Relay::of_all(tokens, recorder, &mut ignore);
         let (kv, buffers) = (&mut self.kv, &mut self.buffers);
         engine.model.encode(&engine.compute().cpu, kv, buffers, tokens, self.id, &mut relay)?;
         self.n_source = tokens.len();
@@ -40,7 +52,7 @@ impl Session {
         interrupt::check()?;
         let engine = self.engine.clone();
         let recorder = recorder.as_mut().map(|recorder| &mut **recorder as &mut dyn Recorder);
-        let mut relay = Relay { base: 0, recorder, on_logits };
+        let mut relay = Relay::of_all(tokens, recorder, on_logits);
         let (kv, buffers) = (&mut self.kv, &mut self.buffers);
         let at = Answering { request: self.id, n_source: self.n_source, past: self.n_past };
         engine.model.decode(&engine.compute().cpu, kv, buffers, tokens, at, want, &mut relay)?;

@@ -12,6 +12,7 @@ mod profile;
 mod recording;
 pub mod tensor_place;
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -51,8 +52,8 @@ pub struct EngineOptions {
     pub n_ctx: Option<usize>,
     /// Tokens a call may hand over at once, logically (`-b`).
     pub n_batch: usize,
-    /// Tokens computed at once (`-ub`).
-    pub n_ubatch: usize,
+    /// Tokens computed at once (`-ub`); see [`MemoryPlan::n_ubatch`] for how many where absent.
+    pub n_ubatch: Option<usize>,
     /// One a physical core where absent.
     pub n_threads: Option<usize>,
     pub cache_type_k: CacheType,
@@ -90,7 +91,7 @@ impl Default for EngineOptions {
         EngineOptions {
             n_ctx: None,
             n_batch: 2048,
-            n_ubatch: 512,
+            n_ubatch: None,
             n_threads: None,
             cache_type_k: CacheType::F16,
             cache_type_v: CacheType::F16,
@@ -197,7 +198,7 @@ fn onto_device(
         policy: options.policy,
         profile: store.map(ProfileFile::load).unwrap_or_default(),
         lockstep: options.lockstep,
-        n_ubatch: options.n_ubatch.min(options.n_batch).min(plan.n_ctx),
+        n_ubatch: plan.n_ubatch.min(plan.n_ctx),
         n_ctx: plan.n_ctx,
         cpu_share: options.cpu_share,
     };
@@ -220,10 +221,11 @@ fn context(hyper: &HyperParams, options: &EngineOptions, devices: &[Device]) -> 
             default_ctx(hyper, options, of_device.map(|memory| memory.free_bytes as u64))
         }
     };
-    if !(1..=MAX_CTX).contains(&n_ctx) || options.n_batch == 0 || options.n_ubatch == 0 {
+    let n_ubatch = plan::usual_ubatch(options);
+    if !(1..=MAX_CTX).contains(&n_ctx) || n_ubatch == 0 {
         return Err(Error::Usage(format!(
-            "context and batch sizes must be 1 to {MAX_CTX}, got -c {n_ctx} -b {} -ub {}",
-            options.n_batch, options.n_ubatch
+            "context and batch sizes must be 1 to {MAX_CTX}, got -c {n_ctx} -b {} -ub {n_ubatch}",
+            options.n_batch
         )));
     }
     if n_ctx > hyper.n_ctx_train {
@@ -495,11 +497,19 @@ pub struct Session {
     n_source: usize,
     /// There while chosen experts are recorded.
     recorded: Option<ExpertRecorder>,
+    /// See `hear_progress`.
+    on_progress: Option<OnProgress>,
 }
+
+/// Hears how many tokens of a call are computed.
+type OnProgress = Box<dyn FnMut(usize) + Send>;
 
 /// Hands the model's answers on to the session's caller.
 struct Relay<'a> {
-    base: usize,
+    /// Which of the call's tokens are computed now.
+    part: Range<usize>,
+    n_layers: usize,
+    on_progress: Option<&'a mut OnProgress>,
     recorder: Option<&'a mut dyn Recorder>,
     on_logits: &'a mut dyn FnMut(usize, Logits<'_>),
 }
@@ -512,8 +522,16 @@ impl Listener for Relay<'_> {
         }
     }
 
+    /// A token of decode is done in no time, and then nothing of it is lost.
+    fn layer(&mut self, l: usize) -> Result<()> {
+        if let Some(on_progress) = &mut self.on_progress {
+            on_progress(self.part.start + self.part.len() * l / self.n_layers);
+        }
+        if self.part.len() > 1 { interrupt::check() } else { Ok(()) }
+    }
+
     fn logits(&mut self, token: usize, logits: Logits<'_>) {
-        (self.on_logits)(self.base + token, logits);
+        (self.on_logits)(self.part.start + token, logits);
     }
 }
 
@@ -547,6 +565,7 @@ impl Session {
             n_past: 0,
             n_source: 0,
             recorded: None,
+            on_progress: None,
         })
     }
 
@@ -637,14 +656,20 @@ impl Session {
         if engine.encoder().is_some() {
             return self.answer(tokens, want, recorder, on_logits);
         }
-        let n_ubatch = engine.options.n_ubatch.min(engine.options.n_batch);
+        let n_ubatch = engine.plan.n_ubatch;
         for (i, part) in tokens.chunks(n_ubatch).enumerate() {
             interrupt::check()?;
-            let base = i * n_ubatch;
-            let last = base + part.len() == tokens.len();
+            let at = i * n_ubatch..i * n_ubatch + part.len();
+            let last = at.end == tokens.len();
             let want = if want == Want::All || last { want } else { Want::None };
             let recorder = recorder.as_mut().map(|recorder| &mut **recorder as &mut dyn Recorder);
-            let mut relay = Relay { base, recorder, on_logits: &mut *on_logits };
+            let mut relay = Relay {
+                part: at,
+                n_layers: engine.n_layers(),
+                on_progress: self.on_progress.as_mut(),
+                recorder,
+                on_logits: &mut *on_logits,
+            };
             let (kv, b, at) = (&mut self.kv, &mut self.buffers, (self.id, self.n_past));
             let (model, compute) = (&engine.model, &mut *engine.compute());
             let result = match (&mut compute.gpu, &self.gpu_kv) {
@@ -702,6 +727,12 @@ impl Session {
             )));
         }
         Ok(())
+    }
+
+    /// From now on `hear` is told how many of the tokens of a call are computed; of a micro-batch a
+    /// part for each layer that the CPU has done.
+    pub fn hear_progress(&mut self, hear: Option<OnProgress>) {
+        self.on_progress = hear;
     }
 
     /// Starts or stops recording the chosen experts of what `eval` evaluates.

@@ -2,6 +2,7 @@
 
 use super::EngineOptions;
 use super::fit::{DeviceNeeds, LayerBytes};
+use super::plan::usual_ubatch;
 use super::tensor_place::{LayerNames, Names};
 use crate::experts::LayerExperts;
 use crate::gguf::TensorInfo;
@@ -26,10 +27,10 @@ impl DeviceNeeds {
             experts: model.routed()[l].as_ref().map(|layer| slots(layer, model.k())),
         };
         let of_head = if model.is_tied() { sum(Share::Embedding) } else { 0 };
-        let n_ubatch = options.n_ubatch.min(options.n_batch).min(n_ctx);
+        let n_ubatch = usual_ubatch(options).min(n_ctx);
         DeviceNeeds {
             head_bytes: sum(Share::Head) + of_head,
-            activation_bytes: model.gpu_room_bytes(n_ubatch, n_ctx) as u64,
+            activation_bytes: model.buffer_bytes(n_ubatch, n_ctx) as u64,
             work_bytes: work_bytes(model, n_ubatch),
             expert_bytes: model.expert_and_dense_bytes().0,
             layers: (0..model.hyper().n_layers).map(layer).collect(),

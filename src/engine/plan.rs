@@ -20,6 +20,10 @@ pub struct MemoryPlan {
     pub policy: PolicySpec,
     /// Tokens of context that the KV cache is for.
     pub n_ctx: usize,
+    /// Tokens of a prompt that are computed at once, where it has as many. If `-ub` does not say
+    /// how many: 512 as in llama.cpp, but where the CPU computes routed experts up to 2,048, as
+    /// memory allows, so that each expert is unpacked, or comes from disk, a quarter as often.
+    pub n_ubatch: usize,
     /// Layers with routed experts, experts of each and how many of them a token uses.
     pub n_moe_layers: usize,
     pub n_experts: usize,
@@ -111,6 +115,34 @@ fn flags_for_devices(options: &EngineOptions) -> Vec<&'static str> {
     given.iter().filter(|(_, given)| *given).map(|(flag, _)| *flag).collect()
 }
 
+/// Tokens computed at once where `-ub` does not say, as in llama.cpp.
+const USUAL_UBATCH: usize = 512;
+const LARGEST_UBATCH: usize = 2048;
+
+/// Tokens computed at once, unless there can be more.
+pub(super) fn usual_ubatch(options: &EngineOptions) -> usize {
+    options.n_ubatch.unwrap_or(USUAL_UBATCH).min(options.n_batch)
+}
+
+/// How many tokens are computed at once, with the sizes and the place that follow: if the flags
+/// leave it open and it `may_grow`, as many as have room.
+fn micro_batches(
+    options: &EngineOptions,
+    may_grow: bool,
+    sizes: &dyn Fn(usize) -> Sizes,
+) -> Result<(usize, Sizes, Place)> {
+    let place = |n: usize| budget::plan(options.ram, options.io, &sizes(n));
+    let usual = usual_ubatch(options);
+    let (n, usual_place) = (usual, place(usual)?);
+    if options.n_ubatch.is_some() || !may_grow {
+        return Ok((n, sizes(n), usual_place));
+    }
+    let larger = [LARGEST_UBATCH, LARGEST_UBATCH / 2].map(|n| n.min(options.n_batch));
+    let fits = |n: &usize| *n > usual && budget::has_room(options.ram, usual_place, &sizes(*n));
+    let n = larger.into_iter().find(fits).unwrap_or(usual);
+    Ok((n, sizes(n), place(n)?))
+}
+
 impl MemoryPlan {
     pub(super) fn new(
         model: &Bound,
@@ -124,22 +156,31 @@ impl MemoryPlan {
         let routed = || model.routed().iter().flatten();
         let (expert_bytes, dense_bytes) = model.expert_and_dense_bytes();
         let needs = model.needs();
-        let sizes = Sizes {
+        // An encoder's model cuts no text into micro-batches.
+        let cuts = hyper.encoder.is_none();
+        let sizes = |n_ubatch: usize| Sizes {
             expert_bytes,
             slot_bytes: needs.all_bytes(),
             // Where experts are streamed they stay in memory, also what a device has a copy of.
             dense_bytes,
             kv_bytes,
+            buffer_bytes: match cuts {
+                true => model.buffer_bytes(n_ubatch.min(n_ctx), n_ctx) as u64,
+                false => 0,
+            },
             minimum_bytes: needs.minimum_bytes(),
             available,
         };
+        let may_grow = cuts && device.is_none() && routed().next().is_some();
+        let (n_ubatch, sizes, place) = micro_batches(options, may_grow, &sizes)?;
         let of_token = |layer: &LayerExperts| layer.n_experts.min(model.k()) * layer.expert_bytes();
         Ok(MemoryPlan {
             sizes,
-            place: budget::plan(options.ram, options.io, &sizes)?,
+            place,
             io: options.io,
             policy: options.policy,
             n_ctx,
+            n_ubatch,
             n_moe_layers: routed().count(),
             n_experts: hyper.routing.n_experts,
             k: hyper.routing.k,

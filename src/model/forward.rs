@@ -78,6 +78,8 @@ impl Want {
 pub trait Listener {
     /// Who writes down the routing of this micro-batch, if anyone does.
     fn recorder(&mut self) -> Option<&mut dyn Recorder>;
+    /// Layer `l` of a pass of the CPU is next. An error ends the pass.
+    fn layer(&mut self, l: usize) -> Result<()>;
     /// Logits of a token of this micro-batch: the best alone only where they are wanted, and all
     /// even then where that is no more work.
     fn logits(&mut self, token: usize, logits: Logits<'_>);
@@ -100,7 +102,8 @@ impl Model {
         let pass = Pass::new(request, n);
         self.begin_pass(b, tokens, past, kv.n_ctx(), pass, listener);
         for l in 0..self.weights.layers.len() {
-            let result = self.layer(cpu, kv, b, l, past, pass, listener);
+            let next = listener.layer(l);
+            let result = next.and_then(|()| self.layer(cpu, kv, b, l, past, pass, listener));
             result.inspect_err(|_| self.foresee(None))?;
         }
 

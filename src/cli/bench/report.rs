@@ -52,7 +52,7 @@ impl Row {
             "model_size": size,
             "model_n_params": n_params,
             "n_batch": batch.batch_size,
-            "n_ubatch": batch.ubatch_size.min(batch.batch_size),
+            "n_ubatch": engine.plan().n_ubatch,
             "n_threads": engine.n_threads(),
             "type_k": batch.cache_type_k.to_string(),
             "type_v": batch.cache_type_v.to_string(),

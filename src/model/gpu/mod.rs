@@ -92,9 +92,9 @@ pub struct GpuModel {
 const STAGING_BYTES: usize = 4 << 20;
 
 impl Bound {
-    /// Of a device's memory, what buffers of micro-batches of `n` tokens take in contexts of
-    /// `n_ctx`.
-    pub fn gpu_room_bytes(&self, n: usize, n_ctx: usize) -> usize {
+    /// What buffers of micro-batches of `n` tokens take in contexts of `n_ctx`, on a device; those
+    /// of the CPU are the same, but for products of gate and up, which only threads have there.
+    pub fn buffer_bytes(&self, n: usize, n_ctx: usize) -> usize {
         Places::new(&self.hyper, &self.weights, n, n_ctx).n_bytes()
     }
 }
