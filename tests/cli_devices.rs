@@ -98,7 +98,13 @@ fn flags_change_the_plan() {
     let first = plan(&["-ot", "^blk\\.0\\.=CPU"]);
     assert!(row(&first, "GPU layers").1.contains("layers 1 to 1"), "{first}");
     let two = plan(&["--device", "emulated:2"]);
-    assert!(two.contains("GPU 0 (emulated)") && !two.contains("GPU 1"), "one computes: {two}");
+    assert!(row(&two, "GPU experts").1.contains("on GPU 0 (emulated)"), "{two}");
+    assert!(two.contains("(--vram) on GPU 1 (emulated)"), "{two}");
+    assert!(two.contains("what experts need on GPU 1 (emulated)"), "{two}");
+    // Without experts there is nothing for a second one to do.
+    let idle = dry_run(&model, &["--device", "emulated:2", "-cmoe", "-v"]);
+    assert!(!succeeded(&idle).contains("GPU 1"), "{}", succeeded(&idle));
+    assert!(stderr(&idle).contains("GPU 1 (emulated) is not used"), "{}", stderr(&idle));
 }
 
 #[test]

@@ -176,16 +176,16 @@ fn model(path: &Path) -> Model {
     Bound::new(Gguf::open_with(path, &[]).unwrap()).unwrap().in_place()
 }
 
-/// What the engine would do with all of the device.
-fn gpu_options(path: &Path) -> GpuOptions {
-    let options = options(Config::default());
+/// What the engine would do with all of so many devices.
+fn gpu_options(path: &Path, devices: usize) -> GpuOptions {
+    let options = options(Config { devices, ..Config::default() });
     let part = Engine::plan_of(path, &options).unwrap().device.expect("on the device").plan;
     assert!(part.expert_budget_bytes() > 0);
     GpuOptions {
         layers: part.gpu_layers.clone(),
         head: part.head_on_device,
         experts: part.experts_on_cpu.iter().map(|on_cpu| !on_cpu).collect(),
-        expert_budget: part.expert_budget_bytes(),
+        expert_budgets: part.devices.iter().map(|d| d.expert_budget_bytes).collect(),
         policy: options.policy,
         profile: Profile::default(),
         lockstep: false,
@@ -196,9 +196,9 @@ fn gpu_options(path: &Path) -> GpuOptions {
 }
 
 /// Loads the model and makes room for a session.
-fn onto(path: &Path, gpu: &Device, options: &GpuOptions) -> Result<()> {
+fn onto(path: &Path, gpus: &[Device], options: &GpuOptions) -> Result<()> {
     let mut model = model(path);
-    let loaded = model.onto(gpu, options)?;
+    let loaded = model.onto(gpus, options)?;
     loaded.new_cache(&model, N_CTX, (CacheType::F32, CacheType::F32)).map(drop)
 }
 
@@ -208,23 +208,29 @@ fn expect_empty(gpu: &Device) {
     assert_eq!(Arc::strong_count(gpu), 1, "somebody still has the device");
 }
 
+/// What the sentences of refused allocations name, one after the other.
+fn refused_allocations(turn: &Turn, devices: usize) -> Vec<String> {
+    let options = gpu_options(&turn.path, devices);
+    let mut sentences = Vec::new();
+    for n in 0.. {
+        let config = Config { devices, seed: n, faults: alloc_at(n), ..Config::default() };
+        let gpus = Emulated::devices(&config).unwrap();
+        let result = onto(&turn.path, &gpus, &options);
+        gpus.iter().for_each(expect_empty);
+        let Err(why) = result else { break };
+        expect_sentence(&why, &["no room for ", "MiB of ", "(-", "emulated GPU", "has no room"]);
+        sentences.push(why.to_string());
+        // The next time it is there.
+        onto(&turn.path, &gpus, &options).unwrap();
+        gpus.iter().for_each(expect_empty);
+    }
+    sentences
+}
+
 #[test]
 fn each_allocation_that_is_refused_is_a_sentence_and_leaves_nothing() {
     let Some(turn) = Turn::new("allocations") else { return };
-    let options = gpu_options(&turn.path);
-    let mut whats = Vec::new();
-    for n in 0.. {
-        let config = Config { seed: n, faults: alloc_at(n), ..Config::default() };
-        let gpu = Emulated::devices(&config).unwrap().remove(0);
-        let result = onto(&turn.path, &gpu, &options);
-        expect_empty(&gpu);
-        let Err(why) = result else { break };
-        expect_sentence(&why, &["no room for ", "MiB of ", "(-", "emulated GPU 0 has no room"]);
-        whats.push(why.to_string());
-        // The next time it is there.
-        onto(&turn.path, &gpu, &options).unwrap();
-        expect_empty(&gpu);
-    }
+    let whats = refused_allocations(&turn, 1);
     let named = |what| whats.iter().any(|text| text.contains(what));
     for what in ["dense weights (-ngl)", "micro-batch (-ub", "experts (--vram)", "KV cache (-c"] {
         assert!(named(what), "{what}: {whats:?}");
@@ -232,29 +238,43 @@ fn each_allocation_that_is_refused_is_a_sentence_and_leaves_nothing() {
 }
 
 #[test]
+fn a_peers_allocation_that_is_refused_names_it() {
+    let Some(turn) = Turn::new("a peer's allocations") else { return };
+    let sentences = refused_allocations(&turn, 2);
+    let of_peer: Vec<_> = sentences.iter().filter(|text| text.contains("GPU 1")).collect();
+    for what in ["micro-batch (-ub", "experts (--vram)"] {
+        assert!(of_peer.iter().any(|text| text.contains(what)), "{what}: {of_peer:?}");
+    }
+}
+
+#[test]
 fn what_cannot_be_pinned_is_a_sentence_or_slower() {
     let Some(turn) = Turn::new("pins") else { return };
-    let options = gpu_options(&turn.path);
-    let (mut n_sentences, mut n_slower) = (0, 0);
-    for n in 0.. {
-        let faults = Faults { pin_at: Some(n), ..Faults::default() };
-        let gpu = Emulated::devices(&Config { seed: n, faults, ..Config::default() }).unwrap();
-        said("");
-        let result = onto(&turn.path, &gpu[0], &options);
-        expect_empty(&gpu[0]);
-        match result {
-            Err(why) => {
-                n_sentences += 1;
-                expect_sentence(&why, &["no room for ", "in pinned memory", "--device cpu"]);
-                onto(&turn.path, &gpu[0], &options).unwrap();
+    for devices in [1, 2] {
+        let options = gpu_options(&turn.path, devices);
+        let (mut n_sentences, mut n_slower) = (0, 0);
+        for n in 0.. {
+            let faults = Faults { pin_at: Some(n), ..Faults::default() };
+            let config = Config { devices, seed: n, faults, ..Config::default() };
+            let gpus = Emulated::devices(&config).unwrap();
+            said("");
+            let result = onto(&turn.path, &gpus, &options);
+            gpus.iter().for_each(expect_empty);
+            match result {
+                Err(why) => {
+                    n_sentences += 1;
+                    expect_sentence(&why, &["no room for ", "in pinned memory", "--device cpu"]);
+                    onto(&turn.path, &gpus, &options).unwrap();
+                }
+                Ok(()) if said("experts go to the GPU through pageable memory").len() == 1 => {
+                    n_slower += 1;
+                }
+                Ok(()) => break,
             }
-            Ok(()) if said("experts go to the GPU through pageable memory").len() == 1 => {
-                n_slower += 1;
-            }
-            Ok(()) => break,
         }
+        assert!(n_sentences >= 4 * devices, "{n_sentences} sentences");
+        assert!(n_slower >= devices, "{n_slower} slower");
     }
-    assert!(n_sentences >= 4 && n_slower >= 1, "{n_sentences} sentences, {n_slower} slower");
 }
 
 #[test]
@@ -284,14 +304,18 @@ fn the_cpu_takes_the_place_of_a_device_that_nobody_asked_for() {
     let cpu = EngineOptions { device: DeviceChoice::Cpu, ..options(Config::default()) };
     let expected = answer(&load(&turn.path, &cpu));
     let lost_at = |op| Faults { lost_at_op: Some(op), ..Faults::default() };
-    let ways = (0..4).map(alloc_at).chain([0, 5].map(lost_at));
-    for faults in ways {
-        let config = Config { is_auto: true, faults, ..Config::default() };
+    // The allocations of one device, and some of those of two; the last are a peer's.
+    let one = (0..4).map(alloc_at).chain([0, 5].map(lost_at)).map(|faults| (1, faults));
+    let two = [1, 4, 5, 6, 7].map(|n| (2, alloc_at(n)));
+    let mut n_of_peer = 0;
+    for (devices, faults) in one.chain(two) {
+        let config = Config { devices, is_auto: true, faults, ..Config::default() };
         said("");
         let engine = load(&turn.path, &options(config.clone()));
         let said = said("computing on the CPU: ");
         assert_eq!(said.len(), 1, "{said:?}");
-        assert!(said[0].contains("emulated GPU 0"), "{said:?}");
+        n_of_peer += usize::from(said[0].contains("emulated GPU 1"));
+        assert!(said[0].contains("emulated GPU"), "{said:?}");
         assert!(engine.plan().device.is_none());
         assert!(answer(&engine) == expected);
         // A flag that only devices heed is a wish.
@@ -299,6 +323,7 @@ fn the_cpu_takes_the_place_of_a_device_that_nobody_asked_for() {
         let asked = EngineOptions { vram, ..options(config) };
         expect_sentence(&try_load(&turn.path, &asked).err().expect("an error"), &["emulated"]);
     }
+    assert!(n_of_peer > 0);
     // Not even a plan.
     let small = Config { memory_bytes: 64 << 10, is_auto: true, ..Config::default() };
     let engine = load(&turn.path, &options(small.clone()));
@@ -319,67 +344,81 @@ enum Stage {
     Nowhere,
 }
 
-const LOST: &str = "emulated GPU 0 was lost";
+const LOST: [&str; 2] = ["emulated GPU 0 was lost", "emulated GPU 1 was lost"];
 
-fn expect_lost(result: Result<()>) {
+/// Answers which one.
+fn expect_lost(result: Result<()>) -> usize {
     let why = result.expect_err("the device is lost");
     assert!(matches!(why, Error::Device(_)), "{why:?}");
-    assert_eq!(why.to_string(), LOST);
+    let device = LOST.iter().position(|lost| why.to_string() == *lost);
+    device.unwrap_or_else(|| panic!("{why}"))
 }
 
-/// Where it is lost; everybody hears of it from then on, and everything ends.
-fn stage_of_loss(path: &Path, options: &EngineOptions) -> Stage {
+/// Where it is lost; everybody hears of it from then on, and everything ends. `Decode` and `Prompt`
+/// with the device.
+fn stage_of_loss(path: &Path, options: &EngineOptions) -> (Stage, usize) {
     let engine = match try_load(path, options) {
         Ok(engine) => engine,
-        Err(why) => {
-            expect_lost(Err(why));
-            return Stage::Load;
-        }
+        Err(why) => return (Stage::Load, expect_lost(Err(why))),
     };
     let sessions: Result<Vec<Session>> = (0..2).map(|_| Session::new(&engine)).collect();
     let mut sessions = match sessions {
         Ok(sessions) => sessions,
-        Err(why) => {
-            expect_lost(Err(why));
-            return Stage::Session;
-        }
+        Err(why) => return (Stage::Session, expect_lost(Err(why))),
     };
     let (all, mut stage) = (tokens(), Stage::Prompt);
     for part in parts(&all) {
         let past = sessions[0].n_past();
         if let Err(why) = eval(&mut sessions[0], part, &mut Vec::new()) {
-            expect_lost(Err(why));
+            let device = expect_lost(Err(why));
             assert_eq!(sessions[0].n_past(), past);
             for session in &mut sessions {
-                expect_lost(eval(session, &all[..1], &mut Vec::new()));
-                expect_lost(eval(session, &all[..PROMPT], &mut Vec::new()));
+                assert_eq!(expect_lost(eval(session, &all[..1], &mut Vec::new())), device);
+                assert_eq!(expect_lost(eval(session, &all[..PROMPT], &mut Vec::new())), device);
             }
             at_rest(engine.model());
-            expect_lost(Session::new(&engine).map(drop));
-            return stage;
+            // A session takes memory of the first device alone.
+            if device == 0 {
+                expect_lost(Session::new(&engine).map(drop));
+            }
+            return (stage, device);
         }
         stage = Stage::Decode;
     }
-    Stage::Nowhere
+    (Stage::Nowhere, 0)
 }
 
-/// The device is lost at every so many operations, from the first to the last.
-fn lost(name: &'static str, vram: &str, cpu_share: Option<f32>, first: u64) {
+/// A device of so many is lost at every so many operations, from the first to the last.
+fn lost_of(
+    devices: usize,
+    name: &'static str,
+    vram: &str,
+    cpu_share: Option<f32>,
+    ops: impl Iterator<Item = u64>,
+) {
     let Some(turn) = Turn::new(name) else { return };
-    let mut stages = Vec::new();
-    for op in (first..).step_by(STRIDE) {
+    let mut found = Vec::new();
+    for op in ops {
         let faults = Faults { lost_at_op: Some(op), ..Faults::default() };
-        let config = Config { seed: op, faults, ..Config::default() };
+        let config = Config { devices, seed: op, faults, ..Config::default() };
         let options = EngineOptions { cpu_share, vram: vram.parse().unwrap(), ..options(config) };
-        stages.push(stage_of_loss(&turn.path, &options));
-        if stages.ends_with(&[Stage::Nowhere]) {
+        found.push(stage_of_loss(&turn.path, &options));
+        if found.ends_with(&[(Stage::Nowhere, 0)]) {
             break;
         }
     }
-    let count = |stage| stages.iter().filter(|s| **s == stage).count();
+    for device in 0..devices {
+        let n = found.iter().filter(|(stage, of)| *stage == Stage::Decode && *of == device);
+        assert!(n.count() >= 2, "{name}: device {device}");
+    }
+    let count = |stage| found.iter().filter(|(s, _)| *s == stage).count();
     let [load, prompt, decode] = [Stage::Load, Stage::Prompt, Stage::Decode].map(count);
     eprintln!("{name}: lost {load} times at load, {prompt} in prompts, {decode} in decodes");
     assert!(load >= 2 && prompt >= 2 && decode >= 4, "{load}, {prompt}, {decode}");
+}
+
+fn lost(name: &'static str, vram: &str, cpu_share: Option<f32>, first: u64) {
+    lost_of(1, name, vram, cpu_share, (first..).step_by(STRIDE));
 }
 
 const STRIDE: usize = 29;
@@ -398,6 +437,13 @@ fn lost_while_experts_are_brought() {
 fn lost_while_the_cpu_does_its_share() {
     lost("the CPU's share", "50%", Some(0.4), 11);
     lost("the CPU's experts", "50%", Some(1.0), 17);
+}
+
+#[test]
+fn one_of_two_devices_is_lost() {
+    lost_of(2, "all experts on two", "100%", None, (7..).step_by(5 * STRIDE));
+    lost_of(2, "experts are brought to two", "50%", Some(0.0), (3..).step_by(4 * STRIDE));
+    lost_of(2, "the CPU's share beside two", "50%", Some(0.4), (11..).step_by(5 * STRIDE));
 }
 
 // ---- interruptions and failed reads
@@ -478,12 +524,12 @@ impl DiskFaults for Hand {
 /// something go wrong, `end` mends it.
 fn decoded_in_spite_of(
     turn: &Turn,
-    cpu_share: f32,
+    (devices, cpu_share): (usize, f32),
     hand: &Arc<Hand>,
     (start, end): (&dyn Fn(), &dyn Fn()),
     is_expected: &dyn Fn(&Error) -> bool,
 ) -> usize {
-    let base = with_faults(Faults::default());
+    let base = options(Config { devices, seed: 1, ..Config::default() });
     let least = load(&turn.path, &base).plan().sizes.minimum_bytes;
     let options = EngineOptions {
         vram: "50%".parse().unwrap(),
@@ -521,7 +567,7 @@ fn decoded_in_spite_of(
 fn an_interrupted_token_can_be_decoded_again() {
     let Some(turn) = Turn::new("interrupted tokens") else { return };
     let mut n_failed = 0;
-    for cpu_share in [0.0, 0.4, 1.0] {
+    for way in [(1, 0.0), (1, 0.4), (1, 1.0), (2, 0.0), (2, 0.4)] {
         let hand = Arc::new(Hand::default());
         let start = || hand.presses.store(true, SeqCst);
         let end = || {
@@ -529,7 +575,7 @@ fn an_interrupted_token_can_be_decoded_again() {
             interrupt::clear();
         };
         let is_expected = |why: &Error| matches!(why, Error::Interrupted);
-        let n = decoded_in_spite_of(&turn, cpu_share, &hand, (&start, &end), &is_expected);
+        let n = decoded_in_spite_of(&turn, way, &hand, (&start, &end), &is_expected);
         n_failed += n;
     }
     assert!(n_failed > 0, "no token was interrupted");
@@ -539,11 +585,11 @@ fn an_interrupted_token_can_be_decoded_again() {
 fn a_token_whose_experts_could_not_be_read_can_be_decoded_again() {
     let Some(turn) = Turn::new("failed reads") else { return };
     let mut n_failed = 0;
-    for cpu_share in [0.0, 0.4, 1.0] {
+    for way in [(1, 0.0), (1, 0.4), (1, 1.0), (2, 0.0), (2, 0.4)] {
         let hand = Arc::new(Hand::default());
         let (start, end) = (|| hand.fails.store(true, SeqCst), || hand.fails.store(false, SeqCst));
         let is_expected = |why: &Error| matches!(why, Error::Load(_));
-        let n = decoded_in_spite_of(&turn, cpu_share, &hand, (&start, &end), &is_expected);
+        let n = decoded_in_spite_of(&turn, way, &hand, (&start, &end), &is_expected);
         n_failed += n;
     }
     assert!(n_failed > 0, "every read was good");

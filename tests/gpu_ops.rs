@@ -7,7 +7,7 @@ use gpu_support::Bench;
 use moeba::backend::cpu::Cpu;
 use moeba::backend::cpu::router::{NO_EXPERT, Route};
 use moeba::backend::gpu::rows::{Columns, Rows};
-use moeba::backend::gpu::slots::{Lookup, Resolve};
+use moeba::backend::gpu::slots::{HOMES, Lookup, Resolve};
 use moeba::backend::gpu::{DeviceBuffer, Event, Stream};
 
 struct Random(u64);
@@ -145,6 +145,16 @@ fn down_u32(bench: &Bench, buffer: &DeviceBuffer) -> Vec<u32> {
 
 /// (granules, missing, go) of the device's look-up where `pass` is 9 and `go` was 8.
 fn looked_up(bench: &Bench, chosen: &[u32], table: &[u64], n: usize) -> (Vec<u64>, u32, u32) {
+    look_up(bench, chosen, table, n, None)
+}
+
+fn look_up(
+    bench: &Bench,
+    chosen: &[u32],
+    table: &[u64],
+    n: usize,
+    homes: Option<&DeviceBuffer>,
+) -> (Vec<u64>, u32, u32) {
     let (chosen_up, table_up) = (bench.up_u32(chosen), up_u64(bench, table));
     let granules = bench.empty(8 * chosen.len() * n);
     let [missing, pass, go] = [77, 9, 8].map(|word| bench.up_u32(&[word]));
@@ -154,6 +164,7 @@ fn looked_up(bench: &Bench, chosen: &[u32], table: &[u64], n: usize) -> (Vec<u64
         n_experts: table.len() / n,
         n_granules: n,
         granules: granules.all(),
+        homes: homes.map(DeviceBuffer::all),
         missing: missing.all(),
         pass: pass.all(),
         go: go.all(),
@@ -204,6 +215,56 @@ fn granules_are_found_where_an_expert_is_whole() {
     }
 }
 
+/// Experts of other devices are not missing, and their numbers say whose rows to take.
+#[test]
+fn rows_of_other_devices_go_where_their_pairs_are() {
+    for (seed, (pairs, n_experts, n_granules, devices, n_embd)) in
+        [(1, 1, 1, 2, 1), (8, 12, 3, 3, 33), (300, 60, 2, 4, 257)].into_iter().enumerate()
+    {
+        let (bench, mut random) = (Bench::new(seed as u64), Random(seed as u64));
+        // Here, nowhere, or on one of the other devices.
+        let mut table = vec![0u64; n_experts * n_granules];
+        for (expert, row) in table.chunks_exact_mut(n_granules).enumerate() {
+            match random.below(devices + 1) {
+                0 => row.fill((1 + expert as u64) << 20),
+                1 => {}
+                device => row.fill(device as u64 - 1),
+            }
+        }
+        let chosen: Vec<u32> = (0..pairs)
+            .map(|_| if random.below(7) == 0 { NO_EXPERT } else { random.below(n_experts) as u32 })
+            .collect();
+        let first = |expert: &u32| table.get(*expert as usize * n_granules).copied();
+        let home = |expert: &u32| first(expert).filter(|at| *at < HOMES).unwrap_or(0) as u32;
+        let homes: Vec<u32> = chosen.iter().map(home).collect();
+        let places = chosen.iter().map(|e| first(e).filter(|at| *at >= HOMES).unwrap_or(0));
+        let granules: Vec<u64> = places.flat_map(|at| vec![at; n_granules]).collect();
+        let missing = chosen.iter().filter(|e| first(e) == Some(0)).count() as u32;
+
+        let homes_up = bench.empty(4 * pairs);
+        let got = look_up(&bench, &chosen, &table, n_granules, Some(&homes_up));
+        assert_eq!(got, (granules, missing, if missing == 0 { 9 } else { 8 }));
+        assert_eq!(down_u32(&bench, &homes_up), homes);
+
+        let n = pairs * n_embd;
+        let (rows, own) = (random.floats((devices - 1) * n), random.floats(n));
+        let (rows_up, partial) = (bench.up_f32(&rows), bench.up_f32(&own));
+        let resolve = Resolve::load(&bench.gpu).unwrap();
+        // SAFETY: `homes` are 0 or below `devices`.
+        unsafe {
+            let (homes, rows) = (homes_up.all(), rows_up.all());
+            resolve.place_rows(&bench.stream, homes, rows, n_embd, partial.all()).unwrap();
+        }
+        let expected: Vec<f32> = (0..n)
+            .map(|i| match homes[i / n_embd] as usize {
+                0 => own[i],
+                home => rows[(home - 1) * n + i],
+            })
+            .collect();
+        assert_eq!(bench.down_f32(&partial), expected);
+    }
+}
+
 #[test]
 fn experts_take_as_many_tokens_as_they_have_room_for() {
     for (seed, (n_experts, tokens, capacity)) in
@@ -237,6 +298,7 @@ fn a_stream_goes_on_by_itself_when_all_is_there() {
                 n_experts: 2,
                 n_granules: 1,
                 granules: granules.all(),
+                homes: None,
                 missing: missing.all(),
                 pass: pass.all(),
                 go: go.all(),

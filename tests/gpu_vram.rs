@@ -16,7 +16,7 @@ use moeba::experts::{
     StreamOptions, Streamed, Work, needs,
 };
 use moeba::gguf::{Gguf, TensorType, Writer};
-use moeba::model::gpu::vram::{Fence, GranuleLayout, Vram, VramOptions};
+use moeba::model::gpu::vram::{Dealt, Fence, GranuleLayout, Own, Owners, Vram, VramOptions};
 use moeba::policy::{Event, Profile, Routed};
 use moeba::{Error, Result};
 use proptest::prelude::*;
@@ -465,6 +465,51 @@ fn a_frozen_layer_counts_its_hits_when_it_thaws() {
     vram.thaw(2, &[5, 0], None);
     assert_eq!((vram.counters().hits_whole, vram.counters().misses), (1, 3));
     assert!(vram.check_integrity());
+}
+
+/// Of several devices' tiers each has slots for its own experts, and takes in no others, whatever
+/// is foretold or offered.
+#[test]
+fn a_tier_takes_in_its_own_experts_alone() {
+    let model = Model::new();
+    let dealt =
+        |l: &LayerExperts| Dealt { n_experts: l.n_experts, expert_bytes: l.expert_bytes() as u64 };
+    let dealt: Vec<_> = model.layers.iter().map(|l| l.as_ref().map(dealt)).collect();
+    let owners = Arc::new(Owners::new(&dealt, &[1, 1]));
+    for device in 0..2 {
+        let gpu = gpu(device as u64, Faults::default());
+        let own = Own { owners: owners.clone(), device };
+        let mut options = VramOptions::new(model.budget(1.0), "deepspeed".parse().unwrap(), K);
+        (options.own, options.lockstep) = (Some(own.clone()), true);
+        let vram = Vram::new(&gpu, &model.layers, model.resident(), &options).unwrap();
+        let memory = gpu.memory().unwrap();
+        let taken = (memory.total_bytes - memory.free_bytes) as u64;
+        assert!(2 * taken <= Vram::all_bytes(&model.layers, K) + 4096, "{taken} bytes for half");
+        let mut compute = Compute::new(&model, &gpu);
+        for layer in MOE_LAYERS {
+            vram.admit(layer, &ALL);
+            routed(&vram, layer, &[0, 1]);
+            rest(&vram);
+            let before = vram.counters();
+            let frozen = Frozen::new(&vram, layer);
+            assert!(ALL.iter().all(|e| own.has(layer, *e) || !frozen.has(*e)));
+            assert!(ALL.iter().any(|e| frozen.has(*e)), "what was offered has come");
+            vram.thaw(layer, &ALL, None);
+            let since = vram.counters().since(&before);
+            assert_eq!((since.hits_whole + since.misses) as usize, own.n_of(layer));
+            let its: Vec<u32> = ALL.into_iter().filter(|e| own.has(layer, *e)).collect();
+            demand(&vram, &mut compute, layer, &its, Access::Decode, true).unwrap();
+            compute.check();
+        }
+        // With all of them there, nothing is left to move.
+        let before = vram.counters();
+        for layer in MOE_LAYERS {
+            vram.admit(layer, &ALL);
+            routed(&vram, layer, &[2, 3]);
+        }
+        assert_eq!(vram.counters().since(&before).n_reads, 0);
+        assert!(vram.looks_ahead(1).is_none());
+    }
 }
 
 /// What was predicted is there when the layer is frozen, and used up to a fence.

@@ -94,7 +94,7 @@ unsafe impl Send for World {}
 impl World {
     fn new(n_granules: usize, n_slots: usize, n_transit: usize, rows: bool) -> Arc<World> {
         let plan = TierPlan {
-            layers: vec![LayerPlan { n_experts: 3, n_granules, class: 0 }],
+            layers: vec![LayerPlan { n_experts: 3, n_own: 3, n_granules, class: 0 }],
             classes: vec![ClassPlan { n_slots, n_transit, slot_bytes: PIECE_BYTES }],
             n_staging: usize::from(rows),
             staging_bytes: PIECE_BYTES,

@@ -17,6 +17,9 @@ pub fn lines(plan: &MemoryPlan, out: &mut Vec<String>) {
     out.push(line("GPU KV cache", plan.kv_bytes, &note));
     let bytes = plan.activation_bytes + plan.work_bytes;
     out.push(line("GPU buffers", bytes, "activations (-ub, -c) and tables"));
+    for name in &names[1..] {
+        out.push(line("", plan.peer_bytes, &format!("what experts need on {name} (-ub)")));
+    }
     experts(names, plan, out);
     for (i, (name, room)) in names.iter().zip(&plan.devices).enumerate() {
         let note = format!("of {name} stay free");
@@ -85,6 +88,7 @@ mod tests {
             head_bytes: 50 * MIB,
             activation_bytes: 20 * MIB,
             work_bytes: 10 * MIB,
+            peer_bytes: 0,
             expert_all_bytes: 800 * MIB,
             expert_min_bytes: 9 * MIB,
             devices: vec![DeviceRoom {

@@ -139,21 +139,6 @@ fn not_there(why: Error) -> Error {
     Error::Device(format!("--device cuda: {why}"))
 }
 
-/// The device that computes: the first one. Experts are not spread over several.
-pub fn one(mut devices: Vec<Device>, choice: &DeviceChoice) -> Result<Vec<Device>> {
-    if let (DeviceChoice::Cuda(Gpus::These(these)), true) = (choice, devices.len() > 1) {
-        let first = these[0];
-        return Err(Error::Device(format!(
-            "--device {choice}: models run on one GPU: take --device cuda:{first}"
-        )));
-    }
-    if devices.len() > 1 {
-        log::info!("of {} GPUs the first is used: see --device", devices.len());
-        devices.truncate(1);
-    }
-    Ok(devices)
-}
-
 /// Those of `found` that have these numbers, in this order; the others are closed.
 fn select(found: Vec<Device>, these: &[usize]) -> Result<Vec<Device>> {
     let device = |n: &usize| {
@@ -261,15 +246,6 @@ mod tests {
         }
         let why = open(&choice("cuda:63")).err().expect("no machine has so many").to_string();
         assert!(why.starts_with("--device cuda"), "{why}");
-    }
-
-    #[test]
-    fn one_device_computes() {
-        let Ok(found) = open(&choice("emulated:2")) else { return };
-        assert_eq!(one(found.clone(), &choice("emulated:2")).unwrap().len(), 1);
-        assert!(one(Vec::new(), &choice("cpu")).unwrap().is_empty());
-        let why = one(found, &choice("cuda:1,0")).err().unwrap().to_string();
-        assert!(why.contains("take --device cuda:1"), "{why}");
     }
 
     #[test]

@@ -54,6 +54,8 @@ pub struct DeviceNeeds {
     pub activation_bytes: u64,
     /// Tables of slots: on each device.
     pub work_bytes: u64,
+    /// Activations and biases on a device that computes experts only.
+    pub peer_bytes: u64,
     /// Of all the model's experts: what a percentage is of.
     pub expert_bytes: u64,
 }
@@ -86,6 +88,8 @@ pub struct DevicePlan {
     pub head_bytes: u64,
     pub activation_bytes: u64,
     pub work_bytes: u64,
+    /// On each device but the first that has experts, beside them.
+    pub peer_bytes: u64,
     /// Slots of all experts that are not on the CPU.
     pub expert_all_bytes: u64,
     /// What one token needs of them at once: the least budget.
@@ -123,7 +127,7 @@ impl DevicePlan {
         let budget = self.devices[device].expert_budget_bytes;
         match device {
             0 => self.fixed_bytes() + budget,
-            _ if budget > 0 => self.work_bytes + budget,
+            _ if budget > 0 => self.peer_bytes + budget,
             _ => 0,
         }
     }
@@ -244,6 +248,7 @@ impl Fit<'_> {
             head_bytes: if_on(head_on_device, needs.head_bytes),
             activation_bytes: if_on(computes, needs.activation_bytes),
             work_bytes: if_on(computes, needs.work_bytes),
+            peer_bytes: needs.peer_bytes + needs.work_bytes,
             expert_all_bytes: experts.all_bytes(),
             expert_min_bytes: experts.minimum_bytes(),
             devices: self.free.iter().map(|free| DeviceRoom::of(*free)).collect(),
@@ -294,7 +299,10 @@ impl Fit<'_> {
             if caps.iter().sum::<u64>() < asked.unwrap_or(least) {
                 return None;
             }
-            let shares = shared_out(&caps, asked.unwrap_or(u64::MAX), least);
+            // Nobody needs more. With several devices each has a whole number of experts, which
+            // may be one more than its part.
+            let most = all + least * (caps.len() as u64 - 1);
+            let shares = shared_out(&caps, asked.unwrap_or(most), least);
             for (device, bytes) in plan.devices.iter_mut().zip(shares) {
                 device.expert_budget_bytes = bytes;
             }
@@ -302,20 +310,16 @@ impl Fit<'_> {
         Some(plan)
     }
 
-    /// What each device can give to experts: of several no more than its share of them all, and
-    /// nothing if that is less than a token needs.
+    /// What each device can give to experts: no more than there are, and nothing if that is less
+    /// than a token needs.
     fn rooms_for_experts(&self, plan: &DevicePlan, left: u64) -> Vec<u64> {
         let (all, least) = (plan.expert_all_bytes, plan.expert_min_bytes);
-        let share = match plan.devices.len() as u64 {
-            1 => all,
-            n => all.min(all.div_ceil(n) + least),
-        };
         let room = |(i, device): (usize, &DeviceRoom)| {
             let room = match i {
                 0 => left,
-                _ => device.usable().saturating_sub(plan.work_bytes),
+                _ => device.usable().saturating_sub(plan.peer_bytes),
             };
-            Some(room.min(share)).filter(|room| *room >= least).unwrap_or(0)
+            Some(room.min(all)).filter(|room| *room >= least).unwrap_or(0)
         };
         plan.devices.iter().enumerate().map(room).collect()
     }

@@ -21,6 +21,7 @@ fn needs() -> DeviceNeeds {
         head_bytes: 30 * MIB,
         activation_bytes: 10 * MIB,
         work_bytes: 5 * MIB,
+        peer_bytes: 2 * MIB,
         expert_bytes: 9 * 32 * MIB,
     }
 }
@@ -196,11 +197,11 @@ fn several_devices_share_the_experts() {
         (plan.gpu_layers, shares)
     };
     let auto = Wanted::default();
-    // Half of 288 each, and the slots of a token more.
-    assert_eq!(two([700, 700], &auto), (0..10, [150, 150]));
-    assert_eq!(two([400, 700], &auto), (0..10, [55, 150]));
+    // Half of 288 each, and of the slots of a token more.
+    assert_eq!(two([700, 700], &auto), (0..10, [147, 147]));
     // The second holds what the first cannot.
-    assert_eq!(two([345, 100], &auto), (0..10, [0, 95]));
+    assert_eq!(two([400, 700], &auto), (0..10, [55, 239]));
+    assert_eq!(two([345, 100], &auto), (0..10, [0, 93]));
     assert_eq!(two([345, 10], &Wanted { cpu_moe: CpuMoe::All, ..auto }), (0..10, [0, 0]));
     assert_eq!(two([700, 700], &wanted("100M", None)), (0..10, [50, 50]));
     assert_eq!(two([365, 700], &wanted("100M", None)), (0..10, [20, 79]));
@@ -257,6 +258,7 @@ fn any_needs() -> impl Strategy<Value = DeviceNeeds> {
             head_bytes: head,
             activation_bytes: activation,
             work_bytes: work,
+            peer_bytes: work / 3,
         }
     })
 }

@@ -133,7 +133,7 @@ pub struct Engine {
 /// What passes are computed with.
 struct Compute {
     cpu: Cpu,
-    /// The model's part on a device.
+    /// The model's part on devices.
     gpu: Option<GpuModel>,
 }
 
@@ -160,7 +160,7 @@ impl Prepared {
                 format!("{} tokens", tokenizer.n_vocab()),
             ));
         }
-        let devices = device::one(device::open(&options.device)?, &options.device)?;
+        let devices = device::open(&options.device)?;
         let n_ctx = context(bound.hyper(), options, &devices)?;
         kv::check(&bound.hyper().cache_shapes(), options.cache_type_k, options.cache_type_v)?;
         let (devices, device) = plan::on_devices(&bound, options, n_ctx, devices)?;
@@ -180,21 +180,22 @@ impl Prepared {
     }
 }
 
-/// Takes the device's memory for its part of the model, as planned.
-fn onto_device(
+/// Takes the devices' memory for their parts of the model, as planned.
+fn onto_devices(
     model: &mut Model,
     options: &EngineOptions,
     plan: &MemoryPlan,
-    devices: Vec<Device>,
+    devices: &[Device],
     store: Option<&ProfileFile>,
 ) -> Result<Option<GpuModel>> {
-    let (Some(device), Some(part)) = (devices.first(), &plan.device) else { return Ok(None) };
-    let of_device = &part.plan;
+    let Some(part) = plan.device.as_ref().filter(|_| !devices.is_empty()) else { return Ok(None) };
+    let of_devices = &part.plan;
+    let budgets = of_devices.devices.iter().map(|room| room.expert_budget_bytes);
     let gpu_options = GpuOptions {
-        layers: of_device.gpu_layers.clone(),
-        head: of_device.head_on_device,
-        experts: of_device.experts_on_cpu.iter().map(|on_cpu| !on_cpu).collect(),
-        expert_budget: of_device.expert_budget_bytes(),
+        layers: of_devices.gpu_layers.clone(),
+        head: of_devices.head_on_device,
+        experts: of_devices.experts_on_cpu.iter().map(|on_cpu| !on_cpu).collect(),
+        expert_budgets: budgets.collect(),
         policy: options.policy,
         profile: store.map(ProfileFile::load).unwrap_or_default(),
         lockstep: options.lockstep,
@@ -202,13 +203,17 @@ fn onto_device(
         n_ctx: plan.n_ctx,
         cpu_share: options.cpu_share,
     };
-    let before = device.memory()?.free_bytes as u64;
-    let gpu = model.onto(device, &gpu_options)?;
-    // Sessions take the KV cache.
-    let planned = of_device.planned_bytes(0) - of_device.kv_bytes;
-    let taken = before.saturating_sub(device.memory()?.free_bytes as u64);
-    log::debug!("{taken} bytes of VRAM taken, {planned} planned, beside the KV cache");
-    device::warn_of_spill(device, before, planned)?;
+    let free = |device: &Device| Ok(device.memory()?.free_bytes as u64);
+    let before: Vec<u64> = devices.iter().map(free).collect::<Result<_>>()?;
+    let gpu = model.onto(devices, &gpu_options)?;
+    for (i, (device, before)) in devices.iter().zip(before).enumerate() {
+        // Sessions take the KV cache.
+        let kv_bytes = if i == 0 { of_devices.kv_bytes } else { 0 };
+        let planned = of_devices.planned_bytes(i) - kv_bytes;
+        let taken = before.saturating_sub(free(device)?);
+        log::debug!("{taken} bytes of VRAM taken, {planned} planned, beside the KV cache");
+        device::warn_of_spill(device, before, planned)?;
+    }
     Ok(Some(gpu))
 }
 
@@ -318,7 +323,7 @@ impl Engine {
                 bound.streamed(&stream, &mut |done| progress(done as f32 / total))?
             }
         };
-        let gpu = onto_device(&mut model, options, &plan, devices, store.as_ref())?;
+        let gpu = onto_devices(&mut model, options, &plan, &devices, store.as_ref())?;
         Ok(Arc::new(Engine {
             model,
             tokenizer,

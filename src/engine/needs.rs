@@ -14,8 +14,13 @@ use crate::model::shares::Share;
 const TENSOR_ALIGN: u64 = 256;
 
 impl DeviceNeeds {
-    /// Of a context of `n_ctx` tokens.
-    pub fn of(model: &Bound, options: &EngineOptions, n_ctx: usize) -> DeviceNeeds {
+    /// Of a context of `n_ctx` tokens, on so many devices.
+    pub fn of(
+        model: &Bound,
+        options: &EngineOptions,
+        n_ctx: usize,
+        n_devices: usize,
+    ) -> DeviceNeeds {
         let shares = model.shares();
         let sum = |wanted: Share| -> u64 {
             let tensors = model.gguf().tensors().iter().zip(&shares);
@@ -30,8 +35,9 @@ impl DeviceNeeds {
         let n_ubatch = usual_ubatch(options).min(n_ctx);
         DeviceNeeds {
             head_bytes: sum(Share::Head) + of_head,
-            activation_bytes: model.buffer_bytes(n_ubatch, n_ctx) as u64,
+            activation_bytes: model.buffer_bytes(n_ubatch, n_ctx, n_devices - 1) as u64,
             work_bytes: work_bytes(model, n_ubatch),
+            peer_bytes: model.gpu_peer_bytes(n_ubatch) as u64,
             expert_bytes: model.expert_and_dense_bytes().0,
             layers: (0..model.hyper().n_layers).map(layer).collect(),
         }

@@ -49,7 +49,7 @@ pub(super) fn on_devices(
     model: &Bound,
     options: &EngineOptions,
     n_ctx: usize,
-    devices: Vec<Device>,
+    mut devices: Vec<Device>,
 ) -> Result<(Vec<Device>, Option<DevicePart>)> {
     let flags = flags_for_devices(options);
     if model.hyper().encoder.is_some() && !devices.is_empty() {
@@ -70,7 +70,10 @@ pub(super) fn on_devices(
     match planned {
         Err(why) => on_cpu_instead(options, why).map(|()| (Vec::new(), None)),
         Ok(part) if part.plan.is_empty() => Ok((Vec::new(), None)),
-        Ok(part) => Ok((devices, Some(part))),
+        Ok(mut part) => {
+            leave_out_idle(&mut devices, &mut part);
+            Ok((devices, Some(part)))
+        }
     }
 }
 
@@ -89,8 +92,27 @@ fn plan_on(
         cpu_moe: options.cpu_moe,
         placed: tensor_place::resolve(&options.override_tensors, &needs::names(model), &numbers)?,
     };
-    let plan = fit::plan(&DeviceNeeds::of(model, options, n_ctx), &free, &wanted)?;
+    let needs = DeviceNeeds::of(model, options, n_ctx, devices.len());
+    let plan = fit::plan(&needs, &free, &wanted)?;
     Ok(DevicePart { plan, names: devices.iter().map(|d| device::name(d.info())).collect() })
+}
+
+/// Leaves out those that have nothing to do, and says so.
+fn leave_out_idle(devices: &mut Vec<Device>, part: &mut DevicePart) {
+    let rooms = part.plan.devices.iter().enumerate();
+    let is_used: Vec<bool> =
+        rooms.map(|(i, room)| i == 0 || room.expert_budget_bytes > 0).collect();
+    for (name, _) in part.names.iter().zip(&is_used).filter(|(_, is_used)| !**is_used) {
+        log::info!(
+            "{name} is not used: no experts are left for it, or it has no room for a token's"
+        );
+    }
+    let mut of_device = is_used.iter();
+    devices.retain(|_| *of_device.next().expect("one a device"));
+    let mut of_name = is_used.iter();
+    part.names.retain(|_| *of_name.next().expect("one a device"));
+    let mut of_room = is_used.iter();
+    part.plan.devices.retain(|_| *of_room.next().expect("one a device"));
 }
 
 /// Whether the CPU takes the place of devices that cannot serve, which is then said: they were
@@ -165,7 +187,7 @@ impl MemoryPlan {
             dense_bytes,
             kv_bytes,
             buffer_bytes: match cuts {
-                true => model.buffer_bytes(n_ubatch.min(n_ctx), n_ctx) as u64,
+                true => model.buffer_bytes(n_ubatch.min(n_ctx), n_ctx, 0) as u64,
                 false => 0,
             },
             minimum_bytes: needs.minimum_bytes(),

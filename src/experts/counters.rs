@@ -45,6 +45,17 @@ impl Counters {
         self.with(other, u64::saturating_add)
     }
 
+    /// Those of two tiers side by side: what is of the moment is added up, too.
+    pub fn beside(&self, other: &Counters) -> Counters {
+        let pending = self.prefetch_pending_bytes + other.prefetch_pending_bytes;
+        Counters {
+            prefetch_pending_bytes: pending,
+            resident_bytes: self.resident_bytes + other.resident_bytes,
+            resident_bytes_max: self.resident_bytes_max + other.resident_bytes_max,
+            ..self.plus(other)
+        }
+    }
+
     fn with(&self, other: &Counters, f: fn(u64, u64) -> u64) -> Counters {
         let mut histogram = self.demand_wait_histogram;
         for (mine, others) in histogram.iter_mut().zip(other.demand_wait_histogram) {
@@ -121,6 +132,8 @@ mod tests {
         assert_eq!((since.hit_rate(), since.gb_per_second()), (0.75, 2.0));
         let sum = since.plus(&earlier);
         assert_eq!(sum, now);
+        let both = now.beside(&now);
+        assert_eq!((both.misses, both.resident_bytes, both.resident_bytes_max), (2, 14, 18));
     }
 
     #[test]

@@ -128,6 +128,7 @@ impl Needs {
         let layer = |needs: &Option<LayerNeeds>| {
             needs.map_or(LayerPlan::default(), |needs| LayerPlan {
                 n_experts: needs.n_experts,
+                n_own: needs.n_experts,
                 n_granules: needs.n_granules,
                 class: classes
                     .iter()

@@ -147,9 +147,9 @@ impl Model {
 
     /// The layer that a prompt comes to next and will want most experts of, if that is known.
     pub(super) fn foresee(&self, next: Option<usize>) {
-        let in_vram = |l: &usize| self.vram.as_ref().is_some_and(|vram| vram.has(*l));
-        if let Some(vram) = &self.vram {
-            vram.foresee(next.filter(in_vram));
+        let in_vram = |l: &usize| self.tiers.as_ref().is_some_and(|tiers| tiers.has(*l));
+        if let Some(tiers) = &self.tiers {
+            tiers.foresee(next);
         }
         self.routed.foresee(next.filter(|l| !in_vram(l)));
     }

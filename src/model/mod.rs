@@ -29,7 +29,7 @@ use crate::experts::{
 use crate::gguf::Gguf;
 use crate::policy::{Event, Profile};
 use descriptor::{Descriptor, Rope};
-use gpu::vram::Vram;
+use gpu::vram::Tiers;
 pub use hyper::HyperParams;
 use weights::{Gate, Weights};
 
@@ -121,8 +121,8 @@ pub struct Model {
     frequencies: [Frequencies; 2],
     /// Routed experts, in memory.
     routed: Arc<dyn ExpertStore>,
-    /// Those of them that a device holds.
-    vram: Option<Arc<Vram>>,
+    /// Those of them that devices hold.
+    tiers: Option<Arc<Tiers>>,
     /// Dense layers, each the only expert of its own.
     dense: Resident,
     shared: Resident,
@@ -140,7 +140,7 @@ impl Model {
             [1, usize::MAX].map(|n_ctx| hyper.rope.frequencies(&weights.rope_factors, n_ctx));
         let dense = Resident::new(gguf.clone(), weights.dense.clone());
         let shared = Resident::new(gguf.clone(), weights.shared.clone());
-        Model { gguf, descriptor, hyper, weights, frequencies, routed, vram: None, dense, shared }
+        Model { gguf, descriptor, hyper, weights, frequencies, routed, tiers: None, dense, shared }
     }
 
     pub fn gguf(&self) -> &Gguf {
@@ -183,21 +183,19 @@ impl Model {
 
     /// What the cache did so far; `None` where experts are computed in place.
     pub fn expert_counters(&self) -> Option<Counters> {
-        self.vram.as_ref().map(|vram| vram.counters()).or_else(|| self.routed.counters())
+        self.tiers.as_ref().map(|tiers| tiers.counters()).or_else(|| self.routed.counters())
     }
 
     /// Panics if the expert store breaks an invariant; answers whether it is at rest.
     pub fn check_experts(&self) -> bool {
-        self.routed.check_integrity() && self.vram.as_ref().is_none_or(|v| v.check_integrity())
+        self.routed.check_integrity() && self.tiers.as_ref().is_none_or(|t| t.check_integrity())
     }
 
     /// Tells the policy, if there is one, what happened to a timeline.
     pub fn publish(&self, event: &Event) {
         self.routed.observe(event);
-        if let Some(vram) = &self.vram
-            && let Some(event) = event.of_layers(&|layer| vram.has(layer as usize))
-        {
-            vram.observe(&event);
+        if let Some(tiers) = &self.tiers {
+            tiers.observe(event);
         }
     }
 
@@ -205,15 +203,15 @@ impl Model {
     pub fn learned(&self) -> Profile {
         let mut profile = Profile::default();
         self.routed.save(&mut profile);
-        if let Some(vram) = &self.vram {
-            vram.save(&mut profile);
+        if let Some(tiers) = &self.tiers {
+            tiers.save(&mut profile);
         }
         profile
     }
 
     /// What the policy has decided and why.
     pub fn verdict(&self) -> Option<String> {
-        self.vram.as_ref().and_then(|vram| vram.verdict()).or_else(|| self.routed.verdict())
+        self.tiers.as_ref().and_then(|tiers| tiers.verdict()).or_else(|| self.routed.verdict())
     }
 
     /// The store of a layer's routed experts, or of the dense layer.

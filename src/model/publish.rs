@@ -38,18 +38,18 @@ impl Pass {
 impl Model {
     /// Whether a policy hears `publish`.
     pub(super) fn listens(&self) -> bool {
-        self.routed.listens() || self.vram.as_ref().is_some_and(|vram| vram.listens())
+        self.routed.listens() || self.tiers.as_ref().is_some_and(|tiers| tiers.listens())
     }
 
     /// Whether a policy wants what routers see.
     pub(super) fn wants_hidden(&self) -> bool {
-        self.routed.wants_hidden() || self.vram.as_ref().is_some_and(|vram| vram.wants_hidden())
+        self.routed.wants_hidden() || self.tiers.as_ref().is_some_and(|tiers| tiers.wants_hidden())
     }
 
     /// The layer whose router a policy wants to see applied to layer `l`'s activation.
     pub(super) fn looks_ahead(&self, l: usize) -> Option<usize> {
-        let vram = || self.vram.as_ref().and_then(|vram| vram.looks_ahead(l));
-        self.routed.looks_ahead(l).or_else(vram)
+        let tiers = || self.tiers.as_ref().and_then(|tiers| tiers.looks_ahead(l));
+        self.routed.looks_ahead(l).or_else(tiers)
     }
 
     /// Whether a token's `publish_routed` reads what the router saw or where that comes from.

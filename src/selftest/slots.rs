@@ -21,6 +21,13 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
         }
         Ok(())
     });
+    report.row("place_rows", "", |row| {
+        // (pairs, devices, n_embd)
+        for shape in bench.shapes(&[(1, 2, 1), (8, 3, 33)], &[(10, 8, 7168)]) {
+            place(bench, &resolve, row, shape)?;
+        }
+        Ok(())
+    });
     report.row("limit_experts", "", |row| {
         // (experts, tokens, capacity)
         for (n, tokens, capacity) in bench.shapes(&[(4, 50, 3), (3, 7, 100)], &[(128, 2048, 9)]) {
@@ -78,6 +85,7 @@ fn compare(
         n_experts,
         n_granules,
         granules: granules.all(),
+        homes: None,
         missing: missing.all(),
         pass: pass.all(),
         go: go.all(),
@@ -89,5 +97,30 @@ fn compare(
     let words = [bench.down_u32(&missing)?, bench.down_u32(&go)?].concat();
     let go = if n_missing == 0 { PASS } else { BEFORE };
     row.words(format!("{shape}: missing, go"), &words, &[n_missing, go]);
+    Ok(())
+}
+
+/// Rows of several devices go where their pairs are.
+fn place(
+    bench: &Bench,
+    resolve: &Resolve,
+    row: &mut Row,
+    (pairs, devices, n_embd): (usize, usize, usize),
+) -> Result<()> {
+    let mut random = Random(n_embd as u64);
+    let homes: Vec<u32> = (0..pairs).map(|_| random.below(devices) as u32).collect();
+    let n = pairs * n_embd;
+    let (rows, own) = (random.floats((devices - 1) * n), random.floats(n));
+    let expected = |i: usize| match homes[i / n_embd] as usize {
+        0 => own[i],
+        home => rows[(home - 1) * n + i],
+    };
+    let expected: Vec<f32> = (0..n).map(expected).collect();
+    let (homes, rows, partial) = (bench.up_u32(&homes)?, bench.up_f32(&rows)?, bench.up_f32(&own)?);
+    // SAFETY: `homes` are below the number of devices.
+    unsafe {
+        resolve.place_rows(&bench.stream, homes.all(), rows.all(), n_embd, partial.all())?;
+    }
+    row.bits(format!("{pairs} of {devices} devices"), &bench.down_f32(&partial)?, &expected);
     Ok(())
 }

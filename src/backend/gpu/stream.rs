@@ -36,6 +36,16 @@ impl Stream {
         unsafe { self.gpu.copy_up(self.id, to.address(), from.as_ptr(), from.len()) }
     }
 
+    /// As `upload`, of `to.len()` bytes that may not be there before it runs.
+    ///
+    /// # Safety
+    /// The bytes at `from` exist until the copy is done, and nobody else writes them while it runs.
+    pub unsafe fn upload_from(&self, to: DeviceSlice, from: *const u8) -> Result<()> {
+        // SAFETY: `to` is a slice of a buffer, whose end waits for the device; `from` is the
+        // caller's promise.
+        unsafe { self.gpu.copy_up(self.id, to.address(), from, to.len()) }
+    }
+
     /// # Safety
     /// The `from.len()` bytes at `to` exist and nobody else uses them until the copy is done.
     pub unsafe fn download(&self, to: *mut u8, from: DeviceSlice) -> Result<()> {

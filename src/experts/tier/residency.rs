@@ -10,6 +10,8 @@ use crate::policy::Expert;
 pub struct LayerPlan {
     /// 0 where the layer has no experts of its own to move.
     pub n_experts: usize,
+    /// Of these, those that may be here: the others are another tier's.
+    pub n_own: usize,
     pub n_granules: usize,
     /// Which size class its granules are in.
     pub class: usize,

@@ -58,7 +58,7 @@ impl TierPlan {
     /// expert has slots of its own.
     fn check(&self) {
         for (class, slots) in self.classes.iter().enumerate() {
-            let all: usize = self.layers_of(class).map(|l| l.n_experts * l.n_granules).sum();
+            let all: usize = self.layers_of(class).map(|l| l.n_own * l.n_granules).sum();
             let largest = self.largest_expert(class);
             let working = slots.n_slots - slots.n_transit;
             assert!(working >= all || slots.n_transit >= largest, "{slots:?} of {all}");
@@ -136,7 +136,9 @@ pub struct State {
 
 impl Drop for State {
     fn drop(&mut self) {
-        (0..self.table.entries().len() as u32).for_each(|e| self.tell_below(e, false));
+        let whole = |e: &u32| self.table.get(*e).is_whole();
+        let all = 0..self.table.entries().len() as u32;
+        all.filter(whole).for_each(|e| self.tell_below(e, false));
     }
 }
 
@@ -547,9 +549,9 @@ impl State {
         (slots + self.plan.n_staging * self.plan.staging_bytes) as u64
     }
 
-    /// Whether every granule of every expert is in memory: there is nothing left to predict.
+    /// Whether every granule of its experts is in memory: there is nothing left to predict.
     pub fn has_everything(&self) -> bool {
-        let granules: usize = self.plan.layers.iter().map(|l| l.n_experts * l.n_granules).sum();
+        let granules: usize = self.plan.layers.iter().map(|l| l.n_own * l.n_granules).sum();
         let taken: usize = self.classes.iter().map(|class| class.slots.n_taken()).sum();
         taken == granules && self.loads.is_empty()
     }

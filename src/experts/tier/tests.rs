@@ -47,7 +47,10 @@ impl Layout for Plain {
 }
 
 fn plan(n_slots: [usize; 2], n_transit: usize) -> TierPlan {
-    let layer = |n_experts, n_granules, class| LayerPlan { n_experts, n_granules, class };
+    let layer = |n_experts, n_granules, class| {
+        let n_own = n_experts;
+        LayerPlan { n_experts, n_own, n_granules, class }
+    };
     let class = |n_slots| ClassPlan { n_slots, n_transit, slot_bytes: 2 * PIECE_BYTES };
     TierPlan {
         layers: vec![layer(0, 0, 0), layer(6, GRANULES, 0), layer(6, 2, 1), layer(6, GRANULES, 0)],

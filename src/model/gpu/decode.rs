@@ -9,13 +9,14 @@
 //! was.
 
 use super::acts::GpuActs;
-use super::experts::{Biases, Few, device_shape};
+use super::experts::{Few, device_shape};
 use super::forward::Tools;
 use super::pass::Pass;
+use super::peers::{Peer, Routed};
 use super::staging::{Staging, floats, integers, starts};
-use super::vram::{Fence, GranuleLayout, Vram};
+use super::vram::{Fence, GranuleLayout, Tiers};
 use crate::Result;
-use crate::backend::gpu::expert::Chosen;
+use crate::backend::gpu::expert::{Chosen, ExpertShape as DeviceShape};
 use crate::backend::gpu::slots::Lookup;
 use crate::backend::gpu::{Device, DeviceSlice, Event, Pinned, PinnedKind, Stream};
 use crate::model::Model;
@@ -137,15 +138,15 @@ impl Ahead {
         Ok(Ahead { lanes, pending: None, frozen, late, late_up, number: 0 })
     }
 
-    /// Forgets what a pass that failed had queued; the device has been waited for.
-    pub fn give_up(&mut self, vram: &Vram) {
+    /// Forgets what a pass that failed had queued; the devices have been waited for.
+    pub fn give_up(&mut self, tiers: &Tiers) {
         self.pending = None;
-        self.frozen.drain(..).for_each(|l| vram.thaw(l, &[], None));
+        self.frozen.drain(..).for_each(|l| tiers.thaw(l, &[], None));
     }
 
     /// Lets a device go on that waits for a host that has failed.
     pub fn let_go(&self, pass: &Pass) -> Result<()> {
-        let go = pass.slice(&pass.places().ffn.go);
+        let go = pass.slice(&pass.places().ffn.lookup.go);
         self.late.upload_now(go, &self.number.to_le_bytes())
     }
 }
@@ -156,44 +157,35 @@ impl Pass<'_> {
         &self,
         tools: &mut Tools,
         l: usize,
-        (acts, vram): (&GpuActs, &Vram),
+        (acts, tiers): (&GpuActs, &Tiers),
         timeline: Timeline,
         listener: &mut dyn Listener,
     ) -> Result<()> {
         let w = self.weights(l);
-        let ffn = &self.g.layers[l].as_ref().expect("a layer on the device").ffn;
         let (f, stream, ahead) = (&self.places().ffn, self.stream(), &mut *tools.ahead);
-        let (k, n_experts) = (self.hyper().routing.k, self.hyper().routing.n_experts);
-        let layout = vram.layout(l);
+        let k = self.hyper().routing.k;
+        let layout = self.g.layouts[l].expect("a layer with experts");
         let shape = device_shape(&layout, &w.expert, k);
         ahead.number = ahead.number.wrapping_add(1);
         let number = ahead.number;
         let index = number as usize % LANES;
         let lane = &mut ahead.lanes[index];
-        // What the device may rely on.
-        lane.addresses.resize(n_experts * layout.n_granules, 0);
-        vram.freeze(l, &mut lane.addresses);
+        // What the devices may rely on.
+        lane.addresses.resize(self.hyper().routing.n_experts * layout.n_granules, 0);
+        match tiers.get(0).filter(|vram| vram.has(l)) {
+            Some(vram) => vram.freeze(l, &mut lane.addresses),
+            None => lane.addresses.fill(0),
+        }
+        for peer in &mut *tools.peers {
+            peer.freeze(tiers.get(peer.device()), l, index, &mut lane.addresses);
+        }
         ahead.frozen.push(l);
-        let table = self.slice(&f.table).slice(0..8 * lane.addresses.len());
-        let pass = self.slice(&f.pass);
-        lane.upload(stream, pass, number, table)?;
-        let (route, missing) = (self.route(), self.slice(&f.missing));
-        let granules = self.slice(&f.granules).slice(0..8 * k * layout.n_granules);
-        let go = self.slice(&f.go);
-        let lookup = Lookup {
-            chosen: route.chosen,
-            table,
-            n_experts,
-            n_granules: layout.n_granules,
-            granules,
-            missing,
-            pass,
-            go,
-        };
+        let (table, route) = (self.upload_table(lane, number)?, self.route());
+        let lookup = self.lookup(table, layout.n_granules, !tools.peers.is_empty());
         // SAFETY: the router chooses among the layer's experts.
         unsafe { self.g.ops.resolve.launch(stream, &lookup)? };
         // What the host hears, before the experts: it can act while they are computed.
-        let mut parts = vec![missing, route.chosen, route.weights, route.probs];
+        let mut parts = vec![lookup.missing, route.chosen, route.weights, route.probs];
         let is_whole = lane.addresses.iter().all(|at| *at != 0);
         if !is_whole || self.model.wants_activation(l) {
             parts.extend([self.h(), self.x()]);
@@ -201,19 +193,71 @@ impl Pass<'_> {
         let mut sizes = [0; PARTS];
         sizes.iter_mut().zip(&parts).for_each(|(size, part)| *size = part.len());
         lane.queue(stream, &parts, &sizes)?;
-        let chosen = Chosen { n_pairs: k, granules, experts: route.chosen };
-        let biases = ffn.biases.as_ref().map(|b| Biases::new(&self.g.weights, b));
+        let routed = Routed { stream, h: self.h(), chosen: route.chosen };
+        let mut helping = Vec::new();
+        for peer in &mut *tools.peers {
+            if peer.compute(index, routed, (l, w), &shape)? {
+                helping.push(peer);
+            }
+        }
+        let chosen = Chosen { n_pairs: k, granules: lookup.granules, experts: route.chosen };
         let few = Few { shape: &shape, chosen };
         // SAFETY: the table has 0 or places of granules of this layer, which are frozen.
-        unsafe { self.few(&self.site(), &few, biases.as_ref(), acts)? };
+        unsafe { self.site().few(&few, self.biases(l).as_ref(), acts)? };
+        self.place_rows(&shape, helping)?;
         if !is_whole {
-            stream.wait_value(go, number)?;
+            stream.wait_value(self.slice(&f.lookup.go), number)?;
         }
         self.sum(&shape, k, false)?;
         let end = Fence::after(stream)?;
         let before = ahead.pending.replace(Pending { l, lane: index, number, sizes, end });
         self.add_residual()?;
         self.hear_of(tools, before, timeline, listener)
+    }
+
+    fn upload_table(&self, lane: &Lane, number: u32) -> Result<DeviceSlice<'_>> {
+        let places = &self.places().ffn.lookup;
+        let table = self.slice(&places.table).slice(0..8 * lane.addresses.len());
+        lane.upload(self.stream(), self.slice(&places.pass), number, table)?;
+        Ok(table)
+    }
+
+    fn lookup<'b>(
+        &'b self,
+        table: DeviceSlice<'b>,
+        n_granules: usize,
+        has_peers: bool,
+    ) -> Lookup<'b> {
+        let (f, route) = (&self.places().ffn, self.route());
+        let [missing, pass, go] =
+            [&f.lookup.missing, &f.lookup.pass, &f.lookup.go].map(|word| self.slice(word));
+        Lookup {
+            chosen: route.chosen,
+            table,
+            n_experts: route.n_experts,
+            n_granules,
+            granules: self.slice(&f.experts.granules).slice(0..8 * route.k * n_granules),
+            homes: has_peers.then(|| self.words(&f.homes, route.k)),
+            missing,
+            pass,
+            go,
+        }
+    }
+
+    /// The sums of peers come, and go among the first device's.
+    fn place_rows(&self, shape: &DeviceShape, peers: Vec<&mut Peer>) -> Result<()> {
+        if peers.is_empty() {
+            return Ok(());
+        }
+        let (f, stream) = (&self.places().ffn, self.stream());
+        let (all, row) = (self.slice(&f.rows), 4 * shape.k * shape.n_embd);
+        for peer in peers {
+            let end = peer.device() * row;
+            peer.give_back(stream, all.slice(end - row..end))?;
+        }
+        let (homes, partial) = (self.words(&f.homes, shape.k), self.site().partial(shape, shape.k));
+        // SAFETY: the look-up has written devices' numbers out of the table.
+        unsafe { self.g.ops.resolve.place_rows(stream, homes, all, shape.n_embd, partial) }
     }
 
     /// Hears of all that is queued: whoever waits for the stream must do this before.
@@ -236,20 +280,20 @@ impl Pass<'_> {
         listener: &mut dyn Listener,
     ) -> Result<()> {
         let Some(pending) = pending else { return Ok(()) };
-        let vram = self.g.vram.as_deref().expect("experts in VRAM");
+        let tiers = self.g.tiers.as_deref().expect("experts in VRAM");
         let Pending { l, lane, number, sizes, end } = pending;
         // After an error the layer stays frozen until the pass is given up: what is queued of it
         // still runs.
         if self.hear(tools, l, lane, &sizes, listener)? > 0 {
             self.late_experts(tools, l, lane)?;
-            let go = self.slice(&self.places().ffn.go);
+            let go = self.slice(&self.places().ffn.lookup.go);
             let Ahead { late, late_up, .. } = &mut *tools.ahead;
             late_up.upload(late, go, &number.to_le_bytes())?;
             // Some drivers hold back what is queued until somebody asks.
             late.is_done()?;
         }
         tools.ahead.frozen.retain(|frozen| *frozen != l);
-        vram.thaw(l, &tools.b.route.chosen, Some(&end));
+        tiers.thaw(l, &tools.b.route.chosen, Some(&end));
         self.model.publish_routed(tools.cpu, tools.b, l, timeline);
         Ok(())
     }

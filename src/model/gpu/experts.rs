@@ -3,8 +3,9 @@
 use super::super::weights::ExpertShape;
 use super::acts::GpuActs;
 use super::layers::GpuBiases;
+use super::ops::Ops;
 use super::pass::Pass;
-use super::room::Place;
+use super::room::{ExpertPlaces, Room};
 use super::vram::GranuleLayout;
 use super::weights::GpuWeights;
 use crate::Result;
@@ -55,11 +56,14 @@ impl<'a> Biases<'a> {
     }
 }
 
-/// Where few tokens' pairs are computed: a stream, and the room for what is between.
+/// Where granules are computed: a device's operations, a stream of it, and the room for what is
+/// between.
+#[derive(Clone, Copy)]
 pub struct Site<'a> {
+    pub ops: &'a Ops,
     pub stream: &'a Stream,
-    pub inner: &'a Place,
-    pub inner_acts: &'a Place,
+    pub room: &'a Room,
+    pub places: &'a ExpertPlaces,
 }
 
 /// Pairs of few tokens. Pair `t·k + rank`.
@@ -87,8 +91,15 @@ pub struct Grouped<'a> {
 impl<'a> Pass<'a> {
     /// With the other operations of the layer.
     pub fn site(&self) -> Site<'a> {
-        let f = &self.places().ffn;
-        Site { stream: self.stream(), inner: &f.inner, inner_acts: &f.inner_acts }
+        let (stream, places) = (self.stream(), &self.places().ffn.experts);
+        Site { ops: &self.g.ops, stream, room: &self.g.room, places }
+    }
+}
+
+impl<'a> Site<'a> {
+    /// f32 [pairs, n_embd]
+    pub fn partial(&self, shape: &DeviceShape, n_pairs: usize) -> DeviceSlice<'a> {
+        self.room.words(&self.places.partial, n_pairs * shape.n_embd)
     }
 
     /// `partial` [pairs, n_embd] of the granules that the table has, added to what earlier calls of
@@ -97,43 +108,35 @@ impl<'a> Pass<'a> {
     /// # Safety
     /// When it runs, the table holds 0 or addresses of granules of this shape, and experts with
     /// biases are among theirs.
-    pub unsafe fn few(
-        &self,
-        site: &Site,
-        few: &Few,
-        biases: Option<&Biases>,
-        acts: &GpuActs,
-    ) -> Result<()> {
-        let (ops, stream) = (&self.g.ops, site.stream);
+    pub unsafe fn few(&self, few: &Few, biases: Option<&Biases>, acts: &GpuActs) -> Result<()> {
+        let (experts, stream) = (&self.ops.experts, self.stream);
         let (shape, n_pairs) = (few.shape, few.chosen.n_pairs);
         let biases = biases.map(|b| b.all);
-        let inner = self.words(site.inner, n_pairs * shape.n_ff);
+        let inner = self.room.words(&self.places.inner, n_pairs * shape.n_ff);
         let x = |ty| acts.view(ty);
         // SAFETY: the caller's promise, passed on.
-        unsafe { ops.experts.gate_up(stream, shape, few.chosen, biases, x, inner)? };
-        let inner = self.inner_acts(site, shape, n_pairs, inner)?.view(shape.down);
-        let partial = self.words(&self.places().ffn.partial, n_pairs * shape.n_embd);
+        unsafe { experts.gate_up(stream, shape, few.chosen, biases, x, inner)? };
+        let inner = self.inner_acts(shape, n_pairs, inner)?.view(shape.down);
+        let partial = self.partial(shape, n_pairs);
         // SAFETY: as above.
-        unsafe { ops.experts.down(stream, shape, few.chosen, biases, inner, partial) }
+        unsafe { experts.down(stream, shape, few.chosen, biases, inner, partial) }
     }
 
     fn inner_acts(
         &self,
-        site: &Site,
         shape: &DeviceShape,
         n_pairs: usize,
         inner: DeviceSlice,
     ) -> Result<GpuActs<'a>> {
-        let (room, size) = (self.slice(site.inner_acts), (n_pairs, shape.n_ff));
-        GpuActs::fill(&self.g.ops, site.stream, [shape.down], size, inner, room)
+        let (room, size) = (self.room.slice(&self.places.inner_acts), (n_pairs, shape.n_ff));
+        GpuActs::fill(self.ops, self.stream, [shape.down], size, inner, room)
     }
 
     /// Where granules land one after the other, what has not yet been computed must be something:
     /// zeros.
     pub fn begin_grouped(&self, shape: &DeviceShape, n_pairs: usize) -> Result<()> {
-        let f = &self.places().ffn;
-        for place in [&f.gate, &f.up] {
-            self.stream().fill(self.words(place, n_pairs * shape.n_ff), 0)?;
+        for place in [&self.places.gate, &self.places.up] {
+            self.stream.fill(self.room.words(place, n_pairs * shape.n_ff), 0)?;
         }
         Ok(())
     }
@@ -151,9 +154,9 @@ impl<'a> Pass<'a> {
         acts: &GpuActs,
         granules: Range<usize>,
     ) -> Result<()> {
-        let (shape, f) = (grouped.shape, &self.places().ffn);
+        let (shape, f) = (grouped.shape, self.places);
         let n = grouped.n_pairs * shape.n_ff;
-        let [gate, up, inner] = [&f.gate, &f.up, &f.inner].map(|place| self.words(place, n));
+        let [gate, up, inner] = [&f.gate, &f.up, &f.inner].map(|place| self.room.words(place, n));
         let gated = shape.activation.is_gated();
         for g in granules.clone() {
             let up_bias = biases.and_then(|b| b.up.get(g).copied());
@@ -166,9 +169,9 @@ impl<'a> Pass<'a> {
             }
         }
         let gate = gated.then_some(gate);
-        self.g.ops.activate.gated(self.stream(), shape.activation, gate, up, inner)?;
-        let inner = self.inner_acts(&self.site(), shape, grouped.n_pairs, inner)?.view(shape.down);
-        let partial = self.words(&f.partial, grouped.n_pairs * shape.n_embd);
+        self.ops.activate.gated(self.stream, shape.activation, gate, up, inner)?;
+        let inner = self.inner_acts(shape, grouped.n_pairs, inner)?.view(shape.down);
+        let partial = self.partial(shape, grouped.n_pairs);
         for g in granules {
             let rows = rows_of(shape, g);
             let bias = biases.filter(|_| g == 0).map(|b| b.all.down);
@@ -177,7 +180,7 @@ impl<'a> Pass<'a> {
             (groups.tokens, groups.accumulate) = (None, g > 0);
             let (inner, stride) = (inner.column_range(rows), shape.n_embd);
             // SAFETY: as above.
-            unsafe { self.g.ops.products.grouped(self.stream(), groups, inner, partial, stride)? };
+            unsafe { self.ops.products.grouped(self.stream, groups, inner, partial, stride)? };
         }
         Ok(())
     }
@@ -199,7 +202,7 @@ impl<'a> Pass<'a> {
         let groups = groups(grouped, g, (ty, rows.len(), shape.n_embd, at), bias);
         let (out, x) = (out.slice(4 * rows.start..out.len()), acts.view(ty));
         // SAFETY: the caller's promise, passed on.
-        unsafe { self.g.ops.products.grouped(self.stream(), groups, x, out, shape.n_ff) }
+        unsafe { self.ops.products.grouped(self.stream, groups, x, out, shape.n_ff) }
     }
 }
 

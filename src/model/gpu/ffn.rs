@@ -83,13 +83,13 @@ impl<'a> Pass<'a> {
         acts: &GpuActs,
         gate: Option<DeviceSlice>,
     ) -> Result<()> {
-        let (f, n) = (&self.places().ffn, self.n);
+        let (f, n, site) = (&self.places().ffn, self.n, self.site());
         let shape = device_shape(&expert.layout, &expert.shape, 1);
         let zeros = self.words(&self.places().zeros, n);
         let table = self.g.tables.slice(expert.table.clone());
         let biases = biases.map(|b| Biases::new(&self.g.weights, b));
         if is_grouped(&expert.shape, n) {
-            let starts = self.words(&f.starts, 2);
+            let starts = self.words(&f.experts.starts, 2);
             staging.upload(self.stream(), starts, &words(&[0, n as u32], u32::to_le_bytes))?;
             let grouped = Grouped {
                 shape: &shape,
@@ -103,7 +103,7 @@ impl<'a> Pass<'a> {
             };
             // SAFETY: the table holds the addresses of this expert's granules, which stay where
             // they are; there is one item with all pairs, and its number is 0.
-            unsafe { self.grouped(&grouped, biases.as_ref(), acts, 0..shape.n_granules())? };
+            unsafe { site.grouped(&grouped, biases.as_ref(), acts, 0..shape.n_granules())? };
         } else {
             let few = Few {
                 shape: &shape,
@@ -114,10 +114,10 @@ impl<'a> Pass<'a> {
                 },
             };
             // SAFETY: as above.
-            unsafe { self.few(&self.site(), &few, biases.as_ref(), acts)? };
+            unsafe { site.few(&few, biases.as_ref(), acts)? };
         }
         let gate = gate.unwrap_or(self.words(&self.places().ones, n));
-        let partial = self.words(&f.partial, n * shape.n_embd);
+        let partial = site.partial(&shape, n);
         // SAFETY: token t's pair is t, in both ways of computing it.
         unsafe {
             let (experts, stream) = (&self.g.ops.experts, self.stream());

@@ -12,6 +12,7 @@ use super::front::graph_positions;
 use super::hybrid::Hybrid;
 use super::layers::GpuLayer;
 use super::pass::Pass;
+use super::peers::Peer;
 use super::staging::{Staging, floats, integers, words};
 use crate::Result;
 use crate::backend::cpu::Cpu;
@@ -24,8 +25,17 @@ pub struct Tools<'a> {
     pub staging: &'a mut Staging,
     pub hybrid: &'a mut Hybrid,
     pub ahead: &'a mut Ahead,
+    pub peers: &'a mut [Peer],
     pub cpu: &'a Cpu,
     pub b: &'a mut Buffers,
+}
+
+impl Tools<'_> {
+    /// What came from a peer that is lost is worth nothing: before anybody relies on it.
+    pub fn wait_for_peers(&mut self) -> Result<()> {
+        // All are waited for, whatever the others say.
+        self.peers.iter_mut().map(Peer::wait).fold(Ok(()), Result::and)
+    }
 }
 
 impl GpuModel {
@@ -49,9 +59,9 @@ impl GpuModel {
             1 if !is_prompt => graph_positions(past + 1, kv.n_ctx()),
             n => past + n,
         };
-        let GpuModel { parts, staging, hybrid, ahead, .. } = self;
+        let GpuModel { parts, staging, hybrid, ahead, peers, .. } = self;
         let pass = Pass { model, g: parts, cache, n: tokens.len(), past, is_prompt, max_seen };
-        let mut tools = Tools { staging, hybrid, ahead, cpu, b };
+        let mut tools = Tools { staging, hybrid, ahead, peers, cpu, b };
         let result = pass.run(&mut tools, kv, timeline, want, listener);
         if result.is_err() {
             // One that is lost waits for nothing; what is told is the first error.
@@ -59,12 +69,13 @@ impl GpuModel {
         }
         // Also after an error: what was queued may still use what is given back.
         let waited = tools.staging.wait(&parts.stream);
+        let waited = waited.and(tools.wait_for_peers());
         if result.is_err() {
             model.foresee(None);
         }
-        if let (Err(_), Some(vram)) = (&result, &parts.vram) {
-            tools.hybrid.give_up(vram);
-            tools.ahead.give_up(vram);
+        if let (Err(_), Some(tiers)) = (&result, &parts.tiers) {
+            tools.hybrid.give_up(tiers);
+            tools.ahead.give_up(tiers);
         }
         result.and(waited)?;
         model.publish_end(b, timeline);
@@ -124,13 +135,13 @@ impl Pass<'_> {
 
         // experts, residual
         let is_heard = listener.recorder().is_some();
-        match (&ffn.dense, self.vram(l)) {
+        match (&ffn.dense, self.tiers(l)) {
             (Some(expert), _) => {
                 self.hear_dense(tools, l, timeline, listener)?;
                 self.only_expert(tools.staging, expert, ffn.biases.as_ref(), &acts, None)?;
             }
-            (None, Some(vram)) if self.n == 1 && !is_heard => {
-                return self.queue_experts(tools, l, (&acts, vram), timeline, listener);
+            (None, Some(tiers)) if self.n == 1 && !is_heard => {
+                return self.queue_experts(tools, l, (&acts, tiers), timeline, listener);
             }
             (None, _) => {
                 self.bring_route(tools, l, timeline, listener)?;
@@ -161,11 +172,12 @@ impl Pass<'_> {
             return Ok(());
         }
         self.catch_up(tools, timeline, listener)?;
-        let (stream, Tools { staging, b, .. }) = (self.stream(), tools);
-        match wanted {
-            true => staging.upload(stream, self.x(), &words(&b.x, f32::to_le_bytes)),
-            false => staging.download(stream, &[self.x()], &mut |_, bytes| floats(bytes, &mut b.x)),
+        let (stream, Tools { staging, b, .. }) = (self.stream(), &mut *tools);
+        if wanted {
+            return staging.upload(stream, self.x(), &words(&b.x, f32::to_le_bytes));
         }
+        staging.download(stream, &[self.x()], &mut |_, bytes| floats(bytes, &mut b.x))?;
+        tools.wait_for_peers()
     }
 
     /// A dense layer's routing is told to whoever writes it down.
@@ -230,10 +242,11 @@ impl Pass<'_> {
             match chosen_there(want, n_vocab) {
                 Some(top) => self.best(tools, out, top, start, listener)?,
                 None => {
-                    let (staging, logits) = (&mut *tools.staging, &mut tools.b.logits);
+                    let Tools { staging, b: Buffers { logits, .. }, .. } = &mut *tools;
                     let take = &mut |_, bytes: &[u8]| floats(bytes, logits);
                     staging.download(self.stream(), &[out], take)?;
-                    self.model.give_logits(logits, start, listener);
+                    tools.wait_for_peers()?;
+                    self.model.give_logits(&mut tools.b.logits, start, listener);
                 }
             }
         }
@@ -264,7 +277,9 @@ impl Pass<'_> {
             floats(&bytes[..4 * k], &mut b.logits);
             integers(&bytes[4 * k..], &mut b.best_ids);
         })?;
-        listener.logits(token, Logits::Best { ids: &b.best_ids, logits: &b.logits });
+        tools.wait_for_peers()?;
+        let Buffers { best_ids, logits, .. } = &*tools.b;
+        listener.logits(token, Logits::Best { ids: best_ids, logits });
         Ok(())
     }
 }

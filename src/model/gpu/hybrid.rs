@@ -1,22 +1,23 @@
-//! A layer's routed experts, by device and CPU together: what is in VRAM, or will be sooner than
+//! A layer's routed experts, by devices and CPU together: what is in VRAM, or will be sooner than
 //! the CPU is done, is computed there, the rest here. Sums are taken in one order, so who computed
 //! an expert cannot be seen in a bit.
 
 use super::acts::GpuActs;
 use super::decode::Ahead;
-use super::experts::{Biases, Few, Grouped, Site, device_shape, is_grouped};
+use super::experts::{Biases, Site, device_shape, is_grouped};
 use super::forward::Tools;
 use super::pass::Pass;
+use super::peers::{Peer, Routed};
 use super::placement::{Moment, Placer, p_hit};
-use super::room::Place;
-use super::staging::{Staging, floats, words};
-use super::vram::{Fence, Placed, Vram};
+use super::seat::{Pairs, Seat};
+use super::staging::{floats, words};
+use super::vram::{Fence, Placed, Tiers, Vram};
 use crate::Result;
 use crate::backend::cpu::Cpu;
 use crate::backend::cpu::acts::Kinds;
 use crate::backend::cpu::expert::Demand;
 use crate::backend::cpu::router::NO_EXPERT;
-use crate::backend::gpu::expert::{Chosen, ExpertShape as DeviceShape};
+use crate::backend::gpu::expert::ExpertShape as DeviceShape;
 use crate::experts::{Access, Work};
 use crate::model::ffn::granules;
 use crate::model::forward::Buffers;
@@ -34,23 +35,29 @@ pub struct Hybrid {
     /// Everything that this call is to compute, and the CPU's part of it.
     all: Demand,
     on_cpu: Demand,
-    /// Experts that the device computes, and those that the CPU does.
-    gpu: Vec<u32>,
+    /// Those of each device, and the experts that the CPU computes.
+    portions: Vec<Portion>,
     cpu: Vec<u32>,
     /// [tokens, k]: `NO_EXPERT` where it is not of this call, or not the CPU's.
     chosen: Vec<u32>,
-    table: Vec<u64>,
     /// Pair of `all` → [token, rank]
     place_of: Vec<usize>,
-    work: Work,
-    /// Granules of `work` that have not been handed out.
-    left: usize,
     placer: Placer,
     missing: Vec<Missing>,
     schedule: Schedule,
     /// How often a prefetch was needed, as of the layer `asked` layers ago.
     p_hit: f64,
     asked: u32,
+}
+
+/// What one device computes.
+#[derive(Default)]
+struct Portion {
+    experts: Vec<u32>,
+    table: Vec<u64>,
+    work: Work,
+    /// Granules of `work` that have not been handed out.
+    left: usize,
 }
 
 /// One layer's call.
@@ -61,21 +68,23 @@ struct Call<'a> {
     is_grouped: bool,
     n_pairs: usize,
     access: Access,
-    acts: &'a GpuActs<'a>,
-    biases: Option<Biases<'a>>,
-    site: Site<'a>,
-    granules: &'a Place,
+    tiers: Option<&'a Tiers>,
 }
 
 impl Hybrid {
     /// `cpu_share`: see `GpuOptions`.
-    pub fn new(cpu_share: Option<f32>) -> Hybrid {
-        Hybrid { placer: Placer::new(cpu_share), ..Hybrid::default() }
+    pub fn new(cpu_share: Option<f32>, n_devices: usize) -> Hybrid {
+        let portions = (0..n_devices).map(|_| Portion::default()).collect();
+        Hybrid { placer: Placer::new(cpu_share), portions, ..Hybrid::default() }
     }
 
-    /// Gives back what a pass that failed had acquired. The device has been waited for.
-    pub fn give_up(&mut self, vram: &Vram) {
-        vram.release(&mut self.work, None);
+    /// Gives back what a pass that failed had acquired. The devices have been waited for.
+    pub fn give_up(&mut self, tiers: &Tiers) {
+        for (device, portion) in self.portions.iter_mut().enumerate() {
+            if let Some(vram) = tiers.get(device) {
+                vram.release(&mut portion.work, None);
+            }
+        }
     }
 
     /// Takes in what is to be computed, in `self.chosen`.
@@ -89,18 +98,21 @@ impl Hybrid {
         }
     }
 
-    /// Who computes what: the device what it has, and of the rest what is there sooner.
-    fn divide(&mut self, vram: Option<&Vram>, l: usize) {
-        self.gpu.clear();
+    /// Who computes what: devices what they have, and of the rest what is there sooner.
+    fn divide(&mut self, tiers: Option<&Tiers>, l: usize) {
+        for portion in &mut self.portions {
+            portion.experts.clear();
+            portion.left = 0;
+        }
         self.cpu.clear();
-        let Some(vram) = vram else {
+        let Some(tiers) = tiers else {
             self.cpu.extend(&self.all.experts);
             return;
         };
         self.missing.clear();
         for (slot, &expert) in self.all.experts.iter().enumerate() {
-            if vram.is_whole(l, expert) {
-                self.gpu.push(expert);
+            if tiers.is_whole(l, expert) {
+                self.portions[tiers.device(l, expert)].experts.push(expert);
                 continue;
             }
             let n_tokens = self.all.pairs(slot).len() as f64;
@@ -111,45 +123,85 @@ impl Hybrid {
         }
         // Counting takes a walk over all experts.
         if self.asked.is_multiple_of(COUNT_EVERY) {
-            self.p_hit = p_hit(&vram.counters());
+            self.p_hit = p_hit(&tiers.counters());
         }
         self.asked = self.asked.wrapping_add(1);
+        let (load_ns, delay_ns) = link_ns(tiers, l, &self.missing);
         let moment = Moment {
             missing: &self.missing,
             predicted: &[],
-            load_ns: vram.load_ns(l),
-            delay_ns: vram.delay_ns(),
+            load_ns,
+            delay_ns,
             attention_ns: 0.0,
             p_hit: self.p_hit,
         };
         self.placer.place(&moment, &mut self.schedule);
-        self.gpu.extend(&self.schedule.upload);
+        for expert in &self.schedule.upload {
+            self.portions[tiers.device(l, *expert)].experts.push(*expert);
+        }
         self.cpu.extend(&self.schedule.cpu);
     }
+
+    /// Rows of `partial` that a device's pairs have, in ascending order.
+    fn runs(&self, device: usize, is_grouped: bool) -> Vec<Range<usize>> {
+        let mut rows = Vec::new();
+        for expert in &self.portions[device].experts {
+            let pairs = self.all.pairs(self.all.slot(*expert));
+            rows.extend(pairs.map(|pair| if is_grouped { pair } else { self.place_of[pair] }));
+        }
+        rows.sort_unstable();
+        let mut runs: Vec<Range<usize>> = Vec::new();
+        for row in rows {
+            match runs.last_mut() {
+                Some(run) if run.end == row => run.end = row + 1,
+                _ => runs.push(row..row + 1),
+            }
+        }
+        runs
+    }
+}
+
+/// What bringing one of the missing experts takes, and what is left of the transfers that are
+/// running. Their owners' links work side by side: of several, each brings its part of them.
+fn link_ns(tiers: &Tiers, l: usize, missing: &[Missing]) -> (Option<f64>, f64) {
+    let lacks = |device| missing.iter().any(|m| tiers.device(l, m.expert) == device);
+    let (mut n_links, mut load_ns, mut delay_ns) = (0.0, Some(0f64), 0f64);
+    for (_, vram) in tiers.of_layer(l).filter(|(device, _)| lacks(*device)) {
+        n_links += 1.0;
+        load_ns = load_ns.zip(vram.load_ns(l)).map(|(a, b)| a.max(b));
+        delay_ns = delay_ns.max(vram.delay_ns());
+    }
+    (load_ns.map(|ns| ns / n_links), delay_ns)
 }
 
 impl<'a> Pass<'a> {
     /// y += Σ weights · chosen experts; the route is in `b.route`.
     pub fn routed_experts(&self, tools: &mut Tools, l: usize, acts: &GpuActs) -> Result<()> {
-        let Tools { staging, hybrid, cpu, b, .. } = tools;
+        let Tools { staging, hybrid, peers, cpu, b, .. } = tools;
         let (w, f, routing) = (self.weights(l), &self.places().ffn, &self.hyper().routing);
         hybrid.chosen.clone_from(&b.route.chosen);
         hybrid.group(routing.k, routing.n_experts);
         let access = if self.n > 1 { Access::Prompt } else { Access::Decode };
-        let vram = self.vram(l);
-        hybrid.divide(vram, l);
+        let tiers = self.tiers(l);
+        hybrid.divide(tiers, l);
         let is_grouped = is_grouped(&w.expert, self.n);
         let n_pairs = if is_grouped { hybrid.all.n_pairs() } else { self.n * routing.k };
-        let (site, granules) = (self.site(), &f.granules);
-        let call = self.call(l, (is_grouped, n_pairs), access, acts, (site, granules));
+        let call = self.call(l, (is_grouped, n_pairs), access, tiers);
         if is_grouped {
-            self.upload_groups(staging, &hybrid.all, &call)?;
+            let places = hybrid.all.places();
+            let to = self.words(&f.places, places.len());
+            staging.upload(self.stream(), to, &words(places, u32::to_le_bytes))?;
         }
         if !hybrid.cpu.is_empty() {
             let h = &mut b.h;
             staging.download(self.stream(), &[self.h()], &mut |_, bytes| floats(bytes, h))?;
         }
-        self.divided(staging, hybrid, (cpu, b), vram, &call)?;
+        self.acquire(hybrid, &call);
+        let (site, chosen) = (self.site(), self.route().chosen);
+        let biases = self.biases(l);
+        let first = Seat { device: 0, site, acts: *acts, chosen, biases, staging, back: None };
+        let mut seats = self.seats(first, hybrid, peers, &call, false)?;
+        self.divided(&mut seats, hybrid, (cpu, b), &call)?;
         self.sum(&call.shape, n_pairs, is_grouped)
     }
 
@@ -157,9 +209,9 @@ impl<'a> Pass<'a> {
     /// those that are not whole in `addresses`, [experts, granules]. What the router saw is in
     /// `b.h`, the route in `b.route`.
     pub fn late_experts(&self, tools: &mut Tools, l: usize, lane: usize) -> Result<()> {
-        let Tools { hybrid, ahead, cpu, b, .. } = tools;
+        let Tools { hybrid, ahead, peers, cpu, b, .. } = tools;
         let (f, routing) = (&self.places().ffn, &self.hyper().routing);
-        let vram = self.vram(l);
+        let tiers = self.tiers(l);
         let Ahead { lanes, late, late_up, .. } = &mut **ahead;
         late_up.wait(late)?;
         let addresses = &lanes[lane].addresses;
@@ -172,154 +224,124 @@ impl<'a> Pass<'a> {
         let missing = b.route.chosen.iter().map(|e| if is_there(*e) { NO_EXPERT } else { *e });
         hybrid.chosen.extend(missing);
         hybrid.group(routing.k, routing.n_experts);
-        hybrid.divide(vram, l);
-        let site = Site { stream: late, inner: &f.late_inner, inner_acts: &f.late_acts };
-        let acts = self.acts_at(l);
-        let call =
-            self.call(l, (false, routing.k), Access::Decode, &acts, (site, &f.late_granules));
-        self.divided(late_up, hybrid, (cpu, b), vram, &call)?;
+        hybrid.divide(tiers, l);
+        let site = Site { stream: late, places: &f.late, ..self.site() };
+        let call = self.call(l, (false, routing.k), Access::Decode, tiers);
+        self.acquire(hybrid, &call);
+        let (chosen, biases) = (self.route().chosen, self.biases(l));
+        let (acts, staging) = (self.acts_at(l), late_up);
+        let first = Seat { device: 0, site, acts, chosen, biases, staging, back: None };
+        let mut seats = self.seats(first, hybrid, peers, &call, true)?;
+        self.divided(&mut seats, hybrid, (cpu, b), &call)?;
         // What the CPU computed may be worth having there the next time.
-        if let Some(vram) = vram {
-            vram.admit(l, &hybrid.cpu);
+        if let Some(tiers) = tiers {
+            tiers.admit(l, &hybrid.cpu);
         }
         Ok(())
     }
 
-    fn call<'b>(
+    fn call(
         &self,
         l: usize,
         (is_grouped, n_pairs): (bool, usize),
         access: Access,
-        acts: &'b GpuActs<'b>,
-        (site, granules): (Site<'b>, &'b Place),
-    ) -> Call<'b>
-    where
-        'a: 'b,
-    {
+        tiers: Option<&'a Tiers>,
+    ) -> Call<'a> {
         let (w, k) = (self.weights(l), self.hyper().routing.k);
-        let ffn = &self.g.layers[l].as_ref().expect("a layer on the device").ffn;
-        let biases = ffn.biases.as_ref().map(|b| Biases::new(&self.g.weights, b));
         let layout = self.g.layouts[l].expect("a layer with experts");
         let shape = device_shape(&layout, &w.expert, k);
-        Call { l, w, shape, is_grouped, n_pairs, access, acts, biases, site, granules }
+        Call { l, w, shape, is_grouped, n_pairs, access, tiers }
     }
 
-    /// Computes the demand: `partial` has its pairs' sums then, as far as the site's stream goes.
+    /// Of the first device.
+    pub fn biases(&self, l: usize) -> Option<Biases<'a>> {
+        let ffn = &self.g.layers[l].as_ref().expect("a layer on the device").ffn;
+        ffn.biases.as_ref().map(|b| Biases::new(&self.g.weights, b))
+    }
+
+    /// Pins what devices compute, so that all links begin.
+    fn acquire(&self, hybrid: &mut Hybrid, call: &Call) {
+        let Some(tiers) = call.tiers else { return };
+        for (device, portion) in hybrid.portions.iter_mut().enumerate() {
+            portion.left = portion.experts.len() * call.shape.n_granules();
+            if portion.left > 0 {
+                let vram = tiers.get(device).expect("it has experts to compute");
+                vram.acquire(call.l, &portion.experts, call.access, &mut portion.work);
+            }
+        }
+    }
+
+    /// The first device and the peers that have something to compute; they get what the router saw.
+    fn seats<'b>(
+        &self,
+        first: Seat<'b>,
+        hybrid: &Hybrid,
+        peers: &'b mut [Peer],
+        call: &Call,
+        is_late: bool,
+    ) -> Result<Vec<Seat<'b>>> {
+        let routed = Routed { stream: first.site.stream, h: self.h(), chosen: first.chosen };
+        let mut seats = vec![first];
+        for peer in peers {
+            if hybrid.portions[peer.device()].left > 0 {
+                seats.push(peer.seat(is_late, routed, (call.l, call.w), self.n)?);
+            }
+        }
+        if call.is_grouped {
+            let pairs = call.pairs(hybrid);
+            seats.iter_mut().try_for_each(|seat| seat.begin_grouped(pairs))?;
+        }
+        Ok(seats)
+    }
+
+    /// Computes the demand: `partial` has its pairs' sums then, as far as the first seat's stream
+    /// goes.
     fn divided(
         &self,
-        staging: &mut Staging,
+        seats: &mut [Seat],
         hybrid: &mut Hybrid,
         (cpu, b): (&Cpu, &mut Buffers),
-        vram: Option<&Vram>,
         call: &Call,
     ) -> Result<()> {
-        let vram = vram.filter(|_| !hybrid.gpu.is_empty());
-        if let Some(vram) = vram {
-            vram.acquire(call.l, &hybrid.gpu, call.access, &mut hybrid.work);
-            hybrid.left = hybrid.gpu.len() * call.shape.n_granules();
-            // What is there can be computed while the CPU computes.
-            if hybrid.gpu.iter().any(|expert| vram.is_whole(call.l, *expert)) {
-                self.next_granules(staging, hybrid, vram, call)?;
+        // What is there can be computed while the CPU computes.
+        for seat in &mut *seats {
+            let mut experts = hybrid.portions[seat.device].experts.iter();
+            let is_whole = |e: &u32| call.vram(seat.device).is_whole(call.l, *e);
+            if experts.any(is_whole) {
+                next_granules(seat, hybrid, call)?;
             }
         }
         if !hybrid.cpu.is_empty() {
-            self.cpu_experts(staging, hybrid, (cpu, b), call)?;
+            self.cpu_experts(&mut seats[0], hybrid, (cpu, b), call)?;
         }
-        let Some(vram) = vram else { return Ok(()) };
-        while hybrid.left > 0 {
-            self.next_granules(staging, hybrid, vram, call)?;
+        // Each in turn: while one is waited for, the others' links and kernels go on.
+        while hybrid.portions.iter().any(|portion| portion.left > 0) {
+            for seat in &mut *seats {
+                if hybrid.portions[seat.device].left > 0 {
+                    next_granules(seat, hybrid, call)?;
+                }
+            }
         }
-        vram.release(&mut hybrid.work, Some(&Fence::after(call.site.stream)?));
+        let (first, peers) = seats.split_first_mut().expect("the first device");
+        let to = (first.site.stream, first.site.partial(&call.shape, call.n_pairs));
+        for seat in &mut *peers {
+            let runs = hybrid.runs(seat.device, call.is_grouped);
+            seat.give_back(to, call.pairs(hybrid), &runs)?;
+        }
+        for seat in seats {
+            let portion = &mut hybrid.portions[seat.device];
+            if !portion.experts.is_empty() {
+                let end = Fence::after(seat.site.stream)?;
+                call.vram(seat.device).release(&mut portion.work, Some(&end));
+            }
+        }
         Ok(())
-    }
-
-    /// Computes the granules that are in VRAM now, waiting for some if there are none.
-    fn next_granules(
-        &self,
-        staging: &mut Staging,
-        hybrid: &mut Hybrid,
-        vram: &Vram,
-        call: &Call,
-    ) -> Result<()> {
-        // What was handed out before is given back by this.
-        let end = Fence::after(call.site.stream)?;
-        let more = vram.next_ready(&mut hybrid.work, Some(&end))?;
-        assert!(more, "granules that were demanded and never came");
-        let (n_granules, n_items) = (call.shape.n_granules(), hybrid.all.experts.len());
-        let table = &mut hybrid.table;
-        table.clear();
-        table.resize(if call.is_grouped { n_items } else { call.n_pairs } * n_granules, 0);
-        let (mut first, mut end) = (n_granules, 0);
-        for i in 0..hybrid.work.n_handed() {
-            let Placed { expert, granule, slot } = vram.ready(&hybrid.work, i);
-            (first, end) = (first.min(granule), end.max(granule + 1));
-            let item = hybrid.all.slot(expert);
-            if call.is_grouped {
-                table[granule * n_items + item] = slot.address();
-                continue;
-            }
-            for pair in hybrid.all.pairs(item) {
-                table[hybrid.place_of[pair] * n_granules + granule] = slot.address();
-            }
-        }
-        hybrid.left -= hybrid.work.n_handed();
-        self.compute(staging, hybrid, call, first..end)
-    }
-
-    /// Computes the granules of `hybrid.table`.
-    fn compute(
-        &self,
-        staging: &mut Staging,
-        hybrid: &Hybrid,
-        call: &Call,
-        granules: Range<usize>,
-    ) -> Result<()> {
-        let f = &self.places().ffn;
-        let bytes = words(&hybrid.table, u64::to_le_bytes);
-        let table = self.slice(call.granules).slice(0..bytes.len());
-        staging.upload(call.site.stream, table, &bytes)?;
-        if !call.is_grouped {
-            let experts = self.route().chosen;
-            let chosen = Chosen { n_pairs: call.n_pairs, granules: table, experts };
-            let few = Few { shape: &call.shape, chosen };
-            // SAFETY: addresses are those of granules that the work holds until the device is done
-            // with them; the router chose the experts among those that there are.
-            return unsafe { self.few(&call.site, &few, call.biases.as_ref(), call.acts) };
-        }
-        let n_items = hybrid.all.experts.len();
-        let grouped = Grouped {
-            shape: &call.shape,
-            n_items,
-            n_pairs: call.n_pairs,
-            matrices: table,
-            starts: self.words(&f.starts, n_items + 1),
-            tokens: Some(self.words(&f.tokens, call.n_pairs)),
-            experts: self.words(&f.experts, n_items),
-            max_pairs: (0..n_items).map(|item| hybrid.all.pairs(item).len()).max().unwrap_or(0),
-        };
-        // SAFETY: as above; the other tables are the demand's.
-        unsafe { self.grouped(&grouped, call.biases.as_ref(), call.acts, granules) }
-    }
-
-    /// The demand's tables, and zeros where granules will be computed one after the other.
-    fn upload_groups(&self, staging: &mut Staging, all: &Demand, call: &Call) -> Result<()> {
-        let f = &self.places().ffn;
-        let mut up = |place, numbers: &[u32]| {
-            let bytes = words(numbers, u32::to_le_bytes);
-            staging.upload(self.stream(), self.words(place, numbers.len()), &bytes)
-        };
-        let starts: Vec<u32> = all.starts().iter().map(|start| *start as u32).collect();
-        up(&f.starts, &starts)?;
-        up(&f.tokens, all.tokens())?;
-        up(&f.places, all.places())?;
-        up(&f.experts, &all.experts)?;
-        self.begin_grouped(&call.shape, call.n_pairs)
     }
 
     /// The CPU's experts, whose sums then go up.
     fn cpu_experts(
         &self,
-        staging: &mut Staging,
+        first: &mut Seat,
         hybrid: &mut Hybrid,
         (cpu, b): (&Cpu, &mut Buffers),
         call: &Call,
@@ -353,7 +375,7 @@ impl<'a> Pass<'a> {
         let (n, ns) = (demand.experts.len(), start.elapsed().as_nanos() as f64);
         hybrid.placer.cpu.observe(demand.n_pairs().div_ceil(n), ns / n as f64);
         // Pairs of an expert lie side by side here, and so they do there if they are grouped.
-        let partial = self.slice(&self.places().ffn.partial);
+        let partial = first.site.partial(&call.shape, call.n_pairs);
         for (slot, expert) in demand.experts.iter().enumerate() {
             let (from, to) = (demand.pairs(slot), hybrid.all.pairs(hybrid.all.slot(*expert)));
             let run = if call.is_grouped { from.len() } else { 1 };
@@ -361,7 +383,8 @@ impl<'a> Pass<'a> {
                 let to = if call.is_grouped { to } else { hybrid.place_of[to] };
                 let bytes = words(f.expert.partial(from..from + run), f32::to_le_bytes);
                 let at = 4 * to * shape.n_embd;
-                staging.upload(call.site.stream, partial.slice(at..at + bytes.len()), &bytes)?;
+                let to = partial.slice(at..at + bytes.len());
+                first.staging.upload(first.site.stream, to, &bytes)?;
             }
         }
         Ok(())
@@ -374,11 +397,56 @@ impl<'a> Pass<'a> {
             true => self.words(&f.places, self.n * route.k),
             false => route.chosen,
         };
-        let partial = self.words(&f.partial, n_pairs * shape.n_embd);
+        let partial = self.site().partial(shape, n_pairs);
         let (experts, stream, y) = (&self.g.ops.experts, self.stream(), self.y());
         // SAFETY: places are those of the demand's pairs.
         unsafe {
             experts.ordered_sum(stream, shape, self.n, pairs, is_grouped, route.weights, partial, y)
         }
     }
+}
+
+impl Call<'_> {
+    /// The tier of a device that has something to compute.
+    fn vram(&self, device: usize) -> &Vram {
+        self.tiers.and_then(|tiers| tiers.get(device)).expect("it has experts to compute")
+    }
+
+    fn pairs<'b>(&'b self, hybrid: &'b Hybrid) -> Pairs<'b> {
+        let Call { ref shape, is_grouped, n_pairs, .. } = *self;
+        Pairs { demand: &hybrid.all, shape, is_grouped, n_pairs }
+    }
+}
+
+/// Computes the granules that are in a device's memory now, waiting for some if there are none.
+fn next_granules(seat: &mut Seat, hybrid: &mut Hybrid, call: &Call) -> Result<()> {
+    // What was handed out before is given back by this.
+    let end = Fence::after(seat.site.stream)?;
+    let Hybrid { all, portions, place_of, .. } = hybrid;
+    let Portion { work, table, left, .. } = &mut portions[seat.device];
+    let vram = call.vram(seat.device);
+    let more = vram.next_ready(work, Some(&end))?;
+    assert!(more, "granules that were demanded and never came");
+    let (n_granules, n_items) = (call.shape.n_granules(), all.experts.len());
+    table.clear();
+    table.resize(if call.is_grouped { n_items } else { call.n_pairs } * n_granules, 0);
+    let (mut first, mut end) = (n_granules, 0);
+    for i in 0..work.n_handed() {
+        let Placed { expert, granule, slot } = vram.ready(work, i);
+        (first, end) = (first.min(granule), end.max(granule + 1));
+        let item = all.slot(expert);
+        if call.is_grouped {
+            table[granule * n_items + item] = slot.address();
+            continue;
+        }
+        for pair in all.pairs(item) {
+            table[place_of[pair] * n_granules + granule] = slot.address();
+        }
+    }
+    *left -= work.n_handed();
+    let Call { ref shape, is_grouped, n_pairs, .. } = *call;
+    let pairs = Pairs { demand: all, shape, is_grouped, n_pairs };
+    // SAFETY: addresses are those of granules that the work holds until the device is done with
+    // them; the router chose the experts among those that there are.
+    unsafe { seat.compute(pairs, table, first..end) }
 }

@@ -194,6 +194,14 @@ impl<'a> Packer<'a> {
         }
     }
 
+    /// What is added to a layer's routed experts' products, if they have such.
+    pub fn routed_biases(&mut self, l: usize) -> Option<GpuBiases> {
+        let geometry = self.model.weights.routed[l]?.geometry;
+        let w = &self.model.weights.layers[l].ffn;
+        let b = w.biases.as_ref()?;
+        Some(self.biases(b, w.expert.n_ff, geometry.n_granules(), &|g| geometry.rows(g)))
+    }
+
     fn ffn(&mut self, l: usize, w: &'a FfnWeights) -> GpuFfn {
         let model = self.model;
         let router = match &w.gate {

@@ -14,8 +14,10 @@ mod layers;
 mod mixer;
 mod ops;
 mod pass;
+mod peers;
 pub mod placement;
 mod room;
+mod seat;
 mod staging;
 pub mod vram;
 mod weights;
@@ -26,16 +28,18 @@ use super::kv::CacheType;
 use super::{Bound, Model};
 use crate::Result;
 use crate::backend::gpu::{Device, DeviceBuffer, Stream};
+use crate::experts::LayerExperts;
 use crate::policy::{PolicySpec, Profile};
 use decode::Ahead;
 use hybrid::Hybrid;
 use layers::{GpuLayer, GpuNorm, GpuOnly};
 use ops::Ops;
+use peers::Peer;
 use room::{Places, Room};
 use staging::Staging;
 use std::ops::Range;
 use std::sync::Arc;
-use vram::{GranuleLayout, Vram, VramOptions};
+use vram::{Dealt, GranuleLayout, Own, Owners, Tiers, Vram, VramOptions};
 use weights::{GpuLinear, GpuWeights, Packer};
 
 /// What of a model a device takes.
@@ -48,8 +52,8 @@ pub struct GpuOptions {
     pub head: bool,
     /// By layer: whether its routed experts may be on the device.
     pub experts: Vec<bool>,
-    /// Bytes of VRAM for them.
-    pub expert_budget: u64,
+    /// Bytes of VRAM for them, of each device.
+    pub expert_budgets: Vec<u64>,
     pub policy: PolicySpec,
     pub profile: Profile,
     /// See `StreamOptions`.
@@ -76,11 +80,14 @@ pub struct Parts {
     head: Option<(GpuNorm, GpuLinear)>,
     /// How granules of routed experts lie.
     layouts: Vec<Option<GranuleLayout>>,
-    vram: Option<Arc<Vram>>,
+    tiers: Option<Arc<Tiers>>,
 }
 
-/// One device's share of a model, and what a pass works with there. Passes follow one another.
+/// What devices have of a model, and what a pass works with there: all but experts is on the first
+/// one. Passes follow one another.
 pub struct GpuModel {
+    /// Before what they work with on the first device.
+    peers: Vec<Peer>,
     parts: Parts,
     staging: Staging,
     hybrid: Hybrid,
@@ -92,23 +99,25 @@ pub struct GpuModel {
 const STAGING_BYTES: usize = 4 << 20;
 
 impl Bound {
-    /// What buffers of micro-batches of `n` tokens take in contexts of `n_ctx`, on a device; those
-    /// of the CPU are the same, but for products of gate and up, which only threads have there.
-    pub fn buffer_bytes(&self, n: usize, n_ctx: usize) -> usize {
-        Places::new(&self.hyper, &self.weights, n, n_ctx).n_bytes()
+    /// What buffers of micro-batches of `n` tokens take in contexts of `n_ctx`, on a first device
+    /// beside so many peers; those of the CPU are the same, but for products of gate and up, which
+    /// only threads have there.
+    pub fn buffer_bytes(&self, n: usize, n_ctx: usize, n_peers: usize) -> usize {
+        Places::new(&self.hyper, &self.weights, n, n_ctx, n_peers).n_bytes()
     }
 }
 
 impl Model {
-    /// Takes a device's memory and uploads what is to be there.
-    pub fn onto(&mut self, gpu: &Device, options: &GpuOptions) -> Result<GpuModel> {
-        let model = self.load(gpu, options)?;
-        self.vram.clone_from(&model.parts.vram);
+    /// Takes devices' memory and uploads what is to be there.
+    pub fn onto(&mut self, gpus: &[Device], options: &GpuOptions) -> Result<GpuModel> {
+        let model = self.load(gpus, options)?;
+        self.tiers.clone_from(&model.parts.tiers);
         Ok(model)
     }
 
-    fn load(&self, gpu: &Device, options: &GpuOptions) -> Result<GpuModel> {
-        let n = options.n_ubatch;
+    fn load(&self, gpus: &[Device], options: &GpuOptions) -> Result<GpuModel> {
+        assert_eq!(gpus.len(), options.expert_budgets.len());
+        let (gpu, n) = (&gpus[0], options.n_ubatch);
         let (stream, ops) = (Stream::urgent(gpu)?, Ops::load(gpu)?);
         let mut packer = Packer::new(self, n);
         let on_device = options.layers.clone();
@@ -122,44 +131,101 @@ impl Model {
         for only in layers.iter().flatten().flat_map(GpuLayer::only_experts) {
             fill_table(&stream, &tables, &weights, only, n)?;
         }
-        let places = Places::new(&self.hyper, &self.weights, n, options.n_ctx);
+        let n_peers = gpus.len() - 1;
+        let places = Places::new(&self.hyper, &self.weights, n, options.n_ctx, n_peers);
         let room = Room::new(gpu, &stream, &places, n)?;
         let experts_on_device = |l: usize| options.experts[l] && on_device.contains(&l);
         let experts_on_device: Vec<bool> = (0..layers.len()).map(experts_on_device).collect();
-        let vram = self.new_vram(gpu, options, &experts_on_device)?;
+        let tiers = self.new_tiers(gpus, options, &experts_on_device)?;
+        let peers = self.new_peers(gpus, tiers.as_ref(), n)?;
         let layouts = self.weights.routed.iter().map(|l| l.as_ref().map(GranuleLayout::new));
         let row = 4 * self.hyper.n_embd;
         let down = n * (2 * row + 4 * (self.hyper.routing.n_experts + 2 * self.hyper.routing.k))
             + 4 * self.n_vocab() * super::forward::LOGITS_TOKENS.min(n)
             + (4 << 10);
         // The stream of a micro-batch, turns, the tables of its experts: whichever is largest.
-        let largest = (n * row).max(places.ffn.granules.len()).max(places.turns.len());
+        let largest = (n * row).max(places.ffn.experts.granules.len()).max(places.turns.len());
         let staging = Staging::new(gpu, STAGING_BYTES.max(largest), down)?;
-        let hybrid = Hybrid::new(options.cpu_share);
+        let hybrid = Hybrid::new(options.cpu_share, gpus.len());
         let layouts = layouts.collect();
         let parts =
-            Parts { stream, ops, places, room, weights, tables, layers, head, layouts, vram };
-        Ok(GpuModel { parts, staging, hybrid, ahead: Ahead::new(gpu, self)?, on_device })
+            Parts { stream, ops, places, room, weights, tables, layers, head, layouts, tiers };
+        Ok(GpuModel { peers, parts, staging, hybrid, ahead: Ahead::new(gpu, self)?, on_device })
+    }
+
+    /// `None` where no experts are on devices.
+    fn new_tiers(
+        &self,
+        gpus: &[Device],
+        options: &GpuOptions,
+        on_device: &[bool],
+    ) -> Result<Option<Arc<Tiers>>> {
+        let routed = self.weights.routed.iter().zip(on_device);
+        let layers: Vec<_> = routed.map(|(l, on)| l.filter(|_| *on)).collect();
+        let budgets = &options.expert_budgets;
+        if budgets.iter().all(|budget| *budget == 0) || layers.iter().all(Option::is_none) {
+            return Ok(None);
+        }
+        if let [budget] = budgets[..] {
+            let vram = self.new_vram(&gpus[0], &layers, options, budget, None)?;
+            return Ok(Some(Arc::new(Tiers::one(vram))));
+        }
+        let dealt = |l: &LayerExperts| {
+            let slots = vram::slots(l, 1);
+            let expert_bytes = (slots.n_granules * slots.slot_bytes) as u64;
+            Dealt { n_experts: l.n_experts, expert_bytes }
+        };
+        let dealt: Vec<_> = layers.iter().map(|layer| layer.as_ref().map(dealt)).collect();
+        let owners = Arc::new(Owners::new(&dealt, budgets));
+        let tier = |(device, gpu): (usize, &Device)| {
+            let own = Own { owners: owners.clone(), device };
+            let has_some = |l: usize| layers[l].is_some() && own.n_of(l) > 0;
+            let layers = layers.iter().enumerate();
+            let layers: Vec<_> = layers.map(|(l, of)| of.filter(|_| has_some(l))).collect();
+            if layers.iter().all(Option::is_none) {
+                return Ok(None);
+            }
+            let vram = self.new_vram(gpu, &layers, options, budgets[device], Some(own.clone()))?;
+            Ok(Some(Arc::new(vram)))
+        };
+        let of_device = gpus.iter().enumerate().map(tier).collect::<Result<_>>()?;
+        Ok(Some(Arc::new(Tiers::several(of_device, owners.clone()))))
     }
 
     fn new_vram(
         &self,
         gpu: &Device,
+        layers: &[Option<LayerExperts>],
         options: &GpuOptions,
-        on_device: &[bool],
-    ) -> Result<Option<Arc<Vram>>> {
-        let routed = self.weights.routed.iter().zip(on_device);
-        let layers: Vec<_> = routed.map(|(l, on)| l.filter(|_| *on)).collect();
-        if options.expert_budget == 0 || layers.iter().all(Option::is_none) {
-            return Ok(None);
-        }
+        budget: u64,
+        own: Option<Own>,
+    ) -> Result<Vram> {
         let k = self.hyper.routing.k.max(1);
         let options = VramOptions {
             profile: options.profile.clone(),
             lockstep: options.lockstep,
-            ..VramOptions::new(options.expert_budget, options.policy, k)
+            own,
+            ..VramOptions::new(budget, options.policy, k)
         };
-        Vram::new(gpu, &layers, self.routed.clone(), &options).map(|vram| Some(Arc::new(vram)))
+        Vram::new(gpu, layers, self.routed.clone(), &options)
+    }
+
+    /// Those that have experts.
+    fn new_peers(
+        &self,
+        gpus: &[Device],
+        tiers: Option<&Arc<Tiers>>,
+        n: usize,
+    ) -> Result<Vec<Peer>> {
+        let Some(tiers) = tiers else { return Ok(Vec::new()) };
+        let mut peers = Vec::new();
+        for (device, gpu) in gpus.iter().enumerate().skip(1) {
+            if let Some(vram) = tiers.get(device) {
+                let has = |l: usize| vram.has(l);
+                peers.push(Peer::new(self, (&gpus[0], gpu), device, &has, n)?);
+            }
+        }
+        Ok(peers)
     }
 }
 

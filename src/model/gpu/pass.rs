@@ -8,7 +8,7 @@ use super::acts::GpuActs;
 use super::cache::GpuCache;
 use super::layers::GpuNorm;
 use super::room::{Place, Places};
-use super::vram::Vram;
+use super::vram::Tiers;
 use super::weights::{GpuHeads, GpuLinear};
 use crate::Result;
 use crate::backend::gpu::heads::DeviceHeadMats;
@@ -90,9 +90,9 @@ impl<'a> Pass<'a> {
         &self.model.weights.layers[l].ffn
     }
 
-    /// Where the layer's experts are on the device, if they may be.
-    pub fn vram(&self, l: usize) -> Option<&'a Vram> {
-        self.g.vram.as_deref().filter(|vram| vram.has(l))
+    /// Where the layer's experts are on devices, if they may be.
+    pub fn tiers(&self, l: usize) -> Option<&'a Tiers> {
+        self.g.tiers.as_deref().filter(|tiers| tiers.has(l))
     }
 
     /// x += scale · y

@@ -71,6 +71,21 @@ pub struct FfnPlaces {
     pub weights: Place,
     /// f32 [tokens]
     pub only_gate: Place,
+    /// u32 [tokens, k]
+    pub places: Place,
+    pub experts: ExpertPlaces,
+    /// Of a layer that looks up its experts by itself (`decode`).
+    pub lookup: LookupPlaces,
+    /// Of the experts that such a layer lacked: their sums go where the others' are.
+    pub late: ExpertPlaces,
+    /// Of a token's experts that other devices have (`peers`): u32 [k], f32 [peers, k, n_embd]
+    pub homes: Place,
+    pub rows: Place,
+}
+
+/// What granules of experts are computed with, of all pairs at once.
+#[derive(Clone, Default)]
+pub struct ExpertPlaces {
     /// f32 [pairs, n_ff] each
     pub gate: Place,
     pub up: Place,
@@ -84,42 +99,49 @@ pub struct FfnPlaces {
     pub starts: Place,
     /// u32 [pairs]
     pub tokens: Place,
-    /// u32 [tokens, k]
-    pub places: Place,
     /// u32 [pairs or experts]
     pub experts: Place,
-    /// Of a layer that looks up its experts by itself (`decode`): u64 [experts, granules], and
-    /// u32 [1] each.
+}
+
+/// u64 [experts, granules], and u32 [1] each.
+#[derive(Clone, Default)]
+pub struct LookupPlaces {
     pub table: Place,
     pub missing: Place,
     pub pass: Place,
     pub go: Place,
-    /// As without `late`, of the experts that such a layer lacked.
-    pub late_granules: Place,
-    pub late_inner: Place,
-    pub late_acts: Place,
 }
 
 /// Takes places one behind the other.
 #[derive(Default)]
-struct Cut(usize);
+pub struct Cut(usize);
 
 impl Cut {
-    fn bytes(&mut self, n: usize) -> Place {
+    pub fn bytes(&mut self, n: usize) -> Place {
         let start = self.0.next_multiple_of(256);
         self.0 = start + n;
         start..self.0
     }
 
     /// f32 or u32
-    fn words(&mut self, n: usize) -> Place {
+    pub fn words(&mut self, n: usize) -> Place {
         self.bytes(4 * n)
+    }
+
+    pub fn n_bytes(&self) -> usize {
+        self.0
     }
 }
 
 impl Places {
-    /// For micro-batches of up to `n` tokens of contexts of `n_ctx`.
-    pub fn new(hyper: &HyperParams, weights: &Weights, n: usize, n_ctx: usize) -> Places {
+    /// For micro-batches of up to `n` tokens of contexts of `n_ctx`, beside so many peers.
+    pub fn new(
+        hyper: &HyperParams,
+        weights: &Weights,
+        n: usize,
+        n_ctx: usize,
+        n_peers: usize,
+    ) -> Places {
         let mut cut = Cut::default();
         let row = n * hyper.n_embd;
         let n_vocab = weights.output.weight.rows;
@@ -130,7 +152,7 @@ impl Places {
             y: cut.words(row),
             acts: cut.bytes(room_bytes(n, hyper.n_embd)),
             mixer: MixerPlaces::new(hyper, weights, n, n_ctx, &mut cut),
-            ffn: FfnPlaces::new(hyper, weights, n, &mut cut),
+            ffn: FfnPlaces::new(hyper, weights, n, n_peers, &mut cut),
             logits: cut.words(LOGITS_TOKENS.min(n) * n_vocab),
             top_k: cut.bytes(sample::scratch_bytes(n_vocab, 1, TOP_K_MAX)),
             best: cut.words(2 * TOP_K_MAX),
@@ -210,58 +232,122 @@ impl MixerPlaces {
 }
 
 impl FfnPlaces {
-    fn new(hyper: &HyperParams, weights: &Weights, n: usize, cut: &mut Cut) -> FfnPlaces {
+    fn new(
+        hyper: &HyperParams,
+        weights: &Weights,
+        n: usize,
+        n_peers: usize,
+        cut: &mut Cut,
+    ) -> FfnPlaces {
         let routing = &hyper.routing;
         let k = routing.k.max(1);
-        let layouts = |l: usize| weights.routed[l].as_ref().map(GranuleLayout::new);
-        let most =
-            |of: &dyn Fn(usize) -> usize| (0..weights.layers.len()).map(of).max().unwrap_or(0);
-        let (mut inner, mut inner_acts, mut granules) = (0, 0, 0);
-        let mut meet =
-            |shape: &ExpertShape, layout: GranuleLayout, pairs: usize, experts: usize| {
-                inner = inner.max(pairs * shape.n_ff);
-                inner_acts = inner_acts.max(room_bytes(pairs, shape.n_ff));
-                granules = granules.max(layout.n_granules * pairs.max(experts));
-            };
-        for (l, layer) in weights.layers.iter().enumerate() {
-            let ffn = &layer.ffn;
-            if let Some(experts) = &weights.routed[l] {
-                let layout = GranuleLayout::new(experts);
-                meet(&ffn.expert, layout, n * k, experts.n_experts);
-            }
-            if let Some(dense) = &weights.dense[l] {
-                let shape = ffn.branch.as_ref().map_or(&ffn.expert, |branch| &branch.shape);
-                meet(shape, GranuleLayout::new(dense), n, 1);
-            }
-            if let (Some(shared), Some(experts)) = (&ffn.shared, &weights.shared[l]) {
-                meet(&shared.shape, GranuleLayout::new(experts), n, 1);
-            }
-        }
         let n_experts = routing.n_experts.max(1);
-        let n_granules = most(&|l| layouts(l).map_or(0, |layout| layout.n_granules));
-        let late = most(&|l| weights.layers[l].ffn.expert.n_ff);
+        let mut sizes = ExpertSizes::default();
+        sizes.meet_routed(weights, n * k);
+        let late = ExpertSizes::routed(weights, k);
+        sizes.meet_only(weights, n);
+        let probs = cut.words(n * n_experts);
+        let chosen = cut.words(n * k);
+        let experts = ExpertPlaces::new(&sizes, n * k, hyper.n_embd, cut);
+        let late = ExpertPlaces {
+            inner: cut.words(late.inner),
+            inner_acts: cut.bytes(late.inner_acts),
+            granules: cut.bytes(8 * k * late.n_granules),
+            partial: experts.partial.clone(),
+            ..ExpertPlaces::default()
+        };
         FfnPlaces {
-            probs: cut.words(n * n_experts),
-            chosen: cut.words(n * k),
+            probs,
+            chosen,
             weights: cut.words(n * k),
             only_gate: cut.words(n),
-            gate: cut.words(inner),
-            up: cut.words(inner),
-            inner: cut.words(inner),
-            inner_acts: cut.bytes(inner_acts),
-            partial: cut.words(n * k * hyper.n_embd),
-            granules: cut.bytes(8 * granules),
-            starts: cut.words(n_experts + 1),
-            tokens: cut.words(n * k),
             places: cut.words(n * k),
-            experts: cut.words((n * k).max(n_experts)),
+            experts,
+            lookup: LookupPlaces::new(weights, n_experts, cut),
+            late,
+            homes: cut.words(n_peers.min(1) * k),
+            rows: cut.words(n_peers * k * hyper.n_embd),
+        }
+    }
+}
+
+/// What experts' granules take at most: numbers of values, bytes where said.
+#[derive(Clone, Copy, Default)]
+pub struct ExpertSizes {
+    inner: usize,
+    /// Bytes.
+    inner_acts: usize,
+    /// Entries of a table of granules.
+    granules: usize,
+    n_experts: usize,
+    n_granules: usize,
+}
+
+impl ExpertSizes {
+    /// Of routed experts' pairs.
+    pub fn routed(weights: &Weights, pairs: usize) -> ExpertSizes {
+        let mut sizes = ExpertSizes::default();
+        sizes.meet_routed(weights, pairs);
+        sizes
+    }
+
+    fn meet_routed(&mut self, weights: &Weights, pairs: usize) {
+        for (layer, experts) in weights.layers.iter().zip(&weights.routed) {
+            if let Some(experts) = experts {
+                let layout = GranuleLayout::new(experts);
+                self.meet(&layer.ffn.expert, layout, pairs, experts.n_experts);
+            }
+        }
+    }
+
+    /// Of experts that every one of `n` tokens goes to.
+    fn meet_only(&mut self, weights: &Weights, n: usize) {
+        for (l, layer) in weights.layers.iter().enumerate() {
+            let ffn = &layer.ffn;
+            if let Some(dense) = &weights.dense[l] {
+                let shape = ffn.branch.as_ref().map_or(&ffn.expert, |branch| &branch.shape);
+                self.meet(shape, GranuleLayout::new(dense), n, 1);
+            }
+            if let (Some(shared), Some(experts)) = (&ffn.shared, &weights.shared[l]) {
+                self.meet(&shared.shape, GranuleLayout::new(experts), n, 1);
+            }
+        }
+    }
+
+    fn meet(&mut self, shape: &ExpertShape, layout: GranuleLayout, pairs: usize, experts: usize) {
+        self.inner = self.inner.max(pairs * shape.n_ff);
+        self.inner_acts = self.inner_acts.max(room_bytes(pairs, shape.n_ff));
+        self.granules = self.granules.max(layout.n_granules * pairs.max(experts));
+        self.n_experts = self.n_experts.max(experts);
+        self.n_granules = self.n_granules.max(layout.n_granules);
+    }
+}
+
+impl ExpertPlaces {
+    pub fn new(sizes: &ExpertSizes, pairs: usize, n_embd: usize, cut: &mut Cut) -> ExpertPlaces {
+        let n_experts = sizes.n_experts.max(1);
+        ExpertPlaces {
+            gate: cut.words(sizes.inner),
+            up: cut.words(sizes.inner),
+            inner: cut.words(sizes.inner),
+            inner_acts: cut.bytes(sizes.inner_acts),
+            partial: cut.words(pairs * n_embd),
+            granules: cut.bytes(8 * sizes.granules),
+            starts: cut.words(n_experts + 1),
+            tokens: cut.words(pairs),
+            experts: cut.words(pairs.max(n_experts)),
+        }
+    }
+}
+
+impl LookupPlaces {
+    pub fn new(weights: &Weights, n_experts: usize, cut: &mut Cut) -> LookupPlaces {
+        let n_granules = ExpertSizes::routed(weights, 1).n_granules;
+        LookupPlaces {
             table: cut.bytes(8 * n_experts * n_granules),
             missing: cut.words(1),
             pass: cut.words(1),
             go: cut.words(1),
-            late_granules: cut.bytes(8 * k * n_granules),
-            late_inner: cut.words(k * late),
-            late_acts: cut.bytes(room_bytes(k, late)),
         }
     }
 }
@@ -274,17 +360,22 @@ pub struct Room {
 }
 
 impl Room {
+    /// Takes so many bytes.
+    pub fn of(gpu: &Device, n_bytes: usize) -> Result<Room> {
+        Ok(Room { buffer: DeviceBuffer::of(gpu, n_bytes, WHAT, "-ub, -c")? })
+    }
+
     /// Takes the memory and fills in what never changes.
     pub fn new(gpu: &Device, stream: &Stream, places: &Places, n: usize) -> Result<Room> {
-        let room = Room { buffer: DeviceBuffer::of(gpu, places.n_bytes(), WHAT, "-ub, -c")? };
+        let room = Room::of(gpu, places.n_bytes())?;
         let iota: Vec<u8> = (0..n as u32).flat_map(u32::to_le_bytes).collect();
         let ones: Vec<u8> = (0..n).flat_map(|_| 1f32.to_le_bytes()).collect();
         stream.upload_now(room.slice(&places.iota), &iota)?;
         stream.upload_now(room.slice(&places.ones), &ones)?;
         stream.fill(room.slice(&places.zeros), 0)?;
-        stream.fill(room.slice(&places.ffn.go), 0)?;
+        stream.fill(room.slice(&places.ffn.lookup.go), 0)?;
         // A pass that fails lets the device go on without some experts' sums.
-        stream.fill(room.slice(&places.ffn.partial), 0)?;
+        stream.fill(room.slice(&places.ffn.experts.partial), 0)?;
         stream.synchronize()?;
         Ok(room)
     }

@@ -16,13 +16,18 @@ mod feed;
 mod fence;
 mod layout;
 mod link;
+mod owners;
 mod shared;
 mod staging;
+mod tiers;
 mod timer;
 
 pub use fence::Fence;
 pub use layout::{GranuleLayout, Part, needs as slots};
+pub use owners::{Dealt, Own, Owners};
+pub use tiers::Tiers;
 
+use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -45,6 +50,8 @@ pub struct VramOptions {
     pub policy: PolicySpec,
     /// Experts that a token uses in a layer.
     pub k: usize,
+    /// Those that may be here; all, where one device holds experts.
+    pub own: Option<Own>,
     /// What policies have learned of the model before.
     pub profile: Profile,
     /// Whether `observe` waits for everything that was predicted to land: hits then do not depend
@@ -63,6 +70,7 @@ impl VramOptions {
             budget,
             policy,
             k,
+            own: None,
             profile: Profile::default(),
             lockstep: false,
             n_streams: 2,
@@ -92,20 +100,26 @@ pub struct Vram {
     lockstep: bool,
 }
 
-fn needs(layers: &[Option<LayerExperts>], k: usize) -> Needs {
-    let layer = |l: &Option<LayerExperts>| l.as_ref().map(|l| layout::needs(l, k));
-    Needs(layers.iter().map(layer).collect())
+/// Of the experts that may be here.
+fn needs(layers: &[Option<LayerExperts>], k: usize, own: Option<&Own>) -> Needs {
+    let layer = |(l, layer): (usize, &Option<LayerExperts>)| {
+        let mut needs = layout::needs(layer.as_ref()?, k);
+        needs.n_experts = own.map_or(needs.n_experts, |own| own.n_of(l));
+        needs.k = needs.k.min(needs.n_experts);
+        Some(needs)
+    };
+    Needs(layers.iter().enumerate().map(layer).collect())
 }
 
 impl Vram {
     /// The least budget: in each size class one token's experts of a layer and one expert more.
     pub fn minimum_bytes(layers: &[Option<LayerExperts>], k: usize) -> u64 {
-        needs(layers, k).minimum_bytes()
+        needs(layers, k, None).minimum_bytes()
     }
 
     /// A budget with a slot for every granule.
     pub fn all_bytes(layers: &[Option<LayerExperts>], k: usize) -> u64 {
-        needs(layers, k).all_bytes()
+        needs(layers, k, None).all_bytes()
     }
 
     /// Allocates the slots and starts the link. `layers`, as `source` has them, where experts are
@@ -138,6 +152,7 @@ impl Vram {
             layers: moving,
             arenas,
             timer: LinkTimer::new(),
+            own: options.own.clone(),
             source,
             lost: OnceLock::new(),
         });
@@ -206,15 +221,23 @@ impl Vram {
     }
 
     /// The device is through with a frozen layer, or will be at `end`. `used` are the experts that
-    /// its tokens chose: the frozen ones are counted as hits, those that were not acquired either
-    /// as misses. (The policy hears of them all by `observe`.)
+    /// its tokens chose: of those that may be here, the frozen ones are counted as hits, those that
+    /// were not acquired either as misses. (The policy hears of them all by `observe`.)
     pub fn thaw(&self, layer: usize, used: &[u32], end: Option<&Fence>) {
         let class = self.class(layer);
-        self.core.tier.thaw(layer, used, &mut |Handed { slot, .. }| {
+        self.core.tier.thaw(layer, &self.own(layer, used), &mut |Handed { slot, .. }| {
             if let Some(end) = end {
                 self.core.fences.note(class, [slot].into_iter(), end);
             }
         });
+    }
+
+    /// Those that may be here.
+    fn own<'a>(&self, layer: usize, experts: &'a [u32]) -> Cow<'a, [u32]> {
+        match &self.core.own {
+            None => Cow::Borrowed(experts),
+            Some(own) => experts.iter().copied().filter(|e| own.has(layer, *e)).collect(),
+        }
     }
 
     /// Whether all granules of an expert are in VRAM.
@@ -226,6 +249,7 @@ impl Vram {
 
     /// Pins `experts` (distinct) and queues loads of what is missing.
     pub fn acquire(&self, layer: usize, experts: &[u32], access: Access, work: &mut Work) {
+        debug_assert_eq!(*self.own(layer, experts), *experts, "experts of another device");
         work.start(self.owner(), layer, experts, access);
         self.core.tier.acquire(work);
     }
@@ -272,8 +296,9 @@ impl Vram {
     /// is demand, for an expert at a time, and nothing there need foresee it too.
     pub fn foresee(&self, layer: Option<usize>) {
         let n_experts = |l: usize| self.layer(l).experts.n_experts as u32;
-        let experts: Vec<u32> = layer.map_or(Vec::new(), |l| (0..n_experts(l)).collect());
-        self.core.tier.foresee(layer.map(|l| (l, &experts[..])));
+        let all: Vec<u32> = layer.map_or(Vec::new(), |l| (0..n_experts(l)).collect());
+        let own = layer.map(|l| (l, self.own(l, &all)));
+        self.core.tier.foresee(own.as_ref().map(|(l, experts)| (*l, &**experts)));
     }
 
     fn note_handed(&self, work: &Work, end: Option<&Fence>) {
@@ -284,9 +309,10 @@ impl Vram {
     }
 
     /// Experts that were computed elsewhere and are worth having here the next time: they come
-    /// when the link has nothing else to do, and only in the place of what is worth less.
+    /// when the link has nothing else to do, and only in the place of what is worth less. Those
+    /// that may not be here are left out.
     pub fn admit(&self, layer: usize, experts: &[u32]) {
-        self.core.tier.admit(layer, experts);
+        self.core.tier.admit(layer, &self.own(layer, experts));
     }
 
     // ---- what the link takes ----
@@ -363,7 +389,7 @@ impl Vram {
 
 fn plan(layers: &[Option<LayerExperts>], options: &VramOptions) -> Result<TierPlan> {
     assert!(options.n_streams > 0);
-    let needs = needs(layers, options.k);
+    let needs = needs(layers, options.k, options.own.as_ref());
     let least = needs.minimum_bytes();
     if options.budget < least {
         let (budget, least) = (options.budget >> 20, least.div_ceil(1 << 20));
@@ -371,7 +397,12 @@ fn plan(layers: &[Option<LayerExperts>], options: &VramOptions) -> Result<TierPl
             format!("{budget} MiB for experts on the GPU (--vram): at least {least} MiB");
         return Err(Error::Invalid(sentence + " are needed"));
     }
-    Ok(needs.plan(options.budget))
+    let mut plan = needs.plan(options.budget);
+    // Experts keep their numbers, whosever they are.
+    for (plan, layer) in plan.layers.iter_mut().zip(layers) {
+        plan.n_experts = layer.map_or(0, |layer| layer.n_experts);
+    }
+    Ok(plan)
 }
 
 impl Drop for Vram {

@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::fence::Fences;
 use super::layout::GranuleLayout;
+use super::owners::Own;
 use super::timer::LinkTimer;
 use crate::backend::gpu::{DeviceBuffer, DeviceSlice};
 use crate::experts::advisor::Advised;
@@ -43,6 +44,8 @@ pub struct Core {
     pub arenas: Vec<DeviceBuffer>,
     pub fences: Fences,
     pub timer: LinkTimer,
+    /// Experts that may be here; `None`: all.
+    pub own: Option<Own>,
     /// The tier below.
     pub source: Arc<dyn ExpertStore>,
     /// Why the device does nothing more.
@@ -63,7 +66,10 @@ impl Advised for Core {
     }
 
     fn prefetch(&self, predictions: &[Prediction], step: u64) {
-        self.tier.prefetch(predictions, step);
+        let Some(own) = &self.own else { return self.tier.prefetch(predictions, step) };
+        let is_own = |p: &&Prediction| own.has(p.expert.layer as usize, p.expert.expert);
+        let predictions: Vec<Prediction> = predictions.iter().filter(is_own).copied().collect();
+        self.tier.prefetch(&predictions, step);
     }
 
     fn observe(&self, event: &Event) {

@@ -1,0 +1,136 @@
+//! A way for bytes from one device to another. They go through pinned memory of the host, as
+//! GeForce cards do not read each other's; only streams wait, the host does not.
+
+use crate::Result;
+use crate::backend::gpu::{Device, DeviceSlice, Event, Pinned, PinnedKind, Stream};
+
+/// Where pieces begin: what a copy likes.
+const ALIGN: usize = 64;
+
+/// Half of the memory: one comes down while the other goes up.
+struct Half {
+    /// On the device that bytes come from: they are there.
+    written: Event,
+    /// On the device that they go to: they are no longer needed.
+    read: Event,
+}
+
+pub struct Hop {
+    memory: Pinned,
+    halves: [Half; 2],
+    turn: usize,
+}
+
+impl Hop {
+    /// Of twice as many bytes as go over at once; more go one after the other.
+    pub fn new(from: &Device, to: &Device, bytes: usize) -> Result<Hop> {
+        let half_bytes = bytes.max(1).next_multiple_of(ALIGN);
+        let what = "what GPUs tell each other";
+        let memory = Pinned::of(from, 2 * half_bytes, PinnedKind::Cached, what)?;
+        let half = || Ok(Half { written: Event::new(from)?, read: Event::new(to)? });
+        Ok(Hop { memory, halves: [half()?, half()?], turn: 0 })
+    }
+
+    /// Queues copies of pieces, each (from, to) of one size, after what both streams have queued.
+    pub fn carry(
+        &mut self,
+        from: &Stream,
+        to: &Stream,
+        pieces: &[(DeviceSlice, DeviceSlice)],
+    ) -> Result<()> {
+        let half_bytes = self.memory.len() / 2;
+        let (mut batch, mut used) = (Vec::with_capacity(pieces.len()), 0);
+        for (source, target) in pieces {
+            assert_eq!(source.len(), target.len());
+            let mut done = 0;
+            while done < source.len() {
+                if used == half_bytes {
+                    self.flush(from, to, &batch)?;
+                    batch.clear();
+                    used = 0;
+                }
+                let end = source.len().min(done + half_bytes - used);
+                batch.push((source.slice(done..end), target.slice(done..end), used));
+                used = (used + end - done).next_multiple_of(ALIGN);
+                done = end;
+            }
+        }
+        self.flush(from, to, &batch)
+    }
+
+    /// What fits a half: each piece with its place there.
+    fn flush(
+        &mut self,
+        from: &Stream,
+        to: &Stream,
+        batch: &[(DeviceSlice, DeviceSlice, usize)],
+    ) -> Result<()> {
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let half_bytes = self.memory.len() / 2;
+        let base = self.turn * half_bytes;
+        let Half { written, read } = &self.halves[self.turn];
+        self.turn = 1 - self.turn;
+        from.wait(read)?;
+        for (source, _, at) in batch {
+            assert!(at + source.len() <= half_bytes);
+            // SAFETY: in the half, by the assertion; what was there has been read, by the event,
+            // and the half's end waits for both devices.
+            unsafe { from.download(self.memory.as_ptr().add(base + at), *source)? };
+        }
+        from.record(written)?;
+        to.wait(written)?;
+        for (_, target, at) in batch {
+            // SAFETY: as above; it is there by the event, and nothing is written here before the
+            // next one.
+            unsafe { to.upload_from(*target, self.memory.as_ptr().add(base + at))? };
+        }
+        to.record(read)
+    }
+}
+
+impl Drop for Hop {
+    fn drop(&mut self) {
+        // The end of the memory waits for one device alone. One that is lost copies nothing more.
+        for half in &self.halves {
+            let _ = half.read.synchronize();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::gpu::emulated::Config;
+    use crate::backend::gpu::{DeviceBuffer, Emulated};
+
+    /// More than the memory holds goes over part by part, whichever stream is ahead, and nothing of
+    /// what comes next overtakes it.
+    #[test]
+    fn what_arrives_is_what_was_sent() {
+        const N: usize = 1000;
+        for seed in 0..16 {
+            let config = Config { devices: 2, seed, ..Config::default() };
+            // Built without a C++ compiler.
+            let Ok(gpus) = Emulated::devices(&config) else { return };
+            let streams = [0, 1].map(|i: usize| Stream::new(&gpus[i]).unwrap());
+            let buffers = [0, 1].map(|i: usize| DeviceBuffer::new(&gpus[i], N).unwrap());
+            let ([from, to], [source, target]) = (&streams, &buffers);
+            let mut hop = Hop::new(&gpus[0], &gpus[1], 100).unwrap();
+            for round in 1..4u8 {
+                let sent: Vec<u8> = (0..N).map(|i| (i as u8).wrapping_mul(round)).collect();
+                from.upload_now(source.all(), &sent).unwrap();
+                let piece = |at: usize, end: usize, to: usize| {
+                    (source.slice(at..end), target.slice(to..to + end - at))
+                };
+                hop.carry(from, to, &[piece(0, 300, 700), piece(300, 301, 0)]).unwrap();
+                hop.carry(from, to, &[piece(301, N, 1), piece(5, 5, 5)]).unwrap();
+                let mut got = vec![0; N];
+                to.download_now(&mut got, target.all()).unwrap();
+                let expected = [&sent[300..301], &sent[301..], &sent[..300]].concat();
+                assert!(got == expected, "seed {seed}, round {round}");
+            }
+        }
+    }
+}
