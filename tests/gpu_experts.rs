@@ -166,9 +166,11 @@ fn on_gpu(
     layer: &Layer,
     tokens: &Tokens,
     waves: &[&dyn Fn(usize) -> bool],
+    pairs_a_launch: Option<usize>,
 ) -> Vec<f32> {
     let s = &layer.shape;
-    let experts = Experts::load(&bench.gpu).unwrap();
+    let mut experts = Experts::load(&bench.gpu).unwrap();
+    experts.pairs_a_launch = pairs_a_launch.unwrap_or(experts.pairs_a_launch);
     let quantize = Quantize::load(&bench.gpu).unwrap();
     let slots = layer.upload(bench);
     let n_pairs = tokens.chosen.len();
@@ -228,11 +230,14 @@ fn check(layer: &Layer, chosen: &[u32], seed: u64) {
     let tokens = Tokens::new(&cpu, layer, chosen);
     let expected = layer.on_cpu(&cpu, &tokens.x, chosen, &tokens.weights);
     assert!(expected.iter().any(|y| *y != 0.0));
-    let all = on_gpu(&bench, layer, &tokens, &[&|_| true]);
+    let all = on_gpu(&bench, layer, &tokens, &[&|_| true], None);
     assert_eq!(bits(&all), bits(&expected), "{:?}", layer.shape);
     let waves: [&dyn Fn(usize) -> bool; 2] = [&|g| g < 1, &|g| g >= 1];
-    let halves = on_gpu(&bench, layer, &tokens, &waves);
+    let halves = on_gpu(&bench, layer, &tokens, &waves, None);
     assert_eq!(bits(&halves), bits(&expected), "in two waves: {:?}", layer.shape);
+    // More pairs than a grid has blocks: a token's two pairs at a time.
+    let parts = on_gpu(&bench, layer, &tokens, &waves, Some(3));
+    assert_eq!(bits(&parts), bits(&expected), "in several launches: {:?}", layer.shape);
 }
 
 /// Each type as gate and up, and as down, with a last granule that is shorter.

@@ -1,7 +1,7 @@
 //! Activations on the device, as products read them: a record a token (`kernels/quant/acts.cuh`),
 //! the arrays of `simd::Activations` one after the other, each on a boundary of 64 bytes.
 
-use super::{Args, Device, DeviceSlice, Kernel, Launch, Stream};
+use super::{Args, Device, DeviceSlice, GRID_MAX, Kernel, Launch, Stream};
 use crate::Result;
 use crate::simd::{ActKind, ActView};
 use std::ops::Range;
@@ -128,12 +128,18 @@ impl Quantize {
             ActKind::Q8_0 => (self.q8_0, VALUES),
             ActKind::Q8_K => (self.q8_k, VALUES),
         };
-        let args = Args::new().slice(x).size(stride).size(cols).slice(out.records);
-        let grid = [cols.div_ceil(THREADS * each) as u32, tokens as u32, 1];
-        let block = [THREADS as u32, 1, 1];
-        let launch = Launch { kernel, grid, block, shared_bytes: 0, args: &args };
-        // SAFETY: the arguments are the kernel's; it reads so many rows of `x` and writes the
-        // records of `out`, which are there (asserted above and in `DeviceActs::new`).
-        unsafe { stream.launch(&launch) }
+        for first in (0..tokens).step_by(GRID_MAX) {
+            let n = GRID_MAX.min(tokens - first);
+            let (x, out) =
+                (x.slice(4 * stride * first..x.len()), out.token_range(first..first + n));
+            let args = Args::new().slice(x).size(stride).size(cols).slice(out.records);
+            let grid = [cols.div_ceil(THREADS * each) as u32, n as u32, 1];
+            let block = [THREADS as u32, 1, 1];
+            let launch = Launch { kernel, grid, block, shared_bytes: 0, args: &args };
+            // SAFETY: the arguments are the kernel's; it reads so many rows of `x` and writes the
+            // records of `out`, which are there (asserted above and in `DeviceActs::new`).
+            unsafe { stream.launch(&launch)? };
+        }
+        Ok(())
     }
 }

@@ -16,7 +16,7 @@
 //! tokens beside it nor the cut of a prompt change what a model says.
 
 use super::cache::DeviceRows;
-use super::{Args, Device, DeviceSlice, Kernel, Launch, Stream};
+use super::{Args, Device, DeviceSlice, GRID_MAX, Kernel, Launch, Stream};
 use crate::Result;
 
 /// Threads of a block of the kernels of `kernels/attention.cu`.
@@ -37,8 +37,6 @@ const ROWS: [usize; 5] = [1, 2, 4, 8, 16];
 const SHARED_BYTES: usize = 48 << 10;
 /// More than this for partial results is not worth fewer launches.
 const WORK_BYTES: usize = 64 << 20;
-/// Blocks along z, the smallest limit of a grid.
-const GRID_MAX: usize = 65_535;
 
 /// As `cpu::attention::DistanceBias`: f32 [n_head, 2·reach + 1].
 #[derive(Clone, Copy, Debug)]

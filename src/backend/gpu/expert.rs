@@ -4,11 +4,12 @@
 use super::acts::DeviceActs;
 use super::mat::{TypeKernels, types};
 use super::matvec::{THREADS, lanes_a_row};
-use super::{Args, Device, DeviceSlice, Kernel, Launch, Stream};
+use super::{Args, Device, DeviceSlice, GRID_MAX, Kernel, Launch, Stream};
 use crate::Result;
 use crate::backend::cpu::expert::Activation;
 use crate::gguf::TensorType;
 use crate::simd::act_kind;
+use std::ops::Range;
 
 /// What a launch of `expert_gate_up` computes.
 #[derive(Clone, Copy)]
@@ -22,6 +23,8 @@ pub struct Experts {
     gate_up: TypeKernels,
     down: TypeKernels,
     ordered_sum: Kernel,
+    /// Pairs of a launch at most: `GRID_MAX`, or fewer in tests.
+    pub pairs_a_launch: usize,
 }
 
 /// A layer's experts, and how a granule lies in device memory: `granule_rows` rows of gate and of
@@ -66,6 +69,15 @@ pub struct Chosen<'a> {
     pub experts: DeviceSlice<'a>,
 }
 
+impl<'a> Chosen<'a> {
+    /// Some of the pairs.
+    fn range(&self, pairs: Range<usize>, n_granules: usize) -> Chosen<'a> {
+        let (row, n_pairs) = (8 * n_granules, pairs.len());
+        let granules = self.granules.slice(row * pairs.start..row * pairs.end);
+        Chosen { n_pairs, granules, experts: self.experts.slice(4 * pairs.start..4 * pairs.end) }
+    }
+}
+
 /// Biases on the device: f32 [experts, n_ff] of gate (none where there is no gate) and up,
 /// [experts, n_embd] of down.
 #[derive(Clone, Copy)]
@@ -81,6 +93,7 @@ impl Experts {
             gate_up: TypeKernels::load(gpu, "expert_gate_up", types())?,
             down: TypeKernels::load(gpu, "expert_down", types())?,
             ordered_sum: gpu.kernel("ordered_sum")?,
+            pairs_a_launch: GRID_MAX,
         })
     }
 
@@ -137,23 +150,33 @@ impl Experts {
         assert!(chosen.granules.holds::<u64>(n_pairs * n_granules));
         assert!(chosen.experts.holds::<u32>(n_pairs));
         assert!(inner.holds::<f32>(n_pairs * shape.n_ff));
-        if n_pairs == 0 {
-            return Ok(());
-        }
         let lanes = lanes_a_row(ty, shape.n_embd);
-        let args = Args::new().slice(chosen.granules).size(n_granules).size(shape.granule_rows);
-        let args = args.size(shape.n_ff).size(shape.n_embd);
-        let args = args.u64(shape.gate_at as u64).u64(shape.up_at as u64).u32(lanes);
-        let args = args.slice(x.records).size(shape.k).slice(chosen.experts);
-        let args = args.optional(biases.and_then(|b| b.gate)).optional(biases.map(|b| b.up));
-        let args = args.u32(activation_code(shape.activation)).u32(part as u32).slice(inner);
         let tiles = (shape.granule_rows as u32).div_ceil(THREADS / lanes);
-        let grid = [tiles, n_granules as u32, n_pairs as u32];
-        let (kernel, block) = (self.gate_up.get(ty), [THREADS, 1, 1]);
-        let launch = Launch { kernel, grid, block, shared_bytes: 0, args: &args };
-        // SAFETY: the arguments are the kernel's; tables and results are as large as it needs, and
-        // what the tables hold is the caller's promise.
-        unsafe { stream.launch(&launch) }
+        for pairs in self.launches(n_pairs, shape.k) {
+            let x = x.token_range(pairs.start / shape.k..pairs.end.div_ceil(shape.k));
+            let grid = [tiles, n_granules as u32, pairs.len() as u32];
+            let inner = inner.slice(4 * shape.n_ff * pairs.start..4 * shape.n_ff * pairs.end);
+            let chosen = chosen.range(pairs, n_granules);
+            let args = Args::new().slice(chosen.granules).size(n_granules);
+            let args = args.size(shape.granule_rows).size(shape.n_ff).size(shape.n_embd);
+            let args = args.u64(shape.gate_at as u64).u64(shape.up_at as u64).u32(lanes);
+            let args = args.slice(x.records).size(shape.k).slice(chosen.experts);
+            let args = args.optional(biases.and_then(|b| b.gate)).optional(biases.map(|b| b.up));
+            let args = args.u32(activation_code(shape.activation)).u32(part as u32).slice(inner);
+            let (kernel, block) = (self.gate_up.get(ty), [THREADS, 1, 1]);
+            let launch = Launch { kernel, grid, block, shared_bytes: 0, args: &args };
+            // SAFETY: the arguments are the kernel's; tables and results are as large as it needs,
+            // and what the tables hold is the caller's promise.
+            unsafe { stream.launch(&launch)? };
+        }
+        Ok(())
+    }
+
+    /// A block of a grid takes a pair, and a grid has no more of them than `pairs_a_launch`: runs
+    /// of whole tokens' pairs.
+    fn launches(&self, n_pairs: usize, k: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        let most = (self.pairs_a_launch / k).max(1) * k;
+        (0..n_pairs).step_by(most).map(move |first| first..n_pairs.min(first + most))
     }
 
     /// `partial`, f32 [pairs, n_embd]: the granules that are there, added up in index order. A
@@ -181,20 +204,24 @@ impl Experts {
         assert!(chosen.granules.holds::<u64>(n_pairs * n_granules));
         assert!(chosen.experts.holds::<u32>(n_pairs));
         assert!(partial.holds::<f32>(n_pairs * shape.n_embd));
-        if n_pairs == 0 {
-            return Ok(());
-        }
         let lanes = lanes_a_row(shape.down, shape.granule_rows);
-        let args = Args::new().slice(chosen.granules).size(n_granules).size(shape.granule_rows);
-        let args = args.size(shape.n_ff).size(shape.n_embd).u64(shape.down_at as u64).u32(lanes);
-        let args = args.slice(inner.records).slice(chosen.experts);
-        let args = args.optional(biases.map(|b| b.down)).slice(partial);
-        let grid = [(shape.n_embd as u32).div_ceil(THREADS / lanes), n_pairs as u32, 1];
-        let (kernel, block) = (self.down.get(shape.down), [THREADS, 1, 1]);
-        let launch = Launch { kernel, grid, block, shared_bytes: 0, args: &args };
-        // SAFETY: the arguments are the kernel's; tables and results are as large as it needs, and
-        // what the tables hold is the caller's promise.
-        unsafe { stream.launch(&launch) }
+        for pairs in self.launches(n_pairs, shape.k) {
+            let grid = [(shape.n_embd as u32).div_ceil(THREADS / lanes), pairs.len() as u32, 1];
+            let bytes = 4 * shape.n_embd * pairs.start..4 * shape.n_embd * pairs.end;
+            let (inner, partial) = (inner.token_range(pairs.clone()), partial.slice(bytes));
+            let chosen = chosen.range(pairs, n_granules);
+            let args = Args::new().slice(chosen.granules).size(n_granules);
+            let args = args.size(shape.granule_rows).size(shape.n_ff).size(shape.n_embd);
+            let args = args.u64(shape.down_at as u64).u32(lanes);
+            let args = args.slice(inner.records).slice(chosen.experts);
+            let args = args.optional(biases.map(|b| b.down)).slice(partial);
+            let (kernel, block) = (self.down.get(shape.down), [THREADS, 1, 1]);
+            let launch = Launch { kernel, grid, block, shared_bytes: 0, args: &args };
+            // SAFETY: the arguments are the kernel's; tables and results are as large as it needs,
+            // and what the tables hold is the caller's promise.
+            unsafe { stream.launch(&launch)? };
+        }
+        Ok(())
     }
 
     /// `y[t] += Σ_rank weights[t, rank] · partial[pair]`, in rank order. `pairs`, u32 [tokens, k],

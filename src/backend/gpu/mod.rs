@@ -87,6 +87,9 @@ pub struct GraphId(pub(in crate::backend) u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Kernel(pub(in crate::backend) u64);
 
+/// Blocks of a grid along y or z, its smallest limit.
+const GRID_MAX: usize = 65_535;
+
 #[derive(Clone, Copy)]
 pub struct Launch<'a> {
     pub kernel: Kernel,
