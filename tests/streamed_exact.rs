@@ -232,6 +232,36 @@ fn any_way_gives_the_same_bits() {
     assert!(seen.prefetch_used_bytes > 0 && seen.prefetch_wasted_bytes > 0, "{seen:?}");
 }
 
+/// A prompt uses most experts of a layer, so the next layer's are read while this one is computed.
+#[test]
+fn a_prompt_foresees_its_next_layer() {
+    let dir = tempfile::tempdir().unwrap();
+    for model in both(wide(dir.path()), 60) {
+        for (share, io) in [(0.0, IoKind::Pread), (0.3, uring()), (0.6, IoKind::Pread)] {
+            let options = EngineOptions {
+                n_threads: Some(2),
+                ram: budget(&model.path, share),
+                policy: "on-demand".parse().unwrap(),
+                io,
+                // Whatever was foreseen has landed when its layer comes.
+                lockstep: true,
+                ..EngineOptions::default()
+            };
+            let engine = load(&model.path, &options);
+            let answer = ask(&engine, &model.tokens, usize::MAX).unwrap();
+            assert!(answer == model.expected, "{share}: another answer");
+            expect_rest(&engine);
+            let counters = engine.expert_counters().unwrap();
+            assert!(counters.prefetch_used_bytes > 0, "{share}: {counters:?}");
+            // Each expert is used once, whoever asked for it.
+            let used = counters.prefetch_used_bytes + counters.demand_bytes;
+            let unused = counters.prefetch_wasted_bytes + counters.prefetch_pending_bytes;
+            assert_eq!(used + unused, counters.read_bytes, "{share}");
+            assert!(counters.prefetch_wasted_bytes < counters.prefetch_used_bytes, "{share}");
+        }
+    }
+}
+
 /// What continuing a text costs, once the cache is warm; with a prompt in between or without.
 fn continuation(path: &Path, way: &Way, prompt: Option<usize>) -> (Counters, Vec<u32>) {
     let engine = engine(path, way);

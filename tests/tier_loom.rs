@@ -272,6 +272,23 @@ fn a_prefetch_in_the_way_of_demand_leaves() {
 }
 
 #[test]
+fn a_prompt_takes_what_it_foresaw() {
+    check("foreseen, wanted and not", 2, || {
+        let world = World::new(1, 2, 1, false);
+        let link = world.link(0);
+        let other = world.clone();
+        let decode = thread::spawn(move || other.decode(&[0], 1));
+        world.tier.foresee(Some(0), &|expert| expert != 1);
+        let mut work = world.acquire(&[1, 2], Access::Prompt);
+        assert_eq!(world.compute(&mut work), Ok(2));
+        world.tier.release(&mut work);
+        decode.join().unwrap();
+        world.tier.foresee(None, &|_| false);
+        world.end([link]);
+    });
+}
+
+#[test]
 fn a_prefetch_is_read_without_being_asked_for() {
     check("prefetch alone", 3, || {
         let world = World::new(1, 2, 1, false);

@@ -33,6 +33,13 @@ use std::sync::Arc;
 use crate::Result;
 use crate::policy::{Event, Profile};
 
+/// Whether a prompt whose tokens chose `n_chosen` of a layer's experts foresees the next layer
+/// (`ExpertStore::foresee`). The same tokens spread over about as many of its neighbour's, so of
+/// what is brought no more than a quarter is in vain, and that while the link would have been idle.
+pub fn tells_of_next(n_chosen: usize, n_experts: usize) -> bool {
+    4 * n_chosen >= 3 * n_experts
+}
+
 /// A run of intermediate rows of one expert that is in memory, and where.
 #[derive(Clone, Debug)]
 pub struct ReadyGranule<'a> {

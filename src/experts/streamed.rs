@@ -30,8 +30,8 @@ pub struct StreamOptions {
     pub k: usize,
     /// What policies have learned of the model before.
     pub profile: Profile,
-    /// Whether a layer waits for everything that was predicted before it to land: hits then do not
-    /// depend on time, for tests.
+    /// Whether a layer waits for everything that was predicted or foreseen before it to land: hits
+    /// then do not depend on time, for tests.
     pub lockstep: bool,
     /// Makes reads fail and wait, for tests.
     pub faults: Option<Arc<dyn Faults>>,
@@ -280,6 +280,10 @@ impl ExpertStore for Streamed {
     }
 
     fn acquire(&self, layer: usize, experts: &[u32], access: Access, work: &mut Work) {
+        if self.lockstep && access == Access::Prompt {
+            // What was foreseen of the layer is there.
+            self.wait_for_link();
+        }
         work.start(self.owner(), layer, experts, access);
         self.tier().acquire(work);
         self.moving.wake_link();
@@ -326,9 +330,7 @@ impl ExpertStore for Streamed {
     }
 
     fn foresee(&self, layer: Option<usize>) {
-        let n_experts = |l: usize| self.moving.core.plan.layers[l].n_experts as u32;
-        let experts: Vec<u32> = layer.map_or(Vec::new(), |l| (0..n_experts(l)).collect());
-        self.tier().foresee(layer.map(|l| (l, &experts[..])));
+        self.tier().foresee(layer, &|_| true);
         self.moving.wake_link();
     }
 

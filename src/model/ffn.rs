@@ -10,15 +10,10 @@ use crate::backend::cpu::Cpu;
 use crate::backend::cpu::acts::Kinds;
 use crate::backend::cpu::expert::{Demand, ExpertBuffers, GranuleMats};
 use crate::backend::cpu::router::{Choice, Score};
-use crate::experts::{Access, ExpertStore, Resident, Work};
+use crate::experts::{Access, ExpertStore, Resident, Work, tells_of_next};
 use crate::policy::Phase;
 use crate::simd::MatRef;
 use std::time::Instant;
-
-/// The part of a layer's experts that a prompt's tokens must choose for the next layer's to be
-/// brought before they are chosen. Tokens spread alike over the experts of neighbouring layers, so
-/// no more than one read in four is in vain, and that in time the link would have been idle.
-const MOST: f64 = 0.75;
 
 /// What the feed-forward part needs for itself.
 #[derive(Default)]
@@ -136,13 +131,13 @@ impl Model {
         Ok(())
     }
 
-    /// The tokens of a prompt have chosen `n_chosen` of layer `l`'s experts: where these are most
-    /// of them, so will be those of the next layer, which are brought meanwhile.
+    /// The tokens of a prompt have chosen `n_chosen` of layer `l`'s experts. Where these are most
+    /// of them, so will be the next layer's, which are brought meanwhile.
     pub(super) fn foresee_after(&self, l: usize, n_chosen: usize) {
         let n_experts = self.hyper.routing.n_experts;
         let mut behind = l + 1..self.weights.layers.len();
         let next = behind.find(|l| self.weights.routed[*l].is_some());
-        self.foresee(next.filter(|_| n_chosen as f64 >= MOST * n_experts as f64));
+        self.foresee(next.filter(|_| tells_of_next(n_chosen, n_experts)));
     }
 
     /// The layer that a prompt comes to next and will want most experts of, if that is known.

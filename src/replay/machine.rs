@@ -94,7 +94,17 @@ impl Machine {
     }
 
     pub fn acquire(&mut self, work: &mut Work) {
+        if self.mode == Mode::Lockstep {
+            // What was foreseen of the layer is there.
+            self.complete_all();
+        }
         self.state.acquire(work);
+        self.start_reads();
+    }
+
+    /// The layer that a prompt will want most of next, if any.
+    pub fn foresee(&mut self, layer: Option<usize>) {
+        self.state.foresee(layer, &|_| true);
         self.start_reads();
     }
 

@@ -8,7 +8,7 @@ use super::options::{Caching, SimOptions, Tiers};
 use super::report::{Iteration, Report};
 use super::routing::{Pass, Routing};
 use crate::Result;
-use crate::experts::{Access, Counters, State, Work};
+use crate::experts::{Access, Counters, State, Work, tells_of_next};
 use crate::policy::{Ahead, Event, Phase, Policy, PromptRouted, Routed, Shape, Timing};
 
 /// Replays all requests.
@@ -159,6 +159,9 @@ impl<'a> Run<'a> {
         };
         self.work.start(OWNER, layer, &self.buffers.demand, access);
         self.machine.acquire(&mut self.work);
+        if pass.phase() == Phase::Prompt {
+            self.foresee_after(layer);
+        }
         // shared expert
         self.machine.compute(self.costs.shared.of(pass.tokens.len()));
         self.publish(pass, layer);
@@ -170,6 +173,14 @@ impl<'a> Run<'a> {
             self.timing.experts_ns += self.machine.now() - start;
         }
         self.machine.release(&mut self.work);
+    }
+
+    /// As `Model::foresee_after`.
+    fn foresee_after(&mut self, layer: usize) {
+        let n_experts = self.routing.n_experts();
+        let next = (layer + 1..n_experts.len()).find(|l| n_experts[*l] > 0);
+        let tells = tells_of_next(self.buffers.demand.len(), n_experts[layer]);
+        self.machine.foresee(next.filter(|_| tells));
     }
 
     /// What the granules that are handed out take together: one launch, and of each its part of

@@ -198,9 +198,9 @@ impl Tier {
     }
 
     /// What a prompt will want next; see `State::foresee`.
-    pub fn foresee(&self, next: Option<(usize, &[u32])>) {
+    pub fn foresee(&self, layer: Option<usize>, is_wanted: &dyn Fn(u32) -> bool) {
         let mut shared = self.lock();
-        shared.state.foresee(next);
+        shared.state.foresee(layer, is_wanted);
         self.unlock(shared);
     }
 

@@ -19,6 +19,10 @@ use crate::policy::{Event, Expert, LayerShare, Prediction, Profile, Routed, Shap
 
 #[path = "above_tests.rs"]
 mod above;
+#[path = "foreseen_tests.rs"]
+mod foreseen;
+#[path = "share_tests.rs"]
+mod share;
 
 const PIECE_BYTES: usize = 4096;
 const GRANULES: usize = 3;
@@ -201,6 +205,12 @@ impl World {
         self.state.set_shares(&dense.chain(shares).collect::<Vec<_>>());
     }
 
+    fn foresee(&mut self, layer: Option<usize>) {
+        let before = self.working();
+        self.state.foresee(layer, &|_| true);
+        assert!(before.is_subset(&self.working()), "what is foreseen evicts working granules");
+    }
+
     fn load_all(&mut self) {
         self.start_reads();
         while !self.in_flight.is_empty() {
@@ -309,6 +319,7 @@ impl World {
             assert!(idle_steps < 2, "all wait for nothing");
         }
         self.load_all();
+        self.foresee(None);
         // Works have ended beside what is frozen.
         while let Some(layer) = self.frozen.keys().next() {
             self.thaw(*layer, &[]);
@@ -343,6 +354,9 @@ enum Op {
     Admit {
         layer: usize,
         experts: Vec<u32>,
+    },
+    Foresee {
+        layer: Option<usize>,
     },
     Freeze {
         layer: usize,
@@ -389,6 +403,7 @@ fn op() -> impl Strategy<Value = Op> {
             .prop_map(|shares| Op::Share { shares }),
         1 => (MOE_LAYERS, proptest::collection::vec(0..6u32, 0..4))
             .prop_map(|(layer, experts)| Op::Admit { layer, experts }),
+        2 => proptest::option::weighted(0.8, MOE_LAYERS).prop_map(|layer| Op::Foresee { layer }),
         2 => MOE_LAYERS.prop_map(|layer| Op::Freeze { layer }),
         1 => (MOE_LAYERS, proptest::collection::vec(0..6u32, 0..4))
             .prop_map(|(layer, used)| Op::Thaw { layer, used }),
@@ -415,6 +430,7 @@ fn run(world: &mut World, ops: Vec<Op>) {
             Op::Release { work } => world.release(work),
             Op::Prefetch { predictions, age } => world.predict_late(&predictions, age),
             Op::Share { shares } => world.share(&shares),
+            Op::Foresee { layer } => world.foresee(layer),
             Op::Admit { layer, experts } => world.state.admit(layer, &experts),
             Op::Freeze { layer } if !world.frozen.contains_key(&layer) => world.freeze(layer),
             Op::Thaw { layer, used } if world.frozen.contains_key(&layer) => {
@@ -432,6 +448,8 @@ fn run(world: &mut World, ops: Vec<Op>) {
         for entry in world.state.entries() {
             assert_eq!(world.told.has(entry.id), entry.is_whole(), "{:?}", entry.id);
         }
+        let n_short = world.works.iter().filter(|work| work.is_short).count();
+        assert_eq!(world.state.n_short(), n_short);
     }
 }
 
@@ -756,44 +774,4 @@ fn what_is_predicted_of_a_layer_that_has_gone_by_is_not_brought() {
     world.state.prefetch(&[foresee(1, 4, 0.9), foresee(3, 4, 0.5)], step);
     world.load_all();
     assert_eq!((world.resident(1, 4), world.resident(3, 4)), (0, 3));
-}
-
-#[test]
-fn a_split_expert_keeps_its_top_and_brings_its_bottom() {
-    let mut world = World::new(plan([12, 8], GRANULES), true, "predictor=none,eviction=lru", 1);
-    world.share(&[(8, 2), (5, 1), (1, 1)]);
-    for expert in 0..5 {
-        decode(&mut world, 1, &[expert]);
-    }
-    // Eight slots hold four tops; transit has room for three bottoms.
-    let resident = |world: &World| (0..5).map(|e| world.resident(1, e)).collect::<Vec<_>>();
-    assert_eq!(resident(&world), [0, 2, 3, 3, 3]);
-    let before = world.state.counters();
-    decode(&mut world, 1, &[1]);
-    let since = world.state.counters().since(&before);
-    assert_eq!((since.hits_partial, since.misses), (1, 0));
-    // One granule of two reads, and two reads of rows.
-    assert_eq!(since.demand_bytes, 4 * PIECE_BYTES as u64);
-    // Another layer fills its own share and takes nothing of this one's.
-    for expert in 0..6 {
-        decode(&mut world, 3, &[expert]);
-    }
-    assert!((1..5).all(|e| world.resident(1, e) >= 2));
-    // The last use, one granule of it for good.
-    assert_eq!((0..6).map(|e| world.resident(3, e)).sum::<usize>(), 3);
-}
-
-#[test]
-fn smaller_shares_take_effect_when_room_is_needed() {
-    let mut world = World::new(plan([15, 8], GRANULES), true, "predictor=none,eviction=lru", 1);
-    for expert in 0..4 {
-        decode(&mut world, 1, &[expert]);
-    }
-    world.share(&[(4, 1), (8, 2), (8, 2)]);
-    assert_eq!((0..4).map(|e| world.resident(1, e)).sum::<usize>(), 12);
-    for expert in 0..4 {
-        decode(&mut world, 3, &[expert]);
-    }
-    // The bottoms of the first layer's experts went, and none of their tops.
-    assert_eq!((0..4).map(|e| world.resident(1, e)).collect::<Vec<_>>(), [1, 1, 1, 1]);
 }

@@ -19,6 +19,18 @@ impl State {
         self.table.entries()
     }
 
+    /// Whether a load has not been given up.
+    #[cfg(test)]
+    pub fn is_bringing(&self, load: super::LoadId) -> bool {
+        !self.loads[load as usize].stopped
+    }
+
+    /// Works of which a demand waits for room.
+    #[cfg(test)]
+    pub fn n_short(&self) -> usize {
+        self.n_short
+    }
+
     /// Granules held in a role.
     #[cfg(test)]
     pub fn held(&self, role: Role) -> usize {

@@ -19,18 +19,18 @@ pub(super) struct Foreseen {
 }
 
 impl State {
-    /// These experts of a layer are what the prompt that is being computed will want next; `None`:
-    /// nothing that could be told. This replaces what was told before.
-    pub fn foresee(&mut self, next: Option<(usize, &[u32])>) {
+    /// The prompt that is being computed will want a layer's experts next, those that `is_wanted`
+    /// says; `None`: nothing that could be told. This replaces what was told before.
+    pub fn foresee(&mut self, layer: Option<usize>, is_wanted: &dyn Fn(u32) -> bool) {
         if let Some(layer) = self.foreseen.layer.take() {
             self.foreseen.left.clear();
             self.drop_unused(layer as usize);
         }
-        if let Some((layer, experts)) = next {
+        if let Some(layer) = layer {
             self.foreseen.layer = Some(layer as u32);
-            let indices = experts.iter().rev().map(|expert| self.index(layer, *expert));
-            let left = indices.collect();
-            self.foreseen.left = left;
+            let all = self.experts_of(layer).rev();
+            let wanted = all.filter(|e| is_wanted(self.table.get(*e).id.expert));
+            self.foreseen.left.extend(wanted);
             self.bring_foreseen();
         }
     }
@@ -67,7 +67,7 @@ impl State {
     /// was so in vain.
     pub(super) fn meet(&mut self, layer: usize) {
         if self.foreseen.layer == Some(layer as u32) {
-            self.foresee(None);
+            self.foresee(None, &|_| false);
         }
         self.drop_stale_prefetches(layer);
     }

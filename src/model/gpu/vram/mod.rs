@@ -295,10 +295,9 @@ impl Vram {
     /// As of `ExpertStore`. The link takes what it brings out of RAM itself: in the tier below it
     /// is demand, for an expert at a time, and nothing there need foresee it too.
     pub fn foresee(&self, layer: Option<usize>) {
-        let n_experts = |l: usize| self.layer(l).experts.n_experts as u32;
-        let all: Vec<u32> = layer.map_or(Vec::new(), |l| (0..n_experts(l)).collect());
-        let own = layer.map(|l| (l, self.own(l, &all)));
-        self.core.tier.foresee(own.as_ref().map(|(l, experts)| (*l, &**experts)));
+        let own = self.core.own.as_ref().zip(layer);
+        let is_own = |expert| own.is_none_or(|(own, l)| own.has(l, expert));
+        self.core.tier.foresee(layer, &is_own);
     }
 
     fn note_handed(&self, work: &Work, end: Option<&Fence>) {
