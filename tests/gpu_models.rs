@@ -144,6 +144,28 @@ fn same_bits(name: &str, ty: &str) {
     check("layers on the CPU", EngineOptions { gpu_layers: Some(2), ..on_device(4, "") });
 }
 
+/// A prompt uses most experts of a layer, so the next layer's come while this one is computed.
+#[test]
+fn prompts_foresee_their_next_layer_and_keep_their_bits() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["qwen3moe", "gpt_oss"] {
+        let path = convert_golden(name, "q8_0", dir.path());
+        if !is_there(&path) {
+            return;
+        }
+        let expected = bits(&answer(&load(&path, &on_device(0, "100%"))));
+        for (i, vram) in ["25%", "40%", "70%"].into_iter().enumerate() {
+            // Nothing is predicted, and whatever was foreseen has landed when its layer comes.
+            let policy = "on-demand".parse().unwrap();
+            let options = EngineOptions { policy, lockstep: true, ..on_device(i as u64, vram) };
+            let engine = load(&path, &options);
+            assert!(bits(&answer(&engine)) == expected, "{name} with {vram}");
+            let counters = engine.expert_counters().unwrap();
+            assert!(counters.prefetch_used_bytes > 0, "{name} with {vram}: {counters:?}");
+        }
+    }
+}
+
 #[test]
 fn bits_do_not_depend_on_budget_share_order_or_place() {
     same_bits("qwen3moe", "q8_0");

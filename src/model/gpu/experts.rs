@@ -9,6 +9,7 @@ use super::room::{ExpertPlaces, Room};
 use super::vram::GranuleLayout;
 use super::weights::GpuWeights;
 use crate::Result;
+use crate::backend::gpu::acts::DeviceActs;
 use crate::backend::gpu::expert::{Chosen, DeviceBiases, ExpertShape as DeviceShape};
 use crate::backend::gpu::matmul::Groups;
 use crate::backend::gpu::matvec::MAX_TOKENS;
@@ -43,16 +44,23 @@ pub fn device_shape(layout: &GranuleLayout, expert: &ExpertShape, k: usize) -> D
 /// What is added to an expert's products.
 pub struct Biases<'a> {
     all: DeviceBiases<'a>,
-    gate: Vec<DeviceSlice<'a>>,
-    up: Vec<DeviceSlice<'a>>,
+    weights: &'a GpuWeights,
+    granules: &'a GpuBiases,
 }
 
 impl<'a> Biases<'a> {
-    pub fn new(weights: &'a GpuWeights, b: &GpuBiases) -> Biases<'a> {
+    pub fn new(weights: &'a GpuWeights, b: &'a GpuBiases) -> Biases<'a> {
         let gate = b.gate.as_ref().map(|gate| weights.vector(gate));
         let all = DeviceBiases { gate, up: weights.vector(&b.up), down: weights.vector(&b.down) };
-        let granules = |of: &[_]| of.iter().map(|g| weights.vector(g)).collect();
-        Biases { all, gate: granules(&b.gate_granules), up: granules(&b.up_granules) }
+        Biases { all, weights, granules: b }
+    }
+
+    fn up(&self, granule: usize) -> Option<DeviceSlice<'a>> {
+        self.granules.up_granules.get(granule).map(|up| self.weights.vector(up))
+    }
+
+    fn gate(&self, granule: usize) -> Option<DeviceSlice<'a>> {
+        self.granules.gate_granules.get(granule).map(|gate| self.weights.vector(gate))
     }
 }
 
@@ -86,6 +94,8 @@ pub struct Grouped<'a> {
     /// u32 [items]
     pub experts: DeviceSlice<'a>,
     pub max_pairs: usize,
+    /// A run of pairs that has those of all items whose granules are to be computed now.
+    pub pairs: Range<usize>,
 }
 
 impl<'a> Pass<'a> {
@@ -116,20 +126,24 @@ impl<'a> Site<'a> {
         let x = |ty| acts.view(ty);
         // SAFETY: the caller's promise, passed on.
         unsafe { experts.gate_up(stream, shape, few.chosen, biases, x, inner)? };
-        let inner = self.inner_acts(shape, n_pairs, inner)?.view(shape.down);
+        let inner = self.inner_acts(shape, (n_pairs, 0..n_pairs), inner)?;
         let partial = self.partial(shape, n_pairs);
         // SAFETY: as above.
         unsafe { experts.down(stream, shape, few.chosen, biases, inner, partial) }
     }
 
+    /// What down reads of all pairs, made anew of `inner` for those of `pairs`.
     fn inner_acts(
         &self,
         shape: &DeviceShape,
-        n_pairs: usize,
+        (n_pairs, pairs): (usize, Range<usize>),
         inner: DeviceSlice,
-    ) -> Result<GpuActs<'a>> {
+    ) -> Result<DeviceActs<'a>> {
         let (room, size) = (self.room.slice(&self.places.inner_acts), (n_pairs, shape.n_ff));
-        GpuActs::fill(self.ops, self.stream, [shape.down], size, inner, room)
+        let acts = GpuActs::at([shape.down], size, room).view(shape.down);
+        let rows = inner_rows(shape, inner, &pairs);
+        self.ops.quantize.store(self.stream, rows, shape.n_ff, acts.token_range(pairs))?;
+        Ok(acts)
     }
 
     /// Where granules land one after the other, what has not yet been computed must be something:
@@ -159,18 +173,19 @@ impl<'a> Site<'a> {
         let [gate, up, inner] = [&f.gate, &f.up, &f.inner].map(|place| self.room.words(place, n));
         let gated = shape.activation.is_gated();
         for g in granules.clone() {
-            let up_bias = biases.and_then(|b| b.up.get(g).copied());
+            let up_bias = biases.and_then(|b| b.up(g));
             // SAFETY: the caller's promise, passed on.
             unsafe { self.rows_of(grouped, g, (shape.up, shape.up_at), up_bias, acts, up)? };
             if gated {
-                let bias = biases.and_then(|b| b.gate.get(g).copied());
+                let bias = biases.and_then(|b| b.gate(g));
                 // SAFETY: as above.
                 unsafe { self.rows_of(grouped, g, (shape.gate, shape.gate_at), bias, acts, gate)? };
             }
         }
-        let gate = gated.then_some(gate);
-        self.ops.activate.gated(self.stream, shape.activation, gate, up, inner)?;
-        let inner = self.inner_acts(shape, grouped.n_pairs, inner)?.view(shape.down);
+        let rows = |all| inner_rows(shape, all, &grouped.pairs);
+        let (gate, activated) = (gated.then(|| rows(gate)), rows(inner));
+        self.ops.activate.gated(self.stream, shape.activation, gate, rows(up), activated)?;
+        let inner = self.inner_acts(shape, (grouped.n_pairs, grouped.pairs.clone()), inner)?;
         let partial = self.partial(shape, grouped.n_pairs);
         for g in granules {
             let rows = rows_of(shape, g);
@@ -210,6 +225,15 @@ impl<'a> Site<'a> {
 fn rows_of(shape: &DeviceShape, g: usize) -> Range<usize> {
     let start = g * shape.granule_rows;
     start..shape.n_ff.min(start + shape.granule_rows)
+}
+
+/// Rows of f32 [pairs, n_ff].
+fn inner_rows<'a>(
+    shape: &DeviceShape,
+    all: DeviceSlice<'a>,
+    pairs: &Range<usize>,
+) -> DeviceSlice<'a> {
+    all.slice(4 * shape.n_ff * pairs.start..4 * shape.n_ff * pairs.end)
 }
 
 /// The matrices (type, rows, columns, where in a granule) of granule g of each item.

@@ -100,6 +100,7 @@ impl<'a> Pass<'a> {
                 tokens: None,
                 experts: zeros,
                 max_pairs: n,
+                pairs: 0..n,
             };
             // SAFETY: the table holds the addresses of this expert's granules, which stay where
             // they are; there is one item with all pairs, and its number is 0.

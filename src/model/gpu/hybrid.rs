@@ -185,6 +185,12 @@ impl<'a> Pass<'a> {
         let tiers = self.tiers(l);
         hybrid.divide(tiers, l);
         let is_grouped = is_grouped(&w.expert, self.n);
+        if is_grouped {
+            // In the order of the pairs, so that what lands together has pairs close together.
+            for portion in &mut hybrid.portions {
+                portion.experts.sort_unstable_by_key(|expert| hybrid.all.slot(*expert));
+            }
+        }
         let n_pairs = if is_grouped { hybrid.all.n_pairs() } else { self.n * routing.k };
         let call = self.call(l, (is_grouped, n_pairs), access, tiers);
         if is_grouped {
@@ -313,6 +319,8 @@ impl<'a> Pass<'a> {
         }
         if !hybrid.cpu.is_empty() {
             self.cpu_experts(&mut seats[0], hybrid, (cpu, b), call)?;
+        } else {
+            self.foresee_after(call, &hybrid.all);
         }
         // Each in turn: while one is waited for, the others' links and kernels go on.
         while hybrid.portions.iter().any(|portion| portion.left > 0) {
@@ -338,6 +346,13 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
+    /// Once everything of this layer is demanded.
+    fn foresee_after(&self, call: &Call, all: &Demand) {
+        if call.access == Access::Prompt {
+            self.model.foresee_after(call.l, all.experts.len());
+        }
+    }
+
     /// The CPU's experts, whose sums then go up.
     fn cpu_experts(
         &self,
@@ -358,6 +373,7 @@ impl<'a> Pass<'a> {
         b.acts.fill(cpu, Kinds::of(shape.inputs()), self.n, shape.n_embd, &b.h);
         f.expert.begin(demand.n_pairs(), shape.n_ff, shape.n_embd, Kinds::of([shape.down]));
         store.acquire(call.l, &demand.experts, call.access, &mut f.work);
+        self.foresee_after(call, &hybrid.all);
         let computed = loop {
             match store.next_ready(&mut f.work) {
                 Ok(true) => {

@@ -59,26 +59,26 @@ impl Seat<'_> {
         granules: Range<usize>,
     ) -> Result<()> {
         let Pairs { demand, shape, n_pairs, .. } = pairs;
-        let (site, places) = (self.site, self.site.places);
+        let (site, places, n_items) = (self.site, self.site.places, demand.experts.len());
         let bytes = words(table, u64::to_le_bytes);
-        let table = site.room.slice(&places.granules).slice(0..bytes.len());
-        self.staging.upload(site.stream, table, &bytes)?;
+        let matrices = site.room.slice(&places.granules).slice(0..bytes.len());
+        self.staging.upload(site.stream, matrices, &bytes)?;
         if !pairs.is_grouped {
-            let chosen = Chosen { n_pairs, granules: table, experts: self.chosen };
+            let chosen = Chosen { n_pairs, granules: matrices, experts: self.chosen };
             let few = Few { shape, chosen };
             // SAFETY: the caller's promise, passed on.
             return unsafe { site.few(&few, self.biases.as_ref(), &self.acts) };
         }
-        let n_items = demand.experts.len();
         let grouped = Grouped {
             shape,
             n_items,
             n_pairs,
-            matrices: table,
+            matrices,
             starts: site.room.words(&places.starts, n_items + 1),
             tokens: Some(site.room.words(&places.tokens, n_pairs)),
             experts: site.room.words(&places.experts, n_items),
             max_pairs: (0..n_items).map(|item| demand.pairs(item).len()).max().unwrap_or(0),
+            pairs: spanned(demand, table),
         };
         // SAFETY: the caller's promise, passed on; the tables are the demand's.
         unsafe { site.grouped(&grouped, self.biases.as_ref(), &self.acts, granules) }
@@ -98,5 +98,17 @@ impl Seat<'_> {
         let piece = |run: &Range<usize>| (partial.slice(bytes(run)), to.slice(bytes(run)));
         let pieces: Vec<_> = runs.iter().map(piece).collect();
         back.carry(self.site.stream, first, &pieces)
+    }
+}
+
+/// The run of pairs from the first to the last item that `table`, [granules, items], has a granule
+/// of. A round's activations go by it: one launch, of little more than the round's own pairs, where
+/// a launch for each expert would cost more than it spares.
+fn spanned(demand: &Demand, table: &[u64]) -> Range<usize> {
+    let here = table.iter().enumerate().filter(|(_, address)| **address != 0);
+    let items = || here.clone().map(|(at, _)| at % demand.experts.len());
+    match (items().min(), items().max()) {
+        (Some(first), Some(last)) => demand.pairs(first).start..demand.pairs(last).end,
+        _ => 0..0,
     }
 }
