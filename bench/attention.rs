@@ -79,7 +79,9 @@ fn main() {
     println!("| heads | tokens | positions | f16 | q8_0 |");
     println!("|---|---|---|---|---|");
     for heads in &HEADS {
-        for (tokens, n_ctx) in [(1, 512), (1, 16384), (32, 512), (512, 512), (64, 8192)] {
+        for (tokens, n_ctx) in
+            [(1, 512), (1, 16384), (32, 512), (512, 512), (512, 2048), (64, 8192)]
+        {
             let [f16, q8_0] = measure(&cpu, heads, tokens, n_ctx);
             println!("| {} | {tokens} | {n_ctx} | {f16:.1} | {q8_0:.1} |", heads.name);
         }

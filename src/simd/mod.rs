@@ -93,6 +93,8 @@ pub struct Kernels {
     softmax: unsafe fn(&mut [f32]),
     add: unsafe fn(&mut [f32], &[f32]),
     axpy: unsafe fn(&mut [f32], f32, &[f32]),
+    scale: unsafe fn(&mut [f32], f32),
+    blend: unsafe fn(&mut [f32], f32, &[f32], f32),
     dot_f32: unsafe fn(&[f32], &[f32]) -> f32,
     f32_to_f16: unsafe fn(&[f32], &mut [u16]),
     f16_to_f32: unsafe fn(&[u16], &mut [f32]),
@@ -239,6 +241,19 @@ impl Kernels {
         assert_eq!(acc.len(), x.len());
         // SAFETY: the vector unit exists or this table could not be had; sizes are checked.
         unsafe { (self.axpy)(acc, a, x) }
+    }
+
+    /// `x *= factor`.
+    pub fn scale(&self, x: &mut [f32], factor: f32) {
+        // SAFETY: the vector unit exists or this table could not be had.
+        unsafe { (self.scale)(x, factor) }
+    }
+
+    /// `acc = acc·a + x·b`, each product rounded.
+    pub fn blend(&self, acc: &mut [f32], a: f32, x: &[f32], b: f32) {
+        assert_eq!(acc.len(), x.len());
+        // SAFETY: the vector unit exists or this table could not be had; sizes are checked.
+        unsafe { (self.blend)(acc, a, x, b) }
     }
 
     /// The float dot product of "One arithmetic" (`quant`).

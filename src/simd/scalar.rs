@@ -21,6 +21,8 @@ pub(super) static KERNELS: Kernels = Kernels {
     softmax,
     add: |acc, x| acc.iter_mut().zip(x).for_each(|(acc, x)| *acc += x),
     axpy: |acc, a, x| acc.iter_mut().zip(x).for_each(|(acc, x)| *acc = a.mul_add(*x, *acc)),
+    scale: |x, factor| x.iter_mut().for_each(|x| *x *= factor),
+    blend: |acc, a, x, b| acc.iter_mut().zip(x).for_each(|(acc, x)| *acc = *acc * a + *x * b),
     dot_f32: |x, y| dot_float(x, y.iter().copied()),
     f32_to_f16: |x, out| {
         out.iter_mut().zip(x).for_each(|(o, x)| *o = f16::from_f32(*x).to_bits());

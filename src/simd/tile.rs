@@ -302,6 +302,21 @@ mod tests {
         }
     }
 
+    #[test]
+    fn rows_are_scaled_and_blended_alike() {
+        for (n, (scalar, other)) in (0..70).flat_map(|n| both().map(move |b| (n, b))) {
+            let [a, b] = [scalar, other].map(|kernels| {
+                let mut acc = wave(n, 0.7);
+                kernels.scale(&mut acc, 0.3);
+                kernels.blend(&mut acc, 1.7, &wave(n, 0.9), -0.6);
+                bits(&acc)
+            });
+            assert!(a == b, "{n} elements");
+            let one = |i| 0.3 * wave(n, 0.7)[i] * 1.7 + wave(n, 0.9)[i] * -0.6;
+            assert_eq!(a, bits(&(0..n).map(one).collect::<Vec<f32>>()));
+        }
+    }
+
     /// Every number of rows and positions up to two vectors, at strides that are no multiples.
     #[test]
     fn tiles_agree_to_the_bit() {

@@ -27,7 +27,7 @@
 //! # Two ways
 //!
 //! A unit of work is a block of queries that share a KV head: each tile of keys and values is
-//! converted and read once for [`ROWS`] of them. Where that makes fewer units than keep the
+//! converted and read once for [`ROWS`] of them or more. Where that makes fewer units than keep the
 //! threads busy (decode), a unit is one split of a block, in waves of a few splits a thread;
 //! partial results meet in a buffer whose size the threads decide, not the text.
 
@@ -51,6 +51,10 @@ const TILE: usize = 64;
 const SPLIT: usize = 512;
 /// Queries (tokens times heads) that read a tile together, if a token has no more.
 const ROWS: usize = 128;
+/// The same of rows of at most [`SHORT`] elements, if each thread gets [`MANY_UNITS`] and more.
+const MANY_ROWS: usize = 256;
+const SHORT: usize = 128;
+const MANY_UNITS: usize = 8;
 
 /// One attention call.
 #[derive(Clone, Copy, Debug)]
@@ -89,6 +93,8 @@ impl AttentionShape<'_> {
 struct Call<'a> {
     shape: AttentionShape<'a>,
     tokens: usize,
+    /// `ROWS` or `MANY_ROWS`
+    rows: usize,
     q: &'a [f32],
     k: Rows<'a>,
     v: Rows<'a>,
@@ -96,7 +102,7 @@ struct Call<'a> {
 
 impl<'a> Call<'a> {
     fn tokens_a_block(&self) -> usize {
-        (ROWS / self.shape.group()).clamp(1, self.tokens.max(1))
+        (self.rows / self.shape.group()).clamp(1, self.tokens.max(1))
     }
 
     fn units(&self) -> usize {
@@ -138,7 +144,10 @@ impl Cpu {
         if tokens == 0 {
             return;
         }
-        let call = Call { shape, tokens, q, k, v };
+        let mut call = Call { shape, tokens, rows: MANY_ROWS, q, k, v };
+        if k.dim > SHORT || call.units() < MANY_UNITS * self.n_threads() {
+            call.rows = ROWS;
+        }
         let seen = shape.seen(0).start..shape.seen(tokens - 1).end;
         let work = tokens * shape.n_head * seen.len() * (k.dim + v.dim);
         let out = SharedOut::new(out);

@@ -58,6 +58,8 @@ pub(super) const TABLE: Kernels = Kernels {
     softmax: ops::softmax,
     add: ops::add,
     axpy: ops::axpy,
+    scale: ops::scale,
+    blend: ops::blend,
     dot_f32: ops::dot_f32,
     f32_to_f16: ops::f32_to_f16,
     f16_to_f32: tile::f16_to_f32,

@@ -176,6 +176,20 @@ pub(super) unsafe fn axpy(acc: &mut [f32], a: f32, x: &[f32]) {
 }
 
 /// # Safety
+/// The processor has AVX2.
+#[target_feature(enable = "avx2")]
+pub(super) unsafe fn scale(x: &mut [f32], factor: f32) {
+    x.iter_mut().for_each(|x| *x *= factor);
+}
+
+/// # Safety
+/// The processor has AVX2; the slices are of one length.
+#[target_feature(enable = "avx2")]
+pub(super) unsafe fn blend(acc: &mut [f32], a: f32, x: &[f32], b: f32) {
+    acc.iter_mut().zip(x).for_each(|(acc, x)| *acc = *acc * a + *x * b);
+}
+
+/// # Safety
 /// The processor has AVX2, FMA and F16C; the slices are of one length.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn dot_f32(x: &[f32], y: &[f32]) -> f32 {

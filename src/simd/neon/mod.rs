@@ -5,8 +5,8 @@
 //! - `neon`: without: Cortex-A53 and A72 (Raspberry Pi 3 and 4, Graviton1) and the like.
 //!
 //! All formats and all loops of [`Kernels`] are here, none falls back to the scalar version.
-//! `bf16_to_f32`, `add` and `axpy` are plain loops that the compiler vectorises, since NEON is
-//! always enabled.
+//! `bf16_to_f32`, `add`, `axpy`, `scale` and `blend` are plain loops that the compiler vectorises,
+//! since NEON is always enabled.
 //!
 //! | files | what |
 //! |---|---|
@@ -66,6 +66,8 @@ const fn table(name: &'static str, matmul: Matmul) -> Kernels {
         softmax: ops::softmax,
         add: ops::add,
         axpy: ops::axpy,
+        scale: ops::scale,
+        blend: ops::blend,
         dot_f32: ops::dot_f32,
         f32_to_f16: ops::f32_to_f16,
         f16_to_f32: tile::f16_to_f32,

@@ -158,6 +158,18 @@ pub(super) fn axpy(acc: &mut [f32], a: f32, x: &[f32]) {
     acc.iter_mut().zip(x).for_each(|(acc, x)| *acc = a.mul_add(*x, *acc));
 }
 
+/// One product an element, likewise.
+#[target_feature(enable = "neon")]
+pub(super) fn scale(x: &mut [f32], factor: f32) {
+    x.iter_mut().for_each(|x| *x *= factor);
+}
+
+/// Two products and a sum, likewise.
+#[target_feature(enable = "neon")]
+pub(super) fn blend(acc: &mut [f32], a: f32, x: &[f32], b: f32) {
+    acc.iter_mut().zip(x).for_each(|(acc, x)| *acc = *acc * a + *x * b);
+}
+
 /// # Safety
 /// The slices are of one length.
 #[target_feature(enable = "neon")]

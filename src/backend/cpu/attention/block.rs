@@ -226,7 +226,7 @@ impl Block<'_> {
                 *max = step.max;
                 *sum = *sum * step.factor + step.sum;
                 if step.factor != 1.0 {
-                    acc.iter_mut().for_each(|acc| *acc *= step.factor);
+                    kernels.scale(acc, step.factor);
                 }
             }
         }
@@ -290,7 +290,7 @@ impl Block<'_> {
             let [a, b] = factors;
             *max_total = larger;
             *sum_total = *sum_total * a + *sum * b;
-            acc_total.iter_mut().zip(acc).for_each(|(total, acc)| *total = *total * a + *acc * b);
+            kernels.blend(acc_total, a, acc, b);
         }
     }
 

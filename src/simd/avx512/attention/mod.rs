@@ -28,6 +28,14 @@ fn trees(v: [__m512; 8], op: impl Fn(__m512, __m512) -> __m512) -> __m512 {
         let low = _mm512_shuffle_f32x4::<0b10_00_10_00>(a, b);
         op(low, _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b))
     };
+    in_fours([fours(v[0], v[4]), fours(v[1], v[5]), fours(v[2], v[6]), fours(v[3], v[7])], op)
+}
+
+/// The rest of the tree in each four lanes of four vectors: those of the first four lanes, vector by
+/// vector, then those of the next.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn in_fours(v: [__m512; 4], op: impl Fn(__m512, __m512) -> __m512) -> __m512 {
     let twos = |a, b| {
         let low = _mm512_shuffle_ps::<0b01_00_01_00>(a, b);
         op(low, _mm512_shuffle_ps::<0b11_10_11_10>(a, b))
@@ -36,6 +44,5 @@ fn trees(v: [__m512; 8], op: impl Fn(__m512, __m512) -> __m512) -> __m512 {
         let even = _mm512_shuffle_ps::<0b10_00_10_00>(a, b);
         op(even, _mm512_shuffle_ps::<0b11_01_11_01>(a, b))
     };
-    let low = twos(fours(v[0], v[4]), fours(v[1], v[5]));
-    ones(low, twos(fours(v[2], v[6]), fours(v[3], v[7])))
+    ones(twos(v[0], v[1]), twos(v[2], v[3]))
 }
