@@ -276,21 +276,29 @@ impl Block<'_> {
     ) {
         let n = self.call.record();
         let split = split * SPLIT..(split + 1) * SPLIT;
-        let pairs = records.chunks_exact_mut(n).zip(totals.chunks_exact_mut(n));
-        for (row, (record, total)) in rows.zip(pairs) {
-            let token = self.tokens.start + row / self.group();
-            if common(&self.call.shape.seen(token), &split).is_empty() {
-                continue;
+        let mut factors = [[0f32; 2]; STEPS];
+        let chunks = records.chunks_mut(STEPS * n).zip(totals.chunks_mut(STEPS * n));
+        for (first, (records, totals)) in rows.step_by(STEPS).zip(chunks) {
+            let factors = &mut factors[..records.len() / n];
+            let pairs = records.chunks_exact_mut(n).zip(totals.chunks_exact_mut(n));
+            for ((record, total), factors) in pairs.zip(&mut *factors) {
+                let (max, max_total) = (*parts(record).1, parts(total).1);
+                let larger = if max > *max_total { max } else { *max_total };
+                *factors = [*max_total, max].map(|x| x - shift(larger));
+                *max_total = larger;
             }
-            let (acc, max, sum) = parts(record);
-            let (acc_total, max_total, sum_total) = parts(total);
-            let larger = if *max > *max_total { *max } else { *max_total };
-            let mut factors = [*max_total - shift(larger), *max - shift(larger)];
-            kernels.exp(&mut factors);
-            let [a, b] = factors;
-            *max_total = larger;
-            *sum_total = *sum_total * a + *sum * b;
-            kernels.blend(acc_total, a, acc, b);
+            kernels.exp(factors.as_flattened_mut());
+            let pairs = records.chunks_exact_mut(n).zip(totals.chunks_exact_mut(n));
+            for (row, ((record, total), [a, b])) in (first..).zip(pairs.zip(&*factors)) {
+                let token = self.tokens.start + row / self.group();
+                if common(&self.call.shape.seen(token), &split).is_empty() {
+                    continue;
+                }
+                let (acc, _, sum) = parts(record);
+                let (acc_total, _, sum_total) = parts(total);
+                *sum_total = *sum_total * a + *sum * b;
+                kernels.blend(acc_total, *a, acc, *b);
+            }
         }
     }
 
