@@ -358,6 +358,16 @@ fn one_result_for_decode_over_splits() {
     Case { window: Some(5 * SPLIT + 7), ..long }.has_one_result(&[1]);
 }
 
+/// Blocks of many queries on one thread, of fewer on two and five.
+#[test]
+fn one_result_for_blocks_of_any_size() {
+    for window in [None, Some(9)] {
+        let case = Case { group: 16, k_dim: 16, v_dim: 24, past: 500, tokens: 70, window, ..PLAIN };
+        assert!(case.error() < BOUND);
+        case.has_one_result(&[33]);
+    }
+}
+
 fn cases() -> impl Strategy<Value = (Case, Vec<usize>)> {
     let dims = prop::sample::select(vec![(64, 64), (80, 80), (128, 128), (576, 512), (20, 13)]);
     let heads = (1..4usize, prop::sample::select(vec![1, 2, 3, 8, 17]));
