@@ -292,7 +292,7 @@ fn events_order_streams_and_are_done_in_time() {
         let gpu = device(seed);
         let (a, b) = (Stream::new(&gpu).unwrap(), Stream::new(&gpu).unwrap());
         let x = DeviceBuffer::new(&gpu, 16).unwrap();
-        let (start, end) = (Event::new(&gpu).unwrap(), Event::new(&gpu).unwrap());
+        let (start, end) = (Event::timed(&gpu).unwrap(), Event::timed(&gpu).unwrap());
         assert!(end.is_done().unwrap(), "never recorded");
         a.record(&start).unwrap();
         a.fill(x.all(), 1).unwrap();
@@ -301,6 +301,10 @@ fn events_order_streams_and_are_done_in_time() {
         b.fill(x.slice(0..8), 2).unwrap();
         while !end.is_done().unwrap() {}
         assert!(end.since(&start).unwrap() >= 0.0);
+        let untimed = Event::new(&gpu).unwrap();
+        a.record(&untimed).unwrap();
+        untimed.synchronize().unwrap();
+        assert!(untimed.since(&start).unwrap_err().to_string().contains("not timed"));
         let mut bytes = [0; 16];
         b.download_now(&mut bytes, x.all()).unwrap();
         assert_eq!(bytes, [2, 2, 2, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1]);
@@ -342,6 +346,29 @@ fn graphs_run_their_branches_in_any_order() {
         assert_eq!(forked(seed, true).unwrap(), [2.0 * 104.0 + 106.0; 8], "seed {seed}");
     }
     assert!(sentence(forked(0, false)).contains("was not waited for before the capture ended"));
+}
+
+/// A stream that was told to wait for a mark waits for that and no more, whatever the mark's event
+/// serves for afterwards.
+#[test]
+fn marks_are_waited_for_beyond_their_end() {
+    for seed in 0..20 {
+        let gpu = device(seed);
+        let (a, b) = (Stream::new(&gpu).unwrap(), Stream::new(&gpu).unwrap());
+        let x = DeviceBuffer::new(&gpu, 8).unwrap();
+        for turn in 0..3 {
+            a.fill(x.all(), 2 * turn).unwrap();
+            let mark = a.mark().unwrap();
+            b.wait_for(&mark).unwrap();
+            drop(mark);
+            b.fill(x.all(), 2 * turn + 1).unwrap();
+            // Were the event the same to `b` as in the next turn, each would wait for the other.
+            b.then(&a).unwrap();
+        }
+        let mut bytes = [0; 8];
+        a.download_now(&mut bytes, x.all()).unwrap();
+        assert_eq!(bytes, [5; 8], "seed {seed}");
+    }
 }
 
 #[test]

@@ -119,7 +119,7 @@ struct Clock {
 
 impl Clock {
     fn new(device: &Device, repetitions: usize) -> Result<Clock> {
-        let (start, end) = (Event::new(device)?, Event::new(device)?);
+        let (start, end) = (Event::timed(device)?, Event::timed(device)?);
         Ok(Clock { stream: Stream::new(device)?, start, end, repetitions })
     }
 

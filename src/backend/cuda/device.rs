@@ -245,9 +245,12 @@ impl Gpu for Cuda {
         }
     }
 
-    fn create_event(&self) -> Result<EventId> {
+    fn create_event(&self, timed: bool) -> Result<EventId> {
         self.enter()?;
-        let event = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT);
+        let event = result::event::create(match timed {
+            true => sys::CUevent_flags::CU_EVENT_DEFAULT,
+            false => sys::CUevent_flags::CU_EVENT_DISABLE_TIMING,
+        });
         let event = event.map_err(|e| self.failed("making an event", e))? as usize as u64;
         self.live.add(Kind::Event, event);
         Ok(EventId(event))

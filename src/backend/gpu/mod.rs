@@ -30,7 +30,7 @@ mod stream;
 pub use args::Args;
 pub use buffer::{DeviceBuffer, DeviceSlice, Pinned, no_room};
 pub use emulated::Emulated;
-pub use stream::{Event, Graph, Stream};
+pub use stream::{Event, Graph, Mark, Stream};
 
 use crate::Result;
 use std::ptr::NonNull;
@@ -129,7 +129,8 @@ pub trait Gpu: Send + Sync {
     /// Streams with `urgent` get the device first.
     fn create_stream(&self, urgent: bool) -> Result<StreamId>;
     fn destroy_stream(&self, stream: StreamId);
-    fn create_event(&self) -> Result<EventId>;
+    /// Without `timed`, one that costs less and that `elapsed_ms` refuses.
+    fn create_event(&self, timed: bool) -> Result<EventId>;
     fn destroy_event(&self, event: EventId);
 
     /// The event is when everything that `stream` has queued so far is done.
@@ -138,7 +139,7 @@ pub trait Gpu: Send + Sync {
     fn wait(&self, stream: StreamId, event: EventId) -> Result<()>;
     fn event_is_done(&self, event: EventId) -> Result<bool>;
     fn synchronize_event(&self, event: EventId) -> Result<()>;
-    /// Milliseconds between two events that are done.
+    /// Milliseconds between two timed events that are done.
     fn elapsed_ms(&self, start: EventId, end: EventId) -> Result<f32>;
     fn stream_is_done(&self, stream: StreamId) -> Result<bool>;
     fn synchronize_stream(&self, stream: StreamId) -> Result<()>;

@@ -2,21 +2,29 @@
 
 use super::{Device, DeviceSlice, EventId, GraphId, Launch, StreamId};
 use crate::Result;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A queue of operations that run in order, beside those of other streams.
 pub struct Stream {
     gpu: Device,
     id: StreamId,
+    /// Events of marks that are no more.
+    spare: Arc<Mutex<Vec<Event>>>,
 }
 
 impl Stream {
     pub fn new(gpu: &Device) -> Result<Stream> {
-        Ok(Stream { gpu: gpu.clone(), id: gpu.create_stream(false)? })
+        Self::with(gpu, false)
     }
 
     /// One that gets the device before the others.
     pub fn urgent(gpu: &Device) -> Result<Stream> {
-        Ok(Stream { gpu: gpu.clone(), id: gpu.create_stream(true)? })
+        Self::with(gpu, true)
+    }
+
+    fn with(gpu: &Device, urgent: bool) -> Result<Stream> {
+        let id = gpu.create_stream(urgent)?;
+        Ok(Stream { gpu: gpu.clone(), id, spare: Arc::default() })
     }
 
     pub fn gpu(&self) -> &Device {
@@ -106,11 +114,22 @@ impl Stream {
         unsafe { self.gpu.wait_value(self.id, word.address(), at_least) }
     }
 
+    /// The point behind what the stream has queued so far.
+    pub fn mark(&self) -> Result<Mark> {
+        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let event = spare.map_or_else(|| Event::new(&self.gpu), Ok)?;
+        self.record(&event)?;
+        Ok(Mark { event: Some(event), stream: self.id, spare: self.spare.clone() })
+    }
+
+    /// What is queued from here on runs after the mark.
+    pub fn wait_for(&self, mark: &Mark) -> Result<()> {
+        self.wait(mark.event.as_ref().expect("it is there until the mark is dropped"))
+    }
+
     /// `other` goes on when what this stream has queued so far is done.
     pub fn then(&self, other: &Stream) -> Result<()> {
-        let event = Event::new(&self.gpu)?;
-        self.record(&event)?;
-        other.wait(&event)
+        other.wait_for(&self.mark()?)
     }
 
     pub fn is_done(&self) -> Result<bool> {
@@ -145,6 +164,28 @@ impl Drop for Stream {
     }
 }
 
+/// A point of a stream that is recorded once and never again: who waits for it waits for no more
+/// than what was queued before. Its event is used again when this is dropped; a stream that was
+/// told to wait for it before that waits for this record still.
+pub struct Mark {
+    event: Option<Event>,
+    stream: StreamId,
+    spare: Arc<Mutex<Vec<Event>>>,
+}
+
+impl Mark {
+    /// Whose point it is.
+    pub fn stream(&self) -> StreamId {
+        self.stream
+    }
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner).extend(self.event.take());
+    }
+}
+
 /// A point of a stream that others can wait for.
 pub struct Event {
     gpu: Device,
@@ -153,7 +194,12 @@ pub struct Event {
 
 impl Event {
     pub fn new(gpu: &Device) -> Result<Event> {
-        Ok(Event { gpu: gpu.clone(), id: gpu.create_event()? })
+        Ok(Event { gpu: gpu.clone(), id: gpu.create_event(false)? })
+    }
+
+    /// One whose time can be asked for.
+    pub fn timed(gpu: &Device) -> Result<Event> {
+        Ok(Event { gpu: gpu.clone(), id: gpu.create_event(true)? })
     }
 
     /// Whether its latest record is done; true where there was none.
@@ -165,7 +211,7 @@ impl Event {
         self.gpu.synchronize_event(self.id)
     }
 
-    /// Milliseconds from `start`; both are done.
+    /// Milliseconds from `start`; both are timed, and done.
     pub fn since(&self, start: &Event) -> Result<f32> {
         self.gpu.elapsed_ms(start.id, self.id)
     }

@@ -7,7 +7,7 @@ use super::clock::{Clock, Stamp};
 use super::memory::Memory;
 use super::shim::{self, ShimKernel, ShimLaunch};
 use crate::backend::gpu::Args;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::time::Instant;
@@ -94,6 +94,7 @@ pub struct Machine {
     /// By number; those that were destroyed finish what they have.
     pub streams: Vec<StreamState>,
     pub events: HashMap<u64, Recorded>,
+    pub timed: HashSet<u64>,
     pub graphs: HashMap<u64, Plan>,
     pub captures: HashMap<u64, Capture>,
     next_id: u64,
@@ -115,6 +116,7 @@ impl Machine {
             memory: Memory::new(config.devices),
             streams: Vec::new(),
             events: HashMap::new(),
+            timed: HashSet::new(),
             graphs: HashMap::new(),
             captures: HashMap::new(),
             next_id: 0,

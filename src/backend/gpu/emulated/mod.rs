@@ -172,16 +172,21 @@ impl Gpu for Emulated {
         // It finishes what it has queued, as a driver's does.
     }
 
-    fn create_event(&self) -> Result<EventId> {
+    fn create_event(&self, timed: bool) -> Result<EventId> {
         let mut machine = self.machine();
         machine.check(self.device()).map_err(Error::Device)?;
         let id = machine.new_id();
         machine.events.insert(id, Recorded::Never);
+        if timed {
+            machine.timed.insert(id);
+        }
         Ok(EventId(id))
     }
 
     fn destroy_event(&self, event: EventId) {
-        self.machine().events.remove(&event.0);
+        let mut machine = self.machine();
+        machine.events.remove(&event.0);
+        machine.timed.remove(&event.0);
     }
 
     fn record(&self, event: EventId, stream: StreamId) -> Result<()> {
@@ -202,6 +207,9 @@ impl Gpu for Emulated {
 
     fn elapsed_ms(&self, start: EventId, end: EventId) -> Result<f32> {
         let machine = self.machine();
+        if [start, end].iter().any(|event| !machine.timed.contains(&event.0)) {
+            return Err(Error::Device("the time between events that are not timed".into()));
+        }
         let at = |event: EventId| match &machine.events[&event.0] {
             Recorded::Queued { signal, .. } => signal.get().copied(),
             _ => None,

@@ -3,23 +3,17 @@
 use std::sync::{Arc, Mutex};
 
 use crate::Result;
-use crate::backend::gpu::{Event, Stream, StreamId};
+use crate::backend::gpu::{Mark, Stream};
 use crate::experts::ClassPlan;
 
-/// A point of a stream that is recorded once and never again: who waits for it waits for no more
-/// than what was queued before it was made.
+/// A point of a stream, for as many slots as were used before it.
 #[derive(Clone)]
-pub struct Fence {
-    event: Arc<Event>,
-    stream: StreamId,
-}
+pub struct Fence(Arc<Mark>);
 
 impl Fence {
     /// After everything that the stream has queued so far.
     pub fn after(stream: &Stream) -> Result<Fence> {
-        let event = Event::new(stream.gpu())?;
-        stream.record(&event)?;
-        Ok(Fence { event: Arc::new(event), stream: stream.id() })
+        Ok(Fence(Arc::new(stream.mark()?)))
     }
 }
 
@@ -37,7 +31,7 @@ impl Fences {
         let mut fences = self.0.lock().expect("no panic under this lock");
         for slot in slots {
             let of_slot = &mut fences[class][slot as usize];
-            of_slot.retain(|earlier| earlier.stream != fence.stream);
+            of_slot.retain(|earlier| earlier.0.stream() != fence.0.stream());
             of_slot.push(fence.clone());
         }
     }
@@ -47,6 +41,6 @@ impl Fences {
         let mut fences = self.0.lock().expect("no panic under this lock");
         let of_slot = std::mem::take(&mut fences[class][slot as usize]);
         drop(fences);
-        of_slot.iter().try_for_each(|fence| stream.wait(&fence.event))
+        of_slot.iter().try_for_each(|fence| stream.wait_for(&fence.0))
     }
 }
