@@ -288,7 +288,7 @@ impl Pass<'_> {
             self.late_experts(tools, l, lane)?;
             let go = self.slice(&self.places().ffn.lookup.go);
             let Ahead { late, late_up, .. } = &mut *tools.ahead;
-            late_up.upload(late, go, &number.to_le_bytes())?;
+            late_up.upload(late, go, &[number], u32::to_le_bytes)?;
             // Some drivers hold back what is queued until somebody asks.
             late.is_done()?;
         }

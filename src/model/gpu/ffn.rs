@@ -6,7 +6,7 @@ use super::acts::GpuActs;
 use super::experts::{Biases, Few, Grouped, device_shape, is_grouped};
 use super::layers::{GpuBiases, GpuFfn, GpuOnly, GpuRouter};
 use super::pass::Pass;
-use super::staging::{Staging, words};
+use super::staging::Staging;
 use crate::Result;
 use crate::backend::cpu::router::Choice;
 use crate::backend::gpu::DeviceSlice;
@@ -90,7 +90,7 @@ impl<'a> Pass<'a> {
         let biases = biases.map(|b| Biases::new(&self.g.weights, b));
         if is_grouped(&expert.shape, n) {
             let starts = self.words(&f.experts.starts, 2);
-            staging.upload(self.stream(), starts, &words(&[0, n as u32], u32::to_le_bytes))?;
+            staging.upload(self.stream(), starts, &[0, n as u32], u32::to_le_bytes)?;
             let grouped = Grouped {
                 shape: &shape,
                 n_items: 1,

@@ -13,7 +13,7 @@ use super::hybrid::Hybrid;
 use super::layers::GpuLayer;
 use super::pass::Pass;
 use super::peers::Peer;
-use super::staging::{Staging, floats, integers, words};
+use super::staging::{Staging, floats, integers};
 use crate::Result;
 use crate::backend::cpu::Cpu;
 use crate::backend::gpu::DeviceSlice;
@@ -155,9 +155,9 @@ impl Pass<'_> {
         let (places, stream) = (self.places(), self.stream());
         let turns: Vec<f32> = tools.b.rope.turns().iter().flatten().copied().collect();
         let to = self.words(&places.turns, turns.len());
-        tools.staging.upload(stream, to, &words(&turns, f32::to_le_bytes))?;
-        let past = (self.past as u32).to_le_bytes();
-        tools.staging.upload(stream, self.words(&places.past, 1), &past)
+        tools.staging.upload(stream, to, &turns, f32::to_le_bytes)?;
+        let past = self.words(&places.past, 1);
+        tools.staging.upload(stream, past, &[self.past as u32], u32::to_le_bytes)
     }
 
     /// Brings the stream to where the next stage wants it.
@@ -174,7 +174,7 @@ impl Pass<'_> {
         self.catch_up(tools, timeline, listener)?;
         let (stream, Tools { staging, b, .. }) = (self.stream(), &mut *tools);
         if wanted {
-            return staging.upload(stream, self.x(), &words(&b.x, f32::to_le_bytes));
+            return staging.upload(stream, self.x(), &b.x, f32::to_le_bytes);
         }
         staging.download(stream, &[self.x()], &mut |_, bytes| floats(bytes, &mut b.x))?;
         tools.wait_for_peers()

@@ -10,7 +10,7 @@ use super::pass::Pass;
 use super::peers::{Peer, Routed};
 use super::placement::{Moment, Placer, p_hit};
 use super::seat::{Pairs, Seat};
-use super::staging::{floats, words};
+use super::staging::floats;
 use super::vram::{Fence, Placed, Tiers, Vram};
 use crate::Result;
 use crate::backend::cpu::Cpu;
@@ -196,7 +196,7 @@ impl<'a> Pass<'a> {
         if is_grouped {
             let places = hybrid.all.places();
             let to = self.words(&f.places, places.len());
-            staging.upload(self.stream(), to, &words(places, u32::to_le_bytes))?;
+            staging.upload(self.stream(), to, places, u32::to_le_bytes)?;
         }
         if !hybrid.cpu.is_empty() {
             let h = &mut b.h;
@@ -397,10 +397,10 @@ impl<'a> Pass<'a> {
             let run = if call.is_grouped { from.len() } else { 1 };
             for (from, to) in from.step_by(run).zip(to.step_by(run)) {
                 let to = if call.is_grouped { to } else { hybrid.place_of[to] };
-                let bytes = words(f.expert.partial(from..from + run), f32::to_le_bytes);
+                let sums = f.expert.partial(from..from + run);
                 let at = 4 * to * shape.n_embd;
-                let to = partial.slice(at..at + bytes.len());
-                first.staging.upload(first.site.stream, to, &bytes)?;
+                let to = partial.slice(at..at + 4 * sums.len());
+                first.staging.upload(first.site.stream, to, sums, f32::to_le_bytes)?;
             }
         }
         Ok(())

@@ -3,7 +3,7 @@
 use super::acts::GpuActs;
 use super::experts::{Biases, Few, Grouped, Site};
 use super::peers::Hop;
-use super::staging::{Staging, words};
+use super::staging::Staging;
 use crate::Result;
 use crate::backend::cpu::expert::Demand;
 use crate::backend::gpu::expert::{Chosen, ExpertShape as DeviceShape};
@@ -42,7 +42,7 @@ impl Seat<'_> {
         let tables = [(&places.starts, &starts[..]), (&places.tokens, demand.tokens())];
         for (place, numbers) in tables.into_iter().chain([(&places.experts, &demand.experts[..])]) {
             let to = self.site.room.words(place, numbers.len());
-            self.staging.upload(self.site.stream, to, &words(numbers, u32::to_le_bytes))?;
+            self.staging.upload(self.site.stream, to, numbers, u32::to_le_bytes)?;
         }
         self.site.begin_grouped(pairs.shape, pairs.n_pairs)
     }
@@ -60,9 +60,8 @@ impl Seat<'_> {
     ) -> Result<()> {
         let Pairs { demand, shape, n_pairs, .. } = pairs;
         let (site, places, n_items) = (self.site, self.site.places, demand.experts.len());
-        let bytes = words(table, u64::to_le_bytes);
-        let matrices = site.room.slice(&places.granules).slice(0..bytes.len());
-        self.staging.upload(site.stream, matrices, &bytes)?;
+        let matrices = site.room.slice(&places.granules).slice(0..8 * table.len());
+        self.staging.upload(site.stream, matrices, table, u64::to_le_bytes)?;
         if !pairs.is_grouped {
             let chosen = Chosen { n_pairs, granules: matrices, experts: self.chosen };
             let few = Few { shape, chosen };

@@ -21,22 +21,31 @@ impl Staging {
         Ok(Staging { up, down, used: 0 })
     }
 
-    /// Queues an upload of `bytes`, which are copied now.
+    /// Queues an upload of numbers, f32s, u32s or u64s, whose bytes are written now.
     ///
     /// # Panics
     /// If there are more of them than the staging buffer has.
-    pub fn upload(&mut self, stream: &Stream, to: DeviceSlice, bytes: &[u8]) -> Result<()> {
-        assert!(bytes.len() <= self.up.len(), "{} bytes to stage", bytes.len());
-        if self.used + bytes.len() > self.up.len() {
+    pub fn upload<T: Copy, const N: usize>(
+        &mut self,
+        stream: &Stream,
+        to: DeviceSlice,
+        values: &[T],
+        bytes: impl Fn(T) -> [u8; N],
+    ) -> Result<()> {
+        let n_bytes = N * values.len();
+        assert!(n_bytes <= self.up.len(), "{n_bytes} bytes to stage");
+        if self.used + n_bytes > self.up.len() {
             self.wait(stream)?;
         }
-        let place = self.used..self.used + bytes.len();
+        let place = self.used..self.used + n_bytes;
         self.used = place.end.next_multiple_of(LINE);
         // SAFETY: nobody has these bytes since the last wait; they stay as they are until the
         // next one.
         unsafe {
             let staged = self.up.bytes_mut(place);
-            staged.copy_from_slice(bytes);
+            for (staged, value) in staged.as_chunks_mut::<N>().0.iter_mut().zip(values) {
+                *staged = bytes(*value);
+            }
             stream.upload(to, staged)
         }
     }
@@ -77,11 +86,6 @@ pub fn starts(sizes: &[usize]) -> impl Iterator<Item = usize> {
         *end = (start + size).next_multiple_of(LINE);
         Some(start)
     })
-}
-
-/// f32s or u32s as bytes, to be uploaded.
-pub fn words<T: Copy, const N: usize>(values: &[T], bytes: impl Fn(T) -> [u8; N]) -> Vec<u8> {
-    values.iter().flat_map(|value| bytes(*value)).collect()
 }
 
 /// f32s that came down.
