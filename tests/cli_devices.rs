@@ -190,7 +190,16 @@ fn a_selftest_compares_every_kernel() {
     let selftest = |args: &[&str]| moeba().arg("selftest").args(args).output().unwrap();
     let out = selftest(&["--device", "emulated", "--quick"]);
     let table = succeeded(&out);
-    for kernel in ["matvec ", "matmul ", "rms_norm ", "expert ", "attention ", "route ", "top_k "] {
+    for kernel in [
+        "matvec ",
+        "matmul ",
+        "rms_norm ",
+        "expert ",
+        "attention ",
+        "delta_rule ",
+        "route ",
+        "top_k ",
+    ] {
         let mut rows = table.lines().filter(|line| line.starts_with(kernel)).peekable();
         assert!(rows.peek().is_some(), "no {kernel}in {table}");
         assert!(rows.all(|row| row.contains("equal bits")), "{table}");

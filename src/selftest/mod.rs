@@ -7,7 +7,9 @@
 mod activate;
 mod attention;
 mod bench;
-mod data;
+#[doc(hidden)] // its numbers are those of tests too
+pub mod data;
+mod delta;
 mod embed;
 mod expert;
 mod heads;
@@ -40,6 +42,7 @@ const FAMILIES: &[(&str, Family)] = &[
     ("rows", rows::check),
     ("activate", activate::check),
     ("attention", attention::check),
+    ("delta", delta::check),
     ("router", router::check),
     ("slots", slots::check),
     ("expert", expert::check),

@@ -2,34 +2,11 @@
 
 use moeba::gguf::TensorType;
 use moeba::quant::{self, quantize};
+pub use moeba::selftest::data::Random;
 
 /// Every type that is computed with.
 pub fn types() -> Vec<TensorType> {
     TensorType::all().filter(|ty| quant::is_supported(*ty)).collect()
-}
-
-/// A fixed sequence (splitmix64).
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-
-    /// −1 to 1, with a size that varies from value to value.
-    pub fn float(&mut self) -> f32 {
-        let bits = self.next();
-        let unit = (bits >> 40) as f32 / (1 << 23) as f32 - 1.0;
-        unit * [1.0, 1.0, 0.1, 3.0][bits as usize % 4]
-    }
-
-    pub fn floats(&mut self, n: usize) -> Vec<f32> {
-        (0..n).map(|_| self.float()).collect()
-    }
 }
 
 /// The bytes of a block where its f16 scales are.

@@ -1,0 +1,103 @@
+//! The gated delta rule of linear-attention layers, and the norm behind it.
+
+use super::bench::Bench;
+use super::data::Random;
+use super::report::{Report, Row};
+use crate::Result;
+use crate::backend::cpu::delta::{DeltaShape, HeadOrder};
+use crate::backend::gpu::delta::{Delta, DeviceGates, GateProducts};
+
+const EPS: f32 = 1e-6;
+/// A prompt, a token, and fewer tokens than the convolution remembers.
+const PASSES: [usize; 3] = [9, 1, 2];
+
+pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
+    let delta = Delta::load(&bench.gpu)?;
+    let shape = |[n_k_heads, n_v_heads, k_dim, v_dim]: [usize; 4], order| DeltaShape {
+        n_k_heads,
+        n_v_heads,
+        k_dim,
+        v_dim,
+        kernel: 4,
+        order,
+    };
+    let shapes = bench.shapes(
+        &[shape([2, 4, 3, 5], HeadOrder::Grouped), shape([2, 6, 65, 33], HeadOrder::Tiled)],
+        &[shape([16, 32, 128, 128], HeadOrder::Grouped)],
+    );
+    report.row("delta_rule", "f32", |row| {
+        let mut cases = shapes.iter().flat_map(|shape| [(*shape, true), (*shape, false)]);
+        cases.try_for_each(|case| compare(bench, &delta, case, row))
+    });
+    report.row("delta_norm", "f32", |row| {
+        for [rows, dim] in bench.shapes(&[[7, 5], [1, 130]], &[[512, 128]]) {
+            let mut random = Random(dim as u64);
+            let (mut x, weight) = (random.floats(rows * dim), random.floats(dim));
+            let gate = random.floats(rows * dim);
+            let [x_up, weight_up, gate_up] = [&x, &weight, &gate].map(|v| bench.up_f32(v));
+            let (x_up, weight_up, gate_up) = (x_up?, weight_up?, gate_up?);
+            let (stream, weight_up) = (&bench.stream, weight_up.all());
+            delta.rms_norm_gated(stream, x_up.all(), weight_up, EPS, gate_up.all())?;
+            bench.cpu.rms_norm_gated(&mut x, &weight, EPS, &gate);
+            row.bits(format!("{rows}×{dim}"), &bench.down_f32(&x_up)?, &x);
+        }
+        Ok(())
+    });
+    Ok(())
+}
+
+/// Outputs, and what is remembered from pass to pass. Products of the gates come mixed or apart.
+fn compare(
+    bench: &Bench,
+    delta: &Delta,
+    (shape, mixed): (DeltaShape, bool),
+    row: &mut Row,
+) -> Result<()> {
+    let (mut random, n) = (Random(shape.k_dim as u64), shape.n_v_heads);
+    let (conv, dt) = (random.floats(shape.channels() * shape.kernel), random.floats(n));
+    // None positive, as in models: a state that grew without bound would hide everything.
+    let a: Vec<f32> = random.floats(n).into_iter().map(|a| -a.abs()).collect();
+    let (mut past, mut state) = (random.floats(shape.n_past()), random.floats(shape.n_state()));
+    let [conv_up, dt_up, a_up, past_up, state_up] =
+        [&conv, &dt, &a, &past, &state].map(|v| bench.up_f32(v));
+    let (conv_up, dt_up, a_up) = (conv_up?, dt_up?, a_up?);
+    let (past_up, state_up, stream) = (past_up?, state_up?, &bench.stream);
+    for tokens in PASSES {
+        let x = random.floats(tokens * shape.channels());
+        let (mut beta, mut alpha) = (random.floats(tokens * n), random.floats(tokens * n));
+
+        let (x_up, qkv) = (bench.up_f32(&x)?, bench.empty(4 * x.len())?);
+        let (conv_all, past_all) = (conv_up.all(), past_up.all());
+        delta.inputs(stream, shape, conv_all, past_all, x_up.all(), qkv.all())?;
+        let out = bench.empty(4 * tokens * shape.value_width())?;
+        let both = bench.up_f32(&mix(n / shape.n_k_heads, &beta, &alpha))?;
+        let (beta_up, alpha_up) = (bench.up_f32(&beta)?, bench.up_f32(&alpha)?);
+        let products = match mixed {
+            true => GateProducts::Mixed(both.all()),
+            false => GateProducts::Apart { beta: beta_up.all(), alpha: alpha_up.all() },
+        };
+        let gates = DeviceGates { products, dt: dt_up.all(), a: a_up.all() };
+        delta.rule(stream, shape, qkv.all(), gates, state_up.all(), out.all())?;
+
+        let cpu = &bench.cpu;
+        cpu.kernels.sigmoid(&mut beta);
+        cpu.log_decays(&mut alpha, &dt, &a);
+        let mut convolved = vec![0.0; x.len()];
+        cpu.short_conv(shape, &conv, &mut past, &x, &mut convolved);
+        let mut expected = vec![0.0; tokens * shape.value_width()];
+        cpu.delta_rule(shape, &convolved, (&alpha, &beta), &mut state, &mut expected);
+
+        let DeltaShape { n_v_heads, k_dim, v_dim, .. } = shape;
+        let name = format!("{tokens}×{n_v_heads}×{k_dim}×{v_dim}");
+        row.bits(&name, &bench.down_f32(&out)?, &expected);
+        row.bits(format!("past of {name}"), &bench.down_f32(&past_up)?, &past);
+        row.bits(format!("state of {name}"), &bench.down_f32(&state_up)?, &state);
+    }
+    Ok(())
+}
+
+/// By key head, `group` value heads' betas, then their alphas.
+fn mix(group: usize, beta: &[f32], alpha: &[f32]) -> Vec<f32> {
+    let pairs = beta.chunks_exact(group).zip(alpha.chunks_exact(group));
+    pairs.flat_map(|(beta, alpha)| beta.iter().chain(alpha)).copied().collect()
+}
