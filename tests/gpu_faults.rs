@@ -18,9 +18,10 @@ use moeba::model::gpu::GpuOptions;
 use moeba::model::{Bound, Model};
 use moeba::policy::Profile;
 use moeba::{Error, Result, interrupt};
+use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::time::{Duration, Instant};
@@ -495,16 +496,19 @@ fn an_interrupted_prompt_goes_on_where_it_was() {
     }
 }
 
-/// A hand in the reads of experts: presses Ctrl-C at one, or fails it.
+/// A hand in the reads of experts. Both count down, and 0 is never.
 #[derive(Debug, Default)]
 struct Hand {
-    presses: AtomicBool,
-    fails: AtomicBool,
+    /// Presses Ctrl-C at the so-manieth read from now.
+    presses_at: AtomicUsize,
+    /// Fails all from the so-manieth read on.
+    fails_from: AtomicUsize,
 }
 
 impl DiskFaults for Hand {
     fn before(&self, _read: &Read) -> Duration {
-        if !self.presses.swap(false, SeqCst) {
+        let count = |n: usize| n.checked_sub(1);
+        if self.presses_at.fetch_update(SeqCst, SeqCst, count) != Ok(1) {
             return Duration::ZERO;
         }
         interrupt::set();
@@ -513,34 +517,39 @@ impl DiskFaults for Hand {
     }
 
     fn after(&self, _read: &Read, result: io::Result<usize>) -> io::Result<usize> {
-        match self.fails.load(SeqCst) {
-            true => Err(io::Error::from_raw_os_error(libc::EIO)),
-            false => result,
+        let count = |n: usize| (n > 1).then(|| n - 1);
+        match self.fails_from.fetch_update(SeqCst, SeqCst, count) {
+            Err(1) => Err(io::Error::from_raw_os_error(libc::EIO)),
+            _ => result,
         }
     }
 }
 
-/// Tokens that are decoded while a layer waits for experts out of all three tiers; `start` makes
-/// something go wrong, `end` mends it.
-fn decoded_in_spite_of(
-    turn: &Turn,
-    (devices, cpu_share): (usize, f32),
-    hand: &Arc<Hand>,
-    (start, end): (&dyn Fn(), &dyn Fn()),
-    is_expected: &dyn Fn(&Error) -> bool,
-) -> usize {
+/// As much of the model in memory and in VRAM as it takes to read from the disk at every token.
+fn three_tiers(turn: &Turn, (devices, cpu_share): (usize, f32), hand: &Arc<Hand>) -> EngineOptions {
     let base = options(Config { devices, seed: 1, ..Config::default() });
     let least = load(&turn.path, &base).plan().sizes.minimum_bytes;
-    let options = EngineOptions {
+    EngineOptions {
         vram: "50%".parse().unwrap(),
         ram: RamBudget::Bytes(least),
         cpu_share: Some(cpu_share),
         faults: Some(hand.clone()),
         ..base
-    };
-    let engine = load(&turn.path, &options);
+    }
+}
+
+/// Tokens that are decoded while a layer waits for experts out of all three tiers; `start` makes
+/// something go wrong, at each a little later, and `end` mends it.
+fn decoded_in_spite_of(
+    turn: &Turn,
+    way: (usize, f32),
+    hand: &Arc<Hand>,
+    (start, end): (&dyn Fn(usize), &dyn Fn()),
+    is_expected: &dyn Fn(&Error) -> bool,
+) -> usize {
+    let engine = load(&turn.path, &three_tiers(turn, way, hand));
     let expected = answer(&engine);
-    let mut n_failed = 0;
+    let (mut n_failed, mut nth) = (0, 0);
     for _ in 0..3 {
         let mut session = Session::new(&engine).unwrap();
         let (all, mut out) = (tokens(), Vec::new());
@@ -548,7 +557,8 @@ fn decoded_in_spite_of(
         eval(&mut session, prompt, &mut out).unwrap();
         for token in decoded {
             let (past, before) = (session.n_past(), out.len());
-            start();
+            nth += 1;
+            start(nth);
             let result = eval(&mut session, &[*token], &mut out);
             end();
             let Err(why) = result else { continue };
@@ -558,7 +568,7 @@ fn decoded_in_spite_of(
             at_rest(engine.model());
             eval(&mut session, &[*token], &mut out).unwrap();
         }
-        assert!(out == expected, "{cpu_share}");
+        assert!(out == expected, "{way:?}");
     }
     n_failed
 }
@@ -569,9 +579,9 @@ fn an_interrupted_token_can_be_decoded_again() {
     let mut n_failed = 0;
     for way in [(1, 0.0), (1, 0.4), (1, 1.0), (2, 0.0), (2, 0.4)] {
         let hand = Arc::new(Hand::default());
-        let start = || hand.presses.store(true, SeqCst);
+        let start = |nth: usize| hand.presses_at.store(nth, SeqCst);
         let end = || {
-            hand.presses.store(false, SeqCst);
+            hand.presses_at.store(0, SeqCst);
             interrupt::clear();
         };
         let is_expected = |why: &Error| matches!(why, Error::Interrupted);
@@ -581,16 +591,60 @@ fn an_interrupted_token_can_be_decoded_again() {
     assert!(n_failed > 0, "no token was interrupted");
 }
 
+/// Of layers whose experts are brought (a share of 0), and of those that the CPU computes (1) while
+/// the device, which has the layer behind them in its queue, waits for the host's word.
 #[test]
 fn a_token_whose_experts_could_not_be_read_can_be_decoded_again() {
     let Some(turn) = Turn::new("failed reads") else { return };
-    let mut n_failed = 0;
     for way in [(1, 0.0), (1, 0.4), (1, 1.0), (2, 0.0), (2, 0.4)] {
         let hand = Arc::new(Hand::default());
-        let (start, end) = (|| hand.fails.store(true, SeqCst), || hand.fails.store(false, SeqCst));
-        let is_expected = |why: &Error| matches!(why, Error::Load(_));
+        let start = |nth: usize| hand.fails_from.store(2 * nth - 1, SeqCst);
+        let end = || hand.fails_from.store(0, SeqCst);
+        let layers = Mutex::new(BTreeSet::new());
+        let is_expected = |why: &Error| {
+            // "expert 3 of layer 1: …"
+            let text = why.to_string();
+            let layer = text.split_once(" of layer ").and_then(|(_, rest)| rest.split_once(": "));
+            let number = layer.and_then(|(number, _)| number.parse::<usize>().ok());
+            layers.lock().unwrap().extend(number);
+            matches!(why, Error::Load(_)) && number.is_some() && !text.contains('\n')
+        };
         let n = decoded_in_spite_of(&turn, way, &hand, (&start, &end), &is_expected);
-        n_failed += n;
+        let layers = layers.into_inner().unwrap();
+        eprintln!("{way:?}: {n} tokens failed, in layers {layers:?}");
+        assert!(n > 1 && layers.last().is_some_and(|last| *last > 0), "{n}, {layers:?}");
     }
-    assert!(n_failed > 0, "every read was good");
 }
+
+/// All of the prompt is one pass, which waits for experts out of all three tiers.
+#[test]
+fn an_interrupted_pass_of_a_prompt_leaves_nothing_of_it() {
+    let Some(turn) = Turn::new("interrupted passes") else { return };
+    for way in [(1, 0.0), (1, 0.4), (1, 1.0), (2, 0.4)] {
+        let hand = Arc::new(Hand::default());
+        let engine = load(&turn.path, &three_tiers(&turn, way, &hand));
+        let expected = answer(&engine);
+        let mut n_interrupted = 0;
+        for nth in (1..).step_by(STRIDE_OF_READS) {
+            let mut session = Session::new(&engine).unwrap();
+            let (all, mut out) = (tokens(), Vec::new());
+            hand.presses_at.store(nth, SeqCst);
+            let result = eval(&mut session, &all[..PROMPT], &mut out);
+            hand.presses_at.store(0, SeqCst);
+            at_rest(engine.model());
+            interrupt::clear();
+            let Err(why) = result else { break };
+            assert!(matches!(why, Error::Interrupted), "{why:?}");
+            assert!(session.n_past() == 0 && out.is_empty(), "{nth}");
+            n_interrupted += 1;
+            for part in parts(&all) {
+                eval(&mut session, part, &mut out).unwrap();
+            }
+            assert!(out == expected, "interrupted at read {nth}");
+        }
+        eprintln!("{way:?}: interrupted {n_interrupted} times");
+        assert!(n_interrupted > 1, "{n_interrupted}");
+    }
+}
+
+const STRIDE_OF_READS: usize = 5;
