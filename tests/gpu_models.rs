@@ -11,7 +11,7 @@ use common::{convert_golden, golden_options, load};
 use moeba::backend::gpu::emulated::Config;
 use moeba::engine::budget::{RamBudget, VramBudget};
 use moeba::engine::fit::CpuMoe;
-use moeba::engine::{DeviceChoice, Engine, EngineOptions, Session, Want};
+use moeba::engine::{CacheType, DeviceChoice, Engine, EngineOptions, Session, Want};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,6 +19,9 @@ use std::time::{Duration, Instant};
 /// The length of the prompt: more than the kernels of few tokens take.
 const PROMPT: usize = 11;
 const DECODED: usize = 3;
+
+/// Of the largest logit: what tensor cores may change in a prompt over a cache of fewer bits.
+const TENSOR_CORES_BOUND: f32 = 3e-3;
 
 fn emulated(seed: u64) -> DeviceChoice {
     DeviceChoice::Emulated(Config { seed, ..Config::default() })
@@ -35,10 +38,17 @@ fn tokens() -> Vec<u32> {
 
 /// Logits of a prompt and of tokens decoded one by one.
 fn answer(engine: &Arc<Engine>) -> Vec<f32> {
+    answer_after(engine, PROMPT)
+}
+
+/// Of the same tokens, so many of which are the prompt.
+fn answer_after(engine: &Arc<Engine>, n_prompt: usize) -> Vec<f32> {
     let mut session = Session::new(engine).unwrap();
     let (all, mut out) = (tokens(), Vec::new());
-    let (prompt, decoded) = all.split_at(PROMPT);
-    session.eval(prompt, Want::All, &mut |_, l| out.extend_from_slice(l)).unwrap();
+    let (prompt, decoded) = all.split_at(n_prompt);
+    if n_prompt > 0 {
+        session.eval(prompt, Want::All, &mut |_, l| out.extend_from_slice(l)).unwrap();
+    }
     for token in decoded {
         session.eval(&[*token], Want::Last, &mut |_, l| out.extend_from_slice(l)).unwrap();
     }
@@ -78,12 +88,16 @@ fn agrees_with_the_cpu(name: &str, ty: &str, bound: f32) {
     let expected = answer(&cpu);
     let device = load(&path, &on_device(1, ""));
     let got = answer(&device);
+    compare(&format!("{name} {ty}"), &got, &expected, bound);
+}
+
+fn compare(what: &str, got: &[f32], expected: &[f32], bound: f32) {
     let largest = expected.iter().fold(0f32, |m, v| m.max(v.abs()));
-    let worst = expected.iter().zip(&got).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
-    eprintln!("{name} {ty}: off by {:.1e} of the largest", worst / largest);
+    let worst = expected.iter().zip(got).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+    eprintln!("{what}: off by {:.1e} of the largest", worst / largest);
     match bound {
-        0.0 => assert!(bits(&expected) == bits(&got), "{name} {ty}: off by {worst} of {largest}"),
-        _ => assert!(worst <= bound * largest, "{name} {ty}: off by {worst} of {largest}"),
+        0.0 => assert!(bits(expected) == bits(got), "{what}: off by {worst} of {largest}"),
+        _ => assert!(worst <= bound * largest, "{what}: off by {worst} of {largest}"),
     }
 }
 
@@ -116,6 +130,32 @@ agree! {
     glm4moe: 0.0, ["glm4moe", "glm4moe_air"];
     dots1: 0.0, ["dots1"];
     arctic: 0.0, ["arctic", "arctic_mixed"];
+}
+
+/// Over a cache of fewer bits, attention of prompts is on tensor cores: within a bound, and so is
+/// what is decoded behind it. Tokens that are decoded from the first one on have the CPU's bits.
+fn with_cache(name: &str, cache: CacheType) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = convert_golden(name, "q8_0", dir.path());
+    if !is_there(&path) {
+        return;
+    }
+    let cached = |base| EngineOptions { cache_type_k: cache, cache_type_v: cache, ..base };
+    let cpu = EngineOptions { n_ctx: Some(32), ..golden_options() };
+    let (cpu, device) = (load(&path, &cached(cpu)), load(&path, &cached(on_device(1, ""))));
+    for (n_prompt, bound) in [(0, 0.0), (PROMPT, TENSOR_CORES_BOUND)] {
+        let [expected, got] = [&cpu, &device].map(|engine| answer_after(engine, n_prompt));
+        let what = format!("{name}, cache of {cache}, prompt of {n_prompt}");
+        compare(&what, &got, &expected, bound);
+    }
+}
+
+#[test]
+fn caches_of_fewer_bits() {
+    with_cache("qwen3moe", CacheType::F16);
+    with_cache("qwen3moe", CacheType::Q8_0);
+    with_cache("gpt_oss", CacheType::F16);
+    with_cache("deepseek_v3", CacheType::F16);
 }
 
 /// Whoever computes an expert, wherever it lies, and in whatever order the device runs.
