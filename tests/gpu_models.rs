@@ -20,9 +20,6 @@ use std::time::{Duration, Instant};
 const PROMPT: usize = 11;
 const DECODED: usize = 3;
 
-/// Of the largest logit: what tensor cores may change in a prompt over a cache of fewer bits.
-const TENSOR_CORES_BOUND: f32 = 3e-3;
-
 fn emulated(seed: u64) -> DeviceChoice {
     DeviceChoice::Emulated(Config { seed, ..Config::default() })
 }
@@ -136,14 +133,18 @@ agree! {
 /// what is decoded behind it. Tokens that are decoded from the first one on have the CPU's bits.
 fn with_cache(name: &str, cache: CacheType) {
     let dir = tempfile::tempdir().unwrap();
-    let path = convert_golden(name, "q8_0", dir.path());
+    // Of weights in f32: integers round what they read, and a step more or less of it, or another
+    // expert, is more than what is to be seen here.
+    let path = convert_golden(name, "f32", dir.path());
     if !is_there(&path) {
         return;
     }
+    // For the same reason: of 8 bits, the next layer's keys and values take steps.
+    let bound = if cache == CacheType::F16 { 2e-3 } else { 1e-2 };
     let cached = |base| EngineOptions { cache_type_k: cache, cache_type_v: cache, ..base };
     let cpu = EngineOptions { n_ctx: Some(32), ..golden_options() };
     let (cpu, device) = (load(&path, &cached(cpu)), load(&path, &cached(on_device(1, ""))));
-    for (n_prompt, bound) in [(0, 0.0), (PROMPT, TENSOR_CORES_BOUND)] {
+    for (n_prompt, bound) in [(0, 0.0), (PROMPT, bound)] {
         let [expected, got] = [&cpu, &device].map(|engine| answer_after(engine, n_prompt));
         let what = format!("{name}, cache of {cache}, prompt of {n_prompt}");
         compare(&what, &got, &expected, bound);
@@ -194,7 +195,7 @@ fn prompts_foresee_their_next_layer_and_keep_their_bits() {
             return;
         }
         let expected = bits(&answer(&load(&path, &on_device(0, "100%"))));
-        for (i, vram) in ["25%", "40%", "70%"].into_iter().enumerate() {
+        for (i, vram) in ["50%", "60%", "75%"].into_iter().enumerate() {
             // Nothing is predicted, and whatever was foreseen has landed when its layer comes.
             let policy = "on-demand".parse().unwrap();
             let options = EngineOptions { policy, lockstep: true, ..on_device(i as u64, vram) };

@@ -119,7 +119,7 @@ fn same_bits(name: &str, ty: &str) {
     check("three tiers", EngineOptions { ram, cpu_share: share, ..on(3, 7, "60%") });
     let no_experts = EngineOptions { cpu_moe: CpuMoe::All, ..on(2, 2, "") };
     assert_eq!(check("experts on the CPU", no_experts), 0);
-    check("micro-batches", EngineOptions { n_ubatch: 3, ..on(2, 3, "60%") });
+    check("micro-batches", EngineOptions { n_ubatch: Some(3), ..on(2, 3, "60%") });
     check("layers on the CPU", EngineOptions { gpu_layers: Some(2), ..on(2, 6, "") });
 }
 
