@@ -12,8 +12,7 @@ const KEYS: usize = 16;
 /// Elements of the longest row that has room; latent attention, the longest known, has 576.
 const MOST: usize = 1024;
 
-/// Sixteen keys by fours: of eight elements the first half, of each four, then the second half; then
-/// the next eight.
+/// Sixteen keys by fours: four elements of the keys of each four, then the next four elements.
 #[repr(align(64))]
 struct Fours(MaybeUninit<[f32; KEYS * MOST]>);
 

@@ -31,8 +31,8 @@ fn trees(v: [__m512; 8], op: impl Fn(__m512, __m512) -> __m512) -> __m512 {
     in_fours([fours(v[0], v[4]), fours(v[1], v[5]), fours(v[2], v[6]), fours(v[3], v[7])], op)
 }
 
-/// The rest of the tree in each four lanes of four vectors: those of the first four lanes, vector by
-/// vector, then those of the next.
+/// The rest of the tree in each four lanes of four vectors: the sums of the vectors' first four
+/// lanes, then those of the next.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn in_fours(v: [__m512; 4], op: impl Fn(__m512, __m512) -> __m512) -> __m512 {
