@@ -109,6 +109,7 @@ mod tests {
             slot_bytes: 2600 * MIB,
             dense_bytes: 250 * MIB,
             kv_bytes: 64 * MIB,
+            buffer_bytes: 36 * MIB,
             minimum_bytes: 21 * MIB + MIB / 2 + 1,
             available: Some(3000 * MIB),
         };
@@ -118,6 +119,7 @@ mod tests {
             io: IoKind::Auto,
             policy: "mixtral-offloading".parse().expect("a policy"),
             n_ctx: 2048,
+            n_ubatch: 512,
             n_moe_layers: 8,
             n_experts: 128,
             k: 8,
@@ -134,7 +136,8 @@ experts                2560.0 MiB  streamed from disk (--io auto)
 expert slots           1300.0 MiB  memory, holds 50.0 % of them; mixtral-offloading
 dense weights           250.0 MiB  memory
 KV cache                 64.0 MiB  memory, for 2048 tokens of context
-together               1614.0 MiB  of 3000.0 MiB available
+buffers                  36.0 MiB  memory, for 512 tokens of a prompt at once
+together               1650.0 MiB  of 3000.0 MiB available
 a token needs           160.0 MiB  experts, 8 of 128 in each of 8 layers
                         200.0 MiB  dense weights
 a token reads           160.0 MiB  at 0.0 % hits: at most 5.96 tokens/s a GB/s of the disk
@@ -150,7 +153,8 @@ least budget             21.6 MiB  the least that --ram may give";
 experts                2560.0 MiB  all resident, in place on the mapped file
 dense weights           250.0 MiB  resident, in place on the mapped file
 KV cache                 64.0 MiB  memory, for 2048 tokens of context
-together               2874.0 MiB  of 3000.0 MiB available
+buffers                  36.0 MiB  memory, for 512 tokens of a prompt at once
+together               2910.0 MiB  of 3000.0 MiB available
 ";
         assert!(text.starts_with(expected), "{text}");
         assert!(text.contains("a token reads             0.0 MiB  from disk, once"), "{text}");
@@ -168,6 +172,6 @@ together               2874.0 MiB  of 3000.0 MiB available
     fn a_dense_model_has_no_experts_to_plan() {
         let mut plan = plan(Place::InPlace);
         plan.sizes.expert_bytes = 0;
-        assert_eq!(text(&plan).lines().count(), 4);
+        assert_eq!(text(&plan).lines().count(), 5);
     }
 }
