@@ -109,7 +109,7 @@ fn same_bits(name: &str, ty: &str) {
         assert_eq!(check("a seed", on(2, seed, "60%")), 2);
     }
     for share in [0.0, 0.4, 1.0] {
-        let options = EngineOptions { cpu_share: Some(share), ..on(2, 5, "50%") };
+        let options = EngineOptions { cpu_share: Some(share), ..on(2, 5, "60%") };
         assert_eq!(check("a CPU share", options), 2);
     }
     check("one device's least", on(3, 4, &least(&path)));

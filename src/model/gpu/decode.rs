@@ -48,6 +48,8 @@ pub struct Ahead {
     pending: Option<Pending>,
     /// Layers whose places are frozen, heard of or not.
     frozen: Vec<usize>,
+    /// Numbers of layers at which the device may wait for the host, the earliest first.
+    waits: Vec<u32>,
     /// What the host computes or brings goes up beside what waits for it.
     pub late: Stream,
     /// Through which that goes: nothing here may wait for the stream of the layers, which may wait
@@ -134,20 +136,32 @@ impl Ahead {
         // Sums of all of a token's experts, and a table a granule as they land.
         let late = 4 * routing.k * hyper.n_embd + 8 * routing.k * n_granules * (n_granules + 1);
         let (late_up, late) = (Staging::new(gpu, late + (4 << 10), 0)?, Stream::urgent(gpu)?);
-        let frozen = Vec::with_capacity(LANES);
-        Ok(Ahead { lanes, pending: None, frozen, late, late_up, number: 0 })
+        let (frozen, waits) = (Vec::with_capacity(LANES), Vec::with_capacity(LANES));
+        Ok(Ahead { lanes, pending: None, frozen, waits, late, late_up, number: 0 })
     }
 
     /// Forgets what a pass that failed had queued; the devices have been waited for.
     pub fn give_up(&mut self, tiers: &Tiers) {
         self.pending = None;
+        self.waits.clear();
         self.frozen.drain(..).for_each(|l| tiers.thaw(l, &[], None));
     }
 
     /// Lets a device go on that waits for a host that has failed.
     pub fn let_go(&self, pass: &Pass) -> Result<()> {
+        let (Some(first), Some(last)) = (self.waits.first(), self.waits.last()) else {
+            return Ok(());
+        };
+        // Where the host has not heard of the layer, its look-up may be about to write the word by
+        // itself: nobody else may then.
+        if let Some(layer) = self.pending.as_ref().filter(|layer| layer.number == *first) {
+            let [missing, ..] = self.lanes[layer.lane].wait(&layer.sizes)?;
+            if missing.iter().all(|byte| *byte == 0) {
+                return Ok(());
+            }
+        }
         let go = pass.slice(&pass.places().ffn.lookup.go);
-        self.late.upload_now(go, &self.number.to_le_bytes())
+        self.late.upload_now(go, &last.to_le_bytes())
     }
 }
 
@@ -206,6 +220,7 @@ impl Pass<'_> {
         unsafe { self.site().few(&few, self.biases(l).as_ref(), acts)? };
         self.place_rows(&shape, helping)?;
         if !is_whole {
+            ahead.waits.push(number);
             stream.wait_value(self.slice(&f.lookup.go), number)?;
         }
         self.sum(&shape, k, false)?;
@@ -292,6 +307,7 @@ impl Pass<'_> {
             // Some drivers hold back what is queued until somebody asks.
             late.is_done()?;
         }
+        tools.ahead.waits.retain(|waits| *waits != number);
         tools.ahead.frozen.retain(|frozen| *frozen != l);
         tiers.thaw(l, &tools.b.route.chosen, Some(&end));
         self.model.publish_routed(tools.cpu, tools.b, l, timeline);
