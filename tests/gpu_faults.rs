@@ -409,8 +409,7 @@ fn lost_of(
         }
     }
     for device in 0..devices {
-        let n = found.iter().filter(|(stage, of)| *stage == Stage::Decode && *of == device);
-        assert!(n.count() >= 2, "{name}: device {device}");
+        assert!(found.contains(&(Stage::Decode, device)), "{name}: device {device} is never lost");
     }
     let count = |stage| found.iter().filter(|(s, _)| *s == stage).count();
     let [load, prompt, decode] = [Stage::Load, Stage::Prompt, Stage::Decode].map(count);
@@ -442,9 +441,9 @@ fn lost_while_the_cpu_does_its_share() {
 
 #[test]
 fn one_of_two_devices_is_lost() {
-    lost_of(2, "all experts on two", "100%", None, (7..).step_by(5 * STRIDE));
-    lost_of(2, "experts are brought to two", "50%", Some(0.0), (3..).step_by(4 * STRIDE));
-    lost_of(2, "the CPU's share beside two", "50%", Some(0.4), (11..).step_by(5 * STRIDE));
+    // Odd steps, so that seeds are odd and even.
+    lost_of(2, "all experts on two", "100%", None, (7..).step_by(2 * STRIDE - 1));
+    lost_of(2, "the CPU's share beside two", "60%", Some(0.4), (11..).step_by(2 * STRIDE - 1));
 }
 
 // ---- interruptions and failed reads
