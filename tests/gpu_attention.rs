@@ -35,6 +35,8 @@ struct Case {
     bias: bool,
     /// All positions for all queries.
     all: bool,
+    /// How many positions those are: of another text, wherever the queries are in their own.
+    source: Option<usize>,
     prompt: bool,
     /// Factor on the queries, which the scale makes up for.
     loudness: f32,
@@ -53,6 +55,7 @@ const PLAIN: Case = Case {
     sinks: false,
     bias: false,
     all: false,
+    source: None,
     prompt: false,
     loudness: 1.0,
 };
@@ -131,8 +134,13 @@ impl Case {
         self.n_head_kv * self.group
     }
 
+    /// Positions that are there.
+    fn end(&self) -> usize {
+        self.source.unwrap_or(self.past + self.tokens)
+    }
+
     fn n_ctx(&self) -> usize {
-        self.past + self.tokens + SPARE
+        self.end() + SPARE
     }
 
     /// Elements of a query's keys and of its values.
@@ -141,7 +149,7 @@ impl Case {
     }
 
     fn data(&self) -> Data {
-        let end = self.past + self.tokens;
+        let end = self.end();
         let of = |head: usize, distance: isize| (head as f32 + 0.3 * distance as f32).cos();
         let far = REACH as isize;
         let head = |h: usize| (-far..=far).map(move |d| of(h, d));
@@ -161,7 +169,7 @@ impl Case {
     }
 
     fn all(&self) -> Option<usize> {
-        self.all.then_some(self.past + self.tokens)
+        self.all.then_some(self.end())
     }
 
     /// What the CPU says of all tokens.
@@ -255,7 +263,7 @@ impl<'a> OnDevice<'a> {
     fn attend(&self, tokens: Range<usize>, at_once: usize) -> Vec<f32> {
         let (case, bench) = (self.case, self.bench);
         let past = bench.up_u32(&[(case.past + tokens.start) as u32]);
-        let max_seen = case.past + case.tokens;
+        let max_seen = case.end();
         let bias = DeviceBias { reach: REACH, values: self.bias.all() };
         let shape = DeviceAttention {
             n_head: case.n_head(),
@@ -298,7 +306,7 @@ fn check(case: &Case) {
     let expected = case.expected();
     let mut device = OnDevice::new(&bench, case);
     if case.all {
-        device.store(case.past + case.tokens);
+        device.store(case.end());
         same(&device.attend(0..case.tokens, case.tokens), &expected, case);
         return;
     }
@@ -410,6 +418,59 @@ fn windows_sinks_biases_and_all_have_the_bits_of_the_cpu() {
     }
 }
 
+/// As a decoder sees what its encoder has read: shorter and longer than the decoder's own text.
+#[test]
+fn another_text_has_the_bits_of_the_cpu() {
+    for (source, past, tokens) in [(1, 0, 1), (5, 40, 3), (67, 2, 7), (511, 700, 1), (1030, 0, 5)] {
+        for ty in TYPES {
+            let case = Case { source: Some(source), all: true, past, tokens, ..PLAIN };
+            check(&Case { types: [ty, ty], group: 1, ..case.clone() });
+            check(&Case { types: [ty, F32], group: 3, sinks: true, ..case });
+        }
+    }
+    // A text that sees all of itself, by how far its tokens are from each other.
+    for tokens in [1, 2, 31, 65] {
+        let case = Case { all: true, bias: true, tokens, group: 1, ..PLAIN };
+        check(&Case { types: [F32, F32], k_dim: 20, v_dim: 12, ..case.clone() });
+        check(&Case { types: [BF16, F16], n_head_kv: 3, ..case });
+    }
+}
+
+/// A query sees all of a text as the query at its last position does: one graph for all of them.
+#[test]
+fn one_graph_serves_other_texts_of_any_length() {
+    let of = |source| Case { source: Some(source), all: true, past: 3, group: 3, ..PLAIN };
+    let (bench, longest) = (Bench::new(5), of(600));
+    let mut device = OnDevice::new(&bench, &longest);
+    device.store(longest.end());
+    let [last, out] = [4, 4 * longest.n_head() * longest.v_dim].map(|bytes| bench.empty(bytes));
+    let q = bench.up_f32(&longest.data().q);
+    let work = bench.empty(Attention::work_bytes(longest.n_head(), 32, longest.end(), 1));
+    let shape = DeviceAttention {
+        n_head: longest.n_head(),
+        n_head_kv: longest.n_head_kv,
+        past: last.all(),
+        max_seen: longest.end(),
+        all: None,
+        window: None,
+        scale: longest.scale(),
+        sinks: None,
+        bias: None,
+        prompt: false,
+    };
+    let (stream, k, v) = (&bench.stream, device.rows(0), device.rows(1));
+    let attention = &device.attention;
+    let graph = stream
+        .capture(|| attention.launch(stream, &shape, q.all(), 1, k, v, work.all(), out.all()));
+    let graph = graph.unwrap();
+    for source in [600, 1, 64, 513, 512] {
+        stream.upload_now(last.all(), &(source as u32 - 1).to_le_bytes()).unwrap();
+        // SAFETY: the buffers live as long as the graph.
+        unsafe { stream.run(&graph) }.unwrap();
+        same(&bench.down_f32(&out), &of(source).expected(), &of(source));
+    }
+}
+
 #[test]
 fn one_graph_serves_a_text_that_grows() {
     let case = &Case { past: 508, tokens: 6, group: 4, ..PLAIN };
@@ -480,7 +541,6 @@ fn check_prompt(case: Case) {
     let width = case.n_head() * case.v_dim;
     let mut device = OnDevice::new(&bench, case);
     let mut cut = Vec::new();
-    let end = case.past + case.tokens;
     if !case.all {
         let mut start = 0;
         for at in [1, case.tokens / 3, case.tokens] {
@@ -489,7 +549,7 @@ fn check_prompt(case: Case) {
             start = at.max(start);
         }
     }
-    device.store(end);
+    device.store(case.end());
     let whole = device.attend(0..case.tokens, case.tokens);
     let off = error(&whole, &expected);
     assert!(off < BOUND, "{off:e} {case:?}");
@@ -526,6 +586,9 @@ fn prompts_have_windows_sinks_biases_and_splits() {
         let case = Case { window, sinks, bias, past: 90, tokens: 41, n_head_kv: 1, ..PLAIN };
         check_prompt(Case { all: true, sinks: bias, bias: sinks, ..case.clone() });
         check_prompt(case);
+    }
+    for (source, past, tokens) in [(3, 90, 41), (130, 0, 9), (4100, 7, 3)] {
+        check_prompt(Case { source: Some(source), all: true, past, tokens, group: 1, ..PLAIN });
     }
     let long = Case { n_head_kv: 1, past: 4090, tokens: 14, k_dim: 16, v_dim: 16, ..PLAIN };
     check_prompt(Case { window: Some(4090), ..long });

@@ -4,9 +4,11 @@ use super::bench::Bench;
 use super::data::Random;
 use super::report::{Report, Row};
 use crate::Result;
-use crate::backend::cpu::attention::{AttentionShape, Elements, ElementsMut, Rows, RowsMut};
+use crate::backend::cpu::attention::{
+    AttentionShape, DistanceBias, Elements, ElementsMut, Rows, RowsMut,
+};
 use crate::backend::gpu::DeviceBuffer;
-use crate::backend::gpu::attention::{Attention, DeviceAttention};
+use crate::backend::gpu::attention::{Attention, DeviceAttention, DeviceBias};
 use crate::backend::gpu::cache::{CacheStore, DeviceRows};
 use crate::gguf::TensorType;
 
@@ -26,7 +28,12 @@ struct Shape {
     past: usize,
     tokens: usize,
     window: Option<usize>,
+    /// As an encoder: every query sees every position, with a bias by how far it is.
+    all: bool,
 }
+
+/// How far apart key and query can be and still differ in their bias.
+const REACH: usize = 9;
 
 struct Kernels {
     attention: Attention,
@@ -36,10 +43,15 @@ struct Kernels {
 pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
     let attention = Attention::load(&bench.gpu)?;
     let kernels = Kernels { attention, store: CacheStore::load(&bench.gpu)? };
-    let shape = |dim, past, tokens, window| Shape { dim, past, tokens, window };
-    let small = [shape(32, 70, 1, None), shape(64, 5, 3, Some(4))];
-    let large =
-        [shape(32, 513, 2, None), shape(128, 5000, 1, None), shape(128, 900, 64, Some(512))];
+    let shape = |dim, past, tokens, window| Shape { dim, past, tokens, window, all: false };
+    let encoder = |dim, tokens| Shape { all: true, ..shape(dim, 0, tokens, None) };
+    let small = [shape(32, 70, 1, None), shape(64, 5, 3, Some(4)), encoder(32, 11)];
+    let large = [
+        shape(32, 513, 2, None),
+        shape(128, 5000, 1, None),
+        shape(128, 900, 64, Some(512)),
+        encoder(64, 600),
+    ];
     let shapes = bench.shapes(&small, &large);
     for ty in TYPES {
         let cases: Vec<Case> = shapes.iter().map(|shape| Case::new(bench, ty, *shape)).collect();
@@ -128,9 +140,10 @@ impl Case {
     }
 
     fn name(&self) -> String {
-        let Shape { dim, past, tokens, window } = self.shape;
+        let Shape { dim, past, tokens, window, all } = self.shape;
         let window = window.map_or(String::new(), |window| format!(", window {window}"));
-        format!("{tokens}×{dim} after {past}{window}")
+        let all = if all { ", all" } else { "" };
+        format!("{tokens}×{dim} after {past}{window}{all}")
     }
 
     fn rows<'a>(&self, buffer: &'a DeviceBuffer) -> DeviceRows<'a> {
@@ -156,36 +169,39 @@ impl Case {
 
     /// By the kernels that have the twin's bits, or by those of prompts, on tensor cores.
     fn compare(&self, bench: &Bench, kernels: &Kernels, row: &mut Row, prompt: bool) -> Result<()> {
-        let Shape { dim, past, tokens, window } = self.shape;
+        let Shape { dim, past, tokens, window, all } = self.shape;
         let (n_head, n_ctx) = (N_HEAD_KV * GROUP, self.n_ctx());
         let scale = 1.0 / (dim as f32).sqrt();
+        let of = |head: usize, distance: isize| (head as f32 + 0.3 * distance as f32).cos();
+        let bias = DistanceBias::new(n_head, REACH, of);
         let [k, v] = self.caches.each_ref();
         let [k, v] = [k, v].map(|c| Rows { data: c.elements(), dim, stride: dim, n_ctx });
         let shape = AttentionShape {
             n_head,
             n_head_kv: N_HEAD_KV,
             first: past,
-            all: None,
+            all: all.then_some(n_ctx),
             window,
             scale,
             sinks: None,
-            bias: None,
+            bias: all.then_some(&bias),
         };
         let mut expected = vec![0.0; tokens * n_head * dim];
         bench.cpu.attention(shape, &self.q, k, v, &mut expected);
 
         let [k, v] = [0, 1].map(|i| self.stored(bench, kernels, i));
+        let values = bench.up_f32(bias.values())?;
         let (k, v, past) = (k?, v?, bench.up_u32(&[past as u32])?);
         let shape = DeviceAttention {
             n_head,
             n_head_kv: N_HEAD_KV,
             past: past.all(),
             max_seen: n_ctx,
-            all: None,
+            all: all.then_some(n_ctx),
             window,
             scale,
             sinks: None,
-            bias: None,
+            bias: all.then_some(DeviceBias { reach: REACH, values: values.all() }),
             prompt,
         };
         let work = bench.empty(Attention::work_bytes(n_head, dim, n_ctx, tokens))?;
