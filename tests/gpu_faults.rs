@@ -446,6 +446,82 @@ fn one_of_two_devices_is_lost() {
     lost_of(2, "the CPU's share beside two", "60%", Some(0.4), (11..).step_by(2 * STRIDE - 1));
 }
 
+// ---- a model with an encoder
+
+const SOURCE: [u32; 9] = [5, 9, 33, 71, 12, 8, 101, 44, 3];
+
+/// What a source text came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Said {
+    NotLoaded,
+    NotRead,
+    NotAnswered,
+    All,
+}
+
+fn source_and_answer(path: &Path, options: &EngineOptions) -> Said {
+    let loaded = try_load(path, options);
+    let mut session = match loaded.and_then(|engine| Session::new(&engine)) {
+        Ok(session) => session,
+        Err(why) => {
+            expect_lost(Err(why));
+            return Said::NotLoaded;
+        }
+    };
+    if let Err(why) = session.encode(&SOURCE) {
+        expect_lost(Err(why));
+        // It has read nothing.
+        let why = eval(&mut session, &[0], &mut Vec::new()).unwrap_err().to_string();
+        assert!(why.contains("source text"), "{why}");
+        expect_lost(session.encode(&SOURCE[..1]));
+        return Said::NotRead;
+    }
+    for (past, part) in [&[0, 7, 9][..], &[4], &[11]].into_iter().enumerate() {
+        let before = session.n_past();
+        if let Err(why) = eval(&mut session, part, &mut Vec::new()) {
+            expect_lost(Err(why));
+            assert!(session.n_past() == before && (before > 0) == (past > 0));
+            expect_lost(eval(&mut session, part, &mut Vec::new()));
+            return Said::NotAnswered;
+        }
+    }
+    Said::All
+}
+
+#[test]
+fn lost_under_a_source_text_and_its_answer() {
+    let Some(turn) = Turn::new("an encoder") else { return };
+    let path = convert_golden("switch", "q8_0", turn.path.parent().unwrap());
+    for (first, cpu_share) in [(5, None), (9, Some(0.4))] {
+        let mut said = Vec::new();
+        for op in (first..).step_by(STRIDE) {
+            let faults = Faults { lost_at_op: Some(op), ..Faults::default() };
+            let config = Config { seed: op, faults, ..Config::default() };
+            let vram = "50%".parse().unwrap();
+            said.push(source_and_answer(
+                &path,
+                &EngineOptions { cpu_share, vram, ..options(config) },
+            ));
+            if said.ends_with(&[Said::All]) {
+                break;
+            }
+        }
+        let count = |what| said.iter().filter(|s| **s == what).count();
+        let [unread, unanswered] = [Said::NotRead, Said::NotAnswered].map(count);
+        assert!(unread >= 2 && unanswered >= 2, "{said:?}");
+    }
+    // Ctrl-C before a text: it is not read, and the next one is.
+    let engine = load(&path, &options(Config::default()));
+    let mut session = Session::new(&engine).unwrap();
+    session.encode(&SOURCE).unwrap();
+    interrupt::set();
+    assert!(matches!(session.encode(&SOURCE), Err(Error::Interrupted)));
+    interrupt::clear();
+    assert!(eval(&mut session, &[0], &mut Vec::new()).is_err(), "a text that was not read");
+    session.encode(&SOURCE).unwrap();
+    eval(&mut session, &[0], &mut Vec::new()).unwrap();
+}
+
 // ---- interruptions and failed reads
 
 /// Presses Ctrl-C when the router of a layer has chosen, some passes on.

@@ -1,6 +1,6 @@
 //! Sessions of encoder–decoder models: a source text is read once, then answered.
 
-use super::{Logits, Relay, Session, Want};
+use super::{Compute, Logits, Relay, Session, Want};
 use crate::model::record::Recorder;
 use crate::model::seq2seq::Answering;
 use crate::{Error, Result, interrupt};
@@ -35,8 +35,14 @@ impl Session {
         let recorder = self.recorded.as_mut().map(|recorder| recorder as &mut dyn Recorder);
         let mut ignore = |_: usize, _: Logits<'_>| {};
         let mut relay = Relay::of_all(tokens, recorder, &mut ignore);
-        let (kv, buffers) = (&mut self.kv, &mut self.buffers);
-        engine.model.encode(&engine.compute().cpu, kv, buffers, tokens, self.id, &mut relay)?;
+        let (kv, b) = (&mut self.kv, &mut self.buffers);
+        let (model, Compute { cpu, gpu }) = (&engine.model, &mut *engine.compute());
+        match (gpu, &self.gpu_kv) {
+            (Some(gpu), Some(on_device)) => {
+                gpu.encode(model, cpu, (kv, on_device), b, tokens, self.id, &mut relay)?
+            }
+            _ => model.encode(cpu, kv, b, tokens, self.id, &mut relay)?,
+        }
         self.n_source = tokens.len();
         Ok(())
     }
@@ -53,9 +59,15 @@ impl Session {
         let engine = self.engine.clone();
         let recorder = recorder.as_mut().map(|recorder| &mut **recorder as &mut dyn Recorder);
         let mut relay = Relay::of_all(tokens, recorder, on_logits);
-        let (kv, buffers) = (&mut self.kv, &mut self.buffers);
+        let (kv, b) = (&mut self.kv, &mut self.buffers);
         let at = Answering { request: self.id, n_source: self.n_source, past: self.n_past };
-        engine.model.decode(&engine.compute().cpu, kv, buffers, tokens, at, want, &mut relay)?;
+        let (model, Compute { cpu, gpu }) = (&engine.model, &mut *engine.compute());
+        match (gpu, &self.gpu_kv) {
+            (Some(gpu), Some(on_device)) => {
+                gpu.decode(model, cpu, (kv, on_device), b, tokens, at, want, &mut relay)?
+            }
+            _ => model.decode(cpu, kv, b, tokens, at, want, &mut relay)?,
+        }
         self.n_past += tokens.len();
         Ok(())
     }

@@ -199,7 +199,7 @@ fn onto_devices(
         policy: options.policy,
         profile: store.map(ProfileFile::load).unwrap_or_default(),
         lockstep: options.lockstep,
-        n_ubatch: plan.n_ubatch.min(plan.n_ctx),
+        n_ubatch: needs::tokens_at_once(model.hyper(), plan.n_ubatch, plan.n_ctx),
         n_ctx: plan.n_ctx,
         cpu_share: options.cpu_share,
     };

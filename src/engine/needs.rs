@@ -6,9 +6,9 @@ use super::plan::usual_ubatch;
 use super::tensor_place::{LayerNames, Names};
 use crate::experts::LayerExperts;
 use crate::gguf::TensorInfo;
-use crate::model::Bound;
 use crate::model::gpu::vram::slots;
 use crate::model::shares::Share;
+use crate::model::{Bound, HyperParams};
 
 /// Tensors begin in VRAM at multiples of this.
 const TENSOR_ALIGN: u64 = 256;
@@ -32,39 +32,46 @@ impl DeviceNeeds {
             experts: model.routed()[l].as_ref().map(|layer| slots(layer, model.k())),
         };
         let of_head = if model.is_tied() { sum(Share::Embedding) } else { 0 };
-        let n_ubatch = usual_ubatch(options).min(n_ctx);
+        let n = tokens_at_once(model.hyper(), usual_ubatch(options), n_ctx);
         DeviceNeeds {
             head_bytes: sum(Share::Head) + of_head,
-            activation_bytes: model.buffer_bytes(n_ubatch, n_ctx, n_devices - 1) as u64,
-            work_bytes: work_bytes(model, n_ubatch),
-            peer_bytes: model.gpu_peer_bytes(n_ubatch) as u64,
+            activation_bytes: model.buffer_bytes(n, n_ctx, n_devices - 1) as u64,
+            work_bytes: work_bytes(model, n),
+            peer_bytes: model.gpu_peer_bytes(n) as u64,
             expert_bytes: model.expert_and_dense_bytes().0,
             layers: (0..model.hyper().n_layers).map(layer).collect(),
         }
     }
 }
 
-/// A tensor as it is on a device. Vectors and biases are f32 there, and norms have biases, zeros
-/// where the file has none.
+/// The largest pass: a micro-batch, or a whole text of a model with an encoder.
+pub fn tokens_at_once(hyper: &HyperParams, n_ubatch: usize, n_ctx: usize) -> usize {
+    match hyper.encoder {
+        None => n_ubatch.min(n_ctx),
+        Some(_) => n_ctx,
+    }
+}
+
+/// A tensor as it is on a device. Vectors and biases are f32 there; norms have biases, zeros where
+/// the file has none; and what experts add to their gates and ups lies there twice.
 fn device_bytes(tensor: &TensorInfo) -> u64 {
     let n: u64 = tensor.dims.iter().product();
-    let is_vector = n == tensor.dims[0] || tensor.name.ends_with(".bias");
+    let name = &tensor.name;
+    let is_bias = name.ends_with(".bias");
+    let is_vector = n == tensor.dims[0] || is_bias;
     let bytes = if is_vector { tensor.n_bytes.max(4 * n) } else { tensor.n_bytes };
-    let parts = if tensor.name.ends_with("norm.weight") { 2 } else { 1 };
+    let is_experts = is_bias && (name.contains("ffn_gate") || name.contains("ffn_up"));
+    let parts = if is_experts || name.ends_with("norm.weight") { 2 } else { 1 };
     parts * bytes.next_multiple_of(TENSOR_ALIGN)
 }
 
 /// What a layer keeps of `n_ctx` positions; a decoder's layer also of what its encoder has read.
 fn kv_bytes(model: &Bound, options: &EngineOptions, l: usize, n_ctx: usize) -> u64 {
     let hyper = model.hyper();
-    let (shapes, n_encoder) = (hyper.cache_shapes(), hyper.n_encoder_layers());
-    let own = match (n_encoder, l.checked_sub(n_encoder)) {
-        (0, _) => vec![shapes[l]],
-        (_, None) => Vec::new(),
-        (_, Some(l)) => vec![shapes[l], shapes[shapes.len() / 2 + l]],
-    };
     let (k, v) = (options.cache_type_k, options.cache_type_v);
-    own.iter().map(|shape| shape.n_bytes(n_ctx, k, v) as u64).sum()
+    let shapes = hyper.cache_shapes().into_iter().enumerate();
+    let own = shapes.filter(|(slot, _)| hyper.layer_of_slot(*slot) == l);
+    own.map(|(_, shape)| shape.n_bytes(n_ctx, k, v) as u64).sum()
 }
 
 /// Pieces of memory that are taken, each rounded up: weights, tables, activations, the cache, and
@@ -72,13 +79,14 @@ fn kv_bytes(model: &Bound, options: &EngineOptions, l: usize, n_ctx: usize) -> u
 const BUFFERS: u64 = 16;
 
 /// Tables of where granules lie, an address each: of routed experts, and once a token of those that
-/// every token goes to.
-fn work_bytes(model: &Bound, n_ubatch: usize) -> u64 {
+/// every token goes to. Besides, what an encoder has beside its layers.
+fn work_bytes(model: &Bound, n: usize) -> u64 {
     let n_granules = |l: &LayerExperts| l.geometry.n_granules();
     let routed = model.routed().iter().flatten().map(|l| l.n_experts * n_granules(l));
     let only = model.dense_experts().into_iter().flatten().flatten();
-    let only = only.map(|l| n_ubatch * n_granules(l) + TENSOR_ALIGN as usize / 8);
-    8 * routed.chain(only).sum::<usize>() as u64 + BUFFERS * TENSOR_ALIGN
+    let only = only.map(|l| n * n_granules(l) + TENSOR_ALIGN as usize / 8);
+    let granules = 8 * routed.chain(only).sum::<usize>() as u64;
+    granules + model.encoder_bytes() + BUFFERS * TENSOR_ALIGN
 }
 
 /// What a layer's dense part and shared expert take beyond their tensors, as they lie there in

@@ -52,14 +52,6 @@ pub(super) fn on_devices(
     mut devices: Vec<Device>,
 ) -> Result<(Vec<Device>, Option<DevicePart>)> {
     let flags = flags_for_devices(options);
-    if model.hyper().encoder.is_some() && !devices.is_empty() {
-        let why = "models with an encoder are computed on the CPU";
-        if !options.device.is_auto() {
-            return Err(Error::Device(format!("--device {}: {why}", options.device)));
-        }
-        log::info!("{why}");
-        return Ok((Vec::new(), None));
-    }
     if devices.is_empty() {
         if !flags.is_empty() {
             log::warn!("computing on the CPU, so {} says nothing", flags.join(", "));

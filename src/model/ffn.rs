@@ -135,7 +135,10 @@ impl Model {
     /// of them, so will be the next layer's, which are brought meanwhile.
     pub(super) fn foresee_after(&self, l: usize, n_chosen: usize) {
         let n_experts = self.hyper.routing.n_experts;
-        let mut behind = l + 1..self.weights.layers.len();
+        let n_encoder = self.hyper.n_encoder_layers();
+        // The decoder's tokens are others.
+        let end = if l < n_encoder { n_encoder } else { self.weights.layers.len() };
+        let mut behind = l + 1..end;
         let next = behind.find(|l| self.weights.routed[*l].is_some());
         self.foresee(next.filter(|_| tells_of_next(n_chosen, n_experts)));
     }

@@ -7,6 +7,7 @@ use super::seq2seq::EncoderParams;
 use crate::backend::cpu::delta::{DeltaShape, HeadOrder};
 use crate::gguf::{Array, Gguf, Value};
 use crate::{Error, Result};
+use std::ops::Range;
 
 /// Hyper-parameters. Counts are of the whole model unless said otherwise.
 #[derive(Clone, Debug)]
@@ -43,6 +44,15 @@ pub struct HyperParams {
     pub embedding_scale: f32,
     pub residual_scale: f32,
     pub logit_divisor: Option<f32>,
+}
+
+/// Of a layer of the decoder.
+#[derive(Clone, Copy, Debug)]
+pub struct CacheSlots {
+    /// Of the text that it goes on with.
+    pub own: usize,
+    /// Of the encoder's text, in a model with an encoder.
+    pub source: usize,
 }
 
 /// How a layer's router chooses.
@@ -115,6 +125,23 @@ impl HyperParams {
     /// Layers of the encoder, if there is one: those that come first.
     pub fn n_encoder_layers(&self) -> usize {
         self.encoder.as_ref().map_or(0, |encoder| encoder.n_layers)
+    }
+
+    /// The decoder's layers; all that there are in a model without an encoder.
+    pub fn decoder_layers(&self) -> Range<usize> {
+        self.n_encoder_layers()..self.n_layers
+    }
+
+    /// Where in `cache_shapes` a layer of the decoder has its places.
+    pub fn cache_slots(&self, layer: usize) -> CacheSlots {
+        let own = layer - self.n_encoder_layers();
+        CacheSlots { own, source: own + self.decoder_layers().len() }
+    }
+
+    /// The layer that has a place of `cache_shapes`.
+    pub fn layer_of_slot(&self, slot: usize) -> usize {
+        let layers = self.decoder_layers();
+        layers.start + slot % layers.len()
     }
 
     /// What each layer keeps of each position. With an encoder: what each layer of the decoder

@@ -46,10 +46,13 @@ impl Model {
         self.routed.wants_hidden() || self.tiers.as_ref().is_some_and(|tiers| tiers.wants_hidden())
     }
 
-    /// The layer whose router a policy wants to see applied to layer `l`'s activation.
+    /// The layer whose router a policy wants to see applied to layer `l`'s activation. Tokens of
+    /// one stack do not go through the other's layers.
     pub(super) fn looks_ahead(&self, l: usize) -> Option<usize> {
         let tiers = || self.tiers.as_ref().and_then(|tiers| tiers.looks_ahead(l));
-        self.routed.looks_ahead(l).or_else(tiers)
+        let is_encoder = |l: usize| l < self.hyper.n_encoder_layers();
+        let next = self.routed.looks_ahead(l).or_else(tiers)?;
+        (is_encoder(next) == is_encoder(l)).then_some(next)
     }
 
     /// Whether a token's `publish_routed` reads what the router saw or where that comes from.

@@ -46,6 +46,17 @@ impl Bound {
         }
     }
 
+    /// Bytes on a device of what an encoder has besides its layers: its output norm, and what is
+    /// added to scores.
+    pub fn encoder_bytes(&self) -> u64 {
+        let Some(encoder) = &self.weights.encoder else { return 0 };
+        let bias = [&encoder.encoder_bias, &encoder.decoder_bias].into_iter().flatten();
+        let bias: usize = bias.map(|bias| bias.values().len()).sum();
+        let norm = &encoder.output_norm;
+        // Each begins at a multiple of 256 bytes.
+        4 * (bias + norm.weight.len() + norm.bias.len()) as u64 + 4 * 256
+    }
+
     /// Names that rules know a layer's experts by: those of a standard file.
     pub fn expert_names(&self, layer: usize, name: &str) -> Vec<String> {
         match granules::layer_of(name) {

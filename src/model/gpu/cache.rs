@@ -1,4 +1,5 @@
-//! One session's KV cache, of the layers that a device computes.
+//! One session's KV cache, of the layers that a device computes. Slots are those of the model
+//! (`HyperParams::cache_shapes`).
 
 use super::super::kv::{CacheType, LayerShape};
 use crate::Result;
@@ -7,23 +8,24 @@ use crate::backend::gpu::{Device, DeviceBuffer, DeviceSlice, Graph, Stream};
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What a layer has of the buffer: keys (or latent rows) and values, or a delta rule's past inputs
+/// What a slot has of the buffer: keys (or latent rows) and values, or a delta rule's past inputs
 /// and state.
-struct LayerPlaces {
+struct SlotPlaces {
     shape: LayerShape,
     first: Range<usize>,
     second: Range<usize>,
 }
 
-/// What a layer's first part is queued as, and for how many positions.
-pub type LayerGraph = Option<(usize, Graph)>;
+/// What a layer's first part is queued as, and for how many positions of its own text and of the
+/// encoder's.
+pub type LayerGraph = Option<([usize; 2], Graph)>;
 
 pub struct GpuCache {
-    /// Of decoded tokens, one a layer: they read and write `buffer`.
+    /// Of decoded tokens, a layer's in its own slot: they read and write `buffer`.
     graphs: Vec<Mutex<LayerGraph>>,
     buffer: DeviceBuffer,
-    /// One for each of the model's layers; none for those that are elsewhere.
-    layers: Vec<Option<LayerPlaces>>,
+    /// None for layers that are elsewhere.
+    slots: Vec<Option<SlotPlaces>>,
     types: (CacheType, CacheType),
     n_ctx: usize,
 }
@@ -41,38 +43,38 @@ fn parts(shape: LayerShape, n_ctx: usize, (k, v): (CacheType, CacheType)) -> [us
 }
 
 impl GpuCache {
-    /// Of the layers in `on_device`; states are zero, positions of any content.
+    /// Of the slots for which `on_device` says so; states are zero, positions of any content.
     pub fn new(
         gpu: &Device,
         shapes: &[LayerShape],
-        on_device: &Range<usize>,
+        on_device: &dyn Fn(usize) -> bool,
         n_ctx: usize,
         types: (CacheType, CacheType),
     ) -> Result<GpuCache> {
         let mut end = 0;
-        let mut places = |l: usize, shape: LayerShape| {
-            on_device.contains(&l).then(|| {
+        let mut places = |slot: usize, shape: LayerShape| {
+            on_device(slot).then(|| {
                 let [first, second] = parts(shape, n_ctx, types);
                 let start = end;
                 end = start + first + second;
-                LayerPlaces { shape, first: start..start + first, second: start + first..end }
+                SlotPlaces { shape, first: start..start + first, second: start + first..end }
             })
         };
-        let layers = shapes.iter().enumerate().map(|(l, shape)| places(l, *shape)).collect();
+        let slots = shapes.iter().enumerate().map(|(slot, shape)| places(slot, *shape)).collect();
         let buffer = DeviceBuffer::of(gpu, end.max(256), "KV cache", "-c, --vram, -ngl")?;
         let graphs = shapes.iter().map(|_| Mutex::default()).collect();
-        let cache = GpuCache { graphs, buffer, layers, types, n_ctx };
+        let cache = GpuCache { graphs, buffer, slots, types, n_ctx };
         cache.clear_states()?;
         Ok(cache)
     }
 
-    pub fn graph(&self, l: usize) -> MutexGuard<'_, LayerGraph> {
+    pub fn graph(&self, slot: usize) -> MutexGuard<'_, LayerGraph> {
         // A panic leaves a graph or none, either of which will do.
-        self.graphs[l].lock().unwrap_or_else(PoisonError::into_inner)
+        self.graphs[slot].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn layer(&self, l: usize) -> &LayerPlaces {
-        self.layers[l].as_ref().expect("a layer on the device")
+    fn place(&self, slot: usize) -> &SlotPlaces {
+        self.slots[slot].as_ref().expect("a layer on the device")
     }
 
     fn rows(
@@ -86,23 +88,31 @@ impl GpuCache {
         DeviceRows { ty, data, heads, dim, stride: dim, n_ctx: self.n_ctx }
     }
 
-    /// Keys and values of a layer; of latent attention the rows, and no values.
-    pub fn of_layer(&self, l: usize) -> (DeviceRows<'_>, Option<DeviceRows<'_>>) {
-        let LayerPlaces { shape, first, second } = self.layer(l);
+    pub fn n_ctx(&self) -> usize {
+        self.n_ctx
+    }
+
+    pub fn types(&self) -> (CacheType, CacheType) {
+        self.types
+    }
+
+    /// Keys and values of a slot; of latent attention the rows, and no values.
+    pub fn of_slot(&self, slot: usize) -> (DeviceRows<'_>, Option<DeviceRows<'_>>) {
+        let SlotPlaces { shape, first, second } = self.place(slot);
         match *shape {
             LayerShape::Heads { n_head_kv, k_dim, v_dim } => {
                 let values = self.rows(second, self.types.1, n_head_kv, v_dim);
                 (self.rows(first, self.types.0, n_head_kv, k_dim), Some(values))
             }
             LayerShape::Latent { dim } => (self.rows(first, self.types.0, 1, dim), None),
-            LayerShape::Delta(_) => panic!("layer {l} keeps no positions"),
+            LayerShape::Delta(_) => panic!("slot {slot} keeps no positions"),
         }
     }
 
     /// A delta rule's past inputs and its state.
-    pub fn delta(&self, l: usize) -> (DeviceSlice<'_>, DeviceSlice<'_>) {
-        let LayerPlaces { shape, first, second } = self.layer(l);
-        let LayerShape::Delta(shape) = shape else { panic!("layer {l} has no state") };
+    pub fn delta(&self, slot: usize) -> (DeviceSlice<'_>, DeviceSlice<'_>) {
+        let SlotPlaces { shape, first, second } = self.place(slot);
+        let LayerShape::Delta(shape) = shape else { panic!("slot {slot} has no state") };
         let part =
             |place: &Range<usize>, n: usize| self.buffer.slice(place.start..place.start + 4 * n);
         (part(first, shape.n_past()), part(second, shape.n_state()))
@@ -110,14 +120,14 @@ impl GpuCache {
 
     /// States begin anew.
     pub fn clear_states(&self) -> Result<()> {
-        let has_state = |l: &LayerPlaces| matches!(l.shape, LayerShape::Delta(_));
-        if !self.layers.iter().flatten().any(has_state) {
+        let has_state = |slot: &SlotPlaces| matches!(slot.shape, LayerShape::Delta(_));
+        if !self.slots.iter().flatten().any(has_state) {
             return Ok(());
         }
         let stream = Stream::new(self.buffer.gpu())?;
-        for layer in self.layers.iter().flatten() {
-            if let LayerShape::Delta(_) = layer.shape {
-                stream.fill(self.buffer.slice(layer.first.start..layer.second.end), 0)?;
+        for slot in self.slots.iter().flatten() {
+            if let LayerShape::Delta(_) = slot.shape {
+                stream.fill(self.buffer.slice(slot.first.start..slot.second.end), 0)?;
             }
         }
         stream.synchronize()

@@ -51,12 +51,17 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Logits, probabilities, the chosen experts and their weights.
+    /// Logits, probabilities, the chosen experts as far as they have room, and their weights.
     pub fn choose(&self, router: &GpuRouter, choice: &Choice, acts: &GpuActs) -> Result<()> {
         let route = self.route();
         self.linear(&router.logits, acts, route.probs)?;
         let bias = router.choice_bias.as_ref().map(|bias| self.g.weights.vector(bias));
-        self.g.ops.router.route(self.stream(), route, &Choice { bias: None, ..*choice }, bias)
+        self.g.ops.router.route(self.stream(), route, &Choice { bias: None, ..*choice }, bias)?;
+        // A pass of no more tokens fills no expert.
+        let Some(capacity) = self.hyper().routing.capacity.filter(|n| self.n > *n) else {
+            return Ok(());
+        };
+        self.g.ops.resolve.limit(self.stream(), route.chosen, route.n_experts, capacity)
     }
 
     /// y = sigmoid(gate · h) · expert(h), or 0 without a shared expert

@@ -5,13 +5,14 @@ use super::super::Model;
 use super::super::forward::{Buffers, LOGITS_TOKENS, Listener, Logits, TopK, Want};
 use super::super::kv::KvCache;
 use super::super::publish::{Pass as Timeline, nanos_since};
+use super::super::seq2seq::Answering;
 use super::GpuModel;
 use super::cache::GpuCache;
 use super::decode::Ahead;
 use super::front::graph_positions;
 use super::hybrid::Hybrid;
 use super::layers::GpuLayer;
-use super::pass::Pass;
+use super::pass::{Pass, Text};
 use super::peers::Peer;
 use super::staging::{Staging, floats, integers};
 use crate::Result;
@@ -60,31 +61,38 @@ impl GpuModel {
             n => past + n,
         };
         let GpuModel { parts, staging, hybrid, ahead, peers, .. } = self;
-        let pass = Pass { model, g: parts, cache, n: tokens.len(), past, is_prompt, max_seen };
+        let n = tokens.len();
+        let pass = Pass { model, g: parts, cache, n, past, is_prompt, max_seen, text: Text::Only };
         let mut tools = Tools { staging, hybrid, ahead, peers, cpu, b };
         let result = pass.run(&mut tools, kv, timeline, want, listener);
-        if result.is_err() {
-            // One that is lost waits for nothing; what is told is the first error.
-            let _ = tools.ahead.let_go(&pass);
-        }
-        // Also after an error: what was queued may still use what is given back.
-        let waited = tools.staging.wait(&parts.stream);
-        let waited = waited.and(tools.wait_for_peers());
-        if result.is_err() {
-            model.foresee(None);
-        }
-        if let (Err(_), Some(tiers)) = (&result, &parts.tiers) {
-            tools.hybrid.give_up(tiers);
-            tools.ahead.give_up(tiers);
-        }
-        result.and(waited)?;
+        pass.end(&mut tools, result)?;
         model.publish_end(b, timeline);
         Ok(())
     }
 }
 
 impl Pass<'_> {
-    fn run(
+    /// Waits for what was queued; of a pass that failed, gives back what it had taken.
+    pub fn end(&self, tools: &mut Tools, result: Result<()>) -> Result<()> {
+        if result.is_err() {
+            // One that is lost waits for nothing; what is told is the first error.
+            let _ = tools.ahead.let_go(self);
+        }
+        // Also after an error: what was queued may still use what is given back.
+        let waited = tools.staging.wait(self.stream());
+        let waited = waited.and(tools.wait_for_peers());
+        if result.is_err() {
+            self.model.foresee(None);
+        }
+        if let (Err(_), Some(tiers)) = (&result, &self.g.tiers) {
+            tools.hybrid.give_up(tiers);
+            tools.ahead.give_up(tiers);
+        }
+        result.and(waited)
+    }
+
+    /// The layers, the output norm and the head.
+    pub fn run(
         &self,
         tools: &mut Tools,
         kv: &mut KvCache,
@@ -92,22 +100,7 @@ impl Pass<'_> {
         want: Want,
         listener: &mut dyn Listener,
     ) -> Result<()> {
-        self.make_graphs(tools.staging)?;
-        self.upload_positions(tools)?;
-        // Where the stream is.
-        let mut on_device = false;
-        for l in 0..self.hyper().n_layers {
-            let layer = self.g.layers[l].as_ref();
-            let moved = (&mut on_device, layer.is_some());
-            self.move_stream(tools, moved, timeline, listener)?;
-            match layer {
-                Some(layer) => self.layer(tools, l, layer, timeline, listener)?,
-                None => {
-                    let Tools { cpu, b, .. } = tools;
-                    self.model.layer(cpu, kv, b, l, self.past, timeline, listener)?;
-                }
-            }
-        }
+        let mut on_device = self.run_layers(tools, kv, timeline, listener)?;
         let start = Instant::now();
         let moved = (&mut on_device, self.g.head.is_some());
         self.move_stream(tools, moved, timeline, listener)?;
@@ -118,6 +111,49 @@ impl Pass<'_> {
         }
         tools.b.published.timing.head_ns = nanos_since(start);
         Ok(())
+    }
+
+    /// Answers whether the stream is on the device then.
+    pub fn run_layers(
+        &self,
+        tools: &mut Tools,
+        kv: &mut KvCache,
+        timeline: Timeline,
+        listener: &mut dyn Listener,
+    ) -> Result<bool> {
+        self.make_graphs(tools.staging)?;
+        self.upload_positions(tools)?;
+        // Where the stream is.
+        let mut on_device = false;
+        for l in self.layers() {
+            let layer = self.g.layers[l].as_ref();
+            let moved = (&mut on_device, layer.is_some());
+            self.move_stream(tools, moved, timeline, listener)?;
+            match layer {
+                Some(layer) => self.layer(tools, l, layer, timeline, listener)?,
+                None => self.layer_on_cpu(tools, kv, l, timeline, listener)?,
+            }
+        }
+        Ok(on_device)
+    }
+
+    fn layer_on_cpu(
+        &self,
+        tools: &mut Tools,
+        kv: &mut KvCache,
+        l: usize,
+        timeline: Timeline,
+        listener: &mut dyn Listener,
+    ) -> Result<()> {
+        let (model, past, Tools { cpu, b, .. }) = (self.model, self.past, tools);
+        match self.text {
+            Text::Only => model.layer(cpu, kv, b, l, past, timeline, listener),
+            Text::Source => model.encoder_layer(cpu, kv, b, l, timeline, listener),
+            Text::Answer { n_source } => {
+                let at = Answering { request: timeline.request, n_source, past };
+                model.decoder_layer(cpu, kv, b, l, at, timeline, listener)
+            }
+        }
     }
 
     /// One layer, of the stages of `Model::layer`.
@@ -153,15 +189,23 @@ impl Pass<'_> {
 
     fn upload_positions(&self, tools: &mut Tools) -> Result<()> {
         let (places, stream) = (self.places(), self.stream());
-        let turns: Vec<f32> = tools.b.rope.turns().iter().flatten().copied().collect();
-        let to = self.words(&places.turns, turns.len());
-        tools.staging.upload(stream, to, &turns, f32::to_le_bytes)?;
-        let past = self.words(&places.past, 1);
-        tools.staging.upload(stream, past, &[self.past as u32], u32::to_le_bytes)
+        if self.text == Text::Only {
+            let turns: Vec<f32> = tools.b.rope.turns().iter().flatten().copied().collect();
+            let to = self.words(&places.turns, turns.len());
+            tools.staging.upload(stream, to, &turns, f32::to_le_bytes)?;
+        }
+        let mut up = |place, position: usize| {
+            let to = self.words(place, 1);
+            tools.staging.upload(stream, to, &[position as u32], u32::to_le_bytes)
+        };
+        if let Text::Answer { n_source } = self.text {
+            up(&places.source, n_source - 1)?;
+        }
+        up(&places.past, self.past)
     }
 
     /// Brings the stream to where the next stage wants it.
-    fn move_stream(
+    pub fn move_stream(
         &self,
         tools: &mut Tools,
         (on_device, wanted): (&mut bool, bool),

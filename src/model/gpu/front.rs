@@ -23,12 +23,13 @@ impl Pass<'_> {
         if self.n > 1 || self.is_prompt {
             return Ok(());
         }
-        for (l, layer) in self.g.layers.iter().enumerate() {
-            let Some(layer) = layer else { continue };
-            let mut graph = self.cache.graph(l);
-            if graph.as_ref().is_none_or(|(positions, _)| *positions != self.max_seen) {
+        let positions = [self.max_seen, self.max_source()];
+        for l in self.layers() {
+            let Some(layer) = &self.g.layers[l] else { continue };
+            let mut graph = self.cache.graph(self.slots(l).own);
+            if graph.as_ref().is_none_or(|(made_for, _)| *made_for != positions) {
                 let made = self.stream().capture(|| self.queue(staging, l, layer))?;
-                *graph = Some((self.max_seen, made));
+                *graph = Some((positions, made));
             }
         }
         Ok(())
@@ -40,7 +41,7 @@ impl Pass<'_> {
         if self.n > 1 || self.is_prompt {
             return self.queue(tools.staging, l, layer);
         }
-        let graph = self.cache.graph(l);
+        let graph = self.cache.graph(self.slots(l).own);
         let (_, graph) = graph.as_ref().expect("made before the first layer");
         // SAFETY: the graph's memory is that of this cache, which has the graph, and of the model's
         // part on the device, which the session that has the cache keeps alive.
@@ -53,6 +54,13 @@ impl Pass<'_> {
         self.mix(l, &layer.mixer)?;
         self.keep_before(&layer.ffn)?;
         self.add_residual()?;
+
+        // norm, attention to the encoder's text, residual
+        if let Some(cross) = &layer.cross {
+            self.norm(&cross.norm, self.x(), self.h())?;
+            self.cross_attention(l, &cross.attention)?;
+            self.add_residual()?;
+        }
 
         // dense branch, residual
         if self.dense_branch(staging, &layer.ffn)? {

@@ -1,12 +1,14 @@
 //! The layers of a model as a device holds them: what `model::weights` binds, uploaded.
 
 use super::super::descriptor;
+use super::super::seq2seq::EncoderWeights;
 use super::super::weights::{
     AttentionWeights, DeltaWeights, ExpertShape, FfnWeights, Gate, Gates, LatentWeights, Mixer,
     Norm, Query,
 };
 use super::vram::{GranuleLayout, Part};
 use super::weights::{GpuHeads, GpuLinear, GpuMatrix, GpuVector, Packer};
+use crate::backend::cpu::attention::DistanceBias;
 use crate::backend::cpu::delta::DeltaShape;
 use crate::backend::cpu::expert::ExpertBiases;
 use crate::experts::{LayerExperts, Resident};
@@ -106,10 +108,31 @@ pub struct GpuFfn {
     pub branch: Option<(GpuNorm, GpuOnly)>,
 }
 
+/// What attends to the encoder's text.
+pub struct GpuCross {
+    pub norm: GpuNorm,
+    pub attention: GpuAttention,
+}
+
 pub struct GpuLayer {
     pub norm: GpuNorm,
     pub mixer: GpuMixer,
+    /// Of a decoder with an encoder.
+    pub cross: Option<GpuCross>,
     pub ffn: GpuFfn,
+}
+
+/// As `DistanceBias`.
+pub struct GpuBias {
+    pub reach: usize,
+    pub values: GpuVector,
+}
+
+/// What a model with an encoder has besides its layers.
+pub struct GpuEncoder {
+    pub output_norm: GpuNorm,
+    pub encoder_bias: Option<GpuBias>,
+    pub decoder_bias: Option<GpuBias>,
 }
 
 impl GpuLayer {
@@ -134,7 +157,20 @@ impl<'a> Packer<'a> {
             Mixer::Latent(w) => GpuMixer::Latent(self.latent(w)),
             Mixer::Delta(w) => GpuMixer::Delta(self.delta(w)),
         };
-        GpuLayer { norm: self.norm(&layer.norm), mixer, ffn: self.ffn(l, &layer.ffn) }
+        let cross = self.model.cross_attention_of(l).map(|cross| GpuCross {
+            norm: self.norm(&cross.norm),
+            attention: self.attention(&cross.attention),
+        });
+        GpuLayer { norm: self.norm(&layer.norm), mixer, cross, ffn: self.ffn(l, &layer.ffn) }
+    }
+
+    pub fn encoder(&mut self, w: &'a EncoderWeights) -> GpuEncoder {
+        let mut bias = |bias: &'a Option<DistanceBias>| {
+            let bias = bias.as_ref()?;
+            Some(GpuBias { reach: bias.reach(), values: self.vector(bias.values()) })
+        };
+        let (encoder_bias, decoder_bias) = (bias(&w.encoder_bias), bias(&w.decoder_bias));
+        GpuEncoder { output_norm: self.norm(&w.output_norm), encoder_bias, decoder_bias }
     }
 
     fn optional(&mut self, values: &'a Option<Vec<f32>>) -> Option<GpuVector> {

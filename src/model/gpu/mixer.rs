@@ -2,7 +2,7 @@
 
 use super::acts::GpuActs;
 use super::layers::{GpuAttention, GpuLatent, GpuMixer, GpuQuery};
-use super::pass::Pass;
+use super::pass::{Pass, Text};
 use super::weights::{GpuLinear, GpuVector};
 use crate::Result;
 use crate::backend::cpu::rope::RopeShape;
@@ -12,7 +12,7 @@ use crate::backend::gpu::cache::DeviceRows;
 use crate::backend::gpu::rope::DeviceTurns;
 use crate::backend::gpu::rows::Columns;
 
-impl Pass<'_> {
+impl<'a> Pass<'a> {
     /// h → y
     pub fn mix(&self, l: usize, mixer: &GpuMixer) -> Result<()> {
         match mixer {
@@ -41,18 +41,20 @@ impl Pass<'_> {
         self.norm_heads(&w.q_norm, q)?;
         self.norm_heads(&w.k_norm, k)?;
         // RoPE
-        let shape = self.model.rope_shape(hyper.head_dim, hyper.rope_offset);
-        self.rope(q, shape)?;
-        self.rope(k, shape)?;
+        if self.text == Text::Only {
+            let shape = self.model.rope_shape(hyper.head_dim, hyper.rope_offset);
+            self.rope(q, shape)?;
+            self.rope(k, shape)?;
+        }
         // cache
-        let (keys, values) = self.cache.of_layer(l);
-        let values = values.expect("values beside the keys");
+        let (keys, values) = self.own_rows(l);
         self.store(k, keys)?;
         self.store(v, values)?;
         // attention
         let attended = self.words(&m.attended, heads * hyper.head_dim_v);
         let sinks = w.sinks.as_ref().map(|sinks| self.g.weights.vector(sinks));
-        self.attend(q, keys, values, (hyper.n_head_kv, w.window, sinks), attended)?;
+        let view = DeviceAttention { window: w.window, sinks, ..self.view() };
+        self.attend(&view, q, keys, values, attended)?;
         if w.gated {
             let gate = self.words(&m.gate, heads * hyper.head_dim_v);
             self.g.ops.rows.mul_sigmoid(self.stream(), attended, gate)?;
@@ -90,34 +92,46 @@ impl Pass<'_> {
         }
     }
 
-    fn store(&self, x: DeviceSlice, rows: DeviceRows) -> Result<()> {
+    pub fn store(&self, x: DeviceSlice, rows: DeviceRows) -> Result<()> {
         let past = self.words(&self.places().past, 1);
         self.g.ops.store.store(self.stream(), x, self.n, past, rows)
     }
 
-    fn attend(
+    /// Where the keys and values of layer `l` are that its own tokens have.
+    fn own_rows(&self, l: usize) -> (DeviceRows<'a>, DeviceRows<'a>) {
+        if self.text == Text::Source {
+            return self.encoder_rows();
+        }
+        let (keys, values) = self.cache.of_slot(self.slots(l).own);
+        (keys, values.expect("values beside the keys"))
+    }
+
+    /// What queries see of their own text.
+    pub fn view(&self) -> DeviceAttention<'a> {
+        DeviceAttention {
+            n_head: self.hyper().n_head,
+            n_head_kv: self.hyper().n_head_kv,
+            past: self.words(&self.places().past, 1),
+            max_seen: self.max_seen,
+            all: (self.text == Text::Source).then_some(self.n),
+            window: None,
+            scale: self.hyper().attention_scale,
+            sinks: None,
+            bias: self.distance_bias(),
+            prompt: self.is_prompt,
+        }
+    }
+
+    pub fn attend(
         &self,
+        view: &DeviceAttention,
         q: DeviceSlice,
         k: DeviceRows,
         v: DeviceRows,
-        (n_head_kv, window, sinks): (usize, Option<usize>, Option<DeviceSlice>),
         out: DeviceSlice,
     ) -> Result<()> {
-        let hyper = self.hyper();
-        let shape = DeviceAttention {
-            n_head: hyper.n_head,
-            n_head_kv,
-            past: self.words(&self.places().past, 1),
-            max_seen: self.max_seen,
-            all: None,
-            window,
-            scale: hyper.attention_scale,
-            sinks,
-            bias: None,
-            prompt: self.is_prompt,
-        };
         let work = self.slice(&self.places().mixer.work);
-        self.g.ops.attention.launch(self.stream(), &shape, q, self.n, k, v, work, out)
+        self.g.ops.attention.launch(self.stream(), view, q, self.n, k, v, work, out)
     }
 
     /// See `Model::latent_attention`.
@@ -138,7 +152,7 @@ impl Pass<'_> {
         let norm = self.g.weights.vector(&w.kv_a_norm);
         ops.norm.rms_norm_heads(stream, compressed, norm, hyper.norm_eps)?;
         ops.rows.copy_columns(stream, normed, Columns::new(kv, row, 0), rank, n)?;
-        let (rows, _) = self.cache.of_layer(l);
+        let (rows, _) = self.cache.of_slot(l);
         self.store(kv, rows)?;
         // queries into the compressed space
         let x = self.words(&m.nope, heads * nope);
@@ -151,7 +165,8 @@ impl Pass<'_> {
         ops.rows.copy_columns(stream, Columns::new(absorbed, rank, 0), of_k(0), rank, heads)?;
         ops.rows.copy_columns(stream, of_q(nope), of_k(rank), n_rot, heads)?;
         // attention among compressed rows, then heads' values
-        self.attend(k, rows, rows.narrow(rank), (1, None, None), absorbed)?;
+        let view = DeviceAttention { n_head_kv: 1, ..self.view() };
+        self.attend(&view, k, rows, rows.narrow(rank), absorbed)?;
         let attended = self.words(&m.attended, heads * hyper.head_dim_v);
         self.head_products(&w.v_b, (heads, rank), absorbed, attended)?;
         self.attention_output(&w.output)

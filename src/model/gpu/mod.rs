@@ -5,6 +5,7 @@ mod acts;
 mod cache;
 mod decode;
 mod delta;
+mod encoder;
 mod experts;
 mod ffn;
 mod forward;
@@ -32,7 +33,7 @@ use crate::experts::LayerExperts;
 use crate::policy::{PolicySpec, Profile};
 use decode::Ahead;
 use hybrid::Hybrid;
-use layers::{GpuLayer, GpuNorm, GpuOnly};
+use layers::{GpuEncoder, GpuLayer, GpuNorm, GpuOnly};
 use ops::Ops;
 use peers::Peer;
 use room::{Places, Room};
@@ -58,7 +59,7 @@ pub struct GpuOptions {
     pub profile: Profile,
     /// See `StreamOptions`.
     pub lockstep: bool,
-    /// Tokens computed at once, and of context.
+    /// Tokens computed at once, a whole text of a model with an encoder; and tokens of context.
     pub n_ubatch: usize,
     pub n_ctx: usize,
     /// The part of a layer's experts that the CPU computes, for tests; by what things take if not
@@ -77,6 +78,7 @@ pub struct Parts {
     tables: DeviceBuffer,
     /// One for each of the model's layers.
     layers: Vec<Option<GpuLayer>>,
+    encoder: Option<GpuEncoder>,
     head: Option<(GpuNorm, GpuLinear)>,
     /// How granules of routed experts lie.
     layouts: Vec<Option<GranuleLayout>>,
@@ -123,6 +125,7 @@ impl Model {
         let on_device = options.layers.clone();
         let layer = |l| on_device.contains(&l).then(|| packer.layer(l));
         let layers: Vec<_> = (0..self.hyper.n_layers).map(layer).collect();
+        let encoder = self.weights.encoder.as_ref().map(|encoder| packer.encoder(encoder));
         let head = options
             .head
             .then(|| (packer.norm(&self.weights.output_norm), packer.linear(&self.weights.output)));
@@ -148,8 +151,19 @@ impl Model {
         let staging = Staging::new(gpu, STAGING_BYTES.max(largest), down)?;
         let hybrid = Hybrid::new(options.cpu_share, gpus.len());
         let layouts = layouts.collect();
-        let parts =
-            Parts { stream, ops, places, room, weights, tables, layers, head, layouts, tiers };
+        let parts = Parts {
+            stream,
+            ops,
+            places,
+            room,
+            weights,
+            tables,
+            layers,
+            encoder,
+            head,
+            layouts,
+            tiers,
+        };
         Ok(GpuModel { peers, parts, staging, hybrid, ahead: Ahead::new(gpu, self)?, on_device })
     }
 
@@ -250,7 +264,8 @@ impl GpuModel {
         n_ctx: usize,
         types: (CacheType, CacheType),
     ) -> Result<GpuCache> {
-        let gpu = self.parts.stream.gpu();
-        GpuCache::new(gpu, &model.hyper.cache_shapes(), &self.on_device, n_ctx, types)
+        let (gpu, hyper) = (self.parts.stream.gpu(), &model.hyper);
+        let on_device = |slot: usize| self.on_device.contains(&hyper.layer_of_slot(slot));
+        GpuCache::new(gpu, &hyper.cache_shapes(), &on_device, n_ctx, types)
     }
 }

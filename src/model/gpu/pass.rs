@@ -16,6 +16,17 @@ use crate::backend::gpu::{DeviceSlice, Stream};
 use crate::gguf::TensorType;
 use crate::model::weights::FfnWeights;
 
+/// What the tokens of a pass are of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Text {
+    /// The only text of a model without an encoder.
+    Only,
+    /// What the encoder reads.
+    Source,
+    /// What the decoder says to a source text of so many tokens.
+    Answer { n_source: usize },
+}
+
 /// A micro-batch on its way through the layers of one device.
 pub struct Pass<'a> {
     pub model: &'a Model,
@@ -29,6 +40,7 @@ pub struct Pass<'a> {
     pub is_prompt: bool,
     /// Positions that they see, or more.
     pub max_seen: usize,
+    pub text: Text,
 }
 
 impl<'a> Pass<'a> {

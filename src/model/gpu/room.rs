@@ -38,6 +38,10 @@ pub struct Places {
     pub ones: Place,
     /// u32 [1]: position of the first token
     pub past: Place,
+    /// u32 [1]: the last position of the encoder's text
+    pub source: Place,
+    /// Keys and values of the encoder's layer that is computed: f32 rows, or less.
+    pub encoder: [Place; 2],
     n_bytes: usize,
 }
 
@@ -161,6 +165,8 @@ impl Places {
             zeros: cut.words(n),
             ones: cut.words(n),
             past: cut.words(1),
+            source: cut.words(1),
+            encoder: encoder_rows(hyper, n_ctx).map(|n| cut.words(n)),
             n_bytes: 0,
         };
         places.n_bytes = cut.0;
@@ -170,6 +176,12 @@ impl Places {
     pub fn n_bytes(&self) -> usize {
         self.n_bytes
     }
+}
+
+/// Elements of the keys and of the values of a text.
+fn encoder_rows(hyper: &HyperParams, n_ctx: usize) -> [usize; 2] {
+    let n = if hyper.encoder.is_some() { n_ctx * hyper.n_head_kv } else { 0 };
+    [n * hyper.head_dim, n * hyper.head_dim_v]
 }
 
 impl MixerPlaces {

@@ -8,6 +8,7 @@ use super::super::weights::{AttentionWeights, Linear};
 use crate::backend::cpu::Cpu;
 use crate::backend::cpu::acts::Kinds;
 use crate::backend::cpu::attention::{AttentionShape, DistanceBias};
+use std::ops::Range;
 
 /// Where queries look.
 #[derive(Clone, Copy)]
@@ -58,23 +59,26 @@ impl Model {
         self.attend(cpu, kv, b, &w.output, view);
     }
 
-    /// Keys and values of the encoder's text, h, for a layer of the decoder.
-    pub(super) fn cross_keys(
+    /// Keys and values of the encoder's text, h, for layers of the decoder.
+    pub(in super::super) fn cross_keys(
         &self,
         cpu: &Cpu,
         kv: &mut KvCache,
         b: &mut Buffers,
-        w: &AttentionWeights,
-        slot: usize,
+        layers: Range<usize>,
     ) {
         let n = b.h.len() / self.hyper.n_embd;
-        let kinds = Kinds::of([w.k.weight.ty, w.v.weight.ty]);
-        b.acts.fill(cpu, kinds, n, self.hyper.n_embd, &b.h);
-        cpu.products([
-            self.linear(&w.k, &b.acts, &mut b.mixer.k, n),
-            self.linear(&w.v, &b.acts, &mut b.mixer.v, n),
-        ]);
-        self.keep(cpu, kv, b, (slot, 0));
+        let (_, weights) = self.encoder_parts();
+        for l in layers {
+            let w = &weights.cross[l - self.hyper.n_encoder_layers()].attention;
+            let kinds = Kinds::of([w.k.weight.ty, w.v.weight.ty]);
+            b.acts.fill(cpu, kinds, n, self.hyper.n_embd, &b.h);
+            cpu.products([
+                self.linear(&w.k, &b.acts, &mut b.mixer.k, n),
+                self.linear(&w.v, &b.acts, &mut b.mixer.v, n),
+            ]);
+            self.keep(cpu, kv, b, (self.hyper.cache_slots(l).source, 0));
+        }
     }
 
     /// Keys and values into a layer of the cache, from position `first` on.

@@ -36,37 +36,57 @@ impl Model {
         request: u32,
         listener: &mut dyn Listener,
     ) -> Result<()> {
-        let (params, weights) = self.encoder_parts();
-        let n = tokens.len();
-        let pass = Pass::new(request, n);
+        let pass = Pass::new(request, tokens.len());
         // embedding
-        self.begin(b, tokens, 0, pass, listener);
-        // Keys and values of one layer at a time: nobody sees them later.
-        let shape = &self.hyper.cache_shapes()[..1];
-        let mut own = KvCache::new(shape, n, CacheType::F32, CacheType::F32);
-        let bias = weights.encoder_bias.as_ref();
-
-        for (l, layer) in self.weights.layers[..params.n_layers].iter().enumerate() {
-            // norm, attention to the whole text, residual
-            self.norm(cpu, &layer.norm, &b.x, &mut b.h);
-            let Mixer::Attention(w) = &layer.mixer else { unreachable!("bound as attention") };
-            let view = View { slot: 0, first: 0, all: Some(n), bias };
-            self.self_attention(cpu, &mut own, b, w, view);
-            cpu.add(&mut b.x, &b.y);
-
-            // norm, router, experts, residual
-            self.feed_forward(cpu, b, (l, &layer.ffn), pass, listener)?;
+        self.begin_text(b, tokens, 0, pass, listener);
+        let mut own = self.encoder_cache(tokens.len());
+        for l in 0..self.hyper.n_encoder_layers() {
+            let result = self.encoder_layer(cpu, &mut own, b, l, pass, listener);
+            result.inspect_err(|_| self.foresee(None))?;
         }
 
         // output norm, keys and values for the decoder
         let start = Instant::now();
-        self.norm(cpu, &weights.output_norm, &b.x, &mut b.h);
-        for (l, cross) in weights.cross.iter().enumerate() {
-            self.cross_keys(cpu, kv, b, &cross.attention, params.n_decoder_layers + l);
-        }
+        self.encoder_output(cpu, b);
+        self.cross_keys(cpu, kv, b, self.hyper.decoder_layers());
         b.published.timing.head_ns = nanos_since(start);
         self.publish_end(b, pass);
         Ok(())
+    }
+
+    /// Keys and values of one layer of the encoder at a time: nobody sees them later.
+    pub(in super::super) fn encoder_cache(&self, n: usize) -> KvCache {
+        let shape = &self.hyper.cache_shapes()[..1];
+        KvCache::new(shape, n, CacheType::F32, CacheType::F32)
+    }
+
+    /// x → x; `own` as of `encoder_cache`
+    pub(in super::super) fn encoder_layer(
+        &self,
+        cpu: &Cpu,
+        own: &mut KvCache,
+        b: &mut Buffers,
+        l: usize,
+        pass: Pass,
+        listener: &mut dyn Listener,
+    ) -> Result<()> {
+        let (_, weights) = self.encoder_parts();
+        let (layer, n) = (&self.weights.layers[l], b.x.len() / self.hyper.n_embd);
+        // norm, attention to the whole text, residual
+        self.norm(cpu, &layer.norm, &b.x, &mut b.h);
+        let Mixer::Attention(w) = &layer.mixer else { unreachable!("bound as attention") };
+        let bias = weights.encoder_bias.as_ref();
+        self.self_attention(cpu, own, b, w, View { slot: 0, first: 0, all: Some(n), bias });
+        cpu.add(&mut b.x, &b.y);
+
+        // norm, router, experts, residual
+        self.feed_forward(cpu, b, (l, &layer.ffn), pass, listener)
+    }
+
+    /// x → h
+    pub(in super::super) fn encoder_output(&self, cpu: &Cpu, b: &mut Buffers) {
+        let (_, weights) = self.encoder_parts();
+        self.norm(cpu, &weights.output_norm, &b.x, &mut b.h);
     }
 
     /// Computes the decoder on `tokens`, appends them to the cache and gives the wanted logits to
@@ -77,52 +97,65 @@ impl Model {
         kv: &mut KvCache,
         b: &mut Buffers,
         tokens: &[u32],
-        Answering { request, n_source, past }: Answering,
+        at: Answering,
         want: Want,
         listener: &mut dyn Listener,
     ) -> Result<()> {
-        let (params, weights) = self.encoder_parts();
-        let n = tokens.len();
-        let pass = Pass::new(request, n);
+        let pass = Pass::new(at.request, tokens.len());
         // embedding
-        self.begin(b, tokens, past, pass, listener);
-        let bias = weights.decoder_bias.as_ref();
-
-        for (i, cross) in weights.cross.iter().enumerate() {
-            let l = params.n_layers + i;
-            let layer = &self.weights.layers[l];
-            // norm, attention to what was said, residual
-            self.norm(cpu, &layer.norm, &b.x, &mut b.h);
-            let Mixer::Attention(w) = &layer.mixer else { unreachable!("bound as attention") };
-            self.self_attention(cpu, kv, b, w, View { slot: i, first: past, all: None, bias });
-            cpu.add(&mut b.x, &b.y);
-
-            // norm, attention to the source text, residual
-            self.norm(cpu, &cross.norm, &b.x, &mut b.h);
-            let slot = params.n_decoder_layers + i;
-            let view = View { slot, first: past, all: Some(n_source), bias: None };
-            self.cross_attention(cpu, kv, b, &cross.attention, view);
-            cpu.add(&mut b.x, &b.y);
-
-            // norm, router, experts, residual
-            self.feed_forward(cpu, b, (l, &layer.ffn), pass, listener)?;
+        self.begin_text(b, tokens, at.past, pass, listener);
+        for l in self.hyper.decoder_layers() {
+            let result = self.decoder_layer(cpu, kv, b, l, at, pass, listener);
+            result.inspect_err(|_| self.foresee(None))?;
         }
 
         // output norm, output head
         let start = Instant::now();
-        self.logits(cpu, b, n, want, listener);
+        self.logits(cpu, b, tokens.len(), want, listener);
         b.published.timing.head_ns = nanos_since(start);
         self.publish_end(b, pass);
         Ok(())
     }
 
-    fn encoder_parts(&self) -> (&EncoderParams, &EncoderWeights) {
+    /// x → x
+    #[allow(clippy::too_many_arguments)] // a pass and its place in it
+    pub(in super::super) fn decoder_layer(
+        &self,
+        cpu: &Cpu,
+        kv: &mut KvCache,
+        b: &mut Buffers,
+        l: usize,
+        Answering { n_source, past, .. }: Answering,
+        pass: Pass,
+        listener: &mut dyn Listener,
+    ) -> Result<()> {
+        let (_, weights) = self.encoder_parts();
+        let (slots, layer) = (self.hyper.cache_slots(l), &self.weights.layers[l]);
+        let cross = &weights.cross[l - self.hyper.n_encoder_layers()];
+        // norm, attention to what was said, residual
+        self.norm(cpu, &layer.norm, &b.x, &mut b.h);
+        let Mixer::Attention(w) = &layer.mixer else { unreachable!("bound as attention") };
+        let bias = weights.decoder_bias.as_ref();
+        self.self_attention(cpu, kv, b, w, View { slot: slots.own, first: past, all: None, bias });
+        cpu.add(&mut b.x, &b.y);
+
+        // norm, attention to the source text, residual
+        self.norm(cpu, &cross.norm, &b.x, &mut b.h);
+        let view = View { slot: slots.source, first: past, all: Some(n_source), bias: None };
+        self.cross_attention(cpu, kv, b, &cross.attention, view);
+        cpu.add(&mut b.x, &b.y);
+
+        // norm, router, experts, residual
+        self.feed_forward(cpu, b, (l, &layer.ffn), pass, listener)
+    }
+
+    pub(super) fn encoder_parts(&self) -> (&EncoderParams, &EncoderWeights) {
         let parts = self.hyper.encoder.as_ref().zip(self.weights.encoder.as_ref());
         parts.expect("a model with an encoder")
     }
 
     /// x = embedding and, where they are added, positions from `past` on.
-    fn begin(
+    pub(in super::super) fn begin_text(
         &self,
         b: &mut Buffers,
         tokens: &[u32],

@@ -1,5 +1,6 @@
 //! What a model with an encoder has besides its layers.
 
+use super::super::Model;
 use super::super::weights::{AttentionWeights, Binder, Norm};
 use super::params::PositionParams;
 use super::relative::Buckets;
@@ -20,6 +21,14 @@ pub struct CrossAttention {
     pub norm: Norm,
     /// Queries are of the decoder's tokens, keys and values of the encoder's.
     pub attention: AttentionWeights,
+}
+
+impl Model {
+    /// What layer `l` has to attend to the encoder's text with, if it is of a decoder that does.
+    pub(in super::super) fn cross_attention_of(&self, l: usize) -> Option<&CrossAttention> {
+        let encoder = self.weights.encoder.as_ref()?;
+        l.checked_sub(self.hyper.n_encoder_layers()).map(|l| &encoder.cross[l])
+    }
 }
 
 impl EncoderWeights {

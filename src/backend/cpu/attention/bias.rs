@@ -16,6 +16,15 @@ impl DistanceBias {
         DistanceBias { reach, values: (0..n_head).flat_map(head).collect() }
     }
 
+    pub fn reach(&self) -> usize {
+        self.reach
+    }
+
+    /// f32 [n_head, 2·reach + 1]
+    pub fn values(&self) -> &[f32] {
+        &self.values
+    }
+
     pub(super) fn of(&self, head: usize, key: usize, query: usize) -> f32 {
         let (first, last) = (query.saturating_sub(self.reach), query + self.reach);
         let key = key.clamp(first, last);
