@@ -149,7 +149,8 @@ fn nllb_moe() {
     agrees_with_the_cpu("nllb_moe", NORM_BOUND);
 }
 
-/// Of tensor cores, over all layers of both stacks. Measured: see `gpu_attention` for one of them.
+/// Of tensor cores, over all layers of both stacks, with weights in f32: integers round what they
+/// read, and a step more or less of that, or another expert, is more than what is to be seen here.
 const PROMPT_BOUND: f32 = 3e-3;
 
 #[test]
@@ -167,7 +168,7 @@ fn caches_of_other_types_are_near_the_cpu() {
         ("nllb_moe", CacheType::Q8_0, Some(two_heads)),
     ];
     for (name, ty, other) in cases {
-        let (path, texts) = (convert_golden(name, "q8_0", dir.path()), texts(name));
+        let (path, texts) = (convert_golden(name, "f32", dir.path()), texts(name));
         let with = |options: EngineOptions| EngineOptions {
             cache_type_k: ty,
             cache_type_v: ty,
