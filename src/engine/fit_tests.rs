@@ -200,7 +200,7 @@ fn several_devices_share_the_experts() {
     // Half of 288 each, and of the slots of a token more.
     assert_eq!(two([700, 700], &auto), (0..10, [147, 147]));
     // The second holds what the first cannot.
-    assert_eq!(two([400, 700], &auto), (0..10, [55, 239]));
+    assert_eq!(two([400, 700], &auto), (0..10, [55, 238]));
     assert_eq!(two([345, 100], &auto), (0..10, [0, 93]));
     assert_eq!(two([345, 10], &Wanted { cpu_moe: CpuMoe::All, ..auto }), (0..10, [0, 0]));
     assert_eq!(two([700, 700], &wanted("100M", None)), (0..10, [50, 50]));

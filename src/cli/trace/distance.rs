@@ -20,6 +20,8 @@ const MAX_DISTANCE: usize = 8;
 const N_ITERATIONS: usize = 5000;
 
 #[derive(clap::Args, Debug)]
+// Its name is that of the arguments it is among.
+#[group(skip)]
 pub struct Args {
     /// Machine that FineMoE's prefetch distance is for (see trace replay); without it, the one
     /// where a run with this profile has measured times
