@@ -177,6 +177,10 @@ fn same_bits(name: &str, ty: &str) {
     for share in [0.0, 0.4, 1.0] {
         check("a CPU share", EngineOptions { cpu_share: Some(share), ..on_device(5, "50%") });
     }
+    for name in ["on-demand", "mixtral-offloading", "moe-infinity", "finemoe", "moepic"] {
+        let policy = name.parse().unwrap();
+        check(name, EngineOptions { policy, ..on_device(6, "50%") });
+    }
     let least = load(&path, &on_device(0, "")).plan().sizes.minimum_bytes;
     let ram = RamBudget::Bytes(least);
     check("three tiers", EngineOptions { ram, ..on_device(7, "50%") });

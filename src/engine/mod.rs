@@ -735,7 +735,7 @@ impl Session {
     }
 
     /// From now on `hear` is told how many of the tokens of a call are computed; of a micro-batch a
-    /// part for each layer that the CPU has done.
+    /// part for each layer.
     pub fn hear_progress(&mut self, hear: Option<OnProgress>) {
         self.on_progress = hear;
     }

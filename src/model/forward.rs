@@ -78,7 +78,7 @@ impl Want {
 pub trait Listener {
     /// Who writes down the routing of this micro-batch, if anyone does.
     fn recorder(&mut self) -> Option<&mut dyn Recorder>;
-    /// Layer `l` of a pass of the CPU is next. An error ends the pass.
+    /// Layer `l` of a pass is next. An error ends the pass.
     fn layer(&mut self, l: usize) -> Result<()>;
     /// Logits of a token of this micro-batch: the best alone only where they are wanted, and all
     /// even then where that is no more work.

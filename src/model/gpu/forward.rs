@@ -126,6 +126,7 @@ impl Pass<'_> {
         // Where the stream is.
         let mut on_device = false;
         for l in self.layers() {
+            listener.layer(l)?;
             let layer = self.g.layers[l].as_ref();
             let moved = (&mut on_device, layer.is_some());
             self.move_stream(tools, moved, timeline, listener)?;
