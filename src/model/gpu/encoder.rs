@@ -6,7 +6,7 @@
 
 use super::GpuModel;
 use super::cache::GpuCache;
-use super::forward::Tools;
+use super::forward::{Span, Tools};
 use super::front::graph_positions;
 use super::layers::{GpuAttention, GpuEncoder};
 use super::pass::{Pass, Text};
@@ -39,14 +39,10 @@ impl GpuModel {
     ) -> Result<()> {
         let (n, timeline) = (tokens.len(), Timeline::new(request, tokens.len()));
         model.begin_text(b, tokens, 0, timeline, listener);
-        let GpuModel { parts, staging, hybrid, ahead, peers, .. } = self;
-        let (is_prompt, text) = (true, Text::Source);
-        let pass = Pass { model, g: parts, cache, n, past: 0, is_prompt, max_seen: n, text };
-        let mut tools = Tools { staging, hybrid, ahead, peers, cpu, b };
-        let result = pass.encode(&mut tools, kv, timeline, listener);
-        pass.end(&mut tools, result)?;
-        model.publish_end(b, timeline);
-        Ok(())
+        let span = Span { n, past: 0, is_prompt: true, max_seen: n, text: Text::Source };
+        self.pass((model, cpu), cache, b, span, timeline, |pass, tools| {
+            pass.encode(tools, kv, timeline, listener)
+        })
     }
 
     /// As `Model::decode`; what is on the device is computed there.
@@ -66,13 +62,10 @@ impl GpuModel {
         model.begin_text(b, tokens, past, timeline, listener);
         let (is_prompt, text) = (n > 1, Text::Answer { n_source });
         let max_seen = if is_prompt { past + n } else { graph_positions(past + 1, kv.n_ctx()) };
-        let GpuModel { parts, staging, hybrid, ahead, peers, .. } = self;
-        let pass = Pass { model, g: parts, cache, n, past, is_prompt, max_seen, text };
-        let mut tools = Tools { staging, hybrid, ahead, peers, cpu, b };
-        let result = pass.run(&mut tools, kv, timeline, want, listener);
-        pass.end(&mut tools, result)?;
-        model.publish_end(b, timeline);
-        Ok(())
+        let span = Span { n, past, is_prompt, max_seen, text };
+        self.pass((model, cpu), cache, b, span, timeline, |pass, tools| {
+            pass.run(tools, kv, timeline, want, listener)
+        })
     }
 }
 

@@ -31,6 +31,15 @@ pub struct Tools<'a> {
     pub b: &'a mut Buffers,
 }
 
+/// Which tokens a pass has, and what they see: see `Pass`.
+pub(super) struct Span {
+    pub n: usize,
+    pub past: usize,
+    pub is_prompt: bool,
+    pub max_seen: usize,
+    pub text: Text,
+}
+
 impl Tools<'_> {
     /// What came from a peer that is lost is worth nothing: before anybody relies on it.
     pub fn wait_for_peers(&mut self) -> Result<()> {
@@ -60,11 +69,27 @@ impl GpuModel {
             1 if !is_prompt => graph_positions(past + 1, kv.n_ctx()),
             n => past + n,
         };
+        let span = Span { n: tokens.len(), past, is_prompt, max_seen, text: Text::Only };
+        self.pass((model, cpu), cache, b, span, timeline, |pass, tools| {
+            pass.run(tools, kv, timeline, want, listener)
+        })
+    }
+
+    /// A pass that `run` computes. It is ended whatever becomes of it.
+    pub(super) fn pass(
+        &mut self,
+        (model, cpu): (&Model, &Cpu),
+        cache: &GpuCache,
+        b: &mut Buffers,
+        span: Span,
+        timeline: Timeline,
+        run: impl FnOnce(&Pass, &mut Tools) -> Result<()>,
+    ) -> Result<()> {
         let GpuModel { parts, staging, hybrid, ahead, peers, .. } = self;
-        let n = tokens.len();
-        let pass = Pass { model, g: parts, cache, n, past, is_prompt, max_seen, text: Text::Only };
+        let Span { n, past, is_prompt, max_seen, text } = span;
+        let pass = Pass { model, g: parts, cache, n, past, is_prompt, max_seen, text };
         let mut tools = Tools { staging, hybrid, ahead, peers, cpu, b };
-        let result = pass.run(&mut tools, kv, timeline, want, listener);
+        let result = run(&pass, &mut tools);
         pass.end(&mut tools, result)?;
         model.publish_end(b, timeline);
         Ok(())
@@ -73,7 +98,7 @@ impl GpuModel {
 
 impl Pass<'_> {
     /// Waits for what was queued; of a pass that failed, gives back what it had taken.
-    pub fn end(&self, tools: &mut Tools, result: Result<()>) -> Result<()> {
+    fn end(&self, tools: &mut Tools, result: Result<()>) -> Result<()> {
         if result.is_err() {
             // One that is lost waits for nothing; what is told is the first error.
             let _ = tools.ahead.let_go(self);

@@ -3,6 +3,7 @@
 //! used or named no more (MoE-Infinity, section 5.2).
 
 use super::State;
+use super::foreseen::URGENCY;
 use crate::experts::tier::queue::{Cause, LoadId};
 use crate::experts::tier::residency::Entry;
 use crate::experts::work::Access;
@@ -49,7 +50,7 @@ impl State {
     /// Whether an expert is foreseen or the latest predictions name it, and how urgent it is.
     pub(super) fn foretold(&self, entry: &Entry) -> Option<f32> {
         let predicted = (entry.forecast == self.forecast).then_some(entry.foretold);
-        self.urgency(entry).or(predicted)
+        if self.is_foreseen(entry) { Some(URGENCY) } else { predicted }
     }
 
     fn drop_refuted_prefetches(&mut self) {

@@ -9,7 +9,7 @@ use super::State;
 use crate::experts::tier::residency::Entry;
 
 /// As good as known: before whatever is predicted.
-const URGENCY: f32 = f32::INFINITY;
+pub(super) const URGENCY: f32 = f32::INFINITY;
 
 #[derive(Debug, Default)]
 pub(super) struct Foreseen {
@@ -38,11 +38,6 @@ impl State {
     /// Whether it is told to be wanted next.
     pub(super) fn is_foreseen(&self, entry: &Entry) -> bool {
         self.foreseen.layer == Some(entry.id.layer)
-    }
-
-    /// As `foretold`, of what is foreseen.
-    pub(super) fn urgency(&self, entry: &Entry) -> Option<f32> {
-        self.is_foreseen(entry).then_some(URGENCY)
     }
 
     /// Queues what is foreseen in its order, as far as there is room that no demand waits for.
