@@ -6,9 +6,10 @@ use super::acts::GpuActs;
 use super::experts::{Biases, Few, Grouped, device_shape, is_grouped};
 use super::layers::{GpuBiases, GpuFfn, GpuOnly, GpuRouter};
 use super::pass::Pass;
-use super::staging::Staging;
+use super::room::RouteParts;
+use super::staging::{Staging, floats, integers};
 use crate::Result;
-use crate::backend::cpu::router::Choice;
+use crate::backend::cpu::router::{Choice, Route};
 use crate::backend::gpu::DeviceSlice;
 use crate::backend::gpu::expert::Chosen;
 use crate::backend::gpu::router::DeviceRoute;
@@ -39,16 +40,46 @@ impl<'a> Pass<'a> {
         self.acts_of_h(w.inputs())
     }
 
-    pub fn route(&self) -> DeviceRoute<'a> {
-        let (f, routing) = (&self.places().ffn, &self.hyper().routing);
+    pub fn route_parts(&self) -> RouteParts {
+        let routing = &self.hyper().routing;
+        RouteParts::new(self.n, routing.k, routing.n_experts)
+    }
+
+    /// All of `RouteParts`.
+    pub fn route_bytes(&self) -> DeviceSlice<'a> {
+        self.slice(&self.places().ffn.route).slice(0..self.route_parts().n_bytes())
+    }
+
+    /// The route, and the word for a look-up's missing pairs.
+    fn route_and_missing(&self) -> (DeviceRoute<'a>, DeviceSlice<'a>) {
+        let (all, routing) = (self.route_bytes(), &self.hyper().routing);
+        let [missing, chosen, weights, probs] =
+            self.route_parts().ranges().map(|range| all.slice(range));
         let (k, n_experts) = (routing.k, routing.n_experts);
-        DeviceRoute {
-            k,
-            n_experts,
-            probs: self.words(&f.probs, self.n * n_experts),
-            chosen: self.words(&f.chosen, self.n * k),
-            weights: self.words(&f.weights, self.n * k),
-        }
+        (DeviceRoute { k, n_experts, probs, chosen, weights }, missing)
+    }
+
+    /// Takes in what came down of `route_bytes`.
+    pub fn take_route(&self, bytes: &[u8], route: &mut Route) {
+        let [_, chosen, weights, probs] = self.route_parts().ranges();
+        (route.k, route.n_experts) = (self.hyper().routing.k, self.hyper().routing.n_experts);
+        integers(&bytes[chosen], &mut route.chosen);
+        floats(&bytes[weights], &mut route.weights);
+        floats(&bytes[probs], &mut route.probs);
+    }
+
+    /// How many pairs a look-up lacked, of the same bytes.
+    pub fn missing_in(&self, bytes: &[u8]) -> u32 {
+        let [missing, ..] = self.route_parts().ranges();
+        u32::from_le_bytes(bytes[missing].try_into().expect("one word"))
+    }
+
+    pub fn route(&self) -> DeviceRoute<'a> {
+        self.route_and_missing().0
+    }
+
+    pub fn missing(&self) -> DeviceSlice<'a> {
+        self.route_and_missing().1
     }
 
     /// Logits, probabilities, the chosen experts as far as they have room, and their weights.

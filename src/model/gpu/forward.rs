@@ -146,7 +146,7 @@ impl Pass<'_> {
         timeline: Timeline,
         listener: &mut dyn Listener,
     ) -> Result<bool> {
-        self.make_graphs(tools.staging)?;
+        self.make_graphs(tools)?;
         self.upload_positions(tools)?;
         // Where the stream is.
         let mut on_device = false;
@@ -191,21 +191,24 @@ impl Pass<'_> {
         timeline: Timeline,
         listener: &mut dyn Listener,
     ) -> Result<()> {
+        let is_heard = listener.recorder().is_some();
+        let tiers = self.tiers(l).filter(|_| self.looks_up(l) && !is_heard);
+        let frozen = tiers.map(|tiers| self.freeze(tools, l, tiers)).transpose()?;
+
         // norm, attention, residual; dense branch; norm, router, shared expert
         self.before_experts(tools, l, layer)?;
         let (ffn, acts) = (&layer.ffn, self.acts_at(l));
 
         // experts, residual
-        let is_heard = listener.recorder().is_some();
-        match (&ffn.dense, self.tiers(l)) {
+        match (&ffn.dense, frozen) {
             (Some(expert), _) => {
                 self.hear_dense(tools, l, timeline, listener)?;
                 self.only_expert(tools.staging, expert, ffn.biases.as_ref(), &acts, None)?;
             }
-            (None, Some(tiers)) if self.n == 1 && !is_heard => {
-                return self.queue_experts(tools, l, (&acts, tiers), timeline, listener);
+            (None, Some(frozen)) => {
+                return self.queue_experts(tools, l, frozen, timeline, listener);
             }
-            (None, _) => {
+            (None, None) => {
                 self.bring_route(tools, l, timeline, listener)?;
                 self.routed_experts(tools, l, &acts)?;
             }
@@ -279,17 +282,14 @@ impl Pass<'_> {
     ) -> Result<()> {
         self.catch_up(tools, timeline, listener)?;
         let Tools { staging, cpu, b, .. } = tools;
-        let (route, is_recorded) = (self.route(), listener.recorder().is_some());
-        let mut parts = vec![route.chosen, route.weights, route.probs];
+        let is_recorded = listener.recorder().is_some();
+        let mut parts = vec![self.route_bytes()];
         if is_recorded || self.n == 1 && self.model.wants_activation(l) {
             parts.extend([self.h(), self.x()]);
         }
-        (b.route.k, b.route.n_experts) = (route.k, route.n_experts);
         staging.download(self.stream(), &parts, &mut |i, bytes| match i {
-            0 => integers(bytes, &mut b.route.chosen),
-            1 => floats(bytes, &mut b.route.weights),
-            2 => floats(bytes, &mut b.route.probs),
-            3 => floats(bytes, &mut b.h),
+            0 => self.take_route(bytes, &mut b.route),
+            1 => floats(bytes, &mut b.h),
             _ => floats(bytes, &mut b.x),
         })?;
         self.model.record_routed(cpu, b, l, listener);

@@ -1,10 +1,10 @@
 //! What of a layer is the same for every token but for numbers in device memory: all before the
-//! experts. For a decoded token it is one graph, so that queuing it costs the host one call.
+//! experts, and the look-up of where they are. For a decoded token it is one graph, so that queuing
+//! it costs the host one call.
 
 use super::forward::Tools;
 use super::layers::GpuLayer;
 use super::pass::Pass;
-use super::staging::Staging;
 use crate::Result;
 
 /// Positions that a graph is made for at least.
@@ -19,7 +19,7 @@ pub fn graph_positions(n: usize, n_ctx: usize) -> usize {
 impl Pass<'_> {
     /// Makes the graphs that this token lacks. Not once layers are queued: a driver may wait for
     /// the device to make one, and the device may wait for the host.
-    pub fn make_graphs(&self, staging: &mut Staging) -> Result<()> {
+    pub fn make_graphs(&self, tools: &mut Tools) -> Result<()> {
         if self.n > 1 || self.is_prompt {
             return Ok(());
         }
@@ -28,8 +28,11 @@ impl Pass<'_> {
             let Some(layer) = &self.g.layers[l] else { continue };
             let mut graph = self.cache.graph(self.slots(l).own);
             if graph.as_ref().is_none_or(|(made_for, _)| *made_for != positions) {
-                let made = self.stream().capture(|| self.queue(staging, l, layer))?;
+                let made = self.stream().capture(|| self.queue(tools, l, layer))?;
                 *graph = Some((positions, made));
+            }
+            if self.looks_up(l) {
+                self.make_rest(tools.ahead, l)?;
             }
         }
         Ok(())
@@ -39,16 +42,17 @@ impl Pass<'_> {
     /// and y, which is the shared expert's output or 0.
     pub fn before_experts(&self, tools: &mut Tools, l: usize, layer: &GpuLayer) -> Result<()> {
         if self.n > 1 || self.is_prompt {
-            return self.queue(tools.staging, l, layer);
+            return self.queue(tools, l, layer);
         }
         let graph = self.cache.graph(self.slots(l).own);
         let (_, graph) = graph.as_ref().expect("made before the first layer");
         // SAFETY: the graph's memory is that of this cache, which has the graph, and of the model's
-        // part on the device, which the session that has the cache keeps alive.
+        // part on the device and its lanes, which the session that has the cache keeps alive.
         unsafe { self.stream().run(graph) }
     }
 
-    fn queue(&self, staging: &mut Staging, l: usize, layer: &GpuLayer) -> Result<()> {
+    fn queue(&self, tools: &mut Tools, l: usize, layer: &GpuLayer) -> Result<()> {
+        let Tools { staging, ahead, .. } = tools;
         // norm, attention, residual
         self.norm(&layer.norm, self.x(), self.h())?;
         self.mix(l, &layer.mixer)?;
@@ -73,7 +77,8 @@ impl Pass<'_> {
         if let Some(router) = &ffn.router {
             self.choose(router, &self.model.choice(None), &acts)?;
         }
-        self.shared_expert(staging, ffn, &acts)
+        self.shared_expert(staging, ffn, &acts)?;
+        if self.looks_up(l) { self.look_up(ahead, l) } else { Ok(()) }
     }
 }
 

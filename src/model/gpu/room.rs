@@ -4,6 +4,7 @@
 use super::super::hyper::HyperParams;
 use super::super::weights::{ExpertShape, Mixer, Query, Weights};
 use super::acts::room_bytes;
+use super::staging::starts;
 use super::vram::GranuleLayout;
 use crate::Result;
 use crate::backend::gpu::attention::Attention;
@@ -67,12 +68,8 @@ pub struct MixerPlaces {
 
 #[derive(Clone, Default)]
 pub struct FfnPlaces {
-    /// f32 [tokens, experts]
-    pub probs: Place,
-    /// u32 [tokens, k]
-    pub chosen: Place,
-    /// f32 [tokens, k]
-    pub weights: Place,
+    /// What the host wants to know of a layer's router, in one piece: see `RouteParts`.
+    pub route: Place,
     /// f32 [tokens]
     pub only_gate: Place,
     /// u32 [tokens, k]
@@ -107,13 +104,39 @@ pub struct ExpertPlaces {
     pub experts: Place,
 }
 
-/// u64 [experts, granules], and u32 [1] each.
+/// u32 [1] each, but for the tables.
 #[derive(Clone, Default)]
 pub struct LookupPlaces {
-    pub table: Place,
+    /// u64 [layers, experts, granules]
+    pub tables: Place,
+    /// Of a peer; on the first device it lies with the route.
     pub missing: Place,
     pub pass: Place,
     pub go: Place,
+}
+
+/// What lies in `FfnPlaces::route`: u32 [1], the pairs whose experts a look-up lacked; u32
+/// [tokens, k], the chosen experts; f32 [tokens, k], their weights; f32 [tokens, experts], all
+/// probabilities. Each begins on a line of its own.
+#[derive(Clone, Copy)]
+pub struct RouteParts([usize; 4]);
+
+impl RouteParts {
+    pub fn new(n: usize, k: usize, n_experts: usize) -> RouteParts {
+        RouteParts([4, 4 * n * k, 4 * n * k, 4 * n * n_experts])
+    }
+
+    pub fn ranges(self) -> [Range<usize>; 4] {
+        let mut starts = starts(&self.0);
+        self.0.map(|size| {
+            let start = starts.next().expect("one for each");
+            start..start + size
+        })
+    }
+
+    pub fn n_bytes(self) -> usize {
+        self.ranges()[3].end
+    }
 }
 
 /// Takes places one behind the other.
@@ -258,8 +281,7 @@ impl FfnPlaces {
         sizes.meet_routed(weights, n * k);
         let late = ExpertSizes::routed(weights, k);
         sizes.meet_only(weights, n);
-        let probs = cut.words(n * n_experts);
-        let chosen = cut.words(n * k);
+        let route = cut.bytes(RouteParts::new(n, k, n_experts).n_bytes());
         let experts = ExpertPlaces::new(&sizes, n * k, hyper.n_embd, cut);
         let late = ExpertPlaces {
             inner: cut.words(late.inner),
@@ -269,13 +291,11 @@ impl FfnPlaces {
             ..ExpertPlaces::default()
         };
         FfnPlaces {
-            probs,
-            chosen,
-            weights: cut.words(n * k),
+            route,
             only_gate: cut.words(n),
             places: cut.words(n * k),
             experts,
-            lookup: LookupPlaces::new(weights, n_experts, cut),
+            lookup: LookupPlaces::new(weights, n_experts, weights.layers.len(), cut),
             late,
             homes: cut.words(n_peers.min(1) * k),
             rows: cut.words(n_peers * k * hyper.n_embd),
@@ -353,10 +373,15 @@ impl ExpertPlaces {
 }
 
 impl LookupPlaces {
-    pub fn new(weights: &Weights, n_experts: usize, cut: &mut Cut) -> LookupPlaces {
+    pub fn new(
+        weights: &Weights,
+        n_experts: usize,
+        n_tables: usize,
+        cut: &mut Cut,
+    ) -> LookupPlaces {
         let n_granules = ExpertSizes::routed(weights, 1).n_granules;
         LookupPlaces {
-            table: cut.bytes(8 * n_experts * n_granules),
+            tables: cut.bytes(8 * n_tables * n_experts * n_granules),
             missing: cut.words(1),
             pass: cut.words(1),
             go: cut.words(1),
@@ -385,7 +410,11 @@ impl Room {
         stream.upload_now(room.slice(&places.iota), &iota)?;
         stream.upload_now(room.slice(&places.ones), &ones)?;
         stream.fill(room.slice(&places.zeros), 0)?;
-        stream.fill(room.slice(&places.ffn.lookup.go), 0)?;
+        let LookupPlaces { tables, pass, go, .. } = &places.ffn.lookup;
+        // The route comes down whole, gaps and all.
+        for place in [tables, pass, go, &places.ffn.route] {
+            stream.fill(room.slice(place), 0)?;
+        }
         // A pass that fails lets the device go on without some experts' sums.
         stream.fill(room.slice(&places.ffn.experts.partial), 0)?;
         stream.synchronize()?;

@@ -41,7 +41,7 @@ impl BenchPlaces {
             acts: cut.bytes(room_bytes(n, hyper.n_embd)),
             chosen: cut.words(n * k),
             experts: ExpertPlaces::new(&sizes, n * k, hyper.n_embd, &mut cut),
-            lookup: LookupPlaces::new(weights, n_experts, &mut cut),
+            lookup: LookupPlaces::new(weights, n_experts, 1, &mut cut),
             n_bytes: 0,
         };
         BenchPlaces { n_bytes: cut.n_bytes(), ..places }

@@ -81,10 +81,11 @@ impl Peer {
         }
         let (k, n_granules) = (shape.k, shape.n_granules());
         let table = 0..8 * lane.addresses.len();
-        lane.upload(&pass.stream, pass.room.slice(&pass.places.lookup.table).slice(table.clone()))?;
+        let tables = pass.room.slice(&pass.places.lookup.tables);
+        lane.upload(&pass.stream, tables.slice(table.clone()))?;
         pass.begin(ops, routed, w.expert.inputs(), (1, w.expert.n_embd))?;
         let Bench { stream, room, places, .. } = pass;
-        let table = room.slice(&places.lookup.table).slice(table);
+        let table = room.slice(&places.lookup.tables).slice(table);
         let chosen = room.words(&places.chosen, k);
         let granules = room.slice(&places.experts.granules).slice(0..8 * k * n_granules);
         let [missing, pass, go] = [&places.lookup.missing, &places.lookup.pass, &places.lookup.go]
