@@ -11,8 +11,8 @@ use super::args::{self, BatchArgs};
 use super::model::ModelArg;
 use super::report::Watch;
 use super::values::Parsed;
-use super::{progress, values};
-use crate::engine::{Engine, Session, Want, default_threads};
+use super::{progress, stats, values};
+use crate::engine::{Engine, Session, Want};
 use crate::experts::Counters;
 use crate::machine::Wall;
 use crate::{Result, interrupt};
@@ -113,14 +113,11 @@ pub fn run(args: Args) -> Result<()> {
     for &n_threads in &args.threads.0 {
         let mut options = args.batch.options(n_ctx, usize::try_from(n_threads).ok());
         options.n_ctx = Some(n_ctx);
-        let measures = !args.no_machine && !tests.is_empty();
-        let n_threads = options.n_threads.unwrap_or_else(default_threads);
-        let wall = if measures { wall::measure(n_threads) } else { Wall::default() };
         let engine = model.load(&options)?;
         for test in &tests {
             let samples = Bench::new(&engine, &args, *test)?.run()?;
             let work = Work::of(&engine, &args.batch, *test);
-            report.add(&Row::new(&engine, &args.batch, *test, samples, &work, &wall))?;
+            report.add(&Row::new(&engine, &args.batch, *test, samples, &work))?;
         }
     }
     report.finish()
@@ -131,6 +128,9 @@ struct Samples {
     /// When the first run began.
     started: SystemTime,
     ns: Vec<u64>,
+    /// What the machine could do right before each run, if that was to be measured.
+    walls: Vec<Wall>,
+    peak_rss_bytes: Option<u64>,
     traffic: Traffic,
     /// What experts cost in all runs together; `None` where they are in place.
     experts: Option<Counters>,
@@ -164,9 +164,14 @@ impl<'a> Bench<'a> {
         }
         let started = SystemTime::now();
         let bar = progress::bar("bench", self.args.repetitions as u64);
-        let (mut ns, mut experts) = (Vec::new(), None::<Counters>);
+        let (mut ns, mut walls, mut experts) = (Vec::new(), Vec::new(), None::<Counters>);
+        let mut peak_rss_bytes = None;
         for _ in 0..self.args.repetitions {
             self.prepare()?;
+            if !self.args.no_machine {
+                peak_rss_bytes = peak_rss_bytes.max(stats::peak_rss_bytes());
+                walls.push(wall::measure(self.engine.n_threads()));
+            }
             let (watch, start) = (Watch::start(self.engine), Instant::now());
             self.once()?;
             ns.push(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
@@ -175,7 +180,9 @@ impl<'a> Bench<'a> {
             bar.inc(1);
         }
         bar.finish_and_clear();
-        Ok(Samples { started, ns, traffic, experts })
+        wall::tell(self.engine.n_threads(), &walls);
+        peak_rss_bytes = peak_rss_bytes.max(stats::peak_rss_bytes());
+        Ok(Samples { started, ns, walls, peak_rss_bytes, traffic, experts })
     }
 
     /// An empty context, or one of the test's depth.

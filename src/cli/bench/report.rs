@@ -1,7 +1,7 @@
 //! Results of `moeba bench` as a table, JSON or CSV, row by row as they come.
 
 use super::super::args::BatchArgs;
-use super::super::{out, report, stats};
+use super::super::{out, report};
 use super::{Samples, Test, Work};
 use crate::Result;
 use crate::engine::Engine;
@@ -31,7 +31,6 @@ impl Row {
         test: Test,
         samples: Samples,
         work: &Work,
-        wall: &Wall,
     ) -> Row {
         let gguf = engine.gguf();
         let n_params: u64 = gguf.tensors().iter().map(|t| t.dims.iter().product::<u64>()).sum();
@@ -69,12 +68,12 @@ impl Row {
             "weight_bytes_per_decoded_token": samples.traffic.decode_bytes,
             "cache_bytes_per_decoded_token": work.cache_bytes,
             "ops_per_token": work.ops,
-            "peak_rss_bytes": stats::peak_rss_bytes(),
+            "peak_rss_bytes": samples.peak_rss_bytes,
         });
         let Value::Object(mut fields) = fields else { unreachable!("a map was written down") };
         let read = samples.traffic.decode_bytes.zip(work.cache_bytes);
-        let read = read.map(|(weights, cache)| (weights + cache) * avg_ts / 1e9);
-        fields.extend(beside_walls(read, work.ops * avg_ts / 1e9, wall));
+        let read = read.map(|(weights, cache)| weights + cache);
+        fields.extend(beside_walls((read, work.ops), (avg_ts, &rates), &samples.walls));
         let n_tokens = samples.ns.len() * (test.n_prompt + test.n_gen);
         let experts = report::fields(engine.plan(), samples.experts.as_ref(), n_tokens);
         fields.extend(experts.into_iter().map(|(key, value)| (key.to_owned(), value)));
@@ -99,22 +98,40 @@ impl Row {
     }
 }
 
-/// Rates of a test, the machine's, and the former as shares of the latter.
-fn beside_walls(read: Option<f64>, ops: f64, wall: &Wall) -> Map<String, Value> {
-    let median = |rounds: &Option<Rounds>| rounds.as_ref().map(Rounds::median);
-    let most_read = median(&wall.read_gb_per_second);
-    let most_ops = median(&wall.giga_ops_per_second);
+/// Rates of a test, of bytes read and of operations a token, the machine's, and the former as
+/// shares of the latter: the median of each run's share in what the machine gave right before it.
+fn beside_walls(
+    (read, ops): (Option<f64>, f64),
+    (avg_ts, rates): (f64, &[f64]),
+    walls: &[Wall],
+) -> Map<String, Value> {
+    let reads = medians(walls, |wall| &wall.read_gb_per_second);
+    let peaks = medians(walls, |wall| &wall.giga_ops_per_second);
+    let share = |a_token: f64, most: &[f64]| {
+        let of_runs = rates.iter().zip(most).map(|(rate, most)| a_token * rate / 1e9 / most);
+        median(&of_runs.collect::<Vec<_>>())
+    };
     let fields = json!({
-        "read_gb_per_second": read,
-        "giga_ops_per_second": ops,
-        "machine_read_gb_per_second": most_read,
-        "machine_giga_ops_per_second": most_ops,
-        "machine_is_steady": most_read.or(most_ops).map(|_| wall.is_steady()),
-        "read_share": read.zip(most_read).map(|(read, most)| read / most),
-        "ops_share": most_ops.map(|most| ops / most),
+        "read_gb_per_second": read.map(|read| read * avg_ts / 1e9),
+        "giga_ops_per_second": ops * avg_ts / 1e9,
+        "machine_read_gb_per_second": median(&reads),
+        "machine_giga_ops_per_second": median(&peaks),
+        "machine_is_steady": (!walls.is_empty()).then(|| walls.iter().all(Wall::is_steady)),
+        "read_share": read.and_then(|read| share(read, &reads)),
+        "ops_share": share(ops, &peaks),
     });
     let Value::Object(fields) = fields else { unreachable!("a map was written down") };
     fields
+}
+
+/// One of the walls as it was each time; nothing where it could not be measured.
+fn medians(walls: &[Wall], of: impl Fn(&Wall) -> &Option<Rounds>) -> Vec<f64> {
+    let of_each = walls.iter().map(|wall| of(wall).as_ref().map(Rounds::median));
+    of_each.collect::<Option<_>>().unwrap_or_default()
+}
+
+fn median(values: &[f64]) -> Option<f64> {
+    (!values.is_empty()).then(|| Rounds::sorted(values.to_vec()).median())
 }
 
 /// Prints rows as they come.
