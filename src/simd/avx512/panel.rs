@@ -94,16 +94,10 @@ pub(super) const fn run<B: Sixteen>() -> usize {
     if narrow::<B>() { narrow_run::<B>() } else { B::SUB / 4 }
 }
 
-/// Vector i of the result holds word i of each of sixteen rows.
+/// Words of the quarters: word i of quarter l of vector k is word k of quarter l of vector i.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn transpose(v: [__m128i; 16]) -> [__m512i; 4] {
-    // Row k + 4l in quarter l of vector k; then a transposition of words in each quarter.
-    let four = |k: usize| {
-        let a = _mm512_inserti32x4::<1>(_mm512_castsi128_si512(v[k]), v[k + 4]);
-        _mm512_inserti32x4::<3>(_mm512_inserti32x4::<2>(a, v[k + 8]), v[k + 12])
-    };
-    let (a, b, c, d) = (four(0), four(1), four(2), four(3));
+fn transpose([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
     let (ab, cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
     let (ab_high, cd_high) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
     [
@@ -135,14 +129,18 @@ pub(super) unsafe fn words_behind<B, const SKIP: i32>(
     w: [*const B; 16],
     offset: usize,
 ) -> [__m512i; 4] {
-    // A loop and no `map`: the closure would be a call, since `map` lacks the vector features.
-    let mut rows = [_mm_setzero_si128(); 16];
-    for (row, w) in rows.iter_mut().zip(w) {
+    let row = |i: usize| {
         // SAFETY: the caller's promise; the load takes any alignment.
-        *row = unsafe { _mm_loadu_si128(w.cast::<u8>().add(offset).cast()) };
-        *row = _mm_srli_si128::<SKIP>(*row);
-    }
-    transpose(rows)
+        let row = unsafe { _mm_loadu_si128(w[i].cast::<u8>().add(offset).cast()) };
+        _mm_srli_si128::<SKIP>(row)
+    };
+    // Row k + 4l in quarter l of vector k, straight from memory: an array of rows is stored to be
+    // loaded again two by two, for which a core waits until the stores are through.
+    let four = |k: usize| {
+        let v = _mm512_inserti32x4::<1>(_mm512_castsi128_si512(row(k)), row(k + 4));
+        _mm512_inserti32x4::<3>(_mm512_inserti32x4::<2>(v, row(k + 8)), row(k + 12))
+    };
+    transpose([four(0), four(1), four(2), four(3)])
 }
 
 /// The f16 at byte `offset` of each block.
