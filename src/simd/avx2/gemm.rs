@@ -8,6 +8,7 @@
 //! int32 sum a token 4 + 4 + 2 of 16 registers are taken. The eight float lanes of "One
 //! arithmetic" are eight vectors a token in the first cache, 1 KiB for the tile.
 
+use super::ahead::Ahead;
 use super::matvec::Token;
 use super::panel::Panel;
 use crate::simd::{Product, Scratch};
@@ -57,12 +58,13 @@ unsafe fn chunk_matmul<B: Panel>(product: Product, scratch: &mut Scratch) {
                 B::unpack([0, 1, 2, 3, 4, 5, 6, 7].map(block), &mut *panel.add(b));
             }
             for t in (0..tokens).step_by(TILE) {
-                let (list, out) = (list.add(t), product.place(t, r));
+                let ahead = Ahead::of::<8>(product, r + 8, (t / TILE, tokens.div_ceil(TILE)));
+                let (list, out) = (list.add(t), (product.place(t, r), out_stride));
                 match tokens - t {
-                    1 => tile::<B, 1>(panel, blocks, list, out, out_stride),
-                    2 => tile::<B, 2>(panel, blocks, list, out, out_stride),
-                    3 => tile::<B, 3>(panel, blocks, list, out, out_stride),
-                    _ => tile::<B, TILE>(panel, blocks, list, out, out_stride),
+                    1 => tile::<B, 1>(panel, blocks, list, out, ahead),
+                    2 => tile::<B, 2>(panel, blocks, list, out, ahead),
+                    3 => tile::<B, 3>(panel, blocks, list, out, ahead),
+                    _ => tile::<B, TILE>(panel, blocks, list, out, ahead),
                 }
             }
         }
@@ -73,19 +75,20 @@ unsafe fn chunk_matmul<B: Panel>(product: Product, scratch: &mut Scratch) {
 ///
 /// # Safety
 /// `panel` holds `blocks` blocks and each of the T tokens at `tokens` as many; `out` takes eight
-/// values at each of T multiples of `out_stride`.
+/// values at each of T multiples of the stride beside it.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn tile<B: Panel, const T: usize>(
     panel: *const B::Eight,
     blocks: usize,
     tokens: *const Token,
-    out: *mut f32,
-    out_stride: usize,
+    (out, out_stride): (*mut f32, usize),
+    ahead: Ahead,
 ) {
     let mut lanes = [[_mm256_setzero_ps(); T]; 8];
     // SAFETY: T tokens are there.
     let tokens: [Token; T] = std::array::from_fn(|t| unsafe { *tokens.add(t) });
     for b in 0..blocks {
+        ahead.ask_for::<B>(b);
         let lane = &mut lanes[b % 8];
         // SAFETY: block b exists in the panel and in each token.
         unsafe {

@@ -9,6 +9,7 @@
 
 use super::panel::{Sixteen, Unpacked, narrow, run};
 use super::tile::{Counts, TILE, Tile, write_tile};
+use crate::simd::avx2::ahead::Ahead;
 use crate::simd::avx2::ints::Ints;
 use crate::simd::{Product, Scratch};
 use std::arch::x86_64::*;
@@ -61,8 +62,8 @@ unsafe fn chunk_matmul<B: Sixteen>(product: Product, scratch: &mut Scratch) {
             room = room.add(tile.tokens * counts.bytes() / 4);
         }
         let tiles = std::slice::from_raw_parts(tiles, n);
-        if blocks < 8 {
-            // Some lanes have no block in any row.
+        if (3..8).contains(&blocks) {
+            // Some lanes that are added have no block in any row.
             lanes.write_bytes(0, tokens);
         }
         for r in (0..product.rows).step_by(16) {
@@ -75,25 +76,25 @@ unsafe fn chunk_matmul<B: Sixteen>(product: Product, scratch: &mut Scratch) {
                 for b in 0..piece {
                     B::unpack_sixteen(rows, &mut *panel.add(b));
                     for row in &mut rows {
-                        prefetch_l2(row.wrapping_byte_add(16 * product.mat.row_stride));
                         *row = row.wrapping_add(1);
                     }
                 }
                 let panel = std::slice::from_raw_parts(panel, piece);
                 let mut lanes = lanes;
-                for tile in tiles {
+                for (k, tile) in tiles.iter().enumerate() {
+                    let ahead = Ahead::of::<16>(product, r + 16, (k, n));
                     match tile.tokens {
-                        1 => add_tile::<B, 1>(panel, first, tile, lanes),
-                        2 => add_tile::<B, 2>(panel, first, tile, lanes),
-                        4 => add_tile::<B, 4>(panel, first, tile, lanes),
-                        8 => add_tile::<B, 8>(panel, first, tile, lanes),
-                        _ => add_tile::<B, TILE>(panel, first, tile, lanes),
+                        1 => add_tile::<B, 1>(panel, first, tile, lanes, ahead),
+                        2 => add_tile::<B, 2>(panel, first, tile, lanes, ahead),
+                        4 => add_tile::<B, 4>(panel, first, tile, lanes, ahead),
+                        8 => add_tile::<B, 8>(panel, first, tile, lanes, ahead),
+                        _ => add_tile::<B, TILE>(panel, first, tile, lanes, ahead),
                     }
                     lanes = lanes.add(tile.tokens);
                 }
             }
             for t in 0..tokens {
-                _mm512_storeu_ps(product.place(t, r), tree(&*lanes.add(t)));
+                _mm512_storeu_ps(product.place(t, r), tree(lanes.add(t), blocks));
             }
         }
     }
@@ -110,11 +111,13 @@ unsafe fn add_tile<B: Sixteen, const T: usize>(
     first: usize,
     tile: &Tile,
     lanes: *mut Lanes,
+    ahead: Ahead,
 ) {
     // SAFETY: the tile has T tokens, and each of them has block b.
     unsafe {
         let lanes = &mut *lanes.cast::<[Lanes; T]>();
         for (b, block) in (first..).zip(panel) {
+            ahead.ask_for::<B>(b);
             let isums = isums::<B, T>(block, tile, b);
             for t in 0..T {
                 let lane = &mut lanes[t][b % 8];
@@ -135,25 +138,23 @@ unsafe fn add_tile<B: Sixteen, const T: usize>(
     }
 }
 
-/// Asks for a block of the panel after this one: it comes from memory while this one is computed.
-/// Without it a tenth of a prompt's time (Q6_K, 32 tokens an expert) was the wait for the first
-/// bytes of each block.
-#[inline]
-fn prefetch_l2<B>(block: *const B) {
-    for line in (0..size_of::<B>()).step_by(64) {
-        // SAFETY: a hint, which reads nothing; any address is allowed.
-        #[allow(unused_unsafe)] // the intrinsic is safe in newer compilers only
-        unsafe {
-            _mm_prefetch::<_MM_HINT_T1>(block.wrapping_byte_add(line).cast())
-        };
-    }
-}
-
-/// The end of sixteen dot products.
+/// The end of sixteen dot products of so many blocks. Lanes without a block are 0, and x + 0 is x
+/// since a lane that began at +0 is never −0: where there are many, they are left out.
+///
+/// # Safety
+/// There are lanes, of which the first `blocks` have something, or all if those are more than two.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn tree(lanes: &Lanes) -> __m512 {
-    let [a, b, c, d, e, f, g, h] = *lanes;
+unsafe fn tree(lanes: *const Lanes, blocks: usize) -> __m512 {
+    let lane: *const __m512 = lanes.cast();
+    // SAFETY: the caller's promise.
+    let [a, b, c, d, e, f, g, h] = unsafe {
+        match blocks {
+            1 => return *lane,
+            2 => return _mm512_add_ps(*lane, *lane.add(1)),
+            _ => *lanes,
+        }
+    };
     let (a, b) = (_mm512_add_ps(a, e), _mm512_add_ps(b, f));
     let (c, d) = (_mm512_add_ps(c, g), _mm512_add_ps(d, h));
     _mm512_add_ps(_mm512_add_ps(a, c), _mm512_add_ps(b, d))
