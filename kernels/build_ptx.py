@@ -4,10 +4,11 @@
     python kernels/build_ptx.py            # writes kernels/ptx, prints registers and spills
     python kernels/build_ptx.py --check    # compares instead of writing: exit code 1 if they differ
 
-The oldest NVRTC 12 makes PTX that every driver since 525 loads. Registers, local memory and shared
+The oldest NVRTC 12 makes PTX that every driver since 525 loads. What gains by it is made again
+for newer devices (VARIANTS), x.sm_80.ptx beside x.ptx. Registers, local memory and shared
 memory are what ptxas of CUDA 13 says for each of ARCHITECTURES; a kernel that spills is an error,
 and so is one whose largest block would need more registers than a multiprocessor has. A file is
-compiled by a process of its own: 60 seconds of one core together.
+compiled by a process of its own: 70 seconds of one core together.
 """
 
 import argparse
@@ -23,12 +24,15 @@ from pathlib import Path
 
 KERNELS = Path(__file__).resolve().parent
 PTX = KERNELS / "ptx"
-TARGET = "compute_75"
-ARCHITECTURES = ["sm_75", "sm_86", "sm_90"]
+# Compute capabilities, 75 for 7.5.
+TARGET = 75
+# From 8.0 on a product of two fragments of halves is one instruction; 7.5 takes two.
+VARIANTS = {"attention_prompt": [80]}
+ARCHITECTURES = [75, 86, 90]
 # Of a multiprocessor of any of them; a warp takes a multiple of 8 for each thread.
 REGISTERS = 65536
 # Sums are fused where a kernel says fmaf and nowhere else; divisions and roots are exact anyway.
-OPTIONS = [f"--gpu-architecture={TARGET}", "--std=c++17", "--fmad=false", f"-I{KERNELS}"]
+OPTIONS = ["--std=c++17", "--fmad=false", f"-I{KERNELS}"]
 
 
 def wheel(inner):
@@ -52,12 +56,13 @@ class Nvrtc:
         getattr(self.lib, f"nvrtcGet{what}")(program, text)
         return text.value.decode()
 
-    def compile(self, source):
+    def compile(self, source, target):
         program = ctypes.c_void_p()
         name = source.name.encode()
         text = source.read_bytes()
         self.lib.nvrtcCreateProgram(ctypes.byref(program), text, name, 0, None, None)
-        options = [option.encode() for option in OPTIONS]
+        options = [f"--gpu-architecture=compute_{target}", *OPTIONS]
+        options = [option.encode() for option in options]
         array = (ctypes.c_char_p * len(options))(*options)
         failed = self.lib.nvrtcCompileProgram(program, len(options), array)
         log = self.text(program, "ProgramLog").strip()
@@ -106,7 +111,7 @@ def usage(ptxas, ptx, architecture):
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "x.ptx"
         file.write_text(ptx, "utf-8")
-        command = [ptxas, "-v", f"-arch={architecture}", file, "-o", Path(folder) / "x.cubin"]
+        command = [ptxas, "-v", f"-arch=sm_{architecture}", file, "-o", Path(folder) / "x.cubin"]
         done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         sys.exit(done.stderr)
@@ -129,20 +134,21 @@ def threads_of(ptx):
     return {e.split("(")[0]: int(bound(e)[1]) if bound(e) else 1024 for e in entries}
 
 
-def build(source):
-    """The file's PTX, the rows of the table, and what is wrong with its kernels."""
-    ptx = tidy(Nvrtc().compile(source), source)
+def build(job):
+    """A file's PTX for a target, the rows of the table, and what is wrong with its kernels."""
+    source, target = job
+    ptx = tidy(Nvrtc().compile(source, target), source)
     threads, ptxas = threads_of(ptx), wheel("*/bin/ptxas")
     rows, faults = [], []
-    for architecture in ARCHITECTURES:
+    for architecture in [a for a in ARCHITECTURES if a >= target]:
         for name, registers, stack, spilled, shared in usage(ptxas, ptx, architecture):
             numbers = f"{registers:9} {stack:6} {spilled:8} {shared:7}"
-            rows.append(f"{name:36} {architecture:6} {numbers}")
+            rows.append(f"{name:36} {target:6} {architecture:6} {numbers}")
             if spilled:
-                faults.append(f"{name} spills {spilled} bytes on {architecture}")
+                faults.append(f"{name} of {target} spills {spilled} bytes on {architecture}")
             if threads[name] * (registers + 7 & ~7) > REGISTERS:
                 what = f"{threads[name]} threads of {registers} registers"
-                faults.append(f"{name} cannot be launched with {what} on {architecture}")
+                faults.append(f"{name} of {target} cannot have {what} on {architecture}")
     return ptx, sorted(rows), faults
 
 
@@ -151,11 +157,13 @@ def main():
     parser.add_argument("--check", action="store_true", help="compare with the committed files")
     check = parser.parse_args().check
     sources = sorted(KERNELS.glob("*.cu"))
+    jobs = [(s, target) for s in sources for target in [TARGET, *VARIANTS.get(s.stem, [])]]
     made, faults = {}, []
-    print(f"{'kernel':36} {'sm':6} registers  stack  spilled  shared")
+    print(f"{'kernel':36} {'target':6} {'sm':6} registers  stack  spilled  shared")
     with ProcessPoolExecutor() as pool:
-        for source, (ptx, rows, wrong) in zip(sources, pool.map(build, sources)):
-            made[PTX / f"{source.stem}.ptx"] = ptx
+        for (source, target), (ptx, rows, wrong) in zip(jobs, pool.map(build, jobs)):
+            variant = "" if target == TARGET else f".sm_{target}"
+            made[PTX / f"{source.stem}{variant}.ptx"] = ptx
             faults += wrong
             print("\n".join(rows))
     if check:

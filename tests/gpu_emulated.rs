@@ -265,6 +265,18 @@ fn a_missing_wait_is_found_in_every_order() {
 }
 
 #[test]
+fn memory_that_is_for_uploads_alone_takes_nothing_down() {
+    let gpu = device(1);
+    let stream = Stream::new(&gpu).unwrap();
+    let x = upload(&stream, &[1u8; 64]);
+    let pinned = Pinned::new(&gpu, 64, PinnedKind::WriteCombined).unwrap();
+    // SAFETY: nobody else uses it.
+    let queued = unsafe { stream.download(pinned.as_ptr(), x.all()) };
+    let told = sentence(queued.and_then(|()| stream.synchronize()));
+    assert!(told.contains("copy down into write-combined memory"), "{told}");
+}
+
+#[test]
 fn the_host_must_wait_as_well() {
     for seed in 0..10 {
         let gpu = device(seed);

@@ -297,6 +297,50 @@ fn an_engine_says_what_had_no_room_and_the_next_one_loads() {
     assert!(answer(&engine) == expected);
 }
 
+/// While a model is loaded, a session opened, and in the middle of a prompt and of tokens.
+#[test]
+fn a_stream_event_or_graph_that_is_refused_is_a_sentence_and_the_next_try_goes_on() {
+    let Some(turn) = Turn::new("streams, events and graphs") else { return };
+    let some_there = |faults| {
+        let vram = "60%".parse().unwrap();
+        EngineOptions { vram, cpu_share: Some(0.4), ..with_faults(faults) }
+    };
+    let expected = answer(&load(&turn.path, &some_there(Faults::default())));
+    let (mut refused, mut is_refused) = (BTreeSet::new(), true);
+    let mut hear = |why: Error| {
+        expect_sentence(&why, &["emulated GPU 0 could not make "]);
+        refused.insert(why.to_string());
+    };
+    for n in (0..).step_by(STRIDE_OF_MADE) {
+        if !std::mem::take(&mut is_refused) {
+            break;
+        }
+        let faults = Faults { make_at: Some(n), ..Faults::default() };
+        let engine = match try_load(&turn.path, &some_there(faults)) {
+            Ok(engine) => engine,
+            Err(why) => {
+                hear(why);
+                is_refused = true;
+                continue;
+            }
+        };
+        let (mut session, mut out) = (Session::new(&engine).unwrap(), Vec::new());
+        for part in parts(&tokens()) {
+            let (past, before) = (session.n_past(), out.len());
+            let Err(why) = eval(&mut session, part, &mut out) else { continue };
+            hear(why);
+            is_refused = true;
+            assert_eq!((session.n_past(), out.len()), (past, before));
+            at_rest(engine.model());
+            eval(&mut session, part, &mut out).unwrap();
+        }
+        assert!(out == expected, "number {n}");
+    }
+    assert_eq!(refused.len(), 3, "{refused:?}");
+}
+
+const STRIDE_OF_MADE: usize = 3;
+
 // ---- a device that nobody asked for
 
 #[test]

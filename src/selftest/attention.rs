@@ -18,16 +18,18 @@ const TYPES: [TensorType; 4] =
 /// Of the kernels of prompts, whose products are of halves.
 const PROMPT_BOUND: f64 = 3e-3;
 
-/// Heads that share a KV head.
-const GROUP: usize = 4;
-const N_HEAD_KV: usize = 2;
-
 #[derive(Clone, Copy)]
 struct Shape {
     dim: usize,
+    /// Of values that are the first elements of the keys (latent attention).
+    latent: Option<usize>,
+    n_head_kv: usize,
+    /// Heads that share a KV head.
+    group: usize,
     past: usize,
     tokens: usize,
     window: Option<usize>,
+    sinks: bool,
     /// As an encoder: every query sees every position, with a bias by how far it is.
     all: bool,
 }
@@ -43,16 +45,7 @@ struct Kernels {
 pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
     let attention = Attention::load(&bench.gpu)?;
     let kernels = Kernels { attention, store: CacheStore::load(&bench.gpu)? };
-    let shape = |dim, past, tokens, window| Shape { dim, past, tokens, window, all: false };
-    let encoder = |dim, tokens| Shape { all: true, ..shape(dim, 0, tokens, None) };
-    let small = [shape(32, 70, 1, None), shape(64, 5, 3, Some(4)), encoder(32, 11)];
-    let large = [
-        shape(32, 513, 2, None),
-        shape(128, 5000, 1, None),
-        shape(128, 900, 64, Some(512)),
-        encoder(64, 600),
-    ];
-    let shapes = bench.shapes(&small, &large);
+    let shapes = bench.shapes(&small(), &large());
     for ty in TYPES {
         let cases: Vec<Case> = shapes.iter().map(|shape| Case::new(bench, ty, *shape)).collect();
         report.row("cache_store", ty, |row| {
@@ -66,6 +59,49 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
         });
     }
     Ok(())
+}
+
+/// Four heads on each of two, of which every query sees what is before it.
+fn shape(dim: usize, past: usize, tokens: usize, window: Option<usize>) -> Shape {
+    let (latent, n_head_kv, group) = (None, 2, 4);
+    Shape { dim, latent, n_head_kv, group, past, tokens, window, sinks: false, all: false }
+}
+
+fn encoder(dim: usize, tokens: usize) -> Shape {
+    Shape { all: true, ..shape(dim, 0, tokens, None) }
+}
+
+/// Of rows of 512 elements and 64 turned ones, as published models have them.
+fn latent(group: usize, past: usize, tokens: usize) -> Shape {
+    Shape { latent: Some(512), n_head_kv: 1, group, ..shape(576, past, tokens, None) }
+}
+
+/// Each kernel at least once.
+fn small() -> Vec<Shape> {
+    vec![
+        shape(32, 70, 1, None),
+        shape(64, 5, 3, Some(4)),
+        encoder(32, 11),
+        Shape { group: 1, ..shape(128, 20, 2, None) },
+        Shape { group: 2, sinks: true, ..shape(256, 9, 2, None) },
+        Shape { group: 16, n_head_kv: 1, sinks: true, ..shape(64, 30, 2, Some(16)) },
+        latent(8, 12, 1),
+    ]
+}
+
+fn large() -> Vec<Shape> {
+    vec![
+        shape(32, 513, 2, None),
+        shape(128, 5000, 1, None),
+        shape(128, 900, 64, Some(512)),
+        encoder(64, 600),
+        Shape { group: 8, ..shape(128, 3000, 70, None) },
+        Shape { group: 8, sinks: true, ..shape(64, 700, 65, Some(128)) },
+        Shape { group: 1, n_head_kv: 16, ..shape(128, 1500, 3, None) },
+        Shape { group: 8, ..shape(256, 1025, 66, None) },
+        latent(16, 2000, 3),
+        latent(128, 600, 1),
+    ]
 }
 
 /// One layer's keys or values on the CPU.
@@ -115,7 +151,7 @@ struct Case {
     ty: TensorType,
     shape: Shape,
     q: Vec<f32>,
-    /// Of all positions: [n_ctx, N_HEAD_KV, dim].
+    /// Of all positions: [n_ctx, n_head_kv, dim].
     kv: [Vec<f32>; 2],
     caches: [Cache; 2],
 }
@@ -123,7 +159,7 @@ struct Case {
 impl Case {
     fn new(bench: &Bench, ty: TensorType, shape: Shape) -> Case {
         let (mut random, n_ctx) = (Random(shape.past as u64), shape.past + shape.tokens);
-        let n = n_ctx * N_HEAD_KV * shape.dim;
+        let n = n_ctx * shape.n_head_kv * shape.dim;
         let kv = [random.floats(n), random.floats(n)];
         let caches = [0, 1].map(|i| {
             let mut cache = Cache::new(ty, n);
@@ -131,7 +167,7 @@ impl Case {
             RowsMut { data, dim: shape.dim, n_ctx }.store(&bench.cpu, &kv[i], 0);
             cache
         });
-        let q = random.floats(shape.tokens * N_HEAD_KV * GROUP * shape.dim);
+        let q = random.floats(shape.tokens * shape.n_head_kv * shape.group * shape.dim);
         Case { ty, shape, q, kv, caches }
     }
 
@@ -140,15 +176,16 @@ impl Case {
     }
 
     fn name(&self) -> String {
-        let Shape { dim, past, tokens, window, all } = self.shape;
+        let Shape { dim, group, past, tokens, window, sinks, all, .. } = self.shape;
         let window = window.map_or(String::new(), |window| format!(", window {window}"));
         let all = if all { ", all" } else { "" };
-        format!("{tokens}×{dim} after {past}{window}{all}")
+        let sinks = if sinks { ", sinks" } else { "" };
+        format!("{tokens}×{dim} after {past}, {group} heads on one{window}{sinks}{all}")
     }
 
     fn rows<'a>(&self, buffer: &'a DeviceBuffer) -> DeviceRows<'a> {
         let dim = self.shape.dim;
-        let (data, heads) = (buffer.all(), N_HEAD_KV);
+        let (data, heads) = (buffer.all(), self.shape.n_head_kv);
         DeviceRows { ty: self.ty, data, heads, dim, stride: dim, n_ctx: self.n_ctx() }
     }
 
@@ -169,44 +206,48 @@ impl Case {
 
     /// By the kernels that have the twin's bits, or by those of prompts, on tensor cores.
     fn compare(&self, bench: &Bench, kernels: &Kernels, row: &mut Row, prompt: bool) -> Result<()> {
-        let Shape { dim, past, tokens, window, all } = self.shape;
-        let (n_head, n_ctx) = (N_HEAD_KV * GROUP, self.n_ctx());
+        let Shape { dim, latent, n_head_kv, group, past, tokens, window, .. } = self.shape;
+        let (n_head, n_ctx, all) = (n_head_kv * group, self.n_ctx(), self.shape.all);
+        let v_dim = latent.unwrap_or(dim);
         let scale = 1.0 / (dim as f32).sqrt();
         let of = |head: usize, distance: isize| (head as f32 + 0.3 * distance as f32).cos();
         let bias = DistanceBias::new(n_head, REACH, of);
         let [k, v] = self.caches.each_ref();
         let [k, v] = [k, v].map(|c| Rows { data: c.elements(), dim, stride: dim, n_ctx });
+        let v = latent.map_or(v, |v_dim| k.narrow(v_dim));
+        let sinks: Vec<f32> = (0..n_head).map(|head| 0.4 * (head as f32).sin()).collect();
         let shape = AttentionShape {
             n_head,
-            n_head_kv: N_HEAD_KV,
+            n_head_kv,
             first: past,
             all: all.then_some(n_ctx),
             window,
             scale,
-            sinks: None,
+            sinks: self.shape.sinks.then_some(&sinks),
             bias: all.then_some(&bias),
         };
-        let mut expected = vec![0.0; tokens * n_head * dim];
+        let mut expected = vec![0.0; tokens * n_head * v_dim];
         bench.cpu.attention(shape, &self.q, k, v, &mut expected);
 
         let [k, v] = [0, 1].map(|i| self.stored(bench, kernels, i));
-        let values = bench.up_f32(bias.values())?;
+        let (values, sinks) = (bench.up_f32(bias.values())?, bench.up_f32(&sinks)?);
         let (k, v, past) = (k?, v?, bench.up_u32(&[past as u32])?);
         let shape = DeviceAttention {
             n_head,
-            n_head_kv: N_HEAD_KV,
+            n_head_kv,
             past: past.all(),
             max_seen: n_ctx,
             all: all.then_some(n_ctx),
             window,
             scale,
-            sinks: None,
+            sinks: self.shape.sinks.then(|| sinks.all()),
             bias: all.then_some(DeviceBias { reach: REACH, values: values.all() }),
             prompt,
         };
-        let work = bench.empty(Attention::work_bytes(n_head, dim, n_ctx, tokens))?;
+        let work = bench.empty(Attention::work_bytes(n_head, v_dim, n_ctx, tokens))?;
         let (q, out) = (bench.up_f32(&self.q)?, bench.empty(4 * expected.len())?);
         let (k, v, stream) = (self.rows(&k), self.rows(&v), &bench.stream);
+        let v = latent.map_or(v, |v_dim| k.narrow(v_dim));
         let attention = &kernels.attention;
         attention.launch(stream, &shape, q.all(), tokens, k, v, work.all(), out.all())?;
         let got = bench.down_f32(&out)?;

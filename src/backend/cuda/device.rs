@@ -377,7 +377,7 @@ impl Gpu for Cuda {
     fn kernel(&self, name: &str) -> Result<Kernel> {
         self.enter()?;
         let none = || Error::Device(format!("there is no kernel {name}"));
-        let module = self.load(module_of(name).ok_or_else(none)?)?;
+        let module = self.load(module_of(name, self.info.compute).ok_or_else(none)?)?;
         let c_name = CString::new(name).map_err(|_| none())?;
         let what = format!("finding kernel {name}");
         // SAFETY: the module stays loaded until this is dropped.

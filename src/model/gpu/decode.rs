@@ -5,10 +5,10 @@
 //!
 //! A layer's places are frozen (`vram`) from before it is queued until the device is through with
 //! it. They stand in a table in the device's memory, which is written where it has changed since
-//! the last token. Where it has every expert, the layer is two graphs: up to its look-up (`front`),
-//! and the rest. Where it has not, the device waits for a word in its memory, `go`, that holds the
-//! number of the last such layer whose experts are computed: the look-up writes it where nothing is
-//! missing, the host where something was.
+//! the last token. Where it has not every expert, the device waits between those that are there and
+//! their sum for a word in its memory, `go`, that holds the number of the last such layer whose
+//! experts are computed: the look-up writes it where nothing is missing, the host where something
+//! was. What is before the wait and behind it are graphs.
 
 mod lane;
 
@@ -37,8 +37,8 @@ struct Layer {
     lane: usize,
     /// u64 [experts, granules]: what stands in the device's table.
     table: Vec<u64>,
-    /// What is behind the look-up where the table has every expert.
-    rest: Option<Graph>,
+    /// What follows the look-up: the experts that are there, and the sum with the residual.
+    graphs: Option<[Graph; 2]>,
 }
 
 /// The layers of a token that are queued.
@@ -86,7 +86,7 @@ impl Ahead {
         let mut n_routed = 0;
         let mut layer = |n_granules: usize| {
             n_routed += 1;
-            Layer { lane: n_routed % LANES, table: vec![0; n_experts * n_granules], rest: None }
+            Layer { lane: n_routed % LANES, table: vec![0; n_experts * n_granules], graphs: None }
         };
         let layouts = model.weights.routed.iter().map(|l| l.as_ref().map(GranuleLayout::new));
         let n_granules = layouts.map(|layout| layout.map(|l| l.n_granules)).collect::<Vec<_>>();
@@ -198,14 +198,13 @@ impl Pass<'_> {
         }
     }
 
-    /// Makes the graph of a layer that lacks nothing, if there is none.
+    /// Makes the graphs of what follows the look-up, if there are none.
     pub fn make_rest(&self, ahead: &mut Ahead, l: usize) -> Result<()> {
         let layer = ahead.layers[l].as_mut().expect("a layer with experts");
-        if layer.rest.is_none() {
-            layer.rest = Some(self.stream().capture(|| {
-                let shape = self.few_there(l)?;
-                self.sum_up(&shape)
-            })?);
+        if layer.graphs.is_none() {
+            let stream = self.stream();
+            let few = stream.capture(|| self.few_there(l))?;
+            layer.graphs = Some([few, stream.capture(|| self.sum_up(l))?]);
         }
         Ok(())
     }
@@ -231,28 +230,30 @@ impl Pass<'_> {
             }
         }
         stream.record(&lane.routed)?;
-        let mut helping = Vec::new();
+        let (mut helping, shape) = (Vec::new(), self.shape(l));
+        let routed = Routed { stream, h: self.h(), chosen: self.route().chosen };
         for peer in &mut **peers {
-            let (w, shape) = (self.weights(l), self.shape(l));
-            let routed = Routed { stream, h: self.h(), chosen: self.route().chosen };
-            if peer.compute(frozen.lane, routed, (l, w), &shape)? {
+            if peer.compute(frozen.lane, routed, (l, self.weights(l)), &shape)? {
                 helping.push(peer);
             }
         }
-        let layer = ahead.layers[l].as_ref().expect("a layer with experts");
-        match layer.rest.as_ref().filter(|_| frozen.number.is_none() && helping.is_empty()) {
-            // SAFETY: its memory is the model's, which has the graph; the table has places of
+        // None where the first text was of one token.
+        let graphs = ahead.layers[l].as_ref().and_then(|layer| layer.graphs.as_ref());
+        match graphs {
+            // SAFETY: its memory is the model's, which has the graph; the table has 0 or places of
             // granules of this layer, which are frozen.
-            Some(rest) => unsafe { stream.run(rest)? },
-            None => {
-                let shape = self.few_there(l)?;
-                self.place_rows(&shape, helping)?;
-                if let Some(number) = frozen.number {
-                    ahead.waits.push(number);
-                    stream.wait_value(self.slice(&self.places().ffn.lookup.go), number)?;
-                }
-                self.sum_up(&shape)?;
-            }
+            Some([few, _]) => unsafe { stream.run(few)? },
+            None => self.few_there(l)?,
+        }
+        self.place_rows(&shape, helping)?;
+        if let Some(number) = frozen.number {
+            ahead.waits.push(number);
+            stream.wait_value(self.slice(&self.places().ffn.lookup.go), number)?;
+        }
+        match graphs {
+            // SAFETY: as above.
+            Some([_, sum]) => unsafe { stream.run(sum)? },
+            None => self.sum_up(l)?,
         }
         let end = Fence::after(stream)?;
         let before = ahead.pending.replace(Pending { l, frozen, sizes, end });
@@ -265,7 +266,7 @@ impl Pass<'_> {
     }
 
     /// Computes what the look-up has found.
-    fn few_there(&self, l: usize) -> Result<DeviceShape> {
+    fn few_there(&self, l: usize) -> Result<()> {
         let (shape, Lookup { chosen, granules, .. }) = (self.shape(l), self.lookup(l));
         let chosen = Chosen { n_pairs: shape.k, granules, experts: chosen };
         let acts: GpuActs = self.acts_at(l);
@@ -273,14 +274,13 @@ impl Pass<'_> {
         // are frozen.
         unsafe {
             let few = Few { shape: &shape, chosen };
-            self.site().few(&few, self.biases(l).as_ref(), &acts)?;
+            self.site().few(&few, self.biases(l).as_ref(), &acts)
         }
-        Ok(shape)
     }
 
     /// The experts' sum, and the residual.
-    fn sum_up(&self, shape: &DeviceShape) -> Result<()> {
-        self.sum(shape, shape.k, false)?;
+    fn sum_up(&self, l: usize) -> Result<()> {
+        self.sum(&self.shape(l), self.hyper().routing.k, false)?;
         self.add_residual()
     }
 

@@ -8,7 +8,7 @@ use super::experts::{Biases, Site, device_shape, is_grouped};
 use super::forward::Tools;
 use super::pass::Pass;
 use super::peers::{Peer, Routed};
-use super::placement::{Moment, Placer, p_hit};
+use super::placement::{Moment, Placer};
 use super::seat::{Pairs, Seat};
 use super::staging::floats;
 use super::vram::{Fence, Placed, Tiers, Vram};
@@ -26,9 +26,6 @@ use crate::policy::{Missing, Schedule};
 use std::ops::Range;
 use std::time::Instant;
 
-/// Layers with something missing from one count of prefetches to the next.
-const COUNT_EVERY: u32 = 1024;
-
 /// What a layer's division of work needs; reused from layer to layer.
 #[derive(Default)]
 pub struct Hybrid {
@@ -45,9 +42,6 @@ pub struct Hybrid {
     placer: Placer,
     missing: Vec<Missing>,
     schedule: Schedule,
-    /// How often a prefetch was needed, as of the layer `asked` layers ago.
-    p_hit: f64,
-    asked: u32,
 }
 
 /// What one device computes.
@@ -121,20 +115,8 @@ impl Hybrid {
         if self.missing.is_empty() {
             return;
         }
-        // Counting takes a walk over all experts.
-        if self.asked.is_multiple_of(COUNT_EVERY) {
-            self.p_hit = p_hit(&tiers.counters());
-        }
-        self.asked = self.asked.wrapping_add(1);
         let (load_ns, delay_ns) = link_ns(tiers, l, &self.missing);
-        let moment = Moment {
-            missing: &self.missing,
-            predicted: &[],
-            load_ns,
-            delay_ns,
-            attention_ns: 0.0,
-            p_hit: self.p_hit,
-        };
+        let moment = Moment { missing: &self.missing, load_ns, delay_ns };
         self.placer.place(&moment, &mut self.schedule);
         for expert in &self.schedule.upload {
             self.portions[tiers.device(l, *expert)].experts.push(*expert);

@@ -1,42 +1,26 @@
 //! Who computes what a decode layer misses in VRAM: PreSched (PreScope, section 4.3) at work with
 //! what this machine's CPU and link were measured to take. Pure: it reads no clock and moves
 //! nothing.
+//!
+//! It is asked for the layer's own experts alone (the paper's Q1). Which of the next layers' come
+//! when the link is idle (Q2 to Q4) the VRAM tier decides as it goes: they queue behind every
+//! demand, granule by granule, as the policy has foretold them.
 
 mod cpu_timer;
 
 pub use cpu_timer::CpuTimer;
 
-use crate::experts::Counters;
 use crate::policy::{Missing, Placement, PreSched, Schedule, Timer, View};
-
-/// How often a prefetch is taken to be needed before any was.
-const P_HIT_UNKNOWN: f64 = 0.5;
 
 /// What a layer misses, and how things are when that is known.
 #[derive(Clone, Copy, Debug)]
 pub struct Moment<'a> {
     /// Of the layer itself, distinct, in any order.
     pub missing: &'a [Missing],
-    /// Of the layers that follow, the nearest first, as far as predicted; they compete for the
-    /// link.
-    pub predicted: &'a [Vec<Missing>],
     /// Bringing one expert, ns; `None` while that is not known.
     pub load_ns: Option<f64>,
     /// What is left of the transfers that are running, ns.
     pub delay_ns: f64,
-    /// A layer's attention, ns.
-    pub attention_ns: f64,
-    /// How often a prefetch has been needed so far.
-    pub p_hit: f64,
-}
-
-/// By bytes, as the tier has counted them.
-pub fn p_hit(counters: &Counters) -> f64 {
-    let Counters { prefetch_used_bytes: used, prefetch_wasted_bytes: wasted, .. } = *counters;
-    match used + wasted {
-        0 => P_HIT_UNKNOWN,
-        all => used as f64 / all as f64,
-    }
 }
 
 /// Decides layer by layer.
@@ -56,15 +40,15 @@ impl Placer {
 
     /// Replaces the contents of `out`: each missing expert is in `upload` or in `cpu`.
     pub fn place(&mut self, moment: &Moment, out: &mut Schedule) {
-        let Moment { missing, predicted, load_ns, delay_ns, attention_ns, p_hit } = *moment;
+        let Moment { missing, load_ns, delay_ns } = *moment;
         if let Some(share) = self.share {
             return split(missing, out, |m| on_cpu(m.expert, share));
         }
         let (Some((a, b)), Some(load_ns)) = (self.cpu.fit(), load_ns) else {
             return self.try_out(moment, out);
         };
-        let timer = Timer { cpu_token_ns: a, cpu_start_ns: b, load_ns, attention_ns };
-        let view = View { timer, current: missing, predicted, delay_ns, p_hit };
+        let timer = Timer { cpu_token_ns: a, cpu_start_ns: b, load_ns, attention_ns: 0.0 };
+        let view = View { timer, current: missing, predicted: &[], delay_ns, p_hit: 0.0 };
         self.presched.place(&view, out);
     }
 
@@ -114,8 +98,7 @@ mod tests {
     }
 
     fn moment(missing: &[Missing], load_ns: Option<f64>) -> Moment<'_> {
-        let (delay_ns, attention_ns, p_hit) = (0.0, 30.0, 0.5);
-        Moment { missing, predicted: &[], load_ns, delay_ns, attention_ns, p_hit }
+        Moment { missing, load_ns, delay_ns: 0.0 }
     }
 
     fn place(placer: &mut Placer, moment: &Moment) -> (Vec<u32>, Vec<u32>) {
@@ -171,15 +154,6 @@ mod tests {
             assert!((5..9).all(|expert| some.contains(&expert) == cpu.contains(&expert)));
             before = cpu;
         }
-    }
-
-    #[test]
-    fn prefetches_are_judged_by_what_became_of_them() {
-        assert_eq!(p_hit(&Counters::default()), 0.5);
-        let (prefetch_used_bytes, prefetch_wasted_bytes) = (30, 10);
-        let counters =
-            Counters { prefetch_used_bytes, prefetch_wasted_bytes, ..Counters::default() };
-        assert_eq!(p_hit(&counters), 0.75);
     }
 
     proptest! {

@@ -5,8 +5,8 @@ use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 use std::ops::Range;
 
 /// A tile's part of the rows of the panel after its own. Each tile asks for some, as a core stands
-/// still that asks for more lines than it can wait for: with all at once that was an eighth of the
-/// products of a prompt (Q4_K, 32 tokens an expert, AVX-512), and with none a tenth (Q6_K) and more.
+/// still that asks for more lines than it can wait for: with all at once that was an eighth of a
+/// prompt's products (Q4_K, 32 tokens an expert, AVX-512), and with none a tenth (Q6_K) and more.
 pub(in crate::simd) struct Ahead<'a> {
     product: Product<'a>,
     rows: Range<usize>,

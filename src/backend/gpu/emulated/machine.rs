@@ -105,6 +105,7 @@ pub struct Machine {
     random: u64,
     pub n_allocs: u64,
     pub n_pins: u64,
+    pub n_made: u64,
     n_ops: u64,
     /// Why a device does nothing more.
     lost: Vec<Option<String>>,
@@ -125,6 +126,7 @@ impl Machine {
             random: config.seed,
             n_allocs: 0,
             n_pins: 0,
+            n_made: 0,
             n_ops: 0,
             lost: vec![None; config.devices],
             config,

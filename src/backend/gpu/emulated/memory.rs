@@ -2,6 +2,7 @@
 
 use super::clock::{Clock, History, Stamp};
 use super::shim::{READ_NOW, ShimAllocation, WRITTEN, WRITTEN_NOW};
+use crate::backend::gpu::PinnedKind;
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -25,6 +26,7 @@ pub struct Allocation {
 
 pub struct PinnedBlock {
     layout: Layout,
+    kind: PinnedKind,
     history: History,
 }
 
@@ -77,13 +79,13 @@ impl Memory {
         self.used[device] -= freed.bytes.len().max(1).next_multiple_of(GRAIN);
     }
 
-    pub fn pin(&mut self, bytes: usize) -> Option<NonNull<u8>> {
+    pub fn pin(&mut self, bytes: usize, kind: PinnedKind) -> Option<NonNull<u8>> {
         let layout = Layout::from_size_align(bytes.max(1), 4096).ok()?;
         // SAFETY: the layout has a size.
         let start = NonNull::new(unsafe { alloc(layout) })?;
         // SAFETY: freshly allocated, of this size.
         unsafe { start.write_bytes(POISON, layout.size()) };
-        let block = PinnedBlock { layout, history: History::default() };
+        let block = PinnedBlock { layout, kind, history: History::default() };
         self.pinned.insert(start.as_ptr() as usize, block);
         Some(start)
     }
@@ -114,6 +116,9 @@ impl Memory {
         what: &str,
     ) -> Result<(), String> {
         let Some((block, offset)) = self.pinned_at(at) else { return Ok(()) };
+        if writes && block.kind == PinnedKind::WriteCombined {
+            return Err(format!("{what} into write-combined memory, which the host reads slowly"));
+        }
         let range = offset..offset + bytes;
         block.history.touch(stamp, vec![range], writes, what)
     }

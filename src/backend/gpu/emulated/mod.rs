@@ -53,6 +53,8 @@ impl Default for Config {
 pub struct Faults {
     pub alloc_at: Option<u64>,
     pub pin_at: Option<u64>,
+    /// A stream, an event or a graph that is not made.
+    pub make_at: Option<u64>,
     /// The device that runs the n-th operation is lost.
     pub lost_at_op: Option<u64>,
 }
@@ -93,6 +95,11 @@ impl Emulated {
         shim::names()
     }
 
+    /// Those that some emulated device of this process has run: for tests that are to run all.
+    pub fn launched_kernels() -> Vec<String> {
+        shim::launched().iter().map(ToString::to_string).collect()
+    }
+
     fn machine(&self) -> MutexGuard<'_, Machine> {
         // What a panic left is whole: an operation is taken off its queue before it runs.
         self.machine.lock().unwrap_or_else(PoisonError::into_inner)
@@ -100,6 +107,16 @@ impl Emulated {
 
     fn device(&self) -> usize {
         self.info.index
+    }
+
+    /// Counts a stream, an event or a graph that is about to be made; an error if it is not to be.
+    fn make(&self, machine: &mut Machine, what: &str) -> Result<()> {
+        let number = machine.n_made;
+        machine.n_made += 1;
+        if machine.config.faults.make_at != Some(number) {
+            return Ok(());
+        }
+        Err(Error::Device(format!("emulated GPU {} could not make {what}", self.device())))
     }
 
     fn enqueue(&self, stream: StreamId, work: Work) -> Result<()> {
@@ -144,12 +161,12 @@ impl Gpu for Emulated {
         machine.memory.free(self.device(), address);
     }
 
-    fn alloc_pinned(&self, bytes: usize, _kind: PinnedKind) -> Result<NonNull<u8>> {
+    fn alloc_pinned(&self, bytes: usize, kind: PinnedKind) -> Result<NonNull<u8>> {
         let mut machine = self.machine();
         let number = machine.n_pins;
         machine.n_pins += 1;
         let fails = machine.config.faults.pin_at == Some(number);
-        let got = (!fails).then(|| machine.memory.pin(bytes)).flatten();
+        let got = (!fails).then(|| machine.memory.pin(bytes, kind)).flatten();
         got.ok_or_else(|| Error::Device(format!("{bytes} bytes of memory could not be pinned")))
     }
 
@@ -165,6 +182,7 @@ impl Gpu for Emulated {
     fn create_stream(&self, _urgent: bool) -> Result<StreamId> {
         let mut machine = self.machine();
         machine.check(self.device()).map_err(Error::Device)?;
+        self.make(&mut machine, "a stream")?;
         Ok(StreamId(machine.add_stream(self.device()) as u64))
     }
 
@@ -175,6 +193,7 @@ impl Gpu for Emulated {
     fn create_event(&self, timed: bool) -> Result<EventId> {
         let mut machine = self.machine();
         machine.check(self.device()).map_err(Error::Device)?;
+        self.make(&mut machine, "an event")?;
         let id = machine.new_id();
         machine.events.insert(id, Recorded::Never);
         if timed {
@@ -308,6 +327,7 @@ impl Gpu for Emulated {
             let why = "a captured stream was not waited for before the capture ended";
             return Err(Error::Device(why.into()));
         }
+        self.make(&mut machine, "a graph")?;
         let streams = capture.streams();
         let chains = streams.into_iter().map(|s| (s, machine.new_chain())).collect();
         let graph = machine.new_id();

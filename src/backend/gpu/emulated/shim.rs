@@ -1,7 +1,9 @@
 //! The C side: kernels/shim/abi.h in Rust.
 
+use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::ops::Range;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A kernel of the shim's list, which lives as long as the program.
 #[derive(Clone, Copy, Debug)]
@@ -119,6 +121,12 @@ pub fn names() -> Vec<String> {
     (0..).map_while(name).collect()
 }
 
+/// The names of the kernels that have run.
+pub fn launched() -> MutexGuard<'static, BTreeSet<&'static str>> {
+    static LAUNCHED: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+    LAUNCHED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl ShimKernel {
     pub fn to_bits(self) -> u64 {
         self.0 as usize as u64
@@ -146,6 +154,7 @@ pub unsafe fn launch(
     launch: &ShimLaunch,
     allocations: &mut [ShimAllocation],
 ) -> Result<(), String> {
+    launched().insert(launch.kernel.name());
     let args: Vec<(*const u8, u32)> = (0..launch.args.len())
         .map(|i| launch.args.get(i))
         .map(|(at, bytes)| (at, bytes as u32))
