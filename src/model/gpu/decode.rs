@@ -49,8 +49,8 @@ pub struct Ahead {
     pending: Option<Pending>,
     /// Layers whose places are frozen, heard of or not.
     frozen: Vec<usize>,
-    /// Numbers of layers at which the device may wait for the host, the earliest first.
-    waits: Vec<u32>,
+    /// Numbers and lanes of layers at which the device may wait for the host, the earliest first.
+    waits: Vec<(u32, usize)>,
     /// What the host computes or brings goes up beside what waits for it.
     pub late: Stream,
     /// Through which that goes: nothing here may wait for the stream of the layers, which may wait
@@ -112,20 +112,15 @@ impl Ahead {
 
     /// Lets a device go on that waits for a host that has failed.
     pub fn let_go(&self, pass: &Pass) -> Result<()> {
-        let (Some(first), Some(last)) = (self.waits.first(), self.waits.last()) else {
-            return Ok(());
-        };
-        // Where the host has not heard of the layer, its look-up may be about to write the word by
-        // itself: nobody else may then.
-        let is_first = |layer: &&Pending| layer.frozen.number == Some(*first);
-        if let Some(layer) = self.pending.as_ref().filter(is_first) {
-            let [route, ..] = self.lanes[layer.frozen.lane].wait(&layer.sizes)?;
-            if pass.missing_in(route) == 0 {
-                return Ok(());
+        let go = pass.slice(&pass.places().ffn.lookup.go);
+        for (number, lane) in &self.waits {
+            // Where nothing is missing the look-up writes the word by itself, and nobody else may.
+            let [route, ..] = self.lanes[*lane].wait(&[pass.route_bytes().len(), 0, 0])?;
+            if pass.missing_in(route) > 0 {
+                self.late.upload_now(go, &number.to_le_bytes())?;
             }
         }
-        let go = pass.slice(&pass.places().ffn.lookup.go);
-        self.late.upload_now(go, &last.to_le_bytes())
+        Ok(())
     }
 }
 
@@ -247,7 +242,7 @@ impl Pass<'_> {
         }
         self.place_rows(&shape, helping)?;
         if let Some(number) = frozen.number {
-            ahead.waits.push(number);
+            ahead.waits.push((number, frozen.lane));
             stream.wait_value(self.slice(&self.places().ffn.lookup.go), number)?;
         }
         match graphs {
@@ -333,7 +328,7 @@ impl Pass<'_> {
             // Some drivers hold back what is queued until somebody asks.
             late.is_done()?;
         }
-        tools.ahead.waits.retain(|waits| Some(*waits) != number);
+        tools.ahead.waits.retain(|(waits, _)| Some(*waits) != number);
         tools.ahead.frozen.retain(|frozen| *frozen != l);
         tiers.thaw(l, &tools.b.route.chosen, Some(&end));
         self.model.publish_routed(tools.cpu, tools.b, l, timeline);
