@@ -23,8 +23,8 @@
 //!
 //! Two threads share 17 to 18 GB/s here, so one token is at the memory wall in every format.
 
-pub(super) mod ahead;
 mod acts;
+pub(super) mod ahead;
 mod decode_256;
 mod decode_32;
 mod decoded;
