@@ -145,6 +145,71 @@ fn column_ranges_are_dot_products_of_their_own() {
 }
 
 #[test]
+fn granules_of_a_row_are_added_in_order() {
+    for ty in types() {
+        let block = ty.block_len().max(8);
+        for (rows, blocks, width, gap) in
+            [(21, 7, 1, 0), (70, 5, 2, 0), (19, 3, 4, 32), (9, 19, 8, 0), (11, 27, 9, 64)]
+        {
+            let (cols, width) = (blocks * block, width * block);
+            let mut random = Random(width as u64);
+            let bytes = weights(ty, rows, cols, gap, &mut random);
+            let stride = ty.row_bytes(cols as u64).unwrap() as usize + gap;
+            let mat = MatRef::new(ty, &bytes, rows, cols, stride);
+            let x = random.floats(cols);
+            let acts = activations(scalar(), act_kind(ty), 1, cols, &x);
+            let mut want = Vec::new();
+            for first in (0..cols).step_by(width) {
+                let range = first..cols.min(first + width);
+                let part = mat.column_range(range.clone());
+                let part = product(scalar(), part, acts.view(0..1, range));
+                match first {
+                    0 => want = part,
+                    _ => want.iter_mut().zip(part).for_each(|(sum, part)| *sum += part),
+                }
+            }
+            for k in vectors().chain([scalar()]) {
+                let acts = activations(k, act_kind(ty), 1, cols, &x);
+                let mut out = vec![f32::NAN; rows];
+                for part in [0..rows / 3, rows / 3..rows] {
+                    let (acts, scratch) = (acts.all(), &mut Scratch::new());
+                    // SAFETY: `out` has a place for each row and is ours alone.
+                    unsafe { k.granule_sums(mat, width, part, acts, out.as_mut_ptr(), scratch) };
+                }
+                let case = format!("{}: {ty} {rows}×{cols}, granules of {width}", k.name);
+                assert_eq!(bits(&out), bits(&want), "{case}");
+            }
+        }
+    }
+}
+
+#[test]
+fn columns_that_lie_side_by_side_are_joined() {
+    let (ty, rows, cols) = (TensorType::Q8_0, 3, 160);
+    let bytes = weights(ty, rows, cols, 0, &mut Random(1));
+    let mat = MatRef::dense(ty, &bytes, rows, cols);
+    let part = |cols: std::ops::Range<usize>| mat.column_range(cols);
+    let joined = |parts: &[MatRef]| {
+        let (mat, width) = MatRef::joined(parts.iter().copied())?;
+        Some((mat.data.as_ptr(), mat.cols, width))
+    };
+    let all = [part(0..64), part(64..128), part(128..160)];
+    assert_eq!(joined(&all), Some((bytes.as_ptr(), cols, 64)));
+    assert_eq!(joined(&all[1..2]), Some((part(64..128).data.as_ptr(), 64, 64)));
+    // Not side by side, not in order, narrower than those that follow, of other rows or types.
+    assert_eq!(joined(&[part(0..64), part(96..160)]), None);
+    assert_eq!(joined(&[part(64..128), part(0..64)]), None);
+    assert_eq!(joined(&[part(0..32), part(32..96)]), None);
+    assert_eq!(joined(&[part(0..64), part(64..128).row_range(0..2)]), None);
+    let other = MatRef { ty: TensorType::Q5_0, ..part(64..128) };
+    assert_eq!(joined(&[part(0..64), other]), None);
+    // The first part's bytes end before the joined matrix's.
+    let short = MatRef { data: &part(0..64).data[..2 * mat.row_stride + 68], ..part(0..64) };
+    assert_eq!(joined(&[short, part(64..128)]), None);
+    assert_eq!(joined(&[]), None);
+}
+
+#[test]
 fn dot_products_stay_within_the_bound_of_the_float_product() {
     // Error of a quantised activation is at most half a step (and 2⁻¹¹ of the scale where it is
     // rounded to f16); the sum of n products in f32 adds at most n·2⁻²⁴ of Σ|w·x|.

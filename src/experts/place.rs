@@ -164,15 +164,13 @@ impl LayerExperts {
                     &matrix(tensor, part)[rows.start * part.row_bytes..rows.end * part.row_bytes]
                 };
                 let columns = self.down.columns(&rows);
-                let down = matrix(down, &self.down);
-                // The last row of a column range ends where its own columns end.
-                let end = down.len() - (self.down.row_bytes - columns.end);
                 ReadyGranule {
                     expert,
                     index: index as u32,
                     gate: gate.map_or(&[], |gate| of_rows(gate, &self.gate)),
                     up: of_rows(up, &self.up),
-                    down: &down[columns.start..end],
+                    // With all that follows, so that the columns of a whole expert can be joined.
+                    down: &matrix(down, &self.down)[columns.start..],
                     gate_stride: self.gate.row_bytes,
                     up_stride: self.up.row_bytes,
                     down_stride: self.down.row_bytes,

@@ -65,6 +65,29 @@ impl<'a> MatRef<'a> {
         MatRef::new(self.ty, data, self.rows, cols.len(), self.row_stride)
     }
 
+    /// The matrix whose columns these are, each range right behind the one before, and how many
+    /// columns a range has, but for the last, which may have fewer. `None` where they are parts of
+    /// no such matrix.
+    pub fn joined(parts: impl Iterator<Item = MatRef<'a>> + Clone) -> Option<(Self, usize)> {
+        let first = parts.clone().next().filter(|first| first.cols > 0)?;
+        let (len, bytes) = (first.ty.block_len(), first.ty.block_bytes());
+        let form = |part: &MatRef| (part.ty, part.rows, part.row_stride);
+        let mut cols = 0;
+        for part in parts {
+            let is_behind =
+                part.data.as_ptr() == first.data.as_ptr().wrapping_add(cols / len * bytes);
+            let is_even = cols.is_multiple_of(first.cols) && part.cols <= first.cols;
+            if !(is_behind && is_even && form(&part) == form(&first)) {
+                return None;
+            }
+            cols += part.cols;
+        }
+        let row = first.ty.row_bytes(cols as u64)? as usize;
+        let last = first.rows.checked_sub(1)?.checked_mul(first.row_stride)?;
+        let is_seen = row <= first.row_stride && last.checked_add(row)? <= first.data.len();
+        is_seen.then(|| (MatRef { cols, ..first }, first.cols))
+    }
+
     pub fn row_range(self, rows: Range<usize>) -> Self {
         assert!(rows.start <= rows.end && rows.end <= self.rows, "{rows:?} of {}", self.rows);
         let data = &self.data[(rows.start * self.row_stride).min(self.data.len())..];

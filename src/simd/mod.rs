@@ -17,6 +17,7 @@ pub mod tile;
 pub use acts::{ActKind, ActView, ActWriter, Activations, act_kind};
 pub use mat::MatRef;
 
+use crate::gguf::TensorType;
 use acts::AlignedBytes;
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -29,12 +30,31 @@ struct Product<'a> {
     mat: MatRef<'a>,
     first: usize,
     rows: usize,
+    /// Columns whose products are a sum of their own, added to the others in order: all of them,
+    /// but for the matrix–vector loops that `sums_granules` names.
+    granule: usize,
     acts: ActView<'a>,
     out: *mut f32,
     out_stride: usize,
 }
 
-impl Product<'_> {
+impl<'a> Product<'a> {
+    /// # Panics
+    /// If columns, kinds or ranges do not fit each other.
+    fn new(
+        mat: MatRef<'a>,
+        rows: Range<usize>,
+        acts: ActView<'a>,
+        out: *mut f32,
+        out_stride: usize,
+    ) -> Self {
+        assert_eq!(mat.cols, acts.cols(), "columns of the matrix and of the activations");
+        assert_eq!(act_kind(mat.ty), acts.kind(), "activations for {}", mat.ty);
+        assert!(rows.start <= rows.end && rows.end <= mat.rows, "{rows:?} of {}", mat.rows);
+        let (first, rows, granule) = (rows.start, rows.len(), mat.cols);
+        Product { mat, first, rows, granule, acts, out, out_stride }
+    }
+
     /// `n` of the rows, from number `start` of them on.
     fn rows(self, start: usize, n: usize) -> Self {
         assert!(start + n <= self.rows);
@@ -84,6 +104,8 @@ type QuantizeQ8K = unsafe fn(&[f32], &mut [i8], &mut [f32], &mut [i16], &mut [i1
 pub struct Kernels {
     pub name: &'static str,
     matmul: Matmul,
+    /// Whether `matmul` heeds `granule` where a matrix of this type meets one token.
+    sums_granules: fn(TensorType) -> bool,
     quantize_q8_0: unsafe fn(&[f32], &mut [i8], &mut [f32], &mut [i16]),
     quantize_q8_k: QuantizeQ8K,
     rms_norm: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
@@ -159,13 +181,53 @@ impl Kernels {
         out_stride: usize,
         scratch: &mut Scratch,
     ) {
-        assert_eq!(mat.cols, acts.cols(), "columns of the matrix and of the activations");
-        assert_eq!(act_kind(mat.ty), acts.kind(), "activations for {}", mat.ty);
-        assert!(rows.start <= rows.end && rows.end <= mat.rows, "{rows:?} of {}", mat.rows);
-        let (first, rows) = (rows.start, rows.len());
-        let product = Product { mat, first, rows, acts, out, out_stride };
-        // SAFETY: sizes are checked here and in `MatRef::new`; `out` is the caller's promise.
+        let product = Product::new(mat, rows, acts, out, out_stride);
+        // SAFETY: sizes are checked there and in `MatRef::new`; `out` is the caller's promise.
         unsafe { (self.matmul)(product, scratch) }
+    }
+
+    /// `out[r] = dot(row r of mat, acts)` of one token for each r in `rows`, where each `granule`
+    /// columns are a product of their own and these are added in order.
+    ///
+    /// # Panics
+    /// As [`Kernels::matmul`] does, or where a granule is no whole number of blocks.
+    ///
+    /// # Safety
+    /// As for [`Kernels::matmul`].
+    pub unsafe fn granule_sums(
+        &self,
+        mat: MatRef,
+        granule: usize,
+        rows: Range<usize>,
+        acts: ActView,
+        out: *mut f32,
+        scratch: &mut Scratch,
+    ) {
+        assert!(granule > 0 && granule.is_multiple_of(mat.ty.block_len()));
+        assert_eq!(acts.tokens(), 1);
+        if (self.sums_granules)(mat.ty) {
+            let product = Product { granule, ..Product::new(mat, rows, acts, out, 0) };
+            // SAFETY: as in `matmul`.
+            return unsafe { (self.matmul)(product, scratch) };
+        }
+        let mut more = [0.0; 64];
+        for start in rows.clone().step_by(more.len()) {
+            let rows = start..rows.end.min(start + more.len());
+            for first in (0..mat.cols).step_by(granule) {
+                let cols = first..mat.cols.min(first + granule);
+                let (mat, acts) = (mat.column_range(cols.clone()), acts.column_range(cols));
+                if first == 0 {
+                    // SAFETY: the caller's promise.
+                    unsafe { self.matmul(mat, rows.clone(), acts, out, 0, scratch) };
+                    continue;
+                }
+                let more = &mut more[..rows.len()];
+                self.matmul_all(mat.row_range(rows.clone()), acts, more, scratch);
+                // SAFETY: the caller's promise; the first granule wrote them.
+                let sums = unsafe { std::slice::from_raw_parts_mut(out.add(start), rows.len()) };
+                self.add(sums, more);
+            }
+        }
     }
 
     /// [`Kernels::matmul`] of all rows to `out[t·rows + r]`.

@@ -12,6 +12,7 @@ use half::{bf16, f16};
 pub(super) static KERNELS: Kernels = Kernels {
     name: "scalar",
     matmul,
+    sums_granules: |_| false,
     quantize_q8_0,
     quantize_q8_k,
     rms_norm,

@@ -326,6 +326,14 @@ impl Cpu {
             let (pairs, expert) = (demand.pairs(slot), demand.experts[slot] as usize);
             let n = rows.len();
             let (kernels, product) = scratch.split(pairs.len() * n);
+            let columns = of_expert.iter().map(|granule| granule.down);
+            let is_alone = pairs.len() == 1 && of_expert[0].rows.start == 0 && biases.is_none();
+            if let Some((mat, width)) = MatRef::joined(columns).filter(|_| is_alone) {
+                let acts = acts.view(mat.ty).token_range(pairs.clone()).column_range(0..mat.cols);
+                let out = partial.at(pairs.start * n_embd);
+                // SAFETY: a pair's row is in one piece.
+                return unsafe { self.kernels.granule_sums(mat, width, rows, acts, out, kernels) };
+            }
             for granule in of_expert {
                 let acts = acts.view(granule.down.ty).token_range(pairs.clone());
                 let acts = acts.column_range(granule.rows.clone());

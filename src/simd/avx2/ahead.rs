@@ -1,4 +1,7 @@
 //! Weights on their way from memory while others are computed.
+//!
+//! A core has few requests to memory under way at once, and stands still at one more. So requests
+//! are spread over the computation, as evenly as lines are used up.
 
 use crate::simd::Product;
 use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
@@ -34,6 +37,86 @@ impl<'a> Ahead<'a> {
                     _mm_prefetch::<_MM_HINT_T1>(block.wrapping_add(line).cast())
                 };
             }
+        }
+    }
+}
+
+/// How far ahead of what it computes a matrix–vector loop asks for lines: into the first cache, and
+/// into the second. On a Xeon of family 6, model 167, one thread, Q4_K from memory, rows of 1152
+/// bytes, shares of what a plain loop reads (16 GB/s): 0.55 with a group's lines asked for at once,
+/// 4096 bytes ahead, 0.70 without any request, 0.77 from 2304 bytes ahead into the first cache
+/// only; 0.90 so from 1152 and 2304 bytes, and 0.96 from here.
+const NEAR: usize = 1152;
+const FAR: usize = 4608;
+
+/// The rows that a matrix–vector loop reads, one after the other.
+#[derive(Clone, Copy)]
+pub(in crate::simd) struct Rows {
+    end: *const u8,
+    /// Bytes between the end of a row and the next.
+    gap: usize,
+}
+
+/// What the loop reads soon.
+#[derive(Clone, Copy)]
+pub(in crate::simd) struct Next {
+    near: *const u8,
+    far: *const u8,
+}
+
+impl Rows {
+    /// Asks for the first lines.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    pub fn begin(product: Product) -> Rows {
+        let bytes = product.rows * product.mat.row_stride;
+        let first = product.row(0);
+        super::prefetch(first, bytes.min(NEAR));
+        let gap = product.mat.row_stride - product.mat.row_bytes();
+        Rows { end: first.wrapping_add(bytes), gap }
+    }
+
+    /// What follows `group`, blocks one after the other in a row that ends at `row_end`.
+    #[inline]
+    pub fn behind(self, group: *const u8, row_end: *const u8) -> Next {
+        let at = |distance: usize| {
+            let p = group.wrapping_add(distance);
+            self.or(group, if p < row_end { p } else { p.wrapping_add(self.gap) })
+        };
+        Next { near: at(NEAR), far: at(FAR) }
+    }
+
+    /// What follows `block` and those below it, where the next such rows are `height` bytes on.
+    #[inline]
+    pub fn below(self, block: *const u8, height: usize) -> Next {
+        let at = |distance: usize| self.or(block, block.wrapping_add(distance));
+        Next { near: at(height), far: at(2 * height) }
+    }
+
+    /// What lies behind the last row is another thread's; `here` has its lines already.
+    #[inline]
+    fn or(self, here: *const u8, p: *const u8) -> *const u8 {
+        if p < self.end { p } else { here }
+    }
+}
+
+impl Next {
+    /// The lines of a B that is `offset` bytes behind the first block.
+    #[inline(always)]
+    pub fn ask_for<B>(self, offset: usize) {
+        for line in (offset..offset + size_of::<B>()).step_by(64) {
+            // In assembly because a compiler that knows what these are gathers all requests of a
+            // turn at its end.
+            // SAFETY: hints, which read nothing; any address is allowed.
+            unsafe {
+                std::arch::asm!(
+                    "prefetcht0 [{near}]",
+                    "prefetcht1 [{far}]",
+                    near = in(reg) self.near.wrapping_add(line),
+                    far = in(reg) self.far.wrapping_add(line),
+                    options(nostack, preserves_flags),
+                )
+            };
         }
     }
 }

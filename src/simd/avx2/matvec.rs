@@ -5,38 +5,11 @@
 //! eight rows (rows of fewer than eight blocks, whose lanes would idle). Either gives eight exact
 //! integers in a vector, and one fma adds them to lanes that "One arithmetic" names.
 
+use super::ahead::Rows;
 use super::ints::{ActBlock, Ints, Scale};
-use super::prefetch;
 use super::reduce::{sum8, sum8_halves, tree8};
 use crate::simd::{ActView, Product};
 use std::arch::x86_64::*;
-
-/// How far ahead of a row's blocks memory is asked for. Rows of a matrix follow each other, so
-/// this reaches into the next rows, where the processor's own prefetcher stops at each page. One
-/// thread, Q4_K from memory, GB/s without, at 512, 2048, 4096 and 8192 bytes: 7.6, 12.0, 11.8,
-/// 12.0, 12.0 (rows of 768, eight at a time) and 9.4, 9.7, 11.8, 12.2, 12.0 (rows of 2048).
-pub(in crate::simd) const AHEAD: usize = 4096;
-
-/// Asks for the first rows, and answers where the last one ends. With two threads on pieces of 64
-/// rows in turn this and stopping there gave 5 % (Q4_K of 2048 columns, 18.7 to 19.6 GB/s where a
-/// plain loop reads 21.3): what lies behind a piece is another thread's.
-#[inline]
-#[target_feature(enable = "avx2")]
-pub(in crate::simd) fn begin(product: Product) -> *const u8 {
-    let bytes = product.rows * product.mat.row_stride;
-    let first = product.row(0);
-    prefetch(first, bytes.min(AHEAD));
-    first.wrapping_add(bytes)
-}
-
-/// [`prefetch`] of what begins before `end`.
-#[inline]
-#[target_feature(enable = "avx2")]
-pub(in crate::simd) fn prefetch_before(end: *const u8, p: *const u8, n: usize) {
-    if p < end {
-        prefetch(p, n);
-    }
-}
 
 /// One token's activations.
 #[derive(Clone, Copy)]
@@ -50,6 +23,15 @@ impl Token {
     pub fn new<B: Ints>(acts: ActView, t: usize) -> Self {
         let sums = if B::SUMS == 16 { acts.sums16(t) } else { acts.sums32(t) };
         Token { qs: acts.qs(t).as_ptr(), scales: acts.scales(t).as_ptr(), sums: sums.as_ptr() }
+    }
+
+    /// From block `b` on, which the row has or which would follow its last.
+    pub fn behind<B: Ints>(self, b: usize) -> Self {
+        Token {
+            qs: self.qs.wrapping_add(b * B::LEN),
+            scales: self.scales.wrapping_add(b),
+            sums: self.sums.wrapping_add(b * (B::LEN / B::SUMS)),
+        }
     }
 
     /// # Safety
@@ -68,22 +50,31 @@ impl Token {
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn matmul<B: Ints>(product: Product) {
     let Product { mat, acts, rows, .. } = product;
-    let blocks = mat.cols / B::LEN;
+    let (blocks, granule) = (mat.cols / B::LEN, (product.granule / B::LEN).max(1));
     for t in 0..acts.tokens() {
         let token = Token::new::<B>(acts, t);
-        let end = begin(product);
+        let ahead = Rows::begin(product);
         let mut r = 0;
         while r < rows {
-            let by_rows = blocks < 8 && rows - r >= 8;
+            let by_rows = granule < 8 && rows - r >= 8;
             // SAFETY: rows below `mat.rows` lie within `data`; the places in `out` are the
             // caller's promise.
             unsafe {
                 let (row, out) = (product.row(r), product.place(t, r));
-                if by_rows {
-                    let dots = dot_eight_rows::<B>(row, mat.row_stride, blocks, token, end);
-                    _mm256_storeu_ps(out, dots);
-                } else {
-                    out.write(dot_row::<B>(row.cast(), blocks, token, end));
+                for b in (0..blocks.max(1)).step_by(granule) {
+                    let row = row.add(b * size_of::<B>());
+                    let (n, token) = (granule.min(blocks - b), token.behind::<B>(b));
+                    if by_rows {
+                        let dots = dot_eight_rows::<B>(row, mat.row_stride, n, token, ahead);
+                        let sum = match b {
+                            0 => dots,
+                            _ => _mm256_add_ps(_mm256_loadu_ps(out), dots),
+                        };
+                        _mm256_storeu_ps(out, sum);
+                    } else {
+                        let dot = dot_row::<B>(row.cast(), n, token, ahead);
+                        out.write(if b > 0 { out.read() + dot } else { dot });
+                    }
                 }
             }
             r += if by_rows { 8 } else { 1 };
@@ -95,16 +86,23 @@ pub(super) unsafe fn matmul<B: Ints>(product: Product) {
 /// `row` leads to `blocks` blocks and `token` to as many.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dot_row<B: Ints>(row: *const B, blocks: usize, token: Token, end: *const u8) -> f32 {
+unsafe fn dot_row<B: Ints>(row: *const B, blocks: usize, token: Token, ahead: Rows) -> f32 {
     let mut lanes = _mm256_setzero_ps();
     let whole = blocks / 8 * 8;
     for b in (0..whole).step_by(8) {
         // SAFETY: blocks b to b + 7 exist.
         unsafe {
             let a = _mm256_loadu_ps(token.scales.add(b));
-            let at = |i: usize| (row.add(b + i), token.block::<B>(b + i));
-            let ahead = row.cast::<u8>().wrapping_add(b * size_of::<B>() + AHEAD);
-            prefetch_before(end, ahead, 8 * size_of::<B>());
+            let next = ahead.behind(row.add(b).cast(), row.add(blocks).cast());
+            if size_of::<B>() < 64 {
+                next.ask_for::<[B; 8]>(0);
+            }
+            let at = |i: usize| {
+                if size_of::<B>() >= 64 {
+                    next.ask_for::<B>(i * size_of::<B>());
+                }
+                (row.add(b + i), token.block::<B>(b + i))
+            };
             lanes = add_eight::<B>(at, 8, a, lanes);
         }
     }
@@ -133,19 +131,19 @@ unsafe fn dot_eight_rows<B: Ints>(
     stride: usize,
     blocks: usize,
     token: Token,
-    end: *const u8,
+    ahead: Rows,
 ) -> __m256 {
     let mut lanes = [_mm256_setzero_ps(); 8];
     for b in 0..blocks {
-        for i in 8..16 {
-            let ahead = row.wrapping_add(i * stride + b * size_of::<B>());
-            prefetch_before(end, ahead, size_of::<B>());
-        }
+        let next = ahead.below(row.wrapping_add(b * size_of::<B>()), 8 * stride);
         // SAFETY: block b of each of eight rows, and of the token.
         unsafe {
             let a = _mm256_set1_ps(*token.scales.add(b));
             let act = token.block::<B>(b);
-            let at = |i: usize| (row.add(i * stride).cast::<B>().add(b), act);
+            let at = |i: usize| {
+                next.ask_for::<B>(i * stride);
+                (row.add(i * stride).cast::<B>().add(b), act)
+            };
             lanes[b % 8] = add_eight::<B>(at, 8, a, lanes[b % 8]);
         }
     }

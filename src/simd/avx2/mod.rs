@@ -39,7 +39,7 @@ pub(super) mod panel;
 pub(super) mod reduce;
 mod tile;
 
-use super::{Kernels, Product, Scratch};
+use super::{ActKind, Kernels, Product, Scratch, act_kind};
 use crate::gguf::TensorType;
 use crate::with_int_block;
 use panel::Panel;
@@ -50,6 +50,7 @@ static KERNELS: Kernels = TABLE;
 pub(super) const TABLE: Kernels = Kernels {
     name: "avx2",
     matmul,
+    sums_granules: |ty| !matches!(ty, TensorType::NVFP4) && act_kind(ty) != ActKind::F32,
     quantize_q8_0: acts::quantize_q8_0,
     quantize_q8_k: acts::quantize_q8_k,
     rms_norm: ops::rms_norm,

@@ -19,11 +19,12 @@ pub(super) struct Integers {
 }
 
 pub(super) trait EightBlocks: Ints {
-    /// `at(i)` is block i of the eight and its activations.
+    /// `at(i)` is block i of the eight and its activations; `ask(i)` is called once for each,
+    /// between the computation of the others.
     ///
     /// # Safety
     /// Each pointer leads to a whole block; the processor has this module's features.
-    unsafe fn integers(at: impl At<Self>) -> Integers;
+    unsafe fn integers(at: impl At<Self>, ask: impl Fn(usize)) -> Integers;
 }
 
 /// Where the eight blocks are. A type of its own for each caller, so that each has a copy of the

@@ -53,9 +53,10 @@ trait Codes: Sized {
 /// As [`EightBlocks::integers`].
 #[inline]
 #[target_feature(enable = "avx2,avx512f,avx512bw,avx512vnni")]
-unsafe fn isums<B: Codes>(at: impl At<B>, scales: Numbers) -> __m256i {
+unsafe fn isums<B: Codes>(at: impl At<B>, ask: impl Fn(usize), scales: Numbers) -> __m256i {
     let Numbers([first, other]) = scales;
     let isum = |i: usize| {
+        ask(i);
         let (w, a) = at(i);
         let mut sum = _mm512_setzero_si512();
         for (k, scales) in [quarter(first, i), quarter(other, i)].into_iter().enumerate() {
@@ -121,13 +122,13 @@ impl Codes for BlockQ6K {
 impl EightBlocks for BlockQ6K {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
-    unsafe fn integers(at: impl At<Self>) -> Integers {
+    unsafe fn integers(at: impl At<Self>, ask: impl Fn(usize)) -> Integers {
         // SAFETY: 16 scales from byte 192, d at byte 208, which is the last half of bytes 194 to
         // 209; the rest is the caller's promise.
         unsafe {
             let scales = Numbers::of(bytes::<192, _>(at));
             let offset = _mm256_slli_epi32::<5>(scales.times_sums(at));
-            let isums = _mm256_sub_epi32(isums(at, scales), offset);
+            let isums = _mm256_sub_epi32(isums(at, ask, scales), offset);
             let d = high_halves(word_of_quarters::<3>(bytes::<194, _>(at)));
             Integers { isums, imins: None, d, dmin: _mm256_setzero_ps() }
         }
@@ -160,7 +161,7 @@ impl Codes for BlockQ2K {
 impl EightBlocks for BlockQ2K {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
-    unsafe fn integers(at: impl At<Self>) -> Integers {
+    unsafe fn integers(at: impl At<Self>, ask: impl Fn(usize)) -> Integers {
         // SAFETY: 16 bytes of scales and mins; d and dmin are the last word of bytes 68 to 83.
         unsafe {
             let both = bytes::<0, _>(at);
@@ -170,7 +171,7 @@ impl EightBlocks for BlockQ2K {
             let mins = Numbers::of([high(both[0]), high(both[1])]);
             let d = word_of_quarters::<3>(bytes::<68, _>(at));
             Integers {
-                isums: isums(at, scales),
+                isums: isums(at, ask, scales),
                 imins: Some(mins.times_sums(at)),
                 d: low_halves(d),
                 dmin: high_halves(d),
@@ -211,13 +212,13 @@ fn q3_k_scales(heads: __m512i) -> __m512i {
 impl EightBlocks for BlockQ3K {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
-    unsafe fn integers(at: impl At<Self>) -> Integers {
+    unsafe fn integers(at: impl At<Self>, ask: impl Fn(usize)) -> Integers {
         // SAFETY: the last 16 of a block's 110 bytes: two of codes, 12 of scales, d.
         unsafe {
             let heads = bytes::<94, _>(at);
             let scales = Numbers::of([q3_k_scales(heads[0]), q3_k_scales(heads[1])]);
             let offset = _mm256_slli_epi32::<2>(scales.times_sums(at));
-            let isums = _mm256_sub_epi32(isums(at, scales), offset);
+            let isums = _mm256_sub_epi32(isums(at, ask, scales), offset);
             let d = high_halves(word_of_quarters::<3>(heads));
             Integers { isums, imins: None, d, dmin: _mm256_setzero_ps() }
         }

@@ -68,14 +68,17 @@ trait Affine: Sized {
 /// As [`EightBlocks::integers`].
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn affine<B: Affine>(at: impl At<B>) -> Integers {
+unsafe fn affine<B: Affine>(at: impl At<B>, ask: impl Fn(usize)) -> Integers {
     // SAFETY: a block begins with 16 bytes of d, dmin and scales; the rest is the caller's.
     unsafe {
         let heads = quarters(|i| at(i).0);
         let both = [scales_and_mins(heads[0]), scales_and_mins(heads[1])];
         let zero = _mm512_setzero_si512();
         let scales = [_mm512_unpacklo_epi8(both[0], zero), _mm512_unpacklo_epi8(both[1], zero)];
-        let isum = |i: usize| B::isum(at(i).0, at(i).1, quarter(scales, i));
+        let isum = |i: usize| {
+            ask(i);
+            B::isum(at(i).0, at(i).1, quarter(scales, i))
+        };
         let isums = [isum(0), isum(1), isum(2), isum(3), isum(4), isum(5), isum(6), isum(7)];
         let d = word_of_quarters::<0>(heads);
         Integers {
@@ -130,9 +133,9 @@ macro_rules! affine {
         impl EightBlocks for $block {
             #[inline]
             #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
-            unsafe fn integers(at: impl At<Self>) -> Integers {
+            unsafe fn integers(at: impl At<Self>, ask: impl Fn(usize)) -> Integers {
                 // SAFETY: the caller's promises are the same.
-                unsafe { affine(at) }
+                unsafe { affine(at, ask) }
             }
         }
     )*};
@@ -159,12 +162,15 @@ fn iq4_xs_scales(heads: __m512i) -> __m512i {
 impl EightBlocks for BlockIQ4XS {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
-    unsafe fn integers(at: impl At<Self>) -> Integers {
+    unsafe fn integers(at: impl At<Self>, ask: impl Fn(usize)) -> Integers {
         // SAFETY: a block begins with 8 bytes of d and scales and goes on with codes.
         unsafe {
             let heads = quarters(|i| at(i).0);
             let scales = [iq4_xs_scales(heads[0]), iq4_xs_scales(heads[1])];
-            let isum = |i: usize| iq4_xs_isum(at(i).0, at(i).1, quarter(scales, i));
+            let isum = |i: usize| {
+                ask(i);
+                iq4_xs_isum(at(i).0, at(i).1, quarter(scales, i))
+            };
             let isums = [isum(0), isum(1), isum(2), isum(3), isum(4), isum(5), isum(6), isum(7)];
             let d = low_halves(word_of_quarters::<0>(heads));
             Integers { isums: sum8(isums), imins: None, d, dmin: _mm256_setzero_ps() }

@@ -4,7 +4,8 @@
 
 use super::eight::{EightBlocks, Integers};
 use crate::simd::Product;
-use crate::simd::avx2::matvec::{AHEAD, Token, begin, prefetch_before};
+use crate::simd::avx2::ahead::Rows;
+use crate::simd::avx2::matvec::Token;
 use crate::simd::avx2::reduce::tree8;
 use std::arch::x86_64::*;
 
@@ -13,22 +14,31 @@ use std::arch::x86_64::*;
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
 pub(super) unsafe fn matmul<B: EightBlocks>(product: Product) {
     let Product { mat, acts, rows, .. } = product;
-    let blocks = mat.cols / B::LEN;
+    let (blocks, granule) = (mat.cols / B::LEN, (product.granule / B::LEN).max(1));
     for t in 0..acts.tokens() {
         let token = Token::new::<B>(acts, t);
-        let end = begin(product);
+        let ahead = Rows::begin(product);
         let mut r = 0;
         while r < rows {
-            let by_rows = blocks < 8 && rows - r >= 8;
+            let by_rows = granule < 8 && rows - r >= 8;
             // SAFETY: rows below `mat.rows` lie within `data`; the places in `out` are the
             // caller's promise.
             unsafe {
                 let (row, out) = (product.row(r), product.place(t, r));
-                if by_rows {
-                    let dots = dot_eight_rows::<B>(row, mat.row_stride, blocks, token, end);
-                    _mm256_storeu_ps(out, dots);
-                } else {
-                    out.write(dot_row::<B>(row.cast(), blocks, token, end));
+                for b in (0..blocks.max(1)).step_by(granule) {
+                    let row = row.add(b * size_of::<B>());
+                    let (n, token) = (granule.min(blocks - b), token.behind::<B>(b));
+                    if by_rows {
+                        let dots = dot_eight_rows::<B>(row, mat.row_stride, n, token, ahead);
+                        let sum = match b {
+                            0 => dots,
+                            _ => _mm256_add_ps(_mm256_loadu_ps(out), dots),
+                        };
+                        _mm256_storeu_ps(out, sum);
+                    } else {
+                        let dot = dot_row::<B>(row.cast(), n, token, ahead);
+                        out.write(if b > 0 { out.read() + dot } else { dot });
+                    }
                 }
             }
             r += if by_rows { 8 } else { 1 };
@@ -40,22 +50,22 @@ pub(super) unsafe fn matmul<B: EightBlocks>(product: Product) {
 /// `row` leads to `blocks` blocks and `token` to as many.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn dot_row<B: EightBlocks>(
-    row: *const B,
-    blocks: usize,
-    token: Token,
-    end: *const u8,
-) -> f32 {
+unsafe fn dot_row<B: EightBlocks>(row: *const B, blocks: usize, token: Token, ahead: Rows) -> f32 {
     let mut lanes = _mm256_setzero_ps();
     let whole = blocks / 8 * 8;
     for first in (0..whole).step_by(8) {
         // SAFETY: eight blocks from `first` on.
         unsafe {
             let w = row.add(first);
-            prefetch_before(end, w.cast::<u8>().wrapping_add(AHEAD), 8 * size_of::<B>());
+            let next = ahead.behind(w.cast(), row.add(blocks).cast());
             let a = _mm256_loadu_ps(token.scales.add(first));
             let at = |i: usize| (w.add(i), token.block::<B>(first + i));
-            lanes = add_eight(B::integers(at), 0xff, a, lanes);
+            lanes = add_eight(
+                B::integers(at, |i| next.ask_for::<B>(i * size_of::<B>())),
+                0xff,
+                a,
+                lanes,
+            );
         }
     }
     if whole < blocks {
@@ -67,7 +77,7 @@ unsafe fn dot_row<B: EightBlocks>(
             let a = _mm256_maskz_loadu_ps(mask, token.scales.add(whole));
             let w = row.add(whole);
             let at = |i: usize| (w.add(i.min(last)), token.block::<B>(whole + i.min(last)));
-            lanes = add_eight(B::integers(at), mask, a, lanes);
+            lanes = add_eight(B::integers(at, |_| ()), mask, a, lanes);
         }
     }
     tree8(lanes)
@@ -84,7 +94,7 @@ unsafe fn dot_eight_rows<B: EightBlocks>(
     stride: usize,
     blocks: usize,
     token: Token,
-    end: *const u8,
+    ahead: Rows,
 ) -> __m256 {
     let mut lanes = [_mm256_setzero_ps(); 8];
     for b in 0..blocks {
@@ -93,11 +103,14 @@ unsafe fn dot_eight_rows<B: EightBlocks>(
             let a = _mm256_set1_ps(*token.scales.add(b));
             let act = token.block::<B>(b);
             let first = row.cast::<B>().add(b).cast::<u8>();
-            for i in 8..16 {
-                prefetch_before(end, first.wrapping_add(i * stride), size_of::<B>());
-            }
+            let next = ahead.below(first, 8 * stride);
             let at = |i: usize| (first.add(i * stride).cast::<B>(), act);
-            lanes[b % 8] = add_eight(B::integers(at), 0xff, a, lanes[b % 8]);
+            lanes[b % 8] = add_eight(
+                B::integers(at, |i| next.ask_for::<B>(i * stride)),
+                0xff,
+                a,
+                lanes[b % 8],
+            );
         }
     }
     let [a, b, c, d, e, f, g, h] = lanes;

@@ -4,8 +4,9 @@
 
 use crate::quant::{BlockMXFP4, BlockQ4_0, e2m1};
 use crate::simd::Product;
+use crate::simd::avx2::ahead::Rows;
 use crate::simd::avx2::ints::Ints;
-use crate::simd::avx2::matvec::{AHEAD, Token, add_eight, begin, prefetch_before};
+use crate::simd::avx2::matvec::{Token, add_eight};
 use crate::simd::avx2::reduce::tree8;
 use std::arch::x86_64::*;
 
@@ -30,15 +31,21 @@ pub(super) trait Offset: Ints {
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
 pub(super) unsafe fn matmul<B: Offset>(product: Product) {
     let blocks = product.mat.cols / B::LEN;
+    let granule = (product.granule / B::LEN).max(1);
     for t in 0..product.acts.tokens() {
         let token = Token::new::<B>(product.acts, t);
-        let end = begin(product);
+        let ahead = Rows::begin(product);
         for r in 0..product.rows {
             // SAFETY: rows below `mat.rows` lie within `data`; the places in `out` are the
             // caller's promise.
             unsafe {
-                let dot = dot_row::<B>(product.row(r).cast(), blocks, token, end);
-                product.place(t, r).write(dot);
+                let row: *const B = product.row(r).cast();
+                let out = product.place(t, r);
+                for b in (0..blocks.max(1)).step_by(granule) {
+                    let (n, token) = (granule.min(blocks - b), token.behind::<B>(b));
+                    let dot = dot_row::<B>(row.add(b), n, token, ahead);
+                    out.write(if b > 0 { out.read() + dot } else { dot });
+                }
             }
         }
     }
@@ -48,14 +55,15 @@ pub(super) unsafe fn matmul<B: Offset>(product: Product) {
 /// `row` leads to `blocks` blocks and `token` to as many.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn dot_row<B: Offset>(row: *const B, blocks: usize, token: Token, end: *const u8) -> f32 {
+unsafe fn dot_row<B: Offset>(row: *const B, blocks: usize, token: Token, ahead: Rows) -> f32 {
     let mut lanes = _mm256_setzero_ps();
     let whole = blocks / 8 * 8;
     for first in (0..whole).step_by(8) {
         // SAFETY: eight blocks from `first` on, with their 256 activations and eight sums.
         unsafe {
             let w = row.add(first);
-            prefetch_before(end, w.cast::<u8>().wrapping_add(AHEAD), 8 * size_of::<B>());
+            let next = ahead.behind(w.cast(), row.add(blocks).cast());
+            next.ask_for::<[B; 8]>(0);
             let act = token.block::<B>(first);
             // Blocks k and k + 4 make a vector, so that `sum8` finds them in order.
             let sums = |k: usize| {

@@ -57,6 +57,7 @@ const fn table(name: &'static str, matmul: Matmul) -> Kernels {
     Kernels {
         name,
         matmul,
+        sums_granules: |_| false,
         quantize_q8_0: acts::quantize_q8_0,
         quantize_q8_k: acts::quantize_q8_k,
         rms_norm: ops::rms_norm,
