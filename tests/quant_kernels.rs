@@ -148,9 +148,19 @@ fn column_ranges_are_dot_products_of_their_own() {
 fn granules_of_a_row_are_added_in_order() {
     for ty in types() {
         let block = ty.block_len().max(8);
-        for (rows, blocks, width, gap) in
-            [(21, 7, 1, 0), (70, 5, 2, 0), (19, 3, 4, 32), (9, 19, 8, 0), (11, 27, 9, 64)]
-        {
+        // Rows, blocks, blocks of a granule, bytes between rows.
+        let shapes = [
+            (21, 7, 1, 0),
+            (70, 5, 2, 0),
+            (19, 3, 4, 32),
+            (9, 19, 8, 0),
+            (11, 27, 9, 64),
+            // Of more blocks than the loops of eight rows take at once.
+            (26, 33, 1, 0),
+            (17, 56, 3, 0),
+            (18, 37, 5, 48),
+        ];
+        for (rows, blocks, width, gap) in shapes {
             let (cols, width) = (blocks * block, width * block);
             let mut random = Random(width as u64);
             let bytes = weights(ty, rows, cols, gap, &mut random);

@@ -39,6 +39,12 @@ impl Shard {
         &self.map
     }
 
+    /// Lets pages of the map that are read from now on come two MiB at a time, where the file
+    /// system can do that. Elsewhere nothing changes.
+    pub fn use_huge_pages(&self) {
+        let _ = self.map.advise(memmap2::Advice::HugePage);
+    }
+
     pub(super) fn header_bytes(&self) -> usize {
         self.header_bytes
     }

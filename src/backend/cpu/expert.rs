@@ -328,7 +328,7 @@ impl Cpu {
             let (kernels, product) = scratch.split(pairs.len() * n);
             let columns = of_expert.iter().map(|granule| granule.down);
             let is_alone = pairs.len() == 1 && of_expert[0].rows.start == 0 && biases.is_none();
-            if let Some((mat, width)) = MatRef::joined(columns).filter(|_| is_alone) {
+            if let Some((mat, width)) = is_alone.then(|| MatRef::joined(columns)).flatten() {
                 let acts = acts.view(mat.ty).token_range(pairs.clone()).column_range(0..mat.cols);
                 let out = partial.at(pairs.start * n_embd);
                 // SAFETY: a pair's row is in one piece.

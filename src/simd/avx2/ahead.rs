@@ -86,11 +86,10 @@ impl Rows {
         Next { near: at(NEAR), far: at(FAR) }
     }
 
-    /// What follows `block` and those below it, where the next such rows are `height` bytes on.
+    /// The same rows, of which a strip of columns is read.
     #[inline]
-    pub fn below(self, block: *const u8, height: usize) -> Next {
-        let at = |distance: usize| self.or(block, block.wrapping_add(distance));
-        Next { near: at(height), far: at(2 * height) }
+    pub fn with_gap(self, gap: usize) -> Rows {
+        Rows { gap, ..self }
     }
 
     /// What lies behind the last row is another thread's; `here` has its lines already.

@@ -1,11 +1,12 @@
 //! Matrix–vector products of quantised weights: of one token, or of the few rows that a panel of
 //! the matrix–matrix product leaves over.
 //!
-//! Two arrangements, the same bits: eight blocks of one row (long rows), or one block of each of
-//! eight rows (rows of fewer than eight blocks, whose lanes would idle). Either gives eight exact
-//! integers in a vector, and one fma adds them to lanes that "One arithmetic" names.
+//! Two arrangements, the same bits: eight blocks of one row (long rows), or eight blocks one after
+//! the other in rows of fewer than eight. Either gives eight exact integers in a vector, and one fma
+//! adds them to lanes that "One arithmetic" names.
 
-use super::ahead::Rows;
+use super::ahead::{Next, Rows};
+use super::eight_rows::{EightRows, Values, strips};
 use super::ints::{ActBlock, Ints, Scale};
 use super::reduce::{sum8, sum8_halves, tree8};
 use crate::simd::{ActView, Product};
@@ -51,33 +52,29 @@ impl Token {
 pub(super) unsafe fn matmul<B: Ints>(product: Product) {
     let Product { mat, acts, rows, .. } = product;
     let (blocks, granule) = (mat.cols / B::LEN, (product.granule / B::LEN).max(1));
+    let by_eights = if granule < 8 && blocks > 0 { rows / 8 * 8 } else { 0 };
     for t in 0..acts.tokens() {
         let token = Token::new::<B>(acts, t);
         let ahead = Rows::begin(product);
-        let mut r = 0;
-        while r < rows {
-            let by_rows = granule < 8 && rows - r >= 8;
-            // SAFETY: rows below `mat.rows` lie within `data`; the places in `out` are the
-            // caller's promise.
-            unsafe {
-                let (row, out) = (product.row(r), product.place(t, r));
-                for b in (0..blocks.max(1)).step_by(granule) {
-                    let row = row.add(b * size_of::<B>());
-                    let (n, token) = (granule.min(blocks - b), token.behind::<B>(b));
-                    if by_rows {
-                        let dots = dot_eight_rows::<B>(row, mat.row_stride, n, token, ahead);
-                        let sum = match b {
-                            0 => dots,
-                            _ => _mm256_add_ps(_mm256_loadu_ps(out), dots),
-                        };
-                        _mm256_storeu_ps(out, sum);
-                    } else {
-                        let dot = dot_row::<B>(row.cast(), n, token, ahead);
-                        out.write(if b > 0 { out.read() + dot } else { dot });
-                    }
+        // SAFETY: rows below `mat.rows` lie within `data`; the places in `out` are the caller's
+        // promise.
+        unsafe {
+            for strip in strips(if by_eights > 0 { blocks } else { 0 }, granule) {
+                let first = strip.start * size_of::<B>();
+                let eight = EightRows::new::<B>(strip, granule, mat.row_stride, token);
+                for r in (0..by_eights).step_by(8) {
+                    let row = product.row(r).add(first);
+                    dot_eight_rows::<B>(&eight, row, token, ahead, product.place(t, r));
                 }
             }
-            r += if by_rows { 8 } else { 1 };
+            for r in by_eights..rows {
+                let (row, out) = (product.row(r).cast::<B>(), product.place(t, r));
+                for b in (0..blocks.max(1)).step_by(granule) {
+                    let n = granule.min(blocks - b);
+                    let dot = dot_row::<B>(row.add(b), n, token.behind::<B>(b), ahead);
+                    out.write(if b > 0 { out.read() + dot } else { dot });
+                }
+            }
         }
     }
 }
@@ -94,13 +91,9 @@ unsafe fn dot_row<B: Ints>(row: *const B, blocks: usize, token: Token, ahead: Ro
         unsafe {
             let a = _mm256_loadu_ps(token.scales.add(b));
             let next = ahead.behind(row.add(b).cast(), row.add(blocks).cast());
-            if size_of::<B>() < 64 {
-                next.ask_for::<[B; 8]>(0);
-            }
+            ask_for_all::<B>(next);
             let at = |i: usize| {
-                if size_of::<B>() >= 64 {
-                    next.ask_for::<B>(i * size_of::<B>());
-                }
+                ask_for_one::<B>(next, i);
                 (row.add(b + i), token.block::<B>(b + i))
             };
             lanes = add_eight::<B>(at, 8, a, lanes);
@@ -120,37 +113,49 @@ unsafe fn dot_row<B: Ints>(row: *const B, blocks: usize, token: Token, ahead: Ro
     tree8(lanes)
 }
 
-/// The dot products of eight rows from `row` on.
-///
 /// # Safety
-/// Eight rows of `blocks` blocks lie `stride` bytes apart, and `token` has as many blocks.
+/// The blocks of `eight` are at `row`, and `token` has as many; `out` has eight places.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn dot_eight_rows<B: Ints>(
+    eight: &EightRows,
     row: *const u8,
-    stride: usize,
-    blocks: usize,
     token: Token,
     ahead: Rows,
-) -> __m256 {
-    let mut lanes = [_mm256_setzero_ps(); 8];
-    for b in 0..blocks {
-        let next = ahead.below(row.wrapping_add(b * size_of::<B>()), 8 * stride);
-        // SAFETY: block b of each of eight rows, and of the token.
+    out: *mut f32,
+) {
+    let mut values = Values::new();
+    for group in 0..eight.groups() {
+        let next = eight.behind(row, group, ahead);
+        // SAFETY: the caller's promise.
         unsafe {
-            let a = _mm256_set1_ps(*token.scales.add(b));
-            let act = token.block::<B>(b);
             let at = |i: usize| {
-                next.ask_for::<B>(i * stride);
-                (row.add(i * stride).cast::<B>().add(b), act)
+                ask_for_one::<B>(next, i);
+                eight.block::<B>(row, token, group, i)
             };
-            lanes[b % 8] = add_eight::<B>(at, 8, a, lanes[b % 8]);
+            ask_for_all::<B>(next);
+            let zero = _mm256_setzero_ps();
+            values.put(group, add_eight::<B>(at, 8, eight.scales(group), zero));
         }
     }
-    let [a, b, c, d, e, f, g, h] = lanes;
-    let (a, b) = (_mm256_add_ps(a, e), _mm256_add_ps(b, f));
-    let (c, d) = (_mm256_add_ps(c, g), _mm256_add_ps(d, h));
-    _mm256_add_ps(_mm256_add_ps(a, c), _mm256_add_ps(b, d))
+    // SAFETY: the caller's promise.
+    unsafe { eight.add_up(&values, out) }
+}
+
+/// Blocks of a line and more are asked for between the computation of others, one after the other.
+#[inline(always)]
+fn ask_for_one<B>(next: Next, i: usize) {
+    if size_of::<B>() >= 64 {
+        next.ask_for::<B>(i * size_of::<B>());
+    }
+}
+
+/// Smaller ones at once.
+#[inline(always)]
+fn ask_for_all<B>(next: Next) {
+    if size_of::<B>() < 64 {
+        next.ask_for::<[B; 8]>(0);
+    }
 }
 
 /// `lanes` plus the first `n` (weight block, activation block) pairs that `at` names, one a lane.

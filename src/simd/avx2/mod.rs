@@ -28,6 +28,7 @@ pub(super) mod ahead;
 mod decode_256;
 mod decode_32;
 mod decoded;
+pub(super) mod eight_rows;
 mod float;
 mod gemm;
 mod grids;

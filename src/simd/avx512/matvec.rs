@@ -5,6 +5,7 @@
 use super::eight::{EightBlocks, Integers};
 use crate::simd::Product;
 use crate::simd::avx2::ahead::Rows;
+use crate::simd::avx2::eight_rows::{EightRows, Values, strips};
 use crate::simd::avx2::matvec::Token;
 use crate::simd::avx2::reduce::tree8;
 use std::arch::x86_64::*;
@@ -15,33 +16,29 @@ use std::arch::x86_64::*;
 pub(super) unsafe fn matmul<B: EightBlocks>(product: Product) {
     let Product { mat, acts, rows, .. } = product;
     let (blocks, granule) = (mat.cols / B::LEN, (product.granule / B::LEN).max(1));
+    let by_eights = if granule < 8 && blocks > 0 { rows / 8 * 8 } else { 0 };
     for t in 0..acts.tokens() {
         let token = Token::new::<B>(acts, t);
         let ahead = Rows::begin(product);
-        let mut r = 0;
-        while r < rows {
-            let by_rows = granule < 8 && rows - r >= 8;
-            // SAFETY: rows below `mat.rows` lie within `data`; the places in `out` are the
-            // caller's promise.
-            unsafe {
-                let (row, out) = (product.row(r), product.place(t, r));
-                for b in (0..blocks.max(1)).step_by(granule) {
-                    let row = row.add(b * size_of::<B>());
-                    let (n, token) = (granule.min(blocks - b), token.behind::<B>(b));
-                    if by_rows {
-                        let dots = dot_eight_rows::<B>(row, mat.row_stride, n, token, ahead);
-                        let sum = match b {
-                            0 => dots,
-                            _ => _mm256_add_ps(_mm256_loadu_ps(out), dots),
-                        };
-                        _mm256_storeu_ps(out, sum);
-                    } else {
-                        let dot = dot_row::<B>(row.cast(), n, token, ahead);
-                        out.write(if b > 0 { out.read() + dot } else { dot });
-                    }
+        // SAFETY: rows below `mat.rows` lie within `data`; the places in `out` are the caller's
+        // promise.
+        unsafe {
+            for strip in strips(if by_eights > 0 { blocks } else { 0 }, granule) {
+                let first = strip.start * size_of::<B>();
+                let eight = EightRows::new::<B>(strip, granule, mat.row_stride, token);
+                for r in (0..by_eights).step_by(8) {
+                    let row = product.row(r).add(first);
+                    dot_eight_rows::<B>(&eight, row, token, ahead, product.place(t, r));
                 }
             }
-            r += if by_rows { 8 } else { 1 };
+            for r in by_eights..rows {
+                let (row, out) = (product.row(r).cast::<B>(), product.place(t, r));
+                for b in (0..blocks.max(1)).step_by(granule) {
+                    let n = granule.min(blocks - b);
+                    let dot = dot_row::<B>(row.add(b), n, token.behind::<B>(b), ahead);
+                    out.write(if b > 0 { out.read() + dot } else { dot });
+                }
+            }
         }
     }
 }
@@ -83,40 +80,30 @@ unsafe fn dot_row<B: EightBlocks>(row: *const B, blocks: usize, token: Token, ah
     tree8(lanes)
 }
 
-/// The dot products of eight rows from `row` on.
-///
 /// # Safety
-/// Eight rows of `blocks` blocks lie `stride` bytes apart, and `token` has as many blocks.
+/// The blocks of `eight` are at `row`, and `token` has as many; `out` has eight places.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
 unsafe fn dot_eight_rows<B: EightBlocks>(
+    eight: &EightRows,
     row: *const u8,
-    stride: usize,
-    blocks: usize,
     token: Token,
     ahead: Rows,
-) -> __m256 {
-    let mut lanes = [_mm256_setzero_ps(); 8];
-    for b in 0..blocks {
-        // SAFETY: block b of each of eight rows, and of the token.
+    out: *mut f32,
+) {
+    let mut values = Values::new();
+    for group in 0..eight.groups() {
+        let next = eight.behind(row, group, ahead);
+        // SAFETY: the caller's promise.
         unsafe {
-            let a = _mm256_set1_ps(*token.scales.add(b));
-            let act = token.block::<B>(b);
-            let first = row.cast::<B>().add(b).cast::<u8>();
-            let next = ahead.below(first, 8 * stride);
-            let at = |i: usize| (first.add(i * stride).cast::<B>(), act);
-            lanes[b % 8] = add_eight(
-                B::integers(at, |i| next.ask_for::<B>(i * stride)),
-                0xff,
-                a,
-                lanes[b % 8],
-            );
+            let at = |i: usize| eight.block::<B>(row, token, group, i);
+            let integers = B::integers(at, |i| next.ask_for::<B>(i * size_of::<B>()));
+            let zero = _mm256_setzero_ps();
+            values.put(group, add_eight(integers, 0xff, eight.scales(group), zero));
         }
     }
-    let [a, b, c, d, e, f, g, h] = lanes;
-    let (a, b) = (_mm256_add_ps(a, e), _mm256_add_ps(b, f));
-    let (c, d) = (_mm256_add_ps(c, g), _mm256_add_ps(d, h));
-    _mm256_add_ps(_mm256_add_ps(a, c), _mm256_add_ps(b, d))
+    // SAFETY: the caller's promise.
+    unsafe { eight.add_up(&values, out) }
 }
 
 /// `lanes` plus eight blocks, one a lane, for the lanes in `mask`: elsewhere the scales become 0,
