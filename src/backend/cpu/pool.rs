@@ -20,8 +20,9 @@
 //! waits.
 
 use std::cell::{Cell, UnsafeCell};
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -37,6 +38,9 @@ const SPINS_A_LOOK: usize = 128;
 /// Pieces of this length and less stay as they are: 64 rows of 2048 columns in Q4_K are read from
 /// memory in about 7 µs.
 const SHORTEST: usize = 64;
+
+/// Where pieces begin, where these are long enough: what kernels take at once.
+const UNIT: usize = 16;
 
 type Job = *const (dyn Fn(usize) + Sync);
 
@@ -61,9 +65,16 @@ unsafe impl Sync for Shared {}
 // SAFETY: the pointer in `job` is dereferenced only while `run`, which owns the borrow, waits.
 unsafe impl Send for Shared {}
 
+/// A thread's part of a region, or what is left of it: where it begins and where it ends, half a
+/// word each. On a cache line of its own, as its thread is mostly alone with it.
+#[repr(align(128))]
+struct Part(AtomicU64);
+
 /// Runs closures on a fixed number of threads, the caller's among them.
 pub struct Pool {
     shared: Arc<Shared>,
+    /// One a thread, for [`Pool::for_each_chunk`].
+    parts: Vec<Part>,
     workers: Vec<JoinHandle<()>>,
     is_running: Cell<bool>,
 }
@@ -102,7 +113,8 @@ impl Pool {
                     .expect("the system starts a thread")
             })
             .collect();
-        Pool { shared, workers, is_running: Cell::new(false) }
+        let parts = (0..n_threads).map(|_| Part(AtomicU64::new(0))).collect();
+        Pool { shared, parts, workers, is_running: Cell::new(false) }
     }
 
     pub fn n_threads(&self) -> usize {
@@ -146,15 +158,12 @@ impl Pool {
         assert!(!shared.panicked.swap(false, Ordering::Relaxed), "a worker thread panicked");
     }
 
-    /// Runs `f(range)` over `0..n` in pieces of at most `chunk`, each taken by whichever thread is
-    /// free. Long pieces get shorter towards the end, so that no thread waits long for another's
-    /// last. Which thread computes a piece, and where it begins, must not matter to its result.
-    pub fn for_each_chunk(
-        &self,
-        n: usize,
-        chunk: usize,
-        f: &(dyn Fn(usize, std::ops::Range<usize>) + Sync),
-    ) {
+    /// Runs `f(thread, range)` over `0..n` in pieces of at most `chunk`. Each thread has a part,
+    /// which it goes through from its beginning, so that what it reads lies in one run; who has
+    /// finished takes from the end of another's. Long pieces get shorter towards the end, so that
+    /// no thread waits long for another's last. Which thread computes a piece, and where it begins,
+    /// must not matter to its result.
+    pub fn for_each_chunk(&self, n: usize, chunk: usize, f: &(dyn Fn(usize, Range<usize>) + Sync)) {
         let chunk = chunk.max(1);
         if n <= chunk {
             if n > 0 {
@@ -163,18 +172,79 @@ impl Pool {
             }
             return;
         }
-        let next = AtomicUsize::new(0);
-        let shares = 4 * self.n_threads();
-        let end_of = |start: usize| -> Option<usize> {
-            let share = n.checked_sub(start).filter(|left| *left > 0)? / shares;
-            Some(start + share.next_multiple_of(16).clamp(chunk.min(SHORTEST), chunk))
-        };
+        let sizes = Sizes { chunk, unit: UNIT.min(chunk), least: SHORTEST.min(chunk) };
+        let parts = &self.parts[..];
+        let cut = |i: usize| (n * i / parts.len()).next_multiple_of(sizes.unit).min(n);
+        for (i, part) in parts.iter().enumerate() {
+            part.set(cut(i)..cut(i + 1));
+        }
         self.run(&|thread| {
-            let take = || next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, end_of);
-            while let Ok(start) = take() {
-                f(thread, start..end_of(start).map_or(n, |end| end.min(n)));
+            while let Some(piece) = parts[thread].take_first(sizes) {
+                f(thread, piece);
+            }
+            for other in (1..parts.len()).map(|i| &parts[(thread + i) % parts.len()]) {
+                while let Some(piece) = other.take_last(sizes) {
+                    f(thread, piece);
+                }
             }
         });
+    }
+}
+
+/// Of pieces.
+#[derive(Clone, Copy)]
+struct Sizes {
+    chunk: usize,
+    unit: usize,
+    least: usize,
+}
+
+impl Sizes {
+    /// The next piece where so much of a part is left.
+    fn next(self, left: usize) -> usize {
+        (left / 4).next_multiple_of(self.unit).clamp(self.least, self.chunk).min(left)
+    }
+}
+
+/// What is taken is taken once, as each change is one of a single word; what a piece's computation
+/// reads and writes is ordered by the region's begin and end.
+impl Part {
+    fn set(&self, range: Range<usize>) {
+        assert!(range.end <= u32::MAX as usize);
+        self.0.store((range.start as u64) << 32 | range.end as u64, Ordering::Relaxed);
+    }
+
+    /// Takes what `piece` says of what is left; the other side of it remains.
+    fn take(
+        &self,
+        piece: impl Fn(Range<usize>) -> (Range<usize>, Range<usize>),
+    ) -> Option<Range<usize>> {
+        let split = |word: u64| {
+            let left = (word >> 32) as usize..word as u32 as usize;
+            (!left.is_empty()).then(|| piece(left))
+        };
+        let change =
+            |word| split(word).map(|(_, rest)| (rest.start as u64) << 32 | rest.end as u64);
+        let before = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change).ok()?;
+        split(before).map(|(piece, _)| piece)
+    }
+
+    fn take_first(&self, sizes: Sizes) -> Option<Range<usize>> {
+        self.take(|left| {
+            let cut = left.start + sizes.next(left.len());
+            (left.start..cut, cut..left.end)
+        })
+    }
+
+    fn take_last(&self, sizes: Sizes) -> Option<Range<usize>> {
+        self.take(|left| {
+            // At a multiple of the unit, which the part begins at.
+            let cut = left.end - sizes.next(left.len());
+            let cut =
+                cut.next_multiple_of(sizes.unit).min((left.end - 1) / sizes.unit * sizes.unit);
+            let cut = cut.max(left.start);
+            (cut..left.end, left.start..cut)
+        })
     }
 }
 
@@ -266,16 +336,46 @@ mod tests {
 
     #[test]
     fn chunks_cover_the_range_once() {
-        let pool = Pool::new(4);
-        for (n, chunk) in [(0, 3), (1, 3), (10, 3), (1000, 7), (5, 100), (5000, 320), (129, 64)] {
-            let hits: Vec<AtomicUsize> = (0..n).map(|_| AtomicUsize::new(0)).collect();
-            pool.for_each_chunk(n, chunk, &|_, range| {
-                for i in range {
-                    hits[i].fetch_add(1, Ordering::Relaxed);
-                }
-            });
-            assert!(hits.iter().all(|h| h.load(Ordering::Relaxed) == 1));
+        for n_threads in [1, 3, 4] {
+            let pool = Pool::new(n_threads);
+            for (n, chunk) in
+                [(0, 3), (1, 3), (10, 3), (1000, 7), (5, 100), (5000, 320), (129, 64), (33, 32)]
+            {
+                let hits: Vec<AtomicUsize> = (0..n).map(|_| AtomicUsize::new(0)).collect();
+                pool.for_each_chunk(n, chunk, &|_, range| {
+                    assert!(range.len() <= chunk && range.start.is_multiple_of(chunk.min(UNIT)));
+                    for i in range {
+                        hits[i].fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+                assert!(hits.iter().all(|h| h.load(Ordering::Relaxed) == 1));
+            }
         }
+    }
+
+    /// A thread that is held up in its first piece loses all others to those that are not, and
+    /// whoever is not robbed goes through its part in order.
+    #[test]
+    fn who_has_finished_takes_from_others() {
+        let (n, pool) = (4000, Pool::new(2));
+        let (done, first) = (AtomicUsize::new(0), AtomicUsize::new(usize::MAX));
+        let order = Mutex::new(Vec::new());
+        pool.for_each_chunk(n, 128, &|thread, range| {
+            if thread == 0 {
+                first.fetch_min(range.len(), Ordering::Relaxed);
+                while done.load(Ordering::Acquire) < n - range.len() {
+                    std::hint::spin_loop();
+                }
+            } else {
+                order.lock().unwrap().push(range.start);
+            }
+            done.fetch_add(range.len(), Ordering::Release);
+        });
+        assert_eq!(done.into_inner(), n);
+        let order = order.into_inner().unwrap();
+        let own = order.iter().filter(|start| **start >= n / 2).count();
+        assert!(order[..own].is_sorted() && order[own..].is_sorted_by(|a, b| a > b));
+        assert!(order.len() > own && order.last() == Some(&first.into_inner()));
     }
 
     #[test]

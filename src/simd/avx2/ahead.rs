@@ -52,6 +52,7 @@ const FAR: usize = 4608;
 /// The rows that a matrix–vector loop reads, one after the other.
 #[derive(Clone, Copy)]
 pub(in crate::simd) struct Rows {
+    /// Of the matrix: what lies behind a thread's piece is mostly its next one.
     end: *const u8,
     /// Bytes between the end of a row and the next.
     gap: usize,
@@ -69,11 +70,10 @@ impl Rows {
     #[inline]
     #[target_feature(enable = "avx2")]
     pub fn begin(product: Product) -> Rows {
-        let bytes = product.rows * product.mat.row_stride;
         let first = product.row(0);
-        super::prefetch(first, bytes.min(NEAR));
+        super::prefetch(first, (product.rows * product.mat.row_stride).min(NEAR));
         let gap = product.mat.row_stride - product.mat.row_bytes();
-        Rows { end: first.wrapping_add(bytes), gap }
+        Rows { end: product.mat.data.as_ptr_range().end, gap }
     }
 
     /// What follows `group`, blocks one after the other in a row that ends at `row_end`.
@@ -92,7 +92,7 @@ impl Rows {
         Rows { gap, ..self }
     }
 
-    /// What lies behind the last row is another thread's; `here` has its lines already.
+    /// Behind the last row is something else; `here` has its lines already.
     #[inline]
     fn or(self, here: *const u8, p: *const u8) -> *const u8 {
         if p < self.end { p } else { here }
