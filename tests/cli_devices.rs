@@ -121,13 +121,29 @@ fn without_a_layer_on_the_device_everything_is_on_the_cpu() {
     assert!(message.contains("--vram, -ngl, -cmoe says nothing"), "{message}");
 }
 
+/// As the placements of llama.cpp that people pass on: up and down of some layers, say.
+#[test]
+fn rules_for_parts_move_experts_as_a_whole_and_say_so() {
+    let model = model();
+    let plan = |flags: &[&str]| {
+        let out = dry_run(&model, flags);
+        (succeeded(&out).to_owned(), stderr(&out))
+    };
+    let (parts, said) = plan(&["-ot", "ffn_(up|down)_exps=CPU"]);
+    assert_eq!(parts, plan(&["-cmoe"]).0);
+    for word in ["warning: -ot", "experts of layer 0 and of 1 more", "blk.0.ffn_up_exps"] {
+        assert!(said.contains(word), "no {word:?} in {said}");
+    }
+    let (parts, said) = plan(&["-ot", "attn_q=CPU"]);
+    assert_eq!(parts, plan(&[]).0);
+    assert!(said.contains("dense weights of layer 0") && said.contains("blk.0.attn_q"), "{said}");
+}
+
 #[test]
 fn what_cannot_be_planned_is_refused_with_the_flag() {
     let model = model();
     let cases: &[(&[&str], i32, &[&str])] = &[
         (&["--vram", "1K"], 1, &["--vram", "0.1 MiB", "-cmoe"]),
-        (&["-ot", "ffn_up_exps=CPU"], 1, &["-ot", "blk.0.ffn_up_exps", "experts of layer 0"]),
-        (&["-ot", "attn_q=CPU"], 1, &["dense weights of layer 0", "in one place"]),
         (&["-ot", "exps=CUDA1"], 1, &["CUDA1", "CUDA0"]),
         (&["-ot", "token_embd=CUDA0"], 1, &["embedding", "in memory"]),
         (&["-ot", "^blk\\.1\\.=CPU"], 1, &["last ones", "-ot"]),

@@ -199,6 +199,20 @@ fn a_dry_run_with_a_budget_tells_what_streams() {
 }
 
 #[test]
+fn weights_in_memory_of_their_own_give_the_same_text() {
+    let model = plain();
+    let with = |args: &[&str]| on(&model, "run", args);
+    let plan = with(&["--dry-run", "--no-mmap"]);
+    assert!(succeeded(&plan).contains("read from the file to memory"));
+    let text = |more: &[&str]| {
+        let answer = with(&[&["-p", "a b c", "-n", "8", "--temp", "0"], more].concat());
+        succeeded(&answer).to_owned()
+    };
+    assert_eq!(text(&["--no-mmap"]), text(&[]));
+    failed(&with(&["--dry-run", "--no-mmap", "--io", "mmap"]), 2, &["--io mmap", "--no-mmap"]);
+}
+
+#[test]
 fn budgets_that_cannot_be_kept_are_refused() {
     let model = plain();
     let with = |args: &[&str]| on(&model, "run", &[&["--dry-run"], args].concat());

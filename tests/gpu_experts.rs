@@ -13,7 +13,7 @@ use moeba::backend::gpu::acts::{DeviceActs, Quantize, record_bytes, records_of};
 use moeba::backend::gpu::expert::{Chosen, DeviceBiases, ExpertShape, Experts};
 use moeba::backend::gpu::matmul::{Groups, Products};
 use moeba::gguf::TensorType;
-use moeba::simd::{MatRef, act_kind};
+use moeba::simd::{ActKind, MatRef, act_kind};
 use quant_support::{Random, bits, types, weights};
 
 mod gpu_support;
@@ -271,20 +271,25 @@ fn activations_biases_mixed_types_and_absent_experts() {
     }
 }
 
-/// The way of prompts: pairs grouped by expert, a launch for each granule of all experts.
+/// The way of prompts: pairs grouped by expert, a launch for each granule of all experts; each type
+/// that is computed so as gate and up, and as down.
 #[test]
 fn grouped_products_have_the_bits_of_the_cpu() {
-    use TensorType::*;
-    for types in [[Q4_0, Q4_0, Q8_0], [Q4_K, Q4_K, Q6_K]] {
-        let block = types[0].block_len();
-        let layer = Layer::new(types, [block, 3 * block, 2 * block], Activation::Silu, true);
+    use TensorType::Q8_0;
+    // Expert 1 has more tokens than a tile has columns, expert 2 few.
+    let chosen: Vec<u32> = (0..40).flat_map(|t| [1, if t % 9 == 0 { 2 } else { 0 }]).collect();
+    let check = |types: [TensorType; 3], sizes: [usize; 3]| {
+        let layer = Layer::new(types, sizes, Activation::Silu, true);
         let (bench, cpu) = (Bench::new(11), Cpu::new(1));
-        // Expert 1 has more tokens than a tile has columns, expert 2 few.
-        let chosen: Vec<u32> = (0..40).flat_map(|t| [1, if t % 9 == 0 { 2 } else { 0 }]).collect();
         let tokens = Tokens::new(&cpu, &layer, &chosen);
         let expected = layer.on_cpu(&cpu, &tokens.x, &chosen, &tokens.weights);
         let got = grouped(&bench, &cpu, &layer, &tokens);
         assert_eq!(bits(&got), bits(&expected), "{types:?}");
+    };
+    for ty in types().into_iter().filter(|ty| act_kind(*ty) != ActKind::F32) {
+        let block = ty.block_len();
+        check([ty, ty, Q8_0], [2 * block, 96, 64]);
+        check([Q8_0, Q8_0, ty], [32, 3 * block, 2 * block]);
     }
 }
 

@@ -7,7 +7,7 @@
 
 mod common;
 
-use common::{convert_golden, golden_options, load};
+use common::{POLICIES, convert_golden, golden_options, load};
 use moeba::backend::gpu::emulated::Config;
 use moeba::engine::budget::{RamBudget, VramBudget};
 use moeba::engine::fit::CpuMoe;
@@ -192,18 +192,6 @@ fn same_bits(name: &str, ty: &str, cache: CacheType) {
         check("layers on the CPU", EngineOptions { gpu_layers: Some(2), ..on_device(4, "") });
     }
 }
-
-const POLICIES: [&str; 9] = [
-    "on-demand",
-    "mixtral-offloading",
-    "brainstorm",
-    "deepspeed",
-    "moe-infinity",
-    "finemoe",
-    "moepic",
-    "prescope",
-    "auto",
-];
 
 /// A prompt uses most experts of a layer, so the next layer's come while this one is computed.
 #[test]

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{convert_golden, golden_options, load};
+use common::{POLICIES, convert_golden, golden_options, load};
 use moeba::backend::gpu::emulated::Config;
 use moeba::engine::budget::{RamBudget, VramBudget};
 use moeba::engine::fit::CpuMoe;
@@ -112,6 +112,10 @@ fn same_bits(name: &str, ty: &str, of_two: &str) {
     for share in [0.0, 0.4, 1.0] {
         let options = EngineOptions { cpu_share: Some(share), ..on(2, 5, of_two) };
         assert_eq!(check("a CPU share", options), 2);
+    }
+    for policy in POLICIES {
+        let options = EngineOptions { policy: policy.parse().unwrap(), ..on(2, 6, of_two) };
+        assert_eq!(check(policy, options), 2);
     }
     check("one device's least", on(3, 4, &least(&path)));
     let least = load(&path, &on(1, 0, "")).plan().sizes.minimum_bytes;

@@ -6,6 +6,7 @@ use crate::engine::budget::RamBudget;
 use crate::engine::{CacheType, EngineOptions, ProfileChoice};
 use crate::experts::link::IoKind;
 use crate::policy::PolicySpec;
+use clap::builder::BoolishValueParser;
 
 /// More threads or tokens than any machine or model has: a slip of the finger.
 pub const MAX_THREADS: i64 = 4096;
@@ -64,6 +65,9 @@ pub struct BatchArgs {
     #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = cache_type)]
     #[arg(env = "MOEBA_CACHE_TYPE_V")]
     pub cache_type_v: CacheType,
+    /// Read the weights to memory instead of computing on the mapped file
+    #[arg(long, env = "MOEBA_NO_MMAP", value_parser = BoolishValueParser::new())]
+    pub no_mmap: bool,
     #[command(flatten)]
     pub experts: ExpertArgs,
     #[command(flatten)]
@@ -106,6 +110,7 @@ impl BatchArgs {
             n_threads,
             cache_type_k: self.cache_type_k,
             cache_type_v: self.cache_type_v,
+            mmap: !self.no_mmap,
             ram: self.experts.ram,
             device: self.devices.device.clone(),
             vram: self.devices.vram,

@@ -35,12 +35,11 @@ fn placement(plan: &MemoryPlan, out: &mut Vec<String>) {
     let sizes = &plan.sizes;
     let in_memory = match plan.place {
         Place::InPlace => {
-            out.push(line(
-                "experts",
-                sizes.expert_bytes,
-                "all resident, in place on the mapped file",
-            ));
-            let place = "resident, in place on the mapped file";
+            let place = match plan.is_mapped {
+                true => "resident, in place on the mapped file",
+                false => "resident, read from the file to memory",
+            };
+            out.push(line("experts", sizes.expert_bytes, &format!("all {place}")));
             out.push(line("dense weights", sizes.dense_bytes, place));
             sizes.expert_bytes
         }
@@ -116,6 +115,7 @@ mod tests {
         MemoryPlan {
             sizes,
             place,
+            is_mapped: true,
             io: IoKind::Auto,
             policy: "mixtral-offloading".parse().expect("a policy"),
             n_ctx: 2048,
@@ -148,7 +148,7 @@ least budget             21.6 MiB  the least that --ram may give";
 
     #[test]
     fn a_plan_in_place_reads_nothing() {
-        let text = text(&plan(Place::InPlace));
+        let text = self::text(&plan(Place::InPlace));
         let expected = "\
 experts                2560.0 MiB  all resident, in place on the mapped file
 dense weights           250.0 MiB  resident, in place on the mapped file
@@ -158,6 +158,11 @@ together               2910.0 MiB  of 3000.0 MiB available
 ";
         assert!(text.starts_with(expected), "{text}");
         assert!(text.contains("a token reads             0.0 MiB  from disk, once"), "{text}");
+        let in_memory = MemoryPlan { is_mapped: false, ..plan(Place::InPlace) };
+        let lines = self::text(&in_memory);
+        let lines: Vec<&str> = lines.lines().collect();
+        assert!(lines[0].ends_with("  all resident, read from the file to memory"), "{lines:?}");
+        assert!(lines[1].ends_with("  resident, read from the file to memory"), "{lines:?}");
     }
 
     /// Slots for everything: the first token of all brings what it needs, later ones nothing.

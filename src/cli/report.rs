@@ -135,6 +135,7 @@ disk: read 1.25 GiB at 0.58 GB/s; on demand 900.0 MiB, prefetch used 300.0 MiB, 
         let plan = |place| MemoryPlan {
             sizes: Sizes { expert_bytes: 7, ..Sizes::default() },
             place,
+            is_mapped: true,
             io: IoKind::Pread,
             policy: PolicySpec::default(),
             n_ctx: 1,

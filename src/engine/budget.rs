@@ -152,6 +152,24 @@ pub fn plan(ram: RamBudget, io: IoKind, sizes: &Sizes) -> Result<Place> {
     }
 }
 
+/// Whether all weights can be in memory of their own.
+pub fn check_copy(io: IoKind, sizes: &Sizes) -> Result<()> {
+    if io == IoKind::Mmap {
+        let why = "--io mmap computes on the mapped file, which --no-mmap does not want: give one";
+        return Err(Error::Usage(why.into()));
+    }
+    let needed = sizes.expert_bytes + sizes.dense_bytes + sizes.kv_bytes;
+    match sizes.available.filter(|available| *available < needed) {
+        None => Ok(()),
+        Some(available) => Err(Error::invalid(format!(
+            "--no-mmap takes {:.1} MiB of memory for weights and KV cache, of which {:.1} MiB are \
+             available: leave it out",
+            ceil_mib(needed),
+            floor_mib(available)
+        ))),
+    }
+}
+
 /// Who names a way to read wants it to be taken, even if it brings every expert once and no more.
 fn everything(io: IoKind, sizes: &Sizes) -> Place {
     match io {
@@ -215,6 +233,20 @@ mod tests {
 
     fn ram(text: &str) -> RamBudget {
         text.parse().unwrap()
+    }
+
+    #[test]
+    fn weights_are_copied_where_there_is_room() {
+        let sizes = Sizes { expert_bytes: 60 << 20, dense_bytes: 30 << 20, ..sizes(1) };
+        let with = |io, available| {
+            let sizes = Sizes { kv_bytes: 10 << 20, available, ..sizes };
+            check_copy(io, &sizes).map_err(|e| e.to_string())
+        };
+        assert_eq!(with(IoKind::Auto, None), Ok(()));
+        assert_eq!(with(IoKind::Auto, Some(100 << 20)), Ok(()));
+        let refused = with(IoKind::Auto, Some(99 << 20)).unwrap_err();
+        assert!(refused.contains("100.0 MiB") && refused.contains("99.0 MiB"), "{refused}");
+        assert!(with(IoKind::Mmap, None).unwrap_err().contains("--io mmap"));
     }
 
     #[test]

@@ -58,6 +58,9 @@ pub struct EngineOptions {
     pub n_threads: Option<usize>,
     pub cache_type_k: CacheType,
     pub cache_type_v: CacheType,
+    /// Whether weights that are not streamed are computed with where the mapped file has them, or
+    /// else read to memory.
+    pub mmap: bool,
     /// Memory for experts.
     pub ram: RamBudget,
     /// What computes besides the CPU, and its memory for experts.
@@ -95,6 +98,7 @@ impl Default for EngineOptions {
             n_threads: None,
             cache_type_k: CacheType::F16,
             cache_type_v: CacheType::F16,
+            mmap: true,
             ram: RamBudget::Auto,
             // A library's user names the device; the command line says `auto`.
             device: DeviceChoice::Cpu,
@@ -306,10 +310,14 @@ impl Engine {
         let store = options.profile.file(path).filter(|_| learns);
         let store = store.map(|path| ProfileFile::new(&path, bound.gguf().key()));
         let mut model = match plan.place {
-            Place::InPlace => {
+            Place::InPlace if plan.is_mapped => {
                 let model = bound.in_place();
                 read_ahead(model.gguf(), &cpu, progress)?;
                 model
+            }
+            Place::InPlace => {
+                let total = bound.gguf().n_bytes().max(1) as f32;
+                bound.in_memory(&mut |done| progress(done as f32 / total))?
             }
             Place::Streamed { budget } => {
                 let stream = StreamOptions {
@@ -425,7 +433,8 @@ impl Engine {
         let places = match self.plan.place {
             Place::InPlace => {
                 let (experts, dense) = (mib(experts), mib(dense));
-                format!("experts {experts} and dense weights {dense} in place on the mapped file")
+                let place = if self.plan.is_mapped { "place on the mapped file" } else { "memory" };
+                format!("experts {experts} and dense weights {dense} in {place}")
             }
             Place::Streamed { budget } => format!(
                 "experts {} streamed through {} of memory, policy {}; dense weights {} in memory",

@@ -16,6 +16,8 @@ use crate::{Error, Result};
 pub struct MemoryPlan {
     pub sizes: Sizes,
     pub place: Place,
+    /// Whether what is in place is so on the mapped file; else it is read to memory.
+    pub is_mapped: bool,
     pub io: IoKind,
     pub policy: PolicySpec,
     /// Tokens of context that the KV cache is for.
@@ -78,11 +80,14 @@ fn plan_on(
     let free = |device: &Device| Ok(device.memory()?.free_bytes as u64);
     let free: Vec<u64> = devices.iter().map(free).collect::<Result<_>>()?;
     let numbers: Vec<usize> = devices.iter().map(|device| device.info().index).collect();
+    let rules = &options.override_tensors;
+    let placed = tensor_place::resolve(rules, &needs::names(model), &numbers)?;
+    placed.notes.iter().for_each(|note| log::warn!("{note}"));
     let wanted = Wanted {
         vram: options.vram,
         gpu_layers: options.gpu_layers,
         cpu_moe: options.cpu_moe,
-        placed: tensor_place::resolve(&options.override_tensors, &needs::names(model), &numbers)?,
+        placed,
     };
     let needs = DeviceNeeds::of(model, options, n_ctx, devices.len());
     let plan = fit::plan(&needs, &free, &wanted)?;
@@ -187,10 +192,14 @@ impl MemoryPlan {
         };
         let may_grow = cuts && device.is_none() && routed().next().is_some();
         let (n_ubatch, sizes, place) = micro_batches(options, may_grow, &sizes)?;
+        if place == Place::InPlace && !options.mmap {
+            budget::check_copy(options.io, &sizes)?;
+        }
         let of_token = |layer: &LayerExperts| layer.n_experts.min(model.k()) * layer.expert_bytes();
         Ok(MemoryPlan {
             sizes,
             place,
+            is_mapped: options.mmap,
             io: options.io,
             policy: options.policy,
             n_ctx,

@@ -1,7 +1,8 @@
 //! `-ot REGEX=CPU|CUDA0,…`, which says where tensors are by their names, as llama.cpp's flag does:
 //! the first rule whose pattern is found in a name decides. Two things are moved as a whole: a
-//! layer's routed experts, and a layer's dense weights with its KV cache. A rule that asks for a
-//! part of either is refused.
+//! layer's routed experts, and a layer's dense weights with its KV cache. Where rules name a part,
+//! experts of which some are to be on the CPU all are; anything else is where it would be without.
+//! Both are said.
 
 use crate::{Error, Result};
 use regex::Regex;
@@ -67,45 +68,80 @@ pub struct Placed {
     pub experts: Vec<Option<bool>>,
     pub head: Option<bool>,
     pub embedding: Option<bool>,
+    /// What became of rules that name a part of a whole, a sentence each.
+    pub notes: Vec<String>,
 }
 
 /// `devices`: the numbers of those that are used, the first of which has the dense weights.
 pub fn resolve(rules: &[TensorPlace], names: &Names, devices: &[usize]) -> Result<Placed> {
-    let of = |what: &str, names: &[String], may_spread: bool| {
-        let side = whole(rules, what, names)?;
-        side.map(|side| is_on_gpu(side, what, devices, may_spread)).transpose()
+    let mut notes = Vec::new();
+    let mut of = |kind: Kind, wholes: Vec<(String, &[String])>| -> Result<Vec<Option<bool>>> {
+        let mut parts = Vec::new();
+        let place = |(what, names): (String, &[String])| {
+            let side = match whole(rules, names) {
+                Whole::One(side) => side,
+                Whole::Parts { named, on_cpu } => {
+                    parts.push((what.clone(), named.to_owned()));
+                    Some(Side::Cpu).filter(|_| on_cpu && kind == Kind::Experts)
+                }
+            };
+            side.map(|side| is_on_gpu(side, &what, devices, kind == Kind::Experts)).transpose()
+        };
+        let placed = wholes.into_iter().map(place).collect();
+        notes.extend(note(kind, &parts));
+        placed
     };
-    let mut placed = Placed {
-        head: of("output", &names.head, false)?,
-        embedding: of("embedding", &names.embedding, false)?,
-        ..Placed::default()
+    let of_layers = |what: &str, part: fn(&LayerNames) -> &[String]| {
+        let layers = names.layers.iter().enumerate();
+        layers.map(|(l, layer)| (format!("{what} of layer {l}"), part(layer))).collect()
     };
-    for (l, layer) in names.layers.iter().enumerate() {
-        let what = |part: &str| format!("{part} of layer {l}");
-        placed.layers.push(of(&what("dense weights"), &layer.dense, false)?);
-        placed.experts.push(of(&what("experts"), &layer.experts, true)?);
-    }
-    Ok(placed)
+    let experts = of(Kind::Experts, of_layers("experts", |layer| &layer.experts))?;
+    let layers = of(Kind::Dense, of_layers("dense weights", |layer| &layer.dense))?;
+    let head = of(Kind::Dense, vec![("output".into(), &names.head)])?[0];
+    let embedding = of(Kind::Dense, vec![("embedding".into(), &names.embedding)])?[0];
+    Ok(Placed { layers, experts, head, embedding, notes })
 }
 
-/// The one side of all these tensors.
-fn whole(rules: &[TensorPlace], what: &str, names: &[String]) -> Result<Option<Side>> {
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Experts,
+    Dense,
+}
+
+/// What rules say of tensors that are moved together.
+enum Whole<'a> {
+    One(Option<Side>),
+    /// Not the same of all: the first that a rule names, and whether one is to be on the CPU.
+    Parts {
+        named: &'a str,
+        on_cpu: bool,
+    },
+}
+
+fn whole<'a>(rules: &[TensorPlace], names: &'a [String]) -> Whole<'a> {
     let side = |name: &str| rules.iter().find(|r| r.pattern.is_match(name)).map(|r| r.side);
-    let Some(first) = names.first() else { return Ok(None) };
-    let Some(other) = names.iter().find(|name| side(name) != side(first)) else {
-        return Ok(side(first));
+    let first = names.first().and_then(|name| side(name));
+    if names.iter().all(|name| side(name) == first) {
+        return Whole::One(first);
+    }
+    let named = names.iter().find(|name| side(name).is_some()).expect("they differ");
+    Whole::Parts { named, on_cpu: names.iter().any(|name| side(name) == Some(Side::Cpu)) }
+}
+
+/// Of the wholes of a kind of which rules name a part, with the first tensor named in each.
+fn note(kind: Kind, parts: &[(String, String)]) -> Option<String> {
+    let (what, named) = parts.first()?;
+    let others = match parts.len() {
+        1 => String::new(),
+        n => format!(" and of {} more", n - 1),
     };
-    let place = |name: &str| match side(name) {
-        None => "where no rule puts it".into(),
-        Some(Side::Cpu) => "on the CPU".into(),
-        Some(Side::Gpu(n)) => format!("on GPU {n}"),
+    let end = match kind {
+        Kind::Experts => "and are on the CPU if a part of them is",
+        Kind::Dense => "and stay where they would be without",
     };
-    Err(Error::invalid(format!(
-        "-ot leaves {first} {} and {other} {}, but the {what} are in one place: give a pattern \
-         that matches all of them",
-        place(first),
-        place(other)
-    )))
+    Some(format!(
+        "-ot names a part of the {what}{others} ({named}), but they are moved as a whole, {end}"
+    ))
 }
 
 fn is_on_gpu(side: Side, what: &str, devices: &[usize], may_spread: bool) -> Result<bool> {
@@ -176,21 +212,30 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_a_whole_is_refused_with_both_names() {
-        let cases: &[(&[&str], &[&str])] = &[
-            (&["up_exps=CPU"], &["blk.1.ffn_gate_exps", "blk.1.ffn_up_exps", "experts of layer 1"]),
-            (&["attn_q=CPU"], &["blk.0.attn_q", "blk.0.attn_output", "dense weights of layer 0"]),
-            (&["up_exps=CUDA0", "exps=CPU"], &["on the CPU", "on GPU 0"]),
-            // `attn_output` too.
-            (&["output=CPU"], &["layer 0"]),
-            (&["output_norm=CPU"], &["output.weight", "the output are"]),
+    fn a_part_of_a_whole_is_said() {
+        let (yes, no) = (Some(true), Some(false));
+        // Experts, dense weights, output; words of the note.
+        type Case<'a> = (&'a [&'a str], [Option<bool>; 2], [Option<bool>; 2], &'a [&'a str]);
+        let cases: &[Case] = &[
+            (&["up_exps=CPU"], [None, no], [None; 2], &["experts of layer 1 (blk.1.ffn_up_exps"]),
+            (&["up_exps=CUDA0", "exps=CPU"], [None, no], [None; 2], &["if a part of them is"]),
+            (&["up_exps=CUDA0"], [None; 2], [None; 2], &["experts of layer 1"]),
+            (&["exps=CUDA0", "0.attn_q=CPU"], [None, yes], [None; 2], &["stay where they would"]),
+            (&["attn_q=CPU"], [None; 2], [None; 2], &["of layer 0 and of 1 more (blk.0.attn_q"]),
+            (&["output_norm=CPU"], [None; 2], [None; 2], &["the output (output_norm.weight)"]),
+            (&["blk.0=CPU", "1.attn_q=CPU"], [None; 2], [no, None], &["dense weights of layer 1 ("]),
         ];
-        for (texts, words) in cases {
-            let message = placed(texts).unwrap_err().to_string();
+        for (texts, experts, layers, words) in cases {
+            let placed = placed(texts).unwrap();
+            assert_eq!((&placed.experts[..], &placed.layers[..]), (&experts[..], &layers[..]));
+            assert_eq!((placed.head, placed.notes.len()), (None, 1), "{texts:?}");
             for word in *words {
-                assert!(message.contains(word), "no {word:?} in {message}");
+                assert!(placed.notes[0].contains(word), "no {word:?} in {}", placed.notes[0]);
             }
         }
+        // `attn_output` and `output_norm` too.
+        let placed = placed(&["output=CPU"]).unwrap();
+        assert_eq!((placed.head, placed.notes.len()), (no, 1));
     }
 
     #[test]

@@ -99,6 +99,12 @@ impl Bound {
         Model::new(gguf, self.descriptor, self.hyper, self.weights, routed)
     }
 
+    /// Everything is read to memory now; the file is mapped no longer.
+    pub fn in_memory(mut self, progress: &mut dyn FnMut(u64)) -> Result<Model> {
+        self.gguf = self.gguf.detached(|_| true, progress)?;
+        Ok(self.in_place())
+    }
+
     /// Routed experts come from disk as they are needed, everything else is read to memory now;
     /// the file is mapped no longer, so whatever happens to it can only fail a load.
     pub fn streamed(self, options: &StreamOptions, progress: &mut dyn FnMut(u64)) -> Result<Model> {

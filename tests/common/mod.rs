@@ -103,3 +103,16 @@ pub fn argmax(values: &[f32]) -> usize {
     let best = |a: usize, b: usize| if values[b] > values[a] { b } else { a };
     (0..values.len()).reduce(best).expect("not empty")
 }
+
+/// The policies that have a name of their own.
+pub const POLICIES: [&str; 9] = [
+    "on-demand",
+    "mixtral-offloading",
+    "brainstorm",
+    "deepspeed",
+    "moe-infinity",
+    "finemoe",
+    "moepic",
+    "prescope",
+    "auto",
+];

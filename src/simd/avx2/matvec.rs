@@ -2,8 +2,8 @@
 //! the matrix–matrix product leaves over.
 //!
 //! Two arrangements, the same bits: eight blocks of one row (long rows), or eight blocks one after
-//! the other in rows of fewer than eight. Either gives eight exact integers in a vector, and one fma
-//! adds them to lanes that "One arithmetic" names.
+//! the other in rows of fewer than eight. Either gives eight exact integers in a vector, and one
+//! fma adds them to lanes that "One arithmetic" names.
 
 use super::ahead::{Next, Rows};
 use super::eight_rows::{EightRows, Values, strips};
