@@ -567,11 +567,19 @@ fn all_of(want: Want) -> Want {
 impl Session {
     pub fn new(engine: &Arc<Engine>) -> Result<Session> {
         let (k, v) = (engine.options.cache_type_k, engine.options.cache_type_v);
-        let gpu_kv = |gpu: &GpuModel| gpu.new_cache(&engine.model, engine.n_ctx, (k, v));
+        let gpu_kv = |gpu: &GpuModel, bytes: u64| -> Result<GpuCache> {
+            let before = gpu.device().memory()?.free_bytes as u64;
+            let cache = gpu.new_cache(&engine.model, engine.n_ctx, (k, v))?;
+            device::warn_of_spill(gpu.device(), before, bytes)?;
+            Ok(cache)
+        };
         Ok(Session {
             kv: KvCache::new(&engine.model.hyper().cache_shapes(), engine.n_ctx, k, v),
-            gpu_kv: match engine.plan.device {
-                Some(_) => engine.compute().gpu.as_ref().map(gpu_kv).transpose()?,
+            gpu_kv: match &engine.plan.device {
+                Some(part) => {
+                    let compute = engine.compute();
+                    compute.gpu.as_ref().map(|gpu| gpu_kv(gpu, part.plan.kv_bytes)).transpose()?
+                }
                 None => None,
             },
             engine: engine.clone(),

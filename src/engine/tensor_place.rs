@@ -217,13 +217,18 @@ mod tests {
         // Experts, dense weights, output; words of the note.
         type Case<'a> = (&'a [&'a str], [Option<bool>; 2], [Option<bool>; 2], &'a [&'a str]);
         let cases: &[Case] = &[
-            (&["up_exps=CPU"], [None, no], [None; 2], &["experts of layer 1 (blk.1.ffn_up_exps"]),
+            (&["up_exps=CPU"], [None, no], [None; 2], &["experts of layer 1 (blk.1.ffn_up"]),
             (&["up_exps=CUDA0", "exps=CPU"], [None, no], [None; 2], &["if a part of them is"]),
             (&["up_exps=CUDA0"], [None; 2], [None; 2], &["experts of layer 1"]),
             (&["exps=CUDA0", "0.attn_q=CPU"], [None, yes], [None; 2], &["stay where they would"]),
             (&["attn_q=CPU"], [None; 2], [None; 2], &["of layer 0 and of 1 more (blk.0.attn_q"]),
             (&["output_norm=CPU"], [None; 2], [None; 2], &["the output (output_norm.weight)"]),
-            (&["blk.0=CPU", "1.attn_q=CPU"], [None; 2], [no, None], &["dense weights of layer 1 ("]),
+            (
+                &["blk.0=CPU", "1.attn_q=CPU"],
+                [None; 2],
+                [no, None],
+                &["dense weights of layer 1 ("],
+            ),
         ];
         for (texts, experts, layers, words) in cases {
             let placed = placed(texts).unwrap();

@@ -257,6 +257,11 @@ fn fill_table(
 }
 
 impl GpuModel {
+    /// The first, with the dense weights and the cache.
+    pub fn device(&self) -> &Device {
+        self.parts.stream.gpu()
+    }
+
     /// Room for one session's text.
     pub fn new_cache(
         &self,
