@@ -127,7 +127,7 @@ fn rules_for_parts_move_experts_as_a_whole_and_say_so() {
     let model = model();
     let plan = |flags: &[&str]| {
         let out = dry_run(&model, flags);
-        (succeeded(&out).to_owned(), stderr(&out))
+        (succeeded(&out).to_owned(), stderr(&out).to_owned())
     };
     let (parts, said) = plan(&["-ot", "ffn_(up|down)_exps=CPU"]);
     assert_eq!(parts, plan(&["-cmoe"]).0);
