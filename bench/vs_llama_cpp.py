@@ -8,7 +8,8 @@
 Each round runs each test (pp512: a prompt of 512; tg128: 128 tokens decoded) with both engines, one
 right after the other, and the next round begins with the other one; every run is a process of its
 own, with the engine's own warm-up. So whatever the machine does meanwhile, it does to both. Before
-each test of a round `moeba doctor` measures what memory and the vector units give.
+each test of a round `moeba bench` measures what memory, the file's own pages or others, and the
+vector units give.
 
 --cold: the time from the start of a process to its first decoded token and its end, with the
 file's pages dropped from the page cache before. llama.cpp reads the file by mmap, its default.
@@ -108,15 +109,14 @@ def run(args, engine, file, threads, test, extra=()):
     return rows[0], seconds, rss
 
 
-def machine(args, threads):
+def machine(args, file, threads):
     """What memory gives to so many threads, and the unit that moeba's kernels use."""
-    command = [args.moeba, "doctor", "--json", "--no-disk", "-t", threads]
-    found = json.loads(timed(command)[0])
-    read, peaks = found["memory"]["read"], found["integer_peak"]
-    own = [row for row in peaks if row["unit"] == found["processor"]["kernels"]] or peaks[-1:]
-    return {"machine_read_gb_per_second": read[0]["gb_per_second"] if read else None,
-            "machine_giga_ops_per_second": own[0]["giga_ops_per_second"],
-            "machine_steady": found["steady"]}
+    command = [args.moeba, "bench", "-m", file, "-t", threads, "-p", 0, "-n", 1, "-r", 1,
+               "--no-warmup", "-o", "json"]
+    found = json.loads(timed(command)[0])[0]
+    return {"machine_read_gb_per_second": found["machine_read_gb_per_second"],
+            "machine_giga_ops_per_second": found["machine_giga_ops_per_second"],
+            "machine_steady": found["machine_is_steady"]}
 
 
 def resident_bytes(file):
@@ -162,7 +162,7 @@ def measure(args):
                 todo = list(tests(args)) + ([cold] if args.cold else [])
                 for test in todo:
                     # Right before: what memory gives changes within minutes where others share it.
-                    walls = machine(args, threads)
+                    walls = machine(args, file, threads)
                     for place, engine in enumerate(in_turn(number)):
                         if test is cold and not drop_pages(file):
                             continue

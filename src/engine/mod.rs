@@ -368,6 +368,13 @@ impl Engine {
         self.model.gguf()
     }
 
+    /// A file's weights where they are computed with, the most that lie together; `None` where
+    /// experts are streamed.
+    pub fn weights_in_place(&self) -> Option<&[u8]> {
+        let maps = self.gguf().shards().iter().map(|shard| shard.map());
+        maps.max_by_key(|map| map.len()).filter(|_| self.plan.place == Place::InPlace)
+    }
+
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
     }

@@ -15,20 +15,31 @@ const MOST: usize = 1 << 30;
 
 /// Memory to read. Threads take its chunks in turn, round after round, so no chunk is read again
 /// before all others have been.
-pub struct ReadTest {
-    memory: Region,
+pub struct ReadTest<'a> {
+    memory: Memory<'a>,
     next: AtomicUsize,
 }
 
-impl ReadTest {
+enum Memory<'a> {
+    Own(Region),
+    Given(&'a [u8]),
+}
+
+impl<'a> ReadTest<'a> {
     /// Twice as much as all last-level caches, but at most a quarter of `available`.
-    pub fn new(available: Option<u64>) -> io::Result<ReadTest> {
-        let wanted = (2 * last_level_caches()).clamp(LEAST, MOST);
+    pub fn new(available: Option<u64>) -> io::Result<Self> {
         let quarter = available.map_or(usize::MAX, |bytes| bytes as usize / 4);
-        ReadTest::of(wanted.min(quarter) / CHUNK * CHUNK)
+        ReadTest::of(wanted().min(quarter) / CHUNK * CHUNK)
     }
 
-    fn of(n_bytes: usize) -> io::Result<ReadTest> {
+    /// Of memory that is there, if caches do not hold half of it.
+    pub fn over(memory: &'a [u8]) -> Option<Self> {
+        let memory = &memory[memory.as_ptr().align_offset(64).min(memory.len())..];
+        let is_much = memory.len() >= wanted();
+        is_much.then(|| ReadTest { memory: Memory::Given(memory), next: AtomicUsize::new(0) })
+    }
+
+    fn of(n_bytes: usize) -> io::Result<Self> {
         if n_bytes == 0 {
             return Err(io::ErrorKind::OutOfMemory.into());
         }
@@ -36,11 +47,21 @@ impl ReadTest {
         // Pages that nobody has written are one and the same page of zeros.
         // SAFETY: the region is as long as this, and nobody else has it.
         unsafe { memory.ptr().write_bytes(1, n_bytes) };
-        Ok(ReadTest { memory, next: AtomicUsize::new(0) })
+        Ok(ReadTest { memory: Memory::Own(memory), next: AtomicUsize::new(0) })
     }
 
     pub fn n_bytes(&self) -> usize {
-        self.memory.len()
+        match &self.memory {
+            Memory::Own(region) => region.len(),
+            Memory::Given(bytes) => bytes.len(),
+        }
+    }
+
+    fn start(&self) -> *const u8 {
+        match &self.memory {
+            Memory::Own(region) => region.ptr(),
+            Memory::Given(bytes) => bytes.as_ptr(),
+        }
     }
 
     /// 10⁹ bytes a second, read by so many threads.
@@ -52,12 +73,17 @@ impl ReadTest {
         let n_chunks = self.n_bytes() / CHUNK;
         let read_one = || {
             let chunk = self.next.fetch_add(1, Ordering::Relaxed) % n_chunks;
-            // SAFETY: whole chunks of a region that nobody writes to after `of`.
-            unsafe { read(self.memory.ptr().add(chunk * CHUNK)) };
+            // SAFETY: whole chunks of a region that nobody writes to after `of`, or of a slice.
+            unsafe { read(self.start().add(chunk * CHUNK)) };
             CHUNK as u64
         };
         team::rate(n_threads, time, &read_one) / 1e9
     }
+}
+
+/// So much that the next round does not find the last one's in caches.
+fn wanted() -> usize {
+    (2 * last_level_caches()).clamp(LEAST, MOST)
 }
 
 /// Loads a chunk, which is on a cache line boundary.
@@ -137,6 +163,15 @@ mod tests {
         assert!((0.01..10_000.0).contains(&rate), "{rate}");
         // Each thread reads at least one chunk.
         assert!(test.next.load(Ordering::Relaxed) >= 2);
+    }
+
+    #[test]
+    fn memory_that_is_there_is_read_if_it_is_much() {
+        assert!(ReadTest::over(&[1; 4096]).is_none() && ReadTest::over(&[]).is_none());
+        let memory = vec![1; wanted() + 64];
+        let test = ReadTest::over(&memory[1..]).unwrap();
+        assert!(test.start().align_offset(64) == 0 && test.n_bytes() >= wanted());
+        assert!(test.round(2, Duration::from_millis(5)) > 0.01);
     }
 
     #[test]

@@ -170,7 +170,7 @@ impl<'a> Bench<'a> {
             self.prepare()?;
             if !self.args.no_machine {
                 peak_rss_bytes = peak_rss_bytes.max(stats::peak_rss_bytes());
-                walls.push(wall::measure(self.engine.n_threads()));
+                walls.push(wall::measure(self.engine));
             }
             let (watch, start) = (Watch::start(self.engine), Instant::now());
             self.once()?;

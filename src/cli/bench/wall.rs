@@ -1,14 +1,15 @@
 //! The machine's walls beside a test's figures.
 
 use super::super::stats;
-use crate::engine::memory;
+use crate::engine::{Engine, memory};
 use crate::machine::{Rounds, Wall};
 use crate::simd;
 
-/// What so many threads can do at most, right now: where others share the machine it changes within
+/// What the engine's threads can do at most, right now: where others share the machine it changes within
 /// seconds. The memory that this takes for a moment is no part of what a test takes.
-pub fn measure(n_threads: usize) -> Wall {
-    let wall = Wall::measure(n_threads, simd::kernels().name, memory::available_bytes());
+pub fn measure(engine: &Engine) -> Wall {
+    let (kernels, available) = (simd::kernels().name, memory::available_bytes());
+    let wall = Wall::measure(engine.n_threads(), kernels, available, engine.weights_in_place());
     stats::forget_peak_rss();
     wall
 }
