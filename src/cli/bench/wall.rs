@@ -5,8 +5,8 @@ use crate::engine::{Engine, memory};
 use crate::machine::{Rounds, Wall};
 use crate::simd;
 
-/// What the engine's threads can do at most, right now: where others share the machine it changes within
-/// seconds. The memory that this takes for a moment is no part of what a test takes.
+/// What the engine's threads can do at most, right now: where others share the machine it changes
+/// within seconds. The memory that this takes for a moment is no part of what a test takes.
 pub fn measure(engine: &Engine) -> Wall {
     let (kernels, available) = (simd::kernels().name, memory::available_bytes());
     let wall = Wall::measure(engine.n_threads(), kernels, available, engine.weights_in_place());
