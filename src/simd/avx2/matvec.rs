@@ -50,32 +50,70 @@ impl Token {
 /// As [`Product`] says, on a processor with AVX2, FMA and F16C; B is the matrix's type.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn matmul<B: Ints>(product: Product) {
+    // SAFETY: the caller's promises, of the rows that they are handed.
+    unsafe {
+        arranged::<B>(
+            product,
+            |eight, row, token, ahead, out| dot_eight_rows::<B>(eight, row, token, ahead, out),
+            |row, blocks, token, ahead| dot_row::<B>(row, blocks, token, ahead),
+        )
+    }
+}
+
+/// Each row by the arrangement for its length; the loops are those of a vector unit.
+///
+/// # Safety
+/// As [`Product`] says, on a processor with AVX2; B is the matrix's type. The loops may be called
+/// for its rows.
+#[inline(always)]
+pub(in crate::simd) unsafe fn arranged<B: Ints>(
+    product: Product,
+    dot_eight_rows: impl Fn(&EightRows, *const u8, Token, Rows, *mut f32),
+    dot_row: impl Fn(*const B, usize, Token, Rows) -> f32,
+) {
     let Product { mat, acts, rows, .. } = product;
     let (blocks, granule) = (mat.cols / B::LEN, (product.granule / B::LEN).max(1));
     let by_eights = if granule < 8 && blocks > 0 { rows / 8 * 8 } else { 0 };
     for t in 0..acts.tokens() {
         let token = Token::new::<B>(acts, t);
-        let ahead = Rows::begin(product);
         // SAFETY: rows below `mat.rows` lie within `data`; the places in `out` are the caller's
         // promise.
         unsafe {
+            let ahead = Rows::begin(product);
             for strip in strips(if by_eights > 0 { blocks } else { 0 }, granule) {
                 let first = strip.start * size_of::<B>();
                 let eight = EightRows::new::<B>(strip, granule, mat.row_stride, token);
                 for r in (0..by_eights).step_by(8) {
                     let row = product.row(r).add(first);
-                    dot_eight_rows::<B>(&eight, row, token, ahead, product.place(t, r));
+                    dot_eight_rows(&eight, row, token, ahead, product.place(t, r));
                 }
             }
             for r in by_eights..rows {
-                let (row, out) = (product.row(r).cast::<B>(), product.place(t, r));
-                for b in (0..blocks.max(1)).step_by(granule) {
-                    let n = granule.min(blocks - b);
-                    let dot = dot_row::<B>(row.add(b), n, token.behind::<B>(b), ahead);
-                    out.write(if b > 0 { out.read() + dot } else { dot });
-                }
+                row_by_granules::<B>(product, t, r, |b, n| {
+                    dot_row(product.row(r).cast::<B>().add(b), n, token.behind::<B>(b), ahead)
+                });
             }
         }
+    }
+}
+
+/// Row `r` times token `t`, granule by granule: `dot(b, n)` is of its n blocks from number b on.
+///
+/// # Safety
+/// The place in `out` can be written; B is the matrix's type.
+#[inline(always)]
+pub(in crate::simd) unsafe fn row_by_granules<B: Ints>(
+    product: Product,
+    t: usize,
+    r: usize,
+    dot: impl Fn(usize, usize) -> f32,
+) {
+    let (blocks, granule) = (product.mat.cols / B::LEN, (product.granule / B::LEN).max(1));
+    let out = product.place(t, r);
+    for b in (0..blocks.max(1)).step_by(granule) {
+        let dot = dot(b, granule.min(blocks - b));
+        // SAFETY: the caller's promise; the first granule wrote it.
+        unsafe { out.write(if b > 0 { out.read() + dot } else { dot }) };
     }
 }
 

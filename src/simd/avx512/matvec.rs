@@ -1,12 +1,11 @@
-//! Matrix–vector products: the arrangements of the AVX2 loops (eight blocks of one row, or a block
-//! of each of eight rows), with what blocks have in common done for all eight at once and 64 codes
-//! in a vector.
+//! Matrix–vector products: the arrangements of the AVX2 loops, with what blocks have in common done
+//! for all eight at once and 64 codes in a vector.
 
 use super::eight::{EightBlocks, Integers};
 use crate::simd::Product;
 use crate::simd::avx2::ahead::Rows;
-use crate::simd::avx2::eight_rows::{EightRows, Values, strips};
-use crate::simd::avx2::matvec::Token;
+use crate::simd::avx2::eight_rows::{EightRows, Values};
+use crate::simd::avx2::matvec::{Token, arranged};
 use crate::simd::avx2::reduce::tree8;
 use std::arch::x86_64::*;
 
@@ -14,32 +13,13 @@ use std::arch::x86_64::*;
 /// As [`Product`] says, on a processor with the features of this module; B is the matrix's type.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
 pub(super) unsafe fn matmul<B: EightBlocks>(product: Product) {
-    let Product { mat, acts, rows, .. } = product;
-    let (blocks, granule) = (mat.cols / B::LEN, (product.granule / B::LEN).max(1));
-    let by_eights = if granule < 8 && blocks > 0 { rows / 8 * 8 } else { 0 };
-    for t in 0..acts.tokens() {
-        let token = Token::new::<B>(acts, t);
-        let ahead = Rows::begin(product);
-        // SAFETY: rows below `mat.rows` lie within `data`; the places in `out` are the caller's
-        // promise.
-        unsafe {
-            for strip in strips(if by_eights > 0 { blocks } else { 0 }, granule) {
-                let first = strip.start * size_of::<B>();
-                let eight = EightRows::new::<B>(strip, granule, mat.row_stride, token);
-                for r in (0..by_eights).step_by(8) {
-                    let row = product.row(r).add(first);
-                    dot_eight_rows::<B>(&eight, row, token, ahead, product.place(t, r));
-                }
-            }
-            for r in by_eights..rows {
-                let (row, out) = (product.row(r).cast::<B>(), product.place(t, r));
-                for b in (0..blocks.max(1)).step_by(granule) {
-                    let n = granule.min(blocks - b);
-                    let dot = dot_row::<B>(row.add(b), n, token.behind::<B>(b), ahead);
-                    out.write(if b > 0 { out.read() + dot } else { dot });
-                }
-            }
-        }
+    // SAFETY: the caller's promises, of the rows that they are handed.
+    unsafe {
+        arranged::<B>(
+            product,
+            |eight, row, token, ahead, out| dot_eight_rows::<B>(eight, row, token, ahead, out),
+            |row, blocks, token, ahead| dot_row::<B>(row, blocks, token, ahead),
+        )
     }
 }
 

@@ -6,7 +6,7 @@ use crate::quant::{BlockMXFP4, BlockQ4_0, e2m1};
 use crate::simd::Product;
 use crate::simd::avx2::ahead::Rows;
 use crate::simd::avx2::ints::Ints;
-use crate::simd::avx2::matvec::{Token, add_eight};
+use crate::simd::avx2::matvec::{Token, add_eight, row_by_granules};
 use crate::simd::avx2::reduce::tree8;
 use std::arch::x86_64::*;
 
@@ -30,8 +30,6 @@ pub(super) trait Offset: Ints {
 /// As [`Product`] says, on a processor with the features of this module; B is the matrix's type.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
 pub(super) unsafe fn matmul<B: Offset>(product: Product) {
-    let blocks = product.mat.cols / B::LEN;
-    let granule = (product.granule / B::LEN).max(1);
     for t in 0..product.acts.tokens() {
         let token = Token::new::<B>(product.acts, t);
         let ahead = Rows::begin(product);
@@ -39,13 +37,9 @@ pub(super) unsafe fn matmul<B: Offset>(product: Product) {
             // SAFETY: rows below `mat.rows` lie within `data`; the places in `out` are the
             // caller's promise.
             unsafe {
-                let row: *const B = product.row(r).cast();
-                let out = product.place(t, r);
-                for b in (0..blocks.max(1)).step_by(granule) {
-                    let (n, token) = (granule.min(blocks - b), token.behind::<B>(b));
-                    let dot = dot_row::<B>(row.add(b), n, token, ahead);
-                    out.write(if b > 0 { out.read() + dot } else { dot });
-                }
+                row_by_granules::<B>(product, t, r, |b, n| {
+                    dot_row::<B>(product.row(r).cast::<B>().add(b), n, token.behind::<B>(b), ahead)
+                });
             }
         }
     }
