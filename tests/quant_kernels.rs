@@ -166,28 +166,32 @@ fn granules_of_a_row_are_added_in_order() {
             let bytes = weights(ty, rows, cols, gap, &mut random);
             let stride = ty.row_bytes(cols as u64).unwrap() as usize + gap;
             let mat = MatRef::new(ty, &bytes, rows, cols, stride);
-            let x = random.floats(cols);
-            let acts = activations(scalar(), act_kind(ty), 1, cols, &x);
-            let mut want = Vec::new();
-            for first in (0..cols).step_by(width) {
-                let range = first..cols.min(first + width);
-                let part = mat.column_range(range.clone());
-                let part = product(scalar(), part, acts.view(0..1, range));
-                match first {
-                    0 => want = part,
-                    _ => want.iter_mut().zip(part).for_each(|(sum, part)| *sum += part),
+            for tokens in [1, 2, 7, 37] {
+                let x = random.floats(tokens * cols);
+                let acts = activations(scalar(), act_kind(ty), tokens, cols, &x);
+                let mut want = Vec::new();
+                for first in (0..cols).step_by(width) {
+                    let range = first..cols.min(first + width);
+                    let part = mat.column_range(range.clone());
+                    let part = product(scalar(), part, acts.view(0..tokens, range));
+                    match first {
+                        0 => want = part,
+                        _ => want.iter_mut().zip(part).for_each(|(sum, part)| *sum += part),
+                    }
                 }
-            }
-            for k in vectors().chain([scalar()]) {
-                let acts = activations(k, act_kind(ty), 1, cols, &x);
-                let mut out = vec![f32::NAN; rows];
-                for part in [0..rows / 3, rows / 3..rows] {
-                    let (acts, scratch) = (acts.all(), &mut Scratch::new());
-                    // SAFETY: `out` has a place for each row and is ours alone.
-                    unsafe { k.granule_sums(mat, width, part, acts, out.as_mut_ptr(), scratch) };
+                let versions = vectors().chain([scalar()]);
+                for k in versions.filter(|k| tokens == 1 || k.sums_granules(ty)) {
+                    let acts = activations(k, act_kind(ty), tokens, cols, &x);
+                    let mut out = vec![f32::NAN; tokens * rows];
+                    for part in [0..rows / 3, rows / 3..rows] {
+                        let (acts, scratch) = (acts.all(), &mut Scratch::new());
+                        let out = (out.as_mut_ptr(), rows);
+                        // SAFETY: `out` has a place for each row and token and is ours alone.
+                        unsafe { k.granule_sums((mat, width), part, acts, out, scratch) };
+                    }
+                    let case = format!("{ty} {rows}×{cols}, {tokens} tokens, granules of {width}");
+                    assert_eq!(bits(&out), bits(&want), "{}: {case}", k.name);
                 }
-                let case = format!("{}: {ty} {rows}×{cols}, granules of {width}", k.name);
-                assert_eq!(bits(&out), bits(&want), "{case}");
             }
         }
     }

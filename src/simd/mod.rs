@@ -30,8 +30,8 @@ struct Product<'a> {
     mat: MatRef<'a>,
     first: usize,
     rows: usize,
-    /// Columns whose products are a sum of their own, added to the others in order: all of them,
-    /// but for the matrix–vector loops that `sums_granules` names.
+    /// Columns whose products are a sum of their own, added to the others in order: all of them
+    /// where `sums_granules` does not name the matrix's type.
     granule: usize,
     acts: ActView<'a>,
     out: *mut f32,
@@ -104,7 +104,7 @@ type QuantizeQ8K = unsafe fn(&[f32], &mut [i8], &mut [f32], &mut [i16], &mut [i1
 pub struct Kernels {
     pub name: &'static str,
     matmul: Matmul,
-    /// Whether `matmul` heeds `granule` where a matrix of this type meets one token.
+    /// Whether `matmul` heeds `granule` for a matrix of this type.
     sums_granules: fn(TensorType) -> bool,
     quantize_q8_0: unsafe fn(&[f32], &mut [i8], &mut [f32], &mut [i16]),
     quantize_q8_k: QuantizeQ8K,
@@ -186,30 +186,35 @@ impl Kernels {
         unsafe { (self.matmul)(product, scratch) }
     }
 
-    /// `out[r] = dot(row r of mat, acts)` of one token for each r in `rows`, where each `granule`
-    /// columns are a product of their own and these are added in order.
+    /// Whether [`Kernels::granule_sums`] takes many tokens at once for matrices of this type.
+    pub fn sums_granules(&self, ty: TensorType) -> bool {
+        (self.sums_granules)(ty)
+    }
+
+    /// [`Kernels::matmul`] where each `granule` columns are a product of their own and these are
+    /// added in order.
     ///
     /// # Panics
-    /// As [`Kernels::matmul`] does, or where a granule is no whole number of blocks.
+    /// As [`Kernels::matmul`] does, where a granule is no whole number of blocks, or with more than
+    /// one token of a type that [`Kernels::sums_granules`] does not name.
     ///
     /// # Safety
     /// As for [`Kernels::matmul`].
     pub unsafe fn granule_sums(
         &self,
-        mat: MatRef,
-        granule: usize,
+        (mat, granule): (MatRef, usize),
         rows: Range<usize>,
         acts: ActView,
-        out: *mut f32,
+        (out, out_stride): (*mut f32, usize),
         scratch: &mut Scratch,
     ) {
         assert!(granule > 0 && granule.is_multiple_of(mat.ty.block_len()));
-        assert_eq!(acts.tokens(), 1);
-        if (self.sums_granules)(mat.ty) {
-            let product = Product { granule, ..Product::new(mat, rows, acts, out, 0) };
+        if self.sums_granules(mat.ty) {
+            let product = Product { granule, ..Product::new(mat, rows, acts, out, out_stride) };
             // SAFETY: as in `matmul`.
             return unsafe { (self.matmul)(product, scratch) };
         }
+        assert_eq!(acts.tokens(), 1);
         let mut more = [0.0; 64];
         for start in rows.clone().step_by(more.len()) {
             let rows = start..rows.end.min(start + more.len());

@@ -327,12 +327,13 @@ impl Cpu {
             let n = rows.len();
             let (kernels, product) = scratch.split(pairs.len() * n);
             let columns = of_expert.iter().map(|granule| granule.down);
-            let is_alone = pairs.len() == 1 && of_expert[0].rows.start == 0 && biases.is_none();
-            if let Some((mat, width)) = is_alone.then(|| MatRef::joined(columns)).flatten() {
+            let sums = pairs.len() == 1 || self.kernels.sums_granules(of_expert[0].down.ty);
+            let sums = sums && of_expert[0].rows.start == 0 && biases.is_none();
+            if let Some((mat, width)) = sums.then(|| MatRef::joined(columns)).flatten() {
                 let acts = acts.view(mat.ty).token_range(pairs.clone()).column_range(0..mat.cols);
-                let out = partial.at(pairs.start * n_embd);
+                let (mat, out) = ((mat, width), (partial.at(pairs.start * n_embd), n_embd));
                 // SAFETY: a pair's row is in one piece.
-                return unsafe { self.kernels.granule_sums(mat, width, rows, acts, out, kernels) };
+                return unsafe { self.kernels.granule_sums(mat, rows, acts, out, kernels) };
             }
             for granule in of_expert {
                 let acts = acts.view(granule.down.ty).token_range(pairs.clone());

@@ -39,7 +39,7 @@ pub(super) unsafe fn matmul<B: Panel>(product: Product, scratch: &mut Scratch) {
 /// As `matmul`.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn chunk_matmul<B: Panel>(product: Product, scratch: &mut Scratch) {
-    let Product { mat, acts, out_stride, .. } = product;
+    let Product { mat, acts, .. } = product;
     debug_assert_eq!(product.rows % 8, 0);
     let (blocks, tokens) = (mat.cols / B::LEN, acts.tokens());
     let panel_bytes = blocks * size_of::<B::Eight>();
@@ -59,13 +59,46 @@ unsafe fn chunk_matmul<B: Panel>(product: Product, scratch: &mut Scratch) {
             }
             for t in (0..tokens).step_by(TILE) {
                 let ahead = Ahead::of::<8>(product, r + 8, (t / TILE, tokens.div_ceil(TILE)));
-                let (list, out) = (list.add(t), (product.place(t, r), out_stride));
+                let (panel, list) = (std::slice::from_raw_parts(panel, blocks), list.add(t));
                 match tokens - t {
-                    1 => tile::<B, 1>(panel, blocks, list, out, ahead),
-                    2 => tile::<B, 2>(panel, blocks, list, out, ahead),
-                    3 => tile::<B, 3>(panel, blocks, list, out, ahead),
-                    _ => tile::<B, TILE>(panel, blocks, list, out, ahead),
+                    1 => tile::<B, 1>(product, (t, r), panel, list, ahead),
+                    2 => tile::<B, 2>(product, (t, r), panel, list, ahead),
+                    3 => tile::<B, 3>(product, (t, r), panel, list, ahead),
+                    _ => tile::<B, TILE>(product, (t, r), panel, list, ahead),
                 }
+            }
+        }
+    }
+}
+
+/// Eight rows from `r` on times T tokens from `t` on, granule by granule.
+///
+/// # Safety
+/// `panel` is the rows, each of the T tokens at `tokens` has as many blocks, and their places in
+/// the product can be written.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn tile<B: Panel, const T: usize>(
+    product: Product,
+    (t, r): (usize, usize),
+    panel: &[B::Eight],
+    tokens: *const Token,
+    ahead: Ahead,
+) {
+    // SAFETY: T tokens are there.
+    let tokens: [Token; T] = std::array::from_fn(|t| unsafe { *tokens.add(t) });
+    let granule = (product.granule / B::LEN).max(1);
+    for first in (0..panel.len().max(1)).step_by(granule) {
+        let end = panel.len().min(first + granule);
+        // SAFETY: the caller's promises; the first granule writes what the next ones read.
+        unsafe {
+            let dots = dots::<B, T>(&panel[first..end], first, &tokens, &ahead);
+            for (i, dots) in dots.into_iter().enumerate() {
+                let place = product.place(t + i, r);
+                let sums = match first {
+                    0 => dots,
+                    _ => _mm256_add_ps(_mm256_loadu_ps(place), dots),
+                };
+                _mm256_storeu_ps(place, sums);
             }
         }
     }
@@ -74,25 +107,22 @@ unsafe fn chunk_matmul<B: Panel>(product: Product, scratch: &mut Scratch) {
 /// Eight rows times T tokens.
 ///
 /// # Safety
-/// `panel` holds `blocks` blocks and each of the T tokens at `tokens` as many; `out` takes eight
-/// values at each of T multiples of the stride beside it.
+/// `panel` are the rows' blocks from `first` on, and the tokens have as many.
+#[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn tile<B: Panel, const T: usize>(
-    panel: *const B::Eight,
-    blocks: usize,
-    tokens: *const Token,
-    (out, out_stride): (*mut f32, usize),
-    ahead: Ahead,
-) {
+unsafe fn dots<B: Panel, const T: usize>(
+    panel: &[B::Eight],
+    first: usize,
+    tokens: &[Token; T],
+    ahead: &Ahead,
+) -> [__m256; T] {
     let mut lanes = [[_mm256_setzero_ps(); T]; 8];
-    // SAFETY: T tokens are there.
-    let tokens: [Token; T] = std::array::from_fn(|t| unsafe { *tokens.add(t) });
-    for b in 0..blocks {
+    for (i, block) in panel.iter().enumerate() {
+        let b = first + i;
         ahead.ask_for::<B>(b);
-        let lane = &mut lanes[b % 8];
-        // SAFETY: block b exists in the panel and in each token.
+        let lane = &mut lanes[i % 8];
+        // SAFETY: block b exists in each token.
         unsafe {
-            let block = &*panel.add(b);
             let mut acts = [tokens[0].block::<B>(b); T];
             for t in 1..T {
                 acts[t] = tokens[t].block::<B>(b);
@@ -112,12 +142,10 @@ unsafe fn tile<B: Panel, const T: usize>(
             }
         }
     }
-    for t in 0..T {
+    std::array::from_fn(|t| {
         let at = |i: usize| lanes[i][t];
         let (a, b) = (_mm256_add_ps(at(0), at(4)), _mm256_add_ps(at(1), at(5)));
         let (c, d) = (_mm256_add_ps(at(2), at(6)), _mm256_add_ps(at(3), at(7)));
-        let dots = _mm256_add_ps(_mm256_add_ps(a, c), _mm256_add_ps(b, d));
-        // SAFETY: the caller's promise.
-        unsafe { _mm256_storeu_ps(out.add(t * out_stride), dots) };
-    }
+        _mm256_add_ps(_mm256_add_ps(a, c), _mm256_add_ps(b, d))
+    })
 }

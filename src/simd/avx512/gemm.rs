@@ -62,10 +62,6 @@ unsafe fn chunk_matmul<B: Sixteen>(product: Product, scratch: &mut Scratch) {
             room = room.add(tile.tokens * counts.bytes() / 4);
         }
         let tiles = std::slice::from_raw_parts(tiles, n);
-        if (3..8).contains(&blocks) {
-            // Some lanes that are added have no block in any row.
-            lanes.write_bytes(0, tokens);
-        }
         for r in (0..product.rows).step_by(16) {
             let mut rows = [product.row(r).cast::<B>(); 16];
             for (i, row) in rows.iter_mut().enumerate() {
@@ -80,38 +76,89 @@ unsafe fn chunk_matmul<B: Sixteen>(product: Product, scratch: &mut Scratch) {
                     }
                 }
                 let panel = std::slice::from_raw_parts(panel, piece);
-                let mut lanes = lanes;
+                let mut t = 0;
                 for (k, tile) in tiles.iter().enumerate() {
                     let ahead = Ahead::of::<16>(product, r + 16, (k, n));
+                    let sums = Sums { product, r, t, lanes: lanes.add(t) };
                     match tile.tokens {
-                        1 => add_tile::<B, 1>(panel, first, tile, lanes, ahead),
-                        2 => add_tile::<B, 2>(panel, first, tile, lanes, ahead),
-                        4 => add_tile::<B, 4>(panel, first, tile, lanes, ahead),
-                        8 => add_tile::<B, 8>(panel, first, tile, lanes, ahead),
-                        _ => add_tile::<B, TILE>(panel, first, tile, lanes, ahead),
+                        1 => sums.add_tile::<B, 1>(panel, first, tile, ahead),
+                        2 => sums.add_tile::<B, 2>(panel, first, tile, ahead),
+                        4 => sums.add_tile::<B, 4>(panel, first, tile, ahead),
+                        8 => sums.add_tile::<B, 8>(panel, first, tile, ahead),
+                        _ => sums.add_tile::<B, TILE>(panel, first, tile, ahead),
                     }
-                    lanes = lanes.add(tile.tokens);
+                    t += tile.tokens;
                 }
-            }
-            for t in 0..tokens {
-                _mm512_storeu_ps(product.place(t, r), tree(lanes.add(t), blocks));
             }
         }
     }
 }
 
-/// Adds the products of sixteen rows and T tokens to their lanes.
+/// Where the products of sixteen rows, from `r` on, and a tile, from token `t` on, add up.
+struct Sums<'a> {
+    product: Product<'a>,
+    r: usize,
+    t: usize,
+    /// Of each of the tile's tokens, for the granule that is not at its end yet.
+    lanes: *mut Lanes,
+}
+
+impl Sums<'_> {
+    /// Adds the products of sixteen rows and T tokens to their lanes, and lanes that are complete
+    /// to the results: a granule's are, while they are in the first cache.
+    ///
+    /// # Safety
+    /// The tile has T tokens, with blocks from `first` on as many as `panel` holds, and T lanes are
+    /// at `lanes`; T tokens' places can be written. Calls for a tile come in the order of blocks.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+    unsafe fn add_tile<B: Sixteen, const T: usize>(
+        self,
+        panel: &[B::Unpacked],
+        first: usize,
+        tile: &Tile,
+        ahead: Ahead,
+    ) {
+        let (blocks, granule) = (self.product.mat.cols / B::LEN, self.product.granule / B::LEN);
+        let end = first + panel.len();
+        let mut at = first;
+        while at < end {
+            let start = at / granule * granule;
+            let complete = blocks.min(start + granule);
+            let until = complete.min(end);
+            let panel = &panel[at - first..until - first];
+            // SAFETY: the caller's promises.
+            unsafe {
+                add_blocks::<B, T>(panel, (at, start), tile, self.lanes, &ahead);
+                if until == complete {
+                    for t in 0..T {
+                        let place = self.product.place(self.t + t, self.r);
+                        let dots = tree(self.lanes.add(t).cast(), complete - start);
+                        let sums = match start {
+                            0 => dots,
+                            _ => _mm512_add_ps(_mm512_loadu_ps(place), dots),
+                        };
+                        _mm512_storeu_ps(place, sums);
+                    }
+                }
+            }
+            at = until;
+        }
+    }
+}
+
+/// Adds the products of sixteen rows and T tokens to their lanes, which begin with block `start`.
 ///
 /// # Safety
 /// The tile has T tokens, with blocks from `first` on as many as `panel` holds, and T lanes are at
 /// `lanes`.
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn add_tile<B: Sixteen, const T: usize>(
+unsafe fn add_blocks<B: Sixteen, const T: usize>(
     panel: &[B::Unpacked],
-    first: usize,
+    (first, start): (usize, usize),
     tile: &Tile,
     lanes: *mut Lanes,
-    ahead: Ahead,
+    ahead: &Ahead,
 ) {
     // SAFETY: the tile has T tokens, and each of them has block b.
     unsafe {
@@ -119,16 +166,17 @@ unsafe fn add_tile<B: Sixteen, const T: usize>(
         for (b, block) in (first..).zip(panel) {
             ahead.ask_for::<B>(b);
             let isums = isums::<B, T>(block, tile, b);
+            let (i, is_first) = ((b - start) % 8, b - start < 8);
             for t in 0..T {
-                let lane = &mut lanes[t][b % 8];
-                let before = if b < 8 { _mm512_setzero_ps() } else { *lane };
+                let lane = &mut lanes[t][i];
+                let before = if is_first { _mm512_setzero_ps() } else { *lane };
                 let scale = _mm512_mul_ps(block.d(), _mm512_set1_ps(*tile.scales.add(b * T + t)));
                 *lane = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(isums[t]), before);
             }
             if B::MINS {
                 let imins = imins::<B, T>(block, tile, b);
                 for t in 0..T {
-                    let lane = &mut lanes[t][b % 8];
+                    let lane = &mut lanes[t][i];
                     let a = _mm512_set1_ps(*tile.scales.add(b * T + t));
                     let scale = _mm512_mul_ps(block.dmin(), a);
                     *lane = _mm512_fnmadd_ps(scale, _mm512_cvtepi32_ps(imins[t]), *lane);
@@ -138,26 +186,24 @@ unsafe fn add_tile<B: Sixteen, const T: usize>(
     }
 }
 
-/// The end of sixteen dot products of so many blocks. Lanes without a block are 0, and x + 0 is x
-/// since a lane that began at +0 is never −0: where there are many, they are left out.
+/// The end of sixteen dot products of so many blocks. Lanes without a block would be 0, and x + 0
+/// is x since a lane that began at +0 is never −0: they are left out.
 ///
 /// # Safety
-/// There are lanes, of which the first `blocks` have something, or all if those are more than two.
+/// There are as many lanes as blocks, up to eight.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn tree(lanes: *const Lanes, blocks: usize) -> __m512 {
-    let lane: *const __m512 = lanes.cast();
+unsafe fn tree(lanes: *const __m512, blocks: usize) -> __m512 {
     // SAFETY: the caller's promise.
-    let [a, b, c, d, e, f, g, h] = unsafe {
-        match blocks {
-            1 => return *lane,
-            2 => return _mm512_add_ps(*lane, *lane.add(1)),
-            _ => *lanes,
-        }
-    };
-    let (a, b) = (_mm512_add_ps(a, e), _mm512_add_ps(b, f));
-    let (c, d) = (_mm512_add_ps(c, g), _mm512_add_ps(d, h));
-    _mm512_add_ps(_mm512_add_ps(a, c), _mm512_add_ps(b, d))
+    let lane = |i: usize| unsafe { *lanes.add(i) };
+    let pair =
+        |i: usize| if i + 4 < blocks { _mm512_add_ps(lane(i), lane(i + 4)) } else { lane(i) };
+    let even = if blocks > 2 { _mm512_add_ps(pair(0), pair(2)) } else { pair(0) };
+    match blocks {
+        1 => even,
+        2 | 3 => _mm512_add_ps(even, pair(1)),
+        _ => _mm512_add_ps(even, _mm512_add_ps(pair(1), pair(3))),
+    }
 }
 
 /// `isum` of the sixteen rows for block b of each token.
