@@ -2,7 +2,9 @@
 
 use moeba::gguf::TensorType;
 use moeba::quant::dequantize;
-use moeba::simd::{self, ActKind, ActView, Activations, Kernels, MatRef, Scratch, act_kind};
+use moeba::simd::{
+    self, ActKind, ActView, Activations, Floats, Kernels, MatRef, Out, Scratch, act_kind,
+};
 use proptest::prelude::*;
 use quant_support::{Random, bits, halves, types, weights};
 
@@ -30,6 +32,35 @@ fn product(k: &Kernels, mat: MatRef, acts: ActView) -> Vec<f32> {
     out
 }
 
+/// Where results go that begin on cache lines, with a gap behind each token's.
+struct Results {
+    rows: usize,
+    stride: usize,
+    floats: Floats,
+}
+
+impl Results {
+    fn new(rows: usize, tokens: usize) -> Self {
+        let stride = (rows + 1).next_multiple_of(16);
+        let mut floats = Floats::default();
+        floats.resize(stride * tokens);
+        floats.fill(f32::NAN);
+        Results { rows, stride, floats }
+    }
+
+    fn places(&mut self) -> Out {
+        Out { at: self.floats.as_mut_ptr(), stride: self.stride, past_caches: true }
+    }
+
+    /// Without the gaps, which nobody may have written.
+    fn dense(&self) -> Vec<f32> {
+        let tokens = self.floats.chunks_exact(self.stride).map(|row| row.split_at(self.rows));
+        let (values, gaps): (Vec<_>, Vec<_>) = tokens.unzip();
+        assert!(gaps.concat().iter().all(|x| x.is_nan()));
+        values.concat()
+    }
+}
+
 /// All versions and all ways to cut the work, against scalar one token at a time.
 fn check(ty: TensorType, rows: usize, cols: usize, tokens: usize, gap: usize, seed: u64) {
     let mut random = Random(seed);
@@ -48,17 +79,14 @@ fn check(ty: TensorType, rows: usize, cols: usize, tokens: usize, gap: usize, se
             let got = product(k, mat, acts.view(t..t + 1, 0..cols));
             assert_eq!(bits(&got), bits(&want[t * rows..][..rows]), "{} at {t}: {case}", k.name);
         }
-        // Rows in two parts, as two threads would.
-        let mut out = vec![f32::NAN; tokens * rows];
+        // Rows in two parts, as two threads would, and past the caches.
+        let mut out = Results::new(rows, tokens);
         let cut = random.next() as usize % (rows + 1);
         for part in [0..cut, cut..rows] {
             // SAFETY: `out` has a place for each row and token and is ours alone.
-            unsafe {
-                let scratch = &mut Scratch::new();
-                k.matmul(mat, part, acts.all(), out.as_mut_ptr(), rows, scratch);
-            }
+            unsafe { k.matmul(mat, part, acts.all(), out.places(), &mut Scratch::new()) };
         }
-        assert_eq!(bits(&out), bits(&want), "{} cut at {cut}: {case}", k.name);
+        assert_eq!(bits(&out.dense()), bits(&want), "{} cut at {cut}: {case}", k.name);
         // Tokens by a list.
         let list: Vec<u32> =
             (0..tokens + 3).map(|_| random.next() as u32 % tokens as u32).collect();
@@ -182,15 +210,15 @@ fn granules_of_a_row_are_added_in_order() {
                 let versions = vectors().chain([scalar()]);
                 for k in versions.filter(|k| tokens == 1 || k.sums_granules(ty)) {
                     let acts = activations(k, act_kind(ty), tokens, cols, &x);
-                    let mut out = vec![f32::NAN; tokens * rows];
+                    let mut out = Results::new(rows, tokens);
                     for part in [0..rows / 3, rows / 3..rows] {
                         let (acts, scratch) = (acts.all(), &mut Scratch::new());
-                        let out = (out.as_mut_ptr(), rows);
+                        let out = out.places();
                         // SAFETY: `out` has a place for each row and token and is ours alone.
                         unsafe { k.granule_sums((mat, width), part, acts, out, scratch) };
                     }
                     let case = format!("{ty} {rows}×{cols}, {tokens} tokens, granules of {width}");
-                    assert_eq!(bits(&out), bits(&want), "{}: {case}", k.name);
+                    assert_eq!(bits(&out.dense()), bits(&want), "{}: {case}", k.name);
                 }
             }
         }

@@ -6,15 +6,16 @@ use super::kv::KvCache;
 use super::weights::{DeltaWeights, Gates};
 use crate::backend::cpu::Cpu;
 use crate::backend::cpu::acts::Kinds;
+use crate::simd::Floats;
 
 /// What such a layer needs for itself.
 #[derive(Default)]
 pub struct DeltaBuffers {
-    qkv: Vec<f32>,       // [tokens, channels]
-    convolved: Vec<f32>, // [tokens, channels]
-    gates: [Vec<f32>; 2],
-    beta: Vec<f32>,      // [tokens, n_v_heads]
-    log_decay: Vec<f32>, // [tokens, n_v_heads]
+    qkv: Floats,       // [tokens, channels]
+    convolved: Floats, // [tokens, channels]
+    gates: [Floats; 2],
+    beta: Floats,      // [tokens, n_v_heads]
+    log_decay: Floats, // [tokens, n_v_heads]
 }
 
 impl Model {
@@ -50,9 +51,9 @@ impl Model {
         cpu.log_decays(&mut d.log_decay, &w.dt, &w.a);
         // convolution, recurrence
         let memory = kv.delta_mut(l);
-        d.convolved.resize(d.qkv.len(), 0.0);
+        d.convolved.resize(d.qkv.len());
         cpu.short_conv(w.shape, &w.conv, &mut memory.past, &d.qkv, &mut d.convolved);
-        m.attended.resize(n * w.shape.value_width(), 0.0);
+        m.attended.resize(n * w.shape.value_width());
         let gates = (&d.log_decay[..], &d.beta[..]);
         cpu.delta_rule(w.shape, &d.convolved, gates, &mut memory.state, &mut m.attended);
         // norm, gate, output projection
@@ -69,10 +70,8 @@ impl DeltaBuffers {
             Gates::Mixed(_) => {
                 let group = w.shape.n_v_heads / w.shape.n_k_heads;
                 let pairs = || first.chunks_exact(2 * group).map(|pair| pair.split_at(group));
-                self.beta.clear();
-                self.beta.extend(pairs().flat_map(|(beta, _)| beta));
-                self.log_decay.clear();
-                self.log_decay.extend(pairs().flat_map(|(_, alpha)| alpha));
+                self.beta.copy_from(pairs().map(|(beta, _)| beta));
+                self.log_decay.copy_from(pairs().map(|(_, alpha)| alpha));
             }
             Gates::Apart { .. } => {
                 std::mem::swap(&mut self.beta, first);

@@ -13,6 +13,7 @@ use crate::backend::cpu::acts::{ActSet, Kinds};
 use crate::backend::cpu::linear::Product;
 use crate::backend::cpu::rope::RopeTable;
 use crate::backend::cpu::router::Route;
+use crate::simd::{FloatBuffer, Floats};
 use crate::{model::descriptor, quant};
 use std::time::Instant;
 
@@ -25,7 +26,7 @@ pub struct Buffers {
     pub(super) x: Vec<f32>,      // [tokens, n_embd], the residual stream
     pub(super) before: Vec<f32>, // [tokens, n_embd], as it was before attention
     pub(super) h: Vec<f32>,      // [tokens, n_embd], normalised
-    pub(super) y: Vec<f32>,      // [tokens, n_embd], what a part adds
+    pub(super) y: Floats,        // [tokens, n_embd], what a part adds
     pub(super) acts: ActSet,
     pub(super) rope: RopeTable,
     pub(super) mixer: MixerBuffers,
@@ -130,7 +131,7 @@ impl Model {
         self.publish_start(b, pass);
         self.record_start(b, tokens, listener);
         b.h.resize(n * self.hyper.n_embd, 0.0);
-        b.y.resize(n * self.hyper.n_embd, 0.0);
+        b.y.resize(n * self.hyper.n_embd);
         b.rope.fill(self.frequencies(n_ctx), past, n);
     }
 
@@ -205,10 +206,10 @@ impl Model {
         &'a self,
         linear: &'a Linear,
         acts: &'a ActSet,
-        out: &'a mut Vec<f32>,
+        out: &'a mut impl FloatBuffer,
         n: usize,
     ) -> Product<'a> {
-        out.resize(n * linear.weight.rows, 0.0);
+        let out = out.with_len(n * linear.weight.rows);
         let mat = linear.weight.mat(&self.gguf);
         Product { mat, acts: acts.view(mat.ty), bias: linear.bias.as_deref(), out }
     }

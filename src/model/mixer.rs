@@ -9,19 +9,20 @@ use crate::backend::cpu::Cpu;
 use crate::backend::cpu::acts::{ActSet, Kinds};
 use crate::backend::cpu::attention::AttentionShape;
 use crate::backend::cpu::rope::RopeShape;
+use crate::simd::Floats;
 
 /// What attention needs for itself.
 #[derive(Default)]
 pub struct MixerBuffers {
-    pub q: Vec<f32>,        // [tokens, n_head, head_dim]
-    pub k: Vec<f32>,        // [tokens, n_head_kv, head_dim]
-    pub v: Vec<f32>,        // [tokens, n_head_kv, head_dim_v]
-    pub attended: Vec<f32>, // [tokens, n_head, head_dim_v]
-    pub gate: Vec<f32>,     // as `attended`
-    compressed: Vec<f32>,   // [tokens, rank]
-    nope: Vec<f32>,         // [tokens, n_head, head_dim - n_rot]
-    absorbed: Vec<f32>,     // [tokens, n_head, kv_rank]
-    kv: Vec<f32>,           // [tokens, kv_rank + n_rot]
+    pub q: Floats,        // [tokens, n_head, head_dim]
+    pub k: Floats,        // [tokens, n_head_kv, head_dim]
+    pub v: Floats,        // [tokens, n_head_kv, head_dim_v]
+    pub attended: Floats, // [tokens, n_head, head_dim_v]
+    pub gate: Floats,     // as `attended`
+    compressed: Floats,   // [tokens, rank]
+    nope: Floats,         // [tokens, n_head, head_dim - n_rot]
+    absorbed: Floats,     // [tokens, n_head, kv_rank]
+    kv: Floats,           // [tokens, kv_rank + n_rot]
     acts: ActSet,
     pub delta: DeltaBuffers,
 }
@@ -29,14 +30,13 @@ pub struct MixerBuffers {
 impl MixerBuffers {
     /// `q` with [q, gate] a head → `q` and `gate`.
     fn split_gates(&mut self, head_dim: usize) {
-        self.gate.clear();
-        self.gate.extend(self.q.chunks_exact(2 * head_dim).flat_map(|head| &head[head_dim..]));
+        self.gate.copy_from(self.q.chunks_exact(2 * head_dim).map(|head| &head[head_dim..]));
         let n_heads = self.q.len() / (2 * head_dim);
         for head in 1..n_heads {
             let start = 2 * head * head_dim;
             self.q.copy_within(start..start + head_dim, head * head_dim);
         }
-        self.q.truncate(n_heads * head_dim);
+        self.q.resize(n_heads * head_dim);
     }
 }
 
@@ -81,7 +81,7 @@ impl Model {
         keys.store(cpu, &m.k, past);
         values.store(cpu, &m.v, past);
         // attention
-        m.attended.resize(n * hyper.n_head * hyper.head_dim_v, 0.0);
+        m.attended.resize(n * hyper.n_head * hyper.head_dim_v);
         let shape = AttentionShape {
             n_head: hyper.n_head,
             n_head_kv: hyper.n_head_kv,
@@ -96,7 +96,7 @@ impl Model {
         cpu.attention(shape, &m.q, keys, values, &mut m.attended);
         if w.gated {
             cpu.kernels.sigmoid(&mut m.gate);
-            m.attended.iter_mut().zip(&m.gate).for_each(|(x, gate)| *x *= gate);
+            m.attended.iter_mut().zip(&m.gate[..]).for_each(|(x, gate)| *x *= gate);
         }
         self.attention_output(cpu, b, &w.output, n);
     }
@@ -122,25 +122,20 @@ impl Model {
         cpu.rope(&mut m.q, self.rope_shape(hyper.head_dim, hyper.head_dim - n_rot), &b.rope);
         cpu.rope(&mut m.kv, self.rope_shape(rank + n_rot, rank), &b.rope);
         // cache: the compressed part is normalised
-        m.compressed.clear();
-        m.compressed.extend(m.kv.chunks_exact(rank + n_rot).flat_map(|row| &row[..rank]));
+        m.compressed.copy_from(m.kv.chunks_exact(rank + n_rot).map(|row| &row[..rank]));
         cpu.rms_norm_heads(&mut m.compressed, &w.kv_a_norm, hyper.norm_eps);
         let rows = m.kv.chunks_exact_mut(rank + n_rot).zip(m.compressed.chunks_exact(rank));
         rows.for_each(|(row, normed)| row[..rank].copy_from_slice(normed));
         kv.rows_mut(l).0.store(cpu, &m.kv, past);
         // queries into the compressed space
         let nope = hyper.head_dim - n_rot;
-        m.nope.clear();
-        m.nope.extend(m.q.chunks_exact(hyper.head_dim).flat_map(|q| &q[..nope]));
-        m.absorbed.resize(n * n_head * rank, 0.0);
+        m.nope.copy_from(m.q.chunks_exact(hyper.head_dim).map(|q| &q[..nope]));
+        m.absorbed.resize(n * n_head * rank);
         let mats = w.k_b.mats(&self.gguf);
         m.acts.fill(cpu, Kinds::of([mats.all.ty]), n * n_head, nope, &m.nope);
         cpu.head_products(mats, m.acts.view(mats.all.ty), &mut m.absorbed);
-        m.k.clear();
-        for (absorbed, q) in m.absorbed.chunks_exact(rank).zip(m.q.chunks_exact(hyper.head_dim)) {
-            m.k.extend_from_slice(absorbed);
-            m.k.extend_from_slice(&q[nope..]);
-        }
+        let heads = m.absorbed.chunks_exact(rank).zip(m.q.chunks_exact(hyper.head_dim));
+        m.k.copy_from(heads.flat_map(|(absorbed, q)| [absorbed, &q[nope..]]));
         // attention among compressed rows
         let shape = AttentionShape {
             n_head,
@@ -155,7 +150,7 @@ impl Model {
         let (rows, _) = kv.rows(l);
         cpu.attention(shape, &m.k, rows, rows.narrow(rank), &mut m.absorbed);
         // heads' values
-        m.attended.resize(n * n_head * hyper.head_dim_v, 0.0);
+        m.attended.resize(n * n_head * hyper.head_dim_v);
         let mats = w.v_b.mats(&self.gguf);
         m.acts.fill(cpu, Kinds::of([mats.all.ty]), n * n_head, rank, &m.absorbed);
         cpu.head_products(mats, m.acts.view(mats.all.ty), &mut m.attended);

@@ -3,6 +3,7 @@
 //! ggml's block structs would scatter them.
 
 use super::Kernels;
+use super::aligned::AlignedBytes;
 use crate::gguf::TensorType;
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -37,36 +38,6 @@ pub fn act_kind(ty: TensorType) -> ActKind {
         1 => ActKind::F32,
         256 => ActKind::Q8_K,
         _ => ActKind::Q8_0,
-    }
-}
-
-/// A cache line: the unit of allocation.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Line([u8; 64]);
-
-/// Bytes on a cache line boundary, cast to plain numbers; grows, never shrinks.
-#[derive(Default)]
-pub(super) struct AlignedBytes(Vec<Line>);
-
-impl AlignedBytes {
-    pub(super) fn reserve(&mut self, bytes: usize) {
-        let lines = bytes.div_ceil(64);
-        if self.0.len() < lines {
-            self.0.resize(lines, Line([0; 64]));
-        }
-    }
-
-    pub(super) fn as_ptr(&self) -> *const u8 {
-        self.0.as_ptr().cast()
-    }
-
-    pub(super) fn as_mut_ptr(&mut self) -> *mut u8 {
-        self.0.as_mut_ptr().cast()
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.0.len() * 64
     }
 }
 

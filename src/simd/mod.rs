@@ -3,6 +3,7 @@
 //! reports; `MOEBA_SIMD=scalar`, `avx2`, `avx512`, `neon` or `dotprod` overrides it, for tests.
 
 mod acts;
+mod aligned;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -15,14 +16,15 @@ mod scalar;
 pub mod tile;
 
 pub use acts::{ActKind, ActView, ActWriter, Activations, act_kind};
+pub use aligned::{FloatBuffer, Floats};
 pub use mat::MatRef;
 
 use crate::gguf::TensorType;
-use acts::AlignedBytes;
+use aligned::{AlignedBytes, Line};
 use std::ops::Range;
 use std::sync::OnceLock;
 
-/// Some rows of a matrix times some tokens, and where the results go: `out[t·out_stride + r]` is
+/// Some rows of a matrix times some tokens, and where the results go: `out.at[t·out.stride + r]` is
 /// for token t and row r of `mat`. What a kernel takes is a promise that each of these places can
 /// be written and is nobody else's meanwhile, and that columns and kinds fit.
 #[derive(Clone, Copy)]
@@ -34,25 +36,35 @@ struct Product<'a> {
     /// where `sums_granules` does not name the matrix's type.
     granule: usize,
     acts: ActView<'a>,
-    out: *mut f32,
-    out_stride: usize,
+    out: Out,
+}
+
+/// Where the results of a product go: those of token t from `at + t·stride` on.
+#[derive(Clone, Copy)]
+pub struct Out {
+    pub at: *mut f32,
+    pub stride: usize,
+    /// They are not read before as much else was that no cache has them any more. Lines that are
+    /// written as a whole then need not be read first: places that begin on a cache line.
+    pub past_caches: bool,
+}
+
+impl Out {
+    /// Results that are read soon.
+    pub fn near(at: *mut f32, stride: usize) -> Self {
+        Out { at, stride, past_caches: false }
+    }
 }
 
 impl<'a> Product<'a> {
     /// # Panics
     /// If columns, kinds or ranges do not fit each other.
-    fn new(
-        mat: MatRef<'a>,
-        rows: Range<usize>,
-        acts: ActView<'a>,
-        out: *mut f32,
-        out_stride: usize,
-    ) -> Self {
+    fn new(mat: MatRef<'a>, rows: Range<usize>, acts: ActView<'a>, out: Out) -> Self {
         assert_eq!(mat.cols, acts.cols(), "columns of the matrix and of the activations");
         assert_eq!(act_kind(mat.ty), acts.kind(), "activations for {}", mat.ty);
         assert!(rows.start <= rows.end && rows.end <= mat.rows, "{rows:?} of {}", mat.rows);
         let (first, rows, granule) = (rows.start, rows.len(), mat.cols);
-        Product { mat, first, rows, granule, acts, out, out_stride }
+        Product { mat, first, rows, granule, acts, out }
     }
 
     /// `n` of the rows, from number `start` of them on.
@@ -63,7 +75,7 @@ impl<'a> Product<'a> {
 
     /// Some of the tokens.
     fn tokens(self, range: Range<usize>) -> Self {
-        let out = self.out.wrapping_add(range.start * self.out_stride);
+        let out = Out { at: self.out.at.wrapping_add(range.start * self.out.stride), ..self.out };
         Product { acts: self.acts.token_range(range), out, ..self }
     }
 
@@ -76,7 +88,15 @@ impl<'a> Product<'a> {
     /// Where the product of row `i` of these rows and token `t` goes.
     #[inline]
     fn place(&self, t: usize, i: usize) -> *mut f32 {
-        self.out.wrapping_add(t * self.out_stride + self.first + i)
+        self.out.at.wrapping_add(t * self.out.stride + self.first + i)
+    }
+
+    /// Whether results may be written as whole cache lines, past the caches.
+    #[inline]
+    fn streams(&self) -> bool {
+        let line = size_of::<Line>();
+        let is_aligned = self.place(0, 0).addr().is_multiple_of(line);
+        self.out.past_caches && is_aligned && (4 * self.out.stride).is_multiple_of(line)
     }
 }
 
@@ -163,25 +183,24 @@ pub fn by_name(name: &str) -> Option<&'static Kernels> {
 }
 
 impl Kernels {
-    /// `out[t·out_stride + r] = dot(row r of mat, token t of acts)` for each r in `rows`. Uses a
+    /// `out.at[t·out.stride + r] = dot(row r of mat, token t of acts)` for each r in `rows`. Uses a
     /// matrix–vector loop for few tokens and unpacks weights once for many; the bits are the same.
     ///
     /// # Panics
     /// If columns, kinds or ranges do not fit each other.
     ///
     /// # Safety
-    /// `out` is valid for writes at each of those places, and no other thread uses them meanwhile
+    /// `out.at` is valid for writes at each of those places, and no other thread uses them meanwhile
     /// (several threads may write disjoint rows of one `out`).
     pub unsafe fn matmul(
         &self,
         mat: MatRef,
         rows: Range<usize>,
         acts: ActView,
-        out: *mut f32,
-        out_stride: usize,
+        out: Out,
         scratch: &mut Scratch,
     ) {
-        let product = Product::new(mat, rows, acts, out, out_stride);
+        let product = Product::new(mat, rows, acts, out);
         // SAFETY: sizes are checked there and in `MatRef::new`; `out` is the caller's promise.
         unsafe { (self.matmul)(product, scratch) }
     }
@@ -205,12 +224,12 @@ impl Kernels {
         (mat, granule): (MatRef, usize),
         rows: Range<usize>,
         acts: ActView,
-        (out, out_stride): (*mut f32, usize),
+        out: Out,
         scratch: &mut Scratch,
     ) {
         assert!(granule > 0 && granule.is_multiple_of(mat.ty.block_len()));
         if self.sums_granules(mat.ty) {
-            let product = Product { granule, ..Product::new(mat, rows, acts, out, out_stride) };
+            let product = Product { granule, ..Product::new(mat, rows, acts, out) };
             // SAFETY: as in `matmul`.
             return unsafe { (self.matmul)(product, scratch) };
         }
@@ -223,13 +242,13 @@ impl Kernels {
                 let (mat, acts) = (mat.column_range(cols.clone()), acts.column_range(cols));
                 if first == 0 {
                     // SAFETY: the caller's promise.
-                    unsafe { self.matmul(mat, rows.clone(), acts, out, 0, scratch) };
+                    unsafe { self.matmul(mat, rows.clone(), acts, out, scratch) };
                     continue;
                 }
                 let more = &mut more[..rows.len()];
                 self.matmul_all(mat.row_range(rows.clone()), acts, more, scratch);
                 // SAFETY: the caller's promise; the first granule wrote them.
-                let sums = unsafe { std::slice::from_raw_parts_mut(out.add(start), rows.len()) };
+                let sums = unsafe { std::slice::from_raw_parts_mut(out.at.add(start), rows.len()) };
                 self.add(sums, more);
             }
         }
@@ -238,8 +257,9 @@ impl Kernels {
     /// [`Kernels::matmul`] of all rows to `out[t·rows + r]`.
     pub fn matmul_all(&self, mat: MatRef, acts: ActView, out: &mut [f32], scratch: &mut Scratch) {
         assert_eq!(out.len(), mat.rows * acts.tokens());
+        let out = Out::near(out.as_mut_ptr(), mat.rows);
         // SAFETY: `out` is exclusive and has a place for each row and token.
-        unsafe { self.matmul(mat, 0..mat.rows, acts, out.as_mut_ptr(), mat.rows, scratch) }
+        unsafe { self.matmul(mat, 0..mat.rows, acts, out, scratch) }
     }
 
     fn quantize_q8_0(&self, x: &[f32], qs: &mut [i8], scales: &mut [f32], sums32: &mut [i16]) {

@@ -8,7 +8,7 @@ use std::ops::Range;
 use super::acts::{ActSet, Kinds};
 use super::router::NO_EXPERT;
 use super::{Cpu, SERIAL_WORK, SharedOut, ThreadScratch};
-use crate::simd::{Kernels, MatRef};
+use crate::simd::{Floats, Kernels, MatRef, Out};
 
 /// Which tokens go to which expert. A *pair* is a (token, rank); pairs are grouped by expert.
 #[derive(Debug, Default)]
@@ -165,10 +165,10 @@ pub struct ExpertBuffers {
     n_ff: usize,
     n_embd: usize,
     /// [pairs, n_ff]
-    inner: Vec<f32>,
+    inner: Floats,
     inner_acts: ActSet,
     /// [pairs, n_embd]: sum of the granules so far
-    partial: Vec<f32>,
+    partial: Floats,
     items: Items,
 }
 
@@ -210,8 +210,8 @@ impl ExpertBuffers {
     /// Begins a layer with `n_pairs` of the demand; `down` is the form that down's type reads.
     pub fn begin(&mut self, n_pairs: usize, n_ff: usize, n_embd: usize, down: Kinds) {
         (self.n_ff, self.n_embd) = (n_ff, n_embd);
-        self.inner.resize(n_pairs * n_ff, 0.0);
-        self.partial.resize(n_pairs * n_embd, 0.0);
+        self.inner.resize(n_pairs * n_ff);
+        self.partial.resize(n_pairs * n_embd);
         self.inner_acts.resize(down, n_pairs, n_ff);
     }
 
@@ -331,19 +331,19 @@ impl Cpu {
             let sums = sums && of_expert[0].rows.start == 0 && biases.is_none();
             if let Some((mat, width)) = sums.then(|| MatRef::joined(columns)).flatten() {
                 let acts = acts.view(mat.ty).token_range(pairs.clone()).column_range(0..mat.cols);
-                let (mat, out) = ((mat, width), (partial.at(pairs.start * n_embd), n_embd));
+                let out = partial.rows(pairs.start * n_embd, n_embd);
                 // SAFETY: a pair's row is in one piece.
-                return unsafe { self.kernels.granule_sums(mat, rows, acts, out, kernels) };
+                return unsafe {
+                    self.kernels.granule_sums((mat, width), rows, acts, out, kernels)
+                };
             }
             for granule in of_expert {
                 let acts = acts.view(granule.down.ty).token_range(pairs.clone());
                 let acts = acts.column_range(granule.rows.clone());
                 if granule.rows.start == 0 {
-                    let out = partial.at(pairs.start * n_embd);
+                    let out = Out::near(partial.at(pairs.start * n_embd), n_embd);
                     // SAFETY: a pair's row is in one piece; the first granule writes it.
-                    unsafe {
-                        self.kernels.matmul(granule.down, rows.clone(), acts, out, n_embd, kernels)
-                    };
+                    unsafe { self.kernels.matmul(granule.down, rows.clone(), acts, out, kernels) };
                 } else {
                     let mat = granule.down.row_range(rows.clone());
                     self.kernels.matmul_all(mat, acts, product, kernels);

@@ -52,8 +52,8 @@ impl Cpu {
                 // SAFETY: these rows are this chunk's alone, `out` has a place for each row of
                 // each token (asserted above).
                 unsafe {
-                    let (out, kernels) = (out.at(0), &mut scratch.kernels);
-                    self.kernels.matmul(*mat, start..end, *acts, out, n, kernels);
+                    let (out, kernels) = (out.rows(0, n), &mut scratch.kernels);
+                    self.kernels.matmul(*mat, start..end, *acts, out, kernels);
                 }
                 let Some(bias) = bias else { continue };
                 for t in 0..acts.tokens() {
@@ -85,13 +85,11 @@ impl Cpu {
             for h in range {
                 ids.clear();
                 ids.extend((0..n_tokens).map(|t| (t * n_heads + h) as u32));
-                let (out, acts) = (out.at(h * n_rows), acts.select(ids));
+                let out = out.rows(h * n_rows, n_heads * n_rows);
+                let acts = acts.select(ids);
                 // SAFETY: head h of each token is this piece's alone, and `out` has a place for
                 // each row of each (asserted above).
-                unsafe {
-                    let stride = n_heads * n_rows;
-                    self.kernels.matmul(mats.head(h), 0..n_rows, acts, out, stride, kernels);
-                }
+                unsafe { self.kernels.matmul(mats.head(h), 0..n_rows, acts, out, kernels) };
             }
         });
     }

@@ -15,7 +15,7 @@ use std::cell::{RefCell, UnsafeCell};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use crate::simd::{self, Kernels, Scratch};
+use crate::simd::{self, Kernels, Out, Scratch};
 use pool::Pool;
 
 /// What one thread needs for itself; grows to the largest operation and stays.
@@ -101,6 +101,9 @@ impl Cpu {
 /// another and wait for it.
 const SERIAL_WORK: usize = 16 * 1024;
 
+/// Bytes of which a cache has no more than a part when the last of them are written.
+const CACHES: usize = 16 << 20;
+
 /// A buffer that several threads write in places that do not overlap.
 pub struct SharedOut<'a, T = f32> {
     ptr: *mut T,
@@ -128,8 +131,15 @@ impl<'a, T> SharedOut<'a, T> {
         unsafe { std::slice::from_raw_parts_mut(self.ptr.add(start), n) }
     }
 
-    /// For kernels that write rows at a stride: a pointer to `start`, of which the caller uses
-    /// only places below `self.len` that are its own.
+    /// For kernels that write rows at a stride, from `start` on. The caller uses only places below
+    /// `self.len` that are its own.
+    pub fn rows(&self, start: usize, stride: usize) -> Out {
+        let past_caches = size_of::<T>() * self.len >= CACHES;
+        Out { at: self.at(start).cast(), stride, past_caches }
+    }
+
+    /// A pointer to `start`, of which the caller uses only places below `self.len` that are its
+    /// own.
     pub fn at(&self, start: usize) -> *mut T {
         assert!(start <= self.len);
         // SAFETY: within the buffer or one past its end.

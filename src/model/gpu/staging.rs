@@ -2,6 +2,7 @@
 
 use crate::Result;
 use crate::backend::gpu::{Device, DeviceSlice, Pinned, PinnedKind, Stream};
+use crate::simd::FloatBuffer;
 
 const LINE: usize = 64;
 
@@ -89,9 +90,10 @@ pub fn starts(sizes: &[usize]) -> impl Iterator<Item = usize> {
 }
 
 /// f32s that came down.
-pub fn floats(bytes: &[u8], out: &mut Vec<f32>) {
-    out.clear();
-    out.extend(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])));
+pub fn floats(bytes: &[u8], out: &mut impl FloatBuffer) {
+    let (bytes, _) = bytes.as_chunks::<4>();
+    let out = out.with_len(bytes.len()).iter_mut();
+    out.zip(bytes).for_each(|(x, bytes)| *x = f32::from_le_bytes(*bytes));
 }
 
 /// u32s that came down.

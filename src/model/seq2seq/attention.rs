@@ -93,7 +93,7 @@ impl Model {
         let hyper = &self.hyper;
         let m = &mut b.mixer;
         let n = m.q.len() / (hyper.n_head * hyper.head_dim);
-        m.attended.resize(n * hyper.n_head * hyper.head_dim_v, 0.0);
+        m.attended.resize(n * hyper.n_head * hyper.head_dim_v);
         let shape = AttentionShape {
             n_head: hyper.n_head,
             n_head_kv: hyper.n_head_kv,

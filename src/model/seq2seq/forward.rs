@@ -172,7 +172,7 @@ impl Model {
         self.publish_start(b, pass);
         self.record_start(b, tokens, listener);
         b.h.resize(tokens.len() * n_embd, 0.0);
-        b.y.resize(tokens.len() * n_embd, 0.0);
+        b.y.resize(tokens.len() * n_embd);
     }
 
     /// x += experts(norm(x)) of a layer, or its dense part.

@@ -27,7 +27,8 @@ struct Pair {
 /// As [`Product`] says, on a processor with AVX2, FMA and F16C; the matrix is NVFP4.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn matmul(product: Product) {
-    let Product { mat, acts, out_stride, .. } = product;
+    let Product { mat, acts, .. } = product;
+    let out_stride = product.out.stride;
     let blocks = mat.cols / 64;
     for r in 0..product.rows {
         // SAFETY: rows below `mat.rows` lie within `data`; the places in `out` are the caller's

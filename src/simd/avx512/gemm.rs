@@ -21,8 +21,14 @@ const CHUNK_BYTES: usize = 256 << 10;
 /// Columns that are unpacked at a time: 16 rows of them, about 21 KiB, stay in the first cache.
 const PIECE: usize = 1024;
 
-/// The eight float lanes of "One arithmetic" for sixteen rows and a token.
-type Lanes = [__m512; 8];
+/// Of sixteen rows and a token.
+#[repr(C)]
+struct Lanes {
+    /// The eight float lanes of "One arithmetic", of a granule.
+    eight: [__m512; 8],
+    /// Of the granules before.
+    sum: __m512,
+}
 
 /// # Safety
 /// As [`Product`] says, on a processor with the features of this module; B is the matrix's type
@@ -34,6 +40,12 @@ pub(super) unsafe fn matmul<B: Sixteen>(product: Product, scratch: &mut Scratch)
         // SAFETY: the caller's promises, for these tokens.
         unsafe { chunk_matmul::<B>(product.tokens(t..tokens.min(t + chunk)), scratch) };
     }
+    // What went past the caches is not in the order of what says that it is there.
+    // SAFETY: the processor has SSE.
+    #[allow(unused_unsafe)] // the intrinsic is safe in newer compilers only
+    unsafe {
+        _mm_sfence()
+    };
 }
 
 /// [`matmul`] of few enough tokens.
@@ -62,6 +74,7 @@ unsafe fn chunk_matmul<B: Sixteen>(product: Product, scratch: &mut Scratch) {
             room = room.add(tile.tokens * counts.bytes() / 4);
         }
         let tiles = std::slice::from_raw_parts(tiles, n);
+        let streams = product.streams();
         for r in (0..product.rows).step_by(16) {
             let mut rows = [product.row(r).cast::<B>(); 16];
             for (i, row) in rows.iter_mut().enumerate() {
@@ -79,7 +92,7 @@ unsafe fn chunk_matmul<B: Sixteen>(product: Product, scratch: &mut Scratch) {
                 let mut t = 0;
                 for (k, tile) in tiles.iter().enumerate() {
                     let ahead = Ahead::of::<16>(product, r + 16, (k, n));
-                    let sums = Sums { product, r, t, lanes: lanes.add(t) };
+                    let sums = Sums { product, streams, r, t, lanes: lanes.add(t) };
                     match tile.tokens {
                         1 => sums.add_tile::<B, 1>(panel, first, tile, ahead),
                         2 => sums.add_tile::<B, 2>(panel, first, tile, ahead),
@@ -97,15 +110,17 @@ unsafe fn chunk_matmul<B: Sixteen>(product: Product, scratch: &mut Scratch) {
 /// Where the products of sixteen rows, from `r` on, and a tile, from token `t` on, add up.
 struct Sums<'a> {
     product: Product<'a>,
+    /// Whether results go past the caches.
+    streams: bool,
     r: usize,
     t: usize,
-    /// Of each of the tile's tokens, for the granule that is not at its end yet.
+    /// Of the tile's first token; the others' follow.
     lanes: *mut Lanes,
 }
 
 impl Sums<'_> {
-    /// Adds the products of sixteen rows and T tokens to their lanes, and lanes that are complete
-    /// to the results: a granule's are, while they are in the first cache.
+    /// Adds the products of sixteen rows and T tokens to their lanes, and ends what is complete
+    /// while it is in the first cache.
     ///
     /// # Safety
     /// The tile has T tokens, with blocks from `first` on as many as `panel` holds, and T lanes are
@@ -126,22 +141,39 @@ impl Sums<'_> {
             let complete = blocks.min(start + granule);
             let until = complete.min(end);
             let panel = &panel[at - first..until - first];
-            // SAFETY: the caller's promises.
+            // SAFETY: the caller's promises; the first granule's sum is written before it is read.
             unsafe {
                 add_blocks::<B, T>(panel, (at, start), tile, self.lanes, &ahead);
                 if until == complete {
                     for t in 0..T {
-                        let place = self.product.place(self.t + t, self.r);
-                        let dots = tree(self.lanes.add(t).cast(), complete - start);
-                        let sums = match start {
-                            0 => dots,
-                            _ => _mm512_add_ps(_mm512_loadu_ps(place), dots),
-                        };
-                        _mm512_storeu_ps(place, sums);
+                        let lanes = &mut *self.lanes.add(t);
+                        let dots = tree(&lanes.eight, complete - start);
+                        let sum = if start > 0 { _mm512_add_ps(lanes.sum, dots) } else { dots };
+                        match complete == blocks {
+                            true => self.write(t, sum),
+                            false => lanes.sum = sum,
+                        }
                     }
                 }
             }
             at = until;
+        }
+    }
+
+    /// The results of the tile's token `t`.
+    ///
+    /// # Safety
+    /// Their place can be written.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn write(&self, t: usize, sum: __m512) {
+        let place = self.product.place(self.t + t, self.r);
+        // SAFETY: the caller's promise; places that are streamed to begin on cache lines.
+        unsafe {
+            match self.streams {
+                true => _mm512_stream_ps(place, sum),
+                false => _mm512_storeu_ps(place, sum),
+            }
         }
     }
 }
@@ -168,7 +200,7 @@ unsafe fn add_blocks<B: Sixteen, const T: usize>(
             let isums = isums::<B, T>(block, tile, b);
             let (i, is_first) = ((b - start) % 8, b - start < 8);
             for t in 0..T {
-                let lane = &mut lanes[t][i];
+                let lane = &mut lanes[t].eight[i];
                 let before = if is_first { _mm512_setzero_ps() } else { *lane };
                 let scale = _mm512_mul_ps(block.d(), _mm512_set1_ps(*tile.scales.add(b * T + t)));
                 *lane = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(isums[t]), before);
@@ -176,7 +208,7 @@ unsafe fn add_blocks<B: Sixteen, const T: usize>(
             if B::MINS {
                 let imins = imins::<B, T>(block, tile, b);
                 for t in 0..T {
-                    let lane = &mut lanes[t][i];
+                    let lane = &mut lanes[t].eight[i];
                     let a = _mm512_set1_ps(*tile.scales.add(b * T + t));
                     let scale = _mm512_mul_ps(block.dmin(), a);
                     *lane = _mm512_fnmadd_ps(scale, _mm512_cvtepi32_ps(imins[t]), *lane);
@@ -188,16 +220,13 @@ unsafe fn add_blocks<B: Sixteen, const T: usize>(
 
 /// The end of sixteen dot products of so many blocks. Lanes without a block would be 0, and x + 0
 /// is x since a lane that began at +0 is never −0: they are left out.
-///
-/// # Safety
-/// There are as many lanes as blocks, up to eight.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn tree(lanes: *const __m512, blocks: usize) -> __m512 {
-    // SAFETY: the caller's promise.
-    let lane = |i: usize| unsafe { *lanes.add(i) };
-    let pair =
-        |i: usize| if i + 4 < blocks { _mm512_add_ps(lane(i), lane(i + 4)) } else { lane(i) };
+fn tree(lanes: &[__m512; 8], blocks: usize) -> __m512 {
+    let pair = |i: usize| match i + 4 < blocks {
+        true => _mm512_add_ps(lanes[i], lanes[i + 4]),
+        false => lanes[i],
+    };
     let even = if blocks > 2 { _mm512_add_ps(pair(0), pair(2)) } else { pair(0) };
     match blocks {
         1 => even,

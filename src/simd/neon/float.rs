@@ -58,7 +58,8 @@ const ROWS: usize = 32;
 /// As [`Product`] says; W is the matrix's type.
 #[target_feature(enable = "neon")]
 pub(super) unsafe fn matmul<W: Float>(product: Product) {
-    let Product { mat, acts, out_stride, .. } = product;
+    let Product { mat, acts, .. } = product;
+    let out_stride = product.out.stride;
     let (tokens, rows) = (acts.tokens(), product.first..product.first + product.rows);
     for first in rows.clone().step_by(ROWS) {
         let end = rows.end.min(first + ROWS);
@@ -67,7 +68,7 @@ pub(super) unsafe fn matmul<W: Float>(product: Product) {
             // SAFETY: rows below `mat.rows` lie within `data` and are as long as a token; the
             // places in `out` are the caller's promise.
             unsafe {
-                let (w, out) = (mat.data.as_ptr(), product.out.add(t * out_stride));
+                let (w, out) = (mat.data.as_ptr(), product.out.at.add(t * out_stride));
                 if tokens - t >= 4 && mat.cols.is_multiple_of(8) {
                     let x = [0, 1, 2, 3].map(|i| acts.f32s(t + i));
                     let cut = first + (end - first) / 2 * 2;

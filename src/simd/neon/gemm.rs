@@ -92,7 +92,8 @@ pub(super) unsafe fn matmul<B: Decode, D: Dot>(product: Product, scratch: &mut S
 /// As `matmul`.
 #[target_feature(enable = "neon")]
 unsafe fn chunk_matmul<B: Decode, D: Dot>(product: Product, scratch: &mut Scratch) {
-    let Product { mat, acts, out_stride, .. } = product;
+    let Product { mat, acts, .. } = product;
+    let out_stride = product.out.stride;
     debug_assert_eq!(product.rows % 8, 0);
     let (blocks, tokens) = (mat.cols / B::LEN, acts.tokens());
     let panel_bytes = blocks * Panel::sizes::<B>().iter().sum::<usize>();

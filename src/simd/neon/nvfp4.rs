@@ -29,7 +29,8 @@ struct Pair {
 /// As [`Product`] says, on a processor with what D needs; the matrix is NVFP4.
 #[target_feature(enable = "neon")]
 pub(super) unsafe fn matmul<D: Dot>(product: Product) {
-    let Product { mat, acts, out_stride, .. } = product;
+    let Product { mat, acts, .. } = product;
+    let out_stride = product.out.stride;
     let blocks = mat.cols / 64;
     for r in 0..product.rows {
         // SAFETY: rows below `mat.rows` lie within `data`; the places in `out` are the caller's
