@@ -183,15 +183,15 @@ pub fn by_name(name: &str) -> Option<&'static Kernels> {
 }
 
 impl Kernels {
-    /// `out.at[t·out.stride + r] = dot(row r of mat, token t of acts)` for each r in `rows`. Uses a
-    /// matrix–vector loop for few tokens and unpacks weights once for many; the bits are the same.
+    /// `out.at[t·out.stride + r] = dot(row r of mat, token t of acts)` for each r in `rows`. Uses
+    /// a matrix–vector loop for few tokens and unpacks weights once for many; the bits are the same.
     ///
     /// # Panics
     /// If columns, kinds or ranges do not fit each other.
     ///
     /// # Safety
-    /// `out.at` is valid for writes at each of those places, and no other thread uses them meanwhile
-    /// (several threads may write disjoint rows of one `out`).
+    /// `out.at` is valid for writes at each of those places, and no other thread uses them
+    /// meanwhile (several threads may write disjoint rows of one `out`).
     pub unsafe fn matmul(
         &self,
         mat: MatRef,

@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use super::acts::{ActSet, Kinds};
+use super::grid::TokenParts;
 use super::router::NO_EXPERT;
 use super::{Cpu, SERIAL_WORK, SharedOut, ThreadScratch};
 use crate::simd::{Floats, Kernels, MatRef, Out};
@@ -172,37 +173,49 @@ pub struct ExpertBuffers {
     items: Items,
 }
 
-/// What a region's rows belong to, one item's behind the other's.
+/// What a region's work belongs to: granules, or experts.
 #[derive(Default)]
-struct Items {
-    /// Where each item's rows end.
-    ends: Vec<usize>,
-    /// The granules of each item.
-    granules: Vec<Range<usize>>,
+struct Items(Vec<Item>);
+
+/// Rows times pairs of one expert.
+struct Item {
+    granules: Range<usize>,
+    rows: usize,
+    /// Of the expert's pairs.
+    parts: TokenParts,
+    /// Where its rows end, of one part after the other, behind those of the items before.
+    end: usize,
 }
 
 impl Items {
     /// A granule is an item.
-    fn granules(&mut self, granules: &[GranuleMats]) {
-        self.ends.clear();
-        let mut end = 0;
-        self.ends.extend(granules.iter().map(|g| {
-            end += g.rows.len();
-            end
-        }));
+    fn granules(&mut self, granules: &[GranuleMats], demand: &Demand) {
+        self.0.clear();
+        for (i, g) in granules.iter().enumerate() {
+            self.push(i..i + 1, g.rows.len(), demand.pairs(g.slot).len());
+        }
     }
 
     /// An expert is an item, of `n_rows` rows.
-    fn experts(&mut self, granules: &[GranuleMats], n_rows: usize) {
-        self.ends.clear();
-        self.granules.clear();
+    fn experts(&mut self, granules: &[GranuleMats], demand: &Demand, n_rows: usize) {
+        self.0.clear();
         let mut first = 0;
         for of_expert in granules.chunk_by(|a, b| a.slot == b.slot) {
             debug_assert!(of_expert.windows(2).all(|w| w[0].rows.end == w[1].rows.start));
-            self.granules.push(first..first + of_expert.len());
-            first += of_expert.len();
-            self.ends.push(self.granules.len() * n_rows);
+            let next = first + of_expert.len();
+            self.push(first..next, n_rows, demand.pairs(of_expert[0].slot).len());
+            first = next;
         }
+    }
+
+    fn push(&mut self, granules: Range<usize>, rows: usize, pairs: usize) {
+        let parts = TokenParts::new(pairs);
+        let end = self.end() + rows * parts.count();
+        self.0.push(Item { granules, rows, parts, end });
+    }
+
+    fn end(&self) -> usize {
+        self.0.last().map_or(0, |item| item.end)
     }
 }
 
@@ -248,10 +261,10 @@ impl Cpu {
     ) {
         let n_ff = buffers.n_ff;
         let inner = SharedOut::new(&mut buffers.inner);
-        buffers.items.granules(granules);
-        self.pieces(&buffers.items, demand.n_pairs(), &|scratch, g, rows| {
-            let granule = &granules[g];
-            let pairs = demand.pairs(granule.slot);
+        buffers.items.granules(granules, demand);
+        self.pieces(&buffers.items, &|scratch, g, rows, pairs| {
+            let granule = &granules[g.start];
+            let pairs = within(demand.pairs(granule.slot), pairs);
             let tokens = &demand.tokens[pairs.clone()];
             let n = rows.len();
             let (kernels, products) = scratch.split(2 * tokens.len() * n);
@@ -318,12 +331,12 @@ impl Cpu {
         let n_embd = buffers.n_embd;
         let acts = &buffers.inner_acts;
         let partial = SharedOut::new(&mut buffers.partial);
-        buffers.items.experts(granules, n_embd);
-        let items = &buffers.items;
-        self.pieces(items, demand.n_pairs(), &|scratch, e, rows| {
-            let of_expert = &granules[items.granules[e].clone()];
+        buffers.items.experts(granules, demand, n_embd);
+        self.pieces(&buffers.items, &|scratch, of_expert, rows, pairs| {
+            let of_expert = &granules[of_expert];
             let slot = of_expert[0].slot;
-            let (pairs, expert) = (demand.pairs(slot), demand.experts[slot] as usize);
+            let pairs = within(demand.pairs(slot), pairs);
+            let expert = demand.experts[slot] as usize;
             let n = rows.len();
             let (kernels, product) = scratch.split(pairs.len() * n);
             let columns = of_expert.iter().map(|granule| granule.down);
@@ -393,30 +406,39 @@ impl Cpu {
         });
     }
 
-    /// Runs `f(scratch, item, rows)` over the rows of all items, in pieces that do not cross from
-    /// one item to the next. With many tokens a piece stays small enough for its products to stay
-    /// in the second cache.
-    fn pieces(
-        &self,
-        items: &Items,
-        n_tokens: usize,
-        f: &(dyn Fn(&mut ThreadScratch, usize, Range<usize>) + Sync),
-    ) {
-        let ends = &items.ends;
-        let total = ends.last().copied().unwrap_or(0);
-        let per_item = n_tokens.div_ceil(ends.len().max(1)).max(1);
-        let most = (PIECE_PRODUCTS / per_item).next_multiple_of(64);
-        self.chunks(total, self.row_chunk(total, usize::MAX).min(most), &|scratch, range| {
-            let mut item = ends.partition_point(|end| *end <= range.start);
+    /// Runs `f(scratch, granules, rows, pairs)` over the rows of all items, `pairs` counted from
+    /// the expert's first, in pieces that do not cross from one item to the next, or from one part
+    /// of its pairs to the next. A piece stays small enough for its products to stay in the second
+    /// cache.
+    fn pieces(&self, items: &Items, f: &Piece) {
+        let total = items.end();
+        let parts: usize = items.0.iter().map(|item| item.parts.count()).sum();
+        let pairs: usize = items.0.iter().map(|item| item.parts.all()).sum();
+        let most = PIECE_PRODUCTS / pairs.div_ceil(parts.max(1)).max(1);
+        let chunk = self.row_chunk(total, usize::MAX).min(most.next_multiple_of(64));
+        self.chunks(total, chunk, &|scratch, range| {
+            let mut i = items.0.partition_point(|item| item.end <= range.start);
             let mut at = range.start;
             while at < range.end {
-                let first = if item == 0 { 0 } else { ends[item - 1] };
-                let end = ends[item].min(range.end);
-                f(scratch, item, at - first..end - first);
-                (at, item) = (end, item + 1);
+                let item = &items.0[i];
+                let first = item.end - item.rows * item.parts.count();
+                let end = item.end.min(range.end);
+                for (rows, pairs) in item.parts.pieces(item.rows, at - first..end - first) {
+                    f(scratch, item.granules.clone(), rows, pairs);
+                }
+                (at, i) = (end, i + 1);
             }
         });
     }
+}
+
+/// What computes a piece: see [`Cpu::pieces`].
+type Piece<'a> = dyn Fn(&mut ThreadScratch, Range<usize>, Range<usize>, Range<usize>) + Sync + 'a;
+
+/// A part of a range, counted from its start.
+fn within(all: Range<usize>, part: Range<usize>) -> Range<usize> {
+    debug_assert!(part.end <= all.len());
+    all.start + part.start..all.start + part.end
 }
 
 /// Products of a piece, of which gate and up have as many each: half a MiB in all.

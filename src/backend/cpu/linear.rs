@@ -1,7 +1,9 @@
 //! Matrix times activations, rows spread over the threads.
 
+use super::grid::TokenParts;
 use super::{Cpu, SERIAL_WORK, SharedOut, ThreadScratch};
-use crate::simd::{ActView, MatRef};
+use crate::simd::{ActView, Kernels, MatRef, Scratch};
+use std::ops::Range;
 
 /// One product of a region: `out[t·stride + r] = mat[r] · acts[t] + bias[r]`.
 pub struct Product<'a> {
@@ -34,32 +36,26 @@ impl Cpu {
     pub fn products<const N: usize>(&self, products: [Product; N]) {
         let n_rows: usize = products.iter().map(|p| p.mat.rows).sum();
         let work = products.iter().map(|p| p.out.len() * p.mat.cols).sum();
-        let parts = products.map(|p| {
+        let tokens = TokenParts::new(products.first().map_or(0, |p| p.acts.tokens()));
+        let products = products.map(|p| {
             assert_eq!(p.out.len(), p.mat.rows * p.acts.tokens());
+            assert_eq!(p.acts.tokens(), tokens.all());
             (p.mat, p.acts, p.bias, SharedOut::new(p.out))
         });
-        self.chunks(n_rows, self.row_chunk(n_rows, work), &|scratch, range| {
-            // The chunk in each product that it touches.
-            let mut first = 0;
-            for (mat, acts, bias, out) in &parts {
-                let n = mat.rows;
-                let start = range.start.clamp(first, first + n) - first;
-                let end = range.end.clamp(first, first + n) - first;
-                first += n;
-                if start == end {
-                    continue;
-                }
-                // SAFETY: these rows are this chunk's alone, `out` has a place for each row of
-                // each token (asserted above).
-                unsafe {
-                    let (out, kernels) = (out.rows(0, n), &mut scratch.kernels);
-                    self.kernels.matmul(*mat, start..end, *acts, out, kernels);
-                }
-                let Some(bias) = bias else { continue };
-                for t in 0..acts.tokens() {
-                    // SAFETY: as above.
-                    let out = unsafe { out.slice(t * n + start, end - start) };
-                    self.kernels.add(out, &bias[start..end]);
+        let total = n_rows * tokens.count();
+        self.chunks(total, self.row_chunk(total, work), &|scratch, range| {
+            for (rows, tokens) in tokens.pieces(n_rows, range) {
+                // The rows in each product that they touch.
+                let mut first = 0;
+                for product in &products {
+                    let n = product.0.rows;
+                    let in_product = |r: usize| r.clamp(first, first + n) - first;
+                    let rows = in_product(rows.start)..in_product(rows.end);
+                    first += n;
+                    if !rows.is_empty() {
+                        let scratch = &mut scratch.kernels;
+                        piece_of(self.kernels, product, rows, tokens.clone(), scratch);
+                    }
                 }
             }
         });
@@ -92,5 +88,26 @@ impl Cpu {
                 unsafe { self.kernels.matmul(mats.head(h), 0..n_rows, acts, out, kernels) };
             }
         });
+    }
+}
+
+/// Some rows times some tokens, which are this thread's alone.
+fn piece_of(
+    kernels: &Kernels,
+    (mat, acts, bias, out): &(MatRef, ActView, Option<&[f32]>, SharedOut),
+    rows: Range<usize>,
+    tokens: Range<usize>,
+    scratch: &mut Scratch,
+) {
+    let n = mat.rows;
+    let (places, acts) = (out.rows(tokens.start * n, n), acts.token_range(tokens.clone()));
+    // SAFETY: these rows of these tokens are this thread's alone, `out` has a place for each
+    // row of each token.
+    unsafe { kernels.matmul(*mat, rows.clone(), acts, places, scratch) };
+    let Some(bias) = bias else { return };
+    for t in tokens {
+        // SAFETY: as above.
+        let out = unsafe { out.slice(t * n + rows.start, rows.len()) };
+        kernels.add(out, &bias[rows.clone()]);
     }
 }

@@ -5,6 +5,7 @@ pub mod acts;
 pub mod attention;
 pub mod delta;
 pub mod expert;
+mod grid;
 pub mod linear;
 pub mod norm;
 pub mod pool;

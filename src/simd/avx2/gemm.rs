@@ -26,7 +26,8 @@ const CHUNK_BYTES: usize = 256 << 10;
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn matmul<B: Panel>(product: Product, scratch: &mut Scratch) {
     let tokens = product.acts.tokens();
-    let chunk = (CHUNK_BYTES / product.mat.cols.max(1)).max(32);
+    let most = (CHUNK_BYTES / product.mat.cols.max(1)).max(32);
+    let chunk = tokens.div_ceil(tokens.div_ceil(most)).next_multiple_of(TILE);
     for t in (0..tokens).step_by(chunk) {
         // SAFETY: the caller's promises, for these tokens.
         unsafe { chunk_matmul::<B>(product.tokens(t..tokens.min(t + chunk)), scratch) };

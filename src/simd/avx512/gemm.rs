@@ -35,7 +35,8 @@ struct Lanes {
 /// and the number of rows is a multiple of sixteen.
 pub(super) unsafe fn matmul<B: Sixteen>(product: Product, scratch: &mut Scratch) {
     let tokens = product.acts.tokens();
-    let chunk = (CHUNK_BYTES / product.mat.cols.max(1)).max(32);
+    let most = (CHUNK_BYTES / product.mat.cols.max(1)).max(32);
+    let chunk = tokens.div_ceil(tokens.div_ceil(most)).next_multiple_of(TILE);
     for t in (0..tokens).step_by(chunk) {
         // SAFETY: the caller's promises, for these tokens.
         unsafe { chunk_matmul::<B>(product.tokens(t..tokens.min(t + chunk)), scratch) };
