@@ -184,7 +184,7 @@ pub fn by_name(name: &str) -> Option<&'static Kernels> {
 
 impl Kernels {
     /// `out.at[t·out.stride + r] = dot(row r of mat, token t of acts)` for each r in `rows`. Uses
-    /// a matrix–vector loop for few tokens and unpacks weights once for many; the bits are the same.
+    /// a matrix–vector loop for few tokens and unpacks weights once for many: the same bits.
     ///
     /// # Panics
     /// If columns, kinds or ranges do not fit each other.
