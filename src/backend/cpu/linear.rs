@@ -100,7 +100,9 @@ fn piece_of(
     scratch: &mut Scratch,
 ) {
     let n = mat.rows;
-    let (places, acts) = (out.rows(tokens.start * n, n), acts.token_range(tokens.clone()));
+    let mut places = out.rows(tokens.start * n, n);
+    places.past_caches &= bias.is_none();
+    let acts = acts.token_range(tokens.clone());
     // SAFETY: these rows of these tokens are this thread's alone, `out` has a place for each
     // row of each token.
     unsafe { kernels.matmul(*mat, rows.clone(), acts, places, scratch) };

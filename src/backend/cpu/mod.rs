@@ -132,18 +132,20 @@ impl<'a, T> SharedOut<'a, T> {
         unsafe { std::slice::from_raw_parts_mut(self.ptr.add(start), n) }
     }
 
-    /// For kernels that write rows at a stride, from `start` on. The caller uses only places below
-    /// `self.len` that are its own.
-    pub fn rows(&self, start: usize, stride: usize) -> Out {
-        let past_caches = size_of::<T>() * self.len >= CACHES;
-        Out { at: self.at(start).cast(), stride, past_caches }
-    }
-
     /// A pointer to `start`, of which the caller uses only places below `self.len` that are its
     /// own.
     pub fn at(&self, start: usize) -> *mut T {
         assert!(start <= self.len);
         // SAFETY: within the buffer or one past its end.
         unsafe { self.ptr.add(start) }
+    }
+}
+
+impl SharedOut<'_> {
+    /// For kernels that write rows at a stride, from `start` on, which nobody reads before all are
+    /// written. The caller uses only places below `self.len` that are its own.
+    pub fn rows(&self, start: usize, stride: usize) -> Out {
+        let past_caches = size_of::<f32>() * self.len >= CACHES;
+        Out { at: self.at(start), stride, past_caches }
     }
 }
