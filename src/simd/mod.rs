@@ -39,6 +39,9 @@ struct Product<'a> {
     out: Out,
 }
 
+/// Bytes of activations in a part of the tokens: 128 of them at 2048 columns.
+const PART_BYTES: usize = 256 << 10;
+
 /// Where the results of a product go: those of token t from `at + t·stride` on.
 #[derive(Clone, Copy)]
 pub struct Out {
@@ -71,6 +74,16 @@ impl<'a> Product<'a> {
     fn rows(self, start: usize, n: usize) -> Self {
         assert!(start + n <= self.rows);
         Product { first: self.first + start, rows: n, ..self }
+    }
+
+    /// Parts of about as many tokens each, whole tiles but for the last. Their activations stay in
+    /// the second cache while they pass over all weights, which are unpacked anew for each part.
+    fn by_tokens(self, tile: usize) -> impl Iterator<Item = Self> {
+        let tokens = self.acts.tokens();
+        let most = (PART_BYTES / self.mat.cols.max(1)).max(32);
+        let part = tokens.div_ceil(tokens.div_ceil(most).max(1)).next_multiple_of(tile);
+        let starts = (0..tokens).step_by(part.max(1));
+        starts.map(move |t| self.tokens(t..tokens.min(t + part)))
     }
 
     /// Some of the tokens.

@@ -16,21 +16,14 @@ use std::arch::x86_64::*;
 
 const TILE: usize = 4;
 
-/// Bytes of activations that pass over all panels before the next tokens do, so that they stay in
-/// the second cache. A panel is unpacked anew for each such chunk, of 128 tokens at 2048 columns.
-const CHUNK_BYTES: usize = 256 << 10;
-
 /// # Safety
 /// As [`Product`] says, on a processor with AVX2, FMA and F16C; B is the matrix's type and the
 /// number of rows is a multiple of eight.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn matmul<B: Panel>(product: Product, scratch: &mut Scratch) {
-    let tokens = product.acts.tokens();
-    let most = (CHUNK_BYTES / product.mat.cols.max(1)).max(32);
-    let chunk = tokens.div_ceil(tokens.div_ceil(most)).next_multiple_of(TILE);
-    for t in (0..tokens).step_by(chunk) {
+    for part in product.by_tokens(TILE) {
         // SAFETY: the caller's promises, for these tokens.
-        unsafe { chunk_matmul::<B>(product.tokens(t..tokens.min(t + chunk)), scratch) };
+        unsafe { part_matmul::<B>(part, scratch) };
     }
 }
 
@@ -39,7 +32,7 @@ pub(super) unsafe fn matmul<B: Panel>(product: Product, scratch: &mut Scratch) {
 /// # Safety
 /// As `matmul`.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn chunk_matmul<B: Panel>(product: Product, scratch: &mut Scratch) {
+unsafe fn part_matmul<B: Panel>(product: Product, scratch: &mut Scratch) {
     let Product { mat, acts, .. } = product;
     debug_assert_eq!(product.rows % 8, 0);
     let (blocks, tokens) = (mat.cols / B::LEN, acts.tokens());

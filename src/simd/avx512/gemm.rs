@@ -14,10 +14,6 @@ use crate::simd::avx2::ints::Ints;
 use crate::simd::{Product, Scratch};
 use std::arch::x86_64::*;
 
-/// Bytes of activations that pass over all panels before the next tokens do, so that they stay in
-/// the second cache. A panel is unpacked anew for each such chunk, of 128 tokens at 2048 columns.
-const CHUNK_BYTES: usize = 256 << 10;
-
 /// Columns that are unpacked at a time: 16 rows of them, about 21 KiB, stay in the first cache.
 const PIECE: usize = 1024;
 
@@ -34,19 +30,18 @@ struct Lanes {
 /// As [`Product`] says, on a processor with the features of this module; B is the matrix's type
 /// and the number of rows is a multiple of sixteen.
 pub(super) unsafe fn matmul<B: Sixteen>(product: Product, scratch: &mut Scratch) {
-    let tokens = product.acts.tokens();
-    let most = (CHUNK_BYTES / product.mat.cols.max(1)).max(32);
-    let chunk = tokens.div_ceil(tokens.div_ceil(most)).next_multiple_of(TILE);
-    for t in (0..tokens).step_by(chunk) {
+    for part in product.by_tokens(TILE) {
         // SAFETY: the caller's promises, for these tokens.
-        unsafe { chunk_matmul::<B>(product.tokens(t..tokens.min(t + chunk)), scratch) };
+        unsafe { part_matmul::<B>(part, scratch) };
     }
-    // What went past the caches is not in the order of what says that it is there.
-    // SAFETY: the processor has SSE.
-    #[allow(unused_unsafe)] // the intrinsic is safe in newer compilers only
-    unsafe {
-        _mm_sfence()
-    };
+    if product.streams() {
+        // What went past the caches is not in the order of what says that it is there.
+        // SAFETY: the processor has SSE.
+        #[allow(unused_unsafe)] // the intrinsic is safe in newer compilers only
+        unsafe {
+            _mm_sfence()
+        };
+    }
 }
 
 /// [`matmul`] of few enough tokens.
@@ -54,7 +49,7 @@ pub(super) unsafe fn matmul<B: Sixteen>(product: Product, scratch: &mut Scratch)
 /// # Safety
 /// As `matmul`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn chunk_matmul<B: Sixteen>(product: Product, scratch: &mut Scratch) {
+unsafe fn part_matmul<B: Sixteen>(product: Product, scratch: &mut Scratch) {
     debug_assert_eq!(product.rows % 16, 0);
     let (blocks, tokens) = (product.mat.cols / B::LEN, product.acts.tokens());
     let piece = blocks.min(PIECE / B::LEN);

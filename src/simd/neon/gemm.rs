@@ -16,10 +16,6 @@ use std::arch::aarch64::*;
 
 const TILE: usize = 4;
 
-/// Bytes of activations that pass over all panels before the next tokens do, so that they stay in
-/// the second cache, as in the AVX2 version.
-const CHUNK_BYTES: usize = 256 << 10;
-
 /// Eight rows, unpacked: of block b, `codes` holds bytes 4g to 4g + 3 of each row for g ascending,
 /// `scales` d of each row and then dmin, `subs` the integer scales of each row for each sub-block
 /// and then the mins.
@@ -78,11 +74,9 @@ impl Panel {
 /// rows is a multiple of eight.
 #[target_feature(enable = "neon")]
 pub(super) unsafe fn matmul<B: Decode, D: Dot>(product: Product, scratch: &mut Scratch) {
-    let tokens = product.acts.tokens();
-    let chunk = (CHUNK_BYTES / product.mat.cols.max(1)).max(32);
-    for t in (0..tokens).step_by(chunk) {
+    for part in product.by_tokens(TILE) {
         // SAFETY: the caller's promises, for these tokens.
-        unsafe { chunk_matmul::<B, D>(product.tokens(t..tokens.min(t + chunk)), scratch) };
+        unsafe { part_matmul::<B, D>(part, scratch) };
     }
 }
 
@@ -91,7 +85,7 @@ pub(super) unsafe fn matmul<B: Decode, D: Dot>(product: Product, scratch: &mut S
 /// # Safety
 /// As `matmul`.
 #[target_feature(enable = "neon")]
-unsafe fn chunk_matmul<B: Decode, D: Dot>(product: Product, scratch: &mut Scratch) {
+unsafe fn part_matmul<B: Decode, D: Dot>(product: Product, scratch: &mut Scratch) {
     let Product { mat, acts, .. } = product;
     let out_stride = product.out.stride;
     debug_assert_eq!(product.rows % 8, 0);
