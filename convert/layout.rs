@@ -9,11 +9,11 @@ use rayon::prelude::*;
 use std::path::Path;
 
 use super::Written;
-use super::progress::Progress;
 use super::stream::{self, Feed, Job};
 use crate::experts::{DIRECT_ALIGN, LayerExperts, Place};
 use crate::gguf::{DEFAULT_ALIGNMENT, TensorType, Writer};
 use crate::model::granules::{self, TypedExperts};
+use crate::terminal::{self, Bar};
 use crate::{Error, Result, interrupt};
 
 /// A layout as users name it.
@@ -79,7 +79,7 @@ pub fn write<'a>(
         declare(&mut writer, output, targets)?;
     }
     let bytes_out = writer.tensors().iter().map(|t| t.n_bytes).sum();
-    let progress = Progress::new(verb, bytes_out);
+    let progress = terminal::bytes(verb, bytes_out, 0);
     for output in &outputs {
         match output {
             Output::Alone(i) => {
@@ -189,7 +189,7 @@ fn weave(
     name: &str,
     experts: &LayerExperts,
     jobs: [Job<'_>; 3],
-    progress: &Progress,
+    progress: &Bar,
 ) -> Result<()> {
     writer.begin_tensor(name)?;
     let mut feeds = jobs.map(Feed::new);
@@ -200,7 +200,7 @@ fn weave(
         let make = || if more { expert(experts, &mut feeds).map(Some) } else { Ok(None) };
         let (written, made) = rayon::join(|| writer.write(&ready), make);
         written?;
-        progress.add(ready.len() as u64);
+        progress.inc(ready.len() as u64);
         ready = made?.unwrap_or_default();
     }
     feeds.iter().for_each(Feed::warn_of_odd_values);

@@ -21,7 +21,6 @@ mod names;
 mod noise;
 mod plan;
 mod pre;
-mod progress;
 mod requantize;
 mod rope;
 mod rows;

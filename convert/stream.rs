@@ -5,9 +5,9 @@
 use rayon::prelude::*;
 
 use super::imatrix::Importance;
-use super::progress::Progress;
 use crate::gguf::{TensorType, Writer};
 use crate::quant;
+use crate::terminal::Bar;
 use crate::{Result, interrupt};
 
 /// Elements that a thread takes at a time: a few hundred rows of a small model, some dozens of a
@@ -122,7 +122,7 @@ fn weighted(
 }
 
 /// Writes a declared tensor.
-pub fn stream(writer: &mut Writer, job: &Job<'_>, progress: &Progress) -> Result<()> {
+pub fn stream(writer: &mut Writer, job: &Job<'_>, progress: &Bar) -> Result<()> {
     writer.begin_tensor(job.name)?;
     let step = job.chunk_rows() as u64;
     let (mut ready, mut odd) = job.chunk(0)?;
@@ -133,7 +133,7 @@ pub fn stream(writer: &mut Writer, job: &Job<'_>, progress: &Progress) -> Result
         let compute = || if more { job.chunk(next).map(Some) } else { Ok(None) };
         let (written, computed) = rayon::join(|| writer.write(&ready), compute);
         written?;
-        progress.add(ready.len() as u64);
+        progress.inc(ready.len() as u64);
         let Some((bytes, n)) = computed? else { break };
         ready = bytes;
         odd += n;

@@ -1,7 +1,7 @@
 //! Ctrl-C: the first press asks the running work to end, the second ends the program (130).
 //! Long loops call `check`; files that must not survive an abrupt end are announced by `guard`.
 
-use crate::{Error, Result};
+use crate::{Error, Result, terminal};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -18,6 +18,7 @@ pub fn install() -> Result<()> {
     ctrlc::set_handler(|| {
         if INTERRUPTED.swap(true, Ordering::SeqCst) {
             unfinished().iter().for_each(|path| drop(std::fs::remove_file(path)));
+            terminal::erase_bar();
             std::process::exit(EXIT_CODE);
         }
     })

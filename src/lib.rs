@@ -20,6 +20,7 @@ pub mod replay;
 pub mod sample;
 pub mod selftest;
 pub mod simd;
+pub mod terminal;
 pub mod tokenizer;
 pub mod train;
 

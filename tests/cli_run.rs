@@ -51,14 +51,28 @@ fn plain_text_is_continued_and_the_prompt_repeated_unless_told_not_to() {
 #[test]
 fn stdout_carries_the_text_and_stderr_the_report() {
     let model = plain();
-    let out = on(&model, "run", &[&GREEDY[..], &["-p", "Hi"]].concat());
+    let run = |args: &[&str]| on(&model, "run", &[&GREEDY[..], &["-p", "Hi"], args].concat());
+    let out = run(&["-v"]);
     let report = stderr(&out);
-    for word in ["prompt: 2 tokens", "decode: 7 tokens", "time to first token", "peak memory"] {
+    let loaded = ["tiny.gguf: 2 layers", "loaded in "];
+    for word in loaded.iter().chain(&["prompt: 2 tokens", "decode: 7 tokens", "peak memory"]) {
         assert!(report.contains(word), "no {word:?} in {report}");
     }
     assert!(!report.contains('\r') && !report.contains('\u{1b}'), "a bar without a terminal");
-    let quiet = on(&model, "run", &[&GREEDY[..], &["-p", "Hi", "-q"]].concat());
+    // Otherwise it is a line, and nothing with -q.
+    let short = run(&[]);
+    let (line, stdout_of) = (stderr(&short), stdout(&short));
+    assert!(line.starts_with("8 tokens, ") && line.contains("; prompt 2 tokens in "), "{line}");
+    assert_eq!((line.lines().count(), stdout_of), (1, stdout(&out)), "{line}");
+    let quiet = run(&["-q"]);
     assert_eq!((stdout(&quiet), stderr(&quiet)), (stdout(&out), ""));
+    // The file has all of it whatever stderr shows.
+    let log = model.file("log");
+    let told = run(&["-q", "--log-file", log.to_str().unwrap()]);
+    assert_eq!(stderr(&told), "");
+    let log = std::fs::read_to_string(log).unwrap();
+    assert!(log.contains("prompt: 2 tokens") && !log.contains("kernels: "), "{log}");
+    assert!(stderr(&run(&["-vv"])).contains("[moeba::simd] kernels: "));
 }
 
 #[test]
@@ -81,7 +95,7 @@ fn a_message_to_a_chat_model_is_answered_once() {
 #[test]
 fn a_seed_repeats_a_run_and_is_told() {
     let model = plain();
-    let args = ["-p", "Hello", "-n", "20", "--temp", "1.5", "--ignore-eos"];
+    let args = ["-p", "Hello", "-n", "20", "--temp", "1.5", "--ignore-eos", "-v"];
     let run = |seed: &str| on(&model, "run", &[&args[..], &["--seed", seed]].concat());
     let first = run("7");
     assert!(stderr(&first).contains("seed 7\n"), "{}", stderr(&first));
@@ -316,7 +330,7 @@ fn interrupt(child: &std::process::Child) {
 fn ctrl_c_ends_the_generation_with_a_report() {
     let model = plain();
     let stats = model.file("stats.json");
-    let (mut child, mut text) = endless(&model, &["--stats", stats.to_str().unwrap()]);
+    let (mut child, mut text) = endless(&model, &["-v", "--stats", stats.to_str().unwrap()]);
     interrupt(&child);
     child.stdout.take().unwrap().read_to_end(&mut text).unwrap();
     let out = child.wait_with_output().unwrap();
@@ -333,7 +347,7 @@ fn ctrl_c_leaves_no_unfinished_array() {
     let out = model.file("x.npy");
     let tokens = vec!["1"; 20_000].join(",");
     let mut command = moeba();
-    command.arg("logits").arg(&model.path).args(["--tokens", &tokens, "-ub", "16", "-o"]);
+    command.arg("logits").arg(&model.path).args(["-v", "--tokens", &tokens, "-ub", "16", "-o"]);
     let mut child = command.arg(&out).stderr(Stdio::piped()).spawn().unwrap();
     // The start-up report says that work begins.
     let mut some = [0; 64];

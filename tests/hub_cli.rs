@@ -160,7 +160,7 @@ fn two_processes_share_one_download() {
     wait_for_bytes(&cache, &bytes);
     let outs = [pull(), first].map(|child| child.wait_with_output().unwrap());
     outs.iter().for_each(|out| assert!(out.status.success(), "{}", stderr(out)));
-    assert!(stderr(&outs[0]).contains("another process downloads"), "{}", stderr(&outs[0]));
+    assert!(stderr(&outs[0]).contains("another process is downloading"), "{}", stderr(&outs[0]));
     assert_eq!(server.resolved().len(), 1);
     assert_eq!(fs::read(cache.blob(&bytes)).unwrap(), bytes);
 }

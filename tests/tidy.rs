@@ -14,7 +14,7 @@ const LONG_FUNCTIONS: &[(&str, &str, usize)] = &[];
 
 /// What a module of src/ may use of the crate besides the error type. Missing names may nothing.
 const LAYERS: &[(&str, &[&str])] = &[
-    ("interrupt", &[]),
+    ("interrupt", &["terminal"]),
     ("gguf", &["interrupt"]),
     ("quant", &["gguf", "simd"]),
     ("simd", &["gguf", "quant"]),
@@ -24,7 +24,10 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("tokenizer", &["gguf"]),
     ("chat", &["gguf", "tokenizer"]),
     ("sample", &["tokenizer"]),
-    ("convert", &["experts", "gguf", "interrupt", "model", "quant", "simd", "tokenizer"]),
+    (
+        "convert",
+        &["experts", "gguf", "interrupt", "model", "quant", "simd", "terminal", "tokenizer"],
+    ),
     (
         "engine",
         &[
@@ -40,6 +43,8 @@ const LAYERS: &[(&str, &[&str])] = &[
         ],
     ),
     ("policy", &[]),
+    // Lines and bars on stderr.
+    ("terminal", &[]),
     // Every kernel of a device against its twin on the CPU.
     ("selftest", &["backend", "gguf", "quant", "simd"]),
     // What a machine gives to whatever runs on it.

@@ -96,7 +96,8 @@ fn a_predictor_is_learned_kept_and_used() {
 fn distance_in_use(model: &Path, profile: &Path) -> usize {
     let mut command = moeba();
     command.arg("run").arg(model).args(["--raw", "-p", "A branch", "-n", "12", "--ram", "50%"]);
-    let output = command.args(["--policy", "finemoe", "--profile"]).arg(profile).output().unwrap();
+    let output =
+        command.args(["-v", "--policy", "finemoe", "--profile"]).arg(profile).output().unwrap();
     succeeded(&output);
     let log = String::from_utf8(output.stderr).unwrap();
     assert!(!log.contains("not used"), "{log}");

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
+use super::out;
 use crate::Result;
 use crate::convert::{ConvertOptions, Layout, Mix, Written, convert};
 
@@ -74,12 +75,12 @@ pub fn run(args: ConvertArgs) -> Result<()> {
 pub(super) fn report(written: &Written, output: &std::path::Path) {
     let mib = |n: u64| n as f64 / f64::from(1 << 20);
     let before = written.bytes_in.map_or_else(String::new, |n| format!("{:.1} MiB to ", mib(n)));
-    log::info!(
+    out::note(&format!(
         "{}: {} tensors, {before}{:.1} MiB in {:.1} s ({:.0} MiB/s)",
         output.display(),
         written.n_tensors,
         mib(written.bytes_out),
         written.seconds,
         mib(written.bytes_out) / written.seconds.max(1e-3),
-    );
+    ));
 }

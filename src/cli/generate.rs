@@ -1,12 +1,13 @@
 //! One text from a model: the prompt into the cache (what is there already stays), then token by
 //! token until something ends it. Used by one-shot runs and by chats.
 
-use super::progress;
 use super::report::{self, Watch};
-use super::stats::{Stats, mib, ms, peak_rss_bytes, per_second};
+use super::stats::{Stats, ms, peak_rss_bytes, per_second};
+use super::{figures, out};
 use crate::engine::{Engine, Logits, Session, TopK};
 use crate::experts::Counters;
 use crate::sample::{Sampler, SamplerOptions, StopMatcher};
+use crate::terminal::{self, Detail};
 use crate::tokenizer::{Detokenizer, Tokenizer};
 use crate::{Error, Result};
 use std::sync::Arc;
@@ -75,33 +76,60 @@ impl Outcome {
         per_second(self.n_decoded(), self.decode_time)
     }
 
-    pub fn report(&self) -> String {
-        let reused = match self.n_reused {
+    /// Says on stderr what was measured: in a line, or in full with -v.
+    pub fn tell(&self) {
+        log::info!("{}", self.report());
+        if terminal::detail() < Detail::Verbose {
+            out::aside(&self.summary());
+        }
+    }
+
+    /// One line of figures.
+    fn summary(&self) -> String {
+        let mut parts = vec![figures::counted(self.n_generated, "token")];
+        if self.n_decoded() > 0 {
+            parts[0].push_str(&format!(", {:.1} tokens/s", self.decode_rate()));
+        }
+        let prompt = figures::counted(self.n_prompt, "token");
+        let cached = match self.n_reused {
             0 => String::new(),
-            n => format!(", {n} more were in the cache"),
+            n => format!(" ({} cached)", figures::count(n)),
         };
-        let memory = match peak_rss_bytes() {
-            Some(bytes) => format!("; peak memory {:.1} MiB", mib(bytes)),
-            None => String::new(),
+        parts.push(format!("prompt {prompt} in {}{cached}", figures::time(self.prompt_time)));
+        let experts = if self.n_decoded() > 0 { self.decode_experts } else { self.prompt_experts };
+        let hits = experts.map(|counters| counters.hit_rate()).filter(|rate| !rate.is_nan());
+        let hits = hits.map(|rate| format!("{:.0} % hits", 100.0 * rate));
+        let peak = peak_rss_bytes().map(|bytes| format!("peak {}", figures::size(bytes)));
+        let machine: Vec<String> = [hits, peak].into_iter().flatten().collect();
+        if !machine.is_empty() {
+            parts.push(machine.join(", "));
+        }
+        parts.join("; ")
+    }
+
+    /// All figures, in some lines.
+    pub fn report(&self) -> String {
+        let phase = |n: usize, time: Duration, rate: f64| {
+            let (tokens, time) = (figures::counted(n, "token"), figures::time(time));
+            format!("{tokens} in {time}, {rate:.2} tokens/s")
         };
-        let experts = |counters: &Option<Counters>, n_tokens| match counters {
-            Some(counters) => format!("\n{}", report::lines(counters, n_tokens)),
-            None => String::new(),
-        };
-        format!(
-            "prompt: {} tokens in {:.1} ms, {:.2} tokens/s{reused}{}\n\
-             decode: {} tokens in {:.1} ms, {:.2} tokens/s{}\n\
-             time to first token {:.1} ms{memory}",
-            self.n_prompt,
-            ms(self.prompt_time),
-            self.prompt_rate(),
-            experts(&self.prompt_experts, self.n_prompt),
-            self.n_decoded(),
-            ms(self.decode_time),
-            self.decode_rate(),
-            experts(&self.decode_experts, self.n_decoded()),
-            ms(self.prompt_time),
-        )
+        let mut lines =
+            vec![format!("prompt: {}", phase(self.n_prompt, self.prompt_time, self.prompt_rate()))];
+        if self.n_reused > 0 {
+            lines[0]
+                .push_str(&format!("; {} more were in the cache", figures::count(self.n_reused)));
+        }
+        lines.extend(self.prompt_experts.map(|c| report::lines(&c, self.n_prompt)));
+        if self.n_decoded() > 0 {
+            let decode = phase(self.n_decoded(), self.decode_time, self.decode_rate());
+            lines.push(format!("decode: {decode}"));
+            lines.extend(self.decode_experts.map(|c| report::lines(&c, self.n_decoded())));
+        }
+        let memory =
+            peak_rss_bytes().map(|bytes| format!("; peak memory {}", figures::size(bytes)));
+        let generated = figures::counted(self.n_generated, "token");
+        lines.push(format!("generated {generated}{}", memory.unwrap_or_default()));
+        lines.join("\n")
     }
 
     /// What experts cost is of decode, by which policies differ; a prompt's share has keys of its
@@ -165,6 +193,12 @@ impl Generator {
 
     pub fn engine(&self) -> &Engine {
         &self.engine
+    }
+
+    /// Empties the context.
+    pub fn clear(&mut self) {
+        let kept = self.session.truncate(0);
+        self.cached.truncate(kept);
     }
 
     /// Tokens of context in use.
@@ -253,12 +287,12 @@ impl Generator {
 
     /// Computes `tokens`, with a bar, and samples the token that follows.
     fn feed(&mut self, tokens: &[u32], sampler: &mut Sampler) -> Result<u32> {
-        let bar = progress::bar("prompt", tokens.len() as u64);
+        let bar = terminal::bar("prompt", tokens.len() as u64);
         let shown = bar.clone();
         self.session.hear_progress(Some(Box::new(move |n| shown.set_position(n as u64))));
         let next = self.step(tokens, sampler);
         self.session.hear_progress(None);
-        bar.finish_and_clear();
+        drop(bar);
         next
     }
 
@@ -359,5 +393,46 @@ impl<'a> Text<'a> {
         let mut rest = self.stops.push(self.detokenizer.finish()).text.to_owned();
         rest.push_str(self.stops.finish());
         if rest.is_empty() { Ok(()) } else { (self.print)(&rest) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outcome(n_generated: usize) -> Outcome {
+        Outcome {
+            end: End::Length,
+            n_prompt: 1024,
+            n_reused: 0,
+            n_generated,
+            prompt_time: Duration::from_millis(2100),
+            decode_time: Duration::from_millis(100 * n_generated.saturating_sub(1) as u64),
+            prompt_experts: None,
+            decode_experts: None,
+        }
+    }
+
+    /// Rates of nothing are not told.
+    #[test]
+    fn figures_are_told_of_what_was_done() {
+        let starts = [
+            (0, "0 tokens; prompt 1,024 tokens in 2.1 s"),
+            (1, "1 token; prompt 1,024 tokens in 2.1 s"),
+            (2, "2 tokens, 10.0 tokens/s; prompt 1,024 tokens in 2.1 s"),
+        ];
+        for (n, start) in starts {
+            let summary = outcome(n).summary();
+            assert!(summary.starts_with(start) && !summary.contains("hits"), "{summary}");
+            assert_eq!(outcome(n).report().contains("decode: "), n > 1, "{n}");
+        }
+        let hits = Counters { hits_whole: 61, misses: 39, ..Counters::default() };
+        let streamed = Outcome { decode_experts: Some(hits), n_reused: 7, ..outcome(3) };
+        let summary = streamed.summary();
+        assert!(summary.contains("in 2.1 s (7 cached); 61 % hits"), "{summary}");
+        let report = streamed.report();
+        assert!(report.starts_with("prompt: 1,024 tokens in 2.1 s, 487.62 tokens/s; 7 more"));
+        assert!(report.contains("\ndecode: 2 tokens in 200.0 ms, 10.00 tokens/s\nexperts: "));
+        assert!(report.contains("\ngenerated 3 tokens"), "{report}");
     }
 }

@@ -1,12 +1,13 @@
 //! Models of a hub: the flags that say which file and how, and `moeba pull`, `list` and `rm`.
 
 use super::model::HUB_PREFIX;
+use super::out;
 use super::values::Parsed;
-use super::{out, progress};
 use crate::hub::{Config, Hub, Step, Token, Wanted};
+use crate::terminal::{self, Bar};
 use crate::{Error, Result};
 use clap::builder::BoolishValueParser;
-use indicatif::{HumanBytes, ProgressBar};
+use indicatif::HumanBytes;
 use std::path::PathBuf;
 
 // Each flag names its heading: one for all would be that of the flags behind them, too.
@@ -59,20 +60,16 @@ impl HubArgs {
         if let Some(file) = &self.hf_file {
             wanted = wanted.with_file(file).map_err(Error::Usage)?;
         }
-        let mut bar: Option<ProgressBar> = None;
+        let mut bar: Option<Bar> = None;
         let mut progress = |step: Step<'_>| {
             let bar = bar.get_or_insert_with(|| {
-                log::info!("downloading {wanted}, {}", HumanBytes(step.total));
-                progress::bytes(step.total)
+                out::note(&format!("downloading {wanted}, {}", HumanBytes(step.total)));
+                terminal::bytes("", step.total, step.done)
             });
-            bar.set_message(step.file.to_owned());
+            bar.set_message(step.file);
             bar.set_position(step.done);
         };
-        let path = self.hub()?.fetch(&wanted, &mut progress);
-        if let Some(bar) = bar {
-            bar.finish_and_clear();
-        }
-        path
+        self.hub()?.fetch(&wanted, &mut progress)
     }
 }
 
@@ -114,6 +111,6 @@ pub struct RmArgs {
 pub fn rm(args: RmArgs) -> Result<()> {
     let wanted = wanted(&args.repo)?;
     let n_bytes = Hub::new(Config::from_env()?).remove(&wanted)?;
-    log::info!("{wanted} is gone: {} are free", HumanBytes(n_bytes));
+    out::note(&format!("removed {wanted}, freed {}", HumanBytes(n_bytes)));
     Ok(())
 }

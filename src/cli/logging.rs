@@ -1,56 +1,87 @@
-//! `log` to stderr, and to a file besides if asked. Reports for people are `info`, shown unless
-//! `-q`; RUST_LOG overrides the flags.
+//! `log` to stderr, and to a file besides if asked. stderr has warnings, and more with -v; the file
+//! has at least what -v shows. RUST_LOG overrides the flags.
 
-use super::Global;
+use super::{Global, out};
+use crate::terminal::{self, Detail};
 use crate::{Error, Result};
+use env_logger::Logger;
+use log::{Level, LevelFilter, Record};
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::Write;
 
 pub fn install(global: &Global) -> Result<()> {
-    let level = match (global.quiet, global.verbose) {
-        (true, _) => log::LevelFilter::Error,
-        (false, 0) => log::LevelFilter::Info,
-        (false, 1) => log::LevelFilter::Debug,
-        (false, _) => log::LevelFilter::Trace,
+    let (detail, level) = match (global.quiet, global.verbose) {
+        (true, _) => (Detail::Quiet, LevelFilter::Error),
+        (false, 0) => (Detail::Normal, LevelFilter::Warn),
+        (false, 1) => (Detail::Verbose, LevelFilter::Info),
+        (false, 2) => (Detail::Verbose, LevelFilter::Debug),
+        (false, _) => (Detail::Verbose, LevelFilter::Trace),
     };
+    terminal::set_detail(detail);
     let file = match &global.log_file {
-        Some(path) => Some(File::create(path).map_err(|e| Error::io(path, e))?),
+        Some(path) => {
+            let file = File::create(path).map_err(|e| Error::io(path, e))?;
+            Some((filter(level.max(LevelFilter::Info)), file))
+        }
         None => None,
     };
+    let messages = Messages { stderr: filter(level), file };
+    log::set_max_level(messages.max_level());
+    let installed = log::set_boxed_logger(Box::new(messages));
+    installed.map_err(|e| Error::invalid(format!("cannot set up messages: {e}")))
+}
+
+fn filter(level: LevelFilter) -> Logger {
     env_logger::Builder::new()
+        .filter_level(LevelFilter::Warn.min(level))
         .filter_module("moeba", level)
-        .filter_level(log::LevelFilter::Warn.min(level))
         .parse_default_env()
         // Whatever RUST_LOG asks for: these would show bytes and addresses as they are sent, and
         // with them the token of a hub and signatures that open its files.
-        .filter_module("ureq_proto::util", log::LevelFilter::Off)
-        .filter_module("ureq::util", log::LevelFilter::Debug)
-        .target(env_logger::Target::Pipe(Box::new(Tee { file })))
-        .format(|out, record| match record.level() {
-            log::Level::Info => writeln!(out, "{}", record.args()),
-            log::Level::Warn => writeln!(out, "warning: {}", record.args()),
-            log::Level::Error => writeln!(out, "error: {}", record.args()),
-            _ => writeln!(out, "[{}] {}", record.target(), record.args()),
-        })
-        .init();
-    Ok(())
+        .filter_module("ureq_proto::util", LevelFilter::Off)
+        .filter_module("ureq::util", LevelFilter::Warn)
+        .build()
 }
 
-/// stderr and the log file. A log that cannot be written never stops the work.
-struct Tee {
-    file: Option<File>,
+/// Where messages go, and which.
+struct Messages {
+    stderr: Logger,
+    file: Option<(Logger, File)>,
 }
 
-impl Write for Tee {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let _ = io::stderr().lock().write_all(bytes);
-        if let Some(file) = &mut self.file {
-            let _ = file.write_all(bytes);
-        }
-        Ok(bytes.len())
+impl Messages {
+    fn max_level(&self) -> LevelFilter {
+        let file = self.file.as_ref().map_or(LevelFilter::Off, |(filter, _)| filter.filter());
+        self.stderr.filter().max(file)
+    }
+}
+
+impl log::Log for Messages {
+    fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+        let in_file = self.file.as_ref().is_some_and(|(filter, _)| filter.enabled(metadata));
+        self.stderr.enabled(metadata) || in_file
     }
 
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+    fn log(&self, record: &Record<'_>) {
+        if self.stderr.matches(record) {
+            terminal::line(&line(record, terminal::has_colours()));
+        }
+        if let Some((filter, file)) = &self.file
+            && filter.matches(record)
+        {
+            // A log that cannot be written never stops the work.
+            let _ = (&*file).write_all(format!("{}\n", line(record, false)).as_bytes());
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+fn line(record: &Record<'_>, has_colours: bool) -> String {
+    match record.level() {
+        level @ (Level::Error | Level::Warn | Level::Info) => {
+            format!("{}{}", out::kind(level, has_colours), record.args())
+        }
+        _ => format!("[{}] {}", record.target(), record.args()),
     }
 }

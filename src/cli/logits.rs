@@ -3,10 +3,10 @@
 use super::args::{BatchArgs, ThreadsArg};
 use super::model::ModelArg;
 use super::npy::Npy;
+use super::values;
 use super::values::Parsed;
-use super::{progress, values};
 use crate::engine::{Session, Want};
-use crate::{Error, Result};
+use crate::{Error, Result, terminal};
 use std::path::PathBuf;
 
 /// Ids are checked against the vocabulary later; this is only what fits.
@@ -75,7 +75,7 @@ pub fn run(args: Args) -> Result<()> {
     session.record_experts(args.experts.is_some());
     let mut out = Npy::create::<f32>(&args.output, &[tokens.len(), engine.n_vocab()])?;
 
-    let bar = progress::bar("prompt", tokens.len() as u64);
+    let bar = terminal::bar("prompt", tokens.len() as u64);
     let mut written = Ok(());
     session.eval(&tokens, Want::All, &mut |_, logits| {
         if written.is_ok() {
@@ -84,7 +84,7 @@ pub fn run(args: Args) -> Result<()> {
         bar.inc(1);
     })?;
     written?;
-    bar.finish_and_clear();
+    drop(bar);
 
     if let Some(path) = &args.experts {
         let experts = session.take_experts();

@@ -10,6 +10,7 @@ mod convert;
 mod device_args;
 mod doctor;
 mod environment;
+mod figures;
 mod generate;
 mod hub;
 mod inspect;
@@ -23,7 +24,6 @@ mod out;
 mod perplexity;
 mod plan;
 mod plan_devices;
-mod progress;
 mod prompt;
 mod quantize;
 mod render;
@@ -178,15 +178,15 @@ fn end_code(result: &Result<()>) -> u8 {
     }
     match e {
         Error::Interrupted => {
-            out::complain("interrupted");
+            out::say("interrupted");
             interrupt::EXIT_CODE as u8
         }
         Error::Usage(sentence) => {
-            out::complain(&format!("error: {sentence}"));
+            out::complain(sentence);
             2
         }
         _ => {
-            out::complain(&format!("error: {e}"));
+            out::complain(&e.to_string());
             1
         }
     }

@@ -1,15 +1,16 @@
 //! The model that a subcommand works on: a file, or one of a hub that becomes a file; and the
 //! metadata that is to stand in its place.
 
+use super::figures;
 use super::hub::HubArgs;
-use super::progress;
 use super::values::Parsed;
 use crate::engine::{Engine, EngineOptions};
 use crate::gguf::{Gguf, Override};
 use crate::hub::Wanted;
-use crate::{Error, Result};
+use crate::{Error, Result, terminal};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Before the name of a repository where a file's could stand.
 pub const HUB_PREFIX: &str = "hf:";
@@ -117,12 +118,13 @@ impl Model {
 
     /// Loads it with a bar, then says what was loaded.
     pub fn load(&self, options: &EngineOptions) -> Result<Arc<Engine>> {
-        let bar = progress::bar("loading", 1000);
+        let start = Instant::now();
+        let bar = terminal::bar("loading", 1000);
         let engine = Engine::load(&self.path, &self.options(options), &mut |part| {
             bar.set_position((part * 1000.0) as u64);
         })?;
-        bar.finish_and_clear();
-        log::info!("{}", engine.describe());
+        drop(bar);
+        log::info!("{}; loaded in {}", engine.describe(), figures::time(start.elapsed()));
         Ok(engine)
     }
 }

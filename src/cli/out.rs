@@ -1,6 +1,7 @@
 //! Standard output and standard error. stdout carries text or JSON only; `println!` would panic
 //! when the reader of a pipe has gone, which is the reader's good right (`moeba run … | head`).
 
+use crate::terminal;
 use crate::{Error, Result};
 use std::io::{self, Write};
 
@@ -9,8 +10,10 @@ const STDOUT: &str = "stdout";
 
 /// Writes and flushes, so that a pipe sees text as soon as it is there.
 pub fn write(bytes: &[u8]) -> Result<()> {
-    let mut stdout = io::stdout().lock();
-    stdout.write_all(bytes).and_then(|()| stdout.flush()).map_err(|e| Error::io(STDOUT, e))
+    terminal::without_bar(|| {
+        let mut stdout = io::stdout().lock();
+        stdout.write_all(bytes).and_then(|()| stdout.flush()).map_err(|e| Error::io(STDOUT, e))
+    })
 }
 
 /// `write` with a line end.
@@ -24,10 +27,45 @@ pub fn is_broken_pipe(error: &Error) -> bool {
         if path.as_os_str() == STDOUT && source.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// A line on stderr, whoever listens.
+/// What someone asked for, as a command of a chat: lines on stderr, with -q too.
+pub fn say(text: &str) {
+    text.lines().for_each(|text| terminal::line(&one_line(text)));
+}
+
+/// A line on stderr about work that was done; none with -q.
+pub fn note(text: &str) {
+    if !terminal::is_quiet() {
+        say(text);
+    }
+}
+
+/// A line on stderr that stands back on a terminal; none with -q.
+pub fn aside(text: &str) {
+    if terminal::is_quiet() {
+        return;
+    }
+    let text = one_line(text);
+    match terminal::has_colours() {
+        true => terminal::line(&format!("\x1b[2m{text}\x1b[0m")),
+        false => terminal::line(&text),
+    }
+}
+
+/// How a message of a kind begins: "error: ", in colour on a terminal.
+pub fn kind(level: log::Level, has_colours: bool) -> &'static str {
+    match (level, has_colours) {
+        (log::Level::Error, true) => "\x1b[1;31merror:\x1b[0m ",
+        (log::Level::Error, false) => "error: ",
+        (log::Level::Warn, true) => "\x1b[1;33mwarning:\x1b[0m ",
+        (log::Level::Warn, false) => "warning: ",
+        _ => "",
+    }
+}
+
+/// An error, in one line on stderr.
 pub fn complain(text: &str) {
-    // Nothing can be done for a message that cannot be shown.
-    let _ = writeln!(io::stderr().lock(), "{}", one_line(text));
+    let kind = kind(log::Level::Error, terminal::has_colours());
+    terminal::line(&format!("{kind}{}", one_line(text)));
 }
 
 /// What a file or a flag puts into a message must not move the cursor or start a line.

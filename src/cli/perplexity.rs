@@ -4,11 +4,12 @@
 
 use super::args::{self, BatchArgs, ThreadsArg};
 use super::model::ModelArg;
+use super::out;
 use super::prompt::read_text;
 use super::report::{self, Watch};
 use super::stats::{Stats, per_second};
-use super::{out, progress};
 use crate::engine::{Engine, Session, Want};
+use crate::terminal::{self, Bar};
 use crate::tokenizer::EncodeOptions;
 use crate::{Error, Result};
 use std::path::PathBuf;
@@ -61,16 +62,13 @@ pub fn run(args: Args) -> Result<()> {
     log::info!("{} tokens, {n_chunks} windows of {n_ctx}", tokens.len());
 
     let mut scorer = Scorer::new(&engine, &args.batch)?;
-    let bar = progress::bar("perplexity", (n_chunks * n_ctx) as u64);
+    let bar = terminal::bar_beside_output("perplexity", (n_chunks * n_ctx) as u64);
     for (i, window) in tokens.chunks_exact(n_ctx).take(n_chunks).enumerate() {
         scorer.window(window, &bar)?;
-        // The bar stands on the terminal's last line: text must not run into it.
-        bar.suspend(|| {
-            let end = if i + 1 == n_chunks { "\n" } else { "," };
-            out::write(format!("[{}]{:.4}{end}", i + 1, scorer.score.perplexity()).as_bytes())
-        })?;
+        let end = if i + 1 == n_chunks { "\n" } else { "," };
+        out::write(format!("[{}]{:.4}{end}", i + 1, scorer.score.perplexity()).as_bytes())?;
     }
-    bar.finish_and_clear();
+    drop(bar);
     report(&scorer, args.stats.as_deref())
 }
 
@@ -161,7 +159,7 @@ impl<'a> Scorer<'a> {
         })
     }
 
-    fn window(&mut self, tokens: &[u32], bar: &indicatif::ProgressBar) -> Result<()> {
+    fn window(&mut self, tokens: &[u32], bar: &Bar) -> Result<()> {
         let tokenizer = self.engine.tokenizer();
         let mut tokens = tokens.to_vec();
         if let (true, Some(bos)) = (tokenizer.add_bos(), tokenizer.bos()) {
@@ -179,12 +177,7 @@ impl<'a> Scorer<'a> {
     }
 
     /// Evaluates `tokens` and, where their successors are given, scores those.
-    fn eval(
-        &mut self,
-        tokens: &[u32],
-        targets: Option<&[u32]>,
-        bar: &indicatif::ProgressBar,
-    ) -> Result<()> {
+    fn eval(&mut self, tokens: &[u32], targets: Option<&[u32]>, bar: &Bar) -> Result<()> {
         let want = if targets.is_some() { Want::All } else { Want::None };
         for (i, part) in tokens.chunks(self.n_batch).enumerate() {
             let start = Instant::now();

@@ -1,6 +1,7 @@
 //! What moving experts has cost: lines for people and the flat keys of `--stats` and `bench`.
 
-use super::stats::{Stats, mib};
+use super::figures::size;
+use super::stats::Stats;
 use crate::engine::budget::Place;
 use crate::engine::{Engine, MemoryPlan};
 use crate::experts::Counters;
@@ -34,7 +35,7 @@ pub fn lines(c: &Counters, n_tokens: usize) -> String {
     };
     format!(
         "experts: {hits:.1} % hits, {partial:.1} % partial{stall}; resident at most {}\n\
-         disk: read {}{rate}; on demand {}, prefetch used {}, in vain {}",
+         disk: read {}{rate}; on demand {}, prefetch used {}, wasted {}",
         size(c.resident_bytes_max),
         size(c.read_bytes),
         size(c.demand_bytes),
@@ -46,12 +47,6 @@ pub fn lines(c: &Counters, n_tokens: usize) -> String {
 /// Time that a token waited for experts.
 pub fn stall_ms(counters: &Counters, n_tokens: usize) -> f64 {
     counters.stall_ns as f64 / 1e6 / n_tokens as f64
-}
-
-/// Bytes for people: in GiB from one on.
-fn size(bytes: u64) -> String {
-    let mib = mib(bytes);
-    if mib >= 1024.0 { format!("{:.2} GiB", mib / 1024.0) } else { format!("{mib:.1} MiB") }
 }
 
 /// How the experts were run, and what was counted of them over `n_tokens`: null where they are in
@@ -123,7 +118,7 @@ mod tests {
     fn people_read_two_lines() {
         let expected = "\
 experts: 61.2 % hits, 3.0 % partial, stall 12.3 ms/token; resident at most 512.0 MiB
-disk: read 1.25 GiB at 0.58 GB/s; on demand 900.0 MiB, prefetch used 300.0 MiB, in vain 20.0 MiB";
+disk: read 1.25 GiB at 0.58 GB/s; on demand 900.0 MiB, prefetch used 300.0 MiB, wasted 20.0 MiB";
         assert_eq!(lines(&counters(), 10), expected);
         let nothing = lines(&Counters::default(), 0);
         assert!(!nothing.contains("NaN") && !nothing.contains("stall"), "{nothing}");

@@ -205,7 +205,7 @@ impl Run {
         if outcome.end == End::ContextFull {
             log::warn!("{}", context_full(self.generator.engine().n_ctx()));
         }
-        log::info!("{}", outcome.report());
+        outcome.tell();
         self.write_stats(outcome)?;
         match outcome.end {
             End::Interrupted => Err(Error::Interrupted),

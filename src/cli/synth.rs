@@ -51,7 +51,7 @@ pub fn run(args: SynthArgs) -> Result<()> {
     report(&written, &options.output);
     let architecture = preset_architecture(&options.preset).unwrap_or_default();
     if Descriptor::for_architecture(&architecture, &options.output).is_err() {
-        log::info!("moeba cannot run {architecture} models yet; llama.cpp and `inspect` read them");
+        log::warn!("moeba cannot run {architecture} models yet; `inspect` and llama.cpp read them");
     }
     Ok(())
 }

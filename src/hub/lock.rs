@@ -27,7 +27,7 @@ pub fn acquire(path: &Path, what: &str) -> Result<Lock> {
             Ok(()) => return Ok(Lock(file)),
             Err(Errno::WOULDBLOCK) => {
                 if !told {
-                    log::info!("another process downloads {what}: waiting for it");
+                    log::warn!("another process is downloading {what}: waiting for it");
                     told = true;
                 }
                 interrupt::check()?;

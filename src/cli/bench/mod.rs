@@ -11,11 +11,11 @@ use super::args::{self, BatchArgs};
 use super::model::ModelArg;
 use super::report::Watch;
 use super::values::Parsed;
-use super::{progress, stats, values};
+use super::{stats, values};
 use crate::engine::{Engine, Session, Want};
 use crate::experts::Counters;
 use crate::machine::Wall;
-use crate::{Result, interrupt};
+use crate::{Result, interrupt, terminal};
 use report::{Format, Report, Row};
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
@@ -163,7 +163,7 @@ impl<'a> Bench<'a> {
             self.session.record_experts(false);
         }
         let started = SystemTime::now();
-        let bar = progress::bar("bench", self.args.repetitions as u64);
+        let bar = terminal::bar("bench", self.args.repetitions as u64);
         let (mut ns, mut walls, mut experts) = (Vec::new(), Vec::new(), None::<Counters>);
         let mut peak_rss_bytes = None;
         for _ in 0..self.args.repetitions {
@@ -179,7 +179,7 @@ impl<'a> Bench<'a> {
             experts = watch.counted(self.engine).map(|now| now.plus(&before));
             bar.inc(1);
         }
-        bar.finish_and_clear();
+        drop(bar);
         wall::tell(self.engine.n_threads(), &walls);
         peak_rss_bytes = peak_rss_bytes.max(stats::peak_rss_bytes());
         Ok(Samples { started, ns, walls, peak_rss_bytes, traffic, experts })

@@ -41,10 +41,6 @@ fn threads(text: &str) -> Parsed<Threads> {
 }
 
 pub fn run(args: Args) -> Result<()> {
-    // The link says each time how it reads; the report says it once.
-    if !log::log_enabled!(log::Level::Debug) {
-        log::set_max_level(log::LevelFilter::Warn);
-    }
     let disk = match (&args.path, args.no_disk) {
         // Who names a path wants it measured, or to know why it cannot be.
         (Some(path), _) => examine::disk(path)?,

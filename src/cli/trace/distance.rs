@@ -4,6 +4,7 @@
 use super::replay::{machine, percent, sizes};
 use super::samples;
 use crate::Result;
+use crate::cli::out;
 use crate::interrupt;
 use crate::policy::finemoe::{
     AtDistance, Iteration, best_distance, profile_distances, save_distance,
@@ -49,9 +50,9 @@ impl Args {
             return Some((Measured { costs, absent: 1.0 - self.budget }, from));
         }
         let Some(bytes) = profile.get(Measured::SECTION) else {
-            log::info!(
-                "how far ahead FineMoE prefetches is not profiled: no run with this profile has \
-                 measured what things take, and there is no --machine"
+            out::note(
+                "FineMoE's prefetch distance is not profiled: no run with this profile has \
+                 measured times, and no --machine is given",
             );
             return None;
         };

@@ -5,9 +5,9 @@
 use super::super::args::{self, BatchArgs, ThreadsArg};
 use super::super::model::{Model, ModelArg};
 use super::super::new_file::NewFile;
+use super::super::out;
 use super::super::prompt::read_text;
 use super::super::values::{self, Parsed};
-use super::super::{out, progress};
 use super::places::{Lengths, Source};
 use crate::engine::{Engine, Recorder, Route, Session, Want};
 use crate::experts::SlotLayout;
@@ -15,8 +15,8 @@ use crate::gguf::Gguf;
 use crate::policy::Phase;
 use crate::replay::trace::{Header, LayerShape, MAX_AHEAD, Precision, Writer};
 use crate::sample::{Sampler, SamplerOptions};
+use crate::terminal::{self, Bar};
 use crate::{Error, Result};
-use indicatif::ProgressBar;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -92,7 +92,7 @@ pub fn run(args: Args) -> Result<()> {
     let sources: Vec<_> =
         texts.iter().map(|text| source(&engine, text, n_forced)).collect::<Result<_>>()?;
     let n_requests = args.requests * texts.len();
-    let bar = progress::bar("trace", n_requests as u64);
+    let bar = terminal::bar("trace", n_requests as u64);
     let mut job = Job::new(&engine, &args, header, bar)?;
     for (text, source) in texts.iter().zip(&sources) {
         for i in 0..args.requests {
@@ -162,16 +162,11 @@ struct Job<'a> {
     session: Session,
     recorder: TraceRecorder,
     n_tokens: usize,
-    bar: ProgressBar,
+    bar: Bar,
 }
 
 impl<'a> Job<'a> {
-    fn new(
-        engine: &'a Arc<Engine>,
-        args: &'a Args,
-        header: Header,
-        bar: ProgressBar,
-    ) -> Result<Self> {
+    fn new(engine: &'a Arc<Engine>, args: &'a Args, header: Header, bar: Bar) -> Result<Self> {
         let file = NewFile::create(&args.output)?;
         let n_ahead = header.ahead;
         let writer = Writer::new(file, header).map_err(|e| Error::io(&args.output, e))?;
@@ -244,7 +239,7 @@ impl<'a> Job<'a> {
     fn finish(self) -> Result<usize> {
         let file = self.recorder.writer.finish().map_err(|e| Error::io(&self.args.output, e))?;
         file.finish()?;
-        self.bar.finish_and_clear();
+        drop(self.bar);
         Ok(self.n_tokens)
     }
 }

@@ -1,7 +1,7 @@
 //! `moeba trace replay`: what policies would have done on recorded routing, and the papers' tables.
 
+use super::super::out;
 use super::super::values::{self, Parsed};
-use super::super::{out, progress};
 use super::machine::{Machine, MachineArg, machine_or_file};
 use super::train::read_profile;
 use crate::engine::budget::RamBudget;
@@ -13,7 +13,7 @@ use crate::replay::tables::side_by_side::Live;
 use crate::replay::tables::{self, Cell, Inputs, Row, Source, Table, columns};
 use crate::replay::trace::Trace;
 use crate::replay::{Device, Geometry, Report, Tiers, simulate_policy};
-use crate::{Error, Result};
+use crate::{Error, Result, terminal};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -120,7 +120,7 @@ fn compare(args: &Args, trace: &Trace) -> Result<()> {
     let stands_for = Geometry::names().find(|name| *name == args.sizes).expect("it was checked");
     let source = Source { trace, stands_for };
     let machine = args.machine.read()?;
-    let bar = progress::bar("replaying", (args.policy.len() * args.budget.0.len()) as u64);
+    let bar = terminal::bar("replaying", (args.policy.len() * args.budget.0.len()) as u64);
     let mut runs = Vec::new();
     for policy in &args.policy {
         let mut reports = Vec::new();
@@ -131,7 +131,7 @@ fn compare(args: &Args, trace: &Trace) -> Result<()> {
         }
         runs.push((policy.to_string(), reports));
     }
-    bar.finish_and_clear();
+    drop(bar);
     let setting = source.describe(&machine.name());
     let values: [(&'static str, &str, fn(&Report) -> Cell); 4] = [
         ("tpot", "TPOT, ms", |r| Cell::Number(r.tpot.mean / 1e6, 3)),
@@ -210,7 +210,7 @@ fn report(args: &Args, trace: &Trace, folder: &Path) -> Result<()> {
     }
     inputs.live = args.live.as_deref().map(live).transpose()?.unwrap_or_default();
     let sections = tables::SECTIONS;
-    let bar = progress::bar("replaying", sections.len() as u64);
+    let bar = terminal::bar("replaying", sections.len() as u64);
     let plots = folder.join("policies");
     fs::create_dir_all(&plots).map_err(|e| Error::io(&plots, e))?;
     let mut text = tables::introduction(&inputs);
@@ -226,7 +226,7 @@ fn report(args: &Args, trace: &Trace, folder: &Path) -> Result<()> {
         }
         bar.inc(1);
     }
-    bar.finish_and_clear();
+    drop(bar);
     write(&folder.join("POLICIES.md"), &format!("{}\n", text.trim_end()))
 }
 

@@ -4,7 +4,7 @@
 
 use super::super::args;
 use super::super::new_file::NewFile;
-use super::super::{out, progress};
+use super::super::out;
 use super::replay::percent;
 use super::{distance, samples};
 use crate::policy::llapor::save_held_out;
@@ -13,7 +13,7 @@ use crate::replay::tables::prescope::{LlaporReport, PREDICTION, TRAINING, Value}
 use crate::replay::tables::{self, Cell, Row, Table, columns};
 use crate::replay::trace::Trace;
 use crate::train::{Accuracy, LayerReport, Report, TrainOptions, train};
-use crate::{Error, Result, interrupt};
+use crate::{Error, Result, interrupt, terminal};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -82,12 +82,12 @@ pub fn run(args: Args) -> Result<()> {
         held_out: args.held_out,
         ..TrainOptions::default()
     };
-    let bar = progress::bar("train", (shape.moe_layers().count() * args.epochs) as u64);
+    let bar = terminal::bar("train", (shape.moe_layers().count() * args.epochs) as u64);
     let trained = train(&shape, &samples, &options, &mut |_| {
         bar.inc(1);
         interrupt::check()
     })?;
-    bar.finish_and_clear();
+    drop(bar);
 
     let bytes = trained.model.layers.iter().flatten().map(|layer| 4 * layer.n_products());
     let measured = measured(&trained.report, &bytes.collect::<Vec<_>>());

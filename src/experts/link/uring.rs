@@ -118,7 +118,11 @@ impl Ring {
             Err(e) if pieces.is_empty() => log::debug!("disk link: nothing to register: {e}"),
             Err(e) => {
                 let bytes: usize = memory.iter().map(|(_, n_bytes)| n_bytes).sum();
-                log::info!("disk link: {bytes} bytes of memory stay unpinned (ulimit -l): {e}");
+                let mib = bytes >> 20;
+                log::debug!(
+                    "disk link: {mib} MiB of memory are not pinned ({e}); reads work all the same, \
+                     at a little more processor time. `ulimit -l` above that size pins them"
+                );
             }
         }
     }
