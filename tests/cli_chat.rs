@@ -90,6 +90,7 @@ fn a_chat_keeps_its_history_in_the_cache() {
     terminal.type_and_see("\"\"\"two\r", ". ");
     terminal.type_and_see("lines\"\"\"\r", "> ");
     terminal.type_and_see("/clear\r", "> ");
+    terminal.type_and_see("/stats\r", "0 of 256 tokens of context used");
     let long = "x".repeat(300);
     terminal.type_and_see(&format!("{long}\r"), "shorten it or raise -c");
     terminal.type_and_see("/exit\r", "");
@@ -116,4 +117,111 @@ fn ctrl_c_ends_an_answer_and_twice_the_program() {
     terminal.type_and_see("\u{3}", "Ctrl-C again");
     terminal.type_and_see("\u{3}", "interrupted");
     assert_eq!(terminal.code(), Some(130));
+}
+
+/// What someone asks for is no message that -q turns off.
+#[test]
+fn commands_answer_in_a_quiet_chat() {
+    let model = model();
+    let mut terminal = Terminal::open(&model, &["-q", "-n", "3"]);
+    terminal.see(0, "> ");
+    for (command, answer) in [
+        ("/help", "/system TEXT"),
+        ("/foo", "no command /foo"),
+        ("/set", "repeat-penalty "),
+        ("/set temp", "temp is 0\r"),
+        ("/set temp 0.5", "temp is 0.5\r"),
+        ("/set foo 1", "the options are temp, "),
+        ("/set n 2", "n is 2\r"),
+        ("/set top-k x", "expected a whole number"),
+        ("/system Be brief", "the system prompt is set"),
+        ("/system", "there is no system prompt now"),
+        ("/read", "/read needs"),
+        ("/read /nonexistent", "error:\u{1b}[0m /nonexistent: "),
+        ("/regen", "no answer yet"),
+        ("/sta\t", "nothing has been generated yet"),
+        ("/clear", "the conversation is forgotten"),
+    ] {
+        let before = terminal.seen.lock().unwrap().len();
+        let seen = terminal.type_and_see(&format!("{command}\r"), answer);
+        terminal.see(before + seen.find(answer).unwrap(), "> ");
+    }
+    // Lines that only look like commands are messages.
+    for line in ["/etc/passwd is what?", " /help"] {
+        terminal.type_and_see(&format!("{line}\r"), "\n");
+        terminal.see(terminal.seen.lock().unwrap().len(), "> ");
+    }
+    terminal.type_and_see("/stats\r", "generated 2 tokens");
+    terminal.type_and_see("/exit\r", "");
+    assert_eq!(terminal.code(), Some(0));
+}
+
+/// The lines on a screen of unlimited height after what a program wrote to it.
+fn screen(written: &str) -> Vec<String> {
+    let (mut lines, mut row, mut column) = (vec![Vec::new()], 0usize, 0usize);
+    let mut chars = written.chars();
+    while let Some(c) = chars.next() {
+        match c {
+            '\r' => column = 0,
+            '\n' => (row, column) = (row + 1, 0),
+            '\u{1b}' => {
+                let mut code = String::new();
+                while !code.ends_with(|c: char| c.is_ascii_alphabetic()) {
+                    code.extend(chars.next());
+                }
+                match code.as_str().trim_start_matches('[') {
+                    "2K" => lines[row].clear(),
+                    "A" | "1A" => row -= 1,
+                    _ => {}
+                }
+            }
+            c => {
+                let line: &mut Vec<char> = &mut lines[row];
+                line.resize(line.len().max(column + 1), ' ');
+                line[column] = c;
+                column += 1;
+            }
+        }
+        lines.resize(lines.len().max(row + 1), Vec::new());
+    }
+    lines.into_iter().map(|line| line.into_iter().collect()).collect()
+}
+
+/// A prompt that takes long enough for a bar.
+fn long_prompt(model: &Model, args: &[&str]) -> Terminal {
+    let file = model.file("prompt");
+    std::fs::write(&file, "a long prompt ".repeat(1500)).unwrap();
+    let file = file.to_str().unwrap();
+    Terminal::open(model, &[&["-st", "-c", "100000", "-n", "1", "-f", file], args].concat())
+}
+
+#[test]
+fn a_bar_goes_when_its_work_is_done() {
+    let model = model();
+    let terminal = long_prompt(&model, &[]);
+    terminal.see(0, "prompt [");
+    let written = terminal.see(0, "; prompt 21,0");
+    assert_eq!(terminal.code(), Some(0));
+    let lines = screen(&written);
+    assert!(!lines.iter().any(|line| line.contains(" [")), "{lines:?}");
+    // The figures stand back.
+    assert!(written.contains("\u{1b}[2m1 token; "), "{written:?}");
+    let quiet = long_prompt(&model, &["-q"]);
+    let seen = quiet.seen.clone();
+    assert_eq!(quiet.code(), Some(0));
+    let seen = seen.lock().unwrap();
+    assert!(!seen.contains('[') && seen.lines().count() <= 2, "{seen:?}");
+}
+
+#[test]
+fn an_interrupted_prompt_leaves_no_bar() {
+    let model = model();
+    let terminal = long_prompt(&model, &["-v"]);
+    terminal.see(0, "prompt [");
+    let pid = terminal.child.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    let written = terminal.see(0, "interrupted");
+    assert_eq!(terminal.code(), Some(130));
+    let lines = screen(&written);
+    assert!(!lines.iter().any(|line| line.contains(" [")), "{lines:?}");
 }

@@ -1,6 +1,7 @@
 //! The interactive chat of `moeba run`: lines from a terminal, commands that begin with a slash,
 //! messages of several lines between `"""`.
 
+use super::commands::{self, Completion};
 use super::conversation::Conversation;
 use super::generate::{End, Outcome, Request};
 use super::out;
@@ -14,18 +15,10 @@ use rustyline::history::FileHistory;
 use rustyline::{Behavior, Config, Editor};
 use std::path::{Path, PathBuf};
 
-const HELP: &str = "\
-/exit, /quit      end (also Ctrl-D)
-/clear            forget the conversation
-/regen            answer the last message again
-/read FILE        send a file as the message
-/system TEXT      what the model is told before the first message
-/set NAME VALUE   temp, top-k, top-p, min-p, repeat-penalty, …, seed, n
-/stats            figures of the last answer
-\"\"\"               begins and ends a message of several lines
-Ctrl-C            ends an answer; at the prompt, twice ends the program";
-
 const QUOTES: &str = "\"\"\"";
+
+/// At the end of a line: the message goes on in the next.
+const CONTINUED: char = '\\';
 
 /// What someone typed.
 #[derive(Debug, PartialEq)]
@@ -37,7 +30,7 @@ enum Input {
 
 /// Reads messages; the terminal's side of a chat.
 struct Reader {
-    editor: Editor<(), FileHistory>,
+    editor: Editor<Completion, FileHistory>,
     history: Option<PathBuf>,
 }
 
@@ -46,6 +39,7 @@ impl Reader {
         // The prompt goes to the terminal itself: stdout carries answers only.
         let config = Config::builder().behavior(Behavior::PreferTerm).auto_add_history(true);
         let mut editor = Editor::with_config(config.build()).map_err(terminal_error)?;
+        editor.set_helper(Some(Completion));
         let history = history_file();
         if let Some(path) = &history {
             // None the first time.
@@ -69,7 +63,7 @@ impl Reader {
                 Err(ReadlineError::Interrupted) => {
                     cancelled = true;
                     lines.clear();
-                    log::info!("(Ctrl-C again or Ctrl-D ends the chat)");
+                    out::say("(Ctrl-C again or Ctrl-D ends the chat)");
                     continue;
                 }
                 Err(ReadlineError::Eof) => return Ok(Input::End),
@@ -119,15 +113,21 @@ fn parse(lines: &[String]) -> Option<Input> {
         let text = text.trim_end().strip_suffix(QUOTES)?;
         return Some(Input::Message(text.trim_matches('\n').to_owned()));
     }
-    if let Some(command) = first.strip_prefix('/') {
-        let (name, rest) = command.split_once(char::is_whitespace).unwrap_or((command, ""));
+    // A space before it makes a command a message.
+    if let Some((name, rest)) = commands::split(&lines[0]) {
         return Some(match name {
             "exit" | "quit" | "bye" => Input::End,
-            _ => Input::Command(name.to_owned(), rest.trim().to_owned()),
+            _ => Input::Command(name.to_owned(), rest.to_owned()),
         });
     }
+    let last = lines.last()?;
+    if last.ends_with(CONTINUED) {
+        return None;
+    }
+    let continued = |line: &String| line.strip_suffix(CONTINUED).unwrap_or(line).to_owned();
+    let text = lines.iter().map(continued).collect::<Vec<_>>().join("\n");
     // An empty line asks nothing; the reader goes on.
-    Some(Input::Message(first.to_owned()))
+    Some(Input::Message(text.trim().to_owned()))
 }
 
 /// One message from the terminal: `--single-turn` without a prompt.
@@ -150,7 +150,7 @@ struct Chat {
 pub fn run(run: Run, conversation: Conversation, first: Option<String>) -> Result<()> {
     let mut reader = Reader::new()?;
     let mut chat = Chat { run, conversation, last: None, n_answers: 0 };
-    log::info!("/help lists the commands, /exit or Ctrl-D ends the chat");
+    out::aside("/help lists the commands, /exit or Ctrl-D ends the chat");
     if let Some(message) = first {
         chat.message(&message)?;
     }
@@ -194,66 +194,87 @@ impl Chat {
         out::line("")?;
         self.n_answers += 1;
         if was_interrupted(&outcome) {
-            log::info!("(interrupted)");
+            out::say("(interrupted)");
         }
         match answer.is_empty() && outcome.end == End::Interrupted {
             true => drop(self.conversation.take_back("user")),
             false => self.conversation.add_assistant(&answer),
         }
         if outcome.end == End::ContextFull {
-            log::warn!("{}; /clear begins anew", context_full(self.run.generator.engine().n_ctx()));
+            log::warn!("{}; /clear starts over", context_full(self.run.generator.engine().n_ctx()));
         }
-        log::debug!("{}", outcome.report());
+        outcome.tell();
         self.last = Some(outcome);
         Ok(())
     }
 
     fn command(&mut self, name: &str, rest: &str) -> Result<()> {
         match name {
-            "help" | "?" => log::info!("{HELP}"),
-            "clear" => self.conversation.clear(),
+            "help" | "?" => out::say(&commands::help()),
+            "clear" => {
+                self.conversation.clear();
+                self.run.generator.clear();
+                out::say("the conversation is forgotten");
+            }
             "regen" => return self.regenerate(),
             "stats" => self.stats(),
-            "system" => self.conversation.set_system(rest),
+            "system" => {
+                self.conversation.set_system(rest);
+                out::say(match rest {
+                    "" => "there is no system prompt now",
+                    _ => "the system prompt is set",
+                });
+            }
             "set" => match self.set(rest) {
-                Ok(()) => {}
-                Err(why) => log::warn!("/set {rest}: {why}"),
+                Ok(said) => out::say(&said),
+                Err(why) => out::say(&format!("/set {rest}: {why}")),
             },
-            "read" if rest.is_empty() => log::warn!("/read needs a file's name"),
+            "read" if rest.is_empty() => out::say("/read needs the name of a file"),
             "read" => match read_prompt(Path::new(rest)) {
                 Ok(text) => return self.message(&text),
-                Err(e) => log::warn!("{e}"),
+                Err(e) => out::complain(&e.to_string()),
             },
-            _ => log::warn!("there is no command /{name}; /help lists them"),
+            _ => out::say(&format!("there is no command /{name}; /help lists all")),
         }
         Ok(())
     }
 
     fn regenerate(&mut self) -> Result<()> {
         if !self.conversation.take_back("assistant") {
-            log::warn!("there is no answer yet to give again");
+            out::say("there is no answer yet to give again");
             return Ok(());
         }
         let said = self.answer();
         tell(said)
     }
 
-    fn set(&mut self, text: &str) -> Parsed<()> {
-        let (name, value) = text.split_once(char::is_whitespace).ok_or("expected NAME VALUE")?;
-        let value = value.trim();
-        if matches!(name, "n" | "predict" | "n-predict") {
-            self.run.limits.n_predict = usize::try_from(n_predict(value)?).ok();
-            return Ok(());
+    /// Changes an option; without a value it is shown, and without a name all are.
+    fn set(&mut self, text: &str) -> Parsed<String> {
+        let (name, value) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
+        let is_n = matches!(name, "n" | "predict" | "n-predict");
+        match value.trim() {
+            "" => {}
+            value if is_n => self.run.limits.n_predict = usize::try_from(n_predict(value)?).ok(),
+            value => sampling::set(&mut self.run.sampling, name, value)?,
         }
-        sampling::set(&mut self.run.sampling, name, value)
+        let mut all = sampling::settings(&self.run.sampling);
+        all.push(("n", self.run.limits.n_predict.map_or("-1".into(), |n| n.to_string())));
+        let name = if is_n { "n".into() } else { sampling::canonical(name) };
+        let row = |(name, value): &(&str, String)| format!("{name:<17}  {value}");
+        match all.iter().find(|(known, _)| *known == name) {
+            Some((name, value)) => Ok(format!("{name} is {value}")),
+            None if name.is_empty() => Ok(all.iter().map(row).collect::<Vec<_>>().join("\n")),
+            None => Err(sampling::unknown(&self.run.sampling)),
+        }
     }
 
     fn stats(&self) {
         let n_ctx = self.run.generator.engine().n_ctx();
-        log::info!("{} of {n_ctx} tokens of context used", self.run.generator.n_past());
+        let used = self.run.generator.n_past();
+        out::say(&format!("{used} of {n_ctx} tokens of context used"));
         match &self.last {
-            Some(outcome) => log::info!("{}", outcome.report()),
-            None => log::info!("nothing was generated yet"),
+            Some(outcome) if used > 0 => out::say(&outcome.report()),
+            _ => out::say("nothing has been generated yet"),
         }
     }
 }
@@ -263,7 +284,7 @@ impl Chat {
 fn tell(result: Result<()>) -> Result<()> {
     match result {
         Err(e @ Error::Invalid(_)) => {
-            log::warn!("{e}");
+            out::complain(&e.to_string());
             Ok(())
         }
         other => other,
@@ -288,6 +309,17 @@ mod tests {
         assert_eq!(parsed("/exit"), Some(Input::End));
         let set = Input::Command("set".into(), "temp 0.5".into());
         assert_eq!(parsed("/set  temp 0.5 "), Some(set));
+        for text in [" /set temp", "/etc/passwd is what?"] {
+            assert_eq!(parsed(text), message(text.trim()));
+        }
+    }
+
+    #[test]
+    fn a_backslash_at_the_end_of_a_line_continues_it() {
+        assert_eq!(parsed("one\\"), None);
+        assert_eq!(parsed("one\\\ntwo\\"), None);
+        assert_eq!(parsed("one\\\n/two\\n"), message("one\n/two\\n"));
+        assert_eq!(parsed("one\\\n"), message("one"));
     }
 
     #[test]

@@ -5,6 +5,7 @@ mod args;
 mod argv;
 mod bench;
 mod chat;
+mod commands;
 mod conversation;
 mod convert;
 mod device_args;

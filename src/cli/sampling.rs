@@ -91,10 +91,18 @@ impl SamplingArgs {
     }
 }
 
+/// An option's name as `settings` has it.
+pub fn canonical(name: &str) -> String {
+    match name.trim_start_matches('-').replace('_', "-").as_str() {
+        "temperature" => "temp".into(),
+        name => name.into(),
+    }
+}
+
 /// Changes one option by its flag's name: a chat's `/set`.
 pub fn set(options: &mut SamplerOptions, name: &str, value: &str) -> Parsed<()> {
-    match name.trim_start_matches('-').replace('_', "-").as_str() {
-        "temp" | "temperature" => options.temp = temperature(value)?,
+    match canonical(name).as_str() {
+        "temp" => options.temp = temperature(value)?,
         "top-k" => options.top_k = top_k(value)?,
         "top-p" => options.top_p = probability(value)?,
         "min-p" => options.min_p = probability(value)?,
@@ -103,9 +111,29 @@ pub fn set(options: &mut SamplerOptions, name: &str, value: &str) -> Parsed<()> 
         "presence-penalty" => options.presence_penalty = penalty(value)?,
         "frequency-penalty" => options.frequency_penalty = penalty(value)?,
         "seed" => options.seed = u64::try_from(seed(value)?).ok(),
-        other => return Err(format!("there is no option {other:?}")),
+        _ => return Err(unknown(options)),
     }
     Ok(())
+}
+
+pub fn unknown(options: &SamplerOptions) -> String {
+    let names: Vec<&str> = settings(options).iter().map(|(name, _)| *name).collect();
+    format!("there is no such option; the options are {} and n", names.join(", "))
+}
+
+/// The options that `set` changes, with their values.
+pub fn settings(options: &SamplerOptions) -> Vec<(&'static str, String)> {
+    vec![
+        ("temp", options.temp.to_string()),
+        ("top-k", options.top_k.to_string()),
+        ("top-p", options.top_p.to_string()),
+        ("min-p", options.min_p.to_string()),
+        ("repeat-penalty", options.repeat_penalty.to_string()),
+        ("repeat-last-n", options.repeat_last_n.to_string()),
+        ("presence-penalty", options.presence_penalty.to_string()),
+        ("frequency-penalty", options.frequency_penalty.to_string()),
+        ("seed", options.seed.map_or("-1".into(), |seed| seed.to_string())),
+    ]
 }
 
 #[derive(clap::Args, Debug)]
@@ -136,5 +164,20 @@ impl LimitArgs {
             ignore_eos: self.ignore_eos,
             stops: self.reverse_prompt.clone(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_listed_can_be_set() {
+        let mut options = SamplerOptions::default();
+        let before = settings(&options);
+        for (name, value) in &before {
+            set(&mut options, name, value).unwrap_or_else(|why| panic!("{name}: {why}"));
+        }
+        assert_eq!(settings(&options), before);
     }
 }
