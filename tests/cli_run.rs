@@ -107,6 +107,45 @@ fn a_seed_repeats_a_run_and_is_told() {
 }
 
 #[test]
+fn negatives_mean_what_they_mean_in_llama_cpp() {
+    let model = plain();
+    let text = |args: &[&str]| {
+        let fixed = ["-p", "Hello", "-n", "12", "--ignore-eos", "--seed", "3"];
+        succeeded(&on(&model, "run", &[&fixed[..], args].concat())).to_owned()
+    };
+    assert_eq!(text(&["--temp", "-1"]), text(&["--temp", "0"]));
+    let hot = ["--temp", "3", "--top-p", "1", "--min-p", "0"];
+    let all = text(&[&hot[..], &["--top-k", "0"]].concat());
+    assert_eq!(text(&[&hot[..], &["--top-k", "-1"]].concat()), all);
+    assert_ne!(text(&[&hot[..], &["--top-k", "2"]].concat()), all);
+}
+
+#[test]
+fn the_file_recommends_how_to_sample() {
+    let model = plain();
+    let with = |pairs: &str, args: &[&str]| {
+        let fixed = ["-v", "-p", "a", "-n", "1", "--override-kv", pairs];
+        let out = on(&model, "run", &[&fixed[..], args].concat());
+        succeeded(&out);
+        stderr(&out).to_owned()
+    };
+    let pairs = "general.sampling.temp=float:0.25,general.sampling.top_k=int:7";
+    let told = with(pairs, &[]);
+    assert!(told.contains("temp 0.25") && told.contains("top-k 7"), "{told}");
+    let told = with(pairs, &["--top-k", "9"]);
+    assert!(told.contains("temp 0.25") && told.contains("top-k 9"), "{told}");
+    let wrong = "general.sampling.top_p=str:most,general.sampling.min_p=float:1.5";
+    let told = with(wrong, &[]);
+    for warning in [
+        "general.sampling.top_p: expected a number from 0 to 1, got string \"most\"; 0.95 is used",
+        "general.sampling.min_p: expected a number from 0 to 1, got f64 1.5; 0.05 is used",
+    ] {
+        assert!(told.contains(warning), "{told}");
+    }
+    assert!(!with(wrong, &["--top-p", "1", "--min-p", "0"]).contains("expected"));
+}
+
+#[test]
 fn a_generation_ends_where_it_is_told() {
     let model = plain();
     let stats = model.file("stats.json");
@@ -239,12 +278,11 @@ fn flags_out_of_range_are_wrong_usage() {
     let model = plain();
     let cases: &[(&[&str], &str)] = &[
         (&["--temp", "NaN"], "--temp"),
-        (&["--temp", "-1"], "--temp"),
         (&["--temp", "inf"], "--temp"),
         (&["--top-p", "1.5"], "--top-p"),
         (&["--top-p", "nan"], "--top-p"),
         (&["--min-p", "-0.1"], "--min-p"),
-        (&["--top-k", "-3"], "--top-k"),
+        (&["--top-k", "1.5"], "--top-k"),
         (&["--repeat-penalty", "0"], "--repeat-penalty"),
         (&["--repeat-last-n", "-2"], "--repeat-last-n"),
         (&["--presence-penalty", "NaN"], "--presence-penalty"),

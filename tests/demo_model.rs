@@ -25,12 +25,25 @@ fn greedy_text_is_what_it_was() {
         ("chat", &["-p", "What is a branch?", "-n", "64"][..]),
         ("story", &["-p", "The package manager", "-no-cnv", "-n", "64"][..]),
     ] {
-        let output = succeed(run(args).args(["--temp", "0", "-q"]));
+        // The file recommends a penalty, which would hide what the model says by itself.
+        let greedy = ["--temp", "0", "--repeat-penalty", "1", "-q"];
+        let output = succeed(run(args).args(greedy));
         let expected = repo().join(format!("tests/fixtures/demo/{name}.txt"));
         let expected = std::fs::read(&expected).unwrap_or_else(|e| panic!("{expected:?}: {e}"));
         let (got, expected) =
             (String::from_utf8(output.stdout).unwrap(), String::from_utf8(expected).unwrap());
         assert_eq!(got, expected, "{name}");
+    }
+}
+
+/// The sampling that the file recommends is in force where no flag says otherwise.
+#[test]
+fn the_models_own_sampling_is_used() {
+    let output = succeed(&mut run(&["-p", "hi", "-n", "1", "-v"]));
+    let told = String::from_utf8(output.stderr).unwrap();
+    let line = told.lines().find(|line| line.contains("sampling: ")).unwrap();
+    for part in ["temp 0.7", "top-p 0.9", "repeat-penalty 1.1"] {
+        assert!(line.contains(part), "{line}");
     }
 }
 

@@ -23,7 +23,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("model", &["backend", "experts", "gguf", "interrupt", "policy", "quant", "simd"]),
     ("tokenizer", &["gguf"]),
     ("chat", &["gguf", "tokenizer"]),
-    ("sample", &["tokenizer"]),
+    ("sample", &["gguf", "tokenizer"]),
     (
         "convert",
         &["experts", "gguf", "interrupt", "model", "quant", "simd", "terminal", "tokenizer"],

@@ -128,7 +128,8 @@ pub fn run(args: Args) -> Result<()> {
     let start = Instant::now();
     let engine = model.load(&options)?;
     let load_time = start.elapsed();
-    let mut sampling = args.sampling.options();
+    let mut sampling = args.sampling.options(engine.gguf());
+    log::info!("sampling: {}", sampling.describe());
     // Told even where it was drawn, so that any run can be repeated.
     let seed = Sampler::new(sampling.clone())?.seed();
     sampling.seed = Some(seed);

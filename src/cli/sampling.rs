@@ -2,114 +2,103 @@
 
 use super::generate::Limits;
 use super::values::{self, Parsed};
-use crate::sample::SamplerOptions;
+use crate::gguf::Gguf;
+use crate::sample::{PARAMETERS, Parameter, SamplerOptions, recommend};
+use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 
-/// Beyond any use; keeps products of logits far from infinity.
-const MAX_FACTOR: f32 = 1e6;
+/// What the command line or the environment sets. A flag for each row of [`PARAMETERS`], and those
+/// of [`ChainArgs`].
+#[derive(Debug)]
+pub struct SamplingArgs {
+    numbers: Vec<(&'static Parameter, f64)>,
+    chain: ChainArgs,
+}
 
+/// Flags whose values are no plain numbers.
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = "Sampling")]
-pub struct SamplingArgs {
-    /// Temperature; 0 always takes the most probable token
-    #[arg(long, alias = "temperature", value_name = "T", default_value = "0.8")]
-    #[arg(value_parser = temperature, env = "MOEBA_TEMP")]
-    temp: f32,
-    /// Only the K most probable tokens; 0 is all
-    #[arg(long, value_name = "K", default_value = "40", value_parser = top_k)]
-    #[arg(env = "MOEBA_TOP_K")]
-    top_k: i32,
-    /// Only the most probable tokens that together have probability P; 1 is all
-    #[arg(long, value_name = "P", default_value = "0.95", value_parser = probability)]
-    #[arg(env = "MOEBA_TOP_P")]
-    top_p: f32,
-    /// Only tokens at least P times as probable as the most probable one; 0 is all
-    #[arg(long, value_name = "P", default_value = "0.05", value_parser = probability)]
-    #[arg(env = "MOEBA_MIN_P")]
-    min_p: f32,
-    /// Divide the logits of recent tokens by this; 1 is off
-    #[arg(long, value_name = "X", default_value = "1", value_parser = factor)]
-    #[arg(env = "MOEBA_REPEAT_PENALTY")]
-    repeat_penalty: f32,
-    /// How many recent tokens the penalties see; 0 is none, -1 all
-    #[arg(long, value_name = "N", default_value = "64", value_parser = look_back)]
-    repeat_last_n: i32,
-    /// Subtract this from the logits of tokens that occurred
-    #[arg(long, value_name = "X", default_value = "0", value_parser = penalty)]
-    #[arg(env = "MOEBA_PRESENCE_PENALTY")]
-    presence_penalty: f32,
-    /// Subtract this for each time that a token occurred
-    #[arg(long, value_name = "X", default_value = "0", value_parser = penalty)]
-    #[arg(env = "MOEBA_FREQUENCY_PENALTY")]
-    frequency_penalty: f32,
+struct ChainArgs {
     /// Random seed; -1 is a new one each time
     #[arg(short, long, value_name = "N", default_value = "-1", value_parser = seed)]
     #[arg(env = "MOEBA_SEED")]
     seed: i64,
 }
 
-fn temperature(text: &str) -> Parsed<f32> {
-    values::float(text, 0.0, MAX_FACTOR)
-}
-
-pub fn probability(text: &str) -> Parsed<f32> {
-    values::float(text, 0.0, 1.0)
-}
-
-fn factor(text: &str) -> Parsed<f32> {
-    values::float(text, 1.0 / MAX_FACTOR, MAX_FACTOR)
-}
-
-fn penalty(text: &str) -> Parsed<f32> {
-    values::float(text, -MAX_FACTOR, MAX_FACTOR)
-}
-
-fn top_k(text: &str) -> Parsed<i32> {
-    values::integer(text, 0, i32::MAX.into())
-}
-
-fn look_back(text: &str) -> Parsed<i32> {
-    values::integer(text, -1, i32::MAX.into())
-}
-
 fn seed(text: &str) -> Parsed<i64> {
     values::integer(text, -1, u32::MAX.into())
 }
 
+fn flag(parameter: &'static Parameter) -> Arg {
+    let default = parameter.text(&SamplerOptions::default());
+    let default = match parameter.key {
+        Some(_) => format!("the model's, else {default}"),
+        None => default,
+    };
+    let arg = Arg::new(parameter.name)
+        .long(parameter.name)
+        .aliases(parameter.aliases)
+        .value_name(if parameter.is_whole() { "N" } else { "X" })
+        .help(format!("{} [default: {default}]", parameter.help))
+        .help_heading("Sampling")
+        .value_parser(move |text: &str| parameter.parse(text));
+    match parameter.variable {
+        Some(name) => arg.env(name),
+        None => arg,
+    }
+}
+
+impl Args for SamplingArgs {
+    fn augment_args(command: Command) -> Command {
+        ChainArgs::augment_args(command.args(PARAMETERS.iter().map(flag)))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for SamplingArgs {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let given = |p: &'static Parameter| Some((p, *matches.get_one::<f64>(p.name)?));
+        let numbers = PARAMETERS.iter().filter_map(given).collect();
+        Ok(Self { numbers, chain: ChainArgs::from_arg_matches(matches)? })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
 impl SamplingArgs {
-    pub fn options(&self) -> SamplerOptions {
-        SamplerOptions {
-            temp: self.temp,
-            top_k: self.top_k,
-            top_p: self.top_p,
-            min_p: self.min_p,
-            repeat_penalty: self.repeat_penalty,
-            repeat_last_n: self.repeat_last_n,
-            presence_penalty: self.presence_penalty,
-            frequency_penalty: self.frequency_penalty,
-            seed: u64::try_from(self.seed).ok(),
+    /// What is given; else what the file recommends; else llama.cpp's defaults.
+    pub fn options(&self, gguf: &Gguf) -> SamplerOptions {
+        let mut options = SamplerOptions::default();
+        let is_given = |name: &str| self.numbers.iter().any(|(p, _)| p.name == name);
+        recommend(&mut options, gguf, is_given);
+        for (parameter, value) in &self.numbers {
+            parameter.set(&mut options, *value);
         }
+        options.seed = u64::try_from(self.chain.seed).ok();
+        options
     }
 }
 
 /// An option's name as `settings` has it.
 pub fn canonical(name: &str) -> String {
-    match name.trim_start_matches('-').replace('_', "-").as_str() {
-        "temperature" => "temp".into(),
-        name => name.into(),
+    match Parameter::named(name) {
+        Some(parameter) => parameter.name.into(),
+        None => name.trim_start_matches('-').replace('_', "-"),
     }
 }
 
 /// Changes one option by its flag's name: a chat's `/set`.
 pub fn set(options: &mut SamplerOptions, name: &str, value: &str) -> Parsed<()> {
+    if let Some(parameter) = Parameter::named(name) {
+        parameter.set(options, parameter.parse(value)?);
+        return Ok(());
+    }
     match canonical(name).as_str() {
-        "temp" => options.temp = temperature(value)?,
-        "top-k" => options.top_k = top_k(value)?,
-        "top-p" => options.top_p = probability(value)?,
-        "min-p" => options.min_p = probability(value)?,
-        "repeat-penalty" => options.repeat_penalty = factor(value)?,
-        "repeat-last-n" => options.repeat_last_n = look_back(value)?,
-        "presence-penalty" => options.presence_penalty = penalty(value)?,
-        "frequency-penalty" => options.frequency_penalty = penalty(value)?,
         "seed" => options.seed = u64::try_from(seed(value)?).ok(),
         _ => return Err(unknown(options)),
     }
@@ -123,17 +112,9 @@ pub fn unknown(options: &SamplerOptions) -> String {
 
 /// The options that `set` changes, with their values.
 pub fn settings(options: &SamplerOptions) -> Vec<(&'static str, String)> {
-    vec![
-        ("temp", options.temp.to_string()),
-        ("top-k", options.top_k.to_string()),
-        ("top-p", options.top_p.to_string()),
-        ("min-p", options.min_p.to_string()),
-        ("repeat-penalty", options.repeat_penalty.to_string()),
-        ("repeat-last-n", options.repeat_last_n.to_string()),
-        ("presence-penalty", options.presence_penalty.to_string()),
-        ("frequency-penalty", options.frequency_penalty.to_string()),
-        ("seed", options.seed.map_or("-1".into(), |seed| seed.to_string())),
-    ]
+    let mut all: Vec<_> = PARAMETERS.iter().map(|p| (p.name, p.text(options))).collect();
+    all.push(("seed", options.seed.map_or("-1".into(), |seed| seed.to_string())));
+    all
 }
 
 #[derive(clap::Args, Debug)]

@@ -5,10 +5,14 @@
 //! own (libm's differ in the last bit from system to system), and sums run in a fixed order.
 
 mod exponential;
+mod from_gguf;
 mod options;
+mod parameters;
 mod stop;
 
+pub use from_gguf::recommend;
 pub use options::SamplerOptions;
+pub use parameters::{PARAMETERS, Parameter};
 pub use stop::{StopMatcher, Stopped};
 
 use crate::{Error, Result};

@@ -1,5 +1,6 @@
 //! Sampling parameters: llama.cpp's names and defaults.
 
+use super::parameters::{PARAMETERS, Parameter};
 use crate::{Error, Result};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -55,29 +56,19 @@ impl SamplerOptions {
 
     /// Refuses what is not a number or out of range, with the name of the option.
     pub fn validate(&self) -> Result<()> {
-        let least = f32::MIN_POSITIVE;
-        for (name, value, from, to) in [
-            ("temp", self.temp, f32::MIN, f32::MAX),
-            ("top-p", self.top_p, 0.0, 1.0),
-            ("min-p", self.min_p, 0.0, 1.0),
-            ("repeat-penalty", self.repeat_penalty, least, f32::MAX),
-            ("presence-penalty", self.presence_penalty, f32::MIN, f32::MAX),
-            ("frequency-penalty", self.frequency_penalty, f32::MIN, f32::MAX),
-        ] {
-            if !(from..=to).contains(&value) {
-                let range = match (from, to) {
-                    (f32::MIN, _) => "a finite number".to_string(),
-                    (_, f32::MAX) => "a finite number above 0".to_string(),
-                    _ => format!("a number from {from} to {to}"),
-                };
-                return Err(Error::Usage(format!("{name}: expected {range}, got {value}")));
+        for parameter in PARAMETERS {
+            if !parameter.takes(parameter.get(self)) {
+                let (name, expected) = (parameter.name, parameter.expected());
+                let got = parameter.text(self);
+                return Err(Error::Usage(format!("{name}: expected {expected}, got {got}")));
             }
         }
-        if self.repeat_last_n < -1 {
-            let got = self.repeat_last_n;
-            let expected = "-1 (all), 0 (none) or a number of tokens";
-            return Err(Error::Usage(format!("repeat-last-n: expected {expected}, got {got}")));
-        }
         Ok(())
+    }
+
+    /// Every number, as flags name them.
+    pub fn describe(&self) -> String {
+        let one = |p: &Parameter| format!("{} {}", p.name, p.text(self));
+        PARAMETERS.iter().map(one).collect::<Vec<_>>().join(", ")
     }
 }
