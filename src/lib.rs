@@ -23,5 +23,6 @@ pub mod simd;
 pub mod terminal;
 pub mod tokenizer;
 pub mod train;
+pub mod units;
 
 pub use error::{Error, Result};

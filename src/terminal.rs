@@ -1,7 +1,8 @@
 //! What a person sees on stderr: lines, and at most one progress bar. A line is never written into
 //! the bar, and the bar vanishes when its work ends, whether it was done or failed.
 
-use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use crate::units::size;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -208,7 +209,7 @@ impl Inner {
         if tenth(after) > tenth(before) && due {
             self.last_line.store(now, Ordering::Relaxed);
             let (percent, label) = (tenth(after) * 10, self.bar.message());
-            line(&format!("{label} {percent} %: {} of {}", HumanBytes(after), HumanBytes(total)));
+            line(&format!("{label} {percent} %: {} of {}", size(after), size(total)));
         }
     }
 }

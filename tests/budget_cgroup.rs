@@ -189,6 +189,45 @@ fn budgets_are_kept_under_a_limit() {
     assert_eq!(output.status.code(), Some(1), "{stderr}");
     assert!(stderr.contains("available") && stderr.contains("--ram"), "{stderr}");
     dry_runs(&model);
+    micro_batches_shrink(&model, &group);
+}
+
+/// Where there is no room for the buffers of 512 tokens of a prompt at once, there are fewer; where
+/// 512 were asked for, the refusal says how many fit, and its sum adds up.
+fn micro_batches_shrink(model: &Model, group: &Group) {
+    let needed = |n: usize| {
+        let options = EngineOptions { n_ctx: Some(2048), n_ubatch: Some(n), ..Default::default() };
+        let sizes = Engine::plan_of(&model.path, &options).unwrap().sizes;
+        let others = sizes.dense_bytes + sizes.kv_bytes + sizes.minimum_bytes;
+        // Half of 256 MiB of head-room is for buffers.
+        others + sizes.buffer_bytes.max(128 * MIB) + 128 * MIB
+    };
+    let limit = (needed(512) + needed(64)) / 2;
+    assert!(limit > needed(64) + 20 * MIB, "buffers are too small for this test");
+    assert!(group.set_limit(limit));
+    let run = |more: &[&str]| {
+        let mut command = moeba();
+        command.arg("run").arg(&model.path).args(["-p", "a", "-n", "2", "-c", "2048", "-v"]);
+        group.run(command.args(more))
+    };
+    let output = run(&[]);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    assert!(stderr.contains("computed at once instead of 512 (-ub "), "{stderr}");
+    let output = run(&["-ub", "512"]);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.trim_end().ends_with(" would fit") && stderr.contains("; -ub "), "{stderr}");
+    let error = stderr.lines().find(|line| line.starts_with("error: not enough memory")).unwrap();
+    let numbers =
+        |text: &str| -> Vec<f64> { text.split(' ').filter_map(|word| word.parse().ok()).collect() };
+    let (before, parts) = error.split_once('(').unwrap();
+    let parts = parts.split(')').next().unwrap();
+    assert!(parts.contains("buffers for 512 tokens"), "{error}");
+    // The last number of each part: one names the tokens.
+    let sum: f64 = parts.split(", ").map(|part| *numbers(part).last().unwrap()).sum();
+    let [available, needed] = numbers(before)[..] else { panic!("{error}") };
+    assert!((sum - needed).abs() < 1e-6 && available < needed, "{error}");
 }
 
 /// What `--dry-run` says of the same file.
@@ -200,7 +239,8 @@ fn dry_runs(model: &Model) {
     };
     let text = dry_run(&["--ram", "50%", "-c", N_CTX]);
     let words = ["324.0 MiB  streamed", "162.0 MiB  memory", "8 of 128 in each of 1 layers"];
-    let more = ["345.0 MiB  memory", "20.2 MiB", "0.2 MiB  memory, for 128 tokens", "least budget"];
+    let more =
+        ["345.0 MiB  memory", "20.2 MiB", "256.0 KiB  memory, for 128 tokens", "least budget"];
     for word in words.iter().chain(&more) {
         assert!(text.contains(word), "no {word:?} in\n{text}");
     }

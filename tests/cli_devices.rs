@@ -4,6 +4,7 @@
 mod cli_support;
 
 use cli_support::{Model, Tiny, failed, moeba, on, stderr, succeeded, tiny};
+use serde_json::Value;
 use std::path::Path;
 use std::process::Output;
 
@@ -25,8 +26,11 @@ fn dry_run(model: &Model, args: &[&str]) -> Output {
 fn row(plan: &str, what: &str) -> (f64, String) {
     let found = plan.lines().find(|line| line.starts_with(&format!("{what:<16} ")));
     let line = found.unwrap_or_else(|| panic!("no {what:?} in\n{plan}"));
-    let (mib, note) = line[what.len().max(16)..].split_once(" MiB").unwrap();
-    (mib.trim().parse().unwrap(), note.trim().to_owned())
+    let (number, unit) = (&line[16..29], line[30..33].trim());
+    let powers = [("B", 0), ("KiB", 1), ("MiB", 2), ("GiB", 3)];
+    let power = powers.iter().find(|(name, _)| *name == unit).unwrap_or_else(|| panic!("{line}")).1;
+    let number: f64 = number.trim().parse().unwrap();
+    (number * 1024f64.powi(power - 2), line[33..].trim().to_owned())
 }
 
 #[test]
@@ -49,9 +53,41 @@ fn a_dry_run_says_what_is_on_the_device() {
     assert!(together <= 1024.0 - 128.0);
     // What the device has, memory need not have.
     assert_eq!(row(plan, "KV cache").0, 0.0);
-    let notes: Vec<usize> = plan.lines().filter_map(|l| l.find(" MiB  ")).collect();
-    assert!(notes.len() == plan.lines().count() && notes.iter().all(|n| *n == notes[0]), "{plan}");
+    // Units and notes stand below each other.
+    let is_unit = |line: &str| ["B  ", "KiB", "MiB", "GiB"].contains(&&line[30..33]);
+    assert!(plan.lines().all(|line| is_unit(line) && line[33..35] == *"  "), "{plan}");
     assert!(stderr(&out).contains("emulated device is for tests"), "{}", stderr(&out));
+}
+
+/// The header names the device and what it has, and the figures after the answer call its link by
+/// its name: nothing came from a disk.
+#[test]
+fn a_run_says_what_is_on_the_device_and_over_which_link_it_came() {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/moeba-demo.gguf");
+    let run = |more: &[&str]| {
+        let mut command = moeba();
+        let stats = tempfile::NamedTempFile::new().unwrap();
+        command.arg("run").arg(&demo).args(["-v", "-p", "a", "-no-cnv", "-n", "2", "-c", "64"]);
+        command.args(EMULATED).args(more).arg("--stats").arg(stats.path());
+        let out = command.output().unwrap();
+        succeeded(&out);
+        let stats: Value = serde_json::from_slice(&std::fs::read(stats.path()).unwrap()).unwrap();
+        (stderr(&out).to_owned(), stats)
+    };
+    let (said, stats) = run(&[]);
+    let header = said.lines().find(|line| line.starts_with("GPU 0 (emulated): ")).unwrap();
+    assert!(header.contains("13/13 layers") && header.ends_with(" of experts"), "{header}");
+    assert!(said.contains("link: moved ") && said.contains("experts in VRAM: "), "{said}");
+    assert!(!said.contains("disk: ") && !said.contains("in place on the mapped file"), "{said}");
+    assert!(stats["link_bytes"].as_u64().unwrap() > 0, "{stats}");
+    assert!(stats["disk_read_bytes"].is_null() && stats["io"].is_null(), "{stats}");
+    // From a disk, through memory, to the device.
+    let (said, stats) = run(&["--ram", "50%", "-ngl", "8"]);
+    assert!(said.contains("GPU 0 (emulated): 8/13 layers"), "{said}");
+    assert!(said.contains("link: moved ") && said.contains("disk: read "), "{said}");
+    let bytes = |key: &str| stats[key].as_u64().unwrap();
+    assert!(bytes("link_bytes") > 0 && bytes("disk_read_bytes") > 0, "{stats}");
+    assert!(["uring", "pread"].contains(&stats["io"].as_str().unwrap()), "{stats}");
 }
 
 /// What is taken is what was planned, or a little less.
@@ -61,7 +97,7 @@ fn no_more_is_taken_than_planned() {
     for path in [&demo, &model().path] {
         for flags in [&["-c", "40"][..], &["-c", "40", "-ub", "7"], &["-c", "40", "-ngl", "2"]] {
             let mut command = moeba();
-            command.arg("run").arg(path).args(["-v", "-p", "a", "-no-cnv", "-n", "1"]);
+            command.arg("run").arg(path).args(["-vv", "-p", "a", "-no-cnv", "-n", "1"]);
             let out = command.args(EMULATED).args(flags).output().unwrap();
             succeeded(&out);
             let message = stderr(&out);
@@ -81,7 +117,7 @@ fn flags_change_the_plan() {
     let (dense, _) = row(&all, "GPU layers");
     let one = plan(&["-ngl", "2"]);
     assert!(row(&one, "GPU layers").1.contains("layers 1 to 1, 1 of 2"), "{one}");
-    assert!(row(&one, "GPU experts").1.contains("those of 1 layers are on the CPU"), "{one}");
+    assert!(row(&one, "GPU experts").1.contains("those of 1 layer are on the CPU"), "{one}");
     assert!(row(&one, "GPU layers").0 <= dense);
     for flags in [&["-cmoe"][..], &["-ncmoe", "2"], &["-ot", "exps=CPU"], &["-ncmoe", "99"]] {
         let plan = plan(flags);
@@ -90,7 +126,7 @@ fn flags_change_the_plan() {
     }
     for flags in [&["-ncmoe", "1"][..], &["-ot", "blk.1.ffn_.*_exps=CUDA0", "-cmoe"]] {
         let plan = plan(flags);
-        assert!(row(&plan, "GPU experts").1.contains("those of 1 layers"), "{plan}");
+        assert!(row(&plan, "GPU experts").1.contains("those of 1 layer "), "{plan}");
     }
     // 196608 bytes of experts in slots of 12 KiB.
     let half = plan(&["--vram", "50%"]);
@@ -100,7 +136,7 @@ fn flags_change_the_plan() {
     let two = plan(&["--device", "emulated:2"]);
     assert!(row(&two, "GPU experts").1.contains("on GPU 0 (emulated)"), "{two}");
     assert!(two.contains("(--vram) on GPU 1 (emulated)"), "{two}");
-    assert!(two.contains("what experts need on GPU 1 (emulated)"), "{two}");
+    assert!(two.contains("buffers for experts on GPU 1 (emulated)"), "{two}");
     // Without experts there is nothing for a second one to do.
     let idle = dry_run(&model, &["--device", "emulated:2", "-cmoe", "-v"]);
     assert!(!succeeded(&idle).contains("GPU 1"), "{}", succeeded(&idle));
@@ -113,12 +149,12 @@ fn without_a_layer_on_the_device_everything_is_on_the_cpu() {
     for flags in [&["-ngl", "0"][..], &["--device", "cpu"], &["--device", "none"]] {
         let out = dry_run(&model, flags);
         assert!(!succeeded(&out).contains("GPU"), "{flags:?}");
-        assert!(!stderr(&out).contains("says nothing"), "{flags:?}");
+        assert!(!stderr(&out).contains("ignored"), "{flags:?}");
     }
     let out = dry_run(&model, &["--device", "cpu", "-ngl", "all", "--vram", "1G", "-cmoe"]);
     succeeded(&out);
     let message = stderr(&out);
-    assert!(message.contains("--vram, -ngl, -cmoe says nothing"), "{message}");
+    assert!(message.contains("running on the CPU: --vram, -ngl, -cmoe are ignored"), "{message}");
 }
 
 /// As the placements of llama.cpp that people pass on: up and down of some layers, say.
@@ -128,7 +164,7 @@ fn rules_for_parts_move_experts_as_a_whole_and_say_so() {
     // What the machine has available is another from run to run.
     let plan = |flags: &[&str]| {
         let out = dry_run(&model, flags);
-        let (plan, available) = succeeded(&out).split_once(" MiB available").unwrap();
+        let (plan, available) = succeeded(&out).split_once(" available").unwrap();
         let needed = plan.rsplit_once(" of ").unwrap().0;
         (format!("{needed}{available}"), stderr(&out).to_owned())
     };
@@ -146,7 +182,7 @@ fn rules_for_parts_move_experts_as_a_whole_and_say_so() {
 fn what_cannot_be_planned_is_refused_with_the_flag() {
     let model = model();
     let cases: &[(&[&str], i32, &[&str])] = &[
-        (&["--vram", "1K"], 1, &["--vram", "0.1 MiB", "-cmoe"]),
+        (&["--vram", "1K"], 1, &["--vram", "1.0 KiB", "a token needs", "-cmoe"]),
         (&["-ot", "exps=CUDA1"], 1, &["CUDA1", "CUDA0"]),
         (&["-ot", "token_embd=CUDA0"], 1, &["embedding", "in memory"]),
         (&["-ot", "^blk\\.1\\.=CPU"], 1, &["last ones", "-ot"]),
@@ -194,7 +230,7 @@ fn llama_cpps_variables_are_read() {
         ("LLAMA_ARG_DEVICE", "emulated", "all 2 layers"),
         ("LLAMA_ARG_N_GPU_LAYERS", "2", "1 of 2"),
         ("LLAMA_ARG_CPU_MOE", "1", "those of 2 layers"),
-        ("LLAMA_ARG_N_CPU_MOE", "1", "those of 1 layers"),
+        ("LLAMA_ARG_N_CPU_MOE", "1", "those of 1 layer "),
         ("LLAMA_ARG_OVERRIDE_TENSOR", "exps=CPU", "those of 2 layers"),
         ("MOEBA_VRAM", "50%", "50.0 %"),
     ];

@@ -323,7 +323,7 @@ fn without_io_uring_auto_takes_the_pool_and_uring_says_so() {
     let case = Case::new(PAGE);
     let source = case.source(Vec::new());
     let link = open(IoKind::Auto, none(), &[], None, source.clone()).unwrap();
-    assert_eq!(link.name(), "pread");
+    assert_eq!(link.kind(), IoKind::Pread);
     source.close(link);
     let refused = open(IoKind::Uring, none(), &[], None, source).err().expect("no io_uring");
     assert!(refused.to_string().starts_with("--io uring: this system refuses"), "{refused}");

@@ -58,7 +58,7 @@ const LAYERS: &[(&str, &[&str])] = &[
 ];
 
 /// Modules that anyone may use or that may use anyone.
-const FREE: &[&str] = &["error", "cli", "lib", "main"];
+const FREE: &[&str] = &["error", "units", "cli", "lib", "main"];
 
 struct Source {
     /// Relative to the repository, with slashes.

@@ -8,6 +8,7 @@ use clap::builder::PossibleValuesParser;
 use super::out;
 use crate::Result;
 use crate::convert::{ConvertOptions, Layout, Mix, Written, convert};
+use crate::units::size;
 
 /// Convert a Hugging Face checkpoint to GGUF
 #[derive(Args, Debug)]
@@ -73,14 +74,13 @@ pub fn run(args: ConvertArgs) -> Result<()> {
 
 /// One line: what was written, how large, how fast.
 pub(super) fn report(written: &Written, output: &std::path::Path) {
-    let mib = |n: u64| n as f64 / f64::from(1 << 20);
-    let before = written.bytes_in.map_or_else(String::new, |n| format!("{:.1} MiB to ", mib(n)));
+    let before = written.bytes_in.map_or_else(String::new, |n| format!("{} to ", size(n)));
+    let rate = written.bytes_out as f64 / f64::from(1 << 20) / written.seconds.max(1e-3);
     out::note(&format!(
-        "{}: {} tensors, {before}{:.1} MiB in {:.1} s ({:.0} MiB/s)",
+        "{}: {} tensors, {before}{} in {:.1} s ({rate:.0} MiB/s)",
         output.display(),
         written.n_tensors,
-        mib(written.bytes_out),
+        size(written.bytes_out),
         written.seconds,
-        mib(written.bytes_out) / written.seconds.max(1e-3),
     ));
 }

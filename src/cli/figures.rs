@@ -1,4 +1,4 @@
-//! Figures as people read them.
+//! Figures as people read them; sizes are in `units`.
 
 use std::time::Duration;
 
@@ -21,12 +21,6 @@ pub fn counted(n: usize, noun: &str) -> String {
     format!("{} {noun}{plural}", count(n))
 }
 
-/// "12.3 MiB", and GiB from one on.
-pub fn size(bytes: u64) -> String {
-    let mib = bytes as f64 / f64::from(1 << 20);
-    if mib >= 1024.0 { format!("{:.2} GiB", mib / 1024.0) } else { format!("{mib:.1} MiB") }
-}
-
 /// "12.3 ms", and seconds from one on.
 pub fn time(time: Duration) -> String {
     let seconds = time.as_secs_f64();
@@ -45,7 +39,6 @@ mod tests {
     fn figures_are_short_and_have_their_plural() {
         assert_eq!([0, 999, 1024, 1_234_567].map(count), ["0", "999", "1,024", "1,234,567"]);
         assert_eq!([0, 1, 2].map(|n| counted(n, "token")), ["0 tokens", "1 token", "2 tokens"]);
-        assert_eq!([0, 3 << 19, 5 << 29].map(size), ["0.0 MiB", "1.5 MiB", "2.50 GiB"]);
         let times = [0.0, 0.0123, 2.14, 132.4].map(|s| time(Duration::from_secs_f64(s)));
         assert_eq!(times, ["0.0 ms", "12.3 ms", "2.1 s", "132 s"]);
     }

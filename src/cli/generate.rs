@@ -1,14 +1,14 @@
 //! One text from a model: the prompt into the cache (what is there already stays), then token by
 //! token until something ends it. Used by one-shot runs and by chats.
 
-use super::report::{self, Watch};
+use super::report::{self, Moved, Watch};
 use super::stats::{Stats, ms, peak_rss_bytes, per_second};
 use super::{figures, out};
 use crate::engine::{Engine, Logits, Session, TopK};
-use crate::experts::Counters;
 use crate::sample::{Sampler, SamplerOptions, StopMatcher};
 use crate::terminal::{self, Detail};
 use crate::tokenizer::{Detokenizer, Tokenizer};
+use crate::units::size;
 use crate::{Error, Result};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -57,9 +57,9 @@ pub struct Outcome {
     pub prompt_time: Duration,
     /// From there to the last token: the time of all tokens but the first.
     pub decode_time: Duration,
-    /// What experts cost in these two times; `None` where they are in place.
-    pub prompt_experts: Option<Counters>,
-    pub decode_experts: Option<Counters>,
+    /// What experts cost in these two times.
+    pub prompt_experts: Moved,
+    pub decode_experts: Moved,
 }
 
 impl Outcome {
@@ -97,9 +97,9 @@ impl Outcome {
         };
         parts.push(format!("prompt {prompt} in {}{cached}", figures::time(self.prompt_time)));
         let experts = if self.n_decoded() > 0 { self.decode_experts } else { self.prompt_experts };
-        let hits = experts.map(|counters| counters.hit_rate()).filter(|rate| !rate.is_nan());
+        let hits = experts.top().map(|c| c.hit_rate()).filter(|rate| !rate.is_nan());
         let hits = hits.map(|rate| format!("{:.0} % hits", 100.0 * rate));
-        let peak = peak_rss_bytes().map(|bytes| format!("peak {}", figures::size(bytes)));
+        let peak = peak_rss_bytes().map(|bytes| format!("peak {}", size(bytes)));
         let machine: Vec<String> = [hits, peak].into_iter().flatten().collect();
         if !machine.is_empty() {
             parts.push(machine.join(", "));
@@ -119,14 +119,13 @@ impl Outcome {
             lines[0]
                 .push_str(&format!("; {} more were in the cache", figures::count(self.n_reused)));
         }
-        lines.extend(self.prompt_experts.map(|c| report::lines(&c, self.n_prompt)));
+        lines.extend(report::lines(&self.prompt_experts, self.n_prompt));
         if self.n_decoded() > 0 {
             let decode = phase(self.n_decoded(), self.decode_time, self.decode_rate());
             lines.push(format!("decode: {decode}"));
-            lines.extend(self.decode_experts.map(|c| report::lines(&c, self.n_decoded())));
+            lines.extend(report::lines(&self.decode_experts, self.n_decoded()));
         }
-        let memory =
-            peak_rss_bytes().map(|bytes| format!("; peak memory {}", figures::size(bytes)));
+        let memory = peak_rss_bytes().map(|bytes| format!("; peak memory {}", size(bytes)));
         let generated = figures::counted(self.n_generated, "token");
         lines.push(format!("generated {generated}{}", memory.unwrap_or_default()));
         lines.join("\n")
@@ -145,8 +144,8 @@ impl Outcome {
         stats.number("prompt_tokens_per_second", self.prompt_rate());
         stats.number("decode_tokens_per_second", self.decode_rate());
         stats.text("finish_reason", self.end.name());
-        report::fill(stats, engine.plan(), self.decode_experts.as_ref(), self.n_decoded());
-        let prompt = self.prompt_experts.as_ref();
+        report::fill(stats, engine.plan(), &self.decode_experts, self.n_decoded());
+        let prompt = self.prompt_experts.top();
         stats.value("prompt_read_bytes", prompt.map(|c| c.read_bytes).into());
         stats.value("prompt_stall_ms", prompt.map(|c| c.stall_ns as f64 / 1e6).into());
     }
@@ -233,8 +232,8 @@ impl Generator {
             n_generated: 0,
             prompt_time: Duration::ZERO,
             decode_time: Duration::ZERO,
-            prompt_experts: None,
-            decode_experts: None,
+            prompt_experts: Moved::default(),
+            decode_experts: Moved::default(),
         };
         let read = request.source.map_or(Ok(()), |source| self.session.encode(source));
         let first = read.and_then(|()| self.feed(&prompt[n_reused..], &mut sampler));
@@ -399,6 +398,7 @@ impl<'a> Text<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::experts::Counters;
 
     fn outcome(n_generated: usize) -> Outcome {
         Outcome {
@@ -408,8 +408,8 @@ mod tests {
             n_generated,
             prompt_time: Duration::from_millis(2100),
             decode_time: Duration::from_millis(100 * n_generated.saturating_sub(1) as u64),
-            prompt_experts: None,
-            decode_experts: None,
+            prompt_experts: Moved::default(),
+            decode_experts: Moved::default(),
         }
     }
 
@@ -427,7 +427,8 @@ mod tests {
             assert_eq!(outcome(n).report().contains("decode: "), n > 1, "{n}");
         }
         let hits = Counters { hits_whole: 61, misses: 39, ..Counters::default() };
-        let streamed = Outcome { decode_experts: Some(hits), n_reused: 7, ..outcome(3) };
+        let moved = Moved { link: None, disk: Some(hits) };
+        let streamed = Outcome { decode_experts: moved, n_reused: 7, ..outcome(3) };
         let summary = streamed.summary();
         assert!(summary.contains("in 2.1 s (7 cached); 61 % hits"), "{summary}");
         let report = streamed.report();

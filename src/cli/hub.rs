@@ -5,9 +5,9 @@ use super::out;
 use super::values::Parsed;
 use crate::hub::{Config, Hub, Step, Token, Wanted};
 use crate::terminal::{self, Bar};
+use crate::units::size;
 use crate::{Error, Result};
 use clap::builder::BoolishValueParser;
-use indicatif::HumanBytes;
 use std::path::PathBuf;
 
 // Each flag names its heading: one for all would be that of the flags behind them, too.
@@ -63,7 +63,7 @@ impl HubArgs {
         let mut bar: Option<Bar> = None;
         let mut progress = |step: Step<'_>| {
             let bar = bar.get_or_insert_with(|| {
-                out::note(&format!("downloading {wanted}, {}", HumanBytes(step.total)));
+                out::note(&format!("downloading {wanted}, {}", size(step.total)));
                 terminal::bytes("", step.total, step.done)
             });
             bar.set_message(step.file);
@@ -95,7 +95,7 @@ pub fn list(_: ListArgs) -> Result<()> {
     for model in Hub::new(Config::from_env()?).list()? {
         let quant = model.quant.map(|quant| format!(":{quant}")).unwrap_or_default();
         let name = format!("{}{quant}", model.repo);
-        let size = HumanBytes(model.n_bytes).to_string();
+        let size = size(model.n_bytes);
         out::line(&format!("{name:<48} {size:>12}  {}", model.path.display()))?;
     }
     Ok(())
@@ -111,6 +111,6 @@ pub struct RmArgs {
 pub fn rm(args: RmArgs) -> Result<()> {
     let wanted = wanted(&args.repo)?;
     let n_bytes = Hub::new(Config::from_env()?).remove(&wanted)?;
-    out::note(&format!("removed {wanted}, freed {}", HumanBytes(n_bytes)));
+    out::note(&format!("removed {wanted}, freed {}", size(n_bytes)));
     Ok(())
 }

@@ -82,9 +82,7 @@ fn report(scorer: &Scorer, stats: Option<&std::path::Path>) -> Result<()> {
     let how = if scorer.one_by_one { " one by one" } else { "" };
     out::line(&format!("{rate:.2} tokens per second ({} evaluated{how})", scorer.evaluated))?;
     let experts = scorer.watch.counted(scorer.engine);
-    if let Some(experts) = &experts {
-        out::line(&report::lines(experts, scorer.evaluated))?;
-    }
+    report::lines(&experts, scorer.evaluated).iter().try_for_each(|line| out::line(line))?;
     let Some(path) = stats else { return Ok(()) };
     let mut stats = Stats::new();
     stats.number("perplexity", ppl);
@@ -96,7 +94,7 @@ fn report(scorer: &Scorer, stats: Option<&std::path::Path>) -> Result<()> {
     if scorer.one_by_one {
         stats.number("decode_tokens_per_second", rate);
     }
-    report::fill(&mut stats, scorer.engine.plan(), experts.as_ref(), scorer.evaluated);
+    report::fill(&mut stats, scorer.engine.plan(), &experts, scorer.evaluated);
     stats.process();
     stats.write(path)
 }

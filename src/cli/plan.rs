@@ -1,11 +1,11 @@
 //! `--dry-run`: where a model's bytes would be and what that means for speed, without reading
 //! them.
 
-use super::stats::mib;
 use super::{out, plan_devices};
 use crate::Result;
-use crate::engine::budget::{Place, ceil_mib};
+use crate::engine::budget::{Place, Sizes};
 use crate::engine::{Engine, EngineOptions, MemoryPlan};
+use crate::units::{at_least, at_most, size};
 use std::path::Path;
 
 pub fn print(path: &Path, options: &EngineOptions) -> Result<()> {
@@ -23,11 +23,12 @@ fn text(plan: &MemoryPlan) -> String {
 }
 
 pub fn line(what: &str, bytes: u64, note: &str) -> String {
-    line_of_mib(what, mib(bytes), note)
+    row(what, &size(bytes), note)
 }
 
-fn line_of_mib(what: &str, mib: f64, note: &str) -> String {
-    format!("{what:<16} {mib:>12.1} MiB  {note}").trim_end().to_owned()
+fn row(what: &str, size: &str, note: &str) -> String {
+    let (number, unit) = size.split_once(' ').unwrap_or((size, ""));
+    format!("{what:<16} {number:>12} {unit:<3}  {note}").trim_end().to_owned()
 }
 
 /// What is where.
@@ -37,7 +38,7 @@ fn placement(plan: &MemoryPlan, out: &mut Vec<String>) {
         Place::InPlace => {
             let place = match plan.is_mapped {
                 true => "resident, in place on the mapped file",
-                false => "resident, read from the file to memory",
+                false => "resident, read from the file into memory",
             };
             out.push(line("experts", sizes.expert_bytes, &format!("all {place}")));
             out.push(line("dense weights", sizes.dense_bytes, place));
@@ -48,7 +49,7 @@ fn placement(plan: &MemoryPlan, out: &mut Vec<String>) {
             let note = format!("streamed from disk (--io {})", plan.io);
             out.push(line("experts", sizes.expert_bytes, &note));
             let share = 100.0 * plan.resident_share();
-            let note = format!("memory, holds {share:.1} % of them; {}", plan.policy);
+            let note = format!("memory, holds {share:.1} % of them{}; {}", why(sizes), plan.policy);
             out.push(line("expert slots", budget, &note));
             out.push(line("dense weights", sizes.dense_bytes, "memory"));
             budget
@@ -56,11 +57,20 @@ fn placement(plan: &MemoryPlan, out: &mut Vec<String>) {
     };
     let note = format!("memory, for {} tokens of context", plan.n_ctx);
     out.push(line("KV cache", sizes.kv_bytes, &note));
-    let note = format!("memory, for {} tokens of a prompt at once", plan.n_ubatch.min(plan.n_ctx));
+    let note = format!("memory, for {} tokens of a prompt at once (-ub)", sizes.n_ubatch);
     out.push(line("buffers", sizes.buffer_bytes, &note));
-    let available = sizes.available.map(|bytes| format!("of {:.1} MiB available", mib(bytes)));
+    let available = sizes.available.map(|bytes| format!("of {} available", at_most(bytes)));
     let together = in_memory + sizes.dense_bytes + sizes.kv_bytes + sizes.buffer_bytes;
     out.push(line("together", together, &available.unwrap_or_default()));
+}
+
+/// Why a budget of half of the experts' bytes does not hold half of them.
+fn why(sizes: &Sizes) -> String {
+    let padding = sizes.slot_bytes.saturating_sub(sizes.expert_bytes);
+    if padding < sizes.expert_bytes / 50 {
+        return String::new();
+    }
+    format!(", as slots are padded to whole pages (all need {})", size(sizes.slot_bytes))
 }
 
 /// What a token needs, and how fast it can be had.
@@ -81,8 +91,8 @@ fn traffic(plan: &MemoryPlan, out: &mut Vec<String>) {
             out.push(line("", missed, &bound(missed, share)));
         }
     }
-    let least = ceil_mib(plan.sizes.minimum_bytes);
-    out.push(line_of_mib("least budget", least, "the least that --ram may give"));
+    let least = at_least(plan.sizes.minimum_bytes);
+    out.push(row("least budget", &least, "the least that --ram may give"));
 }
 
 /// The speed at which a disk delivers so many bytes a token.
@@ -90,14 +100,16 @@ fn bound(bytes: u64, hit_rate: f64) -> String {
     let hits = format!("at {:.1} % hits", 100.0 * hit_rate);
     match bytes {
         0 => hits,
-        bytes => format!("{hits}: at most {:.2} tokens/s a GB/s of the disk", 1e9 / bytes as f64),
+        bytes => {
+            let rate = 1e9 / bytes as f64;
+            format!("{hits}: at most {rate:.2} tokens/s per GB/s of disk bandwidth")
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::budget::Sizes;
     use crate::experts::link::IoKind;
 
     const MIB: u64 = 1 << 20;
@@ -109,6 +121,7 @@ mod tests {
             dense_bytes: 250 * MIB,
             kv_bytes: 64 * MIB,
             buffer_bytes: 36 * MIB,
+            n_ubatch: 512,
             minimum_bytes: 21 * MIB + MIB / 2 + 1,
             available: Some(3000 * MIB),
         };
@@ -132,45 +145,58 @@ mod tests {
     #[test]
     fn a_streamed_plan_bounds_the_speed() {
         let expected = "\
-experts                2560.0 MiB  streamed from disk (--io auto)
-expert slots           1300.0 MiB  memory, holds 50.0 % of them; mixtral-offloading
+experts                  2.50 GiB  streamed from disk (--io auto)
+expert slots             1.27 GiB  memory, holds 50.0 % of them; mixtral-offloading
 dense weights           250.0 MiB  memory
 KV cache                 64.0 MiB  memory, for 2048 tokens of context
-buffers                  36.0 MiB  memory, for 512 tokens of a prompt at once
-together               1650.0 MiB  of 3000.0 MiB available
+buffers                  36.0 MiB  memory, for 512 tokens of a prompt at once (-ub)
+together                 1.61 GiB  of 2.92 GiB available
 a token needs           160.0 MiB  experts, 8 of 128 in each of 8 layers
                         200.0 MiB  dense weights
-a token reads           160.0 MiB  at 0.0 % hits: at most 5.96 tokens/s a GB/s of the disk
-                         80.0 MiB  at 50.0 % hits: at most 11.92 tokens/s a GB/s of the disk
+a token reads           160.0 MiB  at 0.0 % hits: at most 5.96 tokens/s per GB/s of disk \
+bandwidth
+                         80.0 MiB  at 50.0 % hits: at most 11.92 tokens/s per GB/s of disk \
+bandwidth
 least budget             21.6 MiB  the least that --ram may give";
         assert_eq!(text(&plan(Place::Streamed { budget: 1300 * MIB })), expected);
+    }
+
+    /// Half of the bytes are less than half of the slots where these are padded much.
+    #[test]
+    fn a_share_that_surprises_is_explained() {
+        let mut plan = plan(Place::Streamed { budget: 1280 * MIB });
+        plan.sizes.slot_bytes = 3012 * MIB;
+        let text = text(&plan);
+        let expected = "holds 42.5 % of them, as slots are padded to whole pages (all need 2.94 \
+                        GiB); mixtral-offloading";
+        assert!(text.contains(expected), "{text}");
     }
 
     #[test]
     fn a_plan_in_place_reads_nothing() {
         let text = self::text(&plan(Place::InPlace));
         let expected = "\
-experts                2560.0 MiB  all resident, in place on the mapped file
+experts                  2.50 GiB  all resident, in place on the mapped file
 dense weights           250.0 MiB  resident, in place on the mapped file
 KV cache                 64.0 MiB  memory, for 2048 tokens of context
-buffers                  36.0 MiB  memory, for 512 tokens of a prompt at once
-together               2910.0 MiB  of 3000.0 MiB available
+buffers                  36.0 MiB  memory, for 512 tokens of a prompt at once (-ub)
+together                 2.84 GiB  of 2.92 GiB available
 ";
         assert!(text.starts_with(expected), "{text}");
-        assert!(text.contains("a token reads             0.0 MiB  from disk, once"), "{text}");
+        assert!(text.contains("a token reads               0 B    from disk, once"), "{text}");
         let in_memory = MemoryPlan { is_mapped: false, ..plan(Place::InPlace) };
         let lines = self::text(&in_memory);
         let lines: Vec<&str> = lines.lines().collect();
-        assert!(lines[0].ends_with("  all resident, read from the file to memory"), "{lines:?}");
-        assert!(lines[1].ends_with("  resident, read from the file to memory"), "{lines:?}");
+        assert!(lines[0].ends_with("  all resident, read from the file into memory"), "{lines:?}");
+        assert!(lines[1].ends_with("  resident, read from the file into memory"), "{lines:?}");
     }
 
     /// Slots for everything: the first token of all brings what it needs, later ones nothing.
     #[test]
     fn hits_without_misses_have_no_bound() {
         let text = text(&plan(Place::Streamed { budget: 9999 * MIB }));
-        assert!(text.contains("2600.0 MiB  memory, holds 100.0 %"), "{text}");
-        assert!(text.contains(" 0.0 MiB  at 100.0 % hits\n"), "{text}");
+        assert!(text.contains("2.54 GiB  memory, holds 100.0 %"), "{text}");
+        assert!(text.contains(" 0 B    at 100.0 % hits\n"), "{text}");
     }
 
     #[test]

@@ -2,9 +2,9 @@
 //! it.
 
 use super::plan::line;
-use super::stats::mib;
 use crate::engine::MemoryPlan;
 use crate::engine::fit::DevicePlan;
+use crate::units::{at_most, size};
 
 pub fn lines(plan: &MemoryPlan, out: &mut Vec<String>) {
     let Some(part) = &plan.device else { return };
@@ -18,15 +18,15 @@ pub fn lines(plan: &MemoryPlan, out: &mut Vec<String>) {
     let bytes = plan.activation_bytes + plan.work_bytes;
     out.push(line("GPU buffers", bytes, "activations (-ub, -c) and tables"));
     for name in &names[1..] {
-        out.push(line("", plan.peer_bytes, &format!("what experts need on {name} (-ub)")));
+        out.push(line("", plan.peer_bytes, &format!("buffers for experts on {name} (-ub)")));
     }
     experts(names, plan, out);
     for (i, (name, room)) in names.iter().zip(&plan.devices).enumerate() {
-        let note = format!("of {name} stay free");
+        let note = format!("kept free on {name}");
         out.push(line(if i == 0 { "GPU head-room" } else { "" }, room.head_room_bytes, &note));
     }
     for (i, (name, room)) in names.iter().zip(&plan.devices).enumerate() {
-        let note = format!("of {:.1} MiB free on {name}", mib(room.free_bytes));
+        let note = format!("of {} free on {name}", at_most(room.free_bytes));
         out.push(line(if i == 0 { "GPU together" } else { "" }, plan.planned_bytes(i), &note));
     }
 }
@@ -47,6 +47,7 @@ fn experts(names: &[String], plan: &DevicePlan, out: &mut Vec<String>) {
     let on_cpu = plan.experts_on_cpu.iter().filter(|on_cpu| **on_cpu).count();
     let rest = match on_cpu {
         0 => String::new(),
+        1 => "; those of 1 layer are on the CPU (-ngl, -cmoe, -ncmoe, -ot)".into(),
         n => format!("; those of {n} layers are on the CPU (-ngl, -cmoe, -ncmoe, -ot)"),
     };
     let all = plan.expert_all_bytes;
@@ -56,7 +57,7 @@ fn experts(names: &[String], plan: &DevicePlan, out: &mut Vec<String>) {
             0 => "none".into(),
             all => {
                 let percent = 100.0 * budget as f64 / all as f64;
-                format!("{percent:.1} % of {:.1} MiB (--vram) on {name}", mib(all))
+                format!("{percent:.1} % of {} (--vram) on {name}", size(all))
             }
         };
         match i {

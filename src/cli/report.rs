@@ -1,28 +1,65 @@
 //! What moving experts has cost: lines for people and the flat keys of `--stats` and `bench`.
 
-use super::figures::size;
 use super::stats::Stats;
 use crate::engine::budget::Place;
 use crate::engine::{Engine, MemoryPlan};
 use crate::experts::Counters;
+use crate::units::size;
 use serde_json::{Value, json};
 
-/// What was counted while something ran; `None` where experts are in place.
-#[derive(Clone, Copy, Debug)]
-pub struct Watch(Option<Counters>);
+/// What was counted while something ran: between memory and devices, between disk and memory.
+/// `None` where nothing moves.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Moved {
+    pub link: Option<Counters>,
+    pub disk: Option<Counters>,
+}
 
-impl Watch {
-    pub fn start(engine: &Engine) -> Watch {
-        Watch(engine.expert_counters())
+impl Moved {
+    fn of(engine: &Engine) -> Moved {
+        Moved { link: engine.link_counters(), disk: engine.disk_counters() }
     }
 
-    pub fn counted(&self, engine: &Engine) -> Option<Counters> {
-        Some(engine.expert_counters()?.since(&self.0?))
+    /// To where experts are computed: devices, or memory where there are none.
+    pub fn top(&self) -> Option<&Counters> {
+        self.link.as_ref().or(self.disk.as_ref())
+    }
+
+    /// `f` of what both have.
+    fn with(&self, other: &Moved, f: fn(&Counters, &Counters) -> Counters) -> Moved {
+        let both = |a: Option<Counters>, b: Option<Counters>| Some(f(&a?, &b?));
+        Moved { link: both(self.link, other.link), disk: both(self.disk, other.disk) }
+    }
+
+    pub fn plus(&self, other: &Moved) -> Moved {
+        self.with(other, Counters::plus)
     }
 }
 
-/// Two lines about `n_tokens`.
-pub fn lines(c: &Counters, n_tokens: usize) -> String {
+/// The counters when something began.
+#[derive(Clone, Copy, Debug)]
+pub struct Watch(Moved);
+
+impl Watch {
+    pub fn start(engine: &Engine) -> Watch {
+        Watch(Moved::of(engine))
+    }
+
+    pub fn counted(&self, engine: &Engine) -> Moved {
+        Moved::of(engine).with(&self.0, Counters::since)
+    }
+}
+
+/// Two lines for each link, about `n_tokens`.
+pub fn lines(moved: &Moved, n_tokens: usize) -> Vec<String> {
+    let to_devices =
+        moved.link.map(|c| of_link(&c, n_tokens, ("experts in VRAM", "link", "moved")));
+    let at = if moved.link.is_some() { "experts in memory" } else { "experts" };
+    let to_memory = moved.disk.map(|c| of_link(&c, n_tokens, (at, "disk", "read")));
+    to_devices.into_iter().chain(to_memory).flatten().collect()
+}
+
+fn of_link(c: &Counters, n_tokens: usize, (at, link, moved): (&str, &str, &str)) -> [String; 2] {
     let percent = |rate: f64| if rate.is_nan() { 0.0 } else { 100.0 * rate };
     let (hits, partial) = (percent(c.hit_rate()), percent(c.partial_hit_rate()));
     let stall = match n_tokens {
@@ -33,15 +70,18 @@ pub fn lines(c: &Counters, n_tokens: usize) -> String {
         0 => String::new(),
         _ => format!(" at {:.2} GB/s", c.gb_per_second()),
     };
-    format!(
-        "experts: {hits:.1} % hits, {partial:.1} % partial{stall}; resident at most {}\n\
-         disk: read {}{rate}; on demand {}, prefetch used {}, wasted {}",
-        size(c.resident_bytes_max),
-        size(c.read_bytes),
-        size(c.demand_bytes),
-        size(c.prefetch_used_bytes),
-        size(c.prefetch_wasted_bytes),
-    )
+    let resident = size(c.resident_bytes_max);
+    let (read, on_demand) = (size(c.read_bytes), size(c.demand_bytes));
+    let (used, wasted) = (size(c.prefetch_used_bytes), size(c.prefetch_wasted_bytes));
+    [
+        format!(
+            "{at}: {hits:.1} % hits, {partial:.1} % partial{stall}; at most {resident} resident"
+        ),
+        format!(
+            "{link}: {moved} {read}{rate}; {on_demand} on demand, {used} prefetched and used, \
+             {wasted} wasted"
+        ),
+    ]
 }
 
 /// Time that a token waited for experts.
@@ -50,16 +90,14 @@ pub fn stall_ms(counters: &Counters, n_tokens: usize) -> f64 {
 }
 
 /// How the experts were run, and what was counted of them over `n_tokens`: null where they are in
-/// place, as nothing is counted there.
-pub fn fields(
-    plan: &MemoryPlan,
-    counters: Option<&Counters>,
-    n_tokens: usize,
-) -> Vec<(&'static str, Value)> {
+/// place, as nothing is counted there. Keys that name no link are of the one to where experts are
+/// computed.
+pub fn fields(plan: &MemoryPlan, moved: &Moved, n_tokens: usize) -> Vec<(&'static str, Value)> {
     let streamed = match plan.place {
         Place::InPlace => None,
         Place::Streamed { budget } => Some(budget),
     };
+    let counters = moved.top();
     // What is no finite number becomes null.
     let number = |f: &dyn Fn(&Counters) -> f64| counters.map(f).into();
     let count = |f: &dyn Fn(&Counters) -> u64| counters.map(f).into();
@@ -75,18 +113,21 @@ pub fn fields(
         ("prefetch_wasted_bytes", count(&|c| c.prefetch_wasted_bytes)),
         ("read_bytes", count(&|c| c.read_bytes)),
         ("n_reads", count(&|c| c.n_reads)),
-        ("disk_gb_per_second", number(&Counters::gb_per_second)),
+        ("disk_gb_per_second", moved.disk.map(|c| c.gb_per_second()).into()),
         ("stall_ms_per_token", number(&|c| stall_ms(c, n_tokens))),
         ("policy_ms_per_token", number(&|c| c.policy_ns as f64 / 1e6 / n_tokens as f64)),
         ("policy_events_dropped", count(&|c| c.policy_events_dropped)),
         ("resident_expert_bytes_max", resident.into()),
         ("demand_wait_histogram", counters.map_or(Value::Null, |c| json!(c.demand_wait_histogram))),
+        ("disk_read_bytes", moved.disk.map(|c| c.read_bytes).into()),
+        ("link_bytes", moved.link.map(|c| c.read_bytes).into()),
+        ("link_gb_per_second", moved.link.map(|c| c.gb_per_second()).into()),
     ]
 }
 
 /// `fields` into `--stats`.
-pub fn fill(stats: &mut Stats, plan: &MemoryPlan, counters: Option<&Counters>, n_tokens: usize) {
-    for (key, value) in fields(plan, counters, n_tokens) {
+pub fn fill(stats: &mut Stats, plan: &MemoryPlan, moved: &Moved, n_tokens: usize) {
+    for (key, value) in fields(plan, moved, n_tokens) {
         stats.value(key, value);
     }
 }
@@ -115,19 +156,43 @@ mod tests {
     }
 
     #[test]
-    fn people_read_two_lines() {
-        let expected = "\
-experts: 61.2 % hits, 3.0 % partial, stall 12.3 ms/token; resident at most 512.0 MiB
-disk: read 1.25 GiB at 0.58 GB/s; on demand 900.0 MiB, prefetch used 300.0 MiB, wasted 20.0 MiB";
-        assert_eq!(lines(&counters(), 10), expected);
-        let nothing = lines(&Counters::default(), 0);
+    fn people_read_two_lines_a_link() {
+        let from_disk = "\
+experts: 61.2 % hits, 3.0 % partial, stall 12.3 ms/token; at most 512.0 MiB resident
+disk: read 1.25 GiB at 0.58 GB/s; 900.0 MiB on demand, 300.0 MiB prefetched and used, 20.0 MiB \
+wasted";
+        assert_eq!(lines(&disk(counters()), 10).join("\n"), from_disk);
+        let nothing = lines(&disk(Counters::default()), 0).join("\n");
         assert!(!nothing.contains("NaN") && !nothing.contains("stall"), "{nothing}");
+        assert_eq!(lines(&Moved::default(), 10), Vec::<String>::new());
+        let moved = Moved { link: Some(Counters::default()), disk: Some(counters()) };
+        let both = lines(&moved, 10);
+        let starts = ["experts in VRAM: 0.0 %", "link: moved 0 B; ", "experts in memory: 61.2 %"];
+        for (line, start) in both.iter().zip(starts) {
+            assert!(line.starts_with(start), "{line}");
+        }
+        assert_eq!(both.last().unwrap(), from_disk.lines().last().unwrap());
     }
 
-    /// Streamed or not, the keys are the same, and rates of nothing are null.
+    /// Each link has its own bytes and its own rate.
     #[test]
-    fn keys_are_stable() {
-        let plan = |place| MemoryPlan {
+    fn a_device_and_a_disk_are_told_apart() {
+        let slow = Counters { read_bytes: 7, busy_ns: 7, ..Counters::default() };
+        let moved = Moved { link: Some(slow), disk: Some(counters()) };
+        let fields = fields(&plan(Place::InPlace), &moved, 10);
+        let value = |key| &fields.iter().find(|(name, _)| *name == key).unwrap().1;
+        assert_eq!((value("read_bytes"), value("link_bytes")), (&json!(7), &json!(7)));
+        assert_eq!(value("disk_read_bytes"), &json!(1280 << 20));
+        assert_eq!(value("link_gb_per_second"), &json!(1.0));
+        assert_eq!(value("disk_gb_per_second"), &json!(counters().gb_per_second()));
+    }
+
+    fn disk(counters: Counters) -> Moved {
+        Moved { link: None, disk: Some(counters) }
+    }
+
+    fn plan(place: Place) -> MemoryPlan {
+        MemoryPlan {
             sizes: Sizes { expert_bytes: 7, ..Sizes::default() },
             place,
             is_mapped: true,
@@ -141,21 +206,26 @@ disk: read 1.25 GiB at 0.58 GB/s; on demand 900.0 MiB, prefetch used 300.0 MiB, 
             expert_bytes_per_token: 1,
             dense_bytes_per_token: 1,
             device: None,
-        };
+        }
+    }
+
+    /// Streamed or not, the keys are the same, and rates of nothing are null.
+    #[test]
+    fn keys_are_stable() {
         let streamed = plan(Place::Streamed { budget: 5 });
-        let streamed = fields(&streamed, Some(&counters()), 10);
+        let streamed = fields(&streamed, &disk(counters()), 10);
         let value = |key| &streamed.iter().find(|(name, _)| *name == key).unwrap().1;
         assert_eq!((value("hit_rate"), value("io")), (&json!(0.612), &json!("pread")));
         assert_eq!(value("stall_ms_per_token"), &json!(12.3));
         assert_eq!(value("resident_expert_bytes_max"), &json!(512 << 20));
         assert_eq!(value("demand_wait_histogram"), &json!([0, 0, 0, 0, 0, 0]));
-        let in_place = fields(&plan(Place::InPlace), None, 10);
+        let in_place = fields(&plan(Place::InPlace), &Moved::default(), 10);
         let keys =
             |fields: &[(&'static str, Value)]| fields.iter().map(|f| f.0).collect::<Vec<_>>();
         assert_eq!(keys(&streamed), keys(&in_place));
         let known: Vec<_> = in_place.iter().filter(|(_, value)| !value.is_null()).collect();
         assert_eq!(known, [&("resident_expert_bytes_max", json!(7))]);
-        let idle = fields(&plan(Place::InPlace), Some(&Counters::default()), 0);
+        let idle = fields(&plan(Place::InPlace), &disk(Counters::default()), 0);
         assert!(idle.iter().any(|(key, value)| *key == "hit_rate" && value.is_null()));
     }
 }

@@ -31,10 +31,6 @@ pub fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-pub fn mib(bytes: u64) -> f64 {
-    bytes as f64 / f64::from(1 << 20)
-}
-
 /// Keys of one level, in order, with their units in their names.
 #[derive(Default)]
 pub struct Stats(Map<String, Value>);

@@ -4,6 +4,7 @@
 use std::str::FromStr;
 
 use crate::experts::link::IoKind;
+use crate::units::{Sum, at_least, at_most};
 use crate::{Error, Result};
 
 /// `--ram`.
@@ -80,8 +81,9 @@ pub struct Sizes {
     pub slot_bytes: u64,
     pub dense_bytes: u64,
     pub kv_bytes: u64,
-    /// Of a micro-batch, while a prompt is computed.
+    /// Of a micro-batch, while a prompt is computed, and its tokens.
     pub buffer_bytes: u64,
+    pub n_ubatch: usize,
     /// The least budget that streaming works with: what one token needs at once.
     pub minimum_bytes: u64,
     /// Of memory; `None` where the system does not say.
@@ -162,10 +164,10 @@ pub fn check_copy(io: IoKind, sizes: &Sizes) -> Result<()> {
     match sizes.available.filter(|available| *available < needed) {
         None => Ok(()),
         Some(available) => Err(Error::invalid(format!(
-            "--no-mmap takes {:.1} MiB of memory for weights and KV cache, of which {:.1} MiB are \
-             available: leave it out",
-            ceil_mib(needed),
-            floor_mib(available)
+            "--no-mmap needs {} of memory for weights and KV cache, but {} are available: leave it \
+             out",
+            at_least(needed),
+            at_most(available)
         ))),
     }
 }
@@ -181,10 +183,9 @@ fn everything(io: IoKind, sizes: &Sizes) -> Place {
 fn explicit(budget: u64, sizes: &Sizes) -> Result<Place> {
     if budget < sizes.minimum_bytes {
         return Err(Error::invalid(format!(
-            "--ram gives the experts {:.1} MiB, but a token needs {:.1} MiB at once: raise it to \
-             that or more",
-            floor_mib(budget),
-            ceil_mib(sizes.minimum_bytes)
+            "--ram gives the experts {}, but a token needs {} at once: raise it to that or more",
+            at_most(budget),
+            at_least(sizes.minimum_bytes)
         )));
     }
     Ok(Place::Streamed { budget })
@@ -201,28 +202,31 @@ fn automatic(io: IoKind, sizes: &Sizes) -> Result<Place> {
         return Ok(everything(io, sizes));
     }
     if budget < sizes.minimum_bytes {
-        return Err(Error::invalid(format!(
-            "memory has {:.1} MiB available, of which {:.1} MiB stay free, but dense weights take \
-             {:.1} MiB, the KV cache {:.1} MiB and the experts of a token {:.1} MiB: lower -c, or \
-             set --ram if that much is to be had after all",
-            floor_mib(available),
-            ceil_mib(head_room(available)),
-            ceil_mib(sizes.dense_bytes),
-            ceil_mib(sizes.kv_bytes),
-            ceil_mib(sizes.minimum_bytes)
-        )));
+        return Err(no_room(available, sizes));
     }
     Ok(Place::Streamed { budget })
 }
 
-/// MiB in tenths, rounded up: given back as a size, it is enough.
-pub fn ceil_mib(bytes: u64) -> f64 {
-    (bytes as f64 * 10.0 / f64::from(1 << 20)).ceil() / 10.0
-}
-
-/// MiB in tenths, rounded down.
-pub fn floor_mib(bytes: u64) -> f64 {
-    (bytes as f64 * 10.0 / f64::from(1 << 20)).floor() / 10.0
+/// What there is, and what is needed at least, part by part.
+fn no_room(available: u64, sizes: &Sizes) -> Error {
+    let head_room = head_room(available);
+    let n = sizes.n_ubatch;
+    let tokens = if n == 1 { "token" } else { "tokens" };
+    let sum = Sum::of(&[
+        ("dense weights".into(), sizes.dense_bytes),
+        ("KV cache".into(), sizes.kv_bytes),
+        (format!("buffers for {n} {tokens}"), sizes.buffer_bytes),
+        ("experts of a token".into(), sizes.minimum_bytes),
+        // Half of the head-room is for buffers.
+        ("kept free".into(), head_room - sizes.buffer_bytes.min(head_room / 2)),
+    ]);
+    Error::invalid(format!(
+        "not enough memory: {} are available, but {} are needed ({}): lower -c, or set --ram if \
+         you know that more is available",
+        sum.there_is(available),
+        sum.total(),
+        sum.parts()
+    ))
 }
 
 #[cfg(test)]
@@ -324,6 +328,7 @@ mod tests {
             dense_bytes: 100 * MIB,
             kv_bytes: 300 * MIB,
             buffer_bytes: 0,
+            n_ubatch: 512,
             minimum_bytes: 40 * MIB,
             available: Some(available_mib * MIB),
         }
@@ -413,11 +418,27 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_no_token_fits_is_an_error_that_counts() {
+    fn memory_that_no_token_fits_is_an_error_that_adds_up() {
         let message = plan(RamBudget::Auto, IoKind::Auto, &sizes(695)).unwrap_err().to_string();
-        for word in ["695.0 MiB", "256.0 MiB", "100.0 MiB", "300.0 MiB", "40.0 MiB", "--ram"] {
+        let expected = "not enough memory: 695.0 MiB are available, but 696.0 MiB are needed \
+                        (dense weights 100.0 MiB, KV cache 300.0 MiB, experts of a token 40.0 MiB, \
+                        kept free 256.0 MiB): lower -c, or set --ram if you know that more is \
+                        available";
+        assert_eq!(message, expected);
+        // Of 201.5 MiB of buffers 128 are in the head-room. As a newcomer met it: 687.7 MiB in all.
+        let sizes = Sizes {
+            dense_bytes: 3562 * MIB / 10,
+            kv_bytes: 8 * MIB,
+            buffer_bytes: 2015 * MIB / 10,
+            minimum_bytes: 239 * MIB / 10,
+            available: Some(6877 * MIB / 10 + 1),
+            ..sizes(0)
+        };
+        let message = plan(RamBudget::Auto, IoKind::Auto, &sizes).unwrap_err().to_string();
+        for word in ["687.7 MiB are available, but 717.6 MiB are needed", "free 128.0 MiB)"] {
             assert!(message.contains(word), "{message}");
         }
+        assert!(message.contains("buffers for 512 tokens 201.5 MiB"), "{message}");
     }
 
     #[test]

@@ -6,9 +6,10 @@
 //! one token's experts; what is left then is for experts. The embedding stays in memory: a token
 //! takes one row of it. Several devices share the experts; everything else is on the first.
 
-use super::budget::{VramBudget, ceil_mib, floor_mib};
+use super::budget::VramBudget;
 use super::tensor_place::Placed;
 use crate::experts::{LayerNeeds, Needs};
+use crate::units::{self, Sum, at_least, at_most};
 use crate::{Error, Result};
 use std::ops::Range;
 
@@ -50,8 +51,9 @@ pub struct DeviceNeeds {
     pub layers: Vec<LayerBytes>,
     /// The last norm and the output matrix.
     pub head_bytes: u64,
-    /// Activations of a micro-batch.
+    /// Activations of a micro-batch, and its tokens.
     pub activation_bytes: u64,
+    pub n_tokens: usize,
     /// Tables of slots: on each device.
     pub work_bytes: u64,
     /// Activations and biases on a device that computes experts only.
@@ -170,10 +172,10 @@ pub fn plan(needs: &DeviceNeeds, free: &[u64], wanted: &Wanted) -> Result<Device
     let asked = fit.asked_for_experts();
     if plan.expert_all_bytes > 0 && asked.is_some_and(|bytes| bytes < plan.expert_min_bytes) {
         return Err(Error::invalid(format!(
-            "--vram gives the experts {:.1} MiB, but a token needs {:.1} MiB at once: raise it to \
-             that or more, or leave experts to the CPU with -cmoe",
-            floor_mib(asked.unwrap_or(0)),
-            ceil_mib(plan.expert_min_bytes)
+            "--vram gives the experts {}, but a token needs {} at once: raise it to that or more, \
+             or leave experts to the CPU with -cmoe",
+            at_most(asked.unwrap_or(0)),
+            at_least(plan.expert_min_bytes)
         )));
     }
     Ok(plan)
@@ -299,7 +301,7 @@ impl Fit<'_> {
             if caps.iter().sum::<u64>() < asked.unwrap_or(least) {
                 return None;
             }
-            // Nobody needs more. With several devices each has a whole number of experts, which
+            // More is of no use. With several devices each has a whole number of experts, which
             // may be one more than its part.
             let most = all + least * (caps.len() as u64 - 1);
             let shares = shared_out(&caps, asked.unwrap_or(most), least);
@@ -346,24 +348,26 @@ impl Fit<'_> {
         let (all, least) = (plan.expert_all_bytes, plan.expert_min_bytes);
         let asked = self.asked_for_experts().map(|bytes| bytes.clamp(least, all));
         let (experts, remedy) = match asked {
-            Some(bytes) if bytes > least => (bytes, "lower --vram, -c or -ub"),
-            _ if all > 0 => (least, "lower -c or -ub, or leave experts to the CPU with -cmoe"),
-            _ => (0, "lower -c or -ub"),
+            Some(bytes) if bytes > least => (bytes, "lower --vram or -c"),
+            _ if all > 0 => (least, "lower -c, or leave experts to the CPU with -cmoe"),
+            _ => (0, "lower -c"),
         };
         let room = &plan.devices[0];
+        let n = self.needs.n_tokens;
+        let tokens = if n == 1 { "token" } else { "tokens" };
+        let sum = Sum::of(&[
+            (format!("{} of {} layers", plan.gpu_layers.len(), plan.n_layers), plan.dense_bytes),
+            ("output".into(), plan.head_bytes),
+            ("KV cache".into(), plan.kv_bytes),
+            (format!("buffers for {n} {tokens}"), plan.activation_bytes + plan.work_bytes),
+            ("experts".into(), experts),
+            ("kept free".into(), room.head_room_bytes),
+        ]);
         format!(
-            "{:.1} MiB are free, of which {:.1} MiB stay free, but {} of {} layers take {:.1} MiB, \
-             the output {:.1} MiB, the KV cache {:.1} MiB, buffers {:.1} MiB and experts \
-             {:.1} MiB: {remedy}",
-            floor_mib(room.free_bytes),
-            ceil_mib(room.head_room_bytes),
-            plan.gpu_layers.len(),
-            plan.n_layers,
-            ceil_mib(plan.dense_bytes),
-            ceil_mib(plan.head_bytes),
-            ceil_mib(plan.kv_bytes),
-            ceil_mib(plan.activation_bytes + plan.work_bytes),
-            ceil_mib(experts),
+            "{} are free, but {} are needed ({}): {remedy}",
+            sum.there_is(room.free_bytes),
+            sum.total(),
+            sum.parts()
         )
     }
 }
@@ -413,10 +417,9 @@ const SPILL_TOLERATED: u64 = 64 << 20;
 /// The warning that goes with it.
 pub fn spill_warning(bytes: u64) -> String {
     format!(
-        "the driver has put some {:.0} MiB of what should be in VRAM into the system's memory, \
-         where it is slow to reach: another program uses the GPU; close it or lower --vram, -ngl \
-         or -c",
-        ceil_mib(bytes)
+        "the driver has put some {} of what should be in VRAM into the system's memory, where it \
+         is slow to reach: another program uses the GPU; close it, or lower --vram, -ngl or -c",
+        units::size(bytes)
     )
 }
 

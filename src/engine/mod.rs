@@ -2,6 +2,7 @@
 
 pub mod budget;
 mod cgroup;
+mod describe;
 pub mod device;
 mod encoder;
 pub mod fit;
@@ -11,6 +12,7 @@ mod plan;
 mod profile;
 mod recording;
 pub mod tensor_place;
+mod ubatch;
 
 use std::ops::Range;
 use std::path::Path;
@@ -33,8 +35,8 @@ pub use crate::model::record::Recorder;
 use crate::model::seq2seq::EncoderParams;
 use crate::model::{Bound, HyperParams, Model};
 use crate::policy::{Event, PolicySpec};
-use crate::simd;
 use crate::tokenizer::Tokenizer;
+use crate::units::{at_least, at_most, size};
 use crate::{Error, Result};
 use budget::{Place, RamBudget, VramBudget};
 pub use device::DeviceChoice;
@@ -173,10 +175,9 @@ impl Prepared {
         let available = memory::available_bytes();
         if let Some(available) = available.filter(|a| *a < kv_bytes) {
             return Err(Error::invalid(format!(
-                "the KV cache for {n_ctx} tokens takes {} MiB, but {} MiB of memory are available: \
-                 lower -c",
-                kv_bytes >> 20,
-                available >> 20
+                "the KV cache for {n_ctx} tokens takes {}, but {} of memory are available: lower -c",
+                at_least(kv_bytes),
+                at_most(available)
             )));
         }
         let plan = MemoryPlan::new(&bound, options, n_ctx, kv_bytes, available, device)?;
@@ -230,7 +231,7 @@ fn context(hyper: &HyperParams, options: &EngineOptions, devices: &[Device]) -> 
             default_ctx(hyper, options, of_device.map(|memory| memory.free_bytes as u64))
         }
     };
-    let n_ubatch = plan::usual_ubatch(options);
+    let n_ubatch = ubatch::usual(options);
     if !(1..=MAX_CTX).contains(&n_ctx) || n_ubatch == 0 {
         return Err(Error::Usage(format!(
             "context and batch sizes must be 1 to {MAX_CTX}, got -c {n_ctx} -b {} -ub {n_ubatch}",
@@ -251,8 +252,10 @@ fn read_ahead(gguf: &Gguf, cpu: &Cpu, progress: &mut dyn FnMut(f32)) -> Result<(
     let total = gguf.n_bytes().max(1);
     if let Some(available) = memory::available_bytes().filter(|a| *a < total) {
         log::warn!(
-            "the model has {total} bytes and memory has room for {available}: \
-             pages will be read again and again as tokens need them"
+            "the model has {}, but {} of memory are available: its pages are read again and again \
+             as tokens need them",
+            size(total),
+            at_most(available)
         );
         return Ok(());
     }
@@ -303,8 +306,8 @@ impl Engine {
         options: &EngineOptions,
         progress: &mut dyn FnMut(f32),
     ) -> Result<Arc<Engine>> {
-        let Prepared { bound, tokenizer, n_ctx, plan, devices } = prepared;
-        let cpu = Cpu::new(options.n_threads.unwrap_or_else(default_threads));
+        let Prepared { bound, tokenizer, n_ctx, mut plan, devices } = prepared;
+        let cpu = Cpu::new(threads(options.n_threads));
         // Nothing is learned of experts that stay where they are.
         let learns = plan.moves_experts();
         let store = options.profile.file(path).filter(|_| learns);
@@ -334,6 +337,7 @@ impl Engine {
             }
         };
         let gpu = onto_devices(&mut model, options, &plan, &devices, store.as_ref())?;
+        plan.io = model.io().unwrap_or(plan.io);
         Ok(Arc::new(Engine {
             model,
             tokenizer,
@@ -419,46 +423,20 @@ impl Engine {
         &self.plan
     }
 
-    /// What moving experts has cost so far; `None` where they are in place.
+    /// What getting experts to where they are computed has cost so far: to devices, or to memory
+    /// where there are none. `None` where nothing moves.
     pub fn expert_counters(&self) -> Option<Counters> {
-        self.model.expert_counters()
+        self.link_counters().or_else(|| self.disk_counters())
     }
 
-    /// The start-up report: what was loaded and where it is.
-    pub fn describe(&self) -> String {
-        let hyper = self.model.hyper();
-        let (experts, dense) = self.model.expert_and_dense_bytes();
-        let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64);
-        let layers = match hyper.n_encoder_layers() {
-            0 => format!("{} layers", hyper.n_layers),
-            n => format!("{n} encoder and {} decoder layers", hyper.n_layers - n),
-        };
-        let moe = match hyper.routing.n_experts {
-            0 => "dense".to_string(),
-            n => format!("{n} experts a layer, {} used a token", hyper.routing.k),
-        };
-        let places = match self.plan.place {
-            Place::InPlace => {
-                let (experts, dense) = (mib(experts), mib(dense));
-                let place = if self.plan.is_mapped { "place on the mapped file" } else { "memory" };
-                format!("experts {experts} and dense weights {dense} in {place}")
-            }
-            Place::Streamed { budget } => format!(
-                "experts {} streamed through {} of memory, policy {}; dense weights {} in memory",
-                mib(experts),
-                mib(budget),
-                self.plan.policy,
-                mib(dense),
-            ),
-        };
-        format!(
-            "{}: {layers}, {moe}\n{places}; KV cache {} for {} tokens; {} threads, {} kernels",
-            self.model.path().display(),
-            mib(self.kv_bytes()),
-            self.n_ctx,
-            self.n_threads(),
-            simd::kernels().name,
-        )
+    /// What moving experts from disk to memory has cost; `None` where they are in place.
+    pub fn disk_counters(&self) -> Option<Counters> {
+        self.model.disk_counters()
+    }
+
+    /// What moving them from memory to devices has; `None` where there are none on a device.
+    pub fn link_counters(&self) -> Option<Counters> {
+        self.model.link_counters()
     }
 }
 
@@ -478,6 +456,21 @@ fn default_ctx(hyper: &HyperParams, options: &EngineOptions, of_device: Option<u
         log::warn!("context of {n_ctx} tokens, as memory allows; the model has {trained}: see -c");
     }
     n_ctx
+}
+
+/// As many threads as are asked for, with a warning where that is more than there are cores: they
+/// wait for each other several times a layer.
+fn threads(asked: Option<usize>) -> usize {
+    let n = asked.unwrap_or_else(default_threads);
+    let n_cores = std::thread::available_parallelism().map_or(n, |n| n.get());
+    if n > n_cores {
+        let cores = if n_cores == 1 { "core" } else { "cores" };
+        log::warn!(
+            "-t {n}: this machine has {n_cores} {cores}, and more threads than cores are slow, as \
+             they wait for each other"
+        );
+    }
+    n
 }
 
 /// One thread a physical core: a second one on the same core shares the units that the kernels

@@ -2,7 +2,6 @@
 
 use super::EngineOptions;
 use super::fit::{DeviceNeeds, LayerBytes};
-use super::plan::usual_ubatch;
 use super::tensor_place::{LayerNames, Names};
 use crate::experts::LayerExperts;
 use crate::gguf::TensorInfo;
@@ -14,12 +13,12 @@ use crate::model::{Bound, HyperParams};
 const TENSOR_ALIGN: u64 = 256;
 
 impl DeviceNeeds {
-    /// Of a context of `n_ctx` tokens, on so many devices.
+    /// With `n_ctx` tokens of context, `n_ubatch` of them computed at once, on so many devices.
     pub fn of(
         model: &Bound,
         options: &EngineOptions,
         n_ctx: usize,
-        n_devices: usize,
+        (n_ubatch, n_devices): (usize, usize),
     ) -> DeviceNeeds {
         let shares = model.shares();
         let sum = |wanted: Share| -> u64 {
@@ -32,9 +31,10 @@ impl DeviceNeeds {
             experts: model.routed()[l].as_ref().map(|layer| slots(layer, model.k())),
         };
         let of_head = if model.is_tied() { sum(Share::Embedding) } else { 0 };
-        let n = tokens_at_once(model.hyper(), usual_ubatch(options), n_ctx);
+        let n = tokens_at_once(model.hyper(), n_ubatch, n_ctx);
         DeviceNeeds {
             head_bytes: sum(Share::Head) + of_head,
+            n_tokens: n,
             activation_bytes: model.buffer_bytes(n, n_ctx, n_devices - 1) as u64,
             work_bytes: work_bytes(model, n),
             peer_bytes: model.gpu_peer_bytes(n) as u64,

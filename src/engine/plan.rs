@@ -3,7 +3,7 @@
 use super::budget::{self, Place, Sizes, VramBudget};
 use super::device;
 use super::fit::{self, CpuMoe, DeviceNeeds, DevicePlan, Wanted};
-use super::{EngineOptions, needs, tensor_place};
+use super::{EngineOptions, needs, tensor_place, ubatch};
 use crate::backend::gpu::Device;
 use crate::experts::LayerExperts;
 use crate::experts::link::IoKind;
@@ -43,10 +43,12 @@ pub struct DevicePart {
     pub plan: DevicePlan,
     /// Of each device, as "GPU 0 (NVIDIA L4)".
     pub names: Vec<String>,
+    /// Tokens computed at once that the devices have room for.
+    pub n_ubatch: usize,
 }
 
 /// What lies on which of these devices; none and `None` where all of it is on the CPU, because the
-/// flags say so or because the devices were nobody's wish and have no room.
+/// flags say so, or because the devices were found by themselves and have no room.
 pub(super) fn on_devices(
     model: &Bound,
     options: &EngineOptions,
@@ -56,7 +58,8 @@ pub(super) fn on_devices(
     let flags = flags_for_devices(options);
     if devices.is_empty() {
         if !flags.is_empty() {
-            log::warn!("computing on the CPU, so {} says nothing", flags.join(", "));
+            let are = if flags.len() == 1 { "is" } else { "are" };
+            log::warn!("running on the CPU: {} {are} ignored", flags.join(", "));
         }
         return Ok((devices, None));
     }
@@ -89,9 +92,13 @@ fn plan_on(
         cpu_moe: options.cpu_moe,
         placed,
     };
-    let needs = DeviceNeeds::of(model, options, n_ctx, devices.len());
-    let plan = fit::plan(&needs, &free, &wanted)?;
-    Ok(DevicePart { plan, names: devices.iter().map(|d| device::name(d.info())).collect() })
+    let plan = |n: usize| {
+        fit::plan(&DeviceNeeds::of(model, options, n_ctx, (n, devices.len())), &free, &wanted)
+    };
+    let is_given = options.n_ubatch.is_some();
+    let (n_ubatch, plan) = ubatch::with_room(ubatch::usual(options), is_given, &plan)?;
+    let names = devices.iter().map(|d| device::name(d.info())).collect();
+    Ok(DevicePart { plan, names, n_ubatch })
 }
 
 /// Leaves out those that have nothing to do, and says so.
@@ -112,13 +119,13 @@ fn leave_out_idle(devices: &mut Vec<Device>, part: &mut DevicePart) {
     part.plan.devices.retain(|_| *of_room.next().expect("one a device"));
 }
 
-/// Whether the CPU takes the place of devices that cannot serve, which is then said: they were
-/// nobody's wish.
+/// Whether the CPU takes the place of devices that cannot serve, which is then said: the user did
+/// not ask for them.
 pub(super) fn on_cpu_instead(options: &EngineOptions, why: Error) -> Result<()> {
     if !options.device.is_auto() || !flags_for_devices(options).is_empty() {
         return Err(why);
     }
-    log::warn!("computing on the CPU: {why}");
+    log::warn!("running on the CPU: {why}");
     Ok(())
 }
 
@@ -134,34 +141,6 @@ fn flags_for_devices(options: &EngineOptions) -> Vec<&'static str> {
     given.iter().filter(|(_, given)| *given).map(|(flag, _)| *flag).collect()
 }
 
-/// Tokens computed at once where `-ub` does not say, as in llama.cpp.
-const USUAL_UBATCH: usize = 512;
-const LARGEST_UBATCH: usize = 2048;
-
-/// Tokens computed at once, unless there can be more.
-pub(super) fn usual_ubatch(options: &EngineOptions) -> usize {
-    options.n_ubatch.unwrap_or(USUAL_UBATCH).min(options.n_batch)
-}
-
-/// How many tokens are computed at once, with the sizes and the place that follow: if the flags
-/// leave it open and it `may_grow`, as many as have room.
-fn micro_batches(
-    options: &EngineOptions,
-    may_grow: bool,
-    sizes: &dyn Fn(usize) -> Sizes,
-) -> Result<(usize, Sizes, Place)> {
-    let place = |n: usize| budget::plan(options.ram, options.io, &sizes(n));
-    let usual = usual_ubatch(options);
-    let (n, usual_place) = (usual, place(usual)?);
-    if options.n_ubatch.is_some() || !may_grow {
-        return Ok((n, sizes(n), usual_place));
-    }
-    let larger = [LARGEST_UBATCH, LARGEST_UBATCH / 2].map(|n| n.min(options.n_batch));
-    let fits = |n: &usize| *n > usual && budget::has_room(options.ram, usual_place, &sizes(*n));
-    let n = larger.into_iter().find(fits).unwrap_or(usual);
-    Ok((n, sizes(n), place(n)?))
-}
-
 impl MemoryPlan {
     pub(super) fn new(
         model: &Bound,
@@ -174,24 +153,28 @@ impl MemoryPlan {
         let hyper = model.hyper();
         let routed = || model.routed().iter().flatten();
         let (expert_bytes, dense_bytes) = model.expert_and_dense_bytes();
-        let needs = model.needs();
+        let slots = model.needs();
         // An encoder's model cuts no text into micro-batches.
         let cuts = hyper.encoder.is_none();
+        let tokens = |n_ubatch: usize| needs::tokens_at_once(hyper, n_ubatch, n_ctx);
         let sizes = |n_ubatch: usize| Sizes {
             expert_bytes,
-            slot_bytes: needs.all_bytes(),
+            slot_bytes: slots.all_bytes(),
             // Where experts are streamed they stay in memory, also what a device has a copy of.
             dense_bytes,
             kv_bytes,
             buffer_bytes: match cuts {
-                true => model.buffer_bytes(n_ubatch.min(n_ctx), n_ctx, 0) as u64,
+                true => model.buffer_bytes(tokens(n_ubatch), n_ctx, 0) as u64,
                 false => 0,
             },
-            minimum_bytes: needs.minimum_bytes(),
+            n_ubatch: tokens(n_ubatch),
+            minimum_bytes: slots.minimum_bytes(),
             available,
         };
         let may_grow = cuts && device.is_none() && routed().next().is_some();
-        let (n_ubatch, sizes, place) = micro_batches(options, may_grow, &sizes)?;
+        let first = device.as_ref().map_or(ubatch::usual(options), |part| part.n_ubatch);
+        let (n_ubatch, sizes, place) = ubatch::choose(options, first, may_grow, &sizes)?;
+        ubatch::tell(options, n_ubatch);
         if place == Place::InPlace && !options.mmap {
             budget::check_copy(options.io, &sizes)?;
         }

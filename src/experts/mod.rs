@@ -30,6 +30,7 @@ pub use work::{Access, Handed, Work};
 use std::ops::Range;
 use std::sync::Arc;
 
+use self::link::IoKind;
 use crate::Result;
 use crate::policy::{Event, Profile};
 
@@ -113,6 +114,11 @@ pub trait ExpertStore: Send + Sync {
 
     /// Where a tier above says what it holds whole; `None` where nothing moves.
     fn above(&self) -> Option<Arc<Above>> {
+        None
+    }
+
+    /// How experts are read from disk; `None` where they are not.
+    fn io(&self) -> Option<IoKind> {
         None
     }
 

@@ -17,6 +17,7 @@ use super::work::{Access, Handed, Work};
 use super::{ExpertStore, Geometry, ReadyGranule};
 use crate::gguf::Gguf;
 use crate::policy::{Event, Expert, LayerShare, Policy, PolicySpec, Prediction, Profile};
+use crate::units::size;
 use crate::{Error, Result, interrupt};
 
 /// How to stream.
@@ -222,8 +223,8 @@ impl Streamed {
         let plan = needs(file, layers, options.k).plan(options.budget);
         let region = |bytes: usize| {
             Region::new(bytes).map_err(|e| {
-                let mib = options.budget >> 20;
-                Error::invalid(format!("no memory for {mib} MiB of experts (--ram): {e}"))
+                let budget = size(options.budget);
+                Error::invalid(format!("no memory for {budget} of experts (--ram): {e}"))
             })
         };
         let sizes = plan.classes.iter().map(|c| c.n_slots * c.slot_bytes);
@@ -361,6 +362,10 @@ impl ExpertStore for Streamed {
 
     fn verdict(&self) -> Option<String> {
         self.advisor.verdict()
+    }
+
+    fn io(&self) -> Option<IoKind> {
+        Some(self.moving.link.kind())
     }
 
     fn save(&self, profile: &mut Profile) {

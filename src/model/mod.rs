@@ -23,6 +23,7 @@ use std::sync::Arc;
 
 use crate::Result;
 use crate::backend::cpu::rope::{Frequencies, Pairing};
+use crate::experts::link::IoKind;
 use crate::experts::{
     self, Counters, ExpertStore, LayerExperts, Resident, StreamOptions, Streamed,
 };
@@ -187,9 +188,19 @@ impl Model {
         self.weights.expert_and_dense_bytes(&self.gguf)
     }
 
-    /// What the cache did so far; `None` where experts are computed in place.
-    pub fn expert_counters(&self) -> Option<Counters> {
-        self.tiers.as_ref().map(|tiers| tiers.counters()).or_else(|| self.routed.counters())
+    /// What moving experts from disk to memory has cost so far; `None` where they are in place.
+    pub fn disk_counters(&self) -> Option<Counters> {
+        self.routed.counters()
+    }
+
+    /// The same from memory to devices; `None` where there are no experts on any.
+    pub fn link_counters(&self) -> Option<Counters> {
+        self.tiers.as_ref().map(|tiers| tiers.counters())
+    }
+
+    /// How experts are read from disk; `None` where they are in place.
+    pub fn io(&self) -> Option<IoKind> {
+        self.routed.io()
     }
 
     /// Panics if the expert store breaks an invariant; answers whether it is at rest.

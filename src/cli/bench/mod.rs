@@ -9,11 +9,10 @@ mod work;
 
 use super::args::{self, BatchArgs};
 use super::model::ModelArg;
-use super::report::Watch;
+use super::report::{Moved, Watch};
 use super::values::Parsed;
 use super::{stats, values};
 use crate::engine::{Engine, Session, Want};
-use crate::experts::Counters;
 use crate::machine::Wall;
 use crate::{Result, interrupt, terminal};
 use report::{Format, Report, Row};
@@ -132,8 +131,8 @@ struct Samples {
     walls: Vec<Wall>,
     peak_rss_bytes: Option<u64>,
     traffic: Traffic,
-    /// What experts cost in all runs together; `None` where they are in place.
-    experts: Option<Counters>,
+    /// What experts cost in all runs together.
+    experts: Moved,
 }
 
 struct Bench<'a> {
@@ -164,7 +163,7 @@ impl<'a> Bench<'a> {
         }
         let started = SystemTime::now();
         let bar = terminal::bar("bench", self.args.repetitions as u64);
-        let (mut ns, mut walls, mut experts) = (Vec::new(), Vec::new(), None::<Counters>);
+        let (mut ns, mut walls, mut experts) = (Vec::new(), Vec::new(), None::<Moved>);
         let mut peak_rss_bytes = None;
         for _ in 0..self.args.repetitions {
             self.prepare()?;
@@ -175,13 +174,14 @@ impl<'a> Bench<'a> {
             let (watch, start) = (Watch::start(self.engine), Instant::now());
             self.once()?;
             ns.push(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
-            let before = experts.unwrap_or_default();
-            experts = watch.counted(self.engine).map(|now| now.plus(&before));
+            let now = watch.counted(self.engine);
+            experts = Some(experts.map_or(now, |before| now.plus(&before)));
             bar.inc(1);
         }
         drop(bar);
         wall::tell(self.engine.n_threads(), &walls);
         peak_rss_bytes = peak_rss_bytes.max(stats::peak_rss_bytes());
+        let experts = experts.unwrap_or_default();
         Ok(Samples { started, ns, walls, peak_rss_bytes, traffic, experts })
     }
 

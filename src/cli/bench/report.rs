@@ -6,6 +6,7 @@ use super::{Samples, Test, Work};
 use crate::Result;
 use crate::engine::Engine;
 use crate::machine::{Rounds, Wall};
+use crate::units::size;
 use serde_json::{Map, Value, json};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -75,7 +76,7 @@ impl Row {
         let read = read.map(|(weights, cache)| weights + cache);
         fields.extend(beside_walls((read, work.ops), (avg_ts, &rates), &samples.walls));
         let n_tokens = samples.ns.len() * (test.n_prompt + test.n_gen);
-        let experts = report::fields(engine.plan(), samples.experts.as_ref(), n_tokens);
+        let experts = report::fields(engine.plan(), &samples.experts, n_tokens);
         fields.extend(experts.into_iter().map(|(key, value)| (key.to_owned(), value)));
         for (key, values) in [("samples_ns", json!(samples.ns)), ("samples_ts", json!(rates))] {
             fields.insert(key.into(), values);
@@ -180,7 +181,7 @@ type Column = (&'static str, usize, &'static str, fn(&Row) -> String);
 
 const MD_COLUMNS: [Column; 12] = [
     ("model", 30, "-", |row| row.text("model_type").to_owned()),
-    ("size", 10, ":", |row| size_text(row.number("model_size").unwrap_or_default())),
+    ("size", 10, ":", |row| size(row.number("model_size").unwrap_or_default() as u64)),
     ("params", 10, ":", |row| params_text(row.number("model_n_params").unwrap_or_default())),
     ("backend", 7, "-", |row| row.text("backends").to_owned()),
     ("threads", 7, ":", |row| row.number("n_threads").unwrap_or_default().to_string()),
@@ -244,11 +245,6 @@ fn test_name(test: Test) -> String {
         (p, n) => format!("pp{p}+tg{n}"),
     };
     if test.n_depth > 0 { format!("{name} @ d{}", test.n_depth) } else { name }
-}
-
-fn size_text(bytes: f64) -> String {
-    let gib = bytes / f64::from(1 << 30);
-    if gib >= 1.0 { format!("{gib:.2} GiB") } else { format!("{:.2} MiB", gib * 1024.0) }
 }
 
 fn params_text(n: f64) -> String {

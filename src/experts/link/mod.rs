@@ -78,7 +78,7 @@ pub unsafe trait ReadSource: Send + Sync {
 /// owner closes the source first and then drops the link, which waits for the threads: reads on
 /// their way into a region end before the region can go.
 pub trait Link: Send + Sync {
-    fn name(&self) -> &'static str;
+    fn kind(&self) -> IoKind;
 
     /// Reads in flight at most.
     fn depth(&self) -> usize;

@@ -3,7 +3,7 @@
 //! lost.
 
 use super::progress::{Progress, Step};
-use super::{AbortOnPanic, Link, Read, Setup};
+use super::{AbortOnPanic, IoKind, Link, Read, Setup};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -34,8 +34,8 @@ impl Pread {
 }
 
 impl Link for Pread {
-    fn name(&self) -> &'static str {
-        "pread"
+    fn kind(&self) -> IoKind {
+        IoKind::Pread
     }
 
     fn depth(&self) -> usize {

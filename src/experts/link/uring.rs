@@ -6,7 +6,8 @@
 
 use super::progress::{Progress, Step};
 use super::waker::Waker;
-use super::{AbortOnPanic, Link, Read, Setup};
+use super::{AbortOnPanic, IoKind, Link, Read, Setup};
+use crate::units::size;
 use io_uring::{IoUring, opcode, squeue, types};
 use std::collections::VecDeque;
 use std::io;
@@ -38,8 +39,8 @@ impl Uring {
 }
 
 impl Link for Uring {
-    fn name(&self) -> &'static str {
-        "uring"
+    fn kind(&self) -> IoKind {
+        IoKind::Uring
     }
 
     fn depth(&self) -> usize {
@@ -118,11 +119,7 @@ impl Ring {
             Err(e) if pieces.is_empty() => log::debug!("disk link: nothing to register: {e}"),
             Err(e) => {
                 let bytes: usize = memory.iter().map(|(_, n_bytes)| n_bytes).sum();
-                let mib = bytes >> 20;
-                log::debug!(
-                    "disk link: {mib} MiB of memory are not pinned ({e}); reads work all the same, \
-                     at a little more processor time. `ulimit -l` above that size pins them"
-                );
+                log::info!("{}", unpinned(bytes as u64, &e));
             }
         }
     }
@@ -180,6 +177,20 @@ impl Ring {
     /// Moves the completions' tokens and results to `out`.
     fn collect(&mut self, out: &mut Vec<(u64, i32)>) {
         out.extend(self.ring.completion().map(|entry| (entry.user_data(), entry.result())));
+    }
+}
+
+/// Says that nothing is wrong, and how to have it otherwise.
+fn unpinned(bytes: u64, why: &io::Error) -> String {
+    let memory = size(bytes);
+    match why.raw_os_error() {
+        Some(libc::ENOMEM) => format!(
+            "disk link: ulimit -l does not let {memory} of expert memory be pinned: harmless, each \
+             read costs a little more processor time; `ulimit -l unlimited` before moeba allows it"
+        ),
+        _ => {
+            format!("disk link: {memory} of expert memory are not pinned, which is harmless: {why}")
+        }
     }
 }
 
@@ -301,5 +312,21 @@ impl Server {
                 self.landed.push_back((flight.read, result));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_is_not_pinned_is_no_failure() {
+        let note = unpinned(16_936_960, &io::Error::from_raw_os_error(libc::ENOMEM));
+        for word in ["16.2 MiB", "harmless", "`ulimit -l unlimited`"] {
+            assert!(note.contains(word), "{note}");
+        }
+        assert!(!note.contains("os error"), "{note}");
+        let other = unpinned(1 << 30, &io::Error::from_raw_os_error(libc::EOPNOTSUPP));
+        assert!(other.contains("1.00 GiB") && other.contains("harmless: "), "{other}");
     }
 }
