@@ -1,31 +1,95 @@
-//! Ctrl-C: the first press asks the running work to end, the second ends the program (130).
+//! Signals that end the program. The first one asks the running work to end, the second ends it at
+//! once; the exit code says which it was: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP.
 //! Long loops call `check`; files that must not survive an abrupt end are announced by `guard`.
 
 use crate::{Error, Result, terminal};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+static CODE: AtomicI32 = AtomicI32::new(CTRL_C);
 static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// Exit code after Ctrl-C: 128 + SIGINT.
-pub const EXIT_CODE: i32 = 130;
+/// Exit codes are 128 and the signal's number.
+const CTRL_C: i32 = 128 + 2;
 
-/// Takes over Ctrl-C (and SIGTERM, SIGHUP) for the rest of the process. Called once, by `cli`.
+/// Who sends SIGTERM or SIGHUP does not ask twice, but kills: `docker stop` after ten seconds.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Takes over Ctrl-C, SIGTERM and SIGHUP for the rest of the process. Called once, by `cli`, before
+/// there are other threads.
 pub fn install() -> Result<()> {
+    let failed = |why: String| Error::invalid(format!("cannot handle Ctrl-C: {why}"));
+    #[cfg(unix)]
+    termination::install().map_err(|e| failed(e.to_string()))?;
     // ctrlc runs this on a thread of its own, so that taking a lock is fine.
-    ctrlc::set_handler(|| {
-        if INTERRUPTED.swap(true, Ordering::SeqCst) {
-            unfinished().iter().for_each(|path| drop(std::fs::remove_file(path)));
-            terminal::erase_bar();
-            std::process::exit(EXIT_CODE);
-        }
-    })
-    .map_err(|e| Error::invalid(format!("cannot handle Ctrl-C: {e}")))
+    ctrlc::set_handler(|| ask(CTRL_C)).map_err(|e| failed(e.to_string()))
 }
 
-/// Whether Ctrl-C was pressed since the start or the last `clear`.
+fn ask(code: i32) {
+    CODE.store(code, Ordering::SeqCst);
+    if INTERRUPTED.swap(true, Ordering::SeqCst) {
+        end();
+    }
+}
+
+fn end() -> ! {
+    unfinished().iter().for_each(|path| drop(std::fs::remove_file(path)));
+    terminal::erase_bar();
+    std::process::exit(exit_code());
+}
+
+/// ctrlc does not tell these two from Ctrl-C, so they are waited for here.
+#[cfg(unix)]
+mod termination {
+    use super::{GRACE, ask, end};
+    use nix::sys::signal::{SigSet, Signal};
+    use std::io;
+    use std::thread::{Builder, sleep};
+
+    pub fn install() -> io::Result<()> {
+        let ignored = ignored(&std::fs::read_to_string("/proc/self/status").unwrap_or_default());
+        let heeded = |signal: &Signal| ignored >> (*signal as u32 - 1) & 1 == 0;
+        let signals: SigSet =
+            [Signal::SIGTERM, Signal::SIGHUP].into_iter().filter(heeded).collect();
+        // Threads inherit this: the signals wait for the one that takes them.
+        signals.thread_block()?;
+        let wait = move || {
+            while let Ok(signal) = signals.wait() {
+                ask(128 + signal as i32);
+                // The work may be waiting for somebody who types.
+                let late = || {
+                    sleep(GRACE);
+                    end()
+                };
+                if Builder::new().spawn(late).is_err() {
+                    end();
+                }
+            }
+        };
+        Builder::new().name("moeba-signals".into()).spawn(wait).map(drop)
+    }
+
+    /// Bit n is signal n + 1: nohup ignores SIGHUP, and that stays so.
+    fn ignored(status: &str) -> u64 {
+        let bits = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+        bits.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok()).unwrap_or(0)
+    }
+
+    #[cfg(test)]
+    mod tests {
+        #[test]
+        fn ignored_signals_are_bits() {
+            let status = "Name:\tmoeba\nSigBlk:\t0000000000000002\nSigIgn:\t0000000000001001\n";
+            assert_eq!(super::ignored(status), 0x1001);
+            assert_eq!(super::ignored("SigIgn:\tx\n"), 0);
+        }
+    }
+}
+
+/// Whether a signal came since the start or the last `clear`.
 pub fn is_set() -> bool {
     INTERRUPTED.load(Ordering::Relaxed)
 }
@@ -35,17 +99,24 @@ pub fn set() {
     INTERRUPTED.store(true, Ordering::SeqCst);
 }
 
-/// The request was served: a chat goes on after its answer was cut.
+/// Ctrl-C was served: a chat goes on after its answer was cut. The other signals mean all of it.
 pub fn clear() {
-    INTERRUPTED.store(false, Ordering::SeqCst);
+    if exit_code() == CTRL_C {
+        INTERRUPTED.store(false, Ordering::SeqCst);
+    }
 }
 
-/// `Err(Interrupted)` once Ctrl-C was pressed.
+/// The exit code of work that was interrupted.
+pub fn exit_code() -> i32 {
+    CODE.load(Ordering::SeqCst)
+}
+
+/// `Err(Interrupted)` once a signal came.
 pub fn check() -> Result<()> {
     if is_set() { Err(Error::Interrupted) } else { Ok(()) }
 }
 
-/// While this lives, a second Ctrl-C removes the file before it ends the program.
+/// While this lives, an abrupt end removes the file first.
 #[derive(Debug)]
 pub struct Guard(PathBuf);
 

@@ -360,7 +360,11 @@ fn endless(model: &Model, args: &[&str]) -> (std::process::Child, Vec<u8>) {
 }
 
 fn interrupt(child: &std::process::Child) {
-    let status = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    send(child, "-INT");
+}
+
+fn send(child: &std::process::Child, signal: &str) {
+    let status = Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
     assert!(status.success());
 }
 
@@ -377,6 +381,57 @@ fn ctrl_c_ends_the_generation_with_a_report() {
     assert!(stderr(&out).contains("decode: ") && stderr(&out).contains("interrupted"));
     let json: Value = serde_json::from_slice(&std::fs::read(&stats).unwrap()).unwrap();
     assert_eq!(json["finish_reason"], "interrupted");
+}
+
+/// As `docker stop` and a closed terminal send them, once: the answer ends with its report, and the
+/// exit code names the signal.
+#[test]
+fn other_signals_end_the_generation_with_codes_of_their_own() {
+    let model = plain();
+    for (signal, code) in [("-TERM", 143), ("-HUP", 129)] {
+        let stats = model.file("stats.json");
+        let (mut child, mut text) = endless(&model, &["--stats", stats.to_str().unwrap()]);
+        send(&child, signal);
+        child.stdout.take().unwrap().read_to_end(&mut text).unwrap();
+        let out = child.wait_with_output().unwrap();
+        assert_eq!(out.status.code(), Some(code), "{signal}: {}", stderr(&out));
+        let json: Value = serde_json::from_slice(&std::fs::read(&stats).unwrap()).unwrap();
+        assert_eq!(json["finish_reason"], "interrupted");
+    }
+}
+
+/// Work that hears nothing of it, as it waits for someone who types, ends a little later.
+#[test]
+fn a_signal_ends_what_waits_for_input() {
+    let model = plain();
+    let mut command = moeba();
+    command.arg("run").arg(&model.path).stdin(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.stdout(Stdio::null()).spawn().unwrap();
+    // Its handler is there once it reads.
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    send(&child, "-TERM");
+    // Its stdin stays open.
+    let input = child.stdin.take();
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+    drop(input);
+}
+
+/// nohup ignores SIGHUP, and so does what it starts.
+#[test]
+fn a_signal_that_is_ignored_stays_ignored() {
+    let model = plain();
+    let mut command = Command::new("sh");
+    command.args(["-c", "trap '' HUP && exec \"$0\" \"$@\""]).arg(moeba().get_program());
+    command.arg("run").arg(&model.path).args(["-p", "x", "-c", "1000000", "--ignore-eos"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut some = vec![0; 4];
+    child.stdout.as_mut().unwrap().read_exact(&mut some).unwrap();
+    send(&child, "-HUP");
+    let mut more = vec![0; 4000];
+    child.stdout.as_mut().unwrap().read_exact(&mut more).unwrap();
+    send(&child, "-TERM");
+    child.stdout.take().unwrap().read_to_end(&mut more).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(143));
 }
 
 #[test]

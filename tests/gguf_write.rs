@@ -258,7 +258,7 @@ fn write_until_interrupted(folder: &Path, patient: bool) {
         std::thread::sleep(Duration::from_millis(5));
         if patient && interrupt::check().is_err() {
             drop(writer);
-            std::process::exit(interrupt::EXIT_CODE);
+            std::process::exit(interrupt::exit_code());
         }
     }
     panic!("nobody interrupted");

@@ -46,7 +46,7 @@ use std::process::ExitCode;
 use std::sync::LazyLock;
 
 const AFTER_HELP: &str = "\
-Exit codes: 0 done, 1 error, 2 wrong usage, 130 Ctrl-C.
+Exit codes: 0 done, 1 error, 2 wrong usage, 130 Ctrl-C (143 SIGTERM, 129 SIGHUP).
 Variables: flags name theirs; llama.cpp's (LLAMA_ARG_…) count where ours (MOEBA_…) are not set.";
 
 /// Runs Mixture-of-Experts language models that are bigger than the memory they run in.
@@ -180,7 +180,7 @@ fn end_code(result: &Result<()>) -> u8 {
     match e {
         Error::Interrupted => {
             out::say("interrupted");
-            interrupt::EXIT_CODE as u8
+            interrupt::exit_code() as u8
         }
         Error::Usage(sentence) => {
             out::complain(sentence);
