@@ -148,8 +148,9 @@ fn commands_answer_in_a_quiet_chat() {
     }
     // Lines that only look like commands are messages.
     for line in ["/etc/passwd is what?", " /help"] {
-        terminal.type_and_see(&format!("{line}\r"), "\n");
-        terminal.see(terminal.seen.lock().unwrap().len(), "> ");
+        let before = terminal.seen.lock().unwrap().len();
+        let seen = terminal.type_and_see(&format!("{line}\r"), "\n");
+        terminal.see(before + seen.find('\n').unwrap(), "> ");
     }
     terminal.type_and_see("/stats\r", "generated 2 tokens");
     terminal.type_and_see("/exit\r", "");
