@@ -111,7 +111,7 @@ fn versions() {
     bad(Raw::new(1, 0, 0), "version", "2 or 3", "1, which is older");
     bad(Raw::new(4, 0, 0), "version", "2 or 3", "4");
     bad(Raw::new(3 << 24, 0, 0), "version", "2 or 3", "3 in big-endian byte order");
-    bad(Raw(b"GGUF\x03\0".to_vec()), "version", "4 bytes at position 4", "2 bytes later");
+    bad(Raw(b"GGUF\x03\0".to_vec()), "version", "4 bytes at position 4", "2 bytes later (the file");
     let big = Gguf::open(fixture("big_endian.gguf"));
     refused(big, "big_endian.gguf", "version", "2 or 3", "3 in big-endian byte order");
 }
@@ -132,20 +132,38 @@ fn cut_at_every_byte() {
         for n in 0..end {
             let error = parse(&bytes[..n]).expect_err("a cut file");
             assert!(matches!(error, Error::Format { .. }), "{name} cut to {n}: {error}");
+            let sentence = error.to_string();
+            let whole_header = n >= header_end;
+            let words = match n {
+                0 => "an empty file",
+                _ if whole_header => "cut short: download it again",
+                _ => "the file ends within its header: download it again",
+            };
+            assert!(sentence.contains(words), "{name} cut to {n}: {sentence}");
         }
         assert!(parse(&bytes[..end]).is_ok());
+    }
+}
+
+/// What a count or a length of `n` is refused with: `cut` and the cure where a cut file has such
+/// numbers, `broken` where no file does.
+#[track_caller]
+fn too_many(raw: Raw, field: &str, n: u64, cut: &str, broken: &str) {
+    match n < 1 << 32 {
+        true => bad(raw, field, cut, "later (the file ends within its header: download it again)"),
+        false => bad(raw, field, broken, &n.to_string()),
     }
 }
 
 #[test]
 fn huge_counts() {
     for n in [1, 1 << 31, 1 << 32, 1 << 62, 1 << 63, u64::MAX] {
-        let got = n.to_string();
-        bad(Raw::new(3, n, 0), "tensor count", "at most 0, as 8 bytes are left", &got);
-        bad(Raw::new(3, 0, n), "metadata count", "at most 0, as 0 bytes are left", &got);
+        let cut = format!("{n} of at least ");
+        too_many(Raw::new(3, n, 0), "tensor count", n, &cut, "at most 0, as 8 bytes are left");
+        too_many(Raw::new(3, 0, n), "metadata count", n, &cut, "at most 0, as 0 bytes are left");
     }
     let many = Raw::new(3, 0, 3).key("a", U8).bytes(&[1]).key("b", U8).bytes(&[1]);
-    bad(many, "metadata count", "at most 2", "3");
+    bad(many, "metadata count", "3 of at least 14 bytes each at position 24", "28 bytes later");
     let missing = Raw::new(3, 0, 2).key("a", U32).u32(1).bytes(&[0; 11]);
     bad(missing, "metadata key 1", "1 to 65535 bytes", "0 bytes");
 }
@@ -153,18 +171,17 @@ fn huge_counts() {
 #[test]
 fn huge_lengths() {
     for n in [100, 1 << 30, 1 << 31, 1 << 63, u64::MAX] {
-        let got = format!("a length of {n}");
-        let key = Raw::new(3, 0, 1).u64(n).bytes(&[b'k'; 20]);
-        bad(key, "metadata key 0", "at most 20 bytes", &got);
-        let value = Raw::new(3, 0, 1).key("k", STRING).u64(n).bytes(b"text");
-        bad(value, "k", "at most 4 bytes", &got);
-        let element = Raw::new(3, 0, 1).array("k", STRING, 2).string("ab").u64(n);
-        bad(element, "k", "at most 0 bytes", &got);
-        let name = Raw::new(3, 1, 0).u64(n).bytes(&[b'n'; 40]);
-        bad(name, "name of tensor 0", "at most 40 bytes", &got);
+        let cut = format!("a string of {n} bytes at position ");
+        let string = |raw, field, left: u64| {
+            too_many(raw, field, n, &cut, &format!("at most {left} bytes (all that is left)"));
+        };
+        string(Raw::new(3, 0, 1).u64(n).bytes(&[b'k'; 20]), "metadata key 0", 20);
+        string(Raw::new(3, 0, 1).key("k", STRING).u64(n).bytes(b"text"), "k", 4);
+        string(Raw::new(3, 0, 1).array("k", STRING, 2).string("ab").u64(n), "k", 0);
+        string(Raw::new(3, 1, 0).u64(n).bytes(&[b'n'; 40]), "name of tensor 0", 40);
         for ty in [U8, U32, BOOL, STRING] {
             let array = Raw::new(3, 0, 1).array("k", ty, n).bytes(&[0; 12]);
-            bad(array, "k", "as 12 bytes are left", &n.to_string());
+            too_many(array, "k", n, &format!("{n} of at least "), "as 12 bytes are left");
         }
     }
     // Times eight this is zero, in 64 bits.

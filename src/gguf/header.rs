@@ -148,7 +148,7 @@ impl Header {
                         + u128::from(self.data_offset)
                         + u128::from(tensor.n_bytes);
                     let expected = format!("data up to position {end}");
-                    let got = format!("a file of {file_len} bytes (cut short?)");
+                    let got = format!("a file of {file_len} bytes (cut short: download it again)");
                     return Err(Error::format(path, field, expected, got));
                 }
             }

@@ -70,6 +70,13 @@ impl Extent {
     }
 }
 
+/// What to do about a file that ends too early.
+pub(super) const CUT: &str = "the file ends within its header: download it again";
+
+/// No header has a string of so many bytes, or so many of anything: such a length is damage, and
+/// not a sign that the file was cut.
+const MAX_PLAUSIBLE: u64 = 1 << 32;
+
 pub(super) struct Cursor<'a> {
     path: &'a Path,
     bytes: &'a [u8],
@@ -98,14 +105,15 @@ impl<'a> Cursor<'a> {
         Error::format(self.path, place.to_string(), expected, got)
     }
 
-    fn too_short(&self, place: Place<'_>, n: impl fmt::Display) -> Error {
-        let got = format!("the end of the file {} bytes later", self.left());
-        self.fail(place, format!("{n} bytes at position {}", self.at), got)
+    /// The file ends before `what`.
+    fn cut(&self, place: Place<'_>, what: impl fmt::Display) -> Error {
+        let got = format!("the end of the file {} bytes later ({CUT})", self.left());
+        self.fail(place, format!("{what} at position {}", self.at), got)
     }
 
     pub(super) fn take(&mut self, n: usize, place: Place<'_>) -> Result<&'a [u8]> {
         if n > self.left() {
-            return Err(self.too_short(place, n));
+            return Err(self.cut(place, format_args!("{n} bytes")));
         }
         let slice = &self.bytes[self.at..self.at + n];
         self.at += n;
@@ -126,6 +134,9 @@ impl<'a> Cursor<'a> {
         let most = self.left() / min_bytes;
         match usize::try_from(n) {
             Ok(n) if n <= most => Ok(n),
+            _ if n < MAX_PLAUSIBLE => {
+                Err(self.cut(place, format_args!("{n} of at least {min_bytes} bytes each")))
+            }
             _ => {
                 let expected = format!("at most {most}, as {} bytes are left", self.left());
                 Err(self.fail(place, expected, n.to_string()))
@@ -138,6 +149,7 @@ impl<'a> Cursor<'a> {
         let n = self.u64(place)?;
         match usize::try_from(n) {
             Ok(n) if n <= self.left() => self.take(n, place),
+            _ if n < MAX_PLAUSIBLE => Err(self.cut(place, format_args!("a string of {n} bytes"))),
             _ => {
                 let expected =
                     format!("a string of at most {} bytes (all that is left)", self.left());

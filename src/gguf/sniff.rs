@@ -1,6 +1,7 @@
 //! What a file is that is no GGUF of ours: people pass the wrong thing more often than a broken
 //! one, so each common wrong thing gets its own words.
 
+use super::parse::CUT;
 use crate::{Error, Result};
 use byteorder::{ByteOrder, LittleEndian as LE};
 use std::path::Path;
@@ -13,7 +14,7 @@ pub(super) fn version(path: &Path, bytes: &[u8]) -> Result<u32> {
         return Err(Error::format(path, "file", "a GGUF file", describe(bytes)));
     }
     if bytes.len() < 8 {
-        let got = format!("the end of the file {} bytes later", bytes.len() - 4);
+        let got = format!("the end of the file {} bytes later ({CUT})", bytes.len() - 4);
         return Err(Error::format(path, "version", "4 bytes at position 4", got));
     }
     let version = LE::read_u32(&bytes[4..8]);
@@ -47,7 +48,7 @@ fn describe(bytes: &[u8]) -> String {
     } else if bytes.starts_with(b"FUGG") {
         "a byte-swapped file".into()
     } else if MAGIC.starts_with(bytes) {
-        format!("the end of the file after {} bytes", bytes.len())
+        format!("the end of the file after {} bytes ({CUT})", bytes.len())
     } else if text.starts_with(b"{") {
         "a JSON document".into()
     } else {
