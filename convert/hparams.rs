@@ -201,6 +201,20 @@ impl Sizes {
         })
     }
 
+    /// That a token uses at least one expert, and no more than there are.
+    pub fn check_experts_used(&self, config: &Json, descriptor: &Descriptor) -> Result<()> {
+        let used = "{arch}.expert_used_count";
+        let row = descriptor.convert.metadata.iter().find(|row| row.key == used);
+        let given = row.map(|row| first_count(config, &row.from)).transpose()?.flatten();
+        match given {
+            Some((field, n)) if self.experts > 0 && !(1..=self.experts).contains(&n) => {
+                let expected = format!("1 to {}, the number of experts", self.experts);
+                Err(config.fail(field, expected, n.to_string()))
+            }
+            _ => Ok(()),
+        }
+    }
+
     pub fn get(&self, name: &str) -> Option<u64> {
         self.known.get(name).copied()
     }

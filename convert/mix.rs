@@ -73,6 +73,16 @@ pub const READ_ONLY: [&str; 11] = [
     "nvfp4",
 ];
 
+/// Their numbers of `general.file_type`, in that order.
+const READ_ONLY_FILE_TYPES: [u32; 11] = [24, 31, 19, 20, 28, 29, 23, 22, 26, 27, 39];
+
+/// The name of a number of `general.file_type`, as models are called by it.
+pub fn file_type_name(number: u32) -> Option<String> {
+    let made = TABLE.iter().map(|row| (row.2, row.1));
+    let read = READ_ONLY_FILE_TYPES.into_iter().zip(READ_ONLY);
+    made.chain(read).find(|(n, _)| *n == number).map(|(_, name)| name.to_uppercase())
+}
+
 /// `general.quantization_version`: the generation of block layouts, unchanged since 2023.
 pub const QUANTIZATION_VERSION: u32 = 2;
 
@@ -404,5 +414,9 @@ mod tests {
         assert_eq!(Mix::of_float(BF16), Some(Mix::Bf16));
         assert_eq!(Mix::of_float(Q8_0), None);
         assert_eq!(Mix::Q5KM.file_type(), 17);
+        assert_eq!(file_type_name(15).as_deref(), Some("Q4_K_M"));
+        assert_eq!(file_type_name(26).as_deref(), Some("IQ3_S"));
+        assert_eq!(file_type_name(39).as_deref(), Some("NVFP4"));
+        assert_eq!(file_type_name(4), None);
     }
 }

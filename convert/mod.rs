@@ -36,7 +36,7 @@ mod vocab;
 
 pub use imatrix::{Imatrix, Importance};
 pub use layout::Layout;
-pub use mix::{Mix, ModelFacts, READ_ONLY, tensor_type};
+pub use mix::{Mix, ModelFacts, READ_ONLY, file_type_name, tensor_type};
 pub use requantize::{QuantizeOptions, quantize};
 pub use synth::{PRESETS, SynthOptions, preset_architecture, synth, synth_type_names};
 
@@ -87,6 +87,7 @@ pub fn convert(options: &ConvertOptions) -> Result<Written> {
     let checkpoint = checkpoint;
     let keys = hparams::keys(&config, &descriptor)?;
     let sizes = Sizes::read(&config, &descriptor)?;
+    sizes.check_experts_used(&config, &descriptor)?;
     let scaling = rope::read(&config, &descriptor, &sizes)?;
     let planner = Planner {
         config: &config,

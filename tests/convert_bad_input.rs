@@ -238,6 +238,11 @@ fn configs_that_say_something_else_than_the_weights() {
     spoil("llama", "intermediate_size", json!(95), &["shape", "[64, 95]"]);
     spoil("llama", "num_hidden_layers", json!(2), &["model.layers.2", "layers 0 to 1"]);
     spoil("llama", "num_hidden_layers", json!(4), &["blk.3.", "none of that name"]);
+    let used = "num_experts_per_tok";
+    spoil("qwen2moe", used, json!(0), &[used, "1 to 8, the number of experts", "got 0"]);
+    spoil("qwen2moe", used, json!(9), &[used, "1 to 8, the number of experts", "got 9"]);
+    spoil("mixtral", used, json!(0), &[used, "1 to 8", "got 0"]);
+    spoil("gpt_oss", used, json!(99), &[used, "the number of experts", "got 99"]);
     spoil("qwen2moe", "num_experts", json!(9), &["experts 0 to 8", "no expert 8"]);
     spoil("qwen2moe", "num_experts", json!(7), &["experts.7", "7 experts"]);
     spoil("qwen2moe", "moe_intermediate_size", json!(32), &["experts.0", "[64, 32]"]);
