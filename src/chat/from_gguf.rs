@@ -1,6 +1,6 @@
 //! Which template a model uses: the user's choice, the file's own, or ChatML.
 
-use super::{CHATML, ChatTemplate};
+use super::{CHATML, ChatTemplate, named};
 use crate::gguf::Gguf;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
@@ -13,16 +13,18 @@ impl ChatTemplate {
     /// Jinja source. Without it the file's default template, and ChatML where there is none.
     pub fn from_gguf(gguf: &Gguf, tokenizer: &Tokenizer, choice: Option<&str>) -> Result<Self> {
         let Some(choice) = choice else { return Self::of_file(gguf, tokenizer) };
-        let source = match gguf.str(&format!("{KEY}.{choice}"))? {
-            Some(named) => named.to_string(),
+        let model = Some(gguf.path());
+        let (source, origin) = match gguf.str(&format!("{KEY}.{choice}"))? {
+            Some(named) => (named.to_owned(), model),
             None if choice == "default" => {
-                gguf.str(KEY)?.map(str::to_owned).ok_or_else(|| unknown(gguf, choice))?
+                let own = gguf.str(KEY)?.ok_or_else(|| unknown(gguf, choice))?;
+                (own.to_owned(), model)
             }
-            None if choice == "chatml" => CHATML.to_string(),
-            None if choice.contains("{{") || choice.contains("{%") => choice.to_string(),
-            None => from_file(gguf, choice)?,
+            None if choice == "chatml" => (CHATML.to_owned(), None),
+            None if choice.contains("{{") || choice.contains("{%") => (choice.to_owned(), None),
+            None => (from_file(gguf, choice)?, Some(Path::new(choice))),
         };
-        Self::for_tokenizer(&source, tokenizer)
+        Self::for_tokenizer(&source, tokenizer, origin)
     }
 
     fn of_file(gguf: &Gguf, tokenizer: &Tokenizer) -> Result<Self> {
@@ -30,18 +32,21 @@ impl ChatTemplate {
             log::info!("the model brings no chat template: using ChatML");
             CHATML
         });
-        let mut template = Self::for_tokenizer(source, tokenizer)?;
+        let mut template = Self::for_tokenizer(source, tokenizer, Some(gguf.path()))?;
         if let Some(source) = gguf.str(&format!("{KEY}.tool_use"))? {
-            template.tool_use = Some(Self::for_tokenizer(source, tokenizer)?.main);
+            let other = Self::for_tokenizer(source, tokenizer, Some(gguf.path()))?;
+            template.tool_use = Some(other.main);
         }
         Ok(template)
     }
 
-    fn for_tokenizer(source: &str, tokenizer: &Tokenizer) -> Result<Self> {
+    fn for_tokenizer(source: &str, tokenizer: &Tokenizer, origin: Option<&Path>) -> Result<Self> {
+        let origin = origin.map(|path| path.display().to_string());
         let special = tokenizer.special();
         let bos = tokenizer.special_text(special.bos);
         let eos = tokenizer.special_text(special.eos);
-        let mut template = Self::new(source, &bos, &eos)?;
+        let template = Self::new(source, &bos, &eos).map_err(|e| named(origin.as_deref(), e))?;
+        let mut template = Self { origin, ..template };
         for (name, id) in [("pad_token", special.pad), ("unk_token", special.unk)] {
             if id.is_some() {
                 template = template.with_token(name, &tokenizer.special_text(id));

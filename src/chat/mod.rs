@@ -11,6 +11,7 @@ mod from_gguf;
 mod guard;
 mod json;
 mod limits;
+mod parts;
 
 pub use clock::Clock;
 pub use from_gguf::names;
@@ -18,7 +19,7 @@ pub use guard::BoundedAllocator;
 
 use crate::{Error, Result};
 use minijinja::Environment;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use std::sync::Arc;
 
 /// The template of the many models that use ChatML, and of those that bring none.
@@ -37,6 +38,8 @@ pub struct ChatTemplate {
     tool_use: Option<Arc<Environment<'static>>>,
     /// `bos_token`, `eos_token`, … as the template sees them.
     tokens: Map<String, Value>,
+    /// The file that the source is from, for messages.
+    origin: Option<String>,
 }
 
 impl ChatTemplate {
@@ -53,7 +56,12 @@ impl ChatTemplate {
                 tokens.insert(name.into(), text.into());
             }
         }
-        Ok(Self { main: environment::compile(source, clock)?, tool_use: None, tokens })
+        Ok(Self {
+            main: environment::compile(source, clock)?,
+            tool_use: None,
+            tokens,
+            origin: None,
+        })
     }
 
     /// Adds another token to the names in scope (`pad_token`, `unk_token`).
@@ -62,8 +70,9 @@ impl ChatTemplate {
         self
     }
 
-    /// The prompt text of `messages`, an array of objects with `role` and `content`. `kwargs` are
-    /// further names in scope (`enable_thinking`); they win over ours.
+    /// The prompt text of `messages`, an array of objects with `role` and `content`, which is a text
+    /// or a list of parts. `kwargs` are further names in scope (`enable_thinking`); they win over
+    /// ours.
     pub fn render(
         &self,
         messages: &Value,
@@ -71,18 +80,45 @@ impl ChatTemplate {
         add_generation_prompt: bool,
         kwargs: &Map<String, Value>,
     ) -> Result<String> {
+        let tools = check_tools(tools)?;
+        let messages = with_reasoning_aliases(messages)?;
+        let render = |messages: Vec<Value>| {
+            self.render_as_given(messages, tools.clone(), add_generation_prompt, kwargs)
+        };
+        let Some(joined) = parts::joined(&messages) else { return render(messages) };
+        match render(messages.clone()) {
+            Ok(prompt) if parts::are_read(&prompt, &messages) => Ok(prompt),
+            _ => render(joined),
+        }
+    }
+
+    fn render_as_given(
+        &self,
+        messages: Vec<Value>,
+        tools: Value,
+        add_generation_prompt: bool,
+        kwargs: &Map<String, Value>,
+    ) -> Result<String> {
+        let template = match &self.tool_use {
+            Some(template) if !tools.is_null() => template.clone(),
+            _ => self.main.clone(),
+        };
         let mut context = Map::new();
-        context.insert("messages".into(), with_reasoning_aliases(messages)?);
-        context.insert("tools".into(), check_tools(tools)?);
+        context.insert("messages".into(), messages.into());
+        context.insert("tools".into(), tools);
         context.insert("documents".into(), Value::Null);
         context.insert("add_generation_prompt".into(), add_generation_prompt.into());
         context.extend(self.tokens.iter().chain(kwargs).map(|(k, v)| (k.clone(), v.clone())));
-        let template = match (&self.tool_use, tools) {
-            (Some(template), Some(_)) => template,
-            _ => &self.main,
-        };
-        let (template, context) = (template.clone(), environment::value(Value::Object(context)));
-        limits::render(template, context)
+        let context = environment::value(Value::Object(context));
+        limits::render(template, context).map_err(|e| named(self.origin.as_deref(), e))
+    }
+}
+
+/// The error of a template with the file that the template is from.
+fn named(origin: Option<&str>, error: Error) -> Error {
+    match (origin, error) {
+        (Some(file), Error::Invalid(sentence)) => Error::Invalid(format!("{file}: {sentence}")),
+        (_, error) => error,
     }
 }
 
@@ -97,7 +133,7 @@ impl std::fmt::Debug for ChatTemplate {
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
 /// The messages as templates expect them: objects, reasoning under the names that they read.
-fn with_reasoning_aliases(messages: &Value) -> Result<Value> {
+fn with_reasoning_aliases(messages: &Value) -> Result<Vec<Value>> {
     let list = messages.as_array().ok_or_else(|| shape("messages", "an array", messages))?;
     let mut out = Vec::with_capacity(list.len());
     for message in list {
@@ -111,7 +147,7 @@ fn with_reasoning_aliases(messages: &Value) -> Result<Value> {
         }
         out.push(Value::Object(fields));
     }
-    Ok(json!(out))
+    Ok(out)
 }
 
 fn check_tools(tools: Option<&Value>) -> Result<Value> {

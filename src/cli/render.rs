@@ -52,10 +52,7 @@ struct Request {
 impl Request {
     fn read(path: &Path) -> Result<Self> {
         let text = prompt::read_text(path)?;
-        let json = serde_json::from_str(&text).map_err(|e| {
-            let place = format!("line {} column {}", e.line(), e.column());
-            Error::format(path, place, "JSON", e.to_string())
-        })?;
+        let json = serde_json::from_str(&text).map_err(|e| not_json(path, &e))?;
         let mut fields = match json {
             Value::Array(_) => Map::from_iter([("messages".to_string(), json)]),
             Value::Object(fields) => fields,
@@ -64,6 +61,7 @@ impl Request {
         let messages = fields.remove("messages").ok_or_else(|| {
             Error::format(path, "messages", "a list of messages", "no such field")
         })?;
+        check_messages(path, &messages)?;
         let add_generation_prompt = match fields.remove("add_generation_prompt") {
             None | Some(Value::Null) => false,
             Some(Value::Bool(yes)) => yes,
@@ -77,5 +75,55 @@ impl Request {
             fields.extend(more);
         }
         Ok(Self { messages, tools, add_generation_prompt, kwargs: fields })
+    }
+}
+
+fn not_json(path: &Path, error: &serde_json::Error) -> Error {
+    let place = format!("line {} column {}", error.line(), error.column());
+    let what = error.to_string();
+    let what = what.strip_suffix(&format!(" at {place}")).unwrap_or(&what);
+    Error::format(path, place, "JSON", what)
+}
+
+/// Ways in which an assistant's message says something without `content`.
+const INSTEAD_OF_CONTENT: [&str; 4] = ["tool_calls", "reasoning_content", "thinking", "reasoning"];
+
+/// That each message has a role and something to say.
+fn check_messages(path: &Path, messages: &Value) -> Result<()> {
+    let Some(list) = messages.as_array() else {
+        return Err(Error::format(path, "messages", "a list of messages", kind(messages)));
+    };
+    for (i, message) in list.iter().enumerate() {
+        let at = |rest: &str| format!("messages[{i}]{rest}");
+        if !message.is_object() {
+            return Err(Error::format(path, at(""), "an object", kind(message)));
+        }
+        if !message["role"].is_string() {
+            return Err(Error::format(path, at(".role"), "a text", kind(&message["role"])));
+        }
+        let content = &message["content"];
+        let has_other = INSTEAD_OF_CONTENT.iter().any(|field| !message[*field].is_null());
+        if content.is_null() && !(message["role"] == "assistant" && has_other) {
+            let expected = "a text or a list of parts";
+            return Err(Error::format(path, at(".content"), expected, kind(content)));
+        }
+        for (n, part) in content.as_array().into_iter().flatten().enumerate() {
+            if part["type"] == "text" && !part["text"].is_string() {
+                let field = at(&format!(".content[{n}].text"));
+                return Err(Error::format(path, field, "a text", kind(&part["text"])));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "nothing",
+        Value::Bool(_) => "true or false",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a text",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
     }
 }

@@ -10,8 +10,8 @@ use std::path::Path;
 pub struct Args {
     #[command(flatten)]
     model: ModelArg,
-    /// The text; - or nothing is stdin, to the last byte
-    #[arg(value_name = "TEXT", default_value = "-", allow_hyphen_values = true)]
+    /// The text, after -- if it begins with a dash; - or nothing is stdin, to the last byte
+    #[arg(value_name = "TEXT", default_value = "-")]
     text: String,
     /// A JSON list of ids
     #[arg(long)]
@@ -52,35 +52,46 @@ fn piece_line(tokenizer: &Tokenizer, id: u32) -> Result<String> {
 pub struct DetokenizeArgs {
     #[command(flatten)]
     model: ModelArg,
-    /// Token ids, as 1,2,3 or "1 2 3" or [1,2,3]; - or nothing is stdin
+    /// Token ids, as 1,2,3 or 1 2 3 or [1,2,3]; - or nothing is stdin
     #[arg(value_name = "IDS", default_value = "-")]
-    ids: String,
+    ids: Vec<String>,
     /// Leave control tokens out
     #[arg(long)]
     skip_special: bool,
 }
 
 pub fn detokenize(args: DetokenizeArgs) -> Result<()> {
+    let given = args.ids.join(" ");
+    // Wrong ids are told before a model is opened; stdin is read after that.
+    let ids = (given != "-").then(|| parse_ids(&given)).transpose()?;
     let tokenizer = Tokenizer::from_gguf(&args.model.open()?)?;
-    let ids = match args.ids.as_str() {
-        "-" => parse_ids(&prompt::read_text(Path::new("-"))?)?,
-        text => parse_ids(text)?,
+    let ids = match ids {
+        Some(ids) => ids,
+        None => parse_ids(&prompt::read_text(Path::new("-"))?)?,
     };
     out::write(&tokenizer.decode(&ids, args.skip_special)?)
 }
 
+/// Ids with commas or white space between them, in brackets or not.
 fn parse_ids(text: &str) -> Result<Vec<u32>> {
+    let wrong =
+        |got: &str| Err(Error::Usage(format!("token ids: expected numbers like 1,2,3, got {got}")));
     let inner = text.trim();
-    let inner = inner.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(inner);
-    inner
-        .split([',', ' ', '\t', '\r', '\n'])
-        .filter(|id| !id.is_empty())
-        .map(|id| {
-            id.parse().map_err(|_| {
-                Error::Usage(format!("token ids: expected numbers like 1,2,3, got `{id}`"))
-            })
-        })
-        .collect()
+    let inner = inner.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(inner).trim();
+    let mut ids = Vec::new();
+    if inner.is_empty() {
+        return Ok(ids);
+    }
+    for between_commas in inner.split(',') {
+        if between_commas.trim().is_empty() {
+            return wrong("nothing between two commas");
+        }
+        for id in between_commas.split_whitespace() {
+            let Ok(id) = id.parse() else { return wrong(&format!("`{id}`")) };
+            ids.push(id);
+        }
+    }
+    Ok(ids)
 }
 
 #[cfg(test)]
@@ -89,12 +100,15 @@ mod tests {
 
     #[test]
     fn ids_in_all_spellings() {
-        for text in ["1,2,3", "1 2 3", "[1, 2, 3]\n", " 1,\n2,,3 "] {
+        for text in ["1,2,3", "1 2 3", "[1, 2, 3]\n", " 1,\n2\t3 ", "1 2,3"] {
             assert_eq!(parse_ids(text).unwrap(), [1, 2, 3], "{text:?}");
         }
-        assert!(parse_ids("[]").unwrap().is_empty());
-        for text in ["1,x", "-1", "4294967296", "1;2", "[1"] {
-            assert!(parse_ids(text).is_err(), "{text:?}");
+        for text in ["", " \n", "[]", "[ ]"] {
+            assert!(parse_ids(text).unwrap().is_empty(), "{text:?}");
+        }
+        for text in ["1,x", "-1", "4294967296", "1;2", "[1", "1,,2", ",1", "1, ,2", "[1,]"] {
+            let e = parse_ids(text).unwrap_err();
+            assert!(matches!(e, crate::Error::Usage(_)), "{text:?}: {e}");
         }
     }
 }
