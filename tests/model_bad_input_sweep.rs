@@ -1,6 +1,6 @@
 //! Every key and every tensor of a model of each architecture, dropped and damaged one at a time:
 //! the file computes the very same or is refused with a sentence. What computes something else is
-//! in a table here, with the reason.
+//! in a table here, with the reason. And the keys of all of them as llama.cpp saves a model.
 
 mod common;
 mod edits;
@@ -11,8 +11,10 @@ use std::path::Path;
 
 use common::{convert_golden, repo};
 use edits::{File, Tensor};
+use moeba::engine::budget::RamBudget;
 use moeba::engine::{CacheType, Engine, EngineOptions, Session, Want};
-use moeba::gguf::OwnedValue;
+use moeba::gguf::{OwnedArray, OwnedValue};
+use moeba::model::descriptor::Descriptor;
 
 /// Of each architecture, and of what its files differ in.
 const GOLDEN: [&str; 22] = [
@@ -58,6 +60,8 @@ struct Golden {
     /// Contexts in which frequencies of positions may differ.
     contexts: Vec<usize>,
     expected: Vec<u32>,
+    /// Memory for experts.
+    ram: RamBudget,
     dir: tempfile::TempDir,
 }
 
@@ -73,7 +77,8 @@ impl Golden {
         tokens.truncate(20);
         let is_long = file.tensors.iter().any(|t| t.name.starts_with("rope_factors"));
         let contexts = if is_long { vec![20, 90] } else { vec![90] };
-        let mut golden = Golden { file, tokens, contexts, expected: Vec::new(), dir };
+        let mut golden =
+            Golden { file, tokens, contexts, expected: Vec::new(), ram: RamBudget::Auto, dir };
         golden.expected = golden.answer(&path).unwrap();
         golden
     }
@@ -85,6 +90,7 @@ impl Golden {
             let options = EngineOptions {
                 n_threads: Some(1),
                 n_ctx: Some(*n_ctx),
+                ram: self.ram,
                 cache_type_k: CacheType::F32,
                 cache_type_v: CacheType::F32,
                 ..EngineOptions::default()
@@ -252,4 +258,148 @@ fn every_key_is_missed_or_checked() {
     }
     assert!(findings.defaults.contains("llama.rope.freq_base"), "{:?}", findings.defaults);
     findings.expect_none();
+}
+
+/// Keys that llama.cpp writes for every model that it saves, `{arch}.` left out, with what it
+/// writes where the model has nothing of the kind.
+fn saved_keys() -> Vec<(&'static str, OwnedValue)> {
+    let mut keys: Vec<(&str, OwnedValue)> = vec![
+        ("rope.scaling.type", "linear".into()),
+        ("rope.scaling.factor", 0.0f32.into()),
+        ("rope.scaling.attn_factor", 1.0f32.into()),
+        ("rope.scaling.finetuned", false.into()),
+        ("rope.scaling.yarn_log_multiplier", 0.0f32.into()),
+        ("rope.scaling.yarn_ext_factor", (-1.0f32).into()),
+        ("rope.scaling.yarn_attn_factor", 1.0f32.into()),
+        ("rope.scaling.yarn_beta_fast", 32.0f32.into()),
+        ("rope.scaling.yarn_beta_slow", 1.0f32.into()),
+        ("rope.dimension_sections", vec![0i32; 4].into()),
+        ("swiglu_clamp_exp", vec![0.0f32; 2].into()),
+        ("classifier.output_labels", Vec::<String>::new().into()),
+        ("attention.causal", true.into()),
+        ("pooling_type", u32::MAX.into()),
+        ("expert_group_scale", 0.05f32.into()),
+        ("kda.gate_lower_bound", f32::NEG_INFINITY.into()),
+    ];
+    let zero_numbers = [
+        "attention.scale",
+        "attention.output_scale",
+        "attention.layer_norm_epsilon",
+        "attention.layer_norm_rms_epsilon",
+        "attention.max_alibi_bias",
+        "expert_weights_scale",
+        "logit_scale",
+        "residual_scale",
+        "embedding_scale",
+    ];
+    let zero_counts = [
+        "attention.key_length_mla",
+        "attention.value_length_mla",
+        "attention.q_lora_rank",
+        "attention.kv_lora_rank",
+        "attention.sliding_window",
+        "attention.recurrent_layers",
+        "attention.relative_buckets_count",
+        "decoder_block_count",
+        "expert_count",
+        "expert_feed_forward_length",
+        "expert_shared_feed_forward_length",
+        "expert_group_count",
+        "expert_group_used_count",
+        "expert_shared_count",
+        "expert_used_count",
+        "feed_forward_length",
+        "leading_dense_block_count",
+        "nextn_predict_layers",
+        "ssm.conv_kernel",
+        "ssm.inner_size",
+    ];
+    keys.extend(zero_numbers.map(|key| (key, 0.0f32.into())));
+    keys.extend(zero_counts.map(|key| (key, 0u32.into())));
+    keys
+}
+
+/// The same model with the keys as llama.cpp would save them.
+fn saved(file: &mut File) {
+    let architecture = file.keys.iter().find(|(key, _)| key == "general.architecture");
+    let OwnedValue::String(name) = architecture.unwrap().1.clone() else { panic!("a text") };
+    let name = String::from_utf8(name).unwrap();
+    let at = |key: &str| format!("{name}.{key}");
+    let value = |file: &File, key: &str| {
+        file.keys.iter().find(|(k, _)| *k == at(key)).map(|(_, value)| value.clone())
+    };
+    let Some(OwnedValue::U32(n_layers)) = value(file, "block_count") else { panic!("a count") };
+    if let Some(OwnedValue::U32(every)) = value(file, "full_attention_interval") {
+        let layers: Vec<u32> = (1..=n_layers).map(|l| u32::from(l % every != 0)).collect();
+        file.set(&at("attention.recurrent_layers"), layers);
+        file.drop_key(&at("full_attention_interval"));
+    }
+    if let Some(OwnedValue::Array(OwnedArray::Bool(list))) =
+        value(file, "attention.recurrent_layers")
+    {
+        let layers: Vec<u32> = list.into_iter().map(u32::from).collect();
+        file.set(&at("attention.recurrent_layers"), layers);
+    }
+    let context = value(file, "context_length").unwrap();
+    let keys = saved_keys().into_iter();
+    for (key, none) in keys.chain([("rope.scaling.original_context_length", context)]) {
+        if value(file, key).is_none() {
+            file.set(&at(key), none);
+        }
+    }
+    // Where the gate is the architecture's own, so is what becomes of its weights.
+    let descriptor = Descriptor::for_architecture(&name, Path::new("")).unwrap();
+    let own = OwnedValue::Bool(descriptor.router.normalize);
+    let is_own = value(file, "expert_weights_norm").is_none_or(|given| given == own);
+    if value(file, "expert_gating_func").is_none() && is_own {
+        file.set(&at("expert_gating_func"), 0u32);
+        file.set(&at("expert_weights_norm"), false);
+    }
+}
+
+#[test]
+fn files_as_llama_cpp_saves_them_compute_the_same() {
+    let mut wrong = Vec::new();
+    for name in GOLDEN {
+        let mut golden = Golden::new(name);
+        saved(&mut golden.file);
+        let outcome = golden.outcome(&golden.file);
+        if !matches!(outcome, Outcome::Same) {
+            wrong.push(format!("{name}: {outcome:?}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Puts gate and up of each layer's experts into one tensor, expert by expert.
+fn fuse(file: &mut File) {
+    let is_gate = |t: &Tensor| t.name.ends_with("ffn_gate_exps.weight");
+    while let Some(gate) = file.tensors.iter().find(|t| is_gate(t)).map(|t| t.name.clone()) {
+        let (gate, up) = (file.take(&gate), file.take(&gate.replace("_gate_", "_up_")));
+        let n = *gate.dims.last().unwrap() as usize;
+        let [of_gate, of_up] = [&gate, &up].map(|t| t.bytes.chunks(t.bytes.len() / n));
+        let bytes = of_gate.zip(of_up).flat_map(|(gate, up)| [gate, up].concat()).collect();
+        let dims = vec![gate.dims[0], 2 * gate.dims[1], gate.dims[2]];
+        let name = gate.name.replace("_gate_", "_gate_up_");
+        file.tensors.push(Tensor { name, dims, ty: gate.ty, bytes });
+    }
+}
+
+#[test]
+fn gate_and_up_in_one_tensor_compute_the_same() {
+    for name in ["mixtral", "deepseek_v3", "qwen3next"] {
+        let mut golden = Golden::new(name);
+        fuse(&mut golden.file);
+        assert!(golden.file.tensors.iter().any(|t| t.name.contains("ffn_gate_up_exps")));
+        for ram in [RamBudget::Auto, RamBudget::Percent(40.0)] {
+            golden.ram = ram;
+            let outcome = golden.outcome(&golden.file);
+            assert!(matches!(outcome, Outcome::Same), "{name}, {ram:?}: {outcome:?}");
+        }
+        let index = golden.file.tensors.iter().position(|t| t.name.contains("gate_up")).unwrap();
+        golden.file.tensors[index] = golden.file.tensors[index].cut().unwrap();
+        let outcome = golden.outcome(&golden.file);
+        let Outcome::Refused(sentence) = outcome else { panic!("{name}: {outcome:?}") };
+        assert!(sentence.contains("ffn_gate_up_exps.weight: expected shape"), "{sentence}");
+    }
 }

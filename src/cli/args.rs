@@ -121,6 +121,7 @@ impl BatchArgs {
             io: self.experts.io,
             profile: self.experts.profile.clone(),
             overrides: Vec::new(),
+            without_text: false,
             lockstep: false,
             cpu_share: None,
             faults: None,

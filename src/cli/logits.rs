@@ -51,7 +51,8 @@ pub fn run(args: Args) -> Result<()> {
         return Err(Error::Usage("--output and --experts name the same file".into()));
     }
     let n_ctx = decoded.as_ref().map_or(read.len(), |Ids(ids)| ids.len().max(read.len()));
-    let options = args.batch.options(n_ctx, args.threads.count());
+    let mut options = args.batch.options(n_ctx, args.threads.count());
+    options.without_text = true;
     let engine = args.model.resolve()?.load(&options)?;
     let mut session = Session::new(&engine)?;
     let tokens = match (decoded, engine.encoder()) {

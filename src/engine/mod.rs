@@ -13,6 +13,7 @@ mod profile;
 mod recording;
 pub mod tensor_place;
 mod ubatch;
+mod understand;
 
 use std::ops::Range;
 use std::path::Path;
@@ -46,6 +47,7 @@ pub use profile::{ProfileChoice, ProfileFile};
 use recording::ExpertRecorder;
 pub use recording::Experts;
 pub use tensor_place::TensorPlace;
+pub use understand::understand;
 
 /// How to load and run a model. Names and defaults are llama.cpp's.
 #[derive(Clone, Debug)]
@@ -82,6 +84,8 @@ pub struct EngineOptions {
     pub profile: ProfileChoice,
     /// Metadata that takes the place of the file's own.
     pub overrides: Vec<Override>,
+    /// Whether a file without a vocabulary will do: then only token ids go in and out.
+    pub without_text: bool,
     /// Whether layers wait for what was predicted, for tests: see `StreamOptions`.
     pub lockstep: bool,
     /// The part of a layer's experts that the CPU computes beside a device, for tests; by what
@@ -112,6 +116,7 @@ impl Default for EngineOptions {
             io: IoKind::Auto,
             profile: ProfileChoice::Nowhere,
             overrides: Vec::new(),
+            without_text: false,
             lockstep: false,
             cpu_share: None,
             faults: None,
@@ -156,16 +161,7 @@ struct Prepared {
 impl Prepared {
     fn new(path: &Path, options: &EngineOptions) -> Result<Prepared> {
         let gguf = Gguf::open_with(path, &options.overrides)?;
-        let tokenizer = Tokenizer::from_gguf(&gguf)?;
-        let bound = Bound::new(gguf)?;
-        if tokenizer.n_vocab() > bound.n_vocab() {
-            return Err(Error::format(
-                path,
-                "tokenizer.ggml.tokens",
-                format!("at most the {} rows of the output tensor", bound.n_vocab()),
-                format!("{} tokens", tokenizer.n_vocab()),
-            ));
-        }
+        let (bound, tokenizer) = understand(gguf, options.without_text)?;
         let devices = device::open(&options.device)?;
         let n_ctx = context(bound.hyper(), options, &devices)?;
         kv::check(&bound.hyper().cache_shapes(), options.cache_type_k, options.cache_type_v)?;

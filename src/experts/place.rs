@@ -54,6 +54,9 @@ impl Part {
 pub enum Place {
     /// Tensors [cols, rows, experts]; of experts without a gate two.
     Stacked { gate: Option<usize>, up: usize, down: usize },
+    /// Tensors [cols, rows, experts] of which one has each expert's rows of gate and then its rows
+    /// of up.
+    Fused { gate_up: usize, down: usize },
     /// One I8 tensor [expert stride, experts] that starts at a multiple of `DIRECT_ALIGN` of its
     /// file. Each granule (its rows of gate, its rows of up, its columns of every row of down,
     /// back to back) starts at the next multiple of `DIRECT_ALIGN` of its expert.
@@ -77,6 +80,7 @@ impl LayerExperts {
     pub fn tensors(&self) -> impl Iterator<Item = usize> + use<> {
         let (one, gate, down) = match self.place {
             Place::Stacked { gate, up, down } => (up, gate, Some(down)),
+            Place::Fused { gate_up, down } => (gate_up, None, Some(down)),
             Place::GranuleMajor { tensor } => (tensor, None, None),
         };
         gate.into_iter().chain([one]).chain(down)
@@ -135,6 +139,13 @@ impl LayerExperts {
                     assert_eq!(tensor(index).n_bytes, expected as u64, "{}", tensor(index).name);
                 }
             }
+            Place::Fused { gate_up, down } => {
+                let both = self.gate.n_bytes() + self.up.n_bytes();
+                for (index, n_bytes) in [(gate_up, both), (down, self.down.n_bytes())] {
+                    let expected = (self.n_experts * n_bytes) as u64;
+                    assert_eq!(tensor(index).n_bytes, expected, "{}", tensor(index).name);
+                }
+            }
             Place::GranuleMajor { tensor: index } => {
                 let t = tensor(index);
                 assert_eq!(t.dims[1..].iter().product::<u64>(), self.n_experts as u64);
@@ -154,34 +165,38 @@ impl LayerExperts {
     /// A granule where it lies in the mapped file.
     pub fn in_place<'a>(&self, file: &'a Gguf, expert: u32, index: usize) -> ReadyGranule<'a> {
         let bytes = |tensor: usize| file.bytes(&file.tensors()[tensor]);
-        match self.place {
-            Place::Stacked { gate, up, down } => {
-                let rows = self.geometry.rows(index);
-                let matrix = |tensor: usize, part: &Part| {
-                    &bytes(tensor)[expert as usize * part.n_bytes()..][..part.n_bytes()]
-                };
-                let of_rows = |tensor: usize, part: &Part| {
-                    &matrix(tensor, part)[rows.start * part.row_bytes..rows.end * part.row_bytes]
-                };
-                let columns = self.down.columns(&rows);
-                ReadyGranule {
-                    expert,
-                    index: index as u32,
-                    gate: gate.map_or(&[], |gate| of_rows(gate, &self.gate)),
-                    up: of_rows(up, &self.up),
-                    // With all that follows, so that the columns of a whole expert can be joined.
-                    down: &matrix(down, &self.down)[columns.start..],
-                    gate_stride: self.gate.row_bytes,
-                    up_stride: self.up.row_bytes,
-                    down_stride: self.down.row_bytes,
-                    rows,
-                }
+        let expert_of =
+            |tensor: usize, n_bytes: usize| &bytes(tensor)[expert as usize * n_bytes..][..n_bytes];
+        let [gate, up, down] = match self.place {
+            Place::Stacked { gate, up, down } => [
+                gate.map_or(&[][..], |gate| expert_of(gate, self.gate.n_bytes())),
+                expert_of(up, self.up.n_bytes()),
+                expert_of(down, self.down.n_bytes()),
+            ],
+            Place::Fused { gate_up, down } => {
+                let both = expert_of(gate_up, self.gate.n_bytes() + self.up.n_bytes());
+                let (gate, up) = both.split_at(self.gate.n_bytes());
+                [gate, up, expert_of(down, self.down.n_bytes())]
             }
             Place::GranuleMajor { tensor } => {
                 let stride = file.tensors()[tensor].dims[0] as usize;
                 let at = expert as usize * stride + index * self.granule_stride();
-                self.compact(&bytes(tensor)[at..], expert, index)
+                return self.compact(&bytes(tensor)[at..], expert, index);
             }
+        };
+        let rows = self.geometry.rows(index);
+        let columns = self.down.columns(&rows);
+        ReadyGranule {
+            expert,
+            index: index as u32,
+            gate: &gate[rows.start * self.gate.row_bytes..rows.end * self.gate.row_bytes],
+            up: &up[rows.start * self.up.row_bytes..rows.end * self.up.row_bytes],
+            // With all that follows, so that the columns of a whole expert can be joined.
+            down: &down[columns.start..],
+            gate_stride: self.gate.row_bytes,
+            up_stride: self.up.row_bytes,
+            down_stride: self.down.row_bytes,
+            rows,
         }
     }
 

@@ -111,14 +111,14 @@ impl HyperParams {
                 RopeRows::Last => heads.head_dim - heads.n_rot,
             },
             rope,
-            attention_scale: keys.positive("attention.scale")?.unwrap_or(scale),
+            attention_scale: keys.factor("attention.scale")?.unwrap_or(scale),
             delta: keys.delta()?,
             window: keys.window()?,
             norm_eps: keys.norm_eps()?,
             routing: keys.routing()?,
-            embedding_scale: keys.positive("embedding_scale")?.unwrap_or(1.0),
-            residual_scale: keys.positive("residual_scale")?.unwrap_or(1.0),
-            logit_divisor: keys.positive("logit_scale")?,
+            embedding_scale: keys.factor("embedding_scale")?.unwrap_or(1.0),
+            residual_scale: keys.factor("residual_scale")?.unwrap_or(1.0),
+            logit_divisor: keys.factor("logit_scale")?,
         })
     }
 
@@ -243,11 +243,21 @@ impl Keys<'_> {
         }
     }
 
+    /// A positive number; 0 is none given, as llama.cpp saves models.
+    pub fn factor(&self, key: &str) -> Result<Option<f32>> {
+        match self.gguf.f32(&self.descriptor.key(key))? {
+            Some(0.0) => Ok(None),
+            _ => self.positive(key),
+        }
+    }
+
     /// Some converters write the one name whatever the norm.
     fn norm_eps(&self) -> Result<f32> {
-        let rms = self.positive("attention.layer_norm_rms_epsilon")?;
-        let either = rms.or(self.positive("attention.layer_norm_epsilon")?);
-        self.some("attention.layer_norm_rms_epsilon", either)
+        let key = "attention.layer_norm_rms_epsilon";
+        match self.factor(key)?.or(self.factor("attention.layer_norm_epsilon")?) {
+            None if self.has(key) => Err(self.bad(key, "a positive number".into(), 0)),
+            either => self.some(key, either),
+        }
     }
 
     /// All blocks but those that predict further tokens.
@@ -270,10 +280,13 @@ impl Keys<'_> {
         }
         let latent = self.descriptor.parts.mixer == Mixer::Latent;
         // Files whose keys and values are split by head give the compressed widths under the
-        // plain names and the heads' own under these.
-        let own = |key: &str| match latent {
-            true => self.count(&format!("{key}_mla")),
-            false => Ok(None),
+        // plain names and the heads' own under these; 0 is none given.
+        let own = |key: &str| {
+            let key = format!("{key}_mla");
+            match latent && self.gguf.u32(&self.descriptor.key(&key))? != Some(0) {
+                true => self.count(&key),
+                false => Ok(None),
+            }
         };
         let plain = self.count("attention.key_length")?;
         let head_dim = match own("attention.key_length")?.or(plain) {
@@ -331,26 +344,24 @@ impl Keys<'_> {
             let interval = self.count("full_attention_interval")?.unwrap_or(4);
             return Ok((0..n).map(|l| (l + 1) % interval != 0).collect());
         };
+        let expected = || format!("true or false for {n_blocks} layers");
+        // llama.cpp saves whole numbers, and a single one where all layers are alike.
         let is_true = |v: Value<'_>| match v {
             Value::Bool(b) => Some(b),
-            _ => None,
+            number => number.as_u64().filter(|n| *n <= 1).map(|n| n == 1),
         };
         let all = |list: Array<'_>| -> Option<Vec<bool>> {
             (0..list.len()).map(|i| list.get(i).and_then(is_true)).collect()
         };
-        match listed.as_array().and_then(all) {
-            Some(mut values) if values.len() == n_blocks => {
+        let same = listed.as_u64().and_then(|_| is_true(listed)).map(|is| vec![is; n]);
+        match listed.as_array().and_then(all).or(same) {
+            // Some count the layers that predict further tokens, some do not.
+            Some(mut values) if values.len() == n_blocks || values.len() == n => {
                 values.truncate(n);
                 Ok(values)
             }
-            Some(values) => {
-                let expected = format!("true or false for {n_blocks} layers");
-                Err(self.bad(key, expected, format!("{} of them", values.len())))
-            }
-            None => {
-                let expected = format!("true or false for {n_blocks} layers");
-                Err(self.bad(key, expected, listed.type_name()))
-            }
+            Some(values) => Err(self.bad(key, expected(), format!("{} of them", values.len()))),
+            None => Err(self.bad(key, expected(), listed.type_name())),
         }
     }
 
@@ -358,6 +369,10 @@ impl Keys<'_> {
         let (n_experts, k) = self.experts()?;
         let (n_groups, n_groups_used) = self.groups(n_experts, k)?;
         let given = self.gguf.bool(&self.descriptor.key("expert_weights_norm"))?;
+        // llama.cpp saves both keys of every model: a gate of 0 says that they are not the model's,
+        // but the architecture's own.
+        let is_own = self.gguf.u32(&self.descriptor.key("expert_gating_func"))? != Some(0);
+        let given = given.filter(|norm| *norm || is_own);
         let score = self.score()?;
         if score == Score::SparseMixer && n_experts > 0 && k != 2 {
             return Err(self.bad("expert_used_count", "2, by SparseMixer".into(), k));
@@ -367,7 +382,7 @@ impl Keys<'_> {
             k,
             score,
             normalize: given.unwrap_or(self.descriptor.router.normalize),
-            scale: self.positive("expert_weights_scale")?.unwrap_or(1.0),
+            scale: self.factor("expert_weights_scale")?.unwrap_or(1.0),
             n_groups,
             n_groups_used,
             capacity: self.count("expert_capacity")?,
@@ -377,7 +392,7 @@ impl Keys<'_> {
 
     fn score(&self) -> Result<Score> {
         match self.gguf.u32(&self.descriptor.key("expert_gating_func"))? {
-            None => Ok(self.descriptor.router.score),
+            None | Some(0) => Ok(self.descriptor.router.score),
             Some(1) => Ok(Score::Softmax),
             Some(2) => Ok(Score::Sigmoid),
             Some(3) => Ok(Score::SoftmaxChosen),

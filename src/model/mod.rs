@@ -55,6 +55,10 @@ impl Bound {
         &self.gguf
     }
 
+    pub fn into_gguf(self) -> Gguf {
+        self.gguf
+    }
+
     pub fn hyper(&self) -> &HyperParams {
         &self.hyper
     }

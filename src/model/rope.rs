@@ -63,16 +63,20 @@ impl RopeParams {
     pub(super) fn read(keys: &Keys, n_rot: usize, n_ctx_train: usize) -> Result<RopeParams> {
         let base = keys.positive("rope.freq_base")?.unwrap_or(10000.0);
         let has_long = keys.descriptor.tensors.contains_key("rope_factors_long");
-        let factor = || keys.positive("rope.scaling.factor");
-        let scaling = match keys.text("rope.scaling.type")? {
+        // llama.cpp saves models that are not scaled as linear ones, with 0 for a factor.
+        let unscaled = keys.gguf.f32(&keys.descriptor.key("rope.scaling.factor"))? == Some(0.0);
+        let kind = keys.text("rope.scaling.type")?.filter(|kind| !(*kind == "linear" && unscaled));
+        let scaling = match kind {
             Some("linear") => {
-                RopeScaling::Linear { factor: keys.some("rope.scaling.factor", factor()?)? }
+                let factor = keys.positive("rope.scaling.factor")?;
+                RopeScaling::Linear { factor: keys.some("rope.scaling.factor", factor)? }
             }
             Some("yarn") => RopeScaling::Yarn(yarn(keys)?),
             Some("longrope") | None if has_long => match long(keys, n_ctx_train)? {
                 Some(long) => RopeScaling::Long(long),
                 None => RopeScaling::None,
             },
+            None if unscaled => RopeScaling::None,
             None => unnamed(keys)?,
             Some("none") => RopeScaling::None,
             Some(other) => {
@@ -164,8 +168,15 @@ fn yarn(keys: &Keys) -> Result<Yarn> {
         beta_fast: keys.positive("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
         beta_slow: keys.positive("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
         rounds: keys.descriptor.parts.yarn_rounds,
-        magnitude: keys.positive("rope.scaling.yarn_attn_factor")?.unwrap_or(magnitude),
+        magnitude: own_magnitude(keys)?.unwrap_or(magnitude),
     })
+}
+
+/// llama.cpp saves a factor of 1 for every model, and beside it what tells that none was given.
+fn own_magnitude(keys: &Keys) -> Result<Option<f32>> {
+    let beside = keys.gguf.f32(&keys.descriptor.key("rope.scaling.yarn_ext_factor"))?;
+    let given = keys.positive("rope.scaling.yarn_attn_factor")?;
+    Ok(given.filter(|_| beside.is_none_or(|factor| factor >= 0.0)))
 }
 
 const LOG_MULTIPLIER: &str = "rope.scaling.yarn_log_multiplier";
@@ -193,12 +204,20 @@ fn unnamed(keys: &Keys) -> Result<RopeScaling> {
 /// `None` where the file says nothing of an extended context.
 fn long(keys: &Keys, n_ctx_train: usize) -> Result<Option<LongRope>> {
     let key = "rope.scaling.original_context_length";
-    let Some(original) = keys.count(key)? else {
-        let (factors, _) = keys.descriptor.tensor_name("rope_factors_long", 0).expect("asked for");
-        let is_long =
-            keys.gguf.tensor(&factors).is_some() || keys.text("rope.scaling.type")?.is_some();
-        return if is_long { keys.some(key, None) } else { Ok(None) };
+    let (factors, _) = keys.descriptor.tensor_name("rope_factors_long", 0).expect("asked for");
+    let has_factors = keys.gguf.tensor(&factors).is_some();
+    let original = match keys.count(key)? {
+        Some(original) => original,
+        None if has_factors || keys.text("rope.scaling.type")?.is_some() => {
+            return keys.some(key, None);
+        }
+        None => return Ok(None),
     };
+    // llama.cpp saves a context that is not extended as the original one.
+    let is_named = keys.text("rope.scaling.type")? == Some("longrope");
+    if !has_factors && !is_named && original >= n_ctx_train {
+        return Ok(None);
+    }
     let factor = n_ctx_train as f32 / original as f32;
     let plain =
         if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / (original as f32).ln()).sqrt() };

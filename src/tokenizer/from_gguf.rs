@@ -10,30 +10,50 @@ impl Tokenizer {
     }
 }
 
+/// Where a file names its kind of vocabulary.
+const MODEL: &str = "tokenizer.ggml.model";
+
+/// Names that mean none: a checkpoint that brings no tokenizer, and models made for tests, whose
+/// tokens stand for no text.
+const NO_VOCABULARY: [&str; 3] = ["none", "no_vocab", "test"];
+
 impl Vocab {
+    /// Whether the file has a vocabulary at all, be it one that is known here or not.
+    pub fn is_in(gguf: &Gguf) -> Result<bool> {
+        Ok(gguf.str(MODEL)?.is_some_and(|name| !NO_VOCABULARY.contains(&name)))
+    }
+
     pub fn from_gguf(gguf: &Gguf) -> Result<Self> {
-        let model = match gguf.str("tokenizer.ggml.model")? {
+        let model = match gguf.str(MODEL)? {
             Some("gpt2") => VocabModel::Bpe,
             Some("llama") => VocabModel::Spm,
             Some("t5") => VocabModel::Ugm,
             other => {
-                return Err(Error::format(
-                    gguf.path(),
-                    "tokenizer.ggml.model",
-                    "`gpt2` (byte-level BPE), `llama` (SentencePiece BPE) or `t5` (unigram)",
-                    other.map_or("nothing".into(), |name| format!("`{name}`")),
-                ));
+                let name = other.map_or("nothing".into(), |name| format!("`{name}`"));
+                let got = match Self::is_in(gguf)? {
+                    true => name,
+                    false => format!(
+                        "{name}: the file has no vocabulary, so it can neither read nor write \
+                         text; logits, bench and inspect work"
+                    ),
+                };
+                let expected =
+                    "`gpt2` (byte-level BPE), `llama` (SentencePiece BPE) or `t5` (unigram)";
+                return Err(Error::format(gguf.path(), MODEL, expected, got));
             }
         };
+        // Of the right type in every file, though only one kind of vocabulary reads them.
+        let merges = gguf.strings("tokenizer.ggml.merges")?;
         let types = gguf.i32s("tokenizer.ggml.token_type")?.unwrap_or_default();
         let mut vocab = Self {
             path: gguf.path().to_owned(),
             pre: gguf.str("tokenizer.ggml.pre")?.filter(|pre| !pre.is_empty()).map(str::to_owned),
             scores: gguf.f32s("tokenizer.ggml.scores")?.unwrap_or_default(),
             types: types.into_iter().map(TokenType::from_number).collect(),
-            merges: owned(match model {
-                VocabModel::Bpe => gguf.require_strings("tokenizer.ggml.merges")?,
-                VocabModel::Spm | VocabModel::Ugm => Vec::new(),
+            merges: owned(match (model, merges) {
+                (VocabModel::Bpe, None) => gguf.require_strings("tokenizer.ggml.merges")?,
+                (VocabModel::Bpe, Some(merges)) => merges,
+                (VocabModel::Spm | VocabModel::Ugm, _) => Vec::new(),
             }),
             add_bos: gguf.bool("tokenizer.ggml.add_bos_token")?,
             add_eos: gguf.bool("tokenizer.ggml.add_eos_token")?,

@@ -56,6 +56,8 @@ enum Algorithm {
     Bpe(Box<Bpe>),
     Spm(Box<Spm>),
     Ugm(Box<Ugm>),
+    /// Of a file without a vocabulary: no text has tokens.
+    None,
 }
 
 /// A loaded vocabulary. Immutable; share it between threads as it is.
@@ -110,6 +112,7 @@ impl Tokenizer {
             Algorithm::Spm(_) => (true, false, true),
             Algorithm::Ugm(_) => (false, true, false),
             Algorithm::Bpe(bpe) => (bpe.adds_bos(), false, false),
+            Algorithm::None => (false, false, false),
         };
         Ok(Self {
             algorithm,
@@ -125,6 +128,24 @@ impl Tokenizer {
             texts: Pieces::collect(vocab.tokens.iter()),
             types: vocab.types,
         })
+    }
+
+    /// For a model whose file has no vocabulary: `n_vocab` tokens that stand for no text.
+    pub fn without_text(n_vocab: usize) -> Self {
+        let nothing = || Pieces { bytes: Vec::new(), ends: vec![0; n_vocab] };
+        Self {
+            algorithm: Algorithm::None,
+            partition: Partition::new(&Vocab::new(VocabModel::Bpe, Vec::new())),
+            pieces: nothing(),
+            texts: nothing(),
+            types: vec![TokenType::Unused; n_vocab],
+            special: SpecialIds::default(),
+            eog: BTreeSet::new(),
+            add_bos: false,
+            add_eos: false,
+            add_space_prefix: false,
+            source_language: None,
+        }
     }
 
     /// Token ids of `text`. Never fails: what the vocabulary cannot say becomes bytes or `unk`.
@@ -168,6 +189,7 @@ impl Tokenizer {
 
     fn encode_text(&self, text: &str, after_special: bool, out: &mut Vec<u32>) {
         match &self.algorithm {
+            Algorithm::None => {}
             Algorithm::Bpe(bpe) => bpe.encode(text, out),
             Algorithm::Spm(spm) => {
                 spm.encode(text, self.add_space_prefix && after_special, out);

@@ -120,9 +120,16 @@ impl Vocab {
             return Err(self.error("tokens", "fewer than 2^32 tokens", n.to_string()));
         }
         self.fill_types(n)?;
+        if self.scores.is_empty() {
+            self.scores = vec![0.0; n];
+        }
+        if self.scores.len() != n {
+            let got = self.scores.len().to_string();
+            return Err(self.error("scores", &format!("{n} scores, one a token"), got));
+        }
         match self.model {
             VocabModel::Bpe => self.check_merges(),
-            VocabModel::Spm | VocabModel::Ugm => self.check_scores(n),
+            VocabModel::Spm | VocabModel::Ugm => self.check_scores(),
         }
     }
 
@@ -130,11 +137,10 @@ impl Vocab {
         if self.types.is_empty() {
             self.types = vec![TokenType::Normal; n];
         }
-        if self.types.len() < n {
+        if self.types.len() != n {
             let got = self.types.len().to_string();
             return Err(self.error("token_type", &format!("{n} types, one a token"), got));
         }
-        self.types.truncate(n);
         for (id, token) in self.tokens.iter().enumerate() {
             if self.types[id] == TokenType::Byte && byte_of(token).is_none() {
                 let got = String::from_utf8_lossy(token).into_owned();
@@ -144,15 +150,8 @@ impl Vocab {
         Ok(())
     }
 
-    fn check_scores(&mut self, n: usize) -> Result<()> {
-        if self.scores.is_empty() {
-            self.scores = vec![0.0; n];
-        }
-        if self.scores.len() < n {
-            let got = self.scores.len().to_string();
-            return Err(self.error("scores", &format!("{n} scores, one a token"), got));
-        }
-        match self.scores[..n].iter().position(|s| s.is_nan()) {
+    fn check_scores(&self) -> Result<()> {
+        match self.scores.iter().position(|s| s.is_nan()) {
             Some(id) => Err(self.error("scores", "numbers", format!("NaN for token {id}"))),
             None => Ok(()),
         }

@@ -112,6 +112,7 @@ pub fn run(args: Args) -> Result<()> {
     for &n_threads in &args.threads.0 {
         let mut options = args.batch.options(n_ctx, usize::try_from(n_threads).ok());
         options.n_ctx = Some(n_ctx);
+        options.without_text = true;
         let engine = model.load(&options)?;
         for test in &tests {
             let samples = Bench::new(&engine, &args, *test)?.run()?;

@@ -1,9 +1,10 @@
 //! How granules lie in slots, and which reads bring them there. It depends on the file's layout:
 //!
-//! - Stacked (standard files): a granule's rows of gate and of up are one range of the file each.
-//!   Direct I/O reads whole pages, so the pages around each range go into the slot as they are and
-//!   the range starts wherever it starts in its first page. The granule's columns of down are a
-//!   strip through every row of the matrix: whole rows are staged and the strips copied out.
+//! - Stacked or fused (standard files): a granule's rows of gate and of up are one range of the
+//!   file each. Direct I/O reads whole pages, so the pages around each range go into the slot as
+//!   they are and the range starts wherever it starts in its first page. The granule's columns of
+//!   down are a strip through every row of the matrix: whole rows are staged and the strips copied
+//!   out.
 //! - Granule-major (files of `--layout granule`): a granule's own bytes are one aligned range, and
 //!   the slot holds them as the file does.
 
@@ -14,22 +15,30 @@ use crate::experts::ReadyGranule;
 use crate::experts::piece::{Dest, Piece};
 use crate::gguf::Gguf;
 
-/// Where a tensor starts.
+/// Where the first expert's matrix starts.
 #[derive(Clone, Copy, Debug)]
 struct Origin {
     shard: usize,
     offset: u64,
+    /// Bytes from there to the next expert's.
+    expert_stride: usize,
 }
 
 impl Origin {
-    fn of(file: &Gguf, tensor: usize) -> Origin {
+    fn of(file: &Gguf, tensor: usize, expert_stride: usize) -> Origin {
         let tensor = &file.tensors()[tensor];
-        Origin { shard: tensor.shard, offset: tensor.file_offset }
+        Origin { shard: tensor.shard, offset: tensor.file_offset, expert_stride }
+    }
+
+    /// Where an expert's matrix starts.
+    fn expert(&self, expert: u32) -> u64 {
+        self.offset + u64::from(expert) * self.expert_stride as u64
     }
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Source {
+    /// Where the file has them stacked or fused.
     Stacked {
         gate: Option<Origin>,
         up: Origin,
@@ -42,8 +51,24 @@ enum Source {
     },
     GranuleMajor {
         origin: Origin,
-        expert_stride: usize,
     },
+}
+
+impl Source {
+    /// Matrices that start there, and the bytes of a slot for their granules.
+    fn stacked(
+        layer: &LayerExperts,
+        gate: Option<Origin>,
+        up: Origin,
+        down: Origin,
+    ) -> (Source, usize) {
+        let up_at = gate.map_or(0, |gate| widest_window(layer, &layer.gate, gate));
+        let down_at = up_at + widest_window(layer, &layer.up, up);
+        let columns = layer.down.columns(&layer.geometry.rows(0)).len();
+        let rows_a_piece = rows_a_piece(&layer.down);
+        let source = Source::Stacked { gate, up, down, up_at, down_at, rows_a_piece };
+        (source, (down_at + layer.down.rows * columns).next_multiple_of(DIRECT_ALIGN))
+    }
 }
 
 /// How the granules of a layer lie in slots, and which reads bring them there. Made once a layer,
@@ -60,19 +85,23 @@ impl SlotLayout {
         layer.assert_fits(file);
         let (source, slot_bytes) = match layer.place {
             Place::Stacked { gate, up, down } => {
-                let gate = gate.map(|tensor| Origin::of(file, tensor));
-                let [up, down] = [up, down].map(|tensor| Origin::of(file, tensor));
-                let up_at = gate.map_or(0, |gate| widest_window(layer, &layer.gate, gate));
-                let down_at = up_at + widest_window(layer, &layer.up, up);
-                let columns = layer.down.columns(&layer.geometry.rows(0)).len();
-                let rows_a_piece = rows_a_piece(&layer.down);
-                let source = Source::Stacked { gate, up, down, up_at, down_at, rows_a_piece };
-                (source, (down_at + layer.down.rows * columns).next_multiple_of(DIRECT_ALIGN))
+                let [of_gate, of_up, of_down] =
+                    [&layer.gate, &layer.up, &layer.down].map(Part::n_bytes);
+                let gate = gate.map(|tensor| Origin::of(file, tensor, of_gate));
+                let up = Origin::of(file, up, of_up);
+                Source::stacked(layer, gate, up, Origin::of(file, down, of_down))
+            }
+            Place::Fused { gate_up, down } => {
+                let of_gate = layer.gate.n_bytes();
+                let gate = Origin::of(file, gate_up, of_gate + layer.up.n_bytes());
+                let up = Origin { offset: gate.offset + of_gate as u64, ..gate };
+                let down = Origin::of(file, down, layer.down.n_bytes());
+                Source::stacked(layer, Some(gate), up, down)
             }
             Place::GranuleMajor { tensor } => {
                 let expert_stride = file.tensors()[tensor].dims[0] as usize;
-                let origin = Origin::of(file, tensor);
-                (Source::GranuleMajor { origin, expert_stride }, layer.granule_stride())
+                let origin = Origin::of(file, tensor, expert_stride);
+                (Source::GranuleMajor { origin }, layer.granule_stride())
             }
         };
         SlotLayout { layer: *layer, source, slot_bytes }
@@ -113,11 +142,10 @@ impl SlotLayout {
                     }
                 }
             }
-            Source::GranuleMajor { origin, expert_stride } => {
+            Source::GranuleMajor { origin } => {
                 for granule in granules {
-                    let start = origin.offset
-                        + u64::from(expert) * expert_stride as u64
-                        + (granule * self.layer.granule_stride()) as u64;
+                    let before = granule * self.layer.granule_stride();
+                    let start = origin.expert(expert) + before as u64;
                     let end = start + self.layer.granule_bytes(granule) as u64;
                     direct(origin.shard, start..end, granule, 0, out);
                 }
@@ -129,7 +157,7 @@ impl SlotLayout {
     /// wanted: rows are short, and a disk reads on faster than it seeks.
     fn row_pieces(&self, down: Origin, step: usize, expert: u32, out: &mut Vec<Piece>) {
         let part = &self.layer.down;
-        let matrix = down.offset + u64::from(expert) * part.n_bytes() as u64;
+        let matrix = down.expert(expert);
         for first in (0..part.rows).step_by(step) {
             let n = step.min(part.rows - first);
             let start = matrix + (first * part.row_bytes) as u64;
@@ -218,7 +246,7 @@ fn row_range(
     granule: usize,
 ) -> Range<u64> {
     let rows = layer.geometry.rows(granule);
-    let matrix = origin.offset + u64::from(expert) * part.n_bytes() as u64;
+    let matrix = origin.expert(expert);
     matrix + (rows.start * part.row_bytes) as u64..matrix + (rows.end * part.row_bytes) as u64
 }
 

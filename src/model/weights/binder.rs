@@ -7,6 +7,8 @@ use super::{Linear, Matrix, Norm};
 use crate::gguf::{Gguf, TensorInfo, TensorType};
 use crate::quant;
 use crate::{Error, Result};
+use std::cell::RefCell;
+use std::collections::HashSet;
 
 pub(in super::super) struct Binder<'a> {
     pub gguf: &'a Gguf,
@@ -14,11 +16,14 @@ pub(in super::super) struct Binder<'a> {
     pub hyper: &'a HyperParams,
     /// Of a granule-major file.
     pub granules: Option<GranuleKeys>,
+    /// Tensors that play a role.
+    used: RefCell<HashSet<usize>>,
 }
 
 impl<'a> Binder<'a> {
     pub fn new(gguf: &'a Gguf, descriptor: &'a Descriptor, hyper: &'a HyperParams) -> Result<Self> {
-        Ok(Binder { gguf, descriptor, hyper, granules: GranuleKeys::read(gguf)? })
+        let (granules, used) = (GranuleKeys::read(gguf)?, RefCell::default());
+        Ok(Binder { gguf, descriptor, hyper, granules, used })
     }
 
     pub fn tensor(&self, index: usize) -> &TensorInfo {
@@ -40,9 +45,37 @@ impl<'a> Binder<'a> {
             return Ok(None);
         };
         match self.gguf.tensor_index(&name) {
-            Some(index) => Ok(Some(index)),
+            Some(index) => {
+                self.mark_used(index);
+                Ok(Some(index))
+            }
             None if optional => Ok(None),
             None => Err(Error::format(self.gguf.path(), name, "a tensor", "nothing of that name")),
+        }
+    }
+
+    pub fn mark_used(&self, index: usize) {
+        self.used.borrow_mut().insert(index);
+    }
+
+    /// Tells of tensors that play no role in the layers that are computed: factors of matrices, or
+    /// biases, that the architecture does not have elsewhere.
+    pub fn warn_of_unused(&self) {
+        let used = self.used.borrow();
+        let layer = |name: &str| name.strip_prefix("blk.")?.split('.').next()?.parse().ok();
+        let is_computed = |name: &str| layer(name).is_none_or(|l: usize| l < self.hyper.n_layers);
+        let tensors = self.gguf.tensors().iter().enumerate();
+        let unused: Vec<_> =
+            tensors.filter(|(i, t)| !used.contains(i) && is_computed(&t.name)).collect();
+        if let Some((_, first)) = unused.first() {
+            log::warn!(
+                "{}: {} of {} tensors are not used, such as {}: programs that compute with them \
+                 give other answers",
+                self.gguf.path().display(),
+                unused.len(),
+                self.gguf.tensors().len(),
+                first.name
+            );
         }
     }
 
@@ -66,14 +99,16 @@ impl<'a> Binder<'a> {
         Ok(found.contains(&true))
     }
 
-    /// A key of the architecture that a file with this tensor must have.
+    /// A key of the architecture that a file with this tensor must have; 0 is none given.
     pub fn require_key(&self, key: &str, because: usize) -> Result<()> {
         let key = self.descriptor.key(key);
-        if self.gguf.get(&key).is_some() {
+        let found = self.gguf.get(&key);
+        if found.is_some_and(|value| value.as_u64() != Some(0)) {
             return Ok(());
         }
         let expected = format!("a value beside {}", self.tensor(because).name);
-        Err(Error::format(self.gguf.path(), key, expected, "nothing"))
+        let got = found.map_or("nothing".into(), |value| value.to_string());
+        Err(Error::format(self.gguf.path(), key, expected, got))
     }
 
     pub fn wrong(&self, index: usize, expected: String, got: String) -> Error {

@@ -7,7 +7,7 @@ use super::binder::Binder;
 use super::{Linear, Matrix, Norm};
 use crate::backend::cpu::expert::{Activation, ExpertBiases, ExpertForm};
 use crate::experts::{LayerExperts, Place};
-use crate::gguf::TensorType;
+use crate::gguf::{TensorType, Value};
 use crate::{Error, Result};
 
 /// Types and widths of one expert, routed, shared or dense.
@@ -109,11 +109,17 @@ const DENSE: [&str; 3] = ["ffn_gate", "ffn_up", "ffn_down"];
 const ROUTED: [&str; 3] = ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"];
 const SHARED: [&str; 3] = ["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"];
 
+/// The keys that say how wide these are.
+const DENSE_WIDTH: &str = "feed_forward_length";
+const ROUTED_WIDTH: &str = "expert_feed_forward_length";
+const SHARED_WIDTH: &str = "expert_shared_feed_forward_length";
+
 impl Binder<'_> {
     pub fn ffn(&self, l: usize) -> Result<(FfnWeights, Experts)> {
         let mut places = Experts::default();
         let Some(router) = self.router(l)? else {
             let (expert, dense) = self.experts(l, 1, DENSE)?;
+            self.check_width(DENSE_WIDTH, l, &dense, expert.n_ff)?;
             places.dense = Some(dense);
             let norm = self.norm("ffn_norm", l)?;
             let biases = self.expert_biases(l, (1, expert.n_ff), DENSE)?;
@@ -121,11 +127,13 @@ impl Binder<'_> {
             return Ok((FfnWeights { norm, gate, expert, biases, shared, branch }, places));
         };
         let (expert, routed) = self.routed(l)?;
+        self.check_width(ROUTED_WIDTH, l, &routed, expert.n_ff)?;
         places.routed = Some(routed);
         let shared = match self.together(&SHARED, l)? {
             false => None,
             true => {
                 let (shape, experts) = self.experts(l, 1, SHARED)?;
+                self.check_width(SHARED_WIDTH, l, &experts, shape.n_ff)?;
                 places.shared = Some(experts);
                 let gate = self.find("ffn_gate_inp_shexp", l)?;
                 let gate = gate.map(|t| self.matrix(t, 1, self.hyper.n_embd)).transpose()?;
@@ -147,11 +155,34 @@ impl Binder<'_> {
         Ok((FfnWeights { norm, gate, expert, biases, shared, branch }, places))
     }
 
+    /// That a key, if the file has it, says how wide these experts are. It may have a value a layer,
+    /// and 0 is none given.
+    fn check_width(&self, key: &str, l: usize, experts: &LayerExperts, n_ff: usize) -> Result<()> {
+        // The two stacks of an encoder–decoder differ, and share the key.
+        if self.hyper.encoder.is_some() {
+            return Ok(());
+        }
+        let key = self.descriptor.key(key);
+        let given = match self.gguf.get(&key) {
+            Some(Value::Array(_)) => self.gguf.u32s(&key)?.and_then(|list| list.get(l).copied()),
+            _ => self.gguf.u32(&key)?,
+        };
+        match given {
+            Some(given) if given != 0 && given as usize != n_ff => {
+                let tensor = experts.tensors().next().expect("every expert has a tensor");
+                let expected = format!("{n_ff}, as in {}", self.tensor(tensor).name);
+                Err(Error::format(self.gguf.path(), key, expected, given.to_string()))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// `None` in a dense layer.
     fn router(&self, l: usize) -> Result<Option<Router>> {
         let n = self.hyper.routing.n_experts;
         // What has experts is not dense because its router or their number is missing.
         let experts = self.gguf.tensor_index(&granules::tensor_name(l));
+        let experts = experts.or_else(|| self.fused_tensor(l));
         let experts = experts.or(self.find(ROUTED[1], l).ok().flatten());
         match (experts, n) {
             (Some(experts), 0) => {
@@ -219,10 +250,14 @@ impl Binder<'_> {
             _ => None,
         };
         let Some(typed) = granules else {
+            if let Some(gate_up) = self.fused_tensor(l) {
+                return self.fused_experts(l, n, gate_up);
+            }
             self.refuse_single_experts(l)?;
             return self.experts(l, n, ROUTED);
         };
         let index = typed.experts.tensors().next().expect("the granule-major tensor");
+        self.mark_used(index);
         for ty in typed.types {
             self.check_type(index, ty)?;
         }
@@ -231,6 +266,35 @@ impl Binder<'_> {
             return Err(self.wrong(index, expected, typed.experts.n_experts.to_string()));
         }
         Ok((ExpertShape::of(&typed, self.activation()), typed.experts))
+    }
+
+    /// One tensor of gate and up, which some files have in the place of the two.
+    fn fused_tensor(&self, l: usize) -> Option<usize> {
+        let (up, _) = self.name(ROUTED[1], l).filter(|_| self.activation().is_gated())?;
+        self.gguf.tensor_index(&up.replace("ffn_up_exps", "ffn_gate_up_exps"))
+    }
+
+    /// Experts with gate and up [n_embd, 2 · n_ff, n] in one tensor, gate first.
+    fn fused_experts(
+        &self,
+        l: usize,
+        n: usize,
+        gate_up: usize,
+    ) -> Result<(ExpertShape, LayerExperts)> {
+        let (n_embd, activation) = (self.hyper.n_embd, self.activation());
+        let down = self.require(ROUTED[2], l)?;
+        self.mark_used(gate_up);
+        let n_ff = self.tensor(gate_up).dims.get(1).copied().unwrap_or(0) as usize / 2;
+        self.check(gate_up, &[n_embd, 2 * n_ff, n])?;
+        self.check(down, &[n_ff, n_embd, n])?;
+        let (up, down_type) = (self.tensor(gate_up).ty, self.tensor(down).ty);
+        let sizes = [n_embd, n_ff, n].map(|n| n as u64);
+        let place = Place::Fused { gate_up, down };
+        let experts = granules::cut((Some(up), up, down_type), sizes, place);
+        let experts = experts.ok_or_else(|| {
+            self.wrong(gate_up, "a size that can be addressed".into(), format!("{n_ff} rows"))
+        })?;
+        Ok((ExpertShape { gate: Some(up), up, down: down_type, n_embd, n_ff, activation }, experts))
     }
 
     /// Until April 2024 converters wrote a tensor an expert.

@@ -100,6 +100,7 @@ impl Weights {
             weights.dense.push(experts.dense);
             weights.shared.push(experts.shared);
         }
+        b.warn_of_unused();
         Ok(weights)
     }
 
