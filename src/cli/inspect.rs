@@ -1,18 +1,24 @@
-//! `moeba inspect`: what is in a model file. A table for people, one JSON object for programs,
-//! and with `--check` a reading of every weight.
+//! `moeba inspect`: what is in a model file. A summary and tables for people, one JSON object for
+//! programs; with `--check` whether it can run, with a reading of every weight.
 
 mod experts;
+mod summary;
 
+use super::conversation::has_template;
 use super::model::ModelArg;
 use super::out;
+use crate::chat::ChatTemplate;
+use crate::engine;
 use crate::gguf::{Gguf, TensorInfo, TensorType, Value};
 use crate::model::granules;
+use crate::tokenizer::Vocab;
 use crate::{Error, Result};
 use serde_json::{Map, Value as Json, json};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use experts::LayerExperts;
+use summary::Summary;
 
 #[derive(clap::Args, Debug)]
 pub struct InspectArgs {
@@ -21,24 +27,38 @@ pub struct InspectArgs {
     /// One JSON object with everything in full, instead of tables
     #[arg(long)]
     json: bool,
-    /// Read all weights and fail at the first NaN or infinity
+    /// Fail unless run accepts the file and every weight is a number; no tables
     #[arg(long)]
     check: bool,
 }
 
 pub fn run(args: InspectArgs) -> Result<()> {
-    let gguf = args.model.open()?;
+    let mut gguf = args.model.open()?;
     // Before any output: what is printed after a check has passed it.
     if args.check {
-        gguf.check_all_finite(|_| {})?;
-        granules::check_all_finite(&gguf)?;
+        gguf = check(gguf)?;
     }
     let experts = experts::all(&gguf)?;
-    let text = match args.json {
-        true => json_text(&gguf, &experts, args.check)?,
-        false => table_text(&gguf, &experts, args.check),
+    let summary = Summary::of(&gguf);
+    let text = match (args.json, args.check) {
+        (true, checked) => json_text(&gguf, &summary, &experts, checked)?,
+        (false, true) => checked_text(&gguf, &summary)?,
+        (false, false) => table_text(&gguf, &summary, &experts),
     };
     out::write(text.as_bytes())
+}
+
+/// Everything that `run` would refuse, then the weights. A file without a vocabulary passes: it
+/// serves other commands.
+fn check(gguf: Gguf) -> Result<Gguf> {
+    let (bound, tokenizer) = engine::understand(gguf, true)?;
+    let gguf = bound.into_gguf();
+    if has_template(&gguf) {
+        ChatTemplate::from_gguf(&gguf, &tokenizer, None)?;
+    }
+    gguf.check_all_finite(|_| {})?;
+    granules::check_all_finite(&gguf)?;
+    Ok(gguf)
 }
 
 struct TypeTotal {
@@ -62,7 +82,12 @@ fn type_totals(gguf: &Gguf) -> Vec<(TensorType, TypeTotal)> {
     totals
 }
 
-fn json_text(gguf: &Gguf, experts: &[LayerExperts], checked: bool) -> Result<String> {
+fn json_text(
+    gguf: &Gguf,
+    summary: &Summary,
+    experts: &[LayerExperts],
+    checked: bool,
+) -> Result<String> {
     let shards: Vec<Json> = gguf
         .shards()
         .iter()
@@ -86,6 +111,7 @@ fn json_text(gguf: &Gguf, experts: &[LayerExperts], checked: bool) -> Result<Str
         "alignment": gguf.alignment(),
         "n_bytes": gguf.n_bytes(),
         "checked": checked,
+        "summary": summary.json(),
         "shards": shards,
         "metadata": metadata,
         "tensors": tensors,
@@ -160,19 +186,32 @@ fn harmless(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
-fn table_text(gguf: &Gguf, experts: &[LayerExperts], checked: bool) -> String {
-    let mut out = String::new();
-    // Writing to a String cannot fail, here and below.
-    let _ = writeln!(
-        out,
-        "{}: GGUF {}, {} in {}, alignment {}{}",
+/// The file, and what people ask of it first.
+fn lead(gguf: &Gguf, summary: &Summary) -> String {
+    let mut out = format!(
+        "{}: GGUF {}, {} in {}, alignment {}\n",
         gguf.path().display(),
         gguf.version(),
         size(gguf.n_bytes()),
         counted(gguf.shards().len(), "file"),
         gguf.alignment(),
-        if checked { ", all weights finite" } else { "" },
     );
+    summary.write(&mut out);
+    out
+}
+
+fn checked_text(gguf: &Gguf, summary: &Summary) -> Result<String> {
+    let n = counted(gguf.tensors().len(), "tensor");
+    let verdict = match Vocab::is_in(gguf)? {
+        true => "run accepts the file",
+        false => "without a vocabulary, so only logits, bench and inspect take the file",
+    };
+    Ok(lead(gguf, summary) + &format!("OK: {n}, all weights finite; {verdict}\n"))
+}
+
+fn table_text(gguf: &Gguf, summary: &Summary, experts: &[LayerExperts]) -> String {
+    let mut out = lead(gguf, summary);
+    // Writing to a String cannot fail, here and below.
     metadata_table(gguf, &mut out);
     tensor_table(gguf, &mut out);
     total_table(gguf, &mut out);
@@ -248,7 +287,8 @@ mod tests {
     fn json_has_everything() {
         let dir = tempfile::tempdir().unwrap();
         let gguf = moe(dir.path());
-        let text = json_text(&gguf, &experts::all(&gguf).unwrap(), true).unwrap();
+        let text =
+            json_text(&gguf, &Summary::of(&gguf), &experts::all(&gguf).unwrap(), true).unwrap();
         assert_eq!(text.matches('\n').count(), 1);
         let json: Json = serde_json::from_str(&text).unwrap();
         assert_eq!(json["checked"], true);
@@ -278,7 +318,7 @@ mod tests {
     fn tables_are_short_and_harmless() {
         let dir = tempfile::tempdir().unwrap();
         let gguf = moe(dir.path());
-        let text = table_text(&gguf, &experts::all(&gguf).unwrap(), false);
+        let text = table_text(&gguf, &Summary::of(&gguf), &experts::all(&gguf).unwrap());
         assert!(!text.contains('\x1b'));
         assert!(text.contains("[0, 1, 2, 3, 4, 5, … 20 in all]"), "{text}");
         assert!(text.contains("64 × 96 × 4"));
