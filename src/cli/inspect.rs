@@ -204,7 +204,7 @@ fn checked_text(gguf: &Gguf, summary: &Summary) -> Result<String> {
     let n = counted(gguf.tensors().len(), "tensor");
     let verdict = match Vocab::is_in(gguf)? {
         true => "run accepts the file",
-        false => "without a vocabulary, so only logits, bench and inspect take the file",
+        false => "no vocabulary: only logits, bench and inspect work",
     };
     Ok(lead(gguf, summary) + &format!("OK: {n}, all weights finite; {verdict}\n"))
 }
