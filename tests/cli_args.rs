@@ -1,5 +1,8 @@
 //! The command line before any model is opened: help, usage errors, generated texts, exit codes.
 
+mod cli_cards;
+mod cli_support;
+
 use assert_cmd::Command;
 use std::process::Output;
 
@@ -152,11 +155,20 @@ fn llama_cpps_variables_count_last_and_are_checked_alike() {
     for (name, flag) in names {
         let message =
             refused(&[(name, "wrong")], &[]).unwrap_or_else(|| panic!("{name} is unread"));
-        assert!(message.contains(flag) && message.contains("wrong"), "{name}: {message}");
+        let named = message.starts_with(&format!("error: {name}: expected "));
+        assert!(named && message.contains("\"wrong\""), "{flag}: {message}");
+        // An empty variable is none.
+        assert_eq!(refused(&[(name, "")], &[]), None, "{name}");
+        assert!(text(&moeba(&["run", "--help"]).stdout).contains(flag));
     }
     let theirs = ("LLAMA_ARG_THREADS", "theirs");
     let message = refused(&[theirs, ("MOEBA_THREADS", "ours")], &[]).unwrap();
-    assert!(message.contains("'ours'"), "{message}");
+    assert!(message.starts_with("error: MOEBA_THREADS: ") && message.contains("ours"), "{message}");
+    let message = refused(&[theirs], &["-t", "0"]).unwrap();
+    assert!(message.contains("--threads") && !message.contains("LLAMA"), "{message}");
+    for switch in ["on", "enabled", "true", "1", "off", "disabled", "false", "0"] {
+        assert_eq!(refused(&[("LLAMA_ARG_CPU_MOE", switch)], &[]), None, "{switch}");
+    }
     assert_eq!(refused(&[theirs, ("MOEBA_THREADS", "1")], &[]), None);
     assert_eq!(refused(&[theirs], &["-t", "1"]), None);
     let help = moeba(&["run", "--help"]);
@@ -166,7 +178,45 @@ fn llama_cpps_variables_count_last_and_are_checked_alike() {
 #[test]
 fn a_misspelt_name_gets_a_suggestion() {
     let out = moeba(&["completion", "bash"]);
-    assert!(text(&out.stderr).contains("'completions'"), "{}", text(&out.stderr));
+    assert!(text(&out.stderr).contains("`moeba completions`"), "{}", text(&out.stderr));
+}
+
+#[test]
+fn command_lines_lead_where_they_should() {
+    let helps = |args: &[&str], of: &[&str]| {
+        let (out, help) = (moeba(args), moeba(of));
+        assert_eq!((out.status.code(), &out.stdout), (Some(0), &help.stdout), "{args:?}");
+    };
+    helps(&["help"], &["--help"]);
+    helps(&["help", "run"], &["run", "--help"]);
+    helps(&["help", "trace", "record"], &["trace", "record", "--help"]);
+    helps(&["run", "--usage"], &["run", "--help"]);
+    helps(&["bench", "--version"], &["--version"]);
+    // All of these are runs of a model that is not there.
+    let runs: &[&[&str]] =
+        &[&["m.gguf"], &["-m", "m.gguf", "-p", "hi"], &["--temp", "0", "-m", "m.gguf"]];
+    for args in runs {
+        let out = moeba(&[args, &["-p", "x"][..]].concat());
+        assert_eq!(out.status.code(), Some(1), "{args:?}: {}", text(&out.stderr));
+        assert!(text(&out.stderr).contains("m.gguf: "), "{}", text(&out.stderr));
+    }
+    let unknown: &[(&[&str], &str)] = &[
+        (&["frobnicate"], "frobnicate is neither a command nor a model file"),
+        (&["isnpect", "m"], "did you mean `moeba inspect`?"),
+        (&["chat"], "did you mean `moeba run`?"),
+        (&["help", "frobnicate"], "frobnicate"),
+        (&["run", "m", "-xyz"], "unknown flag -xyz"),
+        (&["run", "m", "--jinga"], "did you mean --jinja?"),
+        (&["-hf"], "-hf needs a value"),
+        (&["-p", "x", "-hf", "https://example.org/a/b"], "expected USER/REPO"),
+    ];
+    for (args, words) in unknown {
+        let out = moeba(&[args, &["-q"][..]].concat());
+        let message = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(2), "{args:?}: {message}");
+        assert!(message.starts_with("error: ") && message.contains(words), "{message}");
+        assert_eq!(message.lines().count(), 1, "{message}");
+    }
 }
 
 #[test]

@@ -300,9 +300,7 @@ fn flags_out_of_range_are_wrong_usage() {
         (&["-r", ""], "--reverse-prompt"),
         (&["-f", ""], "--file"),
         (&["--chat-template", ""], "--chat-template"),
-        (&["-no-cnv", "-cnv"], "--conversation"),
         (&["-no-cnv", "-sys", "x"], "--system-prompt"),
-        (&["-f", "x"], "--prompt"),
         (&["--tmep", "1"], "--temp"),
         (&["-ngl", "many"], "--gpu-layers"),
     ];
@@ -320,7 +318,9 @@ fn prompts_that_do_not_fit_or_are_none_are_told_apart() {
     failed(&on(&model, "run", &["-p", &long]), 1, &["257 tokens", "256"]);
     failed(&with_stdin(&model, &[], &vec![b'y'; 1 << 20]), 1, &["1048576 tokens"]);
     failed(&with_stdin(&model, &[], b"ab\xff\xfe"), 1, &["stdin", "byte 2", "UTF-8"]);
-    failed(&on(&model, "run", &["-p", ""]), 1, &["prompt is empty"]);
+    for args in [&["-p", ""][..], &[], &["--raw"], &["-f", "/dev/null"], &["-f", "-", "-p", ""]] {
+        failed(&on(&model, "run", args), 2, &["prompt is empty", "-p", "stdin"]);
+    }
     failed(&on(&model, "run", &["-f", "/nonexistent"]), 1, &["/nonexistent"]);
     failed(&on(&model, "run", &["-f", "/"]), 1, &["/"]);
     let template = model.file("template");
@@ -344,8 +344,116 @@ fn prompts_may_look_like_flags() {
     for prompt in ["-ub", "--help", "-m", "- a list"] {
         assert!(greedy(&model, &["-p", prompt]).starts_with(prompt), "{prompt}");
     }
-    assert!(greedy(&model, &["-e", "-p", r"a\nb"]).starts_with("a\nb"));
-    assert!(greedy(&model, &["-p", r"a\nb"]).starts_with(r"a\nb"));
+}
+
+#[test]
+fn escapes_are_read_in_flags_and_left_in_files() {
+    let model = plain();
+    assert!(greedy(&model, &["-p", r"a\nb\x41"]).starts_with("a\nbA"));
+    assert!(greedy(&model, &["--no-escape", "-e", "-p", r"a\nb"]).starts_with("a\nb"));
+    assert!(greedy(&model, &["-e", "--no-escape", "-p", r"a\nb"]).starts_with(r"a\nb"));
+    let file = model.file("prompt");
+    std::fs::write(&file, r"a\nb").unwrap();
+    assert!(greedy(&model, &["-f", file.to_str().unwrap()]).starts_with(r"a\nb"));
+    // A stop string, too: the prompt's own line end is the model's business.
+    let text = greedy(&model, &["-p", "Hello", "--no-display-prompt", "-n", "30"]);
+    let stop: String = text.chars().skip(3).take(1).collect();
+    let escaped: String = stop.bytes().map(|b| format!(r"\x{b:02x}")).collect();
+    let args = ["-p", "Hello", "--no-display-prompt", "-n", "30", "-r", &escaped];
+    assert_eq!(greedy(&model, &args), format!("{}\n", &text[..text.find(&stop).unwrap()]));
+}
+
+#[test]
+fn a_prompt_and_text_on_stdin_are_both_read() {
+    let model = plain();
+    let both = greedy(&model, &["-p", "Sum up:\n\none\ntwo"]);
+    let args = [&GREEDY[..], &["-p", "Sum up:"]].concat();
+    assert_eq!(succeeded(&with_stdin(&model, &args, b"one\ntwo\n")), both);
+    // Two that are one after the other, and the same by name.
+    let file = model.file("text");
+    std::fs::write(&file, "one\ntwo\n").unwrap();
+    assert_eq!(greedy(&model, &["-p", "Sum up:", "-f", file.to_str().unwrap()]), both);
+    let named = [&args[..], &["-f", "-"]].concat();
+    assert_eq!(succeeded(&with_stdin(&model, &named, b"one\ntwo\n")), both);
+    // An empty stdin adds nothing, nor does an empty flag.
+    let alone = greedy(&model, &["-p", "Sum up:"]);
+    assert_eq!(succeeded(&with_stdin(&model, &args, b"")), alone);
+    let empty = [&GREEDY[..], &["-p", ""]].concat();
+    assert_eq!(succeeded(&with_stdin(&model, &empty, b"Sum up:")), alone);
+}
+
+/// A pipe that whoever started the program leaves open, as many programs do.
+#[test]
+fn a_silent_pipe_holds_nothing_up() {
+    let model = plain();
+    let mut command = moeba();
+    command.arg("run").arg(&model.path).args(GREEDY).args(["-p", "Hello"]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let open = child.stdin.take();
+    let out = child.wait_with_output().unwrap();
+    assert_eq!(succeeded(&out), greedy(&model, &["-p", "Hello"]));
+    assert!(stderr(&out).contains("stdin is open"), "{}", stderr(&out));
+    drop(open);
+}
+
+/// In a pipeline the text may take as long as it takes.
+#[test]
+fn a_slow_neighbour_in_a_pipeline_is_waited_for() {
+    let model = plain();
+    let script = "(sleep 3; echo later) | \"$0\" run \"$1\" -p Now: --temp 0 -n 8 --ignore-eos";
+    let mut command = Command::new("bash");
+    command.args(["-c", script, env!("CARGO_BIN_EXE_moeba")]).arg(&model.path);
+    let out = command.output().unwrap();
+    assert_eq!(succeeded(&out), greedy(&model, &["-p", "Now:\n\nlater"]));
+    assert!(stderr(&out).contains("waiting for text on stdin"), "{}", stderr(&out));
+}
+
+#[test]
+fn the_last_of_a_repeated_flag_counts() {
+    let model = plain();
+    let args = ["-n", "3", "-n", "8", "--temp", "1", "--temp", "0", "-p", "x", "-p", "Hello"];
+    let out = on(&model, "run", &[&args[..], &["--ignore-eos"]].concat());
+    assert_eq!(succeeded(&out), greedy(&model, &["-p", "Hello"]));
+    let chat = chat();
+    let raw = greedy(&chat, &["-cnv", "-no-cnv", "-p", "Hi"]);
+    assert_eq!(raw, greedy(&chat, &["--raw", "-p", "Hi"]));
+    assert_eq!(greedy(&chat, &["--raw", "-cnv", "-p", "Hi"]), greedy(&chat, &["-p", "Hi"]));
+    // Lists grow: both strings end the text.
+    let text = greedy(&model, &["-p", "Hello", "--no-display-prompt", "-n", "30"]);
+    let stop: String = text.chars().skip(3).take(2).collect();
+    let args = ["-p", "Hello", "--no-display-prompt", "-n", "30", "-r", &stop, "-r", "\u{1}"];
+    assert_eq!(greedy(&model, &args), format!("{}\n", &text[..text.find(&stop).unwrap()]));
+}
+
+#[test]
+fn a_system_prompt_may_be_a_file() {
+    let model = chat();
+    let file = model.file("system");
+    std::fs::write(&file, "Be brief\n").unwrap();
+    let file = file.to_str().unwrap();
+    let told = greedy(&model, &["-sys", "Be brief", "-p", "Hi"]);
+    assert_eq!(greedy(&model, &["-sysf", file, "-p", "Hi"]), told);
+    assert_eq!(greedy(&model, &["-sys", "Go on", "-sysf", file, "-p", "Hi"]), told);
+    assert_eq!(
+        greedy(&model, &["-sysf", file, "-sys", "Go on", "-p", "Hi"]),
+        greedy(&model, &["-sys", "Go on", "-p", "Hi"])
+    );
+}
+
+#[test]
+fn flags_that_change_nothing_are_told_with_v() {
+    let model = plain();
+    let flags =
+        ["-fa", "on", "--jinja", "--no-warmup", "--mlock", "-co", "-tb", "4", "--prio", "2"];
+    let args = [&GREEDY[..], &["-p", "Hello"], &flags].concat();
+    let out = on(&model, "run", &args);
+    assert_eq!(succeeded(&out), greedy(&model, &["-p", "Hello"]));
+    let told = on(&model, "run", &[&args[..], &["-v"]].concat());
+    for flag in ["-fa", "--jinja", "--no-warmup", "--mlock", "-co", "-tb", "--prio"] {
+        assert!(stderr(&told).contains(&format!("{flag} changes nothing: ")), "{}", stderr(&told));
+    }
+    failed(&on(&model, "run", &["-p", "x", "--lora", "a"]), 2, &["--lora: ", "no LoRA"]);
 }
 
 /// A run that goes on until it is stopped, and the first bytes of its output, waited for.

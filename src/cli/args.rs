@@ -6,7 +6,6 @@ use crate::engine::budget::RamBudget;
 use crate::engine::{CacheType, EngineOptions, ProfileChoice};
 use crate::experts::link::IoKind;
 use crate::policy::PolicySpec;
-use clap::builder::BoolishValueParser;
 
 /// More threads or tokens than any machine or model has: a slip of the finger.
 pub const MAX_THREADS: i64 = 4096;
@@ -66,8 +65,11 @@ pub struct BatchArgs {
     #[arg(env = "MOEBA_CACHE_TYPE_V")]
     pub cache_type_v: CacheType,
     /// Read the weights to memory instead of computing on the mapped file
-    #[arg(long, env = "MOEBA_NO_MMAP", value_parser = BoolishValueParser::new())]
+    #[arg(long, env = "MOEBA_NO_MMAP", value_parser = values::boolean, overrides_with = "mmap")]
     pub no_mmap: bool,
+    /// Compute on the mapped file; the default
+    #[arg(long, overrides_with = "no_mmap")]
+    pub mmap: bool,
     #[command(flatten)]
     pub experts: ExpertArgs,
     #[command(flatten)]
@@ -110,7 +112,7 @@ impl BatchArgs {
             n_threads,
             cache_type_k: self.cache_type_k,
             cache_type_v: self.cache_type_v,
-            mmap: !self.no_mmap,
+            mmap: self.mmap || !self.no_mmap,
             ram: self.experts.ram,
             device: self.devices.device.clone(),
             vram: self.devices.vram,

@@ -3,7 +3,6 @@
 use super::values::{self, Parsed};
 use crate::engine::budget::VramBudget;
 use crate::engine::{CpuMoe, DeviceChoice, TensorPlace};
-use clap::builder::BoolishValueParser;
 
 /// More layers than any model has: a slip of the finger.
 const MAX_LAYERS: i64 = 1 << 20;
@@ -25,7 +24,7 @@ pub struct DeviceArgs {
     #[arg(value_parser = gpu_layers, env = "MOEBA_GPU_LAYERS")]
     pub gpu_layers: GpuLayers,
     /// Leave the experts of all layers to the CPU (or -cmoe)
-    #[arg(long, env = "MOEBA_CPU_MOE", value_parser = BoolishValueParser::new())]
+    #[arg(long, env = "MOEBA_CPU_MOE", value_parser = values::boolean)]
     pub cpu_moe: bool,
     /// Leave the experts of the first N layers to the CPU (or -ncmoe N)
     #[arg(long, value_name = "N", value_parser = layers, env = "MOEBA_N_CPU_MOE")]

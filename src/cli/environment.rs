@@ -1,13 +1,19 @@
 //! Variables of llama.cpp, for those who have set them: a flag that has a variable of ours may have
 //! one of llama.cpp's besides. A flag counts first, then ours, then llama.cpp's.
 
+use super::argv::Line;
+use clap::builder::Resettable;
+use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, Command};
+use std::error::Error as _;
 
 /// (ours, llama.cpp's)
 const FALLBACKS: &[(&str, &str)] = &[
     ("MOEBA_BATCH_SIZE", "LLAMA_ARG_BATCH"),
     ("MOEBA_CACHE_TYPE_K", "LLAMA_ARG_CACHE_TYPE_K"),
     ("MOEBA_CACHE_TYPE_V", "LLAMA_ARG_CACHE_TYPE_V"),
+    ("MOEBA_CHAT_TEMPLATE", "LLAMA_ARG_CHAT_TEMPLATE"),
+    ("MOEBA_CHAT_TEMPLATE", "LLAMA_ARG_CHAT_TEMPLATE_FILE"),
     ("MOEBA_CPU_MOE", "LLAMA_ARG_CPU_MOE"),
     ("MOEBA_CTX_SIZE", "LLAMA_ARG_CTX_SIZE"),
     ("MOEBA_DEVICE", "LLAMA_ARG_DEVICE"),
@@ -33,20 +39,46 @@ const FALLBACKS: &[(&str, &str)] = &[
 ];
 
 /// The same command line, which reads llama.cpp's variable where it is set and ours is not, so that
-/// both are checked alike; the help names both.
+/// both are checked alike; the help names both. When a flag is repeated, the last one counts.
 pub fn with_fallbacks(command: Command, is_set: impl Fn(&str) -> bool + Copy) -> Command {
-    let command = command.mut_args(|arg| with_fallback(arg, is_set));
+    let command = command.args_override_self(true).mut_args(|arg| with_fallback(arg, is_set));
     command.mut_subcommands(|command| with_fallbacks(command, is_set))
 }
 
 fn with_fallback(arg: Arg, is_set: impl Fn(&str) -> bool) -> Arg {
-    let ours = arg.get_env().and_then(|name| name.to_str()).unwrap_or_default();
-    let Some((ours, theirs)) = FALLBACKS.iter().find(|(name, _)| *name == ours) else {
+    let Some(ours) = arg.get_env().and_then(|name| name.to_str()).map(str::to_owned) else {
         return arg;
     };
+    let theirs = || FALLBACKS.iter().filter(|(name, _)| *name == ours).map(|(_, theirs)| *theirs);
     let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
-    let arg = arg.help(format!("{help} [or {theirs}]"));
-    if is_set(theirs) && !is_set(ours) { arg.env(theirs) } else { arg }
+    let arg = match theirs().collect::<Vec<_>>().join(", ") {
+        names if names.is_empty() => arg,
+        names => arg.help(format!("{help} [or {names}]")),
+    };
+    match theirs().find(|theirs| is_set(theirs)) {
+        _ if is_set(&ours) => arg,
+        Some(theirs) => arg.env(theirs),
+        None if std::env::var_os(&ours).is_some() => arg.env(Resettable::Reset),
+        None => arg,
+    }
+}
+
+/// The sentence for a wrong value that a variable gave, as clap speaks of flags only.
+pub fn wrong_value(error: &clap::Error, root: &Command, line: &Line) -> Option<String> {
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text),
+        _ => None,
+    };
+    let (shown, value) = (text(ContextKind::InvalidArg)?, text(ContextKind::InvalidValue)?);
+    let names = line.path.iter().skip(1);
+    let command = names.fold(Some(root), |command, name| command?.find_subcommand(name))?;
+    let arg = command.get_arguments().find(|arg| arg.to_string() == *shown)?;
+    if line.given.contains(arg.get_id()) {
+        return None;
+    }
+    let name = arg.get_env()?.to_str()?;
+    let why = error.source().map_or("this is no value for it".into(), ToString::to_string);
+    Some(format!("{name}: {why}, got {value:?}"))
 }
 
 #[cfg(test)]

@@ -2,12 +2,11 @@
 
 use super::model::HUB_PREFIX;
 use super::out;
-use super::values::Parsed;
+use super::values::{self, Parsed};
 use crate::hub::{Config, Hub, Step, Token, Wanted};
 use crate::terminal::{self, Bar};
 use crate::units::size;
 use crate::{Error, Result};
-use clap::builder::BoolishValueParser;
 use std::path::PathBuf;
 
 // Each flag names its heading: one for all would be that of the flags behind them, too.
@@ -20,7 +19,7 @@ pub struct HubArgs {
     #[arg(long, value_name = "TOKEN", value_parser = secret, help_heading = "Model")]
     hf_token: Option<Secret>,
     /// Take what the cache has and ask no server
-    #[arg(long, env = "MOEBA_OFFLINE", value_parser = BoolishValueParser::new())]
+    #[arg(long, env = "MOEBA_OFFLINE", value_parser = values::boolean)]
     #[arg(help_heading = "Model")]
     offline: bool,
 }
@@ -52,6 +51,13 @@ impl HubArgs {
         }
         config.offline |= self.offline;
         Ok(Hub::new(config))
+    }
+
+    /// Flags that only a repository heeds and that are given all the same.
+    pub fn warn_of_a_file(&self) {
+        if let Some(name) = &self.hf_file {
+            log::warn!("--hf-file {name} has no effect: MODEL is a file, not a repository");
+        }
     }
 
     /// The model's first file on this machine.

@@ -15,6 +15,7 @@ mod figures;
 mod generate;
 mod hub;
 mod inspect;
+mod llama_flags;
 mod logging;
 mod logits;
 mod manual;
@@ -33,6 +34,8 @@ mod run;
 mod sampling;
 mod selftest;
 mod stats;
+mod stdin;
+mod suggest;
 mod synth;
 mod tokenize;
 mod trace;
@@ -118,24 +121,31 @@ enum Command {
     Man(manual::ManArgs),
 }
 
-/// All flags, with the variables that the environment may set them by.
+/// All flags, with the variables that the environment may set them by. An empty variable is none.
 fn command_line() -> clap::Command {
-    environment::with_fallbacks(Cli::command(), |name| std::env::var_os(name).is_some())
+    let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    environment::with_fallbacks(Cli::command(), is_set)
 }
 
 /// Everything `src/main.rs` does.
 pub fn main() -> ExitCode {
-    let argv = argv::rewrite(std::env::args_os());
-    let matches = command_line().try_get_matches_from(argv);
+    let mut root = command_line();
+    root.build();
+    let line = match argv::rewrite(&root, std::env::args_os()) {
+        Ok(line) => line,
+        Err(why) => return ExitCode::from(end_code(&Err(Error::Usage(why)))),
+    };
+    let matches = root.try_get_matches_from_mut(&line.argv);
     let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
-        Err(e) => return parse_end(&e),
+        Err(e) => return parse_end(&e, &root, &line),
     };
-    ExitCode::from(end_code(&run(cli)))
+    ExitCode::from(end_code(&run(cli, &line.notes)))
 }
 
-fn run(cli: Cli) -> Result<()> {
+fn run(cli: Cli, notes: &[String]) -> Result<()> {
     logging::install(&cli.global)?;
+    notes.iter().for_each(|note| log::info!("{note}"));
     interrupt::install()?;
     dispatch(cli.command)
 }
@@ -165,7 +175,10 @@ fn dispatch(command: Command) -> Result<()> {
 }
 
 /// `--help` and `--version` are ends of parsing too: those go to stdout and are no error.
-fn parse_end(e: &clap::Error) -> ExitCode {
+fn parse_end(e: &clap::Error, root: &clap::Command, line: &argv::Line) -> ExitCode {
+    if let Some(why) = environment::wrong_value(e, root, line) {
+        return ExitCode::from(end_code(&Err(Error::Usage(why))));
+    }
     // A reader that has gone away needs no help text.
     let _ = e.print();
     ExitCode::from(u8::try_from(e.exit_code()).unwrap_or(2))

@@ -4,9 +4,10 @@
 use super::figures;
 use super::hub::HubArgs;
 use super::values::Parsed;
+use crate::engine::budget::RamBudget;
 use crate::engine::{Engine, EngineOptions};
 use crate::gguf::{Gguf, Override};
-use crate::hub::Wanted;
+use crate::hub::{self, Wanted};
 use crate::{Error, Result, terminal};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -73,13 +74,16 @@ impl ModelArg {
     pub fn resolve(&self) -> Result<Model> {
         let overrides = self.override_kv.iter().flat_map(|list| list.0.clone()).collect();
         let wanted = match (&self.model, &self.hf_repo) {
-            (Some(path), _) => path.to_str().and_then(|text| text.strip_prefix(HUB_PREFIX)),
+            (Some(path), _) => path.to_str().and_then(|text| {
+                text.strip_prefix(HUB_PREFIX).or(hub::is_address(text).then_some(text))
+            }),
             (None, repo) => repo.as_deref(),
         };
         let path = match (wanted, &self.model) {
             (Some(wanted), _) => self.hub.fetch(wanted)?,
             (None, Some(path)) => {
                 check_exists(path)?;
+                self.hub.warn_of_a_file();
                 path.clone()
             }
             // clap has seen to one of them.
@@ -124,6 +128,9 @@ impl Model {
             bar.set_position((part * 1000.0) as u64);
         })?;
         drop(bar);
+        if options.ram != RamBudget::Auto && engine.plan().sizes.expert_bytes == 0 {
+            log::warn!("--ram has no effect: the model has no experts to read from disk");
+        }
         log::info!("{}; loaded in {}", engine.describe(), figures::time(start.elapsed()));
         Ok(engine)
     }

@@ -8,6 +8,7 @@ use super::out;
 use super::prompt::read_text;
 use super::report::{self, Watch};
 use super::stats::{Stats, per_second};
+use super::values::{self, Parsed};
 use crate::engine::{Engine, Session, Want};
 use crate::terminal::{self, Bar};
 use crate::tokenizer::EncodeOptions;
@@ -27,9 +28,9 @@ pub struct Args {
     #[arg(short, long, value_name = "N", default_value = "512")]
     #[arg(value_parser = args::tokens_or_zero, env = "MOEBA_CTX_SIZE")]
     ctx_size: usize,
-    /// Score this many windows only
-    #[arg(long, value_name = "N", value_parser = args::tokens)]
-    chunks: Option<usize>,
+    /// Score this many windows only; -1 is all
+    #[arg(long, value_name = "N", default_value = "-1", value_parser = chunks)]
+    chunks: i64,
     /// Write the figures to this file as JSON
     #[arg(long, value_name = "FILE.json")]
     stats: Option<PathBuf>,
@@ -37,6 +38,13 @@ pub struct Args {
     threads: ThreadsArg,
     #[command(flatten)]
     batch: BatchArgs,
+}
+
+fn chunks(text: &str) -> Parsed<i64> {
+    match values::integer(text, -1, args::MAX_TOKENS)? {
+        0 => Err(format!("expected -1 or a whole number from 1 to {}", args::MAX_TOKENS)),
+        n => Ok(n),
+    }
 }
 
 /// Fewer tokens than this leave nothing to score.
@@ -58,7 +66,7 @@ pub fn run(args: Args) -> Result<()> {
             tokens.len()
         )));
     }
-    let n_chunks = args.chunks.unwrap_or(usize::MAX).min(tokens.len() / n_ctx);
+    let n_chunks = usize::try_from(args.chunks).unwrap_or(usize::MAX).min(tokens.len() / n_ctx);
     log::info!("{} tokens, {n_chunks} windows of {n_ctx}", tokens.len());
 
     let mut scorer = Scorer::new(&engine, &args.batch)?;

@@ -42,26 +42,35 @@ pub fn read_prompt(path: &Path) -> Result<String> {
     Ok(text)
 }
 
-/// C's escapes of characters; any other backslash stays.
+/// C's escapes of characters and bytes; any other backslash stays. Bytes that are no UTF-8 become
+/// U+FFFD.
 pub fn unescape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    let mut chars = text.chars();
-    while let Some(c) = chars.next() {
-        let mut rest = chars.clone();
-        let plain = match (c, rest.next()) {
-            ('\\', Some('n')) => '\n',
-            ('\\', Some('r')) => '\r',
-            ('\\', Some('t')) => '\t',
-            ('\\', Some(quoted @ ('\\' | '"' | '\''))) => quoted,
-            _ => {
-                out.push(c);
-                continue;
-            }
-        };
-        out.push(plain);
-        chars = rest;
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, tail @ ..] = rest {
+        let (byte, tail) = escape(rest).unwrap_or((*first, tail));
+        out.push(byte);
+        rest = tail;
     }
-    out
+    String::from_utf8(out).unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned())
+}
+
+/// The byte that an escape at the start of the text stands for, and what follows it.
+fn escape(text: &[u8]) -> Option<(u8, &[u8])> {
+    let (name, tail) = text.strip_prefix(b"\\")?.split_first()?;
+    let byte = match name {
+        b'n' => b'\n',
+        b'r' => b'\r',
+        b't' => b'\t',
+        b'\\' | b'"' | b'\'' => *name,
+        b'x' => {
+            let (digits, tail) = tail.split_at_checked(2)?;
+            let digit = |at: usize| char::from(digits[at]).to_digit(16);
+            return Some(((digit(0)? * 16 + digit(1)?) as u8, tail));
+        }
+        _ => return None,
+    };
+    Some((byte, tail))
 }
 
 #[cfg(test)]
@@ -72,6 +81,8 @@ mod tests {
     fn escapes_are_cs() {
         assert_eq!(unescape(r#"a\n\t\\n\"\'\r"#), "a\n\t\\n\"'\r");
         assert_eq!(unescape(r"\alpha\"), r"\alpha\");
+        assert_eq!(unescape(r"\x41é\xc3\xa9\x4\xg1\\x41"), r"Aéé\x4\xg1\x41");
+        assert_eq!(unescape(r"\xff"), "\u{fffd}");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use super::prompt::read_prompt;
 use super::sampling::{LimitArgs, SamplingArgs};
 use super::stats::Stats;
 use super::translate::LanguageArgs;
-use super::{chat, out, plan, translate};
+use super::{chat, out, plan, stdin, translate};
 use crate::engine::Engine;
 use crate::sample::{Sampler, SamplerOptions};
 use crate::tokenizer::EncodeOptions;
@@ -50,49 +50,86 @@ pub struct Args {
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = "Prompt")]
 pub struct TextArgs {
-    /// The prompt; with a chat model, a message that is answered once
+    /// The prompt; with a chat model, a message that is answered once. Text on stdin follows it
+    /// after a blank line
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<String>,
-    /// A file that holds the prompt (- is stdin)
-    #[arg(short, long, value_name = "FILE", conflicts_with = "prompt")]
+    /// A file that holds the prompt, or what follows --prompt (- is stdin)
+    #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
     /// What the model is told before the first message (or -sys TEXT)
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     #[arg(conflicts_with = "no_conversation")]
     system_prompt: Option<String>,
-    /// Read \n, \t, \", \' and \\ in --prompt and --system-prompt as in C
-    #[arg(short, long)]
+    /// A file that holds the system prompt (or -sysf FILE)
+    #[arg(long, value_name = "FILE", overrides_with = "system_prompt")]
+    #[arg(conflicts_with = "no_conversation")]
+    system_prompt_file: Option<PathBuf>,
+    /// Read \n, \r, \t, \", \', \\ and \xHH in --prompt and --reverse-prompt as in C; the default
+    #[arg(short, long, overrides_with = "no_escape")]
     escape: bool,
+    /// Leave them as they are
+    #[arg(long, overrides_with = "escape")]
+    no_escape: bool,
     /// Chat, whether or not the model brings a chat template (or -cnv)
-    #[arg(long, conflicts_with = "no_conversation")]
+    #[arg(long, overrides_with = "no_conversation")]
     conversation: bool,
     /// Continue the prompt as plain text (or -no-cnv)
-    #[arg(long, visible_alias = "raw", conflicts_with_all = ["single_turn", "chat_template"])]
+    #[arg(long, visible_alias = "raw", overrides_with = "conversation")]
     no_conversation: bool,
     /// Answer one message and end (or -st)
     #[arg(long)]
     single_turn: bool,
+    /// Go on chatting after the answer to --prompt (or -cnv, which makes any model chat)
+    #[arg(short, long)]
+    interactive: bool,
     /// Chat template: chatml, one that the model names, or a file
     #[arg(long, visible_alias = "chat-template-file", value_name = "NAME|FILE")]
     #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    #[arg(env = "MOEBA_CHAT_TEMPLATE")]
     chat_template: Option<String>,
     /// Do not repeat the prompt before its continuation
-    #[arg(long)]
+    #[arg(long, overrides_with = "display_prompt")]
     no_display_prompt: bool,
+    /// Repeat it; the default
+    #[arg(long, overrides_with = "no_display_prompt")]
+    display_prompt: bool,
 }
 
 impl TextArgs {
     fn unescaped(&self, text: &str) -> String {
-        if self.escape { super::prompt::unescape(text) } else { text.to_owned() }
+        let as_it_is = self.no_escape && !self.escape;
+        if as_it_is { text.to_owned() } else { super::prompt::unescape(text) }
     }
 
-    /// The prompt as given: by flag, by file, or by a stdin that nobody types on. `None`: ask.
+    /// The prompt by flag, by file, or by a stdin that is no terminal; the first two, or the first
+    /// and the last, one after the other. `None`: ask for it.
     fn prompt(&self) -> Result<Option<String>> {
-        match (&self.prompt, &self.file) {
-            (Some(text), _) => Ok(Some(self.unescaped(text))),
-            (None, Some(path)) => read_prompt(path).map(Some),
-            (None, None) if io::stdin().is_terminal() => Ok(None),
-            (None, None) => read_prompt(Path::new("-")).map(Some),
+        let given = self.prompt.as_deref().map(|text| self.unescaped(text));
+        let given = given.filter(|text| !text.is_empty());
+        let read = match &self.file {
+            Some(path) => Some(read_prompt(path)?),
+            None if given.is_some() => stdin::text()?,
+            None if io::stdin().is_terminal() => return Ok(None),
+            None => Some(read_prompt(Path::new("-"))?),
+        };
+        match (given, read.filter(|text| !text.is_empty())) {
+            (Some(given), Some(read)) => {
+                Ok(Some(format!("{}\n\n{read}", given.trim_end_matches('\n'))))
+            }
+            (None, None) => {
+                let why = "the prompt is empty: give one with -p, -f or on stdin";
+                Err(Error::Usage(why.into()))
+            }
+            (given, read) => Ok(given.or(read)),
+        }
+    }
+
+    /// What the model is told first.
+    fn system(&self) -> Result<Option<String>> {
+        match &self.system_prompt_file {
+            Some(path) => read_prompt(path).map(Some),
+            None => Ok(self.system_prompt.clone()),
         }
     }
 
@@ -102,8 +139,8 @@ impl TextArgs {
 
     /// Whether a flag says so.
     pub fn asks_for_chat(&self) -> bool {
-        let asked = self.conversation || self.single_turn || self.system_prompt.is_some();
-        asked || self.chat_template.is_some()
+        let system = self.system_prompt.is_some() || self.system_prompt_file.is_some();
+        self.conversation || self.single_turn || system || self.chat_template.is_some()
     }
 }
 
@@ -124,6 +161,7 @@ pub fn run(args: Args) -> Result<()> {
     }
     // Read before the model is: a prompt that is missing need not wait for gigabytes.
     let prompt = args.text.prompt()?;
+    let system = args.text.system()?;
     let model = args.model.resolve()?;
     let start = Instant::now();
     let engine = model.load(&options)?;
@@ -139,7 +177,7 @@ pub fn run(args: Args) -> Result<()> {
     let run = Run {
         generator: Generator::new(&engine)?,
         sampling,
-        limits: args.limits.limits(),
+        limits: args.limits.limits(|text| args.text.unescaped(text)),
         stats: args.stats,
         load_time,
     };
@@ -148,7 +186,7 @@ pub fn run(args: Args) -> Result<()> {
     }
     args.languages.refuse()?;
     match (args.text.wants_chat(&engine), prompt) {
-        (true, prompt) => converse(run, &engine, &args.text, prompt),
+        (true, prompt) => converse(run, &engine, &args.text, system, prompt),
         (false, Some(prompt)) => complete(run, &prompt, !args.text.no_display_prompt),
         (false, None) => {
             let why = "there is nothing to continue: give a prompt with -p, -f or on stdin";
@@ -172,15 +210,16 @@ fn converse(
     mut run: Run,
     engine: &Arc<Engine>,
     text: &TextArgs,
+    system: Option<String>,
     prompt: Option<String>,
 ) -> Result<()> {
     let mut conversation = Conversation::new(engine, text.chat_template.as_deref())?;
-    if let Some(system) = &text.system_prompt {
-        conversation.set_system(&text.unescaped(system));
+    if let Some(system) = &system {
+        conversation.set_system(system);
     }
     // A chat goes on where someone can type and either asked for it or gave no prompt.
     let typed = io::stdin().is_terminal() && !text.single_turn;
-    if typed && (prompt.is_none() || text.conversation) {
+    if typed && (prompt.is_none() || text.conversation || text.interactive) {
         return chat::run(run, conversation, prompt);
     }
     let message = match prompt {

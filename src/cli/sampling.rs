@@ -139,11 +139,12 @@ pub fn n_predict(text: &str) -> Parsed<i64> {
 }
 
 impl LimitArgs {
-    pub fn limits(&self) -> Limits {
+    /// `unescaped` is for the stop strings.
+    pub fn limits(&self, unescaped: impl Fn(&str) -> String) -> Limits {
         Limits {
             n_predict: usize::try_from(self.predict).ok(),
             ignore_eos: self.ignore_eos,
-            stops: self.reverse_prompt.clone(),
+            stops: self.reverse_prompt.iter().map(|text| unescaped(text)).collect(),
         }
     }
 }

@@ -19,6 +19,15 @@ where
     T::try_from(value).map_err(|_| wrong())
 }
 
+/// A switch that a variable sets, as llama.cpp reads it, and more.
+pub fn boolean(text: &str) -> Parsed<bool> {
+    match text.trim().to_ascii_lowercase().as_str() {
+        "on" | "enabled" | "true" | "yes" | "y" | "t" | "1" => Ok(true),
+        "off" | "disabled" | "false" | "no" | "n" | "f" | "0" => Ok(false),
+        _ => Err("expected on or off".into()),
+    }
+}
+
 /// A comma-separated list of at least one value.
 pub fn list<T, E: Display>(text: &str, parse: impl Fn(&str) -> Result<T, E>) -> Parsed<Vec<T>> {
     text.split(',').map(|item| parse(item).map_err(|e| format!("{item:?}: {e}"))).collect()
@@ -35,6 +44,17 @@ mod tests {
         for bad in ["0", "9", "", "x", "1.5", "99999999999999999999", "NaN"] {
             assert!(integer::<usize>(bad, 1, 8).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn switches_have_several_names() {
+        for text in ["on", "1", "true", "ENABLED", "yes"] {
+            assert_eq!(boolean(text), Ok(true), "{text}");
+        }
+        for text in ["off", "0", "False", "disabled", "no"] {
+            assert_eq!(boolean(text), Ok(false), "{text}");
+        }
+        assert!(boolean("").is_err() && boolean("2").is_err());
     }
 
     #[test]

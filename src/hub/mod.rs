@@ -23,5 +23,5 @@ mod url;
 
 pub use config::{Config, Patience, Token};
 pub use fetch::{Hub, Step};
-pub use repo::{RepoId, Wanted};
+pub use repo::{RepoId, Wanted, is_address};
 pub use snapshot::Cached;

@@ -1,4 +1,5 @@
-//! What a user asks for: `user/repo`, `user/repo:quant`, or one file of a repository by its name.
+//! What a user asks for: `user/repo`, `user/repo:quant`, or one file of a repository by its name;
+//! and the addresses of these in a browser.
 
 use super::names;
 use std::fmt;
@@ -58,9 +59,35 @@ pub struct Wanted {
     pub file: Option<String>,
 }
 
+/// The path behind the hub's name in an address, `https://huggingface.co/` or `hf.co/`.
+fn path_of_address(text: &str) -> Option<&str> {
+    let text = text.strip_prefix("https://").or(text.strip_prefix("http://")).unwrap_or(text);
+    ["huggingface.co/", "hf.co/"].iter().find_map(|host| text.strip_prefix(host))
+}
+
+/// Whether this is an address of the hub, which no file's name is.
+pub fn is_address(text: &str) -> bool {
+    path_of_address(text).is_some()
+}
+
 impl Wanted {
-    /// `USER/REPO` or `USER/REPO:QUANT`.
+    /// `USER/REPO`, `USER/REPO:QUANT`, or the address of a repository or of one of its files.
     pub fn parse(text: &str) -> Result<Wanted, String> {
+        let Some(path) = path_of_address(text) else { return Wanted::parse_name(text) };
+        let path = path.split(['?', '#']).next().unwrap_or_default().trim_end_matches('/');
+        let ends = path.match_indices('/').map(|(at, _)| at).nth(1).unwrap_or(path.len());
+        let (name, rest) = path.split_at(ends);
+        let wanted = Wanted::parse_name(name)?;
+        // What is behind the name: /tree/main, or /blob/main/FILE.
+        let mut parts = rest.splitn(4, '/').skip(1);
+        match (parts.next(), parts.next(), parts.next()) {
+            (None, ..) | (Some("tree"), Some("main"), _) => Ok(wanted),
+            (Some("blob" | "resolve"), Some("main"), Some(file)) => wanted.with_file(file),
+            _ => Err(format!("expected the address of a repository or of its file, got {text:?}")),
+        }
+    }
+
+    fn parse_name(text: &str) -> Result<Wanted, String> {
         let (repo, quant) = match text.split_once(':') {
             Some((repo, quant)) => (repo, Some(quant)),
             None => (text, None),
@@ -103,6 +130,27 @@ impl fmt::Display for Wanted {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn addresses_of_the_hub_are_names() {
+        for (text, name) in [
+            ("https://huggingface.co/a/b", "a/b"),
+            ("https://huggingface.co/a/b/", "a/b"),
+            ("http://hf.co/a/b:Q8_0", "a/b:Q8_0"),
+            ("hf.co/a/b", "a/b"),
+            ("huggingface.co/a/b/tree/main/Q4_0", "a/b"),
+            ("https://huggingface.co/a/b/resolve/main/x/y.gguf?download=true", "a/b/x/y.gguf"),
+            ("hf.co/a/b/blob/main/y.gguf", "a/b/y.gguf"),
+        ] {
+            assert!(is_address(text), "{text}");
+            assert_eq!(Wanted::parse(text).unwrap().to_string(), name, "{text}");
+        }
+        for bad in ["hf.co/a", "hf.co/a/b/blob/main", "hf.co/a/b/x", "https://x.org/a/b", "hf.co/"]
+        {
+            assert!(Wanted::parse(bad).is_err(), "{bad}");
+        }
+        assert!(!is_address("https://x.org/a/b") && !is_address("a/b"));
+    }
 
     #[test]
     fn repositories_are_a_user_and_a_name() {

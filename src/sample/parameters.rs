@@ -65,7 +65,10 @@ impl Parameter {
     pub fn parse(&self, text: &str) -> Result<f64, String> {
         let text = text.trim();
         let value = match self.range {
-            Whole(..) => text.parse::<i64>().ok().map(|n| n as f64),
+            // Model cards write --top-k 20.0.
+            Whole(..) => {
+                text.strip_suffix(".0").unwrap_or(text).parse::<i64>().ok().map(|n| n as f64)
+            }
             Real(..) => text.parse::<f32>().ok().map(f64::from),
         };
         value.filter(|v| self.takes(*v)).ok_or_else(|| format!("expected {}", self.expected()))

@@ -1,0 +1,72 @@
+//! What someone may have meant by a name that is none.
+
+/// Commands by the names that other programs give them.
+const ELSEWHERE: &[(&str, &str)] = &[
+    ("chat", "run"),
+    ("cli", "run"),
+    ("completion", "completions"),
+    ("delete", "rm"),
+    ("download", "pull"),
+    ("generate", "run"),
+    ("info", "inspect"),
+    ("ls", "list"),
+    ("ppl", "perplexity"),
+    ("remove", "rm"),
+    ("show", "inspect"),
+];
+
+/// The name that is nearest, if it is near.
+pub fn closest<'a, T: AsRef<str>>(name: &str, names: &'a [T]) -> Option<&'a T> {
+    let letters = name.trim_start_matches('-').chars().count();
+    // Two letters have no slip that leaves something to recognise.
+    let most = if letters < 3 { 0 } else { (letters / 4).max(1) };
+    let distances = names.iter().map(|other| (strsim::osa_distance(name, other.as_ref()), other));
+    let (distance, nearest) = distances.min_by_key(|(distance, _)| *distance)?;
+    (distance <= most).then_some(nearest)
+}
+
+/// The command that a word was likely meant to be.
+pub fn command_meant<'a>(word: &str, names: &'a [&'a str]) -> Option<&'a str> {
+    let elsewhere = ELSEWHERE.iter().find(|(other, _)| *other == word).map(|(_, name)| name);
+    let known = names.iter().find(|name| elsewhere == Some(name));
+    known.or_else(|| closest(word, names)).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_near_is_suggested() {
+        let flags = ["--temp", "--threads", "--top-k", "-ngl", "--jinja"];
+        let cases = [
+            ("--tmep", Some("--temp")),
+            ("--thread", Some("--threads")),
+            ("-nlg", Some("-ngl")),
+            ("--jinga", Some("--jinja")),
+            ("--mirostat", None),
+            ("--ram", None),
+            ("-x", None),
+            ("-xy", None),
+        ];
+        for (name, meant) in cases {
+            assert_eq!(closest(name, &flags).copied(), meant, "{name}");
+        }
+    }
+
+    #[test]
+    fn commands_have_names_elsewhere() {
+        let names = ["run", "inspect", "list", "completions"];
+        for (word, meant) in [
+            ("chat", Some("run")),
+            ("show", Some("inspect")),
+            ("ls", Some("list")),
+            ("lsit", Some("list")),
+            ("completion", Some("completions")),
+            ("delete", None),
+            ("frobnicate", None),
+        ] {
+            assert_eq!(command_meant(word, &names), meant, "{word}");
+        }
+    }
+}
