@@ -61,6 +61,25 @@ fn the_report_has_figures_that_machines_have() {
     }
 }
 
+/// What to change is the same for people and for programs.
+#[test]
+fn advice_comes_after_the_findings() {
+    let args = ["doctor", "--no-disk", "-t", "1", "--device", "cpu"];
+    let with = |more: &[&str]| {
+        let out = moeba().args(args).args(more).env("MOEBA_SIMD", "scalar").output().unwrap();
+        succeeded(&out).to_owned()
+    };
+    let found: Value = serde_json::from_str(&with(&["--json"])).unwrap();
+    let advice = found["advice"].as_array().unwrap();
+    assert_eq!(advice[0]["about"], "kernels");
+    for key in ["about", "why", "command"] {
+        assert!(advice.iter().all(|a| a[key].is_string()), "{found}");
+    }
+    let table = with(&[]);
+    let (_, lines) = table.split_once("\n\n").unwrap();
+    assert!(lines.starts_with("kernels          the processor"), "{table}");
+}
+
 #[test]
 fn a_file_is_read_past_the_cache_and_stays_as_it_is() {
     let folder = tempfile::tempdir().unwrap();
@@ -110,7 +129,7 @@ fn a_folder_is_left_as_it_was() {
         in_range(&found["disk"]["gb_per_second"], 1e-4, 1000.0);
     } else {
         // On a small disk.
-        failed(&out, 1, &["MiB of room"]);
+        failed(&out, 1, &["of room", "needs 1.00 GiB"]);
     }
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
@@ -124,7 +143,8 @@ fn the_table_has_a_line_for_each_finding() {
         "kernels",
         "integer peak",
         "memory",
-        "group's limit",
+        "cgroup limit",
+        "swap",
         "huge pages",
         "memory read",
         "disk",
@@ -134,7 +154,8 @@ fn the_table_has_a_line_for_each_finding() {
         "pinned memory",
         "open files",
     ] {
-        let lines = table.lines().filter(|line| line.starts_with(&format!("{what:<16} ")));
+        let findings = table.split("\n\n").next().unwrap();
+        let lines = findings.lines().filter(|line| line.starts_with(&format!("{what:<16} ")));
         assert_eq!(lines.count(), 1, "{what}: {table}");
     }
     assert!(table.contains(" GB/s, 1 thread") && table.contains(" GOP/s, 1 thread"), "{table}");
@@ -162,7 +183,8 @@ fn devices_are_measured_and_emulated_ones_are_not_believed() {
     let table = succeeded(&out);
     let rates = ["GPU memory", "GPU link", "GPU copy", "GPU matvec", "GPU matmul"];
     for what in rates {
-        let lines = table.lines().filter(|line| line.starts_with(&format!("{what:<16} ")));
+        let findings = table.split("\n\n").next().unwrap();
+        let lines = findings.lines().filter(|line| line.starts_with(&format!("{what:<16} ")));
         assert_eq!(lines.count(), 2, "{what}: {table}");
     }
     assert_eq!(table.matches("rates mean nothing").count(), 1, "{table}");

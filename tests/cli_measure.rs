@@ -246,9 +246,12 @@ fn bench_writes_tables_and_lines() {
     let model = tiny(Tiny::default());
     let args = |format| ["-p", "4", "-n", "2", "-r", "1", "-d", "3", "--no-machine", "-o", format];
     let table = bench(&model, &args("md"));
-    let widths: Vec<usize> = table.lines().map(|l| l.chars().count()).collect();
+    let rows = table.lines().filter(|line| line.starts_with('|'));
+    let widths: Vec<usize> = rows.map(|l| l.chars().count()).collect();
     assert!(widths.len() == 4 && widths.iter().all(|w| *w == widths[0]), "{table}");
-    assert!(table.contains(" pp4 @ d3 |") && table.contains(" tg2 @ d3 |"), "{table}");
+    assert!(table.lines().all(|line| line.chars().count() <= 120), "{table}");
+    assert!(table.lines().last().unwrap().starts_with("build: "), "{table}");
+    assert!(table.contains("| pp4 @ d3 |") && table.contains("| tg2 @ d3 |"), "{table}");
     let csv = bench(&model, &args("csv"));
     let columns: Vec<usize> = csv.lines().map(|l| l.split(',').count()).collect();
     assert_eq!(csv.lines().count(), 3);
@@ -257,6 +260,28 @@ fn bench_writes_tables_and_lines() {
     let rows: Vec<Value> = lines.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
     assert!(rows.len() == 2 && rows[1]["n_gen"] == 2 && rows[1]["n_depth"] == 3);
     assert_eq!(bench(&model, &["-p", "0", "-n", "0", "-o", "json"]).trim(), "[]");
+}
+
+/// What is said of the model and of the machine is said once, before and after the table.
+#[test]
+fn a_table_is_not_interrupted() {
+    let model = tiny(Tiny::default());
+    let args = ["-v", "-p", "2,3", "-n", "1", "-r", "1", "-t", "1,2", "--ram", "50%"];
+    let mut command = moeba();
+    let file = std::fs::File::create(model.file("both")).unwrap();
+    command.arg("bench").arg(&model.path).args(args);
+    command.stdout(file.try_clone().unwrap()).stderr(file);
+    assert!(command.status().unwrap().success());
+    let text = std::fs::read_to_string(model.file("both")).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    let is_row = |line: &&str| line.starts_with('|');
+    let first = lines.iter().position(is_row).unwrap();
+    let last = lines.iter().rposition(is_row).unwrap();
+    assert_eq!(last - first, 1 + 6, "{text}");
+    assert!(lines[first..=last].iter().all(is_row), "{text}");
+    let count = |start: &str| lines.iter().filter(|line| line.starts_with(start)).count();
+    assert_eq!((count("machine, "), count("build: ")), (2, 1), "{text}");
+    assert_eq!(lines.iter().filter(|line| line.contains("tiny.gguf: 2 layers")).count(), 1);
 }
 
 #[test]

@@ -52,11 +52,11 @@ fn expect_cpu(defines: &[&str], words: &[&str]) {
         let out = on(device);
         assert_eq!(succeeded(&out), succeeded(&expected));
         let said: Vec<&str> =
-            stderr(&out).lines().filter(|l| l.contains("computing on the CPU: ")).collect();
+            stderr(&out).lines().filter(|l| l.contains("running on the CPU: ")).collect();
         assert_eq!(said.len(), 1, "{}", stderr(&out));
         assert!(words.iter().all(|word| said[0].contains(word)), "{words:?}: {}", said[0]);
     }
-    assert!(!stderr(&expected).contains("computing on the CPU: "), "it was asked for");
+    assert!(!stderr(&expected).contains("running on the CPU: "), "it was asked for");
 }
 
 #[test]
@@ -125,5 +125,5 @@ fn no_driver_at_all() {
     failed(&run(&model, &nothing, &asked), 1, &words);
     let out = run(&model, &nothing, &ANSWER);
     succeeded(&out);
-    assert!(stderr(&out).contains("computing on the CPU: there is no NVIDIA driver"));
+    assert!(stderr(&out).contains("running on the CPU: there is no NVIDIA driver"));
 }

@@ -357,7 +357,7 @@ fn the_cpu_takes_the_place_of_a_device_that_nobody_asked_for() {
         let config = Config { devices, is_auto: true, faults, ..Config::default() };
         said("");
         let engine = load(&turn.path, &options(config.clone()));
-        let said = said("computing on the CPU: ");
+        let said = said("running on the CPU: ");
         assert_eq!(said.len(), 1, "{said:?}");
         n_of_peer += usize::from(said[0].contains("emulated GPU 1"));
         assert!(said[0].contains("emulated GPU"), "{said:?}");
@@ -372,7 +372,7 @@ fn the_cpu_takes_the_place_of_a_device_that_nobody_asked_for() {
     // Not even a plan.
     let small = Config { memory_bytes: 64 << 10, is_auto: true, ..Config::default() };
     let engine = load(&turn.path, &options(small.clone()));
-    assert_eq!(said("computing on the CPU: ").len(), 1);
+    assert_eq!(said("running on the CPU: ").len(), 1);
     assert!(engine.plan().device.is_none() && answer(&engine) == expected);
     let named = Config { is_auto: false, ..small };
     assert!(try_load(&turn.path, &options(named)).is_err(), "it was asked for");

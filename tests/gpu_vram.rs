@@ -665,13 +665,13 @@ fn no_room_for_slots_is_a_sentence() {
         let vram = model.vram(&gpu, model.resident(), 0.5, "on-demand");
         let error = vram.err().expect("an allocation has failed");
         assert!(matches!(error, Error::Device(_)));
-        expect_sentence(&error, &["no room for 0 MiB of experts (--vram)", "emulated GPU 0"]);
+        expect_sentence(&error, &["no room for ", " of experts (--vram)", "emulated GPU 0"]);
         assert_eq!(gpu.memory().unwrap().free_bytes, gpu.memory().unwrap().total_bytes);
     }
     let least = Vram::minimum_bytes(&model.layers, K);
     let options = VramOptions::new(least - 1, "on-demand".parse().unwrap(), K);
     let vram = Vram::new(&gpu(0, Faults::default()), &model.layers, model.resident(), &options);
-    expect_sentence(&vram.err().unwrap(), &["(--vram)", "at least 1 MiB are needed"]);
+    expect_sentence(&vram.err().unwrap(), &["(--vram)", " are needed"]);
 }
 
 #[test]

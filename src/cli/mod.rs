@@ -105,7 +105,7 @@ enum Command {
     Doctor(doctor::Args),
     /// Compare every kernel of a GPU with the CPU
     Selftest(selftest::Args),
-    /// Write down how a model routes tokens to experts
+    /// Record, replay and learn from expert routing
     Trace(trace::Args),
     /// Make a file of random weights in a published model's shapes, to time on
     Synth(synth::SynthArgs),

@@ -157,7 +157,8 @@ pub fn plan(ram: RamBudget, io: IoKind, sizes: &Sizes) -> Result<Place> {
 /// Whether all weights can be in memory of their own.
 pub fn check_copy(io: IoKind, sizes: &Sizes) -> Result<()> {
     if io == IoKind::Mmap {
-        let why = "--io mmap computes on the mapped file, which --no-mmap does not want: give one";
+        let why =
+            "--io mmap computes on the mapped file, and --no-mmap does not: give one of the two";
         return Err(Error::Usage(why.into()));
     }
     let needed = sizes.expert_bytes + sizes.dense_bytes + sizes.kv_bytes;

@@ -119,16 +119,16 @@ pub fn open(choice: &DeviceChoice) -> Result<Vec<Device>> {
 
 fn automatic() -> Vec<Device> {
     if !cuda::has_driver() {
-        log::info!("computing on the CPU: there is no NVIDIA driver");
+        log::info!("running on the CPU: there is no NVIDIA driver");
         return Vec::new();
     }
     match cuda::devices() {
         Ok(devices) => {
-            log::info!("computing on {}", list(&devices));
+            log::info!("running on {}", list(&devices));
             devices
         }
         Err(why) => {
-            log::warn!("computing on the CPU: {why}");
+            log::warn!("running on the CPU: {why}");
             Vec::new()
         }
     }

@@ -223,8 +223,8 @@ impl Fit<'_> {
     fn outline(&self, n: usize) -> Result<DevicePlan> {
         let (needs, placed) = (self.needs, &self.wanted.placed);
         if placed.embedding == Some(true) {
-            let why = "-ot puts the embedding on the GPU, but it stays in memory, from which a \
-                       token takes one row";
+            let why = "-ot puts the embedding on the GPU, but it always stays in memory: a token \
+                       reads one row of it";
             return Err(Error::invalid(why));
         }
         let n_layers = needs.layers.len();

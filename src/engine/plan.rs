@@ -108,7 +108,7 @@ fn leave_out_idle(devices: &mut Vec<Device>, part: &mut DevicePart) {
         rooms.map(|(i, room)| i == 0 || room.expert_budget_bytes > 0).collect();
     for (name, _) in part.names.iter().zip(&is_used).filter(|(_, is_used)| !**is_used) {
         log::info!(
-            "{name} is not used: no experts are left for it, or it has no room for a token's"
+            "{name} is not used: there are no experts for it, or it has no room for a token's"
         );
     }
     let mut of_device = is_used.iter();

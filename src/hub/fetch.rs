@@ -9,6 +9,7 @@ use super::paths::RepoPaths;
 use super::retry::{Failure, Try};
 use super::snapshot::{self, Cached};
 use super::{Config, Patience, RepoId, Wanted, url};
+use crate::units::{at_least, at_most};
 use crate::{Error, Result};
 use rustix::fs::statvfs;
 use std::fs;
@@ -133,15 +134,12 @@ impl Hub {
         // The folder may not exist yet: the disk is that of the first one above it that does.
         let disk = self.config.cache.ancestors().find_map(|folder| statvfs(folder).ok());
         match disk.map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize)) {
-            Some(free) if free < needed => {
-                let mib = |bytes: u64| bytes.div_ceil(1 << 20);
-                Err(Error::Invalid(format!(
-                    "{}: {} MiB are to be downloaded, but the disk has room for {} MiB",
-                    self.config.cache.display(),
-                    mib(needed),
-                    free >> 20
-                )))
-            }
+            Some(free) if free < needed => Err(Error::Invalid(format!(
+                "{}: {} are to be downloaded, but the disk has room for {}",
+                self.config.cache.display(),
+                at_least(needed),
+                at_most(free)
+            ))),
             _ => Ok(()),
         }
     }

@@ -4,6 +4,7 @@
 use super::Rounds;
 use crate::experts::link::{DEPTH, Files, IoKind, Probe, probe};
 use crate::experts::{DIRECT_ALIGN, READ_BYTES};
+use crate::units::{at_least, at_most};
 use crate::{Error, Result};
 use std::fs::File;
 use std::io::{self, Write};
@@ -81,8 +82,8 @@ fn check_room(file: &File, path: &Path) -> Result<()> {
     let system = rustix::fs::fstatvfs(file).map_err(|e| Error::io(path, e.into()))?;
     let room = system.f_bavail.saturating_mul(system.f_frsize);
     if room < LEAST_ROOM {
-        let (room, least) = (room >> 20, LEAST_ROOM >> 20);
-        let why = format!("{}: {room} MiB of room, {least} are wanted", path.display());
+        let (room, least) = (at_most(room), at_least(LEAST_ROOM));
+        let why = format!("{}: {room} of room, but a test file needs {least}", path.display());
         return Err(Error::invalid(why));
     }
     Ok(())

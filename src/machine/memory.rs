@@ -6,6 +6,8 @@ use super::text;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
     pub total_bytes: Option<u64>,
+    pub swap_bytes: Option<u64>,
+    pub swap_free_bytes: Option<u64>,
     /// Size of a huge page, and how many are set aside for those who ask for them by name.
     pub huge_page_bytes: Option<u64>,
     pub n_huge_pages: u64,
@@ -31,6 +33,8 @@ impl Memory {
         let chosen = transparent.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
         Memory {
             total_bytes: bytes("MemTotal"),
+            swap_bytes: bytes("SwapTotal"),
+            swap_free_bytes: bytes("SwapFree"),
             huge_page_bytes: bytes("Hugepagesize"),
             n_huge_pages: number("HugePages_Total").unwrap_or(0),
             transparent_huge_pages: chosen.map(|(chosen, _)| chosen.to_owned()),
@@ -45,9 +49,12 @@ mod tests {
     #[test]
     fn lines_are_found_by_their_whole_key() {
         let meminfo = "MemTotal:       1000 kB\nMemTotalX: 5 kB\nHugePages_Total:       3\n\
+                       SwapTotal: 7 kB\nSwapFree: 0 kB\n\
                        Hugepagesize:       2048 kB\n";
         let expected = Memory {
             total_bytes: Some(1000 << 10),
+            swap_bytes: Some(7 << 10),
+            swap_free_bytes: Some(0),
             huge_page_bytes: Some(2 << 20),
             n_huge_pages: 3,
             transparent_huge_pages: Some("madvise".into()),

@@ -1,6 +1,7 @@
 //! Memory that frees itself: of the device, and of the host where the device reaches it.
 
 use super::{Device, PinnedKind};
+use crate::units::size;
 use crate::{Error, Result};
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -29,9 +30,9 @@ impl DeviceBuffer {
     /// As `new`; the sentence of a failure says what the memory was for and which flags make it
     /// less.
     pub fn of(gpu: &Device, bytes: usize, what: &str, flags: &str) -> Result<DeviceBuffer> {
-        let mib = bytes as f64 / (1 << 20) as f64;
-        DeviceBuffer::new(gpu, bytes)
-            .map_err(|error| no_room(gpu, &format!("{mib:.1} MiB of {what} ({flags})"), error))
+        DeviceBuffer::new(gpu, bytes).map_err(|error| {
+            no_room(gpu, &format!("{} of {what} ({flags})", size(bytes as u64)), error)
+        })
     }
 
     pub fn gpu(&self) -> &Device {

@@ -3,6 +3,7 @@
 //! machine can do: bytes that decode reads and operations that every test does, a second.
 
 mod report;
+mod table;
 mod traffic;
 mod wall;
 mod work;
@@ -28,32 +29,32 @@ const MAX_REPETITIONS: i64 = 100_000;
 pub struct Args {
     #[command(flatten)]
     model: ModelArg,
-    /// Prompt tests: tokens of each, with commas between them; 0 for none
+    /// Prompt tests: tokens of each, separated by commas; 0 for none
     #[arg(short = 'p', long, value_name = "N,…", default_value = "512", value_parser = counts)]
     n_prompt: List<usize>,
     /// Decode tests: tokens of each; 0 for none
     #[arg(short = 'n', long, value_name = "N,…", default_value = "128", value_parser = counts)]
     n_gen: List<usize>,
-    /// A test of a prompt and what follows it, timed together (or -pg P,N); may be repeated
+    /// A test of a prompt and tokens decoded after it, timed together (or -pg P,N); may be repeated
     #[arg(long, value_name = "P,N", value_parser = pair)]
     prompt_gen: Vec<(usize, usize)>,
     /// Tokens that are in the context before a test begins
     #[arg(short = 'd', long, value_name = "N,…", default_value = "0", value_parser = counts)]
     n_depth: List<usize>,
-    /// Runs of each test
+    /// Repetitions of each test
     #[arg(short, long, value_name = "N", default_value = "5", value_parser = repetitions)]
     repetitions: usize,
-    /// Form of the result
+    /// Output format
     #[arg(short, long, value_name = "FORMAT", default_value = "md")]
     output: Format,
-    /// Threads, with commas between them; -1 is one for each physical core
+    /// Threads, separated by commas; -1 is one for each physical core
     #[arg(short, long, value_name = "N,…", default_value = "-1", value_parser = thread_counts)]
     #[arg(allow_hyphen_values = true, env = "MOEBA_THREADS")]
     threads: List<i64>,
-    /// Do not run each test once before it is timed
+    /// Skip the untimed run before each test
     #[arg(long)]
     no_warmup: bool,
-    /// Do not measure the machine's read rate and integer peak, which takes half a second
+    /// Skip measuring the machine's read rate and integer peak, which takes half a second a run
     #[arg(long)]
     no_machine: bool,
     #[command(flatten)]
@@ -108,19 +109,26 @@ pub fn run(args: Args) -> Result<()> {
     let tests = tests(&args);
     let n_ctx = tests.iter().map(|t| t.n_prompt + t.n_gen + t.n_depth).max().unwrap_or(1);
     let model = args.model.resolve()?;
-    let mut report = Report::new(args.output);
+    let mut report = Report::new(args.output, &tests);
+    let (level, mut walls) = (log::max_level(), Vec::new());
     for &n_threads in &args.threads.0 {
         let mut options = args.batch.options(n_ctx, usize::try_from(n_threads).ok());
         options.n_ctx = Some(n_ctx);
         options.without_text = true;
         let engine = model.load(&options)?;
+        // Notes would stand between the rows, and were the same for each number of threads.
+        log::set_max_level(level.min(log::LevelFilter::Error));
         for test in &tests {
             let samples = Bench::new(&engine, &args, *test)?.run()?;
+            walls.extend(samples.walls.iter().map(|wall| (engine.n_threads(), wall.clone())));
             let work = Work::of(&engine, &args.batch, *test);
             report.add(&Row::new(&engine, &args.batch, *test, samples, &work))?;
         }
     }
-    report.finish()
+    log::set_max_level(level);
+    report.finish()?;
+    wall::tell(&walls);
+    Ok(())
 }
 
 /// One test's measurements.
@@ -180,7 +188,6 @@ impl<'a> Bench<'a> {
             bar.inc(1);
         }
         drop(bar);
-        wall::tell(self.engine.n_threads(), &walls);
         peak_rss_bytes = peak_rss_bytes.max(stats::peak_rss_bytes());
         let experts = experts.unwrap_or_default();
         Ok(Samples { started, ns, walls, peak_rss_bytes, traffic, experts })

@@ -2,13 +2,18 @@
 
 use super::super::args::BatchArgs;
 use super::super::{out, report};
+use super::table::Table;
 use super::{Samples, Test, Work};
 use crate::Result;
 use crate::engine::Engine;
 use crate::machine::{Rounds, Wall};
-use crate::units::size;
 use serde_json::{Map, Value, json};
 use std::time::{SystemTime, UNIX_EPOCH};
+
+const COMMIT: &str = match option_env!("MOEBA_COMMIT") {
+    Some(commit) => commit,
+    None => "unknown",
+};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
@@ -20,8 +25,8 @@ pub enum Format {
 
 /// One line of the result.
 pub struct Row {
-    fields: Map<String, Value>,
-    test: Test,
+    pub fields: Map<String, Value>,
+    pub test: Test,
 }
 
 impl Row {
@@ -42,7 +47,7 @@ impl Row {
         let (avg_ts, stddev_ts) = mean_and_deviation(&rates);
         let (avg_ns, stddev_ns) = mean_and_deviation(&ns);
         let fields = json!({
-            "build_commit": option_env!("MOEBA_COMMIT").unwrap_or("unknown"),
+            "build_commit": COMMIT,
             "build_version": env!("CARGO_PKG_VERSION"),
             "cpu_info": cpu_info(),
             "gpu_info": "",
@@ -84,18 +89,12 @@ impl Row {
         Row { fields, test }
     }
 
-    fn number(&self, key: &str) -> Option<f64> {
+    pub fn number(&self, key: &str) -> Option<f64> {
         self.fields.get(key).and_then(Value::as_f64)
     }
 
-    fn text(&self, key: &str) -> &str {
+    pub fn text(&self, key: &str) -> &str {
         self.fields.get(key).and_then(Value::as_str).unwrap_or_default()
-    }
-
-    /// Columns of the table: those about experts only where any are streamed.
-    fn columns(&self) -> impl Iterator<Item = &'static Column> {
-        let streamed = self.number("expert_budget_bytes").is_some();
-        MD_COLUMNS.iter().chain(MD_EXPERT_COLUMNS.iter().filter(move |_| streamed))
     }
 }
 
@@ -138,20 +137,23 @@ fn median(values: &[f64]) -> Option<f64> {
 /// Prints rows as they come.
 pub struct Report {
     format: Format,
+    table: Table,
     n_rows: usize,
 }
 
 impl Report {
-    pub fn new(format: Format) -> Self {
-        Self { format, n_rows: 0 }
+    pub fn new(format: Format, tests: &[Test]) -> Self {
+        Self { format, table: Table::new(tests), n_rows: 0 }
     }
 
     pub fn add(&mut self, row: &Row) -> Result<()> {
         let first = self.n_rows == 0;
         self.n_rows += 1;
         match self.format {
-            Format::Md if first => out::line(&format!("{}\n{}", md_head(row), md_line(row))),
-            Format::Md => out::line(&md_line(row)),
+            Format::Md if first => {
+                out::line(&format!("{}\n{}", self.table.head(row), self.table.line(row)))
+            }
+            Format::Md => out::line(&self.table.line(row)),
             Format::Json => {
                 let lead = if first { "[\n" } else { ",\n" };
                 let text = format!("{:#}", Value::Object(row.fields.clone()));
@@ -171,84 +173,10 @@ impl Report {
         match self.format {
             Format::Json if self.n_rows == 0 => out::line("[]"),
             Format::Json => out::line("\n]"),
+            Format::Md => out::line(&format!("\nbuild: {} ({COMMIT})", env!("CARGO_PKG_VERSION"))),
             _ => Ok(()),
         }
     }
-}
-
-/// Head, width, `:` for right-aligned or `-`, and what a row has there.
-type Column = (&'static str, usize, &'static str, fn(&Row) -> String);
-
-const MD_COLUMNS: [Column; 12] = [
-    ("model", 30, "-", |row| row.text("model_type").to_owned()),
-    ("size", 10, ":", |row| size(row.number("model_size").unwrap_or_default() as u64)),
-    ("params", 10, ":", |row| params_text(row.number("model_n_params").unwrap_or_default())),
-    ("backend", 7, "-", |row| row.text("backends").to_owned()),
-    ("threads", 7, ":", |row| row.number("n_threads").unwrap_or_default().to_string()),
-    ("test", 15, ":", |row| test_name(row.test)),
-    ("t/s", 20, ":", |row| {
-        let number = |key| row.number(key).unwrap_or_default();
-        format!("{:.2} ± {:.2}", number("avg_ts"), number("stddev_ts"))
-    }),
-    ("expert MiB/token", 16, ":", |row| {
-        optional(row.number("expert_bytes_per_token").map(|b| b / f64::from(1 << 20)))
-    }),
-    ("GB/s", 6, ":", |row| optional(row.number("read_gb_per_second"))),
-    ("of wall", 7, ":", |row| percent(row.number("read_share"))),
-    ("GOP/s", 7, ":", |row| optional(row.number("giga_ops_per_second"))),
-    ("of peak", 7, ":", |row| percent(row.number("ops_share"))),
-];
-
-const MD_EXPERT_COLUMNS: [Column; 4] = [
-    ("budget MiB", 10, ":", |row| {
-        optional(row.number("expert_budget_bytes").map(|b| b / f64::from(1 << 20)))
-    }),
-    ("hit %", 6, ":", |row| optional(row.number("hit_rate").map(|rate| 100.0 * rate))),
-    ("stall ms/t", 10, ":", |row| optional(row.number("stall_ms_per_token"))),
-    ("disk GB/s", 9, ":", |row| optional(row.number("disk_gb_per_second"))),
-];
-
-fn optional(value: Option<f64>) -> String {
-    value.map_or("-".into(), |v| format!("{v:.2}"))
-}
-
-fn percent(share: Option<f64>) -> String {
-    share.map_or("-".into(), |share| format!("{:.0} %", 100.0 * share))
-}
-
-fn md_head(row: &Row) -> String {
-    let rules = row.columns().map(|(_, width, align, _)| {
-        let rule = "-".repeat(width - 1);
-        format!(" {rule}{align} ")
-    });
-    let heads = md_cells(row, |(head, ..)| (*head).to_owned());
-    format!("{heads}\n|{}|", rules.collect::<Vec<_>>().join("|"))
-}
-
-fn md_line(row: &Row) -> String {
-    md_cells(row, |(.., value)| value(row))
-}
-
-fn md_cells(row: &Row, text: impl Fn(&Column) -> String) -> String {
-    let cells = row.columns().map(|column| match column {
-        (_, width, ":", _) => format!(" {:>width$} ", text(column)),
-        (_, width, ..) => format!(" {:<width$} ", text(column)),
-    });
-    format!("|{}|", cells.collect::<Vec<_>>().join("|"))
-}
-
-/// `pp512`, `tg128`, `pp512+tg128`, with ` @ d1024` at a depth.
-fn test_name(test: Test) -> String {
-    let name = match (test.n_prompt, test.n_gen) {
-        (p, 0) => format!("pp{p}"),
-        (0, n) => format!("tg{n}"),
-        (p, n) => format!("pp{p}+tg{n}"),
-    };
-    if test.n_depth > 0 { format!("{name} @ d{}", test.n_depth) } else { name }
-}
-
-fn params_text(n: f64) -> String {
-    if n >= 1e9 { format!("{:.2} B", n / 1e9) } else { format!("{:.2} M", n / 1e6) }
 }
 
 /// Every field but the samples, quoted as llama-bench does.
@@ -351,33 +279,5 @@ mod tests {
     fn a_single_sample_has_no_deviation() {
         assert_eq!(mean_and_deviation(&[3.0]), (3.0, 0.0));
         assert_eq!(mean_and_deviation(&[1.0, 3.0]), (2.0, 2f64.sqrt()));
-    }
-
-    #[test]
-    fn streamed_experts_have_columns() {
-        let row = |budget: Value| {
-            let fields = json!({"expert_budget_bytes": budget, "hit_rate": 0.5, "avg_ts": 2.0});
-            let Value::Object(fields) = fields else { unreachable!() };
-            Row { fields, test: Test { n_prompt: 0, n_gen: 8, n_depth: 0 } }
-        };
-        let (streamed, in_place) = (row(json!(3 << 20)), row(Value::Null));
-        for row in [&streamed, &in_place] {
-            let table = format!("{}\n{}", md_head(row), md_line(row));
-            let mut widths = table.lines().map(|line| line.chars().count());
-            let width = widths.next().unwrap();
-            assert!(widths.all(|w| w == width), "{table}");
-        }
-        let cells = md_line(&streamed);
-        assert!(cells.ends_with("|       3.00 |  50.00 |          - |         - |"), "{cells}");
-        assert!(md_head(&streamed).contains("| disk GB/s |"));
-        assert!(!md_head(&in_place).contains("hit %"));
-    }
-
-    #[test]
-    fn tests_are_named_as_llama_bench_names_them() {
-        let name = |n_prompt, n_gen, n_depth| test_name(Test { n_prompt, n_gen, n_depth });
-        assert_eq!(name(512, 0, 0), "pp512");
-        assert_eq!(name(0, 128, 64), "tg128 @ d64");
-        assert_eq!(name(8, 4, 0), "pp8+tg4");
     }
 }

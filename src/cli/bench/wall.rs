@@ -1,6 +1,6 @@
 //! The machine's walls beside a test's figures.
 
-use super::super::stats;
+use super::super::{figures, stats};
 use crate::engine::{Engine, memory};
 use crate::machine::{Rounds, Wall};
 use crate::simd;
@@ -14,22 +14,23 @@ pub fn measure(engine: &Engine) -> Wall {
     wall
 }
 
-/// Says what was measured before each run of a test.
-pub fn tell(n_threads: usize, walls: &[Wall]) {
-    if walls.is_empty() {
-        return;
+/// Says what was measured before each run, by so many threads.
+pub fn tell(walls: &[(usize, Wall)]) {
+    for of_threads in walls.chunk_by(|(a, _), (b, _)| a == b) {
+        let range = |of: fn(&Wall) -> &Option<Rounds>, unit: &str| {
+            let all = of_threads.iter().filter_map(|(_, wall)| of(wall).as_ref());
+            let all = all.map(Rounds::median);
+            match all.clone().reduce(f64::min).zip(all.reduce(f64::max)) {
+                Some((least, most)) => format!("{least:.1} to {most:.1} {unit}"),
+                None => format!("- {unit}"),
+            }
+        };
+        let threads = figures::counted(of_threads[0].0, "thread");
+        let read = range(|wall| &wall.read_gb_per_second, "GB/s");
+        let ops = range(|wall| &wall.giga_ops_per_second, "GOP/s");
+        log::info!("machine, {threads}: reads {read}, multiplies and adds {ops}");
     }
-    let range = |of: fn(&Wall) -> &Option<Rounds>, unit: &str| {
-        let all = walls.iter().filter_map(|wall| of(wall).as_ref().map(Rounds::median));
-        match all.clone().reduce(f64::min).zip(all.reduce(f64::max)) {
-            Some((least, most)) => format!("{least:.1} to {most:.1} {unit}"),
-            None => format!("- {unit}"),
-        }
-    };
-    let read = range(|wall| &wall.read_gb_per_second, "GB/s");
-    let ops = range(|wall| &wall.giga_ops_per_second, "GOP/s");
-    log::info!("machine, {n_threads} threads: reads {read}, multiplies and adds {ops}");
-    if !walls.iter().all(Wall::is_steady) {
-        log::warn!("the machine is too busy to measure: its figures differ from round to round");
+    if !walls.iter().all(|(_, wall)| wall.is_steady()) {
+        log::warn!("other programs keep this machine busy: its own figures vary from run to run");
     }
 }

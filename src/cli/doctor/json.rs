@@ -1,5 +1,6 @@
 //! Findings as one JSON object. What is not there, not limited or not measured is null.
 
+use super::advice;
 use super::examine::{DeviceFinding, DiskFinding, Findings};
 use crate::machine::{DeviceRates, Rounds};
 use serde_json::{Value, json};
@@ -13,6 +14,8 @@ pub fn of(found: &Findings) -> Value {
         value["instructions"] = peak.instructions.into();
         value
     });
+    let advice = advice::of(found).into_iter();
+    let advice = advice.map(|a| json!({ "about": a.about, "why": a.why, "command": a.command }));
     json!({
         "moeba_version": env!("CARGO_PKG_VERSION"),
         "steady": found.is_steady(),
@@ -35,6 +38,8 @@ pub fn of(found: &Findings) -> Value {
             "total_bytes": found.memory.total_bytes,
             "available_bytes": found.available_bytes,
             "control_group_limit_bytes": found.group_limit_bytes,
+            "swap_bytes": found.memory.swap_bytes,
+            "swap_free_bytes": found.memory.swap_free_bytes,
             "huge_page_bytes": found.memory.huge_page_bytes,
             "huge_pages": found.memory.n_huge_pages,
             "transparent_huge_pages": found.memory.transparent_huge_pages,
@@ -46,6 +51,7 @@ pub fn of(found: &Findings) -> Value {
             "memlock_bytes": found.limits.memlock_bytes,
             "open_files": found.limits.open_files,
         },
+        "advice": advice.collect::<Vec<_>>(),
     })
 }
 

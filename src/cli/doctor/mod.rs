@@ -1,6 +1,7 @@
 //! `moeba doctor`: what this machine has and how fast it is, in a few seconds. A table for people,
 //! one JSON object for programs; `moeba trace replay --machine` reads the latter.
 
+mod advice;
 mod examine;
 mod json;
 mod text;
@@ -14,20 +15,20 @@ use std::path::{Path, PathBuf};
 
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// Model file to read from, or a folder, in which a file of 256 MiB is made and removed
+    /// Model file to read, or a folder, in which a file of 256 MiB is made and removed again
     /// [default: the current folder]
     path: Option<PathBuf>,
-    /// Threads to measure memory and integers with, with commas between them [default: from one
-    /// to all cores]
+    /// Threads to measure memory and integer arithmetic with, separated by commas [default: from
+    /// one to all cores]
     #[arg(short, long, value_name = "N,…", value_parser = threads)]
     threads: Option<Threads>,
     /// One JSON object instead of a table
     #[arg(long)]
     json: bool,
-    /// Do not measure a disk
+    /// Skip the disk
     #[arg(long, conflicts_with = "path")]
     no_disk: bool,
-    /// GPUs to measure: auto for those that there are, cuda:N or cuda:0,1; cpu for none
+    /// GPUs to measure: auto for all, cuda:N or cuda:0,1, or cpu for none
     #[arg(long, value_name = "DEVICE", default_value = "auto", env = "MOEBA_DEVICE")]
     device: DeviceChoice,
 }
@@ -50,7 +51,7 @@ pub fn run(args: Args) -> Result<()> {
     let devices = examine::devices(&args.device)?;
     let findings = examine::machine(args.threads.map(|list| list.0), disk, devices)?;
     if !findings.is_steady() {
-        log::warn!("the machine is too busy to measure: its figures differ from round to round");
+        log::warn!("other programs keep this machine busy: its figures vary from round to round");
     }
     match args.json {
         true => out::line(&format!("{:#}", json::of(&findings))),

@@ -1,8 +1,10 @@
 //! Findings as a table.
 
+use super::advice::{self, Advice};
 use super::examine::{DeviceFinding, DiskFinding, Findings};
 use crate::engine::device;
 use crate::machine::{DeviceRates, Rounds};
+use crate::units::size;
 
 pub fn of(found: &Findings) -> String {
     let mut lines = Vec::new();
@@ -28,7 +30,19 @@ pub fn of(found: &Findings) -> String {
     let limit = |limit: Option<u64>, text: fn(u64) -> String| limit.map_or("none".into(), text);
     lines.push(line("pinned memory", &limit(found.limits.memlock_bytes, size)));
     lines.push(line("open files", &limit(found.limits.open_files, |n| n.to_string())));
+    advice_lines(&advice::of(found), &mut lines);
     lines.join("\n")
+}
+
+/// After the findings: what to change, a line each.
+fn advice_lines(advice: &[Advice], out: &mut Vec<String>) {
+    out.push(String::new());
+    match advice {
+        [] => out.push("nothing to change on this machine".into()),
+        some => {
+            out.extend(some.iter().map(|a| line(a.about, &format!("{}: {}", a.why, a.command))))
+        }
+    }
 }
 
 fn line(what: &str, text: &str) -> String {
@@ -57,7 +71,12 @@ fn memory(found: &Findings, out: &mut Vec<String>) {
     let text = format!("{}, {} available", or_unknown(total), or_unknown(available));
     out.push(line("memory", &text));
     let limit = found.group_limit_bytes.map_or("none".into(), size);
-    out.push(line("group's limit", &limit));
+    out.push(line("cgroup limit", &limit));
+    let swap = found.memory.swap_bytes.map_or("?".into(), |total| {
+        let used = total.saturating_sub(found.memory.swap_free_bytes.unwrap_or(total));
+        if total == 0 { "none".into() } else { format!("{}, {} in use", size(total), size(used)) }
+    });
+    out.push(line("swap", &swap));
     let transparent = found.memory.transparent_huge_pages.as_deref().unwrap_or("none");
     let (n, bytes) = (found.memory.n_huge_pages, found.memory.huge_page_bytes);
     let text = format!("transparent: {transparent}; {n} of {} set aside", or_unknown(bytes));
@@ -94,7 +113,7 @@ fn devices(devices: &DeviceFinding, out: &mut Vec<String>) {
     };
     found.rates.iter().for_each(|rates| device_lines(rates, out));
     if found.are_emulated {
-        out.push(line("", "an emulated device: its rates mean nothing"));
+        out.push(line("", "emulated, for tests: its rates mean nothing"));
     }
 }
 
@@ -151,28 +170,9 @@ fn rate(rounds: &Rounds, unit: &str, n_threads: usize) -> String {
     format!("{:.1} {unit}, {threads}{unsteady}", rounds.median())
 }
 
-/// In powers of 1024.
-fn size(bytes: u64) -> String {
-    let (mut scaled, mut unit) = (bytes as f64 / 1024.0, "KiB");
-    for larger in ["MiB", "GiB", "TiB"] {
-        if scaled >= 1024.0 {
-            (scaled, unit) = (scaled / 1024.0, larger);
-        }
-    }
-    let text = format!("{scaled:.1}");
-    format!("{} {unit}", text.trim_end_matches(".0"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sizes_have_the_largest_unit_that_is_not_above_them() {
-        assert_eq!(size(512 << 10), "512 KiB");
-        assert_eq!(size((8 << 20) + (1 << 19)), "8.5 MiB");
-        assert_eq!(size(20 << 30), "20 GiB");
-    }
 
     #[test]
     fn rates_say_when_they_are_not_to_be_trusted() {

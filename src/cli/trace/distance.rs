@@ -24,8 +24,8 @@ const N_ITERATIONS: usize = 5000;
 // Its name is that of the arguments it is among.
 #[group(skip)]
 pub struct Args {
-    /// Machine that FineMoE's prefetch distance is for (see trace replay); without it, the one
-    /// where a run with this profile has measured times
+    /// Machine to find FineMoE's prefetch distance for (see trace replay) [default: the machine
+    /// that a run with this profile was timed on]
     #[arg(long, value_name = "NAME", value_parser = machine)]
     machine: Option<String>,
     /// Published model whose expert sizes are taken on that machine (see trace replay)

@@ -24,7 +24,8 @@ pub fn machine_or_file(text: &str) -> Parsed<MachineArg> {
         return Ok(MachineArg::File(text.into()));
     }
     let name = known(text, Device::names());
-    name.map(MachineArg::Named).map_err(|e| format!("{e}, or a file of moeba doctor (….json)"))
+    name.map(MachineArg::Named)
+        .map_err(|e| format!("{e}, or a file of `moeba doctor --json` (….json)"))
 }
 
 /// A machine whose file has been read.
@@ -69,7 +70,7 @@ impl Machine {
 fn measured(path: &Path) -> Result<MeasuredMachine> {
     let text = fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
     let found: Value = serde_json::from_str(&text).map_err(|e| {
-        Error::invalid(format!("{} is no report of moeba doctor: {e}", path.display()))
+        Error::invalid(format!("{}: not a report of moeba doctor --json: {e}", path.display()))
     })?;
     let positive = |value: Option<&Value>, field: &str| {
         let number = value.and_then(Value::as_f64).filter(|n| *n > 0.0);
@@ -130,7 +131,7 @@ mod tests {
             (&FOUND.replace("18.0", "-1"), "memory.read gb_per_second: expected"),
             (&FOUND.replace("\"kernels\": \"avx2\"", "\"kernels\": \"x\""), "integer_peak"),
             ("[]", "disk"),
-            ("no json", "no report of moeba doctor"),
+            ("no json", "not a report of moeba doctor"),
         ];
         for (text, expected) in cases {
             let why = read(text).unwrap_err();

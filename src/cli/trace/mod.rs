@@ -19,11 +19,11 @@ pub struct Args {
 
 #[derive(clap::Subcommand, Debug)]
 enum Command {
-    /// Write down which experts a model chooses for texts
+    /// Record which experts a model chooses for texts
     Record(record::Args),
-    /// Say what policies would have done on recorded routing
+    /// Show what policies would have done on recorded routing
     Replay(replay::Args),
-    /// Train PreScope's predictor and profile FineMoE's distance on a trace
+    /// Train PreScope's predictor, and find FineMoE's prefetch distance, on a trace
     Train(train::Args),
 }
 

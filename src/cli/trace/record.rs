@@ -29,7 +29,7 @@ pub struct Args {
     /// A text to take requests from (- is stdin); may be repeated
     #[arg(short, long, value_name = "FILE", required = true)]
     file: Vec<PathBuf>,
-    /// What sort of text it is; once for each -f [default: the files' names]
+    /// Name for the kind of text; once for each -f [default: the files' names]
     #[arg(long, value_name = "NAME")]
     kind: Vec<String>,
     /// Where to write the trace
@@ -42,23 +42,23 @@ pub struct Args {
     #[arg(short = 'p', long, value_name = "N[-N]", default_value = "32-96")]
     #[arg(value_parser = Lengths::parse)]
     n_prompt: Lengths,
-    /// Tokens decoded after it
+    /// Tokens to decode after the prompt
     #[arg(short = 'n', long, value_name = "N", default_value = "64")]
     #[arg(value_parser = args::tokens_or_zero)]
     n_gen: usize,
-    /// Decode what the model makes of a prompt, not how the text goes on
+    /// Decode the model's own continuation instead of the text's
     #[arg(long)]
     generate: bool,
-    /// Write down what the routers saw in decode steps, too
+    /// Record the routers' inputs of decode steps as well
     #[arg(long)]
     hidden: bool,
-    /// How many of the next layers' routers to apply to each activation of decode steps
+    /// How many of the following layers' routers to apply to each activation of decode steps
     #[arg(long, value_name = "N", default_value = "1", value_parser = distances)]
     ahead: usize,
-    /// Write all values as they are: 32 bits each
+    /// Store all values in full, with 32 bits each
     #[arg(long)]
     exact: bool,
-    /// Shifts the places that requests are taken from, and seeds --generate
+    /// Seed for where requests start in the texts, and for --generate
     #[arg(short, long, value_name = "N", default_value_t = 0)]
     seed: u32,
     #[command(flatten)]

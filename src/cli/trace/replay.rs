@@ -1,5 +1,6 @@
 //! `moeba trace replay`: what policies would have done on recorded routing, and the papers' tables.
 
+use super::super::args;
 use super::super::out;
 use super::super::values::{self, Parsed};
 use super::machine::{Machine, MachineArg, machine_or_file};
@@ -21,15 +22,15 @@ use std::path::{Path, PathBuf};
 pub struct Args {
     /// A trace of `moeba trace record`
     trace: PathBuf,
-    /// Which policies (see run --policy); may be repeated
+    /// Policies to compare (see run --policy); may be repeated
     #[arg(long, value_name = "NAME", default_values_t = [PolicySpec::default()])]
     policy: Vec<PolicySpec>,
     /// Memory for experts, in percent of all of them
     #[arg(long, value_name = "N,N,…", default_value = "10,25,50,75")]
     #[arg(value_parser = percents)]
     budget: Percents,
-    /// Machine to simulate: a5000, a6000, a100, h100, rtx3090 or v100; or this one, by what moeba
-    /// doctor --json has written to a file
+    /// Machine to simulate: a5000, a6000, a100, h100, rtx3090 or v100; or the one that a file of
+    /// `moeba doctor --json` describes
     #[arg(long, value_name = "NAME|FILE.json", default_value = "rtx3090")]
     #[arg(value_parser = machine_or_file)]
     machine: MachineArg,
@@ -40,9 +41,9 @@ pub struct Args {
     /// The traced model's file: slots and reads are then its own
     #[arg(long, value_name = "FILE")]
     gguf: Option<PathBuf>,
-    /// Requests at the start that only fill caches
-    #[arg(long, value_name = "N", default_value_t = 8)]
-    warm_up: usize,
+    /// Requests at the start that only fill caches [default: 8, or half of a short trace]
+    #[arg(long, value_name = "N", value_parser = args::tokens_or_zero)]
+    warm_up: Option<usize>,
     /// Print as md (tables) or csv
     #[arg(short, long, value_name = "FORMAT", default_value = "md")]
     output: Format,
@@ -106,6 +107,9 @@ pub fn known<'a>(text: &str, names: impl Iterator<Item = &'a str>) -> Parsed<Str
     }
 }
 
+/// Where `--warm-up` does not say.
+const USUAL_WARM_UP: usize = 8;
+
 pub fn run(args: Args) -> Result<()> {
     let trace = Trace::open(&args.trace)?;
     match &args.report {
@@ -114,8 +118,30 @@ pub fn run(args: Args) -> Result<()> {
     }
 }
 
+/// Requests that only fill caches, of so many in the shortest trace: some are left to be measured.
+fn warm_up(asked: Option<usize>, n_requests: usize) -> Result<usize> {
+    let most = n_requests.saturating_sub(1);
+    match asked {
+        Some(n) if n > most => Err(Error::Usage(format!(
+            "--warm-up {n} leaves nothing to measure: the trace has {n_requests} requests, so give \
+             at most {most}"
+        ))),
+        Some(n) => Ok(n),
+        None if most < USUAL_WARM_UP => {
+            let n = n_requests / 2;
+            log::warn!(
+                "the trace has {n_requests} requests: {n} of them fill caches (--warm-up), the \
+                 others are measured"
+            );
+            Ok(n)
+        }
+        None => Ok(USUAL_WARM_UP),
+    }
+}
+
 /// The policies that were asked for, by budget.
 fn compare(args: &Args, trace: &Trace) -> Result<()> {
+    let n_warm_up = warm_up(args.warm_up, trace.requests().len())?;
     // Names live as long as the program: they are a handful.
     let stands_for = Geometry::names().find(|name| *name == args.sizes).expect("it was checked");
     let source = Source { trace, stands_for };
@@ -126,7 +152,7 @@ fn compare(args: &Args, trace: &Trace) -> Result<()> {
         let mut reports = Vec::new();
         for &share in &args.budget.0 {
             crate::interrupt::check()?;
-            reports.push(one(args, &source, &machine, policy, share)?);
+            reports.push(one(args, &source, &machine, (policy, share, n_warm_up))?);
             bar.inc(1);
         }
         runs.push((policy.to_string(), reports));
@@ -164,11 +190,10 @@ fn one(
     args: &Args,
     source: &Source,
     machine: &Machine,
-    policy: &PolicySpec,
-    share: f64,
+    (policy, share, n_warm_up): (&PolicySpec, f64, usize),
 ) -> Result<Report> {
     let mut options = machine.options(source, &policy.to_string(), share);
-    options.n_warm_up = args.warm_up;
+    options.n_warm_up = n_warm_up;
     let routing = source.routing();
     let tiers = match &args.gguf {
         Some(model) => own_tier(model, source.trace, share)?,
@@ -203,7 +228,9 @@ fn report(args: &Args, trace: &Trace, folder: &Path) -> Result<()> {
     let coarse = args.coarse.as_deref().map(Trace::open).transpose()?;
     let full = args.full.as_deref().map(Trace::open).transpose()?;
     let mut inputs = Inputs::new(trace, coarse.as_ref(), full.as_ref());
-    inputs.n_warm_up = args.warm_up;
+    let all = inputs.sources().map(|source| source.trace).chain(full.as_ref());
+    let shortest = all.map(|trace| trace.requests().len()).min();
+    inputs.n_warm_up = warm_up(args.warm_up, shortest.unwrap_or(0))?;
     inputs.llapor = args.llapor.as_deref().map(accuracies).transpose()?;
     if let (Some(path), Some(full)) = (&args.networks, &full) {
         inputs.networks = Some(networks(path, full)?);
@@ -213,6 +240,7 @@ fn report(args: &Args, trace: &Trace, folder: &Path) -> Result<()> {
     let bar = terminal::bar("replaying", sections.len() as u64);
     let plots = folder.join("policies");
     fs::create_dir_all(&plots).map_err(|e| Error::io(&plots, e))?;
+    let (mut n_tables, mut n_plots) = (0, 0);
     let mut text = tables::introduction(&inputs);
     for section in sections {
         crate::interrupt::check()?;
@@ -220,19 +248,27 @@ fn report(args: &Args, trace: &Trace, folder: &Path) -> Result<()> {
         for table in (section.tables)(&inputs)? {
             text.push_str(&tables::markdown(&table, "policies"));
             write(&plots.join(format!("{}.csv", table.id)), &tables::csv(&table))?;
+            n_tables += 1;
             if let Some(svg) = tables::svg(&table) {
                 write(&plots.join(format!("{}.svg", table.id)), &svg)?;
+                n_plots += 1;
             }
         }
         bar.inc(1);
     }
     drop(bar);
-    write(&folder.join("POLICIES.md"), &format!("{}\n", text.trim_end()))
+    let document = folder.join("POLICIES.md");
+    write(&document, &format!("{}\n", text.trim_end()))?;
+    out::line(&format!(
+        "{}: {n_tables} tables and {n_plots} plots; as files in {}",
+        document.display(),
+        plots.display()
+    ))
 }
 
 fn accuracies(path: &Path) -> Result<LlaporReport> {
     let text = fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
-    let bad = |why| Error::invalid(format!("{} is no report of accuracy: {why}", path.display()));
+    let bad = |why| Error::invalid(format!("{}: not a report of accuracy: {why}", path.display()));
     LlaporReport::parse(&text).map_err(bad)
 }
 
@@ -243,9 +279,7 @@ fn networks(path: &Path, full: &Trace) -> Result<Trained> {
         Error::invalid(format!("{} has no networks for the --full trace: {why}", path.display()))
     };
     if !header.hidden {
-        return Err(
-            bad("the trace does not have what routers saw; record it with --hidden".into()),
-        );
+        return Err(bad("the trace has no router inputs: record it with --hidden".into()));
     }
     let bytes = read_profile(path).map_err(|e| Error::io(path, e))?;
     let profile = Profile::decode(&bytes, &header.key).map_err(bad)?;
@@ -274,4 +308,22 @@ fn live(path: &Path) -> Result<Vec<Live>> {
 
 fn write(path: &Path, text: &str) -> Result<()> {
     fs::write(path, text).map_err(|e| Error::io(path, e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn some_requests_are_left_to_be_measured() {
+        let asked = |n, of| warm_up(Some(n), of).map_err(|e| e.to_string());
+        assert_eq!((asked(0, 12), asked(11, 12)), (Ok(0), Ok(11)));
+        let why = asked(20, 12).unwrap_err();
+        for word in ["--warm-up 20", "12 requests", "at most 11"] {
+            assert!(why.contains(word), "{why}");
+        }
+        assert!(asked(1, 1).is_err() && asked(0, 1).is_ok());
+        let usual = |of| warm_up(None, of).unwrap();
+        assert_eq!([0, 1, 2, 8, 9, 100].map(usual), [0, 0, 1, 4, 8, 8]);
+    }
 }

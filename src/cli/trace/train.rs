@@ -23,20 +23,20 @@ use std::path::{Path, PathBuf};
 pub struct Args {
     /// A trace of `moeba trace record --hidden`
     trace: PathBuf,
-    /// Profile that the predictor goes into (see run --profile)
+    /// Profile to put the predictor into (see run --profile)
     #[arg(short, long, value_name = "PROFILE")]
     output: PathBuf,
-    /// Decoded tokens to learn from and to be judged by, of all requests
+    /// Decoded tokens to train and to evaluate on, over all requests
     #[arg(long, value_name = "N", default_value = "20000", value_parser = args::tokens)]
     tokens: usize,
-    /// How often to go through them
+    /// Passes over these tokens
     #[arg(long, value_name = "N", default_value_t = TrainOptions::default().epochs)]
     #[arg(value_parser = epochs)]
     epochs: usize,
-    /// Of these tokens those that the predictor is judged by and not trained on, in percent
+    /// Percentage of these tokens that is held out for evaluation
     #[arg(long, value_name = "N", default_value = "12.5", value_parser = held_out)]
     held_out: f64,
-    /// Of all that is random in training
+    /// Seed for training
     #[arg(short, long, value_name = "N", default_value_t = 0)]
     seed: u32,
     /// Write accuracy and times as CSV: layer;predictor;measure;value
@@ -65,7 +65,7 @@ pub fn run(args: Args) -> Result<()> {
     let (header, path) = (trace.header(), args.trace.display());
     if !header.hidden {
         return Err(Error::invalid(format!(
-            "{path}: it does not have what routers saw; record it with --hidden"
+            "{path}: the trace has no router inputs: record it with --hidden"
         )));
     }
     // Before the long work: what cannot be written, and what must not be overwritten.

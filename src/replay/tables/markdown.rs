@@ -51,7 +51,8 @@ fn grid(out: &mut String, columns: &[String], rows: &[Row]) {
     out.push('\n');
 }
 
-/// One line a cell: row, column, value as printed. Ours, then the paper's.
+/// One line a cell: row, column, value. Ours, then the paper's. Numbers are plain: `10 %` as the
+/// name of a column is 10.
 pub fn csv(table: &Table) -> String {
     let mut out = String::from("source,row,column,value\n");
     cells(&mut out, "moeba", &table.columns, &table.rows);
@@ -69,9 +70,17 @@ fn cells(out: &mut String, source: &str, columns: &[String], rows: &[Row]) {
                 Cell::Text(text) => quoted(text),
                 _ => String::new(),
             };
-            let (row, column) = (quoted(&row.name), quoted(column));
+            let (row, column) = (quoted(plain(&row.name)), quoted(plain(column)));
             writeln!(out, "{source},{row},{column},{value}").expect("a string takes everything");
         }
+    }
+}
+
+/// A name that is a number, without its percent sign.
+fn plain(name: &str) -> &str {
+    match name.strip_suffix(" %") {
+        Some(number) if number.parse::<f64>().is_ok() => number,
+        _ => name,
     }
 }
 

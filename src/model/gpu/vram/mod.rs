@@ -36,6 +36,7 @@ use crate::experts::advisor::{Advised, Advisor};
 use crate::experts::tier::{Fault, Stop, Tier};
 use crate::experts::{Access, Counters, ExpertStore, Handed, LayerExperts, Needs, TierPlan, Work};
 use crate::policy::{Event, Expert, Policy, PolicySpec, Profile};
+use crate::units::{at_least, at_most, size};
 use crate::{Error, Result, interrupt};
 use fence::Fences;
 use link::Link;
@@ -133,8 +134,8 @@ impl Vram {
         let plan = plan(layers, options)?;
         let arena = |bytes: usize| {
             DeviceBuffer::new(gpu, bytes).map_err(|error| {
-                let mib = options.budget >> 20;
-                no_room(gpu, &format!("{mib} MiB of experts (--vram)"), error)
+                let budget = size(options.budget);
+                no_room(gpu, &format!("{budget} of experts (--vram)"), error)
             })
         };
         let sizes = plan.classes.iter().map(|c| c.n_slots * c.slot_bytes);
@@ -391,10 +392,10 @@ fn plan(layers: &[Option<LayerExperts>], options: &VramOptions) -> Result<TierPl
     let needs = needs(layers, options.k, options.own.as_ref());
     let least = needs.minimum_bytes();
     if options.budget < least {
-        let (budget, least) = (options.budget >> 20, least.div_ceil(1 << 20));
-        let sentence =
-            format!("{budget} MiB for experts on the GPU (--vram): at least {least} MiB");
-        return Err(Error::Invalid(sentence + " are needed"));
+        let (budget, least) = (at_most(options.budget), at_least(least));
+        return Err(Error::invalid(format!(
+            "{budget} for experts on the GPU (--vram): at least {least} are needed"
+        )));
     }
     let mut plan = needs.plan(options.budget);
     // Experts keep their numbers, whosever they are.

@@ -1,0 +1,174 @@
+//! Rows as a table that fits a terminal of 120 columns: what is the same in all of them stands
+//! above it. Programs read the other formats, which have everything.
+
+use super::Test;
+use super::report::Row;
+use crate::units::size;
+
+/// Head, least width, and what a row has there.
+type Column = (&'static str, usize, fn(&Row) -> String);
+
+const COLUMNS: [Column; 3] = [
+    ("threads", 7, |row| row.number("n_threads").unwrap_or_default().to_string()),
+    ("t/s", 18, |row| {
+        let number = |key| row.number(key).unwrap_or_default();
+        format!("{:.2} ± {:.2}", number("avg_ts"), number("stddev_ts"))
+    }),
+    ("MiB/token", 9, |row| optional(row.number("expert_bytes_per_token").map(mib))),
+];
+
+/// Where experts are in place: how far the test is from what the machine can do.
+const WALLS: [Column; 4] = [
+    ("GB/s", 6, |row| optional(row.number("read_gb_per_second"))),
+    ("of wall", 7, |row| percent(row.number("read_share"))),
+    ("GOP/s", 8, |row| optional(row.number("giga_ops_per_second"))),
+    ("of peak", 7, |row| percent(row.number("ops_share"))),
+];
+
+/// Where they are streamed: what that costs.
+const EXPERTS: [Column; 4] = [
+    ("budget MiB", 10, |row| optional(row.number("expert_budget_bytes").map(mib))),
+    ("hit %", 6, |row| optional(row.number("hit_rate").map(|rate| 100.0 * rate))),
+    ("stall ms/t", 10, |row| optional(row.number("stall_ms_per_token"))),
+    ("disk GB/s", 9, |row| optional(row.number("disk_gb_per_second"))),
+];
+
+fn mib(bytes: f64) -> f64 {
+    bytes / f64::from(1 << 20)
+}
+
+fn optional(value: Option<f64>) -> String {
+    value.map_or("-".into(), |v| format!("{v:.2}"))
+}
+
+fn percent(share: Option<f64>) -> String {
+    share.map_or("-".into(), |share| format!("{:.0} %", 100.0 * share))
+}
+
+fn columns(row: &Row) -> impl Iterator<Item = &'static Column> {
+    let streamed = row.number("expert_budget_bytes").is_some();
+    COLUMNS.iter().chain(if streamed { &EXPERTS } else { &WALLS })
+}
+
+pub struct Table {
+    /// The longest test's name.
+    name_width: usize,
+}
+
+impl Table {
+    pub fn new(tests: &[Test]) -> Table {
+        let widths = tests.iter().map(|test| name(*test).len());
+        Table { name_width: widths.max().unwrap_or(0).max("test".len()) }
+    }
+
+    /// What is above the first row: the model and where it is computed, and the columns' heads.
+    pub fn head(&self, row: &Row) -> String {
+        let bytes = size(row.number("model_size").unwrap_or_default() as u64);
+        let params = params(row.number("model_n_params").unwrap_or_default());
+        let model = [row.text("model_type"), &bytes, &params, row.text("backends")];
+        let model: Vec<&str> = model.into_iter().filter(|text| !text.is_empty()).collect();
+        let rules = self.cells(row, "", |_| String::new()).replace(' ', "-");
+        // The first column is text, the others are numbers: `:` aligns them to the right.
+        let mut rules: Vec<String> = rules.split('|').map(str::to_owned).collect();
+        let n = rules.len();
+        for rule in &mut rules[2..n - 1] {
+            rule.replace_range(rule.len() - 1.., ":");
+        }
+        let heads = self.cells(row, "test", |(head, ..)| (*head).to_owned());
+        format!("{}\n\n{heads}\n{}", model.join(", "), rules.join("|"))
+    }
+
+    pub fn line(&self, row: &Row) -> String {
+        self.cells(row, &name(row.test), |(.., value)| value(row))
+    }
+
+    fn cells(&self, row: &Row, first: &str, text: impl Fn(&Column) -> String) -> String {
+        let cell = |column: &Column| format!(" {:>1$} |", text(column), column.1);
+        let cells: String = columns(row).map(cell).collect();
+        format!("| {first:<0$} |{cells}", self.name_width)
+    }
+}
+
+/// `pp512`, `tg128`, `pp512+tg128`, with ` @ d1024` at a depth.
+fn name(test: Test) -> String {
+    let name = match (test.n_prompt, test.n_gen) {
+        (p, 0) => format!("pp{p}"),
+        (0, n) => format!("tg{n}"),
+        (p, n) => format!("pp{p}+tg{n}"),
+    };
+    if test.n_depth > 0 { format!("{name} @ d{}", test.n_depth) } else { name }
+}
+
+fn params(n: f64) -> String {
+    if n >= 1e9 {
+        format!("{:.2} B parameters", n / 1e9)
+    } else {
+        format!("{:.2} M parameters", n / 1e6)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn row(budget: Value) -> Row {
+        let fields = json!({
+            "model_type": "qwen3moe 30B.A3B Q4_K - Medium",
+            "model_size": 17u64 << 30,
+            "model_n_params": 30.53e9,
+            "backends": "CPU",
+            "n_threads": 128,
+            "avg_ts": 12345.67,
+            "stddev_ts": 123.45,
+            "expert_bytes_per_token": 1234.5 * 1048576.0,
+            "read_gb_per_second": 123.45,
+            "read_share": 1.02,
+            "giga_ops_per_second": 12345.67,
+            "ops_share": 0.5,
+            "expert_budget_bytes": budget,
+            "hit_rate": 0.5,
+            "stall_ms_per_token": 1234.5,
+        });
+        let Value::Object(fields) = fields else { unreachable!("a map was written down") };
+        Row { fields, test: Test { n_prompt: 16384, n_gen: 1024, n_depth: 16384 } }
+    }
+
+    #[test]
+    fn tables_fit_a_terminal_and_have_straight_columns() {
+        for row in [row(json!(300u64 << 30)), row(Value::Null)] {
+            let table = Table::new(&[row.test]);
+            let text = format!("{}\n{}", table.head(&row), table.line(&row));
+            let lines: Vec<&str> = text.lines().collect();
+            let model = "qwen3moe 30B.A3B Q4_K - Medium, 17.00 GiB, 30.53 B parameters, CPU";
+            assert_eq!(lines[..2], [model, ""]);
+            let bars = |line: &str| -> Vec<usize> {
+                line.chars().enumerate().filter(|(_, c)| *c == '|').map(|(at, _)| at).collect()
+            };
+            for line in &lines[2..] {
+                assert_eq!(bars(line), bars(lines[2]), "{text}");
+                assert!(line.chars().count() <= 120, "{text}");
+            }
+            assert!(lines[3].starts_with("|--------") && lines[3].ends_with("-:|"), "{text}");
+        }
+    }
+
+    #[test]
+    fn streamed_experts_have_columns_of_their_own() {
+        let (streamed, in_place) = (row(json!(3 << 20)), row(Value::Null));
+        let table = Table::new(&[streamed.test]);
+        let cells = table.line(&streamed);
+        assert!(cells.ends_with("|       3.00 |  50.00 |    1234.50 |         - |"), "{cells}");
+        assert!(table.head(&streamed).contains("| disk GB/s |"));
+        assert!(table.head(&in_place).contains("| of wall |"));
+        assert!(!table.head(&in_place).contains("hit %"));
+    }
+
+    #[test]
+    fn tests_are_named_as_llama_bench_names_them() {
+        let name = |n_prompt, n_gen, n_depth| super::name(Test { n_prompt, n_gen, n_depth });
+        assert_eq!(name(512, 0, 0), "pp512");
+        assert_eq!(name(0, 128, 64), "tg128 @ d64");
+        assert_eq!(name(8, 4, 0), "pp8+tg4");
+    }
+}
