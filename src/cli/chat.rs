@@ -9,7 +9,7 @@ use super::prompt::read_prompt;
 use super::run::{Run, context_full, was_interrupted};
 use super::sampling::{self, n_predict};
 use super::values::Parsed;
-use crate::{Error, Result};
+use crate::{Error, Result, interrupt};
 use rustyline::error::ReadlineError;
 use rustyline::history::FileHistory;
 use rustyline::{Behavior, Config, Editor};
@@ -205,7 +205,8 @@ impl Chat {
         }
         outcome.tell();
         self.last = Some(outcome);
-        Ok(())
+        // SIGTERM and SIGHUP end the chat, not the answer alone.
+        interrupt::check()
     }
 
     fn command(&mut self, name: &str, rest: &str) -> Result<()> {
