@@ -542,6 +542,22 @@ fn a_signal_that_is_ignored_stays_ignored() {
     assert_eq!(child.wait().unwrap().code(), Some(143));
 }
 
+/// They are as good as the machine's cores, and one more is not.
+#[test]
+fn more_threads_than_cores_are_warned_of() {
+    let model = plain();
+    let n = std::thread::available_parallelism().unwrap().get();
+    let said = |n: usize| {
+        let threads = n.to_string();
+        let out = on(&model, "run", &[&GREEDY[..], &["-p", "Hi", "-t", &threads]].concat());
+        succeeded(&out);
+        stderr(&out).to_owned()
+    };
+    assert!(!said(n).contains("warning"), "{}", said(n));
+    let said = said(n + 1);
+    assert!(said.contains(&format!("-t {}: this machine has {n} core", n + 1)), "{said}");
+}
+
 #[test]
 fn ctrl_c_leaves_no_unfinished_array() {
     let model = plain();
