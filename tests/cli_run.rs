@@ -210,7 +210,7 @@ fn a_dry_run_prints_the_plan() {
     let out = on(&plain(), "run", &["--dry-run", "-c", "64"]);
     let plan = succeeded(&out);
     let at_once = "64 tokens of a prompt at once";
-    for word in ["experts", "dense weights", "KV cache", "64 tokens", "MiB", at_once] {
+    for word in ["experts", "dense weights", "KV cache", "64 tokens", "KiB", at_once] {
         assert!(plan.contains(word), "no {word:?} in {plan}");
     }
 }
@@ -234,7 +234,7 @@ fn a_dry_run_with_a_budget_tells_what_streams() {
     for word in words {
         assert!(half.contains(word), "no {word:?} in {half}");
     }
-    let notes: Vec<usize> = half.lines().filter_map(|l| l.find(" MiB  ")).collect();
+    let notes: Vec<usize> = half.lines().filter_map(|l| l.find("KiB  ")).collect();
     assert!(notes.len() == half.lines().count() && notes.iter().all(|n| *n == notes[0]), "{half}");
     for args in [&["--ram", "100%"][..], &["--ram", "1G"], &["--io", "mmap"], &["--ram", "auto"]] {
         assert!(plan(args).contains("in place on the mapped file"), "{args:?}");
@@ -256,7 +256,7 @@ fn weights_in_memory_of_their_own_give_the_same_text() {
     let model = plain();
     let with = |args: &[&str]| on(&model, "run", args);
     let plan = with(&["--dry-run", "--no-mmap"]);
-    assert!(succeeded(&plan).contains("read from the file to memory"));
+    assert!(succeeded(&plan).contains("read from the file into memory"));
     let text = |more: &[&str]| {
         let answer = with(&[&["-p", "a b c", "-n", "8", "--temp", "0"], more].concat());
         succeeded(&answer).to_owned()
@@ -269,7 +269,7 @@ fn weights_in_memory_of_their_own_give_the_same_text() {
 fn budgets_that_cannot_be_kept_are_refused() {
     let model = plain();
     let with = |args: &[&str]| on(&model, "run", &[&["--dry-run"], args].concat());
-    failed(&with(&["--ram", "1K"]), 1, &["--ram", "MiB", "raise it"]);
+    failed(&with(&["--ram", "1K"]), 1, &["--ram gives the experts 1.0 KiB", "raise it"]);
     failed(&with(&["--ram", "50%", "--io", "mmap"]), 2, &["--io mmap", "--ram"]);
 }
 

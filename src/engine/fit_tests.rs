@@ -84,10 +84,10 @@ fn experts_get_what_is_left_and_layers_go_when_a_tokens_do_not_fit() {
     assert_eq!((one.gpu_layers.clone(), one.head_on_device), (9..10, true));
     assert_eq!(one.experts_on_cpu[1..], [vec![true; 8], vec![false]].concat());
     let none = refused(80, &Wanted::default());
-    let expected = "the GPU has no room for a layer: 91.4 MiB are free, but 92.5 MiB are needed (1 of \
-                    10 layers 20.0 MiB, output 30.0 MiB, KV cache 10.0 MiB, buffers for 512 tokens \
-                    15.0 MiB, experts 6.0 MiB, kept free 11.5 MiB): lower -c, or leave experts to \
-                    the CPU with -cmoe";
+    let expected = "the GPU has no room for a layer: 91.4 MiB are free, but 92.5 MiB are needed (1 \
+                    of 10 layers 20.0 MiB, output 30.0 MiB, KV cache 10.0 MiB, buffers for 512 \
+                    tokens 15.0 MiB, experts 6.0 MiB, kept free 11.5 MiB): lower -c, or leave \
+                    experts to the CPU with -cmoe";
     assert_eq!(none, expected);
 }
 

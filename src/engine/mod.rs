@@ -171,7 +171,8 @@ impl Prepared {
         let available = memory::available_bytes();
         if let Some(available) = available.filter(|a| *a < kv_bytes) {
             return Err(Error::invalid(format!(
-                "the KV cache for {n_ctx} tokens takes {}, but {} of memory are available: lower -c",
+                "the KV cache for {n_ctx} tokens takes {}, but {} of memory are available: \
+                 lower -c",
                 at_least(kv_bytes),
                 at_most(available)
             )));
