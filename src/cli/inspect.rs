@@ -12,6 +12,7 @@ use crate::engine;
 use crate::gguf::{Gguf, TensorInfo, TensorType, Value};
 use crate::model::granules;
 use crate::tokenizer::Vocab;
+use crate::units::size;
 use crate::{Error, Result};
 use serde_json::{Map, Value as Json, json};
 use std::collections::BTreeMap;
@@ -164,18 +165,6 @@ fn shown(value: Value<'_>) -> String {
     format!("[{}]", items.join(", "))
 }
 
-/// Bytes for people, in powers of 1024.
-fn size(n: u64) -> String {
-    let mut scaled = n as f64;
-    for unit in ["B", "KiB", "MiB", "GiB"] {
-        if scaled < 1024.0 {
-            return if unit == "B" { format!("{n} B") } else { format!("{scaled:.2} {unit}") };
-        }
-        scaled /= 1024.0;
-    }
-    format!("{scaled:.2} TiB")
-}
-
 /// `1 file`, `2 files`.
 fn counted(n: usize, noun: &str) -> String {
     if n == 1 { format!("1 {noun}") } else { format!("{n} {noun}s") }
@@ -322,7 +311,7 @@ mod tests {
         assert!(!text.contains('\x1b'));
         assert!(text.contains("[0, 1, 2, 3, 4, 5, … 20 in all]"), "{text}");
         assert!(text.contains("64 × 96 × 4"));
-        let experts = "layers 1 to 2: 4 experts a layer, 13.12 KiB each, 1 granule of up to";
+        let experts = "layers 1 to 2: 4 experts a layer, 13.1 KiB each, 1 granule of up to";
         assert!(text.contains(experts), "{text}");
     }
 
