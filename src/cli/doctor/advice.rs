@@ -48,12 +48,12 @@ fn processor(found: &Findings) -> Option<Advice> {
     Some(match has_unit {
         true => advice(
             "kernels",
-            "the processor's vector unit is not used, which costs a factor of ten",
+            "the processor's vector unit is not used, which makes everything much slower",
             "unset MOEBA_SIMD",
         ),
         false => advice(
             "kernels",
-            "the processor has no AVX2, or a virtual machine hides it, which costs a factor of ten",
+            "the processor has no AVX2, or a virtual machine hides it: much slower",
             "grep -c avx2 /proc/cpuinfo (on the host; then give the machine the CPU type `host`)",
         ),
     })
