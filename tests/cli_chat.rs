@@ -29,7 +29,8 @@ impl Terminal {
         let program = moeba();
         let mut command = Command::new("setsid");
         command.arg(program.get_program()).args(["run", "--temp", "0", "--ignore-eos"]);
-        command.arg(&model.path).args(args).env("MOEBA_HISTORY", "").env("TERM", "xterm");
+        command.arg(&model.path).args(args).env("TERM", "xterm");
+        command.env("MOEBA_HISTORY", model.file("history"));
         let clone = || slave.try_clone().unwrap();
         command.stdin(clone()).stdout(clone()).stderr(clone());
         let child = command.spawn().unwrap();
@@ -67,6 +68,12 @@ impl Terminal {
     fn code(mut self) -> Option<i32> {
         self.child.wait().unwrap().code()
     }
+}
+
+/// The lines of a chat's history.
+fn history(model: &Model) -> Vec<String> {
+    let text = std::fs::read_to_string(model.file("history")).unwrap();
+    text.lines().skip(1).map(str::to_owned).collect()
 }
 
 fn model() -> Model {
@@ -225,4 +232,104 @@ fn an_interrupted_prompt_leaves_no_bar() {
     assert_eq!(terminal.code(), Some(130));
     let lines = screen(&written);
     assert!(!lines.iter().any(|line| line.contains(" [")), "{lines:?}");
+}
+
+/// How much of the context a chat's `/stats` says is used.
+fn used(stats: &str) -> String {
+    let end = stats.find(" tokens of context used").expect(stats);
+    stats[..end].lines().last().unwrap().to_owned()
+}
+
+const QUESTIONS: [&str; 5] = ["one?", "two?", "three?", "four?", "five?"];
+
+#[test]
+fn lines_that_are_typed_during_an_answer_are_turns_of_their_own() {
+    let model = model();
+    let args = ["-n", "40", "-c", "2048"];
+    let mut slow = Terminal::open(&model, &args);
+    slow.see(0, "> ");
+    for question in ["first", "/set n 3"].iter().chain(&QUESTIONS) {
+        slow.type_and_see(&format!("{question}\r"), "> ");
+    }
+    let expected = used(&slow.type_and_see("/stats\r", "context used"));
+    slow.type_and_see("/exit\r", "");
+    assert_eq!(slow.code(), Some(0));
+    let typed = history(&model);
+    assert_eq!(typed.len(), 2 + QUESTIONS.len() + 2, "{typed:?}");
+
+    std::fs::remove_file(model.file("history")).unwrap();
+    let mut ahead = Terminal::open(&model, &args);
+    ahead.see(0, "> ");
+    let before = ahead.seen.lock().unwrap().len();
+    // A key at a time until the first answer begins; the rest meets a program that computes.
+    ahead.keys.write_all(b"first\r").unwrap();
+    while ahead.seen.lock().unwrap().len() < before + "first".len() + 8 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    for line in ["/set n 3"].iter().chain(&QUESTIONS) {
+        ahead.keys.write_all(format!("{line}\r").as_bytes()).unwrap();
+    }
+    let seen = ahead.type_and_see("/stats\r/exit\r", "context used");
+    assert_eq!(used(&seen), expected);
+    assert_eq!(ahead.code(), Some(0));
+    assert_eq!(history(&model), typed);
+}
+
+#[test]
+fn a_paste_without_brackets_loses_no_line() {
+    let model = model();
+    let mut terminal = Terminal::open(&model, &["-n", "1", "-c", "2048"]);
+    terminal.see(0, "> ");
+    // More than the line editor's buffer and the terminal's hold.
+    let pasted: Vec<String> = (0..700).map(|i| format!("/set seed {i}")).collect();
+    let block = ["\"\"\"", "a\tb", "  c", "\"\"\"", "end"].map(str::to_owned);
+    let all: Vec<String> = pasted.into_iter().chain(block).collect();
+    let bytes = all.iter().map(|line| format!("{line}\r")).collect::<String>();
+    assert!(bytes.len() > 8192);
+    let mut keys = terminal.keys.try_clone().unwrap();
+    let typing = std::thread::spawn(move || keys.write_all(bytes.as_bytes()).unwrap());
+    typing.join().unwrap();
+    // Ctrl-D is the last key. It may come while an answer is computed.
+    terminal.keys.write_all(b"\x04").unwrap();
+    assert_eq!(terminal.code(), Some(0));
+    assert_eq!(history(&model), all);
+}
+
+#[test]
+fn a_single_turn_takes_a_block_and_its_line() {
+    let model = model();
+    let mut terminal = Terminal::open(&model, &["-n", "1", "-st"]);
+    terminal.see(0, "> ");
+    terminal.keys.write_all(b"\r\"\"\"one\rtwo\rthree\"\"\"\r").unwrap();
+    assert_eq!(terminal.code(), Some(0));
+    assert_eq!(history(&model), ["\"\"\"one", "two", "three\"\"\""]);
+}
+
+#[test]
+fn chats_at_the_same_time_keep_the_lines_of_both() {
+    let model = model();
+    let mut terminals = [0, 1].map(|_| Terminal::open(&model, &["-n", "1"]));
+    for (i, terminal) in terminals.iter_mut().enumerate() {
+        terminal.see(0, "> ");
+        terminal.type_and_see(&format!("question {i}\r"), "> ");
+    }
+    for mut terminal in terminals {
+        terminal.keys.write_all(b"/exit\r").unwrap();
+        assert_eq!(terminal.code(), Some(0));
+    }
+    let lines = history(&model);
+    assert!(lines.contains(&"question 0".into()) && lines.contains(&"question 1".into()));
+}
+
+#[test]
+fn a_file_that_is_no_history_stays() {
+    let model = model();
+    std::fs::write(model.file("history"), "notes\n").unwrap();
+    let mut terminal = Terminal::open(&model, &["-n", "1"]);
+    terminal.see(0, "not a chat history");
+    terminal.see(0, "> ");
+    terminal.type_and_see("hello\r", "> ");
+    terminal.type_and_see("/exit\r", "");
+    assert_eq!(terminal.code(), Some(0));
+    assert_eq!(std::fs::read(model.file("history")).unwrap(), b"notes\n");
 }

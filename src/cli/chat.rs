@@ -1,7 +1,8 @@
-//! The interactive chat of `moeba run`: lines from a terminal, commands that begin with a slash,
-//! messages of several lines between `"""`.
+//! The interactive chat of `moeba run`: messages and commands from a terminal, answers to stdout.
 
-use super::commands::{self, Completion};
+mod reader;
+
+use super::commands;
 use super::conversation::Conversation;
 use super::generate::{End, Outcome, Request};
 use super::out;
@@ -10,134 +11,10 @@ use super::run::{Run, context_full, was_interrupted};
 use super::sampling::{self, n_predict};
 use super::values::Parsed;
 use crate::{Error, Result, interrupt};
-use rustyline::error::ReadlineError;
-use rustyline::history::FileHistory;
-use rustyline::{Behavior, Config, Editor};
-use std::path::{Path, PathBuf};
+use reader::{Input, Reader};
+use std::path::Path;
 
-const QUOTES: &str = "\"\"\"";
-
-/// At the end of a line: the message goes on in the next.
-const CONTINUED: char = '\\';
-
-/// What someone typed.
-#[derive(Debug, PartialEq)]
-enum Input {
-    Message(String),
-    Command(String, String),
-    End,
-}
-
-/// Reads messages; the terminal's side of a chat.
-struct Reader {
-    editor: Editor<Completion, FileHistory>,
-    history: Option<PathBuf>,
-}
-
-impl Reader {
-    fn new() -> Result<Self> {
-        // The prompt goes to the terminal itself: stdout carries answers only.
-        let config = Config::builder().behavior(Behavior::PreferTerm).auto_add_history(true);
-        let mut editor = Editor::with_config(config.build()).map_err(terminal_error)?;
-        editor.set_helper(Some(Completion));
-        let history = history_file();
-        if let Some(path) = &history {
-            // None the first time.
-            let _ = editor.load_history(path);
-        }
-        Ok(Self { editor, history })
-    }
-
-    /// The next message or command. Ctrl-C empties the line; twice in a row it ends the program.
-    fn next(&mut self) -> Result<Input> {
-        let mut lines: Vec<String> = Vec::new();
-        let mut cancelled = false;
-        loop {
-            let prompt = if lines.is_empty() { "> " } else { ". " };
-            match self.editor.readline(prompt) {
-                Ok(line) => {
-                    cancelled = false;
-                    lines.push(line);
-                }
-                Err(ReadlineError::Interrupted) if cancelled => return Err(Error::Interrupted),
-                Err(ReadlineError::Interrupted) => {
-                    cancelled = true;
-                    lines.clear();
-                    out::say("(Ctrl-C again or Ctrl-D ends the chat)");
-                    continue;
-                }
-                Err(ReadlineError::Eof) => return Ok(Input::End),
-                Err(e) => return Err(terminal_error(e)),
-            }
-            if let Some(input) = parse(&lines) {
-                return Ok(input);
-            }
-        }
-    }
-}
-
-impl Drop for Reader {
-    fn drop(&mut self) {
-        if let Some(path) = &self.history {
-            // A history that cannot be kept is no reason to fail a chat.
-            let _ = path.parent().map(std::fs::create_dir_all);
-            let _ = self.editor.save_history(path);
-        }
-    }
-}
-
-fn terminal_error(e: ReadlineError) -> Error {
-    Error::invalid(format!("cannot read from the terminal: {e}"))
-}
-
-/// MOEBA_HISTORY (empty for none), else where XDG keeps such state.
-fn history_file() -> Option<PathBuf> {
-    if let Some(path) = std::env::var_os("MOEBA_HISTORY") {
-        return (!path.is_empty()).then(|| path.into());
-    }
-    let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
-    let state = absolute("XDG_STATE_HOME")
-        .or_else(|| absolute("HOME").map(|home| home.join(".local").join("state")))?;
-    Some(state.join("moeba").join("history"))
-}
-
-/// What the lines so far say; `None` while a message goes on or is empty.
-fn parse(lines: &[String]) -> Option<Input> {
-    let first = lines.first()?.trim();
-    if let Some(opened) = first.strip_prefix(QUOTES) {
-        let mut text = opened.to_owned();
-        for line in &lines[1..] {
-            text.push('\n');
-            text.push_str(line);
-        }
-        let text = text.trim_end().strip_suffix(QUOTES)?;
-        return Some(Input::Message(text.trim_matches('\n').to_owned()));
-    }
-    // A space before it makes a command a message.
-    if let Some((name, rest)) = commands::split(&lines[0]) {
-        return Some(match name {
-            "exit" | "quit" | "bye" => Input::End,
-            _ => Input::Command(name.to_owned(), rest.to_owned()),
-        });
-    }
-    let last = lines.last()?;
-    if last.ends_with(CONTINUED) {
-        return None;
-    }
-    let continued = |line: &String| line.strip_suffix(CONTINUED).unwrap_or(line).to_owned();
-    let text = lines.iter().map(continued).collect::<Vec<_>>().join("\n");
-    // An empty line asks nothing; the reader goes on.
-    Some(Input::Message(text.trim().to_owned()))
-}
-
-/// One message from the terminal: `--single-turn` without a prompt.
-pub fn read_message() -> Result<String> {
-    match Reader::new()?.next()? {
-        Input::Message(text) => Ok(text),
-        Input::Command(name, rest) => Ok(format!("/{name} {rest}").trim_end().to_owned()),
-        Input::End => Err(Error::Usage("there is no message to answer".into())),
-    }
-}
+pub use reader::read_message;
 
 struct Chat {
     run: Run,
@@ -289,46 +166,5 @@ fn tell(result: Result<()>) -> Result<()> {
             Ok(())
         }
         other => other,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn parsed(text: &str) -> Option<Input> {
-        parse(&text.split('\n').map(str::to_owned).collect::<Vec<_>>())
-    }
-
-    fn message(text: &str) -> Option<Input> {
-        Some(Input::Message(text.into()))
-    }
-
-    #[test]
-    fn lines_are_messages_or_commands() {
-        assert_eq!(parsed(" hello "), message("hello"));
-        assert_eq!(parsed("/exit"), Some(Input::End));
-        let set = Input::Command("set".into(), "temp 0.5".into());
-        assert_eq!(parsed("/set  temp 0.5 "), Some(set));
-        for text in [" /set temp", "/etc/passwd is what?"] {
-            assert_eq!(parsed(text), message(text.trim()));
-        }
-    }
-
-    #[test]
-    fn a_backslash_at_the_end_of_a_line_continues_it() {
-        assert_eq!(parsed("one\\"), None);
-        assert_eq!(parsed("one\\\ntwo\\"), None);
-        assert_eq!(parsed("one\\\n/two\\n"), message("one\n/two\\n"));
-        assert_eq!(parsed("one\\\n"), message("one"));
-    }
-
-    #[test]
-    fn quotes_hold_several_lines() {
-        assert_eq!(parsed("\"\"\"one\ntwo"), None);
-        assert_eq!(parsed("\"\"\""), None);
-        assert_eq!(parsed("\"\"\"one\ntwo\"\"\""), message("one\ntwo"));
-        assert_eq!(parsed("\"\"\"\n/exit\n\"\"\""), message("/exit"));
-        assert_eq!(parsed("\"\"\"one\"\"\""), message("one"));
     }
 }
