@@ -58,6 +58,10 @@ impl Imatrix {
         let imatrix = match read {
             Ok(()) if &magic == b"GGUF" => Self::open_gguf(path)?,
             Ok(()) => Self::open_legacy(path)?,
+            Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => {
+                let got = "a file of fewer than 4 bytes";
+                return Err(Error::format(path, "file", "an importance matrix", got));
+            }
             Err(e) => return Err(Error::io(path, e)),
         };
         for name in imatrix.names() {

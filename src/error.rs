@@ -9,7 +9,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The operating system refused: which file, and what it said.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {}", path.display(), sentence(source))]
     Io { path: PathBuf, source: io::Error },
 
     /// A file that is not what it should be. `field` is a key, a tensor name or a byte position.
@@ -58,5 +58,26 @@ impl Error {
 
     pub fn invalid(sentence: impl Into<String>) -> Self {
         Error::Invalid(sentence.into())
+    }
+}
+
+/// What the system said, without its number and without the name of a temporary file.
+pub fn sentence(e: &io::Error) -> String {
+    let text = e.to_string();
+    let text = text.split(" at path \"").next().unwrap_or_default();
+    text.split(" (os error ").next().unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_name_the_file_that_was_asked_for_and_no_numbers() {
+        let made = tempfile::Builder::new().prefix(".secret").tempfile_in("/nonexistent");
+        let e = Error::io("/nonexistent/x", made.unwrap_err());
+        assert_eq!(e.to_string(), "/nonexistent/x: No such file or directory");
+        let e = Error::io("x", io::Error::from_raw_os_error(13));
+        assert_eq!(e.to_string(), "x: Permission denied");
     }
 }
