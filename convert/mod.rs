@@ -42,9 +42,9 @@ pub use synth::{PRESETS, SynthOptions, preset_architecture, synth, synth_type_na
 
 use std::path::{Path, PathBuf};
 
+use crate::Result;
 use crate::gguf::{OwnedValue, TensorType, Writer};
 use crate::model::descriptor::Descriptor;
-use crate::{Error, Result};
 
 use checkpoint::Checkpoint;
 use hparams::Sizes;
@@ -212,19 +212,6 @@ fn rounded(n: u64) -> String {
         .map_or((n / 1e3, 'K'), |(unit, letter)| (n / unit, letter));
     let digits = format!("{scaled:.0}").trim_start_matches('0').len();
     format!("{scaled:.*}{letter}", 2usize.saturating_sub(digits))
-}
-
-/// An output must not be its own input, whatever the spelling of the two paths.
-fn check_not_same(input: &Path, output: &Path) -> Result<()> {
-    let same = match (input.canonicalize(), output.canonicalize()) {
-        (Ok(a), Ok(b)) => a == b,
-        _ => false,
-    };
-    if same {
-        let sentence = format!("{}: the output must be another file", output.display());
-        return Err(Error::Usage(sentence));
-    }
-    Ok(())
 }
 
 #[cfg(test)]

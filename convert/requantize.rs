@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 
+use super::Written;
 use super::imatrix::{self, Imatrix};
 use super::layout::{self, Layout, Target};
 use super::mix::{self, Mix, ModelFacts};
 use super::source::Source;
 use super::stream::{self, Job};
-use super::{Written, check_not_same};
 use crate::gguf::{Gguf, OwnedValue, TensorType, Writer};
 use crate::model::granules;
 use crate::quant;
@@ -31,7 +31,6 @@ const DROPPED: [&str; 4] = ["general.alignment", "split.no", "split.count", "spl
 
 /// Writes the model with every tensor in the type that the mix gives it.
 pub fn quantize(options: &QuantizeOptions) -> Result<Written> {
-    check_not_same(&options.input, &options.output)?;
     let input = Gguf::open(&options.input)?;
     let facts = facts(&input, options.imatrix.is_some())?;
     let sources = Source::all(&input)?;

@@ -61,7 +61,7 @@ impl Error {
     }
 }
 
-/// What the system said, without its number and without the name of a temporary file.
+/// The message of the system, without its number and the name of a temporary file.
 pub fn sentence(e: &io::Error) -> String {
     let text = e.to_string();
     let text = text.split(" at path \"").next().unwrap_or_default();

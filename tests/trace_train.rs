@@ -182,7 +182,7 @@ fn bad_input_is_named_in_one_sentence() {
     failed(&train(trace, &profile, &["--tokens", "2"]), 1, &["2 sampled tokens are too few"]);
     // A model that was named by mistake is still there.
     let whole = std::fs::read(&model).unwrap();
-    failed(&train(trace, &model, &[]), 1, &["no profile", "not overwritten"]);
+    failed(&train(trace, &model, &[]), 1, &["not a moeba profile"]);
     assert_eq!(std::fs::read(&model).unwrap(), whole);
     assert!(!profile.exists(), "a failed run left its file");
     let left = std::fs::read_dir(dir.path()).unwrap().count();

@@ -1,13 +1,16 @@
 //! `log` to stderr, and to a file besides if asked. stderr has warnings, and more with -v; the file
 //! has at least what -v shows. RUST_LOG overrides the flags.
 
-use super::{Global, out};
+use super::new_file::is_stream;
+use super::outputs::kind::LOG_MAGIC;
+use super::{Global, VERSION, out};
 use crate::terminal::{self, Detail};
 use crate::{Error, Result};
 use env_logger::Logger;
 use log::{Level, LevelFilter, Record};
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::Write;
+use std::path::Path;
 
 pub fn install(global: &Global) -> Result<()> {
     let (detail, level) = match (global.quiet, global.verbose) {
@@ -20,7 +23,7 @@ pub fn install(global: &Global) -> Result<()> {
     terminal::set_detail(detail);
     let file = match &global.log_file {
         Some(path) => {
-            let file = File::create(path).map_err(|e| Error::io(path, e))?;
+            let file = log_file(path)?;
             Some((filter(level.max(LevelFilter::Info)), file))
         }
         None => None,
@@ -41,6 +44,17 @@ fn filter(level: LevelFilter) -> Logger {
         .filter_module("ureq_proto::util", LevelFilter::Off)
         .filter_module("ureq::util", LevelFilter::Warn)
         .build()
+}
+
+/// A new log. Its first line says which moeba writes it, and that it is a log.
+fn log_file(path: &Path) -> Result<File> {
+    let open = match is_stream(path) {
+        true => OpenOptions::new().append(true).open(path),
+        false => File::create(path),
+    };
+    let mut file = open.map_err(|e| Error::io(path, e))?;
+    let _ = writeln!(file, "{LOG_MAGIC}{}", *VERSION);
+    Ok(file)
 }
 
 /// Where messages go, and which.

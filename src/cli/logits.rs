@@ -47,9 +47,6 @@ fn ids(text: &str) -> Parsed<Ids> {
 
 pub fn run(args: Args) -> Result<()> {
     let (Ids(read), decoded) = (args.tokens, args.decoder_tokens);
-    if args.experts.as_ref() == Some(&args.output) {
-        return Err(Error::Usage("--output and --experts name the same file".into()));
-    }
     let n_ctx = decoded.as_ref().map_or(read.len(), |Ids(ids)| ids.len().max(read.len()));
     let mut options = args.batch.options(n_ctx, args.threads.count());
     options.without_text = true;

@@ -23,6 +23,7 @@ mod model;
 mod new_file;
 mod npy;
 mod out;
+mod outputs;
 mod perplexity;
 mod plan;
 mod plan_devices;
@@ -77,6 +78,9 @@ pub(crate) struct Global {
     /// Write messages to this file as well
     #[arg(long, global = true, value_name = "FILE", env = "MOEBA_LOG_FILE")]
     log_file: Option<PathBuf>,
+    /// Replace an existing output file whatever is in it; inputs of the command always stay
+    #[arg(long, global = true, help_heading = "Files")]
+    force: bool,
 }
 
 #[derive(Subcommand, Debug)]
@@ -136,11 +140,13 @@ pub fn main() -> ExitCode {
         Err(why) => return ExitCode::from(end_code(&Err(Error::Usage(why)))),
     };
     let matches = root.try_get_matches_from_mut(&line.argv);
-    let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
-        Ok(cli) => cli,
+    let parsed = matches.and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, matches)));
+    let (cli, matches) = match parsed {
+        Ok(parsed) => parsed,
         Err(e) => return parse_end(&e, &root, &line),
     };
-    ExitCode::from(end_code(&run(cli, &line.notes)))
+    let checked = outputs::check(&root, &matches, cli.global.force);
+    ExitCode::from(end_code(&checked.and_then(|()| run(cli, &line.notes))))
 }
 
 fn run(cli: Cli, notes: &[String]) -> Result<()> {

@@ -31,7 +31,7 @@ pub struct Args {
     /// Score this many windows only; -1 is all
     #[arg(long, value_name = "N", default_value = "-1", value_parser = chunks)]
     chunks: i64,
-    /// Write the figures to this file as JSON
+    /// Write the figures to this file as JSON (- is standard output)
     #[arg(long, value_name = "FILE.json")]
     stats: Option<PathBuf>,
     #[command(flatten)]

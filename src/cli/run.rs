@@ -39,7 +39,7 @@ pub struct Args {
     threads: ThreadsArg,
     #[command(flatten)]
     batch: BatchArgs,
-    /// Write the figures of the run to this file as JSON
+    /// Write the figures of the run to this file as JSON (- is standard output)
     #[arg(long, value_name = "FILE.json", help_heading = "Report")]
     stats: Option<PathBuf>,
     /// Print where the model's weights would be, and stop

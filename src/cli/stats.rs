@@ -1,6 +1,7 @@
 //! Measured figures: peak memory, rates, and the flat JSON of `--stats`.
 
-use crate::{Error, Result};
+use super::new_file::write_text;
+use crate::Result;
 use serde_json::{Map, Value};
 use std::fs;
 use std::path::Path;
@@ -63,7 +64,6 @@ impl Stats {
     }
 
     pub fn write(self, path: &Path) -> Result<()> {
-        let text = format!("{:#}\n", Value::Object(self.0));
-        fs::write(path, text).map_err(|e| Error::io(path, e))
+        write_text(path, &format!("{:#}\n", Value::Object(self.0)))
     }
 }

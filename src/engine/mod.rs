@@ -306,9 +306,10 @@ impl Engine {
         let Prepared { bound, tokenizer, n_ctx, mut plan, devices } = prepared;
         let cpu = Cpu::new(threads(options.n_threads));
         // Nothing is learned of experts that stay where they are.
-        let learns = plan.moves_experts();
-        let store = options.profile.file(path).filter(|_| learns);
-        let store = store.map(|path| ProfileFile::new(&path, bound.gguf().key()));
+        let store = match plan.moves_experts() {
+            true => ProfileFile::open(&options.profile, path, bound.gguf().key())?,
+            false => None,
+        };
         let mut model = match plan.place {
             Place::InPlace if plan.is_mapped => {
                 let model = bound.in_place();

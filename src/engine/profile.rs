@@ -1,7 +1,8 @@
 //! The file beside the model in which policies keep what they have learned. It is a cache: where it
-//! cannot be read or written the run goes on without, and says so.
+//! cannot be written the run goes on without, and says so.
 
 use crate::policy::{ModelKey, Profile};
+use crate::{Error, Result, error};
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -29,7 +30,7 @@ impl ProfileChoice {
 impl std::str::FromStr for ProfileChoice {
     type Err = std::convert::Infallible;
 
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
+    fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
         Ok(match text {
             "none" => ProfileChoice::Nowhere,
             "auto" => ProfileChoice::BesideModel,
@@ -47,51 +48,71 @@ fn beside(model: &Path) -> PathBuf {
 /// More than any policy keeps: a file that is larger is no profile.
 const BYTES_MAX: u64 = 1 << 30;
 
+/// A file that is, or will be, the profile of one model.
 pub struct ProfileFile {
     path: PathBuf,
     model: ModelKey,
 }
 
 impl ProfileFile {
-    pub fn new(path: &Path, model: ModelKey) -> ProfileFile {
-        ProfileFile { path: path.to_owned(), model }
+    /// The file that keeps the profile of `model`; none where there is to be none. What is not
+    /// that model's profile is never replaced: a file that was named is refused, and where one is
+    /// in the way of the default nothing is kept.
+    pub fn open(
+        choice: &ProfileChoice,
+        model: &Path,
+        key: ModelKey,
+    ) -> Result<Option<ProfileFile>> {
+        let Some(path) = choice.file(model) else { return Ok(None) };
+        let file = ProfileFile { path, model: key };
+        let Err(why) = file.read() else { return Ok(Some(file)) };
+        let path = file.path.display();
+        if matches!(choice, ProfileChoice::At(_)) {
+            return Err(Error::invalid(format!(
+                "{path}: {why}; name another file with --profile, or none"
+            )));
+        }
+        log::warn!("{path}: {why}; it is neither used nor replaced (delete it for a new profile)");
+        Ok(None)
     }
 
-    /// What is in the file; empty if there is none or it cannot be used.
+    /// What is in the file; nothing if there is none.
     pub fn load(&self) -> Profile {
-        let refuse = |why: &str| {
-            log::warn!("{} is not used: {why}; policies start cold", self.path.display());
+        self.read().unwrap_or_else(|why| {
+            log::warn!("{}: {why}; policies start without a profile", self.path.display());
             Profile::default()
+        })
+    }
+
+    /// The error is a clause: why this is not the model's profile.
+    fn read(&self) -> std::result::Result<Profile, String> {
+        let meta = match std::fs::metadata(&self.path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Profile::default()),
+            meta => meta.map_err(|e| error::sentence(&e))?,
         };
-        match self.read() {
-            Ok(bytes) => Profile::decode(&bytes, &self.model).unwrap_or_else(|why| refuse(&why)),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Profile::default(),
-            Err(error) => refuse(&error.to_string()),
-        }
-    }
-
-    fn read(&self) -> io::Result<Vec<u8>> {
-        let meta = std::fs::metadata(&self.path)?;
         if !meta.is_file() || meta.len() > BYTES_MAX {
-            return Err(io::Error::other("it is no profile of moeba"));
+            return Err("not a moeba profile".into());
         }
-        std::fs::read(&self.path)
+        let bytes = std::fs::read(&self.path).map_err(|e| error::sentence(&e))?;
+        if bytes.is_empty() {
+            return Ok(Profile::default());
+        }
+        Profile::decode(&bytes, &self.model)
     }
 
-    /// Replaces the file at once or not at all. Sections that nobody has written this time stay:
-    /// they are another policy's.
+    /// Replaces the file at once or not at all. Sections that this run has not written stay: they
+    /// are another policy's.
     pub fn save(&self, learned: &Profile) {
         if learned.is_empty() {
             return;
         }
-        let mut profile = self
-            .read()
-            .ok()
-            .and_then(|bytes| Profile::decode(&bytes, &self.model).ok())
-            .unwrap_or_default();
-        profile.merge(learned);
-        if let Err(error) = self.write(&profile.encode(&self.model)) {
-            log::warn!("what was learned is not kept: {}: {error}", self.path.display());
+        // Another process may have put something else there meanwhile.
+        let saved = self.read().and_then(|mut profile| {
+            profile.merge(learned);
+            self.write(&profile.encode(&self.model)).map_err(|e| error::sentence(&e))
+        });
+        if let Err(why) = saved {
+            log::warn!("what was learned is not kept: {}: {why}", self.path.display());
         }
     }
 
@@ -116,12 +137,18 @@ mod tests {
         profile
     }
 
+    fn at(path: &Path, key: ModelKey) -> Result<Option<ProfileFile>> {
+        ProfileFile::open(&ProfileChoice::At(path.into()), Path::new("model.gguf"), key)
+    }
+
     #[test]
-    fn what_was_learned_is_there_the_next_time_and_damage_is_not_used() {
+    fn what_was_learned_is_there_the_next_time() {
         let folder = tempfile::tempdir().unwrap();
-        let path = ProfileChoice::BesideModel.file(&folder.path().join("model.gguf")).unwrap();
+        let model = folder.path().join("model.gguf");
+        let beside = ProfileChoice::BesideModel;
+        let path = beside.file(&model).unwrap();
         assert_eq!(path.file_name().unwrap(), "model.gguf.moeba");
-        let file = ProfileFile::new(&path, KEY);
+        let file = ProfileFile::open(&beside, &model, KEY).unwrap().unwrap();
         assert!(file.load().is_empty());
         file.save(&Profile::default());
         assert!(!path.exists());
@@ -129,19 +156,36 @@ mod tests {
         file.save(&learned("b"));
         let both = file.load();
         assert!(both.get("a").is_some() && both.get("b").is_some());
-        assert!(ProfileFile::new(&path, [4; 32]).load().is_empty());
-
-        let whole = std::fs::read(&path).unwrap();
-        for damaged in [&whole[..whole.len() / 2], b"".as_slice(), b"something else"] {
-            std::fs::write(&path, damaged).unwrap();
-            assert!(file.load().is_empty());
-        }
-        // It is made anew.
+        assert!(ProfileFile::open(&ProfileChoice::Nowhere, &model, KEY).unwrap().is_none());
+        // An empty file, as mktemp makes it.
+        std::fs::write(&path, b"").unwrap();
         file.save(&learned("c"));
         assert!(file.load().get("c").is_some());
+    }
+
+    #[test]
+    fn what_is_not_the_models_profile_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let model = folder.path().join("model.gguf");
+        let beside = ProfileChoice::BesideModel;
+        let path = beside.file(&model).unwrap();
+        let whole = learned("a").encode(&KEY);
+        let others = learned("a").encode(&[4; 32]);
+        for (bytes, why) in [
+            (&whole[..whole.len() / 2], "damaged"),
+            (b"something else".as_slice(), "not a moeba profile"),
+            (&others, "another model"),
+        ] {
+            std::fs::write(&path, bytes).unwrap();
+            let e = at(&path, KEY).err().unwrap().to_string();
+            assert!(e.contains(why) && e.contains("model.gguf.moeba: "), "{e}");
+            assert!(ProfileFile::open(&beside, &model, KEY).unwrap().is_none());
+            // It came after the run began.
+            ProfileFile { path: path.clone(), model: KEY }.save(&learned("c"));
+            assert_eq!(std::fs::read(&path).unwrap(), bytes);
+        }
         std::fs::remove_file(&path).unwrap();
         std::fs::create_dir(&path).unwrap();
-        assert!(file.load().is_empty());
-        file.save(&learned("d"));
+        assert!(at(&path, KEY).is_err());
     }
 }

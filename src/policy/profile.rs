@@ -55,22 +55,24 @@ impl Profile {
         out
     }
 
-    /// The error is half a sentence: what is wrong with these bytes.
+    /// The error is a clause: what is wrong with these bytes.
     pub fn decode(bytes: &[u8], model: &ModelKey) -> Result<Profile, String> {
         let mut rest = Bytes(bytes);
-        if rest.take(MAGIC.len())? != MAGIC {
-            return Err("it is no profile of moeba".into());
+        if rest.take(MAGIC.len()) != Ok(MAGIC) {
+            return Err("not a moeba profile".into());
         }
         let version = u32::from_le_bytes(rest.array()?);
         if version != VERSION {
-            return Err(format!("it has version {version}, this moeba reads version {VERSION}"));
+            return Err(format!(
+                "a profile of version {version}; this moeba reads version {VERSION}"
+            ));
         }
         let (covered, crc) = bytes.split_at(bytes.len() - CRC_BYTES);
         if crc != crc32fast::hash(covered).to_le_bytes() {
-            return Err("its checksum is wrong".into());
+            return Err("a damaged profile (its checksum is wrong)".into());
         }
         if rest.take(model.len())? != model {
-            return Err("it belongs to another model".into());
+            return Err("the profile of another model".into());
         }
         let mut profile = Profile::default();
         for _ in 0..u32::from_le_bytes(rest.array()?) {
@@ -89,7 +91,8 @@ struct Bytes<'a>(&'a [u8]);
 
 impl<'a> Bytes<'a> {
     fn take(&mut self, n: usize) -> Result<&'a [u8], String> {
-        let (head, rest) = self.0.split_at_checked(n).ok_or("it ends too early")?;
+        let (head, rest) =
+            self.0.split_at_checked(n).ok_or("a damaged profile (it ends too early)")?;
         self.0 = rest;
         Ok(head)
     }

@@ -1,6 +1,7 @@
 //! `moeba trace replay`: what policies would have done on recorded routing, and the papers' tables.
 
 use super::super::args;
+use super::super::new_file::write_text;
 use super::super::out;
 use super::super::values::{self, Parsed};
 use super::machine::{Machine, MachineArg, machine_or_file};
@@ -247,10 +248,10 @@ fn report(args: &Args, trace: &Trace, folder: &Path) -> Result<()> {
         text.push_str(&format!("## {}\n\n", section.title));
         for table in (section.tables)(&inputs)? {
             text.push_str(&tables::markdown(&table, "policies"));
-            write(&plots.join(format!("{}.csv", table.id)), &tables::csv(&table))?;
+            write_text(&plots.join(format!("{}.csv", table.id)), &tables::csv(&table))?;
             n_tables += 1;
             if let Some(svg) = tables::svg(&table) {
-                write(&plots.join(format!("{}.svg", table.id)), &svg)?;
+                write_text(&plots.join(format!("{}.svg", table.id)), &svg)?;
                 n_plots += 1;
             }
         }
@@ -258,7 +259,7 @@ fn report(args: &Args, trace: &Trace, folder: &Path) -> Result<()> {
     }
     drop(bar);
     let document = folder.join("POLICIES.md");
-    write(&document, &format!("{}\n", text.trim_end()))?;
+    write_text(&document, &format!("{}\n", text.trim_end()))?;
     out::line(&format!(
         "{}: {n_tables} tables and {n_plots} plots; as files in {}",
         document.display(),
@@ -304,10 +305,6 @@ fn live(path: &Path) -> Result<Vec<Live>> {
         Live::parse(line).map_err(bad)
     };
     lines.map(parse).collect()
-}
-
-fn write(path: &Path, text: &str) -> Result<()> {
-    fs::write(path, text).map_err(|e| Error::io(path, e))
 }
 
 #[cfg(test)]

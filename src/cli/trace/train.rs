@@ -3,7 +3,7 @@
 //! model, beside what is there.
 
 use super::super::args;
-use super::super::new_file::NewFile;
+use super::super::new_file::{NewFile, write_text};
 use super::super::out;
 use super::replay::percent;
 use super::{distance, samples};
@@ -68,10 +68,9 @@ pub fn run(args: Args) -> Result<()> {
             "{path}: the trace has no router inputs: record it with --hidden"
         )));
     }
-    // Before the long work: what cannot be written, and what must not be overwritten.
+    // Before the long work: a profile that must not be replaced.
     let mut profile = existing(&args.output, &header.key)?;
     let output = NewFile::create(&args.output)?;
-    let report = args.report.as_deref().map(NewFile::create).transpose()?;
 
     let shape = Shape::of_model(header.layers.iter().map(|l| l.n_experts).collect(), header.k);
     let samples = samples::of_trace(&trace, args.tokens)
@@ -96,7 +95,9 @@ pub fn run(args: Args) -> Result<()> {
     save_held_out(trained.report.n_held_out, &mut profile);
     let distances = args.distance.profile(&trace, &shape, args.tokens, &mut profile)?;
     write(output, &profile.encode(&header.key))?;
-    report.map(|report| write(report, measured.encode().as_bytes())).transpose()?;
+    if let Some(report) = &args.report {
+        write_text(report, &measured.encode())?;
+    }
     let setting = format!("{}, {} tokens", header.model, samples.n_tokens());
     let accuracy = accuracy(&trained.report, setting);
     let tables = [Some(accuracy), distances].into_iter().flatten();
@@ -113,6 +114,7 @@ pub fn read_profile(path: &Path) -> io::Result<Vec<u8>> {
 /// What the profile has already: nothing if there is no such file.
 fn existing(path: &Path, key: &ModelKey) -> Result<Profile> {
     match read_profile(path) {
+        Ok(bytes) if bytes.is_empty() => Ok(Profile::default()),
         Ok(bytes) => Profile::decode(&bytes, key).map_err(|why| {
             Error::invalid(format!("{}: {why}; it is not overwritten", path.display()))
         }),
