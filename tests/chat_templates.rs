@@ -1,5 +1,5 @@
 //! Chat templates against transformers: the templates of `tests/fixtures/chat/`, which produce the
-//! formats of Qwen2.5, Qwen3, Mistral, Llama 3.1 and DeepSeek-V3.1, render as
+//! formats of Qwen2.5, Qwen3, gpt-oss, Mistral, Llama 3.1 and DeepSeek-V3.1, render as
 //! `apply_chat_template` does (`expected.json`, made by `generate.py` there).
 
 use moeba::chat::{CHATML, ChatTemplate, Clock};
@@ -69,6 +69,48 @@ fn llama_3_1_renders_as_transformers_does() {
 #[test]
 fn deepseek_renders_as_transformers_does() {
     check("deepseek-v3.1", 30);
+}
+
+#[test]
+fn reasoning_is_recognised_by_the_template() {
+    for (name, expected) in [
+        ("gpt-oss", Some("harmony")),
+        ("qwen3", Some("think")),
+        ("deepseek-r1", Some("think")),
+        ("deepseek-v3.1", Some("think")),
+        ("qwen2.5", None),
+        ("mistral-nemo", None),
+        ("llama-3.1", None),
+    ] {
+        let template = ChatTemplate::new(&fixture(&format!("{name}.jinja")), "", "").unwrap();
+        assert_eq!(template.reasoning().map(|format| format.name), expected, "{name}");
+    }
+}
+
+/// What a template renders decides where what is in its source does not.
+#[test]
+fn a_format_that_the_template_does_not_render_is_not_taken() {
+    let name = |source: &str| {
+        ChatTemplate::new(source, "", "").unwrap().reasoning().map(|format| format.name)
+    };
+    let render = |before: &str, after: &str| {
+        let message = "{{ m.reasoning_content }}";
+        format!(
+            "{{# <think></think> <thought></thought> #}}{{% for m in messages %}}\
+             {before}{message}{after}{{{{ m.content }}}}<end>{{% endfor %}}"
+        )
+    };
+    assert_eq!(name(&render("<think>\n", "\n</think>\n\n")), Some("think"));
+    assert_eq!(name(&render("<thought>", "</thought>")), Some("exaone"));
+    assert_eq!(name(&render("<b>", "</b>")), None);
+    assert_eq!(name("{# <think></think> #}{{ messages[0].content }}"), Some("think"));
+    let mistral = "[THINK]{{ messages[1].thinking }}[/THINK]{{ messages[1].content }}";
+    assert_eq!(name(mistral), Some("mistral"));
+    let seed =
+        "<seed:think>{{ messages[1].reasoning_content }}</seed:think>{{ messages[1].content }}";
+    assert_eq!(name(seed), Some("seed"));
+    let granite = "{# Here is my thought process: Here is my response: #}";
+    assert_eq!(name(granite), Some("granite"));
 }
 
 #[test]

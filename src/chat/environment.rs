@@ -9,6 +9,7 @@ use minijinja::value::{Kwargs, Rest};
 use minijinja::{AutoEscape, Environment, ErrorKind, State, Value};
 use minijinja_contrib::pycompat;
 use regex::Regex;
+use std::collections::HashSet;
 use std::sync::{Arc, LazyLock};
 
 /// The name under which the one template of an environment is stored.
@@ -30,6 +31,15 @@ pub fn compile(source: &str, clock: Clock) -> Result<Arc<Environment<'static>>> 
         let mut environment = environment(clock).map_err(describe)?;
         environment.add_template_owned(NAME, source).map_err(describe)?;
         Ok(Arc::new(environment))
+    })
+}
+
+/// Names that a template reads and does not make itself. Walking the tree costs stack as parsing it
+/// does.
+pub fn variables(environment: Arc<Environment<'static>>) -> Result<HashSet<String>> {
+    limits::guarded(move || {
+        let template = environment.get_template(NAME).map_err(describe)?;
+        Ok(template.undeclared_variables(false))
     })
 }
 

@@ -12,6 +12,7 @@ mod guard;
 mod json;
 mod limits;
 mod parts;
+pub mod reasoning;
 
 pub use clock::Clock;
 pub use from_gguf::names;
@@ -31,8 +32,20 @@ pub const CHATML: &str = "\
 {{- '<|im_start|>assistant\\n' -}}
 {%- endif -%}";
 
+/// Names that a template gets from its caller in each call: no variables of a user's.
+pub const RESERVED: &[&str] = &[
+    "add_generation_prompt",
+    "bos_token",
+    "chat_template",
+    "documents",
+    "eos_token",
+    "messages",
+    "tools",
+];
+
 /// A compiled template with the tokens that it may write.
 pub struct ChatTemplate {
+    source: String,
     main: Arc<Environment<'static>>,
     /// The template named `tool_use`, taken when there are tools, where a model has one.
     tool_use: Option<Arc<Environment<'static>>>,
@@ -57,6 +70,7 @@ impl ChatTemplate {
             }
         }
         Ok(Self {
+            source: source.to_string(),
             main: environment::compile(source, clock)?,
             tool_use: None,
             tokens,

@@ -9,6 +9,8 @@ use std::ops::Deref;
 pub struct Detokenizer<T: Deref<Target = Tokenizer>> {
     tokenizer: T,
     skip_special: bool,
+    /// Control tokens that are text all the same.
+    shown: Vec<u32>,
     after_special: bool,
     /// The start of a character whose other bytes have not come yet: at most 3 bytes.
     pending: Vec<u8>,
@@ -21,6 +23,7 @@ impl<T: Deref<Target = Tokenizer>> Detokenizer<T> {
         Self {
             tokenizer,
             skip_special,
+            shown: Vec::new(),
             after_special: true,
             pending: Vec::new(),
             ready: String::new(),
@@ -33,12 +36,23 @@ impl<T: Deref<Target = Tokenizer>> Detokenizer<T> {
         Self { after_special: false, ..Self::new(tokenizer, skip_special) }
     }
 
+    /// With these control tokens in the text, whatever becomes of others.
+    pub fn showing(self, ids: &[u32]) -> Self {
+        Self { shown: ids.to_vec(), ..self }
+    }
+
+    /// Whether all bytes so far are whole characters.
+    pub fn is_whole(&self) -> bool {
+        self.pending.is_empty()
+    }
+
     /// The text that `id` completes: often a word, nothing while a character is incomplete. Bytes
     /// that cannot become a character are U+FFFD.
     pub fn push(&mut self, id: u32) -> Result<&str> {
         self.ready.clear();
         let Self { tokenizer, pending, ready, .. } = self;
-        let piece = tokenizer.piece_in_context(id, self.skip_special, &mut self.after_special)?;
+        let skip_special = self.skip_special && !self.shown.contains(&id);
+        let piece = tokenizer.piece_in_context(id, skip_special, &mut self.after_special)?;
         pending.extend_from_slice(piece);
         let kept = incomplete_tail(pending);
         let complete = pending.len() - kept;
