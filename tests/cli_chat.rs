@@ -31,6 +31,7 @@ impl Terminal {
         command.arg(program.get_program()).args(["run", "--temp", "0", "--ignore-eos"]);
         command.arg(&model.path).args(args).env("TERM", "xterm");
         command.env("MOEBA_HISTORY", model.file("history"));
+        command.env_remove("NO_COLOR");
         let clone = || slave.try_clone().unwrap();
         command.stdin(clone()).stdout(clone()).stderr(clone());
         let child = command.spawn().unwrap();
@@ -332,4 +333,53 @@ fn a_file_that_is_no_history_stays() {
     terminal.type_and_see("/exit\r", "");
     assert_eq!(terminal.code(), Some(0));
     assert_eq!(std::fs::read(model.file("history")).unwrap(), b"notes\n");
+}
+
+/// A chat whose model thinks, from the first token on, and never ends by itself.
+fn thinking(model: &Model, args: &[&str]) -> Terminal {
+    let file = model.file("template");
+    let template = "{% for m in messages %}{{ m.content }}{% endfor %}<think>";
+    std::fs::write(&file, template).unwrap();
+    let args = [&["--chat-template", file.to_str().unwrap(), "-n", "40"], args].concat();
+    let terminal = Terminal::open(model, &args);
+    terminal.see(0, "> ");
+    terminal
+}
+
+/// Where dim text ends.
+const UNDIM: &str = "\u{1b}[22m";
+
+#[test]
+fn reasoning_is_dim_and_the_answer_is_not() {
+    let model = model();
+    let mut terminal = thinking(&model, &["--reasoning-budget", "3", "-v"]);
+    let seen = terminal.type_and_see("hello\r", "peak memory");
+    let (reasoning, answer) = seen.rsplit_once(UNDIM).expect("dim text");
+    assert!(reasoning.contains("\u{1b}[2m"), "{seen:?}");
+    assert!(answer.starts_with("\r\n\r\n") && !seen.contains("think>"), "{seen:?}");
+    terminal.type_and_see("/set reasoning-format none\r", "reasoning-format is none");
+    let seen = terminal.type_and_see("again\r", "peak memory");
+    assert!(seen.contains("</think>") && !seen.contains(UNDIM), "{seen:?}");
+    terminal.type_and_see("/exit\r", "");
+    assert_eq!(terminal.code(), Some(0));
+}
+
+#[test]
+fn a_message_without_an_answer_is_no_part_of_the_conversation() {
+    let model = model();
+    let mut terminal = thinking(&model, &["-v"]);
+    // One token a byte: the message and what opens the reasoning.
+    let seen = terminal.type_and_see("hello\r", "prompt: 12 tokens");
+    assert!(seen.contains("/regen sends the message again"), "{seen:?}");
+    terminal.type_and_see("/regen\r", "11 more were in the cache");
+    terminal.type_and_see("/think off\r", "no switch");
+    terminal.type_and_see("/think\r", "thinking is off");
+    terminal.type_and_see("/think odd\r", "expected on, off");
+    terminal.type_and_see("/set reasoning-budget 2\r", "reasoning-budget is 2");
+    terminal.type_and_see("ab\r", "prompt: 9 tokens");
+    terminal.type_and_see("/clear\r", "forgotten");
+    let stats = terminal.type_and_see("/stats\r", "nothing has been generated");
+    assert!(stats.contains("0 of 256 tokens"), "{stats:?}");
+    terminal.type_and_see("/exit\r", "");
+    assert_eq!(terminal.code(), Some(0));
 }

@@ -208,7 +208,11 @@ fn a_file_without_vocabulary_serves_what_needs_no_text() {
         let bench = ["-p", "4", "-n", "2", "-r", "1", "--no-machine"];
         succeeded(&command("bench", &file, &bench));
         let out = check(&file);
-        assert!(succeeded(&out).contains("only logits, bench and inspect work"), "{}", stdout(&out));
+        assert!(
+            succeeded(&out).contains("only logits, bench and inspect work"),
+            "{}",
+            stdout(&out)
+        );
         let trace = model.file("trace");
         let trace = ["-f", text, "-o", trace.to_str().unwrap()];
         let refused: [(&str, &[&str]); 6] = [

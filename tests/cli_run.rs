@@ -586,3 +586,101 @@ fn a_reader_that_leaves_ends_the_run_quietly() {
     assert_eq!(out.status.code(), Some(0), "{}", stderr(&out));
     assert!(!stderr(&out).contains("error") && stdout(&out).is_empty());
 }
+
+/// A template that the flags of thinking move, and which opens the reasoning itself.
+const THINKS: &str = "{% if enable_thinking is defined and not enable_thinking %}OFF{% endif %}\
+    {{ x }}{{ messages[-1].content }}<think>";
+
+/// The prompt's tokens, one for a byte, and what was said on stderr.
+fn prompt_tokens(model: &Model, template: &str, args: &[&str]) -> (u64, String) {
+    let (file, stats) = (model.file("template"), model.file("stats.json"));
+    std::fs::write(&file, template).unwrap();
+    let fixed = ["-p", "Hi", "-n", "1", "--chat-template", file.to_str().unwrap(), "--stats"];
+    let args = [&fixed[..], &[stats.to_str().unwrap()], args].concat();
+    let out = on(model, "run", &args);
+    succeeded(&out);
+    let stats: Value = serde_json::from_slice(&std::fs::read(&stats).unwrap()).unwrap();
+    (stats["prompt_tokens"].as_u64().unwrap(), stderr(&out).to_owned())
+}
+
+#[test]
+fn flags_of_thinking_reach_the_template() {
+    let model = chat();
+    let n = |args: &[&str]| prompt_tokens(&model, THINKS, args).0;
+    let plain = n(&[]);
+    for off in ["--think", "--reasoning", "-rea"] {
+        assert_eq!(n(&[off, "off"]), plain + 3, "{off}");
+        assert_eq!(n(&[off, "on"]), plain, "{off}");
+    }
+    assert_eq!(n(&["--reasoning-budget", "0"]), plain + 3);
+    let kwargs = r#"{"enable_thinking": false, "x": "1234"}"#;
+    assert_eq!(n(&["--chat-template-kwargs", kwargs]), plain + 7);
+    assert_eq!(n(&["--chat-template-kwargs", kwargs, "--think", "on"]), plain + 7);
+    let (_, said) = prompt_tokens(&model, THINKS, &["--think", "high"]);
+    assert!(said.contains("knows thinking only as on and off"), "{said}");
+}
+
+#[test]
+fn a_template_that_cannot_follow_a_flag_is_told_of() {
+    let model = chat();
+    let template = "{{ messages[0].content }}";
+    for (args, expected) in [
+        (["--think", "on"], "no switch for thinking"),
+        (["--think", "off"], "no switch that turns thinking off"),
+        (["--reasoning-budget", "5"], "--reasoning-budget has no effect"),
+    ] {
+        let (_, said) = prompt_tokens(&model, template, &args);
+        assert!(said.contains(expected), "{said}");
+    }
+    let out = on(&model, "run", &["--raw", "-p", "x", "-n", "1", "--think", "on"]);
+    assert!(succeeded(&out).starts_with('x') && stderr(&out).contains("plain text"));
+    for (args, expected) in [
+        (["--think", "much"], "low, medium, high or auto"),
+        (["--reasoning-budget", "-2"], "from -1"),
+        (["--reasoning-format", "x"], "deepseek-legacy"),
+        (["--chat-template-kwargs", "[1]"], "expected a JSON object"),
+    ] {
+        failed(&on(&model, "run", &[&["-p", "x"], &args[..]].concat()), 2, &[expected]);
+    }
+}
+
+/// The model never ends its reasoning; the budget does.
+#[test]
+fn a_budget_ends_the_reasoning_and_a_pipe_gets_the_answer_alone() {
+    let model = chat();
+    let file = model.file("template");
+    std::fs::write(&file, THINKS).unwrap();
+    let run = |args: &[&str]| {
+        let fixed = ["-p", "Hi", "-n", "60", "--temp", "0", "--ignore-eos", "--think", "on"];
+        let template = ["--chat-template", file.to_str().unwrap()];
+        on(&model, "run", &[&fixed[..], &template, args].concat())
+    };
+    let endless = run(&[]);
+    assert_eq!(succeeded(&endless), "\n");
+    assert!(stderr(&endless).contains("before the answer began"), "{}", stderr(&endless));
+    let budget = ["--reasoning-budget", "4", "--reasoning-budget-message", " Enough."];
+    let raw = run(&[&budget[..], &["--reasoning-format", "none"]].concat());
+    let (reasoning, answer) =
+        succeeded(&raw).split_once(" Enough.\n</think>\n\n").expect("an end of the reasoning");
+    assert!(reasoning.chars().count() <= 10, "{reasoning:?}");
+    for format in ["auto", "deepseek"] {
+        let apart = run(&[&budget[..], &["--reasoning-format", format]].concat());
+        assert_eq!(succeeded(&apart), answer.trim_start(), "{format}");
+    }
+    let legacy = run(&[&budget[..], &["--reasoning-format", "deepseek-legacy"]].concat());
+    assert_eq!(succeeded(&legacy), succeeded(&raw));
+    let none = run(&["--reasoning-budget", "0", "--reasoning-format", "none"]);
+    assert!(succeeded(&none).starts_with("\n</think>\n\n"), "{}", stdout(&none));
+}
+
+#[test]
+fn render_takes_variables_from_a_flag() {
+    let model = chat();
+    let (messages, template) = (model.file("messages.json"), model.file("template"));
+    std::fs::write(&messages, r#"{"messages": [], "x": 1, "y": 2}"#).unwrap();
+    std::fs::write(&template, "{{ x }} {{ y }} {{ z }}").unwrap();
+    let args = [messages.to_str().unwrap(), "--chat-template", template.to_str().unwrap()];
+    let kwargs = ["--chat-template-kwargs", r#"{"y": 3, "z": true}"#];
+    let out = on(&model, "render", &[&args[..], &kwargs].concat());
+    assert_eq!(succeeded(&out), "1 3 True");
+}

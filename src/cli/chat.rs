@@ -4,10 +4,10 @@ mod reader;
 
 use super::commands;
 use super::conversation::Conversation;
-use super::generate::{End, Outcome, Request};
+use super::generate::{End, Outcome};
 use super::out;
 use super::prompt::read_prompt;
-use super::run::{Run, context_full, was_interrupted};
+use super::run::{NO_CONTENT, Run, context_full, was_interrupted};
 use super::sampling::{self, n_predict};
 use super::values::Parsed;
 use crate::{Error, Result, interrupt};
@@ -19,6 +19,8 @@ pub use reader::read_message;
 struct Chat {
     run: Run,
     conversation: Conversation,
+    /// A message without an answer: no part of the conversation.
+    unanswered: Option<String>,
     last: Option<Outcome>,
     n_answers: u64,
 }
@@ -26,7 +28,7 @@ struct Chat {
 /// Chats until the end of input; `first` is a message that was given as a flag.
 pub fn run(run: Run, conversation: Conversation, first: Option<String>) -> Result<()> {
     let mut reader = Reader::new()?;
-    let mut chat = Chat { run, conversation, last: None, n_answers: 0 };
+    let mut chat = Chat { run, conversation, unanswered: None, last: None, n_answers: 0 };
     out::aside("/help lists the commands, /exit or Ctrl-D ends the chat");
     if let Some(message) = first {
         chat.message(&message)?;
@@ -48,34 +50,34 @@ pub fn run(run: Run, conversation: Conversation, first: Option<String>) -> Resul
 impl Chat {
     fn message(&mut self, text: &str) -> Result<()> {
         self.conversation.add_user(text);
-        let said = self.answer();
-        if said.is_err() {
-            // The message had no answer: the next one must not follow on it.
-            self.conversation.take_back("user");
-        }
-        tell(said)
+        tell(self.answer())
     }
 
+    /// Answers the last message. One that gets no answer is taken back: the next one must not
+    /// follow on it.
     fn answer(&mut self) -> Result<()> {
-        let prompt = self.conversation.tokens()?;
+        let said = self.try_answer();
+        self.unanswered = match said {
+            Ok(true) => None,
+            _ => self.conversation.take_back("user"),
+        };
+        said.map(drop)
+    }
+
+    /// Whether an answer came.
+    fn try_answer(&mut self) -> Result<bool> {
         let mut sampling = self.run.sampling.clone();
         // Each answer draws anew, and the whole chat follows from the first seed.
         sampling.seed = sampling.seed.map(|seed| seed.wrapping_add(self.n_answers));
-        let limits = &self.run.limits;
-        let request = Request::continuing(&prompt, sampling, limits, true);
-        let mut answer = String::new();
-        let outcome = self.run.generator.generate(request, &mut |text| {
-            answer.push_str(text);
-            out::write(text.as_bytes())
-        })?;
-        out::line("")?;
+        let (outcome, answer) = self.run.reply(&self.conversation, sampling)?;
         self.n_answers += 1;
         if was_interrupted(&outcome) {
             out::say("(interrupted)");
         }
-        match answer.is_empty() && outcome.end == End::Interrupted {
-            true => drop(self.conversation.take_back("user")),
-            false => self.conversation.add_assistant(&answer),
+        let came = !answer.content.is_empty();
+        match came {
+            true => self.conversation.add_assistant(&answer),
+            false => out::say(&format!("{NO_CONTENT}; /regen sends the message again")),
         }
         if outcome.end == End::ContextFull {
             log::warn!("{}; /clear starts over", context_full(self.run.generator.engine().n_ctx()));
@@ -83,7 +85,8 @@ impl Chat {
         outcome.tell();
         self.last = Some(outcome);
         // SIGTERM and SIGHUP end the chat, not the answer alone.
-        interrupt::check()
+        interrupt::check()?;
+        Ok(came)
     }
 
     fn command(&mut self, name: &str, rest: &str) -> Result<()> {
@@ -91,11 +94,16 @@ impl Chat {
             "help" | "?" => out::say(&commands::help()),
             "clear" => {
                 self.conversation.clear();
+                self.unanswered = None;
                 self.run.generator.clear();
                 out::say("the conversation is forgotten");
             }
             "regen" => return self.regenerate(),
             "stats" => self.stats(),
+            "think" => match self.think(rest) {
+                Ok(said) => out::say(&said),
+                Err(why) => out::say(&format!("/think {rest}: {why}")),
+            },
             "system" => {
                 self.conversation.set_system(rest);
                 out::say(match rest {
@@ -118,12 +126,24 @@ impl Chat {
     }
 
     fn regenerate(&mut self) -> Result<()> {
-        if !self.conversation.take_back("assistant") {
+        if let Some(text) = self.unanswered.take() {
+            return self.message(&text);
+        }
+        if self.conversation.take_back("assistant").is_none() {
             out::say("there is no answer yet to give again");
             return Ok(());
         }
-        let said = self.answer();
-        tell(said)
+        tell(self.answer())
+    }
+
+    /// Changes how the model thinks; without a level it is shown.
+    fn think(&mut self, level: &str) -> Parsed<String> {
+        if !level.is_empty() {
+            self.run.reasoning.set("think", level)?;
+            let reasoning = &self.run.reasoning;
+            self.conversation.set_reasoning(reasoning).map_err(|e| e.to_string())?;
+        }
+        Ok(format!("thinking is {}", self.run.reasoning.think()))
     }
 
     /// Changes an option; without a value it is shown, and without a name all are.
@@ -132,11 +152,16 @@ impl Chat {
         let is_n = matches!(name, "n" | "predict" | "n-predict");
         match value.trim() {
             "" => {}
+            value if self.run.reasoning.set(name, value)? => {
+                let reasoning = &self.run.reasoning;
+                self.conversation.set_reasoning(reasoning).map_err(|e| e.to_string())?;
+            }
             value if is_n => self.run.limits.n_predict = usize::try_from(n_predict(value)?).ok(),
             value => sampling::set(&mut self.run.sampling, name, value)?,
         }
         let mut all = sampling::settings(&self.run.sampling);
         all.push(("n", self.run.limits.n_predict.map_or("-1".into(), |n| n.to_string())));
+        all.extend(self.run.reasoning.settings());
         let name = if is_n { "n".into() } else { sampling::canonical(name) };
         let row = |(name, value): &(&str, String)| format!("{name:<17}  {value}");
         match all.iter().find(|(known, _)| *known == name) {

@@ -1,6 +1,6 @@
 //! The commands of a chat: their table, which is what /help prints, and completion by Tab.
 
-use super::sampling;
+use super::{reasoning, sampling};
 use crate::sample::SamplerOptions;
 use rustyline::completion::Completer;
 use rustyline::highlight::Highlighter;
@@ -17,6 +17,7 @@ const COMMANDS: &[(&str, &str)] = &[
     ("/read FILE", "send the contents of a file as the message"),
     ("/system TEXT", "replace the system prompt; without TEXT, remove it"),
     ("/set NAME VALUE", "change a sampling option; without both, list them"),
+    ("/think LEVEL", "on, off, low, medium, high or auto: how the model thinks"),
     ("/stats", "show the figures of the last answer"),
     ("/exit", "end the chat (also /quit, /bye and Ctrl-D)"),
 ];
@@ -56,7 +57,8 @@ impl Completion {
         let (start, names): (usize, Vec<String>) = match line.strip_prefix("/set ") {
             Some(option) => {
                 let options = sampling::settings(&SamplerOptions::default());
-                let names = options.iter().map(|(name, _)| *name).chain(["n"]);
+                let names =
+                    options.iter().map(|(name, _)| *name).chain(["n"]).chain(reasoning::OPTIONS);
                 (line.len() - option.len(), names.map(|name| format!("{name} ")).collect())
             }
             None => (0, COMMANDS.iter().map(|(usage, _)| typed(usage)).collect()),

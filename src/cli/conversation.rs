@@ -1,12 +1,12 @@
 //! Messages and the prompt that the model's template makes of them.
 
+use super::reasoning::{Reasoning, Variables};
 use crate::Result;
+use crate::chat::reasoning::{Answer, Format, Scanner};
 use crate::chat::{self, ChatTemplate};
-use crate::engine::Engine;
 use crate::gguf::Gguf;
-use crate::tokenizer::EncodeOptions;
-use serde_json::{Map, Value, json};
-use std::sync::Arc;
+use crate::tokenizer::{EncodeOptions, Tokenizer};
+use serde_json::{Value, json};
 
 /// Whether the file brings a chat template: what decides between a chat and plain text.
 pub fn has_template(gguf: &Gguf) -> bool {
@@ -14,17 +14,42 @@ pub fn has_template(gguf: &Gguf) -> bool {
 }
 
 pub struct Conversation {
-    engine: Arc<Engine>,
     template: ChatTemplate,
+    /// How the model marks its reasoning, if it does.
+    format: Option<&'static Format>,
+    variables: Variables,
     system: Option<String>,
     /// User and assistant in turn, as the template wants them.
     messages: Vec<Value>,
 }
 
+/// What the next answer continues.
+pub struct Prompt {
+    pub tokens: Vec<u32>,
+    /// For the answer's text.
+    pub scanner: Scanner,
+}
+
 impl Conversation {
-    pub fn new(engine: &Arc<Engine>, template: Option<&str>) -> Result<Self> {
-        let template = ChatTemplate::from_gguf(engine.gguf(), engine.tokenizer(), template)?;
-        Ok(Self { engine: engine.clone(), template, system: None, messages: Vec::new() })
+    /// With one of the file's templates, or another one.
+    pub fn new(gguf: &Gguf, tokenizer: &Tokenizer, template: Option<&str>) -> Result<Self> {
+        Ok(Self::with_template(ChatTemplate::from_gguf(gguf, tokenizer, template)?))
+    }
+
+    fn with_template(template: ChatTemplate) -> Self {
+        let format = template.reasoning();
+        Self { template, format, variables: Variables::new(), system: None, messages: Vec::new() }
+    }
+
+    /// How the model marks its reasoning, if it does.
+    pub fn format(&self) -> Option<&'static Format> {
+        self.format
+    }
+
+    /// How the model is to think from now on.
+    pub fn set_reasoning(&mut self, reasoning: &Reasoning) -> Result<()> {
+        self.variables = reasoning.variables(&self.template)?;
+        Ok(())
     }
 
     pub fn set_system(&mut self, text: &str) {
@@ -35,8 +60,13 @@ impl Conversation {
         self.messages.push(json!({ "role": "user", "content": text }));
     }
 
-    pub fn add_assistant(&mut self, text: &str) {
-        self.messages.push(json!({ "role": "assistant", "content": text }));
+    /// Reasoning has a field of its own: templates that want it in the prompt read it there.
+    pub fn add_assistant(&mut self, answer: &Answer) {
+        let mut message = json!({ "role": "assistant", "content": answer.content });
+        if !answer.reasoning.is_empty() {
+            message["reasoning_content"] = answer.reasoning.as_str().into();
+        }
+        self.messages.push(message);
     }
 
     /// Forgets everything but what the system says.
@@ -44,24 +74,145 @@ impl Conversation {
         self.messages.clear();
     }
 
-    /// Takes back the last message if it is this role's.
-    pub fn take_back(&mut self, role: &str) -> bool {
-        let found = self.messages.last().is_some_and(|message| message["role"] == role);
-        if found {
-            self.messages.pop();
-        }
-        found
+    /// Takes back the last message if it is this role's: its text.
+    pub fn take_back(&mut self, role: &str) -> Option<String> {
+        let message = self.messages.pop_if(|message| message["role"] == role)?;
+        message["content"].as_str().map(str::to_owned)
     }
 
     /// The prompt for the next answer.
-    pub fn tokens(&self) -> Result<Vec<u32>> {
-        let system = self.system.iter().map(|s| json!({ "role": "system", "content": s }));
-        let messages: Vec<Value> = system.chain(self.messages.iter().cloned()).collect();
-        let text = self.template.render(&Value::Array(messages), None, true, &Map::new())?;
-        let tokenizer = self.engine.tokenizer();
+    pub fn prompt(&self, tokenizer: &Tokenizer) -> Result<Prompt> {
+        let text = self.text()?;
         // A template that writes BOS itself must not lead to two of them.
         let bos = tokenizer.special_text(tokenizer.bos());
         let add_special = bos.is_empty() || !text.starts_with(&bos);
-        Ok(tokenizer.encode(&text, EncodeOptions { add_special, parse_special: true }))
+        let tokens = tokenizer.encode(&text, EncodeOptions { add_special, parse_special: true });
+        Ok(Prompt { tokens, scanner: Scanner::new(self.format, &text) })
+    }
+
+    fn text(&self) -> Result<String> {
+        let system = self.system.iter().map(|s| json!({ "role": "system", "content": s }));
+        let messages: Vec<Value> = system.chain(self.messages.iter().cloned()).collect();
+        self.template.render(&Value::Array(messages), None, true, &self.variables)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chat::Clock;
+    use crate::tokenizer::{Detokenizer, TokenType, Vocab, VocabModel};
+
+    const GOLDEN: &str = include_str!("../../tests/fixtures/chat/turns.json");
+
+    fn golden() -> Value {
+        serde_json::from_str(GOLDEN).unwrap()
+    }
+
+    /// A vocabulary of ASCII characters and of control tokens.
+    fn tokenizer(special: &[Value]) -> Tokenizer {
+        let mut tokens: Vec<Vec<u8>> = (b'!'..=b'~').map(|byte| vec![byte]).collect();
+        tokens.extend(["Ġ", "Ċ"].map(|name| name.as_bytes().to_vec()));
+        let mut types = vec![TokenType::Normal; tokens.len()];
+        tokens.extend(special.iter().map(|name| name.as_str().unwrap().as_bytes().to_vec()));
+        types.resize(tokens.len(), TokenType::Control);
+        let mut vocab = Vocab::new(VocabModel::Bpe, tokens);
+        (vocab.types, vocab.pre, vocab.add_bos) = (types, Some("gpt-2".into()), Some(false));
+        Tokenizer::new(vocab).unwrap()
+    }
+
+    /// What a conversation keeps of a model's text, of which only the first tokens come.
+    fn answer(
+        conversation: &Conversation,
+        tokenizer: &Tokenizer,
+        text: &str,
+        n_tokens: usize,
+    ) -> Answer {
+        let Prompt { mut scanner, .. } = conversation.prompt(tokenizer).unwrap();
+        let mut deltas = Vec::new();
+        let shown = conversation.format().map_or(Vec::new(), |format| format.tokens(tokenizer));
+        let mut detokenizer = Detokenizer::new(tokenizer, true).showing(&shown);
+        let options = EncodeOptions { add_special: false, parse_special: true };
+        for &id in tokenizer.encode(text, options).iter().take(n_tokens) {
+            if tokenizer.is_eog(id) {
+                break;
+            }
+            deltas.extend(scanner.push(detokenizer.push(id).unwrap()));
+        }
+        deltas.extend(scanner.finish());
+        let mut answer = Answer::default();
+        deltas.iter().for_each(|delta| answer.add(delta));
+        answer
+    }
+
+    fn begin(case: &Value) -> (Conversation, Tokenizer) {
+        let name = case["template"].as_str().unwrap();
+        let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/chat");
+        let source = std::fs::read_to_string(format!("{dir}/{name}.jinja")).unwrap();
+        let token = |key: &str| case[key].as_str().unwrap_or_default();
+        let clock = Clock::parse(golden()["now"].as_str().unwrap()).unwrap();
+        let template =
+            ChatTemplate::with_clock(&source, token("bos"), token("eos"), clock).unwrap();
+        let mut conversation = Conversation::with_template(template);
+        conversation.variables = case["kwargs"].as_object().unwrap().clone();
+        conversation.set_system(case["system"].as_str().unwrap_or_default());
+        (conversation, tokenizer(case["special"].as_array().unwrap()))
+    }
+
+    /// Conversations whose answers come token by token are rendered as transformers renders them
+    /// from the messages that the model meant.
+    #[test]
+    fn three_turns_render_as_in_transformers() {
+        let all = golden();
+        let cases = all["cases"].as_array().unwrap();
+        assert!(cases.len() >= 5);
+        for case in cases {
+            let (mut conversation, tokenizer) = begin(case);
+            for (n, turn) in case["turns"].as_array().unwrap().iter().enumerate() {
+                let text = |key: &str| turn[key].as_str().unwrap();
+                conversation.add_user(text("user"));
+                let case = format!("{} turn {n}", case["template"]);
+                assert_eq!(conversation.text().unwrap(), text("prompt"), "{case}");
+                let answer = answer(&conversation, &tokenizer, text("output"), usize::MAX);
+                assert_eq!(answer.reasoning, text("reasoning"), "{case}");
+                assert_eq!(answer.content, text("answer"), "{case}");
+                conversation.add_assistant(&answer);
+            }
+        }
+    }
+
+    /// The next prompt goes on where the last one ended, as far as reasoning is not taken out:
+    /// what was computed is used again.
+    #[test]
+    fn a_prompt_is_a_prefix_of_the_next() {
+        for case in golden()["cases"].as_array().unwrap() {
+            let prompt = |n: usize| case["turns"][n]["prompt"].as_str().unwrap();
+            for n in 1..3 {
+                let (before, opened) = (prompt(n - 1), ["<think>\n", "<think>\n\n</think>\n\n"]);
+                let kept = opened.iter().find_map(|text| before.strip_suffix(text));
+                assert!(prompt(n).starts_with(kept.unwrap_or(before)), "{}", case["template"]);
+            }
+        }
+    }
+
+    /// Wherever an answer is interrupted, what is kept of it is a message that renders.
+    #[test]
+    fn an_interrupted_answer_leaves_a_well_formed_conversation() {
+        for case in golden()["cases"].as_array().unwrap() {
+            let turn = &case["turns"][0];
+            let text = |key: &str| turn[key].as_str().unwrap();
+            for n_tokens in 0..text("output").len() {
+                let (mut conversation, tokenizer) = begin(case);
+                conversation.add_user(text("user"));
+                let kept = answer(&conversation, &tokenizer, text("output"), n_tokens);
+                assert!(text("reasoning").starts_with(&kept.reasoning), "{kept:?}");
+                assert!(text("answer").starts_with(&kept.content), "{kept:?}");
+                conversation.add_assistant(&kept);
+                conversation.add_user("And?");
+                let next = conversation.text().unwrap();
+                let marks = |text: &str| text.matches("<|channel|>").count();
+                assert!(next.contains("And?") && marks(&next) <= 1, "{next}");
+            }
+        }
     }
 }

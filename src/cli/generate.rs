@@ -158,6 +158,24 @@ pub struct Generator {
     cached: Vec<u32>,
 }
 
+/// Hears a text while a model writes it.
+pub trait Listener {
+    /// Whole characters, as soon as no stop string can begin with them.
+    fn text(&mut self, text: &str) -> Result<()>;
+
+    /// Asked before each token: one that must come, whatever the model would choose. `is_whole`:
+    /// the last one ended a character.
+    fn forced(&mut self, _is_whole: bool) -> Option<u32> {
+        None
+    }
+}
+
+impl<F: FnMut(&str) -> Result<()>> Listener for F {
+    fn text(&mut self, text: &str) -> Result<()> {
+        self(text)
+    }
+}
+
 /// What is asked for.
 pub struct Request<'a> {
     /// What the encoder reads, if the model has one: the prompt is the answer's beginning then.
@@ -170,6 +188,8 @@ pub struct Request<'a> {
     pub own_text: bool,
     /// Control tokens are part of the answer.
     pub shows_control: bool,
+    /// These control tokens are, where others are not.
+    pub shown: &'a [u32],
 }
 
 impl<'a> Request<'a> {
@@ -180,7 +200,15 @@ impl<'a> Request<'a> {
         limits: &'a Limits,
         own_text: bool,
     ) -> Request<'a> {
-        Request { source: None, prompt, sampling, limits, own_text, shows_control: false }
+        Request {
+            source: None,
+            prompt,
+            sampling,
+            limits,
+            own_text,
+            shows_control: false,
+            shown: &[],
+        }
     }
 }
 
@@ -205,12 +233,11 @@ impl Generator {
         self.cached.len()
     }
 
-    /// Continues the prompt. `print` gets whole characters as soon as no stop string can begin with
-    /// them. Ctrl-C ends it with what there is.
+    /// Continues the prompt. Ctrl-C ends it with what there is.
     pub fn generate(
         &mut self,
         request: Request<'_>,
-        print: &mut dyn FnMut(&str) -> Result<()>,
+        listener: &mut dyn Listener,
     ) -> Result<Outcome> {
         let Request { prompt, limits, .. } = request;
         self.check(prompt)?;
@@ -236,7 +263,8 @@ impl Generator {
             decode_experts: Moved::default(),
         };
         let read = request.source.map_or(Ok(()), |source| self.session.encode(source));
-        let first = read.and_then(|()| self.feed(&prompt[n_reused..], &mut sampler));
+        let forced = listener.forced(true);
+        let first = read.and_then(|()| self.feed(&prompt[n_reused..], &mut sampler, forced));
         outcome.prompt_time = start.elapsed();
         outcome.prompt_experts = watch.counted(&self.engine);
         let first = match first {
@@ -253,7 +281,7 @@ impl Generator {
             true => Detokenizer::new(engine.tokenizer(), skip_special),
             false => Detokenizer::continuing(engine.tokenizer(), skip_special),
         };
-        let mut text = Text::new(detokenizer, limits, print);
+        let mut text = Text::new(detokenizer.showing(request.shown), limits, listener);
         outcome.end = self.decode(first, &mut sampler, limits, &mut text, &mut outcome)?;
         text.finish()?;
         outcome.decode_time = start.elapsed();
@@ -285,26 +313,27 @@ impl Generator {
     }
 
     /// Computes `tokens`, with a bar, and samples the token that follows.
-    fn feed(&mut self, tokens: &[u32], sampler: &mut Sampler) -> Result<u32> {
+    fn feed(&mut self, tokens: &[u32], sampler: &mut Sampler, forced: Option<u32>) -> Result<u32> {
         let bar = terminal::bar("prompt", tokens.len() as u64);
         let shown = bar.clone();
         self.session.hear_progress(Some(Box::new(move |n| shown.set_position(n as u64))));
-        let next = self.step(tokens, sampler);
+        let next = self.step(tokens, sampler, forced);
         self.session.hear_progress(None);
         drop(bar);
         next
     }
 
-    /// Computes `tokens` and samples what follows.
-    fn step(&mut self, tokens: &[u32], sampler: &mut Sampler) -> Result<u32> {
+    /// Computes `tokens` and samples what follows, if it is not `forced`.
+    fn step(&mut self, tokens: &[u32], sampler: &mut Sampler, forced: Option<u32>) -> Result<u32> {
         // A model may have more rows than its vocabulary has tokens: padding, never an answer.
         let n_vocab = self.engine.tokenizer().n_vocab();
         let enough = sampler.n_best().map(|k| TopK { k, n_vocab });
         let mut next = Err(Error::Interrupted);
         let result = self.session.eval_last(tokens, enough, &mut |logits| {
-            next = match logits {
-                Logits::All(logits) => sampler.sample(&mut logits[..n_vocab]),
-                Logits::Best { ids, logits } => sampler.sample_best(ids, logits),
+            next = match (forced, logits) {
+                (Some(id), _) => Ok(id),
+                (None, Logits::All(logits)) => sampler.sample(&mut logits[..n_vocab]),
+                (None, Logits::Best { ids, logits }) => sampler.sample_best(ids, logits),
             };
         });
         // After an interruption fewer of them, or none at all.
@@ -344,7 +373,7 @@ impl Generator {
                 return Ok(End::ContextFull);
             }
             // Ctrl-C is heard in here.
-            next = match self.step(&[next], sampler) {
+            next = match self.step(&[next], sampler, text.forced()) {
                 Err(Error::Interrupted) => return Ok(End::Interrupted),
                 other => other?,
             };
@@ -357,20 +386,20 @@ struct Text<'a> {
     detokenizer: Detokenizer<&'a Tokenizer>,
     stops: StopMatcher,
     stopped: bool,
-    print: &'a mut dyn FnMut(&str) -> Result<()>,
+    listener: &'a mut dyn Listener,
 }
 
 impl<'a> Text<'a> {
     fn new(
         detokenizer: Detokenizer<&'a Tokenizer>,
         limits: &Limits,
-        print: &'a mut dyn FnMut(&str) -> Result<()>,
+        listener: &'a mut dyn Listener,
     ) -> Self {
         Self {
             detokenizer,
             stops: StopMatcher::new(limits.stops.iter().cloned()),
             stopped: false,
-            print,
+            listener,
         }
     }
 
@@ -379,9 +408,14 @@ impl<'a> Text<'a> {
         let found = self.stops.push(self.detokenizer.push(token)?);
         self.stopped = found.by.is_some();
         if !found.text.is_empty() {
-            (self.print)(found.text)?;
+            self.listener.text(found.text)?;
         }
         Ok(self.stopped)
+    }
+
+    /// A token that must come next.
+    fn forced(&mut self) -> Option<u32> {
+        self.listener.forced(self.detokenizer.is_whole())
     }
 
     /// What was held back, unless a stop string ended it all.
@@ -391,7 +425,7 @@ impl<'a> Text<'a> {
         }
         let mut rest = self.stops.push(self.detokenizer.finish()).text.to_owned();
         rest.push_str(self.stops.finish());
-        if rest.is_empty() { Ok(()) } else { (self.print)(&rest) }
+        if rest.is_empty() { Ok(()) } else { self.listener.text(&rest) }
     }
 }
 

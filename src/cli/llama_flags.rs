@@ -431,6 +431,9 @@ mod tests {
         "moeba run -hf a/b -hff x --hf-file x -hft x --hf-token x --chat-template x \
          --chat-template-file x --override-kv a=int:1 --offline --log-file x -v --verbose \
          --log-verbose -sysf x --system-prompt-file x",
+        "moeba run m -p x --chat-template-kwargs {\"a\":1} --reasoning-format none -rea on \
+         --reasoning off --think low --reasoning-effort high --reasoning-budget 5 \
+         --reasoning-budget-message -x --reasoning-preserve --no-reasoning-preserve",
         "moeba run --model m -no-cnv --no-conversation",
         "moeba run -hfr a/b -h",
         "moeba run --hf-repo a/b --help",
@@ -452,9 +455,7 @@ mod tests {
         "--samplers --sampler-seq --sampling-seq --top-nsigma --top-n-sigma --xtc-probability",
         "--xtc-threshold --typical --typical-p --dry-multiplier --dry-base --dry-allowed-length",
         "--dry-penalty-last-n --dry-sequence-breaker --dynatemp-range --dynatemp-exp --mirostat",
-        "--mirostat-lr --mirostat-ent -l --logit-bias --chat-template-kwargs --reasoning-format",
-        "-rea --reasoning --reasoning-effort --reasoning-budget --reasoning-budget-message",
-        "--reasoning-preserve --no-reasoning-preserve",
+        "--mirostat-lr --mirostat-ent -l --logit-bias",
     ];
 
     fn root() -> Command {

@@ -1,6 +1,7 @@
 //! The command line: one file a subcommand. `main` rewrites llama.cpp's spellings, parses, sets up
 //! logging, runs the command and turns its end into an exit code.
 
+mod answer;
 mod args;
 mod argv;
 mod bench;
@@ -29,6 +30,7 @@ mod plan;
 mod plan_devices;
 mod prompt;
 mod quantize;
+mod reasoning;
 mod render;
 mod report;
 mod run;

@@ -1,6 +1,7 @@
 //! `moeba render`: what a model's chat template makes of a conversation, and nothing else.
 
 use super::model::ModelArg;
+use super::reasoning::TemplateArgs;
 use super::{out, prompt};
 use crate::chat::ChatTemplate;
 use crate::tokenizer::Tokenizer;
@@ -24,6 +25,8 @@ pub struct Args {
     /// End with the beginning of the assistant's answer
     #[arg(long)]
     add_generation_prompt: bool,
+    #[command(flatten)]
+    variables: TemplateArgs,
 }
 
 pub fn run(args: Args) -> Result<()> {
@@ -32,6 +35,7 @@ pub fn run(args: Args) -> Result<()> {
     let template = ChatTemplate::from_gguf(&gguf, &tokenizer, args.chat_template.as_deref())?;
     let mut request = Request::read(&args.messages)?;
     request.add_generation_prompt |= args.add_generation_prompt;
+    request.kwargs.extend(args.variables.chat_template_kwargs.into_iter().flatten());
     let text = template.render(
         &request.messages,
         request.tools.as_ref(),

@@ -1,14 +1,17 @@
 //! `moeba run`: one answer to a prompt, or a chat where there is none.
 
+use super::answer::{Screen, Writer};
 use super::args::{self, BatchArgs, ThreadsArg};
 use super::conversation::{Conversation, has_template};
 use super::generate::{End, Generator, Limits, Outcome, Request};
 use super::model::ModelArg;
 use super::prompt::read_prompt;
+use super::reasoning::{Reasoning, ReasoningArgs};
 use super::sampling::{LimitArgs, SamplingArgs};
 use super::stats::Stats;
 use super::translate::LanguageArgs;
 use super::{chat, out, plan, stdin, translate};
+use crate::chat::reasoning::Answer;
 use crate::engine::Engine;
 use crate::sample::{Sampler, SamplerOptions};
 use crate::tokenizer::EncodeOptions;
@@ -31,6 +34,8 @@ pub struct Args {
     limits: LimitArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
+    #[command(flatten)]
+    reasoning: ReasoningArgs,
     /// Tokens of context; 0 is what the model was trained for, if memory holds it
     #[arg(short, long, value_name = "N", default_value = "0", help_heading = "Engine")]
     #[arg(value_parser = args::tokens_or_zero, env = "MOEBA_CTX_SIZE")]
@@ -149,6 +154,7 @@ pub struct Run {
     pub generator: Generator,
     pub sampling: SamplerOptions,
     pub limits: Limits,
+    pub reasoning: Reasoning,
     pub stats: Option<PathBuf>,
     load_time: Duration,
 }
@@ -178,6 +184,7 @@ pub fn run(args: Args) -> Result<()> {
         generator: Generator::new(&engine)?,
         sampling,
         limits: args.limits.limits(|text| args.text.unescaped(text)),
+        reasoning: args.reasoning.settings(),
         stats: args.stats,
         load_time,
     };
@@ -197,11 +204,15 @@ pub fn run(args: Args) -> Result<()> {
 
 /// The prompt and its continuation, as plain text.
 fn complete(mut run: Run, prompt: &str, display_prompt: bool) -> Result<()> {
+    if run.reasoning.is_set() {
+        log::warn!("plain text has no chat template: flags of thinking have no effect");
+    }
     let tokens = run.generator.engine().tokenizer().encode(prompt, EncodeOptions::PROMPT);
     if display_prompt {
         out::write(prompt.as_bytes())?;
     }
-    let outcome = run.answer(&tokens, false)?;
+    let request = Request::continuing(&tokens, run.sampling.clone(), &run.limits, false);
+    let outcome = run.generator.generate(request, &mut |t: &str| out::write(t.as_bytes()))?;
     out::line("")?;
     run.finish(&outcome)
 }
@@ -213,10 +224,13 @@ fn converse(
     system: Option<String>,
     prompt: Option<String>,
 ) -> Result<()> {
-    let mut conversation = Conversation::new(engine, text.chat_template.as_deref())?;
+    let template = text.chat_template.as_deref();
+    let mut conversation = Conversation::new(engine.gguf(), engine.tokenizer(), template)?;
     if let Some(system) = &system {
         conversation.set_system(system);
     }
+    conversation.set_reasoning(&run.reasoning)?;
+    run.reasoning.warn_of(conversation.format());
     // A chat goes on where someone can type and either asked for it or gave no prompt.
     let typed = io::stdin().is_terminal() && !text.single_turn;
     if typed && (prompt.is_none() || text.conversation || text.interactive) {
@@ -227,17 +241,36 @@ fn converse(
         None => chat::read_message()?,
     };
     conversation.add_user(&message);
-    let tokens = conversation.tokens()?;
-    let outcome = run.answer(&tokens, true)?;
-    out::line("")?;
+    let (outcome, answer) = run.reply(&conversation, run.sampling.clone())?;
+    let is_cut = matches!(outcome.end, End::Length | End::ContextFull);
+    if is_cut && answer.content.is_empty() && conversation.format().is_some() {
+        log::warn!("{NO_CONTENT}: raise -n, or end the reasoning earlier with --reasoning-budget");
+    }
     run.finish(&outcome)
 }
 
 impl Run {
-    fn answer(&mut self, prompt: &[u32], own_text: bool) -> Result<Outcome> {
-        let sampling = self.sampling.clone();
-        let request = Request::continuing(prompt, sampling, &self.limits, own_text);
-        self.generator.generate(request, &mut |text| out::write(text.as_bytes()))
+    /// The next answer of a conversation, written as it comes.
+    pub fn reply(
+        &mut self,
+        conversation: &Conversation,
+        sampling: SamplerOptions,
+    ) -> Result<(Outcome, Answer)> {
+        let tokenizer = self.generator.engine().tokenizer();
+        let prompt = conversation.prompt(tokenizer)?;
+        let format = conversation.format();
+        let shown = format.map_or(Vec::new(), |format| format.tokens(tokenizer));
+        let budget = format.and_then(|format| self.reasoning.budget(format, tokenizer));
+        let mut writer =
+            Writer::new(prompt.scanner, budget, self.reasoning.format, Screen::stdout());
+        let request = Request {
+            shown: &shown,
+            ..Request::continuing(&prompt.tokens, sampling, &self.limits, true)
+        };
+        let outcome = self.generator.generate(request, &mut writer)?;
+        let answer = writer.finish()?;
+        out::line("")?;
+        Ok((outcome, answer))
     }
 
     /// The report of a one-shot run, and its exit code: 130 if it was cut short.
@@ -268,6 +301,9 @@ impl Run {
         stats.write(path)
     }
 }
+
+/// Where reasoning took all there was.
+pub const NO_CONTENT: &str = "the text ended before the answer began";
 
 pub fn context_full(n_ctx: usize) -> String {
     format!("the context of {n_ctx} tokens is full, so the text ends here: raise it with -c")

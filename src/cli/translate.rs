@@ -75,8 +75,9 @@ pub(super) fn run(
         own_text: true,
         // Where spans are filled in, their names tell one from the next.
         shows_control: tokenizer.special_id("<extra_id_0>").is_some(),
+        shown: &[],
     };
-    let outcome = run.generator.generate(request, &mut |text| out::write(text.as_bytes()))?;
+    let outcome = run.generator.generate(request, &mut |text: &str| out::write(text.as_bytes()))?;
     out::line("")?;
     run.finish(&outcome)
 }
