@@ -84,9 +84,8 @@ impl ChatTemplate {
         self
     }
 
-    /// The prompt text of `messages`, an array of objects with `role` and `content`, which is a text
-    /// or a list of parts. `kwargs` are further names in scope (`enable_thinking`); they win over
-    /// ours.
+    /// The prompt text of `messages`, an array of objects with `role` and `content`, a text or a
+    /// list of parts. `kwargs` are further names in scope (`enable_thinking`); they win over ours.
     pub fn render(
         &self,
         messages: &Value,

@@ -155,8 +155,8 @@ impl Binder<'_> {
         Ok((FfnWeights { norm, gate, expert, biases, shared, branch }, places))
     }
 
-    /// That a key, if the file has it, says how wide these experts are. It may have a value a layer,
-    /// and 0 is none given.
+    /// Refuses a key that gives these experts another width. It may have a value a layer, and 0 is
+    /// none given.
     fn check_width(&self, key: &str, l: usize, experts: &LayerExperts, n_ff: usize) -> Result<()> {
         // The two stacks of an encoder–decoder differ, and share the key.
         if self.hyper.encoder.is_some() {
