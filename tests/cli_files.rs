@@ -171,6 +171,15 @@ fn inspect_leads_with_what_people_ask() {
     assert_eq!(json["summary"]["n_active_params"], (all - unused) as u64);
     assert_eq!(json["summary"]["kv_bytes_per_token"], 128);
     assert_eq!(json["summary"]["file_type"], "Q4_K_M");
+    let absurd = changed(&model.path, "absurd", |file| {
+        for key in ["block_count", "attention.head_count", "attention.head_count_kv"] {
+            file.set(&format!("qwen3moe.{key}"), 1u32 << 24);
+        }
+        for key in ["attention.key_length", "attention.value_length", "expert_used_count"] {
+            file.set(&format!("qwen3moe.{key}"), 1u32 << 24);
+        }
+    });
+    succeeded(&command("inspect", &absurd, &[]));
     // Of a file that is no model it says what there is.
     let other = changed(&model.path, "other", |file| file.keys.clear());
     let out = command("inspect", &other, &[]);

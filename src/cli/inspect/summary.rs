@@ -5,7 +5,7 @@ use super::{counted, harmless, size, type_totals};
 use crate::convert::file_type_name;
 use crate::gguf::{Gguf, TensorInfo};
 use crate::model::descriptor::Descriptor;
-use crate::model::kv::{self, CacheType};
+use crate::model::kv::{self, CacheType, LayerShape};
 use crate::model::{HyperParams, granules};
 use serde_json::{Value as Json, json};
 use std::fmt::Write as _;
@@ -131,7 +131,7 @@ fn params(gguf: &Gguf, experts: Option<(u32, u32)>, n_layers: Option<u32>) -> (u
         all = all.saturating_add(n);
         let used = match experts {
             _ if is_further => 0,
-            Some((n_experts, used)) if is_routed => n / u64::from(n_experts) * u64::from(used),
+            Some((all, used)) if is_routed => n / u64::from(all) * u64::from(used.min(all)),
             _ => n,
         };
         active = active.saturating_add(used);
@@ -139,13 +139,21 @@ fn params(gguf: &Gguf, experts: Option<(u32, u32)>, n_layers: Option<u32>) -> (u
     (all, active)
 }
 
+/// Wider heads than any model has: a file may say anything.
+const MAX_WIDTH: usize = 1 << 16;
+
 /// Of models that are known here.
 fn kv_bytes_per_token(gguf: &Gguf, architecture: Option<&str>) -> Option<u64> {
     let descriptor = Descriptor::for_architecture(architecture?, gguf.path()).ok()?;
-    let shapes = HyperParams::read(gguf, &descriptor).ok()?.cache_shapes();
-    let bytes = |n_ctx| kv::n_bytes(&shapes, n_ctx, CacheType::F16, CacheType::F16);
-    // Some layers keep the same whatever the context.
-    Some(bytes(2) - bytes(1))
+    let hyper = HyperParams::read(gguf, &descriptor).ok()?;
+    let widths = [hyper.n_head_kv, hyper.head_dim, hyper.head_dim_v, hyper.kv_rank];
+    if hyper.n_layers > gguf.tensors().len() || widths.iter().any(|width| *width > MAX_WIDTH) {
+        return None;
+    }
+    let mut shapes = hyper.cache_shapes();
+    // These keep the same whatever the context.
+    shapes.retain(|shape| !matches!(shape, LayerShape::Delta(_)));
+    Some(kv::n_bytes(&shapes, 1, CacheType::F16, CacheType::F16))
 }
 
 /// `30.53 B`, `38.4 M`: numbers as models are named by them.
