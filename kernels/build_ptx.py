@@ -100,8 +100,10 @@ def digest(source):
 
 
 def tidy(ptx, source):
-    """Without the compiler's own constants, which no kernel uses, and with the digest."""
-    lines = [line for line in ptx.splitlines() if not re.match(r"\.global .*nv6target", line)]
+    """Without the compiler's own constants, which no kernel uses, and its comments around each
+    line of `asm`, but with the digest."""
+    noise = re.compile(r"\.global .*nv6target|\s*// (begin|end) inline asm")
+    lines = [line for line in ptx.splitlines() if not noise.match(line)]
     body = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
     return f"// kernels/{source.name}, sources sha256 {digest(source)}\n{body}\n"
 
