@@ -1,18 +1,19 @@
 //! Attention of one layer: tokens × positions, GFLOP/s (a product and a sum are two), over caches
-//! of f16 and of q8_0.
+//! of some types.
 //!
 //!     cargo bench --bench attention               # one thread, a table in Markdown
 //!
 //! Variants of a case run in turn, round after round, so that other work on the machine meets all
 //! of them alike; each shows its fastest round.
 
-use half::f16;
 use moeba::backend::cpu::Cpu;
-use moeba::backend::cpu::attention::{AttentionShape, Elements, ElementsMut, Rows, RowsMut};
+use moeba::backend::cpu::attention::{AttentionShape, RowBytes, Rows, RowsMut, row_bytes};
+use moeba::gguf::TensorType::{self, F16, IQ4_NL, Q4_0, Q5_1, Q8_0};
 use std::hint::black_box;
 use std::time::Instant;
 
 const ROUNDS: usize = 7;
+const TYPES: [TensorType; 5] = [F16, Q8_0, Q4_0, Q5_1, IQ4_NL];
 
 struct Heads {
     name: &'static str,
@@ -37,16 +38,16 @@ fn values(n: usize) -> Vec<f32> {
     (0..n).map(|_| next()).collect()
 }
 
-/// Over f16 and q8_0: GFLOP/s.
-fn measure(cpu: &Cpu, heads: &Heads, tokens: usize, n_ctx: usize) -> [f64; 2] {
+/// Over each type: GFLOP/s.
+fn measure(cpu: &Cpu, heads: &Heads, tokens: usize, n_ctx: usize) -> [f64; TYPES.len()] {
     let q = values(tokens * heads.n_head * heads.k_dim);
     let x = values(n_ctx * heads.n_head_kv * heads.k_dim);
-    let mut halves = vec![f16::ZERO.to_bits(); x.len()];
-    let mut blocks = vec![0; x.len() / 32 * 34];
     let dim = heads.k_dim;
-    for data in [ElementsMut::F16(&mut halves), ElementsMut::Q8_0(&mut blocks)] {
-        RowsMut { data, dim, n_ctx }.store(cpu, &x, 0);
-    }
+    let caches = TYPES.map(|ty| {
+        let mut data = RowBytes::zeroed(row_bytes(ty, x.len()));
+        RowsMut { ty, data: &mut data, dim, n_ctx }.store(cpu, &x, 0);
+        data
+    });
     let shape = AttentionShape {
         n_head: heads.n_head,
         n_head_kv: heads.n_head_kv,
@@ -58,12 +59,12 @@ fn measure(cpu: &Cpu, heads: &Heads, tokens: usize, n_ctx: usize) -> [f64; 2] {
         bias: None,
     };
     let mut out = vec![0.0; tokens * heads.n_head * heads.v_dim];
-    let mut fastest = [f64::INFINITY; 2];
+    let mut fastest = TYPES.map(|_| f64::INFINITY);
     for _ in 0..ROUNDS {
         for (i, fastest) in fastest.iter_mut().enumerate() {
             let start = Instant::now();
-            let data = [Elements::F16(&halves), Elements::Q8_0(&blocks)][i];
-            let rows = Rows { data, dim, stride: dim, n_ctx };
+            let (ty, data) = (TYPES[i], &caches[i]);
+            let rows = Rows { ty, data, dim, stride: dim, n_ctx };
             cpu.attention(shape, &q, rows, rows.narrow(heads.v_dim), &mut out);
             black_box(&mut out);
             *fastest = fastest.min(start.elapsed().as_secs_f64());
@@ -76,14 +77,15 @@ fn measure(cpu: &Cpu, heads: &Heads, tokens: usize, n_ctx: usize) -> [f64; 2] {
 
 fn main() {
     let cpu = Cpu::new(1);
-    println!("| heads | tokens | positions | f16 | q8_0 |");
-    println!("|---|---|---|---|---|");
+    let names = TYPES.map(|ty| format!(" {} |", ty.name().to_lowercase())).concat();
+    println!("| heads | tokens | positions |{names}");
+    println!("|---|---|---|{}", "---|".repeat(TYPES.len()));
     for heads in &HEADS {
         for (tokens, n_ctx) in
             [(1, 512), (1, 16384), (32, 512), (512, 512), (512, 2048), (64, 8192)]
         {
-            let [f16, q8_0] = measure(&cpu, heads, tokens, n_ctx);
-            println!("| {} | {tokens} | {n_ctx} | {f16:.1} | {q8_0:.1} |", heads.name);
+            let speeds = measure(&cpu, heads, tokens, n_ctx).map(|speed| format!(" {speed:.1} |"));
+            println!("| {} | {tokens} | {n_ctx} |{}", heads.name, speeds.concat());
         }
     }
 }

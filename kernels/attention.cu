@@ -102,8 +102,8 @@ __device__ __forceinline__ void load_queries(const Room& room, const Job& job,
 template <u32 R>
 static constexpr u32 KEYS = R == 1 ? 8 : R == 16 ? 2 : 4;
 
-template <class K, u32 R>
-__device__ __forceinline__ void scores(const Room& room, const Job& job) {
+template <u32 R, class K>
+__device__ __forceinline__ void scores(const K& type, const Room& room, const Job& job) {
     constexpr u32 N = KEYS<R>, GROUPS = THREADS / 8;
     u32 lane = threadIdx.x % 8, group = threadIdx.x / 8;
     for (u32 first = job.seen.begin; first < job.seen.end; first += N * GROUPS) {
@@ -121,7 +121,7 @@ __device__ __forceinline__ void scores(const Room& room, const Job& job) {
         for (u32 j = 0; 8 * j < job.k_dim; j += 4) {
             float w[N][4];
 #pragma unroll
-            for (u32 n = 0; n < N; n++) load_lane<K>(rows[n], lane, j, job.k_dim, w[n]);
+            for (u32 n = 0; n < N; n++) load_lane(type, rows[n], lane, j, job.k_dim, w[n]);
 #pragma unroll
             for (u32 r = 0; r < R; r++) {
                 Shared<float> at = room.q + ((r * 8 + lane) * room.lane_floats + j);
@@ -211,15 +211,17 @@ static constexpr u32 EACH = R == 1 ? 1 : R == 16 ? 4 : 2;
 // Positions whose values are loaded together, as registers allow; a tile is a whole number of them.
 template <class V>
 static constexpr u32 DEPTH = sizeof(typename V::Quad) > 8 ? 4 : 8;
+template <>
+constexpr u32 DEPTH<CacheNibbles> = 4;
 
 template <class V>
-__device__ __forceinline__ void load_values(typename V::Quad (&quads)[DEPTH<V>], const Job& job,
-                                            u32 first, u32 at) {
+__device__ __forceinline__ void load_values(const V& type, typename V::Quad (&quads)[DEPTH<V>],
+                                            const Job& job, u32 first, u32 at) {
 #pragma unroll
     for (u32 n = 0; n < DEPTH<V>; n++) {
         u32 i = first + n;
         if (i < job.seen.begin || i >= job.seen.end) continue;
-        quads[n] = Quads<V>::load(job.v + static_cast<u64>(i) * job.v_row, at, job.v_dim);
+        quads[n] = load_quad(type, job.v + static_cast<u64>(i) * job.v_row, at, job.v_dim);
     }
 }
 
@@ -244,9 +246,9 @@ __device__ __forceinline__ void add_values(float (&acc)[ROWS][4],
 }
 
 // acc of each query's record.
-template <class V, u32 R>
-__device__ __forceinline__ void values(const Room& room, const Job& job, Global<float> record,
-                                       u64 record_stride) {
+template <u32 R, class V>
+__device__ __forceinline__ void values(const V& type, const Room& room, const Job& job,
+                                       Global<float> record, u64 record_stride) {
     constexpr u32 ROWS = EACH<R>;
     u32 n_quads = (job.v_dim + 3) / 4;
     for (u32 item = threadIdx.x; item < n_quads * (R / ROWS); item += THREADS) {
@@ -256,9 +258,9 @@ __device__ __forceinline__ void values(const Room& room, const Job& job, Global<
         float acc[ROWS][4] = {};
         typename V::Quad now[DEPTH<V>] = {}, next[DEPTH<V>] = {};
         u32 first = job.seen.begin / DEPTH<V> * DEPTH<V>;
-        load_values<V>(now, job, first, at);
+        load_values(type, now, job, first, at);
         for (; first < job.seen.end; first += DEPTH<V>) {
-            load_values<V>(next, job, first + DEPTH<V>, at);
+            load_values(type, next, job, first + DEPTH<V>, at);
             if (first % TILE == 0) {
 #pragma unroll
                 for (u32 r = 0; r < ROWS; r++) {
@@ -318,10 +320,11 @@ __device__ __forceinline__ void attention_split(
     load_queries<R>(room, job, q + query * k_dim);
     __syncthreads();
     switch (k_type) {
-        case CACHE_F32: scores<CacheF32, R>(room, job); break;
-        case CACHE_F16: scores<CacheF16, R>(room, job); break;
-        case CACHE_BF16: scores<CacheBF16, R>(room, job); break;
-        default: scores<CacheQ8_0, R>(room, job); break;
+        case CACHE_F32: scores<R>(CacheF32{}, room, job); break;
+        case CACHE_F16: scores<R>(CacheF16{}, room, job); break;
+        case CACHE_BF16: scores<R>(CacheBF16{}, room, job); break;
+        case CACHE_Q8_0: scores<R>(CacheQ8_0{}, room, job); break;
+        default: scores<R>(CacheNibbles(k_type), room, job); break;
     }
     __syncthreads();
     u64 stride = static_cast<u64>(n_slots) * record_floats(v_dim);
@@ -331,15 +334,16 @@ __device__ __forceinline__ void attention_split(
                 record + (r * stride + v_dim));
     }
     __syncthreads();
-    switch (v_type + (loose ? 4 : 0)) {
-        case CACHE_F32: values<CacheF32, R>(room, job, record, stride); break;
-        case CACHE_F16: values<CacheF16, R>(room, job, record, stride); break;
-        case CACHE_BF16: values<CacheBF16, R>(room, job, record, stride); break;
-        case CACHE_Q8_0: values<CacheQ8_0, R>(room, job, record, stride); break;
-        case CACHE_F32 + 4: values<Loose<CacheF32>, R>(room, job, record, stride); break;
-        case CACHE_F16 + 4: values<Loose<CacheF16>, R>(room, job, record, stride); break;
-        case CACHE_BF16 + 4: values<Loose<CacheBF16>, R>(room, job, record, stride); break;
-        default: values<Loose<CacheQ8_0>, R>(room, job, record, stride); break;
+    if (loose) {
+        values<R>(CacheLoose{v_type}, room, job, record, stride);
+        return;
+    }
+    switch (v_type) {
+        case CACHE_F32: values<R>(CacheF32{}, room, job, record, stride); break;
+        case CACHE_F16: values<R>(CacheF16{}, room, job, record, stride); break;
+        case CACHE_BF16: values<R>(CacheBF16{}, room, job, record, stride); break;
+        case CACHE_Q8_0: values<R>(CacheQ8_0{}, room, job, record, stride); break;
+        default: values<R>(CacheNibbles(v_type), room, job, record, stride); break;
     }
 }
 

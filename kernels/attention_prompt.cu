@@ -1,8 +1,8 @@
 // Attention of many queries over the KV cache, by tensor cores:
 //
 //   q        f32 [tokens, n_head, k_dim]
-//   k, v     rows of a cache (cache_rows.cuh) of F16 or Q8_0, `k_row` and `v_row` bytes from one to
-//            the next; dimensions are multiples of 16
+//   k, v     rows of a cache (cache_rows.cuh), of F16 or of blocks, `k_row` and `v_row` bytes from
+//            one to the next; dimensions are multiples of 16
 //   past     u32 [1]: the position of the first token of the text's new part; token t of the launch
 //            is at past + first_token + t
 //   work     f32 records [tokens, n_head, slots] of acc [v_dim], max, sum, a record a split of 4096
@@ -56,10 +56,12 @@ struct Rows {
     u32 type, dim, row;
 };
 
-// Eight elements of a row from i on, as halves.
-template <u32 TYPE>
-__device__ __forceinline__ uint4 load_eight(Global<const u8> row, u32 i) {
-    if constexpr (TYPE == CACHE_F16) return __ldg(as<const uint4>(row) + i / 8);
+// Eight elements of a row from i on, as halves; four of CacheNibbles.
+__device__ __forceinline__ uint4 load_chunk(const CacheF16&, Global<const u8> row, u32 i) {
+    return __ldg(as<const uint4>(row) + i / 8);
+}
+
+__device__ __forceinline__ uint4 load_chunk(const CacheQ8_0&, Global<const u8> row, u32 i) {
     Global<const u16> block = as<const u16>(row + i / 32 * Q8_0_BYTES);
     float d = f16_to_f32(__ldg(block));
     u32 out[4];
@@ -72,36 +74,52 @@ __device__ __forceinline__ uint4 load_eight(Global<const u8> row, u32 i) {
     return make_uint4(out[0], out[1], out[2], out[3]);
 }
 
-template <u32 TYPE>
-__device__ __forceinline__ void fill_as(const Tile& tile, const Rows& rows, u32 start, Range seen) {
-    constexpr u32 DEPTH = TYPE == CACHE_F16 ? 4 : 1;
-    u32 chunks = rows.dim / 8, n_all = TILE * chunks;
+__device__ __forceinline__ uint2 load_chunk(const CacheNibbles& type, Global<const u8> row, u32 i) {
+    float w[4];
+    CacheNibbles::widen(type.quad(row, i), w);
+    return make_uint2(pack(w[0], w[1]), pack(w[2], w[3]));
+}
+
+// With DEPTH loads on their way.
+template <u32 DEPTH, class T>
+__device__ __forceinline__ void fill_as(const T& type, const Tile& tile, const Rows& rows,
+                                        u32 start, Range seen) {
+    using Chunk = decltype(load_chunk(type, rows.bytes, 0));
+    constexpr u32 N = sizeof(Chunk) / sizeof(u16);
+    u32 chunks = rows.dim / N, n_all = TILE * chunks;
 #pragma unroll 1
     for (u32 first = threadIdx.x; first < n_all; first += DEPTH * THREADS) {
-        uint4 v[DEPTH];
+        Chunk v[DEPTH];
 #pragma unroll
         for (u32 d = 0; d < DEPTH; d++) {
             u32 n = first + d * THREADS, position = start + n / chunks;
-            v[d] = make_uint4(0, 0, 0, 0);
+            v[d] = Chunk{};
             if (n >= n_all || position < seen.begin || position >= seen.end) continue;
             Global<const u8> row = rows.bytes + static_cast<u64>(position) * rows.row;
-            v[d] = load_eight<TYPE>(row, n % chunks * 8);
+            v[d] = load_chunk(type, row, n % chunks * N);
         }
 #pragma unroll
         for (u32 d = 0; d < DEPTH; d++) {
             u32 n = first + d * THREADS;
             if (n >= n_all) break;
-            as<uint4>(tile.halves + (n / chunks * tile.stride + n % chunks * 8))[0] = v[d];
+            as<Chunk>(tile.halves + (n / chunks * tile.stride + n % chunks * N))[0] = v[d];
         }
     }
+}
+
+// A function of its own: in line it takes registers of all types' loops.
+static __device__ __noinline__ void fill_nibbles(Tile tile, Rows rows, u32 start, Range seen) {
+    fill_as<1>(CacheNibbles(rows.type), tile, rows, start, seen);
 }
 
 // Positions from `start` on; zeros in place of those outside `seen`, which may be nobody's.
 __device__ __forceinline__ void fill(const Tile& tile, const Rows& rows, u32 start, Range seen) {
     if (rows.type == CACHE_F16) {
-        fill_as<CACHE_F16>(tile, rows, start, seen);
+        fill_as<4>(CacheF16{}, tile, rows, start, seen);
+    } else if (rows.type == CACHE_Q8_0) {
+        fill_as<1>(CacheQ8_0{}, tile, rows, start, seen);
     } else {
-        fill_as<CACHE_Q8_0>(tile, rows, start, seen);
+        fill_nibbles(tile, rows, start, seen);
     }
 }
 

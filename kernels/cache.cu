@@ -81,3 +81,138 @@ KERNEL(cache_store_q8_0, THREADS, Global<const float> x, Global<const u32> past,
     as<i8>(block + 2)[p.i % 32] = static_cast<i8>(q);
     if (p.i % 32 == 0) as<u16>(block)[0] = odd ? 0x7e00 : zero ? 0 : scale;
 }
+
+// ---- blocks of four or five bits
+
+// Numbers from here on are out of every scale's reach: 2²³.
+static constexpr u32 TOO_LARGE = 0x4b000000u;
+
+// What a warp makes of its 32 numbers: scale, offset, and the thread's code.
+struct Rounded {
+    float d, m;
+    u32 code;
+};
+
+__device__ __forceinline__ float finite_inverse(float x) {
+    float inverse = 1.0f / x;
+    return inverse - inverse == 0.0f ? inverse : 0.0f;
+}
+
+// The first of the values of largest magnitude.
+__device__ __forceinline__ float extreme(float x) {
+    u32 size = __float_as_uint(x) & 0x7fffffffu, largest = size;
+    for (u32 step = WARP / 2; step > 0; step /= 2) {
+        largest = max(largest, __shfl_xor_sync(FULL_WARP, largest, step));
+    }
+    u32 first = __ffs(static_cast<i32>(__ballot_sync(FULL_WARP, size == largest))) - 1;
+    return __shfl_sync(FULL_WARP, x, first);
+}
+
+// `x = d·(code − levels)`. Twin: `centred` of src/quant/plain.rs.
+__device__ __forceinline__ Rounded round_centred(float x, u32 levels) {
+    float n = static_cast<float>(levels), d = extreme(x) / -n;
+    u32 code = static_cast<u32>(x * finite_inverse(d) + (n + 0.5f));
+    return Rounded{d, 0.0f, min(code, 2 * levels - 1)};
+}
+
+// `x = d·code + m`. Twin: `offset` of src/quant/plain.rs.
+__device__ __forceinline__ Rounded round_offset(float x, u32 top) {
+    float lowest = -warp_max(-x), d = (warp_max(x) - lowest) / static_cast<float>(top);
+    u32 code = static_cast<u32>((x - lowest) * finite_inverse(d) + 0.5f);
+    return Rounded{d, lowest, min(code, top)};
+}
+
+// The entry of IQ4_NL's table nearest to x, and its number.
+struct Entry {
+    float value;
+    u32 code;
+};
+
+__device__ __forceinline__ Entry nearest_entry(float x) {
+    constexpr float VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                  1,    13,   25,  38,  53,  69,  89,  113};
+    Entry entry = {VALUES[0], 0};
+#pragma unroll
+    for (u32 i = 0; i < 15; i++) {
+        if (!(x > 0.5f * (VALUES[i] + VALUES[i + 1]))) continue;
+        entry = Entry{VALUES[i + 1], i + 1};
+    }
+    return entry;
+}
+
+// The sum of a warp's values in eight lanes, each in f32, and of the lanes in f64.
+__device__ __forceinline__ double lane_sum(float value) {
+    float lane = 0.0f;
+    double sum = 0.0;
+    for (u32 i = threadIdx.x % 8; i < WARP; i += 8) lane += __shfl_sync(FULL_WARP, value, i);
+    for (u32 i = 0; i < 8; i++) sum += static_cast<double>(__shfl_sync(FULL_WARP, lane, i));
+    return sum;
+}
+
+// The best scale so far, in units of the extreme. Twin: `Fit` of src/quant/search.rs.
+struct Fit {
+    double scale, gain;
+};
+
+// Tries `extreme / inverse`. Twin: `improve` of src/quant/table.rs.
+__device__ __forceinline__ void improve(Fit& fit, float x, float weight, float inverse,
+                                        float extreme) {
+    float value = nearest_entry(x * (inverse / extreme)).value;
+    double wqx = lane_sum(weight * value * (x / extreme)), wqq = lane_sum(weight * value * value);
+    double gain = wqx * wqx / wqq;
+    if (wqq > 0.0 && gain > fit.gain) fit = Fit{wqx / wqq, gain};
+}
+
+// `x = d·VALUES[code]`. Twin: src/quant/iq4_nl.rs and `scale` of src/quant/table.rs.
+__device__ __forceinline__ Rounded round_to_table(float x) {
+    float squares = 0.0f, largest = extreme(x), scale = 0.0f;
+    for (u32 i = 0; i < WARP; i++) squares += __shfl_sync(FULL_WARP, x * x, i);
+    float weight = sqrtf(squares / static_cast<float>(WARP)) + fabsf(x);
+    if (fabsf(largest) >= 1e-15f) {
+        Fit fit = {0.0, 0.0};
+#pragma unroll 1
+        for (u32 trial = 0; trial < 12; trial++) {
+            float inverse = (trial < 5 ? -135.0f : 85.0f) + 4.0f * static_cast<float>(trial);
+            if (trial >= 10) inverse = static_cast<float>(1.0 / fit.scale);
+            improve(fit, x, weight, inverse, largest);
+        }
+        scale = static_cast<float>(fit.scale) * largest;
+    }
+    float inverse = finite_inverse(f16_to_f32(f32_to_f16(scale)));
+    return Rounded{scale, 0.0f, nearest_entry(x * inverse).code};
+}
+
+// A warp takes a block of 32 elements. Twin: `store_block` of rows.rs.
+KERNEL(cache_store_nibbles, THREADS, Global<const float> x, Global<const u32> past, u32 tokens,
+       u32 heads, u32 dim, Global<u8> rows, u32 row, u32 n_ctx, u32 type) {
+    Place p = place(past, tokens, heads, dim, row, n_ctx);
+    // Of all threads of the warp or of none.
+    if (!p.live) return;
+    CacheNibbles format(type);
+    float value = x[p.from] + 0.0f;
+    bool odd = (__float_as_uint(value) & 0x7fffffffu) >= TOO_LARGE;
+    Rounded rounded = {NAN, 0.0f, 0};
+    if (!__any_sync(FULL_WARP, odd)) {
+        if (format.is_table) {
+            rounded = round_to_table(value);
+        } else if (format.has_offset) {
+            rounded = round_offset(value, format.has_fifth ? 31 : 15);
+        } else {
+            rounded = round_centred(value, format.has_fifth ? 16 : 8);
+        }
+    }
+    u32 lane = threadIdx.x % WARP, other = __shfl_xor_sync(FULL_WARP, rounded.code, 16);
+    u32 fifth = __ballot_sync(FULL_WARP, rounded.code >> 4);
+    Global<u8> block = rows + p.to + p.i / 32 * format.bytes();
+    if (lane < 16) {
+        block[format.low + lane] = static_cast<u8>((rounded.code & 15) | other << 4);
+    }
+    if (format.has_fifth && lane < 4) {
+        block[format.low - 4 + lane] = static_cast<u8>(fifth >> (8 * lane));
+    }
+    if (lane == 0) {
+        u16 d = f32_to_f16(rounded.d);
+        as<u16>(block)[0] = rounded.d == rounded.d ? d : static_cast<u16>(0x7e00);
+        if (format.has_offset) as<u16>(block + 2)[0] = f32_to_f16(rounded.m);
+    }
+}

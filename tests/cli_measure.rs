@@ -66,8 +66,11 @@ fn logits_refuse_what_makes_no_sense() {
     failed(&with("1", &["--experts", out]), 2, &["same file"]);
     failed(&with("1", &["-t", "0"]), 2, &["--threads"]);
     failed(&with("1", &["-ub", "0"]), 2, &["--ubatch-size"]);
-    failed(&with("1", &["-ctk", "q4_0"]), 2, &["f32, f16, bf16 or q8_0"]);
-    failed(&with("1", &["-ctv", "q8_0"]), 1, &["--cache-type-v q8_0", "multiple of 32", "got 8"]);
+    failed(&with("1", &["-ctk", "q6_k"]), 2, &["f32, f16, bf16, q8_0", "q5_0 or q5_1"]);
+    for ty in ["q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"] {
+        let names = [&*format!("--cache-type-v {ty}"), "multiple of 32", "got 8"];
+        failed(&with("1", &["-ctv", ty]), 1, &names);
+    }
     failed(&on(&model, "logits", &["--tokens", "1", "-o", ""]), 2, &["--output"]);
     failed(&on(&model, "logits", &["--tokens", "1", "-o", "/dev/null"]), 1, &["/dev/null"]);
     let nowhere = model.file("no/such/x.npy");

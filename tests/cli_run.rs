@@ -296,7 +296,7 @@ fn flags_out_of_range_are_wrong_usage() {
         (&["-t", "100000"], "--threads"),
         (&["-b", "0"], "--batch-size"),
         (&["-ub", "-1"], "--ubatch-size"),
-        (&["-ctv", "int"], "bf16 or q8_0"),
+        (&["-ctv", "int"], "q5_0 or q5_1"),
         (&["-r", ""], "--reverse-prompt"),
         (&["-f", ""], "--file"),
         (&["--chat-template", ""], "--chat-template"),

@@ -69,6 +69,43 @@ fn logits_have_the_same_bits_for_any_threads_and_batches() {
     }
 }
 
+/// Bytes of a block of 32 of each quantised type of the KV cache.
+const CACHE_TYPES: [(&str, f64); 6] = [
+    ("q8_0", 34.0),
+    ("q4_0", 18.0),
+    ("q4_1", 20.0),
+    ("iq4_nl", 18.0),
+    ("q5_0", 22.0),
+    ("q5_1", 24.0),
+];
+
+/// The type of the cache changes the logits and its bytes; threads and batches change neither.
+#[test]
+fn caches_of_any_type_are_as_large_as_their_blocks_and_keep_the_bits() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokens: Vec<String> = (0..40).map(|i| (i * 53 % 8000 + 3).to_string()).collect();
+    let tokens = tokens.join(",");
+    let logits = |ty: &str, more: &[&str]| {
+        let out = dir.path().join("logits.npy");
+        let mut command = moeba();
+        command.arg("logits").arg(model()).args(["-ctk", ty, "-ctv", ty, "--tokens", &tokens]);
+        succeed(command.arg("-o").arg(&out).args(more));
+        std::fs::read(out).unwrap()
+    };
+    let exact = logits("f32", &[]);
+    for (ty, block_bytes) in CACHE_TYPES {
+        let one = logits(ty, &["-t", "1", "-ub", "1"]);
+        assert!(one != exact, "{ty} changes nothing");
+        assert!(logits(ty, &["-t", "2", "-ub", "17"]) == one, "{ty}: -t 2 -ub 17");
+        // Twelve layers with two heads of 64 keys and 64 values.
+        let plan = succeed(run(&["--dry-run", "-c", "8192", "-ctk", ty]).args(["-ctv", ty]));
+        let plan = String::from_utf8(plan.stdout).unwrap();
+        let row = plan.lines().find(|line| line.starts_with("KV cache")).unwrap();
+        let mib = 8192.0 * 12.0 * 2.0 * 4.0 * block_bytes / f64::from(1 << 20);
+        assert!(row.contains(&format!(" {mib:.1} MiB")), "{ty}, {mib}: {row}");
+    }
+}
+
 /// Scalar kernels say the same, bit for bit: the specification.
 #[test]
 fn logits_have_the_same_bits_for_scalar_kernels() {

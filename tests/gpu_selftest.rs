@@ -21,7 +21,7 @@ fn the_emulated_device_is_clean() {
     // All but layer norm, whose sums are made in another order, and tensor cores.
     let near = report.rows.iter().filter(|row| matches!(row.outcome, Outcome::Within { .. }));
     let kernels: Vec<&str> = near.map(|row| row.kernel.as_str()).collect();
-    let prompts = ["attention_prompt"; 4];
+    let prompts = ["attention_prompt"; 9];
     assert_eq!(kernels, [&["layer_norm"][..], &prompts].concat());
     // What real hardware is held to is all that there is.
     let ran = Emulated::launched_kernels();

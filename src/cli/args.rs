@@ -56,11 +56,11 @@ pub struct BatchArgs {
     /// the CPU computes routed experts
     #[arg(long, value_name = "N", value_parser = tokens, env = "MOEBA_UBATCH_SIZE")]
     pub ubatch_size: Option<usize>,
-    /// Type of the key cache: f32, f16, bf16 or q8_0 (or -ctk TYPE)
+    /// Type of the key cache: f32, f16, bf16, q8_0, q4_0, q4_1, iq4_nl, q5_0 or q5_1 (or -ctk TYPE)
     #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = cache_type)]
     #[arg(env = "MOEBA_CACHE_TYPE_K")]
     pub cache_type_k: CacheType,
-    /// Type of the value cache: f32, f16, bf16 or q8_0 (or -ctv TYPE)
+    /// Type of the value cache, as for keys (or -ctv TYPE)
     #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = cache_type)]
     #[arg(env = "MOEBA_CACHE_TYPE_V")]
     pub cache_type_v: CacheType,

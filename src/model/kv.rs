@@ -2,44 +2,55 @@
 //! or latent attention's one row for both. A head's positions lie one after the other, so that
 //! attention reads them as a stream.
 
-use crate::backend::cpu::attention::{Elements, ElementsMut, Rows, RowsMut};
+use crate::backend::cpu::attention::{RowBytes, Rows, RowsMut, row_bytes};
 use crate::backend::cpu::delta::DeltaShape;
 use crate::gguf::TensorType;
 use crate::{Error, Result};
 
-/// How keys or values are stored.
+/// How keys or values are stored: one of [`CacheType::ALL`]. Those that are neither floats nor
+/// halves are blocks of 32 along a head's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(non_camel_case_types)] // the names are the format's own
-pub enum CacheType {
-    F32,
-    F16,
-    BF16,
-    /// Blocks of 32 along a head's elements.
-    Q8_0,
-}
+pub struct CacheType(TensorType);
 
 impl CacheType {
-    /// All of them, as llama.cpp's flags name them.
-    pub const NAMES: &str = "f32, f16, bf16 or q8_0";
+    pub const F32: CacheType = CacheType(TensorType::F32);
+    pub const F16: CacheType = CacheType(TensorType::F16);
+    pub const BF16: CacheType = CacheType(TensorType::BF16);
+    pub const Q8_0: CacheType = CacheType(TensorType::Q8_0);
+    pub const Q4_0: CacheType = CacheType(TensorType::Q4_0);
+    pub const Q4_1: CacheType = CacheType(TensorType::Q4_1);
+    pub const IQ4_NL: CacheType = CacheType(TensorType::IQ4_NL);
+    pub const Q5_0: CacheType = CacheType(TensorType::Q5_0);
+    pub const Q5_1: CacheType = CacheType(TensorType::Q5_1);
+
+    /// In llama.cpp's order.
+    pub const ALL: [CacheType; 9] = [
+        CacheType::F32,
+        CacheType::F16,
+        CacheType::BF16,
+        CacheType::Q8_0,
+        CacheType::Q4_0,
+        CacheType::Q4_1,
+        CacheType::IQ4_NL,
+        CacheType::Q5_0,
+        CacheType::Q5_1,
+    ];
+
+    /// Their names, as llama.cpp's flags have them.
+    pub const NAMES: &str = "f32, f16, bf16, q8_0, q4_0, q4_1, iq4_nl, q5_0 or q5_1";
 
     pub(super) fn tensor_type(self) -> TensorType {
-        match self {
-            CacheType::F32 => TensorType::F32,
-            CacheType::F16 => TensorType::F16,
-            CacheType::BF16 => TensorType::BF16,
-            CacheType::Q8_0 => TensorType::Q8_0,
-        }
+        self.0
     }
 
     /// Bytes of a row; one that cuts a block counts as whole blocks.
     pub(super) fn row_bytes(self, dim: usize) -> usize {
-        let ty = self.tensor_type();
-        dim.div_ceil(ty.block_len()) * ty.block_bytes()
+        row_bytes(self.0, dim)
     }
 
     /// Whether rows are whole blocks; `which` is the option's name.
     fn check(self, which: &str, what: &str, dim: usize) -> Result<()> {
-        let len = self.tensor_type().block_len();
+        let len = self.0.block_len();
         if dim.is_multiple_of(len) {
             return Ok(());
         }
@@ -52,12 +63,7 @@ impl CacheType {
 
 impl std::fmt::Display for CacheType {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-        f.write_str(match self {
-            CacheType::F32 => "f32",
-            CacheType::F16 => "f16",
-            CacheType::BF16 => "bf16",
-            CacheType::Q8_0 => "q8_0",
-        })
+        f.write_str(&self.0.name().to_ascii_lowercase())
     }
 }
 
@@ -65,19 +71,16 @@ impl std::str::FromStr for CacheType {
     type Err = Error;
 
     fn from_str(s: &str) -> Result<Self> {
-        let all = [CacheType::F32, CacheType::F16, CacheType::BF16, CacheType::Q8_0];
-        let found = all.into_iter().find(|ty| ty.to_string() == s);
+        let found = CacheType::ALL.into_iter().find(|ty| ty.to_string() == s);
         let wrong = || format!("cache type: expected {}, got {s:?}", CacheType::NAMES);
         found.ok_or_else(|| Error::Usage(wrong()))
     }
 }
 
 /// One layer's keys or values: [n_head][n_ctx][dim].
-enum Plane {
-    F32(Vec<f32>),
-    F16(Vec<u16>),
-    BF16(Vec<u16>),
-    Q8_0(Vec<u8>),
+struct Plane {
+    ty: TensorType,
+    data: RowBytes,
 }
 
 /// What one layer keeps of each position.
@@ -149,11 +152,9 @@ impl KvCache {
     /// Zeroed memory that the system provides as it is first written. The types have passed
     /// [`check`].
     pub fn new(shapes: &[LayerShape], n_ctx: usize, k: CacheType, v: CacheType) -> KvCache {
-        let plane = |ty: CacheType, dim: usize| match ty {
-            CacheType::F32 => Plane::F32(vec![0.0; n_ctx * dim]),
-            CacheType::F16 => Plane::F16(vec![0; n_ctx * dim]),
-            CacheType::BF16 => Plane::BF16(vec![0; n_ctx * dim]),
-            CacheType::Q8_0 => Plane::Q8_0(vec![0; n_ctx * ty.row_bytes(dim)]),
+        let plane = |ty: CacheType, width: usize| Plane {
+            ty: ty.0,
+            data: RowBytes::zeroed(n_ctx * ty.row_bytes(width)),
         };
         let layer = |&shape: &LayerShape| {
             let mut delta = DeltaState::default();
@@ -223,23 +224,11 @@ impl KvCache {
 
 impl Plane {
     fn rows(&self, dim: usize, n_ctx: usize) -> Rows<'_> {
-        let data = match self {
-            Plane::F32(data) => Elements::F32(data),
-            Plane::F16(data) => Elements::F16(data),
-            Plane::BF16(data) => Elements::BF16(data),
-            Plane::Q8_0(data) => Elements::Q8_0(data),
-        };
-        Rows { data, dim, stride: dim, n_ctx }
+        Rows { ty: self.ty, data: &self.data, dim, stride: dim, n_ctx }
     }
 
     fn rows_mut(&mut self, dim: usize, n_ctx: usize) -> RowsMut<'_> {
-        let data = match self {
-            Plane::F32(data) => ElementsMut::F32(data),
-            Plane::F16(data) => ElementsMut::F16(data),
-            Plane::BF16(data) => ElementsMut::BF16(data),
-            Plane::Q8_0(data) => ElementsMut::Q8_0(data),
-        };
-        RowsMut { data, dim, n_ctx }
+        RowsMut { ty: self.ty, data: &mut self.data, dim, n_ctx }
     }
 }
 
@@ -247,42 +236,44 @@ impl Plane {
 mod tests {
     use super::*;
 
-    const ALL: [CacheType; 4] = [CacheType::F32, CacheType::F16, CacheType::BF16, CacheType::Q8_0];
-
     #[test]
     fn what_is_counted_is_what_is_held() {
         let layers = [
             LayerShape::Heads { n_head_kv: 2, k_dim: 64, v_dim: 96 },
             LayerShape::Latent { dim: 576 },
         ];
-        let held = |plane: &Plane| match plane {
-            Plane::F32(data) => 4 * data.len(),
-            Plane::F16(data) | Plane::BF16(data) => 2 * data.len(),
-            Plane::Q8_0(data) => data.len(),
-        };
-        for (k, v) in ALL.into_iter().flat_map(|k| ALL.map(|v| (k, v))) {
+        let all = CacheType::ALL;
+        for (k, v) in all.into_iter().flat_map(|k| all.map(|v| (k, v))) {
             check(&layers, k, v).unwrap();
             let cache = KvCache::new(&layers, 10, k, v);
-            let held: usize = cache.layers.iter().map(|l| held(&l.k) + held(&l.v)).sum();
+            let held: usize = cache.layers.iter().map(|l| l.k.data.len() + l.v.data.len()).sum();
             assert_eq!(n_bytes(&layers, 10, k, v), held as u64, "{k} and {v}");
         }
-        assert_eq!(n_bytes(&layers[1..], 1, CacheType::Q8_0, CacheType::F32), 612);
+        // 18 blocks of a latent row of 576.
+        let blocks = CacheType::ALL[3..].iter().map(|ty| n_bytes(&layers[1..], 1, *ty, all[0]));
+        assert_eq!(blocks.collect::<Vec<_>>(), [34, 18, 20, 18, 22, 24].map(|bytes| 18 * bytes));
     }
 
     #[test]
     fn names_are_read_back_and_others_refused() {
-        assert!(ALL.into_iter().all(|ty| ty.to_string().parse::<CacheType>().unwrap() == ty));
-        let refused = "q4_0".parse::<CacheType>().unwrap_err().to_string();
-        assert!(refused.contains(CacheType::NAMES) && refused.contains("q4_0"), "{refused}");
+        let names = CacheType::ALL.map(|ty| ty.to_string());
+        assert_eq!(names.join(", "), CacheType::NAMES.replace(" or ", ", "));
+        for (ty, name) in CacheType::ALL.into_iter().zip(&names) {
+            assert_eq!(name.parse::<CacheType>().unwrap(), ty);
+        }
+        let refused = "q6_k".parse::<CacheType>().unwrap_err().to_string();
+        assert!(refused.contains(CacheType::NAMES) && refused.contains("q6_k"), "{refused}");
     }
 
     #[test]
     fn rows_that_cut_a_block_are_refused() {
         let heads = LayerShape::Heads { n_head_kv: 1, k_dim: 80, v_dim: 64 };
         check(&[heads], CacheType::F16, CacheType::Q8_0).unwrap();
-        let refused = check(&[heads], CacheType::Q8_0, CacheType::F16).unwrap_err().to_string();
-        for part in ["--cache-type-k q8_0", "keys", "multiple of 32", "got 80"] {
-            assert!(refused.contains(part), "{refused}");
+        for ty in &CacheType::ALL[3..] {
+            let refused = check(&[heads], *ty, CacheType::F16).unwrap_err().to_string();
+            for part in [&*format!("--cache-type-k {ty}"), "keys", "multiple of 32", "got 80"] {
+                assert!(refused.contains(part), "{refused}");
+            }
         }
     }
 }

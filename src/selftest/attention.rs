@@ -5,15 +5,14 @@ use super::data::Random;
 use super::report::{Report, Row};
 use crate::Result;
 use crate::backend::cpu::attention::{
-    AttentionShape, DistanceBias, Elements, ElementsMut, Rows, RowsMut,
+    AttentionShape, DistanceBias, RowBytes, Rows, RowsMut, row_bytes,
 };
 use crate::backend::gpu::DeviceBuffer;
 use crate::backend::gpu::attention::{Attention, DeviceAttention, DeviceBias};
 use crate::backend::gpu::cache::{CacheStore, DeviceRows};
-use crate::gguf::TensorType;
+use crate::gguf::TensorType::{self, BF16, F16, F32, IQ4_NL, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 
-const TYPES: [TensorType; 4] =
-    [TensorType::F32, TensorType::F16, TensorType::BF16, TensorType::Q8_0];
+const TYPES: [TensorType; 9] = [F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL];
 
 /// Of the kernels of prompts, whose products are of halves.
 const PROMPT_BOUND: f64 = 3e-3;
@@ -104,56 +103,14 @@ fn large() -> Vec<Shape> {
     ]
 }
 
-/// One layer's keys or values on the CPU.
-enum Cache {
-    Floats(Vec<f32>),
-    Halves(TensorType, Vec<u16>),
-    Blocks(Vec<u8>),
-}
-
-impl Cache {
-    fn new(ty: TensorType, n: usize) -> Cache {
-        match ty {
-            TensorType::F32 => Cache::Floats(vec![0.0; n]),
-            TensorType::Q8_0 => Cache::Blocks(vec![0; n / ty.block_len() * ty.block_bytes()]),
-            ty => Cache::Halves(ty, vec![0; n]),
-        }
-    }
-
-    fn elements(&self) -> Elements<'_> {
-        match self {
-            Cache::Floats(data) => Elements::F32(data),
-            Cache::Halves(TensorType::F16, data) => Elements::F16(data),
-            Cache::Halves(_, data) => Elements::BF16(data),
-            Cache::Blocks(data) => Elements::Q8_0(data),
-        }
-    }
-
-    fn elements_mut(&mut self) -> ElementsMut<'_> {
-        match self {
-            Cache::Floats(data) => ElementsMut::F32(data),
-            Cache::Halves(TensorType::F16, data) => ElementsMut::F16(data),
-            Cache::Halves(_, data) => ElementsMut::BF16(data),
-            Cache::Blocks(data) => ElementsMut::Q8_0(data),
-        }
-    }
-
-    fn bytes(&self) -> Vec<u8> {
-        match self {
-            Cache::Floats(data) => data.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            Cache::Halves(_, data) => data.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            Cache::Blocks(data) => data.clone(),
-        }
-    }
-}
-
 struct Case {
     ty: TensorType,
     shape: Shape,
     q: Vec<f32>,
     /// Of all positions: [n_ctx, n_head_kv, dim].
     kv: [Vec<f32>; 2],
-    caches: [Cache; 2],
+    /// The same as the CPU stores them.
+    caches: [RowBytes; 2],
 }
 
 impl Case {
@@ -162,10 +119,9 @@ impl Case {
         let n = n_ctx * shape.n_head_kv * shape.dim;
         let kv = [random.floats(n), random.floats(n)];
         let caches = [0, 1].map(|i| {
-            let mut cache = Cache::new(ty, n);
-            let data = cache.elements_mut();
-            RowsMut { data, dim: shape.dim, n_ctx }.store(&bench.cpu, &kv[i], 0);
-            cache
+            let mut data = RowBytes::zeroed(row_bytes(ty, n));
+            RowsMut { ty, data: &mut data, dim: shape.dim, n_ctx }.store(&bench.cpu, &kv[i], 0);
+            data
         });
         let q = random.floats(shape.tokens * shape.n_head_kv * shape.group * shape.dim);
         Case { ty, shape, q, kv, caches }
@@ -190,7 +146,7 @@ impl Case {
     }
 
     fn stored(&self, bench: &Bench, kernels: &Kernels, i: usize) -> Result<DeviceBuffer> {
-        let cache = bench.empty(self.caches[i].bytes().len())?;
+        let cache = bench.empty(self.caches[i].len())?;
         let (x, past) = (bench.up_f32(&self.kv[i])?, bench.up_u32(&[0])?);
         let rows = self.rows(&cache);
         kernels.store.store(&bench.stream, x.all(), self.n_ctx(), past.all(), rows)?;
@@ -200,7 +156,7 @@ impl Case {
 
     fn compare_cache(&self, bench: &Bench, kernels: &Kernels, row: &mut Row) -> Result<()> {
         let cache = self.stored(bench, kernels, 0)?;
-        row.words(self.name(), &bench.down(&cache)?, &self.caches[0].bytes());
+        row.words(self.name(), &bench.down(&cache)?, &self.caches[0]);
         Ok(())
     }
 
@@ -213,7 +169,7 @@ impl Case {
         let of = |head: usize, distance: isize| (head as f32 + 0.3 * distance as f32).cos();
         let bias = DistanceBias::new(n_head, REACH, of);
         let [k, v] = self.caches.each_ref();
-        let [k, v] = [k, v].map(|c| Rows { data: c.elements(), dim, stride: dim, n_ctx });
+        let [k, v] = [k, v].map(|data| Rows { ty: self.ty, data, dim, stride: dim, n_ctx });
         let v = latent.map_or(v, |v_dim| k.narrow(v_dim));
         let sinks: Vec<f32> = (0..n_head).map(|head| 0.4 * (head as f32).sin()).collect();
         let shape = AttentionShape {

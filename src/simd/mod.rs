@@ -154,7 +154,7 @@ pub struct Kernels {
     f32_to_f16: unsafe fn(&[f32], &mut [u16]),
     f16_to_f32: unsafe fn(&[u16], &mut [f32]),
     bf16_to_f32: unsafe fn(&[u16], &mut [f32]),
-    q8_0_to_f32: unsafe fn(&[u8], &mut [f32]),
+    dequantize: unsafe fn(TensorType, &[u8], &mut [f32]),
     tile_dot: tile::TileDot,
     tile_axpy: tile::TileAxpy,
     tile_softmax: tile::TileSoftmax,

@@ -5,7 +5,7 @@ use super::{ActView, Kernels, Product, Scratch};
 use super::{exp, tile};
 use crate::gguf::TensorType;
 use crate::quant::nvfp4::half_e4m3;
-use crate::quant::{BlockNVFP4, IntBlock, blocks_of, q8_0, q8_k, tree8};
+use crate::quant::{self, BlockNVFP4, IntBlock, blocks_of, q8_0, q8_k, tree8};
 use crate::with_int_block;
 use half::{bf16, f16};
 
@@ -30,7 +30,7 @@ pub(super) static KERNELS: Kernels = Kernels {
     },
     f16_to_f32: tile::f16_to_f32,
     bf16_to_f32: tile::bf16_to_f32,
-    q8_0_to_f32: tile::q8_0_to_f32,
+    dequantize: quant::dequantize,
     tile_dot: tile::tile_dot,
     tile_axpy: tile::tile_axpy,
     tile_softmax: tile::tile_softmax,

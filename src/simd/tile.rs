@@ -3,7 +3,8 @@
 //! rows of any type into f32. The scalar versions here are the specification.
 
 use super::{Kernels, exp, scalar};
-use crate::quant::{BlockQ8_0, Half, blocks_of, blocks_of_mut, tree8};
+use crate::gguf::TensorType;
+use crate::quant::{BlockQ8_0, Half, blocks_of_mut, tree8};
 use half::{bf16, f16};
 
 /// Rows of `dim` elements that begin `stride` apart.
@@ -160,11 +161,11 @@ impl Kernels {
         unsafe { (self.bf16_to_f32)(x, out) }
     }
 
-    /// `x` holds Q8_0 blocks of 32 values.
-    pub fn q8_0_to_f32(&self, x: &[u8], out: &mut [f32]) {
-        assert_eq!(32 * blocks_of::<BlockQ8_0>(x).len(), out.len());
+    /// [`quant::dequantize`]; that of the KV cache's formats is as fast as the vector unit allows.
+    pub fn dequantize(&self, ty: TensorType, x: &[u8], out: &mut [f32]) {
+        assert_eq!(ty.row_bytes(out.len() as u64), Some(x.len() as u64), "{} of {ty}", out.len());
         // SAFETY: the vector unit exists or this table could not be had; sizes are checked.
-        unsafe { (self.q8_0_to_f32)(x, out) }
+        unsafe { (self.dequantize)(ty, x, out) }
     }
 
     /// Rounds to nearest, ties to even.
@@ -237,13 +238,6 @@ pub(super) fn bf16_to_f32(x: &[u16], out: &mut [f32]) {
     out.iter_mut().zip(x).for_each(|(o, x)| *o = f32::from_bits((*x as u32) << 16));
 }
 
-pub(super) fn q8_0_to_f32(x: &[u8], out: &mut [f32]) {
-    for (block, out) in blocks_of::<BlockQ8_0>(x).iter().zip(out.chunks_exact_mut(32)) {
-        let d = block.d.get();
-        out.iter_mut().zip(block.qs).for_each(|(o, q)| *o = q as f32 * d);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -289,9 +283,9 @@ mod tests {
         for (scalar, other) in both() {
             let (mut blocks, mut back) = (vec![0; 3 * 34], vec![0.0; 96]);
             other.f32_to_q8_0(&x, &mut blocks);
-            other.q8_0_to_f32(&blocks, &mut back);
+            other.dequantize(TensorType::Q8_0, &blocks, &mut back);
             let mut wanted = vec![0.0; 96];
-            scalar.q8_0_to_f32(&blocks, &mut wanted);
+            scalar.dequantize(TensorType::Q8_0, &blocks, &mut wanted);
             assert_eq!(bits(&back[..64]), bits(&wanted[..64]));
             // Half a step of 4/127, and the scale's rounding to f16 of up to 127 steps.
             let step = 4.0 / 127.0;
@@ -299,6 +293,34 @@ mod tests {
             assert!(x[..64].iter().zip(&back).all(|(x, b)| (x - b).abs() <= bound));
             assert!(back[64..].iter().all(|b| b.is_nan()), "a NaN was lost");
             assert_eq!(back[32..64], [0.0; 32]);
+        }
+    }
+
+    /// Blocks of any bytes but for scales that are no numbers: signs of zeros too.
+    #[test]
+    fn blocks_are_dequantised_alike() {
+        use TensorType::*;
+        let mut state = 1u32;
+        let mut byte = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 24) as u8
+        };
+        for ty in [Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, Q8_1, MXFP4] {
+            let mut blocks: Vec<u8> = (0..40 * ty.block_bytes()).map(|_| byte()).collect();
+            for (i, block) in blocks.chunks_exact_mut(ty.block_bytes()).enumerate() {
+                // Subnormal halves, zeros and their negatives among them.
+                let mask = [0xbb, 0x80, 0x83][i % 3];
+                (block[1], block[3]) = (block[1] & mask, block[3] & mask);
+                (0..[0, 1, 0, 3][i % 4]).for_each(|j| block[j] = 0);
+            }
+            for (scalar, other) in both() {
+                let [a, b] = [scalar, other].map(|kernels| {
+                    let mut out = vec![f32::NAN; 40 * 32];
+                    kernels.dequantize(ty, &blocks, &mut out);
+                    bits(&out)
+                });
+                assert!(a == b, "{ty} of {}", other.name);
+            }
         }
     }
 

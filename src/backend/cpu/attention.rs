@@ -10,11 +10,12 @@
 //! begins. For one query and head, with (max, sum, acc) = (−∞, 0, 0) at the start of a split:
 //!
 //! - **Tile**, ascending, over the positions i of it that the query sees:
-//!   `s_i = scale·dot(q, k_i)` by the float dot product of `quant`, rows of any type as f32 (Q8_0:
-//!   `d·q`); with a bias `s_i = scale·dot + bias`, two roundings. `max' = max(max, s_i…)`,
-//!   `p_i = exp(s_i − max')`, `c = exp(max − max')`, `sum = sum·c + Σ p_i` (eight lanes by i from
-//!   the first position seen, then the tree), `acc = acc·c`, then `acc = fma(p_i, v_i, acc)`, i
-//!   ascending. Products and sums are rounded apart where no fma is written.
+//!   `s_i = scale·dot(q, k_i)` by the float dot product of `quant`, rows of any type as f32 (those
+//!   of blocks as it dequantises them); with a bias `s_i = scale·dot + bias`, two roundings.
+//!   `max' = max(max, s_i…)`, `p_i = exp(s_i − max')`, `c = exp(max − max')`,
+//!   `sum = sum·c + Σ p_i` (eight lanes by i from the first position seen, then the tree),
+//!   `acc = acc·c`, then `acc = fma(p_i, v_i, acc)`, i ascending. Products and sums are
+//!   rounded apart where no fma is written.
 //! - **Split**, ascending, into totals (−∞, 0, 0): `max' = max(max_T, max)`,
 //!   `a = exp(max_T − max')`, `b = exp(max − max')`, `sum_T = sum_T·a + sum·b`,
 //!   `acc_T = acc_T·a + acc·b`. Splits of which the query sees nothing take no part.
@@ -39,7 +40,7 @@ mod rows;
 mod tests;
 
 pub use bias::DistanceBias;
-pub use rows::{Elements, ElementsMut, Rows, RowsMut};
+pub use rows::{RowBytes, Rows, RowsMut, row_bytes};
 
 use super::{Cpu, SERIAL_WORK, SharedOut, ThreadScratch};
 use block::{Block, RECORD_TAIL, Room};

@@ -8,8 +8,8 @@
 //! - **Tensor cores** (`kernels/attention_prompt.cu`): queries, keys, exponentials and values
 //!   rounded to f16, sums in f32. In the tests the largest difference from the twin is 7·10⁻⁴ of
 //!   the largest value; one rounding to f16 is up to 5·10⁻⁴. For queries of a prompt
-//!   ([`DeviceAttention::prompt`]) over F16 or Q8_0 rows of a multiple of 16 elements, up to 256,
-//!   if the device has the shared memory.
+//!   ([`DeviceAttention::prompt`]) over rows of F16 or of blocks, of a multiple of 16 elements, up
+//!   to 256, if the device has the shared memory.
 //!
 //! Which of them it is depends on the shape, the device and `prompt`, and on nothing else: not on
 //! the number of tokens. In either, a query's bits depend on what it sees alone. So neither the

@@ -3,15 +3,18 @@
 
 use super::{Args, Device, DeviceSlice, Kernel, Launch, Stream};
 use crate::Result;
-use crate::gguf::TensorType;
+use crate::gguf::TensorType::{self, BF16, F16, F32, IQ4_NL, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 
 const THREADS: u32 = 128;
+
+/// As `kernels/cache_rows.cuh` numbers them.
+const TYPES: [TensorType; 9] = [F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL];
 
 /// As `cpu::attention::Rows`: keys or values of one layer, rows of `dim` elements at
 /// [heads, n_ctx], `stride` elements from one to the next.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceRows<'a> {
-    /// F32, F16, BF16 or Q8_0.
+    /// F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1 or IQ4_NL.
     pub ty: TensorType,
     pub data: DeviceSlice<'a>,
     pub heads: usize,
@@ -34,24 +37,24 @@ impl DeviceRows<'_> {
 
     /// As `kernels/cache_rows.cuh` numbers the types.
     pub(super) fn type_code(&self) -> u32 {
-        match self.ty {
-            TensorType::F32 => 0,
-            TensorType::F16 => 1,
-            TensorType::BF16 => 2,
-            TensorType::Q8_0 => 3,
-            other => panic!("a cache is not stored as {other}"),
-        }
+        let code = TYPES.iter().position(|ty| *ty == self.ty);
+        code.unwrap_or_else(|| panic!("a cache is not stored as {}", self.ty)) as u32
+    }
+
+    /// Whether rows are blocks, which can begin at any even address.
+    fn are_blocks(&self) -> bool {
+        self.ty.block_len() > 1
     }
 
     /// Whether every row can be read four elements at a time.
     pub(super) fn can_load_four(&self) -> bool {
-        self.dim.is_multiple_of(4) && (self.ty == TensorType::Q8_0 || self.lie_on_multiples_of(4))
+        self.dim.is_multiple_of(4) && (self.are_blocks() || self.lie_on_multiples_of(4))
     }
 
     /// Whether every row can be read as halves, eight at a time.
     pub(super) fn can_load_eight(&self) -> bool {
-        let is_half = self.ty == TensorType::F16 && self.lie_on_multiples_of(8);
-        self.dim.is_multiple_of(8) && (is_half || self.ty == TensorType::Q8_0)
+        let is_half = self.ty == F16 && self.lie_on_multiples_of(8);
+        self.dim.is_multiple_of(8) && (is_half || self.are_blocks())
     }
 
     /// Whether rows begin on multiples of what `n` elements take.
@@ -69,9 +72,8 @@ impl DeviceRows<'_> {
         assert!(stride.is_multiple_of(ty.block_len()), "{stride} elements cut a block of {ty}");
         let bytes = heads * n_ctx * self.row_bytes();
         assert!(bytes <= data.len(), "{heads}×{n_ctx} rows in {} bytes", data.len());
-        // Of Q8_0 the scales are halves.
-        let align = ty.block_bytes().min(4) as u64;
-        let align = if ty == TensorType::Q8_0 { 2 } else { align };
+        // Blocks' scales are halves.
+        let align = if self.are_blocks() { 2 } else { ty.block_bytes() as u64 };
         assert!(data.address().is_multiple_of(align), "rows of {ty} at {:#x}", data.address());
     }
 }
@@ -81,6 +83,7 @@ pub struct CacheStore {
     f16s: Kernel,
     bf16s: Kernel,
     q8_0: Kernel,
+    nibbles: Kernel,
 }
 
 impl CacheStore {
@@ -90,6 +93,7 @@ impl CacheStore {
             f16s: gpu.kernel("cache_store_f16")?,
             bf16s: gpu.kernel("cache_store_bf16")?,
             q8_0: gpu.kernel("cache_store_q8_0")?,
+            nibbles: gpu.kernel("cache_store_nibbles")?,
         })
     }
 
@@ -112,10 +116,11 @@ impl CacheStore {
         assert!(x.holds::<f32>(n), "{tokens} tokens in {} bytes", x.len());
         assert!(past.holds::<u32>(1));
         let kernel = match rows.ty {
-            TensorType::F32 => self.f32s,
-            TensorType::F16 => self.f16s,
-            TensorType::BF16 => self.bf16s,
-            _ => self.q8_0,
+            F32 => self.f32s,
+            F16 => self.f16s,
+            BF16 => self.bf16s,
+            Q8_0 => self.q8_0,
+            _ => self.nibbles,
         };
         assert!(rows.dim.is_multiple_of(rows.ty.block_len()), "whole blocks are stored");
         if n == 0 {
@@ -123,6 +128,8 @@ impl CacheStore {
         }
         let args = Args::new().slice(x).slice(past).size(tokens).size(rows.heads).size(rows.dim);
         let args = args.slice(rows.data).size(rows.row_bytes()).size(rows.n_ctx);
+        // Which of its formats: the others have a kernel of their own.
+        let args = if kernel == self.nibbles { args.u32(rows.type_code()) } else { args };
         // SAFETY: the arguments are the kernel's; sizes are asserted, and it writes nothing from
         // position n_ctx on.
         unsafe { stream.launch(&Launch::each(kernel, n, THREADS, &args)) }

@@ -40,6 +40,8 @@ pub(super) mod panel;
 pub(super) mod reduce;
 mod tile;
 
+pub(super) use tile::dequantize;
+
 use super::{ActKind, Kernels, Product, Scratch, act_kind};
 use crate::gguf::TensorType;
 use crate::with_int_block;
@@ -67,7 +69,7 @@ pub(super) const TABLE: Kernels = Kernels {
     f32_to_f16: ops::f32_to_f16,
     f16_to_f32: tile::f16_to_f32,
     bf16_to_f32: tile::bf16_to_f32,
-    q8_0_to_f32: tile::q8_0_to_f32,
+    dequantize,
     tile_dot: tile::tile_dot,
     tile_axpy: tile::tile_axpy,
     tile_softmax: tile::tile_softmax,

@@ -1,8 +1,14 @@
 //! Attention's loops; `simd::tile` says what each computes.
 
+use super::decode_32::{half, nibbles};
+use super::decoded::Decode;
+use super::ints::load;
 use super::ops::exp8;
 use super::reduce::{tree8, trees8};
-use crate::quant::{BlockQ8_0, blocks_of};
+use crate::gguf::TensorType;
+use crate::quant::{
+    self, Block, BlockIQ4NL, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, blocks_of,
+};
 use crate::simd::tile::{self, SoftmaxStep, Tile, TileMut};
 use std::arch::x86_64::*;
 
@@ -245,17 +251,60 @@ pub(super) unsafe fn bf16_to_f32(x: &[u16], out: &mut [f32]) {
 }
 
 /// # Safety
-/// The processor has AVX2; `out` has 32 places for each block of `x`.
-#[target_feature(enable = "avx2")]
-pub(super) unsafe fn q8_0_to_f32(x: &[u8], out: &mut [f32]) {
-    for (block, out) in blocks_of::<BlockQ8_0>(x).iter().zip(out.as_chunks_mut::<32>().0) {
-        let d = _mm256_set1_ps(block.d.get());
-        for j in (0..32).step_by(8) {
-            // SAFETY: eight bytes of the block, eight places of its 32.
+/// The processor has AVX2 and F16C; `out` has a place for each value of `x`.
+#[target_feature(enable = "avx2,f16c")]
+pub(in crate::simd) unsafe fn dequantize(ty: TensorType, x: &[u8], out: &mut [f32]) {
+    // SAFETY: the caller's promise; the closures get whole blocks.
+    unsafe {
+        match ty {
+            TensorType::Q8_0 => blocks::<BlockQ8_0>(x, out, |w| {
+                (load(&raw const (*w).qs), (half(&raw const (*w).d), 0))
+            }),
+            TensorType::Q4_0 => blocks::<BlockQ4_0>(x, out, |w| {
+                let codes = nibbles(&raw const (*w).qs);
+                let codes = _mm256_sub_epi8(codes, _mm256_set1_epi8(8));
+                (codes, (half(&raw const (*w).d), 0))
+            }),
+            TensorType::Q4_1 => decoded::<BlockQ4_1>(x, out),
+            TensorType::Q5_0 => decoded::<BlockQ5_0>(x, out),
+            TensorType::Q5_1 => decoded::<BlockQ5_1>(x, out),
+            TensorType::IQ4_NL => decoded::<BlockIQ4NL>(x, out),
+            _ => quant::dequantize(ty, x, out),
+        }
+    }
+}
+
+/// # Safety
+/// As [`dequantize`].
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn decoded<B: Decode<Stored = u16>>(x: &[u8], out: &mut [f32]) {
+    // SAFETY: the caller's promise; the closure gets whole blocks.
+    unsafe { blocks::<B>(x, out, |w| (B::codes(w, 0), B::stored(w))) }
+}
+
+/// `d·q − min` by what `parts` says of a block: its 32 codes, signed or below 128, and the halves d
+/// and min. A min of 0 changes no bit.
+///
+/// # Safety
+/// As [`dequantize`].
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn blocks<B: Block>(
+    x: &[u8],
+    out: &mut [f32],
+    parts: impl Fn(*const B) -> (__m256i, (u16, u16)),
+) {
+    for (block, out) in blocks_of::<B>(x).iter().zip(out.as_chunks_mut::<32>().0) {
+        let (codes, halves) = parts(block);
+        let [d, min] =
+            [halves.0, halves.1].map(|half| _mm256_cvtph_ps(_mm_set1_epi16(half as i16)));
+        let (low, high) = (_mm256_castsi256_si128(codes), _mm256_extracti128_si256::<1>(codes));
+        let eights = [low, _mm_srli_si128::<8>(low), high, _mm_srli_si128::<8>(high)];
+        for (eight, out) in eights.into_iter().zip(out.as_chunks_mut::<8>().0) {
+            let q = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight));
+            // SAFETY: eight places.
             unsafe {
-                let q = _mm_loadl_epi64(block.qs.as_ptr().add(j).cast());
-                let q = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(q));
-                _mm256_storeu_ps(out.as_mut_ptr().add(j), _mm256_mul_ps(q, d));
+                _mm256_storeu_ps(out.as_mut_ptr(), _mm256_sub_ps(_mm256_mul_ps(q, d), min));
             }
         }
     }

@@ -46,7 +46,7 @@ static KERNELS: Kernels = Kernels {
     exp: attention::exp,
     f16_to_f32: attention::f16_to_f32,
     bf16_to_f32: attention::bf16_to_f32,
-    q8_0_to_f32: attention::q8_0_to_f32,
+    dequantize: attention::dequantize,
     tile_dot: attention::tile_dot,
     tile_axpy: attention::tile_axpy,
     tile_softmax: attention::tile_softmax,

@@ -74,7 +74,7 @@ const fn table(name: &'static str, matmul: Matmul) -> Kernels {
         f16_to_f32: tile::f16_to_f32,
         // A shift an element, which the compiler turns into vectors: NEON is always enabled.
         bf16_to_f32: scalar_tile::bf16_to_f32,
-        q8_0_to_f32: tile::q8_0_to_f32,
+        dequantize: tile::dequantize,
         tile_dot: tile::tile_dot,
         tile_axpy: tile::tile_axpy,
         tile_softmax: tile::tile_softmax,

@@ -1,10 +1,15 @@
 //! Attention's loops; `simd::tile` says what each computes.
 
 use super::convert::load_f16;
+use super::decode::Decode;
 use super::lanes::F32x8;
 use super::ops::{exp_and_sum, exp8, largest};
-use crate::quant::{BlockQ8_0, blocks_of};
+use crate::gguf::TensorType;
+use crate::quant::{
+    self, BlockIQ4NL, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, blocks_of,
+};
 use crate::simd::tile::{self, SoftmaxStep, Tile, TileMut};
+use half::f16;
 use std::arch::aarch64::*;
 
 /// Four keys pass over all pairs of queries, so keys are read once and queries stay near.
@@ -192,19 +197,39 @@ pub(super) fn f16_to_f32(x: &[u16], out: &mut [f32]) {
 }
 
 /// # Safety
-/// `out` has 32 places for each block of `x`.
+/// `out` has a place for each value of `x`.
 #[target_feature(enable = "neon")]
-pub(super) unsafe fn q8_0_to_f32(x: &[u8], out: &mut [f32]) {
-    for (block, out) in blocks_of::<BlockQ8_0>(x).iter().zip(out.as_chunks_mut::<32>().0) {
-        let d = vdupq_n_f32(block.d.get());
-        for j in (0..32).step_by(8) {
-            // SAFETY: eight bytes of the block, eight places of its 32.
-            unsafe {
-                let q = vmovl_s8(vld1_s8(block.qs.as_ptr().add(j)));
-                let low = vcvtq_f32_s32(vmovl_s16(vget_low_s16(q)));
-                let high = vcvtq_f32_s32(vmovl_high_s16(q));
-                F32x8(vmulq_f32(low, d), vmulq_f32(high, d)).store(out.as_mut_ptr().add(j));
-            }
+pub(super) unsafe fn dequantize(ty: TensorType, x: &[u8], out: &mut [f32]) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match ty {
+            TensorType::Q8_0 => decoded::<BlockQ8_0>(x, out),
+            TensorType::Q4_0 => decoded::<BlockQ4_0>(x, out),
+            TensorType::Q4_1 => decoded::<BlockQ4_1>(x, out),
+            TensorType::Q5_0 => decoded::<BlockQ5_0>(x, out),
+            TensorType::Q5_1 => decoded::<BlockQ5_1>(x, out),
+            TensorType::IQ4_NL => decoded::<BlockIQ4NL>(x, out),
+            _ => quant::dequantize(ty, x, out),
+        }
+    }
+}
+
+/// `d·q − min`; a min of 0 changes no bit.
+///
+/// # Safety
+/// As [`dequantize`].
+#[target_feature(enable = "neon")]
+unsafe fn decoded<B: Decode<Stored = u16>>(x: &[u8], out: &mut [f32]) {
+    for (block, out) in blocks_of::<B>(x).iter().zip(out.as_chunks_mut::<32>().0) {
+        // SAFETY: a whole block.
+        let ((d, min), codes) = unsafe { (B::stored(block), B::codes(block, 0)) };
+        let [d, min] = [d, min].map(|half| vdupq_n_f32(f16::from_bits(half).to_f32()));
+        let eights = codes.map(|q| [vmovl_s8(vget_low_s8(q)), vmovl_high_s8(q)]);
+        for (q, out) in eights.as_flattened().iter().zip(out.as_chunks_mut::<8>().0) {
+            let low = vmulq_f32(vcvtq_f32_s32(vmovl_s16(vget_low_s16(*q))), d);
+            let high = vmulq_f32(vcvtq_f32_s32(vmovl_high_s16(*q)), d);
+            // SAFETY: eight places.
+            unsafe { F32x8(vsubq_f32(low, min), vsubq_f32(high, min)).store(out.as_mut_ptr()) };
         }
     }
 }

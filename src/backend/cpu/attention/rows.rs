@@ -1,49 +1,64 @@
 //! Cached keys and values of any type: how rows are stored, and how a tile of them is read as f32.
 
 use crate::backend::cpu::{Cpu, SharedOut};
-use crate::quant::BlockQ8_0;
+use crate::gguf::TensorType;
+use crate::quant;
 use crate::simd::Kernels;
 use crate::simd::tile::Tile;
-use std::ops::Range;
+use bytemuck::{cast_slice, cast_slice_mut};
+use std::ops::{Deref, DerefMut, Range};
+
+/// Bytes of a row; one that cuts a block counts as whole blocks.
+pub fn row_bytes(ty: TensorType, dim: usize) -> usize {
+    dim.div_ceil(ty.block_len()) * ty.block_bytes()
+}
+
+/// Memory for rows of any type: zeros, which the system provides as they are first written. A
+/// number of any type may begin where it begins.
+pub struct RowBytes {
+    words: Vec<u64>,
+    len: usize,
+}
+
+impl RowBytes {
+    pub fn zeroed(len: usize) -> RowBytes {
+        RowBytes { words: vec![0; len.div_ceil(size_of::<u64>())], len }
+    }
+}
+
+impl Deref for RowBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &cast_slice(&self.words)[..self.len]
+    }
+}
+
+impl DerefMut for RowBytes {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut cast_slice_mut(&mut self.words)[..self.len]
+    }
+}
 
 /// Keys or values of one layer: rows of `dim` elements at [heads, n_ctx], `stride` elements from
-/// one to the next.
+/// one to the next. Rows of a block format are whole blocks.
 #[derive(Clone, Copy)]
 pub struct Rows<'a> {
-    pub data: Elements<'a>,
+    /// F32, F16, BF16 or a format with blocks of 32.
+    pub ty: TensorType,
+    /// As [`RowBytes`] has them.
+    pub data: &'a [u8],
     pub dim: usize,
     pub stride: usize,
     pub n_ctx: usize,
 }
 
-#[derive(Clone, Copy)]
-pub enum Elements<'a> {
-    F32(&'a [f32]),
-    F16(&'a [u16]),
-    BF16(&'a [u16]),
-    /// Blocks of 32, each row a whole number of them.
-    Q8_0(&'a [u8]),
-}
-
 /// The same, to write; nothing between rows.
 pub struct RowsMut<'a> {
-    pub data: ElementsMut<'a>,
+    pub ty: TensorType,
+    pub data: &'a mut [u8],
     pub dim: usize,
     pub n_ctx: usize,
-}
-
-pub enum ElementsMut<'a> {
-    F32(&'a mut [f32]),
-    F16(&'a mut [u16]),
-    BF16(&'a mut [u16]),
-    Q8_0(&'a mut [u8]),
-}
-
-/// Bytes that hold elements `at..at + n`, which begin with a block.
-fn q8_0_bytes(at: usize, n: usize) -> Range<usize> {
-    const SIZE: usize = size_of::<BlockQ8_0>();
-    debug_assert!(at.is_multiple_of(32));
-    at / 32 * SIZE..(at + n).div_ceil(32) * SIZE
 }
 
 impl<'a> Rows<'a> {
@@ -55,8 +70,7 @@ impl<'a> Rows<'a> {
 
     /// Elements of a row in a tile: whole vectors, or whole blocks.
     fn padded(&self) -> usize {
-        let unit = if matches!(self.data, Elements::Q8_0(_)) { 32 } else { 8 };
-        self.dim.next_multiple_of(unit)
+        self.dim.next_multiple_of(self.ty.block_len().max(8))
     }
 
     /// Floats that `tile` needs for `n` positions.
@@ -79,8 +93,8 @@ impl<'a> Rows<'a> {
         assert!(positions.end <= self.n_ctx);
         let (n, dim, padded) = (positions.len(), self.dim.next_multiple_of(8), self.padded());
         let first = (head * self.n_ctx + positions.start) * self.stride;
-        if let (Elements::F32(data), true) = (self.data, dim == self.dim) {
-            return Tile::new(&data[first..], n, dim, self.stride);
+        if self.ty == TensorType::F32 && dim == self.dim {
+            return Tile::new(&cast_slice(self.data)[first..], n, dim, self.stride);
         }
         // Rows without a gap are one long row.
         let (rows, len) = match self.stride == padded && self.dim == padded {
@@ -88,15 +102,13 @@ impl<'a> Rows<'a> {
             false => (n, self.dim),
         };
         for i in 0..rows {
-            let (at, out) = (first + i * self.stride, &mut room[i * padded..]);
-            match self.data {
-                Elements::F32(data) => out[..len].copy_from_slice(&data[at..][..len]),
-                Elements::F16(data) => kernels.f16_to_f32(&data[at..][..len], &mut out[..len]),
-                Elements::BF16(data) => kernels.bf16_to_f32(&data[at..][..len], &mut out[..len]),
-                Elements::Q8_0(data) => {
-                    let blocks = &data[q8_0_bytes(at, len)];
-                    kernels.q8_0_to_f32(blocks, &mut out[..len.next_multiple_of(32)]);
-                }
+            let at = row_bytes(self.ty, first + i * self.stride);
+            let (row, out) = (&self.data[at..][..row_bytes(self.ty, len)], &mut room[i * padded..]);
+            match self.ty {
+                TensorType::F32 => out[..len].copy_from_slice(cast_slice(row)),
+                TensorType::F16 => kernels.f16_to_f32(cast_slice(row), &mut out[..len]),
+                TensorType::BF16 => kernels.bf16_to_f32(cast_slice(row), &mut out[..len]),
+                ty => kernels.dequantize(ty, row, &mut out[..len.next_multiple_of(32)]),
             }
             out[len..len.next_multiple_of(padded)].fill(0.0);
         }
@@ -107,39 +119,8 @@ impl<'a> Rows<'a> {
 impl RowsMut<'_> {
     /// Stores `x` [tokens, heads, dim] at positions from `first` on.
     pub fn store(self, cpu: &Cpu, x: &[f32], first: usize) {
-        let RowsMut { data, dim, n_ctx } = self;
-        let (k, new) = (cpu.kernels, New { x, dim, first, n_ctx });
-        match data {
-            ElementsMut::F32(data) => new.store(cpu, data, dim, |x, row| row.copy_from_slice(x)),
-            ElementsMut::F16(data) => new.store(cpu, data, dim, |x, row| k.f32_to_f16(x, row)),
-            ElementsMut::BF16(data) => new.store(cpu, data, dim, |x, row| k.f32_to_bf16(x, row)),
-            ElementsMut::Q8_0(data) => {
-                new.store(cpu, data, q8_0_bytes(0, dim).end, |x, row| k.f32_to_q8_0(x, row))
-            }
-        }
-    }
-}
-
-/// What is to be stored, and where.
-struct New<'a> {
-    /// [tokens, heads, dim]
-    x: &'a [f32],
-    dim: usize,
-    /// Position of the first token.
-    first: usize,
-    n_ctx: usize,
-}
-
-impl New<'_> {
-    /// `data` is [heads, n_ctx, row_len]; `put` makes a row of `dim` values one of `row_len`.
-    fn store<T: Send>(
-        &self,
-        cpu: &Cpu,
-        data: &mut [T],
-        row_len: usize,
-        put: impl Fn(&[f32], &mut [T]) + Sync,
-    ) {
-        let New { x, dim, first, n_ctx } = *self;
+        let RowsMut { ty, data, dim, n_ctx } = self;
+        let row_len = row_bytes(ty, dim);
         let heads = data.len() / (n_ctx * row_len);
         let tokens = x.len() / (heads * dim);
         assert!(x.len() == tokens * heads * dim && first + tokens <= n_ctx);
@@ -149,8 +130,38 @@ impl New<'_> {
                 let at = (head * n_ctx + first + t) * row_len;
                 // SAFETY: each token is in one chunk, and has a row of its own of each head.
                 let row = unsafe { data.slice(at, row_len) };
-                put(&x[(t * heads + head) * dim..][..dim], row);
+                store_row(cpu.kernels, ty, &x[(t * heads + head) * dim..][..dim], row);
             }
         });
+    }
+}
+
+fn store_row(kernels: &Kernels, ty: TensorType, x: &[f32], row: &mut [u8]) {
+    match ty {
+        TensorType::F32 => cast_slice_mut(row).copy_from_slice(x),
+        TensorType::F16 => kernels.f32_to_f16(x, cast_slice_mut(row)),
+        TensorType::BF16 => kernels.f32_to_bf16(x, cast_slice_mut(row)),
+        TensorType::Q8_0 => kernels.f32_to_q8_0(x, row),
+        _ => {
+            let (blocks, rest) = x.as_chunks::<32>();
+            assert!(rest.is_empty(), "{} elements cut a block of {ty}", x.len());
+            let places = row.chunks_exact_mut(ty.block_bytes());
+            blocks.iter().zip(places).for_each(|(x, block)| store_block(ty, x, block));
+        }
+    }
+}
+
+/// More than any format's f16 scale reaches: 127 · 65504, rounded up to a power of two.
+const LARGEST: f32 = (1 << 23) as f32;
+
+/// As a weight is quantised; but a block with a NaN, an infinity or a number out of reach comes
+/// back as NaN, and −0 as 0, as the smallest of 0 and −0 differs between processors.
+fn store_block(ty: TensorType, x: &[f32; 32], block: &mut [u8]) {
+    if x.iter().all(|x| x.abs() < LARGEST) {
+        quant::quantize(ty, &x.map(|x| x + 0.0), block);
+    } else {
+        // The scale is first in every format.
+        block.fill(0);
+        block[..2].copy_from_slice(&half::f16::NAN.to_le_bytes());
     }
 }

@@ -1,7 +1,8 @@
 //! Cached rows of any type as f32.
 
+use crate::gguf::TensorType;
 use crate::quant::{BlockQ8_0, blocks_of};
-use crate::simd::tile;
+use crate::simd::{avx2, tile};
 use std::arch::x86_64::*;
 
 /// # Safety
@@ -37,9 +38,13 @@ pub(in crate::simd::avx512) unsafe fn bf16_to_f32(x: &[u16], out: &mut [f32]) {
 }
 
 /// # Safety
-/// The processor has AVX-512 F; `out` has 32 places for each block of `x`.
-#[target_feature(enable = "avx512f")]
-pub(in crate::simd::avx512) unsafe fn q8_0_to_f32(x: &[u8], out: &mut [f32]) {
+/// The processor has AVX-512 F and F16C; `out` has a place for each value of `x`.
+#[target_feature(enable = "avx512f,avx2,f16c")]
+pub(in crate::simd::avx512) unsafe fn dequantize(ty: TensorType, x: &[u8], out: &mut [f32]) {
+    if ty != TensorType::Q8_0 {
+        // SAFETY: the caller's promise.
+        return unsafe { avx2::dequantize(ty, x, out) };
+    }
     for (block, out) in blocks_of::<BlockQ8_0>(x).iter().zip(out.as_chunks_mut::<32>().0) {
         let d = _mm512_set1_ps(block.d.get());
         for j in [0, 16] {

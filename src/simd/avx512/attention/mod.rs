@@ -8,7 +8,7 @@ mod softmax;
 use std::arch::x86_64::*;
 
 pub(super) use axpy::tile_axpy;
-pub(super) use convert::{bf16_to_f32, f16_to_f32, q8_0_to_f32};
+pub(super) use convert::{bf16_to_f32, dequantize, f16_to_f32};
 pub(super) use dot::tile_dot;
 pub(super) use softmax::{exp, tile_softmax};
 
