@@ -26,7 +26,7 @@ pub fn python_str(value: &Value) -> Result<String, Error> {
 
 fn write_repr(value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
     if depth > MAX_DEPTH {
-        let sentence = "a value that is nested too deeply cannot be printed";
+        let sentence = "the value is nested too deeply to print";
         return Err(Error::new(ErrorKind::InvalidOperation, sentence));
     }
     match value.kind() {

@@ -33,7 +33,8 @@ pub fn render(environment: Arc<Environment<'static>>, context: Value) -> Result<
         let mut out = Capped(Vec::new());
         let template = environment.get_template(NAME).map_err(describe)?;
         template.render_captured_to(context, &mut out).map_err(describe)?;
-        String::from_utf8(out.0).map_err(|_| Error::invalid("the chat template wrote no UTF-8"))
+        String::from_utf8(out.0)
+            .map_err(|_| Error::invalid("the chat template's output is not UTF-8"))
     })
 }
 

@@ -110,7 +110,7 @@ pub fn open(choice: &DeviceChoice) -> Result<Vec<Device>> {
         }
         DeviceChoice::Emulated(config) => {
             let devices = Emulated::devices(config)?;
-            log::warn!("an emulated device is for tests: it is slow, and its times mean nothing");
+            log::warn!("the emulated GPU is for tests: it is slow, and its timings mean nothing");
             Ok(devices)
         }
         DeviceChoice::Auto => Ok(automatic()),

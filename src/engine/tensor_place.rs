@@ -41,7 +41,8 @@ impl FromStr for TensorPlace {
             None => (upper == "CPU").then_some(Side::Cpu),
         };
         let side = side.ok_or_else(|| wrong(format!("{:?} is no place", upper)))?;
-        let pattern = Regex::new(pattern).map_err(|_| wrong(format!("{pattern:?} is no pattern")));
+        let pattern = Regex::new(pattern)
+            .map_err(|_| wrong(format!("{pattern:?} is not a valid regular expression")));
         Ok(TensorPlace { pattern: pattern?, side })
     }
 }

@@ -20,7 +20,7 @@ pub(super) fn version(path: &Path, bytes: &[u8]) -> Result<u32> {
     let version = LE::read_u32(&bytes[4..8]);
     let got = match version {
         2 | 3 => return Ok(version),
-        1 => "1, which is older than any current tool writes: convert the model anew".into(),
+        1 => "1, an obsolete GGUF version: convert the model again".into(),
         // Read in the wrong byte order, a small number has its low half empty.
         v if v != 0 && v & 0xffff == 0 => {
             format!("{} in big-endian byte order, which is not supported", v.swap_bytes())
@@ -36,15 +36,15 @@ fn describe(bytes: &[u8]) -> String {
     if bytes.is_empty() {
         "an empty file".into()
     } else if html {
-        "an HTML or XML page (a download that went wrong?)".into()
+        "an HTML or XML page (a failed download?)".into()
     } else if bytes.starts_with(b"version https://git-lfs") {
-        "a Git LFS pointer: fetch the file that it stands for".into()
+        "a Git LFS pointer: fetch the real file with `git lfs pull`".into()
     } else if is_safetensors(bytes) {
         "a safetensors file: `moeba convert` makes GGUF of a checkpoint's folder".into()
     } else if bytes.starts_with(b"PK\x03\x04") {
         "a zip archive or PyTorch checkpoint".into()
     } else if [b"lmgg", b"tjgg", b"fmgg", b"algg"].iter().any(|m| bytes.starts_with(*m)) {
-        "a file of the formats before GGUF: convert the model anew".into()
+        "a file in a format older than GGUF: convert the model again".into()
     } else if bytes.starts_with(b"FUGG") {
         "a byte-swapped file".into()
     } else if MAGIC.starts_with(bytes) {

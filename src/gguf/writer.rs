@@ -163,7 +163,7 @@ impl Writer {
             self.write_header()?;
         }
         let Stage::Between { next } = self.stage else {
-            return Err(self.fail(name, "the end of the tensor before", "the next tensor"));
+            return Err(self.fail(name, "the end of the previous tensor", "the next tensor"));
         };
         match self.tensors.get(next) {
             Some(tensor) if tensor.name == name => {

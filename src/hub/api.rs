@@ -38,7 +38,7 @@ impl Api<'_> {
                 None => return Ok(out),
             }
         }
-        Err(Error::Invalid(format!("{repo}: its list of files has no end")).into())
+        Err(Error::Invalid(format!("{repo}: its list of files does not end")).into())
     }
 
     fn json(&self, url: &str, repo: &RepoId) -> Try<(Vec<u8>, Option<String>)> {

@@ -19,7 +19,7 @@ impl Token {
     pub fn new(text: &str) -> Result<Token> {
         let text = text.trim();
         if text.is_empty() || !text.bytes().all(|b| b.is_ascii_graphic()) {
-            let sentence = "the token for the hub must be printable ASCII without blanks";
+            let sentence = "the token for the hub must be printable ASCII without spaces";
             return Err(Error::Usage(sentence.into()));
         }
         Ok(Token(text.into()))

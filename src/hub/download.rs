@@ -87,8 +87,10 @@ impl Job<'_> {
             Plan::Restart { .. } => part.reset()?,
             Plan::Discard => {
                 part.reset()?;
-                let why =
-                    format!("{}: no answer to a request for the rest", self.label().display());
+                let why = format!(
+                    "{}: the server does not answer the request for the rest",
+                    self.label().display()
+                );
                 return Err(Failure::passing(why));
             }
             Plan::Refuse { expected, got } => {
@@ -114,7 +116,7 @@ impl Job<'_> {
                 break;
             }
             if part.len.saturating_add(n as u64) > room {
-                let got = "more: the server does not stop";
+                let got = "more bytes than the hub announced";
                 let expected = format!("{room} bytes");
                 return Err(Error::format(self.label(), "length", expected, got).into());
             }
@@ -124,8 +126,10 @@ impl Job<'_> {
         match self.file.size {
             Some(size) if part.len < size => {
                 let (label, len) = (self.label(), part.len);
-                let why =
-                    format!("{}: the server ended after {len} of {size} bytes", label.display());
+                let why = format!(
+                    "{}: the connection closed after {len} of {size} bytes",
+                    label.display()
+                );
                 Err(Failure::passing(why))
             }
             _ => Ok(()),
@@ -136,7 +140,10 @@ impl Job<'_> {
     fn check(&self, part: &mut Part, sha256: Option<&str>) -> Result<()> {
         let Some(expected) = sha256 else {
             let label = self.label();
-            log::warn!("{}: the hub tells no SHA-256; only its length is checked", label.display());
+            log::warn!(
+                "{}: the hub gives no SHA-256 for this file; only its length is checked",
+                label.display()
+            );
             return Ok(());
         };
         let got = part.sha256();
@@ -144,7 +151,7 @@ impl Job<'_> {
             return Ok(());
         }
         part.remove()?;
-        let got = format!("{got} (what came was deleted: try again)");
+        let got = format!("{got} (the download was deleted: try again)");
         Err(Error::format(self.label(), "SHA-256", expected, got))
     }
 
@@ -234,7 +241,7 @@ impl Part {
             return Error::io(&self.path, e);
         }
         Error::Invalid(format!(
-            "{}: no space left on the disk after {} bytes, which the next try goes on from",
+            "{}: no space left on the disk after {} bytes; the next download continues from there",
             self.path.display(),
             self.len
         ))

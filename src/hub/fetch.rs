@@ -45,14 +45,14 @@ impl Hub {
         if self.config.offline {
             return self.cached(wanted)?.ok_or_else(|| {
                 let cache = self.config.cache.display();
-                Error::Invalid(format!("{wanted} is not in {cache}, and --offline asks nobody"))
+                Error::Invalid(format!("{wanted} is not cached in {cache}, and --offline forbids downloading it"))
             });
         }
         match self.online(wanted, progress) {
             Ok(path) => Ok(path),
             Err(Failure::Passing { why, .. }) => match self.cached(wanted) {
                 Ok(Some(path)) => {
-                    log::warn!("{why}; taking what the cache has of {wanted}");
+                    log::warn!("{why}; using the cached copy of {wanted}");
                     Ok(path)
                 }
                 _ => Err(Error::Invalid(why)),
@@ -235,7 +235,7 @@ fn pick<'a>(files: &[&'a str], wanted: &Wanted, place: &str) -> Result<Vec<&'a s
              `moeba convert`"
         ),
         Choice::NoShard(name) => {
-            format!("{repo}: of a split model, {place} lacks {name}")
+            format!("{repo}: {place} lacks {name}, a part of a split model")
         }
     }))
 }

@@ -51,7 +51,9 @@ fn file(item: &Value) -> Option<RemoteFile> {
             Some(RemoteFile { path, size: size.and_then(Value::as_u64), etag })
         }
         _ => {
-            log::warn!("the hub lists a file that is left out: {path:?} with the content {etag:?}");
+            log::warn!(
+                "the hub lists a file without a usable checksum, which is skipped: {path:?}"
+            );
             None
         }
     }

@@ -100,7 +100,7 @@ impl Wanted {
         let is_quant = |q: &str| q.split(['-', '.']).all(is_quant);
         match quant {
             Some(quant) if !is_quant(quant) => {
-                Err(format!("expected a type such as Q4_K_M behind the colon, got {text:?}"))
+                Err(format!("expected a type such as Q4_K_M after the colon, got {text:?}"))
             }
             quant => Ok(Wanted { repo, quant: quant.map(Into::into), file: None }),
         }

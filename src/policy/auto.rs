@@ -230,7 +230,7 @@ impl Predictor for Auto {
             .collect();
         let name = self.candidates[self.kept].name;
         if others.is_empty() {
-            return Some(format!("auto has not measured enough yet to choose; it has {name}"));
+            return Some(format!("auto has not measured enough to choose yet; it uses {name}"));
         }
         let kept = ms(self.kept);
         let others = others.join(", ");

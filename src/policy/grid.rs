@@ -83,7 +83,7 @@ impl Grid {
     /// What comes after the header, if it is this model's.
     pub fn strip_header<'a>(&self, bytes: &'a [u8]) -> Result<&'a [u8], String> {
         let rest = bytes.strip_prefix(&self.header()[..]);
-        rest.ok_or_else(|| "it was learned of a model of another shape".into())
+        rest.ok_or_else(|| "it was learned from a model of another shape".into())
     }
 }
 

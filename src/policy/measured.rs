@@ -50,7 +50,7 @@ impl Measured {
             unreachable!("as many as the length says")
         };
         if absent > 1.0 {
-            return Err(format!("its absent share is {absent}"));
+            return Err(format!("its share of absent experts is {absent}"));
         }
         Ok(Measured { costs: Costs { attention_ns, experts_ns, head_ns, load_ns }, absent })
     }

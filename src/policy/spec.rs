@@ -130,7 +130,8 @@ impl Builder<'_> {
         restore: impl FnOnce(&Shape, &[u8]) -> std::result::Result<T, String>,
     ) -> Option<T> {
         let restored = restore(self.shape, self.profile.get(section)?);
-        let refuse = |why| self.notes.push(format!("the profile's {section} is not used: {why}"));
+        let refuse =
+            |why| self.notes.push(format!("the profile's section {section} is not used: {why}"));
         restored.map_err(refuse).ok()
     }
 

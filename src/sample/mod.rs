@@ -262,7 +262,7 @@ fn greatest(logits: &[f32]) -> Result<u32> {
 fn check(id: u32, logit: f32) -> Result<()> {
     if logit.is_nan() || logit == f32::INFINITY {
         return Err(Error::Invalid(format!(
-            "the model's logit for token {id} is {logit}, not a number that can be compared: the \
+            "the model's logit for token {id} is {logit}: the \
              weights or the computation are broken"
         )));
     }

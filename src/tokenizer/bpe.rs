@@ -47,7 +47,7 @@ impl Bpe {
             vocab.tokens.iter().enumerate().map(|(id, t)| (t.as_slice(), id as u32)).collect();
         if by_text.len() < vocab.tokens.len() {
             let n = vocab.tokens.len() - by_text.len();
-            log::warn!("{n} tokens are spelt like another: the last of each is used");
+            log::warn!("{n} tokens have the same text as another token: the last of each is used");
         }
         let bytes: Vec<String> = (0..=255u8).map(|b| char_of(b).to_string()).collect();
         let joined: Vec<Vec<u8>> = vocab.merges.iter().map(|m| joined(m)).collect();

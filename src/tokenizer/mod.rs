@@ -320,7 +320,7 @@ impl std::fmt::Debug for Tokenizer {
 
 fn has_token(wanted: bool, id: Option<u32>, which: &str) -> bool {
     if wanted && id.is_none() {
-        log::warn!("the model asks for a {which}-of-sequence token and names none: not added");
+        log::warn!("the model asks for a {which}-of-sequence token but names none: none is added");
     }
     wanted && id.is_some()
 }

@@ -118,7 +118,7 @@ impl TrainOptions {
             && self.noise >= 0.0
             && self.held_out > 0.0
             && self.held_out < 1.0;
-        if fine { Ok(()) } else { Err(Error::invalid("options of the training are out of range")) }
+        if fine { Ok(()) } else { Err(Error::invalid("training options are out of range")) }
     }
 }
 
@@ -149,7 +149,7 @@ pub fn train(
     options: &TrainOptions,
     progress: &mut dyn FnMut(Progress) -> Result<()>,
 ) -> Result<Trained> {
-    samples.check(shape).map_err(|why| Error::invalid(format!("samples to train on: {why}")))?;
+    samples.check(shape).map_err(|why| Error::invalid(format!("training samples: {why}")))?;
     options.check()?;
     let n = samples.n_tokens();
     let n_trained = n - ((n as f64 * options.held_out).ceil() as usize).min(n);

@@ -47,10 +47,10 @@ impl Samples {
                 && samples.chosen.len() == n * shape.k
                 && samples.ahead.as_ref().is_none_or(|ahead| ahead.len() == n * after);
             if !whole {
-                return Err(format!("layer {layer} has not {n} tokens of the model's lengths"));
+                return Err(format!("layer {layer} does not have {n} tokens of the model's sizes"));
             }
             if samples.chosen.iter().any(|expert| *expert as usize >= n_experts) {
-                return Err(format!("layer {layer} chooses of more than {n_experts} experts"));
+                return Err(format!("layer {layer} chooses among more than {n_experts} experts"));
             }
             let numbers = [&samples.hidden, &samples.probs].into_iter().chain(&samples.ahead);
             if !numbers.flatten().all(|x| x.is_finite()) {

@@ -77,14 +77,14 @@ pub fn present() -> Result<(u32, u32)> {
     let ((major, minor), (major_min, minor_min)) = (of(version), of(VERSION_MIN));
     if version < VERSION_MIN {
         return Err(Error::Device(format!(
-            "the NVIDIA driver is too old: it knows CUDA {major}.{minor}, and the kernels need \
+            "the NVIDIA driver is too old: it supports CUDA {major}.{minor}, and the kernels need \
              {major_min}.{minor_min} (driver 525 or newer)"
         )));
     }
     if let Some(name) = FUNCTIONS.iter().find(|name| !has(name)) {
         let name = name.to_string_lossy();
         return Err(Error::Device(format!(
-            "the NVIDIA driver cannot be used: it knows CUDA {major}.{minor}, but has no {name}"
+            "the NVIDIA driver cannot be used: it supports CUDA {major}.{minor}, but lacks {name}"
         )));
     }
     Ok((major, minor))

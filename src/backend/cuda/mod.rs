@@ -60,7 +60,7 @@ pub fn devices() -> Result<Vec<Device>> {
 }
 
 fn no_gpu() -> Error {
-    Error::Device("the NVIDIA driver is there, but it has no GPU".into())
+    Error::Device("the NVIDIA driver is installed, but it finds no GPU".into())
 }
 
 #[cfg(test)]

@@ -41,7 +41,7 @@ pub fn probe(files: Files, ask: &Probe) -> Result<Rate> {
     // A link hands over reads while as many others are on their way.
     let n_buffers = 2 * ask.depth;
     let memory = Region::new(n_buffers * ask.read_bytes)
-        .map_err(|e| Error::invalid(format!("no memory to measure the disk with: {e}")))?;
+        .map_err(|e| Error::invalid(format!("cannot allocate memory to measure the disk: {e}")))?;
     let free = (0..n_buffers as u32).collect();
     let state = State { free, seed: ask.seed, closed: false, bytes: 0, failure: None };
     let source = Arc::new(Source {

@@ -305,9 +305,8 @@ impl Binder<'_> {
             None => Ok(()),
             Some(index) => Err(self.wrong(
                 index,
-                format!("a layer's experts in one tensor {stacked}"),
-                "one tensor an expert: the file is of an old format, convert the model again"
-                    .into(),
+                format!("all experts of a layer in one tensor {stacked}"),
+                "one tensor per expert, an old file format: convert the model again".into(),
             )),
         }
     }

@@ -101,7 +101,7 @@ pub fn restore_distance(shape: &Shape, bytes: &[u8]) -> Result<usize, String> {
     }
     let (distance, n_layers) = (*distance as usize, shape.moe_layers().count());
     if !(1..=n_layers).contains(&distance) {
-        return Err(format!("a distance of {distance} is none among {n_layers} layers"));
+        return Err(format!("a prefetch distance of {distance} does not fit {n_layers} layers"));
     }
     Ok(distance)
 }

@@ -54,14 +54,14 @@ impl MapStore {
         let (d, n) = (header[DISTANCE], header[N_MAPS] as usize);
         let n_layers = store.layers.len().max(1);
         if !(1..=n_layers).contains(&(d as usize)) {
-            return Err(format!("its distance of {d} is none among {n_layers} layers"));
+            return Err(format!("its prefetch distance of {d} does not fit {n_layers} layers"));
         }
         (expected[DISTANCE], expected[N_MAPS]) = (header[DISTANCE], header[N_MAPS]);
         if header != expected {
             return Err("it belongs to a model of another shape".into());
         }
         if n.checked_mul(store.saved_map_bytes()) != Some(rest.len()) {
-            return Err(format!("it does not have the length of {n} expert maps"));
+            return Err(format!("its length is not that of {n} expert maps"));
         }
         store.n_maps = n.min(store.capacity);
         let (sketches, tail) = rest.split_at(n * DIMS);
@@ -109,7 +109,7 @@ impl Rows {
             let (scale, rest) = (f32::from_le_bytes(head[0]), f32::from_le_bytes(head[1]));
             let head = Head::new(scale, rest, levels, self.n_experts);
             if !is_row(&head, ids, levels, self.n_experts) {
-                return Err("it has rows that are no distributions".into());
+                return Err("it has rows that are not probability distributions".into());
             }
             self.heads.push(head);
         }

@@ -25,7 +25,7 @@ impl Hop {
     /// Of twice as many bytes as go over at once; more go one after the other.
     pub fn new(from: &Device, to: &Device, bytes: usize) -> Result<Hop> {
         let half_bytes = bytes.max(1).next_multiple_of(ALIGN);
-        let what = "what GPUs tell each other";
+        let what = "the GPU-to-GPU staging buffer";
         let memory = Pinned::of(from, 2 * half_bytes, PinnedKind::Cached, what)?;
         let half = || Ok(Half { written: Event::new(from)?, read: Event::new(to)? });
         Ok(Hop { memory, halves: [half()?, half()?], turn: 0 })

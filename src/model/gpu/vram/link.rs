@@ -200,7 +200,9 @@ impl Link {
             let thread = std::thread::Builder::new().name("upload".into());
             let thread = thread.spawn(move || worker.run()).map_err(|e| {
                 core.tier.close();
-                Error::Device(format!("no thread to bring experts to the GPU: {e}"))
+                Error::Device(format!(
+                    "cannot start the thread that copies experts to the GPU: {e}"
+                ))
             })?;
             link.0.push(thread);
         }

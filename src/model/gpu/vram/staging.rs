@@ -27,7 +27,9 @@ impl Staging {
     pub fn pageable(n: usize, buffer_bytes: usize) -> Result<Staging> {
         let n_bytes = n * buffer_bytes;
         let region = Region::new(n_bytes).map_err(|e| {
-            Error::Device(format!("no memory for {n_bytes} bytes on their way to the GPU: {e}"))
+            Error::Device(format!(
+                "cannot allocate {n_bytes} bytes to stage experts for the GPU: {e}"
+            ))
         })?;
         Ok(Staging { memory: Memory::Pageable(region), buffer_bytes })
     }
