@@ -13,7 +13,9 @@ pub fn read(tokenizer: &Json, pre: Option<&str>, added: &[AddedToken]) -> Result
     let pre = match pre {
         Some(name) => {
             if !is_known(name) {
-                log::warn!("moeba knows no pre-tokenizer `{name}`: the file will not run here");
+                log::warn!(
+                    "moeba has no pre-tokenizer `{name}`: the converted file will not run in moeba"
+                );
             }
             name
         }

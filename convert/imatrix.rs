@@ -240,14 +240,18 @@ pub fn open_for<'a>(
         if let Some(mix) = mix.filter(|mix| mix::needs_importance(*mix, name, *ty)) {
             let what = format!("{} of {name} in {}", ty, mix.name());
             return Err(Error::invalid(match path {
-                Some(path) => format!("{}: {what} needs an entry, and has none", path.display()),
+                Some(path) => format!("{}: {what} needs an entry, but has none", path.display()),
                 None => format!("{what} needs an importance matrix: --imatrix FILE"),
             }));
         }
         missing.push(name.as_str());
     }
     if imatrix.is_some() && !missing.is_empty() {
-        log::warn!("{} tensors have no importance: {}", missing.len(), missing.join(", "));
+        log::warn!(
+            "{} tensors have no entry in the importance matrix: {}",
+            missing.len(),
+            missing.join(", ")
+        );
     }
     Ok(imatrix)
 }

@@ -119,7 +119,7 @@ fn normalizer(tokenizer: &Json, vocab: &mut Vocab) -> Result<()> {
             "Replace" if of("Regex") == Some(" {2,}") => remove = true,
             "WhitespaceSplit" | "Strip" => remove = true,
             _ => {
-                let expected = "what SentencePiece does to a text";
+                let expected = "a step that SentencePiece has";
                 return Err(tokenizer.fail("normalizer, pre_tokenizer", expected, shown(part)));
             }
         }

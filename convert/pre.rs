@@ -32,7 +32,7 @@ fn normalises(tokenizer: &Json) -> Result<bool> {
         [] => Ok(false),
         ["NFC"] => Ok(true),
         _ => {
-            let expected = "none or NFC (`--pre NAME` leaves it out of account)";
+            let expected = "none or NFC (`--pre NAME` ignores it)";
             Err(tokenizer.fail("normalizer", expected, shown(&Value::from(parts.len()))))
         }
     }

@@ -565,7 +565,7 @@ mod tests {
         spoil(
             "hf/t5",
             &|f| f["normalizer"] = json!({"type": "Lowercase"}),
-            "what SentencePiece does",
+            "a step that SentencePiece has",
         );
         let charsmap = |f: &mut Value| f["normalizer"]["precompiled_charsmap"] = json!("!");
         spoil("hf/t5", &charsmap, "precompiled_charsmap: expected base64");

@@ -45,7 +45,9 @@ impl Hub {
         if self.config.offline {
             return self.cached(wanted)?.ok_or_else(|| {
                 let cache = self.config.cache.display();
-                Error::Invalid(format!("{wanted} is not cached in {cache}, and --offline forbids downloading it"))
+                Error::Invalid(format!(
+                    "{wanted} is not cached in {cache}, and --offline forbids downloading it"
+                ))
             });
         }
         match self.online(wanted, progress) {
