@@ -171,8 +171,12 @@ fn llama_cpps_variables_count_last_and_are_checked_alike() {
     }
     assert_eq!(refused(&[theirs, ("MOEBA_THREADS", "1")], &[]), None);
     assert_eq!(refused(&[theirs], &["-t", "1"]), None);
-    let help = moeba(&["run", "--help"]);
-    assert!(text(&help.stdout).contains("LLAMA_ARG_THREADS"));
+    for words in [&["run", "--help"][..], &["man", "run"]] {
+        let help = moeba(words);
+        let help = text(&help.stdout).replace(['\n', '\\'], " ");
+        let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(help.contains("[env: MOEBA_THREADS, LLAMA_ARG_THREADS]"), "{help}");
+    }
 }
 
 #[test]
@@ -228,6 +232,48 @@ fn every_shell_gets_a_script_and_every_command_a_page() {
     assert!(text(&moeba(&["man"]).stdout).contains(".TH moeba 1"));
     let page = moeba(&["man", "completions"]);
     assert!(text(&page.stdout).contains("SHELL"), "{}", text(&page.stdout));
+}
+
+#[test]
+fn short_help_has_the_common_flags_and_long_help_all() {
+    let help = |args: &[&str]| text(&moeba(args).stdout).to_owned();
+    let (short, long) = (help(&["run", "-h"]), help(&["run", "--help"]));
+    assert!(short.lines().count() < 85, "{short}");
+    assert!(short.contains("`moeba run --help` shows") && short.contains("--ram"), "{short}");
+    assert!(!short.contains("--presence-penalty") && !short.contains("MOEBA_"), "{short}");
+    assert!(long.contains("--presence-penalty"), "{long}");
+    assert!(long.contains("Examples:\n") && long.contains("moeba run model.gguf"), "{long}");
+    let root = help(&["--help"]);
+    for word in ["MOEBA_HISTORY", "MOEBA_SIMD", "130", "Examples:"] {
+        assert!(root.contains(word), "{root}");
+    }
+}
+
+#[test]
+fn manual_pages_can_be_installed() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = moeba(&["man", "--dir", folder.path().to_str().unwrap()]);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let page = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
+    let run = page("moeba-run.1");
+    for word in [".TH moeba-run 1", "EXAMPLES", "ENVIRONMENT", "MOEBA_HISTORY", "[OPTIONS]"] {
+        assert!(run.contains(word), "no {word} in {run}");
+    }
+    assert!(!run.contains("EXTRA") && page("moeba.1").contains("moeba\\-run(1)"), "{run}");
+    let record = page("moeba-trace-record.1");
+    assert_eq!(record, text(&moeba(&["man", "trace", "record"]).stdout));
+    assert!(record.contains("OUT.mtrace"), "{record}");
+}
+
+#[test]
+fn shells_know_the_values_of_flags() {
+    let bash = moeba(&["completions", "bash"]);
+    let bash = text(&bash.stdout);
+    for list in ["auto uring pread mmap", "auto on-demand deepspeed", "standard granule"] {
+        assert!(bash.contains(&format!("compgen -W \"{list}")), "{list}");
+    }
+    let zsh = moeba(&["completions", "zsh"]);
+    assert!(text(&zsh.stdout).contains("(auto uring pread mmap)"));
 }
 
 #[test]

@@ -51,17 +51,16 @@ pub fn with_fallbacks(command: Command, is_set: impl Fn(&str) -> bool + Copy) ->
     command.mut_subcommands(|command| with_fallbacks(command, is_set))
 }
 
+/// llama.cpp's variables for one of ours.
+pub fn fallbacks(ours: &str) -> impl Iterator<Item = &'static str> {
+    FALLBACKS.iter().filter(move |(name, _)| *name == ours).map(|(_, theirs)| *theirs)
+}
+
 fn with_fallback(arg: Arg, is_set: impl Fn(&str) -> bool) -> Arg {
     let Some(ours) = arg.get_env().and_then(|name| name.to_str()).map(str::to_owned) else {
         return arg;
     };
-    let theirs = || FALLBACKS.iter().filter(|(name, _)| *name == ours).map(|(_, theirs)| *theirs);
-    let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
-    let arg = match theirs().collect::<Vec<_>>().join(", ") {
-        names if names.is_empty() => arg,
-        names => arg.help(format!("{help} [or {names}]")),
-    };
-    match theirs().find(|theirs| is_set(theirs)) {
+    match fallbacks(&ours).find(|theirs| is_set(theirs)) {
         _ if is_set(&ours) => arg,
         Some(theirs) => arg.env(theirs),
         None if std::env::var_os(&ours).is_some() => arg.env(Resettable::Reset),

@@ -14,6 +14,7 @@ mod doctor;
 mod environment;
 mod figures;
 mod generate;
+mod help;
 mod hub;
 mod inspect;
 mod llama_flags;
@@ -51,15 +52,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::LazyLock;
 
-const AFTER_HELP: &str = "\
-Exit codes: 0 done, 1 error, 2 wrong usage, 130 Ctrl-C (143 SIGTERM, 129 SIGHUP).
-Variables: flags name theirs; llama.cpp's (LLAMA_ARG_…) count where ours (MOEBA_…) are not set.";
-
 /// Runs Mixture-of-Experts language models that are bigger than the memory they run in.
 #[derive(Parser, Debug)]
-#[command(name = "moeba", version = VERSION.as_str(), subcommand_required = true)]
+#[command(name = "moeba", version = version(), subcommand_required = true)]
 #[command(arg_required_else_help = true, disable_help_subcommand = true)]
-#[command(after_help = AFTER_HELP)]
 struct Cli {
     #[command(flatten)]
     global: Global,
@@ -71,13 +67,13 @@ struct Cli {
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = "Messages")]
 pub(crate) struct Global {
-    /// Say more on stderr (twice: everything)
+    /// Say more on stderr: -v what is loaded and all figures, -vv and -vvv what happens inside
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     verbose: u8,
-    /// Say nothing on stderr but errors
+    /// Show errors only, and no progress bars
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     quiet: bool,
-    /// Write messages to this file as well
+    /// Write messages to this file as well, at least those of -v
     #[arg(long, global = true, value_name = "FILE", env = "MOEBA_LOG_FILE")]
     log_file: Option<PathBuf>,
     /// Replace an existing output file whatever is in it; inputs of the command always stay
@@ -89,53 +85,55 @@ pub(crate) struct Global {
 enum Command {
     /// Answer a prompt, or chat
     Run(run::Args),
-    /// Make a GGUF file of a Hugging Face checkpoint
+    /// Convert a Hugging Face checkpoint to GGUF
     Convert(convert::ConvertArgs),
-    /// Make a smaller GGUF file of a GGUF file
+    /// Convert a GGUF file to another type or layout
     Quantize(quantize::QuantizeArgs),
-    /// Show what is in a model file
+    /// Show what a model file contains, or check it
     Inspect(inspect::InspectArgs),
-    /// Turn text into token ids, as run would feed them
+    /// Convert text to token ids
     Tokenize(tokenize::Args),
-    /// Turn token ids into text
+    /// Convert token ids to text
     Detokenize(tokenize::DetokenizeArgs),
-    /// Print what the model's chat template makes of messages
+    /// Print the prompt that the chat template makes of messages
     Render(render::Args),
-    /// Write the logits of given tokens as a NumPy array
+    /// Write a model's logits for given tokens to a NumPy file
     Logits(logits::Args),
-    /// Say how well a model predicts a text, by llama.cpp's definition
+    /// Measure how well a model predicts a text, as llama.cpp defines it
     Perplexity(perplexity::Args),
-    /// Time prompts and decode, as llama-bench does
+    /// Measure prompt and decode speed, as llama-bench does
     Bench(bench::Args),
     /// Show what this machine has and how fast it is
     Doctor(doctor::Args),
-    /// Compare every kernel of a GPU with the CPU
+    /// Check every kernel of a GPU against the CPU
     Selftest(selftest::Args),
     /// Record, replay and learn from expert routing
     Trace(trace::Args),
-    /// Make a file of random weights in a published model's shapes, to time on
+    /// Write random weights in the shapes of a published model, to measure with
     Synth(synth::SynthArgs),
-    /// Download a model from Hugging Face, and print where it is
+    /// Download a model from Hugging Face and print its path
     Pull(hub::PullArgs),
     /// List downloaded models
     List(hub::ListArgs),
     /// Remove downloaded models
     Rm(hub::RmArgs),
-    /// Print a completion script for a shell
+    /// Print a shell completion script
     Completions(manual::CompletionsArgs),
-    /// Print a manual page (troff)
+    /// Print a manual page, or write all of them
     Man(manual::ManArgs),
 }
 
-/// All flags, with the variables that the environment may set them by. An empty variable is none.
-fn command_line() -> clap::Command {
+/// All flags, with the variables that the environment may set them by; the help is long where
+/// `--help` asks for it. An empty variable is none.
+fn command_line(full_help: bool) -> clap::Command {
     let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-    environment::with_fallbacks(Cli::command(), is_set)
+    environment::with_fallbacks(help::with_help(Cli::command(), full_help), is_set)
 }
 
 /// Everything `src/main.rs` does.
 pub fn main() -> ExitCode {
-    let mut root = command_line();
+    let full_help = std::env::args_os().skip(1).any(|arg| arg == "--help" || arg == "help");
+    let mut root = command_line(full_help);
     root.build();
     let line = match argv::rewrite(&root, std::env::args_os()) {
         Ok(line) => line,
@@ -177,8 +175,8 @@ fn dispatch(command: Command) -> Result<()> {
         Command::Pull(args) => hub::pull(args),
         Command::List(args) => hub::list(args),
         Command::Rm(args) => hub::rm(args),
-        Command::Completions(args) => manual::completions(args, command_line()),
-        Command::Man(args) => manual::man(args, command_line()),
+        Command::Completions(args) => manual::completions(args, command_line(true)),
+        Command::Man(args) => manual::man(args, command_line(true)),
     }
 }
 
@@ -214,12 +212,18 @@ fn end_code(result: &Result<()>) -> u8 {
     }
 }
 
-/// With the commit, where the release build told it (MOEBA_COMMIT).
+/// What a release is built from: the clone's commit (build.rs), or what MOEBA_COMMIT said.
+pub(crate) const COMMIT: Option<&str> = option_env!("MOEBA_COMMIT");
+
 static VERSION: LazyLock<String> = LazyLock::new(|| {
-    let commit = option_env!("MOEBA_COMMIT").map(|c| format!(" ({c})")).unwrap_or_default();
+    let commit = COMMIT.map(|commit| format!(" ({commit})")).unwrap_or_default();
     let (arch, os) = (std::env::consts::ARCH, std::env::consts::OS);
     format!("{}{commit} {arch}-{os}", env!("CARGO_PKG_VERSION"))
 });
+
+fn version() -> &'static str {
+    &VERSION
+}
 
 #[cfg(test)]
 mod tests {

@@ -19,11 +19,11 @@ pub struct Args {
 
 #[derive(clap::Subcommand, Debug)]
 enum Command {
-    /// Record which experts a model chooses for texts
+    /// Record which experts a model chooses
     Record(record::Args),
-    /// Show what policies would have done on recorded routing
+    /// Simulate policies on recorded routing
     Replay(replay::Args),
-    /// Train PreScope's predictor, and find FineMoE's prefetch distance, on a trace
+    /// Train PreScope's predictor and choose FineMoE's prefetch distance from a trace
     Train(train::Args),
 }
 
