@@ -4,8 +4,10 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 fn main() {
+    tell_commit();
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=kernels");
     println!("cargo:rustc-check-cfg=cfg(shim)");
@@ -16,6 +18,32 @@ fn main() {
     match compile(&kernels, &out) {
         Ok(()) => println!("cargo:rustc-cfg=shim"),
         Err(why) => println!("cargo:warning=built without the emulated GPU: {why}"),
+    }
+}
+
+/// Sets MOEBA_COMMIT to the commit of the clone that a release is built from, unless it is set. In
+/// other profiles nothing is set, so that a commit does not build and link all tests again.
+fn tell_commit() {
+    println!("cargo:rerun-if-env-changed=MOEBA_COMMIT");
+    let is_release = std::env::var("PROFILE").is_ok_and(|profile| profile == "release");
+    if !is_release || std::env::var_os("MOEBA_COMMIT").is_some() {
+        return;
+    }
+    // The folder's own clone, not one that this folder is a part of.
+    let Ok(head) = fs::read_to_string(".git/HEAD") else { return };
+    println!("cargo:rerun-if-changed=.git/HEAD");
+    if let Some(branch) = head.trim().strip_prefix("ref: ") {
+        // A branch that has no file of its own is in packed-refs.
+        let file = format!(".git/{branch}");
+        let file = if Path::new(&file).exists() { &file } else { ".git/packed-refs" };
+        println!("cargo:rerun-if-changed={file}");
+    }
+    let git = Command::new("git").args(["rev-parse", "--short", "HEAD"]).output();
+    if let Ok(output) = git
+        && output.status.success()
+    {
+        let commit = String::from_utf8_lossy(&output.stdout);
+        println!("cargo:rustc-env=MOEBA_COMMIT={}", commit.trim());
     }
 }
 
