@@ -261,7 +261,7 @@ fn a_selftest_compares_every_kernel() {
     }
     let last = table.lines().last().unwrap();
     let numbers: Vec<&str> = last.split(' ').collect();
-    assert!(numbers[0] == numbers[2] && last.ends_with("as on the CPU"), "{last}");
+    assert!(numbers[0] == numbers[2] && last.ends_with("match the CPU"), "{last}");
     failed(&selftest(&["--device", "cpu"]), 2, &["--device cpu"]);
     failed(&selftest(&["--device", "cuda:63"]), 1, &["--device cuda"]);
 }

@@ -10,10 +10,9 @@ use crate::Result;
 use crate::convert::{ConvertOptions, Layout, Mix, Written, convert};
 use crate::units::size;
 
-/// Convert a Hugging Face checkpoint to GGUF
 #[derive(Args, Debug)]
 pub struct ConvertArgs {
-    /// Folder with config.json, safetensors and tokenizer files
+    /// Folder with config.json, the safetensors files and the tokenizer
     #[arg(value_name = "HF_DIR")]
     folder: PathBuf,
     /// File to write
@@ -22,10 +21,10 @@ pub struct ConvertArgs {
     /// Type of the weights [default: the checkpoint's own]
     #[arg(long, value_name = "TYPE", ignore_case = true, value_parser = mix_names())]
     outtype: Option<String>,
-    /// Name of the pre-tokenizer, where its pattern is not known
+    /// Name of the pre-tokenizer, if moeba does not recognise its pattern
     #[arg(long, value_name = "NAME")]
     pre: Option<String>,
-    /// general.name of the file [default: the folder's name]
+    /// Name of the model, general.name in the file [default: the folder's name]
     #[arg(long, value_name = "NAME")]
     model_name: Option<String>,
     #[command(flatten)]
@@ -40,8 +39,8 @@ fn mix_names() -> PossibleValuesParser {
 /// How the file lays out routed experts.
 #[derive(Args, Debug)]
 pub(super) struct LayoutArg {
-    /// Where the file has its experts: standard, as any GGUF reader expects, or granule, in the
-    /// order in which moeba reads them from disk; llama.cpp cannot read that
+    /// Layout of routed experts: standard, which any GGUF reader knows, or granule, the order in
+    /// which moeba reads them from disk, which llama.cpp cannot read
     #[arg(
         long,
         value_name = "LAYOUT",

@@ -17,18 +17,18 @@ const MAX_ID: i64 = u32::MAX as i64;
 pub struct Args {
     #[command(flatten)]
     model: ModelArg,
-    /// Token ids, with commas between them
+    /// Token ids, separated by commas
     #[arg(long, value_name = "IDS", value_parser = ids, allow_hyphen_values = true)]
     tokens: Ids,
-    /// Token ids for the decoder of an encoder-decoder model, which reads --tokens: the answer's
-    /// beginning, with the token that the decoder starts with
+    /// Token ids for the decoder of an encoder-decoder model, whose encoder reads --tokens: the
+    /// start token and the beginning of the answer
     #[arg(long, value_name = "IDS", value_parser = ids, allow_hyphen_values = true)]
     decoder_tokens: Option<Ids>,
-    /// Where to write the logits, float32 [tokens, vocabulary] (of --decoder-tokens, if given)
+    /// File for the logits, float32 [tokens, vocabulary] (of --decoder-tokens, if given)
     #[arg(short, long, value_name = "FILE.npy")]
     output: PathBuf,
-    /// Where to write the chosen experts, int32 [layers, tokens, k], best first, -1 in dense layers
-    /// (of the decoder, if --decoder-tokens is given, and -1 where an expert was full)
+    /// File for the chosen experts, int32 [layers, tokens, k], best first, -1 in dense layers (of
+    /// the decoder, if --decoder-tokens is given, and -1 where an expert was full)
     #[arg(long, value_name = "FILE.npy")]
     experts: Option<PathBuf>,
     #[command(flatten)]

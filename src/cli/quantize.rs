@@ -12,7 +12,6 @@ use crate::{Error, Result};
 /// The type that is none: every tensor keeps its own.
 const COPY: &str = "copy";
 
-/// Change the type or the layout of a GGUF file's weights
 #[derive(Args, Debug)]
 pub struct QuantizeArgs {
     /// File to read
@@ -21,7 +20,7 @@ pub struct QuantizeArgs {
     /// File to write
     #[arg(value_name = "OUT.gguf")]
     output: PathBuf,
-    /// Type of the weights; copy: as they are, for another layout
+    /// Type of the weights; copy keeps them as they are, to change the layout or merge a split file
     #[arg(
         value_name = "TYPE",
         ignore_case = true,
@@ -30,10 +29,10 @@ pub struct QuantizeArgs {
     ty: String,
     #[command(flatten)]
     layout: LayoutArg,
-    /// Importance matrix of llama.cpp (llama-imatrix): which columns matter how much
+    /// Importance matrix that llama-imatrix wrote, so that columns that matter lose less
     #[arg(long, value_name = "FILE")]
     imatrix: Option<PathBuf>,
-    /// Quantise weights that are quantised already, with the loss of both
+    /// Quantize weights that are already quantized, which adds up the losses of both
     #[arg(long)]
     allow_requantize: bool,
 }
@@ -48,7 +47,8 @@ fn type_names() -> PossibleValuesParser {
 pub fn run(args: QuantizeArgs) -> Result<()> {
     if READ_ONLY.iter().any(|name| name.eq_ignore_ascii_case(&args.ty)) {
         let known = Mix::names().collect::<Vec<_>>().join(", ");
-        let refusal = format!("{}: this type is read but not made; made are {known}", args.ty);
+        let refusal =
+            format!("{}: moeba reads this type but cannot write it; give one of {known}", args.ty);
         return Err(Error::Usage(refusal));
     }
     let options = QuantizeOptions {

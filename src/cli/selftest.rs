@@ -9,24 +9,23 @@ use crate::{Error, Result, interrupt};
 
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// What to test: auto for the GPUs that there are, cuda, cuda:N, cuda:0,1, or emulated, which
-    /// is the kernels' source on the CPU
+    /// What to test: auto for all GPUs, cuda, cuda:N, cuda:0,1, or emulated, which runs the
+    /// kernels' source on the CPU
     #[arg(long, value_name = "DEVICE", default_value = "auto", env = "MOEBA_DEVICE")]
     device: DeviceChoice,
-    /// Small shapes alone
+    /// Test small shapes only
     #[arg(long)]
     quick: bool,
 }
 
 pub fn run(args: Args) -> Result<()> {
     if args.device == DeviceChoice::Cpu {
-        let why = "--device cpu: the CPU is what other devices are tested against";
+        let why = "--device cpu: the CPU is the reference that GPUs are tested against";
         return Err(Error::Usage(why.into()));
     }
     let devices = device::open(&args.device)?;
     if devices.is_empty() {
-        let why = "no GPU was tested, as there is none that can be used: --device emulated tests \
-                   the kernels without one";
+        let why = "there is no usable GPU to test; --device emulated tests the kernels without one";
         return Err(Error::Device(why.into()));
     }
     let extent = if args.quick { Extent::Quick } else { Extent::Full };
@@ -43,7 +42,9 @@ pub fn run(args: Args) -> Result<()> {
     }
     match n_bad {
         0 => Ok(()),
-        n => Err(Error::Device(format!("{n} checks failed: answers of this device are wrong"))),
+        n => {
+            Err(Error::Device(format!("{n} checks failed: results of this device would be wrong")))
+        }
     }
 }
 
@@ -55,7 +56,7 @@ fn text(report: &Report) -> String {
         line(kernel, format, &shapes.len().to_string(), &result(outcome, shapes))
     }));
     let n_good = report.rows.iter().filter(|row| row.outcome.is_good()).count();
-    lines.push(format!("{n_good} of {} as on the CPU", report.rows.len()));
+    lines.push(format!("{n_good} of {} match the CPU", report.rows.len()));
     lines.join("\n")
 }
 
@@ -100,7 +101,7 @@ matvec               Q4_K             2  equal bits, up to 3×5
 layer_norm           f32              2  off by 1.5e-7 of 1.0e-6, up to 3×5
 embed                Q8_0             2  DIFFERS at 3×5: 1 of 15, first 2 for 1 at 4
 rope                                  2  FAILED: the GPU is lost
-2 of 4 as on the CPU";
+2 of 4 match the CPU";
         assert_eq!(text(&Report { rows }), expected);
     }
 }

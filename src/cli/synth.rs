@@ -10,10 +10,9 @@ use crate::Result;
 use crate::convert::{PRESETS, SynthOptions, preset_architecture, synth, synth_type_names};
 use crate::model::descriptor::Descriptor;
 
-/// Write random weights in a published model's shapes, to time on
 #[derive(Args, Debug)]
 pub struct SynthArgs {
-    /// Model whose shapes to take
+    /// Published model to take the shapes from
     #[arg(value_name = "PRESET", value_parser = PossibleValuesParser::new(PRESETS))]
     preset: String,
     /// File to write
@@ -22,7 +21,7 @@ pub struct SynthArgs {
     /// Number of layers [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     layers: Option<u32>,
-    /// Type of the weights: q4_k and q5_k for every matrix, the others as `quantize` mixes them
+    /// Type of the weights: q4_k and q5_k for every matrix, or a mix of `quantize`
     #[arg(
         long = "type",
         value_name = "TYPE",
@@ -31,7 +30,7 @@ pub struct SynthArgs {
         value_parser = PossibleValuesParser::new(synth_type_names()),
     )]
     ty: String,
-    /// Seed of the random numbers
+    /// Seed of the random weights
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
     #[command(flatten)]

@@ -12,10 +12,10 @@ use crate::{Error, Result};
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = "Translation")]
 pub struct LanguageArgs {
-    /// The prompt's language, as eng_Latn; the model's own default where absent
+    /// Language of the prompt, such as eng_Latn [default: the model's own]
     #[arg(long, value_name = "CODE")]
     src_lang: Option<String>,
-    /// The language to translate to, as fra_Latn
+    /// Language to translate to, such as fra_Latn
     #[arg(long, value_name = "CODE")]
     tgt_lang: Option<String>,
 }
@@ -37,8 +37,8 @@ impl LanguageArgs {
             |code: &Option<String>| code.as_ref().map(|code| tokenizer.language(code)).transpose();
         let (source, target) = (token(&self.src_lang)?, token(&self.tgt_lang)?);
         if tokenizer.source_language().is_some() && target.is_none() {
-            let why = "a translation model needs the language to translate to: --tgt-lang CODE, \
-                       as fra_Latn";
+            let why = "a translation model needs a target language: give --tgt-lang CODE, such as \
+                       fra_Latn";
             return Err(Error::Usage(why.into()));
         }
         Ok((source.or(tokenizer.source_language()), target))
@@ -54,11 +54,11 @@ pub(super) fn run(
 ) -> Result<()> {
     if text.asks_for_chat() {
         return Err(Error::Usage(
-            "an encoder-decoder model answers a text; it does not chat".into(),
+            "this is an encoder-decoder model: it answers a text and cannot chat".into(),
         ));
     }
     let Some(prompt) = prompt else {
-        let why = "there is no text to answer: give one with -p, -f or on stdin";
+        let why = "there is no text: give one with -p, -f or on stdin";
         return Err(Error::Usage(why.into()));
     };
     let tokenizer = engine.tokenizer();

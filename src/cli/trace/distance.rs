@@ -28,11 +28,11 @@ pub struct Args {
     /// that a run with this profile was timed on]
     #[arg(long, value_name = "NAME", value_parser = machine)]
     machine: Option<String>,
-    /// Published model whose expert sizes are taken on that machine (see trace replay)
+    /// Published model to take expert sizes from (see trace replay)
     #[arg(long, value_name = "NAME", default_value = "qwen1.5-moe", value_parser = sizes)]
     #[arg(requires = "machine")]
     sizes: String,
-    /// Memory for experts on that machine, in percent of all of them
+    /// Memory for experts on that machine, in percent of all experts
     #[arg(long, value_name = "N", default_value = "50", value_parser = percent)]
     #[arg(requires = "machine")]
     budget: f64,

@@ -26,19 +26,19 @@ use std::sync::Arc;
 pub struct Args {
     #[command(flatten)]
     model: ModelArg,
-    /// A text to take requests from (- is stdin); may be repeated
+    /// Text to take requests from (- is stdin); may be repeated
     #[arg(short, long, value_name = "FILE", required = true)]
     file: Vec<PathBuf>,
     /// Name for the kind of text; once for each -f [default: the files' names]
     #[arg(long, value_name = "NAME")]
     kind: Vec<String>,
-    /// Where to write the trace
+    /// File for the trace
     #[arg(short, long, value_name = "OUT.mtrace")]
     output: PathBuf,
     /// Requests from each text
     #[arg(long, value_name = "N", default_value = "64", value_parser = args::tokens)]
     requests: usize,
-    /// Tokens of a request's prompt, or the fewest and the most
+    /// Tokens of a request's prompt, or a range
     #[arg(short = 'p', long, value_name = "N[-N]", default_value = "32-96")]
     #[arg(value_parser = Lengths::parse)]
     n_prompt: Lengths,
@@ -109,7 +109,9 @@ pub fn run(args: Args) -> Result<()> {
 fn texts(args: &Args) -> Result<Vec<Text>> {
     if !args.kind.is_empty() && args.kind.len() != args.file.len() {
         let (kinds, files) = (args.kind.len(), args.file.len());
-        let sentence = format!("--kind is given {kinds} times, -f {files} times: once for each");
+        let sentence = format!(
+            "--kind is given {kinds} times and -f {files} times: give one kind for each file"
+        );
         return Err(Error::Usage(sentence));
     }
     let stem = |path: &Path| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
@@ -123,8 +125,8 @@ fn texts(args: &Args) -> Result<Vec<Text>> {
 fn source<'a>(engine: &'a Engine, text: &'a Text, n_tokens: usize) -> Result<Source<'a>> {
     Source::new(engine.tokenizer(), &text.text, n_tokens).map_err(|n| {
         Error::invalid(format!(
-            "{}: {n} tokens, but a request takes {n_tokens}: give a longer text or smaller -p and \
-             -n",
+            "{}: the text has {n} tokens, but a request takes {n_tokens}: give a longer text or \
+             smaller -p and -n",
             text.path.display()
         ))
     })

@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 #[derive(clap::Args, Debug)]
 #[command(allow_negative_numbers = true)]
 pub struct Args {
-    /// A trace of `moeba trace record --hidden`
+    /// Trace that `moeba trace record --hidden` wrote
     trace: PathBuf,
     /// Profile to put the predictor into (see run --profile)
     #[arg(short, long, value_name = "PROFILE")]
@@ -39,7 +39,7 @@ pub struct Args {
     /// Seed for training
     #[arg(short, long, value_name = "N", default_value_t = 0)]
     seed: u32,
-    /// Write accuracy and times as CSV: layer;predictor;measure;value
+    /// File for accuracy and times as CSV: layer;predictor;measure;value
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
     #[command(flatten)]
@@ -57,7 +57,7 @@ fn epochs(text: &str) -> super::super::values::Parsed<usize> {
 
 fn held_out(text: &str) -> super::super::values::Parsed<f64> {
     let part = percent(text).ok().filter(|part| *part < 1.0);
-    part.ok_or_else(|| "expected a percentage above 0 and below 100".into())
+    part.ok_or_else(|| "expected a percentage between 0 and 100".into())
 }
 
 pub fn run(args: Args) -> Result<()> {
