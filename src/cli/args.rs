@@ -14,7 +14,7 @@ pub const MAX_TOKENS: i64 = 1 << 24;
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = "Engine")]
 pub struct ThreadsArg {
-    /// Threads; -1 is one for each physical core
+    /// Number of threads; -1 uses one per physical core
     #[arg(short, long, value_name = "N", default_value = "-1")]
     #[arg(value_parser = threads, env = "MOEBA_THREADS")]
     pub threads: i64,
@@ -48,12 +48,12 @@ pub fn tokens_or_zero(text: &str) -> Parsed<usize> {
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = "Engine")]
 pub struct BatchArgs {
-    /// Tokens handed over at once
+    /// Tokens of a prompt handed to the engine at once
     #[arg(short, long, value_name = "N", default_value = "2048", value_parser = tokens)]
     #[arg(env = "MOEBA_BATCH_SIZE")]
     pub batch_size: usize,
-    /// Tokens computed at once (or -ub N). Without it 512, but up to 2048, as memory allows, where
-    /// the CPU computes routed experts
+    /// Tokens of a prompt computed at once (or -ub N) [default: 512, and up to 2048 as memory allows
+    /// where the CPU computes routed experts]
     #[arg(long, value_name = "N", value_parser = tokens, env = "MOEBA_UBATCH_SIZE")]
     pub ubatch_size: Option<usize>,
     /// Type of the key cache: f32, f16, bf16, q8_0, q4_0, q4_1, iq4_nl, q5_0 or q5_1 (or -ctk TYPE)
@@ -64,7 +64,7 @@ pub struct BatchArgs {
     #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = cache_type)]
     #[arg(env = "MOEBA_CACHE_TYPE_V")]
     pub cache_type_v: CacheType,
-    /// Read the weights to memory instead of computing on the mapped file
+    /// Read the weights into memory instead of using the mapped file
     #[arg(long, env = "MOEBA_NO_MMAP", value_parser = values::boolean, overrides_with = "mmap")]
     pub no_mmap: bool,
     /// Compute on the mapped file; the default
@@ -80,20 +80,20 @@ pub struct BatchArgs {
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = "Experts")]
 pub struct ExpertArgs {
-    /// Memory for experts; the others come from disk. Bytes with K, M, G or T, or a percentage of
-    /// all experts; auto is what the system has available, less all else
+    /// Memory for experts, the rest is read from disk: bytes with K, M, G or T, a percentage of all
+    /// experts, or auto for all available memory that nothing else needs
     #[arg(long, value_name = "SIZE", default_value = "auto", env = "MOEBA_RAM")]
     pub ram: RamBudget,
-    /// What to prefetch, what to drop and how to split experts: auto, on-demand, deepspeed,
-    /// brainstorm, mixtral-offloading, moe-infinity, finemoe, moepic, prescope, or by hand as in
-    /// predictor=map,eviction=lcp,split=0.5 (a wrong name is answered with all that there are)
+    /// How to prefetch, evict and split experts: auto, on-demand, deepspeed, brainstorm,
+    /// mixtral-offloading, moe-infinity, finemoe, moepic, prescope, or a combination such as
+    /// predictor=map,eviction=lcp,split=0.5 (see README for the full list)
     #[arg(long, value_name = "NAME", default_value_t, env = "MOEBA_POLICY")]
     pub policy: PolicySpec,
-    /// Where the policy keeps what it learns: a file, none, or auto for the model's name with
-    /// .moeba behind it
+    /// File where the policy keeps what it learns; none keeps nothing, auto appends .moeba to the
+    /// model's name
     #[arg(long, value_name = "FILE", default_value = "auto", env = "MOEBA_PROFILE")]
     pub profile: ProfileChoice,
-    /// How to read experts: auto, uring, pread, or mmap for not at all
+    /// How to read experts: uring, pread, auto for the faster one, or mmap to use the mapped file
     #[arg(long, value_name = "KIND", default_value_t, env = "MOEBA_IO")]
     pub io: IoKind,
 }

@@ -24,9 +24,9 @@ const COMMANDS: &[(&str, &str)] = &[
 
 const KEYS: &[(&str, &str)] = &[
     ("\"\"\"", "begins and ends a message of several lines"),
-    ("\\", "at the end of a line: the message goes on in the next one"),
+    ("\\", "at the end of a line: the message goes on in the next line"),
     ("Enter", "sends the line; lines that come during an answer wait their turn"),
-    ("(space)", "at the start of a line: the line is a message, even if a slash follows"),
+    ("(space)", "before a slash: the line is a message, not a command"),
     ("Tab", "completes a command, an option of /set or the file of /read"),
     ("Ctrl-C", "stops the answer; at the prompt, press it twice to end the chat"),
 ];

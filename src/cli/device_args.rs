@@ -10,27 +10,27 @@ const MAX_LAYERS: i64 = 1 << 20;
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = "GPU")]
 pub struct DeviceArgs {
-    /// What computes: cpu, cuda, cuda:N, cuda:0,1 (the first has the dense weights), or auto for
-    /// the GPUs that there are, and the CPU if there are none (or -dev DEVICE)
+    /// Device to run on (or -dev DEVICE): cpu, cuda, cuda:N, cuda:0,1 (the first holds the dense
+    /// weights), or auto for all GPUs, and the CPU if there are none
     #[arg(long, value_name = "DEVICE", default_value = "auto", env = "MOEBA_DEVICE")]
     pub device: DeviceChoice,
-    /// GPU memory for experts: bytes with K, M, G or T, or a percentage of all experts; auto is
-    /// what is free, less all else
+    /// GPU memory for experts: bytes with K, M, G or T, a percentage of all experts, or auto for all
+    /// free memory that nothing else needs
     #[arg(long, value_name = "SIZE", default_value = "auto", env = "MOEBA_VRAM")]
     pub vram: VramBudget,
-    /// Layers on the GPU, counted from the end with the output as the last: a number, all, or auto
-    /// for as many as fit (or -ngl N)
+    /// Layers on the GPU, from the end, with the output counted as the last (or -ngl N): a number,
+    /// all, or auto for as many as fit
     #[arg(long, visible_alias = "n-gpu-layers", value_name = "N", default_value = "auto")]
     #[arg(value_parser = gpu_layers, env = "MOEBA_GPU_LAYERS")]
     pub gpu_layers: GpuLayers,
-    /// Leave the experts of all layers to the CPU (or -cmoe)
+    /// Keep the experts of all layers on the CPU (or -cmoe)
     #[arg(long, env = "MOEBA_CPU_MOE", value_parser = values::boolean)]
     pub cpu_moe: bool,
-    /// Leave the experts of the first N layers to the CPU (or -ncmoe N)
+    /// Keep the experts of the first N layers on the CPU (or -ncmoe N)
     #[arg(long, value_name = "N", value_parser = layers, env = "MOEBA_N_CPU_MOE")]
     pub n_cpu_moe: Option<usize>,
-    /// Where tensors are whose names match, the first match counting: a layer's experts, or all its
-    /// other weights; may be repeated (or -ot)
+    /// Device for tensors whose names match, a layer's experts or all its other weights (or -ot);
+    /// the first match counts; may be repeated
     #[arg(long, value_name = "REGEX=CPU|CUDA0,…", value_parser = places)]
     #[arg(env = "MOEBA_OVERRIDE_TENSOR")]
     pub override_tensor: Vec<Places>,

@@ -12,13 +12,13 @@ use std::path::PathBuf;
 // Each flag names its heading: one for all would be that of the flags behind them, too.
 #[derive(clap::Args, Debug)]
 pub struct HubArgs {
-    /// File of the repository, by its name (or -hff)
+    /// Name of a file in the repository (or -hff)
     #[arg(long, value_name = "FILE", env = "MOEBA_HF_FILE", help_heading = "Model")]
     hf_file: Option<String>,
-    /// Token for private repositories (or -hft); better in HF_TOKEN, where no other user sees it
+    /// Token for private repositories (or -hft); HF_TOKEN is safer, as other users cannot see it
     #[arg(long, value_name = "TOKEN", value_parser = secret, help_heading = "Model")]
     hf_token: Option<Secret>,
-    /// Take what the cache has and ask no server
+    /// Use only files that are already downloaded
     #[arg(long, env = "MOEBA_OFFLINE", value_parser = values::boolean)]
     #[arg(help_heading = "Model")]
     offline: bool,
@@ -81,7 +81,7 @@ impl HubArgs {
 
 #[derive(clap::Args, Debug)]
 pub struct PullArgs {
-    /// Repository of Hugging Face; QUANT is Q4_K_M if there is one, else the first file's
+    /// Hugging Face repository; without QUANT Q4_K_M, else Q8_0, else the first file
     #[arg(value_name = "USER/REPO[:QUANT]")]
     repo: String,
     #[command(flatten)]
@@ -109,7 +109,7 @@ pub fn list(_: ListArgs) -> Result<()> {
 
 #[derive(clap::Args, Debug)]
 pub struct RmArgs {
-    /// Repository, or one model of it
+    /// Repository, or one of its models
     #[arg(value_name = "USER/REPO[:QUANT]")]
     repo: String,
 }

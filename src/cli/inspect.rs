@@ -25,7 +25,7 @@ use summary::Summary;
 pub struct InspectArgs {
     #[command(flatten)]
     model: ModelArg,
-    /// One JSON object with everything in full, instead of tables
+    /// Print everything as one JSON object instead of tables
     #[arg(long)]
     json: bool,
     /// Fail unless run accepts the file and every weight is a number; no tables

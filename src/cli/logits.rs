@@ -59,7 +59,7 @@ pub fn run(args: Args) -> Result<()> {
             tokens
         }
         (Some(_), None) => {
-            let why = "--decoder-tokens is for encoder-decoder models, and this one has no encoder";
+            let why = "--decoder-tokens is for encoder-decoder models; this model has no encoder";
             return Err(Error::Usage(why.into()));
         }
         (None, Some(encoder)) => {

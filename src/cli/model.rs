@@ -18,17 +18,17 @@ pub const HUB_PREFIX: &str = "hf:";
 
 #[derive(clap::Args, Debug)]
 pub struct ModelArg {
-    /// GGUF file, the first one of a split model (or -m FILE), or hf:USER/REPO[:QUANT]
+    /// GGUF file (or -m FILE), the first one of a split model, or hf:USER/REPO[:QUANT]
     #[arg(value_name = "MODEL", env = "MOEBA_MODEL", required_unless_present = "hf_repo")]
     model: Option<PathBuf>,
     // By the time that clap looks, the flag has become a MODEL (see `argv`): this is its place in
     // the help, and what the environment says if it names no MODEL.
-    /// Model from Hugging Face instead of MODEL (or -hf); QUANT is Q4_K_M if there is one
+    /// Model from Hugging Face instead of MODEL (or -hf); without QUANT Q4_K_M if there is one
     #[arg(long, value_name = "USER/REPO[:QUANT]", env = "MOEBA_HF_REPO", help_heading = "Model")]
     hf_repo: Option<String>,
     #[command(flatten)]
     hub: HubArgs,
-    /// Metadata in place of the file's; TYPE is int, float, bool or str; may be repeated
+    /// Replace metadata of the file; TYPE is int, float, bool or str; may be repeated
     #[arg(long, value_name = "KEY=TYPE:VALUE,…", value_parser = overrides)]
     #[arg(help_heading = "Model")]
     override_kv: Vec<Overrides>,
@@ -104,7 +104,8 @@ fn check_exists(path: &Path) -> Result<()> {
     let is_repo = !text.ends_with(".gguf") && Wanted::parse(text).is_ok();
     let folder_exists = path.parent().is_some_and(Path::exists);
     if is_repo && !folder_exists {
-        let sentence = format!("{text}: no such file; a repository of Hugging Face is -hf {text}");
+        let sentence =
+            format!("{text}: no such file; if it is a Hugging Face repository, use -hf {text}");
         return Err(Error::invalid(sentence));
     }
     Ok(())

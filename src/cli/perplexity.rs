@@ -21,10 +21,10 @@ use std::time::{Duration, Instant};
 pub struct Args {
     #[command(flatten)]
     model: ModelArg,
-    /// The text (- is stdin)
+    /// Text to score (- is stdin)
     #[arg(short, long, value_name = "FILE")]
     file: PathBuf,
-    /// Tokens a window; 0 is the model's context
+    /// Tokens per window; 0 uses the model's context
     #[arg(short, long, value_name = "N", default_value = "512")]
     #[arg(value_parser = args::tokens_or_zero, env = "MOEBA_CTX_SIZE")]
     ctx_size: usize,

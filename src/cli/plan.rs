@@ -92,7 +92,7 @@ fn traffic(plan: &MemoryPlan, out: &mut Vec<String>) {
         }
     }
     let least = at_least(plan.sizes.minimum_bytes);
-    out.push(row("least budget", &least, "the least that --ram may give"));
+    out.push(row("least budget", &least, "smallest --ram"));
 }
 
 /// The speed at which a disk delivers so many bytes a token.
@@ -157,7 +157,7 @@ a token reads           160.0 MiB  at 0.0 % hits: at most 5.96 tokens/s per GB/s
 bandwidth
                          80.0 MiB  at 50.0 % hits: at most 11.92 tokens/s per GB/s of disk \
 bandwidth
-least budget             21.6 MiB  the least that --ram may give";
+least budget             21.6 MiB  smallest --ram";
         assert_eq!(text(&plan(Place::Streamed { budget: 1300 * MIB })), expected);
     }
 

@@ -11,7 +11,7 @@ pub fn lines(plan: &MemoryPlan, out: &mut Vec<String>) {
     let (names, plan, n_ctx) = (&part.names, &part.plan, plan.n_ctx);
     let first = &names[0];
     out.push(line("GPU layers", plan.dense_bytes, &format!("{first}: {}", layers(plan))));
-    let output = if plan.head_on_device { "on it" } else { "not on it, but in memory" };
+    let output = if plan.head_on_device { "on it" } else { "in memory, not on the GPU" };
     out.push(line("GPU output", plan.head_bytes, &format!("{output} (-ngl, -ot)")));
     let note = format!("for {n_ctx} tokens of context (-c, -ctk, -ctv)");
     out.push(line("GPU KV cache", plan.kv_bytes, &note));
@@ -66,7 +66,7 @@ fn experts(names: &[String], plan: &DevicePlan, out: &mut Vec<String>) {
         }
     }
     if all > 0 {
-        let note = "the least that --vram may give: a token's experts and one more";
+        let note = "smallest --vram: the experts of a token and one more";
         out.push(line("least --vram", plan.expert_min_bytes, note));
     }
 }
@@ -110,7 +110,7 @@ mod tests {
 dense weights of layers 1 to 3, 3 of 4 (-ngl 4)
 GPU experts             290.0 MiB  36.2 % of 800.0 MiB (--vram) on GPU 0 (x); those of 2 layers \
 are on the CPU (-ngl, -cmoe, -ncmoe, -ot)
-least --vram              9.0 MiB  the least that --vram may give: a token's experts and one more";
+least --vram              9.0 MiB  smallest --vram: the experts of a token and one more";
         assert_eq!(out.join("\n"), expected);
         let all = DevicePlan { gpu_layers: 0..4, ..plan };
         assert_eq!(layers(&all), "dense weights of all 4 layers (-ngl 5)");

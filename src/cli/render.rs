@@ -15,14 +15,14 @@ use std::path::{Path, PathBuf};
 pub struct Args {
     #[command(flatten)]
     model: ModelArg,
-    /// JSON: a list of messages, or an object with messages and, as they are wanted, tools,
-    /// add_generation_prompt and names for the template (enable_thinking); - is stdin
+    /// JSON file (- is stdin): a list of messages, or an object with messages and, optionally,
+    /// tools, add_generation_prompt and variables of the template such as enable_thinking
     #[arg(value_name = "MESSAGES.json")]
     messages: PathBuf,
-    /// Name of one of the model's templates, chatml, or a file
+    /// Chat template: one of the model's by name, chatml, or a file
     #[arg(long, value_name = "NAME|FILE")]
     chat_template: Option<String>,
-    /// End with the beginning of the assistant's answer
+    /// End with the header of the assistant's answer
     #[arg(long)]
     add_generation_prompt: bool,
     #[command(flatten)]

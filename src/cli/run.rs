@@ -36,7 +36,7 @@ pub struct Args {
     sampling: SamplingArgs,
     #[command(flatten)]
     reasoning: ReasoningArgs,
-    /// Tokens of context; 0 is what the model was trained for, if memory holds it
+    /// Size of the context in tokens; 0 uses the model's own, as far as memory allows
     #[arg(short, long, value_name = "N", default_value = "0", help_heading = "Engine")]
     #[arg(value_parser = args::tokens_or_zero, env = "MOEBA_CTX_SIZE")]
     ctx_size: usize,
@@ -47,7 +47,7 @@ pub struct Args {
     /// Write the figures of the run to this file as JSON (- is standard output)
     #[arg(long, value_name = "FILE.json", help_heading = "Report")]
     stats: Option<PathBuf>,
-    /// Print where the model's weights would be, and stop
+    /// Print where the weights would be and what a token reads, and exit
     #[arg(long, help_heading = "Report")]
     dry_run: bool,
 }
@@ -62,7 +62,7 @@ pub struct TextArgs {
     /// A file that holds the prompt, or what follows --prompt (- is stdin)
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// What the model is told before the first message (or -sys TEXT)
+    /// System prompt (or -sys TEXT)
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     #[arg(conflicts_with = "no_conversation")]
     system_prompt: Option<String>,
@@ -76,24 +76,24 @@ pub struct TextArgs {
     /// Leave them as they are
     #[arg(long, overrides_with = "escape")]
     no_escape: bool,
-    /// Chat, whether or not the model brings a chat template (or -cnv)
+    /// Chat, even if the model has no chat template (or -cnv)
     #[arg(long, overrides_with = "no_conversation")]
     conversation: bool,
     /// Continue the prompt as plain text (or -no-cnv)
     #[arg(long, visible_alias = "raw", overrides_with = "conversation")]
     no_conversation: bool,
-    /// Answer one message and end (or -st)
+    /// Answer one message and exit (or -st)
     #[arg(long)]
     single_turn: bool,
     /// Go on chatting after the answer to --prompt (or -cnv, which makes any model chat)
     #[arg(short, long)]
     interactive: bool,
-    /// Chat template: chatml, one that the model names, or a file
+    /// Chat template: one of the model's by name, chatml, or a file
     #[arg(long, visible_alias = "chat-template-file", value_name = "NAME|FILE")]
     #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     #[arg(env = "MOEBA_CHAT_TEMPLATE")]
     chat_template: Option<String>,
-    /// Do not repeat the prompt before its continuation
+    /// Do not print the prompt before its continuation
     #[arg(long, overrides_with = "display_prompt")]
     no_display_prompt: bool,
     /// Repeat it; the default

@@ -18,7 +18,7 @@ pub struct SamplingArgs {
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = "Sampling")]
 struct ChainArgs {
-    /// Random seed; -1 is a new one each time
+    /// Random seed; -1 draws a new one each time
     #[arg(short, long, value_name = "N", default_value = "-1", value_parser = seed)]
     #[arg(env = "MOEBA_SEED")]
     seed: i64,
@@ -120,14 +120,14 @@ pub fn settings(options: &SamplerOptions) -> Vec<(&'static str, String)> {
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = "Generation")]
 pub struct LimitArgs {
-    /// Tokens to generate; -1 is until the model or the context ends
+    /// Tokens to generate; -1 goes on until the model ends or the context is full
     #[arg(short = 'n', long, visible_alias = "n-predict", value_name = "N", default_value = "-1")]
     #[arg(value_parser = n_predict, env = "MOEBA_N_PREDICT")]
     predict: i64,
-    /// Go on when the model says that it is done
+    /// Go on after an end-of-text token
     #[arg(long)]
     ignore_eos: bool,
-    /// End the text before this one; may be repeated
+    /// Stop before this text; may be repeated
     #[arg(short, long, visible_alias = "stop", value_name = "TEXT", allow_hyphen_values = true)]
     #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     reverse_prompt: Vec<String>,

@@ -13,16 +13,16 @@ pub struct Args {
     /// The text, after -- if it begins with a dash; - or nothing is stdin, to the last byte
     #[arg(value_name = "TEXT", default_value = "-")]
     text: String,
-    /// A JSON list of ids
+    /// Print a JSON list of ids
     #[arg(long)]
     json: bool,
-    /// A line for each token: its id and its text
+    /// Print a line per token, with its id and its text
     #[arg(long, conflicts_with = "json")]
     pieces: bool,
-    /// Add no BOS or EOS token
+    /// Do not add BOS or EOS tokens
     #[arg(long)]
     no_bos: bool,
-    /// Take the names of control tokens in the text for text
+    /// Treat special tokens in the text as plain text
     #[arg(long)]
     no_parse_special: bool,
 }
@@ -55,7 +55,7 @@ pub struct DetokenizeArgs {
     /// Token ids, as 1,2,3 or 1 2 3 or [1,2,3]; - or nothing is stdin
     #[arg(value_name = "IDS", default_value = "-")]
     ids: Vec<String>,
-    /// Leave control tokens out
+    /// Leave out control tokens
     #[arg(long)]
     skip_special: bool,
 }

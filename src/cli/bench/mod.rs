@@ -32,13 +32,13 @@ pub struct Args {
     /// Prompt tests: tokens of each, separated by commas; 0 for none
     #[arg(short = 'p', long, value_name = "N,…", default_value = "512", value_parser = counts)]
     n_prompt: List<usize>,
-    /// Decode tests: tokens of each; 0 for none
+    /// Decode tests: numbers of tokens; 0 for none
     #[arg(short = 'n', long, value_name = "N,…", default_value = "128", value_parser = counts)]
     n_gen: List<usize>,
     /// A test of a prompt and tokens decoded after it, timed together (or -pg P,N); may be repeated
     #[arg(long, value_name = "P,N", value_parser = pair)]
     prompt_gen: Vec<(usize, usize)>,
-    /// Tokens that are in the context before a test begins
+    /// Tokens in the context before each test
     #[arg(short = 'd', long, value_name = "N,…", default_value = "0", value_parser = counts)]
     n_depth: List<usize>,
     /// Repetitions of each test
@@ -80,7 +80,7 @@ fn repetitions(text: &str) -> Parsed<usize> {
 fn pair(text: &str) -> Parsed<(usize, usize)> {
     match values::list(text, args::tokens)?[..] {
         [prompt, gen_tokens] => Ok((prompt, gen_tokens)),
-        _ => Err("expected two numbers, PROMPT,DECODE".into()),
+        _ => Err("expected two numbers, as in 512,128".into()),
     }
 }
 

@@ -62,7 +62,7 @@ pub fn disk(path: &Path) -> Result<DiskFinding> {
 /// The error is about devices that were named; the inner one is that there are none.
 pub fn devices(choice: &DeviceChoice) -> Result<DeviceFinding> {
     let found = match choice {
-        DeviceChoice::Cpu => return Ok(Err("not asked for (--device cpu)".into())),
+        DeviceChoice::Cpu => return Ok(Err("not measured (--device cpu)".into())),
         DeviceChoice::Auto => match cuda::devices() {
             Ok(found) => found,
             Err(why) => return Ok(Err(why.to_string())),
@@ -130,7 +130,7 @@ fn read_rates(
 ) -> Result<std::result::Result<Vec<(usize, Rounds)>, String>> {
     let test = match ReadTest::new(available) {
         Ok(test) => test,
-        Err(e) => return Ok(Err(format!("no memory to measure with: {e}"))),
+        Err(e) => return Ok(Err(format!("not enough memory to measure: {e}"))),
     };
     let mut out = Vec::new();
     for &n_threads in thread_counts {

@@ -22,7 +22,7 @@ pub struct Args {
     /// one to all cores]
     #[arg(short, long, value_name = "N,…", value_parser = threads)]
     threads: Option<Threads>,
-    /// One JSON object instead of a table
+    /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
     /// Skip the disk

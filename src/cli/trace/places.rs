@@ -24,7 +24,7 @@ impl Lengths {
         let number = |text: &str| values::integer(text, 1, args::MAX_TOKENS);
         match (number(min), number(max)) {
             (Ok(min), Ok(max)) if min <= max => Ok(Lengths { min, max }),
-            _ => Err("expected a number of tokens, or the fewest and the most: 32-96".into()),
+            _ => Err("expected a number of tokens, or a range such as 32-96".into()),
         }
     }
 

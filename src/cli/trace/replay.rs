@@ -26,7 +26,7 @@ pub struct Args {
     /// Policies to compare (see run --policy); may be repeated
     #[arg(long, value_name = "NAME", default_values_t = [PolicySpec::default()])]
     policy: Vec<PolicySpec>,
-    /// Memory for experts, in percent of all of them
+    /// Memory for experts, in percent of all experts
     #[arg(long, value_name = "N,N,…", default_value = "10,25,50,75")]
     #[arg(value_parser = percents)]
     budget: Percents,
@@ -35,11 +35,11 @@ pub struct Args {
     #[arg(long, value_name = "NAME|FILE.json", default_value = "rtx3090")]
     #[arg(value_parser = machine_or_file)]
     machine: MachineArg,
-    /// Published model whose expert sizes are taken: mixtral-8x7b, qwen1.5-moe, qwen3-30b-a3b,
+    /// Published model to take expert sizes from: mixtral-8x7b, qwen1.5-moe, qwen3-30b-a3b,
     /// deepseek-v2-lite or moonlight-16b-a3b
     #[arg(long, value_name = "NAME", default_value = "qwen1.5-moe", value_parser = sizes)]
     sizes: String,
-    /// The traced model's file: slots and reads are then its own
+    /// The traced model's file, to take slots and reads from instead
     #[arg(long, value_name = "FILE")]
     gguf: Option<PathBuf>,
     /// Requests at the start that only fill caches [default: 8, or half of a short trace]
@@ -48,7 +48,7 @@ pub struct Args {
     /// Print as md (tables) or csv
     #[arg(short, long, value_name = "FORMAT", default_value = "md")]
     output: Format,
-    /// Write all of the papers' tables to DIR: POLICIES.md, policies/*.csv and *.svg
+    /// Write all tables of the papers to DIR: POLICIES.md, policies/*.csv and *.svg
     #[arg(long, value_name = "DIR")]
     report: Option<PathBuf>,
     /// For the report: a trace of a model with few large experts
@@ -57,14 +57,14 @@ pub struct Args {
     /// For the report: a trace of the first model with --ahead 6 --hidden
     #[arg(long, value_name = "TRACE", requires = "report")]
     full: Option<PathBuf>,
-    /// For the report: accuracies, as moeba trace train --report writes them
+    /// For the report: accuracies that moeba trace train --report wrote
     #[arg(long, value_name = "FILE", requires = "report")]
     llapor: Option<PathBuf>,
-    /// For the report: a profile with the predictor that moeba trace train --held-out 35 or more
-    /// has trained on the --full trace
+    /// For the report: a profile with a predictor that moeba trace train trained on the --full trace
+    /// with --held-out 35 or more
     #[arg(long, value_name = "PROFILE", requires = "full")]
     networks: Option<PathBuf>,
-    /// For the report: figures of live runs, as bench/policies.py writes them
+    /// For the report: figures of live runs that bench/policies.py wrote
     #[arg(long, value_name = "FILE", requires = "report")]
     live: Option<PathBuf>,
 }
@@ -87,7 +87,7 @@ fn percents(text: &str) -> Parsed<Percents> {
 pub fn percent(text: &str) -> std::result::Result<f64, &'static str> {
     match text.trim().trim_end_matches('%').parse::<f64>() {
         Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(percent / 100.0),
-        _ => Err("expected a percentage above 0 and up to 100"),
+        _ => Err("expected a percentage above 0, at most 100"),
     }
 }
 
@@ -211,14 +211,14 @@ fn own_tier(model: &Path, trace: &Trace, share: f64) -> Result<Tiers> {
     let options = EngineOptions { ram, ..EngineOptions::default() };
     let Some((plan, layout)) = Engine::tier_of(model, &options)? else {
         return Err(Error::Usage(format!(
-            "all experts of {} fit that budget: there is nothing to replay",
+            "all experts of {} fit into this budget: there is nothing to replay",
             model.display()
         )));
     };
     let shape = plan.layers.iter().map(|layer| layer.n_experts);
     if !shape.eq(trace.header().layers.iter().map(|layer| layer.n_experts)) {
         return Err(Error::Usage(format!(
-            "{} is not the model of the trace: it has other layers or experts",
+            "{} is not the model of the trace: its layers or experts differ",
             model.display()
         )));
     }

@@ -16,7 +16,7 @@ pub fn of_trace(trace: &Trace, n_max: usize) -> Result<Samples, String> {
     if tokens.len().saturating_mul(token_bytes) > BYTES_MAX {
         let fit = BYTES_MAX / token_bytes;
         return Err(format!(
-            "{} tokens are too many to train on: give --tokens {fit}",
+            "{} tokens do not fit in memory for training: use --tokens {fit}",
             tokens.len()
         ));
     }
