@@ -42,7 +42,7 @@ pub fn quantize(options: &QuantizeOptions) -> Result<Written> {
     let mut writer = Writer::create(&options.output, alignment(&input, options.layout))?;
     copy_metadata(&input, &mut writer, options.mix, imatrix.as_ref())?;
     let job = |i: usize| job(&sources[i], targets[i].ty, imatrix.as_ref());
-    let written = layout::write(writer, options.layout, &targets, "quantising", job)?;
+    let written = layout::write(writer, options.layout, &targets, "quantizing", job)?;
     let bytes_in = input.tensors().iter().map(|t| t.n_bytes).sum();
     Ok(Written { bytes_in: Some(bytes_in), ..written })
 }
@@ -113,7 +113,7 @@ fn target(options: &QuantizeOptions, facts: &ModelFacts, source: &Source<'_>) ->
         Err(Error::format(source.path(), field, expected, source.ty.name()))
     };
     if ty != source.ty && !quant::is_supported(source.ty) {
-        return fail("a type with values to quantise");
+        return fail("a type with values to quantize");
     }
     if ty != source.ty && source.ty.block_len() > 1 && !options.allow_requantize {
         return fail("F32, F16 or BF16 (or say --allow-requantize and accept the loss of both)");

@@ -48,6 +48,7 @@ mod values;
 
 use crate::{Error, Result, interrupt};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::LazyLock;
@@ -132,7 +133,8 @@ fn command_line(full_help: bool) -> clap::Command {
 
 /// Everything `src/main.rs` does.
 pub fn main() -> ExitCode {
-    let full_help = std::env::args_os().skip(1).any(|arg| arg == "--help" || arg == "help");
+    let asks = |arg: OsString| ["--help", "--usage", "help"].iter().any(|word| arg == *word);
+    let full_help = std::env::args_os().skip(1).any(asks);
     let mut root = command_line(full_help);
     root.build();
     let line = match argv::rewrite(&root, std::env::args_os()) {
