@@ -254,7 +254,7 @@ fn bad_input_is_named_in_one_sentence() {
     };
     let o = ["-o", out.to_str().unwrap()];
     let with = |args: &[&str]| run(&model, &[&o[..], args].concat());
-    failed(&with(&["--kind", "a", "--kind", "b"]), 2, &["--kind", "once for each"]);
+    failed(&with(&["--kind", "a", "--kind", "b"]), 2, &["--kind", "one kind for each file"]);
     failed(&with(&["-p", "999"]), 1, &["prose.txt", "1063"]);
     for (args, word) in [
         (["-p", "0"], "--n-prompt"),
