@@ -46,6 +46,8 @@ const VALUES: &[(&str, &[&str])] = &[
             "prescope",
         ],
     ),
+    ("reasoning_format", &["auto", "deepseek", "deepseek-legacy", "none"]),
+    ("think", &["auto", "on", "off", "low", "medium", "high"]),
 ];
 
 const CACHE_TYPES: &[&str] = &["f32", "f16", "bf16", "q8_0"];
