@@ -267,7 +267,7 @@ pub const VARIABLES: &[(&str, &str)] = &[
 pub const PRECEDENCE: &str = "A flag overrides its variable, and a MOEBA_… variable llama.cpp's";
 
 /// Headings of flags that many commands share; -h shows those of them that are in `COMMON`.
-const SHARED: &[&str] = &["Model", "Engine", "Experts", "GPU", "Sampling", "Messages"];
+const SHARED: &[&str] = &["Model", "Engine", "Experts", "GPU", "Sampling", "Reasoning", "Messages"];
 
 const COMMON: &[&str] = &[
     "model",
@@ -279,6 +279,7 @@ const COMMON: &[&str] = &[
     "gpu_layers",
     "n_cpu_moe",
     "temp",
+    "think",
     "top-k",
     "top-p",
     "seed",
