@@ -52,7 +52,7 @@ pub struct BatchArgs {
     #[arg(short, long, value_name = "N", default_value = "2048", value_parser = tokens)]
     #[arg(env = "MOEBA_BATCH_SIZE")]
     pub batch_size: usize,
-    /// Tokens of a prompt computed at once (or -ub N) [default: 512, and up to 2048 as memory allows
+    /// Tokens of a prompt computed at once (or -ub N) [default: 512, up to 2048 as memory allows
     /// where the CPU computes routed experts]
     #[arg(long, value_name = "N", value_parser = tokens, env = "MOEBA_UBATCH_SIZE")]
     pub ubatch_size: Option<usize>,

@@ -14,8 +14,8 @@ pub struct DeviceArgs {
     /// weights), or auto for all GPUs, and the CPU if there are none
     #[arg(long, value_name = "DEVICE", default_value = "auto", env = "MOEBA_DEVICE")]
     pub device: DeviceChoice,
-    /// GPU memory for experts: bytes with K, M, G or T, a percentage of all experts, or auto for all
-    /// free memory that nothing else needs
+    /// GPU memory for experts: bytes with K, M, G or T, a percentage of all experts, or auto for
+    /// all free memory that nothing else needs
     #[arg(long, value_name = "SIZE", default_value = "auto", env = "MOEBA_VRAM")]
     pub vram: VramBudget,
     /// Layers on the GPU, from the end, with the output counted as the last (or -ngl N): a number,

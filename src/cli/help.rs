@@ -78,10 +78,10 @@ const EXAMPLES: &[(&str, [Example; 2])] = &[
     (
         "moeba render",
         [
-            ("Show the prompt of a conversation", "moeba render model.gguf messages.json"),
+            ("Show the prompt of a conversation", "moeba render model.gguf chat.json"),
             (
                 "Use another template, and let the assistant begin",
-                "moeba render model.gguf messages.json --chat-template chatml --add-generation-prompt",
+                "moeba render model.gguf chat.json --chat-template chatml --add-generation-prompt",
             ),
         ],
     ),

@@ -60,8 +60,8 @@ pub struct Args {
     /// For the report: accuracies that moeba trace train --report wrote
     #[arg(long, value_name = "FILE", requires = "report")]
     llapor: Option<PathBuf>,
-    /// For the report: a profile with a predictor that moeba trace train trained on the --full trace
-    /// with --held-out 35 or more
+    /// For the report: a profile with a predictor that moeba trace train trained on the --full
+    /// trace with --held-out 35 or more
     #[arg(long, value_name = "PROFILE", requires = "full")]
     networks: Option<PathBuf>,
     /// For the report: figures of live runs that bench/policies.py wrote
