@@ -236,7 +236,8 @@ pub const REFUSED: &[(&str, &[&str])] = &[
         "moeba has no server yet",
         &[
             "--host --port --reuse-port --path --cors-* --no-cors-* --api-* --ui* --no-ui*",
-            "--webui* --no-webui* --tools* --mcp-* -ag --agent -no-ag --no-agent --ssl-* -to --timeout",
+            "--webui* --no-webui* --tools* --mcp-* -ag --agent -no-ag --no-agent --ssl-*",
+            "-to --timeout",
             "--sse-* --threads-http --cache-prompt --no-cache-prompt --cache-reuse --metrics",
             "--props --slots --no-slots --slot-* -sps --models-* --no-models-* -a --alias --tags",
             "--prefill-assistant --no-prefill-assistant --sleep-idle-seconds --server-base -cms",

@@ -50,7 +50,8 @@ const VALUES: &[(&str, &[&str])] = &[
     ("think", &["auto", "on", "off", "low", "medium", "high"]),
 ];
 
-const CACHE_TYPES: &[&str] = &["f32", "f16", "bf16", "q8_0"];
+const CACHE_TYPES: &[&str] =
+    &["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"];
 
 /// Flags that take files or folders, though their values are read as other types.
 const PATHS: &[(&str, ValueHint)] = &[
