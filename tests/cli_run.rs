@@ -146,6 +146,63 @@ fn the_file_recommends_how_to_sample() {
 }
 
 #[test]
+fn every_sampler_of_llama_cpp_has_its_flags() {
+    let model = plain();
+    let run = |args: &[&str]| {
+        let fixed = ["-v", "-p", "Hello", "-n", "40", "--ignore-eos", "--seed", "3"];
+        let out = on(&model, "run", &[&fixed[..], args].concat());
+        let text = succeeded(&out).to_owned();
+        let told = stderr(&out).lines().find_map(|line| line.split("sampling: ").nth(1));
+        (text.trim_end().to_owned(), told.unwrap_or_else(|| panic!("{args:?}")).to_owned())
+    };
+    let (usual, _) = run(&[]);
+    let cases: &[(&[&str], &str)] = &[
+        (&["--typical", "0.5"], "typical 0.5"),
+        (&["--typical-p", "0.5"], "typical 0.5"),
+        (&["--top-nsigma", "0.5"], "top-nsigma 0.5"),
+        (&["--top-n-sigma", "0.5"], "top-nsigma 0.5"),
+        (&["--xtc-probability", "1", "--xtc-threshold", "0.001"], "xtc-probability 1"),
+        (&["--dynatemp-range", "0.7", "--dynatemp-exp", "1.5"], "dynatemp-exp 1.5"),
+        (&["--dry-multiplier", "9", "--dry-base", "2", "--dry-allowed-length", "0"], "dry-base 2"),
+        (&["--mirostat", "1", "--mirostat-lr", "0.2"], "mirostat 1, mirostat-lr 0.2"),
+        (&["--mirostat", "2", "--mirostat-ent", "3"], "mirostat-ent 3"),
+        (&["--samplers", "temperature;top-k", "--top-k", "7"], "exp 1; top-k 7"),
+        (&["--sampler-seq", "kt", "--samplers", "min_p"], "min-p 0.05"),
+        (&["--samplers", "min_p", "--sampling-seq", "m", "--temp", "9"], "min-p 0.05"),
+        (&["--samplers", "adaptive_p", "--adaptive-target", "0.02"], "adaptive-decay 0.9"),
+        (&["-l", "101-inf", "--logit-bias", "102+2.5"], "2 logit biases; "),
+    ];
+    for (args, told) in cases {
+        let (text, sampling) = run(args);
+        assert!(sampling.contains(told), "{args:?}: {sampling}");
+        assert_ne!(text, usual, "{args:?}");
+        assert_eq!(run(args).0, text, "{args:?} with the same seed");
+    }
+    let out = on(&model, "run", &["-p", "x", "-l", "15043+1"]);
+    failed(&out, 1, &["logit-bias: token id 15043 is out of range: the model has 259 tokens"]);
+    // Whatever else is in force: one token is left.
+    let one = "--temp=0 --mirostat=2 -l 65+900000".split(' ').collect::<Vec<_>>();
+    assert!(run(&one).0.ends_with(&"A".repeat(40)));
+}
+
+#[test]
+fn dry_ends_loops_but_at_its_breakers() {
+    let model = plain();
+    let text = |args: &[&str]| {
+        let fixed = ["-p", "Hello", "-n", "80", "--ignore-eos", "--temp", "0", "-l", "65+30"];
+        succeeded(&on(&model, "run", &[&fixed[..], args].concat())).trim_end().to_owned()
+    };
+    let dry = ["--dry-multiplier", "20", "--dry-penalty-last-n", "-1"];
+    let all_of_a = text(&[]);
+    assert!(all_of_a.ends_with("AAAAAAAA"), "{all_of_a}");
+    assert!(!text(&dry).ends_with("AAAAAAAA"));
+    let breaker = [&dry[..], &["--dry-sequence-breaker", "A"]].concat();
+    assert_eq!(text(&breaker), all_of_a, "a breaker is never penalised");
+    let none = [&breaker[..], &["--dry-sequence-breaker", "none"]].concat();
+    assert!(!text(&none).ends_with("AAAAAAAA"));
+}
+
+#[test]
 fn a_generation_ends_where_it_is_told() {
     let model = plain();
     let stats = model.file("stats.json");
@@ -288,6 +345,15 @@ fn flags_out_of_range_are_wrong_usage() {
         (&["--presence-penalty", "NaN"], "--presence-penalty"),
         (&["--frequency-penalty", "1e30"], "--frequency-penalty"),
         (&["--seed", "4294967296"], "--seed"),
+        (
+            &["--samplers", "top_k;best"],
+            "there is no sampler \"best\"; the samplers are penalties, dry",
+        ),
+        (&["--sampler-seq", "kz"], "there is no sampler 'z'; the samplers are e (penalties)"),
+        (&["--mirostat", "3"], "expected a whole number from 0 to 2"),
+        (&["--typical", "1.5"], "--typical"),
+        (&["--dry-base", "0.5"], "--dry-base"),
+        (&["-l", "15043"], "as in 15043+1"),
         (&["-n", "-3"], "--predict"),
         (&["-n", "1e9"], "--predict"),
         (&["-c", "99999999999"], "--ctx-size"),

@@ -1,7 +1,10 @@
 //! The sampler draws from the distribution that its options describe: exact probabilities computed
 //! here in the plainest way, against draws with a fixed seed, by the chi-square test.
 
-use moeba::sample::{Sampler, SamplerOptions};
+use moeba::sample::{
+    DryOptions, LogitBias, MirostatOptions, PARAMETERS, Sampler, SamplerKind, SamplerOptions,
+    XtcOptions,
+};
 use proptest::prelude::*;
 
 /// Softmax of `logits / temp` over the tokens in `kept`.
@@ -15,26 +18,62 @@ fn softmax(logits: &[f32], kept: &[usize], temp: f64) -> Vec<f64> {
     p.iter().map(|x| x / total).collect()
 }
 
-/// The definition, step by step: top-k, top-p, min-p on renormalised probabilities, temperature.
+/// The definition, sampler by sampler: what is left, and by how much the logits are divided. XTC,
+/// if it is in the chain, always acts.
 fn exact(logits: &[f32], o: &SamplerOptions) -> Vec<f64> {
     let mut kept: Vec<usize> = (0..logits.len()).collect();
     kept.sort_by(|&a, &b| logits[b].partial_cmp(&logits[a]).unwrap().then(a.cmp(&b)));
-    if o.top_k > 0 {
-        kept.truncate(o.top_k as usize);
+    let mut temp = 1.0;
+    for sampler in &o.samplers {
+        let p = softmax(logits, &kept, temp);
+        match sampler {
+            SamplerKind::TopK if o.top_k > 0 => kept.truncate(o.top_k as usize),
+            SamplerKind::TopP if o.top_p < 1.0 => {
+                let mut sum = 0.0;
+                let last = kept.iter().position(|&i| {
+                    sum += p[i];
+                    sum >= f64::from(o.top_p)
+                });
+                kept.truncate(last.map_or(kept.len(), |n| n + 1));
+            }
+            SamplerKind::MinP => {
+                let least = f64::from(o.min_p) * p[kept[0]];
+                kept.retain(|&i| p[i] >= least);
+            }
+            SamplerKind::TopNSigma if o.top_n_sigma > 0.0 => {
+                let of_kept: Vec<f64> = kept.iter().map(|&i| f64::from(logits[i])).collect();
+                let mean = of_kept.iter().sum::<f64>() / of_kept.len() as f64;
+                let squares: f64 = of_kept.iter().map(|x| (x - mean).powi(2)).sum();
+                let sigma = (squares / of_kept.len() as f64).sqrt();
+                let least = of_kept[0] - f64::from(o.top_n_sigma) * sigma;
+                kept.retain(|&i| f64::from(logits[i]) >= least);
+            }
+            SamplerKind::TypicalP if o.typical_p < 1.0 => {
+                let entropy: f64 = kept.iter().map(|&i| -p[i] * p[i].ln()).sum();
+                let mut typical = kept.clone();
+                let score = |i: usize| (-p[i].ln() - entropy).abs();
+                typical.sort_by(|&a, &b| score(a).partial_cmp(&score(b)).unwrap());
+                let mut sum = 0.0;
+                let last = typical.iter().position(|&i| {
+                    sum += p[i];
+                    sum > f64::from(o.typical_p)
+                });
+                typical.truncate(last.map_or(typical.len(), |n| n + 1));
+                kept.retain(|i| typical.contains(i));
+            }
+            SamplerKind::Xtc if o.xtc.probability > 0.0 => {
+                let top = kept.iter().filter(|&&i| p[i] >= f64::from(o.xtc.threshold)).count();
+                kept.drain(..top.saturating_sub(1));
+            }
+            SamplerKind::Temperature => temp *= f64::from(o.temp),
+            _ => {}
+        }
     }
-    let p = softmax(logits, &kept, 1.0);
-    if o.top_p < 1.0 {
-        let mut sum = 0.0;
-        let last = kept.iter().position(|&i| {
-            sum += p[i];
-            sum >= f64::from(o.top_p)
-        });
-        kept.truncate(last.map_or(kept.len(), |n| n + 1));
-    }
-    let p = softmax(logits, &kept, 1.0);
-    let least = f64::from(o.min_p) * p[kept[0]];
-    kept.retain(|&i| p[i] >= least);
-    softmax(logits, &kept, f64::from(o.temp))
+    softmax(logits, &kept, temp)
+}
+
+fn mirostat(version: u8) -> MirostatOptions {
+    MirostatOptions { version, ..MirostatOptions::default() }
 }
 
 fn counts(logits: &[f32], options: &SamplerOptions, n: usize) -> Vec<usize> {
@@ -54,8 +93,30 @@ fn options() -> SamplerOptions {
 fn draws_follow_the_exact_probabilities() {
     let logits = [1.5, 0.3, -2.0, 2.2, 0.3, -0.7, 1.1, -4.0, 0.9, 2.0];
     let seed = Some(42);
+    let chain = |names: &str| SamplerKind::from_names(names).unwrap();
     for o in [
         SamplerOptions { seed, ..options() },
+        SamplerOptions { seed, typical_p: 0.7, ..options() },
+        SamplerOptions { seed, typical_p: 0.7, top_k: 6, temp: 0.7, ..options() },
+        SamplerOptions { seed, top_n_sigma: 1.2, ..options() },
+        SamplerOptions { seed, xtc: XtcOptions { probability: 1.0, threshold: 0.1 }, ..options() },
+        SamplerOptions { seed, samplers: chain(""), temp: 0.1, top_k: 1, ..options() },
+        SamplerOptions {
+            seed,
+            samplers: chain("temperature;top_p;typ_p"),
+            top_p: 0.8,
+            typical_p: 0.9,
+            temp: 1.6,
+            ..options()
+        },
+        SamplerOptions {
+            seed,
+            samplers: chain("min_p;top_k;temp;temp"),
+            min_p: 0.05,
+            top_k: 5,
+            temp: 0.8,
+            ..options()
+        },
         SamplerOptions { seed, temp: 0.6, ..options() },
         SamplerOptions { seed, temp: 1.7, ..options() },
         SamplerOptions { seed, top_k: 4, ..options() },
@@ -132,33 +193,38 @@ fn a_random_seed_is_reported_and_repeats() {
 }
 
 #[test]
-fn penalties_count_within_the_window() {
-    let o = SamplerOptions {
-        repeat_penalty: 2.0,
-        frequency_penalty: 0.5,
-        presence_penalty: 0.25,
-        repeat_last_n: 3,
-        ..SamplerOptions::greedy()
-    };
-    let after = |options: &SamplerOptions, ids: &[u32]| {
-        let mut sampler = Sampler::new(options.clone()).unwrap();
-        ids.iter().for_each(|&id| sampler.accept(id));
-        let mut logits = [4.0, -4.0, 1.0];
-        sampler.sample(&mut logits).unwrap();
-        logits
-    };
-    assert_eq!(after(&o, &[]), [4.0, -4.0, 1.0]);
-    assert_eq!(after(&o, &[0, 0, 1]), [2.0 - 1.0 - 0.25, -8.0 - 0.5 - 0.25, 1.0]);
-    assert_eq!(after(&o, &[0, 0, 1, 1, 1]), [4.0, -8.0 - 1.5 - 0.25, 1.0]);
-    assert_eq!(after(&o, &[0, 77, 77, 77]), [4.0, -4.0, 1.0], "ids past the logits are ignored");
-    let all = SamplerOptions { repeat_last_n: -1, ..o.clone() };
-    assert_eq!(after(&all, &[0, 0, 1, 1, 1])[0], 2.0 - 1.0 - 0.25);
-    let none = SamplerOptions { repeat_last_n: 0, ..o };
-    assert_eq!(after(&none, &[0, 1, 2]), [4.0, -4.0, 1.0]);
+fn a_penalty_keeps_a_token_from_coming_again() {
+    let o = SamplerOptions { repeat_penalty: 2.0, ..SamplerOptions::greedy() };
+    let mut sampler = Sampler::new(o).unwrap();
+    let logits = [1.5, 2.0, -1.0, 1.2];
+    let drawn: Vec<u32> = (0..3)
+        .map(|_| {
+            let id = sampler.sample(&logits).unwrap();
+            sampler.accept(id);
+            id
+        })
+        .collect();
+    // Halved, token 1 has 1.0, then token 0 has 0.75.
+    assert_eq!(drawn, [1, 0, 3]);
+}
+
+#[test]
+fn biases_add_up_and_bans_hold() {
+    let bias = |id, bias| LogitBias { id, bias };
+    let logit_bias = vec![bias(2, 1.5), bias(2, 0.75), bias(1, f32::NEG_INFINITY)];
+    let o = SamplerOptions { logit_bias, ..SamplerOptions::greedy() };
+    let mut sampler = Sampler::new(o).unwrap();
+    assert_eq!(sampler.sample(&[2.0, 9.0, 0.0, -1.0]).unwrap(), 2);
+    assert_eq!(sampler.sample(&[2.5, 9.0, 0.0, -1.0]).unwrap(), 0);
+    // A ban alone leaves a device its choice among the best.
+    let logit_bias = vec![bias(1, f32::NEG_INFINITY)];
+    let o = SamplerOptions { logit_bias, ..SamplerOptions::greedy() };
+    assert_eq!(Sampler::new(o).unwrap().n_best(), Some(2));
 }
 
 #[test]
 fn options_out_of_range_are_refused_by_name() {
+    let infinite = LogitBias { id: 0, bias: f32::INFINITY };
     let d = SamplerOptions::default;
     for (name, o) in [
         ("temp", SamplerOptions { temp: f32::NAN, ..d() }),
@@ -170,6 +236,9 @@ fn options_out_of_range_are_refused_by_name() {
         ("presence-penalty", SamplerOptions { presence_penalty: f32::NAN, ..d() }),
         ("frequency-penalty", SamplerOptions { frequency_penalty: f32::INFINITY, ..d() }),
         ("repeat-last-n", SamplerOptions { repeat_last_n: -2, ..d() }),
+        ("typical", SamplerOptions { typical_p: 2.0, ..d() }),
+        ("mirostat", SamplerOptions { mirostat: mirostat(3), ..d() }),
+        ("logit-bias", SamplerOptions { logit_bias: vec![infinite], ..d() }),
     ] {
         let error = Sampler::new(o).err().unwrap();
         assert!(matches!(error, moeba::Error::Usage(_)));
@@ -263,8 +332,26 @@ fn what_needs_all_logits_says_so() {
     for o in [SamplerOptions::default(), SamplerOptions::greedy()] {
         assert_eq!(n_best(SamplerOptions { repeat_penalty: 1.1, ..o.clone() }), None);
         assert_eq!(n_best(SamplerOptions { presence_penalty: 0.1, ..o.clone() }), None);
-        assert_eq!(n_best(SamplerOptions { frequency_penalty: 0.1, ..o }), None);
+        assert_eq!(n_best(SamplerOptions { frequency_penalty: 0.1, ..o.clone() }), None);
+        let dry = DryOptions { multiplier: 1.0, ..DryOptions::default() };
+        assert_eq!(n_best(SamplerOptions { dry, ..o.clone() }), None);
+        let logit_bias = vec![LogitBias { id: 0, bias: 1.0 }];
+        assert_eq!(n_best(SamplerOptions { logit_bias, ..o.clone() }), None);
+        let typical_p = 0.5;
+        assert_eq!(n_best(SamplerOptions { typical_p, top_k: 0, ..o }), None);
     }
+    let with = |names: &str| {
+        let samplers = SamplerKind::from_names(names).unwrap();
+        n_best(SamplerOptions { samplers, repeat_penalty: 1.1, ..SamplerOptions::default() })
+    };
+    assert_eq!(with("top_k;penalties"), Some(40), "penalties of the best ones");
+    assert_eq!(with("temperature;min_p;top_k"), Some(40));
+    assert_eq!(with("top_p;top_k"), None);
+    assert_eq!(n_best(SamplerOptions { mirostat: mirostat(2), ..options() }), None);
+    assert_eq!(
+        n_best(SamplerOptions { mirostat: mirostat(2), ..SamplerOptions::greedy() }),
+        Some(1)
+    );
 }
 
 #[test]
@@ -281,4 +368,80 @@ fn what_is_banned_is_never_drawn() {
     }
     let error = sampler.sample(&mut [f32::NEG_INFINITY, 9.0]).unwrap_err().to_string();
     assert!(error.contains("no token is left"), "{error}");
+}
+
+#[test]
+fn samplers_that_draw_by_themselves_leave_the_others_draws_alone() {
+    let logits = [1.0, 0.9, 0.8, 0.7];
+    let drawn = |o: SamplerOptions| {
+        let mut sampler = Sampler::new(SamplerOptions { seed: Some(5), ..o }).unwrap();
+        (0..50).map(|_| sampler.sample(&logits).unwrap()).collect::<Vec<_>>()
+    };
+    // XTC that finds no two top choices uses none of the numbers that tokens are drawn with.
+    let xtc = XtcOptions { probability: 0.5, threshold: 0.45 };
+    assert_eq!(drawn(SamplerOptions { xtc, ..options() }), drawn(options()));
+}
+
+/// Numbers of all parameters, from the edges and the inside of their ranges.
+fn any_options() -> impl Strategy<Value = SamplerOptions> {
+    let kinds = SamplerKind::DEFAULT.into_iter().chain([SamplerKind::AdaptiveP]);
+    let chain = prop::collection::vec(prop::sample::select(kinds.collect::<Vec<_>>()), 0..12);
+    let chain = prop_oneof![Just(SamplerKind::DEFAULT.to_vec()), chain];
+    let edges = [-1e6, -1.0, 0.0, 1e-6, 0.01, 0.1, 0.3, 0.5, 0.9, 0.99, 1.0, 2.0, 7.0, 1e6];
+    let numbers = prop::collection::vec(
+        prop::option::weighted(0.3, prop::sample::select(edges.to_vec())),
+        PARAMETERS.len(),
+    );
+    let values = prop::sample::select(vec![-30.0, -0.5, 0.5, 30.0, f32::MAX, f32::NEG_INFINITY]);
+    let biases = prop::collection::vec((0u32..40, values), 0..3);
+    (chain, numbers, biases).prop_map(|(samplers, numbers, biases)| {
+        let mut o = SamplerOptions { samplers, ..SamplerOptions::default() };
+        for (parameter, value) in PARAMETERS.iter().zip(numbers) {
+            if let Some(value) = value.filter(|value| parameter.takes(*value)) {
+                parameter.set(&mut o, value);
+            }
+        }
+        o.logit_bias = biases.into_iter().map(|(id, bias)| LogitBias { id, bias }).collect();
+        o
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// Any chain draws tokens of finite logits, the same for the same seed, and the same from the
+    /// best logits where it says that these are enough.
+    #[test]
+    fn any_chain_draws_a_token_that_there_is(
+        o in any_options(),
+        logits in prop_oneof![
+            coarse_logits(4, &[-0.0, f32::NEG_INFINITY]),
+            coarse_logits(20, &[f32::MAX, f32::MIN, f32::NEG_INFINITY, 1e-30]),
+            prop::collection::vec(-20f32..20.0, 65..300),
+        ],
+        seed: u64,
+    ) {
+        let o = SamplerOptions { seed: Some(seed), ..o };
+        let [mut one, mut same, mut of_best] = [(); 3].map(|()| Sampler::new(o.clone()).unwrap());
+        let n_best = one.n_best().filter(|k| *k < logits.len());
+        let banned = |id| o.logit_bias.iter().any(|b| b.id == id && b.is_ban());
+        for _ in 0..12 {
+            let id = match one.sample(&logits) {
+                Ok(id) => id,
+                Err(e) => {
+                    prop_assert!(e.to_string().contains("no token is left"), "{}", e);
+                    let open = (0..).zip(&logits).find(|(id, l)| l.is_finite() && !banned(*id));
+                    prop_assert_eq!(open, None);
+                    break;
+                }
+            };
+            prop_assert!(logits[id as usize].is_finite() && !banned(id));
+            prop_assert_eq!(same.sample(&logits).unwrap(), id);
+            if let Some(k) = n_best {
+                let (ids, best) = best_of(&logits, k);
+                prop_assert_eq!(of_best.sample_best(&ids, &best).unwrap(), id);
+            }
+            [&mut one, &mut same, &mut of_best].into_iter().for_each(|s| s.accept(id));
+        }
+    }
 }

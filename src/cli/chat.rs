@@ -163,7 +163,7 @@ impl Chat {
         all.push(("n", self.run.limits.n_predict.map_or("-1".into(), |n| n.to_string())));
         all.extend(self.run.reasoning.settings());
         let name = if is_n { "n".into() } else { sampling::canonical(name) };
-        let row = |(name, value): &(&str, String)| format!("{name:<17}  {value}");
+        let row = |(name, value): &(&str, String)| format!("{name:<20}  {value}");
         match all.iter().find(|(known, _)| *known == name) {
             Some((name, value)) => Ok(format!("{name} is {value}")),
             None if name.is_empty() => Ok(all.iter().map(row).collect::<Vec<_>>().join("\n")),

@@ -241,7 +241,7 @@ impl Generator {
     ) -> Result<Outcome> {
         let Request { prompt, limits, .. } = request;
         self.check(prompt)?;
-        let mut sampler = Sampler::new(request.sampling)?;
+        let mut sampler = Sampler::for_text(request.sampling, self.engine.tokenizer())?;
         if limits.ignore_eos {
             sampler.ban(self.engine.tokenizer().eog_ids());
         }
@@ -332,7 +332,7 @@ impl Generator {
         let result = self.session.eval_last(tokens, enough, &mut |logits| {
             next = match (forced, logits) {
                 (Some(id), _) => Ok(id),
-                (None, Logits::All(logits)) => sampler.sample(&mut logits[..n_vocab]),
+                (None, Logits::All(logits)) => sampler.sample(&logits[..n_vocab]),
                 (None, Logits::Best { ids, logits }) => sampler.sample_best(ids, logits),
             };
         });

@@ -175,9 +175,9 @@ pub fn run(args: Args) -> Result<()> {
     let mut sampling = args.sampling.options(engine.gguf());
     log::info!("sampling: {}", sampling.describe());
     // Told even where it was drawn, so that any run can be repeated.
-    let seed = Sampler::new(sampling.clone())?.seed();
+    let seed = Sampler::for_text(sampling.clone(), engine.tokenizer())?.seed();
     sampling.seed = Some(seed);
-    if sampling.temp > 0.0 {
+    if !sampling.is_greedy() {
         log::info!("seed {seed}");
     }
     let run = Run {

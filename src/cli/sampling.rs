@@ -1,9 +1,10 @@
 //! Flags of sampling and of a generation's end, with llama.cpp's names and defaults.
 
 use super::generate::Limits;
+use super::prompt::unescape;
 use super::values::{self, Parsed};
 use crate::gguf::Gguf;
-use crate::sample::{PARAMETERS, Parameter, SamplerOptions, recommend};
+use crate::sample::{LogitBias, PARAMETERS, Parameter, SamplerKind, SamplerOptions, recommend};
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 
 /// What the command line or the environment sets. A flag for each row of [`PARAMETERS`], and those
@@ -18,10 +19,69 @@ pub struct SamplingArgs {
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = "Sampling")]
 struct ChainArgs {
+    /// Samplers in their order, by names between semicolons [default: the model's, else
+    /// penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature]
+    #[arg(long, value_name = "NAMES", overrides_with = "sampler_seq", value_parser = by_names)]
+    samplers: Option<Chain>,
+    /// Samplers in their order, by letters [default: edskypmxt]
+    #[arg(long, visible_alias = "sampling-seq", value_name = "LETTERS")]
+    #[arg(overrides_with = "samplers", value_parser = by_letters)]
+    sampler_seq: Option<Chain>,
+    /// A string that ends DRY's repetitions, in place of \n, :, " and *, or none; may be
+    /// repeated
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    dry_sequence_breaker: Vec<String>,
+    /// Add BIAS to the logit of token ID: 15043+1, 15043-2.5, 15043-inf; may be repeated
+    #[arg(short, long, value_name = "ID±BIAS", value_parser = logit_bias)]
+    logit_bias: Vec<LogitBias>,
     /// Random seed; -1 draws a new one each time
     #[arg(short, long, value_name = "N", default_value = "-1", value_parser = seed)]
     #[arg(env = "MOEBA_SEED")]
     seed: i64,
+}
+
+/// Samplers in their order.
+#[derive(Clone, Debug)]
+struct Chain(Vec<SamplerKind>);
+
+fn by_names(text: &str) -> Parsed<Chain> {
+    SamplerKind::from_names(text).map(Chain)
+}
+
+fn by_letters(text: &str) -> Parsed<Chain> {
+    SamplerKind::from_letters(text).map(Chain)
+}
+
+/// A token's id, a sign and what is added to its logit: a number, or −∞.
+fn logit_bias(text: &str) -> Parsed<LogitBias> {
+    let parsed = || {
+        let sign = text.find(['+', '-'])?;
+        let (id, bias) = (text[..sign].trim().parse().ok()?, text[sign + 1..].trim());
+        // A second sign is none.
+        let size: f32 = bias.parse().ok().filter(|_| !bias.starts_with(['+', '-']))?;
+        let bias = if text[sign..].starts_with('-') { -size } else { size };
+        Some(LogitBias { id, bias })
+    };
+    let is_bias = |b: &LogitBias| b.bias.is_finite() || b.is_ban();
+    parsed().filter(is_bias).ok_or_else(|| {
+        "expected a token id, a sign and a number or -inf, as in 15043+1 or 15043-inf".into()
+    })
+}
+
+/// The breakers that flags name, one after the other: `none` forgets those before it.
+fn breakers(given: &[String]) -> Vec<String> {
+    let after = given.iter().rposition(|text| text == "none").map_or(0, |at| at + 1);
+    given[after..].iter().map(|text| unescape(text)).collect()
+}
+
+/// As `breakers` reads it.
+fn escape(text: &str) -> String {
+    let text = text.replace('\\', "\\\\").replace('\n', "\\n");
+    text.replace('\r', "\\r").replace('\t', "\\t")
+}
+
+fn words(text: &str) -> Vec<String> {
+    text.split_whitespace().map(str::to_owned).collect()
 }
 
 fn seed(text: &str) -> Parsed<i64> {
@@ -74,12 +134,25 @@ impl SamplingArgs {
     /// What is given; else what the file recommends; else llama.cpp's defaults.
     pub fn options(&self, gguf: &Gguf) -> SamplerOptions {
         let mut options = SamplerOptions::default();
-        let is_given = |name: &str| self.numbers.iter().any(|(p, _)| p.name == name);
+        let ChainArgs { samplers, sampler_seq, dry_sequence_breaker, logit_bias, seed } =
+            &self.chain;
+        let samplers = samplers.as_ref().or(sampler_seq.as_ref());
+        let is_given = |name: &str| match name {
+            "samplers" => samplers.is_some(),
+            _ => self.numbers.iter().any(|(p, _)| p.name == name),
+        };
         recommend(&mut options, gguf, is_given);
+        if let Some(Chain(samplers)) = samplers {
+            options.samplers.clone_from(samplers);
+        }
         for (parameter, value) in &self.numbers {
             parameter.set(&mut options, *value);
         }
-        options.seed = u64::try_from(self.chain.seed).ok();
+        if !dry_sequence_breaker.is_empty() {
+            options.dry.breakers = breakers(dry_sequence_breaker);
+        }
+        options.logit_bias.clone_from(logit_bias);
+        options.seed = u64::try_from(*seed).ok();
         options
     }
 }
@@ -88,7 +161,11 @@ impl SamplingArgs {
 pub fn canonical(name: &str) -> String {
     match Parameter::named(name) {
         Some(parameter) => parameter.name.into(),
-        None => name.trim_start_matches('-').replace('_', "-"),
+        None => match name.trim_start_matches('-').replace('_', "-").as_str() {
+            "sampling-seq" => "sampler-seq".into(),
+            "l" => "logit-bias".into(),
+            other => other.into(),
+        },
     }
 }
 
@@ -100,6 +177,11 @@ pub fn set(options: &mut SamplerOptions, name: &str, value: &str) -> Parsed<()> 
     }
     match canonical(name).as_str() {
         "seed" => options.seed = u64::try_from(seed(value)?).ok(),
+        "samplers" => options.samplers = by_names(value)?.0,
+        "sampler-seq" => options.samplers = by_letters(value)?.0,
+        "dry-sequence-breaker" => options.dry.breakers = breakers(&words(value)),
+        "logit-bias" if value == "none" => options.logit_bias.clear(),
+        "logit-bias" => options.logit_bias.push(logit_bias(value)?),
         _ => return Err(unknown(options)),
     }
     Ok(())
@@ -113,7 +195,20 @@ pub fn unknown(options: &SamplerOptions) -> String {
 /// The options that `set` changes, with their values.
 pub fn settings(options: &SamplerOptions) -> Vec<(&'static str, String)> {
     let mut all: Vec<_> = PARAMETERS.iter().map(|p| (p.name, p.text(options))).collect();
-    all.push(("seed", options.seed.map_or("-1".into(), |seed| seed.to_string())));
+    let names: Vec<&str> = options.samplers.iter().map(|kind| kind.name()).collect();
+    let letters = options.samplers.iter().map(|kind| kind.letter()).collect();
+    let biases: Vec<_> =
+        options.logit_bias.iter().map(|b| format!("{}{:+}", b.id, b.bias)).collect();
+    let listed =
+        |texts: Vec<String>| if texts.is_empty() { "none".into() } else { texts.join(" ") };
+    let breakers = options.dry.breakers.iter().map(|text| escape(text)).collect();
+    all.extend([
+        ("samplers", names.join(";")),
+        ("sampler-seq", letters),
+        ("dry-sequence-breaker", listed(breakers)),
+        ("logit-bias", listed(biases)),
+        ("seed", options.seed.map_or("-1".into(), |seed| seed.to_string())),
+    ]);
     all
 }
 
@@ -152,6 +247,26 @@ impl LimitArgs {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn biases_have_a_sign() {
+        let bias = |id, bias| Ok(LogitBias { id, bias });
+        assert_eq!(logit_bias("15043+1"), bias(15043, 1.0));
+        assert_eq!(logit_bias(" 7 - 2.5e1"), bias(7, -25.0));
+        assert_eq!(logit_bias("7-inf"), bias(7, f32::NEG_INFINITY));
+        for bad in ["", "7", "+1", "7+", "7+inf", "7--1", "7+nan", "-7+1", "x-1", "99999999999+1"] {
+            assert!(logit_bias(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn breakers_take_the_place_of_what_was_before_none() {
+        let owned = |texts: &[&str]| texts.iter().map(|t| t.to_string()).collect::<Vec<_>>();
+        let given = |texts: &[&str]| breakers(&owned(texts));
+        assert_eq!(given(&["\\n", "-"]), ["\n", "-"]);
+        assert_eq!(given(&["a", "none", "b"]), ["b"]);
+        assert_eq!(given(&["none"]), [""; 0]);
+    }
 
     #[test]
     fn what_is_listed_can_be_set() {

@@ -1,12 +1,15 @@
 //! The sampling that a model file recommends: llama.cpp's keys `general.sampling.*`.
 
-use super::SamplerOptions;
 use super::parameters::PARAMETERS;
+use super::{SamplerKind, SamplerOptions};
 use crate::gguf::{Gguf, Value};
 
 /// Sets what the file recommends of all that `is_given` denies by its flag's name. A value that
 /// makes no sense is a warning, and what is set stays.
 pub fn recommend(options: &mut SamplerOptions, gguf: &Gguf, is_given: impl Fn(&str) -> bool) {
+    if !is_given("samplers") {
+        recommend_samplers(options, gguf);
+    }
     for parameter in PARAMETERS.iter().filter(|p| !is_given(p.name)) {
         let Some(key) = parameter.key.map(|key| format!("general.sampling.{key}")) else {
             continue;
@@ -15,6 +18,19 @@ pub fn recommend(options: &mut SamplerOptions, gguf: &Gguf, is_given: impl Fn(&s
         match number(&value).filter(|x| parameter.takes(*x)) {
             Some(x) => parameter.set(options, x),
             None => warn(gguf, &key, &parameter.expected(), &value, &parameter.text(options)),
+        }
+    }
+}
+
+fn recommend_samplers(options: &mut SamplerOptions, gguf: &Gguf) {
+    let key = "general.sampling.sequence";
+    let Some(value) = gguf.get(key) else { return };
+    let names = value.as_bytes().and_then(|bytes| std::str::from_utf8(bytes).ok());
+    match names.map(SamplerKind::from_names) {
+        Some(Ok(samplers)) => options.samplers = samplers,
+        _ => {
+            let used = SamplerKind::DEFAULT.map(SamplerKind::name).join(";");
+            warn(gguf, key, "names of samplers between semicolons", &value, &used);
         }
     }
 }
@@ -36,6 +52,7 @@ fn number(value: &Value<'_>) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{MirostatOptions, XtcOptions};
     use super::*;
     use crate::gguf::{OwnedValue, Writer};
 
@@ -67,6 +84,12 @@ mod tests {
             ("min_p", OwnedValue::U32(0)),
             ("penalty_repeat", OwnedValue::F32(1.1)),
             ("penalty_last_n", OwnedValue::F32(128.0)),
+            ("mirostat", OwnedValue::I32(2)),
+            ("mirostat_tau", OwnedValue::F32(4.0)),
+            ("mirostat_eta", OwnedValue::F32(0.2)),
+            ("xtc_probability", OwnedValue::F32(0.5)),
+            ("xtc_threshold", OwnedValue::F32(0.2)),
+            ("sequence", OwnedValue::String("top_k;temperature".into())),
         ];
         let expected = SamplerOptions {
             temp: 0.6,
@@ -75,6 +98,9 @@ mod tests {
             min_p: 0.0,
             repeat_penalty: 1.1,
             repeat_last_n: 128,
+            mirostat: MirostatOptions { version: 2, tau: 4.0, eta: 0.2 },
+            xtc: XtcOptions { probability: 0.5, threshold: 0.2 },
+            samplers: vec![SamplerKind::TopK, SamplerKind::Temperature],
             ..SamplerOptions::default()
         };
         assert_eq!(recommended(&pairs, &[]), expected);
@@ -91,6 +117,8 @@ mod tests {
             ("min_p", OwnedValue::F32(f32::NAN)),
             ("penalty_repeat", OwnedValue::F32(0.0)),
             ("penalty_last_n", OwnedValue::Bool(true)),
+            ("mirostat", OwnedValue::I32(3)),
+            ("sequence", OwnedValue::String("top_k;magic".into())),
         ];
         assert_eq!(recommended(&pairs, &[]), SamplerOptions::default());
     }

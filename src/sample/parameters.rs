@@ -1,7 +1,8 @@
 //! The numbers that shape sampling, a row each. Flags, a chat's `/set`, a file's defaults and the
 //! check of ranges all read this table. Names and meanings are llama.cpp's.
 
-use super::SamplerOptions;
+use super::{SamplerKind, SamplerOptions};
+use SamplerKind as K;
 
 /// Beyond any use; keeps sums and products of logits finite.
 const MAX: f32 = 1e6;
@@ -9,6 +10,8 @@ const MAX: f32 = 1e6;
 /// One number of [`SamplerOptions`].
 #[derive(Debug)]
 pub struct Parameter {
+    /// The sampler that it is of; `None`: Mirostat.
+    pub sampler: Option<SamplerKind>,
     /// The flag, without its dashes.
     pub name: &'static str,
     /// Other names of the flag.
@@ -95,11 +98,13 @@ impl Parameter {
     }
 }
 
-/// A row: the flag, its aliases, the variable, the key, the range, the field and the help.
+/// A row: the sampler, the flag, its other names, the variable, the key, the range, the field and
+/// the help.
 macro_rules! row {
-    ($name:literal, $aliases:expr, $variable:expr, $key:expr, $range:expr,
+    ($sampler:expr, $name:literal, $aliases:expr, $variable:expr, $key:expr, $range:expr,
      $($field:ident).+ : $type:ty, $help:literal) => {
         Parameter {
+            sampler: $sampler,
             name: $name,
             aliases: &$aliases,
             variable: $variable,
@@ -114,29 +119,68 @@ macro_rules! row {
 
 const PROBABILITY: Range = Real(0.0, 1.0);
 const ANY: Range = Real(-MAX, MAX);
+const POSITIVE: Range = Real(0.0, MAX);
 const ANY_WHOLE: Range = Whole(i32::MIN, i32::MAX);
 /// −1 is everything.
 const TOKENS: Range = Whole(-1, i32::MAX);
 
+const TEMPERATURE: Option<K> = Some(K::Temperature);
+const PENALTIES: Option<K> = Some(K::Penalties);
+const DRY: Option<K> = Some(K::Dry);
+const XTC: Option<K> = Some(K::Xtc);
+const ADAPTIVE: Option<K> = Some(K::AdaptiveP);
+
 pub const PARAMETERS: &[Parameter] = &[
-    row!("temp", ["temperature"], Some("MOEBA_TEMP"), Some("temp"), ANY, temp: f32,
+    row!(TEMPERATURE, "temp", ["temperature"], Some("MOEBA_TEMP"), Some("temp"), ANY, temp: f32,
         "Temperature; 0 or less always takes the most probable token"),
-    row!("top-k", [], Some("MOEBA_TOP_K"), Some("top_k"), ANY_WHOLE, top_k: i32,
-        "Only the K most probable tokens; 0 or less is all"),
-    row!("top-p", [], Some("MOEBA_TOP_P"), Some("top_p"), PROBABILITY, top_p: f32,
-        "Only the most probable tokens that together have probability P; 1 is all"),
-    row!("min-p", [], Some("MOEBA_MIN_P"), Some("min_p"), PROBABILITY, min_p: f32,
-        "Only tokens at least P times as probable as the most probable one; 0 is all"),
-    row!("repeat-penalty", [], Some("MOEBA_REPEAT_PENALTY"), Some("penalty_repeat"),
+    row!(TEMPERATURE, "dynatemp-range", [], None, None, ANY, dynatemp.range: f32,
+        "Let the temperature follow the entropy, this far up and down; 0 is off"),
+    row!(TEMPERATURE, "dynatemp-exp", [], None, None, ANY, dynatemp.exponent: f32,
+        "Raise the entropy to this power before the temperature follows it"),
+    row!(Some(K::TopK), "top-k", [], Some("MOEBA_TOP_K"), Some("top_k"), ANY_WHOLE, top_k: i32,
+        "Only this many of the most probable tokens; 0 or less is all"),
+    row!(Some(K::TopP), "top-p", [], Some("MOEBA_TOP_P"), Some("top_p"), PROBABILITY, top_p: f32,
+        "Only the most probable tokens that together have this probability; 1 is all"),
+    row!(Some(K::MinP), "min-p", [], Some("MOEBA_MIN_P"), Some("min_p"), PROBABILITY, min_p: f32,
+        "Only tokens with at least this part of the best one's probability; 0 is all"),
+    row!(Some(K::TypicalP), "typical", ["typical-p"], None, None, PROBABILITY, typical_p: f32,
+        "Only the most typical tokens that together have this probability; 1 is all"),
+    row!(Some(K::TopNSigma), "top-nsigma", ["top-n-sigma"], None, None, ANY, top_n_sigma: f32,
+        "Only tokens within this many standard deviations of the best; 0 or less is all"),
+    row!(XTC, "xtc-probability", [], None, Some("xtc_probability"), Real(-MAX, 1.0),
+        xtc.probability: f32,
+        "How often XTC drops the top choices but the least probable one; 0 is never"),
+    row!(XTC, "xtc-threshold", [], None, Some("xtc_threshold"), PROBABILITY, xtc.threshold: f32,
+        "Tokens at least this probable are XTC's top choices; above 0.5 is off"),
+    row!(PENALTIES, "repeat-penalty", [], Some("MOEBA_REPEAT_PENALTY"), Some("penalty_repeat"),
         Real(1.0 / MAX, MAX), repeat_penalty: f32,
         "Divide the logits of recent tokens by this; 1 is off"),
-    row!("repeat-last-n", [], None, Some("penalty_last_n"), TOKENS, repeat_last_n: i32,
+    row!(PENALTIES, "repeat-last-n", [], None, Some("penalty_last_n"), TOKENS, repeat_last_n: i32,
         "How many recent tokens the penalties see; 0 is none, -1 all"),
-    row!("presence-penalty", [], Some("MOEBA_PRESENCE_PENALTY"), None, ANY, presence_penalty: f32,
+    row!(PENALTIES, "presence-penalty", [], Some("MOEBA_PRESENCE_PENALTY"), None, ANY,
+        presence_penalty: f32,
         "Subtract this from the logits of tokens that occurred"),
-    row!("frequency-penalty", [], Some("MOEBA_FREQUENCY_PENALTY"), None, ANY,
+    row!(PENALTIES, "frequency-penalty", [], Some("MOEBA_FREQUENCY_PENALTY"), None, ANY,
         frequency_penalty: f32,
         "Subtract this for each time that a token occurred"),
+    row!(DRY, "dry-multiplier", [], None, None, ANY, dry.multiplier: f32,
+        "Penalise tokens that continue a repetition, by at least this; 0 is off"),
+    row!(DRY, "dry-base", [], None, None, Real(1.0, MAX), dry.base: f32,
+        "Multiply DRY's penalty by this for each further repeated token"),
+    row!(DRY, "dry-allowed-length", [], None, None, ANY_WHOLE, dry.allowed_length: i32,
+        "The shortest repetition that DRY penalises, in tokens"),
+    row!(DRY, "dry-penalty-last-n", [], None, None, TOKENS, dry.last_n: i32,
+        "How many recent tokens DRY looks for repetitions in; 0 is none, -1 all"),
+    row!(None, "mirostat", [], None, Some("mirostat"), Whole(0, 2), mirostat.version: u8,
+        "Use Mirostat 1 or 2 instead of all samplers but the temperature; 0 is off"),
+    row!(None, "mirostat-lr", [], None, Some("mirostat_eta"), POSITIVE, mirostat.eta: f32,
+        "Mirostat's learning rate, eta"),
+    row!(None, "mirostat-ent", [], None, Some("mirostat_tau"), POSITIVE, mirostat.tau: f32,
+        "Mirostat's target entropy, tau, in bits per token"),
+    row!(ADAPTIVE, "adaptive-target", [], None, None, Real(-MAX, 1.0), adaptive.target: f32,
+        "Prefer tokens near this probability, where adaptive_p is in --samplers; below 0 is off"),
+    row!(ADAPTIVE, "adaptive-decay", [], None, None, Real(0.0, 0.99), adaptive.decay: f32,
+        "How much earlier tokens count for adaptive_p"),
 ];
 
 #[cfg(test)]
