@@ -169,9 +169,9 @@ fn cache_error(path: &Path, tokens: &[u32], ty: CacheType) -> f32 {
 
 /// Measured on qwen3 (dense) 6·10⁻⁴, 5·10⁻³ and 1.5·10⁻² for f16, bf16 and q8_0; on gpt_oss, whose
 /// routers see the difference too, 1.1·10⁻³, 9·10⁻³ and 4.6·10⁻². Bounds are twice that. For q4_0,
-/// q4_1, iq4_nl, q5_0 and q5_1 it is 0.24, 0.19, 0.24, 0.16 and 0.10 on qwen3, and 0.61, 0.56, 0.44,
-/// 0.42 and 0.26 on gpt_oss, as these models have random weights and heads of one block or two;
-/// bounds are half as much again.
+/// q4_1, iq4_nl, q5_0 and q5_1 it is 0.24, 0.19, 0.24, 0.16 and 0.10 on qwen3, and 0.61, 0.56,
+/// 0.44, 0.42 and 0.26 on gpt_oss, as these models have random weights and heads of one block or
+/// two; bounds are half as much again.
 #[test]
 fn cache_types_keep_the_logits() {
     let dir = tempfile::tempdir().unwrap();
