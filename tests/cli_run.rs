@@ -520,6 +520,10 @@ fn flags_that_change_nothing_are_told_with_v() {
         assert!(stderr(&told).contains(&format!("{flag} changes nothing: ")), "{}", stderr(&told));
     }
     failed(&on(&model, "run", &["-p", "x", "--lora", "a"]), 2, &["--lora: ", "no LoRA"]);
+    // One of ours that has no effect is worth a warning.
+    let out = on(&model, "run", &[&GREEDY[..], &["-p", "Hello", "-hff", "x.gguf"]].concat());
+    assert_eq!(succeeded(&out), greedy(&model, &["-p", "Hello"]));
+    assert!(stderr(&out).contains("--hf-file x.gguf has no effect"), "{}", stderr(&out));
 }
 
 /// A run that goes on until it is stopped, and the first bytes of its output, waited for.

@@ -40,6 +40,9 @@ fn a_repository_stands_where_a_file_can() {
         "tokenize -hf user/model:f32 hi",
         "tokenize hi --hf-repo=user/model",
         "tokenize hf:user/model hi",
+        "tokenize -hf https://huggingface.co/user/model hi",
+        "tokenize hf.co/user/model:F32 hi",
+        "tokenize https://huggingface.co/user/model/blob/main/m-F32.gguf hi",
     ] {
         assert_eq!(succeeded(&ran(&cache, &server, line)), "104,105\n", "{line}");
     }
