@@ -4,7 +4,7 @@ use super::bench::Bench;
 use super::data::Random;
 use super::report::Report;
 use crate::Result;
-use crate::backend::cpu::expert::Activation;
+use crate::backend::cpu::expert::{Activation, relu};
 use crate::backend::gpu::DeviceBuffer;
 use crate::backend::gpu::activate::Activate;
 
@@ -40,7 +40,7 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
         Ok(())
     });
     report.row("relu_rows", "f32", |row| {
-        let expected: Vec<f32> = up.iter().map(|u| u.max(0.0)).collect();
+        let expected: Vec<f32> = up.iter().map(|u| relu(*u)).collect();
         row.bits(gate.len(), &gated(Activation::Relu)?, &expected);
         Ok(())
     });

@@ -96,7 +96,8 @@ const RUNS: &[Card] = &[
         origin: "wiki.nixos.org: Llama-cpp, with unsloth/Qwen3-Coder-Next-GGUF",
         line: "llama-cli -m MODEL --temp 1.0 --top-p 0.95 --top-k 40 \
                -p 'briefly explain journalctl in one paragraph'",
-        plain: "MODEL --temp 1 --top-p 0.95 --top-k 40 -p 'briefly explain journalctl in one paragraph'",
+        plain: "MODEL --temp 1 --top-p 0.95 --top-k 40 \
+                -p 'briefly explain journalctl in one paragraph'",
     },
     Card {
         origin: "TheBloke/Airoboros-L2-70B-2.1-GGUF; Mixtral-8x7B-Instruct-v0.1-GGUF is alike",

@@ -293,7 +293,7 @@ impl Cpu {
                 match form.activation {
                     Activation::Silu => self.kernels.swiglu(gate, up, out),
                     Activation::SiluClamped => swiglu_clamped(self.kernels, gate, up, out),
-                    Activation::Relu => out.iter_mut().zip(up).for_each(|(o, u)| *o = u.max(0.0)),
+                    Activation::Relu => out.iter_mut().zip(up).for_each(|(o, u)| *o = relu(*u)),
                 }
             }
         });
@@ -443,6 +443,11 @@ fn within(all: Range<usize>, part: Range<usize>) -> Range<usize> {
 
 /// Products of a piece, of which gate and up have as many each: half a MiB in all.
 const PIECE_PRODUCTS: usize = 64 << 10;
+
+/// See [`Activation::Relu`]. Not `f32::max`, which may give -0 for -0 or not, as it is compiled.
+pub fn relu(x: f32) -> f32 {
+    if x > 0.0 { x } else { 0.0 }
+}
 
 /// See [`Activation::SiluClamped`]; changes `gate`.
 fn swiglu_clamped(kernels: &Kernels, gate: &mut [f32], up: &[f32], out: &mut [f32]) {
