@@ -240,7 +240,7 @@ fn dry_runs(model: &Model) {
     let text = dry_run(&["--ram", "50%", "-c", N_CTX]);
     let words = ["324.0 MiB  streamed", "162.0 MiB  memory", "8 of 128 in each of 1 layers"];
     let more =
-        ["345.0 MiB  memory", "20.2 MiB", "256.0 KiB  memory, for 128 tokens", "least budget"];
+        ["345.0 MiB  memory", "20.3 MiB", "256.0 KiB  memory, for 128 tokens", "least budget"];
     for word in words.iter().chain(&more) {
         assert!(text.contains(word), "no {word:?} in\n{text}");
     }

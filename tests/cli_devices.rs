@@ -56,7 +56,7 @@ fn a_dry_run_says_what_is_on_the_device() {
     // Units and notes stand below each other.
     let is_unit = |line: &str| ["B  ", "KiB", "MiB", "GiB"].contains(&&line[30..33]);
     assert!(plan.lines().all(|line| is_unit(line) && line[33..35] == *"  "), "{plan}");
-    assert!(stderr(&out).contains("emulated device is for tests"), "{}", stderr(&out));
+    assert!(stderr(&out).contains("emulated GPU is for tests"), "{}", stderr(&out));
 }
 
 /// The header names the device and what it has, and the figures after the answer call its link by
@@ -206,7 +206,7 @@ fn wrong_values_are_wrong_usage() {
         (&["-ngl", "most"], &["--gpu-layers", "all or auto"]),
         (&["-ncmoe", "-1"], &["--n-cpu-moe", "whole number"]),
         (&["-ot", "exps"], &["--override-tensor", "REGEX=CPU"]),
-        (&["-ot", "a=CPU,(=CPU"], &["--override-tensor", "no pattern"]),
+        (&["-ot", "a=CPU,(=CPU"], &["--override-tensor", "not a valid regular expression"]),
     ];
     for command in ["run", "bench"] {
         for (flags, words) in cases {

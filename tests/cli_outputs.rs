@@ -330,6 +330,23 @@ fn a_report_replaces_only_reports() {
 }
 
 #[test]
+fn manual_pages_replace_only_manual_pages() {
+    let bed = Bed::new();
+    let pages = || {
+        let mut command = bed.moeba();
+        command.args(["man", "--dir", "folder"]);
+        command
+    };
+    fs::write(bed.path("folder/moeba-run.1"), "my own\n").unwrap();
+    bed.refused(&mut pages(), 1, &["moeba-run.1", "not replaced"]);
+    fs::remove_file(bed.path("folder/moeba-run.1")).unwrap();
+    for _ in 0..2 {
+        assert!(pages().status().unwrap().success());
+    }
+    assert!(bed.path("folder/moeba-trace-record.1").exists());
+}
+
+#[test]
 fn variables_streams_and_the_cache_of_a_hub_count_as_well() {
     let bed = Bed::new();
     for (name, out, word) in [

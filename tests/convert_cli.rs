@@ -24,7 +24,7 @@ fn convert_quantize_and_their_complaints() {
 
     let (code, said) = moeba(&["convert", &checkpoint, "-o", &f32_file, "--outtype", "F32"]);
     assert!(code == 0 && said.contains("39 tensors"), "{code}: {said}");
-    let (code, said) = moeba(&["quantize", &f32_file, &q8_file, "Q8_0", "-v"]);
+    let (code, said) = moeba(&["quantize", &f32_file, &q8_file, "Q8_0", "-vv"]);
     assert!(code == 0 && said.contains("token_embd.weight"), "{code}: {said}");
     assert!(said.contains("from F32") && said.contains(" MiB to "), "{said}");
 

@@ -76,7 +76,7 @@ fn a_driver_that_is_not_whole() {
 
 #[test]
 fn a_driver_without_a_gpu() {
-    let words = ["NVIDIA driver is there, but it has no GPU"];
+    let words = ["NVIDIA driver is installed, but it finds no GPU"];
     expect_cpu(&["INIT=100"], &words);
     expect_cpu(&["DEVICES=0"], &words);
     expect_cpu(&["INIT=999"], &["driver does not start", "unknown error", "CUDA_ERROR_UNKNOWN"]);

@@ -94,7 +94,7 @@ fn other_kinds_of_files() {
         (b"version https://git-lfs.github.com/spec/v1\n", "a Git LFS pointer"),
         (&safetensors, "a safetensors file"),
         (b"PK\x03\x04abcdef", "a zip archive"),
-        (b"tjgg\x01\0\0\0", "formats before GGUF"),
+        (b"tjgg\x01\0\0\0", "format older than GGUF"),
         (b"FUGG\0\0\0\x03", "a byte-swapped file"),
         (b"{\"error\": \"not found\"}", "a JSON document"),
         (b"\x7fELF\x02\x01", "starts with the bytes [7f, 45, 4c, 46]"),
@@ -108,7 +108,7 @@ fn other_kinds_of_files() {
 #[test]
 fn versions() {
     bad(Raw::new(0, 0, 0), "version", "2 or 3", "0");
-    bad(Raw::new(1, 0, 0), "version", "2 or 3", "1, which is older");
+    bad(Raw::new(1, 0, 0), "version", "2 or 3", "1, an obsolete GGUF version");
     bad(Raw::new(4, 0, 0), "version", "2 or 3", "4");
     bad(Raw::new(3 << 24, 0, 0), "version", "2 or 3", "3 in big-endian byte order");
     bad(Raw(b"GGUF\x03\0".to_vec()), "version", "4 bytes at position 4", "2 bytes later (the file");

@@ -161,7 +161,7 @@ fn data_comes_in_order_and_whole() {
     w.begin_tensor("a").unwrap();
     assert!(refused(w.set("late", 1u32)).contains("late: expected all metadata and tensors"));
     assert!(refused(w.declare("late", &[1], TensorType::F32)).contains("late: expected all"));
-    assert!(refused(w.begin_tensor("b")).contains("expected the end of the tensor before"));
+    assert!(refused(w.begin_tensor("b")).contains("expected the end of the previous tensor"));
     w.write(&[0; 3]).unwrap();
     assert!(refused(w.end_tensor()).contains("a: expected 8 bytes, got 3"));
     assert!(refused(w.write(&[0; 6])).contains("a: expected 8 bytes, got at least 1 more"));

@@ -219,7 +219,7 @@ fn refused_allocations(turn: &Turn, devices: usize) -> Vec<String> {
         let result = onto(&turn.path, &gpus, &options);
         gpus.iter().for_each(expect_empty);
         let Err(why) = result else { break };
-        expect_sentence(&why, &["no room for ", "MiB of ", "(-", "emulated GPU", "has no room"]);
+        expect_sentence(&why, &["no room for ", "B of ", "(-", "emulated GPU", "has no room"]);
         sentences.push(why.to_string());
         // The next time it is there.
         onto(&turn.path, &gpus, &options).unwrap();

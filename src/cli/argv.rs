@@ -173,6 +173,11 @@ impl<'a> Pass<'a> {
             self.line.argv.push(name.into());
             return Ok(());
         }
+        if name == "-h" {
+            // Not `--help`, which says more.
+            self.line.argv.push(name.into());
+            return Ok(());
+        }
         if self.names_model(name) {
             let value = value.or_else(|| rest.next_if(|next| !self.known(next)));
             return self.set_model(name, value);
@@ -453,6 +458,7 @@ mod tests {
             ),
             ("moeba bench m -mmp 0", "moeba bench m --no-mmap"),
             ("moeba run m --usage", "moeba run m --help"),
+            ("moeba run -h", "moeba run -h"),
             ("moeba -v run m", "moeba --verbose run m"),
             ("moeba run m -f -", "moeba run m --file=-"),
             // clap says what is missing.

@@ -24,11 +24,11 @@ const COMMANDS: &[(&str, &str)] = &[
 
 const KEYS: &[(&str, &str)] = &[
     ("\"\"\"", "begins and ends a message of several lines"),
-    ("\\", "at the end of a line: the message goes on in the next line"),
-    ("Enter", "sends the line; lines that come during an answer wait their turn"),
+    ("\\", "at the end of a line: the message goes on in the next"),
+    ("Enter", "sends the line; lines typed during an answer wait their turn"),
     ("(space)", "before a slash: the line is a message, not a command"),
     ("Tab", "completes a command, an option of /set or the file of /read"),
-    ("Ctrl-C", "stops the answer; at the prompt, press it twice to end the chat"),
+    ("Ctrl-C", "stops the answer; twice at the prompt ends the chat"),
 ];
 
 /// What /help prints.
@@ -134,7 +134,8 @@ mod tests {
     fn commands_options_and_files_are_completed() {
         let completed = |line: &str| Completion::candidates(line);
         assert_eq!(completed("/s"), (0, vec!["/system ".into(), "/set ".into(), "/stats".into()]));
-        assert_eq!(completed("/set top-"), (5, vec!["top-k ".into(), "top-p ".into()]));
+        let top = ["top-k ", "top-p ", "top-nsigma "].map(String::from).to_vec();
+        assert_eq!(completed("/set top-"), (5, top));
         assert_eq!(completed("hello"), (0, vec![]));
         assert_eq!(completed(""), (0, vec![]));
         let dir = tempfile::tempdir().unwrap();

@@ -35,6 +35,7 @@ const OUTPUTS: &[(&str, &str, Kind)] = &[
     ("trace train", "output", Kind::Profile),
     ("trace train", "report", Kind::Accuracies),
     ("trace replay", "report", Kind::Report),
+    ("man", "dir", Kind::Manual),
 ];
 
 /// Values of `--profile` that are no file.
@@ -60,6 +61,7 @@ pub fn check(command: &Command, matches: &ArgMatches, force: bool) -> Result<()>
     for file in &files {
         match file.kind {
             Kind::Report => file.check_report(&inputs, &files, force)?,
+            Kind::Manual => file.check_manual(force)?,
             kind => file.check_file(kind, &file.path, force)?,
         }
     }
@@ -308,6 +310,19 @@ impl Output {
             Ok(_) => Ok(()),
             Err(e) => Err(Error::io(folder, e)),
         }
+    }
+
+    /// The folder of `man --dir`, which may have pages already.
+    fn check_manual(&self, force: bool) -> Result<()> {
+        let entries = fs::read_dir(&self.path).into_iter().flatten().flatten();
+        for path in entries.map(|entry| entry.path()) {
+            let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
+            if name.starts_with("moeba") && name.ends_with(".1") {
+                let page = Output { label: self.label.clone(), path, kind: Kind::ManualPage };
+                page.check_file(page.kind, &page.path, force)?;
+            }
+        }
+        Ok(())
     }
 
     /// A folder of tables and plots, made where it is missing.

@@ -270,7 +270,7 @@ mod tests {
             ("exps=GPU", "\"GPU\""),
             ("exps=CUDA", "no place"),
             ("exps=CUDA-1", "no place"),
-            ("ex(ps=CPU", "\"ex(ps\" is no pattern"),
+            ("ex(ps=CPU", "\"ex(ps\" is not a valid regular expression"),
         ];
         for (text, word) in cases {
             let message = text.parse::<TensorPlace>().unwrap_err().to_string();

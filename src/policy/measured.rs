@@ -100,6 +100,6 @@ mod tests {
                 assert_eq!(message, format!("its {name} is {bad}"));
             }
         }
-        assert_eq!(with(36, &1.5f64.to_le_bytes()), "its absent share is 1.5");
+        assert_eq!(with(36, &1.5f64.to_le_bytes()), "its share of absent experts is 1.5");
     }
 }

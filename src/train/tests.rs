@@ -115,7 +115,7 @@ fn bad_samples_and_options_are_refused() {
         train(&shape(), &samples, &options, &mut |_| Ok(())).unwrap_err().to_string()
     };
     assert!(refused(&|samples, _| drop(samples.layers.pop())).contains("2 layers"));
-    assert!(refused(&|samples, _| samples.follows.truncate(19)).contains("not 19 tokens"));
+    assert!(refused(&|samples, _| samples.follows.truncate(19)).contains("not have 19 tokens"));
     assert!(refused(&|samples, _| samples.layers[1].chosen[3] = 6).contains("6 experts"));
     assert!(refused(&|samples, _| samples.layers[2].hidden[0] = f32::NAN).contains("finite"));
     assert!(refused(&|_, options| options.dropout = 1.0).contains("out of range"));

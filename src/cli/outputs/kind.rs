@@ -20,6 +20,9 @@ pub enum Kind {
     ReportText,
     Table,
     Plot,
+    /// The folder of `man --dir`, and what is in it.
+    Manual,
+    ManualPage,
 }
 
 /// A line that each file of `--stats` has, and few others.
@@ -45,6 +48,7 @@ impl Kind {
             Kind::Report | Kind::ReportText => "a report of trace replay",
             Kind::Table => "a table of trace replay",
             Kind::Plot => "an SVG plot",
+            Kind::Manual | Kind::ManualPage => "a manual page",
         }
     }
 
@@ -76,10 +80,11 @@ impl Kind {
                 Kind::Log => begins(LOG_MAGIC.as_bytes()),
                 Kind::Stats => start(STATS_BYTES_MAX).is_ok_and(|bytes| is_stats(&bytes)),
                 Kind::Accuracies => begins(b"layer;predictor;measure;value\n"),
-                Kind::Report => false,
+                Kind::Report | Kind::Manual => false,
                 Kind::ReportText => begins(b"# Policies on the routing"),
                 Kind::Table => begins(b"source,row,column,value\n"),
                 Kind::Plot => begins(b"<svg"),
+                Kind::ManualPage => begins(b".ie \\n(.g .ds Aq"),
             }
     }
 }

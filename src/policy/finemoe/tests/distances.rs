@@ -95,13 +95,16 @@ fn a_distance_comes_back_from_the_profile() {
     assert_eq!(restore_distance(&shape(), bytes), Ok(3));
     let two = Shape::of_model(vec![8, 0, 8], K);
     let message = restore_distance(&two, bytes).unwrap_err();
-    assert_eq!(message, "a distance of 3 is none among 2 layers");
+    assert_eq!(message, "a prefetch distance of 3 does not fit 2 layers");
     let refused = |bytes: &[u8]| restore_distance(&shape(), bytes).unwrap_err();
     for n in [0, 4, 7] {
         assert_eq!(refused(&bytes[..n]), format!("it has {n} bytes, expected 8"));
     }
     assert_eq!(refused(&[1, 0, 0, 0, 3, 0, 0, 0, 0]), "it has 9 bytes, expected 8");
-    assert_eq!(refused(&[1, 0, 0, 0, 0, 0, 0, 0]), "a distance of 0 is none among 3 layers");
+    assert_eq!(
+        refused(&[1, 0, 0, 0, 0, 0, 0, 0]),
+        "a prefetch distance of 0 does not fit 3 layers"
+    );
     let message = refused(&[7, 0, 0, 0, 3, 0, 0, 0]);
     assert_eq!(message, "it has version 7, this moeba reads version 1");
 }

@@ -103,7 +103,7 @@ fn another_model_is_refused() {
         let mut bytes = bytes.clone();
         bytes[..4].copy_from_slice(&distance.to_le_bytes());
         let message = FineMoe::restore(&shape(), options(8, 2), &bytes).unwrap_err();
-        assert_eq!(message, format!("its distance of {distance} is none among 3 layers"));
+        assert_eq!(message, format!("its prefetch distance of {distance} does not fit 3 layers"));
     }
     // A number of maps that would take all memory.
     let mut many = bytes.clone();
@@ -134,7 +134,7 @@ fn rows_that_cannot_be_are_refused() {
         let mut bytes = bytes.clone();
         bytes[at..at + value.len()].copy_from_slice(value);
         let message = FineMoe::restore(&shape(), options(8, 2), &bytes).unwrap_err();
-        assert!(message.contains("no distributions"), "{at}: {message}");
+        assert!(message.contains("not probability distributions"), "{at}: {message}");
     }
     let mut twice = bytes.clone();
     twice.copy_within(row + 8..row + 10, row + 10);
