@@ -29,10 +29,10 @@ const RUNS: &[Card] = &[
     },
     Card {
         origin: "after unsloth/DeepSeek-R1-0528-GGUF",
-        line: "./llama.cpp/llama-cli --model MODEL --cache-type-k q8_0 --threads -1 \
+        line: "./llama.cpp/llama-cli --model MODEL --cache-type-k q4_0 --threads -1 \
                --n-gpu-layers 99 --prio 3 --temp 0.6 --top_p 0.95 --min_p 0.01 --ctx-size 16384 \
                --seed 3407 -ot '.ffn_.*_exps.=CPU' -no-cnv --prompt '<｜User｜>Hello<｜Assistant｜>'",
-        plain: "MODEL -ctk q8_0 --raw --temp 0.6 --top-p 0.95 --min-p 0.01 \
+        plain: "MODEL -ctk q4_0 --raw --temp 0.6 --top-p 0.95 --min-p 0.01 \
                 -p '<｜User｜>Hello<｜Assistant｜>'",
     },
     Card {
