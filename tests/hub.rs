@@ -454,7 +454,7 @@ fn listings_have_pages() {
         true => Reply::new(200, listing.clone()).with("Link", "</a/tree/b>; rel=\"next\""),
         false => first.answer(request),
     });
-    refused(fetch(&Cache::new().hub(&endless), "user/model"), &["no end"]);
+    refused(fetch(&Cache::new().hub(&endless), "user/model"), &["does not end"]);
     assert!(endless.requests().len() <= 102);
     let (spy, repo) = (Server::new(|_| Reply::new(200, "[]")), one_file(&bytes));
     let link = format!("<{}/tree/>; rel=\"next\"", spy.url());

@@ -98,7 +98,16 @@ pub fn pull(args: PullArgs) -> Result<()> {
 pub struct ListArgs {}
 
 pub fn list(_: ListArgs) -> Result<()> {
-    for model in Hub::new(Config::from_env()?).list()? {
+    let config = Config::from_env()?;
+    let cache = config.cache.clone();
+    let models = Hub::new(config).list()?;
+    if models.is_empty() {
+        out::note(&format!(
+            "no models in {}; `moeba pull USER/REPO` downloads one",
+            cache.display()
+        ));
+    }
+    for model in models {
         let quant = model.quant.map(|quant| format!(":{quant}")).unwrap_or_default();
         let name = format!("{}{quant}", model.repo);
         let size = size(model.n_bytes);

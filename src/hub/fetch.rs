@@ -52,13 +52,15 @@ impl Hub {
         }
         match self.online(wanted, progress) {
             Ok(path) => Ok(path),
-            Err(Failure::Passing { why, .. }) => match self.cached(wanted) {
-                Ok(Some(path)) => {
-                    log::warn!("{why}; using the cached copy of {wanted}");
-                    Ok(path)
+            Err(Failure::Passing { why, .. } | Failure::Unreachable(why)) => {
+                match self.cached(wanted) {
+                    Ok(Some(path)) => {
+                        log::warn!("{why}; using the cached copy of {wanted}");
+                        Ok(path)
+                    }
+                    _ => Err(Error::Invalid(why)),
                 }
-                _ => Err(Error::Invalid(why)),
-            },
+            }
             Err(Failure::Lasting(e)) => Err(e),
         }
     }

@@ -155,7 +155,11 @@ impl<'a> Http<'a> {
             ),
             404 => format!("{repo}: not found at {at}{said}: check the name"),
             code @ (408 | 425 | 429 | 500..=599) => {
-                let why = format!("{at}: the server answered {code}{said}");
+                let what = match code {
+                    429 => " (too many requests: wait some minutes, or give a token)",
+                    _ => "",
+                };
+                let why = format!("{at}: the server answered {code}{what}{said}");
                 let after = header(response.headers(), "retry-after");
                 let after = after.and_then(|text| text.trim().parse().ok());
                 return Failure::Passing { why, after: after.map(Duration::from_secs) };
@@ -184,7 +188,20 @@ fn unreachable(url: &str, e: ureq::Error) -> Failure {
         ureq::Error::BadUri(_) | ureq::Error::Http(_) | ureq::Error::InvalidProxyUrl => {
             Failure::Lasting(Error::Invalid(format!("{url}: {e}")))
         }
+        e if is_unresolved(&e) => Failure::Unreachable(format!(
+            "{url}: no connection, as the host's name cannot be resolved: check the network"
+        )),
         e => Failure::passing(format!("{url}: {e}")),
+    }
+}
+
+/// Whether the name of the host leads to no address.
+fn is_unresolved(e: &ureq::Error) -> bool {
+    match e {
+        ureq::Error::HostNotFound => true,
+        // The standard library has no kind of error for it.
+        ureq::Error::Io(e) => e.to_string().contains("failed to lookup address information"),
+        _ => false,
     }
 }
 

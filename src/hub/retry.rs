@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 pub enum Failure {
     /// It may go through later; why is a whole sentence. A server may say when.
     Passing { why: String, after: Option<Duration> },
+    /// There is no connection: another try now would not find one either.
+    Unreachable(String),
     /// It will not.
     Lasting(Error),
 }
@@ -48,7 +50,7 @@ impl<'a> Tries<'a> {
     pub fn again(&mut self, failure: Failure) -> Try<()> {
         let (why, after) = match failure {
             Failure::Passing { why, after } => (why, after),
-            lasting => return Err(lasting),
+            other => return Err(other),
         };
         self.failed += 1;
         if self.failed >= self.patience.attempts {

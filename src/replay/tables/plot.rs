@@ -3,7 +3,9 @@
 use super::Table;
 use plotters::prelude::*;
 
-const SIZE: (u32, u32) = (720, 420);
+/// With the legend's part at the right, which keeps clear of the lines.
+const SIZE: (u32, u32) = (960, 420);
+const LEGEND_X: i32 = 700;
 const COLOURS: &[RGBColor] = &[
     RGBColor(0x1f, 0x77, 0xb4),
     RGBColor(0xd6, 0x27, 0x28),
@@ -64,28 +66,42 @@ fn draw(
     let axes = table.plot.as_ref().ok_or("no axes")?;
     let root = SVGBackend::with_string(out, SIZE).into_drawing_area();
     root.fill(&WHITE)?;
-    let mut chart = ChartBuilder::on(&root)
+    let (left, legend) = root.split_horizontally(LEGEND_X);
+    let x_span = x.end - x.start;
+    let mut chart = ChartBuilder::on(&left)
         .caption(&table.title, ("sans-serif", 16))
         .margin(12)
         .x_label_area_size(40)
         .y_label_area_size(56)
         .build_cartesian_2d(x, y)?;
-    chart.configure_mesh().x_desc(&axes.x).y_desc(&axes.y).light_line_style(WHITE).draw()?;
+    let mut mesh = chart.configure_mesh();
+    // Batches and layers are whole numbers.
+    let is_wide = x_span >= 4.0;
+    let label = |x: &f64| match is_wide && x.fract() != 0.0 {
+        true => String::new(),
+        false => ((x * 100.0).round() / 100.0).to_string(),
+    };
+    mesh.x_label_formatter(&label).x_desc(&axes.x).y_desc(&axes.y);
+    mesh.light_line_style(WHITE).draw()?;
     for (i, (name, points)) in series.iter().enumerate() {
-        let colour = COLOURS[i % COLOURS.len()];
-        let dots = points.iter().map(|p| Circle::new(*p, 3, colour.filled()));
-        chart
-            .draw_series(LineSeries::new(points.iter().copied(), colour.stroke_width(2)))?
-            .label(name)
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour));
-        chart.draw_series(dots)?;
+        let style = COLOURS[i % COLOURS.len()].stroke_width(2);
+        let in_legend = 24 + 20 * i as i32;
+        // Colours come again: the second time lines are dashed and have triangles.
+        if i < COLOURS.len() {
+            chart.draw_series(LineSeries::new(points.iter().copied(), style))?;
+            chart.draw_series(points.iter().map(|p| Circle::new(*p, 3, style.filled())))?;
+            legend.draw(&PathElement::new([(8, in_legend), (40, in_legend)], style))?;
+            legend.draw(&Circle::new((24, in_legend), 3, style.filled()))?;
+        } else {
+            chart.draw_series(DashedLineSeries::new(points.iter().copied(), 6, 4, style))?;
+            chart.draw_series(points.iter().map(|p| TriangleMarker::new(*p, 5, style.filled())))?;
+            for dash in [[(8, in_legend), (16, in_legend)], [(32, in_legend), (40, in_legend)]] {
+                legend.draw(&PathElement::new(dash, style))?;
+            }
+            legend.draw(&TriangleMarker::new((24, in_legend), 5, style.filled()))?;
+        }
+        legend.draw(&Text::new(name.clone(), (48, in_legend - 6), ("sans-serif", 12)))?;
     }
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::UpperRight)
-        .background_style(WHITE.mix(0.8))
-        .border_style(BLACK.mix(0.3))
-        .draw()?;
     root.present()?;
     Ok(())
 }
@@ -110,6 +126,11 @@ mod tests {
             assert!(plot.contains(word), "{word}");
         }
         assert_eq!(svg(&table).unwrap(), plot);
+        // More rows than colours: the ninth has the first one's, and is dashed.
+        table.rows = (0..9).map(|i| Row::shares(format!("row {i}"), [0.1, 0.2])).collect();
+        let many = svg(&table).unwrap();
+        let n_lines = |text: &str| text.matches("<polyline").count();
+        assert!(n_lines(&many) > 2 * 9 && many.contains("<polygon"), "{many}");
         table.rows.clear();
         assert_eq!(svg(&table), None);
         table.plot = None;
