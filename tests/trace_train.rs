@@ -203,7 +203,11 @@ fn networks_that_cannot_be_judged_are_named_in_one_sentence() {
     let key = Trace::open(&trace).unwrap().header().key;
     std::fs::write(&profile, Profile::default().encode(&key)).unwrap();
     failed(&replay(&trace), 1, &["x.moeba has no networks", "trace train"]);
-    failed(&train(&trace, &profile, &["--held-out", "100"]), 2, &["--held-out", "below 100"]);
+    failed(
+        &train(&trace, &profile, &["--held-out", "100"]),
+        2,
+        &["--held-out", "between 0 and 100"],
+    );
     succeeded(&train(&trace, &profile, &["--held-out", "40"]));
     let whole = Profile::decode(&std::fs::read(&profile).unwrap(), &key).unwrap();
     // Of 72 tokens 29, so that two requests of twelve are new.

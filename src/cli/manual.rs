@@ -1,6 +1,6 @@
 //! `moeba completions SHELL` and `moeba man [COMMAND]`: generated from the flags themselves.
 
-use super::{help, out};
+use super::{help, out, reasoning};
 use crate::replay::{Device, Geometry};
 use crate::{Error, Result};
 use clap::builder::{PossibleValuesParser, ValueHint};
@@ -46,7 +46,7 @@ const VALUES: &[(&str, &[&str])] = &[
             "prescope",
         ],
     ),
-    ("reasoning_format", &["auto", "deepseek", "deepseek-legacy", "none"]),
+    ("reasoning_format", reasoning::FORMATS),
     ("think", &["auto", "on", "off", "low", "medium", "high"]),
 ];
 

@@ -95,6 +95,9 @@ fn budget(text: &str) -> Parsed<i64> {
     values::integer(text, -1, MAX_TOKENS)
 }
 
+/// Values of `--reasoning-format`.
+pub const FORMATS: &[&str] = &["auto", "deepseek", "deepseek-legacy", "none"];
+
 fn reasoning_format(text: &str) -> Parsed<ReasoningFormat> {
     match text {
         "auto" | "deepseek" => Ok(ReasoningFormat::Apart),

@@ -62,7 +62,7 @@ pub fn disk(path: &Path) -> Result<DiskFinding> {
 /// The error is about devices that were named; the inner one is that there are none.
 pub fn devices(choice: &DeviceChoice) -> Result<DeviceFinding> {
     let found = match choice {
-        DeviceChoice::Cpu => return Ok(Err("not measured (--device cpu)".into())),
+        DeviceChoice::Cpu => return Ok(Err("--device cpu".into())),
         DeviceChoice::Auto => match cuda::devices() {
             Ok(found) => found,
             Err(why) => return Ok(Err(why.to_string())),
