@@ -67,7 +67,22 @@ impl Terminal {
     }
 
     fn code(mut self) -> Option<i32> {
-        self.child.wait().unwrap().code()
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(start.elapsed() < Duration::from_secs(60), "the chat goes on");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// A test that fails leaves no program behind.
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
