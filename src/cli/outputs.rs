@@ -133,7 +133,8 @@ struct Input {
     path: PathBuf,
     /// The file itself, the other shards of a split model, the files in a folder.
     files: Vec<FileId>,
-    /// The folder's own name, if it is one. All files in it count as read, but those of the kind written.
+    /// The folder's own name, if it is one. All files in it count as read, but those of the kind
+    /// that is written.
     folder: Option<PathBuf>,
 }
 
