@@ -4,8 +4,10 @@
 mod cli_support;
 
 use cli_support::{Model, N_CTX_TRAIN, Tiny, failed, moeba, on, stderr, stdout, succeeded, tiny};
+use nix::sys::signal::{SigHandler, Signal, signal};
 use serde_json::Value;
 use std::io::{Read, Write};
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Output, Stdio};
 
 fn plain() -> Model {
@@ -527,10 +529,18 @@ fn flags_that_change_nothing_are_told_with_v() {
 }
 
 /// A run that goes on until it is stopped, and the first bytes of its output, waited for.
+/// It heeds SIGHUP, also where the tests were started with nohup.
 fn endless(model: &Model, args: &[&str]) -> (std::process::Child, Vec<u8>) {
     let mut command = moeba();
     command.arg("run").arg(&model.path).args(["-p", "x", "-c", "1000000", "--ignore-eos"]);
     command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let heed = || {
+        // SAFETY: the default action replaces a handler, so that no code of ours runs at a signal.
+        unsafe { signal(Signal::SIGHUP, SigHandler::SigDfl)? };
+        Ok(())
+    };
+    // SAFETY: signal(2) may be called between fork and exec.
+    unsafe { command.pre_exec(heed) };
     let mut child = command.spawn().unwrap();
     let mut some = vec![0; 4];
     child.stdout.as_mut().unwrap().read_exact(&mut some).unwrap();
