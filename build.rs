@@ -1,6 +1,5 @@
-//! Compiles kernels/*.cu as C++ against kernels/shim into the library: the emulated device, which
-//! tests use and `--device emulated`. Without a C++ compiler the library is built without it, and
-//! the emulated device says so. The kernels that a GPU runs are in kernels/ptx, ready-made.
+//! Lists kernels/ptx for the library, notes the commit, and under the feature `emulated` compiles
+//! kernels/*.cu as C++ against kernels/shim: the emulated GPU that tests use.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,15 +9,15 @@ fn main() {
     tell_commit();
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=kernels");
-    println!("cargo:rustc-check-cfg=cfg(shim)");
     let root = PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default());
     let out = PathBuf::from(std::env::var_os("OUT_DIR").unwrap_or_default());
     let kernels = root.join("kernels");
     list_ptx(&kernels.join("ptx"), &out);
-    match compile(&kernels, &out) {
-        Ok(()) => println!("cargo:rustc-cfg=shim"),
-        Err(why) => println!("cargo:warning=built without the emulated GPU: {why}"),
-    }
+    #[cfg(feature = "emulated")]
+    emulated::compile(&kernels, &out).unwrap_or_else(|why| {
+        eprintln!("the feature `emulated` needs a C++ compiler: {why}");
+        std::process::exit(1);
+    });
 }
 
 /// Sets MOEBA_COMMIT to the commit of the clone that a release is built from, unless it is set. In
@@ -66,38 +65,47 @@ fn list_ptx(ptx: &Path, out: &Path) {
     fs::write(out.join("ptx.rs"), list + "]\n").expect("the build's folder can be written");
 }
 
-fn compile(kernels: &Path, out: &Path) -> Result<(), String> {
-    let mut build = cc::Build::new();
-    // Sums are fused where a kernel says so and nowhere else, as in the PTX.
-    build.cpp(true).std("c++17").opt_level(2).flag("-ffp-contract=off").debug(false);
-    build.flag("-fno-exceptions").flag("-fno-rtti").cpp_link_stdlib(None);
-    // `#pragma unroll` is for the GPU.
-    build.flag("-Wno-unknown-pragmas");
-    // Arrays that a loop of a constant number of turns fills.
-    build.flag_if_supported("-Wno-maybe-uninitialized");
-    let shim = kernels.join("shim");
-    build.files(files(&shim, "cc")?);
-    // A kernel's file registers its kernels before main, if it is linked: for that, something must
-    // refer to it.
-    let mut declarations = String::new();
-    let mut references = String::new();
-    let mut sources = files(kernels, "cu")?;
-    sources.extend(files(&shim, "cu")?);
-    for source in sources {
-        let stem = source.file_stem().and_then(|s| s.to_str()).unwrap_or_default().to_owned();
-        let anchor = format!("shim_file_{stem}");
-        let text = format!("extern \"C\" {{ int {anchor} = 1; }}\n#include {:?}\n", source);
-        let wrapper = out.join(format!("{stem}.cc"));
-        fs::write(&wrapper, text).map_err(|e| format!("{}: {e}", wrapper.display()))?;
-        build.file(wrapper);
-        declarations += &format!("extern int {anchor};\n");
-        references += &format!("    &{anchor},\n");
+/// The emulated device of the feature `emulated`.
+#[cfg(feature = "emulated")]
+mod emulated {
+    use super::files;
+    use std::fs;
+    use std::path::Path;
+
+    /// Compiles kernels/*.cu as C++ against kernels/shim into the library.
+    pub fn compile(kernels: &Path, out: &Path) -> Result<(), String> {
+        let mut build = cc::Build::new();
+        // Sums are fused where a kernel says so and nowhere else, as in the PTX.
+        build.cpp(true).std("c++17").opt_level(2).flag("-ffp-contract=off").debug(false);
+        build.flag("-fno-exceptions").flag("-fno-rtti").cpp_link_stdlib(None);
+        // `#pragma unroll` is for the GPU.
+        build.flag("-Wno-unknown-pragmas");
+        // Arrays that a loop of a constant number of turns fills.
+        build.flag_if_supported("-Wno-maybe-uninitialized");
+        let shim = kernels.join("shim");
+        build.files(files(&shim, "cc")?);
+        // A kernel's file registers its kernels before main, if it is linked: for that, something must
+        // refer to it.
+        let mut declarations = String::new();
+        let mut references = String::new();
+        let mut sources = files(kernels, "cu")?;
+        sources.extend(files(&shim, "cu")?);
+        for source in sources {
+            let stem = source.file_stem().and_then(|s| s.to_str()).unwrap_or_default().to_owned();
+            let anchor = format!("shim_file_{stem}");
+            let text = format!("extern \"C\" {{ int {anchor} = 1; }}\n#include {:?}\n", source);
+            let wrapper = out.join(format!("{stem}.cc"));
+            fs::write(&wrapper, text).map_err(|e| format!("{}: {e}", wrapper.display()))?;
+            build.file(wrapper);
+            declarations += &format!("extern int {anchor};\n");
+            references += &format!("    &{anchor},\n");
+        }
+        let table = out.join("kernels.cc");
+        let text = format!(
+            "extern \"C\" {{\n{declarations}extern int* const shim_files[];\n\
+             int* const shim_files[] = {{\n{references}    nullptr,\n}};\n}}\n"
+        );
+        fs::write(&table, text).map_err(|e| format!("{}: {e}", table.display()))?;
+        build.file(table).try_compile("moeba_kernels").map_err(|e| e.to_string())
     }
-    let table = out.join("kernels.cc");
-    let text = format!(
-        "extern \"C\" {{\n{declarations}extern int* const shim_files[];\n\
-         int* const shim_files[] = {{\n{references}    nullptr,\n}};\n}}\n"
-    );
-    fs::write(&table, text).map_err(|e| format!("{}: {e}", table.display()))?;
-    build.file(table).try_compile("moeba_kernels").map_err(|e| e.to_string())
 }

@@ -9,7 +9,7 @@ use moeba::backend::gpu::{
 use moeba::{Error, Result};
 
 fn device_of(config: Config) -> Device {
-    Emulated::devices(&config).unwrap().swap_remove(0)
+    Emulated::devices(&config).swap_remove(0)
 }
 
 fn device(seed: u64) -> Device {
@@ -387,7 +387,7 @@ fn marks_are_waited_for_beyond_their_end() {
 fn two_devices_copy_to_each_other() {
     for seed in 0..10 {
         let config = Config { devices: 2, seed, ..Config::default() };
-        let gpus = Emulated::devices(&config).unwrap();
+        let gpus = Emulated::devices(&config);
         let (a, b) = (Stream::new(&gpus[0]).unwrap(), Stream::new(&gpus[1]).unwrap());
         let x = upload(&a, &[5u32; 8]);
         let y = DeviceBuffer::new(&gpus[1], 32).unwrap();

@@ -71,8 +71,7 @@ struct Turn {
 const PATIENCE: Duration = Duration::from_secs(900);
 
 impl Turn {
-    /// None, which is said, where there is no emulated device.
-    fn new(name: &'static str) -> Option<Turn> {
+    fn new(name: &'static str) -> Turn {
         static TURN: Mutex<()> = Mutex::new(());
         static ONCE: Once = Once::new();
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -87,10 +86,6 @@ impl Turn {
         });
         PANICS.store(0, SeqCst);
         interrupt::clear();
-        if let Err(why) = Emulated::devices(&Config::default()) {
-            eprintln!("skipped: {why}");
-            return None;
-        }
         let (watch, end) = channel();
         std::thread::spawn(move || {
             if end.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
@@ -100,7 +95,7 @@ impl Turn {
         });
         let dir = tempfile::tempdir().unwrap();
         let path = convert_golden("qwen3moe", "q8_0", dir.path());
-        Some(Turn { _turn: turn, _watch: watch, _dir: dir, path })
+        Turn { _turn: turn, _watch: watch, _dir: dir, path }
     }
 }
 
@@ -215,7 +210,7 @@ fn refused_allocations(turn: &Turn, devices: usize) -> Vec<String> {
     let mut sentences = Vec::new();
     for n in 0.. {
         let config = Config { devices, seed: n, faults: alloc_at(n), ..Config::default() };
-        let gpus = Emulated::devices(&config).unwrap();
+        let gpus = Emulated::devices(&config);
         let result = onto(&turn.path, &gpus, &options);
         gpus.iter().for_each(expect_empty);
         let Err(why) = result else { break };
@@ -230,7 +225,7 @@ fn refused_allocations(turn: &Turn, devices: usize) -> Vec<String> {
 
 #[test]
 fn each_allocation_that_is_refused_is_a_sentence_and_leaves_nothing() {
-    let Some(turn) = Turn::new("allocations") else { return };
+    let turn = Turn::new("allocations");
     let whats = refused_allocations(&turn, 1);
     let named = |what| whats.iter().any(|text| text.contains(what));
     for what in ["dense weights (-ngl)", "micro-batch (-ub", "experts (--vram)", "KV cache (-c"] {
@@ -240,7 +235,7 @@ fn each_allocation_that_is_refused_is_a_sentence_and_leaves_nothing() {
 
 #[test]
 fn a_peers_allocation_that_is_refused_names_it() {
-    let Some(turn) = Turn::new("a peer's allocations") else { return };
+    let turn = Turn::new("a peer's allocations");
     let sentences = refused_allocations(&turn, 2);
     let of_peer: Vec<_> = sentences.iter().filter(|text| text.contains("GPU 1")).collect();
     for what in ["micro-batch (-ub", "experts (--vram)"] {
@@ -250,14 +245,14 @@ fn a_peers_allocation_that_is_refused_names_it() {
 
 #[test]
 fn what_cannot_be_pinned_is_a_sentence_or_slower() {
-    let Some(turn) = Turn::new("pins") else { return };
+    let turn = Turn::new("pins");
     for devices in [1, 2] {
         let options = gpu_options(&turn.path, devices);
         let (mut n_sentences, mut n_slower) = (0, 0);
         for n in 0.. {
             let faults = Faults { pin_at: Some(n), ..Faults::default() };
             let config = Config { devices, seed: n, faults, ..Config::default() };
-            let gpus = Emulated::devices(&config).unwrap();
+            let gpus = Emulated::devices(&config);
             said("");
             let result = onto(&turn.path, &gpus, &options);
             gpus.iter().for_each(expect_empty);
@@ -280,7 +275,7 @@ fn what_cannot_be_pinned_is_a_sentence_or_slower() {
 
 #[test]
 fn an_engine_says_what_had_no_room_and_the_next_one_loads() {
-    let Some(turn) = Turn::new("engines") else { return };
+    let turn = Turn::new("engines");
     let expected = answer(&load(&turn.path, &with_faults(Faults::default())));
     let mut n_failed = 0;
     let engine = loop {
@@ -300,7 +295,7 @@ fn an_engine_says_what_had_no_room_and_the_next_one_loads() {
 /// While a model is loaded, a session opened, and in the middle of a prompt and of tokens.
 #[test]
 fn a_stream_event_or_graph_that_is_refused_is_a_sentence_and_the_next_try_goes_on() {
-    let Some(turn) = Turn::new("streams, events and graphs") else { return };
+    let turn = Turn::new("streams, events and graphs");
     let some_there = |faults| {
         let vram = "60%".parse().unwrap();
         EngineOptions { vram, cpu_share: Some(0.4), ..with_faults(faults) }
@@ -345,7 +340,7 @@ const STRIDE_OF_MADE: usize = 3;
 
 #[test]
 fn the_cpu_takes_the_place_of_a_device_that_nobody_asked_for() {
-    let Some(turn) = Turn::new("auto") else { return };
+    let turn = Turn::new("auto");
     let cpu = EngineOptions { device: DeviceChoice::Cpu, ..options(Config::default()) };
     let expected = answer(&load(&turn.path, &cpu));
     let lost_at = |op| Faults { lost_at_op: Some(op), ..Faults::default() };
@@ -441,7 +436,7 @@ fn lost_of(
     cpu_share: Option<f32>,
     ops: impl Iterator<Item = u64>,
 ) {
-    let Some(turn) = Turn::new(name) else { return };
+    let turn = Turn::new(name);
     let mut found = Vec::new();
     for op in ops {
         let faults = Faults { lost_at_op: Some(op), ..Faults::default() };
@@ -534,7 +529,7 @@ fn source_and_answer(path: &Path, options: &EngineOptions) -> Said {
 
 #[test]
 fn lost_under_a_source_text_and_its_answer() {
-    let Some(turn) = Turn::new("an encoder") else { return };
+    let turn = Turn::new("an encoder");
     let path = convert_golden("switch", "q8_0", turn.path.parent().unwrap());
     for (first, cpu_share) in [(5, None), (9, Some(0.4))] {
         let mut said = Vec::new();
@@ -588,7 +583,7 @@ impl Recorder for Press {
 
 #[test]
 fn an_interrupted_prompt_goes_on_where_it_was() {
-    let Some(turn) = Turn::new("interrupted prompts") else { return };
+    let turn = Turn::new("interrupted prompts");
     let vram = "50%".parse().unwrap();
     let base = with_faults(Faults::default());
     let options = EngineOptions { vram, n_ubatch: Some(2), cpu_share: Some(0.4), ..base };
@@ -694,7 +689,7 @@ fn decoded_in_spite_of(
 
 #[test]
 fn an_interrupted_token_can_be_decoded_again() {
-    let Some(turn) = Turn::new("interrupted tokens") else { return };
+    let turn = Turn::new("interrupted tokens");
     let mut n_failed = 0;
     for way in [(1, 0.0), (1, 0.4), (1, 1.0), (2, 0.0), (2, 0.4)] {
         let hand = Arc::new(Hand::default());
@@ -714,7 +709,7 @@ fn an_interrupted_token_can_be_decoded_again() {
 /// the device, which has the layer behind them in its queue, waits for the host's word.
 #[test]
 fn a_token_whose_experts_could_not_be_read_can_be_decoded_again() {
-    let Some(turn) = Turn::new("failed reads") else { return };
+    let turn = Turn::new("failed reads");
     let (mut n_failed, layers) = (0, Mutex::new(BTreeSet::new()));
     for way in [(1, 0.0), (1, 0.4), (1, 1.0), (2, 0.0), (2, 0.4)] {
         let hand = Arc::new(Hand::default());
@@ -739,7 +734,7 @@ fn a_token_whose_experts_could_not_be_read_can_be_decoded_again() {
 /// All of the prompt is one pass, which waits for experts out of all three tiers.
 #[test]
 fn an_interrupted_pass_of_a_prompt_leaves_nothing_of_it() {
-    let Some(turn) = Turn::new("interrupted passes") else { return };
+    let turn = Turn::new("interrupted passes");
     for way in [(1, 0.0), (1, 0.4), (1, 1.0), (2, 0.4)] {
         let hand = Arc::new(Hand::default());
         let engine = load(&turn.path, &three_tiers(&turn, way, &hand));

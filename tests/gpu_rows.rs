@@ -15,7 +15,7 @@ use moeba::simd;
 
 fn stream(seed: u64) -> Stream {
     let config = Config { seed, ..Config::default() };
-    Stream::new(&Emulated::devices(&config).unwrap()[0]).unwrap()
+    Stream::new(&Emulated::devices(&config)[0]).unwrap()
 }
 
 fn empty(stream: &Stream, numbers: usize) -> DeviceBuffer {

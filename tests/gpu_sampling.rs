@@ -6,7 +6,6 @@ mod common;
 
 use cli_support::{Tiny, failed, on, succeeded, tiny};
 use common::{convert_golden, golden_options, load};
-use moeba::backend::gpu::Emulated;
 use moeba::backend::gpu::emulated::Config;
 use moeba::engine::{DeviceChoice, Engine, EngineOptions, Logits, Session, TopK};
 use moeba::sample::{Sampler, SamplerOptions};
@@ -15,16 +14,6 @@ use std::sync::Arc;
 
 const PROMPT: [u32; 3] = [3, 40, 77];
 const DECODED: usize = 2;
-
-fn has_device() -> bool {
-    match Emulated::devices(&Config::default()) {
-        Ok(_) => true,
-        Err(why) => {
-            eprintln!("skipped: {why}");
-            false
-        }
-    }
-}
 
 fn engine(path: &Path, device: DeviceChoice) -> Arc<Engine> {
     load(path, &EngineOptions { device, n_ctx: Some(32), ..golden_options() })
@@ -80,9 +69,6 @@ fn cases(n_vocab: usize) -> Vec<(SamplerOptions, usize)> {
 
 /// `outtype` and a vocabulary of more than 257.
 fn draws_the_same(name: &str, outtype: &str) {
-    if !has_device() {
-        return;
-    }
     let dir = tempfile::tempdir().unwrap();
     let path = convert_golden(name, outtype, dir.path());
     let cpu = engine(&path, DeviceChoice::Cpu);
@@ -124,9 +110,6 @@ const EXACT: [&str; 6] = ["-ctk", "f32", "-ctv", "f32", "-c", "64"];
 
 #[test]
 fn a_run_prints_the_same_text() {
-    if !has_device() {
-        return;
-    }
     let model = tiny(Tiny::default());
     let run = |device: &str, args: &[&str]| {
         let common = ["-p", "Hello", "-n", "6", "--seed", "7", "--device", device];
@@ -139,9 +122,6 @@ fn a_run_prints_the_same_text() {
 
 #[test]
 fn broken_logits_are_the_same_sentence() {
-    if !has_device() {
-        return;
-    }
     let model = tiny(Tiny { broken: true, ..Tiny::default() });
     for temp in ["0", "1"] {
         for device in ["cpu", "emulated"] {

@@ -155,7 +155,7 @@ impl Model {
 
 fn gpu(seed: u64, faults: Faults) -> Device {
     let config = Config { seed, faults, ..Config::default() };
-    Emulated::devices(&config).unwrap().swap_remove(0)
+    Emulated::devices(&config).swap_remove(0)
 }
 
 // ---- a device that relies on addresses ----

@@ -8,7 +8,7 @@ use moeba::backend::gpu::{
 use moeba::{Error, Result};
 
 fn device(seed: u64) -> Device {
-    Emulated::devices(&Config { seed, ..Config::default() }).unwrap().swap_remove(0)
+    Emulated::devices(&Config { seed, ..Config::default() }).swap_remove(0)
 }
 
 fn words(stream: &Stream, values: &[u32]) -> DeviceBuffer {

@@ -29,7 +29,7 @@ pub fn completions(args: CompletionsArgs, command: Command) -> Result<()> {
 const VALUES: &[(&str, &[&str])] = &[
     ("cache_type_k", CACHE_TYPES),
     ("cache_type_v", CACHE_TYPES),
-    ("device", &["auto", "cpu", "cuda", "emulated"]),
+    ("device", &["auto", "cpu", "cuda"]),
     ("gpu_layers", &["auto", "all"]),
     ("io", &["auto", "uring", "pread", "mmap"]),
     (

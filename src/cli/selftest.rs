@@ -9,8 +9,7 @@ use crate::{Error, Result, interrupt};
 
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// What to test: auto for all GPUs, cuda, cuda:N, cuda:0,1, or emulated, which runs the
-    /// kernels' source on the CPU
+    /// What to test: auto for all GPUs, cuda, cuda:N or cuda:0,1
     #[arg(long, value_name = "DEVICE", default_value = "auto", env = "MOEBA_DEVICE")]
     device: DeviceChoice,
     /// Test small shapes only
@@ -25,7 +24,7 @@ pub fn run(args: Args) -> Result<()> {
     }
     let devices = device::open(&args.device)?;
     if devices.is_empty() {
-        let why = "there is no usable GPU to test; --device emulated tests the kernels without one";
+        let why = "there is no usable GPU to test";
         return Err(Error::Device(why.into()));
     }
     let extent = if args.quick { Extent::Quick } else { Extent::Full };

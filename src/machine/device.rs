@@ -203,8 +203,7 @@ mod tests {
 
     #[test]
     fn an_emulated_device_is_measured_to_the_end() {
-        // Built without a C++ compiler there is none.
-        let Ok(devices) = Emulated::devices(&Config::default()) else { return };
+        let devices = Emulated::devices(&Config::default());
         let rates = DeviceRates::measure(&devices[0], Sizes::EMULATED).unwrap();
         let all = [&rates.up, &rates.up_write_combined, &rates.down, &rates.copy, &rates.matvec];
         assert!(all.iter().all(|rounds| rounds.median() > 0.0), "{rates:?}");
@@ -222,7 +221,7 @@ mod tests {
             ((8, 9), 128, 2_520_000_000, 660.6),
             ((9, 0), 132, 1_830_000_000, 1979.0),
         ];
-        let Ok(devices) = Emulated::devices(&Config::default()) else { return };
+        let devices = Emulated::devices(&Config::default());
         let mut rates = DeviceRates::measure(&devices[0], Sizes::EMULATED).unwrap();
         for (compute, multiprocessors, clock_hz, tops) in known {
             rates.info = DeviceInfo { compute, multiprocessors, clock_hz, ..rates.info };

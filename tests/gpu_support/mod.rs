@@ -13,7 +13,7 @@ pub struct Bench {
 impl Bench {
     pub fn new(seed: u64) -> Bench {
         let config = Config { seed, ..Config::default() };
-        let gpu = Emulated::devices(&config).unwrap().swap_remove(0);
+        let gpu = Emulated::devices(&config).swap_remove(0);
         let stream = Stream::new(&gpu).unwrap();
         Bench { gpu, stream }
     }

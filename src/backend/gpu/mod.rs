@@ -13,6 +13,7 @@ mod buffer;
 pub mod cache;
 pub mod delta;
 pub mod embed;
+#[cfg(feature = "emulated")]
 pub mod emulated;
 pub mod expert;
 pub mod heads;
@@ -29,6 +30,7 @@ mod stream;
 
 pub use args::Args;
 pub use buffer::{DeviceBuffer, DeviceSlice, Pinned, no_room};
+#[cfg(feature = "emulated")]
 pub use emulated::Emulated;
 pub use stream::{Event, Graph, Mark, Stream};
 

@@ -69,7 +69,7 @@ pub fn devices(choice: &DeviceChoice) -> Result<DeviceFinding> {
         },
         _ => device::open(choice)?,
     };
-    let are_emulated = matches!(choice, DeviceChoice::Emulated(_));
+    let are_emulated = choice.is_emulated();
     let sizes = if are_emulated { Sizes::EMULATED } else { Sizes::GPU };
     let mut rates = Vec::new();
     for device in &found {

@@ -67,11 +67,7 @@ pub struct Emulated {
 
 impl Emulated {
     /// The devices of one emulated machine.
-    pub fn devices(config: &Config) -> Result<Vec<Device>> {
-        if !shim::is_linked() {
-            let why = "the emulated GPU needs a C++ compiler when moeba is built; there was none";
-            return Err(Error::Device(why.into()));
-        }
+    pub fn devices(config: &Config) -> Vec<Device> {
         let machine = Arc::new(Mutex::new(Machine::new(config.clone())));
         let device = |index| -> Device {
             let info = DeviceInfo {
@@ -87,7 +83,7 @@ impl Emulated {
             };
             Arc::new(Emulated { machine: machine.clone(), info })
         };
-        Ok((0..config.devices).map(device).collect())
+        (0..config.devices).map(device).collect()
     }
 
     /// The kernels that there are.

@@ -65,7 +65,6 @@ pub struct ShimLaunch<'a> {
     pub args: &'a crate::backend::gpu::Args,
 }
 
-#[cfg(shim)]
 mod linked {
     use super::*;
 
@@ -74,34 +73,6 @@ mod linked {
         pub fn shim_name(n: u32) -> *const c_char;
         pub fn shim_launch(launch: *const RawLaunch) -> i32;
     }
-}
-
-/// Where the build had no C++ compiler: no kernels.
-#[cfg(not(shim))]
-mod linked {
-    use super::*;
-
-    /// # Safety
-    /// Always.
-    pub unsafe fn shim_find(_: *const c_char) -> *const c_void {
-        std::ptr::null()
-    }
-
-    /// # Safety
-    /// Always.
-    pub unsafe fn shim_name(_: u32) -> *const c_char {
-        std::ptr::null()
-    }
-
-    /// # Safety
-    /// Always.
-    pub unsafe fn shim_launch(_: *const RawLaunch) -> i32 {
-        1
-    }
-}
-
-pub fn is_linked() -> bool {
-    cfg!(shim)
 }
 
 pub fn find(name: &str) -> Option<ShimKernel> {
