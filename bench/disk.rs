@@ -8,7 +8,7 @@
 //! of them alike; each shows the median of its rounds. A file much larger than the disk's own cache
 //! gives the truth.
 
-use moeba::experts::link::{Files, IoKind, Probe, probe};
+use moeba::experts::disk::link::{Files, IoKind, Probe, probe};
 use std::fs::File;
 use std::path::PathBuf;
 use std::time::Duration;

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use common::{Npy, argmax, golden_options as options, load};
-use moeba::engine::budget::{Place, RamBudget};
+use moeba::engine::plan::ram::{Place, RamBudget};
 use moeba::engine::{Engine, EngineOptions, Experts, Session, Want};
-use moeba::experts::link::IoKind;
+use moeba::experts::disk::link::IoKind;
 use moeba::gguf::{Gguf, OwnedValue, Writer};
 
 const PROMPTS: [&str; 3] = ["p5", "p17", "p70"];

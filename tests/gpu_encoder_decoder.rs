@@ -10,14 +10,14 @@ mod common;
 use common::{convert_golden, golden_options, load, read_ids};
 use moeba::backend::gpu::Emulated;
 use moeba::backend::gpu::emulated::Config;
-use moeba::engine::budget::{RamBudget, VramBudget};
-use moeba::engine::fit::{CpuMoe, DevicePlan};
+use moeba::engine::plan::ram::{RamBudget, VramBudget};
+use moeba::engine::plan::vram::{CpuMoe, DevicePlan};
 use moeba::engine::{
     CacheType, DeviceChoice, Engine, EngineOptions, Experts, MemoryPlan, Session, Want,
 };
+use moeba::forward::gpu::GpuOptions;
 use moeba::gguf::{Gguf, Override};
 use moeba::model::Bound;
-use moeba::model::gpu::GpuOptions;
 use moeba::policy::Profile;
 use std::path::Path;
 use std::sync::Arc;

@@ -8,13 +8,13 @@ mod common;
 use common::{convert_golden, golden_options, load};
 use moeba::backend::gpu::emulated::{Config, Faults};
 use moeba::backend::gpu::{Device, Emulated};
-use moeba::engine::budget::RamBudget;
+use moeba::engine::plan::ram::RamBudget;
 use moeba::engine::{
     CacheType, DeviceChoice, Engine, EngineOptions, Recorder, Route, Session, Want,
 };
-use moeba::experts::link::{Faults as DiskFaults, Read};
+use moeba::experts::disk::link::{Faults as DiskFaults, Read};
+use moeba::forward::gpu::GpuOptions;
 use moeba::gguf::Gguf;
-use moeba::model::gpu::GpuOptions;
 use moeba::model::{Bound, Model};
 use moeba::policy::Profile;
 use moeba::{Error, Result, interrupt};

@@ -5,8 +5,8 @@ mod common;
 
 use common::{POLICIES, convert_golden, golden_options, load};
 use moeba::backend::gpu::emulated::Config;
-use moeba::engine::budget::{RamBudget, VramBudget};
-use moeba::engine::fit::CpuMoe;
+use moeba::engine::plan::ram::{RamBudget, VramBudget};
+use moeba::engine::plan::vram::CpuMoe;
 use moeba::engine::{CacheType, DeviceChoice, Engine, EngineOptions, Session, Want};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

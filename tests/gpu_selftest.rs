@@ -3,7 +3,8 @@
 
 use moeba::backend::gpu::Emulated;
 use moeba::backend::gpu::emulated::{Config, Faults};
-use moeba::selftest::{self, Extent, Outcome, Report};
+use moeba::backend::selftest;
+use moeba::backend::selftest::{Extent, Outcome, Report};
 
 fn report(config: &Config) -> Report {
     let device = Emulated::devices(config).swap_remove(0);

@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 
 use moeba::backend::gpu::emulated::{Config, Faults};
 use moeba::backend::gpu::{Device, DeviceSlice, Emulated, Stream};
-use moeba::experts::link::IoKind;
+use moeba::experts::disk::link::IoKind;
+use moeba::experts::vram::{Dealt, Fence, GranuleLayout, Own, Owners, Vram, VramOptions};
 use moeba::experts::{
     Access, ExpertStore, Geometry, LayerExperts, Part, Place, ReadyGranule, Resident,
     StreamOptions, Streamed, Work, needs,
 };
 use moeba::gguf::{Gguf, TensorType, Writer};
-use moeba::model::gpu::vram::{Dealt, Fence, GranuleLayout, Own, Owners, Vram, VramOptions};
 use moeba::policy::{Event, Profile, Routed};
 use moeba::{Error, Result};
 use proptest::prelude::*;

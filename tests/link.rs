@@ -4,7 +4,7 @@
 #[path = "link_support/mod.rs"]
 mod support;
 
-use moeba::experts::link::{Files, IoKind, Probe, open, probe};
+use moeba::experts::disk::link::{Files, IoKind, Probe, open, probe};
 use std::io;
 use std::time::{Duration, Instant};
 use support::{Bad, Case, KINDS, temp_file};

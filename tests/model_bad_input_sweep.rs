@@ -11,7 +11,7 @@ use std::path::Path;
 
 use common::{convert_golden, repo};
 use edits::{File, Tensor};
-use moeba::engine::budget::RamBudget;
+use moeba::engine::plan::ram::RamBudget;
 use moeba::engine::{CacheType, Engine, EngineOptions, Session, Want};
 use moeba::gguf::{OwnedArray, OwnedValue};
 use moeba::model::descriptor::Descriptor;

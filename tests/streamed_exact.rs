@@ -10,7 +10,7 @@ use std::sync::Arc;
 use common::convert_golden;
 use moeba::engine::{Engine, EngineOptions, Session, Want};
 use moeba::experts::Counters;
-use moeba::experts::link::{Faults, IoKind};
+use moeba::experts::disk::link::{Faults, IoKind};
 use moeba::policy::{EvictionKind, PolicySpec, PredictorKind, SplitKind};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use common::convert_golden;
 use moeba::engine::{Engine, EngineOptions, Session, Want};
-use moeba::experts::link::IoKind;
+use moeba::experts::disk::link::IoKind;
 use moeba::{Error, interrupt};
 use stream_support::*;
 

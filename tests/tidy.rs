@@ -16,11 +16,13 @@ const LONG_FUNCTIONS: &[(&str, &str, usize)] = &[];
 const LAYERS: &[(&str, &[&str])] = &[
     ("interrupt", &["terminal"]),
     ("gguf", &["interrupt"]),
-    ("quant", &["gguf", "simd"]),
+    ("quant", &["gguf"]),
     ("simd", &["gguf", "quant"]),
-    ("experts", &["gguf", "interrupt", "policy"]),
-    ("backend", &["experts", "gguf", "quant", "simd"]),
+    ("backend", &["gguf", "quant", "simd"]),
+    // Only experts/vram uses the backend: device memory and streams.
+    ("experts", &["backend", "gguf", "interrupt", "policy"]),
     ("model", &["backend", "experts", "gguf", "interrupt", "policy", "quant", "simd"]),
+    ("forward", &["backend", "experts", "gguf", "interrupt", "model", "policy", "quant", "simd"]),
     ("tokenizer", &["gguf"]),
     ("chat", &["gguf", "tokenizer"]),
     ("sample", &["gguf", "tokenizer"]),
@@ -33,6 +35,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         &[
             "backend",
             "experts",
+            "forward",
             "gguf",
             "interrupt",
             "model",
@@ -45,8 +48,6 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("policy", &[]),
     // Lines and bars on stderr.
     ("terminal", &[]),
-    // Every kernel of a device against its twin on the CPU.
-    ("selftest", &["backend", "gguf", "quant", "simd"]),
     // What a machine gives to whatever runs on it.
     ("machine", &["backend", "experts", "gguf", "simd"]),
     // Files of others, by name: what is in them is no matter of its.
@@ -367,7 +368,7 @@ fn architectures() -> Vec<String> {
 
 #[test]
 fn architectures_are_data() {
-    let loader = "src/model/descriptor.rs";
+    let loader = "src/model/descriptor/mod.rs";
     let mut faults = Vec::new();
     let all = sources();
     let loader_text = &all.iter().find(|s| s.path == loader).unwrap().text;

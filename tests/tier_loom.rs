@@ -9,13 +9,18 @@ pub use moeba::policy;
 #[allow(dead_code)]
 #[path = "../src/experts"]
 mod experts {
+    pub mod acquisition;
     pub mod counters;
-    pub mod piece;
     pub mod tier;
-    pub mod work;
 
-    pub mod link {
-        pub mod sleep;
+    pub mod layout {
+        pub mod piece;
+    }
+
+    pub mod disk {
+        pub mod link {
+            pub mod sleep;
+        }
     }
 
     pub mod sync {
@@ -34,11 +39,11 @@ mod experts {
     }
 
     /// What only this module may do to a work.
-    pub fn open(work: &mut work::Work, experts: &[u32], access: work::Access) {
+    pub fn open(work: &mut acquisition::Work, experts: &[u32], access: acquisition::Access) {
         work.start(1, 0, experts, access);
     }
 
-    pub fn handed(work: &work::Work) -> &[work::Handed] {
+    pub fn handed(work: &acquisition::Work) -> &[acquisition::Handed] {
         &work.handed
     }
 }
@@ -48,10 +53,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use experts::link::sleep::Sleep;
-use experts::piece::{Dest, Piece};
+use experts::acquisition::{Access, Work};
+use experts::disk::link::sleep::Sleep;
+use experts::layout::piece::{Dest, Piece};
 use experts::tier::{ClassPlan, Fault, LayerPlan, Layout, Stop, Ticket, Tier, TierPlan};
-use experts::work::{Access, Work};
 use loom::cell::UnsafeCell;
 use loom::sync::{Condvar, Mutex};
 use loom::thread;

@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use common::{golden_options, load};
-use moeba::engine::budget::{Place, RamBudget};
+use moeba::engine::plan::ram::{Place, RamBudget};
 use moeba::engine::{Engine, EngineOptions, Session, Want};
-use moeba::experts::link::IoKind;
+use moeba::experts::disk::link::IoKind;
 use moeba::sample::{Sampler, SamplerOptions};
 
 /// The system's allocator, which counts what all threads ask of it while `COUNTS` is on.

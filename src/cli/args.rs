@@ -2,9 +2,9 @@
 
 use super::device_args::DeviceArgs;
 use super::values::{self, Parsed};
-use crate::engine::budget::RamBudget;
+use crate::engine::plan::ram::RamBudget;
 use crate::engine::{CacheType, EngineOptions, ProfileChoice};
-use crate::experts::link::IoKind;
+use crate::experts::disk::link::IoKind;
 use crate::policy::PolicySpec;
 
 /// More threads or tokens than any machine or model has: a slip of the finger.

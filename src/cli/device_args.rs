@@ -1,7 +1,7 @@
 //! Flags that say what computes besides the CPU, and what lies where.
 
 use super::values::{self, Parsed};
-use crate::engine::budget::VramBudget;
+use crate::engine::plan::ram::VramBudget;
 use crate::engine::{CpuMoe, DeviceChoice, TensorPlace};
 
 /// More layers than any model has: a slip of the finger.

@@ -4,7 +4,7 @@
 use super::figures;
 use super::hub::HubArgs;
 use super::values::Parsed;
-use crate::engine::budget::RamBudget;
+use crate::engine::plan::ram::RamBudget;
 use crate::engine::{Engine, EngineOptions};
 use crate::gguf::{Gguf, Override};
 use crate::hub::{self, Wanted};

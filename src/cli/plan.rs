@@ -3,7 +3,7 @@
 
 use super::{out, plan_devices};
 use crate::Result;
-use crate::engine::budget::{Place, Sizes};
+use crate::engine::plan::ram::{Place, Sizes};
 use crate::engine::{Engine, EngineOptions, MemoryPlan};
 use crate::units::{at_least, at_most, size};
 use std::path::Path;
@@ -110,7 +110,7 @@ fn bound(bytes: u64, hit_rate: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experts::link::IoKind;
+    use crate::experts::disk::link::IoKind;
 
     const MIB: u64 = 1 << 20;
 

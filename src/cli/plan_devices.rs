@@ -3,7 +3,7 @@
 
 use super::plan::line;
 use crate::engine::MemoryPlan;
-use crate::engine::fit::DevicePlan;
+use crate::engine::plan::vram::DevicePlan;
 use crate::units::{at_most, size};
 
 pub fn lines(plan: &MemoryPlan, out: &mut Vec<String>) {
@@ -74,7 +74,7 @@ fn experts(names: &[String], plan: &DevicePlan, out: &mut Vec<String>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::fit::DeviceRoom;
+    use crate::engine::plan::vram::DeviceRoom;
 
     const MIB: u64 = 1 << 20;
 

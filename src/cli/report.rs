@@ -1,7 +1,7 @@
 //! What moving experts has cost: lines for people and the flat keys of `--stats` and `bench`.
 
 use super::stats::Stats;
-use crate::engine::budget::Place;
+use crate::engine::plan::ram::Place;
 use crate::engine::{Engine, MemoryPlan};
 use crate::experts::Counters;
 use crate::units::size;
@@ -135,8 +135,8 @@ pub fn fill(stats: &mut Stats, plan: &MemoryPlan, moved: &Moved, n_tokens: usize
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::budget::Sizes;
-    use crate::experts::link::IoKind;
+    use crate::engine::plan::ram::Sizes;
+    use crate::experts::disk::link::IoKind;
     use crate::policy::PolicySpec;
 
     fn counters() -> Counters {

@@ -2,9 +2,10 @@
 //! look wrong, and for new kinds of GPU.
 
 use super::out;
+use crate::backend::selftest;
+use crate::backend::selftest::{Extent, Outcome, Report, Row};
 use crate::engine::DeviceChoice;
 use crate::engine::device;
-use crate::selftest::{self, Extent, Outcome, Report, Row};
 use crate::{Error, Result, interrupt};
 
 #[derive(clap::Args, Debug)]

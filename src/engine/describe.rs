@@ -1,7 +1,7 @@
 //! The start-up report: what was loaded and where it is.
 
-use super::budget::Place;
 use super::{DevicePart, Engine, MemoryPlan};
+use crate::engine::plan::ram::Place;
 use crate::simd;
 use crate::units::size;
 
@@ -38,10 +38,11 @@ fn on_devices(part: &DevicePart) -> Vec<String> {
     let first = format!("{layers}/{} layers, {} of dense weights, ", plan.n_layers + 1, {
         size(plan.weight_bytes())
     });
-    let of_device = |(i, (name, room)): (usize, (&String, &super::fit::DeviceRoom))| {
-        let dense = if i == 0 { first.as_str() } else { "" };
-        format!("{name}: {dense}{} of experts", size(room.expert_budget_bytes))
-    };
+    let of_device =
+        |(i, (name, room)): (usize, (&String, &crate::engine::plan::vram::DeviceRoom))| {
+            let dense = if i == 0 { first.as_str() } else { "" };
+            format!("{name}: {dense}{} of experts", size(room.expert_budget_bytes))
+        };
     part.names.iter().zip(&plan.devices).enumerate().map(of_device).collect()
 }
 
@@ -69,7 +70,7 @@ fn in_memory(plan: &MemoryPlan) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::fit::{DevicePlan, DeviceRoom};
+    use crate::engine::plan::vram::{DevicePlan, DeviceRoom};
 
     #[test]
     fn devices_say_what_they_have() {

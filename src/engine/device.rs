@@ -1,11 +1,11 @@
 //! Which devices compute (`--device`): NVIDIA GPUs through their driver, emulated ones in tests, or
 //! none, which is the CPU.
 
-use super::fit;
 use crate::backend::cuda;
 use crate::backend::gpu::{Device, DeviceInfo};
 #[cfg(feature = "emulated")]
 use crate::backend::gpu::{Emulated, emulated::Config};
+use crate::engine::plan::vram;
 use crate::{Error, Result};
 use std::fmt;
 use std::str::FromStr;
@@ -186,9 +186,9 @@ pub fn name(info: &DeviceInfo) -> String {
 /// the device's own memory.
 pub fn warn_of_spill(device: &Device, free_before: u64, allocated: u64) -> Result<()> {
     let free_after = device.memory()?.free_bytes as u64;
-    match fit::spilled_bytes(free_before, free_after, allocated) {
+    match vram::spilled_bytes(free_before, free_after, allocated) {
         0 => {}
-        bytes => log::warn!("{}: {}", name(device.info()), fit::spill_warning(bytes)),
+        bytes => log::warn!("{}: {}", name(device.info()), vram::spill_warning(bytes)),
     }
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! Sessions of encoder–decoder models: a source text is read once, then answered.
 
 use super::{Compute, Logits, Relay, Session, Want};
-use crate::model::record::Recorder;
-use crate::model::seq2seq::Answering;
+use crate::forward::encoder_decoder::Answering;
+use crate::forward::record::Recorder;
 use crate::{Error, Result, interrupt};
 
 impl<'a> Relay<'a> {

@@ -1,18 +1,11 @@
 //! Engine (loaded, immutable) and Session (one timeline of one text).
 
-pub mod budget;
-mod cgroup;
 mod describe;
 pub mod device;
 mod encoder;
-pub mod fit;
-pub mod memory;
-mod needs;
-mod plan;
+pub mod plan;
 mod profile;
 mod recording;
-pub mod tensor_place;
-mod ubatch;
 mod understand;
 
 use std::ops::Range;
@@ -23,30 +16,30 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::backend::cpu::Cpu;
 pub use crate::backend::cpu::router::Route;
 use crate::backend::gpu::Device;
-use crate::experts::link::{Faults, IoKind};
+use crate::experts::disk::link::{Faults, IoKind};
 use crate::experts::{Counters, Layout, StreamOptions, TierPlan};
+use crate::forward::encoder_decoder::EncoderParams;
+use crate::forward::gpu::{GpuCache, GpuModel, GpuOptions};
+pub use crate::forward::record::Recorder;
+use crate::forward::{Buffers, Listener};
+pub use crate::forward::{Logits, TopK, Want};
 use crate::gguf::{Gguf, Override};
 use crate::interrupt;
-use crate::model::forward::{Buffers, Listener};
-pub use crate::model::forward::{Logits, TopK, Want};
-use crate::model::gpu::{GpuCache, GpuModel, GpuOptions};
 pub use crate::model::kv::CacheType;
 use crate::model::kv::{self, KvCache};
-pub use crate::model::record::Recorder;
-use crate::model::seq2seq::EncoderParams;
 use crate::model::{Bound, HyperParams, Model};
 use crate::policy::{Event, PolicySpec};
 use crate::tokenizer::Tokenizer;
 use crate::units::{at_least, at_most, size};
 use crate::{Error, Result};
-use budget::{Place, RamBudget, VramBudget};
 pub use device::DeviceChoice;
-pub use fit::CpuMoe;
+use plan::ram::{Place, RamBudget, VramBudget};
+pub use plan::tensor_override::TensorPlace;
+pub use plan::vram::CpuMoe;
 pub use plan::{DevicePart, MemoryPlan};
 pub use profile::{ProfileChoice, ProfileFile};
 use recording::ExpertRecorder;
 pub use recording::Experts;
-pub use tensor_place::TensorPlace;
 pub use understand::understand;
 
 /// How to load and run a model. Names and defaults are llama.cpp's.
@@ -168,7 +161,7 @@ impl Prepared {
         let (devices, device) = plan::on_devices(&bound, options, n_ctx, devices)?;
         let on_device = device.as_ref().map_or(0, |part| part.plan.kv_bytes);
         let kv_bytes = kv_bytes(bound.hyper(), options, n_ctx) - on_device;
-        let available = memory::available_bytes();
+        let available = plan::memory::available_bytes();
         if let Some(available) = available.filter(|a| *a < kv_bytes) {
             return Err(Error::invalid(format!(
                 "the KV cache for {n_ctx} tokens takes {}, but {} of memory are available: \
@@ -201,7 +194,7 @@ fn onto_devices(
         policy: options.policy,
         profile: store.map(ProfileFile::load).unwrap_or_default(),
         lockstep: options.lockstep,
-        n_ubatch: needs::tokens_at_once(model.hyper(), plan.n_ubatch, plan.n_ctx),
+        n_ubatch: plan::needs::tokens_at_once(model.hyper(), plan.n_ubatch, plan.n_ctx),
         n_ctx: plan.n_ctx,
         cpu_share: options.cpu_share,
     };
@@ -228,7 +221,7 @@ fn context(hyper: &HyperParams, options: &EngineOptions, devices: &[Device]) -> 
             default_ctx(hyper, options, of_device.map(|memory| memory.free_bytes as u64))
         }
     };
-    let n_ubatch = ubatch::usual(options);
+    let n_ubatch = plan::ubatch::usual(options);
     if !(1..=MAX_CTX).contains(&n_ctx) || n_ubatch == 0 {
         return Err(Error::Usage(format!(
             "context and batch sizes must be 1 to {MAX_CTX}, got -c {n_ctx} -b {} -ub {n_ubatch}",
@@ -247,7 +240,7 @@ fn context(hyper: &HyperParams, options: &EngineOptions, devices: &[Device]) -> 
 /// out its beginning.
 fn read_ahead(gguf: &Gguf, cpu: &Cpu, progress: &mut dyn FnMut(f32)) -> Result<()> {
     let total = gguf.n_bytes().max(1);
-    if let Some(available) = memory::available_bytes().filter(|a| *a < total) {
+    if let Some(available) = plan::memory::available_bytes().filter(|a| *a < total) {
         log::warn!(
             "the model has {}, but {} of memory are available: its pages are read again and again \
              as tokens need them",
@@ -447,7 +440,7 @@ fn kv_bytes(hyper: &HyperParams, options: &EngineOptions, n_ctx: usize) -> u64 {
 fn default_ctx(hyper: &HyperParams, options: &EngineOptions, of_device: Option<u64>) -> usize {
     let trained = hyper.n_ctx_train;
     let one = kv_bytes(hyper, options, 1).max(1);
-    let available = memory::available_bytes().into_iter().chain(of_device).min();
+    let available = plan::memory::available_bytes().into_iter().chain(of_device).min();
     let room = available.map_or(u64::MAX, |bytes| bytes / 4 / one);
     let n_ctx = trained.min(usize::try_from(room).unwrap_or(usize::MAX)).max(1);
     if n_ctx < trained {

@@ -1,7 +1,7 @@
 //! Chosen experts of what a session evaluates.
 
 use crate::backend::cpu::router::Route;
-use crate::model::record::Recorder;
+use crate::forward::record::Recorder;
 
 /// Chosen experts of some tokens, as `logits --experts` writes them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -2,36 +2,35 @@
 //! layer loop asks for experts with `acquire`, computes what `next_ready` hands out, and gives
 //! them back with `release`.
 
-pub(crate) mod advisor;
+mod acquisition;
 mod counters;
-mod geometry;
-pub mod link;
+pub mod disk;
+pub(crate) mod layout;
 pub mod memory;
-mod piece;
-mod place;
+pub(crate) mod policy_driver;
 mod resident;
-mod sizing;
-mod streamed;
 mod sync;
 pub(crate) mod tier;
-mod work;
+pub mod vram;
 
+pub use crate::experts::acquisition::{Access, Handed, Work};
+pub use crate::experts::disk::{StreamOptions, Streamed, needs, tier_of};
+pub use crate::experts::layout::geometry::Geometry;
+pub use crate::experts::layout::piece::{Dest, Piece};
+pub use crate::experts::layout::place::{
+    DIRECT_ALIGN, LayerExperts, Part, Place, READ_BYTES, SlotLayout,
+};
+pub use crate::experts::layout::sizing::{LayerNeeds, Needs};
 pub use counters::Counters;
-pub use geometry::Geometry;
-pub use piece::{Dest, Piece};
-pub use place::{DIRECT_ALIGN, LayerExperts, Part, Place, READ_BYTES, SlotLayout};
 pub use resident::Resident;
-pub use sizing::{LayerNeeds, Needs};
-pub use streamed::{StreamOptions, Streamed, needs, tier_of};
 pub use tier::state::State;
 pub use tier::{Above, ClassPlan, LayerPlan, Layout, Progress, TierPlan};
-pub use work::{Access, Handed, Work};
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use self::link::IoKind;
 use crate::Result;
+use crate::experts::disk::link::IoKind;
 use crate::policy::{Event, Profile};
 
 /// Whether a prompt whose tokens chose `n_chosen` of a layer's experts foresees the next layer
@@ -135,5 +134,5 @@ pub trait ExpertStore: Send + Sync {
 
 // Not in `tier`: tests/tier_loom.rs compiles that with a model checker's locks.
 #[cfg(test)]
-#[path = "tier/tests.rs"]
+#[path = "tier/tests/mod.rs"]
 mod tier_tests;

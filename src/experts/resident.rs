@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::work::{Handed, Work};
 use super::{Access, ExpertStore, Geometry, LayerExperts, ReadyGranule};
 use crate::Result;
+use crate::experts::acquisition::{Handed, Work};
 use crate::gguf::Gguf;
 
 /// All experts of a model, in the mapped file.

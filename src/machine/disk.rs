@@ -2,7 +2,7 @@
 //! experts, with its own size of reads and depth.
 
 use super::Rounds;
-use crate::experts::link::{DEPTH, Files, IoKind, Probe, probe};
+use crate::experts::disk::link::{DEPTH, Files, IoKind, Probe, probe};
 use crate::experts::{DIRECT_ALIGN, READ_BYTES};
 use crate::units::{at_least, at_most};
 use crate::{Error, Result};
@@ -23,7 +23,7 @@ const LATENCY_TIME: Duration = Duration::from_millis(100);
 
 /// Whether experts can be read through io_uring here, or why not.
 pub fn uring() -> io::Result<()> {
-    crate::experts::link::uring_works()
+    crate::experts::disk::link::uring_works()
 }
 
 /// What was measured, and how.

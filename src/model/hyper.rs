@@ -3,9 +3,9 @@
 use super::descriptor::{DeltaHeads, Descriptor, Mixer, Positions, RopeRows, Score, Window};
 use super::kv::LayerShape;
 use super::rope::RopeParams;
-use super::seq2seq::EncoderParams;
 use crate::backend::cpu::delta::{DeltaShape, HeadOrder};
 use crate::gguf::{Array, Gguf, Value};
+use crate::model::encoder::EncoderParams;
 use crate::{Error, Result};
 use std::ops::Range;
 

@@ -39,12 +39,12 @@ impl CacheType {
     /// Their names, as llama.cpp's flags have them.
     pub const NAMES: &str = "f32, f16, bf16, q8_0, q4_0, q4_1, iq4_nl, q5_0 or q5_1";
 
-    pub(super) fn tensor_type(self) -> TensorType {
+    pub(crate) fn tensor_type(self) -> TensorType {
         self.0
     }
 
     /// Bytes of a row; one that cuts a block counts as whole blocks.
-    pub(super) fn row_bytes(self, dim: usize) -> usize {
+    pub(crate) fn row_bytes(self, dim: usize) -> usize {
         row_bytes(self.0, dim)
     }
 

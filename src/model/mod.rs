@@ -1,21 +1,15 @@
 //! What a model computes: descriptor, hyper-parameters, weight binding, KV cache, layer loop.
 
-mod delta;
+mod cost;
 pub mod descriptor;
-mod ffn;
-pub mod forward;
-pub mod gpu;
+pub(crate) mod encoder;
 pub mod granules;
-mod hyper;
+pub(crate) mod hyper;
 pub mod kv;
-mod mixer;
-mod publish;
-pub mod record;
+mod relative;
 pub mod rope;
-pub mod seq2seq;
 pub mod shares;
-mod weights;
-mod work;
+pub(crate) mod weights;
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -23,23 +17,23 @@ use std::sync::Arc;
 
 use crate::Result;
 use crate::backend::cpu::rope::{Frequencies, Pairing};
-use crate::experts::link::IoKind;
+use crate::experts::disk::link::IoKind;
+use crate::experts::vram::Tiers;
 use crate::experts::{
     self, Counters, ExpertStore, LayerExperts, Resident, StreamOptions, Streamed,
 };
 use crate::gguf::Gguf;
 use crate::policy::{Event, Profile};
 use descriptor::{Descriptor, Rope};
-use gpu::vram::Tiers;
 pub use hyper::HyperParams;
 use weights::{Gate, Weights};
 
 /// A model file whose parts are understood, with no memory committed yet: what a plan needs.
 pub struct Bound {
-    gguf: Gguf,
-    descriptor: Descriptor,
-    hyper: HyperParams,
-    weights: Weights,
+    pub(crate) gguf: Gguf,
+    pub(crate) descriptor: Descriptor,
+    pub(crate) hyper: HyperParams,
+    pub(crate) weights: Weights,
 }
 
 impl Bound {
@@ -124,19 +118,19 @@ impl Bound {
 
 /// A loaded model. Immutable, but for what its expert store holds.
 pub struct Model {
-    gguf: Arc<Gguf>,
-    descriptor: Descriptor,
-    hyper: HyperParams,
-    weights: Weights,
+    pub(crate) gguf: Arc<Gguf>,
+    pub(crate) descriptor: Descriptor,
+    pub(crate) hyper: HyperParams,
+    pub(crate) weights: Weights,
     /// For short contexts and, where it differs, for long ones.
-    frequencies: [Frequencies; 2],
+    pub(crate) frequencies: [Frequencies; 2],
     /// Routed experts, in memory.
-    routed: Arc<dyn ExpertStore>,
+    pub(crate) routed: Arc<dyn ExpertStore>,
     /// Those of them that devices hold.
-    tiers: Option<Arc<Tiers>>,
+    pub(crate) tiers: Option<Arc<Tiers>>,
     /// Dense layers, each the only expert of its own.
-    dense: Resident,
-    shared: Resident,
+    pub(crate) dense: Resident,
+    pub(crate) shared: Resident,
 }
 
 impl Model {
@@ -171,11 +165,11 @@ impl Model {
     }
 
     /// How far pairs turn in sessions of `n_ctx` positions.
-    fn frequencies(&self, n_ctx: usize) -> &Frequencies {
+    pub(crate) fn frequencies(&self, n_ctx: usize) -> &Frequencies {
         &self.frequencies[usize::from(self.hyper.rope.is_long(n_ctx))]
     }
 
-    fn pairing(&self) -> Pairing {
+    pub(crate) fn pairing(&self) -> Pairing {
         match self.descriptor.parts.rope {
             Rope::Norm => Pairing::Adjacent,
             Rope::Neox => Pairing::Halves,
@@ -236,7 +230,7 @@ impl Model {
     }
 
     /// The store of a layer's routed experts, or of the dense layer.
-    fn experts_of(&self, gate: &Gate) -> &dyn ExpertStore {
+    pub(crate) fn experts_of(&self, gate: &Gate) -> &dyn ExpertStore {
         match gate {
             Gate::Dense => &self.dense,
             Gate::Router(_) => &*self.routed,

@@ -1,6 +1,6 @@
 //! A file whose bytes say where they are, a source that checks them, and faults to inject.
 
-use moeba::experts::link::{Faults, Files, IoKind, Link, Read, ReadSource, open_with_depth};
+use moeba::experts::disk::link::{Faults, Files, IoKind, Link, Read, ReadSource, open_with_depth};
 use moeba::experts::memory::Region;
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;

@@ -1,8 +1,8 @@
 //! Weights, activations and bits that tests of products compare.
 
+pub use moeba::backend::selftest::data::Random;
 use moeba::gguf::TensorType;
 use moeba::quant::{self, quantize};
-pub use moeba::selftest::data::Random;
 
 /// Every type that is computed with.
 pub fn types() -> Vec<TensorType> {

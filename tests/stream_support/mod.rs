@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use moeba::Result;
-use moeba::engine::budget::{Place, RamBudget};
+use moeba::engine::plan::ram::{Place, RamBudget};
 use moeba::engine::{Engine, EngineOptions, Session, Want};
-use moeba::experts::link::{Faults, IoKind, Read};
+use moeba::experts::disk::link::{Faults, IoKind, Read};
 use moeba::gguf::{TensorType, Writer};
 
 use super::common::{moeba, set_small_header, succeed};

@@ -1,7 +1,8 @@
 //! The machine's walls beside a test's figures.
 
 use super::super::{figures, stats};
-use crate::engine::{Engine, memory};
+use crate::engine::Engine;
+use crate::engine::plan::memory;
 use crate::machine::{Rounds, Wall};
 use crate::simd;
 

@@ -1,8 +1,9 @@
 //! What is looked at and measured, in that order.
 
 use crate::backend::cuda;
+use crate::engine::DeviceChoice;
 use crate::engine::device;
-use crate::engine::{DeviceChoice, memory};
+use crate::engine::plan::memory;
 use crate::machine::device::Sizes;
 use crate::machine::disk::{self, Disk};
 use crate::machine::gpu::Gpu;

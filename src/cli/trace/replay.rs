@@ -6,7 +6,7 @@ use super::super::out;
 use super::super::values::{self, Parsed};
 use super::machine::{Machine, MachineArg, machine_or_file};
 use super::train::read_profile;
-use crate::engine::budget::RamBudget;
+use crate::engine::plan::ram::RamBudget;
 use crate::engine::{Engine, EngineOptions};
 use crate::policy::llapor::{HELD_OUT_SECTION, restore_held_out};
 use crate::policy::{LlaPor, PolicySpec, Profile, Shape};

@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::queue::Cause;
-use crate::experts::piece::{Dest, Piece};
-use crate::experts::work::Access;
+use crate::experts::acquisition::Access;
+use crate::experts::layout::piece::{Dest, Piece};
 
 /// A read that failed for good: which file, where, why, in one sentence.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 
 use super::counters::Counters;
 use super::sync::{Condvar, Mutex, MutexGuard, wait_at_most};
-use super::work::{Handed, Work};
+use crate::experts::acquisition::{Handed, Work};
 use crate::policy::{Event, Eviction, Expert, LayerShare, Prediction, Profile};
 use state::State;
 

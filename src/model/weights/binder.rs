@@ -10,7 +10,7 @@ use crate::{Error, Result};
 use std::cell::RefCell;
 use std::collections::HashSet;
 
-pub(in super::super) struct Binder<'a> {
+pub(crate) struct Binder<'a> {
     pub gguf: &'a Gguf,
     pub descriptor: &'a Descriptor,
     pub hyper: &'a HyperParams,

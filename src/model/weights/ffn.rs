@@ -99,7 +99,7 @@ impl ExpertShape {
 
 /// Where a layer's experts of each kind are.
 #[derive(Default)]
-pub(in super::super) struct Experts {
+pub(crate) struct Experts {
     pub routed: Option<LayerExperts>,
     pub dense: Option<LayerExperts>,
     pub shared: Option<LayerExperts>,

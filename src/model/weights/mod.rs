@@ -4,16 +4,17 @@
 mod attention;
 mod binder;
 mod delta;
+pub mod encoder;
 mod ffn;
 mod matrix;
 
 use super::descriptor::{self, Descriptor};
 use super::hyper::HyperParams;
 use super::rope::{RopeFactors, RopeScaling};
-use super::seq2seq::EncoderWeights;
 use crate::Result;
 use crate::experts::LayerExperts;
 use crate::gguf::Gguf;
+use crate::model::weights::encoder::EncoderWeights;
 
 pub use attention::{AttentionWeights, LatentWeights, Query};
 pub(super) use binder::Binder;

@@ -2,9 +2,9 @@
 //! link has nothing else to do, and only in the place of what is worth less.
 
 use super::State;
+use crate::experts::acquisition::Access;
 use crate::experts::tier::class::Role;
 use crate::experts::tier::queue::Cause;
-use crate::experts::work::Access;
 
 /// Loads of this kind at a time: their slots are empty until the link has come to them.
 const LOADS_MAX: usize = 2;

@@ -4,9 +4,9 @@
 
 use super::State;
 use super::foreseen::URGENCY;
+use crate::experts::acquisition::Access;
 use crate::experts::tier::queue::{Cause, LoadId};
 use crate::experts::tier::residency::Entry;
-use crate::experts::work::Access;
 use crate::policy::Prediction;
 
 impl State {

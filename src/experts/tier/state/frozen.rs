@@ -6,8 +6,8 @@
 //! expert of their class, and a demand for any number of experts can pass through that one by one.
 
 use super::State;
+use crate::experts::acquisition::{Access, Handed};
 use crate::experts::tier::residency::Entry;
-use crate::experts::work::{Access, Handed};
 use crate::policy::Expert;
 
 #[derive(Debug)]

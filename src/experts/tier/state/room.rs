@@ -3,11 +3,11 @@
 //! time it is used (MoEpic, section 3.1).
 
 use super::State;
+use crate::experts::acquisition::Access;
 use crate::experts::tier::class::Role;
 use crate::experts::tier::load::Load;
 use crate::experts::tier::queue::{Cause, LoadId};
 use crate::experts::tier::residency::Entry;
-use crate::experts::work::Access;
 use crate::policy::{Expert, LayerShare};
 
 /// One in so many slots may hold copies of what is whole in the tier above. With fewer, what that

@@ -1,0 +1,463 @@
+//! Granules of experts, for one token or for many grouped by expert:
+//! `Down[:, g] · (silu(Gate[g]·x) ⊙ Up[g]·x)`, say, added up in index order within an expert and
+//! in rank order over a token's experts. So neither the order in which granules arrive nor who
+//! computes them can change a bit of the sum.
+
+use std::ops::Range;
+
+use super::acts::{ActSet, Kinds};
+use super::grid::TokenParts;
+use super::router::NO_EXPERT;
+use super::{Cpu, SERIAL_WORK, SharedOut, ThreadScratch};
+use crate::simd::{Floats, Kernels, MatRef, Out};
+
+/// Which tokens go to which expert. A *pair* is a (token, rank); pairs are grouped by expert.
+#[derive(Debug, Default)]
+pub struct Demand {
+    /// Distinct experts, in the order in which tokens first name them; a *slot* is an index here.
+    pub experts: Vec<u32>,
+    /// Pairs of slot s: `starts[s]..starts[s + 1]`.
+    starts: Vec<usize>,
+    /// Pair → token.
+    tokens: Vec<u32>,
+    /// [token, rank] → pair, or `NO_PAIR` where a token has no expert
+    places: Vec<u32>,
+    k: usize,
+    /// Expert → slot, for grouping.
+    slot_of: Vec<u32>,
+}
+
+const NO_SLOT: u32 = u32::MAX;
+const NO_PAIR: u32 = u32::MAX;
+
+impl Demand {
+    /// Groups `chosen` [tokens, k], ids below `n_experts` or `NO_EXPERT`.
+    pub fn group(&mut self, chosen: &[u32], k: usize, n_experts: usize) {
+        assert!(k > 0 && chosen.len().is_multiple_of(k));
+        self.k = k;
+        self.experts.clear();
+        self.slot_of.clear();
+        self.slot_of.resize(n_experts, NO_SLOT);
+        self.starts.clear();
+        for &e in chosen.iter().filter(|e| **e != NO_EXPERT) {
+            let slot = &mut self.slot_of[e as usize];
+            if *slot == NO_SLOT {
+                *slot = self.experts.len() as u32;
+                self.experts.push(e);
+                self.starts.push(0);
+            }
+            self.starts[*slot as usize] += 1;
+        }
+        let mut start = 0;
+        for s in &mut self.starts {
+            start += std::mem::replace(s, start);
+        }
+        self.starts.push(start);
+        self.tokens.resize(start, 0);
+        self.places.clear();
+        self.places.resize(chosen.len(), NO_PAIR);
+        // `starts[s]` runs to the end of slot s's pairs and is set back afterwards.
+        for (i, &e) in chosen.iter().enumerate().filter(|(_, e)| **e != NO_EXPERT) {
+            let next = &mut self.starts[self.slot_of[e as usize] as usize];
+            self.tokens[*next] = (i / k) as u32;
+            self.places[i] = *next as u32;
+            *next += 1;
+        }
+        let n = self.experts.len();
+        self.starts.copy_within(0..n, 1);
+        self.starts[0] = 0;
+    }
+
+    /// Every token to expert 0: a dense or a shared expert.
+    pub fn everyone(&mut self, n_tokens: usize) {
+        self.k = 1;
+        self.experts.clear();
+        self.experts.push(0);
+        self.starts.clear();
+        self.starts.extend([0, n_tokens]);
+        self.tokens.clear();
+        self.tokens.extend(0..n_tokens as u32);
+        self.places.clear();
+        self.places.extend(0..n_tokens as u32);
+    }
+
+    pub fn n_pairs(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// The slot of an expert of this demand.
+    pub fn slot(&self, expert: u32) -> usize {
+        match self.experts.as_slice() {
+            [only] if *only == expert => 0,
+            _ => self.slot_of[expert as usize] as usize,
+        }
+    }
+
+    pub fn pairs(&self, slot: usize) -> Range<usize> {
+        self.starts[slot]..self.starts[slot + 1]
+    }
+
+    /// Where each slot's pairs begin, and the end of the last.
+    pub fn starts(&self) -> &[usize] {
+        &self.starts
+    }
+
+    /// Pair → token.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// [token, rank] → pair, or `u32::MAX` where a token has no expert.
+    pub fn places(&self) -> &[u32] {
+        &self.places
+    }
+}
+
+/// A granule that can be computed.
+#[derive(Clone)]
+pub struct GranuleMats<'a> {
+    /// Of the demand.
+    pub slot: usize,
+    /// Intermediate rows of the expert.
+    pub rows: Range<usize>,
+    /// [rows.len(), n_embd], as `up`; experts whose activation takes no gate have none.
+    pub gate: Option<MatRef<'a>>,
+    pub up: MatRef<'a>,
+    /// [n_embd, rows.len()]
+    pub down: MatRef<'a>,
+}
+
+/// What a layer's experts compute besides the products.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertForm<'a> {
+    pub activation: Activation,
+    pub biases: Option<&'a ExpertBiases>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// silu(gate) ⊙ up
+    Silu,
+    /// With gate' = min(gate, 7) and up' = clamp(up, ±7): gate'·σ(1.702·gate') ⊙ (up' + 1)
+    SiluClamped,
+    /// max(up, 0), without a gate
+    Relu,
+}
+
+impl Activation {
+    pub fn is_gated(self) -> bool {
+        self != Activation::Relu
+    }
+}
+
+/// Added to the products of each expert, down's before anything is weighted.
+#[derive(Clone, Debug)]
+pub struct ExpertBiases {
+    /// [experts, n_ff], as `up`; nothing where there is no gate.
+    pub gate: Vec<f32>,
+    pub up: Vec<f32>,
+    /// [experts, n_embd]
+    pub down: Vec<f32>,
+}
+
+/// Intermediate results of one layer's experts; reused from layer to layer.
+#[derive(Default)]
+pub struct ExpertBuffers {
+    n_ff: usize,
+    n_embd: usize,
+    /// [pairs, n_ff]
+    inner: Floats,
+    inner_acts: ActSet,
+    /// [pairs, n_embd]: sum of the granules so far
+    partial: Floats,
+    items: Items,
+}
+
+/// What a region's work belongs to: granules, or experts.
+#[derive(Default)]
+struct Items(Vec<Item>);
+
+/// Rows times pairs of one expert.
+struct Item {
+    granules: Range<usize>,
+    rows: usize,
+    /// Of the expert's pairs.
+    parts: TokenParts,
+    /// Where its rows end, of one part after the other, behind those of the items before.
+    end: usize,
+}
+
+impl Items {
+    /// A granule is an item.
+    fn granules(&mut self, granules: &[GranuleMats], demand: &Demand) {
+        self.0.clear();
+        for (i, g) in granules.iter().enumerate() {
+            self.push(i..i + 1, g.rows.len(), demand.pairs(g.slot).len());
+        }
+    }
+
+    /// An expert is an item, of `n_rows` rows.
+    fn experts(&mut self, granules: &[GranuleMats], demand: &Demand, n_rows: usize) {
+        self.0.clear();
+        let mut first = 0;
+        for of_expert in granules.chunk_by(|a, b| a.slot == b.slot) {
+            debug_assert!(of_expert.windows(2).all(|w| w[0].rows.end == w[1].rows.start));
+            let next = first + of_expert.len();
+            self.push(first..next, n_rows, demand.pairs(of_expert[0].slot).len());
+            first = next;
+        }
+    }
+
+    fn push(&mut self, granules: Range<usize>, rows: usize, pairs: usize) {
+        let parts = TokenParts::new(pairs);
+        let end = self.end() + rows * parts.count();
+        self.0.push(Item { granules, rows, parts, end });
+    }
+
+    fn end(&self) -> usize {
+        self.0.last().map_or(0, |item| item.end)
+    }
+}
+
+impl ExpertBuffers {
+    /// Begins a layer with `n_pairs` of the demand; `down` is the form that down's type reads.
+    pub fn begin(&mut self, n_pairs: usize, n_ff: usize, n_embd: usize, down: Kinds) {
+        (self.n_ff, self.n_embd) = (n_ff, n_embd);
+        self.inner.resize(n_pairs * n_ff);
+        self.partial.resize(n_pairs * n_embd);
+        self.inner_acts.resize(down, n_pairs, n_ff);
+    }
+
+    /// What the granules of these pairs' experts add up to: [pairs, n_embd].
+    pub fn partial(&self, pairs: Range<usize>) -> &[f32] {
+        &self.partial[pairs.start * self.n_embd..pairs.end * self.n_embd]
+    }
+}
+
+impl Cpu {
+    /// Computes `granules` and adds them to the partial sums. Granules of one expert come in index
+    /// order, here and from call to call, and next to each other.
+    pub fn expert_granules(
+        &self,
+        granules: &[GranuleMats],
+        demand: &Demand,
+        form: ExpertForm,
+        x: &ActSet,
+        buffers: &mut ExpertBuffers,
+    ) {
+        self.gate_up(granules, demand, form, x, buffers);
+        self.quantize_inner(granules, demand, buffers);
+        self.down(granules, demand, form.biases, buffers);
+    }
+
+    /// inner[pair, row] = activation(gate[row]·x, up[row]·x), of the latter alone without a gate
+    fn gate_up(
+        &self,
+        granules: &[GranuleMats],
+        demand: &Demand,
+        form: ExpertForm,
+        x: &ActSet,
+        buffers: &mut ExpertBuffers,
+    ) {
+        let n_ff = buffers.n_ff;
+        let inner = SharedOut::new(&mut buffers.inner);
+        buffers.items.granules(granules, demand);
+        self.pieces(&buffers.items, &|scratch, g, rows, pairs| {
+            let granule = &granules[g.start];
+            let pairs = within(demand.pairs(granule.slot), pairs);
+            let tokens = &demand.tokens[pairs.clone()];
+            let n = rows.len();
+            let (kernels, products) = scratch.split(2 * tokens.len() * n);
+            let (gate, up) = products.split_at_mut(tokens.len() * n);
+            debug_assert_eq!(granule.gate.is_some(), form.activation.is_gated());
+            for (mat, out) in [(granule.gate, &mut *gate), (Some(granule.up), &mut *up)] {
+                let Some(mat) = mat else { continue };
+                let acts = x.view(mat.ty).select(tokens);
+                self.kernels.matmul_all(mat.row_range(rows.clone()), acts, out, kernels);
+            }
+            let first = granule.rows.start + rows.start;
+            if let Some(biases) = form.biases {
+                let at = demand.experts[granule.slot] as usize * n_ff + first;
+                for (products, bias) in [(&mut *gate, &biases.gate), (&mut *up, &biases.up)] {
+                    if bias.is_empty() {
+                        continue;
+                    }
+                    let products = products.chunks_exact_mut(n);
+                    products.for_each(|p| self.kernels.add(p, &bias[at..][..n]));
+                }
+            }
+            for (i, pair) in pairs.enumerate() {
+                // SAFETY: a pair's row of a granule is in one piece.
+                let out = unsafe { inner.slice(pair * n_ff + first, n) };
+                let (gate, up) = (&mut gate[i * n..][..n], &mut up[i * n..][..n]);
+                match form.activation {
+                    Activation::Silu => self.kernels.swiglu(gate, up, out),
+                    Activation::SiluClamped => swiglu_clamped(self.kernels, gate, up, out),
+                    Activation::Relu => out.iter_mut().zip(up).for_each(|(o, u)| *o = relu(*u)),
+                }
+            }
+        });
+    }
+
+    fn quantize_inner(
+        &self,
+        granules: &[GranuleMats],
+        demand: &Demand,
+        buffers: &mut ExpertBuffers,
+    ) {
+        let n_ff = buffers.n_ff;
+        let inner = &buffers.inner;
+        let writers = buffers.inner_acts.writers();
+        let serial = demand.n_pairs() * n_ff <= SERIAL_WORK;
+        let chunk = if serial { granules.len() } else { 1 };
+        self.chunks(granules.len(), chunk, &|_, range| {
+            for g in &granules[range] {
+                let pairs = demand.pairs(g.slot);
+                let src = &inner[pairs.start * n_ff..];
+                // SAFETY: granules of one expert have rows of their own, experts pairs of theirs.
+                unsafe { writers.store(self.kernels, pairs, g.rows.clone(), src, n_ff) }
+            }
+        });
+    }
+
+    /// partial[pair] += down · inner[pair], granule by granule in order.
+    fn down(
+        &self,
+        granules: &[GranuleMats],
+        demand: &Demand,
+        biases: Option<&ExpertBiases>,
+        buffers: &mut ExpertBuffers,
+    ) {
+        let n_embd = buffers.n_embd;
+        let acts = &buffers.inner_acts;
+        let partial = SharedOut::new(&mut buffers.partial);
+        buffers.items.experts(granules, demand, n_embd);
+        self.pieces(&buffers.items, &|scratch, of_expert, rows, pairs| {
+            let of_expert = &granules[of_expert];
+            let slot = of_expert[0].slot;
+            let pairs = within(demand.pairs(slot), pairs);
+            let expert = demand.experts[slot] as usize;
+            let n = rows.len();
+            let (kernels, product) = scratch.split(pairs.len() * n);
+            let columns = of_expert.iter().map(|granule| granule.down);
+            let sums = pairs.len() == 1 || self.kernels.sums_granules(of_expert[0].down.ty);
+            let sums = sums && of_expert[0].rows.start == 0 && biases.is_none();
+            if let Some((mat, width)) = sums.then(|| MatRef::joined(columns)).flatten() {
+                let acts = acts.view(mat.ty).token_range(pairs.clone()).column_range(0..mat.cols);
+                let out = partial.rows(pairs.start * n_embd, n_embd);
+                // SAFETY: a pair's row is in one piece.
+                return unsafe {
+                    self.kernels.granule_sums((mat, width), rows, acts, out, kernels)
+                };
+            }
+            for granule in of_expert {
+                let acts = acts.view(granule.down.ty).token_range(pairs.clone());
+                let acts = acts.column_range(granule.rows.clone());
+                if granule.rows.start == 0 {
+                    let out = Out::near(partial.at(pairs.start * n_embd), n_embd);
+                    // SAFETY: a pair's row is in one piece; the first granule writes it.
+                    unsafe { self.kernels.matmul(granule.down, rows.clone(), acts, out, kernels) };
+                } else {
+                    let mat = granule.down.row_range(rows.clone());
+                    self.kernels.matmul_all(mat, acts, product, kernels);
+                }
+                for (i, pair) in pairs.clone().enumerate() {
+                    // SAFETY: a pair's row is in one piece.
+                    let out = unsafe { partial.slice(pair * n_embd + rows.start, n) };
+                    if granule.rows.start != 0 {
+                        self.kernels.add(out, &product[i * n..][..n]);
+                    } else if let Some(biases) = biases {
+                        let bias = &biases.down[expert * n_embd + rows.start..][..n];
+                        self.kernels.add(out, bias);
+                    }
+                }
+            }
+        });
+    }
+
+    /// `y[t] += Σ_rank weights[t, rank] · partial[t, rank]`, summed in rank order first. `y` is
+    /// [tokens, n_embd], `weights` [tokens, k].
+    pub fn ordered_sum(
+        &self,
+        demand: &Demand,
+        weights: &[f32],
+        buffers: &ExpertBuffers,
+        y: &mut [f32],
+    ) {
+        let (k, n_embd) = (demand.k, buffers.n_embd);
+        let n_tokens = weights.len() / k;
+        assert!(y.len() == n_tokens * n_embd && demand.places.len() == weights.len());
+        let shared = SharedOut::new(y);
+        self.chunks(n_tokens, self.token_chunk(n_tokens, n_embd), &|scratch, range| {
+            let (_, sum) = scratch.split(n_embd);
+            for t in range {
+                sum.fill(0.0);
+                for rank in t * k..(t + 1) * k {
+                    let pair = demand.places[rank];
+                    if pair == NO_PAIR {
+                        continue;
+                    }
+                    let partial = &buffers.partial[pair as usize * n_embd..];
+                    self.kernels.axpy(sum, weights[rank], &partial[..n_embd]);
+                }
+                // SAFETY: each token is in one chunk.
+                self.kernels.add(unsafe { shared.slice(t * n_embd, n_embd) }, sum);
+            }
+        });
+    }
+
+    /// Runs `f(scratch, granules, rows, pairs)` over the rows of all items, `pairs` counted from
+    /// the expert's first, in pieces that do not cross from one item to the next, or from one part
+    /// of its pairs to the next. A piece stays small enough for its products to stay in the second
+    /// cache.
+    fn pieces(&self, items: &Items, f: &Piece) {
+        let total = items.end();
+        let parts: usize = items.0.iter().map(|item| item.parts.count()).sum();
+        let pairs: usize = items.0.iter().map(|item| item.parts.all()).sum();
+        let most = PIECE_PRODUCTS / pairs.div_ceil(parts.max(1)).max(1);
+        let chunk = self.row_chunk(total, usize::MAX).min(most.next_multiple_of(64));
+        self.chunks(total, chunk, &|scratch, range| {
+            let mut i = items.0.partition_point(|item| item.end <= range.start);
+            let mut at = range.start;
+            while at < range.end {
+                let item = &items.0[i];
+                let first = item.end - item.rows * item.parts.count();
+                let end = item.end.min(range.end);
+                for (rows, pairs) in item.parts.pieces(item.rows, at - first..end - first) {
+                    f(scratch, item.granules.clone(), rows, pairs);
+                }
+                (at, i) = (end, i + 1);
+            }
+        });
+    }
+}
+
+/// What computes a piece: see [`Cpu::pieces`].
+type Piece<'a> = dyn Fn(&mut ThreadScratch, Range<usize>, Range<usize>, Range<usize>) + Sync + 'a;
+
+/// A part of a range, counted from its start.
+fn within(all: Range<usize>, part: Range<usize>) -> Range<usize> {
+    debug_assert!(part.end <= all.len());
+    all.start + part.start..all.start + part.end
+}
+
+/// Products of a piece, of which gate and up have as many each: half a MiB in all.
+const PIECE_PRODUCTS: usize = 64 << 10;
+
+/// See [`Activation::Relu`]. Not `f32::max`, which may give -0 for -0 or not, as it is compiled.
+pub fn relu(x: f32) -> f32 {
+    if x > 0.0 { x } else { 0.0 }
+}
+
+/// See [`Activation::SiluClamped`]; changes `gate`.
+fn swiglu_clamped(kernels: &Kernels, gate: &mut [f32], up: &[f32], out: &mut [f32]) {
+    gate.iter_mut().for_each(|g| *g = g.min(7.0));
+    out.iter_mut().zip(&*gate).for_each(|(o, g)| *o = 1.702 * g);
+    kernels.sigmoid(out);
+    for ((o, g), u) in out.iter_mut().zip(&*gate).zip(up) {
+        *o = g * *o * (u.clamp(-7.0, 7.0) + 1.0);
+    }
+}
+
+#[cfg(test)]
+mod tests;

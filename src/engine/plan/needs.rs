@@ -1,0 +1,117 @@
+//! What a model takes in VRAM, part by part: what `fit` plans with.
+
+use crate::engine::EngineOptions;
+use crate::engine::plan::tensor_override::{LayerNames, Names};
+use crate::engine::plan::vram::{DeviceNeeds, LayerBytes};
+use crate::experts::LayerExperts;
+use crate::experts::vram::slots;
+use crate::gguf::TensorInfo;
+use crate::model::shares::Share;
+use crate::model::{Bound, HyperParams};
+
+/// Tensors begin in VRAM at multiples of this.
+const TENSOR_ALIGN: u64 = 256;
+
+impl DeviceNeeds {
+    /// With `n_ctx` tokens of context, `n_ubatch` of them computed at once, on so many devices.
+    pub fn of(
+        model: &Bound,
+        options: &EngineOptions,
+        n_ctx: usize,
+        (n_ubatch, n_devices): (usize, usize),
+    ) -> DeviceNeeds {
+        let shares = model.shares();
+        let sum = |wanted: Share| -> u64 {
+            let tensors = model.gguf().tensors().iter().zip(&shares);
+            tensors.filter(|(_, share)| **share == wanted).map(|(t, _)| device_bytes(t)).sum()
+        };
+        let layer = |l: usize| LayerBytes {
+            dense_bytes: sum(Share::Dense(l)) + model.unpacked_bytes(l) + padding(model, l),
+            kv_bytes: kv_bytes(model, options, l, n_ctx),
+            experts: model.routed()[l].as_ref().map(|layer| slots(layer, model.k())),
+        };
+        let of_head = if model.is_tied() { sum(Share::Embedding) } else { 0 };
+        let n = tokens_at_once(model.hyper(), n_ubatch, n_ctx);
+        DeviceNeeds {
+            head_bytes: sum(Share::Head) + of_head,
+            n_tokens: n,
+            activation_bytes: model.buffer_bytes(n, n_ctx, n_devices - 1) as u64,
+            work_bytes: work_bytes(model, n),
+            peer_bytes: model.gpu_peer_bytes(n) as u64,
+            expert_bytes: model.expert_and_dense_bytes().0,
+            layers: (0..model.hyper().n_layers).map(layer).collect(),
+        }
+    }
+}
+
+/// The largest pass: a micro-batch, or a whole text of a model with an encoder.
+pub fn tokens_at_once(hyper: &HyperParams, n_ubatch: usize, n_ctx: usize) -> usize {
+    match hyper.encoder {
+        None => n_ubatch.min(n_ctx),
+        Some(_) => n_ctx,
+    }
+}
+
+/// A tensor as it is on a device. Vectors and biases are f32 there; norms have biases, zeros where
+/// the file has none; and what experts add to their gates and ups lies there twice.
+fn device_bytes(tensor: &TensorInfo) -> u64 {
+    let n: u64 = tensor.dims.iter().product();
+    let name = &tensor.name;
+    let is_bias = name.ends_with(".bias");
+    let is_vector = n == tensor.dims[0] || is_bias;
+    let bytes = if is_vector { tensor.n_bytes.max(4 * n) } else { tensor.n_bytes };
+    let is_experts = is_bias && (name.contains("ffn_gate") || name.contains("ffn_up"));
+    let parts = if is_experts || name.ends_with("norm.weight") { 2 } else { 1 };
+    parts * bytes.next_multiple_of(TENSOR_ALIGN)
+}
+
+/// What a layer keeps of `n_ctx` positions; a decoder's layer also of what its encoder has read.
+fn kv_bytes(model: &Bound, options: &EngineOptions, l: usize, n_ctx: usize) -> u64 {
+    let hyper = model.hyper();
+    let (k, v) = (options.cache_type_k, options.cache_type_v);
+    let shapes = hyper.cache_shapes().into_iter().enumerate();
+    let own = shapes.filter(|(slot, _)| hyper.layer_of_slot(*slot) == l);
+    own.map(|(_, shape)| shape.n_bytes(n_ctx, k, v) as u64).sum()
+}
+
+/// Pieces of memory that are taken, each rounded up: weights, tables, activations, the cache, and
+/// slots of as many sizes as layers have.
+const BUFFERS: u64 = 16;
+
+/// Tables of where granules lie, an address each: of routed experts, and once a token of those that
+/// every token goes to. Besides, what an encoder has beside its layers.
+fn work_bytes(model: &Bound, n: usize) -> u64 {
+    let n_granules = |l: &LayerExperts| l.geometry.n_granules();
+    let routed = model.routed().iter().flatten().map(|l| l.n_experts * n_granules(l));
+    let only = model.dense_experts().into_iter().flatten().flatten();
+    let only = only.map(|l| n * n_granules(l) + TENSOR_ALIGN as usize / 8);
+    let granules = 8 * routed.chain(only).sum::<usize>() as u64;
+    granules + model.encoder_bytes() + BUFFERS * TENSOR_ALIGN
+}
+
+/// What a layer's dense part and shared expert take beyond their tensors, as they lie there in
+/// slots of granules.
+fn padding(model: &Bound, l: usize) -> u64 {
+    let of = |layer: &LayerExperts| {
+        let slots = slots(layer, 1);
+        (slots.n_granules * slots.slot_bytes).saturating_sub(layer.expert_bytes()) as u64
+    };
+    model.dense_experts().iter().filter_map(|layers| layers[l].as_ref()).map(of).sum()
+}
+
+/// The tensors' names, for rules.
+pub fn names(model: &Bound) -> Names {
+    let n_layers = model.hyper().n_layers;
+    let mut names = Names { layers: vec![LayerNames::default(); n_layers], ..Names::default() };
+    for (tensor, share) in model.gguf().tensors().iter().zip(model.shares()) {
+        let name = tensor.name.clone();
+        match share {
+            Share::Dense(l) => names.layers[l].dense.push(name),
+            Share::Experts(l) => names.layers[l].experts.extend(model.expert_names(l, &name)),
+            Share::Head => names.head.push(name),
+            Share::Embedding => names.embedding.push(name),
+            Share::Other => {}
+        }
+    }
+    names
+}

@@ -1,0 +1,231 @@
+//! Who asks the policy. A quick predictor is asked by the layer loop itself; one that searches,
+//! and a splitter, run on a thread of their own, to which the layer loop hands notes of what
+//! happened without ever waiting: when the thread is too far behind, a note is dropped and
+//! counted (FineMoE, section 4.3: searching is decoupled from inference).
+
+mod event;
+mod timer;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, TrySendError, channel, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use super::counters::Counters;
+use crate::experts::policy_driver::event::Note;
+use crate::policy::{Event, LayerShare, Prediction, Predictor, Profile, Splitter, Wants};
+use timer::Timer;
+
+/// Notes that may wait: some tokens of a model of a hundred layers.
+const NOTES_MAX: usize = 512;
+
+/// What is advised.
+pub trait Advised: Send + Sync {
+    /// Layers' decode steps so far.
+    fn step(&self) -> u64;
+    fn prefetch(&self, predictions: &[Prediction], step: u64);
+    /// Something that the eviction should know.
+    fn observe(&self, event: &Event);
+    fn set_shares(&self, shares: &[LayerShare]);
+    fn counters(&self) -> Counters;
+}
+
+/// A predictor, a splitter and what they work with.
+struct Desk {
+    predictor: Option<Box<dyn Predictor>>,
+    predictions: Vec<Prediction>,
+    splitter: Option<Box<dyn Splitter>>,
+    timer: Timer,
+}
+
+impl Desk {
+    /// `is_last`: nothing more has happened yet, so that predicting is worth it.
+    fn observe(&mut self, tier: &dyn Advised, event: &Event, step: u64, is_last: bool) {
+        if let Event::IterationEnd { phase, timing, .. } = event {
+            self.timer.observe(*phase, timing);
+        }
+        if let Some(predictor) = &mut self.predictor {
+            predictor.observe(event);
+            if event.is_step() && is_last {
+                predictor.predict(&mut self.predictions);
+                tier.prefetch(&self.predictions, step);
+            }
+            predictor.tell(&mut |event| tier.observe(event));
+        }
+        if let Some(splitter) = &mut self.splitter {
+            splitter.observe(event);
+            // Between texts nobody waits.
+            if let Event::RequestStart { .. } | Event::RequestEnd { .. } = event {
+                let costs = self.timer.costs(&tier.counters()).unwrap_or_default();
+                if let Some(shares) = splitter.plan(&costs) {
+                    tier.set_shares(&shares);
+                }
+            }
+        }
+    }
+
+    /// Times go with what was learned: alone they are of no use to anybody.
+    fn save(&self, profile: &mut Profile, counters: &Counters) {
+        self.predictor.iter().for_each(|predictor| predictor.save(profile));
+        self.splitter.iter().for_each(|splitter| splitter.save(profile));
+        if !profile.is_empty() {
+            self.timer.measured(counters).iter().for_each(|measured| measured.save(profile));
+        }
+    }
+}
+
+/// The thread beside the layer loop, and the way to it.
+struct Beside {
+    /// `None` once the thread is told to end.
+    notes: Option<SyncSender<Note>>,
+    /// Notes that have been read, to be written again.
+    spare: Mutex<Receiver<Note>>,
+    thread: Option<JoinHandle<()>>,
+    /// Notes handed over, and those done with.
+    n_sent: AtomicU64,
+    n_done: Arc<AtomicU64>,
+    n_dropped: AtomicU64,
+}
+
+pub struct Advisor {
+    tier: Arc<dyn Advised>,
+    desk: Arc<Mutex<Desk>>,
+    beside: Option<Beside>,
+    wants: Wants,
+    /// Time spent on the policy, by the layer loop and beside it.
+    busy_ns: Arc<AtomicU64>,
+}
+
+impl Advisor {
+    /// `expert_bytes`: of one expert of each layer, 0 where a layer is dense.
+    pub fn new(
+        tier: Arc<dyn Advised>,
+        predictor: Option<Box<dyn Predictor>>,
+        splitter: Option<Box<dyn Splitter>>,
+        expert_bytes: &[u64],
+    ) -> Advisor {
+        let wants = predictor.as_ref().map_or(Wants::default(), |p| p.wants());
+        let is_slow = splitter.is_some() || predictor.as_ref().is_some_and(|p| p.is_slow());
+        let timer = Timer::new(expert_bytes);
+        let desk = Desk { predictor, predictions: Vec::new(), splitter, timer };
+        let desk = Arc::new(Mutex::new(desk));
+        let busy_ns = Arc::new(AtomicU64::new(0));
+        let beside = is_slow.then(|| Beside::start(&tier, &desk, &busy_ns));
+        Advisor { tier, desk, beside, wants, busy_ns }
+    }
+
+    pub fn wants(&self) -> Wants {
+        self.wants
+    }
+
+    /// Never waits where the policy is slow.
+    pub fn observe(&self, event: &Event) {
+        match &self.beside {
+            Some(beside) => beside.send(event, self.tier.step()),
+            None => {
+                let start = Instant::now();
+                let mut desk = self.desk.lock().expect("no panic under this lock");
+                desk.observe(&*self.tier, event, self.tier.step(), true);
+                add_since(&self.busy_ns, start);
+            }
+        }
+    }
+
+    /// Waits until the policy has heard of everything that has happened.
+    pub fn catch_up(&self) {
+        let Some(beside) = &self.beside else { return };
+        while beside.n_done.load(Ordering::Acquire) < beside.n_sent.load(Ordering::Relaxed) {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Time spent on the policy so far, ns, and events it missed because it was too slow.
+    pub fn overhead(&self) -> (u64, u64) {
+        let dropped = self.beside.as_ref().map_or(0, |b| b.n_dropped.load(Ordering::Relaxed));
+        (self.busy_ns.load(Ordering::Relaxed), dropped)
+    }
+
+    /// What the predictor has decided and why.
+    pub fn verdict(&self) -> Option<String> {
+        self.catch_up();
+        let desk = self.desk.lock().expect("no panic under this lock");
+        desk.predictor.as_ref().and_then(|predictor| predictor.verdict())
+    }
+
+    /// Puts what the policy has learned into the profile.
+    pub fn save(&self, profile: &mut Profile) {
+        self.catch_up();
+        let counters = self.tier.counters();
+        self.desk.lock().expect("no panic under this lock").save(profile, &counters);
+    }
+}
+
+impl Beside {
+    fn start(tier: &Arc<dyn Advised>, desk: &Arc<Mutex<Desk>>, busy_ns: &Arc<AtomicU64>) -> Beside {
+        let (notes, inbox) = sync_channel::<Note>(NOTES_MAX);
+        let (outbox, spare) = channel();
+        let n_done = Arc::new(AtomicU64::new(0));
+        let (tier, desk) = (tier.clone(), desk.clone());
+        let (busy, done) = (busy_ns.clone(), n_done.clone());
+        let work = move || run(&*tier, &desk, &inbox, &outbox, (&busy, &done));
+        let thread = std::thread::Builder::new().name("policy".into()).spawn(work);
+        Beside {
+            notes: Some(notes),
+            spare: Mutex::new(spare),
+            thread: Some(thread.expect("a thread for the policy")),
+            n_sent: AtomicU64::new(0),
+            n_done,
+            n_dropped: AtomicU64::new(0),
+        }
+    }
+
+    fn send(&self, event: &Event, step: u64) {
+        let spare = self.spare.lock().expect("no panic under this lock").try_recv();
+        let mut note = spare.unwrap_or_default();
+        note.take_in(event, step);
+        let notes = self.notes.as_ref().expect("a thread that has not ended");
+        match notes.try_send(note) {
+            Ok(()) => self.n_sent.fetch_add(1, Ordering::Relaxed),
+            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {
+                self.n_dropped.fetch_add(1, Ordering::Relaxed)
+            }
+        };
+    }
+}
+
+/// The thread's life: until nobody can send any more.
+fn run(
+    tier: &dyn Advised,
+    desk: &Mutex<Desk>,
+    inbox: &Receiver<Note>,
+    outbox: &Sender<Note>,
+    (busy_ns, n_done): (&AtomicU64, &AtomicU64),
+) {
+    let mut next = None;
+    while let Some(note) = next.take().or_else(|| inbox.recv().ok()) {
+        next = inbox.try_recv().ok();
+        let start = Instant::now();
+        let mut desk = desk.lock().expect("no panic under this lock");
+        desk.observe(tier, &note.event(), note.step, next.is_none());
+        drop(desk);
+        add_since(busy_ns, start);
+        n_done.fetch_add(1, Ordering::Release);
+        // Nobody may be there any more to write it again.
+        let _ = outbox.send(note);
+    }
+}
+
+fn add_since(sum: &AtomicU64, start: Instant) {
+    sum.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        self.notes = None;
+        if let Some(thread) = self.thread.take() {
+            // A panic there has been reported by the thread itself.
+            let _ = thread.join();
+        }
+    }
+}

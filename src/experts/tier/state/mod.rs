@@ -1,0 +1,570 @@
+//! The machine itself: residency, slots, loads and queue of one tier, moved by six events: a layer
+//! acquires experts, asks for more of them, releases them; a policy predicts; a read starts; a
+//! read ends. It holds no memory, does no I/O and never waits, so every interleaving can be tested.
+//!
+//! Invariants, checked by `check_integrity`:
+//! - an expert's granules in memory are a prefix, its slots too, and its working slots too;
+//! - a pinned granule that has landed stays where it is;
+//! - a load's granules hold slots from its start to its end, and nobody else's;
+//! - a queued prefetch is foreseen, foretold by the latest predictions, or an admission;
+//! - without a load, transit holds whole experts or nothing of them, unless a load has just failed:
+//!   so what waits for room in transit waits for computation and reads, never for another waiter;
+//! - both roles keep within what their class gives them.
+
+mod admission;
+mod check;
+mod forecast;
+mod foreseen;
+mod frozen;
+mod room;
+
+use slab::Slab;
+
+use super::above::Above;
+use super::class::{Class, ClassPlan, Role};
+use super::load::{Fault, Load};
+use super::queue::{Cause, LoadId, TransferQueue};
+use super::residency::{Entry, LayerPlan, Residency};
+use crate::experts::acquisition::{Access, Handed, Work};
+use crate::experts::counters::Counters;
+use crate::experts::layout::piece::Piece;
+use crate::policy::{Event, Eviction, Expert, LayerShare, Profile};
+use foreseen::Foreseen;
+use frozen::Frozen;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// While a prompt waits for loads, so many granules are handed out at once: enough to keep the
+/// processor busy, few enough for their slots to come back before the link runs dry.
+const PROMPT_WAVE_GRANULES: usize = 8;
+
+/// Which reads bring granules to memory.
+pub trait Layout: Send + Sync {
+    fn pieces(&self, expert: Expert, granules: Range<usize>, out: &mut Vec<Piece>);
+}
+
+/// What a tier is made of.
+#[derive(Clone, Debug)]
+pub struct TierPlan {
+    pub layers: Vec<LayerPlan>,
+    pub classes: Vec<ClassPlan>,
+    /// Buffers for reads that are scattered into slots, and their size.
+    pub n_staging: usize,
+    pub staging_bytes: usize,
+}
+
+impl TierPlan {
+    /// Asserts that no work can wait for ever: transit holds an expert of every layer, or every
+    /// expert has slots of its own.
+    fn check(&self) {
+        for (class, slots) in self.classes.iter().enumerate() {
+            let all: usize = self.layers_of(class).map(|l| l.n_own * l.n_granules).sum();
+            let largest = self.largest_expert(class);
+            let working = slots.n_slots - slots.n_transit;
+            assert!(working >= all || slots.n_transit >= largest, "{slots:?} of {all}");
+        }
+    }
+
+    fn layers_of(&self, class: usize) -> impl Iterator<Item = &LayerPlan> {
+        self.layers.iter().filter(move |l| l.n_experts > 0 && l.class == class)
+    }
+
+    /// Granules of the largest expert of a class.
+    fn largest_expert(&self, class: usize) -> usize {
+        self.layers_of(class).map(|l| l.n_granules).max().unwrap_or(0)
+    }
+}
+
+/// A read that has started: what its executor needs to know.
+#[derive(Clone, Debug)]
+pub struct Ticket {
+    pub load: LoadId,
+    pub expert: Expert,
+    pub piece: Piece,
+    pub cause: Cause,
+    /// What the load was begun for.
+    pub access: Access,
+    pub class: usize,
+    /// The first granule of the load and the slots of its granules, in order.
+    pub first_granule: usize,
+    pub slots: Vec<u32>,
+    /// Which staging buffer, for rows that are scattered.
+    pub staging: Option<u32>,
+}
+
+/// How far a work is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// Granules have been handed out.
+    Ready,
+    /// Something must land first.
+    Waiting,
+    /// All has been computed.
+    Done,
+    Failed(Fault),
+}
+
+pub struct State {
+    layout: Box<dyn Layout>,
+    eviction: Box<dyn Eviction>,
+    table: Residency,
+    classes: Vec<Class>,
+    loads: Slab<Load>,
+    queue: TransferQueue,
+    tickets: Slab<Ticket>,
+    staging: Vec<u32>,
+    plan: TierPlan,
+    /// What each layer may keep; empty: a class's slots go to whoever is worth them.
+    shares: Vec<LayerShare>,
+    clock: u64,
+    /// Decode steps of layers so far, and the last one of each layer.
+    step: u64,
+    last_step: Vec<u64>,
+    /// Number of the last predictions: what they name is protected.
+    forecast: u64,
+    /// What a prompt wants next.
+    foreseen: Foreseen,
+    /// Works of which a demand waits for room.
+    n_short: usize,
+    /// Layers whose whole experts are pinned for a device.
+    frozen: Vec<Frozen>,
+    /// What the tier above holds whole, and what the one below is told of this one.
+    above: Arc<Above>,
+    below: Option<Arc<Above>>,
+    pub counters: Counters,
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        let whole = |e: &u32| self.table.get(*e).is_whole();
+        let all = 0..self.table.entries().len() as u32;
+        all.filter(whole).for_each(|e| self.tell_below(e, false));
+    }
+}
+
+impl State {
+    pub fn new(plan: TierPlan, layout: Box<dyn Layout>, eviction: Box<dyn Eviction>) -> State {
+        let granule_bytes = plan.classes.iter().map(|c| c.slot_bytes).max().unwrap_or(0);
+        plan.check();
+        State {
+            layout,
+            eviction,
+            table: Residency::new(&plan.layers),
+            classes: plan.classes.iter().map(|class| Class::new(*class)).collect(),
+            loads: Slab::new(),
+            queue: TransferQueue::new(granule_bytes as u64),
+            tickets: Slab::new(),
+            staging: (0..plan.n_staging as u32).rev().collect(),
+            shares: Vec::new(),
+            clock: 0,
+            step: 0,
+            last_step: vec![0; plan.layers.len()],
+            // Of none yet: entries begin with 0.
+            forecast: 1,
+            foreseen: Foreseen::default(),
+            n_short: 0,
+            frozen: Vec::new(),
+            above: Arc::new(Above::new(&plan.layers)),
+            below: None,
+            plan,
+            counters: Counters::default(),
+        }
+    }
+
+    pub fn tell(&mut self, below: Arc<Above>) {
+        self.below = Some(below);
+    }
+
+    pub fn above(&self) -> Arc<Above> {
+        self.above.clone()
+    }
+
+    pub fn observe(&mut self, event: &Event) {
+        self.eviction.observe(event);
+    }
+
+    /// Puts what the eviction has learned into the profile.
+    pub fn save(&self, profile: &mut Profile) {
+        self.eviction.save(profile);
+    }
+
+    /// What each layer may keep from now on. What it holds beyond that leaves when room is needed.
+    pub fn set_shares(&mut self, shares: &[LayerShare]) {
+        assert_eq!(shares.len(), self.plan.layers.len());
+        self.shares = shares.to_vec();
+    }
+
+    fn index(&self, layer: usize, expert: u32) -> u32 {
+        self.table.index(Expert { layer: layer as u32, expert })
+    }
+
+    // ---- a layer's demand ----
+
+    /// Pins what the work wants and queues loads of what is missing.
+    pub fn acquire(&mut self, work: &mut Work) {
+        // All are pinned before room is made for any.
+        for i in 0..work.wants.len() {
+            let e = self.index(work.layer, work.wants[i].expert);
+            self.pin(e);
+        }
+        match work.access {
+            Access::Decode => self.step_over(work.layer),
+            Access::Prompt => self.meet(work.layer),
+            Access::Upload { .. } => {}
+        }
+        if work.access.keeps() {
+            for i in 0..work.wants.len() {
+                self.settle(self.index(work.layer, work.wants[i].expert));
+            }
+        }
+        self.pump(work);
+    }
+
+    fn pin(&mut self, e: u32) {
+        self.count_use(e);
+        let entry = self.table.get_mut(e);
+        entry.pins += 1;
+        if let Some(load) = entry.load {
+            self.demand_load(load);
+        }
+    }
+
+    fn count_use(&mut self, e: u32) {
+        let entry = self.table.get_mut(e);
+        entry.is_counted = true;
+        self.counters.prefetch_used_bytes += std::mem::take(&mut entry.unused_bytes);
+        match entry.resident {
+            n if n == entry.n_granules => self.counters.hits_whole += 1,
+            0 => self.counters.misses += 1,
+            _ => self.counters.hits_partial += 1,
+        }
+    }
+
+    /// A decode step has come to this layer.
+    fn step_over(&mut self, layer: usize) {
+        self.drop_stale_prefetches(layer);
+        self.step += 1;
+        self.last_step[layer] = self.step;
+    }
+
+    /// A load that was under way for another reason, or for none any more, is wanted now.
+    fn demand_load(&mut self, id: LoadId) {
+        let load = &mut self.loads[id as usize];
+        load.cause = Cause::Demand;
+        if load.stopped && load.fault.is_none() {
+            load.stopped = false;
+            if load.peek().is_some() {
+                self.queue.push_demand(id);
+            }
+        } else {
+            self.queue.promote(id);
+        }
+    }
+
+    /// What was predicted for a layer and is not wanted by it is not wanted at all.
+    fn drop_stale_prefetches(&mut self, layer: usize) {
+        let stale = |load: &LoadId| {
+            let load = &self.loads[*load as usize];
+            let entry = self.table.get(load.expert);
+            let is_of_layer = entry.id.layer as usize == layer && !self.is_foreseen(entry);
+            is_of_layer && entry.pins == 0 && !load.is_admission()
+        };
+        let stale: Vec<LoadId> = self.queue.prefetches().filter(stale).collect();
+        for load in stale {
+            self.stop(load);
+        }
+    }
+
+    /// Granules in transit join the working set, as far as the expert keeps them and there is room.
+    fn settle(&mut self, e: u32) {
+        let Entry { id, class, held, settled, .. } = *self.table.get(e);
+        let n = held.min(self.share(id, class).keep).saturating_sub(settled);
+        if n > 0 && self.make_room(e, n) {
+            self.classes[class].change_role(Role::Transit, Role::Working, n);
+            self.table.settle(e, n);
+        }
+    }
+
+    /// Queues loads for the work, in its order, as far as there is room.
+    fn pump(&mut self, work: &mut Work) {
+        let is_short = !self.start_demands(work);
+        self.set_short(work, is_short);
+    }
+
+    fn set_short(&mut self, work: &mut Work, is_short: bool) {
+        self.n_short += usize::from(is_short);
+        self.n_short -= usize::from(std::mem::replace(&mut work.is_short, is_short));
+    }
+
+    /// Whether there was room for all of them.
+    fn start_demands(&mut self, work: &Work) -> bool {
+        for want in work.wants.iter().filter(|want| !want.is_done) {
+            let e = self.index(work.layer, want.expert);
+            let entry = self.table.get(e);
+            let lacks = !entry.is_whole() && entry.load.is_none() && entry.fault.is_none();
+            if lacks && !self.start_demand(e, work.access) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Prefetches that hold the room give it up, at once or with the end of the read they have on
+    /// its way: they wait for demand, so demand must not wait for them. Least probable first.
+    fn start_demand(&mut self, e: u32, access: Access) -> bool {
+        let class = self.table.get(e).class;
+        while !self.start_load(e, Cause::Demand, access, 1.0) {
+            let of = |load: LoadId| self.table.get(self.loads[load as usize].expert);
+            let mut prefetches = self.queue.prefetches().rev();
+            let Some(load) = prefetches.find(|load| of(*load).class == class) else {
+                return false;
+            };
+            drop(prefetches);
+            self.stop(load);
+        }
+        true
+    }
+
+    /// Retires what was handed out last and hands out what has landed since.
+    pub fn advance(&mut self, work: &mut Work) -> Progress {
+        for i in 0..work.wants.len() {
+            self.retire(work, i);
+        }
+        // What is unpinned is nobody's to look at, also when this is the end.
+        work.handed.clear();
+        self.pump(work);
+        self.bring_foreseen();
+        let mut left = false;
+        let mut waits = false;
+        for want in work.wants.iter().filter(|want| !want.is_done) {
+            let entry = self.table.get(self.index(work.layer, want.expert));
+            if let Some(fault) = &entry.fault {
+                return Progress::Failed(fault.clone());
+            }
+            left = true;
+            waits |= !entry.is_whole();
+        }
+        if !left {
+            return Progress::Done;
+        }
+        let bounded = waits && work.access == Access::Prompt;
+        let most = if bounded { PROMPT_WAVE_GRANULES } else { usize::MAX };
+        self.hand_out(work, most);
+        if work.handed.is_empty() { Progress::Waiting } else { Progress::Ready }
+    }
+
+    fn retire(&mut self, work: &mut Work, i: usize) {
+        let e = self.index(work.layer, work.wants[i].expert);
+        let want = &mut work.wants[i];
+        want.computed = want.ready;
+        if !want.is_done && want.computed == self.table.get(e).n_granules {
+            want.is_done = true;
+            self.unpin(e, work.access);
+        }
+    }
+
+    /// Those in transit first: their slots are the ones that others wait for.
+    fn hand_out(&self, work: &mut Work, most: usize) {
+        let layer = work.layer;
+        for in_transit in [true, false] {
+            for want in work.wants.iter_mut().filter(|want| want.ready == want.computed) {
+                let e = self.index(layer, want.expert);
+                let entry = self.table.get(e);
+                if want.is_done || (entry.held > entry.settled) != in_transit {
+                    continue;
+                }
+                let end = want.computed.saturating_add(most - work.handed.len().min(most));
+                want.ready = entry.resident.min(end).max(want.computed);
+                let granules = want.computed..want.ready;
+                let expert = want.expert;
+                work.handed.extend(granules.map(|granule| {
+                    let slot = self.table.slot(e, granule);
+                    Handed { expert, granule, slot }
+                }));
+            }
+        }
+    }
+
+    /// Unpins what is still pinned. Loads that nobody else wants are stopped.
+    pub fn release(&mut self, work: &mut Work) {
+        self.set_short(work, false);
+        for i in 0..work.wants.len() {
+            if !work.wants[i].is_done {
+                self.unpin(self.index(work.layer, work.wants[i].expert), work.access);
+            }
+        }
+        work.finish();
+        self.bring_foreseen();
+    }
+
+    fn unpin(&mut self, e: u32, access: Access) {
+        let entry = self.table.get_mut(e);
+        entry.pins -= 1;
+        if entry.pins > 0 {
+            return;
+        }
+        entry.fault = None;
+        if let Some(load) = entry.load {
+            self.stop(load);
+        } else if !access.keeps() || !entry.is_whole() {
+            self.drop_transit(e);
+        }
+    }
+
+    // ---- the link ----
+
+    /// The load whose next read may start now, and what for.
+    fn startable(&self) -> Option<(LoadId, Cause)> {
+        let next = |load: LoadId| self.loads[load as usize].peek();
+        let (load, cause) = self.queue.front(|load| next(load).map_or(0, |p| p.len as u64))?;
+        let has_room = !next(load)?.is_staged() || !self.staging.is_empty();
+        has_room.then_some((load, cause))
+    }
+
+    /// Whether a link that asks gets a read.
+    pub fn can_start(&self) -> bool {
+        self.startable().is_some()
+    }
+
+    /// The next read, now started: its ticket's number.
+    pub fn start_read(&mut self) -> Option<u32> {
+        let (load_id, cause) = self.startable()?;
+        let load = &mut self.loads[load_id as usize];
+        let piece = load.start_next();
+        if load.peek().is_none() {
+            self.queue.remove(load_id);
+        }
+        self.queue.started(cause, piece.len as u64);
+        let (e, granules, access) = (load.expert, load.granules.clone(), load.access);
+        let entry = self.table.get(e);
+        let ticket = Ticket {
+            load: load_id,
+            expert: entry.id,
+            piece,
+            cause,
+            access,
+            class: entry.class,
+            first_granule: granules.start,
+            slots: granules.map(|granule| self.table.slot(e, granule)).collect(),
+            staging: if piece.is_staged() { self.staging.pop() } else { None },
+        };
+        self.counters.n_reads += 1;
+        Some(self.tickets.insert(ticket) as u32)
+    }
+
+    pub fn ticket(&self, number: u32) -> &Ticket {
+        &self.tickets[number as usize]
+    }
+
+    /// Whether a read is on its way.
+    pub fn is_reading(&self) -> bool {
+        !self.tickets.is_empty()
+    }
+
+    /// A read has ended, its bytes in their slots, or failed for good.
+    pub fn end_read(&mut self, number: u32, result: Result<(), Fault>) {
+        let ticket = self.tickets.remove(number as usize);
+        self.staging.extend(ticket.staging);
+        let bytes = ticket.piece.len as u64;
+        self.queue.ended(ticket.cause, bytes);
+        let load = &mut self.loads[ticket.load as usize];
+        load.n_in_flight -= 1;
+        match result {
+            Ok(()) => {
+                load.landed(&ticket.piece);
+                self.count_read(ticket.load, ticket.cause, bytes);
+            }
+            Err(fault) => {
+                load.fault.get_or_insert(fault);
+            }
+        }
+        self.land(ticket.load);
+        if self.loads[ticket.load as usize].fault.is_some() {
+            self.stop(ticket.load);
+        } else {
+            self.end_if_over(ticket.load);
+        }
+    }
+
+    fn count_read(&mut self, load: LoadId, cause: Cause, bytes: u64) {
+        self.counters.read_bytes += bytes;
+        let load = &self.loads[load as usize];
+        match (cause, load.cause) {
+            (Cause::Demand, _) => self.counters.demand_bytes += bytes,
+            (Cause::Prefetch, Cause::Demand) => self.counters.prefetch_used_bytes += bytes,
+            (Cause::Prefetch, Cause::Prefetch) => {
+                self.table.get_mut(load.expert).unused_bytes += bytes;
+            }
+        }
+    }
+
+    /// Lengthens the expert's prefix by what has landed.
+    fn land(&mut self, load: LoadId) {
+        let load = &self.loads[load as usize];
+        let entry = self.table.get_mut(load.expert);
+        while entry.resident < load.granules.end && load.is_complete(entry.resident) {
+            entry.resident += 1;
+        }
+        if entry.is_whole() {
+            self.tell_below(load.expert, true);
+        }
+    }
+
+    fn tell_below(&self, e: u32, is_whole: bool) {
+        if let Some(below) = &self.below {
+            below.tell(self.table.get(e).id, is_whole);
+        }
+    }
+
+    /// No further read of this load is started.
+    fn stop(&mut self, load: LoadId) {
+        self.loads[load as usize].stopped = true;
+        self.queue.remove(load);
+        self.end_if_over(load);
+    }
+
+    fn end_if_over(&mut self, load_id: LoadId) {
+        if !self.loads[load_id as usize].is_over() {
+            return;
+        }
+        let load = self.loads.remove(load_id as usize);
+        let entry = self.table.get_mut(load.expert);
+        entry.load = None;
+        if entry.pins > 0 {
+            // Granules that landed before the fault may be being computed.
+            entry.fault = load.fault;
+            let resident = entry.resident;
+            self.shrink(load.expert, resident);
+        } else if load.stopped || !entry.is_whole() {
+            let kept = entry.settled.min(entry.resident);
+            self.shrink(load.expert, kept);
+        }
+    }
+
+    // ---- what there is ----
+
+    fn resident_bytes(&self) -> u64 {
+        let slots: usize = self.classes.iter().map(|c| c.slots.n_taken() * c.slot_bytes()).sum();
+        // Staging is counted whole: it is memory that holds experts' bytes.
+        (slots + self.plan.n_staging * self.plan.staging_bytes) as u64
+    }
+
+    /// Whether every granule of its experts is in memory: there is nothing left to predict.
+    pub fn has_everything(&self) -> bool {
+        let granules: usize = self.plan.layers.iter().map(|l| l.n_own * l.n_granules).sum();
+        let taken: usize = self.classes.iter().map(|class| class.slots.n_taken()).sum();
+        taken == granules && self.loads.is_empty()
+    }
+
+    pub fn counters(&self) -> Counters {
+        let pending = self.table.entries().iter().map(|entry| entry.unused_bytes).sum();
+        let resident_bytes = self.resident_bytes();
+        Counters {
+            prefetch_pending_bytes: pending,
+            resident_bytes,
+            // Before the first load it is the staging buffers alone.
+            resident_bytes_max: self.counters.resident_bytes_max.max(resident_bytes),
+            ..self.counters
+        }
+    }
+}

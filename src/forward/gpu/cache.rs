@@ -1,0 +1,135 @@
+//! One session's KV cache, of the layers that a device computes. Slots are those of the model
+//! (`HyperParams::cache_shapes`).
+
+use crate::Result;
+use crate::backend::gpu::cache::DeviceRows;
+use crate::backend::gpu::{Device, DeviceBuffer, DeviceSlice, Graph, Stream};
+use crate::model::kv::{CacheType, LayerShape};
+use std::ops::Range;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// What a slot has of the buffer: keys (or latent rows) and values, or a delta rule's past inputs
+/// and state.
+struct SlotPlaces {
+    shape: LayerShape,
+    first: Range<usize>,
+    second: Range<usize>,
+}
+
+/// What a layer's first part is queued as, and for how many positions of its own text and of the
+/// encoder's.
+pub type LayerGraph = Option<([usize; 2], Graph)>;
+
+pub struct GpuCache {
+    /// Of decoded tokens, a layer's in its own slot: they read and write `buffer`.
+    graphs: Vec<Mutex<LayerGraph>>,
+    buffer: DeviceBuffer,
+    /// None for layers that are elsewhere.
+    slots: Vec<Option<SlotPlaces>>,
+    types: (CacheType, CacheType),
+    n_ctx: usize,
+}
+
+/// Bytes of a layer's two parts, each up to where the next can begin.
+fn parts(shape: LayerShape, n_ctx: usize, (k, v): (CacheType, CacheType)) -> [usize; 2] {
+    let bytes = match shape {
+        LayerShape::Heads { n_head_kv, k_dim, v_dim } => {
+            [n_ctx * n_head_kv * k.row_bytes(k_dim), n_ctx * n_head_kv * v.row_bytes(v_dim)]
+        }
+        LayerShape::Latent { dim } => [n_ctx * k.row_bytes(dim), 0],
+        LayerShape::Delta(shape) => [4 * shape.n_past(), 4 * shape.n_state()],
+    };
+    bytes.map(|bytes| bytes.next_multiple_of(256))
+}
+
+impl GpuCache {
+    /// Of the slots for which `on_device` says so; states are zero, positions of any content.
+    pub fn new(
+        gpu: &Device,
+        shapes: &[LayerShape],
+        on_device: &dyn Fn(usize) -> bool,
+        n_ctx: usize,
+        types: (CacheType, CacheType),
+    ) -> Result<GpuCache> {
+        let mut end = 0;
+        let mut places = |slot: usize, shape: LayerShape| {
+            on_device(slot).then(|| {
+                let [first, second] = parts(shape, n_ctx, types);
+                let start = end;
+                end = start + first + second;
+                SlotPlaces { shape, first: start..start + first, second: start + first..end }
+            })
+        };
+        let slots = shapes.iter().enumerate().map(|(slot, shape)| places(slot, *shape)).collect();
+        let buffer = DeviceBuffer::of(gpu, end.max(256), "KV cache", "-c, --vram, -ngl")?;
+        let graphs = shapes.iter().map(|_| Mutex::default()).collect();
+        let cache = GpuCache { graphs, buffer, slots, types, n_ctx };
+        cache.clear_states()?;
+        Ok(cache)
+    }
+
+    pub fn graph(&self, slot: usize) -> MutexGuard<'_, LayerGraph> {
+        // A panic leaves a graph or none, either of which will do.
+        self.graphs[slot].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn place(&self, slot: usize) -> &SlotPlaces {
+        self.slots[slot].as_ref().expect("a layer on the device")
+    }
+
+    fn rows(
+        &self,
+        place: &Range<usize>,
+        ty: CacheType,
+        heads: usize,
+        dim: usize,
+    ) -> DeviceRows<'_> {
+        let (ty, data) = (ty.tensor_type(), self.buffer.slice(place.clone()));
+        DeviceRows { ty, data, heads, dim, stride: dim, n_ctx: self.n_ctx }
+    }
+
+    pub fn n_ctx(&self) -> usize {
+        self.n_ctx
+    }
+
+    pub fn types(&self) -> (CacheType, CacheType) {
+        self.types
+    }
+
+    /// Keys and values of a slot; of latent attention the rows, and no values.
+    pub fn of_slot(&self, slot: usize) -> (DeviceRows<'_>, Option<DeviceRows<'_>>) {
+        let SlotPlaces { shape, first, second } = self.place(slot);
+        match *shape {
+            LayerShape::Heads { n_head_kv, k_dim, v_dim } => {
+                let values = self.rows(second, self.types.1, n_head_kv, v_dim);
+                (self.rows(first, self.types.0, n_head_kv, k_dim), Some(values))
+            }
+            LayerShape::Latent { dim } => (self.rows(first, self.types.0, 1, dim), None),
+            LayerShape::Delta(_) => panic!("slot {slot} keeps no positions"),
+        }
+    }
+
+    /// A delta rule's past inputs and its state.
+    pub fn delta(&self, slot: usize) -> (DeviceSlice<'_>, DeviceSlice<'_>) {
+        let SlotPlaces { shape, first, second } = self.place(slot);
+        let LayerShape::Delta(shape) = shape else { panic!("slot {slot} has no state") };
+        let part =
+            |place: &Range<usize>, n: usize| self.buffer.slice(place.start..place.start + 4 * n);
+        (part(first, shape.n_past()), part(second, shape.n_state()))
+    }
+
+    /// States begin anew.
+    pub fn clear_states(&self) -> Result<()> {
+        let has_state = |slot: &SlotPlaces| matches!(slot.shape, LayerShape::Delta(_));
+        if !self.slots.iter().flatten().any(has_state) {
+            return Ok(());
+        }
+        let stream = Stream::new(self.buffer.gpu())?;
+        for slot in self.slots.iter().flatten() {
+            if let LayerShape::Delta(_) = slot.shape {
+                stream.fill(self.buffer.slice(slot.first.start..slot.second.end), 0)?;
+            }
+        }
+        stream.synchronize()
+    }
+}

@@ -1,0 +1,358 @@
+//! A token's layers without a stop. The device looks up by itself where the experts are that a
+//! router chose, and goes on if all are there; the host has queued the next layer by then, hears of
+//! the routing later, and acts on what is missing alone: it has it brought or computes it, and
+//! lets the device go on.
+//!
+//! A layer's places are frozen (`vram`) from before it is queued until the device is through with
+//! it. They stand in a table in the device's memory, which is written where it has changed since
+//! the last token. Where it has not every expert, the device waits between those that are there and
+//! their sum for a word in its memory, `go`, that holds the number of the last such layer whose
+//! experts are computed: the look-up writes it where nothing is missing, the host where something
+//! was. What is before the wait and behind it are graphs.
+
+mod slot;
+
+use super::acts::GpuActs;
+use super::experts::{Few, device_shape};
+use super::pass::Pass;
+use crate::Result;
+use crate::backend::gpu::expert::{Chosen, ExpertShape as DeviceShape};
+use crate::backend::gpu::slots::Lookup;
+use crate::backend::gpu::{Device, DeviceSlice, Graph, Stream};
+use crate::experts::vram::{Fence, GranuleLayout, Tiers};
+use crate::forward::events::Pass as Timeline;
+use crate::forward::gpu::decode_pipeline::slot::{Lane, PARTS};
+use crate::forward::gpu::expert_parallel::{Peer, Routed};
+use crate::forward::gpu::layer::Tools;
+use crate::forward::gpu::upload::{Staging, floats, starts};
+use crate::forward::gpu::workspace::RouteParts;
+use crate::forward::{Buffers, Listener};
+use crate::model::Model;
+
+/// Layers in the queue at most: the one that runs and the next.
+const LANES: usize = 2;
+
+/// What the host keeps of a layer from token to token.
+struct Layer {
+    lane: usize,
+    /// u64 [experts, granules]: what stands in the device's table.
+    table: Vec<u64>,
+    /// What follows the look-up: the experts that are there, and the sum with the residual.
+    graphs: Option<[Graph; 2]>,
+}
+
+/// The layers of a token that are queued.
+pub struct Ahead {
+    pub lanes: [Lane; LANES],
+    /// None where there are no experts to choose from.
+    layers: Vec<Option<Layer>>,
+    pending: Option<Pending>,
+    /// Layers whose places are frozen, heard of or not.
+    frozen: Vec<usize>,
+    /// Numbers and lanes of layers at which the device may wait for the host, the earliest first.
+    waits: Vec<(u32, usize)>,
+    /// What the host computes or brings goes up beside what waits for it.
+    pub late: Stream,
+    /// Through which that goes: nothing here may wait for the stream of the layers, which may wait
+    /// for the host.
+    pub late_up: Staging,
+    /// Of the last layer that lacked something.
+    number: u32,
+}
+
+/// A layer whose places are frozen.
+#[derive(Clone, Copy)]
+pub struct Frozen {
+    lane: usize,
+    /// Its number, if the devices lack some of its experts.
+    number: Option<u32>,
+}
+
+/// A layer that is queued and of which the host has not heard.
+struct Pending {
+    l: usize,
+    frozen: Frozen,
+    /// Bytes of each part that comes down.
+    sizes: [usize; PARTS],
+    /// After its sum: it comes to pass once `go` is written.
+    end: Fence,
+}
+
+impl Ahead {
+    /// For passes of one token.
+    pub fn new(gpu: &Device, model: &Model) -> Result<Ahead> {
+        let (hyper, routing) = (&model.hyper, &model.hyper.routing);
+        let n_experts = routing.n_experts;
+        let mut n_routed = 0;
+        let mut layer = |n_granules: usize| {
+            n_routed += 1;
+            Layer { lane: n_routed % LANES, table: vec![0; n_experts * n_granules], graphs: None }
+        };
+        let layouts = model.weights.routed.iter().map(|l| l.as_ref().map(GranuleLayout::new));
+        let n_granules = layouts.map(|layout| layout.map(|l| l.n_granules)).collect::<Vec<_>>();
+        let layers = n_granules.iter().map(|n| n.map(&mut layer)).collect();
+        let n_granules = n_granules.into_iter().flatten().max().unwrap_or(0);
+        let down =
+            RouteParts::new(1, routing.k, n_experts).n_bytes() + 4 * (PARTS - 1) * hyper.n_embd;
+        let table = 8 * n_experts * n_granules;
+        let lanes = [Lane::new(gpu, table, down)?, Lane::new(gpu, table, down)?];
+        // Sums of all of a token's experts, and a table a granule as they land.
+        let late = 4 * routing.k * hyper.n_embd + 8 * routing.k * n_granules * (n_granules + 1);
+        let (late_up, late) = (Staging::new(gpu, late + (4 << 10), 0)?, Stream::urgent(gpu)?);
+        let (frozen, waits) = (Vec::with_capacity(LANES), Vec::with_capacity(LANES));
+        Ok(Ahead { lanes, layers, pending: None, frozen, waits, late, late_up, number: 0 })
+    }
+
+    /// Forgets what a pass that failed had queued; the devices have been waited for.
+    pub fn give_up(&mut self, tiers: &Tiers) {
+        self.pending = None;
+        self.waits.clear();
+        self.frozen.drain(..).for_each(|l| tiers.thaw(l, &[], None));
+    }
+
+    /// Lets a device go on that waits for a host that has failed.
+    pub fn let_go(&self, pass: &Pass) -> Result<()> {
+        let go = pass.slice(&pass.places().ffn.lookup.go);
+        for (number, lane) in &self.waits {
+            // Where nothing is missing the look-up writes the word by itself, and nobody else may.
+            let [route, ..] = self.lanes[*lane].wait(&[pass.route_bytes().len(), 0, 0])?;
+            if pass.missing_in(route) > 0 {
+                self.late.upload_now(go, &number.to_le_bytes())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Pass<'_> {
+    /// Whether the layer's router is followed by a look-up.
+    pub fn looks_up(&self, l: usize) -> bool {
+        self.n == 1 && self.tiers(l).is_some()
+    }
+
+    /// Settles where the layer will find its experts, and tells the device: before anything of it
+    /// is queued.
+    pub fn freeze(&self, tools: &mut Tools, l: usize, tiers: &Tiers) -> Result<Frozen> {
+        let Ahead { lanes, layers, pending, frozen, number, .. } = &mut *tools.ahead;
+        let (layer, stream) = (layers[l].as_mut().expect("a layer with experts"), self.stream());
+        let index = layer.lane;
+        assert!(pending.as_ref().is_none_or(|before| before.frozen.lane != index));
+        let lane = &mut lanes[index];
+        lane.addresses.resize(layer.table.len(), 0);
+        match tiers.get(0).filter(|vram| vram.has(l)) {
+            Some(vram) => vram.freeze(l, &mut lane.addresses),
+            None => lane.addresses.fill(0),
+        }
+        for peer in &mut *tools.peers {
+            peer.freeze(tiers.get(peer.device()), l, index, &mut lane.addresses);
+        }
+        frozen.push(l);
+        if lane.addresses != layer.table {
+            lane.upload_table(stream, self.table(l))?;
+            layer.table.clone_from(&lane.addresses);
+        }
+        if lane.addresses.iter().all(|at| *at != 0) {
+            return Ok(Frozen { lane: index, number: None });
+        }
+        *number = number.wrapping_add(1);
+        lane.upload_number(stream, self.slice(&self.places().ffn.lookup.pass), *number)?;
+        Ok(Frozen { lane: index, number: Some(*number) })
+    }
+
+    /// u64 [experts, granules]
+    fn table(&self, l: usize) -> DeviceSlice<'_> {
+        let all = self.slice(&self.places().ffn.lookup.tables);
+        let (of_layer, n) = (all.len() / self.g.layers.len(), self.hyper().routing.n_experts);
+        all.slice(of_layer * l..of_layer * l + 8 * n * self.n_granules(l))
+    }
+
+    fn n_granules(&self, l: usize) -> usize {
+        self.g.layouts[l].expect("a layer with experts").n_granules
+    }
+
+    /// Behind the router: where the experts lie that it chose. The host hears of them.
+    pub fn look_up(&self, ahead: &Ahead, l: usize) -> Result<()> {
+        let layer = ahead.layers[l].as_ref().expect("a layer with experts");
+        // SAFETY: the router chooses among the layer's experts.
+        unsafe { self.g.ops.resolve.launch(self.stream(), &self.lookup(l))? };
+        ahead.lanes[layer.lane].bring(self.stream(), 0, self.route_bytes())
+    }
+
+    fn lookup(&self, l: usize) -> Lookup<'_> {
+        let (f, route) = (&self.places().ffn, self.route());
+        Lookup {
+            chosen: route.chosen,
+            table: self.table(l),
+            n_experts: route.n_experts,
+            n_granules: self.n_granules(l),
+            granules: self.slice(&f.experts.granules).slice(0..8 * route.k * self.n_granules(l)),
+            homes: (!f.homes.is_empty()).then(|| self.words(&f.homes, route.k)),
+            missing: self.missing(),
+            pass: self.slice(&f.lookup.pass),
+            go: self.slice(&f.lookup.go),
+        }
+    }
+
+    /// Makes the graphs of what follows the look-up, if there are none.
+    pub fn make_rest(&self, ahead: &mut Ahead, l: usize) -> Result<()> {
+        let layer = ahead.layers[l].as_mut().expect("a layer with experts");
+        if layer.graphs.is_none() {
+            let stream = self.stream();
+            let few = stream.capture(|| self.few_there(l))?;
+            layer.graphs = Some([few, stream.capture(|| self.sum_up(l))?]);
+        }
+        Ok(())
+    }
+
+    /// Queues a layer's experts, their sum and the residual, and hears of the layer before.
+    pub fn queue_experts(
+        &self,
+        tools: &mut Tools,
+        l: usize,
+        frozen: Frozen,
+        timeline: Timeline,
+        listener: &mut dyn Listener,
+    ) -> Result<()> {
+        let (stream, Tools { ahead, peers, .. }) = (self.stream(), &mut *tools);
+        let lane = &ahead.lanes[frozen.lane];
+        // What the host hears, before the experts: it can act while they are computed.
+        let mut sizes = [self.route_bytes().len(), 0, 0];
+        if frozen.number.is_some() || self.model.wants_activation(l) {
+            let parts = [self.h(), self.x()];
+            sizes[1..].copy_from_slice(&parts.map(|part| part.len()));
+            for (at, part) in starts(&sizes).skip(1).zip(parts) {
+                lane.bring(stream, at, part)?;
+            }
+        }
+        stream.record(&lane.routed)?;
+        let (mut helping, shape) = (Vec::new(), self.shape(l));
+        let routed = Routed { stream, h: self.h(), chosen: self.route().chosen };
+        for peer in &mut **peers {
+            if peer.compute(frozen.lane, routed, (l, self.weights(l)), &shape)? {
+                helping.push(peer);
+            }
+        }
+        // None where the first text was of one token.
+        let graphs = ahead.layers[l].as_ref().and_then(|layer| layer.graphs.as_ref());
+        match graphs {
+            // SAFETY: its memory is the model's, which has the graph; the table has 0 or places of
+            // granules of this layer, which are frozen.
+            Some([few, _]) => unsafe { stream.run(few)? },
+            None => self.few_there(l)?,
+        }
+        self.place_rows(&shape, helping)?;
+        if let Some(number) = frozen.number {
+            ahead.waits.push((number, frozen.lane));
+            stream.wait_value(self.slice(&self.places().ffn.lookup.go), number)?;
+        }
+        match graphs {
+            // SAFETY: as above.
+            Some([_, sum]) => unsafe { stream.run(sum)? },
+            None => self.sum_up(l)?,
+        }
+        let end = Fence::after(stream)?;
+        let before = ahead.pending.replace(Pending { l, frozen, sizes, end });
+        self.hear_of(tools, before, timeline, listener)
+    }
+
+    fn shape(&self, l: usize) -> DeviceShape {
+        let layout = self.g.layouts[l].expect("a layer with experts");
+        device_shape(&layout, &self.weights(l).expert, self.hyper().routing.k)
+    }
+
+    /// Computes what the look-up has found.
+    fn few_there(&self, l: usize) -> Result<()> {
+        let (shape, Lookup { chosen, granules, .. }) = (self.shape(l), self.lookup(l));
+        let chosen = Chosen { n_pairs: shape.k, granules, experts: chosen };
+        let acts: GpuActs = self.acts_at(l);
+        // SAFETY: the table that was looked up in has 0 or places of granules of this layer, which
+        // are frozen.
+        unsafe {
+            let few = Few { shape: &shape, chosen };
+            self.site().few(&few, self.biases(l).as_ref(), &acts)
+        }
+    }
+
+    /// The experts' sum, and the residual.
+    fn sum_up(&self, l: usize) -> Result<()> {
+        self.sum(&self.shape(l), self.hyper().routing.k, false)?;
+        self.add_residual()
+    }
+
+    /// The sums of peers come, and go among the first device's.
+    fn place_rows(&self, shape: &DeviceShape, peers: Vec<&mut Peer>) -> Result<()> {
+        if peers.is_empty() {
+            return Ok(());
+        }
+        let (f, stream) = (&self.places().ffn, self.stream());
+        let (all, row) = (self.slice(&f.rows), 4 * shape.k * shape.n_embd);
+        for peer in peers {
+            let end = peer.device() * row;
+            peer.give_back(stream, all.slice(end - row..end))?;
+        }
+        let (homes, partial) = (self.words(&f.homes, shape.k), self.site().partial(shape, shape.k));
+        // SAFETY: the look-up has written devices' numbers out of the table.
+        unsafe { self.g.ops.resolve.place_rows(stream, homes, all, shape.n_embd, partial) }
+    }
+
+    /// Hears of all that is queued: whoever waits for the stream must do this before.
+    pub fn catch_up(
+        &self,
+        tools: &mut Tools,
+        timeline: Timeline,
+        listener: &mut dyn Listener,
+    ) -> Result<()> {
+        let pending = tools.ahead.pending.take();
+        self.hear_of(tools, pending, timeline, listener)
+    }
+
+    /// Hears of a layer, and computes or brings what it lacks.
+    fn hear_of(
+        &self,
+        tools: &mut Tools,
+        pending: Option<Pending>,
+        timeline: Timeline,
+        listener: &mut dyn Listener,
+    ) -> Result<()> {
+        let Some(pending) = pending else { return Ok(()) };
+        let tiers = self.g.tiers.as_deref().expect("experts in VRAM");
+        let Pending { l, frozen: Frozen { lane, number }, sizes, end } = pending;
+        // After an error the layer stays frozen until the pass is given up: what is queued of it
+        // still runs.
+        if self.hear(tools, l, lane, &sizes, listener)? > 0 {
+            self.late_experts(tools, l, lane)?;
+            let number = number.expect("what is whole lacks nothing");
+            let go = self.slice(&self.places().ffn.lookup.go);
+            let Ahead { late, late_up, .. } = &mut *tools.ahead;
+            late_up.upload(late, go, &[number], u32::to_le_bytes)?;
+            // Some drivers hold back what is queued until somebody asks.
+            late.is_done()?;
+        }
+        tools.ahead.waits.retain(|(waits, _)| Some(*waits) != number);
+        tools.ahead.frozen.retain(|frozen| *frozen != l);
+        tiers.thaw(l, &tools.b.route.chosen, Some(&end));
+        self.model.publish_routed(tools.cpu, tools.b, l, timeline);
+        Ok(())
+    }
+
+    /// Takes in what came down of a layer; answers how many of its pairs are missing.
+    fn hear(
+        &self,
+        tools: &mut Tools,
+        l: usize,
+        lane: usize,
+        sizes: &[usize; PARTS],
+        listener: &mut dyn Listener,
+    ) -> Result<u32> {
+        let Buffers { route, h, x, .. } = &mut *tools.b;
+        let [routed, hidden, stream] = tools.ahead.lanes[lane].wait(sizes)?;
+        self.take_route(routed, route);
+        let missing = self.missing_in(routed);
+        if !hidden.is_empty() {
+            floats(hidden, h);
+            floats(stream, x);
+        }
+        self.model.record_routed(tools.cpu, tools.b, l, listener);
+        Ok(missing)
+    }
+}

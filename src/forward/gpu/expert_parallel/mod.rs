@@ -1,0 +1,126 @@
+//! Peers: devices beside the first that hold and compute experts and nothing else. The first one
+//! has everything else and the layer loop; what its router saw and chose goes to the peers that
+//! have something to compute, and their sums come back, pair by pair, to be added up there in the
+//! one order that there is.
+
+pub mod share;
+mod staged_copy;
+mod token;
+mod workspace;
+
+pub use crate::forward::gpu::expert_parallel::staged_copy::Hop;
+
+use super::acts::GpuActs;
+use super::experts::{Biases, Site};
+use super::layers::GpuBiases;
+use super::ops::Ops;
+use super::weights::{GpuWeights, Packer};
+use crate::Result;
+use crate::backend::gpu::{Device, DeviceSlice, Stream};
+use crate::forward::gpu::expert_parallel::share::Seat;
+use crate::forward::gpu::expert_parallel::workspace::{Bench, BenchPlaces};
+use crate::model::weights::FfnWeights;
+use crate::model::{Bound, Model};
+use token::Lane;
+
+pub struct Peer {
+    /// Its number among the model's devices, from 1 on.
+    device: usize,
+    ops: Ops,
+    /// Biases of experts, which are not in slots.
+    weights: GpuWeights,
+    biases: Vec<Option<GpuBiases>>,
+    /// In step with the layers of a pass, and beside them for what a token's layer lacked
+    /// (`decode`).
+    pass: Bench,
+    late: Bench,
+    lanes: [Lane; 2],
+}
+
+/// What a layer's router on the first device saw and chose, and the stream that it is there after.
+#[derive(Clone, Copy)]
+pub struct Routed<'a> {
+    pub stream: &'a Stream,
+    /// f32 [tokens, n_embd]
+    pub h: DeviceSlice<'a>,
+    /// u32 [tokens, k]
+    pub chosen: DeviceSlice<'a>,
+}
+
+impl Bound {
+    /// Of a peer's memory, what is not for slots, with micro-batches of `n` tokens.
+    pub fn gpu_peer_bytes(&self, n: usize) -> usize {
+        let layers = self.weights.layers.iter().zip(&self.weights.routed);
+        let biases = layers.filter(|(_, routed)| routed.is_some());
+        let biases = biases.filter_map(|(layer, _)| layer.ffn.biases.as_ref());
+        // Those of gate and up lie there twice, as on the first device.
+        let values = biases.map(|b| 2 * (b.gate.len() + b.up.len()) + b.down.len());
+        let places = [n, 1].map(|n| BenchPlaces::new(&self.hyper, &self.weights, n).n_bytes());
+        4 * values.sum::<usize>() + places.iter().sum::<usize>()
+    }
+}
+
+impl Peer {
+    /// Takes memory of `gpu`, which is device `device`; `experts`: the layers of which it has some.
+    pub fn new(
+        model: &Model,
+        (first, gpu): (&Device, &Device),
+        device: usize,
+        experts: &dyn Fn(usize) -> bool,
+        n: usize,
+    ) -> Result<Peer> {
+        let mut packer = Packer::new(model, n);
+        let layers = 0..model.hyper.n_layers;
+        let biases = layers.map(|l| if experts(l) { packer.routed_biases(l) } else { None });
+        let biases = biases.collect();
+        let bench = |n| {
+            let places = BenchPlaces::new(&model.hyper, &model.weights, n);
+            Bench::new((first, gpu), &model.hyper, places)
+        };
+        Ok(Peer {
+            device,
+            ops: Ops::load(gpu)?,
+            weights: packer.upload(gpu)?,
+            biases,
+            pass: bench(n)?,
+            late: bench(1)?,
+            lanes: [Lane::new(gpu, model)?, Lane::new(gpu, model)?],
+        })
+    }
+
+    pub fn device(&self) -> usize {
+        self.device
+    }
+
+    /// Waits for all that it has queued. An error is that of a device that is lost: what came from
+    /// it since the last wait is worth nothing.
+    pub fn wait(&mut self) -> Result<()> {
+        let Peer { pass, late, .. } = self;
+        pass.staging.wait(&pass.stream)?;
+        late.staging.wait(&late.stream)
+    }
+
+    /// Its place in layer l's call for `n` tokens, once it has what the router saw.
+    pub fn seat(
+        &mut self,
+        is_late: bool,
+        routed: Routed,
+        (l, w): (usize, &FfnWeights),
+        n: usize,
+    ) -> Result<Seat<'_>> {
+        let Peer { device, ops, weights, biases, pass, late, .. } = self;
+        let bench = if is_late { late } else { pass };
+        if is_late {
+            // Free again: what came late to the layer before is over when this one is heard of.
+            bench.staging.wait(&bench.stream)?;
+        }
+        let (shape, inputs) = ((n, w.expert.n_embd), w.expert.inputs());
+        bench.begin(ops, routed, inputs, shape)?;
+        let Bench { stream, room, places, staging, back, .. } = bench;
+        let chosen = room.slice(&places.chosen).slice(0..routed.chosen.len());
+        let acts = GpuActs::at(w.expert.inputs(), shape, room.slice(&places.acts));
+        let biases = biases[l].as_ref().map(|b| Biases::new(weights, b));
+        let site = Site { ops, stream, room, places: &places.experts };
+        Ok(Seat { device: *device, site, acts, chosen, biases, staging, back: Some(back) })
+    }
+}

@@ -1,0 +1,101 @@
+//! Where a peer computes a layer's experts: a stream, buffers, and the ways from the first device
+//! and back.
+
+use super::super::acts::{GpuActs, room_bytes};
+use super::super::ops::Ops;
+use super::Routed;
+use crate::Result;
+use crate::backend::gpu::{Device, Stream};
+use crate::forward::gpu::expert_parallel::staged_copy::Hop;
+use crate::forward::gpu::upload::Staging;
+use crate::forward::gpu::workspace::{Cut, ExpertPlaces, ExpertSizes, LookupPlaces, Place, Room};
+use crate::gguf::TensorType;
+use crate::model::hyper::HyperParams;
+use crate::model::weights::Weights;
+
+/// What comes back at once; longer prompts' sums come in parts.
+const BACK_BYTES: usize = 4 << 20;
+/// Tables of granules go up through this, or as much as the largest one takes.
+const STAGING_BYTES: usize = 256 << 10;
+
+#[derive(Clone, Default)]
+pub struct BenchPlaces {
+    /// f32 [tokens, n_embd]
+    pub h: Place,
+    pub acts: Place,
+    /// u32 [tokens, k]
+    pub chosen: Place,
+    pub experts: ExpertPlaces,
+    pub lookup: LookupPlaces,
+    n_bytes: usize,
+}
+
+impl BenchPlaces {
+    /// For up to `n` tokens at once.
+    pub fn new(hyper: &HyperParams, weights: &Weights, n: usize) -> BenchPlaces {
+        let mut cut = Cut::default();
+        let (k, n_experts) = (hyper.routing.k.max(1), hyper.routing.n_experts.max(1));
+        let sizes = ExpertSizes::routed(weights, n * k);
+        let places = BenchPlaces {
+            h: cut.words(n * hyper.n_embd),
+            acts: cut.bytes(room_bytes(n, hyper.n_embd)),
+            chosen: cut.words(n * k),
+            experts: ExpertPlaces::new(&sizes, n * k, hyper.n_embd, &mut cut),
+            lookup: LookupPlaces::new(weights, n_experts, 1, &mut cut),
+            n_bytes: 0,
+        };
+        BenchPlaces { n_bytes: cut.n_bytes(), ..places }
+    }
+
+    pub fn n_bytes(&self) -> usize {
+        self.n_bytes
+    }
+}
+
+pub struct Bench {
+    pub stream: Stream,
+    pub room: Room,
+    pub places: BenchPlaces,
+    /// For what the host sends up.
+    pub staging: Staging,
+    pub there: Hop,
+    pub back: Hop,
+}
+
+impl Bench {
+    pub fn new(
+        (first, gpu): (&Device, &Device),
+        hyper: &HyperParams,
+        places: BenchPlaces,
+    ) -> Result<Bench> {
+        let stream = Stream::urgent(gpu)?;
+        let room = Room::of(gpu, places.n_bytes())?;
+        // Rows come back whole, also of pairs that others compute; a look-up reads its number.
+        for place in [&places.experts.partial, &places.lookup.pass] {
+            stream.fill(room.slice(place), 0)?;
+        }
+        stream.synchronize()?;
+        let largest = places.experts.granules.len().max(places.experts.tokens.len());
+        let staging = Staging::new(gpu, STAGING_BYTES.max(largest), 0)?;
+        let row = 4 * hyper.n_embd;
+        let there = Hop::new(first, gpu, places.h.len() + places.chosen.len() + row)?;
+        let back = Hop::new(gpu, first, places.experts.partial.len().min(BACK_BYTES.max(row)))?;
+        Ok(Bench { stream, room, places, staging, there, back })
+    }
+
+    /// What the router saw and chose comes from the first device, and is stored as `types` read it.
+    pub fn begin(
+        &mut self,
+        ops: &Ops,
+        routed: Routed,
+        types: impl IntoIterator<Item = TensorType>,
+        shape: (usize, usize),
+    ) -> Result<()> {
+        let Bench { stream, room, places, there, .. } = self;
+        let Routed { stream: from, h, chosen } = routed;
+        let to = |place: &Place, len: usize| room.slice(place).slice(0..len);
+        let h_here = to(&places.h, h.len());
+        there.carry(from, stream, &[(h, h_here), (chosen, to(&places.chosen, chosen.len()))])?;
+        GpuActs::fill(ops, stream, types, shape, h_here, room.slice(&places.acts)).map(drop)
+    }
+}

@@ -1,0 +1,450 @@
+//! A layer's routed experts, by devices and CPU together: what is in VRAM, or will be sooner than
+//! the CPU is done, is computed there, the rest here. Sums are taken in one order, so who computed
+//! an expert cannot be seen in a bit.
+
+use super::acts::GpuActs;
+use super::experts::{Biases, Site, device_shape, is_grouped};
+use super::pass::Pass;
+use super::placement::{Moment, Placer};
+use crate::Result;
+use crate::backend::cpu::Cpu;
+use crate::backend::cpu::acts::Kinds;
+use crate::backend::cpu::expert::Demand;
+use crate::backend::cpu::router::NO_EXPERT;
+use crate::backend::gpu::expert::ExpertShape as DeviceShape;
+use crate::experts::vram::{Fence, Placed, Tiers, Vram};
+use crate::experts::{Access, Work};
+use crate::forward::Buffers;
+use crate::forward::gpu::decode_pipeline::Ahead;
+use crate::forward::gpu::expert_parallel::share::{Pairs, Seat};
+use crate::forward::gpu::expert_parallel::{Peer, Routed};
+use crate::forward::gpu::layer::Tools;
+use crate::forward::gpu::upload::floats;
+use crate::forward::moe::granules;
+use crate::model::weights::FfnWeights;
+use crate::policy::{Missing, Schedule};
+use std::ops::Range;
+use std::time::Instant;
+
+/// What a layer's division of work needs; reused from layer to layer.
+#[derive(Default)]
+pub struct Hybrid {
+    /// Everything that this call is to compute, and the CPU's part of it.
+    all: Demand,
+    on_cpu: Demand,
+    /// Those of each device, and the experts that the CPU computes.
+    portions: Vec<Portion>,
+    cpu: Vec<u32>,
+    /// [tokens, k]: `NO_EXPERT` where it is not of this call, or not the CPU's.
+    chosen: Vec<u32>,
+    /// Pair of `all` → [token, rank]
+    place_of: Vec<usize>,
+    placer: Placer,
+    missing: Vec<Missing>,
+    schedule: Schedule,
+}
+
+/// What one device computes.
+#[derive(Default)]
+struct Portion {
+    experts: Vec<u32>,
+    table: Vec<u64>,
+    work: Work,
+    /// Granules of `work` that have not been handed out.
+    left: usize,
+}
+
+/// One layer's call.
+struct Call<'a> {
+    l: usize,
+    w: &'a FfnWeights,
+    shape: DeviceShape,
+    is_grouped: bool,
+    n_pairs: usize,
+    access: Access,
+    tiers: Option<&'a Tiers>,
+}
+
+impl Hybrid {
+    /// `cpu_share`: see `GpuOptions`.
+    pub fn new(cpu_share: Option<f32>, n_devices: usize) -> Hybrid {
+        let portions = (0..n_devices).map(|_| Portion::default()).collect();
+        Hybrid { placer: Placer::new(cpu_share), portions, ..Hybrid::default() }
+    }
+
+    /// Gives back what a pass that failed had acquired. The devices have been waited for.
+    pub fn give_up(&mut self, tiers: &Tiers) {
+        for (device, portion) in self.portions.iter_mut().enumerate() {
+            if let Some(vram) = tiers.get(device) {
+                vram.release(&mut portion.work, None);
+            }
+        }
+    }
+
+    /// Takes in what is to be computed, in `self.chosen`.
+    fn group(&mut self, k: usize, n_experts: usize) {
+        self.all.group(&self.chosen, k, n_experts);
+        self.place_of.resize(self.all.n_pairs(), 0);
+        for (place, pair) in self.all.places().iter().enumerate() {
+            if let Some(to) = self.place_of.get_mut(*pair as usize) {
+                *to = place;
+            }
+        }
+    }
+
+    /// Who computes what: devices what they have, and of the rest what is there sooner.
+    fn divide(&mut self, tiers: Option<&Tiers>, l: usize) {
+        for portion in &mut self.portions {
+            portion.experts.clear();
+            portion.left = 0;
+        }
+        self.cpu.clear();
+        let Some(tiers) = tiers else {
+            self.cpu.extend(&self.all.experts);
+            return;
+        };
+        self.missing.clear();
+        for (slot, &expert) in self.all.experts.iter().enumerate() {
+            if tiers.is_whole(l, expert) {
+                self.portions[tiers.device(l, expert)].experts.push(expert);
+                continue;
+            }
+            let n_tokens = self.all.pairs(slot).len() as f64;
+            self.missing.push(Missing { expert, n_tokens });
+        }
+        if self.missing.is_empty() {
+            return;
+        }
+        let (load_ns, delay_ns) = link_ns(tiers, l, &self.missing);
+        let moment = Moment { missing: &self.missing, load_ns, delay_ns };
+        self.placer.place(&moment, &mut self.schedule);
+        for expert in &self.schedule.upload {
+            self.portions[tiers.device(l, *expert)].experts.push(*expert);
+        }
+        self.cpu.extend(&self.schedule.cpu);
+    }
+
+    /// Rows of `partial` that a device's pairs have, in ascending order.
+    fn runs(&self, device: usize, is_grouped: bool) -> Vec<Range<usize>> {
+        let mut rows = Vec::new();
+        for expert in &self.portions[device].experts {
+            let pairs = self.all.pairs(self.all.slot(*expert));
+            rows.extend(pairs.map(|pair| if is_grouped { pair } else { self.place_of[pair] }));
+        }
+        rows.sort_unstable();
+        let mut runs: Vec<Range<usize>> = Vec::new();
+        for row in rows {
+            match runs.last_mut() {
+                Some(run) if run.end == row => run.end = row + 1,
+                _ => runs.push(row..row + 1),
+            }
+        }
+        runs
+    }
+}
+
+/// What bringing one of the missing experts takes, and what is left of the transfers that are
+/// running. Their owners' links work side by side: of several, each brings its part of them.
+fn link_ns(tiers: &Tiers, l: usize, missing: &[Missing]) -> (Option<f64>, f64) {
+    let lacks = |device| missing.iter().any(|m| tiers.device(l, m.expert) == device);
+    let (mut n_links, mut load_ns, mut delay_ns) = (0.0, Some(0f64), 0f64);
+    for (_, vram) in tiers.of_layer(l).filter(|(device, _)| lacks(*device)) {
+        n_links += 1.0;
+        load_ns = load_ns.zip(vram.load_ns(l)).map(|(a, b)| a.max(b));
+        delay_ns = delay_ns.max(vram.delay_ns());
+    }
+    (load_ns.map(|ns| ns / n_links), delay_ns)
+}
+
+impl<'a> Pass<'a> {
+    /// y += Σ weights · chosen experts; the route is in `b.route`.
+    pub fn routed_experts(&self, tools: &mut Tools, l: usize, acts: &GpuActs) -> Result<()> {
+        let Tools { staging, hybrid, peers, cpu, b, .. } = tools;
+        let (w, f, routing) = (self.weights(l), &self.places().ffn, &self.hyper().routing);
+        hybrid.chosen.clone_from(&b.route.chosen);
+        hybrid.group(routing.k, routing.n_experts);
+        let access = if self.n > 1 { Access::Prompt } else { Access::Decode };
+        let tiers = self.tiers(l);
+        hybrid.divide(tiers, l);
+        let is_grouped = is_grouped(&w.expert, self.n);
+        if is_grouped {
+            // In the order of the pairs, so that what lands together has pairs close together.
+            for portion in &mut hybrid.portions {
+                portion.experts.sort_unstable_by_key(|expert| hybrid.all.slot(*expert));
+            }
+        }
+        let n_pairs = if is_grouped { hybrid.all.n_pairs() } else { self.n * routing.k };
+        let call = self.call(l, (is_grouped, n_pairs), access, tiers);
+        if is_grouped {
+            let places = hybrid.all.places();
+            let to = self.words(&f.places, places.len());
+            staging.upload(self.stream(), to, places, u32::to_le_bytes)?;
+        }
+        if !hybrid.cpu.is_empty() {
+            let h = &mut b.h;
+            staging.download(self.stream(), &[self.h()], &mut |_, bytes| floats(bytes, h))?;
+        }
+        self.acquire(hybrid, &call);
+        let (site, chosen) = (self.site(), self.route().chosen);
+        let biases = self.biases(l);
+        let first = Seat { device: 0, site, acts: *acts, chosen, biases, staging, back: None };
+        let mut seats = self.seats(first, hybrid, peers, &call, false)?;
+        self.divided(&mut seats, hybrid, (cpu, b), &call)?;
+        self.sum(&call.shape, n_pairs, is_grouped)
+    }
+
+    /// Computes, beside the stream of the layers, the experts of one token that a layer lacked:
+    /// those that are not whole in `addresses`, [experts, granules]. What the router saw is in
+    /// `b.h`, the route in `b.route`.
+    pub fn late_experts(&self, tools: &mut Tools, l: usize, lane: usize) -> Result<()> {
+        let Tools { hybrid, ahead, peers, cpu, b, .. } = tools;
+        let (f, routing) = (&self.places().ffn, &self.hyper().routing);
+        let tiers = self.tiers(l);
+        let Ahead { lanes, late, late_up, .. } = &mut **ahead;
+        late_up.wait(late)?;
+        let addresses = &lanes[lane].addresses;
+        let n_granules = addresses.len() / routing.n_experts;
+        let is_there = |expert: u32| {
+            let row = &addresses[expert as usize * n_granules..][..n_granules];
+            row.iter().all(|address| *address != 0)
+        };
+        hybrid.chosen.clear();
+        let missing = b.route.chosen.iter().map(|e| if is_there(*e) { NO_EXPERT } else { *e });
+        hybrid.chosen.extend(missing);
+        hybrid.group(routing.k, routing.n_experts);
+        hybrid.divide(tiers, l);
+        let site = Site { stream: late, places: &f.late, ..self.site() };
+        let call = self.call(l, (false, routing.k), Access::Decode, tiers);
+        self.acquire(hybrid, &call);
+        let (chosen, biases) = (self.route().chosen, self.biases(l));
+        let (acts, staging) = (self.acts_at(l), late_up);
+        let first = Seat { device: 0, site, acts, chosen, biases, staging, back: None };
+        let mut seats = self.seats(first, hybrid, peers, &call, true)?;
+        self.divided(&mut seats, hybrid, (cpu, b), &call)?;
+        // What the CPU computed may be worth having there the next time.
+        if let Some(tiers) = tiers {
+            tiers.admit(l, &hybrid.cpu);
+        }
+        Ok(())
+    }
+
+    fn call(
+        &self,
+        l: usize,
+        (is_grouped, n_pairs): (bool, usize),
+        access: Access,
+        tiers: Option<&'a Tiers>,
+    ) -> Call<'a> {
+        let (w, k) = (self.weights(l), self.hyper().routing.k);
+        let layout = self.g.layouts[l].expect("a layer with experts");
+        let shape = device_shape(&layout, &w.expert, k);
+        Call { l, w, shape, is_grouped, n_pairs, access, tiers }
+    }
+
+    /// Of the first device.
+    pub fn biases(&self, l: usize) -> Option<Biases<'a>> {
+        let ffn = &self.g.layers[l].as_ref().expect("a layer on the device").ffn;
+        ffn.biases.as_ref().map(|b| Biases::new(&self.g.weights, b))
+    }
+
+    /// Pins what devices compute, so that all links begin.
+    fn acquire(&self, hybrid: &mut Hybrid, call: &Call) {
+        let Some(tiers) = call.tiers else { return };
+        for (device, portion) in hybrid.portions.iter_mut().enumerate() {
+            portion.left = portion.experts.len() * call.shape.n_granules();
+            if portion.left > 0 {
+                let vram = tiers.get(device).expect("it has experts to compute");
+                vram.acquire(call.l, &portion.experts, call.access, &mut portion.work);
+            }
+        }
+    }
+
+    /// The first device and the peers that have something to compute; they get what the router saw.
+    fn seats<'b>(
+        &self,
+        first: Seat<'b>,
+        hybrid: &Hybrid,
+        peers: &'b mut [Peer],
+        call: &Call,
+        is_late: bool,
+    ) -> Result<Vec<Seat<'b>>> {
+        let routed = Routed { stream: first.site.stream, h: self.h(), chosen: first.chosen };
+        let mut seats = vec![first];
+        for peer in peers {
+            if hybrid.portions[peer.device()].left > 0 {
+                seats.push(peer.seat(is_late, routed, (call.l, call.w), self.n)?);
+            }
+        }
+        if call.is_grouped {
+            let pairs = call.pairs(hybrid);
+            seats.iter_mut().try_for_each(|seat| seat.begin_grouped(pairs))?;
+        }
+        Ok(seats)
+    }
+
+    /// Computes the demand: `partial` has its pairs' sums then, as far as the first seat's stream
+    /// goes.
+    fn divided(
+        &self,
+        seats: &mut [Seat],
+        hybrid: &mut Hybrid,
+        (cpu, b): (&Cpu, &mut Buffers),
+        call: &Call,
+    ) -> Result<()> {
+        // What is there can be computed while the CPU computes.
+        for seat in &mut *seats {
+            let mut experts = hybrid.portions[seat.device].experts.iter();
+            let is_whole = |e: &u32| call.vram(seat.device).is_whole(call.l, *e);
+            if experts.any(is_whole) {
+                next_granules(seat, hybrid, call)?;
+            }
+        }
+        if !hybrid.cpu.is_empty() {
+            self.cpu_experts(&mut seats[0], hybrid, (cpu, b), call)?;
+        } else {
+            self.foresee_after(call, &hybrid.all);
+        }
+        // Each in turn: while one is waited for, the others' links and kernels go on.
+        while hybrid.portions.iter().any(|portion| portion.left > 0) {
+            for seat in &mut *seats {
+                if hybrid.portions[seat.device].left > 0 {
+                    next_granules(seat, hybrid, call)?;
+                }
+            }
+        }
+        let (first, peers) = seats.split_first_mut().expect("the first device");
+        let to = (first.site.stream, first.site.partial(&call.shape, call.n_pairs));
+        for seat in &mut *peers {
+            let runs = hybrid.runs(seat.device, call.is_grouped);
+            seat.give_back(to, call.pairs(hybrid), &runs)?;
+        }
+        for seat in seats {
+            let portion = &mut hybrid.portions[seat.device];
+            if !portion.experts.is_empty() {
+                let end = Fence::after(seat.site.stream)?;
+                call.vram(seat.device).release(&mut portion.work, Some(&end));
+            }
+        }
+        Ok(())
+    }
+
+    /// Once everything of this layer is demanded.
+    fn foresee_after(&self, call: &Call, all: &Demand) {
+        if call.access == Access::Prompt {
+            self.model.foresee_after(call.l, all.experts.len());
+        }
+    }
+
+    /// The CPU's experts, whose sums then go up.
+    fn cpu_experts(
+        &self,
+        first: &mut Seat,
+        hybrid: &mut Hybrid,
+        (cpu, b): (&Cpu, &mut Buffers),
+        call: &Call,
+    ) -> Result<()> {
+        let (start, shape) = (Instant::now(), &call.w.expert);
+        for expert in &mut hybrid.chosen {
+            if !hybrid.cpu.contains(expert) {
+                *expert = NO_EXPERT;
+            }
+        }
+        let demand = &mut hybrid.on_cpu;
+        demand.group(&hybrid.chosen, b.route.k, b.route.n_experts);
+        let (store, f) = (&*self.model.routed, &mut b.ffn);
+        b.acts.fill(cpu, Kinds::of(shape.inputs()), self.n, shape.n_embd, &b.h);
+        f.expert.begin(demand.n_pairs(), shape.n_ff, shape.n_embd, Kinds::of([shape.down]));
+        store.acquire(call.l, &demand.experts, call.access, &mut f.work);
+        self.foresee_after(call, &hybrid.all);
+        let computed = loop {
+            match store.next_ready(&mut f.work) {
+                Ok(true) => {
+                    let mut list = f.granules.list();
+                    granules(store, &f.work, demand, shape, &mut list);
+                    cpu.expert_granules(&list, demand, call.w.form(), &b.acts, &mut f.expert);
+                    f.granules.give_back(list);
+                }
+                Ok(false) => break Ok(()),
+                Err(error) => break Err(error),
+            }
+        };
+        store.release(&mut f.work);
+        computed?;
+        let (n, ns) = (demand.experts.len(), start.elapsed().as_nanos() as f64);
+        hybrid.placer.cpu.observe(demand.n_pairs().div_ceil(n), ns / n as f64);
+        // Pairs of an expert lie side by side here, and so they do there if they are grouped.
+        let partial = first.site.partial(&call.shape, call.n_pairs);
+        for (slot, expert) in demand.experts.iter().enumerate() {
+            let (from, to) = (demand.pairs(slot), hybrid.all.pairs(hybrid.all.slot(*expert)));
+            let run = if call.is_grouped { from.len() } else { 1 };
+            for (from, to) in from.step_by(run).zip(to.step_by(run)) {
+                let to = if call.is_grouped { to } else { hybrid.place_of[to] };
+                let sums = f.expert.partial(from..from + run);
+                let at = 4 * to * shape.n_embd;
+                let to = partial.slice(at..at + 4 * sums.len());
+                first.staging.upload(first.site.stream, to, sums, f32::to_le_bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// y += Σ_rank weights · partial, in rank order
+    pub fn sum(&self, shape: &DeviceShape, n_pairs: usize, is_grouped: bool) -> Result<()> {
+        let (route, f) = (self.route(), &self.places().ffn);
+        let pairs = match is_grouped {
+            true => self.words(&f.places, self.n * route.k),
+            false => route.chosen,
+        };
+        let partial = self.site().partial(shape, n_pairs);
+        let (experts, stream, y) = (&self.g.ops.experts, self.stream(), self.y());
+        // SAFETY: places are those of the demand's pairs.
+        unsafe {
+            experts.ordered_sum(stream, shape, self.n, pairs, is_grouped, route.weights, partial, y)
+        }
+    }
+}
+
+impl Call<'_> {
+    /// The tier of a device that has something to compute.
+    fn vram(&self, device: usize) -> &Vram {
+        self.tiers.and_then(|tiers| tiers.get(device)).expect("it has experts to compute")
+    }
+
+    fn pairs<'b>(&'b self, hybrid: &'b Hybrid) -> Pairs<'b> {
+        let Call { ref shape, is_grouped, n_pairs, .. } = *self;
+        Pairs { demand: &hybrid.all, shape, is_grouped, n_pairs }
+    }
+}
+
+/// Computes the granules that are in a device's memory now, waiting for some if there are none.
+fn next_granules(seat: &mut Seat, hybrid: &mut Hybrid, call: &Call) -> Result<()> {
+    // What was handed out before is given back by this.
+    let end = Fence::after(seat.site.stream)?;
+    let Hybrid { all, portions, place_of, .. } = hybrid;
+    let Portion { work, table, left, .. } = &mut portions[seat.device];
+    let vram = call.vram(seat.device);
+    let more = vram.next_ready(work, Some(&end))?;
+    assert!(more, "granules that were demanded and never came");
+    let (n_granules, n_items) = (call.shape.n_granules(), all.experts.len());
+    table.clear();
+    table.resize(if call.is_grouped { n_items } else { call.n_pairs } * n_granules, 0);
+    let (mut first, mut end) = (n_granules, 0);
+    for i in 0..work.n_handed() {
+        let Placed { expert, granule, slot } = vram.ready(work, i);
+        (first, end) = (first.min(granule), end.max(granule + 1));
+        let item = all.slot(expert);
+        if call.is_grouped {
+            table[granule * n_items + item] = slot.address();
+            continue;
+        }
+        for pair in all.pairs(item) {
+            table[place_of[pair] * n_granules + granule] = slot.address();
+        }
+    }
+    *left -= work.n_handed();
+    let Call { ref shape, is_grouped, n_pairs, .. } = *call;
+    let pairs = Pairs { demand: all, shape, is_grouped, n_pairs };
+    // SAFETY: addresses are those of granules that the work holds until the device is done with
+    // them; the router chose the experts among those that there are.
+    unsafe { seat.compute(pairs, table, first..end) }
+}

@@ -1,0 +1,362 @@
+//! The layer loop on a device. Layers that are not there are the CPU's; the stream goes from one
+//! to the other between them.
+
+use super::GpuModel;
+use super::cache::GpuCache;
+use super::front::graph_positions;
+use super::layers::GpuLayer;
+use super::pass::{Pass, Text};
+use crate::Result;
+use crate::backend::cpu::Cpu;
+use crate::backend::gpu::DeviceSlice;
+use crate::backend::gpu::sample::{self, TOP_K_MAX};
+use crate::forward::encoder_decoder::Answering;
+use crate::forward::events::{Pass as Timeline, nanos_since};
+use crate::forward::gpu::decode_pipeline::Ahead;
+use crate::forward::gpu::expert_parallel::Peer;
+use crate::forward::gpu::hybrid_moe::Hybrid;
+use crate::forward::gpu::upload::{Staging, floats, integers};
+use crate::forward::{Buffers, LOGITS_TOKENS, Listener, Logits, TopK, Want};
+use crate::model::Model;
+use crate::model::kv::KvCache;
+use std::time::Instant;
+
+/// What a pass changes beside the device's memory.
+pub struct Tools<'a> {
+    pub staging: &'a mut Staging,
+    pub hybrid: &'a mut Hybrid,
+    pub ahead: &'a mut Ahead,
+    pub peers: &'a mut [Peer],
+    pub cpu: &'a Cpu,
+    pub b: &'a mut Buffers,
+}
+
+/// Which tokens a pass has, and what they see: see `Pass`.
+pub(super) struct Span {
+    pub n: usize,
+    pub past: usize,
+    pub is_prompt: bool,
+    pub max_seen: usize,
+    pub text: Text,
+}
+
+impl Tools<'_> {
+    /// What came from a peer that is lost is worth nothing: before anybody relies on it.
+    pub fn wait_for_peers(&mut self) -> Result<()> {
+        // All are waited for, whatever the others say.
+        self.peers.iter_mut().map(Peer::wait).fold(Ok(()), Result::and)
+    }
+}
+
+impl GpuModel {
+    /// As `Model::forward`; what is on the device is computed there. `is_prompt`: these tokens are
+    /// a prompt or a part of one.
+    #[allow(clippy::too_many_arguments)] // `Model::forward` with a device's cache
+    pub fn forward(
+        &mut self,
+        model: &Model,
+        cpu: &Cpu,
+        (kv, cache): (&mut KvCache, &GpuCache),
+        b: &mut Buffers,
+        tokens: &[u32],
+        (request, past, is_prompt): (u32, usize, bool),
+        want: Want,
+        listener: &mut dyn Listener,
+    ) -> Result<()> {
+        let timeline = Timeline::new(request, tokens.len());
+        model.begin_pass(b, tokens, past, kv.n_ctx(), timeline, listener);
+        let max_seen = match tokens.len() {
+            1 if !is_prompt => graph_positions(past + 1, kv.n_ctx()),
+            n => past + n,
+        };
+        let span = Span { n: tokens.len(), past, is_prompt, max_seen, text: Text::Only };
+        self.pass((model, cpu), cache, b, span, timeline, |pass, tools| {
+            pass.run(tools, kv, timeline, want, listener)
+        })
+    }
+
+    /// A pass that `run` computes. It is ended whatever becomes of it.
+    pub(super) fn pass(
+        &mut self,
+        (model, cpu): (&Model, &Cpu),
+        cache: &GpuCache,
+        b: &mut Buffers,
+        span: Span,
+        timeline: Timeline,
+        run: impl FnOnce(&Pass, &mut Tools) -> Result<()>,
+    ) -> Result<()> {
+        let GpuModel { parts, staging, hybrid, ahead, peers, .. } = self;
+        let Span { n, past, is_prompt, max_seen, text } = span;
+        let pass = Pass { model, g: parts, cache, n, past, is_prompt, max_seen, text };
+        let mut tools = Tools { staging, hybrid, ahead, peers, cpu, b };
+        let result = run(&pass, &mut tools);
+        pass.end(&mut tools, result)?;
+        model.publish_end(b, timeline);
+        Ok(())
+    }
+}
+
+impl Pass<'_> {
+    /// Waits for what was queued; of a pass that failed, gives back what it had taken.
+    fn end(&self, tools: &mut Tools, result: Result<()>) -> Result<()> {
+        if result.is_err() {
+            // One that is lost waits for nothing; what is told is the first error.
+            let _ = tools.ahead.let_go(self);
+        }
+        // Also after an error: what was queued may still use what is given back.
+        let waited = tools.staging.wait(self.stream());
+        let waited = waited.and(tools.wait_for_peers());
+        if result.is_err() {
+            self.model.foresee(None);
+        }
+        if let (Err(_), Some(tiers)) = (&result, &self.g.tiers) {
+            tools.hybrid.give_up(tiers);
+            tools.ahead.give_up(tiers);
+        }
+        result.and(waited)
+    }
+
+    /// The layers, the output norm and the head.
+    pub fn run(
+        &self,
+        tools: &mut Tools,
+        kv: &mut KvCache,
+        timeline: Timeline,
+        want: Want,
+        listener: &mut dyn Listener,
+    ) -> Result<()> {
+        let mut on_device = self.run_layers(tools, kv, timeline, listener)?;
+        let start = Instant::now();
+        let moved = (&mut on_device, self.g.head.is_some());
+        self.move_stream(tools, moved, timeline, listener)?;
+        self.catch_up(tools, timeline, listener)?;
+        match on_device {
+            true => self.logits(tools, want, listener)?,
+            false => self.model.logits(tools.cpu, tools.b, self.n, want, listener),
+        }
+        tools.b.published.timing.head_ns = nanos_since(start);
+        Ok(())
+    }
+
+    /// Answers whether the stream is on the device then.
+    pub fn run_layers(
+        &self,
+        tools: &mut Tools,
+        kv: &mut KvCache,
+        timeline: Timeline,
+        listener: &mut dyn Listener,
+    ) -> Result<bool> {
+        self.make_graphs(tools)?;
+        self.upload_positions(tools)?;
+        // Where the stream is.
+        let mut on_device = false;
+        for l in self.layers() {
+            listener.layer(l)?;
+            let layer = self.g.layers[l].as_ref();
+            let moved = (&mut on_device, layer.is_some());
+            self.move_stream(tools, moved, timeline, listener)?;
+            match layer {
+                Some(layer) => self.layer(tools, l, layer, timeline, listener)?,
+                None => self.layer_on_cpu(tools, kv, l, timeline, listener)?,
+            }
+        }
+        Ok(on_device)
+    }
+
+    fn layer_on_cpu(
+        &self,
+        tools: &mut Tools,
+        kv: &mut KvCache,
+        l: usize,
+        timeline: Timeline,
+        listener: &mut dyn Listener,
+    ) -> Result<()> {
+        let (model, past, Tools { cpu, b, .. }) = (self.model, self.past, tools);
+        match self.text {
+            Text::Only => model.layer(cpu, kv, b, l, past, timeline, listener),
+            Text::Source => model.encoder_layer(cpu, kv, b, l, timeline, listener),
+            Text::Answer { n_source } => {
+                let at = Answering { request: timeline.request, n_source, past };
+                model.decoder_layer(cpu, kv, b, l, at, timeline, listener)
+            }
+        }
+    }
+
+    /// One layer, of the stages of `Model::layer`.
+    fn layer(
+        &self,
+        tools: &mut Tools,
+        l: usize,
+        layer: &GpuLayer,
+        timeline: Timeline,
+        listener: &mut dyn Listener,
+    ) -> Result<()> {
+        let is_heard = listener.recorder().is_some();
+        let tiers = self.tiers(l).filter(|_| self.looks_up(l) && !is_heard);
+        let frozen = tiers.map(|tiers| self.freeze(tools, l, tiers)).transpose()?;
+
+        // norm, attention, residual; dense branch; norm, router, shared expert
+        self.before_experts(tools, l, layer)?;
+        let (ffn, acts) = (&layer.ffn, self.acts_at(l));
+
+        // experts, residual
+        match (&ffn.dense, frozen) {
+            (Some(expert), _) => {
+                self.hear_dense(tools, l, timeline, listener)?;
+                self.only_expert(tools.staging, expert, ffn.biases.as_ref(), &acts, None)?;
+            }
+            (None, Some(frozen)) => {
+                return self.queue_experts(tools, l, frozen, timeline, listener);
+            }
+            (None, None) => {
+                self.bring_route(tools, l, timeline, listener)?;
+                self.routed_experts(tools, l, &acts)?;
+            }
+        }
+        self.add_residual()
+    }
+
+    fn upload_positions(&self, tools: &mut Tools) -> Result<()> {
+        let (places, stream) = (self.places(), self.stream());
+        if self.text == Text::Only {
+            let turns: Vec<f32> = tools.b.rope.turns().iter().flatten().copied().collect();
+            let to = self.words(&places.turns, turns.len());
+            tools.staging.upload(stream, to, &turns, f32::to_le_bytes)?;
+        }
+        let mut up = |place, position: usize| {
+            let to = self.words(place, 1);
+            tools.staging.upload(stream, to, &[position as u32], u32::to_le_bytes)
+        };
+        if let Text::Answer { n_source } = self.text {
+            up(&places.source, n_source - 1)?;
+        }
+        up(&places.past, self.past)
+    }
+
+    /// Brings the stream to where the next stage wants it.
+    pub fn move_stream(
+        &self,
+        tools: &mut Tools,
+        (on_device, wanted): (&mut bool, bool),
+        timeline: Timeline,
+        listener: &mut dyn Listener,
+    ) -> Result<()> {
+        if std::mem::replace(on_device, wanted) == wanted {
+            return Ok(());
+        }
+        self.catch_up(tools, timeline, listener)?;
+        let (stream, Tools { staging, b, .. }) = (self.stream(), &mut *tools);
+        if wanted {
+            return staging.upload(stream, self.x(), &b.x, f32::to_le_bytes);
+        }
+        staging.download(stream, &[self.x()], &mut |_, bytes| floats(bytes, &mut b.x))?;
+        tools.wait_for_peers()
+    }
+
+    /// A dense layer's routing is told to whoever writes it down.
+    fn hear_dense(
+        &self,
+        tools: &mut Tools,
+        l: usize,
+        timeline: Timeline,
+        listener: &mut dyn Listener,
+    ) -> Result<()> {
+        if listener.recorder().is_some() {
+            self.catch_up(tools, timeline, listener)?;
+            let Tools { staging, cpu, b, .. } = tools;
+            b.route.dense(self.n);
+            staging
+                .download(self.stream(), &[self.h()], &mut |_, bytes| floats(bytes, &mut b.h))?;
+            self.model.record_routed(cpu, b, l, listener);
+        }
+        Ok(())
+    }
+
+    /// The route comes down, and what predictors and recorders want beside it; they hear of it.
+    fn bring_route(
+        &self,
+        tools: &mut Tools,
+        l: usize,
+        timeline: Timeline,
+        listener: &mut dyn Listener,
+    ) -> Result<()> {
+        self.catch_up(tools, timeline, listener)?;
+        let Tools { staging, cpu, b, .. } = tools;
+        let is_recorded = listener.recorder().is_some();
+        let mut parts = vec![self.route_bytes()];
+        if is_recorded || self.n == 1 && self.model.wants_activation(l) {
+            parts.extend([self.h(), self.x()]);
+        }
+        staging.download(self.stream(), &parts, &mut |i, bytes| match i {
+            0 => self.take_route(bytes, &mut b.route),
+            1 => floats(bytes, &mut b.h),
+            _ => floats(bytes, &mut b.x),
+        })?;
+        self.model.record_routed(cpu, b, l, listener);
+        self.model.publish_routed(cpu, b, l, timeline);
+        Ok(())
+    }
+
+    fn logits(&self, tools: &mut Tools, want: Want, listener: &mut dyn Listener) -> Result<()> {
+        let Some(first) = want.first(self.n) else { return Ok(()) };
+        let (norm, head) = self.g.head.as_ref().expect("the head is on the device");
+        let (n_embd, n_vocab) = (self.hyper().n_embd, head.weight.rows);
+        for start in (first..self.n).step_by(LOGITS_TOKENS) {
+            let m = LOGITS_TOKENS.min(self.n - start);
+            let part = Pass { n: m, past: self.past + start, ..*self };
+            let x = self.x().slice(4 * start * n_embd..4 * (start + m) * n_embd);
+            part.norm(norm, x, part.h())?;
+            let acts = part.acts_of_h([head.weight.ty])?;
+            let out = part.words(&self.places().logits, m * n_vocab);
+            part.linear(head, &acts, out)?;
+            match chosen_there(want, n_vocab) {
+                Some(top) => self.best(tools, out, top, start, listener)?,
+                None => {
+                    let Tools { staging, b: Buffers { logits, .. }, .. } = &mut *tools;
+                    let take = &mut |_, bytes: &[u8]| floats(bytes, logits);
+                    staging.download(self.stream(), &[out], take)?;
+                    tools.wait_for_peers()?;
+                    self.model.give_logits(&mut tools.b.logits, start, listener);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Chooses among a token's logits on the device, by what `Model::give_logits` makes of them.
+    fn best(
+        &self,
+        tools: &mut Tools,
+        products: DeviceSlice,
+        TopK { k, n_vocab }: TopK,
+        token: usize,
+        listener: &mut dyn Listener,
+    ) -> Result<()> {
+        let all = sample::Logits {
+            data: products.slice(0..4 * n_vocab),
+            n_vocab,
+            divisor: self.model.weights.logit_divisor,
+            scratch: self.slice(&self.places().top_k),
+        };
+        // Values and ids come down as one piece.
+        let best = self.words(&self.places().best, 2 * k);
+        let (values, ids) = (best.slice(0..4 * k), best.slice(4 * k..8 * k));
+        self.g.ops.sample.top_k(self.stream(), all, k, values, ids)?;
+        let Tools { staging, b, .. } = tools;
+        staging.download(self.stream(), &[best], &mut |_, bytes| {
+            floats(&bytes[..4 * k], &mut b.logits);
+            integers(&bytes[4 * k..], &mut b.best_ids);
+        })?;
+        tools.wait_for_peers()?;
+        let Buffers { best_ids, logits, .. } = &*tools.b;
+        listener.logits(token, Logits::Best { ids: best_ids, logits });
+        Ok(())
+    }
+}
+
+/// What the device is to choose: no more than it can, and fewer than there are.
+fn chosen_there(want: Want, n_logits: usize) -> Option<TopK> {
+    let Want::LastBest(top) = want else { return None };
+    let fits = top.n_vocab <= n_logits && (1..=TOP_K_MAX).contains(&top.k);
+    (fits && top.k < top.n_vocab).then_some(top)
+}

@@ -1,0 +1,323 @@
+//! The layers of a model as a device holds them: what `model::weights` binds, uploaded.
+
+use super::weights::{GpuHeads, GpuLinear, GpuMatrix, GpuVector, Packer};
+use crate::backend::cpu::attention::DistanceBias;
+use crate::backend::cpu::delta::DeltaShape;
+use crate::backend::cpu::expert::ExpertBiases;
+use crate::experts::vram::{GranuleLayout, Part};
+use crate::experts::{LayerExperts, Resident};
+use crate::forward::encoder_decoder::EncoderWeights;
+use crate::model::descriptor;
+use crate::model::weights::{
+    AttentionWeights, DeltaWeights, ExpertShape, FfnWeights, Gate, Gates, LatentWeights, Mixer,
+    Norm, Query,
+};
+use std::ops::Range;
+
+pub struct GpuNorm {
+    pub kind: descriptor::Norm,
+    pub weight: GpuVector,
+    pub bias: GpuVector,
+}
+
+pub struct GpuAttention {
+    pub q: GpuLinear,
+    pub gated: bool,
+    pub k: GpuLinear,
+    pub v: GpuLinear,
+    pub q_norm: Option<GpuVector>,
+    pub k_norm: Option<GpuVector>,
+    pub sinks: Option<GpuVector>,
+    pub output: GpuLinear,
+    pub window: Option<usize>,
+}
+
+pub enum GpuQuery {
+    Direct(GpuLinear),
+    Compressed { a: GpuLinear, norm: GpuVector, b: GpuLinear },
+}
+
+pub struct GpuLatent {
+    pub query: GpuQuery,
+    pub kv_a: GpuLinear,
+    pub kv_a_norm: GpuVector,
+    pub k_b: GpuHeads,
+    pub v_b: GpuHeads,
+    pub output: GpuLinear,
+}
+
+pub enum GpuGates {
+    Mixed(GpuLinear),
+    Apart { beta: GpuLinear, alpha: GpuLinear },
+}
+
+pub struct GpuDelta {
+    pub shape: DeltaShape,
+    pub qkv: GpuLinear,
+    pub z: GpuLinear,
+    pub gates: GpuGates,
+    pub conv: GpuVector,
+    pub a: GpuVector,
+    pub dt: GpuVector,
+    pub norm: GpuVector,
+    pub output: GpuLinear,
+}
+
+pub enum GpuMixer {
+    Attention(GpuAttention),
+    Latent(GpuLatent),
+    Delta(GpuDelta),
+}
+
+pub struct GpuRouter {
+    pub logits: GpuLinear,
+    pub choice_bias: Option<GpuVector>,
+}
+
+/// Gate's and up's biases lie twice: [experts, n_ff], and granule by granule [experts, rows], as
+/// the kernels of few and of many tokens read them.
+pub struct GpuBiases {
+    pub gate: Option<GpuVector>,
+    pub up: GpuVector,
+    pub down: GpuVector,
+    pub gate_granules: Vec<GpuVector>,
+    pub up_granules: Vec<GpuVector>,
+}
+
+/// An expert that every token goes to: its granules are always on the device.
+pub struct GpuOnly {
+    pub shape: ExpertShape,
+    pub layout: GranuleLayout,
+    pub granules: Vec<Range<usize>>,
+    /// Where their addresses stand, u64 [tokens, granules].
+    pub table: Range<usize>,
+}
+
+pub struct GpuShared {
+    pub expert: GpuOnly,
+    pub gate: Option<GpuMatrix>,
+}
+
+pub struct GpuFfn {
+    pub norm: GpuNorm,
+    pub router: Option<GpuRouter>,
+    /// Of a dense layer.
+    pub dense: Option<GpuOnly>,
+    pub biases: Option<GpuBiases>,
+    pub shared: Option<GpuShared>,
+    pub branch: Option<(GpuNorm, GpuOnly)>,
+}
+
+/// What attends to the encoder's text.
+pub struct GpuCross {
+    pub norm: GpuNorm,
+    pub attention: GpuAttention,
+}
+
+pub struct GpuLayer {
+    pub norm: GpuNorm,
+    pub mixer: GpuMixer,
+    /// Of a decoder with an encoder.
+    pub cross: Option<GpuCross>,
+    pub ffn: GpuFfn,
+}
+
+/// As `DistanceBias`.
+pub struct GpuBias {
+    pub reach: usize,
+    pub values: GpuVector,
+}
+
+/// What a model with an encoder has besides its layers.
+pub struct GpuEncoder {
+    pub output_norm: GpuNorm,
+    pub encoder_bias: Option<GpuBias>,
+    pub decoder_bias: Option<GpuBias>,
+}
+
+impl GpuLayer {
+    /// Experts that every token goes to.
+    pub fn only_experts(&self) -> impl Iterator<Item = &GpuOnly> {
+        let ffn = &self.ffn;
+        let branch = ffn.branch.iter().map(|(_, expert)| expert);
+        ffn.dense.iter().chain(ffn.shared.iter().map(|shared| &shared.expert)).chain(branch)
+    }
+}
+
+impl<'a> Packer<'a> {
+    pub fn norm(&mut self, norm: &'a Norm) -> GpuNorm {
+        let (weight, bias) = (self.vector(&norm.weight), self.vector(&norm.bias));
+        GpuNorm { kind: norm.kind, weight, bias }
+    }
+
+    pub fn layer(&mut self, l: usize) -> GpuLayer {
+        let layer = &self.model.weights.layers[l];
+        let mixer = match &layer.mixer {
+            Mixer::Attention(w) => GpuMixer::Attention(self.attention(w)),
+            Mixer::Latent(w) => GpuMixer::Latent(self.latent(w)),
+            Mixer::Delta(w) => GpuMixer::Delta(self.delta(w)),
+        };
+        let cross = self.model.cross_attention_of(l).map(|cross| GpuCross {
+            norm: self.norm(&cross.norm),
+            attention: self.attention(&cross.attention),
+        });
+        GpuLayer { norm: self.norm(&layer.norm), mixer, cross, ffn: self.ffn(l, &layer.ffn) }
+    }
+
+    pub fn encoder(&mut self, w: &'a EncoderWeights) -> GpuEncoder {
+        let mut bias = |bias: &'a Option<DistanceBias>| {
+            let bias = bias.as_ref()?;
+            Some(GpuBias { reach: bias.reach(), values: self.vector(bias.values()) })
+        };
+        let (encoder_bias, decoder_bias) = (bias(&w.encoder_bias), bias(&w.decoder_bias));
+        GpuEncoder { output_norm: self.norm(&w.output_norm), encoder_bias, decoder_bias }
+    }
+
+    fn optional(&mut self, values: &'a Option<Vec<f32>>) -> Option<GpuVector> {
+        values.as_ref().map(|values| self.vector(values))
+    }
+
+    fn attention(&mut self, w: &'a AttentionWeights) -> GpuAttention {
+        GpuAttention {
+            q: self.linear(&w.q),
+            gated: w.gated,
+            k: self.linear(&w.k),
+            v: self.linear(&w.v),
+            q_norm: self.optional(&w.q_norm),
+            k_norm: self.optional(&w.k_norm),
+            sinks: self.optional(&w.sinks),
+            output: self.linear(&w.output),
+            window: w.window,
+        }
+    }
+
+    fn latent(&mut self, w: &'a LatentWeights) -> GpuLatent {
+        let query = match &w.query {
+            Query::Direct(q) => GpuQuery::Direct(self.linear(q)),
+            Query::Compressed { a, norm, b } => GpuQuery::Compressed {
+                a: self.linear(a),
+                norm: self.vector(norm),
+                b: self.linear(b),
+            },
+        };
+        GpuLatent {
+            query,
+            kv_a: self.linear(&w.kv_a),
+            kv_a_norm: self.vector(&w.kv_a_norm),
+            k_b: self.heads(&w.k_b),
+            v_b: self.heads(&w.v_b),
+            output: self.linear(&w.output),
+        }
+    }
+
+    fn delta(&mut self, w: &'a DeltaWeights) -> GpuDelta {
+        let gates = match &w.gates {
+            Gates::Mixed(both) => GpuGates::Mixed(self.linear(both)),
+            Gates::Apart { beta, alpha } => {
+                GpuGates::Apart { beta: self.linear(beta), alpha: self.linear(alpha) }
+            }
+        };
+        GpuDelta {
+            shape: w.shape,
+            qkv: self.linear(&w.qkv),
+            z: self.linear(&w.z),
+            gates,
+            conv: self.vector(&w.conv),
+            a: self.vector(&w.a),
+            dt: self.vector(&w.dt),
+            norm: self.vector(&w.norm),
+            output: self.linear(&w.output),
+        }
+    }
+
+    /// What is added to a layer's routed experts' products, if they have such.
+    pub fn routed_biases(&mut self, l: usize) -> Option<GpuBiases> {
+        let geometry = self.model.weights.routed[l]?.geometry;
+        let w = &self.model.weights.layers[l].ffn;
+        let b = w.biases.as_ref()?;
+        Some(self.biases(b, w.expert.n_ff, geometry.n_granules(), &|g| geometry.rows(g)))
+    }
+
+    fn ffn(&mut self, l: usize, w: &'a FfnWeights) -> GpuFfn {
+        let model = self.model;
+        let router = match &w.gate {
+            Gate::Dense => None,
+            Gate::Router(router) => Some(GpuRouter {
+                logits: self.linear(&router.logits),
+                choice_bias: self.optional(&router.choice_bias),
+            }),
+        };
+        let of = |experts: &Vec<Option<LayerExperts>>| experts[l].expect("bound with the layer");
+        let dense = router
+            .is_none()
+            .then(|| self.only(&model.dense, l, of(&model.weights.dense), w.expert));
+        let experts = if dense.is_some() { &model.weights.dense } else { &model.weights.routed };
+        let geometry = of(experts).geometry;
+        let n_granules = geometry.n_granules();
+        let rows = |g| geometry.rows(g);
+        GpuFfn {
+            norm: self.norm(&w.norm),
+            router,
+            dense,
+            biases: w.biases.as_ref().map(|b| self.biases(b, w.expert.n_ff, n_granules, &rows)),
+            shared: w.shared.as_ref().map(|shared| GpuShared {
+                expert: self.only(&model.shared, l, of(&model.weights.shared), shared.shape),
+                gate: shared.gate.as_ref().map(|gate| self.matrix(gate)),
+            }),
+            branch: w.branch.as_ref().map(|b| {
+                let norm = self.norm(&b.norm);
+                (norm, self.only(&model.dense, l, of(&model.weights.dense), b.shape))
+            }),
+        }
+    }
+
+    fn biases(
+        &mut self,
+        b: &'a ExpertBiases,
+        n_ff: usize,
+        n_granules: usize,
+        rows: &dyn Fn(usize) -> Range<usize>,
+    ) -> GpuBiases {
+        let mut cut = |values: &'a [f32]| -> Vec<GpuVector> {
+            let granule = |g: usize| {
+                let rows = rows(g);
+                let n = 4 * rows.len() * (values.len() / n_ff);
+                GpuVector(self.made(n, move || {
+                    let of_experts = values.chunks_exact(n_ff).flat_map(|row| &row[rows.clone()]);
+                    of_experts.flat_map(|v| v.to_le_bytes()).collect()
+                }))
+            };
+            (0..if values.is_empty() { 0 } else { n_granules }).map(granule).collect()
+        };
+        let (gate_granules, up_granules) = (cut(&b.gate), cut(&b.up));
+        GpuBiases {
+            gate: (!b.gate.is_empty()).then(|| self.vector(&b.gate)),
+            up: self.vector(&b.up),
+            down: self.vector(&b.down),
+            gate_granules,
+            up_granules,
+        }
+    }
+
+    /// The only expert of layer `l` in `store`.
+    fn only(
+        &mut self,
+        store: &'a Resident,
+        l: usize,
+        experts: LayerExperts,
+        shape: ExpertShape,
+    ) -> GpuOnly {
+        let layout = GranuleLayout::new(&experts);
+        let granule = |g: usize| {
+            self.made(layout.slot_bytes, move || {
+                let mut slot = vec![0; layout.slot_bytes];
+                for part in Part::of(&experts, &layout, &store.granule(l, 0, g)) {
+                    part.pack(&mut slot[part.range()]);
+                }
+                slot
+            })
+        };
+        let granules = (0..layout.n_granules).map(granule).collect();
+        GpuOnly { shape, layout, granules, table: self.table(layout.n_granules) }
+    }
+}

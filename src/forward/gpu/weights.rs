@@ -1,0 +1,183 @@
+//! Dense weights on the device: matrices as the file has them, vectors as f32, each from its own
+//! multiple of 256 bytes on, all in one buffer.
+
+use crate::Result;
+use crate::backend::gpu::mat::DeviceMat;
+use crate::backend::gpu::{Device, DeviceBuffer, DeviceSlice, Event, Pinned, PinnedKind, Stream};
+use crate::gguf::TensorType;
+use crate::interrupt;
+use crate::model::Model;
+use crate::model::weights::{HeadMatrices, Linear, Matrix};
+use std::borrow::Cow;
+use std::ops::Range;
+
+/// Where parts of the buffer begin.
+const ALIGN: usize = 256;
+/// What one copy brings.
+const STAGING: usize = 8 << 20;
+
+/// A matrix in the buffer.
+#[derive(Clone, Debug)]
+pub struct GpuMatrix {
+    place: Range<usize>,
+    pub ty: TensorType,
+    pub rows: usize,
+    pub cols: usize,
+}
+
+/// f32s in the buffer.
+#[derive(Clone, Debug)]
+pub struct GpuVector(pub(super) Range<usize>);
+
+#[derive(Clone, Debug)]
+pub struct GpuLinear {
+    pub weight: GpuMatrix,
+    pub bias: Option<GpuVector>,
+}
+
+/// A matrix a head, see `HeadMatrices`.
+#[derive(Clone, Debug)]
+pub struct GpuHeads {
+    pub all: GpuMatrix,
+    pub n_heads: usize,
+    pub rows: usize,
+    pub first: usize,
+    pub step: usize,
+}
+
+/// What is to be uploaded.
+enum Bytes<'a> {
+    Of(&'a [u8]),
+    /// So many, made when their turn comes.
+    Made(usize, Box<dyn Fn() -> Vec<u8> + 'a>),
+}
+
+impl Bytes<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Bytes::Of(bytes) => bytes.len(),
+            Bytes::Made(len, _) => *len,
+        }
+    }
+}
+
+/// Collects what a device is to hold, before any of its memory is taken.
+pub struct Packer<'a> {
+    pub(super) model: &'a Model,
+    parts: Vec<(usize, Bytes<'a>)>,
+    end: usize,
+    /// Tokens of a micro-batch, and where the tables of experts that all of them go to end.
+    n_tokens: usize,
+    tables_end: usize,
+}
+
+impl<'a> Packer<'a> {
+    pub fn new(model: &'a Model, n_tokens: usize) -> Packer<'a> {
+        Packer { model, parts: Vec::new(), end: 0, n_tokens, tables_end: 0 }
+    }
+
+    /// Room for u64 [tokens, granules].
+    pub(super) fn table(&mut self, n_granules: usize) -> Range<usize> {
+        let start = self.tables_end.next_multiple_of(ALIGN);
+        self.tables_end = start + 8 * self.n_tokens * n_granules;
+        start..self.tables_end
+    }
+
+    pub fn table_bytes(&self) -> usize {
+        self.tables_end
+    }
+
+    fn put(&mut self, bytes: Bytes<'a>) -> Range<usize> {
+        let start = self.end.next_multiple_of(ALIGN);
+        self.end = start + bytes.len();
+        self.parts.push((start, bytes));
+        start..self.end
+    }
+
+    pub fn matrix(&mut self, matrix: &'a Matrix) -> GpuMatrix {
+        let Matrix { ty, rows, cols, .. } = *matrix;
+        let mat = matrix.mat(&self.model.gguf);
+        let data = &mat.data[..mat.rows * mat.row_bytes()];
+        GpuMatrix { place: self.put(Bytes::Of(data)), ty, rows, cols }
+    }
+
+    pub fn vector(&mut self, values: &'a [f32]) -> GpuVector {
+        let bytes = || values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        GpuVector(self.put(Bytes::Made(4 * values.len(), Box::new(bytes))))
+    }
+
+    /// `len` bytes as `make` arranges them, when their turn comes.
+    pub fn made(&mut self, len: usize, make: impl Fn() -> Vec<u8> + 'a) -> Range<usize> {
+        self.put(Bytes::Made(len, Box::new(make)))
+    }
+
+    pub fn linear(&mut self, linear: &'a Linear) -> GpuLinear {
+        let bias = linear.bias.as_ref().map(|bias| self.vector(bias));
+        GpuLinear { weight: self.matrix(&linear.weight), bias }
+    }
+
+    pub fn heads(&mut self, heads: &'a HeadMatrices) -> GpuHeads {
+        let HeadMatrices { n_heads, rows, first, step, .. } = *heads;
+        GpuHeads { all: self.matrix(&heads.all), n_heads, rows, first, step }
+    }
+
+    /// Takes the memory and fills it, through two staging buffers in turn.
+    pub fn upload(self, gpu: &Device) -> Result<GpuWeights> {
+        let buffer = DeviceBuffer::of(gpu, self.end.max(ALIGN), "dense weights", "-ngl")?;
+        let stream = Stream::new(gpu)?;
+        let staging =
+            Pinned::of(gpu, 2 * STAGING, PinnedKind::WriteCombined, "weights on their way")?;
+        let events = [Event::new(gpu)?, Event::new(gpu)?];
+        let mut turn = 0;
+        for (start, bytes) in &self.parts {
+            let made = match bytes {
+                Bytes::Of(bytes) => Cow::Borrowed(*bytes),
+                Bytes::Made(len, make) => {
+                    let made = make();
+                    assert_eq!(made.len(), *len);
+                    Cow::Owned(made)
+                }
+            };
+            for (i, part) in made.chunks(STAGING).enumerate() {
+                interrupt::check()?;
+                let (at, place) = (start + i * STAGING, turn * STAGING);
+                events[turn].synchronize()?;
+                // SAFETY: the copy that read this half has been waited for, and nobody else has
+                // the buffer; it is not filled again before the copy queued here is done.
+                unsafe {
+                    let half = staging.bytes_mut(place..place + part.len());
+                    half.copy_from_slice(part);
+                    stream.upload(buffer.slice(at..at + part.len()), half)?;
+                }
+                stream.record(&events[turn])?;
+                turn = 1 - turn;
+            }
+        }
+        stream.synchronize()?;
+        Ok(GpuWeights { buffer })
+    }
+}
+
+/// The memory of a device's dense weights.
+pub struct GpuWeights {
+    buffer: DeviceBuffer,
+}
+
+impl GpuWeights {
+    pub fn mat(&self, matrix: &GpuMatrix) -> DeviceMat<'_> {
+        let GpuMatrix { ty, rows, cols, .. } = *matrix;
+        DeviceMat::dense(ty, self.buffer.slice(matrix.place.clone()), rows, cols)
+    }
+
+    pub fn vector(&self, vector: &GpuVector) -> DeviceSlice<'_> {
+        self.buffer.slice(vector.0.clone())
+    }
+
+    pub fn bias(&self, linear: &GpuLinear) -> Option<DeviceSlice<'_>> {
+        linear.bias.as_ref().map(|bias| self.vector(bias))
+    }
+
+    pub fn slice(&self, place: Range<usize>) -> DeviceSlice<'_> {
+        self.buffer.slice(place)
+    }
+}

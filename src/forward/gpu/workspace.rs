@@ -1,0 +1,432 @@
+//! The buffers of a forward pass on a device: places in one piece of memory, taken at load for the
+//! largest micro-batch, so that a pass allocates nothing and finds everything where it was.
+
+use super::acts::room_bytes;
+use crate::Result;
+use crate::backend::gpu::attention::Attention;
+use crate::backend::gpu::sample::{self, TOP_K_MAX};
+use crate::backend::gpu::{Device, DeviceBuffer, DeviceSlice, Stream};
+use crate::experts::vram::GranuleLayout;
+use crate::forward::LOGITS_TOKENS;
+use crate::forward::gpu::upload::starts;
+use crate::model::hyper::HyperParams;
+use crate::model::weights::{ExpertShape, Mixer, Query, Weights};
+use std::ops::Range;
+
+pub type Place = Range<usize>;
+
+/// Rows of f32 are tokens unless said; shapes as in `model::forward` and `model::mixer`.
+#[derive(Clone, Default)]
+pub struct Places {
+    pub x: Place,
+    pub before: Place,
+    pub h: Place,
+    pub y: Place,
+    pub acts: Place,
+    pub mixer: MixerPlaces,
+    pub ffn: FfnPlaces,
+    pub logits: Place,
+    /// What a choice among a token's logits takes, and its result: f32 [k], then u32 [k].
+    pub top_k: Place,
+    pub best: Place,
+    /// f32 [tokens, pairs, 2]: cosines and sines of the micro-batch's positions
+    pub turns: Place,
+    /// u32 [tokens]: 0, 1, …
+    pub iota: Place,
+    /// u32 [tokens]
+    pub zeros: Place,
+    /// f32 [tokens]
+    pub ones: Place,
+    /// u32 [1]: position of the first token
+    pub past: Place,
+    /// u32 [1]: the last position of the encoder's text
+    pub source: Place,
+    /// Keys and values of the encoder's layer that is computed: f32 rows, or less.
+    pub encoder: [Place; 2],
+    n_bytes: usize,
+}
+
+#[derive(Clone, Default)]
+pub struct MixerPlaces {
+    pub q: Place,
+    /// What products leave that is split afterwards.
+    pub raw: Place,
+    pub k: Place,
+    pub v: Place,
+    pub attended: Place,
+    pub gate: Place,
+    pub compressed: Place,
+    pub nope: Place,
+    pub absorbed: Place,
+    pub kv: Place,
+    pub acts: Place,
+    pub work: Place,
+    pub qkv: Place,
+    pub convolved: Place,
+    pub gates: [Place; 2],
+}
+
+#[derive(Clone, Default)]
+pub struct FfnPlaces {
+    /// What the host wants to know of a layer's router, in one piece: see `RouteParts`.
+    pub route: Place,
+    /// f32 [tokens]
+    pub only_gate: Place,
+    /// u32 [tokens, k]
+    pub places: Place,
+    pub experts: ExpertPlaces,
+    /// Of a layer that looks up its experts by itself (`decode`).
+    pub lookup: LookupPlaces,
+    /// Of the experts that such a layer lacked: their sums go where the others' are.
+    pub late: ExpertPlaces,
+    /// Of a token's experts that other devices have (`peers`): u32 [k], f32 [peers, k, n_embd]
+    pub homes: Place,
+    pub rows: Place,
+}
+
+/// What granules of experts are computed with, of all pairs at once.
+#[derive(Clone, Default)]
+pub struct ExpertPlaces {
+    /// f32 [pairs, n_ff] each
+    pub gate: Place,
+    pub up: Place,
+    pub inner: Place,
+    pub inner_acts: Place,
+    /// f32 [pairs, n_embd]
+    pub partial: Place,
+    /// u64 [pairs, granules], or [granules, experts]
+    pub granules: Place,
+    /// u32 [experts + 1]
+    pub starts: Place,
+    /// u32 [pairs]
+    pub tokens: Place,
+    /// u32 [pairs or experts]
+    pub experts: Place,
+}
+
+/// u32 [1] each, but for the tables.
+#[derive(Clone, Default)]
+pub struct LookupPlaces {
+    /// u64 [layers, experts, granules]
+    pub tables: Place,
+    /// Of a peer; on the first device it lies with the route.
+    pub missing: Place,
+    pub pass: Place,
+    pub go: Place,
+}
+
+/// What lies in `FfnPlaces::route`: u32 [1], the pairs whose experts a look-up lacked; u32
+/// [tokens, k], the chosen experts; f32 [tokens, k], their weights; f32 [tokens, experts], all
+/// probabilities. Each begins on a line of its own.
+#[derive(Clone, Copy)]
+pub struct RouteParts([usize; 4]);
+
+impl RouteParts {
+    pub fn new(n: usize, k: usize, n_experts: usize) -> RouteParts {
+        RouteParts([4, 4 * n * k, 4 * n * k, 4 * n * n_experts])
+    }
+
+    pub fn ranges(self) -> [Range<usize>; 4] {
+        let mut starts = starts(&self.0);
+        self.0.map(|size| {
+            let start = starts.next().expect("one for each");
+            start..start + size
+        })
+    }
+
+    pub fn n_bytes(self) -> usize {
+        self.ranges()[3].end
+    }
+}
+
+/// Takes places one behind the other.
+#[derive(Default)]
+pub struct Cut(usize);
+
+impl Cut {
+    pub fn bytes(&mut self, n: usize) -> Place {
+        let start = self.0.next_multiple_of(256);
+        self.0 = start + n;
+        start..self.0
+    }
+
+    /// f32 or u32
+    pub fn words(&mut self, n: usize) -> Place {
+        self.bytes(4 * n)
+    }
+
+    pub fn n_bytes(&self) -> usize {
+        self.0
+    }
+}
+
+impl Places {
+    /// For micro-batches of up to `n` tokens of contexts of `n_ctx`, beside so many peers.
+    pub fn new(
+        hyper: &HyperParams,
+        weights: &Weights,
+        n: usize,
+        n_ctx: usize,
+        n_peers: usize,
+    ) -> Places {
+        let mut cut = Cut::default();
+        let row = n * hyper.n_embd;
+        let n_vocab = weights.output.weight.rows;
+        let mut places = Places {
+            x: cut.words(row),
+            before: cut.words(row),
+            h: cut.words(row),
+            y: cut.words(row),
+            acts: cut.bytes(room_bytes(n, hyper.n_embd)),
+            mixer: MixerPlaces::new(hyper, weights, n, n_ctx, &mut cut),
+            ffn: FfnPlaces::new(hyper, weights, n, n_peers, &mut cut),
+            logits: cut.words(LOGITS_TOKENS.min(n) * n_vocab),
+            top_k: cut.bytes(sample::scratch_bytes(n_vocab, 1, TOP_K_MAX)),
+            best: cut.words(2 * TOP_K_MAX),
+            turns: cut.words(n * hyper.rope.n_rot),
+            iota: cut.words(n),
+            zeros: cut.words(n),
+            ones: cut.words(n),
+            past: cut.words(1),
+            source: cut.words(1),
+            encoder: encoder_rows(hyper, n_ctx).map(|n| cut.words(n)),
+            n_bytes: 0,
+        };
+        places.n_bytes = cut.0;
+        places
+    }
+
+    pub fn n_bytes(&self) -> usize {
+        self.n_bytes
+    }
+}
+
+/// Elements of the keys and of the values of a text.
+fn encoder_rows(hyper: &HyperParams, n_ctx: usize) -> [usize; 2] {
+    let n = if hyper.encoder.is_some() { n_ctx * hyper.n_head_kv } else { 0 };
+    [n * hyper.head_dim, n * hyper.head_dim_v]
+}
+
+impl MixerPlaces {
+    fn new(
+        h: &HyperParams,
+        weights: &Weights,
+        n: usize,
+        n_ctx: usize,
+        cut: &mut Cut,
+    ) -> MixerPlaces {
+        let (heads, rank, n_rot) = (n * h.n_head, h.kv_rank, h.rope.n_rot);
+        let nope = h.head_dim - n_rot.min(h.head_dim);
+        let (mut raw, mut q_rank) = (0, 0);
+        let mut delta = [0; 3];
+        for layer in &weights.layers {
+            match &layer.mixer {
+                Mixer::Attention(w) if w.gated => raw = 2 * heads * h.head_dim,
+                Mixer::Attention(_) => {}
+                Mixer::Latent(w) => {
+                    if let Query::Compressed { norm, .. } = &w.query {
+                        q_rank = q_rank.max(norm.len());
+                    }
+                }
+                Mixer::Delta(w) => {
+                    delta = [w.shape.channels(), w.shape.value_width(), w.shape.n_v_heads];
+                }
+            }
+        }
+        let latent = |size: usize| if rank > 0 { size } else { 0 };
+        let [channels, values, v_heads] = delta.map(|width| n * width);
+        let attended = (heads * h.head_dim_v).max(values);
+        let k = (n * h.n_head_kv * h.head_dim).max(latent(heads * (rank + n_rot)));
+        let acts = [
+            room_bytes(n, h.n_head * h.head_dim_v),
+            room_bytes(n, delta[1]),
+            room_bytes(n, q_rank),
+            latent(room_bytes(heads, nope)),
+            latent(room_bytes(heads, rank)),
+        ];
+        let v_dim = if rank > 0 { rank } else { h.head_dim_v };
+        let work = Attention::work_bytes(h.n_head, v_dim, n_ctx, n);
+        MixerPlaces {
+            q: cut.words(heads * h.head_dim),
+            raw: cut.words(raw),
+            k: cut.words(k),
+            v: cut.words(n * h.n_head_kv * h.head_dim_v),
+            attended: cut.words(attended),
+            gate: cut.words(attended),
+            compressed: cut.words(n * q_rank.max(rank)),
+            nope: cut.words(latent(heads * nope)),
+            absorbed: cut.words(latent(heads * rank)),
+            kv: cut.words(latent(n * (rank + n_rot))),
+            acts: cut.bytes(acts.into_iter().max().unwrap_or(0)),
+            work: cut.bytes(work),
+            qkv: cut.words(channels),
+            convolved: cut.words(channels),
+            gates: [cut.words(2 * v_heads), cut.words(v_heads)],
+        }
+    }
+}
+
+impl FfnPlaces {
+    fn new(
+        hyper: &HyperParams,
+        weights: &Weights,
+        n: usize,
+        n_peers: usize,
+        cut: &mut Cut,
+    ) -> FfnPlaces {
+        let routing = &hyper.routing;
+        let k = routing.k.max(1);
+        let n_experts = routing.n_experts.max(1);
+        let mut sizes = ExpertSizes::default();
+        sizes.meet_routed(weights, n * k);
+        let late = ExpertSizes::routed(weights, k);
+        sizes.meet_only(weights, n);
+        let route = cut.bytes(RouteParts::new(n, k, n_experts).n_bytes());
+        let experts = ExpertPlaces::new(&sizes, n * k, hyper.n_embd, cut);
+        let late = ExpertPlaces {
+            inner: cut.words(late.inner),
+            inner_acts: cut.bytes(late.inner_acts),
+            granules: cut.bytes(8 * k * late.n_granules),
+            partial: experts.partial.clone(),
+            ..ExpertPlaces::default()
+        };
+        FfnPlaces {
+            route,
+            only_gate: cut.words(n),
+            places: cut.words(n * k),
+            experts,
+            lookup: LookupPlaces::new(weights, n_experts, weights.layers.len(), cut),
+            late,
+            homes: cut.words(n_peers.min(1) * k),
+            rows: cut.words(n_peers * k * hyper.n_embd),
+        }
+    }
+}
+
+/// What experts' granules take at most: numbers of values, bytes where said.
+#[derive(Clone, Copy, Default)]
+pub struct ExpertSizes {
+    inner: usize,
+    /// Bytes.
+    inner_acts: usize,
+    /// Entries of a table of granules.
+    granules: usize,
+    n_experts: usize,
+    n_granules: usize,
+}
+
+impl ExpertSizes {
+    /// Of routed experts' pairs.
+    pub fn routed(weights: &Weights, pairs: usize) -> ExpertSizes {
+        let mut sizes = ExpertSizes::default();
+        sizes.meet_routed(weights, pairs);
+        sizes
+    }
+
+    fn meet_routed(&mut self, weights: &Weights, pairs: usize) {
+        for (layer, experts) in weights.layers.iter().zip(&weights.routed) {
+            if let Some(experts) = experts {
+                let layout = GranuleLayout::new(experts);
+                self.meet(&layer.ffn.expert, layout, pairs, experts.n_experts);
+            }
+        }
+    }
+
+    /// Of experts that every one of `n` tokens goes to.
+    fn meet_only(&mut self, weights: &Weights, n: usize) {
+        for (l, layer) in weights.layers.iter().enumerate() {
+            let ffn = &layer.ffn;
+            if let Some(dense) = &weights.dense[l] {
+                let shape = ffn.branch.as_ref().map_or(&ffn.expert, |branch| &branch.shape);
+                self.meet(shape, GranuleLayout::new(dense), n, 1);
+            }
+            if let (Some(shared), Some(experts)) = (&ffn.shared, &weights.shared[l]) {
+                self.meet(&shared.shape, GranuleLayout::new(experts), n, 1);
+            }
+        }
+    }
+
+    fn meet(&mut self, shape: &ExpertShape, layout: GranuleLayout, pairs: usize, experts: usize) {
+        self.inner = self.inner.max(pairs * shape.n_ff);
+        self.inner_acts = self.inner_acts.max(room_bytes(pairs, shape.n_ff));
+        self.granules = self.granules.max(layout.n_granules * pairs.max(experts));
+        self.n_experts = self.n_experts.max(experts);
+        self.n_granules = self.n_granules.max(layout.n_granules);
+    }
+}
+
+impl ExpertPlaces {
+    pub fn new(sizes: &ExpertSizes, pairs: usize, n_embd: usize, cut: &mut Cut) -> ExpertPlaces {
+        let n_experts = sizes.n_experts.max(1);
+        ExpertPlaces {
+            gate: cut.words(sizes.inner),
+            up: cut.words(sizes.inner),
+            inner: cut.words(sizes.inner),
+            inner_acts: cut.bytes(sizes.inner_acts),
+            partial: cut.words(pairs * n_embd),
+            granules: cut.bytes(8 * sizes.granules),
+            starts: cut.words(n_experts + 1),
+            tokens: cut.words(pairs),
+            experts: cut.words(pairs.max(n_experts)),
+        }
+    }
+}
+
+impl LookupPlaces {
+    pub fn new(
+        weights: &Weights,
+        n_experts: usize,
+        n_tables: usize,
+        cut: &mut Cut,
+    ) -> LookupPlaces {
+        let n_granules = ExpertSizes::routed(weights, 1).n_granules;
+        LookupPlaces {
+            tables: cut.bytes(8 * n_tables * n_experts * n_granules),
+            missing: cut.words(1),
+            pass: cut.words(1),
+            go: cut.words(1),
+        }
+    }
+}
+
+const WHAT: &str = "room for a micro-batch";
+
+/// The memory.
+pub struct Room {
+    buffer: DeviceBuffer,
+}
+
+impl Room {
+    /// Takes so many bytes.
+    pub fn of(gpu: &Device, n_bytes: usize) -> Result<Room> {
+        Ok(Room { buffer: DeviceBuffer::of(gpu, n_bytes, WHAT, "-ub, -c")? })
+    }
+
+    /// Takes the memory and fills in what never changes.
+    pub fn new(gpu: &Device, stream: &Stream, places: &Places, n: usize) -> Result<Room> {
+        let room = Room::of(gpu, places.n_bytes())?;
+        let iota: Vec<u8> = (0..n as u32).flat_map(u32::to_le_bytes).collect();
+        let ones: Vec<u8> = (0..n).flat_map(|_| 1f32.to_le_bytes()).collect();
+        stream.upload_now(room.slice(&places.iota), &iota)?;
+        stream.upload_now(room.slice(&places.ones), &ones)?;
+        stream.fill(room.slice(&places.zeros), 0)?;
+        let LookupPlaces { tables, pass, go, .. } = &places.ffn.lookup;
+        // The route comes down whole, gaps and all.
+        for place in [tables, pass, go, &places.ffn.route] {
+            stream.fill(room.slice(place), 0)?;
+        }
+        // A pass that fails lets the device go on without some experts' sums.
+        stream.fill(room.slice(&places.ffn.experts.partial), 0)?;
+        stream.synchronize()?;
+        Ok(room)
+    }
+
+    pub fn slice(&self, place: &Place) -> DeviceSlice<'_> {
+        self.buffer.slice(place.clone())
+    }
+
+    /// The first `n` f32s or u32s of a place.
+    pub fn words(&self, place: &Place, n: usize) -> DeviceSlice<'_> {
+        self.slice(place).slice(0..4 * n)
+    }
+}
