@@ -21,7 +21,7 @@ use crate::experts::{Counters, Layout, StreamOptions, TierPlan};
 use crate::forward::encoder_decoder::EncoderParams;
 use crate::forward::gpu::{GpuCache, GpuModel, GpuOptions};
 pub use crate::forward::record::Recorder;
-use crate::forward::{Buffers, Listener};
+use crate::forward::{Buffers, Observer};
 pub use crate::forward::{Logits, TopK, Want};
 use crate::gguf::{Gguf, Override};
 use crate::interrupt;
@@ -521,7 +521,7 @@ struct Relay<'a> {
     on_logits: &'a mut dyn FnMut(usize, Logits<'_>),
 }
 
-impl Listener for Relay<'_> {
+impl Observer for Relay<'_> {
     fn recorder(&mut self) -> Option<&mut dyn Recorder> {
         match &mut self.recorder {
             Some(recorder) => Some(&mut **recorder),

@@ -84,7 +84,7 @@ impl Want {
 }
 
 /// What the caller hears while a micro-batch is computed.
-pub trait Listener {
+pub trait Observer {
     /// Who writes down the routing of this micro-batch, if anyone does.
     fn recorder(&mut self) -> Option<&mut dyn Recorder>;
     /// Layer `l` of a pass is next. An error ends the pass.
@@ -96,7 +96,7 @@ pub trait Listener {
 
 impl Model {
     /// Computes one micro-batch at positions `past..` of the timeline `request`, appends it to the
-    /// cache and gives the wanted logits to `listener`.
+    /// cache and gives the wanted logits to `observer`.
     pub fn forward(
         &self,
         cpu: &Cpu,
@@ -105,20 +105,20 @@ impl Model {
         tokens: &[u32],
         (request, past): (u32, usize),
         want: Want,
-        listener: &mut dyn Listener,
+        observer: &mut dyn Observer,
     ) -> Result<()> {
         let n = tokens.len();
         let pass = Pass::new(request, n);
-        self.begin_pass(b, tokens, past, kv.n_ctx(), pass, listener);
+        self.begin_pass(b, tokens, past, kv.n_ctx(), pass, observer);
         for l in 0..self.weights.layers.len() {
-            let next = listener.layer(l);
-            let result = next.and_then(|()| self.layer(cpu, kv, b, l, past, pass, listener));
+            let next = observer.layer(l);
+            let result = next.and_then(|()| self.layer(cpu, kv, b, l, past, pass, observer));
             result.inspect_err(|_| self.foresee(None))?;
         }
 
         // output norm, output head
         let start = Instant::now();
-        self.logits(cpu, b, n, want, listener);
+        self.logits(cpu, b, n, want, observer);
         b.published.timing.head_ns = nanos_since(start);
         self.publish_end(b, pass);
         Ok(())
@@ -132,12 +132,12 @@ impl Model {
         past: usize,
         n_ctx: usize,
         pass: Pass,
-        listener: &mut dyn Listener,
+        observer: &mut dyn Observer,
     ) {
         let n = tokens.len();
         self.embed(tokens, &mut b.x);
         self.publish_start(b, pass);
-        self.record_start(b, tokens, listener);
+        self.record_start(b, tokens, observer);
         b.h.resize(n * self.hyper.n_embd, 0.0);
         b.y.resize(n * self.hyper.n_embd);
         b.rope.fill(self.frequencies(n_ctx), past, n);
@@ -153,7 +153,7 @@ impl Model {
         l: usize,
         past: usize,
         pass: Pass,
-        listener: &mut dyn Listener,
+        observer: &mut dyn Observer,
     ) -> Result<()> {
         let (layer, hyper) = (&self.weights.layers[l], &self.hyper);
         let n = b.x.len() / hyper.n_embd;
@@ -179,7 +179,7 @@ impl Model {
         self.norm(cpu, &ffn.norm, seen, &mut b.h);
         b.acts.fill(cpu, Kinds::of(ffn.inputs()), n, hyper.n_embd, &b.h);
         self.route(cpu, b, ffn, n);
-        self.record_routed(cpu, b, l, listener);
+        self.record_routed(cpu, b, l, observer);
 
         // experts and shared expert, residual
         let result = self.experts(cpu, b, l, ffn, pass);
@@ -228,7 +228,7 @@ impl Model {
         b: &mut Buffers,
         n: usize,
         want: Want,
-        listener: &mut dyn Listener,
+        observer: &mut dyn Observer,
     ) {
         let Some(first) = want.first(n) else { return };
         let head = &self.weights.output;
@@ -240,22 +240,22 @@ impl Model {
             self.norm(cpu, &self.weights.output_norm, x, h);
             b.acts.fill(cpu, Kinds::of([head.weight.ty]), m, n_embd, h);
             cpu.products([self.linear(head, &b.acts, &mut b.logits, m)]);
-            self.give_logits(&mut b.logits, start, listener);
+            self.give_logits(&mut b.logits, start, observer);
         }
     }
 
-    /// The head's products of tokens from `start` on → logits, to the listener.
+    /// The head's products of tokens from `start` on → logits, to the observer.
     pub(super) fn give_logits(
         &self,
         logits: &mut [f32],
         start: usize,
-        listener: &mut dyn Listener,
+        observer: &mut dyn Observer,
     ) {
         if self.weights.logit_divisor != 1.0 {
             logits.iter_mut().for_each(|l| *l /= self.weights.logit_divisor);
         }
         for (t, logits) in logits.chunks_exact_mut(self.n_vocab()).enumerate() {
-            listener.logits(start + t, Logits::All(logits));
+            observer.logits(start + t, Logits::All(logits));
         }
     }
 }

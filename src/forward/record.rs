@@ -3,7 +3,7 @@
 
 use crate::backend::cpu::Cpu;
 use crate::backend::cpu::router::Route;
-use crate::forward::{Buffers, Listener};
+use crate::forward::{Buffers, Observer};
 use crate::model::Model;
 use crate::model::weights::Gate;
 
@@ -29,8 +29,8 @@ pub trait Recorder {
 
 impl Model {
     /// The embeddings are in `b.x`.
-    pub(super) fn record_start(&self, b: &Buffers, tokens: &[u32], listener: &mut dyn Listener) {
-        if let Some(recorder) = listener.recorder() {
+    pub(super) fn record_start(&self, b: &Buffers, tokens: &[u32], observer: &mut dyn Observer) {
+        if let Some(recorder) = observer.recorder() {
             recorder.pass(tokens, &b.x);
         }
     }
@@ -42,9 +42,9 @@ impl Model {
         cpu: &Cpu,
         b: &mut Buffers,
         l: usize,
-        listener: &mut dyn Listener,
+        observer: &mut dyn Observer,
     ) {
-        let Some(recorder) = listener.recorder() else { return };
+        let Some(recorder) = observer.recorder() else { return };
         recorder.routed(l, &b.route, &b.h);
         let one_token = b.x.len() == self.hyper.n_embd;
         if !self.has_router(l) || !one_token {

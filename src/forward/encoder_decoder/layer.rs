@@ -6,7 +6,7 @@ use crate::Result;
 use crate::backend::cpu::Cpu;
 use crate::backend::cpu::acts::Kinds;
 use crate::forward::events::{Pass, nanos_since};
-use crate::forward::{Buffers, Listener, Want};
+use crate::forward::{Buffers, Observer, Want};
 use crate::model::Model;
 use crate::model::encoder::{EncoderParams, PositionParams};
 use crate::model::kv::{CacheType, KvCache};
@@ -34,14 +34,14 @@ impl Model {
         b: &mut Buffers,
         tokens: &[u32],
         request: u32,
-        listener: &mut dyn Listener,
+        observer: &mut dyn Observer,
     ) -> Result<()> {
         let pass = Pass::new(request, tokens.len());
         // embedding
-        self.begin_text(b, tokens, 0, pass, listener);
+        self.begin_text(b, tokens, 0, pass, observer);
         let mut own = self.encoder_cache(tokens.len());
         for l in 0..self.hyper.n_encoder_layers() {
-            let result = self.encoder_layer(cpu, &mut own, b, l, pass, listener);
+            let result = self.encoder_layer(cpu, &mut own, b, l, pass, observer);
             result.inspect_err(|_| self.foresee(None))?;
         }
 
@@ -68,7 +68,7 @@ impl Model {
         b: &mut Buffers,
         l: usize,
         pass: Pass,
-        listener: &mut dyn Listener,
+        observer: &mut dyn Observer,
     ) -> Result<()> {
         let (_, weights) = self.encoder_parts();
         let (layer, n) = (&self.weights.layers[l], b.x.len() / self.hyper.n_embd);
@@ -80,7 +80,7 @@ impl Model {
         cpu.add(&mut b.x, &b.y);
 
         // norm, router, experts, residual
-        self.feed_forward(cpu, b, (l, &layer.ffn), pass, listener)
+        self.feed_forward(cpu, b, (l, &layer.ffn), pass, observer)
     }
 
     /// x → h
@@ -90,7 +90,7 @@ impl Model {
     }
 
     /// Computes the decoder on `tokens`, appends them to the cache and gives the wanted logits to
-    /// `listener`.
+    /// `observer`.
     pub fn decode(
         &self,
         cpu: &Cpu,
@@ -99,19 +99,19 @@ impl Model {
         tokens: &[u32],
         at: Answering,
         want: Want,
-        listener: &mut dyn Listener,
+        observer: &mut dyn Observer,
     ) -> Result<()> {
         let pass = Pass::new(at.request, tokens.len());
         // embedding
-        self.begin_text(b, tokens, at.past, pass, listener);
+        self.begin_text(b, tokens, at.past, pass, observer);
         for l in self.hyper.decoder_layers() {
-            let result = self.decoder_layer(cpu, kv, b, l, at, pass, listener);
+            let result = self.decoder_layer(cpu, kv, b, l, at, pass, observer);
             result.inspect_err(|_| self.foresee(None))?;
         }
 
         // output norm, output head
         let start = Instant::now();
-        self.logits(cpu, b, tokens.len(), want, listener);
+        self.logits(cpu, b, tokens.len(), want, observer);
         b.published.timing.head_ns = nanos_since(start);
         self.publish_end(b, pass);
         Ok(())
@@ -127,7 +127,7 @@ impl Model {
         l: usize,
         Answering { n_source, past, .. }: Answering,
         pass: Pass,
-        listener: &mut dyn Listener,
+        observer: &mut dyn Observer,
     ) -> Result<()> {
         let (_, weights) = self.encoder_parts();
         let (slots, layer) = (self.hyper.cache_slots(l), &self.weights.layers[l]);
@@ -146,7 +146,7 @@ impl Model {
         cpu.add(&mut b.x, &b.y);
 
         // norm, router, experts, residual
-        self.feed_forward(cpu, b, (l, &layer.ffn), pass, listener)
+        self.feed_forward(cpu, b, (l, &layer.ffn), pass, observer)
     }
 
     pub(super) fn encoder_parts(&self) -> (&EncoderParams, &EncoderWeights) {
@@ -161,7 +161,7 @@ impl Model {
         tokens: &[u32],
         past: usize,
         pass: Pass,
-        listener: &mut dyn Listener,
+        observer: &mut dyn Observer,
     ) {
         let (params, _) = self.encoder_parts();
         let n_embd = self.hyper.n_embd;
@@ -170,7 +170,7 @@ impl Model {
             add_sinusoids(&mut b.x, n_embd, first + past);
         }
         self.publish_start(b, pass);
-        self.record_start(b, tokens, listener);
+        self.record_start(b, tokens, observer);
         b.h.resize(tokens.len() * n_embd, 0.0);
         b.y.resize(tokens.len() * n_embd);
     }
@@ -182,14 +182,14 @@ impl Model {
         b: &mut Buffers,
         (l, ffn): (usize, &FfnWeights),
         pass: Pass,
-        listener: &mut dyn Listener,
+        observer: &mut dyn Observer,
     ) -> Result<()> {
         let n_embd = self.hyper.n_embd;
         let n = b.x.len() / n_embd;
         self.norm(cpu, &ffn.norm, &b.x, &mut b.h);
         b.acts.fill(cpu, Kinds::of(ffn.inputs()), n, n_embd, &b.h);
         self.route(cpu, b, ffn, n);
-        self.record_routed(cpu, b, l, listener);
+        self.record_routed(cpu, b, l, observer);
         let result = self.experts(cpu, b, l, ffn, pass);
         self.experts_of(&ffn.gate).release(&mut b.ffn.work);
         result?;

@@ -16,7 +16,7 @@ use crate::backend::gpu::cache::DeviceRows;
 use crate::forward::encoder_decoder::Answering;
 use crate::forward::events::{Pass as Timeline, nanos_since};
 use crate::forward::gpu::layer::{Span, Tools};
-use crate::forward::{Buffers, Listener, Want};
+use crate::forward::{Buffers, Observer, Want};
 use crate::gguf::TensorType;
 use crate::model::Model;
 use crate::model::hyper::CacheSlots;
@@ -35,13 +35,13 @@ impl GpuModel {
         b: &mut Buffers,
         tokens: &[u32],
         request: u32,
-        listener: &mut dyn Listener,
+        observer: &mut dyn Observer,
     ) -> Result<()> {
         let (n, timeline) = (tokens.len(), Timeline::new(request, tokens.len()));
-        model.begin_text(b, tokens, 0, timeline, listener);
+        model.begin_text(b, tokens, 0, timeline, observer);
         let span = Span { n, past: 0, is_prompt: true, max_seen: n, text: Text::Source };
         self.pass((model, cpu), cache, b, span, timeline, |pass, tools| {
-            pass.encode(tools, kv, timeline, listener)
+            pass.encode(tools, kv, timeline, observer)
         })
     }
 
@@ -56,15 +56,15 @@ impl GpuModel {
         tokens: &[u32],
         Answering { request, n_source, past }: Answering,
         want: Want,
-        listener: &mut dyn Listener,
+        observer: &mut dyn Observer,
     ) -> Result<()> {
         let (n, timeline) = (tokens.len(), Timeline::new(request, tokens.len()));
-        model.begin_text(b, tokens, past, timeline, listener);
+        model.begin_text(b, tokens, past, timeline, observer);
         let (is_prompt, text) = (n > 1, Text::Answer { n_source });
         let max_seen = if is_prompt { past + n } else { graph_positions(past + 1, kv.n_ctx()) };
         let span = Span { n, past, is_prompt, max_seen, text };
         self.pass((model, cpu), cache, b, span, timeline, |pass, tools| {
-            pass.run(tools, kv, timeline, want, listener)
+            pass.run(tools, kv, timeline, want, observer)
         })
     }
 }
@@ -75,27 +75,27 @@ impl<'a> Pass<'a> {
         tools: &mut Tools,
         kv: &mut KvCache,
         timeline: Timeline,
-        listener: &mut dyn Listener,
+        observer: &mut dyn Observer,
     ) -> Result<()> {
         let mut own = self.model.encoder_cache(self.n);
-        let mut on_device = self.run_layers(tools, &mut own, timeline, listener)?;
+        let mut on_device = self.run_layers(tools, &mut own, timeline, observer)?;
         let start = Instant::now();
         let layers = self.hyper().decoder_layers();
         let is_there = |l: &usize| self.g.layers[*l].is_some();
         let first = layers.clone().find(is_there).unwrap_or(layers.end);
         // output norm, keys and values for the decoder: layers of the CPU come first
         if first > layers.start {
-            self.move_stream(tools, (&mut on_device, false), timeline, listener)?;
+            self.move_stream(tools, (&mut on_device, false), timeline, observer)?;
             let Tools { staging, cpu, b, .. } = tools;
             self.model.encoder_output(cpu, b);
             self.model.cross_keys(cpu, kv, b, layers.start..first);
             staging.upload(self.stream(), self.h(), &b.h, f32::to_le_bytes)?;
         } else {
-            self.move_stream(tools, (&mut on_device, true), timeline, listener)?;
+            self.move_stream(tools, (&mut on_device, true), timeline, observer)?;
             self.norm(&self.encoder().output_norm, self.x(), self.h())?;
         }
         self.cross_keys(first..layers.end)?;
-        self.catch_up(tools, timeline, listener)?;
+        self.catch_up(tools, timeline, observer)?;
         tools.b.published.timing.head_ns = nanos_since(start);
         Ok(())
     }

@@ -16,7 +16,7 @@ use crate::forward::gpu::decode_pipeline::Ahead;
 use crate::forward::gpu::expert_parallel::Peer;
 use crate::forward::gpu::hybrid_moe::Hybrid;
 use crate::forward::gpu::upload::{Staging, floats, integers};
-use crate::forward::{Buffers, LOGITS_TOKENS, Listener, Logits, TopK, Want};
+use crate::forward::{Buffers, LOGITS_TOKENS, Observer, Logits, TopK, Want};
 use crate::model::Model;
 use crate::model::kv::KvCache;
 use std::time::Instant;
@@ -61,17 +61,17 @@ impl GpuModel {
         tokens: &[u32],
         (request, past, is_prompt): (u32, usize, bool),
         want: Want,
-        listener: &mut dyn Listener,
+        observer: &mut dyn Observer,
     ) -> Result<()> {
         let timeline = Timeline::new(request, tokens.len());
-        model.begin_pass(b, tokens, past, kv.n_ctx(), timeline, listener);
+        model.begin_pass(b, tokens, past, kv.n_ctx(), timeline, observer);
         let max_seen = match tokens.len() {
             1 if !is_prompt => graph_positions(past + 1, kv.n_ctx()),
             n => past + n,
         };
         let span = Span { n: tokens.len(), past, is_prompt, max_seen, text: Text::Only };
         self.pass((model, cpu), cache, b, span, timeline, |pass, tools| {
-            pass.run(tools, kv, timeline, want, listener)
+            pass.run(tools, kv, timeline, want, observer)
         })
     }
 
@@ -123,16 +123,16 @@ impl Pass<'_> {
         kv: &mut KvCache,
         timeline: Timeline,
         want: Want,
-        listener: &mut dyn Listener,
+        observer: &mut dyn Observer,
     ) -> Result<()> {
-        let mut on_device = self.run_layers(tools, kv, timeline, listener)?;
+        let mut on_device = self.run_layers(tools, kv, timeline, observer)?;
         let start = Instant::now();
         let moved = (&mut on_device, self.g.head.is_some());
-        self.move_stream(tools, moved, timeline, listener)?;
-        self.catch_up(tools, timeline, listener)?;
+        self.move_stream(tools, moved, timeline, observer)?;
+        self.catch_up(tools, timeline, observer)?;
         match on_device {
-            true => self.logits(tools, want, listener)?,
-            false => self.model.logits(tools.cpu, tools.b, self.n, want, listener),
+            true => self.logits(tools, want, observer)?,
+            false => self.model.logits(tools.cpu, tools.b, self.n, want, observer),
         }
         tools.b.published.timing.head_ns = nanos_since(start);
         Ok(())
@@ -144,20 +144,20 @@ impl Pass<'_> {
         tools: &mut Tools,
         kv: &mut KvCache,
         timeline: Timeline,
-        listener: &mut dyn Listener,
+        observer: &mut dyn Observer,
     ) -> Result<bool> {
         self.make_graphs(tools)?;
         self.upload_positions(tools)?;
         // Where the stream is.
         let mut on_device = false;
         for l in self.layers() {
-            listener.layer(l)?;
+            observer.layer(l)?;
             let layer = self.g.layers[l].as_ref();
             let moved = (&mut on_device, layer.is_some());
-            self.move_stream(tools, moved, timeline, listener)?;
+            self.move_stream(tools, moved, timeline, observer)?;
             match layer {
-                Some(layer) => self.layer(tools, l, layer, timeline, listener)?,
-                None => self.layer_on_cpu(tools, kv, l, timeline, listener)?,
+                Some(layer) => self.layer(tools, l, layer, timeline, observer)?,
+                None => self.layer_on_cpu(tools, kv, l, timeline, observer)?,
             }
         }
         Ok(on_device)
@@ -169,15 +169,15 @@ impl Pass<'_> {
         kv: &mut KvCache,
         l: usize,
         timeline: Timeline,
-        listener: &mut dyn Listener,
+        observer: &mut dyn Observer,
     ) -> Result<()> {
         let (model, past, Tools { cpu, b, .. }) = (self.model, self.past, tools);
         match self.text {
-            Text::Only => model.layer(cpu, kv, b, l, past, timeline, listener),
-            Text::Source => model.encoder_layer(cpu, kv, b, l, timeline, listener),
+            Text::Only => model.layer(cpu, kv, b, l, past, timeline, observer),
+            Text::Source => model.encoder_layer(cpu, kv, b, l, timeline, observer),
             Text::Answer { n_source } => {
                 let at = Answering { request: timeline.request, n_source, past };
-                model.decoder_layer(cpu, kv, b, l, at, timeline, listener)
+                model.decoder_layer(cpu, kv, b, l, at, timeline, observer)
             }
         }
     }
@@ -189,9 +189,9 @@ impl Pass<'_> {
         l: usize,
         layer: &GpuLayer,
         timeline: Timeline,
-        listener: &mut dyn Listener,
+        observer: &mut dyn Observer,
     ) -> Result<()> {
-        let is_heard = listener.recorder().is_some();
+        let is_heard = observer.recorder().is_some();
         let tiers = self.tiers(l).filter(|_| self.looks_up(l) && !is_heard);
         let frozen = tiers.map(|tiers| self.freeze(tools, l, tiers)).transpose()?;
 
@@ -202,14 +202,14 @@ impl Pass<'_> {
         // experts, residual
         match (&ffn.dense, frozen) {
             (Some(expert), _) => {
-                self.hear_dense(tools, l, timeline, listener)?;
+                self.hear_dense(tools, l, timeline, observer)?;
                 self.only_expert(tools.staging, expert, ffn.biases.as_ref(), &acts, None)?;
             }
             (None, Some(frozen)) => {
-                return self.queue_experts(tools, l, frozen, timeline, listener);
+                return self.queue_experts(tools, l, frozen, timeline, observer);
             }
             (None, None) => {
-                self.bring_route(tools, l, timeline, listener)?;
+                self.bring_route(tools, l, timeline, observer)?;
                 self.routed_experts(tools, l, &acts)?;
             }
         }
@@ -239,12 +239,12 @@ impl Pass<'_> {
         tools: &mut Tools,
         (on_device, wanted): (&mut bool, bool),
         timeline: Timeline,
-        listener: &mut dyn Listener,
+        observer: &mut dyn Observer,
     ) -> Result<()> {
         if std::mem::replace(on_device, wanted) == wanted {
             return Ok(());
         }
-        self.catch_up(tools, timeline, listener)?;
+        self.catch_up(tools, timeline, observer)?;
         let (stream, Tools { staging, b, .. }) = (self.stream(), &mut *tools);
         if wanted {
             return staging.upload(stream, self.x(), &b.x, f32::to_le_bytes);
@@ -259,15 +259,15 @@ impl Pass<'_> {
         tools: &mut Tools,
         l: usize,
         timeline: Timeline,
-        listener: &mut dyn Listener,
+        observer: &mut dyn Observer,
     ) -> Result<()> {
-        if listener.recorder().is_some() {
-            self.catch_up(tools, timeline, listener)?;
+        if observer.recorder().is_some() {
+            self.catch_up(tools, timeline, observer)?;
             let Tools { staging, cpu, b, .. } = tools;
             b.route.dense(self.n);
             staging
                 .download(self.stream(), &[self.h()], &mut |_, bytes| floats(bytes, &mut b.h))?;
-            self.model.record_routed(cpu, b, l, listener);
+            self.model.record_routed(cpu, b, l, observer);
         }
         Ok(())
     }
@@ -278,11 +278,11 @@ impl Pass<'_> {
         tools: &mut Tools,
         l: usize,
         timeline: Timeline,
-        listener: &mut dyn Listener,
+        observer: &mut dyn Observer,
     ) -> Result<()> {
-        self.catch_up(tools, timeline, listener)?;
+        self.catch_up(tools, timeline, observer)?;
         let Tools { staging, cpu, b, .. } = tools;
-        let is_recorded = listener.recorder().is_some();
+        let is_recorded = observer.recorder().is_some();
         let mut parts = vec![self.route_bytes()];
         if is_recorded || self.n == 1 && self.model.wants_activation(l) {
             parts.extend([self.h(), self.x()]);
@@ -292,12 +292,12 @@ impl Pass<'_> {
             1 => floats(bytes, &mut b.h),
             _ => floats(bytes, &mut b.x),
         })?;
-        self.model.record_routed(cpu, b, l, listener);
+        self.model.record_routed(cpu, b, l, observer);
         self.model.publish_routed(cpu, b, l, timeline);
         Ok(())
     }
 
-    fn logits(&self, tools: &mut Tools, want: Want, listener: &mut dyn Listener) -> Result<()> {
+    fn logits(&self, tools: &mut Tools, want: Want, observer: &mut dyn Observer) -> Result<()> {
         let Some(first) = want.first(self.n) else { return Ok(()) };
         let (norm, head) = self.g.head.as_ref().expect("the head is on the device");
         let (n_embd, n_vocab) = (self.hyper().n_embd, head.weight.rows);
@@ -310,13 +310,13 @@ impl Pass<'_> {
             let out = part.words(&self.places().logits, m * n_vocab);
             part.linear(head, &acts, out)?;
             match chosen_there(want, n_vocab) {
-                Some(top) => self.best(tools, out, top, start, listener)?,
+                Some(top) => self.best(tools, out, top, start, observer)?,
                 None => {
                     let Tools { staging, b: Buffers { logits, .. }, .. } = &mut *tools;
                     let take = &mut |_, bytes: &[u8]| floats(bytes, logits);
                     staging.download(self.stream(), &[out], take)?;
                     tools.wait_for_peers()?;
-                    self.model.give_logits(&mut tools.b.logits, start, listener);
+                    self.model.give_logits(&mut tools.b.logits, start, observer);
                 }
             }
         }
@@ -330,7 +330,7 @@ impl Pass<'_> {
         products: DeviceSlice,
         TopK { k, n_vocab }: TopK,
         token: usize,
-        listener: &mut dyn Listener,
+        observer: &mut dyn Observer,
     ) -> Result<()> {
         let all = sample::Logits {
             data: products.slice(0..4 * n_vocab),
@@ -349,7 +349,7 @@ impl Pass<'_> {
         })?;
         tools.wait_for_peers()?;
         let Buffers { best_ids, logits, .. } = &*tools.b;
-        listener.logits(token, Logits::Best { ids: best_ids, logits });
+        observer.logits(token, Logits::Best { ids: best_ids, logits });
         Ok(())
     }
 }

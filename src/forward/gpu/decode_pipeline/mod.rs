@@ -26,7 +26,7 @@ use crate::forward::gpu::expert_parallel::{Peer, Routed};
 use crate::forward::gpu::layer::Tools;
 use crate::forward::gpu::upload::{Staging, floats, starts};
 use crate::forward::gpu::workspace::RouteParts;
-use crate::forward::{Buffers, Listener};
+use crate::forward::{Buffers, Observer};
 use crate::model::Model;
 
 /// Layers in the queue at most: the one that runs and the next.
@@ -211,7 +211,7 @@ impl Pass<'_> {
         l: usize,
         frozen: Frozen,
         timeline: Timeline,
-        listener: &mut dyn Listener,
+        observer: &mut dyn Observer,
     ) -> Result<()> {
         let (stream, Tools { ahead, peers, .. }) = (self.stream(), &mut *tools);
         let lane = &ahead.lanes[frozen.lane];
@@ -252,7 +252,7 @@ impl Pass<'_> {
         }
         let end = Fence::after(stream)?;
         let before = ahead.pending.replace(Pending { l, frozen, sizes, end });
-        self.hear_of(tools, before, timeline, listener)
+        self.hear_of(tools, before, timeline, observer)
     }
 
     fn shape(&self, l: usize) -> DeviceShape {
@@ -300,10 +300,10 @@ impl Pass<'_> {
         &self,
         tools: &mut Tools,
         timeline: Timeline,
-        listener: &mut dyn Listener,
+        observer: &mut dyn Observer,
     ) -> Result<()> {
         let pending = tools.ahead.pending.take();
-        self.hear_of(tools, pending, timeline, listener)
+        self.hear_of(tools, pending, timeline, observer)
     }
 
     /// Hears of a layer, and computes or brings what it lacks.
@@ -312,14 +312,14 @@ impl Pass<'_> {
         tools: &mut Tools,
         pending: Option<Pending>,
         timeline: Timeline,
-        listener: &mut dyn Listener,
+        observer: &mut dyn Observer,
     ) -> Result<()> {
         let Some(pending) = pending else { return Ok(()) };
         let tiers = self.g.tiers.as_deref().expect("experts in VRAM");
         let Pending { l, frozen: Frozen { lane, number }, sizes, end } = pending;
         // After an error the layer stays frozen until the pass is given up: what is queued of it
         // still runs.
-        if self.hear(tools, l, lane, &sizes, listener)? > 0 {
+        if self.hear(tools, l, lane, &sizes, observer)? > 0 {
             self.late_experts(tools, l, lane)?;
             let number = number.expect("what is whole lacks nothing");
             let go = self.slice(&self.places().ffn.lookup.go);
@@ -342,7 +342,7 @@ impl Pass<'_> {
         l: usize,
         lane: usize,
         sizes: &[usize; PARTS],
-        listener: &mut dyn Listener,
+        observer: &mut dyn Observer,
     ) -> Result<u32> {
         let Buffers { route, h, x, .. } = &mut *tools.b;
         let [routed, hidden, stream] = tools.ahead.lanes[lane].wait(sizes)?;
@@ -352,7 +352,7 @@ impl Pass<'_> {
             floats(hidden, h);
             floats(stream, x);
         }
-        self.model.record_routed(tools.cpu, tools.b, l, listener);
+        self.model.record_routed(tools.cpu, tools.b, l, observer);
         Ok(missing)
     }
 }
