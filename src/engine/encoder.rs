@@ -1,6 +1,7 @@
 //! Sessions of encoder–decoder models: a source text is read once, then answered.
 
-use super::{Compute, Logits, Relay, Session, Want};
+use super::session::Relay;
+use super::{Compute, Logits, Session, Want};
 use crate::forward::encoder_decoder::Answering;
 use crate::forward::record::Recorder;
 use crate::{Error, Result, interrupt};

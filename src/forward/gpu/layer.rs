@@ -16,7 +16,7 @@ use crate::forward::gpu::decode_pipeline::Ahead;
 use crate::forward::gpu::expert_parallel::Peer;
 use crate::forward::gpu::hybrid_moe::Hybrid;
 use crate::forward::gpu::upload::{Staging, floats, integers};
-use crate::forward::{Buffers, LOGITS_TOKENS, Observer, Logits, TopK, Want};
+use crate::forward::{Buffers, LOGITS_TOKENS, Logits, Observer, TopK, Want};
 use crate::model::Model;
 use crate::model::kv::KvCache;
 use std::time::Instant;

@@ -1,0 +1,289 @@
+//! From a file to an engine: understand, plan, then take memory.
+
+use std::path::Path;
+use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Mutex};
+
+use super::device::{self, DeviceChoice};
+use super::plan::ram::Place;
+use super::plan::{self, MemoryPlan};
+use super::profile::ProfileFile;
+use super::{Compute, Engine, EngineOptions, understand};
+use crate::backend::cpu::Cpu;
+use crate::backend::gpu::Device;
+use crate::experts::{Layout, StreamOptions, TierPlan};
+use crate::forward::gpu::{GpuModel, GpuOptions};
+use crate::gguf::Gguf;
+use crate::interrupt;
+use crate::model::kv;
+use crate::model::{Bound, HyperParams, Model};
+use crate::tokenizer::Tokenizer;
+use crate::units::{at_least, at_most, size};
+use crate::{Error, Result};
+
+/// A context longer than this is refused: its positions would not fit the f32 of RoPE exactly.
+const MAX_CTX: usize = 1 << 24;
+
+/// A model that is understood and planned for, with no memory committed yet.
+struct Prepared {
+    bound: Bound,
+    tokenizer: Tokenizer,
+    n_ctx: usize,
+    plan: MemoryPlan,
+    /// Open, in the order of the plan; none where the CPU computes everything.
+    devices: Vec<Device>,
+}
+
+impl Prepared {
+    fn new(path: &Path, options: &EngineOptions) -> Result<Prepared> {
+        let gguf = Gguf::open_with(path, &options.overrides)?;
+        let (bound, tokenizer) = understand(gguf, options.without_text)?;
+        let devices = device::open(&options.device)?;
+        let n_ctx = context(bound.hyper(), options, &devices)?;
+        kv::check(&bound.hyper().cache_shapes(), options.cache_type_k, options.cache_type_v)?;
+        let (devices, device) = plan::on_devices(&bound, options, n_ctx, devices)?;
+        let on_device = device.as_ref().map_or(0, |part| part.plan.kv_bytes);
+        let kv_bytes = kv_bytes(bound.hyper(), options, n_ctx) - on_device;
+        let available = plan::memory::available_bytes();
+        if let Some(available) = available.filter(|a| *a < kv_bytes) {
+            return Err(Error::invalid(format!(
+                "the KV cache for {n_ctx} tokens takes {}, but {} of memory are available: \
+                 lower -c",
+                at_least(kv_bytes),
+                at_most(available)
+            )));
+        }
+        let plan = MemoryPlan::new(&bound, options, n_ctx, kv_bytes, available, device)?;
+        Ok(Prepared { bound, tokenizer, n_ctx, plan, devices })
+    }
+}
+
+/// Takes the devices' memory for their parts of the model, as planned.
+fn onto_devices(
+    model: &mut Model,
+    options: &EngineOptions,
+    plan: &MemoryPlan,
+    devices: &[Device],
+    store: Option<&ProfileFile>,
+) -> Result<Option<GpuModel>> {
+    let Some(part) = plan.device.as_ref().filter(|_| !devices.is_empty()) else { return Ok(None) };
+    let of_devices = &part.plan;
+    let budgets = of_devices.devices.iter().map(|room| room.expert_budget_bytes);
+    let gpu_options = GpuOptions {
+        layers: of_devices.gpu_layers.clone(),
+        head: of_devices.head_on_device,
+        experts: of_devices.experts_on_cpu.iter().map(|on_cpu| !on_cpu).collect(),
+        expert_budgets: budgets.collect(),
+        policy: options.policy,
+        profile: store.map(ProfileFile::load).unwrap_or_default(),
+        lockstep: options.lockstep,
+        n_ubatch: plan::needs::tokens_at_once(model.hyper(), plan.n_ubatch, plan.n_ctx),
+        n_ctx: plan.n_ctx,
+        cpu_share: options.cpu_share,
+    };
+    let free = |device: &Device| Ok(device.memory()?.free_bytes as u64);
+    let before: Vec<u64> = devices.iter().map(free).collect::<Result<_>>()?;
+    let gpu = model.onto(devices, &gpu_options)?;
+    for (i, (device, before)) in devices.iter().zip(before).enumerate() {
+        // Sessions take the KV cache.
+        let kv_bytes = if i == 0 { of_devices.kv_bytes } else { 0 };
+        let planned = of_devices.planned_bytes(i) - kv_bytes;
+        let taken = before.saturating_sub(free(device)?);
+        log::debug!("{taken} bytes of VRAM taken, {planned} planned, beside the KV cache");
+        device::warn_of_spill(device, before, planned)?;
+    }
+    Ok(Some(gpu))
+}
+
+/// Tokens of context: what is asked for, or what there is room for.
+fn context(hyper: &HyperParams, options: &EngineOptions, devices: &[Device]) -> Result<usize> {
+    let n_ctx = match options.n_ctx {
+        Some(n_ctx) => n_ctx,
+        None => {
+            let of_device = devices.first().map(|device| device.memory()).transpose()?;
+            default_ctx(hyper, options, of_device.map(|memory| memory.free_bytes as u64))
+        }
+    };
+    let n_ubatch = plan::ubatch::usual(options);
+    if !(1..=MAX_CTX).contains(&n_ctx) || n_ubatch == 0 {
+        return Err(Error::Usage(format!(
+            "context and batch sizes must be 1 to {MAX_CTX}, got -c {n_ctx} -b {} -ub {n_ubatch}",
+            options.n_batch
+        )));
+    }
+    if n_ctx > hyper.n_ctx_train {
+        let trained = hyper.n_ctx_train;
+        log::warn!("context of {n_ctx} tokens, but the model was trained on {trained}");
+    }
+    Ok(n_ctx)
+}
+
+/// Touches every page of the file, so that the first token does not wait for page faults one
+/// at a time. A file that memory cannot hold is left alone: reading its end would only push
+/// out its beginning.
+fn read_ahead(gguf: &Gguf, cpu: &Cpu, progress: &mut dyn FnMut(f32)) -> Result<()> {
+    let total = gguf.n_bytes().max(1);
+    if let Some(available) = plan::memory::available_bytes().filter(|a| *a < total) {
+        log::warn!(
+            "the model has {}, but {} of memory are available: its pages are read again and again \
+             as tokens need them",
+            size(total),
+            at_most(available)
+        );
+        return Ok(());
+    }
+    let mut done = 0;
+    for shard in gguf.shards() {
+        // A token's products read them a tenth faster (bench/PROFILE.md).
+        shard.use_huge_pages();
+        for part in shard.map().chunks(64 << 20) {
+            interrupt::check()?;
+            cpu.chunks(part.len().div_ceil(1 << 20), 1, &|_, range| {
+                let part = &part[range.start << 20..part.len().min(range.end << 20)];
+                let pages = part.iter().step_by(4096);
+                std::hint::black_box(pages.fold(0u8, |sum, byte| sum ^ byte));
+            });
+            done += part.len();
+            progress(done as f32 / total as f32);
+        }
+    }
+    Ok(())
+}
+
+impl Engine {
+    /// Opens and checks a model, decides where its experts are to be, and brings in its pages or
+    /// its dense weights; `progress` hears fractions from 0 to 1 of that.
+    pub fn load(
+        path: &Path,
+        options: &EngineOptions,
+        progress: &mut dyn FnMut(f32),
+    ) -> Result<Arc<Engine>> {
+        progress(0.0);
+        let prepared = Prepared::new(path, options)?;
+        let has_device = prepared.plan.device.is_some();
+        match Engine::prepared(prepared, path, options, progress) {
+            // What other programs took since it was planned, for instance.
+            Err(why @ Error::Device(_)) if has_device => {
+                plan::on_cpu_instead(options, why)?;
+                let options = EngineOptions { device: DeviceChoice::Cpu, ..options.clone() };
+                progress(0.0);
+                Engine::prepared(Prepared::new(path, &options)?, path, &options, progress)
+            }
+            done => done,
+        }
+    }
+
+    fn prepared(
+        prepared: Prepared,
+        path: &Path,
+        options: &EngineOptions,
+        progress: &mut dyn FnMut(f32),
+    ) -> Result<Arc<Engine>> {
+        let Prepared { bound, tokenizer, n_ctx, mut plan, devices } = prepared;
+        let cpu = Cpu::new(threads(options.n_threads));
+        // Nothing is learned of experts that stay where they are.
+        let store = match plan.moves_experts() {
+            true => ProfileFile::open(&options.profile, path, bound.gguf().key())?,
+            false => None,
+        };
+        let mut model = match plan.place {
+            Place::InPlace if plan.is_mapped => {
+                let model = bound.in_place();
+                read_ahead(model.gguf(), &cpu, progress)?;
+                model
+            }
+            Place::InPlace => {
+                let total = bound.gguf().n_bytes().max(1) as f32;
+                bound.in_memory(&mut |done| progress(done as f32 / total))?
+            }
+            Place::Streamed { budget } => {
+                let stream = StreamOptions {
+                    budget,
+                    io: options.io,
+                    policy: options.policy,
+                    k: bound.k(),
+                    profile: store.as_ref().map(ProfileFile::load).unwrap_or_default(),
+                    lockstep: options.lockstep,
+                    faults: options.faults.clone(),
+                };
+                let total = plan.sizes.dense_bytes.max(1) as f32;
+                bound.streamed(&stream, &mut |done| progress(done as f32 / total))?
+            }
+        };
+        let gpu = onto_devices(&mut model, options, &plan, &devices, store.as_ref())?;
+        plan.io = model.io().unwrap_or(plan.io);
+        Ok(Arc::new(Engine {
+            model,
+            tokenizer,
+            n_threads: cpu.n_threads(),
+            compute: Mutex::new(Compute { cpu, gpu }),
+            options: options.clone(),
+            n_ctx,
+            plan,
+            store,
+            next_session: AtomicU32::new(0),
+        }))
+    }
+
+    /// Where everything would be, without reading weights.
+    pub fn plan_of(path: &Path, options: &EngineOptions) -> Result<MemoryPlan> {
+        Prepared::new(path, options).map(|prepared| prepared.plan)
+    }
+
+    /// Slots and reads as these options stream experts; `None` where they are in place.
+    pub fn tier_of(
+        path: &Path,
+        options: &EngineOptions,
+    ) -> Result<Option<(TierPlan, Box<dyn Layout>)>> {
+        let prepared = Prepared::new(path, options)?;
+        Ok(match prepared.plan.place {
+            Place::InPlace => None,
+            Place::Streamed { budget } => Some(prepared.bound.tier(budget)),
+        })
+    }
+}
+
+pub(super) fn kv_bytes(hyper: &HyperParams, options: &EngineOptions, n_ctx: usize) -> u64 {
+    kv::n_bytes(&hyper.cache_shapes(), n_ctx, options.cache_type_k, options.cache_type_v)
+}
+
+/// The context the model was trained for, or as much of it as a quarter of the available memory
+/// holds, on the device if there is one: the weights want the rest.
+fn default_ctx(hyper: &HyperParams, options: &EngineOptions, of_device: Option<u64>) -> usize {
+    let trained = hyper.n_ctx_train;
+    let one = kv_bytes(hyper, options, 1).max(1);
+    let available = plan::memory::available_bytes().into_iter().chain(of_device).min();
+    let room = available.map_or(u64::MAX, |bytes| bytes / 4 / one);
+    let n_ctx = trained.min(usize::try_from(room).unwrap_or(usize::MAX)).max(1);
+    if n_ctx < trained {
+        log::warn!("context of {n_ctx} tokens, as memory allows; the model has {trained}: see -c");
+    }
+    n_ctx
+}
+
+/// As many threads as are asked for, with a warning where that is more than there are cores: they
+/// wait for each other several times a layer.
+fn threads(asked: Option<usize>) -> usize {
+    let n = asked.unwrap_or_else(default_threads);
+    let n_cores = std::thread::available_parallelism().map_or(n, |n| n.get());
+    if n > n_cores {
+        let cores = if n_cores == 1 { "core" } else { "cores" };
+        log::warn!(
+            "-t {n}: this machine has {n_cores} {cores}, and more threads than cores are slow, as \
+             they wait for each other"
+        );
+    }
+    n
+}
+
+/// One thread a physical core: a second one on the same core shares the units that the kernels
+/// keep busy.
+pub fn default_threads() -> usize {
+    let logical = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let siblings =
+        std::fs::read_to_string("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list");
+    match siblings {
+        Ok(list) if list.trim().contains([',', '-']) => (logical / 2).max(1),
+        _ => logical,
+    }
+}
