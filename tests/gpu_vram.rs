@@ -13,8 +13,8 @@ use moeba::backend::gpu::{Device, DeviceSlice, Emulated, Stream};
 use moeba::experts::disk::link::IoKind;
 use moeba::experts::vram::{Dealt, Fence, GranuleLayout, Own, Owners, Vram, VramOptions};
 use moeba::experts::{
-    Access, ExpertStore, Geometry, LayerExperts, Part, Place, ReadyGranule, Resident,
-    StreamOptions, Streamed, Work, needs,
+    Access, Acquisition, ExpertStore, Geometry, LayerExperts, Part, Place, ReadyGranule, Resident,
+    StreamOptions, Streamed, needs,
 };
 use moeba::gguf::{Gguf, TensorType, Writer};
 use moeba::policy::{Event, Profile, Routed};
@@ -222,7 +222,7 @@ fn demand(
     access: Access,
     fenced: bool,
 ) -> Result<()> {
-    let mut work = Work::default();
+    let mut work = Acquisition::default();
     vram.acquire(layer, experts, access, &mut work);
     let mut n = 0;
     let mut end = None;
@@ -348,7 +348,7 @@ fn run(vram: &Vram, compute: &mut Compute, ops: Vec<Op>) {
                 demand(vram, compute, layer, &experts, access, fenced).unwrap();
             }
             Op::Abandon { layer, experts, turns } => {
-                let mut work = Work::default();
+                let mut work = Acquisition::default();
                 vram.acquire(layer, &experts, Access::Decode, &mut work);
                 for _ in 0..turns {
                     vram.next_ready(&mut work, None).unwrap();
@@ -599,11 +599,11 @@ impl ExpertStore for Faulty {
         self.inner.geometry(layer)
     }
 
-    fn acquire(&self, layer: usize, experts: &[u32], access: Access, work: &mut Work) {
+    fn acquire(&self, layer: usize, experts: &[u32], access: Access, work: &mut Acquisition) {
         self.inner.acquire(layer, experts, access, work);
     }
 
-    fn next_ready(&self, work: &mut Work) -> Result<bool> {
+    fn next_ready(&self, work: &mut Acquisition) -> Result<bool> {
         std::thread::sleep(Duration::from_millis(self.delay_ms.load(SeqCst)));
         if self.fails.load(SeqCst) {
             return Err(Error::Load("expert 7 of layer 9: the disk is on fire".into()));
@@ -611,11 +611,11 @@ impl ExpertStore for Faulty {
         self.inner.next_ready(work)
     }
 
-    fn ready<'w>(&'w self, work: &'w Work, i: usize) -> ReadyGranule<'w> {
+    fn ready<'w>(&'w self, work: &'w Acquisition, i: usize) -> ReadyGranule<'w> {
         self.inner.ready(work, i)
     }
 
-    fn release(&self, work: &mut Work) {
+    fn release(&self, work: &mut Acquisition) {
         self.inner.release(work);
     }
 }
@@ -698,7 +698,7 @@ fn a_lost_device_is_a_sentence() {
         let gpu = gpu(op % 2, Faults { lost_at_op: Some(op), ..Faults::default() });
         let vram = model.vram(&gpu, model.resident(), 0.3, "on-demand").unwrap();
         let steps = (0..3).map(|step| {
-            let mut work = Work::default();
+            let mut work = Acquisition::default();
             vram.acquire(1 + step, &[0, 1], Access::Decode, &mut work);
             let result = loop {
                 match vram.next_ready(&mut work, None) {
@@ -729,7 +729,7 @@ fn dropped_while_it_loads_it_waits_for_its_threads() {
     for _ in 0..3 {
         let vram = model.vram(&gpu, source.clone(), 0.3, "deepspeed").unwrap();
         routed(&vram, 1, &[0, 1]);
-        let mut work = Work::default();
+        let mut work = Acquisition::default();
         vram.acquire(3, &[0, 1], Access::Decode, &mut work);
         drop(vram);
         assert_eq!(Arc::strong_count(&source), 1, "a thread is left");

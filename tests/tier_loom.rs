@@ -39,11 +39,11 @@ mod experts {
     }
 
     /// What only this module may do to a work.
-    pub fn open(work: &mut acquisition::Work, experts: &[u32], access: acquisition::Access) {
+    pub fn open(work: &mut acquisition::Acquisition, experts: &[u32], access: acquisition::Access) {
         work.start(1, 0, experts, access);
     }
 
-    pub fn handed(work: &acquisition::Work) -> &[acquisition::Handed] {
+    pub fn handed(work: &acquisition::Acquisition) -> &[acquisition::Handed] {
         &work.handed
     }
 }
@@ -53,7 +53,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use experts::acquisition::{Access, Work};
+use experts::acquisition::{Access, Acquisition};
 use experts::disk::link::sleep::Sleep;
 use experts::layout::piece::{Dest, Piece};
 use experts::tier::{ClassPlan, Fault, LayerPlan, Layout, Stop, Ticket, Tier, TierPlan};
@@ -150,15 +150,15 @@ impl World {
         self.tier.end_read(number, if fails { Err(fault()) } else { Ok(()) });
     }
 
-    fn acquire(&self, experts: &[u32], access: Access) -> Work {
-        let mut work = Work::default();
+    fn acquire(&self, experts: &[u32], access: Access) -> Acquisition {
+        let mut work = Acquisition::default();
         experts::open(&mut work, experts, access);
         self.tier.acquire(&mut work);
         work
     }
 
     /// Computes until the end, or the failure; how many granules there were.
-    fn compute(&self, work: &mut Work) -> Result<usize, Stop> {
+    fn compute(&self, work: &mut Acquisition) -> Result<usize, Stop> {
         let mut n = 0;
         while self.tier.next_ready(work, &|| false)? {
             for handed in experts::handed(work) {

@@ -47,7 +47,7 @@ pub struct Handed {
 
 /// Reused from layer to layer.
 #[derive(Debug, Default)]
-pub struct Work {
+pub struct Acquisition {
     pub(crate) layer: usize,
     pub(super) access: Access,
     pub(super) wants: Vec<Want>,
@@ -61,7 +61,7 @@ pub struct Work {
     owner: Option<usize>,
 }
 
-impl Work {
+impl Acquisition {
     /// Asserts the protocol: acquire, next_ready until it answers no more or fails, release.
     pub(crate) fn start(&mut self, owner: usize, layer: usize, experts: &[u32], access: Access) {
         assert!(self.owner.is_none(), "work of layer {} was not released", self.layer);

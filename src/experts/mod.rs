@@ -13,7 +13,7 @@ mod sync;
 pub(crate) mod tier;
 pub mod vram;
 
-pub use crate::experts::acquisition::{Access, Handed, Work};
+pub use crate::experts::acquisition::{Access, Acquisition, Handed};
 pub use crate::experts::disk::{StreamOptions, Streamed, needs, tier_of};
 pub use crate::experts::layout::geometry::Geometry;
 pub use crate::experts::layout::piece::{Dest, Piece};
@@ -67,19 +67,19 @@ pub trait ExpertStore: Send + Sync {
     fn geometry(&self, layer: usize) -> Option<Geometry>;
 
     /// Pins `experts` (distinct, of one layer) and queues demand loads for what is missing.
-    fn acquire(&self, layer: usize, experts: &[u32], access: Access, work: &mut Work);
+    fn acquire(&self, layer: usize, experts: &[u32], access: Access, work: &mut Acquisition);
 
     /// Takes back the granules that were handed out, as computed, and hands out more that are in
     /// memory, waiting if there are none; false when all have been. A failed load is returned
     /// here, and so is an interruption by the user.
-    fn next_ready(&self, work: &mut Work) -> Result<bool>;
+    fn next_ready(&self, work: &mut Acquisition) -> Result<bool>;
 
-    /// Number `i` of the granules that are handed out, `Work::n_handed` of them, those of one
-    /// expert next to each other. They stay where they are for as long as they are borrowed.
-    fn ready<'w>(&'w self, work: &'w Work, i: usize) -> ReadyGranule<'w>;
+    /// Granule `i` of the `Acquisition::n_handed` that are handed out. Granules of one expert are
+    /// next to each other. They stay where they are for as long as they are borrowed.
+    fn ready<'w>(&'w self, work: &'w Acquisition, i: usize) -> ReadyGranule<'w>;
 
     /// Unpins, at any time.
-    fn release(&self, work: &mut Work);
+    fn release(&self, work: &mut Acquisition);
 
     /// The layer all of whose experts, nearly, the prompt that is being computed will want next; it
     /// is told after that of the layer before was acquired, and at its end that there is none.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Access, ExpertStore, Geometry, LayerExperts, ReadyGranule};
 use crate::Result;
-use crate::experts::acquisition::{Handed, Work};
+use crate::experts::acquisition::{Acquisition, Handed};
 use crate::gguf::Gguf;
 
 /// All experts of a model, in the mapped file.
@@ -36,11 +36,11 @@ impl ExpertStore for Resident {
         self.layers[layer].as_ref().map(|l| l.geometry)
     }
 
-    fn acquire(&self, layer: usize, experts: &[u32], access: Access, work: &mut Work) {
+    fn acquire(&self, layer: usize, experts: &[u32], access: Access, work: &mut Acquisition) {
         work.start(self.owner(), layer, experts, access);
     }
 
-    fn next_ready(&self, work: &mut Work) -> Result<bool> {
+    fn next_ready(&self, work: &mut Acquisition) -> Result<bool> {
         work.check_owner(self.owner());
         let layer = self.layers[work.layer].as_ref().expect("a layer with experts");
         work.handed.clear();
@@ -53,13 +53,13 @@ impl ExpertStore for Resident {
         Ok(!work.handed.is_empty())
     }
 
-    fn ready<'w>(&'w self, work: &'w Work, i: usize) -> ReadyGranule<'w> {
+    fn ready<'w>(&'w self, work: &'w Acquisition, i: usize) -> ReadyGranule<'w> {
         work.check_owner(self.owner());
         let Handed { expert, granule, .. } = work.handed[i];
         self.granule(work.layer, expert, granule)
     }
 
-    fn release(&self, work: &mut Work) {
+    fn release(&self, work: &mut Acquisition) {
         work.finish();
     }
 }

@@ -5,7 +5,7 @@ use crate::backend::cpu::Cpu;
 use crate::backend::cpu::acts::Kinds;
 use crate::backend::cpu::expert::{Demand, ExpertBuffers, GranuleMats};
 use crate::backend::cpu::router::{Choice, Score};
-use crate::experts::{Access, ExpertStore, Resident, Work, tells_of_next};
+use crate::experts::{Access, Acquisition, ExpertStore, Resident, tells_of_next};
 use crate::forward::Buffers;
 use crate::forward::events::{Pass, nanos_since};
 use crate::model::Model;
@@ -19,11 +19,11 @@ use std::time::Instant;
 #[derive(Default)]
 pub struct FfnBuffers {
     demand: Demand,
-    pub work: Work,
+    pub work: Acquisition,
     pub expert: ExpertBuffers,
     /// Of an expert that every token goes to.
     only_demand: Demand,
-    only_work: Work,
+    only_work: Acquisition,
     only_gate: Vec<f32>, // [tokens]
     pub granules: GranuleRoom,
 }
@@ -225,7 +225,7 @@ impl Model {
 /// was handed.
 pub(super) fn granules<'a>(
     store: &'a dyn ExpertStore,
-    work: &'a Work,
+    work: &'a Acquisition,
     demand: &Demand,
     shape: &ExpertShape,
     list: &mut Vec<GranuleMats<'a>>,

@@ -5,7 +5,7 @@
 use super::costs::LinkCosts;
 use super::foresight::Foresight;
 use super::link::Link;
-use crate::experts::{Counters, Progress, State, Work};
+use crate::experts::{Acquisition, Counters, Progress, State};
 use crate::policy::{Costs, Event, Splitter, Wants};
 
 /// How the link gets on.
@@ -93,7 +93,7 @@ impl Machine {
         }
     }
 
-    pub fn acquire(&mut self, work: &mut Work) {
+    pub fn acquire(&mut self, work: &mut Acquisition) {
         if self.mode == Mode::Lockstep {
             // What was foreseen of the layer is there.
             self.complete_all();
@@ -110,7 +110,7 @@ impl Machine {
 
     /// Hands out granules that are in memory, waiting if there are none; `None`: all have been.
     /// Otherwise the time waited, ns.
-    pub fn next_ready(&mut self, work: &mut Work) -> Option<u64> {
+    pub fn next_ready(&mut self, work: &mut Acquisition) -> Option<u64> {
         let since = self.now;
         loop {
             let progress = self.state.advance(work);
@@ -127,7 +127,7 @@ impl Machine {
         Some(stall_ns)
     }
 
-    pub fn release(&mut self, work: &mut Work) {
+    pub fn release(&mut self, work: &mut Acquisition) {
         self.state.release(work);
         self.start_reads();
     }

@@ -8,7 +8,7 @@ use super::options::{Caching, SimOptions, Tiers};
 use super::report::{Iteration, Report};
 use super::routing::{Pass, Routing};
 use crate::Result;
-use crate::experts::{Access, Counters, State, Work, tells_of_next};
+use crate::experts::{Access, Acquisition, Counters, State, tells_of_next};
 use crate::policy::{Ahead, Event, Phase, Policy, PromptRouted, Routed, Shape, Timing};
 
 /// Replays all requests.
@@ -48,7 +48,7 @@ struct Run<'a> {
     next_layer: Vec<usize>,
     /// How decode demands.
     decode: Access,
-    work: Work,
+    work: Acquisition,
     buffers: Buffers,
     timing: Timing,
 }
@@ -101,7 +101,7 @@ impl<'a> Run<'a> {
                 Caching::Keep => Access::Decode,
                 Caching::Release => Access::Prompt,
             },
-            work: Work::default(),
+            work: Acquisition::default(),
             buffers: Buffers::default(),
             timing: Timing::default(),
         }

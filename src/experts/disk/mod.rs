@@ -11,7 +11,7 @@ use super::counters::Counters;
 use super::memory::Region;
 use super::tier::{Above, Fault, Layout, Stop, Ticket, Tier, TierPlan};
 use super::{ExpertStore, Geometry, ReadyGranule};
-use crate::experts::acquisition::{Access, Handed, Work};
+use crate::experts::acquisition::{Access, Acquisition, Handed};
 use crate::experts::disk::link::{Faults, Files, IoKind, Link, Read, ReadSource};
 use crate::experts::layout::piece::{Dest, Piece};
 use crate::experts::layout::place::{LayerExperts, SlotLayout};
@@ -282,7 +282,7 @@ impl ExpertStore for Streamed {
         self.geometry[layer]
     }
 
-    fn acquire(&self, layer: usize, experts: &[u32], access: Access, work: &mut Work) {
+    fn acquire(&self, layer: usize, experts: &[u32], access: Access, work: &mut Acquisition) {
         if self.lockstep && access == Access::Prompt {
             // What was foreseen of the layer is there.
             self.wait_for_link();
@@ -292,7 +292,7 @@ impl ExpertStore for Streamed {
         self.moving.wake_link();
     }
 
-    fn next_ready(&self, work: &mut Work) -> Result<bool> {
+    fn next_ready(&self, work: &mut Acquisition) -> Result<bool> {
         work.check_owner(self.owner());
         let result = self.tier().next_ready(work, &|| {
             // Loads that had no room before may have been queued.
@@ -306,7 +306,7 @@ impl ExpertStore for Streamed {
         })
     }
 
-    fn ready<'w>(&'w self, work: &'w Work, i: usize) -> ReadyGranule<'w> {
+    fn ready<'w>(&'w self, work: &'w Acquisition, i: usize) -> ReadyGranule<'w> {
         work.check_owner(self.owner());
         let core = &self.moving.core;
         let layout = core.layouts.of(work.layer);
@@ -321,7 +321,7 @@ impl ExpertStore for Streamed {
         layout.view(slot, expert, granule)
     }
 
-    fn release(&self, work: &mut Work) {
+    fn release(&self, work: &mut Acquisition) {
         // One that was never acquired has nothing to give back.
         if !work.is_open() {
             return;

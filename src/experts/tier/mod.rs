@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 
 use super::counters::Counters;
 use super::sync::{Condvar, Mutex, MutexGuard, wait_at_most};
-use crate::experts::acquisition::{Handed, Work};
+use crate::experts::acquisition::{Acquisition, Handed};
 use crate::policy::{Event, Eviction, Expert, LayerShare, Prediction, Profile};
 use state::State;
 
@@ -114,7 +114,7 @@ impl Tier {
     }
 
     /// Pins what a work wants and queues what is missing.
-    pub fn acquire(&self, work: &mut Work) {
+    pub fn acquire(&self, work: &mut Acquisition) {
         let mut shared = self.lock();
         shared.state.acquire(work);
         self.unlock(shared);
@@ -122,7 +122,11 @@ impl Tier {
 
     /// Hands out granules that are in memory, waiting if there are none; false: all have been.
     /// `idle` is called before each wait, under the lock; it answers whether to give up.
-    pub fn next_ready(&self, work: &mut Work, idle: &dyn Fn() -> bool) -> Result<bool, Stop> {
+    pub fn next_ready(
+        &self,
+        work: &mut Acquisition,
+        idle: &dyn Fn() -> bool,
+    ) -> Result<bool, Stop> {
         let mut waiting_since = None;
         let mut shared = self.lock();
         let result = loop {
@@ -153,7 +157,7 @@ impl Tier {
         result
     }
 
-    pub fn release(&self, work: &mut Work) {
+    pub fn release(&self, work: &mut Acquisition) {
         let mut shared = self.lock();
         shared.state.release(work);
         self.unlock(shared);

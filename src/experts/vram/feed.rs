@@ -3,20 +3,20 @@
 use std::sync::Arc;
 
 use crate::Result;
-use crate::experts::{Access, ExpertStore, ReadyGranule, Work};
+use crate::experts::{Access, Acquisition, ExpertStore, ReadyGranule};
 use crate::policy::Expert;
 
 /// One worker's way to the tier below. It keeps the expert of its last granule open, as the next
 /// is mostly of the same one.
 pub struct Feed {
     source: Arc<dyn ExpertStore>,
-    work: Work,
+    work: Acquisition,
     open: Option<Expert>,
 }
 
 impl Feed {
     pub fn new(source: Arc<dyn ExpertStore>) -> Feed {
-        Feed { source, work: Work::default(), open: None }
+        Feed { source, work: Acquisition::default(), open: None }
     }
 
     /// A granule, once it is in memory; it stays there for as long as it is borrowed. `keep`: the

@@ -34,7 +34,9 @@ use std::time::{Duration, Instant};
 use crate::backend::gpu::{Device, DeviceBuffer, DeviceSlice, PinnedKind, no_room};
 use crate::experts::policy_driver::{Advised, Advisor};
 use crate::experts::tier::{Fault, Stop, Tier};
-use crate::experts::{Access, Counters, ExpertStore, Handed, LayerExperts, Needs, TierPlan, Work};
+use crate::experts::{
+    Access, Acquisition, Counters, ExpertStore, Handed, LayerExperts, Needs, TierPlan,
+};
 use crate::policy::{Event, Expert, Policy, PolicySpec, Profile};
 use crate::units::{at_least, at_most, size};
 use crate::{Error, Result, interrupt};
@@ -249,7 +251,7 @@ impl Vram {
     // ---- demand ----
 
     /// Pins `experts` (distinct) and queues loads of what is missing.
-    pub fn acquire(&self, layer: usize, experts: &[u32], access: Access, work: &mut Work) {
+    pub fn acquire(&self, layer: usize, experts: &[u32], access: Access, work: &mut Acquisition) {
         debug_assert_eq!(*self.own(layer, experts), *experts, "experts of another device");
         work.start(self.owner(), layer, experts, access);
         self.core.tier.acquire(work);
@@ -258,7 +260,7 @@ impl Vram {
     /// Takes back the granules that were handed out, in use until `end` (`None`: no more), and
     /// hands out more that are in VRAM, waiting if there are none; false when all have been. A
     /// failed load is returned here, and so is an interruption by the user.
-    pub fn next_ready(&self, work: &mut Work, end: Option<&Fence>) -> Result<bool> {
+    pub fn next_ready(&self, work: &mut Acquisition, end: Option<&Fence>) -> Result<bool> {
         work.check_owner(self.owner());
         self.note_handed(work, end);
         self.core.tier.next_ready(work, &interrupt::is_set).map_err(|stop| self.error(stop))
@@ -274,16 +276,16 @@ impl Vram {
         }
     }
 
-    /// Number `i` of the granules that are handed out, `Work::n_handed` of them, those of one
-    /// expert next to each other and in order.
-    pub fn ready(&self, work: &Work, i: usize) -> Placed<'_> {
+    /// Granule `i` of the `Acquisition::n_handed` that are handed out. Granules of one expert are
+    /// next to each other and in order.
+    pub fn ready(&self, work: &Acquisition, i: usize) -> Placed<'_> {
         work.check_owner(self.owner());
         let Handed { expert, granule, slot } = work.handed[i];
         Placed { expert, granule, slot: self.core.slot(self.class(work.layer), slot) }
     }
 
     /// Unpins, at any time. What is handed out is in use until `end` (`None`: no more).
-    pub fn release(&self, work: &mut Work, end: Option<&Fence>) {
+    pub fn release(&self, work: &mut Acquisition, end: Option<&Fence>) {
         // One that was never acquired has nothing to give back.
         if !work.is_open() {
             return;
@@ -301,7 +303,7 @@ impl Vram {
         self.core.tier.foresee(layer, &is_own);
     }
 
-    fn note_handed(&self, work: &Work, end: Option<&Fence>) {
+    fn note_handed(&self, work: &Acquisition, end: Option<&Fence>) {
         if let Some(end) = end {
             let slots = work.handed.iter().map(|handed| handed.slot);
             self.core.fences.note(self.class(work.layer), slots, end);

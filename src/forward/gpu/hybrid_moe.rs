@@ -13,7 +13,7 @@ use crate::backend::cpu::expert::Demand;
 use crate::backend::cpu::router::NO_EXPERT;
 use crate::backend::gpu::expert::ExpertShape as DeviceShape;
 use crate::experts::vram::{Fence, Placed, Tiers, Vram};
-use crate::experts::{Access, Work};
+use crate::experts::{Access, Acquisition};
 use crate::forward::Buffers;
 use crate::forward::gpu::decode_pipeline::Ahead;
 use crate::forward::gpu::expert_parallel::share::{Pairs, Seat};
@@ -49,7 +49,7 @@ pub struct Hybrid {
 struct Portion {
     experts: Vec<u32>,
     table: Vec<u64>,
-    work: Work,
+    work: Acquisition,
     /// Granules of `work` that have not been handed out.
     left: usize,
 }

@@ -25,7 +25,7 @@ use super::class::{Class, ClassPlan, Role};
 use super::load::{Fault, Load};
 use super::queue::{Cause, LoadId, TransferQueue};
 use super::residency::{Entry, LayerPlan, Residency};
-use crate::experts::acquisition::{Access, Handed, Work};
+use crate::experts::acquisition::{Access, Acquisition, Handed};
 use crate::experts::counters::Counters;
 use crate::experts::layout::piece::Piece;
 use crate::policy::{Event, Eviction, Expert, LayerShare, Profile};
@@ -201,7 +201,7 @@ impl State {
     // ---- a layer's demand ----
 
     /// Pins what the work wants and queues loads of what is missing.
-    pub fn acquire(&mut self, work: &mut Work) {
+    pub fn acquire(&mut self, work: &mut Acquisition) {
         // All are pinned before room is made for any.
         for i in 0..work.wants.len() {
             let e = self.index(work.layer, work.wants[i].expert);
@@ -286,18 +286,18 @@ impl State {
     }
 
     /// Queues loads for the work, in its order, as far as there is room.
-    fn pump(&mut self, work: &mut Work) {
+    fn pump(&mut self, work: &mut Acquisition) {
         let is_short = !self.start_demands(work);
         self.set_short(work, is_short);
     }
 
-    fn set_short(&mut self, work: &mut Work, is_short: bool) {
+    fn set_short(&mut self, work: &mut Acquisition, is_short: bool) {
         self.n_short += usize::from(is_short);
         self.n_short -= usize::from(std::mem::replace(&mut work.is_short, is_short));
     }
 
     /// Whether there was room for all of them.
-    fn start_demands(&mut self, work: &Work) -> bool {
+    fn start_demands(&mut self, work: &Acquisition) -> bool {
         for want in work.wants.iter().filter(|want| !want.is_done) {
             let e = self.index(work.layer, want.expert);
             let entry = self.table.get(e);
@@ -326,7 +326,7 @@ impl State {
     }
 
     /// Retires what was handed out last and hands out what has landed since.
-    pub fn advance(&mut self, work: &mut Work) -> Progress {
+    pub fn advance(&mut self, work: &mut Acquisition) -> Progress {
         for i in 0..work.wants.len() {
             self.retire(work, i);
         }
@@ -353,7 +353,7 @@ impl State {
         if work.handed.is_empty() { Progress::Waiting } else { Progress::Ready }
     }
 
-    fn retire(&mut self, work: &mut Work, i: usize) {
+    fn retire(&mut self, work: &mut Acquisition, i: usize) {
         let e = self.index(work.layer, work.wants[i].expert);
         let want = &mut work.wants[i];
         want.computed = want.ready;
@@ -364,7 +364,7 @@ impl State {
     }
 
     /// Those in transit first: their slots are the ones that others wait for.
-    fn hand_out(&self, work: &mut Work, most: usize) {
+    fn hand_out(&self, work: &mut Acquisition, most: usize) {
         let layer = work.layer;
         for in_transit in [true, false] {
             for want in work.wants.iter_mut().filter(|want| want.ready == want.computed) {
@@ -386,7 +386,7 @@ impl State {
     }
 
     /// Unpins what is still pinned. Loads that nobody else wants are stopped.
-    pub fn release(&mut self, work: &mut Work) {
+    pub fn release(&mut self, work: &mut Acquisition) {
         self.set_short(work, false);
         for i in 0..work.wants.len() {
             if !work.wants[i].is_done {

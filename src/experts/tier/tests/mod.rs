@@ -13,7 +13,7 @@ use super::tier::load::Fault;
 use super::tier::queue::Cause;
 use super::tier::residency::LayerPlan;
 use super::tier::state::{Layout, Progress, State, TierPlan};
-use crate::experts::acquisition::{Access, Handed, Work};
+use crate::experts::acquisition::{Access, Acquisition, Handed};
 use crate::experts::layout::piece::{Dest, Piece};
 use crate::policy::{Event, Expert, LayerShare, Prediction, Profile, Routed, Shape};
 
@@ -65,7 +65,7 @@ const MOE_LAYERS: Range<usize> = 1..4;
 
 struct World {
     state: State,
-    works: Vec<Work>,
+    works: Vec<Acquisition>,
     /// For each class and slot the granule whose bytes it has, if they are all of one.
     memory: Vec<Vec<Option<(Expert, usize)>>>,
     /// Slots that are being computed with, by work.
@@ -91,7 +91,7 @@ impl World {
             memory,
             state,
             told,
-            works: (0..n_works).map(|_| Work::default()).collect(),
+            works: (0..n_works).map(|_| Acquisition::default()).collect(),
             lent: vec![HashSet::new(); n_works],
             in_flight: Vec::new(),
             frozen: BTreeMap::new(),
