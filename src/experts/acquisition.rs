@@ -23,7 +23,7 @@ impl Access {
 
 /// An expert of a demand.
 #[derive(Clone, Copy, Debug)]
-pub struct Want {
+pub struct WantedExpert {
     /// Within its layer.
     pub expert: u32,
     /// Granules that were handed out and computed before.
@@ -50,7 +50,7 @@ pub struct Handed {
 pub struct Acquisition {
     pub(crate) layer: usize,
     pub(super) access: Access,
-    pub(super) wants: Vec<Want>,
+    pub(super) wanted: Vec<WantedExpert>,
     /// What was handed out last; those of one expert side by side, in index order.
     pub(crate) handed: Vec<Handed>,
     /// Whether some of it waits for room.
@@ -70,16 +70,16 @@ impl Acquisition {
             "an expert is demanded once, whatever the number of its tokens"
         );
         (self.layer, self.access, self.stall_ns) = (layer, access, 0);
-        self.wants.clear();
+        self.wanted.clear();
         self.handed.clear();
-        let want = |&expert| Want { expert, computed: 0, ready: 0, is_done: false };
-        self.wants.extend(experts.iter().map(want));
+        let want = |&expert| WantedExpert { expert, computed: 0, ready: 0, is_done: false };
+        self.wanted.extend(experts.iter().map(want));
         self.owner = Some(owner);
     }
 
     /// Not all need have been handed out: a failed load ends the work early.
     pub(super) fn finish(&mut self) {
-        self.wants.clear();
+        self.wanted.clear();
         self.handed.clear();
         self.owner = None;
     }

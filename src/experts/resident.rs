@@ -44,7 +44,7 @@ impl ExpertStore for Resident {
         work.check_owner(self.owner());
         let layer = self.layers[work.layer].as_ref().expect("a layer with experts");
         work.handed.clear();
-        for want in work.wants.iter_mut().filter(|want| !want.is_done) {
+        for want in work.wanted.iter_mut().filter(|want| !want.is_done) {
             let granules = 0..layer.geometry.n_granules();
             let handed = |granule| Handed { expert: want.expert, granule, slot: 0 };
             work.handed.extend(granules.map(handed));

@@ -203,8 +203,8 @@ impl State {
     /// Pins what the work wants and queues loads of what is missing.
     pub fn acquire(&mut self, work: &mut Acquisition) {
         // All are pinned before room is made for any.
-        for i in 0..work.wants.len() {
-            let e = self.index(work.layer, work.wants[i].expert);
+        for i in 0..work.wanted.len() {
+            let e = self.index(work.layer, work.wanted[i].expert);
             self.pin(e);
         }
         match work.access {
@@ -213,8 +213,8 @@ impl State {
             Access::Upload { .. } => {}
         }
         if work.access.keeps() {
-            for i in 0..work.wants.len() {
-                self.settle(self.index(work.layer, work.wants[i].expert));
+            for i in 0..work.wanted.len() {
+                self.settle(self.index(work.layer, work.wanted[i].expert));
             }
         }
         self.pump(work);
@@ -298,7 +298,7 @@ impl State {
 
     /// Whether there was room for all of them.
     fn start_demands(&mut self, work: &Acquisition) -> bool {
-        for want in work.wants.iter().filter(|want| !want.is_done) {
+        for want in work.wanted.iter().filter(|want| !want.is_done) {
             let e = self.index(work.layer, want.expert);
             let entry = self.table.get(e);
             let lacks = !entry.is_whole() && entry.load.is_none() && entry.fault.is_none();
@@ -327,7 +327,7 @@ impl State {
 
     /// Retires what was handed out last and hands out what has landed since.
     pub fn advance(&mut self, work: &mut Acquisition) -> Progress {
-        for i in 0..work.wants.len() {
+        for i in 0..work.wanted.len() {
             self.retire(work, i);
         }
         // What is unpinned is nobody's to look at, also when this is the end.
@@ -336,7 +336,7 @@ impl State {
         self.bring_foreseen();
         let mut left = false;
         let mut waits = false;
-        for want in work.wants.iter().filter(|want| !want.is_done) {
+        for want in work.wanted.iter().filter(|want| !want.is_done) {
             let entry = self.table.get(self.index(work.layer, want.expert));
             if let Some(fault) = &entry.fault {
                 return Progress::Failed(fault.clone());
@@ -354,8 +354,8 @@ impl State {
     }
 
     fn retire(&mut self, work: &mut Acquisition, i: usize) {
-        let e = self.index(work.layer, work.wants[i].expert);
-        let want = &mut work.wants[i];
+        let e = self.index(work.layer, work.wanted[i].expert);
+        let want = &mut work.wanted[i];
         want.computed = want.ready;
         if !want.is_done && want.computed == self.table.get(e).n_granules {
             want.is_done = true;
@@ -367,7 +367,7 @@ impl State {
     fn hand_out(&self, work: &mut Acquisition, most: usize) {
         let layer = work.layer;
         for in_transit in [true, false] {
-            for want in work.wants.iter_mut().filter(|want| want.ready == want.computed) {
+            for want in work.wanted.iter_mut().filter(|want| want.ready == want.computed) {
                 let e = self.index(layer, want.expert);
                 let entry = self.table.get(e);
                 if want.is_done || (entry.held > entry.settled) != in_transit {
@@ -388,9 +388,9 @@ impl State {
     /// Unpins what is still pinned. Loads that nobody else wants are stopped.
     pub fn release(&mut self, work: &mut Acquisition) {
         self.set_short(work, false);
-        for i in 0..work.wants.len() {
-            if !work.wants[i].is_done {
-                self.unpin(self.index(work.layer, work.wants[i].expert), work.access);
+        for i in 0..work.wanted.len() {
+            if !work.wanted[i].is_done {
+                self.unpin(self.index(work.layer, work.wanted[i].expert), work.access);
             }
         }
         work.finish();
