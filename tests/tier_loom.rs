@@ -43,7 +43,7 @@ mod experts {
         work.start(1, 0, experts, access);
     }
 
-    pub fn handed(work: &acquisition::Acquisition) -> &[acquisition::Handed] {
+    pub fn handed(work: &acquisition::Acquisition) -> &[acquisition::GranuleRef] {
         &work.handed
     }
 }

@@ -36,7 +36,7 @@ pub struct WantedExpert {
 
 /// A granule that is handed out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Handed {
+pub struct GranuleRef {
     /// Within its layer.
     pub expert: u32,
     /// Within its expert.
@@ -52,7 +52,7 @@ pub struct Acquisition {
     pub(super) access: Access,
     pub(super) wanted: Vec<WantedExpert>,
     /// What was handed out last; those of one expert side by side, in index order.
-    pub(crate) handed: Vec<Handed>,
+    pub(crate) handed: Vec<GranuleRef>,
     /// Whether some of it waits for room.
     pub(super) is_short: bool,
     /// How long it has waited.

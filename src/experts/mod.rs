@@ -13,7 +13,7 @@ mod sync;
 pub(crate) mod tier;
 pub mod vram;
 
-pub use crate::experts::acquisition::{Access, Acquisition, Handed};
+pub use crate::experts::acquisition::{Access, Acquisition, GranuleRef};
 pub use crate::experts::disk::{StreamOptions, Streamed, needs, tier_of};
 pub use crate::experts::layout::geometry::Geometry;
 pub use crate::experts::layout::piece::{Dest, Piece};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Access, ExpertStore, Geometry, LayerExperts, ReadyGranule};
 use crate::Result;
-use crate::experts::acquisition::{Acquisition, Handed};
+use crate::experts::acquisition::{Acquisition, GranuleRef};
 use crate::gguf::Gguf;
 
 /// All experts of a model, in the mapped file.
@@ -46,7 +46,7 @@ impl ExpertStore for Resident {
         work.handed.clear();
         for want in work.wanted.iter_mut().filter(|want| !want.is_done) {
             let granules = 0..layer.geometry.n_granules();
-            let handed = |granule| Handed { expert: want.expert, granule, slot: 0 };
+            let handed = |granule| GranuleRef { expert: want.expert, granule, slot: 0 };
             work.handed.extend(granules.map(handed));
             want.is_done = true;
         }
@@ -55,7 +55,7 @@ impl ExpertStore for Resident {
 
     fn ready<'w>(&'w self, work: &'w Acquisition, i: usize) -> ReadyGranule<'w> {
         work.check_owner(self.owner());
-        let Handed { expert, granule, .. } = work.handed[i];
+        let GranuleRef { expert, granule, .. } = work.handed[i];
         self.granule(work.layer, expert, granule)
     }
 

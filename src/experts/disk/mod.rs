@@ -11,7 +11,7 @@ use super::counters::Counters;
 use super::memory::Region;
 use super::tier::{Above, Fault, Layout, Stop, Ticket, Tier, TierPlan};
 use super::{ExpertStore, Geometry, ReadyGranule};
-use crate::experts::acquisition::{Access, Acquisition, Handed};
+use crate::experts::acquisition::{Access, Acquisition, GranuleRef};
 use crate::experts::disk::link::{Faults, Files, IoKind, Link, Read, ReadSource};
 use crate::experts::layout::piece::{Dest, Piece};
 use crate::experts::layout::place::{LayerExperts, SlotLayout};
@@ -312,7 +312,7 @@ impl ExpertStore for Streamed {
         let layout = core.layouts.of(work.layer);
         let class = core.plan.layers[work.layer].class;
         let bytes = core.plan.classes[class].slot_bytes;
-        let Handed { expert, granule, slot } = work.handed[i];
+        let GranuleRef { expert, granule, slot } = work.handed[i];
         // SAFETY: the granule has landed, and the work that was handed it is borrowed, so it can
         // neither ask for more nor release, which is what would unpin the slot. No link writes to
         // a slot that is pinned.

@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 
 use super::counters::Counters;
 use super::sync::{Condvar, Mutex, MutexGuard, wait_at_most};
-use crate::experts::acquisition::{Acquisition, Handed};
+use crate::experts::acquisition::{Acquisition, GranuleRef};
 use crate::policy::{Event, Eviction, Expert, LayerShare, Prediction, Profile};
 use state::State;
 
@@ -164,12 +164,12 @@ impl Tier {
     }
 
     /// Pins what is whole of a layer and tells where it is; see `State::freeze`.
-    pub fn freeze(&self, layer: usize, place: &mut dyn FnMut(Handed)) {
+    pub fn freeze(&self, layer: usize, place: &mut dyn FnMut(GranuleRef)) {
         self.lock().state.freeze(layer, place);
     }
 
     /// Unpins what was frozen; see `State::thaw`.
-    pub fn thaw(&self, layer: usize, used: &[u32], hit: &mut dyn FnMut(Handed)) {
+    pub fn thaw(&self, layer: usize, used: &[u32], hit: &mut dyn FnMut(GranuleRef)) {
         let mut shared = self.lock();
         shared.state.thaw(layer, used, hit);
         self.unlock(shared);

@@ -35,7 +35,7 @@ use crate::backend::gpu::{Device, DeviceBuffer, DeviceSlice, PinnedKind, no_room
 use crate::experts::policy_driver::{Advised, Advisor};
 use crate::experts::tier::{Fault, Stop, Tier};
 use crate::experts::{
-    Access, Acquisition, Counters, ExpertStore, Handed, LayerExperts, Needs, TierPlan,
+    Access, Acquisition, Counters, ExpertStore, GranuleRef, LayerExperts, Needs, TierPlan,
 };
 use crate::policy::{Event, Expert, Policy, PolicySpec, Profile};
 use crate::units::{at_least, at_most, size};
@@ -205,7 +205,7 @@ impl Vram {
         assert_eq!(addresses.len(), experts.n_experts * layout.n_granules);
         addresses.fill(0);
         let class = self.class(layer);
-        self.core.tier.freeze(layer, &mut |Handed { expert, granule, slot }| {
+        self.core.tier.freeze(layer, &mut |GranuleRef { expert, granule, slot }| {
             let at = expert as usize * layout.n_granules + granule;
             addresses[at] = self.core.slot(class, slot).address();
         });
@@ -228,7 +228,7 @@ impl Vram {
     /// were not acquired either as misses. (The policy hears of them all by `observe`.)
     pub fn thaw(&self, layer: usize, used: &[u32], end: Option<&Fence>) {
         let class = self.class(layer);
-        self.core.tier.thaw(layer, &self.own(layer, used), &mut |Handed { slot, .. }| {
+        self.core.tier.thaw(layer, &self.own(layer, used), &mut |GranuleRef { slot, .. }| {
             if let Some(end) = end {
                 self.core.fences.note(class, [slot].into_iter(), end);
             }
@@ -280,7 +280,7 @@ impl Vram {
     /// next to each other and in order.
     pub fn ready(&self, work: &Acquisition, i: usize) -> Placed<'_> {
         work.check_owner(self.owner());
-        let Handed { expert, granule, slot } = work.handed[i];
+        let GranuleRef { expert, granule, slot } = work.handed[i];
         Placed { expert, granule, slot: self.core.slot(self.class(work.layer), slot) }
     }
 

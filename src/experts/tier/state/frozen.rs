@@ -6,7 +6,7 @@
 //! expert of their class, and a demand for any number of experts can pass through that one by one.
 
 use super::State;
-use crate::experts::acquisition::{Access, Handed};
+use crate::experts::acquisition::{Access, GranuleRef};
 use crate::experts::tier::residency::Entry;
 use crate::policy::Expert;
 
@@ -20,7 +20,7 @@ pub struct Frozen {
 impl State {
     /// Pins the layer's whole experts, of those in transit as many as may be, and names their
     /// granules and slots.
-    pub fn freeze(&mut self, layer: usize, place: &mut dyn FnMut(Handed)) {
+    pub fn freeze(&mut self, layer: usize, place: &mut dyn FnMut(GranuleRef)) {
         assert!(self.frozen.iter().all(|f| f.layer != layer), "layer {layer} is frozen");
         let class = self.plan.layers[layer].class;
         let mut room = self.transit_to_freeze(class);
@@ -45,24 +45,24 @@ impl State {
         }
     }
 
-    fn pin_frozen(&mut self, e: u32, place: &mut dyn FnMut(Handed)) {
+    fn pin_frozen(&mut self, e: u32, place: &mut dyn FnMut(GranuleRef)) {
         let entry = self.table.get_mut(e);
         entry.pins += 1;
         entry.is_frozen = true;
         self.name_granules(e, place);
     }
 
-    fn name_granules(&self, e: u32, place: &mut dyn FnMut(Handed)) {
+    fn name_granules(&self, e: u32, place: &mut dyn FnMut(GranuleRef)) {
         let Entry { id: Expert { expert, .. }, n_granules, .. } = *self.table.get(e);
         for granule in 0..n_granules {
-            place(Handed { expert, granule, slot: self.table.slot(e, granule) });
+            place(GranuleRef { expert, granule, slot: self.table.slot(e, granule) });
         }
     }
 
     /// The device is through with the layer. `used` are the experts that it needed, whoever
     /// computed them: what was frozen is a hit, and its granules are named while they are pinned;
     /// what was not acquired either is a miss.
-    pub fn thaw(&mut self, layer: usize, used: &[u32], hit: &mut dyn FnMut(Handed)) {
+    pub fn thaw(&mut self, layer: usize, used: &[u32], hit: &mut dyn FnMut(GranuleRef)) {
         let at = self.frozen.iter().position(|f| f.layer == layer);
         let Frozen { last_step, .. } = self.frozen.swap_remove(at.expect("a frozen layer"));
         if !used.is_empty() && self.last_step[layer] == last_step {

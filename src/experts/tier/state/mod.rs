@@ -25,7 +25,7 @@ use super::class::{Class, ClassPlan, Role};
 use super::load::{Fault, Load};
 use super::queue::{Cause, LoadId, TransferQueue};
 use super::residency::{Entry, LayerPlan, Residency};
-use crate::experts::acquisition::{Access, Acquisition, Handed};
+use crate::experts::acquisition::{Access, Acquisition, GranuleRef};
 use crate::experts::counters::Counters;
 use crate::experts::layout::piece::Piece;
 use crate::policy::{Event, Eviction, Expert, LayerShare, Profile};
@@ -379,7 +379,7 @@ impl State {
                 let expert = want.expert;
                 work.handed.extend(granules.map(|granule| {
                     let slot = self.table.slot(e, granule);
-                    Handed { expert, granule, slot }
+                    GranuleRef { expert, granule, slot }
                 }));
             }
         }

@@ -13,7 +13,7 @@ use super::tier::load::Fault;
 use super::tier::queue::Cause;
 use super::tier::residency::LayerPlan;
 use super::tier::state::{Layout, Progress, State, TierPlan};
-use crate::experts::acquisition::{Access, Acquisition, Handed};
+use crate::experts::acquisition::{Access, Acquisition, GranuleRef};
 use crate::experts::layout::piece::{Dest, Piece};
 use crate::policy::{Event, Expert, LayerShare, Prediction, Profile, Routed, Shape};
 
@@ -72,7 +72,7 @@ struct World {
     lent: Vec<HashSet<(usize, u32)>>,
     in_flight: Vec<u32>,
     /// What a device has been told of each frozen layer.
-    frozen: BTreeMap<usize, Vec<Handed>>,
+    frozen: BTreeMap<usize, Vec<GranuleRef>>,
     /// What a tier below has been told.
     told: Arc<Above>,
 }
