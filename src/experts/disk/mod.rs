@@ -16,7 +16,7 @@ use crate::experts::disk::link::{Faults, Files, IoKind, Link, Read, ReadSource};
 use crate::experts::layout::piece::{Dest, Piece};
 use crate::experts::layout::place::{LayerExperts, SlotLayout};
 use crate::experts::layout::sizing::{LayerNeeds, Needs};
-use crate::experts::policy_driver::{Advised, Advisor};
+use crate::experts::policy_driver::{PolicyDriver, PolicyTarget};
 use crate::gguf::Gguf;
 use crate::policy::{Event, Expert, LayerShare, Policy, PolicySpec, Prediction, Profile};
 use crate::units::size;
@@ -163,7 +163,7 @@ impl Moving {
     }
 }
 
-impl Advised for Moving {
+impl PolicyTarget for Moving {
     fn step(&self) -> u64 {
         self.core.tier.step()
     }
@@ -188,7 +188,7 @@ impl Advised for Moving {
 
 pub struct Streamed {
     /// Before what it works on: its thread ends first.
-    advisor: Advisor,
+    policy: PolicyDriver,
     moving: Arc<Moving>,
     geometry: Vec<Option<Geometry>>,
     /// For each layer the next one with routed experts, around the end to the next token's first.
@@ -252,7 +252,7 @@ impl Streamed {
         let bytes = |layer: &Option<LayerExperts>| layer.as_ref().map_or(0, |l| l.expert_bytes());
         let bytes: Vec<u64> = layers.iter().map(|layer| bytes(layer) as u64).collect();
         Ok(Streamed {
-            advisor: Advisor::new(moving.clone(), predictor, splitter, &bytes),
+            policy: PolicyDriver::new(moving.clone(), predictor, splitter, &bytes),
             moving,
             geometry: layers.iter().map(|l| l.as_ref().map(|l| l.geometry)).collect(),
             next_layer: shape.next_moe_layers(),
@@ -266,7 +266,7 @@ impl Streamed {
 
     /// Until everything has landed that can.
     fn wait_for_link(&self) {
-        self.advisor.catch_up();
+        self.policy.catch_up();
         while self.tier().is_moving() {
             std::thread::sleep(Duration::from_micros(50));
         }
@@ -338,7 +338,7 @@ impl ExpertStore for Streamed {
     }
 
     fn looks_ahead(&self, layer: usize) -> Option<usize> {
-        let wanted = self.advisor.wants().ahead && !self.tier().has_everything();
+        let wanted = self.policy.wants().ahead && !self.tier().has_everything();
         wanted.then(|| self.next_layer[layer])
     }
 
@@ -347,7 +347,7 @@ impl ExpertStore for Streamed {
     }
 
     fn wants_hidden(&self) -> bool {
-        self.advisor.wants().hidden
+        self.policy.wants().hidden
     }
 
     fn observe(&self, event: &Event) {
@@ -356,14 +356,14 @@ impl ExpertStore for Streamed {
         if self.tier().has_everything() {
             return;
         }
-        self.advisor.observe(event);
+        self.policy.observe(event);
         if self.lockstep {
             self.wait_for_link();
         }
     }
 
     fn verdict(&self) -> Option<String> {
-        self.advisor.verdict()
+        self.policy.verdict()
     }
 
     fn io(&self) -> Option<IoKind> {
@@ -372,7 +372,7 @@ impl ExpertStore for Streamed {
 
     fn save(&self, profile: &mut Profile) {
         self.tier().save(profile);
-        self.advisor.save(profile);
+        self.policy.save(profile);
     }
 
     fn above(&self) -> Option<Arc<Above>> {
@@ -380,7 +380,7 @@ impl ExpertStore for Streamed {
     }
 
     fn counters(&self) -> Option<Counters> {
-        let (policy_ns, policy_events_dropped) = self.advisor.overhead();
+        let (policy_ns, policy_events_dropped) = self.policy.overhead();
         Some(Counters { policy_ns, policy_events_dropped, ..self.tier().counters() })
     }
 

@@ -4,7 +4,7 @@ use crate::policy::{Ahead, Event, Phase, PromptRouted, Routed, Timing};
 
 /// Owns an event. Taking another in allocates nothing once buffers have grown.
 #[derive(Debug, Default)]
-pub struct Note {
+pub struct OwnedEvent {
     kind: Kind,
     request: u32,
     layer: u32,
@@ -34,7 +34,7 @@ enum Kind {
     RequestEnd,
 }
 
-impl Note {
+impl OwnedEvent {
     pub fn take_in(&mut self, event: &Event<'_>, step: u64) {
         self.step = step;
         self.ids.clear();
@@ -80,7 +80,7 @@ impl Note {
     }
 
     pub fn event(&self) -> Event<'_> {
-        let Note { request, layer, ref ids, ref values, .. } = *self;
+        let OwnedEvent { request, layer, ref ids, ref values, .. } = *self;
         match self.kind {
             Kind::RequestStart => Event::RequestStart { request },
             Kind::IterationStart(phase) => {
@@ -125,12 +125,12 @@ mod tests {
             Event::IterationEnd { request: 5, phase, timing },
             Event::RequestEnd { request: 5 },
         ];
-        // One note for all: what an earlier event left in it must not show.
-        let mut note = Note::default();
+        // One buffer for all: what an earlier event left in it must not show.
+        let mut owned = OwnedEvent::default();
         for (step, event) in events.iter().enumerate() {
-            note.take_in(event, step as u64);
-            assert_eq!(format!("{:?}", note.event()), format!("{event:?}"));
-            assert_eq!(note.step, step as u64);
+            owned.take_in(event, step as u64);
+            assert_eq!(format!("{:?}", owned.event()), format!("{event:?}"));
+            assert_eq!(owned.step, step as u64);
         }
     }
 }

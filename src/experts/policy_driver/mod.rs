@@ -1,5 +1,5 @@
 //! Who asks the policy. A quick predictor is asked by the layer loop itself; one that searches,
-//! and a splitter, run on a thread of their own, to which the layer loop hands notes of what
+//! and a splitter, run on a thread of their own, to which the layer loop hands events of what
 //! happened without ever waiting: when the thread is too far behind, a note is dropped and
 //! counted (FineMoE, section 4.3: searching is decoupled from inference).
 
@@ -13,15 +13,15 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use super::counters::Counters;
-use crate::experts::policy_driver::event::Note;
+use crate::experts::policy_driver::event::OwnedEvent;
 use crate::policy::{Event, LayerShare, Prediction, Predictor, Profile, Splitter, Wants};
 use timer::Timer;
 
 /// Notes that may wait: some tokens of a model of a hundred layers.
-const NOTES_MAX: usize = 512;
+const EVENTS_MAX: usize = 512;
 
 /// What is advised.
-pub trait Advised: Send + Sync {
+pub trait PolicyTarget: Send + Sync {
     /// Layers' decode steps so far.
     fn step(&self) -> u64;
     fn prefetch(&self, predictions: &[Prediction], step: u64);
@@ -32,16 +32,16 @@ pub trait Advised: Send + Sync {
 }
 
 /// A predictor, a splitter and what they work with.
-struct Desk {
+struct PolicyState {
     predictor: Option<Box<dyn Predictor>>,
     predictions: Vec<Prediction>,
     splitter: Option<Box<dyn Splitter>>,
     timer: Timer,
 }
 
-impl Desk {
+impl PolicyState {
     /// `is_last`: nothing more has happened yet, so that predicting is worth it.
-    fn observe(&mut self, tier: &dyn Advised, event: &Event, step: u64, is_last: bool) {
+    fn observe(&mut self, tier: &dyn PolicyTarget, event: &Event, step: u64, is_last: bool) {
         if let Event::IterationEnd { phase, timing, .. } = event {
             self.timer.observe(*phase, timing);
         }
@@ -76,11 +76,11 @@ impl Desk {
 }
 
 /// The thread beside the layer loop, and the way to it.
-struct Beside {
+struct PolicyWorker {
     /// `None` once the thread is told to end.
-    notes: Option<SyncSender<Note>>,
+    events: Option<SyncSender<OwnedEvent>>,
     /// Notes that have been read, to be written again.
-    spare: Mutex<Receiver<Note>>,
+    spare: Mutex<Receiver<OwnedEvent>>,
     thread: Option<JoinHandle<()>>,
     /// Notes handed over, and those done with.
     n_sent: AtomicU64,
@@ -88,31 +88,31 @@ struct Beside {
     n_dropped: AtomicU64,
 }
 
-pub struct Advisor {
-    tier: Arc<dyn Advised>,
-    desk: Arc<Mutex<Desk>>,
-    beside: Option<Beside>,
+pub struct PolicyDriver {
+    tier: Arc<dyn PolicyTarget>,
+    state: Arc<Mutex<PolicyState>>,
+    worker: Option<PolicyWorker>,
     wants: Wants,
     /// Time spent on the policy, by the layer loop and beside it.
     busy_ns: Arc<AtomicU64>,
 }
 
-impl Advisor {
+impl PolicyDriver {
     /// `expert_bytes`: of one expert of each layer, 0 where a layer is dense.
     pub fn new(
-        tier: Arc<dyn Advised>,
+        tier: Arc<dyn PolicyTarget>,
         predictor: Option<Box<dyn Predictor>>,
         splitter: Option<Box<dyn Splitter>>,
         expert_bytes: &[u64],
-    ) -> Advisor {
+    ) -> PolicyDriver {
         let wants = predictor.as_ref().map_or(Wants::default(), |p| p.wants());
         let is_slow = splitter.is_some() || predictor.as_ref().is_some_and(|p| p.is_slow());
         let timer = Timer::new(expert_bytes);
-        let desk = Desk { predictor, predictions: Vec::new(), splitter, timer };
-        let desk = Arc::new(Mutex::new(desk));
+        let state = PolicyState { predictor, predictions: Vec::new(), splitter, timer };
+        let state = Arc::new(Mutex::new(state));
         let busy_ns = Arc::new(AtomicU64::new(0));
-        let beside = is_slow.then(|| Beside::start(&tier, &desk, &busy_ns));
-        Advisor { tier, desk, beside, wants, busy_ns }
+        let worker = is_slow.then(|| PolicyWorker::start(&tier, &state, &busy_ns));
+        PolicyDriver { tier, state, worker, wants, busy_ns }
     }
 
     pub fn wants(&self) -> Wants {
@@ -121,12 +121,12 @@ impl Advisor {
 
     /// Never waits where the policy is slow.
     pub fn observe(&self, event: &Event) {
-        match &self.beside {
-            Some(beside) => beside.send(event, self.tier.step()),
+        match &self.worker {
+            Some(worker) => worker.send(event, self.tier.step()),
             None => {
                 let start = Instant::now();
-                let mut desk = self.desk.lock().expect("no panic under this lock");
-                desk.observe(&*self.tier, event, self.tier.step(), true);
+                let mut state = self.state.lock().expect("no panic under this lock");
+                state.observe(&*self.tier, event, self.tier.step(), true);
                 add_since(&self.busy_ns, start);
             }
         }
@@ -134,44 +134,48 @@ impl Advisor {
 
     /// Waits until the policy has heard of everything that has happened.
     pub fn catch_up(&self) {
-        let Some(beside) = &self.beside else { return };
-        while beside.n_done.load(Ordering::Acquire) < beside.n_sent.load(Ordering::Relaxed) {
+        let Some(worker) = &self.worker else { return };
+        while worker.n_done.load(Ordering::Acquire) < worker.n_sent.load(Ordering::Relaxed) {
             std::thread::yield_now();
         }
     }
 
     /// Time spent on the policy so far, ns, and events it missed because it was too slow.
     pub fn overhead(&self) -> (u64, u64) {
-        let dropped = self.beside.as_ref().map_or(0, |b| b.n_dropped.load(Ordering::Relaxed));
+        let dropped = self.worker.as_ref().map_or(0, |w| w.n_dropped.load(Ordering::Relaxed));
         (self.busy_ns.load(Ordering::Relaxed), dropped)
     }
 
     /// What the predictor has decided and why.
     pub fn verdict(&self) -> Option<String> {
         self.catch_up();
-        let desk = self.desk.lock().expect("no panic under this lock");
-        desk.predictor.as_ref().and_then(|predictor| predictor.verdict())
+        let state = self.state.lock().expect("no panic under this lock");
+        state.predictor.as_ref().and_then(|predictor| predictor.verdict())
     }
 
     /// Puts what the policy has learned into the profile.
     pub fn save(&self, profile: &mut Profile) {
         self.catch_up();
         let counters = self.tier.counters();
-        self.desk.lock().expect("no panic under this lock").save(profile, &counters);
+        self.state.lock().expect("no panic under this lock").save(profile, &counters);
     }
 }
 
-impl Beside {
-    fn start(tier: &Arc<dyn Advised>, desk: &Arc<Mutex<Desk>>, busy_ns: &Arc<AtomicU64>) -> Beside {
-        let (notes, inbox) = sync_channel::<Note>(NOTES_MAX);
+impl PolicyWorker {
+    fn start(
+        tier: &Arc<dyn PolicyTarget>,
+        state: &Arc<Mutex<PolicyState>>,
+        busy_ns: &Arc<AtomicU64>,
+    ) -> PolicyWorker {
+        let (events, inbox) = sync_channel::<OwnedEvent>(EVENTS_MAX);
         let (outbox, spare) = channel();
         let n_done = Arc::new(AtomicU64::new(0));
-        let (tier, desk) = (tier.clone(), desk.clone());
+        let (tier, state) = (tier.clone(), state.clone());
         let (busy, done) = (busy_ns.clone(), n_done.clone());
-        let work = move || run(&*tier, &desk, &inbox, &outbox, (&busy, &done));
+        let work = move || run(&*tier, &state, &inbox, &outbox, (&busy, &done));
         let thread = std::thread::Builder::new().name("policy".into()).spawn(work);
-        Beside {
-            notes: Some(notes),
+        PolicyWorker {
+            events: Some(events),
             spare: Mutex::new(spare),
             thread: Some(thread.expect("a thread for the policy")),
             n_sent: AtomicU64::new(0),
@@ -182,10 +186,10 @@ impl Beside {
 
     fn send(&self, event: &Event, step: u64) {
         let spare = self.spare.lock().expect("no panic under this lock").try_recv();
-        let mut note = spare.unwrap_or_default();
-        note.take_in(event, step);
-        let notes = self.notes.as_ref().expect("a thread that has not ended");
-        match notes.try_send(note) {
+        let mut owned = spare.unwrap_or_default();
+        owned.take_in(event, step);
+        let events = self.events.as_ref().expect("a thread that has not ended");
+        match events.try_send(owned) {
             Ok(()) => self.n_sent.fetch_add(1, Ordering::Relaxed),
             Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {
                 self.n_dropped.fetch_add(1, Ordering::Relaxed)
@@ -196,23 +200,23 @@ impl Beside {
 
 /// The thread's life: until nobody can send any more.
 fn run(
-    tier: &dyn Advised,
-    desk: &Mutex<Desk>,
-    inbox: &Receiver<Note>,
-    outbox: &Sender<Note>,
+    tier: &dyn PolicyTarget,
+    state: &Mutex<PolicyState>,
+    inbox: &Receiver<OwnedEvent>,
+    outbox: &Sender<OwnedEvent>,
     (busy_ns, n_done): (&AtomicU64, &AtomicU64),
 ) {
     let mut next = None;
-    while let Some(note) = next.take().or_else(|| inbox.recv().ok()) {
+    while let Some(event) = next.take().or_else(|| inbox.recv().ok()) {
         next = inbox.try_recv().ok();
         let start = Instant::now();
-        let mut desk = desk.lock().expect("no panic under this lock");
-        desk.observe(tier, &note.event(), note.step, next.is_none());
-        drop(desk);
+        let mut state = state.lock().expect("no panic under this lock");
+        state.observe(tier, &event.event(), event.step, next.is_none());
+        drop(state);
         add_since(busy_ns, start);
         n_done.fetch_add(1, Ordering::Release);
         // Nobody may be there any more to write it again.
-        let _ = outbox.send(note);
+        let _ = outbox.send(event);
     }
 }
 
@@ -220,9 +224,9 @@ fn add_since(sum: &AtomicU64, start: Instant) {
     sum.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
 }
 
-impl Drop for Beside {
+impl Drop for PolicyWorker {
     fn drop(&mut self) {
-        self.notes = None;
+        self.events = None;
         if let Some(thread) = self.thread.take() {
             // A panic there has been reported by the thread itself.
             let _ = thread.join();

@@ -32,7 +32,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::backend::gpu::{Device, DeviceBuffer, DeviceSlice, PinnedKind, no_room};
-use crate::experts::policy_driver::{Advised, Advisor};
+use crate::experts::policy_driver::{PolicyDriver, PolicyTarget};
 use crate::experts::tier::{Fault, Stop, Tier};
 use crate::experts::{
     Access, Acquisition, Counters, ExpertStore, GranuleRef, LayerExperts, Needs, TierPlan,
@@ -95,7 +95,7 @@ pub struct Placed<'a> {
 
 pub struct Vram {
     /// Before what it works on: its thread ends first.
-    advisor: Advisor,
+    policy: PolicyDriver,
     /// Its threads end next; the core, and with it the slots, last.
     _link: Link,
     core: Arc<Core>,
@@ -166,7 +166,7 @@ impl Vram {
         let bytes = |layer: &Option<LayerExperts>| layer.as_ref().map_or(0, |l| l.expert_bytes());
         let bytes: Vec<u64> = layers.iter().map(|layer| bytes(layer) as u64).collect();
         Ok(Vram {
-            advisor: Advisor::new(core.clone(), predictor, splitter, &bytes),
+            policy: PolicyDriver::new(core.clone(), predictor, splitter, &bytes),
             _link: link,
             core,
             next_layer: shape.next_moe_layers(),
@@ -333,7 +333,7 @@ impl Vram {
 
     /// The layer whose router a predictor wants to see applied to this layer's activation.
     pub fn looks_ahead(&self, layer: usize) -> Option<usize> {
-        let wanted = self.advisor.wants().ahead && !self.core.tier.has_everything();
+        let wanted = self.policy.wants().ahead && !self.core.tier.has_everything();
         wanted.then(|| self.next_layer[layer])
     }
 
@@ -343,7 +343,7 @@ impl Vram {
 
     /// Whether a predictor wants `Routed::hidden`.
     pub fn wants_hidden(&self) -> bool {
-        self.advisor.wants().hidden
+        self.policy.wants().hidden
     }
 
     /// What happened, for the policy.
@@ -353,7 +353,7 @@ impl Vram {
         if self.core.tier.has_everything() {
             return;
         }
-        self.advisor.observe(event);
+        self.policy.observe(event);
         if self.lockstep {
             self.wait_for_link();
         }
@@ -361,7 +361,7 @@ impl Vram {
 
     /// Until everything has landed that can.
     fn wait_for_link(&self) {
-        self.advisor.catch_up();
+        self.policy.catch_up();
         while self.core.tier.is_moving() {
             std::thread::sleep(Duration::from_micros(50));
         }
@@ -369,17 +369,17 @@ impl Vram {
 
     /// What the policy has decided and why.
     pub fn verdict(&self) -> Option<String> {
-        self.advisor.verdict()
+        self.policy.verdict()
     }
 
     /// Puts what the policy has learned into the profile.
     pub fn save(&self, profile: &mut Profile) {
         self.core.tier.save(profile);
-        self.advisor.save(profile);
+        self.policy.save(profile);
     }
 
     pub fn counters(&self) -> Counters {
-        let (policy_ns, policy_events_dropped) = self.advisor.overhead();
+        let (policy_ns, policy_events_dropped) = self.policy.overhead();
         Counters { policy_ns, policy_events_dropped, ..self.core.tier.counters() }
     }
 

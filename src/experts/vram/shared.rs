@@ -8,7 +8,7 @@ use super::layout::GranuleLayout;
 use super::owners::Own;
 use super::timer::LinkTimer;
 use crate::backend::gpu::{DeviceBuffer, DeviceSlice};
-use crate::experts::policy_driver::Advised;
+use crate::experts::policy_driver::PolicyTarget;
 use crate::experts::tier::Tier;
 use crate::experts::{Counters, Dest, ExpertStore, LayerExperts, Layout, Piece, TierPlan};
 use crate::policy::{Event, Expert, LayerShare, Prediction};
@@ -60,7 +60,7 @@ impl Core {
     }
 }
 
-impl Advised for Core {
+impl PolicyTarget for Core {
     fn step(&self) -> u64 {
         self.tier.step()
     }
