@@ -24,7 +24,7 @@ pub use crate::experts::layout::sizing::{LayerNeeds, Needs};
 pub use counters::Counters;
 pub use resident::Resident;
 pub use tier::state::State;
-pub use tier::{Above, ClassPlan, LayerPlan, Layout, Progress, TierPlan};
+pub use tier::{ClassPlan, LayerPlan, Layout, Progress, TierPlan, UpperResidency};
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -111,8 +111,8 @@ pub trait ExpertStore: Send + Sync {
     /// Puts what the policy has learned into the profile.
     fn save(&self, _profile: &mut Profile) {}
 
-    /// Where a tier above says what it holds whole; `None` where nothing moves.
-    fn above(&self) -> Option<Arc<Above>> {
+    /// Where a tier above reports which experts it holds whole; `None` where nothing moves.
+    fn upper_residency(&self) -> Option<Arc<UpperResidency>> {
         None
     }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::counters::Counters;
 use super::memory::Region;
-use super::tier::{Above, Fault, Layout, Stop, Ticket, Tier, TierPlan};
+use super::tier::{Fault, Layout, Stop, Ticket, Tier, TierPlan, UpperResidency};
 use super::{ExpertStore, Geometry, ReadyGranule};
 use crate::experts::acquisition::{Access, Acquisition, GranuleRef};
 use crate::experts::disk::link::{Faults, Files, IoKind, Link, Read, ReadSource};
@@ -375,8 +375,8 @@ impl ExpertStore for Streamed {
         self.policy.save(profile);
     }
 
-    fn above(&self) -> Option<Arc<Above>> {
-        Some(self.tier().above())
+    fn upper_residency(&self) -> Option<Arc<UpperResidency>> {
+        Some(self.tier().upper_residency())
     }
 
     fn counters(&self) -> Option<Counters> {

@@ -8,19 +8,19 @@
 //! `next_ready` or `release`, which take the mutex too. So writes and reads of a slot are ordered
 //! by the mutex alone.
 
-pub(super) mod above;
 pub(super) mod class;
 pub(super) mod load;
 pub(super) mod queue;
 pub(super) mod residency;
 mod slots;
 pub(super) mod state;
+pub(super) mod upper;
 
-pub use above::Above;
 pub use class::ClassPlan;
 pub use load::Fault;
 pub use residency::LayerPlan;
 pub use state::{Layout, Progress, Ticket, TierPlan};
+pub use upper::UpperResidency;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -81,14 +81,14 @@ impl Tier {
         }
     }
 
-    /// What is whole here is told to the tier below from now on.
-    pub fn tell(&self, below: Arc<Above>) {
-        self.lock().state.tell(below);
+    /// From now on this tier reports to the tier below which experts it holds whole.
+    pub fn set_lower_tier(&self, lower: Arc<UpperResidency>) {
+        self.lock().state.set_lower_tier(lower);
     }
 
-    /// What the tier above says that it holds whole.
-    pub fn above(&self) -> Arc<Above> {
-        self.lock().state.above()
+    /// Where the tier above reports which experts it holds whole.
+    pub fn upper_residency(&self) -> Arc<UpperResidency> {
+        self.lock().state.upper_residency()
     }
 
     fn lock(&self) -> MutexGuard<'_, Shared> {

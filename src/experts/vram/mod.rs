@@ -159,8 +159,8 @@ impl Vram {
             source,
             lost: OnceLock::new(),
         });
-        if let Some(below) = core.source.above() {
-            core.tier.tell(below);
+        if let Some(lower) = core.source.upper_residency() {
+            core.tier.set_lower_tier(lower);
         }
         let link = Link::open(&core, gpu, options.pinned, options.n_streams)?;
         let bytes = |layer: &Option<LayerExperts>| layer.as_ref().map_or(0, |l| l.expert_bytes());

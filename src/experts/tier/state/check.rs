@@ -56,8 +56,8 @@ impl State {
                     assert!(!in_parts || entry.fault.is_some(), "{:?}", entry.id);
                 }
             }
-            if let Some(below) = &self.below {
-                assert!(below.has(entry.id) || !entry.is_whole(), "{:?}", entry.id);
+            if let Some(lower) = &self.lower {
+                assert!(lower.has(entry.id) || !entry.is_whole(), "{:?}", entry.id);
             }
             held[entry.class][0] += entry.settled;
             settled[entry.id.layer as usize] += entry.settled;

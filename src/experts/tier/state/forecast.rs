@@ -35,7 +35,7 @@ impl State {
             let class = entry.class;
             // Who has pinned it brings the rest of it, as demand; what the tier above has is not
             // asked for here.
-            let is_here = entry.is_whole() || self.above.has(expert);
+            let is_here = entry.is_whole() || self.upper.has(expert);
             if is_here || entry.pins > 0 || full[class] {
                 continue;
             }

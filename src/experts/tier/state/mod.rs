@@ -20,11 +20,11 @@ mod room;
 
 use slab::Slab;
 
-use super::above::Above;
 use super::class::{Class, ClassPlan, Role};
 use super::load::{Fault, Load};
 use super::queue::{Cause, LoadId, TransferQueue};
 use super::residency::{Entry, LayerPlan, Residency};
+use super::upper::UpperResidency;
 use crate::experts::acquisition::{Access, Acquisition, GranuleRef};
 use crate::experts::counters::Counters;
 use crate::experts::layout::piece::Piece;
@@ -128,9 +128,9 @@ pub struct State {
     n_short: usize,
     /// Layers whose whole experts are pinned for a device.
     frozen: Vec<Frozen>,
-    /// What the tier above holds whole, and what the one below is told of this one.
-    above: Arc<Above>,
-    below: Option<Arc<Above>>,
+    /// What the tier above holds whole, and where this tier reports the same to the one below.
+    upper: Arc<UpperResidency>,
+    lower: Option<Arc<UpperResidency>>,
     pub counters: Counters,
 }
 
@@ -138,7 +138,7 @@ impl Drop for State {
     fn drop(&mut self) {
         let whole = |e: &u32| self.table.get(*e).is_whole();
         let all = 0..self.table.entries().len() as u32;
-        all.filter(whole).for_each(|e| self.tell_below(e, false));
+        all.filter(whole).for_each(|e| self.report_whole(e, false));
     }
 }
 
@@ -164,19 +164,19 @@ impl State {
             foreseen: Foreseen::default(),
             n_short: 0,
             frozen: Vec::new(),
-            above: Arc::new(Above::new(&plan.layers)),
-            below: None,
+            upper: Arc::new(UpperResidency::new(&plan.layers)),
+            lower: None,
             plan,
             counters: Counters::default(),
         }
     }
 
-    pub fn tell(&mut self, below: Arc<Above>) {
-        self.below = Some(below);
+    pub fn set_lower_tier(&mut self, lower: Arc<UpperResidency>) {
+        self.lower = Some(lower);
     }
 
-    pub fn above(&self) -> Arc<Above> {
-        self.above.clone()
+    pub fn upper_residency(&self) -> Arc<UpperResidency> {
+        self.upper.clone()
     }
 
     pub fn observe(&mut self, event: &Event) {
@@ -506,13 +506,13 @@ impl State {
             entry.resident += 1;
         }
         if entry.is_whole() {
-            self.tell_below(load.expert, true);
+            self.report_whole(load.expert, true);
         }
     }
 
-    fn tell_below(&self, e: u32, is_whole: bool) {
-        if let Some(below) = &self.below {
-            below.tell(self.table.get(e).id, is_whole);
+    fn report_whole(&self, e: u32, is_whole: bool) {
+        if let Some(lower) = &self.lower {
+            lower.set_whole(self.table.get(e).id, is_whole);
         }
     }
 

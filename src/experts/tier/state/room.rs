@@ -160,7 +160,7 @@ impl State {
     /// [`COPIES`] of the class: the one with the most priority, which will stay there the longest.
     /// The others will be needed again when that tier has pushed them out.
     fn hottest_copy(&self, class: usize, loose: impl Iterator<Item = u32>) -> Option<u32> {
-        let is_copy = |e: &u32| self.above.has(self.table.get(*e).id);
+        let is_copy = |e: &u32| self.upper.has(self.table.get(*e).id);
         let settled = |e: u32| self.table.get(e).settled;
         let copies = self.classes[class].members().iter().copied().filter(is_copy);
         if copies.map(settled).sum::<usize>() * COPIES <= self.plan.classes[class].n_slots {
@@ -197,7 +197,7 @@ impl State {
         if held == n {
             return;
         }
-        self.tell_below(e, false);
+        self.report_whole(e, false);
         while self.table.get(e).held > n {
             let (slot, settled) = self.table.pop_slot(e);
             let role = if settled { Role::Working } else { Role::Transit };

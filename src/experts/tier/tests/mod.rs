@@ -7,19 +7,19 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use super::tier::above::Above;
 use super::tier::class::{ClassPlan, Role};
 use super::tier::load::Fault;
 use super::tier::queue::Cause;
 use super::tier::residency::LayerPlan;
 use super::tier::state::{Layout, Progress, State, TierPlan};
+use super::tier::upper::UpperResidency;
 use crate::experts::acquisition::{Access, Acquisition, GranuleRef};
 use crate::experts::layout::piece::{Dest, Piece};
 use crate::policy::{Event, Expert, LayerShare, Prediction, Profile, Routed, Shape};
 
-mod above;
 mod prefetch;
 mod share;
+mod upper;
 
 const PIECE_BYTES: usize = 4096;
 const GRANULES: usize = 3;
@@ -74,7 +74,7 @@ struct World {
     /// What a device has been told of each frozen layer.
     frozen: BTreeMap<usize, Vec<GranuleRef>>,
     /// What a tier below has been told.
-    told: Arc<Above>,
+    told: Arc<UpperResidency>,
 }
 
 impl World {
@@ -83,10 +83,10 @@ impl World {
         let spec: crate::policy::PolicySpec = policy.parse().unwrap();
         let shape = Shape::of_model(n_experts, 2);
         let eviction = spec.build(&shape, &Profile::default()).eviction;
-        let told = Arc::new(Above::new(&plan.layers));
+        let told = Arc::new(UpperResidency::new(&plan.layers));
         let memory = plan.classes.iter().map(|c| vec![None; c.n_slots]).collect();
         let mut state = State::new(plan, Box::new(Plain { rows }), eviction);
-        state.tell(told.clone());
+        state.set_lower_tier(told.clone());
         World {
             memory,
             state,
@@ -363,7 +363,7 @@ enum Op {
         used: Vec<u32>,
     },
     /// The tier above says what it has.
-    Above {
+    SetUpper {
         layer: usize,
         expert: u32,
         is_whole: bool,
@@ -405,7 +405,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (MOE_LAYERS, proptest::collection::vec(0..6u32, 0..4))
             .prop_map(|(layer, used)| Op::Thaw { layer, used }),
         2 => (MOE_LAYERS, 0..6u32, proptest::bool::ANY)
-            .prop_map(|(layer, expert, is_whole)| Op::Above { layer, expert, is_whole }),
+            .prop_map(|(layer, expert, is_whole)| Op::SetUpper { layer, expert, is_whole }),
         4 => Just(Op::StartReads),
         8 => (0..99usize, proptest::bool::weighted(0.05))
             .prop_map(|(which, fails)| Op::EndRead { which, fails }),
@@ -434,8 +434,8 @@ fn run(world: &mut World, ops: Vec<Op>) {
                 world.thaw(layer, &used);
             }
             Op::Freeze { .. } | Op::Thaw { .. } => {}
-            Op::Above { layer, expert, is_whole } => {
-                world.above(layer as u32, expert, is_whole);
+            Op::SetUpper { layer, expert, is_whole } => {
+                world.set_upper(layer as u32, expert, is_whole);
             }
             Op::StartReads => world.start_reads(),
             Op::EndRead { which, fails } => world.end_read(which, fails),

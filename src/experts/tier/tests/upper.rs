@@ -5,8 +5,8 @@ use crate::policy::Expert;
 
 impl World {
     /// The tier above has an expert, or has it no more.
-    pub fn above(&mut self, layer: u32, expert: u32, is_whole: bool) {
-        self.state.above().tell(Expert { layer, expert }, is_whole);
+    pub fn set_upper(&mut self, layer: u32, expert: u32, is_whole: bool) {
+        self.state.upper_residency().set_whole(Expert { layer, expert }, is_whole);
     }
 }
 
@@ -22,16 +22,16 @@ fn of_what_the_tier_above_has_too_the_hottest_leaves_first() {
         decode(&mut world, 1, &[expert]);
     }
     // One copy is kept: the coldest expert leaves, whoever else has it.
-    world.above(1, 2, true);
+    world.set_upper(1, 2, true);
     decode(&mut world, 1, &[4]);
     assert_eq!(held(&world), [1, 2, 3, 4]);
     // Two are too many, and the one that was used last leaves.
-    world.above(1, 3, true);
+    world.set_upper(1, 3, true);
     decode(&mut world, 1, &[0]);
     assert_eq!(held(&world), [0, 1, 2, 4]);
     // What that tier has no more is as good as any other.
-    world.above(1, 0, true);
-    world.above(1, 2, false);
+    world.set_upper(1, 0, true);
+    world.set_upper(1, 2, false);
     decode(&mut world, 1, &[3]);
     assert_eq!(held(&world), [0, 2, 3, 4]);
 }
@@ -39,7 +39,7 @@ fn of_what_the_tier_above_has_too_the_hottest_leaves_first() {
 #[test]
 fn what_the_tier_above_has_is_not_foretold_here() {
     let mut world = full();
-    world.above(1, 0, true);
+    world.set_upper(1, 0, true);
     world.predict(&[foresee(1, 0, 0.9), foresee(1, 1, 0.5)]);
     world.load_all();
     assert_eq!((world.resident(1, 0), world.resident(1, 1)), (0, 3));

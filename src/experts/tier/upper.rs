@@ -1,21 +1,21 @@
-//! Which experts are whole in the tier above: what one tier tells the one below it, so that they
-//! need not both hold the same. Told without a lock and read by a policy: what is out of date makes
-//! a worse choice of a victim and nothing else.
+//! Which experts the tier above holds whole. The upper tier writes it and the lower tier reads it,
+//! so that both need not hold the same experts. Both do so without a lock: an outdated answer leads
+//! to a worse choice of a victim, and to nothing else.
 
 use super::residency::LayerPlan;
 use crate::policy::Expert;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 #[derive(Debug)]
-pub struct Above {
+pub struct UpperResidency {
     /// By layer and expert.
     whole: Vec<Vec<AtomicBool>>,
 }
 
-impl Above {
-    pub fn new(layers: &[LayerPlan]) -> Above {
+impl UpperResidency {
+    pub fn new(layers: &[LayerPlan]) -> UpperResidency {
         let layer = |plan: &LayerPlan| (0..plan.n_experts).map(|_| AtomicBool::new(false));
-        Above { whole: layers.iter().map(|plan| layer(plan).collect()).collect() }
+        UpperResidency { whole: layers.iter().map(|plan| layer(plan).collect()).collect() }
     }
 
     fn of(&self, id: Expert) -> &AtomicBool {
@@ -26,7 +26,7 @@ impl Above {
         self.of(id).load(Ordering::Relaxed)
     }
 
-    pub fn tell(&self, id: Expert, is_whole: bool) {
+    pub fn set_whole(&self, id: Expert, is_whole: bool) {
         self.of(id).store(is_whole, Ordering::Relaxed);
     }
 }
