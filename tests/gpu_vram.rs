@@ -267,17 +267,17 @@ fn routed(vram: &Vram, layer: usize, chosen: &[u32]) {
     vram.observe(&Event::Routed(Routed { request: 0, layer, chosen, probs, hidden, ahead: None }));
 }
 
-/// A frozen layer: its table.
-struct Frozen {
+/// A pinned layer: its table.
+struct PinnedLayer {
     layer: usize,
     addresses: Vec<u64>,
 }
 
-impl Frozen {
-    fn new(vram: &Vram, layer: usize) -> Frozen {
+impl PinnedLayer {
+    fn new(vram: &Vram, layer: usize) -> PinnedLayer {
         let mut addresses = vec![1; N_EXPERTS * vram.layout(layer).n_granules];
-        vram.freeze(layer, &mut addresses);
-        Frozen { layer, addresses }
+        vram.pin_layer(layer, &mut addresses);
+        PinnedLayer { layer, addresses }
     }
 
     fn n_granules(&self) -> usize {
@@ -311,8 +311,8 @@ impl Frozen {
 enum Op {
     Demand { layer: usize, experts: Vec<u32>, access: Access, fenced: bool },
     Abandon { layer: usize, experts: Vec<u32>, turns: usize },
-    Freeze { layer: usize },
-    Thaw { which: usize, used: Vec<u32>, fenced: bool },
+    PinLayer { layer: usize },
+    UnpinLayer { which: usize, used: Vec<u32>, fenced: bool },
     Routed { layer: usize, chosen: Vec<u32> },
     Admit { layer: usize, experts: Vec<u32> },
     Check,
@@ -331,9 +331,9 @@ fn op() -> impl Strategy<Value = Op> {
         }),
         1 => (MOE_LAYERS, experts(K), 0..3usize)
             .prop_map(|(layer, experts, turns)| Op::Abandon { layer, experts, turns }),
-        3 => MOE_LAYERS.prop_map(|layer| Op::Freeze { layer }),
+        3 => MOE_LAYERS.prop_map(|layer| Op::PinLayer { layer }),
         3 => (0..9usize, experts(K), any::<bool>())
-            .prop_map(|(which, used, fenced)| Op::Thaw { which, used, fenced }),
+            .prop_map(|(which, used, fenced)| Op::UnpinLayer { which, used, fenced }),
         2 => (MOE_LAYERS, experts(K)).prop_map(|(layer, chosen)| Op::Routed { layer, chosen }),
         2 => (MOE_LAYERS, experts(K)).prop_map(|(layer, experts)| Op::Admit { layer, experts }),
         1 => Just(Op::Check),
@@ -341,7 +341,7 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 fn run(vram: &Vram, compute: &mut Compute, ops: Vec<Op>) {
-    let mut frozen: Vec<Frozen> = Vec::new();
+    let mut pinned: Vec<PinnedLayer> = Vec::new();
     for op in ops {
         match op {
             Op::Demand { layer, experts, access, fenced } => {
@@ -355,32 +355,32 @@ fn run(vram: &Vram, compute: &mut Compute, ops: Vec<Op>) {
                 }
                 vram.release(&mut work, None);
             }
-            Op::Freeze { layer } if frozen.iter().all(|f| f.layer != layer) => {
-                frozen.push(Frozen::new(vram, layer));
+            Op::PinLayer { layer } if pinned.iter().all(|f| f.layer != layer) => {
+                pinned.push(PinnedLayer::new(vram, layer));
             }
-            Op::Freeze { .. } => {}
-            Op::Thaw { which, used, fenced } if !frozen.is_empty() => {
-                let frozen = frozen.swap_remove(which % frozen.len());
-                frozen.read(vram, compute, &used);
+            Op::PinLayer { .. } => {}
+            Op::UnpinLayer { which, used, fenced } if !pinned.is_empty() => {
+                let pinned = pinned.swap_remove(which % pinned.len());
+                pinned.read(vram, compute, &used);
                 let end = fenced.then(|| compute.fence());
                 if !fenced {
                     compute.check();
                 }
-                vram.thaw(frozen.layer, &used, end.as_ref());
+                vram.unpin_layer(pinned.layer, &used, end.as_ref());
             }
-            Op::Thaw { .. } => {}
+            Op::UnpinLayer { .. } => {}
             Op::Routed { layer, chosen } => routed(vram, layer, &chosen),
             Op::Admit { layer, experts } => vram.admit(layer, &experts),
             Op::Check => compute.check(),
         }
         vram.check_integrity();
     }
-    // What has been frozen all along is still there.
+    // What has been pinned all along is still there.
     let all: Vec<u32> = (0..N_EXPERTS as u32).collect();
-    for frozen in frozen {
-        frozen.read(vram, compute, &all);
+    for pinned in pinned {
+        pinned.read(vram, compute, &all);
         compute.check();
-        vram.thaw(frozen.layer, &[], None);
+        vram.unpin_layer(pinned.layer, &[], None);
     }
     compute.check();
 }
@@ -449,20 +449,20 @@ fn a_prompt_leaves_what_decode_keeps_and_bytes_are_counted() {
 }
 
 #[test]
-fn a_frozen_layer_counts_its_hits_when_it_thaws() {
+fn a_pinned_layer_counts_its_hits_when_it_is_unpinned() {
     let (model, gpu, vram) = simple(1.0);
     let mut compute = Compute::new(&model, &gpu);
-    let frozen = Frozen::new(&vram, 2);
-    assert!(ALL.iter().all(|expert| !frozen.has(*expert)), "nothing is there yet");
+    let pinned = PinnedLayer::new(&vram, 2);
+    assert!(ALL.iter().all(|expert| !pinned.has(*expert)), "nothing is there yet");
     demand(&vram, &mut compute, 2, &[4, 5], Access::Decode, true).unwrap();
-    // What came after it was frozen is not in the table, and its use is counted once.
-    vram.thaw(2, &[4, 5], None);
+    // What came after it was pinned is not in the table, and its use is counted once.
+    vram.unpin_layer(2, &[4, 5], None);
     assert_eq!((vram.counters().hits_whole, vram.counters().misses), (0, 2));
-    let frozen = Frozen::new(&vram, 2);
-    assert_eq!(ALL.map(|expert| frozen.has(expert)), [false, false, false, false, true, true]);
+    let pinned = PinnedLayer::new(&vram, 2);
+    assert_eq!(ALL.map(|expert| pinned.has(expert)), [false, false, false, false, true, true]);
     assert!(vram.is_whole(2, 5) && !vram.is_whole(2, 0) && !vram.check_integrity());
     // 5 on the device, 0 elsewhere.
-    vram.thaw(2, &[5, 0], None);
+    vram.unpin_layer(2, &[5, 0], None);
     assert_eq!((vram.counters().hits_whole, vram.counters().misses), (1, 3));
     assert!(vram.check_integrity());
 }
@@ -491,10 +491,10 @@ fn a_tier_takes_in_its_own_experts_alone() {
             routed(&vram, layer, &[0, 1]);
             rest(&vram);
             let before = vram.counters();
-            let frozen = Frozen::new(&vram, layer);
-            assert!(ALL.iter().all(|e| own.has(layer, *e) || !frozen.has(*e)));
-            assert!(ALL.iter().any(|e| frozen.has(*e)), "what was offered has come");
-            vram.thaw(layer, &ALL, None);
+            let pinned = PinnedLayer::new(&vram, layer);
+            assert!(ALL.iter().all(|e| own.has(layer, *e) || !pinned.has(*e)));
+            assert!(ALL.iter().any(|e| pinned.has(*e)), "what was offered has come");
+            vram.unpin_layer(layer, &ALL, None);
             let since = vram.counters().since(&before);
             assert_eq!((since.hits_whole + since.misses) as usize, own.n_of(layer));
             let its: Vec<u32> = ALL.into_iter().filter(|e| own.has(layer, *e)).collect();
@@ -512,9 +512,9 @@ fn a_tier_takes_in_its_own_experts_alone() {
     }
 }
 
-/// What was predicted is there when the layer is frozen, and used up to a fence.
+/// What was predicted is there when the layer is pinned, and used up to a fence.
 #[test]
-fn predictions_are_frozen_with_their_layer() {
+fn predictions_are_pinned_with_their_layer() {
     let model = Model::new();
     let gpu = gpu(5, Faults::default());
     let mut options = VramOptions::new(model.budget(0.5), "deepspeed".parse().unwrap(), K);
@@ -524,13 +524,13 @@ fn predictions_are_frozen_with_their_layer() {
         let mut compute = Compute::new(&model, &gpu);
         for step in 0..12u32 {
             for layer in MOE_LAYERS {
-                let frozen = Frozen::new(&vram, layer);
+                let pinned = PinnedLayer::new(&vram, layer);
                 let used = [step % 6, (step + 1 + layer as u32) % 6];
-                frozen.read(&vram, &mut compute, &used);
+                pinned.read(&vram, &mut compute, &used);
                 routed(&vram, layer, &used);
-                let missing: Vec<u32> = used.into_iter().filter(|e| !frozen.has(*e)).collect();
+                let missing: Vec<u32> = used.into_iter().filter(|e| !pinned.has(*e)).collect();
                 demand(&vram, &mut compute, layer, &missing, Access::Decode, true).unwrap();
-                vram.thaw(layer, &used, Some(&compute.fence()));
+                vram.unpin_layer(layer, &used, Some(&compute.fence()));
             }
         }
         compute.check();
@@ -549,7 +549,7 @@ fn predictions_are_frozen_with_their_layer() {
 
 // ---- several at once ----
 
-/// Three tiers at once: two that demand, one that freezes, a link that prefetches out of a RAM
+/// Three tiers at once: two that demand, one that pins, a link that prefetches out of a RAM
 /// tier that reads a file.
 #[test]
 fn demands_side_by_side_get_what_they_ask_for() {
@@ -575,9 +575,9 @@ fn demands_side_by_side_get_what_they_ask_for() {
             }
             let mut compute = Compute::new(&model, &gpu);
             for step in 0..40 {
-                let frozen = Frozen::new(&vram, 1 + step % 3);
-                frozen.read(&vram, &mut compute, &ALL);
-                vram.thaw(1 + step % 3, &ALL, Some(&compute.fence()));
+                let pinned = PinnedLayer::new(&vram, 1 + step % 3);
+                pinned.read(&vram, &mut compute, &ALL);
+                vram.unpin_layer(1 + step % 3, &ALL, Some(&compute.fence()));
             }
             compute.check();
         });

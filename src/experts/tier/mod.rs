@@ -163,15 +163,15 @@ impl Tier {
         self.unlock(shared);
     }
 
-    /// Pins what is whole of a layer and tells where it is; see `State::freeze`.
-    pub fn freeze(&self, layer: usize, place: &mut dyn FnMut(GranuleRef)) {
-        self.lock().state.freeze(layer, place);
+    /// Pins what is whole of a layer and tells where it is; see `State::pin_layer`.
+    pub fn pin_layer(&self, layer: usize, place: &mut dyn FnMut(GranuleRef)) {
+        self.lock().state.pin_layer(layer, place);
     }
 
-    /// Unpins what was frozen; see `State::thaw`.
-    pub fn thaw(&self, layer: usize, used: &[u32], hit: &mut dyn FnMut(GranuleRef)) {
+    /// Unpins what was pinned; see `State::unpin_layer`.
+    pub fn unpin_layer(&self, layer: usize, used: &[u32], hit: &mut dyn FnMut(GranuleRef)) {
         let mut shared = self.lock();
-        shared.state.thaw(layer, used, hit);
+        shared.state.unpin_layer(layer, used, hit);
         self.unlock(shared);
     }
 

@@ -34,8 +34,8 @@ pub struct Entry {
     /// A load that somebody waited for has failed; forgotten when nobody waits any more.
     pub fault: Option<Fault>,
     /// Pinned once more, for a device that works by a table of places.
-    pub is_frozen: bool,
-    /// Its use has been counted since its layer was frozen.
+    pub is_layer_pinned: bool,
+    /// Its use has been counted since its layer was pinned.
     pub is_counted: bool,
     /// Bytes of prefetch that nobody has asked for yet.
     pub unused_bytes: u64,
@@ -92,7 +92,7 @@ impl Residency {
                     pins: 0,
                     load: None,
                     fault: None,
-                    is_frozen: false,
+                    is_layer_pinned: false,
                     is_counted: false,
                     unused_bytes: 0,
                     stamp: 0,

@@ -2,14 +2,14 @@
 //! host's memory, and the link between. It is the state machine of `experts::tier` again, with
 //! granules for pieces.
 //!
-//! A decode layer does not ask before it runs. The host *freezes* it: what is whole in VRAM then
+//! A decode layer does not ask before it runs. The host *pins* it: what is whole in VRAM then
 //! stays there, and a table of its places goes to the device, which looks up what its router
 //! chooses. For what the table does not name the host acquires granules, as it does for prompts,
-//! or has them computed elsewhere. When the device is through with the layer, it is thawed.
+//! or has them computed elsewhere. When the device is through with the layer, it is unpinned.
 //!
 //! Who hands granules back says up to which point of the device's work they are in use, by a
 //! `Fence`: nobody need wait for that. Two rules keep everyone moving. A fence must come to pass
-//! without the host, so a layer whose kernels wait for a word of the host's is thawed after that
+//! without the host, so a layer whose kernels wait for a word of the host's is unpinned after that
 //! word. And who holds granules of the tier below must not wait for granules here.
 
 mod feed;
@@ -199,19 +199,19 @@ impl Vram {
 
     /// Pins what is whole of the layer, but for some of it where the budget is small, and writes
     /// its places to `addresses`, [experts, granules]; 0 is what is not to be relied on. Until
-    /// `thaw`.
-    pub fn freeze(&self, layer: usize, addresses: &mut [u64]) {
+    /// `unpin_layer`.
+    pub fn pin_layer(&self, layer: usize, addresses: &mut [u64]) {
         let Layer { experts, layout } = self.layer(layer);
         assert_eq!(addresses.len(), experts.n_experts * layout.n_granules);
         addresses.fill(0);
         let class = self.class(layer);
-        self.core.tier.freeze(layer, &mut |GranuleRef { expert, granule, slot }| {
+        self.core.tier.pin_layer(layer, &mut |GranuleRef { expert, granule, slot }| {
             let at = expert as usize * layout.n_granules + granule;
             addresses[at] = self.core.slot(class, slot).address();
         });
     }
 
-    /// The slot at an address that `freeze` wrote.
+    /// The slot at an address that `pin_layer` wrote.
     ///
     /// # Panics
     /// If there is none.
@@ -223,16 +223,20 @@ impl Vram {
         self.core.slot(class, (offset / slot_bytes) as u32)
     }
 
-    /// The device is through with a frozen layer, or will be at `end`. `used` are the experts that
-    /// its tokens chose: of those that may be here, the frozen ones are counted as hits, those that
+    /// The device is through with a pinned layer, or will be at `end`. `used` are the experts that
+    /// its tokens chose: of those that may be here, the pinned ones are counted as hits, those that
     /// were not acquired either as misses. (The policy hears of them all by `observe`.)
-    pub fn thaw(&self, layer: usize, used: &[u32], end: Option<&Fence>) {
+    pub fn unpin_layer(&self, layer: usize, used: &[u32], end: Option<&Fence>) {
         let class = self.class(layer);
-        self.core.tier.thaw(layer, &self.own(layer, used), &mut |GranuleRef { slot, .. }| {
-            if let Some(end) = end {
-                self.core.fences.note(class, [slot].into_iter(), end);
-            }
-        });
+        self.core.tier.unpin_layer(
+            layer,
+            &self.own(layer, used),
+            &mut |GranuleRef { slot, .. }| {
+                if let Some(end) = end {
+                    self.core.fences.note(class, [slot].into_iter(), end);
+                }
+            },
+        );
     }
 
     /// Those that may be here.

@@ -58,9 +58,9 @@ impl Tiers {
         self.vram(layer, expert).is_whole(layer, expert)
     }
 
-    /// See `Vram::thaw`, of each.
-    pub fn thaw(&self, layer: usize, used: &[u32], end: Option<&Fence>) {
-        self.of_layer(layer).for_each(|(_, vram)| vram.thaw(layer, used, end));
+    /// See `Vram::unpin_layer`, of each.
+    pub fn unpin_layer(&self, layer: usize, used: &[u32], end: Option<&Fence>) {
+        self.of_layer(layer).for_each(|(_, vram)| vram.unpin_layer(layer, used, end));
     }
 
     /// See `Vram::admit`, of each.

@@ -193,20 +193,20 @@ impl Pass<'_> {
     ) -> Result<()> {
         let is_heard = observer.recorder().is_some();
         let tiers = self.tiers(l).filter(|_| self.looks_up(l) && !is_heard);
-        let frozen = tiers.map(|tiers| self.freeze(tools, l, tiers)).transpose()?;
+        let pinned = tiers.map(|tiers| self.pin_layer(tools, l, tiers)).transpose()?;
 
         // norm, attention, residual; dense branch; norm, router, shared expert
         self.before_experts(tools, l, layer)?;
         let (ffn, acts) = (&layer.ffn, self.acts_at(l));
 
         // experts, residual
-        match (&ffn.dense, frozen) {
+        match (&ffn.dense, pinned) {
             (Some(expert), _) => {
                 self.hear_dense(tools, l, timeline, observer)?;
                 self.only_expert(tools.staging, expert, ffn.biases.as_ref(), &acts, None)?;
             }
-            (None, Some(frozen)) => {
-                return self.queue_experts(tools, l, frozen, timeline, observer);
+            (None, Some(pinned)) => {
+                return self.queue_experts(tools, l, pinned, timeline, observer);
             }
             (None, None) => {
                 self.bring_route(tools, l, timeline, observer)?;

@@ -74,7 +74,7 @@ impl State {
             class.check_integrity();
             assert_eq!(held, [class.held(Role::Working), class.held(Role::Transit)]);
         }
-        self.check_frozen();
+        self.check_pinned_layers();
         self.check_foreseen();
         let staged = self.tickets.iter().filter(|(_, t)| t.staging.is_some()).count();
         assert_eq!(self.staging.len() + staged, self.plan.n_staging);

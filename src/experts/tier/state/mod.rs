@@ -15,7 +15,7 @@ mod admission;
 mod check;
 mod forecast;
 mod foreseen;
-mod frozen;
+mod pinned;
 mod room;
 
 use slab::Slab;
@@ -30,7 +30,7 @@ use crate::experts::counters::Counters;
 use crate::experts::layout::piece::Piece;
 use crate::policy::{Event, Eviction, Expert, LayerShare, Profile};
 use foreseen::Foreseen;
-use frozen::Frozen;
+use pinned::PinnedLayer;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -127,7 +127,7 @@ pub struct State {
     /// Works of which a demand waits for room.
     n_short: usize,
     /// Layers whose whole experts are pinned for a device.
-    frozen: Vec<Frozen>,
+    pinned_layers: Vec<PinnedLayer>,
     /// What the tier above holds whole, and where this tier reports the same to the one below.
     upper: Arc<UpperResidency>,
     lower: Option<Arc<UpperResidency>>,
@@ -163,7 +163,7 @@ impl State {
             forecast: 1,
             foreseen: Foreseen::default(),
             n_short: 0,
-            frozen: Vec::new(),
+            pinned_layers: Vec::new(),
             upper: Arc::new(UpperResidency::new(&plan.layers)),
             lower: None,
             plan,

@@ -71,8 +71,8 @@ struct World {
     /// Slots that are being computed with, by work.
     lent: Vec<HashSet<(usize, u32)>>,
     in_flight: Vec<u32>,
-    /// What a device has been told of each frozen layer.
-    frozen: BTreeMap<usize, Vec<GranuleRef>>,
+    /// What a device has been told of each pinned layer.
+    pinned_layers: BTreeMap<usize, Vec<GranuleRef>>,
     /// What a tier below has been told.
     told: Arc<UpperResidency>,
 }
@@ -94,7 +94,7 @@ impl World {
             works: (0..n_works).map(|_| Acquisition::default()).collect(),
             lent: vec![HashSet::new(); n_works],
             in_flight: Vec::new(),
-            frozen: BTreeMap::new(),
+            pinned_layers: BTreeMap::new(),
         }
     }
 
@@ -160,29 +160,30 @@ impl World {
     }
 
     /// Where experts of the layer are, as far as a device may rely on it.
-    fn freeze(&mut self, layer: usize) {
+    fn pin_layer(&mut self, layer: usize) {
         let mut placed = Vec::new();
-        self.state.freeze(layer, &mut |handed| placed.push(handed));
-        self.frozen.insert(layer, placed);
-        self.check_frozen(layer);
+        self.state.pin_layer(layer, &mut |handed| placed.push(handed));
+        self.pinned_layers.insert(layer, placed);
+        self.check_pinned_layers(layer);
     }
 
-    fn thaw(&mut self, layer: usize, used: &[u32]) {
-        self.check_frozen(layer);
-        self.frozen.remove(&layer);
-        self.state.thaw(layer, used, &mut |_| {});
+    fn unpin_layer(&mut self, layer: usize, used: &[u32]) {
+        self.check_pinned_layers(layer);
+        self.pinned_layers.remove(&layer);
+        self.state.unpin_layer(layer, used, &mut |_| {});
     }
 
-    fn check_frozen(&self, layer: usize) {
-        for handed in &self.frozen[&layer] {
+    fn check_pinned_layers(&self, layer: usize) {
+        for handed in &self.pinned_layers[&layer] {
             let expert = Expert { layer: layer as u32, expert: handed.expert };
             let held = self.memory[Self::class(layer)][handed.slot as usize];
             assert_eq!(held, Some((expert, handed.granule)));
         }
     }
 
-    fn is_frozen(&self, class: usize, slot: u32) -> bool {
-        let mut of_class = self.frozen.iter().filter(|(layer, _)| Self::class(**layer) == class);
+    fn is_layer_pinned(&self, class: usize, slot: u32) -> bool {
+        let mut of_class =
+            self.pinned_layers.iter().filter(|(layer, _)| Self::class(**layer) == class);
         of_class.any(|(_, placed)| placed.iter().any(|handed| handed.slot == slot))
     }
 
@@ -234,7 +235,7 @@ impl World {
             if let Dest::Slot { granule, .. } = ticket.piece.to {
                 let slot = ticket.slots[granule - ticket.first_granule];
                 assert!(self.lent.iter().all(|lent| !lent.contains(&(ticket.class, slot))));
-                assert!(!self.is_frozen(ticket.class, slot));
+                assert!(!self.is_layer_pinned(ticket.class, slot));
                 self.memory[ticket.class][slot as usize] = None;
             }
             if ticket.cause == Cause::Prefetch {
@@ -317,9 +318,9 @@ impl World {
         }
         self.load_all();
         self.foresee(None);
-        // Works have ended beside what is frozen.
-        while let Some(layer) = self.frozen.keys().next() {
-            self.thaw(*layer, &[]);
+        // Works have ended beside what is pinned.
+        while let Some(layer) = self.pinned_layers.keys().next() {
+            self.unpin_layer(*layer, &[]);
         }
         assert!(self.state.is_idle());
         self.state.check_integrity();
@@ -355,10 +356,10 @@ enum Op {
     Foresee {
         layer: Option<usize>,
     },
-    Freeze {
+    PinLayer {
         layer: usize,
     },
-    Thaw {
+    UnpinLayer {
         layer: usize,
         used: Vec<u32>,
     },
@@ -401,9 +402,9 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (MOE_LAYERS, proptest::collection::vec(0..6u32, 0..4))
             .prop_map(|(layer, experts)| Op::Admit { layer, experts }),
         2 => proptest::option::weighted(0.8, MOE_LAYERS).prop_map(|layer| Op::Foresee { layer }),
-        2 => MOE_LAYERS.prop_map(|layer| Op::Freeze { layer }),
+        2 => MOE_LAYERS.prop_map(|layer| Op::PinLayer { layer }),
         1 => (MOE_LAYERS, proptest::collection::vec(0..6u32, 0..4))
-            .prop_map(|(layer, used)| Op::Thaw { layer, used }),
+            .prop_map(|(layer, used)| Op::UnpinLayer { layer, used }),
         2 => (MOE_LAYERS, 0..6u32, proptest::bool::ANY)
             .prop_map(|(layer, expert, is_whole)| Op::SetUpper { layer, expert, is_whole }),
         4 => Just(Op::StartReads),
@@ -429,11 +430,13 @@ fn run(world: &mut World, ops: Vec<Op>) {
             Op::Share { shares } => world.share(&shares),
             Op::Foresee { layer } => world.foresee(layer),
             Op::Admit { layer, experts } => world.state.admit(layer, &experts),
-            Op::Freeze { layer } if !world.frozen.contains_key(&layer) => world.freeze(layer),
-            Op::Thaw { layer, used } if world.frozen.contains_key(&layer) => {
-                world.thaw(layer, &used);
+            Op::PinLayer { layer } if !world.pinned_layers.contains_key(&layer) => {
+                world.pin_layer(layer)
             }
-            Op::Freeze { .. } | Op::Thaw { .. } => {}
+            Op::UnpinLayer { layer, used } if world.pinned_layers.contains_key(&layer) => {
+                world.unpin_layer(layer, &used);
+            }
+            Op::PinLayer { .. } | Op::UnpinLayer { .. } => {}
             Op::SetUpper { layer, expert, is_whole } => {
                 world.set_upper(layer as u32, expert, is_whole);
             }
@@ -674,15 +677,15 @@ fn what_is_foretold_stays_until_something_more_urgent_is_or_it_is_refuted() {
 }
 
 #[test]
-fn what_is_frozen_stays_and_leaves_room_for_demand() {
+fn what_is_pinned_stays_and_leaves_room_for_demand() {
     let mut world = full();
     world.predict(&[foresee(1, 0, 0.5), foresee(1, 1, 0.9)]);
     world.load_all();
     // Of the two in transit the more urgent one: the other's room is for demand.
-    world.freeze(3);
-    world.freeze(1);
+    world.pin_layer(3);
+    world.pin_layer(1);
     let experts = |world: &World, layer| {
-        world.frozen[&layer].iter().map(|handed| handed.expert).collect::<Vec<_>>()
+        world.pinned_layers[&layer].iter().map(|handed| handed.expert).collect::<Vec<_>>()
     };
     assert_eq!(experts(&world, 3), [0, 0, 0, 1, 1, 1, 2, 2, 2]);
     assert_eq!(experts(&world, 1), [1, 1, 1]);
@@ -690,12 +693,12 @@ fn what_is_frozen_stays_and_leaves_room_for_demand() {
     let before = world.state.counters();
     decode(&mut world, 3, &[3, 4]);
     decode(&mut world, 1, &[2, 3, 4, 5]);
-    world.thaw(3, &[1, 3, 5]);
+    world.unpin_layer(3, &[1, 3, 5]);
     let since = world.state.counters().since(&before);
-    // A frozen one is a hit when its layer thaws; what was acquired is counted already.
+    // A pinned one is a hit when its layer is unpinned; what was acquired is counted already.
     assert_eq!((since.hits_whole, since.misses), (1, 2 + 4 + 1));
     let step = world.state.step();
-    world.thaw(1, &[1]);
+    world.unpin_layer(1, &[1]);
     assert_eq!(world.state.step(), step, "the layer's step was its demand");
     // What was used in transit has joined the working set.
     let used = world.state.entries().iter().find(|e| e.id == Expert { layer: 1, expert: 1 });

@@ -3,7 +3,7 @@
 //! the routing later, and acts on what is missing alone: it has it brought or computes it, and
 //! lets the device go on.
 //!
-//! A layer's places are frozen (`vram`) from before it is queued until the device is through with
+//! A layer's places are pinned (`vram`) from before it is queued until the device is through with
 //! it. They stand in a table in the device's memory, which is written where it has changed since
 //! the last token. Where it has not every expert, the device waits between those that are there and
 //! their sum for a word in its memory, `go`, that holds the number of the last such layer whose
@@ -47,8 +47,8 @@ pub struct Ahead {
     /// None where there are no experts to choose from.
     layers: Vec<Option<Layer>>,
     pending: Option<Pending>,
-    /// Layers whose places are frozen, heard of or not.
-    frozen: Vec<usize>,
+    /// Layers whose places are pinned, heard of or not.
+    pinned: Vec<usize>,
     /// Numbers and lanes of layers at which the device may wait for the host, the earliest first.
     waits: Vec<(u32, usize)>,
     /// What the host computes or brings goes up beside what waits for it.
@@ -60,9 +60,9 @@ pub struct Ahead {
     number: u32,
 }
 
-/// A layer whose places are frozen.
+/// A layer whose places are pinned.
 #[derive(Clone, Copy)]
-pub struct Frozen {
+pub struct PinnedLayer {
     lane: usize,
     /// Its number, if the devices lack some of its experts.
     number: Option<u32>,
@@ -71,7 +71,7 @@ pub struct Frozen {
 /// A layer that is queued and of which the host has not heard.
 struct Pending {
     l: usize,
-    frozen: Frozen,
+    pinned: PinnedLayer,
     /// Bytes of each part that comes down.
     sizes: [usize; PARTS],
     /// After its sum: it comes to pass once `go` is written.
@@ -99,15 +99,15 @@ impl Ahead {
         // Sums of all of a token's experts, and a table a granule as they land.
         let late = 4 * routing.k * hyper.n_embd + 8 * routing.k * n_granules * (n_granules + 1);
         let (late_up, late) = (Staging::new(gpu, late + (4 << 10), 0)?, Stream::urgent(gpu)?);
-        let (frozen, waits) = (Vec::with_capacity(LANES), Vec::with_capacity(LANES));
-        Ok(Ahead { lanes, layers, pending: None, frozen, waits, late, late_up, number: 0 })
+        let (pinned, waits) = (Vec::with_capacity(LANES), Vec::with_capacity(LANES));
+        Ok(Ahead { lanes, layers, pending: None, pinned, waits, late, late_up, number: 0 })
     }
 
     /// Forgets what a pass that failed had queued; the devices have been waited for.
     pub fn give_up(&mut self, tiers: &Tiers) {
         self.pending = None;
         self.waits.clear();
-        self.frozen.drain(..).for_each(|l| tiers.thaw(l, &[], None));
+        self.pinned.drain(..).for_each(|l| tiers.unpin_layer(l, &[], None));
     }
 
     /// Lets a device go on that waits for a host that has failed.
@@ -132,31 +132,31 @@ impl Pass<'_> {
 
     /// Settles where the layer will find its experts, and tells the device: before anything of it
     /// is queued.
-    pub fn freeze(&self, tools: &mut Tools, l: usize, tiers: &Tiers) -> Result<Frozen> {
-        let Ahead { lanes, layers, pending, frozen, number, .. } = &mut *tools.ahead;
+    pub fn pin_layer(&self, tools: &mut Tools, l: usize, tiers: &Tiers) -> Result<PinnedLayer> {
+        let Ahead { lanes, layers, pending, pinned, number, .. } = &mut *tools.ahead;
         let (layer, stream) = (layers[l].as_mut().expect("a layer with experts"), self.stream());
         let index = layer.lane;
-        assert!(pending.as_ref().is_none_or(|before| before.frozen.lane != index));
+        assert!(pending.as_ref().is_none_or(|before| before.pinned.lane != index));
         let lane = &mut lanes[index];
         lane.addresses.resize(layer.table.len(), 0);
         match tiers.get(0).filter(|vram| vram.has(l)) {
-            Some(vram) => vram.freeze(l, &mut lane.addresses),
+            Some(vram) => vram.pin_layer(l, &mut lane.addresses),
             None => lane.addresses.fill(0),
         }
         for peer in &mut *tools.peers {
-            peer.freeze(tiers.get(peer.device()), l, index, &mut lane.addresses);
+            peer.pin_layer(tiers.get(peer.device()), l, index, &mut lane.addresses);
         }
-        frozen.push(l);
+        pinned.push(l);
         if lane.addresses != layer.table {
             lane.upload_table(stream, self.table(l))?;
             layer.table.clone_from(&lane.addresses);
         }
         if lane.addresses.iter().all(|at| *at != 0) {
-            return Ok(Frozen { lane: index, number: None });
+            return Ok(PinnedLayer { lane: index, number: None });
         }
         *number = number.wrapping_add(1);
         lane.upload_number(stream, self.slice(&self.places().ffn.lookup.pass), *number)?;
-        Ok(Frozen { lane: index, number: Some(*number) })
+        Ok(PinnedLayer { lane: index, number: Some(*number) })
     }
 
     /// u64 [experts, granules]
@@ -209,15 +209,15 @@ impl Pass<'_> {
         &self,
         tools: &mut Tools,
         l: usize,
-        frozen: Frozen,
+        pinned: PinnedLayer,
         timeline: Timeline,
         observer: &mut dyn Observer,
     ) -> Result<()> {
         let (stream, Tools { ahead, peers, .. }) = (self.stream(), &mut *tools);
-        let lane = &ahead.lanes[frozen.lane];
+        let lane = &ahead.lanes[pinned.lane];
         // What the host hears, before the experts: it can act while they are computed.
         let mut sizes = [self.route_bytes().len(), 0, 0];
-        if frozen.number.is_some() || self.model.wants_activation(l) {
+        if pinned.number.is_some() || self.model.wants_activation(l) {
             let parts = [self.h(), self.x()];
             sizes[1..].copy_from_slice(&parts.map(|part| part.len()));
             for (at, part) in starts(&sizes).skip(1).zip(parts) {
@@ -228,7 +228,7 @@ impl Pass<'_> {
         let (mut helping, shape) = (Vec::new(), self.shape(l));
         let routed = Routed { stream, h: self.h(), chosen: self.route().chosen };
         for peer in &mut **peers {
-            if peer.compute(frozen.lane, routed, (l, self.weights(l)), &shape)? {
+            if peer.compute(pinned.lane, routed, (l, self.weights(l)), &shape)? {
                 helping.push(peer);
             }
         }
@@ -236,13 +236,13 @@ impl Pass<'_> {
         let graphs = ahead.layers[l].as_ref().and_then(|layer| layer.graphs.as_ref());
         match graphs {
             // SAFETY: its memory is the model's, which has the graph; the table has 0 or places of
-            // granules of this layer, which are frozen.
+            // granules of this layer, which are pinned.
             Some([few, _]) => unsafe { stream.run(few)? },
             None => self.few_there(l)?,
         }
         self.place_rows(&shape, helping)?;
-        if let Some(number) = frozen.number {
-            ahead.waits.push((number, frozen.lane));
+        if let Some(number) = pinned.number {
+            ahead.waits.push((number, pinned.lane));
             stream.wait_value(self.slice(&self.places().ffn.lookup.go), number)?;
         }
         match graphs {
@@ -251,7 +251,7 @@ impl Pass<'_> {
             None => self.sum_up(l)?,
         }
         let end = Fence::after(stream)?;
-        let before = ahead.pending.replace(Pending { l, frozen, sizes, end });
+        let before = ahead.pending.replace(Pending { l, pinned, sizes, end });
         self.hear_of(tools, before, timeline, observer)
     }
 
@@ -266,7 +266,7 @@ impl Pass<'_> {
         let chosen = Chosen { n_pairs: shape.k, granules, experts: chosen };
         let acts: GpuActs = self.acts_at(l);
         // SAFETY: the table that was looked up in has 0 or places of granules of this layer, which
-        // are frozen.
+        // are pinned.
         unsafe {
             let few = Few { shape: &shape, chosen };
             self.site().few(&few, self.biases(l).as_ref(), &acts)
@@ -316,8 +316,8 @@ impl Pass<'_> {
     ) -> Result<()> {
         let Some(pending) = pending else { return Ok(()) };
         let tiers = self.g.tiers.as_deref().expect("experts in VRAM");
-        let Pending { l, frozen: Frozen { lane, number }, sizes, end } = pending;
-        // After an error the layer stays frozen until the pass is given up: what is queued of it
+        let Pending { l, pinned: PinnedLayer { lane, number }, sizes, end } = pending;
+        // After an error the layer stays pinned until the pass is given up: what is queued of it
         // still runs.
         if self.hear(tools, l, lane, &sizes, observer)? > 0 {
             self.late_experts(tools, l, lane)?;
@@ -329,8 +329,8 @@ impl Pass<'_> {
             late.is_done()?;
         }
         tools.ahead.waits.retain(|(waits, _)| Some(*waits) != number);
-        tools.ahead.frozen.retain(|frozen| *frozen != l);
-        tiers.thaw(l, &tools.b.route.chosen, Some(&end));
+        tools.ahead.pinned.retain(|pinned| *pinned != l);
+        tiers.unpin_layer(l, &tools.b.route.chosen, Some(&end));
         self.model.publish_routed(tools.cpu, tools.b, l, timeline);
         Ok(())
     }

@@ -52,14 +52,14 @@ impl Lane {
 }
 
 impl Peer {
-    /// Freezes its experts of a layer, if it has some, and puts its number in the place of their
+    /// Pins its experts of a layer, if it has some, and puts its number in the place of their
     /// granules into the first device's table.
-    pub fn freeze(&mut self, vram: Option<&Vram>, l: usize, lane: usize, table: &mut [u64]) {
+    pub fn pin_layer(&mut self, vram: Option<&Vram>, l: usize, lane: usize, table: &mut [u64]) {
         let lane = &mut self.lanes[lane];
         lane.has_any = false;
         let Some(vram) = vram.filter(|vram| vram.has(l)) else { return };
         lane.addresses.resize(table.len(), 0);
-        vram.freeze(l, &mut lane.addresses);
+        vram.pin_layer(l, &mut lane.addresses);
         for (home, _) in table.iter_mut().zip(&lane.addresses).filter(|(_, at)| **at != 0) {
             *home = self.device as u64;
             lane.has_any = true;
@@ -100,7 +100,7 @@ impl Peer {
         let biases = biases[l].as_ref().map(|b| Biases::new(weights, b));
         let site = Site { ops, stream, room, places: &places.experts };
         let few = Few { shape, chosen: Chosen { n_pairs: k, granules, experts: chosen } };
-        // SAFETY: the table has 0 or places of granules of this layer, which are frozen.
+        // SAFETY: the table has 0 or places of granules of this layer, which are pinned.
         unsafe { site.few(&few, biases.as_ref(), &acts)? };
         Ok(true)
     }
