@@ -25,11 +25,11 @@ pub fn room_bytes(tokens: usize, cols: usize) -> usize {
 }
 
 impl<'a> GpuActs<'a> {
-    /// Where `tokens` rows of `cols` lie in `room`, in the forms that `types` read.
+    /// Where `tokens` rows of `cols` lie in `memory`, in the forms that `types` read.
     pub fn at(
         types: impl IntoIterator<Item = TensorType>,
         (tokens, cols): (usize, usize),
-        room: DeviceSlice<'a>,
+        memory: DeviceSlice<'a>,
     ) -> GpuActs<'a> {
         let mut acts = GpuActs::default();
         let mut start = 0;
@@ -38,7 +38,8 @@ impl<'a> GpuActs<'a> {
                 continue;
             }
             let end = start + tokens * record_bytes(kind, cols);
-            acts.0[index(kind)] = Some(DeviceActs::new(kind, tokens, cols, room.slice(start..end)));
+            acts.0[index(kind)] =
+                Some(DeviceActs::new(kind, tokens, cols, memory.slice(start..end)));
             start = end.next_multiple_of(256);
         }
         acts
@@ -51,9 +52,9 @@ impl<'a> GpuActs<'a> {
         types: impl IntoIterator<Item = TensorType>,
         shape: (usize, usize),
         x: DeviceSlice,
-        room: DeviceSlice<'a>,
+        memory: DeviceSlice<'a>,
     ) -> Result<GpuActs<'a>> {
-        let acts = GpuActs::at(types, shape, room);
+        let acts = GpuActs::at(types, shape, memory);
         for records in acts.0.into_iter().flatten() {
             ops.quantize.store(stream, x, shape.1, records)?;
         }

@@ -12,7 +12,7 @@ use crate::backend::gpu::matmul::Groups;
 use crate::backend::gpu::matvec::MAX_TOKENS;
 use crate::backend::gpu::{DeviceSlice, Stream};
 use crate::experts::vram::GranuleLayout;
-use crate::forward::gpu::workspace::{ExpertPlaces, Room};
+use crate::forward::gpu::workspace::{ExpertPlaces, Workspace};
 use crate::gguf::TensorType;
 use crate::model::weights::ExpertShape;
 use std::ops::Range;
@@ -70,7 +70,7 @@ impl<'a> Biases<'a> {
 pub struct Site<'a> {
     pub ops: &'a Ops,
     pub stream: &'a Stream,
-    pub room: &'a Room,
+    pub workspace: &'a Workspace,
     pub places: &'a ExpertPlaces,
 }
 
@@ -102,14 +102,14 @@ impl<'a> Pass<'a> {
     /// With the other operations of the layer.
     pub fn site(&self) -> Site<'a> {
         let (stream, places) = (self.stream(), &self.places().ffn.experts);
-        Site { ops: &self.g.ops, stream, room: &self.g.room, places }
+        Site { ops: &self.g.ops, stream, workspace: &self.g.workspace, places }
     }
 }
 
 impl<'a> Site<'a> {
     /// f32 [pairs, n_embd]
     pub fn partial(&self, shape: &DeviceShape, n_pairs: usize) -> DeviceSlice<'a> {
-        self.room.words(&self.places.partial, n_pairs * shape.n_embd)
+        self.workspace.words(&self.places.partial, n_pairs * shape.n_embd)
     }
 
     /// `partial` [pairs, n_embd] of the granules that the table has, added to what earlier calls of
@@ -122,7 +122,7 @@ impl<'a> Site<'a> {
         let (experts, stream) = (&self.ops.experts, self.stream);
         let (shape, n_pairs) = (few.shape, few.chosen.n_pairs);
         let biases = biases.map(|b| b.all);
-        let inner = self.room.words(&self.places.inner, n_pairs * shape.n_ff);
+        let inner = self.workspace.words(&self.places.inner, n_pairs * shape.n_ff);
         let x = |ty| acts.view(ty);
         // SAFETY: the caller's promise, passed on.
         unsafe { experts.gate_up(stream, shape, few.chosen, biases, x, inner)? };
@@ -139,8 +139,8 @@ impl<'a> Site<'a> {
         (n_pairs, pairs): (usize, Range<usize>),
         inner: DeviceSlice,
     ) -> Result<DeviceActs<'a>> {
-        let (room, size) = (self.room.slice(&self.places.inner_acts), (n_pairs, shape.n_ff));
-        let acts = GpuActs::at([shape.down], size, room).view(shape.down);
+        let (memory, size) = (self.workspace.slice(&self.places.inner_acts), (n_pairs, shape.n_ff));
+        let acts = GpuActs::at([shape.down], size, memory).view(shape.down);
         let rows = inner_rows(shape, inner, &pairs);
         self.ops.quantize.store(self.stream, rows, shape.n_ff, acts.token_range(pairs))?;
         Ok(acts)
@@ -150,7 +150,7 @@ impl<'a> Site<'a> {
     /// zeros.
     pub fn begin_grouped(&self, shape: &DeviceShape, n_pairs: usize) -> Result<()> {
         for place in [&self.places.gate, &self.places.up] {
-            self.stream.fill(self.room.words(place, n_pairs * shape.n_ff), 0)?;
+            self.stream.fill(self.workspace.words(place, n_pairs * shape.n_ff), 0)?;
         }
         Ok(())
     }
@@ -170,7 +170,8 @@ impl<'a> Site<'a> {
     ) -> Result<()> {
         let (shape, f) = (grouped.shape, self.places);
         let n = grouped.n_pairs * shape.n_ff;
-        let [gate, up, inner] = [&f.gate, &f.up, &f.inner].map(|place| self.room.words(place, n));
+        let [gate, up, inner] =
+            [&f.gate, &f.up, &f.inner].map(|place| self.workspace.words(place, n));
         let gated = shape.activation.is_gated();
         for g in granules.clone() {
             let up_bias = biases.and_then(|b| b.up(g));

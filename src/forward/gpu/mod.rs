@@ -31,7 +31,7 @@ use crate::forward::gpu::decode_pipeline::Ahead;
 use crate::forward::gpu::expert_parallel::Peer;
 use crate::forward::gpu::hybrid_moe::Hybrid;
 use crate::forward::gpu::upload::Staging;
-use crate::forward::gpu::workspace::{Places, Room};
+use crate::forward::gpu::workspace::{Places, Workspace};
 use crate::model::kv::CacheType;
 use crate::model::{Bound, Model};
 use crate::policy::{PolicySpec, Profile};
@@ -70,7 +70,7 @@ pub struct Parts {
     stream: Stream,
     ops: Ops,
     places: Places,
-    room: Room,
+    workspace: Workspace,
     weights: GpuWeights,
     /// Addresses of the granules of experts that every token goes to.
     tables: DeviceBuffer,
@@ -134,7 +134,7 @@ impl Model {
         }
         let n_peers = gpus.len() - 1;
         let places = Places::new(&self.hyper, &self.weights, n, options.n_ctx, n_peers);
-        let room = Room::new(gpu, &stream, &places, n)?;
+        let workspace = Workspace::new(gpu, &stream, &places, n)?;
         let experts_on_device = |l: usize| options.experts[l] && on_device.contains(&l);
         let experts_on_device: Vec<bool> = (0..layers.len()).map(experts_on_device).collect();
         let tiers = self.new_tiers(gpus, options, &experts_on_device)?;
@@ -153,7 +153,7 @@ impl Model {
             stream,
             ops,
             places,
-            room,
+            workspace,
             weights,
             tables,
             layers,

@@ -57,11 +57,11 @@ impl<'a> Pass<'a> {
     }
 
     pub fn slice(&self, place: &Place) -> DeviceSlice<'a> {
-        self.g.room.slice(place)
+        self.g.workspace.slice(place)
     }
 
     pub fn words(&self, place: &Place, n: usize) -> DeviceSlice<'a> {
-        self.g.room.words(place, n)
+        self.g.workspace.words(place, n)
     }
 
     fn rows(&self, place: &Place) -> DeviceSlice<'a> {
@@ -116,14 +116,14 @@ impl<'a> Pass<'a> {
     /// The normalised input in the forms that `types` read.
     pub fn acts_of_h(&self, types: impl IntoIterator<Item = TensorType>) -> Result<GpuActs<'a>> {
         let shape = (self.n, self.hyper().n_embd);
-        let room = self.slice(&self.places().acts);
-        GpuActs::fill(&self.g.ops, self.stream(), types, shape, self.h(), room)
+        let memory = self.slice(&self.places().acts);
+        GpuActs::fill(&self.g.ops, self.stream(), types, shape, self.h(), memory)
     }
 
     /// The input of a layer's feed-forward part, where `ffn_input` has put it.
     pub fn acts_at(&self, l: usize) -> GpuActs<'a> {
-        let (types, room) = (self.weights(l).inputs(), self.slice(&self.places().acts));
-        GpuActs::at(types, (self.n, self.hyper().n_embd), room)
+        let (types, memory) = (self.weights(l).inputs(), self.slice(&self.places().acts));
+        GpuActs::at(types, (self.n, self.hyper().n_embd), memory)
     }
 
     /// Another input, [rows, cols], of the part that mixes positions.
@@ -133,8 +133,8 @@ impl<'a> Pass<'a> {
         shape: (usize, usize),
         x: DeviceSlice,
     ) -> Result<GpuActs<'a>> {
-        let room = self.slice(&self.places().mixer.acts);
-        GpuActs::fill(&self.g.ops, self.stream(), types, shape, x, room)
+        let memory = self.slice(&self.places().mixer.acts);
+        GpuActs::fill(&self.g.ops, self.stream(), types, shape, x, memory)
     }
 
     /// `out` [tokens, rows] = weight · acts + bias

@@ -392,33 +392,33 @@ impl LookupPlaces {
 const WHAT: &str = "room for a micro-batch";
 
 /// The memory.
-pub struct Room {
+pub struct Workspace {
     buffer: DeviceBuffer,
 }
 
-impl Room {
+impl Workspace {
     /// Takes so many bytes.
-    pub fn of(gpu: &Device, n_bytes: usize) -> Result<Room> {
-        Ok(Room { buffer: DeviceBuffer::of(gpu, n_bytes, WHAT, "-ub, -c")? })
+    pub fn of(gpu: &Device, n_bytes: usize) -> Result<Workspace> {
+        Ok(Workspace { buffer: DeviceBuffer::of(gpu, n_bytes, WHAT, "-ub, -c")? })
     }
 
     /// Takes the memory and fills in what never changes.
-    pub fn new(gpu: &Device, stream: &Stream, places: &Places, n: usize) -> Result<Room> {
-        let room = Room::of(gpu, places.n_bytes())?;
+    pub fn new(gpu: &Device, stream: &Stream, places: &Places, n: usize) -> Result<Workspace> {
+        let workspace = Workspace::of(gpu, places.n_bytes())?;
         let iota: Vec<u8> = (0..n as u32).flat_map(u32::to_le_bytes).collect();
         let ones: Vec<u8> = (0..n).flat_map(|_| 1f32.to_le_bytes()).collect();
-        stream.upload_now(room.slice(&places.iota), &iota)?;
-        stream.upload_now(room.slice(&places.ones), &ones)?;
-        stream.fill(room.slice(&places.zeros), 0)?;
+        stream.upload_now(workspace.slice(&places.iota), &iota)?;
+        stream.upload_now(workspace.slice(&places.ones), &ones)?;
+        stream.fill(workspace.slice(&places.zeros), 0)?;
         let LookupPlaces { tables, pass, go, .. } = &places.ffn.lookup;
         // The route comes down whole, gaps and all.
         for place in [tables, pass, go, &places.ffn.route] {
-            stream.fill(room.slice(place), 0)?;
+            stream.fill(workspace.slice(place), 0)?;
         }
         // A pass that fails lets the device go on without some experts' sums.
-        stream.fill(room.slice(&places.ffn.experts.partial), 0)?;
+        stream.fill(workspace.slice(&places.ffn.experts.partial), 0)?;
         stream.synchronize()?;
-        Ok(room)
+        Ok(workspace)
     }
 
     pub fn slice(&self, place: &Place) -> DeviceSlice<'_> {

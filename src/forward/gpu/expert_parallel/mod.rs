@@ -116,11 +116,11 @@ impl Peer {
         }
         let (shape, inputs) = ((n, w.expert.n_embd), w.expert.inputs());
         bench.begin(ops, routed, inputs, shape)?;
-        let Bench { stream, room, places, staging, back, .. } = bench;
-        let chosen = room.slice(&places.chosen).slice(0..routed.chosen.len());
-        let acts = GpuActs::at(w.expert.inputs(), shape, room.slice(&places.acts));
+        let Bench { stream, workspace, places, staging, back, .. } = bench;
+        let chosen = workspace.slice(&places.chosen).slice(0..routed.chosen.len());
+        let acts = GpuActs::at(w.expert.inputs(), shape, workspace.slice(&places.acts));
         let biases = biases[l].as_ref().map(|b| Biases::new(weights, b));
-        let site = Site { ops, stream, room, places: &places.experts };
+        let site = Site { ops, stream, workspace, places: &places.experts };
         Ok(Seat { device: *device, site, acts, chosen, biases, staging, back: Some(back) })
     }
 }

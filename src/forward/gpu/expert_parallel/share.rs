@@ -41,7 +41,7 @@ impl Seat<'_> {
         let starts: Vec<u32> = demand.starts().iter().map(|start| *start as u32).collect();
         let tables = [(&places.starts, &starts[..]), (&places.tokens, demand.tokens())];
         for (place, numbers) in tables.into_iter().chain([(&places.experts, &demand.experts[..])]) {
-            let to = self.site.room.words(place, numbers.len());
+            let to = self.site.workspace.words(place, numbers.len());
             self.staging.upload(self.site.stream, to, numbers, u32::to_le_bytes)?;
         }
         self.site.begin_grouped(pairs.shape, pairs.n_pairs)
@@ -60,7 +60,7 @@ impl Seat<'_> {
     ) -> Result<()> {
         let Pairs { demand, shape, n_pairs, .. } = pairs;
         let (site, places, n_items) = (self.site, self.site.places, demand.experts.len());
-        let matrices = site.room.slice(&places.granules).slice(0..8 * table.len());
+        let matrices = site.workspace.slice(&places.granules).slice(0..8 * table.len());
         self.staging.upload(site.stream, matrices, table, u64::to_le_bytes)?;
         if !pairs.is_grouped {
             let chosen = Chosen { n_pairs, granules: matrices, experts: self.chosen };
@@ -73,9 +73,9 @@ impl Seat<'_> {
             n_items,
             n_pairs,
             matrices,
-            starts: site.room.words(&places.starts, n_items + 1),
-            tokens: Some(site.room.words(&places.tokens, n_pairs)),
-            experts: site.room.words(&places.experts, n_items),
+            starts: site.workspace.words(&places.starts, n_items + 1),
+            tokens: Some(site.workspace.words(&places.tokens, n_pairs)),
+            experts: site.workspace.words(&places.experts, n_items),
             max_pairs: (0..n_items).map(|item| demand.pairs(item).len()).max().unwrap_or(0),
             pairs: spanned(demand, table),
         };

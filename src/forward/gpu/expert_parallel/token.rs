@@ -81,24 +81,25 @@ impl Peer {
         }
         let (k, n_granules) = (shape.k, shape.n_granules());
         let table = 0..8 * lane.addresses.len();
-        let tables = pass.room.slice(&pass.places.lookup.tables);
+        let tables = pass.workspace.slice(&pass.places.lookup.tables);
         lane.upload(&pass.stream, tables.slice(table.clone()))?;
         pass.begin(ops, routed, w.expert.inputs(), (1, w.expert.n_embd))?;
-        let Bench { stream, room, places, .. } = pass;
-        let table = room.slice(&places.lookup.tables).slice(table);
-        let chosen = room.words(&places.chosen, k);
-        let granules = room.slice(&places.experts.granules).slice(0..8 * k * n_granules);
+        let Bench { stream, workspace, places, .. } = pass;
+        let table = workspace.slice(&places.lookup.tables).slice(table);
+        let chosen = workspace.words(&places.chosen, k);
+        let granules = workspace.slice(&places.experts.granules).slice(0..8 * k * n_granules);
         let [missing, pass, go] = [&places.lookup.missing, &places.lookup.pass, &places.lookup.go]
-            .map(|word| room.slice(word));
+            .map(|word| workspace.slice(word));
         let n_experts = lane.addresses.len() / n_granules;
         let homes = None;
         let lookup =
             Lookup { chosen, table, n_experts, n_granules, granules, homes, missing, pass, go };
         // SAFETY: the router chooses among the layer's experts.
         unsafe { ops.resolve.launch(stream, &lookup)? };
-        let acts = GpuActs::at(w.expert.inputs(), (1, w.expert.n_embd), room.slice(&places.acts));
+        let acts =
+            GpuActs::at(w.expert.inputs(), (1, w.expert.n_embd), workspace.slice(&places.acts));
         let biases = biases[l].as_ref().map(|b| Biases::new(weights, b));
-        let site = Site { ops, stream, room, places: &places.experts };
+        let site = Site { ops, stream, workspace, places: &places.experts };
         let few = Few { shape, chosen: Chosen { n_pairs: k, granules, experts: chosen } };
         // SAFETY: the table has 0 or places of granules of this layer, which are pinned.
         unsafe { site.few(&few, biases.as_ref(), &acts)? };
@@ -108,8 +109,8 @@ impl Peer {
     /// The token's sums go to `rows` of the first device, f32 [k, n_embd]; those of other devices'
     /// experts mean nothing.
     pub fn give_back(&mut self, first: &Stream, rows: DeviceSlice) -> Result<()> {
-        let Bench { stream, room, places, back, .. } = &mut self.pass;
-        let partial = room.slice(&places.experts.partial).slice(0..rows.len());
+        let Bench { stream, workspace, places, back, .. } = &mut self.pass;
+        let partial = workspace.slice(&places.experts.partial).slice(0..rows.len());
         back.carry(stream, first, &[(partial, rows)])
     }
 }

@@ -8,7 +8,9 @@ use crate::Result;
 use crate::backend::gpu::{Device, Stream};
 use crate::forward::gpu::expert_parallel::staged_copy::Hop;
 use crate::forward::gpu::upload::Staging;
-use crate::forward::gpu::workspace::{Cut, ExpertPlaces, ExpertSizes, LookupPlaces, Place, Room};
+use crate::forward::gpu::workspace::{
+    Cut, ExpertPlaces, ExpertSizes, LookupPlaces, Place, Workspace,
+};
 use crate::gguf::TensorType;
 use crate::model::hyper::HyperParams;
 use crate::model::weights::Weights;
@@ -54,7 +56,7 @@ impl BenchPlaces {
 
 pub struct Bench {
     pub stream: Stream,
-    pub room: Room,
+    pub workspace: Workspace,
     pub places: BenchPlaces,
     /// For what the host sends up.
     pub staging: Staging,
@@ -69,10 +71,10 @@ impl Bench {
         places: BenchPlaces,
     ) -> Result<Bench> {
         let stream = Stream::urgent(gpu)?;
-        let room = Room::of(gpu, places.n_bytes())?;
+        let workspace = Workspace::of(gpu, places.n_bytes())?;
         // Rows come back whole, also of pairs that others compute; a look-up reads its number.
         for place in [&places.experts.partial, &places.lookup.pass] {
-            stream.fill(room.slice(place), 0)?;
+            stream.fill(workspace.slice(place), 0)?;
         }
         stream.synchronize()?;
         let largest = places.experts.granules.len().max(places.experts.tokens.len());
@@ -80,7 +82,7 @@ impl Bench {
         let row = 4 * hyper.n_embd;
         let there = Hop::new(first, gpu, places.h.len() + places.chosen.len() + row)?;
         let back = Hop::new(gpu, first, places.experts.partial.len().min(BACK_BYTES.max(row)))?;
-        Ok(Bench { stream, room, places, staging, there, back })
+        Ok(Bench { stream, workspace, places, staging, there, back })
     }
 
     /// What the router saw and chose comes from the first device, and is stored as `types` read it.
@@ -91,11 +93,11 @@ impl Bench {
         types: impl IntoIterator<Item = TensorType>,
         shape: (usize, usize),
     ) -> Result<()> {
-        let Bench { stream, room, places, there, .. } = self;
+        let Bench { stream, workspace, places, there, .. } = self;
         let Routed { stream: from, h, chosen } = routed;
-        let to = |place: &Place, len: usize| room.slice(place).slice(0..len);
+        let to = |place: &Place, len: usize| workspace.slice(place).slice(0..len);
         let h_here = to(&places.h, h.len());
         there.carry(from, stream, &[(h, h_here), (chosen, to(&places.chosen, chosen.len()))])?;
-        GpuActs::fill(ops, stream, types, shape, h_here, room.slice(&places.acts)).map(drop)
+        GpuActs::fill(ops, stream, types, shape, h_here, workspace.slice(&places.acts)).map(drop)
     }
 }
