@@ -9,7 +9,7 @@ use crate::Result;
 use crate::backend::gpu::heads::DeviceHeadMats;
 use crate::backend::gpu::{DeviceSlice, Stream};
 use crate::experts::vram::Tiers;
-use crate::forward::gpu::workspace::{Place, Places};
+use crate::forward::gpu::workspace::{ByteRange, Places};
 use crate::gguf::TensorType;
 use crate::model::Model;
 use crate::model::descriptor;
@@ -56,15 +56,15 @@ impl<'a> Pass<'a> {
         &self.g.places
     }
 
-    pub fn slice(&self, place: &Place) -> DeviceSlice<'a> {
+    pub fn slice(&self, place: &ByteRange) -> DeviceSlice<'a> {
         self.g.workspace.slice(place)
     }
 
-    pub fn words(&self, place: &Place, n: usize) -> DeviceSlice<'a> {
+    pub fn words(&self, place: &ByteRange, n: usize) -> DeviceSlice<'a> {
         self.g.workspace.words(place, n)
     }
 
-    fn rows(&self, place: &Place) -> DeviceSlice<'a> {
+    fn rows(&self, place: &ByteRange) -> DeviceSlice<'a> {
         self.words(place, self.n * self.hyper().n_embd)
     }
 

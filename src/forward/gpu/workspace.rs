@@ -13,106 +13,106 @@ use crate::model::hyper::HyperParams;
 use crate::model::weights::{ExpertShape, Mixer, Query, Weights};
 use std::ops::Range;
 
-pub type Place = Range<usize>;
+pub type ByteRange = Range<usize>;
 
 /// Rows of f32 are tokens unless said; shapes as in `model::forward` and `model::mixer`.
 #[derive(Clone, Default)]
 pub struct Places {
-    pub x: Place,
-    pub before: Place,
-    pub h: Place,
-    pub y: Place,
-    pub acts: Place,
+    pub x: ByteRange,
+    pub before: ByteRange,
+    pub h: ByteRange,
+    pub y: ByteRange,
+    pub acts: ByteRange,
     pub mixer: MixerPlaces,
     pub ffn: FfnPlaces,
-    pub logits: Place,
+    pub logits: ByteRange,
     /// What a choice among a token's logits takes, and its result: f32 [k], then u32 [k].
-    pub top_k: Place,
-    pub best: Place,
+    pub top_k: ByteRange,
+    pub best: ByteRange,
     /// f32 [tokens, pairs, 2]: cosines and sines of the micro-batch's positions
-    pub turns: Place,
+    pub turns: ByteRange,
     /// u32 [tokens]: 0, 1, …
-    pub iota: Place,
+    pub iota: ByteRange,
     /// u32 [tokens]
-    pub zeros: Place,
+    pub zeros: ByteRange,
     /// f32 [tokens]
-    pub ones: Place,
+    pub ones: ByteRange,
     /// u32 [1]: position of the first token
-    pub past: Place,
+    pub past: ByteRange,
     /// u32 [1]: the last position of the encoder's text
-    pub source: Place,
+    pub source: ByteRange,
     /// Keys and values of the encoder's layer that is computed: f32 rows, or less.
-    pub encoder: [Place; 2],
+    pub encoder: [ByteRange; 2],
     n_bytes: usize,
 }
 
 #[derive(Clone, Default)]
 pub struct MixerPlaces {
-    pub q: Place,
+    pub q: ByteRange,
     /// What products leave that is split afterwards.
-    pub raw: Place,
-    pub k: Place,
-    pub v: Place,
-    pub attended: Place,
-    pub gate: Place,
-    pub compressed: Place,
-    pub nope: Place,
-    pub absorbed: Place,
-    pub kv: Place,
-    pub acts: Place,
-    pub work: Place,
-    pub qkv: Place,
-    pub convolved: Place,
-    pub gates: [Place; 2],
+    pub raw: ByteRange,
+    pub k: ByteRange,
+    pub v: ByteRange,
+    pub attended: ByteRange,
+    pub gate: ByteRange,
+    pub compressed: ByteRange,
+    pub nope: ByteRange,
+    pub absorbed: ByteRange,
+    pub kv: ByteRange,
+    pub acts: ByteRange,
+    pub work: ByteRange,
+    pub qkv: ByteRange,
+    pub convolved: ByteRange,
+    pub gates: [ByteRange; 2],
 }
 
 #[derive(Clone, Default)]
 pub struct FfnPlaces {
     /// What the host wants to know of a layer's router, in one piece: see `RouteParts`.
-    pub route: Place,
+    pub route: ByteRange,
     /// f32 [tokens]
-    pub only_gate: Place,
+    pub only_gate: ByteRange,
     /// u32 [tokens, k]
-    pub places: Place,
+    pub places: ByteRange,
     pub experts: ExpertPlaces,
     /// Of a layer that looks up its experts by itself (`decode`).
     pub lookup: LookupPlaces,
     /// Of the experts that such a layer lacked: their sums go where the others' are.
     pub late: ExpertPlaces,
     /// Of a token's experts that other devices have (`peers`): u32 [k], f32 [peers, k, n_embd]
-    pub homes: Place,
-    pub rows: Place,
+    pub homes: ByteRange,
+    pub rows: ByteRange,
 }
 
 /// What granules of experts are computed with, of all pairs at once.
 #[derive(Clone, Default)]
 pub struct ExpertPlaces {
     /// f32 [pairs, n_ff] each
-    pub gate: Place,
-    pub up: Place,
-    pub inner: Place,
-    pub inner_acts: Place,
+    pub gate: ByteRange,
+    pub up: ByteRange,
+    pub inner: ByteRange,
+    pub inner_acts: ByteRange,
     /// f32 [pairs, n_embd]
-    pub partial: Place,
+    pub partial: ByteRange,
     /// u64 [pairs, granules], or [granules, experts]
-    pub granules: Place,
+    pub granules: ByteRange,
     /// u32 [experts + 1]
-    pub starts: Place,
+    pub starts: ByteRange,
     /// u32 [pairs]
-    pub tokens: Place,
+    pub tokens: ByteRange,
     /// u32 [pairs or experts]
-    pub experts: Place,
+    pub experts: ByteRange,
 }
 
 /// u32 [1] each, but for the tables.
 #[derive(Clone, Default)]
 pub struct LookupPlaces {
     /// u64 [layers, experts, granules]
-    pub tables: Place,
+    pub tables: ByteRange,
     /// Of a peer; on the first device it lies with the route.
-    pub missing: Place,
-    pub pass: Place,
-    pub go: Place,
+    pub missing: ByteRange,
+    pub pass: ByteRange,
+    pub go: ByteRange,
 }
 
 /// What lies in `FfnPlaces::route`: u32 [1], the pairs whose experts a look-up lacked; u32
@@ -144,14 +144,14 @@ impl RouteParts {
 pub struct Cut(usize);
 
 impl Cut {
-    pub fn bytes(&mut self, n: usize) -> Place {
+    pub fn bytes(&mut self, n: usize) -> ByteRange {
         let start = self.0.next_multiple_of(256);
         self.0 = start + n;
         start..self.0
     }
 
     /// f32 or u32
-    pub fn words(&mut self, n: usize) -> Place {
+    pub fn words(&mut self, n: usize) -> ByteRange {
         self.bytes(4 * n)
     }
 
@@ -421,12 +421,12 @@ impl Workspace {
         Ok(workspace)
     }
 
-    pub fn slice(&self, place: &Place) -> DeviceSlice<'_> {
+    pub fn slice(&self, place: &ByteRange) -> DeviceSlice<'_> {
         self.buffer.slice(place.clone())
     }
 
     /// The first `n` f32s or u32s of a place.
-    pub fn words(&self, place: &Place, n: usize) -> DeviceSlice<'_> {
+    pub fn words(&self, place: &ByteRange, n: usize) -> DeviceSlice<'_> {
         self.slice(place).slice(0..4 * n)
     }
 }

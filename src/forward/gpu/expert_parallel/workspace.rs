@@ -9,7 +9,7 @@ use crate::backend::gpu::{Device, Stream};
 use crate::forward::gpu::expert_parallel::staged_copy::Hop;
 use crate::forward::gpu::upload::Staging;
 use crate::forward::gpu::workspace::{
-    Cut, ExpertPlaces, ExpertSizes, LookupPlaces, Place, Workspace,
+    ByteRange, Cut, ExpertPlaces, ExpertSizes, LookupPlaces, Workspace,
 };
 use crate::gguf::TensorType;
 use crate::model::hyper::HyperParams;
@@ -23,10 +23,10 @@ const STAGING_BYTES: usize = 256 << 10;
 #[derive(Clone, Default)]
 pub struct BenchPlaces {
     /// f32 [tokens, n_embd]
-    pub h: Place,
-    pub acts: Place,
+    pub h: ByteRange,
+    pub acts: ByteRange,
     /// u32 [tokens, k]
-    pub chosen: Place,
+    pub chosen: ByteRange,
     pub experts: ExpertPlaces,
     pub lookup: LookupPlaces,
     n_bytes: usize,
@@ -95,7 +95,7 @@ impl Bench {
     ) -> Result<()> {
         let Bench { stream, workspace, places, there, .. } = self;
         let Routed { stream: from, h, chosen } = routed;
-        let to = |place: &Place, len: usize| workspace.slice(place).slice(0..len);
+        let to = |place: &ByteRange, len: usize| workspace.slice(place).slice(0..len);
         let h_here = to(&places.h, h.len());
         there.carry(from, stream, &[(h, h_here), (chosen, to(&places.chosen, chosen.len()))])?;
         GpuActs::fill(ops, stream, types, shape, h_here, workspace.slice(&places.acts)).map(drop)
