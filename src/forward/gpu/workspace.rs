@@ -141,9 +141,9 @@ impl RouteParts {
 
 /// Takes places one behind the other.
 #[derive(Default)]
-pub struct Cut(usize);
+pub struct BumpLayout(usize);
 
-impl Cut {
+impl BumpLayout {
     pub fn bytes(&mut self, n: usize) -> ByteRange {
         let start = self.0.next_multiple_of(256);
         self.0 = start + n;
@@ -169,30 +169,30 @@ impl Places {
         n_ctx: usize,
         n_peers: usize,
     ) -> Places {
-        let mut cut = Cut::default();
+        let mut bump = BumpLayout::default();
         let row = n * hyper.n_embd;
         let n_vocab = weights.output.weight.rows;
         let mut places = Places {
-            x: cut.words(row),
-            before: cut.words(row),
-            h: cut.words(row),
-            y: cut.words(row),
-            acts: cut.bytes(room_bytes(n, hyper.n_embd)),
-            mixer: MixerPlaces::new(hyper, weights, n, n_ctx, &mut cut),
-            ffn: FfnPlaces::new(hyper, weights, n, n_peers, &mut cut),
-            logits: cut.words(LOGITS_TOKENS.min(n) * n_vocab),
-            top_k: cut.bytes(sample::scratch_bytes(n_vocab, 1, TOP_K_MAX)),
-            best: cut.words(2 * TOP_K_MAX),
-            turns: cut.words(n * hyper.rope.n_rot),
-            iota: cut.words(n),
-            zeros: cut.words(n),
-            ones: cut.words(n),
-            past: cut.words(1),
-            source: cut.words(1),
-            encoder: encoder_rows(hyper, n_ctx).map(|n| cut.words(n)),
+            x: bump.words(row),
+            before: bump.words(row),
+            h: bump.words(row),
+            y: bump.words(row),
+            acts: bump.bytes(room_bytes(n, hyper.n_embd)),
+            mixer: MixerPlaces::new(hyper, weights, n, n_ctx, &mut bump),
+            ffn: FfnPlaces::new(hyper, weights, n, n_peers, &mut bump),
+            logits: bump.words(LOGITS_TOKENS.min(n) * n_vocab),
+            top_k: bump.bytes(sample::scratch_bytes(n_vocab, 1, TOP_K_MAX)),
+            best: bump.words(2 * TOP_K_MAX),
+            turns: bump.words(n * hyper.rope.n_rot),
+            iota: bump.words(n),
+            zeros: bump.words(n),
+            ones: bump.words(n),
+            past: bump.words(1),
+            source: bump.words(1),
+            encoder: encoder_rows(hyper, n_ctx).map(|n| bump.words(n)),
             n_bytes: 0,
         };
-        places.n_bytes = cut.0;
+        places.n_bytes = bump.0;
         places
     }
 
@@ -213,7 +213,7 @@ impl MixerPlaces {
         weights: &Weights,
         n: usize,
         n_ctx: usize,
-        cut: &mut Cut,
+        bump: &mut BumpLayout,
     ) -> MixerPlaces {
         let (heads, rank, n_rot) = (n * h.n_head, h.kv_rank, h.rope.n_rot);
         let nope = h.head_dim - n_rot.min(h.head_dim);
@@ -247,21 +247,21 @@ impl MixerPlaces {
         let v_dim = if rank > 0 { rank } else { h.head_dim_v };
         let work = Attention::work_bytes(h.n_head, v_dim, n_ctx, n);
         MixerPlaces {
-            q: cut.words(heads * h.head_dim),
-            raw: cut.words(raw),
-            k: cut.words(k),
-            v: cut.words(n * h.n_head_kv * h.head_dim_v),
-            attended: cut.words(attended),
-            gate: cut.words(attended),
-            compressed: cut.words(n * q_rank.max(rank)),
-            nope: cut.words(latent(heads * nope)),
-            absorbed: cut.words(latent(heads * rank)),
-            kv: cut.words(latent(n * (rank + n_rot))),
-            acts: cut.bytes(acts.into_iter().max().unwrap_or(0)),
-            work: cut.bytes(work),
-            qkv: cut.words(channels),
-            convolved: cut.words(channels),
-            gates: [cut.words(2 * v_heads), cut.words(v_heads)],
+            q: bump.words(heads * h.head_dim),
+            raw: bump.words(raw),
+            k: bump.words(k),
+            v: bump.words(n * h.n_head_kv * h.head_dim_v),
+            attended: bump.words(attended),
+            gate: bump.words(attended),
+            compressed: bump.words(n * q_rank.max(rank)),
+            nope: bump.words(latent(heads * nope)),
+            absorbed: bump.words(latent(heads * rank)),
+            kv: bump.words(latent(n * (rank + n_rot))),
+            acts: bump.bytes(acts.into_iter().max().unwrap_or(0)),
+            work: bump.bytes(work),
+            qkv: bump.words(channels),
+            convolved: bump.words(channels),
+            gates: [bump.words(2 * v_heads), bump.words(v_heads)],
         }
     }
 }
@@ -272,7 +272,7 @@ impl FfnPlaces {
         weights: &Weights,
         n: usize,
         n_peers: usize,
-        cut: &mut Cut,
+        bump: &mut BumpLayout,
     ) -> FfnPlaces {
         let routing = &hyper.routing;
         let k = routing.k.max(1);
@@ -281,24 +281,24 @@ impl FfnPlaces {
         sizes.meet_routed(weights, n * k);
         let late = ExpertSizes::routed(weights, k);
         sizes.meet_only(weights, n);
-        let route = cut.bytes(RouteParts::new(n, k, n_experts).n_bytes());
-        let experts = ExpertPlaces::new(&sizes, n * k, hyper.n_embd, cut);
+        let route = bump.bytes(RouteParts::new(n, k, n_experts).n_bytes());
+        let experts = ExpertPlaces::new(&sizes, n * k, hyper.n_embd, bump);
         let late = ExpertPlaces {
-            inner: cut.words(late.inner),
-            inner_acts: cut.bytes(late.inner_acts),
-            granules: cut.bytes(8 * k * late.n_granules),
+            inner: bump.words(late.inner),
+            inner_acts: bump.bytes(late.inner_acts),
+            granules: bump.bytes(8 * k * late.n_granules),
             partial: experts.partial.clone(),
             ..ExpertPlaces::default()
         };
         FfnPlaces {
             route,
-            only_gate: cut.words(n),
-            places: cut.words(n * k),
+            only_gate: bump.words(n),
+            places: bump.words(n * k),
             experts,
-            lookup: LookupPlaces::new(weights, n_experts, weights.layers.len(), cut),
+            lookup: LookupPlaces::new(weights, n_experts, weights.layers.len(), bump),
             late,
-            homes: cut.words(n_peers.min(1) * k),
-            rows: cut.words(n_peers * k * hyper.n_embd),
+            homes: bump.words(n_peers.min(1) * k),
+            rows: bump.words(n_peers * k * hyper.n_embd),
         }
     }
 }
@@ -356,18 +356,23 @@ impl ExpertSizes {
 }
 
 impl ExpertPlaces {
-    pub fn new(sizes: &ExpertSizes, pairs: usize, n_embd: usize, cut: &mut Cut) -> ExpertPlaces {
+    pub fn new(
+        sizes: &ExpertSizes,
+        pairs: usize,
+        n_embd: usize,
+        bump: &mut BumpLayout,
+    ) -> ExpertPlaces {
         let n_experts = sizes.n_experts.max(1);
         ExpertPlaces {
-            gate: cut.words(sizes.inner),
-            up: cut.words(sizes.inner),
-            inner: cut.words(sizes.inner),
-            inner_acts: cut.bytes(sizes.inner_acts),
-            partial: cut.words(pairs * n_embd),
-            granules: cut.bytes(8 * sizes.granules),
-            starts: cut.words(n_experts + 1),
-            tokens: cut.words(pairs),
-            experts: cut.words(pairs.max(n_experts)),
+            gate: bump.words(sizes.inner),
+            up: bump.words(sizes.inner),
+            inner: bump.words(sizes.inner),
+            inner_acts: bump.bytes(sizes.inner_acts),
+            partial: bump.words(pairs * n_embd),
+            granules: bump.bytes(8 * sizes.granules),
+            starts: bump.words(n_experts + 1),
+            tokens: bump.words(pairs),
+            experts: bump.words(pairs.max(n_experts)),
         }
     }
 }
@@ -377,14 +382,14 @@ impl LookupPlaces {
         weights: &Weights,
         n_experts: usize,
         n_tables: usize,
-        cut: &mut Cut,
+        bump: &mut BumpLayout,
     ) -> LookupPlaces {
         let n_granules = ExpertSizes::routed(weights, 1).n_granules;
         LookupPlaces {
-            tables: cut.bytes(8 * n_tables * n_experts * n_granules),
-            missing: cut.words(1),
-            pass: cut.words(1),
-            go: cut.words(1),
+            tables: bump.bytes(8 * n_tables * n_experts * n_granules),
+            missing: bump.words(1),
+            pass: bump.words(1),
+            go: bump.words(1),
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::backend::gpu::{Device, Stream};
 use crate::forward::gpu::expert_parallel::staged_copy::Hop;
 use crate::forward::gpu::upload::Staging;
 use crate::forward::gpu::workspace::{
-    ByteRange, Cut, ExpertPlaces, ExpertSizes, LookupPlaces, Workspace,
+    BumpLayout, ByteRange, ExpertPlaces, ExpertSizes, LookupPlaces, Workspace,
 };
 use crate::gguf::TensorType;
 use crate::model::hyper::HyperParams;
@@ -35,18 +35,18 @@ pub struct BenchPlaces {
 impl BenchPlaces {
     /// For up to `n` tokens at once.
     pub fn new(hyper: &HyperParams, weights: &Weights, n: usize) -> BenchPlaces {
-        let mut cut = Cut::default();
+        let mut bump = BumpLayout::default();
         let (k, n_experts) = (hyper.routing.k.max(1), hyper.routing.n_experts.max(1));
         let sizes = ExpertSizes::routed(weights, n * k);
         let places = BenchPlaces {
-            h: cut.words(n * hyper.n_embd),
-            acts: cut.bytes(room_bytes(n, hyper.n_embd)),
-            chosen: cut.words(n * k),
-            experts: ExpertPlaces::new(&sizes, n * k, hyper.n_embd, &mut cut),
-            lookup: LookupPlaces::new(weights, n_experts, 1, &mut cut),
+            h: bump.words(n * hyper.n_embd),
+            acts: bump.bytes(room_bytes(n, hyper.n_embd)),
+            chosen: bump.words(n * k),
+            experts: ExpertPlaces::new(&sizes, n * k, hyper.n_embd, &mut bump),
+            lookup: LookupPlaces::new(weights, n_experts, 1, &mut bump),
             n_bytes: 0,
         };
-        BenchPlaces { n_bytes: cut.n_bytes(), ..places }
+        BenchPlaces { n_bytes: bump.n_bytes(), ..places }
     }
 
     pub fn n_bytes(&self) -> usize {
