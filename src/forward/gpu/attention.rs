@@ -23,7 +23,7 @@ impl<'a> Pass<'a> {
     }
 
     fn attention(&self, l: usize, w: &GpuAttention) -> Result<()> {
-        let (hyper, m, n) = (self.hyper(), &self.places().mixer, self.n);
+        let (hyper, m, n) = (self.hyper(), &self.layout().mixer, self.n);
         let (heads, heads_kv) = (n * hyper.n_head, n * hyper.n_head_kv);
         // q, k, v
         let acts = self.acts_of_h([&w.q, &w.k, &w.v].map(|linear| linear.weight.ty))?;
@@ -64,7 +64,7 @@ impl<'a> Pass<'a> {
 
     /// [q, gate] a head → q and gate
     fn split_gates(&self, w: &GpuAttention, acts: &GpuActs, q: DeviceSlice) -> Result<()> {
-        let (hyper, m, rows) = (self.hyper(), &self.places().mixer, &self.g.ops.rows);
+        let (hyper, m, rows) = (self.hyper(), &self.layout().mixer, &self.g.ops.rows);
         let (dim, heads) = (hyper.head_dim, self.n * hyper.n_head);
         let raw = self.words(&m.raw, 2 * heads * dim);
         self.linear(&w.q, acts, raw)?;
@@ -83,9 +83,9 @@ impl<'a> Pass<'a> {
     }
 
     fn rope(&self, x: DeviceSlice, shape: RopeShape) -> Result<()> {
-        let (places, n_pairs) = (self.places(), self.hyper().rope.n_rot / 2);
-        let turns = self.words(&places.turns, 2 * self.n * n_pairs);
-        let rows = self.words(&places.iota, self.n);
+        let (layout, n_pairs) = (self.layout(), self.hyper().rope.n_rot / 2);
+        let turns = self.words(&layout.turns, 2 * self.n * n_pairs);
+        let rows = self.words(&layout.iota, self.n);
         // SAFETY: row t of the table is token t's; `iota` counts from 0.
         unsafe {
             self.g.ops.rope.launch(self.stream(), x, shape, DeviceTurns { turns, n_pairs }, rows)
@@ -93,7 +93,7 @@ impl<'a> Pass<'a> {
     }
 
     pub fn store(&self, x: DeviceSlice, rows: DeviceRows) -> Result<()> {
-        let past = self.words(&self.places().past, 1);
+        let past = self.words(&self.layout().past, 1);
         self.g.ops.store.store(self.stream(), x, self.n, past, rows)
     }
 
@@ -111,7 +111,7 @@ impl<'a> Pass<'a> {
         DeviceAttention {
             n_head: self.hyper().n_head,
             n_head_kv: self.hyper().n_head_kv,
-            past: self.words(&self.places().past, 1),
+            past: self.words(&self.layout().past, 1),
             max_seen: self.max_seen,
             all: (self.text == Text::Source).then_some(self.n),
             window: None,
@@ -130,14 +130,14 @@ impl<'a> Pass<'a> {
         v: DeviceRows,
         out: DeviceSlice,
     ) -> Result<()> {
-        let work = self.slice(&self.places().mixer.work);
+        let work = self.slice(&self.layout().mixer.work);
         self.g.ops.attention.launch(self.stream(), view, q, self.n, k, v, work, out)
     }
 
     /// See `Model::latent_attention`.
     fn latent_attention(&self, l: usize, w: &GpuLatent) -> Result<()> {
         let (hyper, m, ops, stream) =
-            (self.hyper(), &self.places().mixer, &self.g.ops, self.stream());
+            (self.hyper(), &self.layout().mixer, &self.g.ops, self.stream());
         let (rank, n_rot, n) = (hyper.kv_rank, hyper.rope.n_rot, self.n);
         let (heads, nope, row) = (n * hyper.n_head, hyper.head_dim - n_rot, rank + n_rot);
         self.latent_products(w)?;
@@ -174,7 +174,7 @@ impl<'a> Pass<'a> {
 
     /// h → q [tokens, n_head, head_dim] and kv [tokens, kv_rank + n_rot]
     fn latent_products(&self, w: &GpuLatent) -> Result<()> {
-        let (hyper, m) = (self.hyper(), &self.places().mixer);
+        let (hyper, m) = (self.hyper(), &self.layout().mixer);
         let q = self.words(&m.q, self.n * hyper.n_head * hyper.head_dim);
         let kv = self.words(&m.kv, self.n * (hyper.kv_rank + hyper.rope.n_rot));
         let first = match &w.query {
@@ -197,7 +197,7 @@ impl<'a> Pass<'a> {
     /// What attention gathered → y
     pub fn attention_output(&self, output: &GpuLinear) -> Result<()> {
         let width = output.weight.cols;
-        let attended = self.words(&self.places().mixer.attended, self.n * width);
+        let attended = self.words(&self.layout().mixer.attended, self.n * width);
         let acts = self.mixer_acts([output.weight.ty], (self.n, width), attended)?;
         self.linear(output, &acts, self.y())
     }

@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What a slot has of the buffer: keys (or latent rows) and values, or a delta rule's past inputs
 /// and state.
-struct SlotPlaces {
+struct SlotRanges {
     shape: LayerShape,
     first: Range<usize>,
     second: Range<usize>,
@@ -25,7 +25,7 @@ pub struct GpuCache {
     graphs: Vec<Mutex<LayerGraph>>,
     buffer: DeviceBuffer,
     /// None for layers that are elsewhere.
-    slots: Vec<Option<SlotPlaces>>,
+    slots: Vec<Option<SlotRanges>>,
     types: (CacheType, CacheType),
     n_ctx: usize,
 }
@@ -57,7 +57,7 @@ impl GpuCache {
                 let [first, second] = parts(shape, n_ctx, types);
                 let start = end;
                 end = start + first + second;
-                SlotPlaces { shape, first: start..start + first, second: start + first..end }
+                SlotRanges { shape, first: start..start + first, second: start + first..end }
             })
         };
         let slots = shapes.iter().enumerate().map(|(slot, shape)| places(slot, *shape)).collect();
@@ -73,7 +73,7 @@ impl GpuCache {
         self.graphs[slot].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn place(&self, slot: usize) -> &SlotPlaces {
+    fn place(&self, slot: usize) -> &SlotRanges {
         self.slots[slot].as_ref().expect("a layer on the device")
     }
 
@@ -98,7 +98,7 @@ impl GpuCache {
 
     /// Keys and values of a slot; of latent attention the rows, and no values.
     pub fn of_slot(&self, slot: usize) -> (DeviceRows<'_>, Option<DeviceRows<'_>>) {
-        let SlotPlaces { shape, first, second } = self.place(slot);
+        let SlotRanges { shape, first, second } = self.place(slot);
         match *shape {
             LayerShape::Heads { n_head_kv, k_dim, v_dim } => {
                 let values = self.rows(second, self.types.1, n_head_kv, v_dim);
@@ -111,7 +111,7 @@ impl GpuCache {
 
     /// A delta rule's past inputs and its state.
     pub fn delta(&self, slot: usize) -> (DeviceSlice<'_>, DeviceSlice<'_>) {
-        let SlotPlaces { shape, first, second } = self.place(slot);
+        let SlotRanges { shape, first, second } = self.place(slot);
         let LayerShape::Delta(shape) = shape else { panic!("slot {slot} has no state") };
         let part =
             |place: &Range<usize>, n: usize| self.buffer.slice(place.start..place.start + 4 * n);
@@ -120,7 +120,7 @@ impl GpuCache {
 
     /// States begin anew.
     pub fn clear_states(&self) -> Result<()> {
-        let has_state = |slot: &SlotPlaces| matches!(slot.shape, LayerShape::Delta(_));
+        let has_state = |slot: &SlotRanges| matches!(slot.shape, LayerShape::Delta(_));
         if !self.slots.iter().flatten().any(has_state) {
             return Ok(());
         }

@@ -102,7 +102,7 @@ impl<'a> Pass<'a> {
 
     /// Keys and values of the encoder's text, h, for layers of the decoder.
     fn cross_keys(&self, layers: Range<usize>) -> Result<()> {
-        let (hyper, m) = (self.hyper(), &self.places().mixer);
+        let (hyper, m) = (self.hyper(), &self.layout().mixer);
         let heads = self.n * hyper.n_head_kv;
         let (k, v) = (&m.k, &m.v);
         let k = self.words(k, heads * hyper.head_dim);
@@ -122,7 +122,7 @@ impl<'a> Pass<'a> {
 
     /// h → y; keys and values are there already.
     pub fn cross_attention(&self, l: usize, w: &GpuAttention) -> Result<()> {
-        let (hyper, m) = (self.hyper(), &self.places().mixer);
+        let (hyper, m) = (self.hyper(), &self.layout().mixer);
         let heads = self.n * hyper.n_head;
         let acts = self.acts_of_h([w.q.weight.ty])?;
         let q = self.words(&m.q, heads * hyper.head_dim);
@@ -141,7 +141,7 @@ impl<'a> Pass<'a> {
         let view = DeviceAttention { max_seen: self.max_source(), bias: None, ..self.view() };
         match self.is_prompt {
             true => DeviceAttention { all: Some(n_source), ..view },
-            false => DeviceAttention { past: self.words(&self.places().source, 1), ..view },
+            false => DeviceAttention { past: self.words(&self.layout().source, 1), ..view },
         }
     }
 
@@ -188,7 +188,7 @@ impl<'a> Pass<'a> {
 
     /// Where the layer of the encoder that is computed has its keys and values.
     pub fn encoder_rows(&self) -> (DeviceRows<'a>, DeviceRows<'a>) {
-        let (hyper, [k, v]) = (self.hyper(), &self.places().encoder);
+        let (hyper, [k, v]) = (self.hyper(), &self.layout().encoder);
         let rows = |ty, place, dim| {
             let (data, heads) = (self.slice(place), hyper.n_head_kv);
             DeviceRows { ty, data, heads, dim, stride: dim, n_ctx: self.cache.n_ctx() }

@@ -12,7 +12,7 @@ use crate::backend::gpu::matmul::Groups;
 use crate::backend::gpu::matvec::MAX_TOKENS;
 use crate::backend::gpu::{DeviceSlice, Stream};
 use crate::experts::vram::GranuleLayout;
-use crate::forward::gpu::workspace::{ExpertPlaces, Workspace};
+use crate::forward::gpu::workspace::{ExpertLayout, Workspace};
 use crate::gguf::TensorType;
 use crate::model::weights::ExpertShape;
 use std::ops::Range;
@@ -71,7 +71,7 @@ pub struct Site<'a> {
     pub ops: &'a Ops,
     pub stream: &'a Stream,
     pub workspace: &'a Workspace,
-    pub places: &'a ExpertPlaces,
+    pub layout: &'a ExpertLayout,
 }
 
 /// Pairs of few tokens. Pair `t·k + rank`.
@@ -101,15 +101,15 @@ pub struct Grouped<'a> {
 impl<'a> Pass<'a> {
     /// With the other operations of the layer.
     pub fn site(&self) -> Site<'a> {
-        let (stream, places) = (self.stream(), &self.places().ffn.experts);
-        Site { ops: &self.g.ops, stream, workspace: &self.g.workspace, places }
+        let (stream, layout) = (self.stream(), &self.layout().ffn.experts);
+        Site { ops: &self.g.ops, stream, workspace: &self.g.workspace, layout }
     }
 }
 
 impl<'a> Site<'a> {
     /// f32 [pairs, n_embd]
     pub fn partial(&self, shape: &DeviceShape, n_pairs: usize) -> DeviceSlice<'a> {
-        self.workspace.words(&self.places.partial, n_pairs * shape.n_embd)
+        self.workspace.words(&self.layout.partial, n_pairs * shape.n_embd)
     }
 
     /// `partial` [pairs, n_embd] of the granules that the table has, added to what earlier calls of
@@ -122,7 +122,7 @@ impl<'a> Site<'a> {
         let (experts, stream) = (&self.ops.experts, self.stream);
         let (shape, n_pairs) = (few.shape, few.chosen.n_pairs);
         let biases = biases.map(|b| b.all);
-        let inner = self.workspace.words(&self.places.inner, n_pairs * shape.n_ff);
+        let inner = self.workspace.words(&self.layout.inner, n_pairs * shape.n_ff);
         let x = |ty| acts.view(ty);
         // SAFETY: the caller's promise, passed on.
         unsafe { experts.gate_up(stream, shape, few.chosen, biases, x, inner)? };
@@ -139,7 +139,7 @@ impl<'a> Site<'a> {
         (n_pairs, pairs): (usize, Range<usize>),
         inner: DeviceSlice,
     ) -> Result<DeviceActs<'a>> {
-        let (memory, size) = (self.workspace.slice(&self.places.inner_acts), (n_pairs, shape.n_ff));
+        let (memory, size) = (self.workspace.slice(&self.layout.inner_acts), (n_pairs, shape.n_ff));
         let acts = GpuActs::at([shape.down], size, memory).view(shape.down);
         let rows = inner_rows(shape, inner, &pairs);
         self.ops.quantize.store(self.stream, rows, shape.n_ff, acts.token_range(pairs))?;
@@ -149,7 +149,7 @@ impl<'a> Site<'a> {
     /// Where granules land one after the other, what has not yet been computed must be something:
     /// zeros.
     pub fn begin_grouped(&self, shape: &DeviceShape, n_pairs: usize) -> Result<()> {
-        for place in [&self.places.gate, &self.places.up] {
+        for place in [&self.layout.gate, &self.layout.up] {
             self.stream.fill(self.workspace.words(place, n_pairs * shape.n_ff), 0)?;
         }
         Ok(())
@@ -168,7 +168,7 @@ impl<'a> Site<'a> {
         acts: &GpuActs,
         granules: Range<usize>,
     ) -> Result<()> {
-        let (shape, f) = (grouped.shape, self.places);
+        let (shape, f) = (grouped.shape, self.layout);
         let n = grouped.n_pairs * shape.n_ff;
         let [gate, up, inner] =
             [&f.gate, &f.up, &f.inner].map(|place| self.workspace.words(place, n));

@@ -160,7 +160,7 @@ impl<'a> Pass<'a> {
     /// y += Σ weights · chosen experts; the route is in `b.route`.
     pub fn routed_experts(&self, tools: &mut Tools, l: usize, acts: &GpuActs) -> Result<()> {
         let Tools { staging, hybrid, peers, cpu, b, .. } = tools;
-        let (w, f, routing) = (self.weights(l), &self.places().ffn, &self.hyper().routing);
+        let (w, f, routing) = (self.weights(l), &self.layout().ffn, &self.hyper().routing);
         hybrid.chosen.clone_from(&b.route.chosen);
         hybrid.group(routing.k, routing.n_experts);
         let access = if self.n > 1 { Access::Prompt } else { Access::Decode };
@@ -176,9 +176,9 @@ impl<'a> Pass<'a> {
         let n_pairs = if is_grouped { hybrid.all.n_pairs() } else { self.n * routing.k };
         let call = self.call(l, (is_grouped, n_pairs), access, tiers);
         if is_grouped {
-            let places = hybrid.all.places();
-            let to = self.words(&f.places, places.len());
-            staging.upload(self.stream(), to, places, u32::to_le_bytes)?;
+            let pair_rows = hybrid.all.places();
+            let to = self.words(&f.pair_rows, pair_rows.len());
+            staging.upload(self.stream(), to, pair_rows, u32::to_le_bytes)?;
         }
         if !hybrid.cpu.is_empty() {
             let h = &mut b.h;
@@ -198,7 +198,7 @@ impl<'a> Pass<'a> {
     /// `b.h`, the route in `b.route`.
     pub fn late_experts(&self, tools: &mut Tools, l: usize, lane: usize) -> Result<()> {
         let Tools { hybrid, ahead, peers, cpu, b, .. } = tools;
-        let (f, routing) = (&self.places().ffn, &self.hyper().routing);
+        let (f, routing) = (&self.layout().ffn, &self.hyper().routing);
         let tiers = self.tiers(l);
         let Ahead { lanes, late, late_up, .. } = &mut **ahead;
         late_up.wait(late)?;
@@ -213,7 +213,7 @@ impl<'a> Pass<'a> {
         hybrid.chosen.extend(missing);
         hybrid.group(routing.k, routing.n_experts);
         hybrid.divide(tiers, l);
-        let site = Site { stream: late, places: &f.late, ..self.site() };
+        let site = Site { stream: late, layout: &f.late, ..self.site() };
         let call = self.call(l, (false, routing.k), Access::Decode, tiers);
         self.acquire(hybrid, &call);
         let (chosen, biases) = (self.route().chosen, self.biases(l));
@@ -390,9 +390,9 @@ impl<'a> Pass<'a> {
 
     /// y += Σ_rank weights · partial, in rank order
     pub fn sum(&self, shape: &DeviceShape, n_pairs: usize, is_grouped: bool) -> Result<()> {
-        let (route, f) = (self.route(), &self.places().ffn);
+        let (route, f) = (self.route(), &self.layout().ffn);
         let pairs = match is_grouped {
-            true => self.words(&f.places, self.n * route.k),
+            true => self.words(&f.pair_rows, self.n * route.k),
             false => route.chosen,
         };
         let partial = self.site().partial(shape, n_pairs);

@@ -217,10 +217,10 @@ impl Pass<'_> {
     }
 
     fn upload_positions(&self, tools: &mut Tools) -> Result<()> {
-        let (places, stream) = (self.places(), self.stream());
+        let (layout, stream) = (self.layout(), self.stream());
         if self.text == Text::Only {
             let turns: Vec<f32> = tools.b.rope.turns().iter().flatten().copied().collect();
-            let to = self.words(&places.turns, turns.len());
+            let to = self.words(&layout.turns, turns.len());
             tools.staging.upload(stream, to, &turns, f32::to_le_bytes)?;
         }
         let mut up = |place, position: usize| {
@@ -228,9 +228,9 @@ impl Pass<'_> {
             tools.staging.upload(stream, to, &[position as u32], u32::to_le_bytes)
         };
         if let Text::Answer { n_source } = self.text {
-            up(&places.source, n_source - 1)?;
+            up(&layout.source, n_source - 1)?;
         }
-        up(&places.past, self.past)
+        up(&layout.past, self.past)
     }
 
     /// Brings the stream to where the next stage wants it.
@@ -307,7 +307,7 @@ impl Pass<'_> {
             let x = self.x().slice(4 * start * n_embd..4 * (start + m) * n_embd);
             part.norm(norm, x, part.h())?;
             let acts = part.acts_of_h([head.weight.ty])?;
-            let out = part.words(&self.places().logits, m * n_vocab);
+            let out = part.words(&self.layout().logits, m * n_vocab);
             part.linear(head, &acts, out)?;
             match chosen_there(want, n_vocab) {
                 Some(top) => self.best(tools, out, top, start, observer)?,
@@ -336,10 +336,10 @@ impl Pass<'_> {
             data: products.slice(0..4 * n_vocab),
             n_vocab,
             divisor: self.model.weights.logit_divisor,
-            scratch: self.slice(&self.places().top_k),
+            scratch: self.slice(&self.layout().top_k),
         };
         // Values and ids come down as one piece.
-        let best = self.words(&self.places().best, 2 * k);
+        let best = self.words(&self.layout().best, 2 * k);
         let (values, ids) = (best.slice(0..4 * k), best.slice(4 * k..8 * k));
         self.g.ops.sample.top_k(self.stream(), all, k, values, ids)?;
         let Tools { staging, b, .. } = tools;

@@ -31,7 +31,7 @@ use crate::forward::gpu::decode_pipeline::Ahead;
 use crate::forward::gpu::expert_parallel::Peer;
 use crate::forward::gpu::hybrid_moe::Hybrid;
 use crate::forward::gpu::upload::Staging;
-use crate::forward::gpu::workspace::{Places, Workspace};
+use crate::forward::gpu::workspace::{Workspace, WorkspaceLayout};
 use crate::model::kv::CacheType;
 use crate::model::{Bound, Model};
 use crate::policy::{PolicySpec, Profile};
@@ -69,7 +69,7 @@ pub struct GpuOptions {
 pub struct Parts {
     stream: Stream,
     ops: Ops,
-    places: Places,
+    layout: WorkspaceLayout,
     workspace: Workspace,
     weights: GpuWeights,
     /// Addresses of the granules of experts that every token goes to.
@@ -103,7 +103,7 @@ impl Bound {
     /// beside so many peers; those of the CPU are the same, but for products of gate and up, which
     /// only threads have there.
     pub fn buffer_bytes(&self, n: usize, n_ctx: usize, n_peers: usize) -> usize {
-        Places::new(&self.hyper, &self.weights, n, n_ctx, n_peers).n_bytes()
+        WorkspaceLayout::new(&self.hyper, &self.weights, n, n_ctx, n_peers).n_bytes()
     }
 }
 
@@ -133,8 +133,8 @@ impl Model {
             fill_table(&stream, &tables, &weights, only, n)?;
         }
         let n_peers = gpus.len() - 1;
-        let places = Places::new(&self.hyper, &self.weights, n, options.n_ctx, n_peers);
-        let workspace = Workspace::new(gpu, &stream, &places, n)?;
+        let layout = WorkspaceLayout::new(&self.hyper, &self.weights, n, options.n_ctx, n_peers);
+        let workspace = Workspace::new(gpu, &stream, &layout, n)?;
         let experts_on_device = |l: usize| options.experts[l] && on_device.contains(&l);
         let experts_on_device: Vec<bool> = (0..layers.len()).map(experts_on_device).collect();
         let tiers = self.new_tiers(gpus, options, &experts_on_device)?;
@@ -145,14 +145,14 @@ impl Model {
             + 4 * self.n_vocab() * crate::forward::LOGITS_TOKENS.min(n)
             + (4 << 10);
         // The stream of a micro-batch, turns, the tables of its experts: whichever is largest.
-        let largest = (n * row).max(places.ffn.experts.granules.len()).max(places.turns.len());
+        let largest = (n * row).max(layout.ffn.experts.granules.len()).max(layout.turns.len());
         let staging = Staging::new(gpu, STAGING_BYTES.max(largest), down)?;
         let hybrid = Hybrid::new(options.cpu_share, gpus.len());
         let layouts = layouts.collect();
         let parts = Parts {
             stream,
             ops,
-            places,
+            layout,
             workspace,
             weights,
             tables,

@@ -47,7 +47,7 @@ impl<'a> Pass<'a> {
 
     /// All of `RouteParts`.
     pub fn route_bytes(&self) -> DeviceSlice<'a> {
-        self.slice(&self.places().ffn.route).slice(0..self.route_parts().n_bytes())
+        self.slice(&self.layout().ffn.route).slice(0..self.route_parts().n_bytes())
     }
 
     /// The route, and the word for a look-up's missing pairs.
@@ -102,7 +102,7 @@ impl<'a> Pass<'a> {
         let mut gate = None;
         if let Some(matrix) = &shared.gate {
             let (mat, out) =
-                (self.g.weights.mat(matrix), self.words(&self.places().ffn.only_gate, self.n));
+                (self.g.weights.mat(matrix), self.words(&self.layout().ffn.only_gate, self.n));
             self.g.ops.products.product(self.stream(), mat, acts.view(mat.ty), None, out, 1)?;
             self.g.ops.activate.sigmoid(self.stream(), out)?;
             gate = Some(out);
@@ -119,9 +119,9 @@ impl<'a> Pass<'a> {
         acts: &GpuActs,
         gate: Option<DeviceSlice>,
     ) -> Result<()> {
-        let (f, n, site) = (&self.places().ffn, self.n, self.site());
+        let (f, n, site) = (&self.layout().ffn, self.n, self.site());
         let shape = device_shape(&expert.layout, &expert.shape, 1);
-        let zeros = self.words(&self.places().zeros, n);
+        let zeros = self.words(&self.layout().zeros, n);
         let table = self.g.tables.slice(expert.table.clone());
         let biases = biases.map(|b| Biases::new(&self.g.weights, b));
         if is_grouped(&expert.shape, n) {
@@ -153,7 +153,7 @@ impl<'a> Pass<'a> {
             // SAFETY: as above.
             unsafe { site.few(&few, biases.as_ref(), acts)? };
         }
-        let gate = gate.unwrap_or(self.words(&self.places().ones, n));
+        let gate = gate.unwrap_or(self.words(&self.layout().ones, n));
         let partial = site.partial(&shape, n);
         // SAFETY: token t's pair is t, in both ways of computing it.
         unsafe {

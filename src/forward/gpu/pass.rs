@@ -9,7 +9,7 @@ use crate::Result;
 use crate::backend::gpu::heads::DeviceHeadMats;
 use crate::backend::gpu::{DeviceSlice, Stream};
 use crate::experts::vram::Tiers;
-use crate::forward::gpu::workspace::{ByteRange, Places};
+use crate::forward::gpu::workspace::{ByteRange, WorkspaceLayout};
 use crate::gguf::TensorType;
 use crate::model::Model;
 use crate::model::descriptor;
@@ -52,8 +52,8 @@ impl<'a> Pass<'a> {
         &self.g.stream
     }
 
-    pub fn places(&self) -> &'a Places {
-        &self.g.places
+    pub fn layout(&self) -> &'a WorkspaceLayout {
+        &self.g.layout
     }
 
     pub fn slice(&self, place: &ByteRange) -> DeviceSlice<'a> {
@@ -70,19 +70,19 @@ impl<'a> Pass<'a> {
 
     /// f32 [tokens, n_embd], as the next three.
     pub fn x(&self) -> DeviceSlice<'a> {
-        self.rows(&self.places().x)
+        self.rows(&self.layout().x)
     }
 
     pub fn before(&self) -> DeviceSlice<'a> {
-        self.rows(&self.places().before)
+        self.rows(&self.layout().before)
     }
 
     pub fn h(&self) -> DeviceSlice<'a> {
-        self.rows(&self.places().h)
+        self.rows(&self.layout().h)
     }
 
     pub fn y(&self) -> DeviceSlice<'a> {
-        self.rows(&self.places().y)
+        self.rows(&self.layout().y)
     }
 
     pub fn norm(&self, norm: &GpuNorm, x: DeviceSlice, out: DeviceSlice) -> Result<()> {
@@ -116,13 +116,13 @@ impl<'a> Pass<'a> {
     /// The normalised input in the forms that `types` read.
     pub fn acts_of_h(&self, types: impl IntoIterator<Item = TensorType>) -> Result<GpuActs<'a>> {
         let shape = (self.n, self.hyper().n_embd);
-        let memory = self.slice(&self.places().acts);
+        let memory = self.slice(&self.layout().acts);
         GpuActs::fill(&self.g.ops, self.stream(), types, shape, self.h(), memory)
     }
 
     /// The input of a layer's feed-forward part, where `ffn_input` has put it.
     pub fn acts_at(&self, l: usize) -> GpuActs<'a> {
-        let (types, memory) = (self.weights(l).inputs(), self.slice(&self.places().acts));
+        let (types, memory) = (self.weights(l).inputs(), self.slice(&self.layout().acts));
         GpuActs::at(types, (self.n, self.hyper().n_embd), memory)
     }
 
@@ -133,7 +133,7 @@ impl<'a> Pass<'a> {
         shape: (usize, usize),
         x: DeviceSlice,
     ) -> Result<GpuActs<'a>> {
-        let memory = self.slice(&self.places().mixer.acts);
+        let memory = self.slice(&self.layout().mixer.acts);
         GpuActs::fill(&self.g.ops, self.stream(), types, shape, x, memory)
     }
 

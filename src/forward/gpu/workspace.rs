@@ -17,14 +17,14 @@ pub type ByteRange = Range<usize>;
 
 /// Rows of f32 are tokens unless said; shapes as in `model::forward` and `model::mixer`.
 #[derive(Clone, Default)]
-pub struct Places {
+pub struct WorkspaceLayout {
     pub x: ByteRange,
     pub before: ByteRange,
     pub h: ByteRange,
     pub y: ByteRange,
     pub acts: ByteRange,
-    pub mixer: MixerPlaces,
-    pub ffn: FfnPlaces,
+    pub mixer: MixerLayout,
+    pub ffn: FfnLayout,
     pub logits: ByteRange,
     /// What a choice among a token's logits takes, and its result: f32 [k], then u32 [k].
     pub top_k: ByteRange,
@@ -47,7 +47,7 @@ pub struct Places {
 }
 
 #[derive(Clone, Default)]
-pub struct MixerPlaces {
+pub struct MixerLayout {
     pub q: ByteRange,
     /// What products leave that is split afterwards.
     pub raw: ByteRange,
@@ -67,18 +67,18 @@ pub struct MixerPlaces {
 }
 
 #[derive(Clone, Default)]
-pub struct FfnPlaces {
+pub struct FfnLayout {
     /// What the host wants to know of a layer's router, in one piece: see `RouteParts`.
     pub route: ByteRange,
     /// f32 [tokens]
     pub only_gate: ByteRange,
     /// u32 [tokens, k]
-    pub places: ByteRange,
-    pub experts: ExpertPlaces,
+    pub pair_rows: ByteRange,
+    pub experts: ExpertLayout,
     /// Of a layer that looks up its experts by itself (`decode`).
-    pub lookup: LookupPlaces,
+    pub lookup: LookupLayout,
     /// Of the experts that such a layer lacked: their sums go where the others' are.
-    pub late: ExpertPlaces,
+    pub late: ExpertLayout,
     /// Of a token's experts that other devices have (`peers`): u32 [k], f32 [peers, k, n_embd]
     pub homes: ByteRange,
     pub rows: ByteRange,
@@ -86,7 +86,7 @@ pub struct FfnPlaces {
 
 /// What granules of experts are computed with, of all pairs at once.
 #[derive(Clone, Default)]
-pub struct ExpertPlaces {
+pub struct ExpertLayout {
     /// f32 [pairs, n_ff] each
     pub gate: ByteRange,
     pub up: ByteRange,
@@ -106,7 +106,7 @@ pub struct ExpertPlaces {
 
 /// u32 [1] each, but for the tables.
 #[derive(Clone, Default)]
-pub struct LookupPlaces {
+pub struct LookupLayout {
     /// u64 [layers, experts, granules]
     pub tables: ByteRange,
     /// Of a peer; on the first device it lies with the route.
@@ -160,7 +160,7 @@ impl BumpLayout {
     }
 }
 
-impl Places {
+impl WorkspaceLayout {
     /// For micro-batches of up to `n` tokens of contexts of `n_ctx`, beside so many peers.
     pub fn new(
         hyper: &HyperParams,
@@ -168,18 +168,18 @@ impl Places {
         n: usize,
         n_ctx: usize,
         n_peers: usize,
-    ) -> Places {
+    ) -> WorkspaceLayout {
         let mut bump = BumpLayout::default();
         let row = n * hyper.n_embd;
         let n_vocab = weights.output.weight.rows;
-        let mut places = Places {
+        let mut layout = WorkspaceLayout {
             x: bump.words(row),
             before: bump.words(row),
             h: bump.words(row),
             y: bump.words(row),
             acts: bump.bytes(room_bytes(n, hyper.n_embd)),
-            mixer: MixerPlaces::new(hyper, weights, n, n_ctx, &mut bump),
-            ffn: FfnPlaces::new(hyper, weights, n, n_peers, &mut bump),
+            mixer: MixerLayout::new(hyper, weights, n, n_ctx, &mut bump),
+            ffn: FfnLayout::new(hyper, weights, n, n_peers, &mut bump),
             logits: bump.words(LOGITS_TOKENS.min(n) * n_vocab),
             top_k: bump.bytes(sample::scratch_bytes(n_vocab, 1, TOP_K_MAX)),
             best: bump.words(2 * TOP_K_MAX),
@@ -192,8 +192,8 @@ impl Places {
             encoder: encoder_rows(hyper, n_ctx).map(|n| bump.words(n)),
             n_bytes: 0,
         };
-        places.n_bytes = bump.0;
-        places
+        layout.n_bytes = bump.0;
+        layout
     }
 
     pub fn n_bytes(&self) -> usize {
@@ -207,14 +207,14 @@ fn encoder_rows(hyper: &HyperParams, n_ctx: usize) -> [usize; 2] {
     [n * hyper.head_dim, n * hyper.head_dim_v]
 }
 
-impl MixerPlaces {
+impl MixerLayout {
     fn new(
         h: &HyperParams,
         weights: &Weights,
         n: usize,
         n_ctx: usize,
         bump: &mut BumpLayout,
-    ) -> MixerPlaces {
+    ) -> MixerLayout {
         let (heads, rank, n_rot) = (n * h.n_head, h.kv_rank, h.rope.n_rot);
         let nope = h.head_dim - n_rot.min(h.head_dim);
         let (mut raw, mut q_rank) = (0, 0);
@@ -246,7 +246,7 @@ impl MixerPlaces {
         ];
         let v_dim = if rank > 0 { rank } else { h.head_dim_v };
         let work = Attention::work_bytes(h.n_head, v_dim, n_ctx, n);
-        MixerPlaces {
+        MixerLayout {
             q: bump.words(heads * h.head_dim),
             raw: bump.words(raw),
             k: bump.words(k),
@@ -266,14 +266,14 @@ impl MixerPlaces {
     }
 }
 
-impl FfnPlaces {
+impl FfnLayout {
     fn new(
         hyper: &HyperParams,
         weights: &Weights,
         n: usize,
         n_peers: usize,
         bump: &mut BumpLayout,
-    ) -> FfnPlaces {
+    ) -> FfnLayout {
         let routing = &hyper.routing;
         let k = routing.k.max(1);
         let n_experts = routing.n_experts.max(1);
@@ -282,20 +282,20 @@ impl FfnPlaces {
         let late = ExpertSizes::routed(weights, k);
         sizes.meet_only(weights, n);
         let route = bump.bytes(RouteParts::new(n, k, n_experts).n_bytes());
-        let experts = ExpertPlaces::new(&sizes, n * k, hyper.n_embd, bump);
-        let late = ExpertPlaces {
+        let experts = ExpertLayout::new(&sizes, n * k, hyper.n_embd, bump);
+        let late = ExpertLayout {
             inner: bump.words(late.inner),
             inner_acts: bump.bytes(late.inner_acts),
             granules: bump.bytes(8 * k * late.n_granules),
             partial: experts.partial.clone(),
-            ..ExpertPlaces::default()
+            ..ExpertLayout::default()
         };
-        FfnPlaces {
+        FfnLayout {
             route,
             only_gate: bump.words(n),
-            places: bump.words(n * k),
+            pair_rows: bump.words(n * k),
             experts,
-            lookup: LookupPlaces::new(weights, n_experts, weights.layers.len(), bump),
+            lookup: LookupLayout::new(weights, n_experts, weights.layers.len(), bump),
             late,
             homes: bump.words(n_peers.min(1) * k),
             rows: bump.words(n_peers * k * hyper.n_embd),
@@ -355,15 +355,15 @@ impl ExpertSizes {
     }
 }
 
-impl ExpertPlaces {
+impl ExpertLayout {
     pub fn new(
         sizes: &ExpertSizes,
         pairs: usize,
         n_embd: usize,
         bump: &mut BumpLayout,
-    ) -> ExpertPlaces {
+    ) -> ExpertLayout {
         let n_experts = sizes.n_experts.max(1);
-        ExpertPlaces {
+        ExpertLayout {
             gate: bump.words(sizes.inner),
             up: bump.words(sizes.inner),
             inner: bump.words(sizes.inner),
@@ -377,15 +377,15 @@ impl ExpertPlaces {
     }
 }
 
-impl LookupPlaces {
+impl LookupLayout {
     pub fn new(
         weights: &Weights,
         n_experts: usize,
         n_tables: usize,
         bump: &mut BumpLayout,
-    ) -> LookupPlaces {
+    ) -> LookupLayout {
         let n_granules = ExpertSizes::routed(weights, 1).n_granules;
-        LookupPlaces {
+        LookupLayout {
             tables: bump.bytes(8 * n_tables * n_experts * n_granules),
             missing: bump.words(1),
             pass: bump.words(1),
@@ -408,20 +408,25 @@ impl Workspace {
     }
 
     /// Takes the memory and fills in what never changes.
-    pub fn new(gpu: &Device, stream: &Stream, places: &Places, n: usize) -> Result<Workspace> {
-        let workspace = Workspace::of(gpu, places.n_bytes())?;
+    pub fn new(
+        gpu: &Device,
+        stream: &Stream,
+        layout: &WorkspaceLayout,
+        n: usize,
+    ) -> Result<Workspace> {
+        let workspace = Workspace::of(gpu, layout.n_bytes())?;
         let iota: Vec<u8> = (0..n as u32).flat_map(u32::to_le_bytes).collect();
         let ones: Vec<u8> = (0..n).flat_map(|_| 1f32.to_le_bytes()).collect();
-        stream.upload_now(workspace.slice(&places.iota), &iota)?;
-        stream.upload_now(workspace.slice(&places.ones), &ones)?;
-        stream.fill(workspace.slice(&places.zeros), 0)?;
-        let LookupPlaces { tables, pass, go, .. } = &places.ffn.lookup;
+        stream.upload_now(workspace.slice(&layout.iota), &iota)?;
+        stream.upload_now(workspace.slice(&layout.ones), &ones)?;
+        stream.fill(workspace.slice(&layout.zeros), 0)?;
+        let LookupLayout { tables, pass, go, .. } = &layout.ffn.lookup;
         // The route comes down whole, gaps and all.
-        for place in [tables, pass, go, &places.ffn.route] {
+        for place in [tables, pass, go, &layout.ffn.route] {
             stream.fill(workspace.slice(place), 0)?;
         }
         // A pass that fails lets the device go on without some experts' sums.
-        stream.fill(workspace.slice(&places.ffn.experts.partial), 0)?;
+        stream.fill(workspace.slice(&layout.ffn.experts.partial), 0)?;
         stream.synchronize()?;
         Ok(workspace)
     }

@@ -112,7 +112,7 @@ impl Ahead {
 
     /// Lets a device go on that waits for a host that has failed.
     pub fn let_go(&self, pass: &Pass) -> Result<()> {
-        let go = pass.slice(&pass.places().ffn.lookup.go);
+        let go = pass.slice(&pass.layout().ffn.lookup.go);
         for (number, lane) in &self.waits {
             // Where nothing is missing the look-up writes the word by itself, and nobody else may.
             let [route, ..] = self.lanes[*lane].wait(&[pass.route_bytes().len(), 0, 0])?;
@@ -155,13 +155,13 @@ impl Pass<'_> {
             return Ok(PinnedLayer { lane: index, number: None });
         }
         *number = number.wrapping_add(1);
-        lane.upload_number(stream, self.slice(&self.places().ffn.lookup.pass), *number)?;
+        lane.upload_number(stream, self.slice(&self.layout().ffn.lookup.pass), *number)?;
         Ok(PinnedLayer { lane: index, number: Some(*number) })
     }
 
     /// u64 [experts, granules]
     fn table(&self, l: usize) -> DeviceSlice<'_> {
-        let all = self.slice(&self.places().ffn.lookup.tables);
+        let all = self.slice(&self.layout().ffn.lookup.tables);
         let (of_layer, n) = (all.len() / self.g.layers.len(), self.hyper().routing.n_experts);
         all.slice(of_layer * l..of_layer * l + 8 * n * self.n_granules(l))
     }
@@ -179,7 +179,7 @@ impl Pass<'_> {
     }
 
     fn lookup(&self, l: usize) -> Lookup<'_> {
-        let (f, route) = (&self.places().ffn, self.route());
+        let (f, route) = (&self.layout().ffn, self.route());
         Lookup {
             chosen: route.chosen,
             table: self.table(l),
@@ -243,7 +243,7 @@ impl Pass<'_> {
         self.place_rows(&shape, helping)?;
         if let Some(number) = pinned.number {
             ahead.waits.push((number, pinned.lane));
-            stream.wait_value(self.slice(&self.places().ffn.lookup.go), number)?;
+            stream.wait_value(self.slice(&self.layout().ffn.lookup.go), number)?;
         }
         match graphs {
             // SAFETY: as above.
@@ -284,7 +284,7 @@ impl Pass<'_> {
         if peers.is_empty() {
             return Ok(());
         }
-        let (f, stream) = (&self.places().ffn, self.stream());
+        let (f, stream) = (&self.layout().ffn, self.stream());
         let (all, row) = (self.slice(&f.rows), 4 * shape.k * shape.n_embd);
         for peer in peers {
             let end = peer.device() * row;
@@ -322,7 +322,7 @@ impl Pass<'_> {
         if self.hear(tools, l, lane, &sizes, observer)? > 0 {
             self.late_experts(tools, l, lane)?;
             let number = number.expect("what is whole lacks nothing");
-            let go = self.slice(&self.places().ffn.lookup.go);
+            let go = self.slice(&self.layout().ffn.lookup.go);
             let Ahead { late, late_up, .. } = &mut *tools.ahead;
             late_up.upload(late, go, &[number], u32::to_le_bytes)?;
             // Some drivers hold back what is queued until somebody asks.

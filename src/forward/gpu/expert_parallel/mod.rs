@@ -18,7 +18,7 @@ use super::weights::{GpuWeights, Packer};
 use crate::Result;
 use crate::backend::gpu::{Device, DeviceSlice, Stream};
 use crate::forward::gpu::expert_parallel::share::Seat;
-use crate::forward::gpu::expert_parallel::workspace::{Bench, BenchPlaces};
+use crate::forward::gpu::expert_parallel::workspace::{Bench, PeerLayout};
 use crate::model::weights::FfnWeights;
 use crate::model::{Bound, Model};
 use token::Lane;
@@ -55,8 +55,8 @@ impl Bound {
         let biases = biases.filter_map(|(layer, _)| layer.ffn.biases.as_ref());
         // Those of gate and up lie there twice, as on the first device.
         let values = biases.map(|b| 2 * (b.gate.len() + b.up.len()) + b.down.len());
-        let places = [n, 1].map(|n| BenchPlaces::new(&self.hyper, &self.weights, n).n_bytes());
-        4 * values.sum::<usize>() + places.iter().sum::<usize>()
+        let layout = [n, 1].map(|n| PeerLayout::new(&self.hyper, &self.weights, n).n_bytes());
+        4 * values.sum::<usize>() + layout.iter().sum::<usize>()
     }
 }
 
@@ -74,8 +74,8 @@ impl Peer {
         let biases = layers.map(|l| if experts(l) { packer.routed_biases(l) } else { None });
         let biases = biases.collect();
         let bench = |n| {
-            let places = BenchPlaces::new(&model.hyper, &model.weights, n);
-            Bench::new((first, gpu), &model.hyper, places)
+            let layout = PeerLayout::new(&model.hyper, &model.weights, n);
+            Bench::new((first, gpu), &model.hyper, layout)
         };
         Ok(Peer {
             device,
@@ -116,11 +116,11 @@ impl Peer {
         }
         let (shape, inputs) = ((n, w.expert.n_embd), w.expert.inputs());
         bench.begin(ops, routed, inputs, shape)?;
-        let Bench { stream, workspace, places, staging, back, .. } = bench;
-        let chosen = workspace.slice(&places.chosen).slice(0..routed.chosen.len());
-        let acts = GpuActs::at(w.expert.inputs(), shape, workspace.slice(&places.acts));
+        let Bench { stream, workspace, layout, staging, back, .. } = bench;
+        let chosen = workspace.slice(&layout.chosen).slice(0..routed.chosen.len());
+        let acts = GpuActs::at(w.expert.inputs(), shape, workspace.slice(&layout.acts));
         let biases = biases[l].as_ref().map(|b| Biases::new(weights, b));
-        let site = Site { ops, stream, workspace, places: &places.experts };
+        let site = Site { ops, stream, workspace, layout: &layout.experts };
         Ok(Seat { device: *device, site, acts, chosen, biases, staging, back: Some(back) })
     }
 }

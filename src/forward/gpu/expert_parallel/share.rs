@@ -37,10 +37,10 @@ impl Seat<'_> {
     /// The demand's tables, and zeros where granules will be computed one after the other. For
     /// grouped pairs.
     pub fn begin_grouped(&mut self, pairs: Pairs) -> Result<()> {
-        let (places, demand) = (self.site.places, pairs.demand);
+        let (layout, demand) = (self.site.layout, pairs.demand);
         let starts: Vec<u32> = demand.starts().iter().map(|start| *start as u32).collect();
-        let tables = [(&places.starts, &starts[..]), (&places.tokens, demand.tokens())];
-        for (place, numbers) in tables.into_iter().chain([(&places.experts, &demand.experts[..])]) {
+        let tables = [(&layout.starts, &starts[..]), (&layout.tokens, demand.tokens())];
+        for (place, numbers) in tables.into_iter().chain([(&layout.experts, &demand.experts[..])]) {
             let to = self.site.workspace.words(place, numbers.len());
             self.staging.upload(self.site.stream, to, numbers, u32::to_le_bytes)?;
         }
@@ -59,8 +59,8 @@ impl Seat<'_> {
         granules: Range<usize>,
     ) -> Result<()> {
         let Pairs { demand, shape, n_pairs, .. } = pairs;
-        let (site, places, n_items) = (self.site, self.site.places, demand.experts.len());
-        let matrices = site.workspace.slice(&places.granules).slice(0..8 * table.len());
+        let (site, layout, n_items) = (self.site, self.site.layout, demand.experts.len());
+        let matrices = site.workspace.slice(&layout.granules).slice(0..8 * table.len());
         self.staging.upload(site.stream, matrices, table, u64::to_le_bytes)?;
         if !pairs.is_grouped {
             let chosen = Chosen { n_pairs, granules: matrices, experts: self.chosen };
@@ -73,9 +73,9 @@ impl Seat<'_> {
             n_items,
             n_pairs,
             matrices,
-            starts: site.workspace.words(&places.starts, n_items + 1),
-            tokens: Some(site.workspace.words(&places.tokens, n_pairs)),
-            experts: site.workspace.words(&places.experts, n_items),
+            starts: site.workspace.words(&layout.starts, n_items + 1),
+            tokens: Some(site.workspace.words(&layout.tokens, n_pairs)),
+            experts: site.workspace.words(&layout.experts, n_items),
             max_pairs: (0..n_items).map(|item| demand.pairs(item).len()).max().unwrap_or(0),
             pairs: spanned(demand, table),
         };

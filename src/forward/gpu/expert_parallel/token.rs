@@ -81,14 +81,14 @@ impl Peer {
         }
         let (k, n_granules) = (shape.k, shape.n_granules());
         let table = 0..8 * lane.addresses.len();
-        let tables = pass.workspace.slice(&pass.places.lookup.tables);
+        let tables = pass.workspace.slice(&pass.layout.lookup.tables);
         lane.upload(&pass.stream, tables.slice(table.clone()))?;
         pass.begin(ops, routed, w.expert.inputs(), (1, w.expert.n_embd))?;
-        let Bench { stream, workspace, places, .. } = pass;
-        let table = workspace.slice(&places.lookup.tables).slice(table);
-        let chosen = workspace.words(&places.chosen, k);
-        let granules = workspace.slice(&places.experts.granules).slice(0..8 * k * n_granules);
-        let [missing, pass, go] = [&places.lookup.missing, &places.lookup.pass, &places.lookup.go]
+        let Bench { stream, workspace, layout, .. } = pass;
+        let table = workspace.slice(&layout.lookup.tables).slice(table);
+        let chosen = workspace.words(&layout.chosen, k);
+        let granules = workspace.slice(&layout.experts.granules).slice(0..8 * k * n_granules);
+        let [missing, pass, go] = [&layout.lookup.missing, &layout.lookup.pass, &layout.lookup.go]
             .map(|word| workspace.slice(word));
         let n_experts = lane.addresses.len() / n_granules;
         let homes = None;
@@ -97,9 +97,9 @@ impl Peer {
         // SAFETY: the router chooses among the layer's experts.
         unsafe { ops.resolve.launch(stream, &lookup)? };
         let acts =
-            GpuActs::at(w.expert.inputs(), (1, w.expert.n_embd), workspace.slice(&places.acts));
+            GpuActs::at(w.expert.inputs(), (1, w.expert.n_embd), workspace.slice(&layout.acts));
         let biases = biases[l].as_ref().map(|b| Biases::new(weights, b));
-        let site = Site { ops, stream, workspace, places: &places.experts };
+        let site = Site { ops, stream, workspace, layout: &layout.experts };
         let few = Few { shape, chosen: Chosen { n_pairs: k, granules, experts: chosen } };
         // SAFETY: the table has 0 or places of granules of this layer, which are pinned.
         unsafe { site.few(&few, biases.as_ref(), &acts)? };
@@ -109,8 +109,8 @@ impl Peer {
     /// The token's sums go to `rows` of the first device, f32 [k, n_embd]; those of other devices'
     /// experts mean nothing.
     pub fn give_back(&mut self, first: &Stream, rows: DeviceSlice) -> Result<()> {
-        let Bench { stream, workspace, places, back, .. } = &mut self.pass;
-        let partial = workspace.slice(&places.experts.partial).slice(0..rows.len());
+        let Bench { stream, workspace, layout, back, .. } = &mut self.pass;
+        let partial = workspace.slice(&layout.experts.partial).slice(0..rows.len());
         back.carry(stream, first, &[(partial, rows)])
     }
 }

@@ -9,7 +9,7 @@ use crate::backend::gpu::{Device, Stream};
 use crate::forward::gpu::expert_parallel::staged_copy::Hop;
 use crate::forward::gpu::upload::Staging;
 use crate::forward::gpu::workspace::{
-    BumpLayout, ByteRange, ExpertPlaces, ExpertSizes, LookupPlaces, Workspace,
+    BumpLayout, ByteRange, ExpertLayout, ExpertSizes, LookupLayout, Workspace,
 };
 use crate::gguf::TensorType;
 use crate::model::hyper::HyperParams;
@@ -21,32 +21,32 @@ const BACK_BYTES: usize = 4 << 20;
 const STAGING_BYTES: usize = 256 << 10;
 
 #[derive(Clone, Default)]
-pub struct BenchPlaces {
+pub struct PeerLayout {
     /// f32 [tokens, n_embd]
     pub h: ByteRange,
     pub acts: ByteRange,
     /// u32 [tokens, k]
     pub chosen: ByteRange,
-    pub experts: ExpertPlaces,
-    pub lookup: LookupPlaces,
+    pub experts: ExpertLayout,
+    pub lookup: LookupLayout,
     n_bytes: usize,
 }
 
-impl BenchPlaces {
+impl PeerLayout {
     /// For up to `n` tokens at once.
-    pub fn new(hyper: &HyperParams, weights: &Weights, n: usize) -> BenchPlaces {
+    pub fn new(hyper: &HyperParams, weights: &Weights, n: usize) -> PeerLayout {
         let mut bump = BumpLayout::default();
         let (k, n_experts) = (hyper.routing.k.max(1), hyper.routing.n_experts.max(1));
         let sizes = ExpertSizes::routed(weights, n * k);
-        let places = BenchPlaces {
+        let layout = PeerLayout {
             h: bump.words(n * hyper.n_embd),
             acts: bump.bytes(room_bytes(n, hyper.n_embd)),
             chosen: bump.words(n * k),
-            experts: ExpertPlaces::new(&sizes, n * k, hyper.n_embd, &mut bump),
-            lookup: LookupPlaces::new(weights, n_experts, 1, &mut bump),
+            experts: ExpertLayout::new(&sizes, n * k, hyper.n_embd, &mut bump),
+            lookup: LookupLayout::new(weights, n_experts, 1, &mut bump),
             n_bytes: 0,
         };
-        BenchPlaces { n_bytes: bump.n_bytes(), ..places }
+        PeerLayout { n_bytes: bump.n_bytes(), ..layout }
     }
 
     pub fn n_bytes(&self) -> usize {
@@ -57,7 +57,7 @@ impl BenchPlaces {
 pub struct Bench {
     pub stream: Stream,
     pub workspace: Workspace,
-    pub places: BenchPlaces,
+    pub layout: PeerLayout,
     /// For what the host sends up.
     pub staging: Staging,
     pub there: Hop,
@@ -68,21 +68,21 @@ impl Bench {
     pub fn new(
         (first, gpu): (&Device, &Device),
         hyper: &HyperParams,
-        places: BenchPlaces,
+        layout: PeerLayout,
     ) -> Result<Bench> {
         let stream = Stream::urgent(gpu)?;
-        let workspace = Workspace::of(gpu, places.n_bytes())?;
+        let workspace = Workspace::of(gpu, layout.n_bytes())?;
         // Rows come back whole, also of pairs that others compute; a look-up reads its number.
-        for place in [&places.experts.partial, &places.lookup.pass] {
+        for place in [&layout.experts.partial, &layout.lookup.pass] {
             stream.fill(workspace.slice(place), 0)?;
         }
         stream.synchronize()?;
-        let largest = places.experts.granules.len().max(places.experts.tokens.len());
+        let largest = layout.experts.granules.len().max(layout.experts.tokens.len());
         let staging = Staging::new(gpu, STAGING_BYTES.max(largest), 0)?;
         let row = 4 * hyper.n_embd;
-        let there = Hop::new(first, gpu, places.h.len() + places.chosen.len() + row)?;
-        let back = Hop::new(gpu, first, places.experts.partial.len().min(BACK_BYTES.max(row)))?;
-        Ok(Bench { stream, workspace, places, staging, there, back })
+        let there = Hop::new(first, gpu, layout.h.len() + layout.chosen.len() + row)?;
+        let back = Hop::new(gpu, first, layout.experts.partial.len().min(BACK_BYTES.max(row)))?;
+        Ok(Bench { stream, workspace, layout, staging, there, back })
     }
 
     /// What the router saw and chose comes from the first device, and is stored as `types` read it.
@@ -93,11 +93,11 @@ impl Bench {
         types: impl IntoIterator<Item = TensorType>,
         shape: (usize, usize),
     ) -> Result<()> {
-        let Bench { stream, workspace, places, there, .. } = self;
+        let Bench { stream, workspace, layout, there, .. } = self;
         let Routed { stream: from, h, chosen } = routed;
         let to = |place: &ByteRange, len: usize| workspace.slice(place).slice(0..len);
-        let h_here = to(&places.h, h.len());
-        there.carry(from, stream, &[(h, h_here), (chosen, to(&places.chosen, chosen.len()))])?;
-        GpuActs::fill(ops, stream, types, shape, h_here, workspace.slice(&places.acts)).map(drop)
+        let h_here = to(&layout.h, h.len());
+        there.carry(from, stream, &[(h, h_here), (chosen, to(&layout.chosen, chosen.len()))])?;
+        GpuActs::fill(ops, stream, types, shape, h_here, workspace.slice(&layout.acts)).map(drop)
     }
 }
