@@ -67,7 +67,7 @@ impl<'a> Biases<'a> {
 /// Where granules are computed: a device's operations, a stream of it, and the room for what is
 /// between.
 #[derive(Clone, Copy)]
-pub struct Site<'a> {
+pub struct ExpertContext<'a> {
     pub ops: &'a Ops,
     pub stream: &'a Stream,
     pub workspace: &'a Workspace,
@@ -100,13 +100,13 @@ pub struct Grouped<'a> {
 
 impl<'a> Pass<'a> {
     /// With the other operations of the layer.
-    pub fn site(&self) -> Site<'a> {
+    pub fn expert_context(&self) -> ExpertContext<'a> {
         let (stream, layout) = (self.stream(), &self.layout().ffn.experts);
-        Site { ops: &self.g.ops, stream, workspace: &self.g.workspace, layout }
+        ExpertContext { ops: &self.g.ops, stream, workspace: &self.g.workspace, layout }
     }
 }
 
-impl<'a> Site<'a> {
+impl<'a> ExpertContext<'a> {
     /// f32 [pairs, n_embd]
     pub fn partial(&self, shape: &DeviceShape, n_pairs: usize) -> DeviceSlice<'a> {
         self.workspace.words(&self.layout.partial, n_pairs * shape.n_embd)

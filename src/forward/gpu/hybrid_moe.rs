@@ -3,7 +3,7 @@
 //! an expert cannot be seen in a bit.
 
 use super::acts::GpuActs;
-use super::experts::{Biases, Site, device_shape, is_grouped};
+use super::experts::{Biases, ExpertContext, device_shape, is_grouped};
 use super::pass::Pass;
 use super::placement::{Moment, Placer};
 use crate::Result;
@@ -185,9 +185,9 @@ impl<'a> Pass<'a> {
             staging.download(self.stream(), &[self.h()], &mut |_, bytes| floats(bytes, h))?;
         }
         self.acquire(hybrid, &call);
-        let (site, chosen) = (self.site(), self.route().chosen);
+        let (context, chosen) = (self.expert_context(), self.route().chosen);
         let biases = self.biases(l);
-        let first = Seat { device: 0, site, acts: *acts, chosen, biases, staging, back: None };
+        let first = Seat { device: 0, context, acts: *acts, chosen, biases, staging, back: None };
         let mut seats = self.seats(first, hybrid, peers, &call, false)?;
         self.divided(&mut seats, hybrid, (cpu, b), &call)?;
         self.sum(&call.shape, n_pairs, is_grouped)
@@ -213,12 +213,12 @@ impl<'a> Pass<'a> {
         hybrid.chosen.extend(missing);
         hybrid.group(routing.k, routing.n_experts);
         hybrid.divide(tiers, l);
-        let site = Site { stream: late, layout: &f.late, ..self.site() };
+        let context = ExpertContext { stream: late, layout: &f.late, ..self.expert_context() };
         let call = self.call(l, (false, routing.k), Access::Decode, tiers);
         self.acquire(hybrid, &call);
         let (chosen, biases) = (self.route().chosen, self.biases(l));
         let (acts, staging) = (self.acts_at(l), late_up);
-        let first = Seat { device: 0, site, acts, chosen, biases, staging, back: None };
+        let first = Seat { device: 0, context, acts, chosen, biases, staging, back: None };
         let mut seats = self.seats(first, hybrid, peers, &call, true)?;
         self.divided(&mut seats, hybrid, (cpu, b), &call)?;
         // What the CPU computed may be worth having there the next time.
@@ -268,7 +268,7 @@ impl<'a> Pass<'a> {
         call: &Call,
         is_late: bool,
     ) -> Result<Vec<Seat<'b>>> {
-        let routed = Routed { stream: first.site.stream, h: self.h(), chosen: first.chosen };
+        let routed = Routed { stream: first.context.stream, h: self.h(), chosen: first.chosen };
         let mut seats = vec![first];
         for peer in peers {
             if hybrid.portions[peer.device()].left > 0 {
@@ -313,7 +313,7 @@ impl<'a> Pass<'a> {
             }
         }
         let (first, peers) = seats.split_first_mut().expect("the first device");
-        let to = (first.site.stream, first.site.partial(&call.shape, call.n_pairs));
+        let to = (first.context.stream, first.context.partial(&call.shape, call.n_pairs));
         for seat in &mut *peers {
             let runs = hybrid.runs(seat.device, call.is_grouped);
             seat.give_back(to, call.pairs(hybrid), &runs)?;
@@ -321,7 +321,7 @@ impl<'a> Pass<'a> {
         for seat in seats {
             let portion = &mut hybrid.portions[seat.device];
             if !portion.experts.is_empty() {
-                let end = Fence::after(seat.site.stream)?;
+                let end = Fence::after(seat.context.stream)?;
                 call.vram(seat.device).release(&mut portion.work, Some(&end));
             }
         }
@@ -373,7 +373,7 @@ impl<'a> Pass<'a> {
         let (n, ns) = (demand.experts.len(), start.elapsed().as_nanos() as f64);
         hybrid.placer.cpu.observe(demand.n_pairs().div_ceil(n), ns / n as f64);
         // Pairs of an expert lie side by side here, and so they do there if they are grouped.
-        let partial = first.site.partial(&call.shape, call.n_pairs);
+        let partial = first.context.partial(&call.shape, call.n_pairs);
         for (slot, expert) in demand.experts.iter().enumerate() {
             let (from, to) = (demand.pairs(slot), hybrid.all.pairs(hybrid.all.slot(*expert)));
             let run = if call.is_grouped { from.len() } else { 1 };
@@ -382,7 +382,7 @@ impl<'a> Pass<'a> {
                 let sums = f.expert.partial(from..from + run);
                 let at = 4 * to * shape.n_embd;
                 let to = partial.slice(at..at + 4 * sums.len());
-                first.staging.upload(first.site.stream, to, sums, f32::to_le_bytes)?;
+                first.staging.upload(first.context.stream, to, sums, f32::to_le_bytes)?;
             }
         }
         Ok(())
@@ -395,7 +395,7 @@ impl<'a> Pass<'a> {
             true => self.words(&f.pair_rows, self.n * route.k),
             false => route.chosen,
         };
-        let partial = self.site().partial(shape, n_pairs);
+        let partial = self.expert_context().partial(shape, n_pairs);
         let (experts, stream, y) = (&self.g.ops.experts, self.stream(), self.y());
         // SAFETY: places are those of the demand's pairs.
         unsafe {
@@ -419,7 +419,7 @@ impl Call<'_> {
 /// Computes the granules that are in a device's memory now, waiting for some if there are none.
 fn next_granules(seat: &mut Seat, hybrid: &mut Hybrid, call: &Call) -> Result<()> {
     // What was handed out before is given back by this.
-    let end = Fence::after(seat.site.stream)?;
+    let end = Fence::after(seat.context.stream)?;
     let Hybrid { all, portions, place_of, .. } = hybrid;
     let Portion { work, table, left, .. } = &mut portions[seat.device];
     let vram = call.vram(seat.device);

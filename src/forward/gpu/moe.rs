@@ -119,7 +119,7 @@ impl<'a> Pass<'a> {
         acts: &GpuActs,
         gate: Option<DeviceSlice>,
     ) -> Result<()> {
-        let (f, n, site) = (&self.layout().ffn, self.n, self.site());
+        let (f, n, context) = (&self.layout().ffn, self.n, self.expert_context());
         let shape = device_shape(&expert.layout, &expert.shape, 1);
         let zeros = self.words(&self.layout().zeros, n);
         let table = self.g.tables.slice(expert.table.clone());
@@ -140,7 +140,7 @@ impl<'a> Pass<'a> {
             };
             // SAFETY: the table holds the addresses of this expert's granules, which stay where
             // they are; there is one item with all pairs, and its number is 0.
-            unsafe { site.grouped(&grouped, biases.as_ref(), acts, 0..shape.n_granules())? };
+            unsafe { context.grouped(&grouped, biases.as_ref(), acts, 0..shape.n_granules())? };
         } else {
             let few = Few {
                 shape: &shape,
@@ -151,10 +151,10 @@ impl<'a> Pass<'a> {
                 },
             };
             // SAFETY: as above.
-            unsafe { site.few(&few, biases.as_ref(), acts)? };
+            unsafe { context.few(&few, biases.as_ref(), acts)? };
         }
         let gate = gate.unwrap_or(self.words(&self.layout().ones, n));
-        let partial = site.partial(&shape, n);
+        let partial = context.partial(&shape, n);
         // SAFETY: token t's pair is t, in both ways of computing it.
         unsafe {
             let (experts, stream) = (&self.g.ops.experts, self.stream());

@@ -269,7 +269,7 @@ impl Pass<'_> {
         // are pinned.
         unsafe {
             let few = Few { shape: &shape, chosen };
-            self.site().few(&few, self.biases(l).as_ref(), &acts)
+            self.expert_context().few(&few, self.biases(l).as_ref(), &acts)
         }
     }
 
@@ -290,7 +290,8 @@ impl Pass<'_> {
             let end = peer.device() * row;
             peer.give_back(stream, all.slice(end - row..end))?;
         }
-        let (homes, partial) = (self.words(&f.homes, shape.k), self.site().partial(shape, shape.k));
+        let (homes, partial) =
+            (self.words(&f.homes, shape.k), self.expert_context().partial(shape, shape.k));
         // SAFETY: the look-up has written devices' numbers out of the table.
         unsafe { self.g.ops.resolve.place_rows(stream, homes, all, shape.n_embd, partial) }
     }

@@ -11,7 +11,7 @@ mod workspace;
 pub use crate::forward::gpu::expert_parallel::staged_copy::Hop;
 
 use super::acts::GpuActs;
-use super::experts::{Biases, Site};
+use super::experts::{Biases, ExpertContext};
 use super::layers::GpuBiases;
 use super::ops::Ops;
 use super::weights::{GpuWeights, Packer};
@@ -120,7 +120,7 @@ impl Peer {
         let chosen = workspace.slice(&layout.chosen).slice(0..routed.chosen.len());
         let acts = GpuActs::at(w.expert.inputs(), shape, workspace.slice(&layout.acts));
         let biases = biases[l].as_ref().map(|b| Biases::new(weights, b));
-        let site = Site { ops, stream, workspace, layout: &layout.experts };
-        Ok(Seat { device: *device, site, acts, chosen, biases, staging, back: Some(back) })
+        let context = ExpertContext { ops, stream, workspace, layout: &layout.experts };
+        Ok(Seat { device: *device, context, acts, chosen, biases, staging, back: Some(back) })
     }
 }

@@ -6,14 +6,14 @@ use crate::backend::gpu::expert::{Chosen, ExpertShape as DeviceShape};
 use crate::backend::gpu::{DeviceSlice, Stream};
 use crate::forward::gpu::acts::GpuActs;
 use crate::forward::gpu::expert_parallel::Hop;
-use crate::forward::gpu::experts::{Biases, Few, Grouped, Site};
+use crate::forward::gpu::experts::{Biases, ExpertContext, Few, Grouped};
 use crate::forward::gpu::upload::Staging;
 use std::ops::Range;
 
 pub struct Seat<'a> {
     /// Its number among the model's.
     pub device: usize,
-    pub site: Site<'a>,
+    pub context: ExpertContext<'a>,
     /// What experts read.
     pub acts: GpuActs<'a>,
     /// u32 [tokens, k]
@@ -37,14 +37,14 @@ impl Seat<'_> {
     /// The demand's tables, and zeros where granules will be computed one after the other. For
     /// grouped pairs.
     pub fn begin_grouped(&mut self, pairs: Pairs) -> Result<()> {
-        let (layout, demand) = (self.site.layout, pairs.demand);
+        let (layout, demand) = (self.context.layout, pairs.demand);
         let starts: Vec<u32> = demand.starts().iter().map(|start| *start as u32).collect();
         let tables = [(&layout.starts, &starts[..]), (&layout.tokens, demand.tokens())];
         for (place, numbers) in tables.into_iter().chain([(&layout.experts, &demand.experts[..])]) {
-            let to = self.site.workspace.words(place, numbers.len());
-            self.staging.upload(self.site.stream, to, numbers, u32::to_le_bytes)?;
+            let to = self.context.workspace.words(place, numbers.len());
+            self.staging.upload(self.context.stream, to, numbers, u32::to_le_bytes)?;
         }
-        self.site.begin_grouped(pairs.shape, pairs.n_pairs)
+        self.context.begin_grouped(pairs.shape, pairs.n_pairs)
     }
 
     /// Computes granules `granules` of the items, or what there is of each pair, as `table` says
@@ -59,28 +59,28 @@ impl Seat<'_> {
         granules: Range<usize>,
     ) -> Result<()> {
         let Pairs { demand, shape, n_pairs, .. } = pairs;
-        let (site, layout, n_items) = (self.site, self.site.layout, demand.experts.len());
-        let matrices = site.workspace.slice(&layout.granules).slice(0..8 * table.len());
-        self.staging.upload(site.stream, matrices, table, u64::to_le_bytes)?;
+        let (context, layout, n_items) = (self.context, self.context.layout, demand.experts.len());
+        let matrices = context.workspace.slice(&layout.granules).slice(0..8 * table.len());
+        self.staging.upload(context.stream, matrices, table, u64::to_le_bytes)?;
         if !pairs.is_grouped {
             let chosen = Chosen { n_pairs, granules: matrices, experts: self.chosen };
             let few = Few { shape, chosen };
             // SAFETY: the caller's promise, passed on.
-            return unsafe { site.few(&few, self.biases.as_ref(), &self.acts) };
+            return unsafe { context.few(&few, self.biases.as_ref(), &self.acts) };
         }
         let grouped = Grouped {
             shape,
             n_items,
             n_pairs,
             matrices,
-            starts: site.workspace.words(&layout.starts, n_items + 1),
-            tokens: Some(site.workspace.words(&layout.tokens, n_pairs)),
-            experts: site.workspace.words(&layout.experts, n_items),
+            starts: context.workspace.words(&layout.starts, n_items + 1),
+            tokens: Some(context.workspace.words(&layout.tokens, n_pairs)),
+            experts: context.workspace.words(&layout.experts, n_items),
             max_pairs: (0..n_items).map(|item| demand.pairs(item).len()).max().unwrap_or(0),
             pairs: spanned(demand, table),
         };
         // SAFETY: the caller's promise, passed on; the tables are the demand's.
-        unsafe { site.grouped(&grouped, self.biases.as_ref(), &self.acts, granules) }
+        unsafe { context.grouped(&grouped, self.biases.as_ref(), &self.acts, granules) }
     }
 
     /// A peer's sums of these pairs go to the same places of the first device.
@@ -92,11 +92,11 @@ impl Seat<'_> {
     ) -> Result<()> {
         let Some(back) = &mut self.back else { return Ok(()) };
         let (partial, row) =
-            (self.site.partial(pairs.shape, pairs.n_pairs), 4 * pairs.shape.n_embd);
+            (self.context.partial(pairs.shape, pairs.n_pairs), 4 * pairs.shape.n_embd);
         let bytes = |run: &Range<usize>| run.start * row..run.end * row;
         let piece = |run: &Range<usize>| (partial.slice(bytes(run)), to.slice(bytes(run)));
         let pieces: Vec<_> = runs.iter().map(piece).collect();
-        back.carry(self.site.stream, first, &pieces)
+        back.carry(self.context.stream, first, &pieces)
     }
 }
 

@@ -2,7 +2,7 @@
 //! layer, so that nobody stops where all is there.
 
 use super::super::acts::GpuActs;
-use super::super::experts::{Biases, Few, Site};
+use super::super::experts::{Biases, ExpertContext, Few};
 use super::{Peer, Routed};
 use crate::Result;
 use crate::backend::gpu::expert::{Chosen, ExpertShape as DeviceShape};
@@ -99,10 +99,10 @@ impl Peer {
         let acts =
             GpuActs::at(w.expert.inputs(), (1, w.expert.n_embd), workspace.slice(&layout.acts));
         let biases = biases[l].as_ref().map(|b| Biases::new(weights, b));
-        let site = Site { ops, stream, workspace, layout: &layout.experts };
+        let context = ExpertContext { ops, stream, workspace, layout: &layout.experts };
         let few = Few { shape, chosen: Chosen { n_pairs: k, granules, experts: chosen } };
         // SAFETY: the table has 0 or places of granules of this layer, which are pinned.
-        unsafe { site.few(&few, biases.as_ref(), &acts)? };
+        unsafe { context.few(&few, biases.as_ref(), &acts)? };
         Ok(true)
     }
 
