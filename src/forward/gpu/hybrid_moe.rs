@@ -16,7 +16,7 @@ use crate::experts::vram::{Fence, Placed, Tiers, Vram};
 use crate::experts::{Access, Acquisition};
 use crate::forward::Buffers;
 use crate::forward::gpu::decode_pipeline::Ahead;
-use crate::forward::gpu::expert_parallel::share::{Pairs, Seat};
+use crate::forward::gpu::expert_parallel::share::{DeviceShare, Pairs};
 use crate::forward::gpu::expert_parallel::{Peer, Routed};
 use crate::forward::gpu::layer::Tools;
 use crate::forward::gpu::upload::floats;
@@ -187,9 +187,10 @@ impl<'a> Pass<'a> {
         self.acquire(hybrid, &call);
         let (context, chosen) = (self.expert_context(), self.route().chosen);
         let biases = self.biases(l);
-        let first = Seat { device: 0, context, acts: *acts, chosen, biases, staging, back: None };
-        let mut seats = self.seats(first, hybrid, peers, &call, false)?;
-        self.divided(&mut seats, hybrid, (cpu, b), &call)?;
+        let first =
+            DeviceShare { device: 0, context, acts: *acts, chosen, biases, staging, back: None };
+        let mut shares = self.shares(first, hybrid, peers, &call, false)?;
+        self.divided(&mut shares, hybrid, (cpu, b), &call)?;
         self.sum(&call.shape, n_pairs, is_grouped)
     }
 
@@ -218,9 +219,9 @@ impl<'a> Pass<'a> {
         self.acquire(hybrid, &call);
         let (chosen, biases) = (self.route().chosen, self.biases(l));
         let (acts, staging) = (self.acts_at(l), late_up);
-        let first = Seat { device: 0, context, acts, chosen, biases, staging, back: None };
-        let mut seats = self.seats(first, hybrid, peers, &call, true)?;
-        self.divided(&mut seats, hybrid, (cpu, b), &call)?;
+        let first = DeviceShare { device: 0, context, acts, chosen, biases, staging, back: None };
+        let mut shares = self.shares(first, hybrid, peers, &call, true)?;
+        self.divided(&mut shares, hybrid, (cpu, b), &call)?;
         // What the CPU computed may be worth having there the next time.
         if let Some(tiers) = tiers {
             tiers.admit(l, &hybrid.cpu);
@@ -260,69 +261,69 @@ impl<'a> Pass<'a> {
     }
 
     /// The first device and the peers that have something to compute; they get what the router saw.
-    fn seats<'b>(
+    fn shares<'b>(
         &self,
-        first: Seat<'b>,
+        first: DeviceShare<'b>,
         hybrid: &Hybrid,
         peers: &'b mut [Peer],
         call: &Call,
         is_late: bool,
-    ) -> Result<Vec<Seat<'b>>> {
+    ) -> Result<Vec<DeviceShare<'b>>> {
         let routed = Routed { stream: first.context.stream, h: self.h(), chosen: first.chosen };
-        let mut seats = vec![first];
+        let mut shares = vec![first];
         for peer in peers {
             if hybrid.portions[peer.device()].left > 0 {
-                seats.push(peer.seat(is_late, routed, (call.l, call.w), self.n)?);
+                shares.push(peer.share(is_late, routed, (call.l, call.w), self.n)?);
             }
         }
         if call.is_grouped {
             let pairs = call.pairs(hybrid);
-            seats.iter_mut().try_for_each(|seat| seat.begin_grouped(pairs))?;
+            shares.iter_mut().try_for_each(|share| share.begin_grouped(pairs))?;
         }
-        Ok(seats)
+        Ok(shares)
     }
 
     /// Computes the demand: `partial` has its pairs' sums then, as far as the first seat's stream
     /// goes.
     fn divided(
         &self,
-        seats: &mut [Seat],
+        shares: &mut [DeviceShare],
         hybrid: &mut Hybrid,
         (cpu, b): (&Cpu, &mut Buffers),
         call: &Call,
     ) -> Result<()> {
         // What is there can be computed while the CPU computes.
-        for seat in &mut *seats {
-            let mut experts = hybrid.portions[seat.device].experts.iter();
-            let is_whole = |e: &u32| call.vram(seat.device).is_whole(call.l, *e);
+        for share in &mut *shares {
+            let mut experts = hybrid.portions[share.device].experts.iter();
+            let is_whole = |e: &u32| call.vram(share.device).is_whole(call.l, *e);
             if experts.any(is_whole) {
-                next_granules(seat, hybrid, call)?;
+                next_granules(share, hybrid, call)?;
             }
         }
         if !hybrid.cpu.is_empty() {
-            self.cpu_experts(&mut seats[0], hybrid, (cpu, b), call)?;
+            self.cpu_experts(&mut shares[0], hybrid, (cpu, b), call)?;
         } else {
             self.foresee_after(call, &hybrid.all);
         }
         // Each in turn: while one is waited for, the others' links and kernels go on.
         while hybrid.portions.iter().any(|portion| portion.left > 0) {
-            for seat in &mut *seats {
-                if hybrid.portions[seat.device].left > 0 {
-                    next_granules(seat, hybrid, call)?;
+            for share in &mut *shares {
+                if hybrid.portions[share.device].left > 0 {
+                    next_granules(share, hybrid, call)?;
                 }
             }
         }
-        let (first, peers) = seats.split_first_mut().expect("the first device");
+        let (first, peers) = shares.split_first_mut().expect("the first device");
         let to = (first.context.stream, first.context.partial(&call.shape, call.n_pairs));
-        for seat in &mut *peers {
-            let runs = hybrid.runs(seat.device, call.is_grouped);
-            seat.give_back(to, call.pairs(hybrid), &runs)?;
+        for share in &mut *peers {
+            let runs = hybrid.runs(share.device, call.is_grouped);
+            share.give_back(to, call.pairs(hybrid), &runs)?;
         }
-        for seat in seats {
-            let portion = &mut hybrid.portions[seat.device];
+        for share in shares {
+            let portion = &mut hybrid.portions[share.device];
             if !portion.experts.is_empty() {
-                let end = Fence::after(seat.context.stream)?;
-                call.vram(seat.device).release(&mut portion.work, Some(&end));
+                let end = Fence::after(share.context.stream)?;
+                call.vram(share.device).release(&mut portion.work, Some(&end));
             }
         }
         Ok(())
@@ -338,7 +339,7 @@ impl<'a> Pass<'a> {
     /// The CPU's experts, whose sums then go up.
     fn cpu_experts(
         &self,
-        first: &mut Seat,
+        first: &mut DeviceShare,
         hybrid: &mut Hybrid,
         (cpu, b): (&Cpu, &mut Buffers),
         call: &Call,
@@ -417,12 +418,12 @@ impl Call<'_> {
 }
 
 /// Computes the granules that are in a device's memory now, waiting for some if there are none.
-fn next_granules(seat: &mut Seat, hybrid: &mut Hybrid, call: &Call) -> Result<()> {
+fn next_granules(share: &mut DeviceShare, hybrid: &mut Hybrid, call: &Call) -> Result<()> {
     // What was handed out before is given back by this.
-    let end = Fence::after(seat.context.stream)?;
+    let end = Fence::after(share.context.stream)?;
     let Hybrid { all, portions, place_of, .. } = hybrid;
-    let Portion { work, table, left, .. } = &mut portions[seat.device];
-    let vram = call.vram(seat.device);
+    let Portion { work, table, left, .. } = &mut portions[share.device];
+    let vram = call.vram(share.device);
     let more = vram.next_ready(work, Some(&end))?;
     assert!(more, "granules that were demanded and never came");
     let (n_granules, n_items) = (call.shape.n_granules(), all.experts.len());
@@ -446,5 +447,5 @@ fn next_granules(seat: &mut Seat, hybrid: &mut Hybrid, call: &Call) -> Result<()
     let pairs = Pairs { demand: all, shape, is_grouped, n_pairs };
     // SAFETY: addresses are those of granules that the work holds until the device is done with
     // them; the router chose the experts among those that there are.
-    unsafe { seat.compute(pairs, table, first..end) }
+    unsafe { share.compute(pairs, table, first..end) }
 }

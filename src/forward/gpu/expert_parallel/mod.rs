@@ -17,7 +17,7 @@ use super::ops::Ops;
 use super::weights::{GpuWeights, Packer};
 use crate::Result;
 use crate::backend::gpu::{Device, DeviceSlice, Stream};
-use crate::forward::gpu::expert_parallel::share::Seat;
+use crate::forward::gpu::expert_parallel::share::DeviceShare;
 use crate::forward::gpu::expert_parallel::workspace::{Bench, PeerLayout};
 use crate::model::weights::FfnWeights;
 use crate::model::{Bound, Model};
@@ -101,13 +101,13 @@ impl Peer {
     }
 
     /// Its place in layer l's call for `n` tokens, once it has what the router saw.
-    pub fn seat(
+    pub fn share(
         &mut self,
         is_late: bool,
         routed: Routed,
         (l, w): (usize, &FfnWeights),
         n: usize,
-    ) -> Result<Seat<'_>> {
+    ) -> Result<DeviceShare<'_>> {
         let Peer { device, ops, weights, biases, pass, late, .. } = self;
         let bench = if is_late { late } else { pass };
         if is_late {
@@ -121,6 +121,14 @@ impl Peer {
         let acts = GpuActs::at(w.expert.inputs(), shape, workspace.slice(&layout.acts));
         let biases = biases[l].as_ref().map(|b| Biases::new(weights, b));
         let context = ExpertContext { ops, stream, workspace, layout: &layout.experts };
-        Ok(Seat { device: *device, context, acts, chosen, biases, staging, back: Some(back) })
+        Ok(DeviceShare {
+            device: *device,
+            context,
+            acts,
+            chosen,
+            biases,
+            staging,
+            back: Some(back),
+        })
     }
 }

@@ -10,7 +10,7 @@ use crate::forward::gpu::experts::{Biases, ExpertContext, Few, Grouped};
 use crate::forward::gpu::upload::Staging;
 use std::ops::Range;
 
-pub struct Seat<'a> {
+pub struct DeviceShare<'a> {
     /// Its number among the model's.
     pub device: usize,
     pub context: ExpertContext<'a>,
@@ -33,7 +33,7 @@ pub struct Pairs<'a> {
     pub n_pairs: usize,
 }
 
-impl Seat<'_> {
+impl DeviceShare<'_> {
     /// The demand's tables, and zeros where granules will be computed one after the other. For
     /// grouped pairs.
     pub fn begin_grouped(&mut self, pairs: Pairs) -> Result<()> {
