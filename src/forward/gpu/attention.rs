@@ -52,19 +52,19 @@ impl<'a> Pass<'a> {
         self.store(v, values)?;
         // attention
         let attended = self.words(&m.attended, heads * hyper.head_dim_v);
-        let sinks = w.sinks.as_ref().map(|sinks| self.g.weights.vector(sinks));
+        let sinks = w.sinks.as_ref().map(|sinks| self.dev.weights.vector(sinks));
         let view = DeviceAttention { window: w.window, sinks, ..self.view() };
         self.attend(&view, q, keys, values, attended)?;
         if w.gated {
             let gate = self.words(&m.gate, heads * hyper.head_dim_v);
-            self.g.ops.rows.mul_sigmoid(self.stream(), attended, gate)?;
+            self.dev.ops.rows.mul_sigmoid(self.stream(), attended, gate)?;
         }
         self.attention_output(&w.output)
     }
 
     /// [q, gate] a head → q and gate
     fn split_gates(&self, w: &GpuAttention, acts: &GpuActs, q: DeviceSlice) -> Result<()> {
-        let (hyper, m, rows) = (self.hyper(), &self.layout().mixer, &self.g.ops.rows);
+        let (hyper, m, rows) = (self.hyper(), &self.layout().mixer, &self.dev.ops.rows);
         let (dim, heads) = (hyper.head_dim, self.n * hyper.n_head);
         let raw = self.words(&m.raw, 2 * heads * dim);
         self.linear(&w.q, acts, raw)?;
@@ -78,8 +78,8 @@ impl<'a> Pass<'a> {
 
     fn norm_heads(&self, norm: &Option<GpuVector>, x: DeviceSlice) -> Result<()> {
         let Some(norm) = norm else { return Ok(()) };
-        let (norm, eps) = (self.g.weights.vector(norm), self.hyper().norm_eps);
-        self.g.ops.norm.rms_norm_heads(self.stream(), x, norm, eps)
+        let (norm, eps) = (self.dev.weights.vector(norm), self.hyper().norm_eps);
+        self.dev.ops.norm.rms_norm_heads(self.stream(), x, norm, eps)
     }
 
     fn rope(&self, x: DeviceSlice, shape: RopeShape) -> Result<()> {
@@ -88,13 +88,13 @@ impl<'a> Pass<'a> {
         let rows = self.words(&layout.iota, self.n);
         // SAFETY: row t of the table is token t's; `iota` counts from 0.
         unsafe {
-            self.g.ops.rope.launch(self.stream(), x, shape, DeviceTurns { turns, n_pairs }, rows)
+            self.dev.ops.rope.launch(self.stream(), x, shape, DeviceTurns { turns, n_pairs }, rows)
         }
     }
 
     pub fn store(&self, x: DeviceSlice, rows: DeviceRows) -> Result<()> {
         let past = self.words(&self.layout().past, 1);
-        self.g.ops.store.store(self.stream(), x, self.n, past, rows)
+        self.dev.ops.store.store(self.stream(), x, self.n, past, rows)
     }
 
     /// Where the keys and values of layer `l` are that its own tokens have.
@@ -131,13 +131,13 @@ impl<'a> Pass<'a> {
         out: DeviceSlice,
     ) -> Result<()> {
         let work = self.slice(&self.layout().mixer.work);
-        self.g.ops.attention.launch(self.stream(), view, q, self.n, k, v, work, out)
+        self.dev.ops.attention.launch(self.stream(), view, q, self.n, k, v, work, out)
     }
 
     /// See `Model::latent_attention`.
     fn latent_attention(&self, l: usize, w: &GpuLatent) -> Result<()> {
         let (hyper, m, ops, stream) =
-            (self.hyper(), &self.layout().mixer, &self.g.ops, self.stream());
+            (self.hyper(), &self.layout().mixer, &self.dev.ops, self.stream());
         let (rank, n_rot, n) = (hyper.kv_rank, hyper.rope.n_rot, self.n);
         let (heads, nope, row) = (n * hyper.n_head, hyper.head_dim - n_rot, rank + n_rot);
         self.latent_products(w)?;
@@ -149,7 +149,7 @@ impl<'a> Pass<'a> {
         let compressed = self.words(&m.compressed, n * rank);
         let normed = Columns::new(compressed, rank, 0);
         ops.rows.copy_columns(stream, Columns::new(kv, row, 0), normed, rank, n)?;
-        let norm = self.g.weights.vector(&w.kv_a_norm);
+        let norm = self.dev.weights.vector(&w.kv_a_norm);
         ops.norm.rms_norm_heads(stream, compressed, norm, hyper.norm_eps)?;
         ops.rows.copy_columns(stream, normed, Columns::new(kv, row, 0), rank, n)?;
         let (rows, _) = self.cache.of_slot(l);
@@ -188,8 +188,8 @@ impl<'a> Pass<'a> {
         };
         let compressed = self.words(&m.compressed, self.n * a.weight.rows);
         self.linear(a, &acts, compressed)?;
-        let norm = self.g.weights.vector(norm);
-        self.g.ops.norm.rms_norm_heads(self.stream(), compressed, norm, hyper.norm_eps)?;
+        let norm = self.dev.weights.vector(norm);
+        self.dev.ops.norm.rms_norm_heads(self.stream(), compressed, norm, hyper.norm_eps)?;
         let acts = self.mixer_acts([b.weight.ty], (self.n, b.weight.cols), compressed)?;
         self.linear(b, &acts, q)
     }

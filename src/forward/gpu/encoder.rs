@@ -81,7 +81,7 @@ impl<'a> Pass<'a> {
         let mut on_device = self.run_layers(tools, &mut own, timeline, observer)?;
         let start = Instant::now();
         let layers = self.hyper().decoder_layers();
-        let is_there = |l: &usize| self.g.layers[*l].is_some();
+        let is_there = |l: &usize| self.dev.layers[*l].is_some();
         let first = layers.clone().find(is_there).unwrap_or(layers.end);
         // output norm, keys and values for the decoder: layers of the CPU come first
         if first > layers.start {
@@ -108,7 +108,7 @@ impl<'a> Pass<'a> {
         let k = self.words(k, heads * hyper.head_dim);
         let v = self.words(v, heads * hyper.head_dim_v);
         for l in layers {
-            let cross = self.g.layers[l].as_ref().and_then(|layer| layer.cross.as_ref());
+            let cross = self.dev.layers[l].as_ref().and_then(|layer| layer.cross.as_ref());
             let w = &cross.expect("a layer of the decoder on the device").attention;
             let acts = self.acts_of_h([&w.k, &w.v].map(|linear| linear.weight.ty))?;
             self.linear(&w.k, &acts, k)?;
@@ -168,7 +168,7 @@ impl<'a> Pass<'a> {
     }
 
     fn encoder(&self) -> &'a GpuEncoder {
-        self.g.encoder.as_ref().expect("a model with an encoder")
+        self.dev.encoder.as_ref().expect("a model with an encoder")
     }
 
     /// What is added to the scores of a text's attention to itself.
@@ -178,7 +178,7 @@ impl<'a> Pass<'a> {
             Text::Source => self.encoder().encoder_bias.as_ref(),
             Text::Answer { .. } => self.encoder().decoder_bias.as_ref(),
         }?;
-        Some(DeviceBias { reach: bias.reach, values: self.g.weights.vector(&bias.values) })
+        Some(DeviceBias { reach: bias.reach, values: self.dev.weights.vector(&bias.values) })
     }
 
     fn source_rows(&self, l: usize) -> (DeviceRows<'a>, DeviceRows<'a>) {
@@ -196,7 +196,7 @@ impl<'a> Pass<'a> {
         let both = |ty| (rows(ty, k, hyper.head_dim), rows(ty, v, hyper.head_dim_v));
         let (keys, values) = both(TensorType::F16);
         let is_exact = self.cache.types() == (CacheType::F32, CacheType::F32);
-        match !is_exact && self.g.ops.attention.has_prompt_kernel(&keys, &values) {
+        match !is_exact && self.dev.ops.attention.has_prompt_kernel(&keys, &values) {
             true => (keys, values),
             false => both(TensorType::F32),
         }

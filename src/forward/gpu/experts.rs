@@ -102,7 +102,7 @@ impl<'a> Pass<'a> {
     /// With the other operations of the layer.
     pub fn expert_context(&self) -> ExpertContext<'a> {
         let (stream, layout) = (self.stream(), &self.layout().ffn.experts);
-        ExpertContext { ops: &self.g.ops, stream, workspace: &self.g.workspace, layout }
+        ExpertContext { ops: &self.dev.ops, stream, workspace: &self.dev.workspace, layout }
     }
 }
 

@@ -25,7 +25,7 @@ impl Pass<'_> {
         }
         let positions = [self.max_seen, self.max_source()];
         for l in self.layers() {
-            let Some(layer) = &self.g.layers[l] else { continue };
+            let Some(layer) = &self.dev.layers[l] else { continue };
             let mut graph = self.cache.graph(self.slots(l).own);
             if graph.as_ref().is_none_or(|(made_for, _)| *made_for != positions) {
                 let made = self.stream().capture(|| self.queue(tools, l, layer))?;

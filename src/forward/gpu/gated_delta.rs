@@ -9,8 +9,9 @@ use crate::backend::gpu::delta::{DeviceGates, GateProducts};
 impl Pass<'_> {
     /// h → y
     pub fn delta_rule(&self, l: usize, w: &GpuDelta) -> Result<()> {
-        let (n, m, ops, stream) = (self.n, &self.layout().mixer, &self.g.ops.delta, self.stream());
-        let vector = |vector| self.g.weights.vector(vector);
+        let (n, m, ops, stream) =
+            (self.n, &self.layout().mixer, &self.dev.ops.delta, self.stream());
+        let vector = |vector| self.dev.weights.vector(vector);
         // q, k, v, the output's gate, beta and alpha
         let of_gates = match &w.gates {
             GpuGates::Mixed(both) => vec![both],

@@ -237,15 +237,15 @@ impl<'a> Pass<'a> {
         tiers: Option<&'a Tiers>,
     ) -> Call<'a> {
         let (w, k) = (self.weights(l), self.hyper().routing.k);
-        let layout = self.g.layouts[l].expect("a layer with experts");
+        let layout = self.dev.layouts[l].expect("a layer with experts");
         let shape = device_shape(&layout, &w.expert, k);
         Call { l, w, shape, is_grouped, n_pairs, access, tiers }
     }
 
     /// Of the first device.
     pub fn biases(&self, l: usize) -> Option<Biases<'a>> {
-        let ffn = &self.g.layers[l].as_ref().expect("a layer on the device").ffn;
-        ffn.biases.as_ref().map(|b| Biases::new(&self.g.weights, b))
+        let ffn = &self.dev.layers[l].as_ref().expect("a layer on the device").ffn;
+        ffn.biases.as_ref().map(|b| Biases::new(&self.dev.weights, b))
     }
 
     /// Pins what devices compute, so that all links begin.
@@ -397,7 +397,7 @@ impl<'a> Pass<'a> {
             false => route.chosen,
         };
         let partial = self.expert_context().partial(shape, n_pairs);
-        let (experts, stream, y) = (&self.g.ops.experts, self.stream(), self.y());
+        let (experts, stream, y) = (&self.dev.ops.experts, self.stream(), self.y());
         // SAFETY: places are those of the demand's pairs.
         unsafe {
             experts.ordered_sum(stream, shape, self.n, pairs, is_grouped, route.weights, partial, y)

@@ -85,9 +85,9 @@ impl GpuModel {
         timeline: Timeline,
         run: impl FnOnce(&Pass, &mut Tools) -> Result<()>,
     ) -> Result<()> {
-        let GpuModel { parts, staging, hybrid, ahead, peers, .. } = self;
+        let GpuModel { dev, staging, hybrid, ahead, peers, .. } = self;
         let Span { n, past, is_prompt, max_seen, text } = span;
-        let pass = Pass { model, g: parts, cache, n, past, is_prompt, max_seen, text };
+        let pass = Pass { model, dev, cache, n, past, is_prompt, max_seen, text };
         let mut tools = Tools { staging, hybrid, ahead, peers, cpu, b };
         let result = run(&pass, &mut tools);
         pass.end(&mut tools, result)?;
@@ -109,7 +109,7 @@ impl Pass<'_> {
         if result.is_err() {
             self.model.foresee(None);
         }
-        if let (Err(_), Some(tiers)) = (&result, &self.g.tiers) {
+        if let (Err(_), Some(tiers)) = (&result, &self.dev.tiers) {
             tools.hybrid.give_up(tiers);
             tools.ahead.give_up(tiers);
         }
@@ -127,7 +127,7 @@ impl Pass<'_> {
     ) -> Result<()> {
         let mut on_device = self.run_layers(tools, kv, timeline, observer)?;
         let start = Instant::now();
-        let moved = (&mut on_device, self.g.head.is_some());
+        let moved = (&mut on_device, self.dev.head.is_some());
         self.move_stream(tools, moved, timeline, observer)?;
         self.catch_up(tools, timeline, observer)?;
         match on_device {
@@ -152,7 +152,7 @@ impl Pass<'_> {
         let mut on_device = false;
         for l in self.layers() {
             observer.layer(l)?;
-            let layer = self.g.layers[l].as_ref();
+            let layer = self.dev.layers[l].as_ref();
             let moved = (&mut on_device, layer.is_some());
             self.move_stream(tools, moved, timeline, observer)?;
             match layer {
@@ -299,7 +299,7 @@ impl Pass<'_> {
 
     fn logits(&self, tools: &mut Tools, want: Want, observer: &mut dyn Observer) -> Result<()> {
         let Some(first) = want.first(self.n) else { return Ok(()) };
-        let (norm, head) = self.g.head.as_ref().expect("the head is on the device");
+        let (norm, head) = self.dev.head.as_ref().expect("the head is on the device");
         let (n_embd, n_vocab) = (self.hyper().n_embd, head.weight.rows);
         for start in (first..self.n).step_by(LOGITS_TOKENS) {
             let m = LOGITS_TOKENS.min(self.n - start);
@@ -341,7 +341,7 @@ impl Pass<'_> {
         // Values and ids come down as one piece.
         let best = self.words(&self.layout().best, 2 * k);
         let (values, ids) = (best.slice(0..4 * k), best.slice(4 * k..8 * k));
-        self.g.ops.sample.top_k(self.stream(), all, k, values, ids)?;
+        self.dev.ops.sample.top_k(self.stream(), all, k, values, ids)?;
         let Tools { staging, b, .. } = tools;
         staging.download(self.stream(), &[best], &mut |_, bytes| {
             floats(&bytes[..4 * k], &mut b.logits);

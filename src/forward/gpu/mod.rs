@@ -66,7 +66,7 @@ pub struct GpuOptions {
 }
 
 /// What a pass reads and nothing changes.
-pub struct Parts {
+pub struct DeviceModel {
     stream: Stream,
     ops: Ops,
     layout: WorkspaceLayout,
@@ -88,7 +88,7 @@ pub struct Parts {
 pub struct GpuModel {
     /// Before what they work with on the first device.
     peers: Vec<Peer>,
-    parts: Parts,
+    dev: DeviceModel,
     staging: Staging,
     hybrid: Hybrid,
     ahead: Ahead,
@@ -111,7 +111,7 @@ impl Model {
     /// Takes devices' memory and uploads what is to be there.
     pub fn onto(&mut self, gpus: &[Device], options: &GpuOptions) -> Result<GpuModel> {
         let model = self.load(gpus, options)?;
-        self.tiers.clone_from(&model.parts.tiers);
+        self.tiers.clone_from(&model.dev.tiers);
         Ok(model)
     }
 
@@ -149,7 +149,7 @@ impl Model {
         let staging = Staging::new(gpu, STAGING_BYTES.max(largest), down)?;
         let hybrid = Hybrid::new(options.cpu_share, gpus.len());
         let layouts = layouts.collect();
-        let parts = Parts {
+        let dev = DeviceModel {
             stream,
             ops,
             layout,
@@ -162,7 +162,7 @@ impl Model {
             layouts,
             tiers,
         };
-        Ok(GpuModel { peers, parts, staging, hybrid, ahead: Ahead::new(gpu, self)?, on_device })
+        Ok(GpuModel { peers, dev, staging, hybrid, ahead: Ahead::new(gpu, self)?, on_device })
     }
 
     /// `None` where no experts are on devices.
@@ -257,7 +257,7 @@ fn fill_table(
 impl GpuModel {
     /// The first, with the dense weights and the cache.
     pub fn device(&self) -> &Device {
-        self.parts.stream.gpu()
+        self.dev.stream.gpu()
     }
 
     /// Room for one session's text.
@@ -267,7 +267,7 @@ impl GpuModel {
         n_ctx: usize,
         types: (CacheType, CacheType),
     ) -> Result<GpuCache> {
-        let (gpu, hyper) = (self.parts.stream.gpu(), &model.hyper);
+        let (gpu, hyper) = (self.dev.stream.gpu(), &model.hyper);
         let on_device = |slot: usize| self.on_device.contains(&hyper.layer_of_slot(slot));
         GpuCache::new(gpu, &hyper.cache_shapes(), &on_device, n_ctx, types)
     }

@@ -86,13 +86,13 @@ impl<'a> Pass<'a> {
     pub fn choose(&self, router: &GpuRouter, choice: &Choice, acts: &GpuActs) -> Result<()> {
         let route = self.route();
         self.linear(&router.logits, acts, route.probs)?;
-        let bias = router.choice_bias.as_ref().map(|bias| self.g.weights.vector(bias));
-        self.g.ops.router.route(self.stream(), route, &Choice { bias: None, ..*choice }, bias)?;
+        let bias = router.choice_bias.as_ref().map(|bias| self.dev.weights.vector(bias));
+        self.dev.ops.router.route(self.stream(), route, &Choice { bias: None, ..*choice }, bias)?;
         // A pass of no more tokens fills no expert.
         let Some(capacity) = self.hyper().routing.capacity.filter(|n| self.n > *n) else {
             return Ok(());
         };
-        self.g.ops.resolve.limit(self.stream(), route.chosen, route.n_experts, capacity)
+        self.dev.ops.resolve.limit(self.stream(), route.chosen, route.n_experts, capacity)
     }
 
     /// y = sigmoid(gate · h) · expert(h), or 0 without a shared expert
@@ -102,9 +102,9 @@ impl<'a> Pass<'a> {
         let mut gate = None;
         if let Some(matrix) = &shared.gate {
             let (mat, out) =
-                (self.g.weights.mat(matrix), self.words(&self.layout().ffn.only_gate, self.n));
-            self.g.ops.products.product(self.stream(), mat, acts.view(mat.ty), None, out, 1)?;
-            self.g.ops.activate.sigmoid(self.stream(), out)?;
+                (self.dev.weights.mat(matrix), self.words(&self.layout().ffn.only_gate, self.n));
+            self.dev.ops.products.product(self.stream(), mat, acts.view(mat.ty), None, out, 1)?;
+            self.dev.ops.activate.sigmoid(self.stream(), out)?;
             gate = Some(out);
         }
         self.only_expert(staging, &shared.expert, None, acts, gate)
@@ -122,8 +122,8 @@ impl<'a> Pass<'a> {
         let (f, n, context) = (&self.layout().ffn, self.n, self.expert_context());
         let shape = device_shape(&expert.layout, &expert.shape, 1);
         let zeros = self.words(&self.layout().zeros, n);
-        let table = self.g.tables.slice(expert.table.clone());
-        let biases = biases.map(|b| Biases::new(&self.g.weights, b));
+        let table = self.dev.tables.slice(expert.table.clone());
+        let biases = biases.map(|b| Biases::new(&self.dev.weights, b));
         if is_grouped(&expert.shape, n) {
             let starts = self.words(&f.experts.starts, 2);
             staging.upload(self.stream(), starts, &[0, n as u32], u32::to_le_bytes)?;
@@ -157,7 +157,7 @@ impl<'a> Pass<'a> {
         let partial = context.partial(&shape, n);
         // SAFETY: token t's pair is t, in both ways of computing it.
         unsafe {
-            let (experts, stream) = (&self.g.ops.experts, self.stream());
+            let (experts, stream) = (&self.dev.ops.experts, self.stream());
             experts.ordered_sum(stream, &shape, n, zeros, false, gate, partial, self.y())
         }
     }

@@ -1,6 +1,6 @@
 //! What the stages of a pass share: the tokens, the buffers, and operations on them.
 
-use super::Parts;
+use super::DeviceModel;
 use super::acts::GpuActs;
 use super::cache::GpuCache;
 use super::layers::GpuNorm;
@@ -30,7 +30,7 @@ pub enum Text {
 /// A micro-batch on its way through the layers of one device.
 pub struct Pass<'a> {
     pub model: &'a Model,
-    pub g: &'a Parts,
+    pub dev: &'a DeviceModel,
     pub cache: &'a GpuCache,
     /// Tokens.
     pub n: usize,
@@ -49,19 +49,19 @@ impl<'a> Pass<'a> {
     }
 
     pub fn stream(&self) -> &'a Stream {
-        &self.g.stream
+        &self.dev.stream
     }
 
     pub fn layout(&self) -> &'a WorkspaceLayout {
-        &self.g.layout
+        &self.dev.layout
     }
 
     pub fn slice(&self, place: &ByteRange) -> DeviceSlice<'a> {
-        self.g.workspace.slice(place)
+        self.dev.workspace.slice(place)
     }
 
     pub fn words(&self, place: &ByteRange, n: usize) -> DeviceSlice<'a> {
-        self.g.workspace.words(place, n)
+        self.dev.workspace.words(place, n)
     }
 
     fn rows(&self, place: &ByteRange) -> DeviceSlice<'a> {
@@ -86,12 +86,12 @@ impl<'a> Pass<'a> {
     }
 
     pub fn norm(&self, norm: &GpuNorm, x: DeviceSlice, out: DeviceSlice) -> Result<()> {
-        let (ops, eps) = (&self.g.ops.norm, self.hyper().norm_eps);
-        let weight = self.g.weights.vector(&norm.weight);
+        let (ops, eps) = (&self.dev.ops.norm, self.hyper().norm_eps);
+        let weight = self.dev.weights.vector(&norm.weight);
         match norm.kind {
             descriptor::Norm::Rms => ops.rms_norm_rows(self.stream(), x, weight, eps, out),
             descriptor::Norm::Layer => {
-                let bias = self.g.weights.vector(&norm.bias);
+                let bias = self.dev.weights.vector(&norm.bias);
                 ops.layer_norm_rows(self.stream(), x, (weight, bias), eps, out)
             }
         }
@@ -104,12 +104,12 @@ impl<'a> Pass<'a> {
 
     /// Where the layer's experts are on devices, if they may be.
     pub fn tiers(&self, l: usize) -> Option<&'a Tiers> {
-        self.g.tiers.as_deref().filter(|tiers| tiers.has(l))
+        self.dev.tiers.as_deref().filter(|tiers| tiers.has(l))
     }
 
     /// x += scale · y
     pub fn add_residual(&self) -> Result<()> {
-        let (norm, scale) = (&self.g.ops.norm, self.hyper().residual_scale);
+        let (norm, scale) = (&self.dev.ops.norm, self.hyper().residual_scale);
         norm.add_scaled(self.stream(), self.x(), scale, self.y())
     }
 
@@ -117,7 +117,7 @@ impl<'a> Pass<'a> {
     pub fn acts_of_h(&self, types: impl IntoIterator<Item = TensorType>) -> Result<GpuActs<'a>> {
         let shape = (self.n, self.hyper().n_embd);
         let memory = self.slice(&self.layout().acts);
-        GpuActs::fill(&self.g.ops, self.stream(), types, shape, self.h(), memory)
+        GpuActs::fill(&self.dev.ops, self.stream(), types, shape, self.h(), memory)
     }
 
     /// The input of a layer's feed-forward part, where `ffn_input` has put it.
@@ -134,14 +134,14 @@ impl<'a> Pass<'a> {
         x: DeviceSlice,
     ) -> Result<GpuActs<'a>> {
         let memory = self.slice(&self.layout().mixer.acts);
-        GpuActs::fill(&self.g.ops, self.stream(), types, shape, x, memory)
+        GpuActs::fill(&self.dev.ops, self.stream(), types, shape, x, memory)
     }
 
     /// `out` [tokens, rows] = weight · acts + bias
     pub fn linear(&self, linear: &GpuLinear, acts: &GpuActs, out: DeviceSlice) -> Result<()> {
-        let (mat, bias) = (self.g.weights.mat(&linear.weight), self.g.weights.bias(linear));
+        let (mat, bias) = (self.dev.weights.mat(&linear.weight), self.dev.weights.bias(linear));
         let x = acts.view(mat.ty);
-        self.g.ops.products.product(self.stream(), mat, x, bias, out, mat.rows)
+        self.dev.ops.products.product(self.stream(), mat, x, bias, out, mat.rows)
     }
 
     /// A product for each head: `x` [tokens · heads, cols] → `out` [tokens · heads, rows].
@@ -152,10 +152,10 @@ impl<'a> Pass<'a> {
         x: DeviceSlice,
         out: DeviceSlice,
     ) -> Result<()> {
-        let all = self.g.weights.mat(&heads.all);
+        let all = self.dev.weights.mat(&heads.all);
         let acts = self.mixer_acts([all.ty], shape, x)?.view(all.ty);
         let GpuHeads { n_heads, rows, first, step, .. } = *heads;
         let mats = DeviceHeadMats { all, n_heads, rows, first, step };
-        self.g.ops.heads.launch(self.stream(), mats, acts, out)
+        self.dev.ops.heads.launch(self.stream(), mats, acts, out)
     }
 }

@@ -162,19 +162,19 @@ impl Pass<'_> {
     /// u64 [experts, granules]
     fn table(&self, l: usize) -> DeviceSlice<'_> {
         let all = self.slice(&self.layout().ffn.lookup.tables);
-        let (of_layer, n) = (all.len() / self.g.layers.len(), self.hyper().routing.n_experts);
+        let (of_layer, n) = (all.len() / self.dev.layers.len(), self.hyper().routing.n_experts);
         all.slice(of_layer * l..of_layer * l + 8 * n * self.n_granules(l))
     }
 
     fn n_granules(&self, l: usize) -> usize {
-        self.g.layouts[l].expect("a layer with experts").n_granules
+        self.dev.layouts[l].expect("a layer with experts").n_granules
     }
 
     /// Behind the router: where the experts lie that it chose. The host hears of them.
     pub fn look_up(&self, ahead: &Ahead, l: usize) -> Result<()> {
         let layer = ahead.layers[l].as_ref().expect("a layer with experts");
         // SAFETY: the router chooses among the layer's experts.
-        unsafe { self.g.ops.resolve.launch(self.stream(), &self.lookup(l))? };
+        unsafe { self.dev.ops.resolve.launch(self.stream(), &self.lookup(l))? };
         ahead.lanes[layer.lane].bring(self.stream(), 0, self.route_bytes())
     }
 
@@ -256,7 +256,7 @@ impl Pass<'_> {
     }
 
     fn shape(&self, l: usize) -> DeviceShape {
-        let layout = self.g.layouts[l].expect("a layer with experts");
+        let layout = self.dev.layouts[l].expect("a layer with experts");
         device_shape(&layout, &self.weights(l).expert, self.hyper().routing.k)
     }
 
@@ -293,7 +293,7 @@ impl Pass<'_> {
         let (homes, partial) =
             (self.words(&f.homes, shape.k), self.expert_context().partial(shape, shape.k));
         // SAFETY: the look-up has written devices' numbers out of the table.
-        unsafe { self.g.ops.resolve.place_rows(stream, homes, all, shape.n_embd, partial) }
+        unsafe { self.dev.ops.resolve.place_rows(stream, homes, all, shape.n_embd, partial) }
     }
 
     /// Hears of all that is queued: whoever waits for the stream must do this before.
@@ -316,7 +316,7 @@ impl Pass<'_> {
         observer: &mut dyn Observer,
     ) -> Result<()> {
         let Some(pending) = pending else { return Ok(()) };
-        let tiers = self.g.tiers.as_deref().expect("experts in VRAM");
+        let tiers = self.dev.tiers.as_deref().expect("experts in VRAM");
         let Pending { l, pinned: PinnedLayer { lane, number }, sizes, end } = pending;
         // After an error the layer stays pinned until the pass is given up: what is queued of it
         // still runs.
