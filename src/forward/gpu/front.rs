@@ -32,7 +32,7 @@ impl Pass<'_> {
                 *graph = Some((positions, made));
             }
             if self.looks_up(l) {
-                self.make_rest(tools.ahead, l)?;
+                self.make_rest(tools.pipeline, l)?;
             }
         }
         Ok(())
@@ -52,7 +52,7 @@ impl Pass<'_> {
     }
 
     fn queue(&self, tools: &mut Tools, l: usize, layer: &GpuLayer) -> Result<()> {
-        let Tools { staging, ahead, .. } = tools;
+        let Tools { staging, pipeline, .. } = tools;
         // norm, attention, residual
         self.norm(&layer.norm, self.x(), self.h())?;
         self.mix(l, &layer.mixer)?;
@@ -78,7 +78,7 @@ impl Pass<'_> {
             self.choose(router, &self.model.choice(None), &acts)?;
         }
         self.shared_expert(staging, ffn, &acts)?;
-        if self.looks_up(l) { self.look_up(ahead, l) } else { Ok(()) }
+        if self.looks_up(l) { self.look_up(pipeline, l) } else { Ok(()) }
     }
 }
 

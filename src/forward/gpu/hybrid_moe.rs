@@ -15,7 +15,7 @@ use crate::backend::gpu::expert::ExpertShape as DeviceShape;
 use crate::experts::vram::{Fence, Placed, Tiers, Vram};
 use crate::experts::{Access, Acquisition};
 use crate::forward::Buffers;
-use crate::forward::gpu::decode_pipeline::Ahead;
+use crate::forward::gpu::decode_pipeline::DecodePipeline;
 use crate::forward::gpu::expert_parallel::share::{DeviceShare, Pairs};
 use crate::forward::gpu::expert_parallel::{Peer, Routed};
 use crate::forward::gpu::layer::Tools;
@@ -198,10 +198,10 @@ impl<'a> Pass<'a> {
     /// those that are not whole in `addresses`, [experts, granules]. What the router saw is in
     /// `b.h`, the route in `b.route`.
     pub fn late_experts(&self, tools: &mut Tools, l: usize, lane: usize) -> Result<()> {
-        let Tools { hybrid, ahead, peers, cpu, b, .. } = tools;
+        let Tools { hybrid, pipeline, peers, cpu, b, .. } = tools;
         let (f, routing) = (&self.layout().ffn, &self.hyper().routing);
         let tiers = self.tiers(l);
-        let Ahead { lanes, late, late_up, .. } = &mut **ahead;
+        let DecodePipeline { lanes, late, late_up, .. } = &mut **pipeline;
         late_up.wait(late)?;
         let addresses = &lanes[lane].addresses;
         let n_granules = addresses.len() / routing.n_experts;

@@ -12,7 +12,7 @@ use crate::backend::gpu::DeviceSlice;
 use crate::backend::gpu::sample::{self, TOP_K_MAX};
 use crate::forward::encoder_decoder::Answering;
 use crate::forward::events::{Pass as Timeline, nanos_since};
-use crate::forward::gpu::decode_pipeline::Ahead;
+use crate::forward::gpu::decode_pipeline::DecodePipeline;
 use crate::forward::gpu::expert_parallel::Peer;
 use crate::forward::gpu::hybrid_moe::Hybrid;
 use crate::forward::gpu::upload::{Staging, floats, integers};
@@ -25,7 +25,7 @@ use std::time::Instant;
 pub struct Tools<'a> {
     pub staging: &'a mut Staging,
     pub hybrid: &'a mut Hybrid,
-    pub ahead: &'a mut Ahead,
+    pub pipeline: &'a mut DecodePipeline,
     pub peers: &'a mut [Peer],
     pub cpu: &'a Cpu,
     pub b: &'a mut Buffers,
@@ -85,10 +85,10 @@ impl GpuModel {
         timeline: Timeline,
         run: impl FnOnce(&Pass, &mut Tools) -> Result<()>,
     ) -> Result<()> {
-        let GpuModel { dev, staging, hybrid, ahead, peers, .. } = self;
+        let GpuModel { dev, staging, hybrid, pipeline, peers, .. } = self;
         let Span { n, past, is_prompt, max_seen, text } = span;
         let pass = Pass { model, dev, cache, n, past, is_prompt, max_seen, text };
-        let mut tools = Tools { staging, hybrid, ahead, peers, cpu, b };
+        let mut tools = Tools { staging, hybrid, pipeline, peers, cpu, b };
         let result = run(&pass, &mut tools);
         pass.end(&mut tools, result)?;
         model.publish_end(b, timeline);
@@ -101,7 +101,7 @@ impl Pass<'_> {
     fn end(&self, tools: &mut Tools, result: Result<()>) -> Result<()> {
         if result.is_err() {
             // One that is lost waits for nothing; what is told is the first error.
-            let _ = tools.ahead.let_go(self);
+            let _ = tools.pipeline.let_go(self);
         }
         // Also after an error: what was queued may still use what is given back.
         let waited = tools.staging.wait(self.stream());
@@ -111,7 +111,7 @@ impl Pass<'_> {
         }
         if let (Err(_), Some(tiers)) = (&result, &self.dev.tiers) {
             tools.hybrid.give_up(tiers);
-            tools.ahead.give_up(tiers);
+            tools.pipeline.give_up(tiers);
         }
         result.and(waited)
     }

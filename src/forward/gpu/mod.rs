@@ -27,7 +27,7 @@ use crate::Result;
 use crate::backend::gpu::{Device, DeviceBuffer, Stream};
 use crate::experts::LayerExperts;
 use crate::experts::vram::{Dealt, GranuleLayout, Own, Owners, Tiers, Vram, VramOptions};
-use crate::forward::gpu::decode_pipeline::Ahead;
+use crate::forward::gpu::decode_pipeline::DecodePipeline;
 use crate::forward::gpu::expert_parallel::Peer;
 use crate::forward::gpu::hybrid_moe::Hybrid;
 use crate::forward::gpu::upload::Staging;
@@ -91,7 +91,7 @@ pub struct GpuModel {
     dev: DeviceModel,
     staging: Staging,
     hybrid: Hybrid,
-    ahead: Ahead,
+    pipeline: DecodePipeline,
     on_device: Range<usize>,
 }
 
@@ -162,7 +162,14 @@ impl Model {
             layouts,
             tiers,
         };
-        Ok(GpuModel { peers, dev, staging, hybrid, ahead: Ahead::new(gpu, self)?, on_device })
+        Ok(GpuModel {
+            peers,
+            dev,
+            staging,
+            hybrid,
+            pipeline: DecodePipeline::new(gpu, self)?,
+            on_device,
+        })
     }
 
     /// `None` where no experts are on devices.

@@ -42,7 +42,7 @@ struct Layer {
 }
 
 /// The layers of a token that are queued.
-pub struct Ahead {
+pub struct DecodePipeline {
     pub lanes: [Lane; LANES],
     /// None where there are no experts to choose from.
     layers: Vec<Option<Layer>>,
@@ -78,9 +78,9 @@ struct Pending {
     end: Fence,
 }
 
-impl Ahead {
+impl DecodePipeline {
     /// For passes of one token.
-    pub fn new(gpu: &Device, model: &Model) -> Result<Ahead> {
+    pub fn new(gpu: &Device, model: &Model) -> Result<DecodePipeline> {
         let (hyper, routing) = (&model.hyper, &model.hyper.routing);
         let n_experts = routing.n_experts;
         let mut n_routed = 0;
@@ -100,7 +100,7 @@ impl Ahead {
         let late = 4 * routing.k * hyper.n_embd + 8 * routing.k * n_granules * (n_granules + 1);
         let (late_up, late) = (Staging::new(gpu, late + (4 << 10), 0)?, Stream::urgent(gpu)?);
         let (pinned, waits) = (Vec::with_capacity(LANES), Vec::with_capacity(LANES));
-        Ok(Ahead { lanes, layers, pending: None, pinned, waits, late, late_up, number: 0 })
+        Ok(DecodePipeline { lanes, layers, pending: None, pinned, waits, late, late_up, number: 0 })
     }
 
     /// Forgets what a pass that failed had queued; the devices have been waited for.
@@ -133,7 +133,7 @@ impl Pass<'_> {
     /// Settles where the layer will find its experts, and tells the device: before anything of it
     /// is queued.
     pub fn pin_layer(&self, tools: &mut Tools, l: usize, tiers: &Tiers) -> Result<PinnedLayer> {
-        let Ahead { lanes, layers, pending, pinned, number, .. } = &mut *tools.ahead;
+        let DecodePipeline { lanes, layers, pending, pinned, number, .. } = &mut *tools.pipeline;
         let (layer, stream) = (layers[l].as_mut().expect("a layer with experts"), self.stream());
         let index = layer.lane;
         assert!(pending.as_ref().is_none_or(|before| before.pinned.lane != index));
@@ -171,11 +171,11 @@ impl Pass<'_> {
     }
 
     /// Behind the router: where the experts lie that it chose. The host hears of them.
-    pub fn look_up(&self, ahead: &Ahead, l: usize) -> Result<()> {
-        let layer = ahead.layers[l].as_ref().expect("a layer with experts");
+    pub fn look_up(&self, pipeline: &DecodePipeline, l: usize) -> Result<()> {
+        let layer = pipeline.layers[l].as_ref().expect("a layer with experts");
         // SAFETY: the router chooses among the layer's experts.
         unsafe { self.dev.ops.resolve.launch(self.stream(), &self.lookup(l))? };
-        ahead.lanes[layer.lane].bring(self.stream(), 0, self.route_bytes())
+        pipeline.lanes[layer.lane].bring(self.stream(), 0, self.route_bytes())
     }
 
     fn lookup(&self, l: usize) -> Lookup<'_> {
@@ -194,8 +194,8 @@ impl Pass<'_> {
     }
 
     /// Makes the graphs of what follows the look-up, if there are none.
-    pub fn make_rest(&self, ahead: &mut Ahead, l: usize) -> Result<()> {
-        let layer = ahead.layers[l].as_mut().expect("a layer with experts");
+    pub fn make_rest(&self, pipeline: &mut DecodePipeline, l: usize) -> Result<()> {
+        let layer = pipeline.layers[l].as_mut().expect("a layer with experts");
         if layer.graphs.is_none() {
             let stream = self.stream();
             let few = stream.capture(|| self.few_there(l))?;
@@ -213,8 +213,8 @@ impl Pass<'_> {
         timeline: Timeline,
         observer: &mut dyn Observer,
     ) -> Result<()> {
-        let (stream, Tools { ahead, peers, .. }) = (self.stream(), &mut *tools);
-        let lane = &ahead.lanes[pinned.lane];
+        let (stream, Tools { pipeline, peers, .. }) = (self.stream(), &mut *tools);
+        let lane = &pipeline.lanes[pinned.lane];
         // What the host hears, before the experts: it can act while they are computed.
         let mut sizes = [self.route_bytes().len(), 0, 0];
         if pinned.number.is_some() || self.model.wants_activation(l) {
@@ -233,7 +233,7 @@ impl Pass<'_> {
             }
         }
         // None where the first text was of one token.
-        let graphs = ahead.layers[l].as_ref().and_then(|layer| layer.graphs.as_ref());
+        let graphs = pipeline.layers[l].as_ref().and_then(|layer| layer.graphs.as_ref());
         match graphs {
             // SAFETY: its memory is the model's, which has the graph; the table has 0 or places of
             // granules of this layer, which are pinned.
@@ -242,7 +242,7 @@ impl Pass<'_> {
         }
         self.place_rows(&shape, helping)?;
         if let Some(number) = pinned.number {
-            ahead.waits.push((number, pinned.lane));
+            pipeline.waits.push((number, pinned.lane));
             stream.wait_value(self.slice(&self.layout().ffn.lookup.go), number)?;
         }
         match graphs {
@@ -251,7 +251,7 @@ impl Pass<'_> {
             None => self.sum_up(l)?,
         }
         let end = Fence::after(stream)?;
-        let before = ahead.pending.replace(Pending { l, pinned, sizes, end });
+        let before = pipeline.pending.replace(Pending { l, pinned, sizes, end });
         self.hear_of(tools, before, timeline, observer)
     }
 
@@ -303,7 +303,7 @@ impl Pass<'_> {
         timeline: Timeline,
         observer: &mut dyn Observer,
     ) -> Result<()> {
-        let pending = tools.ahead.pending.take();
+        let pending = tools.pipeline.pending.take();
         self.hear_of(tools, pending, timeline, observer)
     }
 
@@ -324,13 +324,13 @@ impl Pass<'_> {
             self.late_experts(tools, l, lane)?;
             let number = number.expect("what is whole lacks nothing");
             let go = self.slice(&self.layout().ffn.lookup.go);
-            let Ahead { late, late_up, .. } = &mut *tools.ahead;
+            let DecodePipeline { late, late_up, .. } = &mut *tools.pipeline;
             late_up.upload(late, go, &[number], u32::to_le_bytes)?;
             // Some drivers hold back what is queued until somebody asks.
             late.is_done()?;
         }
-        tools.ahead.waits.retain(|(waits, _)| Some(*waits) != number);
-        tools.ahead.pinned.retain(|pinned| *pinned != l);
+        tools.pipeline.waits.retain(|(waits, _)| Some(*waits) != number);
+        tools.pipeline.pinned.retain(|pinned| *pinned != l);
         tiers.unpin_layer(l, &tools.b.route.chosen, Some(&end));
         self.model.publish_routed(tools.cpu, tools.b, l, timeline);
         Ok(())
@@ -346,7 +346,7 @@ impl Pass<'_> {
         observer: &mut dyn Observer,
     ) -> Result<u32> {
         let Buffers { route, h, x, .. } = &mut *tools.b;
-        let [routed, hidden, stream] = tools.ahead.lanes[lane].wait(sizes)?;
+        let [routed, hidden, stream] = tools.pipeline.lanes[lane].wait(sizes)?;
         self.take_route(routed, route);
         let missing = self.missing_in(routed);
         if !hidden.is_empty() {
