@@ -197,13 +197,13 @@ impl<'a> Pass<'a> {
     /// Computes, beside the stream of the layers, the experts of one token that a layer lacked:
     /// those that are not whole in `addresses`, [experts, granules]. What the router saw is in
     /// `b.h`, the route in `b.route`.
-    pub fn late_experts(&self, tools: &mut Tools, l: usize, lane: usize) -> Result<()> {
+    pub fn late_experts(&self, tools: &mut Tools, l: usize, slot: usize) -> Result<()> {
         let Tools { hybrid, pipeline, peers, cpu, b, .. } = tools;
         let (f, routing) = (&self.layout().ffn, &self.hyper().routing);
         let tiers = self.tiers(l);
-        let DecodePipeline { lanes, late, late_up, .. } = &mut **pipeline;
+        let DecodePipeline { slots, late, late_up, .. } = &mut **pipeline;
         late_up.wait(late)?;
-        let addresses = &lanes[lane].addresses;
+        let addresses = &slots[slot].addresses;
         let n_granules = addresses.len() / routing.n_experts;
         let is_there = |expert: u32| {
             let row = &addresses[expert as usize * n_granules..][..n_granules];

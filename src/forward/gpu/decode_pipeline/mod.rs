@@ -21,7 +21,7 @@ use crate::backend::gpu::slots::Lookup;
 use crate::backend::gpu::{Device, DeviceSlice, Graph, Stream};
 use crate::experts::vram::{Fence, GranuleLayout, Tiers};
 use crate::forward::events::Pass as Timeline;
-use crate::forward::gpu::decode_pipeline::slot::{Lane, PARTS};
+use crate::forward::gpu::decode_pipeline::slot::{PARTS, PipelineSlot};
 use crate::forward::gpu::expert_parallel::{Peer, Routed};
 use crate::forward::gpu::layer::Tools;
 use crate::forward::gpu::upload::{Staging, floats, starts};
@@ -30,11 +30,11 @@ use crate::forward::{Buffers, Observer};
 use crate::model::Model;
 
 /// Layers in the queue at most: the one that runs and the next.
-const LANES: usize = 2;
+const SLOTS: usize = 2;
 
 /// What the host keeps of a layer from token to token.
 struct Layer {
-    lane: usize,
+    slot: usize,
     /// u64 [experts, granules]: what stands in the device's table.
     table: Vec<u64>,
     /// What follows the look-up: the experts that are there, and the sum with the residual.
@@ -43,7 +43,7 @@ struct Layer {
 
 /// The layers of a token that are queued.
 pub struct DecodePipeline {
-    pub lanes: [Lane; LANES],
+    pub slots: [PipelineSlot; SLOTS],
     /// None where there are no experts to choose from.
     layers: Vec<Option<Layer>>,
     pending: Option<Pending>,
@@ -63,7 +63,7 @@ pub struct DecodePipeline {
 /// A layer whose places are pinned.
 #[derive(Clone, Copy)]
 pub struct PinnedLayer {
-    lane: usize,
+    slot: usize,
     /// Its number, if the devices lack some of its experts.
     number: Option<u32>,
 }
@@ -86,7 +86,7 @@ impl DecodePipeline {
         let mut n_routed = 0;
         let mut layer = |n_granules: usize| {
             n_routed += 1;
-            Layer { lane: n_routed % LANES, table: vec![0; n_experts * n_granules], graphs: None }
+            Layer { slot: n_routed % SLOTS, table: vec![0; n_experts * n_granules], graphs: None }
         };
         let layouts = model.weights.routed.iter().map(|l| l.as_ref().map(GranuleLayout::new));
         let n_granules = layouts.map(|layout| layout.map(|l| l.n_granules)).collect::<Vec<_>>();
@@ -95,12 +95,12 @@ impl DecodePipeline {
         let down =
             RouteParts::new(1, routing.k, n_experts).n_bytes() + 4 * (PARTS - 1) * hyper.n_embd;
         let table = 8 * n_experts * n_granules;
-        let lanes = [Lane::new(gpu, table, down)?, Lane::new(gpu, table, down)?];
+        let slots = [PipelineSlot::new(gpu, table, down)?, PipelineSlot::new(gpu, table, down)?];
         // Sums of all of a token's experts, and a table a granule as they land.
         let late = 4 * routing.k * hyper.n_embd + 8 * routing.k * n_granules * (n_granules + 1);
         let (late_up, late) = (Staging::new(gpu, late + (4 << 10), 0)?, Stream::urgent(gpu)?);
-        let (pinned, waits) = (Vec::with_capacity(LANES), Vec::with_capacity(LANES));
-        Ok(DecodePipeline { lanes, layers, pending: None, pinned, waits, late, late_up, number: 0 })
+        let (pinned, waits) = (Vec::with_capacity(SLOTS), Vec::with_capacity(SLOTS));
+        Ok(DecodePipeline { slots, layers, pending: None, pinned, waits, late, late_up, number: 0 })
     }
 
     /// Forgets what a pass that failed had queued; the devices have been waited for.
@@ -113,9 +113,9 @@ impl DecodePipeline {
     /// Lets a device go on that waits for a host that has failed.
     pub fn let_go(&self, pass: &Pass) -> Result<()> {
         let go = pass.slice(&pass.layout().ffn.lookup.go);
-        for (number, lane) in &self.waits {
+        for (number, slot) in &self.waits {
             // Where nothing is missing the look-up writes the word by itself, and nobody else may.
-            let [route, ..] = self.lanes[*lane].wait(&[pass.route_bytes().len(), 0, 0])?;
+            let [route, ..] = self.slots[*slot].wait(&[pass.route_bytes().len(), 0, 0])?;
             if pass.missing_in(route) > 0 {
                 self.late.upload_now(go, &number.to_le_bytes())?;
             }
@@ -133,30 +133,30 @@ impl Pass<'_> {
     /// Settles where the layer will find its experts, and tells the device: before anything of it
     /// is queued.
     pub fn pin_layer(&self, tools: &mut Tools, l: usize, tiers: &Tiers) -> Result<PinnedLayer> {
-        let DecodePipeline { lanes, layers, pending, pinned, number, .. } = &mut *tools.pipeline;
+        let DecodePipeline { slots, layers, pending, pinned, number, .. } = &mut *tools.pipeline;
         let (layer, stream) = (layers[l].as_mut().expect("a layer with experts"), self.stream());
-        let index = layer.lane;
-        assert!(pending.as_ref().is_none_or(|before| before.pinned.lane != index));
-        let lane = &mut lanes[index];
-        lane.addresses.resize(layer.table.len(), 0);
+        let index = layer.slot;
+        assert!(pending.as_ref().is_none_or(|before| before.pinned.slot != index));
+        let slot = &mut slots[index];
+        slot.addresses.resize(layer.table.len(), 0);
         match tiers.get(0).filter(|vram| vram.has(l)) {
-            Some(vram) => vram.pin_layer(l, &mut lane.addresses),
-            None => lane.addresses.fill(0),
+            Some(vram) => vram.pin_layer(l, &mut slot.addresses),
+            None => slot.addresses.fill(0),
         }
         for peer in &mut *tools.peers {
-            peer.pin_layer(tiers.get(peer.device()), l, index, &mut lane.addresses);
+            peer.pin_layer(tiers.get(peer.device()), l, index, &mut slot.addresses);
         }
         pinned.push(l);
-        if lane.addresses != layer.table {
-            lane.upload_table(stream, self.table(l))?;
-            layer.table.clone_from(&lane.addresses);
+        if slot.addresses != layer.table {
+            slot.upload_table(stream, self.table(l))?;
+            layer.table.clone_from(&slot.addresses);
         }
-        if lane.addresses.iter().all(|at| *at != 0) {
-            return Ok(PinnedLayer { lane: index, number: None });
+        if slot.addresses.iter().all(|at| *at != 0) {
+            return Ok(PinnedLayer { slot: index, number: None });
         }
         *number = number.wrapping_add(1);
-        lane.upload_number(stream, self.slice(&self.layout().ffn.lookup.pass), *number)?;
-        Ok(PinnedLayer { lane: index, number: Some(*number) })
+        slot.upload_number(stream, self.slice(&self.layout().ffn.lookup.pass), *number)?;
+        Ok(PinnedLayer { slot: index, number: Some(*number) })
     }
 
     /// u64 [experts, granules]
@@ -175,7 +175,7 @@ impl Pass<'_> {
         let layer = pipeline.layers[l].as_ref().expect("a layer with experts");
         // SAFETY: the router chooses among the layer's experts.
         unsafe { self.dev.ops.resolve.launch(self.stream(), &self.lookup(l))? };
-        pipeline.lanes[layer.lane].bring(self.stream(), 0, self.route_bytes())
+        pipeline.slots[layer.slot].bring(self.stream(), 0, self.route_bytes())
     }
 
     fn lookup(&self, l: usize) -> Lookup<'_> {
@@ -214,21 +214,21 @@ impl Pass<'_> {
         observer: &mut dyn Observer,
     ) -> Result<()> {
         let (stream, Tools { pipeline, peers, .. }) = (self.stream(), &mut *tools);
-        let lane = &pipeline.lanes[pinned.lane];
+        let slot = &pipeline.slots[pinned.slot];
         // What the host hears, before the experts: it can act while they are computed.
         let mut sizes = [self.route_bytes().len(), 0, 0];
         if pinned.number.is_some() || self.model.wants_activation(l) {
             let parts = [self.h(), self.x()];
             sizes[1..].copy_from_slice(&parts.map(|part| part.len()));
             for (at, part) in starts(&sizes).skip(1).zip(parts) {
-                lane.bring(stream, at, part)?;
+                slot.bring(stream, at, part)?;
             }
         }
-        stream.record(&lane.routed)?;
+        stream.record(&slot.routed)?;
         let (mut helping, shape) = (Vec::new(), self.shape(l));
         let routed = Routed { stream, h: self.h(), chosen: self.route().chosen };
         for peer in &mut **peers {
-            if peer.compute(pinned.lane, routed, (l, self.weights(l)), &shape)? {
+            if peer.compute(pinned.slot, routed, (l, self.weights(l)), &shape)? {
                 helping.push(peer);
             }
         }
@@ -242,7 +242,7 @@ impl Pass<'_> {
         }
         self.place_rows(&shape, helping)?;
         if let Some(number) = pinned.number {
-            pipeline.waits.push((number, pinned.lane));
+            pipeline.waits.push((number, pinned.slot));
             stream.wait_value(self.slice(&self.layout().ffn.lookup.go), number)?;
         }
         match graphs {
@@ -317,11 +317,11 @@ impl Pass<'_> {
     ) -> Result<()> {
         let Some(pending) = pending else { return Ok(()) };
         let tiers = self.dev.tiers.as_deref().expect("experts in VRAM");
-        let Pending { l, pinned: PinnedLayer { lane, number }, sizes, end } = pending;
+        let Pending { l, pinned: PinnedLayer { slot, number }, sizes, end } = pending;
         // After an error the layer stays pinned until the pass is given up: what is queued of it
         // still runs.
-        if self.hear(tools, l, lane, &sizes, observer)? > 0 {
-            self.late_experts(tools, l, lane)?;
+        if self.hear(tools, l, slot, &sizes, observer)? > 0 {
+            self.late_experts(tools, l, slot)?;
             let number = number.expect("what is whole lacks nothing");
             let go = self.slice(&self.layout().ffn.lookup.go);
             let DecodePipeline { late, late_up, .. } = &mut *tools.pipeline;
@@ -341,12 +341,12 @@ impl Pass<'_> {
         &self,
         tools: &mut Tools,
         l: usize,
-        lane: usize,
+        slot: usize,
         sizes: &[usize; PARTS],
         observer: &mut dyn Observer,
     ) -> Result<u32> {
         let Buffers { route, h, x, .. } = &mut *tools.b;
-        let [routed, hidden, stream] = tools.pipeline.lanes[lane].wait(sizes)?;
+        let [routed, hidden, stream] = tools.pipeline.slots[slot].wait(sizes)?;
         self.take_route(routed, route);
         let missing = self.missing_in(routed);
         if !hidden.is_empty() {

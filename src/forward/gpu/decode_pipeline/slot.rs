@@ -12,7 +12,7 @@ const TABLE_AT: usize = 64;
 
 /// Room for what goes up and comes down of every other layer. What a lane's last layer had there
 /// has been copied when the host has heard of it.
-pub struct Lane {
+pub struct PipelineSlot {
     up: Pinned,
     down: Pinned,
     /// After what comes down.
@@ -21,12 +21,12 @@ pub struct Lane {
     pub addresses: Vec<u64>,
 }
 
-impl Lane {
+impl PipelineSlot {
     /// For tables of so many bytes, and so many that come down.
-    pub fn new(gpu: &Device, table_bytes: usize, down_bytes: usize) -> Result<Lane> {
+    pub fn new(gpu: &Device, table_bytes: usize, down_bytes: usize) -> Result<PipelineSlot> {
         let pinned = |bytes| Pinned::of(gpu, bytes, PinnedKind::Cached, "a token's routing");
         let (up, down) = (pinned(TABLE_AT + table_bytes)?, pinned(down_bytes + 64 * PARTS)?);
-        Ok(Lane { up, down, routed: Event::new(gpu)?, addresses: Vec::new() })
+        Ok(PipelineSlot { up, down, routed: Event::new(gpu)?, addresses: Vec::new() })
     }
 
     /// Queues the upload of `addresses`.
