@@ -21,7 +21,7 @@ use crate::forward::gpu::expert_parallel::share::DeviceShare;
 use crate::forward::gpu::expert_parallel::workspace::{Bench, PeerLayout};
 use crate::model::weights::FfnWeights;
 use crate::model::{Bound, Model};
-use token::Lane;
+use token::TableUpload;
 
 pub struct Peer {
     /// Its number among the model's devices, from 1 on.
@@ -34,7 +34,7 @@ pub struct Peer {
     /// (`decode`).
     pass: Bench,
     late: Bench,
-    lanes: [Lane; 2],
+    tables: [TableUpload; 2],
 }
 
 /// What a layer's router on the first device saw and chose, and the stream that it is there after.
@@ -84,7 +84,7 @@ impl Peer {
             biases,
             pass: bench(n)?,
             late: bench(1)?,
-            lanes: [Lane::new(gpu, model)?, Lane::new(gpu, model)?],
+            tables: [TableUpload::new(gpu, model)?, TableUpload::new(gpu, model)?],
         })
     }
 

@@ -14,7 +14,7 @@ use crate::model::Model;
 use crate::model::weights::FfnWeights;
 
 /// A layer's table on its way up; those of two layers in turn.
-pub struct Lane {
+pub struct TableUpload {
     up: Pinned,
     /// The last one that was here has gone.
     copied: Event,
@@ -24,14 +24,14 @@ pub struct Lane {
     has_any: bool,
 }
 
-impl Lane {
-    pub fn new(gpu: &Device, model: &Model) -> Result<Lane> {
+impl TableUpload {
+    pub fn new(gpu: &Device, model: &Model) -> Result<TableUpload> {
         let layouts = model.weights.routed.iter().flatten().map(GranuleLayout::new);
         let n_granules = layouts.map(|layout| layout.n_granules).max().unwrap_or(0);
         let bytes = 8 * n_granules * model.hyper.routing.n_experts;
         let up = Pinned::of(gpu, bytes, PinnedKind::Cached, "a token's routing")?;
         let copied = Event::new(gpu)?;
-        Ok(Lane { up, copied, addresses: Vec::new(), has_any: false })
+        Ok(TableUpload { up, copied, addresses: Vec::new(), has_any: false })
     }
 
     /// Queues the upload of the table.
@@ -54,35 +54,35 @@ impl Lane {
 impl Peer {
     /// Pins its experts of a layer, if it has some, and puts its number in the place of their
     /// granules into the first device's table.
-    pub fn pin_layer(&mut self, vram: Option<&Vram>, l: usize, lane: usize, table: &mut [u64]) {
-        let lane = &mut self.lanes[lane];
-        lane.has_any = false;
+    pub fn pin_layer(&mut self, vram: Option<&Vram>, l: usize, upload: usize, table: &mut [u64]) {
+        let upload = &mut self.tables[upload];
+        upload.has_any = false;
         let Some(vram) = vram.filter(|vram| vram.has(l)) else { return };
-        lane.addresses.resize(table.len(), 0);
-        vram.pin_layer(l, &mut lane.addresses);
-        for (home, _) in table.iter_mut().zip(&lane.addresses).filter(|(_, at)| **at != 0) {
+        upload.addresses.resize(table.len(), 0);
+        vram.pin_layer(l, &mut upload.addresses);
+        for (home, _) in table.iter_mut().zip(&upload.addresses).filter(|(_, at)| **at != 0) {
             *home = self.device as u64;
-            lane.has_any = true;
+            upload.has_any = true;
         }
     }
 
     /// Queues its experts of what a token's router chose; false: it has none that are whole.
     pub fn compute(
         &mut self,
-        lane: usize,
+        upload: usize,
         routed: Routed,
         (l, w): (usize, &FfnWeights),
         shape: &DeviceShape,
     ) -> Result<bool> {
-        let Peer { ops, weights, biases, pass, lanes, .. } = self;
-        let lane = &lanes[lane];
-        if !lane.has_any {
+        let Peer { ops, weights, biases, pass, tables, .. } = self;
+        let upload = &tables[upload];
+        if !upload.has_any {
             return Ok(false);
         }
         let (k, n_granules) = (shape.k, shape.n_granules());
-        let table = 0..8 * lane.addresses.len();
+        let table = 0..8 * upload.addresses.len();
         let tables = pass.workspace.slice(&pass.layout.lookup.tables);
-        lane.upload(&pass.stream, tables.slice(table.clone()))?;
+        upload.upload(&pass.stream, tables.slice(table.clone()))?;
         pass.begin(ops, routed, w.expert.inputs(), (1, w.expert.n_embd))?;
         let Bench { stream, workspace, layout, .. } = pass;
         let table = workspace.slice(&layout.lookup.tables).slice(table);
@@ -90,7 +90,7 @@ impl Peer {
         let granules = workspace.slice(&layout.experts.granules).slice(0..8 * k * n_granules);
         let [missing, pass, go] = [&layout.lookup.missing, &layout.lookup.pass, &layout.lookup.go]
             .map(|word| workspace.slice(word));
-        let n_experts = lane.addresses.len() / n_granules;
+        let n_experts = upload.addresses.len() / n_granules;
         let homes = None;
         let lookup =
             Lookup { chosen, table, n_experts, n_granules, granules, homes, missing, pass, go };
