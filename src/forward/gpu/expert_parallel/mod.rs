@@ -8,7 +8,7 @@ mod staged_copy;
 mod token;
 mod workspace;
 
-pub use crate::forward::gpu::expert_parallel::staged_copy::Hop;
+pub use crate::forward::gpu::expert_parallel::staged_copy::StagedCopy;
 
 use super::acts::GpuActs;
 use super::experts::{Biases, ExpertContext};

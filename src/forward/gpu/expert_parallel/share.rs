@@ -5,7 +5,7 @@ use crate::backend::cpu::expert::Demand;
 use crate::backend::gpu::expert::{Chosen, ExpertShape as DeviceShape};
 use crate::backend::gpu::{DeviceSlice, Stream};
 use crate::forward::gpu::acts::GpuActs;
-use crate::forward::gpu::expert_parallel::Hop;
+use crate::forward::gpu::expert_parallel::StagedCopy;
 use crate::forward::gpu::experts::{Biases, ExpertContext, Few, Grouped};
 use crate::forward::gpu::upload::Staging;
 use std::ops::Range;
@@ -21,7 +21,7 @@ pub struct DeviceShare<'a> {
     pub biases: Option<Biases<'a>>,
     pub staging: &'a mut Staging,
     /// The way to the first device; none for that.
-    pub back: Option<&'a mut Hop>,
+    pub back: Option<&'a mut StagedCopy>,
 }
 
 /// The pairs of a call, of all devices.

@@ -15,20 +15,20 @@ struct Half {
     read: Event,
 }
 
-pub struct Hop {
+pub struct StagedCopy {
     memory: Pinned,
     halves: [Half; 2],
     turn: usize,
 }
 
-impl Hop {
+impl StagedCopy {
     /// Of twice as many bytes as go over at once; more go one after the other.
-    pub fn new(from: &Device, to: &Device, bytes: usize) -> Result<Hop> {
+    pub fn new(from: &Device, to: &Device, bytes: usize) -> Result<StagedCopy> {
         let half_bytes = bytes.max(1).next_multiple_of(ALIGN);
         let what = "the GPU-to-GPU staging buffer";
         let memory = Pinned::of(from, 2 * half_bytes, PinnedKind::Cached, what)?;
         let half = || Ok(Half { written: Event::new(from)?, read: Event::new(to)? });
-        Ok(Hop { memory, halves: [half()?, half()?], turn: 0 })
+        Ok(StagedCopy { memory, halves: [half()?, half()?], turn: 0 })
     }
 
     /// Queues copies of pieces, each (from, to) of one size, after what both streams have queued.
@@ -90,7 +90,7 @@ impl Hop {
     }
 }
 
-impl Drop for Hop {
+impl Drop for StagedCopy {
     fn drop(&mut self) {
         // The end of the memory waits for one device alone. One that is lost copies nothing more.
         for half in &self.halves {
@@ -116,15 +116,15 @@ mod tests {
             let streams = [0, 1].map(|i: usize| Stream::new(&gpus[i]).unwrap());
             let buffers = [0, 1].map(|i: usize| DeviceBuffer::new(&gpus[i], N).unwrap());
             let ([from, to], [source, target]) = (&streams, &buffers);
-            let mut hop = Hop::new(&gpus[0], &gpus[1], 100).unwrap();
+            let mut copy = StagedCopy::new(&gpus[0], &gpus[1], 100).unwrap();
             for round in 1..4u8 {
                 let sent: Vec<u8> = (0..N).map(|i| (i as u8).wrapping_mul(round)).collect();
                 from.upload_now(source.all(), &sent).unwrap();
                 let piece = |at: usize, end: usize, to: usize| {
                     (source.slice(at..end), target.slice(to..to + end - at))
                 };
-                hop.carry(from, to, &[piece(0, 300, 700), piece(300, 301, 0)]).unwrap();
-                hop.carry(from, to, &[piece(301, N, 1), piece(5, 5, 5)]).unwrap();
+                copy.carry(from, to, &[piece(0, 300, 700), piece(300, 301, 0)]).unwrap();
+                copy.carry(from, to, &[piece(301, N, 1), piece(5, 5, 5)]).unwrap();
                 let mut got = vec![0; N];
                 to.download_now(&mut got, target.all()).unwrap();
                 let expected = [&sent[300..301], &sent[301..], &sent[..300]].concat();

@@ -6,7 +6,7 @@ use super::super::ops::Ops;
 use super::Routed;
 use crate::Result;
 use crate::backend::gpu::{Device, Stream};
-use crate::forward::gpu::expert_parallel::staged_copy::Hop;
+use crate::forward::gpu::expert_parallel::staged_copy::StagedCopy;
 use crate::forward::gpu::upload::Staging;
 use crate::forward::gpu::workspace::{
     BumpLayout, ByteRange, ExpertLayout, ExpertSizes, LookupLayout, Workspace,
@@ -60,8 +60,8 @@ pub struct Bench {
     pub layout: PeerLayout,
     /// For what the host sends up.
     pub staging: Staging,
-    pub there: Hop,
-    pub back: Hop,
+    pub there: StagedCopy,
+    pub back: StagedCopy,
 }
 
 impl Bench {
@@ -80,8 +80,9 @@ impl Bench {
         let largest = layout.experts.granules.len().max(layout.experts.tokens.len());
         let staging = Staging::new(gpu, STAGING_BYTES.max(largest), 0)?;
         let row = 4 * hyper.n_embd;
-        let there = Hop::new(first, gpu, layout.h.len() + layout.chosen.len() + row)?;
-        let back = Hop::new(gpu, first, layout.experts.partial.len().min(BACK_BYTES.max(row)))?;
+        let there = StagedCopy::new(first, gpu, layout.h.len() + layout.chosen.len() + row)?;
+        let back =
+            StagedCopy::new(gpu, first, layout.experts.partial.len().min(BACK_BYTES.max(row)))?;
         Ok(Bench { stream, workspace, layout, staging, there, back })
     }
 
