@@ -18,7 +18,7 @@ use super::weights::{GpuWeights, Packer};
 use crate::Result;
 use crate::backend::gpu::{Device, DeviceSlice, Stream};
 use crate::forward::gpu::expert_parallel::share::DeviceShare;
-use crate::forward::gpu::expert_parallel::workspace::{Bench, PeerLayout};
+use crate::forward::gpu::expert_parallel::workspace::{PeerLayout, PeerWorkspace};
 use crate::model::weights::FfnWeights;
 use crate::model::{Bound, Model};
 use token::TableUpload;
@@ -32,8 +32,8 @@ pub struct Peer {
     biases: Vec<Option<GpuBiases>>,
     /// In step with the layers of a pass, and beside them for what a token's layer lacked
     /// (`decode`).
-    pass: Bench,
-    late: Bench,
+    pass: PeerWorkspace,
+    late: PeerWorkspace,
     tables: [TableUpload; 2],
 }
 
@@ -73,17 +73,17 @@ impl Peer {
         let layers = 0..model.hyper.n_layers;
         let biases = layers.map(|l| if experts(l) { packer.routed_biases(l) } else { None });
         let biases = biases.collect();
-        let bench = |n| {
+        let workspace = |n| {
             let layout = PeerLayout::new(&model.hyper, &model.weights, n);
-            Bench::new((first, gpu), &model.hyper, layout)
+            PeerWorkspace::new((first, gpu), &model.hyper, layout)
         };
         Ok(Peer {
             device,
             ops: Ops::load(gpu)?,
             weights: packer.upload(gpu)?,
             biases,
-            pass: bench(n)?,
-            late: bench(1)?,
+            pass: workspace(n)?,
+            late: workspace(1)?,
             tables: [TableUpload::new(gpu, model)?, TableUpload::new(gpu, model)?],
         })
     }
@@ -109,14 +109,14 @@ impl Peer {
         n: usize,
     ) -> Result<DeviceShare<'_>> {
         let Peer { device, ops, weights, biases, pass, late, .. } = self;
-        let bench = if is_late { late } else { pass };
+        let workspace = if is_late { late } else { pass };
         if is_late {
             // Free again: what came late to the layer before is over when this one is heard of.
-            bench.staging.wait(&bench.stream)?;
+            workspace.staging.wait(&workspace.stream)?;
         }
         let (shape, inputs) = ((n, w.expert.n_embd), w.expert.inputs());
-        bench.begin(ops, routed, inputs, shape)?;
-        let Bench { stream, workspace, layout, staging, back, .. } = bench;
+        workspace.begin(ops, routed, inputs, shape)?;
+        let PeerWorkspace { stream, workspace, layout, staging, back, .. } = workspace;
         let chosen = workspace.slice(&layout.chosen).slice(0..routed.chosen.len());
         let acts = GpuActs::at(w.expert.inputs(), shape, workspace.slice(&layout.acts));
         let biases = biases[l].as_ref().map(|b| Biases::new(weights, b));

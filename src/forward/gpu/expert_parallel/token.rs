@@ -9,7 +9,7 @@ use crate::backend::gpu::expert::{Chosen, ExpertShape as DeviceShape};
 use crate::backend::gpu::slots::Lookup;
 use crate::backend::gpu::{Device, DeviceSlice, Event, Pinned, PinnedKind, Stream};
 use crate::experts::vram::{GranuleLayout, Vram};
-use crate::forward::gpu::expert_parallel::workspace::Bench;
+use crate::forward::gpu::expert_parallel::workspace::PeerWorkspace;
 use crate::model::Model;
 use crate::model::weights::FfnWeights;
 
@@ -84,7 +84,7 @@ impl Peer {
         let tables = pass.workspace.slice(&pass.layout.lookup.tables);
         upload.upload(&pass.stream, tables.slice(table.clone()))?;
         pass.begin(ops, routed, w.expert.inputs(), (1, w.expert.n_embd))?;
-        let Bench { stream, workspace, layout, .. } = pass;
+        let PeerWorkspace { stream, workspace, layout, .. } = pass;
         let table = workspace.slice(&layout.lookup.tables).slice(table);
         let chosen = workspace.words(&layout.chosen, k);
         let granules = workspace.slice(&layout.experts.granules).slice(0..8 * k * n_granules);
@@ -109,7 +109,7 @@ impl Peer {
     /// The token's sums go to `rows` of the first device, f32 [k, n_embd]; those of other devices'
     /// experts mean nothing.
     pub fn give_back(&mut self, first: &Stream, rows: DeviceSlice) -> Result<()> {
-        let Bench { stream, workspace, layout, back, .. } = &mut self.pass;
+        let PeerWorkspace { stream, workspace, layout, back, .. } = &mut self.pass;
         let partial = workspace.slice(&layout.experts.partial).slice(0..rows.len());
         back.carry(stream, first, &[(partial, rows)])
     }

@@ -54,7 +54,7 @@ impl PeerLayout {
     }
 }
 
-pub struct Bench {
+pub struct PeerWorkspace {
     pub stream: Stream,
     pub workspace: Workspace,
     pub layout: PeerLayout,
@@ -64,12 +64,12 @@ pub struct Bench {
     pub back: StagedCopy,
 }
 
-impl Bench {
+impl PeerWorkspace {
     pub fn new(
         (first, gpu): (&Device, &Device),
         hyper: &HyperParams,
         layout: PeerLayout,
-    ) -> Result<Bench> {
+    ) -> Result<PeerWorkspace> {
         let stream = Stream::urgent(gpu)?;
         let workspace = Workspace::of(gpu, layout.n_bytes())?;
         // Rows come back whole, also of pairs that others compute; a look-up reads its number.
@@ -83,7 +83,7 @@ impl Bench {
         let there = StagedCopy::new(first, gpu, layout.h.len() + layout.chosen.len() + row)?;
         let back =
             StagedCopy::new(gpu, first, layout.experts.partial.len().min(BACK_BYTES.max(row)))?;
-        Ok(Bench { stream, workspace, layout, staging, there, back })
+        Ok(PeerWorkspace { stream, workspace, layout, staging, there, back })
     }
 
     /// What the router saw and chose comes from the first device, and is stored as `types` read it.
@@ -94,7 +94,7 @@ impl Bench {
         types: impl IntoIterator<Item = TensorType>,
         shape: (usize, usize),
     ) -> Result<()> {
-        let Bench { stream, workspace, layout, there, .. } = self;
+        let PeerWorkspace { stream, workspace, layout, there, .. } = self;
         let Routed { stream: from, h, chosen } = routed;
         let to = |place: &ByteRange, len: usize| workspace.slice(place).slice(0..len);
         let h_here = to(&layout.h, h.len());
