@@ -33,7 +33,7 @@ pub struct Hybrid {
     all: Demand,
     on_cpu: Demand,
     /// Those of each device, and the experts that the CPU computes.
-    portions: Vec<Portion>,
+    batches: Vec<DeviceBatch>,
     cpu: Vec<u32>,
     /// [tokens, k]: `NO_EXPERT` where it is not of this call, or not the CPU's.
     chosen: Vec<u32>,
@@ -46,7 +46,7 @@ pub struct Hybrid {
 
 /// What one device computes.
 #[derive(Default)]
-struct Portion {
+struct DeviceBatch {
     experts: Vec<u32>,
     table: Vec<u64>,
     work: Acquisition,
@@ -68,15 +68,15 @@ struct Call<'a> {
 impl Hybrid {
     /// `cpu_share`: see `GpuOptions`.
     pub fn new(cpu_share: Option<f32>, n_devices: usize) -> Hybrid {
-        let portions = (0..n_devices).map(|_| Portion::default()).collect();
-        Hybrid { placer: Placer::new(cpu_share), portions, ..Hybrid::default() }
+        let batches = (0..n_devices).map(|_| DeviceBatch::default()).collect();
+        Hybrid { placer: Placer::new(cpu_share), batches, ..Hybrid::default() }
     }
 
     /// Gives back what a pass that failed had acquired. The devices have been waited for.
     pub fn give_up(&mut self, tiers: &Tiers) {
-        for (device, portion) in self.portions.iter_mut().enumerate() {
+        for (device, batch) in self.batches.iter_mut().enumerate() {
             if let Some(vram) = tiers.get(device) {
-                vram.release(&mut portion.work, None);
+                vram.release(&mut batch.work, None);
             }
         }
     }
@@ -94,9 +94,9 @@ impl Hybrid {
 
     /// Who computes what: devices what they have, and of the rest what is there sooner.
     fn divide(&mut self, tiers: Option<&Tiers>, l: usize) {
-        for portion in &mut self.portions {
-            portion.experts.clear();
-            portion.left = 0;
+        for batch in &mut self.batches {
+            batch.experts.clear();
+            batch.left = 0;
         }
         self.cpu.clear();
         let Some(tiers) = tiers else {
@@ -106,7 +106,7 @@ impl Hybrid {
         self.missing.clear();
         for (slot, &expert) in self.all.experts.iter().enumerate() {
             if tiers.is_whole(l, expert) {
-                self.portions[tiers.device(l, expert)].experts.push(expert);
+                self.batches[tiers.device(l, expert)].experts.push(expert);
                 continue;
             }
             let n_tokens = self.all.pairs(slot).len() as f64;
@@ -119,7 +119,7 @@ impl Hybrid {
         let moment = Moment { missing: &self.missing, load_ns, delay_ns };
         self.placer.place(&moment, &mut self.schedule);
         for expert in &self.schedule.upload {
-            self.portions[tiers.device(l, *expert)].experts.push(*expert);
+            self.batches[tiers.device(l, *expert)].experts.push(*expert);
         }
         self.cpu.extend(&self.schedule.cpu);
     }
@@ -127,7 +127,7 @@ impl Hybrid {
     /// Rows of `partial` that a device's pairs have, in ascending order.
     fn runs(&self, device: usize, is_grouped: bool) -> Vec<Range<usize>> {
         let mut rows = Vec::new();
-        for expert in &self.portions[device].experts {
+        for expert in &self.batches[device].experts {
             let pairs = self.all.pairs(self.all.slot(*expert));
             rows.extend(pairs.map(|pair| if is_grouped { pair } else { self.place_of[pair] }));
         }
@@ -169,8 +169,8 @@ impl<'a> Pass<'a> {
         let is_grouped = is_grouped(&w.expert, self.n);
         if is_grouped {
             // In the order of the pairs, so that what lands together has pairs close together.
-            for portion in &mut hybrid.portions {
-                portion.experts.sort_unstable_by_key(|expert| hybrid.all.slot(*expert));
+            for batch in &mut hybrid.batches {
+                batch.experts.sort_unstable_by_key(|expert| hybrid.all.slot(*expert));
             }
         }
         let n_pairs = if is_grouped { hybrid.all.n_pairs() } else { self.n * routing.k };
@@ -251,11 +251,11 @@ impl<'a> Pass<'a> {
     /// Pins what devices compute, so that all links begin.
     fn acquire(&self, hybrid: &mut Hybrid, call: &Call) {
         let Some(tiers) = call.tiers else { return };
-        for (device, portion) in hybrid.portions.iter_mut().enumerate() {
-            portion.left = portion.experts.len() * call.shape.n_granules();
-            if portion.left > 0 {
+        for (device, batch) in hybrid.batches.iter_mut().enumerate() {
+            batch.left = batch.experts.len() * call.shape.n_granules();
+            if batch.left > 0 {
                 let vram = tiers.get(device).expect("it has experts to compute");
-                vram.acquire(call.l, &portion.experts, call.access, &mut portion.work);
+                vram.acquire(call.l, &batch.experts, call.access, &mut batch.work);
             }
         }
     }
@@ -272,7 +272,7 @@ impl<'a> Pass<'a> {
         let routed = Routed { stream: first.context.stream, h: self.h(), chosen: first.chosen };
         let mut shares = vec![first];
         for peer in peers {
-            if hybrid.portions[peer.device()].left > 0 {
+            if hybrid.batches[peer.device()].left > 0 {
                 shares.push(peer.share(is_late, routed, (call.l, call.w), self.n)?);
             }
         }
@@ -294,7 +294,7 @@ impl<'a> Pass<'a> {
     ) -> Result<()> {
         // What is there can be computed while the CPU computes.
         for share in &mut *shares {
-            let mut experts = hybrid.portions[share.device].experts.iter();
+            let mut experts = hybrid.batches[share.device].experts.iter();
             let is_whole = |e: &u32| call.vram(share.device).is_whole(call.l, *e);
             if experts.any(is_whole) {
                 next_granules(share, hybrid, call)?;
@@ -306,9 +306,9 @@ impl<'a> Pass<'a> {
             self.foresee_after(call, &hybrid.all);
         }
         // Each in turn: while one is waited for, the others' links and kernels go on.
-        while hybrid.portions.iter().any(|portion| portion.left > 0) {
+        while hybrid.batches.iter().any(|batch| batch.left > 0) {
             for share in &mut *shares {
-                if hybrid.portions[share.device].left > 0 {
+                if hybrid.batches[share.device].left > 0 {
                     next_granules(share, hybrid, call)?;
                 }
             }
@@ -320,10 +320,10 @@ impl<'a> Pass<'a> {
             share.give_back(to, call.pairs(hybrid), &runs)?;
         }
         for share in shares {
-            let portion = &mut hybrid.portions[share.device];
-            if !portion.experts.is_empty() {
+            let batch = &mut hybrid.batches[share.device];
+            if !batch.experts.is_empty() {
                 let end = Fence::after(share.context.stream)?;
-                call.vram(share.device).release(&mut portion.work, Some(&end));
+                call.vram(share.device).release(&mut batch.work, Some(&end));
             }
         }
         Ok(())
@@ -421,8 +421,8 @@ impl Call<'_> {
 fn next_granules(share: &mut DeviceShare, hybrid: &mut Hybrid, call: &Call) -> Result<()> {
     // What was handed out before is given back by this.
     let end = Fence::after(share.context.stream)?;
-    let Hybrid { all, portions, place_of, .. } = hybrid;
-    let Portion { work, table, left, .. } = &mut portions[share.device];
+    let Hybrid { all, batches, place_of, .. } = hybrid;
+    let DeviceBatch { work, table, left, .. } = &mut batches[share.device];
     let vram = call.vram(share.device);
     let more = vram.next_ready(work, Some(&end))?;
     assert!(more, "granules that were demanded and never came");
