@@ -55,7 +55,7 @@ struct DeviceBatch {
 }
 
 /// One layer's call.
-struct Call<'a> {
+struct LayerCall<'a> {
     l: usize,
     w: &'a FfnWeights,
     shape: DeviceShape,
@@ -235,11 +235,11 @@ impl<'a> Pass<'a> {
         (is_grouped, n_pairs): (bool, usize),
         access: Access,
         tiers: Option<&'a Tiers>,
-    ) -> Call<'a> {
+    ) -> LayerCall<'a> {
         let (w, k) = (self.weights(l), self.hyper().routing.k);
         let layout = self.dev.layouts[l].expect("a layer with experts");
         let shape = device_shape(&layout, &w.expert, k);
-        Call { l, w, shape, is_grouped, n_pairs, access, tiers }
+        LayerCall { l, w, shape, is_grouped, n_pairs, access, tiers }
     }
 
     /// Of the first device.
@@ -249,7 +249,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Pins what devices compute, so that all links begin.
-    fn acquire(&self, hybrid: &mut Hybrid, call: &Call) {
+    fn acquire(&self, hybrid: &mut Hybrid, call: &LayerCall) {
         let Some(tiers) = call.tiers else { return };
         for (device, batch) in hybrid.batches.iter_mut().enumerate() {
             batch.left = batch.experts.len() * call.shape.n_granules();
@@ -266,7 +266,7 @@ impl<'a> Pass<'a> {
         first: DeviceShare<'b>,
         hybrid: &Hybrid,
         peers: &'b mut [Peer],
-        call: &Call,
+        call: &LayerCall,
         is_late: bool,
     ) -> Result<Vec<DeviceShare<'b>>> {
         let routed = Routed { stream: first.context.stream, h: self.h(), chosen: first.chosen };
@@ -290,7 +290,7 @@ impl<'a> Pass<'a> {
         shares: &mut [DeviceShare],
         hybrid: &mut Hybrid,
         (cpu, b): (&Cpu, &mut Buffers),
-        call: &Call,
+        call: &LayerCall,
     ) -> Result<()> {
         // What is there can be computed while the CPU computes.
         for share in &mut *shares {
@@ -330,7 +330,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Once everything of this layer is demanded.
-    fn foresee_after(&self, call: &Call, all: &Demand) {
+    fn foresee_after(&self, call: &LayerCall, all: &Demand) {
         if call.access == Access::Prompt {
             self.model.foresee_after(call.l, all.experts.len());
         }
@@ -342,7 +342,7 @@ impl<'a> Pass<'a> {
         first: &mut DeviceShare,
         hybrid: &mut Hybrid,
         (cpu, b): (&Cpu, &mut Buffers),
-        call: &Call,
+        call: &LayerCall,
     ) -> Result<()> {
         let (start, shape) = (Instant::now(), &call.w.expert);
         for expert in &mut hybrid.chosen {
@@ -405,20 +405,20 @@ impl<'a> Pass<'a> {
     }
 }
 
-impl Call<'_> {
+impl LayerCall<'_> {
     /// The tier of a device that has something to compute.
     fn vram(&self, device: usize) -> &Vram {
         self.tiers.and_then(|tiers| tiers.get(device)).expect("it has experts to compute")
     }
 
     fn pairs<'b>(&'b self, hybrid: &'b Hybrid) -> Pairs<'b> {
-        let Call { ref shape, is_grouped, n_pairs, .. } = *self;
+        let LayerCall { ref shape, is_grouped, n_pairs, .. } = *self;
         Pairs { demand: &hybrid.all, shape, is_grouped, n_pairs }
     }
 }
 
 /// Computes the granules that are in a device's memory now, waiting for some if there are none.
-fn next_granules(share: &mut DeviceShare, hybrid: &mut Hybrid, call: &Call) -> Result<()> {
+fn next_granules(share: &mut DeviceShare, hybrid: &mut Hybrid, call: &LayerCall) -> Result<()> {
     // What was handed out before is given back by this.
     let end = Fence::after(share.context.stream)?;
     let Hybrid { all, batches, place_of, .. } = hybrid;
@@ -443,7 +443,7 @@ fn next_granules(share: &mut DeviceShare, hybrid: &mut Hybrid, call: &Call) -> R
         }
     }
     *left -= work.n_handed();
-    let Call { ref shape, is_grouped, n_pairs, .. } = *call;
+    let LayerCall { ref shape, is_grouped, n_pairs, .. } = *call;
     let pairs = Pairs { demand: all, shape, is_grouped, n_pairs };
     // SAFETY: addresses are those of granules that the work holds until the device is done with
     // them; the router chose the experts among those that there are.
