@@ -5,7 +5,7 @@
 use super::acts::GpuActs;
 use super::experts::{Biases, ExpertContext, device_shape, is_grouped};
 use super::pass::Pass;
-use super::placement::{Moment, Placer};
+use super::placement::{PlacementInput, Placer};
 use crate::Result;
 use crate::backend::cpu::Cpu;
 use crate::backend::cpu::acts::Kinds;
@@ -116,8 +116,8 @@ impl Hybrid {
             return;
         }
         let (load_ns, delay_ns) = link_ns(tiers, l, &self.missing);
-        let moment = Moment { missing: &self.missing, load_ns, delay_ns };
-        self.placer.place(&moment, &mut self.schedule);
+        let input = PlacementInput { missing: &self.missing, load_ns, delay_ns };
+        self.placer.place(&input, &mut self.schedule);
         for expert in &self.schedule.upload {
             self.batches[tiers.device(l, *expert)].experts.push(*expert);
         }

@@ -14,7 +14,7 @@ use crate::policy::{Missing, Placement, PreSched, Schedule, Timer, View};
 
 /// What a layer misses, and how things are when that is known.
 #[derive(Clone, Copy, Debug)]
-pub struct Moment<'a> {
+pub struct PlacementInput<'a> {
     /// Of the layer itself, distinct, in any order.
     pub missing: &'a [Missing],
     /// Bringing one expert, ns; `None` while that is not known.
@@ -39,13 +39,13 @@ impl Placer {
     }
 
     /// Replaces the contents of `out`: each missing expert is in `upload` or in `cpu`.
-    pub fn place(&mut self, moment: &Moment, out: &mut Schedule) {
-        let Moment { missing, load_ns, delay_ns } = *moment;
+    pub fn place(&mut self, input: &PlacementInput, out: &mut Schedule) {
+        let PlacementInput { missing, load_ns, delay_ns } = *input;
         if let Some(share) = self.share {
             return split(missing, out, |m| on_cpu(m.expert, share));
         }
         let (Some((a, b)), Some(load_ns)) = (self.cpu.fit(), load_ns) else {
-            return self.try_out(moment, out);
+            return self.try_out(input, out);
         };
         let timer = Timer { cpu_token_ns: a, cpu_start_ns: b, load_ns, attention_ns: 0.0 };
         let view = View { timer, current: missing, predicted: &[], delay_ns, p_hit: 0.0 };
@@ -54,8 +54,8 @@ impl Placer {
 
     /// What takes an unknown time gets one expert, so that it is known: the CPU the lightest, the
     /// link the heaviest. Alone, an expert goes to the CPU first.
-    fn try_out(&self, moment: &Moment, out: &mut Schedule) {
-        let Moment { missing, load_ns, .. } = *moment;
+    fn try_out(&self, input: &PlacementInput, out: &mut Schedule) {
+        let PlacementInput { missing, load_ns, .. } = *input;
         let weight = |m: &&Missing| (m.n_tokens, std::cmp::Reverse(m.expert));
         let by_weight = |a: &&Missing, b: &&Missing| {
             weight(a).partial_cmp(&weight(b)).expect("tokens are numbers")
@@ -97,13 +97,13 @@ mod tests {
         tokens.iter().enumerate().map(missing).collect()
     }
 
-    fn moment(missing: &[Missing], load_ns: Option<f64>) -> Moment<'_> {
-        Moment { missing, load_ns, delay_ns: 0.0 }
+    fn input(missing: &[Missing], load_ns: Option<f64>) -> PlacementInput<'_> {
+        PlacementInput { missing, load_ns, delay_ns: 0.0 }
     }
 
-    fn place(placer: &mut Placer, moment: &Moment) -> (Vec<u32>, Vec<u32>) {
+    fn place(placer: &mut Placer, input: &PlacementInput) -> (Vec<u32>, Vec<u32>) {
         let mut out = Schedule { cpu: vec![99], upload: vec![99], prefetch: vec![(9, 9)] };
-        placer.place(moment, &mut out);
+        placer.place(input, &mut out);
         assert_eq!(out.prefetch, []);
         (out.cpu, out.upload)
     }
@@ -116,12 +116,12 @@ mod tests {
         }
         let missing = missing(&[1, 30, 2, 20]);
         // As in PreSched's own test: 100 < 610 and 200 < 290, but not 300 < 70.
-        let (cpu, upload) = place(&mut placer, &moment(&missing, Some(100.0)));
+        let (cpu, upload) = place(&mut placer, &input(&missing, Some(100.0)));
         assert_eq!((cpu, upload), (vec![2, 0], vec![1, 3]));
         // A slow link leaves all to the CPU, one that costs nothing takes all.
-        let (cpu, _) = place(&mut placer, &moment(&missing, Some(1e6)));
+        let (cpu, _) = place(&mut placer, &input(&missing, Some(1e6)));
         assert_eq!(cpu.len(), 4);
-        let (cpu, _) = place(&mut placer, &moment(&missing, Some(0.001)));
+        let (cpu, _) = place(&mut placer, &input(&missing, Some(0.001)));
         assert_eq!(cpu.len(), 0);
     }
 
@@ -129,13 +129,13 @@ mod tests {
     fn what_is_not_known_is_tried_with_one_expert() {
         let mut placer = Placer::default();
         let three = missing(&[5, 7, 1]);
-        assert_eq!(place(&mut placer, &moment(&three, None)), (vec![0, 2], vec![1]));
-        assert_eq!(place(&mut placer, &moment(&three[..1], None)), (vec![0], vec![]));
-        assert_eq!(place(&mut placer, &moment(&three, Some(50.0))), (vec![2], vec![0, 1]));
+        assert_eq!(place(&mut placer, &input(&three, None)), (vec![0, 2], vec![1]));
+        assert_eq!(place(&mut placer, &input(&three[..1], None)), (vec![0], vec![]));
+        assert_eq!(place(&mut placer, &input(&three, Some(50.0))), (vec![2], vec![0, 1]));
         placer.cpu.observe(1, 10.0);
-        assert_eq!(place(&mut placer, &moment(&three, None)), (vec![0, 2], vec![1]));
-        assert_eq!(place(&mut placer, &moment(&three[..1], None)), (vec![], vec![0]));
-        assert_eq!(place(&mut placer, &moment(&[], None)), (vec![], vec![]));
+        assert_eq!(place(&mut placer, &input(&three, None)), (vec![0, 2], vec![1]));
+        assert_eq!(place(&mut placer, &input(&three[..1], None)), (vec![], vec![0]));
+        assert_eq!(place(&mut placer, &input(&[], None)), (vec![], vec![]));
     }
 
     #[test]
@@ -145,12 +145,12 @@ mod tests {
         for share in [0.0, 0.1, 0.25, 0.5, 0.75, 1.0] {
             let mut placer = Placer::new(Some(share));
             placer.cpu.observe(1, 1.0);
-            let (cpu, upload) = place(&mut placer, &moment(&all, Some(1e9)));
+            let (cpu, upload) = place(&mut placer, &input(&all, Some(1e9)));
             assert!((cpu.len() as f32 - 128.0 * share).abs() <= 2.0, "{share}: {}", cpu.len());
             assert_eq!(cpu.len() + upload.len(), 128);
             // By id, and no expert changes sides when the share grows.
             assert!(before.iter().all(|expert| cpu.contains(expert)));
-            let (some, _) = place(&mut placer, &moment(&all[5..9], None));
+            let (some, _) = place(&mut placer, &input(&all[5..9], None));
             assert!((5..9).all(|expert| some.contains(&expert) == cpu.contains(&expert)));
             before = cpu;
         }
@@ -168,12 +168,12 @@ mod tests {
             let missing = missing(&tokens);
             let mut placer = Placer::new(share);
             observed.iter().for_each(|(n, ns)| placer.cpu.observe(*n, *ns));
-            let moment = Moment { delay_ns, ..moment(&missing, load_ns) };
-            let (cpu, upload) = place(&mut placer, &moment);
+            let input = PlacementInput { delay_ns, ..input(&missing, load_ns) };
+            let (cpu, upload) = place(&mut placer, &input);
             let mut all = [&cpu[..], &upload].concat();
             all.sort_unstable();
             prop_assert_eq!(all, (0..tokens.len() as u32).collect::<Vec<_>>());
-            prop_assert_eq!((cpu, upload), place(&mut placer, &moment));
+            prop_assert_eq!((cpu, upload), place(&mut placer, &input));
         }
     }
 }
