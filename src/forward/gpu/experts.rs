@@ -75,13 +75,13 @@ pub struct ExpertContext<'a> {
 }
 
 /// Pairs of few tokens. Pair `t·k + rank`.
-pub struct Few<'a> {
+pub struct DecodePairs<'a> {
     pub shape: &'a DeviceShape,
     pub chosen: Chosen<'a>,
 }
 
 /// Pairs sorted by expert. An *item* is an expert of the demand.
-pub struct Grouped<'a> {
+pub struct GroupedPairs<'a> {
     pub shape: &'a DeviceShape,
     pub n_items: usize,
     pub n_pairs: usize,
@@ -118,18 +118,23 @@ impl<'a> ExpertContext<'a> {
     /// # Safety
     /// When it runs, the table holds 0 or addresses of granules of this shape, and experts with
     /// biases are among theirs.
-    pub unsafe fn few(&self, few: &Few, biases: Option<&Biases>, acts: &GpuActs) -> Result<()> {
+    pub unsafe fn decode_pairs(
+        &self,
+        decode_pairs: &DecodePairs,
+        biases: Option<&Biases>,
+        acts: &GpuActs,
+    ) -> Result<()> {
         let (experts, stream) = (&self.ops.experts, self.stream);
-        let (shape, n_pairs) = (few.shape, few.chosen.n_pairs);
+        let (shape, n_pairs) = (decode_pairs.shape, decode_pairs.chosen.n_pairs);
         let biases = biases.map(|b| b.all);
         let inner = self.workspace.words(&self.layout.inner, n_pairs * shape.n_ff);
         let x = |ty| acts.view(ty);
         // SAFETY: the caller's promise, passed on.
-        unsafe { experts.gate_up(stream, shape, few.chosen, biases, x, inner)? };
+        unsafe { experts.gate_up(stream, shape, decode_pairs.chosen, biases, x, inner)? };
         let inner = self.inner_acts(shape, (n_pairs, 0..n_pairs), inner)?;
         let partial = self.partial(shape, n_pairs);
         // SAFETY: as above.
-        unsafe { experts.down(stream, shape, few.chosen, biases, inner, partial) }
+        unsafe { experts.down(stream, shape, decode_pairs.chosen, biases, inner, partial) }
     }
 
     /// What down reads of all pairs, made anew of `inner` for those of `pairs`.
@@ -161,38 +166,41 @@ impl<'a> ExpertContext<'a> {
     /// # Safety
     /// As `few`; `starts` ascends to `n_pairs`, items have at most `max_pairs`, and `tokens` are
     /// among those of the pass.
-    pub unsafe fn grouped(
+    pub unsafe fn grouped_pairs(
         &self,
-        grouped: &Grouped,
+        grouped_pairs: &GroupedPairs,
         biases: Option<&Biases>,
         acts: &GpuActs,
         granules: Range<usize>,
     ) -> Result<()> {
-        let (shape, f) = (grouped.shape, self.layout);
-        let n = grouped.n_pairs * shape.n_ff;
+        let (shape, f) = (grouped_pairs.shape, self.layout);
+        let n = grouped_pairs.n_pairs * shape.n_ff;
         let [gate, up, inner] =
             [&f.gate, &f.up, &f.inner].map(|place| self.workspace.words(place, n));
         let gated = shape.activation.is_gated();
         for g in granules.clone() {
             let up_bias = biases.and_then(|b| b.up(g));
             // SAFETY: the caller's promise, passed on.
-            unsafe { self.rows_of(grouped, g, (shape.up, shape.up_at), up_bias, acts, up)? };
+            unsafe { self.rows_of(grouped_pairs, g, (shape.up, shape.up_at), up_bias, acts, up)? };
             if gated {
                 let bias = biases.and_then(|b| b.gate(g));
                 // SAFETY: as above.
-                unsafe { self.rows_of(grouped, g, (shape.gate, shape.gate_at), bias, acts, gate)? };
+                unsafe {
+                    self.rows_of(grouped_pairs, g, (shape.gate, shape.gate_at), bias, acts, gate)?
+                };
             }
         }
-        let rows = |all| inner_rows(shape, all, &grouped.pairs);
+        let rows = |all| inner_rows(shape, all, &grouped_pairs.pairs);
         let (gate, activated) = (gated.then(|| rows(gate)), rows(inner));
         self.ops.activate.gated(self.stream, shape.activation, gate, rows(up), activated)?;
-        let inner = self.inner_acts(shape, (grouped.n_pairs, grouped.pairs.clone()), inner)?;
-        let partial = self.partial(shape, grouped.n_pairs);
+        let inner =
+            self.inner_acts(shape, (grouped_pairs.n_pairs, grouped_pairs.pairs.clone()), inner)?;
+        let partial = self.partial(shape, grouped_pairs.n_pairs);
         for g in granules {
             let rows = rows_of(shape, g);
             let bias = biases.filter(|_| g == 0).map(|b| b.all.down);
             let matrix = (shape.down, shape.n_embd, rows.len(), shape.down_at);
-            let mut groups = groups(grouped, g, matrix, bias);
+            let mut groups = groups(grouped_pairs, g, matrix, bias);
             (groups.tokens, groups.accumulate) = (None, g > 0);
             let (inner, stride) = (inner.column_range(rows), shape.n_embd);
             // SAFETY: as above.
@@ -207,15 +215,15 @@ impl<'a> ExpertContext<'a> {
     /// As `grouped`.
     unsafe fn rows_of(
         &self,
-        grouped: &Grouped,
+        grouped_pairs: &GroupedPairs,
         g: usize,
         (ty, at): (TensorType, usize),
         bias: Option<DeviceSlice>,
         acts: &GpuActs,
         out: DeviceSlice,
     ) -> Result<()> {
-        let (shape, rows) = (grouped.shape, rows_of(grouped.shape, g));
-        let groups = groups(grouped, g, (ty, rows.len(), shape.n_embd, at), bias);
+        let (shape, rows) = (grouped_pairs.shape, rows_of(grouped_pairs.shape, g));
+        let groups = groups(grouped_pairs, g, (ty, rows.len(), shape.n_embd, at), bias);
         let (out, x) = (out.slice(4 * rows.start..out.len()), acts.view(ty));
         // SAFETY: the caller's promise, passed on.
         unsafe { self.ops.products.grouped(self.stream, groups, x, out, shape.n_ff) }
@@ -239,23 +247,24 @@ fn inner_rows<'a>(
 
 /// The matrices (type, rows, columns, where in a granule) of granule g of each item.
 fn groups<'a>(
-    grouped: &Grouped<'a>,
+    grouped_pairs: &GroupedPairs<'a>,
     g: usize,
     (ty, rows, cols, matrix_at): (TensorType, usize, usize, usize),
     bias: Option<DeviceSlice<'a>>,
 ) -> Groups<'a> {
-    let matrices = grouped.matrices.slice(8 * g * grouped.n_items..grouped.matrices.len());
+    let matrices =
+        grouped_pairs.matrices.slice(8 * g * grouped_pairs.n_items..grouped_pairs.matrices.len());
     Groups {
         ty,
         rows,
         cols,
-        n_items: grouped.n_items,
+        n_items: grouped_pairs.n_items,
         matrices,
         matrix_at,
-        starts: grouped.starts,
-        tokens: grouped.tokens,
-        max_pairs: grouped.max_pairs,
-        bias: bias.map(|bias| (grouped.experts, bias)),
+        starts: grouped_pairs.starts,
+        tokens: grouped_pairs.tokens,
+        max_pairs: grouped_pairs.max_pairs,
+        bias: bias.map(|bias| (grouped_pairs.experts, bias)),
         accumulate: false,
     }
 }

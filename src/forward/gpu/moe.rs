@@ -2,7 +2,7 @@
 //! experts that every token goes to. Routed experts are in `experts`.
 
 use super::acts::GpuActs;
-use super::experts::{Biases, Few, Grouped, device_shape, is_grouped};
+use super::experts::{Biases, DecodePairs, GroupedPairs, device_shape, is_grouped};
 use super::layers::{GpuBiases, GpuFfn, GpuOnly, GpuRouter};
 use super::pass::Pass;
 use crate::Result;
@@ -127,7 +127,7 @@ impl<'a> Pass<'a> {
         if is_grouped(&expert.shape, n) {
             let starts = self.words(&f.experts.starts, 2);
             staging.upload(self.stream(), starts, &[0, n as u32], u32::to_le_bytes)?;
-            let grouped = Grouped {
+            let grouped_pairs = GroupedPairs {
                 shape: &shape,
                 n_items: 1,
                 n_pairs: n,
@@ -140,9 +140,16 @@ impl<'a> Pass<'a> {
             };
             // SAFETY: the table holds the addresses of this expert's granules, which stay where
             // they are; there is one item with all pairs, and its number is 0.
-            unsafe { context.grouped(&grouped, biases.as_ref(), acts, 0..shape.n_granules())? };
+            unsafe {
+                context.grouped_pairs(
+                    &grouped_pairs,
+                    biases.as_ref(),
+                    acts,
+                    0..shape.n_granules(),
+                )?
+            };
         } else {
-            let few = Few {
+            let decode_pairs = DecodePairs {
                 shape: &shape,
                 chosen: Chosen {
                     n_pairs: n,
@@ -151,7 +158,7 @@ impl<'a> Pass<'a> {
                 },
             };
             // SAFETY: as above.
-            unsafe { context.few(&few, biases.as_ref(), acts)? };
+            unsafe { context.decode_pairs(&decode_pairs, biases.as_ref(), acts)? };
         }
         let gate = gate.unwrap_or(self.words(&self.layout().ones, n));
         let partial = context.partial(&shape, n);

@@ -13,7 +13,7 @@
 mod slot;
 
 use super::acts::GpuActs;
-use super::experts::{Few, device_shape};
+use super::experts::{DecodePairs, device_shape};
 use super::pass::Pass;
 use crate::Result;
 use crate::backend::gpu::expert::{Chosen, ExpertShape as DeviceShape};
@@ -198,8 +198,8 @@ impl Pass<'_> {
         let layer = pipeline.layers[l].as_mut().expect("a layer with experts");
         if layer.graphs.is_none() {
             let stream = self.stream();
-            let few = stream.capture(|| self.few_there(l))?;
-            layer.graphs = Some([few, stream.capture(|| self.sum_up(l))?]);
+            let decode_pairs = stream.capture(|| self.few_there(l))?;
+            layer.graphs = Some([decode_pairs, stream.capture(|| self.sum_up(l))?]);
         }
         Ok(())
     }
@@ -237,7 +237,7 @@ impl Pass<'_> {
         match graphs {
             // SAFETY: its memory is the model's, which has the graph; the table has 0 or places of
             // granules of this layer, which are pinned.
-            Some([few, _]) => unsafe { stream.run(few)? },
+            Some([decode_pairs, _]) => unsafe { stream.run(decode_pairs)? },
             None => self.few_there(l)?,
         }
         self.place_rows(&shape, helping)?;
@@ -268,8 +268,8 @@ impl Pass<'_> {
         // SAFETY: the table that was looked up in has 0 or places of granules of this layer, which
         // are pinned.
         unsafe {
-            let few = Few { shape: &shape, chosen };
-            self.expert_context().few(&few, self.biases(l).as_ref(), &acts)
+            let decode_pairs = DecodePairs { shape: &shape, chosen };
+            self.expert_context().decode_pairs(&decode_pairs, self.biases(l).as_ref(), &acts)
         }
     }
 

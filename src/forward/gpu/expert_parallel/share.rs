@@ -6,7 +6,7 @@ use crate::backend::gpu::expert::{Chosen, ExpertShape as DeviceShape};
 use crate::backend::gpu::{DeviceSlice, Stream};
 use crate::forward::gpu::acts::GpuActs;
 use crate::forward::gpu::expert_parallel::StagedCopy;
-use crate::forward::gpu::experts::{Biases, ExpertContext, Few, Grouped};
+use crate::forward::gpu::experts::{Biases, DecodePairs, ExpertContext, GroupedPairs};
 use crate::forward::gpu::upload::Staging;
 use std::ops::Range;
 
@@ -64,11 +64,13 @@ impl DeviceShare<'_> {
         self.staging.upload(context.stream, matrices, table, u64::to_le_bytes)?;
         if !pairs.is_grouped {
             let chosen = Chosen { n_pairs, granules: matrices, experts: self.chosen };
-            let few = Few { shape, chosen };
+            let decode_pairs = DecodePairs { shape, chosen };
             // SAFETY: the caller's promise, passed on.
-            return unsafe { context.few(&few, self.biases.as_ref(), &self.acts) };
+            return unsafe {
+                context.decode_pairs(&decode_pairs, self.biases.as_ref(), &self.acts)
+            };
         }
-        let grouped = Grouped {
+        let grouped_pairs = GroupedPairs {
             shape,
             n_items,
             n_pairs,
@@ -80,7 +82,7 @@ impl DeviceShare<'_> {
             pairs: spanned(demand, table),
         };
         // SAFETY: the caller's promise, passed on; the tables are the demand's.
-        unsafe { context.grouped(&grouped, self.biases.as_ref(), &self.acts, granules) }
+        unsafe { context.grouped_pairs(&grouped_pairs, self.biases.as_ref(), &self.acts, granules) }
     }
 
     /// A peer's sums of these pairs go to the same places of the first device.

@@ -2,7 +2,7 @@
 //! layer, so that nobody stops where all is there.
 
 use super::super::acts::GpuActs;
-use super::super::experts::{Biases, ExpertContext, Few};
+use super::super::experts::{Biases, DecodePairs, ExpertContext};
 use super::{Peer, Routed};
 use crate::Result;
 use crate::backend::gpu::expert::{Chosen, ExpertShape as DeviceShape};
@@ -100,9 +100,10 @@ impl Peer {
             GpuActs::at(w.expert.inputs(), (1, w.expert.n_embd), workspace.slice(&layout.acts));
         let biases = biases[l].as_ref().map(|b| Biases::new(weights, b));
         let context = ExpertContext { ops, stream, workspace, layout: &layout.experts };
-        let few = Few { shape, chosen: Chosen { n_pairs: k, granules, experts: chosen } };
+        let decode_pairs =
+            DecodePairs { shape, chosen: Chosen { n_pairs: k, granules, experts: chosen } };
         // SAFETY: the table has 0 or places of granules of this layer, which are pinned.
-        unsafe { context.few(&few, biases.as_ref(), &acts)? };
+        unsafe { context.decode_pairs(&decode_pairs, biases.as_ref(), &acts)? };
         Ok(true)
     }
 
