@@ -278,9 +278,9 @@ impl FfnLayout {
         let k = routing.k.max(1);
         let n_experts = routing.n_experts.max(1);
         let mut sizes = ExpertSizes::default();
-        sizes.meet_routed(weights, n * k);
+        sizes.raise_to_routed_max(weights, n * k);
         let late = ExpertSizes::routed(weights, k);
-        sizes.meet_only(weights, n);
+        sizes.raise_to_only_max(weights, n);
         let route = bump.bytes(RouteParts::new(n, k, n_experts).n_bytes());
         let experts = ExpertLayout::new(&sizes, n * k, hyper.n_embd, bump);
         let late = ExpertLayout {
@@ -319,34 +319,40 @@ impl ExpertSizes {
     /// Of routed experts' pairs.
     pub fn routed(weights: &Weights, pairs: usize) -> ExpertSizes {
         let mut sizes = ExpertSizes::default();
-        sizes.meet_routed(weights, pairs);
+        sizes.raise_to_routed_max(weights, pairs);
         sizes
     }
 
-    fn meet_routed(&mut self, weights: &Weights, pairs: usize) {
+    fn raise_to_routed_max(&mut self, weights: &Weights, pairs: usize) {
         for (layer, experts) in weights.layers.iter().zip(&weights.routed) {
             if let Some(experts) = experts {
                 let layout = GranuleLayout::new(experts);
-                self.meet(&layer.ffn.expert, layout, pairs, experts.n_experts);
+                self.raise_to_max(&layer.ffn.expert, layout, pairs, experts.n_experts);
             }
         }
     }
 
     /// Of experts that every one of `n` tokens goes to.
-    fn meet_only(&mut self, weights: &Weights, n: usize) {
+    fn raise_to_only_max(&mut self, weights: &Weights, n: usize) {
         for (l, layer) in weights.layers.iter().enumerate() {
             let ffn = &layer.ffn;
             if let Some(dense) = &weights.dense[l] {
                 let shape = ffn.branch.as_ref().map_or(&ffn.expert, |branch| &branch.shape);
-                self.meet(shape, GranuleLayout::new(dense), n, 1);
+                self.raise_to_max(shape, GranuleLayout::new(dense), n, 1);
             }
             if let (Some(shared), Some(experts)) = (&ffn.shared, &weights.shared[l]) {
-                self.meet(&shared.shape, GranuleLayout::new(experts), n, 1);
+                self.raise_to_max(&shared.shape, GranuleLayout::new(experts), n, 1);
             }
         }
     }
 
-    fn meet(&mut self, shape: &ExpertShape, layout: GranuleLayout, pairs: usize, experts: usize) {
+    fn raise_to_max(
+        &mut self,
+        shape: &ExpertShape,
+        layout: GranuleLayout,
+        pairs: usize,
+        experts: usize,
+    ) {
         self.inner = self.inner.max(pairs * shape.n_ff);
         self.inner_acts = self.inner_acts.max(room_bytes(pairs, shape.n_ff));
         self.granules = self.granules.max(layout.n_granules * pairs.max(experts));
