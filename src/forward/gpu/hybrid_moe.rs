@@ -197,12 +197,12 @@ impl<'a> Pass<'a> {
     /// Computes, beside the stream of the layers, the experts of one token that a layer lacked:
     /// those that are not whole in `addresses`, [experts, granules]. What the router saw is in
     /// `b.h`, the route in `b.route`.
-    pub fn late_experts(&self, tools: &mut Tools, l: usize, slot: usize) -> Result<()> {
+    pub fn missing_experts(&self, tools: &mut Tools, l: usize, slot: usize) -> Result<()> {
         let Tools { hybrid, pipeline, peers, cpu, b, .. } = tools;
         let (f, routing) = (&self.layout().ffn, &self.hyper().routing);
         let tiers = self.tiers(l);
-        let DecodePipeline { slots, late, late_up, .. } = &mut **pipeline;
-        late_up.wait(late)?;
+        let DecodePipeline { slots, miss_stream, miss_staging, .. } = &mut **pipeline;
+        miss_staging.wait(miss_stream)?;
         let addresses = &slots[slot].addresses;
         let n_granules = addresses.len() / routing.n_experts;
         let is_there = |expert: u32| {
@@ -214,11 +214,12 @@ impl<'a> Pass<'a> {
         hybrid.chosen.extend(missing);
         hybrid.group(routing.k, routing.n_experts);
         hybrid.divide(tiers, l);
-        let context = ExpertContext { stream: late, layout: &f.late, ..self.expert_context() };
+        let context =
+            ExpertContext { stream: miss_stream, layout: &f.miss, ..self.expert_context() };
         let call = self.call(l, (false, routing.k), Access::Decode, tiers);
         self.acquire(hybrid, &call);
         let (chosen, biases) = (self.route().chosen, self.biases(l));
-        let (acts, staging) = (self.acts_at(l), late_up);
+        let (acts, staging) = (self.acts_at(l), miss_staging);
         let first = DeviceShare { device: 0, context, acts, chosen, biases, staging, back: None };
         let mut shares = self.shares(first, hybrid, peers, &call, true)?;
         self.divided(&mut shares, hybrid, (cpu, b), &call)?;
@@ -267,13 +268,13 @@ impl<'a> Pass<'a> {
         hybrid: &Hybrid,
         peers: &'b mut [Peer],
         call: &LayerCall,
-        is_late: bool,
+        is_miss: bool,
     ) -> Result<Vec<DeviceShare<'b>>> {
         let routed = Routed { stream: first.context.stream, h: self.h(), chosen: first.chosen };
         let mut shares = vec![first];
         for peer in peers {
             if hybrid.batches[peer.device()].left > 0 {
-                shares.push(peer.share(is_late, routed, (call.l, call.w), self.n)?);
+                shares.push(peer.share(is_miss, routed, (call.l, call.w), self.n)?);
             }
         }
         if call.is_grouped {

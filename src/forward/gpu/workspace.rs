@@ -78,7 +78,7 @@ pub struct FfnLayout {
     /// Of a layer that looks up its experts by itself (`decode`).
     pub lookup: LookupLayout,
     /// Of the experts that such a layer lacked: their sums go where the others' are.
-    pub late: ExpertLayout,
+    pub miss: ExpertLayout,
     /// Of a token's experts that other devices have (`peers`): u32 [k], f32 [peers, k, n_embd]
     pub homes: ByteRange,
     pub rows: ByteRange,
@@ -279,14 +279,14 @@ impl FfnLayout {
         let n_experts = routing.n_experts.max(1);
         let mut sizes = ExpertSizes::default();
         sizes.raise_to_routed_max(weights, n * k);
-        let late = ExpertSizes::routed(weights, k);
+        let miss = ExpertSizes::routed(weights, k);
         sizes.raise_to_only_max(weights, n);
         let route = bump.bytes(RouteParts::new(n, k, n_experts).n_bytes());
         let experts = ExpertLayout::new(&sizes, n * k, hyper.n_embd, bump);
-        let late = ExpertLayout {
-            inner: bump.words(late.inner),
-            inner_acts: bump.bytes(late.inner_acts),
-            granules: bump.bytes(8 * k * late.n_granules),
+        let miss = ExpertLayout {
+            inner: bump.words(miss.inner),
+            inner_acts: bump.bytes(miss.inner_acts),
+            granules: bump.bytes(8 * k * miss.n_granules),
             partial: experts.partial.clone(),
             ..ExpertLayout::default()
         };
@@ -296,7 +296,7 @@ impl FfnLayout {
             pair_rows: bump.words(n * k),
             experts,
             lookup: LookupLayout::new(weights, n_experts, weights.layers.len(), bump),
-            late,
+            miss,
             homes: bump.words(n_peers.min(1) * k),
             rows: bump.words(n_peers * k * hyper.n_embd),
         }

@@ -52,10 +52,10 @@ pub struct DecodePipeline {
     /// Numbers and lanes of layers at which the device may wait for the host, the earliest first.
     waits: Vec<(u32, usize)>,
     /// What the host computes or brings goes up beside what waits for it.
-    pub late: Stream,
+    pub miss_stream: Stream,
     /// Through which that goes: nothing here may wait for the stream of the layers, which may wait
     /// for the host.
-    pub late_up: Staging,
+    pub miss_staging: Staging,
     /// Of the last layer that lacked something.
     number: u32,
 }
@@ -97,10 +97,21 @@ impl DecodePipeline {
         let table = 8 * n_experts * n_granules;
         let slots = [PipelineSlot::new(gpu, table, down)?, PipelineSlot::new(gpu, table, down)?];
         // Sums of all of a token's experts, and a table a granule as they land.
-        let late = 4 * routing.k * hyper.n_embd + 8 * routing.k * n_granules * (n_granules + 1);
-        let (late_up, late) = (Staging::new(gpu, late + (4 << 10), 0)?, Stream::urgent(gpu)?);
+        let miss_bytes =
+            4 * routing.k * hyper.n_embd + 8 * routing.k * n_granules * (n_granules + 1);
+        let (miss_staging, miss_stream) =
+            (Staging::new(gpu, miss_bytes + (4 << 10), 0)?, Stream::urgent(gpu)?);
         let (pinned, waits) = (Vec::with_capacity(SLOTS), Vec::with_capacity(SLOTS));
-        Ok(DecodePipeline { slots, layers, pending: None, pinned, waits, late, late_up, number: 0 })
+        Ok(DecodePipeline {
+            slots,
+            layers,
+            pending: None,
+            pinned,
+            waits,
+            miss_stream,
+            miss_staging,
+            number: 0,
+        })
     }
 
     /// Forgets what a pass that failed had queued; the devices have been waited for.
@@ -117,7 +128,7 @@ impl DecodePipeline {
             // Where nothing is missing the look-up writes the word by itself, and nobody else may.
             let [route, ..] = self.slots[*slot].wait(&[pass.route_bytes().len(), 0, 0])?;
             if pass.missing_in(route) > 0 {
-                self.late.upload_now(go, &number.to_le_bytes())?;
+                self.miss_stream.upload_now(go, &number.to_le_bytes())?;
             }
         }
         Ok(())
@@ -321,13 +332,13 @@ impl Pass<'_> {
         // After an error the layer stays pinned until the pass is given up: what is queued of it
         // still runs.
         if self.hear(tools, l, slot, &sizes, observer)? > 0 {
-            self.late_experts(tools, l, slot)?;
+            self.missing_experts(tools, l, slot)?;
             let number = number.expect("what is whole lacks nothing");
             let go = self.slice(&self.layout().ffn.lookup.go);
-            let DecodePipeline { late, late_up, .. } = &mut *tools.pipeline;
-            late_up.upload(late, go, &[number], u32::to_le_bytes)?;
+            let DecodePipeline { miss_stream, miss_staging, .. } = &mut *tools.pipeline;
+            miss_staging.upload(miss_stream, go, &[number], u32::to_le_bytes)?;
             // Some drivers hold back what is queued until somebody asks.
-            late.is_done()?;
+            miss_stream.is_done()?;
         }
         tools.pipeline.waits.retain(|(waits, _)| Some(*waits) != number);
         tools.pipeline.pinned.retain(|pinned| *pinned != l);

@@ -33,7 +33,7 @@ pub struct Peer {
     /// In step with the layers of a pass, and beside them for what a token's layer lacked
     /// (`decode`).
     pass: PeerWorkspace,
-    late: PeerWorkspace,
+    miss: PeerWorkspace,
     tables: [TableUpload; 2],
 }
 
@@ -83,7 +83,7 @@ impl Peer {
             weights: packer.upload(gpu)?,
             biases,
             pass: workspace(n)?,
-            late: workspace(1)?,
+            miss: workspace(1)?,
             tables: [TableUpload::new(gpu, model)?, TableUpload::new(gpu, model)?],
         })
     }
@@ -95,22 +95,22 @@ impl Peer {
     /// Waits for all that it has queued. An error is that of a device that is lost: what came from
     /// it since the last wait is worth nothing.
     pub fn wait(&mut self) -> Result<()> {
-        let Peer { pass, late, .. } = self;
+        let Peer { pass, miss, .. } = self;
         pass.staging.wait(&pass.stream)?;
-        late.staging.wait(&late.stream)
+        miss.staging.wait(&miss.stream)
     }
 
     /// Its place in layer l's call for `n` tokens, once it has what the router saw.
     pub fn share(
         &mut self,
-        is_late: bool,
+        is_miss: bool,
         routed: Routed,
         (l, w): (usize, &FfnWeights),
         n: usize,
     ) -> Result<DeviceShare<'_>> {
-        let Peer { device, ops, weights, biases, pass, late, .. } = self;
-        let workspace = if is_late { late } else { pass };
-        if is_late {
+        let Peer { device, ops, weights, biases, pass, miss, .. } = self;
+        let workspace = if is_miss { miss } else { pass };
+        if is_miss {
             // Free again: what came late to the layer before is over when this one is heard of.
             workspace.staging.wait(&workspace.stream)?;
         }
