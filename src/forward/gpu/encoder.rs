@@ -95,7 +95,7 @@ impl<'a> Pass<'a> {
             self.norm(&self.encoder().output_norm, self.x(), self.h())?;
         }
         self.cross_keys(first..layers.end)?;
-        self.catch_up(tools, timeline, observer)?;
+        self.finish_pending(tools, timeline, observer)?;
         tools.b.published.timing.head_ns = nanos_since(start);
         Ok(())
     }

@@ -129,7 +129,7 @@ impl Pass<'_> {
         let start = Instant::now();
         let moved = (&mut on_device, self.dev.head.is_some());
         self.move_stream(tools, moved, timeline, observer)?;
-        self.catch_up(tools, timeline, observer)?;
+        self.finish_pending(tools, timeline, observer)?;
         match on_device {
             true => self.logits(tools, want, observer)?,
             false => self.model.logits(tools.cpu, tools.b, self.n, want, observer),
@@ -191,8 +191,8 @@ impl Pass<'_> {
         timeline: Timeline,
         observer: &mut dyn Observer,
     ) -> Result<()> {
-        let is_heard = observer.recorder().is_some();
-        let tiers = self.tiers(l).filter(|_| self.looks_up(l) && !is_heard);
+        let is_recorded = observer.recorder().is_some();
+        let tiers = self.tiers(l).filter(|_| self.looks_up(l) && !is_recorded);
         let pinned = tiers.map(|tiers| self.pin_layer(tools, l, tiers)).transpose()?;
 
         // norm, attention, residual; dense branch; norm, router, shared expert
@@ -202,14 +202,14 @@ impl Pass<'_> {
         // experts, residual
         match (&ffn.dense, pinned) {
             (Some(expert), _) => {
-                self.hear_dense(tools, l, timeline, observer)?;
+                self.record_dense(tools, l, timeline, observer)?;
                 self.only_expert(tools.staging, expert, ffn.biases.as_ref(), &acts, None)?;
             }
             (None, Some(pinned)) => {
                 return self.queue_experts(tools, l, pinned, timeline, observer);
             }
             (None, None) => {
-                self.bring_route(tools, l, timeline, observer)?;
+                self.download_route(tools, l, timeline, observer)?;
                 self.routed_experts(tools, l, &acts)?;
             }
         }
@@ -244,7 +244,7 @@ impl Pass<'_> {
         if std::mem::replace(on_device, wanted) == wanted {
             return Ok(());
         }
-        self.catch_up(tools, timeline, observer)?;
+        self.finish_pending(tools, timeline, observer)?;
         let (stream, Tools { staging, b, .. }) = (self.stream(), &mut *tools);
         if wanted {
             return staging.upload(stream, self.x(), &b.x, f32::to_le_bytes);
@@ -254,7 +254,7 @@ impl Pass<'_> {
     }
 
     /// A dense layer's routing is told to whoever writes it down.
-    fn hear_dense(
+    fn record_dense(
         &self,
         tools: &mut Tools,
         l: usize,
@@ -262,7 +262,7 @@ impl Pass<'_> {
         observer: &mut dyn Observer,
     ) -> Result<()> {
         if observer.recorder().is_some() {
-            self.catch_up(tools, timeline, observer)?;
+            self.finish_pending(tools, timeline, observer)?;
             let Tools { staging, cpu, b, .. } = tools;
             b.route.dense(self.n);
             staging
@@ -273,14 +273,14 @@ impl Pass<'_> {
     }
 
     /// The route comes down, and what predictors and recorders want beside it; they hear of it.
-    fn bring_route(
+    fn download_route(
         &self,
         tools: &mut Tools,
         l: usize,
         timeline: Timeline,
         observer: &mut dyn Observer,
     ) -> Result<()> {
-        self.catch_up(tools, timeline, observer)?;
+        self.finish_pending(tools, timeline, observer)?;
         let Tools { staging, cpu, b, .. } = tools;
         let is_recorded = observer.recorder().is_some();
         let mut parts = vec![self.route_bytes()];

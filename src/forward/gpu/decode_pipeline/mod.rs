@@ -186,7 +186,7 @@ impl Pass<'_> {
         let layer = pipeline.layers[l].as_ref().expect("a layer with experts");
         // SAFETY: the router chooses among the layer's experts.
         unsafe { self.dev.ops.resolve.launch(self.stream(), &self.lookup(l))? };
-        pipeline.slots[layer.slot].bring(self.stream(), 0, self.route_bytes())
+        pipeline.slots[layer.slot].download(self.stream(), 0, self.route_bytes())
     }
 
     fn lookup(&self, l: usize) -> Lookup<'_> {
@@ -232,7 +232,7 @@ impl Pass<'_> {
             let parts = [self.h(), self.x()];
             sizes[1..].copy_from_slice(&parts.map(|part| part.len()));
             for (at, part) in starts(&sizes).skip(1).zip(parts) {
-                slot.bring(stream, at, part)?;
+                slot.download(stream, at, part)?;
             }
         }
         stream.record(&slot.routed)?;
@@ -263,7 +263,7 @@ impl Pass<'_> {
         }
         let end = Fence::after(stream)?;
         let before = pipeline.pending.replace(Pending { l, pinned, sizes, end });
-        self.hear_of(tools, before, timeline, observer)
+        self.on_routed(tools, before, timeline, observer)
     }
 
     fn shape(&self, l: usize) -> DeviceShape {
@@ -308,18 +308,18 @@ impl Pass<'_> {
     }
 
     /// Hears of all that is queued: whoever waits for the stream must do this before.
-    pub fn catch_up(
+    pub fn finish_pending(
         &self,
         tools: &mut Tools,
         timeline: Timeline,
         observer: &mut dyn Observer,
     ) -> Result<()> {
         let pending = tools.pipeline.pending.take();
-        self.hear_of(tools, pending, timeline, observer)
+        self.on_routed(tools, pending, timeline, observer)
     }
 
     /// Hears of a layer, and computes or brings what it lacks.
-    fn hear_of(
+    fn on_routed(
         &self,
         tools: &mut Tools,
         pending: Option<Pending>,
@@ -331,7 +331,7 @@ impl Pass<'_> {
         let Pending { l, pinned: PinnedLayer { slot, number }, sizes, end } = pending;
         // After an error the layer stays pinned until the pass is given up: what is queued of it
         // still runs.
-        if self.hear(tools, l, slot, &sizes, observer)? > 0 {
+        if self.take_routed(tools, l, slot, &sizes, observer)? > 0 {
             self.missing_experts(tools, l, slot)?;
             let number = number.expect("what is whole lacks nothing");
             let go = self.slice(&self.layout().ffn.lookup.go);
@@ -348,7 +348,7 @@ impl Pass<'_> {
     }
 
     /// Takes in what came down of a layer; answers how many of its pairs are missing.
-    fn hear(
+    fn take_routed(
         &self,
         tools: &mut Tools,
         l: usize,

@@ -54,7 +54,7 @@ impl PipelineSlot {
     }
 
     /// Queues a part's way down to where it begins.
-    pub fn bring(&self, stream: &Stream, at: usize, part: DeviceSlice) -> Result<()> {
+    pub fn download(&self, stream: &Stream, at: usize, part: DeviceSlice) -> Result<()> {
         assert!(at + part.len() <= self.down.len());
         // SAFETY: in the buffer, by the assertion; nobody uses it until `routed`, which is recorded
         // after it, has been waited for.
