@@ -73,7 +73,7 @@ impl Hybrid {
     }
 
     /// Gives back what a pass that failed had acquired. The devices have been waited for.
-    pub fn give_up(&mut self, tiers: &Tiers) {
+    pub fn release_all(&mut self, tiers: &Tiers) {
         for (device, batch) in self.batches.iter_mut().enumerate() {
             if let Some(vram) = tiers.get(device) {
                 vram.release(&mut batch.work, None);
@@ -187,8 +187,15 @@ impl<'a> Pass<'a> {
         self.acquire(hybrid, &call);
         let (context, chosen) = (self.expert_context(), self.route().chosen);
         let biases = self.biases(l);
-        let first =
-            DeviceShare { device: 0, context, acts: *acts, chosen, biases, staging, back: None };
+        let first = DeviceShare {
+            device: 0,
+            context,
+            acts: *acts,
+            chosen,
+            biases,
+            staging,
+            to_first: None,
+        };
         let mut shares = self.shares(first, hybrid, peers, &call, false)?;
         self.divided(&mut shares, hybrid, (cpu, b), &call)?;
         self.sum(&call.shape, n_pairs, is_grouped)
@@ -220,7 +227,8 @@ impl<'a> Pass<'a> {
         self.acquire(hybrid, &call);
         let (chosen, biases) = (self.route().chosen, self.biases(l));
         let (acts, staging) = (self.acts_at(l), miss_staging);
-        let first = DeviceShare { device: 0, context, acts, chosen, biases, staging, back: None };
+        let first =
+            DeviceShare { device: 0, context, acts, chosen, biases, staging, to_first: None };
         let mut shares = self.shares(first, hybrid, peers, &call, true)?;
         self.divided(&mut shares, hybrid, (cpu, b), &call)?;
         // What the CPU computed may be worth having there the next time.
@@ -318,7 +326,7 @@ impl<'a> Pass<'a> {
         let to = (first.context.stream, first.context.partial(&call.shape, call.n_pairs));
         for share in &mut *peers {
             let runs = hybrid.runs(share.device, call.is_grouped);
-            share.give_back(to, call.pairs(hybrid), &runs)?;
+            share.return_sums(to, call.pairs(hybrid), &runs)?;
         }
         for share in shares {
             let batch = &mut hybrid.batches[share.device];

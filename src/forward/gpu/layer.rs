@@ -101,7 +101,7 @@ impl Pass<'_> {
     fn end(&self, tools: &mut Tools, result: Result<()>) -> Result<()> {
         if result.is_err() {
             // One that is lost waits for nothing; what is told is the first error.
-            let _ = tools.pipeline.let_go(self);
+            let _ = tools.pipeline.abandon(self);
         }
         // Also after an error: what was queued may still use what is given back.
         let waited = tools.staging.wait(self.stream());
@@ -110,8 +110,8 @@ impl Pass<'_> {
             self.model.foresee(None);
         }
         if let (Err(_), Some(tiers)) = (&result, &self.dev.tiers) {
-            tools.hybrid.give_up(tiers);
-            tools.pipeline.give_up(tiers);
+            tools.hybrid.release_all(tiers);
+            tools.pipeline.release_all(tiers);
         }
         result.and(waited)
     }

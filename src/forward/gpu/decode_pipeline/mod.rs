@@ -115,14 +115,14 @@ impl DecodePipeline {
     }
 
     /// Forgets what a pass that failed had queued; the devices have been waited for.
-    pub fn give_up(&mut self, tiers: &Tiers) {
+    pub fn release_all(&mut self, tiers: &Tiers) {
         self.pending = None;
         self.waits.clear();
         self.pinned.drain(..).for_each(|l| tiers.unpin_layer(l, &[], None));
     }
 
     /// Lets a device go on that waits for a host that has failed.
-    pub fn let_go(&self, pass: &Pass) -> Result<()> {
+    pub fn abandon(&self, pass: &Pass) -> Result<()> {
         let go = pass.slice(&pass.layout().ffn.lookup.go);
         for (number, slot) in &self.waits {
             // Where nothing is missing the look-up writes the word by itself, and nobody else may.
@@ -299,7 +299,7 @@ impl Pass<'_> {
         let (all, row) = (self.slice(&f.rows), 4 * shape.k * shape.n_embd);
         for peer in peers {
             let end = peer.device() * row;
-            peer.give_back(stream, all.slice(end - row..end))?;
+            peer.return_sums(stream, all.slice(end - row..end))?;
         }
         let (homes, partial) =
             (self.words(&f.homes, shape.k), self.expert_context().partial(shape, shape.k));

@@ -116,7 +116,7 @@ impl Peer {
         }
         let (shape, inputs) = ((n, w.expert.n_embd), w.expert.inputs());
         workspace.begin(ops, routed, inputs, shape)?;
-        let PeerWorkspace { stream, workspace, layout, staging, back, .. } = workspace;
+        let PeerWorkspace { stream, workspace, layout, staging, to_first, .. } = workspace;
         let chosen = workspace.slice(&layout.chosen).slice(0..routed.chosen.len());
         let acts = GpuActs::at(w.expert.inputs(), shape, workspace.slice(&layout.acts));
         let biases = biases[l].as_ref().map(|b| Biases::new(weights, b));
@@ -128,7 +128,7 @@ impl Peer {
             chosen,
             biases,
             staging,
-            back: Some(back),
+            to_first: Some(to_first),
         })
     }
 }

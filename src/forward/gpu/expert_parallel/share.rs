@@ -21,7 +21,7 @@ pub struct DeviceShare<'a> {
     pub biases: Option<Biases<'a>>,
     pub staging: &'a mut Staging,
     /// The way to the first device; none for that.
-    pub back: Option<&'a mut StagedCopy>,
+    pub to_first: Option<&'a mut StagedCopy>,
 }
 
 /// The pairs of a call, of all devices.
@@ -86,19 +86,19 @@ impl DeviceShare<'_> {
     }
 
     /// A peer's sums of these pairs go to the same places of the first device.
-    pub fn give_back(
+    pub fn return_sums(
         &mut self,
         (first, to): (&Stream, DeviceSlice),
         pairs: Pairs,
         runs: &[Range<usize>],
     ) -> Result<()> {
-        let Some(back) = &mut self.back else { return Ok(()) };
+        let Some(to_first) = &mut self.to_first else { return Ok(()) };
         let (partial, row) =
             (self.context.partial(pairs.shape, pairs.n_pairs), 4 * pairs.shape.n_embd);
         let bytes = |run: &Range<usize>| run.start * row..run.end * row;
         let piece = |run: &Range<usize>| (partial.slice(bytes(run)), to.slice(bytes(run)));
         let pieces: Vec<_> = runs.iter().map(piece).collect();
-        back.carry(self.context.stream, first, &pieces)
+        to_first.carry(self.context.stream, first, &pieces)
     }
 }
 

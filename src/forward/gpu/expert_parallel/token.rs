@@ -109,9 +109,9 @@ impl Peer {
 
     /// The token's sums go to `rows` of the first device, f32 [k, n_embd]; those of other devices'
     /// experts mean nothing.
-    pub fn give_back(&mut self, first: &Stream, rows: DeviceSlice) -> Result<()> {
-        let PeerWorkspace { stream, workspace, layout, back, .. } = &mut self.pass;
+    pub fn return_sums(&mut self, first: &Stream, rows: DeviceSlice) -> Result<()> {
+        let PeerWorkspace { stream, workspace, layout, to_first, .. } = &mut self.pass;
         let partial = workspace.slice(&layout.experts.partial).slice(0..rows.len());
-        back.carry(stream, first, &[(partial, rows)])
+        to_first.carry(stream, first, &[(partial, rows)])
     }
 }

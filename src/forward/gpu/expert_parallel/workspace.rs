@@ -60,8 +60,8 @@ pub struct PeerWorkspace {
     pub layout: PeerLayout,
     /// For what the host sends up.
     pub staging: Staging,
-    pub there: StagedCopy,
-    pub back: StagedCopy,
+    pub to_peer: StagedCopy,
+    pub to_first: StagedCopy,
 }
 
 impl PeerWorkspace {
@@ -80,10 +80,10 @@ impl PeerWorkspace {
         let largest = layout.experts.granules.len().max(layout.experts.tokens.len());
         let staging = Staging::new(gpu, STAGING_BYTES.max(largest), 0)?;
         let row = 4 * hyper.n_embd;
-        let there = StagedCopy::new(first, gpu, layout.h.len() + layout.chosen.len() + row)?;
-        let back =
+        let to_peer = StagedCopy::new(first, gpu, layout.h.len() + layout.chosen.len() + row)?;
+        let to_first =
             StagedCopy::new(gpu, first, layout.experts.partial.len().min(BACK_BYTES.max(row)))?;
-        Ok(PeerWorkspace { stream, workspace, layout, staging, there, back })
+        Ok(PeerWorkspace { stream, workspace, layout, staging, to_peer, to_first })
     }
 
     /// What the router saw and chose comes from the first device, and is stored as `types` read it.
@@ -94,11 +94,11 @@ impl PeerWorkspace {
         types: impl IntoIterator<Item = TensorType>,
         shape: (usize, usize),
     ) -> Result<()> {
-        let PeerWorkspace { stream, workspace, layout, there, .. } = self;
+        let PeerWorkspace { stream, workspace, layout, to_peer, .. } = self;
         let Routed { stream: from, h, chosen } = routed;
         let to = |place: &ByteRange, len: usize| workspace.slice(place).slice(0..len);
         let h_here = to(&layout.h, h.len());
-        there.carry(from, stream, &[(h, h_here), (chosen, to(&layout.chosen, chosen.len()))])?;
+        to_peer.carry(from, stream, &[(h, h_here), (chosen, to(&layout.chosen, chosen.len()))])?;
         GpuActs::fill(ops, stream, types, shape, h_here, workspace.slice(&layout.acts)).map(drop)
     }
 }
