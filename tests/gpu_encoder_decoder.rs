@@ -13,7 +13,7 @@ use moeba::backend::gpu::emulated::Config;
 use moeba::engine::plan::ram::{RamBudget, VramBudget};
 use moeba::engine::plan::vram::{CpuMoe, DevicePlan};
 use moeba::engine::{
-    CacheType, DeviceChoice, Engine, EngineOptions, Experts, MemoryPlan, Session, Want,
+    CacheType, DeviceChoice, Engine, EngineOptions, Experts, MemoryPlan, Session, TestHooks, Want,
 };
 use moeba::forward::gpu::GpuOptions;
 use moeba::gguf::{Gguf, Override};
@@ -188,7 +188,10 @@ fn same_bits(name: &str, bound: f32) {
     assert!(on_gpu.expert_min_bytes < on_gpu.expert_all_bytes);
     check("the least VRAM", EngineOptions { vram: least, ..on_device(4, "") }, 0.0);
     for share in [0.0, 0.4, 1.0] {
-        let options = EngineOptions { cpu_share: Some(share), ..on_device(5, "60%") };
+        let options = EngineOptions {
+            test: TestHooks { cpu_share: Some(share), ..Default::default() },
+            ..on_device(5, "60%")
+        };
         check("a CPU share", options, 0.0);
     }
     let ram = RamBudget::Bytes(plan.sizes.minimum_bytes);

@@ -10,7 +10,7 @@ use moeba::backend::gpu::emulated::{Config, Faults};
 use moeba::backend::gpu::{Device, Emulated};
 use moeba::engine::plan::ram::RamBudget;
 use moeba::engine::{
-    CacheType, DeviceChoice, Engine, EngineOptions, Recorder, Route, Session, Want,
+    CacheType, DeviceChoice, Engine, EngineOptions, Recorder, Route, Session, TestHooks, Want,
 };
 use moeba::experts::disk::link::{Faults as DiskFaults, Read};
 use moeba::forward::gpu::GpuOptions;
@@ -298,7 +298,11 @@ fn a_stream_event_or_graph_that_is_refused_is_a_sentence_and_the_next_try_goes_o
     let turn = Turn::new("streams, events and graphs");
     let some_there = |faults| {
         let vram = "60%".parse().unwrap();
-        EngineOptions { vram, cpu_share: Some(0.4), ..with_faults(faults) }
+        EngineOptions {
+            vram,
+            test: TestHooks { cpu_share: Some(0.4), ..Default::default() },
+            ..with_faults(faults)
+        }
     };
     let expected = answer(&load(&turn.path, &some_there(Faults::default())));
     let (mut refused, mut is_refused) = (BTreeSet::new(), true);
@@ -441,7 +445,11 @@ fn lost_of(
     for op in ops {
         let faults = Faults { lost_at_op: Some(op), ..Faults::default() };
         let config = Config { devices, seed: op, faults, ..Config::default() };
-        let options = EngineOptions { cpu_share, vram: vram.parse().unwrap(), ..options(config) };
+        let options = EngineOptions {
+            test: TestHooks { cpu_share, ..Default::default() },
+            vram: vram.parse().unwrap(),
+            ..options(config)
+        };
         found.push(stage_of_loss(&turn.path, &options));
         if found.ends_with(&[(Stage::Nowhere, 0)]) {
             break;
@@ -539,7 +547,11 @@ fn lost_under_a_source_text_and_its_answer() {
             let vram = "50%".parse().unwrap();
             said.push(source_and_answer(
                 &path,
-                &EngineOptions { cpu_share, vram, ..options(config) },
+                &EngineOptions {
+                    test: TestHooks { cpu_share, ..Default::default() },
+                    vram,
+                    ..options(config)
+                },
             ));
             if said.ends_with(&[Said::All]) {
                 break;
@@ -586,7 +598,12 @@ fn an_interrupted_prompt_goes_on_where_it_was() {
     let turn = Turn::new("interrupted prompts");
     let vram = "50%".parse().unwrap();
     let base = with_faults(Faults::default());
-    let options = EngineOptions { vram, n_ubatch: Some(2), cpu_share: Some(0.4), ..base };
+    let options = EngineOptions {
+        vram,
+        n_ubatch: Some(2),
+        test: TestHooks { cpu_share: Some(0.4), ..Default::default() },
+        ..base
+    };
     let engine = load(&turn.path, &options);
     let expected = answer(&engine);
     let all = tokens();
@@ -646,8 +663,11 @@ fn three_tiers(turn: &Turn, (devices, cpu_share): (usize, f32), hand: &Arc<Hand>
     EngineOptions {
         vram: "50%".parse().unwrap(),
         ram: RamBudget::Bytes(least),
-        cpu_share: Some(cpu_share),
-        faults: Some(hand.clone()),
+        test: TestHooks {
+            cpu_share: Some(cpu_share),
+            faults: Some(hand.clone()),
+            ..Default::default()
+        },
         ..base
     }
 }

@@ -11,7 +11,7 @@ use common::{POLICIES, convert_golden, golden_options, load};
 use moeba::backend::gpu::emulated::Config;
 use moeba::engine::plan::ram::{RamBudget, VramBudget};
 use moeba::engine::plan::vram::CpuMoe;
-use moeba::engine::{CacheType, DeviceChoice, Engine, EngineOptions, Session, Want};
+use moeba::engine::{CacheType, DeviceChoice, Engine, EngineOptions, Session, TestHooks, Want};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -183,7 +183,13 @@ fn same_bits(name: &str, ty: &str, cache: CacheType) {
         check("a seed", on_device(seed, "60%"));
     }
     for share in [0.0, 0.4, 1.0] {
-        check("a CPU share", EngineOptions { cpu_share: Some(share), ..on_device(5, "50%") });
+        check(
+            "a CPU share",
+            EngineOptions {
+                test: TestHooks { cpu_share: Some(share), ..Default::default() },
+                ..on_device(5, "50%")
+            },
+        );
     }
     for name in POLICIES {
         let policy = name.parse().unwrap();
@@ -213,7 +219,11 @@ fn prompts_foresee_their_next_layer_and_keep_their_bits() {
         for (i, vram) in ["50%", "60%", "75%"].into_iter().enumerate() {
             // Nothing is predicted, and whatever was foreseen has landed when its layer comes.
             let policy = "on-demand".parse().unwrap();
-            let options = EngineOptions { policy, lockstep: true, ..on_device(i as u64, vram) };
+            let options = EngineOptions {
+                policy,
+                test: TestHooks { lockstep: true, ..Default::default() },
+                ..on_device(i as u64, vram)
+            };
             let engine = load(&path, &options);
             assert!(bits(&answer(&engine)) == expected, "{name} with {vram}");
             let counters = engine.expert_counters().unwrap();

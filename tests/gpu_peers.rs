@@ -7,7 +7,7 @@ use common::{POLICIES, convert_golden, golden_options, load};
 use moeba::backend::gpu::emulated::Config;
 use moeba::engine::plan::ram::{RamBudget, VramBudget};
 use moeba::engine::plan::vram::CpuMoe;
-use moeba::engine::{CacheType, DeviceChoice, Engine, EngineOptions, Session, Want};
+use moeba::engine::{CacheType, DeviceChoice, Engine, EngineOptions, Session, TestHooks, Want};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -110,7 +110,10 @@ fn same_bits(name: &str, ty: &str, of_two: &str) {
         assert_eq!(check("a seed", on(2, seed, of_two)), 2);
     }
     for share in [0.0, 0.4, 1.0] {
-        let options = EngineOptions { cpu_share: Some(share), ..on(2, 5, of_two) };
+        let options = EngineOptions {
+            test: TestHooks { cpu_share: Some(share), ..Default::default() },
+            ..on(2, 5, of_two)
+        };
         assert_eq!(check("a CPU share", options), 2);
     }
     for policy in POLICIES {
@@ -121,7 +124,14 @@ fn same_bits(name: &str, ty: &str, of_two: &str) {
     let least = load(&path, &on(1, 0, "")).plan().sizes.minimum_bytes;
     let ram = RamBudget::Bytes(least);
     let share = Some(0.4);
-    check("three tiers", EngineOptions { ram, cpu_share: share, ..on(3, 7, "60%") });
+    check(
+        "three tiers",
+        EngineOptions {
+            ram,
+            test: TestHooks { cpu_share: share, ..Default::default() },
+            ..on(3, 7, "60%")
+        },
+    );
     let no_experts = EngineOptions { cpu_moe: CpuMoe::All, ..on(2, 2, "") };
     assert_eq!(check("experts on the CPU", no_experts), 0);
     check("micro-batches", EngineOptions { n_ubatch: Some(3), ..on(2, 3, "60%") });
@@ -171,7 +181,13 @@ fn the_first_device_need_not_have_experts() {
 #[test]
 fn what_is_there_is_not_brought_again() {
     let Some((_dir, path)) = model("qwen3moe", "q8_0") else { return };
-    let engine = load(&path, &EngineOptions { cpu_share: Some(0.0), ..on(2, 1, "") });
+    let engine = load(
+        &path,
+        &EngineOptions {
+            test: TestHooks { cpu_share: Some(0.0), ..Default::default() },
+            ..on(2, 1, "")
+        },
+    );
     let counters = || engine.expert_counters().unwrap();
     answer(&engine);
     let before = counters();

@@ -5,7 +5,7 @@
 mod common;
 mod stream_support;
 
-use moeba::engine::{Engine, EngineOptions, Recorder, Route, Session, Want};
+use moeba::engine::{Engine, EngineOptions, Recorder, Route, Session, TestHooks, Want};
 use moeba::experts::Counters;
 use moeba::policy::{PolicySpec, Profile};
 use moeba::replay::{
@@ -145,7 +145,7 @@ fn compare(path: &Path, shares: &[f64], policies: &[&str]) {
             let options = EngineOptions {
                 ram: stream_support::budget(path, share),
                 policy: policy.parse::<PolicySpec>().unwrap(),
-                lockstep: true,
+                test: TestHooks { lockstep: true, ..Default::default() },
                 n_threads: Some(1),
                 ..EngineOptions::default()
             };

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use common::convert_golden;
-use moeba::engine::{Engine, EngineOptions, Session, Want};
+use moeba::engine::{Engine, EngineOptions, Session, TestHooks, Want};
 use moeba::experts::Counters;
 use moeba::experts::disk::link::{Faults, IoKind};
 use moeba::policy::{EvictionKind, PolicySpec, PredictorKind, SplitKind};
@@ -114,7 +114,10 @@ fn engine(path: &Path, way: &Way) -> Arc<Engine> {
         ram: budget(path, way.share),
         policy: PolicySpec { eviction: way.eviction, predictor: way.predictor, split: way.split },
         io: if way.uring { uring() } else { IoKind::Pread },
-        faults: way.late.map(|seed| Disk::late(seed, 3000) as Arc<dyn Faults>),
+        test: TestHooks {
+            faults: way.late.map(|seed| Disk::late(seed, 3000) as Arc<dyn Faults>),
+            ..Default::default()
+        },
         ..EngineOptions::default()
     };
     load(path, &options)
@@ -244,7 +247,7 @@ fn a_prompt_foresees_its_next_layer() {
                 policy: "on-demand".parse().unwrap(),
                 io,
                 // Whatever was foreseen has landed when its layer comes.
-                lockstep: true,
+                test: TestHooks { lockstep: true, ..Default::default() },
                 ..EngineOptions::default()
             };
             let engine = load(&model.path, &options);

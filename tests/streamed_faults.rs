@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use common::convert_golden;
-use moeba::engine::{Engine, EngineOptions, Session, Want};
+use moeba::engine::{Engine, EngineOptions, Session, TestHooks, Want};
 use moeba::experts::disk::link::IoKind;
 use moeba::{Error, interrupt};
 use stream_support::*;
@@ -44,7 +44,7 @@ impl Model {
             ram: budget(&self.path, share),
             policy: "mixtral-offloading".parse().unwrap(),
             io,
-            faults: Some(disk.clone()),
+            test: TestHooks { faults: Some(disk.clone()), ..Default::default() },
             ..EngineOptions::default()
         };
         load(&self.path, &options)

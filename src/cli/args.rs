@@ -3,7 +3,7 @@
 use super::device_args::DeviceArgs;
 use super::values::{self, Parsed};
 use crate::engine::plan::ram::RamBudget;
-use crate::engine::{CacheType, EngineOptions, ProfileChoice};
+use crate::engine::{CacheType, EngineOptions, ProfileChoice, TestHooks};
 use crate::experts::disk::link::IoKind;
 use crate::policy::PolicySpec;
 
@@ -124,9 +124,7 @@ impl BatchArgs {
             profile: self.experts.profile.clone(),
             overrides: Vec::new(),
             without_text: false,
-            lockstep: false,
-            cpu_share: None,
-            faults: None,
+            test: TestHooks::default(),
         }
     }
 }

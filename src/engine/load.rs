@@ -76,10 +76,10 @@ fn onto_devices(
         expert_budgets: budgets.collect(),
         policy: options.policy,
         profile: store.map(ProfileFile::load).unwrap_or_default(),
-        lockstep: options.lockstep,
+        lockstep: options.test.lockstep,
         n_ubatch: plan::needs::tokens_at_once(model.hyper(), plan.n_ubatch, plan.n_ctx),
         n_ctx: plan.n_ctx,
-        cpu_share: options.cpu_share,
+        cpu_share: options.test.cpu_share,
     };
     let free = |device: &Device| Ok(device.memory()?.free_bytes as u64);
     let before: Vec<u64> = devices.iter().map(free).collect::<Result<_>>()?;
@@ -203,8 +203,8 @@ impl Engine {
                     policy: options.policy,
                     k: bound.k(),
                     profile: store.as_ref().map(ProfileFile::load).unwrap_or_default(),
-                    lockstep: options.lockstep,
-                    faults: options.faults.clone(),
+                    lockstep: options.test.lockstep,
+                    faults: options.test.faults.clone(),
                 };
                 let total = plan.sizes.dense_bytes.max(1) as f32;
                 bound.streamed(&stream, &mut |done| progress(done as f32 / total))?

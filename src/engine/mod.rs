@@ -28,7 +28,7 @@ use crate::tokenizer::Tokenizer;
 pub use device::DeviceChoice;
 pub use load::default_threads;
 use load::kv_bytes;
-pub use options::EngineOptions;
+pub use options::{EngineOptions, TestHooks};
 use plan::ram::Place;
 pub use plan::tensor_override::TensorPlace;
 pub use plan::vram::CpuMoe;

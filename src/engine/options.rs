@@ -12,49 +12,65 @@ use crate::gguf::Override;
 use crate::model::kv::CacheType;
 use crate::policy::PolicySpec;
 
-/// How to load and run a model. Names and defaults are llama.cpp's.
+/// How to load and run a model. The names and defaults are llama.cpp's; `None` means that the
+/// engine chooses. The default computes on the CPU and gives the experts all memory that is free.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
-    /// Tokens of context; the model's own where absent.
+    /// Context of a session in tokens (`-c`). `None`: what the model was trained for, or less if
+    /// its KV cache would take more than a quarter of the memory that is available.
     pub n_ctx: Option<usize>,
-    /// Tokens a call may hand over at once, logically (`-b`).
+    /// Upper limit of `n_ubatch` (`-b`), in tokens.
     pub n_batch: usize,
-    /// Tokens computed at once (`-ub`); see [`MemoryPlan::n_ubatch`] for how many where absent.
+    /// Tokens of a prompt that one pass computes (`-ub`). `None`: 512, more where memory is ample,
+    /// fewer where it is tight; [`MemoryPlan::n_ubatch`](super::MemoryPlan::n_ubatch) says which.
     pub n_ubatch: Option<usize>,
-    /// One a physical core where absent.
+    /// Threads of the CPU (`-t`). `None`: one per physical core.
     pub n_threads: Option<usize>,
+    /// Element type of keys in the KV cache (`-ctk`).
     pub cache_type_k: CacheType,
+    /// Element type of values in the KV cache (`-ctv`).
     pub cache_type_v: CacheType,
-    /// Whether weights that are not streamed are computed with where the mapped file has them, or
-    /// else read to memory.
+    /// Compute on the mapped file. Otherwise weights are read into memory of their own
+    /// (`--no-mmap`). Streamed experts are not affected.
     pub mmap: bool,
-    /// Memory for experts.
+    /// Memory for experts (`--ram`).
     pub ram: RamBudget,
-    /// What computes besides the CPU, and its memory for experts.
+    /// GPUs that compute besides the CPU (`--device`).
     pub device: DeviceChoice,
+    /// VRAM for experts, on all GPUs together (`--vram`).
     pub vram: VramBudget,
-    /// Layers on the device, from the end, the output being the last (`-ngl`); as many as fit where
-    /// absent.
+    /// Layers on the GPU, counted from the end; the output head counts as the last one (`-ngl`).
+    /// `None`: as many as fit.
     pub gpu_layers: Option<usize>,
-    /// Layers of the device whose experts stay on the CPU (`-cmoe`, `-ncmoe`).
+    /// Layers on the GPU whose experts stay on the CPU (`-cmoe`, `-ncmoe`).
     pub cpu_moe: CpuMoe,
-    /// Where tensors are by their names (`-ot`), before `cpu_moe` is asked.
+    /// Placement of tensors by name (`-ot`). These rules come before `cpu_moe`.
     pub override_tensors: Vec<TensorPlace>,
-    /// What to prefetch and to drop where experts are streamed, and how they are read.
+    /// Prefetching and eviction of experts that are streamed (`--policy`).
     pub policy: PolicySpec,
+    /// How experts are read from disk (`--io`).
     pub io: IoKind,
-    /// Where policies keep what they learn of the model.
+    /// File in which policies keep what they learn about the model (`--profile`).
     pub profile: ProfileChoice,
-    /// Metadata that takes the place of the file's own.
+    /// Metadata that replaces the file's own (`--override-kv`).
     pub overrides: Vec<Override>,
-    /// Whether a file without a vocabulary will do: then only token ids go in and out.
+    /// Accept a file without a vocabulary: input and output are then token ids only.
     pub without_text: bool,
-    /// Whether layers wait for what was predicted, for tests: see `StreamOptions`.
+    #[doc(hidden)]
+    pub test: TestHooks,
+}
+
+/// Switches that tests need and users do not.
+#[doc(hidden)]
+#[derive(Clone, Debug, Default)]
+pub struct TestHooks {
+    /// Layers wait for predicted experts to land, so that hits do not depend on time; see
+    /// `StreamOptions`.
     pub lockstep: bool,
-    /// The part of a layer's experts that the CPU computes beside a device, for tests; by what
-    /// things take if not given.
+    /// Fraction of a layer's experts that the CPU computes beside a GPU. `None`: decided by
+    /// measured times.
     pub cpu_share: Option<f32>,
-    /// Makes reads of experts fail and wait, for tests.
+    /// Makes reads of experts fail or wait.
     pub faults: Option<Arc<dyn Faults>>,
 }
 
@@ -69,7 +85,7 @@ impl Default for EngineOptions {
             cache_type_v: CacheType::F16,
             mmap: true,
             ram: RamBudget::Auto,
-            // A library's user names the device; the command line says `auto`.
+            // A library's user names the device; the command line defaults to `auto`.
             device: DeviceChoice::Cpu,
             vram: VramBudget::Auto,
             gpu_layers: None,
@@ -80,9 +96,7 @@ impl Default for EngineOptions {
             profile: ProfileChoice::Nowhere,
             overrides: Vec::new(),
             without_text: false,
-            lockstep: false,
-            cpu_share: None,
-            faults: None,
+            test: TestHooks::default(),
         }
     }
 }
