@@ -8,8 +8,8 @@
 //!
 //! Prints the percentage of uses that read the disk, by sizes of the tiers and by that share.
 
-use moeba::replay::trace::Trace;
-use moeba::replay::{Routing, Traced};
+use moeba::trace::format::Trace;
+use moeba::trace::{Routing, Traced};
 use std::collections::HashMap;
 use std::path::Path;
 

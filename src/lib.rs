@@ -17,11 +17,11 @@ pub mod machine;
 pub mod model;
 pub mod policy;
 pub mod quant;
-pub mod replay;
 pub mod sample;
 pub mod simd;
 pub mod terminal;
 pub mod tokenizer;
+pub mod trace;
 pub mod train;
 pub mod units;
 

@@ -8,7 +8,7 @@ mod stream_support;
 use moeba::engine::{Engine, EngineOptions, Recorder, Route, Session, TestHooks, Want};
 use moeba::experts::Counters;
 use moeba::policy::{PolicySpec, Profile};
-use moeba::replay::{
+use moeba::trace::{
     Budget, Caching, CostModel, Device, Geometry, Host, Mode, Pass, Recorded, Routing, SimOptions,
     Tiers, Token, TokenLayer, simulate_policy,
 };

@@ -53,7 +53,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     // Files of others, by name: what is in them is no matter of its.
     ("hub", &["interrupt"]),
     // It drives the tier's state machine, which holds no memory and does no I/O.
-    ("replay", &["experts", "policy"]),
+    ("trace", &["experts", "policy"]),
     ("train", &["policy"]),
     ("server", &["chat", "engine", "gguf", "interrupt", "sample", "tokenizer"]),
 ];

@@ -10,7 +10,7 @@ use cli_support::{Model, Tiny, failed, moeba, succeeded, tiny};
 use common::Npy;
 use moeba::gguf::Gguf;
 use moeba::policy::Phase;
-use moeba::replay::trace::{Header, Precision, Request, Trace};
+use moeba::trace::format::{Header, Precision, Request, Trace};
 
 const TEXT: &str = "A branch is a name for a line of work. Naming is cheap, so make many of them.\n\
     Nobody keeps count! When the work is done, the branch is merged; its name may go.\n\n\

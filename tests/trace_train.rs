@@ -11,8 +11,8 @@ use cli_support::{failed, moeba, succeeded};
 use moeba::policy::finemoe::{DISTANCE_SECTION, restore_distance, save_distance};
 use moeba::policy::llapor::{HELD_OUT_SECTION, restore_held_out};
 use moeba::policy::{LlaPor, Measured, Profile, Shape};
-use moeba::replay::tables::prescope::LlaporReport;
-use moeba::replay::trace::Trace;
+use moeba::trace::format::Trace;
+use moeba::trace::tables::prescope::LlaporReport;
 
 const TEXT: &str = "A branch is a name for a line of work. Naming is cheap, so make many of them.\n\
     Nobody keeps count! When the work is done, the branch is merged; its name may go.\n\n\

@@ -1,7 +1,7 @@
 //! `moeba completions SHELL` and `moeba man [COMMAND]`: generated from the flags themselves.
 
 use super::{help, out, reasoning};
-use crate::replay::{Device, Geometry};
+use crate::trace::{Device, Geometry};
 use crate::{Error, Result};
 use clap::builder::{PossibleValuesParser, ValueHint};
 use clap::{Arg, Command};

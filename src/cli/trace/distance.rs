@@ -10,9 +10,9 @@ use crate::policy::finemoe::{
     AtDistance, Iteration, best_distance, profile_distances, save_distance,
 };
 use crate::policy::{FineMoeOptions, Measured, Profile, Shape};
-use crate::replay::tables::{Cell, Row, Table, columns};
-use crate::replay::trace::Trace;
-use crate::replay::{CostModel, Device, Geometry, Host};
+use crate::trace::format::Trace;
+use crate::trace::tables::{Cell, Row, Table, columns};
+use crate::trace::{CostModel, Device, Geometry, Host};
 
 /// The paper tries up to 6.
 const MAX_DISTANCE: usize = 8;

@@ -3,8 +3,8 @@
 
 use super::super::values::Parsed;
 use super::replay::known;
-use crate::replay::tables::Source;
-use crate::replay::{CostModel, Device, LinkCosts, MeasuredMachine, SimOptions};
+use crate::trace::tables::Source;
+use crate::trace::{CostModel, Device, LinkCosts, MeasuredMachine, SimOptions};
 use crate::{Error, Result};
 use serde_json::Value;
 use std::fs;
