@@ -7,7 +7,7 @@
 //! A decode step is one semantic search and one trajectory search a layer; an insertion follows it.
 //! The last line is all of that in the predictor itself, its predictions included.
 
-use moeba::policy::finemoe::{MapStore, Trajectory};
+use moeba::policy::papers::finemoe::{MapStore, Trajectory};
 use moeba::policy::{
     Event, FineMoe, FineMoeOptions, Phase, Prediction, Predictor, Routed, Shape, Timing,
 };

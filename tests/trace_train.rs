@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::Output;
 
 use cli_support::{failed, moeba, succeeded};
-use moeba::policy::finemoe::{DISTANCE_SECTION, restore_distance, save_distance};
-use moeba::policy::llapor::{HELD_OUT_SECTION, restore_held_out};
+use moeba::policy::papers::finemoe::{DISTANCE_SECTION, restore_distance, save_distance};
+use moeba::policy::papers::prescope::llapor::{HELD_OUT_SECTION, restore_held_out};
 use moeba::policy::{LlaPor, Measured, Profile, Shape};
 use moeba::trace::format::Trace;
 use moeba::trace::tables::prescope::LlaporReport;

@@ -6,7 +6,8 @@ use std::str::FromStr;
 use super::{
     AllNext, Auto, Candidate, Counts, EamcPredictor, Eviction, FineMoe, FineMoeOptions, Hot,
     HotTable, InfinityOptions, Lcp, Lfu, LlaPor, Lru, MapEviction, Moepic, MoepicOptions,
-    NextLayer, Predictor, Profile, Random, RequestEam, ScanResistant, Shape, Splitter, finemoe,
+    NextLayer, Predictor, Profile, Random, RequestEam, ScanResistant, Shape, Splitter,
+    papers::finemoe,
 };
 use crate::{Error, Result};
 

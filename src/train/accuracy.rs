@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::Task;
 use super::features::Source;
-use crate::policy::llapor::{Group, LayerModel, Workspace};
+use crate::policy::papers::prescope::llapor::{Group, LayerModel, Workspace};
 
 /// Tokens that are decoded at once in Table 3.
 const BATCH: usize = 32;

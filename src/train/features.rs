@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::samples::{LayerSamples, Samples};
 use crate::policy::Shape;
-use crate::policy::llapor::{Linear, push_choice};
+use crate::policy::papers::prescope::llapor::{Linear, push_choice};
 
 /// Where a layer is predicted from.
 pub struct Source<'a> {

@@ -7,7 +7,7 @@ use super::TrainOptions;
 use super::augment::Noise;
 use super::features::Set;
 use super::network::{Dropout, Network};
-use crate::policy::llapor::{Group, LayerModel, Linear, Loss};
+use crate::policy::papers::prescope::llapor::{Group, LayerModel, Linear, Loss};
 
 /// No expert counts for more than this many times the mean.
 const BALANCE_MAX: f32 = 8.0;

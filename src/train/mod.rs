@@ -1,5 +1,5 @@
 //! Training of LLaPor (PreScope, sections 4.2.2 and 6.4): from what routers saw and chose in a
-//! trace to the networks that `crate::policy::llapor` runs, and how well they predict tokens that
+//! trace to the networks that `crate::policy::papers::prescope::llapor` runs, and how well they predict tokens that
 //! they were not trained on, beside simpler ways to predict. The library is candle; all randomness
 //! comes from the seed, so that equal samples and options give equal networks.
 
@@ -17,7 +17,7 @@ pub use samples::{LayerSamples, Samples};
 use std::ops::Range;
 use std::time::Instant;
 
-use crate::policy::llapor::{Group, LayerModel};
+use crate::policy::papers::prescope::llapor::{Group, LayerModel};
 use crate::policy::{LlaporModel, Shape};
 use crate::{Error, Result};
 

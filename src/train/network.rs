@@ -1,10 +1,10 @@
-//! The networks of `policy::llapor::model` once more, as candle wants them to find gradients.
+//! The networks of `policy::papers::prescope::llapor::model` once more, as candle wants them to find gradients.
 
 use candle_core::{Device, Result, Tensor, Var};
 use candle_nn::ops::sigmoid;
 
 use super::augment::Noise;
-use crate::policy::llapor::{Group, LayerModel, Linear, Loss, Residual};
+use crate::policy::papers::prescope::llapor::{Group, LayerModel, Linear, Loss, Residual};
 
 /// W x + b, in training.
 struct Layer {
@@ -99,7 +99,7 @@ impl Network {
         self.output.forward(&y)
     }
 
-    /// The mean of L (see `policy::llapor::Loss`) over examples and experts. `signs`: 1 where an
+    /// The mean of L (see `policy::papers::prescope::llapor::Loss`) over examples and experts. `signs`: 1 where an
     /// expert was chosen and −1 where not, [n, n_experts].
     pub fn loss(&self, logits: &Tensor, signs: &Tensor) -> Result<Tensor> {
         let Loss { lambda, gamma, balance } = &self.loss;
@@ -133,7 +133,7 @@ impl Network {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::llapor::{Workspace, push_choice};
+    use crate::policy::papers::prescope::llapor::{Workspace, push_choice};
 
     const N_PCA: usize = 5;
     const N_SOURCE: usize = 6;

@@ -5,7 +5,7 @@
 use candle_core::{D, Device, Result, Tensor};
 
 use super::augment::Noise;
-use crate::policy::llapor::Linear;
+use crate::policy::papers::prescope::llapor::Linear;
 
 /// Tokens that the covariance is taken of, at most: so many for each dimension, or so many if that
 /// is more. Further ones tell little that is new.

@@ -6,7 +6,7 @@ use super::samples;
 use crate::Result;
 use crate::cli::out;
 use crate::interrupt;
-use crate::policy::finemoe::{
+use crate::policy::papers::finemoe::{
     AtDistance, Iteration, best_distance, profile_distances, save_distance,
 };
 use crate::policy::{FineMoeOptions, Measured, Profile, Shape};

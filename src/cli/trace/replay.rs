@@ -8,7 +8,7 @@ use super::machine::{Machine, MachineArg, machine_or_file};
 use super::train::read_profile;
 use crate::engine::plan::ram::RamBudget;
 use crate::engine::{Engine, EngineOptions};
-use crate::policy::llapor::{HELD_OUT_SECTION, restore_held_out};
+use crate::policy::papers::prescope::llapor::{HELD_OUT_SECTION, restore_held_out};
 use crate::policy::{LlaPor, PolicySpec, Profile, Shape};
 use crate::trace::format::Trace;
 use crate::trace::tables::prescope::{LlaporReport, Trained};

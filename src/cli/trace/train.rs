@@ -7,7 +7,7 @@ use super::super::new_file::{NewFile, write_text};
 use super::super::out;
 use super::replay::percent;
 use super::{distance, samples};
-use crate::policy::llapor::save_held_out;
+use crate::policy::papers::prescope::llapor::save_held_out;
 use crate::policy::{LlaPor, ModelKey, Predictor, Profile, Shape};
 use crate::trace::format::Trace;
 use crate::trace::tables::prescope::{LlaporReport, PREDICTION, TRAINING, Value};

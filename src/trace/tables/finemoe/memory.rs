@@ -3,7 +3,7 @@
 use super::stated;
 use crate::Result;
 use crate::policy::Shape;
-use crate::policy::finemoe::MapStore;
+use crate::policy::papers::finemoe::MapStore;
 use crate::trace::tables::{Axes, Cell, Claim, Inputs, Row, Table, columns};
 
 const CAPACITIES: [usize; 6] = [1, 2, 4, 8, 16, 32];

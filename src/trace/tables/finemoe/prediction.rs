@@ -3,7 +3,7 @@
 use super::split::{Split, chosen, iterations, shape, steps};
 use super::{DEVICE, routing_of, stated};
 use crate::Result;
-use crate::policy::finemoe::{Iteration, best_distance, profile_distances, top_k};
+use crate::policy::papers::finemoe::{Iteration, best_distance, profile_distances, top_k};
 use crate::policy::{Costs, FineMoeOptions};
 use crate::trace::format::{MAX_AHEAD, Trace};
 use crate::trace::tables::{Axes, Claim, Inputs, N_UBATCH, Row, Source, Table, columns};

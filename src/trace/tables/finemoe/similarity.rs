@@ -3,7 +3,7 @@
 use super::split::{iteration, steps};
 use super::{routing_of, stated};
 use crate::Result;
-use crate::policy::finemoe::{
+use crate::policy::papers::finemoe::{
     Iteration, semantic_similarity, top_k_overlap, trajectory_similarity,
 };
 use crate::trace::Routing;

@@ -2,7 +2,7 @@
 
 use crate::policy::{
     EamcPredictor, Event, FineMoe, FineMoeOptions, InfinityOptions, Phase, Predictor, Profile,
-    PromptRouted, Routed, Shape, Timing, finemoe,
+    PromptRouted, Routed, Shape, Timing, papers::finemoe,
 };
 use crate::trace::format::Trace;
 use crate::trace::run::mean;

@@ -4,7 +4,7 @@ use super::split::{Split, iteration, shape, steps};
 use super::{routing_of, stated};
 use crate::Result;
 use crate::policy::FineMoeOptions;
-use crate::policy::finemoe::{Iteration, MapStore, Trajectory};
+use crate::policy::papers::finemoe::{Iteration, MapStore, Trajectory};
 use crate::trace::Routing;
 use crate::trace::tables::{Axes, Claim, Inputs, Row, Source, Table, columns};
 

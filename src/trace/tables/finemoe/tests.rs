@@ -55,7 +55,7 @@ fn trace() -> Trace {
             writer.begin_pass(phase, &ids, &vector(N_EMBD, [theme, 0]).repeat(n_tokens)).unwrap();
             for layer in 0..N_LAYERS {
                 let row = probs(theme, layer as u64);
-                let chosen = crate::policy::finemoe::top_k(&row, 2);
+                let chosen = crate::policy::papers::finemoe::top_k(&row, 2);
                 writer.routed(layer, &chosen.repeat(n_tokens), &row.repeat(n_tokens));
                 for distance in (1..=AHEAD).filter(|_| phase == Phase::Decode) {
                     // Right at a distance of 1, and of another theme beyond.

@@ -1,7 +1,7 @@
 //! Figure 16 and Table 3: how well LLaPor predicts.
 
 use super::report::{GATE, LLAPOR, LlaporReport, PREDICTION, STATISTICS, TRAINING};
-use crate::policy::llapor::Group;
+use crate::policy::papers::prescope::llapor::Group;
 use crate::trace::tables::{Axes, Cell, Claim, Inputs, Paper, Row, Table, columns};
 
 /// As rows and columns name them.

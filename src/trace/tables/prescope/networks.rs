@@ -2,7 +2,7 @@
 //! on.
 
 use crate::policy::LlaporModel;
-use crate::policy::llapor::{LayerModel, Workspace};
+use crate::policy::papers::prescope::llapor::{LayerModel, Workspace};
 use crate::trace::format::Trace;
 use crate::trace::hybrid::keep_best;
 
@@ -69,7 +69,7 @@ pub fn n_new(trace: &Trace, order: &[usize], n_held_out: usize) -> usize {
 mod tests {
     use super::*;
     use crate::policy::Phase;
-    use crate::policy::llapor::{Linear, Loss};
+    use crate::policy::papers::prescope::llapor::{Linear, Loss};
     use crate::trace::format::{Header, LayerShape, Writer};
     use crate::trace::tables::prescope::all;
     use crate::trace::tables::prescope::bench::{Bench, needed_share};

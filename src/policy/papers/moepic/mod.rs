@@ -13,7 +13,7 @@ mod persist;
 mod split;
 mod stats;
 
-use super::{Costs, Event, LayerShare, Phase, Profile, Shape, Splitter};
+use crate::policy::{Costs, Event, LayerShare, Phase, Profile, Shape, Splitter};
 use exposure::Exposure;
 use stats::Stats;
 

@@ -61,8 +61,8 @@ impl Curves {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::moepic::stats::Stats;
-    use crate::policy::moepic::testing::{Step, history, routed, shape};
+    use crate::policy::papers::moepic::stats::Stats;
+    use crate::policy::papers::moepic::testing::{Step, history, routed, shape};
     use crate::policy::{Eviction, Expert, Lcp};
     use proptest::prelude::*;
 

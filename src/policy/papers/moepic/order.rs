@@ -67,7 +67,7 @@ impl LcpOrder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::moepic::testing::{history, routed, shape};
+    use crate::policy::papers::moepic::testing::{history, routed, shape};
     use proptest::prelude::*;
 
     proptest! {

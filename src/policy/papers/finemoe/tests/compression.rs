@@ -1,8 +1,8 @@
 //! What rows and embeddings lose, and what a map takes.
 
 use super::*;
-use crate::policy::finemoe::row::{Encoder, KEPT, ranked};
-use crate::policy::finemoe::sketch::{DIMS, Sketch, Sketches};
+use crate::policy::papers::finemoe::row::{Encoder, KEPT, ranked};
+use crate::policy::papers::finemoe::sketch::{DIMS, Sketch, Sketches};
 
 proptest! {
     #[test]

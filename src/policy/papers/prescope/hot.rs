@@ -1,8 +1,8 @@
 //! The hot-expert table (PreScope): all experts of a model by how many tokens they have processed,
 //! in a profile. It is static: the hottest experts are resident, whatever a run does.
 
-use super::grid::Grid;
-use super::{Event, Eviction, Expert, Profile, PromptRouted, Routed, Shape};
+use crate::policy::grid::Grid;
+use crate::policy::{Event, Eviction, Expert, Profile, PromptRouted, Routed, Shape};
 
 /// Tokens that each expert has processed, of prompts and decode steps.
 #[derive(Clone, Debug)]

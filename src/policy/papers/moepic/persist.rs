@@ -76,7 +76,7 @@ pub(super) fn encode(stats: &Stats, tokens: u64) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::moepic::testing::{history, routed, shape};
+    use crate::policy::papers::moepic::testing::{history, routed, shape};
     use crate::policy::{Event, Phase, Profile, Splitter, Timing};
     use proptest::prelude::*;
 

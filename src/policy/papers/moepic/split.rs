@@ -72,7 +72,7 @@ impl Layer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::moepic::stats::LayerCounts;
+    use crate::policy::papers::moepic::stats::LayerCounts;
     use proptest::prelude::*;
 
     /// Counts as tokens make them, each with K activations and a whole prediction.

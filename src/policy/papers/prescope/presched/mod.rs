@@ -16,7 +16,7 @@
 //! - Q4: where the cut holds nothing of the next layer, the layer after it is looked at in the
 //!   same way, its gap lengthened by what the CPU will do for the layer between.
 
-use super::placement::{Missing, Placement, Schedule, Timer, View, sort_ascending};
+use crate::policy::placement::{Missing, Placement, Schedule, Timer, View, sort_ascending};
 
 /// Layers that are looked at ahead: the next, and if that needs nothing the one after it.
 const N_AHEAD: usize = 2;

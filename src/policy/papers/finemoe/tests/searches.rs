@@ -1,7 +1,7 @@
 //! Searches against similarities computed plainly from what is stored.
 
 use super::*;
-use crate::policy::finemoe::select::{select, threshold};
+use crate::policy::papers::finemoe::select::{select, threshold};
 
 /// A store of some iterations and new ones, some of which are old ones.
 fn seeds() -> impl Strategy<Value = Vec<u64>> {
