@@ -468,7 +468,7 @@ fn a_pinned_layer_counts_its_hits_when_it_is_unpinned() {
 }
 
 /// Of several devices' tiers each has slots for its own experts, and takes in no others, whatever
-/// is foretold or offered.
+/// is predicted or offered.
 #[test]
 fn a_tier_takes_in_its_own_experts_alone() {
     let model = Model::new();

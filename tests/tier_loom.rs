@@ -278,17 +278,17 @@ fn a_prefetch_in_the_way_of_demand_leaves() {
 
 #[test]
 fn a_prompt_takes_what_it_foresaw() {
-    check("foreseen, wanted and not", 2, || {
+    check("a layer prefetch, wanted and not", 2, || {
         let world = World::new(1, 2, 1, false);
         let link = world.link(0);
         let other = world.clone();
         let decode = thread::spawn(move || other.decode(&[0], 1));
-        world.tier.foresee(Some(0), &|expert| expert != 1);
+        world.tier.prefetch_layer(0, &|expert| expert != 1);
         let mut work = world.acquire(&[1, 2], Access::Prompt);
         assert_eq!(world.compute(&mut work), Ok(2));
         world.tier.release(&mut work);
         decode.join().unwrap();
-        world.tier.foresee(None, &|_| false);
+        world.tier.cancel_layer_prefetch();
         world.end([link]);
     });
 }

@@ -33,10 +33,10 @@ use crate::Result;
 use crate::experts::disk::link::IoKind;
 use crate::policy::{Event, Profile};
 
-/// Whether a prompt whose tokens chose `n_chosen` of a layer's experts foresees the next layer
-/// (`ExpertStore::foresee`). The same tokens spread over about as many of its neighbour's, so of
-/// what is brought no more than a quarter is in vain, and that while the link would have been idle.
-pub fn tells_of_next(n_chosen: usize, n_experts: usize) -> bool {
+/// Whether `ExpertStore::prefetch_layer` of the next layer pays for a prompt that uses `n_chosen`
+/// of a layer's experts. It uses about as many of the next layer's, so at most a quarter of what is
+/// loaded is wasted, on a link that would have been idle.
+pub fn prefetch_pays(n_chosen: usize, n_experts: usize) -> bool {
     4 * n_chosen >= 3 * n_experts
 }
 
@@ -81,9 +81,12 @@ pub trait ExpertStore: Send + Sync {
     /// Unpins, at any time.
     fn release(&self, work: &mut Acquisition);
 
-    /// The layer all of whose experts, nearly, the prompt that is being computed will want next; it
-    /// is told after that of the layer before was acquired, and at its end that there is none.
-    fn foresee(&self, _layer: Option<usize>) {}
+    /// Queues a layer's experts behind the demand of the layer that is acquired. Called for a
+    /// prompt that will use nearly all of them next; replaces the layer prefetch before it.
+    fn prefetch_layer(&self, _layer: usize) {}
+
+    /// Gives the layer prefetch up, if there is one.
+    fn cancel_layer_prefetch(&self) {}
 
     /// The layer whose router a predictor wants to see applied to this layer's activation.
     fn looks_ahead(&self, _layer: usize) -> Option<usize> {

@@ -113,7 +113,7 @@ impl Model {
         for l in 0..self.weights.layers.len() {
             let next = observer.layer(l);
             let result = next.and_then(|()| self.layer(cpu, kv, b, l, past, pass, observer));
-            result.inspect_err(|_| self.foresee(None))?;
+            result.inspect_err(|_| self.cancel_layer_prefetch())?;
         }
 
         // output norm, output head

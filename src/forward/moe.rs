@@ -5,7 +5,7 @@ use crate::backend::cpu::Cpu;
 use crate::backend::cpu::acts::Kinds;
 use crate::backend::cpu::expert::{Demand, ExpertBuffers, GranuleMats};
 use crate::backend::cpu::router::{Choice, Score};
-use crate::experts::{Access, Acquisition, ExpertStore, Resident, tells_of_next};
+use crate::experts::{Access, Acquisition, ExpertStore, Resident, prefetch_pays};
 use crate::forward::Buffers;
 use crate::forward::events::{Pass, nanos_since};
 use crate::model::Model;
@@ -107,7 +107,7 @@ impl Model {
         b.ffn.demand.group(&b.route.chosen, b.route.k, b.route.n_experts);
         store.acquire(l, &b.ffn.demand.experts, access, &mut b.ffn.work);
         if access == Access::Prompt {
-            self.foresee_after(l, b.ffn.demand.experts.len());
+            self.prefetch_after(l, b.ffn.demand.experts.len());
         }
         // shared expert, a look ahead: dense work while loads are in flight
         b.y.fill(0.0);
@@ -131,25 +131,36 @@ impl Model {
         Ok(())
     }
 
-    /// The tokens of a prompt have chosen `n_chosen` of layer `l`'s experts. Where these are most
-    /// of them, so will be the next layer's, which are brought meanwhile.
-    pub(super) fn foresee_after(&self, l: usize, n_chosen: usize) {
+    /// Prefetches the next layer's experts if a prompt that uses `n_chosen` of layer `l`'s will
+    /// use most of them.
+    pub(super) fn prefetch_after(&self, l: usize, n_chosen: usize) {
         let n_experts = self.hyper.routing.n_experts;
         let n_encoder = self.hyper.n_encoder_layers();
         // The decoder's tokens are others.
         let end = if l < n_encoder { n_encoder } else { self.weights.layers.len() };
         let mut behind = l + 1..end;
         let next = behind.find(|l| self.weights.routed[*l].is_some());
-        self.foresee(next.filter(|_| tells_of_next(n_chosen, n_experts)));
+        match next.filter(|_| prefetch_pays(n_chosen, n_experts)) {
+            Some(next) => self.prefetch_layer(next),
+            None => self.cancel_layer_prefetch(),
+        }
     }
 
-    /// The layer that a prompt comes to next and will want most experts of, if that is known.
-    pub(super) fn foresee(&self, next: Option<usize>) {
-        let in_vram = |l: &usize| self.tiers.as_ref().is_some_and(|tiers| tiers.has(*l));
+    fn prefetch_layer(&self, l: usize) {
         if let Some(tiers) = &self.tiers {
-            tiers.foresee(next);
+            tiers.prefetch_layer(l);
         }
-        self.routed.foresee(next.filter(|l| !in_vram(l)));
+        match self.tiers.as_ref().is_some_and(|tiers| tiers.has(l)) {
+            true => self.routed.cancel_layer_prefetch(),
+            false => self.routed.prefetch_layer(l),
+        }
+    }
+
+    pub(super) fn cancel_layer_prefetch(&self) {
+        if let Some(tiers) = &self.tiers {
+            tiers.cancel_layer_prefetch();
+        }
+        self.routed.cancel_layer_prefetch();
     }
 
     /// y += sigmoid(gate · h) · expert(h)

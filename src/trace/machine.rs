@@ -95,16 +95,19 @@ impl Machine {
 
     pub fn acquire(&mut self, work: &mut Acquisition) {
         if self.mode == Mode::Lockstep {
-            // What was foreseen of the layer is there.
+            // The layer prefetch has landed.
             self.complete_all();
         }
         self.state.acquire(work);
         self.start_reads();
     }
 
-    /// The layer that a prompt will want most of next, if any.
-    pub fn foresee(&mut self, layer: Option<usize>) {
-        self.state.foresee(layer, &|_| true);
+    /// Queues all experts of the layer that a prompt uses next; `None`: of no layer.
+    pub fn prefetch_layer(&mut self, layer: Option<usize>) {
+        match layer {
+            Some(layer) => self.state.prefetch_layer(layer, &|_| true),
+            None => self.state.cancel_layer_prefetch(),
+        }
         self.start_reads();
     }
 

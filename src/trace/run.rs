@@ -8,7 +8,7 @@ use super::options::{Caching, SimOptions, Tiers};
 use super::report::{Iteration, Report};
 use super::routing::{Pass, Routing};
 use crate::Result;
-use crate::experts::{Access, Acquisition, Counters, State, tells_of_next};
+use crate::experts::{Access, Acquisition, Counters, State, prefetch_pays};
 use crate::policy::{Ahead, Event, Phase, Policy, PromptRouted, Routed, Shape, Timing};
 
 /// Replays all requests.
@@ -160,7 +160,7 @@ impl<'a> Run<'a> {
         self.work.start(OWNER, layer, &self.buffers.demand, access);
         self.machine.acquire(&mut self.work);
         if pass.phase() == Phase::Prompt {
-            self.foresee_after(layer);
+            self.prefetch_after(layer);
         }
         // shared expert
         self.machine.compute(self.costs.shared.of(pass.tokens.len()));
@@ -175,12 +175,12 @@ impl<'a> Run<'a> {
         self.machine.release(&mut self.work);
     }
 
-    /// As `Model::foresee_after`.
-    fn foresee_after(&mut self, layer: usize) {
+    /// As `Model::prefetch_after`.
+    fn prefetch_after(&mut self, layer: usize) {
         let n_experts = self.routing.n_experts();
         let next = (layer + 1..n_experts.len()).find(|l| n_experts[*l] > 0);
-        let tells = tells_of_next(self.buffers.demand.len(), n_experts[layer]);
-        self.machine.foresee(next.filter(|_| tells));
+        let pays = prefetch_pays(self.buffers.demand.len(), n_experts[layer]);
+        self.machine.prefetch_layer(next.filter(|_| pays));
     }
 
     /// What the granules that are handed out take together: one launch, and of each its part of

@@ -33,7 +33,7 @@ pub struct StreamOptions {
     pub k: usize,
     /// What policies have learned of the model before.
     pub profile: Profile,
-    /// Whether a layer waits for everything that was predicted or foreseen before it to land: hits
+    /// Whether a layer waits for every prefetch before it to land: hits
     /// then do not depend on time, for tests.
     pub lockstep: bool,
     /// Makes reads fail and wait, for tests.
@@ -284,7 +284,7 @@ impl ExpertStore for Streamed {
 
     fn acquire(&self, layer: usize, experts: &[u32], access: Access, work: &mut Acquisition) {
         if self.lockstep && access == Access::Prompt {
-            // What was foreseen of the layer is there.
+            // The layer prefetch has landed.
             self.wait_for_link();
         }
         work.start(self.owner(), layer, experts, access);
@@ -332,8 +332,13 @@ impl ExpertStore for Streamed {
         self.moving.wake_link();
     }
 
-    fn foresee(&self, layer: Option<usize>) {
-        self.tier().foresee(layer, &|_| true);
+    fn prefetch_layer(&self, layer: usize) {
+        self.tier().prefetch_layer(layer, &|_| true);
+        self.moving.wake_link();
+    }
+
+    fn cancel_layer_prefetch(&self) {
+        self.tier().cancel_layer_prefetch();
         self.moving.wake_link();
     }
 

@@ -201,10 +201,17 @@ impl Tier {
         self.unlock(shared);
     }
 
-    /// What a prompt will want next; see `State::foresee`.
-    pub fn foresee(&self, layer: Option<usize>, is_wanted: &dyn Fn(u32) -> bool) {
+    /// Queues a layer's experts for a prompt; see `State::prefetch_layer`.
+    pub fn prefetch_layer(&self, layer: usize, is_wanted: &dyn Fn(u32) -> bool) {
         let mut shared = self.lock();
-        shared.state.foresee(layer, is_wanted);
+        shared.state.prefetch_layer(layer, is_wanted);
+        self.unlock(shared);
+    }
+
+    /// Gives the layer prefetch up, if there is one.
+    pub fn cancel_layer_prefetch(&self) {
+        let mut shared = self.lock();
+        shared.state.cancel_layer_prefetch();
         self.unlock(shared);
     }
 

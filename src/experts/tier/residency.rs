@@ -42,8 +42,8 @@ pub struct Entry {
     /// When it last came into transit: the oldest leaves first.
     pub stamp: u64,
     /// The number of the last predictions that named it, and how urgent it was to them.
-    pub forecast: u64,
-    pub foretold: f32,
+    pub prediction_round: u64,
+    pub predicted_priority: f32,
     /// Place among its class's members, while it holds slots.
     pub place: u32,
 }
@@ -96,8 +96,8 @@ impl Residency {
                     is_counted: false,
                     unused_bytes: 0,
                     stamp: 0,
-                    forecast: 0,
-                    foretold: 0.0,
+                    prediction_round: 0,
+                    predicted_priority: 0.0,
                     place: 0,
                 });
             }

@@ -299,12 +299,16 @@ impl Vram {
         self.core.tier.release(work);
     }
 
-    /// As of `ExpertStore`. The link takes what it brings out of RAM itself: in the tier below it
-    /// is demand, for an expert at a time, and nothing there need foresee it too.
-    pub fn foresee(&self, layer: Option<usize>) {
-        let own = self.core.own.as_ref().zip(layer);
-        let is_own = |expert| own.is_none_or(|(own, l)| own.has(l, expert));
-        self.core.tier.foresee(layer, &is_own);
+    /// See `ExpertStore::prefetch_layer`. The tier below needs no prefetch of its own for it: the
+    /// PCIe link demands one expert after the other there.
+    pub fn prefetch_layer(&self, layer: usize) {
+        let own = self.core.own.as_ref();
+        let is_own = |expert| own.is_none_or(|own| own.has(layer, expert));
+        self.core.tier.prefetch_layer(layer, &is_own);
+    }
+
+    pub fn cancel_layer_prefetch(&self) {
+        self.core.tier.cancel_layer_prefetch();
     }
 
     fn note_handed(&self, work: &Acquisition, end: Option<&Fence>) {

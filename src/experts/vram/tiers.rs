@@ -68,9 +68,18 @@ impl Tiers {
         self.of_layer(layer).for_each(|(_, vram)| vram.admit(layer, experts));
     }
 
-    /// See `Vram::foresee`, of each that has the layer.
-    pub fn foresee(&self, next: Option<usize>) {
-        self.iter().for_each(|vram| vram.foresee(next.filter(|l| vram.has(*l))));
+    /// Prefetches a layer in each tier that has it, and nothing in the others.
+    pub fn prefetch_layer(&self, layer: usize) {
+        for vram in self.iter() {
+            match vram.has(layer) {
+                true => vram.prefetch_layer(layer),
+                false => vram.cancel_layer_prefetch(),
+            }
+        }
+    }
+
+    pub fn cancel_layer_prefetch(&self) {
+        self.iter().for_each(Vram::cancel_layer_prefetch);
     }
 
     // ---- the policies: as of `ExpertStore`. Each tier has its own, and hears everything ----

@@ -42,7 +42,7 @@ impl Model {
         let mut own = self.encoder_cache(tokens.len());
         for l in 0..self.hyper.n_encoder_layers() {
             let result = self.encoder_layer(cpu, &mut own, b, l, pass, observer);
-            result.inspect_err(|_| self.foresee(None))?;
+            result.inspect_err(|_| self.cancel_layer_prefetch())?;
         }
 
         // output norm, keys and values for the decoder
@@ -106,7 +106,7 @@ impl Model {
         self.begin_text(b, tokens, at.past, pass, observer);
         for l in self.hyper.decoder_layers() {
             let result = self.decoder_layer(cpu, kv, b, l, at, pass, observer);
-            result.inspect_err(|_| self.foresee(None))?;
+            result.inspect_err(|_| self.cancel_layer_prefetch())?;
         }
 
         // output norm, output head

@@ -312,7 +312,7 @@ impl<'a> Pass<'a> {
         if !hybrid.cpu.is_empty() {
             self.cpu_experts(&mut shares[0], hybrid, (cpu, b), call)?;
         } else {
-            self.foresee_after(call, &hybrid.all);
+            self.prefetch_after(call, &hybrid.all);
         }
         // Each in turn: while one is waited for, the others' links and kernels go on.
         while hybrid.batches.iter().any(|batch| batch.left > 0) {
@@ -339,9 +339,9 @@ impl<'a> Pass<'a> {
     }
 
     /// Once everything of this layer is demanded.
-    fn foresee_after(&self, call: &LayerCall, all: &Demand) {
+    fn prefetch_after(&self, call: &LayerCall, all: &Demand) {
         if call.access == Access::Prompt {
-            self.model.foresee_after(call.l, all.experts.len());
+            self.model.prefetch_after(call.l, all.experts.len());
         }
     }
 
@@ -365,7 +365,7 @@ impl<'a> Pass<'a> {
         b.acts.fill(cpu, Kinds::of(shape.inputs()), self.n, shape.n_embd, &b.h);
         f.expert.begin(demand.n_pairs(), shape.n_ff, shape.n_embd, Kinds::of([shape.down]));
         store.acquire(call.l, &demand.experts, call.access, &mut f.work);
-        self.foresee_after(call, &hybrid.all);
+        self.prefetch_after(call, &hybrid.all);
         let computed = loop {
             match store.next_ready(&mut f.work) {
                 Ok(true) => {

@@ -107,7 +107,7 @@ impl Pass<'_> {
         let waited = tools.staging.wait(self.stream());
         let waited = waited.and(tools.wait_for_peers());
         if result.is_err() {
-            self.model.foresee(None);
+            self.model.cancel_layer_prefetch();
         }
         if let (Err(_), Some(tiers)) = (&result, &self.dev.tiers) {
             tools.hybrid.release_all(tiers);

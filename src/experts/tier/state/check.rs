@@ -75,7 +75,7 @@ impl State {
             assert_eq!(held, [class.held(Role::Working), class.held(Role::Transit)]);
         }
         self.check_pinned_layers();
-        self.check_foreseen();
+        self.check_prefetches();
         let staged = self.tickets.iter().filter(|(_, t)| t.staging.is_some()).count();
         assert_eq!(self.staging.len() + staged, self.plan.n_staging);
     }

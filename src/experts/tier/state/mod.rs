@@ -6,16 +6,16 @@
 //! - an expert's granules in memory are a prefix, its slots too, and its working slots too;
 //! - a pinned granule that has landed stays where it is;
 //! - a load's granules hold slots from its start to its end, and nobody else's;
-//! - a queued prefetch is foreseen, foretold by the latest predictions, or an admission;
+//! - a queued prefetch belongs to the layer prefetch, the latest predictions or an admission;
 //! - without a load, transit holds whole experts or nothing of them, unless a load has just failed:
 //!   so what waits for room in transit waits for computation and reads, never for another waiter;
 //! - both roles keep within what their class gives them.
 
 mod admission;
 mod check;
-mod forecast;
-mod foreseen;
+mod layer_prefetch;
 mod pinned;
+mod predictions;
 mod room;
 
 use slab::Slab;
@@ -29,7 +29,7 @@ use crate::experts::acquisition::{Access, Acquisition, GranuleRef};
 use crate::experts::counters::Counters;
 use crate::experts::layout::piece::Piece;
 use crate::policy::{Event, Eviction, Expert, LayerShare, Profile};
-use foreseen::Foreseen;
+use layer_prefetch::LayerPrefetch;
 use pinned::PinnedLayer;
 use std::ops::Range;
 use std::sync::Arc;
@@ -121,9 +121,9 @@ pub struct State {
     step: u64,
     last_step: Vec<u64>,
     /// Number of the last predictions: what they name is protected.
-    forecast: u64,
-    /// What a prompt wants next.
-    foreseen: Foreseen,
+    prediction_round: u64,
+    /// The layer that a prompt wants next.
+    layer_prefetch: LayerPrefetch,
     /// Works of which a demand waits for room.
     n_short: usize,
     /// Layers whose whole experts are pinned for a device.
@@ -160,8 +160,8 @@ impl State {
             step: 0,
             last_step: vec![0; plan.layers.len()],
             // Of none yet: entries begin with 0.
-            forecast: 1,
-            foreseen: Foreseen::default(),
+            prediction_round: 1,
+            layer_prefetch: LayerPrefetch::default(),
             n_short: 0,
             pinned_layers: Vec::new(),
             upper: Arc::new(UpperResidency::new(&plan.layers)),
@@ -208,8 +208,8 @@ impl State {
             self.pin(e);
         }
         match work.access {
-            Access::Decode => self.step_over(work.layer),
-            Access::Prompt => self.meet(work.layer),
+            Access::Decode => self.on_decode_step(work.layer),
+            Access::Prompt => self.on_prompt_layer(work.layer),
             Access::Upload { .. } => {}
         }
         if work.access.keeps() {
@@ -241,7 +241,7 @@ impl State {
     }
 
     /// A decode step has come to this layer.
-    fn step_over(&mut self, layer: usize) {
+    fn on_decode_step(&mut self, layer: usize) {
         self.drop_stale_prefetches(layer);
         self.step += 1;
         self.last_step[layer] = self.step;
@@ -266,7 +266,7 @@ impl State {
         let stale = |load: &LoadId| {
             let load = &self.loads[*load as usize];
             let entry = self.table.get(load.expert);
-            let is_of_layer = entry.id.layer as usize == layer && !self.is_foreseen(entry);
+            let is_of_layer = entry.id.layer as usize == layer && !self.is_in_layer_prefetch(entry);
             is_of_layer && entry.pins == 0 && !load.is_admission()
         };
         let stale: Vec<LoadId> = self.queue.prefetches().filter(stale).collect();
@@ -333,7 +333,7 @@ impl State {
         // What is unpinned is nobody's to look at, also when this is the end.
         work.handed.clear();
         self.pump(work);
-        self.bring_foreseen();
+        self.queue_layer_prefetch();
         let mut left = false;
         let mut waits = false;
         for want in work.wanted.iter().filter(|want| !want.is_done) {
@@ -394,7 +394,7 @@ impl State {
             }
         }
         work.finish();
-        self.bring_foreseen();
+        self.queue_layer_prefetch();
     }
 
     fn unpin(&mut self, e: u32, access: Access) {

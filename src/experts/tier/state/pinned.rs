@@ -33,10 +33,10 @@ impl State {
             match entry.held - entry.settled {
                 _ if !entry.is_whole() => {}
                 0 => self.pin_with_layer(e, place),
-                n => in_transit.push((self.foretold(self.table.get(e)), n, e)),
+                n => in_transit.push((self.prefetch_priority(self.table.get(e)), n, e)),
             }
         }
-        // Most urgent first; those that nothing foretells are last.
+        // Most urgent first; those that nothing predicts are last.
         in_transit.sort_by(|a, b| b.0.partial_cmp(&a.0).expect("priorities are numbers"));
         for (_, n, e) in in_transit {
             if n <= room {
@@ -68,7 +68,7 @@ impl State {
         let PinnedLayer { last_step, .. } =
             self.pinned_layers.swap_remove(at.expect("a pinned layer"));
         if !used.is_empty() && self.last_step[layer] == last_step {
-            self.step_over(layer);
+            self.on_decode_step(layer);
         }
         for expert in used {
             let e = self.index(layer, *expert);

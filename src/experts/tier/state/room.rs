@@ -119,7 +119,7 @@ impl State {
     }
 
     /// Room for `n` more granules of an expert in transit. A prefetch of some priority leaves what
-    /// is foretold to be at least as urgent.
+    /// is predicted to be at least as urgent.
     fn make_transit(&mut self, e: u32, n: usize, prefetch: Option<f32>) -> bool {
         let class = self.table.get(e).class;
         while self.classes[class].room(Role::Transit) < n {
@@ -177,11 +177,11 @@ impl State {
         let members = self.classes[class].members().iter().copied();
         let loose = members.filter_map(|e| {
             let entry = self.table.get(e);
-            let foretold = self.foretold(entry).unwrap_or(f32::NEG_INFINITY);
+            let predicted = self.prefetch_priority(entry).unwrap_or(f32::NEG_INFINITY);
             let is_free = entry.is_loose()
                 && entry.held > entry.settled
-                && prefetch.is_none_or(|priority| foretold < priority);
-            is_free.then_some((foretold, entry.stamp, e))
+                && prefetch.is_none_or(|priority| predicted < priority);
+            is_free.then_some((predicted, entry.stamp, e))
         });
         let first = loose.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
         first.map(|found| found.2)

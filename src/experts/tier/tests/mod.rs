@@ -203,10 +203,13 @@ impl World {
         self.state.set_shares(&dense.chain(shares).collect::<Vec<_>>());
     }
 
-    fn foresee(&mut self, layer: Option<usize>) {
+    fn prefetch_layer(&mut self, layer: Option<usize>) {
         let before = self.working();
-        self.state.foresee(layer, &|_| true);
-        assert!(before.is_subset(&self.working()), "what is foreseen evicts working granules");
+        match layer {
+            Some(layer) => self.state.prefetch_layer(layer, &|_| true),
+            None => self.state.cancel_layer_prefetch(),
+        }
+        assert!(before.is_subset(&self.working()), "a layer prefetch evicts working granules");
     }
 
     fn load_all(&mut self) {
@@ -317,7 +320,7 @@ impl World {
             assert!(idle_steps < 2, "all wait for nothing");
         }
         self.load_all();
-        self.foresee(None);
+        self.prefetch_layer(None);
         // Works have ended beside what is pinned.
         while let Some(layer) = self.pinned_layers.keys().next() {
             self.unpin_layer(*layer, &[]);
@@ -353,7 +356,7 @@ enum Op {
         layer: usize,
         experts: Vec<u32>,
     },
-    Foresee {
+    PrefetchLayer {
         layer: Option<usize>,
     },
     PinLayer {
@@ -401,7 +404,8 @@ fn op() -> impl Strategy<Value = Op> {
             .prop_map(|shares| Op::Share { shares }),
         1 => (MOE_LAYERS, proptest::collection::vec(0..6u32, 0..4))
             .prop_map(|(layer, experts)| Op::Admit { layer, experts }),
-        2 => proptest::option::weighted(0.8, MOE_LAYERS).prop_map(|layer| Op::Foresee { layer }),
+        2 => proptest::option::weighted(0.8, MOE_LAYERS)
+            .prop_map(|layer| Op::PrefetchLayer { layer }),
         2 => MOE_LAYERS.prop_map(|layer| Op::PinLayer { layer }),
         1 => (MOE_LAYERS, proptest::collection::vec(0..6u32, 0..4))
             .prop_map(|(layer, used)| Op::UnpinLayer { layer, used }),
@@ -428,7 +432,7 @@ fn run(world: &mut World, ops: Vec<Op>) {
             Op::Release { work } => world.release(work),
             Op::Prefetch { predictions, age } => world.predict_late(&predictions, age),
             Op::Share { shares } => world.share(&shares),
-            Op::Foresee { layer } => world.foresee(layer),
+            Op::PrefetchLayer { layer } => world.prefetch_layer(layer),
             Op::Admit { layer, experts } => world.state.admit(layer, &experts),
             Op::PinLayer { layer } if !world.pinned_layers.contains_key(&layer) => {
                 world.pin_layer(layer)
@@ -482,11 +486,11 @@ proptest! {
 /// its own other part.
 #[test]
 fn an_admission_does_not_push_out_what_it_adds_to() {
-    let foretold = Prediction { expert: Expert { layer: 3, expert: 1 }, priority: 0.0 };
+    let predicted = Prediction { expert: Expert { layer: 3, expert: 1 }, priority: 0.0 };
     let landed = || Op::EndRead { which: 0, fails: false };
     let mut world = World::new(plan([11, 6], 3), false, "predictor=none,eviction=lru", N_WORKS);
     let ops = vec![
-        Op::Prefetch { predictions: vec![foretold], age: 0 },
+        Op::Prefetch { predictions: vec![predicted], age: 0 },
         Op::StartReads,
         Op::Acquire { work: 0, layer: 3, experts: vec![5], access: Access::Decode },
         landed(),
@@ -642,7 +646,7 @@ fn a_failed_load_fails_its_work_and_the_next_tries_again() {
     decode(&mut world, 1, &[0]);
 }
 
-fn foresee(layer: u32, expert: u32, priority: f32) -> Prediction {
+fn predicted(layer: u32, expert: u32, priority: f32) -> Prediction {
     Prediction { expert: Expert { layer, expert }, priority }
 }
 
@@ -656,22 +660,22 @@ fn full() -> World {
 }
 
 #[test]
-fn what_is_foretold_stays_until_something_more_urgent_is_or_it_is_refuted() {
+fn a_prediction_protects_until_a_more_urgent_one_or_one_without_it() {
     let mut world = full();
-    world.predict(&[foresee(1, 0, 0.9), foresee(1, 1, 0.5)]);
+    world.predict(&[predicted(1, 0, 0.9), predicted(1, 1, 0.5)]);
     world.load_all();
     let resident = |world: &World| (0..4).map(|e| world.resident(1, e)).collect::<Vec<_>>();
     assert_eq!(resident(&world), [3, 3, 0, 0]);
     // Less urgent: there is no room for it.
-    world.predict(&[foresee(1, 0, 0.9), foresee(1, 1, 0.5), foresee(1, 2, 0.4)]);
+    world.predict(&[predicted(1, 0, 0.9), predicted(1, 1, 0.5), predicted(1, 2, 0.4)]);
     world.load_all();
     assert_eq!(resident(&world), [3, 3, 0, 0]);
     // More urgent than one of them.
-    world.predict(&[foresee(1, 0, 0.9), foresee(1, 2, 0.6), foresee(1, 1, 0.5)]);
+    world.predict(&[predicted(1, 0, 0.9), predicted(1, 2, 0.6), predicted(1, 1, 0.5)]);
     world.load_all();
     assert_eq!(resident(&world), [3, 0, 3, 0]);
     // Nobody names them any more.
-    world.predict(&[foresee(1, 3, 0.1)]);
+    world.predict(&[predicted(1, 3, 0.1)]);
     world.load_all();
     assert_eq!(resident(&world), [0, 0, 3, 3]);
 }
@@ -679,7 +683,7 @@ fn what_is_foretold_stays_until_something_more_urgent_is_or_it_is_refuted() {
 #[test]
 fn what_is_pinned_stays_and_leaves_room_for_demand() {
     let mut world = full();
-    world.predict(&[foresee(1, 0, 0.5), foresee(1, 1, 0.9)]);
+    world.predict(&[predicted(1, 0, 0.5), predicted(1, 1, 0.9)]);
     world.load_all();
     // Of the two in transit the more urgent one: the other's room is for demand.
     world.pin_layer(3);
@@ -720,9 +724,9 @@ fn what_is_worth_more_is_admitted_when_the_link_is_idle() {
         let routed = Routed { request: 0, layer: 1, chosen, probs, hidden, ahead: None };
         world.state.observe(&Event::Routed(routed));
     }
-    world.predict(&[foresee(3, 4, 0.1)]);
+    world.predict(&[predicted(3, 4, 0.1)]);
     world.state.admit(1, &[2, 3, 0]);
-    // What is predicted goes first, and neither refutes nor is refuted.
+    // What is predicted goes first, and neither replaces the other.
     world.start_reads();
     assert_eq!(world.state.ticket(world.in_flight[0]).expert.layer, 3);
     world.predict(&[]);
@@ -742,7 +746,7 @@ fn an_upload_says_nothing_of_the_layers_other_experts() {
     let accesses = [Access::Upload { keep: false }, Access::Upload { keep: true }, Access::Decode];
     for access in accesses {
         let mut world = full();
-        world.predict(&[foresee(1, 0, 0.9)]);
+        world.predict(&[predicted(1, 0, 0.9)]);
         let step = world.state.step();
         world.acquire(0, 1, &[5], access);
         world.release(0);
@@ -757,8 +761,8 @@ fn an_upload_says_nothing_of_the_layers_other_experts() {
 #[test]
 fn predictions_replace_each_other_in_the_queue() {
     let mut world = full();
-    world.predict(&[foresee(1, 0, 0.9), foresee(1, 1, 0.5)]);
-    world.predict(&[foresee(1, 1, 0.8), foresee(1, 2, 0.3)]);
+    world.predict(&[predicted(1, 0, 0.9), predicted(1, 1, 0.5)]);
+    world.predict(&[predicted(1, 1, 0.8), predicted(1, 2, 0.3)]);
     world.start_reads();
     assert_eq!(world.state.ticket(world.in_flight[0]).expert.expert, 1);
     world.load_all();
@@ -771,7 +775,7 @@ fn what_is_predicted_of_a_layer_that_has_gone_by_is_not_brought() {
     let mut world = full();
     let step = world.state.step();
     decode(&mut world, 1, &[0]);
-    world.state.prefetch(&[foresee(1, 4, 0.9), foresee(3, 4, 0.5)], step);
+    world.state.prefetch(&[predicted(1, 4, 0.9), predicted(3, 4, 0.5)], step);
     world.load_all();
     assert_eq!((world.resident(1, 4), world.resident(3, 4)), (0, 3));
 }

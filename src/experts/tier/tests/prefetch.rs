@@ -1,4 +1,4 @@
-//! Prompts that foresee their next layer: what is brought, behind what, in whose place, and what
+//! Layer prefetch for prompts: what is brought, behind what, in whose place, and what
 //! becomes of it when the layer comes or never does.
 
 use super::*;
@@ -19,9 +19,9 @@ fn resident(world: &World, layer: u32) -> Vec<usize> {
 const EXPERT_BYTES: u64 = 8 * PIECE_BYTES as u64;
 
 #[test]
-fn what_is_foreseen_comes_as_far_as_there_is_room_and_is_used() {
+fn a_layer_prefetch_comes_as_far_as_there_is_room_and_is_used() {
     let mut world = full(2 * GRANULES);
-    world.foresee(Some(1));
+    world.prefetch_layer(Some(1));
     world.load_all();
     assert_eq!(resident(&world, 1), [3, 3, 0, 0, 0, 0]);
     assert_eq!(resident(&world, 3), [3, 3, 3, 0, 0, 0]);
@@ -38,10 +38,10 @@ fn what_is_foreseen_comes_as_far_as_there_is_room_and_is_used() {
 }
 
 #[test]
-fn demand_goes_first_and_what_is_foreseen_takes_the_room_that_it_leaves() {
+fn demand_goes_first_and_a_layer_prefetch_takes_the_room_that_it_leaves() {
     let mut world = full(2 * GRANULES);
     world.acquire(0, 3, &[0, 3, 4, 5], Access::Prompt);
-    world.foresee(Some(1));
+    world.prefetch_layer(Some(1));
     // Two of the three that are missing fill transit: nothing of the next layer is queued.
     world.load_all();
     assert_eq!(resident(&world, 1), [0; 6]);
@@ -67,11 +67,11 @@ fn demand_goes_first_and_what_is_foreseen_takes_the_room_that_it_leaves() {
 }
 
 #[test]
-fn what_is_foreseen_does_not_take_the_room_that_a_demand_waits_for() {
+fn a_layer_prefetch_does_not_take_the_room_that_a_demand_waits_for() {
     let mut world = full(GRANULES);
     world.acquire(0, 1, &[0], Access::Prompt);
     world.acquire(1, 1, &[1], Access::Prompt);
-    world.foresee(Some(3));
+    world.prefetch_layer(Some(3));
     world.load_all();
     // The first work gives its room back; the second has not asked again yet.
     assert_eq!(world.drain(0), None);
@@ -87,14 +87,14 @@ fn what_is_foreseen_does_not_take_the_room_that_a_demand_waits_for() {
 }
 
 #[test]
-fn predictions_do_not_refute_what_is_foreseen_nor_take_its_room() {
+fn predictions_do_not_cancel_a_layer_prefetch_nor_take_its_room() {
     let mut world = full(2 * GRANULES);
-    world.foresee(Some(1));
-    world.predict(&[super::foresee(3, 4, 0.9), super::foresee(1, 5, 0.8)]);
+    world.prefetch_layer(Some(1));
+    world.predict(&[super::predicted(3, 4, 0.9), super::predicted(1, 5, 0.8)]);
     world.load_all();
     assert_eq!((resident(&world, 1), world.resident(3, 4)), (vec![3, 3, 0, 0, 0, 0], 0));
     world.predict(&[]);
-    world.predict(&[super::foresee(3, 4, 0.9)]);
+    world.predict(&[super::predicted(3, 4, 0.9)]);
     world.load_all();
     assert_eq!((resident(&world, 1), world.resident(3, 4)), (vec![3, 3, 0, 0, 0, 0], 0));
     // A token of another timeline that comes by does not either.
@@ -103,10 +103,10 @@ fn predictions_do_not_refute_what_is_foreseen_nor_take_its_room() {
 }
 
 #[test]
-fn what_was_foreseen_in_vain_leaves_when_the_layer_comes() {
+fn a_useless_layer_prefetch_leaves_when_the_layer_comes() {
     for n_landed in [0, 1, 2, 99] {
         let mut world = full(2 * GRANULES);
-        world.foresee(Some(1));
+        world.prefetch_layer(Some(1));
         for _ in 0..n_landed {
             world.start_reads();
             world.end_read(0, false);
@@ -128,13 +128,13 @@ fn a_prompt_that_ends_early_leaves_nothing_queued() {
     for n_landed in [0, 1, 2, 99] {
         let mut world = full(2 * GRANULES);
         world.acquire(0, 3, &[0, 1, 2], Access::Prompt);
-        world.foresee(Some(1));
+        world.prefetch_layer(Some(1));
         for _ in 0..n_landed {
             world.start_reads();
             world.end_read(0, false);
         }
         world.release(0);
-        world.foresee(None);
+        world.prefetch_layer(None);
         assert!(world.state.start_read().is_none());
         world.load_all();
         assert!(world.state.is_idle());
@@ -144,9 +144,9 @@ fn a_prompt_that_ends_early_leaves_nothing_queued() {
 }
 
 #[test]
-fn a_failed_read_of_what_is_foreseen_is_nobodys_error() {
+fn a_failed_read_of_a_layer_prefetch_is_no_error() {
     let mut world = full(2 * GRANULES);
-    world.foresee(Some(1));
+    world.prefetch_layer(Some(1));
     world.start_reads();
     world.end_read(0, true);
     world.load_all();
@@ -204,7 +204,7 @@ proptest! {
                 }
                 let next = Some(layer + 1).filter(|next| MOE_LAYERS.contains(next));
                 world.acquire(0, layer, experts, Access::Prompt);
-                world.foresee(next);
+                world.prefetch_layer(next);
                 let is_near = |l: &usize| *l == layer || Some(*l) == next;
                 for step in 0.. {
                     assert!(step < 10_000, "the prompt waits for ever");
@@ -225,7 +225,7 @@ proptest! {
                 world.release(0);
                 prop_assert!(working.is_subset(&world.working()));
             }
-            // The last layer foresees nothing: with the prompt all that it moved is gone.
+            // The last layer has none to prefetch: with the prompt all that it moved is gone.
             world.load_all();
             prop_assert!(world.state.is_idle());
             prop_assert!(moving(&world).is_empty());

@@ -1,6 +1,6 @@
 //! Two tiers that know of each other.
 
-use super::{GRANULES, World, decode, foresee, full, plan, small};
+use super::{GRANULES, World, decode, full, plan, predicted, small};
 use crate::policy::Expert;
 
 impl World {
@@ -37,10 +37,10 @@ fn of_what_the_tier_above_has_too_the_hottest_leaves_first() {
 }
 
 #[test]
-fn what_the_tier_above_has_is_not_foretold_here() {
+fn what_the_tier_above_has_is_not_prefetched_here() {
     let mut world = full();
     world.set_upper(1, 0, true);
-    world.predict(&[foresee(1, 0, 0.9), foresee(1, 1, 0.5)]);
+    world.predict(&[predicted(1, 0, 0.9), predicted(1, 1, 0.5)]);
     world.load_all();
     assert_eq!((world.resident(1, 0), world.resident(1, 1)), (0, 3));
 }

@@ -3,7 +3,7 @@
 //! used or named no more (MoE-Infinity, section 5.2).
 
 use super::State;
-use super::foreseen::URGENCY;
+use super::layer_prefetch::URGENCY;
 use crate::experts::acquisition::Access;
 use crate::experts::tier::queue::{Cause, LoadId};
 use crate::experts::tier::residency::Entry;
@@ -19,15 +19,15 @@ impl State {
     /// are predicted no more. The predictions are as old as `step`: layers that have come by
     /// since are past.
     pub fn prefetch(&mut self, predictions: &[Prediction], step: u64) {
-        self.forecast += 1;
+        self.prediction_round += 1;
         let ahead = |p: &&Prediction| self.last_step[p.expert.layer as usize] <= step;
         let predictions: Vec<Prediction> = predictions.iter().filter(ahead).copied().collect();
         for Prediction { expert, priority } in &predictions {
             let e = self.table.index(*expert);
             let entry = self.table.get_mut(e);
-            (entry.forecast, entry.foretold) = (self.forecast, *priority);
+            (entry.prediction_round, entry.predicted_priority) = (self.prediction_round, *priority);
         }
-        self.drop_refuted_prefetches();
+        self.drop_unpredicted();
         let mut full = vec![false; self.classes.len()];
         for Prediction { expert, priority } in predictions {
             let e = self.table.index(expert);
@@ -40,26 +40,27 @@ impl State {
                 continue;
             }
             match entry.load {
-                Some(_) if self.is_foreseen(entry) => {}
+                Some(_) if self.is_in_layer_prefetch(entry) => {}
                 Some(load) => self.queue.reprioritise(load, priority),
                 None => full[class] = !self.start_prefetch(e, priority),
             }
         }
     }
 
-    /// Whether an expert is foreseen or the latest predictions name it, and how urgent it is.
-    pub(super) fn foretold(&self, entry: &Entry) -> Option<f32> {
-        let predicted = (entry.forecast == self.forecast).then_some(entry.foretold);
-        if self.is_foreseen(entry) { Some(URGENCY) } else { predicted }
+    /// How urgent an expert is to the layer prefetch or the latest predictions, if they name it.
+    pub(super) fn prefetch_priority(&self, entry: &Entry) -> Option<f32> {
+        let predicted =
+            (entry.prediction_round == self.prediction_round).then_some(entry.predicted_priority);
+        if self.is_in_layer_prefetch(entry) { Some(URGENCY) } else { predicted }
     }
 
-    fn drop_refuted_prefetches(&mut self) {
-        let is_refuted = |load: &LoadId| {
+    fn drop_unpredicted(&mut self) {
+        let is_unpredicted = |load: &LoadId| {
             let load = &self.loads[*load as usize];
-            !load.is_admission() && self.foretold(self.table.get(load.expert)).is_none()
+            !load.is_admission() && self.prefetch_priority(self.table.get(load.expert)).is_none()
         };
-        let refuted: Vec<LoadId> = self.queue.prefetches().filter(is_refuted).collect();
-        for load in refuted {
+        let unpredicted: Vec<LoadId> = self.queue.prefetches().filter(is_unpredicted).collect();
+        for load in unpredicted {
             self.stop(load);
         }
     }
