@@ -1,9 +1,7 @@
 //! Broken and hostile files: each ends in one sentence that names file, field, expected and got,
 //! without a panic and without allocating more than a small multiple of the file's length.
 
-mod gguf_support;
-
-use gguf_support::{ARRAY, BOOL, Raw, STRING, U8, U32, fixture};
+use common::gguf::{ARRAY, BOOL, Raw, STRING, U8, U32, fixture};
 use moeba::Error;
 use moeba::gguf::{Gguf, Header};
 use std::alloc::{GlobalAlloc, Layout, System};

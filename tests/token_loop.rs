@@ -1,8 +1,6 @@
 //! The steady state of a decode: a token allocates nothing on any thread, whatever the kind of the
 //! model, and puts no thread to sleep between two regions of it.
 
-mod common;
-
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

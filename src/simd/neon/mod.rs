@@ -21,7 +21,7 @@
 //! ```sh
 //! export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
 //! export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu"
-//! cargo test --target aarch64-unknown-linux-gnu --test quant_kernels --test quant_ops
+//! cargo test --target aarch64-unknown-linux-gnu --test formats quant_
 //! ```
 //!
 //! Nobody has timed it on a processor. So there are no prefetches, and the sizes of tiles and

@@ -2,9 +2,6 @@
 
 #![no_main]
 
-#[path = "../../gguf_support/exercise.rs"]
-mod exercise;
-
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    exercise::exercise(bytes);
+    common::gguf_exercise::exercise(bytes);
 });

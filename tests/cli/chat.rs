@@ -1,0 +1,400 @@
+//! The interactive chat on a pseudo-terminal: history, commands, Ctrl-C.
+#![cfg(target_os = "linux")]
+
+use common::cli::{Model, Tiny, moeba, tiny};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::process::{Child, Command};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// A chat whose terminal is ours.
+struct Terminal {
+    child: Child,
+    keys: File,
+    seen: Arc<Mutex<String>>,
+}
+
+impl Terminal {
+    /// `setsid` takes the test's own terminal away from the program.
+    fn open(model: &Model, args: &[&str]) -> Self {
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        grantpt(&master).unwrap();
+        unlockpt(&master).unwrap();
+        let name = ptsname(&master, Vec::new()).unwrap().into_string().unwrap();
+        let slave = OpenOptions::new().read(true).write(true).open(name).unwrap();
+        let program = moeba();
+        let mut command = Command::new("setsid");
+        command.arg(program.get_program()).args(["run", "--temp", "0", "--ignore-eos"]);
+        command.arg(&model.path).args(args).env("TERM", "xterm");
+        command.env("MOEBA_HISTORY", model.file("history"));
+        command.env_remove("NO_COLOR");
+        let clone = || slave.try_clone().unwrap();
+        command.stdin(clone()).stdout(clone()).stderr(clone());
+        let child = command.spawn().unwrap();
+        let (keys, mut screen) = (File::from(master.try_clone().unwrap()), File::from(master));
+        let seen = Arc::new(Mutex::new(String::new()));
+        let shared = seen.clone();
+        std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(n @ 1..) = screen.read(&mut bytes) {
+                shared.lock().unwrap().push_str(&String::from_utf8_lossy(&bytes[..n]));
+            }
+        });
+        Self { child, keys, seen }
+    }
+
+    /// Types, then waits until the screen shows `answer` after what it showed before.
+    fn type_and_see(&mut self, keys: &str, answer: &str) -> String {
+        let before = self.seen.lock().unwrap().len();
+        self.keys.write_all(keys.as_bytes()).unwrap();
+        self.see(before, answer)
+    }
+
+    fn see(&self, from: usize, answer: &str) -> String {
+        let start = Instant::now();
+        loop {
+            let seen = self.seen.lock().unwrap()[from..].to_owned();
+            if seen.contains(answer) {
+                return seen;
+            }
+            assert!(start.elapsed() < Duration::from_secs(60), "no {answer:?} in {seen:?}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn code(mut self) -> Option<i32> {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(start.elapsed() < Duration::from_secs(60), "the chat goes on");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// A test that fails leaves no program behind.
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The lines of a chat's history.
+fn history(model: &Model) -> Vec<String> {
+    let text = std::fs::read_to_string(model.file("history")).unwrap();
+    text.lines().skip(1).map(str::to_owned).collect()
+}
+
+fn model() -> Model {
+    tiny(Tiny { chat: true, ..Tiny::default() })
+}
+
+#[test]
+fn a_chat_keeps_its_history_in_the_cache() {
+    let model = model();
+    let mut terminal = Terminal::open(&model, &["-n", "5"]);
+    terminal.see(0, "> ");
+    terminal.type_and_see("hello\r", "> ");
+    terminal.type_and_see("again\r", "> ");
+    let stats = terminal.type_and_see("/stats\r", "peak memory");
+    assert!(stats.contains("more were in the cache"), "{stats}");
+    terminal.type_and_see("/regen\r", "> ");
+    terminal.type_and_see("/set temp nan\r", "expected a number");
+    terminal.type_and_see("/set n 3\r", "> ");
+    terminal.type_and_see("/nonsense\r", "no command /nonsense");
+    terminal.type_and_see("/read /nonexistent\r", "/nonexistent: ");
+    terminal.type_and_see("\"\"\"two\r", ". ");
+    terminal.type_and_see("lines\"\"\"\r", "> ");
+    terminal.type_and_see("/clear\r", "> ");
+    terminal.type_and_see("/stats\r", "0 of 256 tokens of context used");
+    let long = "x".repeat(300);
+    terminal.type_and_see(&format!("{long}\r"), "shorten it or raise -c");
+    terminal.type_and_see("/exit\r", "");
+    assert_eq!(terminal.code(), Some(0));
+}
+
+#[test]
+fn ctrl_c_ends_an_answer_and_twice_the_program() {
+    let model = model();
+    let mut terminal = Terminal::open(&model, &["-c", "1000000"]);
+    terminal.see(0, "> ");
+    let before = terminal.seen.lock().unwrap().len();
+    terminal.keys.write_all(b"hello\r").unwrap();
+    // The answer has begun when more is on the screen than what was typed.
+    while terminal.seen.lock().unwrap().len() < before + 200 {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // `setsid` left no controlling terminal that would turn the key into a signal.
+    let pid = terminal.child.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    let answer = terminal.see(before, "(interrupted)");
+    // A key that comes before the next prompt is no key of the line editor's.
+    terminal.see(before + answer.find("(interrupted)").unwrap(), "> ");
+    terminal.type_and_see("\u{3}", "Ctrl-C again");
+    terminal.type_and_see("\u{3}", "interrupted");
+    assert_eq!(terminal.code(), Some(130));
+}
+
+/// What someone asks for is no message that -q turns off.
+#[test]
+fn commands_answer_in_a_quiet_chat() {
+    let model = model();
+    let mut terminal = Terminal::open(&model, &["-q", "-n", "3"]);
+    terminal.see(0, "> ");
+    for (command, answer) in [
+        ("/help", "/system TEXT"),
+        ("/foo", "no command /foo"),
+        ("/set", "repeat-penalty "),
+        ("/set temp", "temp is 0\r"),
+        ("/set temp 0.5", "temp is 0.5\r"),
+        ("/set foo 1", "the options are temp, "),
+        ("/set n 2", "n is 2\r"),
+        ("/set top-k x", "expected a whole number"),
+        ("/system Be brief", "the system prompt is set"),
+        ("/system", "there is no system prompt now"),
+        ("/read", "/read needs"),
+        ("/read /nonexistent", "error:\u{1b}[0m /nonexistent: "),
+        ("/regen", "no answer yet"),
+        ("/sta\t", "nothing has been generated yet"),
+        ("/clear", "the conversation is forgotten"),
+    ] {
+        let before = terminal.seen.lock().unwrap().len();
+        let seen = terminal.type_and_see(&format!("{command}\r"), answer);
+        terminal.see(before + seen.find(answer).unwrap(), "> ");
+    }
+    // Lines that only look like commands are messages.
+    for line in ["/etc/passwd is what?", " /help"] {
+        let before = terminal.seen.lock().unwrap().len();
+        let seen = terminal.type_and_see(&format!("{line}\r"), "\n");
+        terminal.see(before + seen.find('\n').unwrap(), "> ");
+    }
+    terminal.type_and_see("/stats\r", "generated 2 tokens");
+    terminal.type_and_see("/exit\r", "");
+    assert_eq!(terminal.code(), Some(0));
+}
+
+/// The lines on a screen of unlimited height after what a program wrote to it.
+fn screen(written: &str) -> Vec<String> {
+    let (mut lines, mut row, mut column) = (vec![Vec::new()], 0usize, 0usize);
+    let mut chars = written.chars();
+    while let Some(c) = chars.next() {
+        match c {
+            '\r' => column = 0,
+            '\n' => (row, column) = (row + 1, 0),
+            '\u{1b}' => {
+                let mut code = String::new();
+                while !code.ends_with(|c: char| c.is_ascii_alphabetic()) {
+                    code.extend(chars.next());
+                }
+                match code.as_str().trim_start_matches('[') {
+                    "2K" => lines[row].clear(),
+                    "A" | "1A" => row -= 1,
+                    _ => {}
+                }
+            }
+            c => {
+                let line: &mut Vec<char> = &mut lines[row];
+                line.resize(line.len().max(column + 1), ' ');
+                line[column] = c;
+                column += 1;
+            }
+        }
+        lines.resize(lines.len().max(row + 1), Vec::new());
+    }
+    lines.into_iter().map(|line| line.into_iter().collect()).collect()
+}
+
+/// A prompt of so many times 14 tokens.
+fn long_prompt(model: &Model, n: usize, args: &[&str]) -> Terminal {
+    let file = model.file("prompt");
+    std::fs::write(&file, "a long prompt ".repeat(n)).unwrap();
+    let file = file.to_str().unwrap();
+    Terminal::open(model, &[&["-st", "-c", "100000", "-n", "1", "-f", file], args].concat())
+}
+
+#[test]
+fn a_bar_goes_when_its_work_is_done() {
+    let model = model();
+    let terminal = long_prompt(&model, 200, &[]);
+    let written = terminal.see(0, "iB\u{1b}[0m");
+    assert_eq!(terminal.code(), Some(0));
+    // A fast machine needs less time than a bar is worth.
+    let was_slow = !written.split("; prompt 2,8").nth(1).unwrap().contains(" ms");
+    assert!(written.contains("prompt [") || !was_slow, "{written:?}");
+    let lines = screen(&written);
+    assert!(!lines.iter().any(|line| line.contains(" [")), "{lines:?}");
+    // The figures stand back.
+    assert!(written.contains("\u{1b}[2m1 token; "), "{written:?}");
+    let quiet = long_prompt(&model, 200, &["-q"]);
+    let seen = quiet.seen.clone();
+    assert_eq!(quiet.code(), Some(0));
+    let seen = seen.lock().unwrap();
+    assert!(!seen.contains('[') && seen.lines().count() <= 2, "{seen:?}");
+}
+
+#[test]
+fn an_interrupted_prompt_leaves_no_bar() {
+    let model = model();
+    let terminal = long_prompt(&model, 1500, &["-v"]);
+    terminal.see(0, "prompt [");
+    let pid = terminal.child.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    let written = terminal.see(0, "interrupted");
+    assert_eq!(terminal.code(), Some(130));
+    let lines = screen(&written);
+    assert!(!lines.iter().any(|line| line.contains(" [")), "{lines:?}");
+}
+
+/// How much of the context a chat's `/stats` says is used.
+fn used(stats: &str) -> String {
+    let end = stats.find(" tokens of context used").expect(stats);
+    stats[..end].lines().last().unwrap().to_owned()
+}
+
+const QUESTIONS: [&str; 5] = ["one?", "two?", "three?", "four?", "five?"];
+
+#[test]
+fn lines_that_are_typed_during_an_answer_are_turns_of_their_own() {
+    let model = model();
+    let args = ["-n", "40", "-c", "2048"];
+    let mut slow = Terminal::open(&model, &args);
+    slow.see(0, "> ");
+    for question in ["first", "/set n 3"].iter().chain(&QUESTIONS) {
+        slow.type_and_see(&format!("{question}\r"), "> ");
+    }
+    let expected = used(&slow.type_and_see("/stats\r", "context used"));
+    slow.type_and_see("/exit\r", "");
+    assert_eq!(slow.code(), Some(0));
+    let typed = history(&model);
+    assert_eq!(typed.len(), 2 + QUESTIONS.len() + 2, "{typed:?}");
+
+    std::fs::remove_file(model.file("history")).unwrap();
+    let mut ahead = Terminal::open(&model, &args);
+    ahead.see(0, "> ");
+    let before = ahead.seen.lock().unwrap().len();
+    // A key at a time until the first answer begins; the rest meets a program that computes.
+    ahead.keys.write_all(b"first\r").unwrap();
+    while ahead.seen.lock().unwrap().len() < before + "first".len() + 8 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    for line in ["/set n 3"].iter().chain(&QUESTIONS) {
+        ahead.keys.write_all(format!("{line}\r").as_bytes()).unwrap();
+    }
+    let seen = ahead.type_and_see("/stats\r/exit\r", "context used");
+    assert_eq!(used(&seen), expected);
+    assert_eq!(ahead.code(), Some(0));
+    assert_eq!(history(&model), typed);
+}
+
+#[test]
+fn a_paste_without_brackets_loses_no_line() {
+    let model = model();
+    let mut terminal = Terminal::open(&model, &["-n", "1", "-c", "2048"]);
+    terminal.see(0, "> ");
+    // More than the line editor's buffer and the terminal's hold.
+    let pasted: Vec<String> = (0..700).map(|i| format!("/set seed {i}")).collect();
+    let block = ["\"\"\"", "a\tb", "  c", "\"\"\"", "end"].map(str::to_owned);
+    let all: Vec<String> = pasted.into_iter().chain(block).collect();
+    let bytes = all.iter().map(|line| format!("{line}\r")).collect::<String>();
+    assert!(bytes.len() > 8192);
+    let mut keys = terminal.keys.try_clone().unwrap();
+    let typing = std::thread::spawn(move || keys.write_all(bytes.as_bytes()).unwrap());
+    typing.join().unwrap();
+    // Ctrl-D is the last key. It may come while an answer is computed.
+    terminal.keys.write_all(b"\x04").unwrap();
+    assert_eq!(terminal.code(), Some(0));
+    assert_eq!(history(&model), all);
+}
+
+#[test]
+fn a_single_turn_takes_a_block_and_its_line() {
+    let model = model();
+    let mut terminal = Terminal::open(&model, &["-n", "1", "-st"]);
+    terminal.see(0, "> ");
+    terminal.keys.write_all(b"\r\"\"\"one\rtwo\rthree\"\"\"\r").unwrap();
+    assert_eq!(terminal.code(), Some(0));
+    assert_eq!(history(&model), ["\"\"\"one", "two", "three\"\"\""]);
+}
+
+#[test]
+fn chats_at_the_same_time_keep_the_lines_of_both() {
+    let model = model();
+    let mut terminals = [0, 1].map(|_| Terminal::open(&model, &["-n", "1"]));
+    for (i, terminal) in terminals.iter_mut().enumerate() {
+        terminal.see(0, "> ");
+        terminal.type_and_see(&format!("question {i}\r"), "> ");
+    }
+    for mut terminal in terminals {
+        terminal.keys.write_all(b"/exit\r").unwrap();
+        assert_eq!(terminal.code(), Some(0));
+    }
+    let lines = history(&model);
+    assert!(lines.contains(&"question 0".into()) && lines.contains(&"question 1".into()));
+}
+
+#[test]
+fn a_file_that_is_no_history_stays() {
+    let model = model();
+    std::fs::write(model.file("history"), "notes\n").unwrap();
+    let mut terminal = Terminal::open(&model, &["-n", "1"]);
+    terminal.see(0, "not a chat history");
+    terminal.see(0, "> ");
+    terminal.type_and_see("hello\r", "> ");
+    terminal.type_and_see("/exit\r", "");
+    assert_eq!(terminal.code(), Some(0));
+    assert_eq!(std::fs::read(model.file("history")).unwrap(), b"notes\n");
+}
+
+/// A chat whose model thinks, from the first token on, and never ends by itself.
+fn thinking(model: &Model, args: &[&str]) -> Terminal {
+    let file = model.file("template");
+    let template = "{% for m in messages %}{{ m.content }}{% endfor %}<think>";
+    std::fs::write(&file, template).unwrap();
+    let args = [&["--chat-template", file.to_str().unwrap(), "-n", "40"], args].concat();
+    let terminal = Terminal::open(model, &args);
+    terminal.see(0, "> ");
+    terminal
+}
+
+/// Where dim text ends.
+const UNDIM: &str = "\u{1b}[22m";
+
+#[test]
+fn reasoning_is_dim_and_the_answer_is_not() {
+    let model = model();
+    let mut terminal = thinking(&model, &["--reasoning-budget", "3", "-v"]);
+    let seen = terminal.type_and_see("hello\r", "peak memory");
+    let (reasoning, answer) = seen.rsplit_once(UNDIM).expect("dim text");
+    assert!(reasoning.contains("\u{1b}[2m"), "{seen:?}");
+    assert!(answer.starts_with("\r\n\r\n") && !seen.contains("think>"), "{seen:?}");
+    terminal.type_and_see("/set reasoning-format none\r", "reasoning-format is none");
+    let seen = terminal.type_and_see("again\r", "peak memory");
+    assert!(seen.contains("</think>") && !seen.contains(UNDIM), "{seen:?}");
+    terminal.type_and_see("/exit\r", "");
+    assert_eq!(terminal.code(), Some(0));
+}
+
+#[test]
+fn a_message_without_an_answer_is_no_part_of_the_conversation() {
+    let model = model();
+    let mut terminal = thinking(&model, &["-v"]);
+    // One token a byte: the message and what opens the reasoning.
+    let seen = terminal.type_and_see("hello\r", "prompt: 12 tokens");
+    assert!(seen.contains("/regen sends the message again"), "{seen:?}");
+    terminal.type_and_see("/regen\r", "11 more were in the cache");
+    terminal.type_and_see("/think off\r", "no switch");
+    terminal.type_and_see("/think\r", "thinking is off");
+    terminal.type_and_see("/think odd\r", "expected on, off");
+    terminal.type_and_see("/set reasoning-budget 2\r", "reasoning-budget is 2");
+    terminal.type_and_see("ab\r", "prompt: 9 tokens");
+    terminal.type_and_see("/clear\r", "forgotten");
+    let stats = terminal.type_and_see("/stats\r", "nothing has been generated");
+    assert!(stats.contains("0 of 256 tokens"), "{stats:?}");
+    terminal.type_and_see("/exit\r", "");
+    assert_eq!(terminal.code(), Some(0));
+}

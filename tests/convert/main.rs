@@ -1,0 +1,19 @@
+//! Conversion and quantisation of checkpoints.
+
+// Damaged checkpoints: one sentence with file and field, no file left behind.
+mod bad_input;
+
+// Exit codes and messages of the commands.
+mod cli;
+
+// Converted golden checkpoints against llama.cpp's converter, tensor by tensor.
+mod golden;
+
+// Importance matrices in both formats.
+mod imatrix;
+
+// A full disk, Ctrl-C and the memory that a conversion takes, each in a child process.
+mod process;
+
+// The type of each tensor against llama-quantize's choice.
+mod types;

@@ -1,0 +1,305 @@
+//! Promise 1: streamed experts change no bit, whatever the budget, the policy, the threads, the
+//! layout of the file, the way to read it and the order in which the disk answers.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use common::convert_golden;
+use common::stream::*;
+use moeba::engine::{Engine, EngineOptions, Session, TestHooks, Want};
+use moeba::experts::Counters;
+use moeba::experts::disk::link::{Faults, IoKind};
+use moeba::policy::{EvictionKind, PolicySpec, PredictorKind, SplitKind};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+
+const GOLDEN: [&str; 11] = [
+    "arctic_mixed",
+    "deepseek_v3",
+    "glm4moe",
+    "gpt_oss",
+    "mixtral",
+    "phimoe",
+    "qwen2moe",
+    "qwen2moe_mixed",
+    "qwen3moe",
+    "qwen3moe_mixed",
+    "qwen3next",
+];
+const EVICTIONS: [EvictionKind; 4] =
+    [EvictionKind::Lru, EvictionKind::Lfu, EvictionKind::Lcp, EvictionKind::Random];
+const PREDICTORS: [PredictorKind; 2] = [PredictorKind::None, PredictorKind::NextLayer];
+
+/// Everything that can be had without training, and auto's choosing between them.
+const ALL_EVICTIONS: &[EvictionKind] = &[
+    EvictionKind::Lru,
+    EvictionKind::Lfu,
+    EvictionKind::Lcp,
+    EvictionKind::Random,
+    EvictionKind::RequestEam,
+    EvictionKind::Map,
+    EvictionKind::Hot,
+    EvictionKind::ScanResistant,
+];
+const ALL_PREDICTORS: &[PredictorKind] = &[
+    PredictorKind::None,
+    PredictorKind::NextLayer,
+    PredictorKind::AllNext,
+    PredictorKind::Counts,
+    PredictorKind::Eamc,
+    PredictorKind::Map,
+    PredictorKind::Auto,
+];
+const ALL_SPLITS: &[SplitKind] =
+    &[SplitKind::Whole, SplitKind::Fixed(300), SplitKind::Fixed(700), SplitKind::Auto];
+
+/// A file, a request and what in place is answered to it.
+#[derive(Debug)]
+struct Model {
+    path: PathBuf,
+    tokens: Vec<u32>,
+    expected: Answer,
+}
+
+/// Both layouts of a file.
+fn both(standard: PathBuf, n_tokens: usize) -> [Model; 2] {
+    let tokens = tokens(n_tokens, 1);
+    let expected = in_place(&standard, &tokens);
+    let model = |path| Model { path, tokens: tokens.clone(), expected: expected.clone() };
+    [model(granule_major(&standard)), model(standard)]
+}
+
+fn golden(dir: &Path) -> Vec<Model> {
+    let types = ["f32", "q8_0"];
+    let files = GOLDEN.iter().flat_map(|name| types.map(|ty| convert_golden(name, ty, dir)));
+    files.flat_map(|path| both(path, 18)).collect()
+}
+
+/// How the same is computed.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    /// Between the least budget and everything.
+    share: f64,
+    uring: bool,
+    eviction: EvictionKind,
+    predictor: PredictorKind,
+    split: SplitKind,
+    n_threads: usize,
+    /// Tokens a call and tokens computed at once: 1 is decode.
+    part: usize,
+    n_ubatch: usize,
+    /// Seed of a disk that answers late and out of order.
+    late: Option<u64>,
+}
+
+const PLAIN: Way = Way {
+    share: 0.0,
+    uring: true,
+    eviction: EvictionKind::Lru,
+    predictor: PredictorKind::None,
+    split: SplitKind::Whole,
+    n_threads: 2,
+    part: usize::MAX,
+    n_ubatch: 512,
+    late: None,
+};
+
+fn engine(path: &Path, way: &Way) -> Arc<Engine> {
+    let options = EngineOptions {
+        n_threads: Some(way.n_threads),
+        n_ubatch: Some(way.n_ubatch),
+        ram: budget(path, way.share),
+        policy: PolicySpec { eviction: way.eviction, predictor: way.predictor, split: way.split },
+        io: if way.uring { uring() } else { IoKind::Pread },
+        test: TestHooks {
+            faults: way.late.map(|seed| Disk::late(seed, 3000) as Arc<dyn Faults>),
+            ..Default::default()
+        },
+        ..EngineOptions::default()
+    };
+    load(path, &options)
+}
+
+/// Asks twice, the second time with experts left over from the first.
+fn same(model: &Model, way: &Way) -> Counters {
+    let engine = engine(&model.path, way);
+    for round in 0..2 {
+        let answer = ask(&engine, &model.tokens, way.part).unwrap();
+        let file = model.path.file_name().unwrap();
+        assert!(answer.experts == model.expected.experts, "{file:?} {way:?} {round}: experts");
+        assert!(answer.logits == model.expected.logits, "{file:?} {way:?} {round}: logits");
+        expect_rest(&engine);
+    }
+    engine.expert_counters().unwrap()
+}
+
+#[test]
+fn golden_checkpoints_at_the_extremes() {
+    let dir = tempfile::tempdir().unwrap();
+    for (i, model) in golden(dir.path()).iter().enumerate() {
+        let ways = [(0.0, 1), (0.0, usize::MAX), (1.0, 1), (1.0, usize::MAX)];
+        for (j, (share, part)) in ways.into_iter().enumerate() {
+            // Files come in pairs: each of a pair is read in the other way.
+            let uring = (i + i / 2 + j).is_multiple_of(2);
+            let predictor = PREDICTORS[usize::from(uring)];
+            let counters =
+                same(model, &Way { share, part, uring, predictor, n_ubatch: 8, ..PLAIN });
+            assert!(counters.misses > 0 && counters.n_reads > 0, "{counters:?}");
+            if share == 1.0 {
+                // The second time everything is there.
+                assert!(counters.hits_whole >= counters.misses, "{counters:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn experts_of_several_granules_at_the_extremes() {
+    let dir = tempfile::tempdir().unwrap();
+    let n_experts = (WIDE_LAYERS * WIDE_EXPERTS) as u64;
+    for model in both(wide(dir.path()), 12) {
+        let plan = Engine::plan_of(&model.path, &EngineOptions::default()).unwrap();
+        let all = plan.sizes.expert_bytes;
+        let mut between = Counters::default();
+        for (i, eviction) in EVICTIONS.into_iter().enumerate() {
+            // Room for one token: nearly everything is evicted before it is asked for again.
+            let (uring, predictor) = (i % 2 == 0, PREDICTORS[1]);
+            let least = same(&model, &Way { eviction, uring, part: 1, predictor, ..PLAIN });
+            assert!(least.misses + least.hits_partial > n_experts, "{least:?}");
+            assert!(least.read_bytes > all, "{least:?}");
+            let share = [0.3, 0.4, 0.6, 0.75][i];
+            let more = same(&model, &Way { share, eviction, uring, part: 1, ..PLAIN });
+            assert!(more.read_bytes < least.read_bytes, "{more:?} {least:?}");
+            between = between.plus(&more);
+        }
+        // Evictions leave prefixes, which the next loads complete.
+        assert!(between.hits_partial > 0 && between.hits_whole > 0, "{between:?}");
+        for uring in [true, false] {
+            for n_ubatch in [4, 12] {
+                let prompt = same(&model, &Way { uring, n_ubatch, ..PLAIN });
+                assert!(prompt.read_bytes > all, "{prompt:?}");
+            }
+            // Everything: each expert is read once, with its padding.
+            let everything = same(&model, &Way { share: 1.0, uring, part: 1, ..PLAIN });
+            assert!(everything.misses <= n_experts, "{everything:?}");
+            assert_eq!(everything.hits_partial, 0);
+            assert!(everything.read_bytes < all * 5 / 4, "{everything:?}");
+        }
+    }
+}
+
+fn any_way() -> impl Strategy<Value = Way> {
+    let share = prop_oneof![Just(0.0), Just(1.0), 0.0..0.2, 0.0..1.0];
+    let (eviction, predictor) =
+        (prop::sample::select(ALL_EVICTIONS), prop::sample::select(ALL_PREDICTORS));
+    let policy = (eviction, predictor, prop::sample::select(ALL_SPLITS));
+    let n_threads = prop::sample::select(vec![1, 2, 4]);
+    let part = prop::sample::select(vec![1, 1, 3, 7, usize::MAX]);
+    let n_ubatch = prop::sample::select(vec![2, 5, 512]);
+    let late = prop::option::of(any::<u64>());
+    (share, any::<bool>(), policy, n_threads, part, n_ubatch, late).prop_map(
+        |(share, uring, (eviction, predictor, split), n_threads, part, n_ubatch, late)| Way {
+            share,
+            uring,
+            eviction,
+            predictor,
+            split,
+            n_threads,
+            part,
+            n_ubatch,
+            late,
+        },
+    )
+}
+
+#[test]
+fn any_way_gives_the_same_bits() {
+    let dir = tempfile::tempdir().unwrap();
+    let golden = golden(dir.path());
+    let wide = both(wide(dir.path()), 12);
+    let model = (any::<bool>(), any::<prop::sample::Index>());
+    let config =
+        Config { cases: 56, failure_persistence: None, max_shrink_iters: 30, ..Config::default() };
+    let seen = std::cell::Cell::new(Counters::default());
+    let result = TestRunner::new(config).run(&(model, any_way()), |((is_wide, index), way)| {
+        let model = if is_wide { index.get(&wide) } else { index.get(&golden) };
+        seen.set(same(model, &way).plus(&seen.get()));
+        Ok(())
+    });
+    result.unwrap_or_else(|e| panic!("{e}"));
+    let seen = seen.get();
+    assert!(seen.hits_whole > 0 && seen.hits_partial > 0 && seen.misses > 0, "{seen:?}");
+    assert!(seen.prefetch_used_bytes > 0 && seen.prefetch_wasted_bytes > 0, "{seen:?}");
+}
+
+/// A prompt uses most experts of a layer, so the next layer's are read while this one is computed.
+#[test]
+fn a_prompt_foresees_its_next_layer() {
+    let dir = tempfile::tempdir().unwrap();
+    for model in both(wide(dir.path()), 60) {
+        for (share, io) in [(0.0, IoKind::Pread), (0.3, uring()), (0.6, IoKind::Pread)] {
+            let options = EngineOptions {
+                n_threads: Some(2),
+                ram: budget(&model.path, share),
+                policy: "on-demand".parse().unwrap(),
+                io,
+                // Whatever was foreseen has landed when its layer comes.
+                test: TestHooks { lockstep: true, ..Default::default() },
+                ..EngineOptions::default()
+            };
+            let engine = load(&model.path, &options);
+            let answer = ask(&engine, &model.tokens, usize::MAX).unwrap();
+            assert!(answer == model.expected, "{share}: another answer");
+            expect_rest(&engine);
+            let counters = engine.expert_counters().unwrap();
+            assert!(counters.prefetch_used_bytes > 0, "{share}: {counters:?}");
+            // Each expert is used once, whoever asked for it.
+            let used = counters.prefetch_used_bytes + counters.demand_bytes;
+            let unused = counters.prefetch_wasted_bytes + counters.prefetch_pending_bytes;
+            assert_eq!(used + unused, counters.read_bytes, "{share}");
+            assert!(counters.prefetch_wasted_bytes < counters.prefetch_used_bytes, "{share}");
+        }
+    }
+}
+
+/// What continuing a text costs, once the cache is warm; with a prompt in between or without.
+fn continuation(path: &Path, way: &Way, prompt: Option<usize>) -> (Counters, Vec<u32>) {
+    let engine = engine(path, way);
+    let mut session = Session::new(&engine).unwrap();
+    let mut decode = |tokens: &[u32]| {
+        let mut bits = Vec::new();
+        for token in tokens {
+            let mut take = |_, l: &mut [f32]| bits.extend(l.iter().map(|value| value.to_bits()));
+            session.eval(&[*token], Want::Last, &mut take).unwrap();
+        }
+        bits
+    };
+    decode(&tokens(24, 2));
+    if let Some(n) = prompt {
+        ask(&engine, &tokens(n, 3), usize::MAX).unwrap();
+    }
+    expect_rest(&engine);
+    let before = engine.expert_counters().unwrap();
+    let bits = decode(&tokens(12, 4));
+    expect_rest(&engine);
+    (engine.expert_counters().unwrap().since(&before), bits)
+}
+
+#[test]
+fn a_prompt_leaves_the_working_set_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    for path in [wide(dir.path()), convert_golden("qwen3moe", "f32", dir.path())] {
+        let (mut n_hits, mut n_misses) = (0, 0);
+        // Less than everything that the text needs, so that no slot is free when the prompt comes.
+        for (share, eviction) in [0.1, 0.3, 0.5, 0.7].into_iter().zip(EVICTIONS) {
+            let way = Way { share, eviction, n_ubatch: 50, ..PLAIN };
+            let (undisturbed, bits) = continuation(&path, &way, None);
+            let (after, same_bits) = continuation(&path, &way, Some(200));
+            assert!(bits == same_bits, "{way:?}");
+            let of = |c: &Counters| (c.misses, c.hits_partial, c.hits_whole, c.demand_bytes);
+            assert_eq!(of(&undisturbed), of(&after), "{way:?}");
+            (n_hits, n_misses) = (n_hits + undisturbed.hits_whole, n_misses + undisturbed.misses);
+        }
+        assert!(n_hits > 0 && n_misses > 0);
+    }
+}

@@ -1,0 +1,247 @@
+//! Whole random models of every architecture on the emulated device: the layer loop, the KV cache,
+//! the VRAM tier and its link, CPU and GPU at work together.
+//!
+//! Kernels have the CPU's bits but for layer norms and for prompts' attention on tensor cores, so
+//! logits are compared within a bound there and to the bit everywhere else; and to the bit across
+//! budgets, CPU shares, splits of the layers and stream orders.
+
+use common::{POLICIES, convert_golden, golden_options, load};
+use moeba::backend::gpu::emulated::Config;
+use moeba::engine::plan::ram::{RamBudget, VramBudget};
+use moeba::engine::plan::vram::CpuMoe;
+use moeba::engine::{CacheType, DeviceChoice, Engine, EngineOptions, Session, TestHooks, Want};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The length of the prompt: more than the kernels of few tokens take.
+const PROMPT: usize = 11;
+const DECODED: usize = 3;
+
+fn emulated(seed: u64) -> DeviceChoice {
+    DeviceChoice::Emulated(Config { seed, ..Config::default() })
+}
+
+fn on_device(seed: u64, vram: &str) -> EngineOptions {
+    let vram = if vram.is_empty() { VramBudget::Auto } else { vram.parse().unwrap() };
+    EngineOptions { device: emulated(seed), vram, n_ctx: Some(32), ..golden_options() }
+}
+
+fn tokens() -> Vec<u32> {
+    (0..PROMPT + DECODED).map(|i| 3 + (i as u32 * 37) % 90).collect()
+}
+
+/// Logits of a prompt and of tokens decoded one by one.
+fn answer(engine: &Arc<Engine>) -> Vec<f32> {
+    answer_after(engine, PROMPT)
+}
+
+/// Of the same tokens, so many of which are the prompt.
+fn answer_after(engine: &Arc<Engine>, n_prompt: usize) -> Vec<f32> {
+    let mut session = Session::new(engine).unwrap();
+    let (all, mut out) = (tokens(), Vec::new());
+    let (prompt, decoded) = all.split_at(n_prompt);
+    if n_prompt > 0 {
+        session.eval(prompt, Want::All, &mut |_, l| out.extend_from_slice(l)).unwrap();
+    }
+    for token in decoded {
+        session.eval(&[*token], Want::Last, &mut |_, l| out.extend_from_slice(l)).unwrap();
+    }
+    drop(session);
+    // What was foretold may still be on its way.
+    let start = Instant::now();
+    while !engine.model().check_experts() {
+        assert!(start.elapsed() < Duration::from_secs(20), "experts are still pinned");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    out
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
+}
+
+fn is_there(path: &Path) -> bool {
+    match Engine::plan_of(path, &on_device(0, "")) {
+        Ok(_) => true,
+        Err(why) if why.to_string().contains("C++") => {
+            eprintln!("skipped: {why}");
+            false
+        }
+        Err(why) => panic!("{why}"),
+    }
+}
+
+/// `bound`: of the largest logit, how far they may be off; 0 is to the bit.
+fn agrees_with_the_cpu(name: &str, ty: &str, bound: f32) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = convert_golden(name, ty, dir.path());
+    if !is_there(&path) {
+        return;
+    }
+    let cpu = load(&path, &EngineOptions { n_ctx: Some(32), ..golden_options() });
+    let expected = answer(&cpu);
+    let device = load(&path, &on_device(1, ""));
+    let got = answer(&device);
+    compare(&format!("{name} {ty}"), &got, &expected, bound);
+}
+
+fn compare(what: &str, got: &[f32], expected: &[f32], bound: f32) {
+    let largest = expected.iter().fold(0f32, |m, v| m.max(v.abs()));
+    let worst = expected.iter().zip(got).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+    eprintln!("{what}: off by {:.1e} of the largest", worst / largest);
+    match bound {
+        0.0 => assert!(bits(expected) == bits(got), "{what}: off by {worst} of {largest}"),
+        _ => assert!(worst <= bound * largest, "{what}: off by {worst} of {largest}"),
+    }
+}
+
+macro_rules! agree {
+    ($($test:ident: $bound:expr, [$($name:expr),+];)+) => {$(
+        #[test]
+        fn $test() {
+            for name in [$($name),+] {
+                agrees_with_the_cpu(name, "f32", $bound);
+                agrees_with_the_cpu(name, "q8_0", $bound);
+            }
+        }
+    )+};
+}
+
+agree! {
+    llama: 0.0, ["llama", "llama_tied", "llama3_rope"];
+    dense_qwen: 0.0, ["qwen2", "qwen3"];
+    qwen2moe: 0.0, ["qwen2moe", "qwen2moe_mixed"];
+    qwen3moe: 0.0, ["qwen3moe", "qwen3moe_mixed"];
+    qwen3next: 0.0, ["qwen3next", "qwen35moe"];
+    mixtral: 0.0, ["mixtral"];
+    olmoe: 0.0, ["olmoe"];
+    granitemoe: 0.0, ["granitemoe"];
+    phimoe: 1e-5, ["phimoe"];
+    gpt_oss: 0.0, ["gpt_oss", "gpt_oss_mxfp4"];
+    deepseek: 0.0, ["deepseek"];
+    deepseek2: 0.0, ["deepseek_v2_lite", "deepseek_v2", "deepseek_v3"];
+    deepseek2_of_others: 0.0, ["moonlight", "glm4_moe_lite"];
+    glm4moe: 0.0, ["glm4moe", "glm4moe_air"];
+    dots1: 0.0, ["dots1"];
+    arctic: 0.0, ["arctic", "arctic_mixed"];
+}
+
+/// Over a cache of fewer bits, attention of prompts is on tensor cores: within a bound, and so is
+/// what is decoded behind it. Tokens that are decoded from the first one on have the CPU's bits.
+fn with_cache(name: &str, cache: CacheType) {
+    let dir = tempfile::tempdir().unwrap();
+    // Of weights in f32: integers round what they read, and a step more or less of it, or another
+    // expert, is more than what is to be seen here.
+    let path = convert_golden(name, "f32", dir.path());
+    if !is_there(&path) {
+        return;
+    }
+    // For the same reason: of 8 bits, the next layer's keys and values take steps; of 4 bits, steps
+    // of which one is up to 0.06 of the largest logit.
+    let bound = match cache {
+        CacheType::F16 => 2e-3,
+        CacheType::Q8_0 => 1e-2,
+        _ => 0.2,
+    };
+    let cached = |base| EngineOptions { cache_type_k: cache, cache_type_v: cache, ..base };
+    let cpu = EngineOptions { n_ctx: Some(32), ..golden_options() };
+    let (cpu, device) = (load(&path, &cached(cpu)), load(&path, &cached(on_device(1, ""))));
+    for (n_prompt, bound) in [(0, 0.0), (PROMPT, bound)] {
+        let [expected, got] = [&cpu, &device].map(|engine| answer_after(engine, n_prompt));
+        let what = format!("{name}, cache of {cache}, prompt of {n_prompt}");
+        compare(&what, &got, &expected, bound);
+    }
+}
+
+#[test]
+fn caches_of_fewer_bits() {
+    with_cache("qwen3moe", CacheType::F16);
+    with_cache("qwen3moe", CacheType::Q8_0);
+    with_cache("qwen3moe", CacheType::Q4_0);
+    with_cache("qwen3moe", CacheType::IQ4_NL);
+    with_cache("gpt_oss", CacheType::F16);
+    with_cache("deepseek_v3", CacheType::F16);
+}
+
+/// Whoever computes an expert, wherever it lies, and in whatever order the device runs.
+fn same_bits(name: &str, ty: &str, cache: CacheType) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = convert_golden(name, ty, dir.path());
+    if !is_there(&path) {
+        return;
+    }
+    let cached = |base| EngineOptions { cache_type_k: cache, cache_type_v: cache, ..base };
+    let expected = bits(&answer(&load(&path, &cached(on_device(0, "100%")))));
+    let check = |what: &str, options: EngineOptions| {
+        let got = bits(&answer(&load(&path, &cached(options))));
+        assert!(got == expected, "{name} {ty}, cache of {cache}: {what}");
+    };
+    for seed in 1..4 {
+        check("a seed", on_device(seed, "60%"));
+    }
+    for share in [0.0, 0.4, 1.0] {
+        check(
+            "a CPU share",
+            EngineOptions {
+                test: TestHooks { cpu_share: Some(share), ..Default::default() },
+                ..on_device(5, "50%")
+            },
+        );
+    }
+    for name in POLICIES {
+        let policy = name.parse().unwrap();
+        check(name, EngineOptions { policy, ..on_device(6, "50%") });
+    }
+    let least = load(&path, &on_device(0, "")).plan().sizes.minimum_bytes;
+    let ram = RamBudget::Bytes(least);
+    check("three tiers", EngineOptions { ram, ..on_device(7, "50%") });
+    check("experts on the CPU", EngineOptions { cpu_moe: CpuMoe::All, ..on_device(2, "") });
+    check("micro-batches", EngineOptions { n_ubatch: Some(3), ..on_device(3, "60%") });
+    // Of fewer bits, prompts' attention is on tensor cores where it is on the device.
+    if cache == CacheType::F32 {
+        check("layers on the CPU", EngineOptions { gpu_layers: Some(2), ..on_device(4, "") });
+    }
+}
+
+/// A prompt uses most experts of a layer, so the next layer's come while this one is computed.
+#[test]
+fn prompts_foresee_their_next_layer_and_keep_their_bits() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["qwen3moe", "gpt_oss"] {
+        let path = convert_golden(name, "q8_0", dir.path());
+        if !is_there(&path) {
+            return;
+        }
+        let expected = bits(&answer(&load(&path, &on_device(0, "100%"))));
+        for (i, vram) in ["50%", "60%", "75%"].into_iter().enumerate() {
+            // Nothing is predicted, and whatever was foreseen has landed when its layer comes.
+            let policy = "on-demand".parse().unwrap();
+            let options = EngineOptions {
+                policy,
+                test: TestHooks { lockstep: true, ..Default::default() },
+                ..on_device(i as u64, vram)
+            };
+            let engine = load(&path, &options);
+            assert!(bits(&answer(&engine)) == expected, "{name} with {vram}");
+            let counters = engine.expert_counters().unwrap();
+            assert!(counters.prefetch_used_bytes > 0, "{name} with {vram}: {counters:?}");
+        }
+    }
+}
+
+#[test]
+fn bits_do_not_depend_on_budget_share_order_or_place() {
+    same_bits("qwen3moe", "q8_0", CacheType::F32);
+    same_bits("gpt_oss", "q8_0", CacheType::F32);
+}
+
+#[test]
+fn nor_do_they_over_the_cache_that_is_the_default() {
+    same_bits("qwen3moe", "q8_0", CacheType::F16);
+}
+
+#[test]
+fn latent_attention_and_groups_do_not_depend_on_them_either() {
+    same_bits("deepseek_v3", "q8_0", CacheType::F32);
+}

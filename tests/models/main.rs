@@ -1,0 +1,19 @@
+//! Whole models: golden checkpoints, files that cannot run, the demo.
+
+// Sound GGUF files that are no model that can run; requests that a model cannot serve.
+mod bad_input;
+
+// Every key and tensor of every architecture, dropped and damaged one at a time.
+mod bad_input_sweep;
+
+// The demo model with the commands of the README.
+mod demo;
+
+// Encoder–decoder checkpoints against transformers.
+mod golden_encoder_decoder;
+
+// Decoder checkpoints against transformers.
+mod golden_logits;
+
+// Layouts that converters no longer write.
+mod old_layouts;
