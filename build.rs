@@ -1,20 +1,15 @@
-//! Lists kernels/ptx for the library, notes the commit, and under the feature `emulated` compiles
-//! kernels/*.cu as C++ against kernels/shim: the emulated GPU that tests use.
+//! Passes the commit to the program. With the feature `emulated` it also compiles kernels/*.cu as
+//! C++ against kernels/shim: the emulated GPU that tests use.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 fn main() {
     tell_commit();
     println!("cargo:rerun-if-changed=build.rs");
-    println!("cargo:rerun-if-changed=kernels");
-    let root = PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default());
-    let out = PathBuf::from(std::env::var_os("OUT_DIR").unwrap_or_default());
-    let kernels = root.join("kernels");
-    list_ptx(&kernels.join("ptx"), &out);
     #[cfg(feature = "emulated")]
-    emulated::compile(&kernels, &out).unwrap_or_else(|why| {
+    emulated::compile().unwrap_or_else(|why| {
         eprintln!("the feature `emulated` needs a C++ compiler: {why}");
         std::process::exit(1);
     });
@@ -46,49 +41,42 @@ fn tell_commit() {
     }
 }
 
-/// Files of `dir` with this extension, by name.
-fn files(dir: &Path, extension: &str) -> Result<Vec<PathBuf>, String> {
-    let entries = fs::read_dir(dir).map_err(|e| format!("{}: {e}", dir.display()))?;
-    let mut found: Vec<PathBuf> = entries.filter_map(|e| Some(e.ok()?.path())).collect();
-    found.retain(|path| path.extension().is_some_and(|e| e == extension));
-    found.sort();
-    Ok(found)
-}
-
-/// Writes the list of the folder's files, (stem, text), that src/backend/cuda/ptx.rs includes.
-fn list_ptx(ptx: &Path, out: &Path) {
-    let mut list = String::from("&[\n");
-    for file in files(ptx, "ptx").unwrap_or_default() {
-        let stem = file.file_stem().and_then(|s| s.to_str()).unwrap_or_default();
-        list += &format!("    ({stem:?}, include_str!({file:?})),\n");
-    }
-    fs::write(out.join("ptx.rs"), list + "]\n").expect("the build's folder can be written");
-}
-
 /// The emulated device of the feature `emulated`.
 #[cfg(feature = "emulated")]
 mod emulated {
-    use super::files;
     use std::fs;
-    use std::path::Path;
+    use std::path::{Path, PathBuf};
+
+    /// The files of `dir` with this extension, by name.
+    fn files(dir: &Path, extension: &str) -> Result<Vec<PathBuf>, String> {
+        let entries = fs::read_dir(dir).map_err(|e| format!("{}: {e}", dir.display()))?;
+        let mut found: Vec<PathBuf> = entries.filter_map(|e| Some(e.ok()?.path())).collect();
+        found.retain(|path| path.extension().is_some_and(|e| e == extension));
+        found.sort();
+        Ok(found)
+    }
 
     /// Compiles kernels/*.cu as C++ against kernels/shim into the library.
-    pub fn compile(kernels: &Path, out: &Path) -> Result<(), String> {
+    pub fn compile() -> Result<(), String> {
+        println!("cargo:rerun-if-changed=kernels");
+        let root = PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default());
+        let out = PathBuf::from(std::env::var_os("OUT_DIR").unwrap_or_default());
+        let kernels = root.join("kernels");
         let mut build = cc::Build::new();
-        // Sums are fused where a kernel says so and nowhere else, as in the PTX.
+        // Only fmaf() is a fused multiply-add, as in the PTX.
         build.cpp(true).std("c++17").opt_level(2).flag("-ffp-contract=off").debug(false);
         build.flag("-fno-exceptions").flag("-fno-rtti").cpp_link_stdlib(None);
-        // `#pragma unroll` is for the GPU.
+        // `#pragma unroll` is for NVRTC.
         build.flag("-Wno-unknown-pragmas");
-        // Arrays that a loop of a constant number of turns fills.
+        // For arrays that are filled by a loop of a constant number of iterations.
         build.flag_if_supported("-Wno-maybe-uninitialized");
         let shim = kernels.join("shim");
         build.files(files(&shim, "cc")?);
-        // A kernel's file registers its kernels before main, if it is linked: for that, something must
-        // refer to it.
+        // Each file registers its kernels before main. The linker drops files that nothing refers
+        // to, so a table refers to all of them.
         let mut declarations = String::new();
         let mut references = String::new();
-        let mut sources = files(kernels, "cu")?;
+        let mut sources = files(&kernels, "cu")?;
         sources.extend(files(&shim, "cu")?);
         for source in sources {
             let stem = source.file_stem().and_then(|s| s.to_str()).unwrap_or_default().to_owned();

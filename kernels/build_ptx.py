@@ -1,20 +1,25 @@
-"""Compiles kernels/*.cu to kernels/ptx/*.ptx, which the program embeds; needs no GPU.
+"""Compiles kernels/*.cu to kernels/ptx/*.ptx.gz, which the program embeds; needs no GPU.
 
     pip install --no-deps -r kernels/requirements.txt
     python kernels/build_ptx.py            # writes kernels/ptx, prints registers and spills
     python kernels/build_ptx.py --check    # compares instead of writing: exit code 1 if they differ
 
-The oldest NVRTC 12 makes PTX that every driver since 525 loads. What gains by it is made again
-for newer devices (VARIANTS), x.sm_80.ptx beside x.ptx. Registers, local memory and shared
-memory are what ptxas of CUDA 13 says for each of ARCHITECTURES; a kernel that spills is an error,
-and so is one whose largest block would need more registers than a multiprocessor has. A file is
-compiled by a process of its own: 70 seconds of one core together.
+kernels/ptx/modules.rs is the table of the files: the kernels of each, and the digest of the
+sources that it was compiled from.
+
+NVRTC 12.0 makes PTX that every driver since 525 loads. A source in VARIANTS is compiled again for
+newer devices, to x.sm_80.ptx.gz beside x.ptx.gz. ptxas of CUDA 13 reports registers, local memory
+and shared memory for each of ARCHITECTURES. A kernel that spills is an error, and so is one whose
+largest block would need more registers than a multiprocessor has. Each file is compiled in its own
+process; together they take 70 seconds of one core.
 """
 
 import argparse
 import ctypes
+import gzip
 import hashlib
 import importlib.util
+import io
 import re
 import subprocess
 import sys
@@ -24,19 +29,20 @@ from pathlib import Path
 
 KERNELS = Path(__file__).resolve().parent
 PTX = KERNELS / "ptx"
+TABLE = PTX / "modules.rs"
 # Compute capabilities, 75 for 7.5.
 TARGET = 75
-# From 8.0 on a product of two fragments of halves is one instruction; 7.5 takes two.
+# From 8.0 on, one instruction multiplies two fragments of halves; 7.5 needs two.
 VARIANTS = {"attention_prompt": [80]}
 ARCHITECTURES = [75, 86, 90]
-# Of a multiprocessor of any of them; a warp takes a multiple of 8 for each thread.
+# Registers of a multiprocessor of any of them; a warp takes a multiple of 8 for each thread.
 REGISTERS = 65536
-# Sums are fused where a kernel says fmaf and nowhere else; divisions and roots are exact anyway.
+# Only fmaf() is a fused multiply-add. Divisions and roots are rounded correctly by default.
 OPTIONS = ["--std=c++17", "--fmad=false", f"-I{KERNELS}"]
 
 
 def wheel(inner):
-    """A file of one of NVIDIA's wheels."""
+    """The path of a file in one of NVIDIA's wheels."""
     spec = importlib.util.find_spec("nvidia")
     for place in spec.submodule_search_locations if spec else []:
         for found in sorted(Path(place).glob(inner)):
@@ -49,7 +55,7 @@ class Nvrtc:
         self.lib = ctypes.CDLL(str(wheel("cuda_nvrtc/lib/libnvrtc.so.12")))
 
     def text(self, program, what):
-        """What the program's log or its PTX says: a size, then so many bytes."""
+        """The program's log or PTX."""
         size = ctypes.c_size_t()
         getattr(self.lib, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
         text = ctypes.create_string_buffer(size.value)
@@ -76,7 +82,7 @@ class Nvrtc:
 
 
 def sources_of(source):
-    """The file and what it includes of ours, in the order of first use."""
+    """The file and our headers that it includes, in the order of first use."""
     found, pending = [], [source]
     while pending:
         file = pending.pop(0)
@@ -92,7 +98,7 @@ def sources_of(source):
 
 
 def digest(source):
-    """Of what the PTX is made from; tests/kernels_ptx.rs computes the same."""
+    """The digest of a file and its headers; tests/kernels_ptx.rs computes the same."""
     hash = hashlib.sha256()
     for file in sources_of(source):
         hash.update(file.read_bytes())
@@ -100,16 +106,42 @@ def digest(source):
 
 
 def tidy(ptx, source):
-    """Without the compiler's own constants, which no kernel uses, and its comments around each
-    line of `asm`, but with the digest."""
+    """Removes the compiler's own constants, which no kernel uses, and its comments around each line
+    of `asm`."""
     noise = re.compile(r"\.global .*nv6target|\s*// (begin|end) inline asm")
     lines = [line for line in ptx.splitlines() if not noise.match(line)]
     body = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
-    return f"// kernels/{source.name}, sources sha256 {digest(source)}\n{body}\n"
+    return f"// kernels/{source.name}\n{body}\n"
+
+
+def compress(ptx):
+    """gzip without a name and a time, so that equal PTX gives equal bytes."""
+    out = io.BytesIO()
+    with gzip.GzipFile(filename="", mode="wb", compresslevel=9, fileobj=out, mtime=0) as file:
+        file.write(ptx.encode("utf-8"))
+    return out.getvalue()
+
+
+def table(modules):
+    """kernels/ptx/modules.rs, which src/backend/cuda/ptx.rs includes."""
+    lines = ["// Written by kernels/build_ptx.py.", "&["]
+    for file, (source, target, ptx) in modules.items():
+        lines += [
+            "    Module {",
+            f'        source: "{source.stem}",',
+            f"        compute: {target},",
+            f'        digest: "{digest(source)}",',
+            "        kernels: &[",
+            *[f'            "{name}",' for name in threads_of(ptx)],
+            "        ],",
+            f'        gzip: include_bytes!("{file.name}"),',
+            "    },",
+        ]
+    return "\n".join([*lines, "]", ""])
 
 
 def usage(ptxas, ptx, architecture):
-    """(kernel, registers, stack bytes, spilled bytes, shared bytes) of each entry."""
+    """(kernel, registers, stack bytes, spilled bytes, shared bytes) for each entry."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "x.ptx"
         file.write_text(ptx, "utf-8")
@@ -120,7 +152,7 @@ def usage(ptxas, ptx, architecture):
     rows = []
     for part in done.stderr.split("Compiling entry function '")[1:]:
         name = part.split("'")[0]
-        # Functions that were not inlined follow with figures of their own: the sum counts.
+        # Functions that were not inlined follow with their own figures: they are added.
         number = lambda pattern: sum(int(n) for n in re.findall(pattern, part))
         spilled = number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads")
         registers = max(int(n) for n in re.findall(r"Used (\d+) registers", part))
@@ -130,7 +162,7 @@ def usage(ptxas, ptx, architecture):
 
 
 def threads_of(ptx):
-    """Threads that a block of each entry has at most; any block could have 1024."""
+    """The largest block of each entry, in threads; 1024 if the entry states none."""
     entries = [part.split("{")[0] for part in ptx.split(".entry ")[1:]]
     bound = lambda entry: re.search(r"\.maxntid (\d+), 1, 1", entry)
     return {e.split("(")[0]: int(bound(e)[1]) if bound(e) else 1024 for e in entries}
@@ -154,32 +186,48 @@ def build(job):
     return ptx, sorted(rows), faults
 
 
+def write(modules, text):
+    """Writes what changed, and removes files that have no source any more."""
+    PTX.mkdir(exist_ok=True)
+    for file in set(PTX.glob("*.ptx.gz")) - set(modules):
+        file.unlink()
+    for file, (_, _, ptx) in modules.items():
+        if not file.exists() or gzip.decompress(file.read_bytes()).decode() != ptx:
+            file.write_bytes(compress(ptx))
+    TABLE.write_text(text, "utf-8")
+
+
+def differences(modules, text):
+    """What differs between the committed files and these."""
+    faults = [f"{file.name} has no source" for file in sorted(set(PTX.glob("*.ptx.gz")) - set(modules))]
+    again = "run kernels/build_ptx.py without --check"
+    for file, (source, _, ptx) in modules.items():
+        if not file.exists() or gzip.decompress(file.read_bytes()).decode() != ptx:
+            faults.append(f"{file.name} is not the PTX of {source.name}: {again}")
+    if not TABLE.exists() or TABLE.read_text("utf-8") != text:
+        faults.append(f"{TABLE.name} is not the table of these files: {again}")
+    return faults
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="compare with the committed files")
     check = parser.parse_args().check
     sources = sorted(KERNELS.glob("*.cu"))
     jobs = [(s, target) for s in sources for target in [TARGET, *VARIANTS.get(s.stem, [])]]
-    made, faults = {}, []
+    modules, faults = {}, []
     print(f"{'kernel':36} {'target':6} {'sm':6} registers  stack  spilled  shared")
     with ProcessPoolExecutor() as pool:
         for (source, target), (ptx, rows, wrong) in zip(jobs, pool.map(build, jobs)):
             variant = "" if target == TARGET else f".sm_{target}"
-            made[PTX / f"{source.stem}{variant}.ptx"] = ptx
+            modules[PTX / f"{source.stem}{variant}.ptx.gz"] = (source, target, ptx)
             faults += wrong
             print("\n".join(rows))
+    text = table(modules)
     if check:
-        present = set(PTX.glob("*.ptx"))
-        faults += [f"{file.name} has no source" for file in sorted(present - set(made))]
-        for file, ptx in made.items():
-            if not file.exists() or file.read_text("utf-8") != ptx:
-                faults.append(f"{file.name} is not what its source gives: run this without --check")
+        faults += differences(modules, text)
     else:
-        PTX.mkdir(exist_ok=True)
-        for file in set(PTX.glob("*.ptx")) - set(made):
-            file.unlink()
-        for file, ptx in made.items():
-            file.write_text(ptx, "utf-8")
+        write(modules, text)
     sys.exit("\n".join(faults) if faults else 0)
 
 

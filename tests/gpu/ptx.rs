@@ -1,8 +1,8 @@
-//! The PTX in the tree is that of the kernels in the tree. Making it takes NVIDIA's compiler
-//! (`kernels/build_ptx.py`, which leaves a digest of the sources); seeing that it is old does not.
-//! Where `MOEBA_PTX_PYTHON` names a Python that has the compiler, it is made again and compared.
+//! The PTX in the tree belongs to the kernels in the tree. Compiling it takes NVIDIA's compiler;
+//! a digest of the sources in `kernels/ptx/modules.rs` shows without it when the PTX is old. Where
+//! `MOEBA_PTX_PYTHON` names a Python that has the compiler, the PTX is compiled again and compared.
 
-use moeba::backend::cuda::MODULES;
+use moeba::backend::cuda::{MODULES, Module, ptx_text};
 use moeba::backend::gpu::Emulated;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
@@ -14,7 +14,7 @@ fn kernels() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels")
 }
 
-/// Kernel files by stem.
+/// The kernels' sources by stem.
 fn sources() -> Vec<(String, PathBuf)> {
     let entries = fs::read_dir(kernels()).unwrap().map(|entry| entry.unwrap().path());
     let mut files: Vec<PathBuf> =
@@ -24,7 +24,7 @@ fn sources() -> Vec<(String, PathBuf)> {
     files.into_iter().map(|path| (stem(&path), path)).collect()
 }
 
-/// As `digest` of build_ptx.py: the file and the headers of ours that it includes, breadth first.
+/// As `digest` of build_ptx.py: the file and our headers that it includes, breadth first.
 fn digest(source: &Path) -> String {
     let mut found: Vec<PathBuf> = Vec::new();
     let mut pending = std::collections::VecDeque::from([source.canonicalize().unwrap()]);
@@ -46,48 +46,80 @@ fn digest(source: &Path) -> String {
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// Each module with its PTX.
+fn modules() -> impl Iterator<Item = (&'static Module, &'static str)> {
+    MODULES.iter().enumerate().map(|(at, module)| (module, ptx_text(at).to_str().unwrap()))
+}
+
+/// The names of the entries of a PTX text, in order.
+fn entries(text: &str) -> Vec<&str> {
+    let lines = text.lines().filter_map(|line| line.strip_prefix(".visible .entry "));
+    lines.map(|line| line.trim_end_matches('(')).collect()
+}
+
 #[test]
 fn every_source_has_its_ptx() {
     let sources = sources();
     let stems: BTreeSet<&str> = sources.iter().map(|(stem, _)| stem.as_str()).collect();
-    let built: BTreeSet<&str> = MODULES.iter().map(|(stem, _)| of_source(stem).0).collect();
+    let built: BTreeSet<&str> = MODULES.iter().map(|module| module.source).collect();
     let again = "run kernels/build_ptx.py";
     assert_eq!(built, stems, "{again}");
     for (stem, source) in &sources {
-        let expected = format!("// kernels/{stem}.cu, sources sha256 {}", digest(source));
-        for (_, ptx) in MODULES.iter().filter(|(module, _)| of_source(module).0 == stem) {
-            assert_eq!(ptx.lines().next(), Some(expected.as_str()), "{again}");
+        let digest = digest(source);
+        for module in MODULES.iter().filter(|module| module.source == stem) {
+            assert_eq!(module.digest, digest, "{stem}: {again}");
         }
     }
 }
 
-/// The source of a module, and the compute capability that it is for.
-fn of_source(module: &str) -> (&str, u32) {
-    match module.split_once(".sm_") {
-        Some((stem, sm)) => (stem, sm.parse().unwrap()),
-        None => (module, 75),
+/// The table names the kernels that the PTX has.
+#[test]
+fn the_table_is_that_of_the_ptx() {
+    for (module, text) in modules() {
+        let Module { source, compute, .. } = module;
+        assert_eq!(entries(text), module.kernels, "{source}");
+        assert_eq!(text.lines().next().unwrap(), format!("// kernels/{source}.cu"));
+        let target = format!(".target sm_{compute}");
+        assert!(text.lines().any(|line| line == target), "{source}: no {target}");
+    }
+    let mut order: Vec<_> = MODULES.iter().map(|m| (m.source, m.compute)).collect();
+    order.dedup();
+    assert!(order.is_sorted() && order.len() == MODULES.len(), "{order:?}");
+}
+
+/// The files of the folder are those of the table, and equal PTX gives equal files: they hold no
+/// name and no time.
+#[test]
+fn files_are_reproducible() {
+    let files = fs::read_dir(kernels().join("ptx")).unwrap();
+    let paths = files.map(|file| file.unwrap().path());
+    let gzips: BTreeSet<Vec<u8>> = paths
+        .filter(|path| path.extension().is_some_and(|e| e == "gz"))
+        .map(|path| fs::read(path).unwrap())
+        .collect();
+    assert_eq!(gzips, MODULES.iter().map(|module| module.gzip.to_vec()).collect());
+    for module in MODULES {
+        let (flags, time) = (module.gzip[3], &module.gzip[4..8]);
+        assert_eq!((flags, time), (0, &[0; 4][..]), "{}", module.source);
     }
 }
 
-/// A variant has all kernels of its file.
+/// A variant has all kernels of its source.
 #[test]
 fn variants_are_whole() {
-    let n_kernels = |text: &str| text.matches("\n.visible .entry ").count();
-    let variants = MODULES.iter().filter(|(module, _)| of_source(module).1 != 75);
-    for (module, text) in variants.clone() {
-        let for_all = MODULES.iter().find(|(stem, _)| *stem == of_source(module).0).unwrap();
-        assert_eq!(n_kernels(text), n_kernels(for_all.1), "{module}");
+    let variants = MODULES.iter().filter(|module| module.compute != 75);
+    for variant in variants.clone() {
+        let is_base = |m: &&Module| m.source == variant.source && m.compute == 75;
+        let base = MODULES.iter().find(is_base).unwrap();
+        assert_eq!(variant.kernels, base.kernels, "{}", variant.source);
     }
     assert!(variants.count() > 0);
 }
 
 #[test]
 fn ptx_and_emulation_have_the_same_kernels() {
-    let entries = |text: &'static str| {
-        let lines = text.lines().filter_map(|line| line.strip_prefix(".visible .entry "));
-        lines.map(|line| line.trim_end_matches('(').to_owned())
-    };
-    let built: BTreeSet<String> = MODULES.iter().flat_map(|(_, text)| entries(text)).collect();
+    let kernels = MODULES.iter().flat_map(|module| module.kernels);
+    let built: BTreeSet<String> = kernels.map(ToString::to_string).collect();
     let names = Emulated::kernel_names().into_iter();
     let emulated: BTreeSet<String> = names.filter(|name| !name.starts_with("probe_")).collect();
     assert_eq!(built, emulated);
@@ -96,17 +128,15 @@ fn ptx_and_emulation_have_the_same_kernels() {
 
 #[test]
 fn the_ptx_loads_where_cuda_12_does() {
-    for (stem, text) in MODULES {
-        let says = |line: &str| text.lines().any(|l| l == line);
-        let target = format!(".target sm_{}", of_source(stem).1);
-        assert!(says(".version 8.0") && says(&target), "{stem}");
-        // A function without a body would be looked for, in vain, when the driver compiles it.
-        assert!(!text.contains(".extern .func"), "{stem}");
+    for (module, text) in modules() {
+        assert!(text.lines().any(|line| line == ".version 8.0"), "{}", module.source);
+        // The driver cannot compile a function without a body.
+        assert!(!text.contains(".extern .func"), "{}", module.source);
     }
 }
 
-/// As the compiler makes it, too, and ptxas finds no kernel that spills or that has more registers
-/// than its largest block can have.
+/// The compiler makes the same PTX again, and ptxas finds no kernel that spills or that has more
+/// registers than its largest block can have.
 #[test]
 fn the_compiler_makes_the_same_ptx() {
     let Some(python) = std::env::var_os("MOEBA_PTX_PYTHON") else {
@@ -120,9 +150,9 @@ fn the_compiler_makes_the_same_ptx() {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let (table, faults) = (text(&out.stdout), text(&out.stderr));
     assert!(out.status.success(), "{faults}");
-    let n_rows = |(module, text): &(&str, &str)| {
-        let n_architectures = if of_source(module).1 == 75 { 3 } else { 2 };
-        n_architectures * text.matches("\n.visible .entry ").count()
+    let n_rows = |module: &Module| {
+        let n_architectures = if module.compute == 75 { 3 } else { 2 };
+        n_architectures * module.kernels.len()
     };
     let n_rows: usize = MODULES.iter().map(n_rows).sum();
     assert_eq!(table.lines().count(), 1 + n_rows, "{table}");

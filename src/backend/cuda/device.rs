@@ -1,7 +1,7 @@
 //! One GPU: the calls of the driver, each with a sentence for its failure.
 
 use super::library::{Kind, Live, failed};
-use super::ptx::{MODULES, module_of};
+use super::ptx::{MODULES, module_of, text};
 use crate::backend::gpu::{
     DeviceInfo, EventId, Gpu, GraphId, Kernel, Launch, MemoryInfo, PinnedKind, StreamId,
 };
@@ -102,11 +102,9 @@ impl Cuda {
         if let Some(module) = modules.get(&at) {
             return Ok(*module as sys::CUmodule);
         }
-        let (name, text) = MODULES[at];
-        let text = CString::new(text).expect("PTX is text");
-        // SAFETY: PTX that ends with a zero, as the driver takes it.
-        let module = unsafe { result::module::load_data(text.as_ptr().cast()) };
-        let what = format!("compiling the kernels of {name}");
+        // SAFETY: the driver takes PTX that ends with a zero byte.
+        let module = unsafe { result::module::load_data(text(at).as_ptr().cast()) };
+        let what = format!("compiling the kernels of {}", MODULES[at].source);
         let module = module.map_err(|e| self.failed(&what, e))?;
         modules.insert(at, module as usize);
         Ok(module)

@@ -9,7 +9,7 @@ mod device;
 mod library;
 mod ptx;
 
-pub use ptx::MODULES;
+pub use ptx::{MODULES, Module, text as ptx_text};
 
 use super::gpu::Device;
 use crate::{Error, Result};

@@ -1,21 +1,44 @@
-//! The kernels: PTX, by file.
+//! The kernels as PTX: `kernels/ptx`, which `kernels/build_ptx.py` writes.
 
-/// (file's stem, text), of kernels/ptx; build.rs lists the folder. A stem `x.sm_80` is x again, for
-/// devices of that compute capability and newer.
-pub const MODULES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
+use flate2::read::GzDecoder;
+use std::ffi::{CStr, CString};
+use std::io::Read;
+use std::sync::OnceLock;
 
-/// The module that has the kernel of this name, for a device of this compute capability: of several
-/// the one for the newest that it is.
+/// The PTX of one `kernels/*.cu`.
+pub struct Module {
+    /// The stem of the source: `rope` for `kernels/rope.cu`.
+    pub source: &'static str,
+    /// The oldest compute capability that it runs on, 75 for 7.5.
+    pub compute: u32,
+    /// SHA-256 of the source and its headers.
+    pub digest: &'static str,
+    pub kernels: &'static [&'static str],
+    pub gzip: &'static [u8],
+}
+
+/// All modules, ordered by source and compute capability.
+pub const MODULES: &[Module] = include!("../../../kernels/ptx/modules.rs");
+
+/// The PTX of `MODULES[at]`. It is inflated on the first call and kept.
+pub fn text(at: usize) -> &'static CStr {
+    static TEXTS: [OnceLock<CString>; MODULES.len()] = [const { OnceLock::new() }; MODULES.len()];
+    TEXTS[at].get_or_init(|| {
+        let mut text = Vec::new();
+        let inflated = GzDecoder::new(MODULES[at].gzip).read_to_end(&mut text);
+        inflated.expect("the tracked files are whole");
+        CString::new(text).expect("PTX has no zero bytes")
+    })
+}
+
+/// The module to load for a kernel on a device of this compute capability: among those that have
+/// the kernel and run on the device, the one for the newest devices.
 pub fn module_of(kernel: &str, (major, minor): (u32, u32)) -> Option<usize> {
-    let entry = format!(".entry {kernel}(");
-    // Stems come in order, so that what is for all comes before its variants.
-    let for_all = MODULES.iter().position(|(_, text)| text.contains(&entry))?;
-    let variant = |at: &usize| -> Option<u32> {
-        let of = MODULES[*at].0.strip_prefix(MODULES[for_all].0)?.strip_prefix(".sm_")?;
-        of.parse().ok().filter(|sm| *sm <= 10 * major + minor)
+    let fits = |at: &usize| {
+        let module = &MODULES[*at];
+        module.compute <= 10 * major + minor && module.kernels.contains(&kernel)
     };
-    let variants = (0..MODULES.len()).filter(|at| variant(at).is_some());
-    Some(variants.max_by_key(variant).unwrap_or(for_all))
+    (0..MODULES.len()).filter(fits).max_by_key(|at| MODULES[*at].compute)
 }
 
 #[cfg(test)]
@@ -23,14 +46,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_get_what_was_made_for_them() {
-        let module = |kernel, compute| module_of(kernel, compute).map(|at| MODULES[at].0);
+    fn devices_get_the_newest_module_that_they_run() {
+        let module = |kernel, compute| {
+            module_of(kernel, compute).map(|at| (MODULES[at].source, MODULES[at].compute))
+        };
         for compute in [(7, 5), (8, 0), (8, 6), (9, 0), (12, 0)] {
-            assert_eq!(module("rope", compute), Some("rope"));
-            let prompts =
-                if compute < (8, 0) { "attention_prompt" } else { "attention_prompt.sm_80" };
-            assert_eq!(module("attention_prompt_64", compute), Some(prompts));
+            assert_eq!(module("rope", compute), Some(("rope", 75)));
+            let newest = if compute < (8, 0) { 75 } else { 80 };
+            assert_eq!(module("attention_prompt_64", compute), Some(("attention_prompt", newest)));
             assert_eq!(module("no_such", compute), None);
         }
+    }
+
+    #[test]
+    fn a_module_is_inflated_once() {
+        assert!(std::ptr::eq(text(0), text(0)));
     }
 }
