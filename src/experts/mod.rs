@@ -14,7 +14,7 @@ pub(crate) mod tier;
 pub mod vram;
 
 pub use crate::experts::acquisition::{Access, Acquisition, GranuleRef};
-pub use crate::experts::disk::{StreamOptions, Streamed, needs, tier_of};
+pub use crate::experts::disk::{RamTier, StreamOptions, needs, tier_of};
 pub use crate::experts::layout::geometry::Geometry;
 pub use crate::experts::layout::piece::{Dest, Piece};
 pub use crate::experts::layout::place::{

@@ -18,10 +18,8 @@ use std::sync::Arc;
 use crate::Result;
 use crate::backend::cpu::rope::{Frequencies, Pairing};
 use crate::experts::disk::link::IoKind;
-use crate::experts::vram::Tiers;
-use crate::experts::{
-    self, Counters, ExpertStore, LayerExperts, Resident, StreamOptions, Streamed,
-};
+use crate::experts::vram::VramTiers;
+use crate::experts::{self, Counters, ExpertStore, LayerExperts, RamTier, Resident, StreamOptions};
 use crate::gguf::Gguf;
 use crate::policy::{Event, Profile};
 use descriptor::{Descriptor, Rope};
@@ -111,7 +109,7 @@ impl Bound {
         let tensors: HashSet<usize> =
             weights.routed.iter().flatten().flat_map(LayerExperts::tensors).collect();
         let gguf = gguf.detached(|tensor| !tensors.contains(&tensor), progress)?;
-        let routed = Arc::new(Streamed::new(&gguf, &weights.routed, options)?);
+        let routed = Arc::new(RamTier::new(&gguf, &weights.routed, options)?);
         Ok(Model::new(Arc::new(gguf), descriptor, hyper, weights, routed))
     }
 }
@@ -127,7 +125,7 @@ pub struct Model {
     /// Routed experts, in memory.
     pub(crate) routed: Arc<dyn ExpertStore>,
     /// Those of them that devices hold.
-    pub(crate) tiers: Option<Arc<Tiers>>,
+    pub(crate) tiers: Option<Arc<VramTiers>>,
     /// Dense layers, each the only expert of its own.
     pub(crate) dense: Resident,
     pub(crate) shared: Resident,

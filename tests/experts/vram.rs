@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use moeba::backend::gpu::emulated::{Config, Faults};
 use moeba::backend::gpu::{Device, DeviceSlice, Emulated, Stream};
 use moeba::experts::disk::link::IoKind;
-use moeba::experts::vram::{Dealt, Fence, GranuleLayout, Own, Owners, Vram, VramOptions};
+use moeba::experts::vram::{Dealt, Fence, GranuleLayout, Own, Owners, VramOptions, VramTier};
 use moeba::experts::{
-    Access, Acquisition, ExpertStore, Geometry, LayerExperts, Part, Place, ReadyGranule, Resident,
-    StreamOptions, Streamed, needs,
+    Access, Acquisition, ExpertStore, Geometry, LayerExperts, Part, Place, RamTier, ReadyGranule,
+    Resident, StreamOptions, needs,
 };
 use moeba::gguf::{Gguf, TensorType, Writer};
 use moeba::policy::{Event, Profile, Routed};
@@ -118,8 +118,8 @@ impl Model {
 
     /// A budget that lies so far between the least and everything.
     fn budget(&self, share: f64) -> u64 {
-        let least = Vram::minimum_bytes(&self.layers, K);
-        least + ((Vram::all_bytes(&self.layers, K) - least) as f64 * share) as u64
+        let least = VramTier::minimum_bytes(&self.layers, K);
+        least + ((VramTier::all_bytes(&self.layers, K) - least) as f64 * share) as u64
     }
 
     fn resident(&self) -> Arc<dyn ExpertStore> {
@@ -138,7 +138,7 @@ impl Model {
             lockstep: false,
             faults: None,
         };
-        Arc::new(Streamed::new(&self.file, &self.layers, &options).unwrap())
+        Arc::new(RamTier::new(&self.file, &self.layers, &options).unwrap())
     }
 
     fn vram(
@@ -147,9 +147,9 @@ impl Model {
         source: Arc<dyn ExpertStore>,
         share: f64,
         policy: &str,
-    ) -> Result<Vram> {
+    ) -> Result<VramTier> {
         let options = VramOptions::new(self.budget(share), policy.parse().unwrap(), K);
-        Vram::new(gpu, &self.layers, source, &options)
+        VramTier::new(gpu, &self.layers, source, &options)
     }
 }
 
@@ -215,7 +215,7 @@ impl Drop for Compute<'_> {
 /// Demands experts and reads all of their granules, waiting for the device or leaving that to a
 /// fence.
 fn demand(
-    vram: &Vram,
+    vram: &VramTier,
     compute: &mut Compute,
     layer: usize,
     experts: &[u32],
@@ -249,7 +249,7 @@ fn demand(
     result
 }
 
-fn rest(vram: &Vram) {
+fn rest(vram: &VramTier) {
     until(|| vram.check_integrity());
 }
 
@@ -262,7 +262,7 @@ fn until(is_at_rest: impl Fn() -> bool) {
     }
 }
 
-fn routed(vram: &Vram, layer: usize, chosen: &[u32]) {
+fn routed(vram: &VramTier, layer: usize, chosen: &[u32]) {
     let (layer, probs, hidden) = (layer as u32, &[1.0 / N_EXPERTS as f32; N_EXPERTS], &[]);
     vram.observe(&Event::Routed(Routed { request: 0, layer, chosen, probs, hidden, ahead: None }));
 }
@@ -274,7 +274,7 @@ struct PinnedLayer {
 }
 
 impl PinnedLayer {
-    fn new(vram: &Vram, layer: usize) -> PinnedLayer {
+    fn new(vram: &VramTier, layer: usize) -> PinnedLayer {
         let mut addresses = vec![1; N_EXPERTS * vram.layout(layer).n_granules];
         vram.pin_layer(layer, &mut addresses);
         PinnedLayer { layer, addresses }
@@ -293,7 +293,7 @@ impl PinnedLayer {
     }
 
     /// Reads what of the experts is there, as kernels would.
-    fn read(&self, vram: &Vram, compute: &mut Compute, experts: &[u32]) {
+    fn read(&self, vram: &VramTier, compute: &mut Compute, experts: &[u32]) {
         for expert in experts.iter().filter(|expert| self.has(**expert)) {
             for granule in 0..self.n_granules() {
                 let address = self.addresses[*expert as usize * self.n_granules() + granule];
@@ -340,7 +340,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-fn run(vram: &Vram, compute: &mut Compute, ops: Vec<Op>) {
+fn run(vram: &VramTier, compute: &mut Compute, ops: Vec<Op>) {
     let mut pinned: Vec<PinnedLayer> = Vec::new();
     for op in ops {
         match op {
@@ -421,7 +421,7 @@ proptest! {
 
 const ALL: [u32; N_EXPERTS] = [0, 1, 2, 3, 4, 5];
 
-fn simple(vram_share: f64) -> (Model, Device, Vram) {
+fn simple(vram_share: f64) -> (Model, Device, VramTier) {
     let model = Model::new();
     let gpu = gpu(3, Faults::default());
     let vram = model.vram(&gpu, model.resident(), vram_share, "on-demand").unwrap();
@@ -481,10 +481,13 @@ fn a_tier_takes_in_its_own_experts_alone() {
         let own = Own { owners: owners.clone(), device };
         let mut options = VramOptions::new(model.budget(1.0), "deepspeed".parse().unwrap(), K);
         (options.own, options.lockstep) = (Some(own.clone()), true);
-        let vram = Vram::new(&gpu, &model.layers, model.resident(), &options).unwrap();
+        let vram = VramTier::new(&gpu, &model.layers, model.resident(), &options).unwrap();
         let memory = gpu.memory().unwrap();
         let taken = (memory.total_bytes - memory.free_bytes) as u64;
-        assert!(2 * taken <= Vram::all_bytes(&model.layers, K) + 4096, "{taken} bytes for half");
+        assert!(
+            2 * taken <= VramTier::all_bytes(&model.layers, K) + 4096,
+            "{taken} bytes for half"
+        );
         let mut compute = Compute::new(&model, &gpu);
         for layer in MOE_LAYERS {
             vram.admit(layer, &ALL);
@@ -520,7 +523,7 @@ fn predictions_are_pinned_with_their_layer() {
     let mut options = VramOptions::new(model.budget(0.5), "deepspeed".parse().unwrap(), K);
     options.lockstep = true;
     let counters = || {
-        let vram = Vram::new(&gpu, &model.layers, model.resident(), &options).unwrap();
+        let vram = VramTier::new(&gpu, &model.layers, model.resident(), &options).unwrap();
         let mut compute = Compute::new(&model, &gpu);
         for step in 0..12u32 {
             for layer in MOE_LAYERS {
@@ -668,9 +671,9 @@ fn no_room_for_slots_is_a_sentence() {
         expect_sentence(&error, &["no room for ", " of experts (--vram)", "emulated GPU 0"]);
         assert_eq!(gpu.memory().unwrap().free_bytes, gpu.memory().unwrap().total_bytes);
     }
-    let least = Vram::minimum_bytes(&model.layers, K);
+    let least = VramTier::minimum_bytes(&model.layers, K);
     let options = VramOptions::new(least - 1, "on-demand".parse().unwrap(), K);
-    let vram = Vram::new(&gpu(0, Faults::default()), &model.layers, model.resident(), &options);
+    let vram = VramTier::new(&gpu(0, Faults::default()), &model.layers, model.resident(), &options);
     expect_sentence(&vram.err().unwrap(), &["(--vram)", " are needed"]);
 }
 

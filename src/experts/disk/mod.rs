@@ -186,7 +186,7 @@ impl PolicyTarget for Moving {
     }
 }
 
-pub struct Streamed {
+pub struct RamTier {
     /// Before what it works on: its thread ends first.
     policy: PolicyDriver,
     moving: Arc<Moving>,
@@ -215,13 +215,13 @@ pub fn tier_of(
     (needs(file, layers, k).plan(budget), Box::new(Layouts::new(file, layers)))
 }
 
-impl Streamed {
+impl RamTier {
     /// Allocates the slots and starts the link. The budget is at least the minimum of `needs`.
     pub fn new(
         file: &Gguf,
         layers: &[Option<LayerExperts>],
         options: &StreamOptions,
-    ) -> Result<Streamed> {
+    ) -> Result<RamTier> {
         let plan = needs(file, layers, options.k).plan(options.budget);
         let region = |bytes: usize| {
             Region::new(bytes).map_err(|e| {
@@ -251,7 +251,7 @@ impl Streamed {
         let moving = Arc::new(Moving { core, link });
         let bytes = |layer: &Option<LayerExperts>| layer.as_ref().map_or(0, |l| l.expert_bytes());
         let bytes: Vec<u64> = layers.iter().map(|layer| bytes(layer) as u64).collect();
-        Ok(Streamed {
+        Ok(RamTier {
             policy: PolicyDriver::new(moving.clone(), predictor, splitter, &bytes),
             moving,
             geometry: layers.iter().map(|l| l.as_ref().map(|l| l.geometry)).collect(),
@@ -277,7 +277,7 @@ impl Streamed {
     }
 }
 
-impl ExpertStore for Streamed {
+impl ExpertStore for RamTier {
     fn geometry(&self, layer: usize) -> Option<Geometry> {
         self.geometry[layer]
     }
@@ -394,7 +394,7 @@ impl ExpertStore for Streamed {
     }
 }
 
-impl Drop for Streamed {
+impl Drop for RamTier {
     fn drop(&mut self) {
         // The link's threads end when they see it; dropping the link then waits for them.
         self.tier().close();

@@ -25,7 +25,7 @@ mod timer;
 pub use fence::Fence;
 pub use layout::{GranuleLayout, Part, needs as slots};
 pub use owners::{Dealt, Own, Owners};
-pub use tiers::Tiers;
+pub use tiers::VramTiers;
 
 use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
@@ -84,7 +84,7 @@ impl VramOptions {
 
 /// A granule in VRAM.
 #[derive(Clone, Copy, Debug)]
-pub struct Placed<'a> {
+pub struct VramGranule<'a> {
     /// Within its layer.
     pub expert: u32,
     /// Within its expert.
@@ -93,7 +93,7 @@ pub struct Placed<'a> {
     pub slot: DeviceSlice<'a>,
 }
 
-pub struct Vram {
+pub struct VramTier {
     /// Before what it works on: its thread ends first.
     policy: PolicyDriver,
     /// Its threads end next; the core, and with it the slots, last.
@@ -114,7 +114,7 @@ fn needs(layers: &[Option<LayerExperts>], k: usize, own: Option<&Own>) -> Needs 
     Needs(layers.iter().enumerate().map(layer).collect())
 }
 
-impl Vram {
+impl VramTier {
     /// The least budget: in each size class one token's experts of a layer and one expert more.
     pub fn minimum_bytes(layers: &[Option<LayerExperts>], k: usize) -> u64 {
         needs(layers, k, None).minimum_bytes()
@@ -132,7 +132,7 @@ impl Vram {
         layers: &[Option<LayerExperts>],
         source: Arc<dyn ExpertStore>,
         options: &VramOptions,
-    ) -> Result<Vram> {
+    ) -> Result<VramTier> {
         let plan = plan(layers, options)?;
         let arena = |bytes: usize| {
             DeviceBuffer::new(gpu, bytes).map_err(|error| {
@@ -165,7 +165,7 @@ impl Vram {
         let link = Link::open(&core, gpu, options.pinned, options.n_streams)?;
         let bytes = |layer: &Option<LayerExperts>| layer.as_ref().map_or(0, |l| l.expert_bytes());
         let bytes: Vec<u64> = layers.iter().map(|layer| bytes(layer) as u64).collect();
-        Ok(Vram {
+        Ok(VramTier {
             policy: PolicyDriver::new(core.clone(), predictor, splitter, &bytes),
             _link: link,
             core,
@@ -282,10 +282,10 @@ impl Vram {
 
     /// Granule `i` of the `Acquisition::n_handed` that are handed out. Granules of one expert are
     /// next to each other and in order.
-    pub fn ready(&self, work: &Acquisition, i: usize) -> Placed<'_> {
+    pub fn ready(&self, work: &Acquisition, i: usize) -> VramGranule<'_> {
         work.check_owner(self.owner());
         let GranuleRef { expert, granule, slot } = work.handed[i];
-        Placed { expert, granule, slot: self.core.slot(self.class(work.layer), slot) }
+        VramGranule { expert, granule, slot: self.core.slot(self.class(work.layer), slot) }
     }
 
     /// Unpins, at any time. What is handed out is in use until `end` (`None`: no more).
@@ -415,7 +415,7 @@ fn plan(layers: &[Option<LayerExperts>], options: &VramOptions) -> Result<TierPl
     Ok(plan)
 }
 
-impl Drop for Vram {
+impl Drop for VramTier {
     fn drop(&mut self) {
         // The link's threads end when they see it; dropping the link then waits for them.
         self.core.tier.close();

@@ -4,36 +4,36 @@
 use std::sync::Arc;
 
 use super::owners::Owners;
-use super::{Fence, Vram};
+use super::{Fence, VramTier};
 use crate::experts::Counters;
 use crate::policy::{Event, Profile};
 
-pub struct Tiers {
+pub struct VramTiers {
     /// By device; `None` where one holds no experts. Some device does.
-    of_device: Vec<Option<Arc<Vram>>>,
+    of_device: Vec<Option<Arc<VramTier>>>,
     /// With several devices.
     owners: Option<Arc<Owners>>,
 }
 
-impl Tiers {
-    pub fn one(vram: Vram) -> Tiers {
-        Tiers { of_device: vec![Some(Arc::new(vram))], owners: None }
+impl VramTiers {
+    pub fn one(vram: VramTier) -> VramTiers {
+        VramTiers { of_device: vec![Some(Arc::new(vram))], owners: None }
     }
 
-    pub fn several(of_device: Vec<Option<Arc<Vram>>>, owners: Arc<Owners>) -> Tiers {
-        Tiers { of_device, owners: Some(owners) }
+    pub fn several(of_device: Vec<Option<Arc<VramTier>>>, owners: Arc<Owners>) -> VramTiers {
+        VramTiers { of_device, owners: Some(owners) }
     }
 
-    pub fn get(&self, device: usize) -> Option<&Vram> {
+    pub fn get(&self, device: usize) -> Option<&VramTier> {
         self.of_device[device].as_deref()
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = &Vram> {
+    pub fn iter(&self) -> impl Iterator<Item = &VramTier> {
         self.of_device.iter().flatten().map(|vram| &**vram)
     }
 
     /// Those that hold experts of a layer, with their devices.
-    pub fn of_layer(&self, layer: usize) -> impl Iterator<Item = (usize, &Vram)> {
+    pub fn of_layer(&self, layer: usize) -> impl Iterator<Item = (usize, &VramTier)> {
         let of_device = self.of_device.iter().enumerate();
         let there = of_device.filter_map(|(device, vram)| Some((device, vram.as_deref()?)));
         there.filter(move |(_, vram)| vram.has(layer))
@@ -50,7 +50,7 @@ impl Tiers {
     }
 
     /// Its tier, in a layer that these have.
-    pub fn vram(&self, layer: usize, expert: u32) -> &Vram {
+    pub fn vram(&self, layer: usize, expert: u32) -> &VramTier {
         self.get(self.device(layer, expert)).expect("the owner of an expert has a tier")
     }
 
@@ -58,12 +58,12 @@ impl Tiers {
         self.vram(layer, expert).is_whole(layer, expert)
     }
 
-    /// See `Vram::unpin_layer`, of each.
+    /// See `VramTier::unpin_layer`, of each.
     pub fn unpin_layer(&self, layer: usize, used: &[u32], end: Option<&Fence>) {
         self.of_layer(layer).for_each(|(_, vram)| vram.unpin_layer(layer, used, end));
     }
 
-    /// See `Vram::admit`, of each.
+    /// See `VramTier::admit`, of each.
     pub fn admit(&self, layer: usize, experts: &[u32]) {
         self.of_layer(layer).for_each(|(_, vram)| vram.admit(layer, experts));
     }
@@ -79,7 +79,7 @@ impl Tiers {
     }
 
     pub fn cancel_layer_prefetch(&self) {
-        self.iter().for_each(Vram::cancel_layer_prefetch);
+        self.iter().for_each(VramTier::cancel_layer_prefetch);
     }
 
     // ---- the policies: as of `ExpertStore`. Each tier has its own, and hears everything ----
@@ -89,11 +89,11 @@ impl Tiers {
     }
 
     pub fn listens(&self) -> bool {
-        self.iter().any(Vram::listens)
+        self.iter().any(VramTier::listens)
     }
 
     pub fn wants_hidden(&self) -> bool {
-        self.iter().any(Vram::wants_hidden)
+        self.iter().any(VramTier::wants_hidden)
     }
 
     pub fn observe(&self, event: &Event) {
@@ -106,7 +106,7 @@ impl Tiers {
 
     /// The first one's: all have heard the same.
     pub fn verdict(&self) -> Option<String> {
-        self.iter().next().and_then(Vram::verdict)
+        self.iter().next().and_then(VramTier::verdict)
     }
 
     /// What the first one has learned, for the same reason.
@@ -118,7 +118,7 @@ impl Tiers {
 
     /// Of all together.
     pub fn counters(&self) -> Counters {
-        let of_each = self.iter().map(Vram::counters);
+        let of_each = self.iter().map(VramTier::counters);
         of_each.reduce(|all, one| all.beside(&one)).unwrap_or_default()
     }
 

@@ -12,7 +12,7 @@ use crate::backend::cpu::acts::Kinds;
 use crate::backend::cpu::expert::Demand;
 use crate::backend::cpu::router::NO_EXPERT;
 use crate::backend::gpu::expert::ExpertShape as DeviceShape;
-use crate::experts::vram::{Fence, Placed, Tiers, Vram};
+use crate::experts::vram::{Fence, VramGranule, VramTier, VramTiers};
 use crate::experts::{Access, Acquisition};
 use crate::forward::Buffers;
 use crate::forward::gpu::decode_pipeline::DecodePipeline;
@@ -62,7 +62,7 @@ struct LayerCall<'a> {
     is_grouped: bool,
     n_pairs: usize,
     access: Access,
-    tiers: Option<&'a Tiers>,
+    tiers: Option<&'a VramTiers>,
 }
 
 impl Hybrid {
@@ -73,7 +73,7 @@ impl Hybrid {
     }
 
     /// Gives back what a pass that failed had acquired. The devices have been waited for.
-    pub fn release_all(&mut self, tiers: &Tiers) {
+    pub fn release_all(&mut self, tiers: &VramTiers) {
         for (device, batch) in self.batches.iter_mut().enumerate() {
             if let Some(vram) = tiers.get(device) {
                 vram.release(&mut batch.work, None);
@@ -93,7 +93,7 @@ impl Hybrid {
     }
 
     /// Who computes what: devices what they have, and of the rest what is there sooner.
-    fn divide(&mut self, tiers: Option<&Tiers>, l: usize) {
+    fn divide(&mut self, tiers: Option<&VramTiers>, l: usize) {
         for batch in &mut self.batches {
             batch.experts.clear();
             batch.left = 0;
@@ -145,7 +145,7 @@ impl Hybrid {
 
 /// What bringing one of the missing experts takes, and what is left of the transfers that are
 /// running. Their owners' links work side by side: of several, each brings its part of them.
-fn link_ns(tiers: &Tiers, l: usize, missing: &[Missing]) -> (Option<f64>, f64) {
+fn link_ns(tiers: &VramTiers, l: usize, missing: &[Missing]) -> (Option<f64>, f64) {
     let lacks = |device| missing.iter().any(|m| tiers.device(l, m.expert) == device);
     let (mut n_links, mut load_ns, mut delay_ns) = (0.0, Some(0f64), 0f64);
     for (_, vram) in tiers.of_layer(l).filter(|(device, _)| lacks(*device)) {
@@ -243,7 +243,7 @@ impl<'a> Pass<'a> {
         l: usize,
         (is_grouped, n_pairs): (bool, usize),
         access: Access,
-        tiers: Option<&'a Tiers>,
+        tiers: Option<&'a VramTiers>,
     ) -> LayerCall<'a> {
         let (w, k) = (self.weights(l), self.hyper().routing.k);
         let layout = self.dev.layouts[l].expect("a layer with experts");
@@ -416,7 +416,7 @@ impl<'a> Pass<'a> {
 
 impl LayerCall<'_> {
     /// The tier of a device that has something to compute.
-    fn vram(&self, device: usize) -> &Vram {
+    fn vram(&self, device: usize) -> &VramTier {
         self.tiers.and_then(|tiers| tiers.get(device)).expect("it has experts to compute")
     }
 
@@ -440,7 +440,7 @@ fn next_granules(share: &mut DeviceShare, hybrid: &mut Hybrid, call: &LayerCall)
     table.resize(if call.is_grouped { n_items } else { call.n_pairs } * n_granules, 0);
     let (mut first, mut end) = (n_granules, 0);
     for i in 0..work.n_handed() {
-        let Placed { expert, granule, slot } = vram.ready(work, i);
+        let VramGranule { expert, granule, slot } = vram.ready(work, i);
         (first, end) = (first.min(granule), end.max(granule + 1));
         let item = all.slot(expert);
         if call.is_grouped {

@@ -26,7 +26,7 @@ pub use cache::GpuCache;
 use crate::Result;
 use crate::backend::gpu::{Device, DeviceBuffer, Stream};
 use crate::experts::LayerExperts;
-use crate::experts::vram::{Dealt, GranuleLayout, Own, Owners, Tiers, Vram, VramOptions};
+use crate::experts::vram::{Dealt, GranuleLayout, Own, Owners, VramOptions, VramTier, VramTiers};
 use crate::forward::gpu::decode_pipeline::DecodePipeline;
 use crate::forward::gpu::expert_parallel::Peer;
 use crate::forward::gpu::hybrid_moe::Hybrid;
@@ -80,7 +80,7 @@ pub struct DeviceModel {
     head: Option<(GpuNorm, GpuLinear)>,
     /// How granules of routed experts lie.
     layouts: Vec<Option<GranuleLayout>>,
-    tiers: Option<Arc<Tiers>>,
+    tiers: Option<Arc<VramTiers>>,
 }
 
 /// What devices have of a model, and what a pass works with there: all but experts is on the first
@@ -178,7 +178,7 @@ impl Model {
         gpus: &[Device],
         options: &GpuOptions,
         on_device: &[bool],
-    ) -> Result<Option<Arc<Tiers>>> {
+    ) -> Result<Option<Arc<VramTiers>>> {
         let routed = self.weights.routed.iter().zip(on_device);
         let layers: Vec<_> = routed.map(|(l, on)| l.filter(|_| *on)).collect();
         let budgets = &options.expert_budgets;
@@ -187,7 +187,7 @@ impl Model {
         }
         if let [budget] = budgets[..] {
             let vram = self.new_vram(&gpus[0], &layers, options, budget, None)?;
-            return Ok(Some(Arc::new(Tiers::one(vram))));
+            return Ok(Some(Arc::new(VramTiers::one(vram))));
         }
         let dealt = |l: &LayerExperts| {
             let slots = crate::experts::vram::slots(l, 1);
@@ -208,7 +208,7 @@ impl Model {
             Ok(Some(Arc::new(vram)))
         };
         let of_device = gpus.iter().enumerate().map(tier).collect::<Result<_>>()?;
-        Ok(Some(Arc::new(Tiers::several(of_device, owners.clone()))))
+        Ok(Some(Arc::new(VramTiers::several(of_device, owners.clone()))))
     }
 
     fn new_vram(
@@ -218,7 +218,7 @@ impl Model {
         options: &GpuOptions,
         budget: u64,
         own: Option<Own>,
-    ) -> Result<Vram> {
+    ) -> Result<VramTier> {
         let k = self.hyper.routing.k.max(1);
         let options = VramOptions {
             profile: options.profile.clone(),
@@ -226,14 +226,14 @@ impl Model {
             own,
             ..VramOptions::new(budget, options.policy, k)
         };
-        Vram::new(gpu, layers, self.routed.clone(), &options)
+        VramTier::new(gpu, layers, self.routed.clone(), &options)
     }
 
     /// Those that have experts.
     fn new_peers(
         &self,
         gpus: &[Device],
-        tiers: Option<&Arc<Tiers>>,
+        tiers: Option<&Arc<VramTiers>>,
         n: usize,
     ) -> Result<Vec<Peer>> {
         let Some(tiers) = tiers else { return Ok(Vec::new()) };

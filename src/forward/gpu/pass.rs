@@ -8,7 +8,7 @@ use super::weights::{GpuHeads, GpuLinear};
 use crate::Result;
 use crate::backend::gpu::heads::DeviceHeadMats;
 use crate::backend::gpu::{DeviceSlice, Stream};
-use crate::experts::vram::Tiers;
+use crate::experts::vram::VramTiers;
 use crate::forward::gpu::workspace::{ByteRange, WorkspaceLayout};
 use crate::gguf::TensorType;
 use crate::model::Model;
@@ -103,7 +103,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Where the layer's experts are on devices, if they may be.
-    pub fn tiers(&self, l: usize) -> Option<&'a Tiers> {
+    pub fn tiers(&self, l: usize) -> Option<&'a VramTiers> {
         self.dev.tiers.as_deref().filter(|tiers| tiers.has(l))
     }
 

@@ -19,7 +19,7 @@ use crate::Result;
 use crate::backend::gpu::expert::{Chosen, ExpertShape as DeviceShape};
 use crate::backend::gpu::slots::Lookup;
 use crate::backend::gpu::{Device, DeviceSlice, Graph, Stream};
-use crate::experts::vram::{Fence, GranuleLayout, Tiers};
+use crate::experts::vram::{Fence, GranuleLayout, VramTiers};
 use crate::forward::events::Pass as Timeline;
 use crate::forward::gpu::decode_pipeline::slot::{PARTS, PipelineSlot};
 use crate::forward::gpu::expert_parallel::{Peer, Routed};
@@ -115,7 +115,7 @@ impl DecodePipeline {
     }
 
     /// Forgets what a pass that failed had queued; the devices have been waited for.
-    pub fn release_all(&mut self, tiers: &Tiers) {
+    pub fn release_all(&mut self, tiers: &VramTiers) {
         self.pending = None;
         self.waits.clear();
         self.pinned.drain(..).for_each(|l| tiers.unpin_layer(l, &[], None));
@@ -143,7 +143,7 @@ impl Pass<'_> {
 
     /// Settles where the layer will find its experts, and tells the device: before anything of it
     /// is queued.
-    pub fn pin_layer(&self, tools: &mut Tools, l: usize, tiers: &Tiers) -> Result<PinnedLayer> {
+    pub fn pin_layer(&self, tools: &mut Tools, l: usize, tiers: &VramTiers) -> Result<PinnedLayer> {
         let DecodePipeline { slots, layers, pending, pinned, number, .. } = &mut *tools.pipeline;
         let (layer, stream) = (layers[l].as_mut().expect("a layer with experts"), self.stream());
         let index = layer.slot;

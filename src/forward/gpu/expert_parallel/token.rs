@@ -8,7 +8,7 @@ use crate::Result;
 use crate::backend::gpu::expert::{Chosen, ExpertShape as DeviceShape};
 use crate::backend::gpu::slots::Lookup;
 use crate::backend::gpu::{Device, DeviceSlice, Event, Pinned, PinnedKind, Stream};
-use crate::experts::vram::{GranuleLayout, Vram};
+use crate::experts::vram::{GranuleLayout, VramTier};
 use crate::forward::gpu::expert_parallel::workspace::PeerWorkspace;
 use crate::model::Model;
 use crate::model::weights::FfnWeights;
@@ -54,7 +54,13 @@ impl TableUpload {
 impl Peer {
     /// Pins its experts of a layer, if it has some, and puts its number in the place of their
     /// granules into the first device's table.
-    pub fn pin_layer(&mut self, vram: Option<&Vram>, l: usize, upload: usize, table: &mut [u64]) {
+    pub fn pin_layer(
+        &mut self,
+        vram: Option<&VramTier>,
+        l: usize,
+        upload: usize,
+        table: &mut [u64],
+    ) {
         let upload = &mut self.tables[upload];
         upload.has_any = false;
         let Some(vram) = vram.filter(|vram| vram.has(l)) else { return };
