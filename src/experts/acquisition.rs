@@ -54,7 +54,7 @@ pub struct Acquisition {
     /// What was handed out last; those of one expert side by side, in index order.
     pub(crate) handed: Vec<GranuleRef>,
     /// Whether some of it waits for room.
-    pub(super) is_short: bool,
+    pub(super) lacks_slots: bool,
     /// How long it has waited.
     pub(super) stall_ns: u64,
     /// The address of the store that it was acquired from, while it is open.

@@ -43,16 +43,16 @@ impl Class {
     }
 
     /// How many more slots may be held in `role` without anyone else giving one up.
-    pub fn room(&self, role: Role) -> usize {
+    pub fn free(&self, role: Role) -> usize {
         match role {
             Role::Working => self.plan.n_slots - self.plan.n_transit - self.working,
             Role::Transit => self.plan.n_transit - self.transit,
         }
     }
 
-    /// Takes a slot. The caller has asked for `room`.
+    /// Takes a slot. The caller has checked `free`.
     pub fn take(&mut self, role: Role) -> u32 {
-        assert!(self.room(role) > 0, "no room for another {role:?} granule");
+        assert!(self.free(role) > 0, "no room for another {role:?} granule");
         *self.count(role) += 1;
         self.slots.take().expect("both roles together hold fewer slots than there are")
     }
@@ -62,9 +62,9 @@ impl Class {
         self.slots.give(slot);
     }
 
-    /// `n` slots change their role. The caller has asked for `room`.
+    /// `n` slots change their role. The caller has checked `free`.
     pub fn change_role(&mut self, from: Role, to: Role, n: usize) {
-        assert!(self.room(to) >= n, "no room for {n} more {to:?} granules");
+        assert!(self.free(to) >= n, "no room for {n} more {to:?} granules");
         *self.count(from) -= n;
         *self.count(to) += n;
     }

@@ -27,7 +27,7 @@ pub struct Entry {
     /// Granules that hold slots: `resident`, or more while a load is under way.
     pub held: usize,
     /// Of these, the leading ones that are in the working role; the others are in transit.
-    pub settled: usize,
+    pub working: usize,
     /// Works that will compute it and have not yet.
     pub pins: u32,
     pub load: Option<LoadId>,
@@ -53,8 +53,13 @@ impl Entry {
         self.resident == self.n_granules
     }
 
+    /// Granules that hold slots in the transit role.
+    pub fn in_transit(&self) -> usize {
+        self.held - self.working
+    }
+
     /// Whether its slots may be taken from it.
-    pub fn is_loose(&self) -> bool {
+    pub fn is_evictable(&self) -> bool {
         self.pins == 0 && self.load.is_none() && self.held > 0
     }
 }
@@ -68,7 +73,7 @@ pub struct Residency {
     slots: Vec<u32>,
     first_slot: Vec<u32>,
     /// Settled granules of each layer's experts together.
-    settled: Vec<usize>,
+    working: Vec<usize>,
 }
 
 const NO_SLOT: u32 = u32::MAX;
@@ -88,7 +93,7 @@ impl Residency {
                     n_granules: plan.n_granules,
                     resident: 0,
                     held: 0,
-                    settled: 0,
+                    working: 0,
                     pins: 0,
                     load: None,
                     fault: None,
@@ -102,8 +107,8 @@ impl Residency {
                 });
             }
         }
-        let (slots, settled) = (vec![NO_SLOT; n_slots as usize], vec![0; layers.len()]);
-        Residency { entries, first, slots, first_slot, settled }
+        let (slots, working) = (vec![NO_SLOT; n_slots as usize], vec![0; layers.len()]);
+        Residency { entries, first, slots, first_slot, working }
     }
 
     pub fn index(&self, id: Expert) -> u32 {
@@ -139,30 +144,30 @@ impl Residency {
     }
 
     /// `n` more leading granules of the expert are working ones.
-    pub fn settle(&mut self, expert: u32, n: usize) {
+    pub fn add_working(&mut self, expert: u32, n: usize) {
         let entry = &mut self.entries[expert as usize];
-        entry.settled += n;
-        assert!(entry.settled <= entry.held);
-        self.settled[entry.id.layer as usize] += n;
+        entry.working += n;
+        assert!(entry.working <= entry.held);
+        self.working[entry.id.layer as usize] += n;
     }
 
     /// Working granules of a layer's experts.
-    pub fn settled_of_layer(&self, layer: u32) -> usize {
-        self.settled[layer as usize]
+    pub fn working_of_layer(&self, layer: u32) -> usize {
+        self.working[layer as usize]
     }
 
     /// The last granule that holds a slot gives it up; true: it was a working one.
     pub fn pop_slot(&mut self, expert: u32) -> (u32, bool) {
         let entry = &mut self.entries[expert as usize];
         assert!(entry.held > 0 && entry.pins == 0 || entry.resident < entry.held);
-        let settled = entry.settled == entry.held;
+        let working = entry.working == entry.held;
         entry.held -= 1;
-        if settled {
-            entry.settled -= 1;
-            self.settled[entry.id.layer as usize] -= 1;
+        if working {
+            entry.working -= 1;
+            self.working[entry.id.layer as usize] -= 1;
         }
         entry.resident = entry.resident.min(entry.held);
         let place = self.first_slot[expert as usize] as usize + entry.held;
-        (std::mem::replace(&mut self.slots[place], NO_SLOT), settled)
+        (std::mem::replace(&mut self.slots[place], NO_SLOT), working)
     }
 }

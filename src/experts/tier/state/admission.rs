@@ -30,7 +30,7 @@ impl State {
 
     fn is_worth_room(&self, e: u32) -> bool {
         let entry = self.table.get(e);
-        if self.classes[entry.class].room(Role::Working) >= entry.n_granules - entry.held {
+        if self.classes[entry.class].free(Role::Working) >= entry.n_granules - entry.held {
             return true;
         }
         let priority = |e: u32| self.eviction.priority(self.table.get(e).id);

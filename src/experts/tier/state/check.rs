@@ -27,8 +27,8 @@ impl State {
 
     /// Works of which a demand waits for room.
     #[cfg(test)]
-    pub fn n_short(&self) -> usize {
-        self.n_short
+    pub fn n_lacking_slots(&self) -> usize {
+        self.n_lacking_slots
     }
 
     /// Granules held in a role.
@@ -40,9 +40,9 @@ impl State {
     /// Panics if an invariant does not hold.
     pub fn check_integrity(&self) {
         let mut held = vec![[0; 2]; self.classes.len()];
-        let mut settled = vec![0; self.plan.layers.len()];
+        let mut working = vec![0; self.plan.layers.len()];
         for (e, entry) in self.table.entries().iter().enumerate() {
-            assert!(entry.settled <= entry.held && entry.held <= entry.n_granules);
+            assert!(entry.working <= entry.held && entry.held <= entry.n_granules);
             assert!(entry.resident <= entry.held);
             match entry.load {
                 Some(load) => {
@@ -52,23 +52,23 @@ impl State {
                 }
                 None => {
                     assert_eq!(entry.resident, entry.held, "{:?}", entry.id);
-                    let in_parts = entry.held > entry.settled && !entry.is_whole();
+                    let in_parts = entry.in_transit() > 0 && !entry.is_whole();
                     assert!(!in_parts || entry.fault.is_some(), "{:?}", entry.id);
                 }
             }
             if let Some(lower) = &self.lower {
                 assert!(lower.has(entry.id) || !entry.is_whole(), "{:?}", entry.id);
             }
-            held[entry.class][0] += entry.settled;
-            settled[entry.id.layer as usize] += entry.settled;
-            held[entry.class][1] += entry.held - entry.settled;
+            held[entry.class][0] += entry.working;
+            working[entry.id.layer as usize] += entry.working;
+            held[entry.class][1] += entry.in_transit();
             if entry.held > 0 {
                 let members = self.classes[entry.class].members();
                 assert_eq!(members[entry.place as usize], e as u32);
             }
         }
-        for (layer, settled) in settled.into_iter().enumerate() {
-            assert_eq!(settled, self.table.settled_of_layer(layer as u32));
+        for (layer, working) in working.into_iter().enumerate() {
+            assert_eq!(working, self.table.working_of_layer(layer as u32));
         }
         for (class, held) in self.classes.iter().zip(held) {
             class.check_integrity();

@@ -45,7 +45,7 @@ impl State {
     /// Queues loads of the layer prefetch in its order, until it needs slots that a demand waits
     /// for.
     pub(super) fn queue_layer_prefetch(&mut self) {
-        while self.n_short == 0
+        while self.n_lacking_slots == 0
             && let Some(e) = self.layer_prefetch.left.last().copied()
         {
             let entry = self.table.get(e);

@@ -12,11 +12,11 @@
 //! - both roles keep within what their class gives them.
 
 mod admission;
+mod allocation;
 mod check;
 mod layer_prefetch;
 mod pinned;
 mod predictions;
-mod room;
 
 use slab::Slab;
 
@@ -125,7 +125,7 @@ pub struct State {
     /// The layer that a prompt wants next.
     layer_prefetch: LayerPrefetch,
     /// Works of which a demand waits for room.
-    n_short: usize,
+    n_lacking_slots: usize,
     /// Layers whose whole experts are pinned for a device.
     pinned_layers: Vec<PinnedLayer>,
     /// What the tier above holds whole, and where this tier reports the same to the one below.
@@ -162,7 +162,7 @@ impl State {
             // Of none yet: entries begin with 0.
             prediction_round: 1,
             layer_prefetch: LayerPrefetch::default(),
-            n_short: 0,
+            n_lacking_slots: 0,
             pinned_layers: Vec::new(),
             upper: Arc::new(UpperResidency::new(&plan.layers)),
             lower: None,
@@ -214,10 +214,10 @@ impl State {
         }
         if work.access.keeps() {
             for i in 0..work.wanted.len() {
-                self.settle(self.index(work.layer, work.wanted[i].expert));
+                self.move_to_working(self.index(work.layer, work.wanted[i].expert));
             }
         }
-        self.pump(work);
+        self.queue_demands(work);
     }
 
     fn pin(&mut self, e: u32) {
@@ -276,24 +276,24 @@ impl State {
     }
 
     /// Granules in transit join the working set, as far as the expert keeps them and there is room.
-    fn settle(&mut self, e: u32) {
-        let Entry { id, class, held, settled, .. } = *self.table.get(e);
-        let n = held.min(self.share(id, class).keep).saturating_sub(settled);
-        if n > 0 && self.make_room(e, n) {
+    fn move_to_working(&mut self, e: u32) {
+        let Entry { id, class, held, working, .. } = *self.table.get(e);
+        let n = held.min(self.share(id, class).keep).saturating_sub(working);
+        if n > 0 && self.make_working_room(e, n) {
             self.classes[class].change_role(Role::Transit, Role::Working, n);
-            self.table.settle(e, n);
+            self.table.add_working(e, n);
         }
     }
 
     /// Queues loads for the work, in its order, as far as there is room.
-    fn pump(&mut self, work: &mut Acquisition) {
-        let is_short = !self.start_demands(work);
-        self.set_short(work, is_short);
+    fn queue_demands(&mut self, work: &mut Acquisition) {
+        let lacks_slots = !self.start_demands(work);
+        self.set_lacks_slots(work, lacks_slots);
     }
 
-    fn set_short(&mut self, work: &mut Acquisition, is_short: bool) {
-        self.n_short += usize::from(is_short);
-        self.n_short -= usize::from(std::mem::replace(&mut work.is_short, is_short));
+    fn set_lacks_slots(&mut self, work: &mut Acquisition, lacks_slots: bool) {
+        self.n_lacking_slots += usize::from(lacks_slots);
+        self.n_lacking_slots -= usize::from(std::mem::replace(&mut work.lacks_slots, lacks_slots));
     }
 
     /// Whether there was room for all of them.
@@ -332,7 +332,7 @@ impl State {
         }
         // What is unpinned is nobody's to look at, also when this is the end.
         work.handed.clear();
-        self.pump(work);
+        self.queue_demands(work);
         self.queue_layer_prefetch();
         let mut left = false;
         let mut waits = false;
@@ -370,7 +370,7 @@ impl State {
             for want in work.wanted.iter_mut().filter(|want| want.ready == want.computed) {
                 let e = self.index(layer, want.expert);
                 let entry = self.table.get(e);
-                if want.is_done || (entry.held > entry.settled) != in_transit {
+                if want.is_done || (entry.in_transit() > 0) != in_transit {
                     continue;
                 }
                 let end = want.computed.saturating_add(most - work.handed.len().min(most));
@@ -387,7 +387,7 @@ impl State {
 
     /// Unpins what is still pinned. Loads that nobody else wants are stopped.
     pub fn release(&mut self, work: &mut Acquisition) {
-        self.set_short(work, false);
+        self.set_lacks_slots(work, false);
         for i in 0..work.wanted.len() {
             if !work.wanted[i].is_done {
                 self.unpin(self.index(work.layer, work.wanted[i].expert), work.access);
@@ -536,7 +536,7 @@ impl State {
             let resident = entry.resident;
             self.shrink(load.expert, resident);
         } else if load.stopped || !entry.is_whole() {
-            let kept = entry.settled.min(entry.resident);
+            let kept = entry.working.min(entry.resident);
             self.shrink(load.expert, kept);
         }
     }

@@ -30,7 +30,7 @@ impl State {
         for e in self.experts_of(layer) {
             let entry = self.table.get_mut(e);
             entry.is_counted = false;
-            match entry.held - entry.settled {
+            match entry.in_transit() {
                 _ if !entry.is_whole() => {}
                 0 => self.pin_with_layer(e, place),
                 n => in_transit.push((self.prefetch_priority(self.table.get(e)), n, e)),
@@ -81,7 +81,7 @@ impl State {
             }
             if is_layer_pinned {
                 self.count_use(e);
-                self.settle(e);
+                self.move_to_working(e);
             } else {
                 self.table.get_mut(e).is_counted = true;
                 self.counters.misses += 1;
@@ -113,7 +113,7 @@ impl State {
     fn layer_pins_in_transit(&self, class: usize) -> usize {
         let layers = self.pinned_layers.iter().filter(|p| self.plan.layers[p.layer].class == class);
         let entries = layers.flat_map(|p| self.experts_of(p.layer)).map(|e| self.table.get(e));
-        entries.filter(|entry| entry.is_layer_pinned).map(|entry| entry.held - entry.settled).sum()
+        entries.filter(|entry| entry.is_layer_pinned).map(|entry| entry.in_transit()).sum()
     }
 
     /// Granules in transit that may be pinned beside those that are.

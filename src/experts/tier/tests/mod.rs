@@ -121,7 +121,7 @@ impl World {
     fn working(&self) -> HashSet<(Expert, usize)> {
         let entries = self.state.entries().iter();
         entries
-            .flat_map(|e| (0..e.settled.min(e.resident)).map(move |granule| (e.id, granule)))
+            .flat_map(|e| (0..e.working.min(e.resident)).map(move |granule| (e.id, granule)))
             .collect()
     }
 
@@ -452,8 +452,8 @@ fn run(world: &mut World, ops: Vec<Op>) {
         for entry in world.state.entries() {
             assert_eq!(world.told.has(entry.id), entry.is_whole(), "{:?}", entry.id);
         }
-        let n_short = world.works.iter().filter(|work| work.is_short).count();
-        assert_eq!(world.state.n_short(), n_short);
+        let n_lacking_slots = world.works.iter().filter(|work| work.lacks_slots).count();
+        assert_eq!(world.state.n_lacking_slots(), n_lacking_slots);
     }
 }
 
@@ -706,7 +706,7 @@ fn what_is_pinned_stays_and_leaves_room_for_demand() {
     assert_eq!(world.state.step(), step, "the layer's step was its demand");
     // What was used in transit has joined the working set.
     let used = world.state.entries().iter().find(|e| e.id == Expert { layer: 1, expert: 1 });
-    assert_eq!(used.unwrap().settled, GRANULES);
+    assert_eq!(used.unwrap().working, GRANULES);
     assert!(world.state.is_idle());
 }
 
@@ -734,8 +734,8 @@ fn what_is_worth_more_is_admitted_when_the_link_is_idle() {
     // Two at a time.
     assert_eq!(resident(&world), [0, 0, 3, 3, 0, 0]);
     // For good: they have taken the place of the least lately used.
-    let settled = |world: &World| world.state.held(Role::Working);
-    assert_eq!(settled(&world), 9);
+    let working = |world: &World| world.state.held(Role::Working);
+    assert_eq!(working(&world), 9);
     assert_eq!((0..3).map(|e| world.resident(3, e)).collect::<Vec<_>>(), [0, 0, 3]);
     decode(&mut world, 1, &[2, 3]);
     assert_eq!(world.state.counters().prefetch_used_bytes, 2 * 8 * PIECE_BYTES as u64);

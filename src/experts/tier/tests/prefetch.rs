@@ -170,7 +170,7 @@ fn moving(world: &World) -> HashSet<usize> {
     let entries = world.state.entries().iter();
     let moving = entries.filter(|entry| match entry.load {
         Some(load) => world.state.is_bringing(load),
-        None => entry.unused_bytes > 0 && entry.held > entry.settled,
+        None => entry.unused_bytes > 0 && entry.in_transit() > 0,
     });
     moving.map(|entry| entry.id.layer as usize).collect()
 }

@@ -36,7 +36,7 @@ impl State {
         let n = n_granules - held;
         // The expert's own granules must not be what makes the room.
         self.table.get_mut(e).pins += 1;
-        let n_working = self.room_for(e, n, access, cause, priority);
+        let n_working = self.reserve(e, n, access, cause, priority);
         self.table.get_mut(e).pins -= 1;
         let Some(n_working) = n_working else { return false };
         if held == 0 {
@@ -47,7 +47,7 @@ impl State {
             let slot = self.classes[class].take(role);
             self.table.push_slot(e, slot);
         }
-        self.table.settle(e, n_working);
+        self.table.add_working(e, n_working);
         let mut pieces = Vec::new();
         self.layout.pieces(id, held..n_granules, &mut pieces);
         let load =
@@ -71,7 +71,7 @@ impl State {
     /// Makes room for `n` more granules of an expert; answers how many of them are working ones,
     /// `None` if there is no room. Decode makes room in the working set for what the expert keeps;
     /// everything else takes only what is free there, and then transit.
-    fn room_for(
+    fn reserve(
         &mut self,
         e: u32,
         n: usize,
@@ -79,32 +79,36 @@ impl State {
         cause: Cause,
         priority: f32,
     ) -> Option<usize> {
-        let Entry { id, class, held, settled, .. } = *self.table.get(e);
+        let Entry { id, class, held, working, .. } = *self.table.get(e);
         let share = self.share(id, class);
-        let kept = if held == settled { share.keep.saturating_sub(held).min(n) } else { 0 };
-        let free = self.classes[class].room(Role::Working);
-        let within = share.n_slots.saturating_sub(self.table.settled_of_layer(id.layer));
+        let kept = if held == working { share.keep.saturating_sub(held).min(n) } else { 0 };
+        let free = self.classes[class].free(Role::Working);
+        let within = share.n_slots.saturating_sub(self.table.working_of_layer(id.layer));
         let has_working = kept > 0
-            && if access.keeps() { self.make_room(e, kept) } else { free.min(within) >= kept };
+            && if access.keeps() {
+                self.make_working_room(e, kept)
+            } else {
+                free.min(within) >= kept
+            };
         let n_working = if has_working { kept } else { 0 };
         if n_working == n {
             return Some(n);
         }
         let prefetch = (cause == Cause::Prefetch).then_some(priority);
-        self.make_transit(e, n - n_working, prefetch).then_some(n_working)
+        self.make_transit_room(e, n - n_working, prefetch).then_some(n_working)
     }
 
     /// Evicts until there is room for `n` more working granules of an expert, of which its own
     /// layer's experts make what is beyond the layer's share.
-    pub(super) fn make_room(&mut self, e: u32, n: usize) -> bool {
+    pub(super) fn make_working_room(&mut self, e: u32, n: usize) -> bool {
         let Entry { id, class, .. } = *self.table.get(e);
         let n_slots = self.share(id, class).n_slots;
         if n > n_slots {
             return false;
         }
         loop {
-            let layer_lacks = (self.table.settled_of_layer(id.layer) + n).saturating_sub(n_slots);
-            let class_lacks = n.saturating_sub(self.classes[class].room(Role::Working));
+            let layer_lacks = (self.table.working_of_layer(id.layer) + n).saturating_sub(n_slots);
+            let class_lacks = n.saturating_sub(self.classes[class].free(Role::Working));
             let victim = match (layer_lacks, class_lacks) {
                 (0, 0) => return true,
                 (0, _) => self.working_victim(class, None),
@@ -112,21 +116,21 @@ impl State {
             };
             let Some(victim) = victim else { return false };
             self.drop_transit(victim);
-            let settled = self.table.get(victim).settled;
+            let working = self.table.get(victim).working;
             let lacking = if layer_lacks > 0 { layer_lacks } else { class_lacks };
-            self.shrink(victim, settled - lacking.min(settled));
+            self.shrink(victim, working - lacking.min(working));
         }
     }
 
     /// Room for `n` more granules of an expert in transit. A prefetch of some priority leaves what
     /// is predicted to be at least as urgent.
-    fn make_transit(&mut self, e: u32, n: usize, prefetch: Option<f32>) -> bool {
+    fn make_transit_room(&mut self, e: u32, n: usize, prefetch: Option<f32>) -> bool {
         let class = self.table.get(e).class;
-        while self.classes[class].room(Role::Transit) < n {
+        while self.classes[class].free(Role::Transit) < n {
             let Some(victim) = self.transit_victim(class, prefetch) else { break };
             self.drop_transit(victim);
         }
-        self.classes[class].room(Role::Transit) >= n
+        self.classes[class].free(Role::Transit) >= n
     }
 
     /// The working expert to lose granules: a copy too many of what is in the tier above, then
@@ -135,39 +139,39 @@ impl State {
     /// for a thousand, beside the milliseconds of the load that needs the room.
     pub(super) fn working_victim(&self, class: usize, layer: Option<u32>) -> Option<u32> {
         let members = self.classes[class].members().iter().copied();
-        let loose = members.filter(|e| {
+        let evictable = members.filter(|e| {
             let entry = self.table.get(*e);
             let of_layer = layer.is_none_or(|layer| entry.id.layer == layer);
-            of_layer && entry.is_loose() && entry.settled > 0
+            of_layer && entry.is_evictable() && entry.working > 0
         });
-        if let Some(copy) = self.hottest_copy(class, loose.clone()) {
+        if let Some(copy) = self.hottest_copy(class, evictable.clone()) {
             return Some(copy);
         }
         let key = |e: u32| {
-            let Entry { id, settled, .. } = *self.table.get(e);
+            let Entry { id, working, .. } = *self.table.get(e);
             let share = self.share(id, class);
-            let within_keep = settled <= share.keep;
-            let within_share = self.table.settled_of_layer(id.layer) <= share.n_slots;
+            let within_keep = working <= share.keep;
+            let within_share = self.table.working_of_layer(id.layer) <= share.n_slots;
             (within_keep, within_share, self.eviction.priority(id))
         };
         let less = |a: &(bool, bool, f64), b: &(bool, bool, f64)| {
             (a.0, a.1).cmp(&(b.0, b.1)).then(a.2.total_cmp(&b.2))
         };
-        loose.map(|e| (key(e), e)).min_by(|a, b| less(&a.0, &b.0)).map(|found| found.1)
+        evictable.map(|e| (key(e), e)).min_by(|a, b| less(&a.0, &b.0)).map(|found| found.1)
     }
 
-    /// Of `loose` the copy to leave, where copies of what is whole in the tier above take more than
-    /// [`COPIES`] of the class: the one with the most priority, which will stay there the longest.
-    /// The others will be needed again when that tier has pushed them out.
-    fn hottest_copy(&self, class: usize, loose: impl Iterator<Item = u32>) -> Option<u32> {
+    /// If copies of experts that the tier above holds whole take more than one in [`COPIES`] slots
+    /// of the class: the evictable copy with the highest priority, which stays up there longest.
+    /// The others will be needed here once the tier above has evicted them.
+    fn hottest_copy(&self, class: usize, evictable: impl Iterator<Item = u32>) -> Option<u32> {
         let is_copy = |e: &u32| self.upper.has(self.table.get(*e).id);
-        let settled = |e: u32| self.table.get(e).settled;
+        let working = |e: u32| self.table.get(e).working;
         let copies = self.classes[class].members().iter().copied().filter(is_copy);
-        if copies.map(settled).sum::<usize>() * COPIES <= self.plan.classes[class].n_slots {
+        if copies.map(working).sum::<usize>() * COPIES <= self.plan.classes[class].n_slots {
             return None;
         }
         let priority = |e: u32| self.eviction.priority(self.table.get(e).id);
-        let copies = loose.filter(is_copy).map(|e| (priority(e), e));
+        let copies = evictable.filter(is_copy).map(|e| (priority(e), e));
         copies.max_by(|a, b| a.0.total_cmp(&b.0)).map(|found| found.1)
     }
 
@@ -175,20 +179,20 @@ impl State {
     /// least urgent. What is as urgent as the prefetch that wants the room stays.
     fn transit_victim(&self, class: usize, prefetch: Option<f32>) -> Option<u32> {
         let members = self.classes[class].members().iter().copied();
-        let loose = members.filter_map(|e| {
+        let evictable = members.filter_map(|e| {
             let entry = self.table.get(e);
             let predicted = self.prefetch_priority(entry).unwrap_or(f32::NEG_INFINITY);
-            let is_free = entry.is_loose()
-                && entry.held > entry.settled
+            let is_free = entry.is_evictable()
+                && entry.in_transit() > 0
                 && prefetch.is_none_or(|priority| predicted < priority);
             is_free.then_some((predicted, entry.stamp, e))
         });
-        let first = loose.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        let first = evictable.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
         first.map(|found| found.2)
     }
 
     pub(super) fn drop_transit(&mut self, e: u32) {
-        self.shrink(e, self.table.get(e).settled);
+        self.shrink(e, self.table.get(e).working);
     }
 
     /// The expert keeps the slots of its first `n` granules.
@@ -199,8 +203,8 @@ impl State {
         }
         self.report_whole(e, false);
         while self.table.get(e).held > n {
-            let (slot, settled) = self.table.pop_slot(e);
-            let role = if settled { Role::Working } else { Role::Transit };
+            let (slot, working) = self.table.pop_slot(e);
+            let role = if working { Role::Working } else { Role::Transit };
             self.classes[class].give(role, slot);
         }
         let entry = self.table.get_mut(e);
