@@ -8,7 +8,8 @@
 //! of them alike; each shows the median of its rounds. A file much larger than the disk's own cache
 //! gives the truth.
 
-use moeba::experts::disk::link::{Files, IoKind, Probe, probe};
+use moeba::experts::disk::{Files, IoKind};
+use moeba::machine::disk_probe::{Probe, probe};
 use std::fs::File;
 use std::path::PathBuf;
 use std::time::Duration;

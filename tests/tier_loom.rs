@@ -18,9 +18,7 @@ mod experts {
     }
 
     pub mod disk {
-        pub mod link {
-            pub mod sleep;
-        }
+        pub mod sleep;
     }
 
     pub mod sync {
@@ -54,7 +52,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use experts::acquisition::{Access, Acquisition};
-use experts::disk::link::sleep::Sleep;
+use experts::disk::sleep::Sleep;
 use experts::layout::piece::{Dest, Piece};
 use experts::tier::{ClassPlan, Fault, LayerPlan, Layout, Stop, Ticket, Tier, TierPlan};
 use loom::cell::UnsafeCell;

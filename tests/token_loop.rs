@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use common::{golden_options, load};
 use moeba::engine::plan::ram::{Place, RamBudget};
 use moeba::engine::{Engine, EngineOptions, Session, Want};
-use moeba::experts::disk::link::IoKind;
+use moeba::experts::disk::IoKind;
 use moeba::sample::{Sampler, SamplerOptions};
 
 /// The system's allocator, which counts what all threads ask of it while `COUNTS` is on.

@@ -4,7 +4,7 @@ use super::device_args::DeviceArgs;
 use super::values::{self, Parsed};
 use crate::engine::plan::ram::RamBudget;
 use crate::engine::{CacheType, EngineOptions, ProfileChoice, TestHooks};
-use crate::experts::disk::link::IoKind;
+use crate::experts::disk::IoKind;
 use crate::policy::PolicySpec;
 
 /// More threads or tokens than any machine or model has: a slip of the finger.

@@ -110,7 +110,7 @@ fn bound(bytes: u64, hit_rate: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experts::disk::link::IoKind;
+    use crate::experts::disk::IoKind;
 
     const MIB: u64 = 1 << 20;
 

@@ -136,7 +136,7 @@ pub fn fill(stats: &mut Stats, plan: &MemoryPlan, moved: &Moved, n_tokens: usize
 mod tests {
     use super::*;
     use crate::engine::plan::ram::Sizes;
-    use crate::experts::disk::link::IoKind;
+    use crate::experts::disk::IoKind;
     use crate::policy::PolicySpec;
 
     fn counters() -> Counters {

@@ -7,7 +7,7 @@ use super::plan::ram::{RamBudget, VramBudget};
 use super::plan::tensor_override::TensorPlace;
 use super::plan::vram::CpuMoe;
 use super::profile::ProfileChoice;
-use crate::experts::disk::link::{Faults, IoKind};
+use crate::experts::disk::{Faults, IoKind};
 use crate::gguf::Override;
 use crate::model::kv::CacheType;
 use crate::policy::PolicySpec;

@@ -30,7 +30,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::Result;
-use crate::experts::disk::link::IoKind;
+use crate::experts::disk::IoKind;
 use crate::policy::{Event, Profile};
 
 /// Whether `ExpertStore::prefetch_layer` of the next layer pays for a prompt that uses `n_chosen`

@@ -2,7 +2,9 @@
 //! experts, with its own size of reads and depth.
 
 use super::Rounds;
-use crate::experts::disk::link::{DEPTH, Files, IoKind, Probe, probe};
+use super::disk_probe::{Probe, probe};
+use crate::experts::disk::link::DEPTH;
+use crate::experts::disk::{Files, IoKind};
 use crate::experts::{DIRECT_ALIGN, READ_BYTES};
 use crate::units::{at_least, at_most};
 use crate::{Error, Result};

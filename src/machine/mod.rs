@@ -3,6 +3,7 @@
 
 pub mod device;
 pub mod disk;
+pub mod disk_probe;
 pub mod gpu;
 pub mod limits;
 pub mod memory;

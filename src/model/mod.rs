@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use crate::Result;
 use crate::backend::cpu::rope::{Frequencies, Pairing};
-use crate::experts::disk::link::IoKind;
+use crate::experts::disk::IoKind;
 use crate::experts::vram::VramTiers;
 use crate::experts::{self, Counters, ExpertStore, LayerExperts, RamTier, Resident, StreamOptions};
 use crate::gguf::Gguf;

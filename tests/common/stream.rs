@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use moeba::Result;
 use moeba::engine::plan::ram::{Place, RamBudget};
 use moeba::engine::{Engine, EngineOptions, Session, Want};
-use moeba::experts::disk::link::{Faults, IoKind, Read};
+use moeba::experts::disk::{Faults, IoKind, Read};
 use moeba::gguf::{TensorType, Writer};
 
 use crate::{moeba, set_small_header, succeed};

@@ -2,7 +2,9 @@
 //! reordered reads, wake-ups, ends of files and of links.
 
 use crate::link_support::{Bad, Case, KINDS, temp_file};
-use moeba::experts::disk::link::{Files, IoKind, Probe, open, probe};
+use moeba::experts::disk::link::open;
+use moeba::experts::disk::{Files, IoKind};
+use moeba::machine::disk_probe::{Probe, probe};
 use std::io;
 use std::time::{Duration, Instant};
 

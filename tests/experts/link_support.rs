@@ -1,6 +1,7 @@
 //! A file whose bytes say where they are, a source that checks them, and faults to inject.
 
-use moeba::experts::disk::link::{Faults, Files, IoKind, Link, Read, ReadSource, open_with_depth};
+use moeba::experts::disk::link::open_with_depth;
+use moeba::experts::disk::{Faults, Files, IoKind, Link, Read, ReadSource};
 use moeba::experts::memory::Region;
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;

@@ -8,7 +8,7 @@ use common::convert_golden;
 use common::stream::*;
 use moeba::engine::{Engine, EngineOptions, Session, TestHooks, Want};
 use moeba::experts::Counters;
-use moeba::experts::disk::link::{Faults, IoKind};
+use moeba::experts::disk::{Faults, IoKind};
 use moeba::policy::{EvictionKind, PolicySpec, PredictorKind, SplitKind};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};

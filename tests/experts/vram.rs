@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use moeba::backend::gpu::emulated::{Config, Faults};
 use moeba::backend::gpu::{Device, DeviceSlice, Emulated, Stream};
-use moeba::experts::disk::link::IoKind;
+use moeba::experts::disk::IoKind;
 use moeba::experts::vram::{Dealt, Fence, GranuleLayout, Own, Owners, VramOptions, VramTier};
 use moeba::experts::{
     Access, Acquisition, ExpertStore, Geometry, LayerExperts, Part, Place, RamTier, ReadyGranule,

@@ -10,7 +10,7 @@ use moeba::engine::plan::ram::RamBudget;
 use moeba::engine::{
     CacheType, DeviceChoice, Engine, EngineOptions, Recorder, Route, Session, TestHooks, Want,
 };
-use moeba::experts::disk::link::{Faults as DiskFaults, Read};
+use moeba::experts::disk::{Faults as DiskFaults, Read};
 use moeba::forward::gpu::GpuOptions;
 use moeba::gguf::Gguf;
 use moeba::model::{Bound, Model};

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use common::convert_golden;
 use common::stream::*;
 use moeba::engine::{Engine, EngineOptions, Session, TestHooks, Want};
-use moeba::experts::disk::link::IoKind;
+use moeba::experts::disk::IoKind;
 use moeba::{Error, interrupt};
 
 struct Model {

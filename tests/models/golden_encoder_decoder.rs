@@ -7,7 +7,7 @@ use std::sync::Arc;
 use common::{Npy, argmax, golden_options as options, load};
 use moeba::engine::plan::ram::{Place, RamBudget};
 use moeba::engine::{Engine, EngineOptions, Experts, Session, Want};
-use moeba::experts::disk::link::IoKind;
+use moeba::experts::disk::IoKind;
 use moeba::gguf::{Gguf, OwnedValue, Writer};
 
 const PROMPTS: [&str; 3] = ["p5", "p17", "p70"];

@@ -143,7 +143,7 @@ fn gpu(found: &Findings) -> Option<Advice> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experts::disk::link::IoKind;
+    use crate::experts::disk::IoKind;
     use crate::machine::disk::Disk;
     use crate::machine::gpu::Gpu;
     use crate::machine::limits::Limits;

@@ -12,7 +12,7 @@ use super::EngineOptions;
 use super::device;
 use crate::backend::gpu::Device;
 use crate::experts::LayerExperts;
-use crate::experts::disk::link::IoKind;
+use crate::experts::disk::IoKind;
 use crate::gguf::Gguf;
 use crate::model::Bound;
 use crate::policy::PolicySpec;

@@ -3,7 +3,7 @@
 
 use std::str::FromStr;
 
-use crate::experts::disk::link::IoKind;
+use crate::experts::disk::IoKind;
 use crate::units::{Sum, at_least, at_most};
 use crate::{Error, Result};
 

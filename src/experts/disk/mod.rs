@@ -1,7 +1,21 @@
 //! Experts streamed from disk through a tier of slots: a budget of memory, whatever the size of
 //! the model.
 
+mod faults;
+mod files;
 pub mod link;
+mod pread;
+mod progress;
+#[cfg(target_os = "linux")]
+mod sleep;
+#[cfg(target_os = "linux")]
+mod uring;
+#[cfg(target_os = "linux")]
+mod waker;
+
+pub use faults::Faults;
+pub use files::Files;
+pub use link::{IoKind, Link, Read, ReadSource};
 
 use std::io;
 use std::sync::Arc;
@@ -12,7 +26,6 @@ use super::memory::Region;
 use super::tier::{Fault, Layout, Stop, Ticket, Tier, TierPlan, UpperResidency};
 use super::{ExpertStore, Geometry, ReadyGranule};
 use crate::experts::acquisition::{Access, Acquisition, GranuleRef};
-use crate::experts::disk::link::{Faults, Files, IoKind, Link, Read, ReadSource};
 use crate::experts::layout::piece::{Dest, Piece};
 use crate::experts::layout::place::{LayerExperts, SlotLayout};
 use crate::experts::layout::sizing::{LayerNeeds, Needs};

@@ -1,7 +1,9 @@
 //! How fast a link is here: random aligned reads of a model's own file through the very link that
 //! streams its experts. A speed to compare with needs the same request size and depth.
 
-use super::{DIRECT_ALIGN, Files, IoKind, Read, ReadSource, open_with_depth};
+use crate::experts::DIRECT_ALIGN;
+use crate::experts::disk::link::open_with_depth;
+use crate::experts::disk::{Files, IoKind, Read, ReadSource};
 use crate::experts::memory::Region;
 use crate::{Error, Result};
 use std::io;

@@ -1,8 +1,10 @@
 //! How far one read has come, whatever carries it: short reads go on where they ended, interrupted
 //! ones start again, failing ones are tried a few times, and what is left is told in a sentence.
 
+use super::faults::Faults;
 use super::files::Files;
-use super::{DIRECT_ALIGN, Faults, Read};
+use super::link::Read;
+use crate::experts::DIRECT_ALIGN;
 use std::io;
 use std::sync::Arc;
 

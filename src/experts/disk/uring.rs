@@ -4,9 +4,9 @@
 //! to the source (which may copy for a while, with the disk busy meanwhile), collect what else has
 //! landed. With nothing to hand over it sleeps in the kernel until a read lands or the bell rings.
 
+use super::link::{AbortOnPanic, IoKind, Link, Read, Setup};
 use super::progress::{Progress, Step};
 use super::waker::Waker;
-use super::{AbortOnPanic, IoKind, Link, Read, Setup};
 use crate::units::size;
 use io_uring::{IoUring, opcode, squeue, types};
 use std::collections::VecDeque;

@@ -1,6 +1,6 @@
 //! A test's hand in the link: slow disks, failing disks, results out of order.
 
-use super::Read;
+use super::link::Read;
 use std::io;
 use std::time::Duration;
 

@@ -2,8 +2,8 @@
 //! read at a time. A thread that copies what it has read does not read, so a little of the depth is
 //! lost.
 
+use super::link::{AbortOnPanic, IoKind, Link, Read, Setup};
 use super::progress::{Progress, Step};
-use super::{AbortOnPanic, IoKind, Link, Read, Setup};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;

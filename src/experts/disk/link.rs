@@ -5,23 +5,11 @@
 //! Two links do the same: `uring`, one thread that keeps a deep queue in the kernel, and `pread`,
 //! a pool of threads with one read each, for systems without io_uring.
 
-mod faults;
-mod files;
-mod pread;
-mod probe;
-mod progress;
+use super::faults::Faults;
+use super::files::Files;
+use super::pread;
 #[cfg(target_os = "linux")]
-mod sleep;
-#[cfg(target_os = "linux")]
-mod uring;
-#[cfg(target_os = "linux")]
-mod waker;
-
-pub use faults::Faults;
-pub use files::Files;
-pub use probe::{Probe, Rate, probe};
-
-use crate::experts::DIRECT_ALIGN;
+use super::uring;
 use crate::{Error, Result};
 use std::fmt;
 use std::io;
@@ -129,11 +117,11 @@ impl fmt::Display for IoKind {
 }
 
 /// What a link works with.
-struct Setup {
-    files: Files,
-    depth: usize,
-    faults: Option<Arc<dyn Faults>>,
-    source: Arc<dyn ReadSource>,
+pub(super) struct Setup {
+    pub files: Files,
+    pub depth: usize,
+    pub faults: Option<Arc<dyn Faults>>,
+    pub source: Arc<dyn ReadSource>,
 }
 
 /// Starts a link that is `DEPTH` deep. `memory` is where most reads will go: the kernel keeps it
@@ -208,7 +196,7 @@ fn open_uring(_setup: Arc<Setup>, _memory: &[(*mut u8, usize)]) -> io::Result<Bo
 
 /// Lives on a link thread's stack. A panic there would leave reads that nobody completes and
 /// waiters that wait for ever, so it ends the process, after the panic's own message.
-struct AbortOnPanic;
+pub(super) struct AbortOnPanic;
 
 impl Drop for AbortOnPanic {
     fn drop(&mut self) {
