@@ -7,7 +7,8 @@
 //! of them alike; each shows its fastest round.
 
 use moeba::backend::cpu::Cpu;
-use moeba::backend::cpu::attention::{AttentionShape, RowBytes, Rows, RowsMut, row_bytes};
+use moeba::backend::cpu::attention::AttentionShape;
+use moeba::backend::ops::{RowBytes, Rows, RowsMut, row_bytes};
 use moeba::gguf::TensorType::{self, F16, IQ4_NL, Q4_0, Q5_1, Q8_0};
 use std::hint::black_box;
 use std::time::Instant;

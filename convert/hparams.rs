@@ -6,8 +6,9 @@ use serde_json::Value;
 
 use super::expr::{self, Names};
 use super::json::{Json, shown};
+use crate::backend::ops::Activation;
 use crate::gguf::OwnedValue;
-use crate::model::descriptor::{Activation, Descriptor, MetadataRow, MetadataType, Window};
+use crate::model::descriptor::{Descriptor, MetadataRow, MetadataType, Window};
 use crate::{Error, Result};
 
 /// The model's keys in the order of the descriptor's rows.

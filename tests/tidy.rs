@@ -28,7 +28,17 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("sample", &["gguf", "tokenizer"]),
     (
         "convert",
-        &["experts", "gguf", "interrupt", "model", "quant", "simd", "terminal", "tokenizer"],
+        &[
+            "backend",
+            "experts",
+            "gguf",
+            "interrupt",
+            "model",
+            "quant",
+            "simd",
+            "terminal",
+            "tokenizer",
+        ],
     ),
     (
         "engine",
@@ -56,6 +66,18 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("trace", &["experts", "policy"]),
     ("train", &["policy"]),
     ("server", &["chat", "engine", "gguf", "interrupt", "sample", "tokenizer"]),
+];
+
+/// Rooms of src/backend.
+const BACKENDS: &[&str] = &["cpu", "cuda", "gpu", "ops", "selftest"];
+
+/// Folders that may use these rooms of src/backend only.
+const BACKENDS_USED: &[(&str, &[&str])] = &[
+    ("convert/", &["ops"]),
+    ("src/model/", &["ops"]),
+    ("src/backend/cpu/", &["cpu", "ops"]),
+    ("src/backend/gpu/", &["cuda", "gpu", "ops"]),
+    ("src/backend/ops/", &["ops"]),
 ];
 
 /// Modules that anyone may use or that may use anyone.
@@ -350,11 +372,34 @@ fn knowledge_goes_one_way() {
     report(faults);
 }
 
+/// Rooms of src/backend that a file names: `use crate::backend::{a, b::c}`.
+fn backends_used(text: &str) -> Vec<String> {
+    let names = modules_used(&text.replace("crate::backend::", "crate::"));
+    names.into_iter().filter(|name| BACKENDS.contains(&name.as_str())).collect()
+}
+
+#[test]
+fn operation_types_are_in_one_place() {
+    let mut faults = Vec::new();
+    for source in rust_sources().filter(Source::in_program) {
+        for (_, allowed) in BACKENDS_USED.iter().filter(|(dir, _)| source.path.starts_with(dir)) {
+            for used in backends_used(source.program()) {
+                if !allowed.contains(&used.as_str()) {
+                    faults.push(format!("{}: must not know backend::{used}", source.path));
+                }
+            }
+        }
+    }
+    report(faults);
+}
+
 #[test]
 fn uses_are_found_in_all_spellings() {
     let text = "use crate::gguf::Gguf;\nuse crate::{Error,\n    quant::{a, b}, simd};\nfn f() { \
                 crate::model::x(); } // crate::cli";
     assert_eq!(modules_used(text), ["gguf", "Error", "quant", "simd", "model"]);
+    let text = "use crate::backend::cpu::Cpu;\nuse crate::backend::{gpu::Device, ops};";
+    assert_eq!(backends_used(text), ["cpu", "gpu", "ops"]);
 }
 
 /// Architectures, by their descriptors' file names.

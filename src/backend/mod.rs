@@ -3,4 +3,5 @@
 pub mod cpu;
 pub mod cuda;
 pub mod gpu;
+pub mod ops;
 pub mod selftest;

@@ -15,7 +15,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::backend::cpu::Cpu;
-pub use crate::backend::cpu::router::Route;
+pub use crate::backend::ops::Route;
 use crate::experts::Counters;
 use crate::forward::encoder_decoder::EncoderParams;
 use crate::forward::gpu::GpuModel;

@@ -1,6 +1,6 @@
 //! Chosen experts of what a session evaluates.
 
-use crate::backend::cpu::router::Route;
+use crate::backend::ops::Route;
 use crate::forward::record::Recorder;
 
 /// Chosen experts of some tokens, as `logits --experts` writes them.

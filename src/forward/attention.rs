@@ -3,7 +3,7 @@
 use crate::backend::cpu::Cpu;
 use crate::backend::cpu::acts::{ActSet, Kinds};
 use crate::backend::cpu::attention::AttentionShape;
-use crate::backend::cpu::rope::RopeShape;
+use crate::backend::ops::RopeShape;
 use crate::forward::Buffers;
 use crate::forward::gated_delta::DeltaBuffers;
 use crate::model::Model;
@@ -183,7 +183,7 @@ impl Model {
     }
 
     pub(super) fn rope_shape(&self, head_dim: usize, offset: usize) -> RopeShape {
-        RopeShape { head_dim, offset, pairing: self.pairing() }
+        RopeShape { head_dim, offset, pairing: self.descriptor.parts.rope }
     }
 
     /// What attention gathered → y

@@ -2,7 +2,7 @@
 
 use crate::backend::cpu::Cpu;
 use crate::backend::cpu::acts::Kinds;
-use crate::backend::cpu::router::{NO_EXPERT, Route};
+use crate::backend::ops::{NO_EXPERT, Route};
 use crate::forward::Buffers;
 use crate::model::Model;
 use crate::model::weights::Gate;
@@ -111,7 +111,7 @@ impl Model {
         let logits = &router.logits;
         b.ahead_acts.fill(cpu, Kinds::of([logits.weight.ty]), 1, self.hyper.n_embd, ahead_h);
         cpu.products([self.linear(logits, &b.ahead_acts, ahead_probs, 1)]);
-        self.score().probabilities(cpu.kernels, ahead_probs);
+        self.hyper.routing.choice.score.probabilities(cpu.kernels, ahead_probs);
         // A bias that chooses is part of the forecast.
         if let Some(bias) = &router.choice_bias {
             ahead_probs.iter_mut().zip(bias).for_each(|(p, bias)| *p += bias);

@@ -13,7 +13,7 @@ use crate::backend::cpu::Cpu;
 use crate::backend::cpu::acts::{ActSet, Kinds};
 use crate::backend::cpu::linear::Product;
 use crate::backend::cpu::rope::RopeTable;
-use crate::backend::cpu::router::Route;
+use crate::backend::ops::Route;
 use crate::forward::attention::MixerBuffers;
 use crate::forward::events::{Pass, Published, nanos_since};
 use crate::forward::moe::FfnBuffers;

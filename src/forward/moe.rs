@@ -3,14 +3,13 @@
 use crate::Result;
 use crate::backend::cpu::Cpu;
 use crate::backend::cpu::acts::Kinds;
-use crate::backend::cpu::expert::{Demand, ExpertBuffers, GranuleMats};
-use crate::backend::cpu::router::{Choice, Score};
+use crate::backend::cpu::expert::{ExpertBuffers, GranuleMats};
+use crate::backend::ops::{Demand, ExpertShape};
 use crate::experts::{Access, Acquisition, ExpertStore, Resident, prefetch_pays};
 use crate::forward::Buffers;
 use crate::forward::events::{Pass, nanos_since};
 use crate::model::Model;
-use crate::model::descriptor;
-use crate::model::weights::{DenseBranch, ExpertShape, FfnWeights, Gate, SharedExpert};
+use crate::model::weights::{DenseBranch, FfnWeights, Gate, SharedExpert};
 use crate::policy::Phase;
 use crate::simd::MatRef;
 use std::time::Instant;
@@ -57,34 +56,9 @@ impl Model {
         let routing = &self.hyper.routing;
         (b.route.n_experts, b.route.k) = (routing.n_experts, routing.k);
         cpu.products([self.linear(&router.logits, &b.acts, &mut b.route.probs, n)]);
-        cpu.route(&mut b.route, &self.choice(router.choice_bias.as_deref()));
+        cpu.route(&mut b.route, &routing.choice, router.choice_bias.as_deref());
         if let Some(capacity) = routing.capacity {
             b.route.limit(capacity);
-        }
-    }
-
-    /// How this model's routers choose, with a layer's bias.
-    pub(super) fn choice<'a>(&self, bias: Option<&'a [f32]>) -> Choice<'a> {
-        let routing = &self.hyper.routing;
-        Choice {
-            score: self.score(),
-            // Over the chosen alone is over all, divided by the chosen ones' sum.
-            normalize: routing.normalize || routing.score == descriptor::Score::SoftmaxChosen,
-            scale: routing.scale,
-            bias,
-            n_groups: routing.n_groups,
-            n_groups_used: routing.n_groups_used,
-        }
-    }
-
-    /// How this model's probabilities come from logits.
-    pub(super) fn score(&self) -> Score {
-        match self.hyper.routing.score {
-            descriptor::Score::Softmax | descriptor::Score::SoftmaxChosen => Score::Softmax,
-            descriptor::Score::Sigmoid => Score::Sigmoid,
-            descriptor::Score::SparseMixer => {
-                Score::SparseMixer { jitter: self.hyper.routing.jitter }
-            }
         }
     }
 
@@ -117,7 +91,7 @@ impl Model {
         self.publish_routed(cpu, b, l, pass);
         // granules: resident ones first, then as they land
         let start = Instant::now();
-        b.ffn.expert.begin(b.ffn.demand.n_pairs(), ffn.expert.n_ff, n_embd, ffn.expert.inner());
+        b.ffn.expert.begin(b.ffn.demand.n_pairs(), ffn.expert.n_ff, n_embd, inner(&ffn.expert));
         while store.next_ready(&mut b.ffn.work)? {
             let f = &mut b.ffn;
             let mut list = f.granules.list();
@@ -218,7 +192,7 @@ impl Model {
     ) -> Result<()> {
         let (n, f) = (b.ffn.only_gate.len(), &mut b.ffn);
         f.only_demand.everyone(n);
-        f.expert.begin(n, shape.n_ff, self.hyper.n_embd, shape.inner());
+        f.expert.begin(n, shape.n_ff, self.hyper.n_embd, inner(shape));
         store.acquire(l, &f.only_demand.experts, Access::Decode, &mut f.only_work);
         while store.next_ready(&mut f.only_work)? {
             let mut list = f.granules.list();
@@ -254,9 +228,7 @@ pub(super) fn granules<'a>(
     }));
 }
 
-impl ExpertShape {
-    /// The form of the intermediate activations.
-    fn inner(&self) -> Kinds {
-        Kinds::of([self.down])
-    }
+/// The form of the intermediate activations.
+fn inner(shape: &ExpertShape) -> Kinds {
+    Kinds::of([shape.down])
 }

@@ -2,7 +2,7 @@
 //! alone.
 
 use crate::backend::cpu::Cpu;
-use crate::backend::cpu::router::Route;
+use crate::backend::ops::Route;
 use crate::forward::{Buffers, Observer};
 use crate::model::Model;
 use crate::model::weights::Gate;

@@ -4,8 +4,8 @@
 
 use super::Model;
 use super::kv::{CacheType, LayerShape};
-use super::weights::{ExpertShape, FfnWeights, Gate, HeadMatrices, Linear, Matrix, Mixer, Query};
-use crate::backend::cpu::delta::DeltaShape;
+use super::weights::{FfnWeights, Gate, HeadMatrices, Linear, Matrix, Mixer, Query};
+use crate::backend::ops::{DeltaShape, ExpertShape};
 
 impl Model {
     /// Multiply-adds of a token with `position` tokens before it, in all layers; without the head.

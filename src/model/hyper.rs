@@ -1,9 +1,9 @@
 //! A model's numbers, from GGUF metadata: read once, checked once.
 
-use super::descriptor::{DeltaHeads, Descriptor, Mixer, Positions, RopeRows, Score, Window};
+use super::descriptor::{Descriptor, Mixer, Positions, RopeRows, Window};
 use super::kv::LayerShape;
 use super::rope::RopeParams;
-use crate::backend::cpu::delta::{DeltaShape, HeadOrder};
+use crate::backend::ops::{Choice, DeltaShape, Score};
 use crate::gguf::{Array, Gguf, Value};
 use crate::model::encoder::EncoderParams;
 use crate::{Error, Result};
@@ -55,25 +55,16 @@ pub struct CacheSlots {
     pub source: usize,
 }
 
-/// How a layer's router chooses.
+/// How many experts a layer has, and how its router chooses.
 #[derive(Clone, Copy, Debug)]
 pub struct Routing {
     /// Routed experts a layer; 0 in a dense model.
     pub n_experts: usize,
     /// Experts a token uses.
     pub k: usize,
-    pub score: Score,
-    /// Chosen experts' weights are divided by their sum.
-    pub normalize: bool,
-    /// Factor on the routed experts' weights.
-    pub scale: f32,
-    /// Experts stand in this many groups, of which a token uses the best `n_groups_used`.
-    pub n_groups: usize,
-    pub n_groups_used: usize,
+    pub choice: Choice,
     /// Tokens of one pass that an expert takes: of later ones it computes nothing.
     pub capacity: Option<usize>,
-    /// SparseMixer: how near the best a logit must be, as a part of its own size, halved.
-    pub jitter: f32,
 }
 
 /// More than any model has; keeps products of counts far from overflow.
@@ -311,7 +302,7 @@ impl Keys<'_> {
 
     /// Layers that mix positions by a gated delta rule; all but every fourth unless the file says.
     fn delta(&self) -> Result<Option<(Vec<bool>, DeltaShape)>> {
-        let Some(heads) = self.descriptor.parts.delta_rule else { return Ok(None) };
+        let Some(order) = self.descriptor.parts.delta_rule else { return Ok(None) };
         let (n_k_heads, n_v_heads) =
             (self.require("ssm.group_count")?, self.require("ssm.time_step_rank")?);
         let inner = self.require("ssm.inner_size")?;
@@ -329,10 +320,7 @@ impl Keys<'_> {
             k_dim: self.require("ssm.state_size")?,
             v_dim: inner / n_v_heads,
             kernel: self.require("ssm.conv_kernel")?,
-            order: match heads {
-                DeltaHeads::Grouped => HeadOrder::Grouped,
-                DeltaHeads::Tiled => HeadOrder::Tiled,
-            },
+            order,
         };
         Ok(Some((self.delta_layers()?, shape)))
     }
@@ -380,13 +368,15 @@ impl Keys<'_> {
         Ok(Routing {
             n_experts,
             k,
-            score,
-            normalize: given.unwrap_or(self.descriptor.router.normalize),
-            scale: self.factor("expert_weights_scale")?.unwrap_or(1.0),
-            n_groups,
-            n_groups_used,
+            choice: Choice {
+                score,
+                normalize: given.unwrap_or(self.descriptor.router.normalize),
+                scale: self.factor("expert_weights_scale")?.unwrap_or(1.0),
+                n_groups,
+                n_groups_used,
+                jitter: self.positive("router_jitter_noise")?.unwrap_or(0.01),
+            },
             capacity: self.count("expert_capacity")?,
-            jitter: self.positive("router_jitter_noise")?.unwrap_or(0.01),
         })
     }
 

@@ -2,8 +2,7 @@
 //! or latent attention's one row for both. A head's positions lie one after the other, so that
 //! attention reads them as a stream.
 
-use crate::backend::cpu::attention::{RowBytes, Rows, RowsMut, row_bytes};
-use crate::backend::cpu::delta::DeltaShape;
+use crate::backend::ops::{DeltaShape, RowBytes, Rows, RowsMut, row_bytes};
 use crate::gguf::TensorType;
 use crate::{Error, Result};
 

@@ -16,13 +16,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::Result;
-use crate::backend::cpu::rope::{Frequencies, Pairing};
+use crate::backend::ops::Frequencies;
 use crate::experts::disk::IoKind;
 use crate::experts::vram::VramTiers;
 use crate::experts::{self, Counters, ExpertStore, LayerExperts, RamTier, Resident, StreamOptions};
 use crate::gguf::Gguf;
 use crate::policy::{Event, Profile};
-use descriptor::{Descriptor, Rope};
+use descriptor::Descriptor;
 pub use hyper::HyperParams;
 use weights::{Gate, Weights};
 
@@ -165,13 +165,6 @@ impl Model {
     /// How far pairs turn in sessions of `n_ctx` positions.
     pub(crate) fn frequencies(&self, n_ctx: usize) -> &Frequencies {
         &self.frequencies[usize::from(self.hyper.rope.is_long(n_ctx))]
-    }
-
-    pub(crate) fn pairing(&self) -> Pairing {
-        match self.descriptor.parts.rope {
-            Rope::Norm => Pairing::Adjacent,
-            Rope::Neox => Pairing::Halves,
-        }
     }
 
     /// A layer's routed experts, where it has any.

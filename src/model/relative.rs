@@ -2,7 +2,7 @@
 //! ones into one each, farther ones into wider and wider ones up to a largest distance. A table
 //! has a number for each bucket and head; all layers of a stack use its first layer's.
 
-use crate::backend::cpu::attention::DistanceBias;
+use crate::backend::ops::DistanceBias;
 
 /// Buckets and the distance from which on the last of them counts.
 #[derive(Clone, Copy, Debug)]

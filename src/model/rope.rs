@@ -4,7 +4,7 @@
 use super::descriptor::Mixer;
 use super::hyper::Keys;
 use crate::Result;
-use crate::backend::cpu::rope::Frequencies;
+use crate::backend::ops::Frequencies;
 
 /// The turning of a model's heads.
 #[derive(Clone, Debug)]

@@ -5,12 +5,11 @@
 
 use crate::support::Bench;
 use moeba::backend::cpu::Cpu;
-use moeba::backend::cpu::attention::{
-    AttentionShape, DistanceBias, RowBytes, Rows, RowsMut, row_bytes,
-};
+use moeba::backend::cpu::attention::AttentionShape;
 use moeba::backend::gpu::DeviceBuffer;
 use moeba::backend::gpu::attention::{Attention, DeviceAttention, DeviceBias};
 use moeba::backend::gpu::cache::{CacheStore, DeviceRows};
+use moeba::backend::ops::{DistanceBias, RowBytes, Rows, RowsMut, row_bytes};
 use moeba::gguf::TensorType::{self, BF16, F16, F32, IQ4_NL, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 use std::ops::Range;
 

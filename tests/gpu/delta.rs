@@ -3,9 +3,9 @@
 
 use crate::support::Bench;
 use moeba::backend::cpu::Cpu;
-use moeba::backend::cpu::delta::{DeltaShape, HeadOrder};
 use moeba::backend::gpu::DeviceBuffer;
 use moeba::backend::gpu::delta::{Delta, DeviceGates, GateProducts};
+use moeba::backend::ops::{DeltaShape, HeadOrder};
 
 struct Random(u64);
 

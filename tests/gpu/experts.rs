@@ -5,14 +5,12 @@ use crate::support::Bench;
 use common::quant::{Random, bits, types, weights};
 use moeba::backend::cpu::Cpu;
 use moeba::backend::cpu::acts::{ActSet, Kinds};
-use moeba::backend::cpu::expert::{
-    Activation, Demand, ExpertBiases, ExpertBuffers, ExpertForm, GranuleMats,
-};
-use moeba::backend::cpu::router::NO_EXPERT;
+use moeba::backend::cpu::expert::{ExpertBuffers, GranuleMats};
 use moeba::backend::gpu::DeviceBuffer;
 use moeba::backend::gpu::acts::{DeviceActs, Quantize, record_bytes, records_of};
 use moeba::backend::gpu::expert::{Chosen, DeviceBiases, ExpertShape, Experts};
 use moeba::backend::gpu::matmul::{Groups, Products};
+use moeba::backend::ops::{Activation, Demand, ExpertBiases, ExpertForm, NO_EXPERT};
 use moeba::gguf::TensorType;
 use moeba::simd::{ActKind, MatRef, act_kind};
 

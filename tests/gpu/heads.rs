@@ -3,10 +3,10 @@
 use crate::support::Bench;
 use common::quant::{Random, bits, types, weights};
 use moeba::backend::cpu::Cpu;
-use moeba::backend::cpu::linear::HeadMats;
 use moeba::backend::gpu::acts::{DeviceActs, records_of};
 use moeba::backend::gpu::heads::{DeviceHeadMats, Heads};
 use moeba::backend::gpu::mat::DeviceMat;
+use moeba::backend::ops::HeadMats;
 use moeba::gguf::TensorType;
 use moeba::simd::{self, Activations, MatRef, act_kind};
 

@@ -3,10 +3,10 @@
 
 use crate::support::Bench;
 use moeba::backend::cpu::Cpu;
-use moeba::backend::cpu::router::{NO_EXPERT, Route};
 use moeba::backend::gpu::rows::{Columns, Rows};
 use moeba::backend::gpu::slots::{HOMES, Lookup, Resolve};
 use moeba::backend::gpu::{DeviceBuffer, Event, Stream};
+use moeba::backend::ops::{NO_EXPERT, Route};
 
 struct Random(u64);
 

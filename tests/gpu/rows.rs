@@ -2,15 +2,14 @@
 //! their twins on the CPU, on the emulated device; to the bit but for layer norm.
 
 use moeba::backend::cpu::Cpu;
-use moeba::backend::cpu::expert::Activation;
-use moeba::backend::cpu::rope::{Frequencies, Pairing, RopeShape, RopeTable};
-use moeba::backend::cpu::router::{Choice, Route, Score};
+use moeba::backend::cpu::rope::RopeTable;
 use moeba::backend::gpu::activate::Activate;
 use moeba::backend::gpu::emulated::Config;
 use moeba::backend::gpu::norm::Norm;
 use moeba::backend::gpu::rope::{DeviceTurns, Rope};
 use moeba::backend::gpu::router::{DeviceRoute, Router};
 use moeba::backend::gpu::{DeviceBuffer, Emulated, Stream};
+use moeba::backend::ops::{Activation, Choice, Frequencies, RopePairing, RopeShape, Route, Score};
 use moeba::simd;
 
 fn stream(seed: u64) -> Stream {
@@ -146,7 +145,7 @@ fn rotary_positions_have_the_cpus_bits() {
     // (tokens, heads, head_dim, offset, pairs)
     let shapes = [(1, 1, 2, 0, 1), (1, 4, 64, 0, 32), (5, 3, 80, 16, 32), (7, 2, 10, 1, 3)];
     for (seed, (tokens, heads, head_dim, offset, pairs)) in shapes.into_iter().enumerate() {
-        for pairing in [Pairing::Adjacent, Pairing::Halves] {
+        for pairing in [RopePairing::Adjacent, RopePairing::Halves] {
             let (stream, mut random) = (stream(seed as u64), Random(seed as u64));
             let rope = Rope::load(stream.gpu()).unwrap();
             let frequencies = (0..pairs).map(|i| 0.9f32.powi(i as i32)).collect();
@@ -247,23 +246,23 @@ const PLAIN: Choice = Choice {
     score: Score::Softmax,
     normalize: true,
     scale: 1.0,
-    bias: None,
     n_groups: 1,
     n_groups_used: 1,
+    jitter: 0.2,
 };
 
 /// One route on both: ids equal, probabilities and weights to the bit.
-fn compare(seed: u64, logits: &[f32], [n, k]: [usize; 2], choice: &Choice) {
+fn compare(seed: u64, logits: &[f32], [n, k]: [usize; 2], choice: &Choice, bias: Option<&[f32]>) {
     let cpu = Cpu::new(1);
     let tokens = logits.len() / n;
     let mut route = Route::default();
     (route.k, route.n_experts, route.probs) = (k, n, logits.to_vec());
-    cpu.route(&mut route, choice);
+    cpu.route(&mut route, choice, bias);
     let stream = stream(seed);
     let router = Router::load(stream.gpu()).unwrap();
     let probs = up(&stream, logits);
     let [chosen, weights] = [(); 2].map(|()| empty(&stream, tokens * k));
-    let bias = choice.bias.map(|bias| up(&stream, bias));
+    let bias_up = bias.map(|bias| up(&stream, bias));
     let device_route = DeviceRoute {
         k,
         n_experts: n,
@@ -271,9 +270,9 @@ fn compare(seed: u64, logits: &[f32], [n, k]: [usize; 2], choice: &Choice) {
         chosen: chosen.all(),
         weights: weights.all(),
     };
-    let bias = bias.as_ref().map(DeviceBuffer::all);
-    router.route(&stream, device_route, choice, bias).unwrap();
-    let what = format!("{tokens} tokens, {k} of {n}, {choice:?}");
+    let bias_up = bias_up.as_ref().map(DeviceBuffer::all);
+    router.route(&stream, device_route, choice, bias_up).unwrap();
+    let what = format!("{tokens} tokens, {k} of {n}, {choice:?}, bias: {}", bias.is_some());
     assert_eq!(down_u32(&stream, &chosen), route.chosen, "{what}");
     same(&down(&stream, &probs), &route.probs, &what);
     same(&down(&stream, &weights), &route.weights, &what);
@@ -292,11 +291,11 @@ fn routes_have_the_cpus_bits() {
         logits[n - 1] = logits[0];
         logits[n / 2] = logits[n / 2 - 1];
         let bias = random.floats(n);
-        for score in [Score::Softmax, Score::Sigmoid, Score::SparseMixer { jitter: 0.2 }] {
+        for score in [Score::Softmax, Score::Sigmoid, Score::SparseMixer] {
             let choice = Choice { score, ..PLAIN };
-            compare(seed as u64, &logits, [n, k], &choice);
-            let choice = Choice { normalize: false, scale: 2.5, bias: Some(&bias), ..choice };
-            compare(seed as u64, &logits, [n, k], &choice);
+            compare(seed as u64, &logits, [n, k], &choice, None);
+            let choice = Choice { normalize: false, scale: 2.5, ..choice };
+            compare(seed as u64, &logits, [n, k], &choice, Some(&bias));
         }
     }
 }
@@ -311,8 +310,8 @@ fn groups_are_chosen_as_on_the_cpu() {
         let (logits, bias) = (random.floats(3 * n), random.floats(n));
         for bias in [None, Some(&bias[..])] {
             for score in [Score::Softmax, Score::Sigmoid] {
-                let choice = Choice { score, bias, n_groups, n_groups_used, ..PLAIN };
-                compare(seed as u64, &logits, [n, k], &choice);
+                let choice = Choice { score, n_groups, n_groups_used, ..PLAIN };
+                compare(seed as u64, &logits, [n, k], &choice, bias);
             }
         }
     }
@@ -328,7 +327,7 @@ fn routes_of_what_is_no_number_choose_distinct_experts() {
         // The second token has nothing else.
         logits[n..].fill(hard);
         for score in [Score::Softmax, Score::Sigmoid] {
-            compare(1, &logits, [n, 6], &Choice { score, ..PLAIN });
+            compare(1, &logits, [n, 6], &Choice { score, ..PLAIN }, None);
         }
     }
 }

@@ -3,62 +3,8 @@
 //! through it one by one, so a text's bits do not depend on how it is cut into micro-batches.
 
 use super::{Cpu, SERIAL_WORK, SharedOut};
+use crate::backend::ops::DeltaShape;
 use crate::simd::Kernels;
-
-/// Sizes of one layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeltaShape {
-    /// Heads of queries and keys, and of values; the latter are a multiple of the former.
-    pub n_k_heads: usize,
-    pub n_v_heads: usize,
-    /// Elements of a head of q and k, and of v.
-    pub k_dim: usize,
-    pub v_dim: usize,
-    /// Positions that the convolution sees, the present one among them.
-    pub kernel: usize,
-    pub order: HeadOrder,
-}
-
-/// Which key head a value head belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HeadOrder {
-    /// h / (values / keys): a key head's value heads stand together.
-    Grouped,
-    /// h mod keys
-    Tiled,
-}
-
-impl DeltaShape {
-    pub fn key_width(&self) -> usize {
-        self.n_k_heads * self.k_dim
-    }
-
-    pub fn value_width(&self) -> usize {
-        self.n_v_heads * self.v_dim
-    }
-
-    /// Channels of the convolution: q, k, v.
-    pub fn channels(&self) -> usize {
-        2 * self.key_width() + self.value_width()
-    }
-
-    /// Values of the state: [n_v_heads, k_dim, v_dim].
-    pub fn n_state(&self) -> usize {
-        self.n_v_heads * self.k_dim * self.v_dim
-    }
-
-    /// Inputs that the convolution remembers: [kernel − 1, channels].
-    pub fn n_past(&self) -> usize {
-        (self.kernel - 1) * self.channels()
-    }
-
-    fn key_head(&self, value_head: usize) -> usize {
-        match self.order {
-            HeadOrder::Grouped => value_head / (self.n_v_heads / self.n_k_heads),
-            HeadOrder::Tiled => value_head % self.n_k_heads,
-        }
-    }
-}
 
 /// Added to the sum of squares of a query or key before it is made a unit vector.
 const UNIT_EPS: f32 = 1e-6;
@@ -256,6 +202,7 @@ fn unit(x: &[f32], scale: f32, out: &mut [f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::ops::HeadOrder;
 
     const SHAPE: DeltaShape = DeltaShape {
         n_k_heads: 2,

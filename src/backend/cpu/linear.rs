@@ -2,6 +2,7 @@
 
 use super::grid::TokenParts;
 use super::{Cpu, SERIAL_WORK, SharedOut, ThreadScratch};
+use crate::backend::ops::HeadMats;
 use crate::simd::{ActView, Kernels, MatRef, Scratch};
 use std::ops::Range;
 
@@ -12,23 +13,6 @@ pub struct Product<'a> {
     pub bias: Option<&'a [f32]>,
     /// [tokens, mat.rows]
     pub out: &'a mut [f32],
-}
-
-/// A matrix a head, all in one: head h has `rows` rows from `first + h · step` on.
-#[derive(Clone, Copy)]
-pub struct HeadMats<'a> {
-    pub all: MatRef<'a>,
-    pub n_heads: usize,
-    pub rows: usize,
-    pub first: usize,
-    pub step: usize,
-}
-
-impl<'a> HeadMats<'a> {
-    fn head(&self, h: usize) -> MatRef<'a> {
-        let start = self.first + h * self.step;
-        self.all.row_range(start..start + self.rows)
-    }
 }
 
 impl Cpu {

@@ -1,36 +1,7 @@
 //! Rotary position embedding (RoFormer, section 3.4.2) in its two pairings.
 
 use super::{Cpu, SharedOut};
-
-/// Which elements of a head are turned together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pairing {
-    /// (2i, 2i + 1)
-    Adjacent,
-    /// (i, i + n_rot/2)
-    Halves,
-}
-
-/// How far each pair turns a position, and what cosines and sines are multiplied by.
-#[derive(Clone, Debug)]
-pub struct Frequencies {
-    pairs: Vec<f32>,
-    magnitude: f32,
-}
-
-impl Frequencies {
-    pub fn new(pairs: Vec<f32>, magnitude: f32) -> Frequencies {
-        Frequencies { pairs, magnitude }
-    }
-
-    pub fn pairs(&self) -> &[f32] {
-        &self.pairs
-    }
-
-    pub fn magnitude(&self) -> f32 {
-        self.magnitude
-    }
-}
+use crate::backend::ops::{Frequencies, RopePairing, RopeShape};
 
 /// Cosines and sines of a run of positions, computed once and used by every layer.
 #[derive(Default)]
@@ -42,12 +13,12 @@ pub struct RopeTable {
 
 impl RopeTable {
     pub fn fill(&mut self, frequencies: &Frequencies, first: usize, n: usize) {
-        self.n_pairs = frequencies.pairs.len();
+        self.n_pairs = frequencies.pairs().len();
         self.turns.clear();
         for position in first..first + n {
-            self.turns.extend(frequencies.pairs.iter().map(|f| {
+            self.turns.extend(frequencies.pairs().iter().map(|f| {
                 let angle = position as f32 * f;
-                [angle.cos() * frequencies.magnitude, angle.sin() * frequencies.magnitude]
+                [angle.cos() * frequencies.magnitude(), angle.sin() * frequencies.magnitude()]
             }));
         }
     }
@@ -60,16 +31,6 @@ impl RopeTable {
     fn token(&self, t: usize) -> &[[f32; 2]] {
         &self.turns[t * self.n_pairs..][..self.n_pairs]
     }
-}
-
-/// Which elements of `x` turn.
-#[derive(Clone, Copy, Debug)]
-pub struct RopeShape {
-    /// Elements from one head to the next.
-    pub head_dim: usize,
-    /// Where in a head the turned elements begin.
-    pub offset: usize,
-    pub pairing: Pairing,
 }
 
 impl Cpu {
@@ -95,12 +56,12 @@ impl Cpu {
     }
 }
 
-fn rotate(head: &mut [f32], turns: &[[f32; 2]], pairing: Pairing) {
+fn rotate(head: &mut [f32], turns: &[[f32; 2]], pairing: RopePairing) {
     let n = turns.len();
     for (i, [cos, sin]) in turns.iter().enumerate() {
         let (a, b) = match pairing {
-            Pairing::Adjacent => (2 * i, 2 * i + 1),
-            Pairing::Halves => (i, i + n),
+            RopePairing::Adjacent => (2 * i, 2 * i + 1),
+            RopePairing::Halves => (i, i + n),
         };
         let (x, y) = (head[a], head[b]);
         head[a] = x * cos - y * sin;
@@ -112,7 +73,7 @@ fn rotate(head: &mut [f32], turns: &[[f32; 2]], pairing: Pairing) {
 mod tests {
     use super::*;
 
-    fn shape(head_dim: usize, pairing: Pairing) -> RopeShape {
+    fn shape(head_dim: usize, pairing: RopePairing) -> RopeShape {
         RopeShape { head_dim, offset: 0, pairing }
     }
 
@@ -125,7 +86,7 @@ mod tests {
     fn position_zero_is_the_identity_and_length_is_kept() {
         let cpu = Cpu::new(1);
         let f = frequencies(10000.0, 8);
-        for pairing in [Pairing::Adjacent, Pairing::Halves] {
+        for pairing in [RopePairing::Adjacent, RopePairing::Halves] {
             let x: Vec<f32> = (0..20).map(|i| i as f32 - 7.5).collect();
             let mut y = x.clone();
             let mut table = RopeTable::default();
@@ -149,9 +110,9 @@ mod tests {
         table.fill(&frequencies(100.0, 4), 7, 1);
         let mut whole: Vec<f32> = (0..6).map(|i| i as f32).collect();
         let mut tail = whole[2..].to_vec();
-        let offset = RopeShape { offset: 2, ..shape(6, Pairing::Adjacent) };
+        let offset = RopeShape { offset: 2, ..shape(6, RopePairing::Adjacent) };
         cpu.rope(&mut whole, offset, &table);
-        cpu.rope(&mut tail, shape(4, Pairing::Adjacent), &table);
+        cpu.rope(&mut tail, shape(4, RopePairing::Adjacent), &table);
         assert_eq!((&whole[..2], &whole[2..]), (&[0.0, 1.0][..], &tail[..]));
     }
 
@@ -163,8 +124,8 @@ mod tests {
         table.fill(&f, 9, 1);
         let mut halves = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
         let mut adjacent = [1.0, 4.0, 2.0, 5.0, 3.0, 6.0];
-        cpu.rope(&mut halves, shape(6, Pairing::Halves), &table);
-        cpu.rope(&mut adjacent, shape(6, Pairing::Adjacent), &table);
+        cpu.rope(&mut halves, shape(6, RopePairing::Halves), &table);
+        cpu.rope(&mut adjacent, shape(6, RopePairing::Adjacent), &table);
         for i in 0..3 {
             assert_eq!(halves[i], adjacent[2 * i]);
             assert_eq!(halves[i + 3], adjacent[2 * i + 1]);

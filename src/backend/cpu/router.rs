@@ -1,112 +1,30 @@
 //! Which experts a token goes to, and with what weight.
 
 use super::{Cpu, SharedOut};
+use crate::backend::ops::{Choice, Route, RouteScratch, Score};
 use crate::simd::Kernels;
-
-/// Stands for an expert where a token has none.
-pub const NO_EXPERT: u32 = u32::MAX;
-
-/// What one layer's router decided for some tokens.
-#[derive(Debug, Default)]
-pub struct Route {
-    pub k: usize,
-    pub n_experts: usize,
-    /// [tokens, n_experts]
-    pub probs: Vec<f32>,
-    /// [tokens, k], best first; `NO_EXPERT` where the expert that was chosen had no room
-    pub chosen: Vec<u32>,
-    /// [tokens, k]
-    pub weights: Vec<f32>,
-    room: Room,
-}
-
-/// What one token's experts are chosen by; reused from token to token.
-#[derive(Debug, Default)]
-struct Room {
-    /// [n_experts]
-    values: Vec<f32>,
-    /// [n_groups]
-    merits: Vec<f32>,
-    /// [n_groups_used]
-    best: Vec<u32>,
-    /// [n_experts]: tokens that have gone to each.
-    taken: Vec<usize>,
-}
-
-impl Route {
-    /// One expert, weight 1, for each token: a dense layer.
-    pub fn dense(&mut self, n_tokens: usize) {
-        (self.k, self.n_experts) = (1, 1);
-        self.probs.clear();
-        self.chosen.clear();
-        self.chosen.resize(n_tokens, 0);
-        self.weights.clear();
-        self.weights.resize(n_tokens, 1.0);
-    }
-
-    /// Leaves each expert to the first `capacity` tokens that have chosen it (Switch Transformers,
-    /// arXiv 2101.03961, section 2.2): to others it adds nothing.
-    pub fn limit(&mut self, capacity: usize) {
-        let taken = &mut self.room.taken;
-        taken.clear();
-        taken.resize(self.n_experts, 0);
-        for expert in &mut self.chosen {
-            let taken = &mut taken[*expert as usize];
-            *taken += 1;
-            if *taken > capacity {
-                *expert = NO_EXPERT;
-            }
-        }
-    }
-}
-
-/// How probabilities come from logits and experts from probabilities.
-#[derive(Clone, Copy, Debug)]
-pub struct Choice<'a> {
-    pub score: Score,
-    /// Weights are divided by their sum.
-    pub normalize: bool,
-    /// Factor on the weights.
-    pub scale: f32,
-    /// Added to the probabilities to choose by, not to weigh by.
-    pub bias: Option<&'a [f32]>,
-    /// Of the groups that the experts stand in, so many can be chosen from.
-    pub n_groups: usize,
-    pub n_groups_used: usize,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Score {
-    /// Over all experts.
-    Softmax,
-    /// Of each logit by itself.
-    Sigmoid,
-    /// Each expert in turn is weighted by its share in the softmax over those that are left and
-    /// whose logit s has (best − s) / max(|s|, best) ≤ 2·jitter (arXiv 2409.12136, and the
-    /// inference code of Phi-3.5-MoE).
-    SparseMixer { jitter: f32 },
-}
 
 impl Score {
     /// One token's logits → probabilities, in place.
     pub fn probabilities(self, kernels: &Kernels, logits: &mut [f32]) {
         match self {
             Score::Sigmoid => kernels.sigmoid(logits),
-            Score::Softmax | Score::SparseMixer { .. } => kernels.softmax(logits),
+            Score::Softmax | Score::SoftmaxChosen | Score::SparseMixer => kernels.softmax(logits),
         }
     }
 }
 
 impl Cpu {
     /// Turns router logits, in `route.probs`, into probabilities, the `k` best experts (ties to
-    /// the lower id) and their weights.
-    pub fn route(&self, route: &mut Route, choice: &Choice) {
+    /// the lower id) and their weights. `bias` [n_experts] is added to the probabilities for the
+    /// choice, not for the weights.
+    pub fn route(&self, route: &mut Route, choice: &Choice, bias: Option<&[f32]>) {
         let (n, k) = (route.n_experts, route.k);
         let tokens = route.probs.len() / n;
         route.chosen.resize(tokens * k, 0);
         route.weights.resize(tokens * k, 0.0);
-        if let Score::SparseMixer { jitter } = choice.score {
-            self.sparse_mixer(route, jitter);
+        if choice.score == Score::SparseMixer {
+            self.sparse_mixer(route, choice.jitter);
         }
         let probs = SharedOut::new(&mut route.probs);
         self.chunks(tokens, self.token_chunk(tokens, n * 4), &|_, range| {
@@ -116,13 +34,13 @@ impl Cpu {
                 choice.score.probabilities(self.kernels, probs);
             }
         });
-        if matches!(choice.score, Score::SparseMixer { .. }) {
+        if choice.score == Score::SparseMixer {
             return;
         }
         for t in 0..tokens {
             let probs = &route.probs[t * n..][..n];
             let chosen = &mut route.chosen[t * k..][..k];
-            choice.choose(probs, &mut route.room, chosen);
+            choice.choose(probs, bias, &mut route.scratch, chosen);
             choice.weigh(probs, chosen, &mut route.weights[t * k..][..k]);
         }
     }
@@ -139,7 +57,7 @@ impl Cpu {
                 let left = (0..n as u32).filter(|e| !chosen[..rank].contains(e));
                 // The best one first, so that its share is in a known place.
                 let others = left.filter(|e| *e != chosen[rank]).map(|e| logits[e as usize]);
-                let values = &mut route.room.values;
+                let values = &mut route.scratch.values;
                 values.clear();
                 values.push(best);
                 values.extend(others.filter(|s| near(*s)));
@@ -150,27 +68,34 @@ impl Cpu {
     }
 }
 
-impl Choice<'_> {
-    fn choose(&self, probs: &[f32], room: &mut Room, chosen: &mut [u32]) {
-        if self.bias.is_none() && self.n_groups == 1 {
+impl Choice {
+    fn choose(
+        &self,
+        probs: &[f32],
+        bias: Option<&[f32]>,
+        scratch: &mut RouteScratch,
+        chosen: &mut [u32],
+    ) {
+        if bias.is_none() && self.n_groups == 1 {
             return top_k(probs, chosen);
         }
-        let values = &mut room.values;
+        let values = &mut scratch.values;
         values.clear();
         values.extend_from_slice(probs);
-        if let Some(bias) = self.bias {
+        if let Some(bias) = bias {
             values.iter_mut().zip(bias).for_each(|(v, b)| *v += b);
         }
         if self.n_groups > 1 {
-            self.keep_best_groups(room);
+            self.keep_best_groups(scratch, if bias.is_some() { 2 } else { 1 });
         }
-        top_k(&room.values, chosen);
+        top_k(&scratch.values, chosen);
     }
 
-    /// A group is as good as its best expert (DeepSeek-V2, section 2.1.2) or, where a bias
-    /// balances the load, as its best two (DeepSeek-V3, its code's `noaux_tc`).
-    fn keep_best_groups(&self, room: &mut Room) {
-        let Room { values, merits, best, .. } = room;
+    /// Sets the experts of all but the best groups to −∞. A group is as good as its best expert
+    /// (DeepSeek-V2, section 2.1.2) or, where a bias balances the load, as the sum of its best two
+    /// (DeepSeek-V3, its code's `noaux_tc`): its best `n_best`.
+    fn keep_best_groups(&self, scratch: &mut RouteScratch, n_best: usize) {
+        let RouteScratch { values, merits, best, .. } = scratch;
         let size = values.len() / self.n_groups;
         let merit = |group: &[f32]| {
             let (mut first, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
@@ -181,7 +106,7 @@ impl Choice<'_> {
                     second = v;
                 }
             }
-            if self.bias.is_some() && size > 1 { first + second } else { first }
+            if n_best == 2 && size > 1 { first + second } else { first }
         };
         merits.clear();
         merits.extend(values.chunks_exact(size).map(merit));
@@ -201,7 +126,7 @@ impl Choice<'_> {
         }
         // The sum of sigmoids can be 0.
         let sum = weights.iter().sum::<f32>() + 1e-20;
-        let factor = if self.normalize { self.scale / sum } else { self.scale };
+        let factor = if self.normalizes() { self.scale / sum } else { self.scale };
         weights.iter_mut().for_each(|w| *w *= factor);
     }
 }
@@ -238,27 +163,19 @@ mod tests {
         assert_eq!(out, [1, 3, 0, 2]);
     }
 
-    #[test]
-    fn a_full_expert_takes_no_more() {
-        let mut route = Route { k: 1, n_experts: 3, ..Route::default() };
-        route.chosen = vec![2, 0, 2, 2, 1, 2];
-        route.limit(2);
-        assert_eq!(route.chosen, [2, 0, 2, NO_EXPERT, 1, NO_EXPERT]);
-    }
-
     const PLAIN: Choice = Choice {
         score: Score::Softmax,
         normalize: false,
         scale: 1.0,
-        bias: None,
         n_groups: 1,
         n_groups_used: 1,
+        jitter: 0.01,
     };
 
-    fn routed(logits: &[f32], k: usize, choice: &Choice) -> Route {
+    fn routed(logits: &[f32], k: usize, choice: &Choice, bias: Option<&[f32]>) -> Route {
         let n_experts = logits.len();
         let mut route = Route { k, n_experts, probs: logits.to_vec(), ..Route::default() };
-        Cpu::new(1).route(&mut route, choice);
+        Cpu::new(1).route(&mut route, choice, bias);
         route
     }
 
@@ -266,7 +183,7 @@ mod tests {
     fn weights_sum_to_one_if_normalised() {
         for normalize in [false, true] {
             let choice = Choice { normalize, ..PLAIN };
-            let route = routed(&[0.0, 1.0, 2.0, 3.0], 2, &choice);
+            let route = routed(&[0.0, 1.0, 2.0, 3.0], 2, &choice, None);
             assert_eq!(route.chosen, [3, 2]);
             let sum: f32 = route.weights.iter().sum();
             assert_eq!((sum - 1.0).abs() < 1e-6, normalize);
@@ -277,8 +194,8 @@ mod tests {
     #[test]
     fn a_bias_chooses_but_does_not_weigh() {
         let bias = [0.0, 5.0, 0.0, -5.0];
-        let choice = Choice { score: Score::Sigmoid, bias: Some(&bias), scale: 2.0, ..PLAIN };
-        let route = routed(&[0.5, -1.0, 0.2, 3.0], 2, &choice);
+        let choice = Choice { score: Score::Sigmoid, scale: 2.0, ..PLAIN };
+        let route = routed(&[0.5, -1.0, 0.2, 3.0], 2, &choice, Some(&bias));
         assert_eq!(route.chosen, [1, 0]);
         assert_eq!(route.weights, [2.0 * route.probs[1], 2.0 * route.probs[0]]);
     }
@@ -287,21 +204,21 @@ mod tests {
     fn experts_come_from_the_best_groups() {
         let logits = [2.0, -9.0, 1.5, 1.4, 1.0, 0.9];
         let best = Choice { n_groups: 3, n_groups_used: 1, ..PLAIN };
-        assert_eq!(routed(&logits, 2, &best).chosen, [0, 1]);
+        assert_eq!(routed(&logits, 2, &best, None).chosen, [0, 1]);
         // By its best two the second group wins.
-        let two = Choice { score: Score::Sigmoid, bias: Some(&[0.0; 6]), ..best };
-        assert_eq!(routed(&logits, 2, &two).chosen, [2, 3]);
+        let two = Choice { score: Score::Sigmoid, ..best };
+        assert_eq!(routed(&logits, 2, &two, Some(&[0.0; 6])).chosen, [2, 3]);
     }
 
     #[test]
     fn the_sparse_mixer_shares_among_near_logits_only() {
-        let score = Score::SparseMixer { jitter: 0.01 };
-        let route = routed(&[1.0, 0.99, 0.5, 0.4999, -3.0], 2, &Choice { score, ..PLAIN });
+        let choice = Choice { score: Score::SparseMixer, ..PLAIN };
+        let route = routed(&[1.0, 0.99, 0.5, 0.4999, -3.0], 2, &choice, None);
         assert_eq!(route.chosen, [0, 1]);
         let near = 1.0 / (1.0 + (-0.01f32).exp());
         assert!((route.weights[0] - near).abs() < 1e-6, "{:?}", route.weights);
         assert_eq!(route.weights[1], 1.0);
-        let lone = routed(&[0.1, -0.2], 2, &Choice { score, ..PLAIN });
+        let lone = routed(&[0.1, -0.2], 2, &choice, None);
         assert_eq!(lone.weights, [1.0, 1.0]);
     }
 }

@@ -3,7 +3,7 @@
 
 use super::{Args, Device, DeviceSlice, Kernel, Launch, Stream};
 use crate::Result;
-use crate::backend::cpu::expert::Activation;
+use crate::backend::ops::Activation;
 
 const THREADS: u32 = 256;
 

@@ -3,7 +3,7 @@
 
 use super::{Args, Device, DeviceSlice, Kernel, Launch, Stream};
 use crate::Result;
-use crate::backend::cpu::delta::{DeltaShape, HeadOrder};
+use crate::backend::ops::{DeltaShape, HeadOrder};
 
 const WARP: usize = 32;
 const THREADS: u32 = 128;

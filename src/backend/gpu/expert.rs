@@ -6,7 +6,7 @@ use super::mat::{TypeKernels, types};
 use super::matvec::{THREADS, lanes_a_row};
 use super::{Args, Device, DeviceSlice, GRID_MAX, Kernel, Launch, Stream};
 use crate::Result;
-use crate::backend::cpu::expert::Activation;
+use crate::backend::ops::Activation;
 use crate::gguf::TensorType;
 use crate::simd::act_kind;
 use std::ops::Range;

@@ -2,7 +2,7 @@
 
 use super::{Args, Device, DeviceSlice, Kernel, Launch, Stream};
 use crate::Result;
-use crate::backend::cpu::rope::{Pairing, RopeShape};
+use crate::backend::ops::{RopePairing, RopeShape};
 
 const THREADS: u32 = 128;
 
@@ -45,7 +45,7 @@ impl Rope {
         assert!(shape.offset + 2 * pairs <= shape.head_dim);
         assert!(table.turns.address().is_multiple_of(8), "a pair is one load");
         let heads = n / tokens / shape.head_dim;
-        let adjacent = u32::from(shape.pairing == Pairing::Adjacent);
+        let adjacent = u32::from(shape.pairing == RopePairing::Adjacent);
         let args = Args::new().slice(x).slice(table.turns).slice(rows).size(tokens).size(heads);
         let args = args.size(shape.head_dim).size(shape.offset).size(pairs).u32(adjacent);
         // SAFETY: the arguments are the kernel's; sizes are asserted, rows the caller's promise.

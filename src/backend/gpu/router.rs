@@ -2,7 +2,7 @@
 
 use super::{Args, Device, DeviceSlice, Kernel, Launch, Stream};
 use crate::Result;
-use crate::backend::cpu::router::{Choice, Score};
+use crate::backend::ops::{Choice, Score};
 
 /// A thread of the warp notes which of its experts are chosen in the bits of a word.
 const EXPERTS_MAX: usize = 1024;
@@ -27,8 +27,8 @@ impl Router {
         Ok(Router(gpu.kernel("route")?))
     }
 
-    /// Turns logits into probabilities, the `k` best experts and their weights. `choice` without
-    /// its bias, which is f32 [n_experts] on the device.
+    /// Turns logits into probabilities, the `k` best experts and their weights. `bias` is f32
+    /// [n_experts].
     ///
     /// # Panics
     /// If sizes do not fit each other.
@@ -50,15 +50,15 @@ impl Router {
         if tokens == 0 || k == 0 {
             return Ok(());
         }
-        let (score, jitter) = match choice.score {
-            Score::Softmax => (0, 0.0),
-            Score::Sigmoid => (1, 0.0),
-            Score::SparseMixer { jitter } => (2, jitter),
+        let score = match choice.score {
+            Score::Softmax | Score::SoftmaxChosen => 0,
+            Score::Sigmoid => 1,
+            Score::SparseMixer => 2,
         };
         let args = Args::new().slice(route.probs).optional(bias).slice(route.chosen);
         let args = args.slice(route.weights).size(n).size(k).u32(score);
-        let args = args.u32(u32::from(choice.normalize)).f32(choice.scale);
-        let args = args.size(groups).size(choice.n_groups_used).f32(jitter);
+        let args = args.u32(u32::from(choice.normalizes())).f32(choice.scale);
+        let args = args.size(groups).size(choice.n_groups_used).f32(choice.jitter);
         let shared_bytes = 4 * (2 * n + groups + k) as u32;
         let (grid, block) = ([tokens as u32, 1, 1], [32, 1, 1]);
         let launch = Launch { kernel: self.0, grid, block, shared_bytes, args: &args };

@@ -4,9 +4,10 @@ use super::bench::Bench;
 use super::data::Random;
 use super::report::Report;
 use crate::Result;
-use crate::backend::cpu::expert::{Activation, relu};
+use crate::backend::cpu::expert::relu;
 use crate::backend::gpu::DeviceBuffer;
 use crate::backend::gpu::activate::Activate;
+use crate::backend::ops::Activation;
 
 /// Ends of the exponential's range, and what is no number.
 const HARD: [f32; 9] =

@@ -4,12 +4,11 @@ use super::bench::Bench;
 use super::data::Random;
 use super::report::{Report, Row};
 use crate::Result;
-use crate::backend::cpu::attention::{
-    AttentionShape, DistanceBias, RowBytes, Rows, RowsMut, row_bytes,
-};
+use crate::backend::cpu::attention::AttentionShape;
 use crate::backend::gpu::DeviceBuffer;
 use crate::backend::gpu::attention::{Attention, DeviceAttention, DeviceBias};
 use crate::backend::gpu::cache::{CacheStore, DeviceRows};
+use crate::backend::ops::{DistanceBias, RowBytes, Rows, RowsMut, row_bytes};
 use crate::gguf::TensorType::{self, BF16, F16, F32, IQ4_NL, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 
 const TYPES: [TensorType; 9] = [F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL];

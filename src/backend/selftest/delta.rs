@@ -4,8 +4,8 @@ use super::bench::Bench;
 use super::data::Random;
 use super::report::{Report, Row};
 use crate::Result;
-use crate::backend::cpu::delta::{DeltaShape, HeadOrder};
 use crate::backend::gpu::delta::{Delta, DeviceGates, GateProducts};
+use crate::backend::ops::{DeltaShape, HeadOrder};
 
 const EPS: f32 = 1e-6;
 /// A prompt, a token, and fewer tokens than the convolution remembers.

@@ -4,10 +4,10 @@ use super::bench::Bench;
 use super::data::{Random, weights};
 use super::report::Report;
 use crate::Result;
-use crate::backend::cpu::linear::HeadMats;
 use crate::backend::gpu::acts::{DeviceActs, records_of};
 use crate::backend::gpu::heads::{DeviceHeadMats, Heads};
 use crate::backend::gpu::mat::{DeviceMat, types};
+use crate::backend::ops::HeadMats;
 use crate::simd::{Activations, MatRef, act_kind};
 
 pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {

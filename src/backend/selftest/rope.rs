@@ -4,8 +4,9 @@ use super::bench::Bench;
 use super::data::Random;
 use super::report::Report;
 use crate::Result;
-use crate::backend::cpu::rope::{Frequencies, Pairing, RopeShape, RopeTable};
+use crate::backend::cpu::rope::RopeTable;
 use crate::backend::gpu::rope::{DeviceTurns, Rope};
+use crate::backend::ops::{Frequencies, RopePairing, RopeShape};
 
 /// The first token's position.
 const FIRST: usize = 11;
@@ -17,7 +18,7 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
         &[(1, 4, 64, 0, 32), (5, 3, 80, 16, 32), (7, 2, 10, 1, 3)],
         &[(512, 32, 128, 0, 64)],
     );
-    for pairing in [Pairing::Adjacent, Pairing::Halves] {
+    for pairing in [RopePairing::Adjacent, RopePairing::Halves] {
         report.row("rope", format!("{pairing:?}").to_lowercase(), |row| {
             for (tokens, heads, head_dim, offset, pairs) in shapes.iter().copied() {
                 let frequencies = (0..pairs).map(|i| 0.9f32.powi(i)).collect();

@@ -4,9 +4,9 @@ use super::bench::Bench;
 use super::data::Random;
 use super::report::{Report, Row};
 use crate::Result;
-use crate::backend::cpu::router::{Choice, Route, Score};
 use crate::backend::gpu::DeviceBuffer;
 use crate::backend::gpu::router::{DeviceRoute, Router};
+use crate::backend::ops::{Choice, Route, Score};
 
 pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
     let router = Router::load(&bench.gpu)?;
@@ -17,7 +17,7 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
     let scores = [
         ("softmax", Score::Softmax),
         ("sigmoid", Score::Sigmoid),
-        ("sparsemixer", Score::SparseMixer { jitter: 0.2 }),
+        ("sparsemixer", Score::SparseMixer),
     ];
     for (name, score) in scores {
         report.row("route", name, |row| {
@@ -31,13 +31,23 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
                     score,
                     normalize: true,
                     scale: 1.0,
-                    bias: None,
                     n_groups,
                     n_groups_used,
+                    jitter: 0.2,
                 };
-                compare(bench, &router, row, &logits, [n, k], &plain)?;
-                let biased = Choice { normalize: false, scale: 2.5, bias: Some(&bias), ..plain };
-                compare(bench, &router, row, &logits, [n, k], &biased)?;
+                compare(
+                    bench,
+                    &router,
+                    row,
+                    &Case { logits: &logits, n, k, choice: plain, bias: None },
+                )?;
+                let choice = Choice { normalize: false, scale: 2.5, ..plain };
+                compare(
+                    bench,
+                    &router,
+                    row,
+                    &Case { logits: &logits, n, k, choice, bias: Some(&bias) },
+                )?;
             }
             Ok(())
         });
@@ -45,21 +55,24 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-fn compare(
-    bench: &Bench,
-    router: &Router,
-    row: &mut Row,
-    logits: &[f32],
-    [n, k]: [usize; 2],
-    choice: &Choice,
-) -> Result<()> {
+/// Logits of some tokens, and how their experts are chosen.
+struct Case<'a> {
+    logits: &'a [f32],
+    n: usize,
+    k: usize,
+    choice: Choice,
+    bias: Option<&'a [f32]>,
+}
+
+fn compare(bench: &Bench, router: &Router, row: &mut Row, case: &Case) -> Result<()> {
+    let Case { logits, n, k, choice, bias } = *case;
     let tokens = logits.len() / n;
     let mut route = Route::default();
     (route.k, route.n_experts, route.probs) = (k, n, logits.to_vec());
-    bench.cpu.route(&mut route, choice);
+    bench.cpu.route(&mut route, &choice, bias);
     let probs = bench.up_f32(logits)?;
     let (chosen, weights) = (bench.empty(4 * tokens * k)?, bench.empty(4 * tokens * k)?);
-    let bias = choice.bias.map(|bias| bench.up_f32(bias)).transpose()?;
+    let bias = bias.map(|bias| bench.up_f32(bias)).transpose()?;
     let device_route = DeviceRoute {
         k,
         n_experts: n,
@@ -68,7 +81,7 @@ fn compare(
         weights: weights.all(),
     };
     let bias = bias.as_ref().map(DeviceBuffer::all);
-    router.route(&bench.stream, device_route, choice, bias)?;
+    router.route(&bench.stream, device_route, &choice, bias)?;
     let shape = format!("{tokens}×{k} of {n}");
     row.words(format!("{shape}: ids"), &bench.down_u32(&chosen)?, &route.chosen);
     row.bits(format!("{shape}: probabilities"), &bench.down_f32(&probs)?, &route.probs);

@@ -4,8 +4,8 @@ use super::bench::Bench;
 use super::data::Random;
 use super::report::{Report, Row};
 use crate::Result;
-use crate::backend::cpu::router::{NO_EXPERT, Route};
 use crate::backend::gpu::slots::{Lookup, Resolve};
+use crate::backend::ops::{NO_EXPERT, Route};
 
 const PASS: u32 = 9;
 /// What `go` was before.

@@ -3,7 +3,8 @@
 
 use crate::backend::cpu::Cpu;
 use crate::backend::cpu::acts::Kinds;
-use crate::backend::cpu::attention::{AttentionShape, DistanceBias};
+use crate::backend::cpu::attention::AttentionShape;
+use crate::backend::ops::DistanceBias;
 use crate::forward::Buffers;
 use crate::model::Model;
 use crate::model::kv::KvCache;

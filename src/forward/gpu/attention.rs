@@ -5,12 +5,12 @@ use super::layers::{GpuAttention, GpuLatent, GpuMixer, GpuQuery};
 use super::pass::{Pass, Text};
 use super::weights::{GpuLinear, GpuVector};
 use crate::Result;
-use crate::backend::cpu::rope::RopeShape;
 use crate::backend::gpu::DeviceSlice;
 use crate::backend::gpu::attention::DeviceAttention;
 use crate::backend::gpu::cache::DeviceRows;
 use crate::backend::gpu::rope::DeviceTurns;
 use crate::backend::gpu::rows::Columns;
+use crate::backend::ops::RopeShape;
 
 impl<'a> Pass<'a> {
     /// h → y

@@ -11,10 +11,10 @@ use crate::backend::gpu::expert::{Chosen, DeviceBiases, ExpertShape as DeviceSha
 use crate::backend::gpu::matmul::Groups;
 use crate::backend::gpu::matvec::MAX_TOKENS;
 use crate::backend::gpu::{DeviceSlice, Stream};
+use crate::backend::ops::ExpertShape;
 use crate::experts::vram::GranuleLayout;
 use crate::forward::gpu::workspace::{ExpertLayout, Workspace};
 use crate::gguf::TensorType;
-use crate::model::weights::ExpertShape;
 use std::ops::Range;
 
 /// Whether so many tokens are computed grouped by expert: the kernels for that read blocks of

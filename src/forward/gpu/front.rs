@@ -75,7 +75,7 @@ impl Pass<'_> {
         let (w, ffn) = (self.weights(l), &layer.ffn);
         let acts = self.ffn_input(w, ffn)?;
         if let Some(router) = &ffn.router {
-            self.choose(router, &self.model.choice(None), &acts)?;
+            self.choose(router, &self.hyper().routing.choice, &acts)?;
         }
         self.shared_expert(staging, ffn, &acts)?;
         if self.looks_up(l) { self.look_up(pipeline, l) } else { Ok(()) }

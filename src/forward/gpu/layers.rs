@@ -1,16 +1,13 @@
 //! The layers of a model as a device holds them: what `model::weights` binds, uploaded.
 
 use super::weights::{GpuHeads, GpuLinear, GpuMatrix, GpuVector, Packer};
-use crate::backend::cpu::attention::DistanceBias;
-use crate::backend::cpu::delta::DeltaShape;
-use crate::backend::cpu::expert::ExpertBiases;
+use crate::backend::ops::{DeltaShape, DistanceBias, ExpertBiases, ExpertShape};
 use crate::experts::vram::{GranuleLayout, Part};
 use crate::experts::{LayerExperts, Resident};
 use crate::forward::encoder_decoder::EncoderWeights;
 use crate::model::descriptor;
 use crate::model::weights::{
-    AttentionWeights, DeltaWeights, ExpertShape, FfnWeights, Gate, Gates, LatentWeights, Mixer,
-    Norm, Query,
+    AttentionWeights, DeltaWeights, FfnWeights, Gate, Gates, LatentWeights, Mixer, Norm, Query,
 };
 use std::ops::Range;
 

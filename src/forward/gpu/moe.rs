@@ -6,10 +6,10 @@ use super::experts::{Biases, DecodePairs, GroupedPairs, device_shape, is_grouped
 use super::layers::{GpuBiases, GpuFfn, GpuOnly, GpuRouter};
 use super::pass::Pass;
 use crate::Result;
-use crate::backend::cpu::router::{Choice, Route};
 use crate::backend::gpu::DeviceSlice;
 use crate::backend::gpu::expert::Chosen;
 use crate::backend::gpu::router::DeviceRoute;
+use crate::backend::ops::{Choice, Route};
 use crate::forward::gpu::upload::{Staging, floats, integers};
 use crate::forward::gpu::workspace::RouteParts;
 use crate::model::weights::FfnWeights;
@@ -87,7 +87,7 @@ impl<'a> Pass<'a> {
         let route = self.route();
         self.linear(&router.logits, acts, route.probs)?;
         let bias = router.choice_bias.as_ref().map(|bias| self.dev.weights.vector(bias));
-        self.dev.ops.router.route(self.stream(), route, &Choice { bias: None, ..*choice }, bias)?;
+        self.dev.ops.router.route(self.stream(), route, choice, bias)?;
         // A pass of no more tokens fills no expert.
         let Some(capacity) = self.hyper().routing.capacity.filter(|n| self.n > *n) else {
             return Ok(());

@@ -6,11 +6,12 @@ use crate::Result;
 use crate::backend::gpu::attention::Attention;
 use crate::backend::gpu::sample::{self, TOP_K_MAX};
 use crate::backend::gpu::{Device, DeviceBuffer, DeviceSlice, Stream};
+use crate::backend::ops::ExpertShape;
 use crate::experts::vram::GranuleLayout;
 use crate::forward::LOGITS_TOKENS;
 use crate::forward::gpu::upload::starts;
 use crate::model::hyper::HyperParams;
-use crate::model::weights::{ExpertShape, Mixer, Query, Weights};
+use crate::model::weights::{Mixer, Query, Weights};
 use std::ops::Range;
 
 pub type ByteRange = Range<usize>;

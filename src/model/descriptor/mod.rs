@@ -13,8 +13,7 @@ use serde::Deserialize;
 use crate::{Error, Result};
 
 pub use convert::{Convert, Expect, Kind, MetadataRow, MetadataType, TensorRow};
-pub use parts::{Activation, DeltaHeads, Form, Mixer, Norm, Parts, Positions, Residual, Rope};
-pub use parts::{RopeRows, Router, Score, Window};
+pub use parts::{Form, Mixer, Norm, Parts, Positions, Residual, RopeRows, Router, Window};
 
 /// Every descriptor in the binary, file name for messages.
 const SOURCES: &[(&str, &str)] = &[

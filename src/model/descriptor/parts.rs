@@ -1,6 +1,7 @@
 //! The parts that a model can be made of. A descriptor names them in `[parts]` and `[router]`;
 //! what differs from file to file of one architecture is a GGUF key and read by `hyper`.
 
+use crate::backend::ops::{Activation, HeadOrder, RopePairing, Score};
 use serde::Deserialize;
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -11,9 +12,9 @@ pub struct Parts {
     pub norm: Norm,
     #[serde(default)]
     pub positions: Positions,
-    /// Which elements turn together where positions turn them.
+    /// Which elements of a head rotate together.
     #[serde(default)]
-    pub rope: Rope,
+    pub rope: RopePairing,
     /// Which elements of a head turn, where not all of them do.
     #[serde(default)]
     pub rope_rows: RopeRows,
@@ -26,9 +27,9 @@ pub struct Parts {
     /// gate's sigmoid.
     #[serde(default)]
     pub gated_attention: bool,
-    /// Layers that mix positions by a gated delta rule instead, and how its heads pair.
+    /// Some layers use a gated delta rule (arXiv 2412.06464) instead of attention; its head order.
     #[serde(default)]
-    pub delta_rule: Option<DeltaHeads>,
+    pub delta_rule: Option<HeadOrder>,
     /// Which layers see `attention.sliding_window` positions only.
     #[serde(default)]
     pub window: Window,
@@ -77,17 +78,6 @@ pub enum Norm {
     Layer,
 }
 
-/// Which elements of a head a rotation turns together.
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case")]
-pub enum Rope {
-    /// (2i, 2i + 1)
-    #[default]
-    Norm,
-    /// (i, i + d/2)
-    Neox,
-}
-
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum RopeRows {
@@ -110,16 +100,6 @@ pub enum Mixer {
     Latent,
 }
 
-/// Which key head a value head of the gated delta rule (arXiv 2412.06464) belongs to.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case")]
-pub enum DeltaHeads {
-    /// A key head's value heads stand together.
-    Grouped,
-    /// Value head h has key head h mod n.
-    Tiled,
-}
-
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Window {
@@ -130,17 +110,6 @@ pub enum Window {
     All,
     /// Layers 0, 2, 4 … slide, the others see everything.
     Alternate,
-}
-
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case")]
-pub enum Activation {
-    /// silu(gate) ⊙ up
-    Silu,
-    /// gate' = min(gate, 7), up' = clamp(up, ±7): gate'·σ(1.702·gate') ⊙ (up' + 1)
-    SiluClamped,
-    /// max(up, 0): there is no gate
-    Relu,
 }
 
 /// How a layer's parts are added up.
@@ -163,20 +132,6 @@ pub struct Router {
     /// Whether the chosen experts' weights are divided by their sum; the key
     /// `{arch}.expert_weights_norm` overrides it.
     pub normalize: bool,
-}
-
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case")]
-pub enum Score {
-    /// Over all experts, before the top k are taken.
-    Softmax,
-    /// Over the top k alone, after they are taken by their logits.
-    SoftmaxChosen,
-    /// Of each expert's logit by itself.
-    Sigmoid,
-    /// SparseMixer-v2 at inference (Phi-3.5-MoE): each of two experts is weighted by the softmax
-    /// over those whose logit is near the best one that is left.
-    SparseMixer,
 }
 
 fn yes() -> bool {

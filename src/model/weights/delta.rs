@@ -3,7 +3,7 @@
 use super::binder::Binder;
 use super::{Linear, Matrix};
 use crate::Result;
-use crate::backend::cpu::delta::DeltaShape;
+use crate::backend::ops::DeltaShape;
 
 #[derive(Clone, Debug)]
 pub struct DeltaWeights {

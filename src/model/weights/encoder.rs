@@ -3,7 +3,7 @@
 use super::super::Model;
 use super::super::weights::{AttentionWeights, Binder, Norm};
 use crate::Result;
-use crate::backend::cpu::attention::DistanceBias;
+use crate::backend::ops::DistanceBias;
 use crate::model::encoder::PositionParams;
 use crate::model::relative::Buckets;
 

@@ -1,26 +1,13 @@
 //! Feed-forward parts: dense, routed, shared, and a dense branch beside the routed one.
 
 use super::super::descriptor;
-use super::super::descriptor::Score;
-use super::super::granules::{self, TypedExperts};
+use super::super::granules;
 use super::binder::Binder;
 use super::{Linear, Matrix, Norm};
-use crate::backend::cpu::expert::{Activation, ExpertBiases, ExpertForm};
+use crate::backend::ops::{Activation, ExpertBiases, ExpertForm, ExpertShape, Score};
 use crate::experts::{LayerExperts, Place};
 use crate::gguf::{TensorType, Value};
 use crate::{Error, Result};
-
-/// Types and widths of one expert, routed, shared or dense.
-#[derive(Clone, Copy, Debug)]
-pub struct ExpertShape {
-    /// There if the activation takes a gate.
-    pub gate: Option<TensorType>,
-    pub up: TensorType,
-    pub down: TensorType,
-    pub n_embd: usize,
-    pub n_ff: usize,
-    pub activation: Activation,
-}
 
 /// How a layer's tokens find their experts.
 #[derive(Clone, Debug)]
@@ -76,24 +63,6 @@ impl FfnWeights {
         let shared = self.shared.iter();
         let shared = shared.flat_map(|s| s.shape.inputs().chain(s.gate.as_ref().map(|m| m.ty)));
         self.expert.inputs().chain(router).chain(shared)
-    }
-}
-
-impl ExpertShape {
-    fn of(typed: &TypedExperts, activation: Activation) -> ExpertShape {
-        let [gate, up, down] = typed.types;
-        let (gate, n_ff) = (Some(gate), typed.experts.geometry.n_ff);
-        ExpertShape { gate, up, down, n_embd: typed.n_embd, n_ff, activation }
-    }
-
-    /// Types that read an expert's input.
-    pub fn inputs(&self) -> impl Iterator<Item = TensorType> + use<> {
-        self.gate.into_iter().chain([self.up])
-    }
-
-    /// Of experts without biases.
-    pub fn form(&self) -> ExpertForm<'static> {
-        ExpertForm { activation: self.activation, biases: None }
     }
 }
 
@@ -202,7 +171,8 @@ impl Binder<'_> {
     /// An architecture that began with another gate says beside the bias that it is a later one.
     fn choice_bias(&self, l: usize, n: usize) -> Result<Option<Vec<f32>>> {
         let role = "exp_probs_b";
-        if self.hyper.routing.score == Score::Sigmoid && self.descriptor.tensors.contains_key(role)
+        if self.hyper.routing.choice.score == Score::Sigmoid
+            && self.descriptor.tensors.contains_key(role)
         {
             self.require(role, l)?;
         }
@@ -235,11 +205,7 @@ impl Binder<'_> {
     }
 
     fn activation(&self) -> Activation {
-        match self.descriptor.parts.activation {
-            descriptor::Activation::Silu => Activation::Silu,
-            descriptor::Activation::SiluClamped => Activation::SiluClamped,
-            descriptor::Activation::Relu => Activation::Relu,
-        }
+        self.descriptor.parts.activation
     }
 
     /// The routed experts of a layer, in whichever layout the file has them.
@@ -265,7 +231,9 @@ impl Binder<'_> {
             let expected = format!("{n} experts");
             return Err(self.wrong(index, expected, typed.experts.n_experts.to_string()));
         }
-        Ok((ExpertShape::of(&typed, self.activation()), typed.experts))
+        let ([gate, up, down], activation) = (typed.types, self.activation());
+        let (gate, n_embd, n_ff) = (Some(gate), typed.n_embd, typed.experts.geometry.n_ff);
+        Ok((ExpertShape { gate, up, down, n_embd, n_ff, activation }, typed.experts))
     }
 
     /// One tensor of gate and up, which some files have in the place of the two.

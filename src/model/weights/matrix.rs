@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::backend::cpu::linear::HeadMats;
+use crate::backend::ops::HeadMats;
 use crate::gguf::{Gguf, TensorType};
 use crate::simd::MatRef;
 

@@ -19,7 +19,7 @@ use crate::model::weights::encoder::EncoderWeights;
 pub use attention::{AttentionWeights, LatentWeights, Query};
 pub(super) use binder::Binder;
 pub use delta::{DeltaWeights, Gates};
-pub use ffn::{DenseBranch, ExpertShape, FfnWeights, Gate, SharedExpert};
+pub use ffn::{DenseBranch, FfnWeights, Gate, SharedExpert};
 pub use matrix::{HeadMatrices, Linear, Matrix};
 
 /// A normalisation of the stream.

@@ -195,7 +195,7 @@ impl Block<'_> {
             let (head, token) = (self.place(row) % shape.n_head, row / self.group());
             let query = shape.first + self.tokens.start + token;
             for (score, key) in scores[row * TILE..].iter_mut().zip(seen.clone()) {
-                *score = shape.scale * *score + bias.of(head, key, query);
+                *score = shape.scale * *score + bias.at(head, key, query);
             }
         }
     }

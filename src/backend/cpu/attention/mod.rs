@@ -32,16 +32,13 @@
 //! threads busy (decode), a unit is one split of a block, in waves of a few splits a thread;
 //! partial results meet in a buffer whose size the threads decide, not the text.
 
-mod bias;
 mod block;
 mod rows;
 #[cfg(test)]
 mod tests;
 
-pub use bias::DistanceBias;
-pub use rows::{RowBytes, Rows, RowsMut, row_bytes};
-
 use super::{Cpu, SERIAL_WORK, SharedOut, ThreadScratch};
+use crate::backend::ops::{DistanceBias, Rows};
 use block::{Block, RECORD_TAIL, Room};
 use std::ops::Range;
 

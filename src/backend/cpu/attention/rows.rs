@@ -1,73 +1,15 @@
 //! Cached keys and values of any type: how rows are stored, and how a tile of them is read as f32.
 
 use crate::backend::cpu::{Cpu, SharedOut};
+use crate::backend::ops::{Rows, RowsMut, row_bytes};
 use crate::gguf::TensorType;
 use crate::quant;
 use crate::simd::Kernels;
 use crate::simd::tile::Tile;
 use bytemuck::{cast_slice, cast_slice_mut};
-use std::ops::{Deref, DerefMut, Range};
-
-/// Bytes of a row; one that cuts a block counts as whole blocks.
-pub fn row_bytes(ty: TensorType, dim: usize) -> usize {
-    dim.div_ceil(ty.block_len()) * ty.block_bytes()
-}
-
-/// Memory for rows of any type: zeros, which the system provides as they are first written. A
-/// number of any type may begin where it begins.
-pub struct RowBytes {
-    words: Vec<u64>,
-    len: usize,
-}
-
-impl RowBytes {
-    pub fn zeroed(len: usize) -> RowBytes {
-        RowBytes { words: vec![0; len.div_ceil(size_of::<u64>())], len }
-    }
-}
-
-impl Deref for RowBytes {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        &cast_slice(&self.words)[..self.len]
-    }
-}
-
-impl DerefMut for RowBytes {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        &mut cast_slice_mut(&mut self.words)[..self.len]
-    }
-}
-
-/// Keys or values of one layer: rows of `dim` elements at [heads, n_ctx], `stride` elements from
-/// one to the next. Rows of a block format are whole blocks.
-#[derive(Clone, Copy)]
-pub struct Rows<'a> {
-    /// F32, F16, BF16 or a format with blocks of 32.
-    pub ty: TensorType,
-    /// As [`RowBytes`] has them.
-    pub data: &'a [u8],
-    pub dim: usize,
-    pub stride: usize,
-    pub n_ctx: usize,
-}
-
-/// The same, to write; nothing between rows.
-pub struct RowsMut<'a> {
-    pub ty: TensorType,
-    pub data: &'a mut [u8],
-    pub dim: usize,
-    pub n_ctx: usize,
-}
+use std::ops::Range;
 
 impl<'a> Rows<'a> {
-    /// The first `dim` elements of each row.
-    pub fn narrow(self, dim: usize) -> Self {
-        assert!(dim <= self.dim);
-        Rows { dim, ..self }
-    }
-
     /// Elements of a row in a tile: whole vectors, or whole blocks.
     fn padded(&self) -> usize {
         self.dim.next_multiple_of(self.ty.block_len().max(8))

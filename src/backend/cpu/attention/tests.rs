@@ -2,6 +2,7 @@
 //! units change a bit. Rows that nobody may see yet are NaN throughout.
 
 use super::*;
+use crate::backend::ops::{RowBytes, RowsMut, row_bytes};
 use crate::gguf::TensorType::{self, BF16, F16, F32, IQ4_NL, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 use crate::quant;
 use crate::simd;
@@ -181,7 +182,7 @@ impl Case {
                     let pairs = data.q[at..][..self.k_dim].iter().zip(&k[row(i) * self.k_dim..]);
                     let dot: f64 = pairs.map(|(q, k)| *q as f64 * k).sum();
                     let bias =
-                        if self.bias { data.bias.of(head, i, self.past + token) } else { 0.0 };
+                        if self.bias { data.bias.at(head, i, self.past + token) } else { 0.0 };
                     dot * shape.scale as f64 + bias as f64
                 };
                 let scores: Vec<f64> = seen.clone().map(score).collect();

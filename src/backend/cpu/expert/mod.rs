@@ -7,111 +7,9 @@ use std::ops::Range;
 
 use super::acts::{ActSet, Kinds};
 use super::grid::TokenParts;
-use super::router::NO_EXPERT;
 use super::{Cpu, SERIAL_WORK, SharedOut, ThreadScratch};
+use crate::backend::ops::{Activation, Demand, ExpertBiases, ExpertForm, NO_PAIR};
 use crate::simd::{Floats, Kernels, MatRef, Out};
-
-/// Which tokens go to which expert. A *pair* is a (token, rank); pairs are grouped by expert.
-#[derive(Debug, Default)]
-pub struct Demand {
-    /// Distinct experts, in the order in which tokens first name them; a *slot* is an index here.
-    pub experts: Vec<u32>,
-    /// Pairs of slot s: `starts[s]..starts[s + 1]`.
-    starts: Vec<usize>,
-    /// Pair → token.
-    tokens: Vec<u32>,
-    /// [token, rank] → pair, or `NO_PAIR` where a token has no expert
-    places: Vec<u32>,
-    k: usize,
-    /// Expert → slot, for grouping.
-    slot_of: Vec<u32>,
-}
-
-const NO_SLOT: u32 = u32::MAX;
-const NO_PAIR: u32 = u32::MAX;
-
-impl Demand {
-    /// Groups `chosen` [tokens, k], ids below `n_experts` or `NO_EXPERT`.
-    pub fn group(&mut self, chosen: &[u32], k: usize, n_experts: usize) {
-        assert!(k > 0 && chosen.len().is_multiple_of(k));
-        self.k = k;
-        self.experts.clear();
-        self.slot_of.clear();
-        self.slot_of.resize(n_experts, NO_SLOT);
-        self.starts.clear();
-        for &e in chosen.iter().filter(|e| **e != NO_EXPERT) {
-            let slot = &mut self.slot_of[e as usize];
-            if *slot == NO_SLOT {
-                *slot = self.experts.len() as u32;
-                self.experts.push(e);
-                self.starts.push(0);
-            }
-            self.starts[*slot as usize] += 1;
-        }
-        let mut start = 0;
-        for s in &mut self.starts {
-            start += std::mem::replace(s, start);
-        }
-        self.starts.push(start);
-        self.tokens.resize(start, 0);
-        self.places.clear();
-        self.places.resize(chosen.len(), NO_PAIR);
-        // `starts[s]` runs to the end of slot s's pairs and is set back afterwards.
-        for (i, &e) in chosen.iter().enumerate().filter(|(_, e)| **e != NO_EXPERT) {
-            let next = &mut self.starts[self.slot_of[e as usize] as usize];
-            self.tokens[*next] = (i / k) as u32;
-            self.places[i] = *next as u32;
-            *next += 1;
-        }
-        let n = self.experts.len();
-        self.starts.copy_within(0..n, 1);
-        self.starts[0] = 0;
-    }
-
-    /// Every token to expert 0: a dense or a shared expert.
-    pub fn everyone(&mut self, n_tokens: usize) {
-        self.k = 1;
-        self.experts.clear();
-        self.experts.push(0);
-        self.starts.clear();
-        self.starts.extend([0, n_tokens]);
-        self.tokens.clear();
-        self.tokens.extend(0..n_tokens as u32);
-        self.places.clear();
-        self.places.extend(0..n_tokens as u32);
-    }
-
-    pub fn n_pairs(&self) -> usize {
-        self.tokens.len()
-    }
-
-    /// The slot of an expert of this demand.
-    pub fn slot(&self, expert: u32) -> usize {
-        match self.experts.as_slice() {
-            [only] if *only == expert => 0,
-            _ => self.slot_of[expert as usize] as usize,
-        }
-    }
-
-    pub fn pairs(&self, slot: usize) -> Range<usize> {
-        self.starts[slot]..self.starts[slot + 1]
-    }
-
-    /// Where each slot's pairs begin, and the end of the last.
-    pub fn starts(&self) -> &[usize] {
-        &self.starts
-    }
-
-    /// Pair → token.
-    pub fn tokens(&self) -> &[u32] {
-        &self.tokens
-    }
-
-    /// [token, rank] → pair, or `u32::MAX` where a token has no expert.
-    pub fn places(&self) -> &[u32] {
-        &self.places
-    }
-}
 
 /// A granule that can be computed.
 #[derive(Clone)]
@@ -125,39 +23,6 @@ pub struct GranuleMats<'a> {
     pub up: MatRef<'a>,
     /// [n_embd, rows.len()]
     pub down: MatRef<'a>,
-}
-
-/// What a layer's experts compute besides the products.
-#[derive(Clone, Copy, Debug)]
-pub struct ExpertForm<'a> {
-    pub activation: Activation,
-    pub biases: Option<&'a ExpertBiases>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activation {
-    /// silu(gate) ⊙ up
-    Silu,
-    /// With gate' = min(gate, 7) and up' = clamp(up, ±7): gate'·σ(1.702·gate') ⊙ (up' + 1)
-    SiluClamped,
-    /// max(up, 0), without a gate
-    Relu,
-}
-
-impl Activation {
-    pub fn is_gated(self) -> bool {
-        self != Activation::Relu
-    }
-}
-
-/// Added to the products of each expert, down's before anything is weighted.
-#[derive(Clone, Debug)]
-pub struct ExpertBiases {
-    /// [experts, n_ff], as `up`; nothing where there is no gate.
-    pub gate: Vec<f32>,
-    pub up: Vec<f32>,
-    /// [experts, n_embd]
-    pub down: Vec<f32>,
 }
 
 /// Intermediate results of one layer's experts; reused from layer to layer.
@@ -265,7 +130,7 @@ impl Cpu {
         self.pieces(&buffers.items, &|scratch, g, rows, pairs| {
             let granule = &granules[g.start];
             let pairs = within(demand.pairs(granule.slot), pairs);
-            let tokens = &demand.tokens[pairs.clone()];
+            let tokens = &demand.tokens()[pairs.clone()];
             let n = rows.len();
             let (kernels, products) = scratch.split(2 * tokens.len() * n);
             let (gate, up) = products.split_at_mut(tokens.len() * n);
@@ -384,16 +249,16 @@ impl Cpu {
         buffers: &ExpertBuffers,
         y: &mut [f32],
     ) {
-        let (k, n_embd) = (demand.k, buffers.n_embd);
+        let (k, n_embd) = (demand.k(), buffers.n_embd);
         let n_tokens = weights.len() / k;
-        assert!(y.len() == n_tokens * n_embd && demand.places.len() == weights.len());
+        assert!(y.len() == n_tokens * n_embd && demand.places().len() == weights.len());
         let shared = SharedOut::new(y);
         self.chunks(n_tokens, self.token_chunk(n_tokens, n_embd), &|scratch, range| {
             let (_, sum) = scratch.split(n_embd);
             for t in range {
                 sum.fill(0.0);
                 for rank in t * k..(t + 1) * k {
-                    let pair = demand.places[rank];
+                    let pair = demand.places()[rank];
                     if pair == NO_PAIR {
                         continue;
                     }

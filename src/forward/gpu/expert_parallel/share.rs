@@ -1,9 +1,9 @@
 //! A device's place in a layer's call: where it computes its experts, and with what.
 
 use crate::Result;
-use crate::backend::cpu::expert::Demand;
 use crate::backend::gpu::expert::{Chosen, ExpertShape as DeviceShape};
 use crate::backend::gpu::{DeviceSlice, Stream};
+use crate::backend::ops::Demand;
 use crate::forward::gpu::acts::GpuActs;
 use crate::forward::gpu::expert_parallel::StagedCopy;
 use crate::forward::gpu::experts::{Biases, DecodePairs, ExpertContext, GroupedPairs};

@@ -1,15 +1,15 @@
-//! A bias on the scores that depends on how far apart query and key are.
+//! A bias on attention scores that depends on the distance between query and key.
 
-/// A number a head and a distance of key and query; farther away than `reach` it changes no more.
+/// One number per head and distance. A distance beyond `reach` counts as `reach`.
 #[derive(Clone, Debug)]
 pub struct DistanceBias {
     reach: usize,
-    /// [n_head, 2·reach + 1], from the farthest key before the query to the farthest behind it
+    /// [n_head, 2·reach + 1], from the farthest key before the query to the farthest after it
     values: Vec<f32>,
 }
 
 impl DistanceBias {
-    /// `of(head, distance)` says the numbers; distances are key minus query, −reach to reach.
+    /// Calls `of(head, distance)` for distances (key minus query) from −reach to reach.
     pub fn new(n_head: usize, reach: usize, of: impl Fn(usize, isize) -> f32) -> DistanceBias {
         let distances = || -(reach as isize)..=reach as isize;
         let head = |h: usize| distances().map(|d| of(h, d)).collect::<Vec<f32>>();
@@ -25,7 +25,8 @@ impl DistanceBias {
         &self.values
     }
 
-    pub(super) fn of(&self, head: usize, key: usize, query: usize) -> f32 {
+    /// The bias of a head for these positions.
+    pub fn at(&self, head: usize, key: usize, query: usize) -> f32 {
         let (first, last) = (query.saturating_sub(self.reach), query + self.reach);
         let key = key.clamp(first, last);
         self.values[head * (2 * self.reach + 1) + key + self.reach - query]

@@ -1,0 +1,64 @@
+//! Experts: activation function, sizes, biases.
+
+use crate::gguf::TensorType;
+use serde::Deserialize;
+
+/// How an expert combines its gate and up projections.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Activation {
+    /// silu(gate) ⊙ up
+    Silu,
+    /// gate' = min(gate, 7), up' = clamp(up, ±7): gate'·σ(1.702·gate') ⊙ (up' + 1)
+    SiluClamped,
+    /// max(up, 0), without a gate
+    Relu,
+}
+
+impl Activation {
+    pub fn is_gated(self) -> bool {
+        self != Activation::Relu
+    }
+}
+
+/// Types and widths of one expert: routed, shared, or a dense FFN seen as one expert.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertShape {
+    /// `None` if the activation has no gate.
+    pub gate: Option<TensorType>,
+    pub up: TensorType,
+    pub down: TensorType,
+    pub n_embd: usize,
+    pub n_ff: usize,
+    pub activation: Activation,
+}
+
+impl ExpertShape {
+    /// Types of the matrices that read an expert's input.
+    pub fn inputs(&self) -> impl Iterator<Item = TensorType> + use<> {
+        self.gate.into_iter().chain([self.up])
+    }
+
+    /// The form of experts of this shape without biases.
+    pub fn form(&self) -> ExpertForm<'static> {
+        ExpertForm { activation: self.activation, biases: None }
+    }
+}
+
+/// The parts of an expert besides its matrix products.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertForm<'a> {
+    pub activation: Activation,
+    pub biases: Option<&'a ExpertBiases>,
+}
+
+/// Added to the products of each expert, down's before the router's weight is applied.
+#[derive(Clone, Debug)]
+pub struct ExpertBiases {
+    /// [experts, n_ff]; empty without a gate.
+    pub gate: Vec<f32>,
+    /// [experts, n_ff]
+    pub up: Vec<f32>,
+    /// [experts, n_embd]
+    pub down: Vec<f32>,
+}

@@ -1,0 +1,19 @@
+//! Types of the operations: one definition each, for model descriptors, the CPU backend, the GPU
+//! backend and the self-test that compares the two. Sizes, variants and operands only; a backend
+//! computes.
+
+mod attention;
+mod delta;
+mod expert;
+mod rope;
+mod routing;
+mod rows;
+
+pub use attention::DistanceBias;
+pub use delta::{DeltaShape, HeadOrder};
+pub use expert::{Activation, ExpertBiases, ExpertForm, ExpertShape};
+pub use rope::{Frequencies, RopePairing, RopeShape};
+pub use routing::{Choice, Demand, NO_EXPERT, NO_PAIR, Route, Score};
+pub use rows::{HeadMats, RowBytes, Rows, RowsMut, row_bytes};
+
+pub(in crate::backend) use routing::RouteScratch;

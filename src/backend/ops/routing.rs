@@ -1,0 +1,224 @@
+//! Routing: how a router chooses, its result, and the same grouped by expert.
+
+use serde::Deserialize;
+use std::ops::Range;
+
+/// Stands for an expert where a token has none.
+pub const NO_EXPERT: u32 = u32::MAX;
+
+/// Stands for a pair where a token has no expert.
+pub const NO_PAIR: u32 = u32::MAX;
+
+const NO_SLOT: u32 = u32::MAX;
+
+/// How probabilities come from logits and experts from probabilities. A layer's bias, added to the
+/// probabilities for the choice but not for the weights, is an operand of its own.
+#[derive(Clone, Copy, Debug)]
+pub struct Choice {
+    pub score: Score,
+    /// Weights are divided by their sum.
+    pub normalize: bool,
+    /// Factor on the weights.
+    pub scale: f32,
+    /// Experts form this many groups of equal size, of which a token uses the best
+    /// `n_groups_used`.
+    pub n_groups: usize,
+    pub n_groups_used: usize,
+    /// SparseMixer: an expert takes part if (best − s) / max(|s|, best) ≤ 2·jitter.
+    pub jitter: f32,
+}
+
+impl Choice {
+    /// Whether weights are divided by their sum. A softmax over the chosen experts alone is the
+    /// softmax over all of them, divided by the sum over the chosen ones.
+    pub fn normalizes(&self) -> bool {
+        self.normalize || self.score == Score::SoftmaxChosen
+    }
+}
+
+/// How a router turns logits into weights.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Score {
+    /// Over all experts, before the top k are taken.
+    Softmax,
+    /// Over the top k alone, which are taken by their logits.
+    SoftmaxChosen,
+    /// Each logit by itself.
+    Sigmoid,
+    /// SparseMixer-v2 at inference (arXiv 2409.12136, and the inference code of Phi-3.5-MoE): the
+    /// weight of each expert in turn is its share in the softmax over the experts that are left
+    /// and whose logit s is near the best one; see `Choice::jitter`.
+    SparseMixer,
+}
+
+/// The result of one layer's router for some tokens.
+#[derive(Debug, Default)]
+pub struct Route {
+    pub k: usize,
+    pub n_experts: usize,
+    /// [tokens, n_experts]
+    pub probs: Vec<f32>,
+    /// [tokens, k], best first; `NO_EXPERT` where the chosen expert was full
+    pub chosen: Vec<u32>,
+    /// [tokens, k]
+    pub weights: Vec<f32>,
+    pub(in crate::backend) scratch: RouteScratch,
+}
+
+/// Scratch memory of the CPU router, reused from token to token.
+#[derive(Debug, Default)]
+pub(in crate::backend) struct RouteScratch {
+    /// [n_experts]
+    pub values: Vec<f32>,
+    /// [n_groups]
+    pub merits: Vec<f32>,
+    /// [n_groups_used]
+    pub best: Vec<u32>,
+    /// [n_experts]: tokens that have gone to each.
+    pub taken: Vec<usize>,
+}
+
+impl Route {
+    /// One expert, weight 1, for each token: a dense layer.
+    pub fn dense(&mut self, n_tokens: usize) {
+        (self.k, self.n_experts) = (1, 1);
+        self.probs.clear();
+        self.chosen.clear();
+        self.chosen.resize(n_tokens, 0);
+        self.weights.clear();
+        self.weights.resize(n_tokens, 1.0);
+    }
+
+    /// Leaves each expert to the first `capacity` tokens that have chosen it (Switch Transformers,
+    /// arXiv 2101.03961, section 2.2). The others get `NO_EXPERT`.
+    pub fn limit(&mut self, capacity: usize) {
+        let taken = &mut self.scratch.taken;
+        taken.clear();
+        taken.resize(self.n_experts, 0);
+        for expert in &mut self.chosen {
+            let taken = &mut taken[*expert as usize];
+            *taken += 1;
+            if *taken > capacity {
+                *expert = NO_EXPERT;
+            }
+        }
+    }
+}
+
+/// Tokens grouped by expert. A *pair* is a (token, rank); the pairs of an expert are adjacent.
+#[derive(Debug, Default)]
+pub struct Demand {
+    /// Distinct experts, in the order in which tokens first name them; a *slot* is an index here.
+    pub experts: Vec<u32>,
+    /// Pairs of slot s: `starts[s]..starts[s + 1]`.
+    starts: Vec<usize>,
+    /// Pair → token.
+    tokens: Vec<u32>,
+    /// [token, rank] → pair, or `NO_PAIR`
+    places: Vec<u32>,
+    k: usize,
+    /// Expert → slot, for grouping.
+    slot_of: Vec<u32>,
+}
+
+impl Demand {
+    /// Groups `chosen` [tokens, k], ids below `n_experts` or `NO_EXPERT`.
+    pub fn group(&mut self, chosen: &[u32], k: usize, n_experts: usize) {
+        assert!(k > 0 && chosen.len().is_multiple_of(k));
+        self.k = k;
+        self.experts.clear();
+        self.slot_of.clear();
+        self.slot_of.resize(n_experts, NO_SLOT);
+        self.starts.clear();
+        for &e in chosen.iter().filter(|e| **e != NO_EXPERT) {
+            let slot = &mut self.slot_of[e as usize];
+            if *slot == NO_SLOT {
+                *slot = self.experts.len() as u32;
+                self.experts.push(e);
+                self.starts.push(0);
+            }
+            self.starts[*slot as usize] += 1;
+        }
+        let mut start = 0;
+        for s in &mut self.starts {
+            start += std::mem::replace(s, start);
+        }
+        self.starts.push(start);
+        self.tokens.resize(start, 0);
+        self.places.clear();
+        self.places.resize(chosen.len(), NO_PAIR);
+        // `starts[s]` runs to the end of slot s's pairs and is set back afterwards.
+        for (i, &e) in chosen.iter().enumerate().filter(|(_, e)| **e != NO_EXPERT) {
+            let next = &mut self.starts[self.slot_of[e as usize] as usize];
+            self.tokens[*next] = (i / k) as u32;
+            self.places[i] = *next as u32;
+            *next += 1;
+        }
+        let n = self.experts.len();
+        self.starts.copy_within(0..n, 1);
+        self.starts[0] = 0;
+    }
+
+    /// Sends every token to expert 0: a dense or a shared expert.
+    pub fn everyone(&mut self, n_tokens: usize) {
+        self.k = 1;
+        self.experts.clear();
+        self.experts.push(0);
+        self.starts.clear();
+        self.starts.extend([0, n_tokens]);
+        self.tokens.clear();
+        self.tokens.extend(0..n_tokens as u32);
+        self.places.clear();
+        self.places.extend(0..n_tokens as u32);
+    }
+
+    /// Experts per token.
+    pub fn k(&self) -> usize {
+        self.k
+    }
+
+    pub fn n_pairs(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// The slot of an expert of this demand.
+    pub fn slot(&self, expert: u32) -> usize {
+        match self.experts.as_slice() {
+            [only] if *only == expert => 0,
+            _ => self.slot_of[expert as usize] as usize,
+        }
+    }
+
+    pub fn pairs(&self, slot: usize) -> Range<usize> {
+        self.starts[slot]..self.starts[slot + 1]
+    }
+
+    /// The first pair of each slot, and the end of the last.
+    pub fn starts(&self) -> &[usize] {
+        &self.starts
+    }
+
+    /// Pair → token.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// [token, rank] → pair, or `NO_PAIR` where a token has no expert.
+    pub fn places(&self) -> &[u32] {
+        &self.places
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_expert_takes_no_more() {
+        let mut route = Route { k: 1, n_experts: 3, ..Route::default() };
+        route.chosen = vec![2, 0, 2, 2, 1, 2];
+        route.limit(2);
+        assert_eq!(route.chosen, [2, 0, 2, NO_EXPERT, 1, NO_EXPERT]);
+    }
+}
