@@ -58,14 +58,14 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    pub(super) fn clear(&mut self) {
+    pub fn clear(&mut self) {
         self.upload.clear();
         self.cpu.clear();
         self.prefetch.clear();
     }
 
     /// The heaviest `n_upload` are uploaded, heaviest first; the others go to the CPU likewise.
-    pub(super) fn split(&mut self, ascending: &[Missing], n_upload: usize) {
+    pub fn split(&mut self, ascending: &[Missing], n_upload: usize) {
         let (cpu, upload) = ascending.split_at(ascending.len() - n_upload);
         self.upload.extend(upload.iter().rev().map(|m| m.expert));
         self.cpu.extend(cpu.iter().rev().map(|m| m.expert));
@@ -79,67 +79,6 @@ pub trait Placement: Send {
 }
 
 /// By tokens; of equals the higher id first, so that the lower counts as heavier.
-pub(super) fn sort_ascending(missing: &mut [Missing]) {
+pub fn sort_ascending(missing: &mut [Missing]) {
     missing.sort_by(|a, b| a.n_tokens.total_cmp(&b.n_tokens).then(b.expert.cmp(&a.expert)));
-}
-
-/// Every missing expert on the CPU: Fiddler, whose GPU holds a fixed set.
-#[derive(Clone, Debug, Default)]
-pub struct AllOnCpu;
-
-impl Placement for AllOnCpu {
-    fn place(&mut self, view: &View, out: &mut Schedule) {
-        let mut current = view.current.to_vec();
-        sort_ascending(&mut current);
-        out.clear();
-        out.split(&current, 0);
-    }
-}
-
-/// What a greedy placement brings ahead, the most tokens first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Prefetching {
-    Nothing,
-    /// As much as can begin before the next layer.
-    WhileIdle,
-    /// So many experts of the next layer.
-    Fixed(usize),
-}
-
-/// Each layer for itself: as many uploads as make the longer of the link's and the CPU's time
-/// shortest, and then prefetch that asks neither whether it pays nor whom it delays. HybriMoE's
-/// strategy as PreScope describes it (2.2, 6.2.2).
-#[derive(Clone, Debug)]
-pub struct Greedy {
-    pub prefetching: Prefetching,
-}
-
-impl Placement for Greedy {
-    fn place(&mut self, view: &View, out: &mut Schedule) {
-        let timer = &view.timer;
-        let mut current = view.current.to_vec();
-        sort_ascending(&mut current);
-        let n = current.len();
-        let link_ns = |uploads: usize| match uploads {
-            0 => 0.0,
-            uploads => view.delay_ns + uploads as f64 * timer.load_ns,
-        };
-        let cpu_ns = |uploads: usize| -> f64 {
-            current[..n - uploads].iter().map(|m| timer.cpu_ns(m.n_tokens)).sum()
-        };
-        let longer = |uploads: &usize| link_ns(*uploads).max(cpu_ns(*uploads));
-        let best = (0..=n).min_by(|a, b| longer(a).total_cmp(&longer(b))).unwrap_or(0);
-        out.clear();
-        out.split(&current, best);
-        let busy_ns = view.delay_ns + best as f64 * timer.load_ns;
-        let idle_ns = longer(&best) - busy_ns + timer.attention_ns;
-        let most = match self.prefetching {
-            Prefetching::Nothing => 0,
-            Prefetching::WhileIdle => (idle_ns / timer.load_ns).ceil().max(0.0) as usize,
-            Prefetching::Fixed(n) => n,
-        };
-        let mut next = view.predicted.first().cloned().unwrap_or_default();
-        sort_ascending(&mut next);
-        out.prefetch.extend(next.iter().rev().take(most).map(|m| (1, m.expert)));
-    }
 }

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use super::costs::LinkCosts;
+use crate::policy::mix;
 
 pub struct Link {
     costs: LinkCosts,
@@ -61,14 +62,6 @@ impl Link {
         let current = if self.in_flight.is_empty() { 0 } else { now - self.busy_since };
         self.busy_ns + current
     }
-}
-
-/// The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): a bijection that scatters bits.
-pub(super) fn mix(x: u64) -> u64 {
-    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }
 
 #[cfg(test)]

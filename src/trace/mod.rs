@@ -6,16 +6,16 @@ mod costs;
 mod foresight;
 pub mod format;
 mod geometry;
-pub mod hybrid;
 mod layout;
 mod link;
 mod machine;
 mod options;
-mod ordered;
 mod report;
+mod requests;
 mod routing;
 mod run;
-pub mod tables;
+mod source;
+pub mod table;
 mod traced;
 
 pub use costs::{CostModel, CpuExpert, Device, Host, LinkCosts, MeasuredMachine, Roofline};
@@ -23,10 +23,11 @@ pub use geometry::Geometry;
 pub use layout::Plain;
 pub use machine::Mode;
 pub use options::{Budget, Caching, SimOptions, Tiers};
-pub use ordered::Ordered;
 pub use report::{Distribution, Iteration, Report, Totals};
-pub use routing::{Pass, Recorded, Routing, Token, TokenLayer, future};
+pub use requests::{by_turns, in_turn, kinds};
+pub use routing::{Pass, Recorded, Routing, Token, TokenLayer};
 pub use run::{simulate, simulate_policy};
+pub use source::{N_UBATCH, Source};
 pub use traced::Traced;
 
 #[cfg(test)]

@@ -2,9 +2,8 @@
 //! makes up.
 
 use std::ops::Range;
-use std::sync::Arc;
 
-use crate::policy::{Future, Phase};
+use crate::policy::Phase;
 
 /// A forward pass: some consecutive tokens of one request at once.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +18,29 @@ impl Pass {
     /// How the engine runs it: one token is a decode step, also of a prompt.
     pub fn phase(&self) -> Phase {
         if self.tokens.len() > 1 { Phase::Prompt } else { Phase::Decode }
+    }
+
+    /// Replaces the contents of `out` by the mean of its tokens' rows; `read` puts a token's row
+    /// into `row`. Empty if a token has no row.
+    pub fn mean(
+        &self,
+        row: &mut Vec<f32>,
+        out: &mut Vec<f32>,
+        mut read: impl FnMut(usize, &mut Vec<f32>),
+    ) {
+        out.clear();
+        for token in self.tokens.clone() {
+            read(token, row);
+            if token == self.tokens.start {
+                out.resize(row.len(), 0.0);
+            }
+            if row.len() != out.len() {
+                return out.clear();
+            }
+            out.iter_mut().zip(row.iter()).for_each(|(sum, x)| *sum += x);
+        }
+        let n = self.tokens.len().max(1) as f32;
+        out.iter_mut().for_each(|sum| *sum /= n);
     }
 }
 
@@ -51,20 +73,6 @@ pub trait Routing {
 
     /// What the layer's router saw, [n_embd].
     fn hidden(&self, token: usize, layer: usize, out: &mut Vec<f32>);
-}
-
-/// What policies that know the future must know of it: every decode step's routing.
-pub fn future(routing: &dyn Routing) -> Arc<Future> {
-    let n_experts = routing.n_experts();
-    let (mut future, mut chosen) = (Future::default(), Vec::new());
-    let passes = (0..routing.n_requests()).flat_map(|request| routing.passes(request));
-    for pass in passes.filter(|pass| pass.phase() == Phase::Decode) {
-        for layer in (0..n_experts.len()).filter(|layer| n_experts[*layer] > 0) {
-            routing.chosen(pass.tokens.start, layer, &mut chosen);
-            future.push(layer as u32, &chosen);
-        }
-    }
-    Arc::new(future)
 }
 
 /// Routing that is held in memory.

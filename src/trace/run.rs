@@ -131,7 +131,7 @@ impl<'a> Run<'a> {
         self.timing = Timing::default();
         // embedding
         let Buffers { hidden, sum, .. } = &mut self.buffers;
-        mean(pass, hidden, sum, |token, out| self.routing.embedding(token, out));
+        pass.mean(hidden, sum, |token, out| self.routing.embedding(token, out));
         let embedding = &self.buffers.sum;
         self.machine.observe(&Event::IterationStart { request: REQUEST, phase, embedding });
         for layer in 0..self.routing.n_experts().len() {
@@ -215,7 +215,7 @@ impl<'a> Run<'a> {
             Phase::Decode => self.publish_token(pass.tokens.start, layer),
             Phase::Prompt => {
                 let Buffers { counts, probs, sum, .. } = &mut self.buffers;
-                mean(pass, probs, sum, |token, out| self.routing.probs(token, layer, out));
+                pass.mean(probs, sum, |token, out| self.routing.probs(token, layer, out));
                 self.machine.observe(&Event::PromptRouted(PromptRouted {
                     request: REQUEST,
                     layer: layer as u32,
@@ -251,26 +251,4 @@ impl<'a> Run<'a> {
             ahead,
         }));
     }
-}
-
-/// The mean over a pass's tokens into `out`, by way of `row`; empty if any has none.
-pub(super) fn mean(
-    pass: &Pass,
-    row: &mut Vec<f32>,
-    out: &mut Vec<f32>,
-    mut read: impl FnMut(usize, &mut Vec<f32>),
-) {
-    out.clear();
-    for token in pass.tokens.clone() {
-        read(token, row);
-        if token == pass.tokens.start {
-            out.resize(row.len(), 0.0);
-        }
-        if row.len() != out.len() {
-            return out.clear();
-        }
-        out.iter_mut().zip(row.iter()).for_each(|(sum, x)| *sum += x);
-    }
-    let n = pass.tokens.len().max(1) as f32;
-    out.iter_mut().for_each(|sum| *sum /= n);
 }

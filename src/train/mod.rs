@@ -9,9 +9,11 @@ mod features;
 mod fit;
 mod network;
 mod pca;
+pub mod report;
 mod samples;
 
 pub use accuracy::{Accuracy, LayerReport, Report, Times};
+pub use report::LlaporReport;
 pub use samples::{LayerSamples, Samples};
 
 use std::ops::Range;

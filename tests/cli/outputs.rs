@@ -298,36 +298,6 @@ fn two_outputs_are_two_files() {
 }
 
 #[test]
-fn a_report_replaces_only_reports() {
-    let bed = Bed::new();
-    let report = |folder: &str, more: &[&str]| {
-        let mut command = bed.moeba();
-        command.args(["trace", "replay", "t.mtrace", "--report", folder]).args(more);
-        command
-    };
-    fs::create_dir(bed.path("folder/policies")).unwrap();
-    fs::write(bed.path("folder/POLICIES.md"), "# My own\n").unwrap();
-    bed.refused(&mut report("folder", &[]), 1, &["POLICIES.md", "not replaced"]);
-    fs::write(bed.path("folder/POLICIES.md"), "# Policies on the routing of …\n").unwrap();
-    for name in ["a.csv", "a.svg"] {
-        let path = bed.path("folder/policies").join(name);
-        fs::write(&path, "my table\n").unwrap();
-        bed.refused(&mut report("folder", &[]), 1, &[name, "not replaced"]);
-        fs::remove_file(&path).unwrap();
-    }
-    let text = "folder/POLICIES.md";
-    let log = report("folder", &["--log-file", text, "--force"]);
-    bed.refused(&mut { log }, 2, &["name the same file"]);
-    let live = report("folder", &["--live", text, "--force"]);
-    bed.refused(&mut { live }, 2, &["would replace", "--live"]);
-    bed.refused(&mut report("in.txt", &[]), 1, &["in.txt is not a folder"]);
-    bed.refused(&mut report("/proc/moeba/report", &[]), 1, &["/proc: "]);
-    fs::remove_dir(bed.path("folder/policies")).unwrap();
-    fs::write(bed.path("folder/policies"), "x").unwrap();
-    bed.refused(&mut report("folder", &[]), 1, &["policies in it is not a folder"]);
-}
-
-#[test]
 fn manual_pages_replace_only_manual_pages() {
     let bed = Bed::new();
     let pages = || {

@@ -2,14 +2,14 @@
 //! by a run; bad input ends in a sentence and loses nothing.
 
 use std::path::{Path, PathBuf};
-use std::process::Output;
+use std::process::{Command, Output};
 
 use common::cli::{failed, moeba, succeeded};
 use moeba::policy::papers::finemoe::{DISTANCE_SECTION, restore_distance, save_distance};
 use moeba::policy::papers::prescope::llapor::{HELD_OUT_SECTION, restore_held_out};
 use moeba::policy::{LlaPor, Measured, Profile, Shape};
 use moeba::trace::format::Trace;
-use moeba::trace::tables::prescope::LlaporReport;
+use moeba::train::LlaporReport;
 
 const TEXT: &str = "A branch is a name for a line of work. Naming is cheap, so make many of them.\n\
     Nobody keeps count! When the work is done, the branch is merged; its name may go.\n\n\
@@ -192,8 +192,8 @@ fn networks_that_cannot_be_judged_are_named_in_one_sentence() {
     let Recorded { trace, dir, .. } = recorded(&["--hidden"]);
     let profile = dir.path().join("x.moeba");
     let replay = |full: &Path| {
-        let mut command = moeba();
-        command.args(["trace", "replay"]).arg(&trace).arg("--report").arg(dir.path());
+        let mut command = Command::new(env!("CARGO_BIN_EXE_moeba-lab"));
+        command.arg("tables").arg(&trace).arg("-o").arg(dir.path());
         command.arg("--full").arg(full).arg("--networks").arg(&profile).output().unwrap()
     };
     failed(&replay(&trace), 1, &["x.moeba"]);

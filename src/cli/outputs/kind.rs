@@ -15,11 +15,6 @@ pub enum Kind {
     Log,
     /// `trace train --report`
     Accuracies,
-    /// The folder of `trace replay --report`, and what is in it.
-    Report,
-    ReportText,
-    Table,
-    Plot,
     /// The folder of `man --dir`, and what is in it.
     Manual,
     ManualPage,
@@ -45,9 +40,6 @@ impl Kind {
             Kind::Stats => "a file of --stats",
             Kind::Log => "a log of moeba",
             Kind::Accuracies => "a report of trace train",
-            Kind::Report | Kind::ReportText => "a report of trace replay",
-            Kind::Table => "a table of trace replay",
-            Kind::Plot => "an SVG plot",
             Kind::Manual | Kind::ManualPage => "a manual page",
         }
     }
@@ -80,10 +72,7 @@ impl Kind {
                 Kind::Log => begins(LOG_MAGIC.as_bytes()),
                 Kind::Stats => start(STATS_BYTES_MAX).is_ok_and(|bytes| is_stats(&bytes)),
                 Kind::Accuracies => begins(b"layer;predictor;measure;value\n"),
-                Kind::Report | Kind::Manual => false,
-                Kind::ReportText => begins(b"# Policies on the routing"),
-                Kind::Table => begins(b"source,row,column,value\n"),
-                Kind::Plot => begins(b"<svg"),
+                Kind::Manual => false,
                 Kind::ManualPage => begins(b".ie \\n(.g .ds Aq"),
             }
     }

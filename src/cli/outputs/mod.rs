@@ -34,7 +34,6 @@ const OUTPUTS: &[(&str, &str, Kind)] = &[
     ("trace record", "output", Kind::Trace),
     ("trace train", "output", Kind::Profile),
     ("trace train", "report", Kind::Accuracies),
-    ("trace replay", "report", Kind::Report),
     ("man", "dir", Kind::Manual),
 ];
 
@@ -60,7 +59,6 @@ pub fn check(command: &Command, matches: &ArgMatches, force: bool) -> Result<()>
     }
     for file in &files {
         match file.kind {
-            Kind::Report => file.check_report(&inputs, &files, force)?,
             Kind::Manual => file.check_manual(force)?,
             kind => file.check_file(kind, &file.path, force)?,
         }
@@ -325,40 +323,6 @@ impl Output {
         }
         Ok(())
     }
-
-    /// A folder of tables and plots, made where it is missing.
-    fn check_report(&self, inputs: &[Input], outputs: &[&Output], force: bool) -> Result<()> {
-        let there = self.path.ancestors().find(|path| path.exists());
-        let there = there.filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        self.check_folder(there)?;
-        let plots = self.path.join("policies");
-        if plots.exists() && !plots.is_dir() {
-            return self.refuse("policies in it is not a folder");
-        }
-        let tables = fs::read_dir(&plots).into_iter().flatten().flatten().map(|e| e.path());
-        let kind = |path: &Path| match path.extension().and_then(OsStr::to_str) {
-            Some("csv") => Some(Kind::Table),
-            Some("svg") => Some(Kind::Plot),
-            _ => None,
-        };
-        let tables = tables.filter_map(|path| kind(&path).map(|kind| (path, kind)));
-        let text = self.path.join("POLICIES.md");
-        for other in outputs.iter().filter(|other| other.kind != Kind::Report) {
-            let inside = place(&other.path).zip(place(&self.path));
-            let is_table = |(file, folder): (PathBuf, PathBuf)| {
-                file == folder.join("POLICIES.md") || file.starts_with(folder.join("policies"))
-            };
-            if inside.is_some_and(is_table) {
-                return other.names_the_same(self);
-            }
-        }
-        for (path, kind) in tables.chain(text.exists().then_some((text, Kind::ReportText))) {
-            let file = Output { label: self.label.clone(), path, kind };
-            inputs.iter().try_for_each(|input| file.check_not(input))?;
-            file.check_file(kind, &file.path, force)?;
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]
@@ -377,11 +341,6 @@ mod tests {
         "messages",
         "trace",
         "gguf",
-        "coarse",
-        "full",
-        "llapor",
-        "networks",
-        "live",
         "path",
         "system_prompt_file",
     ];

@@ -11,7 +11,7 @@ use crate::policy::papers::finemoe::{
 };
 use crate::policy::{FineMoeOptions, Measured, Profile, Shape};
 use crate::trace::format::Trace;
-use crate::trace::tables::{Cell, Row, Table, columns};
+use crate::trace::table::{Cell, Row, Table, columns};
 use crate::trace::{CostModel, Device, Geometry, Host};
 
 /// The paper tries up to 6.
@@ -101,12 +101,10 @@ fn table(all: &[AtDistance], setting: String) -> Table {
     };
     let names = ["experts predicted right", "experts predicted, a layer", "waiting, µs a layer"];
     Table {
-        id: "finemoe-distance",
         title: "FineMoE by prefetch distance".into(),
         setting,
         columns: columns("layers ahead", names),
         rows: all.iter().map(row).collect(),
-        ..Table::default()
     }
 }
 

@@ -3,8 +3,7 @@
 
 use super::super::values::Parsed;
 use super::replay::known;
-use crate::trace::tables::Source;
-use crate::trace::{CostModel, Device, LinkCosts, MeasuredMachine, SimOptions};
+use crate::trace::{CostModel, Device, LinkCosts, MeasuredMachine, SimOptions, Source};
 use crate::{Error, Result};
 use serde_json::Value;
 use std::fs;

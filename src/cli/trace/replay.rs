@@ -1,22 +1,16 @@
-//! `moeba trace replay`: what policies would have done on recorded routing, and the papers' tables.
+//! `moeba trace replay`: compares policies on recorded routing.
 
 use super::super::args;
-use super::super::new_file::write_text;
 use super::super::out;
 use super::super::values::{self, Parsed};
 use super::machine::{Machine, MachineArg, machine_or_file};
-use super::train::read_profile;
 use crate::engine::plan::ram::RamBudget;
 use crate::engine::{Engine, EngineOptions};
-use crate::policy::papers::prescope::llapor::{HELD_OUT_SECTION, restore_held_out};
-use crate::policy::{LlaPor, PolicySpec, Profile, Shape};
+use crate::policy::PolicySpec;
 use crate::trace::format::Trace;
-use crate::trace::tables::prescope::{LlaporReport, Trained};
-use crate::trace::tables::side_by_side::Live;
-use crate::trace::tables::{self, Cell, Inputs, Row, Source, Table, columns};
-use crate::trace::{Device, Geometry, Report, Tiers, simulate_policy};
+use crate::trace::table::{Cell, Row, Table, columns};
+use crate::trace::{Device, Geometry, Report, Source, Tiers, simulate_policy};
 use crate::{Error, Result, terminal};
-use std::fs;
 use std::path::{Path, PathBuf};
 
 #[derive(clap::Args, Debug)]
@@ -48,25 +42,6 @@ pub struct Args {
     /// Print as md (tables) or csv
     #[arg(short, long, value_name = "FORMAT", default_value = "md")]
     output: Format,
-    /// Write all tables of the papers to DIR: POLICIES.md, policies/*.csv and *.svg
-    #[arg(long, value_name = "DIR")]
-    report: Option<PathBuf>,
-    /// For the report: a trace of a model with few large experts
-    #[arg(long, value_name = "TRACE", requires = "report")]
-    coarse: Option<PathBuf>,
-    /// For the report: a trace of the first model with --ahead 6 --hidden
-    #[arg(long, value_name = "TRACE", requires = "report")]
-    full: Option<PathBuf>,
-    /// For the report: accuracies that moeba trace train --report wrote
-    #[arg(long, value_name = "FILE", requires = "report")]
-    llapor: Option<PathBuf>,
-    /// For the report: a profile with a predictor that moeba trace train trained on the --full
-    /// trace with --held-out 35 or more
-    #[arg(long, value_name = "PROFILE", requires = "full")]
-    networks: Option<PathBuf>,
-    /// For the report: figures of live runs that bench/policies.py wrote
-    #[arg(long, value_name = "FILE", requires = "report")]
-    live: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
@@ -113,10 +88,7 @@ const USUAL_WARM_UP: usize = 8;
 
 pub fn run(args: Args) -> Result<()> {
     let trace = Trace::open(&args.trace)?;
-    match &args.report {
-        Some(folder) => report(&args, &trace, folder),
-        None => compare(&args, &trace),
-    }
+    compare(&args, &trace)
 }
 
 /// Requests that only fill caches, of so many in the shortest trace: some are left to be measured.
@@ -160,28 +132,26 @@ fn compare(args: &Args, trace: &Trace) -> Result<()> {
     }
     drop(bar);
     let setting = source.describe(&machine.name());
-    let values: [(&'static str, &str, fn(&Report) -> Cell); 4] = [
-        ("tpot", "TPOT, ms", |r| Cell::Number(r.tpot.mean / 1e6, 3)),
-        ("ttft", "TTFT, ms", |r| Cell::Number(r.ttft.mean / 1e6, 3)),
-        ("hits", "Hit rate of decode", |r| Cell::Share(r.decode.counters.hit_rate())),
-        ("traffic", "MiB read for a token", |r| {
+    let values: [(&str, fn(&Report) -> Cell); 4] = [
+        ("TPOT, ms", |r| Cell::Number(r.tpot.mean / 1e6, 3)),
+        ("TTFT, ms", |r| Cell::Number(r.ttft.mean / 1e6, 3)),
+        ("Hit rate of decode", |r| Cell::Share(r.decode.counters.hit_rate())),
+        ("MiB read for a token", |r| {
             Cell::Number(r.decode.read_bytes_per_token() / f64::from(1 << 20), 2)
         }),
     ];
     let budgets = || args.budget.0.iter().map(|share| format!("{:.0} %", 100.0 * share));
-    for (id, title, value) in values {
+    for (title, value) in values {
         let rows = runs.iter().map(|(name, reports)| Row::new(name, reports.iter().map(value)));
         let table = Table {
-            id,
             title: title.into(),
             setting: format!("By memory for experts; {setting}."),
             columns: columns("policy", budgets()),
             rows: rows.collect(),
-            ..Table::default()
         };
         match args.output {
-            Format::Md => out::write(tables::markdown(&table, "").as_bytes()),
-            Format::Csv => out::write(tables::csv(&table).as_bytes()),
+            Format::Md => out::write(table.markdown().as_bytes()),
+            Format::Csv => out::write(table.csv().as_bytes()),
         }?;
     }
     Ok(())
@@ -223,88 +193,6 @@ fn own_tier(model: &Path, trace: &Trace, share: f64) -> Result<Tiers> {
         )));
     }
     Ok(Tiers { plan, layout })
-}
-
-fn report(args: &Args, trace: &Trace, folder: &Path) -> Result<()> {
-    let coarse = args.coarse.as_deref().map(Trace::open).transpose()?;
-    let full = args.full.as_deref().map(Trace::open).transpose()?;
-    let mut inputs = Inputs::new(trace, coarse.as_ref(), full.as_ref());
-    let all = inputs.sources().map(|source| source.trace).chain(full.as_ref());
-    let shortest = all.map(|trace| trace.requests().len()).min();
-    inputs.n_warm_up = warm_up(args.warm_up, shortest.unwrap_or(0))?;
-    inputs.llapor = args.llapor.as_deref().map(accuracies).transpose()?;
-    if let (Some(path), Some(full)) = (&args.networks, &full) {
-        inputs.networks = Some(networks(path, full)?);
-    }
-    inputs.live = args.live.as_deref().map(live).transpose()?.unwrap_or_default();
-    let sections = tables::SECTIONS;
-    let bar = terminal::bar("replaying", sections.len() as u64);
-    let plots = folder.join("policies");
-    fs::create_dir_all(&plots).map_err(|e| Error::io(&plots, e))?;
-    let (mut n_tables, mut n_plots) = (0, 0);
-    let mut text = tables::introduction(&inputs);
-    for section in sections {
-        crate::interrupt::check()?;
-        text.push_str(&format!("## {}\n\n", section.title));
-        for table in (section.tables)(&inputs)? {
-            text.push_str(&tables::markdown(&table, "policies"));
-            write_text(&plots.join(format!("{}.csv", table.id)), &tables::csv(&table))?;
-            n_tables += 1;
-            if let Some(svg) = tables::svg(&table) {
-                write_text(&plots.join(format!("{}.svg", table.id)), &svg)?;
-                n_plots += 1;
-            }
-        }
-        bar.inc(1);
-    }
-    drop(bar);
-    let document = folder.join("POLICIES.md");
-    write_text(&document, &format!("{}\n", text.trim_end()))?;
-    out::line(&format!(
-        "{}: {n_tables} tables and {n_plots} plots; as files in {}",
-        document.display(),
-        plots.display()
-    ))
-}
-
-fn accuracies(path: &Path) -> Result<LlaporReport> {
-    let text = fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
-    let bad = |why| Error::invalid(format!("{}: not a report of accuracy: {why}", path.display()));
-    LlaporReport::parse(&text).map_err(bad)
-}
-
-/// The predictor in a profile, for a model of which hidden states are in the trace.
-fn networks(path: &Path, full: &Trace) -> Result<Trained> {
-    let header = full.header();
-    let bad = |why: String| {
-        Error::invalid(format!("{} has no networks for the --full trace: {why}", path.display()))
-    };
-    if !header.hidden {
-        return Err(bad("the trace has no router inputs: record it with --hidden".into()));
-    }
-    let bytes = read_profile(path).map_err(|e| Error::io(path, e))?;
-    let profile = Profile::decode(&bytes, &header.key).map_err(bad)?;
-    let shape = Shape::of_model(header.layers.iter().map(|l| l.n_experts).collect(), header.k);
-    let model = LlaPor::from_profile(&shape, &profile, false).map_err(bad)?.model().clone();
-    if model.n_embd() != header.n_embd {
-        let (n_embd, n) = (header.n_embd, model.n_embd());
-        return Err(bad(format!("they take {n} values of an activation, there are {n_embd}")));
-    }
-    let held_out = profile.get(HELD_OUT_SECTION);
-    let held_out = held_out.ok_or(format!("{HELD_OUT_SECTION} is missing")).map_err(bad)?;
-    let n_held_out = restore_held_out(held_out)
-        .map_err(|why| bad(format!("{HELD_OUT_SECTION} cannot be used, as {why}")))?;
-    Ok(Trained { model, n_held_out })
-}
-
-fn live(path: &Path) -> Result<Vec<Live>> {
-    let text = fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
-    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-    let parse = |(i, line): (usize, &str)| {
-        let bad = |why| Error::invalid(format!("{}, line {}: {why}", path.display(), i + 1));
-        Live::parse(line).map_err(bad)
-    };
-    lines.map(parse).collect()
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! What a trace has for training: its decode steps, as many of each request.
 
 use crate::policy::Phase;
+use crate::trace::by_turns;
 use crate::trace::format::Trace;
-use crate::trace::tables::by_turns;
 use crate::train::{LayerSamples, Samples};
 
 /// Samples may take this much memory. While a layer is trained, its own examples, which are about

@@ -10,8 +10,8 @@ use super::{distance, samples};
 use crate::policy::papers::prescope::llapor::save_held_out;
 use crate::policy::{LlaPor, ModelKey, Predictor, Profile, Shape};
 use crate::trace::format::Trace;
-use crate::trace::tables::prescope::{LlaporReport, PREDICTION, TRAINING, Value};
-use crate::trace::tables::{self, Cell, Row, Table, columns};
+use crate::trace::table::{Cell, Row, Table, columns};
+use crate::train::report::{LlaporReport, PREDICTION, TRAINING, Value};
 use crate::train::{Accuracy, LayerReport, Report, TrainOptions, train};
 use crate::{Error, Result, interrupt, terminal};
 use std::fs::File;
@@ -101,11 +101,11 @@ pub fn run(args: Args) -> Result<()> {
     let setting = format!("{}, {} tokens", header.model, samples.n_tokens());
     let accuracy = accuracy(&trained.report, setting);
     let tables = [Some(accuracy), distances].into_iter().flatten();
-    out::write(tables.map(|table| tables::markdown(&table, "")).collect::<String>().as_bytes())
+    out::write(tables.map(|table| table.markdown()).collect::<String>().as_bytes())
 }
 
 /// A profile's bytes, or as many of another file's as a profile may have.
-pub fn read_profile(path: &Path) -> io::Result<Vec<u8>> {
+fn read_profile(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(PROFILE_BYTES_MAX).read_to_end(&mut bytes)?;
     Ok(bytes)
@@ -170,11 +170,9 @@ fn accuracy(report: &Report, setting: String) -> Table {
         Row::new(layer.layer.to_string(), cells)
     };
     Table {
-        id: "llapor",
         title: format!("Accuracy of the top {k} by layer"),
         setting: format!("{setting}, the last of them to be judged by."),
         columns: columns("layer", ["LLaPor", "gate", "statistics"]),
         rows: report.layers.iter().map(row).collect(),
-        ..Table::default()
     }
 }

@@ -10,8 +10,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::experts::Counters;
 use crate::policy::{
-    Belady, Costs, Event, Eviction, Expert, LayerShare, Lru, NextLayer, Oracle, Policy, Prediction,
-    Predictor, Shape, Splitter, Wants,
+    Costs, Event, Eviction, Expert, LayerShare, Lru, NextLayer, Policy, Prediction, Predictor,
+    Shape, Splitter, Wants,
 };
 use made_up::*;
 
@@ -266,28 +266,6 @@ fn prediction_pays_where_the_link_is_idle() {
     let tiers = Tiers::of(&routing, &late).unwrap();
     let late = simulate_policy(&routing, &late, tiers, slow_next_layer).unwrap();
     assert!(late.counters.hit_rate() < ahead.counters.hit_rate());
-}
-
-/// With the future known and a link that keeps up, nothing is missed after the first step, and
-/// nothing is brought in vain.
-#[test]
-fn an_oracle_misses_nothing() {
-    let routing = routing(9, 2, 0, 30);
-    // Transit, an eighth of the slots, holds the two experts of a layer.
-    let mut options = options("on-demand", 0.85);
-    options.costs.link = LinkCosts::new(2e10, 0, 2);
-    let tiers = Tiers::of(&routing, &options).unwrap();
-    let build = |shape: &Shape| Policy {
-        eviction: Box::new(Belady::new(shape, future(&routing))),
-        predictor: Some(Box::new(Oracle::new(shape, future(&routing), 2))),
-        splitter: None,
-        notes: Vec::new(),
-    };
-    let report = simulate_policy(&routing, &options, tiers, build).unwrap();
-    let later = &report.timeline[1..];
-    let missed: u64 = later.iter().map(|i| i.counters.misses + i.counters.hits_partial).sum();
-    assert_eq!((missed, report.counters.prefetch_wasted_bytes), (0, 0));
-    assert!(later.iter().all(|i| i.timing.stall_ns == 0));
 }
 
 /// Shares of the layers take effect between requests, and are planned by the machine's costs.

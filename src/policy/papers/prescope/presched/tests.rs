@@ -1,7 +1,6 @@
 //! What must hold whatever is missing, and the paper's cases by hand.
 
 use super::*;
-use crate::policy::placement::{AllOnCpu, Greedy, Prefetching};
 use proptest::prelude::*;
 
 const TIMER: Timer =
@@ -52,26 +51,19 @@ proptest! {
         let predicted: Vec<_> = predicted.iter().map(|layer| missing(layer)).collect();
         let timer = Timer { load_ns, attention_ns, ..TIMER };
         let view = View { timer, current: &current, predicted: &predicted, delay_ns, p_hit };
-        let all_on_cpu = makespan(&view, &place(&mut AllOnCpu, &view));
-        let placements: [Box<dyn Placement>; 4] = [
-            Box::new(AllOnCpu),
-            Box::new(Greedy { prefetching: Prefetching::WhileIdle }),
-            Box::new(Greedy { prefetching: Prefetching::Fixed(3) }),
-            Box::new(PreSched::default()),
-        ];
-        for mut placement in placements {
-            let schedule = place(&mut *placement, &view);
-            prop_assert_eq!(&schedule, &place(&mut *placement, &view));
-            let mut experts = [&schedule.cpu[..], &schedule.upload].concat();
-            experts.sort_unstable();
-            prop_assert_eq!(experts, (0..current.len() as u32).collect::<Vec<_>>());
-            // Whoever is heavier than an uploaded one is uploaded, and before it.
-            let by_weight =
-                tokens_of(&current, &[&schedule.upload[..], &schedule.cpu].concat());
-            prop_assert!(by_weight.is_sorted_by(|a, b| a >= b));
-            prop_assert!(makespan(&view, &schedule) <= all_on_cpu);
-            check_prefetch(&view, &schedule)?;
-        }
+        let everything = (0..current.len() as u32).collect::<Vec<_>>();
+        let all_on_cpu = Schedule { cpu: everything.clone(), ..Schedule::default() };
+        let mut presched = PreSched::default();
+        let schedule = place(&mut presched, &view);
+        prop_assert_eq!(&schedule, &place(&mut presched, &view));
+        let mut experts = [&schedule.cpu[..], &schedule.upload].concat();
+        experts.sort_unstable();
+        prop_assert_eq!(experts, everything);
+        // An expert heavier than an uploaded one is uploaded too, and before it.
+        let by_weight = tokens_of(&current, &[&schedule.upload[..], &schedule.cpu].concat());
+        prop_assert!(by_weight.is_sorted_by(|a, b| a >= b));
+        prop_assert!(makespan(&view, &schedule) <= makespan(&view, &all_on_cpu));
+        check_prefetch(&view, &schedule)?;
     }
 
     /// The bound of Q2 and Q3: what fits into the gap and one more.
@@ -163,21 +155,4 @@ fn a_layer_that_needs_nothing_is_looked_past() {
     // Only so far.
     let predicted = [missing(&[1]), missing(&[1]), missing(&[40])];
     assert_eq!(place(&mut PreSched::default(), &view(&[], &predicted)).prefetch, []);
-}
-
-/// By each layer for itself, one load goes beside the CPU's 30 + 40 + 220.
-#[test]
-fn greedy_balances_and_fills_what_is_idle() {
-    let current = missing(&[1, 30, 2, 20]);
-    let predicted = [missing(&[3, 5, 4])];
-    let mut greedy = Greedy { prefetching: Prefetching::WhileIdle };
-    let schedule = place(&mut greedy, &view(&current, &predicted));
-    // 200 on the link against 70 on the CPU beats 100 against 290.
-    assert_eq!((schedule.upload, schedule.cpu), (vec![1, 3], vec![2, 0]));
-    // Nothing is idle but the attention's 30, in which one more begins.
-    assert_eq!(schedule.prefetch, [(1, 1)]);
-    let mut fixed = Greedy { prefetching: Prefetching::Fixed(2) };
-    assert_eq!(place(&mut fixed, &view(&current, &predicted)).prefetch, [(1, 1), (1, 2)]);
-    let mut nothing = Greedy { prefetching: Prefetching::Nothing };
-    assert_eq!(place(&mut nothing, &view(&current, &predicted)).prefetch, []);
 }

@@ -1,0 +1,254 @@
+//! All policies side by side: time, hit rate and traffic by budget, with what no policy can beat,
+//! and what the engine itself measured.
+
+use std::sync::Arc;
+
+use super::{Axes, Cell, Claim, Inputs, Row, Source, Table, columns};
+use crate::future::{Belady, Future, Oracle, future};
+use moeba::Result;
+use moeba::policy::Policy;
+use moeba::trace::{Report, Tiers, simulate_policy};
+
+/// Parts of all experts' memory.
+const BUDGETS: &[f64] = &[0.10, 0.25, 0.50, 0.75];
+
+const MACHINE: &str = "rtx3090";
+
+/// Names of rows, and policies.
+const POLICIES: &[(&str, &str)] = &[
+    ("on-demand (LRU)", "on-demand"),
+    ("on-demand (LFU)", "predictor=none,eviction=lfu"),
+    ("deepspeed", "deepspeed"),
+    ("brainstorm", "brainstorm"),
+    ("mixtral-offloading", "mixtral-offloading"),
+    ("moe-infinity", "moe-infinity"),
+    ("finemoe", "finemoe"),
+    ("moepic", "moepic"),
+    ("next-layer, LCP", "predictor=next-layer,eviction=lcp"),
+    ("next-layer, scan-resistant", "predictor=next-layer,eviction=scan-resistant"),
+    ("auto", "auto"),
+];
+
+const AUTO: &str = "auto";
+const ON_DEMAND: &str = "on-demand (LRU)";
+const BELADY: &str = "Belady, on demand";
+const ORACLE: &str = "Belady, next layer known";
+
+/// What a live run measured, as `bench/policies.py` writes it: one line a run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Live {
+    pub policy: String,
+    /// Part of all experts' memory.
+    pub budget: f64,
+    pub hit_rate: f64,
+    pub tpot_ms: f64,
+    pub stall_ms: f64,
+    /// Read for a token.
+    pub mib: f64,
+    /// Of a token's time.
+    pub policy_share: f64,
+}
+
+impl Live {
+    /// `policy;budget;hit_rate;tpot_ms;stall_ms;mib;policy_share`. The error is half a sentence.
+    pub fn parse(line: &str) -> std::result::Result<Live, String> {
+        let fields: Vec<&str> = line.split(';').collect();
+        let [policy, numbers @ ..] = &fields[..] else { return Err("it is empty".into()) };
+        let numbers = numbers.iter().map(|field| field.trim().parse::<f64>());
+        let numbers = numbers.collect::<std::result::Result<Vec<f64>, _>>();
+        match numbers.map_err(|e| e.to_string())?[..] {
+            [budget, hit_rate, tpot_ms, stall_ms, mib, policy_share] => Ok(Live {
+                policy: policy.to_string(),
+                budget,
+                hit_rate,
+                tpot_ms,
+                stall_ms,
+                mib,
+                policy_share,
+            }),
+            _ => Err(format!("{} fields, expected 7", fields.len())),
+        }
+    }
+}
+
+pub fn all(inputs: &Inputs) -> Result<Vec<Table>> {
+    let mut tables = Vec::new();
+    for source in inputs.sources() {
+        tables.extend(of_source(inputs, &source)?);
+    }
+    tables.extend(live(inputs));
+    Ok(tables)
+}
+
+/// A policy's replays, one a budget.
+struct Runs {
+    name: &'static str,
+    reports: Vec<Report>,
+}
+
+fn of_source(inputs: &Inputs, source: &Source) -> Result<[Table; 4]> {
+    let mut all = Vec::new();
+    for (name, policy) in POLICIES {
+        let run = |share: &f64| {
+            let mut options = source.options(MACHINE, policy, *share);
+            options.n_warm_up = inputs.n_warm_up;
+            source.run(&options)
+        };
+        all.push(Runs { name, reports: BUDGETS.iter().map(run).collect::<Result<_>>()? });
+    }
+    let future = future(&source.routing());
+    for (name, n_known) in [(BELADY, 0), (ORACLE, 1)] {
+        let run = |share: &f64| clairvoyant(inputs, source, *share, &future, n_known);
+        all.push(Runs { name, reports: BUDGETS.iter().map(run).collect::<Result<_>>()? });
+    }
+    Ok(tables(source, &all))
+}
+
+/// Belady's eviction, with a prefetch that knows so many of the next layers.
+fn clairvoyant(
+    inputs: &Inputs,
+    source: &Source,
+    share: f64,
+    future: &Arc<Future>,
+    n_known: usize,
+) -> Result<Report> {
+    let mut options = source.options(MACHINE, ON_DEMAND_NAME, share);
+    options.n_warm_up = inputs.n_warm_up;
+    let routing = source.routing();
+    let tiers = Tiers::of(&routing, &options)?;
+    simulate_policy(&routing, &options, tiers, |_| Policy {
+        eviction: Box::new(Belady::new(future.clone())),
+        predictor: (n_known > 0).then(|| Box::new(Oracle::new(future.clone(), n_known)) as Box<_>),
+        splitter: None,
+        notes: Vec::new(),
+    })
+}
+
+const ON_DEMAND_NAME: &str = "on-demand";
+
+fn tables(source: &Source, all: &[Runs]) -> [Table; 4] {
+    let fine = source.stands_for.starts_with("qwen");
+    let id = |fine_id, coarse_id| if fine { fine_id } else { coarse_id };
+    let of = |value: &dyn Fn(&Report) -> Cell| -> Vec<Row> {
+        all.iter().map(|runs| Row::new(runs.name, runs.reports.iter().map(value))).collect()
+    };
+    let table = |id, what: &str, rows| Table {
+        id,
+        title: format!("All policies, {} sizes: {what}", source.stands_for),
+        setting: format!("{what}, by the part of all experts that fits; {}.", setting(source)),
+        columns: columns("policy", BUDGETS.iter().map(|b| format!("{:.0} %", 100.0 * b))),
+        rows,
+        plot: Some(Axes { x: "experts in memory, %".into(), y: what.into() }),
+        ..Table::default()
+    };
+    let ms = |ns: f64| Cell::Number(ns / 1e6, 2);
+    let mib = |bytes: f64| Cell::Number(bytes / f64::from(1 << 20), 0);
+    let mut tpot = table(
+        id("all-tpot-fine", "all-tpot-coarse"),
+        "TPOT, ms",
+        of(&|r: &Report| ms(r.tpot.mean)),
+    );
+    tpot.claims = claims(&tpot);
+    let hits = of(&|r: &Report| Cell::Share(r.decode.counters.hit_rate()));
+    let traffic = of(&|r: &Report| mib(r.decode.read_bytes_per_token()));
+    [
+        tpot,
+        table(id("all-ttft-fine", "all-ttft-coarse"), "TTFT, ms", of(&|r| ms(r.ttft.mean))),
+        table(id("all-hits-fine", "all-hits-coarse"), "hit rate of decode", hits),
+        table(id("all-traffic-fine", "all-traffic-coarse"), "MiB read for a token", traffic),
+    ]
+}
+
+fn setting(source: &Source) -> String {
+    source.describe(MACHINE)
+}
+
+/// What `auto` promises.
+fn claims(tpot: &Table) -> Vec<Claim> {
+    let auto = tpot.values(AUTO);
+    let fixed = |name: &str| ![AUTO, BELADY, ORACLE].contains(&name);
+    let best = |i: usize| {
+        let names = tpot.rows.iter().filter(|row| fixed(&row.name));
+        names.map(|row| tpot.values(&row.name)[i]).fold(f64::INFINITY, f64::min)
+    };
+    let excess = (0..auto.len()).map(|i| auto[i] / best(i) - 1.0).fold(f64::MIN, f64::max);
+    let demand = tpot.values(ON_DEMAND);
+    let never_slower = auto.iter().zip(&demand).all(|(auto, demand)| *auto <= demand * 1.001);
+    vec![
+        Claim::new(
+            format!(
+                "`auto` is at most 3 % slower than the best of the others that can be run (it is \
+                 {:+.1} % at worst)",
+                100.0 * excess
+            ),
+            excess <= 0.03,
+            "trying candidates costs more than is gained on traces as short as these",
+        ),
+        Claim::new(
+            "`auto` is never slower than loading on demand",
+            never_slower,
+            "trying candidates costs more than is gained on traces as short as these",
+        ),
+    ]
+}
+
+/// The engine's own runs, disk to RAM.
+fn live(inputs: &Inputs) -> Option<Table> {
+    if inputs.live.is_empty() {
+        return None;
+    }
+    let row = |run: &Live| {
+        let name = format!("{}, {:.0} %", run.policy, 100.0 * run.budget);
+        let numbers = [
+            Cell::Share(run.hit_rate),
+            Cell::Number(run.tpot_ms, 3),
+            Cell::Number(run.stall_ms, 3),
+            Cell::Number(run.mib, 2),
+            Cell::Share(run.policy_share),
+        ];
+        Row::new(name, numbers)
+    };
+    let names = ["hit rate", "TPOT, ms", "stall, ms", "MiB read for a token", "policy's time"];
+    Some(Table {
+        id: "all-live",
+        title: "All policies, live: disk to RAM".into(),
+        setting: "The engine itself on the demo model, token by token through held-out prose, \
+                  experts streamed from the disk of the machine that made this table (`--io \
+                  auto`). The policy's time is that of all its threads, as a part of a token's."
+            .into(),
+        columns: columns("policy and budget", names),
+        rows: inputs.live.iter().map(row).collect(),
+        ..Table::default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn live_runs_are_read() {
+        let run = Live::parse("predictor=none,eviction=lfu;0.25;0.5;1.5;0.25;3;0.01").unwrap();
+        assert_eq!(run.policy, "predictor=none,eviction=lfu");
+        assert_eq!((run.budget, run.mib, run.policy_share), (0.25, 3.0, 0.01));
+        for bad in ["", "x", "x;1;2;3", "x;1;2;3;4;5;y"] {
+            assert!(Live::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_promises_of_auto_are_held_against_the_rows() {
+        let mut table = Table {
+            rows: vec![
+                Row::numbers(ON_DEMAND, 2, [10.0, 5.0]),
+                Row::numbers("other", 2, [9.0, 5.5]),
+                Row::numbers(AUTO, 2, [9.1, 5.0]),
+                Row::numbers(BELADY, 2, [1.0, 1.0]),
+            ],
+            ..Table::default()
+        };
+        assert!(claims(&table).iter().all(|claim| claim.holds));
+        table.rows[2] = Row::numbers(AUTO, 2, [9.9, 5.2]);
+        assert!(claims(&table).iter().all(|claim| !claim.holds));
+    }
+}
