@@ -31,11 +31,14 @@ mod by_hand {
     pub const SEEN: f64 = 4.0 * (64.0 + 64.0);
     /// Two heads of keys and values in f16.
     pub const CACHE: f64 = 2.0 * (64.0 + 64.0) * 2.0;
-    /// Q6_K has 210 bytes in 256 weights, Q8_0 34 in 32.
-    pub const EXPERT: f64 = 2.0 * 256.0 * 128.0 / 256.0 * 210.0 + 256.0 * 128.0 / 32.0 * 34.0;
-    /// Q6_K in q, k, v and output; f32 in the router, two norms of 256 and two of 64.
-    pub const DENSE_LAYER: f64 =
-        256.0 * 768.0 / 256.0 * 210.0 + 4.0 * (256.0 * 32.0 + 2.0 * 256.0 + 2.0 * 64.0);
+    /// Bytes in a block of 256 weights of Q2_K and Q3_K; Q4_0 has 18 in 32.
+    const Q2_K: f64 = 84.0 / 256.0;
+    const Q3_K: f64 = 110.0 / 256.0;
+    /// Gate and up in Q2_K, down in Q4_0.
+    pub const EXPERT: f64 = 2.0 * 256.0 * 128.0 * Q2_K + 256.0 * 128.0 / 32.0 * 18.0;
+    /// Q2_K in q and k, Q3_K in v and output; f32 in the router, two norms of 256 and two of 64.
+    pub const DENSE_LAYER: f64 = 256.0 * (256.0 + 128.0) * (Q2_K + Q3_K)
+        + 4.0 * (256.0 * 32.0 + 2.0 * 256.0 + 2.0 * 64.0);
     pub const N_LAYERS: f64 = 12.0;
 }
 
