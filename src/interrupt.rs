@@ -2,6 +2,7 @@
 //! once; the exit code says which it was: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP.
 //! Long loops call `check`; files that must not survive an abrupt end are announced by `guard`.
 
+use crate::cancel::Cancel;
 use crate::{Error, Result, terminal};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -114,6 +115,11 @@ pub fn exit_code() -> i32 {
 /// `Err(Interrupted)` once a signal came.
 pub fn check() -> Result<()> {
     if is_set() { Err(Error::Interrupted) } else { Ok(()) }
+}
+
+/// A token for a request that a signal ends, as it ends the program.
+pub fn token() -> Cancel {
+    Cancel::with_process(&INTERRUPTED)
 }
 
 /// While this lives, an abrupt end removes the file first.

@@ -2,6 +2,7 @@
 //! run in. The README's code map says what each module is for and what it must not know.
 
 pub mod backend;
+pub mod cancel;
 pub mod chat;
 pub mod cli;
 #[path = "../convert/mod.rs"]

@@ -4,7 +4,7 @@
 //! has no time-out here) and, as slots are cells it watches, accesses to a slot that nothing
 //! orders: what the header of src/experts/tier/mod.rs argues.
 
-pub use moeba::policy;
+pub use moeba::{cancel, policy};
 
 #[allow(dead_code)]
 #[path = "../src/experts"]

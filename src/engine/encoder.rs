@@ -1,10 +1,11 @@
 //! Sessions of encoder–decoder models: a source text is read once, then answered.
 
+use super::compute::{PassInput, TextState};
 use super::session::Relay;
-use super::{Compute, Logits, Session, Want};
-use crate::forward::encoder_decoder::Answering;
+use super::{Logits, Session, Want};
+use crate::cancel::Cancel;
 use crate::forward::record::Recorder;
-use crate::{Error, Result, interrupt};
+use crate::{Error, Result};
 
 impl<'a> Relay<'a> {
     /// Of a pass over all tokens of a call.
@@ -12,8 +13,10 @@ impl<'a> Relay<'a> {
         tokens: &[u32],
         recorder: Option<&'a mut dyn Recorder>,
         on_logits: &'a mut dyn FnMut(usize, Logits<'_>),
+        cancel: &'a Cancel,
     ) -> Relay<'a> {
-        Relay { part: 0..tokens.len(), n_layers: 1, on_progress: None, recorder, on_logits }
+        let part = 0..tokens.len();
+        Relay { part, n_layers: 1, on_progress: None, recorder, on_logits, cancel }
     }
 }
 
@@ -32,18 +35,19 @@ impl Session {
         (self.n_past, self.n_source) = (0, 0);
         self.check_room(tokens)?;
         self.start_request();
-        interrupt::check()?;
+        self.cancel.check()?;
         let recorder = self.recorded.as_mut().map(|recorder| recorder as &mut dyn Recorder);
         let mut ignore = |_: usize, _: Logits<'_>| {};
-        let mut relay = Relay::of_all(tokens, recorder, &mut ignore);
-        let (kv, b) = (&mut self.kv, &mut self.buffers);
-        let (model, Compute { cpu, gpu }) = (&engine.model, &mut *engine.compute());
-        match (gpu, &self.gpu_kv) {
-            (Some(gpu), Some(on_device)) => {
-                gpu.encode(model, cpu, (kv, on_device), b, tokens, self.id, &mut relay)?
-            }
-            _ => model.encode(cpu, kv, b, tokens, self.id, &mut relay)?,
-        }
+        let mut relay = Relay::of_all(tokens, recorder, &mut ignore, &self.cancel);
+        let text = TextState {
+            kv: &mut self.kv,
+            gpu_kv: self.gpu_kv.as_ref(),
+            buffers: &mut self.buffers,
+            cancel: &self.cancel,
+        };
+        let input =
+            PassInput { tokens, request: self.id, past: 0, is_prompt: true, want: Want::None };
+        engine.compute.encode(&engine.model, text, &input, &mut relay)?;
         self.n_source = tokens.len();
         Ok(())
     }
@@ -56,19 +60,19 @@ impl Session {
         mut recorder: Option<&mut dyn Recorder>,
         on_logits: &mut dyn FnMut(usize, Logits<'_>),
     ) -> Result<()> {
-        interrupt::check()?;
+        self.cancel.check()?;
         let engine = self.engine.clone();
         let recorder = recorder.as_mut().map(|recorder| &mut **recorder as &mut dyn Recorder);
-        let mut relay = Relay::of_all(tokens, recorder, on_logits);
-        let (kv, b) = (&mut self.kv, &mut self.buffers);
-        let at = Answering { request: self.id, n_source: self.n_source, past: self.n_past };
-        let (model, Compute { cpu, gpu }) = (&engine.model, &mut *engine.compute());
-        match (gpu, &self.gpu_kv) {
-            (Some(gpu), Some(on_device)) => {
-                gpu.decode(model, cpu, (kv, on_device), b, tokens, at, want, &mut relay)?
-            }
-            _ => model.decode(cpu, kv, b, tokens, at, want, &mut relay)?,
-        }
+        let mut relay = Relay::of_all(tokens, recorder, on_logits, &self.cancel);
+        let text = TextState {
+            kv: &mut self.kv,
+            gpu_kv: self.gpu_kv.as_ref(),
+            buffers: &mut self.buffers,
+            cancel: &self.cancel,
+        };
+        let (request, past, is_prompt) = (self.id, self.n_past, tokens.len() > 1);
+        let input = PassInput { tokens, request, past, is_prompt, want };
+        engine.compute.decode(&engine.model, text, self.n_source, &input, &mut relay)?;
         self.n_past += tokens.len();
         Ok(())
     }

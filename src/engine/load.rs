@@ -1,14 +1,15 @@
 //! From a file to an engine: understand, plan, then take memory.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
-use std::sync::{Arc, Mutex};
 
+use super::compute::Compute;
 use super::device::{self, DeviceChoice};
 use super::plan::ram::Place;
 use super::plan::{self, MemoryPlan};
 use super::profile::ProfileFile;
-use super::{Compute, Engine, EngineOptions, understand};
+use super::{Engine, EngineOptions, understand};
 use crate::backend::cpu::Cpu;
 use crate::backend::gpu::Device;
 use crate::experts::{Layout, StreamOptions, TierPlan};
@@ -216,7 +217,7 @@ impl Engine {
             model,
             tokenizer,
             n_threads: cpu.n_threads(),
-            compute: Mutex::new(Compute { cpu, gpu }),
+            compute: Compute::new(cpu, gpu),
             options: options.clone(),
             n_ctx,
             plan,

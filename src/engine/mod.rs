@@ -1,5 +1,6 @@
 //! Engine (loaded, immutable) and Session (one timeline of one text).
 
+mod compute;
 mod describe;
 pub mod device;
 mod encoder;
@@ -12,19 +13,17 @@ mod session;
 mod understand;
 
 use std::sync::atomic::AtomicU32;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::backend::cpu::Cpu;
 pub use crate::backend::ops::Route;
 use crate::experts::Counters;
 use crate::forward::encoder_decoder::EncoderParams;
-use crate::forward::gpu::GpuModel;
 pub use crate::forward::record::Recorder;
 pub use crate::forward::{Logits, TopK, Want};
 use crate::gguf::Gguf;
 use crate::model::Model;
 pub use crate::model::kv::CacheType;
 use crate::tokenizer::Tokenizer;
+use compute::Compute;
 pub use device::DeviceChoice;
 pub use load::default_threads;
 use load::kv_bytes;
@@ -42,21 +41,13 @@ pub use understand::understand;
 pub struct Engine {
     model: Model,
     tokenizer: Tokenizer,
-    /// Taken once a forward pass: passes of several sessions follow one another.
-    compute: Mutex<Compute>,
+    compute: Compute,
     n_threads: usize,
     options: EngineOptions,
     n_ctx: usize,
     plan: MemoryPlan,
     store: Option<ProfileFile>,
     next_session: AtomicU32,
-}
-
-/// What passes are computed with.
-struct Compute {
-    cpu: Cpu,
-    /// The model's part on devices.
-    gpu: Option<GpuModel>,
 }
 
 impl Engine {
@@ -98,11 +89,6 @@ impl Engine {
 
     pub fn n_threads(&self) -> usize {
         self.n_threads
-    }
-
-    fn compute(&self) -> MutexGuard<'_, Compute> {
-        // A panic in a region leaves nothing behind, so a poisoned lock is as good.
-        self.compute.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Bytes of one session's KV cache when its context is full.

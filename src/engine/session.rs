@@ -4,10 +4,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::device;
+use super::compute::{PassInput, TextState};
 use super::recording::{ExpertRecorder, Experts};
 use super::{Engine, Logits, Recorder, TopK, Want};
-use crate::forward::gpu::{GpuCache, GpuModel};
+use crate::cancel::Cancel;
+use crate::forward::gpu::GpuCache;
 use crate::forward::{Buffers, Observer};
 use crate::interrupt;
 use crate::model::kv::KvCache;
@@ -32,6 +33,7 @@ pub struct Session {
     pub(super) recorded: Option<ExpertRecorder>,
     /// See `hear_progress`.
     pub(super) on_progress: Option<OnProgress>,
+    pub(super) cancel: Cancel,
 }
 
 /// Hears how many tokens of a call are computed.
@@ -45,6 +47,7 @@ pub(super) struct Relay<'a> {
     pub(super) on_progress: Option<&'a mut OnProgress>,
     pub(super) recorder: Option<&'a mut dyn Recorder>,
     pub(super) on_logits: &'a mut dyn FnMut(usize, Logits<'_>),
+    pub(super) cancel: &'a Cancel,
 }
 
 impl Observer for Relay<'_> {
@@ -60,7 +63,7 @@ impl Observer for Relay<'_> {
         if let Some(on_progress) = &mut self.on_progress {
             on_progress(self.part.start + self.part.len() * l / self.n_layers);
         }
-        if self.part.len() > 1 { interrupt::check() } else { Ok(()) }
+        if self.part.len() > 1 { self.cancel.check() } else { Ok(()) }
     }
 
     fn logits(&mut self, token: usize, logits: Logits<'_>) {
@@ -84,21 +87,10 @@ fn all_of(want: Want) -> Want {
 impl Session {
     pub fn new(engine: &Arc<Engine>) -> Result<Session> {
         let (k, v) = (engine.options.cache_type_k, engine.options.cache_type_v);
-        let gpu_kv = |gpu: &GpuModel, bytes: u64| -> Result<GpuCache> {
-            let before = gpu.device().memory()?.free_bytes as u64;
-            let cache = gpu.new_cache(&engine.model, engine.n_ctx, (k, v))?;
-            device::warn_of_spill(gpu.device(), before, bytes)?;
-            Ok(cache)
-        };
+        let planned = engine.plan.device.as_ref().map_or(0, |part| part.plan.kv_bytes);
         Ok(Session {
             kv: KvCache::new(&engine.model.hyper().cache_shapes(), engine.n_ctx, k, v),
-            gpu_kv: match &engine.plan.device {
-                Some(part) => {
-                    let compute = engine.compute();
-                    compute.gpu.as_ref().map(|gpu| gpu_kv(gpu, part.plan.kv_bytes)).transpose()?
-                }
-                None => None,
-            },
+            gpu_kv: engine.compute.new_cache(&engine.model, engine.n_ctx, [k, v], planned)?,
             engine: engine.clone(),
             id: engine.next_session.fetch_add(1, Ordering::Relaxed),
             is_started: false,
@@ -107,6 +99,7 @@ impl Session {
             n_source: 0,
             recorded: None,
             on_progress: None,
+            cancel: interrupt::token(),
         })
     }
 
@@ -199,7 +192,7 @@ impl Session {
         }
         let n_ubatch = engine.plan.n_ubatch;
         for (i, part) in tokens.chunks(n_ubatch).enumerate() {
-            interrupt::check()?;
+            self.cancel.check()?;
             let at = i * n_ubatch..i * n_ubatch + part.len();
             let last = at.end == tokens.len();
             let want = if want == Want::All || last { want } else { Want::None };
@@ -210,17 +203,22 @@ impl Session {
                 on_progress: self.on_progress.as_mut(),
                 recorder,
                 on_logits: &mut *on_logits,
+                cancel: &self.cancel,
             };
-            let (kv, b, at) = (&mut self.kv, &mut self.buffers, (self.id, self.n_past));
-            let (model, compute) = (&engine.model, &mut *engine.compute());
-            let result = match (&mut compute.gpu, &self.gpu_kv) {
-                (Some(gpu), Some(on_device)) => {
-                    let kv = (kv, on_device);
-                    let at = (at.0, at.1, tokens.len() > 1);
-                    gpu.forward(model, &compute.cpu, kv, b, part, at, want, &mut relay)
-                }
-                _ => model.forward(&compute.cpu, kv, b, part, at, want, &mut relay),
+            let text = TextState {
+                kv: &mut self.kv,
+                gpu_kv: self.gpu_kv.as_ref(),
+                buffers: &mut self.buffers,
+                cancel: &self.cancel,
             };
+            let input = PassInput {
+                tokens: part,
+                request: self.id,
+                past: self.n_past,
+                is_prompt: tokens.len() > 1,
+                want,
+            };
+            let result = engine.compute.forward(&engine.model, text, &input, &mut relay);
             let end = self.n_past + part.len();
             self.n_past = match result {
                 Ok(()) => end,
@@ -270,6 +268,13 @@ impl Session {
         Ok(())
     }
 
+    /// What ends the calls from now on; at first the process-wide interrupt. A cancelled call fails
+    /// with [`Error::Interrupted`], a prompt before its next layer, a token before it is begun, and
+    /// both while they wait for experts.
+    pub fn set_cancel(&mut self, cancel: Cancel) {
+        self.cancel = cancel;
+    }
+
     /// From now on `hear` is told how many of the tokens of a call are computed; of a micro-batch a
     /// part for each layer.
     pub fn hear_progress(&mut self, hear: Option<OnProgress>) {
@@ -291,10 +296,8 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         self.end_request();
-        // Freeing waits for the device, and that may wait for the host in the midst of a pass.
-        if self.gpu_kv.is_some() {
-            let _between_passes = self.engine.compute();
-            self.gpu_kv = None;
+        if let Some(cache) = self.gpu_kv.take() {
+            self.engine.compute.free(cache);
         }
     }
 }

@@ -1,5 +1,7 @@
 //! One layer's demand on its way through `acquire`, `next_ready` and `release`.
 
+use crate::cancel::Cancel;
+
 /// What experts are wanted for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Access {
@@ -48,6 +50,8 @@ pub struct GranuleRef {
 /// Reused from layer to layer.
 #[derive(Debug, Default)]
 pub struct Acquisition {
+    /// Ends the waits of `next_ready`; whoever starts a pass sets it.
+    pub(crate) cancel: Cancel,
     pub(crate) layer: usize,
     pub(super) access: Access,
     pub(super) wanted: Vec<WantedExpert>,

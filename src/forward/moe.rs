@@ -5,6 +5,7 @@ use crate::backend::cpu::Cpu;
 use crate::backend::cpu::acts::Kinds;
 use crate::backend::cpu::expert::{ExpertBuffers, GranuleMats};
 use crate::backend::ops::{Demand, ExpertShape};
+use crate::cancel::Cancel;
 use crate::experts::{Access, Acquisition, ExpertStore, Resident, prefetch_pays};
 use crate::forward::Buffers;
 use crate::forward::events::{Pass, nanos_since};
@@ -25,6 +26,13 @@ pub struct FfnBuffers {
     only_work: Acquisition,
     only_gate: Vec<f32>, // [tokens]
     pub granules: GranuleRoom,
+}
+
+impl Buffers {
+    /// Waits for experts end once `cancel` is set, from the next pass on.
+    pub(crate) fn set_cancel(&mut self, cancel: &Cancel) {
+        self.ffn.work.cancel = cancel.clone();
+    }
 }
 
 /// Room for a list of granules, empty between lists.

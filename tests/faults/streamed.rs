@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use common::convert_golden;
 use common::stream::*;
+use moeba::cancel::Cancel;
 use moeba::engine::{Engine, EngineOptions, Session, TestHooks, Want};
 use moeba::experts::disk::IoKind;
 use moeba::{Error, interrupt};
@@ -247,6 +248,56 @@ fn requests_are_interrupted_in_every_phase() {
         for part in [usize::MAX, 1] {
             for ms in [0, 1, 30, 110, 250, 430] {
                 interrupted(&model, &engine, &disk, part, Duration::from_millis(ms));
+            }
+        }
+    }
+}
+
+/// Two requests of one engine on a slow disk: the one that is cancelled ends promptly, the other
+/// one is answered as if it were alone, whether its passes wait for the same experts or not.
+#[test]
+fn a_cancelled_request_leaves_the_others_alone() {
+    let _alone = crate::turn();
+    let model = model(wide, 12);
+    for (share, io) in [0.0, 0.4].into_iter().zip(kinds()) {
+        for part in [usize::MAX, 1] {
+            for ms in [20, 130] {
+                let disk = Disk::slow(30);
+                let engine = model.engine(share, io, &disk);
+                let cancel = Cancel::new();
+                let mut session = Session::new(&engine).unwrap();
+                session.set_cancel(cancel.clone());
+                let (cancelled, late, other) = std::thread::scope(|scope| {
+                    let cancelled = scope.spawn(|| {
+                        // Longer than the others take.
+                        let again = model.tokens.iter().cycle().take(240).copied();
+                        let all: Vec<u32> = again.collect();
+                        let mut parts = all.chunks(part.min(48));
+                        let why = parts
+                            .find_map(|part| session.eval(part, Want::None, &mut |_, _| ()).err());
+                        (why, Instant::now())
+                    });
+                    let other = scope.spawn(|| ask(&engine, &model.tokens, part));
+                    std::thread::sleep(Duration::from_millis(ms));
+                    let since = Instant::now();
+                    cancel.cancel();
+                    let (why, ended) = cancelled.join().unwrap();
+                    (why, ended.duration_since(since), other.join().unwrap())
+                });
+                assert!(matches!(cancelled, Some(Error::Interrupted)), "{cancelled:?}");
+                assert!(late < Duration::from_secs(3), "{late:?} after it was cancelled");
+                assert!(other.unwrap() == model.expected, "{part}, {ms} ms: another answer");
+                expect_rest(&engine);
+                // Its token stays set, a new one lets the session go on.
+                assert!(matches!(
+                    session.eval(&[5], Want::None, &mut |_, _| ()),
+                    Err(Error::Interrupted)
+                ));
+                session.set_cancel(Cancel::new());
+                session.truncate(0);
+                session.eval(&[5], Want::None, &mut |_, _| ()).unwrap();
+                disk.mend();
+                model.expect_right(&engine);
             }
         }
     }

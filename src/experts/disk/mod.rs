@@ -33,7 +33,7 @@ use crate::experts::policy_driver::{PolicyDriver, PolicyTarget};
 use crate::gguf::Gguf;
 use crate::policy::{Event, Expert, LayerShare, Policy, PolicySpec, Prediction, Profile};
 use crate::units::size;
-use crate::{Error, Result, interrupt};
+use crate::{Error, Result};
 
 /// How to stream.
 #[derive(Clone)]
@@ -307,10 +307,11 @@ impl ExpertStore for RamTier {
 
     fn next_ready(&self, work: &mut Acquisition) -> Result<bool> {
         work.check_owner(self.owner());
+        let cancel = work.cancel.clone();
         let result = self.tier().next_ready(work, &|| {
             // Loads that had no room before may have been queued.
             self.moving.link.wake();
-            interrupt::is_set()
+            cancel.is_cancelled()
         });
         self.moving.wake_link();
         result.map_err(|stop| match stop {

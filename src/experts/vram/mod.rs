@@ -39,7 +39,7 @@ use crate::experts::{
 };
 use crate::policy::{Event, Expert, Policy, PolicySpec, Profile};
 use crate::units::{at_least, at_most, size};
-use crate::{Error, Result, interrupt};
+use crate::{Error, Result};
 use fence::Fences;
 use link::Link;
 use shared::{Core, Layer, Layers, Pieces};
@@ -267,14 +267,14 @@ impl VramTier {
     pub fn next_ready(&self, work: &mut Acquisition, end: Option<&Fence>) -> Result<bool> {
         work.check_owner(self.owner());
         self.note_handed(work, end);
-        self.core.tier.next_ready(work, &interrupt::is_set).map_err(|stop| self.error(stop))
+        let cancel = work.cancel.clone();
+        let result = self.core.tier.next_ready(work, &|| cancel.is_cancelled());
+        result.map_err(|stop| self.error(stop))
     }
 
     fn error(&self, stop: Stop) -> Error {
         match (stop, self.core.lost.get()) {
             (Stop::Interrupted, _) => Error::Interrupted,
-            // What a worker says whom the interruption met first.
-            (Stop::Failed(_), _) if interrupt::is_set() => Error::Interrupted,
             (Stop::Failed(_), Some(why)) => Error::Device(why.clone()),
             (Stop::Failed(Fault(sentence)), None) => Error::Load(sentence.to_string()),
         }

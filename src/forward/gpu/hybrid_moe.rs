@@ -11,6 +11,7 @@ use crate::backend::cpu::Cpu;
 use crate::backend::cpu::acts::Kinds;
 use crate::backend::gpu::expert::ExpertShape as DeviceShape;
 use crate::backend::ops::{Demand, NO_EXPERT};
+use crate::cancel::Cancel;
 use crate::experts::vram::{Fence, VramGranule, VramTier, VramTiers};
 use crate::experts::{Access, Acquisition};
 use crate::forward::Buffers;
@@ -69,6 +70,11 @@ impl Hybrid {
     pub fn new(cpu_share: Option<f32>, n_devices: usize) -> Hybrid {
         let batches = (0..n_devices).map(|_| DeviceBatch::default()).collect();
         Hybrid { placer: Placer::new(cpu_share), batches, ..Hybrid::default() }
+    }
+
+    /// Waits for experts end once `cancel` is set.
+    pub fn set_cancel(&mut self, cancel: &Cancel) {
+        self.batches.iter_mut().for_each(|batch| batch.work.cancel = cancel.clone());
     }
 
     /// Gives back what a pass that failed had acquired. The devices have been waited for.

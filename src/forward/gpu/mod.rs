@@ -25,6 +25,7 @@ pub use cache::GpuCache;
 
 use crate::Result;
 use crate::backend::gpu::{Device, DeviceBuffer, Stream};
+use crate::cancel::Cancel;
 use crate::experts::LayerExperts;
 use crate::experts::vram::{Dealt, GranuleLayout, Own, Owners, VramOptions, VramTier, VramTiers};
 use crate::forward::gpu::decode_pipeline::DecodePipeline;
@@ -262,6 +263,11 @@ fn fill_table(
 }
 
 impl GpuModel {
+    /// Waits for experts end once `cancel` is set, from the next pass on.
+    pub(crate) fn set_cancel(&mut self, cancel: &Cancel) {
+        self.hybrid.set_cancel(cancel);
+    }
+
     /// The first, with the dense weights and the cache.
     pub fn device(&self) -> &Device {
         self.dev.stream.gpu()
