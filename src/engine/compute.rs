@@ -7,11 +7,11 @@ use crate::Result;
 use crate::backend::cpu::Cpu;
 use crate::cancel::Cancel;
 use crate::engine::device;
-use crate::forward::encoder_decoder::Answering;
 use crate::forward::gpu::{GpuCache, GpuModel};
-use crate::forward::{Buffers, Observer, Want};
+use crate::forward::{Batch, Buffers, Observer, Segment, Want};
 use crate::model::Model;
 use crate::model::kv::{CacheType, KvCache};
+use crate::policy::Phase;
 
 pub(super) struct Compute(Mutex<Machines>);
 
@@ -19,6 +19,8 @@ struct Machines {
     cpu: Cpu,
     /// The model's part on the GPUs.
     gpu: Option<GpuModel>,
+    /// The rows of the pass that is computed.
+    batch: Batch,
 }
 
 /// What a session has in memory and what a pass on its text changes.
@@ -41,9 +43,19 @@ pub(super) struct PassInput<'a> {
     pub want: Want,
 }
 
+impl PassInput<'_> {
+    /// The same as a batch of one segment.
+    fn fill(&self, batch: &mut Batch) {
+        let PassInput { tokens, request, past, is_prompt, want } = *self;
+        let phase = if is_prompt { Phase::Prompt } else { Phase::Decode };
+        batch.clear();
+        batch.push(Segment { session: 0, request, past, phase, want }, tokens);
+    }
+}
+
 impl Compute {
     pub fn new(cpu: Cpu, gpu: Option<GpuModel>) -> Compute {
-        Compute(Mutex::new(Machines { cpu, gpu }))
+        Compute(Mutex::new(Machines { cpu, gpu, batch: Batch::default() }))
     }
 
     fn lock(&self) -> MutexGuard<'_, Machines> {
@@ -69,15 +81,14 @@ impl Compute {
         input: &PassInput<'_>,
         observer: &mut dyn Observer,
     ) -> Result<()> {
-        let Machines { cpu, gpu } = &mut *self.start(&mut text);
+        let Machines { cpu, gpu, batch } = &mut *self.start(&mut text);
         let TextState { kv, gpu_kv, buffers, .. } = text;
-        let PassInput { tokens, request, past, is_prompt, want } = *input;
+        input.fill(batch);
         match (gpu, gpu_kv) {
             (Some(gpu), Some(gpu_kv)) => {
-                let (kv, at) = ((kv, gpu_kv), (request, past, is_prompt));
-                gpu.forward(model, cpu, kv, buffers, tokens, at, want, observer)
+                gpu.forward(model, cpu, (kv, gpu_kv), buffers, batch, observer)
             }
-            _ => model.forward(cpu, kv, buffers, tokens, (request, past), want, observer),
+            _ => model.forward(cpu, batch, &mut [kv], buffers, observer),
         }
     }
 
@@ -89,35 +100,33 @@ impl Compute {
         input: &PassInput<'_>,
         observer: &mut dyn Observer,
     ) -> Result<()> {
-        let Machines { cpu, gpu } = &mut *self.start(&mut text);
+        let Machines { cpu, gpu, batch } = &mut *self.start(&mut text);
         let TextState { kv, gpu_kv, buffers, .. } = text;
-        let PassInput { tokens, request, .. } = *input;
+        input.fill(batch);
         match (gpu, gpu_kv) {
             (Some(gpu), Some(gpu_kv)) => {
-                gpu.encode(model, cpu, (kv, gpu_kv), buffers, tokens, request, observer)
+                gpu.encode(model, cpu, (kv, gpu_kv), buffers, batch, observer)
             }
-            _ => model.encode(cpu, kv, buffers, tokens, request, observer),
+            _ => model.encode(cpu, batch, &mut [kv], buffers, observer),
         }
     }
 
-    /// One pass of a decoder that sees a source text of `n_source` tokens.
+    /// One pass of a decoder that sees the source text that was read.
     pub fn decode(
         &self,
         model: &Model,
         mut text: TextState<'_>,
-        n_source: usize,
         input: &PassInput<'_>,
         observer: &mut dyn Observer,
     ) -> Result<()> {
-        let Machines { cpu, gpu } = &mut *self.start(&mut text);
+        let Machines { cpu, gpu, batch } = &mut *self.start(&mut text);
         let TextState { kv, gpu_kv, buffers, .. } = text;
-        let PassInput { tokens, request, past, want, .. } = *input;
-        let at = Answering { request, n_source, past };
+        input.fill(batch);
         match (gpu, gpu_kv) {
             (Some(gpu), Some(gpu_kv)) => {
-                gpu.decode(model, cpu, (kv, gpu_kv), buffers, tokens, at, want, observer)
+                gpu.decode(model, cpu, (kv, gpu_kv), buffers, batch, observer)
             }
-            _ => model.decode(cpu, kv, buffers, tokens, at, want, observer),
+            _ => model.forward(cpu, batch, &mut [kv], buffers, observer),
         }
     }
 

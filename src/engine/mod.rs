@@ -14,7 +14,7 @@ mod understand;
 
 use std::sync::atomic::AtomicU32;
 
-pub use crate::backend::ops::Route;
+pub use crate::backend::ops::RouteRows;
 use crate::experts::Counters;
 use crate::forward::encoder_decoder::EncoderParams;
 pub use crate::forward::record::Recorder;

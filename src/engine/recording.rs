@@ -1,6 +1,6 @@
 //! Chosen experts of what a session evaluates.
 
-use crate::backend::ops::Route;
+use crate::backend::ops::RouteRows;
 use crate::forward::record::Recorder;
 
 /// Chosen experts of some tokens, as `logits --experts` writes them.
@@ -36,7 +36,7 @@ impl ExpertRecorder {
 }
 
 impl Recorder for ExpertRecorder {
-    fn routed(&mut self, layer: usize, route: &Route, _hidden: &[f32]) {
+    fn routed(&mut self, layer: usize, route: RouteRows<'_>, _hidden: &[f32]) {
         let ids = &mut self.layers[layer];
         if route.probs.is_empty() {
             ids.extend(std::iter::repeat_n(-1, route.chosen.len() * self.k));

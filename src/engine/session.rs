@@ -51,7 +51,7 @@ pub(super) struct Relay<'a> {
 }
 
 impl Observer for Relay<'_> {
-    fn recorder(&mut self) -> Option<&mut dyn Recorder> {
+    fn recorder(&mut self, _session: usize) -> Option<&mut dyn Recorder> {
         match &mut self.recorder {
             Some(recorder) => Some(&mut **recorder),
             None => None,
@@ -66,7 +66,7 @@ impl Observer for Relay<'_> {
         if self.part.len() > 1 { self.cancel.check() } else { Ok(()) }
     }
 
-    fn logits(&mut self, token: usize, logits: Logits<'_>) {
+    fn logits(&mut self, _session: usize, token: usize, logits: Logits<'_>) {
         (self.on_logits)(self.part.start + token, logits);
     }
 }

@@ -1,38 +1,27 @@
-//! What the layer loop tells the policy, and what it computes for that alone.
+//! Events for policies: what the layer loop publishes, and what it computes for that alone.
 
 use crate::backend::cpu::Cpu;
 use crate::backend::cpu::acts::Kinds;
-use crate::backend::ops::{NO_EXPERT, Route};
-use crate::forward::Buffers;
+use crate::backend::ops::{NO_EXPERT, RouteRows};
+use crate::forward::batch::{Batch, Segment};
+use crate::forward::scratch::{Buffers, rows_of};
 use crate::model::Model;
 use crate::model::weights::Gate;
 use crate::policy::{Ahead, Event, Phase, PromptRouted, Routed, Timing};
+use std::ops::Range;
 use std::time::Instant;
 
 /// Buffers of what is published.
 #[derive(Default)]
-pub struct Published {
-    embedding: Vec<f32>,              // [n_embd], the mean over the tokens
-    ahead_h: Vec<f32>,                // [n_embd]
-    pub(super) ahead_probs: Vec<f32>, // [experts of that layer]
+pub struct EventBuffers {
+    embedding: Vec<f32>,              // [n_embd], the mean over a segment's rows
+    ahead_h: Vec<f32>,                // [rows, n_embd]
+    pub(super) ahead_probs: Vec<f32>, // [rows, experts of that layer]
     counts: Vec<u32>,                 // [experts]
-    probs: Vec<f32>,                  // [experts], the mean over the tokens
+    probs: Vec<f32>,                  // [experts], the mean over a segment's rows
+    /// When the pass began.
+    start: Option<Instant>,
     pub timing: Timing,
-}
-
-/// Whose forward pass it is, and since when.
-#[derive(Clone, Copy)]
-pub struct Pass {
-    pub request: u32,
-    pub phase: Phase,
-    pub start: Instant,
-}
-
-impl Pass {
-    pub fn new(request: u32, n_tokens: usize) -> Pass {
-        let phase = if n_tokens > 1 { Phase::Prompt } else { Phase::Decode };
-        Pass { request, phase, start: Instant::now() }
-    }
 }
 
 impl Model {
@@ -60,74 +49,101 @@ impl Model {
         self.wants_hidden() || self.looks_ahead(l).is_some()
     }
 
-    /// The embeddings are in `b.x`.
-    pub(super) fn publish_start(&self, b: &mut Buffers, pass: Pass) {
-        b.published.timing = Timing::default();
+    /// Tells policies that a pass begins. The embeddings are in `b.x`.
+    pub(super) fn publish_start(&self, batch: &Batch, b: &mut Buffers) {
+        b.events.timing = Timing::default();
+        b.events.start = Some(Instant::now());
         if !self.listens() {
             return;
         }
-        let embedding = &mut b.published.embedding;
-        mean_of_rows(&b.x, self.hyper.n_embd, embedding);
-        let Pass { request, phase, .. } = pass;
-        self.publish(&Event::IterationStart { request, phase, embedding });
+        for (rows, &Segment { request, phase, .. }) in batch.segments() {
+            let embedding = &mut b.events.embedding;
+            mean_of_rows(rows_of(&b.x, &rows, self.hyper.n_embd), self.hyper.n_embd, embedding);
+            self.publish(&Event::IterationStart { request, phase, embedding });
+        }
     }
 
-    /// The layer's routing is in `b.route`, what the router saw in `b.h`.
-    pub(super) fn publish_routed(&self, cpu: &Cpu, b: &mut Buffers, l: usize, pass: Pass) {
+    /// Tells policies what a layer's router chose for each segment. The routing is in `b.route`,
+    /// what the router saw in `b.h`, where that comes from in `b.x`.
+    pub(super) fn publish_routed(&self, cpu: &Cpu, batch: &Batch, b: &mut Buffers, l: usize) {
         if !self.has_router(l) || !self.listens() {
             return;
         }
-        match pass.phase {
-            Phase::Decode => self.publish_token(cpu, b, l, pass.request),
-            Phase::Prompt => {
-                let p = &mut b.published;
-                let n_tokens = count(&b.route, &mut p.counts);
-                mean_of_rows(&b.route.probs, b.route.n_experts, &mut p.probs);
-                let (request, layer) = (pass.request, l as u32);
-                let (counts, probs) = (&p.counts[..], &p.probs[..]);
-                let routed = PromptRouted { request, layer, n_tokens, counts, probs };
-                self.publish(&Event::PromptRouted(routed));
+        let decoded = batch.decode_rows();
+        let ahead = self.looks_ahead(l).filter(|_| !decoded.is_empty());
+        let ahead = ahead.filter(|next| self.look_ahead(cpu, b, *next, &decoded));
+        for (rows, segment) in batch.segments() {
+            match segment.phase {
+                Phase::Decode => {
+                    rows.for_each(|row| self.publish_row(b, l, row, segment.request, ahead))
+                }
+                Phase::Prompt => self.publish_prompt(b, l, &rows, segment.request),
             }
         }
     }
 
-    fn publish_token(&self, cpu: &Cpu, b: &mut Buffers, l: usize, request: u32) {
-        let ahead = self.looks_ahead(l).filter(|next| self.look_ahead(cpu, b, *next));
-        let ahead = ahead.map(|next| Ahead { layer: next as u32, probs: &b.published.ahead_probs });
-        let hidden = if self.wants_hidden() { &b.h[..] } else { &[] };
-        let (layer, route) = (l as u32, &b.route);
-        let (chosen, probs) = (&route.chosen[..], &route.probs[..]);
+    /// One row of decode. `b.events.ahead_probs` has the rows of decode, which are the first ones.
+    fn publish_row(&self, b: &Buffers, l: usize, row: usize, request: u32, ahead: Option<usize>) {
+        let rows = row..row + 1;
+        let ahead = ahead.map(|next| {
+            let n_experts = self.hyper.routing.n_experts;
+            let probs = rows_of(&b.events.ahead_probs, &rows, n_experts);
+            Ahead { layer: next as u32, probs }
+        });
+        let wants_hidden = self.wants_hidden();
+        let hidden = if wants_hidden { rows_of(&b.h, &rows, self.hyper.n_embd) } else { &[] };
+        let RouteRows { chosen, probs, .. } = b.route.rows(&rows);
+        let layer = l as u32;
         self.publish(&Event::Routed(Routed { request, layer, chosen, probs, hidden, ahead }));
     }
 
-    /// How a later layer's router sees the present activation (MoEpic, Eq. 3); false where that
-    /// layer has none.
-    pub(super) fn look_ahead(&self, cpu: &Cpu, b: &mut Buffers, layer: usize) -> bool {
+    fn publish_prompt(&self, b: &mut Buffers, l: usize, rows: &Range<usize>, request: u32) {
+        let e = &mut b.events;
+        let route = b.route.rows(rows);
+        let n_tokens = count(route, &mut e.counts);
+        mean_of_rows(route.probs, route.n_experts, &mut e.probs);
+        let (layer, counts, probs) = (l as u32, &e.counts[..], &e.probs[..]);
+        let routed = PromptRouted { request, layer, n_tokens, counts, probs };
+        self.publish(&Event::PromptRouted(routed));
+    }
+
+    /// Applies a later layer's router to the present activation of some rows (MoEpic, Eq. 3), into
+    /// `b.events.ahead_probs`; false if that layer has no router.
+    pub(super) fn look_ahead(
+        &self,
+        cpu: &Cpu,
+        b: &mut Buffers,
+        layer: usize,
+        rows: &Range<usize>,
+    ) -> bool {
         let ffn = &self.weights.layers[layer].ffn;
         let Gate::Router(router) = &ffn.gate else { return false };
-        let Published { ahead_h, ahead_probs, .. } = &mut b.published;
-        ahead_h.resize(b.x.len(), 0.0);
-        self.norm(cpu, &ffn.norm, &b.x, ahead_h);
+        let (n, n_embd) = (rows.len(), self.hyper.n_embd);
+        let EventBuffers { ahead_h, ahead_probs, .. } = &mut b.events;
+        ahead_h.resize(n * n_embd, 0.0);
+        self.norm(cpu, &ffn.norm, rows_of(&b.x, rows, n_embd), ahead_h);
         let logits = &router.logits;
-        b.ahead_acts.fill(cpu, Kinds::of([logits.weight.ty]), 1, self.hyper.n_embd, ahead_h);
-        cpu.products([self.linear(logits, &b.ahead_acts, ahead_probs, 1)]);
-        self.hyper.routing.choice.score.probabilities(cpu.kernels, ahead_probs);
-        // A bias that chooses is part of the forecast.
-        if let Some(bias) = &router.choice_bias {
-            ahead_probs.iter_mut().zip(bias).for_each(|(p, bias)| *p += bias);
-            into_unit_range(ahead_probs);
+        b.ahead_acts.fill(cpu, Kinds::of([logits.weight.ty]), n, n_embd, ahead_h);
+        cpu.products([self.linear(logits, &b.ahead_acts, ahead_probs, n)]);
+        for probs in ahead_probs.chunks_exact_mut(logits.weight.rows) {
+            self.hyper.routing.choice.score.probabilities(cpu.kernels, probs);
+            // A bias that chooses is part of the forecast.
+            if let Some(bias) = &router.choice_bias {
+                probs.iter_mut().zip(bias).for_each(|(p, bias)| *p += bias);
+                into_unit_range(probs);
+            }
         }
         true
     }
 
-    pub(super) fn publish_end(&self, b: &mut Buffers, pass: Pass) {
-        if !self.listens() {
-            return;
+    /// Tells policies that the pass has ended. A segment's part of its time is that of its rows.
+    pub(super) fn publish_end(&self, batch: &Batch, b: &mut Buffers) {
+        let Some(start) = b.events.start.take().filter(|_| self.listens()) else { return };
+        b.events.timing.wall_ns = nanos_since(start);
+        for (rows, &Segment { request, phase, .. }) in batch.segments() {
+            let timing = b.events.timing.part(rows.len(), batch.n_rows());
+            self.publish(&Event::IterationEnd { request, phase, timing });
         }
-        let timing = &mut b.published.timing;
-        timing.wall_ns = nanos_since(pass.start);
-        let (Pass { request, phase, .. }, timing) = (pass, *timing);
-        self.publish(&Event::IterationEnd { request, phase, timing });
     }
 }
 
@@ -135,8 +151,8 @@ pub(super) fn nanos_since(start: Instant) -> u64 {
     start.elapsed().as_nanos() as u64
 }
 
-/// Tokens of each expert; answers how many tokens there are.
-fn count(route: &Route, counts: &mut Vec<u32>) -> u32 {
+/// Counts the tokens of each expert; answers how many tokens there are.
+fn count(route: RouteRows, counts: &mut Vec<u32>) -> u32 {
     counts.clear();
     counts.resize(route.n_experts, 0);
     let chosen = route.chosen.iter().filter(|expert| **expert != NO_EXPERT);
@@ -154,7 +170,7 @@ fn mean_of_rows(rows: &[f32], width: usize, mean: &mut Vec<f32>) {
     mean.iter_mut().for_each(|mean| *mean /= n);
 }
 
-/// Moves and squeezes values that are no probabilities to where such are; their order stays.
+/// Maps values that may lie outside of 0 to 1 into that range; their order stays.
 fn into_unit_range(values: &mut [f32]) {
     let low = values.iter().copied().fold(0.0, f32::min);
     let high = values.iter().copied().fold(1.0, f32::max);

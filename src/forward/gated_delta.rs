@@ -1,69 +1,72 @@
 //! Linear-attention layers: a gated delta rule behind a short convolution.
 
-use crate::backend::cpu::Cpu;
 use crate::backend::cpu::acts::Kinds;
-use crate::forward::Buffers;
-use crate::model::Model;
-use crate::model::kv::KvCache;
+use crate::forward::CpuPass;
+use crate::forward::attention::MixerBuffers;
+use crate::forward::scratch::{rows_of, rows_of_mut};
 use crate::model::weights::{DeltaWeights, Gates};
 use crate::simd::Floats;
 
-/// What such a layer needs for itself.
 #[derive(Default)]
 pub struct DeltaBuffers {
-    qkv: Floats,       // [tokens, channels]
-    convolved: Floats, // [tokens, channels]
+    qkv: Floats,       // [rows, channels]
+    convolved: Floats, // [rows, channels]
     gates: [Floats; 2],
-    beta: Floats,      // [tokens, n_v_heads]
-    log_decay: Floats, // [tokens, n_v_heads]
+    beta: Floats,      // [rows, n_v_heads]
+    log_decay: Floats, // [rows, n_v_heads]
 }
 
-impl Model {
-    /// h → y
-    pub(super) fn delta_rule(
-        &self,
-        cpu: &Cpu,
-        kv: &mut KvCache,
-        b: &mut Buffers,
+impl CpuPass<'_, '_> {
+    /// y = delta rule(h) of layer `l`
+    pub(super) fn gated_delta(
+        &mut self,
         l: usize,
         w: &DeltaWeights,
+        h: &[f32],
+        m: &mut MixerBuffers,
+        y: &mut Floats,
     ) {
-        let n = b.h.len() / self.hyper.n_embd;
+        let (model, cpu, n) = (self.model, self.cpu, self.batch.n_rows());
         // q, k, v, the output's gate, beta and alpha
         let matrices = [&w.qkv.weight, &w.z.weight].into_iter().chain(w.gates.matrices());
-        b.acts.fill(cpu, Kinds::of(matrices.map(|m| m.ty)), n, self.hyper.n_embd, &b.h);
-        let m = &mut b.mixer;
+        m.acts.fill(cpu, Kinds::of(matrices.map(|m| m.ty)), n, model.hyper.n_embd, h);
         let d = &mut m.delta;
         cpu.products([
-            self.linear(&w.qkv, &b.acts, &mut d.qkv, n),
-            self.linear(&w.z, &b.acts, &mut m.gate, n),
+            model.linear(&w.qkv, &m.acts, &mut d.qkv, n),
+            model.linear(&w.z, &m.acts, &mut m.gate, n),
         ]);
         let [first, second] = &mut d.gates;
         match &w.gates {
-            Gates::Mixed(both) => cpu.products([self.linear(both, &b.acts, first, n)]),
+            Gates::Mixed(both) => cpu.products([model.linear(both, &m.acts, first, n)]),
             Gates::Apart { beta, alpha } => cpu.products([
-                self.linear(beta, &b.acts, first, n),
-                self.linear(alpha, &b.acts, second, n),
+                model.linear(beta, &m.acts, first, n),
+                model.linear(alpha, &m.acts, second, n),
             ]),
         }
         d.split(w);
         cpu.kernels.sigmoid(&mut d.beta);
         cpu.log_decays(&mut d.log_decay, &w.dt, &w.a);
-        // convolution, recurrence
-        let memory = kv.delta_mut(l);
+        // convolution, recurrence: each text with its own state
+        let (channels, n_heads) = (w.shape.channels(), w.shape.n_v_heads);
         d.convolved.resize(d.qkv.len());
-        cpu.short_conv(w.shape, &w.conv, &mut memory.past, &d.qkv, &mut d.convolved);
         m.attended.resize(n * w.shape.value_width());
-        let gates = (&d.log_decay[..], &d.beta[..]);
-        cpu.delta_rule(w.shape, &d.convolved, gates, &mut memory.state, &mut m.attended);
+        for (rows, segment) in self.batch.segments() {
+            let state = self.caches[segment.session].delta_mut(l);
+            let qkv = rows_of(&d.qkv, &rows, channels);
+            let convolved = rows_of_mut(&mut d.convolved, &rows, channels);
+            cpu.short_conv(w.shape, &w.conv, &mut state.past, qkv, convolved);
+            let gates = (rows_of(&d.log_decay, &rows, n_heads), rows_of(&d.beta, &rows, n_heads));
+            let out = rows_of_mut(&mut m.attended, &rows, w.shape.value_width());
+            cpu.delta_rule(w.shape, convolved, gates, &mut state.state, out);
+        }
         // norm, gate, output projection
-        cpu.rms_norm_gated(&mut m.attended, &w.norm, self.hyper.norm_eps, &m.gate);
-        self.attention_output(cpu, b, &w.output, n);
+        cpu.rms_norm_gated(&mut m.attended, &w.norm, model.hyper.norm_eps, &m.gate);
+        self.attention_output(&w.output, m, y);
     }
 }
 
 impl DeltaBuffers {
-    /// Products to betas and alphas, the latter in `log_decay`.
+    /// Splits products into betas and alphas, the latter in `log_decay`.
     fn split(&mut self, w: &DeltaWeights) {
         let [first, second] = &mut self.gates;
         match w.gates {

@@ -1,194 +1,166 @@
-//! The layer loop. Rows of every buffer are tokens; shapes stand beside the names.
+//! How a batch is computed: the layer loop on the CPU, and its stages, a file each. Every buffer has
+//! a row for each of the batch's tokens.
 
 mod attention;
+pub mod batch;
 pub mod encoder_decoder;
 mod events;
 mod gated_delta;
 pub mod gpu;
+mod logits;
+mod mla;
 mod moe;
 pub mod record;
+mod scratch;
+
+pub use batch::{Batch, LogitRow, Segment, TopK, Want};
+pub use logits::Logits;
+pub use scratch::Buffers;
 
 use crate::Result;
 use crate::backend::cpu::Cpu;
 use crate::backend::cpu::acts::{ActSet, Kinds};
 use crate::backend::cpu::linear::Product;
-use crate::backend::cpu::rope::RopeTable;
-use crate::backend::ops::Route;
-use crate::forward::attention::MixerBuffers;
-use crate::forward::events::{Pass, Published, nanos_since};
-use crate::forward::moe::FfnBuffers;
+use crate::forward::events::nanos_since;
 use crate::forward::record::Recorder;
 use crate::model::Model;
+use crate::model::encoder::PositionParams;
 use crate::model::kv::KvCache;
 use crate::model::weights::{Linear, Mixer, Norm};
-use crate::simd::{FloatBuffer, Floats};
+use crate::simd::FloatBuffer;
 use crate::{model::descriptor, quant};
+use encoder_decoder::add_sinusoids;
 use std::time::Instant;
 
-/// Logits are computed for this many tokens at a time: a vocabulary is large.
-pub const LOGITS_TOKENS: usize = 32;
-
-/// Buffers of one session; they grow to the largest micro-batch and stay.
-#[derive(Default)]
-pub struct Buffers {
-    pub(super) x: Vec<f32>,      // [tokens, n_embd], the residual stream
-    pub(super) before: Vec<f32>, // [tokens, n_embd], as it was before attention
-    pub(super) h: Vec<f32>,      // [tokens, n_embd], normalised
-    pub(super) y: Floats,        // [tokens, n_embd], what a part adds
-    pub(super) acts: ActSet,
-    pub(super) rope: RopeTable,
-    pub(super) mixer: MixerBuffers,
-    pub(super) route: Route,
-    pub(super) ffn: FfnBuffers,
-    pub(super) ahead_acts: ActSet,
-    pub(super) published: Published,
-    pub(super) logits: Vec<f32>,
-    pub(super) best_ids: Vec<u32>,
-}
-
-/// Which tokens of a micro-batch get logits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Want {
-    None,
-    Last,
-    All,
-    /// The last one, of whose logits these suffice.
-    LastBest(TopK),
-}
-
-/// The `k` greatest logits of the first `n_vocab` ids.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TopK {
-    pub k: usize,
-    pub n_vocab: usize,
-}
-
-/// Logits of a token.
-pub enum Logits<'a> {
-    /// By id; who gets them may change them.
-    All(&'a mut [f32]),
-    /// As many as [`TopK`] says: the greatest first, of equals the lowest id. NaN and +∞ are equals
-    /// before all others.
-    Best { ids: &'a [u32], logits: &'a [f32] },
-}
-
-impl Want {
-    /// The first of `n` tokens that gets logits; all behind it do.
-    pub(super) fn first(self, n: usize) -> Option<usize> {
-        match self {
-            Want::None => None,
-            Want::Last | Want::LastBest(_) => Some(n - 1),
-            Want::All => Some(0),
-        }
-    }
-}
-
-/// What the caller hears while a micro-batch is computed.
+/// Told of a pass while it is computed.
 pub trait Observer {
-    /// Who writes down the routing of this micro-batch, if anyone does.
-    fn recorder(&mut self) -> Option<&mut dyn Recorder>;
-    /// Layer `l` of a pass is next. An error ends the pass.
+    /// Whoever records the routing of a session's rows.
+    fn recorder(&mut self, session: usize) -> Option<&mut dyn Recorder>;
+
+    /// Called before layer `l`. An error ends the pass.
     fn layer(&mut self, l: usize) -> Result<()>;
-    /// Logits of a token of this micro-batch: the best alone only where they are wanted, and all
-    /// even then where that is no more work.
-    fn logits(&mut self, token: usize, logits: Logits<'_>);
+
+    /// Logits of a token of a session's segment: only the best where no more are wanted and it
+    /// saves work, else all.
+    fn logits(&mut self, session: usize, token: usize, logits: Logits<'_>);
+}
+
+/// One forward pass on the CPU: what its stages share. A stage is a method that takes the buffers
+/// it reads and writes.
+pub(super) struct CpuPass<'a, 'c> {
+    pub model: &'a Model,
+    pub cpu: &'a Cpu,
+    pub batch: &'a Batch,
+    /// Indexed by `Segment::session`.
+    pub caches: &'a mut [&'c mut KvCache],
+    pub observer: &'a mut dyn Observer,
 }
 
 impl Model {
-    /// Computes one micro-batch at positions `past..` of the timeline `request`, appends it to the
-    /// cache and gives the wanted logits to `observer`.
+    /// Computes a batch: appends its tokens to their texts' caches, of which `caches` has one for
+    /// each session, and hands the wanted logits to `observer`. With an encoder–decoder model this
+    /// is the decoder; [`Model::encode`] has read the source texts. After an error some layers may
+    /// have seen the tokens and others not.
     pub fn forward(
         &self,
         cpu: &Cpu,
-        kv: &mut KvCache,
+        batch: &Batch,
+        caches: &mut [&mut KvCache],
         b: &mut Buffers,
-        tokens: &[u32],
-        (request, past): (u32, usize),
-        want: Want,
         observer: &mut dyn Observer,
     ) -> Result<()> {
-        let n = tokens.len();
-        let pass = Pass::new(request, n);
-        self.begin_pass(b, tokens, past, kv.n_ctx(), pass, observer);
-        for l in 0..self.weights.layers.len() {
-            let next = observer.layer(l);
-            let result = next.and_then(|()| self.layer(cpu, kv, b, l, past, pass, observer));
+        let mut pass = CpuPass { model: self, cpu, batch, caches, observer };
+        pass.begin(b);
+        for l in self.hyper.decoder_layers() {
+            let next = pass.observer.layer(l);
+            let result = next.and_then(|()| match self.hyper.encoder {
+                None => pass.layer(b, l),
+                Some(_) => pass.decoder_layer(b, l),
+            });
             result.inspect_err(|_| self.cancel_layer_prefetch())?;
         }
 
         // output norm, output head
         let start = Instant::now();
-        self.logits(cpu, b, n, want, observer);
-        b.published.timing.head_ns = nanos_since(start);
-        self.publish_end(b, pass);
+        pass.logits(b);
+        b.events.timing.head_ns = nanos_since(start);
+        self.publish_end(batch, b);
         Ok(())
     }
+}
 
-    /// Embeddings, and what all layers read.
-    pub(super) fn begin_pass(
-        &self,
-        b: &mut Buffers,
-        tokens: &[u32],
-        past: usize,
-        n_ctx: usize,
-        pass: Pass,
-        observer: &mut dyn Observer,
-    ) {
-        let n = tokens.len();
-        self.embed(tokens, &mut b.x);
-        self.publish_start(b, pass);
-        self.record_start(b, tokens, observer);
-        b.h.resize(n * self.hyper.n_embd, 0.0);
-        b.y.resize(n * self.hyper.n_embd);
-        b.rope.fill(self.frequencies(n_ctx), past, n);
+impl CpuPass<'_, '_> {
+    /// x = embeddings, and what all layers read.
+    pub(super) fn begin(&mut self, b: &mut Buffers) {
+        let (model, n) = (self.model, self.batch.n_rows());
+        model.embed(self.batch.tokens(), &mut b.x);
+        self.fill_positions(b);
+        model.publish_start(self.batch, b);
+        model.record_start(self.batch, b, self.observer);
+        b.h.resize(n * model.hyper.n_embd, 0.0);
+        b.y.resize(n * model.hyper.n_embd);
+        b.logit_rows.clear();
+        b.logit_rows.extend(self.batch.logit_rows());
+    }
+
+    /// Angles of RoPE, or positions added to x.
+    fn fill_positions(&self, b: &mut Buffers) {
+        let (model, n_embd) = (self.model, self.model.hyper.n_embd);
+        b.mixer.rope.clear();
+        for (rows, segment) in self.batch.segments() {
+            match model.hyper.encoder.as_ref().map(|encoder| encoder.positions) {
+                None => {
+                    let n_ctx = self.caches[segment.session].n_ctx();
+                    b.mixer.rope.push(model.frequencies(n_ctx), segment.past, rows.len());
+                }
+                Some(PositionParams::Relative { .. }) => {}
+                Some(PositionParams::Sinusoidal { first }) => {
+                    let x = scratch::rows_of_mut(&mut b.x, &rows, n_embd);
+                    add_sinusoids(x, n_embd, first + segment.past);
+                }
+            }
+        }
     }
 
     /// x → x
-    #[allow(clippy::too_many_arguments)] // a pass and its place in it
-    pub(super) fn layer(
-        &self,
-        cpu: &Cpu,
-        kv: &mut KvCache,
-        b: &mut Buffers,
-        l: usize,
-        past: usize,
-        pass: Pass,
-        observer: &mut dyn Observer,
-    ) -> Result<()> {
-        let (layer, hyper) = (&self.weights.layers[l], &self.hyper);
-        let n = b.x.len() / hyper.n_embd;
+    pub(super) fn layer(&mut self, b: &mut Buffers, l: usize) -> Result<()> {
+        let (model, cpu, n) = (self.model, self.cpu, self.batch.n_rows());
+        let (layer, hyper) = (&model.weights.layers[l], &model.hyper);
         // norm, attention, residual
-        self.norm(cpu, &layer.norm, &b.x, &mut b.h);
+        model.norm(cpu, &layer.norm, &b.x, &mut b.h);
         match &layer.mixer {
-            Mixer::Attention(w) => self.attention(cpu, kv, b, l, w, past),
-            Mixer::Latent(w) => self.latent_attention(cpu, kv, b, l, w, past),
-            Mixer::Delta(w) => self.delta_rule(cpu, kv, b, l, w),
+            Mixer::Attention(w) => self.attention(l, w, &b.h, &mut b.mixer, &mut b.y),
+            Mixer::Latent(w) => self.latent_attention(l, w, &b.h, &mut b.mixer, &mut b.y),
+            Mixer::Delta(w) => self.gated_delta(l, w, &b.h, &mut b.mixer, &mut b.y),
         }
-        self.keep_before(b, &layer.ffn);
+        let ffn = &layer.ffn;
+        if ffn.branch.is_some() {
+            b.before.clone_from(&b.x);
+        }
         cpu.add_scaled(&mut b.x, hyper.residual_scale, &b.y);
 
         // dense branch, residual
-        if let Some(branch) = &layer.ffn.branch {
-            self.dense_branch(cpu, b, l, branch)?;
+        if let Some(branch) = &ffn.branch {
+            model.norm(cpu, &branch.norm, &b.x, &mut b.h);
+            self.dense_branch(l, branch, b)?;
             cpu.add_scaled(&mut b.x, hyper.residual_scale, &b.y);
         }
 
         // norm, router
-        let ffn = &layer.ffn;
-        let seen = if ffn.branch.is_some() { &b.before } else { &b.x };
-        self.norm(cpu, &ffn.norm, seen, &mut b.h);
+        let input = if ffn.branch.is_some() { &b.before } else { &b.x };
+        model.norm(cpu, &ffn.norm, input, &mut b.h);
         b.acts.fill(cpu, Kinds::of(ffn.inputs()), n, hyper.n_embd, &b.h);
-        self.route(cpu, b, ffn, n);
-        self.record_routed(cpu, b, l, observer);
+        self.route(&ffn.gate, &b.acts, &mut b.route);
+        model.record_routed(cpu, self.batch, b, l, self.observer);
 
-        // experts and shared expert, residual
-        let result = self.experts(cpu, b, l, ffn, pass);
-        self.experts_of(&ffn.gate).release(&mut b.ffn.work);
-        result?;
+        // routed experts and shared expert, residual
+        self.experts(l, ffn, b)?;
         cpu.add_scaled(&mut b.x, hyper.residual_scale, &b.y);
         Ok(())
     }
+}
 
+impl Model {
     pub(super) fn embed(&self, tokens: &[u32], x: &mut Vec<f32>) {
         let n_embd = self.hyper.n_embd;
         x.resize(tokens.len() * n_embd, 0.0);
@@ -209,7 +181,7 @@ impl Model {
         }
     }
 
-    /// The product of a linear layer, to be computed into `out`.
+    /// The product of a linear layer with `n` rows, to be computed into `out`.
     pub(super) fn linear<'a>(
         &'a self,
         linear: &'a Linear,
@@ -220,42 +192,5 @@ impl Model {
         let out = out.with_len(n * linear.weight.rows);
         let mat = linear.weight.mat(&self.gguf);
         Product { mat, acts: acts.view(mat.ty), bias: linear.bias.as_deref(), out }
-    }
-
-    pub(super) fn logits(
-        &self,
-        cpu: &Cpu,
-        b: &mut Buffers,
-        n: usize,
-        want: Want,
-        observer: &mut dyn Observer,
-    ) {
-        let Some(first) = want.first(n) else { return };
-        let head = &self.weights.output;
-        let n_embd = self.hyper.n_embd;
-        for start in (first..n).step_by(LOGITS_TOKENS) {
-            let m = LOGITS_TOKENS.min(n - start);
-            let h = &mut b.h[..m * n_embd];
-            let x = &b.x[start * n_embd..][..m * n_embd];
-            self.norm(cpu, &self.weights.output_norm, x, h);
-            b.acts.fill(cpu, Kinds::of([head.weight.ty]), m, n_embd, h);
-            cpu.products([self.linear(head, &b.acts, &mut b.logits, m)]);
-            self.give_logits(&mut b.logits, start, observer);
-        }
-    }
-
-    /// The head's products of tokens from `start` on → logits, to the observer.
-    pub(super) fn give_logits(
-        &self,
-        logits: &mut [f32],
-        start: usize,
-        observer: &mut dyn Observer,
-    ) {
-        if self.weights.logit_divisor != 1.0 {
-            logits.iter_mut().for_each(|l| *l /= self.weights.logit_divisor);
-        }
-        for (t, logits) in logits.chunks_exact_mut(self.n_vocab()).enumerate() {
-            observer.logits(start + t, Logits::All(logits));
-        }
     }
 }

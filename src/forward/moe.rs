@@ -1,31 +1,29 @@
 //! The feed-forward part of a layer: router, routed experts, shared expert, dense branch.
 
 use crate::Result;
-use crate::backend::cpu::Cpu;
-use crate::backend::cpu::acts::Kinds;
+use crate::backend::cpu::acts::{ActSet, Kinds};
 use crate::backend::cpu::expert::{ExpertBuffers, GranuleMats};
-use crate::backend::ops::{Demand, ExpertShape};
+use crate::backend::ops::{Demand, ExpertShape, Route};
 use crate::cancel::Cancel;
 use crate::experts::{Access, Acquisition, ExpertStore, Resident, prefetch_pays};
-use crate::forward::Buffers;
-use crate::forward::events::{Pass, nanos_since};
+use crate::forward::events::nanos_since;
+use crate::forward::{Batch, Buffers, CpuPass};
 use crate::model::Model;
 use crate::model::weights::{DenseBranch, FfnWeights, Gate, SharedExpert};
-use crate::policy::Phase;
 use crate::simd::MatRef;
 use std::time::Instant;
 
-/// What the feed-forward part needs for itself.
+/// Buffers of the feed-forward part.
 #[derive(Default)]
 pub struct FfnBuffers {
     demand: Demand,
     pub work: Acquisition,
     pub expert: ExpertBuffers,
-    /// Of an expert that every token goes to.
+    // Of an expert that every row goes to:
     only_demand: Demand,
     only_work: Acquisition,
-    only_gate: Vec<f32>, // [tokens]
-    pub granules: GranuleRoom,
+    only_gate: Vec<f32>, // [rows]
+    pub granules: GranuleList,
 }
 
 impl Buffers {
@@ -35,68 +33,66 @@ impl Buffers {
     }
 }
 
-/// Room for a list of granules, empty between lists.
+/// The allocation of a list of granules, empty between lists.
 #[derive(Default)]
-pub struct GranuleRoom(Vec<GranuleMats<'static>>);
+pub struct GranuleList(Vec<GranuleMats<'static>>);
 
-impl GranuleRoom {
-    /// An empty list in this room. Whoever is done with it gives the room back.
+impl GranuleList {
+    /// An empty list that reuses this allocation; return it with `recycle`.
     pub fn list<'a>(&mut self) -> Vec<GranuleMats<'a>> {
         emptied(std::mem::take(&mut self.0))
     }
 
-    pub fn give_back(&mut self, list: Vec<GranuleMats>) {
+    pub fn recycle(&mut self, list: Vec<GranuleMats>) {
         self.0 = emptied(list);
     }
 }
 
-/// The room of a list for one that borrows from elsewhere. The standard library collects into the
-/// room that the elements come from, where these are of one size; tests/token_loop.rs fails if it
-/// ceases to.
+/// An empty list of another lifetime in the same allocation: the standard library collects in
+/// place where the elements have one size. tests/token_loop.rs fails if that changes.
 fn emptied<'a>(mut list: Vec<GranuleMats>) -> Vec<GranuleMats<'a>> {
     list.clear();
     list.into_iter().map(|_| unreachable!("the list is empty")).collect()
 }
 
-impl Model {
-    pub(super) fn route(&self, cpu: &Cpu, b: &mut Buffers, ffn: &FfnWeights, n: usize) {
-        let Gate::Router(router) = &ffn.gate else { return b.route.dense(n) };
-        let routing = &self.hyper.routing;
-        (b.route.n_experts, b.route.k) = (routing.n_experts, routing.k);
-        cpu.products([self.linear(&router.logits, &b.acts, &mut b.route.probs, n)]);
-        cpu.route(&mut b.route, &routing.choice, router.choice_bias.as_deref());
+impl CpuPass<'_, '_> {
+    /// The router's choice for each row, by the forms of h that it reads.
+    pub(super) fn route(&self, gate: &Gate, acts: &ActSet, route: &mut Route) {
+        let (model, n) = (self.model, self.batch.n_rows());
+        let Gate::Router(router) = gate else { return route.dense(n) };
+        let routing = &model.hyper.routing;
+        (route.n_experts, route.k) = (routing.n_experts, routing.k);
+        self.cpu.products([model.linear(&router.logits, acts, &mut route.probs, n)]);
+        self.cpu.route(route, &routing.choice, router.choice_bias.as_deref());
         if let Some(capacity) = routing.capacity {
-            b.route.limit(capacity);
+            // By definition it counts the tokens of one text.
+            self.batch.segments().for_each(|(rows, _)| route.limit(&rows, capacity));
         }
     }
 
-    /// y = shared expert + Σ weights · chosen experts. The caller releases `b.ffn.work`, also after
-    /// an error.
-    pub(super) fn experts(
-        &self,
-        cpu: &Cpu,
-        b: &mut Buffers,
-        l: usize,
-        ffn: &FfnWeights,
-        pass: Pass,
-    ) -> Result<()> {
-        let (store, n_embd) = (self.experts_of(&ffn.gate), self.hyper.n_embd);
-        let access = match pass.phase {
-            Phase::Prompt => Access::Prompt,
-            Phase::Decode => Access::Decode,
-        };
+    /// y = shared expert + Σ weights · chosen experts
+    pub(super) fn experts(&mut self, l: usize, ffn: &FfnWeights, b: &mut Buffers) -> Result<()> {
+        let result = self.acquire_and_compute(l, ffn, b);
+        self.model.experts_of(&ffn.gate).release(&mut b.ffn.work);
+        result
+    }
+
+    fn acquire_and_compute(&self, l: usize, ffn: &FfnWeights, b: &mut Buffers) -> Result<()> {
+        let (model, cpu) = (self.model, self.cpu);
+        let (store, n_embd) = (model.experts_of(&ffn.gate), model.hyper.n_embd);
         // demand: pins, and queues loads of what is missing
+        let access = access(self.batch);
         b.ffn.demand.group(&b.route.chosen, b.route.k, b.route.n_experts);
         store.acquire(l, &b.ffn.demand.experts, access, &mut b.ffn.work);
         if access == Access::Prompt {
-            self.prefetch_after(l, b.ffn.demand.experts.len());
+            model.prefetch_after(l, b.ffn.demand.experts.len());
         }
         // shared expert, a look ahead: dense work while loads are in flight
         b.y.fill(0.0);
         if let Some(shared) = &ffn.shared {
-            self.shared_expert(cpu, b, l, shared)?;
+            self.shared_expert(l, shared, b)?;
         }
-        self.publish_routed(cpu, b, l, pass);
+        model.publish_routed(cpu, self.batch, b, l);
         // granules: resident ones first, then as they land
         let start = Instant::now();
         b.ffn.expert.begin(b.ffn.demand.n_pairs(), ffn.expert.n_ff, n_embd, inner(&ffn.expert));
@@ -105,14 +101,75 @@ impl Model {
             let mut list = f.granules.list();
             granules(store, &f.work, &f.demand, &ffn.expert, &mut list);
             cpu.expert_granules(&list, &f.demand, ffn.form(), &b.acts, &mut f.expert);
-            f.granules.give_back(list);
+            f.granules.recycle(list);
         }
         // ordered sum
         cpu.ordered_sum(&b.ffn.demand, &b.route.weights, &b.ffn.expert, &mut b.y);
-        b.published.timing.add_experts(nanos_since(start), b.ffn.work.stall_ns());
+        b.events.timing.add_experts(nanos_since(start), b.ffn.work.stall_ns());
         Ok(())
     }
 
+    /// y += sigmoid(gate · h) · expert(h)
+    fn shared_expert(&self, l: usize, shared: &SharedExpert, b: &mut Buffers) -> Result<()> {
+        let cpu = self.cpu;
+        b.ffn.only_gate.clear();
+        b.ffn.only_gate.resize(self.batch.n_rows(), 1.0);
+        if let Some(gate) = &shared.gate {
+            let mat = gate.mat(&self.model.gguf);
+            cpu.product(mat, b.acts.view(mat.ty), &mut b.ffn.only_gate);
+            cpu.kernels.sigmoid(&mut b.ffn.only_gate);
+        }
+        self.only_expert(l, &self.model.shared, &shared.shape, b)
+    }
+
+    /// y = expert(h)
+    pub(super) fn dense_branch(
+        &self,
+        l: usize,
+        branch: &DenseBranch,
+        b: &mut Buffers,
+    ) -> Result<()> {
+        let (shape, n) = (&branch.shape, self.batch.n_rows());
+        b.acts.fill(self.cpu, Kinds::of(shape.inputs()), n, self.model.hyper.n_embd, &b.h);
+        b.ffn.only_gate.clear();
+        b.ffn.only_gate.resize(n, 1.0);
+        b.y.fill(0.0);
+        self.only_expert(l, &self.model.dense, shape, b)
+    }
+
+    /// y += only_gate · expert, the one of layer `l` in `store`, to which every row goes.
+    fn only_expert(
+        &self,
+        l: usize,
+        store: &Resident,
+        shape: &ExpertShape,
+        b: &mut Buffers,
+    ) -> Result<()> {
+        let (n, f, cpu) = (b.ffn.only_gate.len(), &mut b.ffn, self.cpu);
+        f.only_demand.everyone(n);
+        f.expert.begin(n, shape.n_ff, self.model.hyper.n_embd, inner(shape));
+        store.acquire(l, &f.only_demand.experts, Access::Decode, &mut f.only_work);
+        while store.next_ready(&mut f.only_work)? {
+            let mut list = f.granules.list();
+            granules(store, &f.only_work, &f.only_demand, shape, &mut list);
+            cpu.expert_granules(&list, &f.only_demand, shape.form(), &b.acts, &mut f.expert);
+            f.granules.recycle(list);
+        }
+        cpu.ordered_sum(&f.only_demand, &f.only_gate, &f.expert, &mut b.y);
+        store.release(&mut f.only_work);
+        Ok(())
+    }
+}
+
+/// What a batch's experts are wanted for.
+pub(super) fn access(batch: &Batch) -> Access {
+    match batch.decode_rows().len() == batch.n_rows() {
+        true => Access::Decode,
+        false => Access::Prompt,
+    }
+}
+
+impl Model {
     /// Prefetches the next layer's experts if a prompt that uses `n_chosen` of layer `l`'s will
     /// use most of them.
     pub(super) fn prefetch_after(&self, l: usize, n_chosen: usize) {
@@ -143,74 +200,6 @@ impl Model {
             tiers.cancel_layer_prefetch();
         }
         self.routed.cancel_layer_prefetch();
-    }
-
-    /// y += sigmoid(gate · h) · expert(h)
-    fn shared_expert(
-        &self,
-        cpu: &Cpu,
-        b: &mut Buffers,
-        l: usize,
-        shared: &SharedExpert,
-    ) -> Result<()> {
-        let n = b.route.chosen.len() / b.route.k;
-        b.ffn.only_gate.clear();
-        b.ffn.only_gate.resize(n, 1.0);
-        if let Some(gate) = &shared.gate {
-            let mat = gate.mat(&self.gguf);
-            cpu.product(mat, b.acts.view(mat.ty), &mut b.ffn.only_gate);
-            cpu.kernels.sigmoid(&mut b.ffn.only_gate);
-        }
-        self.only_expert(cpu, b, l, &self.shared, &shared.shape)
-    }
-
-    /// The stream as attention found it, for experts that do not see what the dense branch does.
-    pub(super) fn keep_before(&self, b: &mut Buffers, ffn: &FfnWeights) {
-        if ffn.branch.is_some() {
-            b.before.clone_from(&b.x);
-        }
-    }
-
-    /// y = expert(norm(x))
-    pub(super) fn dense_branch(
-        &self,
-        cpu: &Cpu,
-        b: &mut Buffers,
-        l: usize,
-        branch: &DenseBranch,
-    ) -> Result<()> {
-        let (n_embd, shape) = (self.hyper.n_embd, &branch.shape);
-        let n = b.x.len() / n_embd;
-        self.norm(cpu, &branch.norm, &b.x, &mut b.h);
-        b.acts.fill(cpu, Kinds::of(shape.inputs()), n, n_embd, &b.h);
-        b.ffn.only_gate.clear();
-        b.ffn.only_gate.resize(n, 1.0);
-        b.y.fill(0.0);
-        self.only_expert(cpu, b, l, &self.dense, shape)
-    }
-
-    /// y += only_gate · expert, the one that every token goes to in layer `l` of `store`.
-    fn only_expert(
-        &self,
-        cpu: &Cpu,
-        b: &mut Buffers,
-        l: usize,
-        store: &Resident,
-        shape: &ExpertShape,
-    ) -> Result<()> {
-        let (n, f) = (b.ffn.only_gate.len(), &mut b.ffn);
-        f.only_demand.everyone(n);
-        f.expert.begin(n, shape.n_ff, self.hyper.n_embd, inner(shape));
-        store.acquire(l, &f.only_demand.experts, Access::Decode, &mut f.only_work);
-        while store.next_ready(&mut f.only_work)? {
-            let mut list = f.granules.list();
-            granules(store, &f.only_work, &f.only_demand, shape, &mut list);
-            cpu.expert_granules(&list, &f.only_demand, shape.form(), &b.acts, &mut f.expert);
-            f.granules.give_back(list);
-        }
-        cpu.ordered_sum(&f.only_demand, &f.only_gate, &f.expert, &mut b.y);
-        store.release(&mut f.only_work);
-        Ok(())
     }
 }
 

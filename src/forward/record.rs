@@ -1,59 +1,66 @@
-//! What the layer loop tells whoever writes down a model's routing, and what it computes for that
-//! alone.
+//! Recording a text's routing: what the layer loop hands to a recorder, and what it computes for
+//! that alone.
 
 use crate::backend::cpu::Cpu;
-use crate::backend::ops::Route;
-use crate::forward::{Buffers, Observer};
+use crate::backend::ops::RouteRows;
+use crate::forward::scratch::{Buffers, rows_of};
+use crate::forward::{Batch, Observer};
 use crate::model::Model;
 use crate::model::weights::Gate;
 
-/// Hears of every forward pass in the order of the layers.
+/// Records one text's passes, in the order of the layers.
 pub trait Recorder {
     /// A pass begins. `embeddings`: the tokens' rows of the embedding table, [tokens, n_embd].
     fn pass(&mut self, _tokens: &[u32], _embeddings: &[f32]) {}
 
-    /// A layer's routing; of a dense layer there are no probabilities. `hidden`: what the router
-    /// saw, [tokens, n_embd].
-    fn routed(&mut self, layer: usize, route: &Route, hidden: &[f32]);
+    /// A layer's routing of the pass's tokens; without probabilities in a dense layer. `hidden`:
+    /// the router's input, [tokens, n_embd].
+    fn routed(&mut self, layer: usize, route: RouteRows<'_>, hidden: &[f32]);
 
-    /// How many of the MoE layers that come next shall look at each layer's activation. Passes of
-    /// one token only.
+    /// The routers of how many following MoE layers shall be applied to each layer's activation.
+    /// Only in passes of one token.
     fn n_ahead(&self) -> usize {
         0
     }
 
-    /// What the router `distance` MoE layers behind `layer` makes of that one's activation:
+    /// The router `distance` MoE layers after `layer`, applied to this layer's activation:
     /// probabilities of its experts.
     fn ahead(&mut self, _layer: usize, _distance: usize, _probs: &[f32]) {}
 }
 
 impl Model {
     /// The embeddings are in `b.x`.
-    pub(super) fn record_start(&self, b: &Buffers, tokens: &[u32], observer: &mut dyn Observer) {
-        if let Some(recorder) = observer.recorder() {
-            recorder.pass(tokens, &b.x);
+    pub(super) fn record_start(&self, batch: &Batch, b: &Buffers, observer: &mut dyn Observer) {
+        for (rows, segment) in batch.segments() {
+            if let Some(recorder) = observer.recorder(segment.session) {
+                let embeddings = rows_of(&b.x, &rows, self.hyper.n_embd);
+                recorder.pass(&batch.tokens()[rows], embeddings);
+            }
         }
     }
 
-    /// The layer's routing is in `b.route`, what the router saw in `b.h`, where it comes from in
-    /// `b.x`.
+    /// The layer's routing is in `b.route`, the router's input in `b.h`, the stream that this was
+    /// made of in `b.x`.
     pub(super) fn record_routed(
         &self,
         cpu: &Cpu,
+        batch: &Batch,
         b: &mut Buffers,
         l: usize,
         observer: &mut dyn Observer,
     ) {
-        let Some(recorder) = observer.recorder() else { return };
-        recorder.routed(l, &b.route, &b.h);
-        let one_token = b.x.len() == self.hyper.n_embd;
-        if !self.has_router(l) || !one_token {
-            return;
-        }
-        for distance in 1..=recorder.n_ahead() {
-            let Some(target) = self.moe_layer_behind(l, distance) else { break };
-            if self.look_ahead(cpu, b, target) {
-                recorder.ahead(l, distance, &b.published.ahead_probs);
+        for (rows, segment) in batch.segments() {
+            let Some(recorder) = observer.recorder(segment.session) else { continue };
+            let hidden = rows_of(&b.h, &rows, self.hyper.n_embd);
+            recorder.routed(l, b.route.rows(&rows), hidden);
+            if !self.has_router(l) || rows.len() > 1 {
+                continue;
+            }
+            for distance in 1..=recorder.n_ahead() {
+                let Some(target) = self.moe_layer_behind(l, distance) else { break };
+                if self.look_ahead(cpu, b, target, &rows) {
+                    recorder.ahead(l, distance, &b.events.ahead_probs);
+                }
             }
         }
     }
@@ -62,8 +69,8 @@ impl Model {
         matches!(self.weights.layers[layer].ffn.gate, Gate::Router(_))
     }
 
-    /// The MoE layer `distance` MoE layers behind layer `l`; behind the last one the next token's
-    /// first, and nothing farther.
+    /// The MoE layer `distance` MoE layers after layer `l`; one after the last is the next token's
+    /// first.
     fn moe_layer_behind(&self, l: usize, distance: usize) -> Option<usize> {
         let n = self.hyper.n_layers;
         let behind = (l + 1..n).filter(|layer| self.has_router(*layer)).nth(distance - 1);

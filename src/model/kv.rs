@@ -144,6 +144,8 @@ pub struct DeltaState {
 
 pub struct KvCache {
     n_ctx: usize,
+    /// Positions of the source text that an encoder has read; 0 if there is none.
+    n_source: usize,
     layers: Vec<LayerCache>,
 }
 
@@ -170,11 +172,20 @@ impl KvCache {
             };
             LayerCache { shape, k: plane(k, k_width), v: plane(v, v_width), delta }
         };
-        KvCache { n_ctx, layers: shapes.iter().map(layer).collect() }
+        KvCache { n_ctx, n_source: 0, layers: shapes.iter().map(layer).collect() }
     }
 
     pub fn n_ctx(&self) -> usize {
         self.n_ctx
+    }
+
+    /// Positions of the source text that the decoder sees; 0 if there is none.
+    pub fn n_source(&self) -> usize {
+        self.n_source
+    }
+
+    pub fn set_source(&mut self, n: usize) {
+        self.n_source = n;
     }
 
     /// Takes back positions from `n` of `n_past` on; answers how many are left. What layers with a

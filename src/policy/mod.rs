@@ -166,6 +166,17 @@ impl Timing {
         self.stall_ns += stall_ns;
         self.experts_ns += wall_ns.saturating_sub(stall_ns);
     }
+
+    /// The part that `n` of a pass's `n_rows` rows have in it.
+    pub fn part(self, n: usize, n_rows: usize) -> Timing {
+        let part = |ns: u64| (u128::from(ns) * n as u128 / n_rows as u128) as u64;
+        Timing {
+            wall_ns: part(self.wall_ns),
+            stall_ns: part(self.stall_ns),
+            experts_ns: part(self.experts_ns),
+            head_ns: part(self.head_ns),
+        }
+    }
 }
 
 /// What to drop.

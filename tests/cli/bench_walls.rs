@@ -37,8 +37,8 @@ mod by_hand {
     /// Gate and up in Q2_K, down in Q4_0.
     pub const EXPERT: f64 = 2.0 * 256.0 * 128.0 * Q2_K + 256.0 * 128.0 / 32.0 * 18.0;
     /// Q2_K in q and k, Q3_K in v and output; f32 in the router, two norms of 256 and two of 64.
-    pub const DENSE_LAYER: f64 = 256.0 * (256.0 + 128.0) * (Q2_K + Q3_K)
-        + 4.0 * (256.0 * 32.0 + 2.0 * 256.0 + 2.0 * 64.0);
+    pub const DENSE_LAYER: f64 =
+        256.0 * (256.0 + 128.0) * (Q2_K + Q3_K) + 4.0 * (256.0 * 32.0 + 2.0 * 256.0 + 2.0 * 64.0);
     pub const N_LAYERS: f64 = 12.0;
 }
 

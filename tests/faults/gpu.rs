@@ -8,7 +8,7 @@ use moeba::backend::gpu::emulated::{Config, Faults};
 use moeba::backend::gpu::{Device, Emulated};
 use moeba::engine::plan::ram::RamBudget;
 use moeba::engine::{
-    CacheType, DeviceChoice, Engine, EngineOptions, Recorder, Route, Session, TestHooks, Want,
+    CacheType, DeviceChoice, Engine, EngineOptions, Recorder, RouteRows, Session, TestHooks, Want,
 };
 use moeba::experts::disk::{Faults as DiskFaults, Read};
 use moeba::forward::gpu::GpuOptions;
@@ -579,7 +579,7 @@ struct Press {
 }
 
 impl Recorder for Press {
-    fn routed(&mut self, _layer: usize, _route: &Route, _hidden: &[f32]) {
+    fn routed(&mut self, _layer: usize, _route: RouteRows<'_>, _hidden: &[f32]) {
         match self.after {
             0 => {}
             1 => {

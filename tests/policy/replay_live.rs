@@ -2,7 +2,7 @@
 //! both count the same hits, misses and bytes. The live engine runs in lockstep (see
 //! `StreamOptions`), so that nothing depends on how long a read takes.
 
-use moeba::engine::{Engine, EngineOptions, Recorder, Route, Session, TestHooks, Want};
+use moeba::engine::{Engine, EngineOptions, Recorder, RouteRows, Session, TestHooks, Want};
 use moeba::experts::Counters;
 use moeba::policy::{PolicySpec, Profile};
 use moeba::trace::{
@@ -43,7 +43,7 @@ impl Recorder for Scribe<'_> {
         passes.push(Pass { is_prompt: passes.is_empty(), tokens });
     }
 
-    fn routed(&mut self, layer: usize, route: &Route, hidden: &[f32]) {
+    fn routed(&mut self, layer: usize, route: RouteRows<'_>, hidden: &[f32]) {
         let n = self.recorded.tokens.len() - self.first;
         let rows = |all: &[f32], i: usize| all[i * all.len() / n..(i + 1) * all.len() / n].to_vec();
         for i in 0..n {

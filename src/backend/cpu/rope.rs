@@ -3,7 +3,7 @@
 use super::{Cpu, SharedOut};
 use crate::backend::ops::{Frequencies, RopePairing, RopeShape};
 
-/// Cosines and sines of a run of positions, computed once and used by every layer.
+/// Cosines and sines of each row's position, computed once and used by every layer.
 #[derive(Default)]
 pub struct RopeTable {
     n_pairs: usize,
@@ -12,9 +12,20 @@ pub struct RopeTable {
 }
 
 impl RopeTable {
+    /// Positions `first..first + n` in place of all rows.
     pub fn fill(&mut self, frequencies: &Frequencies, first: usize, n: usize) {
-        self.n_pairs = frequencies.pairs().len();
+        self.clear();
+        self.push(frequencies, first, n);
+    }
+
+    pub fn clear(&mut self) {
+        self.n_pairs = 0;
         self.turns.clear();
+    }
+
+    /// Adds rows of positions `first..first + n`, with as many pairs as the rows before.
+    pub fn push(&mut self, frequencies: &Frequencies, first: usize, n: usize) {
+        self.n_pairs = frequencies.pairs().len();
         for position in first..first + n {
             self.turns.extend(frequencies.pairs().iter().map(|f| {
                 let angle = position as f32 * f;

@@ -13,7 +13,7 @@ pub use attention::DistanceBias;
 pub use delta::{DeltaShape, HeadOrder};
 pub use expert::{Activation, ExpertBiases, ExpertForm, ExpertShape};
 pub use rope::{Frequencies, RopePairing, RopeShape};
-pub use routing::{Choice, Demand, NO_EXPERT, NO_PAIR, Route, Score};
+pub use routing::{Choice, Demand, NO_EXPERT, NO_PAIR, Route, RouteRows, Score};
 pub use rows::{HeadMats, RowBytes, Rows, RowsMut, row_bytes};
 
 pub(in crate::backend) use routing::RouteScratch;

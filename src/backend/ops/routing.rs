@@ -90,13 +90,25 @@ impl Route {
         self.weights.resize(n_tokens, 1.0);
     }
 
-    /// Leaves each expert to the first `capacity` tokens that have chosen it (Switch Transformers,
-    /// arXiv 2101.03961, section 2.2). The others get `NO_EXPERT`.
-    pub fn limit(&mut self, capacity: usize) {
+    /// The decisions for tokens `rows`.
+    pub fn rows(&self, rows: &Range<usize>) -> RouteRows<'_> {
+        let Route { k, n_experts, .. } = *self;
+        let chosen = rows.start * k..rows.end * k;
+        let probs = match self.probs.is_empty() {
+            true => &[][..],
+            false => &self.probs[rows.start * n_experts..rows.end * n_experts],
+        };
+        let weights = &self.weights[chosen.clone()];
+        RouteRows { k, n_experts, probs, chosen: &self.chosen[chosen], weights }
+    }
+
+    /// Leaves each expert to the first `capacity` of the tokens `rows` that have chosen it (Switch
+    /// Transformers, arXiv 2101.03961, section 2.2). The others get `NO_EXPERT`.
+    pub fn limit(&mut self, rows: &Range<usize>, capacity: usize) {
         let taken = &mut self.scratch.taken;
         taken.clear();
         taken.resize(self.n_experts, 0);
-        for expert in &mut self.chosen {
+        for expert in &mut self.chosen[rows.start * self.k..rows.end * self.k] {
             let taken = &mut taken[*expert as usize];
             *taken += 1;
             if *taken > capacity {
@@ -104,6 +116,19 @@ impl Route {
             }
         }
     }
+}
+
+/// The decisions for some consecutive tokens.
+#[derive(Clone, Copy, Debug)]
+pub struct RouteRows<'a> {
+    pub k: usize,
+    pub n_experts: usize,
+    /// [tokens, n_experts]; empty in a dense layer
+    pub probs: &'a [f32],
+    /// [tokens, k], best first; `NO_EXPERT` where the chosen expert had no room
+    pub chosen: &'a [u32],
+    /// [tokens, k]
+    pub weights: &'a [f32],
 }
 
 /// Tokens grouped by expert. A *pair* is a (token, rank); the pairs of an expert are adjacent.
@@ -218,7 +243,12 @@ mod tests {
     fn a_full_expert_takes_no_more() {
         let mut route = Route { k: 1, n_experts: 3, ..Route::default() };
         route.chosen = vec![2, 0, 2, 2, 1, 2];
-        route.limit(2);
+        let chosen = route.chosen.clone();
+        route.limit(&(0..6), 2);
         assert_eq!(route.chosen, [2, 0, 2, NO_EXPERT, 1, NO_EXPERT]);
+        // Each text has a count of its own.
+        route.chosen = chosen;
+        [0..3, 3..6].iter().for_each(|rows| route.limit(rows, 2));
+        assert_eq!(route.chosen, [2, 0, 2, 2, 1, 2]);
     }
 }

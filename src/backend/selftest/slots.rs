@@ -37,7 +37,7 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
             resolve.limit(&bench.stream, up.all(), n, capacity)?;
             let mut route = Route::default();
             (route.k, route.n_experts, route.chosen) = (1, n, chosen);
-            route.limit(capacity);
+            route.limit(&(0..tokens), capacity);
             let shape = format!("{tokens} of {n}, {capacity} each");
             row.words(shape, &bench.down_u32(&up)?, &route.chosen);
         }

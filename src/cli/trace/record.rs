@@ -9,7 +9,7 @@ use super::super::out;
 use super::super::prompt::read_text;
 use super::super::values::{self, Parsed};
 use super::places::{Lengths, Source};
-use crate::engine::{Engine, Recorder, Route, Session, Want};
+use crate::engine::{Engine, Recorder, RouteRows, Session, Want};
 use crate::experts::SlotLayout;
 use crate::gguf::Gguf;
 use crate::policy::Phase;
@@ -263,7 +263,7 @@ impl Recorder for TraceRecorder {
         }
     }
 
-    fn routed(&mut self, layer: usize, route: &Route, hidden: &[f32]) {
+    fn routed(&mut self, layer: usize, route: RouteRows<'_>, hidden: &[f32]) {
         if self.fault.is_some() || route.probs.is_empty() {
             return;
         }

@@ -1,112 +1,125 @@
-//! Attention of a text to itself and of the decoder to the encoder's text: grouped-query attention
+//! Attention of a text to itself and of the decoder to the source text: grouped-query attention
 //! without rotation.
 
-use crate::backend::cpu::Cpu;
 use crate::backend::cpu::acts::Kinds;
 use crate::backend::cpu::attention::AttentionShape;
 use crate::backend::ops::DistanceBias;
-use crate::forward::Buffers;
-use crate::model::Model;
+use crate::forward::CpuPass;
+use crate::forward::attention::MixerBuffers;
+use crate::forward::scratch::{rows_of, rows_of_mut};
 use crate::model::kv::KvCache;
-use crate::model::weights::{AttentionWeights, Linear};
+use crate::model::weights::AttentionWeights;
+use crate::simd::Floats;
 use std::ops::Range;
+
+/// The positions that a query sees.
+#[derive(Clone, Copy)]
+pub enum Sees {
+    /// Those of its own text up to its own (decoder).
+    UpToItself,
+    /// All of its own text, which is one segment (encoder).
+    WholeText,
+    /// All of the source text (cross-attention).
+    Source,
+}
 
 /// Where queries look.
 #[derive(Clone, Copy)]
 pub struct View<'a> {
     /// Layer of the cache.
     pub slot: usize,
-    /// Position of the first query.
-    pub first: usize,
-    /// Positions that all queries see; up to its own if none is given.
-    pub all: Option<usize>,
+    pub sees: Sees,
     pub bias: Option<&'a DistanceBias>,
 }
 
-impl Model {
-    /// h → y; the tokens' keys and values go into the cache.
+impl CpuPass<'_, '_> {
+    /// y = attention(h); the rows' keys and values go into the cache.
     pub(super) fn self_attention(
-        &self,
-        cpu: &Cpu,
-        kv: &mut KvCache,
-        b: &mut Buffers,
+        &mut self,
         w: &AttentionWeights,
         view: View,
+        h: &[f32],
+        m: &mut MixerBuffers,
+        y: &mut Floats,
     ) {
-        let n = b.h.len() / self.hyper.n_embd;
-        let kinds = Kinds::of([&w.q, &w.k, &w.v].map(|linear| linear.weight.ty));
-        b.acts.fill(cpu, kinds, n, self.hyper.n_embd, &b.h);
-        cpu.products([
-            self.linear(&w.q, &b.acts, &mut b.mixer.q, n),
-            self.linear(&w.k, &b.acts, &mut b.mixer.k, n),
-            self.linear(&w.v, &b.acts, &mut b.mixer.v, n),
-        ]);
-        self.keep(cpu, kv, b, (view.slot, view.first));
-        self.attend(cpu, kv, b, &w.output, view);
+        self.queries_keys_values(w, h, m);
+        self.store_keys_values(view.slot, m);
+        self.attend(view, m);
+        self.attention_output(&w.output, m, y);
     }
 
-    /// h → y; keys and values are there already.
+    /// y = attention(h); the keys and values are in the cache.
     pub(super) fn cross_attention(
-        &self,
-        cpu: &Cpu,
-        kv: &KvCache,
-        b: &mut Buffers,
+        &mut self,
         w: &AttentionWeights,
         view: View,
+        h: &[f32],
+        m: &mut MixerBuffers,
+        y: &mut Floats,
     ) {
-        let n = b.h.len() / self.hyper.n_embd;
-        b.acts.fill(cpu, Kinds::of([w.q.weight.ty]), n, self.hyper.n_embd, &b.h);
-        cpu.products([self.linear(&w.q, &b.acts, &mut b.mixer.q, n)]);
-        self.attend(cpu, kv, b, &w.output, view);
+        let (model, n) = (self.model, self.batch.n_rows());
+        m.acts.fill(self.cpu, Kinds::of([w.q.weight.ty]), n, model.hyper.n_embd, h);
+        self.cpu.products([model.linear(&w.q, &m.acts, &mut m.q, n)]);
+        self.attend(view, m);
+        self.attention_output(&w.output, m, y);
     }
 
-    /// Keys and values of the encoder's text, h, for layers of the decoder.
+    /// Keys and values of the source texts, h, for `layers` of the decoder: into `caches`, not into
+    /// the encoder's own.
     pub(crate) fn cross_keys(
         &self,
-        cpu: &Cpu,
-        kv: &mut KvCache,
-        b: &mut Buffers,
         layers: Range<usize>,
+        caches: &mut [&mut KvCache],
+        h: &[f32],
+        m: &mut MixerBuffers,
     ) {
-        let n = b.h.len() / self.hyper.n_embd;
-        let (_, weights) = self.encoder_parts();
+        let (model, cpu, n) = (self.model, self.cpu, self.batch.n_rows());
+        let hyper = &model.hyper;
+        let (k_width, v_width) =
+            (hyper.n_head_kv * hyper.head_dim, hyper.n_head_kv * hyper.head_dim_v);
         for l in layers {
-            let w = &weights.cross[l - self.hyper.n_encoder_layers()].attention;
+            let cross = model.cross_attention_of(l).expect("a layer of the decoder");
+            let w = &cross.attention;
             let kinds = Kinds::of([w.k.weight.ty, w.v.weight.ty]);
-            b.acts.fill(cpu, kinds, n, self.hyper.n_embd, &b.h);
+            m.acts.fill(cpu, kinds, n, hyper.n_embd, h);
             cpu.products([
-                self.linear(&w.k, &b.acts, &mut b.mixer.k, n),
-                self.linear(&w.v, &b.acts, &mut b.mixer.v, n),
+                model.linear(&w.k, &m.acts, &mut m.k, n),
+                model.linear(&w.v, &m.acts, &mut m.v, n),
             ]);
-            self.keep(cpu, kv, b, (self.hyper.cache_slots(l).source, 0));
+            for (rows, segment) in self.batch.segments() {
+                let cache = &mut caches[segment.session];
+                let (keys, values) = cache.rows_mut(hyper.cache_slots(l).source);
+                keys.store(cpu, rows_of(&m.k, &rows, k_width), 0);
+                values.store(cpu, rows_of(&m.v, &rows, v_width), 0);
+            }
         }
     }
 
-    /// Keys and values into a layer of the cache, from position `first` on.
-    fn keep(&self, cpu: &Cpu, kv: &mut KvCache, b: &Buffers, (slot, first): (usize, usize)) {
-        let (keys, values) = kv.rows_mut(slot);
-        keys.store(cpu, &b.mixer.k, first);
-        values.store(cpu, &b.mixer.v, first);
-    }
-
-    /// q → y
-    fn attend(&self, cpu: &Cpu, kv: &KvCache, b: &mut Buffers, output: &Linear, view: View) {
-        let hyper = &self.hyper;
-        let m = &mut b.mixer;
-        let n = m.q.len() / (hyper.n_head * hyper.head_dim);
-        m.attended.resize(n * hyper.n_head * hyper.head_dim_v);
-        let shape = AttentionShape {
-            n_head: hyper.n_head,
-            n_head_kv: hyper.n_head_kv,
-            first: view.first,
-            all: view.all,
-            window: None,
-            scale: hyper.attention_scale,
-            sinks: None,
-            bias: view.bias,
-        };
-        let (keys, values) = kv.rows(view.slot);
-        cpu.attention(shape, &m.q, keys, values, &mut m.attended);
-        self.attention_output(cpu, b, output, n);
+    /// q → attended
+    fn attend(&self, view: View, m: &mut MixerBuffers) {
+        let hyper = &self.model.hyper;
+        let (q_width, width) = (hyper.n_head * hyper.head_dim, hyper.n_head * hyper.head_dim_v);
+        m.attended.resize(self.batch.n_rows() * width);
+        for (rows, segment) in self.batch.segments() {
+            let cache = &self.caches[segment.session];
+            let shape = AttentionShape {
+                n_head: hyper.n_head,
+                n_head_kv: hyper.n_head_kv,
+                first: segment.past,
+                all: match view.sees {
+                    Sees::UpToItself => None,
+                    Sees::WholeText => Some(rows.len()),
+                    Sees::Source => Some(cache.n_source()),
+                },
+                window: None,
+                scale: hyper.attention_scale,
+                sinks: None,
+                bias: view.bias,
+            };
+            let (keys, values) = cache.rows(view.slot);
+            let q = rows_of(&m.q, &rows, q_width);
+            let out = rows_of_mut(&mut m.attended, &rows, width);
+            self.cpu.attention(shape, q, keys, values, out);
+        }
     }
 }

@@ -1,10 +1,9 @@
-//! Encoder–decoder models: an encoder reads a whole text at once, a decoder answers token by token,
-//! each of its layers attending to what it has said and to what the encoder made of the text.
+//! Encoder–decoder models: an encoder reads a whole source text at once, a decoder answers token by
+//! token. Each of the decoder's layers attends to the answer so far and to the encoder's output.
 //!
 //! Both stacks are layers of one model. In every list of layers, and so for the expert store and
-//! its policies, the encoder's come first and the decoder's follow: layer l of the decoder is
-//! `n_encoder_layers + l`. A text is one request: one pass over the encoder's layers, then one
-//! over the decoder's for each step.
+//! its policies, the encoder's come first: layer l of the decoder is `n_encoder_layers + l`. A text
+//! is one request: one pass over the encoder's layers, then one over the decoder's for each step.
 //!
 //! # GGUF
 //!
@@ -28,17 +27,19 @@
 //!
 //! # Exactness
 //!
-//! Bits depend on neither threads nor budget nor policy nor where experts are. They depend on what
-//! is computed together in one way, by definition: where experts have a capacity, it counts the
-//! tokens of one pass, as transformers does at inference: all of the text in the encoder, and in
-//! the decoder those that are handed over at once. So a text is read in one pass, whatever the
-//! micro-batch, and so is what one call gives the decoder; a step of one token never meets the
-//! limit.
+//! Bits do not depend on threads, budget, policy, or the place of an expert. They depend on what is
+//! computed together in one way, by definition: where experts have a capacity, it counts the tokens
+//! of one text in one pass, as transformers does at inference: in the encoder all of the text, in
+//! the decoder those that are handed over at once. So the encoder reads a text in one pass,
+//! whatever the micro-batch, and so does the decoder what one call gives it. A step of one token
+//! never meets the limit. Other texts in the batch are not counted.
 
 mod attention;
 mod layer;
 mod positions;
 
-pub use crate::forward::encoder_decoder::layer::Answering;
+pub(crate) use layer::set_sources;
+pub(super) use positions::add_sinusoids;
+
 pub use crate::model::encoder::EncoderParams;
 pub use crate::model::weights::encoder::EncoderWeights;

@@ -13,59 +13,54 @@ use crate::Result;
 use crate::backend::cpu::Cpu;
 use crate::backend::gpu::attention::{DeviceAttention, DeviceBias};
 use crate::backend::gpu::cache::DeviceRows;
-use crate::forward::encoder_decoder::Answering;
-use crate::forward::events::{Pass as Timeline, nanos_since};
+use crate::forward::encoder_decoder::set_sources;
+use crate::forward::events::nanos_since;
 use crate::forward::gpu::layer::{Span, Tools};
-use crate::forward::{Buffers, Observer, Want};
+use crate::forward::{Batch, Buffers, CpuPass, Observer};
 use crate::gguf::TensorType;
 use crate::model::Model;
 use crate::model::hyper::CacheSlots;
 use crate::model::kv::{CacheType, KvCache};
+use crate::policy::Phase;
 use std::ops::Range;
 use std::time::Instant;
 
 impl GpuModel {
-    /// As `Model::encode`; what is on the device is computed there.
-    #[allow(clippy::too_many_arguments)] // `Model::encode` with a device's cache
+    /// As `Model::encode`, for a batch of one segment; what is on the device is computed there.
     pub fn encode(
         &mut self,
         model: &Model,
         cpu: &Cpu,
         (kv, cache): (&mut KvCache, &GpuCache),
         b: &mut Buffers,
-        tokens: &[u32],
-        request: u32,
+        batch: &Batch,
         observer: &mut dyn Observer,
     ) -> Result<()> {
-        let (n, timeline) = (tokens.len(), Timeline::new(request, tokens.len()));
-        model.begin_text(b, tokens, 0, timeline, observer);
+        CpuPass { model, cpu, batch, caches: &mut [kv], observer }.begin(b);
+        let n = batch.n_rows();
         let span = Span { n, past: 0, is_prompt: true, max_seen: n, text: Text::Source };
-        self.pass((model, cpu), cache, b, span, timeline, |pass, tools| {
-            pass.encode(tools, kv, timeline, observer)
+        self.pass((model, cpu), cache, b, span, batch, |pass, tools| {
+            pass.encode(tools, kv, observer)
         })
     }
 
-    /// As `Model::decode`; what is on the device is computed there.
-    #[allow(clippy::too_many_arguments)] // `Model::decode` with a device's cache
+    /// As `Model::forward` of a decoder; what is on the device is computed there.
     pub fn decode(
         &mut self,
         model: &Model,
         cpu: &Cpu,
         (kv, cache): (&mut KvCache, &GpuCache),
         b: &mut Buffers,
-        tokens: &[u32],
-        Answering { request, n_source, past }: Answering,
-        want: Want,
+        batch: &Batch,
         observer: &mut dyn Observer,
     ) -> Result<()> {
-        let (n, timeline) = (tokens.len(), Timeline::new(request, tokens.len()));
-        model.begin_text(b, tokens, past, timeline, observer);
-        let (is_prompt, text) = (n > 1, Text::Answer { n_source });
+        CpuPass { model, cpu, batch, caches: &mut [kv], observer }.begin(b);
+        let (n, past) = (batch.n_rows(), batch.only().past);
+        let is_prompt = batch.only().phase == Phase::Prompt;
+        let text = Text::Answer { n_source: kv.n_source() };
         let max_seen = if is_prompt { past + n } else { graph_positions(past + 1, kv.n_ctx()) };
         let span = Span { n, past, is_prompt, max_seen, text };
-        self.pass((model, cpu), cache, b, span, timeline, |pass, tools| {
-            pass.run(tools, kv, timeline, want, observer)
-        })
+        self.pass((model, cpu), cache, b, span, batch, |pass, tools| pass.run(tools, kv, observer))
     }
 }
 
@@ -74,29 +69,31 @@ impl<'a> Pass<'a> {
         &self,
         tools: &mut Tools,
         kv: &mut KvCache,
-        timeline: Timeline,
         observer: &mut dyn Observer,
     ) -> Result<()> {
-        let mut own = self.model.encoder_cache(self.n);
-        let mut on_device = self.run_layers(tools, &mut own, timeline, observer)?;
+        let mut own = self.model.encoder_caches(self.batch);
+        let mut on_device = self.run_layers(tools, &mut own[0], observer)?;
         let start = Instant::now();
         let layers = self.hyper().decoder_layers();
         let is_there = |l: &usize| self.dev.layers[*l].is_some();
         let first = layers.clone().find(is_there).unwrap_or(layers.end);
         // output norm, keys and values for the decoder: layers of the CPU come first
         if first > layers.start {
-            self.move_stream(tools, (&mut on_device, false), timeline, observer)?;
+            self.move_stream(tools, (&mut on_device, false), observer)?;
             let Tools { staging, cpu, b, .. } = tools;
             self.model.encoder_output(cpu, b);
-            self.model.cross_keys(cpu, kv, b, layers.start..first);
+            let (model, batch) = (self.model, self.batch);
+            let pass = CpuPass { model, cpu, batch, caches: &mut [], observer };
+            pass.cross_keys(layers.start..first, &mut [&mut *kv], &b.h, &mut b.mixer);
             staging.upload(self.stream(), self.h(), &b.h, f32::to_le_bytes)?;
         } else {
-            self.move_stream(tools, (&mut on_device, true), timeline, observer)?;
+            self.move_stream(tools, (&mut on_device, true), observer)?;
             self.norm(&self.encoder().output_norm, self.x(), self.h())?;
         }
         self.cross_keys(first..layers.end)?;
-        self.finish_pending(tools, timeline, observer)?;
-        tools.b.published.timing.head_ns = nanos_since(start);
+        self.finish_pending(tools, observer)?;
+        set_sources(self.batch, &mut [kv]);
+        tools.b.events.timing.head_ns = nanos_since(start);
         Ok(())
     }
 

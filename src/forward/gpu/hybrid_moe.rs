@@ -377,7 +377,7 @@ impl<'a> Pass<'a> {
                     let mut list = f.granules.list();
                     granules(store, &f.work, demand, shape, &mut list);
                     cpu.expert_granules(&list, demand, call.w.form(), &b.acts, &mut f.expert);
-                    f.granules.give_back(list);
+                    f.granules.recycle(list);
                 }
                 Ok(false) => break Ok(()),
                 Err(error) => break Err(error),

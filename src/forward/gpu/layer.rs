@@ -10,15 +10,16 @@ use crate::Result;
 use crate::backend::cpu::Cpu;
 use crate::backend::gpu::DeviceSlice;
 use crate::backend::gpu::sample::{self, TOP_K_MAX};
-use crate::forward::encoder_decoder::Answering;
-use crate::forward::events::{Pass as Timeline, nanos_since};
+use crate::forward::events::nanos_since;
 use crate::forward::gpu::decode_pipeline::DecodePipeline;
 use crate::forward::gpu::expert_parallel::Peer;
 use crate::forward::gpu::hybrid_moe::Hybrid;
 use crate::forward::gpu::upload::{Staging, floats, integers};
-use crate::forward::{Buffers, LOGITS_TOKENS, Logits, Observer, TopK, Want};
+use crate::forward::logits::LOGITS_ROWS;
+use crate::forward::{Batch, Buffers, CpuPass, LogitRow, Logits, Observer, TopK};
 use crate::model::Model;
 use crate::model::kv::KvCache;
+use crate::policy::Phase;
 use std::time::Instant;
 
 /// What a pass changes beside the device's memory.
@@ -49,30 +50,25 @@ impl Tools<'_> {
 }
 
 impl GpuModel {
-    /// As `Model::forward`; what is on the device is computed there. `is_prompt`: these tokens are
-    /// a prompt or a part of one.
-    #[allow(clippy::too_many_arguments)] // `Model::forward` with a device's cache
+    /// As `Model::forward`, for a batch of one segment; what is on the device is computed there.
     pub fn forward(
         &mut self,
         model: &Model,
         cpu: &Cpu,
         (kv, cache): (&mut KvCache, &GpuCache),
         b: &mut Buffers,
-        tokens: &[u32],
-        (request, past, is_prompt): (u32, usize, bool),
-        want: Want,
+        batch: &Batch,
         observer: &mut dyn Observer,
     ) -> Result<()> {
-        let timeline = Timeline::new(request, tokens.len());
-        model.begin_pass(b, tokens, past, kv.n_ctx(), timeline, observer);
-        let max_seen = match tokens.len() {
+        CpuPass { model, cpu, batch, caches: &mut [kv], observer }.begin(b);
+        let (n, past) = (batch.n_rows(), batch.only().past);
+        let is_prompt = batch.only().phase == Phase::Prompt;
+        let max_seen = match n {
             1 if !is_prompt => graph_positions(past + 1, kv.n_ctx()),
             n => past + n,
         };
-        let span = Span { n: tokens.len(), past, is_prompt, max_seen, text: Text::Only };
-        self.pass((model, cpu), cache, b, span, timeline, |pass, tools| {
-            pass.run(tools, kv, timeline, want, observer)
-        })
+        let span = Span { n, past, is_prompt, max_seen, text: Text::Only };
+        self.pass((model, cpu), cache, b, span, batch, |pass, tools| pass.run(tools, kv, observer))
     }
 
     /// A pass that `run` computes. It is ended whatever becomes of it.
@@ -82,16 +78,16 @@ impl GpuModel {
         cache: &GpuCache,
         b: &mut Buffers,
         span: Span,
-        timeline: Timeline,
+        batch: &Batch,
         run: impl FnOnce(&Pass, &mut Tools) -> Result<()>,
     ) -> Result<()> {
         let GpuModel { dev, staging, hybrid, pipeline, peers, .. } = self;
         let Span { n, past, is_prompt, max_seen, text } = span;
-        let pass = Pass { model, dev, cache, n, past, is_prompt, max_seen, text };
+        let pass = Pass { model, dev, cache, batch, n, past, is_prompt, max_seen, text };
         let mut tools = Tools { staging, hybrid, pipeline, peers, cpu, b };
         let result = run(&pass, &mut tools);
         pass.end(&mut tools, result)?;
-        model.publish_end(b, timeline);
+        model.publish_end(batch, b);
         Ok(())
     }
 }
@@ -121,20 +117,21 @@ impl Pass<'_> {
         &self,
         tools: &mut Tools,
         kv: &mut KvCache,
-        timeline: Timeline,
-        want: Want,
         observer: &mut dyn Observer,
     ) -> Result<()> {
-        let mut on_device = self.run_layers(tools, kv, timeline, observer)?;
+        let mut on_device = self.run_layers(tools, kv, observer)?;
         let start = Instant::now();
         let moved = (&mut on_device, self.dev.head.is_some());
-        self.move_stream(tools, moved, timeline, observer)?;
-        self.finish_pending(tools, timeline, observer)?;
+        self.move_stream(tools, moved, observer)?;
+        self.finish_pending(tools, observer)?;
         match on_device {
-            true => self.logits(tools, want, observer)?,
-            false => self.model.logits(tools.cpu, tools.b, self.n, want, observer),
+            true => self.logits(tools, observer)?,
+            false => {
+                let (model, batch, Tools { cpu, b, .. }) = (self.model, self.batch, &mut *tools);
+                CpuPass { model, cpu, batch, caches: &mut [kv], observer }.logits(b);
+            }
         }
-        tools.b.published.timing.head_ns = nanos_since(start);
+        tools.b.events.timing.head_ns = nanos_since(start);
         Ok(())
     }
 
@@ -143,7 +140,6 @@ impl Pass<'_> {
         &self,
         tools: &mut Tools,
         kv: &mut KvCache,
-        timeline: Timeline,
         observer: &mut dyn Observer,
     ) -> Result<bool> {
         self.make_graphs(tools)?;
@@ -154,10 +150,10 @@ impl Pass<'_> {
             observer.layer(l)?;
             let layer = self.dev.layers[l].as_ref();
             let moved = (&mut on_device, layer.is_some());
-            self.move_stream(tools, moved, timeline, observer)?;
+            self.move_stream(tools, moved, observer)?;
             match layer {
-                Some(layer) => self.layer(tools, l, layer, timeline, observer)?,
-                None => self.layer_on_cpu(tools, kv, l, timeline, observer)?,
+                Some(layer) => self.layer(tools, l, layer, observer)?,
+                None => self.layer_on_cpu(tools, kv, l, observer)?,
             }
         }
         Ok(on_device)
@@ -168,17 +164,14 @@ impl Pass<'_> {
         tools: &mut Tools,
         kv: &mut KvCache,
         l: usize,
-        timeline: Timeline,
         observer: &mut dyn Observer,
     ) -> Result<()> {
-        let (model, past, Tools { cpu, b, .. }) = (self.model, self.past, tools);
+        let (model, batch, Tools { cpu, b, .. }) = (self.model, self.batch, tools);
+        let mut pass = CpuPass { model, cpu, batch, caches: &mut [kv], observer };
         match self.text {
-            Text::Only => model.layer(cpu, kv, b, l, past, timeline, observer),
-            Text::Source => model.encoder_layer(cpu, kv, b, l, timeline, observer),
-            Text::Answer { n_source } => {
-                let at = Answering { request: timeline.request, n_source, past };
-                model.decoder_layer(cpu, kv, b, l, at, timeline, observer)
-            }
+            Text::Only => pass.layer(b, l),
+            Text::Source => pass.encoder_layer(b, l),
+            Text::Answer { .. } => pass.decoder_layer(b, l),
         }
     }
 
@@ -188,10 +181,9 @@ impl Pass<'_> {
         tools: &mut Tools,
         l: usize,
         layer: &GpuLayer,
-        timeline: Timeline,
         observer: &mut dyn Observer,
     ) -> Result<()> {
-        let is_recorded = observer.recorder().is_some();
+        let is_recorded = observer.recorder(self.batch.only().session).is_some();
         let tiers = self.tiers(l).filter(|_| self.looks_up(l) && !is_recorded);
         let pinned = tiers.map(|tiers| self.pin_layer(tools, l, tiers)).transpose()?;
 
@@ -202,14 +194,14 @@ impl Pass<'_> {
         // experts, residual
         match (&ffn.dense, pinned) {
             (Some(expert), _) => {
-                self.record_dense(tools, l, timeline, observer)?;
+                self.record_dense(tools, l, observer)?;
                 self.only_expert(tools.staging, expert, ffn.biases.as_ref(), &acts, None)?;
             }
             (None, Some(pinned)) => {
-                return self.queue_experts(tools, l, pinned, timeline, observer);
+                return self.queue_experts(tools, l, pinned, observer);
             }
             (None, None) => {
-                self.download_route(tools, l, timeline, observer)?;
+                self.download_route(tools, l, observer)?;
                 self.routed_experts(tools, l, &acts)?;
             }
         }
@@ -219,7 +211,7 @@ impl Pass<'_> {
     fn upload_positions(&self, tools: &mut Tools) -> Result<()> {
         let (layout, stream) = (self.layout(), self.stream());
         if self.text == Text::Only {
-            let turns: Vec<f32> = tools.b.rope.turns().iter().flatten().copied().collect();
+            let turns: Vec<f32> = tools.b.mixer.rope.turns().iter().flatten().copied().collect();
             let to = self.words(&layout.turns, turns.len());
             tools.staging.upload(stream, to, &turns, f32::to_le_bytes)?;
         }
@@ -238,13 +230,12 @@ impl Pass<'_> {
         &self,
         tools: &mut Tools,
         (on_device, wanted): (&mut bool, bool),
-        timeline: Timeline,
         observer: &mut dyn Observer,
     ) -> Result<()> {
         if std::mem::replace(on_device, wanted) == wanted {
             return Ok(());
         }
-        self.finish_pending(tools, timeline, observer)?;
+        self.finish_pending(tools, observer)?;
         let (stream, Tools { staging, b, .. }) = (self.stream(), &mut *tools);
         if wanted {
             return staging.upload(stream, self.x(), &b.x, f32::to_le_bytes);
@@ -254,20 +245,14 @@ impl Pass<'_> {
     }
 
     /// A dense layer's routing is told to whoever writes it down.
-    fn record_dense(
-        &self,
-        tools: &mut Tools,
-        l: usize,
-        timeline: Timeline,
-        observer: &mut dyn Observer,
-    ) -> Result<()> {
-        if observer.recorder().is_some() {
-            self.finish_pending(tools, timeline, observer)?;
+    fn record_dense(&self, tools: &mut Tools, l: usize, observer: &mut dyn Observer) -> Result<()> {
+        if observer.recorder(self.batch.only().session).is_some() {
+            self.finish_pending(tools, observer)?;
             let Tools { staging, cpu, b, .. } = tools;
             b.route.dense(self.n);
             staging
                 .download(self.stream(), &[self.h()], &mut |_, bytes| floats(bytes, &mut b.h))?;
-            self.model.record_routed(cpu, b, l, observer);
+            self.model.record_routed(cpu, self.batch, b, l, observer);
         }
         Ok(())
     }
@@ -277,12 +262,11 @@ impl Pass<'_> {
         &self,
         tools: &mut Tools,
         l: usize,
-        timeline: Timeline,
         observer: &mut dyn Observer,
     ) -> Result<()> {
-        self.finish_pending(tools, timeline, observer)?;
+        self.finish_pending(tools, observer)?;
         let Tools { staging, cpu, b, .. } = tools;
-        let is_recorded = observer.recorder().is_some();
+        let is_recorded = observer.recorder(self.batch.only().session).is_some();
         let mut parts = vec![self.route_bytes()];
         if is_recorded || self.n == 1 && self.model.wants_activation(l) {
             parts.extend([self.h(), self.x()]);
@@ -292,31 +276,35 @@ impl Pass<'_> {
             1 => floats(bytes, &mut b.h),
             _ => floats(bytes, &mut b.x),
         })?;
-        self.model.record_routed(cpu, b, l, observer);
-        self.model.publish_routed(cpu, b, l, timeline);
+        self.model.record_routed(cpu, self.batch, b, l, observer);
+        self.model.publish_routed(cpu, self.batch, b, l);
         Ok(())
     }
 
-    fn logits(&self, tools: &mut Tools, want: Want, observer: &mut dyn Observer) -> Result<()> {
-        let Some(first) = want.first(self.n) else { return Ok(()) };
+    fn logits(&self, tools: &mut Tools, observer: &mut dyn Observer) -> Result<()> {
+        // One segment's rows follow one another.
+        let wanted: Vec<LogitRow> = self.batch.logit_rows().collect();
+        if wanted.is_empty() {
+            return Ok(());
+        }
         let (norm, head) = self.dev.head.as_ref().expect("the head is on the device");
         let (n_embd, n_vocab) = (self.hyper().n_embd, head.weight.rows);
-        for start in (first..self.n).step_by(LOGITS_TOKENS) {
-            let m = LOGITS_TOKENS.min(self.n - start);
+        for wanted in wanted.chunks(LOGITS_ROWS) {
+            let (start, m) = (wanted[0].row, wanted.len());
             let part = Pass { n: m, past: self.past + start, ..*self };
             let x = self.x().slice(4 * start * n_embd..4 * (start + m) * n_embd);
             part.norm(norm, x, part.h())?;
             let acts = part.acts_of_h([head.weight.ty])?;
             let out = part.words(&self.layout().logits, m * n_vocab);
             part.linear(head, &acts, out)?;
-            match chosen_there(want, n_vocab) {
-                Some(top) => self.best(tools, out, top, start, observer)?,
+            match chosen_there(wanted[0].best, n_vocab) {
+                Some(top) => self.best(tools, out, top, wanted[0], observer)?,
                 None => {
                     let Tools { staging, b: Buffers { logits, .. }, .. } = &mut *tools;
                     let take = &mut |_, bytes: &[u8]| floats(bytes, logits);
                     staging.download(self.stream(), &[out], take)?;
                     tools.wait_for_peers()?;
-                    self.model.give_logits(&mut tools.b.logits, start, observer);
+                    self.model.give_logits(&mut tools.b.logits, wanted, observer);
                 }
             }
         }
@@ -329,7 +317,7 @@ impl Pass<'_> {
         tools: &mut Tools,
         products: DeviceSlice,
         TopK { k, n_vocab }: TopK,
-        token: usize,
+        row: LogitRow,
         observer: &mut dyn Observer,
     ) -> Result<()> {
         let all = sample::Logits {
@@ -349,14 +337,14 @@ impl Pass<'_> {
         })?;
         tools.wait_for_peers()?;
         let Buffers { best_ids, logits, .. } = &*tools.b;
-        observer.logits(token, Logits::Best { ids: best_ids, logits });
+        observer.logits(row.session, row.token, Logits::Best { ids: best_ids, logits });
         Ok(())
     }
 }
 
 /// What the device is to choose: no more than it can, and fewer than there are.
-fn chosen_there(want: Want, n_logits: usize) -> Option<TopK> {
-    let Want::LastBest(top) = want else { return None };
+fn chosen_there(best: Option<TopK>, n_logits: usize) -> Option<TopK> {
+    let top = best?;
     let fits = top.n_vocab <= n_logits && (1..=TOP_K_MAX).contains(&top.k);
     (fits && top.k < top.n_vocab).then_some(top)
 }

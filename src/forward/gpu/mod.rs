@@ -143,7 +143,7 @@ impl Model {
         let layouts = self.weights.routed.iter().map(|l| l.as_ref().map(GranuleLayout::new));
         let row = 4 * self.hyper.n_embd;
         let down = n * (2 * row + 4 * (self.hyper.routing.n_experts + 2 * self.hyper.routing.k))
-            + 4 * self.n_vocab() * crate::forward::LOGITS_TOKENS.min(n)
+            + 4 * self.n_vocab() * crate::forward::logits::LOGITS_ROWS.min(n)
             + (4 << 10);
         // The stream of a micro-batch, turns, the tables of its experts: whichever is largest.
         let largest = (n * row).max(layout.ffn.experts.granules.len()).max(layout.turns.len());

@@ -9,6 +9,7 @@ use crate::Result;
 use crate::backend::gpu::heads::DeviceHeadMats;
 use crate::backend::gpu::{DeviceSlice, Stream};
 use crate::experts::vram::VramTiers;
+use crate::forward::Batch;
 use crate::forward::gpu::workspace::{ByteRange, WorkspaceLayout};
 use crate::gguf::TensorType;
 use crate::model::Model;
@@ -32,6 +33,7 @@ pub struct Pass<'a> {
     pub model: &'a Model,
     pub dev: &'a DeviceModel,
     pub cache: &'a GpuCache,
+    pub batch: &'a Batch,
     /// Tokens.
     pub n: usize,
     /// Position of the first.

@@ -8,8 +8,8 @@ use crate::backend::gpu::sample::{self, TOP_K_MAX};
 use crate::backend::gpu::{Device, DeviceBuffer, DeviceSlice, Stream};
 use crate::backend::ops::ExpertShape;
 use crate::experts::vram::GranuleLayout;
-use crate::forward::LOGITS_TOKENS;
 use crate::forward::gpu::upload::starts;
+use crate::forward::logits::LOGITS_ROWS;
 use crate::model::hyper::HyperParams;
 use crate::model::weights::{Mixer, Query, Weights};
 use std::ops::Range;
@@ -181,7 +181,7 @@ impl WorkspaceLayout {
             acts: bump.bytes(room_bytes(n, hyper.n_embd)),
             mixer: MixerLayout::new(hyper, weights, n, n_ctx, &mut bump),
             ffn: FfnLayout::new(hyper, weights, n, n_peers, &mut bump),
-            logits: bump.words(LOGITS_TOKENS.min(n) * n_vocab),
+            logits: bump.words(LOGITS_ROWS.min(n) * n_vocab),
             top_k: bump.bytes(sample::scratch_bytes(n_vocab, 1, TOP_K_MAX)),
             best: bump.words(2 * TOP_K_MAX),
             turns: bump.words(n * hyper.rope.n_rot),

@@ -20,7 +20,6 @@ use crate::backend::gpu::expert::{Chosen, ExpertShape as DeviceShape};
 use crate::backend::gpu::slots::Lookup;
 use crate::backend::gpu::{Device, DeviceSlice, Graph, Stream};
 use crate::experts::vram::{Fence, GranuleLayout, VramTiers};
-use crate::forward::events::Pass as Timeline;
 use crate::forward::gpu::decode_pipeline::slot::{PARTS, PipelineSlot};
 use crate::forward::gpu::expert_parallel::{Peer, Routed};
 use crate::forward::gpu::layer::Tools;
@@ -221,7 +220,6 @@ impl Pass<'_> {
         tools: &mut Tools,
         l: usize,
         pinned: PinnedLayer,
-        timeline: Timeline,
         observer: &mut dyn Observer,
     ) -> Result<()> {
         let (stream, Tools { pipeline, peers, .. }) = (self.stream(), &mut *tools);
@@ -263,7 +261,7 @@ impl Pass<'_> {
         }
         let end = Fence::after(stream)?;
         let before = pipeline.pending.replace(Pending { l, pinned, sizes, end });
-        self.on_routed(tools, before, timeline, observer)
+        self.on_routed(tools, before, observer)
     }
 
     fn shape(&self, l: usize) -> DeviceShape {
@@ -308,14 +306,9 @@ impl Pass<'_> {
     }
 
     /// Hears of all that is queued: whoever waits for the stream must do this before.
-    pub fn finish_pending(
-        &self,
-        tools: &mut Tools,
-        timeline: Timeline,
-        observer: &mut dyn Observer,
-    ) -> Result<()> {
+    pub fn finish_pending(&self, tools: &mut Tools, observer: &mut dyn Observer) -> Result<()> {
         let pending = tools.pipeline.pending.take();
-        self.on_routed(tools, pending, timeline, observer)
+        self.on_routed(tools, pending, observer)
     }
 
     /// Hears of a layer, and computes or brings what it lacks.
@@ -323,7 +316,6 @@ impl Pass<'_> {
         &self,
         tools: &mut Tools,
         pending: Option<Pending>,
-        timeline: Timeline,
         observer: &mut dyn Observer,
     ) -> Result<()> {
         let Some(pending) = pending else { return Ok(()) };
@@ -343,7 +335,7 @@ impl Pass<'_> {
         tools.pipeline.waits.retain(|(waits, _)| Some(*waits) != number);
         tools.pipeline.pinned.retain(|pinned| *pinned != l);
         tiers.unpin_layer(l, &tools.b.route.chosen, Some(&end));
-        self.model.publish_routed(tools.cpu, tools.b, l, timeline);
+        self.model.publish_routed(tools.cpu, self.batch, tools.b, l);
         Ok(())
     }
 
@@ -364,7 +356,7 @@ impl Pass<'_> {
             floats(hidden, h);
             floats(stream, x);
         }
-        self.model.record_routed(tools.cpu, tools.b, l, observer);
+        self.model.record_routed(tools.cpu, self.batch, tools.b, l, observer);
         Ok(missing)
     }
 }

@@ -1,0 +1,58 @@
+//! The output norm and the output head, for the rows that get logits.
+
+use crate::backend::cpu::acts::Kinds;
+use crate::forward::batch::LogitRow;
+use crate::forward::scratch::{Buffers, rows_of};
+use crate::forward::{CpuPass, Observer};
+use crate::model::Model;
+
+/// Logits are computed for this many rows at a time: a vocabulary is large.
+pub const LOGITS_ROWS: usize = 32;
+
+/// Logits of a token.
+pub enum Logits<'a> {
+    /// By token id. The receiver may overwrite them.
+    All(&'a mut [f32]),
+    /// As many as [`TopK`](super::TopK) says: the greatest first, of equals the lowest id first.
+    /// NaN and +∞ count as equal, and as greater than all others.
+    Best { ids: &'a [u32], logits: &'a [f32] },
+}
+
+impl CpuPass<'_, '_> {
+    /// x → logits of `b.logit_rows`, to the observer
+    pub(super) fn logits(&mut self, b: &mut Buffers) {
+        let (model, cpu) = (self.model, self.cpu);
+        let (head, n_embd) = (&model.weights.output, model.hyper.n_embd);
+        for wanted in b.logit_rows.chunks(LOGITS_ROWS) {
+            let n = wanted.len();
+            let h = &mut b.h[..n * n_embd];
+            let mut start = 0;
+            for run in wanted.chunk_by(|a, b| a.row + 1 == b.row) {
+                let rows = run[0].row..run[0].row + run.len();
+                let out = &mut h[start * n_embd..][..run.len() * n_embd];
+                model.norm(cpu, &model.weights.output_norm, rows_of(&b.x, &rows, n_embd), out);
+                start += run.len();
+            }
+            b.acts.fill(cpu, Kinds::of([head.weight.ty]), n, n_embd, h);
+            cpu.products([model.linear(head, &b.acts, &mut b.logits, n)]);
+            model.give_logits(&mut b.logits, wanted, self.observer);
+        }
+    }
+}
+
+impl Model {
+    /// The head's products of some rows → logits, to the observer.
+    pub(super) fn give_logits(
+        &self,
+        products: &mut [f32],
+        rows: &[LogitRow],
+        observer: &mut dyn Observer,
+    ) {
+        if self.weights.logit_divisor != 1.0 {
+            products.iter_mut().for_each(|l| *l /= self.weights.logit_divisor);
+        }
+        for (logits, row) in products.chunks_exact_mut(self.n_vocab()).zip(rows) {
+            observer.logits(row.session, row.token, Logits::All(logits));
+        }
+    }
+}

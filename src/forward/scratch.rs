@@ -1,0 +1,41 @@
+//! Buffers of a forward pass; shapes stand beside the names.
+
+use crate::backend::cpu::acts::ActSet;
+use crate::backend::ops::Route;
+use crate::forward::attention::MixerBuffers;
+use crate::forward::batch::LogitRow;
+use crate::forward::events::EventBuffers;
+use crate::forward::moe::FfnBuffers;
+use crate::simd::Floats;
+use std::ops::Range;
+
+/// Buffers of one pass at a time; they grow to the largest batch and stay.
+#[derive(Default)]
+pub struct Buffers {
+    pub(super) x: Vec<f32>,      // [rows, n_embd], the residual stream
+    pub(super) before: Vec<f32>, // [rows, n_embd], as it was before attention
+    pub(super) h: Vec<f32>,      // [rows, n_embd], normalised
+    pub(super) y: Floats,        // [rows, n_embd], what a stage adds to x
+    pub(super) mixer: MixerBuffers,
+    pub(super) acts: ActSet, // [rows, n_embd], h in the forms that experts read
+    pub(super) route: Route,
+    pub(super) ffn: FfnBuffers,
+    pub(super) ahead_acts: ActSet,
+    pub(super) events: EventBuffers,
+    pub(super) logit_rows: Vec<LogitRow>,
+    pub(super) logits: Vec<f32>, // [tokens, n_vocab]
+    pub(super) best_ids: Vec<u32>,
+}
+
+/// Some rows of a buffer of rows of `width` elements.
+pub(super) fn rows_of<'a>(all: &'a [f32], rows: &Range<usize>, width: usize) -> &'a [f32] {
+    &all[rows.start * width..rows.end * width]
+}
+
+pub(super) fn rows_of_mut<'a>(
+    all: &'a mut [f32],
+    rows: &Range<usize>,
+    width: usize,
+) -> &'a mut [f32] {
+    &mut all[rows.start * width..rows.end * width]
+}
