@@ -1,9 +1,7 @@
 //! The epochs of one layer's network.
 
-use candle_core::{Device, Result, Tensor};
-use candle_nn::{AdamW, Optimizer, ParamsAdamW};
-
 use super::TrainOptions;
+use super::adamw::AdamW;
 use super::augment::Noise;
 use super::features::Set;
 use super::network::{Dropout, Network};
@@ -20,27 +18,24 @@ pub fn fit(
     options: &TrainOptions,
     noise: &mut Noise,
     goes_on: &mut dyn FnMut(usize, f64) -> bool,
-) -> Result<LayerModel> {
+) -> LayerModel {
     let own = options.of(group);
     let balance = if own.balanced { balance(&set.counts()) } else { vec![1.0; set.n_experts] };
     let loss = Loss { lambda: own.lambda, gamma: own.gamma, balance };
     let dims = [set.n_pca, set.n_inputs(), options.width];
-    let network = Network::new(group, dims, loss, noise)?;
-    let params =
-        ParamsAdamW { lr: own.rate, weight_decay: own.weight_decay, ..ParamsAdamW::default() };
-    let mut adamw = AdamW::new(network.variables(), params)?;
+    let mut network = Network::new(group, dims, loss, noise);
+    let mut adamw = AdamW::new(own.rate, own.weight_decay);
     let mut order: Vec<usize> = (0..set.len()).collect();
     for epoch in 0..options.epochs {
         noise.shuffle(&mut order);
         let mut sum = 0.0;
         for (step, examples) in order.chunks(options.batch).enumerate() {
             let now = epoch as f64 + (step * options.batch) as f64 / order.len() as f64;
-            adamw.set_learning_rate(own.rate * schedule(now, options));
-            let (x, signs) = batch(set, examples, options, noise)?;
+            adamw.rate = own.rate * schedule(now, options);
+            let (x, chosen) = batch(set, examples, options, noise);
             let mut dropout = Dropout { part: options.dropout, noise };
-            let loss = network.loss(&network.forward(&x, &mut dropout)?, &signs)?;
-            adamw.backward_step(&loss)?;
-            sum += f64::from(loss.to_scalar::<f32>()?) * examples.len() as f64;
+            let loss = network.step(&x, &chosen, &mut dropout, &mut adamw);
+            sum += f64::from(loss) * examples.len() as f64;
         }
         if !goes_on(epoch, sum / order.len() as f64) {
             break;
@@ -69,16 +64,16 @@ fn balance(counts: &[u32]) -> Vec<f32> {
     weights
 }
 
-/// Inputs with noise and gaps, [n, n_inputs], and the signs of what is right, [n, n_experts].
+/// Inputs with noise and gaps, [n, n_inputs], and which experts are right, [n, n_experts].
 fn batch(
     set: &Set,
     examples: &[usize],
     options: &TrainOptions,
     noise: &mut Noise,
-) -> Result<(Tensor, Tensor)> {
+) -> (Vec<f32>, Vec<bool>) {
     let mut inputs = Vec::with_capacity(examples.len() * set.n_inputs());
-    let mut signs = vec![-1.0f32; examples.len() * set.n_experts];
-    for (&example, signs) in examples.iter().zip(signs.chunks_exact_mut(set.n_experts)) {
+    let mut chosen = vec![false; examples.len() * set.n_experts];
+    for (&example, chosen) in examples.iter().zip(chosen.chunks_exact_mut(set.n_experts)) {
         let start = inputs.len();
         inputs.extend_from_slice(set.input(example));
         let (z, choice) = inputs[start..].split_at_mut(set.n_pca);
@@ -90,11 +85,9 @@ fn batch(
         for part in choice.chunks_exact_mut(set.n_source) {
             part.iter_mut().zip(mask).for_each(|(x, m)| *x *= m);
         }
-        set.chosen(example).iter().for_each(|&expert| signs[expert as usize] = 1.0);
+        set.chosen(example).iter().for_each(|&expert| chosen[expert as usize] = true);
     }
-    let n = examples.len();
-    let inputs = Tensor::from_vec(inputs, (n, set.n_inputs()), &Device::Cpu)?;
-    Ok((inputs, Tensor::from_vec(signs, (n, set.n_experts), &Device::Cpu)?))
+    (inputs, chosen)
 }
 
 #[cfg(test)]

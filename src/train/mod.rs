@@ -1,12 +1,14 @@
 //! Training of LLaPor (PreScope, sections 4.2.2 and 6.4): from what routers saw and chose in a
 //! trace to the networks that `crate::policy::papers::prescope::llapor` runs, and how well they predict tokens that
-//! they were not trained on, beside simpler ways to predict. The library is candle; all randomness
+//! they were not trained on, beside simpler ways to predict. All randomness
 //! comes from the seed, so that equal samples and options give equal networks.
 
 mod accuracy;
+mod adamw;
 mod augment;
 mod features;
 mod fit;
+mod matrix;
 mod network;
 mod pca;
 pub mod report;
@@ -170,18 +172,13 @@ pub fn train(
             heard.is_ok()
         };
         let start = Instant::now();
-        let trained = task.train(0..n_trained, &mut goes_on).map_err(broken)?;
+        let trained = task.train(0..n_trained, &mut goes_on);
         heard?;
         let timed = (&trained, start.elapsed());
         report.layers.push(accuracy::judge(&task, timed, 0..n_trained, n_trained..n));
         model.layers[layer] = Some(trained);
     }
     Ok(Trained { model, report })
-}
-
-/// Candle's errors are about shapes, which are ours to get right, or about memory.
-fn broken(error: candle_core::Error) -> Error {
-    Error::invalid(format!("the predictors could not be trained: {error}"))
 }
 
 /// One layer to predict.
@@ -204,17 +201,13 @@ impl Task<'_> {
         Source::of(self.shape, self.samples, self.at)
     }
 
-    fn train(
-        &self,
-        rows: Range<usize>,
-        goes_on: &mut dyn FnMut(usize, f64) -> bool,
-    ) -> candle_core::Result<LayerModel> {
+    fn train(&self, rows: Range<usize>, goes_on: &mut dyn FnMut(usize, f64) -> bool) -> LayerModel {
         let source = self.source();
         let mut noise = Noise::new(self.options.seed, self.layer as u64);
         let n_pca = self.options.n_pca(self.group, self.samples.n_embd);
         let n_embd = self.samples.n_embd;
         let hidden = &source.layer.hidden[rows.start * n_embd..rows.end * n_embd];
-        let compress = pca::fit(hidden, n_embd, n_pca, &mut noise)?;
+        let compress = pca::fit(hidden, n_embd, n_pca, &mut noise);
         let target = &self.samples.layers[self.at];
         let set = Set::new(&source, target, self.n_experts(), &compress, rows);
         fit::fit(&set, compress, self.group, self.options, &mut noise, goes_on)

@@ -2,9 +2,8 @@
 //! the covariance is applied to random directions again and again, which turns them towards those
 //! of the greatest variance.
 
-use candle_core::{D, Device, Result, Tensor};
-
 use super::augment::Noise;
+use super::matrix::{View, product};
 use crate::policy::papers::prescope::llapor::Linear;
 
 /// Tokens that the covariance is taken of, at most: so many for each dimension, or so many if that
@@ -21,37 +20,45 @@ const FLOOR: f32 = 0.01;
 
 /// The map from activations to their `n_pca` strongest components, each of mean 0 and variance 1.
 /// `hidden`: [n, n_embd].
-pub fn fit(hidden: &[f32], n_embd: usize, n_pca: usize, noise: &mut Noise) -> Result<Linear> {
+pub fn fit(hidden: &[f32], n_embd: usize, n_pca: usize, noise: &mut Noise) -> Linear {
     let n_max = TOKENS.max(n_embd * TOKENS_PER_DIMENSION);
     let every = (hidden.len() / n_embd).div_ceil(n_max);
     let rows = hidden.chunks_exact(n_embd).step_by(every.max(1));
     let n = rows.len();
-    let rows: Vec<f32> = rows.flatten().copied().collect();
-    let rows = Tensor::from_vec(rows, (n, n_embd), &Device::Cpu)?;
-    let mean = rows.mean_keepdim(0)?;
-    let rows = rows.broadcast_sub(&mean)?;
-    let covariance = (rows.t()?.matmul(&rows)? / n as f64)?;
-
-    let mut start = vec![0.0; n_pca * n_embd];
-    noise.blur(&mut start, 1.0);
-    let mut components = orthonormal(start, n_embd)?;
-    for _ in 0..ITERATIONS {
-        let turned = components.matmul(&covariance)?;
-        components = orthonormal(turned.flatten_all()?.to_vec1()?, n_embd)?;
+    let mut rows: Vec<f32> = rows.flatten().copied().collect();
+    let mean: Vec<f32> = (0..n_embd)
+        .map(|at| rows.iter().skip(at).step_by(n_embd).sum::<f32>() / n as f32)
+        .collect();
+    for row in rows.chunks_exact_mut(n_embd) {
+        row.iter_mut().zip(&mean).for_each(|(x, mean)| *x -= mean);
     }
-    let variances = (components.matmul(&covariance)? * &components)?.sum(D::Minus1)?;
-    let variances: Vec<f32> = variances.to_vec1()?;
+    let rows = View::new(&rows, n_embd);
+    let mut covariance = product(rows.transposed(), rows);
+    covariance.iter_mut().for_each(|x| *x /= n as f32);
+    let covariance = View::new(&covariance, n_embd);
+
+    let mut components = vec![0.0; n_pca * n_embd];
+    noise.blur(&mut components, 1.0);
+    orthonormalize(&mut components, n_embd);
+    for _ in 0..ITERATIONS {
+        components = product(View::new(&components, n_embd), covariance);
+        orthonormalize(&mut components, n_embd);
+    }
+    let turned = product(View::new(&components, n_embd), covariance);
+    let pairs = components.chunks_exact(n_embd).zip(turned.chunks_exact(n_embd));
+    let variances: Vec<f32> = pairs.map(|(component, turned)| dot(component, turned)).collect();
     let floor = FLOOR * variances.iter().sum::<f32>() / n_pca as f32;
-    let scales = variances.iter().map(|variance| 1.0 / variance.max(floor).max(1e-12).sqrt());
-    let scales = Tensor::from_iter(scales, &Device::Cpu)?.reshape((n_pca, 1))?;
-    let weight = components.broadcast_mul(&scales)?;
-    let bias = weight.matmul(&mean.t()?)?.neg()?;
-    Ok(Linear::new(weight.flatten_all()?.to_vec1()?, bias.flatten_all()?.to_vec1()?, n_embd))
+    for (component, variance) in components.chunks_exact_mut(n_embd).zip(&variances) {
+        let scale = 1.0 / variance.max(floor).max(1e-12).sqrt();
+        component.iter_mut().for_each(|x| *x *= scale);
+    }
+    let bias = components.chunks_exact(n_embd).map(|component| -dot(component, &mean)).collect();
+    Linear::new(components, bias, n_embd)
 }
 
 /// Gram and Schmidt's process on vectors of length `n`, twice each, as once leaves rounding errors.
 /// Vectors that depend on those before them become 0.
-fn orthonormal(mut vectors: Vec<f32>, n: usize) -> Result<Tensor> {
+fn orthonormalize(vectors: &mut [f32], n: usize) {
     for at in 0..vectors.len() / n {
         let (before, rest) = vectors.split_at_mut(at * n);
         let vector = &mut rest[..n];
@@ -64,8 +71,6 @@ fn orthonormal(mut vectors: Vec<f32>, n: usize) -> Result<Tensor> {
         let scale = if left > 1e-5 * length { 1.0 / left } else { 0.0 };
         vector.iter_mut().for_each(|x| *x *= scale);
     }
-    let dims = (vectors.len() / n, n);
-    Tensor::from_vec(vectors, dims, &Device::Cpu)
 }
 
 fn dot(a: &[f32], b: &[f32]) -> f32 {
@@ -87,8 +92,7 @@ mod tests {
         let mut noise = Noise::new(1, 0);
         let mut axes = vec![0.0; 3 * n_embd];
         noise.blur(&mut axes, 1.0);
-        let axes: Vec<f32> =
-            orthonormal(axes, n_embd).unwrap().flatten_all().unwrap().to_vec1().unwrap();
+        orthonormalize(&mut axes, n_embd);
         let mut hidden = vec![0.7; n * n_embd];
         noise.blur(&mut hidden, 0.1);
         for row in hidden.chunks_exact_mut(n_embd) {
@@ -97,7 +101,7 @@ mod tests {
                 row.iter_mut().zip(axis).for_each(|(x, a)| *x += along * a);
             }
         }
-        let map = fit(&hidden, n_embd, 3, &mut noise).unwrap();
+        let map = fit(&hidden, n_embd, 3, &mut noise);
         let (mut z, mut moments) = (Vec::new(), [[0.0; 2]; 3]);
         for row in hidden.chunks_exact(n_embd) {
             map.apply(row, &mut z);
@@ -120,7 +124,7 @@ mod tests {
     #[test]
     fn what_does_not_vary_is_no_component() {
         let hidden: Vec<f32> = (0..100).flat_map(|i| [i as f32, 1.0, 2.0, 3.0]).collect();
-        let map = fit(&hidden, 4, 2, &mut Noise::new(0, 0)).unwrap();
+        let map = fit(&hidden, 4, 2, &mut Noise::new(0, 0));
         assert!(map.weight().iter().chain(map.bias()).all(|x| x.is_finite()));
         let mut z = Vec::new();
         map.apply(&hidden[..4], &mut z);

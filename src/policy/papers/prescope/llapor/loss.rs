@@ -26,6 +26,14 @@ impl Loss {
         Loss { lambda: 1.0, gamma: 0.0, balance: vec![1.0; n_experts] }
     }
 
+    /// L of one expert, from its logit.
+    pub fn value(&self, expert: usize, logit: f32, chosen: bool) -> f32 {
+        let sign = if chosen { 1.0 } else { -1.0 };
+        let entropy = softplus(-sign * logit);
+        let focal = sigmoid(-sign * logit).powf(self.gamma) * entropy;
+        self.lambda * self.balance[expert] * entropy + (1.0 - self.lambda) * focal
+    }
+
     /// ∂L/∂x of one expert, x being the logit.
     pub fn gradient(&self, expert: usize, logit: f32, chosen: bool) -> f32 {
         let sign = if chosen { 1.0 } else { -1.0 };
@@ -75,6 +83,9 @@ mod tests {
             let slope = (after - before) / (2.0 * step);
             let gradient = f64::from(loss.gradient(1, logit as f32, chosen));
             prop_assert!((gradient - slope).abs() < 1e-4, "{gradient} {slope}");
+            let (got, expected) =
+                (f64::from(loss.value(1, logit as f32, chosen)), value(&loss, 1, logit, chosen));
+            prop_assert!((got - expected).abs() < 1e-4 * expected.max(1.0), "{got} {expected}");
         }
     }
 

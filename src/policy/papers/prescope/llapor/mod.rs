@@ -21,8 +21,9 @@ mod persist;
 mod predictor;
 
 pub use held_out::{HELD_OUT_SECTION, restore_held_out, save_held_out};
-pub use loss::Loss;
-pub use model::{LayerModel, Linear, LlaporModel, Residual, Workspace, push_choice};
+pub use loss::{Loss, sigmoid};
+pub use model::{LayerModel, Linear, LlaporModel, Residual, Workspace};
+pub use model::{gelu, gelu_slope, push_choice};
 pub use predictor::LlaPor;
 
 /// Where a layer stands. Routing follows the earlier layers' choices near the two ends and their

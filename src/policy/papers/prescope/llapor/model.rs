@@ -76,10 +76,18 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
 }
 
 /// The approximation with tanh (Hendrycks and Gimpel, 2016): ½ (1 + tanh u) = σ(2u).
-fn gelu(x: f32) -> f32 {
-    const SQRT_8_OVER_PI: f32 = 1.595_769_1;
-    x * sigmoid(SQRT_8_OVER_PI * (x + 0.044_715 * x * x * x))
+pub fn gelu(x: f32) -> f32 {
+    x * sigmoid(SQRT_8_OVER_PI * (x + CUBIC * x * x * x))
 }
+
+/// The derivative of `gelu`.
+pub fn gelu_slope(x: f32) -> f32 {
+    let s = sigmoid(SQRT_8_OVER_PI * (x + CUBIC * x * x * x));
+    s + x * s * (1.0 - s) * SQRT_8_OVER_PI * (1.0 + 3.0 * CUBIC * x * x)
+}
+
+const SQRT_8_OVER_PI: f32 = 1.595_769_1;
+const CUBIC: f32 = 0.044_715;
 
 /// A middle layer's second part, and the gate through which it acts.
 #[derive(Clone, Debug, PartialEq)]
