@@ -1,5 +1,4 @@
-//! What the dot kernels reach, against what one core of this machine does, and what the
-//! accumulation order of "One arithmetic" costs against another.
+//! Speed of the dot kernels against what one core of this machine can do.
 //!
 //!     cargo bench --bench kernels                 # tables in Markdown, one thread
 //!     cargo bench --bench kernels -- q4_k         # cases whose name contains it, of any type
@@ -8,11 +7,9 @@
 //! Variants of a case run in turn, round after round, so that other work on the machine meets
 //! all of them alike; each shows its fastest rounds.
 
-#[cfg(target_arch = "x86_64")]
-#[path = "kernels_order.rs"]
-mod order;
-
 use moeba::gguf::TensorType;
+use moeba::machine::peak::Peak;
+use moeba::machine::read_rate::ReadTest;
 use moeba::quant;
 use moeba::simd::{self, ActKind, Activations, Kernels, MatRef, Scratch, act_kind};
 use std::hint::black_box;
@@ -120,24 +117,8 @@ fn seconds(variants: &mut [Variant]) -> Vec<f64> {
     rounds.into_iter().map(third).collect()
 }
 
-/// Bytes a second that one thread reads from memory.
-fn read_rate() -> f64 {
-    let words = vec![1u64; 48 << 20];
-    let part = words.len() / 64;
-    let seconds = seconds(&mut [Box::new(|i| {
-        let words = &words[i % 64 * part..][..part];
-        let sum = words.chunks_exact(16).fold([0u64; 16], |mut sum, chunk| {
-            #[cfg(target_arch = "x86_64")]
-            order::prefetch(chunk.as_ptr().wrapping_add(512).cast());
-            (0..16).for_each(|i| sum[i] = sum[i].wrapping_add(chunk[i]));
-            sum
-        });
-        black_box(sum);
-    })]);
-    (part * 8) as f64 / seconds[0]
-}
-
-/// One product of each format: cold (weights from memory) for one token, warm for many.
+/// One product of each format: cold (weights from memory) for one token, warm for many. `rate` is
+/// in GB/s, `peak` in GOP/s.
 fn formats(k: &Kernels, filter: &str, rate: f64, peak: f64) {
     println!(
         "\n| rows × columns | cold, GB/s | of read | GOP/s: 1 token | 4 | 32 | 512 | of peak |"
@@ -170,12 +151,12 @@ fn formats(k: &Kernels, filter: &str, rate: f64, peak: f64) {
             let gops = |i: usize, t: usize| 2e-9 * (rows * cols * t) as f64 / seconds[i];
             println!(
                 "| {name} | {gbs:.1} | {:.0} % | {:.0} | {:.0} | {:.0} | {:.0} | {:.0} % |",
-                100e9 * gbs / rate,
+                100.0 * gbs / rate,
                 gops(1, 1),
                 gops(2, 4),
                 gops(3, 32),
                 gops(4, 512) * 64.0 / rows as f64,
-                100e9 * gops(4, 512) * 64.0 / rows as f64 / peak,
+                100.0 * gops(4, 512) * 64.0 / rows as f64 / peak,
             );
         }
     }
@@ -222,63 +203,18 @@ fn versions(filter: &str) {
     }
 }
 
-/// The order chosen against the other one (`kernels_order.rs`).
-#[cfg(target_arch = "x86_64")]
-fn orders(k: &Kernels, filter: &str) {
-    println!("\n| case | blocks by lane (chosen), GOP/s | positions by lane, GOP/s | ratio |");
-    println!("|---|---|---|---|");
-    for ty in [TensorType::Q4_K, TensorType::Q8_0] {
-        for (rows, cols) in [(2048, 768), (768, 2048), (2048, 4096), (64, 256)] {
-            for tokens in [1, 4, 32] {
-                let name = format!("{} {rows} × {cols}, {tokens} tokens", ty.name().to_lowercase());
-                if !name.contains(filter) {
-                    continue;
-                }
-                let weights = Weights::new(ty, rows, cols, 1);
-                let acts = activations(k, act_kind(ty), tokens, cols);
-                let (mut a, mut b) = (vec![0.0; rows * tokens], vec![0.0; rows * tokens]);
-                let (mut scratch, mut unpacked) = (Scratch::new(), order::Unpacked::new(cols));
-                let (weights, acts) = (&weights, &acts);
-                let seconds = seconds(&mut [
-                    Box::new(|_| {
-                        k.matmul_all(weights.matrix(0), acts.all(), &mut a, &mut scratch);
-                        black_box(&mut a);
-                    }),
-                    Box::new(|_| {
-                        order::matmul(weights.matrix(0), acts.all(), &mut b, &mut unpacked);
-                        black_box(&mut b);
-                    }),
-                ]);
-                for (a, b) in a.iter().zip(&b) {
-                    assert!((a - b).abs() <= 1e-3 * cols as f32, "{name}: {a} and {b}");
-                }
-                let gops = |i: usize| 2e-9 * (rows * cols * tokens) as f64 / seconds[i];
-                let ratio = seconds[1] / seconds[0];
-                println!("| {name} | {:.0} | {:.0} | {ratio:.2} |", gops(0), gops(1));
-            }
-        }
-    }
-}
-
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
     let filter = args.first().map_or("", String::as_str);
     let k = simd::kernels();
-    let rate = read_rate();
-    #[cfg(target_arch = "x86_64")]
-    let peak = order::integer_peak(seconds);
-    #[cfg(not(target_arch = "x86_64"))]
-    let peak = f64::NAN;
-    println!("kernels: {}; one thread reads {:.1} GB/s;", k.name, rate / 1e9);
-    println!("maddubs and add: {:.0} GOP/s (a product and a sum are two)", peak / 1e9);
+    let rate = ReadTest::new(None).expect("memory for the read test").gb_per_second(1).median();
+    let peak = Peak::of_kernels(k.name).giga_ops_per_second(1).median();
+    println!("kernels: {}; one thread reads {rate:.1} GB/s;", k.name);
+    println!("integer peak: {peak:.0} GOP/s (a product and a sum are two)");
     if filter.contains("versions") {
         versions(filter);
         return;
     }
     formats(k, filter, rate, peak);
     versions(filter);
-    #[cfg(target_arch = "x86_64")]
-    if k.name == "avx2" {
-        orders(k, filter);
-    }
 }

@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""All tables of policies, in one command: bench/POLICIES.md, bench/policies/*.csv and *.svg.
+"""All tables of policies, in one command: OUT/POLICIES.md, OUT/policies/*.csv and *.svg.
 
-    cargo build --release
-    bench/policies.py --text PROSE.txt [--full FULL.mtrace] [--llapor ACCURACY.csv]
+    cargo build --release --features lab
+    bench/policies.py [--text PROSE.txt] [--full FULL.mtrace] [--llapor ACCURACY.csv]
                       [--networks FULL.moeba]
 
-Replays bench/traces/*.mtrace, and runs the engine itself on the demo model, experts streamed from
-disk, at 25 and 50 % with every policy. --text is held-out prose for the live runs; --full is the
-demo model's trace with --ahead 6 --hidden (bench/traces.py --full); --llapor is what
-`moeba trace train FULL.mtrace --report` wrote, times included; --networks is the profile that
-`moeba trace train FULL.mtrace --held-out 35` wrote: two batches of 32 requests, which those
-networks have not seen. Live figures and those times depend on the machine; everything else repeats.
+Simulates the policies on TRACES/demo.mtrace and sibling.mtrace (moeba-lab tables). With --text,
+held-out prose, it also runs the engine on the demo model with experts streamed from disk, at 25 and
+50 % with every policy. --full is the demo model's trace with --ahead 6 --hidden (bench/traces.py
+--full); --llapor is the report of `moeba trace train FULL.mtrace --report`; --networks is the
+profile that `moeba trace train FULL.mtrace --held-out 35` wrote: two batches of 32 requests that
+those networks have not seen. Live figures and LLaPor's times depend on the machine; everything else
+repeats.
 """
 
 import argparse
@@ -50,13 +51,14 @@ def main():
     parser.add_argument("--networks", type=Path)
     parser.add_argument("--demo", type=Path, default=ROOT / "models/demo/moeba-demo.gguf")
     parser.add_argument("--traces", type=Path, default=ROOT / "bench/traces")
-    parser.add_argument("--out", type=Path, default=ROOT / "bench")
+    parser.add_argument("--out", type=Path, default=ROOT / "target/policies")
     parser.add_argument("--moeba", type=Path, default=ROOT / "target/release/moeba")
+    parser.add_argument("--lab", type=Path, default=ROOT / "target/release/moeba-lab")
     parser.add_argument("--chunks", type=int, default=4, help="of 256 tokens, a live run")
     parser.add_argument("--rounds", type=int, default=3, help="live runs of each policy, in turn")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     args = parser.parse_args()
-    command = [args.moeba, "trace", "replay", args.traces / "demo.mtrace", "--report", args.out,
+    command = [args.lab, "tables", args.traces / "demo.mtrace", "-o", args.out,
                "--coarse", args.traces / "sibling.mtrace"]
     for flag in ["full", "llapor", "networks"]:
         if getattr(args, flag):
@@ -67,7 +69,7 @@ def main():
             live = folder / "live.csv"
             runs = [(policy, budget) for budget in BUDGETS for policy in POLICIES]
             rounds = [[live_run(args, *run, folder) for run in runs] for _ in range(args.rounds)]
-            # Of each, the run of median time: what else the machine does is not the policy's.
+            # The run of median time of each policy and budget.
             tpot = lambda line: float(line.split(";")[3])
             lines = [sorted(lines, key=tpot)[len(lines) // 2] for lines in zip(*rounds)]
             live.write_text("\n".join(lines) + "\n")

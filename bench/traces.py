@@ -6,9 +6,10 @@
     bench/traces.py --sibling sibling.gguf --prose P.txt --reference R.txt --code C.txt [--full DIR]
 
 The texts are those that `models/demo/data.py` holds out: nothing that the models were trained on.
-Writes bench/traces/MODEL.mtrace, one file a model with all three kinds of text in it: compact, each
-router on the activation of the layer before it, no hidden states. The committed files are made so.
-With --full DIR also DIR/MODEL-full.mtrace: longer requests, all distances, hidden states.
+Writes OUT/MODEL.mtrace, one file a model with all three kinds of text in it: compact, each router on
+the activation of the layer before it, no hidden states. bench/traces has every tenth request of such
+a recording. With --full DIR also DIR/MODEL-full.mtrace: longer requests, all distances, hidden
+states.
 """
 
 import argparse
@@ -45,7 +46,7 @@ def main():
     parser.add_argument("--sibling", type=Path, help="GGUF file; without it, the demo model only")
     for kind in KINDS:
         parser.add_argument(f"--{kind}", type=Path, required=True, help="held-out text")
-    parser.add_argument("--out", type=Path, default=ROOT / "bench/traces")
+    parser.add_argument("--out", type=Path, default=ROOT / "target/traces")
     parser.add_argument("--full", type=Path, help="folder for the larger traces")
     parser.add_argument("--moeba", default=ROOT / "target/release/moeba")
     parser.add_argument("--requests", type=int, default=64, help="of each kind of text")

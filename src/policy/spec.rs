@@ -110,7 +110,7 @@ const NAMED: &[(&str, PolicySpec)] = &[
     ("auto", whole(PredictorKind::Auto, EvictionKind::ScanResistant)),
 ];
 
-/// Of those that need no trial the one that waits least in `bench/POLICIES.md`.
+/// The fastest policy in `bench/README.md`.
 const DEFAULT: PolicySpec = whole(PredictorKind::NextLayer, EvictionKind::ScanResistant);
 
 /// Runs are to be repeatable, and a policy that draws is there to be compared with.

@@ -1,8 +1,7 @@
 //! Figure 17: where the time of an iteration goes, and what searching adds to it.
 //!
 //! Policies read no clock, so a replay cannot measure a search. It is given how long one takes and
-//! says what becomes of that beside the layer loop. `bench/map_search.rs` measures how long one
-//! takes on a machine, and live runs what the whole policy does.
+//! says what becomes of that beside the layer loop. Live runs measure what the whole policy does.
 
 use super::split::{Split, profile};
 use super::{DEVICE, N_WARM_UP, learned, stated};
@@ -49,7 +48,7 @@ pub fn figure_17(inputs: &Inputs) -> Result<Vec<Table>> {
             "{}. {:.0} % of all experts have room. \
              Mean of decode steps, ms, by how long one search takes; \"attention\" has routers and \
              shared experts in it. \"Searches\": all of a step, one after another, if they were \
-             waited for. These times are modelled; `bench/map_search.rs` measures searches.{}",
+             waited for. These times are modelled.{}",
             settings.join(". Also "),
             100.0 * SHARE,
             if live(inputs).next().is_some() { LIVE } else { "" },

@@ -11,7 +11,7 @@ use crate::experts::tier::residency::Entry;
 use crate::policy::{Expert, LayerShare};
 
 /// One in so many slots may hold copies of what is whole in the tier above. With fewer, what that
-/// tier pushes out is lost; with more, memory holds everything twice (bench/exclusive.rs).
+/// tier pushes out is lost; with more, memory holds everything twice.
 const COPIES: usize = 3;
 
 impl State {
