@@ -199,7 +199,8 @@ def write(modules, text):
 
 def differences(modules, text):
     """What differs between the committed files and these."""
-    faults = [f"{file.name} has no source" for file in sorted(set(PTX.glob("*.ptx.gz")) - set(modules))]
+    strays = sorted(set(PTX.glob("*.ptx.gz")) - set(modules))
+    faults = [f"{file.name} has no source" for file in strays]
     again = "run kernels/build_ptx.py without --check"
     for file, (source, _, ptx) in modules.items():
         if not file.exists() or gzip.decompress(file.read_bytes()).decode() != ptx:

@@ -55,7 +55,8 @@ box(20, TOP, 210, TALL, COLOURS["disk"], "Disk", ["GGUF file: all experts", "cut
 slots(48, 150, 9, 9, "#9aa5b1")
 slots(48, 176, 9, 9, "#9aa5b1")
 slots(48, 202, 9, 9, "#9aa5b1")
-box(330, TOP, 220, TALL, COLOURS["ram"], "RAM", ["expert slots within --ram", "dense weights, unless in VRAM"])
+box(330, TOP, 220, TALL, COLOURS["ram"], "RAM",
+    ["expert slots within --ram", "dense weights, unless in VRAM"])
 slots(372, 150, 8, 6, "#4098d7")
 slots(372, 176, 8, 4, "#4098d7")
 text(440, 224, "CPU computes", 13, weight="bold")
@@ -80,15 +81,16 @@ text(599, 213, "sums", 12.5)
 
 # Who decides.
 box(210, 318, 460, 88, COLOURS["policy"], "Layer loop and policy",
-    ["the router's choice: demand, served first", "the predictor's guess: prefetch, at most one granule ahead of demand"])
+    ["the router's choice: demand, served first",
+     "the predictor's guess: prefetch, at most one granule ahead of demand"])
 arrow(279, 318, 279, 145, True)
 arrow(440, 318, 440, 254, True)
 arrow(599, 318, 599, 221, True)
 text(289, 290, "read", 12.5, anchor="start")
 text(450, 290, "evict", 12.5, anchor="start")
 text(609, 290, "upload", 12.5, anchor="start")
-text(440, 34, "An expert is read, moved and computed in granules; results do not depend on where they are.",
-     14, weight="bold")
+HEADING = "Experts are read, moved and computed in granules; results do not depend on the place."
+text(440, 34, HEADING, 14, weight="bold")
 
 svg = (
     f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '

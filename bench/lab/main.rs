@@ -33,7 +33,7 @@ fn main() -> ExitCode {
     match interrupt::install().and_then(|()| command::run(&args)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("moeba-lab: {e}");
+            eprintln!("error: {e}");
             ExitCode::from(match e {
                 Error::Interrupted => interrupt::exit_code() as u8,
                 Error::Usage(_) => 2,

@@ -35,7 +35,7 @@ pub struct LayerReport {
     pub times: Times,
 }
 
-/// What LLaPor took on this machine.
+/// Time that LLaPor took on this machine.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Times {
     /// All epochs, and the compression.
@@ -47,7 +47,7 @@ pub struct Times {
 /// Shares, from 0 to 1.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Accuracy {
-    /// Of the i + 1 experts that a token weighs most, how many are among the k predicted; the last
+    /// At i: the share of a token's i + 1 heaviest experts among the k predicted ones; the last
     /// is the hit rate of Figure 16.
     pub top: Vec<f64>,
     pub hot: Hot,
@@ -56,7 +56,7 @@ pub struct Accuracy {
 /// Over batches of tokens, of experts by how many tokens choose them: Table 3.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Hot {
-    /// Of the 2, 3 and 4 that were predicted to be hottest, how many are within the window.
+    /// The share of the 2, 3 and 4 experts predicted hottest that are within the window.
     pub top: [f64; 3],
     /// Tokens of the 4 that were predicted to be hottest, in parts of those of the 4 that are.
     pub tokens: f64,
@@ -144,7 +144,7 @@ fn hot(truth: &[&[u32]], predicted: &[Vec<u32>], n_experts: usize) -> Hot {
         let (mut real, mut guess) = (vec![0.0; n_experts], vec![0.0; n_experts]);
         for token in (0..BATCH).map(|at| batch + at * n_batches) {
             truth[token].iter().for_each(|expert| real[*expert as usize] += 1.0);
-            // What a token is predicted to weigh less decides between equals.
+            // A lower predicted weight decides between equals.
             for (at, expert) in predicted[token].iter().enumerate() {
                 guess[*expert as usize] += 1.0 - 1e-4 * at as f32;
             }
@@ -176,7 +176,7 @@ mod tests {
         assert_eq!(accuracy(&[&[3, 1], &[1, 3]], &scores, 4, 2).top, [0.0, 0.25]);
     }
 
-    /// Of 8 experts token i has i mod 8 and one of 0 and 1, so that these two are hottest, with 20
+    /// With 8 experts, token i has i mod 8 and one of 0 and 1, so these two are hottest, with 20
     /// tokens each; all others have 4.
     #[test]
     fn hot_experts_are_found_within_the_window() {

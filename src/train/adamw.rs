@@ -7,7 +7,7 @@ const EPSILON: f32 = 1e-8;
 /// Values that are trained.
 pub struct Parameter {
     pub value: Vec<f32>,
-    /// Of the latest batch.
+    /// The latest batch's gradient.
     pub gradient: Vec<f32>,
     /// Running means of the gradient and of its square.
     first: Vec<f32>,

@@ -6,7 +6,7 @@ use super::samples::{LayerSamples, Samples};
 use crate::policy::Shape;
 use crate::policy::papers::prescope::llapor::{Linear, push_choice};
 
-/// Where a layer is predicted from.
+/// The input side of one layer's prediction: the earlier layer's samples.
 pub struct Source<'a> {
     pub layer: &'a LayerSamples,
     pub n_embd: usize,
@@ -17,7 +17,7 @@ pub struct Source<'a> {
 }
 
 impl<'a> Source<'a> {
-    /// Of the `at`th MoE layer.
+    /// The source of MoE layer number `at`.
     pub fn of(shape: &Shape, samples: &'a Samples, at: usize) -> Source<'a> {
         let moe: Vec<usize> = shape.moe_layers().collect();
         let source = (at + moe.len() - 1) % moe.len();

@@ -29,7 +29,7 @@ pub fn product(a: View<'_>, b: View<'_>) -> Vec<f32> {
     let mut out = vec![0.0; a.rows * b.cols];
     // SAFETY: a view's rows, columns and strides reach exactly the elements of its slice
     // (`View::new` checks its length, `transposed` swaps both pairs); the sizes agree, as is
-    // asserted above; `out` has a.rows rows of b.cols elements and is borrowed by nobody else.
+    // asserted above; `out` has a.rows rows of b.cols elements and has no other borrow.
     unsafe {
         matrixmultiply::sgemm(
             a.rows,

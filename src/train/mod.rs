@@ -1,7 +1,7 @@
-//! Training of LLaPor (PreScope, sections 4.2.2 and 6.4): from what routers saw and chose in a
-//! trace to the networks that `crate::policy::papers::prescope::llapor` runs, and how well they predict tokens that
-//! they were not trained on, beside simpler ways to predict. All randomness
-//! comes from the seed, so that equal samples and options give equal networks.
+//! Trains LLaPor (PreScope, sections 4.2.2 and 6.4). Reads routers' inputs and choices from a
+//! trace, trains the networks that `policy::papers::prescope::llapor` runs, and compares their
+//! accuracy on held-out tokens with that of simpler predictors. All randomness comes from the seed:
+//! equal samples and options give equal networks.
 
 mod accuracy;
 mod adamw;
@@ -52,7 +52,7 @@ pub struct TrainOptions {
     pub noise: f32,
 }
 
-/// What the groups of layers differ in.
+/// Options that differ between the groups of layers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GroupOptions {
     /// Activations are made so many times shorter.

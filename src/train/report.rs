@@ -63,7 +63,7 @@ impl LlaporReport {
         out
     }
 
-    /// The error is half a sentence.
+    /// Returns the reason as a clause, for use after a colon.
     pub fn parse(text: &str) -> Result<LlaporReport, String> {
         let mut lines = text.lines();
         if lines.next().map(str::trim) != Some(NAMES) {

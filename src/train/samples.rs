@@ -1,4 +1,4 @@
-//! What routers saw and chose, token by token: what a trace is read into.
+//! Router inputs and choices, token by token, as read from a trace.
 
 use crate::policy::Shape;
 
@@ -6,7 +6,7 @@ use crate::policy::Shape;
 #[derive(Clone, Debug, Default)]
 pub struct Samples {
     pub n_embd: usize,
-    /// Of each token whether the one before it came just before it in the same text.
+    /// For each token: whether its predecessor here is its predecessor in the text.
     pub follows: Vec<bool>,
     /// The MoE layers in order.
     pub layers: Vec<LayerSamples>,
@@ -15,9 +15,9 @@ pub struct Samples {
 /// One MoE layer. Rows in turn.
 #[derive(Clone, Debug, Default)]
 pub struct LayerSamples {
-    /// What the router saw: [n, n_embd].
+    /// The router's input: [n, n_embd].
     pub hidden: Vec<f32>,
-    /// Of all its J experts: [n, J].
+    /// Probabilities of all J experts: [n, J].
     pub probs: Vec<f32>,
     /// Best first: [n, k].
     pub chosen: Vec<u32>,
@@ -31,7 +31,7 @@ impl Samples {
         self.follows.len()
     }
 
-    /// The error is half a sentence.
+    /// Returns the reason as a clause, for use after a colon.
     pub fn check(&self, shape: &Shape) -> Result<(), String> {
         let n = self.n_tokens();
         let moe: Vec<usize> = shape.moe_layers().collect();

@@ -90,7 +90,7 @@ fn a_seed_makes_one_model() {
     assert_ne!(with(1), with(2));
 }
 
-/// What comes out of training goes through the profile into the predictor.
+/// A trained model goes through the profile into the predictor.
 #[test]
 fn a_trained_model_predicts() {
     use crate::policy::{Event, LlaPor, Predictor, Profile, Routed};

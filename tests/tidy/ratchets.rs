@@ -31,7 +31,7 @@ const DIALECT: &[(&str, usize)] = &[
     ("src/simd", 37),
     ("src/tokenizer", 8),
     ("src/trace", 70),
-    ("src/train", 15),
+    ("src/train", 3),
     ("tests", 106),
 ];
 
