@@ -52,11 +52,12 @@ pub fn introduction(inputs: &Inputs) -> String {
 /// The first line of the document.
 pub const HEADING: &str = "# Policies on the routing of trained models";
 
-const INTRODUCTION: &str = "\n\nMade by `bench/policies.py`; do not edit. Routing is that of \
-    the small models that come with moeba, on text they were not trained on; sizes of experts and \
-    speeds of machines are those of the published models and machines that the papers used. \
-    Hits, misses and bytes are those of the engine's own tier and policies; time is modelled (`src/trace/costs.rs`). \
-    Whether a claim of a paper holds is computed from the rows.\n\n";
+const INTRODUCTION: &str = "\n\n\
+    Made by `bench/policies.py`; do not edit. Routing is that of the small models that come with \
+    moeba, on text they were not trained on; sizes of experts and speeds of machines are those \
+    of the published models and machines that the papers used. Hits, misses and bytes are those \
+    of the engine's own tier and policies; time is modelled (`src/trace/costs.rs`). Whether a \
+    claim of a paper holds is computed from the rows.\n\n";
 
 /// Figures of ours, of the paper's, and what they are to show.
 #[derive(Clone, Debug, Default, PartialEq)]
