@@ -7,7 +7,7 @@ use crate::Result;
 use crate::backend::cpu::Cpu;
 use crate::cancel::Cancel;
 use crate::engine::device;
-use crate::forward::gpu::{GpuCache, GpuModel};
+use crate::forward::gpu::{Caches, GpuCache, GpuModel};
 use crate::forward::{Batch, Buffers, Observer, Segment, Want};
 use crate::model::Model;
 use crate::model::kv::{CacheType, KvCache};
@@ -73,7 +73,7 @@ impl Compute {
         machines
     }
 
-    /// One pass of a model without an encoder.
+    /// One pass, of the decoder if the model has an encoder.
     pub fn forward(
         &self,
         model: &Model,
@@ -86,7 +86,8 @@ impl Compute {
         input.fill(batch);
         match (gpu, gpu_kv) {
             (Some(gpu), Some(gpu_kv)) => {
-                gpu.forward(model, cpu, (kv, gpu_kv), buffers, batch, observer)
+                let caches = Caches { host: kv, device: gpu_kv };
+                gpu.forward(model, cpu, batch, caches, buffers, observer)
             }
             _ => model.forward(cpu, batch, &mut [kv], buffers, observer),
         }
@@ -105,28 +106,10 @@ impl Compute {
         input.fill(batch);
         match (gpu, gpu_kv) {
             (Some(gpu), Some(gpu_kv)) => {
-                gpu.encode(model, cpu, (kv, gpu_kv), buffers, batch, observer)
+                let caches = Caches { host: kv, device: gpu_kv };
+                gpu.encode(model, cpu, batch, caches, buffers, observer)
             }
             _ => model.encode(cpu, batch, &mut [kv], buffers, observer),
-        }
-    }
-
-    /// One pass of a decoder that sees the source text that was read.
-    pub fn decode(
-        &self,
-        model: &Model,
-        mut text: TextState<'_>,
-        input: &PassInput<'_>,
-        observer: &mut dyn Observer,
-    ) -> Result<()> {
-        let Machines { cpu, gpu, batch } = &mut *self.start(&mut text);
-        let TextState { kv, gpu_kv, buffers, .. } = text;
-        input.fill(batch);
-        match (gpu, gpu_kv) {
-            (Some(gpu), Some(gpu_kv)) => {
-                gpu.decode(model, cpu, (kv, gpu_kv), buffers, batch, observer)
-            }
-            _ => model.forward(cpu, batch, &mut [kv], buffers, observer),
         }
     }
 
@@ -142,7 +125,7 @@ impl Compute {
         let machines = self.lock();
         let Some(gpu) = &machines.gpu else { return Ok(None) };
         let free_before = gpu.device().memory()?.free_bytes as u64;
-        let cache = gpu.new_cache(model, n_ctx, types.into())?;
+        let cache = gpu.new_cache(model, n_ctx, types[0], types[1])?;
         device::warn_of_spill(gpu.device(), free_before, planned)?;
         Ok(Some(cache))
     }

@@ -72,7 +72,7 @@ impl Session {
         };
         let (request, past, is_prompt) = (self.id, self.n_past, tokens.len() > 1);
         let input = PassInput { tokens, request, past, is_prompt, want };
-        engine.compute.decode(&engine.model, text, &input, &mut relay)?;
+        engine.compute.forward(&engine.model, text, &input, &mut relay)?;
         self.n_past += tokens.len();
         Ok(())
     }

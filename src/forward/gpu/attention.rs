@@ -1,9 +1,5 @@
-//! What mixes positions, on a device: the stages of `model::mixer`, operation by operation.
+//! Grouped-query attention on a device: the stages of `forward::attention`.
 
-use super::acts::GpuActs;
-use super::layers::{GpuAttention, GpuLatent, GpuMixer, GpuQuery};
-use super::pass::{Pass, Text};
-use super::weights::{GpuLinear, GpuVector};
 use crate::Result;
 use crate::backend::gpu::DeviceSlice;
 use crate::backend::gpu::attention::DeviceAttention;
@@ -11,19 +7,15 @@ use crate::backend::gpu::cache::DeviceRows;
 use crate::backend::gpu::rope::DeviceTurns;
 use crate::backend::gpu::rows::Columns;
 use crate::backend::ops::RopeShape;
+use crate::forward::gpu::acts::{GpuActs, RowShape};
+use crate::forward::gpu::layers::GpuAttention;
+use crate::forward::gpu::pass::{GpuPass, Role};
+use crate::forward::gpu::weights::{GpuLinear, GpuVector};
 
-impl<'a> Pass<'a> {
+impl<'a> GpuPass<'a> {
     /// h → y
-    pub fn mix(&self, l: usize, mixer: &GpuMixer) -> Result<()> {
-        match mixer {
-            GpuMixer::Attention(w) => self.attention(l, w),
-            GpuMixer::Latent(w) => self.latent_attention(l, w),
-            GpuMixer::Delta(w) => self.delta_rule(l, w),
-        }
-    }
-
-    fn attention(&self, l: usize, w: &GpuAttention) -> Result<()> {
-        let (hyper, m, n) = (self.hyper(), &self.layout().mixer, self.n);
+    pub fn attention(&self, l: usize, w: &GpuAttention) -> Result<()> {
+        let (hyper, m, n) = (self.hyper(), &self.layout().mixer, self.n());
         let (heads, heads_kv) = (n * hyper.n_head, n * hyper.n_head_kv);
         // q, k, v
         let acts = self.acts_of_h([&w.q, &w.k, &w.v].map(|linear| linear.weight.ty))?;
@@ -41,7 +33,7 @@ impl<'a> Pass<'a> {
         self.norm_heads(&w.q_norm, q)?;
         self.norm_heads(&w.k_norm, k)?;
         // RoPE
-        if self.text == Text::Only {
+        if self.role == Role::Only {
             let shape = self.model.rope_shape(hyper.head_dim, hyper.rope_offset);
             self.rope(q, shape)?;
             self.rope(k, shape)?;
@@ -62,10 +54,10 @@ impl<'a> Pass<'a> {
         self.attention_output(&w.output)
     }
 
-    /// [q, gate] a head → q and gate
+    /// The product of q, whose heads are [q, gate] → q and gate
     fn split_gates(&self, w: &GpuAttention, acts: &GpuActs, q: DeviceSlice) -> Result<()> {
         let (hyper, m, rows) = (self.hyper(), &self.layout().mixer, &self.dev.ops.rows);
-        let (dim, heads) = (hyper.head_dim, self.n * hyper.n_head);
+        let (dim, heads) = (hyper.head_dim, self.n() * hyper.n_head);
         let raw = self.words(&m.raw, 2 * heads * dim);
         self.linear(&w.q, acts, raw)?;
         let gate = self.words(&m.gate, heads * dim);
@@ -82,46 +74,40 @@ impl<'a> Pass<'a> {
         self.dev.ops.norm.rms_norm_heads(self.stream(), x, norm, eps)
     }
 
-    fn rope(&self, x: DeviceSlice, shape: RopeShape) -> Result<()> {
+    /// Rotates the heads of x by the rows' positions.
+    pub fn rope(&self, x: DeviceSlice, shape: RopeShape) -> Result<()> {
         let (layout, n_pairs) = (self.layout(), self.hyper().rope.n_rot / 2);
-        let turns = self.words(&layout.turns, 2 * self.n * n_pairs);
-        let rows = self.words(&layout.iota, self.n);
-        // SAFETY: row t of the table is token t's; `iota` counts from 0.
+        let turns = self.words(&layout.cos_sin, 2 * self.n() * n_pairs);
+        let rows = self.words(&layout.iota, self.n());
+        // SAFETY: `iota` counts from 0 to n - 1, and the table has a row for each token.
         unsafe {
             self.dev.ops.rope.launch(self.stream(), x, shape, DeviceTurns { turns, n_pairs }, rows)
         }
     }
 
+    /// Stores x in the cache, at the rows' positions.
     pub fn store(&self, x: DeviceSlice, rows: DeviceRows) -> Result<()> {
         let past = self.words(&self.layout().past, 1);
-        self.dev.ops.store.store(self.stream(), x, self.n, past, rows)
+        self.dev.ops.store.store(self.stream(), x, self.n(), past, rows)
     }
 
-    /// Where the keys and values of layer `l` are that its own tokens have.
-    fn own_rows(&self, l: usize) -> (DeviceRows<'a>, DeviceRows<'a>) {
-        if self.text == Text::Source {
-            return self.encoder_rows();
-        }
-        let (keys, values) = self.cache.of_slot(self.slots(l).own);
-        (keys, values.expect("values beside the keys"))
-    }
-
-    /// What queries see of their own text.
+    /// What queries see of their own text: all positions up to their own, or all of a source text.
     pub fn view(&self) -> DeviceAttention<'a> {
         DeviceAttention {
             n_head: self.hyper().n_head,
             n_head_kv: self.hyper().n_head_kv,
             past: self.words(&self.layout().past, 1),
-            max_seen: self.max_seen,
-            all: (self.text == Text::Source).then_some(self.n),
+            max_seen: self.max_seen(),
+            all: (self.role == Role::Source).then_some(self.n()),
             window: None,
             scale: self.hyper().attention_scale,
             sinks: None,
             bias: self.distance_bias(),
-            prompt: self.is_prompt,
+            prompt: self.is_prompt(),
         }
     }
 
+    /// q → out
     pub fn attend(
         &self,
         view: &DeviceAttention,
@@ -131,74 +117,15 @@ impl<'a> Pass<'a> {
         out: DeviceSlice,
     ) -> Result<()> {
         let work = self.slice(&self.layout().mixer.work);
-        self.dev.ops.attention.launch(self.stream(), view, q, self.n, k, v, work, out)
+        self.dev.ops.attention.launch(self.stream(), view, q, self.n(), k, v, work, out)
     }
 
-    /// See `Model::latent_attention`.
-    fn latent_attention(&self, l: usize, w: &GpuLatent) -> Result<()> {
-        let (hyper, m, ops, stream) =
-            (self.hyper(), &self.layout().mixer, &self.dev.ops, self.stream());
-        let (rank, n_rot, n) = (hyper.kv_rank, hyper.rope.n_rot, self.n);
-        let (heads, nope, row) = (n * hyper.n_head, hyper.head_dim - n_rot, rank + n_rot);
-        self.latent_products(w)?;
-        let q = self.words(&m.q, heads * hyper.head_dim);
-        let kv = self.words(&m.kv, n * row);
-        self.rope(q, self.model.rope_shape(hyper.head_dim, nope))?;
-        self.rope(kv, self.model.rope_shape(row, rank))?;
-        // cache: the compressed part is normalised
-        let compressed = self.words(&m.compressed, n * rank);
-        let normed = Columns::new(compressed, rank, 0);
-        ops.rows.copy_columns(stream, Columns::new(kv, row, 0), normed, rank, n)?;
-        let norm = self.dev.weights.vector(&w.kv_a_norm);
-        ops.norm.rms_norm_heads(stream, compressed, norm, hyper.norm_eps)?;
-        ops.rows.copy_columns(stream, normed, Columns::new(kv, row, 0), rank, n)?;
-        let (rows, _) = self.cache.of_slot(l);
-        self.store(kv, rows)?;
-        // queries into the compressed space
-        let x = self.words(&m.nope, heads * nope);
-        let of_q = |first: usize| Columns::new(q, hyper.head_dim, first);
-        ops.rows.copy_columns(stream, of_q(0), Columns::new(x, nope, 0), nope, heads)?;
-        let absorbed = self.words(&m.absorbed, heads * rank);
-        self.head_products(&w.k_b, (heads, nope), x, absorbed)?;
-        let k = self.words(&m.k, heads * row);
-        let of_k = |first: usize| Columns::new(k, row, first);
-        ops.rows.copy_columns(stream, Columns::new(absorbed, rank, 0), of_k(0), rank, heads)?;
-        ops.rows.copy_columns(stream, of_q(nope), of_k(rank), n_rot, heads)?;
-        // attention among compressed rows, then heads' values
-        let view = DeviceAttention { n_head_kv: 1, ..self.view() };
-        self.attend(&view, k, rows, rows.narrow(rank), absorbed)?;
-        let attended = self.words(&m.attended, heads * hyper.head_dim_v);
-        self.head_products(&w.v_b, (heads, rank), absorbed, attended)?;
-        self.attention_output(&w.output)
-    }
-
-    /// h → q [tokens, n_head, head_dim] and kv [tokens, kv_rank + n_rot]
-    fn latent_products(&self, w: &GpuLatent) -> Result<()> {
-        let (hyper, m) = (self.hyper(), &self.layout().mixer);
-        let q = self.words(&m.q, self.n * hyper.n_head * hyper.head_dim);
-        let kv = self.words(&m.kv, self.n * (hyper.kv_rank + hyper.rope.n_rot));
-        let first = match &w.query {
-            GpuQuery::Direct(q) => q,
-            GpuQuery::Compressed { a, .. } => a,
-        };
-        let acts = self.acts_of_h([first, &w.kv_a].map(|linear| linear.weight.ty))?;
-        self.linear(&w.kv_a, &acts, kv)?;
-        let GpuQuery::Compressed { a, norm, b } = &w.query else {
-            return self.linear(first, &acts, q);
-        };
-        let compressed = self.words(&m.compressed, self.n * a.weight.rows);
-        self.linear(a, &acts, compressed)?;
-        let norm = self.dev.weights.vector(norm);
-        self.dev.ops.norm.rms_norm_heads(self.stream(), compressed, norm, hyper.norm_eps)?;
-        let acts = self.mixer_acts([b.weight.ty], (self.n, b.weight.cols), compressed)?;
-        self.linear(b, &acts, q)
-    }
-
-    /// What attention gathered → y
+    /// The weighted values of all heads → y
     pub fn attention_output(&self, output: &GpuLinear) -> Result<()> {
         let width = output.weight.cols;
-        let attended = self.words(&self.layout().mixer.attended, self.n * width);
-        let acts = self.mixer_acts([output.weight.ty], (self.n, width), attended)?;
+        let attended = self.words(&self.layout().mixer.attended, self.n() * width);
+        let acts =
+            self.mixer_acts([output.weight.ty], RowShape { n: self.n(), cols: width }, attended)?;
         self.linear(output, &acts, self.y())
     }
 }

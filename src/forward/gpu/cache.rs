@@ -1,4 +1,4 @@
-//! One session's KV cache, of the layers that a device computes. Slots are those of the model
+//! One session's KV cache for the layers on a device. Slots are those of the model
 //! (`HyperParams::cache_shapes`).
 
 use crate::Result;
@@ -8,7 +8,7 @@ use crate::model::kv::{CacheType, LayerShape};
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What a slot has of the buffer: keys (or latent rows) and values, or a delta rule's past inputs
+/// A slot's ranges of the buffer: keys (or latent rows) and values, or a delta rule's past inputs
 /// and state.
 struct SlotRanges {
     shape: LayerShape,
@@ -16,22 +16,23 @@ struct SlotRanges {
     second: Range<usize>,
 }
 
-/// What a layer's first part is queued as, and for how many positions of its own text and of the
-/// encoder's.
+/// The captured graph of what is before a layer's experts, and the numbers of positions of the text
+/// and of the source text that it is captured for.
 pub type LayerGraph = Option<([usize; 2], Graph)>;
 
 pub struct GpuCache {
-    /// Of decoded tokens, a layer's in its own slot: they read and write `buffer`.
+    /// By slot: the graph of the layer for decoded tokens, which reads and writes `buffer`. Declared
+    /// before `buffer`, so that it is dropped first.
     graphs: Vec<Mutex<LayerGraph>>,
     buffer: DeviceBuffer,
-    /// None for layers that are elsewhere.
+    /// None for layers on the CPU.
     slots: Vec<Option<SlotRanges>>,
     types: (CacheType, CacheType),
     n_ctx: usize,
 }
 
-/// Bytes of a layer's two parts, each up to where the next can begin.
-fn parts(shape: LayerShape, n_ctx: usize, (k, v): (CacheType, CacheType)) -> [usize; 2] {
+/// Bytes of a layer's two parts, each with the padding behind it.
+fn parts(shape: LayerShape, n_ctx: usize, k: CacheType, v: CacheType) -> [usize; 2] {
     let bytes = match shape {
         LayerShape::Heads { n_head_kv, k_dim, v_dim } => {
             [n_ctx * n_head_kv * k.row_bytes(k_dim), n_ctx * n_head_kv * v.row_bytes(v_dim)]
@@ -43,48 +44,50 @@ fn parts(shape: LayerShape, n_ctx: usize, (k, v): (CacheType, CacheType)) -> [us
 }
 
 impl GpuCache {
-    /// Of the slots for which `on_device` says so; states are zero, positions of any content.
+    /// Allocates the slots for which `on_device` is true. States are zero; keys and values are
+    /// uninitialised.
     pub fn new(
         gpu: &Device,
         shapes: &[LayerShape],
         on_device: &dyn Fn(usize) -> bool,
         n_ctx: usize,
-        types: (CacheType, CacheType),
+        k: CacheType,
+        v: CacheType,
     ) -> Result<GpuCache> {
         let mut end = 0;
-        let mut places = |slot: usize, shape: LayerShape| {
+        let mut ranges = |slot: usize, shape: LayerShape| {
             on_device(slot).then(|| {
-                let [first, second] = parts(shape, n_ctx, types);
+                let [first, second] = parts(shape, n_ctx, k, v);
                 let start = end;
                 end = start + first + second;
                 SlotRanges { shape, first: start..start + first, second: start + first..end }
             })
         };
-        let slots = shapes.iter().enumerate().map(|(slot, shape)| places(slot, *shape)).collect();
+        let slots = shapes.iter().enumerate().map(|(slot, shape)| ranges(slot, *shape)).collect();
         let buffer = DeviceBuffer::of(gpu, end.max(256), "KV cache", "-c, --vram, -ngl")?;
         let graphs = shapes.iter().map(|_| Mutex::default()).collect();
-        let cache = GpuCache { graphs, buffer, slots, types, n_ctx };
+        let cache = GpuCache { graphs, buffer, slots, types: (k, v), n_ctx };
         cache.clear_states()?;
         Ok(cache)
     }
 
     pub fn graph(&self, slot: usize) -> MutexGuard<'_, LayerGraph> {
-        // A panic leaves a graph or none, either of which will do.
+        // After a panic there is a valid graph or none.
         self.graphs[slot].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn place(&self, slot: usize) -> &SlotRanges {
+    fn ranges(&self, slot: usize) -> &SlotRanges {
         self.slots[slot].as_ref().expect("a layer on the device")
     }
 
     fn rows(
         &self,
-        place: &Range<usize>,
+        range: &Range<usize>,
         ty: CacheType,
         heads: usize,
         dim: usize,
     ) -> DeviceRows<'_> {
-        let (ty, data) = (ty.tensor_type(), self.buffer.slice(place.clone()));
+        let (ty, data) = (ty.tensor_type(), self.buffer.slice(range.clone()));
         DeviceRows { ty, data, heads, dim, stride: dim, n_ctx: self.n_ctx }
     }
 
@@ -96,9 +99,9 @@ impl GpuCache {
         self.types
     }
 
-    /// Keys and values of a slot; of latent attention the rows, and no values.
+    /// Keys and values of a slot. Latent attention has rows and no values.
     pub fn of_slot(&self, slot: usize) -> (DeviceRows<'_>, Option<DeviceRows<'_>>) {
-        let SlotRanges { shape, first, second } = self.place(slot);
+        let SlotRanges { shape, first, second } = self.ranges(slot);
         match *shape {
             LayerShape::Heads { n_head_kv, k_dim, v_dim } => {
                 let values = self.rows(second, self.types.1, n_head_kv, v_dim);
@@ -111,14 +114,14 @@ impl GpuCache {
 
     /// A delta rule's past inputs and its state.
     pub fn delta(&self, slot: usize) -> (DeviceSlice<'_>, DeviceSlice<'_>) {
-        let SlotRanges { shape, first, second } = self.place(slot);
+        let SlotRanges { shape, first, second } = self.ranges(slot);
         let LayerShape::Delta(shape) = shape else { panic!("slot {slot} has no state") };
         let part =
-            |place: &Range<usize>, n: usize| self.buffer.slice(place.start..place.start + 4 * n);
+            |range: &Range<usize>, n: usize| self.buffer.slice(range.start..range.start + 4 * n);
         (part(first, shape.n_past()), part(second, shape.n_state()))
     }
 
-    /// States begin anew.
+    /// Resets all states to zero.
     pub fn clear_states(&self) -> Result<()> {
         let has_state = |slot: &SlotRanges| matches!(slot.shape, LayerShape::Delta(_));
         if !self.slots.iter().flatten().any(has_state) {

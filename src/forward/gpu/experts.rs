@@ -1,10 +1,6 @@
-//! Granules of experts on a device: few tokens pair by pair, many grouped by expert.
+//! Products of experts on a device: pair by pair for few tokens, grouped by expert for many. Each
+//! call computes the granules of experts that are resident.
 
-use super::acts::GpuActs;
-use super::layers::GpuBiases;
-use super::ops::Ops;
-use super::pass::Pass;
-use super::weights::GpuWeights;
 use crate::Result;
 use crate::backend::gpu::acts::DeviceActs;
 use crate::backend::gpu::expert::{Chosen, DeviceBiases, ExpertShape as DeviceShape};
@@ -13,18 +9,22 @@ use crate::backend::gpu::matvec::MAX_TOKENS;
 use crate::backend::gpu::{DeviceSlice, Stream};
 use crate::backend::ops::ExpertShape;
 use crate::experts::vram::GranuleLayout;
+use crate::forward::gpu::acts::{GpuActs, RowShape};
+use crate::forward::gpu::layers::GpuBiases;
+use crate::forward::gpu::ops::Ops;
+use crate::forward::gpu::weights::GpuWeights;
 use crate::forward::gpu::workspace::{ExpertLayout, Workspace};
 use crate::gguf::TensorType;
 use std::ops::Range;
 
-/// Whether so many tokens are computed grouped by expert: the kernels for that read blocks of
-/// integers.
+/// Whether so many tokens are computed grouped by expert. The kernels for that read quantized
+/// blocks only.
 pub fn is_grouped(shape: &ExpertShape, n_tokens: usize) -> bool {
     let mut types = shape.inputs().chain([shape.down]);
     n_tokens > MAX_TOKENS && types.all(|ty| ty.block_len() > 1)
 }
 
-/// Experts that lie by `layout`, as the kernels want them, for tokens that use `k` each.
+/// The shape that kernels are given, for experts that lie by `layout` and tokens that use `k` each.
 pub fn device_shape(layout: &GranuleLayout, expert: &ExpertShape, k: usize) -> DeviceShape {
     DeviceShape {
         gate: expert.gate.unwrap_or(expert.up),
@@ -41,7 +41,7 @@ pub fn device_shape(layout: &GranuleLayout, expert: &ExpertShape, k: usize) -> D
     }
 }
 
-/// What is added to an expert's products.
+/// The biases of a layer's experts.
 pub struct Biases<'a> {
     all: DeviceBiases<'a>,
     weights: &'a GpuWeights,
@@ -64,8 +64,8 @@ impl<'a> Biases<'a> {
     }
 }
 
-/// Where granules are computed: a device's operations, a stream of it, and the room for what is
-/// between.
+/// Where experts are computed: a device's operations, a stream, and the memory for intermediate
+/// results.
 #[derive(Clone, Copy)]
 pub struct ExpertContext<'a> {
     pub ops: &'a Ops,
@@ -74,134 +74,132 @@ pub struct ExpertContext<'a> {
     pub layout: &'a ExpertLayout,
 }
 
-/// Pairs of few tokens. Pair `t·k + rank`.
+/// All (token, rank) pairs of few tokens. Pair `t·k + rank` is the token's expert of that rank.
 pub struct DecodePairs<'a> {
     pub shape: &'a DeviceShape,
     pub chosen: Chosen<'a>,
 }
 
-/// Pairs sorted by expert. An *item* is an expert of the demand.
+/// The pairs of many tokens, sorted by expert. An *item* is an expert of the demand.
 pub struct GroupedPairs<'a> {
     pub shape: &'a DeviceShape,
     pub n_items: usize,
     pub n_pairs: usize,
-    /// u64 [granules, items]: where granules lie; 0 where one is not to be computed now.
+    /// u64 [granules, items]: the address of each granule, 0 if this call does not compute it
     pub matrices: DeviceSlice<'a>,
     /// u32 [items + 1]
     pub starts: DeviceSlice<'a>,
-    /// u32 [pairs]; pair i is token i's without.
+    /// u32 [pairs]: the token of each pair. Pair i is token i's if there are none.
     pub tokens: Option<DeviceSlice<'a>>,
     /// u32 [items]
     pub experts: DeviceSlice<'a>,
     pub max_pairs: usize,
-    /// A run of pairs that has those of all items whose granules are to be computed now.
+    /// A run of pairs that includes those of all items that this call computes.
     pub pairs: Range<usize>,
 }
 
-impl<'a> Pass<'a> {
-    /// With the other operations of the layer.
-    pub fn expert_context(&self) -> ExpertContext<'a> {
-        let (stream, layout) = (self.stream(), &self.layout().ffn.experts);
-        ExpertContext { ops: &self.dev.ops, stream, workspace: &self.dev.workspace, layout }
-    }
-}
-
 impl<'a> ExpertContext<'a> {
-    /// f32 [pairs, n_embd]
+    /// The sums of the pairs' granules: f32 [pairs, n_embd].
     pub fn partial(&self, shape: &DeviceShape, n_pairs: usize) -> DeviceSlice<'a> {
         self.workspace.words(&self.layout.partial, n_pairs * shape.n_embd)
     }
 
-    /// `partial` [pairs, n_embd] of the granules that the table has, added to what earlier calls of
-    /// this layer left where a pair's first granule is not among them.
+    /// Computes the granules that are in the table. Adds to `partial`; a pair's first granule
+    /// begins its sum.
     ///
     /// # Safety
-    /// When it runs, the table holds 0 or addresses of granules of this shape, and experts with
-    /// biases are among theirs.
-    pub unsafe fn decode_pairs(
+    /// When the kernels run, the table holds 0 or addresses of granules of this shape. With biases,
+    /// `chosen.experts` are experts that have them.
+    pub unsafe fn compute_pairs(
         &self,
-        decode_pairs: &DecodePairs,
+        pairs: &DecodePairs,
         biases: Option<&Biases>,
         acts: &GpuActs,
     ) -> Result<()> {
         let (experts, stream) = (&self.ops.experts, self.stream);
-        let (shape, n_pairs) = (decode_pairs.shape, decode_pairs.chosen.n_pairs);
+        let (shape, n_pairs) = (pairs.shape, pairs.chosen.n_pairs);
         let biases = biases.map(|b| b.all);
         let inner = self.workspace.words(&self.layout.inner, n_pairs * shape.n_ff);
         let x = |ty| acts.view(ty);
         // SAFETY: the caller's promise, passed on.
-        unsafe { experts.gate_up(stream, shape, decode_pairs.chosen, biases, x, inner)? };
-        let inner = self.inner_acts(shape, (n_pairs, 0..n_pairs), inner)?;
+        unsafe { experts.gate_up(stream, shape, pairs.chosen, biases, x, inner)? };
+        let inner = self.inner_acts(shape, n_pairs, 0..n_pairs, inner)?;
         let partial = self.partial(shape, n_pairs);
         // SAFETY: as above.
-        unsafe { experts.down(stream, shape, decode_pairs.chosen, biases, inner, partial) }
+        unsafe { experts.down(stream, shape, pairs.chosen, biases, inner, partial) }
     }
 
-    /// What down reads of all pairs, made anew of `inner` for those of `pairs`.
+    /// The activations that down reads, of all pairs. Stores those of `pairs`, from `inner`.
     fn inner_acts(
         &self,
         shape: &DeviceShape,
-        (n_pairs, pairs): (usize, Range<usize>),
+        n_pairs: usize,
+        pairs: Range<usize>,
         inner: DeviceSlice,
     ) -> Result<DeviceActs<'a>> {
-        let (memory, size) = (self.workspace.slice(&self.layout.inner_acts), (n_pairs, shape.n_ff));
+        let memory = self.workspace.slice(&self.layout.inner_acts);
+        let size = RowShape { n: n_pairs, cols: shape.n_ff };
         let acts = GpuActs::at([shape.down], size, memory).view(shape.down);
         let rows = inner_rows(shape, inner, &pairs);
         self.ops.quantize.store(self.stream, rows, shape.n_ff, acts.token_range(pairs))?;
         Ok(acts)
     }
 
-    /// Where granules land one after the other, what has not yet been computed must be something:
-    /// zeros.
+    /// Zeroes the intermediate results: a call may read rows of granules that are computed later.
     pub fn begin_grouped(&self, shape: &DeviceShape, n_pairs: usize) -> Result<()> {
-        for place in [&self.layout.gate, &self.layout.up] {
-            self.stream.fill(self.workspace.words(place, n_pairs * shape.n_ff), 0)?;
+        for range in [&self.layout.gate, &self.layout.up] {
+            self.stream.fill(self.workspace.words(range, n_pairs * shape.n_ff), 0)?;
         }
         Ok(())
     }
 
-    /// As `few`, for granules `granules` of the items. Those of an item come in index order from
-    /// call to call.
+    /// Computes granules `granules` of the items that have them in the table. Calls of a layer come
+    /// in the order of an item's granules.
     ///
     /// # Safety
-    /// As `few`; `starts` ascends to `n_pairs`, items have at most `max_pairs`, and `tokens` are
-    /// among those of the pass.
-    pub unsafe fn grouped_pairs(
+    /// As for `compute_pairs`. Also `starts` ascends to `n_pairs`, items have at most `max_pairs`
+    /// pairs, and `tokens` are rows of the pass.
+    pub unsafe fn compute_grouped(
         &self,
-        grouped_pairs: &GroupedPairs,
+        pairs: &GroupedPairs,
         biases: Option<&Biases>,
         acts: &GpuActs,
         granules: Range<usize>,
     ) -> Result<()> {
-        let (shape, f) = (grouped_pairs.shape, self.layout);
-        let n = grouped_pairs.n_pairs * shape.n_ff;
+        let (shape, f) = (pairs.shape, self.layout);
+        let n = pairs.n_pairs * shape.n_ff;
         let [gate, up, inner] =
-            [&f.gate, &f.up, &f.inner].map(|place| self.workspace.words(place, n));
+            [&f.gate, &f.up, &f.inner].map(|range| self.workspace.words(range, n));
         let gated = shape.activation.is_gated();
+        let matrix = |ty, g, at, bias| {
+            let (rows, cols) = (granule_rows(shape, g).len(), shape.n_embd);
+            GranuleMatrix { ty, rows, cols, at, bias }
+        };
         for g in granules.clone() {
-            let up_bias = biases.and_then(|b| b.up(g));
+            let mat = matrix(shape.up, g, shape.up_at, biases.and_then(|b| b.up(g)));
             // SAFETY: the caller's promise, passed on.
-            unsafe { self.rows_of(grouped_pairs, g, (shape.up, shape.up_at), up_bias, acts, up)? };
+            unsafe { self.granule_product(pairs, g, mat, acts, up)? };
             if gated {
-                let bias = biases.and_then(|b| b.gate(g));
+                let mat = matrix(shape.gate, g, shape.gate_at, biases.and_then(|b| b.gate(g)));
                 // SAFETY: as above.
-                unsafe {
-                    self.rows_of(grouped_pairs, g, (shape.gate, shape.gate_at), bias, acts, gate)?
-                };
+                unsafe { self.granule_product(pairs, g, mat, acts, gate)? };
             }
         }
-        let rows = |all| inner_rows(shape, all, &grouped_pairs.pairs);
+        let rows = |all| inner_rows(shape, all, &pairs.pairs);
         let (gate, activated) = (gated.then(|| rows(gate)), rows(inner));
         self.ops.activate.gated(self.stream, shape.activation, gate, rows(up), activated)?;
-        let inner =
-            self.inner_acts(shape, (grouped_pairs.n_pairs, grouped_pairs.pairs.clone()), inner)?;
-        let partial = self.partial(shape, grouped_pairs.n_pairs);
+        let inner = self.inner_acts(shape, pairs.n_pairs, pairs.pairs.clone(), inner)?;
+        let partial = self.partial(shape, pairs.n_pairs);
         for g in granules {
-            let rows = rows_of(shape, g);
-            let bias = biases.filter(|_| g == 0).map(|b| b.all.down);
-            let matrix = (shape.down, shape.n_embd, rows.len(), shape.down_at);
-            let mut groups = groups(grouped_pairs, g, matrix, bias);
-            (groups.tokens, groups.accumulate) = (None, g > 0);
+            let (rows, bias) = (granule_rows(shape, g), biases.filter(|_| g == 0));
+            let mat = GranuleMatrix {
+                ty: shape.down,
+                rows: shape.n_embd,
+                cols: rows.len(),
+                at: shape.down_at,
+                bias: bias.map(|b| b.all.down),
+            };
+            let groups = Groups { tokens: None, accumulate: g > 0, ..groups(pairs, g, mat) };
             let (inner, stride) = (inner.column_range(rows), shape.n_embd);
             // SAFETY: as above.
             unsafe { self.ops.products.grouped(self.stream, groups, inner, partial, stride)? };
@@ -209,34 +207,43 @@ impl<'a> ExpertContext<'a> {
         Ok(())
     }
 
-    /// Products of granule g's rows of gate or up.
+    /// Products of granule `g`'s rows of gate or up.
     ///
     /// # Safety
-    /// As `grouped`.
-    unsafe fn rows_of(
+    /// As for `compute_grouped`.
+    unsafe fn granule_product(
         &self,
-        grouped_pairs: &GroupedPairs,
+        pairs: &GroupedPairs,
         g: usize,
-        (ty, at): (TensorType, usize),
-        bias: Option<DeviceSlice>,
+        mat: GranuleMatrix,
         acts: &GpuActs,
         out: DeviceSlice,
     ) -> Result<()> {
-        let (shape, rows) = (grouped_pairs.shape, rows_of(grouped_pairs.shape, g));
-        let groups = groups(grouped_pairs, g, (ty, rows.len(), shape.n_embd, at), bias);
-        let (out, x) = (out.slice(4 * rows.start..out.len()), acts.view(ty));
+        let (shape, x) = (pairs.shape, acts.view(mat.ty));
+        let out = out.slice(4 * granule_rows(shape, g).start..out.len());
+        let groups = groups(pairs, g, mat);
         // SAFETY: the caller's promise, passed on.
         unsafe { self.ops.products.grouped(self.stream, groups, x, out, shape.n_ff) }
     }
 }
 
+/// One of the matrices of a granule.
+struct GranuleMatrix<'a> {
+    ty: TensorType,
+    rows: usize,
+    cols: usize,
+    /// Where it begins in the granule, in bytes.
+    at: usize,
+    bias: Option<DeviceSlice<'a>>,
+}
+
 /// Intermediate rows of a granule.
-fn rows_of(shape: &DeviceShape, g: usize) -> Range<usize> {
+fn granule_rows(shape: &DeviceShape, g: usize) -> Range<usize> {
     let start = g * shape.granule_rows;
     start..shape.n_ff.min(start + shape.granule_rows)
 }
 
-/// Rows of f32 [pairs, n_ff].
+/// The rows of some pairs in f32 [pairs, n_ff].
 fn inner_rows<'a>(
     shape: &DeviceShape,
     all: DeviceSlice<'a>,
@@ -245,26 +252,19 @@ fn inner_rows<'a>(
     all.slice(4 * shape.n_ff * pairs.start..4 * shape.n_ff * pairs.end)
 }
 
-/// The matrices (type, rows, columns, where in a granule) of granule g of each item.
-fn groups<'a>(
-    grouped_pairs: &GroupedPairs<'a>,
-    g: usize,
-    (ty, rows, cols, matrix_at): (TensorType, usize, usize, usize),
-    bias: Option<DeviceSlice<'a>>,
-) -> Groups<'a> {
-    let matrices =
-        grouped_pairs.matrices.slice(8 * g * grouped_pairs.n_items..grouped_pairs.matrices.len());
+/// Granule `g`'s matrix of all items.
+fn groups<'a>(pairs: &GroupedPairs<'a>, g: usize, mat: GranuleMatrix<'a>) -> Groups<'a> {
     Groups {
-        ty,
-        rows,
-        cols,
-        n_items: grouped_pairs.n_items,
-        matrices,
-        matrix_at,
-        starts: grouped_pairs.starts,
-        tokens: grouped_pairs.tokens,
-        max_pairs: grouped_pairs.max_pairs,
-        bias: bias.map(|bias| (grouped_pairs.experts, bias)),
+        ty: mat.ty,
+        rows: mat.rows,
+        cols: mat.cols,
+        n_items: pairs.n_items,
+        matrices: pairs.matrices.slice(8 * g * pairs.n_items..pairs.matrices.len()),
+        matrix_at: mat.at,
+        starts: pairs.starts,
+        tokens: pairs.tokens,
+        max_pairs: pairs.max_pairs,
+        bias: mat.bias.map(|bias| (pairs.experts, bias)),
         accumulate: false,
     }
 }

@@ -1,16 +1,16 @@
-//! The gated delta rule on a device: the stages of `model::delta`.
+//! Gated delta rule layers on a device: the stages of `forward::gated_delta`.
 
-use super::layers::{GpuDelta, GpuGates};
-use super::pass::Pass;
-use super::weights::GpuLinear;
 use crate::Result;
 use crate::backend::gpu::delta::{DeviceGates, GateProducts};
+use crate::forward::gpu::layers::{GpuDelta, GpuGates};
+use crate::forward::gpu::pass::GpuPass;
+use crate::forward::gpu::weights::GpuLinear;
 
-impl Pass<'_> {
+impl GpuPass<'_> {
     /// h → y
     pub fn delta_rule(&self, l: usize, w: &GpuDelta) -> Result<()> {
         let (n, m, ops, stream) =
-            (self.n, &self.layout().mixer, &self.dev.ops.delta, self.stream());
+            (self.n(), &self.layout().mixer, &self.dev.ops.delta, self.stream());
         let vector = |vector| self.dev.weights.vector(vector);
         // q, k, v, the output's gate, beta and alpha
         let of_gates = match &w.gates {

@@ -1,10 +1,10 @@
 //! The layers of a model as a device holds them: what `model::weights` binds, uploaded.
 
-use super::weights::{GpuHeads, GpuLinear, GpuMatrix, GpuVector, Packer};
 use crate::backend::ops::{DeltaShape, DistanceBias, ExpertBiases, ExpertShape};
 use crate::experts::vram::{GranuleLayout, Part};
 use crate::experts::{LayerExperts, Resident};
 use crate::forward::encoder_decoder::EncoderWeights;
+use crate::forward::gpu::weights::{GpuHeads, GpuLinear, GpuMatrix, GpuVector, Packer};
 use crate::model::descriptor;
 use crate::model::weights::{
     AttentionWeights, DeltaWeights, FfnWeights, Gate, Gates, LatentWeights, Mixer, Norm, Query,
@@ -102,7 +102,13 @@ pub struct GpuFfn {
     pub dense: Option<GpuOnly>,
     pub biases: Option<GpuBiases>,
     pub shared: Option<GpuShared>,
-    pub branch: Option<(GpuNorm, GpuOnly)>,
+    pub branch: Option<GpuBranch>,
+}
+
+/// A dense branch beside the routed experts.
+pub struct GpuBranch {
+    pub norm: GpuNorm,
+    pub expert: GpuOnly,
 }
 
 /// What attends to the encoder's text.
@@ -136,7 +142,7 @@ impl GpuLayer {
     /// Experts that every token goes to.
     pub fn only_experts(&self) -> impl Iterator<Item = &GpuOnly> {
         let ffn = &self.ffn;
-        let branch = ffn.branch.iter().map(|(_, expert)| expert);
+        let branch = ffn.branch.iter().map(|branch| &branch.expert);
         ffn.dense.iter().chain(ffn.shared.iter().map(|shared| &shared.expert)).chain(branch)
     }
 }
@@ -263,7 +269,8 @@ impl<'a> Packer<'a> {
             }),
             branch: w.branch.as_ref().map(|b| {
                 let norm = self.norm(&b.norm);
-                (norm, self.only(&model.dense, l, of(&model.weights.dense), b.shape))
+                let expert = self.only(&model.dense, l, of(&model.weights.dense), b.shape);
+                GpuBranch { norm, expert }
             }),
         }
     }

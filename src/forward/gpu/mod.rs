@@ -1,19 +1,29 @@
-//! A model on a GPU: dense weights, KV cache and the layer loop there, experts in VRAM or on the
-//! CPU, layers that have no room on the CPU altogether.
+//! A model on a GPU: the dense weights, the KV cache and the layer loop are on the device, routed
+//! experts in VRAM or on the CPU. Layers that do not fit run on the CPU.
+//!
+//! [`GpuModel::forward`] builds a `GpuPass`, which has all that one pass reads and changes.
+//! `layer_loop` runs it, layer by layer; `layer` is one layer on a page; its stages have a file
+//! each.
 
 mod acts;
 mod attention;
 mod cache;
+mod cache_rows;
+mod cross_attention;
 mod decode_pipeline;
-mod encoder;
+mod device_model;
 mod expert_parallel;
 mod experts;
-mod front;
 mod gated_delta;
+mod graphs;
 mod hybrid_moe;
 mod layer;
+mod layer_loop;
 mod layers;
+mod logits;
+mod mla;
 mod moe;
+mod observe;
 mod ops;
 mod pass;
 pub mod placement;
@@ -22,94 +32,76 @@ mod weights;
 mod workspace;
 
 pub use cache::GpuCache;
+pub use pass::Caches;
 
 use crate::Result;
-use crate::backend::gpu::{Device, DeviceBuffer, Stream};
+use crate::backend::cpu::Cpu;
+use crate::backend::gpu::Device;
 use crate::cancel::Cancel;
 use crate::experts::LayerExperts;
-use crate::experts::vram::{Dealt, GranuleLayout, Own, Owners, VramOptions, VramTier, VramTiers};
-use crate::forward::gpu::decode_pipeline::DecodePipeline;
-use crate::forward::gpu::expert_parallel::Peer;
-use crate::forward::gpu::hybrid_moe::Hybrid;
+use crate::experts::vram::{Dealt, Own, Owners, VramOptions, VramTier, VramTiers};
+use crate::forward::gpu::decode_pipeline::queue::DecodePipeline;
+use crate::forward::gpu::device_model::{DenseOptions, DeviceModel};
+use crate::forward::gpu::expert_parallel::peer::Peer;
+use crate::forward::gpu::hybrid_moe::division::HybridMoe;
+use crate::forward::gpu::pass::{GpuPass, PassState, Role};
 use crate::forward::gpu::upload::Staging;
-use crate::forward::gpu::workspace::{Workspace, WorkspaceLayout};
+use crate::forward::gpu::workspace::WorkspaceLayout;
+use crate::forward::logits::LOGITS_ROWS;
+use crate::forward::{Batch, Buffers, Observer};
 use crate::model::kv::CacheType;
 use crate::model::{Bound, Model};
 use crate::policy::{PolicySpec, Profile};
-use layers::{GpuEncoder, GpuLayer, GpuNorm, GpuOnly};
-use ops::Ops;
 use std::ops::Range;
 use std::sync::Arc;
-use weights::{GpuLinear, GpuWeights, Packer};
 
-/// What of a model a device takes.
+/// Which parts of a model devices hold.
 #[derive(Clone, Debug)]
 pub struct GpuOptions {
-    /// The layers whose dense weights and KV cache are on the device; the last ones of the model,
-    /// if not all.
+    /// The layers whose dense weights and KV cache are on the device: all, or the last ones of the
+    /// model.
     pub layers: Range<usize>,
-    /// Whether the output head is.
+    /// Whether the output head is on the device.
     pub head: bool,
-    /// By layer: whether its routed experts may be on the device.
+    /// By layer: whether devices may hold its routed experts.
     pub experts: Vec<bool>,
-    /// Bytes of VRAM for them, of each device.
+    /// By device: bytes of VRAM for routed experts.
     pub expert_budgets: Vec<u64>,
     pub policy: PolicySpec,
     pub profile: Profile,
     /// See `StreamOptions`.
     pub lockstep: bool,
-    /// Tokens computed at once, a whole text of a model with an encoder; and tokens of context.
+    /// The largest micro-batch (a whole text of a model with an encoder), and the context length.
     pub n_ubatch: usize,
     pub n_ctx: usize,
-    /// The part of a layer's experts that the CPU computes, for tests; by what things take if not
-    /// given.
+    /// The share of missing experts that the CPU computes, for tests. By default it depends on
+    /// measured times.
     pub cpu_share: Option<f32>,
 }
 
-/// What a pass reads and nothing changes.
-pub struct DeviceModel {
-    stream: Stream,
-    ops: Ops,
-    layout: WorkspaceLayout,
-    workspace: Workspace,
-    weights: GpuWeights,
-    /// Addresses of the granules of experts that every token goes to.
-    tables: DeviceBuffer,
-    /// One for each of the model's layers.
-    layers: Vec<Option<GpuLayer>>,
-    encoder: Option<GpuEncoder>,
-    head: Option<(GpuNorm, GpuLinear)>,
-    /// How granules of routed experts lie.
-    layouts: Vec<Option<GranuleLayout>>,
-    tiers: Option<Arc<VramTiers>>,
-}
-
-/// What devices have of a model, and what a pass works with there: all but experts is on the first
-/// one. Passes follow one another.
+/// A model on its devices. The first device has all but experts, and any device may hold experts.
+/// Passes run one after the other.
 pub struct GpuModel {
-    /// Before what they work with on the first device.
-    peers: Vec<Peer>,
+    /// Declared before the device's memory, which it works with, so that it is dropped first.
+    state: PassState,
     dev: DeviceModel,
-    staging: Staging,
-    hybrid: Hybrid,
-    pipeline: DecodePipeline,
     on_device: Range<usize>,
 }
 
-/// What goes up between two waits, unless one piece is larger.
+/// Bytes of the staging buffer for uploads, or the largest upload.
 const STAGING_BYTES: usize = 4 << 20;
 
 impl Bound {
-    /// What buffers of micro-batches of `n` tokens take in contexts of `n_ctx`, on a first device
-    /// beside so many peers; those of the CPU are the same, but for products of gate and up, which
-    /// only threads have there.
+    /// Bytes of the first device's buffers for micro-batches of `n` tokens in contexts of `n_ctx`,
+    /// with `n_peers` further devices. The CPU's buffers have the same size, except for products of
+    /// gate and up, which only threads have there.
     pub fn buffer_bytes(&self, n: usize, n_ctx: usize, n_peers: usize) -> usize {
         WorkspaceLayout::new(&self.hyper, &self.weights, n, n_ctx, n_peers).n_bytes()
     }
 }
 
 impl Model {
-    /// Takes devices' memory and uploads what is to be there.
+    /// Allocates the devices' memory and uploads what they hold.
     pub fn onto(&mut self, gpus: &[Device], options: &GpuOptions) -> Result<GpuModel> {
         let model = self.load(gpus, options)?;
         self.tiers.clone_from(&model.dev.tiers);
@@ -118,62 +110,33 @@ impl Model {
 
     fn load(&self, gpus: &[Device], options: &GpuOptions) -> Result<GpuModel> {
         assert_eq!(gpus.len(), options.expert_budgets.len());
-        let (gpu, n) = (&gpus[0], options.n_ubatch);
-        let (stream, ops) = (Stream::urgent(gpu)?, Ops::load(gpu)?);
-        let mut packer = Packer::new(self, n);
-        let on_device = options.layers.clone();
-        let layer = |l| on_device.contains(&l).then(|| packer.layer(l));
-        let layers: Vec<_> = (0..self.hyper.n_layers).map(layer).collect();
-        let encoder = self.weights.encoder.as_ref().map(|encoder| packer.encoder(encoder));
-        let head = options
-            .head
-            .then(|| (packer.norm(&self.weights.output_norm), packer.linear(&self.weights.output)));
-        let tables = DeviceBuffer::of(gpu, packer.table_bytes().max(256), "tables", "-ub, -ngl")?;
-        let weights = packer.upload(gpu)?;
-        for only in layers.iter().flatten().flat_map(GpuLayer::only_experts) {
-            fill_table(&stream, &tables, &weights, only, n)?;
-        }
-        let n_peers = gpus.len() - 1;
-        let layout = WorkspaceLayout::new(&self.hyper, &self.weights, n, options.n_ctx, n_peers);
-        let workspace = Workspace::new(gpu, &stream, &layout, n)?;
-        let experts_on_device = |l: usize| options.experts[l] && on_device.contains(&l);
-        let experts_on_device: Vec<bool> = (0..layers.len()).map(experts_on_device).collect();
-        let tiers = self.new_tiers(gpus, options, &experts_on_device)?;
-        let peers = self.new_peers(gpus, tiers.as_ref(), n)?;
-        let layouts = self.weights.routed.iter().map(|l| l.as_ref().map(GranuleLayout::new));
+        let (gpu, n, on_device) = (&gpus[0], options.n_ubatch, options.layers.clone());
+        let dense = DenseOptions {
+            layers: on_device.clone(),
+            head: options.head,
+            n_ubatch: n,
+            n_ctx: options.n_ctx,
+            n_peers: gpus.len() - 1,
+        };
+        let mut dev = DeviceModel::upload(self, gpu, &dense)?;
+        let has_experts = |l: usize| options.experts[l] && on_device.contains(&l);
+        let has_experts: Vec<bool> = (0..dev.layers.len()).map(has_experts).collect();
+        dev.tiers = self.new_tiers(gpus, options, &has_experts)?;
+        let peers = self.new_peers(gpus, dev.tiers.as_ref(), n)?;
         let row = 4 * self.hyper.n_embd;
         let down = n * (2 * row + 4 * (self.hyper.routing.n_experts + 2 * self.hyper.routing.k))
-            + 4 * self.n_vocab() * crate::forward::logits::LOGITS_ROWS.min(n)
+            + 4 * self.n_vocab() * LOGITS_ROWS.min(n)
             + (4 << 10);
-        // The stream of a micro-batch, turns, the tables of its experts: whichever is largest.
-        let largest = (n * row).max(layout.ffn.experts.granules.len()).max(layout.turns.len());
+        // The residual stream of a micro-batch, its cosines and sines, or its table of experts.
+        let layout = &dev.layout;
+        let largest = (n * row).max(layout.ffn.experts.granules.len()).max(layout.cos_sin.len());
         let staging = Staging::new(gpu, STAGING_BYTES.max(largest), down)?;
-        let hybrid = Hybrid::new(options.cpu_share, gpus.len());
-        let layouts = layouts.collect();
-        let dev = DeviceModel {
-            stream,
-            ops,
-            layout,
-            workspace,
-            weights,
-            tables,
-            layers,
-            encoder,
-            head,
-            layouts,
-            tiers,
-        };
-        Ok(GpuModel {
-            peers,
-            dev,
-            staging,
-            hybrid,
-            pipeline: DecodePipeline::new(gpu, self)?,
-            on_device,
-        })
+        let hybrid = HybridMoe::new(options.cpu_share, gpus.len());
+        let pipeline = DecodePipeline::new(gpu, self)?;
+        Ok(GpuModel { state: PassState { peers, staging, hybrid, pipeline }, dev, on_device })
     }
 
-    /// `None` where no experts are on devices.
+    /// `None` if no device holds experts.
     fn new_tiers(
         &self,
         gpus: &[Device],
@@ -230,7 +193,7 @@ impl Model {
         VramTier::new(gpu, layers, self.routed.clone(), &options)
     }
 
-    /// Those that have experts.
+    /// The devices beside the first that hold experts.
     fn new_peers(
         &self,
         gpus: &[Device],
@@ -242,46 +205,94 @@ impl Model {
         for (device, gpu) in gpus.iter().enumerate().skip(1) {
             if let Some(vram) = tiers.get(device) {
                 let has = |l: usize| vram.has(l);
-                peers.push(Peer::new(self, (&gpus[0], gpu), device, &has, n)?);
+                peers.push(Peer::new(self, &gpus[0], gpu, device, &has, n)?);
             }
         }
         Ok(peers)
     }
 }
 
-/// u64 [tokens, granules]: the same granules for each token.
-fn fill_table(
-    stream: &Stream,
-    tables: &DeviceBuffer,
-    weights: &GpuWeights,
-    only: &GpuOnly,
-    n: usize,
-) -> Result<()> {
-    let addresses = only.granules.iter().map(|place| weights.slice(place.clone()).address());
-    let row: Vec<u8> = addresses.flat_map(u64::to_le_bytes).collect();
-    stream.upload_now(tables.slice(only.table.clone()), &row.repeat(n))
-}
-
 impl GpuModel {
-    /// Waits for experts end once `cancel` is set, from the next pass on.
-    pub(crate) fn set_cancel(&mut self, cancel: &Cancel) {
-        self.hybrid.set_cancel(cancel);
+    /// As `Model::forward`, for a batch of one segment. The device computes the layers that it
+    /// holds.
+    pub fn forward(
+        &mut self,
+        model: &Model,
+        cpu: &Cpu,
+        batch: &Batch,
+        caches: Caches,
+        b: &mut Buffers,
+        observer: &mut dyn Observer,
+    ) -> Result<()> {
+        layer_loop::run(&mut self.pass(model, cpu, batch, caches, b, observer))
     }
 
-    /// The first, with the dense weights and the cache.
+    /// As `Model::encode`, for a batch of one segment. The device computes the layers that it
+    /// holds.
+    pub fn encode(
+        &mut self,
+        model: &Model,
+        cpu: &Cpu,
+        batch: &Batch,
+        caches: Caches,
+        b: &mut Buffers,
+        observer: &mut dyn Observer,
+    ) -> Result<()> {
+        let encoder_kv = model.encoder_caches(batch);
+        let pass = self.pass(model, cpu, batch, caches, b, observer);
+        layer_loop::run(&mut GpuPass { role: Role::Source, encoder_kv, ..pass })
+    }
+
+    /// A pass of the decoder, or of a model without an encoder.
+    fn pass<'a>(
+        &'a mut self,
+        model: &'a Model,
+        cpu: &'a Cpu,
+        batch: &'a Batch,
+        caches: Caches<'a>,
+        b: &'a mut Buffers,
+        observer: &'a mut dyn Observer,
+    ) -> GpuPass<'a> {
+        let role = match model.hyper.encoder {
+            None => Role::Only,
+            Some(_) => Role::Answer { n_source: caches.host.n_source() },
+        };
+        GpuPass {
+            batch,
+            role,
+            model,
+            dev: &self.dev,
+            cpu,
+            cache: caches.device,
+            kv: caches.host,
+            encoder_kv: Vec::new(),
+            b,
+            state: &mut self.state,
+            observer,
+            on_device: false,
+        }
+    }
+
+    /// From the next pass on, waits for experts end once `cancel` is set.
+    pub(crate) fn set_cancel(&mut self, cancel: &Cancel) {
+        self.state.hybrid.set_cancel(cancel);
+    }
+
+    /// The first device, which has the dense weights and the KV cache.
     pub fn device(&self) -> &Device {
         self.dev.stream.gpu()
     }
 
-    /// Room for one session's text.
+    /// A KV cache for one session, with keys and values of types `k` and `v`.
     pub fn new_cache(
         &self,
         model: &Model,
         n_ctx: usize,
-        types: (CacheType, CacheType),
+        k: CacheType,
+        v: CacheType,
     ) -> Result<GpuCache> {
-        let (gpu, hyper) = (self.dev.stream.gpu(), &model.hyper);
+        let (gpu, hyper) = (self.device(), &model.hyper);
         let on_device = |slot: usize| self.on_device.contains(&hyper.layer_of_slot(slot));
-        GpuCache::new(gpu, &hyper.cache_shapes(), &on_device, n_ctx, types)
+        GpuCache::new(gpu, &hyper.cache_shapes(), &on_device, n_ctx, k, v)
     }
 }

@@ -1,21 +1,19 @@
-//! The feed-forward part of a layer on a device: router, shared expert, dense branch, and the
-//! experts that every token goes to. Routed experts are in `experts`.
+//! The feed-forward part of a layer on a device: router, shared expert, dense branch, and the sum
+//! of routed experts. `layer` says where routed experts are computed.
 
-use super::acts::GpuActs;
-use super::experts::{Biases, DecodePairs, GroupedPairs, device_shape, is_grouped};
-use super::layers::{GpuBiases, GpuFfn, GpuOnly, GpuRouter};
-use super::pass::Pass;
 use crate::Result;
 use crate::backend::gpu::DeviceSlice;
-use crate::backend::gpu::expert::Chosen;
+use crate::backend::gpu::expert::{Chosen, ExpertShape as DeviceShape};
 use crate::backend::gpu::router::DeviceRoute;
-use crate::backend::ops::{Choice, Route};
-use crate::forward::gpu::upload::{Staging, floats, integers};
+use crate::forward::gpu::acts::GpuActs;
+use crate::forward::gpu::experts::{Biases, DecodePairs, GroupedPairs, device_shape, is_grouped};
+use crate::forward::gpu::layers::{GpuBranch, GpuFfn, GpuOnly, GpuRouter};
+use crate::forward::gpu::pass::GpuPass;
 use crate::forward::gpu::workspace::RouteParts;
-use crate::model::weights::FfnWeights;
 
-impl<'a> Pass<'a> {
-    /// The stream as attention found it, for experts that do not see what the dense branch does.
+impl<'a> GpuPass<'a> {
+    /// Keeps the residual stream before attention, for experts that do not see the dense branch's
+    /// output.
     pub fn keep_before(&self, ffn: &GpuFfn) -> Result<()> {
         match ffn.branch {
             Some(_) => self.stream().copy(self.before(), self.x()),
@@ -24,110 +22,81 @@ impl<'a> Pass<'a> {
     }
 
     /// y = expert(norm(x))
-    pub fn dense_branch(&self, staging: &mut Staging, ffn: &GpuFfn) -> Result<bool> {
-        let Some((norm, expert)) = &ffn.branch else { return Ok(false) };
-        self.norm(norm, self.x(), self.h())?;
-        let acts = self.acts_of_h(expert.shape.inputs())?;
+    pub fn dense_branch(&mut self, branch: &GpuBranch) -> Result<()> {
+        self.norm(&branch.norm, self.x(), self.h())?;
+        let acts = self.acts_of_h(branch.expert.shape.inputs())?;
         self.stream().fill(self.y(), 0)?;
-        self.only_expert(staging, expert, None, &acts, None)?;
-        Ok(true)
+        self.only_expert(&branch.expert, None, &acts, None)
     }
 
-    /// The input of the FFN → h and its forms.
-    pub fn ffn_input(&self, w: &FfnWeights, ffn: &GpuFfn) -> Result<GpuActs<'a>> {
-        let seen = if ffn.branch.is_some() { self.before() } else { self.x() };
-        self.norm(&ffn.norm, seen, self.h())?;
-        self.acts_of_h(w.inputs())
+    /// y += expert(h), the only expert of a dense layer.
+    pub fn dense_expert(&mut self, l: usize, expert: &GpuOnly) -> Result<()> {
+        self.only_expert(expert, self.expert_biases(l), &self.ffn_acts(l), None)
     }
 
+    /// Where the parts of a route are.
     pub fn route_parts(&self) -> RouteParts {
         let routing = &self.hyper().routing;
-        RouteParts::new(self.n, routing.k, routing.n_experts)
+        RouteParts::new(self.n(), routing.k, routing.n_experts)
     }
 
-    /// All of `RouteParts`.
+    /// The parts of a route, all in one piece.
     pub fn route_bytes(&self) -> DeviceSlice<'a> {
         self.slice(&self.layout().ffn.route).slice(0..self.route_parts().n_bytes())
     }
 
-    /// The route, and the word for a look-up's missing pairs.
-    fn route_and_missing(&self) -> (DeviceRoute<'a>, DeviceSlice<'a>) {
+    /// What the router writes.
+    pub fn device_route(&self) -> DeviceRoute<'a> {
         let (all, routing) = (self.route_bytes(), &self.hyper().routing);
-        let [missing, chosen, weights, probs] =
-            self.route_parts().ranges().map(|range| all.slice(range));
-        let (k, n_experts) = (routing.k, routing.n_experts);
-        (DeviceRoute { k, n_experts, probs, chosen, weights }, missing)
+        let [_, chosen, weights, probs] = self.route_parts().ranges().map(|range| all.slice(range));
+        DeviceRoute { k: routing.k, n_experts: routing.n_experts, probs, chosen, weights }
     }
 
-    /// Takes in what came down of `route_bytes`.
-    pub fn take_route(&self, bytes: &[u8], route: &mut Route) {
-        let [_, chosen, weights, probs] = self.route_parts().ranges();
-        (route.k, route.n_experts) = (self.hyper().routing.k, self.hyper().routing.n_experts);
-        integers(&bytes[chosen], &mut route.chosen);
-        floats(&bytes[weights], &mut route.weights);
-        floats(&bytes[probs], &mut route.probs);
-    }
-
-    /// How many pairs a look-up lacked, of the same bytes.
-    pub fn missing_in(&self, bytes: &[u8]) -> u32 {
-        let [missing, ..] = self.route_parts().ranges();
-        u32::from_le_bytes(bytes[missing].try_into().expect("one word"))
-    }
-
-    pub fn route(&self) -> DeviceRoute<'a> {
-        self.route_and_missing().0
-    }
-
-    pub fn missing(&self) -> DeviceSlice<'a> {
-        self.route_and_missing().1
-    }
-
-    /// Logits, probabilities, the chosen experts as far as they have room, and their weights.
-    pub fn choose(&self, router: &GpuRouter, choice: &Choice, acts: &GpuActs) -> Result<()> {
-        let route = self.route();
+    /// The chosen experts, as far as they have capacity, their weights, and the probabilities of
+    /// all.
+    pub fn route(&self, router: &GpuRouter, acts: &GpuActs) -> Result<()> {
+        let (route, choice) = (self.device_route(), &self.hyper().routing.choice);
         self.linear(&router.logits, acts, route.probs)?;
         let bias = router.choice_bias.as_ref().map(|bias| self.dev.weights.vector(bias));
         self.dev.ops.router.route(self.stream(), route, choice, bias)?;
         // A pass of no more tokens fills no expert.
-        let Some(capacity) = self.hyper().routing.capacity.filter(|n| self.n > *n) else {
+        let Some(capacity) = self.hyper().routing.capacity.filter(|n| self.n() > *n) else {
             return Ok(());
         };
         self.dev.ops.resolve.limit(self.stream(), route.chosen, route.n_experts, capacity)
     }
 
     /// y = sigmoid(gate · h) · expert(h), or 0 without a shared expert
-    pub fn shared_expert(&self, staging: &mut Staging, ffn: &GpuFfn, acts: &GpuActs) -> Result<()> {
+    pub fn shared_expert(&mut self, ffn: &GpuFfn, acts: &GpuActs) -> Result<()> {
         self.stream().fill(self.y(), 0)?;
         let Some(shared) = &ffn.shared else { return Ok(()) };
         let mut gate = None;
         if let Some(matrix) = &shared.gate {
-            let (mat, out) =
-                (self.dev.weights.mat(matrix), self.words(&self.layout().ffn.only_gate, self.n));
+            let mat = self.dev.weights.mat(matrix);
+            let out = self.words(&self.layout().ffn.only_gate, self.n());
             self.dev.ops.products.product(self.stream(), mat, acts.view(mat.ty), None, out, 1)?;
             self.dev.ops.activate.sigmoid(self.stream(), out)?;
             gate = Some(out);
         }
-        self.only_expert(staging, &shared.expert, None, acts, gate)
+        self.only_expert(&shared.expert, None, acts, gate)
     }
 
-    /// y += gate · expert, the one that every token goes to; a gate of 1 where there is none.
-    pub fn only_expert(
-        &self,
-        staging: &mut Staging,
+    /// y += gate · expert(h), for an expert that every token goes to. Without a gate, it is 1.
+    fn only_expert(
+        &mut self,
         expert: &GpuOnly,
-        biases: Option<&GpuBiases>,
+        biases: Option<Biases>,
         acts: &GpuActs,
         gate: Option<DeviceSlice>,
     ) -> Result<()> {
-        let (f, n, context) = (&self.layout().ffn, self.n, self.expert_context());
+        let (stream, n, context) = (self.stream(), self.n(), self.expert_context());
         let shape = device_shape(&expert.layout, &expert.shape, 1);
         let zeros = self.words(&self.layout().zeros, n);
         let table = self.dev.tables.slice(expert.table.clone());
-        let biases = biases.map(|b| Biases::new(&self.dev.weights, b));
         if is_grouped(&expert.shape, n) {
-            let starts = self.words(&f.experts.starts, 2);
-            staging.upload(self.stream(), starts, &[0, n as u32], u32::to_le_bytes)?;
-            let grouped_pairs = GroupedPairs {
+            let starts = self.words(&self.layout().ffn.experts.starts, 2);
+            self.state.staging.upload(stream, starts, &[0, n as u32], u32::to_le_bytes)?;
+            let pairs = GroupedPairs {
                 shape: &shape,
                 n_items: 1,
                 n_pairs: n,
@@ -138,34 +107,48 @@ impl<'a> Pass<'a> {
                 max_pairs: n,
                 pairs: 0..n,
             };
+            let granules = 0..shape.n_granules();
             // SAFETY: the table holds the addresses of this expert's granules, which stay where
-            // they are; there is one item with all pairs, and its number is 0.
-            unsafe {
-                context.grouped_pairs(
-                    &grouped_pairs,
-                    biases.as_ref(),
-                    acts,
-                    0..shape.n_granules(),
-                )?
-            };
+            // they are. There is one item, expert 0, which has all n pairs.
+            unsafe { context.compute_grouped(&pairs, biases.as_ref(), acts, granules)? };
         } else {
-            let decode_pairs = DecodePairs {
+            let granules = table.slice(0..8 * n * shape.n_granules());
+            let pairs = DecodePairs {
                 shape: &shape,
-                chosen: Chosen {
-                    n_pairs: n,
-                    granules: table.slice(0..8 * n * shape.n_granules()),
-                    experts: zeros,
-                },
+                chosen: Chosen { n_pairs: n, granules, experts: zeros },
             };
-            // SAFETY: as above.
-            unsafe { context.decode_pairs(&decode_pairs, biases.as_ref(), acts)? };
+            // SAFETY: the table holds the addresses of this expert's granules for each pair; its
+            // number is 0.
+            unsafe { context.compute_pairs(&pairs, biases.as_ref(), acts)? };
         }
         let gate = gate.unwrap_or(self.words(&self.layout().ones, n));
         let partial = context.partial(&shape, n);
         // SAFETY: token t's pair is t, in both ways of computing it.
         unsafe {
-            let (experts, stream) = (&self.dev.ops.experts, self.stream());
+            let experts = &self.dev.ops.experts;
             experts.ordered_sum(stream, &shape, n, zeros, false, gate, partial, self.y())
+        }
+    }
+
+    /// The shape of a layer's routed experts.
+    pub fn routed_shape(&self, l: usize) -> DeviceShape {
+        let layout = self.dev.layouts[l].expect("a layer with routed experts");
+        device_shape(&layout, &self.ffn_weights(l).expert, self.hyper().routing.k)
+    }
+
+    /// y += Σ weights · partial of `n_pairs` routed pairs, in the order of a token's ranks.
+    pub fn routed_sum(&self, shape: &DeviceShape, n_pairs: usize, is_grouped: bool) -> Result<()> {
+        let (route, f) = (self.device_route(), &self.layout().ffn);
+        let pairs = match is_grouped {
+            true => self.words(&f.pair_rows, self.n() * route.k),
+            false => route.chosen,
+        };
+        let partial = self.expert_context().partial(shape, n_pairs);
+        let (experts, stream, n) = (&self.dev.ops.experts, self.stream(), self.n());
+        // SAFETY: `pair_rows` holds the rows of `partial` that the demand's pairs have.
+        unsafe {
+            let (weights, y) = (route.weights, self.y());
+            experts.ordered_sum(stream, shape, n, pairs, is_grouped, weights, partial, y)
         }
     }
 }

@@ -1,51 +1,126 @@
-//! What the stages of a pass share: the tokens, the buffers, and operations on them.
+//! The state of one forward pass, and the small operations that its stages share.
 
-use super::DeviceModel;
-use super::acts::GpuActs;
-use super::cache::GpuCache;
-use super::layers::GpuNorm;
-use super::weights::{GpuHeads, GpuLinear};
 use crate::Result;
+use crate::backend::cpu::Cpu;
 use crate::backend::gpu::heads::DeviceHeadMats;
 use crate::backend::gpu::{DeviceSlice, Stream};
 use crate::experts::vram::VramTiers;
-use crate::forward::Batch;
+use crate::forward::gpu::acts::{GpuActs, RowShape};
+use crate::forward::gpu::cache::GpuCache;
+use crate::forward::gpu::decode_pipeline::queue::DecodePipeline;
+use crate::forward::gpu::device_model::DeviceModel;
+use crate::forward::gpu::expert_parallel::peer::Peer;
+use crate::forward::gpu::experts::{Biases, ExpertContext};
+use crate::forward::gpu::hybrid_moe::division::HybridMoe;
+use crate::forward::gpu::layers::{GpuLayer, GpuNorm};
+use crate::forward::gpu::upload::Staging;
+use crate::forward::gpu::weights::{GpuHeads, GpuLinear};
 use crate::forward::gpu::workspace::{ByteRange, WorkspaceLayout};
+use crate::forward::{Batch, Buffers, Observer};
 use crate::gguf::TensorType;
 use crate::model::Model;
 use crate::model::descriptor;
 use crate::model::hyper::HyperParams;
+use crate::model::kv::KvCache;
 use crate::model::weights::FfnWeights;
+use crate::policy::Phase;
+use std::ops::Range;
 
-/// What the tokens of a pass are of.
+/// Positions that a graph is captured for at least.
+const GRAPH_POSITIONS: usize = 512;
+
+/// The text that the rows of a pass belong to, and the layers that they go through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Text {
+pub enum Role {
     /// The only text of a model without an encoder.
     Only,
-    /// What the encoder reads.
+    /// The source text, which the encoder reads.
     Source,
-    /// What the decoder says to a source text of so many tokens.
+    /// The decoder's text, which answers a source text of `n_source` tokens.
     Answer { n_source: usize },
 }
 
-/// A micro-batch on its way through the layers of one device.
-pub struct Pass<'a> {
-    pub model: &'a Model,
-    pub dev: &'a DeviceModel,
-    pub cache: &'a GpuCache,
-    pub batch: &'a Batch,
-    /// Tokens.
-    pub n: usize,
-    /// Position of the first.
-    pub past: usize,
-    /// Whether they are of a prompt, whatever it is cut into.
-    pub is_prompt: bool,
-    /// Positions that they see, or more.
-    pub max_seen: usize,
-    pub text: Text,
+/// The KV cache of a session: of the layers on the CPU and of those on the device.
+pub struct Caches<'a> {
+    pub host: &'a mut KvCache,
+    pub device: &'a GpuCache,
 }
 
-impl<'a> Pass<'a> {
+/// What passes change and keep from one to the next, beside the device's memory.
+pub struct PassState {
+    /// Declared before the other fields, so that peers finish before what they work with is freed.
+    pub peers: Vec<Peer>,
+    pub staging: Staging,
+    pub hybrid: HybridMoe,
+    pub pipeline: DecodePipeline,
+}
+
+/// One forward pass: what it computes, what it reads, and everything that it may change.
+pub struct GpuPass<'a> {
+    /// The rows, of one segment.
+    pub batch: &'a Batch,
+    pub role: Role,
+    pub model: &'a Model,
+    pub dev: &'a DeviceModel,
+    pub cpu: &'a Cpu,
+    /// The KV cache of the layers on the device.
+    pub cache: &'a GpuCache,
+    /// The KV cache of the layers on the CPU.
+    pub kv: &'a mut KvCache,
+    /// The same for encoder layers on the CPU, for this pass only.
+    pub encoder_kv: Vec<KvCache>,
+    pub b: &'a mut Buffers,
+    pub state: &'a mut PassState,
+    pub observer: &'a mut dyn Observer,
+    /// Whether the residual stream is on the device; in `b.x` if not.
+    pub on_device: bool,
+}
+
+/// The number of positions that a decoded token's operations are queued for when it sees `n`: a
+/// captured graph serves until the text is twice as long.
+pub fn graph_positions(n: usize, n_ctx: usize) -> usize {
+    n.next_power_of_two().max(GRAPH_POSITIONS).min(n_ctx)
+}
+
+impl<'a> GpuPass<'a> {
+    /// The number of rows.
+    pub fn n(&self) -> usize {
+        self.batch.n_rows()
+    }
+
+    /// Whether the rows are part of a prompt, however it is divided into passes.
+    pub fn is_prompt(&self) -> bool {
+        self.batch.only().phase == Phase::Prompt
+    }
+
+    /// Whether this is one decoded token, whose stages before the experts are captured graphs.
+    pub fn is_decode(&self) -> bool {
+        self.n() == 1 && !self.is_prompt()
+    }
+
+    /// The number of positions that the rows see, or more.
+    pub fn max_seen(&self) -> usize {
+        let end = self.batch.only().past + self.n();
+        if self.is_decode() { graph_positions(end, self.cache.n_ctx()) } else { end }
+    }
+
+    /// The number of positions of the source text that the rows see, or more.
+    pub fn max_source(&self) -> usize {
+        match self.role {
+            Role::Answer { n_source } if self.is_prompt() => n_source,
+            Role::Answer { n_source } => graph_positions(n_source, self.cache.n_ctx()),
+            Role::Only | Role::Source => 0,
+        }
+    }
+
+    /// The layers that this pass goes through.
+    pub fn layers(&self) -> Range<usize> {
+        match self.role {
+            Role::Source => 0..self.hyper().n_encoder_layers(),
+            Role::Only | Role::Answer { .. } => self.hyper().decoder_layers(),
+        }
+    }
+
     pub fn hyper(&self) -> &'a HyperParams {
         &self.model.hyper
     }
@@ -58,35 +133,55 @@ impl<'a> Pass<'a> {
         &self.dev.layout
     }
 
-    pub fn slice(&self, place: &ByteRange) -> DeviceSlice<'a> {
-        self.dev.workspace.slice(place)
+    /// A layer on the device.
+    pub fn layer(&self, l: usize) -> &'a GpuLayer {
+        self.dev.layers[l].as_ref().expect("a layer on the device")
     }
 
-    pub fn words(&self, place: &ByteRange, n: usize) -> DeviceSlice<'a> {
-        self.dev.workspace.words(place, n)
+    /// The feed-forward part of a layer, as the file has it.
+    pub fn ffn_weights(&self, l: usize) -> &'a FfnWeights {
+        &self.model.weights.layers[l].ffn
     }
 
-    fn rows(&self, place: &ByteRange) -> DeviceSlice<'a> {
-        self.words(place, self.n * self.hyper().n_embd)
+    /// The VRAM tiers, if they may hold experts of this layer.
+    pub fn tiers(&self, l: usize) -> Option<&'a VramTiers> {
+        self.dev.tiers.as_deref().filter(|tiers| tiers.has(l))
     }
 
-    /// f32 [tokens, n_embd], as the next three.
+    pub fn slice(&self, range: &ByteRange) -> DeviceSlice<'a> {
+        self.dev.workspace.slice(range)
+    }
+
+    /// The first `n` f32s or u32s of a range.
+    pub fn words(&self, range: &ByteRange, n: usize) -> DeviceSlice<'a> {
+        self.dev.workspace.words(range, n)
+    }
+
+    /// The residual stream: f32 [rows, n_embd], as the next three.
     pub fn x(&self) -> DeviceSlice<'a> {
-        self.rows(&self.layout().x)
+        self.stream_rows(&self.layout().x)
     }
 
+    /// The residual stream before attention.
     pub fn before(&self) -> DeviceSlice<'a> {
-        self.rows(&self.layout().before)
+        self.stream_rows(&self.layout().before)
     }
 
+    /// The normalised input of the next stage.
     pub fn h(&self) -> DeviceSlice<'a> {
-        self.rows(&self.layout().h)
+        self.stream_rows(&self.layout().h)
     }
 
+    /// What a part of the layer adds to the residual stream.
     pub fn y(&self) -> DeviceSlice<'a> {
-        self.rows(&self.layout().y)
+        self.stream_rows(&self.layout().y)
     }
 
+    fn stream_rows(&self, range: &ByteRange) -> DeviceSlice<'a> {
+        self.words(range, self.n() * self.hyper().n_embd)
+    }
+
+    /// x → out, row by row
     pub fn norm(&self, norm: &GpuNorm, x: DeviceSlice, out: DeviceSlice) -> Result<()> {
         let (ops, eps) = (&self.dev.ops.norm, self.hyper().norm_eps);
         let weight = self.dev.weights.vector(&norm.weight);
@@ -99,58 +194,61 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// What the layer's feed-forward part is made of, as the file has it.
-    pub fn weights(&self, l: usize) -> &'a FfnWeights {
-        &self.model.weights.layers[l].ffn
-    }
-
-    /// Where the layer's experts are on devices, if they may be.
-    pub fn tiers(&self, l: usize) -> Option<&'a VramTiers> {
-        self.dev.tiers.as_deref().filter(|tiers| tiers.has(l))
-    }
-
     /// x += scale · y
     pub fn add_residual(&self) -> Result<()> {
         let (norm, scale) = (&self.dev.ops.norm, self.hyper().residual_scale);
         norm.add_scaled(self.stream(), self.x(), scale, self.y())
     }
 
-    /// The normalised input in the forms that `types` read.
+    /// Stores h in the forms that matrices of `types` read.
     pub fn acts_of_h(&self, types: impl IntoIterator<Item = TensorType>) -> Result<GpuActs<'a>> {
-        let shape = (self.n, self.hyper().n_embd);
-        let memory = self.slice(&self.layout().acts);
-        GpuActs::fill(&self.dev.ops, self.stream(), types, shape, self.h(), memory)
+        self.acts_of(types, self.n(), self.h())
     }
 
-    /// The input of a layer's feed-forward part, where `ffn_input` has put it.
-    pub fn acts_at(&self, l: usize) -> GpuActs<'a> {
-        let (types, memory) = (self.weights(l).inputs(), self.slice(&self.layout().acts));
-        GpuActs::at(types, (self.n, self.hyper().n_embd), memory)
+    /// Stores the first `n` rows, which are in `h`, in the forms that matrices of `types` read.
+    pub fn acts_of(
+        &self,
+        types: impl IntoIterator<Item = TensorType>,
+        n: usize,
+        h: DeviceSlice,
+    ) -> Result<GpuActs<'a>> {
+        let (shape, memory) = (self.embd_rows(n), self.slice(&self.layout().acts));
+        GpuActs::fill(&self.dev.ops, self.stream(), types, shape, h, memory)
     }
 
-    /// Another input, [rows, cols], of the part that mixes positions.
+    /// The forms of h that the feed-forward part of a layer reads, which are stored already.
+    pub fn ffn_acts(&self, l: usize) -> GpuActs<'a> {
+        let (types, memory) = (self.ffn_weights(l).inputs(), self.slice(&self.layout().acts));
+        GpuActs::at(types, self.embd_rows(self.n()), memory)
+    }
+
+    fn embd_rows(&self, n: usize) -> RowShape {
+        RowShape { n, cols: self.hyper().n_embd }
+    }
+
+    /// Stores another input of the attention part in the forms that matrices of `types` read.
     pub fn mixer_acts(
         &self,
         types: impl IntoIterator<Item = TensorType>,
-        shape: (usize, usize),
+        shape: RowShape,
         x: DeviceSlice,
     ) -> Result<GpuActs<'a>> {
         let memory = self.slice(&self.layout().mixer.acts);
         GpuActs::fill(&self.dev.ops, self.stream(), types, shape, x, memory)
     }
 
-    /// `out` [tokens, rows] = weight · acts + bias
+    /// out [rows, weight.rows] = weight · acts + bias
     pub fn linear(&self, linear: &GpuLinear, acts: &GpuActs, out: DeviceSlice) -> Result<()> {
         let (mat, bias) = (self.dev.weights.mat(&linear.weight), self.dev.weights.bias(linear));
         let x = acts.view(mat.ty);
         self.dev.ops.products.product(self.stream(), mat, x, bias, out, mat.rows)
     }
 
-    /// A product for each head: `x` [tokens · heads, cols] → `out` [tokens · heads, rows].
+    /// A product for each head: x [rows · heads, cols] → out [rows · heads, heads.rows].
     pub fn head_products(
         &self,
         heads: &GpuHeads,
-        shape: (usize, usize),
+        shape: RowShape,
         x: DeviceSlice,
         out: DeviceSlice,
     ) -> Result<()> {
@@ -159,5 +257,42 @@ impl<'a> Pass<'a> {
         let GpuHeads { n_heads, rows, first, step, .. } = *heads;
         let mats = DeviceHeadMats { all, n_heads, rows, first, step };
         self.dev.ops.heads.launch(self.stream(), mats, acts, out)
+    }
+
+    /// Where the first device computes experts on the stream of the layers.
+    pub fn expert_context(&self) -> ExpertContext<'a> {
+        ExpertContext {
+            ops: &self.dev.ops,
+            stream: self.stream(),
+            workspace: &self.dev.workspace,
+            layout: &self.layout().ffn.experts,
+        }
+    }
+
+    /// The biases of a layer's experts on the first device.
+    pub fn expert_biases(&self, l: usize) -> Option<Biases<'a>> {
+        self.layer(l).ffn.biases.as_ref().map(|b| Biases::new(&self.dev.weights, b))
+    }
+
+    /// Whether a recorder takes the routing of the rows.
+    pub fn is_recorded(&mut self) -> bool {
+        self.observer.recorder(self.batch.only().session).is_some()
+    }
+
+    /// Waits for all peers. Their results may be read only after this: it fails if one was lost.
+    pub fn wait_for_peers(&mut self) -> Result<()> {
+        // Waits for each of them, even if one has failed.
+        self.state.peers.iter_mut().map(Peer::wait).fold(Ok(()), Result::and)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::graph_positions;
+
+    #[test]
+    fn a_graph_serves_a_text_that_grows() {
+        assert_eq!([1, 512, 513, 1025].map(|n| graph_positions(n, 1500)), [512, 512, 1024, 1500]);
+        assert_eq!(graph_positions(3, 32), 32);
     }
 }

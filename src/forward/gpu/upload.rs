@@ -1,4 +1,4 @@
-//! Pinned host memory through which small things go up and come down in the course of a pass.
+//! Pinned host memory for a pass's small uploads and downloads.
 
 use crate::Result;
 use crate::backend::gpu::{Device, DeviceSlice, Pinned, PinnedKind, Stream};
@@ -6,7 +6,8 @@ use crate::simd::FloatBuffer;
 
 const LINE: usize = 64;
 
-/// Given out piece by piece; all of it is free again when the stream has been waited for.
+/// Upload memory is handed out piece by piece. All of it is free again when the stream has been
+/// waited for.
 pub struct Staging {
     up: Pinned,
     down: Pinned,
@@ -14,18 +15,18 @@ pub struct Staging {
 }
 
 impl Staging {
-    /// `bytes` of room for what goes up between two waits (more is possible: then it waits in
-    /// between), and `down_bytes` for what comes down at once.
+    /// Allocates `bytes` for uploads and `down_bytes` for downloads. More uploads are possible
+    /// between two waits; they then wait themselves. A download must fit.
     pub fn new(gpu: &Device, bytes: usize, down_bytes: usize) -> Result<Staging> {
         let pinned = |bytes| Pinned::of(gpu, bytes, PinnedKind::Cached, "a micro-batch (-ub)");
         let (up, down) = (pinned(bytes.next_multiple_of(LINE))?, pinned(down_bytes.max(LINE))?);
         Ok(Staging { up, down, used: 0 })
     }
 
-    /// Queues an upload of numbers, f32s, u32s or u64s, whose bytes are written now.
+    /// Queues an upload of f32s, u32s or u64s. They are copied to the staging buffer now.
     ///
     /// # Panics
-    /// If there are more of them than the staging buffer has.
+    /// If they do not fit the staging buffer.
     pub fn upload<T: Copy, const N: usize>(
         &mut self,
         stream: &Stream,
@@ -38,12 +39,12 @@ impl Staging {
         if self.used + n_bytes > self.up.len() {
             self.wait(stream)?;
         }
-        let place = self.used..self.used + n_bytes;
-        self.used = place.end.next_multiple_of(LINE);
-        // SAFETY: nobody has these bytes since the last wait; they stay as they are until the
-        // next one.
+        let range = self.used..self.used + n_bytes;
+        self.used = range.end.next_multiple_of(LINE);
+        // SAFETY: these bytes are not in use since the last wait, and do not change until the next
+        // one.
         unsafe {
-            let staged = self.up.bytes_mut(place);
+            let staged = self.up.bytes_mut(range);
             for (staged, value) in staged.as_chunks_mut::<N>().0.iter_mut().zip(values) {
                 *staged = bytes(*value);
             }
@@ -51,14 +52,14 @@ impl Staging {
         }
     }
 
-    /// Waits for the stream: what was staged has gone.
+    /// Waits for the stream. Then the whole staging buffer is free.
     pub fn wait(&mut self, stream: &Stream) -> Result<()> {
         stream.synchronize()?;
         self.used = 0;
         Ok(())
     }
 
-    /// Brings several pieces down and waits for them; `take` gets each, in order.
+    /// Downloads several parts and waits for them. `take` gets each, in order.
     pub fn download(
         &mut self,
         stream: &Stream,
@@ -67,20 +68,21 @@ impl Staging {
     ) -> Result<()> {
         let sizes: Vec<usize> = parts.iter().map(|part| part.len()).collect();
         for (part, at) in parts.iter().zip(starts(&sizes)) {
-            assert!(at + part.len() <= self.down.len(), "{} bytes to bring down", part.len());
-            // SAFETY: in the buffer, by the assertion; nobody uses it before the wait below.
+            assert!(at + part.len() <= self.down.len(), "{} bytes to download", part.len());
+            // SAFETY: the part fits the buffer, by the assertion. The buffer is not used before the
+            // wait below.
             unsafe { stream.download(self.down.as_ptr().add(at), *part)? };
         }
         self.wait(stream)?;
         for (i, (at, size)) in starts(&sizes).zip(&sizes).enumerate() {
-            // SAFETY: the copies have been waited for.
+            // SAFETY: the copies are done.
             take(i, unsafe { self.down.bytes(at..at + size) });
         }
         Ok(())
     }
 }
 
-/// Where parts of these sizes begin that lie one behind the other, each on a line of its own.
+/// The offsets of parts of these sizes, one behind the other, each at a cache line of its own.
 pub fn starts(sizes: &[usize]) -> impl Iterator<Item = usize> {
     sizes.iter().scan(0, |end, size| {
         let start = *end;
@@ -89,14 +91,14 @@ pub fn starts(sizes: &[usize]) -> impl Iterator<Item = usize> {
     })
 }
 
-/// f32s that came down.
+/// Reads downloaded f32s.
 pub fn floats(bytes: &[u8], out: &mut impl FloatBuffer) {
     let (bytes, _) = bytes.as_chunks::<4>();
     let out = out.with_len(bytes.len()).iter_mut();
     out.zip(bytes).for_each(|(x, bytes)| *x = f32::from_le_bytes(*bytes));
 }
 
-/// u32s that came down.
+/// Reads downloaded u32s.
 pub fn integers(bytes: &[u8], out: &mut Vec<u32>) {
     out.clear();
     out.extend(bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])));

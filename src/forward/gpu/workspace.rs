@@ -1,14 +1,15 @@
-//! The buffers of a forward pass on a device: places in one piece of memory, taken at load for the
-//! largest micro-batch, so that a pass allocates nothing and finds everything where it was.
+//! The buffers of a forward pass on a device: byte ranges in one allocation, made at load for the
+//! largest micro-batch. A pass allocates nothing, and addresses in captured graphs stay valid.
 
-use super::acts::room_bytes;
 use crate::Result;
 use crate::backend::gpu::attention::Attention;
 use crate::backend::gpu::sample::{self, TOP_K_MAX};
 use crate::backend::gpu::{Device, DeviceBuffer, DeviceSlice, Stream};
 use crate::backend::ops::ExpertShape;
+use crate::backend::ops::Route;
 use crate::experts::vram::GranuleLayout;
-use crate::forward::gpu::upload::starts;
+use crate::forward::gpu::acts::acts_bytes;
+use crate::forward::gpu::upload::{floats, integers, starts};
 use crate::forward::logits::LOGITS_ROWS;
 use crate::model::hyper::HyperParams;
 use crate::model::weights::{Mixer, Query, Weights};
@@ -16,7 +17,8 @@ use std::ops::Range;
 
 pub type ByteRange = Range<usize>;
 
-/// Rows of f32 are tokens unless said; shapes as in `model::forward` and `model::mixer`.
+/// Where each buffer lies in the allocation. Buffers are f32 with a row for each token unless said;
+/// shapes are those of the CPU's `Buffers`.
 #[derive(Clone, Default)]
 pub struct WorkspaceLayout {
     pub x: ByteRange,
@@ -27,11 +29,11 @@ pub struct WorkspaceLayout {
     pub mixer: MixerLayout,
     pub ffn: FfnLayout,
     pub logits: ByteRange,
-    /// What a choice among a token's logits takes, and its result: f32 [k], then u32 [k].
+    /// Scratch memory for choosing the best logits, and the result: f32 [k], then u32 [k].
     pub top_k: ByteRange,
     pub best: ByteRange,
-    /// f32 [tokens, pairs, 2]: cosines and sines of the micro-batch's positions
-    pub turns: ByteRange,
+    /// f32 [tokens, n_rot / 2, 2]: cosines and sines of the rows' positions
+    pub cos_sin: ByteRange,
     /// u32 [tokens]: 0, 1, …
     pub iota: ByteRange,
     /// u32 [tokens]
@@ -40,9 +42,9 @@ pub struct WorkspaceLayout {
     pub ones: ByteRange,
     /// u32 [1]: position of the first token
     pub past: ByteRange,
-    /// u32 [1]: the last position of the encoder's text
+    /// u32 [1]: the last position of the source text
     pub source: ByteRange,
-    /// Keys and values of the encoder's layer that is computed: f32 rows, or less.
+    /// Keys and values of the encoder's layer that is being computed, f32 or smaller.
     pub encoder: [ByteRange; 2],
     n_bytes: usize,
 }
@@ -50,7 +52,7 @@ pub struct WorkspaceLayout {
 #[derive(Clone, Default)]
 pub struct MixerLayout {
     pub q: ByteRange,
-    /// What products leave that is split afterwards.
+    /// Products that are split afterwards.
     pub raw: ByteRange,
     pub k: ByteRange,
     pub v: ByteRange,
@@ -69,23 +71,24 @@ pub struct MixerLayout {
 
 #[derive(Clone, Default)]
 pub struct FfnLayout {
-    /// What the host wants to know of a layer's router, in one piece: see `RouteParts`.
+    /// The output of a layer's router in one piece, for the host to download: see `RouteParts`.
     pub route: ByteRange,
     /// f32 [tokens]
     pub only_gate: ByteRange,
-    /// u32 [tokens, k]
+    /// u32 [tokens, k]: the row of `partial` that each pair's sum is in
     pub pair_rows: ByteRange,
     pub experts: ExpertLayout,
-    /// Of a layer that looks up its experts by itself (`decode`).
+    /// For the look-up of the decode pipeline.
     pub lookup: LookupLayout,
-    /// Of the experts that such a layer lacked: their sums go where the others' are.
+    /// For experts that a look-up missed. Their sums go to the same `partial`.
     pub miss: ExpertLayout,
-    /// Of a token's experts that other devices have (`peers`): u32 [k], f32 [peers, k, n_embd]
+    /// The device of each of a token's experts, u32 [k], and the sums that come from peers,
+    /// f32 [peers, k, n_embd].
     pub homes: ByteRange,
     pub rows: ByteRange,
 }
 
-/// What granules of experts are computed with, of all pairs at once.
+/// Buffers for computing experts, for all pairs at once.
 #[derive(Clone, Default)]
 pub struct ExpertLayout {
     /// f32 [pairs, n_ff] each
@@ -105,31 +108,35 @@ pub struct ExpertLayout {
     pub experts: ByteRange,
 }
 
-/// u32 [1] each, but for the tables.
+/// u32 [1] each, except the tables.
 #[derive(Clone, Default)]
 pub struct LookupLayout {
     /// u64 [layers, experts, granules]
     pub tables: ByteRange,
-    /// Of a peer; on the first device it lies with the route.
+    /// Of a peer only: the first device has it among `RouteParts`.
     pub missing: ByteRange,
     pub pass: ByteRange,
     pub go: ByteRange,
 }
 
-/// What lies in `FfnPlaces::route`: u32 [1], the pairs whose experts a look-up lacked; u32
-/// [tokens, k], the chosen experts; f32 [tokens, k], their weights; f32 [tokens, experts], all
-/// probabilities. Each begins on a line of its own.
+/// The parts of `FfnLayout::route`: u32 [1], the pairs whose experts a look-up missed; u32 [rows, k],
+/// the chosen experts; f32 [rows, k], their weights; f32 [rows, experts], all probabilities. Each
+/// begins at a cache line of its own.
 #[derive(Clone, Copy)]
-pub struct RouteParts([usize; 4]);
+pub struct RouteParts {
+    k: usize,
+    n_experts: usize,
+    sizes: [usize; 4],
+}
 
 impl RouteParts {
     pub fn new(n: usize, k: usize, n_experts: usize) -> RouteParts {
-        RouteParts([4, 4 * n * k, 4 * n * k, 4 * n * n_experts])
+        RouteParts { k, n_experts, sizes: [4, 4 * n * k, 4 * n * k, 4 * n * n_experts] }
     }
 
     pub fn ranges(self) -> [Range<usize>; 4] {
-        let mut starts = starts(&self.0);
-        self.0.map(|size| {
+        let mut starts = starts(&self.sizes);
+        self.sizes.map(|size| {
             let start = starts.next().expect("one for each");
             start..start + size
         })
@@ -138,9 +145,24 @@ impl RouteParts {
     pub fn n_bytes(self) -> usize {
         self.ranges()[3].end
     }
+
+    /// Reads a route out of its downloaded bytes.
+    pub fn read(self, bytes: &[u8], route: &mut Route) {
+        let [_, chosen, weights, probs] = self.ranges();
+        (route.k, route.n_experts) = (self.k, self.n_experts);
+        integers(&bytes[chosen], &mut route.chosen);
+        floats(&bytes[weights], &mut route.weights);
+        floats(&bytes[probs], &mut route.probs);
+    }
+
+    /// The number of pairs whose experts the look-up missed.
+    pub fn n_missing(self, bytes: &[u8]) -> u32 {
+        let [missing, ..] = self.ranges();
+        u32::from_le_bytes(bytes[missing].try_into().expect("one word"))
+    }
 }
 
-/// Takes places one behind the other.
+/// Allocates ranges one after the other.
 #[derive(Default)]
 pub struct BumpLayout(usize);
 
@@ -162,7 +184,7 @@ impl BumpLayout {
 }
 
 impl WorkspaceLayout {
-    /// For micro-batches of up to `n` tokens of contexts of `n_ctx`, beside so many peers.
+    /// For micro-batches of up to `n` tokens in contexts of `n_ctx`, with `n_peers` further devices.
     pub fn new(
         hyper: &HyperParams,
         weights: &Weights,
@@ -178,13 +200,13 @@ impl WorkspaceLayout {
             before: bump.words(row),
             h: bump.words(row),
             y: bump.words(row),
-            acts: bump.bytes(room_bytes(n, hyper.n_embd)),
+            acts: bump.bytes(acts_bytes(n, hyper.n_embd)),
             mixer: MixerLayout::new(hyper, weights, n, n_ctx, &mut bump),
             ffn: FfnLayout::new(hyper, weights, n, n_peers, &mut bump),
             logits: bump.words(LOGITS_ROWS.min(n) * n_vocab),
             top_k: bump.bytes(sample::scratch_bytes(n_vocab, 1, TOP_K_MAX)),
             best: bump.words(2 * TOP_K_MAX),
-            turns: bump.words(n * hyper.rope.n_rot),
+            cos_sin: bump.words(n * hyper.rope.n_rot),
             iota: bump.words(n),
             zeros: bump.words(n),
             ones: bump.words(n),
@@ -202,7 +224,7 @@ impl WorkspaceLayout {
     }
 }
 
-/// Elements of the keys and of the values of a text.
+/// The numbers of elements of an encoder layer's keys and values.
 fn encoder_rows(hyper: &HyperParams, n_ctx: usize) -> [usize; 2] {
     let n = if hyper.encoder.is_some() { n_ctx * hyper.n_head_kv } else { 0 };
     [n * hyper.head_dim, n * hyper.head_dim_v]
@@ -239,11 +261,11 @@ impl MixerLayout {
         let attended = (heads * h.head_dim_v).max(values);
         let k = (n * h.n_head_kv * h.head_dim).max(latent(heads * (rank + n_rot)));
         let acts = [
-            room_bytes(n, h.n_head * h.head_dim_v),
-            room_bytes(n, delta[1]),
-            room_bytes(n, q_rank),
-            latent(room_bytes(heads, nope)),
-            latent(room_bytes(heads, rank)),
+            acts_bytes(n, h.n_head * h.head_dim_v),
+            acts_bytes(n, delta[1]),
+            acts_bytes(n, q_rank),
+            latent(acts_bytes(heads, nope)),
+            latent(acts_bytes(heads, rank)),
         ];
         let v_dim = if rank > 0 { rank } else { h.head_dim_v };
         let work = Attention::work_bytes(h.n_head, v_dim, n_ctx, n);
@@ -304,20 +326,20 @@ impl FfnLayout {
     }
 }
 
-/// What experts' granules take at most: numbers of values, bytes where said.
+/// The largest sizes that the experts of any layer need: numbers of values, or bytes where said.
 #[derive(Clone, Copy, Default)]
 pub struct ExpertSizes {
     inner: usize,
-    /// Bytes.
+    /// In bytes.
     inner_acts: usize,
-    /// Entries of a table of granules.
+    /// Entries of a table of addresses.
     granules: usize,
     n_experts: usize,
     n_granules: usize,
 }
 
 impl ExpertSizes {
-    /// Of routed experts' pairs.
+    /// For this many pairs of routed experts.
     pub fn routed(weights: &Weights, pairs: usize) -> ExpertSizes {
         let mut sizes = ExpertSizes::default();
         sizes.raise_to_routed_max(weights, pairs);
@@ -333,7 +355,7 @@ impl ExpertSizes {
         }
     }
 
-    /// Of experts that every one of `n` tokens goes to.
+    /// For experts that each of `n` tokens goes to.
     fn raise_to_only_max(&mut self, weights: &Weights, n: usize) {
         for (l, layer) in weights.layers.iter().enumerate() {
             let ffn = &layer.ffn;
@@ -355,7 +377,7 @@ impl ExpertSizes {
         experts: usize,
     ) {
         self.inner = self.inner.max(pairs * shape.n_ff);
-        self.inner_acts = self.inner_acts.max(room_bytes(pairs, shape.n_ff));
+        self.inner_acts = self.inner_acts.max(acts_bytes(pairs, shape.n_ff));
         self.granules = self.granules.max(layout.n_granules * pairs.max(experts));
         self.n_experts = self.n_experts.max(experts);
         self.n_granules = self.n_granules.max(layout.n_granules);
@@ -403,18 +425,18 @@ impl LookupLayout {
 
 const WHAT: &str = "room for a micro-batch";
 
-/// The memory.
+/// The allocation.
 pub struct Workspace {
     buffer: DeviceBuffer,
 }
 
 impl Workspace {
-    /// Takes so many bytes.
+    /// Allocates `n_bytes`, uninitialised.
     pub fn of(gpu: &Device, n_bytes: usize) -> Result<Workspace> {
         Ok(Workspace { buffer: DeviceBuffer::of(gpu, n_bytes, WHAT, "-ub, -c")? })
     }
 
-    /// Takes the memory and fills in what never changes.
+    /// Allocates the memory and fills in the buffers that never change.
     pub fn new(
         gpu: &Device,
         stream: &Stream,
@@ -428,22 +450,22 @@ impl Workspace {
         stream.upload_now(workspace.slice(&layout.ones), &ones)?;
         stream.fill(workspace.slice(&layout.zeros), 0)?;
         let LookupLayout { tables, pass, go, .. } = &layout.ffn.lookup;
-        // The route comes down whole, gaps and all.
-        for place in [tables, pass, go, &layout.ffn.route] {
-            stream.fill(workspace.slice(place), 0)?;
+        // The route is downloaded in one piece, with the gaps between its parts.
+        for range in [tables, pass, go, &layout.ffn.route] {
+            stream.fill(workspace.slice(range), 0)?;
         }
-        // A pass that fails lets the device go on without some experts' sums.
+        // After a failure the device goes on without the sums of some experts.
         stream.fill(workspace.slice(&layout.ffn.experts.partial), 0)?;
         stream.synchronize()?;
         Ok(workspace)
     }
 
-    pub fn slice(&self, place: &ByteRange) -> DeviceSlice<'_> {
-        self.buffer.slice(place.clone())
+    pub fn slice(&self, range: &ByteRange) -> DeviceSlice<'_> {
+        self.buffer.slice(range.clone())
     }
 
-    /// The first `n` f32s or u32s of a place.
-    pub fn words(&self, place: &ByteRange, n: usize) -> DeviceSlice<'_> {
-        self.slice(place).slice(0..4 * n)
+    /// The first `n` f32s or u32s of a range.
+    pub fn words(&self, range: &ByteRange, n: usize) -> DeviceSlice<'_> {
+        self.slice(range).slice(0..4 * n)
     }
 }

@@ -1,230 +1,161 @@
-//! A token's layers without a stop. The device looks up by itself where the experts are that a
-//! router chose, and goes on if all are there; the host has queued the next layer by then, hears of
-//! the routing later, and acts on what is missing alone: it has it brought or computes it, and
-//! lets the device go on.
+//! Decode without a host synchronisation per layer. The device resolves the router's choice against
+//! a slot table in its own memory and continues if every expert is resident. By then the host has
+//! queued the next layer; it reads the routing asynchronously and handles only misses: it loads or
+//! computes them, then releases the device.
 //!
-//! A layer's places are pinned (`vram`) from before it is queued until the device is through with
-//! it. They stand in a table in the device's memory, which is written where it has changed since
-//! the last token. Where it has not every expert, the device waits between those that are there and
-//! their sum for a word in its memory, `go`, that holds the number of the last such layer whose
-//! experts are computed: the look-up writes it where nothing is missing, the host where something
-//! was. What is before the wait and behind it are graphs.
+//! A layer's slots stay pinned from the moment it is queued until the device has finished it. Their
+//! addresses are in the slot table, which is uploaded if it has changed since the last token. If
+//! the table lacks some experts, the layer gets a number, and between the resident experts and the
+//! sum the device waits until the word `go` in its memory has reached that number. The look-up
+//! writes the number there if nothing is missing; the host writes it after it has handled the
+//! misses. What runs before the wait and behind it are captured graphs.
 
-mod slot;
+pub mod queue;
+pub mod slot;
 
-use super::acts::GpuActs;
-use super::experts::{DecodePairs, device_shape};
-use super::pass::Pass;
 use crate::Result;
+use crate::backend::gpu::DeviceSlice;
 use crate::backend::gpu::expert::{Chosen, ExpertShape as DeviceShape};
 use crate::backend::gpu::slots::Lookup;
-use crate::backend::gpu::{Device, DeviceSlice, Graph, Stream};
-use crate::experts::vram::{Fence, GranuleLayout, VramTiers};
-use crate::forward::gpu::decode_pipeline::slot::{PARTS, PipelineSlot};
-use crate::forward::gpu::expert_parallel::{Peer, Routed};
-use crate::forward::gpu::layer::Tools;
-use crate::forward::gpu::upload::{Staging, floats, starts};
-use crate::forward::gpu::workspace::RouteParts;
-use crate::forward::{Buffers, Observer};
-use crate::model::Model;
+use crate::backend::ops::NO_EXPERT;
+use crate::experts::Access;
+use crate::experts::vram::{Fence, VramTiers};
+use crate::forward::gpu::decode_pipeline::queue::{
+    DecodePipeline, ExpertGraphs, PendingLayer, PinnedLayer,
+};
+use crate::forward::gpu::decode_pipeline::slot::PARTS;
+use crate::forward::gpu::expert_parallel::share::DeviceShare;
+use crate::forward::gpu::expert_parallel::workspace::RoutedLayer;
+use crate::forward::gpu::experts::{DecodePairs, ExpertContext};
+use crate::forward::gpu::hybrid_moe::call::LayerCall;
+use crate::forward::gpu::pass::{GpuPass, PassState};
+use crate::forward::gpu::upload::{floats, starts};
 
-/// Layers in the queue at most: the one that runs and the next.
-const SLOTS: usize = 2;
-
-/// What the host keeps of a layer from token to token.
-struct Layer {
-    slot: usize,
-    /// u64 [experts, granules]: what stands in the device's table.
-    table: Vec<u64>,
-    /// What follows the look-up: the experts that are there, and the sum with the residual.
-    graphs: Option<[Graph; 2]>,
-}
-
-/// The layers of a token that are queued.
-pub struct DecodePipeline {
-    pub slots: [PipelineSlot; SLOTS],
-    /// None where there are no experts to choose from.
-    layers: Vec<Option<Layer>>,
-    pending: Option<Pending>,
-    /// Layers whose places are pinned, heard of or not.
-    pinned: Vec<usize>,
-    /// Numbers and lanes of layers at which the device may wait for the host, the earliest first.
-    waits: Vec<(u32, usize)>,
-    /// What the host computes or brings goes up beside what waits for it.
-    pub miss_stream: Stream,
-    /// Through which that goes: nothing here may wait for the stream of the layers, which may wait
-    /// for the host.
-    pub miss_staging: Staging,
-    /// Of the last layer that lacked something.
-    number: u32,
-}
-
-/// A layer whose places are pinned.
-#[derive(Clone, Copy)]
-pub struct PinnedLayer {
-    slot: usize,
-    /// Its number, if the devices lack some of its experts.
-    number: Option<u32>,
-}
-
-/// A layer that is queued and of which the host has not heard.
-struct Pending {
-    l: usize,
-    pinned: PinnedLayer,
-    /// Bytes of each part that comes down.
-    sizes: [usize; PARTS],
-    /// After its sum: it comes to pass once `go` is written.
-    end: Fence,
-}
-
-impl DecodePipeline {
-    /// For passes of one token.
-    pub fn new(gpu: &Device, model: &Model) -> Result<DecodePipeline> {
-        let (hyper, routing) = (&model.hyper, &model.hyper.routing);
-        let n_experts = routing.n_experts;
-        let mut n_routed = 0;
-        let mut layer = |n_granules: usize| {
-            n_routed += 1;
-            Layer { slot: n_routed % SLOTS, table: vec![0; n_experts * n_granules], graphs: None }
-        };
-        let layouts = model.weights.routed.iter().map(|l| l.as_ref().map(GranuleLayout::new));
-        let n_granules = layouts.map(|layout| layout.map(|l| l.n_granules)).collect::<Vec<_>>();
-        let layers = n_granules.iter().map(|n| n.map(&mut layer)).collect();
-        let n_granules = n_granules.into_iter().flatten().max().unwrap_or(0);
-        let down =
-            RouteParts::new(1, routing.k, n_experts).n_bytes() + 4 * (PARTS - 1) * hyper.n_embd;
-        let table = 8 * n_experts * n_granules;
-        let slots = [PipelineSlot::new(gpu, table, down)?, PipelineSlot::new(gpu, table, down)?];
-        // Sums of all of a token's experts, and a table a granule as they land.
-        let miss_bytes =
-            4 * routing.k * hyper.n_embd + 8 * routing.k * n_granules * (n_granules + 1);
-        let (miss_staging, miss_stream) =
-            (Staging::new(gpu, miss_bytes + (4 << 10), 0)?, Stream::urgent(gpu)?);
-        let (pinned, waits) = (Vec::with_capacity(SLOTS), Vec::with_capacity(SLOTS));
-        Ok(DecodePipeline {
-            slots,
-            layers,
-            pending: None,
-            pinned,
-            waits,
-            miss_stream,
-            miss_staging,
-            number: 0,
-        })
-    }
-
-    /// Forgets what a pass that failed had queued; the devices have been waited for.
-    pub fn release_all(&mut self, tiers: &VramTiers) {
-        self.pending = None;
-        self.waits.clear();
-        self.pinned.drain(..).for_each(|l| tiers.unpin_layer(l, &[], None));
-    }
-
-    /// Lets a device go on that waits for a host that has failed.
-    pub fn abandon(&self, pass: &Pass) -> Result<()> {
-        let go = pass.slice(&pass.layout().ffn.lookup.go);
-        for (number, slot) in &self.waits {
-            // Where nothing is missing the look-up writes the word by itself, and nobody else may.
-            let [route, ..] = self.slots[*slot].wait(&[pass.route_bytes().len(), 0, 0])?;
-            if pass.missing_in(route) > 0 {
-                self.miss_stream.upload_now(go, &number.to_le_bytes())?;
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Pass<'_> {
-    /// Whether the layer's router is followed by a look-up.
+impl<'a> GpuPass<'a> {
+    /// Whether a look-up follows the layer's router.
     pub fn looks_up(&self, l: usize) -> bool {
-        self.n == 1 && self.tiers(l).is_some()
+        self.n() == 1 && self.tiers(l).is_some()
     }
 
-    /// Settles where the layer will find its experts, and tells the device: before anything of it
+    /// Pins the layer's resident experts and uploads its slot table, before anything of the layer
     /// is queued.
-    pub fn pin_layer(&self, tools: &mut Tools, l: usize, tiers: &VramTiers) -> Result<PinnedLayer> {
-        let DecodePipeline { slots, layers, pending, pinned, number, .. } = &mut *tools.pipeline;
-        let (layer, stream) = (layers[l].as_mut().expect("a layer with experts"), self.stream());
-        let index = layer.slot;
-        assert!(pending.as_ref().is_none_or(|before| before.pinned.slot != index));
+    pub fn pin_layer(&mut self, l: usize, tiers: &VramTiers) -> Result<PinnedLayer> {
+        let (stream, table) = (self.stream(), self.slot_table(l));
+        let number_word = self.slice(&self.layout().ffn.lookup.pass);
+        let PassState { pipeline, peers, .. } = &mut *self.state;
+        let index = pipeline.layer(l).slot;
+        assert!(pipeline.pending.as_ref().is_none_or(|before| before.pinned.slot != index));
+        let DecodePipeline { slots, layers, pinned, number, .. } = pipeline;
+        let layer = layers[l].as_mut().expect("a layer with routed experts");
         let slot = &mut slots[index];
         slot.addresses.resize(layer.table.len(), 0);
         match tiers.get(0).filter(|vram| vram.has(l)) {
             Some(vram) => vram.pin_layer(l, &mut slot.addresses),
             None => slot.addresses.fill(0),
         }
-        for peer in &mut *tools.peers {
+        for peer in peers {
             peer.pin_layer(tiers.get(peer.device()), l, index, &mut slot.addresses);
         }
         pinned.push(l);
         if slot.addresses != layer.table {
-            slot.upload_table(stream, self.table(l))?;
+            slot.upload_table(stream, table)?;
             layer.table.clone_from(&slot.addresses);
         }
         if slot.addresses.iter().all(|at| *at != 0) {
             return Ok(PinnedLayer { slot: index, number: None });
         }
         *number = number.wrapping_add(1);
-        slot.upload_number(stream, self.slice(&self.layout().ffn.lookup.pass), *number)?;
+        slot.upload_number(stream, number_word, *number)?;
         Ok(PinnedLayer { slot: index, number: Some(*number) })
     }
 
-    /// u64 [experts, granules]
-    fn table(&self, l: usize) -> DeviceSlice<'_> {
+    /// The layer's slot table on the device: u64 [experts, granules].
+    fn slot_table(&self, l: usize) -> DeviceSlice<'a> {
         let all = self.slice(&self.layout().ffn.lookup.tables);
-        let (of_layer, n) = (all.len() / self.dev.layers.len(), self.hyper().routing.n_experts);
-        all.slice(of_layer * l..of_layer * l + 8 * n * self.n_granules(l))
+        let (layer_bytes, n) = (all.len() / self.dev.layers.len(), self.hyper().routing.n_experts);
+        all.slice(layer_bytes * l..layer_bytes * l + 8 * n * self.n_granules(l))
     }
 
     fn n_granules(&self, l: usize) -> usize {
-        self.dev.layouts[l].expect("a layer with experts").n_granules
+        self.dev.layouts[l].expect("a layer with routed experts").n_granules
     }
 
-    /// Behind the router: where the experts lie that it chose. The host hears of them.
-    pub fn look_up(&self, pipeline: &DecodePipeline, l: usize) -> Result<()> {
-        let layer = pipeline.layers[l].as_ref().expect("a layer with experts");
+    /// Looks the chosen experts up in the slot table, and downloads the route.
+    pub fn look_up(&self, l: usize) -> Result<()> {
+        let pipeline = &self.state.pipeline;
         // SAFETY: the router chooses among the layer's experts.
         unsafe { self.dev.ops.resolve.launch(self.stream(), &self.lookup(l))? };
-        pipeline.slots[layer.slot].download(self.stream(), 0, self.route_bytes())
+        pipeline.slots[pipeline.layer(l).slot].download(self.stream(), 0, self.route_bytes())
     }
 
-    fn lookup(&self, l: usize) -> Lookup<'_> {
-        let (f, route) = (&self.layout().ffn, self.route());
+    fn lookup(&self, l: usize) -> Lookup<'a> {
+        let (f, route) = (&self.layout().ffn, self.device_route());
+        let [missing, ..] = self.route_parts().ranges();
         Lookup {
             chosen: route.chosen,
-            table: self.table(l),
+            table: self.slot_table(l),
             n_experts: route.n_experts,
             n_granules: self.n_granules(l),
             granules: self.slice(&f.experts.granules).slice(0..8 * route.k * self.n_granules(l)),
             homes: (!f.homes.is_empty()).then(|| self.words(&f.homes, route.k)),
-            missing: self.missing(),
+            missing: self.route_bytes().slice(missing),
             pass: self.slice(&f.lookup.pass),
             go: self.slice(&f.lookup.go),
         }
     }
 
-    /// Makes the graphs of what follows the look-up, if there are none.
-    pub fn make_rest(&self, pipeline: &mut DecodePipeline, l: usize) -> Result<()> {
-        let layer = pipeline.layers[l].as_mut().expect("a layer with experts");
-        if layer.graphs.is_none() {
-            let stream = self.stream();
-            let decode_pairs = stream.capture(|| self.few_there(l))?;
-            layer.graphs = Some([decode_pairs, stream.capture(|| self.sum_up(l))?]);
+    /// Captures the graphs of what follows the look-up, if there are none.
+    pub fn capture_experts(&mut self, l: usize) -> Result<()> {
+        if self.state.pipeline.layer(l).graphs.is_none() {
+            let resident = self.stream().capture(|| self.resident_experts(l))?;
+            let sum = self.stream().capture(|| self.sum_experts(l))?;
+            self.state.pipeline.layer_mut(l).graphs = Some(ExpertGraphs { resident, sum });
         }
         Ok(())
     }
 
-    /// Queues a layer's experts, their sum and the residual, and hears of the layer before.
-    pub fn queue_experts(
-        &self,
-        tools: &mut Tools,
-        l: usize,
-        pinned: PinnedLayer,
-        observer: &mut dyn Observer,
-    ) -> Result<()> {
-        let (stream, Tools { pipeline, peers, .. }) = (self.stream(), &mut *tools);
-        let slot = &pipeline.slots[pinned.slot];
-        // What the host hears, before the experts: it can act while they are computed.
+    /// Queues the layer's experts, their sum and the residual. Then reads the routing of the layer
+    /// before and handles its misses.
+    pub fn pipelined_experts(&mut self, l: usize, pinned: PinnedLayer) -> Result<()> {
+        let (stream, shape) = (self.stream(), self.routed_shape(l));
+        // Downloaded before the experts run, so that the host can handle misses meanwhile.
+        let sizes = self.download_parts(l, pinned)?;
+        let routed = self.routed_layer(l);
+        let mut helping = Vec::new();
+        for (i, peer) in self.state.peers.iter_mut().enumerate() {
+            if peer.compute(pinned.slot, routed, &shape)? {
+                helping.push(i);
+            }
+        }
+        // A session whose first text was one token has captured no graphs.
+        match &self.state.pipeline.layer(l).graphs {
+            // SAFETY: the graph uses memory of the model, which owns the graph. The table holds 0
+            // or the addresses of granules of this layer, which are pinned.
+            Some(graphs) => unsafe { stream.run(&graphs.resident)? },
+            None => self.resident_experts(l)?,
+        }
+        self.place_peer_sums(&shape, &helping)?;
+        if let Some(number) = pinned.number {
+            self.state.pipeline.waits.push((number, pinned.slot));
+            stream.wait_value(self.slice(&self.layout().ffn.lookup.go), number)?;
+        }
+        match &self.state.pipeline.layer(l).graphs {
+            // SAFETY: the graph uses memory of the model, which owns the graph.
+            Some(graphs) => unsafe { stream.run(&graphs.sum)? },
+            None => self.sum_experts(l)?,
+        }
+        let end = Fence::after(stream)?;
+        let queued = PendingLayer { l, pinned, sizes, end };
+        match self.state.pipeline.pending.replace(queued) {
+            Some(before) => self.on_routed(before),
+            None => Ok(()),
+        }
+    }
+
+    /// Queues the downloads beside the route's, if the host may want them. Returns the sizes of all
+    /// parts.
+    fn download_parts(&self, l: usize, pinned: PinnedLayer) -> Result<[usize; PARTS]> {
+        let (stream, slot) = (self.stream(), &self.state.pipeline.slots[pinned.slot]);
         let mut sizes = [self.route_bytes().len(), 0, 0];
         if pinned.number.is_some() || self.model.wants_activation(l) {
             let parts = [self.h(), self.x()];
@@ -234,129 +165,140 @@ impl Pass<'_> {
             }
         }
         stream.record(&slot.routed)?;
-        let (mut helping, shape) = (Vec::new(), self.shape(l));
-        let routed = Routed { stream, h: self.h(), chosen: self.route().chosen };
-        for peer in &mut **peers {
-            if peer.compute(pinned.slot, routed, (l, self.weights(l)), &shape)? {
-                helping.push(peer);
-            }
-        }
-        // None where the first text was of one token.
-        let graphs = pipeline.layers[l].as_ref().and_then(|layer| layer.graphs.as_ref());
-        match graphs {
-            // SAFETY: its memory is the model's, which has the graph; the table has 0 or places of
-            // granules of this layer, which are pinned.
-            Some([decode_pairs, _]) => unsafe { stream.run(decode_pairs)? },
-            None => self.few_there(l)?,
-        }
-        self.place_rows(&shape, helping)?;
-        if let Some(number) = pinned.number {
-            pipeline.waits.push((number, pinned.slot));
-            stream.wait_value(self.slice(&self.layout().ffn.lookup.go), number)?;
-        }
-        match graphs {
-            // SAFETY: as above.
-            Some([_, sum]) => unsafe { stream.run(sum)? },
-            None => self.sum_up(l)?,
-        }
-        let end = Fence::after(stream)?;
-        let before = pipeline.pending.replace(Pending { l, pinned, sizes, end });
-        self.on_routed(tools, before, observer)
+        Ok(sizes)
     }
 
-    fn shape(&self, l: usize) -> DeviceShape {
-        let layout = self.dev.layouts[l].expect("a layer with experts");
-        device_shape(&layout, &self.weights(l).expert, self.hyper().routing.k)
-    }
-
-    /// Computes what the look-up has found.
-    fn few_there(&self, l: usize) -> Result<()> {
-        let (shape, Lookup { chosen, granules, .. }) = (self.shape(l), self.lookup(l));
+    /// Computes the experts that the look-up has found.
+    fn resident_experts(&self, l: usize) -> Result<()> {
+        let (shape, Lookup { chosen, granules, .. }) = (self.routed_shape(l), self.lookup(l));
         let chosen = Chosen { n_pairs: shape.k, granules, experts: chosen };
-        let acts: GpuActs = self.acts_at(l);
-        // SAFETY: the table that was looked up in has 0 or places of granules of this layer, which
-        // are pinned.
-        unsafe {
-            let decode_pairs = DecodePairs { shape: &shape, chosen };
-            self.expert_context().decode_pairs(&decode_pairs, self.biases(l).as_ref(), &acts)
-        }
+        let (pairs, biases) = (DecodePairs { shape: &shape, chosen }, self.expert_biases(l));
+        let acts = self.ffn_acts(l);
+        // SAFETY: the look-up has written 0 or the addresses of granules of this layer, which are
+        // pinned.
+        unsafe { self.expert_context().compute_pairs(&pairs, biases.as_ref(), &acts) }
     }
 
-    /// The experts' sum, and the residual.
-    fn sum_up(&self, l: usize) -> Result<()> {
-        self.sum(&self.shape(l), self.hyper().routing.k, false)?;
+    /// The experts' sum and the residual.
+    fn sum_experts(&self, l: usize) -> Result<()> {
+        self.routed_sum(&self.routed_shape(l), self.hyper().routing.k, false)?;
         self.add_residual()
     }
 
-    /// The sums of peers come, and go among the first device's.
-    fn place_rows(&self, shape: &DeviceShape, peers: Vec<&mut Peer>) -> Result<()> {
-        if peers.is_empty() {
+    /// Copies the sums of peers into the rows of the first device's `partial`.
+    fn place_peer_sums(&mut self, shape: &DeviceShape, helping: &[usize]) -> Result<()> {
+        if helping.is_empty() {
             return Ok(());
         }
         let (f, stream) = (&self.layout().ffn, self.stream());
         let (all, row) = (self.slice(&f.rows), 4 * shape.k * shape.n_embd);
-        for peer in peers {
+        for i in helping {
+            let peer = &mut self.state.peers[*i];
             let end = peer.device() * row;
             peer.return_sums(stream, all.slice(end - row..end))?;
         }
-        let (homes, partial) =
-            (self.words(&f.homes, shape.k), self.expert_context().partial(shape, shape.k));
-        // SAFETY: the look-up has written devices' numbers out of the table.
+        let homes = self.words(&f.homes, shape.k);
+        let partial = self.expert_context().partial(shape, shape.k);
+        // SAFETY: `homes` holds 0 or numbers of devices, which the look-up has read in the table.
         unsafe { self.dev.ops.resolve.place_rows(stream, homes, all, shape.n_embd, partial) }
     }
 
-    /// Hears of all that is queued: whoever waits for the stream must do this before.
-    pub fn finish_pending(&self, tools: &mut Tools, observer: &mut dyn Observer) -> Result<()> {
-        let pending = tools.pipeline.pending.take();
-        self.on_routed(tools, pending, observer)
+    /// Reads the routing of the last layer and handles its misses. To be called before any wait for
+    /// the stream of the layers.
+    pub fn finish_pending(&mut self) -> Result<()> {
+        match self.state.pipeline.pending.take() {
+            Some(pending) => self.on_routed(pending),
+            None => Ok(()),
+        }
     }
 
-    /// Hears of a layer, and computes or brings what it lacks.
-    fn on_routed(
-        &self,
-        tools: &mut Tools,
-        pending: Option<Pending>,
-        observer: &mut dyn Observer,
-    ) -> Result<()> {
-        let Some(pending) = pending else { return Ok(()) };
+    /// Reads a layer's routing, loads or computes its misses, and releases the device.
+    fn on_routed(&mut self, pending: PendingLayer) -> Result<()> {
         let tiers = self.dev.tiers.as_deref().expect("experts in VRAM");
-        let Pending { l, pinned: PinnedLayer { slot, number }, sizes, end } = pending;
-        // After an error the layer stays pinned until the pass is given up: what is queued of it
+        let PendingLayer { l, pinned: PinnedLayer { slot, number }, sizes, end } = pending;
+        // If this fails the layer stays pinned until the pass is abandoned: what is queued of it
         // still runs.
-        if self.take_routed(tools, l, slot, &sizes, observer)? > 0 {
-            self.missing_experts(tools, l, slot)?;
-            let number = number.expect("what is whole lacks nothing");
+        if self.read_route(l, slot, &sizes)? > 0 {
+            self.missed_experts(l, slot)?;
+            let number = number.expect("a layer without a number misses nothing");
             let go = self.slice(&self.layout().ffn.lookup.go);
-            let DecodePipeline { miss_stream, miss_staging, .. } = &mut *tools.pipeline;
+            let DecodePipeline { miss_stream, miss_staging, .. } = &mut self.state.pipeline;
             miss_staging.upload(miss_stream, go, &[number], u32::to_le_bytes)?;
-            // Some drivers hold back what is queued until somebody asks.
+            // Some drivers start queued work only when they are asked.
             miss_stream.is_done()?;
         }
-        tools.pipeline.waits.retain(|(waits, _)| Some(*waits) != number);
-        tools.pipeline.pinned.retain(|pinned| *pinned != l);
-        tiers.unpin_layer(l, &tools.b.route.chosen, Some(&end));
-        self.model.publish_routed(tools.cpu, self.batch, tools.b, l);
+        let pipeline = &mut self.state.pipeline;
+        pipeline.waits.retain(|(waits, _)| Some(*waits) != number);
+        pipeline.pinned.retain(|pinned| *pinned != l);
+        tiers.unpin_layer(l, &self.b.route.chosen, Some(&end));
+        self.model.publish_routed(self.cpu, self.batch, self.b, l);
         Ok(())
     }
 
-    /// Takes in what came down of a layer; answers how many of its pairs are missing.
-    fn take_routed(
-        &self,
-        tools: &mut Tools,
-        l: usize,
-        slot: usize,
-        sizes: &[usize; PARTS],
-        observer: &mut dyn Observer,
-    ) -> Result<u32> {
-        let Buffers { route, h, x, .. } = &mut *tools.b;
-        let [routed, hidden, stream] = tools.pipeline.slots[slot].wait(sizes)?;
-        self.take_route(routed, route);
-        let missing = self.missing_in(routed);
+    /// Reads what was downloaded of a layer. Returns the number of pairs that it misses.
+    fn read_route(&mut self, l: usize, slot: usize, sizes: &[usize; PARTS]) -> Result<u32> {
+        let route_parts = self.route_parts();
+        let [route, hidden, stream] = self.state.pipeline.slots[slot].wait(sizes)?;
+        route_parts.read(route, &mut self.b.route);
+        let n_missing = route_parts.n_missing(route);
         if !hidden.is_empty() {
-            floats(hidden, h);
-            floats(stream, x);
+            floats(hidden, &mut self.b.h);
+            floats(stream, &mut self.b.x);
         }
-        self.model.record_routed(tools.cpu, self.batch, tools.b, l, observer);
-        Ok(missing)
+        self.model.record_routed(self.cpu, self.batch, self.b, l, self.observer);
+        Ok(n_missing)
+    }
+
+    /// Computes the experts of one token that a look-up missed: those that are not whole in the
+    /// slot's table. Runs beside the stream of the layers. The router's input is in `b.h`, the
+    /// route in `b.route`.
+    fn missed_experts(&mut self, l: usize, slot: usize) -> Result<()> {
+        let (k, n_experts) = (self.hyper().routing.k, self.hyper().routing.n_experts);
+        let (layer, context, miss_layout) =
+            (self.routed_layer(l), self.expert_context(), &self.layout().ffn.miss);
+        let (model, tiers, shape) = (self.model, self.tiers(l), self.routed_shape(l));
+        let (acts, biases) = (self.ffn_acts(l), self.expert_biases(l));
+        let PassState { pipeline, hybrid, peers, .. } = &mut *self.state;
+        let DecodePipeline { slots, miss_stream, miss_staging, .. } = pipeline;
+        let stream = &*miss_stream;
+        miss_staging.wait(stream)?;
+        let addresses = &slots[slot].addresses;
+        let n_granules = addresses.len() / n_experts;
+        let is_resident = |expert: u32| {
+            let row = &addresses[expert as usize * n_granules..][..n_granules];
+            row.iter().all(|address| *address != 0)
+        };
+        let chosen = self.b.route.chosen.iter();
+        let missed = chosen.map(|e| if is_resident(*e) { NO_EXPERT } else { *e });
+        hybrid.group(missed, k, n_experts);
+        hybrid.divide(tiers, l);
+        let routed = RoutedLayer { stream, ..layer };
+        let access = Access::Decode;
+        let (is_grouped, is_miss, n_pairs) = (false, true, k);
+        let call = LayerCall { model, tiers, routed, shape, is_grouped, n_pairs, access, is_miss };
+        let context = ExpertContext { stream, layout: miss_layout, ..context };
+        let (chosen, staging) = (routed.chosen, miss_staging);
+        let first =
+            DeviceShare { device: 0, context, acts, chosen, biases, staging, to_first: None };
+        hybrid.compute(&call, first, peers, self.cpu, self.b)?;
+        // Experts that the CPU computed may be worth loading for the next token.
+        if let Some(tiers) = tiers {
+            tiers.admit(l, &hybrid.cpu);
+        }
+        Ok(())
+    }
+
+    /// Releases a device that waits for a host that has failed.
+    pub fn abandon(&self) -> Result<()> {
+        let go = self.slice(&self.layout().ffn.lookup.go);
+        let DecodePipeline { waits, slots, miss_stream, .. } = &self.state.pipeline;
+        for (number, slot) in waits {
+            // Where nothing is missing the look-up writes the word, and no one else may.
+            let [route, ..] = slots[*slot].wait(&[self.route_bytes().len(), 0, 0])?;
+            if self.route_parts().n_missing(route) > 0 {
+                miss_stream.upload_now(go, &number.to_le_bytes())?;
+            }
+        }
+        Ok(())
     }
 }

@@ -1,28 +1,29 @@
-//! The way of a token's layer up and down.
+//! A pipeline slot: the pinned host memory through which a layer's slot table is uploaded and its
+//! routing is downloaded.
 
 use crate::Result;
 use crate::backend::gpu::{Device, DeviceSlice, Event, Pinned, PinnedKind, Stream};
 use crate::forward::gpu::upload::starts;
 
-/// What comes down of a layer: the route, and where somebody wants them, h and the stream.
+/// The parts that are downloaded: the route, and h and the residual stream if they are wanted.
 pub const PARTS: usize = 3;
 
-/// Where the table begins in what goes up; the layer's number is before it.
+/// Where the table begins in the memory for uploads, behind the layer's number.
 const TABLE_AT: usize = 64;
 
-/// Room for what goes up and comes down of every other layer. What a lane's last layer had there
-/// has been copied when the host has heard of it.
+/// Layers use the slots in turn. When a layer begins to use a slot, the host has read the routing
+/// of the layer that used it before, so that layer's copies are done.
 pub struct PipelineSlot {
     up: Pinned,
     down: Pinned,
-    /// After what comes down.
+    /// Recorded behind the downloads.
     pub routed: Event,
-    /// u64 [experts, granules]: what the device may rely on
+    /// u64 [experts, granules]: the addresses of pinned slots, or 0
     pub addresses: Vec<u64>,
 }
 
 impl PipelineSlot {
-    /// For tables of so many bytes, and so many that come down.
+    /// For tables and downloads of up to these sizes.
     pub fn new(gpu: &Device, table_bytes: usize, down_bytes: usize) -> Result<PipelineSlot> {
         let pinned = |bytes| Pinned::of(gpu, bytes, PinnedKind::Cached, "a token's routing");
         let (up, down) = (pinned(TABLE_AT + table_bytes)?, pinned(down_bytes + 64 * PARTS)?);
@@ -32,8 +33,8 @@ impl PipelineSlot {
     /// Queues the upload of `addresses`.
     pub fn upload_table(&self, stream: &Stream, to: DeviceSlice) -> Result<()> {
         let end = TABLE_AT + 8 * self.addresses.len();
-        // SAFETY: what the lane's last layer copied from here has been copied, as the host has
-        // heard of it since, and nothing writes here before it hears of this one.
+        // SAFETY: the last copy out of this memory is done, as the host has since read the routing
+        // of that layer, and nothing writes here before it has read this layer's.
         unsafe {
             let table = self.up.bytes_mut(TABLE_AT..end);
             for (bytes, address) in table.as_chunks_mut::<8>().0.iter_mut().zip(&self.addresses) {
@@ -45,7 +46,7 @@ impl PipelineSlot {
 
     /// Queues the upload of the layer's number.
     pub fn upload_number(&self, stream: &Stream, to: DeviceSlice, number: u32) -> Result<()> {
-        // SAFETY: as above.
+        // SAFETY: as in `upload_table`.
         unsafe {
             let word = self.up.bytes_mut(0..4);
             word.copy_from_slice(&number.to_le_bytes());
@@ -53,21 +54,21 @@ impl PipelineSlot {
         }
     }
 
-    /// Queues a part's way down to where it begins.
+    /// Queues the download of a part to offset `at`.
     pub fn download(&self, stream: &Stream, at: usize, part: DeviceSlice) -> Result<()> {
         assert!(at + part.len() <= self.down.len());
-        // SAFETY: in the buffer, by the assertion; nobody uses it until `routed`, which is recorded
-        // after it, has been waited for.
+        // SAFETY: the part fits the buffer, by the assertion. The buffer is not used until
+        // `routed`, which is recorded behind the copy, has been waited for.
         unsafe { stream.download(self.down.as_ptr().add(at), part) }
     }
 
-    /// What has come down, part by part.
+    /// Waits for the downloads and returns the parts.
     pub fn wait(&self, sizes: &[usize; PARTS]) -> Result<[&[u8]; PARTS]> {
         self.routed.synchronize()?;
         let mut parts = [&[][..]; PARTS];
         for ((part, at), size) in parts.iter_mut().zip(starts(sizes)).zip(sizes) {
-            // SAFETY: the copies have been waited for, and the lane's next ones are queued after
-            // this pass is done with these.
+            // SAFETY: the copies are done, and the slot's next copies are queued after the pass has
+            // read these parts.
             *part = unsafe { self.down.bytes(at..at + size) };
         }
         Ok(parts)

@@ -1,17 +1,17 @@
-//! A way for bytes from one device to another. They go through pinned memory of the host, as
-//! GeForce cards do not read each other's; only streams wait, the host does not.
+//! Copies from one device to another through pinned memory of the host, because GeForce cards do
+//! not read each other's memory. Streams wait for each other; the host does not wait.
 
 use crate::Result;
 use crate::backend::gpu::{Device, DeviceSlice, Event, Pinned, PinnedKind, Stream};
 
-/// Where pieces begin: what a copy likes.
+/// The alignment of pieces, for fast copies.
 const ALIGN: usize = 64;
 
-/// Half of the memory: one comes down while the other goes up.
+/// One half of the memory. One is downloaded while the other is uploaded.
 struct Half {
-    /// On the device that bytes come from: they are there.
+    /// Recorded on the source device: the bytes are in host memory.
     written: Event,
-    /// On the device that they go to: they are no longer needed.
+    /// Recorded on the target device: the bytes have been read.
     read: Event,
 }
 
@@ -22,7 +22,7 @@ pub struct StagedCopy {
 }
 
 impl StagedCopy {
-    /// Of twice as many bytes as go over at once; more go one after the other.
+    /// Allocates two halves of `bytes`; larger copies are split.
     pub fn new(from: &Device, to: &Device, bytes: usize) -> Result<StagedCopy> {
         let half_bytes = bytes.max(1).next_multiple_of(ALIGN);
         let what = "the GPU-to-GPU staging buffer";
@@ -31,8 +31,8 @@ impl StagedCopy {
         Ok(StagedCopy { memory, halves: [half()?, half()?], turn: 0 })
     }
 
-    /// Queues copies of pieces, each (from, to) of one size, after what both streams have queued.
-    pub fn carry(
+    /// Queues copies of pieces, each (from, to) of one size, behind what both streams have queued.
+    pub fn copy(
         &mut self,
         from: &Stream,
         to: &Stream,
@@ -58,7 +58,7 @@ impl StagedCopy {
         self.flush(from, to, &batch)
     }
 
-    /// What fits a half: each piece with its place there.
+    /// Queues the copies of pieces that fit a half, each with its offset there.
     fn flush(
         &mut self,
         from: &Stream,
@@ -75,15 +75,15 @@ impl StagedCopy {
         from.wait(read)?;
         for (source, _, at) in batch {
             assert!(at + source.len() <= half_bytes);
-            // SAFETY: in the half, by the assertion; what was there has been read, by the event,
-            // and the half's end waits for both devices.
+            // SAFETY: the bytes are in the half, by the assertion. The target has read the last ones,
+            // by the event, and dropping the memory waits for both devices.
             unsafe { from.download(self.memory.as_ptr().add(base + at), *source)? };
         }
         from.record(written)?;
         to.wait(written)?;
         for (_, target, at) in batch {
-            // SAFETY: as above; it is there by the event, and nothing is written here before the
-            // next one.
+            // SAFETY: as above; the bytes have arrived, by the event, and nothing is written here
+            // before the next one.
             unsafe { to.upload_from(*target, self.memory.as_ptr().add(base + at))? };
         }
         to.record(read)
@@ -92,7 +92,7 @@ impl StagedCopy {
 
 impl Drop for StagedCopy {
     fn drop(&mut self) {
-        // The end of the memory waits for one device alone. One that is lost copies nothing more.
+        // Freeing the memory waits for the source device only. A lost device copies nothing more.
         for half in &self.halves {
             let _ = half.read.synchronize();
         }
@@ -105,8 +105,7 @@ mod tests {
     use crate::backend::gpu::emulated::Config;
     use crate::backend::gpu::{DeviceBuffer, Emulated};
 
-    /// More than the memory holds goes over part by part, whichever stream is ahead, and nothing of
-    /// what comes next overtakes it.
+    /// Copies that are larger than the memory arrive whole and in order, whichever stream is ahead.
     #[test]
     fn what_arrives_is_what_was_sent() {
         const N: usize = 1000;
@@ -116,15 +115,15 @@ mod tests {
             let streams = [0, 1].map(|i: usize| Stream::new(&gpus[i]).unwrap());
             let buffers = [0, 1].map(|i: usize| DeviceBuffer::new(&gpus[i], N).unwrap());
             let ([from, to], [source, target]) = (&streams, &buffers);
-            let mut copy = StagedCopy::new(&gpus[0], &gpus[1], 100).unwrap();
+            let mut staged = StagedCopy::new(&gpus[0], &gpus[1], 100).unwrap();
             for round in 1..4u8 {
                 let sent: Vec<u8> = (0..N).map(|i| (i as u8).wrapping_mul(round)).collect();
                 from.upload_now(source.all(), &sent).unwrap();
                 let piece = |at: usize, end: usize, to: usize| {
                     (source.slice(at..end), target.slice(to..to + end - at))
                 };
-                copy.carry(from, to, &[piece(0, 300, 700), piece(300, 301, 0)]).unwrap();
-                copy.carry(from, to, &[piece(301, N, 1), piece(5, 5, 5)]).unwrap();
+                staged.copy(from, to, &[piece(0, 300, 700), piece(300, 301, 0)]).unwrap();
+                staged.copy(from, to, &[piece(301, N, 1), piece(5, 5, 5)]).unwrap();
                 let mut got = vec![0; N];
                 to.download_now(&mut got, target.all()).unwrap();
                 let expected = [&sent[300..301], &sent[301..], &sent[..300]].concat();

@@ -1,25 +1,38 @@
-//! Where a peer computes a layer's experts: a stream, buffers, and the ways from the first device
-//! and back.
+//! A peer's stream and buffers for the experts of one layer, and the copies from and to the first
+//! device.
 
-use super::super::acts::{GpuActs, room_bytes};
-use super::super::ops::Ops;
-use super::Routed;
 use crate::Result;
-use crate::backend::gpu::{Device, Stream};
+use crate::backend::gpu::{Device, DeviceSlice, Stream};
+use crate::forward::gpu::acts::{GpuActs, RowShape, acts_bytes};
 use crate::forward::gpu::expert_parallel::staged_copy::StagedCopy;
+use crate::forward::gpu::ops::Ops;
 use crate::forward::gpu::upload::Staging;
 use crate::forward::gpu::workspace::{
     BumpLayout, ByteRange, ExpertLayout, ExpertSizes, LookupLayout, Workspace,
 };
-use crate::gguf::TensorType;
 use crate::model::hyper::HyperParams;
-use crate::model::weights::Weights;
+use crate::model::weights::{FfnWeights, Weights};
 
-/// What comes back at once; longer prompts' sums come in parts.
-const BACK_BYTES: usize = 4 << 20;
-/// Tables of granules go up through this, or as much as the largest one takes.
+/// Sums are returned through a staging buffer of this size; longer ones are split.
+const RETURN_BYTES: usize = 4 << 20;
+/// The staging buffer for uploads from the host has this size, or that of the largest table.
 const STAGING_BYTES: usize = 256 << 10;
 
+/// A layer whose router has run on the first device.
+#[derive(Clone, Copy)]
+pub struct RoutedLayer<'a> {
+    pub l: usize,
+    pub w: &'a FfnWeights,
+    pub n_tokens: usize,
+    /// The first device's stream, on which `h` and `chosen` are written.
+    pub stream: &'a Stream,
+    /// f32 [tokens, n_embd]: the router's input
+    pub h: DeviceSlice<'a>,
+    /// u32 [tokens, k]
+    pub chosen: DeviceSlice<'a>,
+}
+
+/// Where each buffer of a peer lies in its allocation.
 #[derive(Clone, Default)]
 pub struct PeerLayout {
     /// f32 [tokens, n_embd]
@@ -40,7 +53,7 @@ impl PeerLayout {
         let sizes = ExpertSizes::routed(weights, n * k);
         let layout = PeerLayout {
             h: bump.words(n * hyper.n_embd),
-            acts: bump.bytes(room_bytes(n, hyper.n_embd)),
+            acts: bump.bytes(acts_bytes(n, hyper.n_embd)),
             chosen: bump.words(n * k),
             experts: ExpertLayout::new(&sizes, n * k, hyper.n_embd, &mut bump),
             lookup: LookupLayout::new(weights, n_experts, 1, &mut bump),
@@ -58,47 +71,54 @@ pub struct PeerWorkspace {
     pub stream: Stream,
     pub workspace: Workspace,
     pub layout: PeerLayout,
-    /// For what the host sends up.
+    /// For uploads from the host.
     pub staging: Staging,
     pub to_peer: StagedCopy,
     pub to_first: StagedCopy,
 }
 
 impl PeerWorkspace {
+    /// Allocates memory of the device `peer`.
     pub fn new(
-        (first, gpu): (&Device, &Device),
+        first: &Device,
+        peer: &Device,
         hyper: &HyperParams,
         layout: PeerLayout,
     ) -> Result<PeerWorkspace> {
-        let stream = Stream::urgent(gpu)?;
-        let workspace = Workspace::of(gpu, layout.n_bytes())?;
-        // Rows come back whole, also of pairs that others compute; a look-up reads its number.
-        for place in [&layout.experts.partial, &layout.lookup.pass] {
-            stream.fill(workspace.slice(place), 0)?;
+        let stream = Stream::urgent(peer)?;
+        let workspace = Workspace::of(peer, layout.n_bytes())?;
+        // Sums are returned for all pairs, also those that other devices compute; a look-up reads
+        // the layer's number.
+        for range in [&layout.experts.partial, &layout.lookup.pass] {
+            stream.fill(workspace.slice(range), 0)?;
         }
         stream.synchronize()?;
         let largest = layout.experts.granules.len().max(layout.experts.tokens.len());
-        let staging = Staging::new(gpu, STAGING_BYTES.max(largest), 0)?;
+        let staging = Staging::new(peer, STAGING_BYTES.max(largest), 0)?;
         let row = 4 * hyper.n_embd;
-        let to_peer = StagedCopy::new(first, gpu, layout.h.len() + layout.chosen.len() + row)?;
-        let to_first =
-            StagedCopy::new(gpu, first, layout.experts.partial.len().min(BACK_BYTES.max(row)))?;
+        let to_peer = StagedCopy::new(first, peer, layout.h.len() + layout.chosen.len() + row)?;
+        let sums_bytes = layout.experts.partial.len().min(RETURN_BYTES.max(row));
+        let to_first = StagedCopy::new(peer, first, sums_bytes)?;
         Ok(PeerWorkspace { stream, workspace, layout, staging, to_peer, to_first })
     }
 
-    /// What the router saw and chose comes from the first device, and is stored as `types` read it.
-    pub fn begin(
-        &mut self,
-        ops: &Ops,
-        routed: Routed,
-        types: impl IntoIterator<Item = TensorType>,
-        shape: (usize, usize),
-    ) -> Result<()> {
+    /// Copies the router's input and choice from the first device, and stores the input in the
+    /// forms that experts read.
+    pub fn begin(&mut self, ops: &Ops, routed: RoutedLayer) -> Result<()> {
         let PeerWorkspace { stream, workspace, layout, to_peer, .. } = self;
-        let Routed { stream: from, h, chosen } = routed;
-        let to = |place: &ByteRange, len: usize| workspace.slice(place).slice(0..len);
+        let RoutedLayer { w, stream: from, h, chosen, .. } = routed;
+        let to = |range: &ByteRange, len: usize| workspace.slice(range).slice(0..len);
         let h_here = to(&layout.h, h.len());
-        to_peer.carry(from, stream, &[(h, h_here), (chosen, to(&layout.chosen, chosen.len()))])?;
-        GpuActs::fill(ops, stream, types, shape, h_here, workspace.slice(&layout.acts)).map(drop)
+        let pieces = [(h, h_here), (chosen, to(&layout.chosen, chosen.len()))];
+        to_peer.copy(from, stream, &pieces)?;
+        let memory = workspace.slice(&layout.acts);
+        GpuActs::fill(ops, stream, w.expert.inputs(), routed.shape(), h_here, memory).map(drop)
+    }
+}
+
+impl RoutedLayer<'_> {
+    /// The shape of `h`.
+    pub fn shape(&self) -> RowShape {
+        RowShape { n: self.n_tokens, cols: self.w.expert.n_embd }
     }
 }

@@ -1,0 +1,120 @@
+//! The host's record of the layers that it has queued.
+
+use crate::Result;
+use crate::backend::gpu::{Device, Graph, Stream};
+use crate::experts::vram::{Fence, GranuleLayout, VramTiers};
+use crate::forward::gpu::decode_pipeline::slot::{PARTS, PipelineSlot};
+use crate::forward::gpu::upload::Staging;
+use crate::forward::gpu::workspace::RouteParts;
+use crate::model::Model;
+
+/// The number of layers in the queue at most: the one that runs and the next.
+const SLOTS: usize = 2;
+
+/// What follows a layer's look-up.
+pub struct ExpertGraphs {
+    /// The resident experts.
+    pub resident: Graph,
+    /// The sum of all experts and the residual.
+    pub sum: Graph,
+}
+
+/// What the host keeps of a layer from token to token.
+pub struct QueuedLayer {
+    /// The pipeline slot that the layer uses.
+    pub slot: usize,
+    /// u64 [experts, granules]: the slot table in the device's memory
+    pub table: Vec<u64>,
+    pub graphs: Option<ExpertGraphs>,
+}
+
+/// The layers of a token that are queued.
+pub struct DecodePipeline {
+    pub slots: [PipelineSlot; SLOTS],
+    /// By layer; none if the layer has no routed experts.
+    pub layers: Vec<Option<QueuedLayer>>,
+    /// The layer that was queued last, whose routing the host has not read.
+    pub pending: Option<PendingLayer>,
+    /// Layers whose slots are pinned.
+    pub pinned: Vec<usize>,
+    /// Numbers and pipeline slots of layers at which the device may wait for the host, the earliest
+    /// first.
+    pub waits: Vec<(u32, usize)>,
+    /// The stream for experts that a look-up missed, beside the stream of the layers, which waits
+    /// for them.
+    pub miss_stream: Stream,
+    /// The staging buffer of `miss_stream`. It must never wait for the stream of the layers, which
+    /// may wait for the host.
+    pub miss_staging: Staging,
+    /// The number of the last layer with experts that are not resident.
+    pub number: u32,
+}
+
+/// A layer whose slots are pinned.
+#[derive(Clone, Copy)]
+pub struct PinnedLayer {
+    pub slot: usize,
+    /// The layer's number, if some of its experts are not resident.
+    pub number: Option<u32>,
+}
+
+/// A layer that is queued and whose routing the host has not read.
+pub struct PendingLayer {
+    pub l: usize,
+    pub pinned: PinnedLayer,
+    /// Bytes of each part that is downloaded.
+    pub sizes: [usize; PARTS],
+    /// Behind the layer's sum, which runs once `go` is written.
+    pub end: Fence,
+}
+
+impl DecodePipeline {
+    /// For passes of one token.
+    pub fn new(gpu: &Device, model: &Model) -> Result<DecodePipeline> {
+        let (hyper, routing) = (&model.hyper, &model.hyper.routing);
+        let n_experts = routing.n_experts;
+        let mut n_routed = 0;
+        let mut layer = |n_granules: usize| {
+            n_routed += 1;
+            let table = vec![0; n_experts * n_granules];
+            QueuedLayer { slot: n_routed % SLOTS, table, graphs: None }
+        };
+        let layouts = model.weights.routed.iter().map(|l| l.as_ref().map(GranuleLayout::new));
+        let n_granules = layouts.map(|layout| layout.map(|l| l.n_granules)).collect::<Vec<_>>();
+        let layers = n_granules.iter().map(|n| n.map(&mut layer)).collect();
+        let n_granules = n_granules.into_iter().flatten().max().unwrap_or(0);
+        let down =
+            RouteParts::new(1, routing.k, n_experts).n_bytes() + 4 * (PARTS - 1) * hyper.n_embd;
+        let table = 8 * n_experts * n_granules;
+        let slots = [PipelineSlot::new(gpu, table, down)?, PipelineSlot::new(gpu, table, down)?];
+        // The sums of all of a token's experts, and a table for each granule as it is loaded.
+        let sums_bytes = 4 * routing.k * hyper.n_embd;
+        let tables_bytes = 8 * routing.k * n_granules * (n_granules + 1);
+        let miss_staging = Staging::new(gpu, sums_bytes + tables_bytes + (4 << 10), 0)?;
+        Ok(DecodePipeline {
+            slots,
+            layers,
+            pending: None,
+            pinned: Vec::with_capacity(SLOTS),
+            waits: Vec::with_capacity(SLOTS),
+            miss_stream: Stream::urgent(gpu)?,
+            miss_staging,
+            number: 0,
+        })
+    }
+
+    /// Forgets the layers of a failed pass and unpins them. The caller has waited for the devices.
+    pub fn release_all(&mut self, tiers: &VramTiers) {
+        self.pending = None;
+        self.waits.clear();
+        self.pinned.drain(..).for_each(|l| tiers.unpin_layer(l, &[], None));
+    }
+
+    pub fn layer(&self, l: usize) -> &QueuedLayer {
+        self.layers[l].as_ref().expect("a layer with routed experts")
+    }
+
+    pub fn layer_mut(&mut self, l: usize) -> &mut QueuedLayer {
+        self.layers[l].as_mut().expect("a layer with routed experts")
+    }
+}

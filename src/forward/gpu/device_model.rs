@@ -1,0 +1,93 @@
+//! What is uploaded to the first device when a model is loaded. Passes read it and never change it.
+
+use crate::Result;
+use crate::backend::gpu::{Device, DeviceBuffer, Stream};
+use crate::experts::vram::{GranuleLayout, VramTiers};
+use crate::forward::gpu::layers::{GpuEncoder, GpuLayer, GpuNorm, GpuOnly};
+use crate::forward::gpu::ops::Ops;
+use crate::forward::gpu::weights::{GpuLinear, GpuWeights, Packer};
+use crate::forward::gpu::workspace::{Workspace, WorkspaceLayout};
+use crate::model::Model;
+use std::ops::Range;
+use std::sync::Arc;
+
+pub struct DeviceModel {
+    /// The stream of the layers.
+    pub stream: Stream,
+    pub ops: Ops,
+    pub layout: WorkspaceLayout,
+    pub workspace: Workspace,
+    pub weights: GpuWeights,
+    /// The addresses of the granules of experts that every token goes to.
+    pub tables: DeviceBuffer,
+    /// By layer of the model; none for layers on the CPU.
+    pub layers: Vec<Option<GpuLayer>>,
+    /// What a model with an encoder has besides its layers.
+    pub encoder: Option<GpuEncoder>,
+    pub head: Option<(GpuNorm, GpuLinear)>,
+    /// By layer: how the granules of its routed experts are laid out.
+    pub layouts: Vec<Option<GranuleLayout>>,
+    /// The VRAM tiers of all devices; none if no device holds experts.
+    pub tiers: Option<Arc<VramTiers>>,
+}
+
+/// The dense part of a model that a device takes.
+pub struct DenseOptions {
+    /// See `GpuOptions`.
+    pub layers: Range<usize>,
+    pub head: bool,
+    pub n_ubatch: usize,
+    pub n_ctx: usize,
+    /// The number of devices beside the first.
+    pub n_peers: usize,
+}
+
+impl DeviceModel {
+    /// Uploads the dense part of a model.
+    pub fn upload(model: &Model, gpu: &Device, options: &DenseOptions) -> Result<DeviceModel> {
+        let n = options.n_ubatch;
+        let (stream, ops) = (Stream::urgent(gpu)?, Ops::load(gpu)?);
+        let mut packer = Packer::new(model, n);
+        let layer = |l| options.layers.contains(&l).then(|| packer.layer(l));
+        let layers: Vec<_> = (0..model.hyper.n_layers).map(layer).collect();
+        let encoder = model.weights.encoder.as_ref().map(|encoder| packer.encoder(encoder));
+        let weights = &model.weights;
+        let head = (options.head)
+            .then(|| (packer.norm(&weights.output_norm), packer.linear(&weights.output)));
+        let tables = DeviceBuffer::of(gpu, packer.table_bytes().max(256), "tables", "-ub, -ngl")?;
+        let weights = packer.upload(gpu)?;
+        for only in layers.iter().flatten().flat_map(GpuLayer::only_experts) {
+            fill_table(&stream, &tables, &weights, only, n)?;
+        }
+        let (hyper, n_ctx) = (&model.hyper, options.n_ctx);
+        let layout = WorkspaceLayout::new(hyper, &model.weights, n, n_ctx, options.n_peers);
+        let workspace = Workspace::new(gpu, &stream, &layout, n)?;
+        let layouts = model.weights.routed.iter().map(|l| l.as_ref().map(GranuleLayout::new));
+        Ok(DeviceModel {
+            layouts: layouts.collect(),
+            tiers: None,
+            stream,
+            ops,
+            layout,
+            workspace,
+            weights,
+            tables,
+            layers,
+            encoder,
+            head,
+        })
+    }
+}
+
+/// Writes the addresses of an expert's granules for each token: u64 [tokens, granules].
+fn fill_table(
+    stream: &Stream,
+    tables: &DeviceBuffer,
+    weights: &GpuWeights,
+    only: &GpuOnly,
+    n: usize,
+) -> Result<()> {
+    let addresses = only.granules.iter().map(|range| weights.slice(range.clone()).address());
+    let row: Vec<u8> = addresses.flat_map(u64::to_le_bytes).collect();
+    stream.upload_now(tables.slice(only.table.clone()), &row.repeat(n))
+}

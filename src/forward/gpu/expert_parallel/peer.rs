@@ -1,0 +1,163 @@
+//! A peer: a device beside the first that holds and computes experts.
+
+use crate::Result;
+use crate::backend::gpu::expert::{Chosen, ExpertShape as DeviceShape};
+use crate::backend::gpu::slots::Lookup;
+use crate::backend::gpu::{Device, DeviceSlice, Stream};
+use crate::experts::vram::VramTier;
+use crate::forward::gpu::acts::GpuActs;
+use crate::forward::gpu::expert_parallel::share::DeviceShare;
+use crate::forward::gpu::expert_parallel::table_upload::TableUpload;
+use crate::forward::gpu::expert_parallel::workspace::{PeerLayout, PeerWorkspace, RoutedLayer};
+use crate::forward::gpu::experts::{Biases, DecodePairs, ExpertContext};
+use crate::forward::gpu::layers::GpuBiases;
+use crate::forward::gpu::ops::Ops;
+use crate::forward::gpu::weights::{GpuWeights, Packer};
+use crate::model::{Bound, Model};
+
+pub struct Peer {
+    /// The device's number in the model, from 1 on.
+    device: usize,
+    ops: Ops,
+    /// Biases of experts, which slots do not hold.
+    weights: GpuWeights,
+    biases: Vec<Option<GpuBiases>>,
+    /// For the experts of each layer, in step with the pass.
+    pass: PeerWorkspace,
+    /// For the experts that a look-up of the decode pipeline missed, beside the pass.
+    miss: PeerWorkspace,
+    tables: [TableUpload; 2],
+}
+
+impl Bound {
+    /// Bytes of a peer's memory that are not for slots, with micro-batches of `n` tokens.
+    pub fn gpu_peer_bytes(&self, n: usize) -> usize {
+        let layers = self.weights.layers.iter().zip(&self.weights.routed);
+        let biases = layers.filter(|(_, routed)| routed.is_some());
+        let biases = biases.filter_map(|(layer, _)| layer.ffn.biases.as_ref());
+        // Those of gate and up are stored twice, as on the first device.
+        let values = biases.map(|b| 2 * (b.gate.len() + b.up.len()) + b.down.len());
+        let layouts = [n, 1].map(|n| PeerLayout::new(&self.hyper, &self.weights, n).n_bytes());
+        4 * values.sum::<usize>() + layouts.iter().sum::<usize>()
+    }
+}
+
+impl Peer {
+    /// Allocates memory of `gpu`, which is device `device`. `has_experts` says of which layers it
+    /// holds some. Micro-batches have at most `n` tokens.
+    pub fn new(
+        model: &Model,
+        first: &Device,
+        gpu: &Device,
+        device: usize,
+        has_experts: &dyn Fn(usize) -> bool,
+        n: usize,
+    ) -> Result<Peer> {
+        let mut packer = Packer::new(model, n);
+        let layers = 0..model.hyper.n_layers;
+        let biases = layers.map(|l| if has_experts(l) { packer.routed_biases(l) } else { None });
+        let biases = biases.collect();
+        let workspace = |n| {
+            let layout = PeerLayout::new(&model.hyper, &model.weights, n);
+            PeerWorkspace::new(first, gpu, &model.hyper, layout)
+        };
+        Ok(Peer {
+            device,
+            ops: Ops::load(gpu)?,
+            weights: packer.upload(gpu)?,
+            biases,
+            pass: workspace(n)?,
+            miss: workspace(1)?,
+            tables: [TableUpload::new(gpu, model)?, TableUpload::new(gpu, model)?],
+        })
+    }
+
+    pub fn device(&self) -> usize {
+        self.device
+    }
+
+    /// Waits for all that the peer has queued. If it fails the device is lost, and so are all
+    /// results since the last wait.
+    pub fn wait(&mut self) -> Result<()> {
+        let Peer { pass, miss, .. } = self;
+        pass.staging.wait(&pass.stream)?;
+        miss.staging.wait(&miss.stream)
+    }
+
+    /// The peer's share of a routed layer. `is_miss`: of the experts that a look-up missed.
+    pub fn share(&mut self, is_miss: bool, routed: RoutedLayer) -> Result<DeviceShare<'_>> {
+        let Peer { device, ops, weights, biases, pass, miss, .. } = self;
+        let peer = if is_miss { miss } else { pass };
+        if is_miss {
+            // The misses of the layer before were finished before this layer's are handled.
+            peer.staging.wait(&peer.stream)?;
+        }
+        peer.begin(ops, routed)?;
+        let PeerWorkspace { stream, workspace, layout, staging, to_first, .. } = peer;
+        let chosen = workspace.slice(&layout.chosen).slice(0..routed.chosen.len());
+        let memory = workspace.slice(&layout.acts);
+        let acts = GpuActs::at(routed.w.expert.inputs(), routed.shape(), memory);
+        let biases = biases[routed.l].as_ref().map(|b| Biases::new(weights, b));
+        let context = ExpertContext { ops, stream, workspace, layout: &layout.experts };
+        let (device, to_first) = (*device, Some(to_first));
+        Ok(DeviceShare { device, context, acts, chosen, biases, staging, to_first })
+    }
+
+    /// Pins the peer's experts of layer `l` for the pipeline slot `slot`; see
+    /// `TableUpload::pin_layer`.
+    pub fn pin_layer(&mut self, vram: Option<&VramTier>, l: usize, slot: usize, table: &mut [u64]) {
+        self.tables[slot].pin_layer(vram, l, self.device, table);
+    }
+
+    /// Queues a look-up of a token's experts and the computation of those that are pinned here.
+    /// Returns false if none are.
+    pub fn compute(
+        &mut self,
+        slot: usize,
+        routed: RoutedLayer,
+        shape: &DeviceShape,
+    ) -> Result<bool> {
+        let Peer { ops, weights, biases, pass: peer, tables, .. } = self;
+        let upload = &tables[slot];
+        if !upload.has_any {
+            return Ok(false);
+        }
+        let (k, n_granules) = (shape.k, shape.n_granules());
+        let table_bytes = 0..8 * upload.addresses.len();
+        let tables = peer.workspace.slice(&peer.layout.lookup.tables);
+        upload.upload(&peer.stream, tables.slice(table_bytes.clone()))?;
+        peer.begin(ops, routed)?;
+        let PeerWorkspace { stream, workspace, layout, .. } = peer;
+        let chosen = workspace.words(&layout.chosen, k);
+        let granules = workspace.slice(&layout.experts.granules).slice(0..8 * k * n_granules);
+        let lookup = Lookup {
+            chosen,
+            table: workspace.slice(&layout.lookup.tables).slice(table_bytes),
+            n_experts: upload.addresses.len() / n_granules,
+            n_granules,
+            granules,
+            homes: None,
+            missing: workspace.slice(&layout.lookup.missing),
+            pass: workspace.slice(&layout.lookup.pass),
+            go: workspace.slice(&layout.lookup.go),
+        };
+        // SAFETY: the router chooses among the layer's experts.
+        unsafe { ops.resolve.launch(stream, &lookup)? };
+        let memory = workspace.slice(&layout.acts);
+        let acts = GpuActs::at(routed.w.expert.inputs(), routed.shape(), memory);
+        let biases = biases[routed.l].as_ref().map(|b| Biases::new(weights, b));
+        let context = ExpertContext { ops, stream, workspace, layout: &layout.experts };
+        let chosen = Chosen { n_pairs: k, granules, experts: chosen };
+        // SAFETY: the table holds 0 or the addresses of granules of this layer, which are pinned.
+        unsafe { context.compute_pairs(&DecodePairs { shape, chosen }, biases.as_ref(), &acts)? };
+        Ok(true)
+    }
+
+    /// Queues a copy of a token's sums to `rows` of the first device, f32 [k, n_embd]. Rows of
+    /// experts that are not here hold no result.
+    pub fn return_sums(&mut self, first: &Stream, rows: DeviceSlice) -> Result<()> {
+        let PeerWorkspace { stream, workspace, layout, to_first, .. } = &mut self.pass;
+        let partial = workspace.slice(&layout.experts.partial).slice(0..rows.len());
+        to_first.copy(stream, first, &[(partial, rows)])
+    }
+}

@@ -1,0 +1,232 @@
+//! Computing a layer's routed experts on the devices and the CPU at the same time.
+
+use crate::Result;
+use crate::backend::cpu::Cpu;
+use crate::backend::cpu::acts::Kinds;
+use crate::backend::cpu::expert::ExpertBuffers;
+use crate::backend::gpu::expert::ExpertShape as DeviceShape;
+use crate::experts::Access;
+use crate::experts::vram::{Fence, VramGranule, VramTier, VramTiers};
+use crate::forward::Buffers;
+use crate::forward::gpu::expert_parallel::peer::Peer;
+use crate::forward::gpu::expert_parallel::share::{CallPairs, DeviceShare};
+use crate::forward::gpu::expert_parallel::workspace::RoutedLayer;
+use crate::forward::gpu::hybrid_moe::division::{DeviceBatch, HybridMoe};
+use crate::forward::moe::granules;
+use crate::model::Model;
+use std::time::Instant;
+
+/// One call for routed experts of a layer: all of them, or those that a look-up missed.
+pub struct LayerCall<'a> {
+    pub model: &'a Model,
+    pub tiers: Option<&'a VramTiers>,
+    pub routed: RoutedLayer<'a>,
+    pub shape: DeviceShape,
+    pub is_grouped: bool,
+    /// The number of pairs in `partial`.
+    pub n_pairs: usize,
+    pub access: Access,
+    /// Whether a look-up missed the experts.
+    pub is_miss: bool,
+}
+
+impl LayerCall<'_> {
+    /// The VRAM tier of a device that computes some experts.
+    fn vram(&self, device: usize) -> &VramTier {
+        self.tiers.and_then(|tiers| tiers.get(device)).expect("the device has a VRAM tier")
+    }
+
+    fn pairs<'b>(&'b self, hybrid: &'b HybridMoe) -> CallPairs<'b> {
+        let LayerCall { ref shape, is_grouped, n_pairs, .. } = *self;
+        CallPairs { demand: &hybrid.all, shape, is_grouped, n_pairs }
+    }
+
+    /// Begins to load the next layer's experts for a prompt, after all of this layer's are queued.
+    fn prefetch_after(&self, hybrid: &HybridMoe) {
+        if self.access == Access::Prompt {
+            self.model.prefetch_after(self.routed.l, hybrid.all.experts.len());
+        }
+    }
+}
+
+impl HybridMoe {
+    /// Computes the call as it was divided. Then `partial` of the first device holds the sums of
+    /// its pairs, for whatever is queued on `first`'s stream. The router's input is in `b.h` if the
+    /// CPU computes some experts.
+    pub fn compute(
+        &mut self,
+        call: &LayerCall,
+        first: DeviceShare,
+        peers: &mut [Peer],
+        cpu: &Cpu,
+        b: &mut Buffers,
+    ) -> Result<()> {
+        self.acquire(call);
+        let mut shares = self.shares(call, first, peers)?;
+        // Resident experts run on the devices while the CPU computes its own.
+        for share in &mut shares {
+            let mut experts = self.batches[share.device].experts.iter();
+            let is_whole = |e: &u32| call.vram(share.device).is_whole(call.routed.l, *e);
+            if experts.any(is_whole) {
+                self.next_granules(call, share)?;
+            }
+        }
+        if !self.cpu.is_empty() {
+            self.cpu_experts(call, &mut shares[0], cpu, b)?;
+        } else {
+            call.prefetch_after(self);
+        }
+        // Device by device: while the host waits for one, the others' links and kernels go on.
+        while self.batches.iter().any(|batch| batch.left > 0) {
+            for share in &mut shares {
+                if self.batches[share.device].left > 0 {
+                    self.next_granules(call, share)?;
+                }
+            }
+        }
+        self.return_sums(call, &mut shares)
+    }
+
+    /// Pins the experts that devices compute, so that all links begin to load.
+    fn acquire(&mut self, call: &LayerCall) {
+        let Some(tiers) = call.tiers else { return };
+        for (device, batch) in self.batches.iter_mut().enumerate() {
+            batch.left = batch.experts.len() * call.shape.n_granules();
+            if batch.left > 0 {
+                let vram = tiers.get(device).expect("the device has a VRAM tier");
+                vram.acquire(call.routed.l, &batch.experts, call.access, &mut batch.work);
+            }
+        }
+    }
+
+    /// The first device, and the peers that compute some experts, with the router's input.
+    fn shares<'b>(
+        &self,
+        call: &LayerCall,
+        first: DeviceShare<'b>,
+        peers: &'b mut [Peer],
+    ) -> Result<Vec<DeviceShare<'b>>> {
+        let mut shares = vec![first];
+        for peer in peers {
+            if self.batches[peer.device()].left > 0 {
+                shares.push(peer.share(call.is_miss, call.routed)?);
+            }
+        }
+        if call.is_grouped {
+            let pairs = call.pairs(self);
+            shares.iter_mut().try_for_each(|share| share.begin_grouped(pairs))?;
+        }
+        Ok(shares)
+    }
+
+    /// Computes the granules that are in a device's memory now. Waits for one if there are none.
+    fn next_granules(&mut self, call: &LayerCall, share: &mut DeviceShare) -> Result<()> {
+        // Granules that were handed out before are in use up to this point of the stream.
+        let end = Fence::after(share.context.stream)?;
+        let HybridMoe { all, batches, place_of, .. } = self;
+        let DeviceBatch { work, table, left, .. } = &mut batches[share.device];
+        let vram = call.vram(share.device);
+        let more = vram.next_ready(work, Some(&end))?;
+        assert!(more, "granules that were demanded and never came");
+        let (n_granules, n_items) = (call.shape.n_granules(), all.experts.len());
+        table.clear();
+        table.resize(if call.is_grouped { n_items } else { call.n_pairs } * n_granules, 0);
+        let (mut first, mut end) = (n_granules, 0);
+        for i in 0..work.n_handed() {
+            let VramGranule { expert, granule, slot } = vram.ready(work, i);
+            (first, end) = (first.min(granule), end.max(granule + 1));
+            let item = all.slot(expert);
+            if call.is_grouped {
+                table[granule * n_items + item] = slot.address();
+                continue;
+            }
+            for pair in all.pairs(item) {
+                table[place_of[pair] * n_granules + granule] = slot.address();
+            }
+        }
+        *left -= work.n_handed();
+        let LayerCall { ref shape, is_grouped, n_pairs, .. } = *call;
+        let pairs = CallPairs { demand: all, shape, is_grouped, n_pairs };
+        // SAFETY: the addresses are of granules that `work` holds until the device has passed the
+        // next fence, and the experts are some that the router chose.
+        unsafe { share.compute(pairs, table, first..end) }
+    }
+
+    /// Computes the CPU's experts and uploads their sums.
+    fn cpu_experts(
+        &mut self,
+        call: &LayerCall,
+        first: &mut DeviceShare,
+        cpu: &Cpu,
+        b: &mut Buffers,
+    ) -> Result<()> {
+        let RoutedLayer { l, w, n_tokens, .. } = call.routed;
+        let (start, shape) = (Instant::now(), &w.expert);
+        self.group_on_cpu(b.route.k, b.route.n_experts);
+        let (demand, store, f) = (&self.on_cpu, &*call.model.routed, &mut b.ffn);
+        b.acts.fill(cpu, Kinds::of(shape.inputs()), n_tokens, shape.n_embd, &b.h);
+        f.expert.begin(demand.n_pairs(), shape.n_ff, shape.n_embd, Kinds::of([shape.down]));
+        store.acquire(l, &demand.experts, call.access, &mut f.work);
+        call.prefetch_after(self);
+        let computed = loop {
+            match store.next_ready(&mut f.work) {
+                Ok(true) => {
+                    let mut list = f.granules.list();
+                    granules(store, &f.work, demand, shape, &mut list);
+                    cpu.expert_granules(&list, demand, w.form(), &b.acts, &mut f.expert);
+                    f.granules.recycle(list);
+                }
+                Ok(false) => break Ok(()),
+                Err(error) => break Err(error),
+            }
+        };
+        store.release(&mut f.work);
+        computed?;
+        let (n, ns) = (demand.experts.len(), start.elapsed().as_nanos() as f64);
+        let n_pairs = demand.n_pairs();
+        self.placer.cpu.observe(n_pairs.div_ceil(n), ns / n as f64);
+        self.upload_sums(call, first, &f.expert)
+    }
+
+    /// Uploads the sums that the CPU computed to their rows of the first device's `partial`.
+    fn upload_sums(
+        &self,
+        call: &LayerCall,
+        first: &mut DeviceShare,
+        sums: &ExpertBuffers,
+    ) -> Result<()> {
+        let (demand, n_embd) = (&self.on_cpu, call.shape.n_embd);
+        let partial = first.context.partial(&call.shape, call.n_pairs);
+        // Pairs of an expert lie side by side here, and on the device too if they are grouped.
+        for (slot, expert) in demand.experts.iter().enumerate() {
+            let (from, to) = (demand.pairs(slot), self.all.pairs(self.all.slot(*expert)));
+            let run = if call.is_grouped { from.len() } else { 1 };
+            for (from, to) in from.step_by(run).zip(to.step_by(run)) {
+                let to = if call.is_grouped { to } else { self.place_of[to] };
+                let sums = sums.partial(from..from + run);
+                let at = 4 * to * n_embd;
+                let to = partial.slice(at..at + 4 * sums.len());
+                first.staging.upload(first.context.stream, to, sums, f32::to_le_bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Queues the copies of the peers' sums, and releases all experts behind what is queued.
+    fn return_sums(&mut self, call: &LayerCall, shares: &mut [DeviceShare]) -> Result<()> {
+        let (first, peers) = shares.split_first_mut().expect("the first device");
+        let (stream, to) = (first.context.stream, first.context.partial(&call.shape, call.n_pairs));
+        for share in peers {
+            let runs = self.runs(share.device, call.is_grouped);
+            share.return_sums(stream, to, call.pairs(self), &runs)?;
+        }
+        for share in shares {
+            let batch = &mut self.batches[share.device];
+            if !batch.experts.is_empty() {
+                let end = Fence::after(share.context.stream)?;
+                call.vram(share.device).release(&mut batch.work, Some(&end));
+            }
+        }
+        Ok(())
+    }
+}

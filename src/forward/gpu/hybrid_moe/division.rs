@@ -1,0 +1,156 @@
+//! Dividing a layer's routed experts among the devices and the CPU.
+
+use crate::backend::ops::Demand;
+use crate::backend::ops::NO_EXPERT;
+use crate::cancel::Cancel;
+use crate::experts::Acquisition;
+use crate::experts::vram::VramTiers;
+use crate::forward::gpu::placement::{PlacementInput, Placer};
+use crate::policy::{Missing, Schedule};
+use std::ops::Range;
+
+/// The division of the layer that is being computed, and the memory that it reuses.
+#[derive(Default)]
+pub struct HybridMoe {
+    /// All pairs of the call, and those that the CPU computes.
+    pub all: Demand,
+    pub on_cpu: Demand,
+    /// By device: the experts that it computes.
+    pub batches: Vec<DeviceBatch>,
+    /// The experts that the CPU computes.
+    pub cpu: Vec<u32>,
+    /// [tokens, k]: the chosen experts; `NO_EXPERT` for those that are not of this call.
+    chosen: Vec<u32>,
+    /// Pair of `all` → token · k + rank
+    pub place_of: Vec<usize>,
+    pub placer: Placer,
+    missing: Vec<Missing>,
+    schedule: Schedule,
+}
+
+/// The experts that one device computes.
+#[derive(Default)]
+pub struct DeviceBatch {
+    pub experts: Vec<u32>,
+    pub table: Vec<u64>,
+    pub work: Acquisition,
+    /// The number of granules of `work` that have not been handed out.
+    pub left: usize,
+}
+
+impl HybridMoe {
+    /// `cpu_share`: see `GpuOptions`.
+    pub fn new(cpu_share: Option<f32>, n_devices: usize) -> HybridMoe {
+        let batches = (0..n_devices).map(|_| DeviceBatch::default()).collect();
+        HybridMoe { placer: Placer::new(cpu_share), batches, ..HybridMoe::default() }
+    }
+
+    /// Waits for experts end once `cancel` is set.
+    pub fn set_cancel(&mut self, cancel: &Cancel) {
+        self.batches.iter_mut().for_each(|batch| batch.work.cancel = cancel.clone());
+    }
+
+    /// Releases what a failed pass had acquired. The caller has waited for the devices.
+    pub fn release_all(&mut self, tiers: &VramTiers) {
+        for (device, batch) in self.batches.iter_mut().enumerate() {
+            if let Some(vram) = tiers.get(device) {
+                vram.release(&mut batch.work, None);
+            }
+        }
+    }
+
+    /// Begins a call for these experts, [tokens, k], among `n_experts`.
+    pub fn group(&mut self, chosen: impl Iterator<Item = u32>, k: usize, n_experts: usize) {
+        self.chosen.clear();
+        self.chosen.extend(chosen);
+        self.all.group(&self.chosen, k, n_experts);
+        self.place_of.resize(self.all.n_pairs(), 0);
+        for (place, pair) in self.all.places().iter().enumerate() {
+            if let Some(to) = self.place_of.get_mut(*pair as usize) {
+                *to = place;
+            }
+        }
+    }
+
+    /// Assigns each expert: resident ones to their devices, the others to a device or the CPU,
+    /// whichever is expected to have the result earlier.
+    pub fn divide(&mut self, tiers: Option<&VramTiers>, l: usize) {
+        for batch in &mut self.batches {
+            batch.experts.clear();
+            batch.left = 0;
+        }
+        self.cpu.clear();
+        let Some(tiers) = tiers else {
+            self.cpu.extend(&self.all.experts);
+            return;
+        };
+        self.missing.clear();
+        for (slot, &expert) in self.all.experts.iter().enumerate() {
+            if tiers.is_whole(l, expert) {
+                self.batches[tiers.device(l, expert)].experts.push(expert);
+                continue;
+            }
+            let n_tokens = self.all.pairs(slot).len() as f64;
+            self.missing.push(Missing { expert, n_tokens });
+        }
+        if self.missing.is_empty() {
+            return;
+        }
+        let (load_ns, delay_ns) = link_ns(tiers, l, &self.missing);
+        let input = PlacementInput { missing: &self.missing, load_ns, delay_ns };
+        self.placer.place(&input, &mut self.schedule);
+        for expert in &self.schedule.upload {
+            self.batches[tiers.device(l, *expert)].experts.push(*expert);
+        }
+        self.cpu.extend(&self.schedule.cpu);
+    }
+
+    /// Sorts each device's experts by their pairs, so that experts that are loaded together have
+    /// pairs side by side.
+    pub fn sort_by_pairs(&mut self) {
+        for batch in &mut self.batches {
+            batch.experts.sort_unstable_by_key(|expert| self.all.slot(*expert));
+        }
+    }
+
+    /// Groups the pairs of the CPU's experts in `on_cpu`.
+    pub fn group_on_cpu(&mut self, k: usize, n_experts: usize) {
+        for expert in &mut self.chosen {
+            if !self.cpu.contains(expert) {
+                *expert = NO_EXPERT;
+            }
+        }
+        self.on_cpu.group(&self.chosen, k, n_experts);
+    }
+
+    /// Runs of rows of `partial` that a device's pairs have, in ascending order.
+    pub fn runs(&self, device: usize, is_grouped: bool) -> Vec<Range<usize>> {
+        let mut rows = Vec::new();
+        for expert in &self.batches[device].experts {
+            let pairs = self.all.pairs(self.all.slot(*expert));
+            rows.extend(pairs.map(|pair| if is_grouped { pair } else { self.place_of[pair] }));
+        }
+        rows.sort_unstable();
+        let mut runs: Vec<Range<usize>> = Vec::new();
+        for row in rows {
+            match runs.last_mut() {
+                Some(run) if run.end == row => run.end = row + 1,
+                _ => runs.push(row..row + 1),
+            }
+        }
+        runs
+    }
+}
+
+/// Nanoseconds to load one of the missing experts, and until the transfers that are running are
+/// done. The links of several devices work side by side, each on its own experts.
+fn link_ns(tiers: &VramTiers, l: usize, missing: &[Missing]) -> (Option<f64>, f64) {
+    let lacks = |device| missing.iter().any(|m| tiers.device(l, m.expert) == device);
+    let (mut n_links, mut load_ns, mut delay_ns) = (0.0, Some(0f64), 0f64);
+    for (_, vram) in tiers.of_layer(l).filter(|(device, _)| lacks(*device)) {
+        n_links += 1.0;
+        load_ns = load_ns.zip(vram.load_ns(l)).map(|(a, b)| a.max(b));
+        delay_ns = delay_ns.max(vram.delay_ns());
+    }
+    (load_ns.map(|ns| ns / n_links), delay_ns)
+}

@@ -1,0 +1,66 @@
+//! Host-routed experts: the host reads the route and divides the experts among the devices and the
+//! CPU. Experts in VRAM, and those that are loaded there before the CPU would be done, are computed
+//! by devices, the others by the CPU. The sums of pairs are added up in one order, so results do
+//! not depend on the division.
+
+pub mod call;
+pub mod division;
+
+use crate::Result;
+use crate::experts::Access;
+use crate::forward::gpu::expert_parallel::share::DeviceShare;
+use crate::forward::gpu::expert_parallel::workspace::RoutedLayer;
+use crate::forward::gpu::experts::is_grouped;
+use crate::forward::gpu::hybrid_moe::call::LayerCall;
+use crate::forward::gpu::pass::{GpuPass, PassState};
+use crate::forward::gpu::upload::floats;
+
+impl<'a> GpuPass<'a> {
+    /// A layer whose route is on the first device, for use on the stream of the layers.
+    pub fn routed_layer(&self, l: usize) -> RoutedLayer<'a> {
+        RoutedLayer {
+            l,
+            w: self.ffn_weights(l),
+            n_tokens: self.n(),
+            stream: self.stream(),
+            h: self.h(),
+            chosen: self.device_route().chosen,
+        }
+    }
+
+    /// y += Σ weights · chosen experts; the route is in `b.route`.
+    pub fn host_routed_experts(&mut self, l: usize) -> Result<()> {
+        let (routed, route_k) = (self.routed_layer(l), self.hyper().routing.k);
+        let (stream, h, context) = (self.stream(), self.h(), self.expert_context());
+        let pair_rows = self.words(&self.layout().ffn.pair_rows, self.n() * route_k);
+        let mut call = LayerCall {
+            model: self.model,
+            tiers: self.tiers(l),
+            routed,
+            shape: self.routed_shape(l),
+            is_grouped: is_grouped(&routed.w.expert, self.n()),
+            n_pairs: self.n() * route_k,
+            access: if self.n() > 1 { Access::Prompt } else { Access::Decode },
+            is_miss: false,
+        };
+        let (acts, biases) = (self.ffn_acts(l), self.expert_biases(l));
+        let PassState { staging, hybrid, peers, .. } = &mut *self.state;
+        let chosen = self.b.route.chosen.iter().copied();
+        hybrid.group(chosen, route_k, self.model.hyper.routing.n_experts);
+        hybrid.divide(call.tiers, l);
+        if call.is_grouped {
+            hybrid.sort_by_pairs();
+            call.n_pairs = hybrid.all.n_pairs();
+            staging.upload(stream, pair_rows, hybrid.all.places(), u32::to_le_bytes)?;
+        }
+        if !hybrid.cpu.is_empty() {
+            let to = &mut self.b.h;
+            staging.download(stream, &[h], &mut |_, bytes| floats(bytes, to))?;
+        }
+        let chosen = routed.chosen;
+        let first =
+            DeviceShare { device: 0, context, acts, chosen, biases, staging, to_first: None };
+        hybrid.compute(&call, first, peers, self.cpu, self.b)?;
+        self.routed_sum(&call.shape, call.n_pairs, call.is_grouped)
+    }
+}

@@ -1,0 +1,176 @@
+//! The layer loop on a device. Layers that are not on the device run on the CPU; the residual
+//! stream moves between the two.
+
+use crate::Result;
+use crate::forward::CpuPass;
+use crate::forward::encoder_decoder::set_sources;
+use crate::forward::events::nanos_since;
+use crate::forward::gpu::layer::{before_experts, layer};
+use crate::forward::gpu::pass::{GpuPass, Role};
+use crate::forward::gpu::upload::floats;
+use std::time::Instant;
+
+/// Computes a pass. Whether it succeeds or fails, no work of it is left when this returns.
+pub fn run(cx: &mut GpuPass) -> Result<()> {
+    begin(cx);
+    let result = match cx.role {
+        Role::Source => encode(cx),
+        Role::Only | Role::Answer { .. } => decode(cx),
+    };
+    end(cx, result)?;
+    cx.model.publish_end(cx.batch, cx.b);
+    Ok(())
+}
+
+/// Embeddings and positions, in `b`.
+fn begin(cx: &mut GpuPass) {
+    let GpuPass { model, cpu, batch, kv, b, observer, .. } = cx;
+    let caches = &mut [&mut **kv];
+    CpuPass { model, cpu, batch, caches, observer: *observer }.begin(b);
+}
+
+/// The layers, the output norm and the head.
+fn decode(cx: &mut GpuPass) -> Result<()> {
+    run_layers(cx)?;
+    let start = Instant::now();
+    move_stream(cx, cx.dev.head.is_some())?;
+    cx.finish_pending()?;
+    if cx.on_device {
+        cx.logits()?;
+    } else {
+        let GpuPass { model, cpu, batch, kv, b, observer, .. } = cx;
+        let caches = &mut [&mut **kv];
+        CpuPass { model, cpu, batch, caches, observer: *observer }.logits(b);
+    }
+    cx.b.events.timing.head_ns = nanos_since(start);
+    Ok(())
+}
+
+/// The encoder's layers, its output norm, and the keys and values of its output for the decoder.
+fn encode(cx: &mut GpuPass) -> Result<()> {
+    run_layers(cx)?;
+    let start = Instant::now();
+    let layers = cx.hyper().decoder_layers();
+    // The decoder's layers on the CPU come before those on the device.
+    let is_on_device = |l: &usize| cx.dev.layers[*l].is_some();
+    let first = layers.clone().find(is_on_device).unwrap_or(layers.end);
+    if first > layers.start {
+        move_stream(cx, false)?;
+        cx.model.encoder_output(cx.cpu, cx.b);
+        let GpuPass { model, cpu, batch, kv, b, observer, .. } = &mut *cx;
+        let pass = CpuPass { model, cpu, batch, caches: &mut [], observer: *observer };
+        pass.cross_keys(layers.start..first, &mut [&mut **kv], &b.h, &mut b.mixer);
+        let (stream, h) = (cx.stream(), cx.h());
+        cx.state.staging.upload(stream, h, &cx.b.h, f32::to_le_bytes)?;
+    } else {
+        move_stream(cx, true)?;
+        cx.norm(&cx.encoder().output_norm, cx.x(), cx.h())?;
+    }
+    cx.cross_keys(first..layers.end)?;
+    cx.finish_pending()?;
+    set_sources(cx.batch, &mut [&mut *cx.kv]);
+    cx.b.events.timing.head_ns = nanos_since(start);
+    Ok(())
+}
+
+fn run_layers(cx: &mut GpuPass) -> Result<()> {
+    capture_graphs(cx)?;
+    upload_positions(cx)?;
+    for l in cx.layers() {
+        cx.observer.layer(l)?;
+        let is_on_device = cx.dev.layers[l].is_some();
+        move_stream(cx, is_on_device)?;
+        if is_on_device {
+            layer(cx, l)?;
+        } else {
+            layer_on_cpu(cx, l)?;
+        }
+    }
+    Ok(())
+}
+
+fn layer_on_cpu(cx: &mut GpuPass, l: usize) -> Result<()> {
+    let GpuPass { model, cpu, batch, role, kv, encoder_kv, b, observer, .. } = cx;
+    let kv = match role {
+        Role::Source => &mut encoder_kv[0],
+        Role::Only | Role::Answer { .. } => &mut **kv,
+    };
+    let mut pass = CpuPass { model, cpu, batch, caches: &mut [kv], observer: *observer };
+    match role {
+        Role::Only => pass.layer(b, l),
+        Role::Source => pass.encoder_layer(b, l),
+        Role::Answer { .. } => pass.decoder_layer(b, l),
+    }
+}
+
+/// Captures the graphs that a decoded token needs and the cache or the model lacks. This is done
+/// before any layer is queued: to make a graph a driver may wait for the device, which may wait for
+/// the host.
+fn capture_graphs(cx: &mut GpuPass) -> Result<()> {
+    if !cx.is_decode() {
+        return Ok(());
+    }
+    let (cache, key) = (cx.cache, cx.graph_key());
+    for l in cx.layers().filter(|l| cx.dev.layers[*l].is_some()).collect::<Vec<_>>() {
+        let mut graph = cache.graph(cx.cache_slots(l).own);
+        if graph.as_ref().is_none_or(|(captured_for, _)| *captured_for != key) {
+            let captured = cx.stream().capture(|| before_experts(cx, l))?;
+            *graph = Some((key, captured));
+        }
+        if cx.looks_up(l) {
+            cx.capture_experts(l)?;
+        }
+    }
+    Ok(())
+}
+
+fn upload_positions(cx: &mut GpuPass) -> Result<()> {
+    let (layout, stream) = (cx.layout(), cx.stream());
+    if cx.role == Role::Only {
+        let cos_sin: Vec<f32> = cx.b.mixer.rope.turns().iter().flatten().copied().collect();
+        let to = cx.words(&layout.cos_sin, cos_sin.len());
+        cx.state.staging.upload(stream, to, &cos_sin, f32::to_le_bytes)?;
+    }
+    if let Role::Answer { n_source } = cx.role {
+        let last = [n_source as u32 - 1];
+        let to = cx.words(&layout.source, 1);
+        cx.state.staging.upload(stream, to, &last, u32::to_le_bytes)?;
+    }
+    let past = [cx.batch.only().past as u32];
+    let to = cx.words(&layout.past, 1);
+    cx.state.staging.upload(stream, to, &past, u32::to_le_bytes)
+}
+
+/// Moves the residual stream to the device or to the CPU, if it is not there.
+fn move_stream(cx: &mut GpuPass, to_device: bool) -> Result<()> {
+    if std::mem::replace(&mut cx.on_device, to_device) == to_device {
+        return Ok(());
+    }
+    cx.finish_pending()?;
+    let (stream, x) = (cx.stream(), cx.x());
+    if to_device {
+        return cx.state.staging.upload(stream, x, &cx.b.x, f32::to_le_bytes);
+    }
+    let to = &mut cx.b.x;
+    cx.state.staging.download(stream, &[x], &mut |_, bytes| floats(bytes, to))?;
+    cx.wait_for_peers()
+}
+
+/// Waits for all that was queued. If the pass has failed, releases what it had acquired.
+fn end(cx: &mut GpuPass, result: Result<()>) -> Result<()> {
+    if result.is_err() {
+        // A lost device waits for nothing. The first error is the one to report.
+        let _ = cx.abandon();
+    }
+    // After an error too: queued work may use what is released below.
+    let waited = cx.state.staging.wait(cx.stream());
+    let waited = waited.and(cx.wait_for_peers());
+    if result.is_err() {
+        cx.model.cancel_layer_prefetch();
+    }
+    if let (Err(_), Some(tiers)) = (&result, &cx.dev.tiers) {
+        cx.state.hybrid.release_all(tiers);
+        cx.state.pipeline.release_all(tiers);
+    }
+    result.and(waited)
+}

@@ -1,0 +1,78 @@
+//! Logits of a pass whose output head is on the device.
+
+use crate::Result;
+use crate::backend::gpu::DeviceSlice;
+use crate::backend::gpu::sample::{self, TOP_K_MAX};
+use crate::forward::gpu::pass::GpuPass;
+use crate::forward::gpu::upload::{floats, integers};
+use crate::forward::logits::LOGITS_ROWS;
+use crate::forward::{LogitRow, Logits, TopK};
+
+impl GpuPass<'_> {
+    /// output norm, output head
+    pub fn logits(&mut self) -> Result<()> {
+        // The rows of one segment that get logits follow one another.
+        let wanted: Vec<LogitRow> = self.batch.logit_rows().collect();
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        let (norm, head) = self.dev.head.as_ref().expect("the head is on the device");
+        let (n_embd, n_vocab) = (self.hyper().n_embd, head.weight.rows);
+        for wanted in wanted.chunks(LOGITS_ROWS) {
+            let (start, m) = (wanted[0].row, wanted.len());
+            let x = self.x().slice(4 * start * n_embd..4 * (start + m) * n_embd);
+            let h = self.h().slice(0..4 * m * n_embd);
+            self.norm(norm, x, h)?;
+            let acts = self.acts_of([head.weight.ty], m, h)?;
+            let out = self.words(&self.layout().logits, m * n_vocab);
+            self.linear(head, &acts, out)?;
+            match best_on_device(wanted[0].best, n_vocab) {
+                Some(top) => self.best_logits(out, top, wanted[0])?,
+                None => self.all_logits(out, wanted)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Downloads the products of these rows and gives their logits to the observer.
+    fn all_logits(&mut self, products: DeviceSlice, rows: &[LogitRow]) -> Result<()> {
+        let (stream, logits) = (self.stream(), &mut self.b.logits);
+        let take = &mut |_, bytes: &[u8]| floats(bytes, logits);
+        self.state.staging.download(stream, &[products], take)?;
+        self.wait_for_peers()?;
+        self.model.give_logits(&mut self.b.logits, rows, self.observer);
+        Ok(())
+    }
+
+    /// Chooses the best logits of a row on the device, of the values that `Model::give_logits`
+    /// makes of the products.
+    fn best_logits(&mut self, products: DeviceSlice, top: TopK, row: LogitRow) -> Result<()> {
+        let TopK { k, n_vocab } = top;
+        let all = sample::Logits {
+            data: products.slice(0..4 * n_vocab),
+            n_vocab,
+            divisor: self.model.weights.logit_divisor,
+            scratch: self.slice(&self.layout().top_k),
+        };
+        // Values and ids are downloaded as one piece.
+        let best = self.words(&self.layout().best, 2 * k);
+        let (values, ids) = (best.slice(0..4 * k), best.slice(4 * k..8 * k));
+        self.dev.ops.sample.top_k(self.stream(), all, k, values, ids)?;
+        let (stream, b) = (self.stream(), &mut *self.b);
+        self.state.staging.download(stream, &[best], &mut |_, bytes| {
+            floats(&bytes[..4 * k], &mut b.logits);
+            integers(&bytes[4 * k..], &mut b.best_ids);
+        })?;
+        self.wait_for_peers()?;
+        let (ids, logits) = (&self.b.best_ids, &self.b.logits);
+        self.observer.logits(row.session, row.token, Logits::Best { ids, logits });
+        Ok(())
+    }
+}
+
+/// What the device chooses: at most as many as its kernel can, and fewer than all.
+fn best_on_device(best: Option<TopK>, n_logits: usize) -> Option<TopK> {
+    let top = best?;
+    let fits = top.n_vocab <= n_logits && (1..=TOP_K_MAX).contains(&top.k);
+    (fits && top.k < top.n_vocab).then_some(top)
+}

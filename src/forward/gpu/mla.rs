@@ -1,0 +1,74 @@
+//! Multi-head latent attention on a device: the stages of `Model::latent_attention`.
+
+use crate::Result;
+use crate::backend::gpu::attention::DeviceAttention;
+use crate::backend::gpu::rows::Columns;
+use crate::forward::gpu::acts::RowShape;
+use crate::forward::gpu::layers::{GpuLatent, GpuQuery};
+use crate::forward::gpu::pass::GpuPass;
+
+impl GpuPass<'_> {
+    /// h → y
+    pub fn latent_attention(&self, l: usize, w: &GpuLatent) -> Result<()> {
+        let (hyper, m, ops, stream) =
+            (self.hyper(), &self.layout().mixer, &self.dev.ops, self.stream());
+        let (rank, n_rot, n) = (hyper.kv_rank, hyper.rope.n_rot, self.n());
+        let (heads, nope, row) = (n * hyper.n_head, hyper.head_dim - n_rot, rank + n_rot);
+        self.latent_products(w)?;
+        let q = self.words(&m.q, heads * hyper.head_dim);
+        let kv = self.words(&m.kv, n * row);
+        self.rope(q, self.model.rope_shape(hyper.head_dim, nope))?;
+        self.rope(kv, self.model.rope_shape(row, rank))?;
+        // cache: the compressed part of each row is normalised
+        let compressed = self.words(&m.compressed, n * rank);
+        let normed = Columns::new(compressed, rank, 0);
+        ops.rows.copy_columns(stream, Columns::new(kv, row, 0), normed, rank, n)?;
+        let norm = self.dev.weights.vector(&w.kv_a_norm);
+        ops.norm.rms_norm_heads(stream, compressed, norm, hyper.norm_eps)?;
+        ops.rows.copy_columns(stream, normed, Columns::new(kv, row, 0), rank, n)?;
+        let (rows, _) = self.cache.of_slot(l);
+        self.store(kv, rows)?;
+        // queries into the compressed space
+        let x = self.words(&m.nope, heads * nope);
+        let of_q = |first: usize| Columns::new(q, hyper.head_dim, first);
+        ops.rows.copy_columns(stream, of_q(0), Columns::new(x, nope, 0), nope, heads)?;
+        let absorbed = self.words(&m.absorbed, heads * rank);
+        self.head_products(&w.k_b, RowShape { n: heads, cols: nope }, x, absorbed)?;
+        let k = self.words(&m.k, heads * row);
+        let of_k = |first: usize| Columns::new(k, row, first);
+        ops.rows.copy_columns(stream, Columns::new(absorbed, rank, 0), of_k(0), rank, heads)?;
+        ops.rows.copy_columns(stream, of_q(nope), of_k(rank), n_rot, heads)?;
+        // attention among compressed rows, then the heads' values
+        let view = DeviceAttention { n_head_kv: 1, ..self.view() };
+        self.attend(&view, k, rows, rows.narrow(rank), absorbed)?;
+        let attended = self.words(&m.attended, heads * hyper.head_dim_v);
+        self.head_products(&w.v_b, RowShape { n: heads, cols: rank }, absorbed, attended)?;
+        self.attention_output(&w.output)
+    }
+
+    /// h → q [tokens, n_head, head_dim] and kv [tokens, kv_rank + n_rot]
+    fn latent_products(&self, w: &GpuLatent) -> Result<()> {
+        let (hyper, m) = (self.hyper(), &self.layout().mixer);
+        let q = self.words(&m.q, self.n() * hyper.n_head * hyper.head_dim);
+        let kv = self.words(&m.kv, self.n() * (hyper.kv_rank + hyper.rope.n_rot));
+        let first = match &w.query {
+            GpuQuery::Direct(q) => q,
+            GpuQuery::Compressed { a, .. } => a,
+        };
+        let acts = self.acts_of_h([first, &w.kv_a].map(|linear| linear.weight.ty))?;
+        self.linear(&w.kv_a, &acts, kv)?;
+        let GpuQuery::Compressed { a, norm, b } = &w.query else {
+            return self.linear(first, &acts, q);
+        };
+        let compressed = self.words(&m.compressed, self.n() * a.weight.rows);
+        self.linear(a, &acts, compressed)?;
+        let norm = self.dev.weights.vector(norm);
+        self.dev.ops.norm.rms_norm_heads(self.stream(), compressed, norm, hyper.norm_eps)?;
+        let acts = self.mixer_acts(
+            [b.weight.ty],
+            RowShape { n: self.n(), cols: b.weight.cols },
+            compressed,
+        )?;
+        self.linear(b, &acts, q)
+    }
+}

@@ -1,0 +1,40 @@
+//! What the host reads of a layer's routing, for policies, recorders and its own share of the work.
+
+use crate::Result;
+use crate::forward::gpu::pass::GpuPass;
+use crate::forward::gpu::upload::floats;
+
+impl GpuPass<'_> {
+    /// Passes a dense layer's input to the recorder, if there is one.
+    pub fn record_dense(&mut self, l: usize) -> Result<()> {
+        if !self.is_recorded() {
+            return Ok(());
+        }
+        self.finish_pending()?;
+        let (stream, h, n) = (self.stream(), self.h(), self.n());
+        self.b.route.dense(n);
+        let to = &mut self.b.h;
+        self.state.staging.download(stream, &[h], &mut |_, bytes| floats(bytes, to))?;
+        self.model.record_routed(self.cpu, self.batch, self.b, l, self.observer);
+        Ok(())
+    }
+
+    /// Downloads the route into `b.route`, and what policies and recorders want besides. Tells them.
+    pub fn download_route(&mut self, l: usize) -> Result<()> {
+        self.finish_pending()?;
+        let (stream, route_parts) = (self.stream(), self.route_parts());
+        let mut parts = vec![self.route_bytes()];
+        if self.is_recorded() || self.n() == 1 && self.model.wants_activation(l) {
+            parts.extend([self.h(), self.x()]);
+        }
+        let b = &mut *self.b;
+        self.state.staging.download(stream, &parts, &mut |i, bytes| match i {
+            0 => route_parts.read(bytes, &mut b.route),
+            1 => floats(bytes, &mut b.h),
+            _ => floats(bytes, &mut b.x),
+        })?;
+        self.model.record_routed(self.cpu, self.batch, self.b, l, self.observer);
+        self.model.publish_routed(self.cpu, self.batch, self.b, l);
+        Ok(())
+    }
+}
