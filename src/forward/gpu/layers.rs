@@ -1,4 +1,4 @@
-//! The layers of a model as a device holds them: what `model::weights` binds, uploaded.
+//! The layers of a model on the device: the weights that `model::weights` binds, uploaded.
 
 use crate::backend::ops::{DeltaShape, DistanceBias, ExpertBiases, ExpertShape};
 use crate::experts::vram::{GranuleLayout, Part};
@@ -71,8 +71,8 @@ pub struct GpuRouter {
     pub choice_bias: Option<GpuVector>,
 }
 
-/// Gate's and up's biases lie twice: [experts, n_ff], and granule by granule [experts, rows], as
-/// the kernels of few and of many tokens read them.
+/// The biases of gate and up are stored twice: [experts, n_ff] for the kernels of few tokens, and
+/// for each granule [experts, rows] for those of many.
 pub struct GpuBiases {
     pub gate: Option<GpuVector>,
     pub up: GpuVector,
@@ -81,12 +81,12 @@ pub struct GpuBiases {
     pub up_granules: Vec<GpuVector>,
 }
 
-/// An expert that every token goes to: its granules are always on the device.
+/// An expert that every token goes to. Its granules are always on the device.
 pub struct GpuOnly {
     pub shape: ExpertShape,
     pub layout: GranuleLayout,
     pub granules: Vec<Range<usize>>,
-    /// Where their addresses stand, u64 [tokens, granules].
+    /// The range of `DeviceModel::tables` with their addresses, u64 [tokens, granules].
     pub table: Range<usize>,
 }
 
@@ -98,7 +98,7 @@ pub struct GpuShared {
 pub struct GpuFfn {
     pub norm: GpuNorm,
     pub router: Option<GpuRouter>,
-    /// Of a dense layer.
+    /// The only expert of a dense layer.
     pub dense: Option<GpuOnly>,
     pub biases: Option<GpuBiases>,
     pub shared: Option<GpuShared>,
@@ -111,7 +111,7 @@ pub struct GpuBranch {
     pub expert: GpuOnly,
 }
 
-/// What attends to the encoder's text.
+/// Attention to the source text.
 pub struct GpuCross {
     pub norm: GpuNorm,
     pub attention: GpuAttention,
@@ -120,12 +120,12 @@ pub struct GpuCross {
 pub struct GpuLayer {
     pub norm: GpuNorm,
     pub mixer: GpuMixer,
-    /// Of a decoder with an encoder.
+    /// For layers of a decoder with an encoder.
     pub cross: Option<GpuCross>,
     pub ffn: GpuFfn,
 }
 
-/// As `DistanceBias`.
+/// A `DistanceBias`, uploaded.
 pub struct GpuBias {
     pub reach: usize,
     pub values: GpuVector,
@@ -139,7 +139,7 @@ pub struct GpuEncoder {
 }
 
 impl GpuLayer {
-    /// Experts that every token goes to.
+    /// The layer's experts that every token goes to.
     pub fn only_experts(&self) -> impl Iterator<Item = &GpuOnly> {
         let ffn = &self.ffn;
         let branch = ffn.branch.iter().map(|branch| &branch.expert);
@@ -233,7 +233,7 @@ impl<'a> Packer<'a> {
         }
     }
 
-    /// What is added to a layer's routed experts' products, if they have such.
+    /// The biases of a layer's routed experts, if they have any.
     pub fn routed_biases(&mut self, l: usize) -> Option<GpuBiases> {
         let geometry = self.model.weights.routed[l]?.geometry;
         let w = &self.model.weights.layers[l].ffn;

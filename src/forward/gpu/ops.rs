@@ -1,4 +1,4 @@
-//! Every operation of the layer loop, looked up once a device.
+//! The kernels of the layer loop, loaded once for each device.
 
 use crate::Result;
 use crate::backend::gpu::Device;

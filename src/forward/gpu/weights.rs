@@ -1,5 +1,5 @@
-//! Dense weights on the device: matrices as the file has them, vectors as f32, each from its own
-//! multiple of 256 bytes on, all in one buffer.
+//! Dense weights on the device, in one buffer: matrices in the file's format, vectors as f32, each
+//! aligned to 256 bytes.
 
 use crate::Result;
 use crate::backend::gpu::mat::DeviceMat;
@@ -11,9 +11,9 @@ use crate::model::weights::{HeadMatrices, Linear, Matrix};
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// Where parts of the buffer begin.
+/// The alignment of parts of the buffer.
 const ALIGN: usize = 256;
-/// What one copy brings.
+/// Bytes of one copy.
 const STAGING: usize = 8 << 20;
 
 /// A matrix in the buffer.
@@ -35,7 +35,7 @@ pub struct GpuLinear {
     pub bias: Option<GpuVector>,
 }
 
-/// A matrix a head, see `HeadMatrices`.
+/// A matrix for each head, see `HeadMatrices`.
 #[derive(Clone, Debug)]
 pub struct GpuHeads {
     pub all: GpuMatrix,
@@ -45,10 +45,10 @@ pub struct GpuHeads {
     pub step: usize,
 }
 
-/// What is to be uploaded.
+/// Bytes to upload.
 enum Bytes<'a> {
     Of(&'a [u8]),
-    /// So many, made when their turn comes.
+    /// The number of bytes, which are made when they are uploaded.
     Made(usize, Box<dyn Fn() -> Vec<u8> + 'a>),
 }
 
@@ -61,12 +61,12 @@ impl Bytes<'_> {
     }
 }
 
-/// Collects what a device is to hold, before any of its memory is taken.
+/// Collects the weights that a device will hold, before any of its memory is allocated.
 pub struct Packer<'a> {
     pub(super) model: &'a Model,
     parts: Vec<(usize, Bytes<'a>)>,
     end: usize,
-    /// Tokens of a micro-batch, and where the tables of experts that all of them go to end.
+    /// The largest micro-batch, and the end of the tables of experts that every token goes to.
     n_tokens: usize,
     tables_end: usize,
 }
@@ -76,7 +76,7 @@ impl<'a> Packer<'a> {
         Packer { model, parts: Vec::new(), end: 0, n_tokens, tables_end: 0 }
     }
 
-    /// Room for u64 [tokens, granules].
+    /// A range for a table of addresses, u64 [tokens, granules].
     pub(super) fn table(&mut self, n_granules: usize) -> Range<usize> {
         let start = self.tables_end.next_multiple_of(ALIGN);
         self.tables_end = start + 8 * self.n_tokens * n_granules;
@@ -106,7 +106,7 @@ impl<'a> Packer<'a> {
         GpuVector(self.put(Bytes::Made(4 * values.len(), Box::new(bytes))))
     }
 
-    /// `len` bytes as `make` arranges them, when their turn comes.
+    /// `len` bytes that `make` makes when they are uploaded.
     pub fn made(&mut self, len: usize, make: impl Fn() -> Vec<u8> + 'a) -> Range<usize> {
         self.put(Bytes::Made(len, Box::new(make)))
     }
@@ -121,7 +121,7 @@ impl<'a> Packer<'a> {
         GpuHeads { all: self.matrix(&heads.all), n_heads, rows, first, step }
     }
 
-    /// Takes the memory and fills it, through two staging buffers in turn.
+    /// Allocates the memory and fills it, through two staging buffers in turn.
     pub fn upload(self, gpu: &Device) -> Result<GpuWeights> {
         let buffer = DeviceBuffer::of(gpu, self.end.max(ALIGN), "dense weights", "-ngl")?;
         let stream = Stream::new(gpu)?;
@@ -142,8 +142,8 @@ impl<'a> Packer<'a> {
                 interrupt::check()?;
                 let (at, place) = (start + i * STAGING, turn * STAGING);
                 events[turn].synchronize()?;
-                // SAFETY: the copy that read this half has been waited for, and nobody else has
-                // the buffer; it is not filled again before the copy queued here is done.
+                // SAFETY: the last copy out of this half has been waited for, and no one else has
+                // the buffer. It is not filled again before the copy queued here is done.
                 unsafe {
                     let half = staging.bytes_mut(place..place + part.len());
                     half.copy_from_slice(part);

@@ -1,10 +1,10 @@
-//! What an expert with n tokens takes on the CPU: a·n + b (PreScope, section 4.3.2), fitted while
+//! The time of an expert with n tokens on the CPU: a·n + b (PreScope, section 4.3.2), fitted while
 //! the engine runs.
 
-/// What an earlier observation loses of its weight with each new one: some tens count.
+/// The share of its weight that an observation loses with each newer one. The last 64 count most.
 const FORGET: f64 = 1.0 / 64.0;
 
-/// A line by least squares through what was observed, the latest first.
+/// A line by least squares through the observations, with more weight on later ones.
 #[derive(Clone, Debug, Default)]
 pub struct CpuTimer {
     /// Weighted sums over the observations.
@@ -16,7 +16,7 @@ pub struct CpuTimer {
 }
 
 impl CpuTimer {
-    /// An expert with `n_tokens` has taken `ns`.
+    /// Observes that an expert with `n_tokens` has taken `ns`.
     pub fn observe(&mut self, n_tokens: usize, ns: f64) {
         let n = n_tokens as f64;
         let add = |sum: &mut f64, value: f64| *sum = *sum * (1.0 - FORGET) + value;
@@ -27,8 +27,8 @@ impl CpuTimer {
         add(&mut self.n_ns, n * ns);
     }
 
-    /// a and b, neither below 0; `None` before the first observation. Where all were of about one
-    /// size, nothing tells a from b, and it is all b: few tokens read the same weights as one.
+    /// a and b, neither below 0; `None` before the first observation. If all observations had about
+    /// the same number of tokens, a is 0: few tokens read the same weights as one.
     pub fn fit(&self) -> Option<(f64, f64)> {
         if self.weight == 0.0 {
             return None;
@@ -41,7 +41,7 @@ impl CpuTimer {
             return Some((0.0, ns));
         }
         let start = ns - slope * n;
-        // The best line through the origin, where the best of all would begin below it.
+        // The best line through the origin, if the best line begins below it.
         Some(if start < 0.0 { (self.n_ns / self.n_n, 0.0) } else { (slope, start) })
     }
 }

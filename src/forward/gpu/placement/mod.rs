@@ -1,10 +1,10 @@
-//! Who computes what a decode layer misses in VRAM: PreSched (PreScope, section 4.3) at work with
-//! what this machine's CPU and link were measured to take. Pure: it reads no clock and moves
-//! nothing.
+//! Divides a decode layer's experts that are not in VRAM between the CPU and the link: PreSched
+//! (PreScope, section 4.3), with the measured costs of this machine. Pure: it reads no clock and
+//! moves nothing.
 //!
-//! It is asked for the layer's own experts alone (the paper's Q1). Which of the next layers' come
-//! when the link is idle (Q2 to Q4) the VRAM tier decides as it goes: they queue behind every
-//! demand, granule by granule, as the policy has foretold them.
+//! It decides on the layer's own experts only (the paper's Q1). The VRAM tier prefetches experts of
+//! the next layers when the link is idle (Q2 to Q4): the policy predicts them, and they queue behind
+//! all demand.
 
 mod cpu_timer;
 
@@ -12,22 +12,22 @@ pub use cpu_timer::CpuTimer;
 
 use crate::policy::{Missing, Placement, PreSched, Schedule, Timer, View};
 
-/// What a layer misses, and how things are when that is known.
+/// The experts that a layer misses in VRAM, and the state of the link.
 #[derive(Clone, Copy, Debug)]
 pub struct PlacementInput<'a> {
-    /// Of the layer itself, distinct, in any order.
+    /// Distinct, in any order.
     pub missing: &'a [Missing],
-    /// Bringing one expert, ns; `None` while that is not known.
+    /// Nanoseconds to load one expert; `None` until it was measured.
     pub load_ns: Option<f64>,
-    /// What is left of the transfers that are running, ns.
+    /// Nanoseconds until the transfers that are running are done.
     pub delay_ns: f64,
 }
 
-/// Decides layer by layer.
+/// Places missing experts, layer by layer.
 #[derive(Default)]
 pub struct Placer {
     pub cpu: CpuTimer,
-    /// For tests: the share of experts that go to the CPU, from 0 to 1, whatever things take.
+    /// For tests: the share of experts that go to the CPU, from 0 to 1, at any costs.
     share: Option<f32>,
     presched: PreSched,
 }
@@ -38,7 +38,7 @@ impl Placer {
         Placer { share, ..Placer::default() }
     }
 
-    /// Replaces the contents of `out`: each missing expert is in `upload` or in `cpu`.
+    /// Replaces the contents of `out`. Each missing expert is then in `upload` or in `cpu`.
     pub fn place(&mut self, input: &PlacementInput, out: &mut Schedule) {
         let PlacementInput { missing, load_ns, delay_ns } = *input;
         if let Some(share) = self.share {
@@ -52,8 +52,8 @@ impl Placer {
         self.presched.place(&view, out);
     }
 
-    /// What takes an unknown time gets one expert, so that it is known: the CPU the lightest, the
-    /// link the heaviest. Alone, an expert goes to the CPU first.
+    /// Gives one expert to whichever of CPU and link has not been measured: the CPU gets the one
+    /// with the fewest tokens, the link the one with the most. A single expert goes to the CPU.
     fn try_out(&self, input: &PlacementInput, out: &mut Schedule) {
         let PlacementInput { missing, load_ns, .. } = *input;
         let weight = |m: &&Missing| (m.n_tokens, std::cmp::Reverse(m.expert));
@@ -78,8 +78,8 @@ fn split(missing: &[Missing], out: &mut Schedule, on_cpu: impl Fn(&Missing) -> b
     }
 }
 
-/// The same experts at every step, and more of them for a larger share: multiples of the golden
-/// ratio fill the unit interval evenly.
+/// Whether an expert goes to the CPU at this share: the same experts each time, and more of them at
+/// a larger share. Multiples of the golden ratio fill the unit interval evenly.
 fn on_cpu(expert: u32, share: f32) -> bool {
     const GOLDEN: u32 = 0x9e37_79b9;
     let at = f64::from(expert.wrapping_mul(GOLDEN)) / (1u64 << 32) as f64;
