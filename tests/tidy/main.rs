@@ -409,6 +409,118 @@ fn operation_types_are_in_one_place() {
     report(faults);
 }
 
+/// The files of src/forward/gpu from the bottom up: a file may use those before it.
+const GPU_PASS: &[&str] = &[
+    // Kernels, weights and buffers.
+    "ops",
+    "acts",
+    "upload",
+    "weights",
+    "layers",
+    "cache",
+    "workspace",
+    "experts",
+    "device_model",
+    // What passes keep.
+    "placement/cpu_timer",
+    "placement",
+    "expert_parallel/staged_copy",
+    "expert_parallel/table_upload",
+    "expert_parallel/workspace",
+    "expert_parallel/share",
+    "expert_parallel/peer",
+    "expert_parallel",
+    "decode_pipeline/slot",
+    "decode_pipeline/queue",
+    "hybrid_moe/division",
+    "hybrid_moe/call",
+    "pass",
+    // Stages of a layer.
+    "cache_rows",
+    "graphs",
+    "attention",
+    "cross_attention",
+    "mla",
+    "gated_delta",
+    "moe",
+    "logits",
+    "hybrid_moe",
+    "decode_pipeline",
+    "observe",
+    // The layer, the loop over layers, the model.
+    "layer",
+    "layer_loop",
+    "",
+];
+
+/// The file of src/forward/gpu that a path below `crate::forward::gpu::` names.
+fn gpu_file(path: &str) -> String {
+    let is_module = |part: &&str| part.starts_with(|c: char| c.is_ascii_lowercase());
+    let parts: Vec<&str> = path.split("::").take_while(is_module).collect();
+    let longest = (0..=parts.len()).rev().map(|n| parts[..n].join("/"));
+    longest.clone().find(|file| GPU_PASS.contains(&file.as_str())).unwrap_or_default()
+}
+
+#[test]
+fn the_gpu_pass_has_no_back_arrow() {
+    let all = rust_sources().filter(|s| s.path.starts_with("src/forward/gpu/"));
+    let file = |path: &str| {
+        let file = path.strip_prefix("src/forward/gpu/").unwrap().trim_end_matches(".rs");
+        file.trim_end_matches("mod").trim_end_matches('/').to_owned()
+    };
+    let all: Vec<(String, Source)> = all.map(|source| (file(&source.path), source)).collect();
+    let rank = |file: &str| GPU_PASS.iter().position(|known| *known == file);
+    let mut faults = Vec::new();
+    for name in GPU_PASS.iter().filter(|name| all.iter().all(|(file, _)| file != *name)) {
+        faults.push(format!("GPU_PASS: src/forward/gpu has no file {name:?}"));
+    }
+    let import = Regex::new(r"\bcrate::forward::gpu::([\w:]*\w|\{)").unwrap();
+    let method = Regex::new(r"(?m)^    (?:pub )?(?:unsafe )?fn (\w+)").unwrap();
+    let call = Regex::new(r"\b(?:self|cx)\s*\.(\w+)\(").unwrap();
+    let has_stage = |source: &Source| source.program().contains("GpuPass<'");
+    let stages = all.iter().filter(|(_, source)| source.program().contains("> GpuPass<'"));
+    let methods: Vec<(&str, usize)> = stages
+        .filter_map(|(file, source)| Some((rank(file)?, source)))
+        .flat_map(|(rank, source)| {
+            let found = method.captures_iter(source.program());
+            found.map(move |found| (found.get(1).unwrap().as_str(), rank))
+        })
+        .collect();
+    for (file, source) in &all {
+        let Some(own) = rank(file) else {
+            faults.push(format!("{}: it has no place in GPU_PASS", source.path));
+            continue;
+        };
+        let program: String =
+            source.program().lines().flat_map(|line| [code(line), "\n"]).collect();
+        for found in import.captures_iter(&program) {
+            let used = gpu_file(&found[1]);
+            if &found[1] == "{" || rank(&used).is_none_or(|used| used >= own) {
+                faults.push(format!("{}: must not use {}", source.path, &found[1]));
+            }
+        }
+        if program.contains("super::") {
+            faults.push(format!("{}: write crate::forward::gpu for super", source.path));
+        }
+        if !has_stage(source) && !program.contains("cx: &mut GpuPass") {
+            continue;
+        }
+        for found in call.captures_iter(&program) {
+            let above = methods.iter().find(|(name, rank)| *name == &found[1] && *rank > own);
+            if let Some((name, rank)) = above {
+                faults.push(format!("{}: calls {name} of {}", source.path, GPU_PASS[*rank]));
+            }
+        }
+    }
+    report(faults);
+}
+
+#[test]
+fn paths_of_the_gpu_pass_name_files() {
+    let found = ["acts::GpuActs", "hybrid_moe::call::LayerCall", "placement::Placer", "GpuCache"];
+    assert_eq!(found.map(gpu_file), ["acts", "hybrid_moe/call", "placement", ""]);
+}
+
 #[test]
 fn uses_are_found_in_all_spellings() {
     let text = "use crate::gguf::Gguf;\nuse crate::{Error,\n    quant::{a, b}, simd};\nfn f() { \

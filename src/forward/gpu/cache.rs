@@ -21,8 +21,8 @@ struct SlotRanges {
 pub type LayerGraph = Option<([usize; 2], Graph)>;
 
 pub struct GpuCache {
-    /// By slot: the graph of the layer for decoded tokens, which reads and writes `buffer`. Declared
-    /// before `buffer`, so that it is dropped first.
+    /// By slot: the graph of the layer for decoded tokens, which reads and writes `buffer`.
+    /// Declared before `buffer`, so that it is dropped first.
     graphs: Vec<Mutex<LayerGraph>>,
     buffer: DeviceBuffer,
     /// None for layers on the CPU.

@@ -19,7 +19,8 @@ impl GpuPass<'_> {
         Ok(())
     }
 
-    /// Downloads the route into `b.route`, and what policies and recorders want besides. Tells them.
+    /// Downloads the route into `b.route`, and what policies and recorders want besides, and
+    /// tells them.
     pub fn download_route(&mut self, l: usize) -> Result<()> {
         self.finish_pending()?;
         let (stream, route_parts) = (self.stream(), self.route_parts());

@@ -119,9 +119,9 @@ pub struct LookupLayout {
     pub go: ByteRange,
 }
 
-/// The parts of `FfnLayout::route`: u32 [1], the pairs whose experts a look-up missed; u32 [rows, k],
-/// the chosen experts; f32 [rows, k], their weights; f32 [rows, experts], all probabilities. Each
-/// begins at a cache line of its own.
+/// The parts of `FfnLayout::route`: u32 [1], the pairs whose experts a look-up missed; u32
+/// [rows, k], the chosen experts; f32 [rows, k], their weights; f32 [rows, experts], all
+/// probabilities. Each begins at a cache line of its own.
 #[derive(Clone, Copy)]
 pub struct RouteParts {
     k: usize,
@@ -184,7 +184,8 @@ impl BumpLayout {
 }
 
 impl WorkspaceLayout {
-    /// For micro-batches of up to `n` tokens in contexts of `n_ctx`, with `n_peers` further devices.
+    /// For micro-batches of up to `n` tokens in contexts of `n_ctx`, with `n_peers` further
+    /// devices.
     pub fn new(
         hyper: &HyperParams,
         weights: &Weights,

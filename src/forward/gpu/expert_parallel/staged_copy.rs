@@ -75,8 +75,8 @@ impl StagedCopy {
         from.wait(read)?;
         for (source, _, at) in batch {
             assert!(at + source.len() <= half_bytes);
-            // SAFETY: the bytes are in the half, by the assertion. The target has read the last ones,
-            // by the event, and dropping the memory waits for both devices.
+            // SAFETY: the bytes are in the half, by the assertion. The target has read the last
+            // ones, by the event, and dropping the memory waits for both devices.
             unsafe { from.download(self.memory.as_ptr().add(base + at), *source)? };
         }
         from.record(written)?;

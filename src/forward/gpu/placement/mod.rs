@@ -3,8 +3,8 @@
 //! moves nothing.
 //!
 //! It decides on the layer's own experts only (the paper's Q1). The VRAM tier prefetches experts of
-//! the next layers when the link is idle (Q2 to Q4): the policy predicts them, and they queue behind
-//! all demand.
+//! the next layers when the link is idle (Q2 to Q4): the policy predicts them, and they queue
+//! behind all demand.
 
 mod cpu_timer;
 
