@@ -11,17 +11,17 @@ use crate::gguf::OwnedValue;
 use crate::model::descriptor::{Descriptor, MetadataRow, MetadataType, Window};
 use crate::{Error, Result};
 
-/// The model's keys in the order of the descriptor's rows.
+/// The model's keys, by name.
 pub fn keys(config: &Json, descriptor: &Descriptor) -> Result<Vec<(String, OwnedValue)>> {
     check_known(config, descriptor)?;
     let class = hf_class(config)?;
     let mut keys = Vec::new();
-    for row in &descriptor.convert.metadata {
+    for (key, row) in descriptor.convert.metadata() {
         if !(row.classes.is_empty() || row.classes.contains(&class)) {
             continue;
         }
         if let Some(value) = read_row(config, row)? {
-            keys.push((row.key.replace("{arch}", &descriptor.architecture), value));
+            keys.push((descriptor.key(key), value));
         }
     }
     Ok(keys)
@@ -127,12 +127,12 @@ fn check_known(config: &Json, descriptor: &Descriptor) -> Result<()> {
             return Err(config.fail("hidden_act", known[0], act));
         }
     }
-    for rule in &descriptor.convert.expect {
-        let Some(value) = config.at(&rule.field) else { continue };
-        if !rule.is.iter().any(|known| is_same(known, value)) {
-            let known: Vec<String> = rule.is.iter().map(|v| v.to_string()).collect();
+    for (field, expected) in &descriptor.convert.expect {
+        let Some(value) = config.at(field) else { continue };
+        if !expected.iter().any(|known| is_same(known, value)) {
+            let known: Vec<String> = expected.iter().map(|v| v.to_string()).collect();
             let known = if known.is_empty() { "nothing".into() } else { known.join(" or ") };
-            return Err(config.fail(&rule.field, known, shown(value)));
+            return Err(config.fail(field, known, shown(value)));
         }
     }
     let window = config.at("sliding_window").filter(|_| descriptor.parts.window == Window::None);
@@ -204,9 +204,9 @@ impl Sizes {
 
     /// That a token uses at least one expert, and no more than there are.
     pub fn check_experts_used(&self, config: &Json, descriptor: &Descriptor) -> Result<()> {
-        let used = "{arch}.expert_used_count";
-        let row = descriptor.convert.metadata.iter().find(|row| row.key == used);
-        let given = row.map(|row| first_count(config, &row.from)).transpose()?.flatten();
+        let mut rows = descriptor.convert.metadata();
+        let row = rows.find(|(key, _)| *key == "expert_used_count");
+        let given = row.map(|(_, row)| first_count(config, &row.from)).transpose()?.flatten();
         match given {
             Some((field, n)) if self.experts > 0 && !(1..=self.experts).contains(&n) => {
                 let expected = format!("1 to {}, the number of experts", self.experts);

@@ -111,7 +111,7 @@ mod tests {
         for d in Descriptor::all() {
             d.convert.sizes.values().flatten().for_each(|text| is_expression(text));
             d.convert.extra_layers.iter().for_each(|text| is_expression(text));
-            d.convert.metadata.iter().flat_map(|row| &row.from).for_each(|t| is_expression(t));
+            d.convert.metadata().flat_map(|(_, row)| &row.from).for_each(|t| is_expression(t));
             for row in d.tensor_rows() {
                 row.shape.split(',').for_each(is_expression);
                 for step in &row.steps {

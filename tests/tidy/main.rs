@@ -534,9 +534,9 @@ fn uses_are_found_in_all_spellings() {
 fn architectures() -> Vec<String> {
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("models");
     let names = fs::read_dir(models).unwrap().map(|e| e.unwrap().file_name());
-    let names =
-        names.filter_map(|n| n.to_str().and_then(|n| n.strip_suffix(".toml")).map(Into::into));
-    names.collect()
+    let names = names.filter_map(|n| n.to_str()?.strip_suffix(".toml").map(str::to_owned));
+    // Those are not architectures, but what architectures inherit.
+    names.filter(|name| !name.starts_with("common")).collect()
 }
 
 #[test]
@@ -546,7 +546,7 @@ fn architectures_are_data() {
     let all = sources();
     let loader_text = &all.iter().find(|s| s.path == loader).unwrap().text;
     for name in architectures() {
-        if !loader_text.contains(&format!("models/{name}.toml\"")) {
+        if !loader_text.contains(&format!("source!(\"{name}\")")) {
             faults.push(format!("{loader} does not list models/{name}.toml"));
         }
         let named = Regex::new(&format!(r#""{}["./]"#, regex::escape(&name))).unwrap();

@@ -44,10 +44,11 @@ pub struct Convert {
     /// Named expressions over config.json, for shapes and steps. The converter itself uses
     /// `layers` and `vocab`, and where they are there `experts`, `heads` and `heads_kv`.
     pub sizes: BTreeMap<String, Vec<String>>,
-    pub metadata: Vec<MetadataRow>,
-    /// Fields that change what the model computes and that no key carries.
+    /// GGUF key, `{arch}.` left out → how it is read.
+    metadata: BTreeMap<String, OneOrMore<MetadataRow>>,
+    /// Fields that change the results and have no GGUF key: absent, or one of these values.
     #[serde(default)]
-    pub expect: Vec<Expect>,
+    pub expect: BTreeMap<String, Vec<toml::Value>>,
     /// Checkpoint tensors whose name ends in one of these are dropped.
     pub ignore: Vec<String>,
     /// Whether the output is the embedding, where the config lacks `tie_word_embeddings`.
@@ -62,15 +63,14 @@ pub struct Convert {
     /// Beginnings of checkpoint names and what is read for them.
     #[serde(default)]
     pub prefixes: BTreeMap<String, String>,
-    tensors: BTreeMap<String, Targets>,
+    tensors: BTreeMap<String, OneOrMore<Target>>,
     #[serde(default)]
-    layer_tensors: BTreeMap<String, Targets>,
+    layer_tensors: BTreeMap<String, OneOrMore<Target>>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MetadataRow {
-    pub key: String,
     #[serde(rename = "type")]
     pub ty: MetadataType,
     /// Expressions, the first whose fields are there counts.
@@ -102,19 +102,20 @@ pub enum MetadataType {
     String,
 }
 
-/// A field that must be absent or one of these.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Expect {
-    pub field: String,
-    pub is: Vec<toml::Value>,
-}
-
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged)]
-enum Targets {
-    One(Target),
-    Several(Vec<Target>),
+enum OneOrMore<T> {
+    One(T),
+    More(Vec<T>),
+}
+
+impl<T> OneOrMore<T> {
+    fn as_slice(&self) -> &[T] {
+        match self {
+            OneOrMore::One(one) => std::slice::from_ref(one),
+            OneOrMore::More(all) => all,
+        }
+    }
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -174,6 +175,15 @@ fn all_layers() -> String {
     "layers".into()
 }
 
+impl Convert {
+    /// GGUF keys, `{arch}.` left out, and how each is read. A key may have several rows, each for
+    /// some classes.
+    pub fn metadata(&self) -> impl Iterator<Item = (&str, &MetadataRow)> {
+        let rows = self.metadata.iter();
+        rows.flat_map(|(key, rows)| rows.as_slice().iter().map(move |row| (key.as_str(), row)))
+    }
+}
+
 impl Descriptor {
     /// All conversion rows with full names.
     pub fn tensor_rows(&self) -> Vec<TensorRow> {
@@ -184,11 +194,7 @@ impl Descriptor {
         ];
         for (table, before_hf, before_gguf) in tables {
             for (hf, targets) in table {
-                let targets = match targets {
-                    Targets::One(target) => std::slice::from_ref(target),
-                    Targets::Several(targets) => targets,
-                };
-                rows.extend(targets.iter().cloned().map(|target| TensorRow {
+                rows.extend(targets.as_slice().iter().cloned().map(|target| TensorRow {
                     hf: format!("{before_hf}{hf}"),
                     gguf: format!("{before_gguf}{}", target.to),
                     shape: target.shape,

@@ -1,8 +1,10 @@
-//! Architecture descriptors: `models/<arch>.toml`, embedded in the binary. The engine reads which
-//! parts a model is made of and which tensor plays which role; the converter reads how the same
-//! model's Hugging Face checkpoint maps onto them. This is the only file that lists architectures.
+//! Architecture descriptors: `models/<arch>.toml`, embedded in the binary; `models/README.md`
+//! describes their keys. The engine reads which parts a model has and which tensor plays which
+//! role; the converter reads how the model's Hugging Face checkpoint maps onto them. This is the
+//! only file that lists architectures.
 
 mod convert;
+mod inherit;
 mod parts;
 
 use std::collections::BTreeMap;
@@ -12,29 +14,46 @@ use serde::Deserialize;
 
 use crate::{Error, Result};
 
-pub use convert::{Convert, Expect, Kind, MetadataRow, MetadataType, TensorRow};
+pub use convert::{Convert, Kind, MetadataRow, MetadataType, TensorRow};
 pub use parts::{Form, Mixer, Norm, Parts, Positions, Residual, RopeRows, Router, Window};
 
-/// Every descriptor in the binary, file name for messages.
+/// The descriptor of `models/NAME.toml`, embedded.
+macro_rules! source {
+    ($name:literal) => {
+        ($name, include_str!(concat!("../../../models/", $name, ".toml")))
+    };
+}
+
+/// Every architecture.
 const SOURCES: &[(&str, &str)] = &[
-    ("models/arctic.toml", include_str!("../../../models/arctic.toml")),
-    ("models/deepseek.toml", include_str!("../../../models/deepseek.toml")),
-    ("models/deepseek2.toml", include_str!("../../../models/deepseek2.toml")),
-    ("models/dots1.toml", include_str!("../../../models/dots1.toml")),
-    ("models/glm4moe.toml", include_str!("../../../models/glm4moe.toml")),
-    ("models/gpt-oss.toml", include_str!("../../../models/gpt-oss.toml")),
-    ("models/granitemoe.toml", include_str!("../../../models/granitemoe.toml")),
-    ("models/llama.toml", include_str!("../../../models/llama.toml")),
-    ("models/nllb-moe.toml", include_str!("../../../models/nllb-moe.toml")),
-    ("models/olmoe.toml", include_str!("../../../models/olmoe.toml")),
-    ("models/phimoe.toml", include_str!("../../../models/phimoe.toml")),
-    ("models/qwen2.toml", include_str!("../../../models/qwen2.toml")),
-    ("models/qwen2moe.toml", include_str!("../../../models/qwen2moe.toml")),
-    ("models/qwen3.toml", include_str!("../../../models/qwen3.toml")),
-    ("models/qwen35moe.toml", include_str!("../../../models/qwen35moe.toml")),
-    ("models/qwen3moe.toml", include_str!("../../../models/qwen3moe.toml")),
-    ("models/qwen3next.toml", include_str!("../../../models/qwen3next.toml")),
-    ("models/switch.toml", include_str!("../../../models/switch.toml")),
+    source!("arctic"),
+    source!("deepseek"),
+    source!("deepseek2"),
+    source!("dots1"),
+    source!("glm4moe"),
+    source!("gpt-oss"),
+    source!("granitemoe"),
+    source!("llama"),
+    source!("nllb-moe"),
+    source!("olmoe"),
+    source!("phimoe"),
+    source!("qwen2"),
+    source!("qwen2moe"),
+    source!("qwen3"),
+    source!("qwen35moe"),
+    source!("qwen3moe"),
+    source!("qwen3next"),
+    source!("switch"),
+];
+
+/// Descriptors that others inherit from and that are no architecture by themselves.
+const BASES: &[(&str, &str)] = &[
+    source!("common"),
+    source!("common-dense"),
+    source!("common-encoder-decoder"),
+    source!("common-mixed"),
+    source!("common-moe"),
+    source!("common-shared"),
 ];
 
 #[derive(Clone, Debug, Deserialize)]
@@ -59,14 +78,14 @@ pub struct Descriptor {
 impl Descriptor {
     /// Every architecture, in file order.
     pub fn all() -> Vec<Descriptor> {
-        SOURCES.iter().map(|(name, text)| parse(name, text)).collect()
+        SOURCES.iter().map(|(name, _)| parse(name)).collect()
     }
 
     /// The descriptor of a GGUF file's `general.architecture`.
     pub fn for_architecture(name: &str, path: &Path) -> Result<Descriptor> {
-        let found = SOURCES.iter().find(|(file, _)| architecture_of(file) == name);
-        found.map(|(file, text)| parse(file, text)).ok_or_else(|| {
-            let known: Vec<_> = SOURCES.iter().map(|(file, _)| architecture_of(file)).collect();
+        let found = SOURCES.iter().find(|(known, _)| *known == name);
+        found.map(|(name, _)| parse(name)).ok_or_else(|| {
+            let known: Vec<_> = SOURCES.iter().map(|(known, _)| *known).collect();
             let expected = format!("one of {}", known.join(", "));
             Error::format(path, "general.architecture", expected, format!("{name:?}"))
         })
@@ -101,14 +120,13 @@ impl Descriptor {
     }
 }
 
-/// A descriptor's file has the name of its architecture, as the test below holds.
-fn architecture_of(file: &str) -> &str {
-    file.trim_start_matches("models/").trim_end_matches(".toml")
-}
-
-/// Descriptors are part of the program: one that does not parse is a bug, found by the test below.
-fn parse(name: &str, text: &str) -> Descriptor {
-    toml::from_str(text).unwrap_or_else(|e| panic!("{name}: {e}"))
+/// A descriptor with what it inherits. Descriptors are part of the program: one that does not parse
+/// is a bug, found by the tests below.
+fn parse(name: &str) -> Descriptor {
+    let all = || SOURCES.iter().chain(BASES);
+    let text_of = |name: &str| Some(all().find(|(known, _)| *known == name)?.1);
+    let table = inherit::resolve(name, &text_of).unwrap_or_else(|fault| panic!("{fault}"));
+    Descriptor::deserialize(table).unwrap_or_else(|e| panic!("models/{name}.toml: {e}"))
 }
 
 #[cfg(test)]
@@ -117,9 +135,17 @@ mod tests {
 
     #[test]
     fn every_descriptor_parses_and_is_named_as_its_file() {
-        for ((file, _), d) in SOURCES.iter().zip(Descriptor::all()) {
-            assert_eq!(*file, format!("models/{}.toml", d.architecture));
+        for ((name, _), d) in SOURCES.iter().zip(Descriptor::all()) {
+            assert_eq!(*name, d.architecture);
             assert!(d.tensor_name("token_embd", 0).is_some());
+        }
+    }
+
+    #[test]
+    fn every_base_is_inherited() {
+        for (base, _) in BASES {
+            let by = format!("inherits = \"{base}\"");
+            assert!(SOURCES.iter().chain(BASES).any(|(_, text)| text.contains(&by)), "{base}");
         }
     }
 
