@@ -1,0 +1,59 @@
+//! IQ1_S: 256 values as points of eight of −1, 0 and 1 (a grid of 2048), a 3-bit scale and a shift
+//! up or down for each 32; 1.5625 bits a weight. `x = d/8·(2s + 1)·(8·point ± 1)`.
+//! Point k of group j has the low eight bits of its number in `qs[j][k]` and the top three in bits
+//! 3k to 3k + 2 of the little-endian u16 `qh[j]`, whose bits 12 to 14 are s and whose top bit says
+//! down.
+
+use super::grids::{self, Group};
+use crate::gguf::TensorType;
+use crate::quant::block::{Block, Half, IntBlock};
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct BlockIQ1S {
+    pub d: Half,
+    pub qs: [[u8; 4]; 8],
+    pub qh: [[u8; 2]; 8],
+}
+
+const _: () = assert!(size_of::<BlockIQ1S>() == 50);
+
+impl BlockIQ1S {
+    /// The points of group j, and in bit k whether point k is shifted down.
+    #[inline]
+    pub fn points(&self, j: usize) -> ([&'static [i8; 8]; 4], u8) {
+        let qh = u16::from_le_bytes(self.qh[j]);
+        let point = |k: usize| {
+            let high = (qh >> (3 * k) & 7) as usize;
+            &grids::IQ1[self.qs[j][k] as usize | high << 8]
+        };
+        ([0, 1, 2, 3].map(point), if qh >> 15 == 1 { 15 } else { 0 })
+    }
+
+    fn group(&self, j: usize) -> Group {
+        let (points, down) = self.points(j);
+        Group::shifted(grids::one_odd(self.qh[j][1] >> 4 & 7), points, down)
+    }
+}
+
+// SAFETY: `repr(C)` of bytes only.
+unsafe impl Block for BlockIQ1S {
+    const TYPE: TensorType = TensorType::IQ1_S;
+    const LEN: usize = 256;
+
+    fn dequantize(&self, out: &mut [f32]) {
+        grids::dequantize(self.scales().0, |j| self.group(j), out);
+    }
+}
+
+impl IntBlock for BlockIQ1S {
+    const MINS: bool = false;
+
+    fn scales(&self) -> (f32, f32) {
+        (self.d.get() / 8.0, 0.0)
+    }
+
+    fn int_dot(&self, a: &[i8]) -> (i32, i32) {
+        (grids::int_dot(|j| self.group(j), a), 0)
+    }
+}

@@ -1,0 +1,55 @@
+//! IQ2_XS: 256 values as points of eight magnitudes (a grid of 512) with an even number of minus
+//! signs and a 4-bit scale for each 16; 2.3125 bits a weight. `x = d/8·(2s + 1)·point·sign`.
+//! Each point is a little-endian u16: its number in the low nine bits, then seven signs. The
+//! scales of group j are the halves of `scales[j]`, low first.
+
+use super::grids::{self, Group};
+use crate::gguf::TensorType;
+use crate::quant::block::{Block, Half, IntBlock};
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct BlockIQ2XS {
+    pub d: Half,
+    pub qs: [[u8; 2]; 32],
+    pub scales: [u8; 8],
+}
+
+const _: () = assert!(size_of::<BlockIQ2XS>() == 74);
+
+impl BlockIQ2XS {
+    /// The points of group j and its 32 signs.
+    #[inline]
+    pub fn points(&self, j: usize) -> ([&'static [i8; 8]; 4], u32) {
+        let words = [0, 1, 2, 3].map(|k| u16::from_le_bytes(self.qs[4 * j + k]) as usize);
+        let fields = words.iter().rev().fold(0, |fields, word| fields << 7 | *word as u32 >> 9);
+        (words.map(|word| &grids::IQ2_XS[word & 511]), grids::even_signs(fields))
+    }
+
+    fn group(&self, j: usize) -> Group {
+        let (points, signs) = self.points(j);
+        Group::signed(grids::two_odd(self.scales[j]), points, signs)
+    }
+}
+
+// SAFETY: `repr(C)` of bytes only.
+unsafe impl Block for BlockIQ2XS {
+    const TYPE: TensorType = TensorType::IQ2_XS;
+    const LEN: usize = 256;
+
+    fn dequantize(&self, out: &mut [f32]) {
+        grids::dequantize(self.scales().0, |j| self.group(j), out);
+    }
+}
+
+impl IntBlock for BlockIQ2XS {
+    const MINS: bool = false;
+
+    fn scales(&self) -> (f32, f32) {
+        (self.d.get() / 8.0, 0.0)
+    }
+
+    fn int_dot(&self, a: &[i8]) -> (i32, i32) {
+        (grids::int_dot(|j| self.group(j), a), 0)
+    }
+}

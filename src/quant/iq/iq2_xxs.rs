@@ -1,0 +1,55 @@
+//! IQ2_XXS: 256 values as points of eight magnitudes (a grid of 256) with an even number of minus
+//! signs and a 4-bit scale for each 32; 2.0625 bits a weight. `x = d/8·(2s + 1)·point·sign`.
+//! Of the eight bytes of group j the first four are its points; the rest, a little-endian word,
+//! has the signs of point k in bits 7k to 7k + 6 (see `grids::even_signs`) and s in the top four.
+
+use super::grids::{self, Group};
+use crate::gguf::TensorType;
+use crate::quant::block::{Block, Half, IntBlock};
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct BlockIQ2XXS {
+    pub d: Half,
+    pub groups: [[u8; 8]; 8],
+}
+
+const _: () = assert!(size_of::<BlockIQ2XXS>() == 66);
+
+impl BlockIQ2XXS {
+    /// The points of group j and its 32 signs.
+    #[inline]
+    pub fn points(&self, j: usize) -> ([&'static [i8; 8]; 4], u32) {
+        let [points @ .., a, b, c, d] = self.groups[j];
+        let points: [u8; 4] = points;
+        let signs = grids::even_signs(u32::from_le_bytes([a, b, c, d]));
+        (points.map(|p| &grids::IQ2_XXS[p as usize]), signs)
+    }
+
+    fn group(&self, j: usize) -> Group {
+        let (points, signs) = self.points(j);
+        Group::signed(grids::one_odd(self.groups[j][7] >> 4), points, signs)
+    }
+}
+
+// SAFETY: `repr(C)` of bytes only.
+unsafe impl Block for BlockIQ2XXS {
+    const TYPE: TensorType = TensorType::IQ2_XXS;
+    const LEN: usize = 256;
+
+    fn dequantize(&self, out: &mut [f32]) {
+        grids::dequantize(self.scales().0, |j| self.group(j), out);
+    }
+}
+
+impl IntBlock for BlockIQ2XXS {
+    const MINS: bool = false;
+
+    fn scales(&self) -> (f32, f32) {
+        (self.d.get() / 8.0, 0.0)
+    }
+
+    fn int_dot(&self, a: &[i8]) -> (i32, i32) {
+        (grids::int_dot(|j| self.group(j), a), 0)
+    }
+}

@@ -1,0 +1,54 @@
+//! IQ3_XXS: 256 values as points of four magnitudes (a grid of 256) with an even number of minus
+//! signs in eight values and a 4-bit scale for each 32; 3.0625 bits a weight.
+//! `x = d/4·(2s + 1)·point·sign`. Group j has its points in `qs[j]`; its signs and scale are a
+//! little-endian word as in IQ2_XXS.
+
+use super::grids::{self, Group};
+use crate::gguf::TensorType;
+use crate::quant::block::{Block, Half, IntBlock};
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct BlockIQ3XXS {
+    pub d: Half,
+    pub qs: [[u8; 8]; 8],
+    pub words: [[u8; 4]; 8],
+}
+
+const _: () = assert!(size_of::<BlockIQ3XXS>() == 98);
+
+impl BlockIQ3XXS {
+    /// The points of group j and its 32 signs.
+    #[inline]
+    pub fn points(&self, j: usize) -> ([&'static [i8; 4]; 8], u32) {
+        let signs = grids::even_signs(u32::from_le_bytes(self.words[j]));
+        (self.qs[j].map(|p| &grids::IQ3_XXS[p as usize]), signs)
+    }
+
+    fn group(&self, j: usize) -> Group {
+        let (points, signs) = self.points(j);
+        Group::signed(grids::one_odd(self.words[j][3] >> 4), points, signs)
+    }
+}
+
+// SAFETY: `repr(C)` of bytes only.
+unsafe impl Block for BlockIQ3XXS {
+    const TYPE: TensorType = TensorType::IQ3_XXS;
+    const LEN: usize = 256;
+
+    fn dequantize(&self, out: &mut [f32]) {
+        grids::dequantize(self.scales().0, |j| self.group(j), out);
+    }
+}
+
+impl IntBlock for BlockIQ3XXS {
+    const MINS: bool = false;
+
+    fn scales(&self) -> (f32, f32) {
+        (self.d.get() / 4.0, 0.0)
+    }
+
+    fn int_dot(&self, a: &[i8]) -> (i32, i32) {
+        (grids::int_dot(|j| self.group(j), a), 0)
+    }
+}

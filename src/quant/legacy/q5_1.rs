@@ -1,0 +1,49 @@
+//! Q5_1: 32 values as 5-bit integers with an f16 scale and an f16 offset; 6 bits a weight.
+//! `x = d·q + m`, so `dmin = −m`.
+
+use crate::gguf::TensorType;
+use crate::quant::block::{Block, Half, IntBlock};
+use crate::quant::packing::{five_bits, pack_five_bits};
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct BlockQ5_1 {
+    pub d: Half,
+    pub m: Half,
+    pub qh: [u8; 4],
+    pub qs: [u8; 16],
+}
+
+const _: () = assert!(size_of::<BlockQ5_1>() == 24);
+
+// SAFETY: `repr(C)` of bytes only.
+unsafe impl Block for BlockQ5_1 {
+    const TYPE: TensorType = TensorType::Q5_1;
+    const LEN: usize = 32;
+
+    fn quantize(x: &[f32], importance: Option<&[f32]>) -> Self {
+        let (d, m, codes) = super::plain::offset(x, importance, 31.0);
+        let (qh, qs) = pack_five_bits(&codes);
+        BlockQ5_1 { d, m, qh, qs }
+    }
+
+    fn dequantize(&self, out: &mut [f32]) {
+        let (d, m) = (self.d.get(), self.m.get());
+        for (o, q) in out.iter_mut().zip(five_bits(&self.qh, &self.qs)) {
+            *o = d * q as f32 + m;
+        }
+    }
+}
+
+impl IntBlock for BlockQ5_1 {
+    const MINS: bool = true;
+
+    fn scales(&self) -> (f32, f32) {
+        (self.d.get(), -self.m.get())
+    }
+
+    fn int_dot(&self, a: &[i8]) -> (i32, i32) {
+        let isum = five_bits(&self.qh, &self.qs).zip(a).map(|(q, a)| q as i32 * *a as i32).sum();
+        (isum, a.iter().map(|a| *a as i32).sum())
+    }
+}

@@ -1,0 +1,59 @@
+//! TQ2_0: 256 values −1, 0 and 1 as 2-bit integers with one f16 scale; 2.0625 bits a weight.
+//! `x = d·(q − 1)`; no quantiser writes q = 3, which is 2.
+
+use crate::gguf::TensorType;
+use crate::quant::block::{Block, Half, IntBlock};
+use crate::quant::packing::{pack_two_bits, two_bits};
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct BlockTQ2_0 {
+    pub qs: [u8; 64],
+    pub d: Half,
+}
+
+const _: () = assert!(size_of::<BlockTQ2_0>() == 66);
+
+impl BlockTQ2_0 {
+    fn values(&self) -> impl Iterator<Item = i32> + '_ {
+        (0..256).map(|k| two_bits(&self.qs, k) as i32 - 1)
+    }
+}
+
+// SAFETY: `repr(C)` of bytes only.
+unsafe impl Block for BlockTQ2_0 {
+    const TYPE: TensorType = TensorType::TQ2_0;
+    const LEN: usize = 256;
+
+    fn quantize(x: &[f32], _importance: Option<&[f32]>) -> Self {
+        let (d, trits) = trits(x);
+        BlockTQ2_0 { qs: pack_two_bits(&trits), d }
+    }
+
+    fn dequantize(&self, out: &mut [f32]) {
+        let d = self.d.get();
+        for (o, q) in out.iter_mut().zip(self.values()) {
+            *o = d * q as f32;
+        }
+    }
+}
+
+impl IntBlock for BlockTQ2_0 {
+    const MINS: bool = false;
+
+    fn scales(&self) -> (f32, f32) {
+        (self.d.get(), 0.0)
+    }
+
+    fn int_dot(&self, a: &[i8]) -> (i32, i32) {
+        (self.values().zip(a).map(|(q, a)| q * *a as i32).sum(), 0)
+    }
+}
+
+/// The largest magnitude, and 256 values in units of it, rounded, plus 1. There is nothing to
+/// search: the format is for weights that are ternary already.
+pub fn trits(x: &[f32]) -> (Half, [u8; 256]) {
+    let largest = crate::quant::largest_magnitude(x);
+    let inverse = crate::quant::finite_inverse(largest);
+    (Half::new(largest), std::array::from_fn(|k| ((x[k] * inverse).round() + 1.0) as u8))
+}
