@@ -20,7 +20,7 @@ pub struct Shard {
     map: Mmap,
     /// Metadata and descriptions, from the start of the file.
     header_bytes: usize,
-    /// What of `map` has the file's bytes, in order and apart; nothing: all.
+    /// Ranges of `map` that still have the file's bytes, in order, not adjacent; `None`: all.
     kept: Option<Vec<Range<usize>>>,
 }
 
@@ -97,9 +97,9 @@ impl Shard {
 pub struct Gguf {
     version: u32,
     alignment: u64,
-    /// Of the first shard; the others repeat nothing of use.
+    /// Metadata of the first shard; the others have nothing more of use.
     metadata: Metadata,
-    /// What stands in its place, or beside it: a key once.
+    /// Keys that replace or extend it, each at most once.
     overrides: Vec<Override>,
     shards: Vec<Shard>,
     tensors: Vec<TensorInfo>,
@@ -151,7 +151,7 @@ impl Gguf {
         self.alignment
     }
 
-    /// Of all files together.
+    /// Bytes of all files together.
     pub fn n_bytes(&self) -> u64 {
         self.shards.iter().map(Shard::n_bytes).sum()
     }
@@ -188,7 +188,7 @@ impl Gguf {
         self.tensor_index(name).map(|i| &self.tensors[i])
     }
 
-    /// Where `tensors` has the tensor of this name.
+    /// The index in `tensors` of the tensor of this name.
     pub fn tensor_index(&self, name: &str) -> Option<usize> {
         self.index.get(name).copied()
     }
@@ -279,7 +279,7 @@ impl Gguf {
     }
 }
 
-/// What people give instead of a model's file, and what to do about it.
+/// Describes a folder that was given instead of a model file, and says what to do.
 fn describe_folder(path: &Path) -> String {
     let names = fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.file_name());
     let names: Vec<String> = names.filter_map(|name| name.into_string().ok()).collect();

@@ -60,9 +60,9 @@ pub struct TensorInfo {
     pub name: String,
     pub ty: TensorType,
     pub dims: Vec<u64>,
-    /// Which of `Gguf::shards` holds the data.
+    /// Index in `Gguf::shards` of the shard with the data.
     pub shard: usize,
-    /// Where the data starts, from the start of the shard's file.
+    /// Offset of the data in the shard's file.
     pub file_offset: u64,
     pub n_bytes: u64,
 }
@@ -113,7 +113,7 @@ pub struct Header {
     pub alignment: u64,
     pub metadata: Metadata,
     pub tensors: Vec<TensorInfo>,
-    /// Where tensor data starts in the file.
+    /// Offset of tensor data in the file.
     pub data_offset: u64,
 }
 

@@ -24,7 +24,7 @@ pub use types::TensorType;
 pub use value::{Array, ArrayIter, OwnedArray, OwnedValue, Value, ValueType};
 pub use writer::Writer;
 
-/// Where tensors start when a file does not say: multiples of this many bytes.
+/// Alignment of tensors in bytes, unless the file says another.
 pub const DEFAULT_ALIGNMENT: u32 = 32;
 
 /// Tensor names are shorter than this many bytes, as ggml keeps them in a fixed array.

@@ -67,7 +67,7 @@ fn kind_of(value: Value<'_>) -> Option<&'static str> {
     kind(value.value_type())
 }
 
-/// What `KEY=TYPE:VALUE` calls a type.
+/// The name of a type in `KEY=TYPE:VALUE`.
 fn kind(ty: ValueType) -> Option<&'static str> {
     use ValueType as T;
     match ty {
@@ -99,7 +99,7 @@ fn cast(value: Value<'static>, ty: ValueType) -> Option<Value<'static>> {
 }
 
 impl FromStr for Override {
-    /// What was expected.
+    /// The expected form.
     type Err = String;
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {

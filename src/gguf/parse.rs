@@ -7,7 +7,7 @@ use byteorder::{ByteOrder, LittleEndian as LE};
 use std::fmt;
 use std::path::Path;
 
-/// Where in the header a read happens; becomes the `field` of an error.
+/// The place of a read in the header; becomes the `field` of an error.
 #[derive(Clone, Copy)]
 pub(super) enum Place<'a> {
     Header(&'static str),
@@ -49,7 +49,7 @@ impl fmt::Display for Shown<'_> {
     }
 }
 
-/// Where a value lies: a slice of the file that `Value` can be made from again at any time.
+/// The extent of a value: a slice of the file that `Value` can be made from again at any time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Extent {
     ty: ValueType,
@@ -70,7 +70,7 @@ impl Extent {
     }
 }
 
-/// What to do about a file that ends too early.
+/// Message for a file that ends too early.
 pub(super) const CUT: &str = "the file ends within its header: download it again";
 
 /// No header has a string of so many bytes, or so many of anything: such a length is damage, and

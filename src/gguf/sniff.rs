@@ -1,5 +1,5 @@
-//! What a file is that is no GGUF of ours: people pass the wrong thing more often than a broken
-//! one, so each common wrong thing gets its own words.
+//! Recognises files that are not a supported GGUF. A wrong file is more frequent than a broken one,
+//! so each common kind has its own message.
 
 use super::parse::CUT;
 use crate::{Error, Result};

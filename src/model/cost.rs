@@ -1,4 +1,4 @@
-//! What computing a token takes: multiply-adds of its products, bytes of the cache that attention
+//! The cost of a token: multiply-adds of its products, bytes of the cache that attention
 //! reads. Work on single elements (norms, activations, the softmax) is left out: products have some
 //! thousand multiply-adds for each of those.
 
@@ -34,7 +34,7 @@ impl Model {
     fn macs_a_position(&self, shape: LayerShape) -> u64 {
         let (key, value) = match shape {
             LayerShape::Heads { k_dim, v_dim, .. } => (k_dim, v_dim),
-            // Of the row the last part is of the key alone.
+            // The last part of the row belongs to the key only.
             LayerShape::Latent { dim } => (dim, self.hyper.kv_rank),
             LayerShape::Delta(_) => (0, 0),
         };
@@ -66,7 +66,7 @@ fn seen(mixer: &Mixer, position: usize) -> usize {
     (position + 1).min(window.unwrap_or(usize::MAX))
 }
 
-/// What does not depend on the position.
+/// Multiply-adds that do not depend on the position.
 fn mixer_macs(mixer: &Mixer) -> u64 {
     match mixer {
         Mixer::Attention(w) => [&w.q, &w.k, &w.v, &w.output].map(macs).iter().sum(),

@@ -21,7 +21,7 @@ pub enum PositionParams {
         n_buckets: usize,
         max_distance: usize,
     },
-    /// What is added to token t is that of position `first + t`.
+    /// Token t gets the embedding of position `first + t`.
     Sinusoidal {
         first: usize,
     },

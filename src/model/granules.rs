@@ -31,7 +31,7 @@ pub fn tensor_name(layer: usize) -> String {
     format!("blk.{layer}.ffn_granule_exps.weight")
 }
 
-/// What stands in its place in a standard file: gate, up and down.
+/// The tensors that a standard file has instead: gate, up and down.
 pub fn stacked_names(layer: usize) -> [String; 3] {
     ["gate", "up", "down"].map(|part| format!("blk.{layer}.ffn_{part}_exps.weight"))
 }
@@ -112,7 +112,7 @@ pub fn keys(layers: &[Option<TypedExperts>]) -> Vec<(&'static str, OwnedValue)> 
     keys
 }
 
-/// What a granule-major file says of itself.
+/// The keys of a granule-major file.
 #[derive(Clone, Debug)]
 pub struct GranuleKeys {
     n_embd: u64,
@@ -164,7 +164,7 @@ impl GranuleKeys {
         }
         let expected = format!(
             "{} in layer {layer}, as this version cuts experts (`moeba quantize IN OUT copy \
-             --layout granule` cuts them anew)",
+             --layout granule` cuts them again)",
             own.experts.geometry.granule_rows
         );
         let got = found.experts.geometry.granule_rows.to_string();

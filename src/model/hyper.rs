@@ -9,13 +9,12 @@ use crate::model::encoder::EncoderParams;
 use crate::{Error, Result};
 use std::ops::Range;
 
-/// Hyper-parameters. Counts are of the whole model unless said otherwise.
+/// Hyper-parameters. Counts are for the whole model unless stated otherwise.
 #[derive(Clone, Debug)]
 pub struct HyperParams {
-    /// Layers that are computed; layers that predict further tokens are left out. An encoder's
-    /// come first.
+    /// Layers that are computed, without multi-token prediction layers. An encoder's come first.
     pub n_layers: usize,
-    /// What a model with an encoder has besides.
+    /// The encoder's parameters; `None` in a decoder-only model.
     pub encoder: Option<EncoderParams>,
     /// Tokens of context the model was trained for.
     pub n_ctx_train: usize,
@@ -30,7 +29,7 @@ pub struct HyperParams {
     /// Elements of latent attention's compressed keys and values; 0 in other models.
     pub kv_rank: usize,
     pub rope: RopeParams,
-    /// Where in a head the turned elements begin.
+    /// Index in a head of the first element that rotates.
     pub rope_offset: usize,
     /// Factor on the attention scores.
     pub attention_scale: f32,
@@ -46,12 +45,12 @@ pub struct HyperParams {
     pub logit_divisor: Option<f32>,
 }
 
-/// Of a layer of the decoder.
+/// Indices in `cache_shapes` of a decoder layer's caches.
 #[derive(Clone, Copy, Debug)]
 pub struct CacheSlots {
-    /// Of the text that it goes on with.
+    /// Self-attention's cache.
     pub own: usize,
-    /// Of the encoder's text, in a model with an encoder.
+    /// Cross-attention's cache, in a model with an encoder.
     pub source: usize,
 }
 
@@ -67,7 +66,7 @@ pub struct Routing {
     pub capacity: Option<usize>,
 }
 
-/// More than any model has; keeps products of counts far from overflow.
+/// Upper bound of a count: above any real model, and products of counts stay far from overflow.
 const MAX_COUNT: u64 = 1 << 24;
 
 impl HyperParams {
@@ -123,7 +122,7 @@ impl HyperParams {
         self.n_encoder_layers()..self.n_layers
     }
 
-    /// Where in `cache_shapes` a layer of the decoder has its places.
+    /// The indices in `cache_shapes` of a decoder layer.
     pub fn cache_slots(&self, layer: usize) -> CacheSlots {
         let own = layer - self.n_encoder_layers();
         CacheSlots { own, source: own + self.decoder_layers().len() }
@@ -135,8 +134,8 @@ impl HyperParams {
         layers.start + slot % layers.len()
     }
 
-    /// What each layer keeps of each position. With an encoder: what each layer of the decoder
-    /// keeps of its own text, then what each keeps of the encoder's.
+    /// The cache of each layer. With an encoder: self-attention's cache of each decoder layer, then
+    /// cross-attention's cache of each.
     pub fn cache_shapes(&self) -> Vec<LayerShape> {
         let (n_head_kv, k_dim, v_dim) = (self.n_head_kv, self.head_dim, self.head_dim_v);
         let shape = match self.kv_rank {
@@ -163,7 +162,7 @@ impl HyperParams {
     }
 }
 
-/// How attention divides the stream.
+/// Numbers and sizes of attention heads.
 struct Heads {
     n_head: usize,
     n_head_kv: usize,
@@ -193,7 +192,7 @@ impl Keys<'_> {
         self.gguf.get(&self.descriptor.key(key)).is_some()
     }
 
-    /// What the architecture cannot do without, whatever defaults there are.
+    /// Fails if a key that the descriptor requires is missing.
     fn check_required(&self) -> Result<()> {
         let missing = self.descriptor.requires.iter().find(|key| !self.has(key));
         missing.map_or(Ok(()), |key| self.some(key, None))

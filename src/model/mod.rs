@@ -1,4 +1,4 @@
-//! What a model computes: descriptor, hyper-parameters, weight binding, KV cache, layer loop.
+//! A model: descriptor, hyper-parameters, weights, KV cache.
 
 mod cost;
 pub mod descriptor;
@@ -64,7 +64,7 @@ impl Bound {
         &self.weights.routed
     }
 
-    /// Of each layer its dense part and its shared expert, each cut as an expert of its own.
+    /// Per layer: the dense FFN and the shared expert, each described as a one-expert layer.
     pub fn dense_experts(&self) -> [&[Option<LayerExperts>]; 2] {
         [&self.weights.dense, &self.weights.shared]
     }
@@ -74,7 +74,7 @@ impl Bound {
         self.hyper.routing.k.max(1)
     }
 
-    /// What streaming needs of each layer.
+    /// The requirements of streaming, per layer.
     pub fn needs(&self) -> experts::Needs {
         experts::needs(&self.gguf, &self.weights.routed, self.k())
     }
@@ -177,7 +177,7 @@ impl Model {
         self.weights.expert_and_dense_bytes(&self.gguf)
     }
 
-    /// What moving experts from disk to memory has cost so far; `None` where they are in place.
+    /// Counters of the moves from disk to memory so far; `None` if experts are in place.
     pub fn disk_counters(&self) -> Option<Counters> {
         self.routed.counters()
     }
@@ -205,7 +205,7 @@ impl Model {
         }
     }
 
-    /// What the policy has learned.
+    /// The state that the policy has learned.
     pub fn learned(&self) -> Profile {
         let mut profile = Profile::default();
         self.routed.save(&mut profile);
@@ -215,7 +215,7 @@ impl Model {
         profile
     }
 
-    /// What the policy has decided and why.
+    /// The policy's decision and its reason.
     pub fn verdict(&self) -> Option<String> {
         self.tiers.as_ref().and_then(|tiers| tiers.verdict()).or_else(|| self.routed.verdict())
     }

@@ -30,7 +30,7 @@ impl Buckets {
         first + (exact + wide as usize).min(n - 1)
     }
 
-    /// What is added to the scores by a table [buckets, n_head].
+    /// The attention bias of a table [buckets, n_head].
     pub fn bias(self, table: &[f32], both_sides: bool) -> DistanceBias {
         let n_head = table.len() / self.n;
         let of = |head: usize, d: isize| table[self.of(d, both_sides) * n_head + head];

@@ -5,17 +5,17 @@ use super::granules;
 use super::weights::Mixer;
 use crate::experts::LayerExperts;
 
-/// What a tensor of the file is part of.
+/// The part of the model that a tensor belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Share {
     /// A layer, but for its routed experts.
     Dense(usize),
     /// A layer's routed experts.
     Experts(usize),
-    /// What comes after the last layer.
+    /// Everything after the last layer.
     Head,
     Embedding,
-    /// What is read once, at load, or never: frequencies, layers that are not computed.
+    /// Read once at load or never: frequencies, layers that are not computed.
     Other,
 }
 

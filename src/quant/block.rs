@@ -1,4 +1,4 @@
-//! What every block format has in common, and the cast from a file's bytes to blocks.
+//! The traits of block formats, and the cast from a file's bytes to blocks.
 
 use crate::gguf::TensorType;
 

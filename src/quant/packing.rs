@@ -1,4 +1,4 @@
-//! Where the small formats put their codes: halves of bytes, top bits apart, quarters of bytes.
+//! Packing of small codes: halves of bytes, top bits apart, quarters of bytes.
 
 /// Codes of four bits: byte i of `qs` holds code i in its low half and code i + n in its high
 /// half, n being the number of bytes.

@@ -3,14 +3,15 @@
 //! that each spacing gives, and keeps the one with the least weighted squared error.
 
 /// The nearest integer, ties to even, of magnitudes below 2²²; above, near enough for a clamp.
-/// Where the target has no rounding instruction, `round_ties_even` is a call and this is not.
+/// Rounds to the nearest integer. `round_ties_even` is a call if the target has no rounding
+/// instruction; this is not.
 #[inline]
 pub fn nearest(x: f32) -> f32 {
     const ROUNDER: f32 = 12_582_912.0;
     (x + ROUNDER) - ROUNDER
 }
 
-/// What a squared error of each value counts: the importance where it is known, so that the sum is
+/// The weight of each value's squared error: the importance if it is known, so that the sum is
 /// that of a dot product with activations of those mean squares. Otherwise large values count more,
 /// as they matter more to a dot product, and the root mean square keeps small ones in.
 pub fn weights(x: &[f32], importance: Option<&[f32]>, out: &mut [f32]) {

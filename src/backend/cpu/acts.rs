@@ -14,7 +14,7 @@ pub struct ActSet {
     kinds: Kinds,
 }
 
-/// Which forms are wanted.
+/// The wanted forms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Kinds {
     f32s: bool,
@@ -97,7 +97,7 @@ impl ActSet {
         ])
     }
 
-    /// What a matrix of type `ty` reads.
+    /// The form that a matrix of type `ty` reads.
     pub fn view(&self, ty: TensorType) -> ActView<'_> {
         let kind = act_kind(ty);
         let (acts, filled) = match kind {

@@ -45,7 +45,7 @@ impl Cpu {
                 out.iter_mut().zip(&*gates).for_each(|(o, gate)| *o *= gate);
             }
         });
-        // What stays of the past moves to the front, the last tokens come behind it.
+        // The past that stays moves to the front, the last tokens follow it.
         let n_new = tokens.min(before);
         past.copy_within(n_new * width.., 0);
         past[(before - n_new) * width..].copy_from_slice(&x[(tokens - n_new) * width..]);

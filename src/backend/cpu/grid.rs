@@ -1,13 +1,13 @@
 //! How a product of many tokens is cut: a piece is some rows times one part of the tokens. Pieces
 //! of all tokens would have few rows where there are many threads, and each of them interleaves its
-//! tokens' activations anew (`simd`), which costs as much as some 25 rows do.
+//! tokens' activations again (`simd`), which costs as much as some 25 rows do.
 
 use std::ops::Range;
 
 /// Tokens of a part, more or less: as many as pass over a panel of weights at once.
 const PART: usize = 128;
 
-/// What matrix–matrix kernels take at once: no part but the last leaves a remainder.
+/// Tokens that matrix–matrix kernels take at once: no part but the last leaves a remainder.
 const TILE: usize = 12;
 
 /// The tokens of a product, in parts of about the same size.

@@ -19,7 +19,7 @@ use std::ops::Range;
 use crate::simd::{self, Kernels, Out, Scratch};
 use pool::Pool;
 
-/// What one thread needs for itself; grows to the largest operation and stays.
+/// One thread's scratch memory; grows to the largest operation and stays.
 #[derive(Default)]
 pub struct ThreadScratch {
     pub kernels: Scratch,
@@ -46,8 +46,8 @@ struct PerThread(UnsafeCell<ThreadScratch>);
 // time, and within one each thread index belongs to one thread.
 unsafe impl Sync for PerThread {}
 
-/// Threads, kernels and scratch memory. Not `Sync`: whoever computes has it alone, so operations
-/// take no lock.
+/// Threads, kernels and scratch memory. Not `Sync`: one thread owns it, so operations take no
+/// lock.
 pub struct Cpu {
     pool: Pool,
     pub kernels: &'static Kernels,
@@ -142,8 +142,8 @@ impl<'a, T> SharedOut<'a, T> {
 }
 
 impl SharedOut<'_> {
-    /// For kernels that write rows at a stride, from `start` on, which nobody reads before all are
-    /// written. The caller uses only places below `self.len` that are its own.
+    /// Output for kernels that write rows at a stride, from `start` on. No row is read before all
+    /// are written. The caller uses only its own places below `self.len`.
     pub fn rows(&self, start: usize, stride: usize) -> Out {
         let past_caches = size_of::<f32>() * self.len >= CACHES;
         Out { at: self.at(start), stride, past_caches }

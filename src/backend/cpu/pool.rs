@@ -39,7 +39,7 @@ const SPINS_A_LOOK: usize = 128;
 /// memory in about 7 µs.
 const SHORTEST: usize = 64;
 
-/// Where pieces begin, where these are long enough: what kernels take at once.
+/// Pieces begin at multiples of this if they are long enough: rows that kernels take at once.
 const UNIT: usize = 16;
 
 type Job = *const (dyn Fn(usize) + Sync);
@@ -191,7 +191,7 @@ impl Pool {
     }
 }
 
-/// Of pieces.
+/// Sizes of pieces.
 #[derive(Clone, Copy)]
 struct Sizes {
     chunk: usize,
@@ -206,8 +206,8 @@ impl Sizes {
     }
 }
 
-/// What is taken is taken once, as each change is one of a single word; what a piece's computation
-/// reads and writes is ordered by the region's begin and end.
+/// Each piece is taken once, because each change is one atomic change of a single word. Memory that
+/// a piece reads and writes is ordered by the region's begin and end.
 impl Part {
     fn set(&self, range: Range<usize>) {
         assert!(range.end <= u32::MAX as usize);
@@ -304,8 +304,8 @@ fn worker(shared: &Shared, index: usize) {
         if shared.stop.load(Ordering::Relaxed) {
             return;
         }
-        // SAFETY: a new epoch was acquired, so the cell holds this region's job and nobody writes
-        // it until `running` is zero again.
+        // SAFETY: a new epoch was acquired, so the cell holds this region's job and no thread
+        // writes it until `running` is zero again.
         let job = unsafe { (*shared.job.get()).expect("an epoch comes with a job") };
         // SAFETY: `run` keeps the closure alive until this worker's decrement below.
         let result = catch_unwind(AssertUnwindSafe(|| unsafe { (*job)(index) }));

@@ -1,4 +1,4 @@
-//! Which experts a token goes to, and with what weight.
+//! The router: the experts of each token and their weights.
 
 use super::{Cpu, SharedOut};
 use crate::backend::ops::{Choice, Route, RouteScratch, Score};

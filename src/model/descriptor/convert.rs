@@ -1,4 +1,4 @@
-//! What a descriptor says to the converter: which config.json values become which GGUF keys, which
+//! The converter's half of a descriptor: which config.json values become which GGUF keys, which
 //! checkpoint tensors which GGUF tensors, and how their values are rearranged on the way.
 //!
 //! # Expressions
@@ -27,7 +27,7 @@
 //! - `add X` — X added to every value: norms stored as their distance from one
 //! - `neg-exp` — x becomes -eˣ
 //!
-//! What else a row may say: `part`, the place among the rows whose tensors lie one behind the other
+//! Other fields of a row: `part`, the place among the rows whose tensors lie one behind the other
 //! in one target; `in`, the kind of layers that have it (`moe`, `dense`, `recurrent`, `attention`);
 //! `optional`, that a checkpoint may lack it; `unless`, a size whose models do not have it;
 //! `layers`, the size that counts its `{layer}`.
@@ -78,7 +78,7 @@ pub struct MetadataRow {
     /// Skipped where no expression has its fields; an error otherwise.
     #[serde(default)]
     pub optional: bool,
-    /// What is written for which text in the config; a flag is written for 1.
+    /// The number written for each text in the config; for a flag, 1 is true.
     #[serde(default)]
     pub values: BTreeMap<String, u32>,
     /// A list is filled up with zeros to this length.
@@ -157,7 +157,7 @@ pub enum Kind {
 pub struct TensorRow {
     pub hf: String,
     pub gguf: String,
-    /// Of the checkpoint's tensor, row length last.
+    /// Shape of the checkpoint's tensor, row length last.
     pub shape: String,
     pub steps: Vec<String>,
     /// Parts of one target lie one behind the other along its outermost dimension, by number.

@@ -15,7 +15,7 @@ pub struct Parts {
     /// Which elements of a head rotate together.
     #[serde(default)]
     pub rope: RopePairing,
-    /// Which elements of a head turn, where not all of them do.
+    /// Which elements of a head rotate, if not all of them do.
     #[serde(default)]
     pub rope_rows: RopeRows,
     /// The range of pairs over which YaRN blends is rounded to whole pairs.
@@ -42,7 +42,7 @@ pub struct Parts {
     pub scale_tied_output: bool,
 }
 
-/// Which layers there are.
+/// The kind of model.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Form {
@@ -58,7 +58,7 @@ pub enum Form {
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Positions {
-    /// Queries and keys are turned.
+    /// Queries and keys are rotated.
     #[default]
     Rope,
     /// A learned number a head is added to each score, by the distance of key and query (Raffel
@@ -88,7 +88,7 @@ pub enum RopeRows {
     Last,
 }
 
-/// What mixes positions.
+/// The sequence mixer.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mixer {

@@ -1,4 +1,4 @@
-//! What mixes positions: grouped-query attention and latent attention.
+//! Weights of grouped-query attention and of latent attention.
 
 use super::super::descriptor;
 use super::binder::Binder;

@@ -14,7 +14,7 @@ pub(crate) struct Binder<'a> {
     pub gguf: &'a Gguf,
     pub descriptor: &'a Descriptor,
     pub hyper: &'a HyperParams,
-    /// Of a granule-major file.
+    /// `Some` in a granule-major file.
     pub granules: Option<GranuleKeys>,
     /// Tensors that play a role.
     used: RefCell<HashSet<usize>>,

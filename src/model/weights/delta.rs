@@ -23,7 +23,7 @@ pub struct DeltaWeights {
     pub output: Linear,
 }
 
-/// What makes beta and alpha, [n_v_heads] each.
+/// The projections that give beta and alpha, [n_v_heads] each.
 #[derive(Clone, Debug)]
 pub enum Gates {
     /// By key head: its value heads' betas, then their alphas.

@@ -1,4 +1,4 @@
-//! What a model with an encoder has besides its layers.
+//! Weights of an encoder–decoder besides its layers.
 
 use super::super::Model;
 use super::super::weights::{AttentionWeights, Binder, Norm};
@@ -9,10 +9,9 @@ use crate::model::relative::Buckets;
 
 pub struct EncoderWeights {
     pub output_norm: Norm,
-    /// Of each layer of the decoder, what attends to the encoder's text.
+    /// Cross-attention of each decoder layer.
     pub cross: Vec<CrossAttention>,
-    /// What is added to the scores of a text's attention to itself, in the encoder and in the
-    /// decoder.
+    /// Relative position bias of self-attention, in the encoder and in the decoder.
     pub encoder_bias: Option<DistanceBias>,
     pub decoder_bias: Option<DistanceBias>,
 }
@@ -24,7 +23,7 @@ pub struct CrossAttention {
 }
 
 impl Model {
-    /// What layer `l` has to attend to the encoder's text with, if it is of a decoder that does.
+    /// Cross-attention of layer `l`, if it is a decoder layer of an encoder–decoder.
     pub(crate) fn cross_attention_of(&self, l: usize) -> Option<&CrossAttention> {
         let encoder = self.weights.encoder.as_ref()?;
         l.checked_sub(self.hyper.n_encoder_layers()).map(|l| &encoder.cross[l])
@@ -32,7 +31,7 @@ impl Model {
 }
 
 impl EncoderWeights {
-    /// `None` of a decoder.
+    /// `None` in a decoder-only model.
     pub(crate) fn bind(b: &Binder) -> Result<Option<EncoderWeights>> {
         let Some(params) = &b.hyper.encoder else { return Ok(None) };
         let (first, end) = (params.n_layers, params.n_layers + params.n_decoder_layers);

@@ -66,7 +66,7 @@ impl FfnWeights {
     }
 }
 
-/// Where a layer's experts of each kind are.
+/// The experts of a layer, by kind.
 #[derive(Default)]
 pub(crate) struct Experts {
     pub routed: Option<LayerExperts>,
@@ -149,7 +149,7 @@ impl Binder<'_> {
     /// `None` in a dense layer.
     fn router(&self, l: usize) -> Result<Option<Router>> {
         let n = self.hyper.routing.n_experts;
-        // What has experts is not dense because its router or their number is missing.
+        // A layer with expert tensors is not dense, even if its router or their number is missing.
         let experts = self.gguf.tensor_index(&granules::tensor_name(l));
         let experts = experts.or_else(|| self.fused_tensor(l));
         let experts = experts.or(self.find(ROUTED[1], l).ok().flatten());

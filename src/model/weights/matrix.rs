@@ -6,7 +6,7 @@ use crate::backend::ops::HeadMats;
 use crate::gguf::{Gguf, TensorType};
 use crate::simd::MatRef;
 
-/// Where a matrix's bytes are.
+/// The location of a matrix's bytes.
 #[derive(Clone, Debug)]
 enum Source {
     /// The index of a tensor.

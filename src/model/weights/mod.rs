@@ -31,7 +31,7 @@ pub struct Norm {
     pub bias: Vec<f32>,
 }
 
-/// What mixes positions.
+/// The sequence mixer of a layer.
 #[derive(Clone, Debug)]
 pub enum Mixer {
     Attention(AttentionWeights),
@@ -53,7 +53,7 @@ pub struct Weights {
     pub logit_divisor: f32,
     pub rope_factors: RopeFactors,
     pub layers: Vec<Layer>,
-    /// What a model with an encoder has besides.
+    /// Weights besides the layers', in a model with an encoder.
     pub encoder: Option<EncoderWeights>,
     /// A layer's routed experts are in the first list, its dense branch, as the only expert of its
     /// own, in the second, shared experts in the third.

@@ -1,4 +1,4 @@
-//! What the grid formats (IQ1, IQ2 and IQ3) share. They store no integers but indices of points:
+//! Shared by the grid formats (IQ1, IQ2 and IQ3). They store indices of points, not integers:
 //! eight (IQ3: four) neighbouring values are together one point of a grid of 256 to 2048, so that
 //! a value costs less than the bits of its range. The grids of IQ2 and IQ3 hold magnitudes, and
 //! signs stand beside them; those of IQ1 hold −1, 0 and 1, and a shift of an eighth stands beside.

@@ -1,6 +1,6 @@
 //! IQ2_XXS: 256 values as points of eight magnitudes (a grid of 256) with an even number of minus
 //! signs and a 4-bit scale for each 32; 2.0625 bits a weight. `x = d/8·(2s + 1)·point·sign`.
-//! Of the eight bytes of group j the first four are its points; the rest, a little-endian word,
+//! The first four of the eight bytes of group j are its points; the rest, a little-endian word,
 //! has the signs of point k in bits 7k to 7k + 6 (see `grids::even_signs`) and s in the top four.
 
 use super::grids::{self, Group};

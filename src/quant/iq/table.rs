@@ -2,7 +2,7 @@
 
 use crate::quant::search::{self, Fit};
 
-/// Where the value of largest magnitude is put, from an end of the table.
+/// Offsets from an end of the table at which the value of largest magnitude is tried.
 const RUNGS: [f32; 5] = [-8.0, -4.0, 0.0, 4.0, 8.0];
 
 /// How often the best scale's integers give a next scale. IQ4_NL of 131072 values of Student's t

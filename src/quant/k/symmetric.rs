@@ -1,4 +1,4 @@
-//! What Q3_K and Q6_K share, sixteen sub-blocks of 16 values with an integer scale each: reading
+//! Shared by Q3_K and Q6_K, sixteen sub-blocks of 16 values with an integer scale each: reading
 //! them, the exact dot product, and the quantiser, which finds a scale for each sub-block, then
 //! integers for the sixteen scales, then the codes against the scales as stored.
 

@@ -8,17 +8,17 @@ use std::ops::Range;
 pub(super) struct Block<'a> {
     pub call: Call<'a>,
     pub head_kv: usize,
-    /// Of the call.
+    /// Tokens of the call.
     pub tokens: Range<usize>,
 }
 
-/// What stands behind a record's `acc`: max, sum, and what fills a cache line.
+/// Floats after a record's `acc`: max, sum, padding to a cache line.
 pub(super) const RECORD_TAIL: usize = 16;
 
 /// Rows that make a step of the softmax together.
 const STEPS: usize = 16;
 
-/// What a thread works in.
+/// A thread's scratch memory.
 pub(super) struct Room<'a> {
     /// [rows, k dim] padded
     q: &'a mut [f32],
@@ -90,14 +90,14 @@ impl Block<'_> {
         start..shape.seen(self.tokens.start).end.max(start)
     }
 
-    /// Of one of the block's tokens.
+    /// The rows of one of the block's tokens.
     fn rows_of(&self, token: usize) -> Range<usize> {
         let first = (token - self.tokens.start) * self.group();
         first..first + self.group()
     }
 
-    /// Of the tokens that see some of a tile: what they see begins and ends later from one to the
-    /// next, so these follow each other.
+    /// The rows of the tokens that see part of a tile. They are adjacent: the range that a token
+    /// sees begins and ends later from one token to the next.
     fn rows_seeing(&self, tile: &Range<usize>) -> Range<usize> {
         let seeing = |token: &usize| !common(&self.call.shape.seen(*token), tile).is_empty();
         match (self.tokens.clone().find(seeing), self.tokens.clone().rfind(seeing)) {
@@ -106,7 +106,7 @@ impl Block<'_> {
         }
     }
 
-    /// Where a row's token and head stand among all.
+    /// The index of a row's token and head among all.
     fn place(&self, row: usize) -> usize {
         let (token, g) = (self.tokens.start + row / self.group(), row % self.group());
         token * self.call.shape.n_head + self.head_kv * self.group() + g
@@ -232,7 +232,7 @@ impl Block<'_> {
         }
     }
 
-    /// What a token does not see is neither read nor multiplied by zero: it may be NaN.
+    /// Values that a token does not see are not read: they may be NaN.
     fn add_values(
         &self,
         kernels: &Kernels,

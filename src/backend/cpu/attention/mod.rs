@@ -121,7 +121,7 @@ impl<'a> Call<'a> {
         self.v.dim.next_multiple_of(16) + RECORD_TAIL
     }
 
-    /// Of all queries of a block.
+    /// Floats of the partial results of all queries of a block.
     fn partial(&self) -> usize {
         self.tokens_a_block() * self.shape.group() * self.record()
     }
@@ -213,7 +213,7 @@ impl Cpu {
                     if row >= block.n_rows() {
                         continue;
                     }
-                    // SAFETY: each row is in one piece, and nobody writes partials now.
+                    // SAFETY: each row is in one piece, and no thread writes partials now.
                     unsafe {
                         let at = row * call.record();
                         let total = totals.slice(u * size + at, call.record());

@@ -1,5 +1,5 @@
 //! Attention against plain softmax in f64, and the promise that neither cuts, threads nor vector
-//! units change a bit. Rows that nobody may see yet are NaN throughout.
+//! units change a bit. Rows that must not be read yet are NaN throughout.
 
 use super::*;
 use crate::backend::ops::{RowBytes, RowsMut, row_bytes};
@@ -78,7 +78,7 @@ impl Cache {
         RowsMut { ty: self.ty, data: &mut self.data, dim, n_ctx }.store(cpu, x, first);
     }
 
-    /// What it says, by the plain conversions.
+    /// The expected values, by the plain conversions.
     fn floats(&self) -> Vec<f64> {
         let n = self.data.len() / self.ty.block_bytes() * self.ty.block_len();
         let mut out = vec![0.0; n];
@@ -87,7 +87,7 @@ impl Cache {
     }
 }
 
-/// What a case computes with.
+/// The operands of a case.
 struct Data {
     q: Vec<f32>,
     k: Vec<f32>,
@@ -265,7 +265,7 @@ fn agrees_with_softmax_in_f64() {
     }
 }
 
-/// Of a prompt, which threads share, and of tokens one by one.
+/// A prompt, which threads share, and tokens one by one.
 #[test]
 fn rows_are_stored_alike_by_all_threads() {
     let (dim, n_ctx, heads, tokens) = (96, 310, 2, 300);
@@ -359,7 +359,7 @@ fn blocks_that_cannot_be_quantised_are_nan() {
     }
 }
 
-/// What a type costs: the largest difference of attention's results from those over an f32 cache,
+/// The cost of a type: the largest difference of attention's results from those over an f32 cache,
 /// as a part of the largest of them. Measured, in the order of `TYPES`: 0, 6.9·10⁻⁴, 4.3·10⁻³,
 /// 8.4·10⁻³, 0.17, 0.14, 0.17, 0.087 and 0.079; bounds are half as much again.
 #[test]

@@ -14,7 +14,7 @@ use crate::simd::{Floats, Kernels, MatRef, Out};
 /// A granule that can be computed.
 #[derive(Clone)]
 pub struct GranuleMats<'a> {
-    /// Of the demand.
+    /// Slot of the demand.
     pub slot: usize,
     /// Intermediate rows of the expert.
     pub rows: Range<usize>,
@@ -38,7 +38,7 @@ pub struct ExpertBuffers {
     items: Items,
 }
 
-/// What a region's work belongs to: granules, or experts.
+/// The work of a region: an item is a granule, or an expert.
 #[derive(Default)]
 struct Items(Vec<Item>);
 
@@ -46,9 +46,9 @@ struct Items(Vec<Item>);
 struct Item {
     granules: Range<usize>,
     rows: usize,
-    /// Of the expert's pairs.
+    /// The expert's pairs, in parts.
     parts: TokenParts,
-    /// Where its rows end, of one part after the other, behind those of the items before.
+    /// End of its rows, part after part, counted from the first item's first row.
     end: usize,
 }
 
@@ -93,7 +93,7 @@ impl ExpertBuffers {
         self.inner_acts.resize(down, n_pairs, n_ff);
     }
 
-    /// What the granules of these pairs' experts add up to: [pairs, n_embd].
+    /// The sums over the granules of these pairs' experts: [pairs, n_embd].
     pub fn partial(&self, pairs: Range<usize>) -> &[f32] {
         &self.partial[pairs.start * self.n_embd..pairs.end * self.n_embd]
     }
@@ -297,7 +297,7 @@ impl Cpu {
     }
 }
 
-/// What computes a piece: see [`Cpu::pieces`].
+/// Computes a piece: see [`Cpu::pieces`].
 type Piece<'a> = dyn Fn(&mut ThreadScratch, Range<usize>, Range<usize>, Range<usize>) + Sync + 'a;
 
 /// A part of a range, counted from its start.
