@@ -91,7 +91,7 @@ impl<'a> GpuPass<'a> {
         self.dev.ops.store.store(self.stream(), x, self.n(), past, rows)
     }
 
-    /// What queries see of their own text: all positions up to their own, or all of a source text.
+    /// The view of queries on their own text: positions up to their own, or all of a source text.
     pub fn view(&self) -> DeviceAttention<'a> {
         DeviceAttention {
             n_head: self.hyper().n_head,

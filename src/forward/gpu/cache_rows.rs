@@ -49,7 +49,7 @@ impl<'a> GpuPass<'a> {
         }
     }
 
-    /// What is added to the scores when a text attends to itself.
+    /// The bias added to the scores when a text attends to itself.
     pub fn distance_bias(&self) -> Option<DeviceBias<'a>> {
         let bias = match self.role {
             Role::Only => None,
@@ -59,7 +59,7 @@ impl<'a> GpuPass<'a> {
         Some(DeviceBias { reach: bias.reach, values: self.dev.weights.vector(&bias.values) })
     }
 
-    /// What a model with an encoder has besides its layers.
+    /// The parts of a model with an encoder besides its layers.
     pub fn encoder(&self) -> &'a GpuEncoder {
         self.dev.encoder.as_ref().expect("a model with an encoder")
     }

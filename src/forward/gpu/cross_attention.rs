@@ -41,7 +41,7 @@ impl<'a> GpuPass<'a> {
         self.attention_output(&w.output)
     }
 
-    /// What queries of the decoder see of the source text: all of it. A decoded token is placed at
+    /// The view of the decoder's queries: all of the source text. A decoded token is placed at
     /// the last position of the source text; the position is read from memory, so that one graph
     /// serves source texts of any length.
     fn view_of_source(&self) -> DeviceAttention<'a> {

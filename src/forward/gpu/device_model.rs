@@ -22,7 +22,7 @@ pub struct DeviceModel {
     pub tables: DeviceBuffer,
     /// By layer of the model; none for layers on the CPU.
     pub layers: Vec<Option<GpuLayer>>,
-    /// What a model with an encoder has besides its layers.
+    /// The parts of a model with an encoder besides its layers.
     pub encoder: Option<GpuEncoder>,
     pub head: Option<(GpuNorm, GpuLinear)>,
     /// By layer: how the granules of its routed experts are laid out.

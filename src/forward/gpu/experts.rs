@@ -64,7 +64,7 @@ impl<'a> Biases<'a> {
     }
 }
 
-/// Where experts are computed: a device's operations, a stream, and the memory for intermediate
+/// The context that experts run in: a device's operations, a stream, and memory for intermediate
 /// results.
 #[derive(Clone, Copy)]
 pub struct ExpertContext<'a> {
@@ -232,7 +232,7 @@ struct GranuleMatrix<'a> {
     ty: TensorType,
     rows: usize,
     cols: usize,
-    /// Where it begins in the granule, in bytes.
+    /// Its offset in the granule, in bytes.
     at: usize,
     bias: Option<DeviceSlice<'a>>,
 }

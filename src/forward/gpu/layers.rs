@@ -131,7 +131,7 @@ pub struct GpuBias {
     pub values: GpuVector,
 }
 
-/// What a model with an encoder has besides its layers.
+/// The parts of a model with an encoder besides its layers.
 pub struct GpuEncoder {
     pub output_norm: GpuNorm,
     pub encoder_bias: Option<GpuBias>,

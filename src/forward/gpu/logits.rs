@@ -70,7 +70,7 @@ impl GpuPass<'_> {
     }
 }
 
-/// What the device chooses: at most as many as its kernel can, and fewer than all.
+/// The choice that the device makes: at most as many as its kernel can, and fewer than all.
 fn best_on_device(best: Option<TopK>, n_logits: usize) -> Option<TopK> {
     let top = best?;
     let fits = top.n_vocab <= n_logits && (1..=TOP_K_MAX).contains(&top.k);

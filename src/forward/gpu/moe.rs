@@ -34,7 +34,7 @@ impl<'a> GpuPass<'a> {
         self.only_expert(expert, self.expert_biases(l), &self.ffn_acts(l), None)
     }
 
-    /// Where the parts of a route are.
+    /// The offsets of a route's parts.
     pub fn route_parts(&self) -> RouteParts {
         let routing = &self.hyper().routing;
         RouteParts::new(self.n(), routing.k, routing.n_experts)
@@ -45,7 +45,7 @@ impl<'a> GpuPass<'a> {
         self.slice(&self.layout().ffn.route).slice(0..self.route_parts().n_bytes())
     }
 
-    /// What the router writes.
+    /// The router's output.
     pub fn device_route(&self) -> DeviceRoute<'a> {
         let (all, routing) = (self.route_bytes(), &self.hyper().routing);
         let [_, chosen, weights, probs] = self.route_parts().ranges().map(|range| all.slice(range));

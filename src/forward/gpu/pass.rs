@@ -46,7 +46,7 @@ pub struct Caches<'a> {
     pub device: &'a GpuCache,
 }
 
-/// What passes change and keep from one to the next, beside the device's memory.
+/// State that passes change and keep from one to the next, beside the device's memory.
 pub struct PassState {
     /// Declared before the other fields, so that peers finish before what they work with is freed.
     pub peers: Vec<Peer>,
@@ -172,7 +172,7 @@ impl<'a> GpuPass<'a> {
         self.stream_rows(&self.layout().h)
     }
 
-    /// What a part of the layer adds to the residual stream.
+    /// The part that a stage adds to the residual stream.
     pub fn y(&self) -> DeviceSlice<'a> {
         self.stream_rows(&self.layout().y)
     }
@@ -259,7 +259,7 @@ impl<'a> GpuPass<'a> {
         self.dev.ops.heads.launch(self.stream(), mats, acts, out)
     }
 
-    /// Where the first device computes experts on the stream of the layers.
+    /// The context of the first device's experts on the stream of the layers.
     pub fn expert_context(&self) -> ExpertContext<'a> {
         ExpertContext {
             ops: &self.dev.ops,

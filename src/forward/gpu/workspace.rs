@@ -17,8 +17,8 @@ use std::ops::Range;
 
 pub type ByteRange = Range<usize>;
 
-/// Where each buffer lies in the allocation. Buffers are f32 with a row for each token unless said;
-/// shapes are those of the CPU's `Buffers`.
+/// The ranges of the buffers in the allocation. Buffers are f32 with a row for each token unless
+/// said; shapes are those of the CPU's `Buffers`.
 #[derive(Clone, Default)]
 pub struct WorkspaceLayout {
     pub x: ByteRange,
@@ -113,7 +113,7 @@ pub struct ExpertLayout {
 pub struct LookupLayout {
     /// u64 [layers, experts, granules]
     pub tables: ByteRange,
-    /// Of a peer only: the first device has it among `RouteParts`.
+    /// On peers only: the first device has it among `RouteParts`.
     pub missing: ByteRange,
     pub pass: ByteRange,
     pub go: ByteRange,

@@ -11,7 +11,7 @@ use crate::model::Model;
 /// The number of layers in the queue at most: the one that runs and the next.
 const SLOTS: usize = 2;
 
-/// What follows a layer's look-up.
+/// The graphs that follow a layer's look-up.
 pub struct ExpertGraphs {
     /// The resident experts.
     pub resident: Graph,
@@ -19,7 +19,7 @@ pub struct ExpertGraphs {
     pub sum: Graph,
 }
 
-/// What the host keeps of a layer from token to token.
+/// The host's state of a layer, kept from token to token.
 pub struct QueuedLayer {
     /// The pipeline slot that the layer uses.
     pub slot: usize,

@@ -8,7 +8,7 @@ use crate::forward::gpu::upload::starts;
 /// The parts that are downloaded: the route, and h and the residual stream if they are wanted.
 pub const PARTS: usize = 3;
 
-/// Where the table begins in the memory for uploads, behind the layer's number.
+/// The table's offset in the memory for uploads, behind the layer's number.
 const TABLE_AT: usize = 64;
 
 /// Layers use the slots in turn. When a layer begins to use a slot, the host has read the routing

@@ -10,7 +10,7 @@ use crate::forward::gpu::experts::{Biases, DecodePairs, ExpertContext, GroupedPa
 use crate::forward::gpu::upload::Staging;
 use std::ops::Range;
 
-/// Where a device computes its experts, and with what inputs.
+/// A device's context and inputs for its experts.
 pub struct DeviceShare<'a> {
     /// The device's number in the model.
     pub device: usize,

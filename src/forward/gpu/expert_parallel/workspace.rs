@@ -32,7 +32,7 @@ pub struct RoutedLayer<'a> {
     pub chosen: DeviceSlice<'a>,
 }
 
-/// Where each buffer of a peer lies in its allocation.
+/// The ranges of a peer's buffers in its allocation.
 #[derive(Clone, Default)]
 pub struct PeerLayout {
     /// f32 [tokens, n_embd]
