@@ -1,12 +1,15 @@
-//! `auto`: a predictor has to prove that it pays (DESIGN, promise 4). Candidates, of which one is
-//! to predict nothing, take turns in short windows of decode steps; what is kept is the one under
-//! which tokens take the least time beside the computation of experts. Later the others are tried
-//! again, the more seldom the longer the choice has stood.
+//! `auto`: prefetch only where it pays. The candidates, one of which predicts nothing, take turns
+//! in short windows of decode steps. The one with the least time per token, computation of experts
+//! left out, is kept. The others are tried again from time to time, less often the longer the
+//! choice has stood.
+//!
+//! A choice is kept in the profile. Layout, little-endian: version (u32), number of the kept
+//! candidate (u8); for each candidate its name (u8 length, UTF-8) and its mean (f64).
 
 use super::{Event, Phase, Prediction, Predictor, Profile, Wants};
 
-/// Decode steps of a window, and how many of its first ones do not count: prefetches of the
-/// candidate before are still there.
+/// Decode steps of a window. The first ones do not count: they find prefetches of the candidate
+/// before.
 const WINDOW_STEPS: u32 = 8;
 const SKIPPED_STEPS: u32 = 2;
 
@@ -20,10 +23,11 @@ const INTERVAL_MAX: u32 = 256;
 /// A window's weight in a candidate's running mean.
 const WEIGHT: f64 = 0.25;
 
-/// By how much a candidate must be better than the one that is kept: noise is no reason.
+/// How much better than the kept candidate another must be to replace it: more than noise.
 const MARGIN: f64 = 0.02;
 
 const SECTION: &str = "auto";
+const VERSION: u32 = 2;
 
 pub struct Candidate {
     pub name: &'static str,
@@ -31,10 +35,10 @@ pub struct Candidate {
     pub predictor: Option<Box<dyn Predictor>>,
 }
 
-/// What was seen of a candidate.
+/// Measurements of a candidate.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Tally {
-    /// ns a token, the running mean over windows.
+    /// ns per token: the running mean over windows.
     mean: f64,
     windows: u32,
 }
@@ -58,20 +62,20 @@ struct Window {
 pub struct Auto {
     candidates: Vec<Candidate>,
     tallies: Vec<Tally>,
-    /// Who predicts now, and who is kept when nobody else is tried.
+    /// The candidate that predicts now, and the one that is kept between trials.
     active: usize,
     kept: usize,
     window: Window,
-    /// Windows of the trial that are left.
+    /// Windows left of the first trial.
     trial_left: u32,
-    /// Windows until the next try, and the interval that was waited for.
+    /// Windows until the next try, and the interval between tries.
     wait: u32,
     interval: u32,
     next_try: usize,
 }
 
 impl Auto {
-    /// The first candidate is what the others are compared with.
+    /// The first candidate is the one to beat.
     pub fn new(candidates: Vec<Candidate>, profile: &Profile) -> Auto {
         assert!(!candidates.is_empty());
         let n = candidates.len();
@@ -90,8 +94,8 @@ impl Auto {
         auto
     }
 
-    /// One step's time beside its experts: waiting for them, attention, and what the policy itself
-    /// costs the layer loop.
+    /// Adds a step's time without the computation of experts: waiting for them, attention, and the
+    /// policy's own cost to the layer loop.
     fn count(&mut self, ns: u64) {
         self.window.steps += 1;
         if self.window.steps > SKIPPED_STEPS {
@@ -104,7 +108,7 @@ impl Auto {
         }
     }
 
-    /// Who predicts in the next window.
+    /// The candidate for the next window.
     fn next(&mut self) -> usize {
         let n = self.candidates.len();
         if self.trial_left > 0 {
@@ -135,7 +139,7 @@ impl Auto {
         self.next_try
     }
 
-    /// Keeps the candidate of least mean, if it is clearly better than the one kept so far.
+    /// Keeps the candidate with the least mean if it is clearly better than the one kept so far.
     fn choose(&mut self) {
         self.wait = self.interval;
         let tried = |i: &usize| self.tallies[*i].windows > 0;
@@ -149,28 +153,56 @@ impl Auto {
         }
     }
 
-    /// Whether a candidate hears of things: the one at work, those on trial, and the next one to
-    /// be tried, early enough for it to know where the text is.
+    /// Whether a candidate gets events: the active one, those on trial, and the next one to be
+    /// tried, early enough to have followed the text.
     fn listens(&self, i: usize) -> bool {
         self.trial_left > 0 || i == self.active || i == self.kept || self.wait <= 1
     }
 
-    /// A choice of an earlier run, if it was among as many candidates.
+    /// Takes over the choice of an earlier run, by the candidates' names: means of candidates that
+    /// are gone are dropped, and new candidates are tried in their turn. Starts with a trial if the
+    /// bytes are damaged or the kept candidate is gone.
     fn restore(&mut self, bytes: &[u8]) {
-        let n = self.candidates.len();
-        let Some((kept, means)) = bytes.split_first() else { return };
-        if usize::from(*kept) >= n || means.len() != 8 * n {
-            return;
+        let Some((kept, means)) = decode(bytes) else { return };
+        let at = |name: &[u8]| self.candidates.iter().position(|c| c.name.as_bytes() == name);
+        let Some(kept) = means.get(kept).and_then(|(name, _)| at(name)) else { return };
+        for (name, mean) in &means {
+            if let Some(i) = at(name) {
+                self.tallies[i] = Tally { mean: *mean, windows: 1 };
+            }
         }
-        let means = means.chunks_exact(8);
-        let means = means.map(|m| f64::from_le_bytes(m.try_into().expect("eight bytes")));
-        if means.clone().any(|mean| !mean.is_finite() || mean < 0.0) {
-            return;
-        }
-        self.tallies = means.map(|mean| Tally { mean, windows: 1 }).collect();
-        (self.kept, self.active) = (usize::from(*kept), usize::from(*kept));
+        (self.kept, self.active) = (kept, kept);
         (self.trial_left, self.wait) = (0, self.interval);
     }
+
+    fn encode(&self) -> Vec<u8> {
+        let mut bytes = VERSION.to_le_bytes().to_vec();
+        bytes.push(self.kept as u8);
+        for (candidate, tally) in self.candidates.iter().zip(&self.tallies) {
+            bytes.push(candidate.name.len() as u8);
+            bytes.extend(candidate.name.as_bytes());
+            bytes.extend(tally.mean.to_le_bytes());
+        }
+        bytes
+    }
+}
+
+/// The number of the kept candidate, and all candidates with their means.
+fn decode(bytes: &[u8]) -> Option<(usize, Vec<(&[u8], f64)>)> {
+    let (version, bytes) = bytes.split_first_chunk()?;
+    let (kept, mut rest) = bytes.split_first()?;
+    let mut means = Vec::new();
+    while let Some((n, bytes)) = rest.split_first() {
+        let (name, bytes) = bytes.split_at_checked((*n).into())?;
+        let (mean, bytes) = bytes.split_first_chunk()?;
+        let mean = f64::from_le_bytes(*mean);
+        if !mean.is_finite() || mean < 0.0 {
+            return None;
+        }
+        means.push((name, mean));
+        rest = bytes;
+    }
+    (u32::from_le_bytes(*version) == VERSION).then_some(((*kept).into(), means))
 }
 
 impl Predictor for Auto {
@@ -193,12 +225,10 @@ impl Predictor for Auto {
         }
     }
 
+    /// The active candidate's: a look-ahead is paid for only while it is used.
     fn wants(&self) -> Wants {
-        let active = self.candidates.iter().filter_map(|c| c.predictor.as_ref());
-        active.map(|p| p.wants()).fold(Wants::default(), |all, one| Wants {
-            ahead: all.ahead || one.ahead,
-            hidden: all.hidden || one.hidden,
-        })
+        let active = self.candidates[self.active].predictor.as_ref();
+        active.map_or(Wants::default(), |predictor| predictor.wants())
     }
 
     fn is_slow(&self) -> bool {
@@ -214,13 +244,10 @@ impl Predictor for Auto {
     fn save(&self, profile: &mut Profile) {
         self.candidates.iter().filter_map(|c| c.predictor.as_ref()).for_each(|p| p.save(profile));
         if self.tallies.iter().all(|tally| tally.windows > 0) {
-            let mut bytes = vec![self.kept as u8];
-            self.tallies.iter().for_each(|tally| bytes.extend(tally.mean.to_le_bytes()));
-            profile.set(SECTION, bytes);
+            profile.set(SECTION, self.encode());
         }
     }
 
-    /// What is kept and why.
     fn verdict(&self) -> Option<String> {
         let ms = |i: usize| format!("{:.3} ms/token", self.tallies[i].mean / 1e6);
         let others = (0..self.candidates.len()).filter(|i| *i != self.kept);
@@ -243,7 +270,9 @@ mod tests {
     use super::*;
     use crate::policy::{Expert, Timing};
 
-    /// Predicts its own number.
+    const NAMES: [&str; 4] = ["none", "one", "two", "three"];
+
+    /// Predicts its own number, and wants a look-ahead.
     struct Fake(u32);
 
     impl Predictor for Fake {
@@ -253,18 +282,27 @@ mod tests {
             let expert = Expert { layer: 0, expert: self.0 };
             *out = vec![Prediction { expert, priority: 1.0 }];
         }
+
+        fn wants(&self) -> Wants {
+            Wants { ahead: true, hidden: false }
+        }
+    }
+
+    /// Some of `NAMES`; the first predicts nothing.
+    fn auto_of(candidates: &[u32], profile: &Profile) -> Auto {
+        let predictor = |i: u32| (i > 0).then(|| Box::new(Fake(i)) as Box<dyn Predictor>);
+        let candidate = |i: &u32| Candidate { name: NAMES[*i as usize], predictor: predictor(*i) };
+        Auto::new(candidates.iter().map(candidate).collect(), profile)
     }
 
     fn auto(n: u32, profile: &Profile) -> Auto {
-        let predictor = |i: u32| (i > 0).then(|| Box::new(Fake(i)) as Box<dyn Predictor>);
-        let candidate = |i| Candidate { name: "some", predictor: predictor(i) };
-        Auto::new((0..n).map(candidate).collect(), profile)
+        auto_of(&(0..n).collect::<Vec<_>>(), profile)
     }
 
     /// Runs steps that cost what `cost` says of the active candidate; answers how many steps each
     /// candidate had.
     fn run(auto: &mut Auto, n_steps: u32, cost: impl Fn(usize, u32) -> u64) -> Vec<u32> {
-        let mut steps = vec![0; auto.candidates.len()];
+        let mut steps = vec![0; NAMES.len()];
         let mut out = Vec::new();
         for step in 0..n_steps {
             auto.predict(&mut out);
@@ -319,11 +357,48 @@ mod tests {
         before.save(&mut profile);
         let mut warm = auto(3, &profile);
         let steps = run(&mut warm, 40, |_, _| 100);
-        assert_eq!(steps, [0, 0, 40]);
+        assert_eq!(steps, [0, 0, 40, 0]);
         assert!(warm.verdict().unwrap().contains("keeps"));
-        // Of other candidates, or damaged: as if there were none.
-        assert_eq!(auto(2, &profile).trial_left, auto(2, &Profile::default()).trial_left);
-        profile.set(SECTION, vec![9; 25]);
-        assert_eq!(auto(3, &profile).kept, auto(3, &Profile::default()).kept);
+        // Damaged: as if there were none.
+        let whole = profile.get(SECTION).unwrap().to_vec();
+        for damaged in [&[9; 25][..], &whole[..whole.len() - 1], &whole[..3], &[]] {
+            profile.set(SECTION, damaged.to_vec());
+            let again = auto(3, &profile);
+            assert_eq!((again.kept, again.trial_left), (0, 3 * TRIAL_ROUNDS));
+        }
+    }
+
+    #[test]
+    fn a_choice_goes_by_name() {
+        let mut before = auto_of(&[0, 1, 3], &Profile::default());
+        run(&mut before, 3_000, |i, _| if i == 3 { 100 } else { 200 });
+        assert_eq!(before.candidates[before.kept].name, "three");
+        let mut profile = Profile::default();
+        before.save(&mut profile);
+        // Another candidate has come in between, and one has gone: the same one is kept.
+        for candidates in [&[0, 1, 2, 3][..], &[0, 3], &[3]] {
+            let again = auto_of(candidates, &profile);
+            assert_eq!((again.candidates[again.kept].name, again.trial_left), ("three", 0));
+        }
+        // The new one is tried in its turn, and kept if it is better.
+        let mut more = auto_of(&[0, 1, 2, 3], &profile);
+        run(&mut more, 3_000, |i, _| if i == 2 { 50 } else { 100 });
+        assert_eq!(more.candidates[more.kept].name, "two");
+        // The kept one has gone: a trial as if there were no choice.
+        let without = auto_of(&[0, 1], &profile);
+        assert_eq!((without.kept, without.trial_left), (0, 2 * TRIAL_ROUNDS));
+    }
+
+    #[test]
+    fn a_look_ahead_is_wanted_while_its_candidate_is_active() {
+        let mut auto = auto(2, &Profile::default());
+        let mut seen = [false; 2];
+        for _ in 0..200 {
+            let is_active = auto.active == 1;
+            assert_eq!(auto.wants(), Wants { ahead: is_active, hidden: false });
+            seen[usize::from(is_active)] = true;
+            run(&mut auto, 1, |i, _| if i == 1 { 200 } else { 100 });
+        }
+        assert_eq!(seen, [true, true]);
     }
 }

@@ -17,6 +17,7 @@ pub mod placement;
 mod profile;
 mod random;
 mod ranks;
+mod registry;
 mod scan_resistant;
 mod spec;
 
@@ -36,7 +37,7 @@ pub use placement::{Missing, Placement, Schedule, Timer, View};
 pub use profile::{ModelKey, Profile};
 pub use random::{Random, mix};
 pub use scan_resistant::ScanResistant;
-pub use spec::{EvictionKind, Policy, PolicySpec, PredictorKind, SplitKind};
+pub use spec::{Policy, PolicySpec, SplitKind};
 
 use std::ops::{Index, IndexMut};
 

@@ -1,43 +1,15 @@
-//! Policies by name: what `--policy` takes.
+//! `--policy`: a name, or parts by name.
 
 use std::fmt;
 use std::str::FromStr;
 
-use super::{
-    AllNext, Auto, Candidate, Counts, EamcPredictor, Eviction, FineMoe, FineMoeOptions, Hot,
-    HotTable, InfinityOptions, Lcp, Lfu, LlaPor, Lru, MapEviction, Moepic, MoepicOptions,
-    NextLayer, Predictor, Profile, Random, RequestEam, ScanResistant, Shape, Splitter,
-    papers::finemoe,
-};
+use super::registry::{self, Builder};
+use super::{Eviction, Predictor, Profile, Shape, Splitter, papers::moepic};
 use crate::{Error, Result};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PredictorKind {
-    None,
-    NextLayer,
-    AllNext,
-    Counts,
-    Eamc,
-    Map,
-    Llapor,
-    Auto,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EvictionKind {
-    Lru,
-    Lfu,
-    Lcp,
-    Random,
-    RequestEam,
-    Map,
-    Hot,
-    ScanResistant,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SplitKind {
-    /// Experts stay as they are, wherever there is room.
+    /// Whole experts, wherever there is room.
     Whole,
     /// Equal shares for all layers and one θ, in thousandths.
     Fixed(u16),
@@ -45,13 +17,14 @@ pub enum SplitKind {
     Auto,
 }
 
-/// A policy's parts. Written as a name of `NAMED`, or by hand as
-/// `predictor=NAME,eviction=NAME,split=NAME` in any order, where a missing part is the default
-/// policy's.
+/// The parts of a policy. Written as the name of a policy or as
+/// `predictor=NAME,eviction=NAME,split=NAME` in any order; a missing part is the default policy's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PolicySpec {
-    pub predictor: PredictorKind,
-    pub eviction: EvictionKind,
+    /// Name of a registered predictor.
+    pub predictor: &'static str,
+    /// Name of a registered eviction.
+    pub eviction: &'static str,
     pub split: SplitKind,
 }
 
@@ -60,171 +33,33 @@ pub struct Policy {
     pub eviction: Box<dyn Eviction>,
     pub predictor: Option<Box<dyn Predictor>>,
     pub splitter: Option<Box<dyn Splitter>>,
-    /// What the user should hear of: sections of the profile that were refused.
+    /// Messages for the user: sections of the profile that were refused.
     pub notes: Vec<String>,
 }
 
-const PREDICTORS: &[(&str, PredictorKind)] = &[
-    ("none", PredictorKind::None),
-    ("next-layer", PredictorKind::NextLayer),
-    ("all-next", PredictorKind::AllNext),
-    ("counts", PredictorKind::Counts),
-    ("eamc", PredictorKind::Eamc),
-    ("map", PredictorKind::Map),
-    ("llapor", PredictorKind::Llapor),
-    ("auto", PredictorKind::Auto),
-];
-
-const EVICTIONS: &[(&str, EvictionKind)] = &[
-    ("lru", EvictionKind::Lru),
-    ("lfu", EvictionKind::Lfu),
-    ("lcp", EvictionKind::Lcp),
-    ("random", EvictionKind::Random),
-    ("request-eam", EvictionKind::RequestEam),
-    ("map", EvictionKind::Map),
-    ("hot", EvictionKind::Hot),
-    ("scan-resistant", EvictionKind::ScanResistant),
-];
-
-const fn whole(predictor: PredictorKind, eviction: EvictionKind) -> PolicySpec {
-    PolicySpec { predictor, eviction, split: SplitKind::Whole }
-}
-
-/// Published compositions, and ours.
-const NAMED: &[(&str, PolicySpec)] = &[
-    ("on-demand", whole(PredictorKind::None, EvictionKind::Lru)),
-    ("deepspeed", whole(PredictorKind::AllNext, EvictionKind::Lru)),
-    ("brainstorm", whole(PredictorKind::Counts, EvictionKind::Lfu)),
-    ("mixtral-offloading", whole(PredictorKind::NextLayer, EvictionKind::Lru)),
-    ("moe-infinity", whole(PredictorKind::Eamc, EvictionKind::RequestEam)),
-    ("finemoe", whole(PredictorKind::Map, EvictionKind::Map)),
-    (
-        "moepic",
-        PolicySpec {
-            predictor: PredictorKind::NextLayer,
-            eviction: EvictionKind::Lcp,
-            split: SplitKind::Auto,
-        },
-    ),
-    ("prescope", whole(PredictorKind::Llapor, EvictionKind::Hot)),
-    ("auto", whole(PredictorKind::Auto, EvictionKind::ScanResistant)),
-];
-
 /// The fastest policy in `bench/README.md`.
-const DEFAULT: PolicySpec = whole(PredictorKind::NextLayer, EvictionKind::ScanResistant);
-
-/// Runs are to be repeatable, and a policy that draws is there to be compared with.
-const RANDOM_SEED: u64 = 0x6d6f_6562_6121;
-
-/// What a policy is made of: the tier's shape and what was learned before.
-struct Builder<'a> {
-    shape: &'a Shape,
-    profile: &'a Profile,
-    notes: Vec<String>,
-}
-
-impl Builder<'_> {
-    /// What the profile has of a section, restored; `None` where it has nothing or nothing good.
-    fn restore<T>(
-        &mut self,
-        section: &str,
-        restore: impl FnOnce(&Shape, &[u8]) -> std::result::Result<T, String>,
-    ) -> Option<T> {
-        let restored = restore(self.shape, self.profile.get(section)?);
-        let refuse =
-            |why| self.notes.push(format!("the profile's section {section} is not used: {why}"));
-        restored.map_err(refuse).ok()
-    }
-
-    fn eviction(&mut self, kind: EvictionKind) -> Box<dyn Eviction> {
-        let shape = self.shape;
-        match kind {
-            EvictionKind::Lru => Box::new(Lru::new(shape)),
-            EvictionKind::Lfu => Box::new(Lfu::new(shape)),
-            EvictionKind::Lcp => Box::new(Lcp::new(shape)),
-            EvictionKind::Random => Box::new(Random::new(RANDOM_SEED)),
-            EvictionKind::RequestEam => Box::new(RequestEam::new(shape)),
-            EvictionKind::Map => Box::new(MapEviction::new(shape)),
-            EvictionKind::Hot => {
-                let table = self.restore(HotTable::SECTION, HotTable::restore);
-                Box::new(table.map_or_else(|| Hot::new(shape), Hot::with))
-            }
-            EvictionKind::ScanResistant => Box::new(ScanResistant::new(shape)),
-        }
-    }
-
-    fn predictor(&mut self, kind: PredictorKind) -> Option<Box<dyn Predictor>> {
-        let shape = self.shape;
-        Some(match kind {
-            PredictorKind::None => return None,
-            PredictorKind::NextLayer => Box::new(NextLayer::new(shape)),
-            PredictorKind::AllNext => Box::new(AllNext::new(shape)),
-            PredictorKind::Counts => Box::new(Counts::new(shape)),
-            PredictorKind::Eamc => Box::new(self.eamc()),
-            PredictorKind::Map => Box::new(self.map()),
-            PredictorKind::Llapor => {
-                let llapor = LlaPor::from_profile(shape, self.profile, true);
-                Box::new(llapor.map_err(|why| self.notes.push(why)).ok()?)
-            }
-            PredictorKind::Auto => Box::new(self.auto()),
-        })
-    }
-
-    fn eamc(&mut self) -> EamcPredictor {
-        let options = InfinityOptions::default();
-        let restore = |shape: &Shape, bytes: &[u8]| EamcPredictor::restore(shape, options, bytes);
-        let eamc = self.restore(EamcPredictor::SECTION, restore);
-        eamc.unwrap_or_else(|| EamcPredictor::new(self.shape, options))
-    }
-
-    fn map(&mut self) -> FineMoe {
-        let n_layers = self.shape.moe_layers().count().max(1);
-        let profiled = self.restore(finemoe::DISTANCE_SECTION, finemoe::restore_distance);
-        let distance = profiled.unwrap_or(FineMoeOptions::default().distance.min(n_layers));
-        let options = FineMoeOptions { distance, ..FineMoeOptions::default() };
-        let restore = |shape: &Shape, bytes: &[u8]| FineMoe::restore(shape, options, bytes);
-        let map = self.restore(FineMoe::SECTION, restore);
-        map.unwrap_or_else(|| FineMoe::new(self.shape, options))
-    }
-
-    /// What must learn before it can predict is a candidate once it has, in an earlier run.
-    fn auto(&mut self) -> Auto {
-        let mut candidates = vec![Candidate { name: "no prefetch", predictor: None }];
-        let kinds = [
-            ("next-layer", PredictorKind::NextLayer, None),
-            ("eamc", PredictorKind::Eamc, Some(EamcPredictor::SECTION)),
-            ("map", PredictorKind::Map, Some(FineMoe::SECTION)),
-            ("llapor", PredictorKind::Llapor, Some(LlaPor::SECTION)),
-        ];
-        for (name, kind, section) in kinds {
-            let has_learned = section.is_none_or(|name| self.profile.get(name).is_some());
-            if let Some(predictor) = has_learned.then(|| self.predictor(kind)).flatten() {
-                candidates.push(Candidate { name, predictor: Some(predictor) });
-            }
-        }
-        Auto::new(candidates, self.profile)
-    }
-
-    fn splitter(&mut self, kind: SplitKind) -> Option<Box<dyn Splitter>> {
-        let fixed_theta = match kind {
-            SplitKind::Whole => return None,
-            SplitKind::Fixed(thousandths) => Some(f64::from(thousandths) / 1000.0),
-            SplitKind::Auto => None,
-        };
-        let options = MoepicOptions { fixed_theta, ..MoepicOptions::default() };
-        let restore = |shape: &Shape, bytes: &[u8]| Moepic::restore(shape, options.clone(), bytes);
-        let moepic = self.restore(Moepic::SECTION, restore);
-        Some(Box::new(moepic.unwrap_or_else(|| Moepic::new(self.shape, options))))
-    }
-}
+const DEFAULT: PolicySpec = PolicySpec::whole("next-layer", "scan-resistant");
 
 impl PolicySpec {
-    /// The policy for a model and tier of this shape, as warm as the profile makes it.
+    pub(super) const fn whole(predictor: &'static str, eviction: &'static str) -> PolicySpec {
+        PolicySpec { predictor, eviction, split: SplitKind::Whole }
+    }
+
+    /// The policy for a model and tier of this shape, as warm as the profile makes it. Panics if
+    /// a part has an unknown name; names that were parsed are known.
     pub fn build(&self, shape: &Shape, profile: &Profile) -> Policy {
         let mut builder = Builder { shape, profile, notes: Vec::new() };
-        let eviction = builder.eviction(self.eviction);
-        let predictor = builder.predictor(self.predictor);
-        let splitter = builder.splitter(self.split);
+        let eviction = registry::evictions().find(|entry| entry.name == self.eviction);
+        let predictor = registry::predictors().find(|entry| entry.name == self.predictor);
+        let eviction = (eviction.expect("a registered eviction").build)(&mut builder);
+        let predictor = (predictor.expect("a registered predictor").build)(&mut builder);
+        let splitter = match self.split {
+            SplitKind::Whole => None,
+            SplitKind::Fixed(thousandths) => {
+                Some(moepic::splitter(&mut builder, Some(f64::from(thousandths) / 1000.0)))
+            }
+            SplitKind::Auto => Some(moepic::splitter(&mut builder, None)),
+        };
         Policy { eviction, predictor, splitter, notes: builder.notes }
     }
 }
@@ -239,18 +74,18 @@ impl FromStr for PolicySpec {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        if let Some(spec) = by_name(NAMED, text) {
-            return Ok(spec);
+        if let Some((_, spec)) = registry::policies().find(|(name, _)| *name == text) {
+            return Ok(*spec);
         }
         let (mut predictor, mut eviction, mut split) = (None, None, None);
         for part in text.split(',') {
-            let fresh = match part.split_once('=') {
-                Some(("predictor", name)) => set(&mut predictor, by_name(PREDICTORS, name)),
-                Some(("eviction", name)) => set(&mut eviction, by_name(EVICTIONS, name)),
+            let is_new = match part.split_once('=') {
+                Some(("predictor", name)) => set(&mut predictor, known(predictors(), name)),
+                Some(("eviction", name)) => set(&mut eviction, known(evictions(), name)),
                 Some(("split", name)) => set(&mut split, name.parse().ok()),
                 _ => false,
             };
-            if !fresh {
+            if !is_new {
                 return Err(unknown(text));
             }
         }
@@ -288,43 +123,45 @@ impl fmt::Display for SplitKind {
     }
 }
 
-/// Whether there was a value and none before it.
+/// Sets a part; false if there is no value, or was one before.
 fn set<T>(part: &mut Option<T>, value: Option<T>) -> bool {
-    let fresh = part.is_none() && value.is_some();
+    let is_new = part.is_none() && value.is_some();
     *part = value;
-    fresh
+    is_new
 }
 
-fn by_name<T: Copy>(list: &[(&str, T)], name: &str) -> Option<T> {
-    list.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
+fn predictors() -> impl Iterator<Item = &'static str> {
+    registry::predictors().map(|entry| entry.name)
 }
 
-fn name_of<T: PartialEq>(list: &[(&'static str, T)], value: &T) -> Option<&'static str> {
-    list.iter().find(|(_, known)| known == value).map(|(name, _)| *name)
+fn evictions() -> impl Iterator<Item = &'static str> {
+    registry::evictions().map(|entry| entry.name)
+}
+
+fn known(mut names: impl Iterator<Item = &'static str>, name: &str) -> Option<&'static str> {
+    names.find(|known| *known == name)
 }
 
 fn unknown(text: &str) -> Error {
-    fn names<T>(list: &[(&str, T)], between: &str) -> String {
-        list.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(between)
-    }
+    let list = |names: &mut dyn Iterator<Item = &'static str>, between: &str| {
+        names.collect::<Vec<_>>().join(between)
+    };
     Error::Usage(format!(
         "there is no policy {text:?}: give {}, or parts with a comma between them, \
          predictor={}, eviction={} and split=whole|auto|0.5 (or another θ from 0.001 to 1)",
-        names(NAMED, ", "),
-        names(PREDICTORS, "|"),
-        names(EVICTIONS, "|"),
+        list(&mut registry::policies().map(|(name, _)| *name), ", "),
+        list(&mut predictors(), "|"),
+        list(&mut evictions(), "|"),
     ))
 }
 
 impl fmt::Display for PolicySpec {
-    /// The name, if it has one, or the parts.
+    /// The policy's name, if it has one, or its parts.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(name) = name_of(NAMED, self) {
+        if let Some((name, _)) = registry::policies().find(|(_, spec)| spec == self) {
             return f.write_str(name);
         }
-        let predictor = name_of(PREDICTORS, &self.predictor).unwrap_or("?");
-        let eviction = name_of(EVICTIONS, &self.eviction).unwrap_or("?");
-        write!(f, "predictor={predictor},eviction={eviction}")?;
+        write!(f, "predictor={},eviction={}", self.predictor, self.eviction)?;
         match self.split {
             SplitKind::Whole => Ok(()),
             split => write!(f, ",split={split}"),
@@ -335,6 +172,8 @@ impl fmt::Display for PolicySpec {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::papers::finemoe;
+    use crate::policy::{EamcPredictor, FineMoe, HotTable, LlaPor, Moepic};
 
     fn parse(text: &str) -> PolicySpec {
         text.parse().unwrap()
@@ -342,8 +181,8 @@ mod tests {
 
     #[test]
     fn names_and_parts_come_back_as_they_were() {
-        for (predictor, _) in PREDICTORS {
-            for (eviction, _) in EVICTIONS {
+        for predictor in predictors() {
+            for eviction in evictions() {
                 for split in ["whole", "auto", "0.5", "0.125"] {
                     let text = format!("predictor={predictor},eviction={eviction},split={split}");
                     let there = parse(&text);
@@ -353,7 +192,7 @@ mod tests {
                 }
             }
         }
-        for (name, spec) in NAMED {
+        for (name, spec) in registry::policies() {
             assert_eq!((parse(name), spec.to_string().as_str()), (*spec, *name));
         }
     }
@@ -414,7 +253,7 @@ mod tests {
             LlaPor::SECTION,
         ];
         sections.iter().for_each(|section| damaged.set(section, vec![1; 7]));
-        for (name, spec) in NAMED {
+        for (name, spec) in registry::policies() {
             let cold = spec.build(&shape(), &Profile::default());
             // What was never trained cannot predict.
             assert_eq!(cold.notes.is_empty(), *name != "prescope", "{name}: {:?}", cold.notes);

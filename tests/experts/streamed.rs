@@ -9,7 +9,7 @@ use common::stream::*;
 use moeba::engine::{Engine, EngineOptions, Session, TestHooks, Want};
 use moeba::experts::Counters;
 use moeba::experts::disk::{Faults, IoKind};
-use moeba::policy::{EvictionKind, PolicySpec, PredictorKind, SplitKind};
+use moeba::policy::{PolicySpec, SplitKind};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
@@ -26,30 +26,14 @@ const GOLDEN: [&str; 11] = [
     "qwen3moe_mixed",
     "qwen3next",
 ];
-const EVICTIONS: [EvictionKind; 4] =
-    [EvictionKind::Lru, EvictionKind::Lfu, EvictionKind::Lcp, EvictionKind::Random];
-const PREDICTORS: [PredictorKind; 2] = [PredictorKind::None, PredictorKind::NextLayer];
+const EVICTIONS: [&str; 4] = ["lru", "lfu", "lcp", "random"];
+const PREDICTORS: [&str; 2] = ["none", "next-layer"];
 
 /// Everything that can be had without training, and auto's choosing between them.
-const ALL_EVICTIONS: &[EvictionKind] = &[
-    EvictionKind::Lru,
-    EvictionKind::Lfu,
-    EvictionKind::Lcp,
-    EvictionKind::Random,
-    EvictionKind::RequestEam,
-    EvictionKind::Map,
-    EvictionKind::Hot,
-    EvictionKind::ScanResistant,
-];
-const ALL_PREDICTORS: &[PredictorKind] = &[
-    PredictorKind::None,
-    PredictorKind::NextLayer,
-    PredictorKind::AllNext,
-    PredictorKind::Counts,
-    PredictorKind::Eamc,
-    PredictorKind::Map,
-    PredictorKind::Auto,
-];
+const ALL_EVICTIONS: &[&str] =
+    &["lru", "lfu", "lcp", "random", "request-eam", "map", "hot", "scan-resistant"];
+const ALL_PREDICTORS: &[&str] =
+    &["none", "next-layer", "all-next", "counts", "eamc", "map", "auto"];
 const ALL_SPLITS: &[SplitKind] =
     &[SplitKind::Whole, SplitKind::Fixed(300), SplitKind::Fixed(700), SplitKind::Auto];
 
@@ -81,8 +65,8 @@ struct Way {
     /// Between the least budget and everything.
     share: f64,
     uring: bool,
-    eviction: EvictionKind,
-    predictor: PredictorKind,
+    eviction: &'static str,
+    predictor: &'static str,
     split: SplitKind,
     n_threads: usize,
     /// Tokens a call and tokens computed at once: 1 is decode.
@@ -95,8 +79,8 @@ struct Way {
 const PLAIN: Way = Way {
     share: 0.0,
     uring: true,
-    eviction: EvictionKind::Lru,
-    predictor: PredictorKind::None,
+    eviction: "lru",
+    predictor: "none",
     split: SplitKind::Whole,
     n_threads: 2,
     part: usize::MAX,

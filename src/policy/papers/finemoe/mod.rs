@@ -37,5 +37,29 @@ pub use similarity::{
 };
 pub use store::MapStore;
 
+use crate::policy::PolicySpec;
+use crate::policy::registry::{Builder, EvictionEntry, Names, PredictorEntry, Trial};
+
+pub(in crate::policy) const NAMES: Names = Names {
+    predictors: &[PredictorEntry {
+        name: "map",
+        trial: Trial::WithSection(FineMoe::SECTION),
+        build: |b| Some(Box::new(predictor(b))),
+    }],
+    evictions: &[EvictionEntry { name: "map", build: |b| Box::new(MapEviction::new(b.shape)) }],
+    policies: &[("finemoe", PolicySpec::whole("map", "map"))],
+};
+
+/// Searches as far ahead as was profiled; otherwise the paper's distance, within the model.
+fn predictor(builder: &mut Builder<'_>) -> FineMoe {
+    let n_layers = builder.shape.moe_layers().count().max(1);
+    let profiled = builder.restore(DISTANCE_SECTION, restore_distance);
+    let distance = profiled.unwrap_or(FineMoeOptions::default().distance.min(n_layers));
+    let options = FineMoeOptions { distance, ..FineMoeOptions::default() };
+    let restored =
+        builder.restore(FineMoe::SECTION, |shape, bytes| FineMoe::restore(shape, options, bytes));
+    restored.unwrap_or_else(|| FineMoe::new(builder.shape, options))
+}
+
 #[cfg(test)]
 mod tests;

@@ -23,6 +23,30 @@ mod trace;
 pub use eviction::RequestEam;
 pub use predictor::EamcPredictor;
 
+use crate::policy::PolicySpec;
+use crate::policy::registry::{Builder, EvictionEntry, Names, PredictorEntry, Trial};
+
+pub(in crate::policy) const NAMES: Names = Names {
+    predictors: &[PredictorEntry {
+        name: "eamc",
+        trial: Trial::WithSection(EamcPredictor::SECTION),
+        build: |b| Some(Box::new(predictor(b))),
+    }],
+    evictions: &[EvictionEntry {
+        name: "request-eam",
+        build: |b| Box::new(RequestEam::new(b.shape)),
+    }],
+    policies: &[("moe-infinity", PolicySpec::whole("eamc", "request-eam"))],
+};
+
+fn predictor(builder: &mut Builder<'_>) -> EamcPredictor {
+    let options = InfinityOptions::default();
+    let restored = builder.restore(EamcPredictor::SECTION, |shape, bytes| {
+        EamcPredictor::restore(shape, options, bytes)
+    });
+    restored.unwrap_or_else(|| EamcPredictor::new(builder.shape, options))
+}
+
 /// The switches turn the steps of Table 4 off one by one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InfinityOptions {

@@ -13,9 +13,32 @@ mod persist;
 mod split;
 mod stats;
 
-use crate::policy::{Costs, Event, LayerShare, Phase, Profile, Shape, Splitter};
+use crate::policy::registry::{Builder, Names};
+use crate::policy::{
+    Costs, Event, LayerShare, Phase, PolicySpec, Profile, Shape, SplitKind, Splitter,
+};
 use exposure::Exposure;
 use stats::Stats;
+
+pub(in crate::policy) const NAMES: Names = Names {
+    predictors: &[],
+    evictions: &[],
+    policies: &[(
+        "moepic",
+        PolicySpec { predictor: "next-layer", eviction: "lcp", split: SplitKind::Auto },
+    )],
+};
+
+/// Algorithm 1, or one θ for all layers.
+pub(in crate::policy) fn splitter(
+    builder: &mut Builder<'_>,
+    fixed_theta: Option<f64>,
+) -> Box<dyn Splitter> {
+    let options = MoepicOptions { fixed_theta, ..MoepicOptions::default() };
+    let restored = builder
+        .restore(Moepic::SECTION, |shape, bytes| Moepic::restore(shape, options.clone(), bytes));
+    Box::new(restored.unwrap_or_else(|| Moepic::new(builder.shape, options)))
+}
 
 /// θ before anything is known (Algorithm 1, line 4).
 const FIRST_THETA: f64 = 0.5;

@@ -8,3 +8,25 @@ mod presched;
 pub use hot::{Hot, HotTable};
 pub use llapor::{LlaPor, LlaporModel};
 pub use presched::PreSched;
+
+use crate::policy::PolicySpec;
+use crate::policy::registry::{EvictionEntry, Names, PredictorEntry, Trial};
+
+pub(in crate::policy) const NAMES: Names = Names {
+    predictors: &[PredictorEntry {
+        name: "llapor",
+        trial: Trial::WithSection(LlaPor::SECTION),
+        build: |b| {
+            let llapor = LlaPor::from_profile(b.shape, b.profile, true);
+            Some(Box::new(llapor.map_err(|why| b.notes.push(why)).ok()?))
+        },
+    }],
+    evictions: &[EvictionEntry {
+        name: "hot",
+        build: |b| {
+            let table = b.restore(HotTable::SECTION, HotTable::restore);
+            Box::new(table.map_or_else(|| Hot::new(b.shape), Hot::with))
+        },
+    }],
+    policies: &[("prescope", PolicySpec::whole("llapor", "hot"))],
+};

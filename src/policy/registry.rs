@@ -1,0 +1,156 @@
+//! Names of predictors, evictions and policies, and how each is built. Baselines are listed here;
+//! each paper lists its own.
+
+use super::papers::{finemoe, moe_infinity, moepic, prescope};
+use super::{
+    AllNext, Auto, Candidate, Counts, Eviction, Lcp, Lfu, Lru, NextLayer, PolicySpec, Predictor,
+    Profile, Random, ScanResistant, Shape,
+};
+
+/// The seed of random eviction: runs are repeatable.
+const RANDOM_SEED: u64 = 0x6d6f_6562_6121;
+
+/// The names that a paper, or the set of baselines, adds to `--policy`.
+pub struct Names {
+    pub predictors: &'static [PredictorEntry],
+    pub evictions: &'static [EvictionEntry],
+    pub policies: &'static [(&'static str, PolicySpec)],
+}
+
+pub struct PredictorEntry {
+    pub name: &'static str,
+    pub trial: Trial,
+    /// Returns `None` if there is nothing to predict with, and says why in the builder's notes.
+    pub build: fn(&mut Builder<'_>) -> Option<Box<dyn Predictor>>,
+}
+
+pub struct EvictionEntry {
+    pub name: &'static str,
+    pub build: fn(&mut Builder<'_>) -> Box<dyn Eviction>,
+}
+
+/// Whether `auto` tries a predictor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trial {
+    Never,
+    Always,
+    /// Once the profile has this section: the predictor must learn before it can predict.
+    WithSection(&'static str),
+}
+
+/// The inputs of a policy: the tier's shape and what earlier runs learned.
+pub struct Builder<'a> {
+    pub shape: &'a Shape,
+    pub profile: &'a Profile,
+    /// Messages for the user: sections of the profile that were refused.
+    pub notes: Vec<String>,
+}
+
+impl Builder<'_> {
+    /// Restores a section of the profile; `None` if it is missing or refused.
+    pub fn restore<T>(
+        &mut self,
+        section: &str,
+        restore: impl FnOnce(&Shape, &[u8]) -> Result<T, String>,
+    ) -> Option<T> {
+        let restored = restore(self.shape, self.profile.get(section)?);
+        let refuse =
+            |why| self.notes.push(format!("the profile's section {section} is not used: {why}"));
+        restored.map_err(refuse).ok()
+    }
+
+    /// The candidates of `auto`: no prefetch, and every predictor that is ready.
+    fn auto(&mut self) -> Auto {
+        let mut candidates = vec![Candidate { name: "no prefetch", predictor: None }];
+        for entry in predictors() {
+            let is_ready = match entry.trial {
+                Trial::Never => false,
+                Trial::Always => true,
+                Trial::WithSection(section) => self.profile.get(section).is_some(),
+            };
+            if let Some(predictor) = is_ready.then(|| (entry.build)(self)).flatten() {
+                candidates.push(Candidate { name: entry.name, predictor: Some(predictor) });
+            }
+        }
+        Auto::new(candidates, self.profile)
+    }
+}
+
+const fn predictor(
+    name: &'static str,
+    trial: Trial,
+    build: fn(&mut Builder<'_>) -> Option<Box<dyn Predictor>>,
+) -> PredictorEntry {
+    PredictorEntry { name, trial, build }
+}
+
+const fn eviction(
+    name: &'static str,
+    build: fn(&mut Builder<'_>) -> Box<dyn Eviction>,
+) -> EvictionEntry {
+    EvictionEntry { name, build }
+}
+
+const BASELINES: Names = Names {
+    predictors: &[
+        predictor("none", Trial::Never, |_| None),
+        predictor("next-layer", Trial::Always, |b| Some(Box::new(NextLayer::new(b.shape)))),
+        predictor("all-next", Trial::Never, |b| Some(Box::new(AllNext::new(b.shape)))),
+        predictor("counts", Trial::Never, |b| Some(Box::new(Counts::new(b.shape)))),
+        predictor("auto", Trial::Never, |b| Some(Box::new(b.auto()))),
+    ],
+    evictions: &[
+        eviction("lru", |b| Box::new(Lru::new(b.shape))),
+        eviction("lfu", |b| Box::new(Lfu::new(b.shape))),
+        eviction("lcp", |b| Box::new(Lcp::new(b.shape))),
+        eviction("random", |_| Box::new(Random::new(RANDOM_SEED))),
+        eviction("scan-resistant", |b| Box::new(ScanResistant::new(b.shape))),
+    ],
+    policies: &[
+        ("on-demand", PolicySpec::whole("none", "lru")),
+        ("deepspeed", PolicySpec::whole("all-next", "lru")),
+        ("brainstorm", PolicySpec::whole("counts", "lfu")),
+        ("mixtral-offloading", PolicySpec::whole("next-layer", "lru")),
+        ("auto", PolicySpec::whole("auto", "scan-resistant")),
+    ],
+};
+
+const ALL: [&Names; 5] =
+    [&BASELINES, &moe_infinity::NAMES, &finemoe::NAMES, &moepic::NAMES, &prescope::NAMES];
+
+pub fn predictors() -> impl Iterator<Item = &'static PredictorEntry> {
+    ALL.into_iter().flat_map(|names| names.predictors)
+}
+
+pub fn evictions() -> impl Iterator<Item = &'static EvictionEntry> {
+    ALL.into_iter().flat_map(|names| names.evictions)
+}
+
+pub fn policies() -> impl Iterator<Item = &'static (&'static str, PolicySpec)> {
+    ALL.into_iter().flat_map(|names| names.policies)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn names_are_unique() {
+        let distinct = |names: Vec<&str>| {
+            let n = names.len();
+            assert_eq!(names.into_iter().collect::<BTreeSet<_>>().len(), n);
+        };
+        distinct(predictors().map(|entry| entry.name).collect());
+        distinct(evictions().map(|entry| entry.name).collect());
+        distinct(policies().map(|(name, _)| *name).collect());
+    }
+
+    #[test]
+    fn policies_are_made_of_parts_that_exist() {
+        for (name, spec) in policies() {
+            assert!(predictors().any(|entry| entry.name == spec.predictor), "{name}");
+            assert!(evictions().any(|entry| entry.name == spec.eviction), "{name}");
+        }
+    }
+}
