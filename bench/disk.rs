@@ -1,4 +1,4 @@
-//! What the disk gives to random aligned reads of a file, through the links that stream experts.
+//! Rates of random aligned reads of a file, through the links that stream experts.
 //!
 //!     cargo bench --bench disk -- MODEL.gguf                          # a table in Markdown
 //!     cargo bench --bench disk -- MODEL.gguf --size 512K --depth 32   # one case
@@ -61,10 +61,17 @@ fn options() -> Options {
     options
 }
 
+#[derive(Clone, Copy)]
+struct Case {
+    kind: IoKind,
+    read_bytes: usize,
+    depth: usize,
+}
+
 /// GB/s of one case once.
-fn measure(file: &File, options: &Options, case: (IoKind, usize, usize), seed: u64) -> f64 {
+fn measure(file: &File, options: &Options, case: Case, seed: u64) -> f64 {
     let files = Files::of([(options.path.as_path(), file)]).unwrap_or_else(|e| panic!("{e}"));
-    let (kind, read_bytes, depth) = case;
+    let Case { kind, read_bytes, depth } = case;
     let time = Duration::from_secs_f64(options.seconds / ROUNDS as f64);
     let rate = probe(files, &Probe { kind, read_bytes, depth, time, seed });
     rate.unwrap_or_else(|e| panic!("{e}")).gb_per_second()
@@ -83,7 +90,7 @@ fn main() {
     let mut cases = Vec::new();
     for &size in &options.sizes {
         for &depth in &options.depths {
-            cases.extend(options.kinds.iter().map(|&kind| (kind, size, depth)));
+            cases.extend(options.kinds.iter().map(|&kind| Case { kind, read_bytes: size, depth }));
         }
     }
     let mut rates = vec![Vec::new(); cases.len()];
@@ -93,8 +100,8 @@ fn main() {
         }
     }
     println!("| io | read, KiB | depth | GB/s |\n|---|---|---|---|");
-    for (&(kind, size, depth), rates) in cases.iter().zip(&mut rates) {
+    for (&Case { kind, read_bytes, depth }, rates) in cases.iter().zip(&mut rates) {
         rates.sort_by(f64::total_cmp);
-        println!("| {kind} | {} | {depth} | {:.3} |", size >> 10, rates[ROUNDS / 2]);
+        println!("| {kind} | {} | {depth} | {:.3} |", read_bytes >> 10, rates[ROUNDS / 2]);
     }
 }

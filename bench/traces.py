@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 KINDS = ["prose", "reference", "code"]
-# What separates documents in the held-out texts: a token of its own, not text.
+# The separator of documents in the held-out texts: a token of its own, not text.
 SEPARATOR = "<|endoftext|>"
 SMALL = ["--n-prompt", "8-24", "--n-gen", "30", "--ahead", "1"]
 FULL = ["--n-prompt", "32-96", "--n-gen", "64", "--ahead", "6", "--hidden"]

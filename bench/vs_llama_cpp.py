@@ -110,7 +110,7 @@ def run(args, engine, file, threads, test, extra=()):
 
 
 def machine(args, file, threads):
-    """What memory gives to so many threads, and the unit that moeba's kernels use."""
+    """The memory read rate of so many threads, and the unit that moeba's kernels use."""
     command = [args.moeba, "bench", "-m", file, "-t", threads, "-p", 0, "-n", 1, "-r", 1,
                "--no-warmup", "-o", "json"]
     found = json.loads(timed(command)[0])[0]

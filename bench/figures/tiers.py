@@ -67,7 +67,7 @@ slots(695, 150, 7, 6, "#57ae5b")
 text(755, 224, "GPU computes", 13, weight="bold")
 text(755, 241, "dense layers, experts in VRAM", 12, fill=SOFT)
 
-# What moves.
+# Moving granules.
 arrow(230, 120, 328, 120)
 text(279, 112, "granules", 12.5)
 text(279, 137, "io_uring", 12, fill=SOFT)
@@ -79,7 +79,7 @@ arrow(648, 196, 550, 196)
 text(599, 182, "activations", 12.5)
 text(599, 213, "sums", 12.5)
 
-# Who decides.
+# Policies.
 box(210, 318, 460, 88, COLOURS["policy"], "Layer loop and policy",
     ["the router's choice: demand, served first",
      "the predictor's guess: prefetch, at most one granule ahead of demand"])

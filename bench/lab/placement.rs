@@ -16,7 +16,7 @@ impl Placement for AllOnCpu {
     }
 }
 
-/// What a greedy placement brings ahead, the most tokens first.
+/// Prefetches of a greedy placement, the experts with most tokens first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Prefetching {
     Nothing,
@@ -26,9 +26,9 @@ pub enum Prefetching {
     Fixed(usize),
 }
 
-/// Each layer for itself: as many uploads as make the longer of the link's and the CPU's time
-/// shortest, and then prefetch that asks neither whether it pays nor whom it delays. HybriMoE's
-/// strategy as PreScope describes it (2.2, 6.2.2).
+/// HybriMoE's strategy as PreScope describes it (2.2, 6.2.2). Each layer by itself: the number of
+/// uploads that minimises the longer of the link's and the CPU's time, and then prefetch without
+/// regard to its gain or delays.
 #[derive(Clone, Debug)]
 pub struct Greedy {
     pub prefetching: Prefetching,

@@ -18,7 +18,7 @@ pub struct Counts {
     k: usize,
     /// [experts of the model]
     uses: Vec<u64>,
-    /// Of each layer.
+    /// Tokens of each layer.
     tokens: Vec<u64>,
     layer: Option<u32>,
     ranks: Ranks,

@@ -1,11 +1,11 @@
-//! Where each expert's value is in a flat list: layer after layer, an expert a cell.
+//! Indices of experts in a flat list: layer after layer, one cell for each expert.
 
 use super::{Event, Expert, Phase, Shape};
 use std::ops::Range;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Grid {
-    /// Where each layer's cells begin, and last where they all end: [layers + 1].
+    /// The first cell of each layer, and the number of all cells: [layers + 1].
     starts: Vec<usize>,
     /// Layers that have cells, in order.
     moe: Vec<u32>,
@@ -80,7 +80,7 @@ impl Grid {
         fields.flat_map(|field| (field as u32).to_le_bytes()).collect()
     }
 
-    /// What comes after the header, if it is this model's.
+    /// Checks that the header is this model's and returns the bytes after it.
     pub fn strip_header<'a>(&self, bytes: &'a [u8]) -> Result<&'a [u8], String> {
         let rest = bytes.strip_prefix(&self.header()[..]);
         rest.ok_or_else(|| "it was learned from a model of another shape".into())

@@ -1,5 +1,5 @@
-//! What runs have measured of the machine, in a profile: how far ahead to prefetch is found out
-//! from it between runs.
+//! Costs that runs have measured on this machine, in a profile. `moeba trace train` finds FineMoE's
+//! prefetch distance from them.
 //!
 //! Layout, little-endian: version (u32); then as f64 the four of `Costs` in their order and
 //! `absent`.
@@ -16,7 +16,7 @@ const BYTES: usize = size_of::<u32>() + NAMES.len() * size_of::<f64>();
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Measured {
     pub costs: Costs,
-    /// Of the experts that were needed, the part that had to be brought, whether in time or not.
+    /// The share of needed experts that had to be loaded, in time or not.
     pub absent: f64,
 }
 
@@ -29,7 +29,7 @@ impl Measured {
         profile.set(Self::SECTION, bytes);
     }
 
-    /// The error is half a sentence: what is wrong with these bytes.
+    /// Returns the reason as a clause, for use after a colon.
     pub fn restore(bytes: &[u8]) -> Result<Measured, String> {
         if bytes.len() != BYTES {
             return Err(format!("it has {} bytes, expected {BYTES}", bytes.len()));

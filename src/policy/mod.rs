@@ -1,7 +1,7 @@
-//! Policies: which experts to bring before they are asked for, and which to drop. Pure state
-//! machines: told what happened, they answer what they want. They do no I/O and read no clock, so
-//! that the engine and the replay simulator drive the very same code and equal events give equal
-//! answers.
+//! Policies: which experts to prefetch, and which to evict. They are pure state machines: they take
+//! events and answer requests for predictions and priorities. They do no I/O and read no clock, so
+//! that the engine and the simulator (`crate::trace`) drive the same code and equal events give
+//! equal answers.
 
 mod all_next;
 mod auto;
@@ -48,7 +48,7 @@ pub struct Expert {
     pub expert: u32,
 }
 
-/// What a forward pass is for.
+/// The kind of a forward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// Some tokens of a prompt at once.
@@ -57,27 +57,28 @@ pub enum Phase {
     Decode,
 }
 
-/// What happened. `request` says in whose timeline; numbers are used again when a timeline ends.
+/// An event of the engine. `request` numbers the request; a number is reused after its request has
+/// ended.
 #[derive(Clone, Copy, Debug)]
 pub enum Event<'a> {
-    /// A new text begins. What an earlier one of this number left unended is over.
+    /// A new text begins. It ends an earlier request of the same number.
     RequestStart {
         request: u32,
     },
-    /// A forward pass begins. `embedding` is the token's row of the embedding table, of a prompt
+    /// A forward pass begins. `embedding` is the token's row of the embedding table; for a prompt,
     /// the mean over its tokens.
     IterationStart {
         request: u32,
         phase: Phase,
         embedding: &'a [f32],
     },
-    /// The router of a layer has chosen for a decode step's token.
+    /// The router of a layer has chosen experts for a decode step's token.
     Routed(Routed<'a>),
-    /// The router of a layer has chosen for tokens of a prompt.
+    /// The router of a layer has chosen experts for tokens of a prompt.
     PromptRouted(PromptRouted<'a>),
-    /// A predictor's estimate of a layer's router, for whom it may concern: probabilities of all
-    /// the layer's experts.
-    Foreseen {
+    /// A predictor's estimate of a layer's router, for the eviction: probabilities of all the
+    /// layer's experts.
+    Predicted {
         layer: u32,
         probs: &'a [f32],
     },
@@ -93,21 +94,22 @@ pub enum Event<'a> {
 }
 
 impl Event<'_> {
-    /// Whether a decode step has gone on, so that predictors have something new to say.
+    /// Whether a decode step has advanced, so that predictors may predict something new.
     pub fn is_step(&self) -> bool {
         matches!(self, Event::Routed(_) | Event::IterationStart { phase: Phase::Decode, .. })
     }
 }
 
 impl<'a> Event<'a> {
-    /// What of it somebody hears who has experts of some layers only.
+    /// The event as a tier sees that holds experts of some layers only; `None` if it concerns none
+    /// of them.
     pub fn of_layers(&self, has: &dyn Fn(u32) -> bool) -> Option<Event<'a>> {
         match *self {
             Event::Routed(routed) => has(routed.layer).then(|| {
                 let ahead = routed.ahead.filter(|ahead| has(ahead.layer));
                 Event::Routed(Routed { ahead, ..routed })
             }),
-            Event::PromptRouted(PromptRouted { layer, .. }) | Event::Foreseen { layer, .. } => {
+            Event::PromptRouted(PromptRouted { layer, .. }) | Event::Predicted { layer, .. } => {
                 has(layer).then_some(*self)
             }
             other => Some(other),
@@ -121,11 +123,11 @@ pub struct Routed<'a> {
     pub layer: u32,
     /// Best first.
     pub chosen: &'a [u32],
-    /// Of all the layer's experts.
+    /// Probabilities of all the layer's experts.
     pub probs: &'a [f32],
-    /// What the router saw: the normalised input of the experts. Empty unless wanted.
+    /// The router's input, which is the normalised input of the experts. Empty unless wanted.
     pub hidden: &'a [f32],
-    /// There if a predictor wants it.
+    /// Present if a predictor wants it.
     pub ahead: Option<Ahead<'a>>,
 }
 
@@ -136,22 +138,22 @@ pub struct PromptRouted<'a> {
     pub n_tokens: u32,
     /// Tokens that chose each of the layer's experts.
     pub counts: &'a [u32],
-    /// Of all the layer's experts, the mean over the tokens.
+    /// Probabilities of all the layer's experts, the mean over the tokens.
     pub probs: &'a [f32],
 }
 
-/// A guess at a layer that comes later: its router, applied to the present layer's activation.
+/// A look-ahead: a later layer's router, applied to the present layer's activation.
 #[derive(Clone, Copy, Debug)]
 pub struct Ahead<'a> {
     pub layer: u32,
-    /// Of all experts of that layer.
+    /// Probabilities of all experts of that layer.
     pub probs: &'a [f32],
 }
 
-/// How long a forward pass took, ns. Policies read no clock; they are told.
+/// Times of a forward pass, ns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timing {
-    /// All of it, waits included.
+    /// The whole pass, waits included.
     pub wall_ns: u64,
     /// Waiting for experts.
     pub stall_ns: u64,
@@ -162,7 +164,7 @@ pub struct Timing {
 }
 
 impl Timing {
-    /// A layer's routed experts have taken `wall_ns`, of which `stall_ns` were waiting.
+    /// Adds a layer's routed experts: `wall_ns` in all, of which `stall_ns` were waiting.
     pub fn add_experts(&mut self, wall_ns: u64, stall_ns: u64) {
         self.stall_ns += stall_ns;
         self.experts_ns += wall_ns.saturating_sub(stall_ns);
@@ -180,50 +182,51 @@ impl Timing {
     }
 }
 
-/// What to drop.
+/// Decides which experts to evict.
 pub trait Eviction: Send {
     fn observe(&mut self, event: &Event<'_>);
 
-    /// Who has the lowest goes first. Holds until the next event; of equals any may go. Never NaN.
+    /// The expert with the lowest priority is evicted first; any among equals. Valid until the next
+    /// event. Never NaN.
     fn priority(&self, expert: Expert) -> f64;
 
-    /// Puts what is worth keeping beyond the run into the profile.
+    /// Stores what later runs can use in the profile.
     fn save(&self, _profile: &mut Profile) {}
 }
 
-/// What to bring.
+/// Decides which experts to prefetch.
 pub trait Predictor: Send {
     fn observe(&mut self, event: &Event<'_>);
 
     /// Replaces the contents of `out` by everything that should be prefetched now, most urgent
-    /// first: what was predicted before and is not among it is not wanted any more. Asked after
+    /// first. An earlier prediction that is not in `out` is withdrawn. Called after
     /// `IterationStart` and `Routed` of a decode step.
     fn predict(&mut self, out: &mut Vec<Prediction>);
 
-    /// What `Routed` should carry.
+    /// The optional parts of `Routed` that it needs now; may change with events.
     fn wants(&self) -> Wants {
         Wants::default()
     }
 
-    /// Whether an event may take it longer than some microseconds: then it runs beside the layer
-    /// loop, on a thread of its own, and is told of events a little late.
+    /// Whether an event may take it longer than some microseconds. It then runs on its own thread
+    /// beside the layer loop and receives events a little late.
     fn is_slow(&self) -> bool {
         false
     }
 
-    /// What it has decided and why, for the user.
+    /// Its decision and the reason, for the user.
     fn verdict(&self) -> Option<String> {
         None
     }
 
-    /// Hands on what it found out by the last event and others may use: `Event::Foreseen`.
+    /// Passes on what the last event let it predict and evictions can use: `Event::Predicted`.
     fn tell(&self, _listener: &mut dyn FnMut(&Event<'_>)) {}
 
     /// Puts what is worth keeping beyond the run into the profile.
     fn save(&self, _profile: &mut Profile) {}
 }
 
-/// What a predictor wants to see, as it costs something.
+/// Optional parts of `Routed`, which cost time to compute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wants {
     /// `Routed::ahead`: the product with a router.
@@ -232,21 +235,21 @@ pub struct Wants {
     pub hidden: bool,
 }
 
-/// An expert that will be asked for, probably.
+/// An expert that a layer will probably use.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prediction {
     pub expert: Expert,
-    /// How much it is worth to have it: a probability, weighed by nearness where several layers
-    /// are predicted. Finite and not negative.
+    /// The value of having it: a probability, weighted by nearness where several layers are
+    /// predicted. Finite and not negative.
     pub priority: f32,
 }
 
-/// How much of each layer's experts to keep.
+/// Decides how much of each layer's experts to keep.
 pub trait Splitter: Send {
     fn observe(&mut self, event: &Event<'_>);
 
-    /// New shares for all layers, of whom those of one class together have as much as before;
-    /// `None` leaves them. May take long: asked when nobody waits.
+    /// New shares for all layers; the layers of a class keep their total. `None` keeps the present
+    /// shares. May take long: called between requests only.
     fn plan(&mut self, costs: &Costs) -> Option<Vec<LayerShare>>;
 
     /// Puts what is worth keeping beyond the run into the profile.
@@ -256,13 +259,14 @@ pub trait Splitter: Send {
 /// A layer's part of a tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LayerShare {
-    /// Granules that the layer's experts may keep, together.
+    /// Granules that all the layer's experts may keep together.
     pub n_slots: usize,
-    /// Leading granules that an expert keeps, its top segment: θ = keep ÷ granules of an expert.
+    /// Leading granules that an expert keeps (MoEpic's top segment): θ = keep ÷ granules of an
+    /// expert.
     pub keep: usize,
 }
 
-/// What things take on this machine, ns: the Timer's figures.
+/// Durations on this machine, ns, as the driver's timer measures them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Costs {
     /// One token through a layer without its routed experts.
@@ -271,11 +275,11 @@ pub struct Costs {
     pub experts_ns: f64,
     /// Output norm and head.
     pub head_ns: f64,
-    /// Bringing one whole expert.
+    /// Loading one whole expert.
     pub load_ns: f64,
 }
 
-/// What a policy must know of a model and of the tier it works for.
+/// The model and the tier as a policy sees them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shape {
     /// Experts of each layer; 0 where it is dense.
@@ -284,14 +288,14 @@ pub struct Shape {
     pub k: usize,
     /// Granules of an expert of each layer; 0 where it is dense.
     pub n_granules: Vec<usize>,
-    /// Which size class each layer's granules are in: slots are exchanged within a class only.
+    /// The size class of each layer's granules. Slots are exchanged within a class only.
     pub class: Vec<usize>,
-    /// Granules that each class may keep for decode.
+    /// Granules that each class can keep for decode.
     pub n_slots: Vec<usize>,
 }
 
 impl Shape {
-    /// For policies that need not know the tier.
+    /// A shape without a tier, for policies that do not need it.
     pub fn of_model(n_experts: Vec<usize>, k: usize) -> Shape {
         Shape { n_experts, k, ..Shape::default() }
     }
@@ -300,8 +304,8 @@ impl Shape {
         self.n_experts.len()
     }
 
-    /// For each layer the next with routed experts, around the end to the next token's first;
-    /// itself if there is no other.
+    /// For each layer the next layer with routed experts. After the last one comes the first one,
+    /// of the next token. A layer that is alone is its own successor.
     pub fn next_moe_layers(&self) -> Vec<usize> {
         let n = self.n_layers();
         let next = |l: usize| (1..=n).map(|d| (l + d) % n).find(|next| self.n_experts[*next] > 0);
@@ -317,7 +321,7 @@ impl Shape {
 /// A value for each expert of a model, in one allocation.
 #[derive(Clone, Debug)]
 struct PerExpert<T> {
-    /// Where each layer begins in `values`.
+    /// The first index of each layer in `values`.
     starts: Vec<usize>,
     values: Vec<T>,
 }

@@ -22,7 +22,7 @@ impl NextLayer {
 }
 
 impl Predictor for NextLayer {
-    /// What was predicted before is past: its layer has been reached.
+    /// Drops the last prediction: its layer has been reached.
     fn observe(&mut self, event: &Event<'_>) {
         let Event::Routed(Routed { ahead, .. }) = *event else { return };
         self.predictions.clear();

@@ -1,16 +1,16 @@
-//! Where the experts of a layer are computed when the CPU and a GPU share the work: those that the
-//! GPU has not are computed on the CPU or uploaded, and what the next layers will need can be
-//! brought ahead. A placement plans one layer at a time, by costs that a Timer has measured.
+//! Placement of a layer's experts when the CPU and a GPU share the work: experts that are missing
+//! on the GPU are computed on the CPU or uploaded, and experts of the next layers can be
+//! prefetched. A placement plans one layer at a time, by measured costs.
 
-/// What things take, ns. An expert with n tokens on the CPU takes a·n + b; experts that the GPU
-/// computes cost it less than their load, so only loads are counted (PreScope 4.3.2).
+/// Measured costs, ns. An expert with n tokens takes a·n + b on the CPU. On the GPU it takes less
+/// than its load, so only loads are counted (PreScope 4.3.2).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Timer {
     /// a
     pub cpu_token_ns: f64,
     /// b
     pub cpu_start_ns: f64,
-    /// t_L: bringing one expert. Loads go one after another.
+    /// t_L: loading one expert. Loads go one after another.
     pub load_ns: f64,
     /// A layer's attention.
     pub attention_ns: f64,
@@ -22,7 +22,7 @@ impl Timer {
     }
 }
 
-/// An expert of some layer that the GPU has not, and nothing brings it.
+/// An expert that is neither on the GPU nor being loaded.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Missing {
     /// Within its layer.
@@ -31,13 +31,13 @@ pub struct Missing {
     pub n_tokens: f64,
 }
 
-/// What a placement sees when a layer's router has chosen.
+/// The input of a placement, after a layer's router has chosen.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     pub timer: Timer,
-    /// Of the layer itself, in any order.
+    /// Missing experts of the layer itself, in any order.
     pub current: &'a [Missing],
-    /// Predicted, of the MoE layers that follow, the nearest first.
+    /// Predicted missing experts of the following MoE layers, the nearest layer first.
     pub predicted: &'a [Vec<Missing>],
     /// D: the rest of the transfer that is running, ns.
     pub delay_ns: f64,
@@ -52,8 +52,8 @@ pub struct Schedule {
     pub upload: Vec<u32>,
     /// In the order of computation.
     pub cpu: Vec<u32>,
-    /// What follows on the link: how many layers ahead, from 1, and the expert there. A prefetch
-    /// that has not begun when the next layer's router has chosen is void.
+    /// Prefetches after the uploads: the number of layers ahead, from 1, and the expert. A prefetch
+    /// that has not started when the next layer's router has chosen is dropped.
     pub prefetch: Vec<(usize, u32)>,
 }
 
@@ -72,7 +72,7 @@ impl Schedule {
     }
 }
 
-/// Where to compute, and what to bring ahead.
+/// Decides where experts are computed and which ones are prefetched.
 pub trait Placement: Send {
     /// Replaces the contents of `out`.
     fn place(&mut self, view: &View, out: &mut Schedule);

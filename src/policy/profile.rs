@@ -1,6 +1,6 @@
-//! What policies have learned of a model, to start warm the next time: named sections, each of
-//! them some policy's own business, in one checksummed container that belongs to one model. It is
-//! a cache and nothing more: losing it costs time, never correctness.
+//! The profile of a model: what policies have learned, so that the next run starts warm. It holds
+//! named sections, each in the format of its policy, in one checksummed container that belongs to
+//! one model. It is a cache: losing it costs time, never correctness.
 //!
 //! Layout, little-endian: magic, version (u32), model key (32 bytes), number of sections (u32);
 //! then for each a name (u16 length, UTF-8) and its bytes (u64 length); last the CRC-32 of all

@@ -2,8 +2,8 @@
 
 use super::{Event, Eviction, Expert};
 
-/// Every event draws anew for every expert, so that the lowest of any set of candidates is any of
-/// them with equal probability. Nothing is stored: a draw is a hash of seed, event and expert.
+/// Each event redraws all priorities, so that the lowest of any set of candidates is any of them
+/// with equal probability. Nothing is stored: a priority is a hash of seed, event and expert.
 #[derive(Clone, Debug)]
 pub struct Random {
     seed: u64,

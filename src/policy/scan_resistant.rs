@@ -1,12 +1,12 @@
-//! Eviction by expected next use: Belady's rule, with probabilities in place of the future. What
-//! is used once and not again passes through without displacing what is used again and again; and
-//! what a predictor foresees for the layers that come is kept until they have come.
+//! Eviction by expected next use: Belady's rule, with probabilities in place of the future. An
+//! expert that is used once does not displace experts that are used again and again, and an expert
+//! that a predictor expects in a later layer is kept until that layer.
 //!
 //! The priority is E[2^(−τ/H)], τ being the tokens until the expert is used: uses within some H
 //! tokens count, and what comes later hardly matters, as it will have been dropped by then. Until
-//! an expert's layer comes next d of L layers pass. It is used then with probability q, as
-//! foreseen, or else p; and by each later token with probability p, so that
-//! P = g^(d/L) · (q + (1 − q) · p·g / (1 − (1 − p)·g)), g = 2^(−1/H).
+//! an expert's layer comes next d of L layers pass. It is used then with probability q if it was
+//! predicted, or else p; and by each later token with probability p, so that P = g^(d/L) · (q + (1
+//! − q) · p·g / (1 − (1 − p)·g)), g = 2^(−1/H).
 //!
 //! p is the mean of two exponentially decayed frequencies. The short one sees that a token's
 //! experts are likely to be the next token's; alone it would be LRU by another name. The long one
@@ -30,9 +30,9 @@ pub struct ScanResistant {
     k: usize,
     experts: Vec<Record>, // [experts of the model]
     /// Probabilities to be used when the layer comes next: [experts of the model].
-    foreseen: Vec<f64>,
+    predicted: Vec<f64>,
     /// Whether those of a layer are of its next coming: [layers].
-    is_foreseen: Vec<bool>,
+    is_predicted: Vec<bool>,
     /// Tokens that each layer has seen: [layers].
     tokens: Vec<u64>,
     /// The place among the MoE layers of the one that comes next.
@@ -41,13 +41,13 @@ pub struct ScanResistant {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Record {
-    /// Of the layer's token `last`.
+    /// Short-term frequency at the layer's token `last`.
     short: f64,
     long: f64,
     last: u64,
 }
 
-/// What is left of 1 after so many tokens.
+/// Decay factor after so many tokens.
 fn decay(tokens: f64, half_life: f64) -> f64 {
     (-tokens / half_life).exp2()
 }
@@ -58,8 +58,8 @@ impl ScanResistant {
         Self {
             k: shape.k,
             experts: vec![Record::default(); grid.n_cells()],
-            foreseen: vec![0.0; grid.n_cells()],
-            is_foreseen: vec![false; grid.n_layers()],
+            predicted: vec![0.0; grid.n_cells()],
+            is_predicted: vec![false; grid.n_layers()],
             tokens: vec![0; grid.n_layers()],
             next: 0,
             grid,
@@ -77,18 +77,18 @@ impl ScanResistant {
             record.long = record.long * decay(pause, LONG) + (1.0 - decay(1.0, LONG));
             record.last = *now;
         }
-        self.is_foreseen[layer as usize] = false;
+        self.is_predicted[layer as usize] = false;
         self.next = (self.grid.place(layer) + 1) % self.grid.moe().len();
     }
 
-    /// Of a layer that has been passed it comes too late. A router's probabilities add up to 1,
+    /// Takes a prediction, unless its layer has been passed. A router's probabilities add up to 1,
     /// and a token uses k experts.
-    fn foresee(&mut self, layer: u32, probs: &[f32]) {
-        let row = &mut self.foreseen[self.grid.row(layer)];
+    fn on_predicted(&mut self, layer: u32, probs: &[f32]) {
+        let row = &mut self.predicted[self.grid.row(layer)];
         if row.len() != probs.len() || self.grid.place(layer) < self.next {
             return;
         }
-        self.is_foreseen[layer as usize] = true;
+        self.is_predicted[layer as usize] = true;
         for (q, prob) in row.iter_mut().zip(probs) {
             let used = f64::from(*prob) * self.k as f64;
             *q = if used.is_nan() { 0.0 } else { used.clamp(0.0, 1.0) };
@@ -100,19 +100,19 @@ impl Eviction for ScanResistant {
     fn observe(&mut self, event: &Event<'_>) {
         match *event {
             Event::Routed(Routed { layer, chosen, .. }) => self.routed(layer, chosen),
-            Event::Foreseen { layer, probs } => self.foresee(layer, probs),
+            Event::Predicted { layer, probs } => self.on_predicted(layer, probs),
             Event::IterationStart { phase: Phase::Decode, .. } => self.next = 0,
             _ => {}
         }
     }
 
-    /// From 0, for what was never used and is not foreseen, to 1.
+    /// From 0, for an expert that was never used and is not predicted, to 1.
     fn priority(&self, expert: Expert) -> f64 {
         let (cell, n_layers) = (self.grid.cell(expert), self.grid.moe().len());
         let record = self.experts[cell];
         let pause = (self.tokens[expert.layer as usize] - record.last) as f64;
         let p = (record.short * decay(pause, SHORT) + record.long * decay(pause, LONG)) / 2.0;
-        let q = if self.is_foreseen[expert.layer as usize] { self.foreseen[cell] } else { p };
+        let q = if self.is_predicted[expert.layer as usize] { self.predicted[cell] } else { p };
         let ahead = (self.grid.place(expert.layer) + n_layers - self.next) % n_layers;
         let token = decay(1.0, HORIZON);
         let later = p * token / (1.0 - (1.0 - p) * token);
@@ -145,7 +145,7 @@ mod tests {
         ScanResistant::new(&Shape::of_model(N_EXPERTS.to_vec(), 2))
     }
 
-    /// A layer that is routed, or else foreseen.
+    /// A layer that is routed, or else predicted.
     type Act = (bool, u32, u32, f32);
 
     fn acts() -> impl Strategy<Value = Vec<Act>> {
@@ -155,7 +155,7 @@ mod tests {
         prop::collection::vec(act, 0..60)
     }
 
-    fn foreseen(layer: u32, by: u32, prob: f32) -> Vec<f32> {
+    fn estimate(layer: u32, by: u32, prob: f32) -> Vec<f32> {
         let n = N_EXPERTS[layer as usize];
         (0..n).map(|e| if e == by as usize % n { prob } else { 0.1 }).collect()
     }
@@ -169,8 +169,8 @@ mod tests {
                 if *is_routed {
                     observe(&mut policy, *layer, &[by % N_EXPERTS[*layer as usize] as u32]);
                 } else {
-                    let probs = foreseen(*layer, *by, *prob);
-                    policy.observe(&Event::Foreseen { layer: *layer, probs: &probs });
+                    let probs = estimate(*layer, *by, *prob);
+                    policy.observe(&Event::Predicted { layer: *layer, probs: &probs });
                 }
             }
             let mut next = 0;
@@ -198,7 +198,7 @@ mod tests {
                     };
                     let p = (rate(4.0) + rate(64.0)) / 2.0;
                     let q = last.map_or(p, |act| {
-                        let prob = foreseen(layer, act.2, act.3)[expert as usize];
+                        let prob = estimate(layer, act.2, act.3)[expert as usize];
                         if prob.is_nan() { 0.0 } else { f64::from(prob * 2.0).min(1.0) }
                     });
                     let ahead = (place + 5 - reached) % 3;
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_foreseen_expert_stays_until_its_layer_has_come() {
+    fn a_predicted_expert_stays_until_its_layer_has_come() {
         let mut policy = policy();
         for _ in 0..50 {
             MOE_LAYERS.iter().for_each(|layer| observe(&mut policy, *layer, &[0, 1]));
@@ -243,7 +243,7 @@ mod tests {
         let priority =
             |policy: &ScanResistant, expert| policy.priority(Expert { layer: 0, expert });
         assert!(priority(&policy, 3) < priority(&policy, 0));
-        policy.observe(&Event::Foreseen { layer: 0, probs: &[0.0, 0.5, 0.0, 0.5] });
+        policy.observe(&Event::Predicted { layer: 0, probs: &[0.0, 0.5, 0.0, 0.5] });
         assert!(priority(&policy, 3) > priority(&policy, 0));
         observe(&mut policy, 0, &[0, 1]);
         assert!(priority(&policy, 3) < priority(&policy, 0));

@@ -1,10 +1,10 @@
-//! What things take on the simulated machine. Everything that a replay says of time comes from
-//! here; hits and bytes do not depend on it but through what lands in time.
+//! Costs on the simulated machine. All times of a simulation come from here; hits and bytes depend
+//! on it only through what is loaded in time.
 //!
-//! Presets are derived, not fitted: a kernel takes its launch and the longer of moving its weights
-//! through the device's memory and computing with them, at the shares of the data sheet's rates
-//! that tuned kernels reach (`MEMORY_SHARE`, `FLOPS_SHARE`); a PCIe link gives the 79 % that
-//! PreScope measured (2.3).
+//! Presets are derived, not fitted. A kernel takes its launch plus the longer of reading its
+//! weights and computing with them, at the shares of the data sheet's rates that tuned kernels
+//! reach (`MEMORY_SHARE`, `FLOPS_SHARE`). A PCIe link delivers the 79 % that PreScope measured
+//! (2.3).
 
 use super::geometry::Geometry;
 use crate::policy::Costs;
@@ -77,7 +77,7 @@ impl LinkCosts {
     }
 }
 
-/// A machine, as far as a replay needs to know it.
+/// A machine as a simulation sees it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CostModel {
     pub link: LinkCosts,
@@ -94,7 +94,7 @@ pub struct CostModel {
     pub search_ns: u64,
 }
 
-/// What a data sheet says.
+/// Figures of a data sheet.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Device {
     pub name: &'static str,
@@ -102,7 +102,7 @@ pub struct Device {
     /// 16-bit tensor cores with 32-bit sums, dense.
     pub flops: f64,
     pub launch_ns: f64,
-    /// Of its bus, one way.
+    /// Rate of its bus, one way.
     pub bus_bytes_per_second: f64,
 }
 
@@ -169,7 +169,7 @@ impl Host {
         Host { memory_bytes_per_second: 141e9, flops: 3.3e12, dispatch_ns: 1e4 };
 }
 
-/// What was measured of a machine that computes on its CPU (`moeba doctor`).
+/// Measured rates of a machine that computes on its CPU (`moeba doctor`).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MeasuredMachine {
     /// From disk.

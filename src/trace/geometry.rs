@@ -9,17 +9,17 @@ const N_GRANULES_MAX: usize = 16;
 /// Bytes of a model, a layer's being those of every layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Geometry {
-    /// Of one routed expert.
+    /// Bytes of one routed expert.
     pub expert_bytes: usize,
     /// Parts in which an expert is moved and kept.
     pub n_granules: usize,
-    /// Of a layer's attention and router.
+    /// Bytes of a layer's attention and router.
     pub attention_bytes: usize,
-    /// Of a layer's shared experts.
+    /// Bytes of a layer's shared experts.
     pub shared_bytes: usize,
-    /// Of the output head.
+    /// Bytes of the output head.
     pub head_bytes: usize,
-    /// Of one weight.
+    /// Bytes of one weight.
     pub weight_bytes: f64,
 }
 
@@ -31,7 +31,7 @@ struct Published {
     n_ff: usize,
     /// Intermediate rows of the shared experts together.
     n_ff_shared: usize,
-    /// Of a layer's query, key, value and output projections.
+    /// Weights of a layer's query, key, value and output projections.
     attention: usize,
     n_vocab: usize,
 }
@@ -115,7 +115,7 @@ impl Geometry {
         self.expert_bytes.div_ceil(self.n_granules)
     }
 
-    /// What a tier needs for layers with so many experts, of which a token uses `k`.
+    /// The needs of a tier for layers with so many experts, of which a token uses `k`.
     pub fn needs(&self, n_experts: &[usize], k: usize) -> Needs {
         let layer = |&n_experts: &usize| {
             (n_experts > 0).then(|| LayerNeeds {
@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(mib("qwen3-30b-a3b"), 9.0);
         assert_eq!(mib("qwen1.5-moe"), 16.5);
         assert_eq!(mib("deepseek-v2-lite"), mib("moonlight-16b-a3b"));
-        assert_eq!(Geometry::published("nobody"), None);
+        assert_eq!(Geometry::published("unknown"), None);
     }
 
     #[test]

@@ -14,7 +14,7 @@ pub struct Plain {
 impl Layout for Plain {
     fn pieces(&self, expert: Expert, granules: Range<usize>, out: &mut Vec<Piece>) {
         let len = self.slot_bytes[expert.layer as usize];
-        // Where it starts is nobody's business: a simulated link does not seek.
+        // The position does not matter: a simulated link does not seek.
         let piece = |granule| Piece {
             shard: 0,
             start: 0,

@@ -3,8 +3,8 @@
 //! starts a read whenever the tier lets it. Only time is made up.
 
 use super::costs::LinkCosts;
-use super::foresight::Foresight;
 use super::link::Link;
+use super::predictor::TimedPredictor;
 use crate::experts::{Acquisition, Counters, Progress, State};
 use crate::policy::{Costs, Event, Splitter, Wants};
 
@@ -21,9 +21,9 @@ pub enum Mode {
 
 pub struct Machine {
     state: State,
-    foresight: Option<Foresight>,
+    predictor: Option<TimedPredictor>,
     splitter: Option<Box<dyn Splitter>>,
-    /// What the splitter plans by.
+    /// Costs for the splitter.
     timer: Costs,
     link: Link,
     mode: Mode,
@@ -32,9 +32,14 @@ pub struct Machine {
 }
 
 impl Machine {
-    pub fn new(state: State, foresight: Option<Foresight>, link: LinkCosts, mode: Mode) -> Machine {
+    pub fn new(
+        state: State,
+        predictor: Option<TimedPredictor>,
+        link: LinkCosts,
+        mode: Mode,
+    ) -> Machine {
         let (splitter, timer) = (None, Costs::default());
-        Machine { state, foresight, splitter, timer, link: Link::new(link), mode, now: 0 }
+        Machine { state, predictor, splitter, timer, link: Link::new(link), mode, now: 0 }
     }
 
     /// The splitter is asked between requests, and takes no time.
@@ -46,9 +51,9 @@ impl Machine {
         self.now
     }
 
-    /// What the predictor wants to see.
+    /// The optional inputs that the predictor wants now.
     pub fn wants(&self) -> Wants {
-        let wants = self.foresight.as_ref().map(Foresight::wants).unwrap_or_default();
+        let wants = self.predictor.as_ref().map(TimedPredictor::wants).unwrap_or_default();
         // With everything in memory there is nothing to look ahead for, and the engine does not.
         Wants { ahead: wants.ahead && !self.state.has_everything(), ..wants }
     }
@@ -60,8 +65,8 @@ impl Machine {
         if self.state.has_everything() {
             return;
         }
-        if let Some(foresight) = &mut self.foresight {
-            foresight.observe(event, self.now, self.state.step());
+        if let Some(predictor) = &mut self.predictor {
+            predictor.observe(event, self.now, self.state.step());
         }
         self.take_answers();
         self.split(event);
@@ -72,17 +77,17 @@ impl Machine {
     }
 
     fn take_answers(&mut self) {
-        let Some(foresight) = &mut self.foresight else { return };
-        let Some(answer) = foresight.take(self.now, self.state.step()) else { return };
+        let Some(predictor) = &mut self.predictor else { return };
+        let Some(answer) = predictor.take(self.now, self.state.step()) else { return };
         if let Some(predictions) = &answer.predictions {
             self.state.prefetch(predictions, answer.step);
         }
-        for (layer, probs) in &answer.foreseen {
-            self.state.observe(&Event::Foreseen { layer: *layer, probs });
+        for (layer, probs) in &answer.predicted {
+            self.state.observe(&Event::Predicted { layer: *layer, probs });
         }
     }
 
-    /// Between requests nobody waits.
+    /// Lets the splitter plan between requests.
     fn split(&mut self, event: &Event) {
         let Some(splitter) = &mut self.splitter else { return };
         splitter.observe(event);
@@ -157,7 +162,7 @@ impl Machine {
     }
 
     fn next_happening(&self) -> Option<u64> {
-        let answer = self.foresight.as_ref().and_then(Foresight::due);
+        let answer = self.predictor.as_ref().and_then(TimedPredictor::due);
         [self.link.next_end(), answer].into_iter().flatten().min()
     }
 

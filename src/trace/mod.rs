@@ -1,15 +1,15 @@
-//! Replays routing through the very state machine and policies of the engine: `experts::State` and
-//! `policy`. Hits, misses and bytes are therefore the engine's by construction; only time is
-//! modelled, by `CostModel`. Nothing here does I/O or reads a clock.
+//! Routing traces (`format`) and their simulation with the engine's own tier (`experts::State`) and
+//! policies. Hits, misses and bytes are the engine's by construction; only time is modelled, by
+//! `CostModel`. The simulator does no I/O and reads no clock.
 
 mod costs;
-mod foresight;
 pub mod format;
 mod geometry;
 mod layout;
 mod link;
 mod machine;
 mod options;
+mod predictor;
 mod report;
 mod requests;
 mod routing;

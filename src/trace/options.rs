@@ -1,4 +1,4 @@
-//! What is replayed on what: policy, sizes, costs, and the slots of the tier.
+//! Options of a simulation: policy, sizes, costs, and the slots of the tier.
 
 use super::costs::CostModel;
 use super::geometry::Geometry;
@@ -13,11 +13,11 @@ use crate::{Error, Result};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Budget {
     Bytes(u64),
-    /// Of all experts' slots; at most 1.
+    /// Share of all experts' slots, at most 1.
     Share(f64),
 }
 
-/// What happens to an expert that has been used.
+/// The treatment of an expert after its use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Caching {
     #[default]
@@ -38,7 +38,7 @@ pub struct Tiers {
 #[derive(Clone)]
 pub struct SimOptions {
     pub policy: PolicySpec,
-    /// What the policy knows from earlier runs.
+    /// The policy's state from earlier runs.
     pub profile: Profile,
     pub geometry: Geometry,
     pub costs: CostModel,

@@ -1,4 +1,4 @@
-//! What came of a replay.
+//! Results of a simulation.
 
 use crate::experts::Counters;
 use crate::policy::Timing;
@@ -12,7 +12,7 @@ pub struct Iteration {
     /// ns since the start of the replay.
     pub start_ns: u64,
     pub timing: Timing,
-    /// What the tier did meanwhile.
+    /// The tier's counts meanwhile.
     pub counters: Counters,
 }
 
@@ -22,7 +22,7 @@ impl Iteration {
     }
 }
 
-/// Of some durations, ns; all NaN if there are none. Percentiles are nearest ranks.
+/// Statistics of some durations, ns; all NaN if there are none. Percentiles are nearest ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Distribution {
     pub n: usize,
@@ -91,7 +91,7 @@ pub struct Report {
     pub tpot: Distribution,
     pub prompt: Totals,
     pub decode: Totals,
-    /// Of all passes and what was under way at the end.
+    /// Counts of all passes and of loads in flight at the end.
     pub counters: Counters,
     /// Slots of the plan, in bytes.
     pub plan_bytes: u64,

@@ -1,5 +1,4 @@
-//! What a model routed, pass by pass: the input of a replay. A trace is one; so is what a test
-//! makes up.
+//! A model's routing, pass by pass: the input of a simulation, from a trace or made up by a test.
 
 use std::ops::Range;
 
@@ -15,7 +14,7 @@ pub struct Pass {
 }
 
 impl Pass {
-    /// How the engine runs it: one token is a decode step, also of a prompt.
+    /// The phase in which the engine runs it: one token is a decode step, also in a prompt.
     pub fn phase(&self) -> Phase {
         if self.tokens.len() > 1 { Phase::Prompt } else { Phase::Decode }
     }
@@ -61,7 +60,7 @@ pub trait Routing {
     /// The token's row of the embedding table, [n_embd].
     fn embedding(&self, token: usize, out: &mut Vec<f32>);
 
-    /// What the layer's router chose for the token, [k], best first.
+    /// The experts that the layer's router chose for the token, [k], best first.
     fn chosen(&self, token: usize, layer: usize, out: &mut Vec<u32>);
 
     /// The router's probabilities of all the layer's experts.
@@ -71,7 +70,7 @@ pub trait Routing {
     /// activation: probabilities of all that layer's experts.
     fn ahead(&self, token: usize, layer: usize, distance: usize, out: &mut Vec<f32>);
 
-    /// What the layer's router saw, [n_embd].
+    /// The input of the layer's router, [n_embd].
     fn hidden(&self, token: usize, layer: usize, out: &mut Vec<f32>);
 }
 
@@ -97,7 +96,7 @@ pub struct Token {
 pub struct TokenLayer {
     pub chosen: Vec<u32>,
     pub probs: Vec<f32>,
-    /// Of distances 1 and up.
+    /// Look-aheads of distances 1 and up.
     pub ahead: Vec<Vec<f32>>,
     pub hidden: Vec<f32>,
 }

@@ -2,9 +2,9 @@
 //! order of the engine's layer loop (`model::forward`, `model::publish`).
 
 use super::costs::CostModel;
-use super::foresight::Foresight;
 use super::machine::{Machine, Mode};
 use super::options::{Caching, SimOptions, Tiers};
+use super::predictor::TimedPredictor;
 use super::report::{Iteration, Report};
 use super::routing::{Pass, Routing};
 use crate::Result;
@@ -43,7 +43,7 @@ struct Run<'a> {
     routing: &'a dyn Routing,
     costs: &'a CostModel,
     machine: Machine,
-    /// Of an expert of each layer.
+    /// Granules of an expert of each layer.
     n_granules: Vec<usize>,
     next_layer: Vec<usize>,
     /// How decode demands.
@@ -87,13 +87,13 @@ impl<'a> Run<'a> {
             Mode::Timed => options.costs.search_ns,
             Mode::Lockstep => 0,
         };
-        let foresight = predictor.map(|p| Foresight::new(p, search_ns));
+        let predictor = predictor.map(|p| TimedPredictor::new(p, search_ns));
         let state = State::new(plan, layout, eviction);
         let timer = options.costs.timer(&options.geometry, routing.k());
         Run {
             routing,
             costs: &options.costs,
-            machine: Machine::new(state, foresight, options.costs.link, options.mode)
+            machine: Machine::new(state, predictor, options.costs.link, options.mode)
                 .with_splitter(splitter, timer),
             n_granules,
             next_layer: shape.next_moe_layers(),
@@ -183,8 +183,8 @@ impl<'a> Run<'a> {
         self.machine.prefetch_layer(next.filter(|_| pays));
     }
 
-    /// What the granules that are handed out take together: one launch, and of each its part of
-    /// its expert's work.
+    /// The time of the granules that are ready together: one launch, and each granule's part of its
+    /// expert's work.
     fn granules_ns(&self, layer: usize) -> f64 {
         let expert = &self.costs.expert;
         let work = |e: u32| expert.work(self.buffers.counts[e as usize] as usize);

@@ -44,7 +44,7 @@ pub enum Cell {
 }
 
 impl Cell {
-    /// What it is worth to a plot or a comparison.
+    /// The value for a plot or a comparison.
     pub fn value(&self) -> Option<f64> {
         match self {
             Cell::Share(x) => Some(100.0 * x),

@@ -19,7 +19,7 @@ impl<'a> Traced<'a> {
         Traced { trace, n_experts, n_ubatch }
     }
 
-    /// What the traced model's own experts need of a tier.
+    /// The needs of the traced model's own experts.
     pub fn needs(&self) -> Needs {
         let header = self.trace.header();
         let layers = header.layers.iter().map(|layer| {

@@ -119,7 +119,7 @@ mod tests {
         assert!(refused("layer;gate\n").contains("first line"));
         let line = |line: &str| refused(&format!("{NAMES}\n\n{line}\n"));
         assert!(line("0;gate;top1").starts_with("line 3: 3 fields"));
-        assert!(line("0;nobody;top1;1").contains("\"nobody\""));
+        assert!(line("0;other;top1;1").contains("\"other\""));
         assert!(line("-1;gate;top1;1").contains("no layer"));
         for bad in ["x", "", "nan", "inf"] {
             assert!(line(&format!("0;gate;top1;{bad}")).contains("no number"));

@@ -1,4 +1,4 @@
-//! Replay is held against the live engine: on the same routing, with the same budget and policy,
+//! The simulator against the live engine: on the same routing, with the same budget and policy,
 //! both count the same hits, misses and bytes. The live engine runs in lockstep (see
 //! `StreamOptions`), so that nothing depends on how long a read takes.
 
@@ -118,7 +118,7 @@ fn replay(path: &Path, options: &EngineOptions, recorded: &Recorded) -> Counters
     simulate_policy(recorded, &options, Tiers { plan, layout }, build).unwrap().counters
 }
 
-/// What does not depend on time.
+/// Counters that do not depend on time.
 fn counted(c: &Counters) -> Vec<(&'static str, u64)> {
     vec![
         ("whole hits", c.hits_whole),

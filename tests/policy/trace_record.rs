@@ -152,8 +152,8 @@ fn route(router: &[f32], h: &[f32]) -> Vec<f32> {
     logits.iter().map(|l| (l.exp() / sum) as f32).collect()
 }
 
-/// What the router saw gives its probabilities. That it is the normalised activation times the
-/// norm's weights gives what another router would have seen, and so what is foretold.
+/// The recorded input of a router gives its probabilities. As it is the normalised activation times
+/// the norm's weights, it also gives the input of a later router, and so its look-ahead.
 #[test]
 fn hidden_states_explain_probabilities_here_and_ahead() {
     let recorded = recorded(MIXED, &[]);

@@ -89,7 +89,7 @@ fn a_predictor_is_learned_kept_and_used() {
     succeeded(&command.output().unwrap());
 }
 
-/// What the run says that FineMoE's prefetch distance is.
+/// FineMoE's prefetch distance as the run reports it.
 fn distance_in_use(model: &Path, profile: &Path) -> usize {
     let mut command = moeba();
     command.arg("run").arg(model).args(["--raw", "-p", "A branch", "-n", "12", "--ram", "50%"]);
@@ -103,7 +103,7 @@ fn distance_in_use(model: &Path, profile: &Path) -> usize {
     said.split_once(',').unwrap().0.parse().unwrap()
 }
 
-/// Of the printed table the distance with the least waiting.
+/// The distance with the least waiting in the printed table.
 fn least_waiting(printed: &str) -> usize {
     let (_, table) = printed.split_once("| layers ahead |").unwrap_or_else(|| panic!("{printed}"));
     let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));

@@ -1,6 +1,6 @@
-//! What a run will have asked for: known when a trace is replayed, and then the bounds of what
-//! prefetching and caching can do. The events must be those of the trace, or there is no such
-//! bound: that is asserted.
+//! The future of a run, which is known when a trace is replayed: an eviction and a predictor that
+//! use it bound what caching and prefetching can do. They assert that the events are those of the
+//! trace.
 
 use moeba::policy::{Event, Eviction, Expert, Phase, Prediction, Predictor};
 use moeba::trace::Routing;
@@ -26,7 +26,7 @@ impl Future {
         self.steps.len()
     }
 
-    /// Where the step's experts are in `chosen`.
+    /// The step's range in `chosen`.
     fn range(&self, step: usize) -> std::ops::Range<usize> {
         let start = step.checked_sub(1).map_or(0, |before| self.steps[before].1);
         start..self.steps[step].1
@@ -47,7 +47,7 @@ impl Future {
     }
 }
 
-/// What policies that know the future must know of it: every decode step's routing.
+/// The routing of every decode step.
 pub fn future(routing: &dyn Routing) -> Arc<Future> {
     let n_experts = routing.n_experts();
     let (mut future, mut chosen) = (Future::default(), Vec::new());

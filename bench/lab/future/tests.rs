@@ -1,4 +1,4 @@
-//! What is known of the future is what comes, by itself and in replays of made-up routing.
+//! The oracle and Belady's eviction, by themselves and in simulations of made-up routing.
 
 use super::*;
 use moeba::policy::{Policy, PolicySpec, Profile, Routed, Shape, mix};
@@ -107,7 +107,7 @@ proptest! {
     }
 
     #[test]
-    fn nobody_has_fewer_misses_than_belady(steps in steps(9), room in 1usize..4) {
+    fn belady_has_the_fewest_misses(steps in steps(9), room in 1usize..4) {
         // One expert a step: several of one step would not leave each other.
         let steps: Vec<Step> = steps.into_iter().map(|(l, c)| (l, vec![c[0]])).collect();
         let uses: Vec<Expert> = steps.iter().flat_map(experts).collect();
@@ -219,7 +219,7 @@ fn an_oracle_misses_nothing() {
 proptest! {
     /// No eviction misses less than Belady's, and it misses what a search of the future says.
     #[test]
-    fn nobody_beats_belady(seed: u64, share in 0.45f64..1.0) {
+    fn belady_beats_all_evictions(seed: u64, share in 0.45f64..1.0) {
         let routing = routing(seed, 50);
         let whole = |policy| options(policy, share, LinkCosts::new(2e9, 100, 2));
         let tiers = Tiers::of(&routing, &whole("on-demand")).unwrap();

@@ -34,7 +34,7 @@ pub struct Batches {
     pub steps: Vec<BatchStep>,
 }
 
-/// Where predictions come from.
+/// The source of predictions.
 pub enum Source<'a> {
     #[cfg(test)]
     Nothing,

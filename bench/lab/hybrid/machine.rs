@@ -16,7 +16,7 @@ use moeba::trace::CostModel;
 /// Without AsyncIO: "over 70 % slower" (PreScope 6.3).
 const SYNC_SLOWDOWN: f64 = 1.7;
 
-/// What it counts.
+/// Counts of a simulation.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct HybridCounters {
     /// Experts that were needed: there, prefetched or on their way, uploaded, computed by the CPU.
@@ -50,7 +50,7 @@ pub struct Machine<'a> {
     pub counters: HybridCounters,
 }
 
-/// What a layer's experts are waiting for.
+/// A layer's experts by place.
 struct Split {
     current: Vec<Missing>,
     predicted: Vec<Vec<Missing>>,
@@ -147,7 +147,7 @@ impl<'a> Machine<'a> {
         self.prefetch(batches, l, start, &schedule);
     }
 
-    /// Who is where.
+    /// Sorts a layer's experts by place.
     fn split(&mut self, batches: &Batches, l: usize, layer: &BatchLayer) -> Split {
         let (mut current, mut there, mut landing) = (Vec::new(), Vec::new(), Vec::new());
         let mut on_gpu = BTreeSet::new();

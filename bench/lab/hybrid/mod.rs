@@ -1,7 +1,7 @@
-//! Batches on a machine whose CPU computes what its GPU has not: PreScope's experiments. A layer's
-//! time is the longer of both; which expert goes where is a `policy::Placement`'s to say. Unlike
-//! the replay of one request at a time this is no tier of granules: experts are whole, and what
-//! the GPU keeps is a set.
+//! Simulation of batches on a machine whose CPU computes the experts that its GPU lacks: PreScope's
+//! experiments. A layer takes the longer of both; a `policy::Placement` decides which expert goes
+//! where. Unlike the simulation of one request at a time it has no tier of granules: experts are
+//! whole, and the GPU keeps a set of them.
 
 mod batch;
 mod machine;
@@ -17,7 +17,7 @@ use moeba::policy::{Placement, PreSched};
 use moeba::trace::{CostModel, Distribution, Geometry};
 use resident::Resident;
 
-/// Who places.
+/// The placement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scheduler {
     /// Fiddler's: what the GPU has not, the CPU computes.

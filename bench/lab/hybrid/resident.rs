@@ -12,7 +12,7 @@ pub enum Keep {
     Hot(Vec<Vec<u32>>),
     /// Any, fixed, drawn from a seed: what PreScope's ablation compares the table with.
     Random(u64),
-    /// What was used last. What is uploaded stays.
+    /// The experts that were used last. Uploaded experts stay.
     Lru,
 }
 

@@ -1,6 +1,6 @@
-//! What the tables are made from: traces, and the published model and machine that each stands in
-//! for. Our models are small; what is theirs in the tables is the routing. Sizes and times are
-//! those of the model and the machine that the paper used, or of the nearest we have.
+//! Inputs of the tables: traces, and the published model and machine that each stands in for. Our
+//! models are small; only the routing is theirs. Sizes and times are those of the model and the
+//! machine that the paper used, or of the nearest that we have.
 
 use super::prescope::Trained;
 use super::side_by_side::Live;

@@ -77,7 +77,7 @@ pub struct Table {
     pub plot: Option<Axes>,
 }
 
-/// What a paper printed, or what can be read off its plot.
+/// The paper's own table, or values read from its plot.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Paper {
     pub columns: Vec<String>,

@@ -34,7 +34,7 @@ const ON_DEMAND: &str = "on-demand (LRU)";
 const BELADY: &str = "Belady, on demand";
 const ORACLE: &str = "Belady, next layer known";
 
-/// What a live run measured, as `bench/policies.py` writes it: one line a run.
+/// Results of a live run: a line that `bench/policies.py` wrote.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Live {
     pub policy: String,
@@ -45,12 +45,13 @@ pub struct Live {
     pub stall_ms: f64,
     /// Read for a token.
     pub mib: f64,
-    /// Of a token's time.
+    /// Share of a token's time.
     pub policy_share: f64,
 }
 
 impl Live {
-    /// `policy;budget;hit_rate;tpot_ms;stall_ms;mib;policy_share`. The error is half a sentence.
+    /// `policy;budget;hit_rate;tpot_ms;stall_ms;mib;policy_share`. Returns the reason as a clause,
+    /// for use after a colon.
     pub fn parse(line: &str) -> std::result::Result<Live, String> {
         let fields: Vec<&str> = line.split(';').collect();
         let [policy, numbers @ ..] = &fields[..] else { return Err("it is empty".into()) };
@@ -163,7 +164,7 @@ fn setting(source: &Source) -> String {
     source.describe(MACHINE)
 }
 
-/// What `auto` promises.
+/// The promises of `auto`.
 fn claims(tpot: &Table) -> Vec<Claim> {
     let auto = tpot.values(AUTO);
     let fixed = |name: &str| ![AUTO, BELADY, ORACLE].contains(&name);

@@ -1,5 +1,5 @@
-//! How far ahead FineMoE is to prefetch (its section 6.7), from a model's routing and from what
-//! things take: on this machine, as a run has measured it, or on one that is simulated.
+//! FineMoE's prefetch distance (its section 6.7), from a model's routing and from measured costs:
+//! those of a run on this machine, or of a simulated machine.
 
 use super::replay::{machine, percent, sizes};
 use super::samples;
@@ -17,7 +17,7 @@ use crate::trace::{CostModel, Device, Geometry, Host};
 /// The paper tries up to 6.
 const MAX_DISTANCE: usize = 8;
 
-/// Decode steps that are looked at: several times what the store keeps.
+/// Decode steps to evaluate: several times the store's capacity.
 const N_ITERATIONS: usize = 5000;
 
 #[derive(clap::Args, Debug)]
@@ -39,7 +39,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// What things take, and where that is from. `None` if nothing is known.
+    /// The costs and their source; `None` without either.
     fn costs(&self, profile: &Profile, k: usize) -> Option<(Measured, String)> {
         if let Some(machine) = &self.machine {
             let device = Device::by_name(machine).expect("it was checked");
@@ -65,7 +65,7 @@ impl Args {
         }
     }
 
-    /// Puts the best distance into the profile; what it was chosen from is the table.
+    /// Stores the best distance in the profile, and returns the table of all distances.
     pub fn profile(
         &self,
         trace: &Trace,

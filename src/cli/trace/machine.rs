@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug)]
 pub enum MachineArg {
     Named(String),
-    /// What doctor has written.
+    /// A report of `moeba doctor --json`.
     File(PathBuf),
 }
 

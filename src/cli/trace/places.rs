@@ -1,5 +1,5 @@
-//! Where in a text requests begin: spread evenly, each at the beginning of a line or a sentence,
-//! with enough text behind it.
+//! Start positions of requests in a text: spread evenly, each at the beginning of a line or a
+//! sentence, with enough text behind it.
 
 use super::super::values::{self, Parsed};
 use crate::cli::args;
@@ -64,7 +64,7 @@ impl<'a> Source<'a> {
     }
 
     /// Tokens of the i-th of `n` requests, at most `n_tokens`. Seeds shift the places.
-    pub fn request(&self, (i, n): (usize, usize), n_tokens: usize, seed: u32) -> Vec<u32> {
+    pub fn request(&self, i: usize, n: usize, n_tokens: usize, seed: u32) -> Vec<u32> {
         let shift = (f64::from(seed) * GOLDEN).fract();
         let place = |i: usize| ((i as f64 + shift) / n as f64 * self.end as f64) as usize;
         let start = beginning(self.text, place(i), place(i + 1).min(self.end));

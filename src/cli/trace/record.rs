@@ -1,6 +1,6 @@
-//! `moeba trace record`: a model's routing of texts. Each request is a prompt, evaluated as a
-//! batch, and then decode steps, one token each: those of the text as it goes on, or what the
-//! model makes of it.
+//! `moeba trace record`: records a model's routing on texts. Each request is a prompt, evaluated as
+//! a batch, and then decode steps of one token each: the text's next tokens, or with `--generate`
+//! the model's own.
 
 use super::super::args::{self, BatchArgs, ThreadsArg};
 use super::super::model::{Model, ModelArg};
@@ -181,7 +181,7 @@ impl<'a> Job<'a> {
         let Args { n_gen, requests, seed, generate, .. } = *self.args;
         let n_prompt = self.args.n_prompt.of(i);
         let n_forced = if generate { n_prompt } else { n_prompt + n_gen };
-        let tokens = source.request((i, requests), n_forced, seed);
+        let tokens = source.request(i, requests, n_forced, seed);
         let (prompt, rest) = tokens.split_at(n_prompt.min(tokens.len()));
         self.recorder.writer.begin_request(kind).map_err(|e| self.io(e))?;
         self.session.truncate(0);
@@ -249,7 +249,7 @@ impl<'a> Job<'a> {
 /// From the engine to a trace.
 struct TraceRecorder {
     writer: Writer<NewFile>,
-    /// Of what is evaluated now.
+    /// Phase of the present evaluation.
     phase: Phase,
     n_ahead: usize,
     /// Why nothing more is written.

@@ -3,13 +3,13 @@
 use super::super::args;
 use super::super::out;
 use super::super::values::{self, Parsed};
-use super::machine::{Machine, MachineArg, machine_or_file};
+use super::machine::{MachineArg, machine_or_file};
 use crate::engine::plan::ram::RamBudget;
 use crate::engine::{Engine, EngineOptions};
 use crate::policy::PolicySpec;
 use crate::trace::format::Trace;
 use crate::trace::table::{Cell, Row, Table, columns};
-use crate::trace::{Device, Geometry, Report, Source, Tiers, simulate_policy};
+use crate::trace::{Device, Geometry, Report, SimOptions, Source, Tiers, simulate_policy};
 use crate::{Error, Result, terminal};
 use std::path::{Path, PathBuf};
 
@@ -83,7 +83,7 @@ pub fn known<'a>(text: &str, names: impl Iterator<Item = &'a str>) -> Parsed<Str
     }
 }
 
-/// Where `--warm-up` does not say.
+/// The default of `--warm-up`.
 const USUAL_WARM_UP: usize = 8;
 
 pub fn run(args: Args) -> Result<()> {
@@ -91,7 +91,7 @@ pub fn run(args: Args) -> Result<()> {
     compare(&args, &trace)
 }
 
-/// Requests that only fill caches, of so many in the shortest trace: some are left to be measured.
+/// The number of requests that only fill caches. At least one request is left to measure.
 fn warm_up(asked: Option<usize>, n_requests: usize) -> Result<usize> {
     let most = n_requests.saturating_sub(1);
     match asked {
@@ -125,7 +125,9 @@ fn compare(args: &Args, trace: &Trace) -> Result<()> {
         let mut reports = Vec::new();
         for &share in &args.budget.0 {
             crate::interrupt::check()?;
-            reports.push(one(args, &source, &machine, (policy, share, n_warm_up))?);
+            let mut options = machine.options(&source, &policy.to_string(), share);
+            options.n_warm_up = n_warm_up;
+            reports.push(one(args, &source, share, &options)?);
             bar.inc(1);
         }
         runs.push((policy.to_string(), reports));
@@ -157,20 +159,14 @@ fn compare(args: &Args, trace: &Trace) -> Result<()> {
     Ok(())
 }
 
-fn one(
-    args: &Args,
-    source: &Source,
-    machine: &Machine,
-    (policy, share, n_warm_up): (&PolicySpec, f64, usize),
-) -> Result<Report> {
-    let mut options = machine.options(source, &policy.to_string(), share);
-    options.n_warm_up = n_warm_up;
+/// Simulates one policy with one budget.
+fn one(args: &Args, source: &Source, share: f64, options: &SimOptions) -> Result<Report> {
     let routing = source.routing();
     let tiers = match &args.gguf {
         Some(model) => own_tier(model, source.trace, share)?,
-        None => Tiers::of(&routing, &options)?,
+        None => Tiers::of(&routing, options)?,
     };
-    simulate_policy(&routing, &options, tiers, |shape| policy.build(shape, &options.profile))
+    simulate_policy(&routing, options, tiers, |shape| options.policy.build(shape, &options.profile))
 }
 
 /// Slots and reads of the traced model itself.

@@ -1,4 +1,4 @@
-//! What a trace has for training: its decode steps, as many of each request.
+//! Training samples from a trace: its decode steps, the same number from each request.
 
 use crate::policy::Phase;
 use crate::trace::by_turns;
@@ -9,7 +9,7 @@ use crate::train::{LayerSamples, Samples};
 /// as large as its samples, come to that.
 const BYTES_MAX: usize = 4 << 30;
 
-/// At most `n_max` tokens. The error is half a sentence.
+/// At most `n_max` tokens. Returns the reason as a clause, for use after a colon.
 pub fn of_trace(trace: &Trace, n_max: usize) -> Result<Samples, String> {
     let tokens = choose(trace, n_max);
     let token_bytes = token_bytes(trace);
@@ -54,7 +54,7 @@ fn choose(trace: &Trace, n_max: usize) -> Vec<Token> {
     tokens
 }
 
-/// Of a token's samples.
+/// Bytes of a token's samples.
 fn token_bytes(trace: &Trace) -> usize {
     let header = trace.header();
     let layer = |layer: usize| header.n_embd + header.k + 2 * header.layers[layer].n_experts;

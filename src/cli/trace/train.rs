@@ -1,6 +1,6 @@
-//! `moeba trace train`: PreScope's predictor, learned from what a model's routers saw and chose,
-//! and how far ahead FineMoE is to prefetch. What was learned goes into a policies' profile of that
-//! model, beside what is there.
+//! `moeba trace train`: trains PreScope's predictor on the inputs and choices of a model's routers,
+//! and finds FineMoE's prefetch distance. Both go into the model's profile, beside its other
+//! sections.
 
 use super::super::args;
 use super::super::new_file::{NewFile, write_text};
@@ -111,7 +111,7 @@ fn read_profile(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// What the profile has already: nothing if there is no such file.
+/// The present profile; an empty one if there is no file.
 fn existing(path: &Path, key: &ModelKey) -> Result<Profile> {
     match read_profile(path) {
         Ok(bytes) if bytes.is_empty() => Ok(Profile::default()),

@@ -29,7 +29,7 @@ enum Kind {
     PromptRouted {
         n_tokens: u32,
     },
-    Foreseen,
+    Predicted,
     IterationEnd(Phase, Timing),
     RequestEnd,
 }
@@ -62,10 +62,10 @@ impl OwnedEvent {
                 self.values.extend(routed.probs);
                 self.of(routed.request, Kind::PromptRouted { n_tokens: routed.n_tokens })
             }
-            Event::Foreseen { layer, probs } => {
+            Event::Predicted { layer, probs } => {
                 self.layer = layer;
                 self.values.extend(probs);
-                Kind::Foreseen
+                Kind::Predicted
             }
             Event::IterationEnd { request, phase, timing } => {
                 self.of(request, Kind::IterationEnd(phase, timing))
@@ -96,7 +96,7 @@ impl OwnedEvent {
                 let (counts, probs) = (ids, values);
                 Event::PromptRouted(PromptRouted { request, layer, n_tokens, counts, probs })
             }
-            Kind::Foreseen => Event::Foreseen { layer, probs: values },
+            Kind::Predicted => Event::Predicted { layer, probs: values },
             Kind::IterationEnd(phase, timing) => Event::IterationEnd { request, phase, timing },
             Kind::RequestEnd => Event::RequestEnd { request },
         }
@@ -121,7 +121,7 @@ mod tests {
             Event::Routed(routed),
             Event::Routed(Routed { ahead: None, hidden: &[], ..routed }),
             Event::PromptRouted(prompt),
-            Event::Foreseen { layer: 2, probs },
+            Event::Predicted { layer: 2, probs },
             Event::IterationEnd { request: 5, phase, timing },
             Event::RequestEnd { request: 5 },
         ];

@@ -57,7 +57,7 @@ impl Columns {
 pub struct Block {
     /// The kind of the request that begins here.
     pub begins: Option<String>,
-    /// Of `columns.ids`, how many are the prompt's.
+    /// The number of `columns.ids` that belong to the prompt.
     pub n_prompt: usize,
     pub n_decode: usize,
     pub n_new: usize,
@@ -268,7 +268,7 @@ fn put_column(rows: &[u8], row: usize, width: usize, parts: &[Range<usize>], out
     }
 }
 
-/// What `put_column` wrote for `n` rows.
+/// Reads `n` rows that `put_column` wrote.
 fn take_column(
     from: &mut Bytes<'_>,
     n: usize,

@@ -21,7 +21,7 @@ impl Fault {
 
 pub struct Bytes<'a> {
     rest: &'a [u8],
-    /// What these bytes are, for messages.
+    /// Name of these bytes, for messages.
     what: String,
     /// Position of `rest`.
     at: usize,
@@ -106,7 +106,7 @@ impl<'a> Bytes<'a> {
     }
 }
 
-/// What `Bytes::string` reads; of a long text the beginning.
+/// Writes a string for `Bytes::string`; a long text is cut.
 pub fn put_string(text: &str, out: &mut Vec<u8>) {
     let len = (0..=text.len().min(u16::MAX.into())).rev().find(|n| text.is_char_boundary(*n));
     let text = &text[..len.expect("0 is a boundary")];

@@ -1,12 +1,13 @@
-//! What a trace says of its model and of itself. Layout, behind its length: model name (u16
-//! length, UTF-8), model key (32 bytes), u32 n_embd, u32 k, u8 precision (0 compact, 1 exact), u8
-//! whether there are hidden states, u8 the largest distance ahead, u32 layers; then for each layer
-//! u32 experts (0: dense), u64 bytes of an expert, u32 granules of an expert, u64 bytes of a slot.
+//! The header of a trace. Layout, after its length: model name (u16 length, UTF-8), model key (32
+//! bytes), u32 n_embd, u32 k, u8 precision (0 compact, 1 exact), u8 whether there are hidden
+//! states, u8 the largest distance ahead, u32 layers; then for each layer u32 experts (0: dense),
+//! u64 bytes of an expert, u32 granules of an expert, u64 bytes of a slot.
 
 use super::bytes::{Bytes, Fault, put_string};
 use crate::policy::ModelKey;
 
-/// More distances than this say nothing: what a layer's activation foretells has faded.
+/// Larger distances carry no information: a layer's activation no longer predicts that layer's
+/// routing.
 pub const MAX_AHEAD: usize = 6;
 
 /// Ids of experts are u16.
@@ -27,10 +28,10 @@ pub enum Precision {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LayerShape {
     pub n_experts: usize,
-    /// Of one expert in the file.
+    /// Bytes of one expert in the file.
     pub expert_bytes: u64,
     pub n_granules: usize,
-    /// Of one granule in a tier.
+    /// Bytes of one granule in a tier.
     pub slot_bytes: u64,
 }
 
@@ -112,7 +113,7 @@ impl Header {
         }
     }
 
-    /// What is wrong with the numbers: expected, got.
+    /// The first number out of range: expected, got.
     fn fault(&self) -> Option<(String, usize)> {
         let most = |max: usize, what: &str, n: usize| {
             (n > max).then(|| (format!("at most {max} {what}"), n))

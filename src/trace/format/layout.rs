@@ -1,9 +1,9 @@
-//! Where a layer's values stand in a token's row of each column. Only MoE layers have any.
+//! Positions of a layer's values in a token's row of each column. Only MoE layers have values.
 
 use super::Header;
 use std::ops::Range;
 
-/// What a router makes of an earlier activation.
+/// A router's probabilities for an earlier activation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AheadPart {
     /// The layer that the router belongs to.
@@ -18,7 +18,7 @@ pub struct LayerPart {
     pub chosen: Range<usize>,
     pub probs: Range<usize>,
     pub hidden: Range<usize>,
-    /// Of distances 1 and up.
+    /// Parts of distances 1 and up.
     pub ahead: Vec<AheadPart>,
 }
 

@@ -1,6 +1,6 @@
-//! Routing traces: which experts a model chose for real text, and what a policy could have seen
-//! when it had to foresee that. A `.mtrace` file belongs to one model and holds requests, each a
-//! prompt and the decode steps after it.
+//! Routing traces: the experts that a model chose for real text, and the inputs that a policy has
+//! when it predicts them. A `.mtrace` file belongs to one model and holds requests, each a prompt
+//! and the decode steps after it.
 //!
 //! For each token: its id, and for each MoE layer the chosen experts, best first, and the
 //! probabilities of all experts. The embedding of a token never changes, so each is stored once.

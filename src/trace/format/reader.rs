@@ -12,14 +12,14 @@ use std::path::Path;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// What sort of text it is.
+    /// The kind of text.
     pub kind: String,
     /// Its prompt and then its decode steps.
     pub tokens: Range<usize>,
     pub n_prompt: usize,
 }
 
-/// Where a token's values are.
+/// Positions of a token's values.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     embedding: usize,

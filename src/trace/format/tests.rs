@@ -144,7 +144,7 @@ impl Example {
                     let half_a_step = 10.0 / 254.0 + 1e-5;
                     self.alike(trace.embedding(token), &wanted, half_a_step);
                     (0..self.header.layers.len())
-                        .for_each(|layer| self.check_layer(trace, (token, layer), pass, i));
+                        .for_each(|layer| self.check_layer(trace, token, layer, pass, i));
                     token += 1;
                 }
             }
@@ -155,7 +155,7 @@ impl Example {
         assert_eq!(trace.n_tokens(), token);
     }
 
-    fn check_layer(&self, trace: &Trace, (token, layer): (usize, usize), pass: &Pass, i: usize) {
+    fn check_layer(&self, trace: &Trace, token: usize, layer: usize, pass: &Pass, i: usize) {
         let (routed, n) = (&pass.layers[layer], self.header.layers[layer].n_experts);
         let mut got = vec![f32::NAN];
         let k = self.header.k.min(n);

@@ -11,9 +11,9 @@ use std::ops::Range;
 /// A block is written when its columns have this many bytes, or its request ends.
 const BLOCK_BYTES: usize = 1 << 20;
 
-/// Told what happens in the order of the engine's events: `begin_request`; for each forward pass
-/// `begin_pass`, for each MoE layer `routed` and, of decode steps, what the header promises.
-/// Panics if told something else: what is left out would be read as zeros.
+/// Call its methods in the order of the engine's events: `begin_request`; for each forward pass
+/// `begin_pass`; for each MoE layer `routed` and, in decode steps, the optional values that the
+/// header announces. Panics on any other order or missing values, which would be read as zeros.
 pub struct Writer<W: Write> {
     out: W,
     header: Header,
@@ -68,7 +68,7 @@ impl<W: Write> Writer<W> {
         &self.header
     }
 
-    /// `kind`: what sort of text it is.
+    /// `kind`: the kind of text.
     pub fn begin_request(&mut self, kind: &str) -> io::Result<()> {
         self.flush()?;
         self.in_request = true;
@@ -158,7 +158,7 @@ impl<W: Write> Writer<W> {
         self.pass.missing -= part.range.len();
     }
 
-    /// What the router of a layer saw in a decode step: [n_embd].
+    /// The input of a layer's router in a decode step: [n_embd].
     pub fn hidden(&mut self, layer: usize, hidden: &[f32]) {
         let part = &self.codec.layout.layers[layer].hidden;
         if part.is_empty() || self.pass.decode_rows.is_empty() {

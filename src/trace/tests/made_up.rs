@@ -50,7 +50,8 @@ fn probs(chosen: &[u32], n: usize) -> Vec<f32> {
     probs
 }
 
-/// Each layer foresees the next MoE layer, of the same or the next token, all but `wrong` in 10.
+/// Each layer looks ahead to the next MoE layer, of the same or the next token, wrong in `wrong` of
+/// 10.
 fn look_ahead(routing: &mut Recorded, draws: &mut Draws, wrong: u64) {
     let next = Shape::of_model(routing.n_experts.clone(), routing.k).next_moe_layers();
     for t in 0..routing.tokens.len() {

@@ -178,14 +178,15 @@ fn with_room_for_all_each_expert_is_missed_once() {
             used.extend(layer.chosen.iter().map(|e| (l, *e)));
         }
     }
-    // In lockstep, so that what prompts foresee has landed as a whole when it is asked for.
+    // In lockstep, so that a prompt's layer prefetch has landed as a whole when the layer is
+    // reached.
     let cold = SimOptions { mode: Mode::Lockstep, ..options("on-demand", 1.0) };
     let c = simulate(&routing, &cold).unwrap().counters;
-    // An expert is missed, or foreseen and no miss; all are of one size.
+    // An expert is missed, or predicted and no miss; all are of one size.
     let expert_bytes = c.demand_bytes / c.misses;
-    let n_foreseen = c.prefetch_used_bytes / expert_bytes;
-    assert!(n_foreseen > 0 && c.prefetch_used_bytes.is_multiple_of(expert_bytes));
-    assert_eq!(c.misses + n_foreseen, used.len() as u64);
+    let n_prefetched = c.prefetch_used_bytes / expert_bytes;
+    assert!(n_prefetched > 0 && c.prefetch_used_bytes.is_multiple_of(expert_bytes));
+    assert_eq!(c.misses + n_prefetched, used.len() as u64);
     assert_eq!(c.hits_partial, 0);
     // Warmed up, nothing is left to read.
     let warm = SimOptions { n_warm_up: 2, ..cold };
@@ -327,7 +328,7 @@ fn events_come_in_the_engines_order() {
                 }
                 Event::RequestStart { .. } => "request".into(),
                 Event::RequestEnd { .. } => "over".into(),
-                Event::Foreseen { .. } => "foreseen".into(),
+                Event::Predicted { .. } => "predicted".into(),
             };
             self.0.send(text).unwrap();
         }

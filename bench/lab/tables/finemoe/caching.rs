@@ -7,7 +7,7 @@ use crate::tables::{Claim, Inputs, Row, Source, Table, columns};
 use moeba::Result;
 use moeba::trace::{SimOptions, simulate};
 
-/// Of all experts' memory.
+/// Shares of all experts' memory.
 const SHARES: [f64; 3] = [0.25, 0.5, 0.75];
 
 /// The first three are the paper's.

@@ -7,7 +7,7 @@ use crate::tables::{Axes, Cell, Claim, Inputs, Paper, Row, Source, Table, column
 use moeba::Result;
 use moeba::trace::{SimOptions, simulate};
 
-/// Of all experts' memory; the paper goes from 6 to 96 GB, of which Mixtral's take 90.
+/// Shares of all experts' memory; the paper goes from 6 to 96 GB, of which Mixtral's take 90.
 const SHARES: [f64; 4] = [0.1, 0.25, 0.5, 0.75];
 
 const FINEMOE: &str = "finemoe";

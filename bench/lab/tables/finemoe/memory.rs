@@ -14,7 +14,7 @@ const UNIT: usize = 1024;
 const MODELS: [(&str, usize, usize, usize); 3] =
     [("Mixtral-8×7B", 32, 8, 2), ("Qwen1.5-MoE", 24, 60, 4), ("Phi-3.5-MoE", 32, 16, 2)];
 
-/// Of the published shapes, whatever the inputs.
+/// Figure 18, for the published shapes; it does not depend on the inputs.
 pub fn figure_18(_: &Inputs) -> Result<Vec<Table>> {
     let rows = MODELS.map(|(name, n_layers, n_experts, k)| {
         let shape = Shape::of_model(vec![n_experts; n_layers], k);

@@ -1,5 +1,5 @@
 //! FineMoE (Yu et al., EuroSys 2026): its figures on our routing. The paper's text states findings
-//! and few numbers; its plots are not repeated here.
+//! and few numbers; its plots are not reproduced here.
 //!
 //! Stores and collections are filled beforehand, as in the paper's offline setting (§6.2): with the
 //! first 70 % of the requests of each kind of text. What is shown is of the others, during which
@@ -45,7 +45,7 @@ pub fn all(inputs: &Inputs) -> Result<Vec<Table>> {
     Ok(tables)
 }
 
-/// What the paper's text says of a figure that is a plot.
+/// The paper's statements on a figure that is a plot.
 fn stated(setting: &str, findings: &[(&str, &str)]) -> Paper {
     let row = |(of, finding): &(&str, &str)| Row::new(*of, [Cell::Text(finding.to_string())]);
     Paper {
@@ -55,7 +55,7 @@ fn stated(setting: &str, findings: &[(&str, &str)]) -> Paper {
     }
 }
 
-/// How a setting tells whose routing it is where nothing is moved, and sizes do not matter.
+/// Names the routing in the setting of a table where nothing is loaded and sizes do not matter.
 fn routing_of(trace: &Trace) -> String {
     let header = trace.header();
     let n_experts = header.layers.iter().map(|layer| layer.n_experts).max().unwrap_or(0);
@@ -66,7 +66,7 @@ fn routing_of(trace: &Trace) -> String {
     )
 }
 
-/// How a setting tells what was learned from and what was counted.
+/// Says in a setting how many requests are learned from and counted.
 fn learned(split: &Split) -> String {
     let (known, new) = (split.known.len(), split.new.len());
     let counted = new.saturating_sub(N_WARM_UP);

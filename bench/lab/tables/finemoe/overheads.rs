@@ -14,7 +14,7 @@ use moeba::trace::{Report, SimOptions, simulate};
 
 /// ns of a search.
 const SEARCHES: [u64; 4] = [0, 50_000, 500_000, 5_000_000];
-/// Of all experts' memory.
+/// Share of all experts' memory.
 const SHARE: f64 = 0.5;
 const N_NEW: usize = 15;
 

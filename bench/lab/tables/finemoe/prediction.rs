@@ -140,7 +140,7 @@ fn claims(table: &Table) -> Vec<Claim> {
     claims
 }
 
-/// What a map search found of the new requests at one distance.
+/// Results of map searches for the new requests at one distance.
 struct Found {
     hit_rate: f64,
     n_predicted: f64,
@@ -153,7 +153,7 @@ struct ByMap {
     best: usize,
 }
 
-/// What was found is of the new requests alone: what came of all less what came of the known.
+/// Results for the new requests only: those for all requests minus those for the known ones.
 fn by_map(
     routing: &dyn Routing,
     split: &Split,

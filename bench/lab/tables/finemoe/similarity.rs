@@ -13,7 +13,7 @@ use moeba::trace::Routing;
 const N_ITERATIONS: usize = 3000;
 const N_PAIRS: u64 = 100_000;
 
-/// Of similarities from 0 to 1; what is below 0 is in the first.
+/// Bins of similarities from 0 to 1; values below 0 are in the first.
 const N_BINS: usize = 10;
 /// Fewer say nothing of a bin: hit rates within one deviate by 4 to 18 points, so that the mean of
 /// a hundred is off by less than `NOISE`.

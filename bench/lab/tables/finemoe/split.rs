@@ -8,7 +8,7 @@ use moeba::trace::format::Trace;
 use moeba::trace::{Pass, Routing, in_turn};
 use std::collections::BTreeMap;
 
-/// Of ten requests of a kind, how many are known: 70 % (§6.1).
+/// Known requests in ten of a kind: 70 % (§6.1).
 const KNOWN_OF_TEN: usize = 7;
 
 /// Requests by number, the kinds in turn, so that a part from the start has something of each.
@@ -46,7 +46,7 @@ pub fn steps(routing: &dyn Routing, requests: &[usize]) -> Vec<usize> {
     steps.map(|pass| pass.tokens.start).collect()
 }
 
-/// What FineMoE stores of a decode step.
+/// A decode step as FineMoE stores it.
 pub fn iteration(routing: &dyn Routing, step: usize) -> finemoe::Iteration {
     let mut iteration = finemoe::Iteration::default();
     routing.embedding(step, &mut iteration.embedding);
@@ -67,7 +67,7 @@ pub fn shape(routing: &dyn Routing) -> Shape {
     Shape::of_model(routing.n_experts().to_vec(), routing.k())
 }
 
-/// What FineMoE and MoE-Infinity know when they have seen these requests.
+/// The profile of FineMoE and MoE-Infinity after these requests.
 pub fn profile(routing: &dyn Routing, requests: &[usize]) -> Profile {
     let shape = shape(routing);
     let mut profile = Profile::default();
@@ -115,7 +115,7 @@ fn teach(routing: &dyn Routing, request: usize, predictor: &mut dyn Predictor) {
     predictor.observe(&Event::RequestEnd { request: 0 });
 }
 
-/// Of all tokens of a pass.
+/// The experts of all tokens of a pass.
 pub fn chosen(routing: &dyn Routing, pass: &Pass, layer: usize) -> Vec<u32> {
     let mut chosen = Vec::new();
     let of = |token| {

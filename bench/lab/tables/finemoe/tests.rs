@@ -14,7 +14,7 @@ const N_EXPERTS: usize = 8;
 const N_EMBD: usize = 8;
 const N_REQUESTS: usize = 40;
 const AHEAD: usize = 3;
-/// Of the last of which the experts follow, so that there is something to predict.
+/// Themes. Experts follow the last token's theme, so that they can be predicted.
 const N_THEMES: u64 = 5;
 
 fn draw(of: [u64; 3]) -> u64 {

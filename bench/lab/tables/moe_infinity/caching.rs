@@ -112,7 +112,7 @@ fn claims(table: &Table) -> Vec<Claim> {
         Claim::new(
             "They stay within 11 points of the ideal, as the paper's table does",
             everywhere(&|v| v[2] >= v[3] - 11.0),
-            "foreseeing what the next layer uses is worth more here than in the paper, whose \
+            "knowing what the next layer uses is worth more here than in the paper, whose \
              ideal hits half or less where slots are few.",
         ),
     ]

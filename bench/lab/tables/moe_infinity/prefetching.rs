@@ -10,7 +10,7 @@ use moeba::trace::Report;
 
 /// Slots of the buffer in parts of all experts: a few layers, and what Switch had in Table 5.
 const SHARES: [f64; 2] = [0.25, 0.62];
-/// Of each kind's requests every third.
+/// Every third request of each kind.
 const STEP: usize = 3;
 
 /// The paper's names, and the policies whose predictors they are.
@@ -167,7 +167,7 @@ const OFF: InfinityOptions = InfinityOptions {
     layer_proximity: false,
 };
 
-/// What each row of Table 4 adds; `None`: all of the next layer.
+/// The design of each row of Table 4; `None` prefetches all of the next layer.
 fn designs() -> [(&'static str, Option<InfinityOptions>); 5] {
     let request_level = InfinityOptions { request_level: true, ..OFF };
     let multi_layer = InfinityOptions { multi_layer: true, ..request_level };

@@ -99,7 +99,7 @@ fn claims(table: &Table) -> Vec<Claim> {
         Claim::new(
             "Decode is slower without prefetching",
             slower(NO_PREFETCH),
-            "loads that nobody uses are in the way of those that are waited for",
+            "unused loads delay those that are waited for",
         ),
         Claim::new(
             "Decode is slower with random eviction than with LCP",

@@ -31,8 +31,8 @@ pub struct Bench<'a> {
     pub as_measured: bool,
 }
 
-/// What Qwen1.5-MoE took on the paper's machine, ns a token: its 24 layers with everything in
-/// memory (section 4.3), and the loads of its 96 experts (section 1).
+/// Times of Qwen1.5-MoE on the paper's machine, ns a token: its 24 layers with everything in memory
+/// (section 4.3), and the loads of its 96 experts (section 1).
 const TOKEN_NS: f64 = 57e6;
 const LOADS_NS: f64 = 165e6;
 pub const N_LAYERS: f64 = 24.0;
@@ -46,7 +46,7 @@ impl<'a> Bench<'a> {
         Bench { source, traced, order, n_warm_up, as_measured: false }
     }
 
-    /// Of the requests that are served.
+    /// Routing of the served requests.
     pub fn routing(&self) -> Ordered<'_> {
         Ordered { routing: &self.traced, order: self.order.clone() }
     }
@@ -79,7 +79,7 @@ impl<'a> Bench<'a> {
         format!("{}{times}", self.source.stands_for)
     }
 
-    /// Of all layers.
+    /// Experts of all layers.
     pub fn n_experts(&self) -> usize {
         self.traced.n_experts().iter().sum()
     }

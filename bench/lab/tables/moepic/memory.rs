@@ -42,7 +42,7 @@ pub fn figure_8(inputs: &Inputs) -> Result<Vec<Table>> {
 struct Times<'a> {
     bench: &'a Bench<'a>,
     options: SimOptions,
-    /// What is searched from.
+    /// The smallest budget of the search.
     least: u32,
     known: BTreeMap<u32, f64>,
 }

@@ -36,7 +36,7 @@ struct Ids {
     coarse: &'static str,
 }
 
-/// What `of` makes of each bench that has a name. Every n-th request is replayed.
+/// Applies `of` to each bench that has a name, with every n-th request.
 fn each<'a>(
     inputs: &Inputs<'a>,
     ids: Ids,

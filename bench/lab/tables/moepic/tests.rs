@@ -17,8 +17,8 @@ fn probs(chosen: &[u32], n: usize) -> Vec<f32> {
     probs
 }
 
-/// Requests of two kinds, one kind after the other, of a prompt of four tokens and some steps.
-/// What is foreseen is the same token's other layer.
+/// Requests of two kinds, one kind after the other, of a prompt of four tokens and some steps. The
+/// look-ahead shows the same token's other layer.
 fn trace() -> Trace {
     let layers = N_EXPERTS.map(|n_experts| match n_experts {
         0 => LayerShape::default(),

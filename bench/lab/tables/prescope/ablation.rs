@@ -15,7 +15,7 @@ const PARTS: [(&str, Part); 4] = [
 /// A row of its own where there are networks: LLaPor's place taken by the next layers' routers.
 const GATE: &str = "LLaPor, but with the gate";
 
-/// Of the experts that are kept instead of the hot ones.
+/// Seed for the experts that are kept instead of the hot ones.
 const SEED: u64 = 1;
 
 pub fn figure_15(bench: &Bench) -> Table {
@@ -54,7 +54,7 @@ pub fn figure_15(bench: &Bench) -> Table {
         plot: Some(Axes { x: "batch".into(), y: "throughput lost, %".into() }),
         ..Table::default()
     };
-    table.claims = claims(&table, kept);
+    table.claims = claims(&table, kept.0, kept.1);
     table.claims.extend(bench.has_networks().then(|| networks_claim(&table)));
     table
 }
@@ -63,7 +63,7 @@ fn losses(name: String, full: &[Option<HybridReport>], without: &[Option<HybridR
     Row::new(name, full.iter().zip(without).map(|(full, without)| loss(full, without)))
 }
 
-/// Of the throughput, a part of 1.
+/// Loss of throughput, as a share.
 fn loss(full: &Option<HybridReport>, without: &Option<HybridReport>) -> Cell {
     match (full, without) {
         (Some(full), Some(without)) => {
@@ -110,7 +110,7 @@ fn ends(values: &[f64]) -> (f64, f64) {
     (first, there.next_back().unwrap_or(first))
 }
 
-fn claims(table: &Table, (hot, random): (f64, f64)) -> Vec<Claim> {
+fn claims(table: &Table, hot: f64, random: f64) -> Vec<Claim> {
     let all = |name: &str| DEVICES.map(|device| table.values(&on(name, device))).concat();
     let least = |name: &str| all(name).into_iter().fold(f64::MAX, f64::min);
     let most = |name: &str| all(name).into_iter().fold(f64::MIN, f64::max);
@@ -129,7 +129,7 @@ fn claims(table: &Table, (hot, random): (f64, f64)) -> Vec<Claim> {
         Claim::new(
             format!("Each part is worth 20 % or more somewhere (at most: {highest})"),
             PARTS.iter().all(|(name, _)| most(name) >= 20.0),
-            "what one part leaves undone another does: an upload that was not foreseen is still \
+            "what one part leaves undone another does: an upload that was not predicted is still \
              an upload, and the CPU takes what the link does not bring",
         ),
         Claim::new(

@@ -108,7 +108,7 @@ fn span(report: &LlaporReport, measure: &str) -> Option<(f64, f64)> {
     })
 }
 
-/// What a layer's network takes, by rows of the table: measure, unit and its size.
+/// Costs of a layer's network, by rows of the table: measure, unit and its size.
 const TAKEN: [(&str, &str, &str, f64); 3] = [
     ("Memory", "bytes", "MiB", MIB),
     ("Time", PREDICTION, "µs", 1.0),

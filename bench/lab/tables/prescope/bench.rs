@@ -1,5 +1,5 @@
-//! What the batches of both figures are: the same requests, of all kinds in turn, in batches of
-//! each size, on a GPU that keeps a part of the experts.
+//! The batches of both figures: the same requests, of all kinds in turn, in batches of each size,
+//! on a GPU that keeps a part of the experts.
 
 use super::networks::{Networks, Trained, n_new};
 use crate::hybrid::{
@@ -28,7 +28,7 @@ const N_PAST: usize = N_SERVED / 2;
 
 pub struct Bench<'a> {
     source: Source<'a>,
-    /// Of each size, with what routers make of the activation of a layer before.
+    /// Batches of each size, predicted by routers on the activation of the layer before.
     gate: Vec<Batches>,
     /// The same with what trained networks predict.
     llapor: Option<Vec<Batches>>,
@@ -37,8 +37,7 @@ pub struct Bench<'a> {
     n_served: usize,
 }
 
-/// Of the models that the papers used those two whose figures the text gives, on the nearest of
-/// our routings.
+/// The two of the paper's models whose figures its text gives, on the nearest of our routings.
 pub fn benches<'a>(inputs: &Inputs<'a>) -> Result<Vec<Bench<'a>>> {
     let fine = inputs.full.unwrap_or(inputs.fine.trace);
     let fine = Source { trace: fine, stands_for: "deepseek-v2-lite" };
@@ -154,7 +153,7 @@ fn run(batches: &[Batches], options: &HybridOptions) -> Vec<Option<HybridReport>
     batches.iter().map(run).collect()
 }
 
-/// Who schedules, by the paper's names.
+/// Schedulers by the paper's names.
 pub const SCHEDULERS: [(&str, Scheduler); 3] = [
     ("PreScope", Scheduler::PreSched),
     ("HybriMoE", Scheduler::Greedy(Prefetching::WhileIdle)),
@@ -174,14 +173,14 @@ pub fn throughput(report: &Option<HybridReport>) -> Cell {
     report.as_ref().map_or(Cell::Missing, |report| Cell::Number(report.tokens_per_second(), 1))
 }
 
-/// Of all experts that were needed, a part of 1.
+/// Share of needed experts that were resident.
 pub fn resident_share(report: &HybridReport) -> f64 {
     let c = &report.counters;
     let all = c.n_resident + c.n_prefetched + c.n_uploaded + c.n_on_cpu;
     c.n_resident as f64 / all.max(1) as f64
 }
 
-/// Of all prefetches, those that were needed: a part of 1.
+/// Share of prefetches that were needed.
 pub fn needed_share(reports: &[HybridReport]) -> f64 {
     let sum = |of: fn(&HybridReport) -> u64| reports.iter().map(of).sum::<u64>();
     let n_needed = sum(|report| report.counters.n_prefetched);

@@ -47,8 +47,8 @@ impl<'a> Networks<'a> {
     }
 }
 
-/// Of requests in the order in which networks were given them, how many at the end were not
-/// trained on in any part.
+/// The number of requests at the end of `order`, the order of training, of which no token was
+/// trained on.
 pub fn n_new(trace: &Trace, order: &[usize], n_held_out: usize) -> usize {
     let mut left = n_held_out;
     let n_decoded = |request: &usize| {

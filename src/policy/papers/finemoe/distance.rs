@@ -1,6 +1,6 @@
 //! How far ahead to prefetch (§6.7): too near, and loads are not hidden; too far, and predictions
-//! are wrong. The paper profiles each model before it serves it; this does it from a recording.
-//! What is found is kept in the model's profile: version and d, u32 each, little-endian.
+//! are wrong. The paper profiles each model before it serves it; this does it from a recording. The
+//! distance is kept in the model's profile: version and d, u32 each, little-endian.
 
 use super::predictor::FineMoeOptions;
 use super::search::{Match, Trajectory};
@@ -11,11 +11,11 @@ use crate::policy::{Costs, Profile, Shape};
 
 const VERSION: u32 = 1;
 
-/// What a prefetch distance is worth.
+/// Quality of a prefetch distance.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct AtDistance {
     pub distance: usize,
-    /// Of the experts that tokens used, the share that was predicted.
+    /// The share of used experts that was predicted.
     pub hit_rate: f64,
     /// Experts that were predicted, a layer.
     pub n_predicted: f64,
@@ -23,10 +23,10 @@ pub struct AtDistance {
     pub stall_ns: f64,
 }
 
-/// Of distances from 1 to `max_distance`, in this order, what they would have predicted of these
-/// iterations, each of them searched for in those before it; and what that costs if a share
-/// `absent` of the experts is not in memory. `options.distance` counts for the store alone, when
-/// it is full. An iteration that lacks layers is predicted as far as it goes, and not stored.
+/// Evaluates the distances from 1 to `max_distance`, in this order. Each iteration is searched for
+/// among those before it; the cost assumes that a share `absent` of the experts is not in memory.
+/// `options.distance` is used only by the store, when it is full. An iteration that lacks layers is
+/// predicted as far as it goes, and not stored.
 pub fn profile_distances(
     shape: &Shape,
     options: FineMoeOptions,
@@ -81,7 +81,7 @@ pub fn best_distance(profile: &[AtDistance]) -> Option<usize> {
     best.map(|at| at.distance)
 }
 
-/// Where a profile has the distance.
+/// The profile's section with the distance.
 pub const DISTANCE_SECTION: &str = "finemoe.distance";
 
 pub fn save_distance(distance: usize, profile: &mut Profile) {
@@ -89,7 +89,8 @@ pub fn save_distance(distance: usize, profile: &mut Profile) {
     profile.set(DISTANCE_SECTION, numbers.iter().flat_map(|n| n.to_le_bytes()).collect());
 }
 
-/// What was saved for a model of this shape. The error is half a sentence.
+/// Restores the distance that was saved for a model of this shape. Returns the reason as a clause,
+/// for use after a colon.
 pub fn restore_distance(shape: &Shape, bytes: &[u8]) -> Result<usize, String> {
     let (numbers, rest) = bytes.as_chunks();
     let numbers: Vec<u32> = numbers.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
@@ -106,9 +107,9 @@ pub fn restore_distance(shape: &Shape, bytes: &[u8]) -> Result<usize, String> {
     Ok(distance)
 }
 
-/// A missed expert is waited for while it is loaded. Predicted ones are loaded one after another:
-/// a layer's within the time of d layers, and also within that of one, as the next layer's follow.
-/// What exceeds either is waited for. Where less than one is to load, one is, now and then.
+/// A missed expert is waited for while it is loaded. Predicted ones are loaded one after another: a
+/// layer's within the time of d layers, and also within that of one, as the next layer's follow.
+/// The excess over either is waited for. A mean below one load means one load now and then.
 fn stall_ns(at: &AtDistance, k: usize, costs: &Costs, absent: f64) -> f64 {
     let layer_ns = costs.attention_ns + costs.experts_ns;
     let missed = k as f64 * (1.0 - at.hit_rate) * absent;

@@ -1,4 +1,4 @@
-//! What FineMoE drops (§4.5): first those with the highest 1 / (p · freq).
+//! FineMoE's eviction (§4.5): the expert with the highest 1 / (p · freq) goes first.
 
 use crate::policy::{Event, Eviction, Expert, PerExpert, Routed, Shape};
 
@@ -6,7 +6,7 @@ use crate::policy::{Event, Eviction, Expert, PerExpert, Routed, Shape};
 const MIN_P: f32 = 1e-9;
 
 /// By p · freq. freq counts the tokens of decode that used the expert and never ages; prompts do
-/// not use the decode experts' room. p is the layer's last `Foreseen` probability, before any 1/J.
+/// not use the decode experts' room. p is the layer's last `Predicted` probability, before any 1/J.
 ///
 /// The formula puts experts that were never used before all others; among themselves they go by p.
 /// One that was prefetched and not yet used is the tier's to protect.
@@ -39,7 +39,7 @@ impl Eviction for MapEviction {
             Event::Routed(Routed { layer, chosen, .. }) => {
                 chosen.iter().for_each(|&expert| self.experts[Expert { layer, expert }].freq += 1);
             }
-            Event::Foreseen { layer, probs } => {
+            Event::Predicted { layer, probs } => {
                 for (expert, &p) in (0u32..).zip(probs) {
                     let p = if p.is_nan() { 0.0 } else { p.clamp(0.0, 1.0) };
                     self.experts[Expert { layer, expert }].p = p;

@@ -8,7 +8,7 @@ use std::ops::Range;
 pub(super) struct MoeLayers {
     /// The model's number of each MoE layer, ascending.
     numbers: Vec<u32>,
-    /// Where each layer begins in an array of all experts; one more, at the end of it.
+    /// The first index of each layer in an array of all experts, and the array's length.
     starts: Vec<usize>,
 }
 

@@ -1,10 +1,10 @@
-//! FineMoE (Yu et al., EuroSys 2026): of each iteration it keeps the semantic embedding and the
-//! expert map, all routers' probabilities, and searches among them for the iteration that is most
-//! like the present one. The embedding tells the first d layers (§4.2.1); then, whenever a layer's
-//! router has spoken, the trajectory so far tells the layer d further on (§4.2.2). The less
-//! similar the map that was found, the more experts are prefetched (§4.3).
+//! FineMoE (Yu et al., EuroSys 2026). It stores each iteration's semantic embedding and expert map
+//! (the probabilities of all routers) and searches the store for the iteration that is most similar
+//! to the present one. The embedding predicts the first d layers (§4.2.1); after each layer's
+//! router, the trajectory so far predicts the layer d further on (§4.2.2). The lower the
+//! similarity, the more experts are prefetched (§4.3).
 //!
-//! Where the paper leaves it open:
+//! Decisions where the paper is silent:
 //! - Prompts are iterations, too (§3.2), so they are stored: with the mean embedding and the mean
 //!   probabilities of their tokens. A prompt that is fed in parts is one iteration a part. They
 //!   are not searched for, as experts are not prefetched for them.

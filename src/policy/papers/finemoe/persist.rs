@@ -3,17 +3,17 @@
 //! Layout, little-endian: d, number of maps n, values of an embedding's sketch, number of MoE
 //! layers (u32 each); for each MoE layer its number, its experts and how many of them a row keeps
 //! (u32 each); the sketches, i8 [n, values]; then for each MoE layer scale and rest of each row,
-//! f32 [n, 2], ids, u16 [n, kept], and levels, u8 [n, kept]. Norms are made anew.
+//! f32 [n, 2], ids, u16 [n, kept], and levels, u8 [n, kept]. Norms are recomputed.
 //!
-//! Maps are the same for every d, which only weighed what made room for them: a store may go on
-//! with another.
+//! Maps do not depend on d, which only weights what a full store replaces, so a store can go on
+//! with another d.
 
 use super::row::Head;
 use super::sketch::DIMS;
 use super::store::{MapStore, Rows};
 use crate::policy::Shape;
 
-/// Where in the header things are.
+/// Positions in the header.
 const DISTANCE: usize = 0;
 const N_MAPS: usize = 1;
 
@@ -37,8 +37,8 @@ impl MapStore {
         out
     }
 
-    /// Of more maps than there is room for, the first. Refuses what was not saved for this shape;
-    /// the error is half a sentence.
+    /// Keeps the first maps if there are more than the capacity. Refuses a store of another shape:
+    /// returns the reason as a clause, for use after a colon.
     pub(super) fn restore(
         shape: &Shape,
         capacity: usize,

@@ -40,7 +40,7 @@ pub struct FineMoe {
     /// Ordinals that the last event has searched for.
     told: Range<usize>,
     /// Their probabilities, [all experts]; other places are stale.
-    foreseen: Vec<f32>,
+    merged_probs: Vec<f32>,
     /// Room for similarities.
     scores: Vec<f32>,
     /// All false between calls.
@@ -55,7 +55,8 @@ impl FineMoe {
         Self::with_store(shape, options, MapStore::new(shape, options.capacity, options.distance))
     }
 
-    /// From what `save` has put into `SECTION`. The error is half a sentence: what is wrong.
+    /// Restores the section that `save` has written. Returns the reason as a clause, for use after
+    /// a colon.
     pub fn restore(shape: &Shape, options: FineMoeOptions, bytes: &[u8]) -> Result<Self, String> {
         let store = MapStore::restore(shape, options.capacity, options.distance, bytes)?;
         Ok(Self::with_store(shape, options, store))
@@ -65,7 +66,7 @@ impl FineMoe {
         Self {
             options,
             k: shape.k,
-            foreseen: vec![0.0; store.layers.n_all_experts()],
+            merged_probs: vec![0.0; store.layers.n_all_experts()],
             store,
             timelines: Vec::new(),
             n_events: 0,
@@ -79,8 +80,8 @@ impl FineMoe {
         &self.store
     }
 
-    /// Where the request's timeline is; a new one if it has none, in the place of the one that has
-    /// been silent the longest if there are too many.
+    /// The index of the request's timeline. Makes one if there is none, and replaces the one
+    /// without events for the longest time if there are too many.
     fn timeline(&mut self, request: u32) -> usize {
         let known = self.timelines.iter().position(|timeline| timeline.request == request);
         let at = known.unwrap_or_else(|| {
@@ -111,7 +112,7 @@ impl FineMoe {
         timeline.start(&self.store, Some(embedding));
         if phase == Phase::Decode && self.options.use_semantic {
             let found = self.store.nearest_sketch(&timeline.sketch, &mut self.scores);
-            self.foresee(at, 0..self.store.distance, found);
+            self.predict_layers(at, 0..self.store.distance, found);
         }
     }
 
@@ -130,12 +131,12 @@ impl FineMoe {
         if phase == Phase::Decode && !targets.is_empty() {
             timeline.asked = end;
             let found = timeline.trajectory.best_in(&mut self.scores);
-            self.foresee(at, targets, found);
+            self.predict_layers(at, targets, found);
         }
     }
 
-    /// What the map that was found says of these layers becomes the timeline's prediction.
-    fn foresee(&mut self, at: usize, targets: Range<usize>, found: Option<Match>) {
+    /// Takes these layers of the found map as the timeline's prediction.
+    fn predict_layers(&mut self, at: usize, targets: Range<usize>, found: Option<Match>) {
         let Some(Match { index, score }) = found else { return };
         let threshold = if self.options.use_delta { threshold(score) } else { 0.0 };
         for ordinal in targets.clone() {
@@ -151,7 +152,7 @@ impl FineMoe {
     /// An expert of a layer that several requests wait for is as probable as for the one that most
     /// probably uses it.
     fn merge(&mut self, ordinal: usize) {
-        let merged = &mut self.foreseen[self.store.layers.range(ordinal)];
+        let merged = &mut self.merged_probs[self.store.layers.range(ordinal)];
         merged.fill(0.0);
         for target in self.timelines.iter().filter_map(|timeline| timeline.awaited(ordinal)) {
             merged.iter_mut().zip(&target.probs).for_each(|(max, p)| *max = p.max(*max));
@@ -188,7 +189,7 @@ impl Predictor for FineMoe {
                 self.step(routed.request, Phase::Prompt, routed.layer, routed.probs);
             }
             Event::IterationEnd { request, .. } => self.end(request),
-            Event::Foreseen { .. } => {}
+            Event::Predicted { .. } => {}
         }
     }
 
@@ -221,8 +222,8 @@ impl Predictor for FineMoe {
     fn tell(&self, listener: &mut dyn FnMut(&Event<'_>)) {
         for ordinal in self.told.clone() {
             let layer = self.store.layers.number(ordinal);
-            let probs = &self.foreseen[self.store.layers.range(ordinal)];
-            listener(&Event::Foreseen { layer, probs });
+            let probs = &self.merged_probs[self.store.layers.range(ordinal)];
+            listener(&Event::Predicted { layer, probs });
         }
     }
 

@@ -20,7 +20,7 @@ pub(super) const KEPT: usize = 32;
 /// Fixed point of a new row's probabilities: Σ level · x stays below 2³¹.
 const UNIT: f32 = (1u32 << 20) as f32;
 
-/// What all experts of a row have in common.
+/// The values that all experts of a row share.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Head {
     pub scale: f32,
@@ -92,7 +92,7 @@ pub(super) fn ranked(
 pub(super) struct Query {
     /// Probability by expert, fixed point.
     fixed: Vec<u32>,
-    /// Of the probabilities.
+    /// Sum of the probabilities.
     sum: f32,
 }
 

@@ -19,8 +19,8 @@ pub(super) fn best(scores: &[f32]) -> Option<Match> {
     Some(Match { index, score: max.clamp(-1.0, 1.0) })
 }
 
-/// What an iteration's routers have said so far, and how that compares with the layers that the
-/// stored maps have in its place. A layer of which nothing was heard counts on neither side.
+/// The probabilities of an iteration's routers so far, compared with the same layers of the stored
+/// maps. A layer without an event counts on neither side.
 #[derive(Clone, Debug)]
 pub struct Trajectory {
     /// Probabilities of all experts of all MoE layers; those of a layer add up to 1.
@@ -36,7 +36,7 @@ pub struct Trajectory {
 }
 
 impl Trajectory {
-    /// Of nothing yet, to be compared with the maps of this store alone.
+    /// An empty trajectory, for comparison with this store's maps only.
     pub fn new(store: &MapStore) -> Self {
         let mut trajectory = Self {
             probs: vec![0.0; store.layers.n_all_experts()],

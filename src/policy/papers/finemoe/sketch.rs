@@ -22,7 +22,7 @@ pub(super) struct Sketch {
 }
 
 impl Default for Sketch {
-    /// Of no embedding: similar to none.
+    /// The sketch of no embedding, similar to none.
     fn default() -> Self {
         Self { values: [0; DIMS], norm: 0.0, sums: [0.0; DIMS] }
     }
@@ -104,7 +104,7 @@ impl Sketches {
         &self.values
     }
 
-    /// Of one that was stored: `DIMS` values as bytes.
+    /// Appends a stored sketch: `DIMS` values as bytes.
     pub fn push_values(&mut self, values: &[u8]) {
         self.values.extend(values.iter().map(|&x| x as i8));
         self.norms.push(norm(values.iter().map(|&x| i16::from(x as i8))));

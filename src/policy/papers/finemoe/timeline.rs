@@ -29,7 +29,7 @@ pub(super) struct Timeline {
 pub(super) struct Target {
     /// Experts to prefetch, with their probabilities; empty if the search found nothing.
     pub picks: Vec<Pick>,
-    /// Of all experts of the layer.
+    /// Probabilities of all experts of the layer.
     pub probs: Vec<f32>,
 }
 

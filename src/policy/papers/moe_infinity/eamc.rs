@@ -1,7 +1,7 @@
 //! The EAM collection (4.2): past requests' EAMs, few enough to compare with all of them. Matches
-//! go by the cosine of the flattened matrices. The matrices are kept in two orders. By expert:
-//! one more token of an expert adds a contiguous column to the products with all EAMs, so that
-//! nobody multiplies whole matrices in a token's time. By EAM: the matches are added up by rows.
+//! go by the cosine of the flattened matrices. The matrices are kept in two orders. By expert: one
+//! more token of an expert adds a contiguous column to the products with all EAMs, so that no whole
+//! matrices are multiplied per token. By EAM: the matches are added up by rows.
 
 use super::eam::Eam;
 use crate::policy::grid::Grid;

@@ -1,4 +1,5 @@
-//! What to drop (5.2): what the requests in progress have used least, late layers first.
+//! MoE-Infinity's eviction (5.2): the experts that the requests in progress have used least, late
+//! layers first.
 
 use super::eam::Eam;
 use super::requests::Requests;
@@ -39,7 +40,7 @@ impl RequestEam {
         counts.for_each(|(sum, count)| *sum -= u64::from(*count));
     }
 
-    /// Where the request is among those in progress; it may have begun unseen.
+    /// The index of the request among those in progress, which is added if its start was not seen.
     fn find(&mut self, request: u32) -> usize {
         self.requests.position(request).unwrap_or_else(|| {
             if let Some(oldest) = self.requests.begin(request, Eam::new(&self.grid)) {

@@ -49,7 +49,7 @@ impl Iteration {
         self.squares[at] = self.layers.iter().map(|layer| eamc.square(*layer, at)).sum();
     }
 
-    /// Adds the step to its request's EAM and to the products of that, and begins anew.
+    /// Adds the step to its request's EAM and to that EAM's products, and clears it.
     pub fn end(&mut self, eam: &mut Eam, products: &mut [f32]) {
         self.cells.iter().for_each(|cell| eam.add(*cell, 1));
         products.iter_mut().zip(&self.products).for_each(|(sum, product)| *sum += product);

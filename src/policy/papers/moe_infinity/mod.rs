@@ -6,17 +6,17 @@
 //!
 //! `eam`: the matrix. `eamc`: the collection. `iteration`: a token's matrix and how it compares
 //! with the collection as it grows. `trace`: what is known of a request in progress. `past`: what
-//! is kept of those that ended. `predictor` and `foresight`: what to prefetch (5.1). `eviction`:
+//! is kept of those that ended. `predictor` and `prefetcher`: what to prefetch (5.1). `eviction`:
 //! what to drop (5.2). `persist`: the section of the profile.
 
 mod eam;
 mod eamc;
 mod eviction;
-mod foresight;
 mod iteration;
 mod past;
 mod persist;
 mod predictor;
+mod prefetch;
 mod requests;
 mod trace;
 

@@ -20,7 +20,8 @@ impl Past {
         out
     }
 
-    /// Of more requests than there is room for the last ones stay. The error is half a sentence.
+    /// Keeps the last requests if there are more than the capacity. Returns the reason as a clause,
+    /// for use after a colon.
     pub fn decode(grid: &Grid, capacity: usize, bytes: &[u8]) -> Result<Past, String> {
         let (n, counts) =
             grid.strip_header(bytes)?.split_first_chunk().ok_or("it ends too early")?;

@@ -1,11 +1,11 @@
-//! What to prefetch (5.1). Requests in progress are traced; after each router's choice those past
-//! requests that resemble this one say what the layers to come will use.
+//! MoE-Infinity's prefetching (5.1). Requests in progress are traced; after each router's choice
+//! the past requests that are most similar to this one predict the later layers.
 
 use super::InfinityOptions;
 use super::eam::Eam;
-use super::foresight::{Foresight, Frame};
 use super::past::Past;
 use super::persist::SECTION;
+use super::prefetch::{Frame, Prefetcher};
 use super::requests::Requests;
 use super::trace::Trace;
 use crate::policy::{Event, Phase, Prediction, Predictor, Profile, PromptRouted, Routed, Shape};
@@ -23,7 +23,7 @@ pub struct EamcPredictor {
     /// All decode steps ever seen: model-level counts.
     lifetime: Eam,
     requests: Requests<Trace>,
-    foresight: Foresight,
+    prefetcher: Prefetcher,
 }
 
 impl EamcPredictor {
@@ -36,7 +36,8 @@ impl EamcPredictor {
         Self::with_past(frame, past)
     }
 
-    /// With the requests of another run. The error is half a sentence.
+    /// Starts with the requests of another run. Returns the reason as a clause, for use after a
+    /// colon.
     pub fn restore(shape: &Shape, options: InfinityOptions, bytes: &[u8]) -> Result<Self, String> {
         let frame = Frame::new(shape, options);
         let past = Past::decode(&frame.grid, options.capacity, bytes)?;
@@ -45,11 +46,11 @@ impl EamcPredictor {
 
     fn with_past(frame: Frame, past: Past) -> Self {
         let lifetime = Eam::new(&frame.grid);
-        let (requests, foresight) = (Requests::new(), Foresight::default());
-        EamcPredictor { frame, past, lifetime, requests, foresight }
+        let (requests, prefetcher) = (Requests::new(), Prefetcher::default());
+        EamcPredictor { frame, past, lifetime, requests, prefetcher }
     }
 
-    /// Where the request is among those in progress; it may have begun unseen.
+    /// The index of the request among those in progress, which is added if its start was not seen.
     fn find(&mut self, request: u32) -> usize {
         self.requests.position(request).unwrap_or_else(|| {
             let trace = Trace::new(&self.frame.grid, &self.past);
@@ -121,16 +122,16 @@ impl Predictor for EamcPredictor {
                 }
             }
             Event::RequestEnd { request } => self.end(request),
-            Event::Foreseen { .. } => {}
+            Event::Predicted { .. } => {}
         }
     }
 
-    /// What any of the requests in progress will use.
+    /// The experts that any request in progress will use.
     fn predict(&mut self, out: &mut Vec<Prediction>) {
-        let Self { frame, past, lifetime, requests, foresight } = self;
+        let Self { frame, past, lifetime, requests, prefetcher } = self;
         for trace in requests.iter_mut().filter(|trace| trace.is_due) {
             trace.is_due = false;
-            foresight.update(frame, past, lifetime, trace);
+            prefetcher.update(frame, past, lifetime, trace);
         }
         out.clear();
         requests.iter().for_each(|trace| out.extend(&trace.predictions));
@@ -153,7 +154,7 @@ impl Predictor for EamcPredictor {
     }
 }
 
-/// Of what several requests want, each expert once, for whoever wants it most.
+/// Merges the requests' predictions: each expert once, with its highest priority.
 fn merge(lists: &mut Vec<Prediction>, n: usize) {
     lists.sort_unstable_by(|a, b| a.expert.cmp(&b.expert).then(b.priority.total_cmp(&a.priority)));
     lists.dedup_by_key(|prediction| prediction.expert);

@@ -1,4 +1,4 @@
-//! What is known of each request in progress.
+//! State of each request in progress.
 
 /// An engine that does not say when requests end must not fill the memory.
 const MAX_REQUESTS: usize = 64;

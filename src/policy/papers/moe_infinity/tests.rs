@@ -1,5 +1,5 @@
 //! The predictor and the eviction against naive models, which keep dense matrices and compare all
-//! of them anew each time, over random events of several requests with gaps in between.
+//! of them at each event, over random events of several requests with gaps in between.
 
 use super::eam::Eam;
 use super::eamc::{Eamc, nearest};
@@ -188,7 +188,7 @@ impl Naive {
                 self.close_step(at);
                 self.traces[at].list.clear();
                 if *phase == Phase::Decode {
-                    self.foresee(at);
+                    self.predict_for(at);
                 }
             }
             Act::Prompt(request, layer, counts) => {
@@ -207,7 +207,7 @@ impl Naive {
                 if *layer == MOE_LAYERS[2] {
                     self.close_step(at);
                 }
-                self.foresee(at);
+                self.predict_for(at);
             }
             Act::Finish(request) => {
                 if let Some(at) = self.traces.iter().position(|t| t.request == *request) {
@@ -251,7 +251,7 @@ impl Naive {
         sum
     }
 
-    fn foresee(&mut self, at: usize) {
+    fn predict_for(&mut self, at: usize) {
         let trace = &self.traces[at];
         let evidence = self.evidence(trace);
         let reached = trace.step.last().map(|row| row.0);

@@ -1,4 +1,4 @@
-//! What is known of one request: its EAMs, and how they compare with past ones.
+//! State of one request: its EAMs, and their products with past ones.
 
 use super::eam::Eam;
 use super::eamc::{Match, nearest};
@@ -17,7 +17,7 @@ pub struct Trace {
     /// With the past requests' EAMs of the same phase: [capacity].
     prefill_products: Vec<f32>,
     decode_products: Vec<f32>,
-    /// What it will use, most urgent first.
+    /// The experts that it will use, most urgent first.
     pub predictions: Vec<Prediction>,
     /// Whether something has happened that they do not know of.
     pub is_due: bool,
@@ -37,7 +37,7 @@ impl Trace {
     }
 
     /// `counts`: tokens of each expert of the row that begins at this cell. Products with past
-    /// prompts are kept until the first decode step, after which nobody asks for them.
+    /// prompts are kept until the first decode step.
     pub fn add_prompt(&mut self, past: &Past, row: usize, counts: &[u32]) {
         for (cell, n_tokens) in (row..).zip(counts).filter(|(_, n_tokens)| **n_tokens > 0) {
             self.prefill.add(cell, *n_tokens);

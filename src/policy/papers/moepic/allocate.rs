@@ -15,8 +15,8 @@
 use super::exposure::Exposure;
 use crate::policy::Shape;
 
-/// The search ends by itself, as each move lowers the exposed latency, but nobody has shown that
-/// it does so soon. Some 60 moves are usual with 48 layers; they and the failed ones take 5 ms.
+/// The search terminates, as each move lowers the exposed latency, but without a bound on the
+/// number of moves. Some 60 moves are usual with 48 layers; they and the failed ones take 5 ms.
 const N_MOVES_MAX: usize = 1000;
 
 /// Layers that exchange slots.

@@ -33,7 +33,7 @@ impl Curves {
                 predicted_hit.push(*hits as f64 * per_token);
             }
         }
-        let accuracy = counts.foreseen.iter().map(|n| f64::from(*n) * per_token).collect();
+        let accuracy = counts.correct.iter().map(|n| f64::from(*n) * per_token).collect();
         Curves { hit, accuracy, predicted_hit }
     }
 
@@ -75,7 +75,7 @@ mod tests {
         predicted: Vec<u32>,
     }
 
-    /// The definitions' history of one layer. `Lcp` is asked anew for each token.
+    /// The history of one layer by the definitions: `Lcp` is asked for each token.
     fn seen(history: &[Step], layer: u32) -> Vec<Seen> {
         let mut lcp = Lcp::new(&shape());
         let mut out = Vec::new();

@@ -1,7 +1,7 @@
-//! What a token waits for, by MoEpic's model of a decode step (Eqs. 5 to 7 and `ExpertSplit` of
-//! Algorithm 1). A layer's window to prefetch in is what the layer before it computes while it
-//! loads nothing, and then the attention; with its window a layer's exposed latency follows, and
-//! the next window.
+//! Exposed loading latency of a token, by MoEpic's model of a decode step (Eqs. 5 to 7 and
+//! `ExpertSplit` of Algorithm 1). A layer's prefetch window is the time in which the layer before
+//! it computes and loads nothing, plus the attention. The window gives the layer's exposed latency
+//! and the next window.
 //!
 //! As the paper has it, α + βθ is taken to be m, and β(1 − θ) + γ to be K − m.
 
@@ -90,7 +90,7 @@ mod tests {
             // H = 0.5, 0.8, 0.9, 1
             layer.activations.copy_from_slice(&[10, 6, 2, 2]);
             // P = 0.9, 0.6, …; PH(1, 1) = 0.5, PH(2, 1) = 0
-            layer.foreseen.copy_from_slice(&[9, 6, 3, 2]);
+            layer.correct.copy_from_slice(&[9, 6, 3, 2]);
             layer.predictions[..4].copy_from_slice(&[5, 5, 0, 0]);
             layer.predictions[4..8].copy_from_slice(&[0, 5, 5, 0]);
         }

@@ -7,8 +7,8 @@
 mod allocate;
 mod curves;
 mod exposure;
-mod foresight;
 mod order;
+mod pending;
 mod persist;
 mod split;
 mod stats;

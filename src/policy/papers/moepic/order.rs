@@ -71,7 +71,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// What the eviction itself answers, sorted anew.
+        /// The eviction's own priorities, sorted.
         #[test]
         fn ranks_are_those_of_sorted_priorities(history in history()) {
             let mut order = LcpOrder::new(&shape());

@@ -1,7 +1,7 @@
 //! Statistics in a profile. Layout, little-endian: number of layers (u32), decode tokens since the
 //! last plan (u64), then for each layer the number of its experts (u32, 0 where it is dense), of
-//! its predicted experts that are counted (u32) and all its counts (u32 each): tokens,
-//! activations, foreseen, predictions.
+//! its predicted experts that are counted (u32) and all its counts (u32 each): tokens, activations,
+//! correct predictions, predictions.
 //!
 //! The LCP order is not kept: the eviction starts without one as well.
 
@@ -14,11 +14,11 @@ const U32_BYTES: usize = 4;
 const HEAD: usize = 3;
 
 impl Moepic {
-    /// Where a profile has what `save` puts there.
+    /// The profile's section with the statistics.
     pub const SECTION: &'static str = "moepic.stats";
 
-    /// With the statistics of an earlier run on the same model. The error is half a sentence: what
-    /// is wrong with these bytes.
+    /// Starts with the statistics of an earlier run on the same model. Returns the reason as a
+    /// clause, for use after a colon.
     pub fn restore(shape: &Shape, options: MoepicOptions, bytes: &[u8]) -> Result<Moepic, String> {
         let mut moepic = Moepic::new(shape, options);
         let layers = moepic.stats.layers.iter();
@@ -153,7 +153,7 @@ mod tests {
             change(layer);
             restore(&saved(&moepic)).map(|_| ()).unwrap_err()
         };
-        let message = refused(&|layer| layer.foreseen[0] = 11);
+        let message = refused(&|layer| layer.correct[0] = 11);
         assert_eq!(message, "its layer 1 has more uses of an expert than tokens");
         let message = refused(&|layer| layer.activations[..3].fill(10));
         assert_eq!(message, "its layer 1 has more activations than its tokens make");

@@ -19,7 +19,7 @@ use super::curves::Curves;
 #[derive(Clone, Debug)]
 pub(super) struct Layer {
     pub curves: Curves,
-    /// Of one expert.
+    /// Granules of one expert.
     pub n_granules: usize,
     /// K
     pub k: usize,
@@ -88,7 +88,7 @@ mod tests {
                         counts.activations[(a as usize + i) % n] += 1;
                     }
                     for y in 0..counts.depth() {
-                        counts.foreseen[y] += u32::from(a >> 8 >> y & 1 == 0);
+                        counts.correct[y] += u32::from(a >> 8 >> y & 1 == 0);
                         counts.predictions[y * n + (b as usize + y * y) % n] += 1;
                     }
                 }
@@ -142,7 +142,7 @@ mod tests {
             prop_assert_eq!(layer.loaded(slots, keep, window), loaded);
         }
 
-        /// Where C experts are cached to the granule and prefetches end with the window, m is the
+        /// If C experts are cached to the granule and prefetches end with the window, m equals the
         /// paper's.
         #[test]
         fn whole_numbers_give_equation_11(layer in layer(), size in 0usize..10, done in 0usize..6) {

@@ -1,13 +1,12 @@
-//! What is counted for MoEpic's three probabilities (section 3.4.2): where the activated and the
-//! predicted experts stood in their layer's LCP order when a token came. Ranks are counted, not
-//! hits, and so one count serves all cache sizes: an expert of rank r is in every cache that holds
-//! more than r experts.
+//! Counts for MoEpic's three probabilities (section 3.4.2): the ranks of activated and predicted
+//! experts in their layer's LCP order when a token came. Counting ranks instead of hits serves all
+//! cache sizes at once: an expert of rank r is in every cache that holds more than r experts.
 //!
 //! An event costs one increment for each activated and each predicted expert, besides keeping the
 //! LCP order and sorting the best of a prediction: some 4 µs for 8 of 128 experts.
 
-use super::foresight::Foresight;
 use super::order::LcpOrder;
+use super::pending::Pending;
 use crate::policy::{Ahead, Event, Routed, Shape};
 
 /// Predicted experts that are counted, in numbers of experts that a token uses. No window is long
@@ -18,7 +17,7 @@ const DEPTH: usize = 4;
 pub(super) struct Stats {
     pub layers: Vec<LayerCounts>,
     order: LcpOrder,
-    foresight: Foresight,
+    pending: Pending,
 }
 
 /// All counts are at most `tokens`.
@@ -29,7 +28,7 @@ pub(super) struct LayerCounts {
     /// Activations of experts by their rank: `[n_experts]`.
     pub activations: Vec<u32>,
     /// Tokens that activated the expert of the y-th highest score: `[depth]`.
-    pub foreseen: Vec<u32>,
+    pub correct: Vec<u32>,
     /// Tokens for which the expert of the y-th highest score had a rank: `[depth][n_experts]`.
     pub predictions: Vec<u32>,
 }
@@ -40,7 +39,7 @@ impl LayerCounts {
         LayerCounts {
             tokens: 0,
             activations: vec![0; n_experts],
-            foreseen: vec![0; depth],
+            correct: vec![0; depth],
             predictions: vec![0; depth * n_experts],
         }
     }
@@ -50,17 +49,17 @@ impl LayerCounts {
     }
 
     pub fn depth(&self) -> usize {
-        self.foreseen.len()
+        self.correct.len()
     }
 
     pub fn all(&self) -> impl Iterator<Item = &u32> {
         let tokens = std::iter::once(&self.tokens);
-        tokens.chain(&self.activations).chain(&self.foreseen).chain(&self.predictions)
+        tokens.chain(&self.activations).chain(&self.correct).chain(&self.predictions)
     }
 
     pub fn all_mut(&mut self) -> impl Iterator<Item = &mut u32> {
         let tokens = std::iter::once(&mut self.tokens);
-        let counts = self.activations.iter_mut().chain(&mut self.foreseen);
+        let counts = self.activations.iter_mut().chain(&mut self.correct);
         tokens.chain(counts).chain(&mut self.predictions)
     }
 
@@ -75,7 +74,7 @@ impl LayerCounts {
         }
         let n = self.n_experts();
         for (y, expert) in predicted.iter().enumerate() {
-            self.foreseen[y] += u32::from(chosen.contains(expert));
+            self.correct[y] += u32::from(chosen.contains(expert));
             self.predictions[y * n + ranks[*expert as usize] as usize] += 1;
         }
     }
@@ -88,7 +87,7 @@ impl LayerCounts {
 impl Stats {
     pub fn new(shape: &Shape) -> Stats {
         let layers = shape.n_experts.iter().map(|n| LayerCounts::new(*n, shape.k)).collect();
-        Stats { layers, order: LcpOrder::new(shape), foresight: Foresight::default() }
+        Stats { layers, order: LcpOrder::new(shape), pending: Pending::default() }
     }
 
     /// Tokens that the MoE layer with the fewest has counted.
@@ -100,17 +99,17 @@ impl Stats {
     pub fn observe(&mut self, event: &Event<'_>) {
         match *event {
             Event::Routed(Routed { request, layer, chosen, ahead, .. }) => {
-                let predicted = self.foresight.take(request, layer).unwrap_or_default();
+                let predicted = self.pending.take(request, layer).unwrap_or_default();
                 let ranks = self.order.ranks(layer);
                 self.layers[layer as usize].count(ranks, chosen, predicted);
                 self.order.observe(event);
                 if let Some(ahead) = ahead.filter(|ahead| self.is_whole(ahead)) {
                     let depth = self.layers[ahead.layer as usize].depth();
-                    self.foresight.put(request, &ahead, depth);
+                    self.pending.put(request, &ahead, depth);
                 }
             }
             Event::RequestStart { request } | Event::RequestEnd { request } => {
-                self.foresight.forget(request);
+                self.pending.forget(request);
             }
             _ => {}
         }

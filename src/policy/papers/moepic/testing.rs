@@ -36,7 +36,7 @@ fn step() -> impl Strategy<Value = Step> {
             // Squared, so that some experts are more frequent than others.
             let first = (at % n) * (at / n % n) / n;
             let chosen = (0..2).map(|i| (first + i) % n).collect();
-            // The layer after the last does not exist: a driver that is wrong harms nobody.
+            // The layer after the last does not exist; a wrong number must do no harm.
             let ahead = ahead.unwrap_or(5);
             scores.truncate(shape().n_experts.get(ahead as usize).copied().unwrap_or(3));
             Step { request, layer, chosen, ahead: (ahead, scores) }

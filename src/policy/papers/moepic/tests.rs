@@ -44,7 +44,7 @@ fn fill(moepic: &mut Moepic, seed: u64) {
             }
             for y in 0..layer.depth() {
                 layer.predictions[y * n + rank()] += 1;
-                layer.foreseen[y] += (rank() < n / (y + 2)) as u32;
+                layer.correct[y] += (rank() < n / (y + 2)) as u32;
             }
         }
     }
@@ -54,7 +54,7 @@ fn slots(shares: &[LayerShare]) -> Vec<usize> {
     shares.iter().map(|share| share.n_slots).collect()
 }
 
-/// What holds of every plan.
+/// Checks the invariants of a plan.
 fn check_plan(shape: &Shape, shares: &[LayerShare]) -> Result<(), TestCaseError> {
     prop_assert_eq!(shares.len(), shape.n_layers());
     for (l, share) in shares.iter().enumerate() {
@@ -99,8 +99,8 @@ proptest! {
         }
     }
 
-    /// Where nothing is predicted nor computed, windows do not matter, and what each slot adds to a
-    /// layer is known: giving slot by slot where it adds most is the best division that there is.
+    /// Without predictions and computation, windows do not matter and the gain of each slot is
+    /// known: giving slots one by one to the largest gain is the best division.
     #[test]
     fn without_windows_the_division_is_the_best(
         layers in prop::collection::vec(prop::collection::vec(0u32..50, 5), 1..6),

@@ -22,7 +22,7 @@ impl HotTable {
         Self { tokens: vec![0; grid.n_cells()], grid }
     }
 
-    /// The error is half a sentence.
+    /// Returns the reason as a clause, for use after a colon.
     pub fn restore(shape: &Shape, bytes: &[u8]) -> Result<Self, String> {
         let mut table = HotTable::new(shape);
         let counts = table.grid.strip_header(bytes)?;
@@ -79,7 +79,7 @@ impl HotTable {
 #[derive(Clone, Debug)]
 pub struct Hot {
     profile: Option<HotTable>,
-    /// Of all runs, this one included: the next run's profile.
+    /// Counts of all runs, this one included, for the next run's profile.
     all: HotTable,
 }
 
@@ -126,7 +126,7 @@ mod tests {
         layers.flat_map(|(layer, n)| (0..n).map(move |expert| Expert { layer, expert }))
     }
 
-    /// Of a decode step its expert, of a prompt all experts' tokens.
+    /// A decode step's expert, or all experts' tokens of a prompt.
     type Act = (bool, bool, u32, Vec<u32>);
 
     fn acts() -> impl Strategy<Value = Vec<Act>> {

@@ -1,4 +1,4 @@
-//! What rows and embeddings lose, and what a map takes.
+//! The error of compressed rows and embeddings, and the size of a map.
 
 use super::*;
 use crate::policy::papers::finemoe::row::{Encoder, KEPT, ranked};

@@ -1,6 +1,6 @@
-//! The predictor against one that keeps everything and computes every similarity anew, over random
-//! streams of several requests with events missing. What they see is such that compression is
-//! exact: few experts, and values that are levels already.
+//! The predictor against one that keeps everything and recomputes every similarity, over random
+//! streams of several requests with events missing. The inputs make compression exact: few experts,
+//! and values that are levels already.
 
 use super::*;
 use std::collections::BTreeMap;
@@ -67,7 +67,7 @@ fn first_best(scores: impl Iterator<Item = f64> + Clone) -> Option<(usize, f64)>
 }
 
 impl Naive {
-    fn foresee(&mut self, request: u32, targets: std::ops::Range<usize>, is_semantic: bool) {
+    fn predict_layers(&mut self, request: u32, targets: std::ops::Range<usize>, is_semantic: bool) {
         let new = self.requests[&request].now.clone().unwrap();
         let similarity = if is_semantic { semantic } else { trajectory };
         let scores = self.store.iter().map(|old| similarity(&new, old));
@@ -116,7 +116,7 @@ impl Naive {
         let targets = own.asked.max(own.reached)..end;
         if is_decode && !targets.is_empty() {
             own.asked = end;
-            self.foresee(request, targets, false);
+            self.predict_layers(request, targets, false);
         }
     }
 
@@ -145,7 +145,7 @@ impl Naive {
             Event::IterationStart { request, phase, embedding } => {
                 self.start(request, Some(embedding));
                 if phase == Phase::Decode && self.options.use_semantic {
-                    self.foresee(request, 0..self.options.distance, true);
+                    self.predict_layers(request, 0..self.options.distance, true);
                 }
             }
             Event::Routed(Routed { request, layer, probs, .. }) => {
@@ -155,7 +155,7 @@ impl Naive {
                 self.step(request, layer, probs, false);
             }
             Event::IterationEnd { request, .. } => self.end(request),
-            Event::Foreseen { .. } => {}
+            Event::Predicted { .. } => {}
         }
     }
 
@@ -215,7 +215,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 0..250)
 }
 
-/// Where a request is in its iteration, and whether that is one of a prompt.
+/// The next layer of each request's iteration, and its phase.
 type Cursors = [(usize, Phase); 3];
 
 fn tell(step: &Step, cursors: &mut Cursors, listener: &mut dyn FnMut(&Event<'_>)) {
@@ -275,7 +275,7 @@ proptest! {
     }
 }
 
-/// What is wrong with what the predictor says.
+/// The first difference between the two predictors.
 fn difference(naive: &Naive, predictor: &mut FineMoe) -> Option<String> {
     let (mut out, expected) = (Vec::new(), naive.predict());
     predictor.predict(&mut out);
@@ -287,7 +287,7 @@ fn difference(naive: &Naive, predictor: &mut FineMoe) -> Option<String> {
     }
     let mut told = BTreeMap::new();
     predictor.tell(&mut |event| {
-        let Event::Foreseen { layer, probs } = *event else { panic!("{event:?}") };
+        let Event::Predicted { layer, probs } = *event else { panic!("{event:?}") };
         told.insert(MOE_LAYERS.iter().position(|l| *l == layer).unwrap(), wide(probs));
     });
     let same = told.len() == naive.told.len()

@@ -1,4 +1,4 @@
-//! What holds whatever happens.
+//! Invariants under random events.
 
 use super::*;
 
@@ -55,18 +55,18 @@ proptest! {
     #[test]
     fn eviction_is_by_probability_and_frequency(
         uses in prop::collection::vec((0usize..3, 0u32..6), 0..60),
-        foreseen in prop::collection::vec(0u64..400, 0..4),
+        predicted in prop::collection::vec(0u64..400, 0..4),
     ) {
         let mut eviction = MapEviction::new(&shape());
         let n_experts = MOE_LAYERS.map(|layer| N_EXPERTS[layer as usize]);
         let mut p = n_experts.map(|n| vec![1.0 / n as f32; n]);
         let mut freq = [[0u64; 40]; 3];
-        for &seed in &foreseen {
+        for &seed in &predicted {
             let ordinal = (seed % 3) as usize;
             let layer = MOE_LAYERS[ordinal];
             p[ordinal] = softmax(seed, layer as usize, n_experts[ordinal], 3.0);
             p[ordinal][0] = 0.0;
-            eviction.observe(&Event::Foreseen { layer, probs: &p[ordinal] });
+            eviction.observe(&Event::Predicted { layer, probs: &p[ordinal] });
         }
         for &(ordinal, expert) in &uses {
             freq[ordinal][expert as usize] += 1;

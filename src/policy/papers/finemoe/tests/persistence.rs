@@ -43,7 +43,7 @@ proptest! {
         prop_assert_eq!(a, b);
     }
 
-    /// What is not refused works.
+    /// A store that is not refused works.
     #[test]
     fn damage_does_no_harm(
         seeds in prop::collection::vec(0u64..400, 0..5),

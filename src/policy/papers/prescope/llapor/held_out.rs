@@ -15,7 +15,7 @@ pub fn save_held_out(n_tokens: usize, profile: &mut Profile) {
     profile.set(HELD_OUT_SECTION, bytes);
 }
 
-/// The error is half a sentence: what is wrong with these bytes.
+/// Returns the reason as a clause, for use after a colon.
 pub fn restore_held_out(bytes: &[u8]) -> Result<usize, String> {
     let parts = bytes.split_first_chunk().filter(|(_, rest)| rest.len() == size_of::<u64>());
     let (version, rest) = parts.ok_or(format!("it has {} bytes, expected 12", bytes.len()))?;

@@ -1,5 +1,5 @@
-//! What predictors are trained for, in reconstruction, as our copy of the paper lacks the
-//! equations (PreScope, section 4.2.2): over the J experts of a layer the mean of
+//! The training loss, a reconstruction, because our copy of the paper lacks the equations
+//! (PreScope, section 4.2.2). The mean over the J experts of a layer of
 //!
 //! ```text
 //! L = λ · wⱼ · BCE(pⱼ, aⱼ) + (1 − λ) · FL(pⱼ, aⱼ)
@@ -9,7 +9,7 @@
 //! with pₜ the probability that was given to what happened, p if the expert was chosen, else
 //! 1 − p, and wⱼ falling with the frequency of the expert: rare ones count as much as hot ones.
 
-/// Of one layer.
+/// The loss of one layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Loss {
     /// λ, from 0, focal loss alone, to 1, balanced cross-entropy alone.

@@ -26,8 +26,8 @@ pub use model::{LayerModel, Linear, LlaporModel, Residual, Workspace};
 pub use model::{gelu, gelu_slope, push_choice};
 pub use predictor::LlaPor;
 
-/// Where a layer stands. Routing follows the earlier layers' choices near the two ends and their
-/// activations between them (PreScope, section 3.1), so that networks and training differ.
+/// The group of a layer. Near the two ends, routing follows the earlier layers' choices, between
+/// them their activations (PreScope, section 3.1), so that networks and training differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Group {
     /// The input and the output group.
@@ -40,7 +40,7 @@ pub enum Group {
 const PARTS: usize = 6;
 
 impl Group {
-    /// Of the `at`th of `n` MoE layers.
+    /// The group of the `at`th of `n` MoE layers.
     pub fn of(at: usize, n: usize) -> Group {
         let outer = n.div_ceil(PARTS);
         if at < outer || at + outer >= n { Group::Outer } else { Group::Middle }

@@ -111,7 +111,7 @@ pub struct LayerModel {
     pub loss: Loss,
 }
 
-/// What a forward pass leaves: kept between passes, so that none allocates.
+/// Buffers of a forward pass, reused by the next ones.
 #[derive(Clone, Debug, Default)]
 pub struct Workspace {
     /// x = (z, a, w)
@@ -145,7 +145,8 @@ impl LayerModel {
         all.map(Linear::n_products).sum()
     }
 
-    /// Whether all matrices fit each other. The error is half a sentence.
+    /// Checks that all matrices fit each other. Returns the reason as a clause, for use after a
+    /// colon.
     pub fn check(&self) -> Result<(), String> {
         let (n_pca, width) = (self.compress.n_out(), self.input.n_out());
         let mut fits = self.input.n_in() == n_pca + 2 * self.n_source()
@@ -218,7 +219,8 @@ pub struct LlaporModel {
 }
 
 impl LlaporModel {
-    /// Whether it can serve a model of this shape. The error is half a sentence.
+    /// Checks that it fits a model of this shape. Returns the reason as a clause, for use after a
+    /// colon.
     pub fn check(&self, shape: &Shape) -> Result<(), String> {
         if self.layers.len() != shape.n_layers() {
             let n = self.layers.len();
@@ -251,7 +253,7 @@ impl LlaporModel {
         Ok(())
     }
 
-    /// Of the activations; 0 without MoE layers.
+    /// Width of the activations; 0 without MoE layers.
     pub fn n_embd(&self) -> usize {
         self.layers.iter().flatten().next().map_or(0, LayerModel::n_embd)
     }

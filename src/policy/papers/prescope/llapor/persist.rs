@@ -43,7 +43,8 @@ impl LlaporModel {
         safetensors::serialize(views, Some(metadata)).expect("a header of some kilobytes")
     }
 
-    /// For a model of that shape. The error is half a sentence.
+    /// Decodes the networks of a model of that shape. Returns the reason as a clause, for use after
+    /// a colon.
     pub fn decode(shape: &Shape, bytes: &[u8]) -> Result<LlaporModel, String> {
         let (_, header) = SafeTensors::read_metadata(bytes).map_err(|e| e.to_string())?;
         let version = header.metadata().as_ref().and_then(|metadata| metadata.get(FORMAT));

@@ -5,8 +5,6 @@ use super::loss::sigmoid;
 use super::model::{LayerModel, LlaporModel, Workspace};
 use crate::policy::{Event, Expert, Phase, Prediction, Predictor, Profile, Routed, Shape, Wants};
 
-/// Where the model is in the profile.
-
 /// η of online updates.
 const RATE: f32 = 0.1;
 
@@ -21,7 +19,7 @@ const MAX_PRODUCTS: usize = 64 << 10;
 
 pub struct LlaPor {
     model: LlaporModel,
-    /// Of each MoE layer the one after it, of the last the first.
+    /// The MoE layer after each MoE layer; after the last, the first.
     next: Vec<u32>,
     first: u32,
     n_moe: usize,
@@ -34,7 +32,7 @@ pub struct LlaPor {
     /// Routers heard of.
     clock: u64,
     /// The layer that the last event was a look ahead at, and the probabilities of its experts.
-    foreseen: Option<u32>,
+    last_predicted: Option<u32>,
     probs: Vec<f32>,
     /// Room for the predictions of all timelines.
     merged: Vec<(Expert, f32)>,
@@ -47,17 +45,17 @@ struct Timeline {
     target: u32,
     /// When that was.
     clock: u64,
-    /// What the target's network has made of it.
+    /// Output of the target's network.
     work: Workspace,
     /// The experts that are predicted and their probabilities.
     best: Vec<(u32, f32)>,
 }
 
 impl LlaPor {
-    /// Of the profile.
+    /// The profile's section with the networks.
     pub const SECTION: &str = "prescope.llapor";
 
-    /// The error is half a sentence: what of the model does not fit the shape.
+    /// Returns the reason as a clause, for use after a colon, if the model does not fit the shape.
     pub fn new(shape: &Shape, model: LlaporModel, online: bool) -> Result<LlaPor, String> {
         model.check(shape)?;
         let moe: Vec<usize> = shape.moe_layers().collect();
@@ -75,7 +73,7 @@ impl LlaPor {
             timelines: Vec::new(),
             spare: Vec::new(),
             clock: 0,
-            foreseen: None,
+            last_predicted: None,
             probs: Vec::new(),
             merged: Vec::new(),
         })
@@ -122,7 +120,7 @@ impl LlaPor {
         if model.is_some_and(|model| timeline.predict(model, event, self.k)) {
             (timeline.request, timeline.target) = (event.request, target);
             timeline.clock = self.clock;
-            self.foreseen = Some(target);
+            self.last_predicted = Some(target);
             self.probs.clear();
             self.probs.extend(timeline.work.logits.iter().map(|x| sigmoid(*x)));
             self.make_room();
@@ -179,7 +177,7 @@ fn descending<T: Copy + Ord>(list: &mut [(T, f32)]) {
 
 impl Predictor for LlaPor {
     fn observe(&mut self, event: &Event<'_>) {
-        self.foreseen = None;
+        self.last_predicted = None;
         match event {
             Event::Routed(event) => self.routed(event),
             Event::IterationStart { request, phase, .. } => {
@@ -193,13 +191,13 @@ impl Predictor for LlaPor {
             Event::RequestStart { request } | Event::RequestEnd { request } => {
                 self.forget(*request);
             }
-            Event::PromptRouted(_) | Event::Foreseen { .. } | Event::IterationEnd { .. } => {}
+            Event::PromptRouted(_) | Event::Predicted { .. } | Event::IterationEnd { .. } => {}
         }
     }
 
-    /// Of all requests that go on, whether they take turns by layer or by token: whoever was not
-    /// heard of for a whole round pauses. The priority is the probability that any of them uses
-    /// the expert.
+    /// Predicts for all active requests, whether they take turns by layer or by token; a request
+    /// without an event for a whole round is paused. The priority is the probability that any of
+    /// them uses the expert.
     fn predict(&mut self, out: &mut Vec<Prediction>) {
         let round = (self.n_moe * self.timelines.len()) as u64;
         self.merged.clear();
@@ -231,8 +229,8 @@ impl Predictor for LlaPor {
     }
 
     fn tell(&self, listener: &mut dyn FnMut(&Event<'_>)) {
-        if let Some(layer) = self.foreseen {
-            listener(&Event::Foreseen { layer, probs: &self.probs });
+        if let Some(layer) = self.last_predicted {
+            listener(&Event::Predicted { layer, probs: &self.probs });
         }
     }
 

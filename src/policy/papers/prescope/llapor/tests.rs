@@ -175,7 +175,7 @@ fn without_training_the_user_is_told_how_to() {
     assert!(LlaPor::from_profile(&shape(), &profile, true).is_err());
 }
 
-/// What a layer's router does in a test.
+/// A layer's routing in a test.
 #[derive(Clone, Debug)]
 struct Step {
     request: u32,
@@ -247,7 +247,7 @@ fn each_layer_is_predicted_from_the_one_before() {
         }
         let mut heard = Vec::new();
         llapor.tell(&mut |event| match event {
-            Event::Foreseen { layer, probs } => heard.push((*layer, probs.to_vec())),
+            Event::Predicted { layer, probs } => heard.push((*layer, probs.to_vec())),
             other => panic!("{other:?}"),
         });
         assert_eq!((heard.len(), heard[0].0), (1, next as u32));

@@ -1,4 +1,4 @@
-//! What must hold whatever is missing, and the paper's cases by hand.
+//! Invariants for any set of missing experts, and the paper's cases by hand.
 
 use super::*;
 use proptest::prelude::*;

@@ -1,43 +1,43 @@
 //! The predictor on the simulated clock. A fast one answers at once, as in the layer loop. A slow
-//! one has a thread of its own: a search takes its time, sees what had happened when it began, and
-//! whatever comes meanwhile waits for the next search; what it says takes effect when it ends.
+//! one has its own thread: a search sees the events before its start, takes its time, and its
+//! answer takes effect at its end; later events wait for the next search.
 
 use crate::policy::{Event, Prediction, Predictor, Wants};
 
-/// What the predictor says.
+/// An answer of the predictor.
 #[derive(Clone, Debug, Default)]
 pub struct Answer {
-    /// `None`: what it said before stands.
+    /// `None`: the earlier predictions stand.
     pub predictions: Option<Vec<Prediction>>,
     /// The tier's step when they were made.
     pub step: u64,
-    /// `Event::Foreseen` for the eviction: layer and probabilities.
-    pub foreseen: Vec<(u32, Vec<f32>)>,
+    /// `Event::Predicted` for the eviction: layer and probabilities.
+    pub predicted: Vec<(u32, Vec<f32>)>,
 }
 
-pub struct Foresight {
+pub struct TimedPredictor {
     predictor: Box<dyn Predictor>,
     /// 0 for a predictor that is not slow.
     search_ns: u64,
-    /// What the search under way will have found, and when.
+    /// The result of the running search, and the time of its end.
     answer: Answer,
     due: Option<u64>,
     /// A step has happened that no search has seen.
     is_behind: bool,
     /// Told since the search began.
-    foreseen: Vec<(u32, Vec<f32>)>,
+    predicted: Vec<(u32, Vec<f32>)>,
 }
 
-impl Foresight {
+impl TimedPredictor {
     /// `search_ns`: how long a slow predictor takes.
-    pub fn new(predictor: Box<dyn Predictor>, search_ns: u64) -> Foresight {
-        Foresight {
+    pub fn new(predictor: Box<dyn Predictor>, search_ns: u64) -> TimedPredictor {
+        TimedPredictor {
             search_ns: if predictor.is_slow() { search_ns } else { 0 },
             predictor,
             answer: Answer::default(),
             due: None,
             is_behind: false,
-            foreseen: Vec::new(),
+            predicted: Vec::new(),
         }
     }
 
@@ -51,10 +51,10 @@ impl Foresight {
         self.is_behind |= event.is_step();
         let begins = self.begin(now, step);
         // After it has predicted, as in the layer loop.
-        let foreseen = if begins { &mut self.answer.foreseen } else { &mut self.foreseen };
+        let predicted = if begins { &mut self.answer.predicted } else { &mut self.predicted };
         self.predictor.tell(&mut |event| {
-            if let Event::Foreseen { layer, probs } = event {
-                foreseen.push((*layer, probs.to_vec()));
+            if let Event::Predicted { layer, probs } = event {
+                predicted.push((*layer, probs.to_vec()));
             }
         });
     }
@@ -68,8 +68,8 @@ impl Foresight {
         self.due = Some(now + self.search_ns);
         let mut predictions = Vec::new();
         self.predictor.predict(&mut predictions);
-        let foreseen = std::mem::take(&mut self.foreseen);
-        self.answer = Answer { predictions: Some(predictions), step, foreseen };
+        let predicted = std::mem::take(&mut self.predicted);
+        self.answer = Answer { predictions: Some(predictions), step, predicted };
         true
     }
 
@@ -78,7 +78,7 @@ impl Foresight {
         self.due
     }
 
-    /// What has been said by `now`; the next search begins when an answer has been taken.
+    /// The answer that is ready at `now`; the next search starts when it is taken.
     pub fn take(&mut self, now: u64, step: u64) -> Option<Answer> {
         if self.due.is_some_and(|due| due <= now) {
             self.due = None;
@@ -87,8 +87,8 @@ impl Foresight {
             return Some(answer);
         }
         // Who takes no time to search takes none to tell of what was no step.
-        let told = self.search_ns == 0 && !self.foreseen.is_empty();
-        told.then(|| Answer { foreseen: std::mem::take(&mut self.foreseen), ..Answer::default() })
+        let told = self.search_ns == 0 && !self.predicted.is_empty();
+        told.then(|| Answer { predicted: std::mem::take(&mut self.predicted), ..Answer::default() })
     }
 }
 
@@ -118,10 +118,10 @@ mod tests {
         }
     }
 
-    fn step(foresight: &mut Foresight, now: u64) {
+    fn step(predictor: &mut TimedPredictor, now: u64) {
         let (chosen, probs, hidden): (&[u32], &[f32], &[f32]) = (&[], &[], &[]);
         let routed = Routed { request: 0, layer: 0, chosen, probs, hidden, ahead: None };
-        foresight.observe(&Event::Routed(routed), now, now / 2);
+        predictor.observe(&Event::Routed(routed), now, now / 2);
     }
 
     fn seen(answer: Option<Answer>) -> Option<u32> {
@@ -131,26 +131,26 @@ mod tests {
     #[test]
     fn a_fast_predictor_answers_at_once() {
         let counting = Counting { n_steps: 0, is_slow: false };
-        let mut foresight = Foresight::new(Box::new(counting), 1000);
+        let mut predictor = TimedPredictor::new(Box::new(counting), 1000);
         for n in 1..4 {
-            step(&mut foresight, 10);
-            assert_eq!(seen(foresight.take(10, 5)), Some(n));
-            assert_eq!(seen(foresight.take(10, 5)), None);
+            step(&mut predictor, 10);
+            assert_eq!(seen(predictor.take(10, 5)), Some(n));
+            assert_eq!(seen(predictor.take(10, 5)), None);
         }
     }
 
     #[test]
     fn a_slow_one_answers_later_and_catches_up() {
         let counting = Counting { n_steps: 0, is_slow: true };
-        let mut foresight = Foresight::new(Box::new(counting), 100);
-        step(&mut foresight, 0);
-        step(&mut foresight, 40);
-        step(&mut foresight, 80);
-        assert_eq!((foresight.due(), seen(foresight.take(99, 60))), (Some(100), None));
+        let mut predictor = TimedPredictor::new(Box::new(counting), 100);
+        step(&mut predictor, 0);
+        step(&mut predictor, 40);
+        step(&mut predictor, 80);
+        assert_eq!((predictor.due(), seen(predictor.take(99, 60))), (Some(100), None));
         // What was asked at 0, and then one search for both that came since.
-        let first = foresight.take(100, 60);
+        let first = predictor.take(100, 60);
         assert_eq!((first.as_ref().map(|answer| answer.step), seen(first)), (Some(0), Some(1)));
-        assert_eq!((foresight.due(), seen(foresight.take(200, 90))), (Some(200), Some(3)));
-        assert_eq!(foresight.due(), None);
+        assert_eq!((predictor.due(), seen(predictor.take(200, 90))), (Some(200), Some(3)));
+        assert_eq!(predictor.due(), None);
     }
 }

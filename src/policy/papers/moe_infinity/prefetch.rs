@@ -13,11 +13,11 @@ use crate::policy::{Prediction, Shape};
 /// A layer's predictions, in experts that a token uses there. In Table 3 the method moves 1.3 to
 /// 1.9 times what is used.
 const LAYER_SHARE: usize = 2;
-/// Of all layers together. Most of what is predicted is there already; of the rest a token's time
-/// brings some tens.
+/// The bound for all layers together. Most predicted experts are resident; in the time of one token
+/// some tens of others can be loaded.
 const MAX_PREDICTIONS: usize = 256;
 
-/// What does not change with events.
+/// The part that events do not change.
 #[derive(Clone, Debug)]
 pub struct Frame {
     pub grid: Grid,
@@ -54,7 +54,7 @@ fn experts_held(shape: &Shape) -> usize {
 
 /// Room to work in.
 #[derive(Clone, Debug, Default)]
-pub struct Foresight {
+pub struct Prefetcher {
     matches: Vec<Match>,
     /// A row of what is added up.
     row: Vec<u32>,
@@ -62,7 +62,7 @@ pub struct Foresight {
     of_all: Ranks,
 }
 
-impl Foresight {
+impl Prefetcher {
     /// Puts into the trace what its request will use. `lifetime`: all decode steps ever seen.
     pub fn update(&mut self, frame: &Frame, past: &Past, lifetime: &Eam, trace: &mut Trace) {
         let options = &frame.options;

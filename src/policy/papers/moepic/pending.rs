@@ -1,13 +1,13 @@
-//! What was predicted of layers that their requests have not reached yet.
+//! Predictions for layers that their requests have not reached yet.
 
 use crate::policy::Ahead;
 
-/// Predictions that may wait at once. One a request is usual; the bound is for requests whose end
-/// nobody has told.
+/// Predictions that may wait at once. One per request is usual; the bound is for requests whose end
+/// was not reported.
 const N_WAITING: usize = 256;
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct Foresight {
+pub(super) struct Pending {
     /// Oldest first.
     waiting: Vec<Ranking>,
     /// To use their room again.
@@ -22,7 +22,7 @@ struct Ranking {
     best: Vec<u32>,
 }
 
-impl Foresight {
+impl Pending {
     /// Keeps the best `depth` experts of a prediction, the lower id first among equals. It takes
     /// the place of an earlier one of that layer.
     pub fn put(&mut self, request: u32, ahead: &Ahead<'_>, depth: usize) {
@@ -66,34 +66,34 @@ impl Foresight {
 mod tests {
     use super::*;
 
-    fn put(foresight: &mut Foresight, request: u32, layer: u32, probs: &[f32]) {
-        foresight.put(request, &Ahead { layer, probs }, 2);
+    fn put(pending: &mut Pending, request: u32, layer: u32, probs: &[f32]) {
+        pending.put(request, &Ahead { layer, probs }, 2);
     }
 
     #[test]
     fn the_last_prediction_of_a_layer_is_taken_once() {
-        let mut foresight = Foresight::default();
-        put(&mut foresight, 0, 1, &[0.1, 0.2, 0.7]);
-        put(&mut foresight, 1, 1, &[0.7, 0.1, 0.2]);
-        put(&mut foresight, 0, 1, &[0.4, 0.2, 0.4]);
-        assert_eq!(foresight.take(0, 2), None);
-        assert_eq!(foresight.take(0, 1), Some(&[0, 2][..]));
-        assert_eq!(foresight.take(0, 1), None);
-        assert_eq!(foresight.take(1, 1), Some(&[0, 2][..]));
+        let mut pending = Pending::default();
+        put(&mut pending, 0, 1, &[0.1, 0.2, 0.7]);
+        put(&mut pending, 1, 1, &[0.7, 0.1, 0.2]);
+        put(&mut pending, 0, 1, &[0.4, 0.2, 0.4]);
+        assert_eq!(pending.take(0, 2), None);
+        assert_eq!(pending.take(0, 1), Some(&[0, 2][..]));
+        assert_eq!(pending.take(0, 1), None);
+        assert_eq!(pending.take(1, 1), Some(&[0, 2][..]));
     }
 
     #[test]
     fn requests_end_and_what_waits_is_bounded() {
-        let mut foresight = Foresight::default();
+        let mut pending = Pending::default();
         for request in 0..2 * N_WAITING as u32 {
-            put(&mut foresight, request, 1, &[1.0]);
+            put(&mut pending, request, 1, &[1.0]);
         }
-        assert_eq!(foresight.waiting.len() + foresight.spare.len(), N_WAITING);
-        assert_eq!(foresight.take(0, 1), None);
+        assert_eq!(pending.waiting.len() + pending.spare.len(), N_WAITING);
+        assert_eq!(pending.take(0, 1), None);
         let last = 2 * N_WAITING as u32 - 1;
-        put(&mut foresight, last, 2, &[1.0]);
-        foresight.forget(last);
-        assert!((1..=2).all(|layer| foresight.take(last, layer).is_none()));
-        assert_eq!(foresight.take(last - 1, 1), Some(&[0][..]));
+        put(&mut pending, last, 2, &[1.0]);
+        pending.forget(last);
+        assert!((1..=2).all(|layer| pending.take(last, layer).is_none()));
+        assert_eq!(pending.take(last - 1, 1), Some(&[0][..]));
     }
 }
