@@ -6,7 +6,7 @@
 mod event;
 mod timer;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, TrySendError, channel, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -31,12 +31,37 @@ pub trait PolicyTarget: Send + Sync {
     fn counters(&self) -> Counters;
 }
 
+/// `Wants` that one thread writes and another reads.
+#[derive(Debug)]
+struct SharedWants(AtomicU8);
+
+impl SharedWants {
+    fn new(wants: Wants) -> SharedWants {
+        let shared = SharedWants(AtomicU8::new(0));
+        shared.set(wants);
+        shared
+    }
+
+    // Relaxed: the value stands for itself, nothing is read because of it.
+    fn set(&self, wants: Wants) {
+        let bits = u8::from(wants.ahead) | u8::from(wants.hidden) << 1;
+        self.0.store(bits, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> Wants {
+        let bits = self.0.load(Ordering::Relaxed);
+        Wants { ahead: bits & 1 != 0, hidden: bits & 2 != 0 }
+    }
+}
+
 /// A predictor, a splitter and what they work with.
 struct PolicyState {
     predictor: Option<Box<dyn Predictor>>,
     predictions: Vec<Prediction>,
     splitter: Option<Box<dyn Splitter>>,
     timer: Timer,
+    /// The predictor's wants after the last event.
+    wants: Arc<SharedWants>,
 }
 
 impl PolicyState {
@@ -47,6 +72,7 @@ impl PolicyState {
         }
         if let Some(predictor) = &mut self.predictor {
             predictor.observe(event);
+            self.wants.set(predictor.wants());
             if event.is_step() && is_last {
                 predictor.predict(&mut self.predictions);
                 tier.prefetch(&self.predictions, step);
@@ -92,7 +118,10 @@ pub struct PolicyDriver {
     tier: Arc<dyn PolicyTarget>,
     state: Arc<Mutex<PolicyState>>,
     worker: Option<PolicyWorker>,
-    wants: Wants,
+    /// Wants of the present pass: they change between passes only, so that all layers of a pass
+    /// see the same ones.
+    wants: SharedWants,
+    next_wants: Arc<SharedWants>,
     /// Time spent on the policy, by the layer loop and beside it.
     busy_ns: Arc<AtomicU64>,
 }
@@ -108,19 +137,30 @@ impl PolicyDriver {
         let wants = predictor.as_ref().map_or(Wants::default(), |p| p.wants());
         let is_slow = splitter.is_some() || predictor.as_ref().is_some_and(|p| p.is_slow());
         let timer = Timer::new(expert_bytes);
-        let state = PolicyState { predictor, predictions: Vec::new(), splitter, timer };
+        let next_wants = Arc::new(SharedWants::new(wants));
+        let wants = SharedWants::new(wants);
+        let state = PolicyState {
+            predictor,
+            predictions: Vec::new(),
+            splitter,
+            timer,
+            wants: next_wants.clone(),
+        };
         let state = Arc::new(Mutex::new(state));
         let busy_ns = Arc::new(AtomicU64::new(0));
         let worker = is_slow.then(|| PolicyWorker::start(&tier, &state, &busy_ns));
-        PolicyDriver { tier, state, worker, wants, busy_ns }
+        PolicyDriver { tier, state, worker, wants, next_wants, busy_ns }
     }
 
     pub fn wants(&self) -> Wants {
-        self.wants
+        self.wants.get()
     }
 
     /// Never waits where the policy is slow.
     pub fn observe(&self, event: &Event) {
+        if let Event::IterationStart { .. } = event {
+            self.wants.set(self.next_wants.get());
+        }
         match &self.worker {
             Some(worker) => worker.send(event, self.tier.step()),
             None => {
