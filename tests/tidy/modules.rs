@@ -8,7 +8,6 @@ use std::collections::{BTreeMap, BTreeSet};
 const PATHS: &[(&str, &str)] = &[
     ("src/lib.rs", "convert/ lies beside src/"),
     ("src/experts/mod.rs", "tests/tier_loom.rs compiles src/experts/tier without its tests"),
-    ("bench/kernels.rs", "has a module of its own"),
     ("tests/tier_loom.rs", "compiles sources with loom's primitives"),
 ];
 
