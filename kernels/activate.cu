@@ -1,44 +1,60 @@
-// Element by element, and softmax by row. Twins: the loops of src/simd/scalar.rs and `Activation`
-// of src/backend/cpu/expert.rs, to the bit. Each value is read and written once.
+// Activation functions element by element, and softmax by row. Twins: the loops of
+// src/simd/scalar.rs and src/backend/cpu/expert.rs, to the bit. Each value is read and written once.
 #include "softmax.cuh"
 
 static constexpr u32 THREADS = 256;
 
 __device__ __forceinline__ u32 index() { return blockIdx.x * blockDim.x + threadIdx.x; }
 
-KERNEL(swiglu_rows, THREADS, Global<const float> gate, Global<const float> up, Global<float> out,
-       u32 n) {
+struct GatedParams {
+    // Null for relu_rows.
+    Address<const float> gate;
+    Address<const float> up;
+    Address<float> out;
+    u32 n;
+    u32 unused;
+};
+static_assert(sizeof(GatedParams) == 32);
+
+KERNEL(swiglu_rows, THREADS, GatedParams) {
     u32 i = index();
-    if (i < n) out[i] = swiglu(gate[i], up[i]);
+    if (i < p.n) p.out[i] = swiglu(p.gate[i], p.up[i]);
 }
 
-// Both are limited, NaN to the limit in `gate` and to itself in `up`, as in the twin.
-KERNEL(swiglu_clamped_rows, THREADS, Global<const float> gate, Global<const float> up,
-       Global<float> out, u32 n) {
+// Both are limited. NaN becomes the limit in `gate` and stays NaN in `up`, as in the twin.
+KERNEL(swiglu_clamped_rows, THREADS, GatedParams) {
     u32 i = index();
-    if (i >= n) return;
-    float g = fminf(gate[i], 7.0f), u = up[i];
+    if (i >= p.n) return;
+    float g = fminf(p.gate[i], 7.0f), u = p.up[i];
     u = u < -7.0f ? -7.0f : u > 7.0f ? 7.0f : u;
-    out[i] = g * sigmoid(1.702f * g) * (u + 1.0f);
+    p.out[i] = g * sigmoid(1.702f * g) * (u + 1.0f);
 }
 
-KERNEL(relu_rows, THREADS, Global<const float> x, Global<float> out, u32 n) {
+KERNEL(relu_rows, THREADS, GatedParams) {
     u32 i = index();
-    float value = i < n ? x[i] : 0.0f;
-    if (i < n) out[i] = value > 0.0f ? value : 0.0f;
+    float value = i < p.n ? p.up[i] : 0.0f;
+    if (i < p.n) p.out[i] = value > 0.0f ? value : 0.0f;
 }
 
-KERNEL(sigmoid_rows, THREADS, Global<float> x, u32 n) {
+struct InPlaceParams {
+    Address<float> x;
+    // Values, or the length of a row.
+    u32 n;
+    u32 unused;
+};
+static_assert(sizeof(InPlaceParams) == 16);
+
+KERNEL(sigmoid_rows, THREADS, InPlaceParams) {
     u32 i = index();
-    if (i < n) x[i] = sigmoid(x[i]);
+    if (i < p.n) p.x[i] = sigmoid(p.x[i]);
 }
 
-// Rows of at most the floats that fit a block's shared memory; a warp a row.
-KERNEL(softmax_rows, WARP, Global<float> x, u32 n) {
+// One warp for each row, which has to fit a block's shared memory.
+KERNEL(softmax_rows, WARP, InPlaceParams) {
     SHARED_DYNAMIC(float, row);
-    Global<float> own = x + static_cast<u64>(blockIdx.x) * n;
-    for (u32 i = threadIdx.x; i < n; i += WARP) row[i] = own[i];
+    Global<float> own = p.x + static_cast<u64>(blockIdx.x) * p.n;
+    for (u32 i = threadIdx.x; i < p.n; i += WARP) row[i] = own[i];
     __syncwarp();
-    softmax_by_warp(row, n);
-    for (u32 i = threadIdx.x; i < n; i += WARP) own[i] = row[i];
+    softmax_by_warp(row, p.n);
+    for (u32 i = threadIdx.x; i < p.n; i += WARP) own[i] = row[i];
 }

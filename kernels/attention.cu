@@ -1,27 +1,19 @@
 // Attention of a few queries over the KV cache, exact: the CPU's products in the CPU's order.
 //
-//   q        f32 [tokens, n_head, k_dim]
-//   k, v     rows of a cache (cache_rows.cuh), `k_row` and `v_row` bytes from one to the next
-//   past     u32 [1]: the position of the first token of the text's new part; token t of the launch
-//            is at past + first_token + t. It is read from memory and not passed, so that a graph
-//            that was captured once serves every position.
-//   work     f32 records [tokens, n_head, slots] of acc [v_dim], max, sum
-//   out      f32 [tokens, n_head, v_dim]
+// Twin: src/backend/cpu/attention.rs, to the bit, in the order of "One arithmetic" there. A block
+// takes one split of 512 positions for one token and up to R heads that share a KV head, so that
+// keys and values are read once for these heads:
 //
-// Twin: src/backend/cpu/attention.rs, to the bit; "One arithmetic" there is the order that is kept
-// here. A block takes one split of 512 positions for one token and up to R heads that share a KV
-// head, so that keys and values are read once for them:
-//
-// 1. Scores. Eight threads share a key, thread l having the lane l of the order: elements l, l + 8,
-//    …, so a query costs a register a key. Queries lie in shared memory, by lane. Eight sums of
+// 1. Scores. Eight threads share a key; thread l takes lane l of the order, elements l, l + 8, …,
+//    so a query costs one register a key. Queries lie in shared memory, by lane. Eight sums of
 //    eight threads are added up by seven shuffles instead of 24: at each step of the tree a thread
 //    gives half of its sums away.
 // 2. Softmax. A warp takes a query: eight threads a tile, for the eight lanes of its sum.
 // 3. Values. A thread has four elements of the sum of one or a few queries and goes over the
 //    positions in order; values of the next eight are on their way meanwhile.
 //
-// Between these steps the block waits, within them nobody does. A second kernel adds up the splits,
-// in ascending order. Blocks whose split nobody sees leave at once.
+// There is a block-wide barrier between these steps and none within them. attention_combine adds up
+// the splits in ascending order. A block leaves at once if its token sees nothing of its split.
 // Expected bytes: the keys and values that are seen, once for R heads; records of 4 bytes a value
 // for each split.
 #include "attention.cuh"
@@ -37,12 +29,12 @@ static constexpr u32 TILES = SPLIT / TILE;
 #define TWO_BLOCKS THREADS
 #endif
 
-// What a block computes.
+// The work of a block.
 struct Job {
     // The KV head's first row.
     Global<const u8> k, v;
     u32 k_dim, k_row, v_dim, v_row;
-    // Of the split, those that are seen.
+    // The positions of the split that are seen.
     Range seen;
     float scale;
     // The token's position, and the first of the heads.
@@ -287,54 +279,49 @@ __device__ __forceinline__ void values(const V& type, const Room& room, const Jo
 
 // ---- both
 
-// Types of the rows: `k_type` and `v_type` are CacheType, and `loose` is not 0 where values cannot
-// be read four at a time.
 template <u32 R>
-__device__ __forceinline__ void attention_split(
-    Global<const float> q, Global<const u8> k, u32 k_type, u32 k_dim, u32 k_row,
-    Global<const u8> v, u32 v_type, u32 v_dim, u32 v_row, u32 loose, u32 k_ctx, u32 v_ctx,
-    u32 n_head, u32 group, Global<const u32> past, u32 first_token, u32 limit, u32 all, u32 window,
-    float scale, Global<const float> bias, u32 reach, Global<float> work) {
+__device__ __forceinline__ void attention_split(const AttentionParams& p) {
     SHARED_DYNAMIC(float, dynamic);
+    u32 group = p.group, v_dim = p.v_dim, v_type = p.v_type;
     u32 parts = (group + R - 1) / R, head_kv = blockIdx.y / parts, part = blockIdx.y % parts;
     u32 token = blockIdx.z, slot = blockIdx.x, n_slots = gridDim.x;
     Job job;
-    job.position = past[0] + first_token + token;
-    Range seen = seen_by(job.position, all, window, limit);
+    job.position = p.past[0] + p.first_token + token;
+    Range seen = seen_by(job.position, p.all, p.window, p.limit);
     u32 split = seen.begin / SPLIT + slot;
     job.seen = seen.common(split * SPLIT, split * SPLIT + SPLIT);
     if (job.seen.is_empty()) return;
-    job.k = k + static_cast<u64>(head_kv) * k_ctx * k_row;
-    job.v = v + static_cast<u64>(head_kv) * v_ctx * v_row;
-    job.k_dim = k_dim, job.k_row = k_row, job.v_dim = v_dim, job.v_row = v_row;
-    job.scale = scale, job.bias = bias, job.reach = reach;
+    job.k = p.k + static_cast<u64>(head_kv) * p.k_ctx * p.k_row;
+    job.v = p.v + static_cast<u64>(head_kv) * p.v_ctx * p.v_row;
+    job.k_dim = p.k_dim, job.k_row = p.k_row, job.v_dim = v_dim, job.v_row = p.v_row;
+    job.scale = p.scale, job.bias = p.bias, job.reach = p.reach;
     job.head = head_kv * group + part * R;
     job.n_heads = min(R, group - part * R);
 
     Room room;
-    room.lane_floats = 4 * ((k_dim + 31) / 32 | 1);
+    room.lane_floats = 4 * ((p.k_dim + 31) / 32 | 1);
     room.q = dynamic;
     room.p = room.q + R * 8 * room.lane_floats;
     room.factors = room.p + R * SPLIT;
-    u64 query = static_cast<u64>(token) * n_head + job.head;
-    load_queries<R>(room, job, q + query * k_dim);
+    u64 query = static_cast<u64>(token) * p.n_head + job.head;
+    load_queries<R>(room, job, p.q + query * p.k_dim);
     __syncthreads();
-    switch (k_type) {
+    switch (p.k_type) {
         case CACHE_F32: scores<R>(CacheF32{}, room, job); break;
         case CACHE_F16: scores<R>(CacheF16{}, room, job); break;
         case CACHE_BF16: scores<R>(CacheBF16{}, room, job); break;
         case CACHE_Q8_0: scores<R>(CacheQ8_0{}, room, job); break;
-        default: scores<R>(CacheNibbles(k_type), room, job); break;
+        default: scores<R>(CacheNibbles(p.k_type), room, job); break;
     }
     __syncthreads();
     u64 stride = static_cast<u64>(n_slots) * record_floats(v_dim);
-    Global<float> record = work + (query * stride + static_cast<u64>(slot) * record_floats(v_dim));
+    Global<float> record = p.work + (query * stride + static_cast<u64>(slot) * record_floats(v_dim));
     for (u32 r = threadIdx.x / WARP; r < job.n_heads; r += THREADS / WARP) {
         softmax(room.p + r * SPLIT, room.factors + r * TILES, job.seen,
                 record + (r * stride + v_dim));
     }
     __syncthreads();
-    if (loose) {
+    if (p.loose) {
         values<R>(CacheLoose{v_type}, room, job, record, stride);
         return;
     }
@@ -347,16 +334,8 @@ __device__ __forceinline__ void attention_split(
     }
 }
 
-#define ATTENTION_SPLIT(R)                                                                       \
-    KERNEL(attention_split_##R, TWO_BLOCKS, Global<const float> q, Global<const u8> k,           \
-           u32 k_type, u32 k_dim, u32 k_row, Global<const u8> v, u32 v_type, u32 v_dim,          \
-           u32 v_row, u32 loose, u32 k_ctx, u32 v_ctx, u32 n_head, u32 group,                    \
-           Global<const u32> past, u32 first_token, u32 limit, u32 all, u32 window, float scale, \
-           Global<const float> bias, u32 reach, Global<float> work) {                            \
-        attention_split<R>(q, k, k_type, k_dim, k_row, v, v_type, v_dim, v_row, loose, k_ctx,    \
-                           v_ctx, n_head, group, past, first_token, limit, all, window, scale,   \
-                           bias, reach, work);                                                   \
-    }
+#define ATTENTION_SPLIT(R) \
+    KERNEL(attention_split_##R, TWO_BLOCKS, AttentionParams) { attention_split<R>(p); }
 
 ATTENTION_SPLIT(1)
 ATTENTION_SPLIT(2)
@@ -364,16 +343,35 @@ ATTENTION_SPLIT(4)
 ATTENTION_SPLIT(8)
 ATTENTION_SPLIT(16)
 
-// Adds up the records of each query, one a split of `split_len` positions. A block a query.
-KERNEL(attention_combine, COMBINE_THREADS, Global<const float> work, u32 n_slots, u32 split_len,
-       u32 v_dim, Global<const u32> past, u32 first_token, u32 limit, u32 all, u32 window,
-       Global<const float> sinks, Global<float> out) {
+struct CombineParams {
+    // As in AttentionParams, with splits of `split_len` positions.
+    Address<const float> work;
+    u32 n_slots;
+    u32 split_len;
+    u32 v_dim;
+    u32 first_token;
+    Address<const u32> past;
+    u32 limit;
+    u32 all;
+    u32 window;
+    u32 unused;
+    // [n_head] or null
+    Address<const float> sinks;
+    // [tokens, n_head, v_dim]
+    Address<float> out;
+};
+static_assert(sizeof(CombineParams) == 64);
+
+// Adds up the records of each query. One block for each query.
+KERNEL(attention_combine, COMBINE_THREADS, CombineParams) {
+    u32 v_dim = p.v_dim, split_len = p.split_len, n_slots = p.n_slots;
+    Global<const float> sinks = p.sinks;
     u32 head = blockIdx.x, token = blockIdx.y;
     u64 query = static_cast<u64>(token) * gridDim.x + head;
-    Range seen = seen_by(past[0] + first_token + token, all, window, limit);
+    Range seen = seen_by(p.past[0] + p.first_token + token, p.all, p.window, p.limit);
     u32 n = seen.is_empty() ? 0 : (seen.end - 1) / split_len + 1 - seen.begin / split_len;
     n = min(n, n_slots);
-    Global<const float> records = work + query * n_slots * record_floats(v_dim);
+    Global<const float> records = p.work + query * n_slots * record_floats(v_dim);
     for (u32 i = threadIdx.x; i < v_dim; i += COMBINE_THREADS) {
         float acc = 0.0f, max = -INFINITY, sum = 0.0f, factor = 1.0f;
 #pragma unroll 4
@@ -390,6 +388,6 @@ KERNEL(attention_combine, COMBINE_THREADS, Global<const float> work, u32 n_slots
             factor = moeba_exp(max - shift(larger));
             sum = sum * factor + moeba_exp(sink - shift(larger));
         }
-        out[query * v_dim + i] = acc * (factor / sum);
+        p.out[query * v_dim + i] = acc * (factor / sum);
     }
 }

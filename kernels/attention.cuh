@@ -1,17 +1,58 @@
-// What the kernels of attention have in common. Twin: src/backend/cpu/attention.rs.
+// Common parts of the attention kernels. Twin: src/backend/cpu/attention.rs.
 #pragma once
 
 #include "cache_rows.cuh"
 #include "exp.cuh"
 
-// Positions are cut at multiples of these, as on the CPU.
+// Positions are divided at multiples of these, as on the CPU.
 static constexpr u32 TILE = 64;
 static constexpr u32 SPLIT = 512;
-// Of prompts: with many queries there are blocks enough.
+// The split of attention_prompt.cu: many queries give blocks enough.
 static constexpr u32 PROMPT_SPLIT = 4096;
 
 // No limit.
 static constexpr u32 NONE = 0xffffffffu;
+
+struct AttentionParams {
+    // [tokens, n_head, k_dim]
+    Address<const float> q;
+    // Rows of a cache (cache_rows.cuh), [heads, k_ctx] of `k_row` bytes. Types are CacheType.
+    Address<const u8> k;
+    u32 k_type;
+    u32 k_dim;
+    u32 k_row;
+    u32 k_ctx;
+    // [heads, v_ctx] of `v_row` bytes
+    Address<const u8> v;
+    u32 v_type;
+    u32 v_dim;
+    u32 v_row;
+    u32 v_ctx;
+    // Not 0 if values cannot be read four at a time. For attention_split.
+    u32 loose;
+    u32 n_head;
+    // Heads that share a KV head.
+    u32 group;
+    // Token t of the launch is at position past[0] + first_token + t. `past` is in memory, so that
+    // one captured graph serves every position.
+    u32 first_token;
+    Address<const u32> past;
+    // What a query sees, see `seen_by`.
+    u32 limit;
+    u32 all;
+    u32 window;
+    float scale;
+    // [n_head, 2·reach + 1] or null
+    Address<const float> bias;
+    u32 reach;
+    // For attention_prompt.
+    u32 n_tokens;
+    // Records [tokens, n_head, n_slots] of acc [v_dim], max, sum: one for each split.
+    Address<float> work;
+    u32 n_slots;
+    u32 unused;
+};
+static_assert(sizeof(AttentionParams) == 128);
 
 // Positions begin … end.
 struct Range {
@@ -23,17 +64,17 @@ struct Range {
     }
 };
 
-// What the query at `position` sees: `all` positions, or those up to its own, of which the last
-// `window`; none from `limit` on.
+// The positions that the query at `position` sees: `all` positions, or those up to its own; of
+// these the last `window`; none from `limit` on.
 __device__ __forceinline__ Range seen_by(u32 position, u32 all, u32 window, u32 limit) {
     u32 end = min(all == NONE ? position + 1 : all, limit);
     return Range{end - min(window, end), end};
 }
 
-// What is taken off scores whose maximum is `max`: −∞ − −∞ would be NaN.
+// The number that is subtracted from scores whose maximum is `max`: −∞ − −∞ would be NaN.
 __device__ __forceinline__ float shift(float max) { return max == -INFINITY ? 0.0f : max; }
 
-// A score's bias by how far the key is from the query, `values` being [n_head, 2·reach + 1].
+// A score's bias by the distance of the key from the query; `values` is [n_head, 2·reach + 1].
 __device__ __forceinline__ float bias_of(Global<const float> values, u32 reach, u32 head, u32 key,
                                          u32 query) {
     i32 far = static_cast<i32>(reach), distance = static_cast<i32>(key) - static_cast<i32>(query);
@@ -41,5 +82,5 @@ __device__ __forceinline__ float bias_of(Global<const float> values, u32 reach, 
     return __ldg(values + (static_cast<u64>(head) * (2 * reach + 1) + (distance + far)));
 }
 
-// Floats of a query's partial result: acc, then max and sum.
+// The floats of a query's partial result: acc, max and sum.
 __device__ __forceinline__ u32 record_floats(u32 v_dim) { return (v_dim + 2 + 3) / 4 * 4; }

@@ -1,17 +1,11 @@
-// Attention of many queries over the KV cache, by tensor cores:
+// Attention of many queries over the KV cache, by tensor cores. Keys and values are rows of F16 or of
+// blocks, their dimensions are multiples of 16, and splits are 4096 positions; attention_combine
+// adds up the splits.
 //
-//   q        f32 [tokens, n_head, k_dim]
-//   k, v     rows of a cache (cache_rows.cuh), of F16 or of blocks, `k_row` and `v_row` bytes from
-//            one to the next; dimensions are multiples of 16
-//   past     u32 [1]: the position of the first token of the text's new part; token t of the launch
-//            is at past + first_token + t
-//   work     f32 records [tokens, n_head, slots] of acc [v_dim], max, sum, a record a split of 4096
-//            positions, which attention_combine adds up
-//
-// Twin: src/backend/cpu/attention.rs, whose operations these are but for rounding: queries, keys,
-// exponentials and values are rounded to f16 and multiplied exactly, sums are f32 in the hardware's
-// order. Each query is scaled by a power of two first, so that no size of it overflows. The sum of
-// exponentials is that of the rounded ones: weights add up to one.
+// Twin: src/backend/cpu/attention.rs. The operations are the same except for rounding: queries,
+// keys, exponentials and values are rounded to f16 and multiplied exactly; sums are f32 in the
+// hardware's order. Each query is scaled by a power of two first, so that none overflows. The
+// rounded exponentials are summed, so that weights add up to one.
 //
 // A block of four warps takes 64 queries, tokens times the heads that share a KV head, and goes
 // over the tiles of 64 positions that any of them sees. A warp takes 16 queries: scores and sums of
@@ -107,12 +101,13 @@ __device__ __forceinline__ void fill_as(const T& type, const Tile& tile, const R
     }
 }
 
-// A function of its own: in line it takes registers of all types' loops.
+// Not inlined: inlined it costs the loops of all types registers.
 static __device__ __noinline__ void fill_nibbles(Tile tile, Rows rows, u32 start, Range seen) {
     fill_as<1>(CacheNibbles(rows.type), tile, rows, start, seen);
 }
 
-// Positions from `start` on; zeros in place of those outside `seen`, which may be nobody's.
+// Fills a tile with the positions from `start` on. Positions outside `seen`, which may not be
+// initialised, become zeros.
 __device__ __forceinline__ void fill(const Tile& tile, const Rows& rows, u32 start, Range seen) {
     if (rows.type == CACHE_F16) {
         fill_as<4>(CacheF16{}, tile, rows, start, seen);
@@ -123,7 +118,7 @@ __device__ __forceinline__ void fill(const Tile& tile, const Rows& rows, u32 sta
     }
 }
 
-// What a block computes: rows of it are the heads of its first token, then of its next.
+// The work of a block: its rows are the heads of its first token, then of its next.
 struct Job {
     // Heads a token, the first of them, and tokens.
     u32 heads, head, first_token, tokens;
@@ -208,7 +203,7 @@ __device__ __forceinline__ void multiply_values(float (&acc)[DIM / 8][4], const 
     }
 }
 
-// Of one of the two queries of which a thread has results.
+// The state of one of the two queries of which a thread has results.
 struct Query {
     Range seen;
     float scale, max, sum;
@@ -275,34 +270,34 @@ __device__ __forceinline__ void store(const Job& job, const Query& query, u32 ro
 }
 
 template <u32 DIM>
-__device__ __forceinline__ void attention_prompt(
-    Global<const float> q, Rows k, Rows v, u32 k_ctx, u32 v_ctx, u32 n_head, u32 group,
-    u32 n_tokens, u32 n_slots, Global<const u32> past, u32 first_token, u32 limit, u32 all,
-    u32 window, float scale, Global<const float> bias, u32 reach, Global<float> work) {
+__device__ __forceinline__ void attention_prompt(const AttentionParams& p) {
     SHARED_DYNAMIC(u16, dynamic);
     SHARED(float, scales, ROWS);
+    u32 group = p.group, n_head = p.n_head, reach = p.reach;
+    Global<const float> bias = p.bias;
+    Rows k = {p.k, p.k_type, p.k_dim, p.k_row}, v = {p.v, p.v_type, p.v_dim, p.v_row};
     Job job;
     u32 parts = (group + ROWS - 1) / ROWS, head_kv = blockIdx.y / parts, part = blockIdx.y % parts;
     u32 tokens_a_block = max(1u, ROWS / group);
     // Late tokens see more positions, so they come first.
     job.first_token = (gridDim.x - 1 - blockIdx.x) * tokens_a_block;
-    job.tokens = min(tokens_a_block, n_tokens - job.first_token);
+    job.tokens = min(tokens_a_block, p.n_tokens - job.first_token);
     job.head = head_kv * group + part * ROWS;
     job.heads = min(ROWS, group - part * ROWS);
-    job.past = past[0] + first_token;
-    job.all = all, job.window = window, job.limit = limit;
+    job.past = p.past[0] + p.first_token;
+    job.all = p.all, job.window = p.window, job.limit = p.limit;
     Range seen = {job.seen(job.first_token).begin,
                   job.seen(job.first_token + job.tokens - 1).end};
     u32 split = seen.begin / PROMPT_SPLIT + blockIdx.z;
     seen = seen.common(split * PROMPT_SPLIT, split * PROMPT_SPLIT + PROMPT_SPLIT);
     if (seen.is_empty()) return;
-    k.bytes = k.bytes + static_cast<u64>(head_kv) * k_ctx * k.row;
-    v.bytes = v.bytes + static_cast<u64>(head_kv) * v_ctx * v.row;
+    k.bytes = k.bytes + static_cast<u64>(head_kv) * p.k_ctx * k.row;
+    v.bytes = v.bytes + static_cast<u64>(head_kv) * p.v_ctx * v.row;
 
     Tile queries = {dynamic, k.dim + 8};
     Shared<u16> room = dynamic + ROWS * queries.stride;
     Tile keys = {room, k.dim + 8}, values = {room, v.dim + 8};
-    load_queries(queries, scales, job, q, n_head, k.dim);
+    load_queries(queries, scales, job, p.q, n_head, k.dim);
     __syncwarp();
     u32 row = threadIdx.x / WARP * 16 + threadIdx.x % WARP / 4;
     Query query[2];
@@ -310,7 +305,7 @@ __device__ __forceinline__ void attention_prompt(
     for (u32 half = 0; half < 2; half++) {
         u32 own = row + 8 * half;
         Range sees = job.has(own) ? job.seen(job.token(own)) : Range{0, 0};
-        query[half] = Query{sees, scale * scales[own], -INFINITY, 0.0f};
+        query[half] = Query{sees, p.scale * scales[own], -INFINITY, 0.0f};
     }
     float acc[DIM / 8][4] = {};
     for (u32 start = seen.begin / TILE * TILE; start < seen.end; start += TILE) {
@@ -318,10 +313,10 @@ __device__ __forceinline__ void attention_prompt(
         fill(keys, k, start, seen);
         __syncthreads();
         float s[TILE / 8][4];
-        u32 p[TILE / 4];
+        u32 e[TILE / 4];
         multiply_keys(s, queries, keys, k.dim);
-        float upper = softmax<0>(query[0], s, p, start, job, row, bias, reach);
-        float lower = softmax<1>(query[1], s, p, start, job, row + 8, bias, reach);
+        float upper = softmax<0>(query[0], s, e, start, job, row, bias, reach);
+        float lower = softmax<1>(query[1], s, e, start, job, row + 8, bias, reach);
 #pragma unroll
         for (u32 n = 0; n < DIM / 8; n++) {
             acc[n][0] *= upper, acc[n][1] *= upper;
@@ -330,23 +325,15 @@ __device__ __forceinline__ void attention_prompt(
         __syncthreads();
         fill(values, v, start, seen);
         __syncthreads();
-        multiply_values<DIM>(acc, p, values, v.dim);
+        multiply_values<DIM>(acc, e, values, v.dim);
     }
-    store<DIM>(job, query[0], row, 0, split, acc, v.dim, n_head, n_slots, work);
-    store<DIM>(job, query[1], row + 8, 1, split, acc, v.dim, n_head, n_slots, work);
+    store<DIM>(job, query[0], row, 0, split, acc, v.dim, n_head, p.n_slots, p.work);
+    store<DIM>(job, query[1], row + 8, 1, split, acc, v.dim, n_head, p.n_slots, p.work);
 }
 
 // Values of up to DIM elements.
-#define ATTENTION_PROMPT(DIM, N)                                                                  \
-    KERNEL(attention_prompt_##DIM, BLOCKS(N), Global<const float> q, Global<const u8> k,          \
-           u32 k_type, u32 k_dim, u32 k_row, Global<const u8> v, u32 v_type, u32 v_dim,           \
-           u32 v_row, u32 k_ctx, u32 v_ctx, u32 n_head, u32 group, u32 n_tokens, u32 n_slots,     \
-           Global<const u32> past, u32 first_token, u32 limit, u32 all, u32 window, float scale,  \
-           Global<const float> bias, u32 reach, Global<float> work) {                             \
-        attention_prompt<DIM>(q, Rows{k, k_type, k_dim, k_row}, Rows{v, v_type, v_dim, v_row},    \
-                              k_ctx, v_ctx, n_head, group, n_tokens, n_slots, past, first_token,  \
-                              limit, all, window, scale, bias, reach, work);                      \
-    }
+#define ATTENTION_PROMPT(DIM, N) \
+    KERNEL(attention_prompt_##DIM, BLOCKS(N), AttentionParams) { attention_prompt<DIM>(p); }
 
 ATTENTION_PROMPT(64, 4)
 ATTENTION_PROMPT(128, 3)

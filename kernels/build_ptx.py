@@ -65,7 +65,7 @@ class Nvrtc:
     def compile(self, source, target):
         program = ctypes.c_void_p()
         name = source.name.encode()
-        text = source.read_bytes()
+        text = (parameter_lists(source) + source.read_text("utf-8")).encode()
         self.lib.nvrtcCreateProgram(ctypes.byref(program), text, name, 0, None, None)
         options = [f"--gpu-architecture=compute_{target}", *OPTIONS]
         options = [option.encode() for option in options]
@@ -95,6 +95,26 @@ def sources_of(source):
             if near and near[0].suffix == ".cuh":
                 pending.append(near[0])
     return found
+
+
+def structs(text):
+    """The fields of each struct XParams, one (type, name) a line: the parameters of kernels."""
+    found = {}
+    for name, body in re.findall(r"^struct (\w+Params) \{\n(.*?)^\};", text, re.M | re.S):
+        lines = [line.split("//")[0].strip() for line in body.splitlines()]
+        found[name] = [re.fullmatch(r"(.+) (\w+);", line).groups() for line in lines if line]
+    return found
+
+
+def parameter_lists(source):
+    """The macros that KERNEL of cuda.cuh uses for the structs of a source and its headers."""
+    lines = []
+    for file in sources_of(source):
+        for name, fields in structs(file.read_text("utf-8")).items():
+            parameters = ", ".join(f"{kind} {field}" for kind, field in fields)
+            lines.append(f"#define PARAMETERS_{name} {parameters}")
+            lines.append(f"#define FIELDS_{name} {', '.join(field for _, field in fields)}")
+    return "\n".join([*lines, f'#line 1 "{source.name}"', ""])
 
 
 def digest(source):

@@ -1,17 +1,28 @@
-// New keys or values into the KV cache:
-//
-//   x        f32 [tokens, heads, dim]
-//   past     u32 [1]: the position of the first token. It is read from memory and not passed, so
-//            that a graph that was captured once serves every position.
-//   rows     [heads, n_ctx] rows, `row` bytes from one to the next
-//
-// Twin: `RowsMut::store` (src/backend/cpu/attention/rows.rs), to the bit. Tokens from n_ctx on have
-// no place and are left out. Memory traffic: x in, rows out.
+// Stores new keys or values in the KV cache. Twin: `RowsMut::store`
+// (src/backend/cpu/attention/rows.rs), to the bit. Memory traffic: x in, rows out.
 #include "cache_rows.cuh"
 
 static constexpr u32 THREADS = 128;
 
-// Which element of x a thread takes, and where its row begins.
+struct CacheStoreParams {
+    // [tokens, heads, dim]
+    Address<const float> x;
+    // The position of the first token. It is in memory, so that one captured graph serves every
+    // position.
+    Address<const u32> past;
+    // [heads, n_ctx] rows of `row_bytes`. Tokens whose position is n_ctx or more are left out.
+    Address<u8> rows;
+    u32 tokens;
+    u32 heads;
+    u32 dim;
+    u32 row_bytes;
+    u32 n_ctx;
+    // CacheType, for cache_store_nibbles.
+    u32 type_code;
+};
+static_assert(sizeof(CacheStoreParams) == 48);
+
+// The element of x that a thread takes, and where its row begins.
 struct Place {
     u64 from;
     u32 i;
@@ -19,67 +30,62 @@ struct Place {
     bool live;
 };
 
-__device__ __forceinline__ Place place(Global<const u32> past, u32 tokens, u32 heads, u32 dim,
-                                       u32 row, u32 n_ctx) {
+__device__ __forceinline__ Place place(const CacheStoreParams& p) {
     u64 index = static_cast<u64>(blockIdx.x) * blockDim.x + threadIdx.x;
-    u32 i = static_cast<u32>(index % dim);
-    u64 at = index / dim;
-    u32 head = static_cast<u32>(at % heads);
-    u64 token = at / heads, position = past[0] + token;
-    u64 to = (static_cast<u64>(head) * n_ctx + position) * row;
-    return Place{index, i, to, token < tokens && position < n_ctx};
+    u32 i = static_cast<u32>(index % p.dim);
+    u64 at = index / p.dim;
+    u32 head = static_cast<u32>(at % p.heads);
+    u64 token = at / p.heads, position = p.past[0] + token;
+    u64 to = (static_cast<u64>(head) * p.n_ctx + position) * p.row_bytes;
+    return Place{index, i, to, token < p.tokens && position < p.n_ctx};
 }
 
-KERNEL(cache_store_f32, THREADS, Global<const float> x, Global<const u32> past, u32 tokens,
-       u32 heads, u32 dim, Global<u8> rows, u32 row, u32 n_ctx) {
-    Place p = place(past, tokens, heads, dim, row, n_ctx);
-    if (p.live) as<float>(rows + p.to)[p.i] = x[p.from];
+KERNEL(cache_store_f32, THREADS, CacheStoreParams) {
+    Place at = place(p);
+    if (at.live) as<float>(p.rows + at.to)[at.i] = p.x[at.from];
 }
 
-KERNEL(cache_store_f16, THREADS, Global<const float> x, Global<const u32> past, u32 tokens,
-       u32 heads, u32 dim, Global<u8> rows, u32 row, u32 n_ctx) {
-    Place p = place(past, tokens, heads, dim, row, n_ctx);
-    if (!p.live) return;
-    float value = x[p.from];
+KERNEL(cache_store_f16, THREADS, CacheStoreParams) {
+    Place at = place(p);
+    if (!at.live) return;
+    float value = p.x[at.from];
     u32 bits = __float_as_uint(value);
     // A NaN keeps its sign and upper bits and becomes a quiet one, as on the CPU.
     u32 nan = (bits >> 16 & 0x8000u) | 0x7e00u | (bits >> 13 & 0x3ffu);
-    as<u16>(rows + p.to)[p.i] = value == value ? f32_to_f16(value) : static_cast<u16>(nan);
+    as<u16>(p.rows + at.to)[at.i] = value == value ? f32_to_f16(value) : static_cast<u16>(nan);
 }
 
-KERNEL(cache_store_bf16, THREADS, Global<const float> x, Global<const u32> past, u32 tokens,
-       u32 heads, u32 dim, Global<u8> rows, u32 row, u32 n_ctx) {
-    Place p = place(past, tokens, heads, dim, row, n_ctx);
-    if (!p.live) return;
-    float value = x[p.from];
+KERNEL(cache_store_bf16, THREADS, CacheStoreParams) {
+    Place at = place(p);
+    if (!at.live) return;
+    float value = p.x[at.from];
     u32 bits = __float_as_uint(value);
     // To nearest, ties to even; a NaN becomes a quiet one.
     u32 rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
-    as<u16>(rows + p.to)[p.i] = static_cast<u16>(value == value ? rounded : bits >> 16 | 0x40u);
+    as<u16>(p.rows + at.to)[at.i] = static_cast<u16>(value == value ? rounded : bits >> 16 | 0x40u);
 }
 
-// Below this, a block is all zeros: 127/x must be finite. 2⁻¹²⁰.
+// 2⁻¹²⁰. A block whose largest magnitude is less becomes zeros, since 127/x must be finite.
 static constexpr float SMALLEST = 7.52316385e-37f;
 
 // A warp takes a block of 32 elements.
-KERNEL(cache_store_q8_0, THREADS, Global<const float> x, Global<const u32> past, u32 tokens,
-       u32 heads, u32 dim, Global<u8> rows, u32 row, u32 n_ctx) {
-    Place p = place(past, tokens, heads, dim, row, n_ctx);
-    float value = p.live ? x[p.from] : 0.0f;
+KERNEL(cache_store_q8_0, THREADS, CacheStoreParams) {
+    Place at = place(p);
+    float value = at.live ? p.x[at.from] : 0.0f;
     // As integers magnitudes are in order, with infinity and NaN above all numbers.
     u32 largest_bits = __float_as_uint(value) & 0x7fffffffu;
     for (u32 step = WARP / 2; step > 0; step /= 2) {
         largest_bits = max(largest_bits, __shfl_xor_sync(FULL_WARP, largest_bits, step));
     }
-    if (!p.live) return;
+    if (!at.live) return;
     float largest = __uint_as_float(largest_bits), inverse = 127.0f / largest;
     u16 scale = f32_to_f16(largest / 127.0f);
     // What cannot be scaled: numbers too small become zeros, a block with a NaN or an infinity NaN.
     bool odd = largest_bits >= 0x7f800000u, zero = largest < SMALLEST;
     i32 q = odd || zero ? 0 : __float2int_rn(value * inverse);
-    Global<u8> block = rows + p.to + p.i / 32 * Q8_0_BYTES;
-    as<i8>(block + 2)[p.i % 32] = static_cast<i8>(q);
-    if (p.i % 32 == 0) as<u16>(block)[0] = odd ? 0x7e00 : zero ? 0 : scale;
+    Global<u8> block = p.rows + at.to + at.i / 32 * Q8_0_BYTES;
+    as<i8>(block + 2)[at.i % 32] = static_cast<i8>(q);
+    if (at.i % 32 == 0) as<u16>(block)[0] = odd ? 0x7e00 : zero ? 0 : scale;
 }
 
 // ---- blocks of four or five bits
@@ -183,13 +189,12 @@ __device__ __forceinline__ Rounded round_to_table(float x) {
 }
 
 // A warp takes a block of 32 elements. Twin: `store_block` of rows.rs.
-KERNEL(cache_store_nibbles, THREADS, Global<const float> x, Global<const u32> past, u32 tokens,
-       u32 heads, u32 dim, Global<u8> rows, u32 row, u32 n_ctx, u32 type) {
-    Place p = place(past, tokens, heads, dim, row, n_ctx);
+KERNEL(cache_store_nibbles, THREADS, CacheStoreParams) {
+    Place at = place(p);
     // Of all threads of the warp or of none.
-    if (!p.live) return;
-    CacheNibbles format(type);
-    float value = x[p.from] + 0.0f;
+    if (!at.live) return;
+    CacheNibbles format(p.type_code);
+    float value = p.x[at.from] + 0.0f;
     bool odd = (__float_as_uint(value) & 0x7fffffffu) >= TOO_LARGE;
     Rounded rounded = {NAN, 0.0f, 0};
     if (!__any_sync(FULL_WARP, odd)) {
@@ -203,7 +208,7 @@ KERNEL(cache_store_nibbles, THREADS, Global<const float> x, Global<const u32> pa
     }
     u32 lane = threadIdx.x % WARP, other = __shfl_xor_sync(FULL_WARP, rounded.code, 16);
     u32 fifth = __ballot_sync(FULL_WARP, rounded.code >> 4);
-    Global<u8> block = rows + p.to + p.i / 32 * format.bytes();
+    Global<u8> block = p.rows + at.to + at.i / 32 * format.bytes();
     if (lane < 16) {
         block[format.low + lane] = static_cast<u8>((rounded.code & 15) | other << 4);
     }

@@ -3,12 +3,22 @@
 // are halves and quarters of the shapes that the kernels are written for.
 #pragma once
 
-// Blocks of a size that the kernel was not compiled for fail to launch.
-#define KERNEL(NAME, MAX_THREADS, ...) \
-    extern "C" __global__ void __launch_bounds__(MAX_THREADS) NAME(__VA_ARGS__)
+// On the GPU a kernel has one parameter for each field of its struct. build_ptx.py defines, for a
+// struct XParams, PARAMETERS_XParams (Address<float> x, u32 n) and FIELDS_XParams (x, n). With the
+// struct itself as parameter, NVRTC 12.0 knows nothing of __restrict__ and needs more registers: 58
+// instead of 48 for matvec_q4_k on sm_86. Blocks larger than MAX_THREADS fail to launch.
+#define KERNEL(NAME, MAX_THREADS, PARAMS)                                              \
+    static __device__ __forceinline__ void NAME##_body(const PARAMS& p);               \
+    extern "C" __global__ void __launch_bounds__(MAX_THREADS)                          \
+        NAME(PARAMETERS_##PARAMS) {                                                    \
+        NAME##_body(PARAMS{FIELDS_##PARAMS});                                          \
+    }                                                                                  \
+    static __device__ __forceinline__ void NAME##_body(const PARAMS& p)
 
 template <class T>
 using Global = T* __restrict__;
+template <class T>
+using Address = Global<T>;
 template <class T>
 using Shared = T*;
 

@@ -1,28 +1,23 @@
 // Gated delta rule (arXiv 2412.06464, equation 10) behind a short convolution. Twin:
 // src/backend/cpu/delta.rs, to the bit.
 //
-//   x, qkv     f32 [tokens, channels]: q [n_k_heads, k_dim], k as q, v [n_v_heads, v_dim]
-//   past       f32 [kernel − 1, channels]: what came before x
-//   weight     f32 [channels, kernel], whose last column meets the present
-//   state      f32 [n_v_heads, k_dim, v_dim]
+// The kernels, in the order of their launches:
 //
-// One after the other:
-//
-//   delta_inputs   qkv = silu(convolution(past, x)), then q and k of each head as unit vectors
-//   delta_past     past, for what comes next
+//   delta_inputs   qkv = silu(convolution(past, x)); q and k of each head become unit vectors
+//   delta_past     past = the last inputs
 //   delta_rule     per token S ← decay·S; S ← S + k ⊗ beta·(v − Sᵀk); out = Sᵀq
 //   delta_norm     x ← rms_norm(x)·weight · silu(gate)
 //
-// Columns of a head's state do not meet, so a warp has 32 of them in shared memory for all tokens,
-// a thread a column: 16 KB for keys of 128. A token takes 2·k_dim fused multiply-adds, each after
-// the one before, about 0.7 µs; 32 heads of 128 columns are 128 warps at once.
+// The columns of a head's state are independent, so a warp keeps 32 of them in shared memory for all
+// tokens, one thread for each: 16 KB for keys of 128. A token takes 2·k_dim dependent fused
+// multiply-adds, about 0.7 µs; 32 heads of 128 columns are 128 warps at once.
 //
-// Expected bytes of a token: the state once each way, 4 MB (32 heads of 128 × 128); of a prompt,
-// the same for all of it.
+// Expected bytes: the state once each way, 4 MB (32 heads of 128 × 128), for a token as for a
+// prompt.
 #include "exp.cuh"
 
 static constexpr u32 THREADS = 128;
-// Tokens whose queries and keys a warp loads at once; STAGED in src/backend/gpu/delta.rs.
+// A warp loads the queries and keys of so many tokens at once; STAGED in src/backend/gpu/delta.rs.
 static constexpr u32 STAGED = 8;
 // Added to the sum of squares of a query or key before it is made a unit vector.
 static constexpr float UNIT_EPS = 1e-6f;
@@ -41,8 +36,8 @@ __device__ __forceinline__ float ln_1p(float x) {
     return twice + twice * series;
 }
 
-// Channel c's inputs move up by `tokens`. Each place is read before it is written: from itself or
-// from places behind it.
+// Moves channel c's past inputs up by `tokens`. Each place is read before it is written, since it
+// gets what lies behind it.
 __device__ __forceinline__ void move_past(Global<float> past, Global<const float> x, u32 tokens,
                                           u32 channels, u32 before, u32 c) {
     for (u32 place = 0; place < before; place++) {
@@ -54,20 +49,39 @@ __device__ __forceinline__ void move_past(Global<float> past, Global<const float
     }
 }
 
-// Block (s, t) is for k_dim channels of token t; of these the first 2·n_k_heads are heads of q and
-// k. A single token also moves the past, whose channels are one thread's each.
-KERNEL(delta_inputs, THREADS, Global<const float> x, Global<float> past, Global<const float> weight,
-       Global<float> qkv, u32 tokens, u32 channels, u32 kernel, u32 k_dim, u32 n_k_heads,
-       float query_scale) {
+struct DeltaInputsParams {
+    // [tokens, channels]: q [n_k_heads, k_dim], k as q, v [n_v_heads, v_dim]
+    Address<const float> x;
+    // [kernel − 1, channels]: the inputs before x
+    Address<float> past;
+    // [channels, kernel], whose last column belongs to the present
+    Address<const float> weight;
+    // As x; null for delta_past.
+    Address<float> qkv;
+    u32 tokens;
+    u32 channels;
+    u32 kernel;
+    u32 k_dim;
+    u32 n_k_heads;
+    float query_scale;
+};
+static_assert(sizeof(DeltaInputsParams) == 56);
+
+// Block (s, t) computes the s-th k_dim channels of token t. The first 2·n_k_heads of these blocks
+// are heads of q and k. With one token, the thread of a channel also moves that channel's past.
+KERNEL(delta_inputs, THREADS, DeltaInputsParams) {
     SHARED_DYNAMIC(float, head);
     SHARED(float, norm, 1);
+    Global<const float> x = p.x, weight = p.weight;
+    Global<float> past = p.past;
+    u32 tokens = p.tokens, channels = p.channels, kernel = p.kernel, k_dim = p.k_dim;
     u32 first = blockIdx.x * k_dim, n = min(k_dim, channels - first), t = blockIdx.y;
     u32 before = kernel - 1;
-    Global<float> to = qkv + (static_cast<u64>(t) * channels + first);
-    bool unit = blockIdx.x < 2 * n_k_heads;
+    Global<float> to = p.qkv + (static_cast<u64>(t) * channels + first);
+    bool unit = blockIdx.x < 2 * p.n_k_heads;
     for (u32 i = threadIdx.x; i < n; i += blockDim.x) {
         u32 c = first + i;
-        // What sums of nothing are in the twin.
+        // The twin's empty sum.
         float sum = -0.0f;
         for (u32 j = 0; j < kernel; j++) {
             u32 at = t + j;
@@ -96,48 +110,72 @@ KERNEL(delta_inputs, THREADS, Global<const float> x, Global<float> past, Global<
         norm[0] = sqrtf(squares + UNIT_EPS);
     }
     __syncthreads();
-    float scale = blockIdx.x < n_k_heads ? query_scale : 1.0f;
+    float scale = blockIdx.x < p.n_k_heads ? p.query_scale : 1.0f;
     for (u32 i = threadIdx.x; i < n; i += blockDim.x) to[i] = head[i] / norm[0] * scale;
 }
 
-// After delta_inputs of several tokens.
-KERNEL(delta_past, THREADS, Global<const float> x, Global<float> past, u32 tokens, u32 channels,
-       u32 before) {
+// Follows delta_inputs of several tokens.
+KERNEL(delta_past, THREADS, DeltaInputsParams) {
     u32 c = blockIdx.x * blockDim.x + threadIdx.x;
-    if (c < channels) move_past(past, x, tokens, channels, before, c);
+    if (c < p.channels) move_past(p.past, p.x, p.tokens, p.channels, p.kernel - 1, c);
 }
 
-// Block (b, h) is a warp for columns 32·b … of value head h, whose key head is h / (values / keys),
-// or h mod keys where the order is `tiled`.
-//
-//   betas, alphas   f32, rows of `gate_stride` for the tokens; head h's number is in run h / run of
-//                   them, and runs are `pitch` apart
-//   a, dt           f32 [n_v_heads]: decay = e^(a · softplus(alpha + dt))
-KERNEL(delta_rule, WARP, Global<const float> qkv, Global<const float> betas,
-       Global<const float> alphas, u32 gate_stride, u32 run, u32 pitch, Global<const float> a,
-       Global<const float> dt, Global<float> state, Global<float> out, u32 tokens, u32 n_k_heads,
-       u32 n_v_heads, u32 k_dim, u32 v_dim, u32 tiled) {
+struct DeltaRuleParams {
+    // [tokens, channels], from delta_inputs
+    Address<const float> qkv;
+    // Rows of `gate_stride` numbers, one row a token. The number of head h is element h % run of run
+    // h / run, and runs begin `pitch` numbers apart.
+    Address<const float> betas;
+    Address<const float> alphas;
+    // [n_v_heads] each: decay = e^(a · softplus(alpha + dt))
+    Address<const float> a;
+    Address<const float> dt;
+    // [n_v_heads, k_dim, v_dim]
+    Address<float> state;
+    // [tokens, n_v_heads, v_dim]
+    Address<float> out;
+    u32 gate_stride;
+    u32 run;
+    u32 pitch;
+    u32 tokens;
+    u32 n_k_heads;
+    u32 n_v_heads;
+    u32 k_dim;
+    u32 v_dim;
+    // Value head h belongs to key head h mod n_k_heads if this is not 0, otherwise to
+    // h / (n_v_heads / n_k_heads).
+    u32 tiled;
+    u32 unused;
+};
+static_assert(sizeof(DeltaRuleParams) == 96);
+
+// Block (b, h) is one warp for columns 32·b … of value head h.
+KERNEL(delta_rule, WARP, DeltaRuleParams) {
     SHARED_DYNAMIC(float, columns);
+    Global<const float> qkv = p.qkv;
+    Global<float> out = p.out;
+    u32 n_k_heads = p.n_k_heads, n_v_heads = p.n_v_heads, k_dim = p.k_dim, v_dim = p.v_dim;
+    u32 tokens = p.tokens;
     Shared<float> queries = columns + WARP * k_dim, keys = queries + STAGED * k_dim;
     u32 lane = threadIdx.x, h = blockIdx.y, column = blockIdx.x * WARP + lane;
-    u32 key_head = tiled ? h % n_k_heads : h / (n_v_heads / n_k_heads);
+    u32 key_head = p.tiled ? h % n_k_heads : h / (n_v_heads / n_k_heads);
     u32 key_width = n_k_heads * k_dim, channels = 2 * key_width + n_v_heads * v_dim;
     bool live = column < v_dim;
     Shared<float> own = columns + lane;
-    Global<float> kept = state + (static_cast<u64>(h) * k_dim * v_dim + column);
+    Global<float> kept = p.state + (static_cast<u64>(h) * k_dim * v_dim + column);
     for (u32 i = 0; i < k_dim; i++) {
         own[i * WARP] = live ? static_cast<float>(kept[static_cast<u64>(i) * v_dim]) : 0.0f;
     }
-    u32 gate = h / run * pitch + h % run;
-    float rate = a[h], shift = dt[h];
+    u32 gate = h / p.run * p.pitch + h % p.run;
+    float rate = p.a[h], shift = p.dt[h];
     float decays = 0.0f, shares = 0.0f;
     for (u32 t = 0; t < tokens; t++) {
         if (t % WARP == 0 && t + lane < tokens) {
-            u64 at = static_cast<u64>(t + lane) * gate_stride + gate;
-            float alpha = alphas[at] + shift;
+            u64 at = static_cast<u64>(t + lane) * p.gate_stride + gate;
+            float alpha = p.alphas[at] + shift;
             float softplus = fmaxf(alpha, 0.0f) + ln_1p(moeba_exp(-fabsf(alpha)));
             decays = moeba_exp(rate * softplus);
-            shares = sigmoid(betas[at]);
+            shares = sigmoid(p.betas[at]);
         }
         if (t % STAGED == 0) {
             __syncwarp();
@@ -155,7 +193,7 @@ KERNEL(delta_rule, WARP, Global<const float> qkv, Global<const float> betas,
         float beta = __shfl_sync(FULL_WARP, shares, t % WARP);
         if (!live) continue;
         Shared<float> query = queries + t % STAGED * k_dim, key = keys + t % STAGED * k_dim;
-        // Early, so that it is there when it is needed.
+        // Loaded early, since it is needed late.
         float value = qkv[static_cast<u64>(t) * channels + 2 * key_width + h * v_dim + column];
         float memory = 0.0f;
 #pragma unroll 8
@@ -177,12 +215,27 @@ KERNEL(delta_rule, WARP, Global<const float> qkv, Global<const float> betas,
     for (u32 i = 0; i < k_dim; i++) kept[static_cast<u64>(i) * v_dim] = own[i * WARP];
 }
 
-// A warp a row of x f32 [rows, dim], blockDim.y rows a block; gate as x, weight [dim].
-KERNEL(delta_norm, THREADS, Global<float> x, Global<const float> weight, float eps,
-       Global<const float> gate, u32 rows, u32 dim) {
-    u32 lane = threadIdx.x, row = blockIdx.x * blockDim.y + threadIdx.y;
-    // Whole warps.
-    if (row >= rows) return;
+struct DeltaNormParams {
+    // [rows, dim]
+    Address<float> x;
+    // [dim]
+    Address<const float> weight;
+    // [rows, dim]
+    Address<const float> gate;
+    float eps;
+    u32 rows;
+    u32 dim;
+    u32 unused;
+};
+static_assert(sizeof(DeltaNormParams) == 40);
+
+// One warp for each row, blockDim.y rows a block.
+KERNEL(delta_norm, THREADS, DeltaNormParams) {
+    Global<float> x = p.x;
+    Global<const float> weight = p.weight, gate = p.gate;
+    u32 lane = threadIdx.x, row = blockIdx.x * blockDim.y + threadIdx.y, dim = p.dim;
+    // Whole warps leave.
+    if (row >= p.rows) return;
     u64 at = static_cast<u64>(row) * dim;
     float squares = 0.0f;
     for (u32 i = lane; i < dim && lane < 8; i += 8) {
@@ -190,7 +243,7 @@ KERNEL(delta_norm, THREADS, Global<float> x, Global<const float> weight, float e
         squares = fmaf(value, value, squares);
     }
     squares = __shfl_sync(FULL_WARP, tree8_threads(squares), 0);
-    float scale = 1.0f / sqrtf(squares / static_cast<float>(dim) + eps);
+    float scale = 1.0f / sqrtf(squares / static_cast<float>(dim) + p.eps);
     for (u32 i = lane; i < dim; i += WARP) {
         float value = x[at + i];
         x[at + i] = swiglu(gate[at + i], value * scale * weight[i]);

@@ -1,12 +1,8 @@
-// Rows of a table of embeddings: out[t] = table[ids[t]], as f32.
+// Rows of an embedding table: out[t] = table[ids[t]], as f32.
 //
-//   table   [vocabulary, cols] blocks of a format, without gaps
-//   ids     u32 [tokens]
-//   out     f32 [tokens, cols]
-//
-// Twin: `quant::dequantize`, to the bit: a value is (d·scale)·code − dmin·min, whose products are
-// exact in f32 in every format, so that only the subtraction rounds. A thread decodes a part.
-// Memory: one row a token in, 4 bytes a value out.
+// Twin: `quant::dequantize`, to the bit: a value is (d·scale)·code − dmin·min. The products are
+// exact in f32 in every format; only the subtraction rounds. A thread decodes a part. Memory: for
+// each token one row in and 4 bytes a value out.
 #include "quant/floats.cuh"
 #include "quant/formats.cuh"
 
@@ -51,16 +47,22 @@ __device__ __forceinline__ void embed_floats(Global<const u8> table, Global<cons
     out[static_cast<u64>(blockIdx.y) * cols + i] = F::at(row, i);
 }
 
-#define EMBED(NAME, F)                                                                      \
-    KERNEL(embed_##NAME, THREADS, Global<const u8> table, Global<const u32> ids, u32 cols,  \
-           Global<float> out) {                                                             \
-        embed<F>(table, ids, cols, out);                                                    \
-    }
-#define EMBED_FLOATS(NAME, F)                                                               \
-    KERNEL(embed_##NAME, THREADS, Global<const u8> table, Global<const u32> ids, u32 cols,  \
-           Global<float> out) {                                                             \
-        embed_floats<F>(table, ids, cols, out);                                             \
-    }
+struct EmbedParams {
+    // [vocabulary, cols] blocks of a format, without gaps
+    Address<const u8> table;
+    // [tokens]
+    Address<const u32> ids;
+    // [tokens, cols]
+    Address<float> out;
+    u32 cols;
+    u32 unused;
+};
+static_assert(sizeof(EmbedParams) == 32);
+
+#define EMBED(NAME, F) \
+    KERNEL(embed_##NAME, THREADS, EmbedParams) { embed<F>(p.table, p.ids, p.cols, p.out); }
+#define EMBED_FLOATS(NAME, F) \
+    KERNEL(embed_##NAME, THREADS, EmbedParams) { embed_floats<F>(p.table, p.ids, p.cols, p.out); }
 
 FOR_EACH_FORMAT(EMBED)
 FOR_EACH_FLOAT(EMBED_FLOATS)

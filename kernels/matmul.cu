@@ -2,12 +2,8 @@
 //
 //   out[t, r] (+)= weights[r] · x[t] (+ bias[r])
 //
-// for one matrix, or for one matrix an *item*: item i has tokens starts[i] … starts[i + 1] of the
-// list (an expert and the tokens that chose it), and an item without an address is left out.
-//
-//   weights   [rows, cols] blocks of a format, without gaps
-//   x         records of quant/acts.cuh, of which columns first_col … first_col + cols are read
-//   out       f32 [tokens of all items, out_stride]
+// for one matrix, or for several *items*: an item is an expert's matrix and the tokens that chose
+// the expert.
 //
 // Twin: `Kernels::matmul` (src/simd/scalar.rs), to the bit. Integers are exact in any order: codes
 // and activations are multiplied as i8, sums of a sub-block are scaled as int32. Float sums keep
@@ -40,7 +36,40 @@ static constexpr u32 ROWS = 64;
 #define TWO_BLOCKS THREADS
 #endif
 
-// What a block of threads computes.
+struct MatmulParams {
+    // One matrix [n_rows, n_cols] of blocks without gaps. Null where `matrices` is not.
+    Address<const u8> weights;
+    // [items]: the address of each item's granule, of which the matrix begins at byte `matrix_at`.
+    // An item with address 0 is left out. Null where one matrix is multiplied.
+    Address<const u64> matrices;
+    u64 matrix_at;
+    u32 n_rows;
+    u32 n_cols;
+    // Records of quant/acts.cuh with `x_cols` columns each, of which n_cols are read from first_col
+    // on.
+    Address<const u8> x;
+    u32 x_cols;
+    u32 first_col;
+    // The record of each token of the items. Null if the records are in the order of the items.
+    Address<const u32> tokens;
+    // [items + 1]: item i has tokens starts[i] … starts[i + 1]. Null for one matrix, which has
+    // n_tokens.
+    Address<const u32> starts;
+    // [items]: the row of `bias` that an item adds. Null for one matrix.
+    Address<const u32> experts;
+    // [experts, n_rows] or null
+    Address<const float> bias;
+    // [tokens of all items, out_stride]
+    Address<float> out;
+    u32 n_tokens;
+    // Whether the products are added to `out`.
+    u32 accumulate;
+    u32 out_stride;
+    u32 unused;
+};
+static_assert(sizeof(MatmulParams) == 104);
+
+// The tile that a block of threads computes.
 struct Product {
     Global<const u8> weights;
     u32 n_rows, n_cols;
@@ -379,24 +408,25 @@ __device__ __forceinline__ void narrow_product(float (&out)[NARROW_NS][4], const
 // ---- both
 
 template <class F>
-__device__ __forceinline__ void matmul(Global<const u8> weights, Global<const u64> matrices,
-                                       u64 matrix_at, u32 n_rows, u32 n_cols, Global<const u8> x,
-                                       u32 x_cols, u32 first_col, Global<const u32> list,
-                                       Global<const u32> starts, u32 n_tokens,
-                                       Global<const u32> experts, Global<const float> bias,
-                                       u32 accumulate, Global<float> out, u32 out_stride) {
+__device__ __forceinline__ void matmul(const MatmulParams& params) {
+    Global<const u64> matrices = params.matrices;
+    Global<const u8> x = params.x;
+    Global<const u32> list = params.tokens, starts = params.starts, experts = params.experts;
+    Global<const float> bias = params.bias;
+    Global<float> out = params.out;
+    u32 n_rows = params.n_rows, x_cols = params.x_cols, out_stride = params.out_stride;
     constexpr bool WIDE = F::UNIT == 256;
     constexpr u32 NS = WIDE ? WIDE_NS : NARROW_NS, TOKENS = WIDE ? WIDE_TOKENS : NARROW_TOKENS;
     u32 item = blockIdx.z, first = starts ? starts[item] : 0;
-    u32 n = starts ? starts[item + 1] - first : n_tokens;
-    Product p = {weights, n_rows, n_cols, {}, blockIdx.x * ROWS, blockIdx.y * TOKENS};
+    u32 n = starts ? starts[item + 1] - first : params.n_tokens;
+    Product p = {params.weights, n_rows, params.n_cols, {}, blockIdx.x * ROWS, blockIdx.y * TOKENS};
     if (matrices) {
         u64 address = matrices[item];
         if (address == 0) return;
-        p.weights = global<const u8>(address + matrix_at);
+        p.weights = global<const u8>(address + params.matrix_at);
     }
     if (p.first_token >= n) return;
-    p.x = Tokens{x, x_cols, first_col, list ? list + first : list, n};
+    p.x = Tokens{x, x_cols, params.first_col, list ? list + first : list, n};
     // Without a list an item's activations lie where its results do.
     if (!list) p.x.records = x + first * static_cast<u64>(ActLayout<F::UNIT>(x_cols).bytes);
     float result[NS][4];
@@ -415,18 +445,10 @@ __device__ __forceinline__ void matmul(Global<const u8> weights, Global<const u6
         float value = result[i / 4][i % 4];
         if (bias) value += bias[(experts ? experts[item] : 0) * static_cast<u64>(n_rows) + r];
         Global<float> to = out + (static_cast<u64>(first + t) * out_stride + r);
-        *to = accumulate ? *to + value : value;
+        *to = params.accumulate ? *to + value : value;
     }
 }
 
-#define MATMUL(NAME, F)                                                                     \
-    KERNEL(matmul_##NAME, TWO_BLOCKS, Global<const u8> weights, Global<const u64> matrices,    \
-           u64 matrix_at, u32 n_rows, u32 n_cols, Global<const u8> x, u32 x_cols,           \
-           u32 first_col, Global<const u32> list, Global<const u32> starts, u32 n_tokens,   \
-           Global<const u32> experts, Global<const float> bias, u32 accumulate,             \
-           Global<float> out, u32 out_stride) {                                             \
-        matmul<F>(weights, matrices, matrix_at, n_rows, n_cols, x, x_cols, first_col, list, \
-                  starts, n_tokens, experts, bias, accumulate, out, out_stride);            \
-    }
+#define MATMUL(NAME, F) KERNEL(matmul_##NAME, TWO_BLOCKS, MatmulParams) { matmul<F>(p); }
 
 FOR_EACH_FORMAT(MATMUL)

@@ -2,8 +2,10 @@
 // C++17 against shim/ by any compiler, where a block's threads are fibers and every access is
 // checked (see shim/device.h). So a kernel keeps to what is here:
 //
-//   KERNEL(name, max_threads, parameters...) { ... }       an entry point
+//   struct XParams { Address<const float> x; u32 n; };      the parameters of a family of kernels
+//   KERNEL(name, max_threads, XParams) { ... p.x ... }      an entry point; `p` are its parameters
 //   Global<T>, Global<const T>                             a pointer to device memory
+//   Address<T>                                             the same in parameters
 //   SHARED(T, name, n); SHARED_DYNAMIC(T, name);           arrays of a block; Shared<T> to pass on
 //   as<U>(p)                                               a pointer of either kind to another type
 //   f16_to_f32, f32_to_f16, bf16_to_f32                    on bits (u16)

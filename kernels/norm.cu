@@ -65,14 +65,27 @@ __device__ __forceinline__ void rms(In x, Global<const float> weight, float eps,
     }
 }
 
-KERNEL(rms_norm, THREADS, Global<const float> x, Global<const float> weight, float eps,
-       Global<float> out, u32 rows, u32 dim) {
-    rms(x, weight, eps, out, rows, dim);
+struct RmsNormParams {
+    // Null for rms_norm_in_place, which reads `out`.
+    Address<const float> x;
+    Address<const float> weight;
+    Address<float> out;
+    float eps;
+    u32 rows;
+    u32 dim;
+    u32 unused;
+};
+static_assert(sizeof(RmsNormParams) == 40);
+
+KERNEL(rms_norm, THREADS, RmsNormParams) {
+    Global<const float> x = p.x;
+    Global<float> out = p.out;
+    rms(x, p.weight, p.eps, out, p.rows, p.dim);
 }
 
-KERNEL(rms_norm_in_place, THREADS, Global<float> x, Global<const float> weight, float eps,
-       u32 rows, u32 dim) {
-    rms(x, weight, eps, x, rows, dim);
+KERNEL(rms_norm_in_place, THREADS, RmsNormParams) {
+    Global<float> x = p.out;
+    rms(x, p.weight, p.eps, x, p.rows, p.dim);
 }
 
 // The sum over a block of one row, in every thread.
@@ -86,9 +99,21 @@ __device__ __forceinline__ double block_sum(double value, Shared<double> partial
     return sum;
 }
 
-KERNEL(layer_norm, THREADS, Global<const float> x, Global<const float> weight,
-       Global<const float> bias, float eps, Global<float> out, u32 dim) {
+struct LayerNormParams {
+    Address<const float> x;
+    Address<const float> weight;
+    Address<const float> bias;
+    Address<float> out;
+    float eps;
+    u32 dim;
+};
+static_assert(sizeof(LayerNormParams) == 40);
+
+KERNEL(layer_norm, THREADS, LayerNormParams) {
     SHARED(double, partial, THREADS / WARP);
+    Global<const float> x = p.x, weight = p.weight, bias = p.bias;
+    Global<float> out = p.out;
+    u32 dim = p.dim;
     u64 at = static_cast<u64>(blockIdx.x) * dim;
     double sum = 0.0;
     for (u32 i = threadIdx.x; i < dim; i += blockDim.x) sum += static_cast<double>(x[at + i]);
@@ -99,14 +124,22 @@ KERNEL(layer_norm, THREADS, Global<const float> x, Global<const float> weight,
         squares += off * off;
     }
     double variance = block_sum(squares, partial) / dim;
-    double scale = 1.0 / sqrt(variance + static_cast<double>(eps));
+    double scale = 1.0 / sqrt(variance + static_cast<double>(p.eps));
     for (u32 i = threadIdx.x; i < dim; i += blockDim.x) {
         double off = static_cast<double>(x[at + i]) - mean;
         out[at + i] = static_cast<float>(off * scale) * weight[i] + bias[i];
     }
 }
 
-KERNEL(add_scaled, THREADS, Global<float> acc, float scale, Global<const float> x, u32 n) {
+struct AddScaledParams {
+    Address<float> acc;
+    Address<const float> x;
+    float scale;
+    u32 n;
+};
+static_assert(sizeof(AddScaledParams) == 24);
+
+KERNEL(add_scaled, THREADS, AddScaledParams) {
     u32 i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) acc[i] = fmaf(scale, x[i], acc[i]);
+    if (i < p.n) p.acc[i] = fmaf(p.scale, p.x[i], p.acc[i]);
 }

@@ -1,17 +1,14 @@
-// Activations into the records that products read (quant/acts.cuh):
+// Stores activations in the records that products read (quant/acts.cuh). Twins:
+// `quantize_activations` of the formats Q8_0 and Q8_K in src/quant, to the bit.
 //
-//   x     f32 [tokens, x_stride], of which the first `cols` of a token are taken
-//   out   records of `cols` columns
-//
-// Twins: `quantize_activations` of src/quant/q8_0.rs and q8_k.rs, to the bit. A thread takes eight
-// values, so a warp a block of 256, and four threads a block of 32. Memory traffic is 4 bytes in
-// and 1.1 out a value, a few kilobytes: what a launch takes is its latency.
+// A thread takes eight values: a warp a block of 256, four threads a block of 32. Memory traffic is
+// 4 bytes in and 1.1 out for each value, a few kilobytes, so a launch takes little but its latency.
 #include "quant/acts.cuh"
 
 static constexpr u32 THREADS = 128;
 static constexpr u32 EACH = 8;
 
-// Below this, a block is all zeros: 127/x must be finite. 2⁻¹²⁰.
+// 2⁻¹²⁰. A block whose largest magnitude is less becomes zeros, since 127/x must be finite.
 static constexpr float SMALLEST = 7.52316385e-37f;
 
 // The scale to store and the one to multiply with, by the largest magnitude of a block.
@@ -65,17 +62,23 @@ __device__ __forceinline__ void quantize(Global<const float> x, u32 x_stride, u3
     }
 }
 
-KERNEL(quantize_q8_0, THREADS, Global<const float> x, u32 x_stride, u32 cols, Global<u8> out) {
-    quantize<32>(x, x_stride, cols, out);
-}
+struct QuantizeParams {
+    // [tokens, x_stride], of which the first `cols` of a token are stored
+    Address<const float> x;
+    // Records of `cols` columns.
+    Address<u8> out;
+    u32 x_stride;
+    u32 cols;
+};
+static_assert(sizeof(QuantizeParams) == 24);
 
-KERNEL(quantize_q8_k, THREADS, Global<const float> x, u32 x_stride, u32 cols, Global<u8> out) {
-    quantize<256>(x, x_stride, cols, out);
-}
+KERNEL(quantize_q8_0, THREADS, QuantizeParams) { quantize<32>(p.x, p.x_stride, p.cols, p.out); }
+
+KERNEL(quantize_q8_k, THREADS, QuantizeParams) { quantize<256>(p.x, p.x_stride, p.cols, p.out); }
 
 // Records of f32 are the values themselves.
-KERNEL(quantize_f32, THREADS, Global<const float> x, u32 x_stride, u32 cols, Global<u8> out) {
+KERNEL(quantize_f32, THREADS, QuantizeParams) {
     u32 token = blockIdx.y, i = blockIdx.x * blockDim.x + threadIdx.x;
-    Global<float> record = as<float>(out + static_cast<u64>(token) * to_line(4 * cols));
-    if (i < cols) record[i] = x[static_cast<u64>(token) * x_stride + i];
+    Global<float> record = as<float>(p.out + static_cast<u64>(token) * to_line(4 * p.cols));
+    if (i < p.cols) record[i] = p.x[static_cast<u64>(token) * p.x_stride + i];
 }

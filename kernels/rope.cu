@@ -1,28 +1,39 @@
 // Rotary position embedding in its two pairings, in place. Twin: src/backend/cpu/rope.rs, to the
-// bit: cosines and sines come from the host's table, so that no two libraries can differ.
-//
-//   x          f32 [tokens, heads, head_dim]
-//   turns      f32 [positions, pairs, (cos, sin)]
-//   rows       u32 [tokens]: each token's row of `turns`. It is read from memory and not passed, so
-//              that a graph that was captured once serves every position.
-//
-// A thread turns one pair. Memory traffic: x once each way; the table's row is shared by the heads.
+// bit: cosines and sines come from the host's table, so that the GPU needs no functions for them.
 #include "moeba.cuh"
 
 static constexpr u32 THREADS = 128;
 
-// Turned elements begin at `offset` of each head; pair i is elements (2i, 2i + 1) of them where
-// `adjacent` is not 0, and (i, i + pairs) where it is.
-KERNEL(rope, THREADS, Global<float> x, Global<const float2> turns, Global<const u32> rows,
-       u32 tokens, u32 heads, u32 head_dim, u32 offset, u32 pairs, u32 adjacent) {
+struct RopeParams {
+    // [tokens, heads, head_dim]
+    Address<float> x;
+    // [positions, pairs] of (cos, sin)
+    Address<const float2> cos_sin;
+    // [tokens]: each token's row of `cos_sin`. The rows are in memory, so that one captured graph
+    // serves every position.
+    Address<const u32> rows;
+    u32 tokens;
+    u32 heads;
+    u32 head_dim;
+    // The first rotated element of a head.
+    u32 offset;
+    u32 pairs;
+    // Pair i is elements (2i, 2i + 1) if this is not 0, otherwise (i, i + pairs).
+    u32 adjacent;
+};
+static_assert(sizeof(RopeParams) == 48);
+
+// One thread for each pair. Memory traffic: x once each way; heads share a row of the table.
+KERNEL(rope, THREADS, RopeParams) {
     u64 index = static_cast<u64>(blockIdx.x) * blockDim.x + threadIdx.x;
-    u32 pair = static_cast<u32>(index % pairs);
-    u64 head = index / pairs;
-    if (head >= static_cast<u64>(tokens) * heads) return;
-    u32 row = rows[head / heads];
-    float2 turn = turns[static_cast<u64>(row) * pairs + pair];
-    u64 first = head * head_dim + offset + (adjacent ? 2 * pair : pair);
-    u64 second = first + (adjacent ? 1 : pairs);
+    u32 pair = static_cast<u32>(index % p.pairs);
+    u64 head = index / p.pairs;
+    if (head >= static_cast<u64>(p.tokens) * p.heads) return;
+    u32 row = p.rows[head / p.heads];
+    float2 turn = p.cos_sin[static_cast<u64>(row) * p.pairs + pair];
+    u64 first = head * p.head_dim + p.offset + (p.adjacent ? 2 * pair : pair);
+    u64 second = first + (p.adjacent ? 1 : p.pairs);
+    Global<float> x = p.x;
     float a = x[first], b = x[second];
     x[first] = a * turn.x - b * turn.y;
     x[second] = a * turn.y + b * turn.x;

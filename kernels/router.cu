@@ -1,12 +1,7 @@
-// Which experts a token goes to, and with what weight. Twin: src/backend/cpu/router.rs, to the bit.
+// Chooses each token's experts and their weights. Twin: src/backend/cpu/router.rs, to the bit.
 //
-//   probs     f32 [tokens, n]: logits before, probabilities after
-//   bias      f32 [n] or null: added to choose by, not to weigh by
-//   chosen    u32 [tokens, k], best first, ties to the lower id
-//   weights   f32 [tokens, k]
-//
-// A warp a token: n is at most 1024 and k a few tens, so what a launch takes is the latency of k
-// searches of n/32 values and five exchanges each; 4n bytes a token are read and written.
+// One warp for each token. n is at most 1024 and k a few tens, so a launch takes the latency of k
+// searches, each of n/32 values and five exchanges; 4n bytes a token are read and written.
 #include "softmax.cuh"
 
 static constexpr u32 THREADS = 32;
@@ -114,17 +109,37 @@ __device__ __forceinline__ void mix_sparsely(Shared<float> logits, Shared<float>
     }
 }
 
+struct RouteParams {
+    // [tokens, n]: logits before, probabilities after
+    Address<float> probs;
+    // [n] or null: added for the choice, not for the weights
+    Address<const float> bias;
+    // [tokens, k], best first, ties to the lower id
+    Address<u32> chosen;
+    // [tokens, k]
+    Address<float> weights;
+    u32 n;
+    u32 k;
+    u32 score;
+    u32 normalize;
+    float scale;
+    u32 n_groups;
+    u32 n_groups_used;
+    float jitter;
+};
+static_assert(sizeof(RouteParams) == 64);
+
 // Dynamic shared memory: 2n + n_groups floats and k ids.
-KERNEL(route, THREADS, Global<float> probs, Global<const float> bias, Global<u32> chosen,
-       Global<float> weights, u32 n, u32 k, u32 score, u32 normalize, float scale, u32 n_groups,
-       u32 n_groups_used, float jitter) {
+KERNEL(route, THREADS, RouteParams) {
     SHARED_DYNAMIC(float, row);
+    u32 n = p.n, k = p.k, score = p.score, n_groups = p.n_groups;
+    Global<const float> bias = p.bias;
     Shared<float> values = row + n, merits = values + n;
     Shared<u32> picked = as<u32>(merits + n_groups);
     u32 lane = threadIdx.x;
-    Global<float> own = probs + static_cast<u64>(blockIdx.x) * n;
-    Global<u32> ids = chosen + static_cast<u64>(blockIdx.x) * k;
-    Global<float> shares = weights + static_cast<u64>(blockIdx.x) * k;
+    Global<float> own = p.probs + static_cast<u64>(blockIdx.x) * n;
+    Global<u32> ids = p.chosen + static_cast<u64>(blockIdx.x) * k;
+    Global<float> shares = p.weights + static_cast<u64>(blockIdx.x) * k;
     for (u32 i = lane; i < n; i += WARP) row[i] = own[i];
     __syncwarp();
     auto pick = [&](u32 rank, u32 at) {
@@ -136,7 +151,7 @@ KERNEL(route, THREADS, Global<float> probs, Global<const float> bias, Global<u32
     if (score == SPARSE_MIXER) {
         best_of(row, n, k, pick);
         __syncwarp();
-        mix_sparsely(row, values, n, k, jitter, picked, shares);
+        mix_sparsely(row, values, n, k, p.jitter, picked, shares);
     }
     if (score == SIGMOID) {
         for (u32 i = lane; i < n; i += WARP) row[i] = sigmoid(row[i]);
@@ -151,7 +166,7 @@ KERNEL(route, THREADS, Global<float> probs, Global<const float> bias, Global<u32
     }
     __syncwarp();
     if (n_groups > 1) {
-        keep_best_groups(values, merits, n, n_groups, n_groups_used, static_cast<bool>(bias));
+        keep_best_groups(values, merits, n, n_groups, p.n_groups_used, static_cast<bool>(bias));
     }
     best_of(values, n, k, pick);
     __syncwarp();
@@ -159,6 +174,6 @@ KERNEL(route, THREADS, Global<float> probs, Global<const float> bias, Global<u32
     float sum = 0.0f;
     for (u32 r = 0; r < k; r++) sum += row[picked[r]];
     // The sum of sigmoids can be 0.
-    float factor = normalize ? scale / (sum + 1e-20f) : scale;
+    float factor = p.normalize ? p.scale / (sum + 1e-20f) : p.scale;
     for (u32 r = 0; r < k; r++) shares[r] = row[picked[r]] * factor;
 }

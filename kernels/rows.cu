@@ -1,14 +1,14 @@
-// Rows moved and numbers changed one by one: what stands between the products of a layer. Twins:
-// the loops over vectors in src/model/mixer.rs, ffn.rs and forward.rs, to the bit.
+// Copies of columns and element-wise operations between the products of a layer. Twins: the loops
+// over vectors in src/forward, to the bit.
 //
 //   copy_columns     to[r, to_first + c] = from[r, from_first + c]        for c < cols
-//   mul_sigmoid      x[i] = x[i] · sigmoid(gate[i])
-//   scale_values     x[i] = x[i] · factor
-//   divide_values    x[i] = x[i] / divisor
+//   mul_sigmoid      x[i] = x[i] · sigmoid(y[i])
+//   scale_values     x[i] = x[i] · value
+//   divide_values    x[i] = x[i] / value
 //   add_values       x[i] = x[i] + y[i]
 //   set_values       x[i] = value
 //
-// A thread a value; neighbours touch neighbouring values. Each is read once and written once.
+// One thread for each value. Each value is read once and written once.
 #include "exp.cuh"
 
 static constexpr u32 THREADS = 256;
@@ -17,36 +17,57 @@ __device__ __forceinline__ u64 index() {
     return static_cast<u64>(blockIdx.x) * blockDim.x + threadIdx.x;
 }
 
-// Rows are `from_stride` and `to_stride` values apart; no place is both read and written.
-KERNEL(copy_columns, THREADS, Global<const float> from, u64 from_stride, u64 from_first,
-       Global<float> to, u64 to_stride, u64 to_first, u32 cols, u32 rows) {
+// Rows are `from_stride` and `to_stride` values apart; what is written is not read.
+struct CopyColumnsParams {
+    Address<const float> from;
+    Address<float> to;
+    u64 from_stride;
+    u64 from_first;
+    u64 to_stride;
+    u64 to_first;
+    u32 cols;
+    u32 rows;
+};
+static_assert(sizeof(CopyColumnsParams) == 56);
+
+KERNEL(copy_columns, THREADS, CopyColumnsParams) {
     u64 i = index();
-    if (i >= static_cast<u64>(cols) * rows) return;
-    u64 row = i / cols, col = i % cols;
-    to[row * to_stride + to_first + col] = from[row * from_stride + from_first + col];
+    if (i >= static_cast<u64>(p.cols) * p.rows) return;
+    u64 row = i / p.cols, col = i % p.cols;
+    p.to[row * p.to_stride + p.to_first + col] = p.from[row * p.from_stride + p.from_first + col];
 }
 
-KERNEL(mul_sigmoid, THREADS, Global<float> x, Global<const float> gate, u32 n) {
+struct ValuesParams {
+    Address<float> x;
+    // The gate of mul_sigmoid, or what add_values adds.
+    Address<const float> y;
+    // A factor, a divisor or a value.
+    float value;
+    u32 n;
+};
+static_assert(sizeof(ValuesParams) == 24);
+
+KERNEL(mul_sigmoid, THREADS, ValuesParams) {
     u64 i = index();
-    if (i < n) x[i] *= sigmoid(gate[i]);
+    if (i < p.n) p.x[i] *= sigmoid(p.y[i]);
 }
 
-KERNEL(scale_values, THREADS, Global<float> x, float factor, u32 n) {
+KERNEL(scale_values, THREADS, ValuesParams) {
     u64 i = index();
-    if (i < n) x[i] *= factor;
+    if (i < p.n) p.x[i] *= p.value;
 }
 
-KERNEL(divide_values, THREADS, Global<float> x, float divisor, u32 n) {
+KERNEL(divide_values, THREADS, ValuesParams) {
     u64 i = index();
-    if (i < n) x[i] = x[i] / divisor;
+    if (i < p.n) p.x[i] = p.x[i] / p.value;
 }
 
-KERNEL(add_values, THREADS, Global<float> x, Global<const float> y, u32 n) {
+KERNEL(add_values, THREADS, ValuesParams) {
     u64 i = index();
-    if (i < n) x[i] += y[i];
+    if (i < p.n) p.x[i] += p.y[i];
 }
 
-KERNEL(set_values, THREADS, Global<float> x, float value, u32 n) {
+KERNEL(set_values, THREADS, ValuesParams) {
     u64 i = index();
-    if (i < n) x[i] = value;
+    if (i < p.n) p.x[i] = p.value;
 }

@@ -1,26 +1,25 @@
-// The best of a vocabulary, so that a few numbers are copied to the host and not all logits.
+// The k best logits of a vocabulary, so that not all logits are copied to the host.
 //
-//   logits     f32 [rows, n], to be divided by `divisor`
-//   keys       u64: a logit's order in the upper half, the complement of its id in the lower. The
-//              largest key is the best logit, of equals the lowest id; all keys differ, and none
-//              is 0. NaN and +∞ are equals above every number: one look at the best tells whether
-//              there are any, and which is the first.
+// A key is a u64: the rank of logit / divisor in the upper half, the complement of the id in the
+// lower. The largest key belongs to the best logit, among equals to the lowest id. All keys differ,
+// and none is 0. NaN and +∞ are equal and above every number, so the best logit shows whether there
+// are any, and which is the first.
 //
 // A block takes CHUNK logits, or keys of the launch before, and keeps the k largest in order, by a
-// bitonic sort (Batcher 1968) in shared memory; launches follow until one block was enough. For
-// 152,000 logits that is two for k = 1, three for k = 40, four for k = 256. Memory: the logits
-// once, 0.6 MB.
+// bitonic sort (Batcher 1968) in shared memory. Launches follow until one block was enough. 152,000
+// logits take two launches for k = 1, three for k = 40, four for k = 256. Memory: the logits once,
+// 0.6 MB.
 #include "moeba.cuh"
 
 static constexpr u32 THREADS = 256;
 static constexpr u32 CHUNK = 2048;
 // No token.
 static constexpr u32 NONE = 0xffffffffu;
-// The order of what is no number below +∞.
+// The rank of NaN and +∞.
 static constexpr u32 BROKEN = 0xffffffffu;
 
 __device__ __forceinline__ u64 key_of(float logit, u32 id) {
-    // −0 and 0 are equals.
+    // −0 equals 0.
     u32 bits = __float_as_uint(logit + 0.0f);
     bits ^= bits >> 31 ? 0xffffffffu : 0x80000000u;
     if (!(logit < INFINITY)) bits = BROKEN;
@@ -37,7 +36,7 @@ __device__ __forceinline__ void sort_descending(Shared<u64> keys, u32 n) {
             for (u32 i = threadIdx.x; i < n / 2; i += blockDim.x) {
                 u32 low = i % step, first = 2 * (i - low) + low;
                 u64 a = keys[first], b = keys[first + step];
-                // Runs turn, so that two neighbours are one that rises and falls.
+                // Every second run ascends: two neighbours form a bitonic sequence.
                 bool descending = (first & run) == 0;
                 if (descending == (a < b)) {
                     keys[first] = b;
@@ -49,14 +48,14 @@ __device__ __forceinline__ void sort_descending(Shared<u64> keys, u32 n) {
     }
 }
 
-// The k best of rows of n: their values and ids where this is the last launch, keys where not.
+// Asks for the k best of rows of n: values and ids from the last launch, keys from the others.
 struct Best {
     u32 n;
     float divisor;
     u32 k, is_last;
 };
 
-// The k best of `count` keys in shared memory; zeros behind them where there are fewer.
+// Stores the k best of `count` keys in shared memory, and zeros if there are fewer.
 __device__ __forceinline__ void keep_best(Shared<u64> keys, u32 count, const Best& best,
                                           Global<const float> logits, Global<u64> kept,
                                           Global<float> values, Global<u32> ids) {
@@ -80,26 +79,41 @@ __device__ __forceinline__ void keep_best(Shared<u64> keys, u32 count, const Bes
     }
 }
 
-KERNEL(top_k_logits, THREADS, Global<const float> logits, u32 n, float divisor, u32 k,
-       u32 is_last, Global<u64> kept, Global<float> values, Global<u32> ids) {
+struct TopKParams {
+    // [rows, n_keys], of top_k_keys
+    Address<const u64> from;
+    // [rows, n]
+    Address<const float> logits;
+    // [rows, blocks, k], if this is not the last launch
+    Address<u64> kept;
+    // [rows, k] each, if it is
+    Address<float> values;
+    Address<u32> ids;
+    u32 n_keys;
+    u32 n;
+    float divisor;
+    u32 k;
+    u32 is_last;
+    u32 unused;
+};
+static_assert(sizeof(TopKParams) == 64);
+
+KERNEL(top_k_logits, THREADS, TopKParams) {
     SHARED(u64, keys, CHUNK);
-    Best best = {n, divisor, k, is_last};
-    u32 first = blockIdx.x * CHUNK, count = min(CHUNK, n - first);
-    Global<const float> own = logits + (static_cast<u64>(blockIdx.y) * n + first);
+    Best best = {p.n, p.divisor, p.k, p.is_last};
+    u32 first = blockIdx.x * CHUNK, count = min(CHUNK, p.n - first);
+    Global<const float> own = p.logits + (static_cast<u64>(blockIdx.y) * p.n + first);
     for (u32 i = threadIdx.x; i < count; i += blockDim.x) {
-        keys[i] = key_of(own[i] / divisor, first + i);
+        keys[i] = key_of(own[i] / p.divisor, first + i);
     }
-    keep_best(keys, count, best, logits, kept, values, ids);
+    keep_best(keys, count, best, p.logits, p.kept, p.values, p.ids);
 }
 
-// From `n_keys` keys a row.
-KERNEL(top_k_keys, THREADS, Global<const u64> from, u32 n_keys, Global<const float> logits, u32 n,
-       float divisor, u32 k, u32 is_last, Global<u64> kept, Global<float> values,
-       Global<u32> ids) {
+KERNEL(top_k_keys, THREADS, TopKParams) {
     SHARED(u64, keys, CHUNK);
-    Best best = {n, divisor, k, is_last};
-    u32 first = blockIdx.x * CHUNK, count = min(CHUNK, n_keys - first);
-    Global<const u64> own = from + (static_cast<u64>(blockIdx.y) * n_keys + first);
+    Best best = {p.n, p.divisor, p.k, p.is_last};
+    u32 first = blockIdx.x * CHUNK, count = min(CHUNK, p.n_keys - first);
+    Global<const u64> own = p.from + (static_cast<u64>(blockIdx.y) * p.n_keys + first);
     for (u32 i = threadIdx.x; i < count; i += blockDim.x) keys[i] = own[i];
-    keep_best(keys, count, best, logits, kept, values, ids);
+    keep_best(keys, count, best, p.logits, p.kept, p.values, p.ids);
 }

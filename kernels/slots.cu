@@ -1,17 +1,5 @@
-// From the experts that tokens chose to where their granules lie in device memory, without the
-// host.
-//
-//   chosen     u32 [pairs] = [tokens, k]; NONE where a token has no expert at that rank
-//   table      u64 [experts, n_granules] of this layer: a granule's address, 0 where it is not here
-//   granules   u64 [pairs, n_granules]: the table's row of the pair's expert, 0s unless it is whole
-//   homes      u32 [pairs]; null where one device computes. The table then has, of an expert that
-//              is whole on another device, that device's number, below HOMES, in place of each
-//              address: it is not missing, its granules are 0s here, and the number comes here; 0
-//              everywhere else
-//   missing    u32: pairs whose expert is not whole
-//   pass       u32: the number of this pass
-//   go         u32: gets `pass` where nothing is missing. A stream waits for it
-//              (`Stream::wait_value`); where something is missing, the host writes it later.
+// Looks up, on the device, where the granules of the chosen experts lie in device memory. The host
+// takes no part.
 //
 // One block: 64 tokens of 64 experts are 4096 pairs, a few loads for each of its threads. The table
 // of 512 experts with 8 granules is 32 KB.
@@ -22,15 +10,39 @@ static constexpr u32 NONE = 0xffffffffu;
 // No address is so low.
 static constexpr u64 HOMES = 256;
 
-KERNEL(resolve_slots, THREADS, Global<const u32> chosen, u32 pairs, Global<const u64> table,
-       u32 n_granules, Global<u64> granules, Global<u32> homes, Global<u32> missing,
-       Global<const u32> pass, Global<u32> go) {
+struct ResolveParams {
+    // [pairs] = [tokens, k]; NONE where a token has no expert at that rank
+    Address<const u32> chosen;
+    // [experts, n_granules] of this layer: a granule's address, 0 if it is not on this device
+    Address<const u64> table;
+    // [pairs, n_granules]: the table's row of the pair's expert, zeros unless the expert is whole
+    Address<u64> granules;
+    // [pairs], or null if one device computes. If an expert is whole on another device, the table
+    // holds that device's number, below HOMES, in place of each address. Such an expert is not
+    // missing: its granules are zeros here, and `homes` gets the number. It gets 0 otherwise.
+    Address<u32> homes;
+    // The number of pairs whose expert is not whole.
+    Address<u32> missing;
+    // The number of this pass.
+    Address<const u32> pass;
+    // Gets `pass` if nothing is missing. A stream waits for it (`Stream::wait_value`); if something
+    // is missing, the host writes it later.
+    Address<u32> go;
+    u32 pairs;
+    u32 n_granules;
+};
+static_assert(sizeof(ResolveParams) == 64);
+
+KERNEL(resolve_slots, THREADS, ResolveParams) {
     SHARED(u32, partial, THREADS / WARP);
-    u32 own = 0;
-    for (u32 pair = threadIdx.x; pair < pairs; pair += blockDim.x) {
+    Global<const u32> chosen = p.chosen;
+    Global<u64> granules = p.granules;
+    Global<u32> homes = p.homes;
+    u32 n_granules = p.n_granules, own = 0;
+    for (u32 pair = threadIdx.x; pair < p.pairs; pair += blockDim.x) {
         u32 expert = chosen[pair];
         bool whole = expert != NONE;
-        Global<const u64> row = table + (whole ? static_cast<u64>(expert) : 0) * n_granules;
+        Global<const u64> row = p.table + (whole ? static_cast<u64>(expert) : 0) * n_granules;
         for (u32 g = 0; g < n_granules && whole; g++) whole = row[g] != 0;
         bool here = whole;
         if (homes) {
@@ -52,39 +64,58 @@ KERNEL(resolve_slots, THREADS, Global<const u32> chosen, u32 pairs, Global<const
     if (threadIdx.x != 0) return;
     u32 sum = 0;
     for (u32 warp = 0; warp < blockDim.x / WARP; warp++) sum += partial[warp];
-    *missing = sum;
+    *p.missing = sum;
     if (sum != 0) return;
-    // What waits for the word may be another engine of the device than the one that runs kernels.
+    // The engine that waits for the word may be another than the one that runs kernels.
     __threadfence_system();
-    *go = *pass;
+    *p.go = *p.pass;
 }
 
-// Leaves each expert to the first `capacity` pairs that chose it, in order; the others have none.
-// Twin: `Route::limit` of src/backend/cpu/router.rs. A warp an expert. Others meanwhile take pairs
-// of theirs away, which are none of this one's before or after.
-KERNEL(limit_experts, WARP, Global<u32> chosen, u32 pairs, u32 capacity) {
+struct LimitParams {
+    // [pairs]
+    Address<u32> chosen;
+    u32 pairs;
+    u32 capacity;
+};
+static_assert(sizeof(LimitParams) == 16);
+
+// Each expert keeps the first `capacity` pairs that chose it, in order; the others get NONE. Twin:
+// `Route::limit` of src/backend/cpu/router.rs. One warp for each expert: warps write only pairs of
+// their own expert.
+KERNEL(limit_experts, WARP, LimitParams) {
+    Global<u32> chosen = p.chosen;
     u32 expert = blockIdx.x, lane = threadIdx.x, taken = 0;
-    for (u32 first = 0; first < pairs; first += WARP) {
+    for (u32 first = 0; first < p.pairs; first += WARP) {
         u32 pair = first + lane;
-        bool own = pair < pairs && chosen[pair] == expert;
+        bool own = pair < p.pairs && chosen[pair] == expert;
         u32 all = __ballot_sync(FULL_WARP, own);
-        if (own && taken + __popc(all & ((1u << lane) - 1)) >= capacity) chosen[pair] = NONE;
+        if (own && taken + __popc(all & ((1u << lane) - 1)) >= p.capacity) chosen[pair] = NONE;
         taken += __popc(all);
     }
 }
 
-// Sums of granules that other devices have computed go among this one's:
+struct PlaceRowsParams {
+    // [pairs]
+    Address<const u32> homes;
+    // [devices other than this, pairs, n_embd]
+    Address<const float> rows;
+    // [pairs, n_embd]
+    Address<float> partial;
+    u32 n_embd;
+    u32 unused;
+};
+static_assert(sizeof(PlaceRowsParams) == 32);
+
+// Copies the sums of granules that other devices have computed among this one's:
 //
 //   partial[pair] = rows[homes[pair] - 1, pair]       where homes[pair] is not 0
 //
-// `rows` is [devices but this, pairs, n_embd], `partial` [pairs, n_embd]. A thread a value: each is
-// read once and written once.
-KERNEL(place_rows, THREADS, Global<const u32> homes, Global<const float> rows, u32 n_embd,
-       Global<float> partial) {
+// One thread for each value, which is read once and written once.
+KERNEL(place_rows, THREADS, PlaceRowsParams) {
     u32 i = blockIdx.x * blockDim.x + threadIdx.x, pair = blockIdx.y;
-    u32 home = homes[pair];
-    if (i >= n_embd || home == 0) return;
-    u64 of_device = static_cast<u64>(gridDim.y) * n_embd;
-    u64 to = static_cast<u64>(pair) * n_embd + i;
-    partial[to] = rows[(home - 1) * of_device + to];
+    u32 home = p.homes[pair];
+    if (i >= p.n_embd || home == 0) return;
+    u64 of_device = static_cast<u64>(gridDim.y) * p.n_embd;
+    u64 to = static_cast<u64>(pair) * p.n_embd + i;
+    p.partial[to] = p.rows[(home - 1) * of_device + to];
 }

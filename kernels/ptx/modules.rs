@@ -3,7 +3,7 @@
     Module {
         source: "activate",
         compute: 75,
-        digest: "5a7f76c15c103d752b526a0ce6c56a3fef497b1d8f231c5127ed0a7a2a80152e",
+        digest: "b3f2385668d0b413d1f3b6253bfb05730c110852d6bfb976cb58dd059913e717",
         kernels: &[
             "swiglu_rows",
             "swiglu_clamped_rows",
@@ -16,7 +16,7 @@
     Module {
         source: "attention",
         compute: 75,
-        digest: "62424e29f3558c10eecd53c17d014ecb4af73a9fe8ad8c191c807ec8f495e4cc",
+        digest: "9f5610076b9d7c65dca055dd0f0323ecc3744518a2916ae1c512011c64fbf2bc",
         kernels: &[
             "attention_split_1",
             "attention_split_2",
@@ -30,7 +30,7 @@
     Module {
         source: "attention_prompt",
         compute: 75,
-        digest: "e6f21d49308c503cdbd6882a5c055302b4f7a8d7da744363afb083d9f6f2863d",
+        digest: "5b4eb1577a1576fd032daa3097ac5dabec9abb99693fd4432ca547c7c45fd97e",
         kernels: &[
             "attention_prompt_64",
             "attention_prompt_128",
@@ -41,7 +41,7 @@
     Module {
         source: "attention_prompt",
         compute: 80,
-        digest: "e6f21d49308c503cdbd6882a5c055302b4f7a8d7da744363afb083d9f6f2863d",
+        digest: "5b4eb1577a1576fd032daa3097ac5dabec9abb99693fd4432ca547c7c45fd97e",
         kernels: &[
             "attention_prompt_64",
             "attention_prompt_128",
@@ -52,7 +52,7 @@
     Module {
         source: "cache",
         compute: 75,
-        digest: "d34080ebb7b8aba9cfec76feffe4219daa30c7aeb045a71115f1be674cf813fb",
+        digest: "ea71a0c1c92fca9904a5afb6842b02867b94145ff77ad914d2d94fc4dc2f7711",
         kernels: &[
             "cache_store_f32",
             "cache_store_f16",
@@ -65,7 +65,7 @@
     Module {
         source: "delta",
         compute: 75,
-        digest: "4a2273e6db5978c981ee1697848186e2ca8848bb879a9fd0649e02a408b7c876",
+        digest: "531f1d33e9da707d0769df27fb5efbb3602974171815997a2b9cafabd8d3791c",
         kernels: &[
             "delta_inputs",
             "delta_past",
@@ -77,7 +77,7 @@
     Module {
         source: "embed",
         compute: 75,
-        digest: "e54b049acba2fe703ac7c2298217dda362c7794ecd10311ae477351ae286adae",
+        digest: "1fc02a962b5ca96b1e9e2c8468adc6cb30f8cbd0008144e6c2c4da23db283088",
         kernels: &[
             "embed_q4_0",
             "embed_q4_1",
@@ -112,7 +112,7 @@
     Module {
         source: "expert",
         compute: 75,
-        digest: "0e42233148f51b9a368f4f4b3a279c19fcbe3f192d3fd218e4e99982b1f8d518",
+        digest: "0e5198f82419713a5ea328582c079d5beded7d14efc214220a0d4c339d3fa7bd",
         kernels: &[
             "expert_gate_up_q4_0",
             "expert_down_q4_0",
@@ -175,7 +175,7 @@
     Module {
         source: "heads",
         compute: 75,
-        digest: "52b094afa97a7bc4b0dd374a3763f5f6284ad191f4a13d8f5e0321bf7dcf64bc",
+        digest: "ed990711773ae96743b50f45489556d9e9d99dbdb92b066e1769a4c415c018f0",
         kernels: &[
             "head_products_q4_0",
             "head_products_q4_1",
@@ -210,7 +210,7 @@
     Module {
         source: "matmul",
         compute: 75,
-        digest: "d0d89730f5458d0b9d498fa1a74f79d2df5528596e46f25e073d863c8504c1a7",
+        digest: "0fa107295036ea6d5ab0fcc326a1517b6bed15a8b4700715cc32b8c292c97c65",
         kernels: &[
             "matmul_q4_0",
             "matmul_q4_1",
@@ -242,7 +242,7 @@
     Module {
         source: "matvec",
         compute: 75,
-        digest: "e59e2a76a4b319054d6924a9c4b6ca05882a2c15f871989170a97d44633932c9",
+        digest: "3b6fdfa4526f03d160f7420d37af4f96a0504bf001bdbf7abbf89eddd2aab03c",
         kernels: &[
             "matvec_q4_0",
             "matvec8_q4_0",
@@ -304,7 +304,7 @@
     Module {
         source: "norm",
         compute: 75,
-        digest: "d1994eb45134b1eaa850855268d223ef8a20273ea5a7de7edb2d905c0bdfe0d0",
+        digest: "900887b21899d20d53c92ff2598ea00d72711b2430130a7a5a47c6cd7b4cd597",
         kernels: &[
             "rms_norm",
             "rms_norm_in_place",
@@ -316,7 +316,7 @@
     Module {
         source: "quantize",
         compute: 75,
-        digest: "bd56e8f5eacc09110ec98a5e66ef17000ebaf695709cec3cd420c7ab4f35ca7c",
+        digest: "6b955cb9382211eface9fbe55e16fd1ae591eca182f00af2faac8305dee15688",
         kernels: &[
             "quantize_q8_0",
             "quantize_q8_k",
@@ -327,7 +327,7 @@
     Module {
         source: "rope",
         compute: 75,
-        digest: "ff4c746e59d754571ba74c5643eb5a2dce4209bf97f634760586ec01e1c98b7c",
+        digest: "5d6f915dfd4b4c615ce0222a6b88a892d2ad2363fac09197fda28f377b5ec08b",
         kernels: &[
             "rope",
         ],
@@ -336,7 +336,7 @@
     Module {
         source: "router",
         compute: 75,
-        digest: "04006806439d9bc670767afe7905fab3c4ea16b2e1a08f8f05046d6584ba26e3",
+        digest: "c6133e2b91222a93fcdc07e4a622d2ce0701a9a5804bff4604e0c20221fef52b",
         kernels: &[
             "route",
         ],
@@ -345,7 +345,7 @@
     Module {
         source: "rows",
         compute: 75,
-        digest: "31f84e4f32d75c75652587be5657f7b5d8c6c95754d2480c59d052d187e15ba1",
+        digest: "c75095790c7294112b3a26d9f7ef7bd1957325eaabe4967b2ca1f2fec06373d3",
         kernels: &[
             "copy_columns",
             "mul_sigmoid",
@@ -359,7 +359,7 @@
     Module {
         source: "sample",
         compute: 75,
-        digest: "2cacdf892b872e753e39be88498831cd4e8538b2d6407abd71eaa57c5a697033",
+        digest: "5a15cdbe6688a3d60f54ea58bf6209e10fd3eac0ae0e17b4fa1eb21228e0de75",
         kernels: &[
             "top_k_logits",
             "top_k_keys",
@@ -369,7 +369,7 @@
     Module {
         source: "slots",
         compute: 75,
-        digest: "d70f63e412f2ac86e25d356ca37d1e94eae6b862375cc67cb654e232fc8f43c4",
+        digest: "cc043a47686a4177e0a44775a13aa9d3e1f21f9a8b603ad161c0ab2f257ae249",
         kernels: &[
             "resolve_slots",
             "limit_experts",

@@ -1,6 +1,6 @@
-// The CPU's side of moeba.cuh: what a kernel's source needs of CUDA C++, as C++17. A block's
-// threads are fibers that run until they wait for one another (run.cc). Pointers know the piece of
-// memory that they came from, and each access is checked:
+// The CPU's side of moeba.cuh: the parts of CUDA C++ that kernels use, as C++17. A block's threads
+// are fibers that run until they wait for one another (run.cc). Pointers know the piece of memory
+// that they came from, and each access is checked:
 //
 //   - within that piece, and aligned;
 //   - reads only bytes that were written;
@@ -232,74 +232,45 @@ inline T taken(const Gift& gift) {
 
 // ---- entry points
 
-struct Argument {
-    const void* value;
-    // Of a pointer.
-    const Piece* piece;
-};
+// The piece of a pointer among the parameters, or null.
+const Piece* argument_piece(u64 address);
 
+// A pointer among the parameters: the launch gives its address alone.
 template <class T>
-struct Parameter {
-    static constexpr ShimParameter KIND = {sizeof(T), 0};
-    static T take(const Argument& argument) {
-        T value;
-        memcpy(&value, argument.value, sizeof(T));
-        return value;
-    }
+class Address {
+public:
+    operator Pointer<T>() const { return Pointer<T>(argument_piece(address_), address_); }
+    explicit operator bool() const { return address_ != 0; }
+    auto operator[](i64 i) const { return static_cast<Pointer<T>>(*this)[i]; }
+    auto operator*() const { return (*this)[0]; }
+    Pointer<T> operator+(i64 n) const { return static_cast<Pointer<T>>(*this) + n; }
+
+private:
+    u64 address_;
 };
 
-template <class T>
-struct Parameter<Pointer<T>> {
-    static constexpr ShimParameter KIND = {8, 1};
-    static Pointer<T> take(const Argument& argument) {
-        u64 address;
-        memcpy(&address, argument.value, sizeof(address));
-        return Pointer<T>(argument.piece, address);
-    }
-};
-
-template <class F>
-struct Signature;
-
-template <class... P>
-struct Signature<void (*)(P...)> {
-    static constexpr u32 N = sizeof...(P);
-    static constexpr ShimParameter PARAMETERS[N + 1] = {Parameter<std::decay_t<P>>::KIND..., {}};
-
-    template <size_t... I>
-    static void call(void (*f)(P...), const Argument* args, std::index_sequence<I...>) {
-        f(Parameter<std::decay_t<P>>::take(args[I])...);
-    }
-};
-
-template <auto F>
-void run_thread(const Argument* args) {
-    using S = Signature<decltype(F)>;
-    S::call(F, args, std::make_index_sequence<S::N>());
+template <class PARAMS, void (*BODY)(const PARAMS&)>
+void run_thread(const void* params) {
+    BODY(*static_cast<const PARAMS*>(params));
 }
+
+// Adds a kernel to the list before main.
+struct Registration {
+    explicit Registration(ShimKernel* kernel);
+};
 
 }  // namespace shim
 
-// A kernel of the list that is filled before main.
-struct ShimKernel {
-    const char* name;
-    void (*thread)(const shim::Argument*);
-    const ShimParameter* parameters;
-    u32 n_parameters;
-    u32 max_threads;
-    const ShimKernel* next;
+#define KERNEL(NAME, MAX_THREADS, PARAMS)                                               \
+    static void NAME(const PARAMS& p);                                                  \
+    static ShimKernel shim_kernel_##NAME = {                                            \
+        #NAME, #PARAMS, sizeof(PARAMS), MAX_THREADS, shim::run_thread<PARAMS, &NAME>,   \
+        nullptr};                                                                       \
+    static const shim::Registration shim_registration_##NAME(&shim_kernel_##NAME);      \
+    static void NAME(const PARAMS& p)
 
-    ShimKernel(const char* name, void (*thread)(const shim::Argument*),
-               const ShimParameter* parameters, u32 n_parameters, u32 max_threads);
-};
-
-#define KERNEL(NAME, MAX_THREADS, ...)                                                  \
-    static void NAME(__VA_ARGS__);                                                      \
-    static ShimKernel shim_kernel_##NAME(                                               \
-        #NAME, shim::run_thread<&NAME>, shim::Signature<decltype(&NAME)>::PARAMETERS,   \
-        shim::Signature<decltype(&NAME)>::N, MAX_THREADS);                              \
-    static void NAME(__VA_ARGS__)
-
+template <class T>
+using Address = shim::Address<T>;
 template <class T>
 using Global = shim::Pointer<T>;
 template <class T>
@@ -322,6 +293,11 @@ template <class U, class T>
 inline Global<U> as(const Global<T>& pointer) {
     static_assert(std::is_const<U>::value || !std::is_const<T>::value, "this drops a const");
     return Global<U>(pointer.piece(), pointer.address());
+}
+
+template <class U, class T>
+inline Global<U> as(const Address<T>& pointer) {
+    return as<U>(static_cast<Global<T>>(pointer));
 }
 
 template <class T>

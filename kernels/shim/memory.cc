@@ -67,6 +67,17 @@ const Piece* piece_at(u64 address) {
     return address - piece->address <= piece->size ? piece : nullptr;
 }
 
+const Piece* argument_piece(u64 address) {
+    for (u32 i = 0; i < run->n_arguments; i++) {
+        if (run->arguments[i].address == address) return run->arguments[i].piece;
+    }
+    const Piece* piece = piece_at(address);
+    if (run->n_arguments < MAX_ARGUMENTS) {
+        run->arguments[run->n_arguments++] = Argument{address, piece};
+    }
+    return piece;
+}
+
 // ---- shared arrays
 
 static const Piece* add_array(const void* key, const char* name, u64 bytes, u64 align) {

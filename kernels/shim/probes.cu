@@ -1,16 +1,34 @@
-// Kernels that try the shim and the driver, each one thing: what a right one computes, and what a
-// wrong one is told. No GPU runs the wrong ones: they are not among the PTX.
+// Kernels that test the shim: correct ones compute, and faulty ones are reported. They are not among
+// the PTX.
 #include "../moeba.cuh"
 
-// out = a x + y
-KERNEL(probe_axpy, 256, float a, Global<const float> x, Global<const float> y, Global<float> out,
-       u32 n) {
+struct ProbeParams {
+    // Inputs.
+    Address<const u8> a;
+    Address<const u8> b;
+    // Outputs.
+    Address<u8> out;
+    Address<u8> back;
+    float factor;
+    u32 n;
+    // The fault of probe_faults.
+    u32 what;
+    u32 unused;
+};
+static_assert(sizeof(ProbeParams) == 48);
+
+// out = factor a + b
+KERNEL(probe_axpy, 256, ProbeParams) {
     u32 i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) out[i] = fmaf(a, x[i], y[i]);
+    Global<const float> x = as<const float>(p.a), y = as<const float>(p.b);
+    if (i < p.n) as<float>(p.out)[i] = fmaf(p.factor, x[i], y[i]);
 }
 
-// out[block] = sum of n numbers, through every kind of exchange that a block has.
-KERNEL(probe_sum, 1024, Global<const u32> x, Global<u32> out, u32 n) {
+// out[block] = the sum of n numbers of a, through every kind of exchange that a block has.
+KERNEL(probe_sum, 1024, ProbeParams) {
+    Global<const u32> x = as<const u32>(p.a);
+    Global<u32> out = as<u32>(p.out);
+    u32 n = p.n;
     SHARED(u32, partial, 32);
     SHARED_DYNAMIC(u32, total);
     u32 sum = 0;
@@ -26,7 +44,8 @@ KERNEL(probe_sum, 1024, Global<const u32> x, Global<u32> out, u32 n) {
 }
 
 // Shuffles and votes: out is [12, 32].
-KERNEL(probe_warp, 32, Global<u32> out) {
+KERNEL(probe_warp, 32, ProbeParams) {
+    Global<u32> out = as<u32>(p.out);
     u32 lane = threadIdx.x;
     out[lane] = __shfl_sync(FULL_WARP, lane * lane, 5);
     out[32 + lane] = __shfl_sync(FULL_WARP, lane, lane + 3, 8);
@@ -42,22 +61,29 @@ KERNEL(probe_warp, 32, Global<u32> out) {
     out[352 + lane] = static_cast<u32>(__float2int_rn(static_cast<float>(lane) * 0.5f - 4.0f));
 }
 
-// bits -> f32 -> bits
-KERNEL(probe_half, 256, Global<const u16> in, Global<float> wide, Global<u16> back, u32 n) {
-    for (u32 i = threadIdx.x; i < n; i += blockDim.x) {
+// Halves to f32 in `out`, and back to halves.
+KERNEL(probe_half, 256, ProbeParams) {
+    Global<const u16> in = as<const u16>(p.a);
+    Global<float> wide = as<float>(p.out);
+    Global<u16> back = as<u16>(p.back);
+    for (u32 i = threadIdx.x; i < p.n; i += blockDim.x) {
         float value = f16_to_f32(in[i]);
         wide[i] = value;
         back[i] = f32_to_f16(value);
     }
 }
 
-KERNEL(probe_round_half, 256, Global<const float> in, Global<u16> out, u32 n) {
-    for (u32 i = threadIdx.x; i < n; i += blockDim.x) out[i] = f32_to_f16(in[i]);
+KERNEL(probe_round_half, 256, ProbeParams) {
+    Global<const float> in = as<const float>(p.a);
+    Global<u16> out = as<u16>(p.out);
+    for (u32 i = threadIdx.x; i < p.n; i += blockDim.x) out[i] = f32_to_f16(in[i]);
 }
 
 // d = a (16x16, rows) * b (16x8), f16; a and b by load_matrices from shared memory: a as it lies,
 // b [k][column] transposed.
-KERNEL(probe_mma_f16, 32, Global<const u16> a, Global<const u16> b, Global<float> d) {
+KERNEL(probe_mma_f16, 32, ProbeParams) {
+    Global<const u16> a = as<const u16>(p.a), b = as<const u16>(p.b);
+    Global<float> d = as<float>(p.out);
     SHARED(u16, a_smem, 256);
     SHARED(u16, b_smem, 128);
     u32 lane = threadIdx.x;
@@ -74,7 +100,9 @@ KERNEL(probe_mma_f16, 32, Global<const u16> a, Global<const u16> b, Global<float
 }
 
 // d = a (16x32, rows) * b (8 columns of 32), i8.
-KERNEL(probe_mma_s8, 32, Global<const u32> a, Global<const u32> b, Global<i32> d) {
+KERNEL(probe_mma_s8, 32, ProbeParams) {
+    Global<const u32> a = as<const u32>(p.a), b = as<const u32>(p.b);
+    Global<i32> d = as<i32>(p.out);
     u32 lane = threadIdx.x, group = lane / 4, quad = lane % 4;
     u32 parts[4], columns[2];
     for (u32 i = 0; i < 4; i++) parts[i] = a[(group + i % 2 * 8) * 8 + i / 2 * 4 + quad];
@@ -84,9 +112,11 @@ KERNEL(probe_mma_s8, 32, Global<const u32> a, Global<const u32> b, Global<i32> d
     for (u32 i = 0; i < 4; i++) d[(group + i / 2 * 8) * 8 + quad * 2 + i % 2] = sums[i] - 1;
 }
 
-// ---- wrong ones: `what` chooses the fault
+// ---- faulty ones: `what` chooses the fault
 
-KERNEL(probe_faults, 64, Global<float> out, u32 n, u32 what) {
+KERNEL(probe_faults, 64, ProbeParams) {
+    Global<float> out = as<float>(p.out);
+    u32 n = p.n, what = p.what;
     SHARED(float, tile, 64);
     u32 i = threadIdx.x;
     if (what == 0) out[n + i] = 1.0f;                       // past the end

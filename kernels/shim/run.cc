@@ -110,7 +110,7 @@ const Gift* exchange(Collective kind, u32 mask, const Gift& gift) {
 // ---- running
 
 static void thread_main() {
-    run->launch->kernel->thread(run->args);
+    run->launch->kernel->thread(run->launch->params);
     run->n_done++;
     wait(State::Done);
 }
@@ -216,14 +216,9 @@ static bool check(const ShimLaunch* launch) {
     } else if (launch->dynamic_shared_bytes > launch->shared_limit) {
         fail_here("%u bytes of dynamic shared memory; a block can have %u",
                   launch->dynamic_shared_bytes, launch->shared_limit);
-    } else if (launch->n_args != kernel->n_parameters) {
-        fail_here("takes %u arguments, launched with %u", kernel->n_parameters, launch->n_args);
-    }
-    for (u32 i = 0; i < launch->n_args && !run->failed; i++) {
-        if (launch->arg_sizes[i] != kernel->parameters[i].size) {
-            fail_here("argument %u has %u bytes, its parameter %u", i, launch->arg_sizes[i],
-                      kernel->parameters[i].size);
-        }
+    } else if (launch->params_size != kernel->params_size) {
+        fail_here("takes %s of %u bytes, launched with %u bytes", kernel->params,
+                  kernel->params_size, launch->params_size);
     }
     run->n_threads = static_cast<u32>(threads);
     return !run->failed;
@@ -281,7 +276,7 @@ static void give_back(Run* used) {
     unlock_idle();
 }
 
-static bool run_all(const ShimLaunch* launch, Piece* pieces, Argument* args) {
+static bool run_all(const ShimLaunch* launch, Piece* pieces) {
     for (u64 i = 0; i < launch->n_allocations; i++) {
         const ShimAllocation& a = launch->allocations[i];
         pieces[i] = Piece{a.address, a.size, a.bytes, a.shadow, ~0ull, 0, nullptr, nullptr};
@@ -289,18 +284,11 @@ static bool run_all(const ShimLaunch* launch, Piece* pieces, Argument* args) {
     run->launch = launch;
     run->pieces = pieces;
     run->n_pieces = launch->n_allocations;
-    run->args = args;
+    run->n_arguments = 0;
     run->failed = false;
     run->scheduler = Fiber();
     here = nullptr;
     if (!check(launch)) return false;
-    for (u32 i = 0; i < launch->n_args; i++) {
-        args[i] = Argument{launch->args[i], nullptr};
-        if (!launch->kernel->parameters[i].is_pointer) continue;
-        u64 address;
-        memcpy(&address, launch->args[i], sizeof(address));
-        args[i].piece = piece_at(address);
-    }
     ShimDim3 n = launch->grid;
     u32 blocks = n.x * n.y * n.z;
     Order order = order_of(blocks, launch->seed);
@@ -312,16 +300,14 @@ static bool run_all(const ShimLaunch* launch, Piece* pieces, Argument* args) {
     return !run->failed;
 }
 
+Registration::Registration(ShimKernel* kernel) {
+    kernel->next = all_kernels;
+    all_kernels = kernel;
+}
+
 }  // namespace shim
 
 using namespace shim;
-
-ShimKernel::ShimKernel(const char* name, void (*thread)(const Argument*),
-                       const ShimParameter* parameters, u32 n_parameters, u32 max_threads)
-    : name(name), thread(thread), parameters(parameters), n_parameters(n_parameters),
-      max_threads(max_threads), next(all_kernels) {
-    all_kernels = this;
-}
 
 // Written by build.rs: a reference into each file of kernels, so that the linker takes them all.
 extern "C" int* const shim_files[];
@@ -342,19 +328,17 @@ extern "C" const char* shim_name(uint32_t n) {
 extern "C" int32_t shim_launch(const ShimLaunch* launch) {
     run = take_run();
     Piece* pieces = static_cast<Piece*>(calloc(launch->n_allocations + 1, sizeof(Piece)));
-    Argument* args = static_cast<Argument*>(malloc((launch->n_args + 1) * sizeof(Argument)));
     bool done = false;
-    if (!run || !pieces || !args) {
+    if (!run || !pieces) {
         snprintf(launch->error, launch->error_size, "no memory to emulate the launch in");
     } else {
-        done = run_all(launch, pieces, args);
+        done = run_all(launch, pieces);
     }
     for (u64 i = 0; pieces && i < launch->n_allocations; i++) {
         launch->allocations[i].touched_low = pieces[i].low;
         launch->allocations[i].touched_high = pieces[i].high;
     }
     free(pieces);
-    free(args);
     if (run) give_back(run);
     run = nullptr;
     return done ? 0 : 1;

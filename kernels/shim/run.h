@@ -8,6 +8,7 @@ namespace shim {
 
 static constexpr u32 MAX_THREADS = 1024;
 static constexpr u32 MAX_SHARED_ARRAYS = 32;
+static constexpr u32 MAX_ARGUMENTS = 16;
 
 enum class State : u8 { Ready, AtBlock, AtWarp, Done };
 
@@ -52,9 +53,16 @@ struct Order {
     u32 at(u32 i) const { return static_cast<u32>((static_cast<u64>(i) * step + start) % n); }
 };
 
+// A pointer among the parameters, once it was used.
+struct Argument {
+    u64 address;
+    const Piece* piece;
+};
+
 struct Run {
     const ShimLaunch* launch;
-    const Argument* args;
+    Argument arguments[MAX_ARGUMENTS];
+    u32 n_arguments;
     const Piece* pieces;
     u64 n_pieces;
 

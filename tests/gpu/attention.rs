@@ -7,7 +7,7 @@ use crate::support::Bench;
 use moeba::backend::cpu::Cpu;
 use moeba::backend::cpu::attention::AttentionShape;
 use moeba::backend::gpu::DeviceBuffer;
-use moeba::backend::gpu::attention::{Attention, DeviceAttention, DeviceBias};
+use moeba::backend::gpu::attention::{Attention, AttentionData, DeviceAttention, DeviceBias};
 use moeba::backend::gpu::cache::{CacheStore, DeviceRows};
 use moeba::backend::ops::{DistanceBias, RowBytes, Rows, RowsMut, row_bytes};
 use moeba::gguf::TensorType::{self, BF16, F16, F32, IQ4_NL, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
@@ -245,9 +245,15 @@ impl<'a> OnDevice<'a> {
         let out = bench.empty(4 * tokens.len() * case.n_head() * case.v_dim);
         let keys = self.rows(0);
         let values = if case.latent { keys.narrow(case.v_dim) } else { self.rows(1) };
-        let (n, stream) = (tokens.len(), &bench.stream);
-        let launch = &self.attention;
-        launch.launch(stream, &shape, q.all(), n, keys, values, work.all(), out.all()).unwrap();
+        let data = AttentionData {
+            tokens: tokens.len(),
+            q: q.all(),
+            k: keys,
+            v: values,
+            work: work.all(),
+            out: out.all(),
+        };
+        self.attention.launch(&bench.stream, &shape, data).unwrap();
         bench.down_f32(&out)
     }
 }
@@ -424,10 +430,8 @@ fn one_graph_serves_other_texts_of_any_length() {
         prompt: false,
     };
     let (stream, k, v) = (&bench.stream, device.rows(0), device.rows(1));
-    let attention = &device.attention;
-    let graph = stream
-        .capture(|| attention.launch(stream, &shape, q.all(), 1, k, v, work.all(), out.all()));
-    let graph = graph.unwrap();
+    let data = AttentionData { tokens: 1, q: q.all(), k, v, work: work.all(), out: out.all() };
+    let graph = stream.capture(|| device.attention.launch(stream, &shape, data)).unwrap();
     for source in [600, 1, 64, 513, 512] {
         stream.upload_now(last.all(), &(source as u32 - 1).to_le_bytes()).unwrap();
         // SAFETY: the buffers live as long as the graph.
@@ -463,8 +467,10 @@ fn one_graph_serves_a_text_that_grows() {
     let graph = stream.capture(|| {
         device.store.store(stream, k.all(), 1, past.all(), rows[0])?;
         device.store.store(stream, v.all(), 1, past.all(), rows[1])?;
-        let (work, out) = (work.all(), out.all());
-        device.attention.launch(stream, &shape, q.all(), 1, rows[0], rows[1], work, out)
+        let [k, v] = rows;
+        let (q, work, out) = (q.all(), work.all(), out.all());
+        let data = AttentionData { tokens: 1, q, k, v, work, out };
+        device.attention.launch(stream, &shape, data)
     });
     let graph = graph.unwrap();
     for t in 0..case.tokens {

@@ -2,9 +2,11 @@
 //! sometimes show. Everything goes through the types that the engine uses.
 
 use half::f16;
-use moeba::backend::gpu::emulated::{Config, Faults};
+use moeba::backend::gpu::emulated::{Config, Faults, ProbeParams};
+use moeba::backend::gpu::rope::RopeParams;
 use moeba::backend::gpu::{
-    Args, Device, DeviceBuffer, DeviceSlice, Emulated, Event, Launch, Pinned, PinnedKind, Stream,
+    Device, DeviceBuffer, DevicePtr, Emulated, Event, Grid, Kernel, Pinned, PinnedKind, Stream,
+    u32_of,
 };
 use moeba::{Error, Result};
 
@@ -39,13 +41,22 @@ fn download(stream: &Stream, buffer: &DeviceBuffer) -> Vec<u8> {
     bytes
 }
 
-/// Launches a probe, whose arguments the shim checks.
-fn launch(stream: &Stream, name: &str, grid: u32, block: u32, args: &Args) -> Result<()> {
-    let kernel = stream.gpu().kernel(name)?;
-    let launch =
-        Launch { kernel, grid: [grid, 1, 1], block: [block, 1, 1], shared_bytes: 64, args };
-    // SAFETY: the emulated device checks arguments and accesses.
-    unsafe { stream.launch(&launch) }
+/// Launches a probe.
+fn launch(
+    stream: &Stream,
+    name: &str,
+    blocks: u32,
+    threads: u32,
+    params: ProbeParams,
+) -> Result<()> {
+    let kernel = Kernel::find(stream.gpu(), name)?;
+    let grid = Grid::new([blocks, 1, 1], threads).with_shared(64);
+    // SAFETY: the emulated device checks accesses.
+    unsafe { stream.launch(kernel, grid, &params) }
+}
+
+fn ptr(buffer: &DeviceBuffer) -> DevicePtr {
+    buffer.all().into()
 }
 
 fn sentence<T>(result: Result<T>) -> String {
@@ -64,8 +75,8 @@ fn blocks_sum_through_shuffles_shared_memory_and_atomics() {
         let x: Vec<u32> = (0..n * blocks).map(|i| i * i % 1009).collect();
         let input = upload(&stream, &x);
         let out = DeviceBuffer::new(stream.gpu(), 4 * blocks as usize).unwrap();
-        let args = Args::new().slice(input.all()).slice(out.all()).u32(n);
-        launch(&stream, "probe_sum", blocks, 96, &args).unwrap();
+        let params = ProbeParams { a: ptr(&input), out: ptr(&out), n, ..Default::default() };
+        launch(&stream, "probe_sum", blocks, 96, params).unwrap();
         let sums = values_of(&download(&stream, &out), u32::from_le_bytes);
         let expected: Vec<u32> = x.chunks(n as usize).map(|row| row.iter().sum()).collect();
         assert_eq!(sums, expected);
@@ -76,7 +87,8 @@ fn blocks_sum_through_shuffles_shared_memory_and_atomics() {
 fn warps_exchange_as_the_manual_says() {
     let stream = Stream::new(&device(1)).unwrap();
     let out = DeviceBuffer::new(stream.gpu(), 4 * 32 * 12).unwrap();
-    launch(&stream, "probe_warp", 1, 32, &Args::new().slice(out.all())).unwrap();
+    let params = ProbeParams { out: ptr(&out), ..Default::default() };
+    launch(&stream, "probe_warp", 1, 32, params).unwrap();
     let rows = values_of(&download(&stream, &out), u32::from_le_bytes);
     let row = |r: usize| &rows[32 * r..][..32];
     let all = |f: &dyn Fn(u32) -> u32| (0..32).map(f).collect::<Vec<u32>>();
@@ -108,8 +120,9 @@ fn halves_convert_as_the_half_crate_does() {
     let input = upload(&stream, &bits);
     let wide = DeviceBuffer::new(stream.gpu(), 4 << 16).unwrap();
     let back = DeviceBuffer::new(stream.gpu(), 2 << 16).unwrap();
-    let args = Args::new().slice(input.all()).slice(wide.all()).slice(back.all()).u32(1 << 16);
-    launch(&stream, "probe_half", 1, 256, &args).unwrap();
+    let (a, out, n) = (ptr(&input), ptr(&wide), 1 << 16);
+    let params = ProbeParams { a, out, back: ptr(&back), n, ..Default::default() };
+    launch(&stream, "probe_half", 1, 256, params).unwrap();
     let wide = values_of(&download(&stream, &wide), f32::from_le_bytes);
     let back = values_of(&download(&stream, &back), u16::from_le_bytes);
     for ((bits, wide), back) in bits.iter().zip(wide).zip(back) {
@@ -130,8 +143,9 @@ fn halves_convert_as_the_half_crate_does() {
     between.extend([1e9, f32::INFINITY, f32::MIN_POSITIVE, 1e-8, 2.98e-8, 2.99e-8, -0.0]);
     let input = upload(&stream, &between);
     let out = DeviceBuffer::new(stream.gpu(), 2 * between.len()).unwrap();
-    let args = Args::new().slice(input.all()).slice(out.all()).size(between.len());
-    launch(&stream, "probe_round_half", 1, 256, &args).unwrap();
+    let (a, n) = (ptr(&input), u32_of(between.len()));
+    let params = ProbeParams { a, out: ptr(&out), n, ..Default::default() };
+    launch(&stream, "probe_round_half", 1, 256, params).unwrap();
     let rounded = values_of(&download(&stream, &out), u16::from_le_bytes);
     for (x, got) in between.iter().zip(rounded) {
         assert_eq!(got, f16::from_f32(*x).to_bits(), "{x:e}");
@@ -149,8 +163,9 @@ fn matrix_instructions_multiply() {
     let halves = |v: &[i32]| v.iter().map(|v| half(*v)).collect::<Vec<u16>>();
     let (a_up, b_up) = (upload(&stream, &halves(&a)), upload(&stream, &halves(&b)));
     let out = DeviceBuffer::new(stream.gpu(), 4 * 128).unwrap();
-    let args = Args::new().slice(a_up.all()).slice(b_up.all()).slice(out.all());
-    launch(&stream, "probe_mma_f16", 1, 32, &args).unwrap();
+    let (a_ptr, b_ptr) = (ptr(&a_up), ptr(&b_up));
+    let params = ProbeParams { a: a_ptr, b: b_ptr, out: ptr(&out), ..Default::default() };
+    launch(&stream, "probe_mma_f16", 1, 32, params).unwrap();
     let got = values_of(&download(&stream, &out), f32::from_le_bytes);
     for (i, got) in got.iter().enumerate() {
         let (row, column) = (i / 8, i % 8);
@@ -160,8 +175,9 @@ fn matrix_instructions_multiply() {
     let a: Vec<i8> = (0..512).map(|i| number(i, 255) as i8).collect();
     let b: Vec<i8> = (0..256).map(|i| number(i, 251) as i8).collect();
     let (a_up, b_up) = (upload(&stream, &a), upload(&stream, &b));
-    let args = Args::new().slice(a_up.all()).slice(b_up.all()).slice(out.all());
-    launch(&stream, "probe_mma_s8", 1, 32, &args).unwrap();
+    let (a_ptr, b_ptr) = (ptr(&a_up), ptr(&b_up));
+    let params = ProbeParams { a: a_ptr, b: b_ptr, out: ptr(&out), ..Default::default() };
+    launch(&stream, "probe_mma_s8", 1, 32, params).unwrap();
     let got = values_of(&download(&stream, &out), i32::from_le_bytes);
     for (i, got) in got.iter().enumerate() {
         let (row, column) = (i / 8, i % 8);
@@ -174,8 +190,8 @@ fn matrix_instructions_multiply() {
 fn fault(what: u32, seed: u64) -> String {
     let stream = Stream::new(&device(seed)).unwrap();
     let out = DeviceBuffer::new(stream.gpu(), 4 * 64).unwrap();
-    let args = Args::new().slice(out.all()).u32(64).u32(what);
-    launch(&stream, "probe_faults", 1, 64, &args).unwrap();
+    let params = ProbeParams { out: ptr(&out), n: 64, what, ..Default::default() };
+    launch(&stream, "probe_faults", 1, 64, params).unwrap();
     let sentence = sentence(stream.synchronize());
     // The device says it again, as a driver does.
     assert_eq!(self::sentence(DeviceBuffer::new(stream.gpu(), 1)), sentence);
@@ -209,26 +225,35 @@ fn kernels_that_break_a_rule_are_told_which() {
     // The same as number 5, with the barrier.
     let stream = Stream::new(&device(1)).unwrap();
     let out = DeviceBuffer::new(stream.gpu(), 4 * 64).unwrap();
-    launch(&stream, "probe_faults", 1, 64, &Args::new().slice(out.all()).u32(64).u32(6)).unwrap();
+    let params = ProbeParams { out: ptr(&out), n: 64, what: 6, ..Default::default() };
+    launch(&stream, "probe_faults", 1, 64, params).unwrap();
     stream.synchronize().unwrap();
 }
 
 #[test]
 fn launches_that_do_not_fit_the_kernel_are_refused() {
-    let told = |block: u32, args: fn(DeviceSlice) -> Args| {
+    let told = |threads: u32| {
         let stream = Stream::new(&device(0)).unwrap();
         let out = DeviceBuffer::new(stream.gpu(), 256).unwrap();
-        launch(&stream, "probe_faults", 1, block, &args(out.all())).unwrap();
+        let params = ProbeParams { out: ptr(&out), n: 1, what: 99, ..Default::default() };
+        launch(&stream, "probe_faults", 1, threads, params).unwrap();
         sentence(stream.synchronize())
     };
-    let right = |out: DeviceSlice| Args::new().slice(out).u32(1).u32(99);
-    assert!(told(33, right).contains("no whole number of warps"));
-    assert!(told(96, right).contains("compiled for blocks of 64 threads"));
-    assert!(told(64, |out| Args::new().slice(out)).contains("takes 3 arguments"));
-    let long = told(64, |out| Args::new().slice(out).u64(1).u32(1));
-    assert!(long.contains("argument 1 has 8 bytes, its parameter 4"), "{long}");
-    let stream = Stream::new(&device(0)).unwrap();
-    assert_eq!(sentence(stream.gpu().kernel("no_such")), "there is no kernel no_such");
+    assert!(told(33).contains("no whole number of warps"));
+    assert!(told(96).contains("compiled for blocks of 64 threads"));
+    let gpu = device(0);
+    let no_such = sentence(Kernel::<ProbeParams>::find(&gpu, "no_such"));
+    assert_eq!(no_such, "there is no kernel no_such");
+    // RopeParams has the size of ProbeParams.
+    assert_eq!(size_of::<RopeParams>(), size_of::<ProbeParams>());
+    let other = sentence(Kernel::<RopeParams>::find(&gpu, "probe_faults"));
+    assert_eq!(other, "kernel probe_faults takes ProbeParams of 48 bytes, not RopeParams");
+}
+
+/// `out` = factor · x + y, of eight numbers.
+fn axpy(factor: f32, x: &DeviceBuffer, y: &DeviceBuffer, out: &DeviceBuffer) -> ProbeParams {
+    let (a, b, out) = (ptr(x), ptr(y), ptr(out));
+    ProbeParams { a, b, out, factor, n: 8, ..Default::default() }
 }
 
 /// x is uploaded on one stream and used on another, with or without an event between.
@@ -246,8 +271,7 @@ fn two_streams(seed: u64, with_event: bool) -> Result<Vec<f32>> {
     if with_event {
         copies.then(&compute)?;
     }
-    let args = Args::new().f32(3.0).slice(x.all()).slice(y.all()).slice(out.all()).u32(8);
-    launch(&compute, "probe_axpy", 1, 32, &args)?;
+    launch(&compute, "probe_axpy", 1, 32, axpy(3.0, &x, &y, &out))?;
     let mut bytes = vec![0; 32];
     compute.download_now(&mut bytes, out.all())?;
     gpu.synchronize()?;
@@ -330,22 +354,19 @@ fn forked(seed: u64, joined: bool) -> Result<Vec<f32>> {
     let (main, side) = (Stream::new(&gpu)?, Stream::new(&gpu)?);
     let (x, y) = (upload(&main, &[1f32; 8]), upload(&main, &[100f32; 8]));
     let [p, q, out] = [(); 3].map(|()| DeviceBuffer::new(&gpu, 32).unwrap());
-    let axpy = |stream: &Stream, a: f32, x: &DeviceBuffer, y: &DeviceBuffer, out: &DeviceBuffer| {
-        let args = Args::new().f32(a).slice(x.all()).slice(y.all()).slice(out.all()).u32(8);
-        launch(stream, "probe_axpy", 1, 32, &args)
-    };
+    let run = |stream: &Stream, params| launch(stream, "probe_axpy", 1, 32, params);
     let graph = main.capture(|| {
         main.then(&side)?;
-        axpy(&main, 2.0, &x, &y, &p)?;
-        axpy(&side, 3.0, &x, &y, &q)?;
+        run(&main, axpy(2.0, &x, &y, &p))?;
+        run(&side, axpy(3.0, &x, &y, &q))?;
         if joined {
             side.then(&main)?;
         }
-        axpy(&main, 2.0, &p, &q, &out)
+        run(&main, axpy(2.0, &p, &q, &out))
     })?;
     // Nothing has run yet.
-    for run in 0..3 {
-        main.upload_now(x.all(), &bytes_of(&[run as f32; 8]))?;
+    for value in 0..3 {
+        main.upload_now(x.all(), &bytes_of(&[value as f32; 8]))?;
         // SAFETY: the buffers live to the end of this function.
         unsafe { main.run(&graph)? };
     }
@@ -394,12 +415,12 @@ fn two_devices_copy_to_each_other() {
         a.copy(y.all(), x.all()).unwrap();
         a.then(&b).unwrap();
         let sum = DeviceBuffer::new(&gpus[1], 4).unwrap();
-        let args = Args::new().slice(y.all()).slice(sum.all()).u32(8);
-        launch(&b, "probe_sum", 1, 32, &args).unwrap();
+        let params = ProbeParams { a: ptr(&y), out: ptr(&sum), n: 8, ..Default::default() };
+        launch(&b, "probe_sum", 1, 32, params).unwrap();
         assert_eq!(values_of(&download(&b, &sum), u32::from_le_bytes), [40]);
         // A kernel reaches its own device's memory only.
-        let args = Args::new().slice(x.all()).slice(sum.all()).u32(8);
-        launch(&b, "probe_sum", 1, 32, &args).unwrap();
+        let params = ProbeParams { a: ptr(&x), out: ptr(&sum), n: 8, ..Default::default() };
+        launch(&b, "probe_sum", 1, 32, params).unwrap();
         assert!(sentence(b.synchronize()).contains("where there is no memory"));
         // The other device lives on.
         assert_eq!(values_of(&download(&a, &x), u32::from_le_bytes), [5; 8]);

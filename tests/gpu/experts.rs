@@ -8,7 +8,7 @@ use moeba::backend::cpu::acts::{ActSet, Kinds};
 use moeba::backend::cpu::expert::{ExpertBuffers, GranuleMats};
 use moeba::backend::gpu::DeviceBuffer;
 use moeba::backend::gpu::acts::{DeviceActs, Quantize, record_bytes, records_of};
-use moeba::backend::gpu::expert::{Chosen, DeviceBiases, ExpertShape, Experts};
+use moeba::backend::gpu::expert::{Chosen, DeviceBiases, ExpertShape, Experts, OrderedSum};
 use moeba::backend::gpu::matmul::{Groups, Products};
 use moeba::backend::ops::{Activation, Demand, ExpertBiases, ExpertForm, NO_EXPERT};
 use moeba::gguf::TensorType;
@@ -212,8 +212,9 @@ fn on_gpu(
     let (pairs, n) = (chosen_buffer.all(), tokens.n);
     // SAFETY: without `grouped` pairs are those of the tokens and ranks.
     let sum = unsafe {
-        let (weights, partial) = (weights.all(), partial.all());
-        experts.ordered_sum(&bench.stream, s, n, pairs, false, weights, partial, y.all())
+        let (weights, partial, y) = (weights.all(), partial.all(), y.all());
+        let sum = OrderedSum { n_tokens: n, pairs, is_grouped: false, weights, partial, y };
+        experts.ordered_sum(&bench.stream, s, sum)
     };
     sum.unwrap();
     bench.down_f32(&y)
@@ -378,8 +379,9 @@ fn grouped(bench: &Bench, cpu: &Cpu, layer: &Layer, tokens: &Tokens) -> Vec<f32>
     let experts = Experts::load(&bench.gpu).unwrap();
     // SAFETY: the places are those of the pairs.
     let sum = unsafe {
-        let (weights, partial) = (weights.all(), partial.all());
-        experts.ordered_sum(&bench.stream, s, n, pairs, true, weights, partial, y.all())
+        let (weights, partial, y) = (weights.all(), partial.all(), y.all());
+        let sum = OrderedSum { n_tokens: n, pairs, is_grouped: true, weights, partial, y };
+        experts.ordered_sum(&bench.stream, s, sum)
     };
     sum.unwrap();
     bench.down_f32(&y)

@@ -3,7 +3,7 @@
 //! `MOEBA_PTX_PYTHON` names a Python that has the compiler, the PTX is compiled again and compared.
 
 use moeba::backend::cuda::{MODULES, Module, ptx_text};
-use moeba::backend::gpu::Emulated;
+use moeba::backend::gpu::{Emulated, LAYOUTS, Layout};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
 use std::fs;
@@ -132,6 +132,101 @@ fn the_ptx_loads_where_cuda_12_does() {
         assert!(text.lines().any(|line| line == ".version 8.0"), "{}", module.source);
         // The driver cannot compile a function without a body.
         assert!(!text.contains(".extern .func"), "{}", module.source);
+    }
+}
+
+/// The fields of each `struct XParams` of a source: type and name, one a line.
+fn structs(text: &str) -> Vec<(String, Vec<(String, String)>)> {
+    let mut found = Vec::new();
+    let mut lines = text.lines();
+    while let Some(line) = lines.next() {
+        let name = line.strip_prefix("struct ").and_then(|l| l.strip_suffix(" {"));
+        let Some(name) = name.filter(|name| name.ends_with("Params")) else { continue };
+        let body = lines.by_ref().take_while(|line| *line != "};");
+        let code = body.map(|line| line.split("//").next().unwrap().trim().to_owned());
+        let fields = code.filter(|line| !line.is_empty()).map(|line| {
+            let (ty, field) = line.strip_suffix(';').unwrap().rsplit_once(' ').unwrap();
+            (ty.to_owned(), field.to_owned())
+        });
+        found.push((name.to_owned(), fields.collect()));
+    }
+    found
+}
+
+/// Checks a struct of the kernels against the one of the same name in Rust: a field that is missing,
+/// swapped with another or of another type is a fault.
+fn compare(name: &str, fields: &[(String, String)], layout: &Layout) -> Result<(), String> {
+    let mut offset = 0;
+    if fields.len() != layout.fields.len() {
+        return Err(format!("{name}: {} and {} fields", fields.len(), layout.fields.len()));
+    }
+    for ((ty, field), rust) in fields.iter().zip(layout.fields) {
+        let expected = match rust.ty {
+            "DevicePtr" => ty.starts_with("Address<"),
+            "f32" => ty == "float",
+            same => ty == same,
+        };
+        if field != rust.name || !expected || rust.offset != offset {
+            return Err(format!("{name}: {ty} {field} at {offset}, but {rust:?}"));
+        }
+        offset += rust.size;
+    }
+    if offset == layout.size { Ok(()) } else { Err(format!("{name} has padding")) }
+}
+
+#[test]
+fn parameters_are_the_same_in_rust_and_in_kernels() {
+    let dirs = [kernels(), kernels().join("shim")];
+    let files = dirs.iter().flat_map(|dir| fs::read_dir(dir).unwrap());
+    let paths = files.map(|file| file.unwrap().path());
+    let sources = paths.filter(|path| path.extension().is_some_and(|e| e == "cu" || e == "cuh"));
+    let texts: Vec<String> = sources.map(|path| fs::read_to_string(path).unwrap()).collect();
+    let mut seen = BTreeSet::new();
+    for text in &texts {
+        for (name, fields) in structs(text) {
+            let layout = LAYOUTS.iter().find(|layout| layout.name == name);
+            let layout = layout.unwrap_or_else(|| panic!("{name} is not in LAYOUTS"));
+            compare(&name, &fields, layout).unwrap();
+            let size = format!("static_assert(sizeof({name}) == {});", layout.size);
+            assert!(text.contains(&size), "{name}: {size}");
+            assert!(seen.insert(layout.name), "{name} is defined twice");
+            // Two fields swapped are found.
+            for i in 1..fields.len() {
+                let mut swapped = fields.clone();
+                swapped.swap(i - 1, i);
+                compare(&name, &swapped, layout).unwrap_err();
+            }
+        }
+    }
+    assert_eq!(seen, LAYOUTS.iter().map(|layout| layout.name).collect());
+}
+
+/// The parameters of each entry of a PTX text, as their sizes.
+fn entry_parameters(text: &str) -> Vec<(&str, Vec<usize>)> {
+    let entries = text.split(".visible .entry ").skip(1);
+    let parameters = entries.map(|entry| {
+        let (name, rest) = entry.split_once("(\n").unwrap();
+        let lines = rest.lines().take_while(|line| *line != ")");
+        let sizes = lines.map(|line| match line.trim().split(' ').nth(1) {
+            Some(".u64") => 8,
+            Some(".u32" | ".f32") => 4,
+            other => panic!("{name} has a parameter of type {other:?}"),
+        });
+        (name, sizes.collect())
+    });
+    parameters.collect()
+}
+
+/// A kernel of the PTX has a parameter for each field of its struct.
+#[test]
+fn parameters_of_the_ptx_are_the_fields() {
+    for (_, text) in modules() {
+        for (kernel, sizes) in entry_parameters(text) {
+            let (params, size) = Emulated::kernel_params(kernel).unwrap();
+            let layout = LAYOUTS.iter().find(|layout| layout.name == params).unwrap();
+            let expected: Vec<usize> = layout.fields.iter().map(|field| field.size).collect();
+            assert_eq!((sizes, size), (expected, layout.size), "{kernel}");
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use moeba::backend::cpu::rope::RopeTable;
 use moeba::backend::gpu::activate::Activate;
 use moeba::backend::gpu::emulated::Config;
 use moeba::backend::gpu::norm::Norm;
-use moeba::backend::gpu::rope::{DeviceTurns, Rope};
+use moeba::backend::gpu::rope::{DeviceCosSin, Rope};
 use moeba::backend::gpu::router::{DeviceRoute, Router};
 use moeba::backend::gpu::{DeviceBuffer, Emulated, Stream};
 use moeba::backend::ops::{Activation, Choice, Frequencies, RopePairing, RopeShape, Route, Score};
@@ -105,8 +105,8 @@ fn layer_norm_is_off_by_a_last_bit_at_most() {
         cpu.layer_norm_rows(&x, (&weight, &bias), 1e-5, &mut expected);
         let out = empty(&stream, x.len());
         let [x, weight, bias] = [&x, &weight, &bias].map(|v| up(&stream, v));
-        let affine = (weight.all(), bias.all());
-        norm.layer_norm_rows(&stream, x.all(), affine, 1e-5, out.all()).unwrap();
+        let (weight, bias) = (weight.all(), bias.all());
+        norm.layer_norm_rows(&stream, x.all(), weight, bias, 1e-5, out.all()).unwrap();
         for (got, expected) in down(&stream, &out).iter().zip(expected) {
             let ulps = (got.to_bits() as i64 - expected.to_bits() as i64).abs();
             assert!(ulps <= 2, "{got} for {expected}, {rows} rows of {dim}");
@@ -121,7 +121,7 @@ fn layer_norm_adds_its_bias() {
     let [x, weight, bias] =
         [[1.0, 3.0], [2.0, 2.0], [10.0, 20.0]].map(|v: [f32; 2]| up(&stream, &v));
     let out = empty(&stream, 2);
-    norm.layer_norm_rows(&stream, x.all(), (weight.all(), bias.all()), 0.0, out.all()).unwrap();
+    norm.layer_norm_rows(&stream, x.all(), weight.all(), bias.all(), 0.0, out.all()).unwrap();
     assert_eq!(down(&stream, &out), [8.0, 22.0]);
 }
 
@@ -162,7 +162,7 @@ fn rotary_positions_have_the_cpus_bits() {
             let turns = up(&stream, whole.turns().as_flattened());
             let rows: Vec<u32> = (first..first + tokens).map(|p| p as u32).collect();
             let rows = up_u32(&stream, &rows);
-            let turns = DeviceTurns { turns: turns.all(), n_pairs: pairs };
+            let turns = DeviceCosSin { data: turns.all(), n_pairs: pairs };
             // SAFETY: the table has each of these positions.
             unsafe { rope.launch(&stream, x_up.all(), shape, turns, rows.all()) }.unwrap();
             same(&down(&stream, &x_up), &x, &format!("{shape:?}"));

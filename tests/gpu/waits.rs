@@ -1,9 +1,9 @@
 //! Streams that wait for values in memory, on the emulated device: what such a wait orders and what
 //! it does not, whatever the seed; and that a host that polls comes to an end.
 
-use moeba::backend::gpu::emulated::Config;
+use moeba::backend::gpu::emulated::{Config, ProbeParams};
 use moeba::backend::gpu::{
-    Args, Device, DeviceBuffer, Emulated, Event, Launch, Pinned, PinnedKind, Stream,
+    Device, DeviceBuffer, Emulated, Event, Grid, Kernel, Pinned, PinnedKind, Stream, u32_of,
 };
 use moeba::{Error, Result};
 
@@ -26,12 +26,11 @@ fn down(stream: &Stream, buffer: &DeviceBuffer) -> Result<Vec<u32>> {
 
 /// `to` = the sum of the words of `from`, by a kernel.
 fn sum(stream: &Stream, from: &DeviceBuffer, to: &DeviceBuffer) -> Result<()> {
-    let kernel = stream.gpu().kernel("probe_sum")?;
-    let args = Args::new().slice(from.all()).slice(to.all()).size(from.len() / 4);
-    let launch =
-        Launch { kernel, grid: [1, 1, 1], block: [32, 1, 1], shared_bytes: 64, args: &args };
-    // SAFETY: the emulated device checks arguments and accesses.
-    unsafe { stream.launch(&launch) }
+    let kernel = Kernel::find(stream.gpu(), "probe_sum")?;
+    let (a, out, n) = (from.all().into(), to.all().into(), u32_of(from.len() / 4));
+    let params = ProbeParams { a, out, n, ..Default::default() };
+    // SAFETY: the emulated device checks accesses.
+    unsafe { stream.launch(kernel, Grid::new([1; 3], 32).with_shared(64), &params) }
 }
 
 fn sentence<T>(result: Result<T>) -> String {

@@ -3,7 +3,7 @@
 use super::library::{Kind, Live, failed};
 use super::ptx::{MODULES, module_of, text};
 use crate::backend::gpu::{
-    DeviceInfo, EventId, Gpu, GraphId, Kernel, Launch, MemoryInfo, PinnedKind, StreamId,
+    DeviceInfo, EventId, Gpu, GraphId, KernelId, Launch, Layout, MemoryInfo, PinnedKind, StreamId,
 };
 use crate::{Error, Result};
 use cudarc::driver::{DriverError, result, sys};
@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 const PORTABLE: u32 = 1;
 const WRITE_COMBINED: u32 = 4;
 
-/// Parameters of any kernel, at most.
+/// The most parameters of a kernel.
 const PARAMETERS: usize = 32;
 
 pub struct Cuda {
@@ -372,7 +372,7 @@ impl Gpu for Cuda {
         }
     }
 
-    fn kernel(&self, name: &str) -> Result<Kernel> {
+    fn kernel(&self, name: &str, _params: &'static Layout) -> Result<KernelId> {
         self.enter()?;
         let none = || Error::Device(format!("there is no kernel {name}"));
         let module = self.load(module_of(name, self.info.compute).ok_or_else(none)?)?;
@@ -383,27 +383,30 @@ impl Gpu for Cuda {
         let function = function.map_err(|e| self.failed(&what, e))?;
         // SAFETY: just found.
         unsafe { self.allow_shared(function) }.map_err(|e| self.failed(&what, e))?;
-        Ok(Kernel(function as usize as u64))
+        Ok(KernelId(function as usize as u64))
     }
 
     unsafe fn launch(&self, stream: StreamId, launch: &Launch) -> Result<()> {
         let stream = self.stream(stream)?;
         let mut parameters = [std::ptr::null_mut::<c_void>(); PARAMETERS];
-        let n = launch.args.len();
-        for (i, parameter) in parameters[..n].iter_mut().enumerate() {
-            *parameter = launch.args.get(i).0.cast_mut().cast();
+        let parameters = &mut parameters[..launch.layout.fields.len()];
+        for (parameter, field) in parameters.iter_mut().zip(launch.layout.fields) {
+            let bytes = &launch.params[field.offset..][..field.size];
+            *parameter = bytes.as_ptr().cast_mut().cast();
         }
-        let ([gx, gy, gz], [bx, by, bz]) = (launch.grid, launch.block);
-        // SAFETY: the kernel came from `kernel`, whose module is loaded; the arguments are copied
-        // before the call returns; that they fit is the caller's promise.
+        let ([gx, gy, gz], [bx, by, bz]) = (launch.grid.blocks, launch.grid.threads);
+        // SAFETY: the kernel came from `kernel`, whose module is loaded. The fields of the layout
+        // are its parameters: the emulated device compares the struct's name, and tests/gpu/ptx.rs
+        // the fields with the PTX. They are copied before the call returns. The memory is the
+        // caller's promise.
         let done = unsafe {
             result::launch_kernel(
                 launch.kernel.0 as usize as sys::CUfunction,
                 (gx, gy, gz),
                 (bx, by, bz),
-                launch.shared_bytes,
+                launch.grid.shared_bytes,
                 stream,
-                &mut parameters[..n],
+                parameters,
             )
         };
         done.map_err(|e| self.failed("launching a kernel", e))

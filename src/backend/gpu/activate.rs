@@ -1,28 +1,46 @@
-//! Activation functions element by element, and softmax by row (`kernels/activate.cu`); twins in
+//! Activation functions element by element, and softmax by row (`kernels/activate.cu`). Twins:
 //! `simd::scalar` and `cpu::expert`.
 
-use super::{Args, Device, DeviceSlice, Kernel, Launch, Stream};
+use super::{Device, DevicePtr, DeviceSlice, Grid, Kernel, Stream, kernel_params, u32_of};
 use crate::Result;
 use crate::backend::ops::Activation;
 
 const THREADS: u32 = 256;
 
+kernel_params! {
+    pub struct GatedParams[32] {
+        gate: DevicePtr,
+        up: DevicePtr,
+        out: DevicePtr,
+        n: u32,
+        unused: u32,
+    }
+}
+
+kernel_params! {
+    pub struct InPlaceParams[16] {
+        x: DevicePtr,
+        n: u32,
+        unused: u32,
+    }
+}
+
 pub struct Activate {
-    swiglu: Kernel,
-    swiglu_clamped: Kernel,
-    relu: Kernel,
-    sigmoid: Kernel,
-    softmax: Kernel,
+    swiglu: Kernel<GatedParams>,
+    swiglu_clamped: Kernel<GatedParams>,
+    relu: Kernel<GatedParams>,
+    sigmoid: Kernel<InPlaceParams>,
+    softmax: Kernel<InPlaceParams>,
 }
 
 impl Activate {
     pub fn load(gpu: &Device) -> Result<Activate> {
         Ok(Activate {
-            swiglu: gpu.kernel("swiglu_rows")?,
-            swiglu_clamped: gpu.kernel("swiglu_clamped_rows")?,
-            relu: gpu.kernel("relu_rows")?,
-            sigmoid: gpu.kernel("sigmoid_rows")?,
-            softmax: gpu.kernel("softmax_rows")?,
+            swiglu: Kernel::find(gpu, "swiglu_rows")?,
+            swiglu_clamped: Kernel::find(gpu, "swiglu_clamped_rows")?,
+            relu: Kernel::find(gpu, "relu_rows")?,
+            sigmoid: Kernel::find(gpu, "sigmoid_rows")?,
+            softmax: Kernel::find(gpu, "softmax_rows")?,
         })
     }
 
@@ -37,36 +55,34 @@ impl Activate {
     ) -> Result<()> {
         let n = out.count::<f32>();
         assert_eq!(n, up.count::<f32>());
-        let args = match gate.filter(|_| activation.is_gated()) {
-            Some(gate) => {
-                assert_eq!(n, gate.count::<f32>());
-                Args::new().slice(gate)
-            }
-            None => {
-                assert!(!activation.is_gated(), "{activation:?} needs a gate");
-                Args::new()
-            }
-        };
+        let gate = gate.filter(|_| activation.is_gated());
+        match gate {
+            Some(gate) => assert_eq!(n, gate.count::<f32>()),
+            None => assert!(!activation.is_gated(), "{activation:?} needs a gate"),
+        }
         let kernel = match activation {
             Activation::Silu => self.swiglu,
             Activation::SiluClamped => self.swiglu_clamped,
             Activation::Relu => self.relu,
         };
-        self.each(stream, kernel, &args.slice(up).slice(out).size(n), n)
+        if n == 0 {
+            return Ok(());
+        }
+        let (gate, up, out) = (gate.into(), up.into(), out.into());
+        let params = GatedParams { gate, up, out, n: u32_of(n), unused: 0 };
+        // SAFETY: the slices have n values each (asserted).
+        unsafe { stream.launch(kernel, Grid::each(n, THREADS), &params) }
     }
 
     /// `x = 1/(1 + e^−x)`
     pub fn sigmoid(&self, stream: &Stream, x: DeviceSlice) -> Result<()> {
         let n = x.count::<f32>();
-        self.each(stream, self.sigmoid, &Args::new().slice(x).size(n), n)
-    }
-
-    fn each(&self, stream: &Stream, kernel: Kernel, args: &Args, n: usize) -> Result<()> {
         if n == 0 {
             return Ok(());
         }
-        // SAFETY: the arguments are the kernel's; the callers have checked the sizes.
-        unsafe { stream.launch(&Launch::each(kernel, n, THREADS, args)) }
+        let params = InPlaceParams { x: x.into(), n: u32_of(n), unused: 0 };
+        // SAFETY: the slice has n values.
+        unsafe { stream.launch(self.sigmoid, Grid::each(n, THREADS), &params) }
     }
 
     /// Softmax of each row of `x` f32 [rows, n] in place, a warp a row.
@@ -76,15 +92,13 @@ impl Activate {
     pub fn softmax_rows(&self, stream: &Stream, x: DeviceSlice, n: usize) -> Result<()> {
         let all = x.count::<f32>();
         assert!(n > 0 && all.is_multiple_of(n), "{all} in rows of {n}");
-        let shared_bytes = 4 * n as u32;
-        assert!(shared_bytes <= stream.gpu().info().shared_bytes_max, "rows of {n}");
+        assert!(4 * n <= stream.gpu().info().shared_bytes_max as usize, "rows of {n}");
         if all == 0 {
             return Ok(());
         }
-        let args = Args::new().slice(x).size(n);
-        let (grid, block) = ([(all / n) as u32, 1, 1], [32, 1, 1]);
-        let launch = Launch { kernel: self.softmax, grid, block, shared_bytes, args: &args };
-        // SAFETY: the arguments are the kernel's, and sizes are asserted.
-        unsafe { stream.launch(&launch) }
+        let params = InPlaceParams { x: x.into(), n: u32_of(n), unused: 0 };
+        let grid = Grid::new([u32_of(all / n), 1, 1], 32).with_shared(4 * n);
+        // SAFETY: the slice is a whole number of rows (asserted).
+        unsafe { stream.launch(self.softmax, grid, &params) }
     }
 }

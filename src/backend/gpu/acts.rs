@@ -1,7 +1,10 @@
-//! Activations on the device, as products read them: a record a token (`kernels/quant/acts.cuh`),
-//! the arrays of `simd::Activations` one after the other, each on a boundary of 64 bytes.
+//! Activations on the device in the form that products read: one record for each token
+//! (`kernels/quant/acts.cuh`), the arrays of `simd::Activations` one after the other, each on a
+//! boundary of 64 bytes.
 
-use super::{Args, Device, DeviceSlice, GRID_MAX, Kernel, Launch, Stream};
+use super::{
+    Device, DevicePtr, DeviceSlice, GRID_MAX, Grid, Kernel, Stream, kernel_params, u32_of,
+};
 use crate::Result;
 use crate::simd::{ActKind, ActView};
 use std::ops::Range;
@@ -51,9 +54,9 @@ pub fn records_of(acts: ActView) -> Vec<u8> {
 pub struct DeviceActs<'a> {
     pub kind: ActKind,
     pub tokens: usize,
-    /// Of the records.
+    /// The columns of a record.
     pub record_cols: usize,
-    /// Those that are meant.
+    /// The first of the columns meant, and their number.
     pub first_col: usize,
     pub cols: usize,
     pub records: DeviceSlice<'a>,
@@ -89,19 +92,28 @@ impl<'a> DeviceActs<'a> {
     }
 }
 
+kernel_params! {
+    pub struct QuantizeParams[24] {
+        x: DevicePtr,
+        out: DevicePtr,
+        x_stride: u32,
+        cols: u32,
+    }
+}
+
 /// Makes records on the device.
 pub struct Quantize {
-    f32s: Kernel,
-    q8_0: Kernel,
-    q8_k: Kernel,
+    f32s: Kernel<QuantizeParams>,
+    q8_0: Kernel<QuantizeParams>,
+    q8_k: Kernel<QuantizeParams>,
 }
 
 impl Quantize {
     pub fn load(gpu: &Device) -> Result<Quantize> {
         Ok(Quantize {
-            f32s: gpu.kernel("quantize_f32")?,
-            q8_0: gpu.kernel("quantize_q8_0")?,
-            q8_k: gpu.kernel("quantize_q8_k")?,
+            f32s: Kernel::find(gpu, "quantize_f32")?,
+            q8_0: Kernel::find(gpu, "quantize_q8_0")?,
+            q8_k: Kernel::find(gpu, "quantize_q8_k")?,
         })
     }
 
@@ -130,15 +142,16 @@ impl Quantize {
         };
         for first in (0..tokens).step_by(GRID_MAX) {
             let n = GRID_MAX.min(tokens - first);
-            let (x, out) =
-                (x.slice(4 * stride * first..x.len()), out.token_range(first..first + n));
-            let args = Args::new().slice(x).size(stride).size(cols).slice(out.records);
-            let grid = [cols.div_ceil(THREADS * each) as u32, n as u32, 1];
-            let block = [THREADS as u32, 1, 1];
-            let launch = Launch { kernel, grid, block, shared_bytes: 0, args: &args };
-            // SAFETY: the arguments are the kernel's; it reads so many rows of `x` and writes the
-            // records of `out`, which are there (asserted above and in `DeviceActs::new`).
-            unsafe { stream.launch(&launch)? };
+            let params = QuantizeParams {
+                x: x.slice(4 * stride * first..x.len()).into(),
+                out: out.token_range(first..first + n).records.into(),
+                x_stride: u32_of(stride),
+                cols: u32_of(cols),
+            };
+            let blocks = [u32_of(cols.div_ceil(THREADS * each)), u32_of(n), 1];
+            // SAFETY: it reads n rows of `x` and writes n records of `out`, which are there
+            // (asserted above and in `DeviceActs::new`).
+            unsafe { stream.launch(kernel, Grid::new(blocks, THREADS as u32), &params)? };
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Attention over the KV cache on the device; twin in `cpu::attention`, whose terms these are.
+//! Attention over the KV cache on the device. Twin: `cpu::attention`, which explains the terms.
 //!
 //! # Two ways
 //!
@@ -11,32 +11,82 @@
 //!   ([`DeviceAttention::prompt`]) over rows of F16 or of blocks, of a multiple of 16 elements, up
 //!   to 256, if the device has the shared memory.
 //!
-//! Which of them it is depends on the shape, the device and `prompt`, and on nothing else: not on
-//! the number of tokens. In either, a query's bits depend on what it sees alone. So neither the
-//! tokens beside it nor the cut of a prompt change what a model says.
+//! The choice depends on the shape, the device and `prompt` only, not on the number of tokens. In
+//! both ways a query's bits depend only on what it sees. So neither the other tokens of a launch nor
+//! the division of a prompt change what a model says.
 
 use super::cache::DeviceRows;
-use super::{Args, Device, DeviceSlice, GRID_MAX, Kernel, Launch, Stream};
+use super::{
+    Device, DevicePtr, DeviceSlice, GRID_MAX, Grid, Kernel, Stream, kernel_params, u32_of,
+};
 use crate::Result;
 
 /// Threads of a block of the kernels of `kernels/attention.cu`.
 const SPLIT_THREADS: u32 = 256;
 const COMBINE_THREADS: u32 = 128;
-/// Positions that a block takes, as the CPU's threads.
+/// The positions of a block, as of the CPU's threads.
 const SPLIT: usize = 512;
 const TILE: usize = 64;
-/// Of `kernels/attention_prompt.cu`: threads and queries of a block, positions of a split, and the
-/// lengths of values that there are kernels for.
+/// In `kernels/attention_prompt.cu`: threads and queries of a block, positions of a split, and the
+/// largest length of values of each kernel.
 const PROMPT_THREADS: u32 = 128;
 const PROMPT_ROWS: usize = 64;
 const PROMPT_SPLIT: usize = 4096;
 const PROMPT_DIMS: [usize; 3] = [64, 128, 256];
-/// Heads that a block can take, one kernel each.
+/// The numbers of heads of a block, with one kernel for each.
 const ROWS: [usize; 5] = [1, 2, 4, 8, 16];
-/// Shared memory that every device gives a block.
+/// The shared memory that a block has on every device.
 const SHARED_BYTES: usize = 48 << 10;
-/// More than this for partial results is not worth fewer launches.
+/// The most memory for partial results; more would not pay for the fewer launches.
 const WORK_BYTES: usize = 64 << 20;
+
+kernel_params! {
+    pub struct AttentionParams[128] {
+        q: DevicePtr,
+        k: DevicePtr,
+        k_type: u32,
+        k_dim: u32,
+        k_row: u32,
+        k_ctx: u32,
+        v: DevicePtr,
+        v_type: u32,
+        v_dim: u32,
+        v_row: u32,
+        v_ctx: u32,
+        loose: u32,
+        n_head: u32,
+        group: u32,
+        first_token: u32,
+        past: DevicePtr,
+        limit: u32,
+        all: u32,
+        window: u32,
+        scale: f32,
+        bias: DevicePtr,
+        reach: u32,
+        n_tokens: u32,
+        work: DevicePtr,
+        n_slots: u32,
+        unused: u32,
+    }
+}
+
+kernel_params! {
+    pub struct CombineParams[64] {
+        work: DevicePtr,
+        n_slots: u32,
+        split_len: u32,
+        v_dim: u32,
+        first_token: u32,
+        past: DevicePtr,
+        limit: u32,
+        all: u32,
+        window: u32,
+        unused: u32,
+        sinks: DevicePtr,
+        out: DevicePtr,
+    }
+}
 
 /// As `cpu::attention::DistanceBias`: f32 [n_head, 2·reach + 1].
 #[derive(Clone, Copy, Debug)]
@@ -66,7 +116,8 @@ pub struct DeviceAttention<'a> {
 }
 
 impl DeviceAttention<'_> {
-    /// Splits of `len` positions of which queries of `tokens` tokens in a row see something.
+    /// The number of splits of `len` positions of which the queries of `tokens` consecutive tokens
+    /// see something.
     fn slots(&self, len: usize, tokens: usize, n_ctx: usize) -> usize {
         let all = self.max_seen.min(n_ctx).div_ceil(len).max(1);
         let of = |window: usize| window.saturating_add(tokens - 1).div_ceil(len) + 1;
@@ -77,13 +128,9 @@ impl DeviceAttention<'_> {
         self.n_head / self.n_head_kv
     }
 
-    /// What a query sees, as all kernels take it.
-    fn seen_args(&self, args: Args, first_token: usize, n_ctx: usize) -> Args {
-        let limit = self.max_seen.min(n_ctx);
-        let or_none =
-            |n: Option<usize>| n.map_or(u32::MAX, |n| n.min(u32::MAX as usize - 1) as u32);
-        let args = args.slice(self.past).size(first_token).size(limit);
-        args.u32(or_none(self.all)).u32(or_none(self.window))
+    /// No query sees positions from here on.
+    fn limit(&self, n_ctx: usize) -> u32 {
+        u32_of(self.max_seen.min(n_ctx))
     }
 
     /// # Panics
@@ -104,75 +151,118 @@ impl DeviceAttention<'_> {
     }
 }
 
-/// Floats of a query's partial result: acc, max, sum, on a boundary of 16 bytes.
+/// The kernels' number for `all` or `window`: u32::MAX is none.
+fn or_none(n: Option<usize>) -> u32 {
+    n.map_or(u32::MAX, |n| n.min(u32::MAX as usize - 1) as u32)
+}
+
+/// The operands of [`Attention::launch`].
+#[derive(Clone, Copy)]
+pub struct AttentionData<'a> {
+    /// The number of queries' tokens.
+    pub tokens: usize,
+    /// f32 [tokens, n_head, k dim]
+    pub q: DeviceSlice<'a>,
+    pub k: DeviceRows<'a>,
+    pub v: DeviceRows<'a>,
+    /// Scratch memory on a multiple of 16 bytes, see [`Attention::work_bytes`].
+    pub work: DeviceSlice<'a>,
+    /// f32 [tokens, n_head, v dim]
+    pub out: DeviceSlice<'a>,
+}
+
+/// The number of floats of a query's partial result: acc, max, sum, on a boundary of 16 bytes.
 fn record_floats(v_dim: usize) -> usize {
     (v_dim + 2).next_multiple_of(4)
 }
 
-/// Heads a block: as many as share a KV head, as far as their queries and scores have room.
+/// The heads of a block: those that share a KV head, as far as their queries and scores fit shared
+/// memory.
 fn rows_a_block(group: usize, k_dim: usize) -> usize {
     let fits = |rows: &&usize| **rows < 2 * group && shared_bytes(**rows, k_dim) <= SHARED_BYTES;
     *ROWS.iter().rev().find(fits).expect("keys of which a query fits shared memory")
 }
 
-/// As `Room` of `kernels/attention.cu` needs it.
+/// The shared memory of `Room` in `kernels/attention.cu`.
 fn shared_bytes(rows: usize, k_dim: usize) -> usize {
     4 * rows * (8 * 4 * (k_dim.div_ceil(32) | 1) + SPLIT + SPLIT / TILE)
 }
 
-/// Halves of 64 queries, and of a tile's keys or values, each row 16 bytes longer than it is.
+/// The shared memory of `kernels/attention_prompt.cu`: halves of 64 queries and of a tile's keys or
+/// values, each row padded by 16 bytes.
 fn prompt_shared_bytes(k_dim: usize, v_dim: usize) -> usize {
     2 * (PROMPT_ROWS * (k_dim + 8) + TILE * (k_dim.max(v_dim) + 8))
 }
 
-/// One launch's operands; tokens are `first..first + tokens` of the call, whose queries and results
-/// begin at `q` and `out`.
+/// One launch: `data` is a part of the call's, from token `first` on.
 #[derive(Clone, Copy)]
 struct Part<'a> {
     shape: &'a DeviceAttention<'a>,
     first: usize,
-    tokens: usize,
-    q: DeviceSlice<'a>,
-    k: DeviceRows<'a>,
-    v: DeviceRows<'a>,
-    work: DeviceSlice<'a>,
-    out: DeviceSlice<'a>,
-    /// Positions of a split, and records a query.
+    data: AttentionData<'a>,
+    /// The positions of a split, and the records of a query.
     split_len: usize,
     slots: usize,
 }
 
 impl Part<'_> {
     fn n_ctx(&self) -> usize {
-        self.k.n_ctx.min(self.v.n_ctx)
+        self.data.k.n_ctx.min(self.data.v.n_ctx)
     }
 
-    fn bias_args(&self, args: Args) -> Args {
-        let bias = self.shape.bias;
-        let args = args.f32(self.shape.scale).optional(bias.map(|bias| bias.values));
-        args.size(bias.map_or(0, |bias| bias.reach))
+    fn params(&self) -> AttentionParams {
+        let Part { shape, data: AttentionData { k, v, .. }, .. } = *self;
+        AttentionParams {
+            q: self.data.q.into(),
+            k: k.data.into(),
+            k_type: k.type_code(),
+            k_dim: u32_of(k.dim),
+            k_row: u32_of(k.row_bytes()),
+            k_ctx: u32_of(k.n_ctx),
+            v: v.data.into(),
+            v_type: v.type_code(),
+            v_dim: u32_of(v.dim),
+            v_row: u32_of(v.row_bytes()),
+            v_ctx: u32_of(v.n_ctx),
+            loose: (!v.can_load_four()).into(),
+            n_head: u32_of(shape.n_head),
+            group: u32_of(shape.group()),
+            first_token: u32_of(self.first),
+            past: shape.past.into(),
+            limit: shape.limit(self.n_ctx()),
+            all: or_none(shape.all),
+            window: or_none(shape.window),
+            scale: shape.scale,
+            bias: shape.bias.map(|bias| bias.values).into(),
+            reach: u32_of(shape.bias.map_or(0, |bias| bias.reach)),
+            n_tokens: u32_of(self.data.tokens),
+            work: self.data.work.into(),
+            n_slots: u32_of(self.slots),
+            unused: 0,
+        }
     }
 }
 
 pub struct Attention {
     /// By `ROWS`.
-    split: [Kernel; 5],
+    split: [Kernel<AttentionParams>; 5],
     /// By `PROMPT_DIMS`.
-    prompt: [Kernel; 3],
-    combine: Kernel,
+    prompt: [Kernel<AttentionParams>; 3],
+    combine: Kernel<CombineParams>,
     shared_bytes_max: usize,
 }
 
 impl Attention {
     pub fn load(gpu: &Device) -> Result<Attention> {
-        let find = |names: &[String]| names.iter().map(|name| gpu.kernel(name)).collect();
-        let split: Result<Vec<Kernel>> = find(&ROWS.map(|n| format!("attention_split_{n}")));
-        let prompt: Result<Vec<Kernel>> =
-            find(&PROMPT_DIMS.map(|n| format!("attention_prompt_{n}")));
+        let find = |family: &str, numbers: &[usize]| -> Result<Vec<_>> {
+            numbers.iter().map(|n| Kernel::find(gpu, &format!("{family}_{n}"))).collect()
+        };
+        let split = find("attention_split", &ROWS)?;
+        let prompt = find("attention_prompt", &PROMPT_DIMS)?;
         Ok(Attention {
-            split: split?.try_into().expect("as many as asked for"),
-            prompt: prompt?.try_into().expect("as many as asked for"),
-            combine: gpu.kernel("attention_combine")?,
+            split: split.try_into().ok().expect("one for each number"),
+            prompt: prompt.try_into().ok().expect("one for each number"),
+            combine: Kernel::find(gpu, "attention_combine")?,
             shared_bytes_max: gpu.info().shared_bytes_max as usize,
         })
     }
@@ -187,31 +277,25 @@ impl Attention {
         takes(k) && takes(v) && shared <= self.shared_bytes_max
     }
 
-    /// Bytes of `work` with which launches of up to `tokens` tokens that see up to `max_seen`
-    /// positions run at full speed.
+    /// The bytes of `work` with which up to `tokens` tokens that see up to `max_seen` positions take
+    /// the fewest launches that pay.
     pub fn work_bytes(n_head: usize, v_dim: usize, max_seen: usize, tokens: usize) -> usize {
         let token = 4 * n_head * max_seen.div_ceil(SPLIT).max(1) * record_floats(v_dim);
         token * tokens.clamp(1, (WORK_BYTES / token).max(1))
     }
 
-    /// `q` f32 [tokens, n_head, k dim] → `out` f32 [tokens, n_head, v dim]. What `work` holds is
-    /// lost; with less than [`Attention::work_bytes`] of it (but for one token, at least) there are
-    /// more launches, of the same result.
+    /// Computes `data.out`. With less `data.work` than [`Attention::work_bytes`] there are more
+    /// launches, with the same result; it has to suffice for one token.
     ///
     /// # Panics
     /// If sizes do not fit each other.
-    #[allow(clippy::too_many_arguments)] // the twin's, a stream, and room
     pub fn launch(
         &self,
         stream: &Stream,
         shape: &DeviceAttention,
-        q: DeviceSlice,
-        tokens: usize,
-        k: DeviceRows,
-        v: DeviceRows,
-        work: DeviceSlice,
-        out: DeviceSlice,
+        data: AttentionData,
     ) -> Result<()> {
+        let AttentionData { tokens, q, k, v, work, out } = data;
         shape.check(tokens, q, &k, &v);
         let (q_token, out_token) = (4 * shape.n_head * k.dim, 4 * shape.n_head * v.dim);
         assert!(out.len() >= tokens * out_token && out.holds::<f32>(0), "{tokens} results");
@@ -226,7 +310,8 @@ impl Attention {
             let tokens = at_once.min(tokens - first);
             let q = q.slice(first * q_token..q.len());
             let out = out.slice(first * out_token..out.len());
-            let part = Part { shape, first, tokens, q, k, v, work, out, split_len, slots };
+            let data = AttentionData { tokens, q, out, ..data };
+            let part = Part { shape, first, data, split_len, slots };
             if prompt {
                 self.tensor(stream, part)?
             } else {
@@ -238,68 +323,49 @@ impl Attention {
     }
 
     fn exact(&self, stream: &Stream, part: Part) -> Result<()> {
-        let Part { shape, k, v, .. } = part;
+        let Part { shape, data: AttentionData { tokens, k, .. }, .. } = part;
         let rows = rows_a_block(shape.group(), k.dim);
-        let args = Args::new().slice(part.q);
-        let args = args.slice(k.data).u32(k.type_code()).size(k.dim).size(k.row_bytes());
-        let args = args.slice(v.data).u32(v.type_code()).size(v.dim).size(v.row_bytes());
-        let args = args.u32(u32::from(!v.can_load_four())).size(k.n_ctx).size(v.n_ctx);
-        let args = args.size(shape.n_head).size(shape.group());
-        let args = part.bias_args(shape.seen_args(args, part.first, part.n_ctx()));
-        let args = args.slice(part.work);
         let heads = shape.n_head_kv * shape.group().div_ceil(rows);
-        let launch = Launch {
-            kernel: self.split[rows.trailing_zeros() as usize],
-            grid: [part.slots as u32, heads as u32, part.tokens as u32],
-            block: [SPLIT_THREADS, 1, 1],
-            shared_bytes: shared_bytes(rows, k.dim) as u32,
-            args: &args,
-        };
-        // SAFETY: the arguments are the kernel's. It reads queries of so many tokens, rows below
-        // n_ctx and max_seen, and writes a record a token, head and split: all asserted.
-        unsafe { stream.launch(&launch) }
+        let blocks = [part.slots, heads, tokens].map(u32_of);
+        let grid = Grid::new(blocks, SPLIT_THREADS).with_shared(shared_bytes(rows, k.dim));
+        let kernel = self.split[rows.trailing_zeros() as usize];
+        // SAFETY: the kernel reads queries of so many tokens, rows below n_ctx and max_seen, and
+        // writes a record for each token, head and split: all asserted.
+        unsafe { stream.launch(kernel, grid, &part.params()) }
     }
 
     fn tensor(&self, stream: &Stream, part: Part) -> Result<()> {
-        let Part { shape, k, v, .. } = part;
-        let args = Args::new().slice(part.q);
-        let args = args.slice(k.data).u32(k.type_code()).size(k.dim).size(k.row_bytes());
-        let args = args.slice(v.data).u32(v.type_code()).size(v.dim).size(v.row_bytes());
-        let args = args.size(k.n_ctx).size(v.n_ctx).size(shape.n_head).size(shape.group());
-        let args = args.size(part.tokens).size(part.slots);
-        let args = part.bias_args(shape.seen_args(args, part.first, part.n_ctx()));
-        let args = args.slice(part.work);
+        let Part { shape, data: AttentionData { tokens, k, v, .. }, .. } = part;
         let tokens_a_block = (PROMPT_ROWS / shape.group()).max(1);
-        let blocks = part.tokens.div_ceil(tokens_a_block);
         let heads = shape.n_head_kv * shape.group().div_ceil(PROMPT_ROWS);
         let slots = shape.slots(PROMPT_SPLIT, tokens_a_block, part.n_ctx());
+        let blocks = [tokens.div_ceil(tokens_a_block), heads, slots].map(u32_of);
+        let shared_bytes = prompt_shared_bytes(k.dim, v.dim);
+        let grid = Grid::new(blocks, PROMPT_THREADS).with_shared(shared_bytes);
         let kernel = PROMPT_DIMS.iter().position(|dim| v.dim <= *dim).expect("a length taken");
-        let launch = Launch {
-            kernel: self.prompt[kernel],
-            grid: [blocks as u32, heads as u32, slots as u32],
-            block: [PROMPT_THREADS, 1, 1],
-            shared_bytes: prompt_shared_bytes(k.dim, v.dim) as u32,
-            args: &args,
-        };
         // SAFETY: as above.
-        unsafe { stream.launch(&launch) }
+        unsafe { stream.launch(self.prompt[kernel], grid, &part.params()) }
     }
 
     /// Adds up the partial results.
     fn combine(&self, stream: &Stream, part: Part) -> Result<()> {
-        let Part { shape, v, .. } = part;
-        let args = Args::new().slice(part.work).size(part.slots).size(part.split_len).size(v.dim);
-        let args = shape.seen_args(args, part.first, part.n_ctx());
-        let args = args.optional(shape.sinks).slice(part.out);
-        let launch = Launch {
-            kernel: self.combine,
-            grid: [shape.n_head as u32, part.tokens as u32, 1],
-            block: [COMBINE_THREADS, 1, 1],
-            shared_bytes: 0,
-            args: &args,
+        let Part { shape, data, .. } = part;
+        let params = CombineParams {
+            work: data.work.into(),
+            n_slots: u32_of(part.slots),
+            split_len: u32_of(part.split_len),
+            v_dim: u32_of(data.v.dim),
+            first_token: u32_of(part.first),
+            past: shape.past.into(),
+            limit: shape.limit(part.n_ctx()),
+            all: or_none(shape.all),
+            window: or_none(shape.window),
+            unused: 0,
+            sinks: shape.sinks.into(),
+            out: data.out.into(),
         };
-        // SAFETY: the arguments are the kernel's; a record a token, head and split is there, and so
-        // is room for the results (asserted).
-        unsafe { stream.launch(&launch) }
+        let blocks = [u32_of(shape.n_head), u32_of(data.tokens), 1];
+        // SAFETY: there is a record for each token, head and split, and the results fit (asserted).
+        unsafe { stream.launch(self.combine, Grid::new(blocks, COMBINE_THREADS), &params) }
     }
 }

@@ -1,17 +1,17 @@
-//! Rows of the KV cache on the device, and how new ones get there (`kernels/cache.cu`); twins in
-//! `cpu::attention`.
+//! Rows of the KV cache on the device, and the kernels that store new ones (`kernels/cache.cu`).
+//! Twins: `cpu::attention`.
 
-use super::{Args, Device, DeviceSlice, Kernel, Launch, Stream};
+use super::{Device, DevicePtr, DeviceSlice, Grid, Kernel, Stream, kernel_params, u32_of};
 use crate::Result;
 use crate::gguf::TensorType::{self, BF16, F16, F32, IQ4_NL, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 
 const THREADS: u32 = 128;
 
-/// As `kernels/cache_rows.cuh` numbers them.
+/// In the order of `CacheType` in `kernels/cache_rows.cuh`.
 const TYPES: [TensorType; 9] = [F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL];
 
-/// As `cpu::attention::Rows`: keys or values of one layer, rows of `dim` elements at
-/// [heads, n_ctx], `stride` elements from one to the next.
+/// Keys or values of one layer, as `cpu::attention::Rows`: [heads, n_ctx] rows of `dim` elements,
+/// `stride` elements apart.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceRows<'a> {
     /// F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1 or IQ4_NL.
@@ -30,12 +30,12 @@ impl DeviceRows<'_> {
         DeviceRows { dim, ..self }
     }
 
-    /// From one row to the next.
+    /// Bytes from one row to the next.
     pub(super) fn row_bytes(&self) -> usize {
         self.stride / self.ty.block_len() * self.ty.block_bytes()
     }
 
-    /// As `kernels/cache_rows.cuh` numbers the types.
+    /// The number of the type in `kernels/cache_rows.cuh`.
     pub(super) fn type_code(&self) -> u32 {
         let code = TYPES.iter().position(|ty| *ty == self.ty);
         code.unwrap_or_else(|| panic!("a cache is not stored as {}", self.ty)) as u32
@@ -57,7 +57,7 @@ impl DeviceRows<'_> {
         self.dim.is_multiple_of(8) && (is_half || self.are_blocks())
     }
 
-    /// Whether rows begin on multiples of what `n` elements take.
+    /// Whether rows begin on multiples of the bytes of `n` elements.
     fn lie_on_multiples_of(&self, n: usize) -> bool {
         let bytes = n * self.ty.block_bytes();
         self.stride.is_multiple_of(n) && self.data.address().is_multiple_of(bytes as u64)
@@ -78,22 +78,36 @@ impl DeviceRows<'_> {
     }
 }
 
+kernel_params! {
+    pub struct CacheStoreParams[48] {
+        x: DevicePtr,
+        past: DevicePtr,
+        rows: DevicePtr,
+        tokens: u32,
+        heads: u32,
+        dim: u32,
+        row_bytes: u32,
+        n_ctx: u32,
+        type_code: u32,
+    }
+}
+
 pub struct CacheStore {
-    f32s: Kernel,
-    f16s: Kernel,
-    bf16s: Kernel,
-    q8_0: Kernel,
-    nibbles: Kernel,
+    f32s: Kernel<CacheStoreParams>,
+    f16s: Kernel<CacheStoreParams>,
+    bf16s: Kernel<CacheStoreParams>,
+    q8_0: Kernel<CacheStoreParams>,
+    nibbles: Kernel<CacheStoreParams>,
 }
 
 impl CacheStore {
     pub fn load(gpu: &Device) -> Result<CacheStore> {
         Ok(CacheStore {
-            f32s: gpu.kernel("cache_store_f32")?,
-            f16s: gpu.kernel("cache_store_f16")?,
-            bf16s: gpu.kernel("cache_store_bf16")?,
-            q8_0: gpu.kernel("cache_store_q8_0")?,
-            nibbles: gpu.kernel("cache_store_nibbles")?,
+            f32s: Kernel::find(gpu, "cache_store_f32")?,
+            f16s: Kernel::find(gpu, "cache_store_f16")?,
+            bf16s: Kernel::find(gpu, "cache_store_bf16")?,
+            q8_0: Kernel::find(gpu, "cache_store_q8_0")?,
+            nibbles: Kernel::find(gpu, "cache_store_nibbles")?,
         })
     }
 
@@ -126,12 +140,18 @@ impl CacheStore {
         if n == 0 {
             return Ok(());
         }
-        let args = Args::new().slice(x).slice(past).size(tokens).size(rows.heads).size(rows.dim);
-        let args = args.slice(rows.data).size(rows.row_bytes()).size(rows.n_ctx);
-        // Which of its formats: the others have a kernel of their own.
-        let args = if kernel == self.nibbles { args.u32(rows.type_code()) } else { args };
-        // SAFETY: the arguments are the kernel's; sizes are asserted, and it writes nothing from
-        // position n_ctx on.
-        unsafe { stream.launch(&Launch::each(kernel, n, THREADS, &args)) }
+        let params = CacheStoreParams {
+            x: x.into(),
+            past: past.into(),
+            rows: rows.data.into(),
+            tokens: u32_of(tokens),
+            heads: u32_of(rows.heads),
+            dim: u32_of(rows.dim),
+            row_bytes: u32_of(rows.row_bytes()),
+            n_ctx: u32_of(rows.n_ctx),
+            type_code: rows.type_code(),
+        };
+        // SAFETY: sizes are asserted, and it writes nothing from position n_ctx on.
+        unsafe { stream.launch(kernel, Grid::each(n, THREADS), &params) }
     }
 }

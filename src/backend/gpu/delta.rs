@@ -1,24 +1,73 @@
 //! The gated delta rule of linear-attention layers (`kernels/delta.cu`). Twin: `cpu::delta`, to the
 //! bit. Past inputs and state stay in device memory.
 
-use super::{Args, Device, DeviceSlice, Kernel, Launch, Stream};
+use super::{Device, DevicePtr, DeviceSlice, Grid, Kernel, Stream, kernel_params, u32_of};
 use crate::Result;
 use crate::backend::ops::{DeltaShape, HeadOrder};
 
 const WARP: usize = 32;
 const THREADS: u32 = 128;
-/// Tokens whose queries and keys a warp loads at once.
+/// A warp loads the queries and keys of so many tokens at once.
 const STAGED: usize = 8;
 
-pub struct Delta {
-    inputs: Kernel,
-    past: Kernel,
-    rule: Kernel,
-    norm: Kernel,
+kernel_params! {
+    pub struct DeltaInputsParams[56] {
+        x: DevicePtr,
+        past: DevicePtr,
+        weight: DevicePtr,
+        qkv: DevicePtr,
+        tokens: u32,
+        channels: u32,
+        kernel: u32,
+        k_dim: u32,
+        n_k_heads: u32,
+        query_scale: f32,
+    }
 }
 
-/// How much of a key's old value is replaced, sigmoid(beta), and by what the state is multiplied,
-/// e^(a · softplus(alpha + dt)).
+kernel_params! {
+    pub struct DeltaRuleParams[96] {
+        qkv: DevicePtr,
+        betas: DevicePtr,
+        alphas: DevicePtr,
+        a: DevicePtr,
+        dt: DevicePtr,
+        state: DevicePtr,
+        out: DevicePtr,
+        gate_stride: u32,
+        run: u32,
+        pitch: u32,
+        tokens: u32,
+        n_k_heads: u32,
+        n_v_heads: u32,
+        k_dim: u32,
+        v_dim: u32,
+        tiled: u32,
+        unused: u32,
+    }
+}
+
+kernel_params! {
+    pub struct DeltaNormParams[40] {
+        x: DevicePtr,
+        weight: DevicePtr,
+        gate: DevicePtr,
+        eps: f32,
+        rows: u32,
+        dim: u32,
+        unused: u32,
+    }
+}
+
+pub struct Delta {
+    inputs: Kernel<DeltaInputsParams>,
+    past: Kernel<DeltaInputsParams>,
+    rule: Kernel<DeltaRuleParams>,
+    norm: Kernel<DeltaNormParams>,
+}
+
+/// The gates of the rule: sigmoid(beta) is the part of a key's old value that is replaced,
+/// e^(a · softplus(alpha + dt)) the factor on the state.
 #[derive(Clone, Copy)]
 pub struct DeviceGates<'a> {
     pub products: GateProducts<'a>,
@@ -40,10 +89,10 @@ pub enum GateProducts<'a> {
 impl Delta {
     pub fn load(gpu: &Device) -> Result<Delta> {
         Ok(Delta {
-            inputs: gpu.kernel("delta_inputs")?,
-            past: gpu.kernel("delta_past")?,
-            rule: gpu.kernel("delta_rule")?,
-            norm: gpu.kernel("delta_norm")?,
+            inputs: Kernel::find(gpu, "delta_inputs")?,
+            past: Kernel::find(gpu, "delta_past")?,
+            rule: Kernel::find(gpu, "delta_rule")?,
+            norm: Kernel::find(gpu, "delta_norm")?,
         })
     }
 
@@ -68,26 +117,32 @@ impl Delta {
             [shape.n_past(), channels * shape.kernel]
         );
         assert_eq!(qkv.count::<f32>(), tokens * channels);
-        let shared_bytes = shared(stream, 4 * shape.k_dim);
+        let shared_bytes = checked_shared(stream, 4 * shape.k_dim);
         if tokens == 0 {
             return Ok(());
         }
-        let args = Args::new().slice(x).slice(past).slice(weight).slice(qkv);
-        let args = args.size(tokens).size(channels).size(shape.kernel).size(shape.k_dim);
-        let args = args.size(shape.n_k_heads).f32(1.0 / (shape.k_dim as f32).sqrt());
-        let grid = [channels.div_ceil(shape.k_dim) as u32, tokens as u32, 1];
-        let block = [THREADS, 1, 1];
-        let launch = Launch { kernel: self.inputs, grid, block, shared_bytes, args: &args };
-        // SAFETY: the arguments are the kernel's, and sizes are asserted.
-        unsafe { stream.launch(&launch)? };
+        let params = DeltaInputsParams {
+            x: x.into(),
+            past: past.into(),
+            weight: weight.into(),
+            qkv: qkv.into(),
+            tokens: u32_of(tokens),
+            channels: u32_of(channels),
+            kernel: u32_of(shape.kernel),
+            k_dim: u32_of(shape.k_dim),
+            n_k_heads: u32_of(shape.n_k_heads),
+            query_scale: 1.0 / (shape.k_dim as f32).sqrt(),
+        };
+        let blocks = [u32_of(channels.div_ceil(shape.k_dim)), params.tokens, 1];
+        let grid = Grid::new(blocks, THREADS).with_shared(shared_bytes);
+        // SAFETY: sizes are asserted.
+        unsafe { stream.launch(self.inputs, grid, &params)? };
         if tokens == 1 {
             // The kernel has moved the past itself.
             return Ok(());
         }
-        let args = Args::new().slice(x).slice(past).size(tokens).size(channels);
-        let args = args.size(shape.kernel - 1);
         // SAFETY: as above.
-        unsafe { stream.launch(&Launch::each(self.past, channels, THREADS, &args)) }
+        unsafe { stream.launch(self.past, Grid::each(channels, THREADS), &params) }
     }
 
     /// The recurrence over what `inputs` made: `out` f32 [tokens, n_v_heads, v_dim]. `state` f32
@@ -109,19 +164,27 @@ impl Delta {
         let tokens = tokens(shape, qkv);
         assert_eq!(state.count::<f32>(), shape.n_state());
         assert_eq!(out.count::<f32>(), tokens * shape.value_width());
-        let shared_bytes = shared(stream, 4 * k_dim * (WARP + 2 * STAGED));
+        let shared_bytes = checked_shared(stream, 4 * k_dim * (WARP + 2 * STAGED));
         if tokens == 0 {
             return Ok(());
         }
-        let args = gate_args(Args::new().slice(qkv), shape, gates, tokens);
-        let args = args.slice(state).slice(out).size(tokens).size(n_k_heads).size(n_v_heads);
-        let tiled = u32::from(order == HeadOrder::Tiled);
-        let args = args.size(k_dim).size(v_dim).u32(tiled);
-        let grid = [v_dim.div_ceil(WARP) as u32, n_v_heads as u32, 1];
-        let block = [WARP as u32, 1, 1];
-        let launch = Launch { kernel: self.rule, grid, block, shared_bytes, args: &args };
-        // SAFETY: the arguments are the kernel's, and sizes are asserted.
-        unsafe { stream.launch(&launch) }
+        let params = DeltaRuleParams {
+            qkv: qkv.into(),
+            state: state.into(),
+            out: out.into(),
+            tokens: u32_of(tokens),
+            n_k_heads: u32_of(n_k_heads),
+            n_v_heads: u32_of(n_v_heads),
+            k_dim: u32_of(k_dim),
+            v_dim: u32_of(v_dim),
+            tiled: (order == HeadOrder::Tiled).into(),
+            ..Default::default()
+        };
+        let params = with_gates(params, gates);
+        let blocks = [u32_of(v_dim.div_ceil(WARP)), params.n_v_heads, 1];
+        let grid = Grid::new(blocks, WARP as u32).with_shared(shared_bytes);
+        // SAFETY: sizes are asserted.
+        unsafe { stream.launch(self.rule, grid, &params) }
     }
 
     /// `x` f32 [n, dim] ← rms_norm(x) · weight ⊙ silu(gate), `weight` being f32 [dim].
@@ -141,13 +204,20 @@ impl Delta {
         if n == 0 {
             return Ok(());
         }
-        let rows = n / dim;
-        let args = Args::new().slice(x).slice(weight).f32(eps).slice(gate).size(rows).size(dim);
+        let params = DeltaNormParams {
+            x: x.into(),
+            weight: weight.into(),
+            gate: gate.into(),
+            eps,
+            rows: u32_of(n / dim),
+            dim: u32_of(dim),
+            unused: 0,
+        };
         let a_block = THREADS / WARP as u32;
-        let (grid, block) = ([(rows as u32).div_ceil(a_block), 1, 1], [WARP as u32, a_block, 1]);
-        let launch = Launch { kernel: self.norm, grid, block, shared_bytes: 0, args: &args };
-        // SAFETY: the arguments are the kernel's, and sizes are asserted.
-        unsafe { stream.launch(&launch) }
+        let blocks = [params.rows.div_ceil(a_block), 1, 1];
+        let grid = Grid { blocks, threads: [WARP as u32, a_block, 1], shared_bytes: 0 };
+        // SAFETY: sizes are asserted.
+        unsafe { stream.launch(self.norm, grid, &params) }
     }
 }
 
@@ -157,28 +227,34 @@ fn tokens(shape: DeltaShape, x: DeviceSlice) -> usize {
     all / channels
 }
 
-/// Shared memory of a block, if it can have that much.
-fn shared(stream: &Stream, bytes: usize) -> u32 {
-    let most = stream.gpu().info().shared_bytes_max;
-    let fits = u32::try_from(bytes).ok().filter(|bytes| *bytes <= most);
-    fits.unwrap_or_else(|| panic!("a block has {most} bytes of shared memory, not {bytes}"))
+/// The shared memory of a block.
+///
+/// # Panics
+/// If the device has less.
+fn checked_shared(stream: &Stream, bytes: usize) -> usize {
+    let most = stream.gpu().info().shared_bytes_max as usize;
+    assert!(bytes <= most, "a block has {most} bytes of shared memory, not {bytes}");
+    bytes
 }
 
-/// Betas, alphas, numbers a token, heads of a run, how far apart runs are; `a` and `dt`.
-fn gate_args(args: Args, shape: DeltaShape, gates: DeviceGates, tokens: usize) -> Args {
-    let n = shape.n_v_heads;
-    assert_eq!([gates.dt, gates.a].map(DeviceSlice::count::<f32>), [n; 2]);
-    let args = match gates.products {
+/// The parameters with these gates.
+fn with_gates(params: DeltaRuleParams, gates: DeviceGates) -> DeltaRuleParams {
+    let (n, tokens) = (params.n_v_heads, params.tokens as usize);
+    let heads = n as usize;
+    assert_eq!([gates.dt, gates.a].map(DeviceSlice::count::<f32>), [heads; 2]);
+    let params = DeltaRuleParams { a: gates.a.into(), dt: gates.dt.into(), ..params };
+    match gates.products {
         GateProducts::Mixed(both) => {
-            assert_eq!(both.count::<f32>(), 2 * tokens * n);
-            let run = n / shape.n_k_heads;
-            let alphas = both.slice(4 * run..both.len());
-            args.slice(both).slice(alphas).size(2 * n).size(run).size(2 * run)
+            assert_eq!(both.count::<f32>(), 2 * tokens * heads);
+            let run = n / params.n_k_heads;
+            let alphas = both.slice(4 * run as usize..both.len()).into();
+            let (betas, gate_stride, pitch) = (both.into(), 2 * n, 2 * run);
+            DeltaRuleParams { betas, alphas, gate_stride, run, pitch, ..params }
         }
         GateProducts::Apart { beta, alpha } => {
-            assert_eq!([beta, alpha].map(DeviceSlice::count::<f32>), [tokens * n; 2]);
-            args.slice(beta).slice(alpha).size(n).size(n).size(n)
+            assert_eq!([beta, alpha].map(DeviceSlice::count::<f32>), [tokens * heads; 2]);
+            let (betas, alphas) = (beta.into(), alpha.into());
+            DeltaRuleParams { betas, alphas, gate_stride: n, run: n, pitch: n, ..params }
         }
-    };
-    args.slice(gates.a).slice(gates.dt)
+    }
 }

@@ -1,15 +1,25 @@
-//! Rows of a table of embeddings (`kernels/embed.cu`).
+//! Rows of an embedding table (`kernels/embed.cu`).
 
 use super::mat::{DeviceMat, TypeKernels, types};
-use super::{Args, Device, DeviceSlice, Launch, Stream};
+use super::{Device, DevicePtr, DeviceSlice, Grid, Stream, kernel_params, u32_of};
 use crate::Result;
 use crate::gguf::TensorType;
 
 const THREADS: u32 = 128;
 
-pub struct Embed(TypeKernels);
+kernel_params! {
+    pub struct EmbedParams[32] {
+        table: DevicePtr,
+        ids: DevicePtr,
+        out: DevicePtr,
+        cols: u32,
+        unused: u32,
+    }
+}
 
-/// Values that a thread writes.
+pub struct Embed(TypeKernels<EmbedParams>);
+
+/// The number of values that a thread writes.
 fn values(ty: TensorType) -> usize {
     match ty.block_len() {
         1 => 1,
@@ -45,12 +55,12 @@ impl Embed {
         if n_tokens == 0 || table.cols == 0 {
             return Ok(());
         }
-        let args = Args::new().slice(table.data).slice(ids).size(table.cols).slice(out);
-        let threads = (table.cols / values(table.ty)) as u32;
-        let grid = [threads.div_ceil(THREADS), n_tokens as u32, 1];
-        let (kernel, block) = (self.0.get(table.ty), [THREADS, 1, 1]);
-        let launch = Launch { kernel, grid, block, shared_bytes: 0, args: &args };
-        // SAFETY: the arguments are the kernel's; sizes are asserted, ids the caller's promise.
-        unsafe { stream.launch(&launch) }
+        let (ids, out) = (ids.into(), out.into());
+        let cols = u32_of(table.cols);
+        let params = EmbedParams { table: table.data.into(), ids, out, cols, unused: 0 };
+        let threads = u32_of(table.cols / values(table.ty));
+        let grid = Grid::new([threads.div_ceil(THREADS), u32_of(n_tokens), 1], THREADS);
+        // SAFETY: sizes are asserted; the ids are the caller's promise.
+        unsafe { stream.launch(self.0.get(table.ty), grid, &params) }
     }
 }

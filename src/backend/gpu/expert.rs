@@ -1,35 +1,88 @@
-//! Granules of experts for few tokens (`kernels/expert.cu`). A *pair* is a (token, rank), token by
-//! token. Twin: `backend::cpu::expert`.
+//! Granules of experts for few tokens (`kernels/expert.cu`). A *pair* is a (token, rank); pairs are
+//! ordered by token. Twin: `backend::cpu::expert`.
 
 use super::acts::DeviceActs;
 use super::mat::{TypeKernels, types};
 use super::matvec::{THREADS, lanes_a_row};
-use super::{Args, Device, DeviceSlice, GRID_MAX, Kernel, Launch, Stream};
+use super::{
+    Device, DevicePtr, DeviceSlice, GRID_MAX, Grid, Kernel, Stream, kernel_params, u32_of,
+};
 use crate::Result;
 use crate::backend::ops::Activation;
 use crate::gguf::TensorType;
 use crate::simd::act_kind;
 use std::ops::Range;
 
-/// What a launch of `expert_gate_up` computes.
+kernel_params! {
+    pub struct GateUpParams[96] {
+        granules: DevicePtr,
+        n_granules: u32,
+        granule_rows: u32,
+        n_ff: u32,
+        n_embd: u32,
+        gate_at: u64,
+        up_at: u64,
+        lanes: u32,
+        k: u32,
+        x: DevicePtr,
+        experts: DevicePtr,
+        gate_bias: DevicePtr,
+        up_bias: DevicePtr,
+        activation: u32,
+        products: u32,
+        inner: DevicePtr,
+    }
+}
+
+kernel_params! {
+    pub struct DownParams[72] {
+        granules: DevicePtr,
+        n_granules: u32,
+        granule_rows: u32,
+        n_ff: u32,
+        n_embd: u32,
+        down_at: u64,
+        inner: DevicePtr,
+        experts: DevicePtr,
+        bias: DevicePtr,
+        partial: DevicePtr,
+        lanes: u32,
+        unused: u32,
+    }
+}
+
+kernel_params! {
+    pub struct OrderedSumParams[48] {
+        pairs: DevicePtr,
+        grouped: u32,
+        k: u32,
+        weights: DevicePtr,
+        partial: DevicePtr,
+        y: DevicePtr,
+        n_embd: u32,
+        unused: u32,
+    }
+}
+
+/// The products of a launch of `expert_gate_up`, as `kernels/expert.cu` numbers them.
 #[derive(Clone, Copy)]
-enum Part {
-    GateAndUp = 0,
+enum GateUp {
+    Both = 0,
     Gate = 1,
     Up = 2,
 }
 
 pub struct Experts {
-    gate_up: TypeKernels,
-    down: TypeKernels,
-    ordered_sum: Kernel,
-    /// Pairs of a launch at most: `GRID_MAX`, or fewer in tests.
+    gate_up: TypeKernels<GateUpParams>,
+    down: TypeKernels<DownParams>,
+    ordered_sum: Kernel<OrderedSumParams>,
+    /// The most pairs of a launch: `GRID_MAX`, or fewer in tests.
     pub pairs_a_launch: usize,
 }
 
-/// A layer's experts, and how a granule lies in device memory: `granule_rows` rows of gate and of
-/// up (fewer in the last granule of an expert) and as many columns of down, each without gaps and
-/// from its own multiple of 16 bytes on.
+/// The shapes of a layer's experts, and of a granule in device memory: `granule_rows` rows of gate and
+/// of up (fewer in an expert's last granule) and as many columns of down, each without gaps from a
+/// multiple of 16 bytes on.
 #[derive(Clone, Copy, Debug)]
 pub struct ExpertShape {
     pub gate: TensorType,
@@ -41,7 +94,7 @@ pub struct ExpertShape {
     pub gate_at: usize,
     pub up_at: usize,
     pub down_at: usize,
-    /// Experts a token.
+    /// Experts of a token.
     pub k: usize,
     pub activation: Activation,
 }
@@ -59,26 +112,47 @@ impl ExpertShape {
     }
 }
 
-/// Which granules a launch computes, in device memory.
+/// The granules that a launch computes, in device memory.
 #[derive(Clone, Copy)]
 pub struct Chosen<'a> {
     pub n_pairs: usize,
-    /// u64 [pairs, granules of an expert]: where each lies; 0 where it is not on the device.
+    /// u64 [pairs, granules of an expert]: the address of each, 0 if it is not on the device.
     pub granules: DeviceSlice<'a>,
     /// u32 [pairs]: the experts, whose biases are added.
     pub experts: DeviceSlice<'a>,
 }
 
 impl<'a> Chosen<'a> {
+    fn check(&self, shape: &ExpertShape) {
+        assert!(self.granules.holds::<u64>(self.n_pairs * shape.n_granules()));
+        assert!(self.experts.holds::<u32>(self.n_pairs));
+    }
+
     /// Some of the pairs.
-    fn range(&self, pairs: Range<usize>, n_granules: usize) -> Chosen<'a> {
-        let (row, n_pairs) = (8 * n_granules, pairs.len());
+    fn range(&self, pairs: &Range<usize>, shape: &ExpertShape) -> Chosen<'a> {
+        let (row, n_pairs) = (8 * shape.n_granules(), pairs.len());
         let granules = self.granules.slice(row * pairs.start..row * pairs.end);
         Chosen { n_pairs, granules, experts: self.experts.slice(4 * pairs.start..4 * pairs.end) }
     }
 }
 
-/// Biases on the device: f32 [experts, n_ff] of gate (none where there is no gate) and up,
+/// The operands of [`Experts::ordered_sum`].
+#[derive(Clone, Copy)]
+pub struct OrderedSum<'a> {
+    pub n_tokens: usize,
+    /// u32 [tokens, k]: `NO_EXPERT` where a token has no expert. Otherwise the pair, if
+    /// `is_grouped`; if not, any number, and the pair is `t·k + rank`.
+    pub pairs: DeviceSlice<'a>,
+    pub is_grouped: bool,
+    /// f32 [tokens, k]
+    pub weights: DeviceSlice<'a>,
+    /// f32 [pairs, n_embd]
+    pub partial: DeviceSlice<'a>,
+    /// f32 [tokens, n_embd]
+    pub y: DeviceSlice<'a>,
+}
+
+/// Biases on the device: f32 [experts, n_ff] of gate (none if there is no gate) and up,
 /// [experts, n_embd] of down.
 #[derive(Clone, Copy)]
 pub struct DeviceBiases<'a> {
@@ -92,13 +166,13 @@ impl Experts {
         Ok(Experts {
             gate_up: TypeKernels::load(gpu, "expert_gate_up", types())?,
             down: TypeKernels::load(gpu, "expert_down", types())?,
-            ordered_sum: gpu.kernel("ordered_sum")?,
+            ordered_sum: Kernel::find(gpu, "ordered_sum")?,
             pairs_a_launch: GRID_MAX,
         })
     }
 
-    /// `inner`, f32 [pairs, n_ff]: the activated rows of the granules that are there, 0 in those
-    /// that are not. `x` gives the activations of the tokens for a type.
+    /// `inner`, f32 [pairs, n_ff]: the activated rows of the granules that are on the device, zeros for
+    /// the others. `x` gives the activations of the tokens for a type.
     ///
     /// # Panics
     /// If sizes do not fit each other.
@@ -115,73 +189,53 @@ impl Experts {
         x: impl Fn(TensorType) -> DeviceActs<'a>,
         inner: DeviceSlice,
     ) -> Result<()> {
-        let launch = |part: Part, ty| {
-            // SAFETY: the caller's promise, passed on.
-            unsafe { self.rows(stream, shape, chosen, biases, part, ty, x(ty), inner) }
+        shape.check();
+        let n_pairs = chosen.n_pairs;
+        chosen.check(shape);
+        assert!(inner.holds::<f32>(n_pairs * shape.n_ff));
+        let launch = |products: GateUp, ty| {
+            let x = x(ty);
+            assert_eq!((x.kind, x.cols, x.record_cols), (act_kind(ty), shape.n_embd, shape.n_embd));
+            assert!(x.tokens * shape.k >= n_pairs, "{n_pairs} pairs of {} tokens", x.tokens);
+            let lanes = lanes_a_row(ty, shape.n_embd);
+            let tiles = u32_of(shape.granule_rows).div_ceil(THREADS / lanes);
+            for pairs in self.launches(n_pairs, shape.k) {
+                let tokens = pairs.start / shape.k..pairs.end.div_ceil(shape.k);
+                let params = GateUpParams {
+                    lanes,
+                    x: x.token_range(tokens).records.into(),
+                    products: products as u32,
+                    inner: rows(inner, shape.n_ff, &pairs).into(),
+                    ..gate_up_params(shape, chosen.range(&pairs, shape), biases)
+                };
+                let blocks = [tiles, params.n_granules, u32_of(pairs.len())];
+                let grid = Grid::new(blocks, THREADS);
+                // SAFETY: tables and results are as large as the kernel needs (asserted); the
+                // tables' content is the caller's promise.
+                unsafe { stream.launch(self.gate_up.get(ty), grid, &params)? };
+            }
+            Ok(())
         };
         if !shape.activation.is_gated() {
-            return launch(Part::Up, shape.up);
+            return launch(GateUp::Up, shape.up);
         }
         if shape.gate == shape.up {
-            return launch(Part::GateAndUp, shape.up);
+            return launch(GateUp::Both, shape.up);
         }
-        launch(Part::Gate, shape.gate)?;
-        launch(Part::Up, shape.up)
+        launch(GateUp::Gate, shape.gate)?;
+        launch(GateUp::Up, shape.up)
     }
 
-    /// # Safety
-    /// As `gate_up`.
-    #[allow(clippy::too_many_arguments)] // one kernel's
-    unsafe fn rows(
-        &self,
-        stream: &Stream,
-        shape: &ExpertShape,
-        chosen: Chosen,
-        biases: Option<DeviceBiases>,
-        part: Part,
-        ty: TensorType,
-        x: DeviceActs,
-        inner: DeviceSlice,
-    ) -> Result<()> {
-        shape.check();
-        let (n_pairs, n_granules) = (chosen.n_pairs, shape.n_granules());
-        assert_eq!((x.kind, x.cols, x.record_cols), (act_kind(ty), shape.n_embd, shape.n_embd));
-        assert!(x.tokens * shape.k >= n_pairs, "{n_pairs} pairs of {} tokens", x.tokens);
-        assert!(chosen.granules.holds::<u64>(n_pairs * n_granules));
-        assert!(chosen.experts.holds::<u32>(n_pairs));
-        assert!(inner.holds::<f32>(n_pairs * shape.n_ff));
-        let lanes = lanes_a_row(ty, shape.n_embd);
-        let tiles = (shape.granule_rows as u32).div_ceil(THREADS / lanes);
-        for pairs in self.launches(n_pairs, shape.k) {
-            let x = x.token_range(pairs.start / shape.k..pairs.end.div_ceil(shape.k));
-            let grid = [tiles, n_granules as u32, pairs.len() as u32];
-            let inner = inner.slice(4 * shape.n_ff * pairs.start..4 * shape.n_ff * pairs.end);
-            let chosen = chosen.range(pairs, n_granules);
-            let args = Args::new().slice(chosen.granules).size(n_granules);
-            let args = args.size(shape.granule_rows).size(shape.n_ff).size(shape.n_embd);
-            let args = args.u64(shape.gate_at as u64).u64(shape.up_at as u64).u32(lanes);
-            let args = args.slice(x.records).size(shape.k).slice(chosen.experts);
-            let args = args.optional(biases.and_then(|b| b.gate)).optional(biases.map(|b| b.up));
-            let args = args.u32(activation_code(shape.activation)).u32(part as u32).slice(inner);
-            let (kernel, block) = (self.gate_up.get(ty), [THREADS, 1, 1]);
-            let launch = Launch { kernel, grid, block, shared_bytes: 0, args: &args };
-            // SAFETY: the arguments are the kernel's; tables and results are as large as it needs,
-            // and what the tables hold is the caller's promise.
-            unsafe { stream.launch(&launch)? };
-        }
-        Ok(())
-    }
-
-    /// A block of a grid takes a pair, and a grid has no more of them than `pairs_a_launch`: runs
-    /// of whole tokens' pairs.
+    /// The pairs of each launch: a grid has one block along z for each pair, and at most
+    /// `pairs_a_launch`, of whole tokens.
     fn launches(&self, n_pairs: usize, k: usize) -> impl Iterator<Item = Range<usize>> + use<> {
         let most = (self.pairs_a_launch / k).max(1) * k;
         (0..n_pairs).step_by(most).map(move |first| first..n_pairs.min(first + most))
     }
 
-    /// `partial`, f32 [pairs, n_embd]: the granules that are there, added up in index order. A
-    /// pair's first granule begins the sum; where it is not among them, what an earlier launch left
-    /// is added to.
+    /// `partial`, f32 [pairs, n_embd]: the sums of the granules that are on the device, in index
+    /// order. A pair's first granule begins the sum; without it, the sum continues what an earlier
+    /// launch left.
     ///
     /// # Panics
     /// If sizes do not fit each other.
@@ -198,66 +252,98 @@ impl Experts {
         partial: DeviceSlice,
     ) -> Result<()> {
         shape.check();
-        let (n_pairs, n_granules) = (chosen.n_pairs, shape.n_granules());
+        let n_pairs = chosen.n_pairs;
+        chosen.check(shape);
         assert_eq!((inner.kind, inner.cols), (act_kind(shape.down), shape.n_ff));
         assert!(inner.record_cols == shape.n_ff && inner.tokens >= n_pairs);
-        assert!(chosen.granules.holds::<u64>(n_pairs * n_granules));
-        assert!(chosen.experts.holds::<u32>(n_pairs));
         assert!(partial.holds::<f32>(n_pairs * shape.n_embd));
         let lanes = lanes_a_row(shape.down, shape.granule_rows);
         for pairs in self.launches(n_pairs, shape.k) {
-            let grid = [(shape.n_embd as u32).div_ceil(THREADS / lanes), pairs.len() as u32, 1];
-            let bytes = 4 * shape.n_embd * pairs.start..4 * shape.n_embd * pairs.end;
-            let (inner, partial) = (inner.token_range(pairs.clone()), partial.slice(bytes));
-            let chosen = chosen.range(pairs, n_granules);
-            let args = Args::new().slice(chosen.granules).size(n_granules);
-            let args = args.size(shape.granule_rows).size(shape.n_ff).size(shape.n_embd);
-            let args = args.u64(shape.down_at as u64).u32(lanes);
-            let args = args.slice(inner.records).slice(chosen.experts);
-            let args = args.optional(biases.map(|b| b.down)).slice(partial);
-            let (kernel, block) = (self.down.get(shape.down), [THREADS, 1, 1]);
-            let launch = Launch { kernel, grid, block, shared_bytes: 0, args: &args };
-            // SAFETY: the arguments are the kernel's; tables and results are as large as it needs,
-            // and what the tables hold is the caller's promise.
-            unsafe { stream.launch(&launch)? };
+            let chosen = chosen.range(&pairs, shape);
+            let params = DownParams {
+                granules: chosen.granules.into(),
+                n_granules: u32_of(shape.n_granules()),
+                granule_rows: u32_of(shape.granule_rows),
+                n_ff: u32_of(shape.n_ff),
+                n_embd: u32_of(shape.n_embd),
+                down_at: shape.down_at as u64,
+                inner: inner.token_range(pairs.clone()).records.into(),
+                experts: chosen.experts.into(),
+                bias: biases.map(|b| b.down).into(),
+                partial: rows(partial, shape.n_embd, &pairs).into(),
+                lanes,
+                unused: 0,
+            };
+            let blocks = [params.n_embd.div_ceil(THREADS / lanes), u32_of(pairs.len()), 1];
+            // SAFETY: tables and results are as large as the kernel needs (asserted); the tables'
+            // content is the caller's promise.
+            unsafe {
+                stream.launch(self.down.get(shape.down), Grid::new(blocks, THREADS), &params)?
+            };
         }
         Ok(())
     }
 
-    /// `y[t] += Σ_rank weights[t, rank] · partial[pair]`, in rank order. `pairs`, u32 [tokens, k],
-    /// says where a token has no expert (`NO_EXPERT`), and with `grouped` also which pair it is;
-    /// without, it is `t·k + rank`.
+    /// `y[t] += Σ_rank weights[t, rank] · partial[pair]`, in rank order.
     ///
     /// # Panics
     /// If sizes do not fit each other.
     ///
     /// # Safety
-    /// When the launch runs, `pairs` are among those of `partial`.
-    #[allow(clippy::too_many_arguments)] // one kernel's
+    /// When the launch runs, `sum.pairs` are among those of `sum.partial`.
     pub unsafe fn ordered_sum(
         &self,
         stream: &Stream,
         shape: &ExpertShape,
-        n_tokens: usize,
-        pairs: DeviceSlice,
-        grouped: bool,
-        weights: DeviceSlice,
-        partial: DeviceSlice,
-        y: DeviceSlice,
+        sum: OrderedSum,
     ) -> Result<()> {
-        let n = n_tokens * shape.k;
-        assert!(pairs.holds::<u32>(n) && weights.holds::<f32>(n));
-        assert!(y.holds::<f32>(n_tokens * shape.n_embd));
+        let n = sum.n_tokens * shape.k;
+        assert!(sum.pairs.holds::<u32>(n) && sum.weights.holds::<f32>(n));
+        assert!(sum.y.holds::<f32>(sum.n_tokens * shape.n_embd));
         if n == 0 {
             return Ok(());
         }
-        let args = Args::new().slice(pairs).u32(grouped.into()).slice(weights).size(shape.k);
-        let args = args.slice(partial).size(shape.n_embd).slice(y);
-        let grid = [(shape.n_embd as u32).div_ceil(THREADS), n_tokens as u32, 1];
-        let (kernel, block) = (self.ordered_sum, [THREADS, 1, 1]);
-        let launch = Launch { kernel, grid, block, shared_bytes: 0, args: &args };
-        // SAFETY: the arguments are the kernel's; sizes are asserted, pairs the caller's promise.
-        unsafe { stream.launch(&launch) }
+        let params = OrderedSumParams {
+            pairs: sum.pairs.into(),
+            grouped: sum.is_grouped.into(),
+            k: u32_of(shape.k),
+            weights: sum.weights.into(),
+            partial: sum.partial.into(),
+            y: sum.y.into(),
+            n_embd: u32_of(shape.n_embd),
+            unused: 0,
+        };
+        let blocks = [params.n_embd.div_ceil(THREADS), u32_of(sum.n_tokens), 1];
+        // SAFETY: sizes are asserted; the pairs are the caller's promise.
+        unsafe { stream.launch(self.ordered_sum, Grid::new(blocks, THREADS), &params) }
+    }
+}
+
+/// Some rows of f32 [pairs, n].
+fn rows<'a>(data: DeviceSlice<'a>, n: usize, pairs: &Range<usize>) -> DeviceSlice<'a> {
+    data.slice(4 * n * pairs.start..4 * n * pairs.end)
+}
+
+/// The parameters without activations, products and results.
+fn gate_up_params(
+    shape: &ExpertShape,
+    chosen: Chosen,
+    biases: Option<DeviceBiases>,
+) -> GateUpParams {
+    GateUpParams {
+        granules: chosen.granules.into(),
+        n_granules: u32_of(shape.n_granules()),
+        granule_rows: u32_of(shape.granule_rows),
+        n_ff: u32_of(shape.n_ff),
+        n_embd: u32_of(shape.n_embd),
+        gate_at: shape.gate_at as u64,
+        up_at: shape.up_at as u64,
+        k: u32_of(shape.k),
+        experts: chosen.experts.into(),
+        gate_bias: biases.and_then(|b| b.gate).into(),
+        up_bias: biases.map(|b| b.up).into(),
+        activation: activation_code(shape.activation),
+        ..Default::default()
     }
 }
 

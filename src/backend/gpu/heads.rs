@@ -1,19 +1,34 @@
-//! A matrix a head times that head's activations (`kernels/heads.cu`). Twin:
+//! One matrix for each head, times that head's activations (`kernels/heads.cu`). Twin:
 //! `cpu::linear::Cpu::head_products`.
 
 use super::acts::DeviceActs;
 use super::mat::{DeviceMat, TypeKernels, types};
 use super::matvec::{THREADS, lanes_a_row};
-use super::{Args, Device, DeviceSlice, Launch, Stream};
+use super::{Device, DevicePtr, DeviceSlice, Grid, Stream, kernel_params, u32_of};
 use crate::Result;
 use crate::simd::act_kind;
 
 /// Tokens of a block of the kernel.
 const HEAD_TOKENS: usize = 8;
 
-pub struct Heads(TypeKernels);
+kernel_params! {
+    pub struct HeadProductsParams[64] {
+        weights: DevicePtr,
+        x: DevicePtr,
+        out: DevicePtr,
+        row_stride: u64,
+        first: u64,
+        step: u64,
+        n_rows: u32,
+        n_cols: u32,
+        lanes: u32,
+        n_tokens: u32,
+    }
+}
 
-/// A matrix a head, all in one: head h has `rows` rows from `first + h · step` on.
+pub struct Heads(TypeKernels<HeadProductsParams>);
+
+/// The matrices of all heads in one: head h has `rows` rows from `first + h · step` on.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceHeadMats<'a> {
     pub all: DeviceMat<'a>,
@@ -51,15 +66,22 @@ impl Heads {
         assert!(first + (n_heads - 1) * step + rows <= all.rows, "rows of {n_heads} heads");
         assert_eq!(out.count::<f32>(), x.tokens * rows);
         let lanes = lanes_a_row(all.ty, all.cols);
-        let args = Args::new().slice(all.data).u64(all.row_stride as u64);
-        let args = args.u64(first as u64).u64(step as u64).size(rows).size(all.cols).u32(lanes);
-        let args = args.slice(x.records).size(tokens).slice(out);
-        let blocks = (rows as u32).div_ceil(THREADS / lanes);
-        let grid = [blocks, n_heads as u32, tokens.div_ceil(HEAD_TOKENS) as u32];
-        let (kernel, block) = (self.0.get(all.ty), [THREADS, 1, 1]);
-        let launch = Launch { kernel, grid, block, shared_bytes: 0, args: &args };
-        // SAFETY: the arguments are the kernel's; matrices, activations and results are there
-        // (asserted above and where they were made).
-        unsafe { stream.launch(&launch) }
+        let params = HeadProductsParams {
+            weights: all.data.into(),
+            x: x.records.into(),
+            out: out.into(),
+            row_stride: all.row_stride as u64,
+            first: first as u64,
+            step: step as u64,
+            n_rows: u32_of(rows),
+            n_cols: u32_of(all.cols),
+            lanes,
+            n_tokens: u32_of(tokens),
+        };
+        let rows = params.n_rows.div_ceil(THREADS / lanes);
+        let blocks = [rows, u32_of(n_heads), u32_of(tokens.div_ceil(HEAD_TOKENS))];
+        // SAFETY: matrices, activations and results are there (asserted above and where they were
+        // made).
+        unsafe { stream.launch(self.0.get(all.ty), Grid::new(blocks, THREADS), &params) }
     }
 }

@@ -1,6 +1,6 @@
-//! A weight matrix on the device, and the kernels that there are one a type of.
+//! A weight matrix on the device, and families of kernels with one kernel for each type.
 
-use super::{Device, DeviceSlice, Kernel};
+use super::{Device, DeviceSlice, Kernel, KernelParams};
 use crate::Result;
 use crate::gguf::TensorType;
 use crate::quant;
@@ -52,34 +52,35 @@ impl<'a> DeviceMat<'a> {
     }
 }
 
-/// What the address of a block has to be a multiple of: the power of two in its size, up to the 16
+/// The address of a block has to be a multiple of this: the power of two in its size, up to the 16
 /// bytes of a thread's widest load.
 pub fn alignment(ty: TensorType) -> usize {
     1 << ty.block_bytes().trailing_zeros().min(4)
 }
 
-/// The kernels of one family, by type: looked up once.
-pub struct TypeKernels(Vec<Option<Kernel>>);
+/// The kernels of one family, by type.
+pub struct TypeKernels<P>(Vec<Option<Kernel<P>>>);
 
-impl TypeKernels {
-    /// `family_q4_k` and so on, for the types that are asked for.
+impl<P: KernelParams> TypeKernels<P> {
+    /// Finds `family_q4_k` and so on, for these types.
     pub fn load(
         gpu: &Device,
         family: &str,
         types: impl Iterator<Item = TensorType>,
-    ) -> Result<TypeKernels> {
+    ) -> Result<TypeKernels<P>> {
         let mut kernels = Vec::new();
         for ty in types {
             let at = ty.id() as usize;
             kernels.resize(kernels.len().max(at + 1), None);
-            kernels[at] = Some(gpu.kernel(&format!("{family}_{}", ty.name().to_lowercase()))?);
+            let name = format!("{family}_{}", ty.name().to_lowercase());
+            kernels[at] = Some(Kernel::find(gpu, &name)?);
         }
         Ok(TypeKernels(kernels))
     }
 
     /// # Panics
-    /// If the type was not asked for at load.
-    pub fn get(&self, ty: TensorType) -> Kernel {
+    /// If the type was not among those of `load`.
+    pub fn get(&self, ty: TensorType) -> Kernel<P> {
         let kernel = self.0.get(ty.id() as usize).copied().flatten();
         kernel.unwrap_or_else(|| panic!("kernels for {ty} were not loaded"))
     }

@@ -4,28 +4,51 @@
 use super::acts::DeviceActs;
 use super::mat::{DeviceMat, TypeKernels, block_types};
 use super::matvec::{self, Matvec};
-use super::{Args, Device, DeviceSlice, Launch, Stream};
+use super::{Device, DevicePtr, DeviceSlice, Grid, Stream, kernel_params, u32_of};
 use crate::Result;
 use crate::gguf::TensorType;
 use crate::simd::act_kind;
 
 const THREADS: u32 = 256;
 /// Rows of a tile.
-const ROWS: usize = 64;
+const ROWS: u32 = 64;
 
-/// Tokens of a tile: eight sums an output, which blocks below 256 need, leave room for half.
+/// Tokens of a tile: blocks below 256 need eight sums for each output, which leaves registers for
+/// half as many.
 fn tile_tokens(ty: TensorType) -> usize {
     if ty.block_len() == 256 { 64 } else { 32 }
+}
+
+kernel_params! {
+    pub struct MatmulParams[104] {
+        weights: DevicePtr,
+        matrices: DevicePtr,
+        matrix_at: u64,
+        n_rows: u32,
+        n_cols: u32,
+        x: DevicePtr,
+        x_cols: u32,
+        first_col: u32,
+        tokens: DevicePtr,
+        starts: DevicePtr,
+        experts: DevicePtr,
+        bias: DevicePtr,
+        out: DevicePtr,
+        n_tokens: u32,
+        accumulate: u32,
+        out_stride: u32,
+        unused: u32,
+    }
 }
 
 /// Products of any number of tokens.
 pub struct Products {
     matvec: Matvec,
-    matmul: TypeKernels,
+    matmul: TypeKernels<MatmulParams>,
 }
 
-/// The matrices of a grouped product, and which tokens each of them has. All of it lies in device
-/// memory, so that the device may have written it.
+/// The matrices of a grouped product, and the tokens of each. The tables lie in device memory, so that
+/// the device can write them.
 #[derive(Clone, Copy)]
 pub struct Groups<'a> {
     pub ty: TensorType,
@@ -34,13 +57,13 @@ pub struct Groups<'a> {
     pub n_items: usize,
     /// u64 [items]: the address of each item's granule; 0 leaves it out.
     pub matrices: DeviceSlice<'a>,
-    /// Where in a granule the matrix begins.
+    /// Bytes from a granule's beginning to the matrix.
     pub matrix_at: usize,
     /// u32 [items + 1]: item i has pairs `starts[i]..starts[i + 1]`.
     pub starts: DeviceSlice<'a>,
     /// u32 [pairs]: the token of a pair; without it pair i reads record i.
     pub tokens: Option<DeviceSlice<'a>>,
-    /// Pairs of an item at most: what the grid is made for.
+    /// The most pairs of an item; it determines the grid.
     pub max_pairs: usize,
     /// u32 [items] and f32 [experts, rows]: added to each product.
     pub bias: Option<(DeviceSlice<'a>, DeviceSlice<'a>)>,
@@ -94,17 +117,20 @@ impl Products {
         if mat.rows == 0 || x.tokens == 0 {
             return Ok(());
         }
-        let args = Args::new().slice(mat.data).optional(None).u64(0).size(mat.rows).size(mat.cols);
-        let args = args.slice(x.records).size(x.record_cols).size(x.first_col);
-        let args = args.optional(None).optional(None).size(x.tokens);
-        let args = args.optional(None).optional(bias).u32(0).slice(out).size(out_stride);
-        let tiles = x.tokens.div_ceil(tile_tokens(mat.ty)) as u32;
-        let grid = [mat.rows.div_ceil(ROWS) as u32, tiles, 1];
-        let (kernel, block) = (self.matmul.get(mat.ty), [THREADS, 1, 1]);
-        let launch = Launch { kernel, grid, block, shared_bytes: 0, args: &args };
-        // SAFETY: the arguments are the kernel's; matrix, activations, bias and results are there
-        // (asserted above and where they were made).
-        unsafe { stream.launch(&launch) }
+        let params = MatmulParams {
+            weights: mat.data.into(),
+            n_rows: u32_of(mat.rows),
+            n_cols: u32_of(mat.cols),
+            bias: bias.into(),
+            n_tokens: u32_of(x.tokens),
+            ..Default::default()
+        };
+        let params = with_operands(params, x, out, out_stride);
+        // SAFETY: matrix, activations, bias and results are there (asserted above and where they
+        // were made).
+        unsafe {
+            stream.launch(self.matmul.get(mat.ty), grid(mat.ty, &params, x.tokens, 1), &params)
+        }
     }
 
     /// `out[pair·out_stride + r] (+)= matrix of the pair's item[r] · x[token of the pair]`.
@@ -134,18 +160,45 @@ impl Products {
         }
         let (experts, bias) = (groups.bias.map(|b| b.0), groups.bias.map(|b| b.1));
         assert!(experts.is_none_or(|experts| experts.holds::<u32>(n_items)), "an expert an item");
-        let args = Args::new().optional(None).slice(groups.matrices).u64(groups.matrix_at as u64);
-        let args = args.size(rows).size(cols);
-        let args = args.slice(x.records).size(x.record_cols).size(x.first_col);
-        let args = args.optional(groups.tokens).slice(groups.starts).u32(0);
-        let args = args.optional(experts).optional(bias).u32(groups.accumulate.into());
-        let args = args.slice(out).size(out_stride);
-        let tiles = groups.max_pairs.div_ceil(tile_tokens(ty)) as u32;
-        let grid = [rows.div_ceil(ROWS) as u32, tiles, n_items as u32];
-        let (kernel, block) = (self.matmul.get(ty), [THREADS, 1, 1]);
-        let launch = Launch { kernel, grid, block, shared_bytes: 0, args: &args };
-        // SAFETY: the arguments are the kernel's; the tables are as large as it reads, and what
-        // they hold is the caller's promise.
-        unsafe { stream.launch(&launch) }
+        let params = MatmulParams {
+            matrices: groups.matrices.into(),
+            matrix_at: groups.matrix_at as u64,
+            n_rows: u32_of(rows),
+            n_cols: u32_of(cols),
+            tokens: groups.tokens.into(),
+            starts: groups.starts.into(),
+            experts: experts.into(),
+            bias: bias.into(),
+            accumulate: groups.accumulate.into(),
+            ..Default::default()
+        };
+        let params = with_operands(params, x, out, out_stride);
+        let grid = grid(ty, &params, groups.max_pairs, n_items);
+        // SAFETY: the tables are as large as the kernel reads (asserted); their content is the
+        // caller's promise.
+        unsafe { stream.launch(self.matmul.get(ty), grid, &params) }
     }
+}
+
+/// The parameters with these activations and results.
+fn with_operands(
+    params: MatmulParams,
+    x: DeviceActs,
+    out: DeviceSlice,
+    out_stride: usize,
+) -> MatmulParams {
+    MatmulParams {
+        x: x.records.into(),
+        x_cols: u32_of(x.record_cols),
+        first_col: u32_of(x.first_col),
+        out: out.into(),
+        out_stride: u32_of(out_stride),
+        ..params
+    }
+}
+
+/// A block for each tile of each item, which has at most `max_tokens`.
+fn grid(ty: TensorType, params: &MatmulParams, max_tokens: usize, n_items: usize) -> Grid {
+    let tiles = u32_of(max_tokens.div_ceil(tile_tokens(ty)));
+    Grid::new([params.n_rows.div_ceil(ROWS), tiles, u32_of(n_items)], THREADS)
 }

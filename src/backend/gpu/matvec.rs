@@ -2,7 +2,7 @@
 
 use super::acts::DeviceActs;
 use super::mat::{DeviceMat, TypeKernels, types};
-use super::{Args, Device, DeviceSlice, Launch, Stream};
+use super::{Device, DevicePtr, DeviceSlice, Grid, Stream, kernel_params, u32_of};
 use crate::Result;
 use crate::gguf::TensorType;
 use crate::simd::act_kind;
@@ -12,18 +12,36 @@ pub(super) const THREADS: u32 = 256;
 /// Tokens of a launch at most.
 pub const MAX_TOKENS: usize = 8;
 
-pub struct Matvec {
-    one: TypeKernels,
-    eight: TypeKernels,
+kernel_params! {
+    pub struct MatvecParams[72] {
+        weights: DevicePtr,
+        row_stride: u64,
+        n_rows: u32,
+        n_cols: u32,
+        lanes: u32,
+        unused: u32,
+        x: DevicePtr,
+        x_cols: u32,
+        first_col: u32,
+        bias: DevicePtr,
+        out: DevicePtr,
+        n_tokens: u32,
+        out_stride: u32,
+    }
 }
 
-/// Threads that share a row of `cols` columns: so many that each has a part of a block, in blocks
-/// of eight, which are the lanes of the order in which sums are made.
+pub struct Matvec {
+    one: TypeKernels<MatvecParams>,
+    eight: TypeKernels<MatvecParams>,
+}
+
+/// The number of threads that share a row of `cols` columns. Each takes a part of a block; eight
+/// groups of them are the eight lanes in which "One arithmetic" adds.
 pub fn lanes_a_row(ty: TensorType, cols: usize) -> u32 {
     match ty.block_len() {
         1 => 8,
         256 => 4 * (cols / 256).next_power_of_two().clamp(1, 8) as u32,
-        // Of NVFP4 each sixteen values are a unit.
+        // A unit of NVFP4 is sixteen values.
         len => {
             (cols / len.min(32) * if len == 64 { 2 } else { 1 }).next_power_of_two().clamp(8, 32)
                 as u32
@@ -31,8 +49,8 @@ pub fn lanes_a_row(ty: TensorType, cols: usize) -> u32 {
     }
 }
 
-/// Asserts that `out` is f32 [tokens, stride] with a place for each of `rows`, that the matrix and
-/// its activations fit each other and that a bias has a number a row.
+/// Asserts that the matrix and its activations fit each other, that a bias has a number for each
+/// row, and that `out`, f32 [tokens, stride], holds the results.
 pub(super) fn assert_fits(
     mat: &DeviceMat,
     x: &DeviceActs,
@@ -92,20 +110,26 @@ impl Matvec {
         out_stride: usize,
     ) -> Result<()> {
         let lanes = lanes_a_row(mat.ty, mat.cols);
-        let args = Args::new().slice(mat.data).u64(mat.row_stride as u64);
-        let args = args.size(mat.rows).size(mat.cols).u32(lanes);
-        let args = args.slice(x.records).size(x.record_cols).size(x.first_col);
-        let (kernel, args) = if x.tokens == 1 {
-            (self.one.get(mat.ty), args.optional(bias).slice(out))
-        } else {
-            let args = args.size(x.tokens).optional(bias).slice(out).size(out_stride);
-            (self.eight.get(mat.ty), args)
+        let params = MatvecParams {
+            weights: mat.data.into(),
+            row_stride: mat.row_stride as u64,
+            n_rows: u32_of(mat.rows),
+            n_cols: u32_of(mat.cols),
+            lanes,
+            unused: 0,
+            x: x.records.into(),
+            x_cols: u32_of(x.record_cols),
+            first_col: u32_of(x.first_col),
+            bias: bias.into(),
+            out: out.into(),
+            n_tokens: u32_of(x.tokens),
+            out_stride: u32_of(out_stride),
         };
-        let grid = [(mat.rows as u32).div_ceil(THREADS / lanes), 1, 1];
-        let launch = Launch { kernel, grid, block: [THREADS, 1, 1], shared_bytes: 0, args: &args };
-        // SAFETY: the arguments are the kernel's; matrix, activations, bias and results are there
-        // (asserted by the caller and where they were made).
-        unsafe { stream.launch(&launch) }
+        let kernels = if x.tokens == 1 { &self.one } else { &self.eight };
+        let grid = Grid::new([params.n_rows.div_ceil(THREADS / lanes), 1, 1], THREADS);
+        // SAFETY: matrix, activations, bias and results are there (asserted by the caller and where
+        // they were made).
+        unsafe { stream.launch(kernels.get(mat.ty), grid, &params) }
     }
 }
 

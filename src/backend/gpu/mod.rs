@@ -1,13 +1,13 @@
-//! What a GPU can be asked for, whoever answers: the driver (`backend::cuda`) or the emulated
-//! device, which runs the very kernels on the CPU and finds what a GPU would only sometimes show
-//! (accesses out of bounds, reads of what nobody has written, missing waits).
+//! The interface to a GPU. Two drivers implement it: `backend::cuda`, and the emulated device, which
+//! runs the same kernels on the CPU and reports faults that a real GPU shows only sometimes: accesses
+//! out of bounds, reads of uninitialised memory, missing waits.
 //!
-//! [`Gpu`] is the driver's view: numbers for handles. Code uses the types that own them:
-//! [`DeviceBuffer`], [`Pinned`], [`Stream`], [`Event`], [`Graph`].
+//! [`Gpu`] is the driver's interface, with numbers for handles. Other code uses the types that own
+//! the handles: [`DeviceBuffer`], [`Pinned`], [`Stream`], [`Event`], [`Graph`]. Each file wraps the
+//! kernels of the `kernels/*.cu` that it names: it asserts sizes, fills the parameters and launches.
 
 pub mod activate;
 pub mod acts;
-mod args;
 pub mod attention;
 mod buffer;
 pub mod cache;
@@ -21,6 +21,7 @@ pub mod mat;
 pub mod matmul;
 pub mod matvec;
 pub mod norm;
+mod params;
 pub mod rope;
 pub mod router;
 pub mod rows;
@@ -28,15 +29,49 @@ pub mod sample;
 pub mod slots;
 mod stream;
 
-pub use args::Args;
 pub use buffer::{DeviceBuffer, DeviceSlice, Pinned, no_room};
 #[cfg(feature = "emulated")]
 pub use emulated::Emulated;
+pub(crate) use params::kernel_params;
+pub use params::{DevicePtr, Field, Kernel, KernelParams, Layout, u32_of};
 pub use stream::{Event, Graph, Mark, Stream};
 
 use crate::Result;
 use std::ptr::NonNull;
 use std::sync::Arc;
+
+/// The layouts of all parameter structs.
+pub const LAYOUTS: &[&Layout] = &[
+    activate::GatedParams::LAYOUT,
+    activate::InPlaceParams::LAYOUT,
+    acts::QuantizeParams::LAYOUT,
+    attention::AttentionParams::LAYOUT,
+    attention::CombineParams::LAYOUT,
+    cache::CacheStoreParams::LAYOUT,
+    delta::DeltaInputsParams::LAYOUT,
+    delta::DeltaRuleParams::LAYOUT,
+    delta::DeltaNormParams::LAYOUT,
+    embed::EmbedParams::LAYOUT,
+    expert::GateUpParams::LAYOUT,
+    expert::DownParams::LAYOUT,
+    expert::OrderedSumParams::LAYOUT,
+    heads::HeadProductsParams::LAYOUT,
+    matmul::MatmulParams::LAYOUT,
+    matvec::MatvecParams::LAYOUT,
+    norm::RmsNormParams::LAYOUT,
+    norm::LayerNormParams::LAYOUT,
+    norm::AddScaledParams::LAYOUT,
+    rope::RopeParams::LAYOUT,
+    router::RouteParams::LAYOUT,
+    rows::CopyColumnsParams::LAYOUT,
+    rows::ValuesParams::LAYOUT,
+    sample::TopKParams::LAYOUT,
+    slots::ResolveParams::LAYOUT,
+    slots::LimitParams::LAYOUT,
+    slots::PlaceRowsParams::LAYOUT,
+    #[cfg(feature = "emulated")]
+    emulated::ProbeParams::LAYOUT,
+];
 
 /// One device, shared by all that is on it.
 pub type Device = Arc<dyn Gpu>;
@@ -85,31 +120,48 @@ pub struct EventId(pub(in crate::backend) u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GraphId(pub(in crate::backend) u64);
 
-/// A kernel of the device it was found on, see [`Gpu::kernel`]; looked up once, not at each launch.
+/// A kernel of the device that it was found on, see [`Kernel`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Kernel(pub(in crate::backend) u64);
+pub struct KernelId(pub(in crate::backend) u64);
 
-/// Blocks of a grid along y or z, its smallest limit.
+/// The most blocks of a grid along y or z.
 const GRID_MAX: usize = 65_535;
 
-#[derive(Clone, Copy)]
-pub struct Launch<'a> {
-    pub kernel: Kernel,
+/// The blocks of a launch, and the threads of a block.
+#[derive(Clone, Copy, Debug)]
+pub struct Grid {
     /// Blocks along x, y and z.
-    pub grid: [u32; 3],
-    /// Threads of a block; a whole number of warps.
-    pub block: [u32; 3],
+    pub blocks: [u32; 3],
+    /// Threads of a block along x, y and z; a whole number of warps.
+    pub threads: [u32; 3],
     /// Dynamic shared memory of a block.
     pub shared_bytes: u32,
-    pub args: &'a Args,
 }
 
-impl<'a> Launch<'a> {
-    /// Threads along x for `n` elements, in blocks of `threads`.
-    pub fn each(kernel: Kernel, n: usize, threads: u32, args: &'a Args) -> Launch<'a> {
-        let blocks = u32::try_from(n.div_ceil(threads as usize)).expect("a grid that can be");
-        Launch { kernel, grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes: 0, args }
+impl Grid {
+    /// Blocks of `threads` threads along x.
+    pub fn new(blocks: [u32; 3], threads: u32) -> Grid {
+        Grid { blocks, threads: [threads, 1, 1], shared_bytes: 0 }
     }
+
+    /// A thread for each of `n` elements, in blocks of `threads`.
+    pub fn each(n: usize, threads: u32) -> Grid {
+        Grid::new([u32_of(n.div_ceil(threads as usize)), 1, 1], threads)
+    }
+
+    pub fn with_shared(self, bytes: usize) -> Grid {
+        Grid { shared_bytes: u32_of(bytes), ..self }
+    }
+}
+
+/// A launch as drivers take it, see [`Stream::launch`].
+#[derive(Clone, Copy)]
+pub struct Launch<'a> {
+    pub kernel: KernelId,
+    pub grid: Grid,
+    pub layout: &'static Layout,
+    /// The parameters: a struct of this layout, aligned to 8 bytes.
+    pub params: &'a [u8],
 }
 
 /// A device of a driver. Device addresses are numbers; operations are queued on streams and run
@@ -185,11 +237,12 @@ pub trait Gpu: Send + Sync {
     /// The device has the word until the wait is over.
     unsafe fn wait_value(&self, stream: StreamId, address: u64, at_least: u32) -> Result<()>;
 
-    /// The kernel of this name.
-    fn kernel(&self, name: &str) -> Result<Kernel>;
+    /// The kernel of this name, which takes these parameters. The emulated device answers with an
+    /// error if it takes others.
+    fn kernel(&self, name: &str, params: &'static Layout) -> Result<KernelId>;
     /// # Safety
-    /// The arguments are the kernel's parameters in number, order and size; the memory that it
-    /// touches with them exists until it is done.
+    /// The kernel was found with the launch's layout. The memory that it touches with these
+    /// parameters exists until it is done.
     unsafe fn launch(&self, stream: StreamId, launch: &Launch) -> Result<()>;
 
     /// From here on `stream` does not queue operations but notes them, and so does a stream that

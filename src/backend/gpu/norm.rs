@@ -1,35 +1,66 @@
-//! Normalisation and sums of rows (`kernels/norm.cu`); twins in `cpu::norm`.
+//! Normalisation and sums of rows (`kernels/norm.cu`). Twins: `cpu::norm`.
 
-use super::{Args, Device, DeviceSlice, Kernel, Launch, Stream};
+use super::{Device, DevicePtr, DeviceSlice, Grid, Kernel, Stream, kernel_params, u32_of};
 use crate::Result;
 
 /// Threads of a block, over all its rows.
 const THREADS: u32 = 256;
 
-pub struct Norm {
-    rms_norm: Kernel,
-    rms_norm_in_place: Kernel,
-    layer_norm: Kernel,
-    add_scaled: Kernel,
+kernel_params! {
+    pub struct RmsNormParams[40] {
+        x: DevicePtr,
+        weight: DevicePtr,
+        out: DevicePtr,
+        eps: f32,
+        rows: u32,
+        dim: u32,
+        unused: u32,
+    }
 }
 
-/// (rows a block, threads a row): a warp is enough for a head, a long row takes a block.
-fn shape(dim: usize) -> [u32; 2] {
-    let rows = match dim {
+kernel_params! {
+    pub struct LayerNormParams[40] {
+        x: DevicePtr,
+        weight: DevicePtr,
+        bias: DevicePtr,
+        out: DevicePtr,
+        eps: f32,
+        dim: u32,
+    }
+}
+
+kernel_params! {
+    pub struct AddScaledParams[24] {
+        acc: DevicePtr,
+        x: DevicePtr,
+        scale: f32,
+        n: u32,
+    }
+}
+
+pub struct Norm {
+    rms_norm: Kernel<RmsNormParams>,
+    rms_norm_in_place: Kernel<RmsNormParams>,
+    layer_norm: Kernel<LayerNormParams>,
+    add_scaled: Kernel<AddScaledParams>,
+}
+
+/// Rows of a block: a warp is enough for a head, a long row takes a block.
+fn rows_a_block(dim: usize) -> u32 {
+    match dim {
         0..=512 => 8,
         513..=1024 => 2,
         _ => 1,
-    };
-    [rows, THREADS / rows]
+    }
 }
 
 impl Norm {
     pub fn load(gpu: &Device) -> Result<Norm> {
         Ok(Norm {
-            rms_norm: gpu.kernel("rms_norm")?,
-            rms_norm_in_place: gpu.kernel("rms_norm_in_place")?,
-            layer_norm: gpu.kernel("layer_norm")?,
-            add_scaled: gpu.kernel("add_scaled")?,
+            rms_norm: Kernel::find(gpu, "rms_norm")?,
+            rms_norm_in_place: Kernel::find(gpu, "rms_norm_in_place")?,
+            layer_norm: Kernel::find(gpu, "layer_norm")?,
+            add_scaled: Kernel::find(gpu, "add_scaled")?,
         })
     }
 
@@ -44,8 +75,9 @@ impl Norm {
     ) -> Result<()> {
         let (dim, n) = (weight.count::<f32>(), x.count::<f32>());
         assert!(n == out.count::<f32>() && n.is_multiple_of(dim), "{n} in rows of {dim}");
-        let args = Args::new().slice(x).slice(weight).f32(eps).slice(out);
-        self.rms(stream, self.rms_norm, args, n / dim, dim)
+        let (x, weight, out, rows) = (x.into(), weight.into(), out.into(), u32_of(n / dim));
+        let params = RmsNormParams { x, weight, out, eps, rows, dim: u32_of(dim), unused: 0 };
+        self.rms(stream, self.rms_norm, params)
     }
 
     /// RMSNorm of each head of `x` f32 [tokens, heads, dim] in place.
@@ -58,18 +90,31 @@ impl Norm {
     ) -> Result<()> {
         let (dim, n) = (weight.count::<f32>(), x.count::<f32>());
         assert!(n.is_multiple_of(dim), "{n} in rows of {dim}");
-        let args = Args::new().slice(x).slice(weight).f32(eps);
-        self.rms(stream, self.rms_norm_in_place, args, n / dim, dim)
+        let params = RmsNormParams {
+            weight: weight.into(),
+            out: x.into(),
+            eps,
+            rows: u32_of(n / dim),
+            dim: u32_of(dim),
+            ..Default::default()
+        };
+        self.rms(stream, self.rms_norm_in_place, params)
     }
 
-    fn rms(&self, on: &Stream, kernel: Kernel, args: Args, rows: usize, dim: usize) -> Result<()> {
-        let args = args.size(rows).size(dim);
-        let [rows_a_block, threads] = shape(dim);
-        let blocks = (rows as u32).div_ceil(rows_a_block);
-        let (grid, block) = ([blocks, 1, 1], [threads, rows_a_block, 1]);
-        let launch = Launch { kernel, grid, block, shared_bytes: 0, args: &args };
-        // SAFETY: the arguments are the kernel's; the callers have checked the sizes.
-        if rows == 0 { Ok(()) } else { unsafe { on.launch(&launch) } }
+    fn rms(
+        &self,
+        stream: &Stream,
+        kernel: Kernel<RmsNormParams>,
+        params: RmsNormParams,
+    ) -> Result<()> {
+        if params.rows == 0 {
+            return Ok(());
+        }
+        let a_block = rows_a_block(params.dim as usize);
+        let blocks = [params.rows.div_ceil(a_block), 1, 1];
+        let grid = Grid { blocks, threads: [THREADS / a_block, a_block, 1], shared_bytes: 0 };
+        // SAFETY: the callers have checked the sizes.
+        unsafe { stream.launch(kernel, grid, &params) }
     }
 
     /// LayerNorm of each row of `x` f32 [n, dim] into `out`; sums of f64 in another order than the
@@ -78,7 +123,8 @@ impl Norm {
         &self,
         stream: &Stream,
         x: DeviceSlice,
-        (weight, bias): (DeviceSlice, DeviceSlice),
+        weight: DeviceSlice,
+        bias: DeviceSlice,
         eps: f32,
         out: DeviceSlice,
     ) -> Result<()> {
@@ -88,11 +134,17 @@ impl Norm {
         if n == 0 {
             return Ok(());
         }
-        let args = Args::new().slice(x).slice(weight).slice(bias).f32(eps).slice(out).size(dim);
-        let (grid, block) = ([(n / dim) as u32, 1, 1], [THREADS, 1, 1]);
-        let launch = Launch { kernel: self.layer_norm, grid, block, shared_bytes: 0, args: &args };
-        // SAFETY: the arguments are the kernel's, and sizes are asserted.
-        unsafe { stream.launch(&launch) }
+        let params = LayerNormParams {
+            x: x.into(),
+            weight: weight.into(),
+            bias: bias.into(),
+            out: out.into(),
+            eps,
+            dim: u32_of(dim),
+        };
+        let grid = Grid::new([u32_of(n / dim), 1, 1], THREADS);
+        // SAFETY: sizes are asserted.
+        unsafe { stream.launch(self.layer_norm, grid, &params) }
     }
 
     /// `acc += scale · x`, fused: the twin's bits, for a scale of 1, too.
@@ -108,8 +160,8 @@ impl Norm {
         if n == 0 {
             return Ok(());
         }
-        let args = Args::new().slice(acc).f32(scale).slice(x).size(n);
-        // SAFETY: the arguments are the kernel's, and sizes are asserted.
-        unsafe { stream.launch(&Launch::each(self.add_scaled, n, THREADS, &args)) }
+        let params = AddScaledParams { acc: acc.into(), x: x.into(), scale, n: u32_of(n) };
+        // SAFETY: sizes are asserted.
+        unsafe { stream.launch(self.add_scaled, Grid::each(n, THREADS), &params) }
     }
 }

@@ -1,27 +1,41 @@
-//! Rotary position embedding (`kernels/rope.cu`); twin in `cpu::rope`, whose table it reads.
+//! Rotary position embedding (`kernels/rope.cu`). Twin: `cpu::rope`, whose table it reads.
 
-use super::{Args, Device, DeviceSlice, Kernel, Launch, Stream};
+use super::{Device, DevicePtr, DeviceSlice, Grid, Kernel, Stream, kernel_params, u32_of};
 use crate::Result;
 use crate::backend::ops::{RopePairing, RopeShape};
 
 const THREADS: u32 = 128;
 
-pub struct Rope(Kernel);
+kernel_params! {
+    pub struct RopeParams[48] {
+        x: DevicePtr,
+        cos_sin: DevicePtr,
+        rows: DevicePtr,
+        tokens: u32,
+        heads: u32,
+        head_dim: u32,
+        offset: u32,
+        pairs: u32,
+        adjacent: u32,
+    }
+}
+
+pub struct Rope(Kernel<RopeParams>);
 
 /// Cosines and sines of some positions: f32 [positions, pairs, (cos, sin)], as
 /// `cpu::rope::RopeTable` has them.
 #[derive(Clone, Copy)]
-pub struct DeviceTurns<'a> {
-    pub turns: DeviceSlice<'a>,
+pub struct DeviceCosSin<'a> {
+    pub data: DeviceSlice<'a>,
     pub n_pairs: usize,
 }
 
 impl Rope {
     pub fn load(gpu: &Device) -> Result<Rope> {
-        Ok(Rope(gpu.kernel("rope")?))
+        Ok(Rope(Kernel::find(gpu, "rope")?))
     }
 
-    /// Turns elements of each head of `x` f32 [tokens, heads, head_dim] in place; token t by row
+    /// Rotates elements of each head of `x` f32 [tokens, heads, head_dim] in place; token t by row
     /// `rows[t]` (u32) of the table.
     ///
     /// # Panics
@@ -34,7 +48,7 @@ impl Rope {
         stream: &Stream,
         x: DeviceSlice,
         shape: RopeShape,
-        table: DeviceTurns,
+        table: DeviceCosSin,
         rows: DeviceSlice,
     ) -> Result<()> {
         let (n, tokens, pairs) = (x.count::<f32>(), rows.count::<u32>(), table.n_pairs);
@@ -43,12 +57,21 @@ impl Rope {
         }
         assert!(n.is_multiple_of(tokens * shape.head_dim), "{n} in {tokens} tokens");
         assert!(shape.offset + 2 * pairs <= shape.head_dim);
-        assert!(table.turns.address().is_multiple_of(8), "a pair is one load");
+        assert!(table.data.address().is_multiple_of(8), "a pair is one load");
         let heads = n / tokens / shape.head_dim;
         let adjacent = u32::from(shape.pairing == RopePairing::Adjacent);
-        let args = Args::new().slice(x).slice(table.turns).slice(rows).size(tokens).size(heads);
-        let args = args.size(shape.head_dim).size(shape.offset).size(pairs).u32(adjacent);
-        // SAFETY: the arguments are the kernel's; sizes are asserted, rows the caller's promise.
-        unsafe { stream.launch(&Launch::each(self.0, tokens * heads * pairs, THREADS, &args)) }
+        let params = RopeParams {
+            x: x.into(),
+            cos_sin: table.data.into(),
+            rows: rows.into(),
+            tokens: u32_of(tokens),
+            heads: u32_of(heads),
+            head_dim: u32_of(shape.head_dim),
+            offset: u32_of(shape.offset),
+            pairs: u32_of(pairs),
+            adjacent,
+        };
+        // SAFETY: sizes are asserted; the rows are the caller's promise.
+        unsafe { stream.launch(self.0, Grid::each(tokens * heads * pairs, THREADS), &params) }
     }
 }

@@ -1,15 +1,32 @@
-//! Which experts a token goes to (`kernels/router.cu`); twin in `cpu::router`.
+//! The choice of each token's experts (`kernels/router.cu`). Twin: `cpu::router`.
 
-use super::{Args, Device, DeviceSlice, Kernel, Launch, Stream};
+use super::{Device, DevicePtr, DeviceSlice, Grid, Kernel, Stream, kernel_params, u32_of};
 use crate::Result;
 use crate::backend::ops::{Choice, Score};
 
-/// A thread of the warp notes which of its experts are chosen in the bits of a word.
+/// A thread of the warp marks its chosen experts in the bits of a word.
 const EXPERTS_MAX: usize = 1024;
 
-pub struct Router(Kernel);
+kernel_params! {
+    pub struct RouteParams[64] {
+        probs: DevicePtr,
+        bias: DevicePtr,
+        chosen: DevicePtr,
+        weights: DevicePtr,
+        n: u32,
+        k: u32,
+        score: u32,
+        normalize: u32,
+        scale: f32,
+        n_groups: u32,
+        n_groups_used: u32,
+        jitter: f32,
+    }
+}
 
-/// Where a route is read and written; shapes as of `cpu::router::Route`.
+pub struct Router(Kernel<RouteParams>);
+
+/// The device memory of a route; shapes as in `cpu::router::Route`.
 #[derive(Clone, Copy)]
 pub struct DeviceRoute<'a> {
     pub k: usize,
@@ -24,7 +41,7 @@ pub struct DeviceRoute<'a> {
 
 impl Router {
     pub fn load(gpu: &Device) -> Result<Router> {
-        Ok(Router(gpu.kernel("route")?))
+        Ok(Router(Kernel::find(gpu, "route")?))
     }
 
     /// Turns logits into probabilities, the `k` best experts and their weights. `bias` is f32
@@ -55,14 +72,22 @@ impl Router {
             Score::Sigmoid => 1,
             Score::SparseMixer => 2,
         };
-        let args = Args::new().slice(route.probs).optional(bias).slice(route.chosen);
-        let args = args.slice(route.weights).size(n).size(k).u32(score);
-        let args = args.u32(u32::from(choice.normalizes())).f32(choice.scale);
-        let args = args.size(groups).size(choice.n_groups_used).f32(choice.jitter);
-        let shared_bytes = 4 * (2 * n + groups + k) as u32;
-        let (grid, block) = ([tokens as u32, 1, 1], [32, 1, 1]);
-        let launch = Launch { kernel: self.0, grid, block, shared_bytes, args: &args };
-        // SAFETY: the arguments are the kernel's, and sizes are asserted.
-        unsafe { stream.launch(&launch) }
+        let params = RouteParams {
+            probs: route.probs.into(),
+            bias: bias.into(),
+            chosen: route.chosen.into(),
+            weights: route.weights.into(),
+            n: u32_of(n),
+            k: u32_of(k),
+            score,
+            normalize: choice.normalizes().into(),
+            scale: choice.scale,
+            n_groups: u32_of(groups),
+            n_groups_used: u32_of(choice.n_groups_used),
+            jitter: choice.jitter,
+        };
+        let grid = Grid::new([u32_of(tokens), 1, 1], 32).with_shared(4 * (2 * n + groups + k));
+        // SAFETY: sizes are asserted.
+        unsafe { stream.launch(self.0, grid, &params) }
     }
 }

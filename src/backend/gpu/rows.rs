@@ -1,18 +1,40 @@
-//! Rows moved and numbers changed one by one (`kernels/rows.cu`): what stands between the products
-//! of a layer. Twins are the loops over vectors in `model`.
+//! Copies of columns and element-wise operations between the products of a layer
+//! (`kernels/rows.cu`). Twins: the loops over vectors in `forward`.
 
-use super::{Args, Device, DeviceSlice, Kernel, Launch, Stream};
+use super::{Device, DevicePtr, DeviceSlice, Grid, Kernel, Stream, kernel_params, u32_of};
 use crate::Result;
 
 const THREADS: u32 = 256;
 
+kernel_params! {
+    pub struct CopyColumnsParams[56] {
+        from: DevicePtr,
+        to: DevicePtr,
+        from_stride: u64,
+        from_first: u64,
+        to_stride: u64,
+        to_first: u64,
+        cols: u32,
+        rows: u32,
+    }
+}
+
+kernel_params! {
+    pub struct ValuesParams[24] {
+        x: DevicePtr,
+        y: DevicePtr,
+        value: f32,
+        n: u32,
+    }
+}
+
 pub struct Rows {
-    copy_columns: Kernel,
-    mul_sigmoid: Kernel,
-    scale: Kernel,
-    divide: Kernel,
-    add: Kernel,
-    set: Kernel,
+    copy_columns: Kernel<CopyColumnsParams>,
+    mul_sigmoid: Kernel<ValuesParams>,
+    scale: Kernel<ValuesParams>,
+    divide: Kernel<ValuesParams>,
+    add: Kernel<ValuesParams>,
+    set: Kernel<ValuesParams>,
 }
 
 /// Columns of rows: f32 values from `first` on in rows that are `stride` values apart.
@@ -38,16 +60,16 @@ impl<'a> Columns<'a> {
 impl Rows {
     pub fn load(gpu: &Device) -> Result<Rows> {
         Ok(Rows {
-            copy_columns: gpu.kernel("copy_columns")?,
-            mul_sigmoid: gpu.kernel("mul_sigmoid")?,
-            scale: gpu.kernel("scale_values")?,
-            divide: gpu.kernel("divide_values")?,
-            add: gpu.kernel("add_values")?,
-            set: gpu.kernel("set_values")?,
+            copy_columns: Kernel::find(gpu, "copy_columns")?,
+            mul_sigmoid: Kernel::find(gpu, "mul_sigmoid")?,
+            scale: Kernel::find(gpu, "scale_values")?,
+            divide: Kernel::find(gpu, "divide_values")?,
+            add: Kernel::find(gpu, "add_values")?,
+            set: Kernel::find(gpu, "set_values")?,
         })
     }
 
-    /// Copies `cols` columns of `rows` rows; the places written are none of those read.
+    /// Copies `cols` columns of `rows` rows. What is written must not overlap what is read.
     ///
     /// # Panics
     /// If a row has no such columns or there are not so many rows.
@@ -64,48 +86,66 @@ impl Rows {
         }
         from.assert_has(cols, rows);
         to.assert_has(cols, rows);
-        let place = |args: Args, columns: Columns| {
-            args.slice(columns.data).u64(columns.stride as u64).u64(columns.first as u64)
+        let params = CopyColumnsParams {
+            from: from.data.into(),
+            to: to.data.into(),
+            from_stride: from.stride as u64,
+            from_first: from.first as u64,
+            to_stride: to.stride as u64,
+            to_first: to.first as u64,
+            cols: u32_of(cols),
+            rows: u32_of(rows),
         };
-        let args = place(place(Args::new(), from), to).size(cols).size(rows);
-        // SAFETY: the arguments are the kernel's, and sizes are asserted.
-        unsafe { stream.launch(&Launch::each(self.copy_columns, cols * rows, THREADS, &args)) }
+        // SAFETY: the rows have these columns (asserted).
+        unsafe { stream.launch(self.copy_columns, Grid::each(cols * rows, THREADS), &params) }
     }
 
     /// `x = x · sigmoid(gate)`
     pub fn mul_sigmoid(&self, stream: &Stream, x: DeviceSlice, gate: DeviceSlice) -> Result<()> {
         assert_eq!(x.count::<f32>(), gate.count::<f32>());
-        self.each(stream, self.mul_sigmoid, Args::new().slice(x).slice(gate), x)
+        let params = ValuesParams { x: x.into(), y: gate.into(), ..Default::default() };
+        self.each(stream, self.mul_sigmoid, params, x)
     }
 
     /// `x = x · factor`
     pub fn scale(&self, stream: &Stream, x: DeviceSlice, factor: f32) -> Result<()> {
-        self.each(stream, self.scale, Args::new().slice(x).f32(factor), x)
+        let params = ValuesParams { x: x.into(), value: factor, ..Default::default() };
+        self.each(stream, self.scale, params, x)
     }
 
     /// `x = x / divisor`
     pub fn divide(&self, stream: &Stream, x: DeviceSlice, divisor: f32) -> Result<()> {
-        self.each(stream, self.divide, Args::new().slice(x).f32(divisor), x)
+        let params = ValuesParams { x: x.into(), value: divisor, ..Default::default() };
+        self.each(stream, self.divide, params, x)
     }
 
     /// `x = x + y`
     pub fn add(&self, stream: &Stream, x: DeviceSlice, y: DeviceSlice) -> Result<()> {
         assert_eq!(x.count::<f32>(), y.count::<f32>());
-        self.each(stream, self.add, Args::new().slice(x).slice(y), x)
+        let params = ValuesParams { x: x.into(), y: y.into(), ..Default::default() };
+        self.each(stream, self.add, params, x)
     }
 
     /// `x = value`
     pub fn set(&self, stream: &Stream, x: DeviceSlice, value: f32) -> Result<()> {
-        self.each(stream, self.set, Args::new().slice(x).f32(value), x)
+        let params = ValuesParams { x: x.into(), value, ..Default::default() };
+        self.each(stream, self.set, params, x)
     }
 
-    /// A thread for each value of `x`, which is the kernel's first argument.
-    fn each(&self, stream: &Stream, kernel: Kernel, args: Args, x: DeviceSlice) -> Result<()> {
+    /// Launches a thread for each value of `x`.
+    fn each(
+        &self,
+        stream: &Stream,
+        kernel: Kernel<ValuesParams>,
+        params: ValuesParams,
+        x: DeviceSlice,
+    ) -> Result<()> {
         let n = x.count::<f32>();
         if n == 0 {
             return Ok(());
         }
-        // SAFETY: the arguments are the kernel's; the callers have checked the sizes.
-        unsafe { stream.launch(&Launch::each(kernel, n, THREADS, &args.size(n))) }
+        let params = ValuesParams { n: u32_of(n), ..params };
+        // SAFETY: the callers have checked the sizes.
+        unsafe { stream.launch(kernel, Grid::each(n, THREADS), &params) }
     }
 }

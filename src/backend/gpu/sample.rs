@@ -1,30 +1,46 @@
-//! The best of a vocabulary on the device (`kernels/sample.cu`): what a sampler needs is a few
-//! numbers, not all logits.
+//! The k best logits of a vocabulary (`kernels/sample.cu`), so that not all logits are copied to the
+//! host.
 
-use super::{Args, Device, DeviceSlice, Kernel, Launch, Stream};
+use super::{Device, DevicePtr, DeviceSlice, Grid, Kernel, Stream, kernel_params, u32_of};
 use crate::Result;
 
 const THREADS: u32 = 256;
 /// Logits or keys that a block takes.
 const CHUNK: usize = 2048;
 
-/// As many as can be kept.
+/// The largest k.
 pub const TOP_K_MAX: usize = 256;
 
-/// In place of an id where there is none.
+/// The id where a row has fewer than k.
 pub const NO_TOKEN: u32 = u32::MAX;
 
-pub struct Sample {
-    top_k_logits: Kernel,
-    top_k_keys: Kernel,
+kernel_params! {
+    pub struct TopKParams[64] {
+        from: DevicePtr,
+        logits: DevicePtr,
+        kept: DevicePtr,
+        values: DevicePtr,
+        ids: DevicePtr,
+        n_keys: u32,
+        n: u32,
+        divisor: f32,
+        k: u32,
+        is_last: u32,
+        unused: u32,
+    }
 }
 
-/// Logits f32 [rows, n_vocab], and room that a choice among them takes.
+pub struct Sample {
+    top_k_logits: Kernel<TopKParams>,
+    top_k_keys: Kernel<TopKParams>,
+}
+
+/// Logits f32 [rows, n_vocab], and scratch memory.
 #[derive(Clone, Copy)]
 pub struct Logits<'a> {
     pub data: DeviceSlice<'a>,
     pub n_vocab: usize,
-    /// Above 0; what they are divided by first.
+    /// The logits are divided by this, which is above 0.
     pub divisor: f32,
     /// [`scratch_bytes`] of any content, on a multiple of 8 bytes.
     pub scratch: DeviceSlice<'a>,
@@ -38,22 +54,22 @@ impl Logits<'_> {
     }
 }
 
-/// Blocks that n logits or keys take.
+/// The number of blocks for n logits or keys.
 fn blocks(n: usize) -> usize {
     n.div_ceil(CHUNK)
 }
 
-/// Room for the `k` best of `rows` rows.
+/// The scratch memory for the `k` best of `rows` rows.
 pub fn scratch_bytes(n_vocab: usize, rows: usize, k: usize) -> usize {
-    // Two places for what a launch keeps; the first launch keeps the most.
+    // Two buffers for the keys that a launch keeps; the first launch keeps the most.
     2 * 8 * rows * blocks(n_vocab) * k
 }
 
 impl Sample {
     pub fn load(gpu: &Device) -> Result<Sample> {
         Ok(Sample {
-            top_k_logits: gpu.kernel("top_k_logits")?,
-            top_k_keys: gpu.kernel("top_k_keys")?,
+            top_k_logits: Kernel::find(gpu, "top_k_logits")?,
+            top_k_keys: Kernel::find(gpu, "top_k_keys")?,
         })
     }
 
@@ -74,7 +90,7 @@ impl Sample {
         let (rows, n) = (logits.rows(), logits.n_vocab);
         assert!((1..=TOP_K_MAX).contains(&k), "the {k} best");
         assert_eq!([values.count::<f32>(), ids.count::<u32>()], [rows * k; 2]);
-        assert!(logits.scratch.holds::<u64>(scratch_bytes(n, rows, k) / 8), "room");
+        assert!(logits.scratch.holds::<u64>(scratch_bytes(n, rows, k) / 8), "scratch");
         if rows == 0 {
             return Ok(());
         }
@@ -84,17 +100,23 @@ impl Sample {
         let mut n_keys = n;
         for launch in 0.. {
             let blocks = blocks(n_keys);
-            let (kernel, args) = match launch {
-                0 => (self.top_k_logits, Args::new()),
-                _ => (self.top_k_keys, Args::new().slice(from).size(n_keys)),
+            let kernel = if launch == 0 { self.top_k_logits } else { self.top_k_keys };
+            let params = TopKParams {
+                from: from.into(),
+                logits: logits.data.into(),
+                kept: kept.into(),
+                values: values.into(),
+                ids: ids.into(),
+                n_keys: u32_of(n_keys),
+                n: u32_of(n),
+                divisor: logits.divisor,
+                k: u32_of(k),
+                is_last: (blocks == 1).into(),
+                unused: 0,
             };
-            let args = args.slice(logits.data).size(n).f32(logits.divisor).size(k);
-            let args = args.u32(u32::from(blocks == 1));
-            let args = args.slice(kept).slice(values).slice(ids);
-            let (grid, block) = ([blocks as u32, rows as u32, 1], [THREADS, 1, 1]);
-            let launch = Launch { kernel, grid, block, shared_bytes: 0, args: &args };
-            // SAFETY: the arguments are the kernel's, and the sizes are checked above.
-            unsafe { stream.launch(&launch)? };
+            let grid = Grid::new([u32_of(blocks), u32_of(rows), 1], THREADS);
+            // SAFETY: the sizes are checked above.
+            unsafe { stream.launch(kernel, grid, &params)? };
             if blocks == 1 {
                 break;
             }
@@ -109,7 +131,7 @@ impl Sample {
 mod tests {
     use super::*;
 
-    /// Later launches keep no more than the first, so the places are large enough for them.
+    /// Later launches keep no more than the first, so the buffers are large enough for them.
     #[test]
     fn what_is_kept_becomes_less() {
         for k in [1, 40, TOP_K_MAX] {

@@ -1,48 +1,80 @@
-//! From chosen experts to where their granules lie in device memory, on the device
-//! (`kernels/slots.cu`).
+//! The look-up of chosen experts' granules in device memory, on the device (`kernels/slots.cu`).
 
-use super::{Args, Device, DeviceSlice, Kernel, Launch, Stream};
+use super::{Device, DevicePtr, DeviceSlice, Grid, Kernel, Stream, kernel_params, u32_of};
 use crate::Result;
 
 const THREADS: u32 = 256;
 
-/// Numbers of devices in tables are below this, addresses are not.
+/// In tables, numbers of devices are below this; addresses are not.
 pub const HOMES: u64 = 256;
 
-pub struct Resolve {
-    resolve: Kernel,
-    limit: Kernel,
-    place: Kernel,
+kernel_params! {
+    pub struct ResolveParams[64] {
+        chosen: DevicePtr,
+        table: DevicePtr,
+        granules: DevicePtr,
+        homes: DevicePtr,
+        missing: DevicePtr,
+        pass: DevicePtr,
+        go: DevicePtr,
+        pairs: u32,
+        n_granules: u32,
+    }
 }
 
-/// What a look-up reads and writes.
+kernel_params! {
+    pub struct LimitParams[16] {
+        chosen: DevicePtr,
+        pairs: u32,
+        capacity: u32,
+    }
+}
+
+kernel_params! {
+    pub struct PlaceRowsParams[32] {
+        homes: DevicePtr,
+        rows: DevicePtr,
+        partial: DevicePtr,
+        n_embd: u32,
+        unused: u32,
+    }
+}
+
+pub struct Resolve {
+    resolve: Kernel<ResolveParams>,
+    limit: Kernel<LimitParams>,
+    place: Kernel<PlaceRowsParams>,
+}
+
+/// The device memory that a look-up reads and writes.
 #[derive(Clone, Copy)]
 pub struct Lookup<'a> {
     /// u32 [pairs], below `n_experts` or `NO_EXPERT`
     pub chosen: DeviceSlice<'a>,
-    /// u64 [n_experts, n_granules]: where the layer's granules lie, 0 where they are not here
+    /// u64 [n_experts, n_granules]: the addresses of the layer's granules, 0 for those that are not
+    /// on this device
     pub table: DeviceSlice<'a>,
     pub n_experts: usize,
     pub n_granules: usize,
-    /// u64 [pairs, n_granules]: the table's rows, all 0 where an expert is not whole
+    /// u64 [pairs, n_granules]: the table's rows, zeros if an expert is not whole
     pub granules: DeviceSlice<'a>,
-    /// u32 [pairs], where there are several devices: which one has the pair's expert, by its number
-    /// in the table in place of addresses. 0: this one, or none.
+    /// u32 [pairs], if there are several devices: the number of the device that has the pair's
+    /// expert, which the table holds in place of addresses. 0: this one, or none.
     pub homes: Option<DeviceSlice<'a>>,
     /// u32 [1]: pairs whose expert is not whole
     pub missing: DeviceSlice<'a>,
     /// u32 [1]: the number of this pass
     pub pass: DeviceSlice<'a>,
-    /// u32 [1]: gets `pass` where nothing is missing, and is left as it is where something is
+    /// u32 [1]: gets `pass` if nothing is missing, and keeps its value otherwise
     pub go: DeviceSlice<'a>,
 }
 
 impl Resolve {
     pub fn load(gpu: &Device) -> Result<Resolve> {
         Ok(Resolve {
-            resolve: gpu.kernel("resolve_slots")?,
-            limit: gpu.kernel("limit_experts")?,
-            place: gpu.kernel("place_rows")?,
+            resolve: Kernel::find(gpu, "resolve_slots")?,
+            limit: Kernel::find(gpu, "limit_experts")?,
+            place: Kernel::find(gpu, "place_rows")?,
         })
     }
 
@@ -62,20 +94,24 @@ impl Resolve {
         for word in [lookup.missing, lookup.pass, lookup.go] {
             assert_eq!(word.count::<u32>(), 1);
         }
-        let args = Args::new().slice(lookup.chosen).size(pairs);
-        let args = args.slice(lookup.table).size(n_granules).slice(lookup.granules);
-        let args =
-            args.optional(lookup.homes).slice(lookup.missing).slice(lookup.pass).slice(lookup.go);
-        let (grid, block) = ([1, 1, 1], [THREADS, 1, 1]);
-        let launch = Launch { kernel: self.resolve, grid, block, shared_bytes: 0, args: &args };
-        // SAFETY: the arguments are the kernel's, and sizes are asserted; ids are the caller's
-        // promise.
-        unsafe { stream.launch(&launch) }
+        let params = ResolveParams {
+            chosen: lookup.chosen.into(),
+            table: lookup.table.into(),
+            granules: lookup.granules.into(),
+            homes: lookup.homes.into(),
+            missing: lookup.missing.into(),
+            pass: lookup.pass.into(),
+            go: lookup.go.into(),
+            pairs: u32_of(pairs),
+            n_granules: u32_of(n_granules),
+        };
+        // SAFETY: sizes are asserted; the ids are the caller's promise.
+        unsafe { stream.launch(self.resolve, Grid::new([1; 3], THREADS), &params) }
     }
 
-    /// What other devices have computed goes among this one's sums: `partial[pair]` of f32
-    /// [pairs, n_embd] becomes `rows[homes[pair] − 1, pair]` where the home is not 0. `rows` is f32
-    /// [devices but this one, pairs, n_embd].
+    /// Copies the sums of other devices among this one's: `partial[pair]` of f32 [pairs, n_embd]
+    /// becomes `rows[homes[pair] − 1, pair]` where the home is not 0. `rows` is f32 [devices other
+    /// than this one, pairs, n_embd].
     ///
     /// # Panics
     /// If sizes do not fit each other.
@@ -96,17 +132,20 @@ impl Resolve {
         if pairs * n_embd == 0 {
             return Ok(());
         }
-        let args = Args::new().slice(homes).slice(rows).size(n_embd).slice(partial);
-        let grid = [(n_embd as u32).div_ceil(THREADS), pairs as u32, 1];
-        let (kernel, block) = (self.place, [THREADS, 1, 1]);
-        let launch = Launch { kernel, grid, block, shared_bytes: 0, args: &args };
-        // SAFETY: the arguments are the kernel's, sizes are asserted; `homes` are the caller's
-        // promise.
-        unsafe { stream.launch(&launch) }
+        let params = PlaceRowsParams {
+            homes: homes.into(),
+            rows: rows.into(),
+            partial: partial.into(),
+            n_embd: u32_of(n_embd),
+            unused: 0,
+        };
+        let blocks = [params.n_embd.div_ceil(THREADS), u32_of(pairs), 1];
+        // SAFETY: sizes are asserted; `homes` are the caller's promise.
+        unsafe { stream.launch(self.place, Grid::new(blocks, THREADS), &params) }
     }
 
-    /// Leaves each expert to the first `capacity` tokens that have chosen it; the others get
-    /// `NO_EXPERT` (`Route::limit` on the CPU). `chosen` is u32 [pairs].
+    /// Each expert keeps the first `capacity` tokens that have chosen it; the others get `NO_EXPERT`
+    /// (`Route::limit` on the CPU). `chosen` is u32 [pairs].
     pub fn limit(
         &self,
         stream: &Stream,
@@ -118,10 +157,9 @@ impl Resolve {
         if pairs == 0 || n_experts == 0 {
             return Ok(());
         }
-        let args = Args::new().slice(chosen).size(pairs).size(capacity.min(pairs));
-        let (grid, block) = ([n_experts as u32, 1, 1], [32, 1, 1]);
-        let launch = Launch { kernel: self.limit, grid, block, shared_bytes: 0, args: &args };
-        // SAFETY: the arguments are the kernel's, and sizes are asserted.
-        unsafe { stream.launch(&launch) }
+        let capacity = u32_of(capacity.min(pairs));
+        let params = LimitParams { chosen: chosen.into(), pairs: u32_of(pairs), capacity };
+        // SAFETY: the slice has so many pairs.
+        unsafe { stream.launch(self.limit, Grid::new([u32_of(n_experts), 1, 1], 32), &params) }
     }
 }

@@ -1,6 +1,6 @@
 //! Streams, events and graphs that destroy themselves.
 
-use super::{Device, DeviceSlice, EventId, GraphId, Launch, StreamId};
+use super::{Device, DeviceSlice, EventId, GraphId, Grid, Kernel, KernelParams, Launch, StreamId};
 use crate::Result;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -91,10 +91,18 @@ impl Stream {
     }
 
     /// # Safety
-    /// The arguments are the kernel's parameters, and what it touches with them is there.
-    pub unsafe fn launch(&self, launch: &Launch) -> Result<()> {
-        // SAFETY: the caller's promise, passed on.
-        unsafe { self.gpu.launch(self.id, launch) }
+    /// The kernel is one of this stream's device. The memory that it touches with these parameters
+    /// exists until it is done.
+    pub unsafe fn launch<P: KernelParams>(
+        &self,
+        kernel: Kernel<P>,
+        grid: Grid,
+        params: &P,
+    ) -> Result<()> {
+        let (layout, params) = (P::LAYOUT, bytemuck::bytes_of(params));
+        let launch = Launch { kernel: kernel.id, grid, layout, params };
+        // SAFETY: a `Kernel<P>` was found with P's layout; the memory is the caller's promise.
+        unsafe { self.gpu.launch(self.id, &launch) }
     }
 
     pub fn record(&self, event: &Event) -> Result<()> {

@@ -6,7 +6,7 @@ use super::report::{Report, Row};
 use crate::Result;
 use crate::backend::cpu::attention::AttentionShape;
 use crate::backend::gpu::DeviceBuffer;
-use crate::backend::gpu::attention::{Attention, DeviceAttention, DeviceBias};
+use crate::backend::gpu::attention::{Attention, AttentionData, DeviceAttention, DeviceBias};
 use crate::backend::gpu::cache::{CacheStore, DeviceRows};
 use crate::backend::ops::{DistanceBias, RowBytes, Rows, RowsMut, row_bytes};
 use crate::gguf::TensorType::{self, BF16, F16, F32, IQ4_NL, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
@@ -204,7 +204,9 @@ impl Case {
         let (k, v, stream) = (self.rows(&k), self.rows(&v), &bench.stream);
         let v = latent.map_or(v, |v_dim| k.narrow(v_dim));
         let attention = &kernels.attention;
-        attention.launch(stream, &shape, q.all(), tokens, k, v, work.all(), out.all())?;
+        let (q, work) = (q.all(), work.all());
+        let data = AttentionData { tokens, q, k, v, work, out: out.all() };
+        attention.launch(stream, &shape, data)?;
         let got = bench.down_f32(&out)?;
         match prompt {
             true => row.near(self.name(), &got, &expected, PROMPT_BOUND),

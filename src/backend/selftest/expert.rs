@@ -8,7 +8,7 @@ use crate::backend::cpu::acts::{ActSet, Kinds};
 use crate::backend::cpu::expert::{ExpertBuffers, GranuleMats};
 use crate::backend::gpu::DeviceBuffer;
 use crate::backend::gpu::acts::{DeviceActs, Quantize, record_bytes, records_of};
-use crate::backend::gpu::expert::{Chosen, ExpertShape, Experts};
+use crate::backend::gpu::expert::{Chosen, ExpertShape, Experts, OrderedSum};
 use crate::backend::gpu::mat::types;
 use crate::backend::ops::{Activation, Demand, ExpertForm};
 use crate::gguf::TensorType;
@@ -173,15 +173,22 @@ impl Layer {
         let acts = DeviceActs::new(kind, n_pairs, s.n_ff, inner_records.all());
         let chosen = Chosen { n_pairs, granules: table.all(), experts: ids.all() };
         let x = |ty| DeviceActs::new(act_kind(ty), self.n_tokens(), s.n_embd, records.all());
-        let (experts, sums) = (&kernels.experts, (weights.all(), partial.all()));
+        let experts = &kernels.experts;
+        let sum = OrderedSum {
+            n_tokens: self.n_tokens(),
+            pairs: ids.all(),
+            is_grouped: false,
+            weights: weights.all(),
+            partial: partial.all(),
+            y: y.all(),
+        };
         // SAFETY: the table has addresses of slots of this shape, which live until the results are
         // there; the ids are experts; pairs are those of the tokens and ranks.
         unsafe {
             experts.gate_up(stream, s, chosen, None, x, inner.all())?;
             kernels.quantize.store(stream, inner.all(), s.n_ff, acts)?;
             experts.down(stream, s, chosen, None, acts, partial.all())?;
-            let (n, pairs) = (self.n_tokens(), ids.all());
-            experts.ordered_sum(stream, s, n, pairs, false, sums.0, sums.1, y.all())?;
+            experts.ordered_sum(stream, s, sum)?;
         }
         bench.down_f32(&y)
     }

@@ -40,8 +40,8 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
             let [x, weight, bias] = [&x, &weight, &bias].map(|v| bench.up_f32(v));
             let (x, weight, bias) = (x?, weight?, bias?);
             let out = bench.empty(x.len())?;
-            let affine = (weight.all(), bias.all());
-            norm.layer_norm_rows(&bench.stream, x.all(), affine, EPS, out.all())?;
+            let (weight, bias) = (weight.all(), bias.all());
+            norm.layer_norm_rows(&bench.stream, x.all(), weight, bias, EPS, out.all())?;
             let got = bench.down_f32(&out)?;
             row.near(format!("{rows}×{dim}"), &got, &expected, LAYER_NORM_BOUND);
         }

@@ -5,7 +5,7 @@ use super::data::Random;
 use super::report::Report;
 use crate::Result;
 use crate::backend::cpu::rope::RopeTable;
-use crate::backend::gpu::rope::{DeviceTurns, Rope};
+use crate::backend::gpu::rope::{DeviceCosSin, Rope};
 use crate::backend::ops::{Frequencies, RopePairing, RopeShape};
 
 /// The first token's position.
@@ -31,12 +31,12 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
                 table.fill(&frequencies, FIRST, tokens);
                 whole.fill(&frequencies, 0, FIRST + tokens);
                 bench.cpu.rope(&mut x, shape, &table);
-                let turns = bench.up_f32(whole.turns().as_flattened())?;
+                let cos_sin = bench.up_f32(whole.turns().as_flattened())?;
                 let rows: Vec<u32> = (FIRST..FIRST + tokens).map(|p| p as u32).collect();
                 let rows = bench.up_u32(&rows)?;
-                let turns = DeviceTurns { turns: turns.all(), n_pairs };
+                let table = DeviceCosSin { data: cos_sin.all(), n_pairs };
                 // SAFETY: the table has each of these positions.
-                unsafe { rope.launch(&bench.stream, x_up.all(), shape, turns, rows.all()) }?;
+                unsafe { rope.launch(&bench.stream, x_up.all(), shape, table, rows.all()) }?;
                 let shape = format!("{tokens}×{heads}×{head_dim}");
                 row.bits(shape, &bench.down_f32(&x_up)?, &x);
             }

@@ -2,9 +2,9 @@
 
 use crate::Result;
 use crate::backend::gpu::DeviceSlice;
-use crate::backend::gpu::attention::DeviceAttention;
+use crate::backend::gpu::attention::{AttentionData, DeviceAttention};
 use crate::backend::gpu::cache::DeviceRows;
-use crate::backend::gpu::rope::DeviceTurns;
+use crate::backend::gpu::rope::DeviceCosSin;
 use crate::backend::gpu::rows::Columns;
 use crate::backend::ops::RopeShape;
 use crate::forward::gpu::acts::{GpuActs, RowShape};
@@ -77,11 +77,12 @@ impl<'a> GpuPass<'a> {
     /// Rotates the heads of x by the rows' positions.
     pub fn rope(&self, x: DeviceSlice, shape: RopeShape) -> Result<()> {
         let (layout, n_pairs) = (self.layout(), self.hyper().rope.n_rot / 2);
-        let turns = self.words(&layout.cos_sin, 2 * self.n() * n_pairs);
+        let data = self.words(&layout.cos_sin, 2 * self.n() * n_pairs);
         let rows = self.words(&layout.iota, self.n());
         // SAFETY: `iota` counts from 0 to n - 1, and the table has a row for each token.
         unsafe {
-            self.dev.ops.rope.launch(self.stream(), x, shape, DeviceTurns { turns, n_pairs }, rows)
+            let table = DeviceCosSin { data, n_pairs };
+            self.dev.ops.rope.launch(self.stream(), x, shape, table, rows)
         }
     }
 
@@ -117,7 +118,8 @@ impl<'a> GpuPass<'a> {
         out: DeviceSlice,
     ) -> Result<()> {
         let work = self.slice(&self.layout().mixer.work);
-        self.dev.ops.attention.launch(self.stream(), view, q, self.n(), k, v, work, out)
+        let data = AttentionData { tokens: self.n(), q, k, v, work, out };
+        self.dev.ops.attention.launch(self.stream(), view, data)
     }
 
     /// The weighted values of all heads → y

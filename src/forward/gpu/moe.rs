@@ -3,7 +3,7 @@
 
 use crate::Result;
 use crate::backend::gpu::DeviceSlice;
-use crate::backend::gpu::expert::{Chosen, ExpertShape as DeviceShape};
+use crate::backend::gpu::expert::{Chosen, ExpertShape as DeviceShape, OrderedSum};
 use crate::backend::gpu::router::DeviceRoute;
 use crate::forward::gpu::acts::GpuActs;
 use crate::forward::gpu::experts::{Biases, DecodePairs, GroupedPairs, device_shape, is_grouped};
@@ -125,8 +125,9 @@ impl<'a> GpuPass<'a> {
         let partial = context.partial(&shape, n);
         // SAFETY: token t's pair is t, in both ways of computing it.
         unsafe {
-            let experts = &self.dev.ops.experts;
-            experts.ordered_sum(stream, &shape, n, zeros, false, gate, partial, self.y())
+            let (pairs, weights, y) = (zeros, gate, self.y());
+            let sum = OrderedSum { n_tokens: n, pairs, is_grouped: false, weights, partial, y };
+            self.dev.ops.experts.ordered_sum(self.stream(), &shape, sum)
         }
     }
 
@@ -144,11 +145,9 @@ impl<'a> GpuPass<'a> {
             false => route.chosen,
         };
         let partial = self.expert_context().partial(shape, n_pairs);
-        let (experts, stream, n) = (&self.dev.ops.experts, self.stream(), self.n());
+        let (n_tokens, weights, y) = (self.n(), route.weights, self.y());
+        let sum = OrderedSum { n_tokens, pairs, is_grouped, weights, partial, y };
         // SAFETY: `pair_rows` holds the rows of `partial` that the demand's pairs have.
-        unsafe {
-            let (weights, y) = (route.weights, self.y());
-            experts.ordered_sum(stream, shape, n, pairs, is_grouped, weights, partial, y)
-        }
+        unsafe { self.dev.ops.experts.ordered_sum(self.stream(), shape, sum) }
     }
 }

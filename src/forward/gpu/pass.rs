@@ -189,7 +189,7 @@ impl<'a> GpuPass<'a> {
             descriptor::Norm::Rms => ops.rms_norm_rows(self.stream(), x, weight, eps, out),
             descriptor::Norm::Layer => {
                 let bias = self.dev.weights.vector(&norm.bias);
-                ops.layer_norm_rows(self.stream(), x, (weight, bias), eps, out)
+                ops.layer_norm_rows(self.stream(), x, weight, bias, eps, out)
             }
         }
     }

@@ -6,7 +6,7 @@ use super::capture::{Capture, Plan};
 use super::clock::{Clock, Stamp};
 use super::memory::Memory;
 use super::shim::{self, ShimKernel, ShimLaunch};
-use crate::backend::gpu::Args;
+use crate::backend::gpu::Grid;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -26,10 +26,9 @@ pub type Signal = Arc<OnceLock<Instant>>;
 
 pub struct KernelLaunch {
     pub kernel: ShimKernel,
-    pub grid: [u32; 3],
-    pub block: [u32; 3],
-    pub shared_bytes: u32,
-    pub args: Args,
+    pub grid: Grid,
+    /// The kernel's parameters, whose size is a multiple of 8.
+    pub params: Vec<u64>,
 }
 
 #[derive(Clone)]
@@ -424,12 +423,10 @@ impl Machine {
         let launch = ShimLaunch {
             kernel: launch.kernel,
             grid: launch.grid,
-            block: launch.block,
-            dynamic_shared_bytes: launch.shared_bytes,
             shared_limit: self.config.shared_bytes_max,
             // Half of the launches run in order, as a GPU mostly does.
             seed: if seed.is_multiple_of(2) { 0 } else { seed },
-            args: &launch.args,
+            params: &launch.params,
         };
         // SAFETY: the allocations are the machine's, in order of their addresses, and it is
         // borrowed exclusively.

@@ -10,7 +10,8 @@ mod memory;
 mod shim;
 
 use super::{
-    Device, DeviceInfo, EventId, Gpu, GraphId, Kernel, Launch, MemoryInfo, PinnedKind, StreamId,
+    Device, DeviceInfo, DevicePtr, EventId, Gpu, GraphId, KernelId, Launch, Layout, MemoryInfo,
+    PinnedKind, StreamId, kernel_params,
 };
 use crate::{Error, Result};
 use capture::{Capture, Plan};
@@ -19,7 +20,21 @@ use shim::ShimKernel;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What to emulate.
+kernel_params! {
+    /// The parameters of the probes, `kernels/shim/probes.cu`.
+    pub struct ProbeParams[48] {
+        a: DevicePtr,
+        b: DevicePtr,
+        out: DevicePtr,
+        back: DevicePtr,
+        factor: f32,
+        n: u32,
+        what: u32,
+        unused: u32,
+    }
+}
+
+/// The machine to emulate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     pub devices: usize,
@@ -86,12 +101,17 @@ impl Emulated {
         (0..config.devices).map(device).collect()
     }
 
-    /// The kernels that there are.
+    /// The names of all kernels.
     pub fn kernel_names() -> Vec<String> {
         shim::names()
     }
 
-    /// Those that some emulated device of this process has run: for tests that are to run all.
+    /// The name and the size of the struct of a kernel's parameters.
+    pub fn kernel_params(name: &str) -> Option<(&'static str, usize)> {
+        shim::find(name).map(|kernel| (kernel.params(), kernel.params_size()))
+    }
+
+    /// The kernels that the emulated devices of this process have run. Tests ask for it.
     pub fn launched_kernels() -> Vec<String> {
         shim::launched().iter().map(ToString::to_string).collect()
     }
@@ -279,10 +299,15 @@ impl Gpu for Emulated {
         self.machine().wait_value(stream.0 as usize, address, at_least).map_err(Error::Device)
     }
 
-    fn kernel(&self, name: &str) -> Result<Kernel> {
-        let kernel = shim::find(name);
-        let kernel = kernel.map(|k| Kernel(k.to_bits()));
-        kernel.ok_or_else(|| Error::Device(format!("there is no kernel {name}")))
+    fn kernel(&self, name: &str, params: &'static Layout) -> Result<KernelId> {
+        let none = || Error::Device(format!("there is no kernel {name}"));
+        let kernel = shim::find(name).ok_or_else(none)?;
+        if (kernel.params(), kernel.params_size()) != (params.name, params.size) {
+            let takes = format!("{} of {} bytes", kernel.params(), kernel.params_size());
+            let why = format!("kernel {name} takes {takes}, not {}", params.name);
+            return Err(Error::Device(why));
+        }
+        Ok(KernelId(kernel.to_bits()))
     }
 
     unsafe fn launch(&self, stream: StreamId, launch: &Launch) -> Result<()> {
@@ -290,9 +315,7 @@ impl Gpu for Emulated {
             // SAFETY: `kernel` is the only source of this type here, and gives such bits.
             kernel: unsafe { ShimKernel::from_bits(launch.kernel.0) },
             grid: launch.grid,
-            block: launch.block,
-            shared_bytes: launch.shared_bytes,
-            args: launch.args.clone(),
+            params: bytemuck::cast_slice(launch.params).to_vec(),
         };
         self.enqueue(stream, Work::Launch(Arc::new(launch)))
     }

@@ -1,15 +1,24 @@
-//! The C side: kernels/shim/abi.h in Rust.
+//! kernels/shim/abi.h in Rust.
 
+use crate::backend::gpu::Grid;
 use std::collections::BTreeSet;
-use std::ffi::{CStr, CString, c_char, c_void};
+use std::ffi::{CStr, CString, c_char};
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+/// The beginning of `ShimKernel`
+#[repr(C)]
+struct RawKernel {
+    name: *const c_char,
+    params: *const c_char,
+    params_size: u32,
+}
+
 /// A kernel of the shim's list, which lives as long as the program.
 #[derive(Clone, Copy, Debug)]
-pub struct ShimKernel(*const c_void);
+pub struct ShimKernel(*const RawKernel);
 
-// SAFETY: it points to a constant.
+// SAFETY: it points to what does not change after the start of the program.
 unsafe impl Send for ShimKernel {}
 // SAFETY: as above.
 unsafe impl Sync for ShimKernel {}
@@ -40,15 +49,14 @@ impl ShimAllocation {
 /// `ShimLaunch`
 #[repr(C)]
 struct RawLaunch {
-    kernel: *const c_void,
+    kernel: *const RawKernel,
     grid: [u32; 3],
     block: [u32; 3],
     dynamic_shared_bytes: u32,
     shared_limit: u32,
     seed: u32,
-    n_args: u32,
-    args: *const *const u8,
-    arg_sizes: *const u32,
+    params_size: u32,
+    params: *const u8,
     allocations: *mut ShimAllocation,
     n_allocations: u64,
     error: *mut c_char,
@@ -57,19 +65,18 @@ struct RawLaunch {
 
 pub struct ShimLaunch<'a> {
     pub kernel: ShimKernel,
-    pub grid: [u32; 3],
-    pub block: [u32; 3],
-    pub dynamic_shared_bytes: u32,
+    pub grid: Grid,
     pub shared_limit: u32,
     pub seed: u32,
-    pub args: &'a crate::backend::gpu::Args,
+    /// The kernel's parameters.
+    pub params: &'a [u64],
 }
 
 mod linked {
     use super::*;
 
     unsafe extern "C" {
-        pub fn shim_find(name: *const c_char) -> *const c_void;
+        pub fn shim_find(name: *const c_char) -> *const RawKernel;
         pub fn shim_name(n: u32) -> *const c_char;
         pub fn shim_launch(launch: *const RawLaunch) -> i32;
     }
@@ -106,17 +113,34 @@ impl ShimKernel {
     /// # Safety
     /// `bits` came from `to_bits`.
     pub unsafe fn from_bits(bits: u64) -> ShimKernel {
-        ShimKernel(bits as usize as *const c_void)
+        ShimKernel(bits as usize as *const RawKernel)
+    }
+
+    fn raw(self) -> &'static RawKernel {
+        // SAFETY: it points to a kernel of the shim's list, which is static and begins like this.
+        unsafe { &*self.0 }
     }
 
     pub fn name(self) -> &'static str {
-        // SAFETY: a kernel begins with a pointer to its name, a constant.
-        let name = unsafe { CStr::from_ptr(self.0.cast::<*const c_char>().read()) };
+        // SAFETY: a string literal of the shim.
+        let name = unsafe { CStr::from_ptr(self.raw().name) };
         name.to_str().unwrap_or("?")
+    }
+
+    /// The name of the struct of its parameters.
+    pub fn params(self) -> &'static str {
+        // SAFETY: as above.
+        let params = unsafe { CStr::from_ptr(self.raw().params) };
+        params.to_str().unwrap_or("?")
+    }
+
+    /// That struct's size.
+    pub fn params_size(self) -> usize {
+        self.raw().params_size as usize
     }
 }
 
-/// Runs a launch; a sentence if it broke a rule.
+/// Runs a launch. The error is a sentence about the rule that it broke.
 ///
 /// # Safety
 /// `allocations` are in ascending order, do not overlap, and each has `size` bytes and shadow
@@ -126,22 +150,16 @@ pub unsafe fn launch(
     allocations: &mut [ShimAllocation],
 ) -> Result<(), String> {
     launched().insert(launch.kernel.name());
-    let args: Vec<(*const u8, u32)> = (0..launch.args.len())
-        .map(|i| launch.args.get(i))
-        .map(|(at, bytes)| (at, bytes as u32))
-        .collect();
-    let (values, sizes): (Vec<_>, Vec<_>) = args.into_iter().unzip();
     let mut error = [0 as c_char; 512];
     let raw = RawLaunch {
         kernel: launch.kernel.0,
-        grid: launch.grid,
-        block: launch.block,
-        dynamic_shared_bytes: launch.dynamic_shared_bytes,
+        grid: launch.grid.blocks,
+        block: launch.grid.threads,
+        dynamic_shared_bytes: launch.grid.shared_bytes,
         shared_limit: launch.shared_limit,
         seed: launch.seed,
-        n_args: values.len() as u32,
-        args: values.as_ptr(),
-        arg_sizes: sizes.as_ptr(),
+        params_size: size_of_val(launch.params) as u32,
+        params: launch.params.as_ptr().cast(),
         allocations: allocations.as_mut_ptr(),
         n_allocations: allocations.len() as u64,
         error: error.as_mut_ptr(),
