@@ -2,6 +2,7 @@
 //! their twins on the CPU, on the emulated device; to the bit but for layer norm.
 
 use moeba::backend::cpu::Cpu;
+use moeba::backend::cpu::expert::relu;
 use moeba::backend::cpu::rope::RopeTable;
 use moeba::backend::gpu::activate::Activate;
 use moeba::backend::gpu::emulated::Config;
@@ -208,7 +209,7 @@ fn activation_functions_have_the_cpus_bits() {
     let mut expected = vec![0.0; n];
     kernels.swiglu(&gate, &up_values, &mut expected);
     same(&run(Activation::Silu), &expected, "");
-    let relu: Vec<f32> = up_values.iter().map(|u| u.max(0.0)).collect();
+    let relu: Vec<f32> = up_values.iter().map(|u| relu(*u)).collect();
     same(&run(Activation::Relu), &relu, "");
     // As `swiglu_clamped` of cpu::expert.
     let limited: Vec<f32> = gate.iter().map(|g| g.min(7.0)).collect();
