@@ -212,7 +212,7 @@ impl Engine {
             }
         };
         let gpu = onto_devices(&mut model, options, &plan, &devices, store.as_ref())?;
-        plan.io = model.io().unwrap_or(plan.io);
+        plan.io = model.hierarchy().io().unwrap_or(plan.io);
         Ok(Arc::new(Engine {
             model,
             tokenizer,

@@ -109,23 +109,23 @@ impl Engine {
 
     /// What moving experts from disk to memory has cost; `None` where they are in place.
     pub fn disk_counters(&self) -> Option<Counters> {
-        self.model.disk_counters()
+        self.model.hierarchy().disk_counters()
     }
 
     /// What moving them from memory to devices has; `None` where there are none on a device.
     pub fn link_counters(&self) -> Option<Counters> {
-        self.model.link_counters()
+        self.model.hierarchy().link_counters()
     }
 }
 
 impl Drop for Engine {
     /// What was learned in this run helps the next one.
     fn drop(&mut self) {
-        if let Some(verdict) = self.model.verdict() {
+        if let Some(verdict) = self.model.hierarchy().verdict() {
             log::info!("{verdict}");
         }
         if let Some(store) = &self.store {
-            store.save(&self.model.learned());
+            store.save(&self.model.hierarchy().learned());
         }
     }
 }

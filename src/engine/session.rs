@@ -236,13 +236,13 @@ impl Session {
             return;
         }
         self.end_request();
-        self.engine.model.publish(&Event::RequestStart { request: self.id });
+        self.engine.model.hierarchy().publish(&Event::RequestStart { request: self.id });
         self.is_started = true;
     }
 
     fn end_request(&mut self) {
         if std::mem::take(&mut self.is_started) {
-            self.engine.model.publish(&Event::RequestEnd { request: self.id });
+            self.engine.model.hierarchy().publish(&Event::RequestEnd { request: self.id });
         }
     }
 

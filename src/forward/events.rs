@@ -25,52 +25,41 @@ pub struct EventBuffers {
 }
 
 impl Model {
-    /// Whether a policy hears `publish`.
-    pub(super) fn listens(&self) -> bool {
-        self.routed.listens() || self.tiers.as_ref().is_some_and(|tiers| tiers.listens())
-    }
-
-    /// Whether a policy wants what routers see.
-    pub(super) fn wants_hidden(&self) -> bool {
-        self.routed.wants_hidden() || self.tiers.as_ref().is_some_and(|tiers| tiers.wants_hidden())
-    }
-
     /// The layer whose router a policy wants to see applied to layer `l`'s activation. Tokens of
     /// one stack do not go through the other's layers.
-    pub(super) fn looks_ahead(&self, l: usize) -> Option<usize> {
-        let tiers = || self.tiers.as_ref().and_then(|tiers| tiers.looks_ahead(l));
+    fn look_ahead_layer(&self, l: usize) -> Option<usize> {
         let is_encoder = |l: usize| l < self.hyper.n_encoder_layers();
-        let next = self.routed.looks_ahead(l).or_else(tiers)?;
+        let next = self.hierarchy.look_ahead(l)?;
         (is_encoder(next) == is_encoder(l)).then_some(next)
     }
 
     /// Whether a token's `publish_routed` reads what the router saw or where that comes from.
     pub(super) fn wants_activation(&self, l: usize) -> bool {
-        self.wants_hidden() || self.looks_ahead(l).is_some()
+        self.hierarchy.wants().hidden || self.look_ahead_layer(l).is_some()
     }
 
     /// Tells policies that a pass begins. The embeddings are in `b.x`.
     pub(super) fn publish_start(&self, batch: &Batch, b: &mut Buffers) {
         b.events.timing = Timing::default();
         b.events.start = Some(Instant::now());
-        if !self.listens() {
+        if !self.hierarchy.has_policies() {
             return;
         }
         for (rows, &Segment { request, phase, .. }) in batch.segments() {
             let embedding = &mut b.events.embedding;
             mean_of_rows(rows_of(&b.x, &rows, self.hyper.n_embd), self.hyper.n_embd, embedding);
-            self.publish(&Event::IterationStart { request, phase, embedding });
+            self.hierarchy.publish(&Event::IterationStart { request, phase, embedding });
         }
     }
 
     /// Tells policies what a layer's router chose for each segment. The routing is in `b.route`,
     /// what the router saw in `b.h`, where that comes from in `b.x`.
     pub(super) fn publish_routed(&self, cpu: &Cpu, batch: &Batch, b: &mut Buffers, l: usize) {
-        if !self.has_router(l) || !self.listens() {
+        if !self.has_router(l) || !self.hierarchy.has_policies() {
             return;
         }
         let decoded = batch.decode_rows();
-        let ahead = self.looks_ahead(l).filter(|_| !decoded.is_empty());
+        let ahead = self.look_ahead_layer(l).filter(|_| !decoded.is_empty());
         let ahead = ahead.filter(|next| self.look_ahead(cpu, b, *next, &decoded));
         for (rows, segment) in batch.segments() {
             match segment.phase {
@@ -90,11 +79,18 @@ impl Model {
             let probs = rows_of(&b.events.ahead_probs, &rows, n_experts);
             Ahead { layer: next as u32, probs }
         });
-        let wants_hidden = self.wants_hidden();
+        let wants_hidden = self.hierarchy.wants().hidden;
         let hidden = if wants_hidden { rows_of(&b.h, &rows, self.hyper.n_embd) } else { &[] };
         let RouteRows { chosen, probs, .. } = b.route.rows(&rows);
         let layer = l as u32;
-        self.publish(&Event::Routed(Routed { request, layer, chosen, probs, hidden, ahead }));
+        self.hierarchy.publish(&Event::Routed(Routed {
+            request,
+            layer,
+            chosen,
+            probs,
+            hidden,
+            ahead,
+        }));
     }
 
     fn publish_prompt(&self, b: &mut Buffers, l: usize, rows: &Range<usize>, request: u32) {
@@ -104,7 +100,7 @@ impl Model {
         mean_of_rows(route.probs, route.n_experts, &mut e.probs);
         let (layer, counts, probs) = (l as u32, &e.counts[..], &e.probs[..]);
         let routed = PromptRouted { request, layer, n_tokens, counts, probs };
-        self.publish(&Event::PromptRouted(routed));
+        self.hierarchy.publish(&Event::PromptRouted(routed));
     }
 
     /// Applies a later layer's router to the present activation of some rows (MoEpic, Eq. 3), into
@@ -138,11 +134,13 @@ impl Model {
 
     /// Tells policies that the pass has ended. A segment's part of its time is that of its rows.
     pub(super) fn publish_end(&self, batch: &Batch, b: &mut Buffers) {
-        let Some(start) = b.events.start.take().filter(|_| self.listens()) else { return };
+        let Some(start) = b.events.start.take().filter(|_| self.hierarchy.has_policies()) else {
+            return;
+        };
         b.events.timing.wall_ns = nanos_since(start);
         for (rows, &Segment { request, phase, .. }) in batch.segments() {
             let timing = b.events.timing.part(rows.len(), batch.n_rows());
-            self.publish(&Event::IterationEnd { request, phase, timing });
+            self.hierarchy.publish(&Event::IterationEnd { request, phase, timing });
         }
     }
 }

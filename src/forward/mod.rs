@@ -71,13 +71,13 @@ impl Model {
     ) -> Result<()> {
         let mut pass = CpuPass { model: self, cpu, batch, caches, observer };
         pass.begin(b);
+        let _prefetch = self.hierarchy.prefetch_guard();
         for l in self.hyper.decoder_layers() {
-            let next = pass.observer.layer(l);
-            let result = next.and_then(|()| match self.hyper.encoder {
-                None => pass.layer(b, l),
-                Some(_) => pass.decoder_layer(b, l),
-            });
-            result.inspect_err(|_| self.cancel_layer_prefetch())?;
+            pass.observer.layer(l)?;
+            match self.hyper.encoder {
+                None => pass.layer(b, l)?,
+                Some(_) => pass.decoder_layer(b, l)?,
+            }
         }
 
         // output norm, output head

@@ -180,26 +180,9 @@ impl Model {
         let mut behind = l + 1..end;
         let next = behind.find(|l| self.weights.routed[*l].is_some());
         match next.filter(|_| prefetch_pays(n_chosen, n_experts)) {
-            Some(next) => self.prefetch_layer(next),
-            None => self.cancel_layer_prefetch(),
+            Some(next) => self.hierarchy.prefetch_layer(next),
+            None => self.hierarchy.cancel_layer_prefetch(),
         }
-    }
-
-    fn prefetch_layer(&self, l: usize) {
-        if let Some(tiers) = &self.tiers {
-            tiers.prefetch_layer(l);
-        }
-        match self.tiers.as_ref().is_some_and(|tiers| tiers.has(l)) {
-            true => self.routed.cancel_layer_prefetch(),
-            false => self.routed.prefetch_layer(l),
-        }
-    }
-
-    pub(super) fn cancel_layer_prefetch(&self) {
-        if let Some(tiers) = &self.tiers {
-            tiers.cancel_layer_prefetch();
-        }
-        self.routed.cancel_layer_prefetch();
     }
 }
 

@@ -17,11 +17,10 @@ use std::sync::Arc;
 
 use crate::Result;
 use crate::backend::ops::Frequencies;
-use crate::experts::disk::IoKind;
-use crate::experts::vram::VramTiers;
-use crate::experts::{self, Counters, ExpertStore, LayerExperts, RamTier, Resident, StreamOptions};
+use crate::experts::{
+    self, ExpertStore, Hierarchy, LayerExperts, RamTier, Resident, StreamOptions,
+};
 use crate::gguf::Gguf;
-use crate::policy::{Event, Profile};
 use descriptor::Descriptor;
 pub use hyper::HyperParams;
 use weights::{Gate, Weights};
@@ -92,8 +91,9 @@ impl Bound {
     /// Everything is computed where it lies in the mapped file.
     pub fn in_place(self) -> Model {
         let gguf = Arc::new(self.gguf);
-        let routed = Arc::new(Resident::new(gguf.clone(), self.weights.routed.clone()));
-        Model::new(gguf, self.descriptor, self.hyper, self.weights, routed)
+        let routed = Resident::new(gguf.clone(), self.weights.routed.clone());
+        let hierarchy = Hierarchy::in_place(routed);
+        Model::new(gguf, self.descriptor, self.hyper, self.weights, hierarchy)
     }
 
     /// Everything is read to memory now; the file is mapped no longer.
@@ -109,8 +109,8 @@ impl Bound {
         let tensors: HashSet<usize> =
             weights.routed.iter().flatten().flat_map(LayerExperts::tensors).collect();
         let gguf = gguf.detached(|tensor| !tensors.contains(&tensor), progress)?;
-        let routed = Arc::new(RamTier::new(&gguf, &weights.routed, options)?);
-        Ok(Model::new(Arc::new(gguf), descriptor, hyper, weights, routed))
+        let hierarchy = Hierarchy::streamed(RamTier::new(&gguf, &weights.routed, options)?);
+        Ok(Model::new(Arc::new(gguf), descriptor, hyper, weights, hierarchy))
     }
 }
 
@@ -122,10 +122,8 @@ pub struct Model {
     pub(crate) weights: Weights,
     /// For short contexts and, where it differs, for long ones.
     pub(crate) frequencies: [Frequencies; 2],
-    /// Routed experts, in memory.
-    pub(crate) routed: Arc<dyn ExpertStore>,
-    /// Those of them that devices hold.
-    pub(crate) tiers: Option<Arc<VramTiers>>,
+    /// The tiers that hold the routed experts.
+    pub(crate) hierarchy: Hierarchy,
     /// Dense layers, each the only expert of its own.
     pub(crate) dense: Resident,
     pub(crate) shared: Resident,
@@ -137,13 +135,13 @@ impl Model {
         descriptor: Descriptor,
         hyper: HyperParams,
         weights: Weights,
-        routed: Arc<dyn ExpertStore>,
+        hierarchy: Hierarchy,
     ) -> Model {
         let frequencies =
             [1, usize::MAX].map(|n_ctx| hyper.rope.frequencies(&weights.rope_factors, n_ctx));
         let dense = Resident::new(gguf.clone(), weights.dense.clone());
         let shared = Resident::new(gguf.clone(), weights.shared.clone());
-        Model { gguf, descriptor, hyper, weights, frequencies, routed, tiers: None, dense, shared }
+        Model { gguf, descriptor, hyper, weights, frequencies, hierarchy, dense, shared }
     }
 
     pub fn gguf(&self) -> &Gguf {
@@ -177,54 +175,16 @@ impl Model {
         self.weights.expert_and_dense_bytes(&self.gguf)
     }
 
-    /// Counters of the moves from disk to memory so far; `None` if experts are in place.
-    pub fn disk_counters(&self) -> Option<Counters> {
-        self.routed.counters()
-    }
-
-    /// The same from memory to devices; `None` where there are no experts on any.
-    pub fn link_counters(&self) -> Option<Counters> {
-        self.tiers.as_ref().map(|tiers| tiers.counters())
-    }
-
-    /// How experts are read from disk; `None` where they are in place.
-    pub fn io(&self) -> Option<IoKind> {
-        self.routed.io()
-    }
-
-    /// Panics if the expert store breaks an invariant; answers whether it is at rest.
-    pub fn check_experts(&self) -> bool {
-        self.routed.check_integrity() && self.tiers.as_ref().is_none_or(|t| t.check_integrity())
-    }
-
-    /// Tells the policy, if there is one, what happened to a timeline.
-    pub fn publish(&self, event: &Event) {
-        self.routed.observe(event);
-        if let Some(tiers) = &self.tiers {
-            tiers.observe(event);
-        }
-    }
-
-    /// The state that the policy has learned.
-    pub fn learned(&self) -> Profile {
-        let mut profile = Profile::default();
-        self.routed.save(&mut profile);
-        if let Some(tiers) = &self.tiers {
-            tiers.save(&mut profile);
-        }
-        profile
-    }
-
-    /// The policy's decision and its reason.
-    pub fn verdict(&self) -> Option<String> {
-        self.tiers.as_ref().and_then(|tiers| tiers.verdict()).or_else(|| self.routed.verdict())
+    /// The tiers that hold the routed experts.
+    pub fn hierarchy(&self) -> &Hierarchy {
+        &self.hierarchy
     }
 
     /// The store of a layer's routed experts, or of the dense layer.
     pub(crate) fn experts_of(&self, gate: &Gate) -> &dyn ExpertStore {
         match gate {
             Gate::Dense => &self.dense,
-            Gate::Router(_) => &*self.routed,
+            Gate::Router(_) => &**self.hierarchy.host(),
         }
     }
 }

@@ -177,7 +177,7 @@ pub fn load(path: &Path, options: &EngineOptions) -> Arc<Engine> {
 #[track_caller]
 pub fn expect_rest(engine: &Engine) {
     let since = Instant::now();
-    while !engine.model().check_experts() {
+    while !engine.model().hierarchy().check_integrity() {
         assert!(since.elapsed() < Duration::from_secs(10), "the experts do not come to rest");
         std::thread::sleep(Duration::from_millis(1));
     }

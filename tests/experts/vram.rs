@@ -13,11 +13,11 @@ use moeba::backend::gpu::{Device, DeviceSlice, Emulated, Stream};
 use moeba::experts::disk::IoKind;
 use moeba::experts::vram::{Dealt, Fence, GranuleLayout, Own, Owners, VramOptions, VramTier};
 use moeba::experts::{
-    Access, Acquisition, ExpertStore, Geometry, LayerExperts, Part, Place, RamTier, ReadyGranule,
-    Resident, StreamOptions, needs,
+    Access, Acquisition, ExpertStore, Geometry, LayerExperts, Part, Place, PolicyClient, RamTier,
+    ReadyGranule, Resident, StreamOptions, needs,
 };
 use moeba::gguf::{Gguf, TensorType, Writer};
-use moeba::policy::{Event, Profile, Routed};
+use moeba::policy::{Event, Profile, Routed, Wants};
 use moeba::{Error, Result};
 use proptest::prelude::*;
 
@@ -126,7 +126,7 @@ impl Model {
         Arc::new(Resident::new(self.file.clone(), self.layers.clone()))
     }
 
-    fn streamed(&self, share: f64) -> Arc<dyn ExpertStore> {
+    fn streamed(&self, share: f64) -> Arc<RamTier> {
         let needs = needs(&self.file, &self.layers, K);
         let least = needs.minimum_bytes();
         let options = StreamOptions {
@@ -511,7 +511,7 @@ fn a_tier_takes_in_its_own_experts_alone() {
             routed(&vram, layer, &[2, 3]);
         }
         assert_eq!(vram.counters().since(&before).n_reads, 0);
-        assert!(vram.looks_ahead(1).is_none());
+        assert_eq!(vram.wants(), Wants::default());
     }
 }
 
@@ -592,7 +592,7 @@ fn demands_side_by_side_get_what_they_ask_for() {
 
 /// A tier below that fails, or takes its time.
 struct Faulty {
-    inner: Arc<dyn ExpertStore>,
+    inner: Arc<RamTier>,
     fails: AtomicBool,
     delay_ms: AtomicU64,
 }

@@ -150,7 +150,7 @@ fn eval(session: &mut Session, tokens: &[u32], out: &mut Vec<u32>) -> Result<()>
 /// Nothing is pinned, once what was foretold has come or failed.
 fn at_rest(model: &Model) {
     let start = Instant::now();
-    while !model.check_experts() {
+    while !model.hierarchy().check_integrity() {
         assert!(start.elapsed() < Duration::from_secs(60), "experts are still pinned");
         std::thread::sleep(Duration::from_millis(1));
     }

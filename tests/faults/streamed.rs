@@ -346,7 +346,7 @@ fn queued_prefetches_do_not_delay_an_interruption() {
         disk.slow_ms.store(100, SeqCst);
         // Until a token leaves prefetches behind.
         let mut n = 0;
-        while engine.model().check_experts() {
+        while engine.model().hierarchy().check_integrity() {
             session.eval(&tokens(1, 50 + n), Want::None, &mut |_, _| ()).unwrap();
             n += 1;
             assert!(n < 50, "no prefetch is ever queued");

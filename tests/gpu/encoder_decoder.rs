@@ -79,7 +79,7 @@ fn answer(engine: &Arc<Engine>, texts: &[Text]) -> Vec<f32> {
 /// What was foretold may still be on its way.
 fn at_rest(engine: &Arc<Engine>) {
     let start = Instant::now();
-    while !engine.model().check_experts() {
+    while !engine.model().hierarchy().check_integrity() {
         assert!(start.elapsed() < Duration::from_secs(60), "experts are still pinned");
         std::thread::sleep(Duration::from_millis(1));
     }

@@ -34,7 +34,7 @@ fn answer(engine: &Arc<Engine>) -> Vec<u32> {
     drop(session);
     // What was foretold may still be on its way.
     let start = Instant::now();
-    while !engine.model().check_experts() {
+    while !engine.model().hierarchy().check_integrity() {
         assert!(start.elapsed() < Duration::from_secs(60), "experts are still pinned");
         std::thread::sleep(Duration::from_millis(1));
     }

@@ -128,7 +128,7 @@ fn bits_do_not_depend_on_budget_threads_or_steps() {
             let engine = load(&path, &options);
             assert_eq!(engine.plan().place == Place::InPlace, share.is_none());
             let got = answer(&engine, &source, &target, step);
-            engine.model().check_experts();
+            engine.model().hierarchy().check_integrity();
             (bits(&got.logits), got.encoder, got.decoder)
         };
         let expected = way(None, 1, 32);

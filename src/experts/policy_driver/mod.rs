@@ -1,7 +1,7 @@
-//! Who asks the policy. A quick predictor is asked by the layer loop itself; one that searches,
-//! and a splitter, run on a thread of their own, to which the layer loop hands events of what
-//! happened without ever waiting: when the thread is too far behind, a note is dropped and
-//! counted (FineMoE, section 4.3: searching is decoupled from inference).
+//! Runs a tier's policy. A fast predictor runs on the layer loop's own thread. One that searches,
+//! and a splitter, run on a worker thread: the layer loop hands it copies of events and never waits
+//! for it; when the worker is too far behind, an event is dropped and counted (FineMoE, section
+//! 4.3: searching is decoupled from inference).
 
 mod event;
 mod timer;
@@ -13,46 +13,13 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use super::counters::Counters;
+use super::runtime::Mover;
 use crate::experts::policy_driver::event::OwnedEvent;
-use crate::policy::{Event, LayerShare, Prediction, Predictor, Profile, Splitter, Wants};
+use crate::policy::{Event, Prediction, Predictor, Profile, Splitter, Wants};
 use timer::Timer;
 
-/// Notes that may wait: some tokens of a model of a hundred layers.
+/// Events that may wait: some tokens of a model of a hundred layers.
 const EVENTS_MAX: usize = 512;
-
-/// What is advised.
-pub trait PolicyTarget: Send + Sync {
-    /// Layers' decode steps so far.
-    fn step(&self) -> u64;
-    fn prefetch(&self, predictions: &[Prediction], step: u64);
-    /// Something that the eviction should know.
-    fn observe(&self, event: &Event);
-    fn set_shares(&self, shares: &[LayerShare]);
-    fn counters(&self) -> Counters;
-}
-
-/// `Wants` that one thread writes and another reads.
-#[derive(Debug)]
-struct SharedWants(AtomicU8);
-
-impl SharedWants {
-    fn new(wants: Wants) -> SharedWants {
-        let shared = SharedWants(AtomicU8::new(0));
-        shared.set(wants);
-        shared
-    }
-
-    // Relaxed: the value stands for itself, nothing is read because of it.
-    fn set(&self, wants: Wants) {
-        let bits = u8::from(wants.ahead) | u8::from(wants.hidden) << 1;
-        self.0.store(bits, Ordering::Relaxed);
-    }
-
-    fn get(&self) -> Wants {
-        let bits = self.0.load(Ordering::Relaxed);
-        Wants { ahead: bits & 1 != 0, hidden: bits & 2 != 0 }
-    }
-}
 
 /// A predictor, a splitter and what they work with.
 struct PolicyState {
@@ -60,28 +27,60 @@ struct PolicyState {
     predictions: Vec<Prediction>,
     splitter: Option<Box<dyn Splitter>>,
     timer: Timer,
-    /// The predictor's wants after the last event.
-    wants: Arc<SharedWants>,
+    shared: Arc<Shared>,
+}
+
+/// The part of the state that is read without its lock.
+#[derive(Default)]
+struct Shared {
+    /// The predictor's `Wants` after the last event that it heard.
+    wants: AtomicU8,
+    /// Time spent on the policy, by the layer loop and by the worker.
+    busy_ns: AtomicU64,
+    /// Events that the worker is done with.
+    n_done: AtomicU64,
+}
+
+const WANTS_AHEAD: u8 = 1;
+const WANTS_HIDDEN: u8 = 2;
+
+impl Shared {
+    fn set_wants(&self, Wants { ahead, hidden }: Wants) {
+        let bits = u8::from(ahead) * WANTS_AHEAD | u8::from(hidden) * WANTS_HIDDEN;
+        self.wants.store(bits, Ordering::Relaxed);
+    }
+
+    fn wants(&self) -> Wants {
+        let bits = self.wants.load(Ordering::Relaxed);
+        Wants { ahead: bits & WANTS_AHEAD != 0, hidden: bits & WANTS_HIDDEN != 0 }
+    }
+
+    fn add_busy_since(&self, start: Instant) {
+        self.busy_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+    }
 }
 
 impl PolicyState {
-    /// `is_last`: nothing more has happened yet, so that predicting is worth it.
-    fn observe(&mut self, tier: &dyn PolicyTarget, event: &Event, step: u64, is_last: bool) {
+    /// `is_last`: no newer event is waiting, so that predicting is worth it.
+    fn observe(&mut self, mover: &dyn Mover, event: &Event, step: u64, is_last: bool) {
+        let tier = mover.tier();
         if let Event::IterationEnd { phase, timing, .. } = event {
             self.timer.observe(*phase, timing);
         }
         if let Some(predictor) = &mut self.predictor {
             predictor.observe(event);
-            self.wants.set(predictor.wants());
             if event.is_step() && is_last {
                 predictor.predict(&mut self.predictions);
+                self.predictions.retain(|prediction| mover.may_hold(prediction.expert));
                 tier.prefetch(&self.predictions, step);
+                mover.wake_if_startable();
             }
             predictor.tell(&mut |event| tier.observe(event));
+            self.shared.set_wants(predictor.wants());
         }
         if let Some(splitter) = &mut self.splitter {
             splitter.observe(event);
-            // Between texts nobody waits.
+            // Between texts no token waits for it.
             if let Event::RequestStart { .. } | Event::RequestEnd { .. } = event {
                 let costs = self.timer.costs(&tier.counters()).unwrap_or_default();
                 if let Some(shares) = splitter.plan(&costs) {
@@ -91,7 +90,7 @@ impl PolicyState {
         }
     }
 
-    /// Times go with what was learned: alone they are of no use to anybody.
+    /// Measured times are saved with what was learned: alone they are of no use.
     fn save(&self, profile: &mut Profile, counters: &Counters) {
         self.predictor.iter().for_each(|predictor| predictor.save(profile));
         self.splitter.iter().for_each(|splitter| splitter.save(profile));
@@ -101,73 +100,63 @@ impl PolicyState {
     }
 }
 
-/// The thread beside the layer loop, and the way to it.
+/// The worker thread, and the way to it.
 struct PolicyWorker {
     /// `None` once the thread is told to end.
     events: Option<SyncSender<OwnedEvent>>,
-    /// Notes that have been read, to be written again.
+    /// Events that the thread is done with, to be filled again.
     spare: Mutex<Receiver<OwnedEvent>>,
     thread: Option<JoinHandle<()>>,
-    /// Notes handed over, and those done with.
+    /// Events handed over; `Shared::n_done` of them are done.
     n_sent: AtomicU64,
-    n_done: Arc<AtomicU64>,
     n_dropped: AtomicU64,
 }
 
 pub struct PolicyDriver {
-    tier: Arc<dyn PolicyTarget>,
+    mover: Arc<dyn Mover>,
     state: Arc<Mutex<PolicyState>>,
+    shared: Arc<Shared>,
     worker: Option<PolicyWorker>,
-    /// Wants of the present pass: they change between passes only, so that all layers of a pass
-    /// see the same ones.
-    wants: SharedWants,
-    next_wants: Arc<SharedWants>,
-    /// Time spent on the policy, by the layer loop and beside it.
-    busy_ns: Arc<AtomicU64>,
 }
 
 impl PolicyDriver {
     /// `expert_bytes`: of one expert of each layer, 0 where a layer is dense.
     pub fn new(
-        tier: Arc<dyn PolicyTarget>,
+        mover: Arc<dyn Mover>,
         predictor: Option<Box<dyn Predictor>>,
         splitter: Option<Box<dyn Splitter>>,
         expert_bytes: &[u64],
     ) -> PolicyDriver {
-        let wants = predictor.as_ref().map_or(Wants::default(), |p| p.wants());
         let is_slow = splitter.is_some() || predictor.as_ref().is_some_and(|p| p.is_slow());
-        let timer = Timer::new(expert_bytes);
-        let next_wants = Arc::new(SharedWants::new(wants));
-        let wants = SharedWants::new(wants);
+        let shared = Arc::new(Shared::default());
+        shared.set_wants(predictor.as_ref().map_or(Wants::default(), |p| p.wants()));
         let state = PolicyState {
             predictor,
             predictions: Vec::new(),
             splitter,
-            timer,
-            wants: next_wants.clone(),
+            timer: Timer::new(expert_bytes),
+            shared: shared.clone(),
         };
         let state = Arc::new(Mutex::new(state));
-        let busy_ns = Arc::new(AtomicU64::new(0));
-        let worker = is_slow.then(|| PolicyWorker::start(&tier, &state, &busy_ns));
-        PolicyDriver { tier, state, worker, wants, next_wants, busy_ns }
+        let worker = is_slow.then(|| PolicyWorker::start(&mover, &state, &shared));
+        PolicyDriver { mover, state, shared, worker }
     }
 
+    /// What the predictor wants to see of the next event; takes no lock.
     pub fn wants(&self) -> Wants {
-        self.wants.get()
+        self.shared.wants()
     }
 
     /// Never waits where the policy is slow.
     pub fn observe(&self, event: &Event) {
-        if let Event::IterationStart { .. } = event {
-            self.wants.set(self.next_wants.get());
-        }
+        let step = self.mover.tier().step();
         match &self.worker {
-            Some(worker) => worker.send(event, self.tier.step()),
+            Some(worker) => worker.send(event, step),
             None => {
                 let start = Instant::now();
                 let mut state = self.state.lock().expect("no panic under this lock");
-                state.observe(&*self.tier, event, self.tier.step(), true);
-                add_since(&self.busy_ns, start);
+                state.observe(&*self.mover, event, step, true);
+                self.shared.add_busy_since(start);
             }
         }
     }
@@ -175,7 +164,8 @@ impl PolicyDriver {
     /// Waits until the policy has heard of everything that has happened.
     pub fn catch_up(&self) {
         let Some(worker) = &self.worker else { return };
-        while worker.n_done.load(Ordering::Acquire) < worker.n_sent.load(Ordering::Relaxed) {
+        let n_sent = worker.n_sent.load(Ordering::Relaxed);
+        while self.shared.n_done.load(Ordering::Acquire) < n_sent {
             std::thread::yield_now();
         }
     }
@@ -183,7 +173,7 @@ impl PolicyDriver {
     /// Time spent on the policy so far, ns, and events it missed because it was too slow.
     pub fn overhead(&self) -> (u64, u64) {
         let dropped = self.worker.as_ref().map_or(0, |w| w.n_dropped.load(Ordering::Relaxed));
-        (self.busy_ns.load(Ordering::Relaxed), dropped)
+        (self.shared.busy_ns.load(Ordering::Relaxed), dropped)
     }
 
     /// What the predictor has decided and why.
@@ -196,30 +186,27 @@ impl PolicyDriver {
     /// Puts what the policy has learned into the profile.
     pub fn save(&self, profile: &mut Profile) {
         self.catch_up();
-        let counters = self.tier.counters();
+        let counters = self.mover.tier().counters();
         self.state.lock().expect("no panic under this lock").save(profile, &counters);
     }
 }
 
 impl PolicyWorker {
     fn start(
-        tier: &Arc<dyn PolicyTarget>,
+        mover: &Arc<dyn Mover>,
         state: &Arc<Mutex<PolicyState>>,
-        busy_ns: &Arc<AtomicU64>,
+        shared: &Arc<Shared>,
     ) -> PolicyWorker {
         let (events, inbox) = sync_channel::<OwnedEvent>(EVENTS_MAX);
         let (outbox, spare) = channel();
-        let n_done = Arc::new(AtomicU64::new(0));
-        let (tier, state) = (tier.clone(), state.clone());
-        let (busy, done) = (busy_ns.clone(), n_done.clone());
-        let work = move || run(&*tier, &state, &inbox, &outbox, (&busy, &done));
+        let (mover, state, shared) = (mover.clone(), state.clone(), shared.clone());
+        let work = move || run(&*mover, &state, &shared, &inbox, &outbox);
         let thread = std::thread::Builder::new().name("policy".into()).spawn(work);
         PolicyWorker {
             events: Some(events),
             spare: Mutex::new(spare),
             thread: Some(thread.expect("a thread for the policy")),
             n_sent: AtomicU64::new(0),
-            n_done,
             n_dropped: AtomicU64::new(0),
         }
     }
@@ -238,30 +225,26 @@ impl PolicyWorker {
     }
 }
 
-/// The thread's life: until nobody can send any more.
+/// The worker thread's life: until the driver is dropped.
 fn run(
-    tier: &dyn PolicyTarget,
+    mover: &dyn Mover,
     state: &Mutex<PolicyState>,
+    shared: &Shared,
     inbox: &Receiver<OwnedEvent>,
     outbox: &Sender<OwnedEvent>,
-    (busy_ns, n_done): (&AtomicU64, &AtomicU64),
 ) {
     let mut next = None;
     while let Some(event) = next.take().or_else(|| inbox.recv().ok()) {
         next = inbox.try_recv().ok();
         let start = Instant::now();
         let mut state = state.lock().expect("no panic under this lock");
-        state.observe(tier, &event.event(), event.step, next.is_none());
+        state.observe(mover, &event.event(), event.step, next.is_none());
         drop(state);
-        add_since(busy_ns, start);
-        n_done.fetch_add(1, Ordering::Release);
-        // Nobody may be there any more to write it again.
+        shared.add_busy_since(start);
+        shared.n_done.fetch_add(1, Ordering::Release);
+        // Fails once the driver is being dropped.
         let _ = outbox.send(event);
     }
-}
-
-fn add_since(sum: &AtomicU64, start: Instant) {
-    sum.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
 }
 
 impl Drop for PolicyWorker {
@@ -273,3 +256,6 @@ impl Drop for PolicyWorker {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

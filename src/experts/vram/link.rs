@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use super::feed::Feed;
 use super::layout::Part;
-use super::shared::Core;
+use super::mover::Core;
 use super::staging::Staging;
 use crate::backend::gpu::{Device, Event, PinnedKind, Stream};
 use crate::experts::tier::{Fault, Ticket};

@@ -1,48 +1,46 @@
-//! Experts in a GPU's memory: a tier of slots in VRAM above whatever holds the experts in the
-//! host's memory, and the link between. It is the state machine of `experts::tier` again, with
-//! granules for pieces.
+//! The VRAM tier: experts in a GPU's memory, above the store that holds them in host memory, and
+//! the PCIe link between. It is the state machine of `experts::tier` again, with granules as
+//! pieces.
 //!
-//! A decode layer does not ask before it runs. The host *pins* it: what is whole in VRAM then
-//! stays there, and a table of its places goes to the device, which looks up what its router
-//! chooses. For what the table does not name the host acquires granules, as it does for prompts,
-//! or has them computed elsewhere. When the device is through with the layer, it is unpinned.
+//! A decode layer does not ask before it runs. The host *pins* it: experts that are whole in VRAM
+//! stay there, and a table of their slots goes to the device, which looks up the experts that its
+//! router chooses. The host acquires granules of experts that the table lacks, as it does for
+//! prompts, or has them computed elsewhere. When the device has finished the layer, the host unpins
+//! it.
 //!
-//! Who hands granules back says up to which point of the device's work they are in use, by a
-//! `Fence`: nobody need wait for that. Two rules keep everyone moving. A fence must come to pass
-//! without the host, so a layer whose kernels wait for a word of the host's is unpinned after that
-//! word. And who holds granules of the tier below must not wait for granules here.
+//! A caller that hands granules back says by a `Fence` up to which point of the device's work they
+//! are in use, so it need not wait for that. Two rules prevent deadlocks. A fence must be reached
+//! without the host, so a layer whose kernels wait for a signal from the host is unpinned after
+//! that signal. And a thread that holds granules of the tier below must not wait for granules here.
 
 mod feed;
 mod fence;
 mod layout;
 mod link;
+mod mover;
 mod owners;
-mod shared;
 mod staging;
 mod tiers;
 mod timer;
 
 pub use fence::Fence;
 pub use layout::{GranuleLayout, Part, needs as slots};
+pub use mover::PcieMover;
 pub use owners::{Dealt, Own, Owners};
 pub use tiers::VramTiers;
 
 use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use super::runtime::{RuntimeOptions, TierRuntime};
 use crate::backend::gpu::{Device, DeviceBuffer, DeviceSlice, PinnedKind, no_room};
-use crate::experts::policy_driver::{PolicyDriver, PolicyTarget};
-use crate::experts::tier::{Fault, Stop, Tier};
-use crate::experts::{
-    Access, Acquisition, Counters, ExpertStore, GranuleRef, LayerExperts, Needs, TierPlan,
-};
-use crate::policy::{Event, Expert, Policy, PolicySpec, Profile};
+use crate::experts::{Access, Acquisition, ExpertStore, GranuleRef, LayerExperts, Needs, TierPlan};
+use crate::policy::{Expert, PolicySpec, Profile};
 use crate::units::{at_least, at_most, size};
 use crate::{Error, Result};
 use fence::Fences;
-use link::Link;
-use shared::{Core, Layer, Layers, Pieces};
+use mover::{Core, Layer, Layers, Pieces};
 use timer::LinkTimer;
 
 /// How to keep experts in VRAM.
@@ -93,17 +91,10 @@ pub struct VramGranule<'a> {
     pub slot: DeviceSlice<'a>,
 }
 
-pub struct VramTier {
-    /// Before what it works on: its thread ends first.
-    policy: PolicyDriver,
-    /// Its threads end next; the core, and with it the slots, last.
-    _link: Link,
-    core: Arc<Core>,
-    next_layer: Vec<usize>,
-    lockstep: bool,
-}
+/// Experts in VRAM, copied from host memory.
+pub type VramTier = TierRuntime<PcieMover>;
 
-/// Of the experts that may be here.
+/// What the experts that the tier may hold need.
 fn needs(layers: &[Option<LayerExperts>], k: usize, own: Option<&Own>) -> Needs {
     let layer = |(l, layer): (usize, &Option<LayerExperts>)| {
         let mut needs = layout::needs(layer.as_ref()?, k);
@@ -144,39 +135,27 @@ impl VramTier {
         let arenas = sizes.map(arena).collect::<Result<Vec<_>>>()?;
         let layer = |l: &LayerExperts| Layer { experts: *l, layout: GranuleLayout::new(l) };
         let moving: Layers = layers.iter().map(|l| l.as_ref().map(layer)).collect();
-        let shape = plan.shape(options.k);
-        let Policy { eviction, predictor, splitter, notes } =
-            options.policy.build(&shape, &options.profile);
-        notes.iter().for_each(|note| log::warn!("{note}"));
-        let core = Arc::new(Core {
-            tier: Tier::new(plan.clone(), Box::new(Pieces(moving.clone())), eviction),
-            fences: Fences::new(&plan.classes),
-            plan,
-            layers: moving,
-            arenas,
-            timer: LinkTimer::new(),
-            own: options.own.clone(),
-            source,
-            lost: OnceLock::new(),
-        });
-        if let Some(lower) = core.source.upper_residency() {
-            core.tier.set_lower_tier(lower);
-        }
-        let link = Link::open(&core, gpu, options.pinned, options.n_streams)?;
-        let bytes = |layer: &Option<LayerExperts>| layer.as_ref().map_or(0, |l| l.expert_bytes());
-        let bytes: Vec<u64> = layers.iter().map(|layer| bytes(layer) as u64).collect();
-        Ok(VramTier {
-            policy: PolicyDriver::new(core.clone(), predictor, splitter, &bytes),
-            _link: link,
-            core,
-            next_layer: shape.next_moe_layers(),
-            lockstep: options.lockstep,
+        let VramOptions { policy, k, ref profile, lockstep, .. } = *options;
+        let runtime = RuntimeOptions { policy, k, profile, lockstep };
+        let pieces = Box::new(Pieces(moving.clone()));
+        TierRuntime::open(&plan, pieces, layers, &runtime, |tier| {
+            let core = Core {
+                tier,
+                fences: Fences::new(&plan.classes),
+                plan: plan.clone(),
+                layers: moving,
+                arenas,
+                timer: LinkTimer::new(),
+                own: options.own.clone(),
+                source,
+                lost: OnceLock::new(),
+            };
+            PcieMover::open(core, gpu, options)
         })
     }
 
-    /// Whether experts of this layer are here at all.
-    pub fn has(&self, layer: usize) -> bool {
-        self.core.layers[layer].is_some()
+    fn core(&self) -> &Core {
+        &self.mover.core
     }
 
     pub fn layout(&self, layer: usize) -> GranuleLayout {
@@ -184,15 +163,11 @@ impl VramTier {
     }
 
     fn layer(&self, layer: usize) -> &Layer {
-        self.core.layers[layer].as_ref().expect("a layer with experts in VRAM")
-    }
-
-    fn owner(&self) -> usize {
-        Arc::as_ptr(&self.core).addr()
+        self.core().layers[layer].as_ref().expect("a layer with experts in VRAM")
     }
 
     fn class(&self, layer: usize) -> usize {
-        self.core.plan.layers[layer].class
+        self.core().plan.layers[layer].class
     }
 
     // ---- a layer that looks up by itself ----
@@ -205,9 +180,9 @@ impl VramTier {
         assert_eq!(addresses.len(), experts.n_experts * layout.n_granules);
         addresses.fill(0);
         let class = self.class(layer);
-        self.core.tier.pin_layer(layer, &mut |GranuleRef { expert, granule, slot }| {
+        self.core().tier.pin_layer(layer, &mut |GranuleRef { expert, granule, slot }| {
             let at = expert as usize * layout.n_granules + granule;
-            addresses[at] = self.core.slot(class, slot).address();
+            addresses[at] = self.core().slot(class, slot).address();
         });
     }
 
@@ -217,10 +192,10 @@ impl VramTier {
     /// If there is none.
     pub fn slot_at(&self, layer: usize, address: u64) -> DeviceSlice<'_> {
         let class = self.class(layer);
-        let offset = address - self.core.arenas[class].all().address();
-        let slot_bytes = self.core.plan.classes[class].slot_bytes as u64;
+        let offset = address - self.core().arenas[class].all().address();
+        let slot_bytes = self.core().plan.classes[class].slot_bytes as u64;
         assert!(offset.is_multiple_of(slot_bytes), "{address:#x} is no slot of layer {layer}");
-        self.core.slot(class, (offset / slot_bytes) as u32)
+        self.core().slot(class, (offset / slot_bytes) as u32)
     }
 
     /// The device is through with a pinned layer, or will be at `end`. `used` are the experts that
@@ -228,12 +203,12 @@ impl VramTier {
     /// were not acquired either as misses. (The policy hears of them all by `observe`.)
     pub fn unpin_layer(&self, layer: usize, used: &[u32], end: Option<&Fence>) {
         let class = self.class(layer);
-        self.core.tier.unpin_layer(
+        self.core().tier.unpin_layer(
             layer,
             &self.own(layer, used),
             &mut |GranuleRef { slot, .. }| {
                 if let Some(end) = end {
-                    self.core.fences.note(class, [slot].into_iter(), end);
+                    self.core().fences.note(class, [slot].into_iter(), end);
                 }
             },
         );
@@ -241,7 +216,7 @@ impl VramTier {
 
     /// Those that may be here.
     fn own<'a>(&self, layer: usize, experts: &'a [u32]) -> Cow<'a, [u32]> {
-        match &self.core.own {
+        match &self.core().own {
             None => Cow::Borrowed(experts),
             Some(own) => experts.iter().copied().filter(|e| own.has(layer, *e)).collect(),
         }
@@ -249,72 +224,55 @@ impl VramTier {
 
     /// Whether all granules of an expert are in VRAM.
     pub fn is_whole(&self, layer: usize, expert: u32) -> bool {
-        self.core.tier.is_whole(Expert { layer: layer as u32, expert })
+        self.core().tier.is_whole(Expert { layer: layer as u32, expert })
     }
 
     // ---- demand ----
 
     /// Pins `experts` (distinct) and queues loads of what is missing.
-    pub fn acquire(&self, layer: usize, experts: &[u32], access: Access, work: &mut Acquisition) {
+    pub fn acquire(
+        &self,
+        layer: usize,
+        experts: &[u32],
+        access: Access,
+        acquisition: &mut Acquisition,
+    ) {
         debug_assert_eq!(*self.own(layer, experts), *experts, "experts of another device");
-        work.start(self.owner(), layer, experts, access);
-        self.core.tier.acquire(work);
+        self.demand(layer, experts, access, acquisition);
     }
 
     /// Takes back the granules that were handed out, in use until `end` (`None`: no more), and
-    /// hands out more that are in VRAM, waiting if there are none; false when all have been. A
-    /// failed load is returned here, and so is an interruption by the user.
-    pub fn next_ready(&self, work: &mut Acquisition, end: Option<&Fence>) -> Result<bool> {
-        work.check_owner(self.owner());
-        self.note_handed(work, end);
-        let cancel = work.cancel.clone();
-        let result = self.core.tier.next_ready(work, &|| cancel.is_cancelled());
-        result.map_err(|stop| self.error(stop))
-    }
-
-    fn error(&self, stop: Stop) -> Error {
-        match (stop, self.core.lost.get()) {
-            (Stop::Interrupted, _) => Error::Interrupted,
-            (Stop::Failed(_), Some(why)) => Error::Device(why.clone()),
-            (Stop::Failed(Fault(sentence)), None) => Error::Load(sentence.to_string()),
-        }
+    /// hands out more that are in VRAM, waiting if there are none; false when all have been.
+    /// Returns the error of a failed load, and `Error::Interrupted` if the user interrupts the
+    /// wait.
+    pub fn next_ready(&self, acquisition: &mut Acquisition, end: Option<&Fence>) -> Result<bool> {
+        self.note_handed(acquisition, end);
+        self.wait_ready(acquisition)
     }
 
     /// Granule `i` of the `Acquisition::n_handed` that are handed out. Granules of one expert are
     /// next to each other and in order.
-    pub fn ready(&self, work: &Acquisition, i: usize) -> VramGranule<'_> {
-        work.check_owner(self.owner());
-        let GranuleRef { expert, granule, slot } = work.handed[i];
-        VramGranule { expert, granule, slot: self.core.slot(self.class(work.layer), slot) }
+    pub fn ready(&self, acquisition: &Acquisition, i: usize) -> VramGranule<'_> {
+        acquisition.check_owner(self.owner());
+        let GranuleRef { expert, granule, slot } = acquisition.handed[i];
+        VramGranule { expert, granule, slot: self.core().slot(self.class(acquisition.layer), slot) }
     }
 
     /// Unpins, at any time. What is handed out is in use until `end` (`None`: no more).
-    pub fn release(&self, work: &mut Acquisition, end: Option<&Fence>) {
+    pub fn release(&self, acquisition: &mut Acquisition, end: Option<&Fence>) {
         // One that was never acquired has nothing to give back.
-        if !work.is_open() {
-            return;
+        if acquisition.is_open() {
+            self.note_handed(acquisition, end);
+            self.end_demand(acquisition);
         }
-        work.check_owner(self.owner());
-        self.note_handed(work, end);
-        self.core.tier.release(work);
     }
 
-    /// See `ExpertStore::prefetch_layer`. The tier below needs no prefetch of its own for it: the
-    /// PCIe link demands one expert after the other there.
-    pub fn prefetch_layer(&self, layer: usize) {
-        let own = self.core.own.as_ref();
-        let is_own = |expert| own.is_none_or(|own| own.has(layer, expert));
-        self.core.tier.prefetch_layer(layer, &is_own);
-    }
-
-    pub fn cancel_layer_prefetch(&self) {
-        self.core.tier.cancel_layer_prefetch();
-    }
-
-    fn note_handed(&self, work: &Acquisition, end: Option<&Fence>) {
+    /// Notes that the device uses what is handed out until `end`.
+    fn note_handed(&self, acquisition: &Acquisition, end: Option<&Fence>) {
+        acquisition.check_owner(self.owner());
         if let Some(end) = end {
-            let slots = work.handed.iter().map(|handed| handed.slot);
-            self.core.fences.note(self.class(work.layer), slots, end);
+            let slots = acquisition.handed.iter().map(|handed| handed.slot);
+            self.core().fences.note(self.class(acquisition.layer), slots, end);
         }
     }
 
@@ -322,78 +280,19 @@ impl VramTier {
     /// when the link has nothing else to do, and only in the place of what is worth less. Those
     /// that may not be here are left out.
     pub fn admit(&self, layer: usize, experts: &[u32]) {
-        self.core.tier.admit(layer, &self.own(layer, experts));
+        self.core().tier.admit(layer, &self.own(layer, experts));
     }
 
     // ---- what the link takes ----
 
     /// One expert of the layer from RAM, by measurement; `None` before the first.
     pub fn load_ns(&self, layer: usize) -> Option<f64> {
-        self.core.timer.load_ns(self.layer(layer).experts.expert_bytes() as u64)
+        self.core().timer.load_ns(self.layer(layer).experts.expert_bytes() as u64)
     }
 
     /// What is left of the transfers that are running.
     pub fn delay_ns(&self) -> f64 {
-        self.core.timer.delay_ns(Instant::now())
-    }
-
-    // ---- the policy: as of `ExpertStore` ----
-
-    /// The layer whose router a predictor wants to see applied to this layer's activation.
-    pub fn looks_ahead(&self, layer: usize) -> Option<usize> {
-        let wanted = self.policy.wants().ahead && !self.core.tier.has_everything();
-        wanted.then(|| self.next_layer[layer])
-    }
-
-    pub fn listens(&self) -> bool {
-        true
-    }
-
-    /// Whether a predictor wants `Routed::hidden`.
-    pub fn wants_hidden(&self) -> bool {
-        self.policy.wants().hidden
-    }
-
-    /// What happened, for the policy.
-    pub fn observe(&self, event: &Event) {
-        self.core.observe(event);
-        // With nothing left to bring there is nothing to ask a policy.
-        if self.core.tier.has_everything() {
-            return;
-        }
-        self.policy.observe(event);
-        if self.lockstep {
-            self.wait_for_link();
-        }
-    }
-
-    /// Until everything has landed that can.
-    fn wait_for_link(&self) {
-        self.policy.catch_up();
-        while self.core.tier.is_moving() {
-            std::thread::sleep(Duration::from_micros(50));
-        }
-    }
-
-    /// What the policy has decided and why.
-    pub fn verdict(&self) -> Option<String> {
-        self.policy.verdict()
-    }
-
-    /// Puts what the policy has learned into the profile.
-    pub fn save(&self, profile: &mut Profile) {
-        self.core.tier.save(profile);
-        self.policy.save(profile);
-    }
-
-    pub fn counters(&self) -> Counters {
-        let (policy_ns, policy_events_dropped) = self.policy.overhead();
-        Counters { policy_ns, policy_events_dropped, ..self.core.tier.counters() }
-    }
-
-    /// Panics if an invariant is broken; answers whether nothing is pinned or on its way.
-    pub fn check_integrity(&self) -> bool {
-        self.core.tier.check_integrity()
+        self.core().timer.delay_ns(Instant::now())
     }
 }
 
@@ -413,11 +312,4 @@ fn plan(layers: &[Option<LayerExperts>], options: &VramOptions) -> Result<TierPl
         plan.n_experts = layer.map_or(0, |layer| layer.n_experts);
     }
     Ok(plan)
-}
-
-impl Drop for VramTier {
-    fn drop(&mut self) {
-        // The link's threads end when they see it; dropping the link then waits for them.
-        self.core.tier.close();
-    }
 }

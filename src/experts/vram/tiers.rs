@@ -1,12 +1,10 @@
-//! The tiers of all of a model's devices, each with its own experts: what the rest of the engine
-//! asks of them together.
+//! The tiers of all of a model's devices. Each expert has one device.
 
 use std::sync::Arc;
 
 use super::owners::Owners;
 use super::{Fence, VramTier};
-use crate::experts::Counters;
-use crate::policy::{Event, Profile};
+use crate::experts::{Counters, PolicyClient};
 
 pub struct VramTiers {
     /// By device; `None` where one holds no experts. Some device does.
@@ -82,49 +80,9 @@ impl VramTiers {
         self.iter().for_each(VramTier::cancel_layer_prefetch);
     }
 
-    // ---- the policies: as of `ExpertStore`. Each tier has its own, and hears everything ----
-
-    pub fn looks_ahead(&self, layer: usize) -> Option<usize> {
-        self.iter().find_map(|vram| vram.looks_ahead(layer))
-    }
-
-    pub fn listens(&self) -> bool {
-        self.iter().any(VramTier::listens)
-    }
-
-    pub fn wants_hidden(&self) -> bool {
-        self.iter().any(VramTier::wants_hidden)
-    }
-
-    pub fn observe(&self, event: &Event) {
-        for vram in self.iter() {
-            if let Some(event) = event.of_layers(&|layer| vram.has(layer as usize)) {
-                vram.observe(&event);
-            }
-        }
-    }
-
-    /// The first one's: all have heard the same.
-    pub fn verdict(&self) -> Option<String> {
-        self.iter().next().and_then(VramTier::verdict)
-    }
-
-    /// What the first one has learned, for the same reason.
-    pub fn save(&self, profile: &mut Profile) {
-        if let Some(vram) = self.iter().next() {
-            vram.save(profile);
-        }
-    }
-
-    /// Of all together.
+    /// The cost of all together.
     pub fn counters(&self) -> Counters {
-        let of_each = self.iter().map(VramTier::counters);
-        of_each.reduce(|all, one| all.beside(&one)).unwrap_or_default()
-    }
-
-    /// Panics if an invariant is broken; answers whether nothing is pinned or on its way.
-    pub fn check_integrity(&self) -> bool {
-        // All are asked.
-        self.iter().filter(|vram| !vram.check_integrity()).count() == 0
+        let each = self.iter().map(PolicyClient::counters);
+        each.reduce(|all, one| all.beside(&one)).unwrap_or_default()
     }
 }

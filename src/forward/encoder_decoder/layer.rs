@@ -27,10 +27,10 @@ impl Model {
         let own = &mut own.iter_mut().collect::<Vec<_>>()[..];
         let mut pass = CpuPass { model: self, cpu, batch, caches: own, observer };
         pass.begin(b);
+        let _prefetch = self.hierarchy.prefetch_guard();
         for l in 0..self.hyper.n_encoder_layers() {
-            let next = pass.observer.layer(l);
-            let result = next.and_then(|()| pass.encoder_layer(b, l));
-            result.inspect_err(|_| self.cancel_layer_prefetch())?;
+            pass.observer.layer(l)?;
+            pass.encoder_layer(b, l)?;
         }
 
         // output norm, keys and values for the decoder

@@ -166,7 +166,7 @@ fn end(cx: &mut GpuPass, result: Result<()>) -> Result<()> {
     let waited = cx.state.staging.wait(cx.stream());
     let waited = waited.and(cx.wait_for_peers());
     if result.is_err() {
-        cx.model.cancel_layer_prefetch();
+        cx.model.hierarchy.cancel_layer_prefetch();
     }
     if let (Err(_), Some(tiers)) = (&result, &cx.dev.tiers) {
         cx.state.hybrid.release_all(tiers);

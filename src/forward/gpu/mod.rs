@@ -104,7 +104,7 @@ impl Model {
     /// Allocates the devices' memory and uploads what they hold.
     pub fn onto(&mut self, gpus: &[Device], options: &GpuOptions) -> Result<GpuModel> {
         let model = self.load(gpus, options)?;
-        self.tiers.clone_from(&model.dev.tiers);
+        self.hierarchy.set_vram(model.dev.tiers.clone());
         Ok(model)
     }
 
@@ -190,7 +190,7 @@ impl Model {
             own,
             ..VramOptions::new(budget, options.policy, k)
         };
-        VramTier::new(gpu, layers, self.routed.clone(), &options)
+        VramTier::new(gpu, layers, self.hierarchy.host().clone(), &options)
     }
 
     /// The devices beside the first that hold experts.

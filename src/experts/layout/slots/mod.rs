@@ -10,9 +10,10 @@
 
 use std::ops::Range;
 
-use crate::experts::ReadyGranule;
+use crate::experts::layout::geometry::Geometry;
 use crate::experts::layout::piece::{Dest, Piece};
 use crate::experts::layout::place::{DIRECT_ALIGN, LayerExperts, Part, Place, READ_BYTES};
+use crate::experts::store::ReadyGranule;
 use crate::gguf::Gguf;
 
 /// Where the first expert's matrix starts.
@@ -105,6 +106,11 @@ impl SlotLayout {
             }
         };
         SlotLayout { layer: *layer, source, slot_bytes }
+    }
+
+    /// How the layer's experts are cut.
+    pub fn geometry(&self) -> Geometry {
+        self.layer.geometry
     }
 
     /// Room for any granule of the layer; a multiple of `DIRECT_ALIGN`.

@@ -163,7 +163,7 @@ impl HybridMoe {
         let RoutedLayer { l, w, n_tokens, .. } = call.routed;
         let (start, shape) = (Instant::now(), &w.expert);
         self.group_on_cpu(b.route.k, b.route.n_experts);
-        let (demand, store, f) = (&self.on_cpu, &*call.model.routed, &mut b.ffn);
+        let (demand, store, f) = (&self.on_cpu, &**call.model.hierarchy.host(), &mut b.ffn);
         b.acts.fill(cpu, Kinds::of(shape.inputs()), n_tokens, shape.n_embd, &b.h);
         f.expert.begin(demand.n_pairs(), shape.n_ff, shape.n_embd, Kinds::of([shape.down]));
         store.acquire(l, &demand.experts, call.access, &mut f.work);

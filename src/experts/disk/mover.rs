@@ -1,0 +1,164 @@
+//! Moves granules from disk to RAM: the tier's reads become reads of the disk link, straight into
+//! slots or through staging buffers.
+
+use std::io;
+use std::sync::Arc;
+
+use super::link::{self, Link, Read, ReadSource};
+use super::{Files, StreamOptions};
+use crate::Result;
+use crate::experts::layout::piece::{Dest, Piece};
+use crate::experts::layout::place::{LayerExperts, SlotLayout};
+use crate::experts::memory::Region;
+use crate::experts::runtime::Mover;
+use crate::experts::tier::{Fault, Layout, Ticket, Tier, TierPlan};
+use crate::gguf::Gguf;
+use crate::policy::Expert;
+
+/// By layer; `None` where a layer has no routed experts.
+#[derive(Clone)]
+pub struct SlotLayouts(Vec<Option<SlotLayout>>);
+
+impl SlotLayouts {
+    pub fn new(file: &Gguf, layers: &[Option<LayerExperts>]) -> SlotLayouts {
+        let layout = |layer: &Option<LayerExperts>| Some(SlotLayout::new(file, layer.as_ref()?));
+        SlotLayouts(layers.iter().map(layout).collect())
+    }
+
+    pub fn of(&self, layer: usize) -> &SlotLayout {
+        self.0[layer].as_ref().expect("a layer with experts")
+    }
+}
+
+impl Layout for SlotLayouts {
+    fn pieces(&self, expert: Expert, granules: std::ops::Range<usize>, out: &mut Vec<Piece>) {
+        self.of(expert.layer as usize).pieces(expert.expert, granules, out);
+    }
+}
+
+/// A RAM tier's memory.
+pub struct Memory {
+    /// The slots of each size class.
+    pub arenas: Vec<Region>,
+    pub staging: Region,
+}
+
+/// What the layer loop and the link's threads share.
+pub struct Core {
+    pub tier: Tier,
+    pub plan: TierPlan,
+    pub layouts: SlotLayouts,
+    pub memory: Memory,
+}
+
+impl Core {
+    pub fn slot(&self, class: usize, slot: u32) -> *mut u8 {
+        let bytes = self.plan.classes[class].slot_bytes;
+        let at = slot as usize * bytes;
+        assert!(at + bytes <= self.memory.arenas[class].len());
+        // SAFETY: in the region, by the assertion.
+        unsafe { self.memory.arenas[class].ptr().add(at) }
+    }
+
+    fn staging(&self, index: u32) -> *mut u8 {
+        let at = index as usize * self.plan.staging_bytes;
+        assert!(at + self.plan.staging_bytes <= self.memory.staging.len());
+        // SAFETY: in the region, by the assertion.
+        unsafe { self.memory.staging.ptr().add(at) }
+    }
+
+    fn read(&self, number: u32, ticket: &Ticket) -> Read {
+        let Piece { shard, start: offset, len, need, to } = ticket.piece;
+        let dest = match to {
+            Dest::Slot { granule, at } => {
+                assert!(at + len <= self.plan.classes[ticket.class].slot_bytes);
+                let slot = ticket.slots[granule - ticket.first_granule];
+                // SAFETY: in the slot, by the assertion.
+                unsafe { self.slot(ticket.class, slot).add(at) }
+            }
+            Dest::Rows { .. } => {
+                assert!(len <= self.plan.staging_bytes);
+                self.staging(ticket.staging.expect("rows are staged"))
+            }
+        };
+        Read { id: number, shard, offset, len, need, dest }
+    }
+
+    /// Copies staged rows of down to the granules they hold columns of.
+    fn scatter(&self, ticket: &Ticket) {
+        let Some(staging) = ticket.staging else { return };
+        let slots: Vec<*mut u8> =
+            ticket.slots.iter().map(|slot| self.slot(ticket.class, *slot)).collect();
+        let granules = ticket.first_granule..ticket.first_granule + slots.len();
+        // SAFETY: the read that filled this buffer has ended and its ticket has not, so the buffer
+        // has no other user; the slots belong to a load that is under way, so no layer reads them,
+        // and other reads of the load write other bytes of them.
+        unsafe {
+            let staged = std::slice::from_raw_parts(self.staging(staging), ticket.piece.need);
+            let layout = self.layouts.of(ticket.expert.layer as usize);
+            layout.scatter(&ticket.piece, staged, granules, &slots);
+        }
+    }
+}
+
+// SAFETY: a read's bytes are those of a slot of a load that is under way, or of a staging buffer
+// that its ticket holds; the state machine gives neither to another user before `end_read`, which
+// `complete` calls last. The regions live as long as the core, which the link holds.
+unsafe impl ReadSource for Core {
+    fn next(&self, max: usize, wait: bool, out: &mut Vec<Read>) -> bool {
+        let mut tickets = Vec::new();
+        let open = self.tier.start_reads(max, wait, &mut tickets);
+        out.extend(tickets.iter().map(|(number, ticket)| self.read(*number, ticket)));
+        open
+    }
+
+    fn complete(&self, read: Read, result: io::Result<()>) {
+        let ticket = self.tier.ticket(read.id);
+        let result = match result {
+            Ok(()) => {
+                self.scatter(&ticket);
+                Ok(())
+            }
+            Err(error) => {
+                let Expert { layer, expert } = ticket.expert;
+                Err(Fault(format!("expert {expert} of layer {layer}: {error}").into()))
+            }
+        };
+        self.tier.end_read(read.id, result);
+    }
+}
+
+/// Disk to RAM.
+pub struct DiskMover {
+    pub(super) core: Arc<Core>,
+    pub(super) link: Box<dyn Link>,
+}
+
+impl DiskMover {
+    /// Starts the link into the core's memory.
+    pub fn open(core: Core, file: &Gguf, options: &StreamOptions) -> Result<DiskMover> {
+        let core = Arc::new(core);
+        let regions = core.memory.arenas.iter().chain([&core.memory.staging]);
+        let regions: Vec<_> = regions.map(|region| (region.ptr(), region.len())).collect();
+        let (files, faults) = (Files::new(file)?, options.faults.clone());
+        let link = link::open(options.io, files, &regions, faults, core.clone())?;
+        Ok(DiskMover { core, link })
+    }
+}
+
+impl Mover for DiskMover {
+    fn tier(&self) -> &Tier {
+        &self.core.tier
+    }
+
+    fn wake(&self) {
+        self.link.wake();
+    }
+
+    /// Waking a link that sleeps is a system call, so it is done for a read alone.
+    fn wake_if_startable(&self) {
+        if self.core.tier.can_start() {
+            self.link.wake();
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! All tiers that hold a model's routed experts, as one: what the layer loops ask and tell.
+
+use std::sync::Arc;
+
+use super::disk::{IoKind, RamTier};
+use super::vram::VramTiers;
+use super::{Counters, ExpertStore, PolicyClient, Resident};
+use crate::policy::{Event, Profile, Wants};
+
+/// Routed experts in host memory, and those of them that devices hold.
+pub struct Hierarchy {
+    host: Arc<dyn ExpertStore>,
+    /// The same store where experts are streamed.
+    ram: Option<Arc<RamTier>>,
+    vram: Option<Arc<VramTiers>>,
+}
+
+impl Hierarchy {
+    /// Experts are computed in place.
+    pub fn in_place(experts: Resident) -> Hierarchy {
+        Hierarchy { host: Arc::new(experts), ram: None, vram: None }
+    }
+
+    /// Experts are streamed from disk.
+    pub fn streamed(ram: RamTier) -> Hierarchy {
+        let ram = Arc::new(ram);
+        Hierarchy { host: ram.clone(), ram: Some(ram), vram: None }
+    }
+
+    /// Puts devices' tiers above the host's.
+    pub fn set_vram(&mut self, vram: Option<Arc<VramTiers>>) {
+        self.vram = vram;
+    }
+
+    /// Every routed expert, in host memory.
+    pub fn host(&self) -> &Arc<dyn ExpertStore> {
+        &self.host
+    }
+
+    /// Tiers with policies, lower ones first.
+    fn tiers(&self) -> impl Iterator<Item = &dyn PolicyClient> {
+        let ram = self.ram.iter().map(|tier| &**tier as &dyn PolicyClient);
+        let vram = self.vram.iter().flat_map(|tiers| tiers.iter());
+        ram.chain(vram.map(|tier| tier as &dyn PolicyClient))
+    }
+
+    /// The tiers whose policies report and are saved: devices' policies have seen the same events,
+    /// so the first one speaks for all.
+    fn reporting(&self) -> impl DoubleEndedIterator<Item = &dyn PolicyClient> {
+        let ram = self.ram.iter().map(|tier| &**tier as &dyn PolicyClient);
+        let vram = self.vram.iter().filter_map(|tiers| tiers.iter().next());
+        ram.chain(vram.map(|tier| tier as &dyn PolicyClient))
+    }
+
+    // ---- events ----
+
+    /// Whether any policy hears `publish`.
+    pub fn has_policies(&self) -> bool {
+        self.tiers().next().is_some()
+    }
+
+    /// Tells every policy what happened.
+    pub fn publish(&self, event: &Event) {
+        self.tiers().for_each(|tier| tier.observe(event));
+    }
+
+    /// What some policy wants to see of the next event. May change with every event.
+    pub fn wants(&self) -> Wants {
+        self.tiers().map(PolicyClient::wants).fold(Wants::default(), |all, one| Wants {
+            ahead: all.ahead || one.ahead,
+            hidden: all.hidden || one.hidden,
+        })
+    }
+
+    /// The layer whose router a policy wants to see applied to `layer`'s activation.
+    pub fn look_ahead(&self, layer: usize) -> Option<usize> {
+        let tier = self.tiers().find(|tier| tier.wants().ahead);
+        tier.map(|tier| tier.next_layer(layer))
+    }
+
+    // ---- whole-layer prefetch ----
+
+    /// Prefetches a layer that a prompt will use nearly all experts of, into VRAM where it has a
+    /// place there. RAM needs no prefetch of its own then: the PCIe link demands its experts.
+    pub fn prefetch_layer(&self, layer: usize) {
+        if let Some(vram) = &self.vram {
+            vram.prefetch_layer(layer);
+        }
+        let in_vram = self.vram.as_ref().is_some_and(|vram| vram.has(layer));
+        match &self.ram {
+            Some(ram) if in_vram => ram.cancel_layer_prefetch(),
+            Some(ram) => ram.prefetch_layer(layer),
+            None => {}
+        }
+    }
+
+    pub fn cancel_layer_prefetch(&self) {
+        if let Some(vram) = &self.vram {
+            vram.cancel_layer_prefetch();
+        }
+        if let Some(ram) = &self.ram {
+            ram.cancel_layer_prefetch();
+        }
+    }
+
+    /// Held by a pass, which may end early.
+    pub fn prefetch_guard(&self) -> PrefetchGuard<'_> {
+        PrefetchGuard(self)
+    }
+
+    // ---- reports ----
+
+    /// The cost so far of moving experts from disk to memory; `None` where they are in place.
+    pub fn disk_counters(&self) -> Option<Counters> {
+        self.ram.as_ref().map(|tier| tier.counters())
+    }
+
+    /// The same from memory to devices, all together; `None` where no device has experts.
+    pub fn link_counters(&self) -> Option<Counters> {
+        self.vram.as_ref().map(|tiers| tiers.counters())
+    }
+
+    /// How experts are read from disk; `None` where they are in place.
+    pub fn io(&self) -> Option<IoKind> {
+        self.ram.as_ref().map(|tier| tier.io())
+    }
+
+    /// What the policy of the uppermost tier has decided and why.
+    pub fn verdict(&self) -> Option<String> {
+        self.reporting().rev().find_map(PolicyClient::verdict)
+    }
+
+    /// What the policies have learned.
+    pub fn learned(&self) -> Profile {
+        let mut profile = Profile::default();
+        self.reporting().for_each(|tier| tier.save(&mut profile));
+        profile
+    }
+
+    /// Panics if an invariant of a tier is broken; answers whether nothing is pinned or on its way.
+    pub fn check_integrity(&self) -> bool {
+        // Every tier is checked.
+        self.tiers().filter(|tier| !tier.check_integrity()).count() == 0
+    }
+}
+
+/// Cancels the layer prefetch when dropped: at the end of a pass, and when it fails.
+pub struct PrefetchGuard<'a>(&'a Hierarchy);
+
+impl Drop for PrefetchGuard<'_> {
+    fn drop(&mut self) {
+        self.0.cancel_layer_prefetch();
+    }
+}

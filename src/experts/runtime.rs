@@ -1,0 +1,237 @@
+//! A tier at work: the state machine (`tier`), the mover that brings granules into its slots, and
+//! the policy that decides what to prefetch and what to evict. RAM and VRAM tiers differ in the
+//! mover alone.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::acquisition::{Access, Acquisition};
+use super::counters::Counters;
+use super::layout::place::LayerExperts;
+use super::policy_driver::PolicyDriver;
+use super::tier::{Fault, Layout, Stop, Tier, TierPlan};
+use crate::policy::{Event, Expert, Policy, PolicySpec, Profile, Wants};
+use crate::{Error, Result};
+
+/// Brings granules into a tier's slots, on threads of its own that take reads from the tier until
+/// it is closed. Dropping it waits for them.
+pub trait Mover: Send + Sync + 'static {
+    fn tier(&self) -> &Tier;
+
+    /// Wakes threads that sleep outside of the tier. Takes no lock: the tier's may be held.
+    fn wake(&self) {}
+
+    /// The same if a read can start, after a change of the tier's state.
+    fn wake_if_startable(&self) {}
+
+    /// Whether the tier may hold an expert of its layers.
+    fn may_hold(&self, _expert: Expert) -> bool {
+        true
+    }
+
+    /// What the layer loop hears of a failed load.
+    fn load_error(&self, fault: Fault) -> Error {
+        Error::Load(fault.0.to_string())
+    }
+}
+
+/// A tier as its policy's events and reports see it.
+pub trait PolicyClient: Send + Sync {
+    /// Tells the policy what happened. Events of layers without experts here are left out.
+    fn observe(&self, event: &Event);
+
+    /// What the policy wants to see of the next event. Nothing once every expert is in memory.
+    fn wants(&self) -> Wants;
+
+    /// The next layer with experts here, after the last one the next token's first.
+    fn next_layer(&self, layer: usize) -> usize;
+
+    /// What the policy has decided and why.
+    fn verdict(&self) -> Option<String>;
+
+    /// Puts what the policy has learned into the profile.
+    fn save(&self, profile: &mut Profile);
+
+    fn counters(&self) -> Counters;
+
+    /// Panics if an invariant is broken; answers whether nothing is pinned or on its way.
+    fn check_integrity(&self) -> bool;
+}
+
+/// What all tiers are opened with.
+pub struct RuntimeOptions<'a> {
+    pub policy: PolicySpec,
+    /// Experts that a token uses in a layer.
+    pub k: usize,
+    /// What policies have learned of the model before.
+    pub profile: &'a Profile,
+    /// Whether `observe` waits until every prefetch has landed, so that hits do not depend on time:
+    /// for tests.
+    pub lockstep: bool,
+}
+
+pub struct TierRuntime<M: Mover> {
+    /// Declared first so that it is dropped first: its thread uses the mover.
+    policy: PolicyDriver,
+    pub(super) mover: Arc<M>,
+    has_experts: Vec<bool>,
+    next_layer: Vec<usize>,
+    lockstep: bool,
+}
+
+impl<M: Mover> TierRuntime<M> {
+    /// Builds the policy and the tier; `open` makes the mover around it. `layers`: `None` where no
+    /// experts are to be in this tier.
+    pub(super) fn open(
+        plan: &TierPlan,
+        layout: Box<dyn Layout>,
+        layers: &[Option<LayerExperts>],
+        options: &RuntimeOptions,
+        open: impl FnOnce(Tier) -> Result<M>,
+    ) -> Result<TierRuntime<M>> {
+        let shape = plan.shape(options.k);
+        let Policy { eviction, predictor, splitter, notes } =
+            options.policy.build(&shape, options.profile);
+        notes.iter().for_each(|note| log::warn!("{note}"));
+        let mover = Arc::new(open(Tier::new(plan.clone(), layout, eviction))?);
+        let bytes = |l: &Option<LayerExperts>| l.as_ref().map_or(0, |l| l.expert_bytes() as u64);
+        let bytes: Vec<u64> = layers.iter().map(bytes).collect();
+        Ok(TierRuntime {
+            policy: PolicyDriver::new(mover.clone(), predictor, splitter, &bytes),
+            mover,
+            has_experts: layers.iter().map(Option::is_some).collect(),
+            next_layer: shape.next_moe_layers(),
+            lockstep: options.lockstep,
+        })
+    }
+
+    pub(super) fn tier(&self) -> &Tier {
+        self.mover.tier()
+    }
+
+    /// Whether experts of this layer can be here.
+    pub fn has(&self, layer: usize) -> bool {
+        self.has_experts[layer]
+    }
+
+    /// Whether prefetches are waited for; see [`RuntimeOptions`].
+    pub(super) fn is_lockstep(&self) -> bool {
+        self.lockstep
+    }
+
+    /// Waits until everything has landed that can.
+    pub(super) fn wait_for_prefetches(&self) {
+        self.policy.catch_up();
+        while self.tier().is_moving() {
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    }
+
+    // ---- demand ----
+
+    /// Identifies this tier to acquisitions.
+    pub(super) fn owner(&self) -> usize {
+        Arc::as_ptr(&self.mover).addr()
+    }
+
+    pub(super) fn demand(
+        &self,
+        layer: usize,
+        experts: &[u32],
+        access: Access,
+        acquisition: &mut Acquisition,
+    ) {
+        acquisition.start(self.owner(), layer, experts, access);
+        self.tier().acquire(acquisition);
+        self.mover.wake_if_startable();
+    }
+
+    pub(super) fn wait_ready(&self, acquisition: &mut Acquisition) -> Result<bool> {
+        acquisition.check_owner(self.owner());
+        let cancel = acquisition.cancel.clone();
+        let result = self.tier().next_ready(acquisition, &|| {
+            // Loads that had no slots before may have been queued.
+            self.mover.wake();
+            cancel.is_cancelled()
+        });
+        self.mover.wake_if_startable();
+        result.map_err(|stop| match stop {
+            Stop::Failed(fault) => self.mover.load_error(fault),
+            Stop::Interrupted => Error::Interrupted,
+        })
+    }
+
+    pub(super) fn end_demand(&self, acquisition: &mut Acquisition) {
+        acquisition.check_owner(self.owner());
+        self.tier().release(acquisition);
+        // Prefetches may have waited for the loads that end here.
+        self.mover.wake_if_startable();
+    }
+
+    // ---- whole-layer prefetch ----
+
+    /// Queues a layer's experts behind the demand of the layer that is acquired. Called for a
+    /// prompt that will use nearly all of them next; replaces the layer prefetch before it.
+    pub fn prefetch_layer(&self, layer: usize) {
+        let id = |expert| Expert { layer: layer as u32, expert };
+        self.tier().prefetch_layer(layer, &|expert| self.mover.may_hold(id(expert)));
+        self.mover.wake_if_startable();
+    }
+
+    /// Gives the layer prefetch up, if there is one.
+    pub fn cancel_layer_prefetch(&self) {
+        self.tier().cancel_layer_prefetch();
+        self.mover.wake_if_startable();
+    }
+}
+
+impl<M: Mover> PolicyClient for TierRuntime<M> {
+    fn observe(&self, event: &Event) {
+        let Some(event) = event.of_layers(&|layer| self.has(layer as usize)) else { return };
+        self.tier().observe(&event);
+        // With every expert in memory there is nothing left to prefetch.
+        if self.tier().has_everything() {
+            return;
+        }
+        self.policy.observe(&event);
+        if self.lockstep {
+            self.wait_for_prefetches();
+        }
+    }
+
+    fn wants(&self) -> Wants {
+        let wants = self.policy.wants();
+        let has_reader = wants != Wants::default() && !self.tier().has_everything();
+        if has_reader { wants } else { Wants::default() }
+    }
+
+    fn next_layer(&self, layer: usize) -> usize {
+        self.next_layer[layer]
+    }
+
+    fn verdict(&self) -> Option<String> {
+        self.policy.verdict()
+    }
+
+    fn save(&self, profile: &mut Profile) {
+        self.tier().save(profile);
+        self.policy.save(profile);
+    }
+
+    fn counters(&self) -> Counters {
+        let (policy_ns, policy_events_dropped) = self.policy.overhead();
+        Counters { policy_ns, policy_events_dropped, ..self.tier().counters() }
+    }
+
+    fn check_integrity(&self) -> bool {
+        self.tier().check_integrity()
+    }
+}
+
+impl<M: Mover> Drop for TierRuntime<M> {
+    fn drop(&mut self) {
+        // The mover's threads end when they see it; dropping the mover then waits for them.
+        self.tier().close();
+        self.mover.wake();
+    }
+}

@@ -1,0 +1,56 @@
+//! Where the layer loop gets experts from: `acquire` what a layer needs, compute what `next_ready`
+//! hands out, `release` it.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::{Access, Acquisition, Geometry, UpperResidency};
+use crate::Result;
+
+/// A granule that is in memory, and where.
+#[derive(Clone, Debug)]
+pub struct ReadyGranule<'a> {
+    /// Expert within its layer.
+    pub expert: u32,
+    /// Granule within its expert.
+    pub index: u32,
+    /// The intermediate rows it holds.
+    pub rows: Range<usize>,
+    /// Rows of gate at `gate_stride` bytes; empty where experts have none.
+    pub gate: &'a [u8],
+    /// Rows of up at `up_stride` bytes.
+    pub up: &'a [u8],
+    /// The granule's columns of every row of down, at `down_stride` bytes.
+    pub down: &'a [u8],
+    pub gate_stride: usize,
+    pub up_stride: usize,
+    pub down_stride: usize,
+}
+
+/// Experts in host memory: in place in the mapped file (`Resident`) or streamed from disk
+/// (`RamTier`). The layer loop and its result are the same with either: granules of one expert come
+/// in index order, and sums are taken in that order.
+pub trait ExpertStore: Send + Sync {
+    /// How the experts of a layer are cut; `None` where the layer has none.
+    fn geometry(&self, layer: usize) -> Option<Geometry>;
+
+    /// Pins `experts` (distinct, of one layer) and queues demand loads for what is missing.
+    fn acquire(&self, layer: usize, experts: &[u32], access: Access, acquisition: &mut Acquisition);
+
+    /// Takes back the granules that were handed out, as computed, and hands out more that are in
+    /// memory, waiting if there are none; false when all have been. Returns the error of a failed
+    /// load, and `Error::Interrupted` if the user interrupts the wait.
+    fn next_ready(&self, acquisition: &mut Acquisition) -> Result<bool>;
+
+    /// Granule `i` of the `Acquisition::n_handed` that are handed out. Granules of one expert are
+    /// next to each other. They stay where they are for as long as they are borrowed.
+    fn ready<'a>(&'a self, acquisition: &'a Acquisition, i: usize) -> ReadyGranule<'a>;
+
+    /// Unpins, at any time.
+    fn release(&self, acquisition: &mut Acquisition);
+
+    /// Where a tier above reports which experts it holds whole; `None` where nothing moves.
+    fn upper_residency(&self) -> Option<Arc<UpperResidency>> {
+        None
+    }
+}

@@ -1,0 +1,102 @@
+//! Moves granules from RAM to VRAM.
+
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
+
+use super::VramOptions;
+use super::fence::Fences;
+use super::layout::GranuleLayout;
+use super::link::Link;
+use super::owners::Own;
+use super::timer::LinkTimer;
+use crate::backend::gpu::{Device, DeviceBuffer, DeviceSlice};
+use crate::experts::runtime::Mover;
+use crate::experts::tier::{Fault, Tier};
+use crate::experts::{Dest, ExpertStore, LayerExperts, Layout, Piece, TierPlan};
+use crate::policy::Expert;
+use crate::{Error, Result};
+
+#[derive(Clone, Copy)]
+pub struct Layer {
+    pub experts: LayerExperts,
+    pub layout: GranuleLayout,
+}
+
+/// By layer; `None` where the layer has no experts that move.
+pub type Layers = Vec<Option<Layer>>;
+
+/// One read a granule, from the tier below: shard and offset mean nothing here.
+pub struct Pieces(pub Layers);
+
+impl Layout for Pieces {
+    fn pieces(&self, id: Expert, granules: Range<usize>, out: &mut Vec<Piece>) {
+        let layer = self.0[id.layer as usize].as_ref().expect("its experts move");
+        out.extend(granules.map(|granule| {
+            let n_bytes = layer.experts.granule_bytes(granule);
+            let to = Dest::Slot { granule, at: 0 };
+            Piece { shard: 0, start: 0, len: n_bytes, need: n_bytes, to }
+        }));
+    }
+}
+
+/// What the layer loop and the link's threads share.
+pub struct Core {
+    pub tier: Tier,
+    pub plan: TierPlan,
+    pub layers: Layers,
+    /// The slots of each size class.
+    pub arenas: Vec<DeviceBuffer>,
+    pub fences: Fences,
+    pub timer: LinkTimer,
+    /// Experts that the tier may hold; `None`: all.
+    pub own: Option<Own>,
+    /// The tier below.
+    pub source: Arc<dyn ExpertStore>,
+    /// Why the device was given up, once it has failed.
+    pub lost: OnceLock<String>,
+}
+
+impl Core {
+    pub fn slot(&self, class: usize, slot: u32) -> DeviceSlice<'_> {
+        let bytes = self.plan.classes[class].slot_bytes;
+        let at = slot as usize * bytes;
+        self.arenas[class].slice(at..at + bytes)
+    }
+}
+
+/// RAM to VRAM, over PCIe.
+pub struct PcieMover {
+    /// Declared first so that it is dropped first: its threads use the core.
+    _link: Link,
+    pub(super) core: Arc<Core>,
+}
+
+impl PcieMover {
+    /// Starts the link's threads.
+    pub fn open(core: Core, gpu: &Device, options: &VramOptions) -> Result<PcieMover> {
+        if let Some(lower) = core.source.upper_residency() {
+            core.tier.set_lower_tier(lower);
+        }
+        let core = Arc::new(core);
+        let link = Link::open(&core, gpu, options.pinned, options.n_streams)?;
+        Ok(PcieMover { _link: link, core })
+    }
+}
+
+impl Mover for PcieMover {
+    fn tier(&self) -> &Tier {
+        &self.core.tier
+    }
+
+    fn may_hold(&self, expert: Expert) -> bool {
+        let own = self.core.own.as_ref();
+        own.is_none_or(|own| own.has(expert.layer as usize, expert.expert))
+    }
+
+    fn load_error(&self, fault: Fault) -> Error {
+        match self.core.lost.get() {
+            Some(why) => Error::Device(why.clone()),
+            None => Error::Load(fault.0.to_string()),
+        }
+    }
+}
