@@ -7,7 +7,7 @@ use crate::forward::batch::{Batch, Segment};
 use crate::forward::scratch::{Buffers, rows_of};
 use crate::model::Model;
 use crate::model::weights::Gate;
-use crate::policy::{Ahead, Event, Phase, PromptRouted, Routed, Timing};
+use crate::policy::{Ahead, Event, Phase, PromptRouted, Routed, Timing, Wants};
 use std::ops::Range;
 use std::time::Instant;
 
@@ -19,9 +19,19 @@ pub struct EventBuffers {
     pub(super) ahead_probs: Vec<f32>, // [rows, experts of that layer]
     counts: Vec<u32>,                 // [experts]
     probs: Vec<f32>,                  // [experts], the mean over a segment's rows
+    /// What policies want to see of the pass's events: asked once, as the answer may change at any
+    /// time and the parts of a pass must agree on it.
+    pub(super) wants: Wants,
     /// When the pass began.
     start: Option<Instant>,
     pub timing: Timing,
+}
+
+impl EventBuffers {
+    /// Whether `publish_routed` reads what a decode row's router saw, or where that comes from.
+    pub(super) fn want_activation(&self) -> bool {
+        self.wants != Wants::default()
+    }
 }
 
 impl Model {
@@ -33,15 +43,11 @@ impl Model {
         (is_encoder(next) == is_encoder(l)).then_some(next)
     }
 
-    /// Whether a token's `publish_routed` reads what the router saw or where that comes from.
-    pub(super) fn wants_activation(&self, l: usize) -> bool {
-        self.hierarchy.wants().hidden || self.look_ahead_layer(l).is_some()
-    }
-
     /// Tells policies that a pass begins. The embeddings are in `b.x`.
     pub(super) fn publish_start(&self, batch: &Batch, b: &mut Buffers) {
         b.events.timing = Timing::default();
         b.events.start = Some(Instant::now());
+        b.events.wants = Wants::default();
         if !self.hierarchy.has_policies() {
             return;
         }
@@ -50,6 +56,7 @@ impl Model {
             mean_of_rows(rows_of(&b.x, &rows, self.hyper.n_embd), self.hyper.n_embd, embedding);
             self.hierarchy.publish(&Event::IterationStart { request, phase, embedding });
         }
+        b.events.wants = self.hierarchy.wants();
     }
 
     /// Tells policies what a layer's router chose for each segment. The routing is in `b.route`,
@@ -59,7 +66,8 @@ impl Model {
             return;
         }
         let decoded = batch.decode_rows();
-        let ahead = self.look_ahead_layer(l).filter(|_| !decoded.is_empty());
+        let is_wanted = b.events.wants.ahead && !decoded.is_empty();
+        let ahead = self.look_ahead_layer(l).filter(|_| is_wanted);
         let ahead = ahead.filter(|next| self.look_ahead(cpu, b, *next, &decoded));
         for (rows, segment) in batch.segments() {
             match segment.phase {
@@ -79,8 +87,8 @@ impl Model {
             let probs = rows_of(&b.events.ahead_probs, &rows, n_experts);
             Ahead { layer: next as u32, probs }
         });
-        let wants_hidden = self.hierarchy.wants().hidden;
-        let hidden = if wants_hidden { rows_of(&b.h, &rows, self.hyper.n_embd) } else { &[] };
+        let hidden =
+            if b.events.wants.hidden { rows_of(&b.h, &rows, self.hyper.n_embd) } else { &[] };
         let RouteRows { chosen, probs, .. } = b.route.rows(&rows);
         let layer = l as u32;
         self.hierarchy.publish(&Event::Routed(Routed {

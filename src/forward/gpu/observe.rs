@@ -25,7 +25,7 @@ impl GpuPass<'_> {
         self.finish_pending()?;
         let (stream, route_parts) = (self.stream(), self.route_parts());
         let mut parts = vec![self.route_bytes()];
-        if self.is_recorded() || self.n() == 1 && self.model.wants_activation(l) {
+        if self.is_recorded() || self.n() == 1 && self.b.events.want_activation() {
             parts.extend([self.h(), self.x()]);
         }
         let b = &mut *self.b;

@@ -119,7 +119,7 @@ impl<'a> GpuPass<'a> {
     pub fn pipelined_experts(&mut self, l: usize, pinned: PinnedLayer) -> Result<()> {
         let (stream, shape) = (self.stream(), self.routed_shape(l));
         // Downloaded before the experts run, so that the host can handle misses meanwhile.
-        let sizes = self.download_parts(l, pinned)?;
+        let sizes = self.download_parts(pinned)?;
         let routed = self.routed_layer(l);
         let mut helping = Vec::new();
         for (i, peer) in self.state.peers.iter_mut().enumerate() {
@@ -154,10 +154,10 @@ impl<'a> GpuPass<'a> {
 
     /// Queues the downloads beside the route's, if the host may want them. Returns the sizes of all
     /// parts.
-    fn download_parts(&self, l: usize, pinned: PinnedLayer) -> Result<[usize; PARTS]> {
+    fn download_parts(&self, pinned: PinnedLayer) -> Result<[usize; PARTS]> {
         let (stream, slot) = (self.stream(), &self.state.pipeline.slots[pinned.slot]);
         let mut sizes = [self.route_bytes().len(), 0, 0];
-        if pinned.number.is_some() || self.model.wants_activation(l) {
+        if pinned.number.is_some() || self.b.events.want_activation() {
             let parts = [self.h(), self.x()];
             sizes[1..].copy_from_slice(&parts.map(|part| part.len()));
             for (at, part) in starts(&sizes).skip(1).zip(parts) {
