@@ -78,7 +78,7 @@ struct Decode {
 
 impl Decode {
     fn new(engine: &Arc<Engine>) -> Decode {
-        let session = Session::new(engine).unwrap();
+        let session = engine.new_session().unwrap();
         let options = SamplerOptions { seed: Some(1), ..SamplerOptions::default() };
         Decode { session, token: 3, sampler: Sampler::new(options).unwrap() }
     }
@@ -88,8 +88,7 @@ impl Decode {
         for _ in 0..n {
             let Decode { session, token, sampler } = self;
             let fed = [*token];
-            let mut sample = |_, logits: &mut [f32]| *token = sampler.sample(logits).unwrap();
-            session.eval(&fed, Want::Last, &mut sample).unwrap();
+            *token = sampler.sample(session.eval(&fed, Want::Last).unwrap().all()).unwrap();
             sampler.accept(*token);
         }
     }
@@ -166,7 +165,7 @@ fn a_long_text_allocates_once() {
     let engine = load(&path, &EngineOptions { n_ctx: Some(2400), ..golden_options() });
     let mut decode = Decode::new(&engine);
     let prompt: Vec<u32> = (0..500).map(|i| 3 + i * 7 % 200).collect();
-    decode.session.eval(&prompt, Want::None, &mut |_, _| ()).unwrap();
+    decode.session.eval(&prompt, Want::None).unwrap();
     decode.tokens(WARM_UP);
     let at_first = calls(|| decode.tokens(30));
     assert!(at_first <= 1 + engine.n_threads(), "{at_first} calls");
@@ -187,7 +186,7 @@ fn a_token_whose_experts_have_landed_allocates_nothing() {
         let mut decode = Decode::new(&engine);
         // A prompt keeps nothing; a decode keeps the experts that it meets.
         for token in 0..120 {
-            decode.session.eval(&[3 + token], Want::None, &mut |_, _| ()).unwrap();
+            decode.session.eval(&[3 + token], Want::None).unwrap();
         }
         let misses = || engine.expert_counters().map(|c| c.misses + c.hits_partial);
         let before = misses();

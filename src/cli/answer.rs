@@ -1,10 +1,10 @@
 //! A chat's answer while it is written: parted into reasoning and content, shown, and kept for the
 //! conversation.
 
-use super::generate::Listener;
 use super::out;
 use crate::Result;
 use crate::chat::reasoning::{Answer, Budget, Delta, Part, Scanner};
+use crate::engine::TextSink;
 use std::io::{self, IsTerminal};
 
 /// llama.cpp's `--reasoning-format`: what becomes of reasoning.
@@ -122,7 +122,7 @@ impl Writer {
     }
 }
 
-impl Listener for Writer {
+impl TextSink for Writer {
     fn text(&mut self, text: &str) -> Result<()> {
         let deltas = self.scanner.push(text);
         self.show(deltas)

@@ -4,12 +4,12 @@ mod reader;
 
 use super::commands;
 use super::conversation::Conversation;
-use super::generate::{End, Outcome};
-use super::out;
 use super::prompt::read_prompt;
 use super::run::{NO_CONTENT, Run, context_full, was_interrupted};
 use super::sampling::{self, n_predict};
 use super::values::Parsed;
+use super::{out, outcome};
+use crate::engine::{FinishReason, Outcome};
 use crate::{Error, Result, interrupt};
 use reader::{Input, Reader};
 use std::path::Path;
@@ -79,10 +79,10 @@ impl Chat {
             true => self.conversation.add_assistant(&answer),
             false => out::say(&format!("{NO_CONTENT}; /regen sends the message again")),
         }
-        if outcome.end == End::ContextFull {
+        if outcome.finish == FinishReason::ContextFull {
             log::warn!("{}; /clear starts over", context_full(self.run.generator.engine().n_ctx()));
         }
-        outcome.tell();
+        outcome::print(&outcome);
         self.last = Some(outcome);
         // SIGTERM and SIGHUP end the chat, not the answer alone.
         interrupt::check()?;
@@ -176,7 +176,7 @@ impl Chat {
         let used = self.run.generator.n_past();
         out::say(&format!("{used} of {n_ctx} tokens of context used"));
         match &self.last {
-            Some(outcome) if used > 0 => out::say(&outcome.report()),
+            Some(outcome) if used > 0 => out::say(&outcome::report(outcome)),
             _ => out::say("nothing has been generated yet"),
         }
     }

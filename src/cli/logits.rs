@@ -5,7 +5,6 @@ use super::model::ModelArg;
 use super::npy::Npy;
 use super::values;
 use super::values::Parsed;
-use crate::engine::{Session, Want};
 use crate::{Error, Result, terminal};
 use std::path::PathBuf;
 
@@ -51,7 +50,7 @@ pub fn run(args: Args) -> Result<()> {
     let mut options = args.batch.options(n_ctx, args.threads.count());
     options.without_text = true;
     let engine = args.model.resolve()?.load(&options)?;
-    let mut session = Session::new(&engine)?;
+    let mut session = engine.new_session()?;
     let tokens = match (decoded, engine.encoder()) {
         (None, None) => read,
         (Some(Ids(tokens)), Some(_)) => {
@@ -75,7 +74,7 @@ pub fn run(args: Args) -> Result<()> {
 
     let bar = terminal::bar("prompt", tokens.len() as u64);
     let mut written = Ok(());
-    session.eval(&tokens, Want::All, &mut |_, logits| {
+    session.eval_all(&tokens, &mut |_, logits| {
         if written.is_ok() {
             written = out.write(logits);
         }

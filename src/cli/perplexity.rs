@@ -6,10 +6,10 @@ use super::args::{self, BatchArgs, ThreadsArg};
 use super::model::ModelArg;
 use super::out;
 use super::prompt::read_text;
-use super::report::{self, Watch};
+use super::report;
 use super::stats::{Stats, per_second};
 use super::values::{self, Parsed};
-use crate::engine::{Engine, Session, Want};
+use crate::engine::{Engine, ExpertTraffic, Session, Want};
 use crate::terminal::{self, Bar};
 use crate::tokenizer::EncodeOptions;
 use crate::{Error, Result};
@@ -89,7 +89,7 @@ fn report(scorer: &Scorer, stats: Option<&std::path::Path>) -> Result<()> {
     out::line(&format!("{bits:.4} bits per byte ({} tokens scored)", score.n))?;
     let how = if scorer.one_by_one { " one by one" } else { "" };
     out::line(&format!("{rate:.2} tokens per second ({} evaluated{how})", scorer.evaluated))?;
-    let experts = scorer.watch.counted(scorer.engine);
+    let experts = scorer.engine.expert_traffic().since(&scorer.before);
     report::lines(&experts, scorer.evaluated).iter().try_for_each(|line| out::line(line))?;
     let Some(path) = stats else { return Ok(()) };
     let mut stats = Stats::new();
@@ -141,8 +141,8 @@ struct Scorer<'a> {
     n_batch: usize,
     /// Each token is a step of its own: decode, on a given text.
     one_by_one: bool,
-    /// Of everything evaluated.
-    watch: Watch,
+    /// Experts moved before the first window.
+    before: ExpertTraffic,
     score: Score,
     /// Of the text that the scored tokens stand for.
     bytes: usize,
@@ -154,10 +154,10 @@ impl<'a> Scorer<'a> {
     fn new(engine: &'a std::sync::Arc<Engine>, batch: &BatchArgs) -> Result<Self> {
         Ok(Self {
             engine,
-            session: Session::new(engine)?,
+            session: engine.new_session()?,
             n_batch: batch.batch_size,
             one_by_one: engine.plan().n_ubatch == 1,
-            watch: Watch::start(engine),
+            before: engine.expert_traffic(),
             score: Score::default(),
             bytes: 0,
             evaluated: 0,
@@ -184,16 +184,17 @@ impl<'a> Scorer<'a> {
 
     /// Evaluates `tokens` and, where their successors are given, scores those.
     fn eval(&mut self, tokens: &[u32], targets: Option<&[u32]>, bar: &Bar) -> Result<()> {
-        let want = if targets.is_some() { Want::All } else { Want::None };
         for (i, part) in tokens.chunks(self.n_batch).enumerate() {
             let start = Instant::now();
-            let base = i * self.n_batch;
-            let score = &mut self.score;
-            self.session.eval(part, want, &mut |at, logits| {
-                if let Some(targets) = targets {
-                    score.add(nll(logits, targets[base + at]));
+            match targets {
+                None => drop(self.session.eval(part, Want::None)?),
+                Some(targets) => {
+                    let (targets, score) = (&targets[i * self.n_batch..], &mut self.score);
+                    self.session.eval_all(part, &mut |at, logits| {
+                        score.add(nll(logits, targets[at]));
+                    })?;
                 }
-            })?;
+            }
             self.time += start.elapsed();
             self.evaluated += part.len();
             bar.inc(part.len() as u64);

@@ -2,60 +2,17 @@
 
 use super::stats::Stats;
 use crate::engine::plan::ram::Place;
-use crate::engine::{Engine, MemoryPlan};
+use crate::engine::{ExpertTraffic, MemoryPlan};
 use crate::experts::Counters;
 use crate::units::size;
 use serde_json::{Value, json};
 
-/// What was counted while something ran: between memory and devices, between disk and memory.
-/// `None` where nothing moves.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Moved {
-    pub link: Option<Counters>,
-    pub disk: Option<Counters>,
-}
-
-impl Moved {
-    fn of(engine: &Engine) -> Moved {
-        Moved { link: engine.link_counters(), disk: engine.disk_counters() }
-    }
-
-    /// To where experts are computed: devices, or memory where there are none.
-    pub fn top(&self) -> Option<&Counters> {
-        self.link.as_ref().or(self.disk.as_ref())
-    }
-
-    /// `f` of what both have.
-    fn with(&self, other: &Moved, f: fn(&Counters, &Counters) -> Counters) -> Moved {
-        let both = |a: Option<Counters>, b: Option<Counters>| Some(f(&a?, &b?));
-        Moved { link: both(self.link, other.link), disk: both(self.disk, other.disk) }
-    }
-
-    pub fn plus(&self, other: &Moved) -> Moved {
-        self.with(other, Counters::plus)
-    }
-}
-
-/// The counters when something began.
-#[derive(Clone, Copy, Debug)]
-pub struct Watch(Moved);
-
-impl Watch {
-    pub fn start(engine: &Engine) -> Watch {
-        Watch(Moved::of(engine))
-    }
-
-    pub fn counted(&self, engine: &Engine) -> Moved {
-        Moved::of(engine).with(&self.0, Counters::since)
-    }
-}
-
 /// Two lines for each link, about `n_tokens`.
-pub fn lines(moved: &Moved, n_tokens: usize) -> Vec<String> {
+pub fn lines(traffic: &ExpertTraffic, n_tokens: usize) -> Vec<String> {
     let to_devices =
-        moved.link.map(|c| of_link(&c, n_tokens, ("experts in VRAM", "link", "moved")));
-    let at = if moved.link.is_some() { "experts in memory" } else { "experts" };
-    let to_memory = moved.disk.map(|c| of_link(&c, n_tokens, (at, "disk", "read")));
+        traffic.link.map(|c| of_link(&c, n_tokens, ("experts in VRAM", "link", "moved")));
+    let at = if traffic.link.is_some() { "experts in memory" } else { "experts" };
+    let to_memory = traffic.disk.map(|c| of_link(&c, n_tokens, (at, "disk", "read")));
     to_devices.into_iter().chain(to_memory).flatten().collect()
 }
 
@@ -92,12 +49,16 @@ pub fn stall_ms(counters: &Counters, n_tokens: usize) -> f64 {
 /// How the experts were run, and what was counted of them over `n_tokens`: null where they are in
 /// place, as nothing is counted there. Keys that name no link are of the one to where experts are
 /// computed.
-pub fn fields(plan: &MemoryPlan, moved: &Moved, n_tokens: usize) -> Vec<(&'static str, Value)> {
+pub fn fields(
+    plan: &MemoryPlan,
+    traffic: &ExpertTraffic,
+    n_tokens: usize,
+) -> Vec<(&'static str, Value)> {
     let streamed = match plan.place {
         Place::InPlace => None,
         Place::Streamed { budget } => Some(budget),
     };
-    let counters = moved.top();
+    let counters = traffic.top();
     // What is no finite number becomes null.
     let number = |f: &dyn Fn(&Counters) -> f64| counters.map(f).into();
     let count = |f: &dyn Fn(&Counters) -> u64| counters.map(f).into();
@@ -113,21 +74,21 @@ pub fn fields(plan: &MemoryPlan, moved: &Moved, n_tokens: usize) -> Vec<(&'stati
         ("prefetch_wasted_bytes", count(&|c| c.prefetch_wasted_bytes)),
         ("read_bytes", count(&|c| c.read_bytes)),
         ("n_reads", count(&|c| c.n_reads)),
-        ("disk_gb_per_second", moved.disk.map(|c| c.gb_per_second()).into()),
+        ("disk_gb_per_second", traffic.disk.map(|c| c.gb_per_second()).into()),
         ("stall_ms_per_token", number(&|c| stall_ms(c, n_tokens))),
         ("policy_ms_per_token", number(&|c| c.policy_ns as f64 / 1e6 / n_tokens as f64)),
         ("policy_events_dropped", count(&|c| c.policy_events_dropped)),
         ("resident_expert_bytes_max", resident.into()),
         ("demand_wait_histogram", counters.map_or(Value::Null, |c| json!(c.demand_wait_histogram))),
-        ("disk_read_bytes", moved.disk.map(|c| c.read_bytes).into()),
-        ("link_bytes", moved.link.map(|c| c.read_bytes).into()),
-        ("link_gb_per_second", moved.link.map(|c| c.gb_per_second()).into()),
+        ("disk_read_bytes", traffic.disk.map(|c| c.read_bytes).into()),
+        ("link_bytes", traffic.link.map(|c| c.read_bytes).into()),
+        ("link_gb_per_second", traffic.link.map(|c| c.gb_per_second()).into()),
     ]
 }
 
 /// `fields` into `--stats`.
-pub fn fill(stats: &mut Stats, plan: &MemoryPlan, moved: &Moved, n_tokens: usize) {
-    for (key, value) in fields(plan, moved, n_tokens) {
+pub fn fill(stats: &mut Stats, plan: &MemoryPlan, traffic: &ExpertTraffic, n_tokens: usize) {
+    for (key, value) in fields(plan, traffic, n_tokens) {
         stats.value(key, value);
     }
 }
@@ -164,8 +125,8 @@ wasted";
         assert_eq!(lines(&disk(counters()), 10).join("\n"), from_disk);
         let nothing = lines(&disk(Counters::default()), 0).join("\n");
         assert!(!nothing.contains("NaN") && !nothing.contains("stall"), "{nothing}");
-        assert_eq!(lines(&Moved::default(), 10), Vec::<String>::new());
-        let moved = Moved { link: Some(Counters::default()), disk: Some(counters()) };
+        assert_eq!(lines(&ExpertTraffic::default(), 10), Vec::<String>::new());
+        let moved = ExpertTraffic { link: Some(Counters::default()), disk: Some(counters()) };
         let both = lines(&moved, 10);
         let starts = ["experts in VRAM: 0.0 %", "link: moved 0 B; ", "experts in memory: 61.2 %"];
         for (line, start) in both.iter().zip(starts) {
@@ -178,7 +139,7 @@ wasted";
     #[test]
     fn a_device_and_a_disk_are_told_apart() {
         let slow = Counters { read_bytes: 7, busy_ns: 7, ..Counters::default() };
-        let moved = Moved { link: Some(slow), disk: Some(counters()) };
+        let moved = ExpertTraffic { link: Some(slow), disk: Some(counters()) };
         let fields = fields(&plan(Place::InPlace), &moved, 10);
         let value = |key| &fields.iter().find(|(name, _)| *name == key).unwrap().1;
         assert_eq!((value("read_bytes"), value("link_bytes")), (&json!(7), &json!(7)));
@@ -187,8 +148,8 @@ wasted";
         assert_eq!(value("disk_gb_per_second"), &json!(counters().gb_per_second()));
     }
 
-    fn disk(counters: Counters) -> Moved {
-        Moved { link: None, disk: Some(counters) }
+    fn disk(counters: Counters) -> ExpertTraffic {
+        ExpertTraffic { link: None, disk: Some(counters) }
     }
 
     fn plan(place: Place) -> MemoryPlan {
@@ -219,7 +180,7 @@ wasted";
         assert_eq!(value("stall_ms_per_token"), &json!(12.3));
         assert_eq!(value("resident_expert_bytes_max"), &json!(512 << 20));
         assert_eq!(value("demand_wait_histogram"), &json!([0, 0, 0, 0, 0, 0]));
-        let in_place = fields(&plan(Place::InPlace), &Moved::default(), 10);
+        let in_place = fields(&plan(Place::InPlace), &ExpertTraffic::default(), 10);
         let keys =
             |fields: &[(&'static str, Value)]| fields.iter().map(|f| f.0).collect::<Vec<_>>();
         assert_eq!(keys(&streamed), keys(&in_place));

@@ -3,8 +3,8 @@
 use super::answer::{Screen, Writer};
 use super::args::{self, BatchArgs, ThreadsArg};
 use super::conversation::{Conversation, has_template};
-use super::generate::{End, Generator, Limits, Outcome, Request};
 use super::model::ModelArg;
+use super::outcome::{self, WithBar};
 use super::prompt::read_prompt;
 use super::reasoning::{Reasoning, ReasoningArgs};
 use super::sampling::{LimitArgs, SamplingArgs};
@@ -12,7 +12,7 @@ use super::stats::Stats;
 use super::translate::LanguageArgs;
 use super::{chat, out, plan, stdin, translate};
 use crate::chat::reasoning::Answer;
-use crate::engine::Engine;
+use crate::engine::{Engine, FinishReason, Generator, Limits, Outcome, Request};
 use crate::sample::{Sampler, SamplerOptions};
 use crate::tokenizer::EncodeOptions;
 use crate::{Error, Result, interrupt};
@@ -211,8 +211,9 @@ fn complete(mut run: Run, prompt: &str, display_prompt: bool) -> Result<()> {
     if display_prompt {
         out::write(prompt.as_bytes())?;
     }
-    let request = Request::continuing(&tokens, run.sampling.clone(), &run.limits, false);
-    let outcome = run.generator.generate(request, &mut |t: &str| out::write(t.as_bytes()))?;
+    let request = run.request(tokens, run.sampling.clone());
+    let mut write = |text: &str| out::write(text.as_bytes());
+    let outcome = run.generator.generate(&request, &mut WithBar::new(&mut write))?;
     out::line("")?;
     run.finish(&outcome)
 }
@@ -242,7 +243,7 @@ fn converse(
     };
     conversation.add_user(&message);
     let (outcome, answer) = run.reply(&conversation, run.sampling.clone())?;
-    let is_cut = matches!(outcome.end, End::Length | End::ContextFull);
+    let is_cut = matches!(outcome.finish, FinishReason::Length | FinishReason::ContextFull);
     if is_cut && answer.content.is_empty() && conversation.format().is_some() {
         log::warn!("{NO_CONTENT}: raise -n, or end the reasoning earlier with --reasoning-budget");
     }
@@ -250,6 +251,12 @@ fn converse(
 }
 
 impl Run {
+    /// A request that Ctrl-C cancels.
+    pub fn request(&self, prompt: Vec<u32>, sampling: SamplerOptions) -> Request {
+        let (limits, cancel) = (self.limits.clone(), interrupt::token());
+        Request { prompt, sampling, limits, cancel, ..Request::default() }
+    }
+
     /// The next answer of a conversation, written as it comes.
     pub fn reply(
         &mut self,
@@ -263,11 +270,9 @@ impl Run {
         let budget = format.and_then(|format| self.reasoning.budget(format, tokenizer));
         let mut writer =
             Writer::new(prompt.scanner, budget, self.reasoning.format, Screen::stdout());
-        let request = Request {
-            shown: &shown,
-            ..Request::continuing(&prompt.tokens, sampling, &self.limits, true)
-        };
-        let outcome = self.generator.generate(request, &mut writer)?;
+        let request = self.request(prompt.tokens, sampling);
+        let request = Request { shown, own_text: true, ..request };
+        let outcome = self.generator.generate(&request, &mut WithBar::new(&mut writer))?;
         let answer = writer.finish()?;
         out::line("")?;
         Ok((outcome, answer))
@@ -275,13 +280,13 @@ impl Run {
 
     /// The report of a one-shot run, and its exit code: 130 if it was cut short.
     pub fn finish(self, outcome: &Outcome) -> Result<()> {
-        if outcome.end == End::ContextFull {
+        if outcome.finish == FinishReason::ContextFull {
             log::warn!("{}", context_full(self.generator.engine().n_ctx()));
         }
-        outcome.tell();
+        outcome::print(outcome);
         self.write_stats(outcome)?;
-        match outcome.end {
-            End::Interrupted => Err(Error::Interrupted),
+        match outcome.finish {
+            FinishReason::Cancelled => Err(Error::Interrupted),
             _ => Ok(()),
         }
     }
@@ -290,7 +295,7 @@ impl Run {
         let Some(path) = &self.stats else { return Ok(()) };
         let engine = self.generator.engine();
         let mut stats = Stats::new();
-        outcome.fill(engine, &mut stats);
+        outcome::fill(outcome, engine, &mut stats);
         stats.number("load_ms", super::stats::ms(self.load_time));
         stats.count("dense_bytes", engine.plan().sizes.dense_bytes);
         stats.count("kv_bytes", engine.kv_bytes());
@@ -311,7 +316,7 @@ pub fn context_full(n_ctx: usize) -> String {
 
 /// Whether the answer was cut by Ctrl-C, which a chat takes as "enough".
 pub fn was_interrupted(outcome: &Outcome) -> bool {
-    let interrupted = outcome.end == End::Interrupted;
+    let interrupted = outcome.finish == FinishReason::Cancelled;
     if interrupted {
         interrupt::clear();
     }

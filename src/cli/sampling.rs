@@ -1,8 +1,8 @@
 //! Flags of sampling and of a generation's end, with llama.cpp's names and defaults.
 
-use super::generate::Limits;
 use super::prompt::unescape;
 use super::values::{self, Parsed};
+use crate::engine::Limits;
 use crate::gguf::Gguf;
 use crate::sample::{LogitBias, PARAMETERS, Parameter, SamplerKind, SamplerOptions, recommend};
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};

@@ -2,10 +2,10 @@
 //! decoder answers, by translating it or by filling in what `<extra_id_0>`, `<extra_id_1>` … stand
 //! for.
 
-use super::generate::Request;
 use super::out;
+use super::outcome::WithBar;
 use super::run::{Run, TextArgs};
-use crate::engine::Engine;
+use crate::engine::{Engine, Request};
 use crate::tokenizer::{EncodeOptions, Tokenizer};
 use crate::{Error, Result};
 
@@ -68,16 +68,14 @@ pub(super) fn run(
     let start = engine.encoder().map(|encoder| encoder.start);
     let beginning: Vec<u32> = start.into_iter().chain(target).collect();
     let request = Request {
-        source: Some(&source),
-        prompt: &beginning,
-        sampling: run.sampling.clone(),
-        limits: &run.limits,
+        source: Some(source),
         own_text: true,
         // Where spans are filled in, their names tell one from the next.
         shows_control: tokenizer.special_id("<extra_id_0>").is_some(),
-        shown: &[],
+        ..run.request(beginning, run.sampling.clone())
     };
-    let outcome = run.generator.generate(request, &mut |text: &str| out::write(text.as_bytes()))?;
+    let mut write = |text: &str| out::write(text.as_bytes());
+    let outcome = run.generator.generate(&request, &mut WithBar::new(&mut write))?;
     out::line("")?;
     run.finish(&outcome)
 }

@@ -221,7 +221,7 @@ impl Engine {
             options: options.clone(),
             n_ctx,
             plan,
-            store,
+            profile: store,
             next_session: AtomicU32::new(0),
         }))
     }

@@ -1,30 +1,59 @@
-//! Engine (loaded, immutable) and Session (one timeline of one text).
+//! The engine: a model in memory, the sessions that evaluate texts with it, and text generation.
+//!
+//! [`Engine::load`] opens a GGUF file, plans where its weights go ([`plan`]) and takes the memory.
+//! A [`Session`] is one text and its KV cache: [`Session::sync`] keeps the longest prefix that the
+//! cache holds, [`Session::eval`] computes tokens and returns logits. [`Generator`] makes text of
+//! them until a limit, a stop string or the model ends it.
+//!
+//! ```no_run
+//! use moeba::engine::{Engine, EngineOptions, Want};
+//! use moeba::tokenizer::EncodeOptions;
+//!
+//! # fn main() -> moeba::Result<()> {
+//! let options = EngineOptions { ram: "50%".parse()?, ..EngineOptions::default() };
+//! let engine = Engine::load("model.gguf".as_ref(), &options, &mut |_| ())?;
+//! let tokens = engine.tokenizer().encode("The capital of France is", EncodeOptions::PROMPT);
+//!
+//! let mut session = engine.new_session()?;
+//! let n_left = session.sync(&tokens)?;
+//! let logits = session.eval(&tokens[tokens.len() - n_left..], Want::Last)?.all();
+//! let best = (0..).zip(logits.iter()).max_by(|a, b| a.1.total_cmp(b.1));
+//! println!("the most likely next token: {:?}", best.map(|(id, _)| id));
+//! # Ok(())
+//! # }
+//! ```
 
 mod compute;
 mod describe;
 pub mod device;
 mod encoder;
+mod generate;
 mod load;
 mod options;
 pub mod plan;
 mod profile;
 mod recording;
 mod session;
+mod traffic;
 mod understand;
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
+use crate::Result;
 pub use crate::backend::ops::RouteRows;
+pub use crate::cancel::Cancel;
 use crate::experts::Counters;
 use crate::forward::encoder_decoder::EncoderParams;
 pub use crate::forward::record::Recorder;
-pub use crate::forward::{Logits, TopK, Want};
+pub use crate::forward::{Logits, TopK};
 use crate::gguf::Gguf;
 use crate::model::Model;
 pub use crate::model::kv::CacheType;
 use crate::tokenizer::Tokenizer;
 use compute::Compute;
 pub use device::DeviceChoice;
+pub use generate::{FinishReason, Generation, Generator, Limits, Outcome, Request, Step, TextSink};
 pub use load::default_threads;
 use load::kv_bytes;
 pub use options::{EngineOptions, TestHooks};
@@ -34,10 +63,12 @@ pub use plan::vram::CpuMoe;
 pub use plan::{DevicePart, MemoryPlan};
 pub use profile::{ProfileChoice, ProfileFile};
 pub use recording::Experts;
-pub use session::Session;
+pub use session::{EvalHooks, Session, Want};
+pub use traffic::ExpertTraffic;
 pub use understand::understand;
 
-/// A loaded model, its tokenizer and the threads that compute it.
+/// A loaded model, its tokenizer, and the threads and GPUs that compute it. It never changes, and
+/// any number of sessions share it.
 pub struct Engine {
     model: Model,
     tokenizer: Tokenizer,
@@ -46,20 +77,21 @@ pub struct Engine {
     options: EngineOptions,
     n_ctx: usize,
     plan: MemoryPlan,
-    store: Option<ProfileFile>,
+    profile: Option<ProfileFile>,
+    /// The number of the next session.
     next_session: AtomicU32,
 }
 
 impl Engine {
-    pub fn gguf(&self) -> &Gguf {
-        self.model.gguf()
+    /// A new, empty text. Reserves the KV cache of a whole context, [`Engine::kv_bytes`], which
+    /// takes memory as it is used; on a GPU it takes its part at once and fails if there is no room.
+    pub fn new_session(self: &Arc<Engine>) -> Result<Session> {
+        Session::new(self)
     }
 
-    /// A file's weights where they are computed with, the most that lie together; `None` where
-    /// experts are streamed.
-    pub fn weights_in_place(&self) -> Option<&[u8]> {
-        let maps = self.gguf().shards().iter().map(|shard| shard.map());
-        maps.max_by_key(|map| map.len()).filter(|_| self.plan.place == Place::InPlace)
+    /// The file that the model was loaded from: metadata and tensors.
+    pub fn gguf(&self) -> &Gguf {
+        self.model.gguf()
     }
 
     pub fn tokenizer(&self) -> &Tokenizer {
@@ -70,10 +102,17 @@ impl Engine {
         &self.model
     }
 
+    /// Where the weights are and what memory they take.
+    pub fn plan(&self) -> &MemoryPlan {
+        &self.plan
+    }
+
+    /// Context of a session in tokens.
     pub fn n_ctx(&self) -> usize {
         self.n_ctx
     }
 
+    /// Logits of a token: the rows of the output matrix. May be more than the tokenizer's ids.
     pub fn n_vocab(&self) -> usize {
         self.model.n_vocab()
     }
@@ -82,13 +121,14 @@ impl Engine {
         self.model.hyper().n_layers
     }
 
-    /// What an encoder–decoder model has besides a decoder's numbers.
-    pub fn encoder(&self) -> Option<&EncoderParams> {
-        self.model.hyper().encoder.as_ref()
-    }
-
+    /// Threads of the CPU.
     pub fn n_threads(&self) -> usize {
         self.n_threads
+    }
+
+    /// Parameters of an encoder–decoder model; `None` for the usual decoder.
+    pub fn encoder(&self) -> Option<&EncoderParams> {
+        self.model.hyper().encoder.as_ref()
     }
 
     /// Bytes of one session's KV cache when its context is full.
@@ -96,36 +136,38 @@ impl Engine {
         kv_bytes(self.model.hyper(), &self.options, self.n_ctx)
     }
 
-    /// Where everything is.
-    pub fn plan(&self) -> &MemoryPlan {
-        &self.plan
+    /// The largest mapped part of the file, if weights are computed with where they are mapped;
+    /// `None` where experts are streamed.
+    pub fn weights_in_place(&self) -> Option<&[u8]> {
+        let maps = self.gguf().shards().iter().map(|shard| shard.map());
+        maps.max_by_key(|map| map.len()).filter(|_| self.plan.place == Place::InPlace)
     }
 
-    /// What getting experts to where they are computed has cost so far: to devices, or to memory
-    /// where there are none. `None` where nothing moves.
+    /// Counters of moving experts to where they are computed, since the engine was loaded: to
+    /// GPUs, or to memory without a GPU. `None` where nothing moves.
     pub fn expert_counters(&self) -> Option<Counters> {
         self.link_counters().or_else(|| self.disk_counters())
     }
 
-    /// What moving experts from disk to memory has cost; `None` where they are in place.
+    /// Counters of reading experts from disk to memory; `None` where they are in place.
     pub fn disk_counters(&self) -> Option<Counters> {
         self.model.hierarchy().disk_counters()
     }
 
-    /// What moving them from memory to devices has; `None` where there are none on a device.
+    /// Counters of uploading experts from memory to GPUs; `None` where no GPU has experts.
     pub fn link_counters(&self) -> Option<Counters> {
         self.model.hierarchy().link_counters()
     }
 }
 
 impl Drop for Engine {
-    /// What was learned in this run helps the next one.
+    /// Saves what policies have learned for the next run.
     fn drop(&mut self) {
         if let Some(verdict) = self.model.hierarchy().verdict() {
             log::info!("{verdict}");
         }
-        if let Some(store) = &self.store {
-            store.save(&self.model.hierarchy().learned());
+        if let Some(profile) = &self.profile {
+            profile.save(&self.model.hierarchy().learned());
         }
     }
 }

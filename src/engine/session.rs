@@ -1,4 +1,4 @@
-//! One text and its KV cache.
+//! One text: its tokens and their KV cache.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -6,86 +6,127 @@ use std::sync::atomic::Ordering;
 
 use super::compute::{PassInput, TextState};
 use super::recording::{ExpertRecorder, Experts};
-use super::{Engine, Logits, Recorder, TopK, Want};
+use super::{Engine, Logits, Recorder, TopK};
 use crate::cancel::Cancel;
 use crate::forward::gpu::GpuCache;
-use crate::forward::{Buffers, Observer};
+use crate::forward::{self, Buffers, Observer};
 use crate::interrupt;
 use crate::model::kv::KvCache;
 use crate::policy::Event;
 use crate::{Error, Result};
 
-/// One timeline: a text and its KV cache.
+/// One text of an engine: the tokens that were evaluated and their KV cache. Sessions of one engine
+/// may be used from several threads; their passes follow one another.
+///
+/// The context's memory is reserved when the session is made and used as the text grows.
 pub struct Session {
     pub(super) engine: Arc<Engine>,
-    /// What policies know it by.
+    /// The number by which policies know the text.
     pub(super) id: u32,
-    /// Whether policies know of its text.
-    pub(super) is_started: bool,
+    /// Whether policies know that the text has begun.
+    is_started: bool,
     pub(super) kv: KvCache,
-    /// Of the layers that are on a device.
+    /// For the layers that are on a GPU.
     pub(super) gpu_kv: Option<GpuCache>,
     pub(super) buffers: Buffers,
-    pub(super) n_past: usize,
+    /// The tokens whose keys and values are in the caches.
+    pub(super) tokens: Vec<u32>,
     /// Tokens of the text that the encoder has read; 0 if there is none.
     pub(super) n_source: usize,
-    /// There while chosen experts are recorded.
-    pub(super) recorded: Option<ExpertRecorder>,
-    /// See `hear_progress`.
-    pub(super) on_progress: Option<OnProgress>,
+    /// Present while chosen experts are recorded.
+    pub(super) experts: Option<ExpertRecorder>,
     pub(super) cancel: Cancel,
 }
 
-/// Hears how many tokens of a call are computed.
-type OnProgress = Box<dyn FnMut(usize) + Send>;
-
-/// Hands the model's answers on to the session's caller.
-pub(super) struct Relay<'a> {
-    /// Which of the call's tokens are computed now.
-    pub(super) part: Range<usize>,
-    pub(super) n_layers: usize,
-    pub(super) on_progress: Option<&'a mut OnProgress>,
-    pub(super) recorder: Option<&'a mut dyn Recorder>,
-    pub(super) on_logits: &'a mut dyn FnMut(usize, Logits<'_>),
-    pub(super) cancel: &'a Cancel,
+/// The logits of a call's last token that [`Session::eval`] returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Want {
+    /// None: the product with the output matrix is saved.
+    None,
+    /// All, `[n_vocab]` by token id.
+    Last,
+    /// The greatest suffice. All are returned where choosing on a GPU saves nothing.
+    LastBest(TopK),
 }
 
-impl Observer for Relay<'_> {
+/// What a call reports while it computes.
+#[derive(Default)]
+pub struct EvalHooks<'a> {
+    /// Called before each layer with the number of tokens that are computed; of a pass under way
+    /// the fraction of its layers counts.
+    pub progress: Option<&'a mut dyn FnMut(usize)>,
+    /// Receives embeddings and routings in the order of the layers.
+    pub recorder: Option<&'a mut dyn Recorder>,
+    /// Called for every token with its index in the call and its logits, `[n_vocab]`, in order.
+    /// The logits may be overwritten.
+    pub on_logits: Option<&'a mut dyn FnMut(usize, &mut [f32])>,
+}
+
+impl<'a> Logits<'a> {
+    /// All logits by token id; `[n_vocab]`, or empty if none were wanted.
+    ///
+    /// # Panics
+    /// If only the best were wanted.
+    pub fn all(self) -> &'a mut [f32] {
+        match self {
+            Logits::All(logits) => logits,
+            Logits::Best { .. } => panic!("only the best logits are there"),
+        }
+    }
+}
+
+/// Listens to the passes of one call.
+pub(super) struct CallObserver<'a, 'h> {
+    hooks: &'a mut EvalHooks<'h>,
+    /// Instead of a recorder in the hooks.
+    pub(super) experts: Option<&'a mut ExpertRecorder>,
+    cancel: &'a Cancel,
+    n_layers: usize,
+    /// The tokens of the call that this pass computes.
+    part: Range<usize>,
+    /// Whether the last logits were the best ones only.
+    is_best: bool,
+}
+
+impl<'a, 'h> CallObserver<'a, 'h> {
+    /// For a pass over the `part` of a call's tokens.
+    pub(super) fn new(
+        hooks: &'a mut EvalHooks<'h>,
+        cancel: &'a Cancel,
+        part: Range<usize>,
+        n_layers: usize,
+    ) -> Self {
+        CallObserver { hooks, experts: None, cancel, n_layers, part, is_best: false }
+    }
+}
+
+impl Observer for CallObserver<'_, '_> {
     fn recorder(&mut self, _session: usize) -> Option<&mut dyn Recorder> {
-        match &mut self.recorder {
-            Some(recorder) => Some(&mut **recorder),
-            None => None,
+        match (&mut self.hooks.recorder, &mut self.experts) {
+            (Some(recorder), _) => Some(&mut **recorder),
+            (None, Some(experts)) => Some(&mut **experts),
+            (None, None) => None,
         }
     }
 
-    /// A token of decode is done in no time, and then nothing of it is lost.
+    /// A pass of one token is short, so it is only cancelled while it waits for experts.
     fn layer(&mut self, l: usize) -> Result<()> {
-        if let Some(on_progress) = &mut self.on_progress {
-            on_progress(self.part.start + self.part.len() * l / self.n_layers);
+        if let Some(progress) = &mut self.hooks.progress {
+            progress(self.part.start + self.part.len() * l / self.n_layers);
         }
         if self.part.len() > 1 { self.cancel.check() } else { Ok(()) }
     }
 
     fn logits(&mut self, _session: usize, token: usize, logits: Logits<'_>) {
-        (self.on_logits)(self.part.start + token, logits);
+        self.is_best = matches!(logits, Logits::Best { .. });
+        if let (Some(on_logits), Logits::All(logits)) = (&mut self.hooks.on_logits, logits) {
+            on_logits(self.part.start + token, logits);
+        }
     }
-}
-
-/// Who takes all logits of a token, among those who take any.
-fn whole(on_logits: &mut dyn FnMut(usize, &mut [f32])) -> impl FnMut(usize, Logits<'_>) {
-    |token, logits| match logits {
-        Logits::All(logits) => on_logits(token, logits),
-        Logits::Best { .. } => unreachable!("not wanted"),
-    }
-}
-
-/// The same tokens, with all logits.
-fn all_of(want: Want) -> Want {
-    if let Want::LastBest(_) = want { Want::Last } else { want }
 }
 
 impl Session {
-    pub fn new(engine: &Arc<Engine>) -> Result<Session> {
+    pub(super) fn new(engine: &Arc<Engine>) -> Result<Session> {
         let (k, v) = (engine.options.cache_type_k, engine.options.cache_type_v);
         let planned = engine.plan.device.as_ref().map_or(0, |part| part.plan.kv_bytes);
         Ok(Session {
@@ -95,144 +136,158 @@ impl Session {
             id: engine.next_session.fetch_add(1, Ordering::Relaxed),
             is_started: false,
             buffers: Buffers::default(),
-            n_past: 0,
+            tokens: Vec::with_capacity(engine.n_ctx),
             n_source: 0,
-            recorded: None,
-            on_progress: None,
+            experts: None,
             cancel: interrupt::token(),
         })
     }
 
     /// Tokens in the cache.
     pub fn n_past(&self) -> usize {
-        self.n_past
+        self.tokens.len()
     }
 
-    /// Forgets all tokens but the first `n`, or all where a model's state cannot go back; answers
+    /// The tokens in the cache, `[n_past]`.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Prepares for evaluating all of `tokens`: keeps the longest prefix that the cache holds, drops
+    /// the rest of the cache and returns how many tokens, at the end of `tokens`, are left to
+    /// compute. That is at least one, because the last token's logits are wanted. Models with a
+    /// recurrent state cannot drop single tokens: if any must go, all do.
+    ///
+    /// Fails if there are no tokens, if they do not fit the context, or if an id is out of range.
+    pub fn sync(&mut self, tokens: &[u32]) -> Result<usize> {
+        let Some((_, before_last)) = tokens.split_last() else {
+            return Err(Error::invalid("there are no tokens to evaluate"));
+        };
+        self.check_ids(tokens)?;
+        self.check_room(0, tokens.len())?;
+        let common = self.tokens.iter().zip(before_last).take_while(|(a, b)| a == b).count();
+        Ok(tokens.len() - self.truncate(common))
+    }
+
+    /// Drops all tokens but the first `n`, or all where the model has a recurrent state; returns
     /// how many are left.
     pub fn truncate(&mut self, n: usize) -> usize {
-        self.n_past = self.forget(self.n_past, n);
-        self.n_past
+        let left = self.forget(self.n_past(), n);
+        self.tokens.truncate(left);
+        left
     }
 
-    /// Of `n_past` tokens all but the first `n`; answers how many are left.
+    /// Drops all but the first `n` of `n_past` positions from the caches; returns how many are left.
     fn forget(&mut self, n_past: usize, n: usize) -> usize {
         let left = self.kv.truncate(n_past, n);
-        if let (0, Some(on_device)) = (left, &self.gpu_kv)
-            && let Err(why) = on_device.clear_states()
+        if let (0, Some(gpu_kv)) = (left, &self.gpu_kv)
+            && let Err(why) = gpu_kv.clear_states()
         {
-            // Of a device that is lost: what is computed next says so again.
+            // The device is lost; the next pass fails for the same reason.
             log::warn!("{why}");
         }
         left
     }
 
-    /// Appends `tokens`, computed in micro-batches. `on_logits(index in tokens, logits)` is called
-    /// for the last token, for each, or not at all, with all logits. An interruption or an error
-    /// leaves the session at the last whole micro-batch or, where a model's state cannot go back,
-    /// empty: `n_past` says which.
-    pub fn eval(
+    /// Appends `tokens` to the text and returns the wanted logits of the last one. They stay valid
+    /// until the next call and may be overwritten.
+    ///
+    /// The tokens are computed in passes of at most [`MemoryPlan::n_ubatch`] tokens. Fails if a
+    /// token id is out of range or the context is full ([`Error::Invalid`]), if experts cannot be
+    /// read ([`Error::Load`]), if a GPU fails ([`Error::Device`]), or if the call is cancelled
+    /// ([`Error::Interrupted`]). The session then keeps the passes that were completed or, if the
+    /// model has a recurrent state, nothing; [`Session::n_past`] tells which.
+    ///
+    /// [`MemoryPlan::n_ubatch`]: super::MemoryPlan::n_ubatch
+    pub fn eval(&mut self, tokens: &[u32], want: Want) -> Result<Logits<'_>> {
+        self.eval_with(tokens, want, EvalHooks::default())
+    }
+
+    /// [`Session::eval`] for the logits of every token, which `on_logits` receives with the token's
+    /// index in `tokens`. It is called chunk by chunk, since all logits of a prompt may be larger
+    /// than the model.
+    pub fn eval_all(
         &mut self,
         tokens: &[u32],
-        want: Want,
         on_logits: &mut dyn FnMut(usize, &mut [f32]),
     ) -> Result<()> {
-        self.eval_heard(tokens, all_of(want), &mut whole(on_logits))
+        let hooks = EvalHooks { on_logits: Some(on_logits), ..EvalHooks::default() };
+        self.eval_with(tokens, Want::Last, hooks).map(drop)
     }
 
-    /// `eval` for the last token's logits, of which `enough` is needed: `take` is called once, with
-    /// all of them or with these. Without `enough`, with all.
-    pub fn eval_last(
-        &mut self,
-        tokens: &[u32],
-        enough: Option<TopK>,
-        take: &mut dyn FnMut(Logits<'_>),
-    ) -> Result<()> {
-        let want = enough.map_or(Want::Last, Want::LastBest);
-        self.eval_heard(tokens, want, &mut |_, logits| take(logits))
-    }
-
-    /// `eval`, of which `recorder` hears everything. An interruption or an error may leave it in
-    /// the middle of a pass.
-    pub fn eval_recorded(
+    /// [`Session::eval`] with reports while it computes. After an error a recorder may have heard
+    /// of a part of a pass.
+    pub fn eval_with(
         &mut self,
         tokens: &[u32],
         want: Want,
-        recorder: &mut dyn Recorder,
-        on_logits: &mut dyn FnMut(usize, &mut [f32]),
-    ) -> Result<()> {
-        self.eval_parts(tokens, all_of(want), Some(recorder), &mut whole(on_logits))
-    }
-
-    fn eval_heard(
-        &mut self,
-        tokens: &[u32],
-        want: Want,
-        on_logits: &mut dyn FnMut(usize, Logits<'_>),
-    ) -> Result<()> {
-        let mut recorded = self.recorded.take();
-        let recorder = recorded.as_mut().map(|recorder| recorder as &mut dyn Recorder);
-        let result = self.eval_parts(tokens, want, recorder, on_logits);
-        self.recorded = recorded;
-        result
-    }
-
-    fn eval_parts(
-        &mut self,
-        tokens: &[u32],
-        want: Want,
-        mut recorder: Option<&mut dyn Recorder>,
-        on_logits: &mut dyn FnMut(usize, Logits<'_>),
-    ) -> Result<()> {
-        let engine = self.engine.clone();
-        self.check(tokens)?;
+        mut hooks: EvalHooks<'_>,
+    ) -> Result<Logits<'_>> {
+        self.check_source()?;
+        self.check_ids(tokens)?;
+        self.check_room(self.n_past(), tokens.len())?;
         self.start_request();
-        if engine.encoder().is_some() {
-            return self.answer(tokens, want, recorder, on_logits);
-        }
-        let n_ubatch = engine.plan.n_ubatch;
+        let engine = self.engine.clone();
+        // The capacity of experts in an encoder–decoder model counts the tokens of a call.
+        let n_ubatch = match engine.encoder() {
+            Some(_) => tokens.len().max(1),
+            None => engine.plan.n_ubatch,
+        };
+        let mut is_best = false;
         for (i, part) in tokens.chunks(n_ubatch).enumerate() {
-            self.cancel.check()?;
             let at = i * n_ubatch..i * n_ubatch + part.len();
-            let last = at.end == tokens.len();
-            let want = if want == Want::All || last { want } else { Want::None };
-            let recorder = recorder.as_mut().map(|recorder| &mut **recorder as &mut dyn Recorder);
-            let mut relay = Relay {
-                part: at,
-                n_layers: engine.n_layers(),
-                on_progress: self.on_progress.as_mut(),
-                recorder,
-                on_logits: &mut *on_logits,
-                cancel: &self.cancel,
+            let want = match want {
+                _ if hooks.on_logits.is_some() => forward::Want::All,
+                Want::Last if at.end == tokens.len() => forward::Want::Last,
+                Want::LastBest(top) if at.end == tokens.len() => forward::Want::LastBest(top),
+                _ => forward::Want::None,
             };
-            let text = TextState {
-                kv: &mut self.kv,
-                gpu_kv: self.gpu_kv.as_ref(),
-                buffers: &mut self.buffers,
-                cancel: &self.cancel,
-            };
-            let input = PassInput {
-                tokens: part,
-                request: self.id,
-                past: self.n_past,
-                is_prompt: tokens.len() > 1,
-                want,
-            };
-            let result = engine.compute.forward(&engine.model, text, &input, &mut relay);
-            let end = self.n_past + part.len();
-            self.n_past = match result {
-                Ok(()) => end,
-                // Some layers may have seen these tokens.
-                Err(_) => self.forget(end, self.n_past),
-            };
-            result?;
+            let is_prompt = tokens.len() > 1;
+            is_best = self.pass(part, at, is_prompt, want, &mut hooks)?;
         }
-        Ok(())
+        match want {
+            Want::None => Ok(Logits::All(&mut [])),
+            _ if tokens.is_empty() => Ok(Logits::All(&mut [])),
+            _ => Ok(self.buffers.last_logits(engine.n_vocab(), is_best)),
+        }
     }
 
-    /// A session that was emptied begins another text.
+    /// Computes some of a call's tokens; returns whether the logits are the best ones only.
+    fn pass(
+        &mut self,
+        tokens: &[u32],
+        part: Range<usize>,
+        is_prompt: bool,
+        want: forward::Want,
+        hooks: &mut EvalHooks<'_>,
+    ) -> Result<bool> {
+        self.cancel.check()?;
+        let (engine, past) = (self.engine.clone(), self.n_past());
+        let mut observer = CallObserver::new(hooks, &self.cancel, part, engine.n_layers());
+        observer.experts = self.experts.as_mut();
+        let text = TextState {
+            kv: &mut self.kv,
+            gpu_kv: self.gpu_kv.as_ref(),
+            buffers: &mut self.buffers,
+            cancel: &self.cancel,
+        };
+        let input = PassInput { tokens, request: self.id, past, is_prompt, want };
+        let result = engine.compute.forward(&engine.model, text, &input, &mut observer);
+        let is_best = observer.is_best;
+        match result {
+            Ok(()) => self.tokens.extend(tokens),
+            Err(_) => {
+                // Some layers may have stored these tokens.
+                let left = self.forget(past + tokens.len(), past);
+                self.tokens.truncate(left);
+            }
+        }
+        result.map(|()| is_best)
+    }
+
+    /// Tells policies that a text begins. A session that was emptied begins another one.
     pub(super) fn start_request(&mut self) {
-        if self.n_past + self.n_source > 0 && self.is_started {
+        if self.n_past() + self.n_source > 0 && self.is_started {
             return;
         }
         self.end_request();
@@ -246,50 +301,43 @@ impl Session {
         }
     }
 
-    fn check(&self, tokens: &[u32]) -> Result<()> {
-        self.check_source()?;
-        self.check_room(tokens)
+    pub(super) fn check_ids(&self, tokens: &[u32]) -> Result<()> {
+        let n_vocab = self.engine.n_vocab();
+        match tokens.iter().find(|token| **token as usize >= n_vocab) {
+            None => Ok(()),
+            Some(id) => Err(Error::invalid(format!(
+                "token id {id} is out of range: the model has {n_vocab} tokens"
+            ))),
+        }
     }
 
-    pub(super) fn check_room(&self, tokens: &[u32]) -> Result<()> {
-        let (n_vocab, n_ctx) = (self.engine.n_vocab(), self.engine.n_ctx);
-        if let Some(bad) = tokens.iter().find(|t| **t as usize >= n_vocab) {
+    /// Whether the context holds `n` tokens more than `n_past`.
+    pub(super) fn check_room(&self, n_past: usize, n: usize) -> Result<()> {
+        let n_ctx = self.engine.n_ctx;
+        if n_past + n > n_ctx {
             return Err(Error::invalid(format!(
-                "token id {bad} is out of range: the model has {n_vocab} tokens"
-            )));
-        }
-        if self.n_past + tokens.len() > n_ctx {
-            return Err(Error::invalid(format!(
-                "{} tokens do not fit the context of {n_ctx} ({} are used): raise it with -c",
-                tokens.len(),
-                self.n_past
+                "{n} tokens do not fit the context of {n_ctx} ({n_past} are used): raise it with -c"
             )));
         }
         Ok(())
     }
 
-    /// What ends the calls from now on; at first the process-wide interrupt. A cancelled call fails
-    /// with [`Error::Interrupted`], a prompt before its next layer, a token before it is begun, and
+    /// Sets what cancels the calls from now on. At first that is the process-wide interrupt (see
+    /// [`interrupt`]). A prompt is cancelled between two layers, a token before it is begun, and
     /// both while they wait for experts.
     pub fn set_cancel(&mut self, cancel: Cancel) {
         self.cancel = cancel;
     }
 
-    /// From now on `hear` is told how many of the tokens of a call are computed; of a micro-batch a
-    /// part for each layer.
-    pub fn hear_progress(&mut self, hear: Option<OnProgress>) {
-        self.on_progress = hear;
-    }
-
-    /// Starts or stops recording the chosen experts of what `eval` evaluates.
+    /// Starts or stops recording the experts that are chosen for evaluated tokens.
     pub fn record_experts(&mut self, on: bool) {
         let (n_layers, k) = (self.engine.n_layers(), self.engine.model.hyper().routing.k);
-        self.recorded = on.then(|| ExpertRecorder::new(n_layers, k.max(1)));
+        self.experts = on.then(|| ExpertRecorder::new(n_layers, k.max(1)));
     }
 
-    /// What was recorded since the last call or `record_experts`.
+    /// The experts recorded since the last call or since `record_experts`.
     pub fn take_experts(&mut self) -> Experts {
-        self.recorded.as_mut().map(ExpertRecorder::take).unwrap_or_default()
+        self.experts.as_mut().map(ExpertRecorder::take).unwrap_or_default()
     }
 }
 

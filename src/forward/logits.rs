@@ -10,12 +10,25 @@ use crate::model::Model;
 pub const LOGITS_ROWS: usize = 32;
 
 /// Logits of a token.
+#[derive(Debug)]
 pub enum Logits<'a> {
     /// By token id. The receiver may overwrite them.
     All(&'a mut [f32]),
     /// As many as [`TopK`](super::TopK) says: the greatest first, of equals the lowest id first.
     /// NaN and +∞ count as equal, and as greater than all others.
     Best { ids: &'a [u32], logits: &'a [f32] },
+}
+
+impl Buffers {
+    /// The logits that an observer heard last in the last pass; `is_best`: it heard the best ones
+    /// only.
+    pub(crate) fn last_logits(&mut self, n_vocab: usize, is_best: bool) -> Logits<'_> {
+        if is_best {
+            return Logits::Best { ids: &self.best_ids, logits: &self.logits };
+        }
+        let start = self.logits.len() - n_vocab;
+        Logits::All(&mut self.logits[start..])
+    }
 }
 
 impl CpuPass<'_, '_> {

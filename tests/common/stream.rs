@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use moeba::Result;
 use moeba::engine::plan::ram::{Place, RamBudget};
-use moeba::engine::{Engine, EngineOptions, Session, Want};
+use moeba::engine::{Engine, EngineOptions};
 use moeba::experts::disk::{Faults, IoKind, Read};
 use moeba::gguf::{TensorType, Writer};
 
@@ -135,11 +135,11 @@ pub struct Answer {
 
 /// A fresh session that is given `part` tokens a call.
 pub fn ask(engine: &Arc<Engine>, tokens: &[u32], part: usize) -> Result<Answer> {
-    let mut session = Session::new(engine)?;
+    let mut session = engine.new_session()?;
     session.record_experts(true);
     let mut logits = Vec::new();
     for tokens in tokens.chunks(part) {
-        session.eval(tokens, Want::All, &mut |_, l| {
+        session.eval_all(tokens, &mut |_, l| {
             logits.extend(l.iter().map(|value| value.to_bits()));
         })?;
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use common::convert_golden;
 use common::stream::*;
-use moeba::engine::{Engine, EngineOptions, Session, TestHooks, Want};
+use moeba::engine::{Engine, EngineOptions, TestHooks, Want};
 use moeba::experts::Counters;
 use moeba::experts::disk::{Faults, IoKind};
 use moeba::policy::{PolicySpec, SplitKind};
@@ -249,12 +249,12 @@ fn a_prompt_foresees_its_next_layer() {
 /// What continuing a text costs, once the cache is warm; with a prompt in between or without.
 fn continuation(path: &Path, way: &Way, prompt: Option<usize>) -> (Counters, Vec<u32>) {
     let engine = engine(path, way);
-    let mut session = Session::new(&engine).unwrap();
+    let mut session = engine.new_session().unwrap();
     let mut decode = |tokens: &[u32]| {
         let mut bits = Vec::new();
         for token in tokens {
-            let mut take = |_, l: &mut [f32]| bits.extend(l.iter().map(|value| value.to_bits()));
-            session.eval(&[*token], Want::Last, &mut take).unwrap();
+            let last = session.eval(&[*token], Want::Last).unwrap().all();
+            bits.extend(last.iter().map(|value| value.to_bits()));
         }
         bits
     };

@@ -8,7 +8,8 @@ use moeba::backend::gpu::emulated::{Config, Faults};
 use moeba::backend::gpu::{Device, Emulated};
 use moeba::engine::plan::ram::RamBudget;
 use moeba::engine::{
-    CacheType, DeviceChoice, Engine, EngineOptions, Recorder, RouteRows, Session, TestHooks, Want,
+    CacheType, DeviceChoice, Engine, EngineOptions, EvalHooks, Recorder, RouteRows, Session,
+    TestHooks, Want,
 };
 use moeba::experts::disk::{Faults as DiskFaults, Read};
 use moeba::forward::gpu::GpuOptions;
@@ -135,7 +136,7 @@ fn parts(tokens: &[u32]) -> impl Iterator<Item = &[u32]> {
 
 /// Bits of the logits behind the prompt and each token after it.
 fn answer(engine: &Arc<Engine>) -> Vec<u32> {
-    let mut session = Session::new(engine).unwrap();
+    let mut session = engine.new_session().unwrap();
     let mut out = Vec::new();
     for part in parts(&tokens()) {
         eval(&mut session, part, &mut out).unwrap();
@@ -144,7 +145,9 @@ fn answer(engine: &Arc<Engine>) -> Vec<u32> {
 }
 
 fn eval(session: &mut Session, tokens: &[u32], out: &mut Vec<u32>) -> Result<()> {
-    session.eval(tokens, Want::Last, &mut |_, l| out.extend(l.iter().map(|v| v.to_bits())))
+    let last = session.eval(tokens, Want::Last)?.all();
+    out.extend(last.iter().map(|v| v.to_bits()));
+    Ok(())
 }
 
 /// Nothing is pinned, once what was foretold has come or failed.
@@ -285,7 +288,7 @@ fn an_engine_says_what_had_no_room_and_the_next_one_loads() {
     };
     assert!(n_failed >= 4, "{n_failed}");
     // Of the first session now.
-    let why = Session::new(&engine).err().expect("no room for a KV cache");
+    let why = engine.new_session().err().expect("no room for a KV cache");
     expect_sentence(&why, &["no room for ", "KV cache", "-c"]);
     assert!(answer(&engine) == expected);
 }
@@ -321,7 +324,7 @@ fn a_stream_event_or_graph_that_is_refused_is_a_sentence_and_the_next_try_goes_o
                 continue;
             }
         };
-        let (mut session, mut out) = (Session::new(&engine).unwrap(), Vec::new());
+        let (mut session, mut out) = (engine.new_session().unwrap(), Vec::new());
         for part in parts(&tokens()) {
             let (past, before) = (session.n_past(), out.len());
             let Err(why) = eval(&mut session, part, &mut out) else { continue };
@@ -403,7 +406,7 @@ fn stage_of_loss(path: &Path, options: &EngineOptions) -> (Stage, usize) {
         Ok(engine) => engine,
         Err(why) => return (Stage::Load, expect_lost(Err(why))),
     };
-    let sessions: Result<Vec<Session>> = (0..2).map(|_| Session::new(&engine)).collect();
+    let sessions: Result<Vec<Session>> = (0..2).map(|_| engine.new_session()).collect();
     let mut sessions = match sessions {
         Ok(sessions) => sessions,
         Err(why) => return (Stage::Session, expect_lost(Err(why))),
@@ -421,7 +424,7 @@ fn stage_of_loss(path: &Path, options: &EngineOptions) -> (Stage, usize) {
             at_rest(engine.model());
             // A session takes memory of the first device alone.
             if device == 0 {
-                expect_lost(Session::new(&engine).map(drop));
+                expect_lost(engine.new_session().map(drop));
             }
             return (stage, device);
         }
@@ -506,7 +509,7 @@ enum Said {
 
 fn source_and_answer(path: &Path, options: &EngineOptions) -> Said {
     let loaded = try_load(path, options);
-    let mut session = match loaded.and_then(|engine| Session::new(&engine)) {
+    let mut session = match loaded.and_then(|engine| engine.new_session()) {
         Ok(session) => session,
         Err(why) => {
             expect_lost(Err(why));
@@ -561,7 +564,7 @@ fn lost_under_a_source_text_and_its_answer() {
     }
     // Ctrl-C before a text: it is not read, and the next one is.
     let engine = load(&path, &options(Config::default()));
-    let mut session = Session::new(&engine).unwrap();
+    let mut session = engine.new_session().unwrap();
     session.encode(&SOURCE).unwrap();
     interrupt::set();
     assert!(matches!(session.encode(&SOURCE), Err(Error::Interrupted)));
@@ -607,10 +610,11 @@ fn an_interrupted_prompt_goes_on_where_it_was() {
     let all = tokens();
     let n_layers = engine.n_layers();
     for after in 1..=2 * n_layers {
-        let mut session = Session::new(&engine).unwrap();
+        let mut session = engine.new_session().unwrap();
         let mut out = Vec::new();
         let mut press = Press { after };
-        let result = session.eval_recorded(&all[..PROMPT], Want::None, &mut press, &mut |_, _| ());
+        let hooks = EvalHooks { recorder: Some(&mut press), ..EvalHooks::default() };
+        let result = session.eval_with(&all[..PROMPT], Want::None, hooks);
         interrupt::clear();
         assert!(matches!(result, Err(Error::Interrupted)), "{result:?}");
         // Those whose pass was over, and no part of one.
@@ -683,7 +687,7 @@ fn decoded_in_spite_of(
     let expected = answer(&engine);
     let (mut n_failed, mut nth) = (0, 0);
     for _ in 0..3 {
-        let mut session = Session::new(&engine).unwrap();
+        let mut session = engine.new_session().unwrap();
         let (all, mut out) = (tokens(), Vec::new());
         let (prompt, decoded) = all.split_at(PROMPT);
         eval(&mut session, prompt, &mut out).unwrap();
@@ -759,7 +763,7 @@ fn an_interrupted_pass_of_a_prompt_leaves_nothing_of_it() {
         let expected = answer(&engine);
         let mut n_interrupted = 0;
         for nth in (1..).step_by(STRIDE_OF_READS) {
-            let mut session = Session::new(&engine).unwrap();
+            let mut session = engine.new_session().unwrap();
             let (all, mut out) = (tokens(), Vec::new());
             hand.presses_at.store(nth, SeqCst);
             let result = eval(&mut session, &all[..PROMPT], &mut out);

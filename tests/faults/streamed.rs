@@ -4,14 +4,14 @@
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::convert_golden;
 use common::stream::*;
 use moeba::cancel::Cancel;
-use moeba::engine::{Engine, EngineOptions, Session, TestHooks, Want};
+use moeba::engine::{Engine, EngineOptions, EvalHooks, TestHooks, Want};
 use moeba::experts::disk::IoKind;
 use moeba::{Error, interrupt};
 
@@ -103,15 +103,17 @@ fn a_session_survives_its_errors() {
     let model = model(wide, 12);
     let disk = Disk::bad(3, 30, u64::MAX);
     let engine = model.engine(0.2, uring(), &disk);
-    let mut session = Session::new(&engine).unwrap();
+    let mut session = engine.new_session().unwrap();
     let mut logits = Vec::new();
     let mut n_errors = 0;
     for token in &model.tokens {
         loop {
             let n_past = session.n_past();
-            let mut take = |_, l: &mut [f32]| logits.extend(l.iter().map(|v| v.to_bits()));
-            match session.eval(&[*token], Want::Last, &mut take) {
-                Ok(()) => break,
+            match session.eval(&[*token], Want::Last) {
+                Ok(last) => {
+                    logits.extend(last.all().iter().map(|v| v.to_bits()));
+                    break;
+                }
                 Err(error) => {
                     assert!(matches!(error, Error::Load(_)), "{error:?}");
                     assert_eq!(session.n_past(), n_past);
@@ -137,14 +139,15 @@ fn a_state_is_never_left_half_advanced() {
         let n_vocab = model.expected.logits.len() / model.tokens.len();
         let disk = Disk::bad(5, 12, u64::MAX);
         let engine = model.engine(0.0, IoKind::Pread, &disk);
-        let mut session = Session::new(&engine).unwrap();
+        let mut session = engine.new_session().unwrap();
         let (mut n_errors, mut n_empty) = (0, 0);
         for end in 1..=model.tokens.len() {
             let mut last = Vec::new();
             while session.n_past() < end {
                 let before = session.n_past();
-                let mut take = |_, l: &mut [f32]| last = l.iter().map(|v| v.to_bits()).collect();
-                if session.eval(&model.tokens[before..end], Want::Last, &mut take).is_err() {
+                let result = session.eval(&model.tokens[before..end], Want::Last);
+                let result = result.map(|l| last = l.all().iter().map(|v| v.to_bits()).collect());
+                if result.is_err() {
                     assert_eq!(session.n_past(), if has_state { 0 } else { before });
                     n_errors += 1;
                     n_empty += usize::from(before > 0 && session.n_past() == 0);
@@ -265,7 +268,7 @@ fn a_cancelled_request_leaves_the_others_alone() {
                 let disk = Disk::slow(30);
                 let engine = model.engine(share, io, &disk);
                 let cancel = Cancel::new();
-                let mut session = Session::new(&engine).unwrap();
+                let mut session = engine.new_session().unwrap();
                 session.set_cancel(cancel.clone());
                 let (cancelled, late, other) = std::thread::scope(|scope| {
                     let cancelled = scope.spawn(|| {
@@ -273,8 +276,7 @@ fn a_cancelled_request_leaves_the_others_alone() {
                         let again = model.tokens.iter().cycle().take(240).copied();
                         let all: Vec<u32> = again.collect();
                         let mut parts = all.chunks(part.min(48));
-                        let why = parts
-                            .find_map(|part| session.eval(part, Want::None, &mut |_, _| ()).err());
+                        let why = parts.find_map(|part| session.eval(part, Want::None).err());
                         (why, Instant::now())
                     });
                     let other = scope.spawn(|| ask(&engine, &model.tokens, part));
@@ -289,13 +291,10 @@ fn a_cancelled_request_leaves_the_others_alone() {
                 assert!(other.unwrap() == model.expected, "{part}, {ms} ms: another answer");
                 expect_rest(&engine);
                 // Its token stays set, a new one lets the session go on.
-                assert!(matches!(
-                    session.eval(&[5], Want::None, &mut |_, _| ()),
-                    Err(Error::Interrupted)
-                ));
+                assert!(matches!(session.eval(&[5], Want::None), Err(Error::Interrupted)));
                 session.set_cancel(Cancel::new());
                 session.truncate(0);
-                session.eval(&[5], Want::None, &mut |_, _| ()).unwrap();
+                session.eval(&[5], Want::None).unwrap();
                 disk.mend();
                 model.expect_right(&engine);
             }
@@ -310,24 +309,22 @@ fn a_prompt_is_interrupted_between_layers() {
     let model = model(wide, 12);
     let options = EngineOptions { n_ubatch: Some(8), io: IoKind::Mmap, ..Default::default() };
     let engine = Engine::load(&model.path, &options, &mut |_| ()).unwrap();
-    let mut session = Session::new(&engine).unwrap();
-    let heard = Arc::<Mutex<Vec<usize>>>::default();
-    let hears = heard.clone();
-    session.hear_progress(Some(Box::new(move |n| {
-        hears.lock().unwrap().push(n);
+    let mut session = engine.new_session().unwrap();
+    let mut heard = Vec::new();
+    let mut progress = |n: usize| {
+        heard.push(n);
         if n == 10 {
             interrupt::set();
         }
-    })));
-    let error = session.eval(&model.tokens, Want::Last, &mut |_, _| ()).unwrap_err();
+    };
+    let hooks = EvalHooks { progress: Some(&mut progress), ..EvalHooks::default() };
+    let error = session.eval_with(&model.tokens, Want::Last, hooks).unwrap_err();
     interrupt::clear();
     assert!(matches!(error, Error::Interrupted) && session.n_past() == 8, "{error:?}");
     // Three layers of eight tokens, and the first two of four.
-    assert_eq!(*heard.lock().unwrap(), [0, 2, 5, 8, 9, 10]);
-    session.hear_progress(None);
-    let mut last = Vec::new();
-    let mut take = |_, l: &mut [f32]| last = l.iter().map(|v| v.to_bits()).collect();
-    session.eval(&model.tokens[8..], Want::Last, &mut take).unwrap();
+    assert_eq!(heard, [0, 2, 5, 8, 9, 10]);
+    let last = session.eval(&model.tokens[8..], Want::Last).unwrap().all();
+    let last: Vec<u32> = last.iter().map(|v| v.to_bits()).collect();
     assert!(model.expected.logits.ends_with(&last));
 }
 
@@ -339,21 +336,21 @@ fn queued_prefetches_do_not_delay_an_interruption() {
     for io in kinds() {
         let disk = Arc::<Disk>::default();
         let engine = model.engine(0.5, io, &disk);
-        let mut session = Session::new(&engine).unwrap();
+        let mut session = engine.new_session().unwrap();
         for token in &model.tokens {
-            session.eval(&[*token], Want::None, &mut |_, _| ()).unwrap();
+            session.eval(&[*token], Want::None).unwrap();
         }
         disk.slow_ms.store(100, SeqCst);
         // Until a token leaves prefetches behind.
         let mut n = 0;
         while engine.model().hierarchy().check_integrity() {
-            session.eval(&tokens(1, 50 + n), Want::None, &mut |_, _| ()).unwrap();
+            session.eval(&tokens(1, 50 + n), Want::None).unwrap();
             n += 1;
             assert!(n < 50, "no prefetch is ever queued");
         }
         interrupt::set();
         let since = Instant::now();
-        let error = session.eval(&[5], Want::Last, &mut |_, _| ()).unwrap_err();
+        let error = session.eval(&[5], Want::Last).unwrap_err();
         assert!(matches!(error, Error::Interrupted) && since.elapsed() < Duration::from_secs(3));
         interrupt::clear();
         disk.mend();

@@ -11,7 +11,7 @@ use moeba::backend::gpu::emulated::Config;
 use moeba::engine::plan::ram::{RamBudget, VramBudget};
 use moeba::engine::plan::vram::{CpuMoe, DevicePlan};
 use moeba::engine::{
-    CacheType, DeviceChoice, Engine, EngineOptions, Experts, MemoryPlan, Session, TestHooks, Want,
+    CacheType, DeviceChoice, Engine, EngineOptions, Experts, MemoryPlan, Session, TestHooks,
 };
 use moeba::forward::gpu::GpuOptions;
 use moeba::gguf::{Gguf, Override};
@@ -53,7 +53,7 @@ fn on_cpu() -> EngineOptions {
 }
 
 fn eval(session: &mut Session, tokens: &[u32], out: &mut Vec<f32>) {
-    session.eval(tokens, Want::All, &mut |_, l| out.extend_from_slice(l)).unwrap();
+    session.eval_all(tokens, &mut |_, l| out.extend_from_slice(l)).unwrap();
 }
 
 /// Logits of what is said to a text, handed over at once and then one by one.
@@ -65,7 +65,7 @@ fn say(session: &mut Session, target: &[u32], out: &mut Vec<f32>) {
 
 /// Logits of all texts, one after the other in one session.
 fn answer(engine: &Arc<Engine>, texts: &[Text]) -> Vec<f32> {
-    let mut session = Session::new(engine).unwrap();
+    let mut session = engine.new_session().unwrap();
     let mut out = Vec::new();
     for text in texts {
         session.encode(&text.source).unwrap();
@@ -222,7 +222,7 @@ fn routing_is_the_cpus() {
     for name in ["switch", "nllb_moe"] {
         let (path, texts) = (convert_golden(name, "q8_0", dir.path()), texts(name));
         let recorded = |options: &EngineOptions| -> (Vec<Experts>, Vec<f32>) {
-            let mut session = Session::new(&load(&path, options)).unwrap();
+            let mut session = load(&path, options).new_session().unwrap();
             session.record_experts(true);
             let (mut experts, mut logits) = (Vec::new(), Vec::new());
             for text in &texts {
@@ -252,7 +252,7 @@ fn sessions_have_their_own_texts() {
     let engine = load(&path, &on_device(9, "60%"));
     let alone = texts.iter().map(|text| answer(&engine, std::slice::from_ref(text)));
     let alone: Vec<Vec<u32>> = alone.map(|logits| bits(&logits)).collect();
-    let mut sessions: Vec<Session> = texts.iter().map(|_| Session::new(&engine).unwrap()).collect();
+    let mut sessions: Vec<Session> = texts.iter().map(|_| engine.new_session().unwrap()).collect();
     for (session, text) in sessions.iter_mut().zip(&texts) {
         session.encode(&text.source).unwrap();
     }

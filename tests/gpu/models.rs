@@ -9,7 +9,7 @@ use common::{POLICIES, convert_golden, golden_options, load};
 use moeba::backend::gpu::emulated::Config;
 use moeba::engine::plan::ram::{RamBudget, VramBudget};
 use moeba::engine::plan::vram::CpuMoe;
-use moeba::engine::{CacheType, DeviceChoice, Engine, EngineOptions, Session, TestHooks, Want};
+use moeba::engine::{CacheType, DeviceChoice, Engine, EngineOptions, TestHooks, Want};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -38,14 +38,14 @@ fn answer(engine: &Arc<Engine>) -> Vec<f32> {
 
 /// Of the same tokens, so many of which are the prompt.
 fn answer_after(engine: &Arc<Engine>, n_prompt: usize) -> Vec<f32> {
-    let mut session = Session::new(engine).unwrap();
+    let mut session = engine.new_session().unwrap();
     let (all, mut out) = (tokens(), Vec::new());
     let (prompt, decoded) = all.split_at(n_prompt);
     if n_prompt > 0 {
-        session.eval(prompt, Want::All, &mut |_, l| out.extend_from_slice(l)).unwrap();
+        session.eval_all(prompt, &mut |_, l| out.extend_from_slice(l)).unwrap();
     }
     for token in decoded {
-        session.eval(&[*token], Want::Last, &mut |_, l| out.extend_from_slice(l)).unwrap();
+        out.extend_from_slice(session.eval(&[*token], Want::Last).unwrap().all());
     }
     drop(session);
     // What was foretold may still be on its way.

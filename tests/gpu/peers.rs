@@ -5,7 +5,7 @@ use common::{POLICIES, convert_golden, golden_options, load};
 use moeba::backend::gpu::emulated::Config;
 use moeba::engine::plan::ram::{RamBudget, VramBudget};
 use moeba::engine::plan::vram::CpuMoe;
-use moeba::engine::{CacheType, DeviceChoice, Engine, EngineOptions, Session, TestHooks, Want};
+use moeba::engine::{CacheType, DeviceChoice, Engine, EngineOptions, TestHooks, Want};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,14 +22,14 @@ fn on(devices: usize, seed: u64, vram: &str) -> EngineOptions {
 
 /// Bits of the logits of a prompt and of tokens decoded one by one.
 fn answer(engine: &Arc<Engine>) -> Vec<u32> {
-    let mut session = Session::new(engine).unwrap();
+    let mut session = engine.new_session().unwrap();
     let all: Vec<u32> = (0..PROMPT + DECODED).map(|i| 3 + (i as u32 * 37) % 90).collect();
     let (prompt, decoded) = all.split_at(PROMPT);
     let mut out = Vec::new();
-    let mut keep = |_, logits: &mut [f32]| out.extend(logits.iter().map(|v| v.to_bits()));
-    session.eval(prompt, Want::All, &mut keep).unwrap();
+    let mut keep = |logits: &mut [f32]| out.extend(logits.iter().map(|v| v.to_bits()));
+    session.eval_all(prompt, &mut |_, logits| keep(logits)).unwrap();
     for token in decoded {
-        session.eval(&[*token], Want::Last, &mut keep).unwrap();
+        keep(session.eval(&[*token], Want::Last).unwrap().all());
     }
     drop(session);
     // What was foretold may still be on its way.

@@ -4,7 +4,7 @@
 use common::cli::{Tiny, failed, on, succeeded, tiny};
 use common::{convert_golden, golden_options, load};
 use moeba::backend::gpu::emulated::Config;
-use moeba::engine::{DeviceChoice, Engine, EngineOptions, Logits, Session, TopK};
+use moeba::engine::{DeviceChoice, Engine, EngineOptions, Logits, TopK, Want};
 use moeba::sample::{Sampler, SamplerOptions};
 use std::path::Path;
 use std::sync::Arc;
@@ -18,25 +18,20 @@ fn engine(path: &Path, device: DeviceChoice) -> Arc<Engine> {
 
 /// What follows the prompt, and how many logits came for each token.
 fn generate(engine: &Arc<Engine>, options: &SamplerOptions, banned: &[u32]) -> [Vec<usize>; 2] {
-    let mut session = Session::new(engine).unwrap();
+    let mut session = engine.new_session().unwrap();
     let mut sampler = Sampler::new(options.clone()).unwrap();
     sampler.ban(banned.iter().copied());
     PROMPT.iter().for_each(|&id| sampler.accept(id));
     let n_vocab = engine.tokenizer().n_vocab();
     let (mut fed, mut tokens, mut sizes) = (PROMPT.to_vec(), Vec::new(), Vec::new());
     for _ in 0..1 + DECODED {
-        let enough = sampler.n_best().map(|k| TopK { k, n_vocab });
-        let mut next = None;
-        let mut take = |logits: Logits<'_>| {
-            let (size, token) = match logits {
-                Logits::All(all) => (all.len(), sampler.sample(&mut all[..n_vocab])),
-                Logits::Best { ids, logits } => (ids.len(), sampler.sample_best(ids, logits)),
-            };
-            sizes.push(size);
-            assert!(next.replace(token.unwrap()).is_none(), "a second token");
+        let want = sampler.n_best().map_or(Want::Last, |k| Want::LastBest(TopK { k, n_vocab }));
+        let (size, next) = match session.eval(&fed, want).unwrap() {
+            Logits::All(all) => (all.len(), sampler.sample(&all[..n_vocab])),
+            Logits::Best { ids, logits } => (ids.len(), sampler.sample_best(ids, logits)),
         };
-        session.eval_last(&fed, enough, &mut take).unwrap();
-        let next = next.expect("a token");
+        sizes.push(size);
+        let next = next.unwrap();
         sampler.accept(next);
         tokens.push(next as usize);
         fed = vec![next];

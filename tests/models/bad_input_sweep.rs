@@ -9,7 +9,7 @@ use std::path::Path;
 use common::edits::{File, Tensor};
 use common::{convert_golden, repo};
 use moeba::engine::plan::ram::RamBudget;
-use moeba::engine::{CacheType, Engine, EngineOptions, Session, Want};
+use moeba::engine::{CacheType, Engine, EngineOptions};
 use moeba::gguf::{OwnedArray, OwnedValue};
 use moeba::model::descriptor::Descriptor;
 
@@ -93,9 +93,9 @@ impl Golden {
                 ..EngineOptions::default()
             };
             let engine = Engine::load(path, &options, &mut |_| ())?;
-            let mut session = Session::new(&engine)?;
+            let mut session = engine.new_session()?;
             let mut take = |_, l: &mut [f32]| bits.extend(l.iter().map(|value| value.to_bits()));
-            session.eval(&self.tokens, Want::All, &mut take)?;
+            session.eval_all(&self.tokens, &mut take)?;
         }
         Ok(bits)
     }

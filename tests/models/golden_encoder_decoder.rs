@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use common::{Npy, argmax, golden_options as options, load};
 use moeba::engine::plan::ram::{Place, RamBudget};
-use moeba::engine::{Engine, EngineOptions, Experts, Session, Want};
+use moeba::engine::{Engine, EngineOptions, Experts, Want};
 use moeba::experts::disk::IoKind;
 use moeba::gguf::{Gguf, OwnedValue, Writer};
 
@@ -30,13 +30,13 @@ struct Answer {
 }
 
 fn answer(engine: &Arc<Engine>, source: &[u32], target: &[u32], step: usize) -> Answer {
-    let mut session = Session::new(engine).unwrap();
+    let mut session = engine.new_session().unwrap();
     session.record_experts(true);
     session.encode(source).unwrap();
     let encoder = session.take_experts();
     let mut logits = Vec::new();
     for part in target.chunks(step) {
-        session.eval(part, Want::All, &mut |_, l| logits.extend_from_slice(l)).unwrap();
+        session.eval_all(part, &mut |_, l| logits.extend_from_slice(l)).unwrap();
     }
     assert_eq!(session.n_past(), target.len());
     Answer { logits, encoder, decoder: session.take_experts() }
@@ -85,12 +85,11 @@ fn agrees_with_transformers(name: &str) {
 }
 
 fn continuation(engine: &Arc<Engine>, source: &[u32], start: &[u32], n: usize) -> Vec<u32> {
-    let mut session = Session::new(engine).unwrap();
+    let mut session = engine.new_session().unwrap();
     session.encode(source).unwrap();
     let (mut out, mut feed) = (Vec::new(), start.to_vec());
     while out.len() < n {
-        let mut next = 0;
-        session.eval(&feed, Want::Last, &mut |_, l| next = argmax(l) as u32).unwrap();
+        let next = argmax(session.eval(&feed, Want::Last).unwrap().all()) as u32;
         out.push(next);
         feed = vec![next];
     }
@@ -199,14 +198,14 @@ fn what_a_file_lacks_is_named() {
 fn a_text_is_read_before_it_is_answered() {
     let dir = tempfile::tempdir().unwrap();
     let engine = load(&common::convert_golden("switch", "f32", dir.path()), &options());
-    let mut session = Session::new(&engine).unwrap();
-    let error = session.eval(&[0], Want::Last, &mut |_, _| ()).unwrap_err().to_string();
+    let mut session = engine.new_session().unwrap();
+    let error = session.eval(&[0], Want::Last).unwrap_err().to_string();
     assert!(error.contains("source text"), "{error}");
     let error = session.encode(&[]).unwrap_err().to_string();
     assert!(error.contains("empty"), "{error}");
     let error = session.encode(&[1_000_000]).unwrap_err().to_string();
     assert!(error.contains("1000000"), "{error}");
     let decoder = load(&common::convert_golden("mixtral", "f32", dir.path()), &options());
-    let error = Session::new(&decoder).unwrap().encode(&[1]).unwrap_err().to_string();
+    let error = decoder.new_session().unwrap().encode(&[1]).unwrap_err().to_string();
     assert!(error.contains("mixtral") && error.contains("no encoder"), "{error}");
 }

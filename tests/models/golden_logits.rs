@@ -5,16 +5,16 @@ use std::path::Path;
 use std::sync::Arc;
 
 use common::{Npy, argmax, golden_options as options, load, read_ids};
-use moeba::engine::{CacheType, Engine, EngineOptions, Session, Want};
+use moeba::engine::{CacheType, Engine, EngineOptions, Want};
 
 const LENGTHS: [usize; 3] = [5, 17, 70];
 
 /// Logits of all positions, and the chosen experts.
 fn logits(engine: &Arc<Engine>, tokens: &[u32]) -> (Vec<f32>, moeba::engine::Experts) {
-    let mut session = Session::new(engine).unwrap();
+    let mut session = engine.new_session().unwrap();
     session.record_experts(true);
     let mut all = Vec::new();
-    session.eval(tokens, Want::All, &mut |_, l| all.extend_from_slice(l)).unwrap();
+    session.eval_all(tokens, &mut |_, l| all.extend_from_slice(l)).unwrap();
     (all, session.take_experts())
 }
 
@@ -52,12 +52,11 @@ fn agrees_with_transformers(name: &str) {
 }
 
 fn continuation(engine: &Arc<Engine>, prompt: &[u32], n: usize) -> Vec<u32> {
-    let mut session = Session::new(engine).unwrap();
+    let mut session = engine.new_session().unwrap();
     let mut out = Vec::new();
     let mut feed = prompt.to_vec();
     while out.len() < n {
-        let mut best = 0;
-        session.eval(&feed, Want::Last, &mut |_, l| best = argmax(l) as u32).unwrap();
+        let best = argmax(session.eval(&feed, Want::Last).unwrap().all()) as u32;
         out.push(best);
         feed = vec![best];
     }
@@ -246,18 +245,18 @@ fn taking_back_leaves_nothing_behind() {
         let engine = load(&common::convert_golden(name, "f32", dir.path()), &options());
         let tokens: Vec<u32> = (10..30).collect();
         let (expected, _) = logits(&engine, &tokens);
-        let mut session = Session::new(&engine).unwrap();
-        session.eval(&[40, 41, 42], Want::None, &mut |_, _| ()).unwrap();
+        let mut session = engine.new_session().unwrap();
+        session.eval(&[40, 41, 42], Want::None).unwrap();
         assert_eq!(session.truncate(3), 3, "{name}: nothing is taken back");
         assert_eq!(session.truncate(0), 0);
         for keep in [12, 5] {
-            session.eval(&tokens[session.n_past()..], Want::None, &mut |_, _| ()).unwrap();
+            session.eval(&tokens[session.n_past()..], Want::None).unwrap();
             let left = session.truncate(keep);
             assert_eq!(left, if has_state { 0 } else { keep }, "{name}");
             assert_eq!(session.n_past(), left);
         }
         let (left, mut got) = (session.n_past(), Vec::new());
-        session.eval(&tokens[left..], Want::All, &mut |_, l| got.extend_from_slice(l)).unwrap();
+        session.eval_all(&tokens[left..], &mut |_, l| got.extend_from_slice(l)).unwrap();
         assert!(got == expected[left * engine.n_vocab()..], "{name}");
     }
 }

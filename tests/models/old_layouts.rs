@@ -4,7 +4,7 @@ use std::path::Path;
 
 use common::edits::{File, Tensor};
 use common::{convert_golden, moeba};
-use moeba::engine::{Engine, EngineOptions, Session, Want};
+use moeba::engine::{Engine, EngineOptions};
 
 fn logits(path: &Path) -> Vec<f32> {
     let options = EngineOptions { n_threads: Some(1), ..EngineOptions::default() };
@@ -12,7 +12,7 @@ fn logits(path: &Path) -> Vec<f32> {
     let tokens: Vec<u32> = (5..45).collect();
     let mut all = Vec::new();
     let mut take = |_, l: &mut [f32]| all.extend_from_slice(l);
-    Session::new(&engine).unwrap().eval(&tokens, Want::All, &mut take).unwrap();
+    engine.new_session().unwrap().eval_all(&tokens, &mut take).unwrap();
     all
 }
 

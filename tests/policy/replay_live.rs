@@ -2,7 +2,9 @@
 //! both count the same hits, misses and bytes. The live engine runs in lockstep (see
 //! `StreamOptions`), so that nothing depends on how long a read takes.
 
-use moeba::engine::{Engine, EngineOptions, Recorder, RouteRows, Session, TestHooks, Want};
+use moeba::engine::{
+    Engine, EngineOptions, EvalHooks, Recorder, RouteRows, Session, TestHooks, Want,
+};
 use moeba::experts::Counters;
 use moeba::policy::{PolicySpec, Profile};
 use moeba::trace::{
@@ -66,7 +68,7 @@ impl Recorder for Scribe<'_> {
 /// Each request in a session of its own, as a server would.
 fn serve(engine: &Arc<Engine>, mut listen: impl FnMut(&mut Session, &[u32])) {
     for (prompt, rest) in requests() {
-        let mut session = Session::new(engine).unwrap();
+        let mut session = engine.new_session().unwrap();
         listen(&mut session, &prompt);
         rest.iter().for_each(|token| listen(&mut session, &[*token]));
     }
@@ -86,7 +88,8 @@ fn record(path: &Path) -> Recorded {
             recorded.requests.push(Vec::new());
         }
         let mut scribe = Scribe { recorded: &mut recorded, first: 0 };
-        session.eval_recorded(tokens, Want::None, &mut scribe, &mut |_, _| ()).unwrap();
+        let hooks = EvalHooks { recorder: Some(&mut scribe), ..EvalHooks::default() };
+        session.eval_with(tokens, Want::None, hooks).unwrap();
     });
     recorded
 }
@@ -94,7 +97,7 @@ fn record(path: &Path) -> Recorded {
 fn live(path: &Path, options: &EngineOptions) -> Counters {
     let engine = common::stream::load(path, options);
     serve(&engine, |session, tokens| {
-        session.eval(tokens, Want::None, &mut |_, _| ()).unwrap();
+        session.eval(tokens, Want::None).unwrap();
     });
     common::stream::expect_rest(&engine);
     engine.expert_counters().unwrap()

@@ -10,10 +10,9 @@ mod work;
 
 use super::args::{self, BatchArgs};
 use super::model::ModelArg;
-use super::report::{Moved, Watch};
 use super::values::Parsed;
 use super::{stats, values};
-use crate::engine::{Engine, Session, Want};
+use crate::engine::{Engine, ExpertTraffic, Session, Want};
 use crate::machine::Wall;
 use crate::{Result, interrupt, terminal};
 use report::{Format, Report, Row};
@@ -141,7 +140,7 @@ struct Samples {
     peak_rss_bytes: Option<u64>,
     traffic: Traffic,
     /// What experts cost in all runs together.
-    experts: Moved,
+    experts: ExpertTraffic,
 }
 
 struct Bench<'a> {
@@ -154,7 +153,7 @@ struct Bench<'a> {
 
 impl<'a> Bench<'a> {
     fn new(engine: &'a Arc<Engine>, args: &'a Args, test: Test) -> Result<Self> {
-        let session = Session::new(engine)?;
+        let session = engine.new_session()?;
         let tokens = Tokens::new(engine.tokenizer().n_vocab());
         Ok(Self { engine, args, test, session, tokens })
     }
@@ -172,7 +171,7 @@ impl<'a> Bench<'a> {
         }
         let started = SystemTime::now();
         let bar = terminal::bar("bench", self.args.repetitions as u64);
-        let (mut ns, mut walls, mut experts) = (Vec::new(), Vec::new(), None::<Moved>);
+        let (mut ns, mut walls, mut experts) = (Vec::new(), Vec::new(), None::<ExpertTraffic>);
         let mut peak_rss_bytes = None;
         for _ in 0..self.args.repetitions {
             self.prepare()?;
@@ -180,11 +179,11 @@ impl<'a> Bench<'a> {
                 peak_rss_bytes = peak_rss_bytes.max(stats::peak_rss_bytes());
                 walls.push(wall::measure(self.engine));
             }
-            let (watch, start) = (Watch::start(self.engine), Instant::now());
+            let (before, start) = (self.engine.expert_traffic(), Instant::now());
             self.once()?;
             ns.push(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
-            let now = watch.counted(self.engine);
-            experts = Some(experts.map_or(now, |before| now.plus(&before)));
+            let now = self.engine.expert_traffic().since(&before);
+            experts = Some(experts.map_or(now, |sum| now.plus(&sum)));
             bar.inc(1);
         }
         drop(bar);
@@ -204,7 +203,7 @@ impl<'a> Bench<'a> {
         for _ in 0..self.test.n_gen {
             interrupt::check()?;
             let token = self.tokens.next();
-            self.session.eval(&[token], Want::Last, &mut |_, _| {})?;
+            self.session.eval(&[token], Want::Last)?;
         }
         Ok(())
     }
@@ -212,7 +211,7 @@ impl<'a> Bench<'a> {
     fn prompt(&mut self, n: usize) -> Result<()> {
         let tokens: Vec<u32> = (0..n).map(|_| self.tokens.next()).collect();
         for part in tokens.chunks(self.args.batch.batch_size) {
-            self.session.eval(part, Want::Last, &mut |_, _| {})?;
+            self.session.eval(part, Want::Last)?;
         }
         Ok(())
     }

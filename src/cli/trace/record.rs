@@ -9,7 +9,7 @@ use super::super::out;
 use super::super::prompt::read_text;
 use super::super::values::{self, Parsed};
 use super::places::{Lengths, Source};
-use crate::engine::{Engine, Recorder, RouteRows, Session, Want};
+use crate::engine::{Engine, EvalHooks, Recorder, RouteRows, Session, Want};
 use crate::experts::SlotLayout;
 use crate::gguf::Gguf;
 use crate::policy::Phase;
@@ -173,7 +173,7 @@ impl<'a> Job<'a> {
         let n_ahead = header.ahead;
         let writer = Writer::new(file, header).map_err(|e| Error::io(&args.output, e))?;
         let recorder = TraceRecorder { writer, phase: Phase::Prompt, n_ahead, fault: None };
-        let session = Session::new(engine)?;
+        let session = engine.new_session()?;
         Ok(Self { engine, args, session, recorder, n_tokens: 0, bar })
     }
 
@@ -221,11 +221,9 @@ impl<'a> Job<'a> {
     ) -> Result<Option<u32>> {
         self.recorder.phase = phase;
         let want = if sampler.is_some() { Want::Last } else { Want::None };
-        let mut next = None;
-        let mut sampler = sampler;
-        self.session.eval_recorded(tokens, want, &mut self.recorder, &mut |_, logits| {
-            next = sampler.as_mut().map(|sampler| sampler.sample(logits));
-        })?;
+        let hooks = EvalHooks { recorder: Some(&mut self.recorder), ..EvalHooks::default() };
+        let logits = self.session.eval_with(tokens, want, hooks)?.all();
+        let next = sampler.map(|sampler| sampler.sample(logits));
         if let Some(e) = self.recorder.fault.take() {
             return Err(self.io(e));
         }

@@ -1,0 +1,391 @@
+//! Text generation: the prompt's tokens go into the KV cache, then one token follows the other
+//! until something ends the text.
+//!
+//! [`Generation`] is one request between two passes. It chooses tokens and makes text of them, and
+//! computes nothing itself, so that a scheduler can drive many of them with one batch.
+//! [`Generator`] drives one with a session of its own.
+
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::traffic::ExpertTraffic;
+use super::{Engine, EvalHooks, Logits, Session, TopK, Want};
+use crate::cancel::Cancel;
+use crate::sample::{Sampler, SamplerOptions, StopMatcher};
+use crate::tokenizer::{Detokenizer, Tokenizer};
+use crate::{Error, Result};
+
+/// A text to continue, and how.
+#[derive(Clone, Debug, Default)]
+pub struct Request {
+    /// Token ids of the prompt, at least one. For an encoder–decoder model: the beginning of the
+    /// answer.
+    pub prompt: Vec<u32>,
+    /// Token ids that the encoder reads, if the model has one.
+    pub source: Option<Vec<u32>>,
+    pub sampling: SamplerOptions,
+    pub limits: Limits,
+    /// Whether the answer is a text of its own and not the prompt's next words: SentencePiece's
+    /// leading space is dropped then.
+    pub own_text: bool,
+    /// Whether control tokens are part of the text.
+    pub shows_control: bool,
+    /// Control tokens that are part of the text where others are not.
+    pub shown: Vec<u32>,
+    /// Ends the request early.
+    pub cancel: Cancel,
+}
+
+/// Bounds of a text besides the model's own end.
+#[derive(Clone, Debug, Default)]
+pub struct Limits {
+    /// Tokens at most; `None` is no limit.
+    pub n_predict: Option<usize>,
+    /// Whether the model's end tokens are banned.
+    pub ignore_eos: bool,
+    /// Strings that end the text. They are no part of it.
+    pub stops: Vec<String>,
+}
+
+/// Why a text ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// The model chose an end token.
+    StopToken,
+    /// One of [`Limits::stops`] was found.
+    StopString,
+    /// [`Limits::n_predict`] tokens were generated.
+    Length,
+    /// The context has no room for another token.
+    ContextFull,
+    /// [`Request::cancel`] was set.
+    Cancelled,
+}
+
+/// Receives a text while it is generated.
+pub trait TextSink {
+    /// The next characters: whole ones, as soon as no stop string can begin with them. An error
+    /// ends the generation.
+    fn text(&mut self, text: &str) -> Result<()>;
+
+    /// `done` of `total` tokens of the prompt are computed. Called before each layer of a pass,
+    /// and with `done == total` once the prompt is computed.
+    fn prompt_progress(&mut self, _done: usize, _total: usize) {}
+
+    /// A token that must come next whatever the model would choose. Asked before each choice;
+    /// `is_whole` says that the last token ended a character.
+    fn forced(&mut self, _is_whole: bool) -> Option<u32> {
+        None
+    }
+}
+
+impl<F: FnMut(&str) -> Result<()>> TextSink for F {
+    fn text(&mut self, text: &str) -> Result<()> {
+        self(text)
+    }
+}
+
+/// What became of a request, and what it took.
+#[derive(Clone, Copy, Debug)]
+pub struct Outcome {
+    pub finish: FinishReason,
+    /// Tokens of the prompt and the source text that were computed.
+    pub n_prompt: usize,
+    /// Tokens of the prompt that the session had already.
+    pub n_reused: usize,
+    pub n_generated: usize,
+    /// From the start until the first token is chosen.
+    pub prompt_time: Duration,
+    /// From there to the last token.
+    pub decode_time: Duration,
+    /// Experts moved in `prompt_time`.
+    pub prompt_traffic: ExpertTraffic,
+    /// Experts moved in `decode_time`.
+    pub decode_traffic: ExpertTraffic,
+}
+
+impl Outcome {
+    fn new(finish: FinishReason) -> Outcome {
+        Outcome {
+            finish,
+            n_prompt: 0,
+            n_reused: 0,
+            n_generated: 0,
+            prompt_time: Duration::ZERO,
+            decode_time: Duration::ZERO,
+            prompt_traffic: ExpertTraffic::default(),
+            decode_traffic: ExpertTraffic::default(),
+        }
+    }
+}
+
+/// What a generation does after a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Compute this token and choose the one that follows.
+    Next(u32),
+    Finished(FinishReason),
+}
+
+/// One request between two passes: sampler, text and limits. The caller computes.
+///
+/// Whoever drives it computes the prompt, wanting [`Generation::want`] of the last token's logits,
+/// then repeats: [`Generation::choose`] a token from the logits, [`Generation::accept`] it, and
+/// compute it if the answer is [`Step::Next`]. [`Generation::finish`] writes the rest of the text.
+pub struct Generation {
+    engine: Arc<Engine>,
+    sampler: Sampler,
+    limits: Limits,
+    detokenizer: Detokenizer<EngineTokenizer>,
+    stops: StopMatcher,
+    has_stopped: bool,
+    n_generated: usize,
+}
+
+/// A tokenizer that lives as long as somebody decodes with it.
+struct EngineTokenizer(Arc<Engine>);
+
+impl Deref for EngineTokenizer {
+    type Target = Tokenizer;
+
+    fn deref(&self) -> &Tokenizer {
+        self.0.tokenizer()
+    }
+}
+
+impl Generation {
+    /// Fails for sampling options that make no sense, and for a prompt that is empty or longer than
+    /// the context.
+    pub fn new(engine: &Arc<Engine>, request: &Request) -> Result<Generation> {
+        check(&request.prompt, engine.n_ctx())?;
+        let Request { limits, sampling, .. } = request;
+        let mut sampler = Sampler::for_text(sampling.clone(), engine.tokenizer())?;
+        if limits.ignore_eos {
+            sampler.ban(engine.tokenizer().eog_ids());
+        }
+        request.prompt.iter().for_each(|&id| sampler.accept(id));
+        let (tokenizer, skip_special) = (EngineTokenizer(engine.clone()), !request.shows_control);
+        let detokenizer = match request.own_text {
+            true => Detokenizer::new(tokenizer, skip_special),
+            false => Detokenizer::continuing(tokenizer, skip_special),
+        };
+        Ok(Generation {
+            engine: engine.clone(),
+            sampler,
+            limits: limits.clone(),
+            detokenizer: detokenizer.showing(&request.shown),
+            stops: StopMatcher::new(limits.stops.iter().cloned()),
+            has_stopped: false,
+            n_generated: 0,
+        })
+    }
+
+    /// The logits of a text's last token that `choose` needs.
+    pub fn want(&self) -> Want {
+        let n_vocab = self.n_vocab();
+        self.sampler.n_best().map_or(Want::Last, |k| Want::LastBest(TopK { k, n_vocab }))
+    }
+
+    /// A model may have more rows than its vocabulary has tokens: padding, never an answer.
+    fn n_vocab(&self) -> usize {
+        self.engine.tokenizer().n_vocab()
+    }
+
+    /// The token that follows the one whose logits these are.
+    pub fn choose(&mut self, logits: Logits<'_>, sink: &mut dyn TextSink) -> Result<u32> {
+        let n_vocab = self.n_vocab();
+        let token = match (sink.forced(self.detokenizer.is_whole()), logits) {
+            (Some(id), _) => id,
+            (None, Logits::All(logits)) => self.sampler.sample(&logits[..n_vocab])?,
+            (None, Logits::Best { ids, logits }) => self.sampler.sample_best(ids, logits)?,
+        };
+        self.sampler.accept(token);
+        Ok(token)
+    }
+
+    /// Adds a chosen token to the text; `n_past` tokens are in the cache.
+    pub fn accept(&mut self, token: u32, n_past: usize, sink: &mut dyn TextSink) -> Result<Step> {
+        let is_full = |n| self.limits.n_predict == Some(n);
+        if is_full(self.n_generated) {
+            return Ok(Step::Finished(FinishReason::Length));
+        }
+        let is_last = is_full(self.n_generated + 1);
+        self.n_generated += 1;
+        if self.engine.tokenizer().is_eog(token) {
+            return Ok(Step::Finished(FinishReason::StopToken));
+        }
+        let found = self.stops.push(self.detokenizer.push(token)?);
+        self.has_stopped = found.by.is_some();
+        if !found.text.is_empty() {
+            sink.text(found.text)?;
+        }
+        Ok(match () {
+            () if self.has_stopped => Step::Finished(FinishReason::StopString),
+            () if is_last => Step::Finished(FinishReason::Length),
+            () if n_past == self.engine.n_ctx() => Step::Finished(FinishReason::ContextFull),
+            () => Step::Next(token),
+        })
+    }
+
+    /// Passes on the text that was held back, unless a stop string ended it.
+    pub fn finish(&mut self, sink: &mut dyn TextSink) -> Result<()> {
+        if self.has_stopped {
+            return Ok(());
+        }
+        let mut rest = self.stops.push(self.detokenizer.finish()).text.to_owned();
+        rest.push_str(self.stops.finish());
+        if rest.is_empty() { Ok(()) } else { sink.text(&rest) }
+    }
+
+    /// Tokens so far, the end token included.
+    pub fn n_generated(&self) -> usize {
+        self.n_generated
+    }
+}
+
+fn check(prompt: &[u32], n_ctx: usize) -> Result<()> {
+    if prompt.is_empty() {
+        return Err(Error::invalid("the prompt is empty: there is nothing to continue"));
+    }
+    if prompt.len() > n_ctx {
+        return Err(Error::invalid(format!(
+            "the prompt has {} tokens and the context {n_ctx}: shorten it or raise -c",
+            prompt.len()
+        )));
+    }
+    Ok(())
+}
+
+/// Serves one request after the other with a session of its own. Of each prompt it computes what
+/// follows the longest prefix that the session holds.
+///
+/// ```no_run
+/// use moeba::engine::{Engine, EngineOptions, Generator, Request};
+/// use moeba::tokenizer::EncodeOptions;
+///
+/// # fn main() -> moeba::Result<()> {
+/// let engine = Engine::load("model.gguf".as_ref(), &EngineOptions::default(), &mut |_| ())?;
+/// let prompt = engine.tokenizer().encode("Once upon a time", EncodeOptions::PROMPT);
+/// let request = Request { prompt, ..Request::default() };
+/// let outcome = Generator::new(&engine)?.generate(&request, &mut |text: &str| {
+///     print!("{text}");
+///     Ok(())
+/// })?;
+/// println!("\n{:?} after {} tokens", outcome.finish, outcome.n_generated);
+/// # Ok(())
+/// # }
+/// ```
+pub struct Generator {
+    engine: Arc<Engine>,
+    session: Session,
+}
+
+impl Generator {
+    /// Takes the memory of a session; see [`Engine::new_session`].
+    pub fn new(engine: &Arc<Engine>) -> Result<Generator> {
+        Ok(Generator { engine: engine.clone(), session: engine.new_session()? })
+    }
+
+    pub fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    /// Empties the context.
+    pub fn clear(&mut self) {
+        self.session.truncate(0);
+    }
+
+    /// Tokens of context in use.
+    pub fn n_past(&self) -> usize {
+        self.session.n_past()
+    }
+
+    /// Continues the request's prompt and gives the text to `sink`.
+    ///
+    /// A request that is cancelled is no error: it ends with the text that there is. Errors are
+    /// those of [`Generation::new`] and [`Session::eval`], and the sink's own.
+    pub fn generate(&mut self, request: &Request, sink: &mut dyn TextSink) -> Result<Outcome> {
+        let mut generation = Generation::new(&self.engine, request)?;
+        let mut outcome = Outcome::new(FinishReason::Cancelled);
+        self.session.set_cancel(request.cancel.clone());
+        let clock = Clock::start(&self.engine);
+        let first = self.read_prompt(request, &mut generation, sink, &mut outcome);
+        (outcome.prompt_time, outcome.prompt_traffic) = clock.stop(&self.engine);
+        let first = match first {
+            Err(Error::Interrupted) => {
+                outcome.n_prompt = self.n_past().saturating_sub(outcome.n_reused);
+                return Ok(outcome);
+            }
+            other => other?,
+        };
+        let clock = Clock::start(&self.engine);
+        let finish = self.decode(first, &mut generation, sink);
+        outcome.n_generated = generation.n_generated();
+        outcome.finish = finish?;
+        generation.finish(sink)?;
+        (outcome.decode_time, outcome.decode_traffic) = clock.stop(&self.engine);
+        Ok(outcome)
+    }
+
+    /// Computes what the session lacks of the prompt, and chooses the first token.
+    fn read_prompt(
+        &mut self,
+        request: &Request,
+        generation: &mut Generation,
+        sink: &mut dyn TextSink,
+        outcome: &mut Outcome,
+    ) -> Result<u32> {
+        let Request { prompt, source, .. } = request;
+        if let Some(source) = source {
+            outcome.n_prompt = source.len();
+            self.session.encode(source)?;
+        }
+        let n_left = self.session.sync(prompt)?;
+        outcome.n_reused = prompt.len() - n_left;
+        outcome.n_prompt += n_left;
+        let mut progress = |done: usize| sink.prompt_progress(done, n_left);
+        let hooks = EvalHooks { progress: Some(&mut progress), ..EvalHooks::default() };
+        let tokens = &prompt[outcome.n_reused..];
+        let logits = self.session.eval_with(tokens, generation.want(), hooks)?;
+        sink.prompt_progress(n_left, n_left);
+        generation.choose(logits, sink)
+    }
+
+    /// Computes token by token, beginning with the one that the prompt led to.
+    fn decode(
+        &mut self,
+        first: u32,
+        generation: &mut Generation,
+        sink: &mut dyn TextSink,
+    ) -> Result<FinishReason> {
+        let mut token = first;
+        loop {
+            token = match generation.accept(token, self.n_past(), sink)? {
+                Step::Finished(why) => return Ok(why),
+                Step::Next(token) => token,
+            };
+            let next = self.session.eval(&[token], generation.want());
+            token = match next.and_then(|logits| generation.choose(logits, sink)) {
+                Err(Error::Interrupted) => return Ok(FinishReason::Cancelled),
+                other => other?,
+            };
+        }
+    }
+}
+
+/// Time and traffic of a phase.
+struct Clock {
+    start: Instant,
+    before: ExpertTraffic,
+}
+
+impl Clock {
+    fn start(engine: &Engine) -> Clock {
+        Clock { before: engine.expert_traffic(), start: Instant::now() }
+    }
+
+    fn stop(&self, engine: &Engine) -> (Duration, ExpertTraffic) {
+        (self.start.elapsed(), engine.expert_traffic().since(&self.before))
+    }
+}

@@ -1,0 +1,43 @@
+//! What moving experts costs.
+
+use super::Engine;
+use crate::experts::Counters;
+
+/// Counters of the links that move experts, since the engine was loaded or over a span of time.
+/// `None` where nothing moves.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ExpertTraffic {
+    /// Between memory and GPUs.
+    pub link: Option<Counters>,
+    /// Between disk and memory.
+    pub disk: Option<Counters>,
+}
+
+impl ExpertTraffic {
+    /// The link to where experts are computed: the GPUs', or the disk's without a GPU.
+    pub fn top(&self) -> Option<&Counters> {
+        self.link.as_ref().or(self.disk.as_ref())
+    }
+
+    /// What was counted after `before`.
+    pub fn since(&self, before: &ExpertTraffic) -> ExpertTraffic {
+        self.with(before, Counters::since)
+    }
+
+    /// The sums of two spans.
+    pub fn plus(&self, other: &ExpertTraffic) -> ExpertTraffic {
+        self.with(other, Counters::plus)
+    }
+
+    fn with(&self, other: &ExpertTraffic, f: fn(&Counters, &Counters) -> Counters) -> Self {
+        let both = |a: Option<Counters>, b: Option<Counters>| Some(f(&a?, &b?));
+        ExpertTraffic { link: both(self.link, other.link), disk: both(self.disk, other.disk) }
+    }
+}
+
+impl Engine {
+    /// Counters of all links since the engine was loaded.
+    pub fn expert_traffic(&self) -> ExpertTraffic {
+        ExpertTraffic { link: self.link_counters(), disk: self.disk_counters() }
+    }
+}
