@@ -1,6 +1,6 @@
 //! Scalar and vector, matrix–vector and matrix–matrix: the same bits, for every format and shape.
 
-use common::quant::{Random, bits, halves, types, weights};
+use common::quant::{Random, bits, scales, types, weights};
 use moeba::gguf::TensorType;
 use moeba::quant::dequantize;
 use moeba::simd::{
@@ -303,14 +303,14 @@ fn activations_with_nan_or_infinity_give_nan() {
 
 #[test]
 fn infinite_and_nan_scales_agree_to_the_bit() {
-    for ty in types().into_iter().filter(|ty| !halves(*ty).is_empty()) {
+    for ty in types().into_iter().filter(|ty| !scales(*ty).is_empty()) {
         let (rows, cols, tokens) = (17, 9 * ty.block_len(), 5);
         let mut random = Random(13);
         let mut bytes = weights(ty, rows, cols, 0, &mut random);
         for (i, block) in bytes.chunks_exact_mut(ty.block_bytes()).enumerate() {
             let odd = [0x7c00u16, 0xfc00, 0x7e00];
             if let Some(odd) = odd.get(i % 40) {
-                let at = halves(ty)[i % halves(ty).len()];
+                let at = scales(ty)[i % scales(ty).len()];
                 block[at..at + 2].copy_from_slice(&odd.to_le_bytes());
             }
         }

@@ -1,5 +1,4 @@
 //! An emulated GPU for tests of its kernels.
-#![allow(dead_code)] // each test file uses a part of it
 
 use moeba::backend::gpu::emulated::Config;
 use moeba::backend::gpu::{Device, DeviceBuffer, Emulated, Stream};
@@ -33,6 +32,10 @@ impl Bench {
     }
 
     pub fn up_u32(&self, x: &[u32]) -> DeviceBuffer {
+        self.up(&x.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>())
+    }
+
+    pub fn up_u64(&self, x: &[u64]) -> DeviceBuffer {
         self.up(&x.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>())
     }
 

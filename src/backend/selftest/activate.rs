@@ -10,8 +10,20 @@ use crate::backend::gpu::activate::Activate;
 use crate::backend::ops::Activation;
 
 /// Ends of the exponential's range, and what is no number.
-const HARD: [f32; 9] =
-    [0.0, -0.0, 88.7, -103.9, 1e30, -1e30, f32::INFINITY, f32::NEG_INFINITY, f32::NAN];
+const HARD: [f32; 12] = [
+    0.0,
+    -0.0,
+    88.7,
+    -87.3,
+    -103.9,
+    1e30,
+    -1e30,
+    7.0,
+    -7.0001,
+    f32::INFINITY,
+    f32::NEG_INFINITY,
+    f32::NAN,
+];
 
 /// Of the clamped one: limit and slope of the gate.
 const LIMIT: f32 = 7.0;
@@ -20,7 +32,7 @@ const SLOPE: f32 = 1.702;
 pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
     let activate = Activate::load(&bench.gpu)?;
     let kernels = bench.cpu.kernels;
-    let n = bench.shapes(&[1000], &[1 << 20]).into_iter().max().unwrap_or(0);
+    let n = bench.shapes(&[1000], &[], &[1 << 20]).into_iter().max().unwrap_or(0);
     let mut random = Random(5);
     let (mut gate, mut up) = (random.floats(n), random.floats(n));
     for (x, y) in HARD.iter().flat_map(|x| HARD.map(|y| (*x, y))) {
@@ -64,12 +76,18 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
         Ok(())
     });
     report.row("softmax_rows", "f32", |row| {
-        for (rows, n) in bench.shapes(&[(1, 1), (3, 7), (5, 33), (4, 160)], &[(64, 4096)]) {
-            let mut x = Random(n as u64).floats(rows * n);
-            let x_up = bench.up_f32(&x)?;
-            activate.softmax_rows(&bench.stream, x_up.all(), n)?;
-            x.chunks_exact_mut(n).for_each(|row| kernels.softmax(row));
-            row.bits(format!("{rows}×{n}"), &bench.down_f32(&x_up)?, &x);
+        let odd = [(2, 8), (1, 64), (1, 1000)];
+        for (rows, n) in bench.shapes(&[(1, 1), (3, 7), (5, 33), (4, 160)], &odd, &[(64, 4096)]) {
+            for first in [None, Some(f32::INFINITY), Some(f32::NAN), Some(-7.0001)] {
+                let mut x = Random(n as u64).floats(rows * n);
+                if let Some(first) = first.filter(|_| n > 1) {
+                    (x[0], x[n - 1]) = (first, f32::NEG_INFINITY);
+                }
+                let x_up = bench.up_f32(&x)?;
+                activate.softmax_rows(&bench.stream, x_up.all(), n)?;
+                x.chunks_exact_mut(n).for_each(|row| kernels.softmax(row));
+                row.bits(format!("{rows}×{n}"), &bench.down_f32(&x_up)?, &x);
+            }
         }
         Ok(())
     });

@@ -43,7 +43,7 @@ struct Kernels {
 pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
     let attention = Attention::load(&bench.gpu)?;
     let kernels = Kernels { attention, store: CacheStore::load(&bench.gpu)? };
-    let shapes = bench.shapes(&small(), &large());
+    let shapes = bench.shapes(&small(), &[], &large());
     for ty in TYPES {
         let cases: Vec<Case> = shapes.iter().map(|shape| Case::new(bench, ty, *shape)).collect();
         report.row("cache_store", ty, |row| {

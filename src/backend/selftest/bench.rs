@@ -17,11 +17,12 @@ impl Bench {
         Ok(Bench { gpu: gpu.clone(), stream: Stream::new(gpu)?, cpu: Cpu::new(1), extent })
     }
 
-    /// Small shapes, and large ones where there is time for them.
-    pub fn shapes<T: Copy>(&self, small: &[T], large: &[T]) -> Vec<T> {
+    /// Small shapes; odd ones and large ones where there is time for them.
+    pub fn shapes<T: Copy>(&self, small: &[T], odd: &[T], large: &[T]) -> Vec<T> {
         match self.extent {
             Extent::Quick => small.to_vec(),
-            Extent::Full => [small, large].concat(),
+            Extent::Odd => [small, odd].concat(),
+            Extent::Full => [small, odd, large].concat(),
         }
     }
 

@@ -34,9 +34,7 @@ impl Random {
 /// Values that are quantised for one matrix, which takes time: its blocks are drawn from theirs.
 const POOL: usize = 2048;
 
-/// Dense rows of blocks in any order: quantised where the engine has a quantiser, else, in the
-/// formats of one and two bits and the grids of three, of any bits with an f16 scale in front that
-/// is finite.
+/// Dense rows of blocks in any order: quantised where the engine has a quantiser, else of any bits.
 pub fn weights(ty: TensorType, rows: usize, cols: usize, random: &mut Random) -> Vec<u8> {
     let mut pool = vec![0; POOL / ty.block_len() * ty.block_bytes()];
     if quant::can_quantize(ty) {
@@ -53,13 +51,45 @@ pub fn weights(ty: TensorType, rows: usize, cols: usize, random: &mut Random) ->
     bytes
 }
 
-fn any_bits(ty: TensorType, block: &mut [u8], random: &mut Random) {
+/// Replaces every second block by one of any bits: no quantiser writes some codes and sub-block
+/// scales that a format allows.
+pub fn mix_in_any_bits(ty: TensorType, bytes: &mut [u8], random: &mut Random) {
+    if ty.block_len() > 1 {
+        let blocks = bytes.chunks_exact_mut(ty.block_bytes());
+        blocks.step_by(2).for_each(|block| any_bits(ty, block, random));
+    }
+}
+
+/// The offsets of a block's f16 scales.
+pub fn scales(ty: TensorType) -> &'static [usize] {
+    use TensorType::*;
+    match ty {
+        Q4_0 | Q5_0 | Q8_0 | Q8_1 | IQ4_NL | IQ4_XS => &[0],
+        Q4_1 | Q5_1 | Q4_K | Q5_K => &[0, 2],
+        Q2_K => &[80, 82],
+        Q3_K => &[108],
+        IQ1_S | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S => &[0],
+        Q6_K => &[208],
+        TQ1_0 => &[52],
+        TQ2_0 => &[64],
+        F32 | F16 | BF16 | IQ1_M | MXFP4 | NVFP4 => &[],
+        other => panic!("{other}: where are its scales?"),
+    }
+}
+
+/// A block of any bits that the format allows, with finite scales.
+pub fn any_bits(ty: TensorType, block: &mut [u8], random: &mut Random) {
     block.iter_mut().for_each(|byte| *byte = random.next() as u8);
+    for at in scales(ty) {
+        let scale = half::f16::from_f32(0.05 * random.float());
+        block[*at..at + 2].copy_from_slice(&scale.to_le_bytes());
+    }
     if ty == TensorType::IQ1_M {
         // Its f16 is spread over four bytes; without the exponent's top bit it is below 2.
         block[55] &= 0xbf;
-    } else {
-        let scale = half::f16::from_f32(0.05 * random.float());
-        block[..2].copy_from_slice(&scale.to_le_bytes());
+    }
+    if ty == TensorType::MXFP4 {
+        // Powers of two that a product can take; the first two bytes are subnormal.
+        block[0] = [0, 1, 2, 3, 90, 120, 125, 126, 127, 128, 200][random.below(11)];
     }
 }

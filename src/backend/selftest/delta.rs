@@ -8,8 +8,9 @@ use crate::backend::gpu::delta::{Delta, DeviceGates, GateProducts};
 use crate::backend::ops::{DeltaShape, HeadOrder};
 
 const EPS: f32 = 1e-6;
-/// A prompt, a token, and fewer tokens than the convolution remembers.
-const PASSES: [usize; 3] = [9, 1, 2];
+/// A prompt, tokens one by one, and passes shorter than what the convolution remembers.
+const PASSES: [usize; 6] = [9, 1, 1, 2, 3, 1];
+const LONG_PASSES: [usize; 3] = [1, 70, 33];
 
 pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
     let delta = Delta::load(&bench.gpu)?;
@@ -21,16 +22,30 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
         kernel: 4,
         order,
     };
+    let small = shape([2, 4, 3, 5], HeadOrder::Grouped);
     let shapes = bench.shapes(
-        &[shape([2, 4, 3, 5], HeadOrder::Grouped), shape([2, 6, 65, 33], HeadOrder::Tiled)],
+        &[small, shape([2, 6, 65, 33], HeadOrder::Tiled)],
+        &[
+            shape([2, 6, 3, 5], HeadOrder::Tiled),
+            shape([1, 2, 65, 33], HeadOrder::Grouped),
+            DeltaShape { kernel: 1, ..shape([3, 3, 32, 64], HeadOrder::Tiled) },
+            shape([2, 2, 128, 128], HeadOrder::Grouped),
+        ],
         &[shape([16, 32, 128, 128], HeadOrder::Grouped)],
     );
     report.row("delta_rule", "f32", |row| {
-        let mut cases = shapes.iter().flat_map(|shape| [(*shape, true), (*shape, false)]);
-        cases.try_for_each(|case| compare(bench, &delta, case, row))
+        for (mixed, shape) in
+            [true, false].into_iter().flat_map(|m| shapes.iter().map(move |s| (m, s)))
+        {
+            Case { shape: *shape, mixed, passes: &PASSES }.compare(bench, &delta, row)?;
+        }
+        for shape in bench.shapes(&[], &[small], &[]) {
+            Case { shape, mixed: false, passes: &LONG_PASSES }.compare(bench, &delta, row)?;
+        }
+        Ok(())
     });
     report.row("delta_norm", "f32", |row| {
-        for [rows, dim] in bench.shapes(&[[7, 5], [1, 130]], &[[512, 128]]) {
+        for [rows, dim] in bench.shapes(&[[7, 5], [1, 130]], &[[1, 128], [12, 64]], &[[512, 128]]) {
             let mut random = Random(dim as u64);
             let (mut x, weight) = (random.floats(rows * dim), random.floats(dim));
             let gate = random.floats(rows * dim);
@@ -46,54 +61,61 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Outputs, and what is remembered from pass to pass. Products of the gates come mixed or apart.
-fn compare(
-    bench: &Bench,
-    delta: &Delta,
-    (shape, mixed): (DeltaShape, bool),
-    row: &mut Row,
-) -> Result<()> {
-    let (mut random, n) = (Random(shape.k_dim as u64), shape.n_v_heads);
-    let (conv, dt) = (random.floats(shape.channels() * shape.kernel), random.floats(n));
-    // None positive, as in models: a state that grew without bound would hide everything.
-    let a: Vec<f32> = random.floats(n).into_iter().map(|a| -a.abs()).collect();
-    let (mut past, mut state) = (random.floats(shape.n_past()), random.floats(shape.n_state()));
-    let [conv_up, dt_up, a_up, past_up, state_up] =
-        [&conv, &dt, &a, &past, &state].map(|v| bench.up_f32(v));
-    let (conv_up, dt_up, a_up) = (conv_up?, dt_up?, a_up?);
-    let (past_up, state_up, stream) = (past_up?, state_up?, &bench.stream);
-    for tokens in PASSES {
-        let x = random.floats(tokens * shape.channels());
-        let (mut beta, mut alpha) = (random.floats(tokens * n), random.floats(tokens * n));
+/// Passes of so many tokens each, one after the other.
+struct Case<'a> {
+    shape: DeltaShape,
+    /// Whether products of the gates come mixed or apart.
+    mixed: bool,
+    passes: &'a [usize],
+}
 
-        let (x_up, qkv) = (bench.up_f32(&x)?, bench.empty(4 * x.len())?);
-        let (conv_all, past_all) = (conv_up.all(), past_up.all());
-        delta.inputs(stream, shape, conv_all, past_all, x_up.all(), qkv.all())?;
-        let out = bench.empty(4 * tokens * shape.value_width())?;
-        let both = bench.up_f32(&mix(n / shape.n_k_heads, &beta, &alpha))?;
-        let (beta_up, alpha_up) = (bench.up_f32(&beta)?, bench.up_f32(&alpha)?);
-        let products = match mixed {
-            true => GateProducts::Mixed(both.all()),
-            false => GateProducts::Apart { beta: beta_up.all(), alpha: alpha_up.all() },
-        };
-        let gates = DeviceGates { products, dt: dt_up.all(), a: a_up.all() };
-        delta.rule(stream, shape, qkv.all(), gates, state_up.all(), out.all())?;
+impl Case<'_> {
+    /// Outputs, and the memory that a pass leaves to the next one.
+    fn compare(&self, bench: &Bench, delta: &Delta, row: &mut Row) -> Result<()> {
+        let Case { shape, mixed, passes } = *self;
+        let (mut random, n) = (Random(shape.k_dim as u64), shape.n_v_heads);
+        let (conv, dt) = (random.floats(shape.channels() * shape.kernel), random.floats(n));
+        // None positive, as in models: a state that grew without bound would hide everything.
+        let a: Vec<f32> = random.floats(n).into_iter().map(|a| -a.abs()).collect();
+        let (mut past, mut state) = (random.floats(shape.n_past()), random.floats(shape.n_state()));
+        let [conv_up, dt_up, a_up, past_up, state_up] =
+            [&conv, &dt, &a, &past, &state].map(|v| bench.up_f32(v));
+        let (conv_up, dt_up, a_up) = (conv_up?, dt_up?, a_up?);
+        let (past_up, state_up, stream) = (past_up?, state_up?, &bench.stream);
+        for tokens in passes.iter().copied() {
+            let x = random.floats(tokens * shape.channels());
+            let (mut beta, mut alpha) = (random.floats(tokens * n), random.floats(tokens * n));
 
-        let cpu = &bench.cpu;
-        cpu.kernels.sigmoid(&mut beta);
-        cpu.log_decays(&mut alpha, &dt, &a);
-        let mut convolved = vec![0.0; x.len()];
-        cpu.short_conv(shape, &conv, &mut past, &x, &mut convolved);
-        let mut expected = vec![0.0; tokens * shape.value_width()];
-        cpu.delta_rule(shape, &convolved, (&alpha, &beta), &mut state, &mut expected);
+            let (x_up, qkv) = (bench.up_f32(&x)?, bench.empty(4 * x.len())?);
+            let (conv_all, past_all) = (conv_up.all(), past_up.all());
+            delta.inputs(stream, shape, conv_all, past_all, x_up.all(), qkv.all())?;
+            let out = bench.empty(4 * tokens * shape.value_width())?;
+            let both = bench.up_f32(&mix(n / shape.n_k_heads, &beta, &alpha))?;
+            let (beta_up, alpha_up) = (bench.up_f32(&beta)?, bench.up_f32(&alpha)?);
+            let products = match mixed {
+                true => GateProducts::Mixed(both.all()),
+                false => GateProducts::Apart { beta: beta_up.all(), alpha: alpha_up.all() },
+            };
+            let gates = DeviceGates { products, dt: dt_up.all(), a: a_up.all() };
+            delta.rule(stream, shape, qkv.all(), gates, state_up.all(), out.all())?;
 
-        let DeltaShape { n_v_heads, k_dim, v_dim, .. } = shape;
-        let name = format!("{tokens}×{n_v_heads}×{k_dim}×{v_dim}");
-        row.bits(&name, &bench.down_f32(&out)?, &expected);
-        row.bits(format!("past of {name}"), &bench.down_f32(&past_up)?, &past);
-        row.bits(format!("state of {name}"), &bench.down_f32(&state_up)?, &state);
+            let cpu = &bench.cpu;
+            cpu.kernels.sigmoid(&mut beta);
+            cpu.log_decays(&mut alpha, &dt, &a);
+            let mut convolved = vec![0.0; x.len()];
+            cpu.short_conv(shape, &conv, &mut past, &x, &mut convolved);
+            let mut expected = vec![0.0; tokens * shape.value_width()];
+            cpu.delta_rule(shape, &convolved, (&alpha, &beta), &mut state, &mut expected);
+
+            assert!(expected.iter().all(|x| x.is_finite()), "data whose errors would show nowhere");
+            let DeltaShape { n_v_heads, k_dim, v_dim, .. } = shape;
+            let name = format!("{tokens}×{n_v_heads}×{k_dim}×{v_dim}");
+            row.bits(&name, &bench.down_f32(&out)?, &expected);
+            row.bits(format!("past of {name}"), &bench.down_f32(&past_up)?, &past);
+            row.bits(format!("state of {name}"), &bench.down_f32(&state_up)?, &state);
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// By key head, `group` value heads' betas, then their alphas.

@@ -12,8 +12,10 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
     let embed = Embed::load(&bench.gpu)?;
     for ty in types() {
         report.row("embed", ty, |row| {
-            for blocks in bench.shapes(&[3], &[40]) {
-                let (rows, cols) = (5, blocks * ty.block_len().max(32));
+            let block = ty.block_len();
+            let (odd, large) = ([3 * block.max(3)], [40 * block.max(32)]);
+            for cols in bench.shapes(&[3 * block.max(32)], &odd, &large) {
+                let rows = 5;
                 let bytes = weights(ty, rows, cols, &mut Random(3));
                 let ids = [4u32, 0, 4, 2];
                 let (table, id_buffer) = (bench.up(&bytes)?, bench.up_u32(&ids)?);

@@ -14,11 +14,15 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
     let heads = Heads::load(&bench.gpu)?;
     for ty in types() {
         report.row("head_products", ty, |row| {
-            // (heads, rows of each, from one to the next, columns in blocks, tokens)
-            let shapes = bench.shapes(&[(3, 5, 7, 1, 2)], &[(16, 128, 256, 2, 9)]);
-            for (n_heads, rows, step, blocks, tokens) in shapes {
+            // Heads, rows of each, first row, rows from a head to the next, columns in blocks,
+            // tokens.
+            let odd = [[3, 5, 0, 5, 2, 1], [3, 5, 0, 5, 2, 11], [4, 33, 7, 40, 2, 11]];
+            let large = [[16, 128, 2, 256, 2, 9]];
+            for [n_heads, rows, first, step, blocks, tokens] in
+                bench.shapes(&[[3, 5, 2, 7, 1, 2]], &odd, &large)
+            {
                 let cols = blocks * ty.block_len().max(32);
-                let (first, n) = (2, tokens * n_heads);
+                let n = tokens * n_heads;
                 let (all_rows, mut random) = (first + n_heads * step, Random(rows as u64));
                 let bytes = weights(ty, all_rows, cols, &mut random);
                 let x = random.floats(n * cols);

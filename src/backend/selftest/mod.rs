@@ -54,6 +54,8 @@ const FAMILIES: &[(&str, Family)] = &[
 pub enum Extent {
     /// A small shape or two of everything: seconds on an emulated device.
     Quick,
+    /// Sizes that fill no block, no warp and no tile, too: the project's own tests.
+    Odd,
     /// Shapes of real models besides.
     Full,
 }

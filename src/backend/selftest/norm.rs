@@ -12,8 +12,10 @@ const EPS: f32 = 1e-6;
 
 pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
     let norm = Norm::load(&bench.gpu)?;
-    let shapes: Vec<[usize; 2]> =
-        bench.shapes(&[[1, 8], [3, 5], [17, 128], [2, 513], [1, 2500]], &[[512, 4096], [9, 7168]]);
+    // One token, heads, odd sizes, several chunks, more rows than a block. Then sizes of models.
+    let small = [[1, 8], [3, 5], [17, 128], [2, 513], [1, 2500]];
+    let odd = [[1, 2048], [9, 64], [5, 1000], [4, 1024]];
+    let shapes: Vec<[usize; 2]> = bench.shapes(&small, &odd, &[[512, 4096], [9, 7168]]);
     let case = |[rows, dim]: [usize; 2]| {
         let mut random = Random(dim as u64);
         (random.floats(rows * dim), random.floats(dim), random.floats(dim))
@@ -48,13 +50,15 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
         Ok(())
     });
     report.row("add_scaled", "f32", |row| {
-        for n in bench.shapes(&[1, 777], &[1 << 20]) {
+        for n in bench.shapes(&[1, 777], &[], &[1 << 20]) {
             let mut random = Random(n as u64);
             let (mut acc, x) = (random.floats(n), random.floats(n));
             let (acc_up, x_up) = (bench.up_f32(&acc)?, bench.up_f32(&x)?);
-            norm.add_scaled(&bench.stream, acc_up.all(), 0.37, x_up.all())?;
-            bench.cpu.add_scaled(&mut acc, 0.37, &x);
-            row.bits(n, &bench.down_f32(&acc_up)?, &acc);
+            for scale in [0.37, 1.0, -2.0] {
+                norm.add_scaled(&bench.stream, acc_up.all(), scale, x_up.all())?;
+                bench.cpu.add_scaled(&mut acc, scale, &x);
+                row.bits(n, &bench.down_f32(&acc_up)?, &acc);
+            }
         }
         Ok(())
     });

@@ -15,18 +15,10 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
         ("quantize_q8_k", ActKind::Q8_K),
     ] {
         report.row(name, format!("{kind:?}").to_lowercase(), |row| {
-            for [tokens, blocks] in bench.shapes(&[[1, 1], [3, 5]], &[[512, 16]]) {
+            for [tokens, blocks] in bench.shapes(&[[1, 1], [3, 16]], &[[3, 40]], &[[512, 16]]) {
                 let cols = blocks * kind.block_len().max(32);
                 let mut x = Random(cols as u64).floats(tokens * cols);
-                // Zeros, too small to scale, ties.
-                for (i, x) in x.iter_mut().enumerate() {
-                    match i / 32 {
-                        1 => *x = 0.0,
-                        2 => *x = 1e-40,
-                        4 => *x = if i % 32 == 0 { 127.0 } else { (i % 32) as f32 - 15.5 },
-                        _ => {}
-                    }
-                }
+                make_hard(&mut x);
                 let mut acts = Activations::new();
                 acts.resize(kind, tokens, cols);
                 acts.quantize_rows(bench.cpu.kernels, 0..tokens, &x, cols);
@@ -36,10 +28,33 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
                 let records = DeviceActs::new(kind, tokens, cols, out.all());
                 quantize.store(&bench.stream, x.all(), cols, records)?;
                 let shape = format!("{tokens}×{cols}");
-                row.words(shape, &bench.down(&out)?, &records_of(acts.all()));
+                let expected = words(kind, &records_of(acts.all()));
+                row.words(shape, &words(kind, &bench.down(&out)?), &expected);
             }
             Ok(())
         });
     }
     Ok(())
+}
+
+/// Zeros, too small to scale, large, ties at each odd half, NaN, infinity.
+fn make_hard(x: &mut [f32]) {
+    for (i, x) in x.iter_mut().enumerate() {
+        match i / 32 {
+            1 => *x = 0.0,
+            2 => *x = 1e-40,
+            3 => *x *= 1e20,
+            4 => *x = if i % 32 == 0 { 127.0 } else { (i % 32) as f32 - 15.5 },
+            9 | 50 if i % 32 == 7 => *x = f32::NAN,
+            17 | 60 if i % 32 == 9 => *x = f32::NEG_INFINITY,
+            _ => {}
+        }
+    }
+}
+
+/// Records word by word. A scale that is NaN may have any bits of a NaN.
+fn words(kind: ActKind, records: &[u8]) -> Vec<u32> {
+    let words = records.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
+    let nan = |word: u32| kind != ActKind::F32 && f32::from_bits(word).is_nan();
+    words.map(|word| if nan(word) { u32::MAX } else { word }).collect()
 }

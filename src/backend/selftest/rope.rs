@@ -16,6 +16,7 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
     // (tokens, heads, head_dim, offset, pairs)
     let shapes = bench.shapes(
         &[(1, 4, 64, 0, 32), (5, 3, 80, 16, 32), (7, 2, 10, 1, 3)],
+        &[(1, 1, 2, 0, 1)],
         &[(512, 32, 128, 0, 64)],
     );
     for pairing in [RopePairing::Adjacent, RopePairing::Halves] {

@@ -12,8 +12,19 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
     let router = Router::load(&bench.gpu)?;
     // (tokens, experts, k, groups, groups used)
     let small = [(2, 33, 33, 1, 1), (3, 64, 6, 8, 3)];
-    let large = [(1, 8, 2, 1, 1), (512, 128, 8, 1, 1), (100, 256, 8, 8, 4)];
-    let shapes = bench.shapes(&small, &large);
+    let odd = [
+        (1, 8, 2, 1, 1),
+        (7, 128, 8, 1, 1),
+        (3, 60, 4, 1, 1),
+        (1, 256, 8, 1, 1),
+        (2, 512, 10, 1, 1),
+        (1, 1024, 3, 1, 1),
+        (3, 256, 8, 8, 4),
+        (3, 6, 2, 6, 2),
+        (3, 96, 4, 48, 5),
+    ];
+    let large = [(512, 128, 8, 1, 1), (100, 256, 8, 8, 4)];
+    let shapes = bench.shapes(&small, &odd, &large);
     let scores = [
         ("softmax", Score::Softmax),
         ("sigmoid", Score::Sigmoid),
@@ -24,8 +35,9 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
             for (tokens, n, k, n_groups, n_groups_used) in shapes.iter().copied() {
                 let mut random = Random(n as u64);
                 let mut logits = random.floats(tokens * n);
-                // A tie, which goes to the lower id.
+                // Ties, which go to the lower id.
                 logits[n - 1] = logits[0];
+                logits[n / 2] = logits[n / 2 - 1];
                 let bias = random.floats(n);
                 let plain = Choice {
                     score,
@@ -35,22 +47,41 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
                     n_groups_used,
                     jitter: 0.2,
                 };
-                compare(
-                    bench,
-                    &router,
-                    row,
-                    &Case { logits: &logits, n, k, choice: plain, bias: None },
-                )?;
-                let choice = Choice { normalize: false, scale: 2.5, ..plain };
-                compare(
-                    bench,
-                    &router,
-                    row,
-                    &Case { logits: &logits, n, k, choice, bias: Some(&bias) },
-                )?;
+                let scaled = Choice { normalize: false, scale: 2.5, ..plain };
+                for choice in [plain, scaled] {
+                    for bias in [None, Some(&bias[..])] {
+                        let case = Case { logits: &logits, n, k, choice, bias };
+                        compare(bench, &router, row, &case)?;
+                    }
+                }
+            }
+            // The threshold of SparseMixer means nothing here.
+            if score != Score::SparseMixer {
+                compare_hard(bench, &router, row, score)?;
             }
             Ok(())
         });
+    }
+    Ok(())
+}
+
+/// Logits that are no numbers; distinct experts are chosen all the same.
+fn compare_hard(bench: &Bench, router: &Router, row: &mut Row, score: Score) -> Result<()> {
+    const N: usize = 40;
+    for hard in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let mut logits = Random(6).floats(2 * N);
+        logits[3] = hard;
+        // The second token has nothing else.
+        logits[N..].fill(hard);
+        let choice = Choice {
+            score,
+            normalize: true,
+            scale: 1.0,
+            n_groups: 1,
+            n_groups_used: 1,
+            jitter: 0.2,
+        };
+        compare(bench, router, row, &Case { logits: &logits, n: N, k: 6, choice, bias: None })?;
     }
     Ok(())
 }

@@ -13,6 +13,7 @@ type Change = fn(&Rows, &Stream, &DeviceBuffer, &DeviceBuffer) -> Result<()>;
 type Twin = fn(&Bench, &mut [f32], &[f32]);
 
 const FACTOR: f32 = 45.254834;
+const DIVISOR: f32 = 1.7;
 
 const CHANGES: &[(&str, Change, Twin)] = &[
     (
@@ -36,17 +37,31 @@ const CHANGES: &[(&str, Change, Twin)] = &[
     ),
     (
         "divide_values",
-        |rows, on, x, _| rows.divide(on, x.all(), FACTOR),
-        |_, x, _| x.iter_mut().for_each(|x| *x /= FACTOR),
+        |rows, on, x, _| rows.divide(on, x.all(), DIVISOR),
+        |_, x, _| x.iter_mut().for_each(|x| *x /= DIVISOR),
     ),
     ("set_values", |rows, on, x, _| rows.set(on, x.all(), FACTOR), |_, x, _| x.fill(FACTOR)),
+];
+
+/// Rows and columns; then length of a row and first column, from and to. Parts of the middle, the
+/// halves of a head, what joins two parts to a row.
+const COPIES: [[usize; 6]; 9] = [
+    [1, 4, 7, 1, 6, 2],
+    [6, 7, 10, 1, 9, 2],
+    [6, 7, 14, 7, 7, 0],
+    [40, 128, 256, 0, 128, 0],
+    [40, 128, 256, 128, 128, 0],
+    [1, 3, 3, 0, 6, 0],
+    [6, 6, 7, 1, 9, 3],
+    [40, 127, 128, 1, 130, 3],
+    [512, 4096, 4099, 1, 4098, 2],
 ];
 
 pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
     let rows = Rows::load(&bench.gpu)?;
     for (name, change, twin) in CHANGES {
         report.row(name, "f32", |row| {
-            for n in bench.shapes(&[1, 777], &[1 << 20]) {
+            for n in bench.shapes(&[1, 777], &[31, 256, 2048], &[1 << 20]) {
                 let mut random = Random(n as u64);
                 let (mut x, y) = (random.floats(n), random.floats(n));
                 let (x_up, y_up) = (bench.up_f32(&x)?, bench.up_f32(&y)?);
@@ -58,16 +73,16 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
         });
     }
     report.row("copy_columns", "f32", |row| {
-        for (n, cols) in bench.shapes(&[(1, 4), (6, 7)], &[(512, 4096)]) {
-            // The middle of rows to the end of longer ones.
-            let (from_stride, to_stride) = (cols + 3, cols + 2);
+        for case in bench.shapes(&COPIES[..2], &COPIES[2..8], &COPIES[8..]) {
+            let [n, cols, from_stride, from_first, to_stride, to_first] = case;
             let x = Random(n as u64).floats(n * from_stride);
             let (from, to) = (bench.up_f32(&x)?, bench.up_f32(&vec![0.5; n * to_stride])?);
-            let from = Columns::new(from.all(), from_stride, 1);
-            rows.copy_columns(&bench.stream, from, Columns::new(to.all(), to_stride, 2), cols, n)?;
+            let from = Columns::new(from.all(), from_stride, from_first);
+            let out = Columns::new(to.all(), to_stride, to_first);
+            rows.copy_columns(&bench.stream, from, out, cols, n)?;
             let mut expected = vec![0.5; n * to_stride];
             for (to, from) in expected.chunks_mut(to_stride).zip(x.chunks(from_stride)) {
-                to[2..].copy_from_slice(&from[1..1 + cols]);
+                to[to_first..][..cols].copy_from_slice(&from[from_first..][..cols]);
             }
             row.bits(format!("{n}×{cols}"), &bench.down_f32(&to)?, &expected);
         }

@@ -4,7 +4,8 @@ use super::bench::Bench;
 use super::data::Random;
 use super::report::{Report, Row};
 use crate::Result;
-use crate::backend::gpu::slots::{Lookup, Resolve};
+use crate::backend::gpu::DeviceBuffer;
+use crate::backend::gpu::slots::{HOMES, Lookup, Resolve};
 use crate::backend::ops::{NO_EXPERT, Route};
 
 const PASS: u32 = 9;
@@ -14,23 +15,26 @@ const BEFORE: u32 = 8;
 pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
     let resolve = Resolve::load(&bench.gpu)?;
     report.row("resolve_slots", "", |row| {
-        // (pairs, experts, granules)
-        for shape in bench.shapes(&[(1, 1, 1), (33, 60, 2)], &[(4096, 512, 8)]) {
-            compare(bench, &resolve, row, shape, false)?;
-            compare(bench, &resolve, row, shape, true)?;
+        // Pairs, experts, granules.
+        for shape in bench.shapes(&[[1, 1, 1], [33, 60, 2]], &[[8, 12, 3]], &[[4096, 512, 8]]) {
+            for devices in [1, 2, 4] {
+                compare(bench, &resolve, row, &Case { shape, devices, is_whole: false })?;
+            }
+            compare(bench, &resolve, row, &Case { shape, devices: 1, is_whole: true })?;
         }
         Ok(())
     });
     report.row("place_rows", "", |row| {
         // (pairs, devices, n_embd)
-        for shape in bench.shapes(&[(1, 2, 1), (8, 3, 33)], &[(10, 8, 7168)]) {
+        for shape in bench.shapes(&[(1, 2, 1), (8, 3, 33)], &[(300, 4, 257)], &[(10, 8, 7168)]) {
             place(bench, &resolve, row, shape)?;
         }
         Ok(())
     });
     report.row("limit_experts", "", |row| {
         // (experts, tokens, capacity)
-        for (n, tokens, capacity) in bench.shapes(&[(4, 50, 3), (3, 7, 100)], &[(128, 2048, 9)]) {
+        let (odd, large) = ([(1, 1, 1), (8, 200, 25), (5, 64, 0)], [(128, 2048, 9)]);
+        for (n, tokens, capacity) in bench.shapes(&[(4, 50, 3), (3, 7, 100)], &odd, &large) {
             let mut random = Random(n as u64);
             let chosen: Vec<u32> = (0..tokens).map(|_| random.below(n) as u32).collect();
             let up = bench.up_u32(&chosen)?;
@@ -46,37 +50,57 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// A look-up where all experts are whole, or where some are not.
-fn compare(
-    bench: &Bench,
-    resolve: &Resolve,
-    row: &mut Row,
-    (pairs, n_experts, n_granules): (usize, usize, usize),
+/// A table of experts on one device or on several.
+struct Case {
+    /// Pairs, experts, granules.
+    shape: [usize; 3],
+    devices: usize,
     is_whole: bool,
-) -> Result<()> {
-    let mut random = Random(pairs as u64);
-    let mut table: Vec<u64> = (1..=(n_experts * n_granules) as u64).map(|i| i << 20).collect();
-    if !is_whole {
-        table.iter_mut().for_each(|place| *place *= u64::from(random.below(4) > 0));
+}
+
+impl Case {
+    /// Addresses; of some experts a part is missing, or everything. Experts of other devices have
+    /// their device's number instead.
+    fn table(&self, random: &mut Random) -> Vec<u64> {
+        let [_, n_experts, n_granules] = self.shape;
+        let mut table: Vec<u64> = (1..=(n_experts * n_granules) as u64).map(|i| i << 20).collect();
+        for row in table.chunks_exact_mut(n_granules).filter(|_| !self.is_whole) {
+            match random.below(3 + self.devices) {
+                0 => row.fill(0),
+                1 => row[random.below(n_granules)] = 0,
+                2 | 3 => {}
+                device => row.fill(device as u64 - 3),
+            }
+        }
+        table
     }
+}
+
+/// A look-up on one device, or on the first of several.
+fn compare(bench: &Bench, resolve: &Resolve, row: &mut Row, case: &Case) -> Result<()> {
+    let [pairs, n_experts, n_granules] = case.shape;
+    let mut random = Random(pairs as u64);
+    let table = case.table(&mut random);
     let choose = |random: &mut Random| match random.below(7) {
         0 => NO_EXPERT,
         _ => random.below(n_experts) as u32,
     };
     let chosen: Vec<u32> = (0..pairs).map(|_| choose(&mut random)).collect();
     let places = |expert: &u32| -> Option<&[u64]> {
-        let whole = |places: &&[u64]| places.iter().all(|place| *place != 0);
-        let row = table.get(*expert as usize * n_granules..)?.get(..n_granules);
-        row.filter(whole)
+        table.get(*expert as usize * n_granules..)?.get(..n_granules)
     };
+    let is_here = |places: &&[u64]| places.iter().all(|place| *place >= HOMES);
     let none = vec![0; n_granules];
-    let expected: Vec<u64> =
-        chosen.iter().flat_map(|e| places(e).unwrap_or(&none).to_vec()).collect();
-    let lacks = |e: &&u32| **e != NO_EXPERT && places(e).is_none();
+    let of = |expert| places(expert).filter(is_here).unwrap_or(&none).to_vec();
+    let expected: Vec<u64> = chosen.iter().flat_map(of).collect();
+    let home = |expert| places(expert).map_or(0, |p| if p[0] < HOMES { p[0] as u32 } else { 0 });
+    let homes: Vec<u32> = chosen.iter().map(home).collect();
+    let lacks = |expert: &&u32| places(expert).is_some_and(|places| places.contains(&0));
     let n_missing = chosen.iter().filter(lacks).count() as u32;
 
     let (chosen, table_up) = (bench.up_u32(&chosen)?, bench.up_u64(&table)?);
     let granules = bench.empty(8 * pairs * n_granules)?;
+    let homes_up = (case.devices > 1).then(|| bench.empty(4 * pairs)).transpose()?;
     let [missing, pass, go] = [77, PASS, BEFORE].map(|word| bench.up_u32(&[word]));
     let (missing, pass, go) = (missing?, pass?, go?);
     let lookup = Lookup {
@@ -85,18 +109,21 @@ fn compare(
         n_experts,
         n_granules,
         granules: granules.all(),
-        homes: None,
+        homes: homes_up.as_ref().map(DeviceBuffer::all),
         missing: missing.all(),
         pass: pass.all(),
         go: go.all(),
     };
     // SAFETY: the ids are below the number of experts, or none.
     unsafe { resolve.launch(&bench.stream, &lookup) }?;
-    let shape = format!("{pairs} of {n_experts}×{n_granules}");
+    let shape = format!("{pairs} of {n_experts}×{n_granules}, {} devices", case.devices);
     row.words(&shape, &bench.down_u64(&granules)?, &expected);
     let words = [bench.down_u32(&missing)?, bench.down_u32(&go)?].concat();
     let go = if n_missing == 0 { PASS } else { BEFORE };
     row.words(format!("{shape}: missing, go"), &words, &[n_missing, go]);
+    if let Some(homes_up) = homes_up {
+        row.words(format!("{shape}: homes"), &bench.down_u32(&homes_up)?, &homes);
+    }
     Ok(())
 }
 

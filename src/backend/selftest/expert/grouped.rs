@@ -1,0 +1,172 @@
+//! Prompts: pairs grouped by expert, a launch for each granule of all experts.
+
+use super::Kernels;
+use super::layer::{Layer, N_EXPERTS, Tokens};
+use crate::Result;
+use crate::backend::gpu::DeviceBuffer;
+use crate::backend::gpu::acts::{DeviceActs, record_bytes};
+use crate::backend::gpu::expert::{ExpertShape, OrderedSum};
+use crate::backend::gpu::matmul::Groups;
+use crate::backend::selftest::bench::Bench;
+use crate::backend::selftest::report::Row;
+use crate::simd::{MatRef, act_kind};
+
+const N_TOKENS: u32 = 40;
+
+/// A layer with biases. Expert 1 has more tokens than a tile has columns, expert 2 few.
+pub fn compare(bench: &Bench, kernels: &Kernels, row: &mut Row, layer: &Layer) -> Result<()> {
+    let chosen: Vec<u32> =
+        (0..N_TOKENS).flat_map(|t| [1, if t % 9 == 0 { 2 } else { 0 }]).collect();
+    let tokens = Tokens::new(bench, layer, &chosen);
+    let expected = layer.on_cpu(bench, &tokens);
+    let slots = layer.upload(bench)?;
+    let grouping = Grouping::new(bench, &layer.shape, &chosen, &slots)?;
+    let call = Call { bench, kernels, layer, tokens: &tokens, grouping: &grouping };
+    row.bits(layer.name(), &call.run()?, &expected);
+    Ok(())
+}
+
+/// Pairs in the order of their experts.
+struct Grouping {
+    /// Pair → place among [tokens, ranks].
+    order: Vec<usize>,
+    /// u32 [experts + 1], [pairs] and [tokens, k].
+    starts: DeviceBuffer,
+    tokens: DeviceBuffer,
+    places: DeviceBuffer,
+    /// u64 [experts], for each granule.
+    tables: Vec<DeviceBuffer>,
+    /// u32 [experts]: 0, 1, 2.
+    experts: DeviceBuffer,
+}
+
+impl Grouping {
+    fn new(
+        bench: &Bench,
+        s: &ExpertShape,
+        chosen: &[u32],
+        slots: &[Vec<DeviceBuffer>],
+    ) -> Result<Self> {
+        let mut order: Vec<usize> = (0..chosen.len()).collect();
+        order.sort_by_key(|i| chosen[*i]);
+        let mut places = vec![0u32; chosen.len()];
+        order.iter().enumerate().for_each(|(pair, i)| places[*i] = pair as u32);
+        let tokens: Vec<u32> = order.iter().map(|i| (i / s.k) as u32).collect();
+        let below = |e: u32| chosen.iter().filter(|c| **c < e).count() as u32;
+        let starts: Vec<u32> = (0..=N_EXPERTS as u32).map(below).collect();
+        let table = |g: usize| {
+            let addresses: Vec<u64> = slots.iter().map(|slots| slots[g].all().address()).collect();
+            bench.up_u64(&addresses)
+        };
+        let ids: Vec<u32> = (0..N_EXPERTS as u32).collect();
+        Ok(Grouping {
+            order,
+            starts: bench.up_u32(&starts)?,
+            tokens: bench.up_u32(&tokens)?,
+            places: bench.up_u32(&places)?,
+            tables: (0..s.n_granules()).map(table).collect::<Result<_>>()?,
+            experts: bench.up_u32(&ids)?,
+        })
+    }
+
+    fn groups(&self, granule: usize, mat: MatRef, matrix_at: usize) -> Groups<'_> {
+        Groups {
+            ty: mat.ty,
+            rows: mat.rows,
+            cols: mat.cols,
+            n_items: N_EXPERTS,
+            matrices: self.tables[granule].all(),
+            matrix_at,
+            starts: self.starts.all(),
+            tokens: None,
+            max_pairs: self.order.len(),
+            bias: None,
+            accumulate: false,
+        }
+    }
+}
+
+struct Call<'a> {
+    bench: &'a Bench,
+    kernels: &'a Kernels,
+    layer: &'a Layer,
+    tokens: &'a Tokens,
+    grouping: &'a Grouping,
+}
+
+impl Call<'_> {
+    fn run(&self) -> Result<Vec<f32>> {
+        let Call { bench, kernels, layer, tokens, grouping } = *self;
+        let s = &layer.shape;
+        let partial = self.down(&self.inner()?)?;
+        let y = bench.up_f32(&vec![0.0; tokens.n * s.n_embd])?;
+        let weights = bench.up_f32(&tokens.weights)?;
+        let sum = OrderedSum {
+            n_tokens: tokens.n,
+            pairs: grouping.places.all(),
+            is_grouped: true,
+            weights: weights.all(),
+            partial: partial.all(),
+            y: y.all(),
+        };
+        // SAFETY: the places are those of the pairs.
+        unsafe { kernels.experts.ordered_sum(&bench.stream, s, sum)? };
+        bench.down_f32(&y)
+    }
+
+    /// The activated rows of all pairs. Biases and activations have kernels of their own: they are
+    /// computed on the CPU here.
+    fn inner(&self) -> Result<Vec<f32>> {
+        let Call { bench, kernels, layer, tokens, grouping } = *self;
+        let (s, n_pairs) = (&layer.shape, grouping.order.len());
+        let x = tokens.records(bench, s.up)?;
+        let x = DeviceActs::new(act_kind(s.up), tokens.n, s.n_embd, x.all());
+        let sums = [bench.empty(4 * n_pairs * s.n_ff)?, bench.empty(4 * n_pairs * s.n_ff)?];
+        for g in 0..s.n_granules() {
+            let [gate, up, _] = layer.mats(0, g);
+            for (out, mat, at) in [(&sums[0], gate, s.gate_at), (&sums[1], up, s.up_at)] {
+                let list = Some(grouping.tokens.all());
+                let groups = Groups { tokens: list, ..grouping.groups(g, mat, at) };
+                let out = out.slice(4 * layer.rows(g).start..out.len());
+                // SAFETY: the tables are those of the slots, of pairs and of their tokens.
+                unsafe { kernels.products.grouped(&bench.stream, groups, x, out, s.n_ff) }?;
+            }
+        }
+        let biases = layer.biases.as_ref().expect("a layer with biases");
+        let (mut gate, mut up) = (bench.down_f32(&sums[0])?, bench.down_f32(&sums[1])?);
+        for (pair, i) in grouping.order.iter().enumerate() {
+            let (at, from) = (pair * s.n_ff, tokens.chosen[*i] as usize * s.n_ff);
+            bench.cpu.kernels.add(&mut gate[at..][..s.n_ff], &biases.gate[from..][..s.n_ff]);
+            bench.cpu.kernels.add(&mut up[at..][..s.n_ff], &biases.up[from..][..s.n_ff]);
+        }
+        let mut inner = vec![0.0; gate.len()];
+        bench.cpu.kernels.swiglu(&gate, &up, &mut inner);
+        Ok(inner)
+    }
+
+    /// down · inner of every pair, granule by granule; the first begins with the bias.
+    fn down(&self, inner: &[f32]) -> Result<DeviceBuffer> {
+        let Call { bench, kernels, layer, grouping, .. } = *self;
+        let (s, n_pairs, stream) = (&layer.shape, grouping.order.len(), &bench.stream);
+        let kind = act_kind(s.down);
+        let records = bench.empty(n_pairs * record_bytes(kind, s.n_ff))?;
+        let acts = DeviceActs::new(kind, n_pairs, s.n_ff, records.all());
+        let inner = bench.up_f32(inner)?;
+        kernels.quantize.store(stream, inner.all(), s.n_ff, acts)?;
+        let bias = bench.up_f32(&layer.biases.as_ref().expect("a layer with biases").down)?;
+        let partial = bench.empty(4 * n_pairs * s.n_embd)?;
+        for g in 0..s.n_granules() {
+            let [.., down] = layer.mats(0, g);
+            let groups = Groups {
+                bias: (g == 0).then(|| (grouping.experts.all(), bias.all())),
+                accumulate: g > 0,
+                ..grouping.groups(g, down, s.down_at)
+            };
+            let acts = acts.column_range(layer.rows(g));
+            // SAFETY: the tables are those of the slots and of pairs.
+            unsafe { kernels.products.grouped(stream, groups, acts, partial.all(), s.n_embd) }?;
+        }
+        stream.synchronize()?;
+        Ok(partial)
+    }
+}
