@@ -14,12 +14,34 @@ pub enum Access {
     /// A tier takes this expert in from below: it says nothing of the layer's others. To keep it
     /// is as to use it in decode.
     Upload { keep: bool },
+    /// Rows of decode beside rows of prompts: the first `n_decode` experts are wanted for decode,
+    /// the others for prompts alone.
+    Mixed { n_decode: usize },
 }
 
 impl Access {
     /// Whether room is made for it in the working set.
     pub(super) fn keeps(self) -> bool {
         matches!(self, Access::Decode | Access::Upload { keep: true })
+    }
+
+    /// Whether a decode step has come to the layer.
+    pub(super) fn has_decode(self) -> bool {
+        matches!(self, Access::Decode | Access::Mixed { .. })
+    }
+
+    /// Whether a prompt has come to the layer.
+    pub(crate) fn has_prompt(self) -> bool {
+        matches!(self, Access::Prompt | Access::Mixed { .. })
+    }
+
+    /// What the expert at `index` of the demand is wanted for; never `Mixed`.
+    fn of_expert(self, index: usize) -> Access {
+        match self {
+            Access::Mixed { n_decode } if index < n_decode => Access::Decode,
+            Access::Mixed { .. } => Access::Prompt,
+            Access::Decode | Access::Prompt | Access::Upload { .. } => self,
+        }
     }
 }
 
@@ -28,6 +50,8 @@ impl Access {
 pub struct WantedExpert {
     /// Within its layer.
     pub expert: u32,
+    /// What it is wanted for; never `Mixed`.
+    pub access: Access,
     /// Granules that were handed out and computed before.
     pub computed: usize,
     /// Granules `computed..ready` are handed out now.
@@ -76,8 +100,11 @@ impl Acquisition {
         (self.layer, self.access, self.stall_ns) = (layer, access, 0);
         self.wanted.clear();
         self.handed.clear();
-        let want = |&expert| WantedExpert { expert, computed: 0, ready: 0, is_done: false };
-        self.wanted.extend(experts.iter().map(want));
+        let want = |(i, &expert)| {
+            let access = access.of_expert(i);
+            WantedExpert { expert, access, computed: 0, ready: 0, is_done: false }
+        };
+        self.wanted.extend(experts.iter().enumerate().map(want));
         self.owner = Some(owner);
     }
 

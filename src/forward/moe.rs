@@ -81,10 +81,10 @@ impl CpuPass<'_, '_> {
         let (model, cpu) = (self.model, self.cpu);
         let (store, n_embd) = (model.experts_of(&ffn.gate), model.hyper.n_embd);
         // demand: pins, and queues loads of what is missing
-        let access = access(self.batch);
         b.ffn.demand.group(&b.route.chosen, b.route.k, b.route.n_experts);
+        let access = access(self.batch, &b.ffn.demand);
         store.acquire(l, &b.ffn.demand.experts, access, &mut b.ffn.work);
-        if access == Access::Prompt {
+        if access.has_prompt() {
             model.prefetch_after(l, b.ffn.demand.experts.len());
         }
         // shared expert, a look ahead: dense work while loads are in flight
@@ -162,10 +162,11 @@ impl CpuPass<'_, '_> {
 }
 
 /// What a batch's experts are wanted for.
-pub(super) fn access(batch: &Batch) -> Access {
-    match batch.decode_rows().len() == batch.n_rows() {
-        true => Access::Decode,
-        false => Access::Prompt,
+pub(super) fn access(batch: &Batch, demand: &Demand) -> Access {
+    match batch.decode_rows().len() {
+        0 => Access::Prompt,
+        n if n == batch.n_rows() => Access::Decode,
+        n => Access::Mixed { n_decode: demand.n_chosen_by(n) },
     }
 }
 

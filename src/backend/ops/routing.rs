@@ -203,6 +203,12 @@ impl Demand {
         self.k
     }
 
+    /// How many of `experts` the first `n` tokens choose: these come first.
+    pub fn n_chosen_by(&self, n: usize) -> usize {
+        let first_token = |slot: usize| self.tokens[self.starts[slot]] as usize;
+        (0..self.experts.len()).take_while(|slot| first_token(*slot) < n).count()
+    }
+
     pub fn n_pairs(&self) -> usize {
         self.tokens.len()
     }

@@ -120,7 +120,7 @@ impl ExpertStore for RamTier {
         access: Access,
         acquisition: &mut Acquisition,
     ) {
-        if self.is_lockstep() && access == Access::Prompt {
+        if self.is_lockstep() && access.has_prompt() {
             // The layer prefetch has landed.
             self.wait_for_prefetches();
         }

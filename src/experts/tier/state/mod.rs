@@ -25,7 +25,7 @@ use super::load::{Fault, Load};
 use super::queue::{Cause, LoadId, TransferQueue};
 use super::residency::{Entry, LayerPlan, Residency};
 use super::upper::UpperResidency;
-use crate::experts::acquisition::{Access, Acquisition, GranuleRef};
+use crate::experts::acquisition::{Access, Acquisition, GranuleRef, WantedExpert};
 use crate::experts::counters::Counters;
 use crate::experts::layout::piece::Piece;
 use crate::policy::{Event, Eviction, Expert, LayerShare, Profile};
@@ -207,13 +207,14 @@ impl State {
             let e = self.index(work.layer, work.wanted[i].expert);
             self.pin(e);
         }
-        match work.access {
-            Access::Decode => self.on_decode_step(work.layer),
-            Access::Prompt => self.on_prompt_layer(work.layer),
-            Access::Upload { .. } => {}
+        if work.access.has_prompt() {
+            self.on_prompt_layer(work.layer);
         }
-        if work.access.keeps() {
-            for i in 0..work.wanted.len() {
+        if work.access.has_decode() {
+            self.on_decode_step(work.layer);
+        }
+        for i in 0..work.wanted.len() {
+            if work.wanted[i].access.keeps() {
                 self.move_to_working(self.index(work.layer, work.wanted[i].expert));
             }
         }
@@ -302,7 +303,7 @@ impl State {
             let e = self.index(work.layer, want.expert);
             let entry = self.table.get(e);
             let lacks = !entry.is_whole() && entry.load.is_none() && entry.fault.is_none();
-            if lacks && !self.start_demand(e, work.access) {
+            if lacks && !self.start_demand(e, want.access) {
                 return false;
             }
         }
@@ -347,7 +348,7 @@ impl State {
         if !left {
             return Progress::Done;
         }
-        let bounded = waits && work.access == Access::Prompt;
+        let bounded = waits && work.access.has_prompt();
         let most = if bounded { PROMPT_WAVE_GRANULES } else { usize::MAX };
         self.hand_out(work, most);
         if work.handed.is_empty() { Progress::Waiting } else { Progress::Ready }
@@ -359,7 +360,7 @@ impl State {
         want.computed = want.ready;
         if !want.is_done && want.computed == self.table.get(e).n_granules {
             want.is_done = true;
-            self.unpin(e, work.access);
+            self.unpin(e, want.access);
         }
     }
 
@@ -390,7 +391,8 @@ impl State {
         self.set_lacks_slots(work, false);
         for i in 0..work.wanted.len() {
             if !work.wanted[i].is_done {
-                self.unpin(self.index(work.layer, work.wanted[i].expert), work.access);
+                let WantedExpert { expert, access, .. } = work.wanted[i];
+                self.unpin(self.index(work.layer, expert), access);
             }
         }
         work.finish();

@@ -104,8 +104,9 @@ impl World {
 
     fn acquire(&mut self, w: usize, layer: usize, experts: &[u32], access: Access) {
         self.works[w].start(1, layer, experts, access);
-        if access == Access::Decode {
-            let (layer, chosen) = (layer as u32, experts);
+        if access.has_decode() {
+            let n_decode = if let Access::Mixed { n_decode } = access { n_decode } else { 6 };
+            let (layer, chosen) = (layer as u32, &experts[..n_decode.min(experts.len())]);
             let (probs, hidden): (&[f32], &[f32]) = (&[], &[]);
             let routed = Routed { request: 0, layer, chosen, probs, hidden, ahead: None };
             self.state.observe(&Event::Routed(routed));
@@ -384,7 +385,13 @@ const N_WORKS: usize = 2;
 fn op() -> impl Strategy<Value = Op> {
     let experts = proptest::sample::subsequence((0..6).collect::<Vec<u32>>(), 1..=6);
     let upload = proptest::bool::ANY.prop_map(|keep| Access::Upload { keep });
-    let access = prop_oneof![2 => Just(Access::Decode), 2 => Just(Access::Prompt), 1 => upload];
+    let mixed = (1..4usize).prop_map(|n_decode| Access::Mixed { n_decode });
+    let access = prop_oneof![
+        2 => Just(Access::Decode),
+        2 => Just(Access::Prompt),
+        1 => mixed,
+        1 => upload,
+    ];
     let prediction = (MOE_LAYERS, 0..6u32, 0.0..1.0f32).prop_map(|(layer, expert, priority)| {
         Prediction { expert: Expert { layer: layer as u32, expert }, priority }
     });
@@ -392,7 +399,7 @@ fn op() -> impl Strategy<Value = Op> {
         3 => (0..N_WORKS, MOE_LAYERS, experts.prop_shuffle(), access).prop_map(
             |(work, layer, mut experts, access)| {
                 // A token's experts, or many tokens'.
-                experts.truncate(if access == Access::Prompt { 6 } else { 2 });
+                experts.truncate(if access.has_prompt() { 6 } else { 2 });
                 Op::Acquire { work, layer, experts, access }
             }
         ),
@@ -531,6 +538,18 @@ fn what_decode_used_stays_and_a_prompt_leaves_it_there() {
     decode(&mut world, 1, &[0, 1]);
     decode(&mut world, 3, &[2]);
     assert_eq!(reads(&world), before);
+}
+
+#[test]
+fn a_mixed_batch_keeps_what_its_decode_rows_use() {
+    let mut world = small();
+    decode(&mut world, 1, &[0]);
+    world.acquire(0, 1, &[5, 1, 2, 3, 4], Access::Mixed { n_decode: 1 });
+    assert_eq!(world.drain(0), None);
+    world.release(0);
+    let entries = world.state.entries().iter();
+    let whole = entries.filter(|e| e.id.layer == 1 && e.is_whole()).map(|e| e.id.expert);
+    assert_eq!(whole.collect::<Vec<_>>(), [0, 5]);
 }
 
 #[test]
