@@ -6,6 +6,9 @@ mod bad_input;
 // Every key and tensor of every architecture, dropped and damaged one at a time.
 mod bad_input_sweep;
 
+// Rows of several texts in one batch.
+mod batches;
+
 // The demo model with the commands of the README.
 mod demo;
 
