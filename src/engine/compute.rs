@@ -86,7 +86,7 @@ impl Compute {
         input.fill(batch);
         match (gpu, gpu_kv) {
             (Some(gpu), Some(gpu_kv)) => {
-                let caches = Caches { host: kv, device: gpu_kv };
+                let caches = Caches { host: &mut [kv], device: &[gpu_kv] };
                 gpu.forward(model, cpu, batch, caches, buffers, observer)
             }
             _ => model.forward(cpu, batch, &mut [kv], buffers, observer),
@@ -106,7 +106,7 @@ impl Compute {
         input.fill(batch);
         match (gpu, gpu_kv) {
             (Some(gpu), Some(gpu_kv)) => {
-                let caches = Caches { host: kv, device: gpu_kv };
+                let caches = Caches { host: &mut [kv], device: &[gpu_kv] };
                 gpu.encode(model, cpu, batch, caches, buffers, observer)
             }
             _ => model.encode(cpu, batch, &mut [kv], buffers, observer),

@@ -8,9 +8,9 @@ use common::{convert_golden, golden_options, load};
 use moeba::backend::cpu::Cpu;
 use moeba::backend::selftest::data::Random;
 use moeba::engine::plan::ram::RamBudget;
-use moeba::engine::{CacheType, Engine, EngineOptions, Logits, Recorder, RouteRows, Want};
+use moeba::engine::{CacheType, Engine, EngineOptions, Logits, Recorder, RouteRows};
 use moeba::experts::disk::IoKind;
-use moeba::forward::{Batch, Buffers, Observer, Segment};
+use moeba::forward::{Batch, Buffers, Observer, Segment, Want};
 use moeba::model::Model;
 use moeba::model::kv::{self, KvCache};
 use moeba::policy::Phase;
@@ -260,7 +260,7 @@ fn check(path: &Path, options: &EngineOptions, cases: std::ops::Range<usize>) {
         let [k, v] = types;
         let what = format!("{}, case {case}, cache of {k} and {v}", path.display());
         compare(&what, &got, expected);
-        assert!(model.check_experts() || options.ram != RamBudget::Auto, "{what}");
+        assert!(model.hierarchy().check_integrity() || options.ram != RamBudget::Auto, "{what}");
     }
 }
 

@@ -9,7 +9,7 @@ use crate::backend::gpu::rows::Columns;
 use crate::backend::ops::RopeShape;
 use crate::forward::gpu::acts::{GpuActs, RowShape};
 use crate::forward::gpu::layers::GpuAttention;
-use crate::forward::gpu::pass::{GpuPass, Role};
+use crate::forward::gpu::pass::{GpuPass, GpuSegment, Role};
 use crate::forward::gpu::weights::{GpuLinear, GpuVector};
 
 impl<'a> GpuPass<'a> {
@@ -38,15 +38,16 @@ impl<'a> GpuPass<'a> {
             self.rope(q, shape)?;
             self.rope(k, shape)?;
         }
-        // cache
-        let (keys, values) = self.own_rows(l);
-        self.store(k, keys)?;
-        self.store(v, values)?;
-        // attention
+        // cache, attention: each text over its own cache
         let attended = self.words(&m.attended, heads * hyper.head_dim_v);
         let sinks = w.sinks.as_ref().map(|sinks| self.dev.weights.vector(sinks));
-        let view = DeviceAttention { window: w.window, sinks, ..self.view() };
-        self.attend(&view, q, keys, values, attended)?;
+        for segment in self.segments() {
+            let (keys, values) = self.own_rows(l, &segment);
+            self.store(&segment, k, keys)?;
+            self.store(&segment, v, values)?;
+            let view = DeviceAttention { window: w.window, sinks, ..self.view(&segment) };
+            self.attend(&segment, &view, q, [keys, values], attended)?;
+        }
         if w.gated {
             let gate = self.words(&m.gate, heads * hyper.head_dim_v);
             self.dev.ops.rows.mul_sigmoid(self.stream(), attended, gate)?;
@@ -86,39 +87,51 @@ impl<'a> GpuPass<'a> {
         }
     }
 
-    /// Stores x in the cache, at the rows' positions.
-    pub fn store(&self, x: DeviceSlice, rows: DeviceRows) -> Result<()> {
-        let past = self.words(&self.layout().past, 1);
-        self.dev.ops.store.store(self.stream(), x, self.n(), past, rows)
+    /// Stores a segment's rows of x in its cache, at the rows' positions.
+    pub fn store(
+        &self,
+        segment: &GpuSegment<'a>,
+        x: DeviceSlice<'a>,
+        rows: DeviceRows,
+    ) -> Result<()> {
+        let x = segment.of(x, rows.heads * rows.dim);
+        self.dev.ops.store.store(self.stream(), x, segment.n(), self.past(segment), rows)
+    }
+
+    /// u32 [1]: the position of a segment's first row
+    fn past(&self, segment: &GpuSegment<'a>) -> DeviceSlice<'a> {
+        segment.word(self.words(&self.layout().past, self.batch.n_segments()))
     }
 
     /// The view of queries on their own text: positions up to their own, or all of a source text.
-    pub fn view(&self) -> DeviceAttention<'a> {
+    pub fn view(&self, segment: &GpuSegment<'a>) -> DeviceAttention<'a> {
         DeviceAttention {
             n_head: self.hyper().n_head,
             n_head_kv: self.hyper().n_head_kv,
-            past: self.words(&self.layout().past, 1),
-            max_seen: self.max_seen(),
-            all: (self.role == Role::Source).then_some(self.n()),
+            past: self.past(segment),
+            max_seen: self.max_seen(segment),
+            all: (self.role == Role::Source).then_some(segment.n()),
             window: None,
             scale: self.hyper().attention_scale,
             sinks: None,
             bias: self.distance_bias(),
-            prompt: self.is_prompt(),
+            prompt: segment.is_prompt(),
         }
     }
 
-    /// q → out
+    /// q → out, for a segment's rows over its keys and values
     pub fn attend(
         &self,
+        segment: &GpuSegment<'a>,
         view: &DeviceAttention,
-        q: DeviceSlice,
-        k: DeviceRows,
-        v: DeviceRows,
-        out: DeviceSlice,
+        q: DeviceSlice<'a>,
+        [k, v]: [DeviceRows; 2],
+        out: DeviceSlice<'a>,
     ) -> Result<()> {
         let work = self.slice(&self.layout().mixer.work);
-        let data = AttentionData { tokens: self.n(), q, k, v, work, out };
+        let q = segment.of(q, view.n_head * k.dim);
+        let out = segment.of(out, view.n_head * v.dim);
+        let data = AttentionData { tokens: segment.n(), q, k, v, work, out };
         self.dev.ops.attention.launch(self.stream(), view, data)
     }
 

@@ -6,8 +6,9 @@
 
 use crate::backend::gpu::attention::DeviceBias;
 use crate::backend::gpu::cache::DeviceRows;
+use crate::forward::gpu::cache::GpuCache;
 use crate::forward::gpu::layers::GpuEncoder;
-use crate::forward::gpu::pass::{GpuPass, Role};
+use crate::forward::gpu::pass::{GpuPass, GpuSegment, Role};
 use crate::gguf::TensorType;
 use crate::model::hyper::CacheSlots;
 use crate::model::kv::CacheType;
@@ -19,30 +20,35 @@ impl<'a> GpuPass<'a> {
     }
 
     /// The keys and values of the layer's own text.
-    pub fn own_rows(&self, l: usize) -> (DeviceRows<'a>, DeviceRows<'a>) {
+    pub fn own_rows(&self, l: usize, segment: &GpuSegment<'a>) -> (DeviceRows<'a>, DeviceRows<'a>) {
         if self.role == Role::Source {
-            return self.encoder_rows();
+            return self.encoder_rows(segment.cache);
         }
-        let (keys, values) = self.cache.of_slot(self.cache_slots(l).own);
+        let (keys, values) = segment.cache.of_slot(self.cache_slots(l).own);
         (keys, values.expect("values beside the keys"))
     }
 
     /// Keys and values of the source text for layer `l` of the decoder.
-    pub fn source_rows(&self, l: usize) -> (DeviceRows<'a>, DeviceRows<'a>) {
-        let (keys, values) = self.cache.of_slot(self.cache_slots(l).source);
+    pub fn source_rows(
+        &self,
+        l: usize,
+        segment: &GpuSegment<'a>,
+    ) -> (DeviceRows<'a>, DeviceRows<'a>) {
+        let (keys, values) = segment.cache.of_slot(self.cache_slots(l).source);
         (keys, values.expect("values beside the keys"))
     }
 
-    /// Keys and values of the encoder's layer that is being computed.
-    fn encoder_rows(&self) -> (DeviceRows<'a>, DeviceRows<'a>) {
+    /// Keys and values of the encoder's layer that is being computed: one text after the other has
+    /// them at the same place.
+    fn encoder_rows(&self, cache: &GpuCache) -> (DeviceRows<'a>, DeviceRows<'a>) {
         let (hyper, [k, v]) = (self.hyper(), &self.layout().encoder);
         let rows = |ty, range, dim| {
             let (data, heads) = (self.slice(range), hyper.n_head_kv);
-            DeviceRows { ty, data, heads, dim, stride: dim, n_ctx: self.cache.n_ctx() }
+            DeviceRows { ty, data, heads, dim, stride: dim, n_ctx: cache.n_ctx() }
         };
         let both = |ty| (rows(ty, k, hyper.head_dim), rows(ty, v, hyper.head_dim_v));
         let (keys, values) = both(TensorType::F16);
-        let is_exact = self.cache.types() == (CacheType::F32, CacheType::F32);
+        let is_exact = cache.types() == (CacheType::F32, CacheType::F32);
         match !is_exact && self.dev.ops.attention.has_prompt_kernel(&keys, &values) {
             true => (keys, values),
             false => both(TensorType::F32),
@@ -54,7 +60,7 @@ impl<'a> GpuPass<'a> {
         let bias = match self.role {
             Role::Only => None,
             Role::Source => self.encoder().encoder_bias.as_ref(),
-            Role::Answer { .. } => self.encoder().decoder_bias.as_ref(),
+            Role::Answer => self.encoder().decoder_bias.as_ref(),
         }?;
         Some(DeviceBias { reach: bias.reach, values: self.dev.weights.vector(&bias.values) })
     }

@@ -3,7 +3,7 @@
 use crate::Result;
 use crate::backend::gpu::attention::DeviceAttention;
 use crate::forward::gpu::layers::GpuAttention;
-use crate::forward::gpu::pass::{GpuPass, Role};
+use crate::forward::gpu::pass::{GpuPass, GpuSegment};
 use std::ops::Range;
 
 impl<'a> GpuPass<'a> {
@@ -21,9 +21,11 @@ impl<'a> GpuPass<'a> {
             let acts = self.acts_of_h([&w.k, &w.v].map(|linear| linear.weight.ty))?;
             self.linear(&w.k, &acts, k)?;
             self.linear(&w.v, &acts, v)?;
-            let (keys, values) = self.source_rows(l);
-            self.store(k, keys)?;
-            self.store(v, values)?;
+            for segment in self.segments() {
+                let (keys, values) = self.source_rows(l, &segment);
+                self.store(&segment, k, keys)?;
+                self.store(&segment, v, values)?;
+            }
         }
         Ok(())
     }
@@ -35,21 +37,24 @@ impl<'a> GpuPass<'a> {
         let acts = self.acts_of_h([w.q.weight.ty])?;
         let q = self.words(&m.q, heads * hyper.head_dim);
         self.linear(&w.q, &acts, q)?;
-        let (keys, values) = self.source_rows(l);
         let attended = self.words(&m.attended, heads * hyper.head_dim_v);
-        self.attend(&self.view_of_source(), q, keys, values, attended)?;
+        for segment in self.segments() {
+            let (keys, values) = self.source_rows(l, &segment);
+            self.attend(&segment, &self.view_of_source(&segment), q, [keys, values], attended)?;
+        }
         self.attention_output(&w.output)
     }
 
     /// The view of the decoder's queries: all of the source text. A decoded token is placed at
     /// the last position of the source text; the position is read from memory, so that one graph
     /// serves source texts of any length.
-    fn view_of_source(&self) -> DeviceAttention<'a> {
-        let Role::Answer { n_source } = self.role else { panic!("no source text was encoded") };
-        let view = DeviceAttention { max_seen: self.max_source(), bias: None, ..self.view() };
-        match self.is_prompt() {
-            true => DeviceAttention { all: Some(n_source), ..view },
-            false => DeviceAttention { past: self.words(&self.layout().source, 1), ..view },
+    fn view_of_source(&self, segment: &GpuSegment<'a>) -> DeviceAttention<'a> {
+        let max_seen = self.max_source(segment);
+        let view = DeviceAttention { max_seen, bias: None, ..self.view(segment) };
+        if !self.is_decode() {
+            return DeviceAttention { all: Some(self.n_source(segment)), ..view };
         }
+        let past = segment.word(self.words(&self.layout().source, 1));
+        DeviceAttention { past, ..view }
     }
 }

@@ -34,13 +34,28 @@ impl GpuPass<'_> {
                 alpha: product(alpha, &m.gates[1])?,
             },
         };
-        // convolution, recurrence
-        let (past, state) = self.cache.delta(l);
-        let convolved = self.words(&m.convolved, n * w.shape.channels());
-        ops.inputs(stream, w.shape, vector(&w.conv), past, qkv, convolved)?;
-        let gates = DeviceGates { products, dt: vector(&w.dt), a: vector(&w.a) };
-        let attended = self.words(&m.attended, n * w.shape.value_width());
-        ops.rule(stream, w.shape, convolved, gates, state, attended)?;
+        // convolution, recurrence: each text with its own state
+        let (channels, width) = (w.shape.channels(), w.shape.value_width());
+        let convolved = self.words(&m.convolved, n * channels);
+        let attended = self.words(&m.attended, n * width);
+        for segment in self.segments() {
+            let (past, state) = segment.cache.delta(l);
+            let qkv = segment.of(qkv, channels);
+            let convolved = segment.of(convolved, channels);
+            ops.inputs(stream, w.shape, vector(&w.conv), past, qkv, convolved)?;
+            let products = match products {
+                GateProducts::Mixed(both) => {
+                    GateProducts::Mixed(segment.of(both, 2 * w.shape.n_v_heads))
+                }
+                GateProducts::Apart { beta, alpha } => GateProducts::Apart {
+                    beta: segment.of(beta, w.shape.n_v_heads),
+                    alpha: segment.of(alpha, w.shape.n_v_heads),
+                },
+            };
+            let gates = DeviceGates { products, dt: vector(&w.dt), a: vector(&w.a) };
+            let attended = segment.of(attended, width);
+            ops.rule(stream, w.shape, convolved, gates, state, attended)?;
+        }
         // norm, gate, output projection
         let eps = self.hyper().norm_eps;
         ops.rms_norm_gated(stream, attended, vector(&w.norm), eps, gate)?;

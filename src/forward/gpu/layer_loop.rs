@@ -15,7 +15,7 @@ pub fn run(cx: &mut GpuPass) -> Result<()> {
     begin(cx);
     let result = match cx.role {
         Role::Source => encode(cx),
-        Role::Only | Role::Answer { .. } => decode(cx),
+        Role::Only | Role::Answer => decode(cx),
     };
     end(cx, result)?;
     cx.model.publish_end(cx.batch, cx.b);
@@ -24,9 +24,8 @@ pub fn run(cx: &mut GpuPass) -> Result<()> {
 
 /// Embeddings and positions, in `b`.
 fn begin(cx: &mut GpuPass) {
-    let GpuPass { model, cpu, batch, kv, b, observer, .. } = cx;
-    let caches = &mut [&mut **kv];
-    CpuPass { model, cpu, batch, caches, observer: *observer }.begin(b);
+    let GpuPass { model, cpu, batch, caches, b, observer, .. } = cx;
+    CpuPass { model, cpu, batch, caches: caches.host, observer: *observer }.begin(b);
 }
 
 /// The layers, the output norm and the head.
@@ -38,9 +37,8 @@ fn decode(cx: &mut GpuPass) -> Result<()> {
     if cx.on_device {
         cx.logits()?;
     } else {
-        let GpuPass { model, cpu, batch, kv, b, observer, .. } = cx;
-        let caches = &mut [&mut **kv];
-        CpuPass { model, cpu, batch, caches, observer: *observer }.logits(b);
+        let GpuPass { model, cpu, batch, caches, b, observer, .. } = cx;
+        CpuPass { model, cpu, batch, caches: caches.host, observer: *observer }.logits(b);
     }
     cx.b.events.timing.head_ns = nanos_since(start);
     Ok(())
@@ -57,9 +55,9 @@ fn encode(cx: &mut GpuPass) -> Result<()> {
     if first > layers.start {
         move_stream(cx, false)?;
         cx.model.encoder_output(cx.cpu, cx.b);
-        let GpuPass { model, cpu, batch, kv, b, observer, .. } = &mut *cx;
+        let GpuPass { model, cpu, batch, caches, b, observer, .. } = &mut *cx;
         let pass = CpuPass { model, cpu, batch, caches: &mut [], observer: *observer };
-        pass.cross_keys(layers.start..first, &mut [&mut **kv], &b.h, &mut b.mixer);
+        pass.cross_keys(layers.start..first, caches.host, &b.h, &mut b.mixer);
         let (stream, h) = (cx.stream(), cx.h());
         cx.state.staging.upload(stream, h, &cx.b.h, f32::to_le_bytes)?;
     } else {
@@ -68,7 +66,7 @@ fn encode(cx: &mut GpuPass) -> Result<()> {
     }
     cx.cross_keys(first..layers.end)?;
     cx.finish_pending()?;
-    set_sources(cx.batch, &mut [&mut *cx.kv]);
+    set_sources(cx.batch, cx.caches.host);
     cx.b.events.timing.head_ns = nanos_since(start);
     Ok(())
 }
@@ -90,16 +88,15 @@ fn run_layers(cx: &mut GpuPass) -> Result<()> {
 }
 
 fn layer_on_cpu(cx: &mut GpuPass, l: usize) -> Result<()> {
-    let GpuPass { model, cpu, batch, role, kv, encoder_kv, b, observer, .. } = cx;
-    let kv = match role {
-        Role::Source => &mut encoder_kv[0],
-        Role::Only | Role::Answer { .. } => &mut **kv,
-    };
-    let mut pass = CpuPass { model, cpu, batch, caches: &mut [kv], observer: *observer };
+    let GpuPass { model, cpu, batch, role, caches, encoder_caches, b, observer, .. } = cx;
+    let (observer, host) = (&mut **observer, &mut *caches.host);
     match role {
-        Role::Only => pass.layer(b, l),
-        Role::Source => pass.encoder_layer(b, l),
-        Role::Answer { .. } => pass.decoder_layer(b, l),
+        Role::Source => {
+            let caches = &mut encoder_caches.iter_mut().collect::<Vec<_>>()[..];
+            CpuPass { model, cpu, batch, caches, observer }.encoder_layer(b, l)
+        }
+        Role::Only => CpuPass { model, cpu, batch, caches: host, observer }.layer(b, l),
+        Role::Answer => CpuPass { model, cpu, batch, caches: host, observer }.decoder_layer(b, l),
     }
 }
 
@@ -110,7 +107,7 @@ fn capture_graphs(cx: &mut GpuPass) -> Result<()> {
     if !cx.is_decode() {
         return Ok(());
     }
-    let (cache, key) = (cx.cache, cx.graph_key());
+    let (cache, key) = (cx.decoded().cache, cx.graph_key());
     for l in cx.layers().filter(|l| cx.dev.layers[*l].is_some()).collect::<Vec<_>>() {
         let mut graph = cache.graph(cx.cache_slots(l).own);
         if graph.as_ref().is_none_or(|(captured_for, _)| *captured_for != key) {
@@ -131,13 +128,13 @@ fn upload_positions(cx: &mut GpuPass) -> Result<()> {
         let to = cx.words(&layout.cos_sin, cos_sin.len());
         cx.state.staging.upload(stream, to, &cos_sin, f32::to_le_bytes)?;
     }
-    if let Role::Answer { n_source } = cx.role {
-        let last = [n_source as u32 - 1];
+    if cx.role == Role::Answer && cx.is_decode() {
+        let last = [cx.n_source(&cx.decoded()) as u32 - 1];
         let to = cx.words(&layout.source, 1);
         cx.state.staging.upload(stream, to, &last, u32::to_le_bytes)?;
     }
-    let past = [cx.batch.only().past as u32];
-    let to = cx.words(&layout.past, 1);
+    let past: Vec<u32> = cx.segments().map(|segment| segment.segment.past as u32).collect();
+    let to = cx.words(&layout.past, past.len());
     cx.state.staging.upload(stream, to, &past, u32::to_le_bytes)
 }
 

@@ -11,7 +11,6 @@ use crate::forward::{LogitRow, Logits, TopK};
 impl GpuPass<'_> {
     /// output norm, output head
     pub fn logits(&mut self) -> Result<()> {
-        // The rows of one segment that get logits follow one another.
         let wanted: Vec<LogitRow> = self.batch.logit_rows().collect();
         if wanted.is_empty() {
             return Ok(());
@@ -19,17 +18,36 @@ impl GpuPass<'_> {
         let (norm, head) = self.dev.head.as_ref().expect("the head is on the device");
         let (n_embd, n_vocab) = (self.hyper().n_embd, head.weight.rows);
         for wanted in wanted.chunks(LOGITS_ROWS) {
-            let (start, m) = (wanted[0].row, wanted.len());
-            let x = self.x().slice(4 * start * n_embd..4 * (start + m) * n_embd);
+            let m = wanted.len();
             let h = self.h().slice(0..4 * m * n_embd);
-            self.norm(norm, x, h)?;
+            let mut n_done = 0;
+            for run in wanted.chunk_by(|a, b| a.row + 1 == b.row) {
+                let of = |first: usize| 4 * first * n_embd..4 * (first + run.len()) * n_embd;
+                self.norm(norm, self.x().slice(of(run[0].row)), h.slice(of(n_done)))?;
+                n_done += run.len();
+            }
             let acts = self.acts_of([head.weight.ty], m, h)?;
             let out = self.words(&self.layout().logits, m * n_vocab);
             self.linear(head, &acts, out)?;
-            match best_on_device(wanted[0].best, n_vocab) {
-                Some(top) => self.best_logits(out, top, wanted[0])?,
-                None => self.all_logits(out, wanted)?,
+            self.give_products(out, wanted)?;
+        }
+        Ok(())
+    }
+
+    /// The head's products of some rows → logits, to the observer: the best of them, chosen on the
+    /// device, for rows of which these suffice.
+    fn give_products(&mut self, products: DeviceSlice, wanted: &[LogitRow]) -> Result<()> {
+        let row_bytes = products.len() / wanted.len();
+        let best = |row: &LogitRow| best_on_device(row.best, row_bytes / 4);
+        let mut start = 0;
+        for rows in wanted.chunk_by(|a, b| best(a).is_none() && best(b).is_none()) {
+            let end = start + rows.len() * row_bytes;
+            let products = products.slice(start..end);
+            match best(&rows[0]) {
+                Some(top) => self.best_logits(products, top, rows[0])?,
+                None => self.all_logits(products, rows)?,
             }
+            start = end;
         }
         Ok(())
     }

@@ -19,15 +19,13 @@ impl GpuPass<'_> {
         let kv = self.words(&m.kv, n * row);
         self.rope(q, self.model.rope_shape(hyper.head_dim, nope))?;
         self.rope(kv, self.model.rope_shape(row, rank))?;
-        // cache: the compressed part of each row is normalised
+        // the row that the cache keeps: its compressed part is normalised
         let compressed = self.words(&m.compressed, n * rank);
         let normed = Columns::new(compressed, rank, 0);
         ops.rows.copy_columns(stream, Columns::new(kv, row, 0), normed, rank, n)?;
         let norm = self.dev.weights.vector(&w.kv_a_norm);
         ops.norm.rms_norm_heads(stream, compressed, norm, hyper.norm_eps)?;
         ops.rows.copy_columns(stream, normed, Columns::new(kv, row, 0), rank, n)?;
-        let (rows, _) = self.cache.of_slot(l);
-        self.store(kv, rows)?;
         // queries into the compressed space
         let x = self.words(&m.nope, heads * nope);
         let of_q = |first: usize| Columns::new(q, hyper.head_dim, first);
@@ -38,9 +36,13 @@ impl GpuPass<'_> {
         let of_k = |first: usize| Columns::new(k, row, first);
         ops.rows.copy_columns(stream, Columns::new(absorbed, rank, 0), of_k(0), rank, heads)?;
         ops.rows.copy_columns(stream, of_q(nope), of_k(rank), n_rot, heads)?;
-        // attention among compressed rows, then the heads' values
-        let view = DeviceAttention { n_head_kv: 1, ..self.view() };
-        self.attend(&view, k, rows, rows.narrow(rank), absorbed)?;
+        // attention among compressed rows, each text over its own cache; then the heads' values
+        for segment in self.segments() {
+            let (rows, _) = segment.cache.of_slot(l);
+            self.store(&segment, kv, rows)?;
+            let view = DeviceAttention { n_head_kv: 1, ..self.view(&segment) };
+            self.attend(&segment, &view, k, [rows, rows.narrow(rank)], absorbed)?;
+        }
         let attended = self.words(&m.attended, heads * hyper.head_dim_v);
         self.head_products(&w.v_b, RowShape { n: heads, cols: rank }, absorbed, attended)?;
         self.attention_output(&w.output)

@@ -213,34 +213,32 @@ impl Model {
 }
 
 impl GpuModel {
-    /// As `Model::forward`, for a batch of one segment. The device computes the layers that it
-    /// holds.
-    pub fn forward(
-        &mut self,
-        model: &Model,
-        cpu: &Cpu,
-        batch: &Batch,
-        caches: Caches,
-        b: &mut Buffers,
-        observer: &mut dyn Observer,
+    /// As `Model::forward`. The device computes the layers that it holds.
+    pub fn forward<'a>(
+        &'a mut self,
+        model: &'a Model,
+        cpu: &'a Cpu,
+        batch: &'a Batch,
+        caches: Caches<'a>,
+        b: &'a mut Buffers,
+        observer: &'a mut dyn Observer,
     ) -> Result<()> {
         layer_loop::run(&mut self.pass(model, cpu, batch, caches, b, observer))
     }
 
-    /// As `Model::encode`, for a batch of one segment. The device computes the layers that it
-    /// holds.
-    pub fn encode(
-        &mut self,
-        model: &Model,
-        cpu: &Cpu,
-        batch: &Batch,
-        caches: Caches,
-        b: &mut Buffers,
-        observer: &mut dyn Observer,
+    /// As `Model::encode`. The device computes the layers that it holds.
+    pub fn encode<'a>(
+        &'a mut self,
+        model: &'a Model,
+        cpu: &'a Cpu,
+        batch: &'a Batch,
+        caches: Caches<'a>,
+        b: &'a mut Buffers,
+        observer: &'a mut dyn Observer,
     ) -> Result<()> {
-        let encoder_kv = model.encoder_caches(batch);
+        let encoder_caches = model.encoder_caches(batch);
         let pass = self.pass(model, cpu, batch, caches, b, observer);
-        layer_loop::run(&mut GpuPass { role: Role::Source, encoder_kv, ..pass })
+        layer_loop::run(&mut GpuPass { role: Role::Source, encoder_caches, ..pass })
     }
 
     /// A pass of the decoder, or of a model without an encoder.
@@ -255,7 +253,7 @@ impl GpuModel {
     ) -> GpuPass<'a> {
         let role = match model.hyper.encoder {
             None => Role::Only,
-            Some(_) => Role::Answer { n_source: caches.host.n_source() },
+            Some(_) => Role::Answer,
         };
         GpuPass {
             batch,
@@ -263,9 +261,8 @@ impl GpuModel {
             model,
             dev: &self.dev,
             cpu,
-            cache: caches.device,
-            kv: caches.host,
-            encoder_kv: Vec::new(),
+            caches,
+            encoder_caches: Vec::new(),
             b,
             state: &mut self.state,
             observer,

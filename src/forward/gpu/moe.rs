@@ -59,11 +59,13 @@ impl<'a> GpuPass<'a> {
         self.linear(&router.logits, acts, route.probs)?;
         let bias = router.choice_bias.as_ref().map(|bias| self.dev.weights.vector(bias));
         self.dev.ops.router.route(self.stream(), route, choice, bias)?;
-        // A pass of no more tokens fills no expert.
-        let Some(capacity) = self.hyper().routing.capacity.filter(|n| self.n() > *n) else {
-            return Ok(());
-        };
-        self.dev.ops.resolve.limit(self.stream(), route.chosen, route.n_experts, capacity)
+        let Some(capacity) = self.hyper().routing.capacity else { return Ok(()) };
+        // The capacity counts the tokens of one text. No more tokens than that fill no expert.
+        for segment in self.segments().filter(|segment| segment.n() > capacity) {
+            let chosen = segment.of(route.chosen, route.k);
+            self.dev.ops.resolve.limit(self.stream(), chosen, route.n_experts, capacity)?;
+        }
+        Ok(())
     }
 
     /// y = sigmoid(gate · h) · expert(h), or 0 without a shared expert

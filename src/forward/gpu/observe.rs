@@ -24,9 +24,16 @@ impl GpuPass<'_> {
     pub fn download_route(&mut self, l: usize) -> Result<()> {
         self.finish_pending()?;
         let (stream, route_parts) = (self.stream(), self.route_parts());
+        // Rows of decode come first, and policies want no others.
+        let n = match self.batch.decode_rows().len() {
+            _ if self.is_recorded() => self.n(),
+            n if self.b.events.want_activation() => n,
+            _ => 0,
+        };
         let mut parts = vec![self.route_bytes()];
-        if self.is_recorded() || self.n() == 1 && self.b.events.want_activation() {
-            parts.extend([self.h(), self.x()]);
+        if n > 0 {
+            let bytes = 0..4 * n * self.hyper().n_embd;
+            parts.extend([self.h(), self.x()].map(|all| all.slice(bytes.clone())));
         }
         let b = &mut *self.b;
         self.state.staging.download(stream, &parts, &mut |i, bytes| match i {

@@ -16,7 +16,7 @@ use crate::forward::gpu::layers::{GpuLayer, GpuNorm};
 use crate::forward::gpu::upload::Staging;
 use crate::forward::gpu::weights::{GpuHeads, GpuLinear};
 use crate::forward::gpu::workspace::{ByteRange, WorkspaceLayout};
-use crate::forward::{Batch, Buffers, Observer};
+use crate::forward::{Batch, Buffers, Observer, Segment};
 use crate::gguf::TensorType;
 use crate::model::Model;
 use crate::model::descriptor;
@@ -29,21 +29,54 @@ use std::ops::Range;
 /// Positions that a graph is captured for at least.
 const GRAPH_POSITIONS: usize = 512;
 
-/// The text that the rows of a pass belong to, and the layers that they go through.
+/// Which text of a request the rows of a pass are of, and so the layers that they go through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// The only text of a model without an encoder.
     Only,
     /// The source text, which the encoder reads.
     Source,
-    /// The decoder's text, which answers a source text of `n_source` tokens.
-    Answer { n_source: usize },
+    /// The decoder's text, which answers a source text.
+    Answer,
 }
 
-/// The KV cache of a session: of the layers on the CPU and of those on the device.
+/// The KV caches of the sessions of a batch, indexed by `Segment::session`.
 pub struct Caches<'a> {
-    pub host: &'a mut KvCache,
-    pub device: &'a GpuCache,
+    /// Of the layers on the CPU.
+    pub host: &'a mut [&'a mut KvCache],
+    /// Of the layers on the device.
+    pub device: &'a [&'a GpuCache],
+}
+
+/// A segment of the batch on the device: one text's rows and its KV cache.
+#[derive(Clone)]
+pub struct GpuSegment<'a> {
+    /// Index in the batch.
+    pub index: usize,
+    pub rows: Range<usize>,
+    pub segment: &'a Segment,
+    pub cache: &'a GpuCache,
+}
+
+impl<'a> GpuSegment<'a> {
+    pub fn n(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Whether the rows are part of a prompt, however it is divided into passes.
+    pub fn is_prompt(&self) -> bool {
+        self.segment.phase == Phase::Prompt
+    }
+
+    /// The segment's rows of a buffer with `width` f32s or u32s for each row of the batch.
+    pub fn of(&self, all: DeviceSlice<'a>, width: usize) -> DeviceSlice<'a> {
+        all.slice(4 * self.rows.start * width..4 * self.rows.end * width)
+    }
+
+    /// The segment's word of a buffer with one for each segment.
+    pub fn word(&self, all: DeviceSlice<'a>) -> DeviceSlice<'a> {
+        all.slice(4 * self.index..4 * (self.index + 1))
+    }
 }
 
 /// State that passes change and keep from one to the next, beside the device's memory.
@@ -57,18 +90,14 @@ pub struct PassState {
 
 /// One forward pass: what it computes, what it reads, and everything that it may change.
 pub struct GpuPass<'a> {
-    /// The rows, of one segment.
     pub batch: &'a Batch,
     pub role: Role,
     pub model: &'a Model,
     pub dev: &'a DeviceModel,
     pub cpu: &'a Cpu,
-    /// The KV cache of the layers on the device.
-    pub cache: &'a GpuCache,
-    /// The KV cache of the layers on the CPU.
-    pub kv: &'a mut KvCache,
-    /// The same for encoder layers on the CPU, for this pass only.
-    pub encoder_kv: Vec<KvCache>,
+    pub caches: Caches<'a>,
+    /// By session: KV caches of encoder layers on the CPU, for this pass only.
+    pub encoder_caches: Vec<KvCache>,
     pub b: &'a mut Buffers,
     pub state: &'a mut PassState,
     pub observer: &'a mut dyn Observer,
@@ -88,27 +117,40 @@ impl<'a> GpuPass<'a> {
         self.batch.n_rows()
     }
 
-    /// Whether the rows are part of a prompt, however it is divided into passes.
-    pub fn is_prompt(&self) -> bool {
-        self.batch.only().phase == Phase::Prompt
+    /// The segments, in the order of their rows.
+    pub fn segments(&self) -> impl Iterator<Item = GpuSegment<'a>> {
+        let (batch, caches) = (self.batch, self.caches.device);
+        batch.segments().enumerate().map(|(index, (rows, segment))| GpuSegment {
+            index,
+            rows,
+            segment,
+            cache: caches[segment.session],
+        })
     }
 
     /// Whether this is one decoded token, whose stages before the experts are captured graphs.
     pub fn is_decode(&self) -> bool {
-        self.n() == 1 && !self.is_prompt()
+        self.n() == 1 && self.batch.decode_rows().len() == 1
     }
 
-    /// The number of positions that the rows see, or more.
-    pub fn max_seen(&self) -> usize {
-        let end = self.batch.only().past + self.n();
-        if self.is_decode() { graph_positions(end, self.cache.n_ctx()) } else { end }
+    /// The number of positions that a segment's rows see, or more.
+    pub fn max_seen(&self, segment: &GpuSegment) -> usize {
+        let end = segment.segment.past + segment.n();
+        if self.is_decode() { graph_positions(end, segment.cache.n_ctx()) } else { end }
     }
 
-    /// The number of positions of the source text that the rows see, or more.
-    pub fn max_source(&self) -> usize {
+    /// The number of tokens of a segment's source text.
+    pub fn n_source(&self, segment: &GpuSegment) -> usize {
+        self.caches.host[segment.segment.session].n_source()
+    }
+
+    /// The number of positions of the source text that a segment's rows see, or more.
+    pub fn max_source(&self, segment: &GpuSegment) -> usize {
         match self.role {
-            Role::Answer { n_source } if self.is_prompt() => n_source,
-            Role::Answer { n_source } => graph_positions(n_source, self.cache.n_ctx()),
+            Role::Answer if self.is_decode() => {
+                graph_positions(self.n_source(segment), segment.cache.n_ctx())
+            }
+            Role::Answer => self.n_source(segment),
             Role::Only | Role::Source => 0,
         }
     }
@@ -117,7 +159,7 @@ impl<'a> GpuPass<'a> {
     pub fn layers(&self) -> Range<usize> {
         match self.role {
             Role::Source => 0..self.hyper().n_encoder_layers(),
-            Role::Only | Role::Answer { .. } => self.hyper().decoder_layers(),
+            Role::Only | Role::Answer => self.hyper().decoder_layers(),
         }
     }
 
@@ -274,9 +316,10 @@ impl<'a> GpuPass<'a> {
         self.layer(l).ffn.biases.as_ref().map(|b| Biases::new(&self.dev.weights, b))
     }
 
-    /// Whether a recorder takes the routing of the rows.
+    /// Whether a recorder takes the routing of some rows.
     pub fn is_recorded(&mut self) -> bool {
-        self.observer.recorder(self.batch.only().session).is_some()
+        let mut segments = self.batch.segments();
+        segments.any(|(_, segment)| self.observer.recorder(segment.session).is_some())
     }
 
     /// Waits for all peers. Their results may be read only after this: it fails if one was lost.

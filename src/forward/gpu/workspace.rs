@@ -40,7 +40,7 @@ pub struct WorkspaceLayout {
     pub zeros: ByteRange,
     /// f32 [tokens]
     pub ones: ByteRange,
-    /// u32 [1]: position of the first token
+    /// u32 [segments]: position of the first row
     pub past: ByteRange,
     /// u32 [1]: the last position of the source text
     pub source: ByteRange,
@@ -211,7 +211,7 @@ impl WorkspaceLayout {
             iota: bump.words(n),
             zeros: bump.words(n),
             ones: bump.words(n),
-            past: bump.words(1),
+            past: bump.words(n),
             source: bump.words(1),
             encoder: encoder_rows(hyper, n_ctx).map(|n| bump.words(n)),
             n_bytes: 0,

@@ -18,7 +18,6 @@ use crate::backend::gpu::DeviceSlice;
 use crate::backend::gpu::expert::{Chosen, ExpertShape as DeviceShape};
 use crate::backend::gpu::slots::Lookup;
 use crate::backend::ops::NO_EXPERT;
-use crate::experts::Access;
 use crate::experts::vram::{Fence, VramTiers};
 use crate::forward::gpu::decode_pipeline::queue::{
     DecodePipeline, ExpertGraphs, PendingLayer, PinnedLayer,
@@ -273,9 +272,9 @@ impl<'a> GpuPass<'a> {
         hybrid.group(missed, k, n_experts);
         hybrid.divide(tiers, l);
         let routed = RoutedLayer { stream, ..layer };
-        let access = Access::Decode;
-        let (is_grouped, is_miss, n_pairs) = (false, true, k);
-        let call = LayerCall { model, tiers, routed, shape, is_grouped, n_pairs, access, is_miss };
+        let (is_grouped, is_miss, n_pairs, n_decode) = (false, true, k, 1);
+        let call =
+            LayerCall { model, tiers, routed, shape, is_grouped, n_pairs, n_decode, is_miss };
         let context = ExpertContext { stream, layout: miss_layout, ..context };
         let (chosen, staging) = (routed.chosen, miss_staging);
         let first =

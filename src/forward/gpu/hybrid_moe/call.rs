@@ -25,7 +25,8 @@ pub struct LayerCall<'a> {
     pub is_grouped: bool,
     /// The number of pairs in `partial`.
     pub n_pairs: usize,
-    pub access: Access,
+    /// The first so many rows are decode's, the others are of prompts.
+    pub n_decode: usize,
     /// Whether a look-up missed the experts.
     pub is_miss: bool,
 }
@@ -41,9 +42,19 @@ impl LayerCall<'_> {
         CallPairs { demand: &hybrid.all, shape, is_grouped, n_pairs }
     }
 
+    /// What some experts are wanted for, of which `n_decode` are wanted by rows of decode and come
+    /// first.
+    fn access(&self, n_decode: usize) -> Access {
+        match self.n_decode {
+            0 => Access::Prompt,
+            n if n == self.routed.n_tokens => Access::Decode,
+            _ => Access::Mixed { n_decode },
+        }
+    }
+
     /// Begins to load the next layer's experts for a prompt, after all of this layer's are queued.
     fn prefetch_after(&self, hybrid: &HybridMoe) {
-        if self.access == Access::Prompt {
+        if self.n_decode < self.routed.n_tokens {
             self.model.prefetch_after(self.routed.l, hybrid.all.experts.len());
         }
     }
@@ -90,11 +101,14 @@ impl HybridMoe {
     /// Pins the experts that devices compute, so that all links begin to load.
     fn acquire(&mut self, call: &LayerCall) {
         let Some(tiers) = call.tiers else { return };
+        let n_decode = self.all.n_chosen_by(call.n_decode);
         for (device, batch) in self.batches.iter_mut().enumerate() {
             batch.left = batch.experts.len() * call.shape.n_granules();
             if batch.left > 0 {
                 let vram = tiers.get(device).expect("the device has a VRAM tier");
-                vram.acquire(call.routed.l, &batch.experts, call.access, &mut batch.work);
+                let is_decode = |expert: &&u32| self.all.slot(**expert) < n_decode;
+                let access = call.access(batch.experts.iter().filter(is_decode).count());
+                vram.acquire(call.routed.l, &batch.experts, access, &mut batch.work);
             }
         }
     }
@@ -166,7 +180,8 @@ impl HybridMoe {
         let (demand, store, f) = (&self.on_cpu, &**call.model.hierarchy.host(), &mut b.ffn);
         b.acts.fill(cpu, Kinds::of(shape.inputs()), n_tokens, shape.n_embd, &b.h);
         f.expert.begin(demand.n_pairs(), shape.n_ff, shape.n_embd, Kinds::of([shape.down]));
-        store.acquire(l, &demand.experts, call.access, &mut f.work);
+        let access = call.access(demand.n_chosen_by(call.n_decode));
+        store.acquire(l, &demand.experts, access, &mut f.work);
         call.prefetch_after(self);
         let computed = loop {
             match store.next_ready(&mut f.work) {

@@ -105,6 +105,14 @@ impl HybridMoe {
         self.cpu.extend(&self.schedule.cpu);
     }
 
+    /// Moves experts that some of the first `n` rows have chosen before the others.
+    pub fn put_decode_first(&mut self, n: usize) {
+        let n_decode = self.all.n_chosen_by(n);
+        for batch in &mut self.batches {
+            batch.experts.sort_by_key(|expert| self.all.slot(*expert) >= n_decode);
+        }
+    }
+
     /// Sorts each device's experts by their pairs, so that experts that are loaded together have
     /// pairs side by side.
     pub fn sort_by_pairs(&mut self) {

@@ -7,7 +7,6 @@ pub mod call;
 pub mod division;
 
 use crate::Result;
-use crate::experts::Access;
 use crate::forward::gpu::expert_parallel::share::DeviceShare;
 use crate::forward::gpu::expert_parallel::workspace::RoutedLayer;
 use crate::forward::gpu::experts::is_grouped;
@@ -40,7 +39,7 @@ impl<'a> GpuPass<'a> {
             shape: self.routed_shape(l),
             is_grouped: is_grouped(&routed.w.expert, self.n()),
             n_pairs: self.n() * route_k,
-            access: if self.n() > 1 { Access::Prompt } else { Access::Decode },
+            n_decode: self.batch.decode_rows().len(),
             is_miss: false,
         };
         let (acts, biases) = (self.ffn_acts(l), self.expert_biases(l));
@@ -48,6 +47,7 @@ impl<'a> GpuPass<'a> {
         let chosen = self.b.route.chosen.iter().copied();
         hybrid.group(chosen, route_k, self.model.hyper.routing.n_experts);
         hybrid.divide(call.tiers, l);
+        hybrid.put_decode_first(call.n_decode);
         if call.is_grouped {
             hybrid.sort_by_pairs();
             call.n_pairs = hybrid.all.n_pairs();
