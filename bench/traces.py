@@ -6,10 +6,10 @@
     bench/traces.py --sibling sibling.gguf --prose P.txt --reference R.txt --code C.txt [--full DIR]
 
 The texts are those that `models/demo/data.py` holds out: nothing that the models were trained on.
-Writes OUT/MODEL.mtrace, one file a model with all three kinds of text in it: compact, each router on
-the activation of the layer before it, no hidden states. bench/traces has every tenth request of such
-a recording. With --full DIR also DIR/MODEL-full.mtrace: longer requests, all distances, hidden
-states.
+Writes OUT/MODEL.mtrace, one file a model with all three kinds of text in it: compact, each router
+on the activation of the layer before it, no hidden states. bench/traces has every tenth request
+of such a recording. With --full DIR also DIR/MODEL-full.mtrace: longer requests, all distances,
+hidden states.
 """
 
 import argparse

@@ -1,5 +1,6 @@
 // Activation functions element by element, and softmax by row. Twins: the loops of
-// src/simd/scalar.rs and src/backend/cpu/expert.rs, to the bit. Each value is read and written once.
+// src/simd/scalar.rs and src/backend/cpu/expert.rs, to the bit. Each value is read and written
+// once.
 #include "softmax.cuh"
 
 static constexpr u32 THREADS = 256;

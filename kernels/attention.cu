@@ -315,7 +315,8 @@ __device__ __forceinline__ void attention_split(const AttentionParams& p) {
     }
     __syncthreads();
     u64 stride = static_cast<u64>(n_slots) * record_floats(v_dim);
-    Global<float> record = p.work + (query * stride + static_cast<u64>(slot) * record_floats(v_dim));
+    u64 first = query * stride + static_cast<u64>(slot) * record_floats(v_dim);
+    Global<float> record = p.work + first;
     for (u32 r = threadIdx.x / WARP; r < job.n_heads; r += THREADS / WARP) {
         softmax(room.p + r * SPLIT, room.factors + r * TILES, job.seen,
                 record + (r * stride + v_dim));

@@ -1,5 +1,5 @@
-// Attention of many queries over the KV cache, by tensor cores. Keys and values are rows of F16 or of
-// blocks, their dimensions are multiples of 16, and splits are 4096 positions; attention_combine
+// Attention of many queries over the KV cache, by tensor cores. Keys and values are rows of F16 or
+// of blocks, their dimensions are multiples of 16, and splits are 4096 positions; attention_combine
 // adds up the splits.
 //
 // Twin: src/backend/cpu/attention.rs. The operations are the same except for rounding: queries,

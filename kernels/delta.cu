@@ -8,8 +8,8 @@
 //   delta_rule     per token S ← decay·S; S ← S + k ⊗ beta·(v − Sᵀk); out = Sᵀq
 //   delta_norm     x ← rms_norm(x)·weight · silu(gate)
 //
-// The columns of a head's state are independent, so a warp keeps 32 of them in shared memory for all
-// tokens, one thread for each: 16 KB for keys of 128. A token takes 2·k_dim dependent fused
+// The columns of a head's state are independent, so a warp keeps 32 of them in shared memory for
+// all tokens, one thread for each: 16 KB for keys of 128. A token takes 2·k_dim dependent fused
 // multiply-adds, about 0.7 µs; 32 heads of 128 columns are 128 warps at once.
 //
 // Expected bytes: the state once each way, 4 MB (32 heads of 128 × 128), for a token as for a
@@ -123,8 +123,8 @@ KERNEL(delta_past, THREADS, DeltaInputsParams) {
 struct DeltaRuleParams {
     // [tokens, channels], from delta_inputs
     Address<const float> qkv;
-    // Rows of `gate_stride` numbers, one row a token. The number of head h is element h % run of run
-    // h / run, and runs begin `pitch` numbers apart.
+    // Rows of `gate_stride` numbers, one row a token. The number of head h is element h % run of
+    // run h / run, and runs begin `pitch` numbers apart.
     Address<const float> betas;
     Address<const float> alphas;
     // [n_v_heads] each: decay = e^(a · softplus(alpha + dt))

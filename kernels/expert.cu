@@ -9,8 +9,8 @@
 // arrive in between are used for the next token. Granules that are not on the device are computed
 // by the CPU or another device.
 //
-// A granule is rows [n, n_embd] of gate and of up and columns [n_embd, n] of down, each without gaps.
-// n is `granule_rows`, less in the last granule.
+// A granule is rows [n, n_embd] of gate and of up and columns [n_embd, n] of down, each without
+// gaps. n is `granule_rows`, less in the last granule.
 //
 // Expected bytes: each granule once. Eight experts of 768 rows of 2048 (Qwen3-30B) make gate and up
 // 12288 rows, 14 MB of Q4_K: 1536 warps with two rows each (gate and up of a row share the

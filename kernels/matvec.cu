@@ -2,9 +2,9 @@
 //
 //   out[t, r] = weights[r] · x[t] (+ bias[r])
 //
-// Twin: `Kernels::matmul` (src/simd/scalar.rs), to the bit. quant/rows.cuh says how the threads of a
-// warp share a row. Rows begin on multiples of F::ALIGN: formats of 16·n bytes a block are read 16
-// bytes at a time.
+// Twin: `Kernels::matmul` (src/simd/scalar.rs), to the bit. quant/rows.cuh says how the threads of
+// a warp share a row. Rows begin on multiples of F::ALIGN: formats of 16·n bytes a block are read
+// 16 bytes at a time.
 //
 // Expected bytes: the weights once, from memory; the activations (1.1 bytes a column and token)
 // come from L1 and L2. A warp has up to eight blocks of 256 in flight, 1152 bytes of Q4_K; with one

@@ -1,6 +1,6 @@
 //! The self-test compares every kernel with its twin on the CPU; here on the emulated device, under
-//! several orders of streams, blocks and warps. It finds nothing there, and something where a device
-//! is lost. The kernels that have run belong to the process.
+//! several orders of streams, blocks and warps. It finds nothing there, and something where a
+//! device is lost. The kernels that have run belong to the process.
 
 use moeba::backend::gpu::Emulated;
 use moeba::backend::gpu::emulated::{Config, Faults};

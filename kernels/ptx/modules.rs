@@ -3,7 +3,7 @@
     Module {
         source: "activate",
         compute: 75,
-        digest: "b3f2385668d0b413d1f3b6253bfb05730c110852d6bfb976cb58dd059913e717",
+        digest: "2e92f1edd5d16ed78430103de123eb34a4ed7d2274f1b744d500fd245dd5e438",
         kernels: &[
             "swiglu_rows",
             "swiglu_clamped_rows",
@@ -16,7 +16,7 @@
     Module {
         source: "attention",
         compute: 75,
-        digest: "9f5610076b9d7c65dca055dd0f0323ecc3744518a2916ae1c512011c64fbf2bc",
+        digest: "1632783529cc75495e85bf7a670039fed4f0a0620ebffd5e0347dc9f003c6335",
         kernels: &[
             "attention_split_1",
             "attention_split_2",
@@ -30,7 +30,7 @@
     Module {
         source: "attention_prompt",
         compute: 75,
-        digest: "5b4eb1577a1576fd032daa3097ac5dabec9abb99693fd4432ca547c7c45fd97e",
+        digest: "4b9dd124b36934d0458b5bbbb9a64e3070a24fb13c9ec15708989e145b04558a",
         kernels: &[
             "attention_prompt_64",
             "attention_prompt_128",
@@ -41,7 +41,7 @@
     Module {
         source: "attention_prompt",
         compute: 80,
-        digest: "5b4eb1577a1576fd032daa3097ac5dabec9abb99693fd4432ca547c7c45fd97e",
+        digest: "4b9dd124b36934d0458b5bbbb9a64e3070a24fb13c9ec15708989e145b04558a",
         kernels: &[
             "attention_prompt_64",
             "attention_prompt_128",
@@ -65,7 +65,7 @@
     Module {
         source: "delta",
         compute: 75,
-        digest: "531f1d33e9da707d0769df27fb5efbb3602974171815997a2b9cafabd8d3791c",
+        digest: "f17cc56a50eb12b6405324c3cc6c5c2559dde2e5fae4c33478712fee13cc2720",
         kernels: &[
             "delta_inputs",
             "delta_past",
@@ -112,7 +112,7 @@
     Module {
         source: "expert",
         compute: 75,
-        digest: "0e5198f82419713a5ea328582c079d5beded7d14efc214220a0d4c339d3fa7bd",
+        digest: "e30f5920b50956808a89c5b0f8b9834c42f33b557cd4931a939cd7d897014f87",
         kernels: &[
             "expert_gate_up_q4_0",
             "expert_down_q4_0",
@@ -242,7 +242,7 @@
     Module {
         source: "matvec",
         compute: 75,
-        digest: "3b6fdfa4526f03d160f7420d37af4f96a0504bf001bdbf7abbf89eddd2aab03c",
+        digest: "de0ec4074e4969d3186792208cb24f4fb5470c187f8040bbf9d7e4d5d9e7785d",
         kernels: &[
             "matvec_q4_0",
             "matvec8_q4_0",

@@ -1,5 +1,5 @@
-// Kernels that test the shim: correct ones compute, and faulty ones are reported. They are not among
-// the PTX.
+// Kernels that test the shim: correct ones compute, and faulty ones are reported. They are not
+// among the PTX.
 #include "../moeba.cuh"
 
 struct ProbeParams {

@@ -84,7 +84,8 @@ pub struct Engine {
 
 impl Engine {
     /// A new, empty text. Reserves the KV cache of a whole context, [`Engine::kv_bytes`], which
-    /// takes memory as it is used; on a GPU it takes its part at once and fails if there is no room.
+    /// takes memory as it is used; on a GPU it takes its part at once and fails if there is no
+    /// room.
     pub fn new_session(self: &Arc<Engine>) -> Result<Session> {
         Session::new(self)
     }

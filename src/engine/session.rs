@@ -153,8 +153,8 @@ impl Session {
         &self.tokens
     }
 
-    /// Prepares for evaluating all of `tokens`: keeps the longest prefix that the cache holds, drops
-    /// the rest of the cache and returns how many tokens, at the end of `tokens`, are left to
+    /// Prepares for evaluating all of `tokens`: keeps the longest prefix that the cache holds,
+    /// drops the rest of the cache and returns how many tokens, at the end of `tokens`, are left to
     /// compute. That is at least one, because the last token's logits are wanted. Models with a
     /// recurrent state cannot drop single tokens: if any must go, all do.
     ///
@@ -177,7 +177,8 @@ impl Session {
         left
     }
 
-    /// Drops all but the first `n` of `n_past` positions from the caches; returns how many are left.
+    /// Drops all but the first `n` of `n_past` positions from the caches; returns how many are
+    /// left.
     fn forget(&mut self, n_past: usize, n: usize) -> usize {
         let left = self.kv.truncate(n_past, n);
         if let (0, Some(gpu_kv)) = (left, &self.gpu_kv)

@@ -1,5 +1,5 @@
-//! How a batch is computed: the layer loop on the CPU, and its stages, a file each. Every buffer has
-//! a row for each of the batch's tokens.
+//! How a batch is computed: the layer loop on the CPU, and its stages, a file each. Every buffer
+//! has a row for each of the batch's tokens.
 
 mod attention;
 pub mod batch;

@@ -153,8 +153,8 @@ fn structs(text: &str) -> Vec<(String, Vec<(String, String)>)> {
     found
 }
 
-/// Checks a struct of the kernels against the one of the same name in Rust: a field that is missing,
-/// swapped with another or of another type is a fault.
+/// Checks a struct of the kernels against the one of the same name in Rust: a field that is
+/// missing, swapped with another or of another type is a fault.
 fn compare(name: &str, fields: &[(String, String)], layout: &Layout) -> Result<(), String> {
     let mut offset = 0;
     if fields.len() != layout.fields.len() {

@@ -57,6 +57,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "model",
             "policy",
             "quant",
+            "sample",
             "simd",
             "tokenizer",
         ],

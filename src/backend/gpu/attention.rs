@@ -12,8 +12,8 @@
 //!   to 256, if the device has the shared memory.
 //!
 //! The choice depends on the shape, the device and `prompt` only, not on the number of tokens. In
-//! both ways a query's bits depend only on what it sees. So neither the other tokens of a launch nor
-//! the division of a prompt change what a model says.
+//! both ways a query's bits depend only on what it sees. So neither the other tokens of a launch
+//! nor the division of a prompt change what a model says.
 
 use super::cache::DeviceRows;
 use super::{
@@ -277,8 +277,8 @@ impl Attention {
         takes(k) && takes(v) && shared <= self.shared_bytes_max
     }
 
-    /// The bytes of `work` with which up to `tokens` tokens that see up to `max_seen` positions take
-    /// the fewest launches that pay.
+    /// The bytes of `work` with which up to `tokens` tokens that see up to `max_seen` positions
+    /// take the fewest launches that pay.
     pub fn work_bytes(n_head: usize, v_dim: usize, max_seen: usize, tokens: usize) -> usize {
         let token = 4 * n_head * max_seen.div_ceil(SPLIT).max(1) * record_floats(v_dim);
         token * tokens.clamp(1, (WORK_BYTES / token).max(1))

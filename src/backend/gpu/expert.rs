@@ -80,9 +80,9 @@ pub struct Experts {
     pub pairs_a_launch: usize,
 }
 
-/// The shapes of a layer's experts, and of a granule in device memory: `granule_rows` rows of gate and
-/// of up (fewer in an expert's last granule) and as many columns of down, each without gaps from a
-/// multiple of 16 bytes on.
+/// The shapes of a layer's experts, and of a granule in device memory: `granule_rows` rows of gate
+/// and of up (fewer in an expert's last granule) and as many columns of down, each without gaps
+/// from a multiple of 16 bytes on.
 #[derive(Clone, Copy, Debug)]
 pub struct ExpertShape {
     pub gate: TensorType,
@@ -171,8 +171,8 @@ impl Experts {
         })
     }
 
-    /// `inner`, f32 [pairs, n_ff]: the activated rows of the granules that are on the device, zeros for
-    /// the others. `x` gives the activations of the tokens for a type.
+    /// `inner`, f32 [pairs, n_ff]: the activated rows of the granules that are on the device, zeros
+    /// for the others. `x` gives the activations of the tokens for a type.
     ///
     /// # Panics
     /// If sizes do not fit each other.

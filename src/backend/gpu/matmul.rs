@@ -47,8 +47,8 @@ pub struct Products {
     matmul: TypeKernels<MatmulParams>,
 }
 
-/// The matrices of a grouped product, and the tokens of each. The tables lie in device memory, so that
-/// the device can write them.
+/// The matrices of a grouped product, and the tokens of each. The tables lie in device memory, so
+/// that the device can write them.
 #[derive(Clone, Copy)]
 pub struct Groups<'a> {
     pub ty: TensorType,

@@ -1,10 +1,11 @@
-//! The interface to a GPU. Two drivers implement it: `backend::cuda`, and the emulated device, which
-//! runs the same kernels on the CPU and reports faults that a real GPU shows only sometimes: accesses
-//! out of bounds, reads of uninitialised memory, missing waits.
+//! The interface to a GPU. Two drivers implement it: `backend::cuda`, and the emulated device,
+//! which runs the same kernels on the CPU and reports faults that a real GPU shows only sometimes:
+//! accesses out of bounds, reads of uninitialised memory, missing waits.
 //!
 //! [`Gpu`] is the driver's interface, with numbers for handles. Other code uses the types that own
 //! the handles: [`DeviceBuffer`], [`Pinned`], [`Stream`], [`Event`], [`Graph`]. Each file wraps the
-//! kernels of the `kernels/*.cu` that it names: it asserts sizes, fills the parameters and launches.
+//! kernels of the `kernels/*.cu` that it names: it asserts sizes, fills the parameters and
+//! launches.
 
 pub mod activate;
 pub mod acts;

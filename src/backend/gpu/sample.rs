@@ -1,5 +1,5 @@
-//! The k best logits of a vocabulary (`kernels/sample.cu`), so that not all logits are copied to the
-//! host.
+//! The k best logits of a vocabulary (`kernels/sample.cu`), so that not all logits are copied to
+//! the host.
 
 use super::{Device, DevicePtr, DeviceSlice, Grid, Kernel, Stream, kernel_params, u32_of};
 use crate::Result;

@@ -144,8 +144,8 @@ impl Resolve {
         unsafe { stream.launch(self.place, Grid::new(blocks, THREADS), &params) }
     }
 
-    /// Each expert keeps the first `capacity` tokens that have chosen it; the others get `NO_EXPERT`
-    /// (`Route::limit` on the CPU). `chosen` is u32 [pairs].
+    /// Each expert keeps the first `capacity` tokens that have chosen it; the others get
+    /// `NO_EXPERT` (`Route::limit` on the CPU). `chosen` is u32 [pairs].
     pub fn limit(
         &self,
         stream: &Stream,

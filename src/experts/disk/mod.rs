@@ -1,5 +1,5 @@
-//! The RAM tier: experts streamed from disk through slots. It takes a fixed budget of memory, however
-//! large the model is.
+//! The RAM tier: experts streamed from disk through slots. It takes a fixed budget of memory,
+//! however large the model is.
 
 mod faults;
 mod files;
