@@ -490,8 +490,8 @@ fn lost_while_the_cpu_does_its_share() {
 #[test]
 fn one_of_two_devices_is_lost() {
     // Odd steps, so that seeds are odd and even.
-    lost_of(2, "all experts on two", "100%", None, (7..).step_by(2 * STRIDE - 1));
-    lost_of(2, "the CPU's share beside two", "60%", Some(0.4), (11..).step_by(2 * STRIDE - 1));
+    lost_of(2, "all experts on two", "100%", None, (7..).step_by(STRIDE));
+    lost_of(2, "the CPU's share beside two", "60%", Some(0.4), (11..).step_by(STRIDE));
 }
 
 // ---- a model with an encoder
