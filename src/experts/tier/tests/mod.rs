@@ -17,6 +17,7 @@ use crate::experts::acquisition::{Access, Acquisition, GranuleRef};
 use crate::experts::layout::piece::{Dest, Piece};
 use crate::policy::{Event, Expert, LayerShare, Prediction, Profile, Routed, Shape};
 
+mod mixed;
 mod prefetch;
 mod share;
 mod upper;
@@ -537,23 +538,6 @@ fn what_decode_used_stays_and_a_prompt_leaves_it_there() {
     let before = reads(&world);
     decode(&mut world, 1, &[0, 1]);
     decode(&mut world, 3, &[2]);
-    assert_eq!(reads(&world), before);
-}
-
-#[test]
-fn a_mixed_batch_keeps_what_its_decode_rows_use() {
-    let mut world = small();
-    // Room for three experts of this layer besides what is in transit.
-    decode(&mut world, 1, &[0, 1]);
-    world.acquire(0, 1, &[5, 2, 3, 4], Access::Mixed { n_decode: 1 });
-    assert_eq!(world.drain(0), None);
-    world.release(0);
-    // Experts that prompts alone used make room for another prompt; 0, 1 and 5 stay.
-    world.acquire(0, 1, &[2, 3, 4], Access::Prompt);
-    assert_eq!(world.drain(0), None);
-    world.release(0);
-    let before = reads(&world);
-    decode(&mut world, 1, &[0, 1, 5]);
     assert_eq!(reads(&world), before);
 }
 
