@@ -23,7 +23,7 @@ struct Machines {
     batch: Batch,
 }
 
-/// What a session has in memory and what a pass on its text changes.
+/// A session's memory that a pass on its text changes.
 pub(super) struct TextState<'a> {
     pub kv: &'a mut KvCache,
     pub gpu_kv: Option<&'a GpuCache>,

@@ -86,7 +86,7 @@ impl<F: FnMut(&str) -> Result<()>> TextSink for F {
     }
 }
 
-/// What became of a request, and what it took.
+/// The end of a request, with its counts and times.
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome {
     pub finish: FinishReason,
@@ -120,7 +120,7 @@ impl Outcome {
     }
 }
 
-/// What a generation does after a token.
+/// The next step of a generation after a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Compute this token and choose the one that follows.

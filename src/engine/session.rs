@@ -49,7 +49,7 @@ pub enum Want {
     LastBest(TopK),
 }
 
-/// What a call reports while it computes.
+/// Reports of a call while it computes.
 #[derive(Default)]
 pub struct EvalHooks<'a> {
     /// Called before each layer with the number of tokens that are computed; of a pass under way

@@ -19,7 +19,7 @@ impl ExpertTraffic {
         self.link.as_ref().or(self.disk.as_ref())
     }
 
-    /// What was counted after `before`.
+    /// The counts since `before`.
     pub fn since(&self, before: &ExpertTraffic) -> ExpertTraffic {
         self.with(before, Counters::since)
     }

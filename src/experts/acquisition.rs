@@ -35,7 +35,7 @@ impl Access {
         matches!(self, Access::Prompt | Access::Mixed { .. })
     }
 
-    /// What the expert at `index` of the demand is wanted for; never `Mixed`.
+    /// The access of the expert at `index` of the demand; never `Mixed`.
     fn of_expert(self, index: usize) -> Access {
         match self {
             Access::Mixed { n_decode } if index < n_decode => Access::Decode,
@@ -50,7 +50,7 @@ impl Access {
 pub struct WantedExpert {
     /// Within its layer.
     pub expert: u32,
-    /// What it is wanted for; never `Mixed`.
+    /// Its access; never `Mixed`.
     pub access: Access,
     /// Granules that were handed out and computed before.
     pub computed: usize,

@@ -123,12 +123,6 @@ impl Batch {
         (0..self.segments.len()).map(|i| (self.start(i)..self.ends[i], &self.segments[i]))
     }
 
-    /// The only segment.
-    pub fn only(&self) -> &Segment {
-        assert_eq!(self.segments.len(), 1, "a batch of one segment");
-        &self.segments[0]
-    }
-
     /// Rows of decode; those of prompts follow.
     pub fn decode_rows(&self) -> Range<usize> {
         let n = self.segments.partition_point(|segment| segment.phase == Phase::Decode);
