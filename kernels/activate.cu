@@ -1,5 +1,5 @@
 // Activation functions element by element, and softmax by row. Twins: the loops of
-// src/simd/scalar.rs and src/backend/cpu/expert.rs, to the bit. Each value is read and written
+// src/simd/scalar.rs and src/backend/cpu/expert, to the bit. Each value is read and written
 // once.
 #include "softmax.cuh"
 

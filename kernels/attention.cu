@@ -1,6 +1,6 @@
 // Attention of a few queries over the KV cache, exact: the CPU's products in the CPU's order.
 //
-// Twin: src/backend/cpu/attention.rs, to the bit, in the order of "One arithmetic" there. A block
+// Twin: src/backend/cpu/attention, to the bit, in the order of "One arithmetic" there. A block
 // takes one split of 512 positions for one token and up to R heads that share a KV head, so that
 // keys and values are read once for these heads:
 //
@@ -43,7 +43,7 @@ struct Job {
     u32 reach;
 };
 
-struct Room {
+struct Scratch {
     // [R, 8 lanes, lane_floats]
     Shared<float> q;
     // [R, SPLIT]: scores, then exponentials
@@ -77,17 +77,17 @@ __device__ __forceinline__ float scatter_sums(const float* value) {
 }
 
 template <u32 R>
-__device__ __forceinline__ void load_queries(const Room& room, const Job& job,
+__device__ __forceinline__ void load_queries(const Scratch& scratch, const Job& job,
                                              Global<const float> q) {
-    u32 n = R * 8 * room.lane_floats;
+    u32 n = R * 8 * scratch.lane_floats;
     for (u32 i = threadIdx.x; i < n; i += THREADS) {
-        u32 row = i / (8 * room.lane_floats), rest = i % (8 * room.lane_floats);
-        u32 at = rest / room.lane_floats + 8 * (rest % room.lane_floats);
+        u32 row = i / (8 * scratch.lane_floats), rest = i % (8 * scratch.lane_floats);
+        u32 at = rest / scratch.lane_floats + 8 * (rest % scratch.lane_floats);
         bool there = row < job.n_heads && at < job.k_dim;
-        room.q[i] = there ? q[row * job.k_dim + at] : 0.0f;
+        scratch.q[i] = there ? q[row * job.k_dim + at] : 0.0f;
     }
     // Queries that there are not have factors too.
-    for (u32 i = threadIdx.x; i < R * TILES; i += THREADS) room.factors[i] = 1.0f;
+    for (u32 i = threadIdx.x; i < R * TILES; i += THREADS) scratch.factors[i] = 1.0f;
 }
 
 // Keys that eight threads take at a time.
@@ -95,7 +95,7 @@ template <u32 R>
 static constexpr u32 KEYS = R == 1 ? 8 : R == 16 ? 2 : 4;
 
 template <u32 R, class K>
-__device__ __forceinline__ void scores(const K& type, const Room& room, const Job& job) {
+__device__ __forceinline__ void scores(const K& type, const Scratch& scratch, const Job& job) {
     constexpr u32 N = KEYS<R>, GROUPS = THREADS / 8;
     u32 lane = threadIdx.x % 8, group = threadIdx.x / 8;
     for (u32 first = job.seen.begin; first < job.seen.end; first += N * GROUPS) {
@@ -103,7 +103,7 @@ __device__ __forceinline__ void scores(const K& type, const Room& room, const Jo
         float dots[N * R];
 #pragma unroll
         for (u32 n = 0; n < N; n++) {
-            // Where there is no key, the last one is read again.
+            // Past the last key, the last one is read again.
             u32 key = min(first + n * GROUPS + group, job.seen.end - 1);
             rows[n] = job.k + static_cast<u64>(key) * job.k_row;
         }
@@ -116,7 +116,7 @@ __device__ __forceinline__ void scores(const K& type, const Room& room, const Jo
             for (u32 n = 0; n < N; n++) load_lane(type, rows[n], lane, j, job.k_dim, w[n]);
 #pragma unroll
             for (u32 r = 0; r < R; r++) {
-                Shared<float> at = room.q + ((r * 8 + lane) * room.lane_floats + j);
+                Shared<float> at = scratch.q + ((r * 8 + lane) * scratch.lane_floats + j);
                 float4 q = as<float4>(at)[0];
 #pragma unroll
                 for (u32 n = 0; n < N; n++) {
@@ -137,7 +137,7 @@ __device__ __forceinline__ void scores(const K& type, const Room& room, const Jo
             if (job.bias && r < job.n_heads) {
                 score += bias_of(job.bias, job.reach, job.head + r, key, job.position);
             }
-            room.p[r * SPLIT + key % SPLIT] = score;
+            scratch.p[r * SPLIT + key % SPLIT] = score;
         }
     }
 }
@@ -224,7 +224,7 @@ __device__ __forceinline__ void add_values(float (&acc)[ROWS][4],
 #pragma unroll
     for (u32 n = 0; n < DEPTH<V>; n++) {
         u32 i = first + n;
-        // What is not seen is neither read nor multiplied by zero: it may be NaN.
+        // Unseen values are not read, not even times zero: they may be NaN.
         if (i < job.seen.begin || i >= job.seen.end) continue;
         float w[4];
         V::widen(quads[n], w);
@@ -239,14 +239,14 @@ __device__ __forceinline__ void add_values(float (&acc)[ROWS][4],
 
 // acc of each query's record.
 template <u32 R, class V>
-__device__ __forceinline__ void values(const V& type, const Room& room, const Job& job,
+__device__ __forceinline__ void values(const V& type, const Scratch& scratch, const Job& job,
                                        Global<float> record, u64 record_stride) {
     constexpr u32 ROWS = EACH<R>;
     u32 n_quads = (job.v_dim + 3) / 4;
     for (u32 item = threadIdx.x; item < n_quads * (R / ROWS); item += THREADS) {
         u32 at = item % n_quads * 4, row = item / n_quads * ROWS;
         if (row >= job.n_heads) break;
-        Shared<const float> p = room.p + row * SPLIT;
+        Shared<const float> p = scratch.p + row * SPLIT;
         float acc[ROWS][4] = {};
         typename V::Quad now[DEPTH<V>] = {}, next[DEPTH<V>] = {};
         u32 first = job.seen.begin / DEPTH<V> * DEPTH<V>;
@@ -256,7 +256,7 @@ __device__ __forceinline__ void values(const V& type, const Room& room, const Jo
             if (first % TILE == 0) {
 #pragma unroll
                 for (u32 r = 0; r < ROWS; r++) {
-                    float factor = room.factors[(row + r) * TILES + first % SPLIT / TILE];
+                    float factor = scratch.factors[(row + r) * TILES + first % SPLIT / TILE];
 #pragma unroll
                     for (u32 c = 0; c < 4; c++) acc[r][c] *= factor;
                 }
@@ -298,40 +298,40 @@ __device__ __forceinline__ void attention_split(const AttentionParams& p) {
     job.head = head_kv * group + part * R;
     job.n_heads = min(R, group - part * R);
 
-    Room room;
-    room.lane_floats = 4 * ((p.k_dim + 31) / 32 | 1);
-    room.q = dynamic;
-    room.p = room.q + R * 8 * room.lane_floats;
-    room.factors = room.p + R * SPLIT;
+    Scratch scratch;
+    scratch.lane_floats = 4 * ((p.k_dim + 31) / 32 | 1);
+    scratch.q = dynamic;
+    scratch.p = scratch.q + R * 8 * scratch.lane_floats;
+    scratch.factors = scratch.p + R * SPLIT;
     u64 query = static_cast<u64>(token) * p.n_head + job.head;
-    load_queries<R>(room, job, p.q + query * p.k_dim);
+    load_queries<R>(scratch, job, p.q + query * p.k_dim);
     __syncthreads();
     switch (p.k_type) {
-        case CACHE_F32: scores<R>(CacheF32{}, room, job); break;
-        case CACHE_F16: scores<R>(CacheF16{}, room, job); break;
-        case CACHE_BF16: scores<R>(CacheBF16{}, room, job); break;
-        case CACHE_Q8_0: scores<R>(CacheQ8_0{}, room, job); break;
-        default: scores<R>(CacheNibbles(p.k_type), room, job); break;
+        case CACHE_F32: scores<R>(CacheF32{}, scratch, job); break;
+        case CACHE_F16: scores<R>(CacheF16{}, scratch, job); break;
+        case CACHE_BF16: scores<R>(CacheBF16{}, scratch, job); break;
+        case CACHE_Q8_0: scores<R>(CacheQ8_0{}, scratch, job); break;
+        default: scores<R>(CacheNibbles(p.k_type), scratch, job); break;
     }
     __syncthreads();
     u64 stride = static_cast<u64>(n_slots) * record_floats(v_dim);
     u64 first = query * stride + static_cast<u64>(slot) * record_floats(v_dim);
     Global<float> record = p.work + first;
     for (u32 r = threadIdx.x / WARP; r < job.n_heads; r += THREADS / WARP) {
-        softmax(room.p + r * SPLIT, room.factors + r * TILES, job.seen,
+        softmax(scratch.p + r * SPLIT, scratch.factors + r * TILES, job.seen,
                 record + (r * stride + v_dim));
     }
     __syncthreads();
     if (p.loose) {
-        values<R>(CacheLoose{v_type}, room, job, record, stride);
+        values<R>(CacheLoose{v_type}, scratch, job, record, stride);
         return;
     }
     switch (v_type) {
-        case CACHE_F32: values<R>(CacheF32{}, room, job, record, stride); break;
-        case CACHE_F16: values<R>(CacheF16{}, room, job, record, stride); break;
-        case CACHE_BF16: values<R>(CacheBF16{}, room, job, record, stride); break;
-        case CACHE_Q8_0: values<R>(CacheQ8_0{}, room, job, record, stride); break;
-        default: values<R>(CacheNibbles(v_type), room, job, record, stride); break;
+        case CACHE_F32: values<R>(CacheF32{}, scratch, job, record, stride); break;
+        case CACHE_F16: values<R>(CacheF16{}, scratch, job, record, stride); break;
+        case CACHE_BF16: values<R>(CacheBF16{}, scratch, job, record, stride); break;
+        case CACHE_Q8_0: values<R>(CacheQ8_0{}, scratch, job, record, stride); break;
+        default: values<R>(CacheNibbles(v_type), scratch, job, record, stride); break;
     }
 }
 

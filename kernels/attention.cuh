@@ -1,4 +1,4 @@
-// Common parts of the attention kernels. Twin: src/backend/cpu/attention.rs.
+// Common parts of the attention kernels. Twin: src/backend/cpu/attention.
 #pragma once
 
 #include "cache_rows.cuh"
@@ -37,7 +37,7 @@ struct AttentionParams {
     // one captured graph serves every position.
     u32 first_token;
     Address<const u32> past;
-    // What a query sees, see `seen_by`.
+    // The positions that a query sees, see `seen_by`.
     u32 limit;
     u32 all;
     u32 window;

@@ -2,7 +2,7 @@
 // of blocks, their dimensions are multiples of 16, and splits are 4096 positions; attention_combine
 // adds up the splits.
 //
-// Twin: src/backend/cpu/attention.rs. The operations are the same except for rounding: queries,
+// Twin: src/backend/cpu/attention. The operations are the same except for rounding: queries,
 // keys, exponentials and values are rounded to f16 and multiplied exactly; sums are f32 in the
 // hardware's order. Each query is scaled by a power of two first, so that none overflows. The
 // rounded exponentials are summed, so that weights add up to one.
@@ -45,7 +45,7 @@ struct Tile {
 
 // Rows of a cache.
 struct Rows {
-    // Of the KV head.
+    // The first row of the KV head.
     Global<const u8> bytes;
     u32 type, dim, row;
 };
@@ -151,7 +151,7 @@ __device__ __forceinline__ void load_queries(const Tile& tile, Shared<float> sca
         for (u32 step = WARP / 2; step > 0; step /= 2) {
             largest = max(largest, __shfl_xor_sync(FULL_WARP, largest, step));
         }
-        // What is no number stays none, whatever it is multiplied by.
+        // NaN and infinity stay what they are under any scale.
         u32 exponent = max(1u, min(largest >> 23, 253u));
         float down = __uint_as_float((254 - exponent) << 23);
         for (u32 i = lane; i < dim; i += WARP) {
@@ -295,8 +295,8 @@ __device__ __forceinline__ void attention_prompt(const AttentionParams& p) {
     v.bytes = v.bytes + static_cast<u64>(head_kv) * p.v_ctx * v.row;
 
     Tile queries = {dynamic, k.dim + 8};
-    Shared<u16> room = dynamic + ROWS * queries.stride;
-    Tile keys = {room, k.dim + 8}, values = {room, v.dim + 8};
+    Shared<u16> tile = dynamic + ROWS * queries.stride;
+    Tile keys = {tile, k.dim + 8}, values = {tile, v.dim + 8};
     load_queries(queries, scales, job, p.q, n_head, k.dim);
     __syncwarp();
     u32 row = threadIdx.x / WARP * 16 + threadIdx.x % WARP / 4;

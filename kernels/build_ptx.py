@@ -118,7 +118,7 @@ def parameter_lists(source):
 
 
 def digest(source):
-    """The digest of a file and its headers; tests/kernels_ptx.rs computes the same."""
+    """The digest of a file and its headers; tests/gpu/ptx.rs computes the same."""
     hash = hashlib.sha256()
     for file in sources_of(source):
         hash.update(file.read_bytes())
@@ -218,7 +218,7 @@ def write(modules, text):
 
 
 def differences(modules, text):
-    """What differs between the committed files and these."""
+    """The differences between the committed files and these."""
     strays = sorted(set(PTX.glob("*.ptx.gz")) - set(modules))
     faults = [f"{file.name} has no source" for file in strays]
     again = "run kernels/build_ptx.py without --check"

@@ -23,30 +23,30 @@ struct CacheStoreParams {
 static_assert(sizeof(CacheStoreParams) == 48);
 
 // The element of x that a thread takes, and where its row begins.
-struct Place {
+struct Target {
     u64 from;
     u32 i;
     u64 to;
     bool live;
 };
 
-__device__ __forceinline__ Place place(const CacheStoreParams& p) {
+__device__ __forceinline__ Target target(const CacheStoreParams& p) {
     u64 index = static_cast<u64>(blockIdx.x) * blockDim.x + threadIdx.x;
     u32 i = static_cast<u32>(index % p.dim);
     u64 at = index / p.dim;
     u32 head = static_cast<u32>(at % p.heads);
     u64 token = at / p.heads, position = p.past[0] + token;
     u64 to = (static_cast<u64>(head) * p.n_ctx + position) * p.row_bytes;
-    return Place{index, i, to, token < p.tokens && position < p.n_ctx};
+    return Target{index, i, to, token < p.tokens && position < p.n_ctx};
 }
 
 KERNEL(cache_store_f32, THREADS, CacheStoreParams) {
-    Place at = place(p);
+    Target at = target(p);
     if (at.live) as<float>(p.rows + at.to)[at.i] = p.x[at.from];
 }
 
 KERNEL(cache_store_f16, THREADS, CacheStoreParams) {
-    Place at = place(p);
+    Target at = target(p);
     if (!at.live) return;
     float value = p.x[at.from];
     u32 bits = __float_as_uint(value);
@@ -56,7 +56,7 @@ KERNEL(cache_store_f16, THREADS, CacheStoreParams) {
 }
 
 KERNEL(cache_store_bf16, THREADS, CacheStoreParams) {
-    Place at = place(p);
+    Target at = target(p);
     if (!at.live) return;
     float value = p.x[at.from];
     u32 bits = __float_as_uint(value);
@@ -70,7 +70,7 @@ static constexpr float SMALLEST = 7.52316385e-37f;
 
 // A warp takes a block of 32 elements.
 KERNEL(cache_store_q8_0, THREADS, CacheStoreParams) {
-    Place at = place(p);
+    Target at = target(p);
     float value = at.live ? p.x[at.from] : 0.0f;
     // As integers magnitudes are in order, with infinity and NaN above all numbers.
     u32 largest_bits = __float_as_uint(value) & 0x7fffffffu;
@@ -80,7 +80,7 @@ KERNEL(cache_store_q8_0, THREADS, CacheStoreParams) {
     if (!at.live) return;
     float largest = __uint_as_float(largest_bits), inverse = 127.0f / largest;
     u16 scale = f32_to_f16(largest / 127.0f);
-    // What cannot be scaled: numbers too small become zeros, a block with a NaN or an infinity NaN.
+    // Numbers too small to scale become zeros; a block with a NaN or an infinity becomes NaN.
     bool odd = largest_bits >= 0x7f800000u, zero = largest < SMALLEST;
     i32 q = odd || zero ? 0 : __float2int_rn(value * inverse);
     Global<u8> block = p.rows + at.to + at.i / 32 * Q8_0_BYTES;
@@ -93,7 +93,7 @@ KERNEL(cache_store_q8_0, THREADS, CacheStoreParams) {
 // Numbers from here on are out of every scale's reach: 2²³.
 static constexpr u32 TOO_LARGE = 0x4b000000u;
 
-// What a warp makes of its 32 numbers: scale, offset, and the thread's code.
+// The block that a warp makes of 32 numbers: scale, offset, and the thread's code.
 struct Rounded {
     float d, m;
     u32 code;
@@ -114,14 +114,14 @@ __device__ __forceinline__ float extreme(float x) {
     return __shfl_sync(FULL_WARP, x, first);
 }
 
-// `x = d·(code − levels)`. Twin: `centred` of src/quant/plain.rs.
+// `x = d·(code − levels)`. Twin: `centred` of src/quant/legacy/plain.rs.
 __device__ __forceinline__ Rounded round_centred(float x, u32 levels) {
     float n = static_cast<float>(levels), d = extreme(x) / -n;
     u32 code = static_cast<u32>(x * finite_inverse(d) + (n + 0.5f));
     return Rounded{d, 0.0f, min(code, 2 * levels - 1)};
 }
 
-// `x = d·code + m`. Twin: `offset` of src/quant/plain.rs.
+// `x = d·code + m`. Twin: `offset` of src/quant/legacy/plain.rs.
 __device__ __forceinline__ Rounded round_offset(float x, u32 top) {
     float lowest = -warp_max(-x), d = (warp_max(x) - lowest) / static_cast<float>(top);
     u32 code = static_cast<u32>((x - lowest) * finite_inverse(d) + 0.5f);
@@ -160,7 +160,7 @@ struct Fit {
     double scale, gain;
 };
 
-// Tries `extreme / inverse`. Twin: `improve` of src/quant/table.rs.
+// Tries `extreme / inverse`. Twin: `improve` of src/quant/iq/table.rs.
 __device__ __forceinline__ void improve(Fit& fit, float x, float weight, float inverse,
                                         float extreme) {
     float value = nearest_entry(x * (inverse / extreme)).value;
@@ -169,7 +169,7 @@ __device__ __forceinline__ void improve(Fit& fit, float x, float weight, float i
     if (wqq > 0.0 && gain > fit.gain) fit = Fit{wqx / wqq, gain};
 }
 
-// `x = d·VALUES[code]`. Twin: src/quant/iq4_nl.rs and `scale` of src/quant/table.rs.
+// `x = d·VALUES[code]`. Twin: src/quant/iq/iq4_nl.rs and `scale` of src/quant/iq/table.rs.
 __device__ __forceinline__ Rounded round_to_table(float x) {
     float squares = 0.0f, largest = extreme(x), scale = 0.0f;
     for (u32 i = 0; i < WARP; i++) squares += __shfl_sync(FULL_WARP, x * x, i);
@@ -190,8 +190,8 @@ __device__ __forceinline__ Rounded round_to_table(float x) {
 
 // A warp takes a block of 32 elements. Twin: `store_block` of rows.rs.
 KERNEL(cache_store_nibbles, THREADS, CacheStoreParams) {
-    Place at = place(p);
-    // Of all threads of the warp or of none.
+    Target at = target(p);
+    // The same in all threads of the warp.
     if (!at.live) return;
     CacheNibbles format(p.type_code);
     float value = p.x[at.from] + 0.0f;

@@ -1,5 +1,5 @@
-// Rows of the KV cache: keys or values [heads, n_ctx, row], of nine types. Twin of how they are
-// read: `Rows::tile` (src/backend/cpu/attention/rows.rs).
+// Reads rows of the KV cache: keys or values [heads, n_ctx, row], of nine types. Twin: `Rows::tile`
+// (src/backend/cpu/attention/rows.rs).
 #pragma once
 
 #include "quant/tables.cuh"
@@ -102,14 +102,13 @@ struct CacheQ8_0 {
     }
 };
 
-// Q4_0, Q4_1, Q5_0, Q5_1 or IQ4_NL; which of them a kernel is told as it runs. A block is an f16
-// scale, an f16 offset and four bytes of fifth bits where the format has them, and 16 bytes of low
-// bits (src/quant/packing.rs). A product of scale and code is exact, so one fma is the CPU's
-// product and sum.
+// Q4_0, Q4_1, Q5_0, Q5_1 or IQ4_NL, chosen at run time. A block is an f16 scale, an f16 offset and
+// four bytes of fifth bits if the format has them, and 16 bytes of low bits (src/quant/packing.rs).
+// The product of scale and code is exact, so one fma equals the CPU's product and sum.
 struct CacheNibbles {
     // Four codes as signed bytes; bits of the scale and of the offset, which is −0 without one.
     using Quad = uint2;
-    // Where the low bits are in a block, which they end; what is taken off each of four codes.
+    // The offset of the low bits, which end a block; the number subtracted from each of four codes.
     u32 low, middle;
     bool has_offset, has_fifth, is_table;
 
@@ -182,14 +181,14 @@ struct CacheLoose {
     }
 };
 
-// The quad from element i of a row of `dim` elements on, zeros behind its end.
+// The quad from element i of a row of `dim` elements on, zeros past its end.
 template <class V>
 __device__ __forceinline__ typename V::Quad load_quad(const V& type, Global<const u8> row, u32 i,
                                                       u32) {
     return type.quad(row, i);
 }
 
-// By four loads. Few rows are such, so there is one function for all kernels.
+// By four loads. Such rows are rare, so one function serves all kernels.
 static __device__ __noinline__ float4 load_loose(u32 type, Global<const u8> row, u32 i, u32 dim) {
     CacheLoose rows = {type};
     float w[4] = {};
@@ -207,7 +206,7 @@ __device__ __forceinline__ float4 load_quad(const CacheLoose& loose, Global<cons
     return load_loose(loose.type, row, i, dim);
 }
 
-// Elements lane + 8(first + n) of a row of `dim`, zeros behind its end; `first` is a multiple of
+// Elements lane + 8(first + n) of a row of `dim`, zeros past its end; `first` is a multiple of
 // four, so that blocks are read by one scale.
 template <class T>
 __device__ __forceinline__ void load_lane(const T&, Global<const u8> row, u32 lane, u32 first,

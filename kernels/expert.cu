@@ -4,7 +4,7 @@
 //   partial[pair]   (+)= down · inner[pair], granule by granule in index order    expert_down
 //   y[token]         += Σ_rank weights[token, rank] · partial[token, rank]        ordered_sum
 //
-// Twins: src/backend/cpu/expert.rs, to the bit. Between the first two, quantize.cu stores `inner`
+// Twins: src/backend/cpu/expert, to the bit. Between the first two, quantize.cu stores `inner`
 // in the form that down's format reads. Both use one snapshot of the slot table: granules that
 // arrive in between are used for the next token. Granules that are not on the device are computed
 // by the CPU or another device.

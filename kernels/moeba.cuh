@@ -1,6 +1,6 @@
-// What every kernel includes. The same source is compiled twice: by NVRTC for the GPU, and as
-// C++17 against shim/ by any compiler, where a block's threads are fibers and every access is
-// checked (see shim/device.h). So a kernel keeps to what is here:
+// Included by every kernel. The same source is compiled twice: by NVRTC for the GPU, and as C++17
+// against shim/ by any compiler, where a block's threads are fibers and every access is checked
+// (see shim/device.h). So a kernel uses only what is listed here:
 //
 //   struct XParams { Address<const float> x; u32 n; };      the parameters of a family of kernels
 //   KERNEL(name, max_threads, XParams) { ... p.x ... }      an entry point; `p` are its parameters

@@ -24,7 +24,7 @@ __device__ __forceinline__ bool is_better(float a, u32 i, float b, u32 j) {
 // Calls take(rank, index) for the k best of n values, best first, in every thread of the warp.
 template <class Take>
 __device__ __forceinline__ void best_of(Shared<float> values, u32 n, u32 k, Take take) {
-    // Of the values that this thread looks at, a bit each.
+    // One bit for each value of this thread.
     u32 lane = threadIdx.x, taken = 0;
     for (u32 rank = 0; rank < k; rank++) {
         float best = 0.0f;

@@ -1,11 +1,10 @@
-// A softmax by one warp over a row in shared memory, as `softmax` of src/simd/scalar.rs, to the
-// bit: the sum in eight lanes and the tree. At most a few hundred values, so eight threads add.
+// A softmax by one warp over a row in shared memory. Twin: `softmax` of src/simd/scalar.rs, to the
+// bit: the sum in eight lanes and the tree. Rows are a few hundred values, so eight threads add.
 #pragma once
 
 #include "exp.cuh"
 
-// x[i] = e^(x[i] − max) / Σ for i < n. The warp's earlier writes to x are done; its own are when
-// this returns.
+// x[i] = e^(x[i] − max) / Σ for i < n. The caller synchronises the warp before; this does after.
 __device__ __forceinline__ void softmax_by_warp(Shared<float> x, u32 n) {
     u32 lane = threadIdx.x % WARP;
     float largest = -INFINITY;
@@ -20,7 +19,7 @@ __device__ __forceinline__ void softmax_by_warp(Shared<float> x, u32 n) {
     if (lane < 8) {
         for (u32 i = lane; i < n; i += 8) sum += x[i];
     }
-    // Of the first eight threads; the others' sums of zeros are no one's.
+    // The first eight threads have the sum.
     sum = __shfl_sync(FULL_WARP, tree8_threads(sum), 0);
     float inverse = 1.0f / sum;
     __syncwarp();

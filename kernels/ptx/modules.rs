@@ -3,7 +3,7 @@
     Module {
         source: "activate",
         compute: 75,
-        digest: "2e92f1edd5d16ed78430103de123eb34a4ed7d2274f1b744d500fd245dd5e438",
+        digest: "b97ea3bb3403eac5d0290b4e5b482840d03f287ce058ba05a453abdd57461e29",
         kernels: &[
             "swiglu_rows",
             "swiglu_clamped_rows",
@@ -16,7 +16,7 @@
     Module {
         source: "attention",
         compute: 75,
-        digest: "1632783529cc75495e85bf7a670039fed4f0a0620ebffd5e0347dc9f003c6335",
+        digest: "6e4b0f834e2cc5f700ad9178e664e8e18f2ba1b6b652563f75d3db267b93a175",
         kernels: &[
             "attention_split_1",
             "attention_split_2",
@@ -30,7 +30,7 @@
     Module {
         source: "attention_prompt",
         compute: 75,
-        digest: "4b9dd124b36934d0458b5bbbb9a64e3070a24fb13c9ec15708989e145b04558a",
+        digest: "ca1b288b5e48de3a3453748e3c8a0e9b5b7a89fb1aa7bdcf3af275ee4d4ed0d8",
         kernels: &[
             "attention_prompt_64",
             "attention_prompt_128",
@@ -41,7 +41,7 @@
     Module {
         source: "attention_prompt",
         compute: 80,
-        digest: "4b9dd124b36934d0458b5bbbb9a64e3070a24fb13c9ec15708989e145b04558a",
+        digest: "ca1b288b5e48de3a3453748e3c8a0e9b5b7a89fb1aa7bdcf3af275ee4d4ed0d8",
         kernels: &[
             "attention_prompt_64",
             "attention_prompt_128",
@@ -52,7 +52,7 @@
     Module {
         source: "cache",
         compute: 75,
-        digest: "ea71a0c1c92fca9904a5afb6842b02867b94145ff77ad914d2d94fc4dc2f7711",
+        digest: "a04f7ed8d8b86e9ecddfe7c9450f68c836d5771a8172b67d095482143099d432",
         kernels: &[
             "cache_store_f32",
             "cache_store_f16",
@@ -65,7 +65,7 @@
     Module {
         source: "delta",
         compute: 75,
-        digest: "f17cc56a50eb12b6405324c3cc6c5c2559dde2e5fae4c33478712fee13cc2720",
+        digest: "a2c67453c97ce2b3b4dfbefdb5122695da29c45de659c7ab1c1e9a683434bb30",
         kernels: &[
             "delta_inputs",
             "delta_past",
@@ -77,7 +77,7 @@
     Module {
         source: "embed",
         compute: 75,
-        digest: "1fc02a962b5ca96b1e9e2c8468adc6cb30f8cbd0008144e6c2c4da23db283088",
+        digest: "76c87d73129d118662dc8c00b7e96f700cf78bc2a7ee330cd75548ae5a198b67",
         kernels: &[
             "embed_q4_0",
             "embed_q4_1",
@@ -112,7 +112,7 @@
     Module {
         source: "expert",
         compute: 75,
-        digest: "e30f5920b50956808a89c5b0f8b9834c42f33b557cd4931a939cd7d897014f87",
+        digest: "66dd053251a8749044848e5de5c8939cb1b9d1b6aa8cd79c8e8c52880c649e9c",
         kernels: &[
             "expert_gate_up_q4_0",
             "expert_down_q4_0",
@@ -175,7 +175,7 @@
     Module {
         source: "heads",
         compute: 75,
-        digest: "ed990711773ae96743b50f45489556d9e9d99dbdb92b066e1769a4c415c018f0",
+        digest: "ec0218b7c6bd5e923474285eac0430dc5e2bf9c59bc1a058beaa24ffbfe31cd0",
         kernels: &[
             "head_products_q4_0",
             "head_products_q4_1",
@@ -210,7 +210,7 @@
     Module {
         source: "matmul",
         compute: 75,
-        digest: "0fa107295036ea6d5ab0fcc326a1517b6bed15a8b4700715cc32b8c292c97c65",
+        digest: "bb8257e5f4af63810879b7896777675f04e167fe4064ab8315bc153180a2c06b",
         kernels: &[
             "matmul_q4_0",
             "matmul_q4_1",
@@ -242,7 +242,7 @@
     Module {
         source: "matvec",
         compute: 75,
-        digest: "de0ec4074e4969d3186792208cb24f4fb5470c187f8040bbf9d7e4d5d9e7785d",
+        digest: "62508e5bb312740754417078e1ac34e9aa96dac74ea4cb3c01cf49f3a09b5db6",
         kernels: &[
             "matvec_q4_0",
             "matvec8_q4_0",
@@ -304,7 +304,7 @@
     Module {
         source: "norm",
         compute: 75,
-        digest: "900887b21899d20d53c92ff2598ea00d72711b2430130a7a5a47c6cd7b4cd597",
+        digest: "862df70b081ac8b69301b47af509c011c88f0133185eb8a6f36ee85780b7690b",
         kernels: &[
             "rms_norm",
             "rms_norm_in_place",
@@ -316,7 +316,7 @@
     Module {
         source: "quantize",
         compute: 75,
-        digest: "6b955cb9382211eface9fbe55e16fd1ae591eca182f00af2faac8305dee15688",
+        digest: "6d913a00666471cf567a2ba12d85d155cded025187565b14010b49fb8d240a44",
         kernels: &[
             "quantize_q8_0",
             "quantize_q8_k",
@@ -327,7 +327,7 @@
     Module {
         source: "rope",
         compute: 75,
-        digest: "5d6f915dfd4b4c615ce0222a6b88a892d2ad2363fac09197fda28f377b5ec08b",
+        digest: "fd1a4b80a10cf4b0bb2d1283556ab9973b9add7ba91d9fdf9164d3249332b613",
         kernels: &[
             "rope",
         ],
@@ -336,7 +336,7 @@
     Module {
         source: "router",
         compute: 75,
-        digest: "c6133e2b91222a93fcdc07e4a622d2ce0701a9a5804bff4604e0c20221fef52b",
+        digest: "d99c8bbd8880280df8b68ad9cc1bcc58f483cee0a89467b9a23f1608677af735",
         kernels: &[
             "route",
         ],
@@ -345,7 +345,7 @@
     Module {
         source: "rows",
         compute: 75,
-        digest: "c75095790c7294112b3a26d9f7ef7bd1957325eaabe4967b2ca1f2fec06373d3",
+        digest: "3e8b533c513822c7c7fa8e03ee8e7aa3e475c3f6677e274616ac1fd0247eaa58",
         kernels: &[
             "copy_columns",
             "mul_sigmoid",
@@ -359,7 +359,7 @@
     Module {
         source: "sample",
         compute: 75,
-        digest: "5a15cdbe6688a3d60f54ea58bf6209e10fd3eac0ae0e17b4fa1eb21228e0de75",
+        digest: "18ff80d25b8987ec74de65408b2b8dd1563ed9463809a87107c16c36e229cf84",
         kernels: &[
             "top_k_logits",
             "top_k_keys",
@@ -369,7 +369,7 @@
     Module {
         source: "slots",
         compute: 75,
-        digest: "cc043a47686a4177e0a44775a13aa9d3e1f21f9a8b603ad161c0ab2f257ae249",
+        digest: "28c2bd7f41e34af238dee33829e54256fc2a557d766dcce7d71403e501ebfe3d",
         kernels: &[
             "resolve_slots",
             "limit_experts",

@@ -1,4 +1,5 @@
-// Activations as quantised products read them. Twins: src/simd/acts.rs, src/backend/gpu/acts.rs.
+// Activations in the form that quantised products read. Twins: src/simd/acts.rs,
+// src/backend/gpu/acts.rs.
 //
 // A token is one record, its arrays one after the other, each on a boundary of 64 bytes:
 //
@@ -55,7 +56,7 @@ struct Ints {
     i32 isum, imins;
 };
 
-// Of part p of unit b.
+// The share of part p of unit b.
 template <class F>
 __device__ __forceinline__ Ints int_dot(const Part<F::CHUNKS>& w, const Acts<F::UNIT>& a, u32 b,
                                         u32 p) {

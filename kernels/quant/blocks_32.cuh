@@ -1,7 +1,7 @@
 // Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q8_1: 32 values with one f16 scale and, in Q4_1 and Q5_1, an f16
-// offset, which is a min of its negative. Twins: src/quant/q4_0.rs and so on. Codes of four bits
-// lie as in src/quant/packing.rs: value i in the low half of byte i, value i + 16 in the high one;
-// bit i of `qh` is the fifth bit of value i.
+// offset, which is a min of its negative. Twins: src/quant/legacy. Codes of four bits lie as in
+// src/quant/packing.rs: value i in the low half of byte i, value i + 16 in the high one; bit i of
+// `qh` is the fifth bit of value i.
 #pragma once
 
 #include "part.cuh"

@@ -1,13 +1,13 @@
-// Reading packed bytes and computing with four of them at a time.
+// Loads of packed bytes, and arithmetic on four of them at a time.
 //
-// Blocks are as long as they are: of 18, 34 or 210 bytes, say, so that only even addresses are
-// sure, and of 17 in MXFP4. Words are therefore loaded where they are aligned and shifted together;
-// no load touches an aligned word in which there is no wanted byte, for it may be nobody's.
+// Blocks have sizes such as 18, 34 or 210 bytes, so only even addresses are certain; blocks of
+// MXFP4 have 17. Therefore aligned words are loaded and shifted together. No load touches an
+// aligned word without a wanted byte, since that word may lie outside the allocation.
 #pragma once
 
 #include "../moeba.cuh"
 
-// Where a field of a block's struct is. NVRTC has no offsetof without a toolkit's headers.
+// The offset of a field in a block's struct. NVRTC has no offsetof without a toolkit's headers.
 #if defined(__CUDACC__)
 #define OFFSET(BLOCK, FIELD) \
     static_cast<u32>(reinterpret_cast<u64>(&static_cast<BLOCK*>(nullptr)->FIELD))
@@ -66,7 +66,7 @@ __device__ __forceinline__ void load_words(Global<const u8> p, u32 (&w)[N]) {
     }
 }
 
-// Of an even address, little-endian.
+// A little-endian number at an even address.
 __device__ __forceinline__ u32 load_u16(Global<const u8> p) {
     return __ldg(as<const u16>(p));
 }

@@ -33,10 +33,9 @@ __device__ __forceinline__ Global<const float> floats_of(const Records& x, u32 t
     return as<const float>(x.bytes + record) + x.first_col;
 }
 
-// As row_dots (rows.cuh) with eight lanes. A thread loads eight elements (four, with
-// many tokens) before it adds them, as
-// each addition waits for the one before. The row is padded with zeros to a multiple of eight, and
-// no further: one more addition of 0·0 would make +0 of −0.
+// As row_dots (rows.cuh) with eight lanes. A thread loads eight elements (four, with many tokens)
+// before it adds them, since each addition waits for the one before. The row is padded with zeros
+// to a multiple of eight and no further: one more addition of 0·0 would turn −0 into +0.
 template <class F, u32 R, u32 TOKENS>
 __device__ __forceinline__ void float_dots(const Global<const u8> (&rows)[R], bool live, u32 n_cols,
                                            const Records& x, u32 n_tokens,

@@ -1,5 +1,5 @@
-// The points of the grids, as src/quant/grid_points.rs lists them: numbers that were found by
-// search over trained weights, so they can only be listed. tests/gpu_kernels.rs compares the
+// The points of the grids, as src/quant/iq/grid_points.rs lists them: numbers that were found by
+// search over trained weights, so they can only be listed. tests/gpu/kernels.rs compares the
 // lists.
 //
 // IQ1 and IQ2: eight values a point, two bits each, the first value lowest. IQ3: four values a

@@ -1,5 +1,5 @@
 // IQ1, IQ2 and IQ3: values are points of a grid, eight or four at a time; signs or shifts stand
-// beside them. Twins: src/quant/grids.rs and iq1_s.rs to iq3_xxs.rs, which say how numbers of
+// beside them. Twins: src/quant/iq/grids.rs and iq1_s.rs to iq3_xxs.rs, which say how numbers of
 // points, signs and scales lie.
 //
 // A chunk of sixteen is two points of eight or four points of four, so all these formats decode

@@ -1,5 +1,5 @@
-// Q2_K to Q6_K: 256 values in sub-blocks of 16 or 32 with integer scales. Twins: src/quant/q2_k.rs
-// to q6_k.rs, which say how the codes lie. A part is chosen so that its thread loads no byte of
+// Q2_K to Q6_K: 256 values in sub-blocks of 16 or 32 with integer scales. Twins: src/quant/k, which
+// says how the codes lie. A part is chosen so that its thread loads no byte of
 // codes that another thread of the block loads too, but for the fifth bits of Q5_K.
 #pragma once
 
@@ -40,8 +40,8 @@ static_assert(sizeof(BlockQ4K) == 144, "as in the file");
 static_assert(sizeof(BlockQ5K) == 176, "as in the file");
 static_assert(sizeof(BlockQ6K) == 210, "as in the file");
 
-// Where 2-bit codes lie (`two_bits` in src/quant/packing.rs): part p has the sixteen bytes 16p on,
-// and chunk c is bits 2c and 2c + 1 of each.
+// The place of 2-bit codes (`two_bits` in src/quant/packing.rs): part p has the 16 bytes from 16p
+// on, and chunk c is bits 2c and 2c + 1 of each.
 __device__ __forceinline__ u32 two_bit_chunk(u32 p, u32 c) {
     return 8 * (p / 2) + 2 * c + p % 2;
 }
@@ -97,7 +97,7 @@ struct Q3_K : Wide<sizeof(BlockQ3K), 16, false> {
 };
 
 // The scales and mins of sub-blocks 2p and 2p + 1 of Q4_K and Q5_K, from the twelve bytes that
-// src/quant/k_scales.rs packs: four numbers a word.
+// src/quant/k/scales.rs packs: four numbers a word.
 __device__ __forceinline__ void k_scales(const u32 (&packed)[3], u32 p, Part<4>& out) {
     u32 scales, mins;
     if (p < 2) {

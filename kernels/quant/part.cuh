@@ -1,4 +1,4 @@
-// What a kernel asks of a block format.
+// The interface of a block format.
 //
 // "One arithmetic" (src/quant/mod.rs) is about *units*: the blocks b that lanes are dealt by b mod
 // 8. A unit is a block of the file, but for NVFP4, where it is a sub-block of 16. A thread decodes
@@ -7,8 +7,8 @@
 //
 //     x = d·scale·code − dmin·min
 //
-// So a format is decoded in one place for matrix–vector, matrix–matrix and embedding rows, and
-// what is computed from parts is written once. A format is a struct of constants and functions:
+// So a format is decoded in one place for matrix–vector, matrix–matrix and embedding kernels, and
+// each kernel is written once. A format is a struct of constants and functions:
 //
 //     LEN, BYTES     values and bytes of a block of the file
 //     UNIT, PARTS    values of a unit; parts of a block
@@ -18,7 +18,7 @@
 //     part(block, p, out)           codes, scales and mins of part p
 //     chunk(p, c)                   where in its block chunk c of part p lies, in chunks
 //
-// Scales and mins that SUB or MINS say are not there are not written.
+// If SUB or MINS say that there are no scales or mins, they are not written.
 #pragma once
 
 #include "bytes.cuh"
@@ -37,7 +37,7 @@ struct Wide {
     static constexpr u32 LEN = 256, BYTES = N_BYTES, UNIT = 256, PARTS = 4, SUB = N_SUB;
     static constexpr u32 CHUNKS = 4;
     static constexpr bool MINS = HAS_MINS;
-    // What a block's address is a multiple of, if the row's is.
+    // A block's address is a multiple of this, if the row's is.
     static constexpr u32 ALIGN = BYTES % 16 == 0 ? 16 : BYTES % 8 == 0 ? 8 : BYTES % 4 == 0 ? 4 : 2;
 
     static __device__ __forceinline__ u32 chunk(u32 p, u32 c) { return 4 * p + c; }

@@ -1,4 +1,5 @@
-// Products of rows by the threads of a warp, for few tokens: what matvec.cu and expert.cu share.
+// Products of rows by the threads of a warp, for few tokens: common to matvec.cu, heads.cu and
+// expert.cu.
 //
 // `lanes` threads of a warp (a power of two) take a row, or R rows that are multiplied with the
 // same activations, which they then load once. Sums of integers are exact, so how they are split
@@ -10,8 +11,8 @@
 //   five units takes fewer groups, and a warp so many more rows; lanes without a unit are 0 and
 //   need no adding (a sum that starts at +0 is never −0).
 // - Units of 16 and 32: a thread a unit, so that each loads 8 to 32 bytes that lie next to its
-//   neighbours'. Of each eight neighbouring threads, each keeps one lane of the order and takes
-//   units out of the others' hands in ascending b; they all compute the same sums.
+//   neighbours'. Each of eight neighbouring threads keeps one lane of the order and gets that
+//   lane's units from the others in ascending b; all groups of eight compute the same sums.
 #pragma once
 
 #include "acts.cuh"
@@ -27,7 +28,7 @@ struct Records {
     }
 };
 
-// Where unit b lies in a row, and the part of its block.
+// The block of unit b in a row.
 template <class F>
 __device__ __forceinline__ Global<const u8> unit_block(Global<const u8> row, u32 b) {
     return row + static_cast<u64>(b / (F::LEN / F::UNIT)) * F::BYTES;

@@ -1,5 +1,5 @@
 // IQ4_NL, IQ4_XS, MXFP4, NVFP4: codes of four bits that name one of sixteen integers. Twins:
-// src/quant/iq4_nl.rs, iq4_xs.rs, mxfp4.rs, nvfp4.rs, e2m1.rs.
+// src/quant/iq/iq4_nl.rs and iq4_xs.rs, src/quant/fp4.
 #pragma once
 
 #include "part.cuh"

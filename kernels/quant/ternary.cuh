@@ -1,5 +1,5 @@
-// TQ1_0 and TQ2_0: 256 values −1, 0 and 1 with one f16 scale. Twins: src/quant/tq1_0.rs and
-// tq2_0.rs, which say how digits lie in bytes.
+// TQ1_0 and TQ2_0: 256 values −1, 0 and 1 with one f16 scale. Twins: src/quant/ternary, which
+// says how digits lie in bytes.
 #pragma once
 
 #include "k_quants.cuh"
@@ -17,8 +17,8 @@ struct BlockTQ2_0 {
 static_assert(sizeof(BlockTQ1_0) == 54, "as in the file");
 static_assert(sizeof(BlockTQ2_0) == 66, "as in the file");
 
-// Digit n of four bytes, less 1; `power` is 3ⁿ. Bytes are taken two and two, in halves of a word
-// in which products of eight bits have room.
+// Digit n of four bytes, less 1; `power` is 3ⁿ. Two bytes at a time are multiplied in the halves of
+// a word, which hold products of eight bits.
 __device__ __forceinline__ u32 trits(u32 w, u32 power) {
     u32 even = (w & 0x00ff00ffu) * power & 0x00ff00ffu;
     u32 odd = (w >> 8 & 0x00ff00ffu) * power & 0x00ff00ffu;

@@ -1,5 +1,5 @@
 // Tiles of codes and activations in shared memory, 256 columns at a time, and products of i8 on
-// the tensor cores: what matmul.cu is made of.
+// the tensor cores: the parts of matmul.cu.
 #pragma once
 
 #include "acts.cuh"

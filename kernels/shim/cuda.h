@@ -81,7 +81,7 @@ inline u32 __vadd4(u32 a, u32 b) {
 // 0xff where the bytes are equal, 0x00 elsewhere.
 inline u32 __vcmpeq4(u32 a, u32 b) {
     u32 out = 0;
-    for (u32 i = 0; i < 32; i += 8) out |= (((a >> i) & 0xff) == ((b >> i) & 0xff) ? 0xffu : 0) << i;
+    for (u32 i = 0; i < 32; i += 8) out |= ((a ^ b) >> i & 0xff ? 0 : 0xffu) << i;
     return out;
 }
 inline u32 __vcmpne4(u32 a, u32 b) { return ~__vcmpeq4(a, b); }

@@ -35,15 +35,15 @@ struct Piece {
     u64 size;
     u8* bytes;
     u8* shadow;
-    // What the launch touched.
+    // The launch touched bytes of this range.
     mutable u64 low, high;
-    // Who touched which byte since the last barrier: shared memory only.
+    // The accesses since the last barrier; shared memory only.
     Races* races;
-    // Of a shared array.
+    // The name of a shared array; null for device memory.
     const char* name;
 };
 
-// Where the running thread is.
+// The position of the running thread.
 struct Here {
     ShimDim3 thread, block, n_threads, n_blocks;
 };
@@ -56,7 +56,7 @@ enum class Access { Read, Write, Atomic };
 [[noreturn]] void fail_access(const Piece* piece, u64 address, u32 size, Access access);
 [[noreturn]] void fail_uninitialised(const Piece* piece, u64 address, u32 size);
 [[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
-// Of shared memory: notes who was there and ends the launch where two met.
+// Records an access to shared memory; ends the launch if it races with another.
 void note_race(const Piece* piece, u64 offset, u32 size, Access access);
 
 // Marks bytes as read; false if one of them was never written.
@@ -109,12 +109,12 @@ inline u8* checked(const Piece* piece, u64 address, Access access) {
 template <class T>
 class Pointer;
 
-// What `p[i]` and `*p` are where T is not const: reads and writes are told apart.
+// The type of `p[i]` and `*p` if T is not const: it distinguishes reads from writes.
 template <class T>
-class Place {
+class Reference {
 public:
-    Place(const Piece* piece, u64 address) : piece_(piece), address_(address) {}
-    Place(const Place&) = default;
+    Reference(const Piece* piece, u64 address) : piece_(piece), address_(address) {}
+    Reference(const Reference&) = default;
 
     operator T() const {
         T value;
@@ -122,22 +122,22 @@ public:
         return value;
     }
 
-    Place& operator=(const T& value) {
+    Reference& operator=(const T& value) {
         u8* to = checked<sizeof(T), alignof(T)>(piece_, address_, Access::Write);
         memcpy(to, &value, sizeof(T));
         return *this;
     }
 
-    Place& operator=(const Place& other) { return *this = static_cast<T>(other); }
+    Reference& operator=(const Reference& other) { return *this = static_cast<T>(other); }
 
     template <class V>
-    Place& operator+=(V value) { return *this = static_cast<T>(static_cast<T>(*this) + value); }
+    Reference& operator+=(V value) { return *this = static_cast<T>(static_cast<T>(*this) + value); }
     template <class V>
-    Place& operator-=(V value) { return *this = static_cast<T>(static_cast<T>(*this) - value); }
+    Reference& operator-=(V value) { return *this = static_cast<T>(static_cast<T>(*this) - value); }
     template <class V>
-    Place& operator*=(V value) { return *this = static_cast<T>(static_cast<T>(*this) * value); }
+    Reference& operator*=(V value) { return *this = static_cast<T>(static_cast<T>(*this) * value); }
     template <class V>
-    Place& operator|=(V value) { return *this = static_cast<T>(static_cast<T>(*this) | value); }
+    Reference& operator|=(V value) { return *this = static_cast<T>(static_cast<T>(*this) | value); }
 
     Pointer<T> operator&() const { return Pointer<T>(piece_, address_); }
 
@@ -168,7 +168,7 @@ public:
             memcpy(&value, from, sizeof(T));
             return value;
         } else {
-            return Place<T>(piece_, address);
+            return Reference<T>(piece_, address);
         }
     }
 
@@ -205,7 +205,7 @@ void block_barrier();
 
 enum class Collective { Sync, Shuffle, Vote, Matrix };
 
-// What a thread gives to the others of its warp.
+// The value that a thread gives to the others of its warp.
 struct Gift {
     u32 words[8];
 };

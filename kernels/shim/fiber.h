@@ -6,7 +6,8 @@
 namespace shim {
 
 struct Fiber {
-    // Where the fiber stopped: its saved registers are there (a ucontext elsewhere).
+    // The stack pointer where the fiber stopped: its saved registers (a ucontext on other
+    // processors).
     void* top = nullptr;
 };
 

@@ -1,4 +1,4 @@
-// Half precision, and the instructions on matrices whose parts lie in the threads of a warp.
+// Half precision, and matrix instructions on fragments in the threads of a warp.
 #include "run.h"
 
 float f16_to_f32(u16 bits) {
@@ -35,7 +35,7 @@ struct Fragments {
     u32 b[2];
 };
 
-// The operands of one mma: what every thread holds.
+// The operands of one mma, with the fragments of all threads.
 struct Operands {
     const Gift* all;
 
@@ -61,7 +61,7 @@ static Operands give(const u32 (&a)[4], const u32 (&b)[2]) {
     return Operands{exchange(Collective::Matrix, FULL_WARP, gift_of(mine))};
 }
 
-// Where element i of the four that this thread holds of d lies.
+// Row and column of element i of the four elements of d that this thread holds.
 static u32 row_of(u32 i) { return lane() / 4 + i / 2 * 8; }
 static u32 column_of(u32 i) { return lane() % 4 * 2 + i % 2; }
 

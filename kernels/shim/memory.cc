@@ -1,5 +1,4 @@
-// What a kernel may touch: pieces of memory, bytes that were written, and who met whom in shared
-// memory.
+// The checks of memory accesses: bounds of pieces, uninitialised bytes, and races in shared memory.
 #include "run.h"
 
 #include <stdio.h>
@@ -34,20 +33,20 @@ void fail_access(const Piece* piece, u64 address, u32 size, Access access) {
     char what[96];
     describe(piece, what, sizeof(what));
     i64 offset = static_cast<i64>(address - piece->address);
-    u64 room = piece->size;
-    bool within = offset >= 0 && static_cast<u64>(offset) <= room && room - offset >= size;
+    u64 end = piece->size;
+    bool within = offset >= 0 && static_cast<u64>(offset) <= end && end - offset >= size;
     if (within) {
         fail("%s %u bytes at byte %lld of %s, which is not aligned to them", verb(access), size,
              offset, what);
     }
     fail("%s %u bytes at byte %lld of %s, which has %llu (address 0x%llx)", verb(access), size,
-         offset, what, room, address);
+         offset, what, end, address);
 }
 
 void fail_uninitialised(const Piece* piece, u64 address, u32 size) {
     char what[96];
     describe(piece, what, sizeof(what));
-    fail("reads %u bytes at byte %llu of %s (address 0x%llx) that nobody has written", size,
+    fail("reads %u bytes at byte %llu of %s (address 0x%llx) that were never written", size,
          address - piece->address, what, address);
 }
 
@@ -85,7 +84,8 @@ static const Piece* add_array(const void* key, const char* name, u64 bytes, u64 
     u64 limit = run->launch->shared_limit;
     if (run->n_arrays == MAX_SHARED_ARRAYS) fail("more than %u shared arrays", MAX_SHARED_ARRAYS);
     if (start + bytes > limit || start + bytes > run->shared_room) {
-        fail("shared array %s ends at byte %llu; a block can have %llu", name, start + bytes, limit);
+        fail("shared array %s ends at byte %llu; a block can have %llu", name, start + bytes,
+             limit);
     }
     run->shared_used = start + bytes;
     memset(run->shared_shadow + start, 0, bytes);
@@ -117,9 +117,9 @@ const Piece* shared_array(const void* key, const char* name, u64 bytes, u64 alig
 
 // ---- races
 
-// What a byte remembers of its last writer, and of its readers: the interval between two
-// __syncthreads (32 bits), the warp's __syncwarps so far (20 bits), and who: a thread, several of
-// one warp, several warps, or atomics, which do not race with each other.
+// A byte's last writer, or its readers: the interval between two __syncthreads (32 bits), the
+// warp's __syncwarps so far (20 bits), and the accessor: a thread, several threads of one warp,
+// several warps, or atomics, which do not race with each other.
 static constexpr u32 WHO_BITS = 12;
 static constexpr u32 STEP_BITS = 20;
 static constexpr u32 SEVERAL_OF_WARP = MAX_THREADS;
@@ -141,7 +141,7 @@ struct Trace {
         if (who < MAX_THREADS) return who / WARP;
         return who < ATOMICS ? who - SEVERAL_OF_WARP : MAX_THREADS;
     }
-    // Whether what this notes may happen at the same time as something by `me`.
+    // Whether this access may happen at the same time as one by `me`.
     bool meets(const Trace& me) const {
         if (interval != me.interval || who == me.who) return false;
         return warp() != me.who / WARP || step == me.step;
@@ -151,7 +151,8 @@ struct Trace {
 static Trace with_reader(Trace before, const Trace& me) {
     if (before.interval != me.interval || before.who == me.who) return me;
     if (before.warp() == me.who / WARP) {
-        // Readers before a __syncwarp are past for their warp, and for others one stands for all.
+        // Readers before a __syncwarp cannot race with their own warp, and for others one stands
+        // for all.
         if (before.step != me.step) return me;
         return Trace{me.interval, me.step, SEVERAL_OF_WARP + me.who / WARP};
     }

@@ -132,12 +132,13 @@ static Order order_of(u32 n, u32 seed) {
 
 static void begin_thread(u32 t) {
     Thread& thread = run->threads[t];
-    // Room below the first one, as below the others: what overflows is caught when it next waits.
+    // There is space below the first stack, as below the others, so that an overflow is caught when
+    // the thread next waits.
     u8* stack = run->stacks + (t + 2) * STACK_BYTES;
     thread.stack_end = reinterpret_cast<u64*>(stack);
     // Stacks lie a power of two apart; without this their tops would share a few sets of the cache.
-    size_t room = STACK_BYTES - t % 16 * 256;
-    fiber_start(&thread.fiber, stack, room, thread_main);
+    size_t size = STACK_BYTES - t % 16 * 256;
+    fiber_start(&thread.fiber, stack, size, thread_main);
 #if !defined(__x86_64__) && !defined(__aarch64__)
     // The low end holds the context.
     thread.stack_end = nullptr;

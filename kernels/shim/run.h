@@ -34,7 +34,7 @@ struct Warp {
     Gift gifts[2][WARP];
 };
 
-// Who was in a byte of shared memory, and when: see memory.cc.
+// The latest accesses to each byte of shared memory, see memory.cc.
 struct Races {
     u64* writers;
     u64* readers;
@@ -85,7 +85,7 @@ struct Run {
 
     // The next of those that no launch uses.
     Run* next;
-    // Owned, and kept from launch to launch: room for stacks, shared memory and its shadows.
+    // Owned, and kept from launch to launch: memory for stacks, shared memory and its shadows.
     u8* stacks;
     u8* shared_bytes;
     u8* shared_shadow;

@@ -1,4 +1,4 @@
-//! Where the arithmetic runs.
+//! Arithmetic: on the CPU, and on GPUs with CUDA.
 
 pub mod cpu;
 pub mod cuda;

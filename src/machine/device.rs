@@ -1,4 +1,4 @@
-//! How fast a GPU is: its link, its memory, and the two products that models spend their time in.
+//! The speed of a GPU: its link, its memory, and the two products that models spend their time in.
 
 use super::Rounds;
 use crate::Result;
@@ -6,7 +6,7 @@ use crate::backend::gpu::acts::{DeviceActs, record_bytes};
 use crate::backend::gpu::mat::DeviceMat;
 use crate::backend::gpu::matmul::Products;
 use crate::backend::gpu::{
-    Device, DeviceBuffer, DeviceInfo, Event, MemoryInfo, Pinned, PinnedKind, Stream,
+    Device, DeviceBuffer, DeviceInfo, Event, MemoryInfo, Pinned, PinnedKind, Stream, Version,
 };
 use crate::gguf::TensorType;
 use crate::simd::act_kind;
@@ -14,7 +14,7 @@ use crate::simd::act_kind;
 /// The most common type of weights.
 pub const TYPE: TensorType = TensorType::Q4_K;
 
-/// What a device is and does; 10⁹ bytes a second, or 10¹² operations.
+/// A device and its rates: 10⁹ bytes a second, or 10¹² operations.
 #[derive(Clone, Debug)]
 pub struct DeviceRates {
     pub info: DeviceInfo,
@@ -31,7 +31,7 @@ pub struct DeviceRates {
     pub matmul_tops: Rounds,
 }
 
-/// How much is moved and computed.
+/// The sizes of the measurements.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
     link_bytes: usize,
@@ -99,8 +99,8 @@ impl DeviceRates {
 
 /// Dense int8 operations of one multiprocessor's tensor cores a clock, by NVIDIA's published peaks
 /// of T4, A100, RTX 3090, RTX 4090, H100, B200 and RTX 5090.
-fn int8_ops_a_clock(compute: (u32, u32)) -> Option<u64> {
-    match compute {
+fn int8_ops_a_clock(compute: Version) -> Option<u64> {
+    match (compute.major, compute.minor) {
         (7, 5) | (8, 6) | (8, 9) | (12, 0) => Some(2048),
         (8, 0) => Some(4096),
         (9, 0) => Some(8192),
@@ -150,12 +150,12 @@ impl Clock {
     fn link(&self, bytes: usize, kind: PinnedKind, up: bool) -> Result<Rounds> {
         let device = self.empty(bytes)?;
         let host = Pinned::new(self.stream.gpu(), bytes, kind)?;
-        // SAFETY: nobody else has it yet.
+        // SAFETY: this thread alone has it so far.
         unsafe { host.bytes_mut(0..bytes) }.fill(1);
         let rounds = self.rate(bytes as f64, |stream| {
             let start = host.as_ptr();
             // SAFETY: the bytes exist until `rate` has waited for the copies or the device is lost,
-            // and nobody else uses them meanwhile.
+            // and nothing else uses them meanwhile.
             unsafe {
                 match up {
                     true => stream.upload(device.all(), std::slice::from_raw_parts(start, bytes)),
@@ -216,10 +216,10 @@ mod tests {
     fn peaks_are_those_that_are_published() {
         // (compute, multiprocessors, Hz, 10¹² operations)
         let known = [
-            ((7, 5), 40, 1_590_000_000, 130.0),
-            ((8, 0), 108, 1_410_000_000, 624.0),
-            ((8, 9), 128, 2_520_000_000, 660.6),
-            ((9, 0), 132, 1_830_000_000, 1979.0),
+            (Version::new(7, 5), 40, 1_590_000_000, 130.0),
+            (Version::new(8, 0), 108, 1_410_000_000, 624.0),
+            (Version::new(8, 9), 128, 2_520_000_000, 660.6),
+            (Version::new(9, 0), 132, 1_830_000_000, 1979.0),
         ];
         let devices = Emulated::devices(&Config::default());
         let mut rates = DeviceRates::measure(&devices[0], Sizes::EMULATED).unwrap();
@@ -228,7 +228,7 @@ mod tests {
             let peak = rates.int8_peak_tops().unwrap();
             assert!((peak / tops - 1.0).abs() < 0.01, "{compute:?}: {peak} for {tops}");
         }
-        rates.info.compute = (6, 1);
+        rates.info.compute = Version::new(6, 1);
         assert_eq!(rates.int8_peak_tops(), None);
         rates.info.memory_bytes_per_second = 2_000_000_000_000;
         assert_eq!(rates.of_memory(500.0), Some(0.25));

@@ -1,4 +1,4 @@
-//! How fast a file, or a folder's disk, gives random direct reads: through the link that streams
+//! The speed of random direct reads of a file, or of a folder's disk: through the link that streams
 //! experts, with its own size of reads and depth.
 
 use super::Rounds;
@@ -13,9 +13,9 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// What a folder's file has: more than the write cache of a small disk holds for long.
+/// The size of a folder's file: more than the write cache of a small disk holds for long.
 const FILE_BYTES: u64 = 256 << 20;
-/// A slow disk's file is what it took in this time.
+/// The time for writing: on a slow disk the file is as large as was written within it.
 const WRITE_TIME: Duration = Duration::from_millis(1500);
 /// A folder with less room than this is left alone.
 const LEAST_ROOM: u64 = 4 * FILE_BYTES;
@@ -28,7 +28,7 @@ pub fn uring() -> io::Result<()> {
     crate::experts::disk::link::uring_works()
 }
 
-/// What was measured, and how.
+/// A disk's rates and the way of measuring them.
 #[derive(Clone, Debug)]
 pub struct Disk {
     /// Whether reads went past the page cache; if not, the rate is that of memory.
@@ -37,12 +37,12 @@ pub struct Disk {
     pub read_bytes: usize,
     pub depth: usize,
     pub gb_per_second: Rounds,
-    /// Of one read of 4096 bytes at a time.
+    /// The latency of single reads of 4096 bytes.
     pub latency_us: f64,
 }
 
 impl Disk {
-    /// Of a file, or of one that is made in a folder for it and leaves no trace.
+    /// Measures a file, or a temporary file in a folder.
     pub fn measure(path: &Path) -> Result<Disk> {
         let failed = |e| Error::io(path, e);
         if path.is_dir() {

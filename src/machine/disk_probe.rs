@@ -1,5 +1,5 @@
-//! How fast a link is here: random aligned reads of a model's own file through the very link that
-//! streams its experts. A speed to compare with needs the same request size and depth.
+//! The speed of a link: random aligned reads of a model's own file through the very link that
+//! streams its experts. A rate to compare with needs the same request size and depth.
 
 use crate::experts::DIRECT_ALIGN;
 use crate::experts::disk::link::open_with_depth;
@@ -10,7 +10,7 @@ use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What to measure.
+/// The kind of reads to measure.
 #[derive(Clone, Copy, Debug)]
 pub struct Probe {
     pub kind: IoKind,
@@ -18,11 +18,11 @@ pub struct Probe {
     pub read_bytes: usize,
     pub depth: usize,
     pub time: Duration,
-    /// Of the offsets.
+    /// The seed of the offsets.
     pub seed: u64,
 }
 
-/// What was read, and how long that took.
+/// The bytes read and the time.
 #[derive(Clone, Copy, Debug)]
 pub struct Rate {
     pub bytes: u64,
@@ -150,7 +150,7 @@ impl Source {
     }
 }
 
-// SAFETY: each read has a buffer of its own in `memory`, from `next` to `complete`, which nobody
+// SAFETY: each read has a buffer of its own in `memory`, from `next` to `complete`, which nothing
 // else looks at; the source outlives the link that reads into it.
 unsafe impl ReadSource for Source {
     fn next(&self, max: usize, wait: bool, out: &mut Vec<Read>) -> bool {

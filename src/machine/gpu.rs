@@ -14,7 +14,7 @@ pub struct Gpu {
 
 const LIBRARY: &str = "libcuda.so.1";
 
-/// Where a loader looks without being told, and where Windows' Linux has the library.
+/// The default folders of loaders, and the one that has the library in Windows' Linux.
 const FOLDERS: &[&str] = &[
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu",

@@ -1,4 +1,4 @@
-//! What the system lets this process have.
+//! The system's limits for this process.
 
 use rustix::process::{Resource, getrlimit};
 

@@ -11,8 +11,7 @@ pub struct Memory {
     /// Size of a huge page, and how many are set aside for those who ask for them by name.
     pub huge_page_bytes: Option<u64>,
     pub n_huge_pages: u64,
-    /// Who gets huge pages without asking by name: `always`, `madvise` (what moeba does) or
-    /// `never`.
+    /// The users of transparent huge pages: `always`, `madvise` (as moeba) or `never`.
     pub transparent_huge_pages: Option<String>,
 }
 

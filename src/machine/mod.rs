@@ -1,5 +1,5 @@
-//! What the machine can do, measured or read from the system: the walls that `moeba bench` holds
-//! its figures against, and what `moeba doctor` prints. Nothing here knows of models.
+//! The abilities of the machine, measured or read from the system: the limits that `moeba bench`
+//! compares its figures with, and the output of `moeba doctor`. Nothing here knows of models.
 
 pub mod device;
 pub mod disk;

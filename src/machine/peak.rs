@@ -1,7 +1,7 @@
-//! How many 8-bit multiply-adds the vector units do, from registers: the wall of prompts. A
+//! The rate of 8-bit multiply-adds of the vector units, from registers: the limit of prompts. A
 //! multiplication and an addition are two operations.
 //!
-//! The loops are in assembly: they are what is measured, so no compiler may improve on them.
+//! The loops are in assembly, so that no compiler changes the loops that are measured.
 
 use super::{Rounds, team};
 use std::time::Duration;
@@ -37,7 +37,8 @@ impl Peak {
         out
     }
 
-    /// What kernels of this name (`simd::kernels`) could reach: the best of what they may use.
+    /// The limit of kernels of this name (`simd::kernels`): the best rate of the units that they
+    /// may use.
     pub fn of_kernels(name: &str) -> Peak {
         match name {
             "scalar" => SCALAR,
@@ -171,7 +172,7 @@ mod arm {
     turns!(sdot_128, "sdot v\\i\\().4s, v30.16b, v31.16b");
 }
 
-/// What the compiler makes of chains of multiply-adds.
+/// Chains of multiply-adds as the compiler makes them.
 fn scalar(turns: u64) {
     let (a, b) = std::hint::black_box((3u32, 5u32));
     let mut chains = [1u32; CHAINS as usize];

@@ -10,7 +10,7 @@ pub struct Processor {
     pub features: Vec<String>,
 }
 
-/// Of the hundreds there are: those that kernels use or could use.
+/// The features that kernels use or could use.
 const FEATURES: &[&str] = &[
     "sse4_2",
     "avx",

@@ -1,4 +1,4 @@
-//! How fast memory is read: loads one after another through more memory than caches hold. Decode
+//! The rate of reading memory: loads one after another through more memory than caches hold. Decode
 //! can be no faster than that, as each token reads its weights once.
 
 use super::{Rounds, team, text};
@@ -8,7 +8,7 @@ use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// What a thread takes at once: much longer than what it costs to take it.
+/// The bytes that a thread takes at once. Reading them takes much longer than taking them.
 const CHUNK: usize = 1 << 20;
 const LEAST: usize = 256 << 20;
 const MOST: usize = 1 << 30;
@@ -32,7 +32,7 @@ impl<'a> ReadTest<'a> {
         ReadTest::of(wanted().min(quarter) / CHUNK * CHUNK)
     }
 
-    /// Of memory that is there, if caches do not hold half of it.
+    /// Reads existing memory, if caches do not hold half of it.
     pub fn over(memory: &'a [u8]) -> Option<Self> {
         let memory = &memory[memory.as_ptr().align_offset(64).min(memory.len())..];
         let is_much = memory.len() >= wanted();
@@ -44,8 +44,8 @@ impl<'a> ReadTest<'a> {
             return Err(io::ErrorKind::OutOfMemory.into());
         }
         let memory = Region::new(n_bytes)?;
-        // Pages that nobody has written are one and the same page of zeros.
-        // SAFETY: the region is as long as this, and nobody else has it.
+        // Pages that were never written are one and the same page of zeros.
+        // SAFETY: the region is as long as this, and not shared yet.
         unsafe { memory.ptr().write_bytes(1, n_bytes) };
         Ok(ReadTest { memory: Memory::Own(memory), next: AtomicUsize::new(0) })
     }
@@ -73,7 +73,7 @@ impl<'a> ReadTest<'a> {
         let n_chunks = self.n_bytes() / CHUNK;
         let read_one = || {
             let chunk = self.next.fetch_add(1, Ordering::Relaxed) % n_chunks;
-            // SAFETY: whole chunks of a region that nobody writes to after `of`, or of a slice.
+            // SAFETY: whole chunks of a region that is not written after `of`, or of a slice.
             unsafe { read(self.start().add(chunk * CHUNK)) };
             CHUNK as u64
         };
@@ -89,7 +89,7 @@ fn wanted() -> usize {
 /// Loads a chunk, which is on a cache line boundary.
 ///
 /// # Safety
-/// `from` is valid for reads of `CHUNK` bytes, which nobody writes meanwhile.
+/// `from` is valid for reads of `CHUNK` bytes, which are not written meanwhile.
 unsafe fn read(from: *const u8) {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx") {
@@ -101,8 +101,8 @@ unsafe fn read(from: *const u8) {
     std::hint::black_box(words.iter().fold(0u64, |sum, word| sum ^ word));
 }
 
-/// Four cache lines a turn, with those of 2 KiB ahead asked for. In assembly because nobody wants
-/// what is loaded: a compiler would leave it out.
+/// Four cache lines a turn, with those of 2 KiB ahead asked for. In assembly, because a compiler
+/// would leave out loads whose values are not used.
 ///
 /// # Safety
 /// As `read`, on a processor with AVX.

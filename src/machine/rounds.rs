@@ -19,7 +19,7 @@ impl Rounds {
         Rounds::sorted((0..Self::N).map(|_| round()).collect())
     }
 
-    /// Of results that were taken otherwise.
+    /// Rounds with these results.
     ///
     /// # Panics
     /// If there are none.
@@ -29,7 +29,7 @@ impl Rounds {
         Rounds(results)
     }
 
-    /// Of an even number of results the mean of the middle two.
+    /// The median; for an even number of results the mean of the middle two.
     pub fn median(&self) -> f64 {
         let n = self.0.len();
         (self.0[(n - 1) / 2] + self.0[n / 2]) / 2.0

@@ -2,8 +2,8 @@
 
 use super::{Peak, ReadTest, Rounds};
 
-/// What so many threads read from memory, and what they multiply and add with the units that the
-/// kernels use. `None` for what could not be measured.
+/// The rates at which threads read memory, and multiply and add with the units that the kernels
+/// use. `None` for a rate that could not be measured.
 #[derive(Clone, Debug, Default)]
 pub struct Wall {
     pub read_gb_per_second: Option<Rounds>,

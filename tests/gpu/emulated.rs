@@ -186,7 +186,7 @@ fn matrix_instructions_multiply() {
     }
 }
 
-/// What the probe that breaks rule number `what` is told.
+/// The error of the probe that breaks rule number `what`.
 fn fault(what: u32, seed: u64) -> String {
     let stream = Stream::new(&device(seed)).unwrap();
     let out = DeviceBuffer::new(stream.gpu(), 4 * 64).unwrap();
@@ -203,7 +203,7 @@ fn kernels_that_break_a_rule_are_told_which() {
     let expected = [
         (0, "of the device memory at 0x10000000000, which has 256"),
         (1, "not aligned"),
-        (2, "that nobody has written"),
+        (2, "never written"),
         (3, "writes 4 bytes at byte 256 of shared array tile"),
         (4, "of shared array tile"),
         (5, "with no barrier between"),
@@ -294,7 +294,7 @@ fn memory_that_is_for_uploads_alone_takes_nothing_down() {
     let stream = Stream::new(&gpu).unwrap();
     let x = upload(&stream, &[1u8; 64]);
     let pinned = Pinned::new(&gpu, 64, PinnedKind::WriteCombined).unwrap();
-    // SAFETY: nobody else uses it.
+    // SAFETY: nothing else uses it.
     let queued = unsafe { stream.download(pinned.as_ptr(), x.all()) };
     let told = sentence(queued.and_then(|()| stream.synchronize()));
     assert!(told.contains("copy down into write-combined memory"), "{told}");
@@ -307,7 +307,7 @@ fn the_host_must_wait_as_well() {
         let stream = Stream::new(&gpu).unwrap();
         let x = upload(&stream, &[1u8; 64]);
         let pinned = Pinned::new(&gpu, 64, PinnedKind::Cached).unwrap();
-        // SAFETY: the second half, which nobody else uses until then, and only after waiting.
+        // SAFETY: the second half, which nothing else uses until then, and only after waiting.
         unsafe { stream.download(pinned.as_ptr().add(32), x.slice(0..32)).unwrap() };
         // SAFETY: nothing is queued that uses this half.
         unsafe { pinned.bytes_mut(0..32) }.fill(7);
@@ -465,5 +465,5 @@ fn what_was_never_written_is_not_copied_down() {
     let mut bytes = [0; 8];
     stream.download_now(&mut bytes[..7], x.slice(0..7)).unwrap();
     let told = sentence(stream.download_now(&mut bytes, x.all()));
-    assert!(told.contains("that nobody has written"), "{told}");
+    assert!(told.contains("never written"), "{told}");
 }

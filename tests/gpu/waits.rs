@@ -57,7 +57,7 @@ enum Told {
     ByKernel,
     /// The word comes before x.
     TooEarly,
-    /// Nobody waits.
+    /// There is no wait.
     NotAtAll,
 }
 
@@ -146,7 +146,7 @@ fn a_wait_lasts_until_the_value_is_reached() {
 }
 
 #[test]
-fn a_wait_that_nobody_ends_is_told_and_can_still_end() {
+fn a_wait_that_never_ends_is_told_and_can_still_end() {
     for seed in 0..10 {
         let gpu = device(seed);
         let (a, b) = (Stream::new(&gpu).unwrap(), Stream::new(&gpu).unwrap());
@@ -177,7 +177,7 @@ fn waits_for_what_is_no_word_end_in_a_sentence() {
     assert!(sentence(captured.map(drop)).contains("captured"));
     let fresh = DeviceBuffer::new(&gpu, 4).unwrap();
     stream.wait_value(fresh.all(), 0).unwrap();
-    assert!(sentence(stream.synchronize()).contains("nobody has written the word"));
+    assert!(sentence(stream.synchronize()).contains("was never written"));
 }
 
 /// The host only polls, and feeds another stream meanwhile.

@@ -1,5 +1,5 @@
-//! How a product of many tokens is cut: a piece is some rows times one part of the tokens. Pieces
-//! of all tokens would have few rows where there are many threads, and each of them interleaves its
+//! The cut of a product of many tokens: a piece is some rows times one part of the tokens. Pieces
+//! of all tokens would have few rows if there are many threads, and each of them interleaves its
 //! tokens' activations again (`simd`), which costs as much as some 25 rows do.
 
 use std::ops::Range;
@@ -27,7 +27,7 @@ impl TokenParts {
         TokenParts { tokens, size }
     }
 
-    /// How many tokens there are.
+    /// The number of tokens.
     pub fn all(&self) -> usize {
         self.tokens
     }

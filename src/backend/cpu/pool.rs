@@ -27,10 +27,10 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long a thread spins before a worker parks and the caller offers its core to others: longer
-/// than it takes to sample a token and to print it, so that a decode never parks.
+/// The time for which a thread spins before a worker parks and the caller offers its core to
+/// others: longer than it takes to sample a token and to print it, so that a decode never parks.
 const PATIENCE: Duration = Duration::from_millis(2);
-/// The same where threads outnumber processors: who is waited for may need this one.
+/// The same if threads outnumber processors: the awaited thread may need this one.
 const PATIENCE_CROWDED: Duration = Duration::from_micros(50);
 /// Spins between two looks at the clock: some microseconds.
 const SPINS_A_LOOK: usize = 128;
@@ -53,7 +53,7 @@ struct Shared {
     stop: AtomicBool,
     panicked: AtomicBool,
     patience: Duration,
-    /// How many workers sleep on `wake`, or are about to.
+    /// The number of workers that sleep on `wake`, or are about to.
     parked: AtomicUsize,
     sleep: Mutex<()>,
     wake: Condvar,

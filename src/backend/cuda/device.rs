@@ -1,9 +1,10 @@
-//! One GPU: the calls of the driver, each with a sentence for its failure.
+//! One GPU: the calls of the driver, each with an error message.
 
 use super::library::{Kind, Live, failed};
 use super::ptx::{MODULES, module_of, text};
 use crate::backend::gpu::{
     DeviceInfo, EventId, Gpu, GraphId, KernelId, Launch, Layout, MemoryInfo, PinnedKind, StreamId,
+    Version,
 };
 use crate::{Error, Result};
 use cudarc::driver::{DriverError, result, sys};
@@ -22,11 +23,11 @@ const WRITE_COMBINED: u32 = 4;
 const PARAMETERS: usize = 32;
 
 pub struct Cuda {
-    /// Of all that there ever were: a later one's context may have this one's address.
+    /// Unique in this process: a later device's context may have this one's address.
     id: u64,
     info: DeviceInfo,
     device: sys::CUdevice,
-    /// Retained when the device is first used: one that is left alone gives none of its memory.
+    /// Retained when the device is first used: an unused device gives none of its memory.
     context: Mutex<Option<sys::CUcontext>>,
     live: Arc<Live>,
     /// By index into `MODULES`; loaded when a kernel is first asked for.
@@ -49,7 +50,7 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(NONE + 1);
 
 impl Cuda {
     /// The driver has been initialised.
-    pub fn find(index: i32, driver: (u32, u32), live: Arc<Live>) -> Result<Cuda> {
+    pub fn find(index: i32, driver: Version, live: Arc<Live>) -> Result<Cuda> {
         let what = |did: &str| format!("{did} GPU {index}");
         let device = result::device::get(index).map_err(|e| failed(what("finding"), e))?;
         let info = info(index, device, driver).map_err(|e| failed(what("asking"), e))?;
@@ -110,7 +111,7 @@ impl Cuda {
         Ok(module)
     }
 
-    /// Lets a kernel have all the shared memory that a block can have.
+    /// Allows a kernel all the shared memory that a block can have.
     ///
     /// # Safety
     /// `function` is one of this device.
@@ -124,8 +125,8 @@ impl Cuda {
         // SAFETY: the caller's promise.
         unsafe {
             let own = result::function::get_function_attribute(function, own)?;
-            let room = self.info.shared_bytes_max as i32 - own;
-            result::function::set_function_attribute(function, dynamic, room)
+            let most = self.info.shared_bytes_max as i32 - own;
+            result::function::set_function_attribute(function, dynamic, most)
         }
     }
 
@@ -142,15 +143,15 @@ impl Cuda {
 fn info(
     index: i32,
     device: sys::CUdevice,
-    driver: (u32, u32),
+    driver: Version,
 ) -> std::result::Result<DeviceInfo, DriverError> {
     use sys::CUdevice_attribute_enum as Attribute;
     // SAFETY: `device` came from the driver.
     let ask = |attribute| unsafe { result::device::get_attribute(device, attribute) };
-    let compute = (
-        ask(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? as u32,
-        ask(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)? as u32,
-    );
+    let compute = Version {
+        major: ask(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? as u32,
+        minor: ask(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)? as u32,
+    };
     let clock_khz = ask(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE).unwrap_or(0);
     let clock = ask(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE).unwrap_or(0);
     let bits = ask(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH).unwrap_or(0);

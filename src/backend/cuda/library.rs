@@ -1,5 +1,7 @@
-//! The driver's library: whether it is there, new enough and whole; and what its errors say.
+//! The driver's library: checks that it is installed, new enough and complete, and words its
+//! errors.
 
+use crate::backend::gpu::Version;
 use crate::{Error, Result};
 use cudarc::driver::{DriverError, sys};
 use std::collections::HashSet;
@@ -7,13 +9,13 @@ use std::ffi::{CStr, c_int};
 use std::sync::RwLock;
 
 /// CUDA 12.0 (driver 525), the toolkit that the PTX comes from.
-const VERSION_MIN: c_int = 12_000;
+const VERSION_MIN: Version = Version::new(12, 0);
 
-/// What it takes to learn the driver's age, which says more than what else it lacks.
+/// The functions that tell the driver's version, which explains more than a missing function does.
 const VERSION_FUNCTIONS: &[&CStr] =
     &[c"cuDriverGetVersion", c"cuGetErrorName", c"cuGetErrorString"];
 
-/// Every other function that is called, by the name that cudarc loads it under: it panics where one
+/// All other functions that are called, by the names that cudarc loads them under: it panics if one
 /// is missing.
 const FUNCTIONS: &[&CStr] = &[
     c"cuInit",
@@ -67,27 +69,25 @@ pub fn is_there() -> bool {
     unsafe { sys::is_culib_present() }
 }
 
-/// The driver's CUDA version, if there is a driver that has what is needed.
-pub fn present() -> Result<(u32, u32)> {
+/// The driver's CUDA version, if it is new enough and complete.
+pub fn present() -> Result<Version> {
     if !is_there() {
         return Err(Error::Device("there is no NVIDIA driver (libcuda was not found)".into()));
     }
     let version = version()?;
-    let of = |version: c_int| ((version / 1000) as u32, (version % 1000 / 10) as u32);
-    let ((major, minor), (major_min, minor_min)) = (of(version), of(VERSION_MIN));
     if version < VERSION_MIN {
         return Err(Error::Device(format!(
-            "the NVIDIA driver is too old: it supports CUDA {major}.{minor}, and the kernels need \
-             {major_min}.{minor_min} (driver 525 or newer)"
+            "the NVIDIA driver is too old: it supports CUDA {version}, and the kernels need \
+             {VERSION_MIN} (driver 525 or newer)"
         )));
     }
     if let Some(name) = FUNCTIONS.iter().find(|name| !has(name)) {
         let name = name.to_string_lossy();
         return Err(Error::Device(format!(
-            "the NVIDIA driver cannot be used: it supports CUDA {major}.{minor}, but lacks {name}"
+            "the NVIDIA driver cannot be used: it supports CUDA {version}, but lacks {name}"
         )));
     }
-    Ok((major, minor))
+    Ok(version)
 }
 
 /// Whether the library, which is there, has a function.
@@ -97,8 +97,8 @@ fn has(name: &CStr) -> bool {
     unsafe { sys::culib().get::<*const ()>(name.to_bytes_with_nul()).is_ok() }
 }
 
-/// The newest CUDA that the driver knows, 12040 for 12.4.
-fn version() -> Result<c_int> {
+/// The newest CUDA that the driver supports.
+fn version() -> Result<Version> {
     if let Some(name) = VERSION_FUNCTIONS.iter().find(|name| !has(name)) {
         let name = name.to_string_lossy();
         return Err(Error::Device(format!("the NVIDIA driver cannot be used: it has no {name}")));
@@ -107,7 +107,8 @@ fn version() -> Result<c_int> {
     // SAFETY: the function is there and writes one number.
     let got = unsafe { sys::cuDriverGetVersion(&mut version) }.result();
     got.map_err(|e| failed("asking the NVIDIA driver for its version", e))?;
-    Ok(version)
+    // 12040 is 12.4.
+    Ok(Version::new(version as u32 / 1000, version as u32 % 1000 / 10))
 }
 
 /// "copying to GPU 0 (NVIDIA L4): out of memory (CUDA_ERROR_OUT_OF_MEMORY)"
@@ -119,8 +120,8 @@ pub fn failed(what: impl std::fmt::Display, error: DriverError) -> Error {
     Error::Device(format!("{what}: {says} ({name})"))
 }
 
-/// Handles that were made and not yet destroyed, of all devices: a call with another never reaches
-/// the driver.
+/// The handles of all devices that were made and not yet destroyed. A call with any other handle
+/// never reaches the driver.
 #[derive(Default)]
 pub struct Live(RwLock<HashSet<(Kind, u64)>>);
 
@@ -139,7 +140,7 @@ impl Live {
     }
 
     /// # Panics
-    /// If it is not one: a broken invariant of ours.
+    /// If it is not among them, which would be our bug.
     pub fn check(&self, kind: Kind, handle: u64) {
         let live = self.0.read().unwrap_or_else(|e| e.into_inner());
         assert!(live.contains(&(kind, handle)), "{kind:?} {handle:#x} does not exist");

@@ -1,9 +1,9 @@
-//! NVIDIA GPUs through the driver, which is loaded at run time: the same program runs where there
-//! is none. The only user of cudarc.
+//! NVIDIA GPUs through the driver, which is loaded at run time: the same program runs without one.
+//! The only user of cudarc.
 //!
-//! cudarc panics where the library or one of its functions is missing, so both are asked for first
-//! ([`library::present`]). Kernels are the PTX of `kernels/ptx`, which the driver compiles for the
-//! GPU it finds, and keeps.
+//! cudarc panics if the library or one of its functions is missing, so [`library::present`] checks
+//! both first. The kernels are the PTX of `kernels/ptx`, which the driver compiles for the GPU and
+//! caches.
 
 mod device;
 mod library;
@@ -11,7 +11,7 @@ mod ptx;
 
 pub use ptx::{MODULES, Module, text as ptx_text};
 
-use super::gpu::Device;
+use super::gpu::{Device, Version};
 use crate::{Error, Result};
 use cudarc::driver::{DriverError, result, sys};
 use device::Cuda;
@@ -19,15 +19,15 @@ use library::{Live, failed};
 use std::sync::Arc;
 
 /// The oldest architecture that the kernels are compiled for: Turing.
-const COMPUTE_MIN: (u32, u32) = (7, 5);
+const COMPUTE_MIN: Version = Version::new(7, 5);
 
-/// Whether there is a driver at all, of whatever age.
+/// Whether a driver is installed, of any version.
 pub fn has_driver() -> bool {
     library::is_there()
 }
 
-/// The driver's devices that can run the kernels, each opened when it is first used; a sentence
-/// where there is no driver, where it is too old, or where none of its devices can.
+/// The driver's devices that can run the kernels. Each is opened when it is first used. It is an
+/// error if there is no driver, if it is too old, or if none of its devices can run them.
 pub fn devices() -> Result<Vec<Device>> {
     let driver = library::present()?;
     match result::init() {
@@ -42,8 +42,7 @@ pub fn devices() -> Result<Vec<Device>> {
         let cuda = Cuda::find(index, driver, live.clone())?;
         let info = super::gpu::Gpu::info(&cuda);
         if info.compute < COMPUTE_MIN {
-            let (major, minor) = info.compute;
-            refused.push(format!("{} (compute capability {major}.{minor})", info.name));
+            refused.push(format!("{} (compute capability {})", info.name, info.compute));
         } else {
             devices.push(Arc::new(cuda));
         }
@@ -52,8 +51,8 @@ pub fn devices() -> Result<Vec<Device>> {
         (false, _) => Ok(devices),
         (true, true) => Err(no_gpu()),
         (true, false) => {
-            let ((major, minor), refused) = (COMPUTE_MIN, refused.join(", "));
-            let why = format!("no GPU has compute capability {major}.{minor} or more: {refused}");
+            let refused = refused.join(", ");
+            let why = format!("no GPU has compute capability {COMPUTE_MIN} or more: {refused}");
             Err(Error::Device(why))
         }
     }

@@ -1,5 +1,6 @@
 //! The kernels as PTX: `kernels/ptx`, which `kernels/build_ptx.py` writes.
 
+use crate::backend::gpu::Version;
 use flate2::read::GzDecoder;
 use std::ffi::{CStr, CString};
 use std::io::Read;
@@ -33,10 +34,10 @@ pub fn text(at: usize) -> &'static CStr {
 
 /// The module to load for a kernel on a device of this compute capability: among those that have
 /// the kernel and run on the device, the one for the newest devices.
-pub fn module_of(kernel: &str, (major, minor): (u32, u32)) -> Option<usize> {
+pub fn module_of(kernel: &str, compute: Version) -> Option<usize> {
     let fits = |at: &usize| {
         let module = &MODULES[*at];
-        module.compute <= 10 * major + minor && module.kernels.contains(&kernel)
+        module.compute <= 10 * compute.major + compute.minor && module.kernels.contains(&kernel)
     };
     (0..MODULES.len()).filter(fits).max_by_key(|at| MODULES[*at].compute)
 }
@@ -50,9 +51,10 @@ mod tests {
         let module = |kernel, compute| {
             module_of(kernel, compute).map(|at| (MODULES[at].source, MODULES[at].compute))
         };
-        for compute in [(7, 5), (8, 0), (8, 6), (9, 0), (12, 0)] {
+        for [major, minor] in [[7, 5], [8, 0], [8, 6], [9, 0], [12, 0]] {
+            let compute = Version { major, minor };
             assert_eq!(module("rope", compute), Some(("rope", 75)));
-            let newest = if compute < (8, 0) { 75 } else { 80 };
+            let newest = if major < 8 { 75 } else { 80 };
             assert_eq!(module("attention_prompt_64", compute), Some(("attention_prompt", newest)));
             assert_eq!(module("no_such", compute), None);
         }

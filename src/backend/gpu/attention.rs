@@ -183,7 +183,7 @@ fn rows_a_block(group: usize, k_dim: usize) -> usize {
     *ROWS.iter().rev().find(fits).expect("keys of which a query fits shared memory")
 }
 
-/// The shared memory of `Room` in `kernels/attention.cu`.
+/// The shared memory of `Scratch` in `kernels/attention.cu`.
 fn shared_bytes(rows: usize, k_dim: usize) -> usize {
     4 * rows * (8 * 4 * (k_dim.div_ceil(32) | 1) + SPLIT + SPLIT / TILE)
 }

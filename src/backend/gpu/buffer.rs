@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::NonNull;
 
-/// What to say where memory for `what` was refused: a device that is lost refuses everything.
+/// The error where memory for `what` was refused. A device that is lost refuses everything.
 pub fn no_room(gpu: &Device, what: &str, error: Error) -> Error {
     match gpu.memory() {
         Ok(_) => Error::Device(format!("no room for {what}: {error}")),
@@ -27,8 +27,7 @@ impl DeviceBuffer {
         Ok(DeviceBuffer { gpu: gpu.clone(), address: gpu.alloc(bytes)?, bytes })
     }
 
-    /// As `new`; the sentence of a failure says what the memory was for and which flags make it
-    /// less.
+    /// As `new`; the error names the purpose of the memory and the flags that reduce it.
     pub fn of(gpu: &Device, bytes: usize, what: &str, flags: &str) -> Result<DeviceBuffer> {
         DeviceBuffer::new(gpu, bytes).map_err(|error| {
             no_room(gpu, &format!("{} of {what} ({flags})", size(bytes as u64)), error)
@@ -83,15 +82,15 @@ impl<'a> DeviceSlice<'a> {
         self.bytes == 0
     }
 
-    /// Whether it holds that many elements of T, and lies where a T may.
+    /// Whether it holds n elements of T and is aligned for them.
     pub fn holds<T>(self, n: usize) -> bool {
         n * size_of::<T>() <= self.bytes && self.address.is_multiple_of(align_of::<T>() as u64)
     }
 
-    /// How many elements of T it is.
+    /// The number of elements of T.
     ///
     /// # Panics
-    /// If it is no whole number of them, or does not lie where a T may.
+    /// If it is not a whole number of them, or not aligned for them.
     pub fn count<T>(self) -> usize {
         assert!(self.bytes.is_multiple_of(size_of::<T>()), "{} bytes", self.bytes);
         assert!(self.address.is_multiple_of(align_of::<T>() as u64), "{:#x}", self.address);
@@ -105,15 +104,15 @@ impl<'a> DeviceSlice<'a> {
     }
 }
 
-/// Host memory that copies can run from and to while the CPU does something else. Dropping it
-/// waits for the device.
+/// Page-locked host memory, which the device can copy from and to asynchronously. Dropping it waits
+/// for the device.
 pub struct Pinned {
     gpu: Device,
     start: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: it owns plain bytes; who may touch them when is the contract of the methods.
+// SAFETY: it owns plain bytes; the contract of the methods says when they may be touched.
 unsafe impl Send for Pinned {}
 // SAFETY: as above.
 unsafe impl Sync for Pinned {}
@@ -123,7 +122,7 @@ impl Pinned {
         Ok(Pinned { gpu: gpu.clone(), start: gpu.alloc_pinned(bytes, kind)?, bytes })
     }
 
-    /// As `new`; the sentence of a failure says what the memory was for.
+    /// As `new`; the error names the purpose of the memory.
     pub fn of(gpu: &Device, bytes: usize, kind: PinnedKind, what: &str) -> Result<Pinned> {
         let what = format!("{what} in pinned memory (--device cpu needs none)");
         Pinned::new(gpu, bytes, kind).map_err(|error| no_room(gpu, &what, error))
@@ -150,7 +149,7 @@ impl Pinned {
     /// Nothing writes these bytes meanwhile: no copy that is queued, no other thread.
     pub unsafe fn bytes(&self, range: Range<usize>) -> &[u8] {
         let start = self.check(&range, false);
-        // SAFETY: in range, of this buffer; nobody writes by the caller's promise.
+        // SAFETY: in range of this buffer; nothing writes, by the caller's promise.
         unsafe { std::slice::from_raw_parts(start, range.len()) }
     }
 

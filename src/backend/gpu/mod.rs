@@ -38,6 +38,7 @@ pub use params::{DevicePtr, Field, Kernel, KernelParams, Layout, u32_of};
 pub use stream::{Event, Graph, Mark, Stream};
 
 use crate::Result;
+use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -74,26 +75,45 @@ pub const LAYOUTS: &[&Layout] = &[
     emulated::ProbeParams::LAYOUT,
 ];
 
-/// One device, shared by all that is on it.
+/// A device, shared by everything that is on it.
 pub type Device = Arc<dyn Gpu>;
 
-/// What a device is; fixed.
+/// A compute capability, or a version of CUDA.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version {
+    pub major: u32,
+    pub minor: u32,
+}
+
+impl Version {
+    pub const fn new(major: u32, minor: u32) -> Version {
+        Version { major, minor }
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+/// The constant properties of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceInfo {
     /// Its number among the driver's devices.
     pub index: usize,
     pub name: String,
-    /// Compute capability, (7, 5) for Turing.
-    pub compute: (u32, u32),
+    /// The compute capability, 7.5 for Turing.
+    pub compute: Version,
     pub multiprocessors: u32,
-    /// Of the multiprocessors, at most; 0 where it is not known.
+    /// The highest clock of the multiprocessors; 0 if it is not known.
     pub clock_hz: u64,
     pub memory_bytes: usize,
-    /// Shared memory that one block can have, static and dynamic.
+    /// The most shared memory of a block, static and dynamic.
     pub shared_bytes_max: u32,
-    /// The driver's newest CUDA version, (12, 4) for instance.
-    pub driver: (u32, u32),
-    /// By clock and width of the memory's bus; 0 where it is not known.
+    /// The newest CUDA version that the driver supports.
+    pub driver: Version,
+    /// From clock and width of the memory bus; 0 if they are not known.
     pub memory_bytes_per_second: u64,
 }
 
@@ -106,7 +126,7 @@ pub struct MemoryInfo {
 /// Host memory that the device copies from and to by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PinnedKind {
-    /// As any memory to the CPU.
+    /// Ordinary memory to the CPU.
     Cached,
     /// Fast to upload from and to write in order; very slow for the CPU to read.
     WriteCombined,
@@ -165,36 +185,36 @@ pub struct Launch<'a> {
     pub params: &'a [u8],
 }
 
-/// A device of a driver. Device addresses are numbers; operations are queued on streams and run
-/// later, those of one stream in order. An operation that fails while it runs makes every later
-/// call fail with the same sentence.
+/// A device of a driver. Device addresses are numbers. Operations are queued on streams and run
+/// later, those of one stream in order. After an operation has failed, every call fails with the
+/// same sentence.
 pub trait Gpu: Send + Sync {
     fn info(&self) -> &DeviceInfo;
     fn memory(&self) -> Result<MemoryInfo>;
 
-    /// Device memory, aligned to 256 bytes at least, of any content.
+    /// Uninitialised device memory, aligned to at least 256 bytes.
     fn alloc(&self, bytes: usize) -> Result<u64>;
-    /// Waits for the device and frees what `alloc` gave.
+    /// Waits for the device and frees memory of `alloc`.
     fn free(&self, address: u64);
-    /// Host memory, aligned to a page, of any content.
+    /// Uninitialised host memory, aligned to a page.
     fn alloc_pinned(&self, bytes: usize, kind: PinnedKind) -> Result<NonNull<u8>>;
-    /// Waits for the device and frees what `alloc_pinned` gave.
+    /// Waits for the device and frees memory of `alloc_pinned`.
     fn free_pinned(&self, start: NonNull<u8>);
 
-    /// Streams with `urgent` get the device first.
+    /// Streams with `urgent` have priority over the others.
     fn create_stream(&self, urgent: bool) -> Result<StreamId>;
     fn destroy_stream(&self, stream: StreamId);
-    /// Without `timed`, one that costs less and that `elapsed_ms` refuses.
+    /// Without `timed` it costs less, and `elapsed_ms` refuses it.
     fn create_event(&self, timed: bool) -> Result<EventId>;
     fn destroy_event(&self, event: EventId);
 
-    /// The event is when everything that `stream` has queued so far is done.
+    /// The event is done when everything that `stream` has queued so far is.
     fn record(&self, event: EventId, stream: StreamId) -> Result<()>;
-    /// What `stream` queues from here on runs after the event's latest record, if there is one.
+    /// Operations queued on `stream` from here on run after the event's latest record, if any.
     fn wait(&self, stream: StreamId, event: EventId) -> Result<()>;
     fn event_is_done(&self, event: EventId) -> Result<bool>;
     fn synchronize_event(&self, event: EventId) -> Result<()>;
-    /// Milliseconds between two timed events that are done.
+    /// The milliseconds between two timed events that are done.
     fn elapsed_ms(&self, start: EventId, end: EventId) -> Result<f32>;
     fn stream_is_done(&self, stream: StreamId) -> Result<bool>;
     fn synchronize_stream(&self, stream: StreamId) -> Result<()>;
@@ -212,7 +232,7 @@ pub trait Gpu: Send + Sync {
         bytes: usize,
     ) -> Result<()>;
     /// # Safety
-    /// Host bytes `to..to + bytes` exist and nobody else uses them until the copy is done; the
+    /// Host bytes `to..to + bytes` exist, and nothing else uses them until the copy is done; the
     /// device has `from..from + bytes`.
     unsafe fn copy_down(
         &self,
@@ -221,7 +241,7 @@ pub trait Gpu: Send + Sync {
         from: u64,
         bytes: usize,
     ) -> Result<()>;
-    /// Between places of this device, or of two of the same driver.
+    /// Copies within this device, or between two devices of the same driver.
     ///
     /// # Safety
     /// Both ranges exist on their devices, and until the copy is done.
@@ -230,9 +250,10 @@ pub trait Gpu: Send + Sync {
     /// The device has `to..to + bytes` until this is done.
     unsafe fn fill(&self, stream: StreamId, to: u64, value: u8, bytes: usize) -> Result<()>;
 
-    /// What `stream` queues from here on runs when the word at `address`, a multiple of 4, is
-    /// `at_least` so much: when their difference is not negative as an i32, so that counters may
-    /// wrap. Whatever wrote it is done then, too. Not while the stream is captured.
+    /// Operations queued on `stream` from here on run when the word at `address`, a multiple of 4,
+    /// is at least `at_least`: when their difference is not negative as an i32, so that counters
+    /// may wrap. The operation that wrote it is done then, too. Not allowed while the stream is
+    /// captured.
     ///
     /// # Safety
     /// The device has the word until the wait is over.
@@ -246,18 +267,18 @@ pub trait Gpu: Send + Sync {
     /// parameters exists until it is done.
     unsafe fn launch(&self, stream: StreamId, launch: &Launch) -> Result<()>;
 
-    /// From here on `stream` does not queue operations but notes them, and so does a stream that
-    /// waits for an event recorded on it.
+    /// From here on `stream` records operations in a graph instead of queueing them, and so does a
+    /// stream that waits for an event recorded on it.
     fn begin_capture(&self, stream: StreamId) -> Result<()>;
-    /// What was noted; every stream that joined must have been waited for.
+    /// The recorded graph; every stream that joined must have been waited for.
     fn end_capture(&self, stream: StreamId) -> Result<GraphId>;
     /// # Safety
-    /// What its operations need exists until they are done.
+    /// The memory of its operations exists until they are done.
     unsafe fn launch_graph(&self, graph: GraphId, stream: StreamId) -> Result<()>;
     fn destroy_graph(&self, graph: GraphId);
 
-    /// The host is about to use pinned bytes: an error where something that is queued, or that the
-    /// host has not waited for, uses them too. Only the emulated device knows.
+    /// Checks an access of the host to pinned bytes: an error if a queued operation uses them, or
+    /// one that the host has not waited for. Only the emulated device checks it.
     fn check_host_access(&self, start: *const u8, bytes: usize, writes: bool) -> Result<()> {
         let _ = (start, bytes, writes);
         Ok(())

@@ -43,7 +43,7 @@ pub struct Field {
     pub size: usize,
 }
 
-/// How a parameter struct lies in memory; it has no padding.
+/// The memory layout of a parameter struct, which has no padding.
 #[derive(Debug)]
 pub struct Layout {
     /// The struct's name, in Rust and in `kernels`.

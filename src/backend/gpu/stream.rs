@@ -4,11 +4,11 @@ use super::{Device, DeviceSlice, EventId, GraphId, Grid, Kernel, KernelParams, L
 use crate::Result;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A queue of operations that run in order, beside those of other streams.
+/// A queue of operations. They run in order, concurrently with those of other streams.
 pub struct Stream {
     gpu: Device,
     id: StreamId,
-    /// Events of marks that are no more.
+    /// Events of dropped marks.
     spare: Arc<Mutex<Vec<Event>>>,
 }
 
@@ -17,7 +17,7 @@ impl Stream {
         Self::with(gpu, false)
     }
 
-    /// One that gets the device before the others.
+    /// A stream with priority over the others.
     pub fn urgent(gpu: &Device) -> Result<Stream> {
         Self::with(gpu, true)
     }
@@ -44,10 +44,10 @@ impl Stream {
         unsafe { self.gpu.copy_up(self.id, to.address(), from.as_ptr(), from.len()) }
     }
 
-    /// As `upload`, of `to.len()` bytes that may not be there before it runs.
+    /// As `upload`, from `to.len()` bytes that may be written until it runs.
     ///
     /// # Safety
-    /// The bytes at `from` exist until the copy is done, and nobody else writes them while it runs.
+    /// The bytes at `from` exist until the copy is done, and are not written while it runs.
     pub unsafe fn upload_from(&self, to: DeviceSlice, from: *const u8) -> Result<()> {
         // SAFETY: `to` is a slice of a buffer, whose end waits for the device; `from` is the
         // caller's promise.
@@ -55,14 +55,14 @@ impl Stream {
     }
 
     /// # Safety
-    /// The `from.len()` bytes at `to` exist and nobody else uses them until the copy is done.
+    /// The `from.len()` bytes at `to` exist, and nothing else uses them until the copy is done.
     pub unsafe fn download(&self, to: *mut u8, from: DeviceSlice) -> Result<()> {
         // SAFETY: `from` is a slice of a buffer, whose end waits for the device; `to` is the
         // caller's promise.
         unsafe { self.gpu.copy_down(self.id, to, from.address(), from.len()) }
     }
 
-    /// Uploads after what the stream has queued, and waits.
+    /// Uploads after the operations that the stream has queued, and waits.
     pub fn upload_now(&self, to: DeviceSlice, from: &[u8]) -> Result<()> {
         // SAFETY: `from` is borrowed until the stream is done. Should waiting fail, then the
         // device is lost and runs nothing more.
@@ -70,7 +70,7 @@ impl Stream {
         self.synchronize()
     }
 
-    /// Downloads what is there after what the stream has queued, and waits.
+    /// Downloads after the operations that the stream has queued, and waits.
     pub fn download_now(&self, to: &mut [u8], from: DeviceSlice) -> Result<()> {
         assert_eq!(to.len(), from.len());
         // SAFETY: as in `upload_now`.
@@ -78,7 +78,7 @@ impl Stream {
         self.synchronize()
     }
 
-    /// Between two places of devices of one driver.
+    /// Copies within a device, or between devices of one driver.
     pub fn copy(&self, to: DeviceSlice, from: DeviceSlice) -> Result<()> {
         assert_eq!(to.len(), from.len());
         // SAFETY: both are slices of buffers, whose end waits for the device.
@@ -113,16 +113,16 @@ impl Stream {
         self.gpu.wait(self.id, event.id)
     }
 
-    /// What is queued from here on runs when `word`, a u32, is `at_least` so much (as an i32, the
-    /// difference is not negative), and whatever wrote it is done. Freeing the buffer waits for
-    /// this, so somebody has to write it before.
+    /// Operations queued from here on run when `word`, a u32, is at least `at_least` (their
+    /// difference is not negative as an i32) and the operation that wrote it is done. Freeing the
+    /// buffer waits for this, so the word has to be written before.
     pub fn wait_value(&self, word: DeviceSlice, at_least: u32) -> Result<()> {
         assert_eq!(word.count::<u32>(), 1);
         // SAFETY: a slice of a buffer, whose end waits for the device.
         unsafe { self.gpu.wait_value(self.id, word.address(), at_least) }
     }
 
-    /// The point behind what the stream has queued so far.
+    /// A point after the operations that the stream has queued so far.
     pub fn mark(&self) -> Result<Mark> {
         let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let event = spare.map_or_else(|| Event::new(&self.gpu), Ok)?;
@@ -130,12 +130,12 @@ impl Stream {
         Ok(Mark { event: Some(event), stream: self.id, spare: self.spare.clone() })
     }
 
-    /// What is queued from here on runs after the mark.
+    /// Operations queued from here on run after the mark.
     pub fn wait_for(&self, mark: &Mark) -> Result<()> {
         self.wait(mark.event.as_ref().expect("it is there until the mark is dropped"))
     }
 
-    /// `other` goes on when what this stream has queued so far is done.
+    /// `other` continues when the operations that this stream has queued so far are done.
     pub fn then(&self, other: &Stream) -> Result<()> {
         other.wait_for(&self.mark()?)
     }
@@ -148,7 +148,7 @@ impl Stream {
         self.gpu.synchronize_stream(self.id)
     }
 
-    /// What `queue` queues on this stream and on those that wait for it, to be run many times.
+    /// A graph of the operations that `queue` queues on this stream and on those that wait for it.
     pub fn capture(&self, queue: impl FnOnce() -> Result<()>) -> Result<Graph> {
         self.gpu.begin_capture(self.id)?;
         let queued = queue();
@@ -172,9 +172,9 @@ impl Drop for Stream {
     }
 }
 
-/// A point of a stream that is recorded once and never again: who waits for it waits for no more
-/// than what was queued before. Its event is used again when this is dropped; a stream that was
-/// told to wait for it before that waits for this record still.
+/// A point of a stream that is recorded once: a wait for it is a wait for the operations queued
+/// before it and no others. Its event is reused after this is dropped; a stream that was told to
+/// wait for the mark keeps waiting for this record.
 pub struct Mark {
     event: Option<Event>,
     stream: StreamId,
@@ -182,7 +182,7 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// Whose point it is.
+    /// The stream of the mark.
     pub fn stream(&self) -> StreamId {
         self.stream
     }
@@ -194,7 +194,7 @@ impl Drop for Mark {
     }
 }
 
-/// A point of a stream that others can wait for.
+/// A point of a stream that other streams can wait for.
 pub struct Event {
     gpu: Device,
     id: EventId,
@@ -205,12 +205,12 @@ impl Event {
         Ok(Event { gpu: gpu.clone(), id: gpu.create_event(false)? })
     }
 
-    /// One whose time can be asked for.
+    /// An event with a time.
     pub fn timed(gpu: &Device) -> Result<Event> {
         Ok(Event { gpu: gpu.clone(), id: gpu.create_event(true)? })
     }
 
-    /// Whether its latest record is done; true where there was none.
+    /// Whether its latest record is done; true if there was none.
     pub fn is_done(&self) -> Result<bool> {
         self.gpu.event_is_done(self.id)
     }
@@ -231,7 +231,7 @@ impl Drop for Event {
     }
 }
 
-/// Operations with their order, queued at one go.
+/// Operations and their order, queued together.
 pub struct Graph {
     gpu: Device,
     id: GraphId,

@@ -18,7 +18,7 @@ pub struct DeltaShape {
     pub order: HeadOrder,
 }
 
-/// How value heads map to key heads.
+/// The map from value heads to key heads.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum HeadOrder {

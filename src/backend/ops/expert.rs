@@ -3,7 +3,7 @@
 use crate::gguf::TensorType;
 use serde::Deserialize;
 
-/// How an expert combines its gate and up projections.
+/// The combination of an expert's gate and up projections.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Activation {

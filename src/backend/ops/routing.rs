@@ -11,8 +11,8 @@ pub const NO_PAIR: u32 = u32::MAX;
 
 const NO_SLOT: u32 = u32::MAX;
 
-/// How probabilities come from logits and experts from probabilities. A layer's bias, added to the
-/// probabilities for the choice but not for the weights, is an operand of its own.
+/// The rule that turns logits into probabilities and chooses experts by them. A layer's bias, added
+/// to the probabilities for the choice but not for the weights, is an operand of its own.
 #[derive(Clone, Copy, Debug)]
 pub struct Choice {
     pub score: Score,
@@ -36,7 +36,7 @@ impl Choice {
     }
 }
 
-/// How a router turns logits into weights.
+/// The function from a router's logits to probabilities.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Score {
@@ -203,7 +203,7 @@ impl Demand {
         self.k
     }
 
-    /// How many of `experts` the first `n` tokens choose: these come first.
+    /// The number of `experts` that the first `n` tokens choose: these come first.
     pub fn n_chosen_by(&self, n: usize) -> usize {
         let first_token = |slot: usize| self.tokens[self.starts[slot]] as usize;
         (0..self.experts.len()).take_while(|slot| first_token(*slot) < n).count()

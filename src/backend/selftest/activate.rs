@@ -9,7 +9,7 @@ use crate::backend::gpu::DeviceBuffer;
 use crate::backend::gpu::activate::Activate;
 use crate::backend::ops::Activation;
 
-/// Ends of the exponential's range, and what is no number.
+/// The ends of the exponential's range, infinities and NaN.
 const HARD: [f32; 12] = [
     0.0,
     -0.0,
@@ -25,7 +25,7 @@ const HARD: [f32; 12] = [
     f32::NAN,
 ];
 
-/// Of the clamped one: limit and slope of the gate.
+/// Limit and slope of the clamped gate.
 const LIMIT: f32 = 7.0;
 const SLOPE: f32 = 1.702;
 

@@ -13,13 +13,13 @@ use crate::gguf::TensorType::{self, BF16, F16, F32, IQ4_NL, Q4_0, Q4_1, Q5_0, Q5
 
 const TYPES: [TensorType; 9] = [F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL];
 
-/// Of the kernels of prompts, whose products are of halves.
+/// The bound of the kernels for prompts, which multiply halves.
 const PROMPT_BOUND: f64 = 3e-3;
 
 #[derive(Clone, Copy)]
 struct Shape {
     dim: usize,
-    /// Of values that are the first elements of the keys (latent attention).
+    /// The length of values that are the first elements of the keys (latent attention).
     latent: Option<usize>,
     n_head_kv: usize,
     /// Heads that share a KV head.
@@ -28,11 +28,11 @@ struct Shape {
     tokens: usize,
     window: Option<usize>,
     sinks: bool,
-    /// As an encoder: every query sees every position, with a bias by how far it is.
+    /// As in an encoder: every query sees every position, with a bias by distance.
     all: bool,
 }
 
-/// How far apart key and query can be and still differ in their bias.
+/// Distances beyond this have the same bias.
 const REACH: usize = 9;
 
 struct Kernels {
@@ -59,7 +59,7 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Four heads on each of two, of which every query sees what is before it.
+/// Two KV heads with four heads each; every query sees the positions before it.
 fn shape(dim: usize, past: usize, tokens: usize, window: Option<usize>) -> Shape {
     let (latent, n_head_kv, group) = (None, 2, 4);
     Shape { dim, latent, n_head_kv, group, past, tokens, window, sinks: false, all: false }
@@ -69,7 +69,7 @@ fn encoder(dim: usize, tokens: usize) -> Shape {
     Shape { all: true, ..shape(dim, 0, tokens, None) }
 }
 
-/// Of rows of 512 elements and 64 turned ones, as published models have them.
+/// Rows of 512 elements and 64 rotated ones, as in published models.
 fn latent(group: usize, past: usize, tokens: usize) -> Shape {
     Shape { latent: Some(512), n_head_kv: 1, group, ..shape(576, past, tokens, None) }
 }
@@ -106,9 +106,9 @@ struct Case {
     ty: TensorType,
     shape: Shape,
     q: Vec<f32>,
-    /// Of all positions: [n_ctx, n_head_kv, dim].
+    /// All positions: [n_ctx, n_head_kv, dim].
     kv: [Vec<f32>; 2],
-    /// The same as the CPU stores them.
+    /// The same in the CPU's form.
     caches: [RowBytes; 2],
 }
 
@@ -159,7 +159,7 @@ impl Case {
         Ok(())
     }
 
-    /// By the kernels that have the twin's bits, or by those of prompts, on tensor cores.
+    /// With the exact kernels, or with those for prompts, on tensor cores.
     fn compare(&self, bench: &Bench, kernels: &Kernels, row: &mut Row, prompt: bool) -> Result<()> {
         let Shape { dim, latent, n_head_kv, group, past, tokens, window, .. } = self.shape;
         let (n_head, n_ctx, all) = (n_head_kv * group, self.n_ctx(), self.shape.all);

@@ -1,4 +1,4 @@
-//! A device, a stream, the CPU beside it, and what goes up and down.
+//! A device with a stream, the CPU, and helpers for uploads and downloads.
 
 use super::Extent;
 use crate::Result;
@@ -17,7 +17,8 @@ impl Bench {
         Ok(Bench { gpu: gpu.clone(), stream: Stream::new(gpu)?, cpu: Cpu::new(1), extent })
     }
 
-    /// Small shapes; odd ones and large ones where there is time for them.
+    /// The small shapes; with `Extent::Odd` also the odd ones, with `Extent::Full` the large ones
+    /// too.
     pub fn shapes<T: Copy>(&self, small: &[T], odd: &[T], large: &[T]) -> Vec<T> {
         match self.extent {
             Extent::Quick => small.to_vec(),

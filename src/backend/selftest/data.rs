@@ -31,10 +31,12 @@ impl Random {
     }
 }
 
-/// Values that are quantised for one matrix, which takes time: its blocks are drawn from theirs.
+/// The number of values that are quantised for a matrix, which takes time: its blocks are drawn
+/// from theirs.
 const POOL: usize = 2048;
 
-/// Dense rows of blocks in any order: quantised where the engine has a quantiser, else of any bits.
+/// Dense rows of blocks in any order: quantised if the engine can quantise the format, else random
+/// bits.
 pub fn weights(ty: TensorType, rows: usize, cols: usize, random: &mut Random) -> Vec<u8> {
     let mut pool = vec![0; POOL / ty.block_len() * ty.block_bytes()];
     if quant::can_quantize(ty) {

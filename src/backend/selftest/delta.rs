@@ -8,7 +8,7 @@ use crate::backend::gpu::delta::{Delta, DeviceGates, GateProducts};
 use crate::backend::ops::{DeltaShape, HeadOrder};
 
 const EPS: f32 = 1e-6;
-/// A prompt, tokens one by one, and passes shorter than what the convolution remembers.
+/// A prompt, single tokens, and passes of fewer tokens than the convolution's past.
 const PASSES: [usize; 6] = [9, 1, 1, 2, 3, 1];
 const LONG_PASSES: [usize; 3] = [1, 70, 33];
 
@@ -61,21 +61,22 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Passes of so many tokens each, one after the other.
+/// Passes that follow one another on one state.
 struct Case<'a> {
     shape: DeltaShape,
-    /// Whether products of the gates come mixed or apart.
+    /// Whether the gates' products are mixed or apart.
     mixed: bool,
+    /// Tokens of each pass.
     passes: &'a [usize],
 }
 
 impl Case<'_> {
-    /// Outputs, and the memory that a pass leaves to the next one.
+    /// Compares the outputs and the state after each pass.
     fn compare(&self, bench: &Bench, delta: &Delta, row: &mut Row) -> Result<()> {
         let Case { shape, mixed, passes } = *self;
         let (mut random, n) = (Random(shape.k_dim as u64), shape.n_v_heads);
         let (conv, dt) = (random.floats(shape.channels() * shape.kernel), random.floats(n));
-        // None positive, as in models: a state that grew without bound would hide everything.
+        // Not positive, as in models: a state that grew without bound would hide differences.
         let a: Vec<f32> = random.floats(n).into_iter().map(|a| -a.abs()).collect();
         let (mut past, mut state) = (random.floats(shape.n_past()), random.floats(shape.n_state()));
         let [conv_up, dt_up, a_up, past_up, state_up] =

@@ -1,13 +1,13 @@
-//! Every kernel of a device against its twin on the CPU, on seeded data: what `moeba selftest`
-//! prints. A family of kernels is a file here and a line of [`FAMILIES`].
+//! Compares every kernel of a device with its twin on the CPU, on seeded data, for `moeba
+//! selftest`. Each family of kernels has a file here and a line in [`FAMILIES`].
 //!
-//! The twins run with this processor's vector code, which the project's own tests hold to the bits
-//! of the scalar code, the specification.
+//! The twins use this processor's vector code, which the project's tests compare with the scalar
+//! code, the specification, to the bit.
 
 mod activate;
 mod attention;
 mod bench;
-#[doc(hidden)] // its numbers are those of tests too
+#[doc(hidden)] // tests use its numbers
 pub mod data;
 mod delta;
 mod embed;
@@ -29,7 +29,7 @@ use crate::Result;
 use crate::backend::gpu::Device;
 use bench::Bench;
 
-/// Checks of one family: what cannot even be loaded is an error.
+/// The checks of one family; an error if its kernels cannot be loaded.
 type Family = fn(&Bench, &mut Report) -> Result<()>;
 
 const FAMILIES: &[(&str, Family)] = &[
@@ -49,19 +49,19 @@ const FAMILIES: &[(&str, Family)] = &[
     ("sample", sample::check),
 ];
 
-/// How much is checked.
+/// The amount of checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// A small shape or two of everything: seconds on an emulated device.
+    /// One or two small shapes of each kernel: seconds on an emulated device.
     Quick,
-    /// Sizes that fill no block, no warp and no tile, too: the project's own tests.
+    /// Also sizes that fill no block, warp or tile: for the project's own tests.
     Odd,
-    /// Shapes of real models besides.
+    /// Also shapes of real models.
     Full,
 }
 
-/// Runs all families on the device; `on_family` hears the name of each as it begins, and may end
-/// it all.
+/// Runs all families on the device. `on_family` is called with the name of each before it runs; its
+/// error ends the run.
 pub fn run(
     device: &Device,
     extent: Extent,

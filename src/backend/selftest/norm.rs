@@ -6,7 +6,7 @@ use super::report::Report;
 use crate::Result;
 use crate::backend::gpu::norm::Norm;
 
-/// Of layer norm, whose sums are made in another order than the twin's.
+/// The bound of layer norm, which adds in another order than the twin.
 const LAYER_NORM_BOUND: f64 = 1e-6;
 const EPS: f32 = 1e-6;
 

@@ -1,4 +1,4 @@
-//! Activations as products read them.
+//! Activations in the form that products read.
 
 use super::bench::Bench;
 use super::data::Random;
@@ -22,7 +22,7 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
                 let mut acts = Activations::new();
                 acts.resize(kind, tokens, cols);
                 acts.quantize_rows(bench.cpu.kernels, 0..tokens, &x, cols);
-                // Gaps between arrays are nobody's.
+                // Gaps between arrays are not compared.
                 let out = bench.up(&vec![0; tokens * record_bytes(kind, cols)])?;
                 let x = bench.up_f32(&x)?;
                 let records = DeviceActs::new(kind, tokens, cols, out.all());

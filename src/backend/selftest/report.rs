@@ -1,4 +1,4 @@
-//! What was compared, and how it came out.
+//! The comparisons and their results.
 
 use crate::{Error, Result};
 
@@ -13,13 +13,13 @@ pub struct Row {
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
-    /// All bits are the twin's.
+    /// All bits equal the twin's.
     Equal,
-    /// The largest error, as a part of the largest value, and what it may be.
+    /// The largest error, as a part of the largest value, and its bound.
     Within { error: f64, bound: f64 },
     /// The first difference.
     Differs(String),
-    /// The device's sentence.
+    /// The device's error message.
     Failed(String),
 }
 
@@ -35,13 +35,12 @@ pub struct Report {
 }
 
 impl Report {
-    /// Whether every kernel does what it should, and there are any.
+    /// Whether all kernels are right, and there is at least one.
     pub fn is_clean(&self) -> bool {
         !self.rows.is_empty() && self.rows.iter().all(|row| row.outcome.is_good())
     }
 
-    /// A row that `compare` fills with a shape at a time. A device that fails fails the row, and
-    /// the next one begins.
+    /// A row that `compare` fills, one shape after another. If the device fails, the row fails.
     pub fn row(
         &mut self,
         kernel: &str,
@@ -58,15 +57,15 @@ impl Report {
         self.rows.push(row);
     }
 
-    /// A family that could not begin.
+    /// A family that could not be loaded.
     pub fn failed(&mut self, family: &str, error: &Error) {
         self.row(family, "", |_| Err(Error::Device(error.to_string())));
     }
 }
 
 impl Row {
-    /// Numbers whose bits are to be the twin's. Every NaN is one: which one an operation gives is
-    /// the processor's to say.
+    /// Numbers that must equal the twin's to the bit. All NaNs are equal: which one an operation
+    /// gives depends on the processor.
     pub fn bits(&mut self, shape: impl ToString, got: &[f32], expected: &[f32]) {
         let bits = |x: &[f32]| -> Vec<u32> {
             x.iter().map(|x| if x.is_nan() { f32::NAN } else { *x }.to_bits()).collect()
@@ -75,7 +74,7 @@ impl Row {
         self.equal(shape, &got, &expected, |bits| format!("{:e}", f32::from_bits(*bits)));
     }
 
-    /// Whole numbers, which are to be the twin's.
+    /// Integers that must equal the twin's.
     pub fn words<T: PartialEq + ToString>(
         &mut self,
         shape: impl ToString,
@@ -105,13 +104,13 @@ impl Row {
         }
     }
 
-    /// Numbers that may differ by `bound` times the largest that is expected.
+    /// Numbers that may differ by `bound` times the largest expected one.
     pub fn near(&mut self, shape: impl ToString, got: &[f32], expected: &[f32], bound: f64) {
         let shape = self.begin(shape);
         let largest = expected.iter().fold(0.0f64, |max, x| max.max(f64::from(x.abs())));
         let scale = largest.max(f64::MIN_POSITIVE);
         let errors = got.iter().zip(expected).map(|(g, e)| f64::from((g - e).abs()) / scale);
-        // Not `f64::max`, which has no eye for NaN.
+        // Not `f64::max`, which ignores NaN.
         let worst = errors.fold(0.0f64, |max, x| if x > max || x.is_nan() { x } else { max });
         let good = got.len() == expected.len() && worst <= bound;
         match self.outcome {

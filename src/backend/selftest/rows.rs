@@ -1,4 +1,4 @@
-//! Rows moved and numbers changed one by one.
+//! Copies of columns and element-wise operations.
 
 use super::bench::Bench;
 use super::data::Random;

@@ -1,4 +1,4 @@
-//! Where chosen experts lie, looked up on the device.
+//! The look-up of chosen experts' granules.
 
 use super::bench::Bench;
 use super::data::Random;
@@ -9,13 +9,13 @@ use crate::backend::gpu::slots::{HOMES, Lookup, Resolve};
 use crate::backend::ops::{NO_EXPERT, Route};
 
 const PASS: u32 = 9;
-/// What `go` was before.
+/// The earlier value of `go`.
 const BEFORE: u32 = 8;
 
 pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
     let resolve = Resolve::load(&bench.gpu)?;
     report.row("resolve_slots", "", |row| {
-        // Pairs, experts, granules.
+        // [pairs, experts, granules]
         for shape in bench.shapes(&[[1, 1, 1], [33, 60, 2]], &[[8, 12, 3]], &[[4096, 512, 8]]) {
             for devices in [1, 2, 4] {
                 compare(bench, &resolve, row, &Case { shape, devices, is_whole: false })?;
@@ -25,8 +25,8 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
         Ok(())
     });
     report.row("place_rows", "", |row| {
-        // (pairs, devices, n_embd)
-        for shape in bench.shapes(&[(1, 2, 1), (8, 3, 33)], &[(300, 4, 257)], &[(10, 8, 7168)]) {
+        // [pairs, devices, n_embd]
+        for shape in bench.shapes(&[[1, 2, 1], [8, 3, 33]], &[[300, 4, 257]], &[[10, 8, 7168]]) {
             place(bench, &resolve, row, shape)?;
         }
         Ok(())
@@ -127,12 +127,12 @@ fn compare(bench: &Bench, resolve: &Resolve, row: &mut Row, case: &Case) -> Resu
     Ok(())
 }
 
-/// Rows of several devices go where their pairs are.
+/// Rows of several devices are copied to their pairs.
 fn place(
     bench: &Bench,
     resolve: &Resolve,
     row: &mut Row,
-    (pairs, devices, n_embd): (usize, usize, usize),
+    [pairs, devices, n_embd]: [usize; 3],
 ) -> Result<()> {
     let mut random = Random(n_embd as u64);
     let homes: Vec<u32> = (0..pairs).map(|_| random.below(devices) as u32).collect();

@@ -1,4 +1,4 @@
-//! What to change on this machine, and how: from findings to advice, without looking at anything.
+//! Advice for this machine, from the findings alone.
 
 use super::examine::Findings;
 use crate::units::size;
@@ -8,9 +8,9 @@ use crate::units::size;
 pub struct Advice {
     /// Which finding it is about.
     pub about: &'static str,
-    /// What is wrong with it, and what it costs.
+    /// The problem and its cost.
     pub why: String,
-    /// What changes it: a command, or what to look at.
+    /// The remedy: a command, or a thing to look at.
     pub command: String,
 }
 
@@ -20,7 +20,7 @@ const LEAST_PINNED: u64 = 1 << 30;
 /// A disk below this rate is the bottleneck of every model that is bigger than memory.
 const SLOW_DISK_GB_PER_SECOND: f64 = 1.0;
 
-/// What is worth changing, the costliest first.
+/// All advice for these findings, the most valuable first.
 pub fn of(found: &Findings) -> Vec<Advice> {
     let all = [
         processor(found),

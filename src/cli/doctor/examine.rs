@@ -1,4 +1,4 @@
-//! What is looked at and measured, in that order.
+//! The findings of `doctor`, in the order of their measurement.
 
 use crate::backend::cuda;
 use crate::engine::DeviceChoice;

@@ -75,15 +75,14 @@ fn devices(devices: &DeviceFinding) -> Value {
 }
 
 fn device(rates: &DeviceRates) -> Value {
-    let version = |(major, minor): (u32, u32)| format!("{major}.{minor}");
     let known = |n: u64| (n > 0).then_some(n);
     let (info, memory) = (&rates.info, &rates.memory);
     let matvec = rates.matvec.median();
     json!({
         "index": info.index,
         "name": info.name,
-        "compute_capability": version(info.compute),
-        "driver_cuda": version(info.driver),
+        "compute_capability": info.compute.to_string(),
+        "driver_cuda": info.driver.to_string(),
         "multiprocessors": info.multiprocessors,
         "clock_hz": known(info.clock_hz),
         "total_bytes": memory.total_bytes,

@@ -119,11 +119,10 @@ fn devices(devices: &DeviceFinding, out: &mut Vec<String>) {
 
 fn device_lines(rates: &DeviceRates, out: &mut Vec<String>) {
     let (info, memory) = (&rates.info, &rates.memory);
-    let ((major, minor), (cuda, cuda_minor)) = (info.compute, info.driver);
+    let (name, multiprocessors) = (device::name(info), info.multiprocessors);
+    let (compute, cuda) = (info.compute, info.driver);
     let text = format!(
-        "{}, compute capability {major}.{minor}, {} multiprocessors, CUDA {cuda}.{cuda_minor}",
-        device::name(info),
-        info.multiprocessors
+        "{name}, compute capability {compute}, {multiprocessors} multiprocessors, CUDA {cuda}"
     );
     out.push(line("GPU", &text));
     let bytes = |bytes: usize| size(bytes as u64);

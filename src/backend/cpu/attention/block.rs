@@ -305,7 +305,7 @@ impl Block<'_> {
     /// Totals of rows `rows` → their places in `out`.
     ///
     /// # Safety
-    /// Nobody else uses these places.
+    /// Nothing else uses these results meanwhile.
     pub unsafe fn finish(
         &self,
         kernels: &Kernels,

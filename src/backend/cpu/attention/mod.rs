@@ -62,7 +62,7 @@ pub struct AttentionShape<'a> {
     pub first: usize,
     /// Unless each query sees as many positions as this, whatever its own.
     pub all: Option<usize>,
-    /// How many of these, counted back from its own, it sees.
+    /// The number of these that it sees, counted back from its own position.
     pub window: Option<usize>,
     /// Factor on the scores, 1/√head_dim as a rule.
     pub scale: f32,

@@ -1,4 +1,4 @@
-//! Graphs: operations noted with what they come after, from one stream and those that joined it.
+//! Graphs: the operations of one stream and of those that joined it, with their dependencies.
 
 use super::clock::Clock;
 use super::machine::{Signal, Work};
@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 #[derive(Clone)]
 pub struct PlanNode {
     pub work: Work,
-    /// Nodes that come before; all have lower numbers.
+    /// The nodes that come before it; all have lower numbers.
     pub deps: Vec<usize>,
-    /// The captured stream that it was noted on.
+    /// The captured stream that it was queued on.
     pub stream: usize,
 }
 
@@ -27,7 +27,7 @@ pub struct Plan {
 pub struct Capture {
     pub origin: usize,
     pub nodes: Vec<PlanNode>,
-    /// For each stream that takes part, what its next operation comes after.
+    /// For each stream of the capture, the nodes that its next operation comes after.
     heads: BTreeMap<usize, Vec<usize>>,
 }
 
@@ -57,7 +57,7 @@ impl Capture {
         head.dedup();
     }
 
-    /// Whether everything noted comes before what the origin would note next.
+    /// Whether all nodes come before the next node of the origin.
     pub fn is_joined(&self) -> bool {
         let mut reached = vec![false; self.nodes.len()];
         let mut pending = self.head(self.origin);

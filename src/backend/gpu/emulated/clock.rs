@@ -1,10 +1,10 @@
-//! Which operations may run at the same time, and whether two such touch a byte that one of them
-//! writes: vector clocks (Fidge 1988; Mattern 1989) over *chains*, which are streams and the
-//! branches of graphs. This finds a missing wait whatever order the operations happened to run in.
+//! Finds operations that may run at the same time and touch a byte that one of them writes. It uses
+//! vector clocks (Fidge 1988; Mattern 1989) over *chains*, which are streams and the branches of
+//! graphs, so it finds a missing wait in any order of execution.
 
 use std::ops::Range;
 
-/// For each chain, how many of its operations are certainly done.
+/// For each chain, the number of its operations that are certainly done.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Clock(Vec<u64>);
 
@@ -20,7 +20,7 @@ impl Clock {
         self.0[chain] = tick;
     }
 
-    /// Whatever either knows to be done.
+    /// The operations that either knows to be done.
     pub fn join(&mut self, other: &Clock) {
         for (chain, tick) in other.0.iter().enumerate() {
             if self.get(chain) < *tick {
@@ -29,7 +29,7 @@ impl Clock {
         }
     }
 
-    /// Only what both know to be done.
+    /// The operations that both know to be done.
     pub fn meet(&mut self, other: &Clock) {
         for (chain, tick) in self.0.iter_mut().enumerate() {
             *tick = (*tick).min(other.get(chain));
@@ -37,7 +37,7 @@ impl Clock {
     }
 }
 
-/// When an operation runs: number `tick` of its chain, after everything in `after`.
+/// The order of an operation: number `tick` of its chain, after everything in `after`.
 #[derive(Clone, Debug, Default)]
 pub struct Stamp {
     pub chain: usize,
@@ -45,12 +45,12 @@ pub struct Stamp {
     pub after: Clock,
 }
 
-/// What an operation did to a piece of memory.
+/// An access of an operation to a piece of memory.
 #[derive(Clone, Debug)]
 struct Touch {
     chain: usize,
     tick: u64,
-    /// What is done when the operation is.
+    /// The operations that are done when this one is.
     after: Clock,
     writes: bool,
     /// Ascending, none empty.
@@ -59,7 +59,7 @@ struct Touch {
     what: String,
 }
 
-/// The touches of one piece of memory that later operations may still run beside.
+/// The accesses to one piece of memory that may be concurrent with later operations.
 #[derive(Debug, Default)]
 pub struct History(Vec<Touch>);
 
@@ -80,7 +80,7 @@ fn first_common(a: &[Range<usize>], b: &[Range<usize>]) -> Option<Range<usize>> 
 }
 
 impl History {
-    /// Notes a touch; half a sentence if it may happen beside another that it must not.
+    /// Records an access. The error is a clause about a conflicting access that may be concurrent.
     pub fn touch(
         &mut self,
         stamp: &Stamp,
@@ -94,7 +94,7 @@ impl History {
         self.check(&stamp.after, &ranges, writes)
             .map_err(|other| format!("{what} {} {other}", verb(writes)))?;
         let (chain, tick) = (stamp.chain, stamp.tick);
-        // What comes after this in its chain comes after those that it covers, too.
+        // Later operations of its chain come after the accesses that it covers, too.
         self.0.retain(|t| {
             let covered = ranges.len() == 1 && {
                 let (first, last) = (&t.ranges[0], &t.ranges[t.ranges.len() - 1]);
@@ -107,7 +107,7 @@ impl History {
         Ok(())
     }
 
-    /// Who, not among what `after` knows to be done, touched `ranges`.
+    /// An error if an access to `ranges` conflicts and is not among the operations of `after`.
     pub fn check(
         &self,
         after: &Clock,
@@ -129,14 +129,14 @@ impl History {
         Ok(())
     }
 
-    /// What is done when the latest write to `range` is; nothing where it was forgotten.
+    /// The operations that are done when the latest write to `range` is; none if it was forgotten.
     pub fn last_write(&self, range: &Range<usize>) -> Clock {
         let meets =
             |t: &&Touch| t.writes && first_common(&t.ranges, std::slice::from_ref(range)).is_some();
         self.0.iter().rfind(meets).map(|t| t.after.clone()).unwrap_or_default()
     }
 
-    /// Forgets what everything that is still to come is after.
+    /// Forgets accesses that all later operations come after.
     pub fn forget(&mut self, horizon: &Clock) {
         self.0.retain(|t| horizon.get(t.chain) < t.tick);
     }

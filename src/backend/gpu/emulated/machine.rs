@@ -21,7 +21,7 @@ unsafe impl Send for HostPtr {}
 // SAFETY: as above.
 unsafe impl Sync for HostPtr {}
 
-/// When an event's record was done.
+/// The time when an event's record was done.
 pub type Signal = Arc<OnceLock<Instant>>;
 
 pub struct KernelLaunch {
@@ -41,7 +41,7 @@ pub enum Work {
     Launch(Arc<KernelLaunch>),
     Record(Signal),
     Wait(Signal),
-    // Until the word at an address is at least so much.
+    // Waits until the word at an address is at least this number.
     WaitValue(u64, u32),
     Graph(Vec<GraphNode>),
 }
@@ -65,7 +65,7 @@ pub struct StreamState {
     pub device: usize,
     chain: usize,
     queue: VecDeque<Op>,
-    /// What is done when everything that was queued is.
+    /// The operations that are done when all queued ones are.
     pub clock: Clock,
     /// The capture that it takes part in.
     pub capture: Option<u64>,
@@ -80,7 +80,7 @@ pub enum Recorded {
         signal: Signal,
         clock: Clock,
     },
-    /// While a capture noted operations: the capture, and its nodes that the event is after.
+    /// Recorded during a capture: the capture, and its nodes that the event is after.
     Noted {
         capture: u64,
         nodes: Vec<usize>,
@@ -99,14 +99,14 @@ pub struct Machine {
     next_id: u64,
     /// Operations queued so far, by chain.
     ticks: Vec<u64>,
-    /// What the host has waited for.
+    /// The operations that the host has waited for.
     host: Clock,
     random: u64,
     pub n_allocs: u64,
     pub n_pins: u64,
     pub n_made: u64,
     n_ops: u64,
-    /// Why a device does nothing more.
+    /// The reason why a device is lost.
     lost: Vec<Option<String>>,
 }
 
@@ -156,7 +156,7 @@ impl Machine {
 
     fn lose(&mut self, device: usize, why: String) {
         self.lost[device].get_or_insert(why);
-        // What waits for this device goes on; its own calls fail, and so do the host's.
+        // Streams that wait for this device continue; its own calls and the host's fail.
         for stream in self.streams.iter_mut().filter(|s| s.device == device) {
             for op in stream.queue.drain(..) {
                 release(&op.work);
@@ -171,7 +171,7 @@ impl Machine {
         self.streams.len() - 1
     }
 
-    /// The clock of what a stream queues next, before it is counted.
+    /// The clock of the operation that a stream queues next.
     fn now(&self, stream: usize) -> Clock {
         let mut clock = self.streams[stream].clock.clone();
         clock.join(&self.host);
@@ -194,7 +194,7 @@ impl Machine {
         }
         let after = self.now(stream);
         self.queue(stream, after, work);
-        // A seed in two lets the device run ahead of the host's next call.
+        // Odd seeds let the device run ahead of the host's next call.
         if self.config.seed % 2 == 1 {
             for _ in 0..self.random(3) {
                 self.step(None);
@@ -298,7 +298,7 @@ impl Machine {
     fn can_step(&self, stream: usize) -> bool {
         match self.streams[stream].queue.front() {
             Some(Op { work: Work::Wait(signal), .. }) => signal.get().is_some(),
-            // A word that is none is for `perform` to say.
+            // `perform` reports an address that is no word.
             Some(Op { work: Work::WaitValue(address, at_least), .. }) => {
                 self.memory.word(*address).map_or(true, |word| reaches(word, *at_least))
             }
@@ -307,8 +307,7 @@ impl Machine {
         }
     }
 
-    /// Runs one operation of a stream that can: of `wanted` if there is such a stream and it can.
-    /// False where none can.
+    /// Runs one operation, of the stream `wanted` if that can run. False if no stream can.
     fn step(&mut self, wanted: Option<usize>) -> bool {
         if let Some(stream) = wanted.filter(|s| self.can_step(*s)) {
             self.run_head(stream);
@@ -364,14 +363,14 @@ impl Machine {
         match work {
             // SAFETY: the contract of `Gpu::copy_up`: the bytes live until the operation is done.
             Work::Up { to, from, bytes } => unsafe {
-                self.memory.copy_up((*to, from.0, *bytes), stamp)
+                self.memory.copy_up(*to, from.0, *bytes, stamp)
             },
             // SAFETY: likewise of `Gpu::copy_down`.
             Work::Down { to, from, bytes } => unsafe {
-                self.memory.copy_down((to.0, *from, *bytes), stamp)
+                self.memory.copy_down(to.0, *from, *bytes, stamp)
             },
-            Work::On { to, from, bytes } => self.memory.copy_on((*to, *from, *bytes), stamp),
-            Work::Fill { to, value, bytes } => self.memory.fill((*to, *value, *bytes), stamp),
+            Work::On { to, from, bytes } => self.memory.copy_on(*to, *from, *bytes, stamp),
+            Work::Fill { to, value, bytes } => self.memory.fill(*to, *value, *bytes, stamp),
             Work::Launch(launch) => self.run_kernel(device, stamp, launch),
             Work::Record(_) | Work::Wait(_) => {
                 release(work);
@@ -382,8 +381,9 @@ impl Machine {
         }
     }
 
-    /// A wait for the word at `address` is over: what comes after the wait comes after whatever
-    /// wrote the word. That is known only now, so what was queued meanwhile learns it now.
+    /// A wait for the word at `address` is over, so the operations after the wait come after the
+    /// one that wrote the word. Which one that is, is known only now: queued operations are
+    /// updated.
     fn acquire(&mut self, wait: &Stamp, address: u64) -> Result<(), String> {
         let word = self.memory.word(address);
         word.map_err(|why| format!("a stream waits for a value, but {why}"))?;
@@ -437,7 +437,7 @@ impl Machine {
 
     // ---- waiting
 
-    /// Runs until `done`: the wanted stream first, last, or none preferred.
+    /// Runs until `done`, with the wanted stream first, last, or without preference.
     fn run_until(
         &mut self,
         wanted: Option<usize>,
@@ -462,7 +462,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Nothing that is queued can run: what the streams wait for.
+    /// The error if no queued operation can run.
     fn deadlock(&self) -> String {
         let heads = self.streams.iter().filter_map(|s| s.queue.front());
         let word = heads.filter_map(|op| match op.work {
@@ -541,7 +541,7 @@ impl Machine {
         Ok(signal.get().is_some())
     }
 
-    /// The host knows that this is done; what everything is after can be forgotten.
+    /// The host knows that these operations are done. Those that everything is after are forgotten.
     fn host_has(&mut self, clock: &Clock) {
         self.host.join(clock);
         let mut horizon = self.host.clone();
@@ -553,7 +553,7 @@ impl Machine {
         self.memory.forget(&horizon);
     }
 
-    /// The host uses pinned bytes.
+    /// Checks an access of the host to pinned bytes.
     pub fn check_host(&mut self, at: *const u8, bytes: usize, writes: bool) -> Result<(), String> {
         let (start, end) = (at as usize, at as usize + bytes);
         let meets = |p: HostPtr, n: usize| (p.0 as usize) < end && start < p.0 as usize + n;
@@ -577,16 +577,16 @@ impl Machine {
             }
         }
         let host = self.host.clone();
-        self.memory.check_host((at, bytes), writes, &host)
+        self.memory.check_host(at, bytes, writes, &host)
     }
 }
 
-/// As the driver compares: counters may wrap.
+/// The driver's comparison: counters may wrap.
 fn reaches(word: u32, at_least: u32) -> bool {
     word.wrapping_sub(at_least) as i32 >= 0
 }
 
-/// Lets go whoever waits for this operation.
+/// Releases the operations that wait for this one.
 fn release(work: &Work) {
     match work {
         // Set once: a signal belongs to one record.

@@ -8,13 +8,13 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::ptr::NonNull;
 
-/// What fresh memory is full of: NaN to floats, so that a read that slips by shows.
+/// The bytes of fresh memory: NaN as floats, so that a read that is not caught shows.
 const POISON: u8 = 0xff;
 
-/// Sizes are rounded up to this to count them.
+/// Sizes are counted in multiples of this.
 const GRAIN: usize = 512;
 
-/// Between two allocations: what runs past one does not run into another.
+/// The gap between two allocations: an access past one does not reach another.
 const GAP: u64 = 4096;
 
 pub struct Allocation {
@@ -56,10 +56,10 @@ impl Memory {
         self.used[device]
     }
 
-    /// None where there is no room.
-    pub fn alloc(&mut self, device: usize, bytes: usize, room: usize) -> Option<u64> {
+    /// None if the memory does not suffice.
+    pub fn alloc(&mut self, device: usize, bytes: usize, total: usize) -> Option<u64> {
         let rounded = bytes.max(1).checked_next_multiple_of(GRAIN)?;
-        if rounded > room - self.used[device] {
+        if rounded > total - self.used[device] {
             return None;
         }
         let address = self.next[device];
@@ -96,7 +96,7 @@ impl Memory {
         unsafe { dealloc(start.as_ptr(), block.layout) };
     }
 
-    /// The allocation that has these bytes, and where in it they begin.
+    /// The allocation of these bytes, and their offset in it.
     fn find(&mut self, address: u64, bytes: usize) -> Result<(&mut Allocation, usize), String> {
         let found = self.allocations.range_mut(..=address).next_back();
         let within = found.and_then(|(start, a)| {
@@ -106,7 +106,7 @@ impl Memory {
         within.ok_or_else(|| format!("{bytes} bytes at {address:#x} are not memory of a device"))
     }
 
-    /// Notes that an operation uses pinned host memory, if this is some.
+    /// Records an access to host memory, if it is pinned.
     fn touch_host(
         &mut self,
         at: *const u8,
@@ -131,7 +131,8 @@ impl Memory {
 
     pub fn check_host(
         &mut self,
-        (at, bytes): (*const u8, usize),
+        at: *const u8,
+        bytes: usize,
         writes: bool,
         host: &Clock,
     ) -> Result<(), String> {
@@ -147,7 +148,9 @@ impl Memory {
     /// `bytes` bytes at `from` can be read.
     pub unsafe fn copy_up(
         &mut self,
-        (to, from, bytes): (u64, *const u8, usize),
+        to: u64,
+        from: *const u8,
+        bytes: usize,
         stamp: &Stamp,
     ) -> Result<(), String> {
         self.touch_host(from, bytes, false, stamp, "copy up")?;
@@ -165,7 +168,9 @@ impl Memory {
     /// `bytes` bytes at `to` can be written.
     pub unsafe fn copy_down(
         &mut self,
-        (to, from, bytes): (*mut u8, u64, usize),
+        to: *mut u8,
+        from: u64,
+        bytes: usize,
         stamp: &Stamp,
     ) -> Result<(), String> {
         self.touch_host(to, bytes, true, stamp, "copy down")?;
@@ -174,7 +179,7 @@ impl Memory {
         a.history.touch(stamp, vec![range.clone()], false, "copy down")?;
         if let Some(at) = a.shadow[range.clone()].iter().position(|s| s & WRITTEN == 0) {
             let at = from + at as u64;
-            return Err(format!("copy down reads a byte at {at:#x} that nobody has written"));
+            return Err(format!("copy down reads a byte at {at:#x} that was never written"));
         }
         // SAFETY: as in `copy_up`, the other way.
         unsafe { to.copy_from_nonoverlapping(a.bytes[range].as_ptr(), bytes) };
@@ -183,7 +188,9 @@ impl Memory {
 
     pub fn copy_on(
         &mut self,
-        (to, from, bytes): (u64, u64, usize),
+        to: u64,
+        from: u64,
+        bytes: usize,
         stamp: &Stamp,
     ) -> Result<(), String> {
         let (source, offset) = self.find(from, bytes)?;
@@ -199,11 +206,7 @@ impl Memory {
         Ok(())
     }
 
-    pub fn fill(
-        &mut self,
-        (to, value, bytes): (u64, u8, usize),
-        stamp: &Stamp,
-    ) -> Result<(), String> {
+    pub fn fill(&mut self, to: u64, value: u8, bytes: usize, stamp: &Stamp) -> Result<(), String> {
         let (a, offset) = self.find(to, bytes)?;
         let range = offset..offset + bytes;
         a.history.touch(stamp, vec![range.clone()], true, "fill")?;
@@ -223,18 +226,18 @@ impl Memory {
             return Err(format!("the word at {address:#x} is not memory of a device"));
         };
         if shadow.iter().any(|s| s & WRITTEN == 0) {
-            return Err(format!("nobody has written the word at {address:#x}"));
+            return Err(format!("the word at {address:#x} was never written"));
         }
         Ok(u32::from_le_bytes(bytes.try_into().expect("four bytes")))
     }
 
-    /// What is done when the latest write to the word at `address` is.
+    /// The operations that are done when the latest write to the word at `address` is.
     pub fn last_write(&mut self, address: u64) -> Result<Clock, String> {
         let (a, offset) = self.find(address, 4)?;
         Ok(a.history.last_write(&(offset..offset + 4)))
     }
 
-    /// What a kernel on `device` can touch, in ascending order.
+    /// The memory that a kernel on `device` can touch, in ascending order.
     pub fn of_device(&mut self, device: usize) -> Vec<ShimAllocation> {
         let own = self.allocations.range_mut(base(device)..base(device + 1));
         own.map(|(address, a)| ShimAllocation {
@@ -248,7 +251,7 @@ impl Memory {
         .collect()
     }
 
-    /// Notes what a launch has touched, and resets the shadows for the next.
+    /// Records the accesses of a launch, and resets the shadows for the next.
     pub fn touched(
         &mut self,
         touched: &[ShimAllocation],

@@ -1,7 +1,7 @@
-//! A driver without a GPU. Kernels are the same source, compiled as C++ against `kernels/shim`;
-//! memory is the host's; operations wait in their streams until something has to be done, and then
-//! run in an order that the seed chooses. What breaks a rule ends in a sentence: see `clock` for
-//! operations that a wait should have kept apart, and `kernels/shim/device.h` for kernels.
+//! A driver without a GPU. It runs the same kernel source, compiled as C++ against `kernels/shim`,
+//! in the host's memory. Operations wait in their streams until the host waits for one, and then
+//! run in an order that the seed chooses. Broken rules end in a sentence: see `clock` for
+//! operations without a wait between them, and `kernels/shim/device.h` for kernels.
 
 mod capture;
 mod clock;
@@ -11,7 +11,7 @@ mod shim;
 
 use super::{
     Device, DeviceInfo, DevicePtr, EventId, Gpu, GraphId, KernelId, Launch, Layout, MemoryInfo,
-    PinnedKind, StreamId, kernel_params,
+    PinnedKind, StreamId, Version, kernel_params,
 };
 use crate::{Error, Result};
 use capture::{Capture, Plan};
@@ -38,14 +38,15 @@ kernel_params! {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     pub devices: usize,
-    /// Of each device.
+    /// The memory of each device.
     pub memory_bytes: usize,
     pub shared_bytes_max: u32,
     /// Chooses the order in which streams, blocks and threads run. Odd ones let the device run
     /// before the host waits, even ones never do.
     pub seed: u64,
     pub faults: Faults,
-    /// Whether nobody has asked for it: what it cannot do the CPU does, as with `--device auto`.
+    /// Whether the user has not asked for it: then the CPU does what it cannot, as with
+    /// `--device auto`.
     pub is_auto: bool,
 }
 
@@ -63,12 +64,12 @@ impl Default for Config {
     }
 }
 
-/// What goes wrong, each at the n-th occasion, counted from 0 over all devices.
+/// Injected faults, each at its n-th occasion, counted from 0 over all devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
     pub alloc_at: Option<u64>,
     pub pin_at: Option<u64>,
-    /// A stream, an event or a graph that is not made.
+    /// Creating a stream, an event or a graph fails.
     pub make_at: Option<u64>,
     /// The device that runs the n-th operation is lost.
     pub lost_at_op: Option<u64>,
@@ -88,12 +89,12 @@ impl Emulated {
             let info = DeviceInfo {
                 index,
                 name: "emulated".into(),
-                compute: (7, 5),
+                compute: Version::new(7, 5),
                 multiprocessors: 1,
                 clock_hz: 0,
                 memory_bytes: config.memory_bytes,
                 shared_bytes_max: config.shared_bytes_max,
-                driver: (12, 0),
+                driver: Version::new(12, 0),
                 memory_bytes_per_second: 0,
             };
             Arc::new(Emulated { machine: machine.clone(), info })
@@ -117,7 +118,7 @@ impl Emulated {
     }
 
     fn machine(&self) -> MutexGuard<'_, Machine> {
-        // What a panic left is whole: an operation is taken off its queue before it runs.
+        // A panic leaves it valid: an operation is taken off its queue before it runs.
         self.machine.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -125,7 +126,7 @@ impl Emulated {
         self.info.index
     }
 
-    /// Counts a stream, an event or a graph that is about to be made; an error if it is not to be.
+    /// Counts a stream, an event or a graph before it is made; an error if the fault says so.
     fn make(&self, machine: &mut Machine, what: &str) -> Result<()> {
         let number = machine.n_made;
         machine.n_made += 1;

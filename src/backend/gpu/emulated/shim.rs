@@ -144,7 +144,7 @@ impl ShimKernel {
 ///
 /// # Safety
 /// `allocations` are in ascending order, do not overlap, and each has `size` bytes and shadow
-/// bytes that nobody else uses.
+/// bytes that nothing else uses.
 pub unsafe fn launch(
     launch: &ShimLaunch,
     allocations: &mut [ShimAllocation],

@@ -17,7 +17,7 @@ pub const N_EXPERTS: usize = 3;
 
 #[derive(Clone, Copy)]
 pub struct Spec {
-    /// Of gate, up and down.
+    /// The types of gate, up and down.
     pub types: [TensorType; 3],
     /// Width of the model, of an expert, rows of a granule.
     pub sizes: [usize; 3],
