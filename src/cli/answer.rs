@@ -19,7 +19,7 @@ pub enum ReasoningFormat {
     None,
 }
 
-/// What text is written to.
+/// The kind of output that text is written to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Screen {
     /// A terminal that knows dim text.
@@ -42,7 +42,7 @@ impl Screen {
     }
 }
 
-/// How parts are written.
+/// The state of writing an answer.
 #[derive(Clone, Debug)]
 struct View {
     format: ReasoningFormat,
@@ -52,7 +52,7 @@ struct View {
 }
 
 impl View {
-    /// What to write for a delta.
+    /// The text to write for a delta.
     fn text(&mut self, delta: &Delta) -> String {
         let Delta { part, text } = delta;
         let is_apart = self.format == ReasoningFormat::Apart;

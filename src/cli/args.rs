@@ -76,7 +76,7 @@ pub struct BatchArgs {
     pub devices: DeviceArgs,
 }
 
-/// How much memory routed experts get, and what happens to those that do not fit.
+/// Flags for the memory and the movement of routed experts.
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = "Experts")]
 pub struct ExpertArgs {

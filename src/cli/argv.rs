@@ -17,7 +17,7 @@ use std::path::Path;
 #[derive(Debug, Default)]
 pub struct Line {
     pub argv: Vec<OsString>,
-    /// What to tell of flags that change nothing.
+    /// Notes about flags that change nothing.
     pub notes: Vec<String>,
     /// Flags that were given; the others may come from variables.
     pub given: Vec<Id>,
@@ -67,7 +67,7 @@ struct Pass<'a> {
     root: &'a Command,
     command: &'a Command,
     line: Line,
-    /// Where MODEL belongs: just behind a subcommand that takes one.
+    /// The position of MODEL: just behind a subcommand that takes one.
     model_at: Option<usize>,
     /// The flag that gave it.
     model: Option<&'static str>,

@@ -67,7 +67,7 @@ impl Chat {
     /// Whether an answer came.
     fn try_answer(&mut self) -> Result<bool> {
         let mut sampling = self.run.sampling.clone();
-        // Each answer draws anew, and the whole chat follows from the first seed.
+        // Each answer has a seed of its own, and the first seed determines the whole chat.
         sampling.seed = sampling.seed.map(|seed| seed.wrapping_add(self.n_answers));
         let (outcome, answer) = self.run.reply(&self.conversation, sampling)?;
         self.n_answers += 1;

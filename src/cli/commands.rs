@@ -31,7 +31,7 @@ const KEYS: &[(&str, &str)] = &[
     ("Ctrl-C", "stops the answer; twice at the prompt ends the chat"),
 ];
 
-/// What /help prints.
+/// The text of /help.
 pub fn help() -> String {
     let row = |(left, right): &(&str, &str)| format!("{left:<16}  {right}");
     COMMANDS.iter().chain(KEYS).map(row).collect::<Vec<_>>().join("\n")
@@ -49,7 +49,7 @@ pub fn split(line: &str) -> Option<(&str, &str)> {
 pub struct Completion;
 
 impl Completion {
-    /// Where the completed word begins, and what it may become.
+    /// The start of the completed word, and its completions.
     fn candidates(line: &str) -> (usize, Vec<String>) {
         if let Some(file) = line.strip_prefix("/read ") {
             return (line.len() - file.len(), files(file));

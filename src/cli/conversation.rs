@@ -15,7 +15,7 @@ pub fn has_template(gguf: &Gguf) -> bool {
 
 pub struct Conversation {
     template: ChatTemplate,
-    /// How the model marks its reasoning, if it does.
+    /// The markers of the model's reasoning, if it has any.
     format: Option<&'static Format>,
     variables: Variables,
     system: Option<String>,
@@ -23,7 +23,7 @@ pub struct Conversation {
     messages: Vec<Value>,
 }
 
-/// What the next answer continues.
+/// The prompt for the next answer.
 pub struct Prompt {
     pub tokens: Vec<u32>,
     /// For the answer's text.
@@ -41,12 +41,12 @@ impl Conversation {
         Self { template, format, variables: Variables::new(), system: None, messages: Vec::new() }
     }
 
-    /// How the model marks its reasoning, if it does.
+    /// The markers of the model's reasoning, if it has any.
     pub fn format(&self) -> Option<&'static Format> {
         self.format
     }
 
-    /// How the model is to think from now on.
+    /// Sets the reasoning of the following answers.
     pub fn set_reasoning(&mut self, reasoning: &Reasoning) -> Result<()> {
         self.variables = reasoning.variables(&self.template)?;
         Ok(())
@@ -121,7 +121,8 @@ mod tests {
         Tokenizer::new(vocab).unwrap()
     }
 
-    /// What a conversation keeps of a model's text, of which only the first tokens come.
+    /// The answer that a conversation keeps of a model's text, of which only the first tokens
+    /// arrive.
     fn answer(
         conversation: &Conversation,
         tokenizer: &Tokenizer,

@@ -36,7 +36,7 @@ fn mix_names() -> PossibleValuesParser {
     PossibleValuesParser::new(Mix::names())
 }
 
-/// How the file lays out routed experts.
+/// The layout of routed experts in the file.
 #[derive(Args, Debug)]
 pub(super) struct LayoutArg {
     /// Layout of routed experts: standard, which any GGUF reader knows, or granule, the order in

@@ -1,5 +1,5 @@
-//! What help says beyond the flags themselves: examples and variables with `--help`; with `-h` only
-//! the flags that people use most.
+//! Additions to clap's help: examples and variables with `--help`; `-h` shows only the flags that
+//! people use most.
 
 use super::environment;
 use clap::builder::Styles;
@@ -328,7 +328,7 @@ fn with_variables(arg: Arg) -> Arg {
     arg.help(format!("{help} [env: {ours}{theirs}]")).hide_env(true)
 }
 
-/// What `--help` says behind the flags.
+/// The text of `--help` behind the flags.
 fn footer(path: &str) -> String {
     let heading = *Styles::styled().get_header();
     let mut out = format!("{heading}Examples:{heading:#}\n");

@@ -246,7 +246,7 @@ pub const REFUSED: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// What a harmless flag takes behind it.
+/// The value of a harmless flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Value<'a> {
     None,
@@ -294,13 +294,13 @@ pub fn synonyms(name: &str) -> impl Iterator<Item = &'static str> {
     rows.flat_map(|row| row.split(' '))
 }
 
-/// How a flag with this value is spelled here.
+/// The spelling of a flag with this value here.
 pub fn spelling(name: &str, value: &str) -> Option<&'static [&'static str]> {
     let spelled = |flag: &str| flag.split_once(' ') == Some((name, value));
     SPELLINGS.iter().find(|(flag, _)| spelled(flag)).map(|(_, here)| *here)
 }
 
-/// What a harmless flag takes, and why it changes nothing.
+/// The value of a harmless flag, and why the flag changes nothing.
 pub fn harmless(name: &str) -> Option<(Value<'static>, &'static str)> {
     HARMLESS.iter().find_map(|(why, flags)| {
         let mut flags = flags.iter().map(|flag| Value::split(flag));
@@ -309,7 +309,7 @@ pub fn harmless(name: &str) -> Option<(Value<'static>, &'static str)> {
     })
 }
 
-/// What to do instead of a flag that is refused.
+/// The alternative to a refused flag.
 pub fn refused(name: &str) -> Option<&'static str> {
     let matches = |pattern: &str| match (pattern.strip_suffix('*'), pattern.strip_prefix('*')) {
         (Some(start), _) => name.starts_with(start),
@@ -450,7 +450,7 @@ mod tests {
         "moeba perplexity m -f x --file x -c 64 --ctx-size 64 --chunks 2 -t 2 --threads 2",
     ];
 
-    /// What every subcommand has that loads a model.
+    /// The flags of every subcommand that loads a model.
     const ENGINE: &str = "-b 8 --batch-size 8 -ub 8 --ubatch-size 8 -ctk f16 --cache-type-k f16 \
          -ctv f16 --cache-type-v f16 -dev cpu --device cpu -ot a=CPU --override-tensor a=CPU \
          -cmoe --cpu-moe -ncmoe 1 --n-cpu-moe 1 -ngl 1 --gpu-layers 1 --n-gpu-layers 1 --mmap \

@@ -57,7 +57,7 @@ fn log_file(path: &Path) -> Result<File> {
     Ok(file)
 }
 
-/// Where messages go, and which.
+/// The destinations of messages, with their levels.
 struct Messages {
     stderr: Logger,
     file: Option<(Logger, File)>,

@@ -177,7 +177,7 @@ mod tests {
     use super::*;
     use clap::CommandFactory;
 
-    /// What a shell offers is taken.
+    /// Every value that a shell completes is accepted.
     #[test]
     fn offered_values_can_be_parsed() {
         let flags = [("replay", "machine"), ("replay", "sizes")];

@@ -214,7 +214,7 @@ fn end_code(result: &Result<()>) -> u8 {
     }
 }
 
-/// What a release is built from: the clone's commit (build.rs), or what MOEBA_COMMIT said.
+/// The commit of a release: the clone's (build.rs), or the value of MOEBA_COMMIT.
 pub(crate) const COMMIT: Option<&str> = option_env!("MOEBA_COMMIT");
 
 static VERSION: LazyLock<String> = LazyLock::new(|| {

@@ -21,13 +21,13 @@ pub fn line(text: &str) -> Result<()> {
     write(format!("{text}\n").as_bytes())
 }
 
-/// Whether the reader of our output has gone: no fault, and nobody left to tell.
+/// Whether the reader of our output is gone. That is no error, and there is no one to report it to.
 pub fn is_broken_pipe(error: &Error) -> bool {
     matches!(error, Error::Io { path, source }
         if path.as_os_str() == STDOUT && source.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// What someone asked for, as a command of a chat: lines on stderr, with -q too.
+/// Writes the reply to a chat command to stderr, with -q too.
 pub fn say(text: &str) {
     text.lines().for_each(|text| terminal::line(&one_line(text)));
 }
@@ -51,7 +51,7 @@ pub fn aside(text: &str) {
     }
 }
 
-/// How a message of a kind begins: "error: ", in colour on a terminal.
+/// The beginning of a message of this level: "error: ", in colour on a terminal.
 pub fn kind(level: log::Level, has_colours: bool) -> &'static str {
     match (level, has_colours) {
         (log::Level::Error, true) => "\x1b[1;31merror:\x1b[0m ",
@@ -68,7 +68,8 @@ pub fn complain(text: &str) {
     terminal::line(&format!("{kind}{}", one_line(text)));
 }
 
-/// What a file or a flag puts into a message must not move the cursor or start a line.
+/// Escapes control characters, so that text from files and flags cannot move the cursor or start a
+/// line.
 fn one_line(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

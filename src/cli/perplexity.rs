@@ -144,7 +144,7 @@ struct Scorer<'a> {
     /// Experts moved before the first window.
     before: ExpertTraffic,
     score: Score,
-    /// Of the text that the scored tokens stand for.
+    /// Bytes of the scored tokens' text.
     bytes: usize,
     evaluated: usize,
     time: Duration,

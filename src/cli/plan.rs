@@ -31,7 +31,7 @@ fn row(what: &str, size: &str, note: &str) -> String {
     format!("{what:<16} {number:>12} {unit:<3}  {note}").trim_end().to_owned()
 }
 
-/// What is where.
+/// The lines about placement.
 fn placement(plan: &MemoryPlan, out: &mut Vec<String>) {
     let sizes = &plan.sizes;
     let in_memory = match plan.place {
@@ -73,7 +73,7 @@ fn why(sizes: &Sizes) -> String {
     format!(", as slots are padded to whole pages (all need {})", size(sizes.slot_bytes))
 }
 
-/// What a token needs, and how fast it can be had.
+/// The lines about the bytes that a token needs, and about the rates of reading them.
 fn traffic(plan: &MemoryPlan, out: &mut Vec<String>) {
     let needed = plan.expert_bytes_per_token;
     let note = format!(

@@ -1,4 +1,4 @@
-//! Where text comes from: flags, files, stdin.
+//! Texts from flags, files and stdin.
 
 use crate::{Error, Result};
 use std::fs::File;

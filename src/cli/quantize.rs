@@ -37,7 +37,7 @@ pub struct QuantizeArgs {
     allow_requantize: bool,
 }
 
-/// What clap takes and shows; formats that are only read are taken to be refused by name.
+/// The values of TYPE for clap. Read-only formats are among them, so that the error can name them.
 fn type_names() -> PossibleValuesParser {
     let shown = Mix::names().chain([COPY]).map(PossibleValue::new);
     let hidden = Mix::aliases().chain(READ_ONLY).map(|name| PossibleValue::new(name).hide(true));

@@ -51,7 +51,7 @@ pub struct ReasoningArgs {
     /// Leave the reasoning of earlier answers out of the prompt
     #[arg(long, overrides_with = "reasoning_preserve")]
     no_reasoning_preserve: bool,
-    /// Where reasoning goes: auto and deepseek show it dim on a terminal and leave it out of pipes;
+    /// Output of reasoning: auto and deepseek show it dim on a terminal and leave it out of pipes;
     /// deepseek-legacy writes it to both, with its markers; none writes all text as it comes
     #[arg(long, value_name = "FORMAT", default_value = "auto", value_parser = reasoning_format)]
     #[arg(env = "MOEBA_REASONING_FORMAT")]
@@ -124,11 +124,11 @@ impl ReasoningArgs {
     }
 }
 
-/// What `set` changes.
+/// The options that `set` changes.
 pub const OPTIONS: [&str; 4] =
     ["think", "reasoning-effort", "reasoning-budget", "reasoning-format"];
 
-/// What a run was told about thinking.
+/// The reasoning options of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Reasoning {
     kwargs: Variables,
@@ -170,7 +170,7 @@ impl Reasoning {
         OPTIONS.into_iter().zip(values).collect()
     }
 
-    /// How the model was told to think.
+    /// The value of `think`.
     pub fn think(&self) -> &'static str {
         match self.think {
             None => "auto",

@@ -1,4 +1,4 @@
-//! What moving experts has cost: lines for people and the flat keys of `--stats` and `bench`.
+//! The cost of moving experts: lines for people and the flat keys of `--stats` and `bench`.
 
 use super::stats::Stats;
 use crate::engine::plan::ram::Place;
@@ -46,9 +46,9 @@ pub fn stall_ms(counters: &Counters, n_tokens: usize) -> f64 {
     counters.stall_ns as f64 / 1e6 / n_tokens as f64
 }
 
-/// How the experts were run, and what was counted of them over `n_tokens`: null where they are in
-/// place, as nothing is counted there. Keys that name no link are of the one to where experts are
-/// computed.
+/// The placement of the experts and their counters over `n_tokens`. Counters are null if experts
+/// are in place, where nothing is counted. Keys that name no link belong to the link to the place
+/// where experts are computed.
 pub fn fields(
     plan: &MemoryPlan,
     traffic: &ExpertTraffic,

@@ -130,7 +130,7 @@ impl TextArgs {
         }
     }
 
-    /// What the model is told first.
+    /// The text of the system prompt.
     fn system(&self) -> Result<Option<String>> {
         match &self.system_prompt_file {
             Some(path) => read_prompt(path).map(Some),
@@ -307,7 +307,7 @@ impl Run {
     }
 }
 
-/// Where reasoning took all there was.
+/// The note if the text ended within the reasoning.
 pub const NO_CONTENT: &str = "the text ended before the answer began";
 
 pub fn context_full(n_ctx: usize) -> String {

@@ -7,8 +7,8 @@ use crate::gguf::Gguf;
 use crate::sample::{LogitBias, PARAMETERS, Parameter, SamplerKind, SamplerOptions, recommend};
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 
-/// What the command line or the environment sets. A flag for each row of [`PARAMETERS`], and those
-/// of [`ChainArgs`].
+/// The options that the command line or the environment sets: a flag for each row of
+/// [`PARAMETERS`], and [`ChainArgs`].
 #[derive(Debug)]
 pub struct SamplingArgs {
     numbers: Vec<(&'static Parameter, f64)>,
@@ -131,7 +131,7 @@ impl FromArgMatches for SamplingArgs {
 }
 
 impl SamplingArgs {
-    /// What is given; else what the file recommends; else llama.cpp's defaults.
+    /// The given values; else the file's recommendations; else llama.cpp's defaults.
     pub fn options(&self, gguf: &Gguf) -> SamplerOptions {
         let mut options = SamplerOptions::default();
         let ChainArgs { samplers, sampler_seq, dry_sequence_breaker, logit_bias, seed } =

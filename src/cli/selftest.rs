@@ -10,7 +10,7 @@ use crate::{Error, Result, interrupt};
 
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// What to test: auto for all GPUs, cuda, cuda:N or cuda:0,1
+    /// Devices to test: auto for all GPUs, cuda, cuda:N or cuda:0,1
     #[arg(long, value_name = "DEVICE", default_value = "auto", env = "MOEBA_DEVICE")]
     device: DeviceChoice,
     /// Test small shapes only
@@ -64,7 +64,7 @@ fn line(kernel: &str, format: &str, shapes: &str, result: &str) -> String {
     format!("{kernel:<20} {format:<11} {shapes:>6}  {result}").trim_end().to_owned()
 }
 
-/// How it came out, and up to which shape.
+/// The outcome and the largest shape.
 fn result(outcome: &Outcome, shapes: &[String]) -> String {
     let last = shapes.last().map_or("", String::as_str);
     match outcome {

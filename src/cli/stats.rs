@@ -41,7 +41,7 @@ impl Stats {
         Self::default()
     }
 
-    /// What is no finite number (nothing was measured) is null.
+    /// Stores null for a number that is not finite, as when nothing was measured.
     pub fn number(&mut self, key: &str, value: f64) {
         self.0.insert(key.into(), value.into());
     }
@@ -58,7 +58,7 @@ impl Stats {
         self.0.insert(key.into(), value.into());
     }
 
-    /// What is known of every process.
+    /// Stores the values that every process has.
     pub fn process(&mut self) {
         self.0.insert("peak_rss_bytes".into(), peak_rss_bytes().into());
     }

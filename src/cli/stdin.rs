@@ -10,10 +10,10 @@ use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
 use std::path::Path;
 
-/// How long a pipe may be silent until it counts as left open, in seconds.
+/// Seconds for which a pipe may be silent before it counts as left open.
 const PATIENCE: i64 = 2;
 
-/// What is written to stdin, unless it is a terminal or stays silent.
+/// Reads stdin, unless it is a terminal or stays silent.
 ///
 /// A pipeline (`slow | moeba run …`) is waited for as long as it takes. A pipe whose other end is
 /// with a process that started this one, or a socket, may be open for no reason.
@@ -70,7 +70,8 @@ fn parent_of(pid: &str) -> Option<u32> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// What another user's process has open is not ours to see: it counts as nothing.
+/// Whether the process can write to the pipe. Other users' processes cannot be examined and count
+/// as unable.
 fn can_write(pid: u32, inode: u64) -> bool {
     let name = format!("pipe:[{inode}]");
     let Ok(fds) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };

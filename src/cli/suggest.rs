@@ -1,4 +1,4 @@
-//! What someone may have meant by a name that is none.
+//! Suggestions for unknown names.
 
 /// Commands by the names that other programs give them.
 const ELSEWHERE: &[(&str, &str)] = &[

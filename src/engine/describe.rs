@@ -46,7 +46,7 @@ fn on_devices(part: &DevicePart) -> Vec<String> {
     part.names.iter().zip(&plan.devices).enumerate().map(of_device).collect()
 }
 
-/// What memory has, also of what devices have a copy of.
+/// The line for memory: experts and dense weights, including those that devices have a copy of.
 fn in_memory(plan: &MemoryPlan) -> String {
     let (experts, dense) = (size(plan.sizes.expert_bytes), size(plan.sizes.dense_bytes));
     match plan.place {

@@ -126,8 +126,8 @@ fn read_ahead(gguf: &Gguf, cpu: &Cpu, progress: &mut dyn FnMut(f32)) -> Result<(
     let total = gguf.n_bytes().max(1);
     if let Some(available) = plan::memory::available_bytes().filter(|a| *a < total) {
         log::warn!(
-            "the model has {}, but {} of memory are available: its pages are read again and again \
-             as tokens need them",
+            "the model takes {}, but only {} of memory are available: its pages will be read from \
+             disk again and again",
             size(total),
             at_most(available)
         );
@@ -226,7 +226,7 @@ impl Engine {
         }))
     }
 
-    /// Where everything would be, without reading weights.
+    /// Plans where everything would be, without reading weights.
     pub fn plan_of(path: &Path, options: &EngineOptions) -> Result<MemoryPlan> {
         Prepared::new(path, options).map(|prepared| prepared.plan)
     }
@@ -257,7 +257,7 @@ fn default_ctx(hyper: &HyperParams, options: &EngineOptions, of_device: Option<u
     let room = available.map_or(u64::MAX, |bytes| bytes / 4 / one);
     let n_ctx = trained.min(usize::try_from(room).unwrap_or(usize::MAX)).max(1);
     if n_ctx < trained {
-        log::warn!("context of {n_ctx} tokens, as memory allows; the model has {trained}: see -c");
+        log::warn!("memory allows a context of {n_ctx} of the model's {trained} tokens (see -c)");
     }
     n_ctx
 }
@@ -270,8 +270,8 @@ fn threads(asked: Option<usize>) -> usize {
     if n > n_cores {
         let cores = if n_cores == 1 { "core" } else { "cores" };
         log::warn!(
-            "-t {n}: this machine has {n_cores} {cores}, and more threads than cores are slow, as \
-             they wait for each other"
+            "-t {n}: this machine has {n_cores} {cores}; more threads than cores are slower, \
+             because they wait for each other"
         );
     }
     n

@@ -1,4 +1,4 @@
-//! How to load and run a model.
+//! Options for loading and running a model.
 
 use std::sync::Arc;
 
@@ -12,8 +12,9 @@ use crate::gguf::Override;
 use crate::model::kv::CacheType;
 use crate::policy::PolicySpec;
 
-/// How to load and run a model. The names and defaults are llama.cpp's; `None` means that the
-/// engine chooses. The default computes on the CPU and gives the experts all memory that is free.
+/// Options for loading and running a model. The names and defaults are llama.cpp's; `None` means
+/// that the engine chooses. The default computes on the CPU and gives the experts all memory that
+/// is free.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
     /// Context of a session in tokens (`-c`). `None`: what the model was trained for, or less if
@@ -48,7 +49,7 @@ pub struct EngineOptions {
     pub override_tensors: Vec<TensorPlace>,
     /// Prefetching and eviction of experts that are streamed (`--policy`).
     pub policy: PolicySpec,
-    /// How experts are read from disk (`--io`).
+    /// The way in which experts are read from disk (`--io`).
     pub io: IoKind,
     /// File in which policies keep what they learn about the model (`--profile`).
     pub profile: ProfileChoice,

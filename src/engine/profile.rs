@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Where profiles are kept (`--profile`).
+/// The file of the policies' profile (`--profile`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ProfileChoice {
     #[default]
@@ -76,7 +76,7 @@ impl ProfileFile {
         Ok(None)
     }
 
-    /// What is in the file; nothing if there is none.
+    /// The file's content; empty if there is no file.
     pub fn load(&self) -> Profile {
         self.read().unwrap_or_else(|why| {
             log::warn!("{}: {why}; policies start without a profile", self.path.display());
@@ -112,7 +112,7 @@ impl ProfileFile {
             self.write(&profile.encode(&self.model)).map_err(|e| error::sentence(&e))
         });
         if let Err(why) = saved {
-            log::warn!("what was learned is not kept: {}: {why}", self.path.display());
+            log::warn!("the policies' profile was not saved: {}: {why}", self.path.display());
         }
     }
 

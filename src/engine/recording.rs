@@ -16,7 +16,7 @@ pub struct Experts {
 /// Writes down the chosen experts and nothing else.
 pub(super) struct ExpertRecorder {
     k: usize,
-    /// Of each layer, [tokens, k].
+    /// The choices of each layer, [tokens, k].
     layers: Vec<Vec<i32>>,
 }
 
@@ -25,8 +25,8 @@ impl ExpertRecorder {
         ExpertRecorder { k, layers: vec![Vec::new(); n_layers] }
     }
 
-    /// What was written down since the last call: of all layers, or of those of the encoder or
-    /// the decoder if that alone has run.
+    /// The choices since the last call: of all layers, or of the encoder's or the decoder's if only
+    /// those have run.
     pub fn take(&mut self) -> Experts {
         let layers = self.layers.iter_mut().map(std::mem::take);
         let layers: Vec<Vec<i32>> = layers.filter(|ids| !ids.is_empty()).collect();

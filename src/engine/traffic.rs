@@ -1,4 +1,4 @@
-//! What moving experts costs.
+//! The cost of moving experts.
 
 use super::Engine;
 use crate::experts::Counters;

@@ -83,7 +83,7 @@ fn pair(text: &str) -> Parsed<(usize, usize)> {
     }
 }
 
-/// What is timed: a prompt of so many tokens, then so many one by one.
+/// A prompt of `n_prompt` tokens, then `n_gen` tokens one by one, after `n_depth` others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Test {
     n_prompt: usize,
@@ -135,11 +135,11 @@ struct Samples {
     /// When the first run began.
     started: SystemTime,
     ns: Vec<u64>,
-    /// What the machine could do right before each run, if that was to be measured.
+    /// The machine's limits, measured right before each run, if asked for.
     walls: Vec<Wall>,
     peak_rss_bytes: Option<u64>,
     traffic: Traffic,
-    /// What experts cost in all runs together.
+    /// The experts' traffic in all runs together.
     experts: ExpertTraffic,
 }
 

@@ -17,7 +17,7 @@ const COLUMNS: [Column; 3] = [
     ("MiB/token", 9, |row| optional(row.number("expert_bytes_per_token").map(mib))),
 ];
 
-/// Where experts are in place: how far the test is from what the machine can do.
+/// Columns for experts in place: the rates as shares of the machine's limits.
 const WALLS: [Column; 4] = [
     ("GB/s", 6, |row| optional(row.number("read_gb_per_second"))),
     ("of wall", 7, |row| percent(row.number("read_share"))),
@@ -25,7 +25,7 @@ const WALLS: [Column; 4] = [
     ("of peak", 7, |row| percent(row.number("ops_share"))),
 ];
 
-/// Where they are streamed: what that costs.
+/// Columns for streamed experts: the cost of streaming.
 const EXPERTS: [Column; 4] = [
     ("budget MiB", 10, |row| optional(row.number("expert_budget_bytes").map(mib))),
     ("hit %", 6, |row| optional(row.number("hit_rate").map(|rate| 100.0 * rate))),
@@ -61,7 +61,7 @@ impl Table {
         Table { name_width: widths.max().unwrap_or(0).max("test".len()) }
     }
 
-    /// What is above the first row: the model and where it is computed, and the columns' heads.
+    /// The lines above the first row: the model with its backends, and the columns' heads.
     pub fn head(&self, row: &Row) -> String {
         let bytes = size(row.number("model_size").unwrap_or_default() as u64);
         let params = params(row.number("model_n_params").unwrap_or_default());

@@ -18,7 +18,8 @@ impl Traffic {
         Self::default()
     }
 
-    /// Of a test whose first `n_prompt` tokens were computed together and the others one by one.
+    /// Traffic of a test whose first `n_prompt` tokens were computed together and the others one by
+    /// one.
     pub fn of(engine: &Engine, chosen: &Experts, n_prompt: usize) -> Self {
         if chosen.tokens == 0 {
             return Self::none();

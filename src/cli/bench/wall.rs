@@ -6,8 +6,8 @@ use crate::engine::plan::memory;
 use crate::machine::{Rounds, Wall};
 use crate::simd;
 
-/// What the engine's threads can do at most, right now: where others share the machine it changes
-/// within seconds. The memory that this takes for a moment is no part of what a test takes.
+/// The limits of the machine for the engine's threads, right now: if others share the machine, they
+/// change within seconds. The memory that this takes does not count in the test's peak.
 pub fn measure(engine: &Engine) -> Wall {
     let (kernels, available) = (simd::kernels().name, memory::available_bytes());
     let wall = Wall::measure(engine.n_threads(), kernels, available, engine.weights_in_place());

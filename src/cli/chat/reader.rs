@@ -20,11 +20,11 @@ const QUOTES: &str = "\"\"\"";
 /// At the end of a line: the message goes on in the next.
 const CONTINUED: char = '\\';
 
-/// How many lines the history keeps, and the first line of its file.
+/// The number of lines that the history keeps, and the first line of its file.
 const HISTORY_LINES: usize = 10_000;
 const HISTORY_MAGIC: &[u8] = b"#V2\n";
 
-/// What someone typed.
+/// A user's input.
 #[derive(Debug, PartialEq)]
 pub enum Input {
     Message(String),
@@ -146,7 +146,7 @@ fn is_history(path: &Path) -> bool {
     fits
 }
 
-/// What the lines so far say; `None` while a message goes on or is empty.
+/// Parses the lines so far; `None` while a message is incomplete or empty.
 fn parse(lines: &[String]) -> Option<Input> {
     let first = lines.first()?.trim();
     if let Some(opened) = first.strip_prefix(QUOTES) {

@@ -13,11 +13,11 @@ use std::fmt::Write as _;
 pub struct LayerExperts {
     layer: usize,
     n_experts: u64,
-    /// Of one expert, all its matrices together.
+    /// Bytes of one expert, all its matrices together.
     expert_bytes: u64,
     /// Granules an expert; `None` where the tensors are not gate, up and down.
     n_granules: Option<usize>,
-    /// Of the largest granule.
+    /// Bytes of the largest granule.
     granule_bytes: Option<u64>,
 }
 
@@ -92,7 +92,8 @@ fn stacked(tensors: &[TensorInfo], layer: usize, parts: &[(&str, usize)]) -> Opt
     Some(LayerExperts { layer, n_experts, expert_bytes, n_granules: None, granule_bytes: None })
 }
 
-/// How the engine cuts these experts, if they are up, down and perhaps gate, and nothing else.
+/// The engine's granules for these experts, if the tensors are up, down and perhaps gate, and
+/// nothing else.
 fn cut(tensors: &[TensorInfo], parts: &[(&str, usize)], n_experts: u64) -> Option<Cut> {
     let part = |name: &str| parts.iter().find(|(part, _)| *part == name).map(|(_, t)| *t);
     let (gate, up) = (part("ffn_gate_exps"), part("ffn_up_exps")?);

@@ -1,5 +1,5 @@
-//! What people ask of a model first. Read from metadata and tensors without a check, so that it
-//! says what it can of any file.
+//! The facts that people want first. They are read from metadata and tensors without checks, so
+//! that damaged files have a summary too.
 
 use super::{counted, harmless, size, type_totals};
 use crate::convert::file_type_name;
@@ -19,7 +19,7 @@ pub struct Summary {
     n_ctx_train: Option<u32>,
     file_type: String,
     n_bytes: u64,
-    /// Of one position, in f16.
+    /// KV cache bytes of one position, in f16.
     kv_bytes_per_token: Option<u64>,
     /// Routed experts a layer, and those that a token uses.
     experts: Option<(u32, u32)>,
@@ -142,7 +142,7 @@ fn params(gguf: &Gguf, experts: Option<(u32, u32)>, n_layers: Option<u32>) -> (u
 /// Wider heads than any model has: a file may say anything.
 const MAX_WIDTH: usize = 1 << 16;
 
-/// Of models that are known here.
+/// KV cache bytes of one position; `None` for unknown architectures.
 fn kv_bytes_per_token(gguf: &Gguf, architecture: Option<&str>) -> Option<u64> {
     let descriptor = Descriptor::for_architecture(architecture?, gguf.path()).ok()?;
     let hyper = HyperParams::read(gguf, &descriptor).ok()?;

@@ -102,7 +102,7 @@ impl Files {
     }
 }
 
-/// How messages name an argument: `--stats`, `MODEL`.
+/// The name of an argument in messages: `--stats`, `MODEL`.
 fn label(arg: &Arg) -> String {
     let name = arg.get_value_names().and_then(|names| names.first());
     match (arg.get_long(), name) {
@@ -119,7 +119,7 @@ fn id(path: &Path) -> Option<FileId> {
     fs::metadata(path).ok().map(|meta| (meta.dev(), meta.ino()))
 }
 
-/// Where a file will be, whether or not it is there.
+/// The path of a file that may not exist yet, with its folder resolved.
 fn place(path: &Path) -> Option<PathBuf> {
     let folder = new_file::folder(path).canonicalize().ok()?;
     Some(folder.join(path.file_name()?))

@@ -35,7 +35,7 @@ enum Version {
     V2,
 }
 
-/// Where a hierarchy that can limit memory is mounted.
+/// A mount point of a hierarchy that can limit memory.
 #[derive(Debug, PartialEq, Eq)]
 struct Mount {
     version: Version,
@@ -104,7 +104,7 @@ impl Version {
         limits.iter().filter_map(|name| number(group, name, read)).min()
     }
 
-    /// What one group's limit leaves. `None` where there is none.
+    /// The memory that a group's limit leaves; `None` if it has no limit.
     fn room(self, group: &Path, read: Read<'_>) -> Option<u64> {
         let (usage, cache) = match self {
             Version::V1 => ("memory.usage_in_bytes", ["total_inactive_file", "total_active_file"]),
@@ -118,7 +118,7 @@ impl Version {
     }
 }
 
-/// What is in one of a group's files, if it is a number.
+/// The content of one of a group's files, if it is a number.
 fn number(group: &Path, name: &str, read: Read<'_>) -> Option<u64> {
     read(&group.join(name))?.trim().parse().ok()
 }

@@ -1,4 +1,4 @@
-//! What the system says about memory.
+//! The system's available memory.
 
 use super::cgroup;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! What a model takes in memory and where it is put: what `--dry-run` prints.
+//! The plan of a model's memory: sizes and devices. `--dry-run` prints it.
 
 mod cgroup;
 pub mod memory;
@@ -38,10 +38,10 @@ pub struct MemoryPlan {
     pub n_moe_layers: usize,
     pub n_experts: usize,
     pub k: usize,
-    /// What the computation of one token reads.
+    /// Bytes that the computation of one token reads.
     pub expert_bytes_per_token: u64,
     pub dense_bytes_per_token: u64,
-    /// What devices have; `None` where the CPU computes everything.
+    /// The devices' part; `None` if the CPU computes everything.
     pub device: Option<DevicePart>,
 }
 
@@ -49,14 +49,14 @@ pub struct MemoryPlan {
 #[derive(Clone, Debug)]
 pub struct DevicePart {
     pub plan: DevicePlan,
-    /// Of each device, as "GPU 0 (NVIDIA L4)".
+    /// A name for each device, as "GPU 0 (NVIDIA L4)".
     pub names: Vec<String>,
     /// Tokens computed at once that the devices have room for.
     pub n_ubatch: usize,
 }
 
-/// What lies on which of these devices; none and `None` where all of it is on the CPU, because the
-/// flags say so, or because the devices were found by themselves and have no room.
+/// The devices that are used and their part of the model. Both are empty if the CPU computes
+/// everything, because the flags say so, or because auto-detected devices are too small.
 pub(super) fn on_devices(
     model: &Bound,
     options: &EngineOptions,
@@ -221,7 +221,8 @@ impl MemoryPlan {
     }
 }
 
-/// Of the token embedding a token reads one row, unless the same tensor serves as the output.
+/// The bytes of the token embedding, of which a token reads one row; 0 if the output is the same
+/// tensor.
 fn unread_bytes(file: &Gguf) -> u64 {
     match file.tensor("output.weight") {
         Some(_) => file.tensor("token_embd.weight").map_or(0, |t| t.n_bytes),

@@ -1,4 +1,4 @@
-//! What a model takes in VRAM, part by part: what `fit` plans with.
+//! The VRAM that each part of a model takes: the input of `vram::plan`.
 
 use crate::engine::EngineOptions;
 use crate::engine::plan::tensor_override::{LayerNames, Names};
@@ -65,7 +65,8 @@ fn device_bytes(tensor: &TensorInfo) -> u64 {
     parts * bytes.next_multiple_of(TENSOR_ALIGN)
 }
 
-/// What a layer keeps of `n_ctx` positions; a decoder's layer also of what its encoder has read.
+/// Bytes of a layer's KV cache for `n_ctx` positions; a decoder's layer also caches the encoder's
+/// output.
 fn kv_bytes(model: &Bound, options: &EngineOptions, l: usize, n_ctx: usize) -> u64 {
     let hyper = model.hyper();
     let (k, v) = (options.cache_type_k, options.cache_type_v);
@@ -89,7 +90,7 @@ fn work_bytes(model: &Bound, n: usize) -> u64 {
     granules + model.encoder_bytes() + BUFFERS * TENSOR_ALIGN
 }
 
-/// What a layer's dense part and shared expert take beyond their tensors, as they lie there in
+/// Bytes that a layer's dense part and shared expert take beyond their tensors because they lie in
 /// slots of granules.
 fn padding(model: &Bound, l: usize) -> u64 {
     let of = |layer: &LayerExperts| {

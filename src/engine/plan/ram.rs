@@ -1,5 +1,5 @@
-//! How much memory experts get, and where they are therefore: in place on the mapped file where
-//! everything fits, else streamed into slots. Pure: what there is comes as numbers.
+//! The memory for experts, and their place: the mapped file if everything fits, else slots. Pure:
+//! the machine's and the model's sizes are parameters.
 
 use std::str::FromStr;
 
@@ -10,11 +10,11 @@ use crate::{Error, Result};
 /// `--ram`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum RamBudget {
-    /// What is available, less what everything else needs.
+    /// The available memory less everything else that the model needs.
     #[default]
     Auto,
     Bytes(u64),
-    /// Of the model's expert bytes; more than 100 is 100.
+    /// A part of the model's expert bytes; more than 100 is 100.
     Percent(f64),
 }
 
@@ -22,7 +22,7 @@ pub enum RamBudget {
 pub type VramBudget = RamBudget;
 
 impl RamBudget {
-    /// What was asked for, in bytes; `None`: nothing in particular.
+    /// The given budget in bytes; `None` for [`RamBudget::Auto`].
     pub(super) fn bytes(self, expert_bytes: u64) -> Option<u64> {
         match self {
             RamBudget::Auto => None,
@@ -81,16 +81,16 @@ pub struct Sizes {
     pub slot_bytes: u64,
     pub dense_bytes: u64,
     pub kv_bytes: u64,
-    /// Of a micro-batch, while a prompt is computed, and its tokens.
+    /// Activations of a micro-batch, while a prompt is computed.
     pub buffer_bytes: u64,
     pub n_ubatch: usize,
     /// The least budget that streaming works with: what one token needs at once.
     pub minimum_bytes: u64,
-    /// Of memory; `None` where the system does not say.
+    /// Available memory; `None` if the system does not say.
     pub available: Option<u64>,
 }
 
-/// Where the experts are.
+/// The place of the experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// In the mapped file: nothing is copied and nothing bounded.
@@ -109,8 +109,8 @@ fn head_room(available: u64) -> u64 {
     HEAD_ROOM.max(available / 20).min(available / 2)
 }
 
-/// What is available less head-room, dense weights, KV cache and those buffers that half of the
-/// head-room does not hold.
+/// The available memory less head-room, dense weights, KV cache and the buffers beyond half of the
+/// head-room.
 fn left_for_experts(available: u64, sizes: &Sizes) -> u64 {
     let head_room = head_room(available);
     let buffers = sizes.buffer_bytes.saturating_sub(head_room / 2);
@@ -173,7 +173,7 @@ pub fn check_copy(io: IoKind, sizes: &Sizes) -> Result<()> {
     }
 }
 
-/// Who names a way to read wants it to be taken, even if it brings every expert once and no more.
+/// An explicit way to read is taken, even if every expert is then read just once.
 fn everything(io: IoKind, sizes: &Sizes) -> Place {
     match io {
         IoKind::Auto | IoKind::Mmap => Place::InPlace,
@@ -208,7 +208,7 @@ fn automatic(io: IoKind, sizes: &Sizes) -> Result<Place> {
     Ok(Place::Streamed { budget })
 }
 
-/// What there is, and what is needed at least, part by part.
+/// The error that lists the available memory and the least that is needed, part by part.
 fn no_room(available: u64, sizes: &Sizes) -> Error {
     let head_room = head_room(available);
     let n = sizes.n_ubatch;

@@ -8,7 +8,7 @@ use crate::{Error, Result};
 use regex::Regex;
 use std::str::FromStr;
 
-/// Where a tensor is to be.
+/// The place of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     Cpu,
@@ -62,14 +62,14 @@ pub struct LayerNames {
     pub experts: Vec<String>,
 }
 
-/// What rules say of each whole: on a GPU or not; nothing where no rule speaks of it.
+/// The places that rules give to each whole: whether it is on a GPU; `None` without a rule.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Placed {
     pub layers: Vec<Option<bool>>,
     pub experts: Vec<Option<bool>>,
     pub head: Option<bool>,
     pub embedding: Option<bool>,
-    /// What became of rules that name a part of a whole, a sentence each.
+    /// A sentence for each kind of whole of which rules name only a part.
     pub notes: Vec<String>,
 }
 
@@ -109,7 +109,7 @@ enum Kind {
     Dense,
 }
 
-/// What rules say of tensors that are moved together.
+/// The places that rules give to tensors that are moved together.
 enum Whole<'a> {
     One(Option<Side>),
     /// Not the same of all: the first that a rule names, and whether one is to be on the CPU.
@@ -129,7 +129,8 @@ fn whole<'a>(rules: &[TensorPlace], names: &'a [String]) -> Whole<'a> {
     Whole::Parts { named, on_cpu: names.iter().any(|name| side(name) == Some(Side::Cpu)) }
 }
 
-/// Of the wholes of a kind of which rules name a part, with the first tensor named in each.
+/// The note about wholes of one kind of which rules name a part, with the first such tensor of
+/// each.
 fn note(kind: Kind, parts: &[(String, String)]) -> Option<String> {
     let (what, named) = parts.first()?;
     let others = match parts.len() {
@@ -150,7 +151,7 @@ fn is_on_gpu(side: Side, what: &str, devices: &[usize], may_spread: bool) -> Res
     if !devices.contains(&n) {
         let used: Vec<String> = devices.iter().map(|n| format!("CUDA{n}")).collect();
         let used = used.join(", ");
-        let why = format!("-ot puts the {what} on CUDA{n}, but what is used is {used} (--device)");
+        let why = format!("-ot puts the {what} on CUDA{n}, but --device uses only {used}");
         return Err(Error::invalid(why));
     }
     if devices.len() > 1 && may_spread {
@@ -250,7 +251,7 @@ mod tests {
         assert_eq!(on("exps=CUDA3", &[3]).unwrap().experts[1], Some(true));
         assert_eq!(on("^blk\\.0=CUDA3", &[3, 1]).unwrap().layers[0], Some(true));
         let cases = [
-            ("exps=CUDA1", &[0][..], "what is used is CUDA0"),
+            ("exps=CUDA1", &[0][..], "--device uses only CUDA0"),
             ("exps=CUDA0", &[0, 1], "spread over all GPUs"),
             ("^blk\\.0=CUDA1", &[0, 1], "first GPU, CUDA0"),
         ];

@@ -1,19 +1,19 @@
-//! How many tokens of a prompt are computed at once (`-ub`). Pure: a plan for each number comes
-//! from a function.
+//! The number of a prompt's tokens that are computed at once (`-ub`). Pure: a function gives the
+//! plan for each number.
 
 use crate::engine::EngineOptions;
 use crate::engine::plan::ram;
 use crate::engine::plan::ram::{Place, Sizes};
 use crate::{Error, Result};
 
-/// Where `-ub` does not say, as in llama.cpp.
+/// Used without `-ub`, as in llama.cpp.
 const USUAL: usize = 512;
 const LARGEST: usize = 2048;
 
 /// Below this a prompt on the CPU, or through a disk, is several times as slow as with `USUAL`.
 const SLOW: usize = 128;
 
-/// What `-ub` says, or the usual number.
+/// The value of `-ub`, or the usual number.
 pub fn usual(options: &EngineOptions) -> usize {
     options.n_ubatch.unwrap_or(USUAL).min(options.n_batch)
 }
@@ -44,8 +44,8 @@ fn smaller(n: usize) -> impl Iterator<Item = usize> {
     std::iter::successors(largest, |n| Some(n / 2).filter(|n| *n > 0))
 }
 
-/// How many, with the sizes and the place that follow. `first` is tried first; if the flags leave
-/// the number open and it `may_grow`, it becomes as large as memory allows.
+/// The number of tokens, with the sizes and the place that follow from it. `first` is tried first;
+/// if the flags leave the number open and it `may_grow`, it becomes as large as memory allows.
 pub fn choose(
     options: &EngineOptions,
     first: usize,

@@ -1,5 +1,5 @@
-//! What lies in VRAM and what does not: which layers, how much of it is for experts. Pure: what a
-//! model needs and what a device has come as numbers.
+//! The plan of VRAM: the layers on devices and the memory for their experts. Pure: the sizes of the
+//! model and of the devices are parameters.
 //!
 //! Without flags: as many layers as there is room for, the last ones first and the output before
 //! them (as llama.cpp counts them), each with its dense weights, its KV cache and enough slots for
@@ -39,7 +39,7 @@ impl CpuMoe {
 pub struct LayerBytes {
     /// Everything but its routed experts.
     pub dense_bytes: u64,
-    /// Of one session, for the whole context.
+    /// The KV cache of one session, for the whole context.
     pub kv_bytes: u64,
     /// Slots as they are in VRAM; `None` where there are no routed experts.
     pub experts: Option<LayerNeeds>,
@@ -58,11 +58,11 @@ pub struct DeviceNeeds {
     pub work_bytes: u64,
     /// Activations and biases on a device that computes experts only.
     pub peer_bytes: u64,
-    /// Of all the model's experts: what a percentage is of.
+    /// All experts of the model; percentages refer to it.
     pub expert_bytes: u64,
 }
 
-/// What flags ask for.
+/// The requests of flags.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
     /// For experts, on all devices together.
@@ -74,7 +74,7 @@ pub struct Wanted {
     pub placed: Placed,
 }
 
-/// What is where. All bytes but the experts' are on the first device.
+/// The placement of a model. All bytes but the experts' are on the first device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DevicePlan {
     pub n_layers: usize,
@@ -83,7 +83,7 @@ pub struct DevicePlan {
     pub head_on_device: bool,
     /// A layer each: whether it has routed experts that only the CPU computes.
     pub experts_on_cpu: Vec<bool>,
-    /// Of `gpu_layers`.
+    /// Dense weights of `gpu_layers`.
     pub dense_bytes: u64,
     pub kv_bytes: u64,
     /// If it is on the device.
@@ -94,7 +94,7 @@ pub struct DevicePlan {
     pub peer_bytes: u64,
     /// Slots of all experts that are not on the CPU.
     pub expert_all_bytes: u64,
-    /// What one token needs of them at once: the least budget.
+    /// Experts that one token needs at once: the least budget.
     pub expert_min_bytes: u64,
     pub devices: Vec<DeviceRoom>,
 }
@@ -193,19 +193,19 @@ impl Fit<'_> {
         self.needs.layers.len() + 1
     }
 
-    /// What `--vram` says, in bytes.
+    /// The value of `--vram` in bytes.
     fn asked_for_experts(&self) -> Option<u64> {
         self.wanted.vram.bytes(self.needs.expert_bytes)
     }
 
-    /// As many layers as there is room for, at least one, and what `-ngl` would ask for it.
+    /// The largest number of layers that fits, up to `n_max` and at least one, with its plan.
     fn most(&self, n_max: usize) -> Option<(usize, DevicePlan)> {
         let counts = (2..=n_max).rev();
         let mut plans = counts.filter_map(|n| Some((n, self.with_room(self.outline(n).ok()?)?)));
         plans.find(|(_, plan)| !plan.is_empty())
     }
 
-    /// What `-ngl` asks for, or why it cannot be.
+    /// The plan of `-ngl`, or the reason why there is none.
     fn asked(&self, n: usize) -> Result<DevicePlan> {
         let n = n.min(self.n_all());
         let outline = self.outline(n)?;
@@ -312,8 +312,8 @@ impl Fit<'_> {
         Some(plan)
     }
 
-    /// What each device can give to experts: no more than there are, and nothing if that is less
-    /// than a token needs.
+    /// The budget of each device for experts: at most all of them, and 0 if that is less than a
+    /// token needs.
     fn rooms_for_experts(&self, plan: &DevicePlan, left: u64) -> Vec<u64> {
         let (all, least) = (plan.expert_all_bytes, plan.expert_min_bytes);
         let room = |(i, device): (usize, &DeviceRoom)| {
@@ -343,7 +343,7 @@ impl Fit<'_> {
         }
     }
 
-    /// What there is, and what is too much.
+    /// The sentence about a shortage: free memory, needed memory and a remedy.
     fn shortage(&self, plan: &DevicePlan) -> String {
         let (all, least) = (plan.expert_all_bytes, plan.expert_min_bytes);
         let asked = self.asked_for_experts().map(|bytes| bytes.clamp(least, all));
@@ -378,7 +378,7 @@ impl DeviceRoom {
         DeviceRoom { free_bytes, head_room_bytes, expert_budget_bytes: 0 }
     }
 
-    /// What may be planned.
+    /// The memory that a plan may use.
     pub fn usable(&self) -> u64 {
         self.free_bytes - self.head_room_bytes
     }
@@ -417,8 +417,8 @@ const SPILL_TOLERATED: u64 = 64 << 20;
 /// The warning that goes with it.
 pub fn spill_warning(bytes: u64) -> String {
     format!(
-        "the driver has put some {} of what should be in VRAM into the system's memory, where it \
-         is slow to reach: another program uses the GPU; close it, or lower --vram, -ngl or -c",
+        "the driver has moved about {} of VRAM into system memory, which is much slower: another \
+         program uses the GPU; close it, or lower --vram, -ngl or -c",
         units::size(bytes)
     )
 }
