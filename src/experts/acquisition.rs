@@ -2,7 +2,7 @@
 
 use crate::cancel::Cancel;
 
-/// What experts are wanted for.
+/// The use of acquired experts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Access {
     /// One token of a timeline: what it uses is worth keeping.
@@ -67,7 +67,7 @@ pub struct GranuleRef {
     pub expert: u32,
     /// Within its expert.
     pub granule: usize,
-    /// Where it is, if it is in a slot.
+    /// Its slot, if it is in one.
     pub slot: u32,
 }
 
@@ -79,11 +79,11 @@ pub struct Acquisition {
     pub(crate) layer: usize,
     pub(super) access: Access,
     pub(super) wanted: Vec<WantedExpert>,
-    /// What was handed out last; those of one expert side by side, in index order.
+    /// The granules handed out last; those of one expert side by side, in index order.
     pub(crate) handed: Vec<GranuleRef>,
-    /// Whether some of it waits for room.
+    /// Whether a wanted expert waits for free slots.
     pub(super) lacks_slots: bool,
-    /// How long it has waited.
+    /// Nanoseconds of its waits.
     pub(super) stall_ns: u64,
     /// The address of the store that it was acquired from, while it is open.
     owner: Option<usize>,
@@ -125,7 +125,7 @@ impl Acquisition {
         self.handed.len()
     }
 
-    /// How long computation has waited for it, since it was acquired.
+    /// Nanoseconds for which computation has waited for it, since it was acquired.
     pub fn stall_ns(&self) -> u64 {
         self.stall_ns
     }

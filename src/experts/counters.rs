@@ -1,4 +1,4 @@
-//! What moving experts has cost: counted by the tier, reported by `cli`.
+//! The cost of moving experts: counted by the tier, reported by `cli`.
 
 /// A snapshot. Everything counts from the start on, but `prefetch_pending_bytes` and the resident
 /// bytes, which are of the moment.
@@ -34,7 +34,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// What has been added after an earlier snapshot. What is of the moment stays.
+    /// The counts since an earlier snapshot. Momentary values stay as they are.
     pub fn since(&self, earlier: &Counters) -> Counters {
         // Saturating: a snapshot is not taken of all counters at one instant.
         self.with(earlier, u64::saturating_sub)
@@ -95,7 +95,7 @@ impl Counters {
         n as f64 / (self.hits_whole + self.hits_partial + self.misses) as f64
     }
 
-    /// What the disk delivered while it was asked to; NaN where it was not.
+    /// The rate of the disk while reads were in flight; NaN if there were none.
     pub fn gb_per_second(&self) -> f64 {
         self.read_bytes as f64 / self.busy_ns as f64
     }

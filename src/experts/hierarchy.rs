@@ -64,7 +64,7 @@ impl Hierarchy {
         self.tiers().for_each(|tier| tier.observe(event));
     }
 
-    /// What some policy wants to see of the next event. May change with every event.
+    /// The parts of the next event that some policy wants. They may change with every event.
     pub fn wants(&self) -> Wants {
         self.tiers().map(PolicyClient::wants).fold(Wants::default(), |all, one| Wants {
             ahead: all.ahead || one.ahead,
@@ -120,17 +120,17 @@ impl Hierarchy {
         self.vram.as_ref().map(|tiers| tiers.counters())
     }
 
-    /// How experts are read from disk; `None` where they are in place.
+    /// The way in which experts are read from disk; `None` if they are in place.
     pub fn io(&self) -> Option<IoKind> {
         self.ram.as_ref().map(|tier| tier.io())
     }
 
-    /// What the policy of the uppermost tier has decided and why.
+    /// The decision of the uppermost tier's policy, with its reason.
     pub fn verdict(&self) -> Option<String> {
         self.reporting().rev().find_map(PolicyClient::verdict)
     }
 
-    /// What the policies have learned.
+    /// The policies' profile.
     pub fn learned(&self) -> Profile {
         let mut profile = Profile::default();
         self.reporting().for_each(|tier| tier.save(&mut profile));

@@ -10,14 +10,14 @@ pub const REGION_ALIGN: usize = 2 << 20;
 /// Anonymous memory, zero until something is read into it, given back when this is dropped.
 ///
 /// It is handed out as a raw pointer because its bytes change owners all the time: a granule's
-/// bytes belong to the link while a read into them is on its way, and to whoever pins the granule
-/// while it is resident. Which of the two holds is known to the tier's state machine alone, so the
-/// rule is: who holds a read or a pinned granule may touch its bytes, and nobody else may. The
-/// tier must end all reads into a region before it drops it.
+/// bytes belong to the link while a read into them is on its way, and to the holder of a pin while
+/// it is resident. Only the tier's state machine knows which of the two holds, so the rule is: the
+/// holder of a read or of a pinned granule may touch its bytes, and no one else. The tier must end
+/// all reads into a region before it drops it.
 #[derive(Debug)]
 pub struct Region {
     map: MmapRaw,
-    /// Where the aligned part starts in the map.
+    /// The offset of the aligned part in the map.
     start: usize,
     n_bytes: usize,
 }
@@ -40,7 +40,7 @@ impl Region {
     /// them serves as well.
     #[cfg(target_os = "linux")]
     fn advise_huge_pages(&self) {
-        // Whole ones only: the rest of one that juts out would be memory nobody has granted.
+        // Whole ones only: a huge page beyond the end would be memory that was not granted.
         let whole = self.n_bytes - self.n_bytes % REGION_ALIGN;
         if let Err(e) = self.map.advise_range(memmap2::Advice::HugePage, self.start, whole) {
             log::debug!("no huge pages for {} bytes of expert memory: {e}", self.n_bytes);

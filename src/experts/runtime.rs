@@ -29,7 +29,7 @@ pub trait Mover: Send + Sync + 'static {
         true
     }
 
-    /// What the layer loop hears of a failed load.
+    /// The error of a failed load for the layer loop.
     fn load_error(&self, fault: Fault) -> Error {
         Error::Load(fault.0.to_string())
     }
@@ -40,16 +40,16 @@ pub trait PolicyClient: Send + Sync {
     /// Tells the policy what happened. Events of layers without experts here are left out.
     fn observe(&self, event: &Event);
 
-    /// What the policy wants to see of the next event. Nothing once every expert is in memory.
+    /// The parts of the next event that the policy wants. Nothing once every expert is in memory.
     fn wants(&self) -> Wants;
 
     /// The next layer with experts here, after the last one the next token's first.
     fn next_layer(&self, layer: usize) -> usize;
 
-    /// What the policy has decided and why.
+    /// The decision of the policy, with its reason.
     fn verdict(&self) -> Option<String>;
 
-    /// Puts what the policy has learned into the profile.
+    /// Puts the policy's profile into `profile`.
     fn save(&self, profile: &mut Profile);
 
     fn counters(&self) -> Counters;
@@ -58,12 +58,12 @@ pub trait PolicyClient: Send + Sync {
     fn check_integrity(&self) -> bool;
 }
 
-/// What all tiers are opened with.
+/// Options of all tiers.
 pub struct RuntimeOptions<'a> {
     pub policy: PolicySpec,
     /// Experts that a token uses in a layer.
     pub k: usize,
-    /// What policies have learned of the model before.
+    /// The profile that policies have learned for the model.
     pub profile: &'a Profile,
     /// Whether `observe` waits until every prefetch has landed, so that hits do not depend on time:
     /// for tests.

@@ -1,5 +1,5 @@
-//! Where the layer loop gets experts from: `acquire` what a layer needs, compute what `next_ready`
-//! hands out, `release` it.
+//! The layer loop's source of experts: `acquire` the experts of a layer, compute the granules that
+//! `next_ready` hands out, `release` them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub struct ReadyGranule<'a> {
 /// (`RamTier`). The layer loop and its result are the same with either: granules of one expert come
 /// in index order, and sums are taken in that order.
 pub trait ExpertStore: Send + Sync {
-    /// How the experts of a layer are cut; `None` where the layer has none.
+    /// The cut of a layer's experts; `None` if the layer has none.
     fn geometry(&self, layer: usize) -> Option<Geometry>;
 
     /// Pins `experts` (distinct, of one layer) and queues demand loads for what is missing.
@@ -49,7 +49,8 @@ pub trait ExpertStore: Send + Sync {
     /// Unpins, at any time.
     fn release(&self, acquisition: &mut Acquisition);
 
-    /// Where a tier above reports which experts it holds whole; `None` where nothing moves.
+    /// The record in which a tier above reports which experts it holds whole; `None` if nothing
+    /// moves.
     fn upper_residency(&self) -> Option<Arc<UpperResidency>> {
         None
     }

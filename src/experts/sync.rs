@@ -1,5 +1,5 @@
-//! What threads share a tier through; the concurrency tests (tests/tier_loom.rs) put a model
-//! checker's in its place.
+//! The primitives by which threads share a tier; the concurrency tests (tests/tier_loom.rs) replace
+//! them by a model checker's.
 
 pub use std::sync::atomic::{AtomicU8, Ordering};
 pub use std::sync::{Condvar, Mutex, MutexGuard};

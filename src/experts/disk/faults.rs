@@ -6,14 +6,14 @@ use std::time::Duration;
 
 /// Asked by a link around its reads. A link without faults does not ask.
 pub trait Faults: Send + Sync + std::fmt::Debug {
-    /// How long to hold this read back before it starts; other reads go on meanwhile.
+    /// The delay before this read starts; other reads go on meanwhile.
     fn before(&self, read: &Read) -> Duration {
         let _ = read;
         Duration::ZERO
     }
 
-    /// What one read call is to have brought instead of `result`. It is asked again each time that
-    /// the link tries again or continues a short read.
+    /// Replaces the `result` of one read call. It is called again each time that the link tries
+    /// again or continues a short read.
     fn after(&self, read: &Read, result: io::Result<usize>) -> io::Result<usize> {
         let _ = read;
         result

@@ -30,7 +30,7 @@ impl Files {
         Files::of(gguf.shards().iter().map(|shard| (shard.path(), shard.file())))
     }
 
-    /// Of open files and the paths to call them by.
+    /// Open files and their paths for messages.
     pub fn of<'a>(files: impl IntoIterator<Item = (&'a Path, &'a File)>) -> Result<Files> {
         Files::collect(files, open_for_reads)
     }

@@ -19,8 +19,7 @@ use std::sync::Arc;
 /// Reads in flight at most. A network disk of ours gave 0.23 GB/s to reads of 1 MiB one at a time
 /// and 0.58 to 32 of them; a fast one is busy with 4 of 512 KiB and loses nothing by more. So this
 /// is deep enough for the former, and the smaller reads at the edges of granules fill up as well.
-/// What a demand read waits for is what the tier lets in before it. `bench/disk.rs` has the table
-/// for a machine.
+/// The tier limits the reads ahead of a demand read. `bench/disk.rs` has the table for a machine.
 pub const DEPTH: usize = 32;
 
 /// One read: `len` bytes of a shard from `offset` to `dest`, all multiples of `DIRECT_ALIGN`.
@@ -37,11 +36,11 @@ pub struct Read {
     pub dest: *mut u8,
 }
 
-// SAFETY: `dest` is written by the link that holds the read and by nobody else (`ReadSource`), so
-// whichever of the link's threads that is.
+// SAFETY: `dest` is written only by the link that holds the read (`ReadSource`), from any of the
+// link's threads.
 unsafe impl Send for Read {}
 
-/// What a link serves, implemented by the tier.
+/// The source of a link's reads, implemented by the tier.
 ///
 /// A link's threads call it from the moment the link is opened, several at once where it has
 /// several. A panic in it ends the process: reads would otherwise go on into memory whose owner
@@ -76,7 +75,7 @@ pub trait Link: Send + Sync {
     fn wake(&self);
 }
 
-/// How expert bytes come from disk (`--io`).
+/// The way in which expert bytes come from disk (`--io`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoKind {
     /// io_uring where the kernel has it, otherwise `Pread`.
@@ -116,7 +115,7 @@ impl fmt::Display for IoKind {
     }
 }
 
-/// What a link works with.
+/// The parameters of a link.
 pub(super) struct Setup {
     pub files: Files,
     pub depth: usize,
@@ -194,7 +193,7 @@ fn open_uring(_setup: Arc<Setup>, _memory: &[(*mut u8, usize)]) -> io::Result<Bo
     Err(io::Error::new(io::ErrorKind::Unsupported, "io_uring is Linux's"))
 }
 
-/// Lives on a link thread's stack. A panic there would leave reads that nobody completes and
+/// Lives on a link thread's stack. A panic there would leave reads that are never completed and
 /// waiters that wait for ever, so it ends the process, after the panic's own message.
 pub(super) struct AbortOnPanic;
 

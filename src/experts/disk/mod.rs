@@ -34,7 +34,7 @@ use crate::units::size;
 use crate::{Error, Result};
 use mover::{Core, Memory, SlotLayouts};
 
-/// How to stream.
+/// Options for streaming.
 #[derive(Clone)]
 pub struct StreamOptions {
     /// Bytes of memory for experts.
@@ -43,7 +43,7 @@ pub struct StreamOptions {
     pub policy: PolicySpec,
     /// Experts that a token uses in a layer.
     pub k: usize,
-    /// What policies have learned of the model before.
+    /// The profile that policies have learned for the model.
     pub profile: Profile,
     /// Whether a layer waits for every prefetch before it to land: hits then do not depend on time,
     /// for tests.
@@ -52,7 +52,7 @@ pub struct StreamOptions {
     pub faults: Option<Arc<dyn Faults>>,
 }
 
-/// What streaming needs of each layer.
+/// The slots that streaming needs for each layer.
 pub fn needs(file: &Gguf, layers: &[Option<LayerExperts>], k: usize) -> Needs {
     let layer = |l: &LayerExperts| {
         LayerNeeds::new(&SlotLayout::new(file, l), l.n_experts, l.geometry.n_granules(), k)
@@ -102,7 +102,7 @@ impl RamTier {
         })
     }
 
-    /// How experts are read.
+    /// The way in which experts are read.
     pub fn io(&self) -> IoKind {
         self.mover.link.kind()
     }

@@ -43,7 +43,7 @@ pub struct Memory {
     pub staging: Region,
 }
 
-/// What the layer loop and the link's threads share.
+/// The state that the layer loop and the link's threads share.
 pub struct Core {
     pub tier: Tier,
     pub plan: TierPlan,

@@ -1,5 +1,6 @@
-//! How far one read has come, whatever carries it: short reads go on where they ended, interrupted
-//! ones start again, failing ones are tried a few times, and what is left is told in a sentence.
+//! The progress of one read, for every kind of link: short reads continue where they ended,
+//! interrupted ones start again, failing ones are retried a few times, and a final failure becomes
+//! a sentence.
 
 use super::faults::Faults;
 use super::files::Files;
@@ -39,8 +40,8 @@ impl Progress {
         Progress { read, arrived: 0, failures: 0, interruptions: 0 }
     }
 
-    /// Where the next call starts, from the read's start. After a short read it goes back to a
-    /// multiple of the alignment, as direct reads need it.
+    /// The start of the next call, relative to the read's start. After a short read it goes back to
+    /// a multiple of the alignment, as direct reads need it.
     fn resume(&self) -> usize {
         self.arrived - self.arrived % DIRECT_ALIGN
     }

@@ -1,5 +1,5 @@
-//! How a link's thread that sleeps in the kernel learns that there is something to do, and why no
-//! wake-up is lost.
+//! Wakes a link's thread that sleeps in the kernel. The following argument shows that no wake-up is
+//! lost.
 //!
 //! One word, `state`, changed by atomic swaps only, which therefore happen in one order:
 //!

@@ -154,7 +154,7 @@ impl Ring {
     }
 
     /// # Safety
-    /// What the entry points to must be valid until the kernel reports its completion.
+    /// The memory that the entry points to must be valid until the kernel reports its completion.
     unsafe fn push(&mut self, entry: squeue::Entry) {
         // SAFETY: the caller's promise.
         unsafe { self.ring.submission().push(&entry) }.expect("an entry for each read");

@@ -1,7 +1,7 @@
-//! How an expert is cut into granules (DESIGN: a run of intermediate rows of gate and up with the
-//! matching columns of down). The cut depends on the file's shapes and types alone, never on a
-//! budget or a machine, because the partial results of granules are summed in index order and so
-//! the cut is part of what the model computes.
+//! The cut of an expert into granules: a run of intermediate rows of gate and up with the matching
+//! columns of down. It depends on the file's shapes and types alone, never on a budget or a
+//! machine, because the partial results of granules are summed in index order and so the cut is
+//! part of the computation.
 
 use std::ops::Range;
 
@@ -23,7 +23,7 @@ impl Geometry {
     /// `row_bytes`: bytes of one intermediate row, that is a row of gate, a row of up and a column
     /// of down together. `block`: elements a block of the down tensor's type.
     ///
-    /// Where the rest of the file needs 32-wide blocks but rows are many, granules still start at
+    /// If the rest of the file needs 32-wide blocks but rows are many, granules still start at
     /// multiples of the block.
     pub fn new(n_ff: usize, block: usize, row_bytes: u64) -> Geometry {
         assert!(n_ff > 0 && block > 0 && row_bytes > 0);

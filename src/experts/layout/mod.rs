@@ -1,4 +1,4 @@
-//! Where an expert's bytes are: in the file, in a slot, and how a layer is cut into granules.
+//! The places of an expert's bytes, in the file and in slots, and the cut of a layer into granules.
 
 pub mod geometry;
 pub mod piece;

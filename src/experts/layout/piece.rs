@@ -22,7 +22,7 @@ impl Piece {
     }
 }
 
-/// Where a piece goes.
+/// The destination of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dest {
     /// Into a granule's slot, at this offset, which is a multiple of the alignment.

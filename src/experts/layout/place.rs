@@ -1,5 +1,5 @@
-//! Where a layer's experts lie in the file and, by `SlotLayout`, in slots, each of which holds one
-//! granule.
+//! The places of a layer's experts in the file and, by `SlotLayout`, in slots, each of which holds
+//! one granule.
 
 pub use crate::experts::layout::slots::SlotLayout;
 
@@ -36,7 +36,7 @@ impl Part {
         self.rows * self.row_bytes
     }
 
-    /// Where a column starts in its row; `column` is on a block boundary.
+    /// The byte at which a column starts in its row; `column` is on a block boundary.
     fn column(&self, column: usize) -> usize {
         column / self.block_len * self.block_bytes
     }
@@ -93,7 +93,7 @@ impl LayerExperts {
         LayerExperts { n_experts, geometry, gate, up, down, place }
     }
 
-    /// Where a granule-major granule has its rows of gate, its rows of up and its columns of down.
+    /// The offsets of a granule-major granule's rows of gate, rows of up and columns of down.
     pub fn offsets(&self, index: usize) -> [usize; 3] {
         let n = self.geometry.rows(index).len();
         let up = n * self.gate.row_bytes;

@@ -12,7 +12,7 @@ const TRANSIT_BYTES: usize = 32 << 20;
 const N_STAGING: usize = 16;
 const N_STAGING_MIN: usize = 2;
 
-/// What a layer's experts need, apart from how many there is room for.
+/// The sizes of a layer's experts, whatever memory there is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerNeeds {
     pub n_experts: usize,
@@ -41,11 +41,11 @@ pub struct Needs(pub Vec<Option<LayerNeeds>>);
 /// One size class while it is sized.
 struct Class {
     slot_bytes: usize,
-    /// Of one expert at most.
+    /// Granules of one expert at most.
     n_granules: usize,
-    /// Of one token's experts in a layer, at most.
+    /// Granules of one token's experts in a layer, at most.
     n_token: usize,
-    /// Of all experts.
+    /// Granules of all experts.
     n_all: usize,
 }
 
@@ -146,7 +146,7 @@ impl Needs {
 }
 
 impl TierPlan {
-    /// What policies must know of it; `k`: experts that a token uses in a layer.
+    /// The tier's shape for policies; `k`: experts that a token uses in a layer.
     pub fn shape(&self, k: usize) -> Shape {
         let layers = || self.layers.iter();
         Shape {

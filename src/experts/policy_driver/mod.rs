@@ -142,7 +142,7 @@ impl PolicyDriver {
         PolicyDriver { mover, state, shared, worker }
     }
 
-    /// What the predictor wants to see of the next event; takes no lock.
+    /// The parts of the next event that the predictor wants; takes no lock.
     pub fn wants(&self) -> Wants {
         self.shared.wants()
     }
@@ -176,7 +176,7 @@ impl PolicyDriver {
         (self.shared.busy_ns.load(Ordering::Relaxed), dropped)
     }
 
-    /// What the predictor has decided and why.
+    /// The decision of the predictor, with its reason.
     pub fn verdict(&self) -> Option<String> {
         self.catch_up();
         let state = self.state.lock().expect("no panic under this lock");

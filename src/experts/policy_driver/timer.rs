@@ -48,7 +48,7 @@ impl Timer {
         mix(&mut old.head_ns, new.head_ns);
     }
 
-    /// What is known; `None` before the first token and the first read.
+    /// The measured costs; `None` before the first token and the first read.
     pub fn costs(&self, counters: &Counters) -> Option<Costs> {
         let costs = self.costs?;
         let ns_a_byte = counters.busy_ns as f64 / counters.read_bytes as f64;

@@ -12,11 +12,11 @@ pub enum Role {
     Transit,
 }
 
-/// What a class is made of.
+/// The slots of a class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClassPlan {
     pub n_slots: usize,
-    /// Of these, how many transit may hold.
+    /// The number of these that transit may hold.
     pub n_transit: usize,
     pub slot_bytes: usize,
 }
@@ -42,7 +42,7 @@ impl Class {
         self.plan.slot_bytes
     }
 
-    /// How many more slots may be held in `role` without anyone else giving one up.
+    /// The number of slots that can be added to `role` before another role must give one up.
     pub fn free(&self, role: Role) -> usize {
         match role {
             Role::Working => self.plan.n_slots - self.plan.n_transit - self.working,

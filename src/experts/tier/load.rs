@@ -17,7 +17,7 @@ pub struct Load {
     pub granules: Range<usize>,
     /// A prefetch becomes demand when somebody asks for the expert.
     pub cause: Cause,
-    /// What it was begun for.
+    /// The use that it was begun for.
     pub access: Access,
     pieces: Vec<Piece>,
     next_piece: usize,
@@ -27,7 +27,7 @@ pub struct Load {
     missing: Vec<u16>,
     /// Pieces that hold a part of every granule and have not landed.
     rows_missing: usize,
-    /// No further read is started, because nobody wants it or one has failed.
+    /// No further read is started, because the load is not wanted any more or a read has failed.
     pub stopped: bool,
     pub fault: Option<Fault>,
 }
@@ -64,8 +64,8 @@ impl Load {
         }
     }
 
-    /// Whether it was begun for what the tier wants to keep, and nobody waits for it: it has
-    /// nothing to do with predictions.
+    /// Whether it keeps an expert that was used elsewhere, and no demand waits for it. Predictions
+    /// do not concern it.
     pub fn is_admission(&self) -> bool {
         self.cause == Cause::Prefetch && self.access.keeps()
     }

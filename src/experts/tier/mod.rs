@@ -31,10 +31,10 @@ use crate::experts::acquisition::{Acquisition, GranuleRef};
 use crate::policy::{Event, Eviction, Expert, LayerShare, Prediction, Profile};
 use state::State;
 
-/// How often a wait looks up whether the user has interrupted it.
+/// The interval at which a wait checks whether the user has interrupted it.
 const INTERRUPT_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Why a wait for granules ended without them.
+/// The reason why a wait for granules ended without them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stop {
     Failed(Fault),
@@ -44,10 +44,10 @@ pub enum Stop {
 struct Shared {
     state: State,
     is_closed: bool,
-    /// Who is asleep: a signal costs a call of the system even where nobody hears it.
+    /// The sleepers: a signal costs a system call even if no thread waits for it.
     works_waiting: usize,
     links_waiting: usize,
-    /// Since when a read has been on its way.
+    /// The time since which reads have been in flight.
     busy_since: Option<Instant>,
 }
 
@@ -86,7 +86,7 @@ impl Tier {
         self.lock().state.set_lower_tier(lower);
     }
 
-    /// Where the tier above reports which experts it holds whole.
+    /// The record in which the tier above reports which experts it holds whole.
     pub fn upper_residency(&self) -> Arc<UpperResidency> {
         self.lock().state.upper_residency()
     }
@@ -96,7 +96,7 @@ impl Tier {
         self.shared.lock().expect("no panic under this lock")
     }
 
-    /// Lets go of the state and wakes whoever may now go on. A condition that nobody waits for is
+    /// Unlocks the state and wakes the threads that may continue. A condition without waiters is
     /// not signalled.
     fn unlock(&self, shared: MutexGuard<'_, Shared>) {
         let (works, links) = (shared.works_waiting > 0, shared.wants_links());
@@ -194,7 +194,7 @@ impl Tier {
         self.lock().state.step()
     }
 
-    /// What is predicted now replaces what was predicted before; see `State::prefetch`.
+    /// Replaces the earlier predictions; see `State::prefetch`.
     pub fn prefetch(&self, predictions: &[Prediction], step: u64) {
         let mut shared = self.lock();
         shared.state.prefetch(predictions, step);
@@ -215,14 +215,14 @@ impl Tier {
         self.unlock(shared);
     }
 
-    /// What was used elsewhere and may be worth keeping; see `State::admit`.
+    /// Admits experts that were used elsewhere and may be worth keeping; see `State::admit`.
     pub fn admit(&self, layer: usize, experts: &[u32]) {
         let mut shared = self.lock();
         shared.state.admit(layer, experts);
         self.unlock(shared);
     }
 
-    /// What each layer may keep from now on.
+    /// Limits the granules that each layer may keep from now on.
     pub fn set_shares(&self, shares: &[LayerShare]) {
         self.lock().state.set_shares(shares);
     }

@@ -1,7 +1,7 @@
 //! The order in which loads get the link. Demand goes first, in the order in which it was asked;
 //! prefetch gets the link only while no demand is queued or on its way, most probable first, and
 //! only one granule of it at a time. So a demand load that comes at any moment waits for at most
-//! one granule of prefetch (DESIGN, promise 4). Loads are queued whole and started read by read,
+//! one granule of prefetch. Loads are queued whole and started read by read,
 //! which makes every boundary between reads a point of pre-emption.
 
 use std::collections::VecDeque;
@@ -23,7 +23,7 @@ pub struct TransferQueue {
     /// Reads on their way.
     demand_reads: usize,
     prefetch_bytes: u64,
-    /// Of prefetch on its way: one granule.
+    /// The limit of prefetch in flight: one granule.
     prefetch_bytes_max: u64,
 }
 

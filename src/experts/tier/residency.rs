@@ -1,5 +1,5 @@
-//! What is where: for each expert the prefix of its granules that is in memory, their slots, who
-//! needs them, and the load that brings more.
+//! The residency of experts: the prefix of each expert's granules that is in memory, their slots,
+//! the works that need them, and the load that brings more.
 
 use super::load::Fault;
 use super::queue::LoadId;
@@ -10,10 +10,10 @@ use crate::policy::Expert;
 pub struct LayerPlan {
     /// 0 where the layer has no experts of its own to move.
     pub n_experts: usize,
-    /// Of these, those that may be here: the others are another tier's.
+    /// The number of these that may be here: the others belong to other tiers.
     pub n_own: usize,
     pub n_granules: usize,
-    /// Which size class its granules are in.
+    /// The size class of its granules.
     pub class: usize,
 }
 
@@ -26,22 +26,22 @@ pub struct Entry {
     pub resident: usize,
     /// Granules that hold slots: `resident`, or more while a load is under way.
     pub held: usize,
-    /// Of these, the leading ones that are in the working role; the others are in transit.
+    /// The leading ones of these are in the working role; the others are in transit.
     pub working: usize,
     /// Works that will compute it and have not yet.
     pub pins: u32,
     pub load: Option<LoadId>,
-    /// A load that somebody waited for has failed; forgotten when nobody waits any more.
+    /// The load that a demand waited for has failed. Cleared when no demand waits any more.
     pub fault: Option<Fault>,
-    /// Pinned once more, for a device that works by a table of places.
+    /// It is pinned once more, for a device that works by a slot table.
     pub is_layer_pinned: bool,
     /// Its use has been counted since its layer was pinned.
     pub is_counted: bool,
-    /// Bytes of prefetch that nobody has asked for yet.
+    /// Bytes of prefetch that no demand has asked for yet.
     pub unused_bytes: u64,
-    /// When it last came into transit: the oldest leaves first.
+    /// The time at which it last came into transit: the oldest leaves first.
     pub stamp: u64,
-    /// The number of the last predictions that named it, and how urgent it was to them.
+    /// The number of the last predictions that named it, and its priority in them.
     pub prediction_round: u64,
     pub predicted_priority: f32,
     /// Place among its class's members, while it holds slots.

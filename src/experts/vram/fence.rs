@@ -1,4 +1,4 @@
-//! How far the device must be before a slot's bytes may change.
+//! The points that the device must reach before a slot's bytes may change.
 
 use std::sync::{Arc, Mutex};
 

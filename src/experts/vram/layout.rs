@@ -1,5 +1,5 @@
-//! How a granule lies in device memory: its rows of gate, its rows of up and its columns of down,
-//! each without gaps and from its own multiple of 16 bytes on, as kernels want them.
+//! The layout of a granule in device memory: its rows of gate, its rows of up and its columns of
+//! down, each without gaps and from its own multiple of 16 bytes on, as kernels want them.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ const PART_ALIGN: usize = 16;
 /// Slots start at multiples of this, as device memory does.
 const SLOT_ALIGN: usize = 256;
 
-/// Where the parts of a layer's granules begin in their slots.
+/// The offsets of the parts of a layer's granules in their slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GranuleLayout {
     /// Intermediate rows of a granule; the last of an expert may have fewer.
@@ -41,8 +41,8 @@ impl GranuleLayout {
     }
 }
 
-/// What the tier must know of a layer. Its staging buffers are for bytes that go to several slots,
-/// which no granule in memory does.
+/// The tier's sizes for a layer. Staging buffers are for bytes that go to several slots, which no
+/// granule in memory has.
 pub fn needs(layer: &LayerExperts, k: usize) -> LayerNeeds {
     let GranuleLayout { n_granules, slot_bytes, .. } = GranuleLayout::new(layer);
     let (n_experts, k) = (layer.n_experts, k.min(layer.n_experts));

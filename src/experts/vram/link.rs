@@ -5,8 +5,8 @@
 //! some 10 GB/s), so a second thread helps more than a second copy engine.
 //!
 //! Ordering. A slot is written only after its last use (`Fences`). A granule is resident, by
-//! `end_read`, only when the thread has waited for the event behind its copies: what is queued on
-//! any stream after that sees the bytes. A buffer is packed anew after the same event.
+//! `end_read`, only when the thread has waited for the event behind its copies: operations queued
+//! on any stream after that see the bytes. A buffer is packed again after the same event.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -113,7 +113,7 @@ impl Worker {
     /// Queues the copies of a granule; answers how many bytes they are.
     fn send(&mut self, ticket: &Ticket, buffer: usize) -> std::result::Result<u64, Failure> {
         let Worker { core, feed, stream, staging, copied, .. } = self;
-        // Of a lost device nobody knows which copies still have the buffers.
+        // It is unknown which copies of a lost device still use the buffers.
         if let Some(why) = core.lost.get() {
             return Err(Failure::Device(Error::Device(why.clone())));
         }
@@ -134,7 +134,7 @@ impl Worker {
                 let bytes = unsafe { staging.bytes(buffer, part.range()) };
                 part.pack(bytes);
                 let to = core.slot(ticket.class, slot).slice(part.range());
-                // SAFETY: the buffer is packed anew, and the staging memory ends, after this copy
+                // SAFETY: the buffer is packed again, and the staging memory ends, after this copy
                 // has been waited for.
                 unsafe { stream.upload(to, bytes)? };
             }

@@ -43,7 +43,7 @@ use fence::Fences;
 use mover::{Core, Layer, Layers, Pieces};
 use timer::LinkTimer;
 
-/// How to keep experts in VRAM.
+/// Options for keeping experts in VRAM.
 #[derive(Clone)]
 pub struct VramOptions {
     /// Bytes of slots.
@@ -53,7 +53,7 @@ pub struct VramOptions {
     pub k: usize,
     /// Those that may be here; all, where one device holds experts.
     pub own: Option<Own>,
-    /// What policies have learned of the model before.
+    /// The profile that policies have learned for the model.
     pub profile: Profile,
     /// Whether `observe` waits for everything that was predicted to land: hits then do not depend
     /// on time, for tests.
@@ -61,7 +61,7 @@ pub struct VramOptions {
     /// Threads that bring granules up, each with a stream. With one alone, demand may wait for a
     /// prefetch that waits for the tier below.
     pub n_streams: usize,
-    /// Of the buffers that granules go through.
+    /// The kind of the buffers that granules go through.
     pub pinned: PinnedKind,
 }
 
@@ -94,7 +94,7 @@ pub struct VramGranule<'a> {
 /// Experts in VRAM, copied from host memory.
 pub type VramTier = TierRuntime<PcieMover>;
 
-/// What the experts that the tier may hold need.
+/// The slots that the experts of the tier need.
 fn needs(layers: &[Option<LayerExperts>], k: usize, own: Option<&Own>) -> Needs {
     let layer = |(l, layer): (usize, &Option<LayerExperts>)| {
         let mut needs = layout::needs(layer.as_ref()?, k);
@@ -290,7 +290,7 @@ impl VramTier {
         self.core().timer.load_ns(self.layer(layer).experts.expert_bytes() as u64)
     }
 
-    /// What is left of the transfers that are running.
+    /// The time that the running transfers still take.
     pub fn delay_ns(&self) -> f64 {
         self.core().timer.delay_ns(Instant::now())
     }

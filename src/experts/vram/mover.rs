@@ -39,7 +39,7 @@ impl Layout for Pieces {
     }
 }
 
-/// What the layer loop and the link's threads share.
+/// The state that the layer loop and the link's threads share.
 pub struct Core {
     pub tier: Tier,
     pub plan: TierPlan,

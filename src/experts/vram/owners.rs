@@ -1,11 +1,11 @@
-//! Whose an expert is, where several devices hold experts: each has one device, for good, as
-//! MoE-Infinity (section 5) places them. So every device's memory holds others, a load goes over
-//! the owner's link alone, and nobody has to ask where an expert is.
+//! The owners of experts if several devices hold experts: each expert has one device, for good, as
+//! MoE-Infinity (section 5) places them. So every device's memory holds other experts, a load goes
+//! over the owner's link alone, and the place of an expert is known without asking.
 //!
-//! Devices get experts in proportion to their budgets: each then holds about the same part of what
-//! is its own, and so misses about as often as the others. Within a layer the experts are dealt out
-//! one by one, so that every layer's, and those of every group that a router chooses within, are
-//! spread. What one layer's division leaves uneven goes into the next one's.
+//! Devices get experts in proportion to their budgets: each then holds about the same part of its
+//! own experts, and so misses about as often as the others. Within a layer the experts are dealt
+//! out one by one, so that every layer's, and those of every group that a router chooses within,
+//! are spread. The remainder of one layer's division goes into the next one's.
 
 use std::sync::Arc;
 
@@ -68,7 +68,7 @@ impl Own {
         self.owners.device(layer, expert) == self.device
     }
 
-    /// How many of a layer's experts.
+    /// The number of a layer's experts that the device owns.
     pub fn n_of(&self, layer: usize) -> usize {
         let of_layer = self.owners.of[layer].iter();
         of_layer.filter(|device| usize::from(**device) == self.device).count()

@@ -64,7 +64,7 @@ impl Staging {
             Memory::Pinned(pinned) => unsafe { pinned.bytes_mut(range) },
             Memory::Pageable(region) => {
                 assert!(range.end <= region.len());
-                // SAFETY: in the region by the assertion; nobody else's as above.
+                // SAFETY: in the region by the assertion; no other user, as above.
                 unsafe {
                     let start = region.ptr().add(range.start);
                     std::slice::from_raw_parts_mut(start, range.len())

@@ -1,4 +1,5 @@
-//! What the link takes, measured while it works: the Timer's t_L and D (PreScope, section 4.3.2).
+//! The time that the link takes, measured while it works: the Timer's t_L and D (PreScope, section
+//! 4.3.2).
 
 use std::sync::Mutex;
 use std::time::Instant;
@@ -51,7 +52,7 @@ impl LinkTimer {
         state.ns_a_byte.map(|ns| ns * n_bytes as f64)
     }
 
-    /// What is left of the transfers that are running.
+    /// The time that the running transfers still take.
     pub fn delay_ns(&self, now: Instant) -> f64 {
         let state = self.0.lock().expect("no panic under this lock");
         let all = state.ns_a_byte.unwrap_or(0.0) * state.n_bytes as f64;

@@ -1,4 +1,4 @@
-//! How granules lie in slots, and which reads bring them there. It depends on the file's layout:
+//! The layout of granules in slots, and the reads that bring them there. It depends on the file:
 //!
 //! - Stacked or fused (standard files): a granule's rows of gate and of up are one range of the
 //!   file each. Direct I/O reads whole pages, so the pages around each range go into the slot as
@@ -16,7 +16,7 @@ use crate::experts::layout::place::{DIRECT_ALIGN, LayerExperts, Part, Place, REA
 use crate::experts::store::ReadyGranule;
 use crate::gguf::Gguf;
 
-/// Where the first expert's matrix starts.
+/// The place of the first expert's matrix.
 #[derive(Clone, Copy, Debug)]
 struct Origin {
     shard: usize,
@@ -31,7 +31,7 @@ impl Origin {
         Origin { shard: tensor.shard, offset: tensor.file_offset, expert_stride }
     }
 
-    /// Where an expert's matrix starts.
+    /// The byte at which an expert's matrix starts.
     fn expert(&self, expert: u32) -> u64 {
         self.offset + u64::from(expert) * self.expert_stride as u64
     }
@@ -39,7 +39,7 @@ impl Origin {
 
 #[derive(Clone, Copy, Debug)]
 enum Source {
-    /// Where the file has them stacked or fused.
+    /// Stacked or fused in the file.
     Stacked {
         gate: Option<Origin>,
         up: Origin,
@@ -72,8 +72,8 @@ impl Source {
     }
 }
 
-/// How the granules of a layer lie in slots, and which reads bring them there. Made once a layer,
-/// at load.
+/// The layout of a layer's granules in slots, and the reads that bring them there. Made once a
+/// layer, at load.
 #[derive(Clone, Copy, Debug)]
 pub struct SlotLayout {
     layer: LayerExperts,
@@ -108,7 +108,7 @@ impl SlotLayout {
         SlotLayout { layer: *layer, source, slot_bytes }
     }
 
-    /// How the layer's experts are cut.
+    /// The cut of the layer's experts.
     pub fn geometry(&self) -> Geometry {
         self.layer.geometry
     }
@@ -202,7 +202,7 @@ impl SlotLayout {
     ///
     /// # Safety
     /// Each of `slots` is the start of `slot_bytes()` writable bytes, no two of them overlap each
-    /// other or `staged`, and until this returns nobody else touches the columns written here:
+    /// other or `staged`, and until this returns nothing else touches the columns written here:
     /// those of the piece's rows.
     pub unsafe fn scatter(
         &self,

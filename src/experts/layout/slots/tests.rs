@@ -71,7 +71,7 @@ impl Shape {
         };
         let file = Gguf::open(path).unwrap();
         let [gate, up, down] = ["gate", "up", "down"].map(|name| file.tensor_index(name).unwrap());
-        // Without a gate, its tensor is one that nobody reads.
+        // Without a gate, its tensor is never read.
         let gate = self.is_gated.then_some(gate);
         (file, self.layer(Place::Stacked { gate, up, down }))
     }
@@ -130,7 +130,7 @@ fn fresh(layout: &SlotLayout) -> Vec<u8> {
     vec![0xAA; layout.slot_bytes()]
 }
 
-/// What a direct read gives: all it can before the end of the file.
+/// The bytes of a direct read: all it can read before the end of the file.
 fn read(file: &Gguf, piece: &Piece) -> Vec<u8> {
     let mut bytes = vec![0xBB; piece.len];
     let mut n = 0;

@@ -15,7 +15,7 @@ use crate::policy::{Expert, LayerShare};
 const COPIES: usize = 3;
 
 impl State {
-    /// What an expert's layer may keep of it and of all its experts.
+    /// The part of a class that an expert's layer may keep.
     pub(super) fn share(&self, id: Expert, class: usize) -> LayerShare {
         let all = LayerShare { n_slots: usize::MAX, keep: usize::MAX };
         // Where there is no transit everything fits, and nothing need leave.
@@ -208,7 +208,7 @@ impl State {
             self.classes[class].give(role, slot);
         }
         let entry = self.table.get_mut(e);
-        // What nobody asked for while it was here was moved in vain.
+        // Bytes that were not asked for while they were here were moved in vain.
         self.counters.prefetch_wasted_bytes += std::mem::take(&mut entry.unused_bytes);
         if n == 0 {
             let place = entry.place;

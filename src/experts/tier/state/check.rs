@@ -1,4 +1,4 @@
-//! What holds at every moment, for tests and for whoever doubts it.
+//! The invariants of the state, for tests and for callers of `check_integrity`.
 
 #[cfg(test)]
 use super::Entry;

@@ -5,7 +5,7 @@
 //! Invariants, checked by `check_integrity`:
 //! - an expert's granules in memory are a prefix, its slots too, and its working slots too;
 //! - a pinned granule that has landed stays where it is;
-//! - a load's granules hold slots from its start to its end, and nobody else's;
+//! - a load's granules hold slots from its start to its end, and those of no other load;
 //! - a queued prefetch belongs to the layer prefetch, the latest predictions or an admission;
 //! - without a load, transit holds whole experts or nothing of them, unless a load has just failed:
 //!   so what waits for room in transit waits for computation and reads, never for another waiter;
@@ -43,7 +43,7 @@ pub trait Layout: Send + Sync {
     fn pieces(&self, expert: Expert, granules: Range<usize>, out: &mut Vec<Piece>);
 }
 
-/// What a tier is made of.
+/// The sizes of a tier.
 #[derive(Clone, Debug)]
 pub struct TierPlan {
     pub layers: Vec<LayerPlan>,
@@ -82,7 +82,7 @@ pub struct Ticket {
     pub expert: Expert,
     pub piece: Piece,
     pub cause: Cause,
-    /// What the load was begun for.
+    /// The use that the load was begun for.
     pub access: Access,
     pub class: usize,
     /// The first granule of the load and the slots of its granules, in order.
@@ -92,7 +92,7 @@ pub struct Ticket {
     pub staging: Option<u32>,
 }
 
-/// How far a work is.
+/// The state of a work.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// Granules have been handed out.
@@ -114,7 +114,7 @@ pub struct State {
     tickets: Slab<Ticket>,
     staging: Vec<u32>,
     plan: TierPlan,
-    /// What each layer may keep; empty: a class's slots go to whoever is worth them.
+    /// The part that each layer may keep; empty: a class's slots go to the most valuable experts.
     shares: Vec<LayerShare>,
     clock: u64,
     /// Decode steps of layers so far, and the last one of each layer.
@@ -128,7 +128,8 @@ pub struct State {
     n_lacking_slots: usize,
     /// Layers whose whole experts are pinned for a device.
     pinned_layers: Vec<PinnedLayer>,
-    /// What the tier above holds whole, and where this tier reports the same to the one below.
+    /// The experts that the tier above holds whole, and the same report of this tier to the one
+    /// below.
     upper: Arc<UpperResidency>,
     lower: Option<Arc<UpperResidency>>,
     pub counters: Counters,
@@ -188,7 +189,8 @@ impl State {
         self.eviction.save(profile);
     }
 
-    /// What each layer may keep from now on. What it holds beyond that leaves when room is needed.
+    /// Limits the granules that each layer may keep from now on. The surplus leaves when its slots
+    /// are needed.
     pub fn set_shares(&mut self, shares: &[LayerShare]) {
         assert_eq!(shares.len(), self.plan.layers.len());
         self.shares = shares.to_vec();
@@ -262,7 +264,7 @@ impl State {
         }
     }
 
-    /// What was predicted for a layer and is not wanted by it is not wanted at all.
+    /// Drops prefetches that were predicted for a layer which does not want them.
     fn drop_stale_prefetches(&mut self, layer: usize) {
         let stale = |load: &LoadId| {
             let load = &self.loads[*load as usize];
@@ -331,7 +333,7 @@ impl State {
         for i in 0..work.wanted.len() {
             self.retire(work, i);
         }
-        // What is unpinned is nobody's to look at, also when this is the end.
+        // An unpinned granule must not be read any more, also if this is the end.
         work.handed.clear();
         self.queue_demands(work);
         self.queue_layer_prefetch();
@@ -386,7 +388,7 @@ impl State {
         }
     }
 
-    /// Unpins what is still pinned. Loads that nobody else wants are stopped.
+    /// Unpins the granules that are still pinned. Loads that no other work wants are stopped.
     pub fn release(&mut self, work: &mut Acquisition) {
         self.set_lacks_slots(work, false);
         for i in 0..work.wanted.len() {

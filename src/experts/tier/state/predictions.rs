@@ -1,6 +1,6 @@
-//! What is predicted: prefetches are queued, moved, given up. Predictions are a complete statement
-//! of the moment they were made; what the latest one names is protected in transit until it is
-//! used or named no more (MoE-Infinity, section 5.2).
+//! Predictions: their prefetches are queued, moved and dropped. Predictions are a complete
+//! statement of the moment they were made; an expert that the latest ones name is protected in
+//! transit until it is used or named no more (MoE-Infinity, section 5.2).
 
 use super::State;
 use super::layer_prefetch::URGENCY;
@@ -47,7 +47,7 @@ impl State {
         }
     }
 
-    /// How urgent an expert is to the layer prefetch or the latest predictions, if they name it.
+    /// The priority of an expert in the layer prefetch or the latest predictions, if they name it.
     pub(super) fn prefetch_priority(&self, entry: &Entry) -> Option<f32> {
         let predicted =
             (entry.prediction_round == self.prediction_round).then_some(entry.predicted_priority);

@@ -72,9 +72,9 @@ struct World {
     /// Slots that are being computed with, by work.
     lent: Vec<HashSet<(usize, u32)>>,
     in_flight: Vec<u32>,
-    /// What a device has been told of each pinned layer.
+    /// The granules that a device was told of, for each pinned layer.
     pinned_layers: BTreeMap<usize, Vec<GranuleRef>>,
-    /// What a tier below has been told.
+    /// The reports to a tier below.
     told: Arc<UpperResidency>,
 }
 
@@ -149,7 +149,7 @@ impl World {
         progress
     }
 
-    /// What was lent has not been written to since.
+    /// Checks that lent granules have not been written to since.
     fn check_lent(&self, w: usize) {
         let layer = self.works[w].layer;
         for handed in &self.works[w].handed {
@@ -161,7 +161,7 @@ impl World {
         }
     }
 
-    /// Where experts of the layer are, as far as a device may rely on it.
+    /// Pins a layer and records the places that a device may rely on.
     fn pin_layer(&mut self, layer: usize) {
         let mut placed = Vec::new();
         self.state.pin_layer(layer, &mut |handed| placed.push(handed));
@@ -542,7 +542,7 @@ fn what_decode_used_stays_and_a_prompt_leaves_it_there() {
 }
 
 #[test]
-fn a_victim_keeps_the_prefix_that_nobody_needs_the_room_of() {
+fn a_victim_keeps_the_prefix_whose_room_is_not_needed() {
     let mut world = small();
     // Layers of three granules share 12 − 3 working slots; one expert needs three.
     for expert in 0..3 {
@@ -682,7 +682,7 @@ fn a_prediction_protects_until_a_more_urgent_one_or_one_without_it() {
     world.predict(&[predicted(1, 0, 0.9), predicted(1, 2, 0.6), predicted(1, 1, 0.5)]);
     world.load_all();
     assert_eq!(resident(&world), [3, 0, 3, 0]);
-    // Nobody names them any more.
+    // They are not named any more.
     world.predict(&[predicted(1, 3, 0.1)]);
     world.load_all();
     assert_eq!(resident(&world), [0, 0, 3, 3]);
