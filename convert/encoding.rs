@@ -28,7 +28,7 @@ pub enum Fp8 {
     E5M2,
 }
 
-/// What 8-bit floats are multiplied by: one number a block of rows × columns.
+/// The factors of 8-bit floats: one number a block of rows × columns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scale {
     tensor: Box<HfTensor>,
@@ -44,7 +44,7 @@ const MX_CODE_BYTES: u64 = MX_BLOCK / 2;
 const E2M1: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
 impl Encoding {
-    /// Of a tensor that stands for itself; `None` for types that are no weights' types.
+    /// The encoding of an ordinary tensor; `None` for types that weights do not have.
     pub fn of(dtype: Dtype) -> Option<Encoding> {
         match dtype {
             Dtype::F32 => Some(Encoding::Float(TensorType::F32)),

@@ -4,7 +4,7 @@
 use std::iter::Peekable;
 use std::str::Chars;
 
-/// What the names of an expression mean.
+/// The meaning of the names in an expression.
 pub trait Names {
     type Error;
 

@@ -206,7 +206,7 @@ impl Imatrix {
         self.of(name, dims).expect("its size has been checked")
     }
 
-    /// What the output says about it, in llama.cpp's keys.
+    /// The output's metadata about it, in llama.cpp's keys.
     pub fn keys(&self) -> Vec<(&'static str, OwnedValue)> {
         let file = self.path.to_string_lossy();
         let mut keys = vec![("quantize.imatrix.file", file.as_ref().into())];

@@ -129,12 +129,12 @@ impl Mix {
     }
 }
 
-/// What the rules ask about a model and the run.
+/// The facts about a model and a run that the rules use.
 #[derive(Clone, Debug, Default)]
 pub struct ModelFacts {
     pub n_layers: u64,
     pub n_experts: u64,
-    /// Of the first layer, where layers differ.
+    /// Heads of the first layer, if layers differ.
     pub n_heads: u64,
     pub n_heads_kv: u64,
     /// Whether an importance matrix is at hand.

@@ -53,7 +53,7 @@ use layout::Target;
 use plan::{Planned, Planner};
 use tokenizer::Tokenizer;
 
-/// What `convert` is asked to do.
+/// Options of `convert`.
 #[derive(Clone, Debug, Default)]
 pub struct ConvertOptions {
     pub folder: PathBuf,
@@ -67,11 +67,11 @@ pub struct ConvertOptions {
     pub layout: Layout,
 }
 
-/// What a command has written.
+/// The result of a command.
 #[derive(Clone, Debug)]
 pub struct Written {
     pub n_tensors: usize,
-    /// Of tensor data, before (where there was any) and after.
+    /// Bytes of tensor data, before (if there was any) and after.
     pub bytes_in: Option<u64>,
     pub bytes_out: u64,
     pub seconds: f64,

@@ -1,6 +1,6 @@
 //! Tensor names against the patterns of descriptors.
 
-/// Where a name fits a pattern.
+/// The layer and the expert in a name that fits a pattern.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct At {
     pub layer: Option<u64>,

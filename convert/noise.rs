@@ -20,12 +20,12 @@ pub struct Draw {
 /// Small, so that routing and attention hang on the input.
 const BIAS_STD: f32 = 0.02;
 
-/// What attention and experts add to the residual stream, relative to the embedding. With equal
-/// shares the first layer's attention drowns the embedding, all tokens look alike and 99.9 % of
-/// experts are found in a cache of half of them. So small, a cache of a quarter (half, three
-/// quarters) of the experts under LRU finds 39 % (81 %, 97 %) on 512 tokens of prose, and the
-/// next layer's router guesses two thirds of the experts right: on the trained demo model it is
-/// 37 % (66 %, 88 %).
+/// The size of the parts that attention and experts add to the residual stream, relative to the
+/// embedding. With equal shares the first layer's attention drowns the embedding, all tokens look
+/// alike and 99.9 % of experts are found in a cache of half of them. So small, a cache of a quarter
+/// (half, three quarters) of the experts under LRU finds 39 % (81 %, 97 %) on 512 tokens of prose,
+/// and the next layer's router guesses two thirds of the experts right: on the trained demo model
+/// it is 37 % (66 %, 88 %).
 const RESIDUAL_SHARE: f32 = 0.3;
 
 fn writes_residual(name: &str) -> bool {

@@ -42,7 +42,7 @@ pub struct Piece {
 }
 
 impl Piece {
-    /// Where its blocks of 4-bit floats start, if it can be had as such.
+    /// The starts of its blocks of 4-bit floats, if it consists of such blocks.
     pub fn mx_runs(&self) -> Option<Runs> {
         let is_mx = matches!(self.tensor.encoding, Some(Encoding::Mxfp4 { .. }));
         let runs = self.walk.runs(MX_BLOCK).filter(|runs| runs.is_aligned(MX_BLOCK));
@@ -185,7 +185,7 @@ impl Planner<'_> {
         Ok(counts?.into_iter().max().unwrap_or(0))
     }
 
-    /// What makes each target, by its name or pattern.
+    /// The sources of each target, by its name or pattern.
     fn wanted<'a>(&self, rows: &'a [TensorRow]) -> Result<BTreeMap<String, Wanted<'a>>> {
         let mut all: BTreeMap<String, Wanted<'a>> = BTreeMap::new();
         for row in rows {
@@ -326,7 +326,7 @@ impl Planner<'_> {
         Ok(Planned { name: name.into(), dims, source: Source::Pieces(pieces) })
     }
 
-    /// What a row makes of its tensor, with the shape that has (row length last).
+    /// The piece that a row makes of its tensor, with its shape (row length last).
     fn piece(&self, row: &TensorRow, tensor: &HfTensor) -> Result<(Vec<u64>, Piece)> {
         let shape = self.sizes.list(self.config, &row.shape)?;
         let Some(shape) = shape.filter(|_| self.is_known(row).unwrap_or(false)) else {

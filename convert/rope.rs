@@ -10,12 +10,12 @@ use crate::Result;
 use crate::gguf::OwnedValue;
 use crate::model::descriptor::Descriptor;
 
-/// What a checkpoint's scaling becomes in a GGUF file.
+/// The parts of a GGUF file that express a checkpoint's scaling.
 #[derive(Debug, Default)]
 pub struct RopeScaling {
     /// `{arch}.rope.scaling.*`
     pub keys: Vec<(String, OwnedValue)>,
-    /// What each frequency is divided by: always, or within and beyond the original context.
+    /// Divisors of the frequencies: for all contexts, or within and beyond the original context.
     pub tensors: Vec<Planned>,
 }
 

@@ -14,7 +14,7 @@ pub struct Source<'a> {
     pub dims: Vec<u64>,
     pub ty: TensorType,
     shard: &'a Shard,
-    /// Where the tensor starts that has the bytes.
+    /// The offset of the tensor that has the bytes.
     offset: u64,
     from: From,
 }

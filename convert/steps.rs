@@ -5,7 +5,7 @@ use super::json::Json;
 use super::view::{Pairs, View};
 use crate::Result;
 
-/// What happens to each value.
+/// A function of each value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Map {
     Add(f32),

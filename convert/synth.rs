@@ -79,7 +79,7 @@ pub const PRESETS: [&str; 7] = [
 const PURE: &[(&str, TensorType, u32)] =
     &[("q4_k", TensorType::Q4_K, 14), ("q5_k", TensorType::Q5_K, 16)];
 
-/// What `--type` may be: the mixes of `quantize`, and K-quants for every matrix.
+/// The values of `--type`: the mixes of `quantize`, and K-quants for every matrix.
 pub fn synth_type_names() -> Vec<&'static str> {
     Mix::names().chain(PURE.iter().map(|row| row.0)).collect()
 }

@@ -68,7 +68,7 @@ fn parse(path: &Path) -> Result<Vec<Vec<u8>>> {
     Ok(tokens)
 }
 
-/// What merges of ranks below `limit` leave of `token`.
+/// The parts of `token` after all merges of ranks below `limit`.
 fn parts<'a>(token: &'a [u8], limit: usize, ranks: &HashMap<&[u8], usize>) -> Vec<&'a [u8]> {
     // Where the parts start, and the end of the last.
     let mut cuts: Vec<usize> = (0..=token.len()).collect();

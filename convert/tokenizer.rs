@@ -465,7 +465,7 @@ mod tests {
         assert_eq!(known, ["default", "glm4", "chatglm-bpe"]);
     }
 
-    /// What transformers feeds the model: [text, ids] each.
+    /// Compares with the prompts that transformers gives to the model: [text, ids] each.
     fn check_prompts(tokenizer: &Runs, name: &str) {
         for prompt in json_fixture(&format!("hf/{name}/prompts.json")).as_array().unwrap() {
             let text = prompt[0].as_str().unwrap();

@@ -206,8 +206,8 @@ impl Walk {
         Ok(())
     }
 
-    /// Where each of the runs of `run` elements (the innermost ones, together in the source)
-    /// starts, from run `first` on; `None` if elements do not lie together so.
+    /// The starts of the runs of `run` elements (the innermost ones, together in the source), from
+    /// run `first` on; `None` if elements do not lie together so.
     pub fn runs(&self, run: u64) -> Option<Runs> {
         let all = self.outer.iter().chain(&self.inner).copied();
         let axes: Vec<Axis> = all.filter(|a| a.len != 1).collect();
@@ -231,7 +231,7 @@ impl Walk {
         self.block == self.span && joined(&self.inner).is_some_and(|one| one.stride == 1)
     }
 
-    /// Where the block of a number starts in the source.
+    /// The start in the source of the block with this number.
     fn start(&self, index: u64) -> u64 {
         position(self.offset, &self.outer, index)
     }
@@ -251,7 +251,7 @@ impl Runs {
         axes && self.offset.is_multiple_of(n)
     }
 
-    /// Where in the source a run starts.
+    /// The start of a run in the source.
     pub fn start(&self, index: u64) -> u64 {
         position(self.offset, &self.axes, index)
     }

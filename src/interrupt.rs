@@ -16,7 +16,7 @@ static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 /// Exit codes are 128 and the signal's number.
 const CTRL_C: i32 = 128 + 2;
 
-/// Who sends SIGTERM or SIGHUP does not ask twice, but kills: `docker stop` after ten seconds.
+/// The sender of SIGTERM or SIGHUP does not ask twice, but kills: `docker stop` after ten seconds.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Takes over Ctrl-C, SIGTERM and SIGHUP for the rest of the process. Called once, by `cli`, before

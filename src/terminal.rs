@@ -1,5 +1,5 @@
-//! What a person sees on stderr: lines, and at most one progress bar. A line is never written into
-//! the bar, and the bar vanishes when its work ends, whether it was done or failed.
+//! Output to stderr: lines, and at most one progress bar. A line is never written into the bar, and
+//! the bar vanishes when its work ends, whether it was done or failed.
 
 use crate::units::size;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -28,7 +28,7 @@ static DRAWN: Mutex<Option<ProgressBar>> = Mutex::new(None);
 /// A bar appears after this time only, so that short work draws nothing.
 const DELAY: Duration = Duration::from_millis(300);
 
-/// Where no bar can be drawn, lines about progress come no faster than this.
+/// If no bar can be drawn, lines about progress come no faster than this.
 const LINE_INTERVAL: Duration = Duration::from_millis(500);
 
 pub fn set_detail(detail: Detail) {

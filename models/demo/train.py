@@ -328,7 +328,7 @@ def main():
     from tokenizers import Tokenizer
     tokenizer = Tokenizer.from_file(os.path.join(options.data, "tokenizer.json"))
     torch.set_num_threads(1)
-    # large buffers come back every step: let the allocator keep them instead of paging anew
+    # large buffers come back every step: let the allocator keep them instead of paging in new ones
     os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", "2000000000")
     os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", "8000000000")
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "4096")

@@ -19,7 +19,7 @@ pub enum Choice<'a> {
     NoSuchFile(Vec<&'a str>),
     /// No GGUF file at all.
     NoModel,
-    /// Of a split model this shard is missing.
+    /// A split model lacks this shard.
     NoShard(String),
 }
 

@@ -1,4 +1,4 @@
-//! Where the hub is, where its files go, and how long a server is waited for.
+//! The hub's address, the cache's folder, and the patience with servers.
 
 use super::{paths, url};
 use crate::{Error, Result};
@@ -10,7 +10,7 @@ use std::time::Duration;
 /// The hub itself; HF_ENDPOINT names a mirror.
 const ENDPOINT: &str = "https://huggingface.co";
 
-/// What opens private repositories. It can be sent, but not printed.
+/// The key to private repositories. It can be sent, but not printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(String);
 
@@ -37,7 +37,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// How long to wait for a server, and how often to come back.
+/// Timeouts and numbers of retries.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
     /// Tries in a row that bring nothing.
@@ -69,7 +69,7 @@ pub struct Config {
     /// The folder that has `models--…` in it.
     pub cache: PathBuf,
     pub token: Option<Token>,
-    /// Ask nobody: what the cache does not have is an error.
+    /// Send no requests: a file that is not in the cache is an error.
     pub offline: bool,
     pub patience: Patience,
 }

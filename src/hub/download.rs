@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 /// Bytes of a read from the network or of what is there.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// What to get, from where, to where.
+/// A file to download: its source and its destination.
 pub struct Job<'a> {
     pub config: &'a Config,
     pub http: &'a Http<'a>,

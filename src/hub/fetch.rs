@@ -15,7 +15,7 @@ use rustix::fs::statvfs;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// How far a download has come.
+/// The progress of a download.
 #[derive(Clone, Copy, Debug)]
 pub struct Step<'a> {
     pub file: &'a str,
@@ -65,7 +65,7 @@ impl Hub {
         }
     }
 
-    /// What the cache has, without asking anybody. An error names what there is instead.
+    /// The file in the cache; sends no requests. An error names the files that are there instead.
     fn cached(&self, wanted: &Wanted) -> Result<Option<PathBuf>> {
         let paths = self.paths(&wanted.repo);
         let mut missed = None;

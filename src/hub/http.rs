@@ -175,7 +175,7 @@ fn etag(text: &str) -> String {
     text.trim().trim_start_matches("W/").trim_matches('"').to_owned()
 }
 
-/// What a server says, fit for a terminal.
+/// A server's text, made safe for a terminal.
 fn harmless(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(200).collect()
 }

@@ -1,5 +1,5 @@
-//! What the hub's API says of a repository: the commit of a branch, the files of a commit. Nothing
-//! in it is trusted: what could lead out of the cache is left out.
+//! Answers of the hub's API: the commit of a branch, the files of a commit. Nothing in them is
+//! trusted: names that lead out of the cache are dropped.
 
 use super::names;
 use serde_json::Value;

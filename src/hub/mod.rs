@@ -1,9 +1,9 @@
 //! Models from a Hugging Face hub: finds the file of a repository that a name stands for, brings it
 //! into the cache that all of the hub's programs share, and checks it.
 //!
-//! What is decided (`repo`, `choice`, `names`, `paths`, `range`, `url`, `listing`) knows neither
-//! network nor disk; `http` and `api` ask, `download` writes one file, `snapshot` reads and changes
-//! the cache's folders, and `fetch` puts them together.
+//! The decisions (`repo`, `choice`, `names`, `paths`, `range`, `url`, `listing`) know neither
+//! network nor disk; `http` and `api` send requests, `download` writes one file, `snapshot` reads
+//! and changes the cache's folders, and `fetch` puts them together.
 
 mod api;
 mod choice;

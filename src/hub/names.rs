@@ -1,5 +1,5 @@
-//! What a server says and the cache takes for names of files. None of it is trusted: a name must
-//! not lead out of the folder that it is put into.
+//! Names of files, from servers and in the cache. They are not trusted: a name must not lead out of
+//! its folder.
 
 /// Longest name of a file that is taken, in bytes.
 const MAX_PATH_BYTES: usize = 1024;

@@ -1,4 +1,5 @@
-//! Where the hub's programs keep files (Hugging Face's documentation, "Understand caching"):
+//! The folders in which the hub's programs keep files (Hugging Face's documentation, "Understand
+//! caching"):
 //!
 //! ```text
 //! CACHE/models--USER--REPO/blobs/ETAG              contents, each once
@@ -58,7 +59,7 @@ impl RepoPaths {
         self.blobs().join(etag)
     }
 
-    /// What of a blob has come so far.
+    /// The file of an incomplete blob.
     pub fn incomplete(&self, etag: &str) -> PathBuf {
         self.blobs().join(format!("{etag}.incomplete"))
     }
@@ -94,7 +95,8 @@ pub fn repo_of_folder(name: &str) -> Option<RepoId> {
     RepoId::parse(&format!("{user}/{repo}")).ok()
 }
 
-/// What a link at `snapshots/COMMIT/PATH` says, so that the cache can be moved as a whole.
+/// The target of a link at `snapshots/COMMIT/PATH`, relative, so that the cache can be moved as a
+/// whole.
 pub fn link_target(path: &str, etag: &str) -> PathBuf {
     let depth = path.split('/').count();
     // Out of PATH's folders, COMMIT and snapshots.

@@ -1,15 +1,15 @@
-//! What an answer to a request for the rest of a file means (RFC 9110, sections 14 and 15.3.7).
+//! Answers to a request for the rest of a file (RFC 9110, sections 14 and 15.3.7).
 
-/// Of an answer that may carry a file.
+/// The facts of an answer that may carry a file.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Answer<'a> {
     pub status: u16,
     pub content_range: Option<&'a str>,
-    /// Of this answer's body, not of the whole file.
+    /// The length of this answer's body, not of the whole file.
     pub content_length: Option<u64>,
 }
 
-/// What to do with the body.
+/// The use of the body.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Plan {
     /// It goes on where the file ends.
@@ -103,7 +103,7 @@ mod tests {
         }
         assert_eq!(plan(5, None, Answer { status: 206, ..Answer::default() }), Plan::Discard);
         assert_eq!(plan(5, None, Answer { status: 416, ..Answer::default() }), Plan::Discard);
-        assert_eq!(plan(0, None, partial("bytes 0-9/10")), Plan::Discard, "nobody asked");
+        assert_eq!(plan(0, None, partial("bytes 0-9/10")), Plan::Discard, "not asked for");
     }
 
     #[test]

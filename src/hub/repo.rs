@@ -1,4 +1,4 @@
-//! What a user asks for: `user/repo`, `user/repo:quant`, or one file of a repository by its name;
+//! References to models: `user/repo`, `user/repo:quant`, or one file of a repository by its name;
 //! and the addresses of these in a browser.
 
 use super::names;

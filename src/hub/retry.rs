@@ -15,7 +15,7 @@ pub enum Failure {
     Lasting(Error),
 }
 
-/// What a request brought.
+/// The result of a request.
 pub type Try<T> = std::result::Result<T, Failure>;
 
 impl Failure {

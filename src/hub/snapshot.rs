@@ -20,9 +20,9 @@ const MAX_DEPTH: usize = 8;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cached {
     pub repo: RepoId,
-    /// What `REPO:TYPE` calls it, where its name says that.
+    /// The type in `REPO:TYPE`, if the name has one.
     pub quant: Option<String>,
-    /// Of all its files.
+    /// The size of all its files.
     pub n_bytes: u64,
     /// Its first file.
     pub path: PathBuf,

@@ -27,7 +27,7 @@ pub fn origin(url: &str) -> Option<(String, String)> {
     Some((scheme, if told { host } else { format!("{host}:{port}") }))
 }
 
-/// Where a redirect leads: `location` as seen from `base`. `None` if that cannot be asked.
+/// The target of a redirect: `location` relative to `base`. `None` if it cannot be requested.
 pub fn join(base: &str, location: &str) -> Option<String> {
     let location = location.trim();
     if location.is_empty() || location.contains(|c: char| c.is_control() || c == ' ') {

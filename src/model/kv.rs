@@ -82,7 +82,7 @@ struct Plane {
     data: RowBytes,
 }
 
-/// What one layer keeps of each position.
+/// The cached rows of one position in a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerShape {
     /// A key and a value for each KV head.
@@ -133,7 +133,7 @@ struct LayerCache {
     delta: DeltaState,
 }
 
-/// What a gated delta rule carries on from position to position.
+/// The state that a gated delta rule carries on from position to position.
 #[derive(Default)]
 pub struct DeltaState {
     /// [kernel − 1, channels]
@@ -188,8 +188,8 @@ impl KvCache {
         self.n_source = n;
     }
 
-    /// Takes back positions from `n` of `n_past` on; answers how many are left. What layers with a
-    /// state have seen cannot be taken back: they begin anew.
+    /// Takes back positions from `n` of `n_past` on; returns the number of positions that are left.
+    /// Layers with a state cannot take back positions: they start over.
     pub fn truncate(&mut self, n_past: usize, n: usize) -> usize {
         let has_state = self.layers.iter().any(|l| matches!(l.shape, LayerShape::Delta(_)));
         if !has_state || n >= n_past {

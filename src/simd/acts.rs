@@ -8,7 +8,7 @@ use crate::gguf::TensorType;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// What a weight type is multiplied with.
+/// The kind of activations that a weight type is multiplied with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(non_camel_case_types)] // the names are the format's own
 pub enum ActKind {
@@ -263,7 +263,7 @@ impl ActWriter<'_> {
 }
 
 /// Some tokens (a run, or any list of them) and columns of [`Activations`]. An expert reads its
-/// tokens through [`ActView::select`], so nobody gathers rows.
+/// tokens through [`ActView::select`], so rows need no gathering.
 #[derive(Clone, Copy)]
 pub struct ActView<'a> {
     acts: &'a Activations,

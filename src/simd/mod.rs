@@ -24,9 +24,9 @@ use aligned::{AlignedBytes, Line};
 use std::ops::Range;
 use std::sync::OnceLock;
 
-/// Some rows of a matrix times some tokens, and where the results go: `out.at[t·out.stride + r]` is
-/// for token t and row r of `mat`. What a kernel takes is a promise that each of these places can
-/// be written and is nobody else's meanwhile, and that columns and kinds fit.
+/// Some rows of a matrix times some tokens, with the destination: `out.at[t·out.stride + r]` is for
+/// token t and row r of `mat`. Kernels rely on each of these places being writable and not shared
+/// meanwhile, and on columns and kinds that fit.
 #[derive(Clone, Copy)]
 struct Product<'a> {
     mat: MatRef<'a>,
@@ -42,7 +42,7 @@ struct Product<'a> {
 /// Bytes of activations in a part of the tokens: 128 of them at 2048 columns.
 const PART_BYTES: usize = 256 << 10;
 
-/// Where the results of a product go: those of token t from `at + t·stride` on.
+/// The destination of a product: results of token t go to `at + t·stride` and after.
 #[derive(Clone, Copy)]
 pub struct Out {
     pub at: *mut f32,
@@ -77,7 +77,7 @@ impl<'a> Product<'a> {
     }
 
     /// Parts of about as many tokens each, whole tiles but for the last. Their activations stay in
-    /// the second cache while they pass over all weights, which are unpacked anew for each part.
+    /// the second cache while they pass over all weights, which are unpacked again for each part.
     fn by_tokens(self, tile: usize) -> impl Iterator<Item = Self> {
         let tokens = self.acts.tokens();
         let most = (PART_BYTES / self.mat.cols.max(1)).max(32);
@@ -98,7 +98,7 @@ impl<'a> Product<'a> {
         self.mat.data.as_ptr().wrapping_add((self.first + i) * self.mat.row_stride)
     }
 
-    /// Where the product of row `i` of these rows and token `t` goes.
+    /// The destination of the product of row `i` of these rows and token `t`.
     #[inline]
     fn place(&self, t: usize, i: usize) -> *mut f32 {
         self.out.at.wrapping_add(t * self.out.stride + self.first + i)

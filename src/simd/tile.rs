@@ -96,12 +96,12 @@ impl<'a> TileMut<'a> {
     }
 }
 
-/// What a tile's scores do to the softmax so far.
+/// The effect of a tile's scores on the softmax so far.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SoftmaxStep {
     /// The largest score so far.
     pub max: f32,
-    /// By what sums made with the former maximum are multiplied.
+    /// The factor for sums made with the former maximum.
     pub factor: f32,
     /// Σ of the tile's exponentials.
     pub sum: f32,
@@ -225,7 +225,7 @@ fn softmax_row(x: &mut [f32], scale: f32, max: f32) -> SoftmaxStep {
     SoftmaxStep { max: new, factor: exp::exp(max - shift), sum: tree8(lanes) }
 }
 
-/// What is taken off scores whose maximum is `max`: −∞ − −∞ would be NaN.
+/// The shift of scores whose maximum is `max`: −∞ − −∞ would be NaN.
 pub fn shift(max: f32) -> f32 {
     if max == f32::NEG_INFINITY { 0.0 } else { max }
 }

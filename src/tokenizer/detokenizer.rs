@@ -61,7 +61,7 @@ impl<T: Deref<Target = Tokenizer>> Detokenizer<T> {
         Ok(ready)
     }
 
-    /// What is left when no token follows: U+FFFD for an incomplete character.
+    /// The rest when no token follows: U+FFFD for an incomplete character.
     pub fn finish(&mut self) -> &str {
         self.ready = String::from_utf8_lossy(&self.pending).into_owned();
         self.pending.clear();

@@ -10,7 +10,7 @@ impl Tokenizer {
     }
 }
 
-/// Where a file names its kind of vocabulary.
+/// The key that names a file's kind of vocabulary.
 const MODEL: &str = "tokenizer.ggml.model";
 
 /// Names that mean none: a checkpoint that brings no tokenizer, and models made for tests, whose

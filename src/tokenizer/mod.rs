@@ -35,7 +35,7 @@ use spm::Spm;
 use std::collections::BTreeSet;
 use ugm::Ugm;
 
-/// What `encode` adds and recognises.
+/// Options of `encode`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EncodeOptions {
     /// Add BOS and EOS where the model asks for them (`add_bos`, `add_eos`).
@@ -56,7 +56,7 @@ enum Algorithm {
     Bpe(Box<Bpe>),
     Spm(Box<Spm>),
     Ugm(Box<Ugm>),
-    /// Of a file without a vocabulary: no text has tokens.
+    /// The tokenizer of a file without a vocabulary: no text has tokens.
     None,
 }
 

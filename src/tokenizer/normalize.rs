@@ -1,5 +1,5 @@
-//! What SentencePiece does to a text before it looks for pieces: characters replaced by the
-//! charsmap, surplus spaces removed, spaces written as U+2581, one of them put first.
+//! SentencePiece's normalisation of a text: characters are replaced by the charsmap, surplus spaces
+//! removed, spaces written as U+2581, one of them put first.
 
 use super::charsmap::Charsmap;
 use super::vocab::{SPM_SPACE, Vocab};

@@ -22,7 +22,7 @@ pub(super) struct Row {
     pub marker: Option<&'static str>,
 }
 
-/// What `ByteLevel` splits by.
+/// The pattern of `ByteLevel`.
 pub const GPT2: &str =
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
@@ -148,8 +148,8 @@ pub(super) const SUPERBPE_CUTS: &str = r"(?=(\d{3})+(?!\d))";
 /// Threes from the right, in numbers that no letter follows.
 pub(super) const AYA_THREES: &str = r"\d{1,3}(?=(?:\d{3})*\b)";
 
-/// What llama.cpp applies to BPE files that name no pre-tokenizer: a format of its own, no
-/// tokenizer.json has it.
+/// The patterns that llama.cpp applies to BPE files that name no pre-tokenizer: a format of its
+/// own, no tokenizer.json has it.
 const DEFAULT: &[&str] = &[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"];
 
 const PLAIN: Row = Row {

@@ -158,8 +158,8 @@ pub struct PreTokenizer {
 }
 
 impl PreTokenizer {
-    /// By the value of `tokenizer.ggml.pre`. An unknown one is refused: guessing would cut words
-    /// in the wrong places, which makes the model's answers worse and tells nobody.
+    /// By the value of `tokenizer.ggml.pre`. An unknown one is refused: a guess would cut words in
+    /// the wrong places, which makes the model's answers worse without any sign of it.
     pub fn named(name: Option<&str>, path: &Path) -> Result<Self> {
         let wanted = name.unwrap_or_else(|| {
             log::warn!("the file names no pre-tokenizer (tokenizer.ggml.pre): using `default`");

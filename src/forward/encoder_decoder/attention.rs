@@ -23,7 +23,7 @@ pub enum Sees {
     Source,
 }
 
-/// Where queries look.
+/// The positions that queries see.
 #[derive(Clone, Copy)]
 pub struct View<'a> {
     /// Layer of the cache.

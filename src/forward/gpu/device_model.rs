@@ -1,4 +1,5 @@
-//! What is uploaded to the first device when a model is loaded. Passes read it and never change it.
+//! The data that is uploaded to the first device when a model is loaded. Passes read it and never
+//! change it.
 
 use crate::Result;
 use crate::backend::gpu::{Device, DeviceBuffer, Stream};

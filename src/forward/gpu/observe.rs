@@ -1,4 +1,4 @@
-//! What the host reads of a layer's routing, for policies, recorders and its own share of the work.
+//! The host's view of a layer's routing, for policies, recorders and its own share of the work.
 
 use crate::Result;
 use crate::forward::gpu::pass::GpuPass;

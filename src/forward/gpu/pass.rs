@@ -42,9 +42,9 @@ pub enum Role {
 
 /// The KV caches of the sessions of a batch, indexed by `Segment::session`.
 pub struct Caches<'a> {
-    /// Of the layers on the CPU.
+    /// Caches of the layers on the CPU.
     pub host: &'a mut [&'a mut KvCache],
-    /// Of the layers on the device.
+    /// Caches of the layers on the device.
     pub device: &'a [&'a GpuCache],
 }
 

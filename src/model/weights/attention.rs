@@ -31,7 +31,7 @@ pub struct LatentWeights {
     /// The compressed row and the key part that all heads turn: [kv_rank + n_rot, n_embd].
     pub kv_a: Linear,
     pub kv_a_norm: Vec<f32>,
-    /// What a head's query becomes in the compressed space: [kv_rank, head_dim − n_rot] each.
+    /// Matrices that take a head's query to the compressed space: [kv_rank, head_dim − n_rot] each.
     pub k_b: HeadMatrices,
     /// A head's values from the compressed space: [head_dim_v, kv_rank] each.
     pub v_b: HeadMatrices,

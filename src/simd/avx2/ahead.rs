@@ -52,13 +52,13 @@ const FAR: usize = 4608;
 /// The rows that a matrix–vector loop reads, one after the other.
 #[derive(Clone, Copy)]
 pub(in crate::simd) struct Rows {
-    /// Of the matrix: what lies behind a thread's piece is mostly its next one.
+    /// The end of the matrix: a thread's next piece mostly follows its current one.
     end: *const u8,
     /// Bytes between the end of a row and the next.
     gap: usize,
 }
 
-/// What the loop reads soon.
+/// Addresses that the loop reads soon.
 #[derive(Clone, Copy)]
 pub(in crate::simd) struct Next {
     near: *const u8,
@@ -76,7 +76,7 @@ impl Rows {
         Rows { end: product.mat.data.as_ptr_range().end, gap }
     }
 
-    /// What follows `group`, blocks one after the other in a row that ends at `row_end`.
+    /// The addresses after `group`, blocks one after the other in a row that ends at `row_end`.
     #[inline]
     pub fn behind(self, group: *const u8, row_end: *const u8) -> Next {
         let at = |distance: usize| {

@@ -16,7 +16,7 @@ use std::arch::x86_64::*;
 pub(in crate::simd) trait Decode: IntBlock {
     /// [`Narrow`] for 32 codes, [`Wide`] for 256.
     type Panel: Unpacked;
-    /// What d and dmin come as: f16 bits (`u16`) or `f32`.
+    /// The type of d and dmin: f16 bits (`u16`) or `f32`.
     type Stored: Scale;
     /// Codes that share an integer scale, 16 or 32 (32 if there is none).
     const SUB: usize;
@@ -133,7 +133,7 @@ pub(in crate::simd) struct Eight<const CODES: usize, const SCALES: usize, const 
 pub(in crate::simd) type Narrow = Eight<8, 0, 0>;
 pub(in crate::simd) type Wide = Eight<64, 16, 8>;
 
-/// What the generic code needs to know of [`Narrow`] and [`Wide`].
+/// The parts that [`Narrow`] and [`Wide`] share.
 pub(in crate::simd) trait Unpacked {
     fn set_scales(&mut self, scales: (__m256, __m256));
     fn scales(&self) -> (__m256, __m256);

@@ -28,7 +28,7 @@ pub(in crate::simd) struct EightRows {
     scales: [f32; 8 * MOST],
 }
 
-/// What each of the blocks gives, eight a group.
+/// The values of the blocks, eight a group.
 pub(in crate::simd) struct Values([__m256; MOST]);
 
 /// The strips of rows of `blocks` blocks; none cuts a granule, which has fewer than eight.
@@ -38,7 +38,7 @@ pub(in crate::simd) fn strips(blocks: usize, granule: usize) -> impl Iterator<It
 }
 
 impl EightRows {
-    /// Of rows `stride` bytes apart.
+    /// Rows that are `stride` bytes apart.
     ///
     /// # Safety
     /// `token` has the strip's blocks.
@@ -97,7 +97,7 @@ impl EightRows {
         unsafe { _mm256_loadu_ps(scales.as_ptr()) }
     }
 
-    /// What is read some time after a group of the rows from `row` on.
+    /// The addresses that are read some time after a group of the rows from `row` on.
     #[inline]
     #[target_feature(enable = "avx2")]
     pub fn behind(&self, row: *const u8, group: usize, ahead: Rows) -> Next {

@@ -33,7 +33,7 @@ pub(in crate::simd) trait Ints: IntBlock {
         unreachable!("a format without mins")
     }
 
-    /// What d and dmin come as.
+    /// The type of d and dmin.
     type Scale: Scale;
 
     /// d and dmin (0 where there are no mins).

@@ -9,7 +9,7 @@
 use crate::simd::avx2::ints::{ActBlock, Ints};
 use std::arch::x86_64::*;
 
-/// Of eight blocks, one a lane.
+/// The decoded integers of eight blocks, one a lane.
 pub(super) struct Integers {
     pub isums: __m256i,
     /// For formats with mins.
@@ -27,8 +27,8 @@ pub(super) trait EightBlocks: Ints {
     unsafe fn integers(at: impl At<Self>, ask: impl Fn(usize)) -> Integers;
 }
 
-/// Where the eight blocks are. A type of its own for each caller, so that each has a copy of the
-/// kernel and none of them calls it: with the pointers in memory Q4_K was a tenth slower.
+/// The addresses of the eight blocks. A type of its own for each caller, so that each has a copy of
+/// the kernel and none of them calls it: with the pointers in memory Q4_K was a tenth slower.
 pub(super) trait At<B>: Fn(usize) -> (*const B, ActBlock) + Copy {}
 
 impl<B, F: Fn(usize) -> (*const B, ActBlock) + Copy> At<B> for F {}

@@ -73,7 +73,7 @@ unsafe fn isums<B: Codes>(at: impl At<B>, ask: impl Fn(usize), scales: Numbers) 
     sum8([isum(0), isum(1), isum(2), isum(3), isum(4), isum(5), isum(6), isum(7)])
 }
 
-/// Of the eight i16 in each quarter, number 4c + q in quarter q.
+/// Takes number 4c + q of the eight i16 in each quarter to quarter q.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn spread(scales: __m512i, c: usize) -> __m512i {

@@ -5,8 +5,8 @@ use crate::quant::{BlockIQ4XS, BlockQ4K, BlockQ5K, iq4_nl};
 use crate::simd::avx2::ints::ActBlock;
 use std::arch::x86_64::*;
 
-/// Of the eight u16 in each quarter, number 2c in the low half of the vector and number 2c + 1 in
-/// the high half.
+/// Takes number 2c of the eight u16 in each quarter to the low half of the vector, and number 2c +
+/// 1 to the high half.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn spread(scales: __m512i, c: usize) -> __m512i {
@@ -25,8 +25,8 @@ unsafe fn nibbles(p: *const u8) -> __m512i {
     _mm512_srlv_epi16(unsafe { twice(p) }, by_half(0, 4))
 }
 
-/// Of Q4_K and Q5_K, whose blocks begin alike (see `k_scales`): eight scales and eight mins as
-/// bytes in each quarter.
+/// Eight scales and eight mins as bytes in each quarter, for Q4_K and Q5_K, whose blocks begin
+/// alike (see `k_scales`).
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn scales_and_mins(heads: __m512i) -> __m512i {

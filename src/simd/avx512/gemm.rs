@@ -17,12 +17,12 @@ use std::arch::x86_64::*;
 /// Columns that are unpacked at a time: 16 rows of them, about 21 KiB, stay in the first cache.
 const PIECE: usize = 1024;
 
-/// Of sixteen rows and a token.
+/// The sums of sixteen rows and a token.
 #[repr(C)]
 struct Lanes {
     /// The eight float lanes of "One arithmetic", of a granule.
     eight: [__m512; 8],
-    /// Of the granules before.
+    /// The sum of the granules before.
     sum: __m512,
 }
 
@@ -103,14 +103,14 @@ unsafe fn part_matmul<B: Sixteen>(product: Product, scratch: &mut Scratch) {
     }
 }
 
-/// Where the products of sixteen rows, from `r` on, and a tile, from token `t` on, add up.
+/// The sums of the products of sixteen rows, from `r` on, and a tile, from token `t` on.
 struct Sums<'a> {
     product: Product<'a>,
     /// Whether results go past the caches.
     streams: bool,
     r: usize,
     t: usize,
-    /// Of the tile's first token; the others' follow.
+    /// The lanes of the tile's first token; the others' follow.
     lanes: *mut Lanes,
 }
 

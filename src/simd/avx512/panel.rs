@@ -15,7 +15,7 @@ pub(super) trait Sixteen: Panel {
     const SUB: usize;
     /// The largest magnitude of a code.
     const LARGEST: usize;
-    /// What makes every code a u8.
+    /// Added to every code, so that it is a u8.
     const OFFSET: u8;
 
     /// # Safety
@@ -37,7 +37,7 @@ pub(super) struct Rows<const CODES: usize, const SCALES: usize, const MINS: usiz
 pub(super) type Narrow = Rows<8, 0, 0>;
 pub(super) type Wide = Rows<64, 16, 8>;
 
-/// What the product needs to know of [`Narrow`] and [`Wide`].
+/// The parts that [`Narrow`] and [`Wide`] share.
 pub(super) trait Unpacked {
     fn d(&self) -> __m512;
     fn dmin(&self) -> __m512;
@@ -185,7 +185,7 @@ pub(super) fn look_up(table: &[i8; 16], offset: u8, indices: __m512i) -> __m512i
     _mm512_shuffle_epi8(table, indices)
 }
 
-/// Of each word the bytes with these numbers; 0x80 is a zero.
+/// Picks the bytes with these numbers from each word; 0x80 is a zero.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn pick(words: __m512i, bytes: [u8; 4]) -> __m512i {

@@ -18,13 +18,13 @@ pub(super) struct Tile {
     /// Four values each.
     pub words: *mut i32,
     pub scales: *mut f32,
-    /// Where the sum of each run of codes starts: minus what the offset of the codes adds.
+    /// The first summand of each run of codes: minus the sum that the offset of the codes adds.
     pub starts: *mut i32,
     /// Two sums each, for mins.
     pub sums: *mut i32,
 }
 
-/// How many of each a token has.
+/// The number of each that a token has.
 #[derive(Clone, Copy)]
 pub(super) struct Counts {
     words: usize,
@@ -101,7 +101,7 @@ pub(super) unsafe fn write_tile<B: Sixteen>(
     }
 }
 
-/// Where a token's numbers come from.
+/// A source of a token's numbers.
 trait Numbers {
     /// Bytes behind which the next eight are.
     const BYTES: usize;
@@ -109,7 +109,7 @@ trait Numbers {
     /// The numbers in `mask`, which are the first of eight.
     ///
     /// # Safety
-    /// What they come from is readable; the processor has this module's features.
+    /// The source is readable; the processor has this module's features.
     unsafe fn eight(from: *const u8, mask: u8) -> __m256i;
 }
 
@@ -127,7 +127,7 @@ impl Numbers for Words {
     }
 }
 
-/// What the offset of the codes takes away, from sums of 16 or 32 activations.
+/// The sums that the offset of the codes adds, from sums of 16 or 32 activations.
 struct Starts<B>(PhantomData<B>);
 
 impl<B: Sixteen> Numbers for Starts<B> {

@@ -10,7 +10,7 @@ use std::arch::asm;
 #[target_feature(enable = "neon")]
 pub(super) fn widen(h: uint16x8_t) -> F32x8 {
     let (low, high): (float32x4_t, float32x4_t);
-    // SAFETY: registers only. It may set a floating-point status bit (which nobody reads), so it
+    // SAFETY: registers only. It may set a floating-point status bit (which is never read), so it
     // does not claim to preserve flags.
     unsafe {
         asm!(

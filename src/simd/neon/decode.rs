@@ -13,7 +13,7 @@ use std::arch::aarch64::*;
 /// A block of 32 codes without sub-blocks, for Q8_0 activations, or of 256 codes with integer
 /// scales, for Q8_K activations.
 pub(super) trait Decode: IntBlock {
-    /// What d and dmin come as.
+    /// The type of d and dmin.
     type Stored: Stored;
     /// Codes that share an integer scale, 16 or 32 (32 if there is none).
     const SUB: usize;

@@ -24,10 +24,10 @@
 //! cargo test --target aarch64-unknown-linux-gnu --test formats quant_
 //! ```
 //!
-//! Nobody has timed it on a processor. So there are no prefetches, and the sizes of tiles and
-//! chunks are those of AVX2 where the number of registers does not decide. What the compiler makes
-//! of the Q4_K loops with `sdot`: 118 instructions for a sub-block of eight rows times four tokens,
-//! of which 64 are `sdot`; counted, 124 for a block of 256 times one token.
+//! It has not been timed on a processor. So there are no prefetches, and the sizes of tiles and
+//! chunks are those of AVX2 where the number of registers does not decide. The compiler makes 118
+//! instructions of the Q4_K loop with `sdot` for a sub-block of eight rows times four tokens, of
+//! which 64 are `sdot`; counted, 124 for a block of 256 times one token.
 
 mod acts;
 mod convert;

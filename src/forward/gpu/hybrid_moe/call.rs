@@ -42,8 +42,7 @@ impl LayerCall<'_> {
         CallPairs { demand: &hybrid.all, shape, is_grouped, n_pairs }
     }
 
-    /// What some experts are wanted for, of which `n_decode` are wanted by rows of decode and come
-    /// first.
+    /// The use of some experts, of which the first `n_decode` are chosen by rows of decode.
     fn access(&self, n_decode: usize) -> Access {
         match self.n_decode {
             0 => Access::Prompt,

@@ -156,7 +156,7 @@ unsafe fn store(at: *mut f32, left: usize, x: __m512) {
     }
 }
 
-/// Of what `trees` makes of eight vectors, the larger of each vector's two.
+/// The larger of each vector's two maxima, from the result of `trees` for eight vectors.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn by_row(halves: __m512) -> __m512 {
