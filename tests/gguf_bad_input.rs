@@ -143,8 +143,8 @@ fn cut_at_every_byte() {
     }
 }
 
-/// What a count or a length of `n` is refused with: `cut` and the cure where a cut file has such
-/// numbers, `broken` where no file does.
+/// The refusal of a count or a length of `n`: `cut` and the cure where a cut file has such numbers,
+/// `broken` where no file does.
 #[track_caller]
 fn too_many(raw: Raw, field: &str, n: u64, cut: &str, broken: &str) {
     match n < 1 << 32 {

@@ -36,7 +36,7 @@ mod experts {
         }
     }
 
-    /// What only this module may do to a work.
+    /// Stands in for the store, which alone may start an acquisition.
     pub fn open(work: &mut acquisition::Acquisition, experts: &[u32], access: acquisition::Access) {
         work.start(1, 0, experts, access);
     }
@@ -84,7 +84,7 @@ type Label = Option<(u32, usize)>;
 /// A tier and its memory, in which a label stands for bytes.
 struct World {
     tier: Tier,
-    /// What reads bring directly, and what is copied out of staged rows.
+    /// The bytes that reads bring directly, and those copied out of staged rows.
     slots: Vec<[UnsafeCell<Label>; 2]>,
     staging: Vec<UnsafeCell<u32>>,
 }
@@ -183,7 +183,7 @@ impl World {
         self.tier.prefetch(&[Prediction { expert, priority: 0.5 }], self.tier.step());
     }
 
-    /// What the last one does: the links end, and nothing is left pinned or on its way.
+    /// Run by the last one: the links end, and nothing is left pinned or on its way.
     fn end(&self, links: impl IntoIterator<Item = thread::JoinHandle<()>>) {
         self.tier.close();
         links.into_iter().for_each(|link| link.join().unwrap());
@@ -354,7 +354,7 @@ fn an_interrupted_work_lets_go() {
 }
 
 #[test]
-fn a_failed_read_fails_who_waits_and_nobody_after() {
+fn a_failed_read_fails_its_waiters_and_no_later_ones() {
     check("failed read", 3, || {
         let world = World::new(1, 2, 1, false);
         let link = world.link(1);

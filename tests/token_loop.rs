@@ -173,7 +173,7 @@ fn a_long_text_allocates_once() {
     assert!(later <= 2 * engine.n_threads(), "{later} calls in 1800 tokens");
 }
 
-/// What is brought from disk costs allocations, what is there already none.
+/// Experts that are brought from disk cost allocations, those already there none.
 #[test]
 fn a_token_whose_experts_have_landed_allocates_nothing() {
     let _alone = alone();

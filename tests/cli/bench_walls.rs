@@ -20,8 +20,8 @@ fn demo() -> Model {
     Model { dir: TempDir::new().unwrap(), path }
 }
 
-/// Of the demo model (`moeba inspect models/demo/moeba-demo.gguf`): 12 layers, 256 wide, 4 query
-/// heads on 2 of keys and values, 64 elements each; 4 of 32 experts of 128 rows; 8192 tokens.
+/// Sums for the demo model (`moeba inspect models/demo/moeba-demo.gguf`): 12 layers, 256 wide, 4
+/// query heads on 2 of keys and values, 64 elements each; 4 of 32 experts of 128 rows; 8192 tokens.
 mod by_hand {
     pub const HEAD: f64 = 256.0 * 8192.0;
     /// q, k, v and output; router; gate, up and down of four experts.
@@ -85,7 +85,7 @@ fn rates_and_shares_are_those_of_the_fields() {
 }
 
 #[test]
-fn the_machine_is_measured_unless_nobody_wants_it() {
+fn the_machine_is_measured_unless_the_user_declines() {
     let model = tiny(Tiny::default());
     let row = &rows(&model, &["-p", "2", "-n", "0", "--no-machine"])[0];
     for key in ["machine_read_gb_per_second", "machine_giga_ops_per_second", "ops_share"] {
@@ -102,7 +102,7 @@ fn the_machine_is_measured_unless_nobody_wants_it() {
     assert!(rows.all(|line| line.contains(" % |")), "{table}");
 }
 
-/// What was read to measure the machine is no part of what a test takes.
+/// Memory that the measurement of the machine reads does not count in a test's peak.
 #[test]
 fn the_peak_of_memory_is_the_tests_own() {
     let model = tiny(Tiny::default());

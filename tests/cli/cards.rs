@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Output;
 
 struct Card {
-    /// Where the line was seen. Those marked "after" are written from memory of the card.
+    /// The source of the line. Those marked "after" are written from memory of the card.
     origin: &'static str,
     line: &'static str,
     /// The same to moeba.

@@ -140,7 +140,7 @@ fn ctrl_c_ends_an_answer_and_twice_the_program() {
     assert_eq!(terminal.code(), Some(130));
 }
 
-/// What someone asks for is no message that -q turns off.
+/// -q does not silence the reply to a command.
 #[test]
 fn commands_answer_in_a_quiet_chat() {
     let model = model();
@@ -361,7 +361,7 @@ fn thinking(model: &Model, args: &[&str]) -> Terminal {
     terminal
 }
 
-/// Where dim text ends.
+/// The end of dim text.
 const UNDIM: &str = "\u{1b}[22m";
 
 #[test]

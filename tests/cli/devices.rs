@@ -88,7 +88,7 @@ fn a_run_says_what_is_on_the_device_and_over_which_link_it_came() {
     assert!(["uring", "pread"].contains(&stats["io"].as_str().unwrap()), "{stats}");
 }
 
-/// What is taken is what was planned, or a little less.
+/// The allocation is the planned one, or a little smaller.
 #[test]
 fn no_more_is_taken_than_planned() {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/moeba-demo.gguf");

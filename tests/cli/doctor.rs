@@ -59,7 +59,7 @@ fn the_report_has_figures_that_machines_have() {
     }
 }
 
-/// What to change is the same for people and for programs.
+/// People and programs get the same advice.
 #[test]
 fn advice_comes_after_the_findings() {
     let args = ["doctor", "--no-disk", "-t", "1", "--device", "cpu"];

@@ -1,5 +1,5 @@
-//! What the program says of files: models that are damaged, models without a vocabulary, token ids,
-//! messages and chat templates.
+//! Messages about files: models that are damaged, models without a vocabulary, token ids, messages
+//! and chat templates.
 
 use common::cli::{Model, Tiny, failed, moeba, on, stderr, stdout, succeeded, tiny};
 use common::convert_golden;

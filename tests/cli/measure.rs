@@ -262,7 +262,7 @@ fn bench_writes_tables_and_lines() {
     assert_eq!(bench(&model, &["-p", "0", "-n", "0", "-o", "json"]).trim(), "[]");
 }
 
-/// What is said of the model and of the machine is said once, before and after the table.
+/// Messages about the model and the machine come once, before and after the table.
 #[test]
 fn a_table_is_not_interrupted() {
     let model = tiny(Tiny::default());

@@ -17,7 +17,7 @@ pub const N_VOCAB: u64 = 259;
 pub const CHAT_TEMPLATE: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}\
      <|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
-/// What a tiny model has besides its weights.
+/// Optional parts of a tiny model.
 #[derive(Clone, Copy, Default)]
 pub struct Tiny {
     pub chat: bool,

@@ -1,5 +1,5 @@
-//! What the GGUF tests share: the fixtures' folder, and files put together byte by byte so that
-//! any part of them can be wrong.
+//! Helpers of the GGUF tests: the fixtures' folder, and files put together byte by byte so that any
+//! part of them can be wrong.
 
 use std::path::PathBuf;
 

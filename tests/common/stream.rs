@@ -146,7 +146,7 @@ pub fn ask(engine: &Arc<Engine>, tokens: &[u32], part: usize) -> Result<Answer> 
     Ok(Answer { logits, experts: session.take_experts().ids })
 }
 
-/// What the same request gives with the experts where they lie in the mapped file.
+/// The answer to the same request with the experts in place in the mapped file.
 pub fn in_place(path: &Path, tokens: &[u32]) -> Answer {
     let options = EngineOptions { io: IoKind::Mmap, n_threads: Some(2), ..Default::default() };
     let engine = Engine::load(path, &options, &mut |_| ()).unwrap();

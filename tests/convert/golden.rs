@@ -86,7 +86,7 @@ fn is_known_difference(checkpoint: &str, key: &str) -> bool {
     }
 }
 
-/// The keys that differ and that nobody has explained.
+/// The keys that differ without an explanation.
 fn metadata_faults(name: &str, expected: &Json, ours: &Gguf) -> Vec<String> {
     let ours: BTreeMap<String, Json> =
         ours.keys().map(|(key, value)| (key.to_owned(), plain(value))).collect();
@@ -114,8 +114,8 @@ fn shown(gguf: &Gguf, tensor: &TensorInfo) -> String {
     format!("{} {} {}", tensor.ty, dims.join("x"), fnv1a(gguf.bytes(tensor)))
 }
 
-/// What llama.cpp was asked for. It keeps 4-bit floats whatever it is asked for, we only if no
-/// other type is named.
+/// The type in the request to llama.cpp. It keeps 4-bit floats in any case, we only if no other
+/// type is named.
 fn asked(name: &str, outtype: &str, folder: &Path) -> (Gguf, Option<Gguf>) {
     let gguf = converted(name, Mix::from_name(outtype), folder);
     let kept = folder.join("kept");
@@ -200,7 +200,8 @@ fn scaled_checkpoints_become_bf16_on_their_own() {
     assert!(same_bytes(own.path(), bf16.path()));
 }
 
-/// What llama.cpp cannot convert (dense layers among routed ones) and what only our rules say.
+/// Includes checkpoints that llama.cpp cannot convert (dense layers among routed ones) and types
+/// that only our rules choose.
 #[test]
 fn every_checkpoint_converts_to_every_type() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! What only a process of its own shows: a full disk, Ctrl-C, and memory that does not grow with
-//! the model. The child is this test program again, running `child` alone.
+//! Behaviour that only a separate process shows: a full disk, Ctrl-C, and memory that does not grow
+//! with the model. The child is this test program again, running `child` alone.
 #![cfg(target_os = "linux")]
 
 use std::fs;

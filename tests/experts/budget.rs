@@ -23,7 +23,7 @@ struct Group {
 }
 
 impl Group {
-    /// Of version 1 or 2, below our own group or where else the system allows it.
+    /// A group of version 1 or 2, below our own group or elsewhere if the system allows it.
     fn new() -> Option<Group> {
         let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
         let path = |is_mine: &dyn Fn(&str) -> bool| {
@@ -190,8 +190,8 @@ fn budgets_are_kept_under_a_limit() {
     micro_batches_shrink(&model, &group);
 }
 
-/// Where there is no room for the buffers of 512 tokens of a prompt at once, there are fewer; where
-/// 512 were asked for, the refusal says how many fit, and its sum adds up.
+/// If there is no room for the buffers of 512 tokens of a prompt at once, there are fewer; if 512
+/// were asked for, the refusal says how many fit, and its sum adds up.
 fn micro_batches_shrink(model: &Model, group: &Group) {
     let needed = |n: usize| {
         let options = EngineOptions { n_ctx: Some(2048), n_ubatch: Some(n), ..Default::default() };
@@ -228,7 +228,7 @@ fn micro_batches_shrink(model: &Model, group: &Group) {
     assert!((sum - needed).abs() < 1e-6 && available < needed, "{error}");
 }
 
-/// What `--dry-run` says of the same file.
+/// The output of `--dry-run` for the same file.
 fn dry_runs(model: &Model) {
     let dry_run = |args: &[&str]| {
         let mut command = moeba();

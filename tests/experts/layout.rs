@@ -189,7 +189,7 @@ fn inspect(model: &Path) -> serde_json::Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// Where every granule of a file lies, seen from outside.
+/// Checks the position of every granule of a file, from outside.
 #[test]
 fn granules_are_aligned_and_in_order() {
     let dir = tempfile::tempdir().unwrap();
@@ -230,7 +230,7 @@ fn woven(wide: &Path, rows: usize) -> Vec<u8> {
     out
 }
 
-/// A file whose cut is another version's does not run, but can be cut anew.
+/// A file whose cut is another version's does not run, but can be cut again.
 #[test]
 fn an_old_cut_can_be_brought_up_to_date() {
     let dir = tempfile::tempdir().unwrap();
@@ -262,7 +262,7 @@ fn an_old_cut_can_be_brought_up_to_date() {
     same_file(&quantize(&old, "new.gguf", "copy", "granule"), &granule);
 }
 
-/// What to change of a sound file.
+/// A change to a sound file.
 enum Edit {
     Set(&'static str, OwnedValue),
     Drop(&'static str),

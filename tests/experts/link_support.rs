@@ -19,7 +19,7 @@ const PAGE: usize = 4096;
 const BUFFER: usize = 64 * PAGE;
 const N_BUFFERS: usize = 512;
 
-/// What the test file holds at an offset.
+/// The test file's byte at an offset.
 fn byte(offset: u64) -> u8 {
     (offset.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
 }
@@ -34,7 +34,7 @@ pub fn temp_file(dir: Option<&Path>, n_bytes: usize) -> io::Result<NamedTempFile
     Ok(file)
 }
 
-/// What goes wrong with each read, some times.
+/// The fault of each read, some times.
 #[derive(Clone, Copy, Debug)]
 pub enum Bad {
     Eio,
@@ -232,7 +232,7 @@ impl Source {
         let waited = self.changed.wait_timeout_while(self.lock(), limit, |state| !done(state));
         let (mut state, waited) = waited.unwrap();
         if waited.timed_out() {
-            // Otherwise dropping the link waits for a source that nobody closes.
+            // Otherwise dropping the link waits for a source that is never closed.
             state.closed = true;
             drop(state);
             self.changed.notify_all();
@@ -279,7 +279,7 @@ impl Source {
         assert!(state.wrong.is_empty(), "{:?}", &state.wrong[..state.wrong.len().min(5)]);
     }
 
-    /// What is wrong with an ended read, if anything; and forgets its bytes.
+    /// The fault of an ended read, if any; and forgets its bytes.
     fn check(&self, read: &Read, result: &io::Result<()>) -> Option<String> {
         if let Err(e) = result {
             return Some(e.to_string());

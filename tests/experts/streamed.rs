@@ -218,7 +218,7 @@ fn any_way_gives_the_same_bits() {
 
 /// A prompt uses most experts of a layer, so the next layer's are read while this one is computed.
 #[test]
-fn a_prompt_foresees_its_next_layer() {
+fn a_prompt_prefetches_its_next_layer() {
     let dir = tempfile::tempdir().unwrap();
     for model in both(wide(dir.path()), 60) {
         for (share, io) in [(0.0, IoKind::Pread), (0.3, uring()), (0.6, IoKind::Pread)] {
@@ -227,7 +227,7 @@ fn a_prompt_foresees_its_next_layer() {
                 ram: budget(&model.path, share),
                 policy: "on-demand".parse().unwrap(),
                 io,
-                // Whatever was foreseen has landed when its layer comes.
+                // All prefetches have landed when their layer comes.
                 test: TestHooks { lockstep: true, ..Default::default() },
                 ..EngineOptions::default()
             };
@@ -246,7 +246,7 @@ fn a_prompt_foresees_its_next_layer() {
     }
 }
 
-/// What continuing a text costs, once the cache is warm; with a prompt in between or without.
+/// The cost of continuing a text, once the cache is warm; with a prompt in between or without.
 fn continuation(path: &Path, way: &Way, prompt: Option<usize>) -> (Counters, Vec<u32>) {
     let engine = engine(path, way);
     let mut session = engine.new_session().unwrap();

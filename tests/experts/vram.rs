@@ -105,7 +105,8 @@ impl Model {
         self.layers[layer].as_ref().unwrap()
     }
 
-    /// What VRAM must have at a granule's address: its parts by the layout, and where they are.
+    /// The bytes expected at a granule's address in VRAM: its parts by the layout, with their
+    /// offsets.
     fn expected(&self, layer: usize, expert: u32, granule: usize) -> [(usize, Vec<u8>); 3] {
         let experts = self.layer(layer);
         let layout = GranuleLayout::new(experts);
@@ -468,7 +469,7 @@ fn a_pinned_layer_counts_its_hits_when_it_is_unpinned() {
     assert!(vram.check_integrity());
 }
 
-/// Of several devices' tiers each has slots for its own experts, and takes in no others, whatever
+/// With several devices each tier has slots for its own experts, and takes in no others, whatever
 /// is predicted or offered.
 #[test]
 fn a_tier_takes_in_its_own_experts_alone() {
@@ -516,7 +517,7 @@ fn a_tier_takes_in_its_own_experts_alone() {
     }
 }
 
-/// What was predicted is there when the layer is pinned, and used up to a fence.
+/// Predicted experts are there when the layer is pinned, and used up to a fence.
 #[test]
 fn predictions_are_pinned_with_their_layer() {
     let model = Model::new();

@@ -1,7 +1,7 @@
 //! A device that fails under a model: memory that is refused, a device that is lost at any
 //! operation, the user's interruption in the middle of a pass. Each ends in a sentence, or on the
-//! CPU where nobody asked for the device; nothing hangs, nothing is left behind, and who comes
-//! next is served.
+//! CPU if the device was auto-detected; nothing hangs, nothing is left behind, and the next request
+//! is served.
 
 use common::{convert_golden, golden_options, load};
 use moeba::backend::gpu::emulated::{Config, Faults};
@@ -66,7 +66,7 @@ struct Turn {
     path: PathBuf,
 }
 
-/// What takes longer hangs.
+/// A longer run counts as hanging.
 const PATIENCE: Duration = Duration::from_secs(900);
 
 impl Turn {
@@ -173,7 +173,7 @@ fn model(path: &Path) -> Model {
     Bound::new(Gguf::open_with(path, &[]).unwrap()).unwrap().in_place()
 }
 
-/// What the engine would do with all of so many devices.
+/// The engine's options for all of so many devices.
 fn gpu_options(path: &Path, devices: usize) -> GpuOptions {
     let options = options(Config { devices, ..Config::default() });
     let part = Engine::plan_of(path, &options).unwrap().device.expect("on the device").plan;
@@ -205,7 +205,7 @@ fn expect_empty(gpu: &Device) {
     assert_eq!(Arc::strong_count(gpu), 1, "somebody still has the device");
 }
 
-/// What the sentences of refused allocations name, one after the other.
+/// The names in the messages of refused allocations, one after the other.
 fn refused_allocations(turn: &Turn, devices: usize) -> Vec<String> {
     let options = gpu_options(&turn.path, devices);
     let mut sentences = Vec::new();
@@ -341,10 +341,10 @@ fn a_stream_event_or_graph_that_is_refused_is_a_sentence_and_the_next_try_goes_o
 
 const STRIDE_OF_MADE: usize = 3;
 
-// ---- a device that nobody asked for
+// ---- a device that was not asked for
 
 #[test]
-fn the_cpu_takes_the_place_of_a_device_that_nobody_asked_for() {
+fn the_cpu_takes_the_place_of_an_auto_detected_device() {
     let turn = Turn::new("auto");
     let cpu = EngineOptions { device: DeviceChoice::Cpu, ..options(Config::default()) };
     let expected = answer(&load(&turn.path, &cpu));
@@ -399,8 +399,8 @@ fn expect_lost(result: Result<()>) -> usize {
     device.unwrap_or_else(|| panic!("{why}"))
 }
 
-/// Where it is lost; everybody hears of it from then on, and everything ends. `Decode` and `Prompt`
-/// with the device.
+/// The stage in which it is lost; every part is told from then on, and everything ends. `Decode`
+/// and `Prompt` with the device.
 fn stage_of_loss(path: &Path, options: &EngineOptions) -> (Stage, usize) {
     let engine = match try_load(path, options) {
         Ok(engine) => engine,
@@ -498,7 +498,7 @@ fn one_of_two_devices_is_lost() {
 
 const SOURCE: [u32; 9] = [5, 9, 33, 71, 12, 8, 101, 44, 3];
 
-/// What a source text came to.
+/// The result for a source text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Said {
     NotLoaded,
@@ -727,8 +727,8 @@ fn an_interrupted_token_can_be_decoded_again() {
     assert!(n_failed > 0, "no token was interrupted");
 }
 
-/// Of layers whose experts are brought (a share of 0), and of those that the CPU computes (1) while
-/// the device, which has the layer behind them in its queue, waits for the host's word.
+/// Layers whose experts are brought (a share of 0), and layers whose experts the CPU computes (1)
+/// while the device, which has the next layer in its queue, waits for the host's word.
 #[test]
 fn a_token_whose_experts_could_not_be_read_can_be_decoded_again() {
     let turn = Turn::new("failed reads");

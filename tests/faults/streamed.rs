@@ -16,7 +16,7 @@ use moeba::experts::disk::IoKind;
 use moeba::{Error, interrupt};
 
 struct Model {
-    /// Where the model is, for as long as this lives.
+    /// The model's folder, for as long as this lives.
     _dir: tempfile::TempDir,
     path: PathBuf,
     tokens: Vec<u32>,
@@ -328,7 +328,7 @@ fn a_prompt_is_interrupted_between_layers() {
     assert!(model.expected.logits.ends_with(&last));
 }
 
-/// Prefetches that nobody has asked for yet, on a disk that does not answer for a while.
+/// Prefetches that no demand has asked for yet, on a disk that does not answer for a while.
 #[test]
 fn queued_prefetches_do_not_delay_an_interruption() {
     let _alone = crate::turn();

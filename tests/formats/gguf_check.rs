@@ -4,8 +4,8 @@ use moeba::Error;
 use moeba::gguf::{Gguf, TensorType as T, Writer};
 use std::path::{Path, PathBuf};
 
-/// Where each type keeps floating-point numbers: (type, position in the block, bits of a NaN, bits
-/// of an infinity).
+/// The positions of each type's floating-point numbers: (type, position in the block, bits of a
+/// NaN, bits of an infinity).
 const FIELDS: &[(T, usize, &[u8], &[u8])] = &[
     (T::F32, 0, &[0, 0, 0xc0, 0x7f], &[0, 0, 0x80, 0xff]),
     (T::F64, 0, &[0, 0, 0, 0, 0, 0, 0xf8, 0x7f], &[0, 0, 0, 0, 0, 0, 0xf0, 0x7f]),

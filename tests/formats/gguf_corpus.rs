@@ -24,7 +24,7 @@ fn seeds() -> Vec<(String, Vec<u8>)> {
             seeds.push((path.display().to_string(), fs::read(&path).unwrap()));
         }
     }
-    // The order of a folder is nobody's promise; the mutations depend on it.
+    // The order of a folder is not guaranteed; the mutations depend on it.
     seeds.sort();
     assert!(seeds.len() > 20, "the corpus is missing");
     seeds

@@ -25,7 +25,7 @@ const WRONG_SIZES: &[(T, u64)] = &[
 /// A type that makes gguf-rs panic.
 const PANICS: T = T::NVFP4;
 
-/// What gguf-rs reads of a file; null where it panics.
+/// The values that gguf-rs reads from a file; null where it panics.
 fn theirs(path: &Path) -> Json {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     let program = PROGRAM.get_or_init(|| {

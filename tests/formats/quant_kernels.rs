@@ -30,7 +30,7 @@ fn product(k: &Kernels, mat: MatRef, acts: ActView) -> Vec<f32> {
     out
 }
 
-/// Where results go that begin on cache lines, with a gap behind each token's.
+/// Results that begin on cache lines, with a gap behind each token's.
 struct Results {
     rows: usize,
     stride: usize,
@@ -50,7 +50,7 @@ impl Results {
         Out { at: self.floats.as_mut_ptr(), stride: self.stride, past_caches: true }
     }
 
-    /// Without the gaps, which nobody may have written.
+    /// Without the gaps, which must not have been written.
     fn dense(&self) -> Vec<f32> {
         let tokens = self.floats.chunks_exact(self.stride).map(|row| row.split_at(self.rows));
         let (values, gaps): (Vec<_>, Vec<_>) = tokens.unzip();

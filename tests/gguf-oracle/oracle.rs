@@ -1,4 +1,5 @@
-//! What gguf-rs reads of GGUF files, as JSON: a line a file, `null` where gguf-rs panics.
+//! Prints the values that gguf-rs reads from GGUF files, as JSON: a line a file, `null` where
+//! gguf-rs panics.
 
 use gguf_rs::{GGUFModel, Tensor, get_gguf_container_array_size};
 use serde_json::{Value, json};

@@ -68,7 +68,7 @@ class Checkpoint:
 
 @dataclasses.dataclass
 class Run:
-    """What a reference computed for one prompt."""
+    """The results of a reference for one prompt."""
 
     logits: np.ndarray  # [tokens, vocab]
     experts: np.ndarray | None  # int32 [layers, tokens, k], the first choice first; -1 where dense

@@ -140,7 +140,7 @@ def divergence(reference, other):
 
 
 class Score:
-    """What one program, file and setting did over all windows."""
+    """The scores of one program, file and setting over all windows."""
 
     def __init__(self, label):
         self.label, self.kl, self.same_top, self.nll, self.worst = label, [], [], [], 0.0

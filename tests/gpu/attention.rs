@@ -1,6 +1,6 @@
 //! Attention and the KV cache on the device against their twins on the CPU, on the emulated device:
 //! stored rows and the exact kernels to the bit, the tensor-core kernel within its bound. Cache
-//! rows that nobody has stored are not initialised, and the emulated device ends a launch that
+//! rows that were not stored are not initialised, and the emulated device ends a launch that
 //! reads one.
 
 use crate::support::Bench;
@@ -23,7 +23,7 @@ struct Case {
     v_dim: usize,
     /// Values are the first elements of the keys.
     latent: bool,
-    /// Of keys and of values.
+    /// The types of keys and of values.
     types: [TensorType; 2],
     past: usize,
     tokens: usize,
@@ -79,7 +79,7 @@ fn unwritten(ty: TensorType, n: usize) -> RowBytes {
     data
 }
 
-/// What a case computes with.
+/// The inputs of a case.
 struct Data {
     q: Vec<f32>,
     k: Vec<f32>,
@@ -132,7 +132,7 @@ impl Case {
         self.all.then_some(self.end())
     }
 
-    /// What the CPU says of all tokens.
+    /// The CPU's result for all tokens.
     fn expected(&self) -> Vec<f32> {
         let (data, cpu, n_ctx) = (self.data(), Cpu::new(1), self.n_ctx());
         let cache = |ty, dim, x: &[f32]| {
@@ -490,8 +490,8 @@ fn one_graph_serves_a_text_that_grows() {
     }
 }
 
-/// Of tensor cores: the largest difference from the CPU, as a part of the largest value. Measured
-/// 6.9e-4 at worst; a wrong or missing position shows at 1e-2 and above.
+/// The bound for tensor cores: the largest difference from the CPU, as a part of the largest value.
+/// Measured 6.9e-4 at worst; a wrong or missing position shows at 1e-2 and above.
 const BOUND: f32 = 1.5e-3;
 
 fn error(got: &[f32], expected: &[f32]) -> f32 {

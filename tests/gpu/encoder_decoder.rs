@@ -21,7 +21,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What the decoder is given at once, and one by one.
+/// The numbers of tokens that the decoder gets at once, and one by one.
 const BEGINNING: usize = 6;
 const DECODED: usize = 3;
 
@@ -76,7 +76,7 @@ fn answer(engine: &Arc<Engine>, texts: &[Text]) -> Vec<f32> {
     out
 }
 
-/// What was foretold may still be on its way.
+/// Waits for prefetches that may still be on their way.
 fn at_rest(engine: &Arc<Engine>) {
     let start = Instant::now();
     while !engine.model().hierarchy().check_integrity() {
@@ -106,7 +106,7 @@ fn expect_near(got: &[f32], expected: &[f32], bound: f32, what: &str) {
     }
 }
 
-/// Of layer norms, whose sums the device adds in another order.
+/// The bound for layer norms, whose sums the device adds in another order.
 const NORM_BOUND: f32 = 1e-5;
 
 fn agrees_with_the_cpu(name: &str, bound: f32) {
@@ -134,8 +134,9 @@ fn nllb_moe() {
     agrees_with_the_cpu("nllb_moe", NORM_BOUND);
 }
 
-/// Of tensor cores, over all layers of both stacks, with weights in f32: integers round what they
-/// read, and a step more or less of that, or another expert, is more than what is to be seen here.
+/// The bound for tensor cores, over all layers of both stacks, with weights in f32: integers round
+/// their inputs, and a step more or less of that, or another expert, would hide the differences
+/// that this test is for.
 const PROMPT_BOUND: f32 = 3e-3;
 
 #[test]
@@ -271,7 +272,7 @@ fn sessions_have_their_own_texts() {
     }
 }
 
-/// What is taken is what was planned, or a little less.
+/// The allocation is the planned one, or a little smaller.
 #[test]
 fn no_more_is_taken_than_planned() {
     let dir = tempfile::tempdir().unwrap();

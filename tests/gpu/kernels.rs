@@ -1,4 +1,4 @@
-//! What the self-test (`gpu_selftest`) does not say of single kernels.
+//! Tests of single kernels that the self-test (`gpu_selftest`) does not include.
 
 use crate::support::Bench;
 use moeba::backend::cpu::Cpu;

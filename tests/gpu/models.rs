@@ -36,7 +36,7 @@ fn answer(engine: &Arc<Engine>) -> Vec<f32> {
     answer_after(engine, PROMPT)
 }
 
-/// Of the same tokens, so many of which are the prompt.
+/// Logits after the same tokens, of which the first `n_prompt` are the prompt.
 fn answer_after(engine: &Arc<Engine>, n_prompt: usize) -> Vec<f32> {
     let mut session = engine.new_session().unwrap();
     let (all, mut out) = (tokens(), Vec::new());
@@ -206,7 +206,7 @@ fn same_bits(name: &str, ty: &str, cache: CacheType) {
 
 /// A prompt uses most experts of a layer, so the next layer's come while this one is computed.
 #[test]
-fn prompts_foresee_their_next_layer_and_keep_their_bits() {
+fn prompts_prefetch_their_next_layer_and_keep_their_bits() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["qwen3moe", "gpt_oss"] {
         let path = convert_golden(name, "q8_0", dir.path());
@@ -215,7 +215,7 @@ fn prompts_foresee_their_next_layer_and_keep_their_bits() {
         }
         let expected = bits(&answer(&load(&path, &on_device(0, "100%"))));
         for (i, vram) in ["50%", "60%", "75%"].into_iter().enumerate() {
-            // Nothing is predicted, and whatever was foreseen has landed when its layer comes.
+            // Nothing is predicted, and all layer prefetches have landed when their layer comes.
             let policy = "on-demand".parse().unwrap();
             let options = EngineOptions {
                 policy,

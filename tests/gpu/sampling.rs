@@ -16,7 +16,7 @@ fn engine(path: &Path, device: DeviceChoice) -> Arc<Engine> {
     load(path, &EngineOptions { device, n_ctx: Some(32), ..golden_options() })
 }
 
-/// What follows the prompt, and how many logits came for each token.
+/// The tokens after the prompt, and the number of logits for each token.
 fn generate(engine: &Arc<Engine>, options: &SamplerOptions, banned: &[u32]) -> [Vec<usize>; 2] {
     let mut session = engine.new_session().unwrap();
     let mut sampler = Sampler::new(options.clone()).unwrap();

@@ -221,7 +221,7 @@ fn a_stalled_connection_is_given_up() {
 }
 
 #[test]
-fn nobody_there_is_said() {
+fn a_server_that_is_not_there_is_named() {
     let url = Server::new(|_| Reply::new(200, "")).url();
     let cache = Cache::new();
     refused(fetch(&Hub::new(cache.config(&url)), "user/model"), &["127.0.0.1"]);
@@ -309,7 +309,7 @@ fn a_split_model_comes_whole_or_not_at_all() {
 }
 
 #[test]
-fn offline_asks_nobody() {
+fn offline_sends_no_requests() {
     let bytes = content(5_000, 15);
     let (cache, server) = (Cache::new(), faulty(one_file(&bytes), |_, _, reply| reply));
     let mut config = cache.config(&server.url());

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 pub const TOKEN: &str = "hf_averysecrettoken";
 
-/// What a client asked for.
+/// A client's request.
 #[derive(Clone, Debug)]
 pub struct Request {
     pub path: String,
@@ -40,7 +40,7 @@ impl Request {
     }
 }
 
-/// What it gets.
+/// The reply to it.
 #[derive(Clone, Debug)]
 pub struct Reply {
     pub status: u16,
@@ -187,7 +187,7 @@ impl Repo {
         Repo { files: files.collect() }
     }
 
-    /// What the hub answers.
+    /// The hub's answer.
     pub fn answer(&self, request: &Request) -> Reply {
         let path = request.path.split('?').next().unwrap();
         if path == "/api/models/user/model/revision/main" {
@@ -268,7 +268,7 @@ impl Cache {
         self.repo().join("blobs").join(format!("{}.incomplete", sha256(content)))
     }
 
-    /// What is below the folder that the cache lies in.
+    /// The files below the folder that the cache lies in.
     pub fn tree(&self) -> Vec<String> {
         let mut out = Vec::new();
         list(self.dir.path(), self.dir.path(), &mut out);

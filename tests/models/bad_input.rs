@@ -9,7 +9,7 @@ use common::edits::{File, Tensor};
 use common::{convert_golden, moeba};
 use moeba::gguf::{OwnedValue, TensorType};
 
-/// What to change of a sound file.
+/// A change to a sound file.
 enum Edit {
     Set(&'static str, OwnedValue),
     Drop(&'static str),

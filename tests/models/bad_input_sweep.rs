@@ -13,7 +13,7 @@ use moeba::engine::{CacheType, Engine, EngineOptions};
 use moeba::gguf::{OwnedArray, OwnedValue};
 use moeba::model::descriptor::Descriptor;
 
-/// Of each architecture, and of what its files differ in.
+/// One of each architecture, and of each variant of its files.
 const GOLDEN: [&str; 22] = [
     "arctic",
     "arctic_mixed",
@@ -39,7 +39,7 @@ const GOLDEN: [&str; 22] = [
     "qwen3next",
 ];
 
-/// What files may lack although they then compute something else, and why that is no mistake.
+/// Entries that files may lack although they then compute something else, with the reason.
 const DEFAULTS: [(&str, &str); 8] = [
     ("output.weight", "without it the embedding is the output, as everywhere in GGUF"),
     ("rope_freqs.weight", "Llama 3.1 has it, Llama 3 has not, and no key tells them apart"),
@@ -121,7 +121,7 @@ enum Outcome {
     Refused(String),
 }
 
-/// What has been found wrong, and which defaults were met.
+/// The faults found, and the defaults met.
 #[derive(Default)]
 struct Findings {
     wrong: Vec<String>,

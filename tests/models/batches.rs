@@ -52,12 +52,12 @@ struct Text {
     n_prompt: usize,
 }
 
-/// What a model makes of a text, as bits.
+/// The results of a model for a text, as bits.
 #[derive(Default, PartialEq)]
 struct Outcome {
     /// [tokens, n_vocab]
     logits: Vec<u32>,
-    /// Of each layer, [tokens, k].
+    /// The choices of each layer, [tokens, k].
     experts: Vec<Vec<u32>>,
 }
 

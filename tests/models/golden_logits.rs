@@ -236,8 +236,8 @@ fn bits_do_not_depend_on_threads_or_batches() {
     }
 }
 
-/// What a session computes after a part of its text was taken back is what a new one would; where
-/// layers carry a state, that cannot go back, all is taken back.
+/// After a part of its text was taken back, a session computes the same as a new one; if layers
+/// carry a state, which cannot go back, all is taken back.
 #[test]
 fn taking_back_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();

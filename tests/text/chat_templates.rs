@@ -87,7 +87,7 @@ fn reasoning_is_recognised_by_the_template() {
     }
 }
 
-/// What a template renders decides where what is in its source does not.
+/// The output of a template decides, where its source alone does not.
 #[test]
 fn a_format_that_the_template_does_not_render_is_not_taken() {
     let name = |source: &str| {

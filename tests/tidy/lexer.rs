@@ -139,7 +139,7 @@ fn block_end(chars: &[char], from: usize, nests: bool) -> usize {
     at
 }
 
-/// Where the contents of a raw string begin that starts at `at`, and its number of hashes.
+/// The start of the contents of a raw string that starts at `at`, and its number of hashes.
 fn raw_string(chars: &[char], at: usize) -> Option<(usize, usize)> {
     let prefix = ["br", "cr", "r"].into_iter().find(|p| starts(chars, at, p))?;
     let from = at + prefix.len();

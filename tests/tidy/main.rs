@@ -18,7 +18,8 @@ const MAX_FUNCTION_LINES: usize = 70;
 /// Functions that are longer than that, with their length today: a ratchet. Shorten, never add.
 const LONG_FUNCTIONS: &[(&str, &str, usize)] = &[];
 
-/// What a module of src/ may use of the crate besides the error type. Missing names may nothing.
+/// The parts of the crate that a module of src/ may use besides the error type. Missing names may
+/// use nothing.
 const LAYERS: &[(&str, &[&str])] = &[
     ("interrupt", &["terminal"]),
     ("gguf", &["interrupt"]),

@@ -11,7 +11,7 @@ const PATHS: &[(&str, &str)] = &[
     ("tests/tier_loom.rs", "compiles sources with loom's primitives"),
 ];
 
-/// What is to go: modules beside their folder, folders of one file. May only get shorter.
+/// Modules beside their folder, and folders of one file. May only get shorter.
 const EXCEPTIONS: &[&str] = &["src/cli/chat.rs"];
 
 #[test]

@@ -70,7 +70,7 @@ fn step(c: char, before: char) -> i32 {
     }
 }
 
-/// What commas outside of brackets separate, without attributes and line breaks.
+/// The items between commas outside of brackets, without attributes and line breaks.
 fn split_items(text: &str) -> Vec<String> {
     let (mut items, mut item, mut depth, mut before) = (Vec::new(), String::new(), 0, ' ');
     for c in text.chars() {
