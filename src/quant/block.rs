@@ -1,6 +1,7 @@
 //! The traits of block formats, and the cast from a file's bytes to blocks.
 
 use crate::gguf::TensorType;
+use half::f16;
 
 /// An f16 as the file stores it: two little-endian bytes, so that blocks need no alignment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,12 +13,47 @@ impl Half {
 
     #[inline]
     pub fn new(x: f32) -> Self {
-        Half(half::f16::from_f32(x).to_le_bytes())
+        Half(f16::from_f32(x).to_le_bytes())
+    }
+
+    #[inline]
+    pub fn to_f16(self) -> f16 {
+        f16::from_le_bytes(self.0)
     }
 
     #[inline]
     pub fn get(self) -> f32 {
-        half::f16::from_le_bytes(self.0).to_f32()
+        self.to_f16().to_f32()
+    }
+}
+
+/// The type of a block's scales.
+pub trait Stored: Copy + Default {
+    fn get(self) -> f32;
+}
+
+impl Stored for f32 {
+    #[inline]
+    fn get(self) -> f32 {
+        self
+    }
+}
+
+impl Stored for f16 {
+    #[inline]
+    fn get(self) -> f32 {
+        self.to_f32()
+    }
+}
+
+/// A scale in units of 1/N, N a power of two.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Over<const N: u32>(pub f16);
+
+impl<const N: u32> Stored for Over<N> {
+    #[inline]
+    fn get(self) -> f32 {
+        self.0.to_f32() / N as f32
     }
 }
 
@@ -48,9 +84,24 @@ pub unsafe trait Block: Copy + 'static {
 pub trait IntBlock: Block {
     /// Whether a value is `d·sc·q − dmin·m` and not just `d·sc·q`.
     const MINS: bool;
+    /// Codes that share an integer scale, 16 or 32 (32 if there is none).
+    const SUB: usize;
+    /// The largest magnitude of a code, at most 128.
+    const LARGEST: usize;
+    /// Whether codes can be negative.
+    const SIGNED: bool;
+    /// The type of d and dmin.
+    type Stored: Stored;
 
-    /// (d, dmin); dmin is 0 where there are no mins.
-    fn scales(&self) -> (f32, f32);
+    /// (d, dmin); dmin is 0 if there are no mins.
+    fn stored(&self) -> (Self::Stored, Self::Stored);
+
+    /// As [`IntBlock::stored`], as numbers.
+    #[inline]
+    fn scales(&self) -> (f32, f32) {
+        let (d, dmin) = self.stored();
+        (d.get(), dmin.get())
+    }
 
     /// The exact integers of the dot product with `a`: `Σ_j sc_j·Σ_i q_i·a_i` over the
     /// sub-blocks j, and `Σ_j m_j·Σ_i a_i` (0 where there are no mins).

@@ -65,7 +65,7 @@ mod packing;
 mod search;
 mod ternary;
 
-pub use block::{Block, Half, IntBlock, blocks_of, blocks_of_mut};
+pub use block::{Block, Half, IntBlock, Over, Stored, blocks_of, blocks_of_mut};
 pub use fp4::mxfp4::BlockMXFP4;
 pub use fp4::nvfp4::BlockNVFP4;
 pub use fp4::{e2m1, mxfp4, nvfp4};

@@ -58,8 +58,13 @@ unsafe impl Block for BlockMXFP4 {
 
 impl IntBlock for BlockMXFP4 {
     const MINS: bool = false;
+    const SUB: usize = 32;
+    const LARGEST: usize = 12;
+    const SIGNED: bool = true;
+    type Stored = f32;
 
-    fn scales(&self) -> (f32, f32) {
+    #[inline]
+    fn stored(&self) -> (f32, f32) {
         (half_power(self.e), 0.0)
     }
 

@@ -6,7 +6,8 @@
 
 use super::grids::{self, Group};
 use crate::gguf::TensorType;
-use crate::quant::block::{Block, IntBlock};
+use crate::quant::block::{Block, IntBlock, Over};
+use half::f16;
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -19,11 +20,10 @@ pub struct BlockIQ1M {
 const _: () = assert!(size_of::<BlockIQ1M>() == 56);
 
 impl BlockIQ1M {
-    /// The bits of the f16 d.
     #[inline]
-    pub fn d(&self) -> u16 {
+    fn d(&self) -> f16 {
         let digit = |k: usize| (self.scales[k][1] as u16 >> 4) << (4 * k);
-        digit(0) | digit(1) | digit(2) | digit(3)
+        f16::from_bits(digit(0) | digit(1) | digit(2) | digit(3))
     }
 
     /// The points of group j, and in bit k whether point k is shifted down.
@@ -58,9 +58,14 @@ unsafe impl Block for BlockIQ1M {
 
 impl IntBlock for BlockIQ1M {
     const MINS: bool = false;
+    const SUB: usize = 16;
+    const LARGEST: usize = 9;
+    const SIGNED: bool = true;
+    type Stored = Over<8>;
 
-    fn scales(&self) -> (f32, f32) {
-        (half::f16::from_bits(self.d()).to_f32() / 8.0, 0.0)
+    #[inline]
+    fn stored(&self) -> (Over<8>, Over<8>) {
+        (Over(self.d()), Over(f16::ZERO))
     }
 
     fn int_dot(&self, a: &[i8]) -> (i32, i32) {

@@ -5,7 +5,8 @@
 
 use super::grids::{self, Group};
 use crate::gguf::TensorType;
-use crate::quant::block::{Block, Half, IntBlock};
+use crate::quant::block::{Block, Half, IntBlock, Over};
+use half::f16;
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -44,9 +45,14 @@ unsafe impl Block for BlockIQ2XS {
 
 impl IntBlock for BlockIQ2XS {
     const MINS: bool = false;
+    const SUB: usize = 16;
+    const LARGEST: usize = 43;
+    const SIGNED: bool = true;
+    type Stored = Over<8>;
 
-    fn scales(&self) -> (f32, f32) {
-        (self.d.get() / 8.0, 0.0)
+    #[inline]
+    fn stored(&self) -> (Over<8>, Over<8>) {
+        (Over(self.d.to_f16()), Over(f16::ZERO))
     }
 
     fn int_dot(&self, a: &[i8]) -> (i32, i32) {

@@ -5,7 +5,8 @@
 
 use super::grids::{self, Group};
 use crate::gguf::TensorType;
-use crate::quant::block::{Block, Half, IntBlock};
+use crate::quant::block::{Block, Half, IntBlock, Over};
+use half::f16;
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -43,9 +44,14 @@ unsafe impl Block for BlockIQ3XXS {
 
 impl IntBlock for BlockIQ3XXS {
     const MINS: bool = false;
+    const SUB: usize = 32;
+    const LARGEST: usize = 62;
+    const SIGNED: bool = true;
+    type Stored = Over<4>;
 
-    fn scales(&self) -> (f32, f32) {
-        (self.d.get() / 4.0, 0.0)
+    #[inline]
+    fn stored(&self) -> (Over<4>, Over<4>) {
+        (Over(self.d.to_f16()), Over(f16::ZERO))
     }
 
     fn int_dot(&self, a: &[i8]) -> (i32, i32) {

@@ -6,6 +6,7 @@ use crate::gguf::TensorType;
 use crate::quant::block::{Block, Half, IntBlock};
 use crate::quant::packing::{nibbles, pack_nibbles};
 use crate::quant::search;
+use half::f16;
 
 /// The sixteen values that a code stands for, of IQ4_NL and IQ4_XS.
 pub const VALUES: [i8; 16] =
@@ -54,9 +55,14 @@ unsafe impl Block for BlockIQ4NL {
 
 impl IntBlock for BlockIQ4NL {
     const MINS: bool = false;
+    const SUB: usize = 32;
+    const LARGEST: usize = 127;
+    const SIGNED: bool = true;
+    type Stored = f16;
 
-    fn scales(&self) -> (f32, f32) {
-        (self.d.get(), 0.0)
+    #[inline]
+    fn stored(&self) -> (f16, f16) {
+        (self.d.to_f16(), f16::ZERO)
     }
 
     fn int_dot(&self, a: &[i8]) -> (i32, i32) {

@@ -8,6 +8,7 @@ use super::table;
 use crate::gguf::TensorType;
 use crate::quant::block::{Block, Half, IntBlock};
 use crate::quant::search;
+use half::f16;
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -71,9 +72,14 @@ unsafe impl Block for BlockIQ4XS {
 
 impl IntBlock for BlockIQ4XS {
     const MINS: bool = false;
+    const SUB: usize = 32;
+    const LARGEST: usize = 127;
+    const SIGNED: bool = true;
+    type Stored = f16;
 
-    fn scales(&self) -> (f32, f32) {
-        (self.d.get(), 0.0)
+    #[inline]
+    fn stored(&self) -> (f16, f16) {
+        (self.d.to_f16(), f16::ZERO)
     }
 
     fn int_dot(&self, a: &[i8]) -> (i32, i32) {

@@ -6,6 +6,7 @@ use super::scales;
 use crate::gguf::TensorType;
 use crate::quant::block::{Block, Half, IntBlock};
 use crate::quant::search::Ladder;
+use half::f16;
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -59,9 +60,14 @@ unsafe impl Block for BlockQ4K {
 
 impl IntBlock for BlockQ4K {
     const MINS: bool = true;
+    const SUB: usize = 32;
+    const LARGEST: usize = 15;
+    const SIGNED: bool = false;
+    type Stored = f16;
 
-    fn scales(&self) -> (f32, f32) {
-        (self.d.get(), self.dmin.get())
+    #[inline]
+    fn stored(&self) -> (f16, f16) {
+        (self.d.to_f16(), self.dmin.to_f16())
     }
 
     fn int_dot(&self, a: &[i8]) -> (i32, i32) {

@@ -6,6 +6,7 @@
 use super::symmetric;
 use crate::gguf::TensorType;
 use crate::quant::block::{Block, Half, IntBlock};
+use half::f16;
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -58,9 +59,14 @@ unsafe impl Block for BlockQ6K {
 
 impl IntBlock for BlockQ6K {
     const MINS: bool = false;
+    const SUB: usize = 16;
+    const LARGEST: usize = 32;
+    const SIGNED: bool = true;
+    type Stored = f16;
 
-    fn scales(&self) -> (f32, f32) {
-        (self.d.get(), 0.0)
+    #[inline]
+    fn stored(&self) -> (f16, f16) {
+        (self.d.to_f16(), f16::ZERO)
     }
 
     fn int_dot(&self, a: &[i8]) -> (i32, i32) {

@@ -3,6 +3,7 @@
 use crate::gguf::TensorType;
 use crate::quant::block::{Block, Half, IntBlock};
 use crate::quant::packing::{nibbles, pack_nibbles};
+use half::f16;
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -39,9 +40,14 @@ unsafe impl Block for BlockQ4_0 {
 
 impl IntBlock for BlockQ4_0 {
     const MINS: bool = false;
+    const SUB: usize = 32;
+    const LARGEST: usize = 8;
+    const SIGNED: bool = true;
+    type Stored = f16;
 
-    fn scales(&self) -> (f32, f32) {
-        (self.d.get(), 0.0)
+    #[inline]
+    fn stored(&self) -> (f16, f16) {
+        (self.d.to_f16(), f16::ZERO)
     }
 
     fn int_dot(&self, a: &[i8]) -> (i32, i32) {

@@ -4,6 +4,7 @@
 use crate::gguf::TensorType;
 use crate::quant::block::{Block, Half, IntBlock};
 use crate::quant::packing::{nibbles, pack_nibbles};
+use half::f16;
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -35,9 +36,14 @@ unsafe impl Block for BlockQ4_1 {
 
 impl IntBlock for BlockQ4_1 {
     const MINS: bool = true;
+    const SUB: usize = 32;
+    const LARGEST: usize = 15;
+    const SIGNED: bool = false;
+    type Stored = f16;
 
-    fn scales(&self) -> (f32, f32) {
-        (self.d.get(), -self.m.get())
+    #[inline]
+    fn stored(&self) -> (f16, f16) {
+        (self.d.to_f16(), -self.m.to_f16())
     }
 
     fn int_dot(&self, a: &[i8]) -> (i32, i32) {

@@ -1,6 +1,6 @@
 //! The codes, integer scales and mins of the formats of 256 values without kernels of their own.
 
-use super::decode_32::{half, look_up, nibbles};
+use super::decode_32::{look_up, nibbles};
 use super::decoded::{Decode, Wide};
 use super::ints::{load, load_half};
 use crate::quant::{BlockIQ4XS, BlockQ2K, BlockQ3K, BlockTQ1_0, BlockTQ2_0, iq4_nl};
@@ -29,10 +29,6 @@ fn evens_then_odds(bytes: __m128i) -> __m128i {
 
 impl Decode for BlockQ2K {
     type Panel = Wide;
-    type Stored = u16;
-    const SUB: usize = 16;
-    const LARGEST: usize = 3;
-    const SIGNED: bool = false;
 
     #[inline]
     #[target_feature(enable = "avx2")]
@@ -56,20 +52,10 @@ impl Decode for BlockQ2K {
         let bytes = evens_then_odds(unsafe { load_half(&raw const (*w).scales) });
         _mm256_cvtepu8_epi16(_mm_and_si128(_mm_srli_epi16::<4>(bytes), _mm_set1_epi8(15)))
     }
-
-    #[inline]
-    unsafe fn stored(w: *const Self) -> (u16, u16) {
-        // SAFETY: within the block.
-        unsafe { (half(&raw const (*w).d), half(&raw const (*w).dmin)) }
-    }
 }
 
 impl Decode for BlockQ3K {
     type Panel = Wide;
-    type Stored = u16;
-    const SUB: usize = 16;
-    const LARGEST: usize = 4;
-    const SIGNED: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx2")]
@@ -97,20 +83,10 @@ impl Decode for BlockQ3K {
         let scales = _mm_sub_epi8(_mm_or_si128(low, top), _mm_set1_epi8(32));
         _mm256_cvtepi8_epi16(evens_then_odds(scales))
     }
-
-    #[inline]
-    unsafe fn stored(w: *const Self) -> (u16, u16) {
-        // SAFETY: within the block.
-        unsafe { (half(&raw const (*w).d), 0) }
-    }
 }
 
 impl Decode for BlockIQ4XS {
     type Panel = Wide;
-    type Stored = u16;
-    const SUB: usize = 32;
-    const LARGEST: usize = 127;
-    const SIGNED: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx2")]
@@ -128,7 +104,7 @@ impl Decode for BlockIQ4XS {
         // SAFETY: two bytes of top bits and four of low ones.
         let (top, low) = unsafe {
             let low = (&raw const (*w).scales_l).cast::<i32>().read_unaligned();
-            (half(&raw const (*w).scales_h), low)
+            (u16::from_le_bytes((*w).scales_h), low)
         };
         // Words of one scale each: its bits shifted to the bottom.
         let low = _mm256_srlv_epi32(
@@ -144,12 +120,6 @@ impl Decode for BlockIQ4XS {
         let scales = _mm256_sub_epi32(_mm256_or_si256(low, top), _mm256_set1_epi32(32));
         let packed = _mm256_packs_epi32(scales, scales);
         _mm256_permute4x64_epi64::<0b10_00_10_00>(packed)
-    }
-
-    #[inline]
-    unsafe fn stored(w: *const Self) -> (u16, u16) {
-        // SAFETY: within the block.
-        unsafe { (half(&raw const (*w).d), 0) }
     }
 }
 
@@ -175,10 +145,6 @@ fn first_trit(bytes: __m256i) -> __m256i {
 
 impl Decode for BlockTQ1_0 {
     type Panel = Wide;
-    type Stored = u16;
-    const SUB: usize = 32;
-    const LARGEST: usize = 1;
-    const SIGNED: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx2")]
@@ -219,20 +185,10 @@ impl Decode for BlockTQ1_0 {
     unsafe fn sub_scales(_w: *const Self) -> __m256i {
         _mm256_set1_epi16(1)
     }
-
-    #[inline]
-    unsafe fn stored(w: *const Self) -> (u16, u16) {
-        // SAFETY: within the block.
-        unsafe { (half(&raw const (*w).d), 0) }
-    }
 }
 
 impl Decode for BlockTQ2_0 {
     type Panel = Wide;
-    type Stored = u16;
-    const SUB: usize = 32;
-    const LARGEST: usize = 2;
-    const SIGNED: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx2")]
@@ -246,11 +202,5 @@ impl Decode for BlockTQ2_0 {
     #[target_feature(enable = "avx2")]
     unsafe fn sub_scales(_w: *const Self) -> __m256i {
         _mm256_set1_epi16(1)
-    }
-
-    #[inline]
-    unsafe fn stored(w: *const Self) -> (u16, u16) {
-        // SAFETY: within the block.
-        unsafe { (half(&raw const (*w).d), 0) }
     }
 }

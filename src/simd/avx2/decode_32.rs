@@ -3,7 +3,7 @@
 use super::decoded::{Decode, Narrow};
 use super::ints::{load, load_half};
 use crate::quant::{BlockIQ4NL, BlockMXFP4, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_1};
-use crate::quant::{e2m1, iq4_nl, mxfp4};
+use crate::quant::{e2m1, iq4_nl};
 use std::arch::x86_64::*;
 
 /// 16 bytes' low halves, then their high halves.
@@ -28,34 +28,14 @@ pub(super) fn look_up(table: &[i8; 16], indices: __m256i) -> __m256i {
     _mm256_shuffle_epi8(_mm256_set_m128i(table, table), indices)
 }
 
-/// The f16 at `p`.
-///
-/// # Safety
-/// Two bytes at `p` are readable.
-#[inline]
-pub(super) unsafe fn half<T>(p: *const T) -> u16 {
-    // SAFETY: the caller's promise; unaligned by intent.
-    unsafe { p.cast::<u16>().read_unaligned() }
-}
-
 impl Decode for BlockQ4_1 {
     type Panel = Narrow;
-    type Stored = u16;
-    const SUB: usize = 32;
-    const LARGEST: usize = 15;
-    const SIGNED: bool = false;
 
     #[inline]
     #[target_feature(enable = "avx2")]
     unsafe fn codes(w: *const Self, _j: usize) -> __m256i {
         // SAFETY: 16 bytes of codes.
         unsafe { nibbles(&raw const (*w).qs) }
-    }
-
-    #[inline]
-    unsafe fn stored(w: *const Self) -> (u16, u16) {
-        // SAFETY: within the block. The min is the offset with its sign bit flipped.
-        unsafe { (half(&raw const (*w).d), half(&raw const (*w).m) ^ 0x8000) }
     }
 }
 
@@ -77,10 +57,6 @@ unsafe fn spread_bits<T>(p: *const T) -> __m256i {
 
 impl Decode for BlockQ5_0 {
     type Panel = Narrow;
-    type Stored = u16;
-    const SUB: usize = 32;
-    const LARGEST: usize = 16;
-    const SIGNED: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx2")]
@@ -90,20 +66,10 @@ impl Decode for BlockQ5_0 {
         // Without the top bit, low − 16 is low with all bits above it set.
         _mm256_or_si256(low, _mm256_andnot_si256(top, _mm256_set1_epi8(-16)))
     }
-
-    #[inline]
-    unsafe fn stored(w: *const Self) -> (u16, u16) {
-        // SAFETY: within the block.
-        unsafe { (half(&raw const (*w).d), 0) }
-    }
 }
 
 impl Decode for BlockQ5_1 {
     type Panel = Narrow;
-    type Stored = u16;
-    const SUB: usize = 32;
-    const LARGEST: usize = 31;
-    const SIGNED: bool = false;
 
     #[inline]
     #[target_feature(enable = "avx2")]
@@ -112,20 +78,10 @@ impl Decode for BlockQ5_1 {
         let (low, top) = unsafe { (nibbles(&raw const (*w).qs), spread_bits(&raw const (*w).qh)) };
         _mm256_or_si256(low, _mm256_and_si256(top, _mm256_set1_epi8(16)))
     }
-
-    #[inline]
-    unsafe fn stored(w: *const Self) -> (u16, u16) {
-        // SAFETY: within the block. The min is the offset with its sign bit flipped.
-        unsafe { (half(&raw const (*w).d), half(&raw const (*w).m) ^ 0x8000) }
-    }
 }
 
 impl Decode for BlockQ8_1 {
     type Panel = Narrow;
-    type Stored = u16;
-    const SUB: usize = 32;
-    const LARGEST: usize = 128;
-    const SIGNED: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx2")]
@@ -133,20 +89,10 @@ impl Decode for BlockQ8_1 {
         // SAFETY: 32 bytes of codes.
         unsafe { load(&raw const (*w).qs) }
     }
-
-    #[inline]
-    unsafe fn stored(w: *const Self) -> (u16, u16) {
-        // SAFETY: within the block.
-        unsafe { (half(&raw const (*w).d), 0) }
-    }
 }
 
 impl Decode for BlockMXFP4 {
     type Panel = Narrow;
-    type Stored = f32;
-    const SUB: usize = 32;
-    const LARGEST: usize = 12;
-    const SIGNED: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx2")]
@@ -154,31 +100,15 @@ impl Decode for BlockMXFP4 {
         // SAFETY: 16 bytes of codes.
         look_up(&e2m1::DOUBLED, unsafe { nibbles(&raw const (*w).qs) })
     }
-
-    #[inline]
-    unsafe fn stored(w: *const Self) -> (f32, f32) {
-        // SAFETY: within the block.
-        (mxfp4::half_power(unsafe { (*w).e }), 0.0)
-    }
 }
 
 impl Decode for BlockIQ4NL {
     type Panel = Narrow;
-    type Stored = u16;
-    const SUB: usize = 32;
-    const LARGEST: usize = 127;
-    const SIGNED: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx2")]
     unsafe fn codes(w: *const Self, _j: usize) -> __m256i {
         // SAFETY: 16 bytes of codes.
         look_up(&iq4_nl::VALUES, unsafe { nibbles(&raw const (*w).qs) })
-    }
-
-    #[inline]
-    unsafe fn stored(w: *const Self) -> (u16, u16) {
-        // SAFETY: within the block.
-        unsafe { (half(&raw const (*w).d), 0) }
     }
 }

@@ -13,17 +13,9 @@ use std::arch::x86_64::*;
 
 /// A block of 32 codes without sub-blocks, for Q8_0 activations, or of 256 codes with integer
 /// scales, for Q8_K activations.
-pub(in crate::simd) trait Decode: IntBlock {
+pub(in crate::simd) trait Decode: IntBlock<Stored: Scale> {
     /// [`Narrow`] for 32 codes, [`Wide`] for 256.
     type Panel: Unpacked;
-    /// The type of d and dmin: f16 bits (`u16`) or `f32`.
-    type Stored: Scale;
-    /// Codes that share an integer scale, 16 or 32 (32 if there is none).
-    const SUB: usize;
-    /// The largest magnitude of a code, at most 128.
-    const LARGEST: usize;
-    /// Whether codes can be negative.
-    const SIGNED: bool;
 
     /// Codes 32j to 32j + 31.
     ///
@@ -47,12 +39,6 @@ pub(in crate::simd) trait Decode: IntBlock {
     unsafe fn sub_mins(_w: *const Self) -> __m256i {
         unreachable!("a format without mins")
     }
-
-    /// d and dmin (0 where there are no mins).
-    ///
-    /// # Safety
-    /// `w` leads to a whole block; the processor has F16C.
-    unsafe fn stored(w: *const Self) -> (Self::Stored, Self::Stored);
 }
 
 /// Codes times activations, added by pairs.
@@ -76,8 +62,6 @@ fn in_order(halves: __m256i) -> __m256i {
 
 impl<B: Decode> Ints for B {
     const SUMS: usize = if B::LEN == 32 { 32 } else { 16 };
-
-    type Scale = B::Stored;
 
     #[inline]
     #[target_feature(enable = "avx2")]
@@ -110,12 +94,6 @@ impl<B: Decode> Ints for B {
             let high = _mm256_extracti128_si256::<1>(products);
             _mm_add_epi32(_mm256_castsi256_si128(products), high)
         }
-    }
-
-    #[inline]
-    unsafe fn stored_scales(w: *const Self) -> (B::Stored, B::Stored) {
-        // SAFETY: the caller's promise.
-        unsafe { B::stored(w) }
     }
 }
 

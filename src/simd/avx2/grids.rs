@@ -3,33 +3,11 @@
 //! their signs or shifts all at once.
 
 use super::decoded::{Decode, Wide};
-use super::ints::{Scale, load, load_half};
+use super::ints::{load, load_half};
 use crate::quant::{
-    BlockIQ1M, BlockIQ1S, BlockIQ2S, BlockIQ2XS, BlockIQ2XXS, BlockIQ3S, BlockIQ3XXS, Half,
+    BlockIQ1M, BlockIQ1S, BlockIQ2S, BlockIQ2XS, BlockIQ2XXS, BlockIQ3S, BlockIQ3XXS,
 };
 use std::arch::x86_64::*;
-
-/// The bits of an f16 scale in units of 1/N, N a power of two.
-#[derive(Clone, Copy, Default)]
-pub(in crate::simd) struct Over<const N: u32>(u16);
-
-impl<const N: u32> Scale for Over<N> {
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn eight(v: [Self; 8]) -> __m256 {
-        // SAFETY: AVX2 and F16C, the caller's promise.
-        let d = unsafe { u16::eight(v.map(|h| h.0)) };
-        _mm256_mul_ps(d, _mm256_set1_ps(1.0 / N as f32))
-    }
-}
-
-/// # Safety
-/// An f16 at `d` is readable.
-#[inline]
-unsafe fn over<const N: u32>(d: *const Half) -> (Over<N>, Over<N>) {
-    // SAFETY: the caller's promise; unaligned by intent.
-    (Over(unsafe { d.cast::<u16>().read_unaligned() }), Over(0))
-}
 
 /// Four points of eight values.
 #[inline]
@@ -100,10 +78,6 @@ unsafe fn odd_of_half_bytes(p: *const [u8; 8]) -> __m256i {
 
 impl Decode for BlockIQ2XXS {
     type Panel = Wide;
-    type Stored = Over<8>;
-    const SUB: usize = 32;
-    const LARGEST: usize = 43;
-    const SIGNED: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx2")]
@@ -128,20 +102,10 @@ impl Decode for BlockIQ2XXS {
         let (even, odd) = (_mm256_castsi256_si128(halves), _mm256_extracti128_si256::<1>(halves));
         odd_of_groups(_mm_unpacklo_epi32(even, odd))
     }
-
-    #[inline]
-    unsafe fn stored(w: *const Self) -> (Over<8>, Over<8>) {
-        // SAFETY: within the block.
-        unsafe { over(&raw const (*w).d) }
-    }
 }
 
 impl Decode for BlockIQ2XS {
     type Panel = Wide;
-    type Stored = Over<8>;
-    const SUB: usize = 16;
-    const LARGEST: usize = 43;
-    const SIGNED: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx2")]
@@ -156,21 +120,11 @@ impl Decode for BlockIQ2XS {
     unsafe fn sub_scales(w: *const Self) -> __m256i {
         // SAFETY: within the block.
         unsafe { odd_of_half_bytes(&raw const (*w).scales) }
-    }
-
-    #[inline]
-    unsafe fn stored(w: *const Self) -> (Over<8>, Over<8>) {
-        // SAFETY: within the block.
-        unsafe { over(&raw const (*w).d) }
     }
 }
 
 impl Decode for BlockIQ2S {
     type Panel = Wide;
-    type Stored = Over<8>;
-    const SUB: usize = 16;
-    const LARGEST: usize = 43;
-    const SIGNED: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx2")]
@@ -186,20 +140,10 @@ impl Decode for BlockIQ2S {
         // SAFETY: within the block.
         unsafe { odd_of_half_bytes(&raw const (*w).scales) }
     }
-
-    #[inline]
-    unsafe fn stored(w: *const Self) -> (Over<8>, Over<8>) {
-        // SAFETY: within the block.
-        unsafe { over(&raw const (*w).d) }
-    }
 }
 
 impl Decode for BlockIQ3XXS {
     type Panel = Wide;
-    type Stored = Over<4>;
-    const SUB: usize = 32;
-    const LARGEST: usize = 62;
-    const SIGNED: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx2")]
@@ -217,20 +161,10 @@ impl Decode for BlockIQ3XXS {
         let (low, high) = (_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
         odd_of_groups(_mm_packus_epi32(low, high))
     }
-
-    #[inline]
-    unsafe fn stored(w: *const Self) -> (Over<4>, Over<4>) {
-        // SAFETY: within the block.
-        unsafe { over(&raw const (*w).d) }
-    }
 }
 
 impl Decode for BlockIQ3S {
     type Panel = Wide;
-    type Stored = Over<1>;
-    const SUB: usize = 32;
-    const LARGEST: usize = 15;
-    const SIGNED: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx2")]
@@ -251,20 +185,10 @@ impl Decode for BlockIQ3S {
         let (low, high) = (_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
         odd_of_groups(_mm_packus_epi32(low, high))
     }
-
-    #[inline]
-    unsafe fn stored(w: *const Self) -> (Over<1>, Over<1>) {
-        // SAFETY: within the block.
-        unsafe { over(&raw const (*w).d) }
-    }
 }
 
 impl Decode for BlockIQ1S {
     type Panel = Wide;
-    type Stored = Over<8>;
-    const SUB: usize = 32;
-    const LARGEST: usize = 9;
-    const SIGNED: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx2")]
@@ -281,20 +205,10 @@ impl Decode for BlockIQ1S {
         let words = unsafe { load_half(&raw const (*w).qh) };
         odd_of_groups(_mm_and_si128(_mm_srli_epi16::<12>(words), _mm_set1_epi16(7)))
     }
-
-    #[inline]
-    unsafe fn stored(w: *const Self) -> (Over<8>, Over<8>) {
-        // SAFETY: within the block.
-        unsafe { over(&raw const (*w).d) }
-    }
 }
 
 impl Decode for BlockIQ1M {
     type Panel = Wide;
-    type Stored = Over<8>;
-    const SUB: usize = 16;
-    const LARGEST: usize = 9;
-    const SIGNED: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx2")]
@@ -317,11 +231,5 @@ impl Decode for BlockIQ1M {
             (_mm256_and_si256(first, three_bits), _mm256_and_si256(second, three_bits));
         let scales = _mm256_packus_epi32(first, second);
         odd(_mm256_permute4x64_epi64::<0b11_01_10_00>(scales))
-    }
-
-    #[inline]
-    unsafe fn stored(w: *const Self) -> (Over<8>, Over<8>) {
-        // SAFETY: the caller's promise; a block has no alignment.
-        (Over(unsafe { &*w }.d()), Over(0))
     }
 }

@@ -5,7 +5,8 @@
 //! saturates it (the largest is Q8_0: 128·127·2 = 32512). `madd` multiplies the i16 by the
 //! sub-block's scale and adds neighbours to i32.
 
-use crate::quant::{BlockQ4_0, BlockQ4K, BlockQ5K, BlockQ6K, BlockQ8_0, IntBlock};
+use crate::quant::{BlockQ4_0, BlockQ4K, BlockQ5K, BlockQ6K, BlockQ8_0, IntBlock, Over, Stored};
+use half::f16;
 use std::arch::x86_64::*;
 
 /// One activation block: values, and the sums that the format's `SUMS` asks for.
@@ -15,7 +16,7 @@ pub(in crate::simd) struct ActBlock {
     pub sums: *const i16,
 }
 
-pub(in crate::simd) trait Ints: IntBlock {
+pub(in crate::simd) trait Ints: IntBlock<Stored: Scale> {
     /// Elements an activation sum that the format needs (16 or 32).
     const SUMS: usize;
 
@@ -32,29 +33,20 @@ pub(in crate::simd) trait Ints: IntBlock {
     unsafe fn imins(_w: *const Self, _a: ActBlock) -> __m128i {
         unreachable!("a format without mins")
     }
-
-    /// The type of d and dmin.
-    type Scale: Scale;
-
-    /// d and dmin (0 where there are no mins).
-    ///
-    /// # Safety
-    /// `w` leads to a whole block.
-    unsafe fn stored_scales(w: *const Self) -> (Self::Scale, Self::Scale);
 }
 
-/// A scale as a block has it: f16 bits, which become f32 eight at a time, or f32.
-pub(in crate::simd) trait Scale: Copy + Default {
+/// Scales that become f32 eight at a time.
+pub(in crate::simd) trait Scale: Stored {
     /// # Safety
     /// The processor has AVX2 and F16C.
     unsafe fn eight(v: [Self; 8]) -> __m256;
 }
 
-impl Scale for u16 {
+impl Scale for f16 {
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
-    unsafe fn eight(v: [u16; 8]) -> __m256 {
-        let h = v.map(|h| h as i16);
+    unsafe fn eight(v: [f16; 8]) -> __m256 {
+        let h = v.map(|h| h.to_bits() as i16);
         _mm256_cvtph_ps(_mm_setr_epi16(h[0], h[1], h[2], h[3], h[4], h[5], h[6], h[7]))
     }
 }
@@ -64,6 +56,16 @@ impl Scale for f32 {
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn eight(v: [f32; 8]) -> __m256 {
         _mm256_setr_ps(v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7])
+    }
+}
+
+impl<const N: u32> Scale for Over<N> {
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn eight(v: [Self; 8]) -> __m256 {
+        // SAFETY: AVX2 and F16C, the caller's promise.
+        let d = unsafe { f16::eight(v.map(|h| h.0)) };
+        _mm256_mul_ps(d, _mm256_set1_ps(1.0 / N as f32))
     }
 }
 
@@ -102,14 +104,6 @@ impl Ints for BlockQ8_0 {
         // SAFETY: both blocks hold 32 bytes of values.
         unsafe { signed_pairs(load(&raw const (*w).qs), load(a.qs)) }
     }
-
-    type Scale = u16;
-
-    #[inline]
-    unsafe fn stored_scales(w: *const Self) -> (u16, u16) {
-        // SAFETY: within the block; unaligned by intent.
-        unsafe { ((&raw const (*w).d).cast::<u16>().read_unaligned(), 0) }
-    }
 }
 
 impl Ints for BlockQ4_0 {
@@ -125,14 +119,6 @@ impl Ints for BlockQ4_0 {
             let codes = _mm256_and_si256(codes, _mm256_set1_epi8(15));
             signed_pairs(_mm256_sub_epi8(codes, _mm256_set1_epi8(8)), load(a.qs))
         }
-    }
-
-    type Scale = u16;
-
-    #[inline]
-    unsafe fn stored_scales(w: *const Self) -> (u16, u16) {
-        // SAFETY: within the block; unaligned by intent.
-        unsafe { ((&raw const (*w).d).cast::<u16>().read_unaligned(), 0) }
     }
 }
 
@@ -211,17 +197,6 @@ impl Ints for BlockQ4K {
         // SAFETY: the caller's promises.
         unsafe { mins_times_sums(scales_and_mins(w), a.sums) }
     }
-
-    type Scale = u16;
-
-    #[inline]
-    unsafe fn stored_scales(w: *const Self) -> (u16, u16) {
-        // SAFETY: within the block; unaligned by intent.
-        unsafe {
-            let d = (&raw const (*w).d).cast::<u16>().read_unaligned();
-            (d, (&raw const (*w).dmin).cast::<u16>().read_unaligned())
-        }
-    }
 }
 
 impl Ints for BlockQ5K {
@@ -265,17 +240,6 @@ impl Ints for BlockQ5K {
         // SAFETY: the caller's promises.
         unsafe { mins_times_sums(scales_and_mins(w), a.sums) }
     }
-
-    type Scale = u16;
-
-    #[inline]
-    unsafe fn stored_scales(w: *const Self) -> (u16, u16) {
-        // SAFETY: within the block; unaligned by intent.
-        unsafe {
-            let d = (&raw const (*w).d).cast::<u16>().read_unaligned();
-            (d, (&raw const (*w).dmin).cast::<u16>().read_unaligned())
-        }
-    }
 }
 
 impl Ints for BlockQ6K {
@@ -317,14 +281,6 @@ impl Ints for BlockQ6K {
             }
             sum
         }
-    }
-
-    type Scale = u16;
-
-    #[inline]
-    unsafe fn stored_scales(w: *const Self) -> (u16, u16) {
-        // SAFETY: within the block; unaligned by intent.
-        unsafe { ((&raw const (*w).d).cast::<u16>().read_unaligned(), 0) }
     }
 }
 

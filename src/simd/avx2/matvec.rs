@@ -212,7 +212,7 @@ pub(in crate::simd) unsafe fn add_eight<B: Ints>(
 ) -> __m256 {
     let mut isums = [_mm256_setzero_si256(); 8];
     let mut imins = [_mm_setzero_si128(); 8];
-    let (mut d, mut dmin) = ([B::Scale::default(); 8], [B::Scale::default(); 8]);
+    let (mut d, mut dmin) = ([B::Stored::default(); 8], [B::Stored::default(); 8]);
     for i in 0..8 {
         if i < n {
             let (w, act) = at(i);
@@ -222,12 +222,12 @@ pub(in crate::simd) unsafe fn add_eight<B: Ints>(
                 if B::MINS {
                     imins[i] = B::imins(w, act);
                 }
-                (d[i], dmin[i]) = B::stored_scales(w);
+                (d[i], dmin[i]) = (*w).stored();
             }
         }
     }
     // SAFETY: AVX2 and F16C, the caller's promise.
-    let (d, dmin) = unsafe { (B::Scale::eight(d), B::Scale::eight(dmin)) };
+    let (d, dmin) = unsafe { (B::Stored::eight(d), B::Stored::eight(dmin)) };
     let scale = _mm256_mul_ps(d, a);
     let lanes = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(sum8(isums)), lanes);
     if !B::MINS {

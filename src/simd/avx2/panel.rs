@@ -144,13 +144,13 @@ fn low_halves(words: __m256i) -> __m256 {
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 pub(super) unsafe fn stored_scales_of<B: Ints>(w: [*const B; 8]) -> (__m256, __m256) {
-    let (mut d, mut dmin) = ([B::Scale::default(); 8], [B::Scale::default(); 8]);
-    // SAFETY: the caller's promise.
+    let (mut d, mut dmin) = ([B::Stored::default(); 8], [B::Stored::default(); 8]);
+    // SAFETY: the caller's promise; a block has no alignment.
     unsafe {
         for i in 0..8 {
-            (d[i], dmin[i]) = B::stored_scales(w[i]);
+            (d[i], dmin[i]) = (*w[i]).stored();
         }
-        (B::Scale::eight(d), B::Scale::eight(dmin))
+        (B::Stored::eight(d), B::Stored::eight(dmin))
     }
 }
 

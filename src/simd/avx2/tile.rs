@@ -1,15 +1,16 @@
 //! Attention's loops; `simd::tile` says what each computes.
 
-use super::decode_32::{half, nibbles};
+use super::decode_32::nibbles;
 use super::decoded::Decode;
 use super::ints::load;
 use super::ops::exp8;
 use super::reduce::{tree8, trees8};
 use crate::gguf::TensorType;
 use crate::quant::{
-    self, Block, BlockIQ4NL, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, blocks_of,
+    self, BlockIQ4NL, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, IntBlock, blocks_of,
 };
 use crate::simd::tile::{self, SoftmaxStep, Tile, TileMut};
+use half::f16;
 use std::arch::x86_64::*;
 
 /// Four keys pass over all pairs of queries, so keys are read once and queries stay near.
@@ -257,13 +258,9 @@ pub(in crate::simd) unsafe fn dequantize(ty: TensorType, x: &[u8], out: &mut [f3
     // SAFETY: the caller's promise; the closures get whole blocks.
     unsafe {
         match ty {
-            TensorType::Q8_0 => blocks::<BlockQ8_0>(x, out, |w| {
-                (load(&raw const (*w).qs), (half(&raw const (*w).d), 0))
-            }),
+            TensorType::Q8_0 => blocks::<BlockQ8_0>(x, out, |w| load(&raw const (*w).qs)),
             TensorType::Q4_0 => blocks::<BlockQ4_0>(x, out, |w| {
-                let codes = nibbles(&raw const (*w).qs);
-                let codes = _mm256_sub_epi8(codes, _mm256_set1_epi8(8));
-                (codes, (half(&raw const (*w).d), 0))
+                _mm256_sub_epi8(nibbles(&raw const (*w).qs), _mm256_set1_epi8(8))
             }),
             TensorType::Q4_1 => decoded::<BlockQ4_1>(x, out),
             TensorType::Q5_0 => decoded::<BlockQ5_0>(x, out),
@@ -277,27 +274,25 @@ pub(in crate::simd) unsafe fn dequantize(ty: TensorType, x: &[u8], out: &mut [f3
 /// # Safety
 /// As [`dequantize`].
 #[target_feature(enable = "avx2,f16c")]
-unsafe fn decoded<B: Decode<Stored = u16>>(x: &[u8], out: &mut [f32]) {
+unsafe fn decoded<B: Decode<Stored = f16>>(x: &[u8], out: &mut [f32]) {
     // SAFETY: the caller's promise; the closure gets whole blocks.
-    unsafe { blocks::<B>(x, out, |w| (B::codes(w, 0), B::stored(w))) }
+    unsafe { blocks::<B>(x, out, |w| B::codes(w, 0)) }
 }
 
-/// `d·q − min` by what `parts` says of a block: its 32 codes, signed or below 128, and the halves d
-/// and min. A min of 0 changes no bit.
+/// `d·q − min`; `codes` gives a block's 32 codes, signed or below 128. A min of 0 changes no bit.
 ///
 /// # Safety
 /// As [`dequantize`].
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-unsafe fn blocks<B: Block>(
+unsafe fn blocks<B: IntBlock<Stored = f16>>(
     x: &[u8],
     out: &mut [f32],
-    parts: impl Fn(*const B) -> (__m256i, (u16, u16)),
+    codes: impl Fn(*const B) -> __m256i,
 ) {
     for (block, out) in blocks_of::<B>(x).iter().zip(out.as_chunks_mut::<32>().0) {
-        let (codes, halves) = parts(block);
-        let [d, min] =
-            [halves.0, halves.1].map(|half| _mm256_cvtph_ps(_mm_set1_epi16(half as i16)));
+        let (codes, (d, min)) = (codes(block), block.stored());
+        let [d, min] = [d, min].map(|half| _mm256_cvtph_ps(_mm_set1_epi16(half.to_bits() as i16)));
         let (low, high) = (_mm256_castsi256_si128(codes), _mm256_extracti128_si256::<1>(codes));
         let eights = [low, _mm_srli_si128::<8>(low), high, _mm_srli_si128::<8>(high)];
         for (eight, out) in eights.into_iter().zip(out.as_chunks_mut::<8>().0) {

@@ -11,12 +11,8 @@ use std::arch::x86_64::*;
 pub(super) trait Sixteen: Panel {
     /// [`Narrow`] for 32 codes, [`Wide`] for 256.
     type Unpacked: Unpacked;
-    /// Codes that share an integer scale, 16 or 32 (32 if there is none).
-    const SUB: usize;
-    /// The largest magnitude of a code.
-    const LARGEST: usize;
     /// Added to every code, so that it is a u8.
-    const OFFSET: u8;
+    const OFFSET: u8 = if Self::SIGNED { Self::LARGEST as u8 } else { 0 };
 
     /// # Safety
     /// Each pointer leads to a whole block; the processor has AVX-512 F and BW.

@@ -47,9 +47,6 @@ unsafe fn unpack_affine<B>(w: [*const B; 16], panel: &mut Wide) {
 
 impl Sixteen for BlockQ4K {
     type Unpacked = Wide;
-    const SUB: usize = 32;
-    const LARGEST: usize = 15;
-    const OFFSET: u8 = 0;
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
@@ -68,9 +65,6 @@ impl Sixteen for BlockQ4K {
 
 impl Sixteen for BlockQ5K {
     type Unpacked = Wide;
-    const SUB: usize = 32;
-    const LARGEST: usize = 31;
-    const OFFSET: u8 = 0;
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
@@ -96,9 +90,6 @@ impl Sixteen for BlockQ5K {
 
 impl Sixteen for BlockQ6K {
     type Unpacked = Wide;
-    const SUB: usize = 16;
-    const LARGEST: usize = 32;
-    const OFFSET: u8 = 32;
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
@@ -158,9 +149,6 @@ unsafe fn two_bits<B>(w: [*const B; 16], offset: usize, codes: &mut [__m512i; 64
 
 impl Sixteen for BlockQ2K {
     type Unpacked = Wide;
-    const SUB: usize = 16;
-    const LARGEST: usize = 3;
-    const OFFSET: u8 = 0;
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
@@ -183,9 +171,6 @@ impl Sixteen for BlockQ2K {
 
 impl Sixteen for BlockQ3K {
     type Unpacked = Wide;
-    const SUB: usize = 16;
-    const LARGEST: usize = 4;
-    const OFFSET: u8 = 4;
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
@@ -224,9 +209,6 @@ impl Sixteen for BlockQ3K {
 
 impl Sixteen for BlockIQ4XS {
     type Unpacked = Wide;
-    const SUB: usize = 32;
-    const LARGEST: usize = 127;
-    const OFFSET: u8 = 127;
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]

@@ -6,9 +6,6 @@ use std::arch::x86_64::*;
 
 impl Sixteen for BlockQ4_0 {
     type Unpacked = Narrow;
-    const SUB: usize = 32;
-    const LARGEST: usize = 8;
-    const OFFSET: u8 = 8;
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
@@ -25,9 +22,6 @@ impl Sixteen for BlockQ4_0 {
 
 impl Sixteen for BlockQ8_0 {
     type Unpacked = Narrow;
-    const SUB: usize = 32;
-    const LARGEST: usize = 128;
-    const OFFSET: u8 = 128;
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
@@ -47,9 +41,6 @@ impl Sixteen for BlockQ8_0 {
 
 impl Sixteen for BlockMXFP4 {
     type Unpacked = Narrow;
-    const SUB: usize = 32;
-    const LARGEST: usize = 12;
-    const OFFSET: u8 = 12;
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]

@@ -6,18 +6,14 @@
 use super::convert::widen;
 use super::dot::Dot;
 use super::lanes::{F32x8, sums4};
-use crate::quant::IntBlock;
+use crate::quant::{IntBlock, Over, Stored};
 use crate::simd::ActView;
+use half::f16;
 use std::arch::aarch64::*;
 
 /// A block of 32 codes without sub-blocks, for Q8_0 activations, or of 256 codes with integer
 /// scales, for Q8_K activations.
-pub(super) trait Decode: IntBlock {
-    /// The type of d and dmin.
-    type Stored: Stored;
-    /// Codes that share an integer scale, 16 or 32 (32 if there is none).
-    const SUB: usize;
-
+pub(super) trait Decode: IntBlock<Stored: Scale> {
     /// Codes 32j to 32j + 31.
     ///
     /// # Safety
@@ -39,35 +35,39 @@ pub(super) trait Decode: IntBlock {
     unsafe fn sub_mins(_w: *const Self) -> [int16x8_t; 2] {
         unreachable!("a format without mins")
     }
-
-    /// d and dmin (0 where there are no mins).
-    ///
-    /// # Safety
-    /// `w` leads to a whole block.
-    unsafe fn stored(w: *const Self) -> (Self::Stored, Self::Stored);
 }
 
-/// A scale as a block has it: f16 bits, which become f32 eight at a time, or f32.
-pub(super) trait Stored: Copy + Default {
+/// Scales that become f32 eight at a time.
+pub(super) trait Scale: Stored {
     /// # Safety
     /// The processor has NEON.
     unsafe fn eight(v: [Self; 8]) -> F32x8;
 }
 
-impl Stored for u16 {
+impl Scale for f16 {
     #[inline]
     #[target_feature(enable = "neon")]
-    unsafe fn eight(v: [u16; 8]) -> F32x8 {
+    unsafe fn eight(v: [f16; 8]) -> F32x8 {
         // SAFETY: eight values.
-        widen(unsafe { vld1q_u16(v.as_ptr()) })
+        widen(unsafe { vld1q_u16(v.as_ptr().cast()) })
     }
 }
 
-impl Stored for f32 {
+impl Scale for f32 {
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn eight(v: [f32; 8]) -> F32x8 {
         F32x8::from_array(&v)
+    }
+}
+
+impl<const N: u32> Scale for Over<N> {
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn eight(v: [Self; 8]) -> F32x8 {
+        // SAFETY: NEON, the caller's promise.
+        let d = unsafe { f16::eight(v.map(|h| h.0)) };
+        d.mul(F32x8::splat(1.0 / N as f32))
     }
 }
 

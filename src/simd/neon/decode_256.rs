@@ -1,7 +1,7 @@
 //! The codes, integer scales and mins of the formats of 256 values that store integers.
 
 use super::decode::Decode;
-use super::decode_32::{half, look_up, nibbles};
+use super::decode_32::{look_up, nibbles};
 use crate::quant::{BlockIQ4XS, BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K};
 use crate::quant::{BlockTQ1_0, BlockTQ2_0, iq4_nl};
 use std::arch::aarch64::*;
@@ -107,9 +107,6 @@ unsafe fn k_nibbles(qs: *const [u8; 128], j: usize) -> [uint8x16_t; 2] {
 }
 
 impl Decode for BlockQ4K {
-    type Stored = u16;
-    const SUB: usize = 32;
-
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn codes(w: *const Self, j: usize) -> [int8x16_t; 2] {
@@ -130,19 +127,9 @@ impl Decode for BlockQ4K {
         // SAFETY: the caller's promise.
         unsafe { k_mins(w) }
     }
-
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn stored(w: *const Self) -> (u16, u16) {
-        // SAFETY: within the block.
-        unsafe { (half(&raw const (*w).d), half(&raw const (*w).dmin)) }
-    }
 }
 
 impl Decode for BlockQ5K {
-    type Stored = u16;
-    const SUB: usize = 32;
-
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn codes(w: *const Self, j: usize) -> [int8x16_t; 2] {
@@ -167,19 +154,9 @@ impl Decode for BlockQ5K {
         // SAFETY: the caller's promise.
         unsafe { k_mins(w) }
     }
-
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn stored(w: *const Self) -> (u16, u16) {
-        // SAFETY: within the block.
-        unsafe { (half(&raw const (*w).d), half(&raw const (*w).dmin)) }
-    }
 }
 
 impl Decode for BlockQ6K {
-    type Stored = u16;
-    const SUB: usize = 16;
-
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn codes(w: *const Self, j: usize) -> [int8x16_t; 2] {
@@ -207,13 +184,6 @@ impl Decode for BlockQ6K {
         // SAFETY: 16 bytes of scales.
         wide(unsafe { vld1q_s8((&raw const (*w).scales).cast()) })
     }
-
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn stored(w: *const Self) -> (u16, u16) {
-        // SAFETY: within the block.
-        unsafe { (half(&raw const (*w).d), 0) }
-    }
 }
 
 /// Group j of codes of two bits at `qs`, see `quant::packing::two_bits`.
@@ -230,9 +200,6 @@ unsafe fn two_bits(qs: *const [u8; 64], j: usize) -> [uint8x16_t; 2] {
 }
 
 impl Decode for BlockQ2K {
-    type Stored = u16;
-    const SUB: usize = 16;
-
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn codes(w: *const Self, j: usize) -> [int8x16_t; 2] {
@@ -255,19 +222,9 @@ impl Decode for BlockQ2K {
         let both = unsafe { vld1q_u8((&raw const (*w).scales).cast()) };
         wide(vreinterpretq_s8_u8(vshrq_n_u8::<4>(both)))
     }
-
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn stored(w: *const Self) -> (u16, u16) {
-        // SAFETY: within the block.
-        unsafe { (half(&raw const (*w).d), half(&raw const (*w).dmin)) }
-    }
 }
 
 impl Decode for BlockQ3K {
-    type Stored = u16;
-    const SUB: usize = 16;
-
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn codes(w: *const Self, j: usize) -> [int8x16_t; 2] {
@@ -296,19 +253,9 @@ impl Decode for BlockQ3K {
         let scales = vreinterpretq_s8_u8(vorrq_u8(low, tops));
         wide(vsubq_s8(scales, vdupq_n_s8(32)))
     }
-
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn stored(w: *const Self) -> (u16, u16) {
-        // SAFETY: within the block.
-        unsafe { (half(&raw const (*w).d), 0) }
-    }
 }
 
 impl Decode for BlockIQ4XS {
-    type Stored = u16;
-    const SUB: usize = 32;
-
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn codes(w: *const Self, j: usize) -> [int8x16_t; 2] {
@@ -322,7 +269,7 @@ impl Decode for BlockIQ4XS {
         // SAFETY: two bytes of top bits and four of low ones.
         let (top, low) = unsafe {
             let low = (&raw const (*w).scales_l).cast::<u32>().read_unaligned();
-            (half(&raw const (*w).scales_h), low)
+            (u16::from_le_bytes((*w).scales_h), low)
         };
         // Bytes of half bytes to bytes: the even ones, then the odd ones between them.
         let (even, odd) = (vcreate_u8((low & FOUR_BITS) as u64), low >> 4 & FOUR_BITS);
@@ -333,13 +280,6 @@ impl Decode for BlockIQ4XS {
         let scales = vorrq_u16(low, vshlq_n_u16::<4>(top));
         let scales = vsubq_s16(vreinterpretq_s16_u16(scales), vdupq_n_s16(32));
         [scales, vdupq_n_s16(0)]
-    }
-
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn stored(w: *const Self) -> (u16, u16) {
-        // SAFETY: within the block.
-        unsafe { (half(&raw const (*w).d), 0) }
     }
 }
 
@@ -367,9 +307,6 @@ fn shifted_trits(bytes: uint8x16_t, n: usize) -> uint8x16_t {
 }
 
 impl Decode for BlockTQ1_0 {
-    type Stored = u16;
-    const SUB: usize = 32;
-
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn codes(w: *const Self, j: usize) -> [int8x16_t; 2] {
@@ -401,19 +338,9 @@ impl Decode for BlockTQ1_0 {
     unsafe fn sub_scales(_w: *const Self) -> [int16x8_t; 2] {
         [vdupq_n_s16(1); 2]
     }
-
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn stored(w: *const Self) -> (u16, u16) {
-        // SAFETY: within the block.
-        unsafe { (half(&raw const (*w).d), 0) }
-    }
 }
 
 impl Decode for BlockTQ2_0 {
-    type Stored = u16;
-    const SUB: usize = 32;
-
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn codes(w: *const Self, j: usize) -> [int8x16_t; 2] {
@@ -427,12 +354,5 @@ impl Decode for BlockTQ2_0 {
     #[target_feature(enable = "neon")]
     unsafe fn sub_scales(_w: *const Self) -> [int16x8_t; 2] {
         [vdupq_n_s16(1); 2]
-    }
-
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn stored(w: *const Self) -> (u16, u16) {
-        // SAFETY: within the block.
-        unsafe { (half(&raw const (*w).d), 0) }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::decode::Decode;
 use crate::quant::{BlockIQ4NL, BlockMXFP4, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1};
-use crate::quant::{BlockQ8_0, BlockQ8_1, e2m1, iq4_nl, mxfp4};
+use crate::quant::{BlockQ8_0, BlockQ8_1, e2m1, iq4_nl};
 use std::arch::aarch64::*;
 
 /// 16 bytes' low halves, then their high halves.
@@ -24,17 +24,6 @@ pub(super) fn look_up(table: &[i8; 16], indices: [uint8x16_t; 2]) -> [int8x16_t;
     // SAFETY: the table has 16 bytes.
     let table = unsafe { vld1q_s8(table.as_ptr()) };
     [vqtbl1q_s8(table, indices[0]), vqtbl1q_s8(table, indices[1])]
-}
-
-/// The f16 at `p`.
-///
-/// # Safety
-/// Two bytes at `p` are readable.
-#[inline]
-#[target_feature(enable = "neon")]
-pub(super) unsafe fn half<T>(p: *const T) -> u16 {
-    // SAFETY: the caller's promise; unaligned by intent.
-    unsafe { p.cast::<u16>().read_unaligned() }
 }
 
 /// # Safety
@@ -68,47 +57,24 @@ unsafe fn spread_bits<T>(p: *const T) -> [uint8x16_t; 2] {
 }
 
 impl Decode for BlockQ8_0 {
-    type Stored = u16;
-    const SUB: usize = 32;
-
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn codes(w: *const Self, _j: usize) -> [int8x16_t; 2] {
         // SAFETY: 32 bytes of codes.
         unsafe { bytes(&raw const (*w).qs) }
-    }
-
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn stored(w: *const Self) -> (u16, u16) {
-        // SAFETY: within the block.
-        unsafe { (half(&raw const (*w).d), 0) }
     }
 }
 
 impl Decode for BlockQ8_1 {
-    type Stored = u16;
-    const SUB: usize = 32;
-
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn codes(w: *const Self, _j: usize) -> [int8x16_t; 2] {
         // SAFETY: 32 bytes of codes.
         unsafe { bytes(&raw const (*w).qs) }
     }
-
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn stored(w: *const Self) -> (u16, u16) {
-        // SAFETY: within the block.
-        unsafe { (half(&raw const (*w).d), 0) }
-    }
 }
 
 impl Decode for BlockQ4_0 {
-    type Stored = u16;
-    const SUB: usize = 32;
-
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn codes(w: *const Self, _j: usize) -> [int8x16_t; 2] {
@@ -117,38 +83,18 @@ impl Decode for BlockQ4_0 {
         let offset = vdupq_n_s8(8);
         [vsubq_s8(codes[0], offset), vsubq_s8(codes[1], offset)]
     }
-
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn stored(w: *const Self) -> (u16, u16) {
-        // SAFETY: within the block.
-        unsafe { (half(&raw const (*w).d), 0) }
-    }
 }
 
 impl Decode for BlockQ4_1 {
-    type Stored = u16;
-    const SUB: usize = 32;
-
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn codes(w: *const Self, _j: usize) -> [int8x16_t; 2] {
         // SAFETY: 16 bytes of codes.
         signed(unsafe { nibbles(&raw const (*w).qs) })
     }
-
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn stored(w: *const Self) -> (u16, u16) {
-        // SAFETY: within the block. The min is the offset with its sign bit flipped.
-        unsafe { (half(&raw const (*w).d), half(&raw const (*w).m) ^ 0x8000) }
-    }
 }
 
 impl Decode for BlockQ5_0 {
-    type Stored = u16;
-    const SUB: usize = 32;
-
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn codes(w: *const Self, _j: usize) -> [int8x16_t; 2] {
@@ -159,19 +105,9 @@ impl Decode for BlockQ5_0 {
         let of = |i: usize| vorrq_u8(low[i], vbicq_u8(above, top[i]));
         signed([of(0), of(1)])
     }
-
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn stored(w: *const Self) -> (u16, u16) {
-        // SAFETY: within the block.
-        unsafe { (half(&raw const (*w).d), 0) }
-    }
 }
 
 impl Decode for BlockQ5_1 {
-    type Stored = u16;
-    const SUB: usize = 32;
-
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn codes(w: *const Self, _j: usize) -> [int8x16_t; 2] {
@@ -181,49 +117,22 @@ impl Decode for BlockQ5_1 {
         let of = |i: usize| vorrq_u8(low[i], vandq_u8(top[i], sixteen));
         signed([of(0), of(1)])
     }
-
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn stored(w: *const Self) -> (u16, u16) {
-        // SAFETY: within the block. The min is the offset with its sign bit flipped.
-        unsafe { (half(&raw const (*w).d), half(&raw const (*w).m) ^ 0x8000) }
-    }
 }
 
 impl Decode for BlockMXFP4 {
-    type Stored = f32;
-    const SUB: usize = 32;
-
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn codes(w: *const Self, _j: usize) -> [int8x16_t; 2] {
         // SAFETY: 16 bytes of codes.
         look_up(&e2m1::DOUBLED, unsafe { nibbles(&raw const (*w).qs) })
     }
-
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn stored(w: *const Self) -> (f32, f32) {
-        // SAFETY: within the block.
-        (mxfp4::half_power(unsafe { (*w).e }), 0.0)
-    }
 }
 
 impl Decode for BlockIQ4NL {
-    type Stored = u16;
-    const SUB: usize = 32;
-
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn codes(w: *const Self, _j: usize) -> [int8x16_t; 2] {
         // SAFETY: 16 bytes of codes.
         look_up(&iq4_nl::VALUES, unsafe { nibbles(&raw const (*w).qs) })
-    }
-
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn stored(w: *const Self) -> (u16, u16) {
-        // SAFETY: within the block.
-        unsafe { (half(&raw const (*w).d), 0) }
     }
 }

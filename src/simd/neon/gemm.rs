@@ -8,7 +8,7 @@
 //! load serves four dot products. For 32 codes of eight rows and one token that is 16 `sdot` and
 //! two multiplications by integer scales.
 
-use super::decode::{ActBlock, Decode, Stored, Token};
+use super::decode::{ActBlock, Decode, Scale, Token};
 use super::dot::Dot;
 use super::lanes::{F32x8, I32x8};
 use crate::simd::{Product, Scratch};
@@ -134,7 +134,7 @@ unsafe fn unpack<B: Decode>(w: [*const B; 8], to: Panel) {
     unsafe {
         let (mut d, mut dmin) = ([B::Stored::default(); 8], [B::Stored::default(); 8]);
         for i in 0..8 {
-            (d[i], dmin[i]) = B::stored(w[i]);
+            (d[i], dmin[i]) = (*w[i]).stored();
         }
         B::Stored::eight(d).store(to.scales);
         B::Stored::eight(dmin).store(to.scales.add(8));

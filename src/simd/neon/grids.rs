@@ -2,35 +2,11 @@
 //! tables that the scalar code reads, four of eight bytes or eight of four for 32 codes, and get
 //! their signs or shifts all at once.
 
-use super::decode::{Decode, Stored};
-use super::lanes::F32x8;
+use super::decode::Decode;
 use crate::quant::{
-    BlockIQ1M, BlockIQ1S, BlockIQ2S, BlockIQ2XS, BlockIQ2XXS, BlockIQ3S, BlockIQ3XXS, Half,
+    BlockIQ1M, BlockIQ1S, BlockIQ2S, BlockIQ2XS, BlockIQ2XXS, BlockIQ3S, BlockIQ3XXS,
 };
 use std::arch::aarch64::*;
-
-/// The bits of an f16 scale in units of 1/N, N a power of two.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Over<const N: u32>(u16);
-
-impl<const N: u32> Stored for Over<N> {
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn eight(v: [Self; 8]) -> F32x8 {
-        // SAFETY: NEON, the caller's promise.
-        let d = unsafe { u16::eight(v.map(|h| h.0)) };
-        d.mul(F32x8::splat(1.0 / N as f32))
-    }
-}
-
-/// # Safety
-/// An f16 at `d` is readable.
-#[inline]
-#[target_feature(enable = "neon")]
-unsafe fn over<const N: u32>(d: *const Half) -> (Over<N>, Over<N>) {
-    // SAFETY: the caller's promise; unaligned by intent.
-    (Over(unsafe { d.cast::<u16>().read_unaligned() }), Over(0))
-}
 
 /// Four points of eight values.
 #[inline]
@@ -109,9 +85,6 @@ unsafe fn odd_of_half_bytes(p: *const [u8; 8]) -> [int16x8_t; 2] {
 }
 
 impl Decode for BlockIQ2XXS {
-    type Stored = Over<8>;
-    const SUB: usize = 32;
-
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn codes(w: *const Self, j: usize) -> [int8x16_t; 2] {
@@ -127,19 +100,9 @@ impl Decode for BlockIQ2XXS {
         let bytes = unsafe { (&raw const (*w).groups).cast::<[[u8; 8]; 8]>().read() };
         odd_of(bytes.map(|group| group[7] >> 4))
     }
-
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn stored(w: *const Self) -> (Over<8>, Over<8>) {
-        // SAFETY: within the block.
-        unsafe { over(&raw const (*w).d) }
-    }
 }
 
 impl Decode for BlockIQ2XS {
-    type Stored = Over<8>;
-    const SUB: usize = 16;
-
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn codes(w: *const Self, j: usize) -> [int8x16_t; 2] {
@@ -153,20 +116,10 @@ impl Decode for BlockIQ2XS {
     unsafe fn sub_scales(w: *const Self) -> [int16x8_t; 2] {
         // SAFETY: within the block.
         unsafe { odd_of_half_bytes(&raw const (*w).scales) }
-    }
-
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn stored(w: *const Self) -> (Over<8>, Over<8>) {
-        // SAFETY: within the block.
-        unsafe { over(&raw const (*w).d) }
     }
 }
 
 impl Decode for BlockIQ2S {
-    type Stored = Over<8>;
-    const SUB: usize = 16;
-
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn codes(w: *const Self, j: usize) -> [int8x16_t; 2] {
@@ -181,19 +134,9 @@ impl Decode for BlockIQ2S {
         // SAFETY: within the block.
         unsafe { odd_of_half_bytes(&raw const (*w).scales) }
     }
-
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn stored(w: *const Self) -> (Over<8>, Over<8>) {
-        // SAFETY: within the block.
-        unsafe { over(&raw const (*w).d) }
-    }
 }
 
 impl Decode for BlockIQ3XXS {
-    type Stored = Over<4>;
-    const SUB: usize = 32;
-
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn codes(w: *const Self, j: usize) -> [int8x16_t; 2] {
@@ -209,19 +152,9 @@ impl Decode for BlockIQ3XXS {
         let bytes = unsafe { (&raw const (*w).words).cast::<[[u8; 4]; 8]>().read() };
         odd_of(bytes.map(|word| word[3] >> 4))
     }
-
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn stored(w: *const Self) -> (Over<4>, Over<4>) {
-        // SAFETY: within the block.
-        unsafe { over(&raw const (*w).d) }
-    }
 }
 
 impl Decode for BlockIQ3S {
-    type Stored = Over<1>;
-    const SUB: usize = 32;
-
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn codes(w: *const Self, j: usize) -> [int8x16_t; 2] {
@@ -237,19 +170,9 @@ impl Decode for BlockIQ3S {
         let halves = unsafe { (&raw const (*w).scales).cast::<u32>().read_unaligned() };
         odd_of([0, 4, 8, 12, 16, 20, 24, 28].map(|shift| (halves >> shift) as u8 & 15))
     }
-
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn stored(w: *const Self) -> (Over<1>, Over<1>) {
-        // SAFETY: within the block.
-        unsafe { over(&raw const (*w).d) }
-    }
 }
 
 impl Decode for BlockIQ1S {
-    type Stored = Over<8>;
-    const SUB: usize = 32;
-
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn codes(w: *const Self, j: usize) -> [int8x16_t; 2] {
@@ -265,19 +188,9 @@ impl Decode for BlockIQ1S {
         let bytes = unsafe { (&raw const (*w).qh).cast::<[[u8; 2]; 8]>().read() };
         odd_of(bytes.map(|word| word[1] >> 4 & 7))
     }
-
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn stored(w: *const Self) -> (Over<8>, Over<8>) {
-        // SAFETY: within the block.
-        unsafe { over(&raw const (*w).d) }
-    }
 }
 
 impl Decode for BlockIQ1M {
-    type Stored = Over<8>;
-    const SUB: usize = 16;
-
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn codes(w: *const Self, j: usize) -> [int8x16_t; 2] {
@@ -295,12 +208,5 @@ impl Decode for BlockIQ1M {
         let scales: [u8; 16] = std::array::from_fn(|j| (words[j / 4] >> (3 * (j % 4))) as u8 & 7);
         // SAFETY: sixteen bytes.
         odd(unsafe { vld1q_u8(scales.as_ptr()) })
-    }
-
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn stored(w: *const Self) -> (Over<8>, Over<8>) {
-        // SAFETY: the caller's promise; a block has no alignment.
-        (Over(unsafe { &*w }.d()), Over(0))
     }
 }

@@ -5,7 +5,7 @@
 //! eight rows (rows of fewer than eight blocks, whose lanes would idle). Either gives eight exact
 //! integers in two vectors, and two fmas add them to lanes that "One arithmetic" names.
 
-use super::decode::{ActBlock, Decode, Stored, Token, imins, isum};
+use super::decode::{ActBlock, Decode, Scale, Token, imins, isum};
 use super::dot::Dot;
 use super::lanes::{F32x8, I32x8};
 use crate::simd::Product;
@@ -117,7 +117,7 @@ unsafe fn add_eight<B: Decode, D: Dot>(
             if B::MINS {
                 all_imins[i] = imins::<B>(w, act);
             }
-            (d[i], dmin[i]) = B::stored(w);
+            (d[i], dmin[i]) = (*w).stored();
         }
     }
     // SAFETY: NEON, the caller's promise.

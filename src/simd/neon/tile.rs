@@ -219,11 +219,11 @@ pub(super) unsafe fn dequantize(ty: TensorType, x: &[u8], out: &mut [f32]) {
 /// # Safety
 /// As [`dequantize`].
 #[target_feature(enable = "neon")]
-unsafe fn decoded<B: Decode<Stored = u16>>(x: &[u8], out: &mut [f32]) {
+unsafe fn decoded<B: Decode<Stored = f16>>(x: &[u8], out: &mut [f32]) {
     for (block, out) in blocks_of::<B>(x).iter().zip(out.as_chunks_mut::<32>().0) {
         // SAFETY: a whole block.
-        let ((d, min), codes) = unsafe { (B::stored(block), B::codes(block, 0)) };
-        let [d, min] = [d, min].map(|half| vdupq_n_f32(f16::from_bits(half).to_f32()));
+        let ((d, min), codes) = unsafe { ((*block).stored(), B::codes(block, 0)) };
+        let [d, min] = [d, min].map(|half| vdupq_n_f32(half.to_f32()));
         let eights = codes.map(|q| [vmovl_s8(vget_low_s8(q)), vmovl_high_s8(q)]);
         for (q, out) in eights.as_flattened().iter().zip(out.as_chunks_mut::<8>().0) {
             let low = vmulq_f32(vcvtq_f32_s32(vmovl_s16(vget_low_s16(*q))), d);
