@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use super::traffic::ExpertTraffic;
 use super::{Engine, EvalHooks, Logits, Session, TopK, Want};
 use crate::cancel::Cancel;
-use crate::sample::{Sampler, SamplerOptions, StopMatcher};
+use crate::sample::grammar::Constraint;
+use crate::sample::{Sampler, SamplerOptions, StopMatcher, TokenLogprob};
 use crate::tokenizer::{Detokenizer, Tokenizer};
 use crate::{Error, Result};
 
@@ -33,6 +34,8 @@ pub struct Request {
     pub shows_control: bool,
     /// Control tokens that are part of the text where others are not.
     pub shown: Vec<u32>,
+    /// A form that the answer must have.
+    pub constraint: Option<Constraint>,
     /// Ends the request early.
     pub cancel: Cancel,
 }
@@ -51,7 +54,7 @@ pub struct Limits {
 /// Why a text ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// The model chose an end token.
+    /// The model chose an end token, or the text is complete in its grammar.
     StopToken,
     /// One of [`Limits::stops`] was found.
     StopString,
@@ -141,6 +144,10 @@ pub struct Generation {
     stops: StopMatcher,
     has_stopped: bool,
     n_generated: usize,
+    constraint: Option<Constraint>,
+    /// Alternatives to report with each token's log probability; `None` reports none.
+    n_top_logprobs: Option<usize>,
+    last_logprob: Option<TokenLogprob>,
 }
 
 /// A tokenizer that lives as long as somebody decodes with it.
@@ -178,11 +185,43 @@ impl Generation {
             stops: StopMatcher::new(limits.stops.iter().cloned()),
             has_stopped: false,
             n_generated: 0,
+            constraint: request.constraint.clone(),
+            n_top_logprobs: None,
+            last_logprob: None,
         })
+    }
+
+    /// Gives the text a form, before its first token is chosen.
+    pub fn constrain(&mut self, constraint: Constraint) {
+        self.constraint = Some(constraint);
+    }
+
+    /// Reports each token's log probability and those of the `n_top` most probable tokens, at most
+    /// [`MAX_TOP_LOGPROBS`](crate::sample::MAX_TOP_LOGPROBS).
+    pub fn report_logprobs(&mut self, n_top: usize) {
+        self.n_top_logprobs = Some(n_top);
+    }
+
+    /// The log probability of the token that `choose` answered last, if it is to be reported.
+    pub fn last_logprob(&self) -> Option<&TokenLogprob> {
+        self.last_logprob.as_ref()
+    }
+
+    /// Computes the next token's mask, if the text has a form. `choose` does so too: called while
+    /// the logits are computed, it takes that time off the choice.
+    pub fn prepare_mask(&mut self) -> Result<()> {
+        match &mut self.constraint {
+            Some(constraint) => constraint.mask().map(drop),
+            None => Ok(()),
+        }
     }
 
     /// The logits of a text's last token that `choose` needs.
     pub fn want(&self) -> Want {
+        let is_constrained = self.constraint.as_ref().is_some_and(Constraint::is_active);
+        if is_constrained || self.n_top_logprobs.is_some() {
+            return Want::Last;
+        }
         let n_vocab = self.n_vocab();
         self.sampler.n_best().map_or(Want::Last, |k| Want::LastBest(TopK { k, n_vocab }))
     }
@@ -192,16 +231,32 @@ impl Generation {
         self.engine.tokenizer().n_vocab()
     }
 
-    /// The token that follows the one whose logits these are.
+    /// The token that follows the one whose logits these are; they must be those of `want`.
     pub fn choose(&mut self, logits: Logits<'_>, sink: &mut dyn TextSink) -> Result<u32> {
         let n_vocab = self.n_vocab();
-        let token = match (sink.forced(self.detokenizer.is_whole()), logits) {
-            (Some(id), _) => id,
-            (None, Logits::All(logits)) => self.sampler.sample(&logits[..n_vocab])?,
-            (None, Logits::Best { ids, logits }) => self.sampler.sample_best(ids, logits)?,
+        let token = match sink.forced(self.detokenizer.is_whole()) {
+            Some(id) => id,
+            None => self.sample(&logits)?,
         };
+        if let Some(n_top) = self.n_top_logprobs {
+            let logits = &all(&logits)[..n_vocab];
+            self.last_logprob = Some(TokenLogprob::new(logits, token, n_top)?);
+        }
         self.sampler.accept(token);
         Ok(token)
+    }
+
+    fn sample(&mut self, logits: &Logits<'_>) -> Result<u32> {
+        let n_vocab = self.n_vocab();
+        let mask = match &mut self.constraint {
+            Some(constraint) => constraint.mask()?,
+            None => None,
+        };
+        match (logits, mask) {
+            (logits, Some(mask)) => self.sampler.sample_allowed(&all(logits)[..n_vocab], mask),
+            (Logits::All(logits), None) => self.sampler.sample(&logits[..n_vocab]),
+            (Logits::Best { ids, logits }, None) => self.sampler.sample_best(ids, logits),
+        }
     }
 
     /// Adds a chosen token to the text; `n_past` tokens are in the cache.
@@ -215,6 +270,9 @@ impl Generation {
         if self.engine.tokenizer().is_eog(token) {
             return Ok(Step::Finished(FinishReason::StopToken));
         }
+        let constraint = &mut self.constraint;
+        constraint.as_mut().map_or(Ok(()), |constraint| constraint.accept(token))?;
+        let is_complete = constraint.as_ref().is_some_and(Constraint::is_complete);
         let found = self.stops.push(self.detokenizer.push(token)?);
         self.has_stopped = found.by.is_some();
         if !found.text.is_empty() {
@@ -222,6 +280,7 @@ impl Generation {
         }
         Ok(match () {
             () if self.has_stopped => Step::Finished(FinishReason::StopString),
+            () if is_complete => Step::Finished(FinishReason::StopToken),
             () if is_last => Step::Finished(FinishReason::Length),
             () if n_past == self.engine.n_ctx() => Step::Finished(FinishReason::ContextFull),
             () => Step::Next(token),
@@ -241,6 +300,15 @@ impl Generation {
     /// Tokens so far, the end token included.
     pub fn n_generated(&self) -> usize {
         self.n_generated
+    }
+}
+
+/// # Panics
+/// If only the best are there: [`Generation::want`] asks for all where they are needed.
+fn all<'a>(logits: &'a Logits<'_>) -> &'a [f32] {
+    match logits {
+        Logits::All(logits) => logits,
+        Logits::Best { .. } => panic!("a mask and log probabilities need all logits"),
     }
 }
 

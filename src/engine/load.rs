@@ -1,8 +1,8 @@
 //! From a file to an engine: understand, plan, then take memory.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, OnceLock};
 
 use super::compute::Compute;
 use super::device::{self, DeviceChoice};
@@ -223,6 +223,7 @@ impl Engine {
             plan,
             profile: store,
             next_session: AtomicU32::new(0),
+            grammars: OnceLock::new(),
         }))
     }
 

@@ -37,8 +37,8 @@ mod session;
 mod traffic;
 mod understand;
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, OnceLock};
 
 use crate::Result;
 pub use crate::backend::ops::RouteRows;
@@ -50,6 +50,7 @@ pub use crate::forward::{Logits, TopK};
 use crate::gguf::Gguf;
 use crate::model::Model;
 pub use crate::model::kv::CacheType;
+use crate::sample::grammar::Grammars;
 use crate::tokenizer::Tokenizer;
 use compute::Compute;
 pub use device::DeviceChoice;
@@ -80,6 +81,8 @@ pub struct Engine {
     profile: Option<ProfileFile>,
     /// The number of the next session.
     next_session: AtomicU32,
+    /// Built when it is first asked for.
+    grammars: OnceLock<Grammars>,
 }
 
 impl Engine {
@@ -97,6 +100,17 @@ impl Engine {
 
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
+    }
+
+    /// Compiles grammars for this model's tokenizer. The first call builds their tables.
+    pub fn grammars(&self) -> Result<&Grammars> {
+        match self.grammars.get() {
+            Some(grammars) => Ok(grammars),
+            None => {
+                let grammars = Grammars::new(&self.tokenizer)?;
+                Ok(self.grammars.get_or_init(|| grammars))
+            }
+        }
     }
 
     pub fn model(&self) -> &Model {

@@ -200,9 +200,9 @@ impl Candidates {
     }
 }
 
-/// The `k` best, best first. One pass with a threshold: once there are k, almost all of a large
-/// vocabulary is below it, so the work is close to that of finding the maximum.
-fn best_k(all: impl Iterator<Item = Candidate>, k: usize, out: &mut Vec<Candidate>) {
+/// The `k` best, best first, for a `k` above 0. One pass with a threshold: once there are k, almost
+/// all of a large vocabulary is below it, so the work is close to that of finding the maximum.
+pub fn best_k(all: impl Iterator<Item = Candidate>, k: usize, out: &mut Vec<Candidate>) {
     let room = 4 * k;
     out.reserve(room);
     let mut threshold = f32::NEG_INFINITY;

@@ -11,7 +11,9 @@ mod candidates;
 mod cuts;
 mod dry;
 mod from_gguf;
+pub mod grammar;
 mod kind;
+mod logprobs;
 mod math;
 mod mirostat;
 mod options;
@@ -26,6 +28,7 @@ pub use adaptive::AdaptiveOptions;
 pub use dry::DryOptions;
 pub use from_gguf::recommend;
 pub use kind::SamplerKind;
+pub use logprobs::{MAX_TOP_LOGPROBS, TokenLogprob, TopLogprob};
 pub use mirostat::MirostatOptions;
 pub use options::{LogitBias, SamplerOptions};
 pub use parameters::{PARAMETERS, Parameter};
@@ -40,6 +43,7 @@ use breakers::Breakers;
 use candidates::Candidates;
 use cuts::{MinP, TopK, TopNSigma, TopP};
 use dry::Dry;
+use grammar::TokenMask;
 use mirostat::Mirostat;
 use penalties::Penalties;
 use rand_chacha::ChaCha12Rng;
@@ -174,6 +178,15 @@ impl Sampler {
     /// The next token. Logits that are no numbers are an error: they mean broken weights, and any
     /// token picked from them would be made up.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32> {
+        self.sample_of(logits, |_| true)
+    }
+
+    /// [`sample`](Self::sample) of the tokens that a mask allows, before all samplers.
+    pub fn sample_allowed(&mut self, logits: &[f32], mask: &TokenMask) -> Result<u32> {
+        self.sample_of(logits, |id| mask.allows(id))
+    }
+
+    fn sample_of(&mut self, logits: &[f32], may_come: impl Fn(u32) -> bool) -> Result<u32> {
         let (n, enough) = (logits.len(), self.enough());
         let Self { banned, candidates, .. } = self;
         for (&logit, id) in logits.iter().zip(0..) {
@@ -182,7 +195,8 @@ impl Sampler {
             }
         }
         let allowed = |(id, logit): &(u32, f32)| {
-            *logit != f32::NEG_INFINITY && (banned.is_empty() || !is_banned(banned, *id))
+            let is_banned = !banned.is_empty() && is_banned(banned, *id);
+            *logit != f32::NEG_INFINITY && !is_banned && may_come(*id)
         };
         let all = (0..).zip(logits.iter().copied()).filter(allowed);
         match enough {
@@ -215,7 +229,7 @@ impl Sampler {
         let Self { stages, candidates, rng, choice, .. } = self;
         if candidates.list.is_empty() {
             return Err(Error::invalid(
-                "no token is left to sample: all logits are -inf or there are none",
+                "no token is left to sample: all are banned, or their logits are -inf",
             ));
         }
         stages.iter_mut().for_each(|stage| stage.apply(candidates));

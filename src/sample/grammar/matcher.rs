@@ -1,0 +1,89 @@
+//! The state of one text in a compiled grammar, whoever computes it.
+
+use super::gbnf;
+use crate::{Error, Result};
+use llguidance::toktrie::{SimpleVob, TokTrie};
+
+pub enum Matcher {
+    Llguidance(Box<llguidance::Matcher>),
+    Gbnf(gbnf::Matcher),
+}
+
+impl Clone for Matcher {
+    /// A copy with tables of its own, so that texts do not use up each other's limits.
+    fn clone(&self) -> Matcher {
+        match self {
+            Matcher::Llguidance(matcher) => Matcher::Llguidance(Box::new(matcher.deep_clone())),
+            Matcher::Gbnf(matcher) => Matcher::Gbnf(matcher.clone()),
+        }
+    }
+}
+
+impl Matcher {
+    /// The tokens that may come next; end tokens are among them if the text may end here. Fails if
+    /// there are none.
+    pub fn mask(&mut self, trie: &TokTrie) -> Result<SimpleVob> {
+        let mask = match self {
+            Matcher::Llguidance(matcher) => matcher.compute_mask_or_eos().map_err(failed)?,
+            Matcher::Gbnf(matcher) => matcher.mask(trie)?,
+        };
+        if mask.is_zero() {
+            return Err(Error::invalid("no token of the model continues the text in its grammar"));
+        }
+        Ok(mask)
+    }
+
+    /// Hears of a token that is now part of the text.
+    pub fn accept(&mut self, id: u32, trie: &TokTrie) -> Result<()> {
+        match self {
+            Matcher::Llguidance(matcher) => matcher.consume_token(id).map_err(failed),
+            Matcher::Gbnf(matcher) => match matcher.accept(trie.token(id))? {
+                true => Ok(()),
+                false => Err(Error::invalid(format!("token {id} does not fit the grammar"))),
+            },
+        }
+    }
+
+    /// Hears of bytes that are now part of the text; false if they do not fit, and the state is of
+    /// no use then.
+    pub fn accept_bytes(&mut self, bytes: &[u8], trie: &TokTrie) -> Result<bool> {
+        match self {
+            Matcher::Llguidance(matcher) => {
+                let tokens = trie.greedy_tokenize(bytes);
+                let is_whole = trie.decode_raw(&tokens) == bytes;
+                Ok(is_whole && matcher.try_consume_tokens(&tokens).map_err(failed)? == tokens.len())
+            }
+            Matcher::Gbnf(matcher) => matcher.accept(bytes),
+        }
+    }
+
+    /// Whether the text is complete here.
+    pub fn can_end(&mut self) -> Result<bool> {
+        match self {
+            Matcher::Llguidance(matcher) if matcher.is_stopped() => Ok(true),
+            Matcher::Llguidance(matcher) => matcher.is_accepting().map_err(failed),
+            Matcher::Gbnf(matcher) => Ok(matcher.can_end()),
+        }
+    }
+
+    /// Whether the text is complete and nothing can follow.
+    pub fn must_end(&self) -> bool {
+        match self {
+            Matcher::Llguidance(matcher) => matcher.is_stopped() && !matcher.is_error(),
+            Matcher::Gbnf(matcher) => matcher.must_end(),
+        }
+    }
+}
+
+fn failed(error: impl std::fmt::Display) -> Error {
+    Error::invalid(format!("the grammar cannot be followed: {}", first_line(&error.to_string())))
+}
+
+/// A message of llguidance without the lines that describe its state.
+pub fn first_line(message: &str) -> String {
+    match message.lines().map(str::trim).find(|line| !line.is_empty()) {
+        Some(line) if line.starts_with("panic:") => "it is too complex".into(),
+        Some(line) => line.trim_end_matches('.').into(),
+        None => "no reason is known".into(),
+    }
+}

@@ -1,0 +1,139 @@
+//! Texts that must match a JSON schema, a regular expression or a grammar.
+//!
+//! [`Grammars`] belongs to a tokenizer. It compiles a [`Grammar`] and answers with a
+//! [`Constraint`], which says for one text which tokens may come next. JSON schemas, regular
+//! expressions and Lark grammars are llguidance's work; GBNF is ours (`gbnf`), because it has no
+//! lexer and llguidance always has one.
+
+mod checks;
+mod compile;
+mod constraint;
+mod gbnf;
+mod matcher;
+mod trigger;
+mod vocabulary;
+
+pub use constraint::{Constraint, TokenMask};
+
+use crate::tokenizer::Tokenizer;
+use crate::{Error, Result};
+use compile::{Compiled, within_deadline};
+use llguidance::ParserFactory;
+use llguidance::earley::SlicedBiasComputer;
+use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A form that a text must have.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Grammar {
+    /// A JSON value that this schema describes.
+    JsonSchema(Value),
+    /// Any JSON object.
+    JsonObject,
+    /// A regular expression that matches the whole text, in the syntax of the regex crate.
+    Regex(String),
+    /// A Lark grammar with llguidance's extensions.
+    Lark(String),
+    /// A grammar in llama.cpp's format, whose first symbol is `root`.
+    Gbnf(String),
+}
+
+impl Grammar {
+    /// The grammar's name in messages.
+    fn kind(&self) -> &'static str {
+        match self {
+            Grammar::JsonSchema(_) | Grammar::JsonObject => "JSON schema",
+            Grammar::Regex(_) => "regular expression",
+            Grammar::Lark(_) => "Lark grammar",
+            Grammar::Gbnf(_) => "GBNF grammar",
+        }
+    }
+
+    fn key(&self) -> Key {
+        let (tag, text) = match self {
+            Grammar::JsonSchema(schema) => ("schema", schema.to_string()),
+            Grammar::JsonObject => ("object", String::new()),
+            Grammar::Regex(text) => ("regex", text.clone()),
+            Grammar::Lark(text) => ("lark", text.clone()),
+            Grammar::Gbnf(text) => ("gbnf", text.clone()),
+        };
+        Sha256::new().chain_update(tag).chain_update([0]).chain_update(text).finalize().into()
+    }
+}
+
+type Key = [u8; 32];
+
+/// Compiled grammars that are kept for the next request.
+const N_CACHED: usize = 64;
+
+/// Lexer states of one grammar: 1 to 2 KiB each.
+const MAX_LEXER_STATES: usize = 25_000;
+
+/// Compiles grammars for one tokenizer, and keeps the latest.
+pub struct Grammars {
+    factory: Arc<ParserFactory>,
+    /// The most recently used last.
+    cache: Mutex<VecDeque<(Key, Arc<Compiled>)>>,
+}
+
+impl Grammars {
+    /// Builds the tables that masks are computed with: it takes a part of a second for a large
+    /// vocabulary.
+    pub fn new(tokenizer: &Tokenizer) -> Result<Grammars> {
+        let trie = vocabulary::trie(tokenizer)?;
+        let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+        let slices = SlicedBiasComputer::general_slices();
+        let factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices);
+        let mut factory = factory.map_err(|e| {
+            Error::invalid(format!("the vocabulary cannot be used with grammars: {e}"))
+        })?;
+        factory.quiet();
+        let limits = factory.limits_mut();
+        limits.max_lexer_states = MAX_LEXER_STATES;
+        limits.verbose_errors = false;
+        Ok(Grammars { factory: Arc::new(factory), cache: Mutex::default() })
+    }
+
+    /// A constraint at the beginning of a text. The grammar is compiled unless it is one of the
+    /// latest, within two seconds and in a thread of its own. The first mask is computed too: a
+    /// grammar that no text can match fails here.
+    pub fn constraint(&self, grammar: &Grammar) -> Result<Constraint> {
+        checks::check(grammar)?;
+        let key = grammar.key();
+        let compiled = match self.cached(&key) {
+            Some(compiled) => compiled,
+            None => {
+                let (factory, grammar) = (self.factory.clone(), grammar.clone());
+                let work = move || Compiled::new(&factory, &grammar);
+                let compiled = Arc::new(within_deadline(compile::DEADLINE, work)?);
+                self.keep(key, compiled.clone());
+                compiled
+            }
+        };
+        Ok(Constraint::new(self.factory.tok_env().clone(), compiled))
+    }
+
+    fn cached(&self, key: &Key) -> Option<Arc<Compiled>> {
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = cache.iter().position(|(known, _)| known == key)?;
+        let entry = cache.remove(at)?;
+        let compiled = entry.1.clone();
+        cache.push_back(entry);
+        Some(compiled)
+    }
+
+    fn keep(&self, key: Key, compiled: Arc<Compiled>) {
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        cache.retain(|(known, _)| *known != key);
+        cache.push_back((key, compiled));
+        while cache.len() > N_CACHED {
+            cache.pop_front();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
