@@ -10,7 +10,7 @@ use std::path::Path;
 
 use super::Written;
 use super::stream::{self, Feed, Job};
-use crate::experts::{DIRECT_ALIGN, LayerExperts, Place};
+use crate::experts::{DIRECT_ALIGN, ExpertTensors, LayerExperts};
 use crate::gguf::{DEFAULT_ALIGNMENT, TensorType, Writer};
 use crate::model::granules::{self, TypedExperts};
 use crate::terminal::{self, Bar};
@@ -176,8 +176,8 @@ fn typed(targets: &[Target], parts: [usize; 3], path: &Path) -> Result<TypedExpe
         }
     }
     // The tensor's number in the output is of no use here.
-    let place = Place::GranuleMajor { tensor: 0 };
-    TypedExperts::cut([gate.ty, up.ty, down.ty], [n_embd, n_ff, n], place).ok_or_else(|| {
+    let tensors = ExpertTensors::GranuleMajor { tensor: 0 };
+    TypedExperts::cut([gate.ty, up.ty, down.ty], [n_embd, n_ff, n], tensors).ok_or_else(|| {
         let expected = format!("rows of whole blocks of {}, {} and {}", gate.ty, up.ty, down.ty);
         Error::format(path, gate.name.clone(), expected, format!("{:?}", gate.dims))
     })

@@ -3,7 +3,7 @@
 
 use std::os::unix::fs::FileExt;
 
-use crate::experts::{LayerExperts, Part, Place};
+use crate::experts::{ExpertTensors, LayerExperts, Part};
 use crate::gguf::{Gguf, Shard, TensorInfo, TensorType};
 use crate::model::granules::{self, GranuleKeys};
 use crate::{Error, Result};
@@ -68,7 +68,7 @@ impl<'a> Source<'a> {
     ) -> Result<Vec<Source<'a>>> {
         let Some(typed) = keys.layer_as_written(gguf, layer)? else { return Ok(Vec::new()) };
         let experts = typed.experts;
-        assert!(matches!(experts.place, Place::GranuleMajor { .. }));
+        assert!(matches!(experts.tensors, ExpertTensors::GranuleMajor { .. }));
         let (e, f, n) =
             (typed.n_embd as u64, experts.geometry.n_ff as u64, experts.n_experts as u64);
         let dims = [vec![e, f, n], vec![e, f, n], vec![f, e, n]];

@@ -50,7 +50,7 @@ pub fn run(run: Run, conversation: Conversation, first: Option<String>) -> Resul
 impl Chat {
     fn message(&mut self, text: &str) -> Result<()> {
         self.conversation.add_user(text);
-        tell(self.answer())
+        report(self.answer())
     }
 
     /// Answers the last message. One that gets no answer is taken back: the next one must not
@@ -133,7 +133,7 @@ impl Chat {
             out::say("there is no answer yet to give again");
             return Ok(());
         }
-        tell(self.answer())
+        report(self.answer())
     }
 
     /// Changes how the model thinks; without a level it is shown.
@@ -184,7 +184,7 @@ impl Chat {
 
 /// A prompt that does not fit or a template that refuses it ends a message, not the chat. What
 /// else goes wrong (stdout gone, weights that are no numbers) ends the program.
-fn tell(result: Result<()>) -> Result<()> {
+fn report(result: Result<()>) -> Result<()> {
     match result {
         Err(e @ Error::Invalid(_)) => {
             out::complain(&e.to_string());

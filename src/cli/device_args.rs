@@ -33,7 +33,7 @@ pub struct DeviceArgs {
     /// the first match counts; may be repeated
     #[arg(long, value_name = "REGEX=CPU|CUDA0,…", value_parser = places)]
     #[arg(env = "MOEBA_OVERRIDE_TENSOR")]
-    pub override_tensor: Vec<Places>,
+    pub override_tensor: Vec<TensorPlaces>,
 }
 
 /// `-ngl`; none is as many as fit. A type of its own, because clap reads `Option` as "may be
@@ -43,7 +43,7 @@ pub struct GpuLayers(pub Option<usize>);
 
 /// A list is one value of the flag, so it needs a type of its own: clap reads `Vec` as "repeated".
 #[derive(Clone, Debug)]
-pub struct Places(Vec<TensorPlace>);
+pub struct TensorPlaces(Vec<TensorPlace>);
 
 fn layers(text: &str) -> Parsed<usize> {
     values::integer(text, 0, MAX_LAYERS)
@@ -61,8 +61,8 @@ fn gpu_layers(text: &str) -> Parsed<GpuLayers> {
     }
 }
 
-fn places(text: &str) -> Parsed<Places> {
-    values::list(text, str::parse).map(Places)
+fn places(text: &str) -> Parsed<TensorPlaces> {
+    values::list(text, str::parse).map(TensorPlaces)
 }
 
 impl DeviceArgs {

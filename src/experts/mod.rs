@@ -22,7 +22,7 @@ pub use disk::{RamTier, StreamOptions, needs, tier_of};
 pub use hierarchy::{Hierarchy, PrefetchGuard};
 pub use layout::geometry::Geometry;
 pub use layout::piece::{Dest, Piece};
-pub use layout::place::{DIRECT_ALIGN, LayerExperts, Part, Place, READ_BYTES, SlotLayout};
+pub use layout::place::{DIRECT_ALIGN, ExpertTensors, LayerExperts, Part, READ_BYTES, SlotLayout};
 pub use layout::sizing::{LayerNeeds, Needs};
 pub use resident::Resident;
 pub use runtime::{PolicyClient, TierRuntime};

@@ -7,7 +7,7 @@ use crate::forward::batch::{Batch, Segment};
 use crate::forward::scratch::{Buffers, rows_of};
 use crate::model::Model;
 use crate::model::weights::Gate;
-use crate::policy::{Ahead, Event, Phase, PromptRouted, Routed, Timing, Wants};
+use crate::policy::{Event, LookAhead, Phase, PromptRouted, Routed, Timing, Wants};
 use std::ops::Range;
 use std::time::Instant;
 
@@ -85,7 +85,7 @@ impl Model {
         let ahead = ahead.map(|next| {
             let n_experts = self.hyper.routing.n_experts;
             let probs = rows_of(&b.events.ahead_probs, &rows, n_experts);
-            Ahead { layer: next as u32, probs }
+            LookAhead { layer: next as u32, probs }
         });
         let hidden =
             if b.events.wants.hidden { rows_of(&b.h, &rows, self.hyper.n_embd) } else { &[] };

@@ -1,7 +1,7 @@
 //! A GGUF header from bytes: metadata and tensor descriptions, fully checked. It knows no files
 //! and allocates no more than a small multiple of the bytes it is given, so that it can be fuzzed.
 
-use super::parse::{Cursor, Extent, Place};
+use super::parse::{Cursor, Extent, FieldName};
 use super::value::Value;
 use super::{
     DEFAULT_ALIGNMENT, MAX_DIMS, MAX_KEY_BYTES, MAX_NAME_BYTES, TensorType, alignment_fault, sniff,
@@ -28,11 +28,11 @@ impl Metadata {
     fn parse(cursor: &mut Cursor<'_>, n: usize) -> Result<Metadata> {
         let mut meta = Metadata { entries: Vec::with_capacity(n), index: HashMap::new() };
         for i in 0..n {
-            let place = Place::Key(i as u64);
-            let key = cursor.name(place, MAX_KEY_BYTES)?;
+            let field = FieldName::Key(i as u64);
+            let key = cursor.name(field, MAX_KEY_BYTES)?;
             if meta.index.insert(key.into(), i).is_some() {
                 return Err(cursor.fail(
-                    place,
+                    field,
                     "a new key",
                     format!("{} again", Value::String(key.as_bytes())),
                 ));
@@ -123,9 +123,9 @@ impl Header {
     pub fn parse(path: &Path, bytes: &[u8], file_len: u64) -> Result<Header> {
         let version = sniff::version(path, bytes)?;
         let mut cursor = Cursor::new(path, bytes);
-        cursor.take(8, Place::Header("version"))?;
-        let n_tensors = cursor.count(Place::Header("tensor count"), MIN_TENSOR_BYTES)?;
-        let n_keys = cursor.count(Place::Header("metadata count"), MIN_KEY_VALUE_BYTES)?;
+        cursor.take(8, FieldName::Header("version"))?;
+        let n_tensors = cursor.count(FieldName::Header("tensor count"), MIN_TENSOR_BYTES)?;
+        let n_keys = cursor.count(FieldName::Header("metadata count"), MIN_KEY_VALUE_BYTES)?;
         let metadata = Metadata::parse(&mut cursor, n_keys)?;
         let alignment = alignment(path, metadata.get(bytes, "general.alignment"))?;
         let tensors = parse_tensors(&mut cursor, n_tensors, alignment)?;
@@ -143,7 +143,7 @@ impl Header {
             match (start, end) {
                 (Some(start), Some(end)) if end <= file_len => tensor.file_offset = start,
                 _ => {
-                    let field = Place::Tensor(&tensor.name, "").to_string();
+                    let field = FieldName::Tensor(&tensor.name, "").to_string();
                     let end = u128::from(tensor.file_offset)
                         + u128::from(self.data_offset)
                         + u128::from(tensor.n_bytes);
@@ -174,15 +174,15 @@ fn parse_tensors(cursor: &mut Cursor<'_>, n: usize, alignment: u64) -> Result<Ve
     let mut names = HashMap::with_capacity(n);
     let mut offset = 0;
     for i in 0..n as u64 {
-        let place = Place::Name(i);
-        let name = cursor.name(place, MAX_NAME_BYTES - 1)?;
+        let field = FieldName::Name(i);
+        let name = cursor.name(field, MAX_NAME_BYTES - 1)?;
         if names.insert(name, i).is_some() {
-            return Err(cursor.fail(place, "a new name", format!("{name:?} again")));
+            return Err(cursor.fail(field, "a new name", format!("{name:?} again")));
         }
         let tensor = parse_tensor(cursor, name, offset)?;
         let next = tensor.n_bytes.checked_next_multiple_of(alignment);
         offset = next.and_then(|n| offset.checked_add(n)).ok_or_else(|| {
-            cursor.fail(Place::Tensor(name, ""), "data of fewer than 2^64 bytes", "more")
+            cursor.fail(FieldName::Tensor(name, ""), "data of fewer than 2^64 bytes", "more")
         })?;
         tensors.push(tensor);
     }
@@ -191,26 +191,27 @@ fn parse_tensors(cursor: &mut Cursor<'_>, n: usize, alignment: u64) -> Result<Ve
 
 /// One description; `file_offset` is still that within the data, which must be `offset`.
 fn parse_tensor(cursor: &mut Cursor<'_>, name: &str, offset: u64) -> Result<TensorInfo> {
-    let place = Place::Tensor(name, "number of dimensions");
-    let n_dims = cursor.u32(place)? as usize;
+    let field = FieldName::Tensor(name, "number of dimensions");
+    let n_dims = cursor.u32(field)? as usize;
     if n_dims == 0 || n_dims > MAX_DIMS {
-        return Err(cursor.fail(place, format!("1 to {MAX_DIMS}"), n_dims.to_string()));
+        return Err(cursor.fail(field, format!("1 to {MAX_DIMS}"), n_dims.to_string()));
     }
     let mut dims = Vec::with_capacity(n_dims);
     for _ in 0..n_dims {
-        dims.push(cursor.u64(Place::Tensor(name, "dimensions"))?);
+        dims.push(cursor.u64(FieldName::Tensor(name, "dimensions"))?);
     }
-    let place = Place::Tensor(name, "type");
-    let id = cursor.u32(place)?;
+    let field = FieldName::Tensor(name, "type");
+    let id = cursor.u32(field)?;
     let ty = TensorType::from_id(id)
-        .ok_or_else(|| cursor.fail(place, "a known tensor type", id.to_string()))?;
-    let n_bytes = tensor_bytes(ty, &dims)
-        .map_err(|(part, expected, got)| cursor.fail(Place::Tensor(name, part), expected, got))?;
-    let place = Place::Tensor(name, "offset");
-    let found = cursor.u64(place)?;
+        .ok_or_else(|| cursor.fail(field, "a known tensor type", id.to_string()))?;
+    let n_bytes = tensor_bytes(ty, &dims).map_err(|(part, expected, got)| {
+        cursor.fail(FieldName::Tensor(name, part), expected, got)
+    })?;
+    let field = FieldName::Tensor(name, "offset");
+    let found = cursor.u64(field)?;
     if found != offset {
         let expected = format!("{offset}, right behind the tensor before");
-        return Err(cursor.fail(place, expected, found.to_string()));
+        return Err(cursor.fail(field, expected, found.to_string()));
     }
     Ok(TensorInfo { name: name.into(), ty, dims, shard: 0, file_offset: offset, n_bytes })
 }

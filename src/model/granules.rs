@@ -1,7 +1,7 @@
 //! Granule-major files (`--layout granule`): GGUF files in which a layer's routed experts are one
 //! tensor `blk.L.ffn_granule_exps.weight` instead of three, so that an expert, or any run of its
-//! granules, is one aligned sequential read. `experts::Place` says how the bytes lie; these keys
-//! say what they are:
+//! granules, is one aligned sequential read. `experts::ExpertTensors` says how the bytes lie; these
+//! keys say what they are:
 //!
 //! | key | value |
 //! |---|---|
@@ -14,7 +14,7 @@
 //! `embedding_length`. The cut is part of what a model computes, so a file that is cut in another
 //! way than this version would is refused. Experts without a gate stay stacked.
 
-use crate::experts::{DIRECT_ALIGN, Geometry, LayerExperts, Part, Place};
+use crate::experts::{DIRECT_ALIGN, ExpertTensors, Geometry, LayerExperts, Part};
 use crate::gguf::{Gguf, OwnedValue, TensorInfo, TensorType, first_non_finite};
 use crate::{Error, Result, interrupt};
 
@@ -60,10 +60,10 @@ impl TypedExperts {
     pub fn cut(
         types: [TensorType; 3],
         [n_embd, n_ff, n_experts]: [u64; 3],
-        place: Place,
+        tensors: ExpertTensors,
     ) -> Option<TypedExperts> {
         let [gate, up, down] = types;
-        let experts = cut((Some(gate), up, down), [n_embd, n_ff, n_experts], place)?;
+        let experts = cut((Some(gate), up, down), [n_embd, n_ff, n_experts], tensors)?;
         Some(TypedExperts { types, n_embd: n_embd.try_into().ok()?, experts })
     }
 }
@@ -73,7 +73,7 @@ impl TypedExperts {
 pub fn cut(
     (gate, up, down): (Option<TensorType>, TensorType, TensorType),
     [n_embd, n_ff, n_experts]: [u64; 3],
-    place: Place,
+    tensors: ExpertTensors,
 ) -> Option<LayerExperts> {
     let gate = match gate {
         Some(gate) => part(gate, n_ff, n_embd)?,
@@ -85,7 +85,7 @@ pub fn cut(
     if large || n_ff == 0 || n_embd == 0 {
         return None;
     }
-    Some(LayerExperts::cut(n_experts.try_into().ok()?, parts, place))
+    Some(LayerExperts::cut(n_experts.try_into().ok()?, parts, tensors))
 }
 
 fn part(ty: TensorType, rows: u64, cols: u64) -> Option<Part> {
@@ -195,8 +195,8 @@ impl GranuleKeys {
         let types = self.layer_types(gguf, layer)?;
         let n_experts = tensor.dims.get(1).copied().unwrap_or(1);
         let sizes = [self.n_embd, n_ff.into(), n_experts];
-        let place = Place::GranuleMajor { tensor: index };
-        let Some(own) = TypedExperts::cut(types, sizes, place) else {
+        let tensors = ExpertTensors::GranuleMajor { tensor: index };
+        let Some(own) = TypedExperts::cut(types, sizes, tensors) else {
             let [gate, up, down] = types;
             let expected = format!("rows of whole blocks of {gate}, {up} and {down}");
             let got = format!("{n_ff} in layer {layer}, {} wide", self.n_embd);

@@ -235,9 +235,9 @@ impl Predictor for Auto {
         self.candidates.iter().any(|c| c.predictor.as_ref().is_some_and(|p| p.is_slow()))
     }
 
-    fn tell(&self, listener: &mut dyn FnMut(&Event<'_>)) {
+    fn emit(&self, listener: &mut dyn FnMut(&Event<'_>)) {
         if let Some(predictor) = &self.candidates[self.active].predictor {
-            predictor.tell(listener);
+            predictor.emit(listener);
         }
     }
 

@@ -128,7 +128,7 @@ pub struct Routed<'a> {
     /// The router's input, which is the normalised input of the experts. Empty unless wanted.
     pub hidden: &'a [f32],
     /// Present if a predictor wants it.
-    pub ahead: Option<Ahead<'a>>,
+    pub ahead: Option<LookAhead<'a>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -144,7 +144,7 @@ pub struct PromptRouted<'a> {
 
 /// A look-ahead: a later layer's router, applied to the present layer's activation.
 #[derive(Clone, Copy, Debug)]
-pub struct Ahead<'a> {
+pub struct LookAhead<'a> {
     pub layer: u32,
     /// Probabilities of all experts of that layer.
     pub probs: &'a [f32],
@@ -220,7 +220,7 @@ pub trait Predictor: Send {
     }
 
     /// Passes on what the last event let it predict and evictions can use: `Event::Predicted`.
-    fn tell(&self, _listener: &mut dyn FnMut(&Event<'_>)) {}
+    fn emit(&self, _listener: &mut dyn FnMut(&Event<'_>)) {}
 
     /// Puts what is worth keeping beyond the run into the profile.
     fn save(&self, _profile: &mut Profile) {}

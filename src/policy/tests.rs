@@ -34,7 +34,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step(), 0..200)
 }
 
-fn routed<'a>(layer: u32, chosen: &'a [u32], ahead: Option<Ahead<'a>>) -> Event<'a> {
+fn routed<'a>(layer: u32, chosen: &'a [u32], ahead: Option<LookAhead<'a>>) -> Event<'a> {
     Event::Routed(Routed { request: 0, layer, chosen, probs: &[], hidden: &[], ahead })
 }
 
@@ -131,7 +131,7 @@ proptest! {
         expected.truncate(k);
         let mut predictor = NextLayer::new(&Shape::of_model(vec![probs.len(); 3], k));
         let mut out = Vec::new();
-        let ahead = Some(Ahead { layer: 2, probs: &probs });
+        let ahead = Some(LookAhead { layer: 2, probs: &probs });
         predictor.observe(&routed(1, &[0], ahead));
         predictor.predict(&mut out);
         prop_assert_eq!(out.iter().map(|p| p.expert.expert).collect::<Vec<_>>(), expected);
@@ -195,7 +195,7 @@ fn next_layer_forgets_what_is_past() {
     let mut out = vec![Prediction { expert: Expert::default(), priority: 1.0 }];
     predictor.predict(&mut out);
     assert!(out.is_empty());
-    let ahead = Some(Ahead { layer: 2, probs: &[0.1, 0.6, 0.3] });
+    let ahead = Some(LookAhead { layer: 2, probs: &[0.1, 0.6, 0.3] });
     predictor.observe(&routed(1, &[0, 1], ahead));
     predictor.predict(&mut out);
     assert_eq!(out.len(), 2);

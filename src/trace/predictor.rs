@@ -52,7 +52,7 @@ impl TimedPredictor {
         let begins = self.begin(now, step);
         // After it has predicted, as in the layer loop.
         let predicted = if begins { &mut self.answer.predicted } else { &mut self.predicted };
-        self.predictor.tell(&mut |event| {
+        self.predictor.emit(&mut |event| {
             if let Event::Predicted { layer, probs } = event {
                 predicted.push((*layer, probs.to_vec()));
             }

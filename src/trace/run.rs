@@ -9,7 +9,7 @@ use super::report::{Iteration, Report};
 use super::routing::{Pass, Routing};
 use crate::Result;
 use crate::experts::{Access, Acquisition, Counters, State, prefetch_pays};
-use crate::policy::{Ahead, Event, Phase, Policy, PromptRouted, Routed, Shape, Timing};
+use crate::policy::{Event, LookAhead, Phase, Policy, PromptRouted, Routed, Shape, Timing};
 
 /// Replays all requests.
 pub fn simulate(routing: &dyn Routing, options: &SimOptions) -> Result<Report> {
@@ -240,7 +240,7 @@ impl<'a> Run<'a> {
             self.routing.hidden(token, layer, hidden);
         }
         let next = self.next_layer[layer] as u32;
-        let ahead = (!ahead.is_empty()).then_some(Ahead { layer: next, probs: ahead });
+        let ahead = (!ahead.is_empty()).then_some(LookAhead { layer: next, probs: ahead });
         let (request, layer) = (REQUEST, layer as u32);
         self.machine.observe(&Event::Routed(Routed {
             request,

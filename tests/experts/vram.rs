@@ -13,8 +13,8 @@ use moeba::backend::gpu::{Device, DeviceSlice, Emulated, Stream};
 use moeba::experts::disk::IoKind;
 use moeba::experts::vram::{Dealt, Fence, GranuleLayout, Own, Owners, VramOptions, VramTier};
 use moeba::experts::{
-    Access, Acquisition, ExpertStore, Geometry, LayerExperts, Part, Place, PolicyClient, RamTier,
-    ReadyGranule, Resident, StreamOptions, needs,
+    Access, Acquisition, ExpertStore, ExpertTensors, Geometry, LayerExperts, Part, PolicyClient,
+    RamTier, ReadyGranule, Resident, StreamOptions, needs,
 };
 use moeba::gguf::{Gguf, TensorType, Writer};
 use moeba::policy::{Event, Profile, Routed, Wants};
@@ -89,13 +89,13 @@ impl Model {
         let layer = |(layer, shape): (usize, (usize, usize, usize, bool))| {
             let [gate, up, down] = parts(shape);
             let index = |part: &str| file.tensor_index(&format!("{layer}.{part}"));
-            let place = Place::Stacked {
+            let tensors = ExpertTensors::Stacked {
                 gate: index("gate"),
                 up: index("up").unwrap(),
                 down: index("down").unwrap(),
             };
             let geometry = Geometry { n_ff: shape.0, granule_rows: shape.1 };
-            Some(LayerExperts { n_experts: N_EXPERTS, geometry, gate, up, down, place })
+            Some(LayerExperts { n_experts: N_EXPERTS, geometry, gate, up, down, tensors })
         };
         let layers = std::iter::once(None).chain(MOE_LAYERS.zip(SHAPES).map(layer)).collect();
         Model { _dir: dir, file: Arc::new(file), layers }

@@ -126,7 +126,7 @@ pub fn run(args: Args) -> Result<()> {
     }
     log::set_max_level(level);
     report.finish()?;
-    wall::tell(&walls);
+    wall::report(&walls);
     Ok(())
 }
 

@@ -16,7 +16,7 @@ pub fn measure(engine: &Engine) -> Wall {
 }
 
 /// Says what was measured before each run, by so many threads.
-pub fn tell(walls: &[(usize, Wall)]) {
+pub fn report(walls: &[(usize, Wall)]) {
     for of_threads in walls.chunk_by(|(a, _), (b, _)| a == b) {
         let range = |of: fn(&Wall) -> &Option<Rounds>, unit: &str| {
             let all = of_threads.iter().filter_map(|(_, wall)| of(wall).as_ref());

@@ -2,7 +2,7 @@
 
 use super::{counted, size};
 use crate::Result;
-use crate::experts::{LayerExperts as Cut, Place};
+use crate::experts::{ExpertTensors, LayerExperts as Cut};
 use crate::gguf::{Gguf, TensorInfo};
 use crate::model::granules::{self, GranuleKeys};
 use serde_json::{Value as Json, json};
@@ -105,7 +105,7 @@ fn cut(tensors: &[TensorInfo], parts: &[(&str, usize)], n_experts: u64) -> Optio
         return None;
     }
     let types = (gate.map(|gate| tensors[gate].ty), tensors[up].ty, tensors[down].ty);
-    granules::cut(types, [n_embd, n_ff, n_experts], Place::Stacked { gate, up, down })
+    granules::cut(types, [n_embd, n_ff, n_experts], ExpertTensors::Stacked { gate, up, down })
 }
 
 /// One line a run of layers that are alike.

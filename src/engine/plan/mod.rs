@@ -182,7 +182,7 @@ impl MemoryPlan {
         let may_grow = cuts && device.is_none() && routed().next().is_some();
         let first = device.as_ref().map_or(ubatch::usual(options), |part| part.n_ubatch);
         let (n_ubatch, sizes, place) = ubatch::choose(options, first, may_grow, &sizes)?;
-        ubatch::tell(options, n_ubatch);
+        ubatch::log_reduction(options, n_ubatch);
         if place == Place::InPlace && !options.mmap {
             ram::check_copy(options.io, &sizes)?;
         }

@@ -65,7 +65,7 @@ pub fn choose(
 }
 
 /// Says that a prompt is computed in smaller parts than usual, and why.
-pub fn tell(options: &EngineOptions, n: usize) {
+pub fn log_reduction(options: &EngineOptions, n: usize) {
     let usual = usual(options);
     if n >= usual {
         return;

@@ -49,7 +49,7 @@ impl Part {
 
 /// Which tensors hold a layer's experts; indices into `Gguf::tensors`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum ExpertTensors {
     /// Tensors [cols, rows, experts]; of experts without a gate two.
     Stacked { gate: Option<usize>, up: usize, down: usize },
     /// Tensors [cols, rows, experts] of which one has each expert's rows of gate and then its rows
@@ -70,27 +70,31 @@ pub struct LayerExperts {
     pub gate: Part,
     pub up: Part,
     pub down: Part,
-    pub place: Place,
+    pub tensors: ExpertTensors,
 }
 
 impl LayerExperts {
     /// The tensors that hold them.
     pub fn tensors(&self) -> impl Iterator<Item = usize> + use<> {
-        let (one, gate, down) = match self.place {
-            Place::Stacked { gate, up, down } => (up, gate, Some(down)),
-            Place::Fused { gate_up, down } => (gate_up, None, Some(down)),
-            Place::GranuleMajor { tensor } => (tensor, None, None),
+        let (one, gate, down) = match self.tensors {
+            ExpertTensors::Stacked { gate, up, down } => (up, gate, Some(down)),
+            ExpertTensors::Fused { gate_up, down } => (gate_up, None, Some(down)),
+            ExpertTensors::GranuleMajor { tensor } => (tensor, None, None),
         };
         gate.into_iter().chain([one]).chain(down)
     }
 
     /// Experts of these matrices, cut as this version cuts them.
-    pub fn cut(n_experts: usize, [gate, up, down]: [Part; 3], place: Place) -> LayerExperts {
+    pub fn cut(
+        n_experts: usize,
+        [gate, up, down]: [Part; 3],
+        tensors: ExpertTensors,
+    ) -> LayerExperts {
         let n_ff = up.rows;
         // Of down, an intermediate row is a column: its share of every row.
         let row_bytes = gate.row_bytes + up.row_bytes + down.n_bytes() / n_ff;
         let geometry = Geometry::new(n_ff, down.block_len, row_bytes as u64);
-        LayerExperts { n_experts, geometry, gate, up, down, place }
+        LayerExperts { n_experts, geometry, gate, up, down, tensors }
     }
 
     /// The offsets of a granule-major granule's rows of gate, rows of up and columns of down.
@@ -128,8 +132,8 @@ impl LayerExperts {
     /// Asserts that the shapes fit the file's tensors: whoever binds a file has checked it.
     pub(crate) fn assert_fits(&self, file: &Gguf) {
         let tensor = |index: usize| &file.tensors()[index];
-        match self.place {
-            Place::Stacked { gate, up, down } => {
+        match self.tensors {
+            ExpertTensors::Stacked { gate, up, down } => {
                 assert_eq!(gate.is_some(), self.gate.row_bytes > 0, "a gate and its tensor");
                 let parts = [(self.gate, gate), (self.up, Some(up)), (self.down, Some(down))];
                 for (part, index) in parts.into_iter().filter_map(|(p, i)| Some((p, i?))) {
@@ -137,14 +141,14 @@ impl LayerExperts {
                     assert_eq!(tensor(index).n_bytes, expected as u64, "{}", tensor(index).name);
                 }
             }
-            Place::Fused { gate_up, down } => {
+            ExpertTensors::Fused { gate_up, down } => {
                 let both = self.gate.n_bytes() + self.up.n_bytes();
                 for (index, n_bytes) in [(gate_up, both), (down, self.down.n_bytes())] {
                     let expected = (self.n_experts * n_bytes) as u64;
                     assert_eq!(tensor(index).n_bytes, expected, "{}", tensor(index).name);
                 }
             }
-            Place::GranuleMajor { tensor: index } => {
+            ExpertTensors::GranuleMajor { tensor: index } => {
                 let t = tensor(index);
                 assert_eq!(t.dims[1..].iter().product::<u64>(), self.n_experts as u64);
                 assert!(t.dims[0] >= self.expert_stride() as u64, "{}: stride", t.name);
@@ -165,18 +169,18 @@ impl LayerExperts {
         let bytes = |tensor: usize| file.bytes(&file.tensors()[tensor]);
         let expert_of =
             |tensor: usize, n_bytes: usize| &bytes(tensor)[expert as usize * n_bytes..][..n_bytes];
-        let [gate, up, down] = match self.place {
-            Place::Stacked { gate, up, down } => [
+        let [gate, up, down] = match self.tensors {
+            ExpertTensors::Stacked { gate, up, down } => [
                 gate.map_or(&[][..], |gate| expert_of(gate, self.gate.n_bytes())),
                 expert_of(up, self.up.n_bytes()),
                 expert_of(down, self.down.n_bytes()),
             ],
-            Place::Fused { gate_up, down } => {
+            ExpertTensors::Fused { gate_up, down } => {
                 let both = expert_of(gate_up, self.gate.n_bytes() + self.up.n_bytes());
                 let (gate, up) = both.split_at(self.gate.n_bytes());
                 [gate, up, expert_of(down, self.down.n_bytes())]
             }
-            Place::GranuleMajor { tensor } => {
+            ExpertTensors::GranuleMajor { tensor } => {
                 let stride = file.tensors()[tensor].dims[0] as usize;
                 let at = expert as usize * stride + index * self.granule_stride();
                 return self.compact(&bytes(tensor)[at..], expert, index);

@@ -1,6 +1,6 @@
 //! An event that outlives the moment: what the layer loop hands to a policy that runs beside it.
 
-use crate::policy::{Ahead, Event, Phase, PromptRouted, Routed, Timing};
+use crate::policy::{Event, LookAhead, Phase, PromptRouted, Routed, Timing};
 
 /// Owns an event. Taking another in allocates nothing once buffers have grown.
 #[derive(Debug, Default)]
@@ -89,7 +89,7 @@ impl OwnedEvent {
             Kind::Routed { ahead } => {
                 let (probs, rest) = values.split_at(self.n_probs);
                 let (hidden, ahead_probs) = rest.split_at(self.n_hidden);
-                let ahead = ahead.map(|layer| Ahead { layer, probs: ahead_probs });
+                let ahead = ahead.map(|layer| LookAhead { layer, probs: ahead_probs });
                 Event::Routed(Routed { request, layer, chosen: ids, probs, hidden, ahead })
             }
             Kind::PromptRouted { n_tokens } => {
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn an_event_comes_back_as_it_was() {
-        let ahead = Some(Ahead { layer: 4, probs: &[0.1, 0.9] });
+        let ahead = Some(LookAhead { layer: 4, probs: &[0.1, 0.9] });
         let (chosen, probs, hidden) = (&[2, 1][..], &[0.2, 0.3, 0.5][..], &[7.0][..]);
         let routed = Routed { request: 1, layer: 3, chosen, probs, hidden, ahead };
         let timing = Timing { wall_ns: 1, stall_ns: 2, experts_ns: 3, head_ns: 4 };

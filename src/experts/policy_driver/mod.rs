@@ -75,7 +75,7 @@ impl PolicyState {
                 tier.prefetch(&self.predictions, step);
                 mover.wake_if_startable();
             }
-            predictor.tell(&mut |event| tier.observe(event));
+            predictor.emit(&mut |event| tier.observe(event));
             self.shared.set_wants(predictor.wants());
         }
         if let Some(splitter) = &mut self.splitter {

@@ -5,7 +5,7 @@ use super::super::granules;
 use super::binder::Binder;
 use super::{Linear, Matrix, Norm};
 use crate::backend::ops::{Activation, ExpertBiases, ExpertForm, ExpertShape, Score};
-use crate::experts::{LayerExperts, Place};
+use crate::experts::{ExpertTensors, LayerExperts};
 use crate::gguf::{TensorType, Value};
 use crate::{Error, Result};
 
@@ -257,8 +257,8 @@ impl Binder<'_> {
         self.check(down, &[n_ff, n_embd, n])?;
         let (up, down_type) = (self.tensor(gate_up).ty, self.tensor(down).ty);
         let sizes = [n_embd, n_ff, n].map(|n| n as u64);
-        let place = Place::Fused { gate_up, down };
-        let experts = granules::cut((Some(up), up, down_type), sizes, place);
+        let tensors = ExpertTensors::Fused { gate_up, down };
+        let experts = granules::cut((Some(up), up, down_type), sizes, tensors);
         let experts = experts.ok_or_else(|| {
             self.wrong(gate_up, "a size that can be addressed".into(), format!("{n_ff} rows"))
         })?;
@@ -298,7 +298,7 @@ impl Binder<'_> {
         let ty = |index: usize| self.tensor(index).ty;
         let types = (gate.map(ty), ty(up), ty(down));
         let sizes = [n_embd, n_ff, n].map(|n| n as u64);
-        let experts = granules::cut(types, sizes, Place::Stacked { gate, up, down });
+        let experts = granules::cut(types, sizes, ExpertTensors::Stacked { gate, up, down });
         let experts = experts.ok_or_else(|| {
             self.wrong(up, "a size that can be addressed".into(), format!("{n_ff} rows"))
         })?;

@@ -21,7 +21,7 @@ pub struct Request {
 
 /// Positions of a token's values.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct TokenRows {
     embedding: usize,
     /// Row of the columns that only decode steps have.
     decode_row: Option<usize>,
@@ -32,7 +32,7 @@ pub struct Trace {
     header: Header,
     codec: Codec,
     requests: Vec<Request>,
-    places: Vec<Place>,
+    rows: Vec<TokenRows>,
     columns: Columns,
     /// [distinct tokens, n_embd]
     embeddings: Vec<f32>,
@@ -60,11 +60,11 @@ impl Trace {
 
     /// Tokens of all requests are numbered through.
     pub fn n_tokens(&self) -> usize {
-        self.places.len()
+        self.rows.len()
     }
 
     pub fn phase(&self, token: usize) -> Phase {
-        match self.places[token].decode_row {
+        match self.rows[token].decode_row {
             Some(_) => Phase::Decode,
             None => Phase::Prompt,
         }
@@ -76,7 +76,7 @@ impl Trace {
 
     /// The token's row of the embedding table: [n_embd].
     pub fn embedding(&self, token: usize) -> &[f32] {
-        &self.embeddings[self.places[token].embedding * self.header.n_embd..][..self.header.n_embd]
+        &self.embeddings[self.rows[token].embedding * self.header.n_embd..][..self.header.n_embd]
     }
 
     /// Best first; none in a dense layer.
@@ -103,7 +103,7 @@ impl Trace {
         out: &mut Vec<f32>,
     ) -> Option<usize> {
         out.clear();
-        let decode_row = self.places[token].decode_row?;
+        let decode_row = self.rows[token].decode_row?;
         let found = self.codec.layout.layers[layer].ahead.get(distance.checked_sub(1)?)?;
         let (precision, row) = (self.header.precision, self.codec.layout.row.ahead);
         let at = decode_row * row;
@@ -116,7 +116,7 @@ impl Trace {
     /// is not in the trace.
     pub fn hidden(&self, token: usize, layer: usize, out: &mut Vec<f32>) {
         out.clear();
-        let Some(decode_row) = self.places[token].decode_row else { return };
+        let Some(decode_row) = self.rows[token].decode_row else { return };
         let (precision, row) = (self.header.precision, self.codec.layout.row.hidden);
         let range = &self.codec.layout.layers[layer].hidden;
         let at = decode_row * row;
@@ -139,7 +139,7 @@ impl Reader {
             codec: Codec::new(&header),
             header,
             requests: Vec::new(),
-            places: Vec::new(),
+            rows: Vec::new(),
             columns: Columns::default(),
             embeddings: Vec::new(),
         };
@@ -148,7 +148,7 @@ impl Reader {
 
     fn append(&mut self, block: Block) -> std::result::Result<(), Fault> {
         let trace = &mut self.trace;
-        let first = trace.places.len();
+        let first = trace.rows.len();
         let fault = |expected: &str, got: &str| Fault::new(format!("token {first}"), expected, got);
         if let Some(kind) = block.begins {
             trace.requests.push(Request { kind, tokens: first..first, n_prompt: 0 });
@@ -166,7 +166,7 @@ impl Reader {
             let next = self.dictionary.len();
             let embedding = *self.dictionary.entry(id).or_insert(next);
             let decode_row = i.checked_sub(block.n_prompt).map(|i| self.n_decode + i);
-            trace.places.push(Place { embedding, decode_row });
+            trace.rows.push(TokenRows { embedding, decode_row });
         }
         if self.dictionary.len() - n_known != block.n_new {
             return Err(fault("an embedding for each new token", &block.n_new.to_string()));
@@ -185,7 +185,7 @@ impl Reader {
             return Err(file.fault(32, "an end as written", "another checksum"));
         }
         let trace = &self.trace;
-        let read = [trace.requests.len(), trace.places.len(), self.dictionary.len()];
+        let read = [trace.requests.len(), trace.rows.len(), self.dictionary.len()];
         let names = ["requests", "tokens", "distinct tokens"];
         for ((count, n), name) in counts.chunks_exact(8).zip(read).zip(names) {
             let count = u64::from_le_bytes(count.try_into().expect("eight bytes"));

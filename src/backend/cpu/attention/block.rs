@@ -19,7 +19,7 @@ pub(super) const RECORD_TAIL: usize = 16;
 const STEPS: usize = 16;
 
 /// A thread's scratch memory.
-pub(super) struct Room<'a> {
+pub(super) struct Workspace<'a> {
     /// [rows, k dim] padded
     q: &'a mut [f32],
     /// [rows, TILE]
@@ -28,7 +28,7 @@ pub(super) struct Room<'a> {
     tile: &'a mut [f32],
 }
 
-impl<'a> Room<'a> {
+impl<'a> Workspace<'a> {
     /// With `extra` floats beside it.
     pub fn new(
         scratch: &'a mut ThreadScratch,
@@ -40,7 +40,7 @@ impl<'a> Room<'a> {
         let sizes = [
             block.n_rows() * k.dim.next_multiple_of(8),
             block.n_rows() * TILE,
-            k.room(TILE).max(v.room(TILE)),
+            k.tile_floats(TILE).max(v.tile_floats(TILE)),
             extra,
         ];
         let sizes = sizes.map(|n| n.next_multiple_of(LINE));
@@ -52,7 +52,7 @@ impl<'a> Room<'a> {
         let (q, floats) = floats.split_at_mut(sizes[0]);
         let (scores, floats) = floats.split_at_mut(sizes[1]);
         let (tile, floats) = floats.split_at_mut(sizes[2]);
-        (Room { q, scores, tile }, &mut floats[..extra])
+        (Workspace { q, scores, tile }, &mut floats[..extra])
     }
 }
 
@@ -112,9 +112,9 @@ impl Block<'_> {
         token * self.call.shape.n_head + self.head_kv * self.group() + g
     }
 
-    pub fn load_queries(&self, room: &mut Room) {
+    pub fn load_queries(&self, workspace: &mut Workspace) {
         let dim = self.call.k.dim;
-        for (row, to) in room.q.chunks_exact_mut(dim.next_multiple_of(8)).enumerate() {
+        for (row, to) in workspace.q.chunks_exact_mut(dim.next_multiple_of(8)).enumerate() {
             if row == self.n_rows() {
                 break;
             }
@@ -132,7 +132,13 @@ impl Block<'_> {
     }
 
     /// The queries' records over the positions of one split.
-    pub fn split(&self, kernels: &Kernels, split: usize, room: &mut Room, records: &mut [f32]) {
+    pub fn split(
+        &self,
+        kernels: &Kernels,
+        split: usize,
+        workspace: &mut Workspace,
+        records: &mut [f32],
+    ) {
         let head = self.head_kv;
         self.clear(records);
         let seen = common(&self.seen(), &(split * SPLIT..(split + 1) * SPLIT));
@@ -141,14 +147,14 @@ impl Block<'_> {
             if tile.is_empty() {
                 continue;
             }
-            let keys = self.call.k.tile(kernels, head, tile.clone(), room.tile);
+            let keys = self.call.k.tile(kernels, head, tile.clone(), workspace.tile);
             let (rows, dim) = (self.rows_seeing(&tile), keys.dim());
-            let q = Tile::new(&room.q[rows.start * dim..], rows.len(), dim, dim);
-            let scores = &mut room.scores[rows.start * TILE..];
+            let q = Tile::new(&workspace.q[rows.start * dim..], rows.len(), dim, dim);
+            let scores = &mut workspace.scores[rows.start * TILE..];
             kernels.tile_dot(q, keys, TileMut::new(scores, rows.len(), tile.len(), TILE));
-            self.softmax(kernels, &tile, room.scores, records);
-            let values = self.call.v.tile(kernels, head, tile.clone(), room.tile);
-            self.add_values(kernels, &tile, room.scores, values, records);
+            self.softmax(kernels, &tile, workspace.scores, records);
+            let values = self.call.v.tile(kernels, head, tile.clone(), workspace.tile);
+            self.add_values(kernels, &tile, workspace.scores, values, records);
         }
     }
 

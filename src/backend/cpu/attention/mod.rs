@@ -39,7 +39,7 @@ mod tests;
 
 use super::{Cpu, SERIAL_WORK, SharedOut, ThreadScratch};
 use crate::backend::ops::{DistanceBias, Rows};
-use block::{Block, RECORD_TAIL, Room};
+use block::{Block, RECORD_TAIL, Workspace};
 use std::ops::Range;
 
 /// Positions whose keys, then values, lie in the first cache as f32.
@@ -162,12 +162,12 @@ impl Cpu {
             for unit in range {
                 let block = call.block(unit);
                 let n = block.n_rows() * call.record();
-                let (mut room, rest) = Room::new(scratch, &block, 2 * n);
+                let (mut workspace, rest) = Workspace::new(scratch, &block, 2 * n);
                 let (partial, totals) = rest.split_at_mut(n);
-                block.load_queries(&mut room);
+                block.load_queries(&mut workspace);
                 block.clear(totals);
                 for split in splits(&block.seen()) {
-                    block.split(self.kernels, split, &mut room, partial);
+                    block.split(self.kernels, split, &mut workspace, partial);
                     block.fold(self.kernels, split, partial, 0..block.n_rows(), totals);
                 }
                 // SAFETY: each unit's tokens and heads are its own.
@@ -199,9 +199,9 @@ impl Cpu {
                     let block = call.block(i % units);
                     // SAFETY: piece i's place is its own.
                     let partial = unsafe { partials.slice(i * size, size) };
-                    let (mut room, _) = Room::new(scratch, &block, 0);
-                    block.load_queries(&mut room);
-                    block.split(self.kernels, first + i / units, &mut room, partial);
+                    let (mut workspace, _) = Workspace::new(scratch, &block, 0);
+                    block.load_queries(&mut workspace);
+                    block.split(self.kernels, first + i / units, &mut workspace, partial);
                 }
             });
             let end = first + n == splits.end;

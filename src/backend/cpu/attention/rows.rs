@@ -16,18 +16,18 @@ impl<'a> Rows<'a> {
     }
 
     /// Floats that `tile` needs for `n` positions.
-    pub(super) fn room(&self, n: usize) -> usize {
+    pub(super) fn tile_floats(&self, n: usize) -> usize {
         n * self.padded()
     }
 
     /// Rows of a head as f32, padded with zeros to a multiple of eight; in place if they are that
-    /// already, otherwise in `room`.
+    /// already, otherwise in `buffer`.
     pub(super) fn tile<'b>(
         &self,
         kernels: &Kernels,
         head: usize,
         positions: Range<usize>,
-        room: &'b mut [f32],
+        buffer: &'b mut [f32],
     ) -> Tile<'b>
     where
         'a: 'b,
@@ -45,7 +45,8 @@ impl<'a> Rows<'a> {
         };
         for i in 0..rows {
             let at = row_bytes(self.ty, first + i * self.stride);
-            let (row, out) = (&self.data[at..][..row_bytes(self.ty, len)], &mut room[i * padded..]);
+            let (row, out) =
+                (&self.data[at..][..row_bytes(self.ty, len)], &mut buffer[i * padded..]);
             match self.ty {
                 TensorType::F32 => out[..len].copy_from_slice(cast_slice(row)),
                 TensorType::F16 => kernels.f16_to_f32(cast_slice(row), &mut out[..len]),
@@ -54,7 +55,7 @@ impl<'a> Rows<'a> {
             }
             out[len..len.next_multiple_of(padded)].fill(0.0);
         }
-        Tile::new(room, n, dim, padded)
+        Tile::new(buffer, n, dim, padded)
     }
 }
 

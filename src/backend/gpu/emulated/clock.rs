@@ -30,7 +30,7 @@ impl Clock {
     }
 
     /// The operations that both know to be done.
-    pub fn meet(&mut self, other: &Clock) {
+    pub fn intersect(&mut self, other: &Clock) {
         for (chain, tick) in self.0.iter_mut().enumerate() {
             *tick = (*tick).min(other.get(chain));
         }
@@ -201,7 +201,7 @@ mod tests {
         history.touch(&stamp(0, 1, &[]), vec![a], true, "a").unwrap();
         history.touch(&stamp(0, 2, &[]), vec![b], true, "b").unwrap();
         let mut horizon = stamp(0, 9, &[]).after;
-        horizon.meet(&stamp(0, 1, &[]).after);
+        horizon.intersect(&stamp(0, 1, &[]).after);
         history.forget(&horizon);
         assert_eq!(history.0.len(), 1);
         assert_eq!(history.0[0].what, "b");

@@ -547,7 +547,7 @@ impl Machine {
         let mut horizon = self.host.clone();
         for stream in &self.streams {
             if let Some(op) = stream.queue.front() {
-                horizon.meet(&op.stamp.after);
+                horizon.intersect(&op.stamp.after);
             }
         }
         self.memory.forget(&horizon);

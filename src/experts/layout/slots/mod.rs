@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use crate::experts::layout::geometry::Geometry;
 use crate::experts::layout::piece::{Dest, Piece};
-use crate::experts::layout::place::{DIRECT_ALIGN, LayerExperts, Part, Place, READ_BYTES};
+use crate::experts::layout::place::{DIRECT_ALIGN, ExpertTensors, LayerExperts, Part, READ_BYTES};
 use crate::experts::store::ReadyGranule;
 use crate::gguf::Gguf;
 
@@ -84,22 +84,22 @@ pub struct SlotLayout {
 impl SlotLayout {
     pub fn new(file: &Gguf, layer: &LayerExperts) -> SlotLayout {
         layer.assert_fits(file);
-        let (source, slot_bytes) = match layer.place {
-            Place::Stacked { gate, up, down } => {
+        let (source, slot_bytes) = match layer.tensors {
+            ExpertTensors::Stacked { gate, up, down } => {
                 let [of_gate, of_up, of_down] =
                     [&layer.gate, &layer.up, &layer.down].map(Part::n_bytes);
                 let gate = gate.map(|tensor| Origin::of(file, tensor, of_gate));
                 let up = Origin::of(file, up, of_up);
                 Source::stacked(layer, gate, up, Origin::of(file, down, of_down))
             }
-            Place::Fused { gate_up, down } => {
+            ExpertTensors::Fused { gate_up, down } => {
                 let of_gate = layer.gate.n_bytes();
                 let gate = Origin::of(file, gate_up, of_gate + layer.up.n_bytes());
                 let up = Origin { offset: gate.offset + of_gate as u64, ..gate };
                 let down = Origin::of(file, down, layer.down.n_bytes());
                 Source::stacked(layer, Some(gate), up, down)
             }
-            Place::GranuleMajor { tensor } => {
+            ExpertTensors::GranuleMajor { tensor } => {
                 let expert_stride = file.tensors()[tensor].dims[0] as usize;
                 let origin = Origin::of(file, tensor, expert_stride);
                 (Source::GranuleMajor { origin }, layer.granule_stride())

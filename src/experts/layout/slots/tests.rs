@@ -28,7 +28,7 @@ struct Shape {
 }
 
 impl Shape {
-    fn layer(&self, place: Place) -> LayerExperts {
+    fn layer(&self, tensors: ExpertTensors) -> LayerExperts {
         let part = |ty: TensorType, rows: usize, cols: usize| Part {
             rows,
             row_bytes: ty.row_bytes(cols as u64).unwrap() as usize,
@@ -44,7 +44,7 @@ impl Shape {
             },
             up: part(self.types[1], self.n_ff, self.n_embd),
             down: part(self.types[2], self.n_embd, self.n_ff),
-            place,
+            tensors,
         }
     }
 
@@ -73,12 +73,12 @@ impl Shape {
         let [gate, up, down] = ["gate", "up", "down"].map(|name| file.tensor_index(name).unwrap());
         // Without a gate, its tensor is never read.
         let gate = self.is_gated.then_some(gate);
-        (file, self.layer(Place::Stacked { gate, up, down }))
+        (file, self.layer(ExpertTensors::Stacked { gate, up, down }))
     }
 
     /// A granule-major layer of other bytes, with `spare` bytes after each expert.
     fn write_granule_major(&self, dir: &Path, spare: usize) -> (Gguf, LayerExperts) {
-        let layer = self.layer(Place::GranuleMajor { tensor: 1 });
+        let layer = self.layer(ExpertTensors::GranuleMajor { tensor: 1 });
         let stride = (layer.expert_stride() + spare).next_multiple_of(DIRECT_ALIGN);
         let tensors = [
             ("before", vec![self.before], TensorType::I8),

@@ -219,7 +219,7 @@ impl Predictor for FineMoe {
         true
     }
 
-    fn tell(&self, listener: &mut dyn FnMut(&Event<'_>)) {
+    fn emit(&self, listener: &mut dyn FnMut(&Event<'_>)) {
         for ordinal in self.told.clone() {
             let layer = self.store.layers.number(ordinal);
             let probs = &self.merged_probs[self.store.layers.range(ordinal)];

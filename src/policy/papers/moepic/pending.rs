@@ -1,6 +1,6 @@
 //! Predictions for layers that their requests have not reached yet.
 
-use crate::policy::Ahead;
+use crate::policy::LookAhead;
 
 /// Predictions that may wait at once. One per request is usual; the bound is for requests whose end
 /// was not reported.
@@ -25,7 +25,7 @@ struct Ranking {
 impl Pending {
     /// Keeps the best `depth` experts of a prediction, the lower id first among equals. It takes
     /// the place of an earlier one of that layer.
-    pub fn put(&mut self, request: u32, ahead: &Ahead<'_>, depth: usize) {
+    pub fn put(&mut self, request: u32, ahead: &LookAhead<'_>, depth: usize) {
         let earlier = self.position(request, ahead.layer);
         let oldest = (self.waiting.len() == N_WAITING).then_some(0);
         if let Some(at) = earlier.or(oldest) {
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     fn put(pending: &mut Pending, request: u32, layer: u32, probs: &[f32]) {
-        pending.put(request, &Ahead { layer, probs }, 2);
+        pending.put(request, &LookAhead { layer, probs }, 2);
     }
 
     #[test]

@@ -7,7 +7,7 @@
 
 use super::order::LcpOrder;
 use super::pending::Pending;
-use crate::policy::{Ahead, Event, Routed, Shape};
+use crate::policy::{Event, LookAhead, Routed, Shape};
 
 /// Predicted experts that are counted, in numbers of experts that a token uses. No window is long
 /// enough to prefetch more, and if it is, what is further down is hardly ever used.
@@ -115,7 +115,7 @@ impl Stats {
         }
     }
 
-    fn is_whole(&self, ahead: &Ahead<'_>) -> bool {
+    fn is_whole(&self, ahead: &LookAhead<'_>) -> bool {
         let layer = self.layers.get(ahead.layer as usize);
         layer.is_some_and(|layer| layer.n_experts() == ahead.probs.len())
     }

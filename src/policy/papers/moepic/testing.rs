@@ -1,6 +1,6 @@
 //! Random events for this module's tests.
 
-use crate::policy::{Ahead, Event, Routed, Shape};
+use crate::policy::{Event, LookAhead, Routed, Shape};
 use proptest::prelude::*;
 
 /// Layers 0 and 3 are dense; layer 4 has a granule size of its own.
@@ -49,7 +49,7 @@ pub fn history() -> impl Strategy<Value = Vec<Step>> {
 }
 
 pub fn routed(step: &Step) -> Event<'_> {
-    let ahead = Some(Ahead { layer: step.ahead.0, probs: &step.ahead.1 });
+    let ahead = Some(LookAhead { layer: step.ahead.0, probs: &step.ahead.1 });
     let Step { request, layer, ref chosen, .. } = *step;
     Event::Routed(Routed { request, layer, chosen, probs: &[], hidden: &[], ahead })
 }

@@ -286,7 +286,7 @@ fn difference(naive: &Naive, predictor: &mut FineMoe) -> Option<String> {
         return Some(format!("predicted {out:?}, not {expected:?}"));
     }
     let mut told = BTreeMap::new();
-    predictor.tell(&mut |event| {
+    predictor.emit(&mut |event| {
         let Event::Predicted { layer, probs } = *event else { panic!("{event:?}") };
         told.insert(MOE_LAYERS.iter().position(|l| *l == layer).unwrap(), wide(probs));
     });

@@ -37,7 +37,7 @@ proptest! {
             };
             predictor.observe(&event);
             predictor.predict(&mut out);
-            predictor.tell(&mut |event| eviction.observe(event));
+            predictor.emit(&mut |event| eviction.observe(event));
             for prediction in &out {
                 prop_assert!(prediction.priority.is_finite() && prediction.priority >= 0.0);
             }

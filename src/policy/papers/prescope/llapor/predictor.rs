@@ -228,7 +228,7 @@ impl Predictor for LlaPor {
         layers.map(LayerModel::n_products).max().unwrap_or_default() > MAX_PRODUCTS
     }
 
-    fn tell(&self, listener: &mut dyn FnMut(&Event<'_>)) {
+    fn emit(&self, listener: &mut dyn FnMut(&Event<'_>)) {
         if let Some(layer) = self.last_predicted {
             listener(&Event::Predicted { layer, probs: &self.probs });
         }

@@ -246,7 +246,7 @@ fn each_layer_is_predicted_from_the_one_before() {
             assert!((f64::from(found.priority) - p).abs() < 1e-4);
         }
         let mut heard = Vec::new();
-        llapor.tell(&mut |event| match event {
+        llapor.emit(&mut |event| match event {
             Event::Predicted { layer, probs } => heard.push((*layer, probs.to_vec())),
             other => panic!("{other:?}"),
         });
@@ -260,7 +260,7 @@ fn each_layer_is_predicted_from_the_one_before() {
     llapor.observe(&Event::IterationEnd { request: 0, phase: Phase::Decode, timing });
     llapor.observe(&Event::IterationStart { request: 0, phase: Phase::Decode, embedding: &[] });
     assert_eq!(predictions(&mut llapor), before);
-    llapor.tell(&mut |event| panic!("told twice: {event:?}"));
+    llapor.emit(&mut |event| panic!("told twice: {event:?}"));
     // A prompt in between makes it void.
     llapor.observe(&Event::IterationStart { request: 0, phase: Phase::Prompt, embedding: &[] });
     assert!(predictions(&mut llapor).is_empty());
