@@ -15,6 +15,9 @@ mod demo;
 // Encoder–decoder checkpoints against transformers.
 mod golden_encoder_decoder;
 
+// Text generation step by step: grammars and log probabilities.
+mod generation;
+
 // Decoder checkpoints against transformers.
 mod golden_logits;
 

@@ -6,7 +6,7 @@ use crate::{Error, Result};
 use llguidance::ParserFactory;
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::SimpleVob;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -22,6 +22,9 @@ const STACK_BYTES: usize = 256 << 20;
 const MAX_RUNNING: usize = 16;
 
 static N_RUNNING: AtomicUsize = AtomicUsize::new(0);
+
+/// The white space between two parts of a JSON text.
+const WHITE_SPACE: &str = r"[ \t]{1,2}|(\r?\n){1,2}[ \t]{0,40}";
 
 /// A grammar that is ready for any number of texts.
 pub struct Compiled {
@@ -44,8 +47,8 @@ impl Compiled {
 
 fn llguidance_matcher(factory: &ParserFactory, grammar: &Grammar) -> Result<llguidance::Matcher> {
     let source = match grammar {
-        Grammar::JsonSchema(schema) => TopLevelGrammar::from_json_schema(schema.clone()),
-        Grammar::JsonObject => TopLevelGrammar::from_json_schema(json!({ "type": "object" })),
+        Grammar::JsonSchema(schema) => json_schema(schema.clone()),
+        Grammar::JsonObject => json_schema(json!({ "type": "object" })),
         Grammar::Regex(text) => TopLevelGrammar::from_regex(text),
         Grammar::Lark(text) | Grammar::Gbnf(text) => TopLevelGrammar::from_lark(text.clone()),
     };
@@ -58,6 +61,16 @@ fn llguidance_matcher(factory: &ParserFactory, grammar: &Grammar) -> Result<llgu
         log::debug!("{}: {warning}", grammar.kind());
     }
     Ok(matcher)
+}
+
+/// With white space of a bounded length, unless the schema brings options of its own: a small model
+/// may write spaces for ever.
+fn json_schema(mut schema: Value) -> TopLevelGrammar {
+    if let Value::Object(fields) = &mut schema {
+        let options = || json!({ "whitespace_pattern": WHITE_SPACE });
+        fields.entry("x-guidance").or_insert_with(options);
+    }
+    TopLevelGrammar::from_json_schema(schema)
 }
 
 /// Runs `work` in a thread that is given up after `deadline`: it cannot be stopped, so it runs on,

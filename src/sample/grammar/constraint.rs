@@ -21,8 +21,9 @@ impl TokenMask {
 /// Which tokens may come next in one text. A clone is another text that has come as far.
 ///
 /// From its beginning a text follows the grammar to its end, or with [`Constraint::after`] it is
-/// free until a trigger. With [`Constraint::resuming`] it is free again where the grammar is
-/// complete, and waits for the next trigger.
+/// free until a trigger. With [`Constraint::or_after`] it may begin with a free block. With
+/// [`Constraint::resuming`] it is free again where the grammar is complete, and waits for the next
+/// trigger.
 #[derive(Clone)]
 pub struct Constraint {
     env: TokEnv,
@@ -32,11 +33,18 @@ pub struct Constraint {
     /// The next choice's, once it is computed.
     mask: Option<TokenMask>,
     trigger: Option<Trigger>,
+    /// The tokens that open a free block.
+    opening: Vec<u32>,
     resumes: bool,
+    /// Whether a token was accepted in the grammar.
+    has_begun: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
+    /// In the tokens that open a free block, of which so many are there. Before the first one the
+    /// grammar may begin as well.
+    Opening(usize),
     /// Until the trigger.
     Free,
     Following,
@@ -51,7 +59,9 @@ impl Constraint {
             mask: Some(TokenMask(start.first.clone())),
             phase: Phase::Following,
             trigger: None,
+            opening: Vec::new(),
             resumes: false,
+            has_begun: false,
             env,
             start,
         }
@@ -62,6 +72,23 @@ impl Constraint {
     pub fn after(mut self, triggers: impl IntoIterator<Item = Vec<u8>>) -> Constraint {
         self.trigger = Trigger::new(triggers);
         self.phase = if self.trigger.is_some() { Phase::Free } else { Phase::Following };
+        self
+    }
+
+    /// Lets the text begin with a free block, which these tokens open; the grammar begins after
+    /// `close`, or at once if the text does not begin with the block. Nothing changes if the
+    /// grammar itself allows the first of the tokens.
+    pub fn or_after(mut self, open: Vec<u32>, close: Vec<u8>) -> Constraint {
+        let n_vocab = self.env.tok_trie().vocab_size();
+        let is_known = open.iter().all(|&id| (id as usize) < n_vocab);
+        let is_apart = open.first().is_some_and(|&id| is_known && !self.start.first.is_allowed(id));
+        if is_apart && !close.is_empty() {
+            let mut first = self.start.first.clone();
+            first.allow_token(open[0]);
+            self.trigger = Trigger::new([close]);
+            (self.phase, self.mask) = (Phase::Opening(0), Some(TokenMask(first)));
+            self.opening = open;
+        }
         self
     }
 
@@ -85,6 +112,7 @@ impl Constraint {
     /// Whether the text may end here.
     pub fn can_end(&mut self) -> Result<bool> {
         match self.phase {
+            Phase::Opening(_) => Ok(false),
             Phase::Following => self.matcher.can_end(),
             Phase::Free | Phase::Complete => Ok(true),
         }
@@ -97,27 +125,53 @@ impl Constraint {
             return Ok(None);
         }
         if self.mask.is_none() {
-            self.mask = Some(TokenMask(self.matcher.mask(self.env.tok_trie())?));
+            let trie = self.env.tok_trie();
+            self.mask = Some(TokenMask(match self.phase {
+                Phase::Opening(n) => trie.singleton_token_set(self.opening[n]),
+                _ => self.matcher.mask(trie)?,
+            }));
         }
         Ok(self.mask.as_ref())
     }
 
-    /// Hears of a token that is now part of the text. An end token is none.
+    /// Hears of a token that is now part of the text. An end token is none. White space that the
+    /// mask does not allow may stand before the grammar where its token was forced.
     pub fn accept(&mut self, id: u32) -> Result<()> {
         let env = self.env.clone();
         let trie = env.tok_trie();
         if id as usize >= trie.vocab_size() {
             return Err(Error::invalid(format!("token {id} is not in the vocabulary")));
         }
+        let is_space = piece(trie, id).iter().all(u8::is_ascii_whitespace);
+        if self.phase == Phase::Following && !self.has_begun && is_space {
+            let may_follow = self.mask()?.is_some_and(|mask| mask.allows(id));
+            if !may_follow {
+                return Ok(());
+            }
+        }
         self.mask = None;
         match self.phase {
+            Phase::Opening(n) if self.opening[n] == id => {
+                let is_open = n + 1 == self.opening.len();
+                self.phase = if is_open { Phase::Free } else { Phase::Opening(n + 1) };
+            }
+            Phase::Opening(0) => {
+                self.restart(Phase::Following);
+                return self.accept(id);
+            }
+            Phase::Opening(_) => {
+                return Err(Error::invalid(format!("token {id} does not open the reasoning")));
+            }
             Phase::Free => {
                 let rest = self.trigger.as_mut().and_then(|trigger| trigger.push(piece(trie, id)));
                 if let Some(rest) = rest {
                     self.begin(rest)?;
                 }
             }
-            Phase::Following => self.matcher.accept(id, trie)?,
+            Phase::Following => {
+                self.has_begun = true;
+                self.matcher.accept(id, trie)?;
+            }
             Phase::Complete => {
                 return Err(Error::invalid(format!("token {id} follows a complete text")));
             }
@@ -131,17 +185,21 @@ impl Constraint {
         Ok(())
     }
 
-    /// Begins the grammar behind a trigger; `rest` came with it in the same token. The text stays
-    /// free if that does not fit.
+    /// Begins the grammar behind a trigger; `rest` came with it in the same token, perhaps with
+    /// white space first. The text stays free if that does not fit.
     fn begin(&mut self, rest: &[u8]) -> Result<()> {
-        self.restart(Phase::Following);
-        if !rest.is_empty() {
-            self.mask = None;
-            if !self.matcher.accept_bytes(rest, self.env.tok_trie())? {
-                log::debug!("the text behind the trigger does not fit the grammar: it stays free");
-                self.restart(Phase::Free);
+        for rest in [rest, rest.trim_ascii_start()] {
+            self.restart(Phase::Following);
+            if rest.is_empty() {
+                return Ok(());
+            }
+            (self.mask, self.has_begun) = (None, true);
+            if self.matcher.accept_bytes(rest, self.env.tok_trie())? {
+                return Ok(());
             }
         }
+        log::debug!("the text behind the trigger does not fit the grammar: it stays free");
+        self.restart(Phase::Free);
         Ok(())
     }
 
@@ -149,7 +207,7 @@ impl Constraint {
     fn restart(&mut self, phase: Phase) {
         self.matcher = self.start.matcher.clone();
         self.mask = Some(TokenMask(self.start.first.clone()));
-        self.phase = phase;
+        (self.phase, self.has_begun) = (phase, false);
     }
 }
 

@@ -52,6 +52,14 @@ impl Grammar {
         }
     }
 
+    /// Compiles the grammar without a model, to find its faults before one is loaded.
+    pub fn check(&self) -> Result<()> {
+        checks::check(self)?;
+        let env = ApproximateTokEnv::single_byte_env();
+        let (factory, grammar) = (factory(&env)?, self.clone());
+        within_deadline(compile::DEADLINE, move || Compiled::new(&factory, &grammar)).map(drop)
+    }
+
     fn key(&self) -> Key {
         let (tag, text) = match self {
             Grammar::JsonSchema(schema) => ("schema", schema.to_string()),
@@ -85,16 +93,7 @@ impl Grammars {
     pub fn new(tokenizer: &Tokenizer) -> Result<Grammars> {
         let trie = vocabulary::trie(tokenizer)?;
         let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
-        let slices = SlicedBiasComputer::general_slices();
-        let factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices);
-        let mut factory = factory.map_err(|e| {
-            Error::invalid(format!("the vocabulary cannot be used with grammars: {e}"))
-        })?;
-        factory.quiet();
-        let limits = factory.limits_mut();
-        limits.max_lexer_states = MAX_LEXER_STATES;
-        limits.verbose_errors = false;
-        Ok(Grammars { factory: Arc::new(factory), cache: Mutex::default() })
+        Ok(Grammars { factory: Arc::new(factory(&env)?), cache: Mutex::default() })
     }
 
     /// A constraint at the beginning of a text. The grammar is compiled unless it is one of the
@@ -133,6 +132,18 @@ impl Grammars {
             cache.pop_front();
         }
     }
+}
+
+fn factory(env: &TokEnv) -> Result<ParserFactory> {
+    let slices = SlicedBiasComputer::general_slices();
+    let factory = ParserFactory::new(env, InferenceCapabilities::default(), &slices);
+    let mut factory = factory
+        .map_err(|e| Error::invalid(format!("the vocabulary cannot be used with grammars: {e}")))?;
+    factory.quiet();
+    let limits = factory.limits_mut();
+    limits.max_lexer_states = MAX_LEXER_STATES;
+    limits.verbose_errors = false;
+    Ok(factory)
 }
 
 #[cfg(test)]

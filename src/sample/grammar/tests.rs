@@ -12,7 +12,7 @@ const CALL: &str = "<call>";
 fn tokenizer() -> Tokenizer {
     let byte_level = crate::tokenizer::byte_level_text;
     let mut tokens: Vec<Vec<u8>> = (0..128u8).map(|byte| byte_level(&[byte]).into()).collect();
-    for word in ["true", "{\"", "\":", " \"", "}\n", "é", "[go]{"] {
+    for word in ["true", "{\"", "\":", " \"", "}\n", "é", "[go]{", "]\n\n", "]\n\""] {
         tokens.push(byte_level(word.as_bytes()).into());
     }
     let mut types = vec![TokenType::Normal; tokens.len()];
@@ -103,6 +103,18 @@ fn a_mask_has_the_tokens_that_fit_whole() {
 }
 
 #[test]
+fn white_space_in_json_has_an_end() {
+    let constraint = constraint(Grammar::JsonObject);
+    let text = |space: &str| format!("{{{space}\"a\":{space}1}}");
+    for good in ["", " ", "\n", "\n\t\t", "\r\n    "] {
+        assert!(allows(&constraint, &text(good)), "{good:?}");
+    }
+    for bad in ["   ", "\n\n\n", &format!("\n{}", " ".repeat(41))] {
+        assert!(!allows(&constraint, &text(bad)), "{bad:?}");
+    }
+}
+
+#[test]
 fn json_objects_are_objects() {
     let constraint = constraint(Grammar::JsonObject);
     assert!(allows(&constraint, r#"{"a": [1, null, {"b": "c"}]}"#));
@@ -148,6 +160,48 @@ fn a_trigger_may_end_within_a_token() {
     constraint.accept(id("[go]{")).unwrap();
     assert!(!constraint.is_active(), "the brace does not fit");
     assert!(constraint.after([Vec::new()]).is_active(), "there is no trigger");
+    // White space behind the trigger is no part of the grammar.
+    for (end, rest) in [("]\n\n", "\"no\""), ("]\n\"", "no\"")] {
+        let mut constraint = after(yes_or_no()[0].clone());
+        ["[", "g", "o", end].map(id).iter().for_each(|&id| constraint.accept(id).unwrap());
+        assert!(constraint.is_active() && allows(&constraint, rest), "{end:?}");
+    }
+}
+
+#[test]
+fn a_text_may_begin_with_a_free_block() {
+    for grammar in yes_or_no() {
+        let start = constraint(grammar).or_after(vec![id(CALL), id("true")], b"[go]".to_vec());
+        assert!(start.is_active() && allows(&start, "\"no\""));
+        let mut constraint = start.clone();
+        assert!(!constraint.can_end().unwrap());
+        for token in [CALL, "true"].map(id) {
+            assert!(constraint.mask().unwrap().unwrap().allows(token));
+            constraint.accept(token).unwrap();
+        }
+        assert!(!constraint.is_active());
+        ["é", "[", "g", "o", "]"].map(id).iter().for_each(|&id| constraint.accept(id).unwrap());
+        // What forces the end of a block may add spaces.
+        constraint.accept(id("\n")).unwrap();
+        assert!(allows(&constraint, "\"yes\""));
+        constraint.accept(id("\"")).unwrap();
+        assert!(constraint.accept(id("\n")).is_err());
+        let mut broken = start.clone();
+        broken.accept(id(CALL)).unwrap();
+        assert!(!broken.mask().unwrap().unwrap().allows(id("\"")));
+        assert!(broken.accept(id("\"")).is_err());
+        assert!(start.or_after(vec![id("\"")], b"x".to_vec()).accept(id("\"")).is_ok());
+    }
+}
+
+#[test]
+fn grammars_are_checked_without_a_model() {
+    for grammar in yes_or_no() {
+        grammar.check().unwrap();
+    }
+    for bad in [Grammar::JsonSchema(json!({ "type": 1 })), Grammar::Gbnf("root ::= x".into())] {
+        assert!(bad.check().is_err());
+    }
 }
 
 #[test]
@@ -191,18 +245,18 @@ fn local_references_are_followed() {
 #[test]
 fn long_chains_of_rules_do_not_overflow_the_stack() {
     let chain = |rule: &dyn Fn(usize) -> String, last: &str| {
-        (0..12_000).map(rule).chain([last.to_owned()]).collect::<Vec<_>>().join("\n")
+        (0..30_000).map(rule).chain([last.to_owned()]).collect::<Vec<_>>().join("\n")
     };
-    let lark = chain(&|n| format!("r{n}: r{}", n + 1), "r12000: \"a\"\nstart: r0");
-    let terminals = chain(&|n| format!("R{n}: R{}", n + 1), "R12000: \"a\"\nstart: R0");
-    let gbnf = chain(&|n| format!("r{n} ::= r{}", n + 1), "r12000 ::= \"a\"\nroot ::= r0");
+    let lark = chain(&|n| format!("r{n}: r{}", n + 1), "r30000: \"a\"\nstart: r0");
+    let terminals = chain(&|n| format!("R{n}: R{}", n + 1), "R30000: \"a\"\nstart: R0");
+    let gbnf = chain(&|n| format!("r{n} ::= r{}", n + 1), "r30000 ::= \"a\"\nroot ::= r0");
     for grammar in [Grammar::Lark(lark), Grammar::Lark(terminals), Grammar::Gbnf(gbnf)] {
         // A sentence is as good as a constraint.
         let _ = grammars().constraint(&grammar);
     }
     let next = |n: usize| (format!("d{n}"), json!({ "$ref": format!("#/$defs/d{}", n + 1) }));
-    let mut defs: serde_json::Map<_, _> = (0..5_000).map(next).collect();
-    defs.insert("d5000".into(), json!({ "type": "null" }));
+    let mut defs: serde_json::Map<_, _> = (0..12_000).map(next).collect();
+    defs.insert("d12000".into(), json!({ "type": "null" }));
     let schema = json!({ "$defs": defs, "$ref": "#/$defs/d0" });
     let _ = grammars().constraint(&Grammar::JsonSchema(schema));
 }
