@@ -2,7 +2,7 @@
 
 use super::reasoning::{Reasoning, Variables};
 use crate::Result;
-use crate::chat::reasoning::{Answer, Format, Scanner};
+use crate::chat::reasoning::{Answer, AnswerStart, Format, Scanner};
 use crate::chat::{self, ChatTemplate};
 use crate::gguf::Gguf;
 use crate::tokenizer::{EncodeOptions, Tokenizer};
@@ -28,6 +28,8 @@ pub struct Prompt {
     pub tokens: Vec<u32>,
     /// For the answer's text.
     pub scanner: Scanner,
+    /// The end of the reasoning, if there may be any.
+    pub answer_start: Option<AnswerStart>,
 }
 
 impl Conversation {
@@ -87,7 +89,8 @@ impl Conversation {
         let bos = tokenizer.special_text(tokenizer.bos());
         let add_special = bos.is_empty() || !text.starts_with(&bos);
         let tokens = tokenizer.encode(&text, EncodeOptions { add_special, parse_special: true });
-        Ok(Prompt { tokens, scanner: Scanner::new(self.format, &text) })
+        let answer_start = self.format.and_then(|format| format.answer_start(&text));
+        Ok(Prompt { tokens, scanner: Scanner::new(self.format, &text), answer_start })
     }
 
     fn text(&self) -> Result<String> {

@@ -21,6 +21,8 @@ pub const SYNONYMS: &[&str] = &[
     "-hff --hf-file",
     "-hft --hf-token",
     "-i -if --interactive --interactive-first",
+    "-j --json-schema",
+    "-jf --json-schema-file",
     "-l --logit-bias",
     "-n --predict --n-predict",
     "-n --n-gen",
@@ -181,8 +183,8 @@ pub const REFUSED: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "moeba cannot hold answers to a grammar or a JSON schema yet",
-        &["--grammar* -j -jf --json-schema*"],
+        "only the answers of `moeba run` have a form",
+        &["--grammar --grammar-file -j --json-schema -jf --json-schema-file"],
     ),
     (
         "moeba takes RoPE from the file; change it there, as in --override-kv \
@@ -434,6 +436,8 @@ mod tests {
         "moeba run m -p x --chat-template-kwargs {\"a\":1} --reasoning-format none -rea on \
          --reasoning off --think low --reasoning-effort high --reasoning-budget 5 \
          --reasoning-budget-message -x --reasoning-preserve --no-reasoning-preserve",
+        "moeba run m -p x --grammar x --grammar-file x -j {} --json-schema {} -jf x \
+         --json-schema-file x",
         "moeba run --model m -no-cnv --no-conversation",
         "moeba run m --samplers top_k;temperature --sampler-seq kt --sampling-seq kt \
          --top-nsigma 1 --top-n-sigma -1 --xtc-probability 0.1 --xtc-threshold 0.1 --typical 0.9 \

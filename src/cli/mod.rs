@@ -13,6 +13,7 @@ mod device_args;
 mod doctor;
 mod environment;
 mod figures;
+mod grammar;
 mod help;
 mod hub;
 mod inspect;

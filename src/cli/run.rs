@@ -3,6 +3,7 @@
 use super::answer::{Screen, Writer};
 use super::args::{self, BatchArgs, ThreadsArg};
 use super::conversation::{Conversation, has_template};
+use super::grammar::{GrammarArgs, of_answer};
 use super::model::ModelArg;
 use super::outcome::{self, WithBar};
 use super::prompt::read_prompt;
@@ -13,6 +14,7 @@ use super::translate::LanguageArgs;
 use super::{chat, out, plan, stdin, translate};
 use crate::chat::reasoning::Answer;
 use crate::engine::{Engine, FinishReason, Generator, Limits, Outcome, Request};
+use crate::sample::grammar::Constraint;
 use crate::sample::{Sampler, SamplerOptions};
 use crate::tokenizer::EncodeOptions;
 use crate::{Error, Result, interrupt};
@@ -32,6 +34,8 @@ pub struct Args {
     languages: LanguageArgs,
     #[command(flatten)]
     limits: LimitArgs,
+    #[command(flatten)]
+    grammar: GrammarArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
     #[command(flatten)]
@@ -155,6 +159,8 @@ pub struct Run {
     pub sampling: SamplerOptions,
     pub limits: Limits,
     pub reasoning: Reasoning,
+    /// The form of answers.
+    constraint: Option<Constraint>,
     pub stats: Option<PathBuf>,
     load_time: Duration,
 }
@@ -168,6 +174,7 @@ pub fn run(args: Args) -> Result<()> {
     // Read before the model is: a prompt that is missing need not wait for gigabytes.
     let prompt = args.text.prompt()?;
     let system = args.text.system()?;
+    let grammar = args.grammar.grammar()?;
     let model = args.model.resolve()?;
     let start = Instant::now();
     let engine = model.load(&options)?;
@@ -185,6 +192,7 @@ pub fn run(args: Args) -> Result<()> {
         sampling,
         limits: args.limits.limits(|text| args.text.unescaped(text)),
         reasoning: args.reasoning.settings(),
+        constraint: grammar.map(|grammar| engine.grammars()?.constraint(&grammar)).transpose()?,
         stats: args.stats,
         load_time,
     };
@@ -254,7 +262,8 @@ impl Run {
     /// A request that Ctrl-C cancels.
     pub fn request(&self, prompt: Vec<u32>, sampling: SamplerOptions) -> Request {
         let (limits, cancel) = (self.limits.clone(), interrupt::token());
-        Request { prompt, sampling, limits, cancel, ..Request::default() }
+        let constraint = self.constraint.clone();
+        Request { prompt, sampling, limits, constraint, cancel, ..Request::default() }
     }
 
     /// The next answer of a conversation, written as it comes.
@@ -271,7 +280,9 @@ impl Run {
         let mut writer =
             Writer::new(prompt.scanner, budget, self.reasoning.format, Screen::stdout());
         let request = self.request(prompt.tokens, sampling);
-        let request = Request { shown, own_text: true, ..request };
+        let of_answer = |constraint| of_answer(constraint, prompt.answer_start, tokenizer);
+        let constraint = request.constraint.map(of_answer);
+        let request = Request { shown, own_text: true, constraint, ..request };
         let outcome = self.generator.generate(&request, &mut WithBar::new(&mut writer))?;
         let answer = writer.finish()?;
         out::line("")?;

@@ -398,3 +398,16 @@ fn a_message_without_an_answer_is_no_part_of_the_conversation() {
     terminal.type_and_see("/exit\r", "");
     assert_eq!(terminal.code(), Some(0));
 }
+
+#[test]
+fn every_answer_of_a_chat_has_the_form_that_is_asked_for() {
+    let model = model();
+    let mut terminal = Terminal::open(&model, &["-j", "{\"const\": \"yes indeed\"}"]);
+    terminal.see(0, "> ");
+    for message in ["hello\r", "again\r", "/regen\r"] {
+        terminal.type_and_see(message, "\"yes indeed\"");
+        terminal.type_and_see("/stats\r", "peak memory");
+    }
+    terminal.type_and_see("/exit\r", "");
+    assert_eq!(terminal.code(), Some(0));
+}

@@ -27,6 +27,9 @@ mod files;
 // `logits`, `perplexity` and `bench`.
 mod measure;
 
+// Answers of `run` that follow a grammar or a JSON schema.
+mod grammar;
+
 // Files that commands write, and files that they must not replace.
 mod outputs;
 

@@ -10,7 +10,7 @@ mod table;
 pub use budget::Budget;
 pub use scanner::{Answer, Delta, Part, Scanner};
 pub use switches::{Setting, Think};
-pub use table::Format;
+pub use table::{AnswerStart, Format};
 
 use super::ChatTemplate;
 use crate::tokenizer::{EncodeOptions, TokenType, Tokenizer};

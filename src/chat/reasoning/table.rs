@@ -37,7 +37,34 @@ pub(super) struct Channels {
     pub reasoning: &'static str,
 }
 
+/// The beginning of an answer in a model's text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AnswerStart {
+    /// Ends what stands before the answer.
+    pub marker: &'static str,
+    /// Opens reasoning, where the answer may also come without any.
+    pub open: Option<&'static str>,
+}
+
 impl Format {
+    /// The beginning of the answer to `prompt`, which may have opened the reasoning already.
+    /// `None`: right behind the prompt.
+    pub fn answer_start(&self, prompt: &str) -> Option<AnswerStart> {
+        let ends_with = |marker: &str| prompt.trim_end().ends_with(marker);
+        let (marker, open) = match &self.shape {
+            Shape::Block { open, close, answer } => {
+                let marker = answer.map_or(*close, |(begin, _)| begin);
+                (marker, (!ends_with(open)).then_some(*open))
+            }
+            Shape::Channels(c) => {
+                let header = self.end.rfind(c.channel).unwrap_or_default();
+                (&self.end[header..], None)
+            }
+        };
+        let is_behind = ends_with(marker);
+        (!is_behind).then_some(AnswerStart { marker, open })
+    }
+
     /// All texts that are neither reasoning nor answer.
     pub(super) fn markers(&self) -> Vec<&'static str> {
         match &self.shape {
@@ -180,6 +207,24 @@ pub(super) const FORMATS: &[Format] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_answer_begins_after_its_reasoning() {
+        let format = |name| FORMATS.iter().find(|format| format.name == name).unwrap();
+        let start = |marker, open| Some(AnswerStart { marker, open });
+        let think = format("think");
+        assert_eq!(think.answer_start("<|assistant|>"), start("</think>", Some("<think>")));
+        assert_eq!(think.answer_start("<|assistant|><think>\n"), start("</think>", None));
+        assert_eq!(think.answer_start("<think>\n\n</think>\n\n"), None);
+        let enclosed = format("think-answer");
+        assert_eq!(enclosed.answer_start(""), start("<answer>", Some("<think>")));
+        let end = "<|channel|>final<|message|>";
+        assert_eq!(format("harmony").answer_start("<|start|>assistant"), start(end, None));
+        for format in FORMATS {
+            let AnswerStart { marker, .. } = format.answer_start("").unwrap();
+            assert!(format.end.trim_end().ends_with(marker), "{}", format.name);
+        }
+    }
 
     /// The scanner decides by the first marker that it sees: none may hide in another, nor begin
     /// within one's end.

@@ -343,6 +343,8 @@ mod tests {
         "gguf",
         "path",
         "system_prompt_file",
+        "grammar_file",
+        "json_schema_file",
     ];
 
     fn arguments(command: &Command, path: &str, out: &mut Vec<(String, Arg)>) {
