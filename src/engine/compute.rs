@@ -8,7 +8,7 @@ use crate::backend::cpu::Cpu;
 use crate::cancel::Cancel;
 use crate::engine::device;
 use crate::forward::gpu::{Caches, GpuCache, GpuModel};
-use crate::forward::{Batch, Buffers, Observer, Segment, Want};
+use crate::forward::{Batch, Buffers, Logits, Observer, Segment, Want};
 use crate::model::Model;
 use crate::model::kv::{CacheType, KvCache};
 use crate::policy::Phase;
@@ -19,43 +19,154 @@ struct Machines {
     cpu: Cpu,
     /// The model's part on the GPUs.
     gpu: Option<GpuModel>,
-    /// The rows of the pass that is computed.
+    memory: PassMemory,
+    /// For passes between two layers of another.
+    inner: PassMemory,
+}
+
+/// Memory of one pass at a time.
+#[derive(Default)]
+struct PassMemory {
     batch: Batch,
+    buffers: Buffers,
 }
 
-/// A session's memory that a pass on its text changes.
-pub(super) struct TextState<'a> {
-    pub kv: &'a mut KvCache,
-    pub gpu_kv: Option<&'a GpuCache>,
-    pub buffers: &'a mut Buffers,
-    pub cancel: &'a Cancel,
-}
-
-/// The tokens of one pass.
-pub(super) struct PassInput<'a> {
+/// One text's part of a pass: its tokens, and its memory that the pass changes.
+pub(super) struct PassText<'a> {
     pub tokens: &'a [u32],
     /// The number by which policies know the text.
     pub request: u32,
     /// Tokens before these.
     pub past: usize,
-    /// Whether they are a prompt or a part of one.
-    pub is_prompt: bool,
+    pub phase: Phase,
     pub want: Want,
+    pub kv: &'a mut KvCache,
+    pub gpu_kv: Option<&'a GpuCache>,
 }
 
-impl PassInput<'_> {
-    /// The same as a batch of one segment.
+/// The stack of layers that a pass goes through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stack {
+    /// The decoder, which is all of most models.
+    Decoder,
+    Encoder,
+}
+
+/// A pass of one text or several, all of them cancelled before it ends early.
+pub(super) struct Pass<'a, 'b> {
+    pub stack: Stack,
+    pub texts: &'b mut [PassText<'a>],
+    pub cancel: Cancel,
+}
+
+impl Pass<'_, '_> {
+    /// The same as a batch, whose sessions are indices of `texts`.
     fn fill(&self, batch: &mut Batch) {
-        let PassInput { tokens, request, past, is_prompt, want } = *self;
-        let phase = if is_prompt { Phase::Prompt } else { Phase::Decode };
         batch.clear();
-        batch.push(Segment { session: 0, request, past, phase, want }, tokens);
+        for (session, text) in self.texts.iter().enumerate() {
+            let &PassText { request, past, phase, want, .. } = text;
+            batch.push(Segment { session, request, past, phase, want }, text.tokens);
+        }
+    }
+
+    /// The pass on the CPU alone.
+    fn run_on_cpu(
+        &mut self,
+        model: &Model,
+        cpu: &Cpu,
+        memory: &mut PassMemory,
+        observer: &mut dyn Observer,
+    ) -> Result<()> {
+        let PassMemory { batch, buffers } = memory;
+        self.fill(batch);
+        buffers.set_cancel(&self.cancel);
+        let mut run = |caches: &mut [&mut KvCache]| match self.stack {
+            Stack::Decoder => model.forward(cpu, batch, caches, buffers, observer),
+            Stack::Encoder => model.encode(cpu, batch, caches, buffers, observer),
+        };
+        // A token of one text allocates nothing.
+        match &mut self.texts[..] {
+            [one] => run(&mut [&mut *one.kv]),
+            texts => run(&mut texts.iter_mut().map(|text| &mut *text.kv).collect::<Vec<_>>()),
+        }
+    }
+
+    /// The pass where a GPU has some of the layers.
+    fn run_on_gpu(
+        &mut self,
+        model: &Model,
+        cpu: &Cpu,
+        gpu: &mut GpuModel,
+        memory: &mut PassMemory,
+        observer: &mut dyn Observer,
+    ) -> Result<()> {
+        let PassMemory { batch, buffers } = memory;
+        self.fill(batch);
+        buffers.set_cancel(&self.cancel);
+        gpu.set_cancel(&self.cancel);
+        let on_device = |gpu_kv: Option<_>| gpu_kv.expect("sessions of a GPU's model have a cache");
+        let (mut one, one_device, mut host, device);
+        let caches = match &mut self.texts[..] {
+            [text] => {
+                (one, one_device) = ([&mut *text.kv], [on_device(text.gpu_kv)]);
+                Caches { host: &mut one, device: &one_device }
+            }
+            texts => {
+                device = texts.iter().map(|text| on_device(text.gpu_kv)).collect::<Vec<_>>();
+                host = texts.iter_mut().map(|text| &mut *text.kv).collect::<Vec<_>>();
+                Caches { host: &mut host, device: &device }
+            }
+        };
+        match self.stack {
+            Stack::Decoder => gpu.forward(model, cpu, batch, caches, buffers, observer),
+            Stack::Encoder => gpu.encode(model, cpu, batch, caches, buffers, observer),
+        }
+    }
+}
+
+/// Called before each layer of a pass, with its index and what computes other passes meanwhile. A
+/// GPU's buffers are those of one pass: there nothing does.
+pub(super) type Between<'a> = &'a mut dyn FnMut(usize, Option<&mut InnerPasses<'_>>) -> Result<()>;
+
+/// Computes passes while another one rests between two layers.
+pub(super) struct InnerPasses<'a> {
+    model: &'a Model,
+    cpu: &'a Cpu,
+    memory: &'a mut PassMemory,
+}
+
+impl InnerPasses<'_> {
+    pub fn run(&mut self, mut pass: Pass<'_, '_>, observer: &mut dyn Observer) -> Result<()> {
+        pass.run_on_cpu(self.model, self.cpu, self.memory, observer)
+    }
+}
+
+/// Listens to a pass for `observer` and lets other passes run between its layers.
+struct Interleaved<'a> {
+    observer: &'a mut dyn Observer,
+    between: Between<'a>,
+    inner: Option<InnerPasses<'a>>,
+}
+
+impl Observer for Interleaved<'_> {
+    fn recorder(&mut self, session: usize) -> Option<&mut dyn crate::engine::Recorder> {
+        self.observer.recorder(session)
+    }
+
+    fn layer(&mut self, l: usize) -> Result<()> {
+        self.observer.layer(l)?;
+        (self.between)(l, self.inner.as_mut())
+    }
+
+    fn logits(&mut self, session: usize, token: usize, logits: Logits<'_>) {
+        self.observer.logits(session, token, logits);
     }
 }
 
 impl Compute {
     pub fn new(cpu: Cpu, gpu: Option<GpuModel>) -> Compute {
-        Compute(Mutex::new(Machines { cpu, gpu, batch: Batch::default() }))
+        let (memory, inner) = (PassMemory::default(), PassMemory::default());
+        Compute(Mutex::new(Machines { cpu, gpu, memory, inner }))
     }
 
     fn lock(&self) -> MutexGuard<'_, Machines> {
@@ -63,54 +174,35 @@ impl Compute {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the lock and makes the pass's waits heed its token.
-    fn start(&self, text: &mut TextState<'_>) -> MutexGuard<'_, Machines> {
-        let mut machines = self.lock();
-        text.buffers.set_cancel(text.cancel);
-        if let Some(gpu) = &mut machines.gpu {
-            gpu.set_cancel(text.cancel);
-        }
-        machines
-    }
-
-    /// One pass, of the decoder if the model has an encoder.
-    pub fn forward(
+    /// Waits for the lock and computes one pass.
+    pub fn run(
         &self,
         model: &Model,
-        mut text: TextState<'_>,
-        input: &PassInput<'_>,
+        mut pass: Pass<'_, '_>,
         observer: &mut dyn Observer,
     ) -> Result<()> {
-        let Machines { cpu, gpu, batch } = &mut *self.start(&mut text);
-        let TextState { kv, gpu_kv, buffers, .. } = text;
-        input.fill(batch);
-        match (gpu, gpu_kv) {
-            (Some(gpu), Some(gpu_kv)) => {
-                let caches = Caches { host: &mut [kv], device: &[gpu_kv] };
-                gpu.forward(model, cpu, batch, caches, buffers, observer)
-            }
-            _ => model.forward(cpu, batch, &mut [kv], buffers, observer),
+        let Machines { cpu, gpu, memory, .. } = &mut *self.lock();
+        match gpu {
+            Some(gpu) => pass.run_on_gpu(model, cpu, gpu, memory, observer),
+            None => pass.run_on_cpu(model, cpu, memory, observer),
         }
     }
 
-    /// Reads a source text.
-    pub fn encode(
+    /// [`Compute::run`] with other passes between the layers.
+    pub fn run_interleaved(
         &self,
         model: &Model,
-        mut text: TextState<'_>,
-        input: &PassInput<'_>,
+        mut pass: Pass<'_, '_>,
         observer: &mut dyn Observer,
+        between: Between<'_>,
     ) -> Result<()> {
-        let Machines { cpu, gpu, batch } = &mut *self.start(&mut text);
-        let TextState { kv, gpu_kv, buffers, .. } = text;
-        input.fill(batch);
-        match (gpu, gpu_kv) {
-            (Some(gpu), Some(gpu_kv)) => {
-                let caches = Caches { host: &mut [kv], device: &[gpu_kv] };
-                gpu.encode(model, cpu, batch, caches, buffers, observer)
-            }
-            _ => model.encode(cpu, batch, &mut [kv], buffers, observer),
+        let Machines { cpu, gpu, memory, inner } = &mut *self.lock();
+        if let Some(gpu) = gpu {
+            let mut observer = Interleaved { observer, between, inner: None };
+            return pass.run_on_gpu(model, cpu, gpu, memory, &mut observer);
         }
+        let inner = Some(InnerPasses { model, cpu, memory: inner });
+        pass.run_on_cpu(model, cpu, memory, &mut Interleaved { observer, between, inner })
     }
 
     /// KV cache of one session on the first GPU, planned to take `planned` bytes; `None` without a

@@ -1,9 +1,10 @@
 //! Sessions of encoder–decoder models: a source text is read once, then answered.
 
 use super::Session;
-use super::compute::{PassInput, TextState};
-use super::session::{CallObserver, EvalHooks};
+use super::compute::{Pass, Stack};
+use super::observer::PassObserver;
 use crate::forward::Want;
+use crate::policy::Phase;
 use crate::{Error, Result};
 
 impl Session {
@@ -26,19 +27,12 @@ impl Session {
         self.check_room(0, tokens.len())?;
         self.start_request();
         self.cancel.check()?;
-        let mut hooks = EvalHooks::default();
-        let mut observer =
-            CallObserver::new(&mut hooks, &self.cancel, 0..tokens.len(), engine.n_layers());
-        observer.experts = self.experts.as_mut();
-        let text = TextState {
-            kv: &mut self.kv,
-            gpu_kv: self.gpu_kv.as_ref(),
-            buffers: &mut self.buffers,
-            cancel: &self.cancel,
-        };
-        let (request, want) = (self.id, Want::None);
-        let input = PassInput { tokens, request, past: 0, is_prompt: true, want };
-        engine.compute.encode(&engine.model, text, &input, &mut observer)?;
+        let cancel = self.cancel.clone();
+        let (text, listener) = self.parts(tokens, Phase::Prompt, Want::None);
+        let mut listeners = [listener];
+        let mut observer = PassObserver::new(&mut listeners, &cancel, engine.n_layers());
+        let pass = Pass { stack: Stack::Encoder, texts: &mut [text], cancel: cancel.clone() };
+        engine.compute.run(&engine.model, pass, &mut observer)?;
         self.n_source = tokens.len();
         Ok(())
     }

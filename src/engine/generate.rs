@@ -7,10 +7,11 @@
 
 use std::ops::Deref;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use super::scheduler::{Core, Job, JobSink, Owner};
 use super::traffic::ExpertTraffic;
-use super::{Engine, EvalHooks, Logits, Session, TopK, Want};
+use super::{Engine, Logits, Session, TopK, Want};
 use crate::cancel::Cancel;
 use crate::sample::grammar::Constraint;
 use crate::sample::{Sampler, SamplerOptions, StopMatcher, TokenLogprob};
@@ -109,7 +110,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    fn new(finish: FinishReason) -> Outcome {
+    pub(super) fn new(finish: FinishReason) -> Outcome {
         Outcome {
             finish,
             n_prompt: 0,
@@ -346,13 +347,14 @@ fn check(prompt: &[u32], n_ctx: usize) -> Result<()> {
 /// ```
 pub struct Generator {
     engine: Arc<Engine>,
-    session: Session,
+    /// Always there between two requests.
+    session: Option<Session>,
 }
 
 impl Generator {
     /// Takes the memory of a session; see [`Engine::new_session`].
     pub fn new(engine: &Arc<Engine>) -> Result<Generator> {
-        Ok(Generator { engine: engine.clone(), session: engine.new_session()? })
+        Ok(Generator { engine: engine.clone(), session: Some(engine.new_session()?) })
     }
 
     pub fn engine(&self) -> &Arc<Engine> {
@@ -361,12 +363,14 @@ impl Generator {
 
     /// Empties the context.
     pub fn clear(&mut self) {
-        self.session.truncate(0);
+        if let Some(session) = &mut self.session {
+            session.truncate(0);
+        }
     }
 
     /// Tokens of context in use.
     pub fn n_past(&self) -> usize {
-        self.session.n_past()
+        self.session.as_ref().map_or(0, Session::n_past)
     }
 
     /// Continues the request's prompt and gives the text to `sink`.
@@ -374,86 +378,52 @@ impl Generator {
     /// A request that is cancelled is no error: it ends with the text that there is. Errors are
     /// those of [`Generation::new`] and [`Session::eval`], and the sink's own.
     pub fn generate(&mut self, request: &Request, sink: &mut dyn TextSink) -> Result<Outcome> {
-        let mut generation = Generation::new(&self.engine, request)?;
-        let mut outcome = Outcome::new(FinishReason::Cancelled);
-        self.session.set_cancel(request.cancel.clone());
-        let clock = Clock::start(&self.engine);
-        let first = self.read_prompt(request, &mut generation, sink, &mut outcome);
-        (outcome.prompt_time, outcome.prompt_traffic) = clock.stop(&self.engine);
-        let first = match first {
-            Err(Error::Interrupted) => {
-                outcome.n_prompt = self.n_past().saturating_sub(outcome.n_reused);
-                return Ok(outcome);
-            }
-            other => other?,
+        let generation = Generation::new(&self.engine, request)?;
+        let mut result = Err(Error::Interrupted);
+        let job = Job {
+            id: 0,
+            prompt: request.prompt.clone(),
+            source: request.source.clone(),
+            generation,
+            sink: OnlySink { sink, result: &mut result },
+            cancel: request.cancel.clone(),
+            owner: Owner::default(),
         };
-        let clock = Clock::start(&self.engine);
-        let finish = self.decode(first, &mut generation, sink);
-        outcome.n_generated = generation.n_generated();
-        outcome.finish = finish?;
-        generation.finish(sink)?;
-        (outcome.decode_time, outcome.decode_traffic) = clock.stop(&self.engine);
-        Ok(outcome)
-    }
-
-    /// Computes what the session lacks of the prompt, and chooses the first token.
-    fn read_prompt(
-        &mut self,
-        request: &Request,
-        generation: &mut Generation,
-        sink: &mut dyn TextSink,
-        outcome: &mut Outcome,
-    ) -> Result<u32> {
-        let Request { prompt, source, .. } = request;
-        if let Some(source) = source {
-            outcome.n_prompt = source.len();
-            self.session.encode(source)?;
-        }
-        let n_left = self.session.sync(prompt)?;
-        outcome.n_reused = prompt.len() - n_left;
-        outcome.n_prompt += n_left;
-        let mut progress = |done: usize| sink.prompt_progress(done, n_left);
-        let hooks = EvalHooks { progress: Some(&mut progress), ..EvalHooks::default() };
-        let tokens = &prompt[outcome.n_reused..];
-        let logits = self.session.eval_with(tokens, generation.want(), hooks)?;
-        sink.prompt_progress(n_left, n_left);
-        generation.choose(logits, sink)
-    }
-
-    /// Computes token by token, beginning with the one that the prompt led to.
-    fn decode(
-        &mut self,
-        first: u32,
-        generation: &mut Generation,
-        sink: &mut dyn TextSink,
-    ) -> Result<FinishReason> {
-        let mut token = first;
-        loop {
-            token = match generation.accept(token, self.n_past(), sink)? {
-                Step::Finished(why) => return Ok(why),
-                Step::Next(token) => token,
-            };
-            let next = self.session.eval(&[token], generation.want());
-            token = match next.and_then(|logits| generation.choose(logits, sink)) {
-                Err(Error::Interrupted) => return Ok(FinishReason::Cancelled),
-                other => other?,
-            };
-        }
+        let session = match self.session.take() {
+            Some(session) => session,
+            // The one before was lost in a panic.
+            None => self.engine.new_session()?,
+        };
+        let mut core = Core::new(&self.engine, vec![session], 0.5);
+        core.submit(job);
+        while core.step() {}
+        self.session = core.into_sessions().next();
+        result
     }
 }
 
-/// Time and traffic of a phase.
-struct Clock {
-    start: Instant,
-    before: ExpertTraffic,
+/// The sink of a scheduler's only job.
+struct OnlySink<'a> {
+    sink: &'a mut dyn TextSink,
+    result: &'a mut Result<Outcome>,
 }
 
-impl Clock {
-    fn start(engine: &Engine) -> Clock {
-        Clock { before: engine.expert_traffic(), start: Instant::now() }
+impl TextSink for OnlySink<'_> {
+    fn text(&mut self, text: &str) -> Result<()> {
+        self.sink.text(text)
     }
 
-    fn stop(&self, engine: &Engine) -> (Duration, ExpertTraffic) {
-        (self.start.elapsed(), engine.expert_traffic().since(&self.before))
+    fn prompt_progress(&mut self, done: usize, total: usize) {
+        self.sink.prompt_progress(done, total);
+    }
+
+    fn forced(&mut self, is_whole: bool) -> Option<u32> {
+        self.sink.forced(is_whole)
+    }
+}
+
+impl JobSink for OnlySink<'_> {
+    fn finished(&mut self, result: Result<Outcome>) {
+        *self.result = result;
     }
 }

@@ -23,16 +23,19 @@
 //! # }
 //! ```
 
+mod batch;
 mod compute;
 mod describe;
 pub mod device;
 mod encoder;
 mod generate;
 mod load;
+mod observer;
 mod options;
 pub mod plan;
 mod profile;
 mod recording;
+pub mod scheduler;
 mod session;
 mod traffic;
 mod understand;
@@ -50,8 +53,10 @@ pub use crate::forward::{Logits, TopK};
 use crate::gguf::Gguf;
 use crate::model::Model;
 pub use crate::model::kv::CacheType;
+pub use crate::policy::Phase;
 use crate::sample::grammar::Grammars;
 use crate::tokenizer::Tokenizer;
+pub use batch::{BatchRow, Interlude};
 use compute::Compute;
 pub use device::DeviceChoice;
 pub use generate::{FinishReason, Generation, Generator, Limits, Outcome, Request, Step, TextSink};

@@ -4,15 +4,16 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::compute::{PassInput, TextState};
+use super::compute::{Pass, PassText, Stack};
+use super::observer::{LastLogits, Listener, PassObserver};
 use super::recording::{ExpertRecorder, Experts};
 use super::{Engine, Logits, Recorder, TopK};
 use crate::cancel::Cancel;
+use crate::forward;
 use crate::forward::gpu::GpuCache;
-use crate::forward::{self, Buffers, Observer};
 use crate::interrupt;
 use crate::model::kv::KvCache;
-use crate::policy::Event;
+use crate::policy::{Event, Phase};
 use crate::{Error, Result};
 
 /// One text of an engine: the tokens that were evaluated and their KV cache. Sessions of one engine
@@ -28,7 +29,7 @@ pub struct Session {
     pub(super) kv: KvCache,
     /// For the layers that are on a GPU.
     pub(super) gpu_kv: Option<GpuCache>,
-    pub(super) buffers: Buffers,
+    pub(super) logits: LastLogits,
     /// The tokens whose keys and values are in the caches.
     pub(super) tokens: Vec<u32>,
     /// Tokens of the text that the encoder has read; 0 if there is none.
@@ -47,6 +48,16 @@ pub enum Want {
     Last,
     /// The greatest suffice. All are returned where choosing on a GPU saves nothing.
     LastBest(TopK),
+}
+
+impl Want {
+    pub(super) fn of_pass(self) -> forward::Want {
+        match self {
+            Want::None => forward::Want::None,
+            Want::Last => forward::Want::Last,
+            Want::LastBest(top) => forward::Want::LastBest(top),
+        }
+    }
 }
 
 /// Reports of a call while it computes.
@@ -75,56 +86,6 @@ impl<'a> Logits<'a> {
     }
 }
 
-/// Listens to the passes of one call.
-pub(super) struct CallObserver<'a, 'h> {
-    hooks: &'a mut EvalHooks<'h>,
-    /// Instead of a recorder in the hooks.
-    pub(super) experts: Option<&'a mut ExpertRecorder>,
-    cancel: &'a Cancel,
-    n_layers: usize,
-    /// The tokens of the call that this pass computes.
-    part: Range<usize>,
-    /// Whether the last logits were the best ones only.
-    is_best: bool,
-}
-
-impl<'a, 'h> CallObserver<'a, 'h> {
-    /// For a pass over the `part` of a call's tokens.
-    pub(super) fn new(
-        hooks: &'a mut EvalHooks<'h>,
-        cancel: &'a Cancel,
-        part: Range<usize>,
-        n_layers: usize,
-    ) -> Self {
-        CallObserver { hooks, experts: None, cancel, n_layers, part, is_best: false }
-    }
-}
-
-impl Observer for CallObserver<'_, '_> {
-    fn recorder(&mut self, _session: usize) -> Option<&mut dyn Recorder> {
-        match (&mut self.hooks.recorder, &mut self.experts) {
-            (Some(recorder), _) => Some(&mut **recorder),
-            (None, Some(experts)) => Some(&mut **experts),
-            (None, None) => None,
-        }
-    }
-
-    /// A pass of one token is short, so it is only cancelled while it waits for experts.
-    fn layer(&mut self, l: usize) -> Result<()> {
-        if let Some(progress) = &mut self.hooks.progress {
-            progress(self.part.start + self.part.len() * l / self.n_layers);
-        }
-        if self.part.len() > 1 { self.cancel.check() } else { Ok(()) }
-    }
-
-    fn logits(&mut self, _session: usize, token: usize, logits: Logits<'_>) {
-        self.is_best = matches!(logits, Logits::Best { .. });
-        if let (Some(on_logits), Logits::All(logits)) = (&mut self.hooks.on_logits, logits) {
-            on_logits(self.part.start + token, logits);
-        }
-    }
-}
-
 impl Session {
     pub(super) fn new(engine: &Arc<Engine>) -> Result<Session> {
         let (k, v) = (engine.options.cache_type_k, engine.options.cache_type_v);
@@ -135,7 +96,7 @@ impl Session {
             engine: engine.clone(),
             id: engine.next_session.fetch_add(1, Ordering::Relaxed),
             is_started: false,
-            buffers: Buffers::default(),
+            logits: LastLogits::default(),
             tokens: Vec::with_capacity(engine.n_ctx),
             n_source: 0,
             experts: None,
@@ -234,56 +195,72 @@ impl Session {
             Some(_) => tokens.len().max(1),
             None => engine.plan.n_ubatch,
         };
-        let mut is_best = false;
+        let phase = if tokens.len() > 1 { Phase::Prompt } else { Phase::Decode };
         for (i, part) in tokens.chunks(n_ubatch).enumerate() {
             let at = i * n_ubatch..i * n_ubatch + part.len();
             let want = match want {
                 _ if hooks.on_logits.is_some() => forward::Want::All,
-                Want::Last if at.end == tokens.len() => forward::Want::Last,
-                Want::LastBest(top) if at.end == tokens.len() => forward::Want::LastBest(top),
+                want if at.end == tokens.len() => want.of_pass(),
                 _ => forward::Want::None,
             };
-            let is_prompt = tokens.len() > 1;
-            is_best = self.pass(part, at, is_prompt, want, &mut hooks)?;
+            self.pass(part, at, phase, want, &mut hooks)?;
         }
         match want {
             Want::None => Ok(Logits::All(&mut [])),
             _ if tokens.is_empty() => Ok(Logits::All(&mut [])),
-            _ => Ok(self.buffers.last_logits(engine.n_vocab(), is_best)),
+            Want::Last | Want::LastBest(_) => Ok(self.logits.get()),
         }
     }
 
-    /// Computes some of a call's tokens; returns whether the logits are the best ones only.
+    /// Computes some of a call's tokens: a batch of one text.
     fn pass(
         &mut self,
         tokens: &[u32],
         part: Range<usize>,
-        is_prompt: bool,
+        phase: Phase,
         want: forward::Want,
         hooks: &mut EvalHooks<'_>,
-    ) -> Result<bool> {
+    ) -> Result<()> {
         self.cancel.check()?;
-        let (engine, past) = (self.engine.clone(), self.n_past());
-        let mut observer = CallObserver::new(hooks, &self.cancel, part, engine.n_layers());
-        observer.experts = self.experts.as_mut();
-        let text = TextState {
-            kv: &mut self.kv,
-            gpu_kv: self.gpu_kv.as_ref(),
-            buffers: &mut self.buffers,
-            cancel: &self.cancel,
-        };
-        let input = PassInput { tokens, request: self.id, past, is_prompt, want };
-        let result = engine.compute.forward(&engine.model, text, &input, &mut observer);
-        let is_best = observer.is_best;
-        match result {
-            Ok(()) => self.tokens.extend(tokens),
-            Err(_) => {
-                // Some layers may have stored these tokens.
-                let left = self.forget(past + tokens.len(), past);
-                self.tokens.truncate(left);
-            }
+        let (engine, cancel) = (self.engine.clone(), self.cancel.clone());
+        let (text, listener) = self.parts(tokens, phase, want);
+        let mut listeners = [Listener { hooks: Some((hooks, part)), ..listener }];
+        let mut observer = PassObserver::new(&mut listeners, &cancel, engine.n_layers());
+        let pass = Pass { stack: Stack::Decoder, texts: &mut [text], cancel: cancel.clone() };
+        let result = engine.compute.run(&engine.model, pass, &mut observer);
+        self.end_pass(tokens, result.is_ok());
+        result
+    }
+
+    /// Of a pass that computes `tokens`: the session's part, and whoever listens to it.
+    pub(super) fn parts<'a>(
+        &'a mut self,
+        tokens: &'a [u32],
+        phase: Phase,
+        want: forward::Want,
+    ) -> (PassText<'a>, Listener<'a, 'a>) {
+        let (request, past) = (self.id, self.n_past());
+        let Session { kv, gpu_kv, logits, experts, .. } = self;
+        let gpu_kv = gpu_kv.as_ref();
+        let listener =
+            Listener { n_tokens: tokens.len(), logits, experts: experts.as_mut(), hooks: None };
+        (PassText { tokens, request, past, phase, want, kv, gpu_kv }, listener)
+    }
+
+    /// Keeps the tokens of a pass that was completed, and drops those of another.
+    pub(super) fn end_pass(&mut self, tokens: &[u32], is_complete: bool) {
+        if is_complete {
+            return self.tokens.extend(tokens);
         }
-        result.map(|()| is_best)
+        // Some layers may have stored these tokens.
+        let past = self.n_past();
+        let left = self.forget(past + tokens.len(), past);
+        self.tokens.truncate(left);
+    }
+
+    /// The logits that the last pass was asked for, if it was asked for any.
+    pub fn logits(&mut self) -> Logits<'_> {
+        self.logits.get()
     }
 
     /// Tells policies that a text begins. A session that was emptied begins another one.

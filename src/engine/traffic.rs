@@ -1,5 +1,7 @@
 //! The cost of moving experts.
 
+use std::time::{Duration, Instant};
+
 use super::Engine;
 use crate::experts::Counters;
 
@@ -39,5 +41,21 @@ impl Engine {
     /// Counters of all links since the engine was loaded.
     pub fn expert_traffic(&self) -> ExpertTraffic {
         ExpertTraffic { link: self.link_counters(), disk: self.disk_counters() }
+    }
+}
+
+/// Time and traffic of a phase.
+pub(in crate::engine) struct Clock {
+    start: Instant,
+    before: ExpertTraffic,
+}
+
+impl Clock {
+    pub fn start(engine: &Engine) -> Clock {
+        Clock { before: engine.expert_traffic(), start: Instant::now() }
+    }
+
+    pub fn stop(&self, engine: &Engine) -> (Duration, ExpertTraffic) {
+        (self.start.elapsed(), engine.expert_traffic().since(&self.before))
     }
 }

@@ -19,18 +19,6 @@ pub enum Logits<'a> {
     Best { ids: &'a [u32], logits: &'a [f32] },
 }
 
-impl Buffers {
-    /// The logits that an observer heard last in the last pass; `is_best`: it heard the best ones
-    /// only.
-    pub(crate) fn last_logits(&mut self, n_vocab: usize, is_best: bool) -> Logits<'_> {
-        if is_best {
-            return Logits::Best { ids: &self.best_ids, logits: &self.logits };
-        }
-        let start = self.logits.len() - n_vocab;
-        Logits::All(&mut self.logits[start..])
-    }
-}
-
 impl CpuPass<'_, '_> {
     /// x → logits of `b.logit_rows`, to the observer
     pub(super) fn logits(&mut self, b: &mut Buffers) {

@@ -71,7 +71,9 @@ impl Model {
     ) -> Result<()> {
         let mut pass = CpuPass { model: self, cpu, batch, caches, observer };
         pass.begin(b);
-        let _prefetch = self.hierarchy.prefetch_guard();
+        // Steps of decode, which may run between a prompt's layers, leave its prefetch alone.
+        let has_prompt = batch.decode_rows().len() < batch.n_rows();
+        let _prefetch = has_prompt.then(|| self.hierarchy.prefetch_guard());
         for l in self.hyper.decoder_layers() {
             pass.observer.layer(l)?;
             match self.hyper.encoder {

@@ -1,0 +1,99 @@
+//! One pass over tokens of several sessions.
+
+use super::compute::{InnerPasses, Pass, Stack};
+use super::observer::PassObserver;
+use super::{Engine, Session, Want};
+use crate::cancel::Cancel;
+use crate::forward::Observer;
+use crate::policy::Phase;
+use crate::{Error, Result};
+
+/// A session's tokens in a batch.
+pub struct BatchRow<'a> {
+    pub session: &'a mut Session,
+    /// At least one, to be appended to the session's text.
+    pub tokens: &'a [u32],
+    /// Whether the tokens are part of a prompt or a step of decode.
+    pub phase: Phase,
+    pub want: Want,
+}
+
+/// Computes batches while another one rests between two layers.
+pub struct Interlude<'a, 'b>(&'a mut InnerPasses<'b>);
+
+impl Interlude<'_, '_> {
+    /// As [`Engine::eval_batch`].
+    pub fn eval_batch(&mut self, engine: &Engine, rows: &mut [BatchRow<'_>]) -> Result<()> {
+        eval(engine, rows, &mut |pass, observer| self.0.run(pass, observer))
+    }
+}
+
+impl Engine {
+    /// Appends tokens to the texts of several sessions of this engine in one pass, which computes
+    /// each expert once for all of them. Each text's logits, which [`Session::logits`] returns, have
+    /// the bits that they have alone.
+    ///
+    /// Fails as [`Session::eval`] does, and if the batch has more than [`MemoryPlan::n_ubatch`]
+    /// tokens. An error is that of all rows: none of them is kept. A row's cancelling ends the pass
+    /// when all others are cancelled as well.
+    ///
+    /// [`MemoryPlan::n_ubatch`]: super::MemoryPlan::n_ubatch
+    pub fn eval_batch(&self, rows: &mut [BatchRow<'_>]) -> Result<()> {
+        eval(self, rows, &mut |pass, observer| self.compute.run(&self.model, pass, observer))
+    }
+
+    /// [`Engine::eval_batch`] that calls `between` before each layer, with the layer's index. On
+    /// the CPU other batches can be computed there while this one rests. An error of `between` ends
+    /// the pass.
+    pub fn eval_batch_with(
+        &self,
+        rows: &mut [BatchRow<'_>],
+        between: &mut dyn FnMut(usize, Option<Interlude<'_, '_>>) -> Result<()>,
+    ) -> Result<()> {
+        let mut between =
+            |l: usize, inner: Option<&mut InnerPasses<'_>>| between(l, inner.map(Interlude));
+        eval(self, rows, &mut |pass, observer| {
+            self.compute.run_interleaved(&self.model, pass, observer, &mut between)
+        })
+    }
+}
+
+/// Computes a batch with `run`.
+fn eval(
+    engine: &Engine,
+    rows: &mut [BatchRow<'_>],
+    run: &mut dyn FnMut(Pass<'_, '_>, &mut dyn Observer) -> Result<()>,
+) -> Result<()> {
+    check(engine, rows)?;
+    let cancel = Cancel::all(rows.iter().map(|row| row.session.cancel.clone()));
+    cancel.check()?;
+    let (mut texts, mut listeners) = (Vec::new(), Vec::new());
+    for BatchRow { session, tokens, phase, want } in rows.iter_mut() {
+        session.start_request();
+        let (text, listener) = session.parts(tokens, *phase, want.of_pass());
+        texts.push(text);
+        listeners.push(listener);
+    }
+    let mut observer = PassObserver::new(&mut listeners, &cancel, engine.n_layers());
+    let pass = Pass { stack: Stack::Decoder, texts: &mut texts, cancel: cancel.clone() };
+    let result = run(pass, &mut observer);
+    rows.iter_mut().for_each(|row| row.session.end_pass(row.tokens, result.is_ok()));
+    result
+}
+
+fn check(engine: &Engine, rows: &[BatchRow<'_>]) -> Result<()> {
+    let (n, most) = (rows.iter().map(|row| row.tokens.len()).sum::<usize>(), engine.plan.n_ubatch);
+    if rows.is_empty() || rows.iter().any(|row| row.tokens.is_empty()) {
+        return Err(Error::invalid("every row of a batch needs a token"));
+    }
+    if n > most && engine.encoder().is_none() {
+        return Err(Error::invalid(format!("a batch has at most {most} tokens, got {n}")));
+    }
+    for BatchRow { session, tokens, .. } in rows {
+        assert!(std::ptr::eq(&*session.engine, engine), "a session of another engine");
+        session.check_source()?;
+        session.check_ids(tokens)?;
+        session.check_room(session.n_past(), tokens.len())?;
+    }
+    Ok(())
+}

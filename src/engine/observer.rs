@@ -1,0 +1,105 @@
+//! Whoever listens to a pass for the sessions that it computes.
+
+use std::ops::Range;
+
+use super::recording::ExpertRecorder;
+use super::session::EvalHooks;
+use super::{Logits, Recorder};
+use crate::Result;
+use crate::cancel::Cancel;
+use crate::forward::Observer;
+
+/// The logits of a session's last token.
+#[derive(Default)]
+pub(super) struct LastLogits {
+    /// By token id, or those of `ids`.
+    values: Vec<f32>,
+    ids: Vec<u32>,
+    /// Whether these are the best ones only.
+    is_best: bool,
+}
+
+impl LastLogits {
+    fn keep(&mut self, logits: Logits<'_>) {
+        self.values.clear();
+        self.ids.clear();
+        self.is_best = matches!(logits, Logits::Best { .. });
+        match logits {
+            Logits::All(all) => self.values.extend_from_slice(all),
+            Logits::Best { ids, logits } => {
+                self.ids.extend_from_slice(ids);
+                self.values.extend_from_slice(logits);
+            }
+        }
+    }
+
+    pub fn get(&mut self) -> Logits<'_> {
+        match self.is_best {
+            true => Logits::Best { ids: &self.ids, logits: &self.values },
+            false => Logits::All(&mut self.values),
+        }
+    }
+}
+
+/// Listens to a pass for one session.
+pub(super) struct Listener<'a, 'h> {
+    /// Tokens of the session in the pass.
+    pub n_tokens: usize,
+    pub logits: &'a mut LastLogits,
+    pub experts: Option<&'a mut ExpertRecorder>,
+    /// The caller's own, and the tokens of its call that the pass computes. Its recorder comes
+    /// before `experts`.
+    pub hooks: Option<(&'a mut EvalHooks<'h>, Range<usize>)>,
+}
+
+/// Listens to a pass for all of its sessions.
+pub(super) struct PassObserver<'a, 'l, 'h> {
+    /// By session.
+    listeners: &'a mut [Listener<'l, 'h>],
+    cancel: &'a Cancel,
+    n_layers: usize,
+    /// Whether the pass looks at `cancel` between its layers. One of few tokens is short, so it is
+    /// only cancelled while it waits for experts.
+    is_long: bool,
+}
+
+impl<'a, 'l, 'h> PassObserver<'a, 'l, 'h> {
+    pub fn new(listeners: &'a mut [Listener<'l, 'h>], cancel: &'a Cancel, n_layers: usize) -> Self {
+        let is_long = listeners.iter().any(|listener| listener.n_tokens > 1);
+        PassObserver { listeners, cancel, n_layers, is_long }
+    }
+}
+
+impl Observer for PassObserver<'_, '_, '_> {
+    fn recorder(&mut self, session: usize) -> Option<&mut dyn Recorder> {
+        let Listener { hooks, experts, .. } = &mut self.listeners[session];
+        match (hooks, experts) {
+            (Some((EvalHooks { recorder: Some(recorder), .. }, _)), _) => Some(&mut **recorder),
+            (_, Some(experts)) => Some(&mut **experts),
+            (_, None) => None,
+        }
+    }
+
+    fn layer(&mut self, l: usize) -> Result<()> {
+        for listener in &mut *self.listeners {
+            if let Some((EvalHooks { progress: Some(progress), .. }, part)) = &mut listener.hooks {
+                progress(part.start + part.len() * l / self.n_layers);
+            }
+        }
+        if self.is_long { self.cancel.check() } else { Ok(()) }
+    }
+
+    fn logits(&mut self, session: usize, token: usize, logits: Logits<'_>) {
+        let listener = &mut self.listeners[session];
+        let logits = match (&mut listener.hooks, logits) {
+            (Some((EvalHooks { on_logits: Some(on_logits), .. }, part)), Logits::All(logits)) => {
+                on_logits(part.start + token, logits);
+                Logits::All(logits)
+            }
+            (_, logits) => logits,
+        };
+        if token + 1 == listener.n_tokens {
+            listener.logits.keep(logits);
+        }
+    }
+}

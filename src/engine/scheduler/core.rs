@@ -1,0 +1,161 @@
+//! The steps of a scheduler: give sessions to jobs, choose the rows of a pass, compute it, hand out
+//! its results.
+//!
+//! Texts in decode are computed together, one token each. A prompt's pass rests before each of its
+//! layers while steps of decode are due, so that a text in decode waits for a layer of a prompt
+//! and not for the prompt, and the prompt's experts are loaded once all the same.
+
+use std::sync::Arc;
+
+use super::job::{Job, JobSink};
+use super::ledger::Ledger;
+use super::passes;
+use super::queue::Queue;
+use super::rows::divide;
+use super::running::Running;
+use super::slot::Slot;
+use super::status::{Board, Status};
+use crate::engine::{BatchRow, Engine, FinishReason, Outcome, Session};
+
+/// Jobs, sessions, and how time is shared.
+pub struct Core<S> {
+    engine: Arc<Engine>,
+    slots: Vec<Slot<S>>,
+    queue: Queue<S>,
+    ledger: Ledger,
+    board: Board,
+}
+
+impl<S: JobSink> Core<S> {
+    /// For sessions of `engine`; prompts get the part `prompt_share`, in 0..1, of the time.
+    pub fn new(engine: &Arc<Engine>, sessions: Vec<Session>, prompt_share: f64) -> Core<S> {
+        let slots = sessions.into_iter().enumerate();
+        Core {
+            engine: engine.clone(),
+            slots: slots.map(|(id, session)| Slot::new(id, session)).collect(),
+            queue: Queue::default(),
+            ledger: Ledger::new(prompt_share),
+            board: Board::default(),
+        }
+    }
+
+    /// The sessions, in the order in which they were given.
+    pub fn into_sessions(self) -> impl Iterator<Item = Session> {
+        self.slots.into_iter().map(|slot| slot.session)
+    }
+
+    /// Snapshots, which steps replace.
+    pub fn board(&self) -> &Board {
+        &self.board
+    }
+
+    /// Adds a job.
+    pub fn submit(&mut self, job: Job<S>) {
+        let running = self.slots.iter().filter_map(|slot| slot.job.as_ref());
+        let active = running.map(|job| job.owner).chain(self.queue.owners());
+        self.ledger.enter(job.owner, &active.collect::<Vec<_>>());
+        self.queue.push(job);
+    }
+
+    /// Whether there is no job.
+    pub fn is_idle(&self) -> bool {
+        self.queue.len() == 0 && self.slots.iter().all(|slot| slot.job.is_none())
+    }
+
+    /// Jobs with a session, and jobs that wait for one.
+    pub fn n_jobs(&self) -> (usize, usize) {
+        (self.slots.iter().filter(|slot| slot.job.is_some()).count(), self.queue.len())
+    }
+
+    /// Cancels every job and ends it.
+    pub fn cancel_all(&mut self) {
+        self.queue.iter().for_each(|job| job.cancel.cancel());
+        self.slots.iter().filter_map(|slot| slot.job.as_ref()).for_each(|job| job.cancel.cancel());
+        self.end_cancelled();
+    }
+
+    /// Computes a pass; false if there is none to compute now: no job, or only such whose readers
+    /// are behind.
+    pub fn step(&mut self) -> bool {
+        self.end_cancelled();
+        self.admit();
+        self.plan_prompts();
+        self.publish();
+        let has_prompt = self.slots.iter().any(|slot| !slot.next.is_empty());
+        let can_decode = self.slots.iter().any(Slot::can_decode);
+        if !(has_prompt && can_decode) {
+            self.ledger.share.reset();
+        }
+        let engine = self.engine.clone();
+        let is_busy = if can_decode && self.ledger.share.is_decode_due() {
+            let eval_batch = &mut |rows: &mut [BatchRow<'_>]| engine.eval_batch(rows);
+            passes::decode(&engine, &mut self.slots, &mut self.ledger, eval_batch)
+        } else if has_prompt {
+            self.compute_prompts();
+            true
+        } else {
+            false
+        };
+        self.publish();
+        is_busy
+    }
+
+    fn end_cancelled(&mut self) {
+        self.slots.iter_mut().for_each(|slot| slot.end_if_cancelled(&self.engine));
+        for mut job in self.queue.take_cancelled() {
+            job.sink.finished(Ok(Outcome::new(FinishReason::Cancelled)));
+        }
+    }
+
+    /// Gives free sessions to waiting jobs: each the session that holds most of its prompt, of
+    /// equals the one that was used least recently.
+    fn admit(&mut self) {
+        while self.slots.iter().any(|slot| slot.job.is_none()) {
+            let Some(job) = self.queue.pop(&self.ledger) else { return };
+            let free = self.slots.iter_mut().filter(|slot| slot.job.is_none());
+            let best = free.max_by_key(|slot| (slot.n_common(&job.prompt), !slot.last_used));
+            let Some(slot) = best else { return };
+            self.ledger.counts.n_started += 1;
+            slot.last_used = self.ledger.counts.n_started;
+            slot.job = Running::start(job, &mut slot.session, &self.engine);
+            if slot.job.is_some() {
+                self.ledger.counts.n_reused += slot.session.n_past() as u64;
+            }
+        }
+    }
+
+    /// Decides how many tokens of which prompts the next pass computes.
+    fn plan_prompts(&mut self) {
+        self.slots.iter_mut().for_each(|slot| slot.next.clear());
+        let mut waiting: Vec<_> = self.slots.iter_mut().filter(|slot| slot.has_prompt()).collect();
+        waiting.sort_by_key(|slot| slot.last_used);
+        // The capacity of experts in an encoder–decoder model counts the tokens of a pass.
+        let is_whole = self.engine.encoder().is_some();
+        if let Some(i) = waiting.iter().position(|slot| is_whole || slot.is_alone()) {
+            waiting = vec![waiting.swap_remove(i)];
+        }
+        let left: Vec<usize> = waiting.iter().map(|slot| slot.n_left()).collect();
+        let room = if is_whole { left.iter().sum() } else { self.engine.plan().n_ubatch };
+        for (slot, n) in waiting.into_iter().zip(divide(&left, room)) {
+            slot.plan(n);
+        }
+    }
+
+    /// One pass over the planned parts of prompts, with steps of decode between its layers.
+    fn compute_prompts(&mut self) {
+        let engine = &self.engine.clone();
+        let slots = std::mem::take(&mut self.slots);
+        let (mut prompts, mut others): (Vec<_>, Vec<_>) =
+            slots.into_iter().partition(|slot| !slot.next.is_empty());
+        passes::compute_prompts(engine, &mut prompts, &mut others, &mut self.ledger);
+        self.slots = prompts;
+        self.slots.extend(others);
+        self.slots.sort_by_key(|slot| slot.id);
+    }
+
+    fn publish(&self) {
+        let slots = self.slots.iter().map(Slot::status).collect();
+        let counts = self.ledger.counts;
+        self.board.write(Status { slots, n_queued: self.queue.len(), counts });
+    }
+}

@@ -1,0 +1,87 @@
+//! A text to generate, and whoever receives it.
+
+use crate::Result;
+use crate::cancel::Cancel;
+use crate::engine::{Generation, Outcome, TextSink};
+
+/// Receives a job's text and hears how the job goes. Its methods run on the thread that computes:
+/// they must not wait.
+pub trait JobSink: TextSink {
+    /// The job has a session that holds the first `n_reused` tokens of the prompt.
+    fn started(&mut self, _n_reused: usize) {}
+
+    /// Whether the next token can wait: the reader is behind. The job's session is kept meanwhile,
+    /// and other jobs go on.
+    fn is_full(&self) -> bool {
+        false
+    }
+
+    /// The job has ended. Nothing is called after this.
+    fn finished(&mut self, result: Result<Outcome>);
+}
+
+/// A sink of any kind, for jobs of different callers.
+pub struct AnySink(Box<dyn JobSink + Send>);
+
+impl AnySink {
+    pub fn new(sink: impl JobSink + Send + 'static) -> AnySink {
+        AnySink(Box::new(sink))
+    }
+}
+
+impl JobSink for AnySink {
+    fn started(&mut self, n_reused: usize) {
+        self.0.started(n_reused);
+    }
+
+    fn is_full(&self) -> bool {
+        self.0.is_full()
+    }
+
+    fn finished(&mut self, result: Result<Outcome>) {
+        self.0.finished(result);
+    }
+}
+
+impl TextSink for AnySink {
+    fn text(&mut self, text: &str) -> Result<()> {
+        self.0.text(text)
+    }
+
+    fn prompt_progress(&mut self, done: usize, total: usize) {
+        self.0.prompt_progress(done, total);
+    }
+
+    fn forced(&mut self, is_whole: bool) -> Option<u32> {
+        self.0.forced(is_whole)
+    }
+}
+
+/// Who a job is for: time is shared between owners, then between an owner's jobs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owner {
+    pub id: u64,
+    /// Of two owners that both want it, one gets this many times the other's share.
+    pub weight: u32,
+}
+
+impl Default for Owner {
+    fn default() -> Self {
+        Owner { id: 0, weight: 1 }
+    }
+}
+
+/// A text to generate.
+pub struct Job<S> {
+    /// Names the job in snapshots.
+    pub id: u64,
+    /// Token ids, at least one; those that `generation` was made for.
+    pub prompt: Vec<u32>,
+    /// Token ids that the encoder reads, if the model has one.
+    pub source: Option<Vec<u32>>,
+    pub generation: Generation,
+    pub sink: S,
+    /// Ends the job early, wherever it is.
+    pub cancel: Cancel,
+    pub owner: Owner,
+}

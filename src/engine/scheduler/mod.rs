@@ -1,0 +1,22 @@
+//! Many texts at a time with one engine.
+//!
+//! [`Scheduler`] has a thread that computes: jobs come in by [`Scheduler::submit`], wait in a
+//! bounded queue for a session, and give their text to a [`JobSink`]. [`Core`] is the same without
+//! the thread: whoever has one text at a time calls its steps.
+
+mod core;
+mod job;
+mod ledger;
+mod passes;
+mod queue;
+mod rows;
+mod running;
+mod share;
+mod slot;
+mod status;
+mod thread;
+
+pub use self::core::Core;
+pub use job::{AnySink, Job, JobSink, Owner};
+pub use status::{Board, Counts, JobStatus, SlotStatus, Status};
+pub use thread::{Refused, Scheduler, SchedulerOptions};

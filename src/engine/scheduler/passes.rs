@@ -1,0 +1,116 @@
+//! The two kinds of passes: steps of decode, and parts of prompts.
+
+use std::time::{Duration, Instant};
+
+use super::job::JobSink;
+use super::ledger::Ledger;
+use super::slot::{PassError, Slot};
+use crate::engine::{BatchRow, Engine};
+use crate::{Error, Result};
+
+/// Computes one token of every text that is ready, with `eval_batch`; false if none is.
+pub fn decode<S: JobSink>(
+    engine: &Engine,
+    slots: &mut [Slot<S>],
+    ledger: &mut Ledger,
+    eval_batch: &mut dyn FnMut(&mut [BatchRow<'_>]) -> Result<()>,
+) -> bool {
+    let start = Instant::now();
+    let mut ready: Vec<_> = slots.iter_mut().filter(|slot| slot.can_decode()).collect();
+    if let Some(i) = ready.iter().position(|slot| slot.is_alone()) {
+        ready = vec![ready.swap_remove(i)];
+    }
+    if ready.is_empty() {
+        return false;
+    }
+    ready.iter_mut().for_each(|slot| slot.plan(1));
+    let (mut rows, mut owners) = (Vec::new(), Vec::new());
+    for part in ready.iter_mut().filter_map(|slot| slot.part()) {
+        rows.push(part.row);
+        owners.push((part.owner, 1));
+    }
+    let result = eval_batch(&mut rows);
+    drop(rows);
+    settle(engine, &mut ready, result);
+    ledger.share.add_decode(start.elapsed());
+    ledger.counts.add_decode(start.elapsed(), owners.len());
+    ledger.charge_all(&owners, start.elapsed());
+    true
+}
+
+/// Computes the planned parts of `prompts`, and between the layers steps of decode of the `others`.
+pub fn compute_prompts<S: JobSink>(
+    engine: &Engine,
+    prompts: &mut [Slot<S>],
+    others: &mut [Slot<S>],
+    ledger: &mut Ledger,
+) {
+    for slot in &mut *prompts {
+        if let Err(why) = slot.encode() {
+            return slot.settle(engine, Err(PassError::Own(why)));
+        }
+    }
+    let n_layers = engine.n_layers();
+    let (mut rows, mut jobs, mut owners) = (Vec::new(), Vec::new(), Vec::new());
+    for part in prompts.iter_mut().filter_map(Slot::part) {
+        let n = part.row.tokens.len();
+        owners.push((part.owner, n));
+        jobs.push((part.job, part.n_past, n));
+        rows.push(part.row);
+    }
+    let (mut start, mut time) = (Instant::now(), Duration::ZERO);
+    let result = engine.eval_batch_with(&mut rows, &mut |l, interlude| {
+        for (job, n_past, n) in &mut jobs {
+            job.progress(*n_past, *n, l, n_layers);
+        }
+        if let Some(mut interlude) = interlude {
+            time += start.elapsed();
+            ledger.share.add_prompt(start.elapsed());
+            decode_while_due(engine, others, ledger, &mut |rows| {
+                interlude.eval_batch(engine, rows)
+            });
+            start = Instant::now();
+        }
+        Ok(())
+    });
+    drop((rows, jobs));
+    settle(engine, &mut prompts.iter_mut().collect::<Vec<_>>(), result);
+    time += start.elapsed();
+    ledger.share.add_prompt(start.elapsed());
+    ledger.counts.add_prompt(time, owners.iter().map(|(_, n)| n).sum());
+    ledger.charge_all(&owners, time);
+}
+
+fn decode_while_due<S: JobSink>(
+    engine: &Engine,
+    slots: &mut [Slot<S>],
+    ledger: &mut Ledger,
+    eval_batch: &mut dyn FnMut(&mut [BatchRow<'_>]) -> Result<()>,
+) {
+    while ledger.share.is_decode_due() {
+        slots.iter_mut().for_each(|slot| slot.end_if_cancelled(engine));
+        if !decode(engine, slots, ledger, eval_batch) {
+            ledger.share.reset();
+            return;
+        }
+    }
+}
+
+/// Hands a pass's result to its slots. A failure of a pass that several texts shared may be due to
+/// any of them: each then has a pass of its own.
+fn settle<S: JobSink>(engine: &Engine, slots: &mut [&mut Slot<S>], result: Result<()>) {
+    let mut each = |result: &dyn Fn() -> std::result::Result<(), PassError>| {
+        slots.iter_mut().for_each(|slot| slot.settle(engine, result()));
+    };
+    match result {
+        Ok(()) => each(&|| Ok(())),
+        Err(Error::Interrupted) => each(&|| Err(PassError::Own(Error::Interrupted))),
+        Err(why) => match slots {
+            [slot] => slot.settle(engine, Err(PassError::Own(why))),
+            slots => {
+                log::warn!("{why}; the {} texts of the pass go on one by one", slots.len());
+                slots.iter_mut().for_each(|slot| slot.settle(engine, Err(PassError::Shared)));
+            }
+        },
+    }
+}

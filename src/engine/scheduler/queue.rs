@@ -1,0 +1,51 @@
+//! Jobs that wait for a session.
+
+use std::collections::VecDeque;
+
+use super::job::{Job, Owner};
+use super::ledger::Ledger;
+
+/// The waiting jobs in the order of their arrival.
+pub struct Queue<S>(VecDeque<Job<S>>);
+
+impl<S> Default for Queue<S> {
+    fn default() -> Self {
+        Queue(VecDeque::new())
+    }
+}
+
+impl<S> Queue<S> {
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Job<S>> {
+        self.0.iter()
+    }
+
+    /// The jobs' owners.
+    pub fn owners(&self) -> impl Iterator<Item = Owner> {
+        self.iter().map(|job| job.owner)
+    }
+
+    pub fn push(&mut self, job: Job<S>) {
+        self.0.push_back(job);
+    }
+
+    /// Takes the first job of the owner that has used the least time.
+    pub fn pop(&mut self, ledger: &Ledger) -> Option<Job<S>> {
+        let (i, _) = self.owners().enumerate().min_by_key(|(_, owner)| ledger.used(*owner))?;
+        self.0.remove(i)
+    }
+
+    /// Takes out the jobs that were cancelled.
+    pub fn take_cancelled(&mut self) -> VecDeque<Job<S>> {
+        if !self.0.iter().any(|job| job.cancel.is_cancelled()) {
+            return VecDeque::new();
+        }
+        let jobs = std::mem::take(&mut self.0).into_iter();
+        let (cancelled, left) = jobs.partition(|job| job.cancel.is_cancelled());
+        self.0 = left;
+        cancelled
+    }
+}

@@ -1,0 +1,163 @@
+//! A job that has a session.
+
+use super::job::{Job, JobSink, Owner};
+use super::status::JobStatus;
+use crate::Result;
+use crate::cancel::Cancel;
+use crate::engine::traffic::Clock;
+use crate::engine::{Engine, FinishReason, Generation, Outcome, Phase, Session, Step, Want};
+
+/// A job between two passes. Its text is the prompt and what was generated; the session may hold
+/// less of it, and the passes to come compute the rest.
+pub struct Running<S> {
+    id: u64,
+    pub owner: Owner,
+    pub cancel: Cancel,
+    /// Whether a pass that it shared has failed: the next one is its own, so that what fails is
+    /// the job whose experts cannot be read.
+    pub is_alone: bool,
+    generation: Generation,
+    sink: S,
+    /// Token ids that the encoder has yet to read.
+    source: Option<Vec<u32>>,
+    text: Vec<u32>,
+    n_prompt: usize,
+    /// Whether the first token is still to be chosen.
+    in_prompt: bool,
+    outcome: Outcome,
+    clock: Clock,
+}
+
+impl<S: JobSink> Running<S> {
+    /// Keeps of the session's text what the job's begins with. `None`: the prompt is not the
+    /// model's, and the job has ended.
+    pub fn start(job: Job<S>, session: &mut Session, engine: &Engine) -> Option<Running<S>> {
+        let Job { id, prompt, source, generation, cancel, mut sink, owner } = job;
+        if source.is_some() {
+            session.truncate(0);
+        }
+        if let Err(why) = session.sync(&prompt) {
+            sink.finished(Err(why));
+            return None;
+        }
+        session.set_cancel(cancel.clone());
+        let mut outcome = Outcome::new(FinishReason::Cancelled);
+        outcome.n_reused = session.n_past();
+        outcome.n_prompt = source.as_ref().map_or(0, Vec::len);
+        sink.started(outcome.n_reused);
+        Some(Running {
+            id,
+            owner,
+            cancel,
+            source,
+            is_alone: false,
+            generation,
+            sink,
+            n_prompt: prompt.len(),
+            text: prompt,
+            in_prompt: true,
+            outcome,
+            clock: Clock::start(engine),
+        })
+    }
+
+    /// Whether the next pass is a step of decode: all but the last generated token is computed.
+    pub fn is_decoding(&self, session: &Session) -> bool {
+        self.text.len() > self.n_prompt && self.n_left(session) == 1
+    }
+
+    pub fn is_full(&self) -> bool {
+        self.sink.is_full()
+    }
+
+    /// Tokens of the text that are not computed.
+    pub fn n_left(&self, session: &Session) -> usize {
+        self.text.len() - session.n_past()
+    }
+
+    /// The tokens that come next, at most `most`.
+    pub fn next_tokens(&self, session: &Session, most: usize) -> &[u32] {
+        let left = &self.text[session.n_past()..];
+        &left[..left.len().min(most)]
+    }
+
+    /// The kind of a pass over the next `n` tokens, and the logits that it is to give.
+    pub fn next_kind(&self, session: &Session, n: usize) -> (Phase, Want) {
+        let phase = if self.is_decoding(session) { Phase::Decode } else { Phase::Prompt };
+        let is_last = n == self.n_left(session);
+        (phase, if is_last { self.generation.want() } else { Want::None })
+    }
+
+    /// Reads what the encoder has to read.
+    pub fn encode(&mut self, session: &mut Session) -> Result<()> {
+        self.source.take().map_or(Ok(()), |source| session.encode(&source))
+    }
+
+    /// Tells how much of the prompt is done while layer `l` of `n_layers` computes `n` tokens of
+    /// it.
+    pub fn progress(&mut self, n_past: usize, n: usize, l: usize, n_layers: usize) {
+        if self.in_prompt {
+            let done = (n_past + n * l / n_layers).saturating_sub(self.outcome.n_reused);
+            self.sink.prompt_progress(done, self.n_prompt - self.outcome.n_reused);
+        }
+    }
+
+    pub fn status(&self, session: &Session) -> JobStatus {
+        JobStatus {
+            id: self.id,
+            n_prompt: self.n_prompt,
+            n_prompt_done: session.n_past().min(self.n_prompt),
+            n_generated: self.generation.n_generated(),
+        }
+    }
+
+    /// Chooses the token after those that a pass has computed, if they were the last ones.
+    /// Returns why the text ends, if it does.
+    pub fn commit(
+        &mut self,
+        session: &mut Session,
+        engine: &Engine,
+    ) -> Result<Option<FinishReason>> {
+        self.is_alone = false;
+        if self.n_left(session) > 0 {
+            return Ok(None);
+        }
+        if self.in_prompt {
+            let n = self.n_prompt - self.outcome.n_reused;
+            self.sink.prompt_progress(n, n);
+        }
+        let token = self.generation.choose(session.logits(), &mut self.sink)?;
+        if self.in_prompt {
+            self.end_prompt(session, engine);
+        }
+        match self.generation.accept(token, session.n_past(), &mut self.sink)? {
+            Step::Finished(why) => Ok(Some(why)),
+            Step::Next(token) => {
+                self.text.push(token);
+                Ok(None)
+            }
+        }
+    }
+
+    fn end_prompt(&mut self, session: &Session, engine: &Engine) {
+        self.in_prompt = false;
+        self.outcome.n_prompt += session.n_past().saturating_sub(self.outcome.n_reused);
+        (self.outcome.prompt_time, self.outcome.prompt_traffic) = self.clock.stop(engine);
+        self.clock = Clock::start(engine);
+    }
+
+    /// Ends the job.
+    pub fn finish(mut self, result: Result<FinishReason>, session: &Session, engine: &Engine) {
+        let result = result.and_then(|finish| {
+            self.outcome.finish = finish;
+            if self.in_prompt {
+                self.end_prompt(session, engine);
+            }
+            self.outcome.n_generated = self.generation.n_generated();
+            self.generation.finish(&mut self.sink)?;
+            (self.outcome.decode_time, self.outcome.decode_traffic) = self.clock.stop(engine);
+            Ok(self.outcome)
+        });
+        self.sink.finished(result);
+    }
+}

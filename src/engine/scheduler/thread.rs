@@ -1,0 +1,207 @@
+//! The thread that computes, and the door to it.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::core::Core;
+use super::job::{AnySink, Job};
+use super::status::{Board, Status};
+use crate::engine::Engine;
+use crate::{Error, Result};
+
+/// How often jobs whose readers are behind are looked at, if nobody wakes the thread.
+const PAUSE: Duration = Duration::from_millis(20);
+
+#[derive(Clone, Copy, Debug)]
+pub struct SchedulerOptions {
+    /// Texts that are computed at a time; each has a session.
+    pub n_parallel: usize,
+    /// Jobs that may wait for a session.
+    pub n_queue: usize,
+    /// The part of the time, in 0..1, that prompts get while texts are in decode.
+    pub prompt_share: f64,
+}
+
+impl Default for SchedulerOptions {
+    fn default() -> Self {
+        SchedulerOptions { n_parallel: 1, n_queue: 64, prompt_share: 0.5 }
+    }
+}
+
+/// Why a job was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// The queue is full. About `seconds` pass until it has room, as far as the rates so far tell.
+    QueueFull { n_queued: usize, seconds: u64 },
+    /// The scheduler takes no more jobs.
+    Closed,
+}
+
+/// Computes jobs on a thread of its own until it is dropped, which cancels the jobs that are left.
+pub struct Scheduler {
+    engine: Arc<Engine>,
+    inbox: Arc<Inbox>,
+    board: Board,
+    options: SchedulerOptions,
+    next_id: AtomicU64,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Inbox {
+    state: Mutex<InboxState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct InboxState {
+    jobs: VecDeque<Job<AnySink>>,
+    /// No more jobs are taken.
+    is_closed: bool,
+    /// The thread ends: jobs that are left are cancelled.
+    is_over: bool,
+    /// Whether the thread should look at its jobs again.
+    is_woken: bool,
+    /// Jobs with the thread, which has no session for some of them.
+    n_waiting: usize,
+    n_running: usize,
+}
+
+impl Inbox {
+    fn lock(&self) -> MutexGuard<'_, InboxState> {
+        // Its users change one field after the other and panic nowhere between.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Scheduler {
+    /// Takes the memory of `n_parallel` sessions and starts the thread.
+    pub fn start(engine: &Arc<Engine>, options: SchedulerOptions) -> Result<Scheduler> {
+        let n = options.n_parallel.max(1);
+        let sessions = (0..n).map(|_| engine.new_session()).collect::<Result<Vec<_>>>()?;
+        let core = Core::<AnySink>::new(engine, sessions, options.prompt_share);
+        let (inbox, board) = (Arc::new(Inbox::default()), core.board().clone());
+        let thread = std::thread::Builder::new().name("scheduler".into());
+        let thread = thread.spawn({
+            let inbox = inbox.clone();
+            move || run(core, &inbox)
+        });
+        let thread = thread.map_err(|e| Error::invalid(format!("cannot start a thread: {e}")))?;
+        Ok(Scheduler {
+            engine: engine.clone(),
+            inbox,
+            board,
+            options,
+            next_id: AtomicU64::new(1),
+            thread: Some(thread),
+        })
+    }
+
+    pub fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    pub fn options(&self) -> &SchedulerOptions {
+        &self.options
+    }
+
+    /// A number for a job.
+    pub fn next_id(&self) -> u64 {
+        self.next_id.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Hands jobs over, all or none.
+    pub fn submit(&self, jobs: Vec<Job<AnySink>>) -> std::result::Result<(), Refused> {
+        let mut inbox = self.inbox.lock();
+        if inbox.is_closed {
+            return Err(Refused::Closed);
+        }
+        let n_queued = inbox.jobs.len() + inbox.n_waiting;
+        let n_free = self.options.n_parallel.max(1).saturating_sub(inbox.n_running);
+        if n_queued + jobs.len() > self.options.n_queue + n_free {
+            let seconds = seconds_to_wait(&self.board.read(), n_queued, self.options.n_parallel);
+            return Err(Refused::QueueFull { n_queued, seconds });
+        }
+        inbox.jobs.extend(jobs);
+        drop(inbox);
+        self.wake();
+        Ok(())
+    }
+
+    /// Makes the thread look at its jobs: one was cancelled, or a reader has caught up.
+    pub fn wake(&self) {
+        self.inbox.lock().is_woken = true;
+        self.inbox.changed.notify_one();
+    }
+
+    /// The newest snapshot. Never waits for a pass.
+    pub fn status(&self) -> Arc<Status> {
+        self.board.read()
+    }
+
+    /// Takes no more jobs; those that were taken go on.
+    pub fn close(&self) {
+        self.inbox.lock().is_closed = true;
+    }
+
+    /// Whether no job is left.
+    pub fn is_idle(&self) -> bool {
+        let inbox = self.inbox.lock();
+        inbox.jobs.is_empty() && inbox.n_waiting == 0 && inbox.n_running == 0
+    }
+}
+
+impl Drop for Scheduler {
+    fn drop(&mut self) {
+        {
+            let mut inbox = self.inbox.lock();
+            (inbox.is_closed, inbox.is_over) = (true, true);
+        }
+        self.wake();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            log::error!("the scheduler's thread has ended with a panic");
+        }
+    }
+}
+
+/// Seconds until a session is free for another job, by the time that jobs have taken so far.
+fn seconds_to_wait(status: &Status, n_queued: usize, n_parallel: usize) -> u64 {
+    let counts = status.counts;
+    let busy = (counts.prompt_ns + counts.decode_ns) as f64 / 1e9;
+    let each = busy / counts.n_started.max(1) as f64;
+    (each * (n_queued + 1) as f64 / n_parallel.max(1) as f64).ceil().clamp(1.0, 120.0) as u64
+}
+
+fn run(mut core: Core<AnySink>, inbox: &Inbox) {
+    loop {
+        {
+            let mut state = inbox.lock();
+            while let Some(job) = state.jobs.pop_front() {
+                core.submit(job);
+            }
+            (state.n_running, state.n_waiting) = core.n_jobs();
+            if state.is_over {
+                break;
+            }
+        }
+        let is_busy = core.step();
+        let mut state = inbox.lock();
+        (state.n_running, state.n_waiting) = core.n_jobs();
+        if !is_busy && state.jobs.is_empty() && !state.is_woken && !state.is_over {
+            state = match core.is_idle() {
+                true => inbox.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                false => {
+                    let waited = inbox.changed.wait_timeout(state, PAUSE);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+        state.is_woken = false;
+    }
+    core.cancel_all();
+}
