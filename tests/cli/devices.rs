@@ -65,22 +65,22 @@ fn a_run_says_what_is_on_the_device_and_over_which_link_it_came() {
     let run = |more: &[&str]| {
         let mut command = moeba();
         let stats = tempfile::NamedTempFile::new().unwrap();
-        command.arg("run").arg(&demo).args(["-v", "-p", "a", "-no-cnv", "-n", "2", "-c", "64"]);
+        command.arg("run").arg(&demo).args(["-v", "-p", "a", "-no-cnv", "-c", "64", "-s", "1"]);
         command.args(EMULATED).args(more).arg("--stats").arg(stats.path());
         let out = command.output().unwrap();
         succeeded(&out);
         let stats: Value = serde_json::from_slice(&std::fs::read(stats.path()).unwrap()).unwrap();
         (stderr(&out).to_owned(), stats)
     };
-    let (said, stats) = run(&[]);
+    let (said, stats) = run(&["-n", "2"]);
     let header = said.lines().find(|line| line.starts_with("GPU 0 (emulated): ")).unwrap();
     assert!(header.contains("13/13 layers") && header.ends_with(" of experts"), "{header}");
     assert!(said.contains("link: moved ") && said.contains("experts in VRAM: "), "{said}");
     assert!(!said.contains("disk: ") && !said.contains("in place on the mapped file"), "{said}");
     assert!(stats["link_bytes"].as_u64().unwrap() > 0, "{stats}");
     assert!(stats["disk_read_bytes"].is_null() && stats["io"].is_null(), "{stats}");
-    // From a disk, through memory, to the device.
-    let (said, stats) = run(&["--ram", "50%", "-ngl", "8"]);
+    // From a disk, through memory, to the device: more tokens than prefetches could have served.
+    let (said, stats) = run(&["-n", "12", "--ram", "25%", "-ngl", "8"]);
     assert!(said.contains("GPU 0 (emulated): 8/13 layers"), "{said}");
     assert!(said.contains("link: moved ") && said.contains("disk: read "), "{said}");
     let bytes = |key: &str| stats[key].as_u64().unwrap();

@@ -3,6 +3,9 @@
 // Attention and KV cache against the CPU.
 mod attention;
 
+// Batches of several sessions.
+mod batches;
+
 // The emulated device itself: results, races, uninitialised reads.
 mod emulated;
 

@@ -23,3 +23,6 @@ mod golden_logits;
 
 // Layouts that converters no longer write.
 mod old_layouts;
+
+// Many texts at a time with the scheduler.
+mod scheduler;

@@ -21,8 +21,8 @@ unsafe impl Send for HostPtr {}
 // SAFETY: as above.
 unsafe impl Sync for HostPtr {}
 
-/// The time when an event's record was done.
-pub type Signal = Arc<OnceLock<Instant>>;
+/// The time when an event's record was done, or why its device was lost before.
+pub type Signal = Arc<OnceLock<Result<Instant, String>>>;
 
 pub struct KernelLaunch {
     pub kernel: ShimKernel,
@@ -155,11 +155,11 @@ impl Machine {
     }
 
     fn lose(&mut self, device: usize, why: String) {
-        self.lost[device].get_or_insert(why);
-        // Streams that wait for this device continue; its own calls and the host's fail.
+        let why = self.lost[device].get_or_insert(why).clone();
+        // Its calls fail; so does what waits for it, as the data that it waits for is not there.
         for stream in self.streams.iter_mut().filter(|s| s.device == device) {
             for op in stream.queue.drain(..) {
-                release(&op.work);
+                release(&op.work, &Err(why.clone()));
             }
         }
     }
@@ -349,8 +349,9 @@ impl Machine {
         let number = self.n_ops;
         self.n_ops += 1;
         let done = if self.config.faults.lost_at_op == Some(number) {
-            release(&work);
-            Err(format!("emulated GPU {device} was lost"))
+            let why = format!("emulated GPU {device} was lost");
+            release(&work, &Err(why.clone()));
+            Err(why)
         } else {
             self.perform(device, &stamp, &work)
         };
@@ -372,10 +373,11 @@ impl Machine {
             Work::On { to, from, bytes } => self.memory.copy_on(*to, *from, *bytes, stamp),
             Work::Fill { to, value, bytes } => self.memory.fill(*to, *value, *bytes, stamp),
             Work::Launch(launch) => self.run_kernel(device, stamp, launch),
-            Work::Record(_) | Work::Wait(_) => {
-                release(work);
+            Work::Record(_) => {
+                release(work, &Ok(Instant::now()));
                 Ok(())
             }
+            Work::Wait(signal) => signal.get().map_or(Ok(()), |done| done.clone().map(drop)),
             Work::WaitValue(address, _) => self.acquire(stamp, *address),
             Work::Graph(_) => Ok(()),
         }
@@ -586,12 +588,12 @@ fn reaches(word: u32, at_least: u32) -> bool {
     word.wrapping_sub(at_least) as i32 >= 0
 }
 
-/// Releases the operations that wait for this one.
-fn release(work: &Work) {
+/// Releases the operations that wait for this one, which is done or never will be.
+fn release(work: &Work, done: &Result<Instant, String>) {
     match work {
         // Set once: a signal belongs to one record.
-        Work::Record(signal) => drop(signal.set(Instant::now())),
-        Work::Graph(nodes) => nodes.iter().for_each(|n| release(&n.work)),
+        Work::Record(signal) => drop(signal.set(done.clone())),
+        Work::Graph(nodes) => nodes.iter().for_each(|n| release(&n.work, done)),
         _ => {}
     }
 }

@@ -247,7 +247,7 @@ impl Gpu for Emulated {
             return Err(Error::Device("the time between events that are not timed".into()));
         }
         let at = |event: EventId| match &machine.events[&event.0] {
-            Recorded::Queued { signal, .. } => signal.get().copied(),
+            Recorded::Queued { signal, .. } => signal.get()?.clone().ok(),
             _ => None,
         };
         match (at(start), at(end)) {

@@ -1,0 +1,289 @@
+//! Many texts at a time: each has the text that it has alone.
+
+use common::{load, repo};
+use moeba::engine::scheduler::{
+    AnySink, Core, Job, JobSink, Owner, Refused, Scheduler, SchedulerOptions,
+};
+use moeba::engine::{
+    Cancel, Engine, EngineOptions, FinishReason, Generation, Generator, Limits, Outcome, Request,
+    TextSink,
+};
+use moeba::sample::SamplerOptions;
+use moeba::tokenizer::EncodeOptions;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+fn demo(options: EngineOptions) -> Arc<Engine> {
+    let path = repo().join("models/demo/moeba-demo.gguf");
+    load(&path, &EngineOptions { n_threads: Some(2), n_ctx: Some(512), ..options })
+}
+
+/// Requests whose prompts share beginnings, greedy and sampled.
+fn requests(engine: &Engine, n: usize) -> Vec<Request> {
+    let prompts = [
+        "What is a branch?",
+        "What is a branch in a tree of versions, and what is it for?",
+        "A queue is",
+        "What is",
+        "Explain how a program reads a file. First, it opens the file and",
+    ];
+    let request = |i: usize| {
+        let prompt = engine.tokenizer().encode(prompts[i % prompts.len()], EncodeOptions::PROMPT);
+        let temp = if i % 3 == 0 { 0.0 } else { 0.9 };
+        let seed = Some(i as u64 / 2);
+        Request {
+            prompt: prompt.repeat(1 + i % 4),
+            sampling: SamplerOptions { seed, temp, ..SamplerOptions::default() },
+            limits: Limits { n_predict: Some(3 + (7 * i) % 20), ..Limits::default() },
+            cancel: Cancel::new(),
+            ..Request::default()
+        }
+    };
+    (0..n).map(request).collect()
+}
+
+/// Texts and ends by request alone, each in an empty session.
+fn alone(engine: &Arc<Engine>, requests: &[Request]) -> Vec<(String, FinishReason)> {
+    let mut generator = Generator::new(engine).unwrap();
+    let one = |request: &Request| {
+        generator.clear();
+        let mut text = String::new();
+        let outcome = generator.generate(request, &mut |more: &str| {
+            text.push_str(more);
+            Ok(())
+        });
+        (text, outcome.unwrap().finish)
+    };
+    requests.iter().map(one).collect()
+}
+
+/// Collects a job's text and sends it when the job ends.
+struct Collect {
+    index: usize,
+    text: String,
+    /// Says of some tokens that they can wait.
+    is_slow: bool,
+    n_asked: AtomicUsize,
+    done: Sender<(usize, String, moeba::Result<Outcome>)>,
+}
+
+impl TextSink for Collect {
+    fn text(&mut self, text: &str) -> moeba::Result<()> {
+        self.text.push_str(text);
+        Ok(())
+    }
+}
+
+impl JobSink for Collect {
+    fn is_full(&self) -> bool {
+        self.is_slow && self.n_asked.fetch_add(1, Ordering::Relaxed) % 3 > 0
+    }
+
+    fn finished(&mut self, result: moeba::Result<Outcome>) {
+        let text = std::mem::take(&mut self.text);
+        self.done.send((self.index, text, result)).expect("the test listens");
+    }
+}
+
+type Done = (usize, String, moeba::Result<Outcome>);
+
+fn job(engine: &Arc<Engine>, index: usize, request: &Request, done: &Sender<Done>) -> Job<AnySink> {
+    let sink = Collect {
+        index,
+        text: String::new(),
+        is_slow: index % 4 == 3,
+        n_asked: AtomicUsize::new(0),
+        done: done.clone(),
+    };
+    Job {
+        id: index as u64,
+        prompt: request.prompt.clone(),
+        source: None,
+        generation: Generation::new(engine, request).unwrap(),
+        sink: AnySink::new(sink),
+        cancel: request.cancel.clone(),
+        owner: Owner { id: index as u64 % 3, weight: 1 + index as u32 % 2 },
+    }
+}
+
+fn next(done: &Receiver<Done>) -> Done {
+    done.recv_timeout(Duration::from_secs(120)).expect("a job ends")
+}
+
+/// All requests through a scheduler, handed over in an order that `stride` gives.
+fn scheduled(
+    engine: &Arc<Engine>,
+    requests: &[Request],
+    n_parallel: usize,
+    stride: usize,
+) -> Vec<(String, FinishReason)> {
+    let options = SchedulerOptions { n_parallel, n_queue: requests.len(), prompt_share: 0.5 };
+    let scheduler = Scheduler::start(engine, options).unwrap();
+    let (sender, receiver) = channel();
+    for i in 0..requests.len() {
+        let index = (i * stride) % requests.len();
+        scheduler.submit(vec![job(engine, index, &requests[index], &sender)]).unwrap();
+    }
+    let mut texts = vec![(String::new(), FinishReason::Cancelled); requests.len()];
+    for _ in 0..requests.len() {
+        let (index, text, outcome) = next(&receiver);
+        texts[index] = (text, outcome.unwrap().finish);
+    }
+    assert!(engine.model().hierarchy().check_integrity());
+    texts
+}
+
+#[test]
+fn every_text_is_the_one_that_it_is_alone() {
+    let engine = demo(EngineOptions::default());
+    let requests = requests(&engine, 24);
+    let expected = alone(&engine, &requests);
+    assert!(expected.iter().any(|(text, _)| text.len() > 20));
+    for (n_parallel, stride) in [(1, 1), (2, 5), (8, 7)] {
+        let got = scheduled(&engine, &requests, n_parallel, stride);
+        assert!(got == expected, "{n_parallel} at a time");
+    }
+    // A few experts in memory, and one thread; prompts in small parts.
+    for (ram, policy) in [("10%", "finemoe"), ("50%", "lfu")] {
+        let engine = demo(EngineOptions {
+            ram: ram.parse().unwrap(),
+            policy: policy.parse().unwrap(),
+            n_threads: Some(1),
+            n_ubatch: Some(8),
+            ..EngineOptions::default()
+        });
+        assert!(scheduled(&engine, &requests, 4, 11) == expected, "{ram}, {policy}");
+    }
+}
+
+/// Notes in which order things happen.
+struct Note {
+    name: &'static str,
+    notes: Arc<Mutex<Vec<&'static str>>>,
+    /// Cancelled after so many notes.
+    cancel: Option<(usize, Cancel)>,
+}
+
+impl Note {
+    fn note(&self) {
+        let mut notes = self.notes.lock().unwrap();
+        notes.push(self.name);
+        if let Some((n, cancel)) = &self.cancel
+            && notes.iter().filter(|name| **name == self.name).count() == *n
+        {
+            cancel.cancel();
+        }
+    }
+}
+
+impl TextSink for Note {
+    fn text(&mut self, _text: &str) -> moeba::Result<()> {
+        self.note();
+        Ok(())
+    }
+
+    fn prompt_progress(&mut self, done: usize, total: usize) {
+        if self.name == "layer" && done < total {
+            self.note();
+        }
+    }
+}
+
+impl JobSink for Note {
+    fn finished(&mut self, result: moeba::Result<Outcome>) {
+        let mut notes = self.notes.lock().unwrap();
+        notes.push(match result {
+            Ok(Outcome { finish: FinishReason::Cancelled, .. }) => "cancelled",
+            Ok(_) => "end",
+            Err(_) => "error",
+        });
+    }
+}
+
+fn noted(
+    engine: &Arc<Engine>,
+    prompt: Vec<u32>,
+    n_predict: usize,
+    sink: impl FnOnce(&Cancel) -> Note,
+) -> Job<Note> {
+    let cancel = Cancel::new();
+    let limits = Limits { n_predict: Some(n_predict), ignore_eos: true, ..Limits::default() };
+    let sampling = SamplerOptions { seed: Some(1), ..SamplerOptions::default() };
+    let request = Request { prompt, limits, sampling, ..Request::default() };
+    Job {
+        id: 0,
+        generation: Generation::new(engine, &request).unwrap(),
+        prompt: request.prompt,
+        source: None,
+        sink: sink(&cancel),
+        cancel,
+        owner: Owner::default(),
+    }
+}
+
+#[test]
+fn a_text_goes_on_between_the_layers_of_a_prompt() {
+    let engine = demo(EngineOptions::default());
+    let sessions = (0..2).map(|_| engine.new_session().unwrap()).collect();
+    let mut core = Core::new(&engine, sessions, 0.5);
+    let notes = Arc::new(Mutex::new(Vec::new()));
+    let note = |name| Note { name, notes: notes.clone(), cancel: None };
+    core.submit(noted(&engine, vec![5, 6, 7], 400, |_| note("token")));
+    while !notes.lock().unwrap().contains(&"token") {
+        assert!(core.step());
+    }
+    notes.lock().unwrap().clear();
+    let long: Vec<u32> = (0..400).map(|i| i % 200 + 10).collect();
+    core.submit(noted(&engine, long, 1, |_| note("layer")));
+    while !notes.lock().unwrap().contains(&"end") {
+        assert!(core.step());
+    }
+    let notes = notes.lock().unwrap();
+    let layers: Vec<usize> = (0..notes.len()).filter(|i| notes[*i] == "layer").collect();
+    assert!(layers.len() >= engine.n_layers(), "{notes:?}");
+    let during = &notes[layers[0]..layers[engine.n_layers() - 1]];
+    assert!(during.contains(&"token"), "{notes:?}");
+}
+
+#[test]
+fn a_cancelled_prompt_ends_and_keeps_its_finished_part() {
+    let engine = demo(EngineOptions { n_ubatch: Some(16), ..EngineOptions::default() });
+    let mut core = Core::new(&engine, vec![engine.new_session().unwrap()], 0.5);
+    let notes = Arc::new(Mutex::new(Vec::new()));
+    let long: Vec<u32> = (0..200).map(|i| i % 150 + 10).collect();
+    let n = 3 * engine.n_layers() + 2;
+    let note = |cancel| Note { name: "layer", notes: notes.clone(), cancel };
+    core.submit(noted(&engine, long.clone(), 1, |cancel| note(Some((n, cancel.clone())))));
+    while core.step() {}
+    assert_eq!(notes.lock().unwrap().last(), Some(&"cancelled"));
+    assert_eq!(core.board().read().slots[0].n_past, 48);
+    core.submit(noted(&engine, long, 1, |_| note(None)));
+    while core.step() {}
+    assert_eq!(core.board().read().counts.n_reused, 48);
+    assert_eq!(notes.lock().unwrap().last(), Some(&"end"));
+}
+
+#[test]
+fn a_full_queue_refuses_and_a_cancelled_job_leaves_it() {
+    let engine = demo(EngineOptions::default());
+    let options = SchedulerOptions { n_parallel: 1, n_queue: 2, prompt_share: 0.5 };
+    let scheduler = Scheduler::start(&engine, options).unwrap();
+    let (sender, receiver) = channel();
+    let limits = Limits { ignore_eos: true, n_predict: None, ..Limits::default() };
+    let mut requests = requests(&engine, 5);
+    requests.iter_mut().for_each(|request| request.limits = limits.clone());
+    let submit = |i: usize| scheduler.submit(vec![job(&engine, i, &requests[i], &sender)]);
+    (0..3).for_each(|i| submit(i).unwrap());
+    let Err(Refused::QueueFull { n_queued, seconds }) = submit(4) else { panic!("no room") };
+    assert!(n_queued >= 2 && (1..=120).contains(&seconds));
+    for i in [1, 2, 0] {
+        requests[i].cancel.cancel();
+        scheduler.wake();
+        let (index, _, outcome) = next(&receiver);
+        assert_eq!((index, outcome.unwrap().finish), (i, FinishReason::Cancelled));
+    }
+    scheduler.close();
+    assert_eq!(submit(4), Err(Refused::Closed));
+}
