@@ -130,7 +130,7 @@ impl Chat {
             return self.message(&text);
         }
         if self.conversation.take_back("assistant").is_none() {
-            out::say("there is no answer yet to give again");
+            out::say("there is no answer to repeat yet");
             return Ok(());
         }
         report(self.answer())

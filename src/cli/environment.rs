@@ -82,7 +82,7 @@ pub fn wrong_value(error: &clap::Error, root: &Command, line: &Line) -> Option<S
         return None;
     }
     let name = arg.get_env()?.to_str()?;
-    let why = error.source().map_or("this is no value for it".into(), ToString::to_string);
+    let why = error.source().map_or("invalid value".into(), ToString::to_string);
     Some(format!("{name}: {why}, got {value:?}"))
 }
 

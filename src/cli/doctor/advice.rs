@@ -65,18 +65,18 @@ fn busy(found: &Findings) -> Option<Advice> {
     }
     let n = found.n_logical_cores.saturating_sub(1).max(1);
     let why = "other programs use the processor; threads wait for the slowest of them";
-    Some(advice("busy machine", why, format!("top (who it is), or leave them a core: -t {n}")))
+    Some(advice("busy machine", why, format!("top (lists them), or leave them a core: -t {n}")))
 }
 
 fn disk(found: &Findings) -> Option<Advice> {
     let (_, disk) = found.disk.as_ref().ok()?;
     if !disk.is_direct {
-        let why = "no disk was measured: this file system reads through memory";
+        let why = "no disk was measured: this file system keeps files in memory";
         return Some(advice("disk", why, "moeba doctor MODEL (a file on the disk in question)"));
     }
     let rate = disk.gb_per_second.median();
     let why = format!("{rate:.2} GB/s is slow for experts that do not fit in memory");
-    let command = "moeba run MODEL --dry-run (what it means); keep such models on NVMe";
+    let command = "moeba run MODEL --dry-run (shows the speed); keep such models on NVMe";
     (rate < SLOW_DISK_GB_PER_SECOND).then(|| advice("disk", why, command))
 }
 
@@ -95,14 +95,13 @@ fn swap(found: &Findings) -> Option<Advice> {
     let total = found.memory.swap_bytes.filter(|bytes| *bytes > 0)?;
     let free = found.memory.swap_free_bytes.unwrap_or(total);
     let used = size(total.saturating_sub(free));
-    let why =
-        format!("{used} of {} of swap are in use: experts in memory may be there", size(total));
+    let why = format!("{used} of {} of swap are in use, perhaps by experts", size(total));
     (free < total).then(|| advice("swap", why, "sudo swapoff -a (or sudo sysctl vm.swappiness=1)"))
 }
 
 fn uring(found: &Findings) -> Option<Advice> {
     found.io_uring.is_err().then(|| {
-        let why = "reads of experts take 32 threads instead of one";
+        let why = "without it, reading experts needs 32 threads instead of one";
         let command = "sudo sysctl kernel.io_uring_disabled=0 (in Docker: --security-opt \
                        seccomp=unconfined)";
         advice("io_uring", why, command)
@@ -112,7 +111,7 @@ fn uring(found: &Findings) -> Option<Advice> {
 fn huge_pages(found: &Findings) -> Option<Advice> {
     let transparent = found.memory.transparent_huge_pages.as_deref()?;
     (transparent == "never").then(|| {
-        let why = "weights lie in pages of 4 KiB, which makes reading them a tenth slower";
+        let why = "weights are in pages of 4 KiB, which makes reading them a tenth slower";
         let file = "/sys/kernel/mm/transparent_hugepage/enabled";
         advice("huge pages", why, format!("echo madvise | sudo tee {file}"))
     })
@@ -120,7 +119,7 @@ fn huge_pages(found: &Findings) -> Option<Advice> {
 
 fn pinned(found: &Findings) -> Option<Advice> {
     let limit = found.limits.memlock_bytes.filter(|bytes| *bytes < LEAST_PINNED)?;
-    let why = format!("{} are little: each read costs some more processor time", size(limit));
+    let why = format!("a limit of {} is low: each read costs more processor time", size(limit));
     let command = "ulimit -l unlimited (for good: `* - memlock unlimited` in \
                    /etc/security/limits.conf)";
     Some(advice("pinned memory", why, command))
@@ -249,6 +248,6 @@ mod tests {
         let group = one(|found| found.group_limit_bytes = Some(2 << 30));
         assert!(group.why.contains("2.00 GiB of the machine's 64.00 GiB"), "{}", group.why);
         let pinned = one(|found| found.limits.memlock_bytes = Some(8 << 20));
-        assert!(pinned.why.starts_with("8.0 MiB are little"), "{}", pinned.why);
+        assert!(pinned.why.starts_with("a limit of 8.0 MiB"), "{}", pinned.why);
     }
 }

@@ -83,8 +83,8 @@ impl Args {
         let Some(best) = best_distance(&all) else { return Ok(None) };
         save_distance(best, profile);
         let setting = format!(
-            "{}, {} tokens; times are {from}, where {:.0} % of the experts that are needed have \
-             to be brought. The profile has {best}, of which the least waiting is to be expected.",
+            "{}, {} tokens; times are {from}, and {:.0} % of the needed experts must be \
+             loaded. The profile now has {best}, the distance with the least expected waiting.",
             trace.header().model,
             iterations.len(),
             100.0 * absent,

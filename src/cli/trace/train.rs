@@ -171,7 +171,7 @@ fn accuracy(report: &Report, setting: String) -> Table {
     };
     Table {
         title: format!("Accuracy of the top {k} by layer"),
-        setting: format!("{setting}, the last of them to be judged by."),
+        setting: format!("{setting}; the last of them are held out for this table."),
         columns: columns("layer", ["LLaPor", "gate", "statistics"]),
         rows: report.layers.iter().map(row).collect(),
     }

@@ -88,7 +88,7 @@ impl Progress {
         // Nothing new: the file ends here, or claims not to.
         let end = files.n_bytes(self.read.shard).unwrap_or(0);
         if end >= self.read.offset + self.read.need as u64 {
-            return self.fail(io::Error::other("the read brought nothing"), files);
+            return self.fail(io::Error::other("the read returned no data"), files);
         }
         let cause = format!("the file now ends at byte {end}: it was truncated");
         Step::End(Err(self.error(io::Error::new(io::ErrorKind::UnexpectedEof, cause), files)))

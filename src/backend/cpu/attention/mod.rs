@@ -23,7 +23,7 @@
 //!   `sum_T·a + exp(sink − max')`. `out = acc_T·(a / sum)`, a = 1 without a sink.
 //!
 //! Against plain softmax in f64 on the same rows the largest error met in the tests is 1.5·10⁻⁶ of
-//! the largest value (`attention_tests.rs`).
+//! the largest value (`tests.rs`).
 //!
 //! # Two ways
 //!
