@@ -118,24 +118,12 @@ impl Gguf {
         self.required(key, "a floating-point number", self.f32(key))
     }
 
-    pub fn require_bool(&self, key: &str) -> Result<bool> {
-        self.required(key, "a bool", self.bool(key))
-    }
-
     pub fn require_str(&self, key: &str) -> Result<&str> {
         self.required(key, "a string", self.str(key))
     }
 
     pub fn require_strings(&self, key: &str) -> Result<Vec<&[u8]>> {
         self.required(key, "an array of strings", self.strings(key))
-    }
-
-    pub fn require_f32s(&self, key: &str) -> Result<Vec<f32>> {
-        self.required(key, "an array of floating-point numbers", self.f32s(key))
-    }
-
-    pub fn require_i32s(&self, key: &str) -> Result<Vec<i32>> {
-        self.required(key, "an array of integers", self.i32s(key))
     }
 
     pub fn require_u32s(&self, key: &str) -> Result<Vec<u32>> {

@@ -119,11 +119,11 @@ fn typed_getters_convert_what_fits() {
     assert_eq!(gguf.i64("kind.i64").unwrap(), Some(i64::MIN));
     assert_eq!(gguf.require_f32("kind.f32").unwrap(), 0.1);
     assert_eq!(gguf.require_f32("kind.f64").unwrap(), 0.0);
-    assert!(gguf.require_bool("kind.bool.yes").unwrap());
+    assert!(gguf.bool("kind.bool.yes").unwrap().unwrap());
     assert_eq!(gguf.require_str("kind.string").unwrap(), "naïve 🦠");
     assert_eq!(gguf.require_u32s("kind.u8s").unwrap(), [0, 7, 255]);
-    assert_eq!(gguf.require_i32s("kind.i16s").unwrap(), [-1, 32767]);
-    assert_eq!(gguf.require_f32s("kind.f32s").unwrap(), [0.5, -0.0, 3.4e38]);
+    assert_eq!(gguf.i32s("kind.i16s").unwrap().unwrap(), [-1, 32767]);
+    assert_eq!(gguf.f32s("kind.f32s").unwrap().unwrap(), [0.5, -0.0, 3.4e38]);
     assert_eq!(gguf.bools("kind.bools").unwrap(), Some(vec![true, false, true]));
     assert_eq!(gguf.require_strings("kind.strings").unwrap()[2], b"\xe2\x96");
     assert_eq!(gguf.u32("kind.absent").unwrap(), None);

@@ -1,7 +1,7 @@
 //! Activation functions element by element, and softmax by row (`kernels/activate.cu`). Twins:
 //! `simd::scalar` and `cpu::expert`.
 
-use super::{Device, DevicePtr, DeviceSlice, Grid, Kernel, Stream, kernel_params, u32_of};
+use super::{DevicePtr, DeviceSlice, Grid, Stream, kernel_params, kernels, u32_of};
 use crate::Result;
 use crate::backend::ops::Activation;
 
@@ -25,25 +25,17 @@ kernel_params! {
     }
 }
 
-pub struct Activate {
-    swiglu: Kernel<GatedParams>,
-    swiglu_clamped: Kernel<GatedParams>,
-    relu: Kernel<GatedParams>,
-    sigmoid: Kernel<InPlaceParams>,
-    softmax: Kernel<InPlaceParams>,
+kernels! {
+    pub struct Activate {
+        swiglu: GatedParams = "swiglu_rows",
+        swiglu_clamped: GatedParams = "swiglu_clamped_rows",
+        relu: GatedParams = "relu_rows",
+        sigmoid: InPlaceParams = "sigmoid_rows",
+        softmax: InPlaceParams = "softmax_rows",
+    }
 }
 
 impl Activate {
-    pub fn load(gpu: &Device) -> Result<Activate> {
-        Ok(Activate {
-            swiglu: Kernel::find(gpu, "swiglu_rows")?,
-            swiglu_clamped: Kernel::find(gpu, "swiglu_clamped_rows")?,
-            relu: Kernel::find(gpu, "relu_rows")?,
-            sigmoid: Kernel::find(gpu, "sigmoid_rows")?,
-            softmax: Kernel::find(gpu, "softmax_rows")?,
-        })
-    }
-
     /// `out = activation(gate, up)`, all f32 of one shape; `Relu` reads no gate.
     pub fn gated(
         &self,

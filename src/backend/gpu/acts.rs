@@ -2,9 +2,7 @@
 //! (`kernels/quant/acts.cuh`), the arrays of `simd::Activations` one after the other, each on a
 //! boundary of 64 bytes.
 
-use super::{
-    Device, DevicePtr, DeviceSlice, GRID_MAX, Grid, Kernel, Stream, kernel_params, u32_of,
-};
+use super::{DevicePtr, DeviceSlice, GRID_MAX, Grid, Stream, kernel_params, kernels, u32_of};
 use crate::Result;
 use crate::simd::{ActKind, ActView};
 use std::ops::Range;
@@ -101,22 +99,16 @@ kernel_params! {
     }
 }
 
-/// Makes records on the device.
-pub struct Quantize {
-    f32s: Kernel<QuantizeParams>,
-    q8_0: Kernel<QuantizeParams>,
-    q8_k: Kernel<QuantizeParams>,
+kernels! {
+    /// Makes records on the device.
+    pub struct Quantize {
+        f32s: QuantizeParams = "quantize_f32",
+        q8_0: QuantizeParams = "quantize_q8_0",
+        q8_k: QuantizeParams = "quantize_q8_k",
+    }
 }
 
 impl Quantize {
-    pub fn load(gpu: &Device) -> Result<Quantize> {
-        Ok(Quantize {
-            f32s: Kernel::find(gpu, "quantize_f32")?,
-            q8_0: Kernel::find(gpu, "quantize_q8_0")?,
-            q8_k: Kernel::find(gpu, "quantize_q8_k")?,
-        })
-    }
-
     /// Stores `x`, f32 [out.tokens, stride], of whose rows it takes the first `out.cols`.
     ///
     /// # Panics

@@ -1,7 +1,7 @@
 //! Rows of the KV cache on the device, and the kernels that store new ones (`kernels/cache.cu`).
 //! Twins: `cpu::attention`.
 
-use super::{Device, DevicePtr, DeviceSlice, Grid, Kernel, Stream, kernel_params, u32_of};
+use super::{DevicePtr, DeviceSlice, Grid, Stream, kernel_params, kernels, u32_of};
 use crate::Result;
 use crate::gguf::TensorType::{self, BF16, F16, F32, IQ4_NL, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 
@@ -92,25 +92,17 @@ kernel_params! {
     }
 }
 
-pub struct CacheStore {
-    f32s: Kernel<CacheStoreParams>,
-    f16s: Kernel<CacheStoreParams>,
-    bf16s: Kernel<CacheStoreParams>,
-    q8_0: Kernel<CacheStoreParams>,
-    nibbles: Kernel<CacheStoreParams>,
+kernels! {
+    pub struct CacheStore {
+        f32s: CacheStoreParams = "cache_store_f32",
+        f16s: CacheStoreParams = "cache_store_f16",
+        bf16s: CacheStoreParams = "cache_store_bf16",
+        q8_0: CacheStoreParams = "cache_store_q8_0",
+        nibbles: CacheStoreParams = "cache_store_nibbles",
+    }
 }
 
 impl CacheStore {
-    pub fn load(gpu: &Device) -> Result<CacheStore> {
-        Ok(CacheStore {
-            f32s: Kernel::find(gpu, "cache_store_f32")?,
-            f16s: Kernel::find(gpu, "cache_store_f16")?,
-            bf16s: Kernel::find(gpu, "cache_store_bf16")?,
-            q8_0: Kernel::find(gpu, "cache_store_q8_0")?,
-            nibbles: Kernel::find(gpu, "cache_store_nibbles")?,
-        })
-    }
-
     /// Stores `x` f32 [tokens, heads, dim] at positions from `past` on, a u32 in device memory, so
     /// that a graph can be run again as the text grows: the bits of `RowsMut::store`. Tokens whose
     /// position is n_ctx or more are left out.

@@ -1,7 +1,7 @@
 //! The gated delta rule of linear-attention layers (`kernels/delta.cu`). Twin: `cpu::delta`, to the
 //! bit. Past inputs and state stay in device memory.
 
-use super::{Device, DevicePtr, DeviceSlice, Grid, Kernel, Stream, kernel_params, u32_of};
+use super::{DevicePtr, DeviceSlice, Grid, Stream, kernel_params, kernels, u32_of};
 use crate::Result;
 use crate::backend::ops::{DeltaShape, HeadOrder};
 
@@ -59,11 +59,13 @@ kernel_params! {
     }
 }
 
-pub struct Delta {
-    inputs: Kernel<DeltaInputsParams>,
-    past: Kernel<DeltaInputsParams>,
-    rule: Kernel<DeltaRuleParams>,
-    norm: Kernel<DeltaNormParams>,
+kernels! {
+    pub struct Delta {
+        inputs: DeltaInputsParams = "delta_inputs",
+        past: DeltaInputsParams = "delta_past",
+        rule: DeltaRuleParams = "delta_rule",
+        norm: DeltaNormParams = "delta_norm",
+    }
 }
 
 /// The gates of the rule: sigmoid(beta) is the part of a key's old value that is replaced,
@@ -87,15 +89,6 @@ pub enum GateProducts<'a> {
 }
 
 impl Delta {
-    pub fn load(gpu: &Device) -> Result<Delta> {
-        Ok(Delta {
-            inputs: Kernel::find(gpu, "delta_inputs")?,
-            past: Kernel::find(gpu, "delta_past")?,
-            rule: Kernel::find(gpu, "delta_rule")?,
-            norm: Kernel::find(gpu, "delta_norm")?,
-        })
-    }
-
     /// `x` f32 [tokens, channels] → `qkv`, of the same shape: convolution, silu, and queries and
     /// keys as unit vectors (queries over √k_dim). `past` f32 [kernel − 1, channels] is what came
     /// before `x`, and afterwards what comes before the next; `weight` f32 [channels, kernel].

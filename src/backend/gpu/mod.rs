@@ -33,8 +33,8 @@ mod stream;
 pub use buffer::{DeviceBuffer, DeviceSlice, Pinned, no_room};
 #[cfg(feature = "emulated")]
 pub use emulated::Emulated;
-pub(crate) use params::kernel_params;
 pub use params::{DevicePtr, Field, Kernel, KernelParams, Layout, u32_of};
+pub(crate) use params::{kernel_params, kernels};
 pub use stream::{Event, Graph, Mark, Stream};
 
 use crate::Result;

@@ -1,6 +1,6 @@
 //! Normalisation and sums of rows (`kernels/norm.cu`). Twins: `cpu::norm`.
 
-use super::{Device, DevicePtr, DeviceSlice, Grid, Kernel, Stream, kernel_params, u32_of};
+use super::{DevicePtr, DeviceSlice, Grid, Kernel, Stream, kernel_params, kernels, u32_of};
 use crate::Result;
 
 /// Threads of a block, over all its rows.
@@ -38,11 +38,13 @@ kernel_params! {
     }
 }
 
-pub struct Norm {
-    rms_norm: Kernel<RmsNormParams>,
-    rms_norm_in_place: Kernel<RmsNormParams>,
-    layer_norm: Kernel<LayerNormParams>,
-    add_scaled: Kernel<AddScaledParams>,
+kernels! {
+    pub struct Norm {
+        rms_norm: RmsNormParams = "rms_norm",
+        rms_norm_in_place: RmsNormParams = "rms_norm_in_place",
+        layer_norm: LayerNormParams = "layer_norm",
+        add_scaled: AddScaledParams = "add_scaled",
+    }
 }
 
 /// Rows of a block: a warp is enough for a head, a long row takes a block.
@@ -55,15 +57,6 @@ fn rows_a_block(dim: usize) -> u32 {
 }
 
 impl Norm {
-    pub fn load(gpu: &Device) -> Result<Norm> {
-        Ok(Norm {
-            rms_norm: Kernel::find(gpu, "rms_norm")?,
-            rms_norm_in_place: Kernel::find(gpu, "rms_norm_in_place")?,
-            layer_norm: Kernel::find(gpu, "layer_norm")?,
-            add_scaled: Kernel::find(gpu, "add_scaled")?,
-        })
-    }
-
     /// RMSNorm of each row of `x` f32 [n, dim] into `out`, `weight` being [dim]: the twin's bits.
     pub fn rms_norm_rows(
         &self,

@@ -92,6 +92,27 @@ macro_rules! kernel_params {
 }
 pub(crate) use kernel_params;
 
+/// Defines a family of kernels, which `load` finds on a device:
+/// `kernels! { pub struct Xs { x: XParams = "name_in_kernels", } }`.
+macro_rules! kernels {
+    (
+        $(#[$doc:meta])*
+        pub struct $family:ident { $($kernel:ident: $params:ty = $name:literal,)+ }
+    ) => {
+        $(#[$doc])*
+        pub struct $family {
+            $($kernel: $crate::backend::gpu::Kernel<$params>,)+
+        }
+
+        impl $family {
+            pub fn load(gpu: &$crate::backend::gpu::Device) -> $crate::Result<$family> {
+                Ok($family { $($kernel: $crate::backend::gpu::Kernel::find(gpu, $name)?,)+ })
+            }
+        }
+    };
+}
+pub(crate) use kernels;
+
 /// A kernel of the device that it was found on, with the type of its parameters. It is found once
 /// and launched many times.
 pub struct Kernel<P> {

@@ -1,7 +1,7 @@
 //! Copies of columns and element-wise operations between the products of a layer
 //! (`kernels/rows.cu`). Twins: the loops over vectors in `forward`.
 
-use super::{Device, DevicePtr, DeviceSlice, Grid, Kernel, Stream, kernel_params, u32_of};
+use super::{DevicePtr, DeviceSlice, Grid, Kernel, Stream, kernel_params, kernels, u32_of};
 use crate::Result;
 
 const THREADS: u32 = 256;
@@ -28,13 +28,15 @@ kernel_params! {
     }
 }
 
-pub struct Rows {
-    copy_columns: Kernel<CopyColumnsParams>,
-    mul_sigmoid: Kernel<ValuesParams>,
-    scale: Kernel<ValuesParams>,
-    divide: Kernel<ValuesParams>,
-    add: Kernel<ValuesParams>,
-    set: Kernel<ValuesParams>,
+kernels! {
+    pub struct Rows {
+        copy_columns: CopyColumnsParams = "copy_columns",
+        mul_sigmoid: ValuesParams = "mul_sigmoid",
+        scale: ValuesParams = "scale_values",
+        divide: ValuesParams = "divide_values",
+        add: ValuesParams = "add_values",
+        set: ValuesParams = "set_values",
+    }
 }
 
 /// Columns of rows: f32 values from `first` on in rows that are `stride` values apart.
@@ -58,17 +60,6 @@ impl<'a> Columns<'a> {
 }
 
 impl Rows {
-    pub fn load(gpu: &Device) -> Result<Rows> {
-        Ok(Rows {
-            copy_columns: Kernel::find(gpu, "copy_columns")?,
-            mul_sigmoid: Kernel::find(gpu, "mul_sigmoid")?,
-            scale: Kernel::find(gpu, "scale_values")?,
-            divide: Kernel::find(gpu, "divide_values")?,
-            add: Kernel::find(gpu, "add_values")?,
-            set: Kernel::find(gpu, "set_values")?,
-        })
-    }
-
     /// Copies `cols` columns of `rows` rows. What is written must not overlap what is read.
     ///
     /// # Panics

@@ -1,7 +1,7 @@
 //! The k best logits of a vocabulary (`kernels/sample.cu`), so that not all logits are copied to
 //! the host.
 
-use super::{Device, DevicePtr, DeviceSlice, Grid, Kernel, Stream, kernel_params, u32_of};
+use super::{DevicePtr, DeviceSlice, Grid, Stream, kernel_params, kernels, u32_of};
 use crate::Result;
 
 const THREADS: u32 = 256;
@@ -30,9 +30,11 @@ kernel_params! {
     }
 }
 
-pub struct Sample {
-    top_k_logits: Kernel<TopKParams>,
-    top_k_keys: Kernel<TopKParams>,
+kernels! {
+    pub struct Sample {
+        top_k_logits: TopKParams = "top_k_logits",
+        top_k_keys: TopKParams = "top_k_keys",
+    }
 }
 
 /// Logits f32 [rows, n_vocab], and scratch memory.
@@ -66,13 +68,6 @@ pub fn scratch_bytes(n_vocab: usize, rows: usize, k: usize) -> usize {
 }
 
 impl Sample {
-    pub fn load(gpu: &Device) -> Result<Sample> {
-        Ok(Sample {
-            top_k_logits: Kernel::find(gpu, "top_k_logits")?,
-            top_k_keys: Kernel::find(gpu, "top_k_keys")?,
-        })
-    }
-
     /// The `k` best of each row, by descending logit and then ascending id: `values` f32 and `ids`
     /// u32, both [rows, k]. NaN and +∞ are equals above every number, so the first of a row is the
     /// first of them if there is any. Where a row has fewer than `k`, −∞ and [`NO_TOKEN`] follow.

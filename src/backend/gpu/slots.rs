@@ -1,6 +1,6 @@
 //! The look-up of chosen experts' granules in device memory, on the device (`kernels/slots.cu`).
 
-use super::{Device, DevicePtr, DeviceSlice, Grid, Kernel, Stream, kernel_params, u32_of};
+use super::{DevicePtr, DeviceSlice, Grid, Stream, kernel_params, kernels, u32_of};
 use crate::Result;
 
 const THREADS: u32 = 256;
@@ -40,10 +40,12 @@ kernel_params! {
     }
 }
 
-pub struct Resolve {
-    resolve: Kernel<ResolveParams>,
-    limit: Kernel<LimitParams>,
-    place: Kernel<PlaceRowsParams>,
+kernels! {
+    pub struct Resolve {
+        resolve: ResolveParams = "resolve_slots",
+        limit: LimitParams = "limit_experts",
+        place: PlaceRowsParams = "place_rows",
+    }
 }
 
 /// The device memory that a look-up reads and writes.
@@ -70,14 +72,6 @@ pub struct Lookup<'a> {
 }
 
 impl Resolve {
-    pub fn load(gpu: &Device) -> Result<Resolve> {
-        Ok(Resolve {
-            resolve: Kernel::find(gpu, "resolve_slots")?,
-            limit: Kernel::find(gpu, "limit_experts")?,
-            place: Kernel::find(gpu, "place_rows")?,
-        })
-    }
-
     /// Looks the chosen experts up.
     ///
     /// # Panics
