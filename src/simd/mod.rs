@@ -278,7 +278,7 @@ impl Kernels {
     fn quantize_q8_0(&self, x: &[f32], qs: &mut [i8], scales: &mut [f32], sums32: &mut [i16]) {
         assert!(x.len() == qs.len() && x.len() == 32 * scales.len());
         assert_eq!(x.len(), 32 * sums32.len());
-        // SAFETY: the vector unit exists or this table could not be had; sizes are checked.
+        // SAFETY: tables exist only for features that the processor has; sizes are checked.
         unsafe { (self.quantize_q8_0)(x, qs, scales, sums32) }
     }
 
@@ -292,81 +292,81 @@ impl Kernels {
     ) {
         assert!(x.len() == qs.len() && x.len() == 256 * scales.len());
         assert!(x.len() == 32 * sums32.len() && x.len() == 16 * sums16.len());
-        // SAFETY: the vector unit exists or this table could not be had; sizes are checked.
+        // SAFETY: tables exist only for features that the processor has; sizes are checked.
         unsafe { (self.quantize_q8_k)(x, qs, scales, sums32, sums16) }
     }
 
     /// `out = x · (1/√(mean(x²) + eps)) · weight`, squares summed in eight lanes and a tree.
     pub fn rms_norm(&self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
         assert!(x.len() == weight.len() && x.len() == out.len());
-        // SAFETY: the vector unit exists or this table could not be had; sizes are checked.
+        // SAFETY: tables exist only for features that the processor has; sizes are checked.
         unsafe { (self.rms_norm)(x, weight, eps, out) }
     }
 
     /// `out = gate/(1 + e^−gate) · up`.
     pub fn swiglu(&self, gate: &[f32], up: &[f32], out: &mut [f32]) {
         assert!(gate.len() == up.len() && gate.len() == out.len());
-        // SAFETY: the vector unit exists or this table could not be had; sizes are checked.
+        // SAFETY: tables exist only for features that the processor has; sizes are checked.
         unsafe { (self.swiglu)(gate, up, out) }
     }
 
     /// `x = e^x`, see `exp.rs` for the polynomial and its error.
     pub fn exp(&self, x: &mut [f32]) {
-        // SAFETY: the vector unit exists or this table could not be had.
+        // SAFETY: tables exist only for features that the processor has.
         unsafe { (self.exp)(x) }
     }
 
     /// `x = 1/(1 + e^−x)`.
     pub fn sigmoid(&self, x: &mut [f32]) {
-        // SAFETY: the vector unit exists or this table could not be had.
+        // SAFETY: tables exist only for features that the processor has.
         unsafe { (self.sigmoid)(x) }
     }
 
     /// `x = e^(x − max)/Σ`, the sum in eight lanes and a tree. −∞ gives 0 as long as one value is
     /// finite; a NaN, +∞ or nothing but −∞ gives NaN throughout.
     pub fn softmax(&self, x: &mut [f32]) {
-        // SAFETY: the vector unit exists or this table could not be had.
+        // SAFETY: tables exist only for features that the processor has.
         unsafe { (self.softmax)(x) }
     }
 
     /// `acc += x`.
     pub fn add(&self, acc: &mut [f32], x: &[f32]) {
         assert_eq!(acc.len(), x.len());
-        // SAFETY: the vector unit exists or this table could not be had; sizes are checked.
+        // SAFETY: tables exist only for features that the processor has; sizes are checked.
         unsafe { (self.add)(acc, x) }
     }
 
     /// `acc = fma(a, x, acc)`.
     pub fn axpy(&self, acc: &mut [f32], a: f32, x: &[f32]) {
         assert_eq!(acc.len(), x.len());
-        // SAFETY: the vector unit exists or this table could not be had; sizes are checked.
+        // SAFETY: tables exist only for features that the processor has; sizes are checked.
         unsafe { (self.axpy)(acc, a, x) }
     }
 
     /// `x *= factor`.
     pub fn scale(&self, x: &mut [f32], factor: f32) {
-        // SAFETY: the vector unit exists or this table could not be had.
+        // SAFETY: tables exist only for features that the processor has.
         unsafe { (self.scale)(x, factor) }
     }
 
     /// `acc = acc·a + x·b`, each product rounded.
     pub fn blend(&self, acc: &mut [f32], a: f32, x: &[f32], b: f32) {
         assert_eq!(acc.len(), x.len());
-        // SAFETY: the vector unit exists or this table could not be had; sizes are checked.
+        // SAFETY: tables exist only for features that the processor has; sizes are checked.
         unsafe { (self.blend)(acc, a, x, b) }
     }
 
     /// The float dot product of "One arithmetic" (`quant`).
     pub fn dot_f32(&self, x: &[f32], y: &[f32]) -> f32 {
         assert_eq!(x.len(), y.len());
-        // SAFETY: the vector unit exists or this table could not be had; sizes are checked.
+        // SAFETY: tables exist only for features that the processor has; sizes are checked.
         unsafe { (self.dot_f32)(x, y) }
     }
 
     /// Rounds to nearest, ties to even.
     pub fn f32_to_f16(&self, x: &[f32], out: &mut [u16]) {
         assert_eq!(x.len(), out.len());
-        // SAFETY: the vector unit exists or this table could not be had; sizes are checked.
+        // SAFETY: tables exist only for features that the processor has; sizes are checked.
         unsafe { (self.f32_to_f16)(x, out) }
     }
 }

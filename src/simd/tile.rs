@@ -124,7 +124,7 @@ impl Kernels {
     pub fn tile_dot(&self, q: Tile, k: Tile, out: TileMut) {
         assert!(q.dim == k.dim && q.dim.is_multiple_of(8), "rows of {} and {}", q.dim, k.dim);
         assert!(out.rows == q.rows && out.dim == k.rows);
-        // SAFETY: the vector unit exists or this table could not be had; sizes are checked here
+        // SAFETY: tables exist only for features that the processor has; sizes are checked here
         // and in the tiles' constructors.
         unsafe { (self.tile_dot)(q, k, out) }
     }
@@ -144,27 +144,27 @@ impl Kernels {
     /// are 0; a NaN or +∞ among them makes the sum NaN.
     pub fn tile_softmax(&self, x: TileMut, scale: f32, steps: &mut [SoftmaxStep]) {
         assert_eq!(x.rows, steps.len());
-        // SAFETY: the vector unit exists or this table could not be had; sizes are checked here
+        // SAFETY: tables exist only for features that the processor has; sizes are checked here
         // and in the tile's constructor.
         unsafe { (self.tile_softmax)(x, scale, steps) }
     }
 
     pub fn f16_to_f32(&self, x: &[u16], out: &mut [f32]) {
         assert_eq!(x.len(), out.len());
-        // SAFETY: the vector unit exists or this table could not be had; sizes are checked.
+        // SAFETY: tables exist only for features that the processor has; sizes are checked.
         unsafe { (self.f16_to_f32)(x, out) }
     }
 
     pub fn bf16_to_f32(&self, x: &[u16], out: &mut [f32]) {
         assert_eq!(x.len(), out.len());
-        // SAFETY: the vector unit exists or this table could not be had; sizes are checked.
+        // SAFETY: tables exist only for features that the processor has; sizes are checked.
         unsafe { (self.bf16_to_f32)(x, out) }
     }
 
     /// [`quant::dequantize`]; that of the KV cache's formats is as fast as the vector unit allows.
     pub fn dequantize(&self, ty: TensorType, x: &[u8], out: &mut [f32]) {
         assert_eq!(ty.row_bytes(out.len() as u64), Some(x.len() as u64), "{} of {ty}", out.len());
-        // SAFETY: the vector unit exists or this table could not be had; sizes are checked.
+        // SAFETY: tables exist only for features that the processor has; sizes are checked.
         unsafe { (self.dequantize)(ty, x, out) }
     }
 
