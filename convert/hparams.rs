@@ -255,7 +255,7 @@ pub fn first_count<'a>(config: &Json, texts: &'a [String]) -> Result<Option<(&'a
     Ok(None)
 }
 
-/// Sizes that are none and sizes beyond all reason.
+/// Refuses sizes that are not sizes, and sizes beyond all reason.
 fn check_size(config: &Json, name: &str, text: &str, n: u64) -> Result<()> {
     let (least, most) = match name {
         "layers" => (1, MAX_LAYERS),

@@ -60,7 +60,7 @@ mod termination {
         let wait = move || {
             while let Ok(signal) = signals.wait() {
                 ask(128 + signal as i32);
-                // The work may be waiting for somebody who types.
+                // The work may be waiting for a user who types.
                 let late = || {
                     sleep(GRACE);
                     end()

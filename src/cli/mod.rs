@@ -125,8 +125,8 @@ enum Command {
     Man(manual::ManArgs),
 }
 
-/// All flags, with the variables that the environment may set them by; the help is long where
-/// `--help` asks for it. An empty variable is none.
+/// All flags, with the variables that the environment may set them by; the help is long if `--help`
+/// asks for it. An empty variable counts as not set.
 fn command_line(full_help: bool) -> clap::Command {
     let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     environment::with_fallbacks(help::with_help(Cli::command(), full_help), is_set)

@@ -153,7 +153,7 @@ fn read_ahead(gguf: &Gguf, cpu: &Cpu, progress: &mut dyn FnMut(f32)) -> Result<(
 
 impl Engine {
     /// Opens and checks a model, decides where its experts are to be, and brings in its pages or
-    /// its dense weights; `progress` hears fractions from 0 to 1 of that.
+    /// its dense weights; `progress` gets the part that is done, 0 to 1.
     pub fn load(
         path: &Path,
         options: &EngineOptions,

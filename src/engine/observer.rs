@@ -1,4 +1,4 @@
-//! Whoever listens to a pass for the sessions that it computes.
+//! The observer of a pass, for the sessions that it computes.
 
 use std::ops::Range;
 

@@ -137,7 +137,7 @@ impl Hierarchy {
         profile
     }
 
-    /// Panics if an invariant of a tier is broken; answers whether nothing is pinned or on its way.
+    /// Panics if an invariant of a tier is broken; returns whether nothing is pinned or on its way.
     pub fn check_integrity(&self) -> bool {
         // Every tier is checked.
         self.tiers().filter(|tier| !tier.check_integrity()).count() == 0

@@ -54,7 +54,7 @@ pub trait PolicyClient: Send + Sync {
 
     fn counters(&self) -> Counters;
 
-    /// Panics if an invariant is broken; answers whether nothing is pinned or on its way.
+    /// Panics if an invariant is broken; returns whether nothing is pinned or on its way.
     fn check_integrity(&self) -> bool;
 }
 

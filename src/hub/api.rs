@@ -7,7 +7,7 @@ use super::retry::{Tries, Try};
 use super::{Patience, RepoId};
 use crate::Error;
 
-/// Pages of a listing: a repository with more files is none that a model is picked from.
+/// The most pages of a listing: no model is picked from a repository with more files.
 const MAX_PAGES: usize = 100;
 
 pub struct Api<'a> {

@@ -5,8 +5,8 @@
 /// Taken in this order where the user names no type.
 const USUAL: [&str; 2] = ["Q4_K_M", "Q8_0"];
 
-/// GGUF files beside a model that are none: projectors of images, matrices for quantising, heads
-/// that draft tokens.
+/// GGUF files beside a model that are not models: projectors of images, matrices for quantising,
+/// heads that draft tokens.
 const COMPANIONS: [&str; 6] = ["mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-"];
 
 /// The files of a model in shard order, or what there is instead.

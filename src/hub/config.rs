@@ -15,7 +15,7 @@ const ENDPOINT: &str = "https://huggingface.co";
 pub struct Token(String);
 
 impl Token {
-    /// The error says nothing of the text.
+    /// The error does not quote the text.
     pub fn new(text: &str) -> Result<Token> {
         let text = text.trim();
         if text.is_empty() || !text.bytes().all(|b| b.is_ascii_graphic()) {

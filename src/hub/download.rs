@@ -27,7 +27,7 @@ pub struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Brings the blob, unless it is there. `progress` hears how many of its bytes are.
+    /// Downloads the blob, unless it is there. `progress` gets the number of bytes that are there.
     pub fn run(&self, progress: &mut dyn FnMut(u64)) -> Try<()> {
         let file = self.file;
         let folder = self.paths.blobs();
@@ -176,7 +176,7 @@ struct Part {
 }
 
 impl Part {
-    /// Opens or makes it, and reads what it has. What is longer than `size` is none of the file.
+    /// Opens or creates it, and hashes its bytes. A file longer than `size` is emptied.
     fn open(path: PathBuf, size: Option<u64>) -> Result<Part> {
         let mut options = OpenOptions::new();
         let file = options.read(true).write(true).create(true).truncate(false).open(&path);

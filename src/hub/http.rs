@@ -12,7 +12,7 @@ use ureq::{Agent, Body};
 /// A redirect to a redirect to …
 const MAX_REDIRECTS: usize = 10;
 
-/// A listing that is longer is none.
+/// The most bytes of a listing.
 const MAX_JSON_BYTES: u64 = 64 << 20;
 
 /// A server may send its headers this much slower than it may stall.
@@ -65,7 +65,7 @@ impl<'a> Http<'a> {
         let answer = self.get(url, None, repo)?;
         let next = answer.header("link").and_then(super::listing::next_page);
         let next = next.and_then(|link| url::join(url, link));
-        // A page elsewhere is none of this hub's.
+        // A page of another server is not part of this listing.
         let next = next.filter(|next| url::origin(next) == url::origin(url));
         let mut body = Vec::new();
         let mut reader = answer.body.into_reader().take(MAX_JSON_BYTES + 1);

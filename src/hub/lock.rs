@@ -9,7 +9,7 @@ use std::fs::{self, File, OpenOptions};
 use std::path::Path;
 use std::time::Duration;
 
-/// Held until dropped. The file stays: whoever removed it could remove another's.
+/// Held until dropped. The file stays: removing it could remove the lock of another process.
 #[derive(Debug)]
 pub struct Lock(#[expect(dead_code, reason = "closing the file lets go of the lock")] File);
 

@@ -4,7 +4,7 @@
 use super::names;
 use std::fmt;
 
-/// Longer names are none of the hub's.
+/// The most bytes of a name on the hub.
 const MAX_BYTES: usize = 256;
 
 /// `user/repo`, fit to be part of a URL and of a folder's name.

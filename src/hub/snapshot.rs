@@ -122,7 +122,7 @@ fn entries(folder: &Path) -> Result<Vec<(String, PathBuf)>> {
     let mut out = Vec::new();
     for entry in entries {
         let entry = entry.map_err(|e| Error::io(folder, e))?;
-        // A name that is no text is none that was put here.
+        // A name that is not UTF-8 was not put here by us.
         if let Ok(name) = entry.file_name().into_string() {
             out.push((name, entry.path()));
         }

@@ -7,8 +7,8 @@ pub fn is_http(text: &str) -> bool {
     origin(text).is_some()
 }
 
-/// Scheme, host and port of a URL, in lower case and with the scheme's own port where none is told.
-/// A token is only sent to the origin that it was given for.
+/// Scheme, host and port of a URL, in lower case and with the scheme's own port if the URL has
+/// none. A token is only sent to the origin that it was given for.
 pub fn origin(url: &str) -> Option<(String, String)> {
     let (scheme, rest) = url.split_once("://")?;
     let scheme = scheme.to_ascii_lowercase();

@@ -299,8 +299,8 @@ mod tests {
         auto_of(&(0..n).collect::<Vec<_>>(), profile)
     }
 
-    /// Runs steps that cost what `cost` says of the active candidate; answers how many steps each
-    /// candidate had.
+    /// Runs steps that cost what `cost` says of the active candidate; returns the number of steps
+    /// of each candidate.
     fn run(auto: &mut Auto, n_steps: u32, cost: impl Fn(usize, u32) -> u64) -> Vec<u32> {
         let mut steps = vec![0; NAMES.len()];
         let mut out = Vec::new();

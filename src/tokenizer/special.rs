@@ -103,7 +103,7 @@ pub fn ends_by_name(name: &str) -> bool {
     END_OF_GENERATION.contains(&name)
 }
 
-/// Not an end of generation, but tells that `</s>` is none either.
+/// Not an end of generation, but if it exists, `</s>` is not one either.
 const PLAMO_EOS: &str = "<|plamo:eos|>";
 
 /// Ids by name, for the few names above.

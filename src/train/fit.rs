@@ -10,7 +10,7 @@ use crate::policy::papers::prescope::llapor::{Group, LayerModel, Linear, Loss};
 /// No expert counts for more than this many times the mean.
 const BALANCE_MAX: f32 = 8.0;
 
-/// `goes_on` is told each epoch and its mean loss; where it says no, this is the last one.
+/// `goes_on` gets each epoch and its mean loss; if it returns false, this is the last one.
 pub fn fit(
     set: &Set,
     compress: Linear,

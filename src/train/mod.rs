@@ -146,7 +146,7 @@ pub struct Trained {
 }
 
 /// Trains a network for each MoE layer of a model of that shape, of which `samples.layers` are the
-/// MoE layers in order. `progress` hears of each epoch; its error ends the training.
+/// MoE layers in order. `progress` gets each epoch; its error ends the training.
 pub fn train(
     shape: &Shape,
     samples: &Samples,

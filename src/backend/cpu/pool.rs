@@ -4,8 +4,8 @@
 //! nothing. As long as they spin, a region takes no lock and makes no call of the system.
 //!
 //! Threads are not tied to processors: one that spins stays where it is, and one that is tied could
-//! not leave a processor that somebody else fills, while all others wait for it. Whoever wants
-//! places to be fixed bounds the process (`taskset`); `Pool` counts the processors left to it.
+//! not leave a processor that another program fills, while all others wait for it. A user who wants
+//! fixed processors bounds the process (`taskset`); `Pool` counts the processors left to it.
 //!
 //! Ordering argument. A pool is not `Sync` and `enter` refuses a region within a region, so one
 //! `run` is under way at a time. The job cell is written only there, while every worker is idle
@@ -354,8 +354,8 @@ mod tests {
     }
 
     /// A thread that is held up in its first piece loses all others to those that are not, and
-    /// whoever is not robbed goes through its part in order.
-    #[test]
+    /// A thread that is held up in its first piece loses all others to those that are not; a
+    /// thread from which nothing is taken goes through its part in order.
     fn who_has_finished_takes_from_others() {
         let (n, pool) = (4000, Pool::new(2));
         let (done, first) = (AtomicUsize::new(0), AtomicUsize::new(usize::MAX));

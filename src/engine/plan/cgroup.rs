@@ -92,7 +92,7 @@ impl Version {
         })
     }
 
-    /// One group's limit. `None` where there is none.
+    /// One group's limit, if it has one.
     fn limit(self, group: &Path, read: Read<'_>) -> Option<u64> {
         // One of version 2 that is not set says "max", which is no number; one of version 1 is
         // near 2⁶³, which never is the least. Above `high` nothing is killed, but everything is

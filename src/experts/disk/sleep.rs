@@ -5,8 +5,8 @@
 //!
 //! - the thread sets AWAKE (`listen`), then asks its source; if there is nothing, it changes AWAKE
 //!   to ASLEEP (`fall_asleep`) and only if that succeeds does it sleep;
-//! - whoever adds work to the source sets CALLED afterwards (`call`), and rings the bell if it
-//!   replaced ASLEEP.
+//! - a caller that adds work to the source sets CALLED afterwards (`call`), and rings the bell if
+//!   it replaced ASLEEP.
 //!
 //! Take one `call`. If its swap comes before the thread's `listen`, then the swaps from it to
 //! `listen` form a chain of acquire and release, so that what was added before is seen by the

@@ -129,7 +129,8 @@ impl LayerExperts {
         last * self.granule_stride() + of_last
     }
 
-    /// Asserts that the shapes fit the file's tensors: whoever binds a file has checked it.
+    /// Asserts that the shapes fit the file's tensors, which the code that binds a file has
+    /// checked.
     pub(crate) fn assert_fits(&self, file: &Gguf) {
         let tensor = |index: usize| &file.tensors()[index];
         match self.tensors {

@@ -1,4 +1,4 @@
-//! An event that outlives the moment: what the layer loop hands to a policy that runs beside it.
+//! An owned event: the layer loop hands it to a policy that runs in another thread.
 
 use crate::policy::{Event, LookAhead, Phase, PromptRouted, Routed, Timing};
 

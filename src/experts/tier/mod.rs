@@ -297,7 +297,7 @@ impl Tier {
         counters
     }
 
-    /// Panics if an invariant of the state does not hold; answers whether nothing is pinned, queued
+    /// Panics if an invariant of the state does not hold; returns whether nothing is pinned, queued
     /// or on its way.
     pub fn check_integrity(&self) -> bool {
         let shared = self.lock();

@@ -1,6 +1,5 @@
-//! Room for granules, in one size class: a slot is a number, its place in memory is somebody
-//! else's. All slots of a class have one size, so there is no fragmentation and the budget is
-//! their number.
+//! Slots for granules, in one size class. A slot is a number here; the mover knows its memory. All
+//! slots of a class have one size, so there is no fragmentation and the budget is their number.
 
 /// A fixed number of slots; `take` and `give` are O(1).
 #[derive(Debug)]

@@ -101,8 +101,8 @@ impl Worker {
                 self.next_buffer = (buffer + 1) % RING;
             }
             Err(failure) => {
-                // Parts that were queued must not arrive in a slot that is somebody else's by
-                // then. Should waiting fail too, the device is lost and runs nothing more.
+                // Parts that were queued must not arrive in a slot that belongs to another granule
+                // by then. Should waiting fail too, the device is lost and runs nothing more.
                 let _ = self.stream.synchronize();
                 self.fail(number, failure);
             }

@@ -79,7 +79,7 @@ mod tests {
         assert_eq!(timer.delay_ns(at(130)), 70.0);
         timer.end(100, true, at(200));
         assert_eq!((timer.load_ns(300), timer.delay_ns(at(200))), (Some(300.0), 0.0));
-        // Idle time is none of the link's; one that is late has no time left.
+        // Idle time does not count for the link; a late transfer has no time left.
         timer.start(100, at(1000));
         assert_eq!(timer.delay_ns(at(1050)), 50.0);
         assert_eq!(timer.delay_ns(at(2000)), 0.0);

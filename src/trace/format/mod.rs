@@ -8,7 +8,7 @@
 //! normalised input of the experts) and, for distances 1 to `ahead`, what the routers of the MoE
 //! layers that come next make of this layer's activation (MoEpic, Eq. 3). Distances count MoE
 //! layers. Behind the last MoE layer comes the next token's first one, as far as distance 1 goes:
-//! that is what a policy is told there. Farther ones end with the token.
+//! policies get the same there. Farther ones end with the token.
 //!
 //! # Layout
 //!

@@ -68,9 +68,9 @@ impl State {
         true
     }
 
-    /// Makes room for `n` more granules of an expert; answers how many of them are working ones,
-    /// `None` if there is no room. Decode makes room in the working set for what the expert keeps;
-    /// everything else takes only what is free there, and then transit.
+    /// Makes room for `n` more granules of an expert; returns how many of them are working ones,
+    /// `None` if there is no room. Decode makes room in the working set for the part that the
+    /// expert keeps; everything else takes only free working slots, and then transit.
     fn reserve(
         &mut self,
         e: u32,

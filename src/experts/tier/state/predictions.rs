@@ -33,8 +33,8 @@ impl State {
             let e = self.table.index(expert);
             let entry = self.table.get(e);
             let class = entry.class;
-            // Who has pinned it brings the rest of it, as demand; what the tier above has is not
-            // asked for here.
+            // The work that has pinned it brings the rest of it, as demand; experts that the tier
+            // above has are not asked for here.
             let is_here = entry.is_whole() || self.upper.has(expert);
             if is_here || entry.pins > 0 || full[class] {
                 continue;

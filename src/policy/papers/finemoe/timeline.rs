@@ -8,7 +8,7 @@ use super::store::MapStore;
 #[derive(Clone, Debug)]
 pub(super) struct Timeline {
     pub request: u32,
-    /// Number of the last event that concerned it: who is longest silent makes room for others.
+    /// Number of the last event that concerned it: the timeline that is longest silent makes room.
     pub last_event: u64,
     /// Whether an iteration is under way.
     pub active: bool,

@@ -18,7 +18,7 @@ impl<T> Requests<T> {
         self.list.iter().position(|known| known.0 == request)
     }
 
-    /// A request that is none of those known. Answers the oldest if that has to make room.
+    /// Begins a request that is not known. Returns the oldest request if that has to make room.
     pub fn begin(&mut self, request: u32, state: T) -> Option<T> {
         let oldest = if self.len() == MAX_REQUESTS { self.end_oldest() } else { None };
         self.list.push((request, state));

@@ -1,6 +1,6 @@
-//! Each layer's experts in the order of their LCP priority, kept as tokens come. Of an expert that
-//! is not activated only the age changes, and by as much as everybody's: so an activation lifts the
-//! activated experts past some others and leaves the rest as they are.
+//! Each layer's experts in the order of their LCP priority, kept as tokens come. If an expert is
+//! not activated, only its age changes, and by as much as that of all others: so an activation
+//! lifts the activated experts past some others and leaves the rest as they are.
 
 use crate::policy::{Event, Eviction, Expert, Lcp, Routed, Shape};
 
@@ -42,7 +42,7 @@ impl LcpOrder {
         let LayerOrder { order, rank } = &mut self.layers[layer as usize];
         self.lifted.clear();
         self.lifted.extend(chosen.iter().map(|expert| rank[*expert as usize]));
-        // From the top, so that whoever an expert is lifted past is in order already.
+        // From the top, so that the experts that one is lifted past are in order already.
         self.lifted.sort_unstable();
         for &from in &self.lifted {
             let mut at = from as usize;

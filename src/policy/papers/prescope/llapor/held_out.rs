@@ -1,5 +1,5 @@
-//! How many tokens a model was judged by and not trained on, beside the model in the profile: the
-//! last ones of its samples. Whoever compares predictors takes only these.
+//! The number of tokens that a model was evaluated on and not trained on, beside the model in the
+//! profile: the last ones of its samples. Comparisons of predictors use only these.
 //!
 //! Layout, little-endian: version (u32), tokens (u64).
 

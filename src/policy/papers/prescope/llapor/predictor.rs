@@ -137,7 +137,7 @@ impl LlaPor {
         }
     }
 
-    /// If that layer was predicted, its network now hears what was right.
+    /// If that layer was predicted, its network now learns the right choices.
     fn learn(&mut self, event: &Routed<'_>) {
         let Some(at) = self.position(event.request) else { return };
         let Timeline { target, work, .. } = &self.timelines[at];
