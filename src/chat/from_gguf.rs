@@ -36,6 +36,7 @@ impl ChatTemplate {
         if let Some(source) = gguf.str(&format!("{KEY}.tool_use"))? {
             let other = Self::for_tokenizer(source, tokenizer, Some(gguf.path()))?;
             template.tool_use = Some(other.main);
+            template.tool_use_source = Some(other.source);
         }
         Ok(template)
     }

@@ -13,6 +13,7 @@ mod json;
 mod limits;
 mod parts;
 pub mod reasoning;
+pub mod tools;
 
 pub use clock::Clock;
 pub use from_gguf::names;
@@ -49,6 +50,7 @@ pub struct ChatTemplate {
     main: Arc<Environment<'static>>,
     /// The template named `tool_use`, taken when there are tools, where a model has one.
     tool_use: Option<Arc<Environment<'static>>>,
+    tool_use_source: Option<String>,
     /// `bos_token`, `eos_token`, … as the template sees them.
     tokens: Map<String, Value>,
     /// The file that the source is from, for messages.
@@ -73,6 +75,7 @@ impl ChatTemplate {
             source: source.to_string(),
             main: environment::compile(source, clock)?,
             tool_use: None,
+            tool_use_source: None,
             tokens,
             origin: None,
         })

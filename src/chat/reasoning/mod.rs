@@ -8,6 +8,7 @@ mod switches;
 mod table;
 
 pub use budget::Budget;
+pub(super) use scanner::undecided;
 pub use scanner::{Answer, Delta, Part, Scanner};
 pub use switches::{Setting, Think};
 pub use table::{AnswerStart, Format};
@@ -60,14 +61,18 @@ impl ChatTemplate {
 impl Format {
     /// Control tokens of the markers: they must be in the text that a scanner gets.
     pub fn tokens(&self, tokenizer: &Tokenizer) -> Vec<u32> {
-        let encode = |marker: &&str| tokenizer.encode(marker, MARKED);
-        let ids = self.markers().iter().flat_map(encode).collect::<Vec<_>>();
-        let is_control = |id| matches!(tokenizer.token_type(id), Ok(TokenType::Control));
-        ids.into_iter().filter(|&id| is_control(id)).collect()
+        control_tokens(&self.markers(), tokenizer)
     }
 
     /// Tokens that end the reasoning and begin the answer, after `message`.
     pub fn end_tokens(&self, tokenizer: &Tokenizer, message: &str) -> Vec<u32> {
         tokenizer.encode(&format!("{message}{}", self.end), MARKED)
     }
+}
+
+/// Control tokens in texts that a model may write.
+pub(super) fn control_tokens(texts: &[&str], tokenizer: &Tokenizer) -> Vec<u32> {
+    let ids = texts.iter().flat_map(|text| tokenizer.encode(text, MARKED)).collect::<Vec<_>>();
+    let is_control = |id| matches!(tokenizer.token_type(id), Ok(TokenType::Control));
+    ids.into_iter().filter(|&id| is_control(id)).collect()
 }

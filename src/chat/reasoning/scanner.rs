@@ -46,6 +46,8 @@ pub struct Scanner {
     header: String,
     held: String,
     ready: Vec<Delta>,
+    /// Ends the reasoning where the model forgets to, and is part of the answer.
+    interrupt: Option<&'static str>,
 }
 
 impl Scanner {
@@ -58,6 +60,7 @@ impl Scanner {
             header: String::new(),
             held: String::new(),
             ready: Vec::new(),
+            interrupt: None,
         };
         match format.map(|format| &format.shape) {
             None => {}
@@ -74,6 +77,11 @@ impl Scanner {
             }
         }
         scanner
+    }
+
+    /// With a text that never is in a block of reasoning: the answer begins with it.
+    pub fn interrupted_by(self, marker: &'static str) -> Self {
+        Self { interrupt: Some(marker), ..self }
     }
 
     /// Whether what comes next is reasoning, unless a marker ends it.
@@ -125,10 +133,14 @@ impl Scanner {
                 self.emit(Part::Marker, self.leading_space());
             }
             State::Opened => self.state = State::Reasoning,
-            State::Reasoning => match self.until(&[close], Part::Reasoning, true, last) {
-                true => self.pass(close, State::Gap(false)),
-                false => return false,
-            },
+            State::Reasoning => {
+                let ends: Vec<&str> = [close].into_iter().chain(self.interrupt).collect();
+                match self.until(&ends, Part::Reasoning, true, last) {
+                    true if self.held.starts_with(close) => self.pass(close, State::Gap(false)),
+                    true => self.state = State::Content(false),
+                    false => return false,
+                }
+            }
             State::Gap(false) if answers == Some(true) => {
                 self.pass(answer.unwrap_or_default().0, State::Gap(true));
             }
@@ -198,7 +210,7 @@ impl Scanner {
         let clear = match found {
             Some(at) => at,
             None if last => self.held.len(),
-            None => self.held.len() - self.undecided(markers),
+            None => self.held.len() - undecided(&self.held, markers),
         };
         let text = &self.held[..clear];
         let text = if trims { text.trim_end() } else { text }.len();
@@ -217,16 +229,6 @@ impl Scanner {
             false if may => None,
             begins => Some(begins),
         }
-    }
-
-    /// Length of the longest end of what is held that begins a marker.
-    fn undecided(&self, markers: &[&str]) -> usize {
-        let longest = markers.iter().map(|m| m.len() - 1).max().unwrap_or(0);
-        let first = self.held.len().saturating_sub(longest);
-        (first..self.held.len())
-            .filter(|&at| self.held.is_char_boundary(at))
-            .find(|&at| markers.iter().any(|marker| marker.starts_with(&self.held[at..])))
-            .map_or(0, |at| self.held.len() - at)
     }
 
     fn leading_space(&self) -> usize {
@@ -250,6 +252,16 @@ impl Scanner {
             _ => self.ready.push(Delta { part, text: text.collect() }),
         }
     }
+}
+
+/// Length of the longest end of `text` that begins a marker.
+pub(in crate::chat) fn undecided(text: &str, markers: &[&str]) -> usize {
+    let longest = markers.iter().map(|m| m.len().saturating_sub(1)).max().unwrap_or(0);
+    let first = text.len().saturating_sub(longest);
+    (first..text.len())
+        .filter(|&at| text.is_char_boundary(at))
+        .find(|&at| markers.iter().any(|marker| marker.starts_with(&text[at..])))
+        .map_or(0, |at| text.len() - at)
 }
 
 impl Channels {
@@ -387,6 +399,14 @@ mod tests {
         check("harmony", "<|start|>assistant", &long, "", &long);
         let text = format!("{long}<|end|><|start|>assistant<|channel|>analysis<|message|>a");
         check("harmony", "<|start|>assistant", &text, "a", &long);
+    }
+
+    #[test]
+    fn an_answer_that_interrupts_reasoning_is_no_reasoning() {
+        let mut scanner = Scanner::new(Some(format("think")), "<think>").interrupted_by("<call>");
+        let mut deltas = scanner.push("hm\n<ca");
+        deltas.extend(scanner.push("ll>x</think>"));
+        assert_eq!(answer(&deltas), ("hm".into(), "<call>x</think>".into()));
     }
 
     #[test]

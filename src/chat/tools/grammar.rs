@@ -1,0 +1,361 @@
+//! Grammars of calls, in the Lark dialect of llguidance: the calls of a format, with arguments that
+//! match the schemas of the tools.
+
+use super::choose::ToolSupport;
+use super::declared::{Custom, INPUT, Tool, Tools};
+use super::json::{STRING, kinds};
+use super::table::{Arguments, Call, Ids, Tags, ToolFormat, Value as Kind};
+use crate::tokenizer::{TokenType, Tokenizer};
+use crate::{Error, Result};
+use serde_json::{Value, json};
+
+/// A grammar for sampling.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ToolGrammar {
+    pub lark: String,
+    /// The grammar begins behind this text, and until then all is allowed. `None`: it begins with
+    /// the answer, behind the reasoning.
+    pub trigger: Option<String>,
+}
+
+/// Whether a model may call tools.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    #[default]
+    Auto,
+    None,
+    Required,
+}
+
+/// A request's `tool_choice`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ToolChoice {
+    pub mode: Mode,
+    /// The tools that may be called, if not all of them.
+    pub only: Option<Vec<String>>,
+}
+
+impl ToolChoice {
+    /// `auto`, `none`, `required`, the name of one tool, or a list of allowed ones.
+    pub fn parse(choice: &Value, tools: &Tools) -> Result<Self> {
+        let mode = |name: Option<&str>| match name {
+            None | Some("auto") => Ok(Mode::Auto),
+            Some("none") => Ok(Mode::None),
+            Some("required") => Ok(Mode::Required),
+            Some(other) => Err(Error::Invalid(format!(
+                "tool_choice: expected `auto`, `none`, `required` or an object, got `{other}`"
+            ))),
+        };
+        let parsed = match choice {
+            Value::Null => Self::default(),
+            Value::String(name) => Self { mode: mode(Some(name))?, only: None },
+            Value::Object(_) if choice["type"] == "allowed_tools" => {
+                let fields = choice.get("allowed_tools").unwrap_or(choice);
+                let listed = fields["tools"].as_array().map_or(&[][..], Vec::as_slice);
+                let only = listed.iter().map(tool_name).collect::<Option<Vec<_>>>();
+                Self { mode: mode(fields["mode"].as_str())?, only: Some(only.unwrap_or_default()) }
+            }
+            _ => Self { mode: Mode::Required, only: Some(tool_name(choice).into_iter().collect()) },
+        };
+        let unknown = parsed.only.iter().flatten().find(|name| tools.get(name).is_none());
+        if let Some(name) = unknown {
+            return Err(Error::Invalid(format!("tool_choice: `{name}` is not among the tools")));
+        }
+        if parsed.only.as_ref().is_some_and(Vec::is_empty) {
+            return Err(Error::invalid("tool_choice: expected the name of a tool"));
+        }
+        if parsed.mode == Mode::Required && tools.is_empty() {
+            return Err(Error::invalid("tool_choice: a call is required, but there are no tools"));
+        }
+        Ok(parsed)
+    }
+}
+
+/// The name in `{"type": "function", "function": {"name": …}}` or `{"type": …, "name": …}`.
+fn tool_name(value: &Value) -> Option<String> {
+    let kind = value["type"].as_str().unwrap_or("function");
+    let name = value.get(kind).unwrap_or(value)["name"].as_str();
+    name.map(str::to_owned)
+}
+
+impl ToolSupport {
+    /// The grammar of the calls that `choice` allows; one call at most unless `parallel`. `None`:
+    /// all that the model may write is allowed, as where calls have no marker that begins them.
+    pub fn grammar(
+        &self,
+        tools: &Tools,
+        choice: &ToolChoice,
+        parallel: bool,
+        tokenizer: &Tokenizer,
+    ) -> Option<ToolGrammar> {
+        let tools = match &choice.only {
+            Some(names) => tools.only(names),
+            None => tools.clone(),
+        };
+        let trigger = match (choice.mode, &self.format.call) {
+            _ if tools.is_empty() => return None,
+            (Mode::None, _) => return None,
+            (Mode::Required, _) => None,
+            (Mode::Auto, _) if self.format.is_bare() => return None,
+            (Mode::Auto, Call::Header { to, .. }) => Some(format!("{HEADER}{to}")),
+            (Mode::Auto, _) => Some(self.format.openers().first()?.to_string()),
+        };
+        let parallel = parallel && self.is_parallel;
+        let mut lark = Lark { format: self.format, tokenizer, rules: Vec::new() };
+        lark.start(&tools, trigger.as_deref(), parallel);
+        Some(ToolGrammar { lark: lark.rules.join("\n") + "\n", trigger })
+    }
+}
+
+/// A message's header up to the function, in gpt-oss.
+const HEADER: &str = "<|channel|>commentary ";
+
+/// White space where models write more or less of it.
+const SPACE: &str = "/[ \\n]{1,8}/";
+
+impl ToolFormat {
+    /// Tokens that a model needs to begin a call. Banned, they keep it from calling.
+    pub fn opening_tokens(&self, tokenizer: &Tokenizer) -> Vec<u32> {
+        self.openers().iter().filter_map(|opener| tokenizer.special_id(opener)).collect()
+    }
+}
+
+/// The grammar in the making.
+struct Lark<'a> {
+    format: &'static ToolFormat,
+    tokenizer: &'a Tokenizer,
+    rules: Vec<String>,
+}
+
+impl Lark<'_> {
+    fn rule(&mut self, name: &str, body: &str) {
+        self.rules.push(format!("{name}: {body}"));
+    }
+
+    /// A text as it is written, with control tokens as such.
+    fn literal(&self, text: &str) -> String {
+        let is_control =
+            |id: &u32| matches!(self.tokenizer.token_type(*id), Ok(TokenType::Control));
+        let (mut parts, mut plain, mut at) = (Vec::new(), String::new(), 0);
+        while let Some(c) = text[at..].chars().next() {
+            let ends = (at + 1..=text.len()).rev().filter(|end| text.is_char_boundary(*end));
+            let mut names = ends.map(|end| (end, &text[at..end]));
+            let token = names.find_map(|(end, name)| {
+                Some((end, self.tokenizer.special_id(name).filter(is_control)?))
+            });
+            let Some((end, id)) = token else {
+                plain.push(c);
+                at += c.len_utf8();
+                continue;
+            };
+            parts.extend(quoted(&std::mem::take(&mut plain)));
+            parts.push(format!("<[{id}]>"));
+            at = end;
+        }
+        parts.extend(quoted(&plain));
+        parts.join(" ")
+    }
+
+    fn start(&mut self, tools: &Tools, trigger: Option<&str>, parallel: bool) {
+        let format = self.format;
+        let (open, close) = match &format.call {
+            _ if format.is_bare() => ("", ""),
+            Call::Object { list: true, .. } => ("[", "]"),
+            _ => ("", ""),
+        };
+        let section = if format.is_bare() { "" } else { format.section.begin };
+        let begin = match &format.call {
+            Call::Named { begin, .. } => begin,
+            Call::Header { .. } | Call::Object { .. } => "",
+        };
+        let first = format!("{section}{open}{begin}");
+        let (first, lead) = match trigger {
+            // The calls go on behind the trigger.
+            Some(trigger) => (first.strip_prefix(trigger).unwrap_or_default().to_owned(), None),
+            None => (first, Some(SPACE)),
+        };
+        let lead = lead.map(|space| format!("{space}?"));
+        let rest = first.trim_start();
+        // A model may leave out the line break behind the trigger.
+        let space = (rest.len() < first.len()).then(|| format!("{SPACE}?"));
+        let mut body: Vec<String> = lead.into_iter().chain(space).collect();
+        body.push(self.literal(rest));
+        if let (Call::Header { .. }, None) = (&format.call, trigger) {
+            let start = self.literal("<|start|>assistant");
+            body.push(format!("({start})? {}", self.literal(HEADER)));
+            body.push(quoted("to=functions.").unwrap_or_default());
+        }
+        body.push("call".into());
+        if parallel {
+            let between = self.literal(&format!("{}{begin}", format.between));
+            body.push(format!("({between} call)*"));
+        }
+        body.push(self.literal(&format!("{close}{}", format.section.end)));
+        body.retain(|part| !part.is_empty());
+        self.rule("start", &body.join(" "));
+        let calls: Vec<String> = (0..tools.iter().count()).map(|n| format!("call_{n}")).collect();
+        self.rule("call", &calls.join(" | "));
+        for (n, tool) in tools.iter().enumerate() {
+            self.call(n, tool);
+        }
+    }
+
+    /// A call from its name on.
+    fn call(&mut self, n: usize, tool: &Tool) {
+        let (name, arguments) = (&tool.name, format!("arguments_{n}"));
+        let body = match &self.format.call {
+            Call::Object { arguments: key, .. } => {
+                let head = format!("{{\"name\": \"{name}\", \"{key}\": ");
+                format!("{} {arguments} \"}}\"", self.literal(&head))
+            }
+            Call::Named { name_end, ends, arguments: kind, .. } => {
+                let head = match self.format.ids {
+                    Ids::Kimi => {
+                        let head = self.literal(&format!("functions.{name}:"));
+                        format!("{head} /[0-9]{{1,6}}/ {}", self.literal(name_end))
+                    }
+                    Ids::Long | Ids::Nine => self.literal(&format!("{name}{name_end}")),
+                };
+                let end = self.literal(&ends.concat());
+                let arguments = match kind {
+                    Arguments::Json => arguments.clone(),
+                    Arguments::Tagged(tags) => self.tagged(n, tool, tags),
+                };
+                format!("{head} {arguments} {end}")
+            }
+            Call::Header { message, .. } => {
+                let constrain = self.literal("<|constrain|>");
+                let message = self.literal(message);
+                format!("\"{name}\" (\" \"? ({constrain})? \"json\")? {message} {arguments}")
+            }
+        };
+        self.rule(&format!("call_{n}"), body.trim());
+        let is_tagged =
+            matches!(self.format.call, Call::Named { arguments: Arguments::Tagged(_), .. });
+        if !is_tagged {
+            let schema = match &tool.custom {
+                Some(Custom::Regex(pattern)) => {
+                    let mut schema = tool.parameters.clone();
+                    schema["properties"][INPUT]["pattern"] = format!("^(?:{pattern})$").into();
+                    schema
+                }
+                _ => tool.parameters.clone(),
+            };
+            self.rule(&arguments, &inline(&schema, tool.is_strict));
+        }
+    }
+
+    /// Arguments between markers, in the order of the schema: the rules of their values, and what
+    /// puts them together.
+    fn tagged(&mut self, n: usize, tool: &Tool, tags: &Tags) -> String {
+        let schema = &tool.parameters;
+        let required = schema["required"].as_array().map_or(&[][..], Vec::as_slice);
+        let mut parts = Vec::new();
+        for (m, (key, property)) in
+            schema["properties"].as_object().into_iter().flatten().enumerate()
+        {
+            let value = format!("value_{n}_{m}");
+            let kinds = kinds(property, schema);
+            let is_text = kinds & STRING != 0;
+            let kind = if is_text { Kind::Text } else { Kind::Json };
+            let fits = |end: &&(&str, Kind)| end.1 == kind || end.1 == Kind::BySchema;
+            let key_end = tags.key_ends.iter().find(fits).map_or("", |(end, _)| end);
+            let head = format!("{}{key}{key_end}{}", tags.key_begin, tags.value_begin);
+            let part = format!("{} {value}", self.literal(&head));
+            let is_required = required.iter().any(|name| name == key);
+            parts.push(if is_required { part } else { format!("({part})?") });
+            self.value(&value, tool, property, is_text, tags);
+        }
+        parts.join(" ")
+    }
+
+    /// The rule of a value with the marker behind it.
+    fn value(&mut self, name: &str, tool: &Tool, property: &Value, is_text: bool, tags: &Tags) {
+        let end = self.literal(tags.value_end);
+        let choices = property["enum"].as_array().filter(|_| is_text);
+        let body = match (&tool.custom, choices) {
+            (Some(Custom::Lark(definition)), _) => {
+                format!("{name}_text {end}\n{name}_text: %lark {{\n{definition}\n}}")
+            }
+            (Some(Custom::Regex(pattern)), _) => format!("/{}/ {end}", slashes_escaped(pattern)),
+            (_, Some(choices)) => {
+                let texts = choices.iter().map(|choice| match choice.as_str() {
+                    Some(text) => text.to_owned(),
+                    None => choice.to_string(),
+                });
+                let texts: Vec<String> = texts.filter_map(|text| quoted(&text)).collect();
+                format!("({}) {end}", texts.join(" | "))
+            }
+            _ if is_text => {
+                self.text_rule(tags.value_end);
+                "text".into()
+            }
+            _ => format!("{name}_json {end}\n{name}_json: {}", inline_part(property, tool)),
+        };
+        self.rule(name, &body);
+    }
+
+    /// Any text up to the marker, the marker too.
+    fn text_rule(&mut self, end: &str) {
+        if self.rules.iter().any(|rule| rule.starts_with("text")) {
+            return;
+        }
+        let literal = self.literal(end);
+        let plain = quoted(end).unwrap_or_default();
+        if literal == plain {
+            self.rules.push(format!("text[suffix={plain}]: /(?s:.*)/"));
+            return;
+        }
+        // A control token ends the text, which takes the marker's characters before it along.
+        let at = literal.find("<[").unwrap_or(0);
+        let before = serde_json::from_str::<String>(literal[..at].trim()).unwrap_or_default();
+        let pattern = slashes_escaped(&regex::escape(&before));
+        self.rules.push(format!("text: /(?s:.*){pattern}/ {}", &literal[at..]));
+    }
+}
+
+/// A string of a grammar; `None` for an empty one.
+fn quoted(text: &str) -> Option<String> {
+    (!text.is_empty()).then(|| Value::from(text).to_string())
+}
+
+/// A regular expression as it stands between slashes.
+fn slashes_escaped(pattern: &str) -> String {
+    let (mut out, mut is_escaped) = (String::with_capacity(pattern.len()), false);
+    for c in pattern.chars() {
+        if c == '/' && !is_escaped {
+            out.push('\\');
+        }
+        is_escaped = c == '\\' && !is_escaped;
+        out.push(c);
+    }
+    out
+}
+
+/// A schema within the grammar. Keywords that are not supported are passed over, unless the client
+/// asked for a strict reading.
+fn inline(schema: &Value, is_strict: bool) -> String {
+    let mut schema = schema.clone();
+    if let Some(fields) = schema.as_object_mut() {
+        // At most so much white space between the parts: a model may write nothing else.
+        fields.insert(
+            "x-guidance".into(),
+            json!({
+            "lenient": !is_strict, "whitespace_pattern": "[ \\n\\r\\t]{1,64}" }),
+        );
+    }
+    format!("%json {schema}")
+}
+
+/// The schema of a property, with the definitions that it may refer to.
+fn inline_part(property: &Value, tool: &Tool) -> String {
+    let mut schema = property.clone();
+    if let Some(fields) = schema.as_object_mut() {
+        for key in ["$defs", "definitions"] {
+            if let Some(definitions) = tool.parameters.get(key) {
+                fields.insert(key.into(), definitions.clone());
+            }
+        }
+    }
+    inline(&schema, tool.is_strict)
+}
