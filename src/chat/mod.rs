@@ -5,6 +5,7 @@
 //! scope. They are also programs of unknown origin: see `limits` for what keeps them in bounds.
 
 mod clock;
+mod contents;
 mod environment;
 mod format;
 mod from_gguf;
@@ -16,6 +17,7 @@ pub mod reasoning;
 pub mod tools;
 
 pub use clock::Clock;
+pub use contents::{ControlTexts, Rendered, encode_chat};
 pub use from_gguf::names;
 pub use guard::BoundedAllocator;
 

@@ -5,7 +5,7 @@ use crate::Result;
 use crate::chat::reasoning::{Answer, AnswerStart, Format, Scanner};
 use crate::chat::{self, ChatTemplate};
 use crate::gguf::Gguf;
-use crate::tokenizer::{EncodeOptions, Tokenizer};
+use crate::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
 /// Whether the file brings a chat template: what decides between a chat and plain text.
@@ -85,12 +85,11 @@ impl Conversation {
     /// The prompt for the next answer.
     pub fn prompt(&self, tokenizer: &Tokenizer) -> Result<Prompt> {
         let text = self.text()?;
-        // A template that writes BOS itself must not lead to two of them.
-        let bos = tokenizer.special_text(tokenizer.bos());
-        let add_special = bos.is_empty() || !text.starts_with(&bos);
-        let tokens = tokenizer.encode(&text, EncodeOptions { add_special, parse_special: true });
         let answer_start = self.format.and_then(|format| format.answer_start(&text));
-        Ok(Prompt { tokens, scanner: Scanner::new(self.format, &text), answer_start })
+        let scanner = Scanner::new(self.format, &text);
+        // The user's own texts: control tokens written out in them are meant.
+        let tokens = chat::encode_chat(tokenizer, &text.into());
+        Ok(Prompt { tokens, scanner, answer_start })
     }
 
     fn text(&self) -> Result<String> {
@@ -104,7 +103,7 @@ impl Conversation {
 mod tests {
     use super::*;
     use crate::chat::Clock;
-    use crate::tokenizer::{Detokenizer, TokenType, Vocab, VocabModel};
+    use crate::tokenizer::{Detokenizer, EncodeOptions, TokenType, Vocab, VocabModel};
 
     const GOLDEN: &str = include_str!("../../tests/fixtures/chat/turns.json");
 

@@ -156,6 +156,27 @@ impl Tokenizer {
     /// [`encode`](Self::encode) for a text in the language of that token, which stands first if
     /// `options` adds special tokens.
     pub fn encode_in(&self, text: &str, language: Option<u32>, options: EncodeOptions) -> Vec<u32> {
+        self.encode_parts(text, language, options, &[])
+    }
+
+    /// [`encode`](Self::encode) for a text in which no control token goes across one of the
+    /// ascending byte positions `seams`.
+    pub fn encode_with_seams(
+        &self,
+        text: &str,
+        options: EncodeOptions,
+        seams: &[usize],
+    ) -> Vec<u32> {
+        self.encode_parts(text, self.source_language, options, seams)
+    }
+
+    fn encode_parts(
+        &self,
+        text: &str,
+        language: Option<u32>,
+        options: EncodeOptions,
+        seams: &[usize],
+    ) -> Vec<u32> {
         let mut out = Vec::with_capacity(text.len() / 3 + 2);
         if options.add_special && self.add_bos {
             out.extend(self.special.bos);
@@ -166,7 +187,7 @@ impl Tokenizer {
         // SentencePiece's dummy prefix stands before the text and again after each special token,
         // because each stretch between special tokens is a sentence of its own.
         let mut after_special = true;
-        self.partition.split(text, options.parse_special, |fragment| match fragment {
+        self.partition.split(text, options.parse_special, seams, |fragment| match fragment {
             Fragment::Token(id) => {
                 out.push(id);
                 after_special = true;

@@ -104,17 +104,29 @@ impl Partition {
         self.all.longest(name.as_bytes()).filter(|(len, _)| *len == name.len()).map(|(_, id)| id)
     }
 
-    /// Calls `each` with the parts of `text` in order; text parts are never empty.
+    /// Calls `each` with the parts of `text` in order; text parts are never empty. Behind each of
+    /// the ascending `seams` a token may begin or end, but none goes across, user-defined ones
+    /// excepted.
     pub fn split<'a>(
         &self,
         text: &'a str,
         parse_special: bool,
+        seams: &[usize],
         mut each: impl FnMut(Fragment<'a>),
     ) {
         let trie = if parse_special { &self.all } else { &self.user_defined };
         let (mut start, mut at) = (0, 0);
         while at < text.len() {
-            let Some((len, id)) = trie.longest(&text.as_bytes()[at..]) else {
+            let rest = &text.as_bytes()[at..];
+            let crosses = |len: usize| {
+                let seam = seams.get(seams.partition_point(|seam| *seam <= at));
+                seam.is_some_and(|seam| *seam < at + len)
+            };
+            let found = match trie.longest(rest) {
+                Some((len, _)) if crosses(len) => self.user_defined.longest(rest),
+                found => found,
+            };
+            let Some((len, id)) = found else {
                 at += 1;
                 continue;
             };
@@ -155,7 +167,7 @@ mod tests {
             TokenType::UserDefined,
         ];
         let mut out = Vec::new();
-        Partition::new(&vocab).split(text, parse_special, |fragment| {
+        Partition::new(&vocab).split(text, parse_special, &[], |fragment| {
             out.push(match fragment {
                 Fragment::Text(text) => text.to_string(),
                 Fragment::Token(id) => format!("#{id}"),
@@ -181,7 +193,7 @@ mod tests {
         let partition = Partition::new(&vocab);
         let split = |text: &str| {
             let mut out = Vec::new();
-            partition.split(text, true, |fragment| match fragment {
+            partition.split(text, true, &[], |fragment| match fragment {
                 Fragment::Text(text) => out.push(text.to_string()),
                 Fragment::Token(id) => out.push(format!("#{id}")),
             });

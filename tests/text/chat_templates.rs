@@ -87,6 +87,25 @@ fn reasoning_is_recognised_by_the_template() {
     }
 }
 
+/// The row of the table, and whether a message may have several calls.
+#[test]
+fn tool_calls_are_recognised_by_the_template() {
+    for (name, expected) in [
+        ("qwen2.5", ("hermes", true)),
+        ("qwen3", ("hermes", true)),
+        ("mistral-nemo", ("mistral-list", true)),
+        ("llama-3.1", ("bare-json", false)),
+        ("deepseek-v3.1", ("deepseek-v3.1", true)),
+        ("deepseek-r1", ("generic", true)),
+        ("gpt-oss", ("generic", true)),
+    ] {
+        let template = ChatTemplate::new(&fixture(&format!("{name}.jinja")), "", "").unwrap();
+        let support = template.tool_support();
+        assert_eq!((support.format.name, support.is_parallel), expected, "{name}");
+        assert_eq!(support.is_native, expected.0 != "generic", "{name}");
+    }
+}
+
 /// The output of a template decides, where its source alone does not.
 #[test]
 fn a_format_that_the_template_does_not_render_is_not_taken() {

@@ -359,3 +359,223 @@ fn inline_part(property: &Value, tool: &Tool) -> String {
     }
     inline(&schema, tool.is_strict)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::table::{FORMATS, GENERIC};
+    use super::super::write::ToWrite;
+    use super::*;
+    use crate::chat::ChatTemplate;
+    use crate::sample::grammar::{Constraint, Grammar, Grammars};
+    use crate::tokenizer::{Vocab, VocabModel};
+    use std::sync::LazyLock;
+
+    const CONTROLS: &[&str] = &[
+        "<end>",
+        "<|start|>",
+        "<|channel|>",
+        "<|message|>",
+        "<|constrain|>",
+        "<|tool_calls_section_begin|>",
+        "<|tool_calls_section_end|>",
+        "<|tool_call_begin|>",
+        "<|tool_call_argument_begin|>",
+        "<|tool_call_end|>",
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁end｜>",
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁sep｜>",
+        "｜DSML｜",
+        "[TOOL_CALLS]",
+        "[ARGS]",
+    ];
+
+    /// All bytes, and control tokens.
+    static TOKENIZER: LazyLock<Tokenizer> = LazyLock::new(|| {
+        let byte_level = crate::tokenizer::byte_level_text;
+        let mut tokens: Vec<Vec<u8>> = (0..=255u8).map(|byte| byte_level(&[byte]).into()).collect();
+        let mut types = vec![TokenType::Normal; tokens.len()];
+        tokens.extend(CONTROLS.iter().map(|name| name.as_bytes().to_vec()));
+        types.resize(tokens.len(), TokenType::Control);
+        let mut vocab = Vocab::new(VocabModel::Bpe, tokens);
+        vocab.ids.eos = Some(256);
+        (vocab.types, vocab.pre) = (types, Some("gpt-2".into()));
+        Tokenizer::new(vocab).unwrap()
+    });
+    static GRAMMARS: LazyLock<Grammars> = LazyLock::new(|| Grammars::new(&TOKENIZER).unwrap());
+
+    fn ids(text: &str) -> Vec<u32> {
+        let (mut out, mut rest) = (Vec::new(), text);
+        while let Some(c) = rest.chars().next() {
+            let token = CONTROLS.iter().find(|name| rest.starts_with(**name));
+            match token {
+                Some(name) => {
+                    out.extend(TOKENIZER.special_id(name));
+                    rest = &rest[name.len()..];
+                }
+                None => {
+                    out.extend(rest[..c.len_utf8()].bytes().map(u32::from));
+                    rest = &rest[c.len_utf8()..];
+                }
+            }
+        }
+        out
+    }
+
+    /// How many bytes of the text, or tokens, are allowed, and whether it may end there.
+    fn follow(mut constraint: Constraint, text: &str) -> (usize, bool) {
+        let ids = ids(text);
+        for (n, &id) in ids.iter().enumerate() {
+            let allowed = !constraint.is_complete()
+                && constraint.mask().unwrap().is_none_or(|mask| mask.allows(id));
+            if !allowed {
+                return (n, false);
+            }
+            constraint.accept(id).unwrap();
+        }
+        (ids.len(), constraint.can_end().unwrap())
+    }
+
+    fn tools() -> Tools {
+        let schema = json!({ "type": "object", "required": ["text", "n"], "properties": {
+            "text": { "type": "string" }, "n": { "$ref": "#/$defs/number" },
+            "list": { "type": "array" }, "way": { "enum": ["up", "down"] } },
+            "$defs": { "number": { "type": "integer", "unheard": 1 } } });
+        let tool = |name: &str| json!({ "type": "function", "name": name, "parameters": schema });
+        Tools::parse(&json!([tool("edit"), tool("edit_all")])).unwrap()
+    }
+
+    fn support(format: &'static ToolFormat) -> ToolSupport {
+        let template = ChatTemplate::new("{{ messages[0].content }}", "", "").unwrap();
+        let support = template.tool_support_as(format.name).unwrap();
+        ToolSupport { is_parallel: !matches!(format.call, Call::Header { .. }), ..support }
+    }
+
+    fn constraint(format: &'static ToolFormat, choice: &Value, parallel: bool) -> Constraint {
+        let tools = tools();
+        let choice = ToolChoice::parse(choice, &tools).unwrap();
+        let grammar = support(format).grammar(&tools, &choice, parallel, &TOKENIZER).unwrap();
+        let constraint = GRAMMARS.constraint(&Grammar::Lark(grammar.lark.clone()));
+        let constraint = constraint.unwrap_or_else(|e| panic!("{e}: {}", grammar.lark));
+        constraint.after(grammar.trigger.map(String::into_bytes))
+    }
+
+    fn written(format: &ToolFormat, calls: &[(&str, Value)]) -> String {
+        let calls = calls.iter().enumerate().map(|(index, (name, arguments))| ToWrite {
+            index,
+            name,
+            arguments: arguments.as_object().unwrap(),
+        });
+        format.write(&calls.collect::<Vec<_>>())
+    }
+
+    fn all_formats() -> impl Iterator<Item = &'static ToolFormat> {
+        FORMATS.iter().chain([GENERIC])
+    }
+
+    fn check(constraint: Constraint, text: &str, expected: bool) {
+        let (n, may_end) = follow(constraint, text);
+        let n_ids = ids(text).len();
+        let stopped: String = text.chars().take(n).collect();
+        assert_eq!(may_end && n == n_ids, expected, "{text}\nstopped near {stopped}");
+    }
+
+    #[test]
+    fn grammars_allow_the_calls_that_the_formats_write() {
+        let text = "fn a() {\n  \"<b>\\ é\"; }";
+        let first = ("edit", json!({ "text": text, "n": -3, "list": [1, { "a": "]}" }, null] }));
+        let second = ("edit_all", json!({ "text": "", "n": 12, "way": "down" }));
+        for format in all_formats() {
+            let all = constraint(format, &json!("required"), true);
+            check(all.clone(), &written(format, &[first.clone()]), true);
+            check(all.clone(), &format!("\n\n{}", written(format, &[second.clone()])), true);
+            let two = written(format, &[first.clone(), second.clone()]);
+            if support(format).is_parallel {
+                check(all.clone(), &two, true);
+                check(constraint(format, &json!("required"), false), &two, false);
+            }
+            let named = json!({ "type": "function", "function": { "name": "edit" } });
+            check(constraint(format, &named, true), &written(format, &[first.clone()]), true);
+            check(constraint(format, &named, true), &written(format, &[second.clone()]), false);
+            for arguments in [
+                json!({ "text": "a", "n": "b" }),
+                json!({ "text": "a" }),
+                json!({ "text": "a", "n": 1, "way": "left" }),
+            ] {
+                check(all.clone(), &written(format, &[("edit", arguments)]), false);
+            }
+            check(all.clone(), &written(format, &[("other", first.1.clone())]), false);
+            check(all, "Hello", false);
+        }
+    }
+
+    #[test]
+    fn text_is_free_up_to_a_call() {
+        for format in all_formats() {
+            let (tools, auto) = (tools(), ToolChoice::default());
+            let grammar = support(format).grammar(&tools, &auto, true, &TOKENIZER);
+            assert_eq!(grammar.is_none(), format.is_bare(), "{}", format.name);
+            if grammar.is_none() {
+                continue;
+            }
+            let auto = || constraint(format, &Value::Null, true);
+            check(auto(), "Hello {\"n\": 1}", true);
+            let good = written(format, &[("edit", json!({ "text": "a", "n": 1 }))]);
+            check(auto(), &format!("So:\n{good}"), true);
+            let bad = written(format, &[("edit", json!({ "text": "a", "n": [] }))]);
+            check(auto(), &format!("So:\n{bad}"), false);
+        }
+    }
+
+    #[test]
+    fn grammars_of_custom_tools_hold_for_their_texts() {
+        let format = |name: &str| FORMATS.iter().find(|format| format.name == name).unwrap();
+        let lark = "start: \"*** Begin\" LF line+ \"*** End\"\nline: /[+-][^\\n]*/ LF\nLF: \"\\n\"";
+        let tools = Tools::parse(&json!([
+            { "type": "custom", "name": "patch", "format":
+                { "type": "grammar", "syntax": "lark", "definition": lark } },
+            { "type": "custom", "name": "date", "format":
+                { "type": "grammar", "syntax": "regex", "definition": "[0-9]{4}/[0-9]{2}" } },
+        ]))
+        .unwrap();
+        let required = ToolChoice { mode: Mode::Required, only: None };
+        let check = |name: &str, tool: &str, input: &str, expected: bool| {
+            let grammar = support(format(name)).grammar(&tools, &required, false, &TOKENIZER);
+            let grammar = Grammar::Lark(grammar.unwrap().lark);
+            let text = written(format(name), &[(tool, json!({ "input": input }))]);
+            check(GRAMMARS.constraint(&grammar).unwrap(), &text, expected);
+        };
+        let patch = "*** Begin\n+a \"b\"\n-c\n*** End";
+        for name in ["qwen-xml", "glm", "deepseek-v3.2", "minimax-m2"] {
+            check(name, "patch", patch, true);
+            check(name, "patch", "*** Begin\na", false);
+        }
+        for name in ["qwen-xml", "hermes", "kimi-k2"] {
+            check(name, "date", "2026/11", true);
+            check(name, "date", "2026-11", false);
+        }
+    }
+
+    #[test]
+    fn choices_are_read() {
+        let tools = tools();
+        let parse = |choice: Value| ToolChoice::parse(&choice, &tools);
+        let only = |name: &str| Some(vec![name.to_owned()]);
+        assert_eq!(parse(Value::Null).unwrap(), ToolChoice::default());
+        assert_eq!(parse(json!("none")).unwrap().mode, Mode::None);
+        let named = ToolChoice { mode: Mode::Required, only: only("edit") };
+        assert_eq!(parse(json!({ "type": "function", "name": "edit" })).unwrap(), named);
+        let allowed = json!({ "type": "allowed_tools", "allowed_tools": { "mode": "auto",
+            "tools": [{ "type": "function", "function": { "name": "edit" } }] } });
+        assert_eq!(parse(allowed).unwrap(), ToolChoice { mode: Mode::Auto, only: only("edit") });
+        for bad in [json!("any"), json!({ "type": "function", "name": "x" }), json!({}), json!(3)] {
+            assert!(parse(bad).unwrap_err().to_string().starts_with("tool_choice: "));
+        }
+        let none = ToolChoice { mode: Mode::None, only: None };
+        assert!(support(GENERIC).grammar(&tools, &none, true, &TOKENIZER).is_none());
+        let kimi = FORMATS.iter().find(|format| format.name == "kimi-k2").unwrap();
+        assert_eq!(kimi.opening_tokens(&TOKENIZER).len(), 2);
+        assert!(ToolChoice::parse(&json!("required"), &Tools::default()).is_err());
+    }
+}

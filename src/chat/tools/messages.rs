@@ -254,3 +254,154 @@ fn add_note(messages: &mut Vec<Value>, tools: &Tools, has_system: bool) {
         None => messages.insert(0, json!({ "role": role, "content": note })),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chat::ChatTemplate;
+    use serde_json::Map;
+
+    fn support(name: &str, is_native: bool, is_parallel: bool) -> ToolSupport {
+        let template = ChatTemplate::new(crate::chat::CHATML, "", "").unwrap();
+        let support = template.tool_support_as(name).unwrap();
+        ToolSupport { is_native, is_parallel, ..support }
+    }
+
+    fn prepared(messages: Value, support: &ToolSupport) -> Value {
+        let mut messages = messages.as_array().unwrap().clone();
+        prepare_messages(&mut messages, &Tools::default(), support);
+        Value::Array(messages)
+    }
+
+    fn call(id: &str, arguments: impl Into<Value>) -> Value {
+        let function = json!({ "name": "f", "arguments": arguments.into() });
+        json!({ "id": id, "type": "function", "function": function })
+    }
+
+    #[test]
+    fn roles_and_calls_of_older_days_are_renewed() {
+        let messages = json!([
+            { "role": "developer", "content": "a" },
+            { "role": "user", "content": "b" },
+            { "role": "system", "content": "c" },
+            { "role": "assistant", "content": null,
+              "function_call": { "name": "f", "arguments": "{\"n\": 1}" } },
+            { "role": "function", "name": "f", "content": "d" },
+            { "role": "assistant", "content": null, "tool_calls": [] },
+        ]);
+        let expected = json!([
+            { "role": "system", "content": "a" },
+            { "role": "user", "content": "b" },
+            { "role": "system", "content": "c" },
+            { "role": "assistant", "content": "", "tool_calls": [call("f", json!({ "n": 1 }))] },
+            { "role": "tool", "name": "f", "content": "d", "tool_call_id": "f" },
+            { "role": "assistant", "content": "" },
+        ]);
+        assert_eq!(prepared(messages, &support("hermes", true, true)), expected);
+    }
+
+    #[test]
+    fn arguments_have_the_form_that_the_template_reads() {
+        let mut support = support("hermes", true, true);
+        for (given, object, text) in [
+            (json!("{\"n\":1}"), json!({ "n": 1 }), "{\"n\":1}"),
+            (json!({ "n": [1, 2] }), json!({ "n": [1, 2] }), "{\"n\": [1, 2]}"),
+            (json!(""), json!({}), "{}"),
+            (Value::Null, json!({}), "{}"),
+            (json!("{\"n\":"), json!({ "arguments": "{\"n\":" }), "{\"n\":"),
+        ] {
+            for (as_text, expected) in [(false, object), (true, text.into())] {
+                support.shape.text_arguments = as_text;
+                let messages =
+                    json!([{ "role": "assistant", "tool_calls": [call("x", given.clone())] }]);
+                let prepared = prepared(messages, &support);
+                assert_eq!(prepared[0]["tool_calls"][0]["function"]["arguments"], expected);
+            }
+        }
+    }
+
+    #[test]
+    fn ids_are_renewed_where_the_template_wants_others() {
+        let messages = json!([
+            { "role": "assistant",
+              "tool_calls": [call("call_1", "{}"), call("functions.f:7", "{}")] },
+            { "role": "tool", "tool_call_id": "call_1", "content": "a" },
+        ]);
+        let kimi = prepared(messages.clone(), &support("kimi-k2", true, true));
+        assert_eq!(kimi[0]["tool_calls"][0]["id"], "functions.f:0");
+        assert_eq!(kimi[0]["tool_calls"][1]["id"], "functions.f:7");
+        assert_eq!(kimi[1]["tool_call_id"], "functions.f:0");
+        assert_eq!(kimi[1]["name"], "f");
+        let mistral = prepared(messages, &support("mistral", true, true));
+        assert_eq!(mistral[0]["tool_calls"][0]["id"], nine("call_1"));
+        assert_eq!(mistral[1]["tool_call_id"], nine("call_1"));
+    }
+
+    #[test]
+    fn calls_stand_alone_where_the_template_renders_one() {
+        let messages = json!([
+            { "role": "assistant", "content": "So:", "reasoning_content": "hm",
+              "tool_calls": [call("a", "{}"), call("b", "{}")] },
+            { "role": "tool", "tool_call_id": "b", "content": "B" },
+            { "role": "tool", "tool_call_id": "a", "content": "A" },
+            { "role": "user", "content": "x" },
+        ]);
+        let expected = json!([
+            { "role": "assistant", "content": "So:", "reasoning_content": "hm",
+              "tool_calls": [call("a", json!({}))] },
+            { "role": "tool", "tool_call_id": "a", "content": "A", "name": "f" },
+            { "role": "assistant", "content": "", "tool_calls": [call("b", json!({}))] },
+            { "role": "tool", "tool_call_id": "b", "content": "B", "name": "f" },
+            { "role": "user", "content": "x" },
+        ]);
+        assert_eq!(prepared(messages, &support("bare-json", true, false)), expected);
+    }
+
+    #[test]
+    fn custom_calls_are_functions_with_one_argument() {
+        let custom =
+            json!({ "id": "x", "type": "custom", "custom": { "name": "f", "input": "a" } });
+        let messages = json!([{ "role": "assistant", "content": "", "tool_calls": [custom] }]);
+        let prepared = prepared(messages, &support("hermes", true, true));
+        assert_eq!(prepared[0]["tool_calls"], json!([call("x", json!({ "input": "a" }))]));
+    }
+
+    /// The template knows nothing of tools: all of it is in the texts.
+    #[test]
+    fn tools_calls_and_results_are_texts_for_other_templates() {
+        let tools = Tools::parse(&json!([{ "type": "function", "name": "f" }])).unwrap();
+        let given = vec![
+            json!({ "role": "user", "content": "a" }),
+            json!({ "role": "assistant", "content": "b", "tool_calls":
+                [call("x", "{\"n\": 1}"), call("y", "{}")] }),
+            json!({ "role": "tool", "tool_call_id": "x",
+                "content": [{ "type": "text", "text": "c" }] }),
+            json!({ "role": "tool", "tool_call_id": "y", "content": "d" }),
+        ];
+        let generic = support("generic", false, true);
+        let mut messages = given.clone();
+        prepare_messages(&mut messages, &tools, &generic);
+        let note = messages[0]["content"].as_str().unwrap();
+        assert!(messages[0]["role"] == "system" && note.contains("{\"name\": \"f\""), "{note}");
+        let calls = "b\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"n\": 1}}\n</tool_call>\n\
+            <tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>";
+        assert_eq!(messages[2], json!({ "role": "assistant", "content": calls }));
+        let results = "<tool_response>\nc\n</tool_response>\n<tool_response>\nd\n</tool_response>";
+        assert_eq!(messages[3], json!({ "role": "user", "content": results }));
+        let mut without_system = given;
+        prepare_messages(
+            &mut without_system,
+            &tools,
+            &ToolSupport { has_system: false, ..generic },
+        );
+        let first = without_system[0]["content"].as_str().unwrap();
+        assert!(first.starts_with("You can call") && first.ends_with("\n\na"), "{first}");
+        let template = ChatTemplate::new(crate::chat::CHATML, "", "").unwrap();
+        let messages = Value::Array(messages);
+        assert!(
+            template
+                .render(&messages, generic.declared(&tools).as_ref(), true, &Map::new())
+                .is_ok()
+        );
+    }
+}

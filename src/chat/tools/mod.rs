@@ -1,14 +1,18 @@
 //! Tools: functions that a model may ask to have called. Families write calls in their own ways
 //! (`table`); which of them a template belongs to is found out by rendering (`choose`).
 //!
-//! A request passes here in this order:
+//! The way of a request:
 //!
-//! 1. `ChatTemplate::tool_support`, once a model: how its template renders tools.
-//! 2. `Tools::parse` reads and checks the request's `tools`.
-//! 3. `prepare_messages` brings the messages into the template's form, and `ChatTemplate::render`
-//!    gets them with `ToolSupport::declared`.
-//! 4. A [`Scanner`] of the answer's text gives [`Event`]s: reasoning, content, and calls with their
-//!    arguments as JSON text. The text must have the control tokens `ToolFormat::tokens` in it.
+//! 1. [`ChatTemplate::tool_support`](super::ChatTemplate::tool_support), once a model: the
+//!    [`ToolSupport`] of its template.
+//! 2. [`Tools::parse`] reads and checks `tools`, [`ToolChoice::parse`] `tool_choice`.
+//! 3. [`prepare_messages`] brings the messages into the template's form.
+//!    `ChatTemplate::render_contents` renders them with [`ToolSupport::declared`], and
+//!    [`encode_chat`](super::encode_chat) makes tokens of the prompt.
+//! 4. [`ToolSupport::grammar`] has the grammar for sampling, if there is one. Where `tool_choice`
+//!    is `none`, [`ToolFormat::opening_tokens`] are banned.
+//! 5. A [`Scanner`] of the answer's text gives [`Event`]s: reasoning, content, and calls with their
+//!    arguments as JSON text. The text has the control tokens `ToolFormat::tokens` in it.
 
 mod calls;
 mod choose;

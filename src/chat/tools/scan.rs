@@ -33,8 +33,8 @@ impl Scanner {
         self.take(&deltas)
     }
 
-    /// The text that was held back, when no more follows. A call that goes on is cut off: its arguments are
-    /// what came of them.
+    /// The text that was held back, when no more follows. A call that goes on is cut off: its
+    /// arguments are what came of them.
     pub fn finish(&mut self) -> Vec<Event> {
         let deltas = self.reasoning.finish();
         let mut events = self.take(&deltas);

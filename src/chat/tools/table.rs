@@ -305,7 +305,7 @@ pub(super) const FORMATS: &[ToolFormat] = &[
     ),
     // Llama 3
     format(
-        "llama",
+        "bare-json",
         &["\"parameters\": "],
         Section { begin: "<|python_tag|>", end: "" },
         Call::Object { arguments: "parameters", list: false, bare: true },
