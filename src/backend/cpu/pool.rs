@@ -353,9 +353,9 @@ mod tests {
         }
     }
 
-    /// A thread that is held up in its first piece loses all others to those that are not, and
     /// A thread that is held up in its first piece loses all others to those that are not; a
     /// thread from which nothing is taken goes through its part in order.
+    #[test]
     fn who_has_finished_takes_from_others() {
         let (n, pool) = (4000, Pool::new(2));
         let (done, first) = (AtomicUsize::new(0), AtomicUsize::new(usize::MAX));
