@@ -388,13 +388,14 @@ impl Generator {
             sink: OnlySink { sink, result: &mut result },
             cancel: request.cancel.clone(),
             owner: Owner::default(),
+            salt: 0,
         };
         let session = match self.session.take() {
             Some(session) => session,
             // The one before was lost in a panic.
             None => self.engine.new_session()?,
         };
-        let mut core = Core::new(&self.engine, vec![session], 0.5);
+        let mut core = Core::new(&self.engine, vec![session], 0.5, 0);
         core.submit(job);
         while core.step() {}
         self.session = core.into_sessions().next();

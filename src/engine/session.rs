@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use super::compute::{Pass, PassText, Stack};
 use super::observer::{LastLogits, Listener, PassObserver};
 use super::recording::{ExpertRecorder, Experts};
+use super::scheduler::Pages;
 use super::{Engine, Logits, Recorder, TopK};
 use crate::cancel::Cancel;
 use crate::forward;
@@ -136,6 +137,33 @@ impl Session {
         let left = self.forget(self.n_past(), n);
         self.tokens.truncate(left);
         left
+    }
+
+    /// Whether positions can be copied from and to other sessions and pages: all layers are on the
+    /// CPU, and none has a state.
+    pub(super) fn can_copy(&self) -> bool {
+        self.gpu_kv.is_none() && !self.kv.has_state() && self.engine.encoder().is_none()
+    }
+
+    /// Copies what follows from another session, whose text begins with this one's, so that this
+    /// one holds `n` tokens.
+    pub(super) fn extend_from(&mut self, other: &Session, n: usize) {
+        let held = self.n_past();
+        debug_assert!(self.can_copy() && other.tokens.starts_with(&self.tokens));
+        self.kv.copy_from(&other.kv, &(held..n));
+        self.tokens.extend(&other.tokens[held..n]);
+    }
+
+    /// Puts pages of a text that begins with the session's into its cache.
+    pub(super) fn extend_from_pages(&mut self, pages: &mut Pages, salt: u64, text: &[u32]) {
+        let held = self.n_past();
+        let n = pages.restore(salt, text, held, &mut self.kv);
+        self.tokens.extend(&text[held..n.max(held)]);
+    }
+
+    /// Keeps the session's text in pages.
+    pub(super) fn keep(&self, pages: &mut Pages, salt: u64) {
+        pages.keep(salt, &self.tokens, &self.kv);
     }
 
     /// Drops all but the first `n` of `n_past` positions from the caches; returns how many are

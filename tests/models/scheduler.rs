@@ -2,15 +2,17 @@
 
 use common::{load, repo};
 use moeba::engine::scheduler::{
-    AnySink, Core, Job, JobSink, Owner, Refused, Scheduler, SchedulerOptions,
+    AnySink, Core, Job, JobSink, Owner, Refused, Scheduler, SchedulerOptions, Status,
 };
 use moeba::engine::{
     Cancel, Engine, EngineOptions, FinishReason, Generation, Generator, Limits, Outcome, Request,
-    TextSink,
+    TestHooks, TextSink,
 };
+use moeba::experts::disk::Faults;
+use moeba::experts::disk::link::Read;
 use moeba::sample::SamplerOptions;
 use moeba::tokenizer::EncodeOptions;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -105,6 +107,7 @@ fn job(engine: &Arc<Engine>, index: usize, request: &Request, done: &Sender<Done
         sink: AnySink::new(sink),
         cancel: request.cancel.clone(),
         owner: Owner { id: index as u64 % 3, weight: 1 + index as u32 % 2 },
+        salt: index as u64 % 2,
     }
 }
 
@@ -119,7 +122,8 @@ fn scheduled(
     n_parallel: usize,
     stride: usize,
 ) -> Vec<(String, FinishReason)> {
-    let options = SchedulerOptions { n_parallel, n_queue: requests.len(), prompt_share: 0.5 };
+    let (n_queue, page_bytes) = (requests.len(), stride * 100_000);
+    let options = SchedulerOptions { n_parallel, n_queue, page_bytes, prompt_share: 0.5 };
     let scheduler = Scheduler::start(engine, options).unwrap();
     let (sender, receiver) = channel();
     for i in 0..requests.len() {
@@ -220,6 +224,7 @@ fn noted(
         sink: sink(&cancel),
         cancel,
         owner: Owner::default(),
+        salt: 0,
     }
 }
 
@@ -227,7 +232,7 @@ fn noted(
 fn a_text_goes_on_between_the_layers_of_a_prompt() {
     let engine = demo(EngineOptions::default());
     let sessions = (0..2).map(|_| engine.new_session().unwrap()).collect();
-    let mut core = Core::new(&engine, sessions, 0.5);
+    let mut core = Core::new(&engine, sessions, 0.5, 0);
     let notes = Arc::new(Mutex::new(Vec::new()));
     let note = |name| Note { name, notes: notes.clone(), cancel: None };
     core.submit(noted(&engine, vec![5, 6, 7], 400, |_| note("token")));
@@ -250,7 +255,7 @@ fn a_text_goes_on_between_the_layers_of_a_prompt() {
 #[test]
 fn a_cancelled_prompt_ends_and_keeps_its_finished_part() {
     let engine = demo(EngineOptions { n_ubatch: Some(16), ..EngineOptions::default() });
-    let mut core = Core::new(&engine, vec![engine.new_session().unwrap()], 0.5);
+    let mut core = Core::new(&engine, vec![engine.new_session().unwrap()], 0.5, 0);
     let notes = Arc::new(Mutex::new(Vec::new()));
     let long: Vec<u32> = (0..200).map(|i| i % 150 + 10).collect();
     let n = 3 * engine.n_layers() + 2;
@@ -268,7 +273,7 @@ fn a_cancelled_prompt_ends_and_keeps_its_finished_part() {
 #[test]
 fn a_full_queue_refuses_and_a_cancelled_job_leaves_it() {
     let engine = demo(EngineOptions::default());
-    let options = SchedulerOptions { n_parallel: 1, n_queue: 2, prompt_share: 0.5 };
+    let options = SchedulerOptions { n_parallel: 1, n_queue: 2, prompt_share: 0.5, page_bytes: 0 };
     let scheduler = Scheduler::start(&engine, options).unwrap();
     let (sender, receiver) = channel();
     let limits = Limits { ignore_eos: true, n_predict: None, ..Limits::default() };
@@ -286,4 +291,122 @@ fn a_full_queue_refuses_and_a_cancelled_job_leaves_it() {
     }
     scheduler.close();
     assert_eq!(submit(4), Err(Refused::Closed));
+}
+
+/// Runs all jobs of a scheduler; returns what it has counted.
+fn run_all(core: &mut Core<Note>) -> Arc<Status> {
+    while core.step() {}
+    core.board().read()
+}
+
+#[test]
+fn a_prompt_of_several_jobs_is_computed_once() {
+    let engine = demo(EngineOptions { n_ubatch: Some(64), ..EngineOptions::default() });
+    let sessions = (0..3).map(|_| engine.new_session().unwrap()).collect();
+    let mut core = Core::new(&engine, sessions, 0.5, 0);
+    let notes = Arc::new(Mutex::new(Vec::new()));
+    let long: Vec<u32> = (0..300).map(|i| i % 150 + 10).collect();
+    for _ in 0..3 {
+        core.submit(noted(&engine, long.clone(), 2, |_| Note {
+            name: "job",
+            notes: notes.clone(),
+            cancel: None,
+        }));
+    }
+    let counts = run_all(&mut core).counts;
+    assert_eq!(notes.lock().unwrap().iter().filter(|note| **note == "end").count(), 3);
+    // The last token of each is computed, and less than a page beside it.
+    assert!((302..300 + 2 * 65).contains(&counts.n_prompt), "{counts:?}");
+}
+
+#[test]
+fn a_text_whose_session_another_one_took_comes_back_in_pages() {
+    let engine = demo(EngineOptions::default());
+    let notes = Arc::new(Mutex::new(Vec::new()));
+    let text = |first: u32| (0..200).map(|i| first + i % 150).collect::<Vec<u32>>();
+    for (page_bytes, n_reused) in [(0, 0), (64 << 20, 192)] {
+        let mut core = Core::new(&engine, vec![engine.new_session().unwrap()], 0.5, page_bytes);
+        for first in [10, 200, 10] {
+            core.submit(noted(&engine, text(first), 2, |_| Note {
+                name: "job",
+                notes: notes.clone(),
+                cancel: None,
+            }));
+        }
+        let status = run_all(&mut core);
+        assert_eq!(status.counts.n_reused, n_reused);
+        assert_eq!(status.n_pages > 0, page_bytes > 0);
+    }
+}
+
+/// A disk that cannot read one place.
+#[derive(Debug, Default)]
+struct BadPlace {
+    /// The offset of a byte, and 0 for none.
+    bad: AtomicU64,
+    /// Offsets of reads.
+    seen: Mutex<Vec<u64>>,
+}
+
+impl Faults for BadPlace {
+    fn after(&self, read: &Read, result: std::io::Result<usize>) -> std::io::Result<usize> {
+        let bad = self.bad.load(Ordering::SeqCst);
+        if (read.offset..read.offset + read.len as u64).contains(&bad) {
+            return Err(std::io::Error::other("a bad sector"));
+        }
+        self.seen.lock().unwrap().push(read.offset);
+        result
+    }
+}
+
+/// With an expert that cannot be read: the texts that need it fail, whoever they share passes with,
+/// and all others are what they are alone.
+#[test]
+fn a_failed_read_fails_the_texts_that_needed_it() {
+    let disk = Arc::new(BadPlace::default());
+    let hooks = TestHooks { faults: Some(disk.clone()), ..TestHooks::default() };
+    let policy = "on-demand".parse().unwrap();
+    let options = EngineOptions {
+        ram: "20%".parse().unwrap(),
+        policy,
+        test: hooks,
+        ..EngineOptions::default()
+    };
+    let all = requests(&demo(EngineOptions::default()), 10);
+    let (mut n_failed, mut n_whole) = (0, 0);
+    let reads = {
+        let engine = demo(options.clone());
+        alone(&engine, &all[..1]);
+        disk.seen.lock().unwrap().clone()
+    };
+    for bad in reads.iter().rev().step_by(reads.len() / 4) {
+        disk.bad.store(bad + 1, Ordering::SeqCst);
+        let engine = demo(options.clone());
+        let mut generator = Generator::new(&engine).unwrap();
+        let mut one = |request: &Request| {
+            generator.clear();
+            let mut text = String::new();
+            let outcome = generator.generate(request, &mut |more: &str| {
+                text.push_str(more);
+                Ok(())
+            });
+            outcome.ok().map(|outcome| (text, outcome.finish))
+        };
+        let expected: Vec<_> = all.iter().map(&mut one).collect();
+        let options =
+            SchedulerOptions { n_parallel: 4, n_queue: 10, ..SchedulerOptions::default() };
+        let scheduler = Scheduler::start(&engine, options).unwrap();
+        let (sender, receiver) = channel();
+        let jobs = (0..all.len()).map(|i| job(&engine, i, &all[i], &sender));
+        scheduler.submit(jobs.collect()).unwrap();
+        for _ in 0..all.len() {
+            let (index, text, outcome) = next(&receiver);
+            let got = outcome.ok().map(|outcome| (text, outcome.finish));
+            assert!(got == expected[index], "text {index}: {got:?}");
+            n_failed += usize::from(got.is_none());
+            n_whole += usize::from(got.is_some());
+        }
+        assert!(engine.model().hierarchy().check_integrity());
+    }
+    assert!(n_failed > 0 && n_whole > 0, "{n_failed} of texts failed, {n_whole} did not");
 }

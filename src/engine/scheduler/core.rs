@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use super::job::{Job, JobSink};
 use super::ledger::Ledger;
+use super::pages::Pages;
 use super::passes;
 use super::queue::Queue;
 use super::rows::divide;
-use super::running::Running;
 use super::slot::Slot;
 use super::status::{Board, Status};
 use crate::engine::{BatchRow, Engine, FinishReason, Outcome, Session};
@@ -20,6 +20,7 @@ use crate::engine::{BatchRow, Engine, FinishReason, Outcome, Session};
 /// Jobs, sessions, and how time is shared.
 pub struct Core<S> {
     engine: Arc<Engine>,
+    pages: Pages,
     slots: Vec<Slot<S>>,
     queue: Queue<S>,
     ledger: Ledger,
@@ -27,11 +28,18 @@ pub struct Core<S> {
 }
 
 impl<S: JobSink> Core<S> {
-    /// For sessions of `engine`; prompts get the part `prompt_share`, in 0..1, of the time.
-    pub fn new(engine: &Arc<Engine>, sessions: Vec<Session>, prompt_share: f64) -> Core<S> {
+    /// For sessions of `engine`; prompts get the part `prompt_share`, in 0..1, of the time, and
+    /// `page_bytes` of memory keep texts that no session holds.
+    pub fn new(
+        engine: &Arc<Engine>,
+        sessions: Vec<Session>,
+        prompt_share: f64,
+        page_bytes: usize,
+    ) -> Core<S> {
         let slots = sessions.into_iter().enumerate();
         Core {
             engine: engine.clone(),
+            pages: Pages::new(page_bytes),
             slots: slots.map(|(id, session)| Slot::new(id, session)).collect(),
             queue: Queue::default(),
             ledger: Ledger::new(prompt_share),
@@ -79,6 +87,7 @@ impl<S: JobSink> Core<S> {
     pub fn step(&mut self) -> bool {
         self.end_cancelled();
         self.admit();
+        self.copy_between_sessions();
         self.plan_prompts();
         self.publish();
         let has_prompt = self.slots.iter().any(|slot| !slot.next.is_empty());
@@ -107,19 +116,38 @@ impl<S: JobSink> Core<S> {
         }
     }
 
-    /// Gives free sessions to waiting jobs: each the session that holds most of its prompt, of
-    /// equals the one that was used least recently.
+    /// Gives free sessions to waiting jobs: each the session whose text it continues, else the one
+    /// that was used least recently.
     fn admit(&mut self) {
         while self.slots.iter().any(|slot| slot.job.is_none()) {
             let Some(job) = self.queue.pop(&self.ledger) else { return };
             let free = self.slots.iter_mut().filter(|slot| slot.job.is_none());
-            let best = free.max_by_key(|slot| (slot.n_common(&job.prompt), !slot.last_used));
+            let best = free.max_by_key(|slot| {
+                let n = slot.n_common(job.salt, &job.prompt);
+                let is_continued = slot.is_continued(job.salt, &job.prompt);
+                (if is_continued { n } else { 0 }, !slot.last_used)
+            });
             let Some(slot) = best else { return };
             self.ledger.counts.n_started += 1;
             slot.last_used = self.ledger.counts.n_started;
-            slot.job = Running::start(job, &mut slot.session, &self.engine);
-            if slot.job.is_some() {
-                self.ledger.counts.n_reused += slot.session.n_past() as u64;
+            slot.start(job, &mut self.pages, &self.engine);
+            slot.extend_from_pages(&mut self.pages);
+        }
+    }
+
+    /// Copies what other sessions hold of the texts that are to be computed.
+    fn copy_between_sessions(&mut self) {
+        for i in 0..self.slots.len() {
+            let slot = &self.slots[i];
+            if !slot.has_prompt() {
+                continue;
+            }
+            let others = (0..self.slots.len()).filter(|j| *j != i);
+            let best = others.map(|j| (slot.n_from(&self.slots[j]), j)).max();
+            if let Some((n, j)) = best.filter(|(n, _)| *n > slot.session.n_past())
+                && let Ok([to, from]) = self.slots.get_disjoint_mut([i, j])
+            {
+                to.session.extend_from(&from.session, n);
             }
         }
     }
@@ -134,9 +162,18 @@ impl<S: JobSink> Core<S> {
         if let Some(i) = waiting.iter().position(|slot| is_whole || slot.is_alone()) {
             waiting = vec![waiting.swap_remove(i)];
         }
+        // A text that begins as an older one waits for what that one computes.
+        for i in (1..waiting.len()).rev() {
+            if waiting[..i].iter().any(|older| waiting[i].follows(older)) {
+                waiting.remove(i);
+            }
+        }
         let left: Vec<usize> = waiting.iter().map(|slot| slot.n_left()).collect();
         let room = if is_whole { left.iter().sum() } else { self.engine.plan().n_ubatch };
         for (slot, n) in waiting.into_iter().zip(divide(&left, room)) {
+            if n > 0 {
+                self.ledger.counts.n_reused += slot.begin() as u64;
+            }
             slot.plan(n);
         }
     }
@@ -155,7 +192,8 @@ impl<S: JobSink> Core<S> {
 
     fn publish(&self) {
         let slots = self.slots.iter().map(Slot::status).collect();
-        let counts = self.ledger.counts;
-        self.board.write(Status { slots, n_queued: self.queue.len(), counts });
+        let (n_pages, page_bytes) = (self.pages.len(), self.pages.n_bytes());
+        let (n_queued, counts) = (self.queue.len(), self.ledger.counts);
+        self.board.write(Status { slots, n_queued, n_pages, page_bytes, counts });
     }
 }

@@ -84,4 +84,6 @@ pub struct Job<S> {
     /// Ends the job early, wherever it is.
     pub cancel: Cancel,
     pub owner: Owner,
+    /// Jobs of different salts share no text in the caches.
+    pub salt: u64,
 }

@@ -7,6 +7,7 @@
 mod core;
 mod job;
 mod ledger;
+mod pages;
 mod passes;
 mod queue;
 mod rows;
@@ -18,5 +19,6 @@ mod thread;
 
 pub use self::core::Core;
 pub use job::{AnySink, Job, JobSink, Owner};
+pub(super) use pages::Pages;
 pub use status::{Board, Counts, JobStatus, SlotStatus, Status};
 pub use thread::{Refused, Scheduler, SchedulerOptions};

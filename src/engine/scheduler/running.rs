@@ -22,6 +22,8 @@ pub struct Running<S> {
     source: Option<Vec<u32>>,
     text: Vec<u32>,
     n_prompt: usize,
+    /// Whether a pass has been planned.
+    has_begun: bool,
     /// Whether the first token is still to be chosen.
     in_prompt: bool,
     outcome: Outcome,
@@ -32,7 +34,7 @@ impl<S: JobSink> Running<S> {
     /// Keeps of the session's text what the job's begins with. `None`: the prompt is not the
     /// model's, and the job has ended.
     pub fn start(job: Job<S>, session: &mut Session, engine: &Engine) -> Option<Running<S>> {
-        let Job { id, prompt, source, generation, cancel, mut sink, owner } = job;
+        let Job { id, prompt, source, generation, cancel, mut sink, owner, salt: _ } = job;
         if source.is_some() {
             session.truncate(0);
         }
@@ -42,9 +44,7 @@ impl<S: JobSink> Running<S> {
         }
         session.set_cancel(cancel.clone());
         let mut outcome = Outcome::new(FinishReason::Cancelled);
-        outcome.n_reused = session.n_past();
         outcome.n_prompt = source.as_ref().map_or(0, Vec::len);
-        sink.started(outcome.n_reused);
         Some(Running {
             id,
             owner,
@@ -55,6 +55,7 @@ impl<S: JobSink> Running<S> {
             sink,
             n_prompt: prompt.len(),
             text: prompt,
+            has_begun: false,
             in_prompt: true,
             outcome,
             clock: Clock::start(engine),
@@ -64,6 +65,22 @@ impl<S: JobSink> Running<S> {
     /// Whether the next pass is a step of decode: all but the last generated token is computed.
     pub fn is_decoding(&self, session: &Session) -> bool {
         self.text.len() > self.n_prompt && self.n_left(session) == 1
+    }
+
+    /// The text so far.
+    pub fn text(&self) -> &[u32] {
+        &self.text
+    }
+
+    /// The first pass is planned: all that the session holds by now was there before. Returns the
+    /// number of those tokens, and 0 when other passes are planned.
+    pub fn begin(&mut self, session: &Session) -> usize {
+        if std::mem::replace(&mut self.has_begun, true) {
+            return 0;
+        }
+        self.outcome.n_reused = session.n_past();
+        self.sink.started(self.outcome.n_reused);
+        self.outcome.n_reused
     }
 
     pub fn is_full(&self) -> bool {
@@ -141,7 +158,8 @@ impl<S: JobSink> Running<S> {
 
     fn end_prompt(&mut self, session: &Session, engine: &Engine) {
         self.in_prompt = false;
-        self.outcome.n_prompt += session.n_past().saturating_sub(self.outcome.n_reused);
+        let n_past = if self.has_begun { session.n_past() } else { 0 };
+        self.outcome.n_prompt += n_past.saturating_sub(self.outcome.n_reused);
         (self.outcome.prompt_time, self.outcome.prompt_traffic) = self.clock.stop(engine);
         self.clock = Clock::start(engine);
     }

@@ -1,6 +1,7 @@
 //! A session and the job that has it.
 
-use super::job::{JobSink, Owner};
+use super::job::{Job, JobSink, Owner};
+use super::pages::{PAGE, Pages};
 use super::running::Running;
 use super::status::SlotStatus;
 use crate::engine::{BatchRow, Engine, FinishReason, Session};
@@ -12,18 +13,63 @@ pub struct Slot<S> {
     pub job: Option<Running<S>>,
     /// The number of the last job that had it.
     pub last_used: u64,
+    /// The salt of the session's text.
+    salt: u64,
     /// The job's tokens in the next pass.
     pub next: Vec<u32>,
 }
 
 impl<S: JobSink> Slot<S> {
     pub fn new(id: usize, session: Session) -> Slot<S> {
-        Slot { id, session, job: None, last_used: 0, next: Vec::new() }
+        Slot { id, session, job: None, last_used: 0, salt: 0, next: Vec::new() }
     }
 
-    /// How many tokens of a prompt the session holds.
-    pub fn n_common(&self, prompt: &[u32]) -> usize {
-        self.session.tokens().iter().zip(prompt).take_while(|(a, b)| a == b).count()
+    /// Tokens of a text of the same salt that the session holds from its beginning.
+    pub fn n_common(&self, salt: u64, text: &[u32]) -> usize {
+        if salt == self.salt { n_common(self.session.tokens(), text) } else { 0 }
+    }
+
+    /// Whether a prompt goes on where the session's text is, or soon after its half.
+    pub fn is_continued(&self, salt: u64, prompt: &[u32]) -> bool {
+        let n = self.n_common(salt, prompt);
+        n > 0 && 2 * n >= self.session.n_past()
+    }
+
+    /// Gives the session to a job; what it drops of its text goes to `pages`.
+    pub fn start(&mut self, job: Job<S>, pages: &mut Pages, engine: &Engine) {
+        let n = self.n_common(job.salt, &job.prompt);
+        if self.session.can_copy() && n < self.session.n_past() {
+            self.session.keep(pages, self.salt);
+        }
+        if job.salt != self.salt {
+            self.session.truncate(0);
+            self.salt = job.salt;
+        }
+        self.job = Running::start(job, &mut self.session, engine);
+    }
+
+    /// Tokens of the job's text, of which the last one is always computed, that pages hold beyond
+    /// the session.
+    pub fn extend_from_pages(&mut self, pages: &mut Pages) {
+        let Some(job) = self.job.as_ref().filter(|_| self.session.can_copy()) else { return };
+        let text = &job.text()[..job.text().len() - 1];
+        self.session.extend_from_pages(pages, self.salt, text);
+    }
+
+    /// Tokens of the job's text that the session could have from another one's.
+    pub fn n_from(&self, other: &Slot<S>) -> usize {
+        let Some(job) = self.job.as_ref().filter(|_| self.session.can_copy()) else { return 0 };
+        other.n_common(self.salt, &job.text()[..job.text().len() - 1])
+    }
+
+    /// Whether an older job computes tokens that the job's text needs next.
+    pub fn follows(&self, older: &Slot<S>) -> bool {
+        let (Some(job), Some(leader)) = (&self.job, &older.job) else { return false };
+        let is_same = self.salt == older.salt && self.session.can_copy();
+        let n = n_common(job.text(), leader.text()).min(job.text().len() - 1);
+        is_same
+            && older.has_prompt()
+            && n >= self.session.n_past().max(older.session.n_past()) + PAGE
     }
 
     /// Tokens of the job's text that are not computed.
@@ -49,6 +95,11 @@ impl<S: JobSink> Slot<S> {
     /// Reads the job's source text, if the model has an encoder and it was not read.
     pub fn encode(&mut self) -> Result<()> {
         self.job.as_mut().map_or(Ok(()), |job| job.encode(&mut self.session))
+    }
+
+    /// As [`Running::begin`].
+    pub fn begin(&mut self) -> usize {
+        self.job.as_mut().map_or(0, |job| job.begin(&self.session))
     }
 
     /// Puts at most `n` tokens of the job's text into the next pass.
@@ -103,6 +154,10 @@ impl<S: JobSink> Slot<S> {
         let job = self.job.as_ref().map(|job| job.status(&self.session));
         SlotStatus { id: self.id, n_past: self.session.n_past(), job }
     }
+}
+
+fn n_common(a: &[u32], b: &[u32]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
 /// A slot's part of a pass.

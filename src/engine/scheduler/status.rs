@@ -9,6 +9,9 @@ pub struct Status {
     pub slots: Vec<SlotStatus>,
     /// Jobs that wait for a session.
     pub n_queued: usize,
+    /// Pages of texts that no session holds, and their bytes.
+    pub n_pages: usize,
+    pub page_bytes: usize,
     pub counts: Counts,
 }
 

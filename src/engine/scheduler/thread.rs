@@ -21,13 +21,15 @@ pub struct SchedulerOptions {
     pub n_parallel: usize,
     /// Jobs that may wait for a session.
     pub n_queue: usize,
+    /// Memory for keys and values of texts that no session holds.
+    pub page_bytes: usize,
     /// The part of the time, in 0..1, that prompts get while texts are in decode.
     pub prompt_share: f64,
 }
 
 impl Default for SchedulerOptions {
     fn default() -> Self {
-        SchedulerOptions { n_parallel: 1, n_queue: 64, prompt_share: 0.5 }
+        SchedulerOptions { n_parallel: 1, n_queue: 64, page_bytes: 0, prompt_share: 0.5 }
     }
 }
 
@@ -82,7 +84,7 @@ impl Scheduler {
     pub fn start(engine: &Arc<Engine>, options: SchedulerOptions) -> Result<Scheduler> {
         let n = options.n_parallel.max(1);
         let sessions = (0..n).map(|_| engine.new_session()).collect::<Result<Vec<_>>>()?;
-        let core = Core::<AnySink>::new(engine, sessions, options.prompt_share);
+        let core = Core::<AnySink>::new(engine, sessions, options.prompt_share, options.page_bytes);
         let (inbox, board) = (Arc::new(Inbox::default()), core.board().clone());
         let thread = std::thread::Builder::new().name("scheduler".into());
         let thread = thread.spawn({

@@ -2,6 +2,8 @@
 //! or latent attention's one row for both. A head's positions lie one after the other, so that
 //! attention reads them as a stream.
 
+mod positions;
+
 use crate::backend::ops::{DeltaShape, RowBytes, Rows, RowsMut, row_bytes};
 use crate::gguf::TensorType;
 use crate::{Error, Result};
@@ -188,11 +190,15 @@ impl KvCache {
         self.n_source = n;
     }
 
+    /// Whether some layer has a state, which no position can be taken from.
+    pub fn has_state(&self) -> bool {
+        self.layers.iter().any(|layer| matches!(layer.shape, LayerShape::Delta(_)))
+    }
+
     /// Takes back positions from `n` of `n_past` on; returns the number of positions that are left.
     /// Layers with a state cannot take back positions: they start over.
     pub fn truncate(&mut self, n_past: usize, n: usize) -> usize {
-        let has_state = self.layers.iter().any(|l| matches!(l.shape, LayerShape::Delta(_)));
-        if !has_state || n >= n_past {
+        if !self.has_state() || n >= n_past {
             return n.min(n_past);
         }
         for layer in &mut self.layers {
