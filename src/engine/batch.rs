@@ -30,8 +30,8 @@ impl Interlude<'_, '_> {
 
 impl Engine {
     /// Appends tokens to the texts of several sessions of this engine in one pass, which computes
-    /// each expert once for all of them. Each text's logits, which [`Session::logits`] returns, have
-    /// the bits that they have alone.
+    /// each expert once for all of them. Each text's logits, which [`Session::logits`] returns,
+    /// have the bits that they have alone.
     ///
     /// Fails as [`Session::eval`] does, and if the batch has more than [`MemoryPlan::n_ubatch`]
     /// tokens. An error is that of all rows: none of them is kept. A row's cancelling ends the pass

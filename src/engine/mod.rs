@@ -122,7 +122,7 @@ impl Engine {
         &self.model
     }
 
-    /// Where the weights are and what memory they take.
+    /// The plan of the weights: their places and the memory that they take.
     pub fn plan(&self) -> &MemoryPlan {
         &self.plan
     }

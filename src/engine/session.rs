@@ -260,7 +260,7 @@ impl Session {
         result
     }
 
-    /// Of a pass that computes `tokens`: the session's part, and whoever listens to it.
+    /// The session's part of a pass that computes `tokens`, and its observer.
     pub(super) fn parts<'a>(
         &'a mut self,
         tokens: &'a [u32],

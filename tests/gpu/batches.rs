@@ -64,7 +64,8 @@ fn run(
     engine: &Arc<Engine>,
     texts: &[Text],
     random: &mut Random,
-    (most, cuts): (usize, bool),
+    most: usize,
+    cuts: bool,
 ) -> Vec<Vec<(usize, Vec<u32>)>> {
     let mut sessions: Vec<_> = texts.iter().map(|_| engine.new_session().unwrap()).collect();
     let mut heard = vec![Vec::new(); texts.len()];
@@ -108,8 +109,8 @@ fn check(path: &Path, options: &EngineOptions, seed: u64) {
     let engine = load(path, options);
     let mut random = Random(seed);
     let texts = texts(&engine, &mut random);
-    let alone = run(&engine, &texts, &mut random, (1, false));
-    let mixed = run(&engine, &texts, &mut random, (texts.len(), true));
+    let alone = run(&engine, &texts, &mut random, 1, false);
+    let mixed = run(&engine, &texts, &mut random, texts.len(), true);
     for (t, (alone, mixed)) in alone.iter().zip(&mixed).enumerate() {
         for (end, logits) in alone {
             let got = mixed.iter().find(|(at, _)| at == end).map(|(_, logits)| logits);

@@ -57,11 +57,11 @@ impl TextSink for AnySink {
     }
 }
 
-/// Who a job is for: time is shared between owners, then between an owner's jobs.
+/// The owner of a job: time is shared between owners, then between an owner's jobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner {
     pub id: u64,
-    /// Of two owners that both want it, one gets this many times the other's share.
+    /// Among owners that want time at once, shares are proportional to their weights.
     pub weight: u32,
 }
 

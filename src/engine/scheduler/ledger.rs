@@ -21,7 +21,7 @@ impl Ledger {
     }
 
     /// An owner brings a job. One that had none counts as if it had used as much as the one of the
-    /// `active` ones that has used the least: nobody saves time up.
+    /// `active` ones that has used the least: time cannot be saved up.
     pub fn enter(&mut self, owner: Owner, active: &[Owner]) {
         let is_active = |id: u64| active.iter().any(|other| other.id == id);
         if is_active(owner.id) {

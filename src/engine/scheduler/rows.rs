@@ -36,7 +36,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_room_is_used_and_nobody_with_less_waits_for_more(
+        fn the_room_is_used_and_no_smaller_text_waits_for_a_larger(
             left in prop::collection::vec(1usize..300, 1..9),
             room in 1usize..1000,
         ) {
@@ -45,7 +45,8 @@ mod tests {
             prop_assert_eq!(parts.iter().sum::<usize>(), room.min(total));
             for (i, part) in parts.iter().enumerate() {
                 prop_assert!(*part <= left[i]);
-                let more = parts.iter().enumerate().any(|(j, other)| *other > part + left.len() + 1 && j != i);
+                let most = part + left.len() + 1;
+                let more = parts.iter().enumerate().any(|(j, other)| j != i && *other > most);
                 prop_assert!(*part == left[i] || !more, "{:?} of {:?}", parts, left);
             }
         }

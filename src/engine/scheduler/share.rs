@@ -24,7 +24,7 @@ impl Share {
         self.owed_to_decode -= time.as_secs_f64();
     }
 
-    /// Begins anew: one of the two wants no time.
+    /// Starts over: one of the two wants no time.
     pub fn reset(&mut self) {
         self.owed_to_decode = 0.0;
     }

@@ -63,7 +63,7 @@ pub struct JobStatus {
     pub n_generated: usize,
 }
 
-/// Where the newest snapshot is.
+/// The newest snapshot.
 #[derive(Clone, Debug, Default)]
 pub struct Board(Arc<Mutex<Arc<Status>>>);
 

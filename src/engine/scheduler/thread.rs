@@ -12,7 +12,7 @@ use super::status::{Board, Status};
 use crate::engine::Engine;
 use crate::{Error, Result};
 
-/// How often jobs whose readers are behind are looked at, if nobody wakes the thread.
+/// The interval at which jobs whose readers are behind are checked, if nothing wakes the thread.
 const PAUSE: Duration = Duration::from_millis(20);
 
 #[derive(Clone, Copy, Debug)]
