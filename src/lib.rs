@@ -12,6 +12,7 @@ pub mod error;
 pub mod experts;
 pub mod forward;
 pub mod gguf;
+pub mod guard;
 pub mod hub;
 pub mod interrupt;
 pub mod machine;

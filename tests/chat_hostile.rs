@@ -1,6 +1,8 @@
-//! Templates that attack: each ends in one sentence, soon, within bounded memory.
+//! Templates and grammars that attack: each ends in one sentence, soon, within bounded memory.
 
-use moeba::chat::{BoundedAllocator, ChatTemplate};
+use moeba::chat::ChatTemplate;
+use moeba::guard::BoundedAllocator;
+use moeba::sample::grammar::Grammar;
 use serde_json::{Map, json};
 use std::time::{Duration, Instant};
 
@@ -142,7 +144,7 @@ fn a_panic_of_the_engine_is_a_sentence() {
     let template = ChatTemplate::new("{% for m in messages[::-1] %}x{% endfor %}", "", "").unwrap();
     match template.render(&json!([]), None, false, &Map::new()) {
         Ok(text) => assert_eq!(text, ""),
-        Err(e) => assert!(e.to_string().contains("template engine"), "{e}"),
+        Err(e) => assert!(e.to_string().contains("engine fail"), "{e}"),
     }
 }
 
@@ -156,4 +158,13 @@ fn many_renders_at_once_do_not_disturb_each_other() {
             });
         }
     });
+}
+
+#[test]
+fn a_grammar_whose_states_multiply_is_given_up() {
+    let parts: Vec<_> = (0..60).map(|i| json!({ "pattern": format!("a.{{{i}}}b") })).collect();
+    let schema = json!({ "type": "string", "allOf": parts });
+    let error = Grammar::JsonSchema(schema).check().unwrap_err().to_string();
+    assert!(error.starts_with("compiling the JSON schema "), "{error}");
+    assert!(error.contains("MiB of memory") || error.contains("seconds"), "{error}");
 }

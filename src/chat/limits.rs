@@ -3,7 +3,7 @@
 //! `BoundedAllocator` is the program's allocator, memory.
 
 use super::environment::{NAME, describe};
-use super::guard;
+use crate::guard::{self, Budget};
 use crate::{Error, Result};
 use minijinja::{Environment, Value};
 use std::io;
@@ -24,8 +24,9 @@ const MAX_OUTPUT_BYTES: usize = 64 << 20;
 
 /// Dropping a value takes stack by its nesting: the 2.5 million levels that the fuel allows fit
 /// into this one (a test builds them). It is address space, not memory, until it is used.
-const BUDGET: guard::Budget =
-    guard::Budget { bytes: 256 << 20, time: Duration::from_secs(10), stack_bytes: 512 << 20 };
+const BUDGET: Budget = Budget { bytes: 256 << 20, time: TIME, end: TIME, stack_bytes: 512 << 20 };
+
+const TIME: Duration = Duration::from_secs(10);
 
 /// Renders the environment's template.
 pub fn render(environment: Arc<Environment<'static>>, context: Value) -> Result<String> {

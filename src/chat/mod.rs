@@ -9,7 +9,6 @@ mod contents;
 mod environment;
 mod format;
 mod from_gguf;
-mod guard;
 mod json;
 mod limits;
 mod parts;
@@ -19,7 +18,6 @@ pub mod tools;
 pub use clock::Clock;
 pub use contents::{ControlTexts, Rendered, encode_chat};
 pub use from_gguf::names;
-pub use guard::BoundedAllocator;
 
 use crate::{Error, Result};
 use minijinja::Environment;

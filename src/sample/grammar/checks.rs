@@ -2,7 +2,9 @@
 
 use super::Grammar;
 use crate::{Error, Result};
+use regex::Regex;
 use serde_json::Value;
+use std::sync::LazyLock;
 
 /// Bytes of a grammar, or of a schema written as JSON.
 const MAX_BYTES: usize = 512 << 10;
@@ -10,9 +12,11 @@ const MAX_BYTES: usize = 512 << 10;
 /// Objects and arrays within each other.
 const MAX_SCHEMA_DEPTH: usize = 128;
 
-/// Braces within each other in a Lark grammar or a regular expression. llguidance bounds other
-/// brackets itself.
+/// Braces within each other in a Lark grammar. llguidance bounds other brackets itself.
 const MAX_BRACES: usize = 128;
+
+/// Conjunctions in a Lark grammar. The states of what they conjoin multiply.
+const MAX_CONJUNCTIONS: usize = 16;
 
 /// Fails for a grammar that is too large, too deep or empty.
 pub fn check(grammar: &Grammar) -> Result<()> {
@@ -30,17 +34,12 @@ pub fn check(grammar: &Grammar) -> Result<()> {
             }
             check_size(kind, schema.to_string().len())
         }
-        Grammar::Regex(text) | Grammar::Lark(text) => {
+        Grammar::Lark(text) => {
             check_size(kind, text.len())?;
             check_text(kind, text)?;
-            match n_braces(text) > MAX_BRACES {
-                true => Err(Error::invalid(format!(
-                    "the {kind} is nested more than {MAX_BRACES} levels deep"
-                ))),
-                false => Ok(()),
-            }
+            check_lark(text)
         }
-        Grammar::Gbnf(text) => {
+        Grammar::Regex(text) | Grammar::Gbnf(text) => {
             check_size(kind, text.len())?;
             check_text(kind, text)
         }
@@ -83,19 +82,33 @@ fn is_shallow(schema: &Value) -> bool {
     false
 }
 
-/// The greatest number of braces open at once. Those in strings and comments count too; one that
-/// closes what nothing opened takes none away.
-fn n_braces(text: &str) -> usize {
-    let (mut open, mut most) = (0usize, 0);
+/// A string, a regular expression or a comment of a Lark grammar.
+static NO_SYNTAX: LazyLock<Regex> = LazyLock::new(|| {
+    Regex::new(r#""(\\.|[^"\\])*"|/(\\.|[^/\\\n])+/|(#|//)[^\n]*"#).expect("a valid expression")
+});
+
+fn check_lark(text: &str) -> Result<()> {
+    let text = NO_SYNTAX.replace_all(text, "");
+    let (mut open, mut n_conjunctions) = (0usize, 0);
     for byte in text.bytes() {
         match byte {
             b'{' => open += 1,
             b'}' => open = open.saturating_sub(1),
+            b'&' => n_conjunctions += 1,
             _ => {}
         }
-        most = most.max(open);
+        if open > MAX_BRACES {
+            return Err(Error::invalid(format!(
+                "the Lark grammar is nested more than {MAX_BRACES} levels deep"
+            )));
+        }
     }
-    most
+    match n_conjunctions <= MAX_CONJUNCTIONS {
+        true => Ok(()),
+        false => Err(Error::invalid(format!(
+            "the Lark grammar has more than {MAX_CONJUNCTIONS} conjunctions (&)"
+        ))),
+    }
 }
 
 #[cfg(test)]
@@ -119,6 +132,11 @@ mod tests {
             assert!(check(&Grammar::Gbnf(text.into())).is_err());
             assert!(check(&Grammar::Regex(text.into())).is_err());
         }
-        assert!(check(&Grammar::Regex("a{2}".repeat(1000))).is_ok());
+        let lark = |text: String| check(&Grammar::Lark(text));
+        assert!(lark(format!("start: A{}", " & /a/".repeat(MAX_CONJUNCTIONS))).is_ok());
+        assert!(lark(format!("start: A{}", " & /a/".repeat(MAX_CONJUNCTIONS + 1))).is_err());
+        // Neither counts in strings, regular expressions and comments.
+        let text = "&{{\\\"&".repeat(100);
+        assert!(lark(format!("start: \"{text}\" /{text}/ // {text}\n# {text}")).is_ok());
     }
 }

@@ -1,22 +1,25 @@
-//! Compilation with a deadline.
+//! Compilation within bounds.
 
-use super::matcher::{Matcher, first_line};
+use super::matcher::{Matcher, NO_TOKEN, sentence};
 use super::{Grammar, gbnf};
+use crate::guard::{self, Budget};
 use crate::{Error, Result};
 use llguidance::ParserFactory;
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::SimpleVob;
 use serde_json::{Value, json};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{self, RecvTimeoutError};
-use std::thread;
 use std::time::Duration;
 
-/// How long a compilation may take. Code that is not optimised is many times slower.
-pub const DEADLINE: Duration = Duration::from_secs(if cfg!(debug_assertions) { 30 } else { 2 });
-
-/// Rules that name each other in a chain are compiled by recursion.
-const STACK_BYTES: usize = 256 << 20;
+/// Rules that name each other in a chain are compiled by recursion, which takes stack. Code that is
+/// not optimised is many times slower.
+const BUDGET: Budget = Budget {
+    bytes: 128 << 20,
+    time: Duration::from_secs(if cfg!(debug_assertions) { 30 } else { 2 }),
+    end: Duration::from_secs(30),
+    stack_bytes: 256 << 20,
+};
 
 /// Compilations at a time, those included that were given up.
 const MAX_RUNNING: usize = 16;
@@ -35,12 +38,18 @@ pub struct Compiled {
 }
 
 impl Compiled {
-    pub fn new(factory: &ParserFactory, grammar: &Grammar) -> Result<Compiled> {
+    fn new(factory: &ParserFactory, grammar: &Grammar) -> Result<Compiled> {
         let mut matcher = match grammar {
             Grammar::Gbnf(text) => Matcher::Gbnf(gbnf::Matcher::new(text)?),
             other => Matcher::Llguidance(Box::new(llguidance_matcher(factory, other)?)),
         };
-        let first = matcher.mask(factory.tok_env().tok_trie())?;
+        let first = matcher.mask(factory.tok_env().tok_trie()).map_err(|why| match why {
+            Error::Invalid(why) if why == NO_TOKEN => Error::invalid(format!(
+                "the {} describes no text that the model can write",
+                grammar.kind()
+            )),
+            other => other,
+        })?;
         Ok(Compiled { matcher, first })
     }
 }
@@ -55,7 +64,7 @@ fn llguidance_matcher(factory: &ParserFactory, grammar: &Grammar) -> Result<llgu
     let mut matcher = llguidance::Matcher::new(factory.create_parser(source));
     if let Some(why) = matcher.get_error() {
         let kind = grammar.kind();
-        return Err(Error::invalid(format!("the {kind} cannot be used: {}", first_line(&why))));
+        return Err(Error::invalid(format!("the {kind} cannot be used: {}", sentence(&why))));
     }
     for warning in matcher.grammar_warnings() {
         log::debug!("{}: {warning}", grammar.kind());
@@ -73,32 +82,15 @@ fn json_schema(mut schema: Value) -> TopLevelGrammar {
     TopLevelGrammar::from_json_schema(schema)
 }
 
-/// Runs `work` in a thread that is given up after `deadline`: it cannot be stopped, so it runs on,
-/// and its result is dropped.
-pub fn within_deadline<T: Send + 'static>(
-    deadline: Duration,
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> Result<T> {
-    let running = Running::new()?;
-    let (sender, receiver) = mpsc::sync_channel(1);
-    let thread = thread::Builder::new().name("grammar".into()).stack_size(STACK_BYTES);
-    let spawned = thread.spawn(move || {
-        let result = work();
+/// Compiles in a guarded thread.
+pub fn compile(factory: Arc<ParserFactory>, grammar: &Grammar) -> Result<Compiled> {
+    let what = format!("compiling the {}", grammar.kind());
+    let (running, grammar) = (Running::new()?, grammar.clone());
+    guard::run(&what, BUDGET, move || {
+        let compiled = Compiled::new(&factory, &grammar);
         drop(running);
-        // Fails if the deadline has passed.
-        let _ = sender.send(result);
-    });
-    spawned.map_err(|e| Error::invalid(format!("no thread to compile the grammar: {e}")))?;
-    match receiver.recv_timeout(deadline) {
-        Ok(result) => result,
-        Err(RecvTimeoutError::Timeout) => Err(Error::invalid(format!(
-            "the grammar takes more than {} seconds to compile: simplify it",
-            deadline.as_secs()
-        ))),
-        Err(RecvTimeoutError::Disconnected) => {
-            Err(Error::invalid("the grammar is too complex to compile: simplify it"))
-        }
-    }
+        compiled
+    })
 }
 
 /// One of the compilations that run.

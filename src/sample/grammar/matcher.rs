@@ -4,6 +4,12 @@ use super::gbnf;
 use crate::{Error, Result};
 use llguidance::toktrie::{SimpleVob, TokTrie};
 
+/// Why a mask is empty.
+pub const NO_TOKEN: &str = "no token of the model continues the text in its grammar";
+
+/// Characters of a message.
+const MAX_MESSAGE: usize = 200;
+
 pub enum Matcher {
     Llguidance(Box<llguidance::Matcher>),
     Gbnf(gbnf::Matcher),
@@ -28,7 +34,7 @@ impl Matcher {
             Matcher::Gbnf(matcher) => matcher.mask(trie)?,
         };
         if mask.is_zero() {
-            return Err(Error::invalid("no token of the model continues the text in its grammar"));
+            return Err(Error::invalid(NO_TOKEN));
         }
         Ok(mask)
     }
@@ -76,14 +82,29 @@ impl Matcher {
 }
 
 fn failed(error: impl std::fmt::Display) -> Error {
-    Error::invalid(format!("the grammar cannot be followed: {}", first_line(&error.to_string())))
+    let message = error.to_string();
+    match message.starts_with("NoExtension") {
+        true => Error::invalid(NO_TOKEN),
+        false => Error::invalid(format!("the grammar cannot be followed: {}", sentence(&message))),
+    }
 }
 
-/// A message of llguidance without the lines that describe its state.
-pub fn first_line(message: &str) -> String {
-    match message.lines().map(str::trim).find(|line| !line.is_empty()) {
-        Some(line) if line.starts_with("panic:") => "it is too complex".into(),
-        Some(line) => line.trim_end_matches('.').into(),
-        None => "no reason is known".into(),
+/// A message of llguidance without the lines that describe its state, cut to a readable length.
+pub fn sentence(message: &str) -> String {
+    let mut lines = message.lines().map(str::trim).filter(|line| !line.is_empty());
+    let first = lines.next().unwrap_or("no reason is known");
+    if first.starts_with("panic:") {
+        return "it is too complex".into();
     }
+    // Regular expressions are shown, and the reason stands below.
+    let reason = lines.find_map(|line| line.strip_prefix("error: "));
+    let mut text = match reason {
+        Some(reason) if first.ends_with(':') => format!("{first} {reason}"),
+        _ => first.trim_end_matches('.').to_owned(),
+    };
+    if let Some((end, _)) = text.char_indices().nth(MAX_MESSAGE) {
+        text.truncate(end);
+        text.push('…');
+    }
+    text
 }

@@ -17,7 +17,7 @@ pub use constraint::{Constraint, TokenMask};
 
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
-use compile::{Compiled, within_deadline};
+use compile::{Compiled, compile};
 use llguidance::ParserFactory;
 use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv};
@@ -56,8 +56,7 @@ impl Grammar {
     pub fn check(&self) -> Result<()> {
         checks::check(self)?;
         let env = ApproximateTokEnv::single_byte_env();
-        let (factory, grammar) = (factory(&env)?, self.clone());
-        within_deadline(compile::DEADLINE, move || Compiled::new(&factory, &grammar)).map(drop)
+        compile(Arc::new(factory(&env)?), self).map(drop)
     }
 
     fn key(&self) -> Key {
@@ -105,9 +104,7 @@ impl Grammars {
         let compiled = match self.cached(&key) {
             Some(compiled) => compiled,
             None => {
-                let (factory, grammar) = (self.factory.clone(), grammar.clone());
-                let work = move || Compiled::new(&factory, &grammar);
-                let compiled = Arc::new(within_deadline(compile::DEADLINE, work)?);
+                let compiled = Arc::new(compile(self.factory.clone(), grammar)?);
                 self.keep(key, compiled.clone());
                 compiled
             }

@@ -1,11 +1,12 @@
-//! Runs foreign code (a template) in a thread that can be given up.
+//! Runs foreign code (a template, a grammar) in a thread that can be given up.
 //!
 //! minijinja counts instructions, but one instruction can double a string, and forty of them fill
-//! any memory. Nothing in its interface bounds that, and a thread cannot be killed from outside.
-//! So the program's allocator counts what such a thread holds, and when it holds too much or runs
-//! too long its next allocation does not return: the thread sleeps for ever, with what it holds,
-//! and whoever waits for it is told. That happens only to a model that attacks its user, who is
-//! about to be told so; at most its budget is lost until the program ends.
+//! any memory. llguidance counts steps, but one step can double an expression. Nothing in their
+//! interfaces bounds that, and a thread cannot be killed from outside. So the program's allocator
+//! counts what such a thread holds, and when it holds too much or runs too long its next allocation
+//! does not return: the thread sleeps for ever, with what it holds, and its caller is told. That
+//! happens only where a model or a request attacks; at most the budget is lost until the program
+//! ends.
 
 use crate::{Error, Result};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -14,30 +15,33 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Once, mpsc};
 use std::time::{Duration, Instant};
 
-/// What a guarded thread may use.
+/// Bounds of a guarded thread.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
     pub bytes: i64,
+    /// The caller waits no longer.
     pub time: Duration,
+    /// The thread itself is stopped then; what ends in between is lost, but frees its memory.
+    pub end: Duration,
     pub stack_bytes: usize,
 }
 
 /// The name of guarded threads.
-const THREAD: &str = "chat-template";
+const THREAD: &str = "guarded";
 
 /// How long a waiting thread sleeps between looks at `GIVEN_UP`.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// The system's allocator with the budget of guarded threads. A program that renders templates of
-/// unknown origin declares it as its `#[global_allocator]`; without it time and instructions are
-/// bounded, memory is not.
+/// The system's allocator with the budget of guarded threads. A program that renders templates or
+/// compiles grammars of unknown origin declares it as its `#[global_allocator]`; without it time
+/// and instructions are bounded, memory is not.
 pub struct BoundedAllocator;
 
 #[derive(Clone, Copy)]
 struct Meter {
     /// Bytes that may still be allocated; negative: too many are held.
     left: i64,
-    deadline: Instant,
+    end: Instant,
     slot: usize,
 }
 
@@ -47,7 +51,8 @@ thread_local! {
     static METER: Cell<Option<Meter>> = const { Cell::new(None) };
 }
 
-/// Guarded threads that sleep for ever, as bits by their number modulo 64.
+/// Guarded threads that sleep for ever because of their memory, as bits by their number modulo
+/// 64.
 static GIVEN_UP: AtomicU64 = AtomicU64::new(0);
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
@@ -58,9 +63,11 @@ fn count(delta: i64) {
         let Some(mut meter) = cell.get() else { return };
         meter.left -= delta;
         cell.set(Some(meter));
-        if delta > 0 && (meter.left < 0 || Instant::now() > meter.deadline) {
+        if delta > 0 && (meter.left < 0 || Instant::now() > meter.end) {
             cell.set(None);
-            GIVEN_UP.fetch_or(1 << meter.slot, Ordering::SeqCst);
+            if meter.left < 0 {
+                GIVEN_UP.fetch_or(1 << meter.slot, Ordering::SeqCst);
+            }
             loop {
                 std::thread::sleep(Duration::from_secs(3600));
             }
@@ -105,16 +112,18 @@ pub fn run<T: Send + 'static>(
     silence_panics();
     let slot = (NEXT.fetch_add(1, Ordering::SeqCst) % 64) as usize;
     let bit = 1 << slot;
-    let deadline = Instant::now() + budget.time;
+    let start = Instant::now();
+    let (deadline, end) = (start + budget.time, start + budget.end);
+    GIVEN_UP.fetch_and(!bit, Ordering::SeqCst);
     let (sender, receiver) = mpsc::sync_channel(1);
     std::thread::Builder::new()
         .name(THREAD.into())
         .stack_size(budget.stack_bytes)
         .spawn(move || {
-            METER.set(Some(Meter { left: budget.bytes, deadline, slot }));
+            METER.set(Some(Meter { left: budget.bytes, end, slot }));
             let result = work();
             METER.set(None);
-            // Nobody waits any more if this fails.
+            // This fails if the caller waits no longer.
             let _ = sender.send(result);
         })
         .map_err(|e| Error::Invalid(format!("{what}: no thread to run it: {e}")))?;
@@ -122,7 +131,7 @@ pub fn run<T: Send + 'static>(
         match receiver.recv_timeout(LOOK) {
             Ok(result) => return result,
             Err(mpsc::RecvTimeoutError::Disconnected) => {
-                return Err(Error::Invalid(format!("{what} made the template engine fail")));
+                return Err(Error::Invalid(format!("{what} made its engine fail")));
             }
             Err(mpsc::RecvTimeoutError::Timeout) => {}
         }
