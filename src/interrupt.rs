@@ -5,7 +5,7 @@
 use crate::cancel::Cancel;
 use crate::{Error, Result, terminal};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -16,8 +16,14 @@ static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 /// Exit codes are 128 and the signal's number.
 const CTRL_C: i32 = 128 + 2;
 
-/// The sender of SIGTERM or SIGHUP does not ask twice, but kills: `docker stop` after ten seconds.
-const GRACE: Duration = Duration::from_secs(5);
+/// Seconds from SIGTERM or SIGHUP to the end: their sender does not ask twice, but kills, as
+/// `docker stop` after ten seconds.
+static GRACE: AtomicU64 = AtomicU64::new(5);
+
+/// Sets the time that work has to end after SIGTERM or SIGHUP: a server finishes what it has begun.
+pub fn set_grace(time: Duration) {
+    GRACE.store(time.as_secs(), Ordering::Relaxed);
+}
 
 /// Takes over Ctrl-C, SIGTERM and SIGHUP for the rest of the process. Called once, by `cli`, before
 /// there are other threads.
@@ -48,7 +54,9 @@ mod termination {
     use super::{GRACE, ask, end};
     use nix::sys::signal::{SigSet, Signal};
     use std::io;
+    use std::sync::atomic::Ordering;
     use std::thread::{Builder, sleep};
+    use std::time::Duration;
 
     pub fn install() -> io::Result<()> {
         let ignored = ignored(&std::fs::read_to_string("/proc/self/status").unwrap_or_default());
@@ -62,7 +70,7 @@ mod termination {
                 ask(128 + signal as i32);
                 // The work may be waiting for a user who types.
                 let late = || {
-                    sleep(GRACE);
+                    sleep(Duration::from_secs(GRACE.load(Ordering::Relaxed)));
                     end()
                 };
                 if Builder::new().spawn(late).is_err() {

@@ -20,6 +20,7 @@ pub mod model;
 pub mod policy;
 pub mod quant;
 pub mod sample;
+pub mod server;
 pub mod simd;
 pub mod terminal;
 pub mod tokenizer;

@@ -107,6 +107,7 @@ impl BatchArgs {
     pub fn options(&self, n_ctx: usize, n_threads: Option<usize>) -> EngineOptions {
         EngineOptions {
             n_ctx: (n_ctx > 0).then_some(n_ctx),
+            n_sessions: 1,
             n_batch: self.batch_size,
             n_ubatch: self.ubatch_size,
             n_threads,

@@ -146,9 +146,6 @@ impl<'a> Pass<'a> {
             true => format!("{word} is neither a command nor a model file"),
             false => format!("`{}` has no command {word}", self.line.path.join(" ")),
         };
-        if self.is_root() && ["serve", "server"].contains(&&*word) {
-            return format!("{what}: moeba has no server yet");
-        }
         match command_meant(&word, &names) {
             Some(name) => format!("{what}: did you mean `{} {name}`?", self.line.path.join(" ")),
             None => format!("{what}; the commands are {}", names.join(", ")),
@@ -218,8 +215,9 @@ impl<'a> Pass<'a> {
         if !LOADERS.contains(&self.command.get_name()) {
             return Err(self.unknown(name));
         }
-        let refused = llama_flags::refused(name).map(|cure| format!("{name}: {cure}"));
-        let Some((takes, why)) = llama_flags::harmless(name) else {
+        let command = self.command.get_name();
+        let refused = llama_flags::refused(command, name).map(|cure| format!("{name}: {cure}"));
+        let Some((takes, why)) = llama_flags::harmless(command, name) else {
             return Err(refused.unwrap_or_else(|| self.unknown(name)));
         };
         let chosen = |choices, value: &OsStr| {
@@ -256,8 +254,8 @@ impl<'a> Pass<'a> {
     fn may_run(&self, name: &str) -> bool {
         let run = self.root.find_subcommand("run").expect("moeba has run");
         let short = MODEL_FLAGS.iter().any(|(flag, _)| *flag == name);
-        let known = find(run, name).is_some() || llama_flags::harmless(name).is_some();
-        short || known || llama_flags::refused(name).is_some()
+        let known = find(run, name).is_some() || llama_flags::harmless("run", name).is_some();
+        short || known || llama_flags::refused("run", name).is_some()
     }
 
     /// The subcommand's flag of exactly this name.
@@ -275,8 +273,8 @@ impl<'a> Pass<'a> {
         let Some(text) = arg.to_str().filter(|text| is_flag(text)) else { return false };
         let name = normalized(text.split_once('=').map_or(text, |(name, _)| name));
         let here = self.find(&name).is_some() || self.names_model(&name);
-        let there = LOADERS.contains(&self.command.get_name());
-        here || there && llama_flags::harmless(&name).is_some()
+        let command = self.command.get_name();
+        here || LOADERS.contains(&command) && llama_flags::harmless(command, &name).is_some()
     }
 
     /// `-vv` and `-vvv`.
@@ -546,7 +544,8 @@ mod tests {
             ("moeba rnu", "did you mean `moeba run`?"),
             ("moeba trace reply", "did you mean `moeba trace replay`?"),
             ("moeba help rnu", "did you mean `moeba run`?"),
-            ("moeba serve", "moeba has no server yet"),
+            ("moeba run m --port 1", "--port: it is a flag of `moeba serve`"),
+            ("moeba serve m --ssl-key-file x", "--ssl-key-file: moeba speaks plain HTTP"),
             ("moeba run m -mg 1", "-mg: use --device cuda:N"),
             ("moeba run m -lm x", "-lm: expected auto|mmap"),
             ("moeba run m --prio", "--prio needs a value"),

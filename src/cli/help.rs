@@ -32,6 +32,16 @@ const EXAMPLES: &[(&str, [Example; 2])] = &[
         ],
     ),
     (
+        "moeba serve",
+        [
+            ("Serve a model on this machine", "moeba serve model.gguf --port 8080"),
+            (
+                "Serve it to other machines, to four clients at a time",
+                "moeba serve model.gguf --host 0.0.0.0 --api-key SECRET --parallel 4 -c 32768",
+            ),
+        ],
+    ),
+    (
         "moeba convert",
         [
             ("Keep the checkpoint's types", "moeba convert Qwen3-30B-A3B -o model.gguf"),

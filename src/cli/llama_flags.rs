@@ -2,11 +2,14 @@
 //! llama-server, so that a command line made for them runs here, or says by name why it cannot.
 //! A subcommand's own flags come first; these tables are for all others.
 
+use super::llama_server_flags::{SERVER_HARMLESS, SERVER_REFUSED};
+
 /// Subcommands that load a model, and take llama.cpp's flags.
-pub const LOADERS: &[&str] = &["run", "bench", "perplexity", "logits", "record"];
+pub const LOADERS: &[&str] = &["run", "serve", "bench", "perplexity", "logits", "record"];
 
 /// Names of one flag; a subcommand has it under at least one of them.
 pub const SYNONYMS: &[&str] = &[
+    "-a --alias",
     "-b --batch-size",
     "-c --ctx-size",
     "-cmoe --cpu-moe",
@@ -29,6 +32,7 @@ pub const SYNONYMS: &[&str] = &[
     "-ncmoe --n-cpu-moe",
     "-ngl --gpu-layers --n-gpu-layers",
     "-no-cnv --no-conversation",
+    "-np --parallel",
     "-ot --override-tensor",
     "-p --n-prompt",
     "-p --prompt",
@@ -41,6 +45,7 @@ pub const SYNONYMS: &[&str] = &[
     "-sys --system-prompt",
     "-sysf --system-prompt-file",
     "-t --threads",
+    "-to --timeout",
     "-ub --ubatch-size",
     "-v --verbose --log-verbose",
     "--chat-template --chat-template-file",
@@ -234,7 +239,7 @@ pub const REFUSED: &[(&str, &[&str])] = &[
     ),
     ("moeba computes on one machine", &["-rpc --rpc"]),
     (
-        "moeba has no server yet",
+        "it is a flag of `moeba serve`",
         &[
             "--host --port --reuse-port --path --cors-* --no-cors-* --api-* --ui* --no-ui*",
             "--webui* --no-webui* --tools* --mcp-* -ag --agent -no-ag --no-agent --ssl-*",
@@ -302,24 +307,27 @@ pub fn spelling(name: &str, value: &str) -> Option<&'static [&'static str]> {
     SPELLINGS.iter().find(|(flag, _)| spelled(flag)).map(|(_, here)| *here)
 }
 
-/// The value of a harmless flag, and why the flag changes nothing.
-pub fn harmless(name: &str) -> Option<(Value<'static>, &'static str)> {
-    HARMLESS.iter().find_map(|(why, flags)| {
+/// The value of a harmless flag, and why it changes nothing for a subcommand.
+pub fn harmless(command: &str, name: &str) -> Option<(Value<'static>, &'static str)> {
+    let of_server: &[_] = if command == "serve" { SERVER_HARMLESS } else { &[] };
+    of_server.iter().chain(HARMLESS).find_map(|(why, flags)| {
         let mut flags = flags.iter().map(|flag| Value::split(flag));
         let (_, value) = flags.find(|(names, _)| names.split(' ').any(|one| one == name))?;
         Some((value, *why))
     })
 }
 
-/// The alternative to a refused flag.
-pub fn refused(name: &str) -> Option<&'static str> {
+/// The alternative to a flag that a subcommand refuses.
+pub fn refused(command: &str, name: &str) -> Option<&'static str> {
     let matches = |pattern: &str| match (pattern.strip_suffix('*'), pattern.strip_prefix('*')) {
         (Some(start), _) => name.starts_with(start),
         (_, Some(end)) => name.ends_with(end),
         _ => name == pattern,
     };
     let listed = |flags: &[&str]| flags.iter().flat_map(|row| row.split(' ')).any(matches);
-    REFUSED.iter().find(|(_, flags)| listed(flags)).map(|(cure, _)| *cure)
+    let of_server: &[_] = if command == "serve" { SERVER_REFUSED } else { &[] };
+    let mut rows = of_server.iter().chain(REFUSED);
+    rows.find(|(_, flags)| listed(flags)).map(|(cure, _)| *cure)
 }
 
 /// The names of all harmless flags, for suggestions.
@@ -439,6 +447,9 @@ mod tests {
         "moeba run m -p x --grammar x --grammar-file x -j {} --json-schema {} -jf x \
          --json-schema-file x",
         "moeba run --model m -no-cnv --no-conversation",
+        "moeba serve m --host 0.0.0.0 --port 0 -np 2 --parallel auto -a x --alias y --api-key k \
+         --api-key-file f --cors-origins http://a --metrics --slots --no-slots -to 5 --timeout 5 \
+         --sse-ping-interval 5 -c 64 --ctx-size 64 --temp 0.5",
         "moeba run m --samplers top_k;temperature --sampler-seq kt --sampling-seq kt \
          --top-nsigma 1 --top-n-sigma -1 --xtc-probability 0.1 --xtc-threshold 0.1 --typical 0.9 \
          --typical-p 0.9 --dry-multiplier 0.8 --dry-base 1.75 --dry-allowed-length 2 \
@@ -480,15 +491,18 @@ mod tests {
         let done = DONE.iter().copied().chain([ENGINE]);
         let done: BTreeSet<&str> = done.flat_map(flags).collect();
         for name in flags(ALL) {
-            let here = done.contains(name) || harmless(name).is_some();
-            assert!(here || refused(name).is_some(), "{name}");
+            for command in ["run", "serve"] {
+                let here = done.contains(name) || harmless(command, name).is_some();
+                assert!(here || refused(command, name).is_some(), "{command} {name}");
+            }
         }
     }
 
     #[test]
     fn what_is_done_parses() {
         let mut root = root();
-        let loaders = ["run m", "bench m", "perplexity m -f x", "logits m --tokens 1 -o x"];
+        let loaders =
+            ["run m", "serve m", "bench m", "perplexity m -f x", "logits m --tokens 1 -o x"];
         let engine = loaders.map(|command| format!("moeba {command} {ENGINE}"));
         for text in DONE.iter().copied().chain(engine.iter().map(String::as_str)) {
             let line = line(&root, text).unwrap_or_else(|e| panic!("{text}: {e}"));
@@ -528,7 +542,8 @@ mod tests {
     #[test]
     fn what_is_refused_says_what_to_do() {
         let root = root();
-        let listed = |name: &&str| refused(name).is_some() && harmless(name).is_none();
+        let listed =
+            |name: &&str| refused("run", name).is_some() && harmless("run", name).is_none();
         let mut cures = BTreeSet::new();
         for name in flags(ALL).filter(listed) {
             for command in ["run m", "bench m", "perplexity m -f x"] {
@@ -537,14 +552,14 @@ mod tests {
                     continue;
                 }
                 let why = line(&root, &format!("moeba {command} {name} 1")).unwrap_err();
-                let cure = refused(name).unwrap();
+                let cure = refused("run", name).unwrap();
                 assert_eq!(why, format!("{name}: {cure}"));
                 cures.insert(cure);
             }
         }
         // Each row is there for a flag; that of -mg is the other half of a harmless one.
         let rows: BTreeSet<&str> = REFUSED.iter().map(|(cure, _)| *cure).collect();
-        cures.extend(refused("-mg"));
+        cures.extend(refused("run", "-mg"));
         assert_eq!(cures, rows);
     }
 

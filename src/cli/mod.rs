@@ -18,6 +18,7 @@ mod help;
 mod hub;
 mod inspect;
 mod llama_flags;
+mod llama_server_flags;
 mod logging;
 mod logits;
 mod manual;
@@ -38,6 +39,7 @@ mod report;
 mod run;
 mod sampling;
 mod selftest;
+mod serve;
 mod stats;
 mod stdin;
 mod suggest;
@@ -87,6 +89,8 @@ pub(crate) struct Global {
 enum Command {
     /// Answer a prompt, or chat
     Run(run::Args),
+    /// Serve a model over HTTP, with the APIs of OpenAI and llama-server
+    Serve(serve::Args),
     /// Convert a Hugging Face checkpoint to GGUF
     Convert(convert::ConvertArgs),
     /// Convert a GGUF file to another type or layout
@@ -162,6 +166,7 @@ fn run(cli: Cli, notes: &[String]) -> Result<()> {
 fn dispatch(command: Command) -> Result<()> {
     match command {
         Command::Run(args) => run::run(args),
+        Command::Serve(args) => serve::run(args),
         Command::Convert(args) => convert::run(args),
         Command::Quantize(args) => quantize::run(args),
         Command::Inspect(args) => inspect::run(args),

@@ -55,7 +55,10 @@ fn placement(plan: &MemoryPlan, out: &mut Vec<String>) {
             budget
         }
     };
-    let note = format!("memory, for {} tokens of context", plan.n_ctx);
+    let note = match plan.n_sessions {
+        1 => format!("memory, for {} tokens of context", plan.n_ctx),
+        n => format!("memory, for {n} texts of {} tokens at a time", plan.n_ctx),
+    };
     out.push(line("KV cache", sizes.kv_bytes, &note));
     let note = format!("memory, for {} tokens of a prompt at once (-ub)", sizes.n_ubatch);
     out.push(line("buffers", sizes.buffer_bytes, &note));
@@ -132,6 +135,7 @@ mod tests {
             io: IoKind::Auto,
             policy: "mixtral-offloading".parse().expect("a policy"),
             n_ctx: 2048,
+            n_sessions: 1,
             n_ubatch: 512,
             n_moe_layers: 8,
             n_experts: 128,

@@ -8,12 +8,16 @@ use crate::units::{at_most, size};
 
 pub fn lines(plan: &MemoryPlan, out: &mut Vec<String>) {
     let Some(part) = &plan.device else { return };
-    let (names, plan, n_ctx) = (&part.names, &part.plan, plan.n_ctx);
+    let (n_ctx, n_sessions) = (plan.n_ctx, plan.n_sessions);
+    let (names, plan) = (&part.names, &part.plan);
     let first = &names[0];
     out.push(line("GPU layers", plan.dense_bytes, &format!("{first}: {}", layers(plan))));
     let output = if plan.head_on_device { "on it" } else { "in memory, not on the GPU" };
     out.push(line("GPU output", plan.head_bytes, &format!("{output} (-ngl, -ot)")));
-    let note = format!("for {n_ctx} tokens of context (-c, -ctk, -ctv)");
+    let note = match n_sessions {
+        1 => format!("for {n_ctx} tokens of context (-c, -ctk, -ctv)"),
+        n => format!("for {n} texts of {n_ctx} tokens at a time (-c, -ctk, -ctv)"),
+    };
     out.push(line("GPU KV cache", plan.kv_bytes, &note));
     let bytes = plan.activation_bytes + plan.work_bytes;
     out.push(line("GPU buffers", bytes, "activations (-ub, -c) and tables"));

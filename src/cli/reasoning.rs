@@ -188,6 +188,16 @@ impl Reasoning {
         told || !self.kwargs.is_empty()
     }
 
+    /// Tokens of reasoning at most.
+    pub fn budget_tokens(&self) -> Option<usize> {
+        self.budget
+    }
+
+    /// Whether reasoning stays in the text of an answer.
+    pub fn is_in_content(&self) -> bool {
+        self.format != ReasoningFormat::Apart
+    }
+
     /// The end of reasoning that the budget forces.
     pub fn budget(&self, format: &Format, tokenizer: &Tokenizer) -> Option<Budget> {
         self.budget.map(|n| Budget::new(n, format.end_tokens(tokenizer, &self.message)))

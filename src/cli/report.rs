@@ -160,6 +160,7 @@ wasted";
             io: IoKind::Pread,
             policy: PolicySpec::default(),
             n_ctx: 1,
+            n_sessions: 1,
             n_ubatch: 1,
             n_moe_layers: 1,
             n_experts: 1,

@@ -20,10 +20,13 @@ impl Engine {
         let mut lines = vec![format!("{path}: {layers}, {moe}")];
         lines.extend(self.plan.device.iter().flat_map(on_devices));
         lines.push(format!(
-            "{}; KV cache {} for {} tokens; {} threads, {} kernels",
+            "{}; KV cache {} for {}; {} threads, {} kernels",
             in_memory(&self.plan),
-            size(self.kv_bytes()),
-            self.n_ctx,
+            size(self.kv_bytes() * self.plan.n_sessions as u64),
+            match self.plan.n_sessions {
+                1 => format!("{} tokens", self.n_ctx),
+                n => format!("{n} texts of {} tokens", self.n_ctx),
+            },
             self.n_threads(),
             simd::kernels().name,
         ));

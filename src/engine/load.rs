@@ -44,12 +44,13 @@ impl Prepared {
         kv::check(&bound.hyper().cache_shapes(), options.cache_type_k, options.cache_type_v)?;
         let (devices, device) = plan::on_devices(&bound, options, n_ctx, devices)?;
         let on_device = device.as_ref().map_or(0, |part| part.plan.kv_bytes);
-        let kv_bytes = kv_bytes(bound.hyper(), options, n_ctx) - on_device;
+        let n_sessions = options.n_sessions.max(1);
+        let kv_bytes = kv_bytes(bound.hyper(), options, n_ctx) * n_sessions as u64 - on_device;
         let available = plan::memory::available_bytes();
         if let Some(available) = available.filter(|a| *a < kv_bytes) {
             return Err(Error::invalid(format!(
-                "the KV cache for {n_ctx} tokens takes {}, but {} of memory are available: \
-                 lower -c",
+                "the KV cache for {} tokens takes {}, but {} of memory are available: lower -c",
+                n_ctx * n_sessions,
                 at_least(kv_bytes),
                 at_most(available)
             )));
@@ -253,7 +254,7 @@ pub(super) fn kv_bytes(hyper: &HyperParams, options: &EngineOptions, n_ctx: usiz
 /// holds, on the device if there is one: the weights want the rest.
 fn default_ctx(hyper: &HyperParams, options: &EngineOptions, of_device: Option<u64>) -> usize {
     let trained = hyper.n_ctx_train;
-    let one = kv_bytes(hyper, options, 1).max(1);
+    let one = kv_bytes(hyper, options, 1).max(1) * options.n_sessions.max(1) as u64;
     let available = plan::memory::available_bytes().into_iter().chain(of_device).min();
     let room = available.map_or(u64::MAX, |bytes| bytes / 4 / one);
     let n_ctx = trained.min(usize::try_from(room).unwrap_or(usize::MAX)).max(1);

@@ -46,7 +46,7 @@ use std::sync::{Arc, OnceLock};
 use crate::Result;
 pub use crate::backend::ops::RouteRows;
 pub use crate::cancel::Cancel;
-use crate::experts::Counters;
+pub use crate::experts::Counters;
 use crate::forward::encoder_decoder::EncoderParams;
 pub use crate::forward::record::Recorder;
 pub use crate::forward::{Logits, TopK};

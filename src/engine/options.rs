@@ -20,6 +20,8 @@ pub struct EngineOptions {
     /// Context of a session in tokens (`-c`). `None`: what the model was trained for, or less if
     /// its KV cache would take more than a quarter of the memory that is available.
     pub n_ctx: Option<usize>,
+    /// Sessions that there will be at a time (`--parallel`): the plan has memory for as many.
+    pub n_sessions: usize,
     /// Upper limit of `n_ubatch` (`-b`), in tokens.
     pub n_batch: usize,
     /// Tokens of a prompt that one pass computes (`-ub`). `None`: 512, more where memory is ample,
@@ -79,6 +81,7 @@ impl Default for EngineOptions {
     fn default() -> Self {
         EngineOptions {
             n_ctx: None,
+            n_sessions: 1,
             n_batch: 2048,
             n_ubatch: None,
             n_threads: None,

@@ -91,6 +91,7 @@ impl Session {
     pub(super) fn new(engine: &Arc<Engine>) -> Result<Session> {
         let (k, v) = (engine.options.cache_type_k, engine.options.cache_type_v);
         let planned = engine.plan.device.as_ref().map_or(0, |part| part.plan.kv_bytes);
+        let planned = planned / engine.options.n_sessions.max(1) as u64;
         Ok(Session {
             kv: KvCache::new(&engine.model.hyper().cache_shapes(), engine.n_ctx, k, v),
             gpu_kv: engine.compute.new_cache(&engine.model, engine.n_ctx, [k, v], planned)?,

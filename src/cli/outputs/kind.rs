@@ -18,6 +18,8 @@ pub enum Kind {
     /// The folder of `man --dir`, and what is in it.
     Manual,
     ManualPage,
+    /// `serve --ready-file`
+    Url,
 }
 
 /// A line that each file of `--stats` has, and few others.
@@ -41,6 +43,7 @@ impl Kind {
             Kind::Log => "a log of moeba",
             Kind::Accuracies => "a report of trace train",
             Kind::Manual | Kind::ManualPage => "a manual page",
+            Kind::Url => "a URL of a server",
         }
     }
 
@@ -73,6 +76,7 @@ impl Kind {
                 Kind::Stats => start(STATS_BYTES_MAX).is_ok_and(|bytes| is_stats(&bytes)),
                 Kind::Accuracies => begins(b"layer;predictor;measure;value\n"),
                 Kind::Manual => false,
+                Kind::Url => begins(b"http://") || begins(b"unix:"),
                 Kind::ManualPage => begins(b".ie \\n(.g .ds Aq"),
             }
     }

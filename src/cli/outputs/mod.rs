@@ -35,6 +35,7 @@ const OUTPUTS: &[(&str, &str, Kind)] = &[
     ("trace train", "output", Kind::Profile),
     ("trace train", "report", Kind::Accuracies),
     ("man", "dir", Kind::Manual),
+    ("serve", "ready_file", Kind::Url),
 ];
 
 /// Values of `--profile` that are no file.
@@ -342,6 +343,7 @@ mod tests {
         "trace",
         "gguf",
         "path",
+        "api_key_file",
         "system_prompt_file",
         "grammar_file",
         "json_schema_file",

@@ -28,8 +28,9 @@ pub struct MemoryPlan {
     pub is_mapped: bool,
     pub io: IoKind,
     pub policy: PolicySpec,
-    /// Tokens of context that the KV cache is for.
+    /// Tokens of context of a session, and sessions that the KV cache is for.
     pub n_ctx: usize,
+    pub n_sessions: usize,
     /// Tokens of a prompt that are computed at once, where it has as many. If `-ub` does not say
     /// how many: 512 as in llama.cpp, but where the CPU computes routed experts up to 2,048, as
     /// memory allows, so that each expert is unpacked, or comes from disk, a quarter as often.
@@ -194,6 +195,7 @@ impl MemoryPlan {
             io: options.io,
             policy: options.policy,
             n_ctx,
+            n_sessions: options.n_sessions.max(1),
             n_ubatch,
             n_moe_layers: routed().count(),
             n_experts: hyper.routing.n_experts,

@@ -27,7 +27,7 @@ impl DeviceNeeds {
         };
         let layer = |l: usize| LayerBytes {
             dense_bytes: sum(Share::Dense(l)) + model.unpacked_bytes(l) + padding(model, l),
-            kv_bytes: kv_bytes(model, options, l, n_ctx),
+            kv_bytes: kv_bytes(model, options, l, n_ctx) * options.n_sessions.max(1) as u64,
             experts: model.routed()[l].as_ref().map(|layer| slots(layer, model.k())),
         };
         let of_head = if model.is_tied() { sum(Share::Embedding) } else { 0 };

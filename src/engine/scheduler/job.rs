@@ -3,6 +3,7 @@
 use crate::Result;
 use crate::cancel::Cancel;
 use crate::engine::{Generation, Outcome, TextSink};
+use crate::sample::TokenLogprob;
 
 /// Receives a job's text and hears how the job goes. Its methods run on the thread that computes:
 /// they must not wait.
@@ -15,6 +16,10 @@ pub trait JobSink: TextSink {
     fn is_full(&self) -> bool {
         false
     }
+
+    /// This token was chosen. Its text follows, unless it ends the job. `logprob` is there if it
+    /// is to be reported.
+    fn token(&mut self, _id: u32, _logprob: Option<&TokenLogprob>) {}
 
     /// The job has ended. Nothing is called after this.
     fn finished(&mut self, result: Result<Outcome>);
@@ -36,6 +41,10 @@ impl JobSink for AnySink {
 
     fn is_full(&self) -> bool {
         self.0.is_full()
+    }
+
+    fn token(&mut self, id: u32, logprob: Option<&TokenLogprob>) {
+        self.0.token(id, logprob);
     }
 
     fn finished(&mut self, result: Result<Outcome>) {

@@ -147,6 +147,7 @@ impl<S: JobSink> Running<S> {
         if self.in_prompt {
             self.end_prompt(session, engine);
         }
+        self.sink.token(token, self.generation.last_logprob());
         match self.generation.accept(token, session.n_past(), &mut self.sink)? {
             Step::Finished(why) => Ok(Some(why)),
             Step::Next(token) => {

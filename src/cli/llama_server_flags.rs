@@ -1,0 +1,73 @@
+//! Flags of llama-server that `moeba serve` does not have: those that change nothing, and those
+//! that are refused. The tables are written as those of `llama_flags`, and come before them.
+
+/// Flags that change nothing.
+pub const SERVER_HARMLESS: &[(&str, &[&str])] = &[
+    (
+        "texts are always computed together, as they come",
+        &["-cb --cont-batching", "-nocb --no-cont-batching"],
+    ),
+    (
+        "each text has its share of -c, and keeps its beginning for the next request",
+        &[
+            "-cms --checkpoint-min-step VALUE",
+            "-cram --cache-ram VALUE",
+            "-ctxcp --ctx-checkpoints --swa-checkpoints VALUE",
+            "-kvu --kv-unified",
+            "-no-kvu --no-kv-unified",
+            "-sps --slot-prompt-similarity VALUE",
+            "--cache-idle-slots",
+            "--cache-prompt",
+            "--cache-reuse VALUE",
+            "--kv-ram VALUE",
+            "--kv-unified-per-slot VALUE",
+            "--no-cache-idle-slots",
+            "--no-cache-prompt",
+        ],
+    ),
+    ("the server has no page yet", &["--no-ui", "--no-webui", "--ui", "--webui"]),
+    ("GET /props is always there, and changes nothing", &["--props"]),
+    ("two threads serve HTTP", &["--reuse-port", "--threads-http VALUE"]),
+    ("the model stays in memory while the server runs", &["--sleep-idle-seconds VALUE"]),
+    ("models have no tags", &["--tags VALUE"]),
+    ("an answer goes on with an assistant's message at the end", &["--prefill-assistant"]),
+    ("answers do not depend on what runs beside them", &["--exact"]),
+    ("moeba has no speculative decoding yet", &["--spec {auto|off}"]),
+    ("moeba reads tool calls by the chat template", &["--tool-format {auto}"]),
+];
+
+/// Flags that are refused, and what to do instead.
+pub const SERVER_REFUSED: &[(&str, &[&str])] = &[
+    ("moeba speaks plain HTTP: put a reverse proxy in front", &["--ssl-*"]),
+    (
+        "the server runs no tools: its clients do",
+        &["--tools* --mcp-* -ag --agent -no-ag --no-agent"],
+    ),
+    (
+        "the server has no page yet",
+        &["--path --ui-* --webui-* --no-ui-* --no-webui-* --server-base"],
+    ),
+    ("routes have no prefix: put a reverse proxy in front", &["--api-prefix"]),
+    ("moeba serves one model: put llama-swap in front", &["--models-* --no-models-*"]),
+    ("the server does not save caches to files yet", &["--slot-save-path --kv-disk"]),
+    (
+        "--cors-origins says whose pages may use the server",
+        &["--cors-methods --cors-headers --cors-credentials --no-cors-credentials"],
+    ),
+    (
+        "an answer always goes on with an assistant's message at the end",
+        &["--no-prefill-assistant"],
+    ),
+    ("moeba has no infilling", &["--spm-infill"]),
+    ("keys have weights instead: see --api-key-file", &["--allow-priority"]),
+    ("moeba has no speculative decoding yet", &["--spec"]),
+    (
+        "requests bring their own text: it is a flag of `moeba run`",
+        &[
+            "-p --prompt -f --file -sys --system-prompt -sysf --system-prompt-file -e --escape",
+            "--no-escape -r --reverse-prompt -cnv --conversation -no-cnv --no-conversation -st",
+            "--single-turn -i --interactive -if --interactive-first --display-prompt",
+            "--no-display-prompt --ignore-eos",
+        ],
+    ),
+];

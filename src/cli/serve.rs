@@ -1,0 +1,394 @@
+//! `moeba serve`: the HTTP server.
+
+use super::args::{self, BatchArgs, ThreadsArg};
+use super::conversation::has_template;
+use super::model::{Model, ModelArg};
+use super::reasoning::ReasoningArgs;
+use super::sampling::SamplingArgs;
+use super::values::{self, Parsed};
+use super::{out, plan, sampling};
+use crate::chat::ChatTemplate;
+use crate::engine::plan::ram::Place;
+use crate::engine::scheduler::SchedulerOptions;
+use crate::engine::{Engine, EngineOptions, MemoryPlan};
+use crate::server::{Address, Defaults, Keys, Loaded, LogRequests, Server, ServerOptions};
+use crate::{Error, Result, interrupt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+#[derive(clap::Args, Debug)]
+#[command(allow_negative_numbers = true)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArg,
+    #[command(flatten)]
+    listen: ListenArgs,
+    #[command(flatten)]
+    access: AccessArgs,
+    #[command(flatten)]
+    load: LoadArgs,
+    #[command(flatten)]
+    answers: AnswerArgs,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    #[command(flatten)]
+    reasoning: ReasoningArgs,
+    #[command(flatten)]
+    threads: ThreadsArg,
+    #[command(flatten)]
+    batch: BatchArgs,
+    /// Print where the weights would be and what a token reads, and exit
+    #[arg(long, help_heading = "Report")]
+    dry_run: bool,
+}
+
+#[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Server")]
+struct ListenArgs {
+    /// Address to listen on, or the path of a Unix socket, ending in .sock
+    #[arg(long, value_name = "HOST", default_value = "127.0.0.1", env = "MOEBA_HOST")]
+    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    host: String,
+    /// Port to listen on; 0 takes a free one
+    #[arg(long, value_name = "PORT", default_value = "8080", env = "MOEBA_PORT")]
+    port: u16,
+    /// Name of the model in answers, and other names of it [default: the file's name]
+    #[arg(short, long, value_name = "NAME,…", value_delimiter = ',', env = "MOEBA_ALIAS")]
+    alias: Vec<String>,
+    /// Refuse requests for models of other names
+    #[arg(long)]
+    strict_model: bool,
+    /// Write the server's URL to this file once the model is loaded
+    #[arg(long, value_name = "FILE")]
+    ready_file: Option<PathBuf>,
+    /// Seconds that requests have to end when the server stops
+    #[arg(long, value_name = "N", default_value = "30", value_parser = seconds)]
+    grace: u64,
+    /// Serve GET /metrics; the default where only this machine can connect
+    #[arg(long, env = "MOEBA_METRICS", value_parser = values::boolean)]
+    metrics: bool,
+    /// Serve GET /slots; the default
+    #[arg(long, overrides_with = "no_slots")]
+    slots: bool,
+    /// Do not serve GET /slots
+    #[arg(long, overrides_with = "slots")]
+    no_slots: bool,
+    /// Requests in the log, which -v shows: none, line, or full with their bodies
+    #[arg(long, value_name = "KIND", default_value = "line", value_parser = log_requests)]
+    log_requests: LogRequests,
+}
+
+#[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Access")]
+struct AccessArgs {
+    /// Key that clients must send; may be repeated
+    #[arg(long, value_name = "KEY,…", value_delimiter = ',', env = "MOEBA_API_KEY")]
+    #[arg(hide_env_values = true)]
+    api_key: Vec<String>,
+    /// File of keys, a line each: KEY [NAME] [weight=N] [max-parallel=N]
+    #[arg(long, value_name = "FILE")]
+    api_key_file: Option<PathBuf>,
+    /// Listen for other machines without a key
+    #[arg(long)]
+    insecure: bool,
+    /// Host name of the server besides this machine's own; may be repeated
+    #[arg(long, value_name = "HOST,…", value_delimiter = ',')]
+    allow_host: Vec<String>,
+    /// Origins of web pages that may use the server, besides those of this machine; * is any
+    #[arg(long, value_name = "ORIGIN,…", value_delimiter = ',')]
+    cors_origins: Vec<String>,
+    /// Largest body of a request: bytes with K, M or G
+    #[arg(long, value_name = "SIZE", default_value = "32M", value_parser = body_size)]
+    max_body: usize,
+}
+
+#[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Load")]
+struct LoadArgs {
+    /// Texts computed at a time (or -np N); auto: 1 where experts are read from disk, 4 where all
+    /// are in memory, 8 where all are in VRAM
+    #[arg(long, value_name = "N", default_value = "auto", value_parser = parallel)]
+    #[arg(env = "MOEBA_PARALLEL")]
+    parallel: Parallel,
+    /// Tokens of context of all texts together, of which each has its share; 0: as many for each as
+    /// the model has, as far as memory allows
+    #[arg(short, long, value_name = "N", default_value = "0")]
+    #[arg(value_parser = args::tokens_or_zero, env = "MOEBA_CTX_SIZE")]
+    ctx_size: usize,
+    /// Requests that may wait
+    #[arg(long, value_name = "N", default_value = "64", value_parser = queue)]
+    queue: usize,
+    /// Seconds that a request may wait; 0 is any time
+    #[arg(long, value_name = "N", default_value = "600", value_parser = seconds)]
+    queue_timeout: u64,
+    /// Seconds that a request may take (or -to N); 0 is any time
+    #[arg(long, value_name = "N", default_value = "0", value_parser = seconds)]
+    #[arg(env = "MOEBA_TIMEOUT")]
+    timeout: u64,
+    /// Part of the time that prompts get while answers are written
+    #[arg(long, value_name = "X", default_value = "0.5", value_parser = share)]
+    prefill_share: f64,
+}
+
+#[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Answers")]
+struct AnswerArgs {
+    /// Tokens of an answer, where its request has no limit; -1 is any number
+    #[arg(short = 'n', long, visible_alias = "n-predict", value_name = "N", default_value = "-1")]
+    #[arg(value_parser = sampling::n_predict, env = "MOEBA_N_PREDICT")]
+    predict: i64,
+    /// Chat template: one of the model's by name, chatml, or a file
+    #[arg(long, visible_alias = "chat-template-file", value_name = "NAME|FILE")]
+    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    #[arg(env = "MOEBA_CHAT_TEMPLATE")]
+    chat_template: Option<String>,
+    /// Seconds of silence after which a stream gets a comment; -1 is none
+    #[arg(long, value_name = "N", default_value = "15", value_parser = ping)]
+    sse_ping_interval: i64,
+}
+
+/// Texts at a time; `None` is auto.
+#[derive(Clone, Copy, Debug)]
+struct Parallel(Option<usize>);
+
+const MAX_PARALLEL: i64 = 256;
+
+fn parallel(text: &str) -> Parsed<Parallel> {
+    match text {
+        "auto" | "-1" => Ok(Parallel(None)),
+        n => match values::integer(n, 1, MAX_PARALLEL) {
+            Ok(n) => Ok(Parallel(Some(n))),
+            Err(_) => Err(format!("expected auto or a whole number from 1 to {MAX_PARALLEL}")),
+        },
+    }
+}
+
+fn queue(text: &str) -> Parsed<usize> {
+    values::integer(text, 0, 100_000)
+}
+
+fn seconds(text: &str) -> Parsed<u64> {
+    values::integer(text, 0, 10_000_000)
+}
+
+fn ping(text: &str) -> Parsed<i64> {
+    values::integer(text, -1, 86_400)
+}
+
+fn share(text: &str) -> Parsed<f64> {
+    let number = text.parse::<f64>().ok().filter(|x| (0.05..=0.95).contains(x));
+    number.ok_or_else(|| "expected a number from 0.05 to 0.95".into())
+}
+
+fn log_requests(text: &str) -> Parsed<LogRequests> {
+    match text {
+        "none" => Ok(LogRequests::None),
+        "line" => Ok(LogRequests::Line),
+        "full" => Ok(LogRequests::Full),
+        _ => Err("expected none, line or full".into()),
+    }
+}
+
+fn body_size(text: &str) -> Parsed<usize> {
+    let upper = text.trim().to_ascii_uppercase();
+    let upper = upper.strip_suffix("IB").or(upper.strip_suffix('B')).unwrap_or(&upper);
+    let units = [('K', 10), ('M', 20), ('G', 30)];
+    let unit = units.iter().find_map(|(unit, shift)| Some((upper.strip_suffix(*unit)?, *shift)));
+    let (digits, shift) = unit.unwrap_or((upper, 0));
+    let bytes = digits.parse::<usize>().ok().and_then(|n| n.checked_mul(1 << shift));
+    let bytes = bytes.filter(|n| (1 << 10..=1 << 30).contains(n));
+    bytes.ok_or_else(|| "expected bytes from 1K to 1G".into())
+}
+
+/// A time of 0 is none.
+fn time(seconds: u64) -> Option<Duration> {
+    (seconds > 0).then(|| Duration::from_secs(seconds))
+}
+
+pub fn run(args: Args) -> Result<()> {
+    if args.dry_run {
+        let model = args.model.resolve()?;
+        let options = args.engine_options(&model)?;
+        return plan::print(&model.path, &model.options(&options));
+    }
+    let server_options = args.server_options()?;
+    let model = args.model.resolve()?;
+    interrupt::set_grace(server_options.grace + Duration::from_secs(5));
+    // A client that comes while the model is loaded is told so.
+    let server = Server::bind(server_options)?;
+    let options = args.engine_options(&model)?;
+    let engine = model.load(&options)?;
+    if engine.encoder().is_some() {
+        let why = "the server generates text only: `moeba run` translates";
+        return Err(Error::invalid(why));
+    }
+    let loaded = args.loaded(engine, &model.options(&options))?;
+    let lines = args.start_lines(&loaded);
+    server.open(loaded)?;
+    lines.iter().for_each(|line| out::note(line));
+    args.tell_where(&server)?;
+    server.wait();
+    Ok(())
+}
+
+impl Args {
+    fn server_options(&self) -> Result<ServerOptions> {
+        let ListenArgs { host, port, .. } = &self.listen;
+        let mut keys = Keys::default();
+        self.access.api_key.iter().try_for_each(|key| keys.add(key))?;
+        if let Some(path) = &self.access.api_key_file {
+            let text = std::fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
+            keys.add_file(&text)?;
+            if keys.is_empty() {
+                let why = format!("{}: the file has no keys", path.display());
+                return Err(Error::Usage(why));
+            }
+        }
+        let address = Address::new(host, *port);
+        Ok(ServerOptions {
+            metrics: self.listen.metrics || address.is_local(),
+            address,
+            keys,
+            insecure: self.access.insecure,
+            hosts: self.access.allow_host.clone(),
+            origins: self.access.cors_origins.clone(),
+            names: self.listen.alias.clone(),
+            strict_model: self.listen.strict_model,
+            max_body: self.access.max_body,
+            ping: u64::try_from(self.answers.sse_ping_interval).ok().and_then(time),
+            grace: Duration::from_secs(self.listen.grace),
+            slots: self.listen.slots || !self.listen.no_slots,
+            log_requests: self.listen.log_requests,
+        })
+    }
+
+    /// Options for as many sessions as are asked for, or as make sense, each with its part of the
+    /// context.
+    fn engine_options(&self, model: &Model) -> Result<EngineOptions> {
+        let with = |n: usize| {
+            let n_ctx = self.load.ctx_size / n;
+            // 0 stands for the model's own.
+            let n_ctx = if self.load.ctx_size > 0 { n_ctx.max(1) } else { 0 };
+            let options = self.batch.options(n_ctx, self.threads.count());
+            EngineOptions { n_sessions: n, ..options }
+        };
+        match self.load.parallel {
+            Parallel(Some(n)) => Ok(with(n)),
+            Parallel(None) => {
+                let plan = Engine::plan_of(&model.path, &model.options(&with(IN_MEMORY)))?;
+                Ok(with(sessions(&plan)))
+            }
+        }
+    }
+
+    fn loaded(&self, engine: std::sync::Arc<Engine>, options: &EngineOptions) -> Result<Loaded> {
+        let choice = self.answers.chat_template.as_deref();
+        if choice.is_none() && !has_template(engine.gguf()) {
+            log::warn!("the model has no chat template: chats are rendered as ChatML");
+        }
+        let template = ChatTemplate::from_gguf(engine.gguf(), engine.tokenizer(), choice)?;
+        let reasoning = self.reasoning.settings();
+        reasoning.warn_of(template.reasoning());
+        let variables = reasoning.variables(&template)?;
+        let sampling = self.sampling.options(engine.gguf());
+        log::info!("sampling: {}", sampling.describe());
+        let scheduler = SchedulerOptions {
+            n_parallel: options.n_sessions,
+            n_queue: self.load.queue,
+            prompt_share: self.load.prefill_share,
+            ..SchedulerOptions::default()
+        };
+        let defaults = Defaults {
+            sampling,
+            n_predict: usize::try_from(self.answers.predict).ok(),
+            reasoning_budget: reasoning.budget_tokens(),
+            keeps_reasoning_in_content: reasoning.is_in_content(),
+            queue_time: time(self.load.queue_timeout),
+            total_time: time(self.load.timeout),
+        };
+        let options = options.clone();
+        Ok(Loaded { engine, options, scheduler, template, variables, defaults })
+    }
+
+    /// Lines about the model, for people.
+    fn start_lines(&self, loaded: &Loaded) -> Vec<String> {
+        let engine = &loaded.engine;
+        let mut lines: Vec<String> = engine.describe().lines().map(str::to_owned).collect();
+        lines.push(format!(
+            "{} texts of {} tokens at a time, {} more may wait",
+            loaded.scheduler.n_parallel,
+            engine.n_ctx(),
+            loaded.scheduler.n_queue
+        ));
+        lines
+    }
+
+    /// Says where the server is, to people and to scripts.
+    fn tell_where(&self, server: &Server) -> Result<()> {
+        let url = server.url();
+        out::note(&format!("OpenAI API: {url}/v1 (chat completions, completions, models)"));
+        let key = match self.access.api_key.is_empty() && self.access.api_key_file.is_none() {
+            true => "no key is needed",
+            false => "a key is needed",
+        };
+        let repeated = match server.deterministic() {
+            "exact" => "the same request and seed give the same bytes, whatever runs beside it",
+            _ => "the same request and seed give the same bytes if its prompt is computed alike",
+        };
+        out::note(&format!("{key}; {repeated}"));
+        match &self.listen.ready_file {
+            Some(path) => write_ready(path, url),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Writes the URL so that whoever sees the file sees all of it.
+fn write_ready(path: &Path, url: &str) -> Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let failed = |e| Error::io(path, e);
+    let file = tempfile::NamedTempFile::new_in(folder.unwrap_or(Path::new("."))).map_err(failed)?;
+    std::fs::write(file.path(), format!("{url}\n")).map_err(failed)?;
+    file.persist(path).map_err(|e| failed(e.error))?;
+    Ok(())
+}
+
+/// Texts at a time where all experts are in memory.
+const IN_MEMORY: usize = 4;
+
+/// Texts at a time, by where the experts are: more of them do not read fewer experts from disk.
+fn sessions(plan: &MemoryPlan) -> usize {
+    let experts = plan.sizes.expert_bytes;
+    let in_vram = plan.device.as_ref().map_or(0, |part| part.plan.expert_budget_bytes());
+    match plan.place {
+        _ if experts > 0 && in_vram >= experts => 8,
+        Place::Streamed { .. } if plan.resident_share() < 1.0 => 1,
+        _ => IN_MEMORY,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_checked() {
+        assert_eq!(parallel("auto").map(|p| p.0), Ok(None));
+        assert_eq!(parallel("3").map(|p| p.0), Ok(Some(3)));
+        assert!(parallel("0").is_err() && parallel("many").is_err());
+        assert_eq!(body_size("32MiB"), Ok(32 << 20));
+        assert_eq!(body_size("2048"), Ok(2048));
+        for bad in ["", "1", "2T", "99G", "-1M", "M"] {
+            assert!(body_size(bad).is_err(), "{bad}");
+        }
+        assert!(share("0.5").is_ok() && share("1").is_err() && share("NaN").is_err());
+    }
+
+    #[test]
+    fn the_ready_file_has_the_url() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("url");
+        write_ready(&path, "http://127.0.0.1:1").unwrap();
+        assert_eq!(std::fs::read_to_string(path).unwrap(), "http://127.0.0.1:1\n");
+    }
+}

@@ -1,0 +1,230 @@
+//! OpenAI's completions of plain text.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::http::Response;
+use serde_json::{Map, Value, json};
+
+use super::chat::{Header, Style};
+use super::form;
+use super::logprobs::legacy;
+use super::sampling::{self, WITHOUT_EFFECT};
+use super::usage::{moeba, reason, timings, usage};
+use crate::server::collect::{Choice, collect};
+use crate::server::errors::{ApiError, ApiResult, Wire};
+use crate::server::events::{Event, Finish};
+use crate::server::fields::{Fields, integer};
+use crate::server::limits::MAX_PROMPTS;
+use crate::server::request::{Prompt, Request};
+use crate::server::router::{Call, json as response};
+use crate::server::service::Service;
+use crate::server::sse::{self, Encoder, Frames};
+
+/// `POST /v1/completions`
+pub async fn answer(call: &mut Call) -> ApiResult<Response<Body>> {
+    let app = call.app.clone();
+    let (prepared, writer, service) = call
+        .with_body(move |body, service| {
+            let fields = Fields::of(body, "")?;
+            sampling::check_model(&fields, service, app.options.strict_model)?;
+            let (requests, writer) = read(&fields, service)?;
+            app.note_unknown(&fields);
+            let prepared = requests.into_iter().map(|request| service.prepare(request));
+            Ok((prepared.collect::<ApiResult<Vec<_>>>()?, writer, service.clone()))
+        })
+        .await?;
+    let answer = service.submit(prepared, &call.client)?;
+    let ping = writer.style.ping.unwrap_or(call.app.options.ping);
+    if let Some(report) = call.report.take_if(|_| writer.style.is_stream) {
+        return Ok(sse::respond(answer, Box::new(writer), report, ping));
+    }
+    let Some(report) = &mut call.report else {
+        return Err(ApiError::server("the request was answered before"));
+    };
+    let n_choices = writer.echoes.len() * writer.style.n_choices;
+    let choices = collect(answer, n_choices, report).await?;
+    Ok(response(&writer.whole(&choices)))
+}
+
+/// Writes an answer.
+struct Writer {
+    header: Header,
+    style: Style,
+    /// Texts that stand before the answers to each prompt.
+    echoes: Vec<String>,
+    /// Bytes of text so far, of each choice.
+    n_bytes: Vec<usize>,
+    service: Arc<Service>,
+}
+
+fn read(fields: &Fields<'_>, service: &Arc<Service>) -> ApiResult<(Vec<Request>, Writer)> {
+    let prompts = prompts(fields)?;
+    let mut style = Style {
+        is_stream: fields.flag("stream")?,
+        has_timings: fields.flag("timings_per_token")?,
+        n_choices: sampling::n_choices(fields)?,
+        ping: sampling::ping(fields)?,
+        ..Style::default()
+    };
+    if let Some(value) = fields.get("stream_options") {
+        style.has_usage = Fields::of(value, "stream_options")?.flag("include_usage")?;
+    }
+    if fields.get("suffix").is_some() {
+        return Err(ApiError::invalid("suffix", "suffix: the model's text has no suffix"));
+    }
+    if fields.integer("best_of", 1..=20)?.is_some_and(|n| n as usize != style.n_choices) {
+        return Err(ApiError::invalid("best_of", "best_of: it must be the same as n"));
+    }
+    let is_echo = fields.flag("echo")?;
+    let sampling = sampling::sampling(fields, service)?;
+    let limits = sampling::limits(fields, service, &["max_tokens", "n_predict"])?;
+    let time_limit = sampling::time_limit(fields)?;
+    let form = form::form(fields)?;
+    let n_logprobs = fields.integer("logprobs", 0..=20)?.map(|n| n as usize);
+    if is_echo && n_logprobs.is_some() {
+        let message = "logprobs: there are none of the prompt, so echo must be false";
+        return Err(ApiError::invalid("logprobs", message));
+    }
+    fields.ignore(WITHOUT_EFFECT);
+    let echo = |prompt: &Prompt| match prompt {
+        Prompt::Text(text) if is_echo => Ok(text.clone()),
+        Prompt::Tokens(ids) if is_echo => {
+            let text = service.engine().tokenizer().decode_lossy(ids, false);
+            text.map_err(|e| ApiError::of_request(&e))
+        }
+        _ => Ok(String::new()),
+    };
+    let echoes = prompts.iter().map(echo).collect::<ApiResult<Vec<_>>>()?;
+    let n_choices = style.n_choices;
+    let requests = prompts.into_iter().map(|prompt| Request {
+        prompt,
+        sampling: sampling.clone(),
+        limits: limits.clone(),
+        n_choices,
+        form: form.clone(),
+        n_logprobs,
+        wants_progress: false,
+        time_limit,
+    });
+    let header = Header::new("cmpl-", service);
+    Ok((
+        requests.collect(),
+        Writer {
+            header,
+            style,
+            n_bytes: vec![0; echoes.len() * n_choices],
+            echoes,
+            service: service.clone(),
+        },
+    ))
+}
+
+/// A text, token ids, or several of either.
+fn prompts(fields: &Fields<'_>) -> ApiResult<Vec<Prompt>> {
+    let Some(value) = fields.get("prompt") else {
+        return Err(ApiError::invalid("prompt", "prompt: the field is missing"));
+    };
+    let expected = "a string, an array of token ids, or an array of either";
+    let list = match value {
+        Value::Array(list) if list.iter().any(|item| !item.is_number()) => list.as_slice(),
+        Value::Array(list) if list.is_empty() => {
+            return Err(ApiError::invalid("prompt", "prompt: the array is empty"));
+        }
+        one => std::slice::from_ref(one),
+    };
+    if list.len() > MAX_PROMPTS {
+        let message = format!("prompt: at most {MAX_PROMPTS} prompts");
+        return Err(ApiError::invalid("prompt", message));
+    }
+    let one = |item: &Value| match item {
+        Value::String(text) => Some(Prompt::Text(text.clone())),
+        Value::Array(ids) => token_ids(ids).map(Prompt::Tokens),
+        _ => None,
+    };
+    let prompts: Option<Vec<Prompt>> = list.iter().map(one).collect();
+    prompts.ok_or_else(|| fields.wrong("prompt", expected))
+}
+
+/// Token ids, if that is what they are.
+pub fn token_ids(list: &[Value]) -> Option<Vec<u32>> {
+    list.iter().map(|item| integer(item).and_then(|id| u32::try_from(id).ok())).collect()
+}
+
+impl Writer {
+    fn echo(&self, choice: usize) -> &str {
+        &self.echoes[choice / self.style.n_choices]
+    }
+
+    fn object(&self, choices: Value) -> Map<String, Value> {
+        self.header.object("text_completion", choices)
+    }
+
+    fn whole(&self, choices: &[Choice]) -> Value {
+        let list = choices.iter().enumerate().map(|(i, choice)| {
+            json!({
+                "index": i,
+                "text": format!("{}{}", self.echo(i), choice.content),
+                "logprobs": legacy(&choice.tokens, 0, &self.service),
+                "finish_reason": choice.finish.as_ref().map(reason),
+            })
+        });
+        let mut object = self.object(Value::Array(list.collect()));
+        let finishes = || choices.iter().filter_map(|choice| choice.finish.as_ref());
+        object.insert("usage".into(), usage(finishes(), self.style.n_choices));
+        if let Some(first) = finishes().next() {
+            object.insert("timings".into(), timings(first));
+            object.insert("moeba".into(), moeba(first));
+        }
+        Value::Object(object)
+    }
+
+    fn chunk(&self, index: usize, text: &str, reason: Option<&str>) -> Map<String, Value> {
+        let choice =
+            json!({ "index": index, "text": text, "logprobs": null, "finish_reason": reason });
+        self.object(json!([choice]))
+    }
+}
+
+impl Encoder for Writer {
+    fn begin(&mut self, out: &mut Frames) {
+        let n_choices = self.style.n_choices * self.echoes.len();
+        for i in (0..n_choices).filter(|i| !self.echo(*i).is_empty()) {
+            out.data(&Value::Object(self.chunk(i, self.echo(i), None)));
+        }
+    }
+
+    fn event(&mut self, choice: usize, event: &Event, out: &mut Frames) {
+        match event {
+            Event::Content(piece) => {
+                let mut chunk = Value::Object(self.chunk(choice, &piece.text, None));
+                let logprobs = legacy(&piece.tokens, self.n_bytes[choice], &self.service);
+                chunk["choices"][0]["logprobs"] = logprobs;
+                self.n_bytes[choice] += piece.text.len();
+                out.data(&chunk);
+            }
+            Event::Finished(finish) => {
+                let mut chunk = self.chunk(choice, "", Some(reason(finish)));
+                chunk.insert("moeba".into(), moeba(finish));
+                if self.style.has_timings || self.style.has_usage {
+                    chunk.insert("timings".into(), timings(finish));
+                }
+                out.data(&Value::Object(chunk));
+            }
+            _ => {}
+        }
+    }
+
+    fn end(&mut self, finishes: &[Finish], out: &mut Frames) {
+        if self.style.has_usage {
+            let mut chunk = self.object(json!([]));
+            chunk.insert("usage".into(), usage(finishes, self.style.n_choices));
+            out.data(&Value::Object(chunk));
+        }
+        out.text("[DONE]");
+    }
+
+    fn fail(&mut self, error: &ApiError, out: &mut Frames) {
+        out.data(&error.body(Wire::OpenAi, &self.header.id));
+    }
+}

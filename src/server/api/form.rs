@@ -1,0 +1,116 @@
+//! The form that an answer must have: a schema, a regular expression or a grammar.
+
+use serde_json::Value;
+
+use crate::sample::grammar::Grammar;
+use crate::server::errors::{ApiError, ApiResult};
+use crate::server::fields::{Fields, wrong};
+
+/// The form that a request asks for.
+pub fn form(fields: &Fields<'_>) -> ApiResult<Option<Grammar>> {
+    let text = |name| Ok::<_, ApiError>(fields.string(name)?.filter(|text| !text.is_empty()));
+    let schema = match fields.get("json_schema") {
+        Some(value) => Some(schema(value, "json_schema")?),
+        None => None,
+    };
+    let asked = [
+        ("response_format", response_format(fields)?),
+        ("json_schema", schema),
+        ("grammar", text("grammar")?.map(|text| Grammar::Gbnf(text.to_owned()))),
+        ("lark", text("lark")?.map(|text| Grammar::Lark(text.to_owned()))),
+        ("regex", text("regex")?.map(|text| Grammar::Regex(text.to_owned()))),
+    ];
+    let mut asked = asked.into_iter().filter_map(|(name, form)| Some((name, form?)));
+    match (asked.next(), asked.next()) {
+        (Some((one, _)), Some((other, _))) => {
+            let message = format!("{other}: an answer has one form, and {one} gives it another");
+            Err(ApiError::invalid(other, message))
+        }
+        (first, _) => Ok(first.map(|(_, form)| form)),
+    }
+}
+
+fn response_format(fields: &Fields<'_>) -> ApiResult<Option<Grammar>> {
+    let Some(value) = fields.get("response_format") else { return Ok(None) };
+    let path = "response_format";
+    let format = Fields::of(value, path)?;
+    let missing = |path: &str| ApiError::invalid(path, format!("{path}: the field is missing"));
+    match format.string("type")?.ok_or_else(|| missing("response_format.type"))? {
+        "text" => Ok(None),
+        "json_object" => match format.get("schema") {
+            Some(value) => schema(value, "response_format.schema").map(Some),
+            None => Ok(Some(Grammar::JsonObject)),
+        },
+        "json_schema" => {
+            // Some clients leave the inner object out.
+            let inner = format.get("json_schema").map(|value| {
+                let path = "response_format.json_schema";
+                Ok((Fields::of(value, path)?, format!("{path}.schema")))
+            });
+            let (inner, path) = match inner.transpose()? {
+                Some(inner) => inner,
+                None => (Fields::of(value, path)?, "response_format.schema".to_owned()),
+            };
+            let value = inner.get("schema").ok_or_else(|| missing(&path))?;
+            schema(value, &path).map(Some)
+        }
+        _ => Err(format.wrong("type", "text, json_object or json_schema")),
+    }
+}
+
+fn schema(value: &Value, path: &str) -> ApiResult<Grammar> {
+    match value {
+        Value::Object(_) | Value::Bool(true) => Ok(Grammar::JsonSchema(value.clone())),
+        other => Err(wrong(path, "a JSON schema", other)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn read(body: &Value) -> ApiResult<Option<Grammar>> {
+        form(&Fields::of(body, "").unwrap())
+    }
+
+    #[test]
+    fn forms_are_read_wherever_they_stand() {
+        let schema = json!({"type": "object"});
+        for body in [
+            json!({"json_schema": schema}),
+            json!({"response_format": {"type": "json_object", "schema": schema}}),
+            json!({"response_format": {"type": "json_schema", "schema": schema}}),
+            json!({"response_format": {
+                "type": "json_schema", "json_schema": {"name": "x", "schema": schema},
+            }}),
+        ] {
+            assert_eq!(read(&body).unwrap(), Some(Grammar::JsonSchema(schema.clone())), "{body}");
+        }
+        assert_eq!(read(&json!({"response_format": {"type": "text"}})).unwrap(), None);
+        assert_eq!(read(&json!({"grammar": "", "regex": null})).unwrap(), None);
+        let body = json!({"regex": "a+"});
+        assert_eq!(read(&body).unwrap(), Some(Grammar::Regex("a+".into())));
+    }
+
+    #[test]
+    fn wrong_forms_are_named() {
+        for (body, path) in [
+            (json!({"response_format": {"type": "sound"}}), "response_format.type"),
+            (json!({"response_format": {"type": 123}}), "response_format.type"),
+            (json!({"response_format": "json"}), "response_format"),
+            (
+                json!({"response_format": {"type": "json_object", "schema": 123}}),
+                "response_format.schema",
+            ),
+            (
+                json!({"response_format": {"type": "json_schema", "json_schema": {}}}),
+                "response_format.json_schema.schema",
+            ),
+            (json!({"json_schema": []}), "json_schema"),
+            (json!({"regex": "a", "lark": "b"}), "regex"),
+        ] {
+            assert_eq!(read(&body).unwrap_err().param.as_deref(), Some(path), "{body}");
+        }
+    }
+}

@@ -1,0 +1,13 @@
+//! Wire formats: a module each, which reads requests into the inner one and writes inner events.
+
+pub mod chat;
+mod chat_stream;
+pub mod completions;
+mod form;
+mod logprobs;
+mod messages;
+pub mod models;
+pub mod native;
+pub mod sampling;
+pub mod text;
+mod usage;

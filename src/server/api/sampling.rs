@@ -1,0 +1,236 @@
+//! Fields that several formats share: sampling, the end of a text, and the number of answers.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::engine::Limits;
+use crate::sample::{LogitBias, PARAMETERS, Parameter, SamplerKind, SamplerOptions};
+use crate::server::errors::{ApiError, ApiResult};
+use crate::server::fields::{Fields, integer, wrong};
+use crate::server::limits;
+use crate::server::service::Service;
+use crate::tokenizer::EncodeOptions;
+
+/// Fields that are accepted and have no effect: they say how something is computed or stored, not
+/// what.
+pub const WITHOUT_EFFECT: &[&str] = &[
+    "model",
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prediction",
+    "verbosity",
+    "web_search_options",
+    "cache_prompt",
+    "cache_salt",
+    "prompt_cache_key",
+    "id_slot",
+    "n_keep",
+    "min_keep",
+    "verbose",
+    "priority",
+];
+
+/// The field of a parameter: llama-server's names.
+pub fn field(parameter: &Parameter) -> &'static str {
+    match parameter.name {
+        "temp" => "temperature",
+        "dynatemp-range" => "dynatemp_range",
+        "dynatemp-exp" => "dynatemp_exponent",
+        "top-k" => "top_k",
+        "top-p" => "top_p",
+        "min-p" => "min_p",
+        "typical" => "typical_p",
+        "top-nsigma" => "top_n_sigma",
+        "xtc-probability" => "xtc_probability",
+        "xtc-threshold" => "xtc_threshold",
+        "repeat-penalty" => "repeat_penalty",
+        "repeat-last-n" => "repeat_last_n",
+        "presence-penalty" => "presence_penalty",
+        "frequency-penalty" => "frequency_penalty",
+        "dry-multiplier" => "dry_multiplier",
+        "dry-base" => "dry_base",
+        "dry-allowed-length" => "dry_allowed_length",
+        "dry-penalty-last-n" => "dry_penalty_last_n",
+        "mirostat-lr" => "mirostat_eta",
+        "mirostat-ent" => "mirostat_tau",
+        "adaptive-target" => "adaptive_target",
+        "adaptive-decay" => "adaptive_decay",
+        other => other,
+    }
+}
+
+/// Whether a request may have this value, where that is less than flags may.
+fn is_in_range(field: &str, value: f64) -> bool {
+    match field {
+        "temperature" => value >= 0.0,
+        "top_p" => value > 0.0,
+        "top_k" => value >= 0.0,
+        "presence_penalty" | "frequency_penalty" => (-2.0..=2.0).contains(&value),
+        _ => true,
+    }
+}
+
+fn expected(field: &str, parameter: &Parameter) -> String {
+    match field {
+        "temperature" => "a number of at least 0".into(),
+        "top_p" => "a number above 0 and up to 1".into(),
+        "top_k" => "a whole number of at least 0".into(),
+        "presence_penalty" | "frequency_penalty" => "a number from -2 to 2".into(),
+        _ => parameter.expected(),
+    }
+}
+
+/// The sampling that a request asks for; the rest is the server's.
+pub fn sampling(fields: &Fields<'_>, service: &Service) -> ApiResult<SamplerOptions> {
+    let mut options = service.defaults.sampling.clone();
+    for parameter in PARAMETERS {
+        let name = field(parameter);
+        let Some(value) = fields.get(name) else { continue };
+        let number = value.as_f64().map(|x| f64::from(x as f32));
+        let number = if parameter.is_whole() { integer(value).map(|n| n as f64) } else { number };
+        let fits = |x: &f64| parameter.takes(*x) && is_in_range(name, *x);
+        match number.filter(fits) {
+            Some(number) => parameter.set(&mut options, number),
+            None => return Err(fields.wrong(name, &expected(name, parameter))),
+        }
+    }
+    if let Some(seed) = fields.integer("seed", -1..=i64::MAX)? {
+        options.seed = u64::try_from(seed).ok();
+    }
+    if let Some(texts) = fields.strings("dry_sequence_breakers")? {
+        options.dry.breakers = texts.into_iter().map(str::to_owned).collect();
+    }
+    if let Some(names) = fields.strings("samplers")? {
+        let kinds = SamplerKind::from_names(&names.join(";"));
+        let wrong = |why: String| ApiError::invalid("samplers", format!("samplers: {why}"));
+        options.samplers = kinds.map_err(wrong)?;
+    }
+    if let Some(value) = fields.get("logit_bias") {
+        options.logit_bias = biases(value, service)?;
+    }
+    Ok(options)
+}
+
+const BIAS: &str = "a number from -100 to 100";
+
+/// An object of token ids and biases, or llama-server's list of pairs of an id or a text and a
+/// bias, where `false` bans.
+fn biases(value: &Value, service: &Service) -> ApiResult<Vec<LogitBias>> {
+    let path = "logit_bias";
+    let tokenizer = service.engine().tokenizer();
+    let mut pairs: Vec<(Vec<u32>, &Value)> = Vec::new();
+    match value {
+        Value::Object(map) => {
+            for (id, bias) in map {
+                let id = id.parse::<u32>().map_err(|_| {
+                    let message = format!("logit_bias: expected a token id, got {id:?}");
+                    ApiError::invalid(path, message)
+                })?;
+                pairs.push((vec![id], bias));
+            }
+        }
+        Value::Array(list) => {
+            for (i, pair) in list.iter().enumerate() {
+                let path = format!("{path}[{i}]");
+                let pair = pair.as_array().map(Vec::as_slice);
+                let Some([token, bias]) = pair else {
+                    let message = format!("{path}: expected a pair of a token and a bias");
+                    return Err(ApiError::invalid(path, message));
+                };
+                let id = || integer(token).and_then(|id| u32::try_from(id).ok());
+                let ids = match token {
+                    Value::String(text) => tokenizer.encode(text, EncodeOptions::TEXT),
+                    _ => vec![id().ok_or_else(|| wrong(&path, "a token id or a text", token))?],
+                };
+                pairs.push((ids, bias));
+            }
+        }
+        other => return Err(wrong(path, "an object or an array of pairs", other)),
+    }
+    if pairs.len() > limits::MAX_BIASES {
+        let message = format!("logit_bias: at most {} entries", limits::MAX_BIASES);
+        return Err(ApiError::invalid(path, message));
+    }
+    let mut out = Vec::new();
+    for (ids, bias) in pairs {
+        let bias = match bias {
+            Value::Bool(false) => f32::NEG_INFINITY,
+            other => {
+                let number = other.as_f64().filter(|x| x.abs() <= limits::MAX_BIAS);
+                number.ok_or_else(|| wrong(path, BIAS, other))? as f32
+            }
+        };
+        for id in ids {
+            if id as usize >= tokenizer.n_vocab() {
+                let n = tokenizer.n_vocab();
+                let message =
+                    format!("logit_bias: token id {id} is out of range: the model has {n} tokens");
+                return Err(ApiError::invalid(path, message));
+            }
+            out.push(LogitBias { id, bias });
+        }
+    }
+    Ok(out)
+}
+
+/// The end of a text. `names` are those of the field with the most tokens; the first that is there
+/// counts.
+pub fn limits(fields: &Fields<'_>, service: &Service, names: &[&'static str]) -> ApiResult<Limits> {
+    let mut n_predict = None;
+    for name in names {
+        let given = fields.count(name)?;
+        n_predict = n_predict.or(given);
+    }
+    Ok(Limits {
+        n_predict: n_predict.unwrap_or(service.defaults.n_predict),
+        ignore_eos: fields.flag("ignore_eos")?,
+        stops: stops(fields)?,
+    })
+}
+
+fn stops(fields: &Fields<'_>) -> ApiResult<Vec<String>> {
+    let stops = fields.strings("stop")?.unwrap_or_default();
+    let fits = |stop: &&str| (1..=limits::MAX_STOP_BYTES).contains(&stop.len());
+    if stops.len() > limits::MAX_STOPS || !stops.iter().all(|stop| fits(stop)) {
+        let message = format!(
+            "stop: expected at most {} strings of 1 to {} bytes",
+            limits::MAX_STOPS,
+            limits::MAX_STOP_BYTES
+        );
+        return Err(ApiError::invalid("stop", message));
+    }
+    Ok(stops.into_iter().map(str::to_owned).collect())
+}
+
+/// The number of answers.
+pub fn n_choices(fields: &Fields<'_>) -> ApiResult<usize> {
+    Ok(fields.integer("n", 1..=limits::MAX_CHOICES as i64)?.unwrap_or(1) as usize)
+}
+
+/// The time that a text may take after its first token.
+pub fn time_limit(fields: &Fields<'_>) -> ApiResult<Option<Duration>> {
+    let ms = fields.integer("t_max_predict_ms", -1..=i64::MAX)?;
+    Ok(ms.and_then(|ms| u64::try_from(ms).ok()).filter(|ms| *ms > 0).map(Duration::from_millis))
+}
+
+/// The longest silence of a stream; the inner `None` is any.
+pub fn ping(fields: &Fields<'_>) -> ApiResult<Option<Option<Duration>>> {
+    let seconds = fields.integer("sse_ping_interval", -1..=86_400)?;
+    let time = |n: i64| u64::try_from(n).ok().filter(|n| *n > 0).map(Duration::from_secs);
+    Ok(seconds.map(time))
+}
+
+/// Refuses a model that is not served, if the server is strict.
+pub fn check_model(fields: &Fields<'_>, service: &Service, is_strict: bool) -> ApiResult<()> {
+    let model = fields.string("model")?;
+    match model.filter(|_| is_strict) {
+        Some(name) if !service.info.names.iter().any(|own| own == name) => {
+            Err(super::models::unknown(name))
+        }
+        _ => Ok(()),
+    }
+}

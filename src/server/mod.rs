@@ -1,0 +1,234 @@
+//! The HTTP server: a loaded model behind the wire formats of OpenAI and llama-server.
+//!
+//! [`Server::bind`] opens the socket and answers at once; before [`Server::open`] has given it a
+//! model, with 503. A request passes `router` (host, origin, key, limits), `api` (its wire's format
+//! to the inner [`request`]), `service` (to tokens, and into the engine's queue) and comes back as
+//! inner [`events`], which `api` writes in its wire's format, whole or by `sse`. The tasks of this
+//! module never compute, and the thread that computes never waits for a client.
+
+mod api;
+mod auth;
+mod collect;
+mod errors;
+mod events;
+mod fields;
+mod limits;
+mod listen;
+mod metrics;
+mod model;
+mod origin;
+mod prompt;
+mod random;
+mod report;
+mod request;
+mod router;
+mod service;
+mod sink;
+mod sse;
+mod status;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use serde_json::{Map, Value};
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+pub use auth::Keys;
+pub use listen::Address;
+pub use origin::Allowed;
+pub use report::LogRequests;
+pub use service::Defaults;
+
+use crate::chat::ChatTemplate;
+use crate::engine::scheduler::SchedulerOptions;
+use crate::engine::{Engine, EngineOptions};
+use crate::{Error, Result, interrupt};
+use auth::Failures;
+use errors::{ApiError, ApiResult};
+use fields::Fields;
+use limits::Sockets;
+use listen::Listener;
+use metrics::Metrics;
+use model::ModelInfo;
+use prompt::Templates;
+use service::Service;
+
+/// How a server listens and whom it serves.
+#[derive(Debug)]
+pub struct ServerOptions {
+    pub address: Address,
+    pub keys: Keys,
+    /// Listen for other machines without a key.
+    pub insecure: bool,
+    pub hosts: Vec<String>,
+    pub origins: Vec<String>,
+    /// Names of the model in answers; its file's name if there are none.
+    pub names: Vec<String>,
+    /// Whether other names of models are refused.
+    pub strict_model: bool,
+    /// Bytes of a request's body.
+    pub max_body: usize,
+    /// The longest silence of a stream; `None` is any.
+    pub ping: Option<Duration>,
+    /// Time that requests have to end when the server stops.
+    pub grace: Duration,
+    pub metrics: bool,
+    pub slots: bool,
+    pub log_requests: LogRequests,
+}
+
+/// A model that a server is to serve.
+pub struct Loaded {
+    pub engine: Arc<Engine>,
+    /// Options that it was loaded with.
+    pub options: EngineOptions,
+    pub scheduler: SchedulerOptions,
+    pub template: ChatTemplate,
+    /// Variables of the template.
+    pub variables: Map<String, Value>,
+    pub defaults: Defaults,
+}
+
+/// Everything that requests share.
+pub struct App {
+    options: ServerOptions,
+    allowed: Allowed,
+    failures: Failures,
+    metrics: Arc<Metrics>,
+    sockets: Sockets,
+    service: OnceLock<Arc<Service>>,
+    is_stopping: AtomicBool,
+}
+
+impl App {
+    /// The model, once it is loaded.
+    fn loaded(&self) -> ApiResult<Arc<Service>> {
+        self.service.get().cloned().ok_or_else(ApiError::loading)
+    }
+
+    /// The same, unless the server is about to stop.
+    fn service(&self) -> ApiResult<Arc<Service>> {
+        match self.is_stopping.load(Ordering::Relaxed) {
+            true => Err(ApiError::shutting_down()),
+            false => self.loaded(),
+        }
+    }
+
+    /// Counts the fields of a request that have no meaning here.
+    fn note_unknown(&self, fields: &Fields<'_>) {
+        let unknown = fields.unknown();
+        self.metrics.add_unknown_fields(unknown.len());
+        if !unknown.is_empty() {
+            log::debug!("fields without a meaning: {}", unknown.join(", "));
+        }
+    }
+}
+
+/// A server that listens.
+pub struct Server {
+    app: Arc<App>,
+    url: String,
+    /// Stops the connections.
+    stop: watch::Sender<bool>,
+    accepting: JoinHandle<()>,
+    /// Dropped last: it runs the tasks.
+    runtime: Runtime,
+}
+
+impl Server {
+    /// Opens the socket and answers on it.
+    pub fn bind(options: ServerOptions) -> Result<Server> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .max_blocking_threads(16)
+            .thread_name("http")
+            .enable_all()
+            .build();
+        let runtime = runtime
+            .map_err(|e| Error::invalid(format!("cannot start the server's threads: {e}")))?;
+        let entered = runtime.enter();
+        let listener = Listener::bind(&options.address)?;
+        if !listener.is_local() && options.keys.is_empty() && !options.insecure {
+            let why = "other machines could use the server: give --api-key, or --insecure if that \
+                       is what you want";
+            return Err(Error::Usage(why.into()));
+        }
+        drop(entered);
+        let lower = |list: &[String]| list.iter().map(|text| text.to_ascii_lowercase()).collect();
+        let allowed = Allowed {
+            hosts: lower(&options.hosts),
+            origins: lower(&options.origins),
+            has_keys: !options.keys.is_empty(),
+        };
+        let app = Arc::new(App {
+            options,
+            allowed,
+            failures: Failures::default(),
+            metrics: Arc::default(),
+            sockets: Sockets::default(),
+            service: OnceLock::new(),
+            is_stopping: AtomicBool::new(false),
+        });
+        let (stop, stopped) = watch::channel(false);
+        let url = listener.url();
+        let accepting = runtime.spawn(listener.run(app.clone(), stopped));
+        Ok(Server { app, url, stop, accepting, runtime })
+    }
+
+    /// The address for clients, with the port that was chosen.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Starts to serve a model.
+    pub fn open(&self, model: Loaded) -> Result<()> {
+        let Loaded { engine, options, scheduler, template, variables, defaults } = model;
+        let info = ModelInfo::new(&engine, &options, self.app.options.names.clone());
+        let templates = Templates::new(template, variables, engine.tokenizer())?;
+        let service = Service::start(&engine, scheduler, templates, info, defaults)?;
+        let is_new = self.app.service.set(Arc::new(service)).is_ok();
+        assert!(is_new, "a server has one model");
+        Ok(())
+    }
+
+    /// How far answers can be repeated: `exact`, or `load` where they depend on how a prompt came.
+    pub fn deterministic(&self) -> &'static str {
+        self.app.loaded().map_or("exact", |service| status::deterministic(&service))
+    }
+
+    /// Serves until a signal asks the program to end, then stops.
+    pub fn wait(self) {
+        while !interrupt::is_set() {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        self.stop();
+    }
+
+    /// Takes no more requests, lets those that were taken end for a while, and ends.
+    pub fn stop(self) {
+        let Server { app, stop, accepting, runtime, .. } = self;
+        app.is_stopping.store(true, Ordering::Relaxed);
+        accepting.abort();
+        if let Some(service) = app.service.get() {
+            service.scheduler.close();
+            let end = Instant::now() + app.options.grace;
+            while !service.scheduler.is_idle() && Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            service.cancel_all();
+        }
+        // Connections end after the answer that they write.
+        let _ = stop.send(true);
+        let end = Instant::now() + Duration::from_secs(2);
+        while app.sockets.count() > 0 && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        if let Address::Unix(path) = &app.options.address {
+            let _ = std::fs::remove_file(path);
+        }
+        runtime.shutdown_timeout(Duration::from_secs(1));
+    }
+}

@@ -1,0 +1,156 @@
+//! Prompts: chats by the model's template, and plain text, to tokens.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use serde_json::{Map, Value};
+
+use super::errors::{ApiError, ApiResult};
+use super::request::Chat;
+use crate::Result;
+use crate::chat::reasoning::{Format, Think};
+use crate::chat::tools::{ToolSupport, prepare_messages};
+use crate::chat::{ChatTemplate, ControlTexts, Rendered, encode_chat};
+use crate::tokenizer::{EncodeOptions, Tokenizer};
+
+/// A prompt as tokens, and as the text that a template made.
+#[derive(Debug, Default)]
+pub struct Encoded {
+    pub tokens: Vec<u32>,
+    pub text: String,
+}
+
+/// The model's chat template and what is known of it.
+pub struct Templates {
+    template: ChatTemplate,
+    format: Option<&'static Format>,
+    /// How the model is told of tools and calls them.
+    pub tools: ToolSupport,
+    controls: ControlTexts,
+    /// Variables that the command line sets.
+    variables: Map<String, Value>,
+    /// Variables by what a request asks of thinking: finding them out renders the template.
+    thinking: Mutex<HashMap<u8, Map<String, Value>>>,
+}
+
+impl Templates {
+    pub fn new(
+        template: ChatTemplate,
+        variables: Map<String, Value>,
+        tokenizer: &Tokenizer,
+    ) -> Result<Templates> {
+        let (format, tools) = (template.reasoning(), template.tool_support());
+        let controls = ControlTexts::new(tokenizer)?;
+        Ok(Templates { template, format, tools, controls, variables, thinking: Mutex::default() })
+    }
+
+    /// How the model marks its reasoning, if it does.
+    pub fn reasoning(&self) -> Option<&'static Format> {
+        self.format
+    }
+
+    /// The text of the prompt of a chat's next answer.
+    pub fn render(&self, chat: &Chat) -> ApiResult<String> {
+        let (prompt, begun) = self.render_parts(chat).map_err(|e| ApiError::of_request(&e))?;
+        Ok(prompt.text + &begun)
+    }
+
+    /// The prompt, and the text of an assistant's message that the answer goes on with.
+    fn render_parts(&self, chat: &Chat) -> Result<(Rendered, String)> {
+        let mut variables = self.variables.clone();
+        if let Some(think) = chat.think {
+            variables.extend(self.thinking(think)?);
+        }
+        if let (Some(0), None) = (chat.reasoning_budget, chat.think) {
+            variables.extend(self.thinking(Think::Off)?);
+        }
+        if let Some(n) = chat.reasoning_budget {
+            variables.extend(self.template.thinking_budget(n)?);
+        }
+        variables.extend(chat.variables.clone());
+        let (begun, messages) = match chat.messages.split_last() {
+            Some((last, others)) if chat.continues => (begun(last), others),
+            _ => (String::new(), chat.messages.as_slice()),
+        };
+        let mut messages = messages.to_vec();
+        prepare_messages(&mut messages, &chat.tools, &self.tools);
+        let (messages, tools) = (Value::Array(messages), self.tools.declared(&chat.tools));
+        let (template, controls) = (&self.template, &self.controls);
+        let prompt =
+            template.render_contents(controls, &messages, tools.as_ref(), true, &variables)?;
+        Ok((prompt, begun))
+    }
+
+    fn thinking(&self, think: Think) -> Result<Map<String, Value>> {
+        let key = think as u8;
+        let known = || self.thinking.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(variables) = known().get(&key) {
+            return Ok(variables.clone());
+        }
+        let variables = self.template.thinking(think)?.unwrap_or_default().variables;
+        known().insert(key, variables.clone());
+        Ok(variables)
+    }
+
+    pub fn encode(&self, tokenizer: &Tokenizer, chat: &Chat, room: Room) -> ApiResult<Encoded> {
+        let (mut prompt, begun) = self.render_parts(chat).map_err(|e| ApiError::of_request(&e))?;
+        room.check(&prompt.text)?;
+        room.check(&begun)?;
+        let mut own = Vec::new();
+        if has_control(tokenizer, &begun) {
+            own = tokenizer.encode(&begun, EncodeOptions::TEXT);
+        } else {
+            prompt.text.push_str(&begun);
+        }
+        let mut tokens = encode_chat(tokenizer, &prompt);
+        tokens.extend(own);
+        Ok(Encoded { tokens, text: prompt.text })
+    }
+}
+
+/// Whether a text that no template has made has texts of control tokens.
+fn has_control(tokenizer: &Tokenizer, text: &str) -> bool {
+    let options = EncodeOptions { add_special: false, parse_special: true };
+    tokenizer.encode(text, options).iter().any(|id| tokenizer.is_special(*id))
+}
+
+/// The text of a message that the answer goes on with.
+fn begun(message: &Value) -> String {
+    match &message["content"] {
+        Value::String(text) => text.clone(),
+        Value::Array(parts) => parts.iter().filter_map(|part| part["text"].as_str()).collect(),
+        _ => String::new(),
+    }
+}
+
+/// The tokens of a text that no template has made.
+pub fn plain(tokenizer: &Tokenizer, text: &str, room: Room) -> ApiResult<Encoded> {
+    room.check(text)?;
+    let tokens = tokenizer.encode(text, EncodeOptions::PROMPT);
+    Ok(Encoded { tokens, text: String::new() })
+}
+
+/// Room for a prompt.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    pub n_ctx: usize,
+    /// Bytes of the longest token.
+    pub longest_piece: usize,
+}
+
+impl Room {
+    /// Refuses a text that cannot fit whatever its tokens are, before it is tokenized.
+    fn check(self, text: &str) -> ApiResult<()> {
+        let least = text.len() / self.longest_piece.max(1);
+        match least > self.n_ctx {
+            true => Err(ApiError::context_overflow(least, self.n_ctx)),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Bytes of the longest token.
+pub fn longest_piece(tokenizer: &Tokenizer) -> usize {
+    let ids = 0..tokenizer.n_vocab() as u32;
+    ids.filter_map(|id| tokenizer.piece(id).ok()).map(<[u8]>::len).max().unwrap_or(1)
+}

@@ -1,0 +1,68 @@
+//! A request in no wire's format: what all of them are translated to.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+
+use crate::chat::reasoning::Think;
+use crate::chat::tools::{Mode, ToolChoice, Tools};
+use crate::engine::Limits;
+use crate::sample::SamplerOptions;
+use crate::sample::grammar::Grammar;
+
+/// A text to generate.
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub prompt: Prompt,
+    pub sampling: SamplerOptions,
+    pub limits: Limits,
+    /// Answers to one prompt. Answer i has the seed of the first plus i.
+    pub n_choices: usize,
+    /// A form that the answer must have.
+    pub form: Option<Grammar>,
+    /// The most probable tokens to report with each token; `None` reports nothing.
+    pub n_logprobs: Option<usize>,
+    /// Whether events tell how far the prompt is.
+    pub wants_progress: bool,
+    /// Ends the text so long after its first token.
+    pub time_limit: Option<Duration>,
+}
+
+/// The beginning that a text continues.
+#[derive(Clone, Debug)]
+pub enum Prompt {
+    /// Messages, by the model's chat template.
+    Chat(Chat),
+    /// Text in which control tokens may be written out.
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+/// A conversation, and how its next message is to be.
+#[derive(Clone, Debug, Default)]
+pub struct Chat {
+    /// Objects with `role` and `content`, as templates read them.
+    pub messages: Vec<Value>,
+    /// The last message is the assistant's, and the answer goes on in it.
+    pub continues: bool,
+    /// The tools that may be called.
+    pub tools: Arc<Tools>,
+    pub tool_choice: ToolChoice,
+    /// Whether an answer may have several calls.
+    pub has_parallel_calls: bool,
+    /// Variables of the template that the request sets.
+    pub variables: Map<String, Value>,
+    pub think: Option<Think>,
+    /// Tokens of reasoning before its end is forced.
+    pub reasoning_budget: Option<usize>,
+    /// Reasoning stays in the content, with its markers.
+    pub keeps_reasoning_in_content: bool,
+}
+
+impl Chat {
+    /// Whether the answer may call tools.
+    pub fn may_call(&self) -> bool {
+        !self.tools.is_empty() && self.tool_choice.mode != Mode::None
+    }
+}

@@ -1,0 +1,418 @@
+//! From a request to its response: who may ask, what is asked for, and the headers of every answer.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use axum::body::{Body, Bytes};
+use axum::http::request::Parts;
+use axum::http::{HeaderValue, Method, Response, StatusCode, header};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::Incoming;
+use serde_json::Value;
+use tokio::time::{sleep, timeout};
+
+use super::App;
+use super::api::{chat, completions, models, native, text};
+use super::auth::Client;
+use super::errors::{ApiError, ApiResult, Kind, Wire};
+use super::limits::BODY_TIME;
+use super::report::{LogRequests, Report};
+use super::service::Service;
+use super::{origin, random, status};
+
+/// The other end of a connection; a socket of this machine has no addresses.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Peer {
+    pub address: Option<IpAddr>,
+    /// The address that it has connected to.
+    pub local: Option<IpAddr>,
+}
+
+/// A request that may be served.
+pub struct Call {
+    pub app: Arc<App>,
+    pub client: Client,
+    pub id: String,
+    pub parts: Parts,
+    body: Option<Body>,
+    /// Taken by answers that are streamed.
+    pub report: Option<Report>,
+}
+
+/// A route's work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Handler {
+    Health,
+    Ready,
+    Metrics,
+    Models,
+    Model,
+    Props,
+    Slots,
+    Chat,
+    Completions,
+    Completion,
+    Tokenize,
+    Detokenize,
+    ApplyTemplate,
+    /// A sentence that names the alternative.
+    NotBuilt(&'static str),
+}
+
+use Handler::NotBuilt;
+
+struct Route {
+    /// Ends with `*` where anything may follow.
+    path: &'static str,
+    allow: &'static str,
+    handler: Handler,
+}
+
+const GET: &str = "GET, HEAD, OPTIONS";
+const POST: &str = "POST, OPTIONS";
+const ANY: &str = "GET, HEAD, POST, DELETE, OPTIONS";
+
+const EMBEDDINGS: &str = "moeba generates text only: it has no embeddings and no reranking";
+const ONE_MODEL: &str = "moeba serves one model: put llama-swap in front to serve several";
+const TEXT_ONLY: &str = "moeba reads and writes text only, no images and no sound";
+const NOT_YET: &str = "this route is not built yet: use /v1/chat/completions";
+
+const fn route(path: &'static str, allow: &'static str, handler: Handler) -> Route {
+    Route { path, allow, handler }
+}
+
+const ROUTES: &[Route] = &[
+    route("/health", GET, Handler::Health),
+    route("/v1/health", GET, Handler::Health),
+    route("/ready", GET, Handler::Ready),
+    route("/metrics", GET, Handler::Metrics),
+    route("/v1/models", GET, Handler::Models),
+    route("/models", GET, Handler::Models),
+    route("/v1/models/*", GET, Handler::Model),
+    route("/props", GET, Handler::Props),
+    route("/slots", GET, Handler::Slots),
+    route("/v1/chat/completions", POST, Handler::Chat),
+    route("/chat/completions", POST, Handler::Chat),
+    route("/v1/completions", POST, Handler::Completions),
+    route("/completion", POST, Handler::Completion),
+    route("/completions", POST, Handler::Completion),
+    route("/tokenize", POST, Handler::Tokenize),
+    route("/detokenize", POST, Handler::Detokenize),
+    route("/apply-template", POST, Handler::ApplyTemplate),
+    route("/v1/embeddings", ANY, NotBuilt(EMBEDDINGS)),
+    route("/embeddings", ANY, NotBuilt(EMBEDDINGS)),
+    route("/embedding", ANY, NotBuilt(EMBEDDINGS)),
+    route("/v1/rerank", ANY, NotBuilt(EMBEDDINGS)),
+    route("/rerank", ANY, NotBuilt(EMBEDDINGS)),
+    route(
+        "/infill",
+        ANY,
+        NotBuilt("moeba has no infilling: use /completion with the model's own tokens"),
+    ),
+    route(
+        "/lora-adapters",
+        ANY,
+        NotBuilt("moeba has no LoRA adapters: merge the adapter into the model"),
+    ),
+    route("/v1/audio/*", ANY, NotBuilt(TEXT_ONLY)),
+    route("/v1/images/*", ANY, NotBuilt(TEXT_ONLY)),
+    route("/models/load", ANY, NotBuilt(ONE_MODEL)),
+    route("/models/unload", ANY, NotBuilt(ONE_MODEL)),
+    route("/tools", ANY, NotBuilt("moeba runs no tools: the client runs them")),
+    route("/cors-proxy", ANY, NotBuilt("moeba fetches nothing for its clients")),
+    route("/slots/*", ANY, NotBuilt("slots cannot be saved yet: prompts are reused without that")),
+    route("/v1/messages", ANY, NotBuilt(NOT_YET)),
+    route("/v1/messages/*", ANY, NotBuilt(NOT_YET)),
+    route("/v1/responses", ANY, NotBuilt(NOT_YET)),
+    route("/v1/responses/*", ANY, NotBuilt(NOT_YET)),
+    route("/responses", ANY, NotBuilt(NOT_YET)),
+    route("/api/*", ANY, NotBuilt("Ollama's routes are not built yet: use /v1/chat/completions")),
+];
+
+/// Answers a request, whatever it is.
+pub async fn answer(
+    app: Arc<App>,
+    peer: Peer,
+    request: hyper::Request<Incoming>,
+) -> Response<Body> {
+    let (parts, body) = request.into_parts();
+    let id = random::name("req_");
+    let path = trimmed(parts.uri.path()).to_owned();
+    let wire = Wire::of(&path);
+    let route = find(&path);
+    let pattern = route.map_or("other", |route| route.path);
+    let mut report = Report::new(&app.metrics, app.options.log_requests, &id, pattern);
+    let checked = check(&app, peer, &parts, &path).await;
+    let (origin, client) = match checked {
+        Ok(checked) => checked,
+        Err(error) => return finished(error.response(wire, &id), &app, None, report, &id),
+    };
+    report.set_client(client.name.clone());
+    if parts.method == Method::OPTIONS {
+        let response = preflight(&parts, origin.is_some(), route);
+        return finished(response, &app, origin, report, &id);
+    }
+    let call = Call {
+        app: app.clone(),
+        client,
+        id: id.clone(),
+        parts,
+        body: Some(Body::new(body)),
+        report: Some(report),
+    };
+    let (response, report) = handle(call, route, &path, wire).await;
+    match report {
+        Some(report) => finished(response, &app, origin, report, &id),
+        None => with_headers(response, origin, &id),
+    }
+}
+
+/// A path without a slash at its end.
+fn trimmed(path: &str) -> &str {
+    match path.strip_suffix('/') {
+        Some(trimmed) if !trimmed.is_empty() => trimmed,
+        _ => path,
+    }
+}
+
+fn find(path: &str) -> Option<&'static Route> {
+    ROUTES.iter().find(|route| match route.path.strip_suffix('*') {
+        Some(begin) => path.strip_prefix(begin).is_some_and(|rest| !rest.is_empty()),
+        None => path == route.path,
+    })
+}
+
+/// The last steps of an answer that is not streamed.
+fn finished(
+    response: Response<Body>,
+    app: &App,
+    origin: Option<HeaderValue>,
+    mut report: Report,
+    id: &str,
+) -> Response<Body> {
+    let status = response.status().as_u16();
+    if status >= 400 {
+        app.metrics.add_rejected(reason(status));
+    }
+    report.answered(status);
+    with_headers(response, origin, id)
+}
+
+fn reason(status: u16) -> &'static str {
+    match status {
+        401 | 403 => "not_allowed",
+        404 | 405 => "no_route",
+        408 | 413 | 415 => "body",
+        429 => "rate_limit",
+        501 => "not_built",
+        503 | 529 => "overloaded",
+        500.. => "server_error",
+        _ => "invalid",
+    }
+}
+
+fn with_headers(
+    mut response: Response<Body>,
+    origin: Option<HeaderValue>,
+    id: &str,
+) -> Response<Body> {
+    let headers = response.headers_mut();
+    if let Ok(id) = HeaderValue::from_str(id) {
+        headers.insert("x-request-id", id);
+    }
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    if let Some(origin) = origin {
+        origin::allow(headers, &origin);
+    }
+    response
+}
+
+/// Checks host, origin and key: the origin, and whose request it is.
+async fn check(
+    app: &App,
+    peer: Peer,
+    parts: &Parts,
+    path: &str,
+) -> ApiResult<(Option<HeaderValue>, Client)> {
+    app.allowed.check_host(&parts.headers, peer.local)?;
+    let origin = app.allowed.check_origin(&parts.headers)?;
+    let is_public = ["/health", "/v1/health", "/ready"].contains(&path);
+    if app.options.keys.is_empty() || is_public || parts.method == Method::OPTIONS {
+        return Ok((origin, Client::at(peer.address)));
+    }
+    if let Some(client) = given_keys(parts).find_map(|key| app.options.keys.find(key)) {
+        return Ok((origin, client));
+    }
+    match app.failures.add(peer.address) {
+        Some(delay) => sleep(delay).await,
+        None => {
+            let message = "there were too many requests with a wrong key: try again later";
+            let error = ApiError::new(Kind::RateLimit, "rate_limit_exceeded", message);
+            return Err(ApiError { retry_after: Some(5), ..error });
+        }
+    }
+    let message = "the API key is missing or wrong: send Authorization: Bearer KEY";
+    Err(ApiError::new(Kind::Authentication, "invalid_api_key", message))
+}
+
+/// The keys of a request's headers.
+fn given_keys(parts: &Parts) -> impl Iterator<Item = &str> {
+    let bearer = parts.headers.get_all(header::AUTHORIZATION).iter();
+    let bearer = bearer.filter_map(|value| {
+        let (scheme, key) = value.to_str().ok()?.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then_some(key.trim())
+    });
+    let own = parts.headers.get_all("x-api-key").iter().filter_map(|value| value.to_str().ok());
+    bearer.chain(own)
+}
+
+/// The answer to a browser that asks before it sends a request.
+fn preflight(parts: &Parts, is_allowed: bool, route: Option<&Route>) -> Response<Body> {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    let allow = HeaderValue::from_static(route.map_or(ANY, |route| route.allow));
+    response.headers_mut().insert(header::ALLOW, allow);
+    if is_allowed {
+        origin::allow_methods(response.headers_mut(), &parts.headers);
+    }
+    response
+}
+
+/// Serves a call: the response, and the report unless a stream has it.
+async fn handle(
+    mut call: Call,
+    route: Option<&'static Route>,
+    path: &str,
+    wire: Wire,
+) -> (Response<Body>, Option<Report>) {
+    let result = match route {
+        None => {
+            let message = format!("there is no route {path}: see moeba's README for the routes");
+            Err(ApiError::new(Kind::NotFound, "not_found", message))
+        }
+        Some(route) => serve(&mut call, route, path).await,
+    };
+    let response = result.unwrap_or_else(|error| error.response(wire, &call.id));
+    (response, call.report)
+}
+
+async fn serve(call: &mut Call, route: &'static Route, path: &str) -> ApiResult<Response<Body>> {
+    let method = call.parts.method.as_str();
+    if !route.allow.split(", ").any(|allowed| allowed == method) {
+        let message = format!("{path} does not take {method}, but {}", route.allow);
+        let error = ApiError::new(Kind::Method, "method_not_allowed", message);
+        return Err(ApiError { allow: Some(route.allow), ..error });
+    }
+    origin::check_content_type(&call.parts.headers, &call.parts.method)?;
+    match route.handler {
+        Handler::Health => status::health(&call.app),
+        Handler::Ready => status::ready(&call.app),
+        Handler::Metrics => status::metrics(&call.app),
+        Handler::Models => models::list(&call.app),
+        Handler::Model => models::one(&call.app, path),
+        Handler::Props => status::props(&call.app),
+        Handler::Slots => status::slots(&call.app, call.parts.uri.query().unwrap_or_default()),
+        Handler::Chat => chat::answer(call).await,
+        Handler::Completions => completions::answer(call).await,
+        Handler::Completion => native::answer(call).await,
+        Handler::Tokenize => text::tokenize(call).await,
+        Handler::Detokenize => text::detokenize(call).await,
+        Handler::ApplyTemplate => text::apply_template(call).await,
+        NotBuilt(why) => Err(ApiError::not_supported(why)),
+    }
+}
+
+impl Call {
+    /// The model, once it is loaded and while the server takes requests.
+    pub fn service(&self) -> ApiResult<Arc<Service>> {
+        self.app.service()
+    }
+
+    /// Reads the body as JSON and runs `work` on it, on a thread that may take its time.
+    pub async fn with_body<T: Send + 'static>(
+        &mut self,
+        work: impl FnOnce(&Value, &Arc<Service>) -> ApiResult<T> + Send + 'static,
+    ) -> ApiResult<T> {
+        let service = self.service()?;
+        let bytes = self.read_body().await?;
+        if self.app.options.log_requests == LogRequests::Full {
+            log::info!("{} {}", self.id, String::from_utf8_lossy(&bytes));
+        }
+        let work = move || {
+            let value: Value = serde_json::from_slice(&bytes).map_err(|e| {
+                let message = format!("the request's body is no JSON: {e}");
+                ApiError::new(Kind::Invalid, "invalid_json", message)
+            })?;
+            work(&value, &service)
+        };
+        match tokio::task::spawn_blocking(work).await {
+            Ok(result) => result,
+            Err(_) => Err(ApiError::server("the request could not be read: see the messages")),
+        }
+    }
+
+    async fn read_body(&mut self) -> ApiResult<Bytes> {
+        let most = self.app.options.max_body;
+        let headers = &self.parts.headers;
+        let encoding = headers.get(header::CONTENT_ENCODING).map(HeaderValue::as_bytes);
+        if encoding.is_some_and(|encoding| encoding != b"identity") {
+            let message = "compressed bodies are not read: send it as it is";
+            return Err(ApiError::new(Kind::Body(415), "unsupported_encoding", message));
+        }
+        let too_large = || {
+            let message = format!("the body has more than {most} bytes: see --max-body");
+            ApiError::new(Kind::Body(413), "body_too_large", message)
+        };
+        let length =
+            headers.get(header::CONTENT_LENGTH).and_then(|n| n.to_str().ok()?.parse().ok());
+        if length.is_some_and(|length: u64| length > most as u64) {
+            return Err(too_large());
+        }
+        let body = Limited::new(self.body.take().unwrap_or_default(), most);
+        match timeout(BODY_TIME, body.collect()).await {
+            Ok(Ok(collected)) => Ok(collected.to_bytes()),
+            Ok(Err(e)) if e.is::<LengthLimitError>() => Err(too_large()),
+            Ok(Err(_)) => {
+                let message = "the body has ended early";
+                Err(ApiError::new(Kind::Body(400), "incomplete_body", message))
+            }
+            Err(_) => {
+                let message = "the body took too long";
+                Err(ApiError::new(Kind::Body(408), "body_timeout", message))
+            }
+        }
+    }
+}
+
+/// A response with this JSON.
+pub fn json(value: &Value) -> Response<Body> {
+    let mut response = Response::new(Body::from(value.to_string()));
+    let kind = HeaderValue::from_static("application/json; charset=utf-8");
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn routes_are_found_with_and_without_a_slash_at_the_end() {
+        let handler = |path| find(trimmed(path)).map(|route| route.handler);
+        assert_eq!(handler("/health/"), Some(Handler::Health));
+        assert_eq!(handler("/v1/models/a/b"), Some(Handler::Model));
+        assert_eq!(handler("/v1/models/"), Some(Handler::Models));
+        assert_eq!(handler("//health"), None);
+        assert_eq!(handler("/"), None);
+        assert_eq!(handler("/v1/chat/completions/x"), None);
+        assert!(matches!(handler("/v1/embeddings"), Some(NotBuilt(_))));
+    }
+
+    #[test]
+    fn each_route_is_there_once() {
+        let mut paths: Vec<_> = ROUTES.iter().map(|route| route.path).collect();
+        paths.sort_unstable();
+        paths.dedup();
+        assert_eq!(paths.len(), ROUTES.len());
+    }
+}

@@ -1,0 +1,392 @@
+//! The model as the routes use it: requests become jobs, and jobs' events an answer.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::time::timeout_at;
+
+use super::auth::{Client, Running};
+use super::errors::{ApiError, ApiResult, Kind};
+use super::events::{Event, Receiver, Sender, channel};
+use super::model::ModelInfo;
+use super::prompt::{Encoded, Room, Templates};
+use super::request::{Chat, Prompt, Request};
+use super::sink::{Sink, SinkSettings};
+use crate::Result;
+use crate::cancel::Cancel;
+use crate::chat::reasoning::{AnswerStart, Budget};
+use crate::chat::tools::{Calls, Scanner};
+use crate::engine::scheduler::{AnySink, Job, Refused, Scheduler, SchedulerOptions};
+use crate::engine::{self, Engine, Generation};
+use crate::sample::grammar::{Constraint, Grammar};
+use crate::sample::{LogitBias, SamplerOptions};
+use crate::tokenizer::EncodeOptions;
+
+/// A loaded model, its scheduler and its chat template.
+pub struct Service {
+    pub scheduler: Scheduler,
+    pub templates: Templates,
+    pub info: ModelInfo,
+    pub defaults: Defaults,
+    /// Jobs that are not done.
+    open: Mutex<Vec<OpenJob>>,
+}
+
+/// Settings that hold where a request has none.
+#[derive(Clone, Debug)]
+pub struct Defaults {
+    pub sampling: SamplerOptions,
+    /// Tokens at most.
+    pub n_predict: Option<usize>,
+    pub reasoning_budget: Option<usize>,
+    /// Reasoning stays in the content.
+    pub keeps_reasoning_in_content: bool,
+    /// Times after which a request that waits in the queue, and any request, is given up.
+    pub queue_time: Option<Duration>,
+    pub total_time: Option<Duration>,
+}
+
+struct OpenJob {
+    id: u64,
+    cancel: Cancel,
+}
+
+/// A request whose prompt is tokens: only the queue can refuse it.
+pub struct Prepared {
+    request: Request,
+    prompt: Vec<u32>,
+    /// The rendered chat.
+    text: String,
+    generations: Vec<Generation>,
+    seed: u64,
+}
+
+/// An answer that comes. Dropping it cancels its jobs.
+pub struct Answer {
+    service: Arc<Service>,
+    receiver: Receiver,
+    cancel: Cancel,
+    ids: Vec<u64>,
+    n_open: usize,
+    start: Instant,
+    has_started: bool,
+    /// Tokens of the first prompt.
+    pub n_prompt: usize,
+    /// Keeps the key's count of running requests.
+    _running: Running,
+}
+
+impl Service {
+    /// Takes the sessions' memory and starts the thread that computes.
+    pub fn start(
+        engine: &Arc<Engine>,
+        options: SchedulerOptions,
+        templates: Templates,
+        info: ModelInfo,
+        defaults: Defaults,
+    ) -> Result<Service> {
+        let scheduler = Scheduler::start(engine, options)?;
+        Ok(Service { scheduler, templates, info, defaults, open: Mutex::default() })
+    }
+
+    pub fn engine(&self) -> &Arc<Engine> {
+        self.scheduler.engine()
+    }
+
+    /// Ends all jobs at once.
+    pub fn cancel_all(&self) {
+        self.open().iter().for_each(|job| job.cancel.cancel());
+        self.scheduler.wake();
+    }
+
+    fn open(&self) -> std::sync::MutexGuard<'_, Vec<OpenJob>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Renders, tokenizes and checks. Takes a while: not for a thread that serves sockets.
+    pub fn prepare(&self, mut request: Request) -> ApiResult<Prepared> {
+        let engine = self.engine();
+        let Encoded { tokens, text } = self.encode(&request.prompt)?;
+        let n_ctx = engine.n_ctx();
+        if tokens.len() >= n_ctx {
+            return Err(ApiError::context_overflow(tokens.len(), n_ctx));
+        }
+        if tokens.is_empty() {
+            let message = "the prompt is empty: there is nothing to continue";
+            return Err(ApiError::invalid("prompt", message));
+        }
+        let format = self.templates.reasoning();
+        let is_chat = matches!(request.prompt, Prompt::Chat(_));
+        let mut shown = match format {
+            Some(format) if is_chat => format.tokens(engine.tokenizer()),
+            _ => Vec::new(),
+        };
+        let mut constraint = match &request.form {
+            Some(form) => Some(self.of_answer(self.compiled(form)?, &request, &text)),
+            None => None,
+        };
+        if let Prompt::Chat(chat) = &request.prompt
+            && !chat.tools.is_empty()
+        {
+            let format = self.templates.tools.format;
+            if chat.may_call() {
+                shown.extend(format.tokens(engine.tokenizer()));
+                constraint = self.calls(chat, &request, &text)?;
+            } else {
+                let ids = format.opening_tokens(engine.tokenizer()).into_iter();
+                let bans = ids.map(|id| LogitBias { id, bias: f32::NEG_INFINITY });
+                request.sampling.logit_bias.extend(bans);
+            }
+        }
+        let n_logprobs = request.n_logprobs;
+        let seed = request.sampling.seed.unwrap_or_else(super::random::seed);
+        let generations = (0..request.n_choices as u64).map(|i| {
+            request.sampling.seed = Some(seed.wrapping_add(i));
+            let request = engine::Request {
+                prompt: tokens.clone(),
+                sampling: request.sampling.clone(),
+                limits: request.limits.clone(),
+                own_text: is_chat,
+                shown: shown.clone(),
+                ..engine::Request::default()
+            };
+            let mut generation =
+                Generation::new(engine, &request).map_err(|e| ApiError::of_request(&e))?;
+            if let Some(constraint) = &constraint {
+                generation.constrain(constraint.clone());
+            }
+            if let Some(n_top) = n_logprobs {
+                generation.report_logprobs(n_top);
+            }
+            Ok(generation)
+        });
+        let generations = generations.collect::<ApiResult<Vec<_>>>()?;
+        Ok(Prepared { request, prompt: tokens, text, generations, seed })
+    }
+
+    fn compiled(&self, form: &Grammar) -> ApiResult<Constraint> {
+        let grammars = self.engine().grammars().map_err(|e| ApiError::of_run(&e))?;
+        grammars.constraint(form).map_err(|e| {
+            let code = "invalid_grammar";
+            ApiError::new(Kind::Invalid, code, e.to_string())
+        })
+    }
+
+    /// A form that begins where the answer does, behind the reasoning.
+    fn of_answer(&self, constraint: Constraint, request: &Request, text: &str) -> Constraint {
+        let is_chat = matches!(request.prompt, Prompt::Chat(_));
+        let format = self.templates.reasoning().filter(|_| is_chat);
+        let Some(AnswerStart { marker, open }) = format.and_then(|f| f.answer_start(text)) else {
+            return constraint;
+        };
+        let marker = marker.as_bytes().to_vec();
+        let options = EncodeOptions { add_special: false, parse_special: true };
+        match open {
+            Some(open) => {
+                let open = self.engine().tokenizer().encode(open, options);
+                constraint.or_after(open, marker)
+            }
+            None => constraint.after([marker]),
+        }
+    }
+
+    /// The form of the calls in an answer: from its beginning if one is required, else from the
+    /// marker of a call.
+    fn calls(&self, chat: &Chat, request: &Request, text: &str) -> ApiResult<Option<Constraint>> {
+        let (tools, tokenizer) = (&self.templates.tools, self.engine().tokenizer());
+        let is_parallel = chat.has_parallel_calls;
+        let grammar = tools.grammar(&chat.tools, &chat.tool_choice, is_parallel, tokenizer);
+        let Some(grammar) = grammar else { return Ok(None) };
+        let constraint = self.compiled(&Grammar::Lark(grammar.lark))?;
+        Ok(Some(match grammar.trigger {
+            Some(trigger) => constraint.after([trigger.into_bytes()]).resuming(),
+            None => self.of_answer(constraint, request, text),
+        }))
+    }
+
+    /// The prompt's tokens, and the text of a rendered chat.
+    pub fn encode(&self, prompt: &Prompt) -> ApiResult<Encoded> {
+        let engine = self.engine();
+        let room = Room { n_ctx: engine.n_ctx(), longest_piece: self.info.longest_piece };
+        match prompt {
+            Prompt::Chat(chat) => self.templates.encode(engine.tokenizer(), chat, room),
+            Prompt::Text(text) => super::prompt::plain(engine.tokenizer(), text, room),
+            Prompt::Tokens(tokens) => {
+                let n_vocab = engine.tokenizer().n_vocab();
+                if let Some(id) = tokens.iter().find(|id| **id as usize >= n_vocab) {
+                    let message = format!(
+                        "prompt: token id {id} is out of range: the model has {n_vocab} tokens"
+                    );
+                    return Err(ApiError::invalid("prompt", message));
+                }
+                Ok(Encoded { tokens: tokens.clone(), text: String::new() })
+            }
+        }
+    }
+
+    /// Puts requests into the queue, all or none. Their choices follow each other.
+    pub fn submit(self: &Arc<Self>, all: Vec<Prepared>, client: &Client) -> ApiResult<Answer> {
+        let running = client.enter()?;
+        let n_open = all.iter().map(|prepared| prepared.generations.len()).sum();
+        let n_prompt = all.first().map_or(0, |prepared| prepared.prompt.len());
+        let (senders, receiver) = channel(n_open);
+        let mut senders = senders.into_iter();
+        let jobs = all.into_iter().flat_map(|prepared| self.jobs(prepared, &mut senders, client));
+        let jobs: Vec<_> = jobs.collect();
+        let open = jobs.iter().map(|job| OpenJob { id: job.id, cancel: job.cancel.clone() });
+        let open: Vec<OpenJob> = open.collect();
+        let ids = open.iter().map(|job| job.id).collect();
+        let cancel = Cancel::all(open.iter().map(|job| job.cancel.clone()));
+        self.open().extend(open);
+        let answer = Answer {
+            service: self.clone(),
+            receiver,
+            cancel,
+            ids,
+            n_open,
+            start: Instant::now(),
+            has_started: false,
+            n_prompt,
+            _running: running,
+        };
+        match self.scheduler.submit(jobs) {
+            Ok(()) => Ok(answer),
+            Err(Refused::Closed) => Err(ApiError::shutting_down()),
+            Err(Refused::QueueFull { n_queued, seconds }) => Err(queue_full(n_queued, seconds)),
+        }
+    }
+
+    /// The jobs of a request, one for each choice.
+    fn jobs(
+        &self,
+        prepared: Prepared,
+        senders: &mut impl Iterator<Item = Sender>,
+        client: &Client,
+    ) -> Vec<Job<AnySink>> {
+        let Prepared { request, prompt, text, generations, seed } = prepared;
+        let chat = match &request.prompt {
+            Prompt::Chat(chat) => Some(chat),
+            _ => None,
+        };
+        let all = generations.into_iter().zip(senders).enumerate();
+        let job = |(i, (generation, sender))| {
+            let cancel = Cancel::new();
+            let settings = SinkSettings {
+                n_prompt: prompt.len(),
+                seed,
+                wants_progress: request.wants_progress,
+                time_limit: request.time_limit,
+                cancel: cancel.clone(),
+            };
+            let seed = seed.wrapping_add(i as u64);
+            let (scanner, budget) = self.scanner(chat, &text, seed);
+            Job {
+                id: self.scheduler.next_id(),
+                prompt: prompt.clone(),
+                source: None,
+                generation,
+                sink: AnySink::new(Sink::new(sender, scanner, budget, settings)),
+                cancel,
+                owner: client.owner,
+                salt: client.salt(),
+            }
+        };
+        all.map(job).collect()
+    }
+
+    /// The reader of an answer's text, and the end that its reasoning has.
+    fn scanner(&self, chat: Option<&Chat>, text: &str, seed: u64) -> (Scanner, Option<Budget>) {
+        let Some(chat) = chat else { return (Scanner::new(None, None, ""), None) };
+        let calls = chat.may_call().then(|| Calls {
+            format: self.templates.tools.format,
+            tools: chat.tools.clone(),
+            seed,
+        });
+        let is_apart = !chat.keeps_reasoning_in_content;
+        let Some(format) = self.templates.reasoning().filter(|_| is_apart) else {
+            return (Scanner::new(None, calls, text), None);
+        };
+        let budget = chat.reasoning_budget.or(self.defaults.reasoning_budget);
+        let end = || format.end_tokens(self.engine().tokenizer(), "");
+        (Scanner::new(Some(format), calls, text), budget.map(|n| Budget::new(n, end())))
+    }
+}
+
+fn queue_full(n_queued: usize, seconds: u64) -> ApiError {
+    let message = format!(
+        "The server is overloaded: {n_queued} requests wait. Please try again in {seconds} s."
+    );
+    let error = ApiError::new(Kind::Overloaded, "server_overloaded", message);
+    let details = vec![("n_queued", n_queued.into()), ("retry_after", seconds.into())];
+    ApiError { retry_after: Some(seconds), details, ..error }
+}
+
+impl Answer {
+    /// The next event with its choice; `None` once every choice has ended.
+    pub async fn next(&mut self) -> Option<(usize, Event)> {
+        if self.n_open == 0 {
+            return None;
+        }
+        let (choice, event, was_full) = match self.deadline() {
+            None => self.receiver.next().await,
+            Some(deadline) => match timeout_at(deadline.into(), self.receiver.next()).await {
+                Ok(next) => next,
+                Err(_) => {
+                    self.n_open = 0;
+                    self.cancel();
+                    return Some((0, Event::Failed(self.late())));
+                }
+            },
+        };
+        if was_full {
+            self.service.scheduler.wake();
+        }
+        match &event {
+            Event::Started { .. } => self.has_started = true,
+            Event::Finished(_) => self.n_open -= 1,
+            // The other choices are of no use without it.
+            Event::Failed(_) => {
+                self.n_open = 0;
+                self.cancel();
+            }
+            _ => {}
+        }
+        Some((choice, event))
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        let defaults = &self.service.defaults;
+        let queue = defaults.queue_time.filter(|_| !self.has_started);
+        let time = queue.into_iter().chain(defaults.total_time).min()?;
+        Some(self.start + time)
+    }
+
+    fn late(&self) -> ApiError {
+        let seconds = self.start.elapsed().as_secs();
+        let (code, message) = match self.has_started {
+            false => ("queue_timeout", format!("the request waited {seconds} s for its turn")),
+            true => ("timeout", format!("the request took more than {seconds} s: see --timeout")),
+        };
+        let error = ApiError::new(Kind::Overloaded, code, message);
+        ApiError { retry_after: Some(10), ..error }
+    }
+
+    fn cancel(&self) {
+        self.cancel.cancel();
+        self.service.scheduler.wake();
+    }
+
+    /// The time since the request was taken.
+    pub fn age(&self) -> Duration {
+        self.start.elapsed()
+    }
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        if self.n_open > 0 {
+            self.cancel();
+        }
+        self.service.open().retain(|job| !self.ids.contains(&job.id));
+    }
+}

@@ -1,0 +1,112 @@
+//! Routes that look at the server. They read snapshots, so they answer while the engine computes.
+
+use axum::body::Body;
+use axum::http::{HeaderValue, Response, header};
+use serde_json::{Value, json};
+
+use super::App;
+use super::errors::{ApiError, ApiResult, Kind};
+use super::router::json as response;
+use super::service::Service;
+use crate::sample::{PARAMETERS, Parameter};
+
+/// `GET /health`
+pub fn health(app: &App) -> ApiResult<Response<Body>> {
+    app.loaded()?;
+    Ok(response(&json!({ "status": "ok" })))
+}
+
+/// `GET /ready`
+pub fn ready(app: &App) -> ApiResult<Response<Body>> {
+    app.service()?;
+    Ok(response(&json!({ "status": "ready" })))
+}
+
+/// `GET /metrics`
+pub fn metrics(app: &App) -> ApiResult<Response<Body>> {
+    if !app.options.metrics {
+        return Err(ApiError::not_supported("start the server with --metrics to have this route"));
+    }
+    let service = app.loaded().ok();
+    let mut response = Response::new(Body::from(app.metrics.text(service.as_deref())));
+    let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    Ok(response)
+}
+
+/// `GET /slots`
+pub fn slots(app: &App, query: &str) -> ApiResult<Response<Body>> {
+    if !app.options.slots {
+        return Err(ApiError::not_supported("start the server without --no-slots to have this"));
+    }
+    let service = app.loaded()?;
+    let status = service.scheduler.status();
+    let is_free = status.slots.iter().any(|slot| slot.job.is_none()) || status.slots.is_empty();
+    if query.split('&').any(|part| part.starts_with("fail_on_no_slot")) && !is_free {
+        let message = "no slot is free";
+        return Err(ApiError::new(Kind::Overloaded, "no_slot", message));
+    }
+    let slots = (0..service.info.n_parallel).map(|id| {
+        let slot = status.slots.iter().find(|slot| slot.id == id).copied().unwrap_or_default();
+        let job = slot.job;
+        json!({
+            "id": id,
+            "id_task": job.map(|job| job.id),
+            "n_ctx": service.info.n_ctx,
+            "speculative": false,
+            "is_processing": job.is_some(),
+            "n_past": slot.n_past,
+            "n_prompt_tokens": job.map_or(0, |job| job.n_prompt),
+            "n_prompt_tokens_processed": job.map_or(0, |job| job.n_prompt_done),
+            "n_decoded": job.map_or(0, |job| job.n_generated),
+        })
+    });
+    Ok(response(&Value::Array(slots.collect())))
+}
+
+/// `GET /props`
+pub fn props(app: &App) -> ApiResult<Response<Body>> {
+    let service = app.loaded()?;
+    let tokenizer = service.engine().tokenizer();
+    let special = tokenizer.special();
+    Ok(response(&json!({
+        "default_generation_settings": {
+            "n_ctx": service.info.n_ctx,
+            "params": settings(&service),
+        },
+        "total_slots": service.info.n_parallel,
+        "model_alias": service.info.name(),
+        "model_path": service.info.path,
+        "modalities": { "vision": false, "audio": false },
+        "chat_template": service.info.chat_template,
+        "bos_token": tokenizer.special_text(special.bos),
+        "eos_token": tokenizer.special_text(special.eos),
+        "build_info": format!("{}-{}", env!("CARGO_PKG_VERSION"), service.info.fingerprint),
+        "deterministic": deterministic(&service),
+        "is_sleeping": false,
+    })))
+}
+
+/// How far an answer's bits depend on its request alone: tensor cores round prompts in another way
+/// than steps of decode.
+pub fn deterministic(service: &Service) -> &'static str {
+    if service.engine().plan().device.is_none() { "exact" } else { "load" }
+}
+
+/// The default of each sampling parameter, by the name of its field.
+fn settings(service: &Service) -> Value {
+    let sampling = &service.defaults.sampling;
+    let value = |p: &Parameter| match p.is_whole() {
+        true => json!(p.get(sampling) as i64),
+        false => json!(p.get(sampling) as f32),
+    };
+    let numbers = PARAMETERS.iter().map(|p| (super::api::sampling::field(p).to_owned(), value(p)));
+    let mut settings: serde_json::Map<String, Value> = numbers.collect();
+    let n_predict = service.defaults.n_predict.map_or(-1, |n| n as i64);
+    let seed = sampling.seed.map_or(-1, |seed| seed as i64);
+    settings.insert("n_predict".into(), n_predict.into());
+    settings.insert("seed".into(), seed.into());
+    let samplers: Vec<&str> = sampling.samplers.iter().map(|kind| kind.name()).collect();
+    settings.insert("samplers".into(), samplers.into());
+    Value::Object(settings)
+}

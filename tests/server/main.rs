@@ -1,0 +1,19 @@
+//! `moeba serve` from outside: the program with the demo model, and raw HTTP over sockets.
+
+// Hosts, origins, keys, sockets of this machine.
+mod access;
+
+// Chat completions: whole, streamed, several choices, seeds, errors.
+mod chat;
+
+// Requests that mean harm: halves of headers, slow senders, deep JSON, large bodies.
+mod hostile;
+
+// Cancelling, a full queue, the same bytes beside other requests, the end of the server.
+mod load;
+
+// The other routes: completions, tokens, models, health, metrics.
+mod routes;
+
+// The server and a client.
+mod support;

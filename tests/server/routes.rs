@@ -1,0 +1,114 @@
+use serde_json::json;
+
+use crate::support::start;
+
+#[test]
+fn small_routes_answer() {
+    let server = start(&["-c", "256", "--parallel", "2", "--alias", "demo,other"]);
+    for path in ["/health", "/v1/health", "/health/"] {
+        assert_eq!(server.get(path).json(), json!({"status": "ok"}));
+    }
+    assert_eq!(server.get("/ready").status, 200);
+    for path in ["/v1/models", "/models"] {
+        let models = server.get(path).json();
+        assert_eq!(models["data"][0]["id"], "demo");
+        assert_eq!(models["data"][1]["id"], "other");
+        assert_eq!(models["data"][0]["meta"]["n_vocab"], 8192);
+        assert_eq!(models["data"][0]["max_model_len"], 128);
+    }
+    assert_eq!(server.get("/v1/models/other").json()["id"], "other");
+    server.get("/v1/models/none").error(404);
+    let props = server.get("/props").json();
+    assert_eq!(props["total_slots"], 2);
+    assert_eq!(props["default_generation_settings"]["n_ctx"], 128);
+    assert_eq!(props["deterministic"], "exact");
+    assert!(props["chat_template"].as_str().unwrap().contains("im_start"));
+    let slots = server.get("/slots").json();
+    assert_eq!(slots.as_array().unwrap().len(), 2);
+    assert_eq!((&slots[1]["id"], &slots[1]["n_ctx"]), (&json!(1), &json!(128)));
+    let metrics = server.get("/metrics");
+    for name in ["moeba_build_info{", "llamacpp:prompt_tokens_total ", "moeba_requests_total{"] {
+        assert!(metrics.body.contains(name), "{name}");
+    }
+    server.get("/nothing").error(404);
+    server.get("//health").error(404);
+    server.post("/v1/embeddings", &json!({})).error(501);
+    let wrong = server.get("/v1/chat/completions");
+    wrong.error(405);
+    assert_eq!(wrong.header("allow"), Some("post, options"));
+    let head = server.send(server.head("HEAD", "/health", ""));
+    assert_eq!((head.status, head.body.as_str()), (200, ""));
+}
+
+#[test]
+fn text_becomes_tokens_and_tokens_text() {
+    let server = start(&["-c", "128", "--parallel", "1"]);
+    let tokens = server.post("/tokenize", &json!({"content": "Hello world é"})).json();
+    let back = server.post("/detokenize", &tokens).json();
+    assert_eq!(back, json!({"content": "Hello world é"}));
+    let body = json!({"content": "Hello <|im_end|>", "with_pieces": true});
+    let pieces = server.post("/tokenize", &body).json();
+    let last = pieces["tokens"].as_array().unwrap().last().unwrap();
+    assert_eq!(*last, json!({"id": 2, "piece": "<|im_end|>"}));
+    let body = json!({"content": "<|im_end|>", "parse_special": false});
+    let plain = server.post("/tokenize", &body).json();
+    assert!(plain["tokens"].as_array().unwrap().len() > 1);
+    let body = json!({"messages": [{"role": "user", "content": "hi"}]});
+    let prompt = server.post("/apply-template", &body).json();
+    assert!(prompt["prompt"].as_str().unwrap().contains("hi<|im_end|>"), "{prompt}");
+    for (path, body) in [
+        ("/tokenize", json!({})),
+        ("/tokenize", json!({"content": {}})),
+        ("/detokenize", json!({"tokens": [1, "x"]})),
+        ("/detokenize", json!({"tokens": [99_999_999]})),
+        ("/apply-template", json!({"messages": 1})),
+    ] {
+        let answer = server.post(path, &body);
+        answer.error(400);
+        assert_eq!(answer.json()["error"]["code"], 400, "{path} {body}");
+    }
+}
+
+#[test]
+fn plain_text_is_continued() {
+    let server = start(&["-c", "512", "--parallel", "2"]);
+    let sampling = json!({"temperature": 0, "repeat_penalty": 1, "max_tokens": 5});
+    let with = |changes: serde_json::Value| {
+        let mut body = sampling.clone();
+        body.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        body
+    };
+    let one = server.post("/v1/completions", &with(json!({"prompt": "The package"}))).json();
+    assert_eq!(one["object"], "text_completion");
+    let text = one["choices"][0]["text"].as_str().unwrap().to_owned();
+    assert!(!text.is_empty());
+    let ids = server.post("/tokenize", &json!({"content": "The package"})).json()["tokens"].clone();
+    let both = with(json!({"prompt": [ids, "The file"], "echo": true, "n": 2}));
+    let both = server.post("/v1/completions", &both).json();
+    let choices = both["choices"].as_array().unwrap();
+    assert_eq!(choices.len(), 4);
+    assert_eq!(choices[1]["text"], format!("The package{text}"));
+    assert!(choices[3]["text"].as_str().unwrap().starts_with("The file"));
+
+    let native = with(json!({"prompt": "The package", "n_predict": 5, "return_tokens": true}));
+    let native = server.post("/completion", &native).json();
+    assert_eq!(native["content"], text);
+    assert_eq!((&native["stop"], &native["stop_type"]), (&json!(true), &json!("limit")));
+    assert_eq!(native["tokens"].as_array().unwrap().len(), 5);
+    let body = with(json!({"prompt": "The package", "n_predict": 5, "stream": true}));
+    let streamed = server.post("/completions", &body);
+    let frames = streamed.frames();
+    let chunks = frames.iter().map(|f| serde_json::from_str::<serde_json::Value>(f).unwrap());
+    let chunks: Vec<_> = chunks.collect();
+    let joined: String = chunks.iter().map(|c| c["content"].as_str().unwrap()).collect();
+    assert_eq!(joined, text);
+    assert_eq!(chunks.last().unwrap()["stop"], true);
+    let streamed =
+        server.post("/v1/completions", &with(json!({"prompt": "The package", "stream": true})));
+    let joined: String =
+        streamed.chunks().iter().map(|c| c["choices"][0]["text"].as_str().unwrap()).collect();
+    assert_eq!(joined, text);
+    server.post("/v1/completions", &with(json!({"prompt": []}))).error(400);
+    server.post("/v1/completions", &with(json!({"prompt": [[1, -1]]}))).error(400);
+    server.post("/completion", &with(json!({}))).error(400);
+}

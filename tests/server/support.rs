@@ -1,0 +1,204 @@
+//! A server that runs the demo model, and an HTTP client that writes and reads bytes.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{moeba, repo};
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// A server, until it is dropped.
+pub struct Server {
+    pub child: Child,
+    /// As `127.0.0.1:1234`.
+    pub address: String,
+    folder: TempDir,
+}
+
+pub fn model() -> PathBuf {
+    repo().join("models/demo/moeba-demo.gguf")
+}
+
+/// `moeba serve` on a free port, with these further arguments.
+pub fn command(folder: &TempDir, args: &[&str]) -> Command {
+    let mut command = moeba();
+    command.arg("serve").arg(model()).args(["--port", "0", "-t", "2", "--ready-file"]);
+    command.arg(folder.path().join("url")).args(args);
+    command.stdout(Stdio::null()).stderr(Stdio::piped());
+    command
+}
+
+pub fn start(args: &[&str]) -> Server {
+    let folder = tempfile::tempdir().unwrap();
+    let child = command(&folder, args).spawn().unwrap();
+    let mut server = Server { child, address: String::new(), folder };
+    let url = server.wait_for_url();
+    server.address = url.trim_start_matches("http://").to_owned();
+    // A pipe that is not read would fill.
+    let mut stderr = server.child.stderr.take().unwrap();
+    std::thread::spawn(move || std::io::copy(&mut stderr, &mut std::io::sink()));
+    server
+}
+
+impl Server {
+    fn wait_for_url(&mut self) -> String {
+        let path = self.folder.path().join("url");
+        let end = Instant::now() + Duration::from_secs(120);
+        while Instant::now() < end {
+            if let Ok(url) = std::fs::read_to_string(&path) {
+                return url.trim().to_owned();
+            }
+            if let Some(status) = self.child.try_wait().unwrap() {
+                let mut text = String::new();
+                self.child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+                panic!("the server has ended with {status}: {text}");
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        panic!("the server does not start");
+    }
+
+    pub fn get(&self, path: &str) -> Answer {
+        self.send(&self.head("GET", path, ""))
+    }
+
+    pub fn post(&self, path: &str, body: &Value) -> Answer {
+        self.post_text(path, &body.to_string())
+    }
+
+    pub fn post_text(&self, path: &str, body: &str) -> Answer {
+        let head = format!("Content-Type: application/json\r\nContent-Length: {}\r\n", body.len());
+        self.send(&format!("{}{body}", self.head("POST", path, &head)))
+    }
+
+    /// A request's head; the connection ends with it.
+    pub fn head(&self, method: &str, path: &str, more: &str) -> String {
+        let host = &self.address;
+        format!("{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{more}\r\n")
+    }
+
+    pub fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(&self.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream
+    }
+
+    /// Writes bytes and reads all that comes.
+    pub fn send(&self, text: impl AsRef<[u8]>) -> Answer {
+        let mut stream = self.connect();
+        // A server that refuses need not read all of it.
+        let _ = stream.write_all(text.as_ref());
+        read(&mut stream)
+    }
+
+    /// Sends a body and leaves the connection open.
+    pub fn begin(&self, path: &str, body: &Value) -> TcpStream {
+        let body = body.to_string();
+        let head = format!("Content-Type: application/json\r\nContent-Length: {}\r\n", body.len());
+        let mut stream = self.connect();
+        stream.write_all(format!("{}{body}", self.head("POST", path, &head)).as_bytes()).unwrap();
+        stream
+    }
+
+    /// Slots that compute.
+    pub fn n_busy(&self) -> usize {
+        let slots = self.get("/slots").json();
+        slots.as_array().unwrap().iter().filter(|slot| slot["is_processing"] == true).count()
+    }
+
+    /// Waits until so many slots compute.
+    pub fn wait_busy(&self, n: usize) -> Duration {
+        let start = Instant::now();
+        while self.n_busy() != n {
+            assert!(start.elapsed() < Duration::from_secs(30), "not {n} slots");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        start.elapsed()
+    }
+
+    pub fn signal(&self, name: &str) {
+        let id = self.child.id().to_string();
+        let sent = Command::new("kill").args(["-s", name, &id]).status().unwrap();
+        assert!(sent.success());
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A response.
+#[derive(Debug)]
+pub struct Answer {
+    pub status: u16,
+    /// In lower case.
+    pub head: String,
+    pub body: String,
+}
+
+/// Reads a response to the end of the connection.
+pub fn read(stream: &mut impl Read) -> Answer {
+    let mut bytes = Vec::new();
+    // A connection that is reset has given what there is.
+    let _ = stream.read_to_end(&mut bytes);
+    let text = String::from_utf8_lossy(&bytes);
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
+    let head = head.to_ascii_lowercase();
+    let status = head.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or(0);
+    let body = match head.contains("transfer-encoding: chunked") {
+        true => unchunked(body),
+        false => body.to_owned(),
+    };
+    Answer { status, head, body }
+}
+
+fn unchunked(mut body: &str) -> String {
+    let mut out = String::new();
+    while let Some((size, rest)) = body.split_once("\r\n") {
+        let size = usize::from_str_radix(size, 16).unwrap_or(0);
+        if size == 0 || rest.len() < size {
+            break;
+        }
+        out.push_str(&rest[..size]);
+        body = rest[size..].strip_prefix("\r\n").unwrap_or_default();
+    }
+    out
+}
+
+impl Answer {
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("{e}: {self:?}"))
+    }
+
+    /// The data of a stream's frames.
+    pub fn frames(&self) -> Vec<String> {
+        let data = self.body.split("\n\n").filter_map(|frame| frame.strip_prefix("data: "));
+        data.map(str::to_owned).collect()
+    }
+
+    /// The same as JSON, without the last one, which is `[DONE]`.
+    pub fn chunks(&self) -> Vec<Value> {
+        let mut frames = self.frames();
+        assert_eq!(frames.pop().as_deref(), Some("[DONE]"), "{self:?}");
+        frames.iter().map(|frame| serde_json::from_str(frame).unwrap()).collect()
+    }
+
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let lines = self.head.lines().filter_map(|line| line.split_once(": "));
+        lines.filter(|(found, _)| *found == name).map(|(_, value)| value).next()
+    }
+
+    /// The text of an error, which has this status.
+    pub fn error(&self, status: u16) -> String {
+        assert_eq!(self.status, status, "{self:?}");
+        let json = self.json();
+        let message = json["error"]["message"].as_str();
+        message.unwrap_or_else(|| panic!("{self:?}")).to_owned()
+    }
+}
