@@ -26,7 +26,7 @@ pub fn compile(source: &str, clock: Clock) -> Result<Arc<Environment<'static>>> 
             "the chat template: expected at most {max} bytes, got {got}"
         )));
     }
-    let source = without_generation_tags(source);
+    let source = with_list_methods(&without_generation_tags(source));
     limits::guarded(move || {
         let mut environment = environment(clock).map_err(describe)?;
         environment.add_template_owned(NAME, source).map_err(describe)?;
@@ -136,4 +136,19 @@ fn without_generation_tags(source: &str) -> String {
         format!("{{%{} {statement} {}%}}", &tag[1], &tag[3])
     })
     .into_owned()
+}
+
+/// Python's lists change in place, Jinja's here do not. `append` and `pop(0)` of a list in a
+/// namespace become assignments, which mean the same. Kimi's templates have them.
+fn with_list_methods(source: &str) -> String {
+    static APPEND: LazyLock<Regex> = LazyLock::new(|| {
+        Regex::new(r"\{%([-+]?)\s*set\s+\w+\s*=\s*(\w+\.\w+)\.append\((.*?)\)\s*([-+]?)%\}")
+            .expect("a valid pattern")
+    });
+    static POP: LazyLock<Regex> = LazyLock::new(|| {
+        Regex::new(r"\{%([-+]?)\s*set\s+(\w+)\s*=\s*(\w+\.\w+)\.pop\(0\)\s*([-+]?)%\}")
+            .expect("a valid pattern")
+    });
+    let source = APPEND.replace_all(source, "{%$1 set $2 = $2 + [$3] $4%}");
+    POP.replace_all(&source, "{%$1 set $2 = $3[0] -%}{%- set $3 = $3[1:] $4%}").into_owned()
 }

@@ -185,3 +185,15 @@ fn messages_of_another_shape_are_refused() {
     let error = template.render(&json!([]), Some(&json!({})), false, &Map::new()).unwrap_err();
     assert_eq!(error.to_string(), "tools: expected an array, got an object");
 }
+
+/// A list in a namespace is changed as in Python.
+#[test]
+fn lists_of_a_namespace_grow_and_shrink() {
+    let source = "{%- set q = namespace(ids=[]) -%}{%- for m in messages -%}\n\
+        {%- set id = 'f(' ~ m.content ~ ')' -%}{%- set _ = q.ids.append(id) -%}{%- endfor -%}\n\
+        {%- set first = q.ids.pop(0) -%}{{ first }} {{ q.ids | length }} {{ q.ids[0] }}";
+    let messages = json!(["a", "b", "c"].map(|text| json!({ "role": "user", "content": text })));
+    let template = ChatTemplate::new(source, "", "").unwrap();
+    let text = template.render(&messages, None, false, &Map::new()).unwrap();
+    assert_eq!(text, "f(a) 2 f(b)");
+}

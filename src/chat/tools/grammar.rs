@@ -3,6 +3,7 @@
 
 use super::choose::ToolSupport;
 use super::declared::{Custom, INPUT, Tool, Tools};
+use super::embedded::{lark_in_json, slashed};
 use super::json::{STRING, kinds};
 use super::table::{Arguments, Call, Ids, Tags, ToolFormat, Value as Kind};
 use crate::tokenizer::{TokenType, Tokenizer};
@@ -14,8 +15,11 @@ use serde_json::{Value, json};
 pub struct ToolGrammar {
     pub lark: String,
     /// The grammar begins behind this text, and until then all is allowed. `None`: it begins with
-    /// the answer, behind the reasoning.
+    /// the answer.
     pub trigger: Option<String>,
+    /// The grammar has the reasoning in it: it begins with the model's first token. Otherwise, if
+    /// there is no trigger, it begins behind the reasoning.
+    pub has_reasoning: bool,
 }
 
 /// Whether a model may call tools.
@@ -103,12 +107,16 @@ impl ToolSupport {
         let parallel = parallel && self.is_parallel;
         let mut lark = Lark { format: self.format, tokenizer, rules: Vec::new() };
         lark.start(&tools, trigger.as_deref(), parallel);
-        Some(ToolGrammar { lark: lark.rules.join("\n") + "\n", trigger })
+        let has_reasoning = trigger.is_none() && matches!(self.format.call, Call::Header { .. });
+        Some(ToolGrammar { lark: lark.rules.join("\n") + "\n", trigger, has_reasoning })
     }
 }
 
 /// A message's header up to the function, in gpt-oss.
 const HEADER: &str = "<|channel|>commentary ";
+
+/// The header of its reasoning.
+const ANALYSIS: &str = "<|channel|>analysis<|message|>";
 
 /// White space where models write more or less of it.
 const SPACE: &str = "/[ \\n]{1,8}/";
@@ -180,10 +188,11 @@ impl Lark<'_> {
         let space = (rest.len() < first.len()).then(|| format!("{SPACE}?"));
         let mut body: Vec<String> = lead.into_iter().chain(space).collect();
         body.push(self.literal(rest));
-        if let (Call::Header { .. }, None) = (&format.call, trigger) {
-            let start = self.literal("<|start|>assistant");
-            body.push(format!("({start})? {}", self.literal(HEADER)));
-            body.push(quoted("to=functions.").unwrap_or_default());
+        if let (Call::Header { to, .. }, None) = (&format.call, trigger) {
+            let thought = self.literal(ANALYSIS);
+            self.text_rule("thought_text", "<|end|><|start|>assistant");
+            self.rule("thought", &format!("{thought} thought_text"));
+            body.push(format!("thought* {}", self.literal(&format!("{HEADER}{to}"))));
         }
         body.push("call".into());
         if parallel {
@@ -233,15 +242,7 @@ impl Lark<'_> {
         let is_tagged =
             matches!(self.format.call, Call::Named { arguments: Arguments::Tagged(_), .. });
         if !is_tagged {
-            let schema = match &tool.custom {
-                Some(Custom::Regex(pattern)) => {
-                    let mut schema = tool.parameters.clone();
-                    schema["properties"][INPUT]["pattern"] = format!("^(?:{pattern})$").into();
-                    schema
-                }
-                _ => tool.parameters.clone(),
-            };
-            self.rule(&arguments, &inline(&schema, tool.is_strict));
+            self.rule(&arguments, &json_arguments(tool, &arguments));
         }
     }
 
@@ -277,7 +278,7 @@ impl Lark<'_> {
             (Some(Custom::Lark(definition)), _) => {
                 format!("{name}_text {end}\n{name}_text: %lark {{\n{definition}\n}}")
             }
-            (Some(Custom::Regex(pattern)), _) => format!("/{}/ {end}", slashes_escaped(pattern)),
+            (Some(Custom::Regex(pattern)), _) => format!("{} {end}", slashed(pattern)),
             (_, Some(choices)) => {
                 let texts = choices.iter().map(|choice| match choice.as_str() {
                     Some(text) => text.to_owned(),
@@ -287,7 +288,7 @@ impl Lark<'_> {
                 format!("({}) {end}", texts.join(" | "))
             }
             _ if is_text => {
-                self.text_rule(tags.value_end);
+                self.text_rule("text", tags.value_end);
                 "text".into()
             }
             _ => format!("{name}_json {end}\n{name}_json: {}", inline_part(property, tool)),
@@ -296,21 +297,21 @@ impl Lark<'_> {
     }
 
     /// Any text up to the marker, the marker too.
-    fn text_rule(&mut self, end: &str) {
-        if self.rules.iter().any(|rule| rule.starts_with("text")) {
+    fn text_rule(&mut self, name: &str, end: &str) {
+        if self.rules.iter().any(|rule| rule.starts_with(name)) {
             return;
         }
         let literal = self.literal(end);
         let plain = quoted(end).unwrap_or_default();
         if literal == plain {
-            self.rules.push(format!("text[suffix={plain}]: /(?s:.*)/"));
+            self.rules.push(format!("{name}[suffix={plain}]: /(?s:.*)/"));
             return;
         }
         // A control token ends the text, which takes the marker's characters before it along.
         let at = literal.find("<[").unwrap_or(0);
         let before = serde_json::from_str::<String>(literal[..at].trim()).unwrap_or_default();
-        let pattern = slashes_escaped(&regex::escape(&before));
-        self.rules.push(format!("text: /(?s:.*){pattern}/ {}", &literal[at..]));
+        let pattern = slashed(&format!("(?s:.*){}", regex::escape(&before)));
+        self.rule(name, &format!("{pattern} {}", &literal[at..]));
     }
 }
 
@@ -319,17 +320,26 @@ fn quoted(text: &str) -> Option<String> {
     (!text.is_empty()).then(|| Value::from(text).to_string())
 }
 
-/// A regular expression as it stands between slashes.
-fn slashes_escaped(pattern: &str) -> String {
-    let (mut out, mut is_escaped) = (String::with_capacity(pattern.len()), false);
-    for c in pattern.chars() {
-        if c == '/' && !is_escaped {
-            out.push('\\');
+/// Arguments as JSON. `name` is the rule's.
+fn json_arguments(tool: &Tool, name: &str) -> String {
+    match &tool.custom {
+        Some(Custom::Regex(pattern)) => {
+            let mut schema = tool.parameters.clone();
+            schema["properties"][INPUT]["pattern"] = format!("^(?:{pattern})$").into();
+            inline(&schema, tool.is_strict)
         }
-        is_escaped = c == '\\' && !is_escaped;
-        out.push(c);
+        Some(Custom::Lark(definition)) => match lark_in_json(definition) {
+            Some(lark) => {
+                let open = Value::from(format!("{{\"{INPUT}\": \""));
+                format!("{open} {name}_text \"\\\"}}\"\n{name}_text: %lark {{\n{lark}\n}}")
+            }
+            None => {
+                log::info!("the grammar of the tool `{}` is not enforced inside JSON", tool.name);
+                inline(&tool.parameters, tool.is_strict)
+            }
+        },
+        Some(Custom::Text) | None => inline(&tool.parameters, tool.is_strict),
     }
-    out
 }
 
 /// A schema within the grammar. Keywords that are not supported are passed over, unless the client
@@ -373,6 +383,7 @@ mod tests {
     const CONTROLS: &[&str] = &[
         "<end>",
         "<|start|>",
+        "<|end|>",
         "<|channel|>",
         "<|message|>",
         "<|constrain|>",
@@ -510,6 +521,23 @@ mod tests {
         }
     }
 
+    /// gpt-oss's reasoning is a message of its own, and the grammar goes through it.
+    #[test]
+    fn a_message_with_reasoning_may_stand_before_a_required_call() {
+        let format = FORMATS.iter().find(|format| format.name == "harmony").unwrap();
+        let call = written(format, &[("edit", json!({ "text": "a", "n": 1 }))]);
+        let thought = "<|channel|>analysis<|message|>hm <b>\n<|end|><|start|>assistant";
+        let required = || constraint(format, &json!("required"), false);
+        check(required(), &format!("{thought}{call}"), true);
+        check(required(), &format!("{thought}<|channel|>final<|message|>Hi"), false);
+        let tools = tools();
+        let choice = ToolChoice { mode: Mode::Required, only: None };
+        let has_reasoning = |format: &'static ToolFormat| {
+            support(format).grammar(&tools, &choice, true, &TOKENIZER).unwrap().has_reasoning
+        };
+        assert!(has_reasoning(format) && !has_reasoning(GENERIC));
+    }
+
     #[test]
     fn text_is_free_up_to_a_call() {
         for format in all_formats() {
@@ -531,7 +559,8 @@ mod tests {
     #[test]
     fn grammars_of_custom_tools_hold_for_their_texts() {
         let format = |name: &str| FORMATS.iter().find(|format| format.name == name).unwrap();
-        let lark = "start: \"*** Begin\" LF line+ \"*** End\"\nline: /[+-][^\\n]*/ LF\nLF: \"\\n\"";
+        let lark = "start: \"*** Begin\" LF line+ \"*** End\" LF?\n\
+                    line: (\"+\" | \"-\") /(.*)/ LF -> line\n%import common.LF";
         let tools = Tools::parse(&json!([
             { "type": "custom", "name": "patch", "format":
                 { "type": "grammar", "syntax": "lark", "definition": lark } },
@@ -547,13 +576,50 @@ mod tests {
             check(GRAMMARS.constraint(&grammar).unwrap(), &text, expected);
         };
         let patch = "*** Begin\n+a \"b\"\n-c\n*** End";
-        for name in ["qwen-xml", "glm", "deepseek-v3.2", "minimax-m2"] {
-            check(name, "patch", patch, true);
+        for name in
+            ["qwen-xml", "glm", "deepseek-v3.2", "minimax-m2", "hermes", "kimi-k2", "harmony"]
+        {
+            check(name, "patch", &format!("{patch}\n"), true);
             check(name, "patch", "*** Begin\na", false);
         }
         for name in ["qwen-xml", "hermes", "kimi-k2"] {
             check(name, "date", "2026/11", true);
             check(name, "date", "2026-11", false);
+        }
+    }
+
+    /// A text fits the expression as the same text in JSON fits its translation.
+    #[test]
+    fn expressions_mean_the_same_inside_json() {
+        use crate::chat::tools::json::escaped;
+        let texts =
+            ["", "a", "ab", "a\"b", "\\", "\"", "\n", "a\n", "c/\té", "]a", "aaa", " \\\"", "abc"];
+        for pattern in [
+            "(.*)",
+            ".+",
+            "[^\\n]+",
+            "a\"*b?c?",
+            "\\\\*",
+            "[\"\\\\]{1,3}",
+            "\\s?\\S+",
+            "[]a]*",
+            "(?s:.+)",
+            "[^a-c]|\\n",
+            "(a|b\\t)+",
+            "[[a-b]\\n]*",
+            "c/[\\s\\w]*",
+        ] {
+            let lark = lark_in_json(&format!("start: X\nX: {}", slashed(pattern))).unwrap();
+            let lark = format!("start: text \"\\\"\"\ntext: %lark {{\n{lark}\n}}");
+            let start = GRAMMARS.constraint(&Grammar::Lark(lark.clone()));
+            let start = start.unwrap_or_else(|e| panic!("{e}: {lark}"));
+            let whole = regex::Regex::new(&format!("^(?:{pattern})$")).unwrap();
+            for text in texts {
+                let json = format!("{}\"", escaped(text));
+                let (n, may_end) = follow(start.clone(), &json);
+                let fits = may_end && n == ids(&json).len();
+                assert_eq!(fits, whole.is_match(text), "{pattern} {text:?} {lark}");
+            }
         }
     }
 

@@ -17,6 +17,7 @@
 mod calls;
 mod choose;
 mod declared;
+mod embedded;
 mod grammar;
 mod ids;
 mod json;
