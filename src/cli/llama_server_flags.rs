@@ -19,7 +19,6 @@ pub const SERVER_HARMLESS: &[(&str, &[&str])] = &[
             "--cache-idle-slots",
             "--cache-prompt",
             "--cache-reuse VALUE",
-            "--kv-ram VALUE",
             "--kv-unified-per-slot VALUE",
             "--no-cache-idle-slots",
             "--no-cache-prompt",

@@ -136,6 +136,7 @@ mod tests {
             policy: "mixtral-offloading".parse().expect("a policy"),
             n_ctx: 2048,
             n_sessions: 1,
+            page_bytes: 0,
             n_ubatch: 512,
             n_moe_layers: 8,
             n_experts: 128,

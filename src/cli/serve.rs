@@ -8,10 +8,11 @@ use super::sampling::SamplingArgs;
 use super::values::{self, Parsed};
 use super::{out, plan, sampling};
 use crate::chat::ChatTemplate;
-use crate::engine::plan::ram::Place;
+use crate::engine::plan::ram::{Place, RamBudget};
 use crate::engine::scheduler::SchedulerOptions;
 use crate::engine::{Engine, EngineOptions, MemoryPlan};
 use crate::server::{Address, Defaults, Keys, Loaded, LogRequests, Server, ServerOptions};
+use crate::units::size;
 use crate::{Error, Result, interrupt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -115,6 +116,10 @@ struct LoadArgs {
     #[arg(short, long, value_name = "N", default_value = "0")]
     #[arg(value_parser = args::tokens_or_zero, env = "MOEBA_CTX_SIZE")]
     ctx_size: usize,
+    /// Memory for the beginnings of earlier texts: bytes with K, M or G, a percentage of what is
+    /// available, or auto, which is an eighth of that and at most 8G
+    #[arg(long, value_name = "SIZE", default_value = "auto", env = "MOEBA_KV_RAM")]
+    kv_ram: RamBudget,
     /// Requests that may wait
     #[arg(long, value_name = "N", default_value = "64", value_parser = queue)]
     queue: usize,
@@ -270,7 +275,7 @@ impl Args {
             // 0 stands for the model's own.
             let n_ctx = if self.load.ctx_size > 0 { n_ctx.max(1) } else { 0 };
             let options = self.batch.options(n_ctx, self.threads.count());
-            EngineOptions { n_sessions: n, ..options }
+            EngineOptions { n_sessions: n, page_ram: self.load.kv_ram, ..options }
         };
         match self.load.parallel {
             Parallel(Some(n)) => Ok(with(n)),
@@ -296,7 +301,7 @@ impl Args {
             n_parallel: options.n_sessions,
             n_queue: self.load.queue,
             prompt_share: self.load.prefill_share,
-            ..SchedulerOptions::default()
+            page_bytes: engine.plan().page_bytes as usize,
         };
         let defaults = Defaults {
             sampling,
@@ -315,10 +320,11 @@ impl Args {
         let engine = &loaded.engine;
         let mut lines: Vec<String> = engine.describe().lines().map(str::to_owned).collect();
         lines.push(format!(
-            "{} texts of {} tokens at a time, {} more may wait",
+            "{} texts of {} tokens at a time, {} more may wait; {} for earlier texts",
             loaded.scheduler.n_parallel,
             engine.n_ctx(),
-            loaded.scheduler.n_queue
+            loaded.scheduler.n_queue,
+            size(engine.plan().page_bytes)
         ));
         lines
     }

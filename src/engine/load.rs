@@ -16,7 +16,7 @@ use crate::experts::{Layout, StreamOptions, TierPlan};
 use crate::forward::gpu::{GpuModel, GpuOptions};
 use crate::gguf::Gguf;
 use crate::interrupt;
-use crate::model::kv;
+use crate::model::kv::{self, LayerShape};
 use crate::model::{Bound, HyperParams, Model};
 use crate::tokenizer::Tokenizer;
 use crate::units::{at_least, at_most, size};
@@ -24,6 +24,9 @@ use crate::{Error, Result};
 
 /// A context longer than this is refused: its positions would not fit the f32 of RoPE exactly.
 const MAX_CTX: usize = 1 << 24;
+
+/// Memory for pages at most, unless more is asked for.
+const MAX_PAGE_BYTES: u64 = 8 << 30;
 
 /// A model that is understood and planned for, with no memory committed yet.
 struct Prepared {
@@ -55,9 +58,25 @@ impl Prepared {
                 at_most(available)
             )));
         }
-        let plan = MemoryPlan::new(&bound, options, n_ctx, kv_bytes, available, device)?;
+        let page_bytes = match device {
+            None => page_bytes(bound.hyper(), options, available),
+            Some(_) => 0,
+        };
+        let plan =
+            MemoryPlan::new(&bound, options, n_ctx, kv_bytes + page_bytes, available, device)?;
+        let plan = MemoryPlan { page_bytes, ..plan };
         Ok(Prepared { bound, tokenizer, n_ctx, plan, devices })
     }
+}
+
+/// Memory for pages; none where texts cannot be kept in pages, as a layer has a state.
+fn page_bytes(hyper: &HyperParams, options: &EngineOptions, available: Option<u64>) -> u64 {
+    let shapes = hyper.cache_shapes();
+    if hyper.encoder.is_some() || shapes.iter().any(|shape| matches!(shape, LayerShape::Delta(_))) {
+        return 0;
+    }
+    let available = available.unwrap_or(0);
+    options.page_ram.bytes(available).unwrap_or((available / 8).min(MAX_PAGE_BYTES))
 }
 
 /// Takes the devices' memory for their parts of the model, as planned.

@@ -22,6 +22,9 @@ pub struct EngineOptions {
     pub n_ctx: Option<usize>,
     /// Sessions that there will be at a time (`--parallel`): the plan has memory for as many.
     pub n_sessions: usize,
+    /// Memory for keys and values of texts that no session holds any more (`--kv-ram`). `Auto`: an
+    /// eighth of what is available, and at most 8 GiB.
+    pub page_ram: RamBudget,
     /// Upper limit of `n_ubatch` (`-b`), in tokens.
     pub n_batch: usize,
     /// Tokens of a prompt that one pass computes (`-ub`). `None`: 512, more where memory is ample,
@@ -82,6 +85,7 @@ impl Default for EngineOptions {
         EngineOptions {
             n_ctx: None,
             n_sessions: 1,
+            page_ram: RamBudget::Bytes(0),
             n_batch: 2048,
             n_ubatch: None,
             n_threads: None,

@@ -61,9 +61,11 @@ impl Client {
         Client { owner: Owner { id, weight: 1 }, name: None, running: None }
     }
 
-    /// Keeps what was computed for one key from being found by the time that another's takes.
-    pub fn salt(&self) -> u64 {
-        if self.name.is_some() { self.owner.id } else { 0 }
+    /// The salt of the client's texts in caches: those of different keys share none, so that nobody
+    /// learns from the time of an answer what others have asked.
+    pub fn salt(&self, of_request: &str) -> u64 {
+        let key = if self.name.is_some() { self.owner.id } else { 0 };
+        first_bytes(&sha256(&[&key.to_le_bytes(), of_request.as_bytes()].concat()))
     }
 
     /// Counts a request; an error if the key has too many.

@@ -161,6 +161,9 @@ impl Metrics {
         let computed = counts.n_prompt as f64;
         let help = "Tokens of prompts that were computed.";
         one(out, "moeba_prefix_tokens_computed_total", c, help, computed);
+        let help = "Pages of texts that no session holds.";
+        one(out, "moeba_pages", g, help, status.n_pages as f64);
+        one(out, "moeba_page_bytes", g, "Bytes of these pages.", status.page_bytes as f64);
         experts(service, out);
     }
 }

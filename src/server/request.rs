@@ -23,6 +23,8 @@ pub struct Request {
     pub form: Option<Grammar>,
     /// The most probable tokens to report with each token; `None` reports nothing.
     pub n_logprobs: Option<usize>,
+    /// Requests of other salts share no cached text.
+    pub salt: String,
     /// Whether events tell how far the prompt is.
     pub wants_progress: bool,
     /// Ends the text so long after its first token.

@@ -288,7 +288,7 @@ impl Service {
                 sink: AnySink::new(Sink::new(sender, scanner, budget, settings)),
                 cancel,
                 owner: client.owner,
-                salt: client.salt(),
+                salt: client.salt(&request.salt),
             }
         };
         all.map(job).collect()

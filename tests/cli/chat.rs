@@ -159,7 +159,7 @@ fn commands_answer_in_a_quiet_chat() {
         ("/system", "there is no system prompt now"),
         ("/read", "/read needs"),
         ("/read /nonexistent", "error:\u{1b}[0m /nonexistent: "),
-        ("/regen", "no answer yet"),
+        ("/regen", "no answer to repeat yet"),
         ("/sta\t", "nothing has been generated yet"),
         ("/clear", "the conversation is forgotten"),
     ] {

@@ -19,7 +19,7 @@ impl Spoilt {
         let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
         let folder = tempfile::tempdir().unwrap();
         for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
-            if entry.file_type().unwrap().is_file() {
+            if entry.path().is_file() {
                 fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
             }
         }

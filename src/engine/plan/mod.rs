@@ -31,6 +31,8 @@ pub struct MemoryPlan {
     /// Tokens of context of a session, and sessions that the KV cache is for.
     pub n_ctx: usize,
     pub n_sessions: usize,
+    /// Memory for keys and values of texts that no session holds, counted with the KV cache.
+    pub page_bytes: u64,
     /// Tokens of a prompt that are computed at once, where it has as many. If `-ub` does not say
     /// how many: 512 as in llama.cpp, but where the CPU computes routed experts up to 2,048, as
     /// memory allows, so that each expert is unpacked, or comes from disk, a quarter as often.
@@ -196,6 +198,7 @@ impl MemoryPlan {
             policy: options.policy,
             n_ctx,
             n_sessions: options.n_sessions.max(1),
+            page_bytes: 0,
             n_ubatch,
             n_moe_layers: routed().count(),
             n_experts: hyper.routing.n_experts,

@@ -23,13 +23,11 @@ pub type VramBudget = RamBudget;
 
 impl RamBudget {
     /// The given budget in bytes; `None` for [`RamBudget::Auto`].
-    pub(super) fn bytes(self, expert_bytes: u64) -> Option<u64> {
+    pub(in crate::engine) fn bytes(self, whole: u64) -> Option<u64> {
         match self {
             RamBudget::Auto => None,
             RamBudget::Bytes(bytes) => Some(bytes),
-            RamBudget::Percent(percent) => {
-                Some((expert_bytes as f64 * percent.min(100.0) / 100.0) as u64)
-            }
+            RamBudget::Percent(percent) => Some((whole as f64 * percent.min(100.0) / 100.0) as u64),
         }
     }
 }

@@ -114,6 +114,7 @@ pub fn read(fields: &Fields<'_>, service: &Service) -> ApiResult<(Request, Style
         n_choices: style.n_choices,
         form,
         n_logprobs: n_logprobs(fields)?,
+        salt: sampling::salt(fields)?,
         wants_progress: style.has_progress,
         time_limit: sampling::time_limit(fields)?,
     };

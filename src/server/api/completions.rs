@@ -97,6 +97,7 @@ fn read(fields: &Fields<'_>, service: &Arc<Service>) -> ApiResult<(Vec<Request>,
     };
     let echoes = prompts.iter().map(echo).collect::<ApiResult<Vec<_>>>()?;
     let n_choices = style.n_choices;
+    let salt = sampling::salt(fields)?;
     let requests = prompts.into_iter().map(|prompt| Request {
         prompt,
         sampling: sampling.clone(),
@@ -104,6 +105,7 @@ fn read(fields: &Fields<'_>, service: &Arc<Service>) -> ApiResult<(Vec<Request>,
         n_choices,
         form: form.clone(),
         n_logprobs,
+        salt: salt.clone(),
         wants_progress: false,
         time_limit,
     });

@@ -96,6 +96,7 @@ fn read(fields: &Fields<'_>, service: &Arc<Service>) -> ApiResult<(Request, Writ
         n_choices: 1,
         form: form::form(fields)?,
         n_logprobs,
+        salt: sampling::salt(fields)?,
         wants_progress,
         time_limit: sampling::time_limit(fields)?,
     };

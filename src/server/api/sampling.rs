@@ -25,8 +25,6 @@ pub const WITHOUT_EFFECT: &[&str] = &[
     "verbosity",
     "web_search_options",
     "cache_prompt",
-    "cache_salt",
-    "prompt_cache_key",
     "id_slot",
     "n_keep",
     "min_keep",
@@ -82,6 +80,12 @@ fn expected(field: &str, parameter: &Parameter) -> String {
         "presence_penalty" | "frequency_penalty" => "a number from -2 to 2".into(),
         _ => parameter.expected(),
     }
+}
+
+/// Texts of requests with other values of these share no cache.
+pub fn salt(fields: &Fields<'_>) -> ApiResult<String> {
+    let part = |name| Ok(fields.string(name)?.unwrap_or_default().replace('\0', ""));
+    Ok([part("cache_salt")?, part("prompt_cache_key")?].join("\0"))
 }
 
 /// The sampling that a request asks for; the rest is the server's.
