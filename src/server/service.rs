@@ -200,6 +200,8 @@ impl Service {
         let constraint = self.compiled(&Grammar::Lark(grammar.lark))?;
         Ok(Some(match grammar.trigger {
             Some(trigger) => constraint.after([trigger.into_bytes()]).resuming(),
+            // The grammar begins with the reasoning.
+            None if grammar.has_reasoning => constraint,
             None => self.of_answer(constraint, request, text),
         }))
     }
