@@ -59,7 +59,7 @@ impl Prepared {
             )));
         }
         let page_bytes = match device {
-            None => page_bytes(bound.hyper(), options, available),
+            None => page_bytes(&bound, options, available, kv_bytes),
             Some(_) => 0,
         };
         let plan =
@@ -69,14 +69,24 @@ impl Prepared {
     }
 }
 
-/// Memory for pages; none where texts cannot be kept in pages, as a layer has a state.
-fn page_bytes(hyper: &HyperParams, options: &EngineOptions, available: Option<u64>) -> u64 {
+/// Memory for pages; none where texts cannot be kept in pages, as a layer has a state. Unless it is
+/// given, it leaves a model in memory that fits there with `kv_bytes`.
+fn page_bytes(
+    bound: &Bound,
+    options: &EngineOptions,
+    available: Option<u64>,
+    kv_bytes: u64,
+) -> u64 {
+    let (hyper, available) = (bound.hyper(), available.unwrap_or(0));
     let shapes = hyper.cache_shapes();
     if hyper.encoder.is_some() || shapes.iter().any(|shape| matches!(shape, LayerShape::Delta(_))) {
         return 0;
     }
-    let available = available.unwrap_or(0);
-    options.page_ram.bytes(available).unwrap_or((available / 8).min(MAX_PAGE_BYTES))
+    let usual = (available / 8).min(MAX_PAGE_BYTES);
+    // A sixteenth is for buffers.
+    let taken = bound.gguf().n_bytes() + kv_bytes + available / 16;
+    let room = available.checked_sub(taken);
+    options.page_ram.bytes(available).unwrap_or(usual.min(room.unwrap_or(usual)))
 }
 
 /// Takes the devices' memory for their parts of the model, as planned.
