@@ -61,8 +61,8 @@ impl Client {
         Client { owner: Owner { id, weight: 1 }, name: None, running: None }
     }
 
-    /// The salt of the client's texts in caches: those of different keys share none, so that nobody
-    /// learns from the time of an answer what others have asked.
+    /// The salt of the client's texts in caches. Texts of different keys share none: the time of an
+    /// answer would tell one what another has asked.
     pub fn salt(&self, of_request: &str) -> u64 {
         let key = if self.name.is_some() { self.owner.id } else { 0 };
         first_bytes(&sha256(&[&key.to_le_bytes(), of_request.as_bytes()].concat()))

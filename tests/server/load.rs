@@ -134,7 +134,7 @@ fn requests_that_take_longer_than_the_grace_are_told() {
 
 #[test]
 fn requests_have_a_time() {
-    let server = start(&["-c", "2048", "--parallel", "1", "--timeout", "6"]);
+    let server = start(&["-c", "60000", "--parallel", "1", "--timeout", "2"]);
     let mut body = endless();
     body["stream"] = false.into();
     let answer = server.post("/v1/chat/completions", &body);
