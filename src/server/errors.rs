@@ -1,9 +1,9 @@
 //! Errors as clients get them: a status, and a body in the wire format of the route.
 
-use axum::body::Body;
-use axum::http::{HeaderValue, Response, StatusCode, header};
+use hyper::http::{HeaderValue, Response, StatusCode, header};
 use serde_json::{Map, Value, json};
 
+use super::body::{self, Body};
 use crate::Error;
 
 pub type ApiResult<T> = Result<T, ApiError>;
@@ -216,7 +216,7 @@ impl ApiError {
 
     /// The whole response.
     pub fn response(&self, wire: Wire, request_id: &str) -> Response<Body> {
-        let mut response = Response::new(Body::from(self.body(wire, request_id).to_string()));
+        let mut response = Response::new(body::whole(self.body(wire, request_id).to_string()));
         let status = StatusCode::from_u16(self.status(wire));
         *response.status_mut() = status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let headers = response.headers_mut();

@@ -8,6 +8,7 @@
 
 mod api;
 mod auth;
+mod body;
 mod collect;
 mod errors;
 mod events;

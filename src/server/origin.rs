@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use axum::http::{HeaderMap, HeaderValue, Method, header};
+use hyper::http::{HeaderMap, HeaderValue, Method, header};
 
 use super::errors::{ApiError, Kind};
 

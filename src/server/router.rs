@@ -3,17 +3,18 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use axum::body::{Body, Bytes};
-use axum::http::request::Parts;
-use axum::http::{HeaderValue, Method, Response, StatusCode, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::Bytes;
 use hyper::body::Incoming;
+use hyper::http::request::Parts;
+use hyper::http::{HeaderValue, Method, Response, StatusCode, header};
 use serde_json::Value;
 use tokio::time::{sleep, timeout};
 
 use super::App;
 use super::api::{chat, completions, models, native, text};
 use super::auth::Client;
+use super::body::{self, Body};
 use super::errors::{ApiError, ApiResult, Kind, Wire};
 use super::limits::BODY_TIME;
 use super::report::{LogRequests, Report};
@@ -34,7 +35,7 @@ pub struct Call {
     pub client: Client,
     pub id: String,
     pub parts: Parts,
-    body: Option<Body>,
+    body: Option<Incoming>,
     /// Taken by answers that are streamed.
     pub report: Option<Report>,
 }
@@ -157,7 +158,7 @@ pub async fn answer(
         client,
         id: id.clone(),
         parts,
-        body: Some(Body::new(body)),
+        body: Some(body),
         report: Some(report),
     };
     let (response, report) = handle(call, route, &path, wire).await;
@@ -268,7 +269,7 @@ fn given_keys(parts: &Parts) -> impl Iterator<Item = &str> {
 
 /// The answer to a browser that asks before it sends a request.
 fn preflight(parts: &Parts, is_allowed: bool, route: Option<&Route>) -> Response<Body> {
-    let mut response = Response::new(Body::empty());
+    let mut response = Response::new(body::whole(""));
     *response.status_mut() = StatusCode::NO_CONTENT;
     let allow = HeaderValue::from_static(route.map_or(ANY, |route| route.allow));
     response.headers_mut().insert(header::ALLOW, allow);
@@ -368,8 +369,8 @@ impl Call {
         if length.is_some_and(|length: u64| length > most as u64) {
             return Err(too_large());
         }
-        let body = Limited::new(self.body.take().unwrap_or_default(), most);
-        match timeout(BODY_TIME, body.collect()).await {
+        let Some(body) = self.body.take() else { return Ok(Bytes::new()) };
+        match timeout(BODY_TIME, Limited::new(body, most).collect()).await {
             Ok(Ok(collected)) => Ok(collected.to_bytes()),
             Ok(Err(e)) if e.is::<LengthLimitError>() => Err(too_large()),
             Ok(Err(_)) => {
@@ -386,7 +387,7 @@ impl Call {
 
 /// A response with this JSON.
 pub fn json(value: &Value) -> Response<Body> {
-    let mut response = Response::new(Body::from(value.to_string()));
+    let mut response = Response::new(body::whole(value.to_string()));
     let kind = HeaderValue::from_static("application/json; charset=utf-8");
     response.headers_mut().insert(header::CONTENT_TYPE, kind);
     response

@@ -5,12 +5,13 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::body::{Body, Bytes};
-use axum::http::{HeaderValue, Response, header};
-use hyper::body::Frame;
+use http_body_util::BodyExt;
+use hyper::body::{Bytes, Frame};
+use hyper::http::{HeaderValue, Response, header};
 use serde_json::Value;
 use tokio::time::timeout;
 
+use super::body::Body;
 use super::errors::ApiError;
 use super::events::{Event, Finish};
 use super::report::Report;
@@ -162,7 +163,7 @@ pub fn respond(
         Stream { answer, encoder, report, frames, finishes: Vec::new(), ping, is_over: false };
     let ready = if first.is_empty() { VecDeque::new() } else { VecDeque::from([first]) };
     let body = StreamBody { ready, next: Some(Box::pin(advance(stream))) };
-    let mut response = Response::new(Body::new(body));
+    let mut response = Response::new(body.boxed_unsync());
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     let cache = HeaderValue::from_static("no-cache, no-transform");

@@ -1,10 +1,10 @@
 //! Routes that look at the server. They read snapshots, so they answer while the engine computes.
 
-use axum::body::Body;
-use axum::http::{HeaderValue, Response, header};
+use hyper::http::{HeaderValue, Response, header};
 use serde_json::{Value, json};
 
 use super::App;
+use super::body::{self, Body};
 use super::errors::{ApiError, ApiResult, Kind};
 use super::router::json as response;
 use super::service::Service;
@@ -28,7 +28,7 @@ pub fn metrics(app: &App) -> ApiResult<Response<Body>> {
         return Err(ApiError::not_supported("start the server with --metrics to have this route"));
     }
     let service = app.loaded().ok();
-    let mut response = Response::new(Body::from(app.metrics.text(service.as_deref())));
+    let mut response = Response::new(body::whole(app.metrics.text(service.as_deref())));
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     response.headers_mut().insert(header::CONTENT_TYPE, kind);
     Ok(response)

@@ -105,7 +105,7 @@ fn the_same_request_has_the_same_answer_beside_others() {
 
 #[test]
 fn a_signal_lets_running_requests_end() {
-    let mut server = start(&["-c", "1024", "--parallel", "1", "--grace", "20"]);
+    let mut server = start(&["-c", "1024", "--parallel", "1", "--grace", "300"]);
     let body = json!({
         "messages": [{"role": "user", "content": "Tell me everything."}],
         "max_tokens": 40,

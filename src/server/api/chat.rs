@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Body;
-use axum::http::Response;
+use hyper::http::Response;
 use serde_json::{Map, Value, json};
 
 use super::chat_stream::ChatStream;
@@ -16,6 +15,7 @@ use crate::Error;
 use crate::chat::RESERVED;
 use crate::chat::reasoning::Think;
 use crate::chat::tools::{ToolChoice, Tools};
+use crate::server::body::Body;
 use crate::server::collect::{Call, Choice, collect};
 use crate::server::errors::{ApiError, ApiResult};
 use crate::server::fields::Fields;

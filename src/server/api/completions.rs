@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::body::Body;
-use axum::http::Response;
+use hyper::http::Response;
 use serde_json::{Map, Value, json};
 
 use super::chat::{Header, Style};
@@ -11,6 +10,7 @@ use super::form;
 use super::logprobs::legacy;
 use super::sampling::{self, WITHOUT_EFFECT};
 use super::usage::{moeba, reason, timings, usage};
+use crate::server::body::Body;
 use crate::server::collect::{Choice, collect};
 use crate::server::errors::{ApiError, ApiResult, Wire};
 use crate::server::events::{Event, Finish};

@@ -1,10 +1,10 @@
 //! The list of models.
 
-use axum::body::Body;
-use axum::http::Response;
+use hyper::http::Response;
 use serde_json::{Value, json};
 
 use crate::server::App;
+use crate::server::body::Body;
 use crate::server::errors::{ApiError, ApiResult, Kind};
 use crate::server::router::json as response;
 

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::body::Body;
-use axum::http::Response;
+use hyper::http::Response;
 use serde_json::{Value, json};
 
 use super::completions::token_ids;
@@ -12,6 +11,7 @@ use super::logprobs::{native, refuse_post_sampling};
 use super::sampling::{self, WITHOUT_EFFECT};
 use super::usage::timings;
 use crate::engine::FinishReason;
+use crate::server::body::Body;
 use crate::server::collect::collect;
 use crate::server::errors::{ApiError, ApiResult, Wire};
 use crate::server::events::{Event, Finish, Token};

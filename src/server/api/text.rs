@@ -1,12 +1,12 @@
 //! Routes that turn text into tokens, tokens into text, and messages into a prompt.
 
-use axum::body::Body;
-use axum::http::Response;
+use hyper::http::Response;
 use serde_json::{Value, json};
 
 use super::chat;
 use super::completions::token_ids;
 use super::native::mixed;
+use crate::server::body::Body;
 use crate::server::errors::{ApiError, ApiResult};
 use crate::server::fields::Fields;
 use crate::server::router::{Call, json as response};
