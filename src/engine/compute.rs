@@ -60,8 +60,10 @@ pub(super) struct Pass<'a, 'b> {
 }
 
 impl Pass<'_, '_> {
-    /// The same as a batch, whose sessions are indices of `texts`.
-    fn fill(&self, batch: &mut Batch) {
+    /// Makes a batch of the pass, whose sessions are indices of `texts`; waits will heed its token.
+    fn fill(&self, memory: &mut PassMemory) {
+        memory.buffers.set_cancel(&self.cancel);
+        let batch = &mut memory.batch;
         batch.clear();
         for (session, text) in self.texts.iter().enumerate() {
             let &PassText { request, past, phase, want, .. } = text;
@@ -77,9 +79,8 @@ impl Pass<'_, '_> {
         memory: &mut PassMemory,
         observer: &mut dyn Observer,
     ) -> Result<()> {
+        self.fill(memory);
         let PassMemory { batch, buffers } = memory;
-        self.fill(batch);
-        buffers.set_cancel(&self.cancel);
         let mut run = |caches: &mut [&mut KvCache]| match self.stack {
             Stack::Decoder => model.forward(cpu, batch, caches, buffers, observer),
             Stack::Encoder => model.encode(cpu, batch, caches, buffers, observer),
@@ -100,9 +101,8 @@ impl Pass<'_, '_> {
         memory: &mut PassMemory,
         observer: &mut dyn Observer,
     ) -> Result<()> {
+        self.fill(memory);
         let PassMemory { batch, buffers } = memory;
-        self.fill(batch);
-        buffers.set_cancel(&self.cancel);
         gpu.set_cancel(&self.cancel);
         let on_device = |gpu_kv: Option<_>| gpu_kv.expect("sessions of a GPU's model have a cache");
         let (mut one, one_device, mut host, device);

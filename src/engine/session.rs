@@ -128,7 +128,7 @@ impl Session {
         };
         self.check_ids(tokens)?;
         self.check_room(0, tokens.len())?;
-        let common = self.tokens.iter().zip(before_last).take_while(|(a, b)| a == b).count();
+        let common = n_common(&self.tokens, before_last);
         Ok(tokens.len() - self.truncate(common))
     }
 
@@ -346,6 +346,11 @@ impl Session {
     pub fn take_experts(&mut self) -> Experts {
         self.experts.as_mut().map(ExpertRecorder::take).unwrap_or_default()
     }
+}
+
+/// Tokens that two texts begin with.
+pub(super) fn n_common(a: &[u32], b: &[u32]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
 impl Drop for Session {

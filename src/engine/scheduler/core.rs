@@ -89,7 +89,6 @@ impl<S: JobSink> Core<S> {
         self.admit();
         self.copy_between_sessions();
         self.plan_prompts();
-        self.publish();
         let has_prompt = self.slots.iter().any(|slot| !slot.next.is_empty());
         let can_decode = self.slots.iter().any(Slot::can_decode);
         if !(has_prompt && can_decode) {
@@ -100,6 +99,8 @@ impl<S: JobSink> Core<S> {
             let eval_batch = &mut |rows: &mut [BatchRow<'_>]| engine.eval_batch(rows);
             passes::decode(&engine, &mut self.slots, &mut self.ledger, eval_batch)
         } else if has_prompt {
+            // Such a pass is long: it is seen before it ends.
+            self.publish();
             self.compute_prompts();
             true
         } else {

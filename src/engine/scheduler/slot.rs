@@ -4,6 +4,7 @@ use super::job::{Job, JobSink, Owner};
 use super::pages::{PAGE, Pages};
 use super::running::Running;
 use super::status::SlotStatus;
+use crate::engine::session::n_common;
 use crate::engine::{BatchRow, Engine, FinishReason, Session};
 use crate::{Error, Result};
 
@@ -154,10 +155,6 @@ impl<S: JobSink> Slot<S> {
         let job = self.job.as_ref().map(|job| job.status(&self.session));
         SlotStatus { id: self.id, n_past: self.session.n_past(), job }
     }
-}
-
-fn n_common(a: &[u32], b: &[u32]) -> usize {
-    a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
 /// A slot's part of a pass.
