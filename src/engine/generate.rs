@@ -99,6 +99,8 @@ pub struct Outcome {
     /// Tokens of the prompt that the session had already.
     pub n_reused: usize,
     pub n_generated: usize,
+    /// Which of [`Limits::stops`] has ended the text.
+    pub stop: Option<usize>,
     /// From the start until the first token is chosen.
     pub prompt_time: Duration,
     /// From there to the last token.
@@ -116,6 +118,7 @@ impl Outcome {
             n_prompt: 0,
             n_reused: 0,
             n_generated: 0,
+            stop: None,
             prompt_time: Duration::ZERO,
             decode_time: Duration::ZERO,
             prompt_traffic: ExpertTraffic::default(),
@@ -143,7 +146,8 @@ pub struct Generation {
     limits: Limits,
     detokenizer: Detokenizer<EngineTokenizer>,
     stops: StopMatcher,
-    has_stopped: bool,
+    /// Which of the limits' stop strings was found.
+    stop: Option<usize>,
     n_generated: usize,
     constraint: Option<Constraint>,
     /// Alternatives to report with each token's log probability; `None` reports none.
@@ -184,7 +188,7 @@ impl Generation {
             limits: limits.clone(),
             detokenizer: detokenizer.showing(&request.shown),
             stops: StopMatcher::new(limits.stops.iter().cloned()),
-            has_stopped: false,
+            stop: None,
             n_generated: 0,
             constraint: request.constraint.clone(),
             n_top_logprobs: None,
@@ -275,12 +279,13 @@ impl Generation {
         constraint.as_mut().map_or(Ok(()), |constraint| constraint.accept(token))?;
         let is_complete = constraint.as_ref().is_some_and(Constraint::is_complete);
         let found = self.stops.push(self.detokenizer.push(token)?);
-        self.has_stopped = found.by.is_some();
+        let stops = &self.limits.stops;
+        self.stop = found.by.and_then(|by| stops.iter().position(|stop| stop == by));
         if !found.text.is_empty() {
             sink.text(found.text)?;
         }
         Ok(match () {
-            () if self.has_stopped => Step::Finished(FinishReason::StopString),
+            () if self.stop.is_some() => Step::Finished(FinishReason::StopString),
             () if is_complete => Step::Finished(FinishReason::StopToken),
             () if is_last => Step::Finished(FinishReason::Length),
             () if n_past == self.engine.n_ctx() => Step::Finished(FinishReason::ContextFull),
@@ -290,12 +295,17 @@ impl Generation {
 
     /// Passes on the text that was held back, unless a stop string ended it.
     pub fn finish(&mut self, sink: &mut dyn TextSink) -> Result<()> {
-        if self.has_stopped {
+        if self.stop.is_some() {
             return Ok(());
         }
         let mut rest = self.stops.push(self.detokenizer.finish()).text.to_owned();
         rest.push_str(self.stops.finish());
         if rest.is_empty() { Ok(()) } else { sink.text(&rest) }
+    }
+
+    /// Which of [`Limits::stops`] has ended the text.
+    pub fn stop(&self) -> Option<usize> {
+        self.stop
     }
 
     /// Tokens so far, the end token included.

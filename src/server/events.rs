@@ -67,6 +67,8 @@ pub struct Finish {
     /// Tokens that no piece had: an end token, or what a stop string took away.
     pub tokens: Vec<Token>,
     pub outcome: Outcome,
+    /// The stop string that has ended the text.
+    pub stop: Option<String>,
     /// Tokens of the whole prompt.
     pub n_prompt: usize,
     /// Generated tokens that were reasoning.

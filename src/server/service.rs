@@ -279,6 +279,7 @@ impl Service {
                 wants_progress: request.wants_progress,
                 time_limit: request.time_limit,
                 cancel: cancel.clone(),
+                stops: request.limits.stops.clone(),
             };
             let seed = seed.wrapping_add(i as u64);
             let (scanner, budget) = self.scanner(chat, &text, seed);

@@ -35,6 +35,8 @@ pub struct SinkSettings {
     pub wants_progress: bool,
     pub time_limit: Option<Duration>,
     pub cancel: Cancel,
+    /// Strings that end the text.
+    pub stops: Vec<String>,
 }
 
 impl Sink {
@@ -93,6 +95,7 @@ impl Sink {
         }
         Event::Finished(Box::new(Finish {
             reason: outcome.finish,
+            stop: outcome.stop.and_then(|i| self.settings.stops.get(i).cloned()),
             tokens: std::mem::take(&mut self.tokens),
             outcome,
             n_prompt: self.settings.n_prompt,

@@ -108,6 +108,12 @@ fn plain_text_is_continued() {
     let joined: String =
         streamed.chunks().iter().map(|c| c["choices"][0]["text"].as_str().unwrap()).collect();
     assert_eq!(joined, text);
+    // The word that has ended a text is told.
+    let word = text.split_whitespace().nth(1).unwrap();
+    let body = json!({"prompt": "The package", "n_predict": 5, "stop": ["never\u{1}", word]});
+    let stopped = server.post("/completion", &with(body)).json();
+    assert_eq!((&stopped["stop_type"], &stopped["stopping_word"]), (&json!("word"), &json!(word)));
+    assert_eq!(native["stopping_word"], "");
     server.post("/v1/completions", &with(json!({"prompt": []}))).error(400);
     server.post("/v1/completions", &with(json!({"prompt": [[1, -1]]}))).error(400);
     server.post("/completion", &with(json!({}))).error(400);

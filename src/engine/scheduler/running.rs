@@ -173,6 +173,7 @@ impl<S: JobSink> Running<S> {
                 self.end_prompt(session, engine);
             }
             self.outcome.n_generated = self.generation.n_generated();
+            self.outcome.stop = self.generation.stop();
             self.generation.finish(&mut self.sink)?;
             (self.outcome.decode_time, self.outcome.decode_traffic) = self.clock.stop(engine);
             Ok(self.outcome)

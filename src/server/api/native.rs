@@ -55,7 +55,6 @@ struct Writer {
     model: String,
     prompt: String,
     has_tokens: bool,
-    stops: Vec<String>,
     has_newline: bool,
     wants_progress: bool,
     n_generated: usize,
@@ -82,7 +81,6 @@ fn read(fields: &Fields<'_>, service: &Arc<Service>) -> ApiResult<(Request, Writ
         model: service.info.name().to_owned(),
         prompt: text,
         has_tokens: fields.flag("return_tokens")?,
-        stops: limits.stops.clone(),
         has_newline: false,
         wants_progress,
         n_generated: 0,
@@ -145,11 +143,6 @@ impl Writer {
             FinishReason::StopString => "word",
             FinishReason::Length | FinishReason::ContextFull | FinishReason::Cancelled => "limit",
         };
-        // Which of several it was is not known.
-        let word = match self.stops.as_slice() {
-            [stop] if finish.reason == FinishReason::StopString => stop.as_str(),
-            _ => "",
-        };
         let probabilities = native(tokens, &self.service);
         let tokens = if self.has_tokens { ids(tokens) } else { Vec::new() };
         json!({
@@ -166,7 +159,7 @@ impl Writer {
             "has_new_line": self.has_newline || content.contains('\n'),
             "truncated": false,
             "stop_type": kind,
-            "stopping_word": word,
+            "stopping_word": finish.stop.as_deref().unwrap_or_default(),
             "tokens_cached": finish.n_prompt + finish.outcome.n_generated,
             "completion_probabilities": probabilities,
             "timings": timings(finish),
