@@ -9,7 +9,7 @@ use super::errors::{ApiError, ApiResult};
 use super::request::Chat;
 use crate::Result;
 use crate::chat::reasoning::{Format, Think};
-use crate::chat::tools::{ToolSupport, prepare_messages};
+use crate::chat::tools::{ToolSupport, Tools, prepare_messages};
 use crate::chat::{ChatTemplate, ControlTexts, Rendered, encode_chat};
 use crate::tokenizer::{EncodeOptions, Tokenizer};
 
@@ -69,16 +69,38 @@ impl Templates {
         }
         variables.extend(chat.variables.clone());
         let (begun, messages) = match chat.messages.split_last() {
-            Some((last, others)) if chat.continues => (begun(last), others),
+            Some((last, others)) if chat.continues => (text_of(last), others),
             _ => (String::new(), chat.messages.as_slice()),
         };
-        let mut messages = messages.to_vec();
-        prepare_messages(&mut messages, &chat.tools, &self.tools);
-        let (messages, tools) = (Value::Array(messages), self.tools.declared(&chat.tools));
+        Ok((self.render_messages(messages, &chat.tools, &variables)?, begun))
+    }
+
+    /// The prompt of messages. Where the template refuses them because of a system message behind
+    /// others, that one is the user's.
+    fn render_messages(
+        &self,
+        messages: &[Value],
+        tools: &Tools,
+        variables: &Map<String, Value>,
+    ) -> Result<Rendered> {
         let (template, controls) = (&self.template, &self.controls);
-        let prompt =
-            template.render_contents(controls, &messages, tools.as_ref(), true, &variables)?;
-        Ok((prompt, begun))
+        let declared = self.tools.declared(tools);
+        let render = |mut messages: Vec<Value>| {
+            prepare_messages(&mut messages, tools, &self.tools);
+            let messages = Value::Array(messages);
+            template.render_contents(controls, &messages, declared.as_ref(), true, variables)
+        };
+        let first = render(messages.to_vec());
+        let (Err(why), Some(others)) = (&first, later_systems_as_users(messages)) else {
+            return first;
+        };
+        match render(others) {
+            Ok(prompt) => {
+                log::warn!("a later system message becomes the user's: {why}");
+                Ok(prompt)
+            }
+            Err(_) => first,
+        }
     }
 
     fn thinking(&self, think: Think) -> Result<Map<String, Value>> {
@@ -114,8 +136,37 @@ fn has_control(tokenizer: &Tokenizer, text: &str) -> bool {
     tokenizer.encode(text, options).iter().any(|id| tokenizer.is_special(*id))
 }
 
-/// The text of a message that the answer goes on with.
-fn begun(message: &Value) -> String {
+/// The messages with the system's, but for the first of all, as the user's. They are one with the
+/// user's own around them, since templates that refuse the former often want turns to alternate.
+/// `None`: there are none.
+fn later_systems_as_users(messages: &[Value]) -> Option<Vec<Value>> {
+    let is_later = |i: usize, message: &Value| i > 0 && message["role"] == "system";
+    messages.iter().enumerate().find(|(i, message)| is_later(*i, message))?;
+    let mut out: Vec<Value> = Vec::with_capacity(messages.len());
+    let mut was_later = false;
+    for (i, message) in messages.iter().enumerate() {
+        let is_later = is_later(i, message);
+        let mut message = message.clone();
+        if is_later {
+            message["role"] = "user".into();
+        }
+        match out.last_mut() {
+            Some(last)
+                if (is_later || was_later)
+                    && last["role"] == "user"
+                    && message["role"] == "user" =>
+            {
+                last["content"] = format!("{}\n\n{}", text_of(last), text_of(&message)).into();
+            }
+            _ => out.push(message),
+        }
+        was_later = is_later;
+    }
+    Some(out)
+}
+
+/// The text of a message, of its parts if it has some.
+fn text_of(message: &Value) -> String {
     match &message["content"] {
         Value::String(text) => text.clone(),
         Value::Array(parts) => parts.iter().filter_map(|part| part["text"].as_str()).collect(),
@@ -153,4 +204,39 @@ impl Room {
 pub fn longest_piece(tokenizer: &Tokenizer) -> usize {
     let ids = 0..tokenizer.n_vocab() as u32;
     ids.filter_map(|id| tokenizer.piece(id).ok()).map(<[u8]>::len).max().unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn later_system_messages_become_the_users() {
+        let message = |role: &str, text: &str| json!({ "role": role, "content": text });
+        let parts = json!({ "role": "user", "content": [{ "type": "text", "text": "e" }] });
+        let messages = [
+            message("system", "a"),
+            message("user", "b"),
+            message("assistant", "c"),
+            message("system", "d"),
+            parts,
+            message("user", "f"),
+            message("assistant", "g"),
+            message("system", "h"),
+            message("assistant", "i"),
+        ];
+        let expected = [
+            message("system", "a"),
+            message("user", "b"),
+            message("assistant", "c"),
+            message("user", "d\n\ne"),
+            message("user", "f"),
+            message("assistant", "g"),
+            message("user", "h"),
+            message("assistant", "i"),
+        ];
+        assert_eq!(later_systems_as_users(&messages).unwrap(), expected);
+        assert_eq!(later_systems_as_users(&messages[..3]), None);
+    }
 }
