@@ -1,4 +1,4 @@
-//! The HTTP server: a loaded model behind the wire formats of OpenAI and llama-server.
+//! The HTTP server: a loaded model behind the wire formats of OpenAI, Anthropic and llama-server.
 //!
 //! [`Server::bind`] opens the socket and answers at once; before [`Server::open`] has given it a
 //! model, with 503. A request passes `router` (host, origin, key, limits), `api` (its wire's format

@@ -12,7 +12,7 @@ use serde_json::Value;
 use tokio::time::{sleep, timeout};
 
 use super::App;
-use super::api::{chat, completions, models, native, text};
+use super::api::{anthropic, chat, completions, models, native, text};
 use super::auth::Client;
 use super::body::{self, Body};
 use super::errors::{ApiError, ApiResult, Kind, Wire};
@@ -56,6 +56,8 @@ enum Handler {
     Tokenize,
     Detokenize,
     ApplyTemplate,
+    Messages,
+    CountTokens,
     /// A sentence that names the alternative.
     NotBuilt(&'static str),
 }
@@ -76,6 +78,7 @@ const ANY: &str = "GET, HEAD, POST, DELETE, OPTIONS";
 const EMBEDDINGS: &str = "moeba generates text only: it has no embeddings and no reranking";
 const ONE_MODEL: &str = "moeba serves one model: put llama-swap in front to serve several";
 const TEXT_ONLY: &str = "moeba reads and writes text only, no images and no sound";
+const BATCHES: &str = "moeba keeps no batches: send each request to /v1/messages";
 const NOT_YET: &str = "this route is not built yet: use /v1/chat/completions";
 
 const fn route(path: &'static str, allow: &'static str, handler: Handler) -> Route {
@@ -122,8 +125,10 @@ const ROUTES: &[Route] = &[
     route("/tools", ANY, NotBuilt("moeba runs no tools: the client runs them")),
     route("/cors-proxy", ANY, NotBuilt("moeba fetches nothing for its clients")),
     route("/slots/*", ANY, NotBuilt("slots cannot be saved yet: prompts are reused without that")),
-    route("/v1/messages", ANY, NotBuilt(NOT_YET)),
-    route("/v1/messages/*", ANY, NotBuilt(NOT_YET)),
+    route("/v1/messages", POST, Handler::Messages),
+    route("/v1/messages/count_tokens", POST, Handler::CountTokens),
+    route("/v1/messages/batches", ANY, NotBuilt(BATCHES)),
+    route("/v1/messages/batches/*", ANY, NotBuilt(BATCHES)),
     route("/v1/responses", ANY, NotBuilt(NOT_YET)),
     route("/v1/responses/*", ANY, NotBuilt(NOT_YET)),
     route("/responses", ANY, NotBuilt(NOT_YET)),
@@ -136,35 +141,53 @@ pub async fn answer(
     peer: Peer,
     request: hyper::Request<Incoming>,
 ) -> Response<Body> {
-    let (parts, body) = request.into_parts();
     let id = random::name("req_");
-    let path = trimmed(parts.uri.path()).to_owned();
+    let path = trimmed(request.uri().path()).to_owned();
     let wire = Wire::of(&path);
-    let route = find(&path);
+    let mut response = respond(app, peer, request, &path, &id).await;
+    if let Ok(id) = HeaderValue::from_str(&id) {
+        let headers = response.headers_mut();
+        if wire == Wire::Anthropic {
+            headers.insert("request-id", id.clone());
+        }
+        headers.insert("x-request-id", id);
+    }
+    response
+}
+
+async fn respond(
+    app: Arc<App>,
+    peer: Peer,
+    request: hyper::Request<Incoming>,
+    path: &str,
+    id: &str,
+) -> Response<Body> {
+    let (parts, body) = request.into_parts();
+    let (wire, route) = (Wire::of(path), find(path));
     let pattern = route.map_or("other", |route| route.path);
-    let mut report = Report::new(&app.metrics, app.options.log_requests, &id, pattern);
-    let checked = check(&app, peer, &parts, &path).await;
+    let mut report = Report::new(&app.metrics, app.options.log_requests, id, pattern);
+    let checked = check(&app, peer, &parts, path).await;
     let (origin, client) = match checked {
         Ok(checked) => checked,
-        Err(error) => return finished(error.response(wire, &id), &app, None, report, &id),
+        Err(error) => return finished(error.response(wire, id), &app, None, report),
     };
     report.set_client(client.name.clone());
     if parts.method == Method::OPTIONS {
         let response = preflight(&parts, origin.is_some(), route);
-        return finished(response, &app, origin, report, &id);
+        return finished(response, &app, origin, report);
     }
     let call = Call {
         app: app.clone(),
         client,
-        id: id.clone(),
+        id: id.to_owned(),
         parts,
         body: Some(body),
         report: Some(report),
     };
-    let (response, report) = handle(call, route, &path, wire).await;
+    let (response, report) = handle(call, route, path, wire).await;
     match report {
-        Some(report) => finished(response, &app, origin, report, &id),
-        None => with_headers(response, origin, &id),
+        Some(report) => finished(response, &app, origin, report),
+        None => with_headers(response, origin),
     }
 }
 
@@ -189,14 +212,13 @@ fn finished(
     app: &App,
     origin: Option<HeaderValue>,
     mut report: Report,
-    id: &str,
 ) -> Response<Body> {
     let status = response.status().as_u16();
     if status >= 400 {
         app.metrics.add_rejected(reason(status));
     }
     report.answered(status);
-    with_headers(response, origin, id)
+    with_headers(response, origin)
 }
 
 fn reason(status: u16) -> &'static str {
@@ -212,15 +234,8 @@ fn reason(status: u16) -> &'static str {
     }
 }
 
-fn with_headers(
-    mut response: Response<Body>,
-    origin: Option<HeaderValue>,
-    id: &str,
-) -> Response<Body> {
+fn with_headers(mut response: Response<Body>, origin: Option<HeaderValue>) -> Response<Body> {
     let headers = response.headers_mut();
-    if let Ok(id) = HeaderValue::from_str(id) {
-        headers.insert("x-request-id", id);
-    }
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     if let Some(origin) = origin {
         origin::allow(headers, &origin);
@@ -319,6 +334,8 @@ async fn serve(call: &mut Call, route: &'static Route, path: &str) -> ApiResult<
         Handler::Tokenize => text::tokenize(call).await,
         Handler::Detokenize => text::detokenize(call).await,
         Handler::ApplyTemplate => text::apply_template(call).await,
+        Handler::Messages => anthropic::messages(call).await,
+        Handler::CountTokens => anthropic::count_tokens(call).await,
         NotBuilt(why) => Err(ApiError::not_supported(why)),
     }
 }

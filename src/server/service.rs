@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use sha2::{Digest, Sha256};
 use tokio::time::timeout_at;
 
 use super::auth::{Client, Running};
@@ -226,6 +227,13 @@ impl Service {
         }
     }
 
+    /// Tokens of a chat's prompt, also of one that does not fit.
+    pub fn count(&self, chat: &Chat) -> ApiResult<usize> {
+        let room = Room { n_ctx: usize::MAX, longest_piece: self.info.longest_piece };
+        let encoded = self.templates.encode(self.engine().tokenizer(), chat, room)?;
+        Ok(encoded.tokens.len())
+    }
+
     /// Puts requests into the queue, all or none. Their choices follow each other.
     pub fn submit(self: &Arc<Self>, all: Vec<Prepared>, client: &Client) -> ApiResult<Answer> {
         let running = client.enter()?;
@@ -303,7 +311,7 @@ impl Service {
         let calls = chat.may_call().then(|| Calls {
             format: self.templates.tools.format,
             tools: chat.tools.clone(),
-            seed,
+            seed: seed.wrapping_add(number_of(text)),
         });
         let is_apart = !chat.keeps_reasoning_in_content;
         let Some(format) = self.templates.reasoning().filter(|_| is_apart) else {
@@ -313,6 +321,12 @@ impl Service {
         let end = || format.end_tokens(self.engine().tokenizer(), "");
         (Scanner::new(Some(format), calls, text), budget.map(|n| Budget::new(n, end())))
     }
+}
+
+/// A number that follows from a prompt: with it, the calls of two turns have different ids.
+fn number_of(text: &str) -> u64 {
+    let hash = Sha256::digest(text);
+    hash.iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
 fn queue_full(n_queued: usize, seconds: u64) -> ApiError {

@@ -46,6 +46,14 @@ impl Frames {
         self.text(&value.to_string());
     }
 
+    /// A frame with the name of its event.
+    pub fn event(&mut self, name: &str, value: &Value) {
+        self.0.push_str("event: ");
+        self.0.push_str(name);
+        self.0.push('\n');
+        self.data(value);
+    }
+
     /// A frame whose data is no JSON.
     pub fn text(&mut self, text: &str) {
         self.0.push_str("data: ");
@@ -59,7 +67,8 @@ impl Frames {
         self.0.push_str("\n\n");
     }
 
-    fn take(&mut self) -> Bytes {
+    /// Takes the text of all frames.
+    pub fn take(&mut self) -> Bytes {
         Bytes::from(std::mem::take(&mut self.0))
     }
 }
@@ -182,7 +191,9 @@ mod tests {
         frames.data(&serde_json::json!({"a": "x\ny"}));
         frames.comment("ping");
         frames.text("[DONE]");
-        let expected = "data: {\"a\":\"x\\ny\"}\n\n: ping\n\ndata: [DONE]\n\n";
+        frames.event("stop", &serde_json::json!({}));
+        let expected = "data: {\"a\":\"x\\ny\"}\n\n: ping\n\ndata: [DONE]\n\n\
+                        event: stop\ndata: {}\n\n";
         assert_eq!(frames.0, expected);
     }
 }

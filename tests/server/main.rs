@@ -3,6 +3,9 @@
 // Hosts, origins, keys, sockets of this machine.
 mod access;
 
+// Anthropic's messages: blocks, tools, thinking, caching, errors.
+mod anthropic;
+
 // Chat completions: whole, streamed, several choices, seeds, errors.
 mod chat;
 

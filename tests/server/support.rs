@@ -189,6 +189,16 @@ impl Answer {
         frames.iter().map(|frame| serde_json::from_str(frame).unwrap()).collect()
     }
 
+    /// The events of a stream whose frames have names.
+    pub fn events(&self) -> Vec<(String, Value)> {
+        let event = |frame: &str| {
+            let (name, data) = frame.strip_prefix("event: ")?.split_once("\ndata: ")?;
+            Some((name.to_owned(), serde_json::from_str(data).unwrap()))
+        };
+        let frames = self.body.split_terminator("\n\n");
+        frames.map(|frame| event(frame).unwrap_or_else(|| panic!("{frame:?}"))).collect()
+    }
+
     pub fn header(&self, name: &str) -> Option<&str> {
         let lines = self.head.lines().filter_map(|line| line.split_once(": "));
         lines.filter(|(found, _)| *found == name).map(|(_, value)| value).next()

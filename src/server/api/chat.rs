@@ -153,10 +153,6 @@ fn refuse_modalities(fields: &Fields<'_>) -> ApiResult<()> {
 
 /// The conversation of a body.
 pub fn chat(fields: &Fields<'_>, service: &Service) -> ApiResult<Chat> {
-    if fields.get("chat_template").is_some() {
-        let message = "chat_template: a request cannot bring a template: see --chat-template";
-        return Err(ApiError::invalid("chat_template", message));
-    }
     let (messages, ends_with_assistant) = messages::messages(fields)?;
     let asks = fields.boolean("add_generation_prompt")?;
     let continues = fields.boolean("continue_final_message")?;
@@ -167,7 +163,7 @@ pub fn chat(fields: &Fields<'_>, service: &Service) -> ApiResult<Chat> {
     }
     let continues = continues.unwrap_or(asks != Some(true)) && ends_with_assistant;
     let (think, reasoning_budget) = thinking(fields)?;
-    let tools = tools(fields)?;
+    let tools = tools(fields.array("tools")?.cloned().unwrap_or_default())?;
     let choice = fields.get("tool_choice").unwrap_or(&Value::Null);
     let invalid = |e: Error| ApiError::invalid("tool_choice", e.to_string());
     let tool_choice = ToolChoice::parse(choice, &tools).map_err(invalid)?;
@@ -190,11 +186,11 @@ pub fn chat(fields: &Fields<'_>, service: &Service) -> ApiResult<Chat> {
     })
 }
 
-/// The tools of a body.
-fn tools(fields: &Fields<'_>) -> ApiResult<Tools> {
-    let Some(list) = fields.array("tools")? else { return Ok(Tools::default()) };
-    let value = Value::Array(list.clone());
-    if list.len() > MAX_TOOLS || value.to_string().len() > MAX_TOOLS_BYTES {
+/// Tools in the form of a chat's `tools`.
+pub fn tools(list: Vec<Value>) -> ApiResult<Tools> {
+    let n = list.len();
+    let value = Value::Array(list);
+    if n > MAX_TOOLS || value.to_string().len() > MAX_TOOLS_BYTES {
         let message = format!(
             "tools: expected at most {MAX_TOOLS} tools of {MAX_TOOLS_BYTES} bytes together"
         );
@@ -208,7 +204,11 @@ fn tools(fields: &Fields<'_>) -> ApiResult<Tools> {
 }
 
 /// Variables of the template, without those that are the server's.
-fn variables(fields: &Fields<'_>) -> ApiResult<Map<String, Value>> {
+pub fn variables(fields: &Fields<'_>) -> ApiResult<Map<String, Value>> {
+    if fields.get("chat_template").is_some() {
+        let message = "chat_template: a request cannot bring a template: see --chat-template";
+        return Err(ApiError::invalid("chat_template", message));
+    }
     let Some(variables) = fields.object("chat_template_kwargs")? else { return Ok(Map::new()) };
     if let Some(name) = RESERVED.iter().find(|name| variables.contains_key(**name)) {
         let path = format!("chat_template_kwargs.{name}");
@@ -242,7 +242,8 @@ fn thinking(fields: &Fields<'_>) -> ApiResult<(Option<Think>, Option<usize>)> {
     Ok((think, budget.flatten()))
 }
 
-fn effort(path: &str, text: &str) -> ApiResult<Think> {
+/// The grade of thinking that a name stands for.
+pub fn effort(path: &str, text: &str) -> ApiResult<Think> {
     match text {
         "none" => Ok(Think::Off),
         "minimal" | "low" => Ok(Think::Low),

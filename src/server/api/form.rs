@@ -58,7 +58,8 @@ fn response_format(fields: &Fields<'_>) -> ApiResult<Option<Grammar>> {
     }
 }
 
-fn schema(value: &Value, path: &str) -> ApiResult<Grammar> {
+/// The schema at a path of the body.
+pub fn schema(value: &Value, path: &str) -> ApiResult<Grammar> {
     match value {
         Value::Object(_) | Value::Bool(true) => Ok(Grammar::JsonSchema(value.clone())),
         other => Err(wrong(path, "a JSON schema", other)),

@@ -1,5 +1,6 @@
 //! Wire formats: a module each, which reads requests into the inner one and writes inner events.
 
+pub mod anthropic;
 pub mod chat;
 mod chat_stream;
 pub mod completions;

@@ -192,20 +192,21 @@ pub fn limits(fields: &Fields<'_>, service: &Service, names: &[&'static str]) ->
     Ok(Limits {
         n_predict: n_predict.unwrap_or(service.defaults.n_predict),
         ignore_eos: fields.flag("ignore_eos")?,
-        stops: stops(fields)?,
+        stops: stops(fields, "stop")?,
     })
 }
 
-fn stops(fields: &Fields<'_>) -> ApiResult<Vec<String>> {
-    let stops = fields.strings("stop")?.unwrap_or_default();
+/// The strings that end the text, in the field of this name.
+pub fn stops(fields: &Fields<'_>, name: &'static str) -> ApiResult<Vec<String>> {
+    let stops = fields.strings(name)?.unwrap_or_default();
     let fits = |stop: &&str| (1..=limits::MAX_STOP_BYTES).contains(&stop.len());
     if stops.len() > limits::MAX_STOPS || !stops.iter().all(|stop| fits(stop)) {
         let message = format!(
-            "stop: expected at most {} strings of 1 to {} bytes",
+            "{name}: expected at most {} strings of 1 to {} bytes",
             limits::MAX_STOPS,
             limits::MAX_STOP_BYTES
         );
-        return Err(ApiError::invalid("stop", message));
+        return Err(ApiError::invalid(name, message));
     }
     Ok(stops.into_iter().map(str::to_owned).collect())
 }

@@ -1,0 +1,69 @@
+//! A message of the assistant as a whole, and what its stream shares with it.
+
+use serde_json::{Map, Value, json};
+
+use crate::engine::FinishReason;
+use crate::server::collect::{Call, Choice};
+use crate::server::events::Finish;
+
+/// The signature of all thinking: any is accepted when it comes back.
+pub const SIGNATURE: &str = "bW9lYmE=";
+
+/// A message with these blocks; the reason of its end is still missing.
+pub fn message(id: &str, model: &str, content: Vec<Value>, usage: Value) -> Value {
+    json!({
+        "id": id,
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": content,
+        "stop_reason": null,
+        "stop_sequence": null,
+        "usage": usage,
+    })
+}
+
+/// The answer in one object.
+pub fn whole(id: &str, model: &str, choice: &Choice, finish: &Finish) -> Value {
+    let mut content = Vec::new();
+    if !choice.reasoning.is_empty() {
+        let thinking = choice.reasoning.as_str();
+        content.push(json!({ "type": "thinking", "thinking": thinking, "signature": SIGNATURE }));
+    }
+    if !choice.content.trim().is_empty() {
+        content.push(json!({ "type": "text", "text": choice.content }));
+    }
+    content.extend(choice.calls.iter().map(tool_use));
+    let usage = usage(finish.n_prompt, finish.outcome.n_reused, finish.outcome.n_generated);
+    let mut message = message(id, model, content, usage);
+    message["stop_reason"] = stop_reason(finish).into();
+    message["stop_sequence"] = finish.stop.as_deref().into();
+    message
+}
+
+/// A call. Arguments that were cut are left out: an object has no other way to say so.
+fn tool_use(call: &Call) -> Value {
+    let input: Map<String, Value> = serde_json::from_str(&call.arguments).unwrap_or_default();
+    json!({ "type": "tool_use", "id": call.id, "name": call.name, "input": input })
+}
+
+/// Tokens of a prompt, those of it that a cache had, and tokens of the answer.
+pub fn usage(n_prompt: usize, n_reused: usize, n_generated: usize) -> Value {
+    json!({
+        "input_tokens": n_prompt.saturating_sub(n_reused),
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": n_reused,
+        "output_tokens": n_generated,
+    })
+}
+
+/// Anthropic's name of the reason.
+pub fn stop_reason(finish: &Finish) -> &'static str {
+    match finish.reason {
+        FinishReason::Length => "max_tokens",
+        FinishReason::ContextFull => "model_context_window_exceeded",
+        FinishReason::StopString => "stop_sequence",
+        FinishReason::StopToken | FinishReason::Cancelled if finish.n_calls > 0 => "tool_use",
+        FinishReason::StopToken | FinishReason::Cancelled => "end_turn",
+    }
+}
