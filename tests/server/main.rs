@@ -9,6 +9,9 @@ mod anthropic;
 // Chat completions: whole, streamed, several choices, seeds, errors.
 mod chat;
 
+// Clients of others: curl, openai, litellm, LangChain.
+mod clients;
+
 // Requests that mean harm: halves of headers, slow senders, deep JSON, large bodies.
 mod hostile;
 

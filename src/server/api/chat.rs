@@ -270,7 +270,11 @@ fn call(call: &Call) -> Value {
 /// The answer in one object.
 fn whole(header: &Header, choices: &[Choice], service: &Service) -> Value {
     let list = choices.iter().enumerate().map(|(i, choice)| {
-        let mut message = json!({ "role": "assistant", "content": choice.content });
+        let mut message = json!({
+            "role": "assistant",
+            "content": choice.content,
+            "refusal": null,
+        });
         if !choice.reasoning.is_empty() {
             message["reasoning_content"] = choice.reasoning.as_str().into();
             message["reasoning"] = choice.reasoning.as_str().into();

@@ -1,0 +1,71 @@
+//! Scripts of `clients/`, each with a server of its own. `MOEBA_TEST_PYTHON` names a Python that
+//! has their packages, `MOEBA_TEST_NODE_PATH` a `node_modules` folder; what is missing is said.
+
+use std::process::Command;
+
+use common::repo;
+
+use crate::support::start;
+
+const KEY: &str = "test-key";
+/// The status of a script whose package is missing.
+const SKIPPED: i32 = 77;
+
+#[track_caller]
+fn run(script: &str) {
+    let folder = repo().join("tests/server/clients");
+    let python = std::env::var("MOEBA_TEST_PYTHON").unwrap_or("python3".into());
+    let program = match script.rsplit_once('.') {
+        Some((_, "py")) => python.as_str(),
+        Some((_, "mjs")) => "node",
+        _ => "bash",
+    };
+    let server =
+        start(&["-c", "16384", "--parallel", "4", "--alias", "moeba-demo", "--api-key", KEY]);
+    let mut command = Command::new(program);
+    command.arg(folder.join(script)).env("PYTHONDONTWRITEBYTECODE", "1");
+    command.env("MOEBA_URL", format!("http://{}", server.address)).env("MOEBA_KEY", KEY);
+    if let Ok(path) = std::env::var("MOEBA_TEST_NODE_PATH") {
+        command.env("NODE_PATH", path);
+    }
+    let output = match command.output() {
+        Ok(output) => output,
+        Err(e) => return println!("{script} is skipped: {program}: {e}"),
+    };
+    let text = String::from_utf8_lossy(&output.stdout);
+    match output.status.code() {
+        Some(0) => {}
+        Some(SKIPPED) => println!("{script} is {}", text.trim()),
+        _ => panic!("{script}: {text}{}", String::from_utf8_lossy(&output.stderr)),
+    }
+}
+
+#[test]
+fn curl() {
+    run("curl.sh");
+}
+
+#[test]
+fn openai_for_python() {
+    run("openai_sdk.py");
+}
+
+#[test]
+fn openai_for_node() {
+    run("openai_sdk.mjs");
+}
+
+#[test]
+fn types_of_openai() {
+    run("openai_schema.py");
+}
+
+#[test]
+fn litellm() {
+    run("litellm_client.py");
+}
+
+#[test]
+fn langchain() {
+    run("langchain_standard.py");
+}
