@@ -117,8 +117,9 @@ struct LoadArgs {
     #[arg(value_parser = args::tokens_or_zero, env = "MOEBA_CTX_SIZE")]
     ctx_size: usize,
     /// Memory for the beginnings of earlier texts: bytes with K, M or G, a percentage of what is
-    /// available, or auto, which is an eighth of that and at most 8G
+    /// available, auto, which is an eighth of that and at most 8G, or 0 for none
     #[arg(long, value_name = "SIZE", default_value = "auto", env = "MOEBA_KV_RAM")]
+    #[arg(value_parser = page_ram)]
     kv_ram: RamBudget,
     /// Requests that may wait
     #[arg(long, value_name = "N", default_value = "64", value_parser = queue)]
@@ -165,6 +166,18 @@ fn parallel(text: &str) -> Parsed<Parallel> {
             Ok(n) => Ok(Parallel(Some(n))),
             Err(_) => Err(format!("expected auto or a whole number from 1 to {MAX_PARALLEL}")),
         },
+    }
+}
+
+/// As a budget for experts, but none is an amount, too.
+fn page_ram(text: &str) -> Parsed<RamBudget> {
+    match text.trim() {
+        "0" => Ok(RamBudget::Bytes(0)),
+        other => other.parse().map_err(|_| {
+            "expected bytes with K, M, G or T as in 1.5G, a percentage of what is available as in \
+             5%, auto, or 0"
+                .into()
+        }),
     }
 }
 
@@ -387,6 +400,9 @@ mod tests {
         for bad in ["", "1", "2T", "99G", "-1M", "M"] {
             assert!(body_size(bad).is_err(), "{bad}");
         }
+        assert_eq!(page_ram("0"), Ok(RamBudget::Bytes(0)));
+        assert_eq!(page_ram("1.5K"), Ok(RamBudget::Bytes(1536)));
+        assert!(page_ram("-1").is_err() && page_ram("much").is_err());
         assert!(share("0.5").is_ok() && share("1").is_err() && share("NaN").is_err());
     }
 
