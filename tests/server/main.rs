@@ -12,6 +12,9 @@ mod chat;
 // Clients of others: curl, openai, litellm, LangChain.
 mod clients;
 
+// A disk that fails under a server.
+mod faults;
+
 // Requests that mean harm: halves of headers, slow senders, deep JSON, large bodies.
 mod hostile;
 
