@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use hyper::http::{HeaderMap, HeaderValue, Method, header};
+use hyper::http::{HeaderMap, HeaderValue, Method, Uri, header};
 
 use super::errors::{ApiError, Kind};
 
@@ -38,6 +38,19 @@ fn name_of(authority: &str) -> Option<String> {
     let is_odd = name.is_empty() || !name.bytes().all(is_name);
     let is_odd = is_odd || !port.bytes().all(|byte| byte.is_ascii_digit());
     (!is_odd).then(|| name.to_ascii_lowercase())
+}
+
+/// Refuses a target that names a host, as a proxy gets it, other than the one of the header.
+pub fn check_target(target: &Uri, headers: &HeaderMap) -> Result<(), ApiError> {
+    let Some(authority) = target.authority() else { return Ok(()) };
+    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
+    match host.and_then(name_of) == name_of(authority.as_str()) {
+        true => Ok(()),
+        false => {
+            let why = "the request is for another host than its Host header says";
+            Err(ApiError::new(Kind::Invalid, "invalid_host", why))
+        }
+    }
 }
 
 impl Allowed {

@@ -251,6 +251,7 @@ async fn check(
     path: &str,
 ) -> ApiResult<(Option<HeaderValue>, Client)> {
     app.allowed.check_host(&parts.headers, peer.local)?;
+    origin::check_target(&parts.uri, &parts.headers)?;
     let origin = app.allowed.check_origin(&parts.headers)?;
     let is_public = ["/health", "/v1/health", "/ready"].contains(&path);
     if app.options.keys.is_empty() || is_public || parts.method == Method::OPTIONS {

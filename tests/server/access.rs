@@ -23,6 +23,13 @@ fn foreign_hosts_and_origins_are_refused() {
     assert_eq!(get(&server, own, "Origin: null\r\n"), 403);
     assert_eq!(get(&server, own, "Sec-Fetch-Site: cross-site\r\n"), 403);
     assert_eq!(get(&server, own, "Origin: http://localhost:3000\r\n"), 200);
+    // A target with a host of its own, as a proxy gets it.
+    let target = |host: &str| {
+        let head =
+            format!("GET http://{host}/v1/models HTTP/1.1\r\nConnection: close\r\n{own}\r\n");
+        server.send(head).status
+    };
+    assert_eq!((target("localhost:80"), target("evil.example")), (200, 400));
     // A browser asks before it sends JSON.
     let asks = |origin: &str| {
         let more = format!("Origin: {origin}\r\nAccess-Control-Request-Method: POST\r\n");
