@@ -223,6 +223,21 @@ fn bench_has_the_keys_of_llama_bench_and_ours() {
     assert!(rows[0]["read_gb_per_second"].is_null());
 }
 
+/// Texts of a pass share experts, so each token of theirs touches fewer bytes.
+#[test]
+fn bench_decodes_several_texts_at_once() {
+    let model = tiny(Tiny::default());
+    let args = ["-p", "4", "-n", "3", "-r", "1", "--parallel", "1,5", "-o", "json"];
+    let args = [&args[..], &["--no-machine"]].concat();
+    let rows: Vec<Value> = serde_json::from_str(&bench(&model, &args)).unwrap();
+    let n_texts: Vec<u64> = rows.iter().map(|row| row["n_parallel"].as_u64().unwrap()).collect();
+    assert_eq!(n_texts, [1, 1, 5, 5]);
+    let bytes = |row: &Value| row["expert_bytes_per_token"].as_f64().unwrap();
+    assert!(bytes(&rows[3]) < bytes(&rows[1]), "{rows:?}");
+    let weights = |row: &Value| row["weight_bytes_per_decoded_token"].as_f64().unwrap();
+    assert!(weights(&rows[3]) < weights(&rows[1]), "{rows:?}");
+}
+
 #[test]
 fn bench_says_how_many_tokens_it_computes_at_once() {
     let model = tiny(Tiny::default());
@@ -298,6 +313,8 @@ fn bench_refuses_what_makes_no_sense() {
         &["-pg", "1"],
         &["-o", "xml"],
         &["-b", "0"],
+        &["--parallel", "0"],
+        &["--parallel", "257"],
     ] {
         failed(&on(&model, "bench", args), 2, &[]);
     }

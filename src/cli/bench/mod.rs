@@ -12,7 +12,7 @@ use super::args::{self, BatchArgs};
 use super::model::ModelArg;
 use super::values::Parsed;
 use super::{stats, values};
-use crate::engine::{Engine, ExpertTraffic, Session, Want};
+use crate::engine::{BatchRow, Engine, ExpertTraffic, Experts, Phase, Session, Want};
 use crate::machine::Wall;
 use crate::{Result, interrupt, terminal};
 use report::{Format, Report, Row};
@@ -22,6 +22,7 @@ use traffic::Traffic;
 use work::Work;
 
 const MAX_REPETITIONS: i64 = 100_000;
+const MAX_TEXTS: i64 = 256;
 
 #[derive(clap::Args, Debug)]
 #[command(allow_negative_numbers = true)]
@@ -40,6 +41,9 @@ pub struct Args {
     /// Tokens in the context before each test
     #[arg(short = 'd', long, value_name = "N,…", default_value = "0", value_parser = counts)]
     n_depth: List<usize>,
+    /// Texts that are decoded at once, one token of each in a pass; speed is that of all together
+    #[arg(long, value_name = "N,…", default_value = "1", value_parser = text_counts)]
+    parallel: List<usize>,
     /// Repetitions of each test
     #[arg(short, long, value_name = "N", default_value = "5", value_parser = repetitions)]
     repetitions: usize,
@@ -72,6 +76,10 @@ fn thread_counts(text: &str) -> Parsed<List<i64>> {
     values::list(text, args::threads).map(List)
 }
 
+fn text_counts(text: &str) -> Parsed<List<usize>> {
+    values::list(text, |one| values::integer(one, 1, MAX_TEXTS)).map(List)
+}
+
 fn repetitions(text: &str) -> Parsed<usize> {
     values::integer(text, 1, MAX_REPETITIONS)
 }
@@ -83,23 +91,34 @@ fn pair(text: &str) -> Parsed<(usize, usize)> {
     }
 }
 
-/// A prompt of `n_prompt` tokens, then `n_gen` tokens one by one, after `n_depth` others.
+/// In each of `n_texts` texts: a prompt of `n_prompt` tokens, then `n_gen` tokens one by one, after
+/// `n_depth` others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Test {
     n_prompt: usize,
     n_gen: usize,
     n_depth: usize,
+    n_texts: usize,
 }
 
-/// In llama-bench's order: for each depth the prompts, the decodes, both together.
+impl Test {
+    /// The tokens of all texts.
+    fn n_tokens(self) -> usize {
+        self.n_texts * (self.n_prompt + self.n_gen)
+    }
+}
+
+/// In llama-bench's order: for each depth the prompts, the decodes, both together; all of them for
+/// each number of texts.
 fn tests(args: &Args) -> Vec<Test> {
     let mut out = Vec::new();
-    for &n_depth in &args.n_depth.0 {
+    let depths = || args.n_depth.0.iter();
+    for (n_texts, n_depth) in args.parallel.0.iter().flat_map(|n| depths().map(|d| (*n, *d))) {
         let prompts = args.n_prompt.0.iter().map(|&n| (n, 0));
         let decodes = args.n_gen.0.iter().map(|&n| (0, n));
         let all = prompts.chain(decodes).filter(|&pair| pair != (0, 0));
         let all = all.chain(args.prompt_gen.iter().copied());
-        out.extend(all.map(|(n_prompt, n_gen)| Test { n_prompt, n_gen, n_depth }));
+        out.extend(all.map(|(n_prompt, n_gen)| Test { n_prompt, n_gen, n_depth, n_texts }));
     }
     out
 }
@@ -107,12 +126,14 @@ fn tests(args: &Args) -> Vec<Test> {
 pub fn run(args: Args) -> Result<()> {
     let tests = tests(&args);
     let n_ctx = tests.iter().map(|t| t.n_prompt + t.n_gen + t.n_depth).max().unwrap_or(1);
+    let n_texts = args.parallel.0.iter().copied().max().unwrap_or(1);
     let model = args.model.resolve()?;
     let mut report = Report::new(args.output, &tests);
     let (level, mut walls) = (log::max_level(), Vec::new());
     for &n_threads in &args.threads.0 {
         let mut options = args.batch.options(n_ctx, usize::try_from(n_threads).ok());
         options.n_ctx = Some(n_ctx);
+        options.n_sessions = n_texts;
         options.without_text = true;
         let engine = model.load(&options)?;
         // Notes would stand between the rows, and were the same for each number of threads.
@@ -147,27 +168,28 @@ struct Bench<'a> {
     engine: &'a Arc<Engine>,
     args: &'a Args,
     test: Test,
-    session: Session,
+    /// One for each text.
+    sessions: Vec<Session>,
     tokens: Tokens,
 }
 
 impl<'a> Bench<'a> {
     fn new(engine: &'a Arc<Engine>, args: &'a Args, test: Test) -> Result<Self> {
-        let session = engine.new_session()?;
+        let sessions = (0..test.n_texts).map(|_| engine.new_session()).collect::<Result<_>>()?;
         let tokens = Tokens::new(engine.tokenizer().n_vocab());
-        Ok(Self { engine, args, test, session, tokens })
+        Ok(Self { engine, args, test, sessions, tokens })
     }
 
     fn run(mut self) -> Result<Samples> {
         let mut traffic = Traffic::none();
         if !self.args.no_warmup {
             // Which experts are touched is counted here, where nothing is timed.
-            self.session.record_experts(true);
+            self.sessions.iter_mut().for_each(|session| session.record_experts(true));
             self.prepare()?;
-            self.session.take_experts();
+            self.take_experts();
             self.once()?;
-            traffic = Traffic::of(self.engine, &self.session.take_experts(), self.test.n_prompt);
-            self.session.record_experts(false);
+            traffic = Traffic::of(self.engine, &self.take_experts(), self.test.n_prompt);
+            self.sessions.iter_mut().for_each(|session| session.record_experts(false));
         }
         let started = SystemTime::now();
         let bar = terminal::bar("bench", self.args.repetitions as u64);
@@ -192,9 +214,15 @@ impl<'a> Bench<'a> {
         Ok(Samples { started, ns, walls, peak_rss_bytes, traffic, experts })
     }
 
-    /// An empty context, or one of the test's depth.
+    fn take_experts(&mut self) -> Vec<Experts> {
+        self.sessions.iter_mut().map(Session::take_experts).collect()
+    }
+
+    /// Empty contexts, or contexts of the test's depth.
     fn prepare(&mut self) -> Result<()> {
-        self.session.truncate(0);
+        for session in &mut self.sessions {
+            session.truncate(0);
+        }
         self.prompt(self.test.n_depth)
     }
 
@@ -202,16 +230,26 @@ impl<'a> Bench<'a> {
         self.prompt(self.test.n_prompt)?;
         for _ in 0..self.test.n_gen {
             interrupt::check()?;
-            let token = self.tokens.next();
-            self.session.eval(&[token], Want::Last)?;
+            let tokens: Vec<u32> = self.sessions.iter().map(|_| self.tokens.next()).collect();
+            let texts = self.sessions.iter_mut().zip(tokens.chunks(1));
+            let rows = texts.map(|(session, tokens)| BatchRow {
+                session,
+                tokens,
+                phase: Phase::Decode,
+                want: Want::Last,
+            });
+            self.engine.eval_batch(&mut rows.collect::<Vec<_>>())?;
         }
         Ok(())
     }
 
+    /// Prompts of `n` tokens, one text after the other.
     fn prompt(&mut self, n: usize) -> Result<()> {
-        let tokens: Vec<u32> = (0..n).map(|_| self.tokens.next()).collect();
-        for part in tokens.chunks(self.args.batch.batch_size) {
-            self.session.eval(part, Want::Last)?;
+        for session in &mut self.sessions {
+            let tokens: Vec<u32> = (0..n).map(|_| self.tokens.next()).collect();
+            for part in tokens.chunks(self.args.batch.batch_size) {
+                session.eval(part, Want::Last)?;
+            }
         }
         Ok(())
     }

@@ -41,7 +41,7 @@ impl Row {
         let gguf = engine.gguf();
         let n_params: u64 = gguf.tensors().iter().map(|t| t.dims.iter().product::<u64>()).sum();
         let size: u64 = gguf.tensors().iter().map(|t| t.n_bytes).sum();
-        let n_tokens = (test.n_prompt + test.n_gen) as f64;
+        let n_tokens = test.n_tokens() as f64;
         let rates: Vec<f64> = samples.ns.iter().map(|&ns| n_tokens * 1e9 / ns as f64).collect();
         let ns: Vec<f64> = samples.ns.iter().map(|&ns| ns as f64).collect();
         let (avg_ts, stddev_ts) = mean_and_deviation(&rates);
@@ -65,6 +65,7 @@ impl Row {
             "n_prompt": test.n_prompt,
             "n_gen": test.n_gen,
             "n_depth": test.n_depth,
+            "n_parallel": test.n_texts,
             "test_time": iso_time(samples.started),
             "avg_ns": avg_ns.round() as u64,
             "stddev_ns": stddev_ns.round() as u64,
@@ -80,7 +81,7 @@ impl Row {
         let read = samples.traffic.decode_bytes.zip(work.cache_bytes);
         let read = read.map(|(weights, cache)| weights + cache);
         fields.extend(beside_walls((read, work.ops), (avg_ts, &rates), &samples.walls));
-        let n_tokens = samples.ns.len() * (test.n_prompt + test.n_gen);
+        let n_tokens = samples.ns.len() * test.n_tokens();
         let experts = report::fields(engine.plan(), &samples.experts, n_tokens);
         fields.extend(experts.into_iter().map(|(key, value)| (key.to_owned(), value)));
         for (key, values) in [("samples_ns", json!(samples.ns)), ("samples_ts", json!(rates))] {

@@ -89,14 +89,20 @@ impl Table {
     }
 }
 
-/// `pp512`, `tg128`, `pp512+tg128`, with ` @ d1024` at a depth.
+/// `pp512`, `tg128`, `pp512+tg128`, with ` x4` for four texts at once and ` @ d1024` at a depth.
 fn name(test: Test) -> String {
-    let name = match (test.n_prompt, test.n_gen) {
+    let mut name = match (test.n_prompt, test.n_gen) {
         (p, 0) => format!("pp{p}"),
         (0, n) => format!("tg{n}"),
         (p, n) => format!("pp{p}+tg{n}"),
     };
-    if test.n_depth > 0 { format!("{name} @ d{}", test.n_depth) } else { name }
+    if test.n_texts > 1 {
+        name += &format!(" x{}", test.n_texts);
+    }
+    if test.n_depth > 0 {
+        name += &format!(" @ d{}", test.n_depth);
+    }
+    name
 }
 
 fn params(n: f64) -> String {
@@ -131,7 +137,7 @@ mod tests {
             "stall_ms_per_token": 1234.5,
         });
         let Value::Object(fields) = fields else { unreachable!("a map was written down") };
-        Row { fields, test: Test { n_prompt: 16384, n_gen: 1024, n_depth: 16384 } }
+        Row { fields, test: Test { n_prompt: 16384, n_gen: 1024, n_depth: 16384, n_texts: 1 } }
     }
 
     #[test]
@@ -166,9 +172,12 @@ mod tests {
 
     #[test]
     fn tests_are_named_as_llama_bench_names_them() {
-        let name = |n_prompt, n_gen, n_depth| super::name(Test { n_prompt, n_gen, n_depth });
-        assert_eq!(name(512, 0, 0), "pp512");
-        assert_eq!(name(0, 128, 64), "tg128 @ d64");
-        assert_eq!(name(8, 4, 0), "pp8+tg4");
+        let name = |n_prompt, n_gen, n_depth, n_texts| {
+            super::name(Test { n_prompt, n_gen, n_depth, n_texts })
+        };
+        assert_eq!(name(512, 0, 0, 1), "pp512");
+        assert_eq!(name(0, 128, 64, 1), "tg128 @ d64");
+        assert_eq!(name(8, 4, 0, 1), "pp8+tg4");
+        assert_eq!(name(0, 128, 64, 4), "tg128 x4 @ d64");
     }
 }

@@ -2,9 +2,10 @@
 
 use crate::engine::{Engine, Experts};
 use std::collections::HashSet;
+use std::ops::Range;
 
-/// Bytes a token, on average over a test; an expert that serves several tokens of a prompt at once
-/// is counted once.
+/// Bytes a token, on average over a test; an expert that serves several tokens of a pass is counted
+/// once.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Traffic {
     pub expert_bytes: Option<f64>,
@@ -18,25 +19,41 @@ impl Traffic {
         Self::default()
     }
 
-    /// Traffic of a test whose first `n_prompt` tokens were computed together and the others one by
-    /// one.
-    pub fn of(engine: &Engine, chosen: &Experts, n_prompt: usize) -> Self {
-        if chosen.tokens == 0 {
+    /// Traffic of a test. The first `n_prompt` tokens of each text were computed together, and of
+    /// the others one of every text in a pass.
+    pub fn of(engine: &Engine, texts: &[Experts], n_prompt: usize) -> Self {
+        let n_tokens: usize = texts.iter().map(|text| text.tokens).sum();
+        let Some(longest) = texts.iter().max_by_key(|text| text.tokens).filter(|_| n_tokens > 0)
+        else {
             return Self::none();
-        }
+        };
         let mut touched = 0.0;
-        for layer in 0..chosen.layers {
-            let ids = &chosen.ids[layer * chosen.tokens * chosen.k..][..chosen.tokens * chosen.k];
-            let (prompt, decode) = ids.split_at(n_prompt.min(chosen.tokens) * chosen.k);
-            let prompt: HashSet<i32> = prompt.iter().copied().filter(|&id| id >= 0).collect();
-            let decode = decode.iter().filter(|&&id| id >= 0).count();
-            touched += (prompt.len() + decode) as f64 * expert_bytes(engine, layer);
+        for layer in 0..longest.layers {
+            let prompts = texts.iter().map(|text| n_experts([text], layer, 0..n_prompt));
+            let steps = n_prompt..longest.tokens;
+            let steps = steps.map(|step| n_experts(texts, layer, step..step + 1));
+            let n: usize = prompts.chain(steps).sum();
+            touched += n as f64 * expert_bytes(engine, layer);
         }
-        let expert_bytes = touched / chosen.tokens as f64;
-        let decode =
-            (n_prompt == 0).then(|| expert_bytes + engine.plan().dense_bytes_per_token as f64);
-        Self { expert_bytes: Some(expert_bytes), decode_bytes: decode }
+        let expert_bytes = touched / n_tokens as f64;
+        let dense_bytes = engine.plan().dense_bytes_per_token as f64 / texts.len() as f64;
+        let decode_bytes = (n_prompt == 0).then_some(expert_bytes + dense_bytes);
+        Self { expert_bytes: Some(expert_bytes), decode_bytes }
     }
+}
+
+/// The experts of a layer that any of these tokens of the texts has chosen.
+fn n_experts<'a>(
+    texts: impl IntoIterator<Item = &'a Experts>,
+    layer: usize,
+    tokens: Range<usize>,
+) -> usize {
+    let chosen = texts.into_iter().flat_map(|text| {
+        let tokens = tokens.start.min(text.tokens)..tokens.end.min(text.tokens);
+        let first = layer * text.tokens;
+        &text.ids[(first + tokens.start) * text.k..(first + tokens.end) * text.k]
+    });
+    chosen.filter(|&&id| id >= 0).collect::<HashSet<_>>().len()
 }
 
 /// One routed expert of a layer.
