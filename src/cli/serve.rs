@@ -346,6 +346,7 @@ impl Args {
     fn tell_where(&self, server: &Server) -> Result<()> {
         let url = server.url();
         out::note(&format!("OpenAI API: {url}/v1 (chat completions, completions, models)"));
+        out::note(&format!("Anthropic API: {url} (messages)"));
         let key = match self.access.api_key.is_empty() && self.access.api_key_file.is_none() {
             true => "no key is needed",
             false => "a key is needed",

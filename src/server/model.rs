@@ -77,6 +77,8 @@ impl ModelInfo {
         json!({
             "id": name,
             "object": "model",
+            "type": "model",
+            "display_name": name,
             "created": self.created,
             "owned_by": "moeba",
             "meta": self.meta,

@@ -230,6 +230,8 @@ fn thinking_comes_first_and_goes_back() {
     assert_eq!((&content[0]["type"], &content[1]["type"]), (&json!("thinking"), &json!("text")));
     assert!(!content[0]["thinking"].as_str().unwrap().is_empty());
     assert!(!content[0]["signature"].as_str().unwrap().is_empty());
+    let n_thinking = json["usage"]["output_tokens_details"]["thinking_tokens"].as_u64().unwrap();
+    assert!((1..12).contains(&n_thinking), "{json}");
     let mut streamed = body.clone();
     streamed["stream"] = true.into();
     let answer = server.post(PATH, &streamed);

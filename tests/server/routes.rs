@@ -15,6 +15,7 @@ fn small_routes_answer() {
         assert_eq!(models["data"][1]["id"], "other");
         assert_eq!(models["data"][0]["meta"]["n_vocab"], 8192);
         assert_eq!(models["data"][0]["max_model_len"], 128);
+        assert_eq!((&models["has_more"], &models["last_id"]), (&json!(false), &json!("other")));
     }
     assert_eq!(server.get("/v1/models/other").json()["id"], "other");
     server.get("/v1/models/none").error(404);

@@ -15,7 +15,15 @@ pub fn list(app: &App) -> ApiResult<Response<Body>> {
     let data: Vec<Value> = names.iter().map(|name| service.info.entry(name)).collect();
     // Some clients read Ollama's list.
     let models: Vec<Value> = names.iter().map(|name| service.info.ollama_entry(name)).collect();
-    Ok(response(&json!({ "object": "list", "data": data, "models": models })))
+    Ok(response(&json!({
+        "object": "list",
+        "data": data,
+        "models": models,
+        // Anthropic's clients read the list in pages.
+        "has_more": false,
+        "first_id": names.first(),
+        "last_id": names.last(),
+    })))
 }
 
 /// `GET /v1/models/{id}`

@@ -34,8 +34,7 @@ pub fn whole(id: &str, model: &str, choice: &Choice, finish: &Finish) -> Value {
         content.push(json!({ "type": "text", "text": choice.content }));
     }
     content.extend(choice.calls.iter().map(tool_use));
-    let usage = usage(finish.n_prompt, finish.outcome.n_reused, finish.outcome.n_generated);
-    let mut message = message(id, model, content, usage);
+    let mut message = message(id, model, content, usage(finish));
     message["stop_reason"] = stop_reason(finish).into();
     message["stop_sequence"] = finish.stop.as_deref().into();
     message
@@ -47,14 +46,22 @@ fn tool_use(call: &Call) -> Value {
     json!({ "type": "tool_use", "id": call.id, "name": call.name, "input": input })
 }
 
-/// Tokens of a prompt, those of it that a cache had, and tokens of the answer.
-pub fn usage(n_prompt: usize, n_reused: usize, n_generated: usize) -> Value {
+/// Tokens of a prompt, and those of it that a cache had, before the answer.
+pub fn prompt_usage(n_prompt: usize, n_reused: usize) -> Value {
     json!({
         "input_tokens": n_prompt.saturating_sub(n_reused),
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": n_reused,
-        "output_tokens": n_generated,
+        "output_tokens": 0,
     })
+}
+
+/// Tokens of a prompt and of its answer.
+pub fn usage(finish: &Finish) -> Value {
+    let mut usage = prompt_usage(finish.n_prompt, finish.outcome.n_reused);
+    usage["output_tokens"] = finish.outcome.n_generated.into();
+    usage["output_tokens_details"] = json!({ "thinking_tokens": finish.n_reasoning });
+    usage
 }
 
 /// Anthropic's name of the reason.

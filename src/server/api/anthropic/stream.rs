@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use super::answer::{SIGNATURE, message, stop_reason, usage};
+use super::answer::{SIGNATURE, message, prompt_usage, stop_reason, usage};
 use crate::server::errors::{ApiError, Wire};
 use crate::server::events::{Event, Finish};
 use crate::server::sse::{Encoder, Frames};
@@ -47,7 +47,7 @@ impl MessageStream {
         if std::mem::replace(&mut self.is_started, true) {
             return;
         }
-        let usage = usage(self.n_prompt, n_reused, 0);
+        let usage = prompt_usage(self.n_prompt, n_reused);
         let message = message(&self.id, &self.model, Vec::new(), usage);
         out.event("message_start", &json!({ "type": "message_start", "message": message }));
     }
@@ -103,11 +103,10 @@ impl MessageStream {
     }
 
     fn finish(&mut self, finish: &Finish, out: &mut Frames) {
-        let outcome = &finish.outcome;
-        self.start(outcome.n_reused, out);
+        self.start(finish.outcome.n_reused, out);
         self.end_block(out);
         let delta = json!({ "stop_reason": stop_reason(finish), "stop_sequence": finish.stop });
-        let usage = usage(finish.n_prompt, outcome.n_reused, outcome.n_generated);
+        let usage = usage(finish);
         out.event(
             "message_delta",
             &json!({ "type": "message_delta", "delta": delta, "usage": usage }),
