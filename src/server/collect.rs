@@ -51,11 +51,21 @@ impl Choice {
 
 /// Waits for all choices of an answer.
 pub async fn collect(
-    mut answer: Answer,
+    answer: Answer,
     n_choices: usize,
     report: &mut Report,
 ) -> Result<Vec<Choice>, ApiError> {
     let mut choices: Vec<Choice> = (0..n_choices).map(|_| Choice::default()).collect();
+    each(answer, report, |i, event| choices[i].add(event)).await?;
+    Ok(choices)
+}
+
+/// Passes the events of an answer on, each with its choice, until all choices have ended.
+pub async fn each(
+    mut answer: Answer,
+    report: &mut Report,
+    mut take: impl FnMut(usize, Event),
+) -> Result<(), ApiError> {
     while let Some((i, event)) = answer.next().await {
         if let Event::Failed(error) = event {
             return Err(error);
@@ -63,7 +73,7 @@ pub async fn collect(
         if let Event::Finished(finish) = &event {
             report.finish(finish, answer.age());
         }
-        choices[i].add(event);
+        take(i, event);
     }
-    Ok(choices)
+    Ok(())
 }

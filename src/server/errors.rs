@@ -25,7 +25,9 @@ impl Wire {
         match path {
             _ if path.starts_with("/v1/messages") => Wire::Anthropic,
             _ if path.starts_with("/v1/") => Wire::OpenAi,
-            "/chat/completions" | "/responses" | "/models" => Wire::OpenAi,
+            "/models" => Wire::OpenAi,
+            _ if path.starts_with("/chat/completions") => Wire::OpenAi,
+            _ if path.starts_with("/responses") => Wire::OpenAi,
             _ => Wire::Native,
         }
     }
@@ -41,6 +43,8 @@ pub enum Kind {
     Permission,
     NotFound,
     Method,
+    /// The client wants another protocol.
+    Upgrade,
     /// A body that is too large, of a type that is not read, or too slow.
     Body(u16),
     RateLimit,
@@ -59,6 +63,7 @@ impl Kind {
             Kind::Permission => 403,
             Kind::NotFound => 404,
             Kind::Method => 405,
+            Kind::Upgrade => 426,
             Kind::Body(status) => status,
             Kind::RateLimit => 429,
             Kind::Server => 500,
@@ -73,9 +78,11 @@ impl Kind {
         match self {
             Kind::ContextOverflow if wire == Wire::Native => "exceed_context_size_error",
             Kind::Body(413) if is_anthropic => "request_too_large",
-            Kind::Invalid | Kind::ContextOverflow | Kind::Method | Kind::Body(_) => {
-                "invalid_request_error"
-            }
+            Kind::Invalid
+            | Kind::ContextOverflow
+            | Kind::Method
+            | Kind::Upgrade
+            | Kind::Body(_) => "invalid_request_error",
             Kind::Authentication => "authentication_error",
             Kind::Permission => "permission_error",
             Kind::NotFound => "not_found_error",
@@ -230,6 +237,9 @@ impl ApiError {
         }
         if let Some(methods) = self.allow {
             headers.insert(header::ALLOW, HeaderValue::from_static(methods));
+        }
+        if self.kind == Kind::Upgrade {
+            headers.insert(header::UPGRADE, HeaderValue::from_static("HTTP/1.1"));
         }
         if matches!(self.kind, Kind::Body(_)) {
             // What is left of the body is not read.

@@ -12,7 +12,7 @@ use serde_json::Value;
 use tokio::time::{sleep, timeout};
 
 use super::App;
-use super::api::{anthropic, chat, completions, models, native, text};
+use super::api::{anthropic, chat, completions, models, native, responses, text};
 use super::auth::Client;
 use super::body::{self, Body};
 use super::errors::{ApiError, ApiResult, Kind, Wire};
@@ -51,6 +51,9 @@ enum Handler {
     Props,
     Slots,
     Chat,
+    ChatTokens,
+    Responses,
+    ResponsesTokens,
     Completions,
     Completion,
     Tokenize,
@@ -73,13 +76,15 @@ struct Route {
 
 const GET: &str = "GET, HEAD, OPTIONS";
 const POST: &str = "POST, OPTIONS";
+/// `GET` is told why there is no WebSocket.
+const RESPONSES: &str = "POST, OPTIONS, GET";
 const ANY: &str = "GET, HEAD, POST, DELETE, OPTIONS";
 
 const EMBEDDINGS: &str = "moeba generates text only: it has no embeddings and no reranking";
 const ONE_MODEL: &str = "moeba serves one model: put llama-swap in front to serve several";
 const TEXT_ONLY: &str = "moeba reads and writes text only, no images and no sound";
 const BATCHES: &str = "moeba keeps no batches: send each request to /v1/messages";
-const NOT_YET: &str = "this route is not built yet: use /v1/chat/completions";
+const NOT_STORED: &str = "responses are not stored: send the whole conversation in input";
 
 const fn route(path: &'static str, allow: &'static str, handler: Handler) -> Route {
     Route { path, allow, handler }
@@ -97,6 +102,12 @@ const ROUTES: &[Route] = &[
     route("/slots", GET, Handler::Slots),
     route("/v1/chat/completions", POST, Handler::Chat),
     route("/chat/completions", POST, Handler::Chat),
+    route("/v1/chat/completions/input_tokens", POST, Handler::ChatTokens),
+    route("/chat/completions/input_tokens", POST, Handler::ChatTokens),
+    route("/v1/responses", RESPONSES, Handler::Responses),
+    route("/responses", RESPONSES, Handler::Responses),
+    route("/v1/responses/input_tokens", POST, Handler::ResponsesTokens),
+    route("/responses/input_tokens", POST, Handler::ResponsesTokens),
     route("/v1/completions", POST, Handler::Completions),
     route("/completion", POST, Handler::Completion),
     route("/completions", POST, Handler::Completion),
@@ -129,9 +140,13 @@ const ROUTES: &[Route] = &[
     route("/v1/messages/count_tokens", POST, Handler::CountTokens),
     route("/v1/messages/batches", ANY, NotBuilt(BATCHES)),
     route("/v1/messages/batches/*", ANY, NotBuilt(BATCHES)),
-    route("/v1/responses", ANY, NotBuilt(NOT_YET)),
-    route("/v1/responses/*", ANY, NotBuilt(NOT_YET)),
-    route("/responses", ANY, NotBuilt(NOT_YET)),
+    route(
+        "/v1/responses/compact",
+        ANY,
+        NotBuilt("conversations are not compacted here: send a shorter input"),
+    ),
+    route("/v1/responses/*", ANY, NotBuilt(NOT_STORED)),
+    route("/responses/*", ANY, NotBuilt(NOT_STORED)),
     route("/api/*", ANY, NotBuilt("Ollama's routes are not built yet: use /v1/chat/completions")),
 ];
 
@@ -330,6 +345,9 @@ async fn serve(call: &mut Call, route: &'static Route, path: &str) -> ApiResult<
         Handler::Props => status::props(&call.app),
         Handler::Slots => status::slots(&call.app, call.parts.uri.query().unwrap_or_default()),
         Handler::Chat => chat::answer(call).await,
+        Handler::ChatTokens => chat::input_tokens(call).await,
+        Handler::Responses => responses::answer(call).await,
+        Handler::ResponsesTokens => responses::input_tokens(call).await,
         Handler::Completions => completions::answer(call).await,
         Handler::Completion => native::answer(call).await,
         Handler::Tokenize => text::tokenize(call).await,

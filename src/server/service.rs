@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tokio::time::timeout_at;
 
@@ -16,7 +17,7 @@ use super::sink::{Sink, SinkSettings};
 use crate::Result;
 use crate::cancel::Cancel;
 use crate::chat::reasoning::{AnswerStart, Budget};
-use crate::chat::tools::{Calls, Scanner};
+use crate::chat::tools::{Calls, Mode, Scanner};
 use crate::engine::scheduler::{AnySink, Job, Refused, Scheduler, SchedulerOptions};
 use crate::engine::{self, Engine, Generation};
 use crate::sample::grammar::{Constraint, Grammar};
@@ -122,9 +123,10 @@ impl Service {
             Some(format) if is_chat => format.tokens(engine.tokenizer()),
             _ => Vec::new(),
         };
+        let may_call = matches!(&request.prompt, Prompt::Chat(chat) if chat.may_call());
         let mut constraint = match &request.form {
-            Some(form) => Some(self.of_answer(self.compiled(form)?, &request, &text)),
-            None => None,
+            Some(form) if !may_call => Some(self.of_answer(self.compiled(form)?, &request, &text)),
+            _ => None,
         };
         if let Prompt::Chat(chat) = &request.prompt
             && !chat.tools.is_empty()
@@ -191,12 +193,22 @@ impl Service {
         }
     }
 
-    /// The form of the calls in an answer: from its beginning if one is required, else from the
-    /// marker of a call.
+    /// The form of the calls in an answer: from its beginning if one is required or if all else
+    /// has a form, too, otherwise from the marker of a call.
     fn calls(&self, chat: &Chat, request: &Request, text: &str) -> ApiResult<Option<Constraint>> {
         let (tools, tokenizer) = (&self.templates.tools, self.engine().tokenizer());
         let is_parallel = chat.has_parallel_calls;
-        let grammar = tools.grammar(&chat.tools, &chat.tool_choice, is_parallel, tokenizer);
+        let choice = &chat.tool_choice;
+        let grammar = match request.form.as_ref().filter(|_| choice.mode == Mode::Auto) {
+            None => tools.grammar(&chat.tools, choice, is_parallel, tokenizer),
+            Some(form) => {
+                let grammar = json_schema(form).and_then(|schema| {
+                    tools.grammar_or_json(&chat.tools, choice, is_parallel, &schema, tokenizer)
+                });
+                let message = "tools: this model's answer cannot have both calls and this form";
+                Some(grammar.ok_or_else(|| ApiError::invalid("tools", message))?)
+            }
+        };
         let Some(grammar) = grammar else { return Ok(None) };
         let constraint = self.compiled(&Grammar::Lark(grammar.lark))?;
         Ok(Some(match grammar.trigger {
@@ -327,6 +339,15 @@ impl Service {
 fn number_of(text: &str) -> u64 {
     let hash = Sha256::digest(text);
     hash.iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte))
+}
+
+/// The schema of a form that is JSON.
+fn json_schema(form: &Grammar) -> Option<Value> {
+    match form {
+        Grammar::JsonSchema(schema) => Some(schema.clone()),
+        Grammar::JsonObject => Some(json!({ "type": "object" })),
+        Grammar::Regex(_) | Grammar::Lark(_) | Grammar::Gbnf(_) => None,
+    }
 }
 
 fn queue_full(n_queued: usize, seconds: u64) -> ApiError {

@@ -21,6 +21,9 @@ mod hostile;
 // Cancelling, a full queue, the same bytes beside other requests, the end of the server.
 mod load;
 
+// Responses: items in and out, streams, tools, reasoning, what is not served.
+mod responses;
+
 // The other routes: completions, tokens, models, health, metrics.
 mod routes;
 

@@ -75,6 +75,16 @@ impl ToolChoice {
     }
 }
 
+impl ToolChoice {
+    /// The tools that may be called.
+    fn among(&self, tools: &Tools) -> Tools {
+        match &self.only {
+            Some(names) => tools.only(names),
+            None => tools.clone(),
+        }
+    }
+}
+
 /// The name in `{"type": "function", "function": {"name": …}}` or `{"type": …, "name": …}`.
 fn tool_name(value: &Value) -> Option<String> {
     let kind = value["type"].as_str().unwrap_or("function");
@@ -92,10 +102,7 @@ impl ToolSupport {
         parallel: bool,
         tokenizer: &Tokenizer,
     ) -> Option<ToolGrammar> {
-        let tools = match &choice.only {
-            Some(names) => tools.only(names),
-            None => tools.clone(),
-        };
+        let tools = choice.among(tools);
         let trigger = match (choice.mode, &self.format.call) {
             _ if tools.is_empty() => return None,
             (Mode::None, _) => return None,
@@ -107,8 +114,46 @@ impl ToolSupport {
         let parallel = parallel && self.is_parallel;
         let mut lark = Lark { format: self.format, tokenizer, rules: Vec::new() };
         lark.start(&tools, trigger.as_deref(), parallel);
-        let has_reasoning = trigger.is_none() && matches!(self.format.call, Call::Header { .. });
+        let has_reasoning = trigger.is_none() && self.has_headers();
         Some(ToolGrammar { lark: lark.rules.join("\n") + "\n", trigger, has_reasoning })
+    }
+
+    /// The grammar of an answer that is either calls or JSON of this schema. `None`: the two could
+    /// not be told apart, as where calls have no marker that begins them.
+    pub fn grammar_or_json(
+        &self,
+        tools: &Tools,
+        choice: &ToolChoice,
+        parallel: bool,
+        schema: &Value,
+        tokenizer: &Tokenizer,
+    ) -> Option<ToolGrammar> {
+        let tools = choice.among(tools);
+        if tools.is_empty() || self.format.is_bare() {
+            return None;
+        }
+        let mut lark = Lark { format: self.format, tokenizer, rules: Vec::new() };
+        lark.start(&tools, None, parallel && self.is_parallel);
+        let has_reasoning = self.has_headers();
+        let before = match has_reasoning {
+            true => format!("thought* {}", lark.literal(FINAL)),
+            false => format!("{SPACE}?"),
+        };
+        let calls = lark.rules.iter_mut().find_map(|rule| rule.strip_prefix("start: "));
+        let calls = calls.map(str::to_owned)?;
+        lark.rules.retain(|rule| !rule.starts_with("start: "));
+        lark.rule("calls", &calls);
+        let mut schema = schema.clone();
+        if let Some(fields) = schema.as_object_mut() {
+            fields.entry("x-guidance").or_insert_with(|| json!({ "whitespace_pattern": GAP }));
+        }
+        lark.rule("json", &format!("%json {schema}"));
+        lark.rule("start", &format!("calls | {before} json"));
+        Some(ToolGrammar { lark: lark.rules.join("\n") + "\n", trigger: None, has_reasoning })
+    }
+
+    fn has_headers(&self) -> bool {
+        matches!(self.format.call, Call::Header { .. })
     }
 }
 
@@ -117,6 +162,9 @@ const HEADER: &str = "<|channel|>commentary ";
 
 /// The header of its reasoning.
 const ANALYSIS: &str = "<|channel|>analysis<|message|>";
+
+/// The header of its answer.
+const FINAL: &str = "<|channel|>final<|message|>";
 
 /// White space where models write more or less of it.
 const SPACE: &str = "/[ \\n]{1,8}/";
@@ -342,16 +390,17 @@ fn json_arguments(tool: &Tool, name: &str) -> String {
     }
 }
 
+/// The white space between the parts of JSON: without a bound a model may write nothing else.
+const GAP: &str = "[ \\n\\r\\t]{1,64}";
+
 /// A schema within the grammar. Keywords that are not supported are passed over, unless the client
 /// asked for a strict reading.
 fn inline(schema: &Value, is_strict: bool) -> String {
     let mut schema = schema.clone();
     if let Some(fields) = schema.as_object_mut() {
-        // At most so much white space between the parts: a model may write nothing else.
         fields.insert(
             "x-guidance".into(),
-            json!({
-            "lenient": !is_strict, "whitespace_pattern": "[ \\n\\r\\t]{1,64}" }),
+            json!({ "lenient": !is_strict, "whitespace_pattern": GAP }),
         );
     }
     format!("%json {schema}")
@@ -536,6 +585,27 @@ mod tests {
             support(format).grammar(&tools, &choice, true, &TOKENIZER).unwrap().has_reasoning
         };
         assert!(has_reasoning(format) && !has_reasoning(GENERIC));
+    }
+
+    #[test]
+    fn an_answer_is_calls_or_json() {
+        let (tools, auto) = (tools(), ToolChoice::default());
+        let schema = json!({ "type": "object", "properties": { "ok": { "type": "boolean" } },
+            "required": ["ok"], "additionalProperties": false });
+        for format in all_formats() {
+            let grammar = support(format).grammar_or_json(&tools, &auto, true, &schema, &TOKENIZER);
+            assert_eq!(grammar.is_none(), format.is_bare(), "{}", format.name);
+            let Some(ToolGrammar { lark, has_reasoning, .. }) = grammar else { continue };
+            let start = GRAMMARS.constraint(&Grammar::Lark(lark.clone()));
+            let start = start.unwrap_or_else(|e| panic!("{e}: {lark}"));
+            let header = if has_reasoning { FINAL } else { "" };
+            let call = written(format, &[("edit", json!({ "text": "a", "n": 1 }))]);
+            check(start.clone(), &call, true);
+            check(start.clone(), &format!("{header}{{\"ok\": true}}"), true);
+            check(start.clone(), &format!("{header}{{\"ok\": 1}}"), false);
+            check(start.clone(), &format!("{header}Hello"), false);
+            check(start, &format!("{header}{{\"ok\": true}}{call}"), false);
+        }
     }
 
     #[test]

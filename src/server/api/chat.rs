@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::chat_stream::ChatStream;
 use super::logprobs::{list, n_logprobs};
+use super::responses::token_count;
 use super::sampling::{self, WITHOUT_EFFECT};
 use super::usage::{moeba, reason, timings, usage};
 use super::{form, messages};
@@ -102,10 +103,6 @@ pub fn read(fields: &Fields<'_>, service: &Service) -> ApiResult<(Request, Style
     let style = style(fields)?;
     let chat = chat(fields, service)?;
     let form = form::form(fields)?;
-    if form.is_some() && chat.may_call() {
-        let message = "tools: an answer has the form of its calls, so it can have no other";
-        return Err(ApiError::invalid("tools", message));
-    }
     let names = ["max_completion_tokens", "max_tokens", "n_predict"];
     let request = Request {
         prompt: Prompt::Chat(chat),
@@ -121,6 +118,15 @@ pub fn read(fields: &Fields<'_>, service: &Service) -> ApiResult<(Request, Style
     fields.ignore(WITHOUT_EFFECT);
     refuse_modalities(fields)?;
     Ok((request, style))
+}
+
+/// `POST /v1/chat/completions/input_tokens`
+pub async fn input_tokens(call: &mut router::Call) -> ApiResult<Response<Body>> {
+    let value = call.with_body(|body, service| {
+        let prompt = Prompt::Chat(chat(&Fields::of(body, "")?, service)?);
+        Ok(token_count(service.encode(&prompt)?.tokens.len()))
+    });
+    Ok(response(&value.await?))
 }
 
 fn style(fields: &Fields<'_>) -> ApiResult<Style> {
@@ -219,7 +225,7 @@ pub fn variables(fields: &Fields<'_>) -> ApiResult<Map<String, Value>> {
 }
 
 /// Whether and how long the model is to think.
-fn thinking(fields: &Fields<'_>) -> ApiResult<(Option<Think>, Option<usize>)> {
+pub fn thinking(fields: &Fields<'_>) -> ApiResult<(Option<Think>, Option<usize>)> {
     let mut think = fields.string("reasoning_effort")?.map(|text| effort("reasoning_effort", text));
     if let Some(value) = fields.get("reasoning") {
         let reasoning = Fields::of(value, "reasoning")?;

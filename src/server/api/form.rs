@@ -31,27 +31,30 @@ pub fn form(fields: &Fields<'_>) -> ApiResult<Option<Grammar>> {
 }
 
 fn response_format(fields: &Fields<'_>) -> ApiResult<Option<Grammar>> {
-    let Some(value) = fields.get("response_format") else { return Ok(None) };
-    let path = "response_format";
+    match fields.get("response_format") {
+        Some(value) => format(value, "response_format"),
+        None => Ok(None),
+    }
+}
+
+/// The form that an object with a `type` at `path` asks for.
+pub fn format(value: &Value, path: &str) -> ApiResult<Option<Grammar>> {
     let format = Fields::of(value, path)?;
-    let missing = |path: &str| ApiError::invalid(path, format!("{path}: the field is missing"));
-    match format.string("type")?.ok_or_else(|| missing("response_format.type"))? {
+    let missing =
+        |path: String| ApiError::invalid(path.clone(), format!("{path}: the field is missing"));
+    match format.string("type")?.ok_or_else(|| missing(format.path("type")))? {
         "text" => Ok(None),
         "json_object" => match format.get("schema") {
-            Some(value) => schema(value, "response_format.schema").map(Some),
+            Some(value) => schema(value, &format.path("schema")).map(Some),
             None => Ok(Some(Grammar::JsonObject)),
         },
         "json_schema" => {
             // Some clients leave the inner object out.
-            let inner = format.get("json_schema").map(|value| {
-                let path = "response_format.json_schema";
-                Ok((Fields::of(value, path)?, format!("{path}.schema")))
-            });
-            let (inner, path) = match inner.transpose()? {
-                Some(inner) => inner,
-                None => (Fields::of(value, path)?, "response_format.schema".to_owned()),
-            };
-            let value = inner.get("schema").ok_or_else(|| missing(&path))?;
+            let inner = format.get("json_schema");
+            let inner = inner.map(|value| Fields::of(value, &format.path("json_schema")));
+            let inner = inner.transpose()?.unwrap_or(format);
+            let path = inner.path("schema");
+            let value = inner.get("schema").ok_or_else(|| missing(path.clone()))?;
             schema(value, &path).map(Some)
         }
         _ => Err(format.wrong("type", "text, json_object or json_schema")),

@@ -34,7 +34,7 @@ pub fn refuse_post_sampling(fields: &Fields<'_>) -> ApiResult<()> {
 }
 
 /// The shortest digits that give the same f32: bits can be compared.
-fn number(logprob: f32) -> Value {
+pub fn number(logprob: f32) -> Value {
     let finite = if logprob.is_finite() { logprob } else { NEVER };
     finite.to_string().parse::<f64>().map_or(Value::Null, Value::from)
 }
@@ -61,11 +61,16 @@ fn all(tokens: &[Token]) -> impl Iterator<Item = &TokenLogprob> {
 
 /// A chat's `logprobs`; `null` if there are none.
 pub fn list(tokens: &[Token], service: &Service) -> Value {
-    let content: Vec<Value> = all(tokens).map(|token| entry(token, service, false)).collect();
+    let content = entries(tokens, service);
     match content.is_empty() {
         true => Value::Null,
         false => json!({ "content": content, "refusal": null }),
     }
+}
+
+/// The same without anything around it.
+pub fn entries(tokens: &[Token], service: &Service) -> Vec<Value> {
+    all(tokens).map(|token| entry(token, service, false)).collect()
 }
 
 /// llama-server's `completion_probabilities`.
