@@ -69,3 +69,13 @@ fn litellm() {
 fn langchain() {
     run("langchain_standard.py");
 }
+
+#[test]
+fn anthropic_for_python() {
+    run("anthropic_sdk.py");
+}
+
+#[test]
+fn anthropic_for_node() {
+    run("anthropic_sdk.mjs");
+}

@@ -9,7 +9,8 @@ except ImportError as error:
 
 client = anthropic.Anthropic(base_url=URL, api_key=KEY, max_retries=0, timeout=300)
 TOOL = {"name": "weather", "description": "The weather of a town.", "input_schema": WEATHER}
-ARGS = {"model": MODEL, "max_tokens": 12, "messages": HELLO, "temperature": 0}
+# The package no longer knows `temperature`.
+ARGS = {"model": MODEL, "max_tokens": 12, "messages": HELLO, "extra_body": {"temperature": 0}}
 
 
 def ask(**more):
@@ -106,7 +107,7 @@ def an_answer_is_continued():
 
 @check
 def errors_have_their_types():
-    error = raises(anthropic.BadRequestError, 400, lambda: ask(temperature=-1))
+    error = raises(anthropic.BadRequestError, 400, lambda: ask(extra_body={"temperature": -1}))
     assert error.body["type"] == "error"
     assert error.body["error"]["type"] == "invalid_request_error"
     long = [{"role": "user", "content": "word " * 20_000}]
