@@ -80,10 +80,6 @@ pub async fn count_tokens(call: &mut Call) -> ApiResult<Response<Body>> {
 fn read(fields: &Fields<'_>, service: &Service) -> ApiResult<Request> {
     let chat = input::chat(fields, service)?;
     let form = form(fields)?;
-    if form.is_some() && chat.may_call() {
-        let message = "tools: an answer has the form of its calls, so it can have no other";
-        return Err(ApiError::invalid("tools", message));
-    }
     let most = fields.integer("max_tokens", 0..=i64::MAX)?;
     let request = Request {
         prompt: Prompt::Chat(chat),
