@@ -6,29 +6,42 @@
 //! followed by the set of all stacks that the text may have led to (`automaton`).
 
 mod automaton;
+mod masks;
 mod parse;
 mod rules;
 
 use crate::Result;
 use automaton::{Automaton, State};
 use llguidance::toktrie::{INVALID_TOKEN, Recognizer, SimpleVob, TokTrie};
+use masks::Masks;
 
 /// The state of one text in a grammar.
 #[derive(Clone)]
 pub struct Matcher {
     automaton: Automaton,
     state: State,
+    masks: Masks,
 }
 
 impl Matcher {
     /// Fails with a sentence that names the line.
     pub fn new(text: &str) -> Result<Matcher> {
         let (automaton, state) = Automaton::new(parse::parse(text)?)?;
-        Ok(Matcher { automaton, state })
+        Ok(Matcher { automaton, state, masks: Masks::default() })
     }
 
-    /// The tokens that may come next.
+    /// The tokens that may come next; `trie` is the same one for all of a text.
     pub fn mask(&mut self, trie: &TokTrie) -> Result<SimpleVob> {
+        if let Some(mask) = self.masks.get(self.state) {
+            return Ok((*mask).clone());
+        }
+        let mask = self.walk(trie)?;
+        self.masks.put(self.state, &mask);
+        Ok(mask)
+    }
+
+    /// The mask, from the tree of all tokens.
+    fn walk(&mut self, trie: &TokTrie) -> Result<SimpleVob> {
         let mut mask = trie.alloc_token_set();
         let states = vec![self.state];
         let mut walk = Walk { automaton: &mut self.automaton, states, failed: None };

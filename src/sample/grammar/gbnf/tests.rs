@@ -1,4 +1,5 @@
 use super::*;
+use llguidance::toktrie::TokRxInfo;
 use proptest::prelude::*;
 
 const JSON: &str = r#"
@@ -138,6 +139,38 @@ fn a_text_that_cannot_go_on_must_end() {
     assert!(matcher.accept(b"ab").unwrap() && matcher.can_end() && !matcher.must_end());
     assert!(!matcher.accept(b"d").unwrap() && matcher.can_end());
     assert!(matcher.accept(b"c").unwrap() && matcher.must_end());
+}
+
+/// A vocabulary of all bytes and of pieces of JSON texts.
+fn vocabulary() -> TokTrie {
+    let bytes = (0..=255).map(|byte| vec![byte]);
+    let pieces =
+        ["{}", "\": ", "\", \"", "tru", "e}", "x", "xx", "xxx", "\\u00", "1.5", "é", "\n\t", "}]"];
+    let words: Vec<_> = bytes.chain(pieces.map(|piece| piece.as_bytes().to_vec())).collect();
+    TokTrie::from(&TokRxInfo::new(words.len() as u32, INVALID_TOKEN), &words)
+}
+
+#[test]
+fn a_mask_that_was_kept_is_the_one_that_a_walk_gives() {
+    let trie = vocabulary();
+    let text = r#"{"a": [1, -2.5, true, "xxxx xx", {"b": {}}], "é": "xxxxx\u00e9xx", "": []}"#;
+    for grammar in [JSON, ARITHMETIC, LIST] {
+        let text = if grammar == JSON { text } else { "- a=b\n- x+(1*y)=z\n" };
+        let (mut matcher, mut fresh) =
+            (Matcher::new(grammar).unwrap(), Matcher::new(grammar).unwrap());
+        let mut n_kept = 0;
+        for byte in text.bytes() {
+            n_kept += usize::from(matcher.masks.get(matcher.state).is_some());
+            let expected = fresh.walk(&trie).unwrap();
+            assert!(matcher.mask(&trie).unwrap() == expected);
+            assert!(matcher.clone().mask(&trie).unwrap() == expected);
+            if !matcher.accept(&[byte]).unwrap() {
+                break;
+            }
+            assert!(fresh.accept(&[byte]).unwrap());
+        }
+        assert!(n_kept > 3 || grammar != JSON, "{n_kept}");
+    }
 }
 
 #[test]
