@@ -16,7 +16,7 @@ use crate::experts::{Layout, StreamOptions, TierPlan};
 use crate::forward::gpu::{GpuModel, GpuOptions};
 use crate::gguf::Gguf;
 use crate::interrupt;
-use crate::model::kv::{self, LayerShape};
+use crate::model::kv;
 use crate::model::{Bound, HyperParams, Model};
 use crate::tokenizer::Tokenizer;
 use crate::units::{at_least, at_most, size};
@@ -69,7 +69,7 @@ impl Prepared {
     }
 }
 
-/// Memory for pages; none where texts cannot be kept in pages, as a layer has a state. Unless it is
+/// Memory for pages; none for encoder–decoder models, whose texts pages do not keep. Unless it is
 /// given, it leaves a model in memory that fits there with `kv_bytes`.
 fn page_bytes(
     bound: &Bound,
@@ -78,8 +78,7 @@ fn page_bytes(
     kv_bytes: u64,
 ) -> u64 {
     let (hyper, available) = (bound.hyper(), available.unwrap_or(0));
-    let shapes = hyper.cache_shapes();
-    if hyper.encoder.is_some() || shapes.iter().any(|shape| matches!(shape, LayerShape::Delta(_))) {
+    if hyper.encoder.is_some() {
         return 0;
     }
     let usual = (available / 8).min(MAX_PAGE_BYTES);

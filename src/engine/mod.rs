@@ -24,6 +24,7 @@
 //! ```
 
 mod batch;
+mod checkpoints;
 mod compute;
 mod describe;
 pub mod device;

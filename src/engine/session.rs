@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::checkpoints::Checkpoints;
 use super::compute::{Pass, PassText, Stack};
 use super::observer::{LastLogits, Listener, PassObserver};
 use super::recording::{ExpertRecorder, Experts};
@@ -33,6 +34,7 @@ pub struct Session {
     pub(super) logits: LastLogits,
     /// The tokens whose keys and values are in the caches.
     pub(super) tokens: Vec<u32>,
+    checkpoints: Checkpoints,
     /// Tokens of the text that the encoder has read; 0 if there is none.
     pub(super) n_source: usize,
     /// Present while chosen experts are recorded.
@@ -100,6 +102,7 @@ impl Session {
             is_started: false,
             logits: LastLogits::default(),
             tokens: Vec::with_capacity(engine.n_ctx),
+            checkpoints: Checkpoints::default(),
             n_source: 0,
             experts: None,
             cancel: interrupt::token(),
@@ -119,7 +122,7 @@ impl Session {
     /// Prepares for evaluating all of `tokens`: keeps the longest prefix that the cache holds,
     /// drops the rest of the cache and returns how many tokens, at the end of `tokens`, are left to
     /// compute. That is at least one, because the last token's logits are wanted. Models with a
-    /// recurrent state cannot drop single tokens: if any must go, all do.
+    /// recurrent state cannot drop single tokens: see [`Session::truncate`].
     ///
     /// Fails if there are no tokens, if they do not fit the context, or if an id is out of range.
     pub fn sync(&mut self, tokens: &[u32]) -> Result<usize> {
@@ -132,8 +135,9 @@ impl Session {
         Ok(tokens.len() - self.truncate(common))
     }
 
-    /// Drops all tokens but the first `n`, or all where the model has a recurrent state; returns
-    /// how many are left.
+    /// Drops all tokens but the first `n`; returns how many are left. Where the model has a
+    /// recurrent state, that is what the last checkpoint before `n` has: a scheduler makes some,
+    /// other sessions have none and drop everything.
     pub fn truncate(&mut self, n: usize) -> usize {
         let left = self.forget(self.n_past(), n);
         self.tokens.truncate(left);
@@ -141,25 +145,55 @@ impl Session {
     }
 
     /// Whether positions can be copied from and to other sessions and pages: all layers are on the
-    /// CPU, and none has a state.
+    /// CPU.
     pub(super) fn can_copy(&self) -> bool {
-        self.gpu_kv.is_none() && !self.kv.has_state() && self.engine.encoder().is_none()
+        self.gpu_kv.is_none() && self.engine.encoder().is_none()
+    }
+
+    /// Whether the model has a state, so that a text can go on from checkpoints only.
+    pub(super) fn has_state(&self) -> bool {
+        self.kv.has_state()
+    }
+
+    /// Whether checkpoints are of use, and `pages` have room for one.
+    pub(super) fn needs_checkpoints(&self, pages: &Pages) -> bool {
+        self.can_copy() && pages.has_room_for_states(&self.kv)
+    }
+
+    /// Tokens that a session whose text has the same first `n` can have from this one.
+    pub(super) fn n_to_copy(&self, n: usize) -> usize {
+        match self.kv.has_state() && n < self.n_past() {
+            true => self.checkpoints.last(n).map_or(0, |(n, _)| n),
+            false => n.min(self.n_past()),
+        }
     }
 
     /// Copies what follows from another session, whose text begins with this one's, so that this
-    /// one holds `n` tokens.
+    /// one holds `n` tokens: one of its checkpoints, if the model has a state, or all that it has.
     pub(super) fn extend_from(&mut self, other: &Session, n: usize) {
         let held = self.n_past();
         debug_assert!(self.can_copy() && other.tokens.starts_with(&self.tokens));
+        if n < other.n_past() && self.kv.has_state() {
+            let Some((_, states)) = other.checkpoints.last(n).filter(|(at, _)| *at == n) else {
+                return;
+            };
+            self.kv.restore_states(&states);
+        } else {
+            self.kv.copy_states(&other.kv);
+        }
         self.kv.copy_from(&other.kv, &(held..n));
         self.tokens.extend(&other.tokens[held..n]);
+        self.checkpoints.add_all(&other.checkpoints, n);
     }
 
     /// Puts pages of a text that begins with the session's into its cache.
     pub(super) fn extend_from_pages(&mut self, pages: &mut Pages, salt: u64, text: &[u32]) {
         let held = self.n_past();
-        let n = pages.restore(salt, text, held, &mut self.kv);
-        self.tokens.extend(&text[held..n.max(held)]);
+        let restored = pages.restore(salt, text, held, &mut self.kv);
+        self.tokens.extend(&text[held..restored.n.max(held)]);
+        if let Some(states) = restored.states {
+            self.add_checkpoint(restored.n, &states);
+        }
     }
 
     /// Keeps the session's text in pages.
@@ -167,9 +201,32 @@ impl Session {
         pages.keep(salt, &self.tokens, &self.kv);
     }
 
+    /// Asks the next pass for checkpoints at these positions.
+    pub(super) fn mark(&mut self, positions: &[usize]) {
+        self.kv.mark(positions);
+    }
+
+    /// The states after the first `n` tokens are kept elsewhere.
+    pub(super) fn add_checkpoint(&mut self, n: usize, states: &Arc<Vec<f32>>) {
+        self.checkpoints.add_kept(n, states);
+    }
+
+    /// Hands over the states of new checkpoints, with their positions.
+    pub(super) fn take_checkpoints(&mut self) -> Vec<(usize, Arc<Vec<f32>>)> {
+        self.checkpoints.take_own()
+    }
+
     /// Drops all but the first `n` of `n_past` positions from the caches; returns how many are
     /// left.
     fn forget(&mut self, n_past: usize, n: usize) -> usize {
+        self.checkpoints.truncate(n);
+        if n < n_past
+            && self.kv.has_state()
+            && let Some((n, states)) = self.checkpoints.last(n)
+        {
+            self.kv.restore_states(&states);
+            return n;
+        }
         let left = self.kv.truncate(n_past, n);
         if let (0, Some(gpu_kv)) = (left, &self.gpu_kv)
             && let Err(why) = gpu_kv.clear_states()
@@ -187,7 +244,7 @@ impl Session {
     /// token id is out of range or the context is full ([`Error::Invalid`]), if experts cannot be
     /// read ([`Error::Load`]), if a GPU fails ([`Error::Device`]), or if the call is cancelled
     /// ([`Error::Interrupted`]). The session then keeps the passes that were completed or, if the
-    /// model has a recurrent state, nothing; [`Session::n_past`] tells which.
+    /// model has a recurrent state, its last checkpoint; [`Session::n_past`] tells which.
     ///
     /// [`MemoryPlan::n_ubatch`]: super::MemoryPlan::n_ubatch
     pub fn eval(&mut self, tokens: &[u32], want: Want) -> Result<Logits<'_>> {
@@ -278,7 +335,9 @@ impl Session {
 
     /// Keeps the tokens of a pass that was completed, and drops those of another.
     pub(super) fn end_pass(&mut self, tokens: &[u32], is_complete: bool) {
+        let states = self.kv.take_states();
         if is_complete {
+            states.into_iter().for_each(|states| self.checkpoints.add(states));
             return self.tokens.extend(tokens);
         }
         // Some layers may have stored these tokens.

@@ -51,13 +51,22 @@ impl CpuPass<'_, '_> {
         d.convolved.resize(d.qkv.len());
         m.attended.resize(n * w.shape.value_width());
         for (rows, segment) in self.batch.segments() {
-            let state = self.caches[segment.session].delta_mut(l);
-            let qkv = rows_of(&d.qkv, &rows, channels);
-            let convolved = rows_of_mut(&mut d.convolved, &rows, channels);
-            cpu.short_conv(w.shape, &w.conv, &mut state.past, qkv, convolved);
-            let gates = (rows_of(&d.log_decay, &rows, n_heads), rows_of(&d.beta, &rows, n_heads));
-            let out = rows_of_mut(&mut m.attended, &rows, w.shape.value_width());
-            cpu.delta_rule(w.shape, convolved, gates, &mut state.state, out);
+            let cache = &mut *self.caches[segment.session];
+            let mut start = rows.start;
+            while start < rows.end {
+                // A copy of the state may be wanted somewhere in between.
+                let n_past = segment.past + start - rows.start;
+                let part = start..start + cache.n_to_mark(n_past).min(rows.end - start);
+                let qkv = rows_of(&d.qkv, &part, channels);
+                let convolved = rows_of_mut(&mut d.convolved, &part, channels);
+                let gates = [&d.log_decay, &d.beta].map(|gate| rows_of(gate, &part, n_heads));
+                let out = rows_of_mut(&mut m.attended, &part, w.shape.value_width());
+                let state = cache.delta_mut(l);
+                cpu.short_conv(w.shape, &w.conv, &mut state.past, qkv, convolved);
+                cpu.delta_rule(w.shape, convolved, gates.into(), &mut state.state, out);
+                cache.note_state(l, n_past + part.len());
+                start = part.end;
+            }
         }
         // norm, gate, output projection
         cpu.rms_norm_gated(&mut m.attended, &w.norm, model.hyper.norm_eps, &m.gate);

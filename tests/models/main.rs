@@ -9,6 +9,9 @@ mod bad_input_sweep;
 // Rows of several texts in one batch.
 mod batches;
 
+// Texts of models with a recurrent state.
+mod checkpoints;
+
 // The demo model with the commands of the README.
 mod demo;
 

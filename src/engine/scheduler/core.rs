@@ -36,11 +36,12 @@ impl<S: JobSink> Core<S> {
         prompt_share: f64,
         page_bytes: usize,
     ) -> Core<S> {
+        let pages = Pages::new(page_bytes);
         let slots = sessions.into_iter().enumerate();
         Core {
             engine: engine.clone(),
-            pages: Pages::new(page_bytes),
-            slots: slots.map(|(id, session)| Slot::new(id, session)).collect(),
+            slots: slots.map(|(id, session)| Slot::new(id, session, &pages)).collect(),
+            pages,
             queue: Queue::default(),
             ledger: Ledger::new(prompt_share),
             board: Board::default(),
@@ -106,6 +107,7 @@ impl<S: JobSink> Core<S> {
         } else {
             false
         };
+        self.slots.iter_mut().for_each(|slot| slot.keep_checkpoints(&mut self.pages));
         self.publish();
         is_busy
     }
@@ -122,6 +124,7 @@ impl<S: JobSink> Core<S> {
     fn admit(&mut self) {
         while self.slots.iter().any(|slot| slot.job.is_none()) {
             let Some(job) = self.queue.pop(&self.ledger) else { return };
+            let n_known = self.n_known(job.salt, &job.prompt);
             let free = self.slots.iter_mut().filter(|slot| slot.job.is_none());
             let best = free.max_by_key(|slot| {
                 let n = slot.n_common(job.salt, &job.prompt);
@@ -133,7 +136,14 @@ impl<S: JobSink> Core<S> {
             slot.last_used = self.ledger.counts.n_started;
             slot.start(job, &mut self.pages, &self.engine);
             slot.extend_from_pages(&mut self.pages);
+            slot.parts_at(n_known);
         }
+    }
+
+    /// Tokens that a text has in common with a session's or with pages.
+    fn n_known(&self, salt: u64, text: &[u32]) -> usize {
+        let in_sessions = self.slots.iter().map(|slot| slot.n_common(salt, text)).max();
+        in_sessions.unwrap_or(0).max(self.pages.n_held(salt, text))
     }
 
     /// Copies what other sessions hold of the texts that are to be computed.
@@ -165,7 +175,11 @@ impl<S: JobSink> Core<S> {
         }
         // A text that begins as an older one waits for what that one computes.
         for i in (1..waiting.len()).rev() {
-            if waiting[..i].iter().any(|older| waiting[i].follows(older)) {
+            let (older, younger) = waiting.split_at_mut(i);
+            let mut leaders = older.iter_mut();
+            let shared = leaders.find_map(|leader| Some((younger[0].n_to_follow(leader)?, leader)));
+            if let Some((n, leader)) = shared {
+                leader.parts_at(n);
                 waiting.remove(i);
             }
         }
@@ -193,8 +207,13 @@ impl<S: JobSink> Core<S> {
 
     fn publish(&self) {
         let slots = self.slots.iter().map(Slot::status).collect();
-        let (n_pages, page_bytes) = (self.pages.len(), self.pages.n_bytes());
-        let (n_queued, counts) = (self.queue.len(), self.ledger.counts);
-        self.board.write(Status { slots, n_queued, n_pages, page_bytes, counts });
+        self.board.write(Status {
+            slots,
+            n_queued: self.queue.len(),
+            n_pages: self.pages.len(),
+            n_checkpoints: self.pages.n_states(),
+            page_bytes: self.pages.n_bytes(),
+            counts: self.ledger.counts,
+        });
     }
 }

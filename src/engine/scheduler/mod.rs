@@ -7,6 +7,7 @@
 mod core;
 mod job;
 mod ledger;
+mod marks;
 mod pages;
 mod passes;
 mod queue;

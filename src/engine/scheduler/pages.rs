@@ -1,13 +1,16 @@
-//! Keys and values of texts that no session holds any more, in memory.
+//! Keys and values of texts that no session holds any more, in memory, and states of texts that
+//! sessions hold or held.
 //!
 //! A page is [`PAGE`] positions of all layers. Its key is a digest of everything that its bits
 //! depend on: the salt, and the tokens from the beginning of the text to the page's end. So texts
-//! that begin alike share pages. The least recently used page that no other one continues goes
-//! first.
+//! that begin alike share pages. The states of a model with a recurrent state are kept after some
+//! pages, under the same key: without them the pages before are of no use. What was used least
+//! recently goes first, and of a text's pages the last one.
 
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::model::kv::KvCache;
 
@@ -25,52 +28,107 @@ struct Page {
     last_used: u64,
 }
 
-/// Pages up to a number of bytes. All caches have the same layers and types.
+/// All states after a page.
+struct KeptStates {
+    values: Arc<Vec<f32>>,
+    last_used: u64,
+}
+
+impl KeptStates {
+    fn n_bytes(&self) -> usize {
+        size_of_val(&self.values[..])
+    }
+}
+
+/// Pages and states up to a number of bytes. All caches have the same layers and types.
 pub struct Pages {
     most_bytes: usize,
     n_bytes: usize,
     pages: HashMap<Key, Page>,
+    states: HashMap<Key, KeptStates>,
     now: u64,
+}
+
+/// The result of [`Pages::restore`].
+pub struct Restored {
+    /// Positions that the cache holds.
+    pub n: usize,
+    /// The states after them, if the model has any and they were put back.
+    pub states: Option<Arc<Vec<f32>>>,
 }
 
 impl Pages {
     pub fn new(most_bytes: usize) -> Pages {
-        Pages { most_bytes, n_bytes: 0, pages: HashMap::new(), now: 0 }
+        let (pages, states) = (HashMap::new(), HashMap::new());
+        Pages { most_bytes, n_bytes: 0, pages, states, now: 0 }
     }
 
     pub fn len(&self) -> usize {
         self.pages.len()
     }
 
+    pub fn n_states(&self) -> usize {
+        self.states.len()
+    }
+
     pub fn n_bytes(&self) -> usize {
         self.n_bytes
     }
 
-    /// Puts the text's pages from position `n` on into a cache that holds those before; returns how
-    /// many positions it holds then.
-    pub fn restore(&mut self, salt: u64, text: &[u32], n: usize, cache: &mut KvCache) -> usize {
+    /// Whether there is room for the states of such a cache, which has some.
+    pub fn has_room_for_states(&self, cache: &KvCache) -> bool {
+        cache.has_state() && 4 * cache.n_state_values() <= self.most_bytes
+    }
+
+    /// Positions of a text whose pages are here, from its beginning.
+    pub fn n_held(&self, salt: u64, text: &[u32]) -> usize {
+        PAGE * keys(salt, text).take_while(|key| self.pages.contains_key(key)).count()
+    }
+
+    /// Puts the text's pages from position `n` on into a cache that holds those before, up to the
+    /// last one that the cache can go on from.
+    pub fn restore(&mut self, salt: u64, text: &[u32], n: usize, cache: &mut KvCache) -> Restored {
         self.now += 1;
-        let mut n_held = n;
-        for (key, positions) in keys(salt, text).zip(positions(text)) {
-            let Some(page) = self.pages.get_mut(&key) else { break };
+        let has_state = cache.has_state();
+        let keys: Vec<Key> =
+            keys(salt, text).take_while(|key| self.pages.contains_key(key)).collect();
+        let can_end = |i: &usize| !has_state || self.states.contains_key(&keys[*i]);
+        let Some(last) = (n / PAGE..keys.len()).rev().find(can_end) else {
+            return Restored { n, states: None };
+        };
+        for (key, positions) in keys[..=last].iter().zip(positions(text)) {
+            let Some(page) = self.pages.get_mut(key) else { break };
             page.last_used = self.now;
             if positions.end > n {
                 cache.restore(&positions, &page.bytes);
-                n_held = positions.end;
             }
         }
-        n_held
+        let states = self.states.get_mut(&keys[last]).filter(|_| has_state).map(|states| {
+            states.last_used = self.now;
+            cache.restore_states(&states.values);
+            states.values.clone()
+        });
+        Restored { n: PAGE * (last + 1), states }
     }
 
-    /// Keeps the whole pages of a text that `cache` holds, as far as there is room for.
+    /// Keeps the whole pages of a text that `cache` holds, as far as there is room for and as far
+    /// as a text could go on from them.
     pub fn keep(&mut self, salt: u64, text: &[u32], cache: &KvCache) {
         let page_bytes = cache.bytes_of(PAGE);
         if page_bytes > self.most_bytes {
             return;
         }
         self.now += 1;
+        let mut keys: Vec<Key> = keys(salt, text).collect();
+        if cache.has_state() {
+            let last = keys.iter().rposition(|key| self.states.contains_key(key));
+            keys.truncate(last.map_or(0, |last| last + 1));
+            if let Some(states) = keys.last().and_then(|key| self.states.get_mut(key)) {
+                states.last_used = self.now;
+            }
+        }
         let mut before = None;
-        for (key, positions) in keys(salt, text).zip(positions(text)) {
+        for (key, positions) in keys.into_iter().zip(positions(text)) {
             match self.pages.get_mut(&key) {
                 Some(page) => page.last_used = self.now,
                 None => {
@@ -84,6 +142,38 @@ impl Pages {
         }
     }
 
+    /// Keeps the states after a text of whole pages. Returns those that are kept now: these, or
+    /// the same ones from before; `None` if there is no room.
+    pub fn keep_states(
+        &mut self,
+        salt: u64,
+        text: &[u32],
+        values: &Arc<Vec<f32>>,
+    ) -> Option<Arc<Vec<f32>>> {
+        debug_assert!(text.len().is_multiple_of(PAGE));
+        let key = keys(salt, text).last()?;
+        self.now += 1;
+        if let Some(states) = self.states.get_mut(&key) {
+            states.last_used = self.now;
+            return Some(states.values.clone());
+        }
+        let states = KeptStates { values: values.clone(), last_used: self.now };
+        if !self.make_room(states.n_bytes()) {
+            return None;
+        }
+        self.n_bytes += states.n_bytes();
+        self.states.insert(key, states);
+        debug_assert!(self.is_whole());
+        Some(values.clone())
+    }
+
+    /// Forgets the states after a text.
+    pub fn drop_states(&mut self, salt: u64, text: &[u32]) {
+        if let Some(key) = keys(salt, text).last() {
+            self.remove_states(&key);
+        }
+    }
+
     fn insert(&mut self, key: Key, before: Option<Key>, bytes: Vec<u8>) {
         if let Some(page) = before.and_then(|before| self.pages.get_mut(&before)) {
             page.n_after += 1;
@@ -94,14 +184,19 @@ impl Pages {
         debug_assert!(self.is_whole());
     }
 
-    /// Removes pages until `n_bytes` more fit; false if all that is left is used now.
+    /// Removes pages and states until `n_bytes` more fit; false if all that is left is used now.
     fn make_room(&mut self, n_bytes: usize) -> bool {
         while self.n_bytes + n_bytes > self.most_bytes {
-            let old = self.pages.iter().filter(|(_, p)| p.n_after == 0 && p.last_used < self.now);
-            let Some((&key, _)) = old.min_by_key(|(key, page)| (page.last_used, **key)) else {
-                return false;
-            };
-            self.remove(&key);
+            let pages = self.pages.iter().filter(|(_, page)| page.n_after == 0);
+            let pages = pages.map(|(key, page)| (page.last_used, true, *key));
+            // States go before pages that were used with them: those are useless without.
+            let states = self.states.iter().map(|(key, states)| (states.last_used, false, *key));
+            let old = pages.chain(states).filter(|(last_used, ..)| *last_used < self.now);
+            match old.min() {
+                Some((_, true, key)) => self.remove(&key),
+                Some((_, false, key)) => self.remove_states(&key),
+                None => return false,
+            }
         }
         true
     }
@@ -115,6 +210,12 @@ impl Pages {
         debug_assert!(self.is_whole());
     }
 
+    fn remove_states(&mut self, key: &Key) {
+        let Some(states) = self.states.remove(key) else { return };
+        self.n_bytes -= states.n_bytes();
+        debug_assert!(self.is_whole());
+    }
+
     /// Whether counts agree with the pages, and no page is without the one before it.
     fn is_whole(&self) -> bool {
         let mut n_after: HashMap<Key, usize> = HashMap::new();
@@ -123,7 +224,8 @@ impl Pages {
                 *n_after.entry(before).or_default() += 1;
             }
         }
-        let n_bytes: usize = self.pages.values().map(|page| page.bytes.len()).sum();
+        let pages = self.pages.values().map(|page| page.bytes.len());
+        let n_bytes: usize = pages.chain(self.states.values().map(KeptStates::n_bytes)).sum();
         n_bytes == self.n_bytes
             && n_bytes <= self.most_bytes
             && n_after.keys().all(|key| self.pages.contains_key(key))
@@ -151,30 +253,44 @@ fn keys(salt: u64, text: &[u32]) -> impl Iterator<Item = Key> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::ops::{DeltaShape, HeadOrder};
     use crate::model::kv::{CacheType, LayerShape};
     use proptest::prelude::*;
 
     const N_CTX: usize = 6 * PAGE;
 
-    impl Pages {
-        /// Positions of a text that are here, from its beginning.
-        fn n_held(&self, salt: u64, text: &[u32]) -> usize {
-            PAGE * keys(salt, text).take_while(|key| self.pages.contains_key(key)).count()
-        }
-    }
+    const HEADS: LayerShape = LayerShape::Heads { n_head_kv: 2, k_dim: 8, v_dim: 4 };
 
-    /// A cache whose bytes follow from the text, as a model's do: each position's from all tokens
-    /// before it.
-    fn cache(text: &[u32]) -> KvCache {
-        let shape = LayerShape::Heads { n_head_kv: 2, k_dim: 8, v_dim: 4 };
-        let mut cache = KvCache::new(&[shape], N_CTX, CacheType::F32, CacheType::F32);
-        let mut state = 1u64;
+    const DELTA: LayerShape = LayerShape::Delta(DeltaShape {
+        n_k_heads: 1,
+        n_v_heads: 2,
+        k_dim: 8,
+        v_dim: 8,
+        kernel: 4,
+        order: HeadOrder::Grouped,
+    });
+
+    /// A cache whose bytes follow from the text, as a model's do: each position's and the states
+    /// from all tokens before.
+    fn cache_of(layers: &[LayerShape], text: &[u32]) -> KvCache {
+        let mut cache = KvCache::new(layers, N_CTX, CacheType::F32, CacheType::F32);
+        let mut seen = 1u64;
         for (i, token) in text.iter().enumerate() {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(u64::from(*token) + 1);
-            let bytes = vec![(state >> 33) as u8; cache.bytes_of(1)];
+            seen = seen.wrapping_mul(6364136223846793005).wrapping_add(u64::from(*token) + 1);
+            let bytes = vec![(seen >> 33) as u8; cache.bytes_of(1)];
             cache.restore(&(i..i + 1), &bytes);
         }
+        let n_values = cache.n_state_values();
+        cache.restore_states(&vec![(seen >> 40) as f32; n_values]);
         cache
+    }
+
+    fn cache(text: &[u32]) -> KvCache {
+        cache_of(&[HEADS], text)
+    }
+
+    fn states(cache: &KvCache) -> Arc<Vec<f32>> {
+        Arc::new(cache.states())
     }
 
     #[test]
@@ -187,9 +303,9 @@ mod tests {
         other[100] = 7;
         assert_eq!(pages.n_held(1, &other), 64);
         let mut to = cache(&text[..70]);
-        assert_eq!(pages.restore(1, &text, 70, &mut to), 192);
+        assert_eq!(pages.restore(1, &text, 70, &mut to).n, 192);
         assert!(to.save(&(0..192)) == cache(&text).save(&(0..192)));
-        assert_eq!(pages.restore(1, &other, 70, &mut to), 70);
+        assert_eq!(pages.restore(1, &other, 70, &mut to).n, 70);
     }
 
     #[test]
@@ -213,12 +329,77 @@ mod tests {
                 let text: Vec<u32> = (0..n).map(|i| if i < 100 { 0 } else { kind }).collect();
                 let held = pages.n_held(salt, &text);
                 let mut to = cache(&[]);
-                prop_assert_eq!(pages.restore(salt, &text, 0, &mut to), held);
+                prop_assert_eq!(pages.restore(salt, &text, 0, &mut to).n, held);
                 prop_assert!(to.save(&(0..held)) == cache(&text).save(&(0..held)));
                 pages.keep(salt, &text, &cache(&text));
                 prop_assert!(pages.is_whole() && pages.n_bytes() <= most_bytes);
                 prop_assert_eq!(pages.n_held(salt, &text) / PAGE, (n / PAGE).min(most));
             }
         }
+
+        #[test]
+        fn a_text_goes_on_from_its_last_states_within_the_room(
+            most in 1usize..9,
+            texts in prop::collection::vec(
+                (0u64..2, 0usize..5 * PAGE, 0u32..3, prop::collection::vec(1usize..5, 0..3)),
+                1..30,
+            ),
+        ) {
+            let layers = [DELTA, HEADS];
+            let state_bytes = 4 * cache_of(&layers, &[]).n_state_values();
+            let most_bytes = most * (cache_of(&layers, &[]).bytes_of(PAGE) + state_bytes);
+            let mut pages = Pages::new(most_bytes);
+            for (salt, n, kind, marks) in texts {
+                let text: Vec<u32> = (0..n).map(|i| if i < 100 { 0 } else { kind }).collect();
+                let whole = cache_of(&layers, &text);
+                let n_held = pages.n_held(salt, &text);
+                let has_states = |end: &usize| {
+                    let key = keys(salt, &text[..*end]).last();
+                    key.is_some_and(|key| pages.states.contains_key(&key))
+                };
+                let mut ends = (1..=n_held / PAGE).rev().map(|i| i * PAGE);
+                let end = ends.find(has_states).unwrap_or(0);
+                let mut to = cache_of(&layers, &[]);
+                let empty = to.states();
+                let restored = pages.restore(salt, &text, 0, &mut to);
+                prop_assert_eq!(restored.n, end);
+                prop_assert!(to.save(&(0..end)) == whole.save(&(0..end)));
+                match restored.states {
+                    Some(states) => {
+                        prop_assert!(to.states() == *states);
+                        prop_assert!(*states == cache_of(&layers, &text[..end]).states());
+                    }
+                    None => prop_assert!(end == 0 && to.states() == empty),
+                }
+                for i in marks.into_iter().filter(|i| i * PAGE <= n) {
+                    let part = &text[..i * PAGE];
+                    let of_part = states(&cache_of(&layers, part));
+                    let kept = pages.keep_states(salt, part, &of_part);
+                    prop_assert!(kept.is_some_and(|kept| kept == of_part));
+                }
+                pages.keep(salt, &text, &whole);
+                prop_assert!(pages.is_whole() && pages.n_bytes() <= most_bytes);
+            }
+        }
+    }
+
+    #[test]
+    fn states_without_pages_and_pages_without_states_are_of_no_use() {
+        let layers = [DELTA, HEADS];
+        let text: Vec<u32> = (0..200).collect();
+        let whole = cache_of(&layers, &text);
+        let mut pages = Pages::new(1 << 20);
+        pages.keep(0, &text, &whole);
+        assert_eq!((pages.len(), pages.n_states()), (0, 0));
+        let of_part = states(&cache_of(&layers, &text[..128]));
+        pages.keep_states(0, &text[..128], &of_part);
+        assert_eq!(pages.restore(0, &text, 0, &mut cache_of(&layers, &[])).n, 0);
+        pages.keep(0, &text, &whole);
+        assert_eq!((pages.len(), pages.n_states()), (2, 1));
+        assert_eq!(pages.restore(0, &text, 0, &mut cache_of(&layers, &[])).n, 128);
+        // A session that is further goes on from where it is.
+        assert_eq!(pages.restore(0, &text, 130, &mut cache_of(&layers, &text[..130])).n, 130);
+        pages.drop_states(0, &text[..128]);
+        assert_eq!(pages.restore(0, &text, 0, &mut cache_of(&layers, &[])).n, 0);
     }
 }

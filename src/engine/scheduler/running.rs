@@ -72,6 +72,11 @@ impl<S: JobSink> Running<S> {
         &self.text
     }
 
+    /// Tokens of the prompt.
+    pub fn n_prompt(&self) -> usize {
+        self.n_prompt
+    }
+
     /// The first pass is planned: all that the session holds by now was there before. Returns the
     /// number of those tokens, and 0 when other passes are planned.
     pub fn begin(&mut self, session: &Session) -> usize {

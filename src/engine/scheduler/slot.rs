@@ -1,6 +1,9 @@
 //! A session and the job that has it.
 
+use std::sync::Arc;
+
 use super::job::{Job, JobSink, Owner};
+use super::marks::Marks;
 use super::pages::{PAGE, Pages};
 use super::running::Running;
 use super::status::SlotStatus;
@@ -18,11 +21,15 @@ pub struct Slot<S> {
     salt: u64,
     /// The job's tokens in the next pass.
     pub next: Vec<u32>,
+    /// The positions of the session's checkpoints, if it needs any to go on in its text.
+    marks: Option<Marks>,
 }
 
 impl<S: JobSink> Slot<S> {
-    pub fn new(id: usize, session: Session) -> Slot<S> {
-        Slot { id, session, job: None, last_used: 0, salt: 0, next: Vec::new() }
+    /// Without a job; `pages` are those that it will have.
+    pub fn new(id: usize, session: Session, pages: &Pages) -> Slot<S> {
+        let marks = session.needs_checkpoints(pages).then(Marks::default);
+        Slot { id, session, job: None, last_used: 0, salt: 0, next: Vec::new(), marks }
     }
 
     /// Tokens of a text of the same salt that the session holds from its beginning.
@@ -47,6 +54,12 @@ impl<S: JobSink> Slot<S> {
             self.salt = job.salt;
         }
         self.job = Running::start(job, &mut self.session, engine);
+        self.marks.iter_mut().for_each(Marks::clear);
+    }
+
+    /// Others have texts that part from the job's after `n` tokens, so that more may.
+    pub fn parts_at(&mut self, n: usize) {
+        self.marks.iter_mut().for_each(|marks| marks.add_branch(n));
     }
 
     /// Tokens of the job's text, of which the last one is always computed, that pages hold beyond
@@ -60,17 +73,23 @@ impl<S: JobSink> Slot<S> {
     /// Tokens of the job's text that the session could have from another one's.
     pub fn n_from(&self, other: &Slot<S>) -> usize {
         let Some(job) = self.job.as_ref().filter(|_| self.session.can_copy()) else { return 0 };
-        other.n_common(self.salt, &job.text()[..job.text().len() - 1])
+        let n = other.n_common(self.salt, &job.text()[..job.text().len() - 1]);
+        other.session.n_to_copy(n)
     }
 
-    /// Whether an older job computes tokens that the job's text needs next.
-    pub fn follows(&self, older: &Slot<S>) -> bool {
-        let (Some(job), Some(leader)) = (&self.job, &older.job) else { return false };
-        let is_same = self.salt == older.salt && self.session.can_copy();
+    /// Tokens of the job's text that an older job has in its own and is about to compute, if there
+    /// are enough of them to wait for.
+    pub fn n_to_follow(&self, older: &Slot<S>) -> Option<usize> {
+        let (Some(job), Some(leader)) = (&self.job, &older.job) else { return None };
+        let can_follow = self.salt == older.salt && self.session.can_copy();
         let n = n_common(job.text(), leader.text()).min(job.text().len() - 1);
-        is_same
-            && older.has_prompt()
-            && n >= self.session.n_past().max(older.session.n_past()) + PAGE
+        let n_held = self.session.n_past().max(older.session.n_past());
+        (can_follow && self.has_branches() && older.has_prompt() && n >= n_held + PAGE).then_some(n)
+    }
+
+    /// Whether the session can go on from where texts part.
+    fn has_branches(&self) -> bool {
+        self.marks.is_some() || !self.session.has_state()
     }
 
     /// Tokens of the job's text that are not computed.
@@ -108,6 +127,11 @@ impl<S: JobSink> Slot<S> {
         self.next.clear();
         if let Some(job) = &self.job {
             self.next.extend(job.next_tokens(&self.session, n));
+            if let Some(marks) = &mut self.marks {
+                let n_past = self.session.n_past();
+                let pass = n_past..n_past + self.next.len();
+                self.session.mark(marks.plan(pass, job.n_prompt(), job.text().len()));
+            }
         }
     }
 
@@ -117,6 +141,20 @@ impl<S: JobSink> Slot<S> {
         let (phase, want) = job.next_kind(session, next.len());
         let (owner, n_past) = (job.owner, session.n_past());
         Some(Part { row: BatchRow { session, tokens: next, phase, want }, job, owner, n_past })
+    }
+
+    /// Hands the checkpoints that passes have made over to `pages`. The last one within a prompt or
+    /// an answer goes when there is a later one.
+    pub fn keep_checkpoints(&mut self, pages: &mut Pages) {
+        let Some(marks) = &mut self.marks else { return };
+        for (n, states) in self.session.take_checkpoints() {
+            let text = &self.session.tokens()[..n];
+            let Some(kept) = pages.keep_states(self.salt, text, &states) else { continue };
+            if let Some(old) = marks.replace(n, Arc::ptr_eq(&kept, &states)) {
+                pages.drop_states(self.salt, &text[..old]);
+            }
+            self.session.add_checkpoint(n, &kept);
+        }
     }
 
     /// Hands out a pass's results: the next token, or the job's end.

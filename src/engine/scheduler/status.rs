@@ -9,8 +9,9 @@ pub struct Status {
     pub slots: Vec<SlotStatus>,
     /// Jobs that wait for a session.
     pub n_queued: usize,
-    /// Pages of texts that no session holds, and their bytes.
+    /// Pages of texts that no session holds, states of texts, and the bytes of both.
     pub n_pages: usize,
+    pub n_checkpoints: usize,
     pub page_bytes: usize,
     pub counts: Counts,
 }

@@ -3,6 +3,9 @@
 //! attention reads them as a stream.
 
 mod positions;
+mod states;
+
+pub use states::States;
 
 use crate::backend::ops::{DeltaShape, RowBytes, Rows, RowsMut, row_bytes};
 use crate::gguf::TensorType;
@@ -149,6 +152,8 @@ pub struct KvCache {
     /// Positions of the source text that an encoder has read; 0 if there is none.
     n_source: usize,
     layers: Vec<LayerCache>,
+    /// States that the next pass is asked for.
+    marks: Vec<States>,
 }
 
 impl KvCache {
@@ -174,7 +179,8 @@ impl KvCache {
             };
             LayerCache { shape, k: plane(k, k_width), v: plane(v, v_width), delta }
         };
-        KvCache { n_ctx, n_source: 0, layers: shapes.iter().map(layer).collect() }
+        let layers = shapes.iter().map(layer).collect();
+        KvCache { n_ctx, n_source: 0, layers, marks: Vec::new() }
     }
 
     pub fn n_ctx(&self) -> usize {

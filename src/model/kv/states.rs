@@ -1,0 +1,135 @@
+//! The states of a cache's layers at some positions of a text: to keep elsewhere and to put back,
+//! as no position can be taken from a state.
+
+use super::{KvCache, LayerCache};
+
+/// All states of a cache after a text's first `n` positions.
+#[derive(Debug, PartialEq)]
+pub struct States {
+    pub n: usize,
+    /// By layer: the inputs that the convolution remembers, and the state.
+    pub values: Vec<f32>,
+}
+
+impl KvCache {
+    /// Values of all states; 0 for a model without any.
+    pub fn n_state_values(&self) -> usize {
+        self.layers.iter().map(|layer| layer.delta.past.len() + layer.delta.state.len()).sum()
+    }
+
+    /// Asks the next pass for the states after each of these numbers of positions.
+    pub fn mark(&mut self, positions: &[usize]) {
+        let n_values = self.n_state_values();
+        let marks = positions.iter().map(|&n| States { n, values: Vec::with_capacity(n_values) });
+        self.marks = marks.collect();
+    }
+
+    /// Positions that a layer may compute after `n_past` before it has to call
+    /// [`KvCache::note_state`].
+    pub fn n_to_mark(&self, n_past: usize) -> usize {
+        let after = self.marks.iter().map(|mark| mark.n).filter(|n| *n > n_past);
+        after.min().map_or(usize::MAX, |n| n - n_past)
+    }
+
+    /// Copies the state of a layer, which has computed `n` positions, if it was asked for. A pass
+    /// calls it for its layers in their order.
+    pub fn note_state(&mut self, layer: usize, n: usize) {
+        let delta = &self.layers[layer].delta;
+        for mark in self.marks.iter_mut().filter(|mark| mark.n == n) {
+            mark.values.extend_from_slice(&delta.past);
+            mark.values.extend_from_slice(&delta.state);
+        }
+    }
+
+    /// The states that the pass was asked for and has come to. One that was not completed leaves
+    /// those of some layers, which are dropped.
+    pub fn take_states(&mut self) -> Vec<States> {
+        let n_values = self.n_state_values();
+        let mut states = std::mem::take(&mut self.marks);
+        states.retain(|states| states.values.len() == n_values);
+        states
+    }
+
+    /// All states as they are.
+    #[cfg(test)]
+    pub fn states(&self) -> Vec<f32> {
+        let parts = self.layers.iter().flat_map(|layer| [&layer.delta.past, &layer.delta.state]);
+        parts.flatten().copied().collect()
+    }
+
+    /// Puts states back.
+    pub fn restore_states(&mut self, values: &[f32]) {
+        assert_eq!(values.len(), self.n_state_values());
+        let mut rest = values;
+        for LayerCache { delta, .. } in &mut self.layers {
+            for part in [&mut delta.past, &mut delta.state] {
+                let (values, more) = rest.split_at(part.len());
+                part.copy_from_slice(values);
+                rest = more;
+            }
+        }
+    }
+
+    /// Copies the states of a cache with the same layers.
+    pub fn copy_states(&mut self, other: &KvCache) {
+        for (to, from) in self.layers.iter_mut().zip(&other.layers) {
+            to.delta.past.copy_from_slice(&from.delta.past);
+            to.delta.state.copy_from_slice(&from.delta.state);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::ops::{DeltaShape, HeadOrder};
+    use crate::model::kv::{CacheType, LayerShape};
+
+    fn cache() -> KvCache {
+        let shape = DeltaShape {
+            n_k_heads: 1,
+            n_v_heads: 2,
+            k_dim: 4,
+            v_dim: 3,
+            kernel: 3,
+            order: HeadOrder::Grouped,
+        };
+        let heads = LayerShape::Heads { n_head_kv: 1, k_dim: 8, v_dim: 8 };
+        let layers = [LayerShape::Delta(shape), heads, LayerShape::Delta(shape)];
+        KvCache::new(&layers, 16, CacheType::F32, CacheType::F32)
+    }
+
+    /// A pass over positions `past..past + n`, whose states say what they have seen.
+    fn pass(cache: &mut KvCache, past: usize, n: usize) {
+        for layer in [0, 2] {
+            let mut at = past;
+            while at < past + n {
+                at += cache.n_to_mark(at).min(past + n - at);
+                let delta = cache.delta_mut(layer);
+                delta.past.fill((100 * layer + at) as f32);
+                delta.state.fill(-((100 * layer + at) as f32));
+                cache.note_state(layer, at);
+            }
+        }
+    }
+
+    #[test]
+    fn states_are_copied_where_they_were_asked_for_and_come_back() {
+        let mut cache = cache();
+        // Those that other positions have, before the pass and after it, are not there.
+        cache.mark(&[2, 3, 5, 9]);
+        pass(&mut cache, 2, 4);
+        let states = cache.take_states();
+        assert_eq!(states.iter().map(|states| states.n).collect::<Vec<_>>(), [3, 5]);
+        assert_eq!(cache.n_to_mark(2), usize::MAX);
+        let (mut back, mut copied) = (self::cache(), self::cache());
+        back.restore_states(&states[1].values);
+        copied.copy_states(&back);
+        for mut cache in [back, copied] {
+            let delta = cache.delta_mut(2);
+            assert!(delta.past.iter().all(|value| *value == 205.0));
+            assert!(delta.state.iter().all(|value| *value == -205.0));
+            assert!(cache.delta_mut(0).state.iter().all(|value| *value == -5.0));
+        }
+    }
+}
