@@ -158,6 +158,10 @@ impl Observer for Interleaved<'_> {
         (self.between)(l, self.inner.as_mut())
     }
 
+    fn experts(&mut self, n: usize) {
+        self.observer.experts(n);
+    }
+
     fn logits(&mut self, session: usize, token: usize, logits: Logits<'_>) {
         self.observer.logits(session, token, logits);
     }

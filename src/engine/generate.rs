@@ -7,7 +7,7 @@
 
 use std::ops::Deref;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::scheduler::{Core, Job, JobSink, Owner};
 use super::traffic::ExpertTraffic;
@@ -150,6 +150,8 @@ pub struct Generation {
     stop: Option<usize>,
     n_generated: usize,
     constraint: Option<Constraint>,
+    /// The time that the last token's mask took, if it was computed for the choice.
+    mask_time: Option<Duration>,
     /// Alternatives to report with each token's log probability; `None` reports none.
     n_top_logprobs: Option<usize>,
     last_logprob: Option<TokenLogprob>,
@@ -191,6 +193,7 @@ impl Generation {
             stop: None,
             n_generated: 0,
             constraint: request.constraint.clone(),
+            mask_time: None,
             n_top_logprobs: None,
             last_logprob: None,
         })
@@ -219,6 +222,11 @@ impl Generation {
             Some(constraint) => constraint.mask().map(drop),
             None => Ok(()),
         }
+    }
+
+    /// The time that the mask of the last choice took, if it was computed there; once.
+    pub(super) fn take_mask_time(&mut self) -> Option<Duration> {
+        self.mask_time.take()
     }
 
     /// The logits of a text's last token that `choose` needs.
@@ -254,7 +262,12 @@ impl Generation {
     fn sample(&mut self, logits: &Logits<'_>) -> Result<u32> {
         let n_vocab = self.n_vocab();
         let mask = match &mut self.constraint {
-            Some(constraint) => constraint.mask()?,
+            Some(constraint) => {
+                let start = constraint.needs_mask().then(Instant::now);
+                constraint.mask()?;
+                self.mask_time = start.map(|start| start.elapsed());
+                constraint.mask()?
+            }
             None => None,
         };
         match (logits, mask) {

@@ -47,6 +47,8 @@ pub(super) struct Listener<'a, 'h> {
     pub n_tokens: usize,
     pub logits: &'a mut LastLogits,
     pub experts: Option<&'a mut ExpertRecorder>,
+    /// Gets the number of experts of each layer, if it is the first listener of the pass.
+    pub n_experts: &'a mut Vec<u32>,
     /// The caller's own, and the tokens of its call that the pass computes. Its recorder comes
     /// before `experts`.
     pub hooks: Option<(&'a mut EvalHooks<'h>, Range<usize>)>,
@@ -87,6 +89,12 @@ impl Observer for PassObserver<'_, '_, '_> {
             }
         }
         if self.is_long { self.cancel.check() } else { Ok(()) }
+    }
+
+    fn experts(&mut self, n: usize) {
+        if let Some(listener) = self.listeners.first_mut() {
+            listener.n_experts.push(n as u32);
+        }
     }
 
     fn logits(&mut self, session: usize, token: usize, logits: Logits<'_>) {

@@ -39,6 +39,9 @@ pub struct Session {
     pub(super) n_source: usize,
     /// Present while chosen experts are recorded.
     pub(super) experts: Option<ExpertRecorder>,
+    /// Experts that each layer needed in the last pass for all of its texts, of which this is the
+    /// first one.
+    n_experts: Vec<u32>,
     pub(super) cancel: Cancel,
 }
 
@@ -105,6 +108,7 @@ impl Session {
             checkpoints: Checkpoints::default(),
             n_source: 0,
             experts: None,
+            n_experts: Vec::new(),
             cancel: interrupt::token(),
         })
     }
@@ -326,10 +330,10 @@ impl Session {
         want: forward::Want,
     ) -> (PassText<'a>, Listener<'a, 'a>) {
         let (request, past) = (self.id, self.n_past());
-        let Session { kv, gpu_kv, logits, experts, .. } = self;
-        let gpu_kv = gpu_kv.as_ref();
-        let listener =
-            Listener { n_tokens: tokens.len(), logits, experts: experts.as_mut(), hooks: None };
+        let Session { kv, gpu_kv, logits, experts, n_experts, .. } = self;
+        let (gpu_kv, experts) = (gpu_kv.as_ref(), experts.as_mut());
+        n_experts.clear();
+        let listener = Listener { n_tokens: tokens.len(), logits, experts, n_experts, hooks: None };
         (PassText { tokens, request, past, phase, want, kv, gpu_kv }, listener)
     }
 
@@ -344,6 +348,12 @@ impl Session {
         let past = self.n_past();
         let left = self.forget(past + tokens.len(), past);
         self.tokens.truncate(left);
+    }
+
+    /// The number of different experts that each layer needed in the last pass, for all texts of
+    /// it, of which this was the first. Empty after a pass on a GPU.
+    pub(super) fn n_experts(&self) -> &[u32] {
+        &self.n_experts
     }
 
     /// The logits that the last pass was asked for, if it was asked for any.

@@ -40,6 +40,9 @@ pub trait Observer {
     /// Called before layer `l`. An error ends the pass.
     fn layer(&mut self, l: usize) -> Result<()>;
 
+    /// A layer needs `n` different experts for all rows.
+    fn experts(&mut self, _n: usize) {}
+
     /// Logits of a token of a session's segment: only the best where no more are wanted and it
     /// saves work, else all.
     fn logits(&mut self, session: usize, token: usize, logits: Logits<'_>);

@@ -73,6 +73,9 @@ impl CpuPass<'_, '_> {
     /// y = shared expert + Σ weights · chosen experts
     pub(super) fn experts(&mut self, l: usize, ffn: &FfnWeights, b: &mut Buffers) -> Result<()> {
         let result = self.acquire_and_compute(l, ffn, b);
+        if matches!(ffn.gate, Gate::Router(_)) {
+            self.observer.experts(b.ffn.demand.experts.len());
+        }
         self.model.experts_of(&ffn.gate).release(&mut b.ffn.work);
         result
     }

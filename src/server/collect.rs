@@ -67,6 +67,7 @@ pub async fn each(
     mut take: impl FnMut(usize, Event),
 ) -> Result<(), ApiError> {
     while let Some((i, event)) = answer.next().await {
+        report.see(&event);
         if let Event::Failed(error) = event {
             return Err(error);
         }

@@ -8,49 +8,39 @@ use std::time::Duration;
 
 use super::events::Finish;
 use super::service::Service;
-
-/// Upper bounds of a histogram's buckets, in seconds.
-const SECONDS: &[f64] =
-    &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1200.0];
-
-#[derive(Debug, Default)]
-struct Histogram {
-    counts: [AtomicU64; 16],
-    sum_us: AtomicU64,
-}
-
-impl Histogram {
-    fn add(&self, time: Duration) {
-        let seconds = time.as_secs_f64();
-        let bucket = SECONDS.iter().position(|most| seconds <= *most).unwrap_or(SECONDS.len());
-        self.counts[bucket].fetch_add(1, Ordering::Relaxed);
-        self.sum_us.fetch_add(time.as_micros() as u64, Ordering::Relaxed);
-    }
-
-    fn write(&self, name: &str, help: &str, out: &mut String) {
-        let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} histogram");
-        let mut total = 0;
-        for (i, count) in self.counts.iter().enumerate() {
-            total += count.load(Ordering::Relaxed);
-            let bound = SECONDS.get(i).map_or("+Inf".into(), f64::to_string);
-            let _ = writeln!(out, "{name}_bucket{{le=\"{bound}\"}} {total}");
-        }
-        let sum = self.sum_us.load(Ordering::Relaxed) as f64 / 1e6;
-        let _ = writeln!(out, "{name}_sum {sum}\n{name}_count {total}");
-    }
-}
+use crate::engine::scheduler::{Counts, Histogram, SECONDS, Status};
 
 /// Counts since the start.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Metrics {
     requests: Mutex<BTreeMap<(&'static str, u16), u64>>,
     rejected: Mutex<BTreeMap<&'static str, u64>>,
     cancelled: Mutex<BTreeMap<&'static str, u64>>,
     unknown_fields: AtomicU64,
     n_generated: AtomicU64,
+    times: Mutex<Times>,
+}
+
+/// Times of choices.
+#[derive(Debug)]
+struct Times {
     first_token: Histogram,
     queue: Histogram,
     whole: Histogram,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let times = Histogram::new(&SECONDS);
+        Metrics {
+            requests: Mutex::default(),
+            rejected: Mutex::default(),
+            cancelled: Mutex::default(),
+            unknown_fields: AtomicU64::default(),
+            n_generated: AtomicU64::default(),
+            times: Mutex::new(Times { first_token: times, queue: times, whole: times }),
+        }
+    }
 }
 
 fn add<K: Ord>(counts: &Mutex<BTreeMap<K, u64>>, key: K) {
@@ -81,9 +71,10 @@ impl Metrics {
     pub fn add_finish(&self, finish: &Finish, time: Duration) {
         let n_generated = finish.outcome.n_generated as u64;
         self.n_generated.fetch_add(n_generated, Ordering::Relaxed);
-        self.first_token.add(finish.queue_time + finish.outcome.prompt_time);
-        self.queue.add(finish.queue_time);
-        self.whole.add(time);
+        let mut times = lock(&self.times);
+        times.first_token.add_time(finish.queue_time + finish.outcome.prompt_time);
+        times.queue.add_time(finish.queue_time);
+        times.whole.add_time(time);
     }
 
     /// All series.
@@ -104,15 +95,20 @@ impl Metrics {
         let unknown = self.unknown_fields.load(Ordering::Relaxed) as f64;
         let help = "Fields of requests that have no meaning here.";
         one(&mut out, "moeba_unknown_fields_total", "counter", help, unknown);
-        let help = "Time to the first token, the queue included.";
-        self.first_token.write("moeba_time_to_first_token_seconds", help, &mut out);
-        self.queue.write("moeba_queue_wait_seconds", "Time in the queue.", &mut out);
-        let help = "Time from a request to the end of its answer.";
-        self.whole.write("moeba_e2e_request_latency_seconds", help, &mut out);
+        self.write_times(&mut out);
         if let Some(service) = service {
             self.of_service(service, &mut out);
         }
         out
+    }
+
+    fn write_times(&self, out: &mut String) {
+        let times = lock(&self.times);
+        let help = "Time to the first token, the queue included.";
+        histogram(out, "moeba_time_to_first_token_seconds", help, &times.first_token);
+        histogram(out, "moeba_queue_wait_seconds", "Time in the queue.", &times.queue);
+        let help = "Time from a request to the end of its answer.";
+        histogram(out, "moeba_e2e_request_latency_seconds", help, &times.whole);
     }
 
     fn of_service(&self, service: &Service, out: &mut String) {
@@ -161,10 +157,53 @@ impl Metrics {
         let computed = counts.n_prompt as f64;
         let help = "Tokens of prompts that were computed.";
         one(out, "moeba_prefix_tokens_computed_total", c, help, computed);
-        let help = "Pages of texts that no session holds.";
-        one(out, "moeba_pages", g, help, status.n_pages as f64);
-        one(out, "moeba_page_bytes", g, "Bytes of these pages.", status.page_bytes as f64);
+        passes(&counts, out);
+        pages(&status, out);
+        let help = "Time in which a grammar was compiled, or found among the latest.";
+        histogram(out, "moeba_grammar_compile_seconds", help, &service.compile_times());
         experts(service, out);
+    }
+}
+
+/// Series of the passes.
+fn passes(counts: &Counts, out: &mut String) {
+    let help = "Layers of prompts' passes.";
+    let layers = counts.n_prompt_layers as f64;
+    one(out, "moeba_prefill_layers_total", "counter", help, layers);
+    let series = [
+        ("batch_rows", "Texts in a step of decode.", &counts.batch_rows),
+        ("expert_union", "Experts that a layer needed in a step.", &counts.expert_union),
+        ("decode_stall_seconds", "Time between two steps of a text.", &counts.decode_stall),
+        ("grammar_mask_seconds", "Time that a token's mask took.", &counts.mask_time),
+    ];
+    for (name, help, values) in series {
+        histogram(out, &format!("moeba_{name}"), help, values);
+    }
+}
+
+/// Series of the texts that no session holds.
+fn pages(status: &Status, out: &mut String) {
+    let gauges = [
+        ("moeba_page_bytes", "Bytes of pages and states.", status.page_bytes),
+        ("moeba_state_checkpoints", "States of texts that are kept.", status.n_checkpoints),
+    ];
+    for (name, help, value) in gauges {
+        one(out, name, "gauge", help, value as f64);
+    }
+    let counts = status.page_counts;
+    let tier = |out: &mut String, name: &str, kind: &str, help: &str, value: u64| {
+        header(out, name, kind, help);
+        let _ = writeln!(out, "{name}{{tier=\"ram\"}} {value}");
+    };
+    let help = "Pages of texts that no session holds.";
+    tier(out, "moeba_pages", "gauge", help, status.n_pages as u64);
+    let counters = [
+        ("hits", "Pages of prompts that were there.", counts.n_hits),
+        ("misses", "Pages of prompts that were not there.", counts.n_misses),
+        ("evictions", "Pages that made room for others.", counts.n_evicted),
+    ];
+    for (name, help, value) in counters {
+        tier(out, &format!("moeba_page_{name}_total"), "counter", help, value);
     }
 }
 
@@ -206,6 +245,17 @@ fn one(out: &mut String, name: &str, kind: &str, help: &str, value: f64) {
     let _ = writeln!(out, "{name} {value}");
 }
 
+fn histogram(out: &mut String, name: &str, help: &str, values: &Histogram) {
+    header(out, name, "histogram", help);
+    let mut total = 0;
+    for (i, count) in values.counts.iter().enumerate() {
+        total += count;
+        let bound = values.bounds.get(i).map_or("+Inf".into(), f64::to_string);
+        let _ = writeln!(out, "{name}_bucket{{le=\"{bound}\"}} {total}");
+    }
+    let _ = writeln!(out, "{name}_sum {}\n{name}_count {total}", values.sum);
+}
+
 fn labelled(
     out: &mut String,
     name: &str,
@@ -225,8 +275,9 @@ mod tests {
     #[test]
     fn buckets_add_up() {
         let metrics = Metrics::default();
-        metrics.first_token.add(Duration::from_millis(20));
-        metrics.first_token.add(Duration::from_secs(9999));
+        let add = |time| lock(&metrics.times).first_token.add_time(time);
+        add(Duration::from_millis(20));
+        add(Duration::from_secs(9999));
         metrics.add_request("/health", 200);
         let text = metrics.text(None);
         for line in [

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::errors::ApiError;
-use super::events::Finish;
+use super::events::{Event, Finish};
 use super::metrics::Metrics;
 
 /// The part of requests that goes to the log (`--log-requests`).
@@ -31,6 +31,8 @@ pub struct Report {
     n_generated: usize,
     read_bytes: u64,
     has_text: bool,
+    /// How far the answer is, if its client goes.
+    phase: &'static str,
     is_over: bool,
     /// The name of the client's key.
     client: Option<Arc<str>>,
@@ -49,6 +51,7 @@ impl Report {
             n_generated: 0,
             read_bytes: 0,
             has_text: false,
+            phase: "queue",
             is_over: false,
             client: None,
         }
@@ -56,6 +59,15 @@ impl Report {
 
     pub fn set_client(&mut self, name: Option<Arc<str>>) {
         self.client = name;
+    }
+
+    /// An event of the answer has come.
+    pub fn see(&mut self, event: &Event) {
+        self.phase = match event {
+            Event::Started { .. } | Event::Progress { .. } if self.phase == "queue" => "prompt",
+            Event::Started { .. } | Event::Progress { .. } | Event::Failed(_) => self.phase,
+            _ => "decode",
+        };
     }
 
     /// A choice has ended, `time` after the request was taken.
@@ -108,7 +120,7 @@ impl Report {
 impl Drop for Report {
     fn drop(&mut self) {
         if !self.is_over {
-            self.metrics.add_cancelled(if self.n_generated > 0 { "decode" } else { "prompt" });
+            self.metrics.add_cancelled(self.phase);
             self.answered(499);
         }
     }

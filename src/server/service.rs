@@ -18,7 +18,9 @@ use crate::Result;
 use crate::cancel::Cancel;
 use crate::chat::reasoning::{AnswerStart, Budget};
 use crate::chat::tools::{Calls, Mode, Scanner};
-use crate::engine::scheduler::{AnySink, Job, Refused, Scheduler, SchedulerOptions};
+use crate::engine::scheduler::{
+    AnySink, Histogram, Job, Refused, SECONDS, Scheduler, SchedulerOptions,
+};
 use crate::engine::{self, Engine, Generation};
 use crate::sample::grammar::{Constraint, Grammar};
 use crate::sample::{LogitBias, SamplerOptions};
@@ -32,6 +34,8 @@ pub struct Service {
     pub defaults: Defaults,
     /// Jobs that are not done.
     open: Mutex<Vec<OpenJob>>,
+    /// Times in which grammars were compiled.
+    compile_times: Mutex<Histogram>,
 }
 
 /// Settings that hold where a request has none.
@@ -88,7 +92,9 @@ impl Service {
         defaults: Defaults,
     ) -> Result<Service> {
         let scheduler = Scheduler::start(engine, options)?;
-        Ok(Service { scheduler, templates, info, defaults, open: Mutex::default() })
+        let compile_times = Mutex::new(Histogram::new(&SECONDS));
+        let open = Mutex::default();
+        Ok(Service { scheduler, templates, info, defaults, open, compile_times })
     }
 
     pub fn engine(&self) -> &Arc<Engine> {
@@ -169,10 +175,20 @@ impl Service {
 
     fn compiled(&self, form: &Grammar) -> ApiResult<Constraint> {
         let grammars = self.engine().grammars().map_err(|e| ApiError::of_run(&e))?;
-        grammars.constraint(form).map_err(|e| {
+        let start = Instant::now();
+        let constraint = grammars.constraint(form);
+        let mut times = self.compile_times.lock().unwrap_or_else(PoisonError::into_inner);
+        times.add_time(start.elapsed());
+        drop(times);
+        constraint.map_err(|e| {
             let code = "invalid_grammar";
             ApiError::new(Kind::Invalid, code, e.to_string())
         })
+    }
+
+    /// Times in which grammars were compiled, or found among the latest.
+    pub fn compile_times(&self) -> Histogram {
+        *self.compile_times.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A form that begins where the answer does, behind the reasoning.

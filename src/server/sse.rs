@@ -106,6 +106,7 @@ impl Stream {
                     self.is_over = true;
                 }
                 Some((choice, event)) => {
+                    self.report.see(&event);
                     self.encoder.event(choice, &event, &mut self.frames);
                     if let Event::Finished(finish) = event {
                         self.report.finish(&finish, self.answer.age());

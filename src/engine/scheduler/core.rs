@@ -213,6 +213,7 @@ impl<S: JobSink> Core<S> {
             n_pages: self.pages.len(),
             n_checkpoints: self.pages.n_states(),
             page_bytes: self.pages.n_bytes(),
+            page_counts: self.pages.counts(),
             counts: self.ledger.counts,
         });
     }

@@ -5,6 +5,7 @@
 //! the thread: whoever has one text at a time calls its steps.
 
 mod core;
+mod histogram;
 mod job;
 mod ledger;
 mod marks;
@@ -19,7 +20,8 @@ mod status;
 mod thread;
 
 pub use self::core::Core;
+pub use histogram::{Histogram, SECONDS};
 pub use job::{AnySink, Job, JobSink, Owner};
 pub(super) use pages::Pages;
-pub use status::{Board, Counts, JobStatus, SlotStatus, Status};
+pub use status::{Board, Counts, JobStatus, PageCounts, SlotStatus, Status};
 pub use thread::{Refused, Scheduler, SchedulerOptions};

@@ -12,6 +12,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::status::PageCounts;
 use crate::model::kv::KvCache;
 
 /// Positions of a page.
@@ -47,6 +48,7 @@ pub struct Pages {
     pages: HashMap<Key, Page>,
     states: HashMap<Key, KeptStates>,
     now: u64,
+    counts: PageCounts,
 }
 
 /// The result of [`Pages::restore`].
@@ -60,7 +62,7 @@ pub struct Restored {
 impl Pages {
     pub fn new(most_bytes: usize) -> Pages {
         let (pages, states) = (HashMap::new(), HashMap::new());
-        Pages { most_bytes, n_bytes: 0, pages, states, now: 0 }
+        Pages { most_bytes, n_bytes: 0, pages, states, now: 0, counts: PageCounts::default() }
     }
 
     pub fn len(&self) -> usize {
@@ -73,6 +75,10 @@ impl Pages {
 
     pub fn n_bytes(&self) -> usize {
         self.n_bytes
+    }
+
+    pub fn counts(&self) -> PageCounts {
+        self.counts
     }
 
     /// Whether there is room for the states of such a cache, which has some.
@@ -93,9 +99,11 @@ impl Pages {
         let keys: Vec<Key> =
             keys(salt, text).take_while(|key| self.pages.contains_key(key)).collect();
         let can_end = |i: &usize| !has_state || self.states.contains_key(&keys[*i]);
-        let Some(last) = (n / PAGE..keys.len()).rev().find(can_end) else {
-            return Restored { n, states: None };
-        };
+        let last = (n / PAGE..keys.len()).rev().find(can_end);
+        let (n_wanted, n_hits) = (text.len() / PAGE, last.map_or(0, |last| last + 1 - n / PAGE));
+        self.counts.n_hits += n_hits as u64;
+        self.counts.n_misses += n_wanted.saturating_sub(n / PAGE + n_hits) as u64;
+        let Some(last) = last else { return Restored { n, states: None } };
         for (key, positions) in keys[..=last].iter().zip(positions(text)) {
             let Some(page) = self.pages.get_mut(key) else { break };
             page.last_used = self.now;
@@ -193,7 +201,10 @@ impl Pages {
             let states = self.states.iter().map(|(key, states)| (states.last_used, false, *key));
             let old = pages.chain(states).filter(|(last_used, ..)| *last_used < self.now);
             match old.min() {
-                Some((_, true, key)) => self.remove(&key),
+                Some((_, true, key)) => {
+                    self.counts.n_evicted += 1;
+                    self.remove(&key);
+                }
                 Some((_, false, key)) => self.remove_states(&key),
                 None => return false,
             }

@@ -16,6 +16,7 @@ pub fn decode<S: JobSink>(
     eval_batch: &mut dyn FnMut(&mut [BatchRow<'_>]) -> Result<()>,
 ) -> bool {
     let start = Instant::now();
+    slots.iter_mut().filter(|slot| !slot.can_decode()).for_each(Slot::forget_step);
     let mut ready: Vec<_> = slots.iter_mut().filter(|slot| slot.can_decode()).collect();
     if let Some(i) = ready.iter().position(|slot| slot.is_alone()) {
         ready = vec![ready.swap_remove(i)];
@@ -23,6 +24,7 @@ pub fn decode<S: JobSink>(
     if ready.is_empty() {
         return false;
     }
+    ready.iter().for_each(|slot| slot.count_stall(start, &mut ledger.counts));
     ready.iter_mut().for_each(|slot| slot.plan(1));
     let (mut rows, mut owners) = (Vec::new(), Vec::new());
     for part in ready.iter_mut().filter_map(|slot| slot.part()) {
@@ -30,8 +32,13 @@ pub fn decode<S: JobSink>(
         owners.push((part.owner, 1));
     }
     let result = eval_batch(&mut rows);
+    if let (Ok(()), [first, ..]) = (&result, &rows[..]) {
+        let unions = first.session.n_experts().iter();
+        unions.for_each(|n| ledger.counts.expert_union.add(f64::from(*n)));
+    }
     drop(rows);
     settle(engine, &mut ready, result);
+    ready.iter_mut().for_each(|slot| slot.count_step(&mut ledger.counts));
     ledger.share.add_decode(start.elapsed());
     ledger.counts.add_decode(start.elapsed(), owners.len());
     ledger.charge_all(&owners, start.elapsed());
@@ -60,6 +67,7 @@ pub fn compute_prompts<S: JobSink>(
     }
     let (mut start, mut time) = (Instant::now(), Duration::ZERO);
     let result = engine.eval_batch_with(&mut rows, &mut |l, interlude| {
+        ledger.counts.n_prompt_layers += 1;
         for (job, n_past, n) in &mut jobs {
             job.progress(*n_past, *n, l, n_layers);
         }

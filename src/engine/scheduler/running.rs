@@ -1,7 +1,9 @@
 //! A job that has a session.
 
+use std::time::Instant;
+
 use super::job::{Job, JobSink, Owner};
-use super::status::JobStatus;
+use super::status::{Counts, JobStatus};
 use crate::Result;
 use crate::cancel::Cancel;
 use crate::engine::traffic::Clock;
@@ -26,6 +28,8 @@ pub struct Running<S> {
     has_begun: bool,
     /// Whether the first token is still to be chosen.
     in_prompt: bool,
+    /// The end of the last step of decode, unless the job has rested since.
+    last_step: Option<Instant>,
     outcome: Outcome,
     clock: Clock,
 }
@@ -57,6 +61,7 @@ impl<S: JobSink> Running<S> {
             text: prompt,
             has_begun: false,
             in_prompt: true,
+            last_step: None,
             outcome,
             clock: Clock::start(engine),
         })
@@ -160,6 +165,25 @@ impl<S: JobSink> Running<S> {
                 Ok(None)
             }
         }
+    }
+
+    /// Counts the time from the last step of decode to the one that begins at `start`.
+    pub fn count_stall(&self, start: Instant, counts: &mut Counts) {
+        if let Some(last) = self.last_step {
+            counts.decode_stall.add_time(start.saturating_duration_since(last));
+        }
+    }
+
+    /// Counts a step of decode that has ended now.
+    pub fn count_step(&mut self, counts: &mut Counts) {
+        self.last_step = Some(Instant::now());
+        if let Some(time) = self.generation.take_mask_time() {
+            counts.mask_time.add_time(time);
+        }
+    }
+
+    pub fn forget_step(&mut self) {
+        self.last_step = None;
     }
 
     fn end_prompt(&mut self, session: &Session, engine: &Engine) {

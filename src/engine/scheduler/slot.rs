@@ -1,12 +1,13 @@
 //! A session and the job that has it.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::job::{Job, JobSink, Owner};
 use super::marks::Marks;
 use super::pages::{PAGE, Pages};
 use super::running::Running;
-use super::status::SlotStatus;
+use super::status::{Counts, SlotStatus};
 use crate::engine::session::n_common;
 use crate::engine::{BatchRow, Engine, FinishReason, Session};
 use crate::{Error, Result};
@@ -174,6 +175,21 @@ impl<S: JobSink> Slot<S> {
             Err(Error::Interrupted) => self.end(engine, Ok(FinishReason::Cancelled)),
             Err(why) => self.end(engine, Err(why)),
         }
+    }
+
+    /// As [`Running::count_stall`].
+    pub fn count_stall(&self, start: Instant, counts: &mut Counts) {
+        self.job.iter().for_each(|job| job.count_stall(start, counts));
+    }
+
+    /// As [`Running::count_step`].
+    pub fn count_step(&mut self, counts: &mut Counts) {
+        self.job.iter_mut().for_each(|job| job.count_step(counts));
+    }
+
+    /// The job rests, or is not in decode: the time to its next step is no stall.
+    pub fn forget_step(&mut self) {
+        self.job.iter_mut().for_each(Running::forget_step);
     }
 
     pub fn end_if_cancelled(&mut self, engine: &Engine) {

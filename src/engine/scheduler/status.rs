@@ -3,6 +3,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use super::histogram::{Histogram, NUMBERS, SHORT_SECONDS};
+
 /// The state of a scheduler at some moment.
 #[derive(Clone, Debug, Default)]
 pub struct Status {
@@ -13,11 +15,22 @@ pub struct Status {
     pub n_pages: usize,
     pub n_checkpoints: usize,
     pub page_bytes: usize,
+    pub page_counts: PageCounts,
     pub counts: Counts,
 }
 
-/// Counts since the scheduler was started.
+/// Counts of pages since the start.
 #[derive(Clone, Copy, Debug, Default)]
+pub struct PageCounts {
+    /// Pages of prompts that were there when a session wanted them, and that were not.
+    pub n_hits: u64,
+    pub n_misses: u64,
+    /// Pages that made room for others.
+    pub n_evicted: u64,
+}
+
+/// Counts since the scheduler was started.
+#[derive(Clone, Copy, Debug)]
 pub struct Counts {
     /// Tokens of prompts that were computed, and the time of their passes in ns.
     pub n_prompt: u64,
@@ -29,6 +42,35 @@ pub struct Counts {
     /// Jobs that got a session, and tokens of their prompts that it held already.
     pub n_started: u64,
     pub n_reused: u64,
+    /// Layers of prompts' passes.
+    pub n_prompt_layers: u64,
+    /// Texts in a step of decode.
+    pub batch_rows: Histogram,
+    /// Experts that a layer needed in a step of decode. Not counted on GPUs.
+    pub expert_union: Histogram,
+    /// Time between two steps of decode of a text whose reader was not behind.
+    pub decode_stall: Histogram,
+    /// Time that a token's mask took.
+    pub mask_time: Histogram,
+}
+
+impl Default for Counts {
+    fn default() -> Self {
+        Counts {
+            n_prompt: 0,
+            prompt_ns: 0,
+            n_decode: 0,
+            n_steps: 0,
+            decode_ns: 0,
+            n_started: 0,
+            n_reused: 0,
+            n_prompt_layers: 0,
+            batch_rows: Histogram::new(&NUMBERS),
+            expert_union: Histogram::new(&NUMBERS),
+            decode_stall: Histogram::new(&SHORT_SECONDS),
+            mask_time: Histogram::new(&SHORT_SECONDS),
+        }
+    }
 }
 
 impl Counts {
@@ -41,6 +83,7 @@ impl Counts {
     pub(super) fn add_decode(&mut self, time: Duration, n: usize) {
         self.n_steps += 1;
         self.n_decode += n as u64;
+        self.batch_rows.add(n as f64);
         self.decode_ns += time.as_nanos() as u64;
     }
 }

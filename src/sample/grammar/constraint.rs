@@ -118,6 +118,11 @@ impl Constraint {
         }
     }
 
+    /// Whether the next call of `mask` computes one.
+    pub fn needs_mask(&self) -> bool {
+        self.phase != Phase::Free && self.mask.is_none()
+    }
+
     /// The tokens that may come next; `None` while all may. Computed once per token: call it while
     /// the logits are computed, and the choice need not wait for it.
     pub fn mask(&mut self) -> Result<Option<&TokenMask>> {
