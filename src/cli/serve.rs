@@ -86,12 +86,15 @@ struct AccessArgs {
     #[arg(long, value_name = "KEY,…", value_delimiter = ',', env = "MOEBA_API_KEY")]
     #[arg(hide_env_values = true)]
     api_key: Vec<String>,
-    /// File of keys, a line each: KEY [NAME] [weight=N] [max-parallel=N]
+    /// File of keys, a line each: KEY [NAME] [weight=N] [max-parallel=N] [priority]
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
     /// Listen for other machines without a key
     #[arg(long)]
     insecure: bool,
+    /// Let requests say which of a key's are next: priority or X-Priority, -100 (first) to 100
+    #[arg(long)]
+    allow_priority: bool,
     /// Host name of the server besides this machine's own; may be repeated
     #[arg(long, value_name = "HOST,…", value_delimiter = ',')]
     allow_host: Vec<String>,
@@ -272,6 +275,7 @@ impl Args {
             origins: self.access.cors_origins.clone(),
             names: self.listen.alias.clone(),
             strict_model: self.listen.strict_model,
+            allow_priority: self.access.allow_priority,
             max_body: self.access.max_body,
             ping: u64::try_from(self.answers.sse_ping_interval).ok().and_then(time),
             grace: Duration::from_secs(self.listen.grace),

@@ -411,7 +411,9 @@ impl Generator {
             sink: OnlySink { sink, result: &mut result },
             cancel: request.cancel.clone(),
             owner: Owner::default(),
-            salt: 0,
+            salt: Some(0),
+            priority: 0,
+            slot: None,
         };
         let session = match self.session.take() {
             Some(session) => session,

@@ -23,6 +23,8 @@ pub struct Key {
     /// Requests that may run at a time; `None` is any number.
     max_parallel: Option<usize>,
     n_running: Arc<AtomicUsize>,
+    /// Whether its requests may have priorities.
+    has_priority: bool,
 }
 
 /// The keys; with none, everyone may come in.
@@ -37,6 +39,10 @@ pub struct Client {
     pub name: Option<Arc<str>>,
     /// The requests of its key that run, and how many may.
     running: Option<(Arc<AtomicUsize>, usize)>,
+    /// Whether its requests may have priorities.
+    pub has_priority: bool,
+    /// The priority that its headers say.
+    pub said_priority: Option<String>,
 }
 
 /// A request that counts as running, until this is dropped.
@@ -58,7 +64,29 @@ impl Client {
             None => 0,
             Some(address) => first_bytes(&sha256(address.to_string().as_bytes())),
         };
-        Client { owner: Owner { id, weight: 1 }, name: None, running: None }
+        let owner = Owner { id, weight: 1 };
+        Client { owner, name: None, running: None, has_priority: false, said_priority: None }
+    }
+
+    /// The priority of a request whose body says `of_body`, or else of its headers; 0 if it may
+    /// have none.
+    pub fn priority(&self, of_body: Option<i64>) -> std::result::Result<i32, ApiError> {
+        if !self.has_priority {
+            return Ok(0);
+        }
+        let wrong = |path: &str, got: &str| {
+            let message = format!("{path}: expected a whole number from -100 to 100, got {got}");
+            ApiError::invalid(path, message)
+        };
+        let in_range = |n: i64| i32::try_from(n).ok().filter(|n| (-100..=100).contains(n));
+        match (of_body, &self.said_priority) {
+            (Some(n), _) => in_range(n).ok_or_else(|| wrong("priority", &n.to_string())),
+            (None, Some(text)) => {
+                let number = text.trim().parse().ok().and_then(in_range);
+                number.ok_or_else(|| wrong("X-Priority", &format!("{text:?}")))
+            }
+            (None, None) => Ok(0),
+        }
     }
 
     /// The salt of the client's texts in caches. Texts of different keys share none: the time of an
@@ -95,17 +123,17 @@ impl Keys {
     /// Adds a key that was given by itself.
     pub fn add(&mut self, key: &str) -> Result<()> {
         let number = self.0.len() + 1;
-        self.push(key, format!("key {number}"), 1, None)
+        self.push(key, format!("key {number}"), 1, None, false)
     }
 
-    /// Adds the keys of a file: lines of `key [name] [weight=N] [max-parallel=N]`; `#` begins a
-    /// comment.
+    /// Adds the keys of a file: lines of `key [name] [weight=N] [max-parallel=N] [priority]`; `#`
+    /// begins a comment.
     pub fn add_file(&mut self, text: &str) -> Result<()> {
         for (at, line) in text.lines().enumerate() {
             let mut words = line.split_whitespace();
             let Some(key) = words.next().filter(|word| !word.starts_with('#')) else { continue };
             let mut name = format!("key {}", self.0.len() + 1);
-            let (mut weight, mut most) = (1, None);
+            let (mut weight, mut most, mut has_priority) = (1, None, false);
             for word in words {
                 let wrong = |expected: &str| {
                     let line = at + 1;
@@ -120,18 +148,23 @@ impl Keys {
                         most = Some(number(n).ok_or_else(|| wrong(expected))? as usize);
                     }
                     Some(_) => return Err(wrong("expected weight=N or max-parallel=N")),
-                    None if word == "priority" => {
-                        log::warn!("priorities of keys have no effect yet: see weight=N");
-                    }
+                    None if word == "priority" => has_priority = true,
                     None => name = word.to_owned(),
                 }
             }
-            self.push(key, name, weight, most)?;
+            self.push(key, name, weight, most, has_priority)?;
         }
         Ok(())
     }
 
-    fn push(&mut self, key: &str, name: String, weight: u32, most: Option<usize>) -> Result<()> {
+    fn push(
+        &mut self,
+        key: &str,
+        name: String,
+        weight: u32,
+        most: Option<usize>,
+        has_priority: bool,
+    ) -> Result<()> {
         if key.is_empty() || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err(Error::Usage("an API key is made of ASCII characters".into()));
         }
@@ -142,6 +175,7 @@ impl Keys {
             weight,
             max_parallel: most,
             n_running: Arc::default(),
+            has_priority,
         });
         Ok(())
     }
@@ -165,7 +199,8 @@ impl Keys {
         let key = self.0.get(found as usize)?;
         let owner = Owner { id: first_bytes(&key.hash), weight: key.weight };
         let running = key.max_parallel.map(|most| (key.n_running.clone(), most));
-        Some(Client { owner, name: Some(key.name.clone()), running })
+        let (name, has_priority) = (Some(key.name.clone()), key.has_priority);
+        Some(Client { owner, name, running, has_priority, said_priority: None })
     }
 }
 

@@ -16,6 +16,7 @@ use crate::sample::TokenLogprob;
 pub enum Event {
     /// The job has a session, which holds the first `n_reused` tokens of the prompt.
     Started {
+        slot: usize,
         n_reused: usize,
     },
     /// `n_done` of `n_total` tokens of the prompt are computed or were there.
@@ -76,6 +77,8 @@ pub struct Finish {
     /// Calls of tools.
     pub n_calls: usize,
     pub seed: u64,
+    /// The number of the session that it had.
+    pub slot: usize,
     /// Time in the queue.
     pub queue_time: Duration,
 }

@@ -70,6 +70,8 @@ pub struct ServerOptions {
     pub names: Vec<String>,
     /// Whether other names of models are refused.
     pub strict_model: bool,
+    /// Whether all requests may have priorities; else those of keys that may.
+    pub allow_priority: bool,
     /// Bytes of a request's body.
     pub max_body: usize,
     /// The longest silence of a stream; `None` is any.

@@ -25,10 +25,28 @@ pub struct Request {
     pub n_logprobs: Option<usize>,
     /// Requests of other salts share no cached text.
     pub salt: String,
+    pub scheduling: Scheduling,
     /// Whether events tell how far the prompt is.
     pub wants_progress: bool,
     /// Ends the text so long after its first token.
     pub time_limit: Option<Duration>,
+}
+
+/// How a request is queued and where it is computed.
+#[derive(Clone, Copy, Debug)]
+pub struct Scheduling {
+    /// Whether caches are read and written.
+    pub is_cached: bool,
+    /// The slot that it gets if that is free.
+    pub slot: Option<usize>,
+    /// The key's waiting request with the lowest number is next, if the key may say so.
+    pub priority: Option<i64>,
+}
+
+impl Default for Scheduling {
+    fn default() -> Self {
+        Scheduling { is_cached: true, slot: None, priority: None }
+    }
 }
 
 /// The beginning that a text continues.

@@ -182,11 +182,14 @@ async fn respond(
     let pattern = route.map_or("other", |route| route.path);
     let mut report = Report::new(&app.metrics, app.options.log_requests, id, pattern);
     let checked = check(&app, peer, &parts, path).await;
-    let (origin, client) = match checked {
+    let (origin, mut client) = match checked {
         Ok(checked) => checked,
         Err(error) => return finished(error.response(wire, id), &app, None, report),
     };
     report.set_client(client.name.clone());
+    let said_priority = parts.headers.get("x-priority").and_then(|value| value.to_str().ok());
+    client.has_priority |= app.options.allow_priority;
+    client.said_priority = said_priority.map(str::to_owned);
     if parts.method == Method::OPTIONS {
         let response = preflight(&parts, origin.is_some(), route);
         return finished(response, &app, origin, report);

@@ -265,6 +265,9 @@ impl Service {
     /// Puts requests into the queue, all or none. Their choices follow each other.
     pub fn submit(self: &Arc<Self>, all: Vec<Prepared>, client: &Client) -> ApiResult<Answer> {
         let running = client.enter()?;
+        for prepared in &all {
+            client.priority(prepared.request.scheduling.priority)?;
+        }
         let n_open = all.iter().map(|prepared| prepared.generations.len()).sum();
         let n_prompt = all.first().map_or(0, |prepared| prepared.prompt.len());
         let (senders, receiver) = channel(n_open);
@@ -302,6 +305,7 @@ impl Service {
         client: &Client,
     ) -> Vec<Job<AnySink>> {
         let Prepared { request, prompt, text, generations, seed } = prepared;
+        let scheduling = request.scheduling;
         let chat = match &request.prompt {
             Prompt::Chat(chat) => Some(chat),
             _ => None,
@@ -327,7 +331,9 @@ impl Service {
                 sink: AnySink::new(Sink::new(sender, scanner, budget, settings)),
                 cancel,
                 owner: client.owner,
-                salt: client.salt(&request.salt),
+                salt: scheduling.is_cached.then(|| client.salt(&request.salt)),
+                priority: client.priority(scheduling.priority).unwrap_or(0),
+                slot: scheduling.slot,
             }
         };
         all.map(job).collect()

@@ -20,6 +20,7 @@ pub struct Sink {
     /// Tokens that no piece has had yet.
     tokens: Vec<Token>,
     n_reasoning: usize,
+    slot: usize,
     n_reused: usize,
     queue_time: Duration,
     start: Instant,
@@ -53,6 +54,7 @@ impl Sink {
             settings,
             tokens: Vec::new(),
             n_reasoning: 0,
+            slot: 0,
             n_reused: 0,
             queue_time: Duration::ZERO,
             start: Instant::now(),
@@ -102,6 +104,7 @@ impl Sink {
             n_reasoning: self.n_reasoning,
             n_calls: self.scanner.n_calls(),
             seed: self.settings.seed,
+            slot: self.slot,
             queue_time: self.queue_time,
         }))
     }
@@ -132,10 +135,10 @@ impl TextSink for Sink {
 }
 
 impl JobSink for Sink {
-    fn started(&mut self, n_reused: usize) {
-        self.n_reused = n_reused;
+    fn started(&mut self, slot: usize, n_reused: usize) {
+        (self.slot, self.n_reused) = (slot, n_reused);
         self.queue_time = self.start.elapsed();
-        self.sender.send(Event::Started { n_reused });
+        self.sender.send(Event::Started { slot, n_reused });
     }
 
     fn is_full(&self) -> bool {

@@ -83,7 +83,9 @@ fn job(engine: &Arc<Engine>, prompt: &[u32], cancelled_at: Option<usize>) -> (Jo
         sink: sink.clone(),
         cancel: request.cancel,
         owner: Owner::default(),
-        salt: 0,
+        salt: Some(0),
+        priority: 0,
+        slot: None,
     };
     (job, sink)
 }

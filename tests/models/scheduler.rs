@@ -107,7 +107,9 @@ fn job(engine: &Arc<Engine>, index: usize, request: &Request, done: &Sender<Done
         sink: AnySink::new(sink),
         cancel: request.cancel.clone(),
         owner: Owner { id: index as u64 % 3, weight: 1 + index as u32 % 2 },
-        salt: index as u64 % 2,
+        salt: Some(index as u64 % 2),
+        priority: 0,
+        slot: None,
     }
 }
 
@@ -233,7 +235,9 @@ fn noted(
         sink: sink(&cancel),
         cancel,
         owner: Owner::default(),
-        salt: 0,
+        salt: Some(0),
+        priority: 0,
+        slot: None,
     }
 }
 

@@ -28,6 +28,7 @@ fn serve(disk: &Arc<Disk>) -> Server {
         origins: Vec::new(),
         names: Vec::new(),
         strict_model: false,
+        allow_priority: false,
         max_body: 1 << 20,
         ping: None,
         grace: Duration::from_secs(5),

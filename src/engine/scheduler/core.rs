@@ -119,8 +119,8 @@ impl<S: JobSink> Core<S> {
         }
     }
 
-    /// Gives free sessions to waiting jobs: each the session whose text it continues, else the one
-    /// that was used least recently.
+    /// Gives free sessions to waiting jobs: each the session that it wishes, else the one whose
+    /// text it continues, else the one that was used least recently.
     fn admit(&mut self) {
         while self.slots.iter().any(|slot| slot.job.is_none()) {
             let Some(job) = self.queue.pop(&self.ledger) else { return };
@@ -129,7 +129,8 @@ impl<S: JobSink> Core<S> {
             let best = free.max_by_key(|slot| {
                 let n = slot.n_common(job.salt, &job.prompt);
                 let is_continued = slot.is_continued(job.salt, &job.prompt);
-                (if is_continued { n } else { 0 }, !slot.last_used)
+                let is_wished = job.slot == Some(slot.id);
+                (is_wished, if is_continued { n } else { 0 }, !slot.last_used)
             });
             let Some(slot) = best else { return };
             self.ledger.counts.n_started += 1;
@@ -141,9 +142,10 @@ impl<S: JobSink> Core<S> {
     }
 
     /// Tokens that a text has in common with a session's or with pages.
-    fn n_known(&self, salt: u64, text: &[u32]) -> usize {
+    fn n_known(&self, salt: Option<u64>, text: &[u32]) -> usize {
+        let Some(in_pages) = salt.map(|salt| self.pages.n_held(salt, text)) else { return 0 };
         let in_sessions = self.slots.iter().map(|slot| slot.n_common(salt, text)).max();
-        in_sessions.unwrap_or(0).max(self.pages.n_held(salt, text))
+        in_sessions.unwrap_or(0).max(in_pages)
     }
 
     /// Copies what other sessions hold of the texts that are to be computed.

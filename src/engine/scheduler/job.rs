@@ -8,8 +8,9 @@ use crate::sample::TokenLogprob;
 /// Receives a job's text and hears how the job goes. Its methods run on the thread that computes:
 /// they must not wait.
 pub trait JobSink: TextSink {
-    /// The job has a session that holds the first `n_reused` tokens of the prompt.
-    fn started(&mut self, _n_reused: usize) {}
+    /// The job has the session with the number `slot`, which holds the first `n_reused` tokens of
+    /// the prompt.
+    fn started(&mut self, _slot: usize, _n_reused: usize) {}
 
     /// Whether the next token can wait: the reader is behind. The job's session is kept meanwhile,
     /// and other jobs go on.
@@ -35,8 +36,8 @@ impl AnySink {
 }
 
 impl JobSink for AnySink {
-    fn started(&mut self, n_reused: usize) {
-        self.0.started(n_reused);
+    fn started(&mut self, slot: usize, n_reused: usize) {
+        self.0.started(slot, n_reused);
     }
 
     fn is_full(&self) -> bool {
@@ -93,6 +94,11 @@ pub struct Job<S> {
     /// Ends the job early, wherever it is.
     pub cancel: Cancel,
     pub owner: Owner,
-    /// Jobs of different salts share no text in the caches.
-    pub salt: u64,
+    /// Jobs of different salts share no text in the caches. `None` shares none with any: nothing
+    /// is taken from a cache, and nothing is kept.
+    pub salt: Option<u64>,
+    /// The owner's waiting job with the lowest number is next.
+    pub priority: i32,
+    /// The session that the job gets if it is free.
+    pub slot: Option<usize>,
 }

@@ -32,9 +32,12 @@ impl<S> Queue<S> {
         self.0.push_back(job);
     }
 
-    /// Takes the first job of the owner that has used the least time.
+    /// Takes a job of the owner that has used the least time: of those with the lowest priority
+    /// number the first.
     pub fn pop(&mut self, ledger: &Ledger) -> Option<Job<S>> {
-        let (i, _) = self.owners().enumerate().min_by_key(|(_, owner)| ledger.used(*owner))?;
+        let next = self.owners().min_by_key(|owner| ledger.used(*owner))?;
+        let jobs = self.iter().enumerate().filter(|(_, job)| job.owner.id == next.id);
+        let (i, _) = jobs.min_by_key(|(_, job)| job.priority)?;
         self.0.remove(i)
     }
 

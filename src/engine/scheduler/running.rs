@@ -13,6 +13,8 @@ use crate::engine::{Engine, FinishReason, Generation, Outcome, Phase, Session, S
 /// less of it, and the passes to come compute the rest.
 pub struct Running<S> {
     id: u64,
+    /// The number of the job's session.
+    slot: usize,
     pub owner: Owner,
     pub cancel: Cancel,
     /// Whether a pass that it shared has failed: the next one is its own, so that what fails is
@@ -37,8 +39,13 @@ pub struct Running<S> {
 impl<S: JobSink> Running<S> {
     /// Keeps of the session's text what the job's begins with. `None`: the prompt is not the
     /// model's, and the job has ended.
-    pub fn start(job: Job<S>, session: &mut Session, engine: &Engine) -> Option<Running<S>> {
-        let Job { id, prompt, source, generation, cancel, mut sink, owner, salt: _ } = job;
+    pub fn start(
+        job: Job<S>,
+        slot: usize,
+        session: &mut Session,
+        engine: &Engine,
+    ) -> Option<Running<S>> {
+        let Job { id, prompt, source, generation, cancel, mut sink, owner, .. } = job;
         if source.is_some() {
             session.truncate(0);
         }
@@ -51,6 +58,7 @@ impl<S: JobSink> Running<S> {
         outcome.n_prompt = source.as_ref().map_or(0, Vec::len);
         Some(Running {
             id,
+            slot,
             owner,
             cancel,
             source,
@@ -89,7 +97,7 @@ impl<S: JobSink> Running<S> {
             return 0;
         }
         self.outcome.n_reused = session.n_past();
-        self.sink.started(self.outcome.n_reused);
+        self.sink.started(self.slot, self.outcome.n_reused);
         self.outcome.n_reused
     }
 

@@ -18,8 +18,8 @@ pub struct Slot<S> {
     pub job: Option<Running<S>>,
     /// The number of the last job that had it.
     pub last_used: u64,
-    /// The salt of the session's text.
-    salt: u64,
+    /// The salt of the session's text. `None`: the text is not to be used again.
+    salt: Option<u64>,
     /// The job's tokens in the next pass.
     pub next: Vec<u32>,
     /// The positions of the session's checkpoints, if it needs any to go on in its text.
@@ -30,16 +30,17 @@ impl<S: JobSink> Slot<S> {
     /// Without a job; `pages` are those that it will have.
     pub fn new(id: usize, session: Session, pages: &Pages) -> Slot<S> {
         let marks = session.needs_checkpoints(pages).then(Marks::default);
-        Slot { id, session, job: None, last_used: 0, salt: 0, next: Vec::new(), marks }
+        Slot { id, session, job: None, last_used: 0, salt: Some(0), next: Vec::new(), marks }
     }
 
     /// Tokens of a text of the same salt that the session holds from its beginning.
-    pub fn n_common(&self, salt: u64, text: &[u32]) -> usize {
-        if salt == self.salt { n_common(self.session.tokens(), text) } else { 0 }
+    pub fn n_common(&self, salt: Option<u64>, text: &[u32]) -> usize {
+        let is_same = salt.is_some() && salt == self.salt;
+        if is_same { n_common(self.session.tokens(), text) } else { 0 }
     }
 
     /// Whether a prompt goes on where the session's text is, or soon after its half.
-    pub fn is_continued(&self, salt: u64, prompt: &[u32]) -> bool {
+    pub fn is_continued(&self, salt: Option<u64>, prompt: &[u32]) -> bool {
         let n = self.n_common(salt, prompt);
         n > 0 && 2 * n >= self.session.n_past()
     }
@@ -47,14 +48,17 @@ impl<S: JobSink> Slot<S> {
     /// Gives the session to a job; what it drops of its text goes to `pages`.
     pub fn start(&mut self, job: Job<S>, pages: &mut Pages, engine: &Engine) {
         let n = self.n_common(job.salt, &job.prompt);
-        if self.session.can_copy() && n < self.session.n_past() {
-            self.session.keep(pages, self.salt);
+        if let Some(salt) = self.salt
+            && self.session.can_copy()
+            && n < self.session.n_past()
+        {
+            self.session.keep(pages, salt);
         }
-        if job.salt != self.salt {
+        if job.salt.is_none() || job.salt != self.salt {
             self.session.truncate(0);
             self.salt = job.salt;
         }
-        self.job = Running::start(job, &mut self.session, engine);
+        self.job = Running::start(job, self.id, &mut self.session, engine);
         self.marks.iter_mut().for_each(Marks::clear);
     }
 
@@ -67,8 +71,9 @@ impl<S: JobSink> Slot<S> {
     /// the session.
     pub fn extend_from_pages(&mut self, pages: &mut Pages) {
         let Some(job) = self.job.as_ref().filter(|_| self.session.can_copy()) else { return };
+        let Some(salt) = self.salt else { return };
         let text = &job.text()[..job.text().len() - 1];
-        self.session.extend_from_pages(pages, self.salt, text);
+        self.session.extend_from_pages(pages, salt, text);
     }
 
     /// Tokens of the job's text that the session could have from another one's.
@@ -82,7 +87,8 @@ impl<S: JobSink> Slot<S> {
     /// are enough of them to wait for.
     pub fn n_to_follow(&self, older: &Slot<S>) -> Option<usize> {
         let (Some(job), Some(leader)) = (&self.job, &older.job) else { return None };
-        let can_follow = self.salt == older.salt && self.session.can_copy();
+        let is_same = self.salt.is_some() && self.salt == older.salt;
+        let can_follow = is_same && self.session.can_copy();
         let n = n_common(job.text(), leader.text()).min(job.text().len() - 1);
         let n_held = self.session.n_past().max(older.session.n_past());
         (can_follow && self.has_branches() && older.has_prompt() && n >= n_held + PAGE).then_some(n)
@@ -128,7 +134,7 @@ impl<S: JobSink> Slot<S> {
         self.next.clear();
         if let Some(job) = &self.job {
             self.next.extend(job.next_tokens(&self.session, n));
-            if let Some(marks) = &mut self.marks {
+            if let Some(marks) = self.marks.as_mut().filter(|_| self.salt.is_some()) {
                 let n_past = self.session.n_past();
                 let pass = n_past..n_past + self.next.len();
                 self.session.mark(marks.plan(pass, job.n_prompt(), job.text().len()));
@@ -147,12 +153,12 @@ impl<S: JobSink> Slot<S> {
     /// Hands the checkpoints that passes have made over to `pages`. The last one within a prompt or
     /// an answer goes when there is a later one.
     pub fn keep_checkpoints(&mut self, pages: &mut Pages) {
-        let Some(marks) = &mut self.marks else { return };
+        let (Some(marks), Some(salt)) = (&mut self.marks, self.salt) else { return };
         for (n, states) in self.session.take_checkpoints() {
             let text = &self.session.tokens()[..n];
-            let Some(kept) = pages.keep_states(self.salt, text, &states) else { continue };
+            let Some(kept) = pages.keep_states(salt, text, &states) else { continue };
             if let Some(old) = marks.replace(n, Arc::ptr_eq(&kept, &states)) {
-                pages.drop_states(self.salt, &text[..old]);
+                pages.drop_states(salt, &text[..old]);
             }
             self.session.add_checkpoint(n, &kept);
         }

@@ -112,6 +112,7 @@ pub fn read(fields: &Fields<'_>, service: &Service) -> ApiResult<(Request, Style
         form,
         n_logprobs: n_logprobs(fields)?,
         salt: sampling::salt(fields)?,
+        scheduling: sampling::scheduling(fields)?,
         wants_progress: style.has_progress,
         time_limit: sampling::time_limit(fields)?,
     };

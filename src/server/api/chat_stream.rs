@@ -103,7 +103,7 @@ impl Encoder for ChatStream {
                 out.data(&self.chunk(choice, &json!({ "tool_calls": [call] }), None));
             }
             Event::Finished(finish) => self.finish(choice, finish, out),
-            Event::Started { n_reused } if self.style.has_progress => {
+            Event::Started { n_reused, .. } if self.style.has_progress => {
                 let (total, cache) = (self.n_prompt, *n_reused);
                 let progress =
                     json!({ "total": total, "cache": cache, "processed": cache, "time_ms": 0 });

@@ -98,6 +98,7 @@ fn read(fields: &Fields<'_>, service: &Arc<Service>) -> ApiResult<(Vec<Request>,
     let echoes = prompts.iter().map(echo).collect::<ApiResult<Vec<_>>>()?;
     let n_choices = style.n_choices;
     let salt = sampling::salt(fields)?;
+    let scheduling = sampling::scheduling(fields)?;
     let requests = prompts.into_iter().map(|prompt| Request {
         prompt,
         sampling: sampling.clone(),
@@ -106,6 +107,7 @@ fn read(fields: &Fields<'_>, service: &Arc<Service>) -> ApiResult<(Vec<Request>,
         form: form.clone(),
         n_logprobs,
         salt: salt.clone(),
+        scheduling,
         wants_progress: false,
         time_limit,
     });

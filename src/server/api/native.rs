@@ -59,6 +59,7 @@ struct Writer {
     wants_progress: bool,
     n_generated: usize,
     n_prompt: usize,
+    slot: usize,
     service: Arc<Service>,
 }
 
@@ -85,6 +86,7 @@ fn read(fields: &Fields<'_>, service: &Arc<Service>) -> ApiResult<(Request, Writ
         wants_progress,
         n_generated: 0,
         n_prompt: 0,
+        slot: 0,
         service: service.clone(),
     };
     let request = Request {
@@ -95,6 +97,7 @@ fn read(fields: &Fields<'_>, service: &Arc<Service>) -> ApiResult<(Request, Writ
         form: form::form(fields)?,
         n_logprobs,
         salt: sampling::salt(fields)?,
+        scheduling: sampling::scheduling(fields)?,
         wants_progress,
         time_limit: sampling::time_limit(fields)?,
     };
@@ -149,7 +152,7 @@ impl Writer {
             "index": 0,
             "content": content,
             "tokens": tokens,
-            "id_slot": 0,
+            "id_slot": finish.slot,
             "stop": true,
             "model": self.model,
             "tokens_predicted": finish.outcome.n_generated,
@@ -174,7 +177,7 @@ impl Writer {
             "content": content,
             "tokens": ids(tokens),
             "stop": false,
-            "id_slot": 0,
+            "id_slot": self.slot,
             "tokens_predicted": self.n_generated,
             "tokens_evaluated": self.n_prompt,
         })
@@ -186,6 +189,7 @@ impl Encoder for Writer {
 
     fn event(&mut self, _choice: usize, event: &Event, out: &mut Frames) {
         match event {
+            Event::Started { slot, .. } => self.slot = *slot,
             Event::Content(piece) => {
                 self.n_generated += piece.tokens.len();
                 self.has_newline |= piece.text.contains('\n');

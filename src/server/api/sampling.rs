@@ -9,6 +9,7 @@ use crate::sample::{LogitBias, PARAMETERS, Parameter, SamplerKind, SamplerOption
 use crate::server::errors::{ApiError, ApiResult};
 use crate::server::fields::{Fields, integer, wrong};
 use crate::server::limits;
+use crate::server::request::Scheduling;
 use crate::server::service::Service;
 use crate::tokenizer::EncodeOptions;
 
@@ -24,12 +25,9 @@ pub const WITHOUT_EFFECT: &[&str] = &[
     "prediction",
     "verbosity",
     "web_search_options",
-    "cache_prompt",
-    "id_slot",
     "n_keep",
     "min_keep",
     "verbose",
-    "priority",
 ];
 
 /// The field of a parameter: llama-server's names.
@@ -86,6 +84,17 @@ fn expected(field: &str, parameter: &Parameter) -> String {
 pub fn salt(fields: &Fields<'_>) -> ApiResult<String> {
     let part = |name| Ok(fields.string(name)?.unwrap_or_default().replace('\0', ""));
     Ok([part("cache_salt")?, part("prompt_cache_key")?].join("\0"))
+}
+
+/// How a request is queued and where it is computed. The number of a priority is checked when it
+/// is known that the request may have one.
+pub fn scheduling(fields: &Fields<'_>) -> ApiResult<Scheduling> {
+    let slot = fields.integer("id_slot", -1..=i64::MAX)?;
+    Ok(Scheduling {
+        is_cached: fields.boolean("cache_prompt")?.unwrap_or(true),
+        slot: slot.and_then(|slot| usize::try_from(slot).ok()),
+        priority: fields.integer("priority", i64::MIN..=i64::MAX)?,
+    })
 }
 
 /// The sampling that a request asks for; the rest is the server's.

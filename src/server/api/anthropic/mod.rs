@@ -93,6 +93,7 @@ fn read(fields: &Fields<'_>, service: &Service) -> ApiResult<Request> {
         form,
         n_logprobs: None,
         salt: sampling::salt(fields)?,
+        scheduling: sampling::scheduling(fields)?,
         wants_progress: false,
         time_limit: sampling::time_limit(fields)?,
     };

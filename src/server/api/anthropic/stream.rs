@@ -120,7 +120,7 @@ impl Encoder for MessageStream {
 
     fn event(&mut self, _choice: usize, event: &Event, out: &mut Frames) {
         match event {
-            Event::Started { n_reused } => self.start(*n_reused, out),
+            Event::Started { n_reused, .. } => self.start(*n_reused, out),
             Event::Reasoning(piece) => self.thinking(&piece.text, out),
             Event::Content(piece) => self.text(&piece.text, out),
             Event::CallBegin { id, name, .. } => {
@@ -183,7 +183,7 @@ mod tests {
         let call = |index, id: &str| Event::CallBegin { index, id: id.into(), name: "f".into() };
         let arguments = |index, text: &str| Event::Arguments { index, text: text.into() };
         let events = [
-            Event::Started { n_reused: 4 },
+            Event::Started { slot: 0, n_reused: 4 },
             Event::Reasoning(piece("hm")),
             Event::Content(piece("\n")),
             Event::Content(piece("So")),

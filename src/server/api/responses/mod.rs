@@ -157,6 +157,7 @@ fn read(fields: &Fields<'_>, service: &Service) -> ApiResult<Asked> {
         form,
         n_logprobs: has_logprobs.then_some(n_top as usize),
         salt: sampling::salt(fields)?,
+        scheduling: sampling::scheduling(fields)?,
         wants_progress: false,
         time_limit: sampling::time_limit(fields)?,
     };
