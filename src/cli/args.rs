@@ -114,6 +114,7 @@ impl BatchArgs {
             n_threads,
             cache_type_k: self.cache_type_k,
             cache_type_v: self.cache_type_v,
+            exact: false,
             mmap: self.mmap || !self.no_mmap,
             ram: self.experts.ram,
             device: self.devices.device.clone(),

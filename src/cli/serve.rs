@@ -124,6 +124,10 @@ struct LoadArgs {
     #[arg(long, value_name = "SIZE", default_value = "auto", env = "MOEBA_KV_RAM")]
     #[arg(value_parser = page_ram)]
     kv_ram: RamBudget,
+    /// Compute prompts on a GPU as steps of decode, slower: answers then have the same bytes
+    /// whatever a cache held of their prompts. On the CPU they always have
+    #[arg(long, env = "MOEBA_EXACT", value_parser = values::boolean)]
+    exact: bool,
     /// Requests that may wait
     #[arg(long, value_name = "N", default_value = "64", value_parser = queue)]
     queue: usize,
@@ -292,7 +296,8 @@ impl Args {
             // 0 stands for the model's own.
             let n_ctx = if self.load.ctx_size > 0 { n_ctx.max(1) } else { 0 };
             let options = self.batch.options(n_ctx, self.threads.count());
-            EngineOptions { n_sessions: n, page_ram: self.load.kv_ram, ..options }
+            let (page_ram, exact) = (self.load.kv_ram, self.load.exact);
+            EngineOptions { n_sessions: n, page_ram, exact, ..options }
         };
         match self.load.parallel {
             Parallel(Some(n)) => Ok(with(n)),

@@ -109,6 +109,7 @@ fn onto_devices(
         lockstep: options.test.lockstep,
         n_ubatch: plan::needs::tokens_at_once(model.hyper(), plan.n_ubatch, plan.n_ctx),
         n_ctx: plan.n_ctx,
+        is_exact: options.exact,
         cpu_share: options.test.cpu_share,
     };
     let free = |device: &Device| Ok(device.memory()?.free_bytes as u64);

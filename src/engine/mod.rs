@@ -119,6 +119,14 @@ impl Engine {
         }
     }
 
+    /// Whether a text's bits depend on its tokens alone, and not on which of them were a prompt:
+    /// tensor cores, which serve prompts over a cache of halves or blocks, round in another way.
+    pub fn is_exact(&self) -> bool {
+        let types = [self.options.cache_type_k, self.options.cache_type_v];
+        let is_without = types.iter().all(|ty| [CacheType::F32, CacheType::BF16].contains(ty));
+        self.plan.device.is_none() || self.options.exact || is_without
+    }
+
     pub fn model(&self) -> &Model {
         &self.model
     }

@@ -36,6 +36,9 @@ pub struct EngineOptions {
     pub cache_type_k: CacheType,
     /// Element type of values in the KV cache (`-ctv`).
     pub cache_type_v: CacheType,
+    /// Compute prompts on a GPU as steps of decode, without tensor cores (`--exact`): slower, but
+    /// results do not depend on which tokens were a prompt. On the CPU they never do.
+    pub exact: bool,
     /// Compute on the mapped file. Otherwise weights are read into memory of their own
     /// (`--no-mmap`). Streamed experts are not affected.
     pub mmap: bool,
@@ -91,6 +94,7 @@ impl Default for EngineOptions {
             n_threads: None,
             cache_type_k: CacheType::F16,
             cache_type_v: CacheType::F16,
+            exact: false,
             mmap: true,
             ram: RamBudget::Auto,
             // A library's user names the device; the command line defaults to `auto`.

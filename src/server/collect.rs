@@ -55,6 +55,7 @@ pub async fn collect(
     n_choices: usize,
     report: &mut Report,
 ) -> Result<Vec<Choice>, ApiError> {
+    report.request_hash = Some(answer.hash.clone());
     let mut choices: Vec<Choice> = (0..n_choices).map(|_| Choice::default()).collect();
     each(answer, report, |i, event| choices[i].add(event)).await?;
     Ok(choices)

@@ -20,6 +20,7 @@ mod model;
 mod origin;
 mod prompt;
 mod random;
+mod replay;
 mod report;
 mod request;
 mod router;

@@ -136,7 +136,8 @@ fn fingerprint(engine: &Engine, options: &EngineOptions) -> String {
     let mut hash = Sha256::new();
     hash.update(ARITHMETIC.to_le_bytes());
     hash.update(model_key(engine));
-    let types = (options.cache_type_k, options.cache_type_v, engine.plan().device.is_some());
+    let on_device = engine.plan().device.is_some();
+    let types = (options.cache_type_k, options.cache_type_v, on_device, engine.is_exact());
     hash.update(format!("{types:?}"));
     let hash = hash.finalize();
     let digits: String = hash[..4].iter().map(|byte| format!("{byte:02x}")).collect();

@@ -36,6 +36,8 @@ pub struct Report {
     is_over: bool,
     /// The name of the client's key.
     client: Option<Arc<str>>,
+    /// The name of what was asked for; see `replay`.
+    pub request_hash: Option<String>,
 }
 
 impl Report {
@@ -54,6 +56,7 @@ impl Report {
             phase: "queue",
             is_over: false,
             client: None,
+            request_hash: None,
         }
     }
 

@@ -19,7 +19,7 @@ use super::errors::{ApiError, ApiResult, Kind, Wire};
 use super::limits::BODY_TIME;
 use super::report::{LogRequests, Report};
 use super::service::Service;
-use super::{origin, random, status};
+use super::{origin, random, replay, status};
 
 /// The other end of a connection; a socket of this machine has no addresses.
 #[derive(Clone, Copy, Debug, Default)]
@@ -226,7 +226,7 @@ fn find(path: &str) -> Option<&'static Route> {
 
 /// The last steps of an answer that is not streamed.
 fn finished(
-    response: Response<Body>,
+    mut response: Response<Body>,
     app: &App,
     origin: Option<HeaderValue>,
     mut report: Report,
@@ -234,6 +234,10 @@ fn finished(
     let status = response.status().as_u16();
     if status >= 400 {
         app.metrics.add_rejected(reason(status));
+    }
+    let hash = report.request_hash.take().filter(|_| status < 400);
+    if let Some(Ok(hash)) = hash.map(|hash| HeaderValue::from_str(&hash)) {
+        response.headers_mut().insert(replay::HEADER, hash);
     }
     report.answered(status);
     with_headers(response, origin)

@@ -12,6 +12,7 @@ use super::errors::{ApiError, ApiResult, Kind};
 use super::events::{Event, Receiver, Sender, channel};
 use super::model::ModelInfo;
 use super::prompt::{Encoded, Room, Templates};
+use super::replay;
 use super::request::{Chat, Prompt, Request};
 use super::sink::{Sink, SinkSettings};
 use crate::Result;
@@ -65,6 +66,7 @@ pub struct Prepared {
     text: String,
     generations: Vec<Generation>,
     seed: u64,
+    hash: [u8; 32],
 }
 
 /// An answer that comes. Dropping it cancels its jobs.
@@ -78,6 +80,8 @@ pub struct Answer {
     has_started: bool,
     /// Tokens of the first prompt.
     pub n_prompt: usize,
+    /// Names what the answer's bytes follow from, beside the model.
+    pub hash: String,
     /// Keeps the key's count of running requests.
     _running: Running,
 }
@@ -170,7 +174,9 @@ impl Service {
             Ok(generation)
         });
         let generations = generations.collect::<ApiResult<Vec<_>>>()?;
-        Ok(Prepared { request, prompt: tokens, text, generations, seed })
+        request.sampling.seed = Some(seed);
+        let hash = replay::hash(&request, &tokens);
+        Ok(Prepared { request, prompt: tokens, text, generations, seed, hash })
     }
 
     fn compiled(&self, form: &Grammar) -> ApiResult<Constraint> {
@@ -270,6 +276,7 @@ impl Service {
         }
         let n_open = all.iter().map(|prepared| prepared.generations.len()).sum();
         let n_prompt = all.first().map_or(0, |prepared| prepared.prompt.len());
+        let hash = replay::name(all.iter().map(|prepared| &prepared.hash));
         let (senders, receiver) = channel(n_open);
         let mut senders = senders.into_iter();
         let jobs = all.into_iter().flat_map(|prepared| self.jobs(prepared, &mut senders, client));
@@ -288,6 +295,7 @@ impl Service {
             start: Instant::now(),
             has_started: false,
             n_prompt,
+            hash,
             _running: running,
         };
         match self.scheduler.submit(jobs) {
@@ -304,7 +312,7 @@ impl Service {
         senders: &mut impl Iterator<Item = Sender>,
         client: &Client,
     ) -> Vec<Job<AnySink>> {
-        let Prepared { request, prompt, text, generations, seed } = prepared;
+        let Prepared { request, prompt, text, generations, seed, .. } = prepared;
         let scheduling = request.scheduling;
         let chat = match &request.prompt {
             Prompt::Chat(chat) => Some(chat),

@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use http_body_util::BodyExt;
 use hyper::body::{Bytes, Frame};
-use hyper::http::{HeaderValue, Response, header};
+use hyper::http::{HeaderName, HeaderValue, Response, header};
 use serde_json::Value;
 use tokio::time::timeout;
 
 use super::body::Body;
 use super::errors::ApiError;
 use super::events::{Event, Finish};
+use super::replay;
 use super::report::Report;
 use super::service::Answer;
 
@@ -167,6 +168,7 @@ pub fn respond(
     ping: Option<Duration>,
 ) -> Response<Body> {
     let mut frames = Frames::default();
+    let hash = HeaderValue::from_str(&answer.hash);
     encoder.begin(&mut frames);
     let first = frames.take();
     let stream =
@@ -179,6 +181,7 @@ pub fn respond(
     let cache = HeaderValue::from_static("no-cache, no-transform");
     headers.insert(header::CACHE_CONTROL, cache);
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    headers.extend(hash.ok().map(|hash| (HeaderName::from_static(replay::HEADER), hash)));
     response
 }
 

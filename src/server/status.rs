@@ -87,10 +87,10 @@ pub fn props(app: &App) -> ApiResult<Response<Body>> {
     })))
 }
 
-/// How far an answer's bits depend on its request alone: tensor cores round prompts in another way
-/// than steps of decode.
+/// How far an answer's bits depend on its request alone: `load` where it matters how the prompt was
+/// computed.
 pub fn deterministic(service: &Service) -> &'static str {
-    if service.engine().plan().device.is_none() { "exact" } else { "load" }
+    if service.engine().is_exact() { "exact" } else { "load" }
 }
 
 /// The default of each sampling parameter, by the name of its field.

@@ -188,6 +188,7 @@ fn gpu_options(path: &Path, devices: usize) -> GpuOptions {
         lockstep: false,
         n_ubatch: N_CTX,
         n_ctx: N_CTX,
+        is_exact: false,
         cpu_share: None,
     }
 }

@@ -306,6 +306,7 @@ fn gpu_options(plan: &DevicePlan) -> GpuOptions {
         lockstep: false,
         n_ubatch: 80,
         n_ctx: 80,
+        is_exact: false,
         cpu_share: None,
     }
 }

@@ -152,6 +152,10 @@ fn with_cache(name: &str, cache: CacheType) {
         let what = format!("{name}, cache of {cache}, prompt of {n_prompt}");
         compare(&what, &got, &expected, bound);
     }
+    let exact = load(&path, &EngineOptions { exact: true, ..cached(on_device(1, "")) });
+    assert!(exact.is_exact() && !device.is_exact());
+    let what = format!("{name}, cache of {cache}, an exact prompt of {PROMPT}");
+    compare(&what, &answer(&exact), &answer(&cpu), 0.0);
 }
 
 #[test]

@@ -115,7 +115,7 @@ impl<'a> GpuPass<'a> {
             scale: self.hyper().attention_scale,
             sinks: None,
             bias: self.distance_bias(),
-            prompt: segment.is_prompt(),
+            prompt: segment.is_prompt() && !self.dev.is_exact,
         }
     }
 

@@ -30,6 +30,8 @@ pub struct DeviceModel {
     pub layouts: Vec<Option<GranuleLayout>>,
     /// The VRAM tiers of all devices; none if no device holds experts.
     pub tiers: Option<Arc<VramTiers>>,
+    /// See `GpuOptions`.
+    pub is_exact: bool,
 }
 
 /// The dense part of a model that a device takes.
@@ -67,6 +69,7 @@ impl DeviceModel {
         Ok(DeviceModel {
             layouts: layouts.collect(),
             tiers: None,
+            is_exact: false,
             stream,
             ops,
             layout,

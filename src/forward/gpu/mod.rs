@@ -74,6 +74,8 @@ pub struct GpuOptions {
     /// The largest micro-batch (a whole text of a model with an encoder), and the context length.
     pub n_ubatch: usize,
     pub n_ctx: usize,
+    /// Whether attention of prompts has the bits that it has in decode: without tensor cores.
+    pub is_exact: bool,
     /// The share of missing experts that the CPU computes, for tests. By default it depends on
     /// measured times.
     pub cpu_share: Option<f32>,
@@ -121,6 +123,7 @@ impl Model {
         let mut dev = DeviceModel::upload(self, gpu, &dense)?;
         let has_experts = |l: usize| options.experts[l] && on_device.contains(&l);
         let has_experts: Vec<bool> = (0..dev.layers.len()).map(has_experts).collect();
+        dev.is_exact = options.is_exact;
         dev.tiers = self.new_tiers(gpus, options, &has_experts)?;
         let peers = self.new_peers(gpus, dev.tiers.as_ref(), n)?;
         let row = 4 * self.hyper.n_embd;
