@@ -123,10 +123,20 @@ impl Model {
 
     /// Loads it with a bar, then says what was loaded.
     pub fn load(&self, options: &EngineOptions) -> Result<Arc<Engine>> {
+        self.load_with(options, &mut |_| ())
+    }
+
+    /// [`Model::load`] that also tells which part of the work, in 0..1, is done.
+    pub fn load_with(
+        &self,
+        options: &EngineOptions,
+        progress: &mut dyn FnMut(f32),
+    ) -> Result<Arc<Engine>> {
         let start = Instant::now();
         let bar = terminal::bar("loading", 1000);
         let engine = Engine::load(&self.path, &self.options(options), &mut |part| {
             bar.set_position((part * 1000.0) as u64);
+            progress(part);
         })?;
         drop(bar);
         if options.ram != RamBudget::Auto && engine.plan().sizes.expert_bytes == 0 {

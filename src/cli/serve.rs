@@ -242,7 +242,7 @@ pub fn run(args: Args) -> Result<()> {
     // A client that comes while the model is loaded is told so.
     let server = Server::bind(server_options)?;
     let options = args.engine_options(&model)?;
-    let engine = model.load(&options)?;
+    let engine = model.load_with(&options, &mut |part| server.set_progress(part))?;
     if engine.encoder().is_some() {
         let why = "the server generates text only: `moeba run` translates";
         return Err(Error::invalid(why));

@@ -29,7 +29,7 @@ mod sink;
 mod sse;
 mod status;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -104,6 +104,8 @@ pub struct App {
     metrics: Arc<Metrics>,
     sockets: Sockets,
     service: OnceLock<Arc<Service>>,
+    /// The part of the model that is loaded, in thousandths.
+    progress: AtomicU32,
     is_stopping: AtomicBool,
 }
 
@@ -174,6 +176,7 @@ impl Server {
             metrics: Arc::default(),
             sockets: Sockets::default(),
             service: OnceLock::new(),
+            progress: AtomicU32::new(0),
             is_stopping: AtomicBool::new(false),
         });
         let (stop, stopped) = watch::channel(false);
@@ -185,6 +188,11 @@ impl Server {
     /// The address for clients, with the port that was chosen.
     pub fn url(&self) -> &str {
         &self.url
+    }
+
+    /// The part of the model, in 0..1, that is loaded by now.
+    pub fn set_progress(&self, part: f32) {
+        self.app.progress.store((part * 1000.0) as u32, Ordering::Relaxed);
     }
 
     /// Starts to serve a model.

@@ -1,19 +1,28 @@
 //! Routes that look at the server. They read snapshots, so they answer while the engine computes.
 
-use hyper::http::{HeaderValue, Response, header};
+use std::sync::atomic::Ordering;
+
+use hyper::http::{HeaderValue, Response, StatusCode, header};
 use serde_json::{Value, json};
 
 use super::App;
 use super::body::{self, Body};
-use super::errors::{ApiError, ApiResult, Kind};
+use super::errors::{ApiError, ApiResult, Kind, Wire};
 use super::router::json as response;
 use super::service::Service;
 use crate::sample::{PARAMETERS, Parameter};
 
 /// `GET /health`
 pub fn health(app: &App) -> ApiResult<Response<Body>> {
-    app.loaded()?;
-    Ok(response(&json!({ "status": "ok" })))
+    let Err(error) = app.loaded() else { return Ok(response(&json!({ "status": "ok" }))) };
+    // The error is the one that all routes have until then.
+    let mut body = error.body(Wire::OpenAi, "");
+    body["status"] = "loading model".into();
+    body["progress"] = (f64::from(app.progress.load(Ordering::Relaxed)) / 1000.0).into();
+    let mut response = response(&body);
+    *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+    response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+    Ok(response)
 }
 
 /// `GET /ready`

@@ -21,11 +21,17 @@ mod hostile;
 // Cancelling, a full queue, the same bytes beside other requests, the end of the server.
 mod load;
 
+// Before the model is loaded.
+mod loading;
+
 // Responses: items in and out, streams, tools, reasoning, what is not served.
 mod responses;
 
 // The other routes: completions, tokens, models, health, metrics.
 mod routes;
+
+// Slots, priorities, requests without a cache.
+mod scheduling;
 
 // The server and a client.
 mod support;

@@ -1,4 +1,4 @@
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::support::start;
 
@@ -31,6 +31,8 @@ fn small_routes_answer() {
     for name in ["moeba_build_info{", "llamacpp:prompt_tokens_total ", "moeba_requests_total{"] {
         assert!(metrics.body.contains(name), "{name}");
     }
+    // Series have a type and a unit's name, and no text of a client's.
+    assert!(metrics.body.lines().all(|line| line.starts_with(['#', 'm', 'l'])));
     server.get("/nothing").error(404);
     server.get("//health").error(404);
     server.post("/v1/embeddings", &json!({})).error(501);
@@ -118,4 +120,66 @@ fn plain_text_is_continued() {
     server.post("/v1/completions", &with(json!({"prompt": []}))).error(400);
     server.post("/v1/completions", &with(json!({"prompt": [[1, -1]]}))).error(400);
     server.post("/completion", &with(json!({}))).error(400);
+}
+
+/// The value of a series.
+fn series(metrics: &str, name: &str) -> f64 {
+    let line = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.unwrap_or_else(|| panic!("{name} in {metrics}")).parse().unwrap()
+}
+
+#[test]
+fn what_the_scheduler_does_is_counted() {
+    let server = start(&["-c", "512", "--parallel", "1"]);
+    let body = |text: &str| json!({ "prompt": text, "n_predict": 6, "ignore_eos": true });
+    let long = "A queue is a list of things that wait. ".repeat(16);
+    for text in [&long, "Something else", &long] {
+        assert_eq!(server.post("/completion", &body(text)).status, 200);
+    }
+    let form = json!({ "prompt": "x", "grammar": "root ::= [ab]{4}", "n_predict": 4 });
+    assert_eq!(server.post("/completion", &form).status, 200);
+    let metrics = server.get("/metrics").body;
+    let value = |name: &str| series(&metrics, name);
+    // The first token of a text comes from its prompt's pass.
+    let steps = value("moeba_batch_rows_count");
+    assert!((15.0..=19.0).contains(&steps), "{steps}");
+    assert_eq!(value("moeba_batch_rows_sum"), steps);
+    assert_eq!(value("moeba_batch_rows_bucket{le=\"1\"}"), steps);
+    assert!(value("moeba_expert_union_sum") >= value("moeba_expert_union_count"));
+    assert!(value("moeba_expert_union_count") >= steps);
+    assert!((11.0..steps).contains(&value("moeba_decode_stall_seconds_count")));
+    assert!(value("moeba_prefill_layers_total") >= 4.0);
+    assert_eq!(value("moeba_queue_wait_seconds_count"), 4.0);
+    assert!(value("moeba_page_hits_total{tier=\"ram\"}") >= 1.0);
+    assert!(value("moeba_page_misses_total{tier=\"ram\"}") >= 1.0);
+    assert_eq!(value("moeba_page_evictions_total{tier=\"ram\"}"), 0.0);
+    assert!(value("moeba_prefix_tokens_reused_total") >= 64.0);
+    assert_eq!(value("moeba_state_checkpoints"), 0.0);
+    assert_eq!(value("moeba_grammar_compile_seconds_count"), 1.0);
+    assert!(value("moeba_grammar_mask_seconds_count") >= 1.0);
+}
+
+#[test]
+fn answers_have_the_name_of_what_was_asked() {
+    let server = start(&["-c", "256", "--parallel", "1"]);
+    let ask = |path: &str, body: Value| {
+        let answer = server.post(path, &body);
+        assert_eq!(answer.status, 200, "{answer:?}");
+        let hash = answer.header("x-moeba-request-hash").expect("a hash").to_owned();
+        assert_eq!(hash.len(), 64);
+        hash
+    };
+    let body = |seed: i64, is_stream: bool| {
+        let messages = json!([{ "role": "user", "content": "Why?" }]);
+        json!({ "messages": messages, "seed": seed, "max_tokens": 2, "stream": is_stream })
+    };
+    let path = "/v1/chat/completions";
+    let first = ask(path, body(1, false));
+    assert_eq!(ask(path, body(1, true)), first);
+    assert_ne!(ask(path, body(2, false)), first);
+    // A seed that the server has chosen is one, too.
+    assert_ne!(ask(path, body(-1, false)), ask(path, body(-1, false)));
+    let plain = json!({ "prompt": "Why?", "seed": 1, "max_tokens": 2 });
+    assert_ne!(ask("/v1/completions", plain), first);
+    assert_eq!(server.get("/health").header("x-moeba-request-hash"), None);
 }
