@@ -11,7 +11,7 @@
 use crate::{Error, Result};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Once, mpsc};
 use std::time::{Duration, Instant};
 
@@ -24,6 +24,8 @@ pub struct Budget {
     /// The thread itself is stopped then; what ends in between is lost, but frees its memory.
     pub end: Duration,
     pub stack_bytes: usize,
+    /// Counts threads that sleep for ever.
+    pub n_lost: &'static AtomicUsize,
 }
 
 /// The name of guarded threads.
@@ -43,6 +45,7 @@ struct Meter {
     left: i64,
     end: Instant,
     slot: usize,
+    n_lost: &'static AtomicUsize,
 }
 
 thread_local! {
@@ -65,6 +68,7 @@ fn count(delta: i64) {
         cell.set(Some(meter));
         if delta > 0 && (meter.left < 0 || Instant::now() > meter.end) {
             cell.set(None);
+            meter.n_lost.fetch_add(1, Ordering::SeqCst);
             if meter.left < 0 {
                 GIVEN_UP.fetch_or(1 << meter.slot, Ordering::SeqCst);
             }
@@ -120,7 +124,8 @@ pub fn run<T: Send + 'static>(
         .name(THREAD.into())
         .stack_size(budget.stack_bytes)
         .spawn(move || {
-            METER.set(Some(Meter { left: budget.bytes, end, slot }));
+            let Budget { bytes, n_lost, .. } = budget;
+            METER.set(Some(Meter { left: bytes, end, slot, n_lost }));
             let result = work();
             METER.set(None);
             // This fails if the caller waits no longer.

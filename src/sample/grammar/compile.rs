@@ -12,19 +12,37 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Rules that name each other in a chain are compiled by recursion, which takes stack. Code that is
-/// not optimised is many times slower.
-const BUDGET: Budget = Budget {
-    bytes: 128 << 20,
-    time: Duration::from_secs(if cfg!(debug_assertions) { 30 } else { 2 }),
-    end: Duration::from_secs(30),
-    stack_bytes: 256 << 20,
-};
-
-/// Compilations at a time, those included that were given up.
+/// Compilations at a time.
 const MAX_RUNNING: usize = 16;
 
+/// Compilations that began and have not ended; some of them never will.
 static N_RUNNING: AtomicUsize = AtomicUsize::new(0);
+
+/// Compilations that sleep for ever, with the memory that they had.
+static N_LOST: AtomicUsize = AtomicUsize::new(0);
+
+/// Bytes that a compilation may hold.
+const BYTES: i64 = 128 << 20;
+
+/// With each so many that are lost the next ones may hold half as much, down to a sixteenth: all
+/// that are lost hold a gigabyte, and who sends such grammars does not keep others from theirs.
+const LOST_PER_HALF: usize = 4;
+const MAX_HALVES: usize = 4;
+
+/// From here on, with another gigabyte lost, nothing is compiled.
+const MAX_LOST: usize = LOST_PER_HALF * MAX_HALVES + 128;
+
+/// Rules that name each other in a chain are compiled by recursion, which takes stack. Code that is
+/// not optimised is many times slower.
+fn budget(n_lost: usize) -> Budget {
+    Budget {
+        bytes: BYTES >> (n_lost / LOST_PER_HALF).min(MAX_HALVES),
+        time: Duration::from_secs(if cfg!(debug_assertions) { 30 } else { 2 }),
+        end: Duration::from_secs(30),
+        stack_bytes: 256 << 20,
+        n_lost: &N_LOST,
+    }
+}
 
 /// The white space between two parts of a JSON text.
 const WHITE_SPACE: &str = r"[ \t]{1,2}|(\r?\n){1,2}[ \t]{0,40}";
@@ -86,22 +104,31 @@ fn json_schema(mut schema: Value) -> TopLevelGrammar {
 pub fn compile(factory: Arc<ParserFactory>, grammar: &Grammar) -> Result<Compiled> {
     let what = format!("compiling the {}", grammar.kind());
     let (running, grammar) = (Running::new()?, grammar.clone());
-    guard::run(&what, BUDGET, move || {
+    guard::run(&what, budget(N_LOST.load(Ordering::SeqCst)), move || {
         let compiled = Compiled::new(&factory, &grammar);
         drop(running);
         compiled
     })
 }
 
-/// One of the compilations that run.
+/// One of the compilations that run. Whatever its caller waits for, its thread drops it when it
+/// ends; those that never end are counted in [`N_LOST`], too.
 struct Running;
 
 impl Running {
     fn new() -> Result<Running> {
-        let one_more = |n| (n < MAX_RUNNING).then_some(n + 1);
+        let n_lost = N_LOST.load(Ordering::SeqCst);
+        if n_lost >= MAX_LOST {
+            let why = format!("{n_lost} grammars took all memory for grammars: start again");
+            return Err(Error::invalid(why));
+        }
+        let one_more = |n| (n < MAX_RUNNING + n_lost).then_some(n + 1);
         match N_RUNNING.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_more) {
             Ok(_) => Ok(Running),
-            Err(n) => Err(Error::invalid(format!("{n} grammars are being compiled: try again"))),
+            Err(n) => {
+                let n = n.saturating_sub(n_lost);
+                Err(Error::invalid(format!("{n} grammars are being compiled: try again")))
+            }
         }
     }
 }
