@@ -196,8 +196,9 @@ def main():
     parser.add_argument("--moeba", default=MOEBA)
     parser.add_argument("--quick", action="store_true", help="two settings only")
     args = parser.parse_args()
-    common = ["-c", 16384, "--profile", "none"]
-    with serving.moeba(args.moeba, args.file, [*common, "--parallel", 1, "-t", 1]) as server:
+    common = ["-c", 16384]
+    alone = [*common, "--profile", "none", "--parallel", 1, "-t", 1]
+    with serving.moeba(args.moeba, args.file, alone) as server:
         expected = [ask(server.port, i) for i in range(N)]
         again = [ask(server.port, i) for i in range(N)]
         parted = [digest(streamed(server.port, *request(i))) for i in range(N)]
@@ -209,7 +210,9 @@ def main():
     for number, (flags, concurrencies) in enumerate(matrix(args.quick)):
         with tempfile.TemporaryDirectory() as folder:
             profile = ["--profile", f"{folder}/p"] if "--policy" in flags else ["--profile", "none"]
-            with serving.moeba(args.moeba, args.file, ["-c", 16384, *profile, *flags]) as server:
+            # Those who come and go must not fill the queue.
+            settings = [*common, "--queue", 10_000, *profile, *flags]
+            with serving.moeba(args.moeba, args.file, settings) as server:
                 for concurrency in concurrencies:
                     start = time.monotonic()
                     with Disturbance(server.port, number) as others:

@@ -64,45 +64,6 @@ fn a_full_queue_says_so_and_when_to_come_again() {
     server.wait_busy(0);
 }
 
-/// A request's bytes do not depend on what runs beside it, on its slot or on what the slot held.
-#[test]
-fn the_same_request_has_the_same_answer_beside_others() {
-    let server = start(&["-c", "2048", "--parallel", "4"]);
-    let questions = ["What is a branch?", "Name a file.", "How does a shell work?", "Why?"];
-    let body = |i: usize| {
-        json!({
-            "messages": [{"role": "user", "content": questions[i % questions.len()]}],
-            "max_tokens": 10,
-            "seed": i / 2,
-            "temperature": if i.is_multiple_of(3) { 0.0 } else { 1.0 },
-        })
-    };
-    let ask = |i: usize| {
-        let json = server.post("/v1/chat/completions", &body(i)).json();
-        json["choices"][0]["message"]["content"].as_str().unwrap().to_owned()
-    };
-    let alone: Vec<String> = (0..16).map(ask).collect();
-    assert!(alone.iter().any(|text| *text != alone[0]));
-    for round in 0..2 {
-        let next = std::sync::atomic::AtomicUsize::new(0);
-        std::thread::scope(|scope| {
-            for _ in 0..8 {
-                scope.spawn(|| {
-                    loop {
-                        let n = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                        if n >= 16 {
-                            return;
-                        }
-                        // Another order in each round.
-                        let i = (n * 5 + round * 3) % 16;
-                        assert_eq!(ask(i), alone[i], "{i}");
-                    }
-                });
-            }
-        });
-    }
-}
-
 #[test]
 fn a_signal_lets_running_requests_end() {
     let mut server = start(&["-c", "1024", "--parallel", "1", "--grace", "300"]);

@@ -12,13 +12,16 @@ mod chat;
 // Clients of others: curl, openai, litellm, LangChain.
 mod clients;
 
+// The same bytes beside other requests and in any setting.
+mod determinism;
+
 // A disk that fails under a server.
 mod faults;
 
 // Requests that mean harm: halves of headers, slow senders, deep JSON, large bodies.
 mod hostile;
 
-// Cancelling, a full queue, the same bytes beside other requests, the end of the server.
+// Cancelling, a full queue, the end of the server.
 mod load;
 
 // Before the model is loaded.
