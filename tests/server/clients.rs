@@ -51,8 +51,23 @@ fn openai_for_python() {
 }
 
 #[test]
+fn responses_for_python() {
+    run("responses_sdk.py");
+}
+
+#[test]
 fn openai_for_node() {
     run("openai_sdk.mjs");
+}
+
+#[test]
+fn anthropic_for_python() {
+    run("anthropic_sdk.py");
+}
+
+#[test]
+fn anthropic_for_node() {
+    run("anthropic_sdk.mjs");
 }
 
 #[test]
@@ -68,14 +83,4 @@ fn litellm() {
 #[test]
 fn langchain() {
     run("langchain_standard.py");
-}
-
-#[test]
-fn anthropic_for_python() {
-    run("anthropic_sdk.py");
-}
-
-#[test]
-fn anthropic_for_node() {
-    run("anthropic_sdk.mjs");
 }

@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 
-from checks import HELLO, KEY, MODEL, URL, WEATHER, check, has, raises, run, skip, wait_idle
+from checks import HELLO, KEY, MODEL, URL, WEATHER, check, raises, run, skip, wait_idle
 
 # It would fetch a list of prices.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
@@ -84,6 +84,7 @@ def a_stream_that_is_left_frees_its_slot():
     wait_idle()
 
 
+@check
 def messages_in_the_form_of_anthropic():
     args = {"model": f"anthropic/{MODEL}", "api_base": URL, "drop_params": True, "temperature": 0}
     content = ask(**args).choices[0].message.content
@@ -93,8 +94,5 @@ def messages_in_the_form_of_anthropic():
     call = answer.choices[0].message.tool_calls[0]
     assert json.loads(call.function.arguments)["town"] in ("Rome", "Oslo")
 
-
-if has("/v1/messages"):
-    check(messages_in_the_form_of_anthropic)
 
 run()

@@ -49,11 +49,6 @@ def a_stream_is_the_whole_answer():
     assert events[-1].response.usage.output_tokens == whole.usage.output_tokens
     numbers = [event.sequence_number for event in events]
     assert numbers == sorted(set(numbers))
-    with client.responses.stream(model=MODEL, input=QUESTION, max_output_tokens=12,
-                                 temperature=0) as stream:
-        for _ in stream:
-            pass
-        assert stream.get_final_response().output_text == text
 
 
 @check
@@ -81,6 +76,12 @@ def an_answer_is_parsed_into_a_class():
     answer = client.responses.parse(model=MODEL, input=QUESTION, text_format=Report,
                                     max_output_tokens=600, temperature=0)
     assert isinstance(answer.output_parsed, Report), answer
+    # An answer that its length cuts is an exception of this helper.
+    with client.responses.stream(model=MODEL, input=QUESTION, text_format=Report,
+                                 max_output_tokens=600, temperature=0) as stream:
+        for _ in stream:
+            pass
+        assert stream.get_final_response().output_parsed == answer.output_parsed
 
 
 @check
