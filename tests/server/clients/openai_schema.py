@@ -74,10 +74,11 @@ def conforms(data, kind, schema):
 def by_document(data, schema):
     if DOCUMENT is None:
         return
-    # OpenAI's own responses have a null here, which the document forgets.
+    # OpenAI's own responses have nulls here, which the document forgets.
     for part in [data, data.get("response") or {}]:
-        if part.get("user", "") is None:
-            del part["user"]
+        for name in ["user", "usage"]:
+            if name in part and part[name] is None and "output" in part:
+                del part[name]
     root = {"$ref": f"#/components/schemas/{schema}", "components": DOCUMENT["components"]}
     validator = jsonschema.Draft202012Validator(root)
     errors = [f"{error.json_path}: {error.message[:300]}" for error in validator.iter_errors(data)]
