@@ -270,11 +270,17 @@ impl Service {
 
     /// Puts requests into the queue, all or none. Their choices follow each other.
     pub fn submit(self: &Arc<Self>, all: Vec<Prepared>, client: &Client) -> ApiResult<Answer> {
+        let n_open = all.iter().map(|prepared| prepared.generations.len()).sum();
+        let options = self.scheduler.options();
+        let most = options.n_queue + options.n_parallel;
+        if n_open > most {
+            let message = format!("n: a request has at most {most} choices here, got {n_open}");
+            return Err(ApiError::invalid("n", message));
+        }
         let running = client.enter()?;
         for prepared in &all {
             client.priority(prepared.request.scheduling.priority)?;
         }
-        let n_open = all.iter().map(|prepared| prepared.generations.len()).sum();
         let n_prompt = all.first().map_or(0, |prepared| prepared.prompt.len());
         let hash = replay::name(all.iter().map(|prepared| &prepared.hash));
         let (senders, receiver) = channel(n_open);

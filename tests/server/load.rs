@@ -47,6 +47,9 @@ fn a_full_queue_says_so_and_when_to_come_again() {
         assert!(Instant::now() < end, "no one waits");
         std::thread::sleep(Duration::from_millis(10));
     }
+    let mut many = endless();
+    many["n"] = 3.into();
+    server.post(path, &many).error(400);
     let refused = server.post(path, &endless());
     refused.error(503);
     assert_eq!(refused.json()["error"]["code"], "server_overloaded");

@@ -15,6 +15,7 @@ use super::queue::Queue;
 use super::rows::divide;
 use super::slot::Slot;
 use super::status::{Board, Status};
+use crate::cancel::Cancel;
 use crate::engine::{BatchRow, Engine, FinishReason, Outcome, Session};
 
 /// Jobs, sessions, and how time is shared.
@@ -71,9 +72,14 @@ impl<S: JobSink> Core<S> {
         self.queue.len() == 0 && self.slots.iter().all(|slot| slot.job.is_none())
     }
 
-    /// Jobs with a session, and jobs that wait for one.
-    pub fn n_jobs(&self) -> (usize, usize) {
-        (self.slots.iter().filter(|slot| slot.job.is_some()).count(), self.queue.len())
+    /// Jobs with a session.
+    pub fn n_running(&self) -> usize {
+        self.slots.iter().filter(|slot| slot.job.is_some()).count()
+    }
+
+    /// What cancels each of the jobs that wait for a session.
+    pub fn waiting(&self) -> Vec<Cancel> {
+        self.queue.iter().map(|job| job.cancel.clone()).collect()
     }
 
     /// Cancels every job and ends it.

@@ -7,9 +7,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::core::Core;
-use super::job::{AnySink, Job};
+use super::job::{AnySink, Job, JobSink};
 use super::status::{Board, Status};
-use crate::engine::Engine;
+use crate::cancel::Cancel;
+use crate::engine::{Engine, FinishReason, Outcome};
 use crate::{Error, Result};
 
 /// The interval at which jobs whose readers are behind are checked, if nothing wakes the thread.
@@ -67,9 +68,25 @@ struct InboxState {
     is_over: bool,
     /// Whether the thread should look at its jobs again.
     is_woken: bool,
-    /// Jobs with the thread, which has no session for some of them.
-    n_waiting: usize,
+    /// Jobs with the thread: what cancels those that wait for a session, and the others' number.
+    waiting: Vec<Cancel>,
     n_running: usize,
+}
+
+impl InboxState {
+    /// Takes out the jobs whose clients have left before the thread has looked at them: while a
+    /// pass is long they must not keep others out.
+    fn take_cancelled(&mut self) -> VecDeque<Job<AnySink>> {
+        let jobs = std::mem::take(&mut self.jobs).into_iter();
+        let (cancelled, left) = jobs.partition(|job| job.cancel.is_cancelled());
+        self.jobs = left;
+        cancelled
+    }
+
+    /// Jobs that are to have a session and have none.
+    fn n_queued(&self) -> usize {
+        self.jobs.len() + self.waiting.iter().filter(|cancel| !cancel.is_cancelled()).count()
+    }
 }
 
 impl Inbox {
@@ -121,14 +138,21 @@ impl Scheduler {
         if inbox.is_closed {
             return Err(Refused::Closed);
         }
-        let n_queued = inbox.jobs.len() + inbox.n_waiting;
+        let cancelled = inbox.take_cancelled();
+        let n_queued = inbox.n_queued();
         let n_free = self.options.n_parallel.max(1).saturating_sub(inbox.n_running);
-        if n_queued + jobs.len() > self.options.n_queue + n_free {
+        let has_room = n_queued + jobs.len() <= self.options.n_queue + n_free;
+        if has_room {
+            inbox.jobs.extend(jobs);
+        }
+        drop(inbox);
+        for mut job in cancelled {
+            job.sink.finished(Ok(Outcome::new(FinishReason::Cancelled)));
+        }
+        if !has_room {
             let seconds = seconds_to_wait(&self.board.read(), n_queued, self.options.n_parallel);
             return Err(Refused::QueueFull { n_queued, seconds });
         }
-        inbox.jobs.extend(jobs);
-        drop(inbox);
         self.wake();
         Ok(())
     }
@@ -152,7 +176,7 @@ impl Scheduler {
     /// Whether no job is left.
     pub fn is_idle(&self) -> bool {
         let inbox = self.inbox.lock();
-        inbox.jobs.is_empty() && inbox.n_waiting == 0 && inbox.n_running == 0
+        inbox.jobs.is_empty() && inbox.waiting.is_empty() && inbox.n_running == 0
     }
 }
 
@@ -186,14 +210,14 @@ fn run(mut core: Core<AnySink>, inbox: &Inbox) {
             while let Some(job) = state.jobs.pop_front() {
                 core.submit(job);
             }
-            (state.n_running, state.n_waiting) = core.n_jobs();
+            (state.n_running, state.waiting) = (core.n_running(), core.waiting());
             if state.is_over {
                 break;
             }
         }
         let is_busy = core.step();
         let mut state = inbox.lock();
-        (state.n_running, state.n_waiting) = core.n_jobs();
+        (state.n_running, state.waiting) = (core.n_running(), core.waiting());
         if !is_busy && state.jobs.is_empty() && !state.is_woken && !state.is_over {
             state = match core.is_idle() {
                 true => inbox.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
