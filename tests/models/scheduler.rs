@@ -245,7 +245,8 @@ fn noted(
 fn a_text_goes_on_between_the_layers_of_a_prompt() {
     let engine = demo(EngineOptions::default());
     let sessions = (0..2).map(|_| engine.new_session().unwrap()).collect();
-    let mut core = Core::new(&engine, sessions, 0.5, 0);
+    // With so little for prompts a step is due after a layer even if an earlier step was slow.
+    let mut core = Core::new(&engine, sessions, 0.01, 0);
     let notes = Arc::new(Mutex::new(Vec::new()));
     let note = |name| Note { name, notes: notes.clone(), cancel: None };
     core.submit(noted(&engine, vec![5, 6, 7], 400, |_| note("token")));

@@ -77,7 +77,7 @@ impl<S: JobSink> Core<S> {
         self.slots.iter().filter(|slot| slot.job.is_some()).count()
     }
 
-    /// What cancels each of the jobs that wait for a session.
+    /// The cancel tokens of the jobs that wait for a session.
     pub fn waiting(&self) -> Vec<Cancel> {
         self.queue.iter().map(|job| job.cancel.clone()).collect()
     }

@@ -68,7 +68,8 @@ struct InboxState {
     is_over: bool,
     /// Whether the thread should look at its jobs again.
     is_woken: bool,
-    /// Jobs with the thread: what cancels those that wait for a session, and the others' number.
+    /// Jobs with the thread: the cancel tokens of those that wait for a session, and the number of
+    /// the others.
     waiting: Vec<Cancel>,
     n_running: usize,
 }

@@ -25,7 +25,8 @@ EXTRA = {
     "choices[].delta.reasoning", "choices[].delta.reasoning_content", "prompt_progress",
     "status", "meta", "max_model_len", "context_length", "loaded_context_length", "architecture",
     "capabilities", "store",
-}
+         # Anthropic's members of the same list.
+         "type", "display_name"}
 
 
 def with_null(schema):
