@@ -264,9 +264,9 @@ impl Generation {
         let mask = match &mut self.constraint {
             Some(constraint) => {
                 let start = constraint.needs_mask().then(Instant::now);
-                constraint.mask()?;
+                let mask = constraint.mask()?;
                 self.mask_time = start.map(|start| start.elapsed());
-                constraint.mask()?
+                mask
             }
             None => None,
         };

@@ -73,6 +73,17 @@ impl<'a> Fields<'a> {
         wrong(&self.path(name), expected, self.map.get(name).unwrap_or(&Value::Null))
     }
 
+    /// A field that is not there and has to be.
+    pub fn missing(&self, name: &str) -> ApiError {
+        let path = self.path(name);
+        ApiError::invalid(path.clone(), format!("{path}: the field is missing"))
+    }
+
+    /// A string that has to be there.
+    pub fn required(&self, name: &'static str) -> ApiResult<&'a str> {
+        self.string(name)?.ok_or_else(|| self.missing(name))
+    }
+
     fn typed<T>(
         &self,
         name: &'static str,

@@ -84,7 +84,6 @@ const EMBEDDINGS: &str = "moeba generates text only: it has no embeddings and no
 const ONE_MODEL: &str = "moeba serves one model: put llama-swap in front to serve several";
 const TEXT_ONLY: &str = "moeba reads and writes text only, no images and no sound";
 const BATCHES: &str = "moeba keeps no batches: send each request to /v1/messages";
-const NOT_STORED: &str = "responses are not stored: send the whole conversation in input";
 
 const fn route(path: &'static str, allow: &'static str, handler: Handler) -> Route {
     Route { path, allow, handler }
@@ -145,8 +144,8 @@ const ROUTES: &[Route] = &[
         ANY,
         NotBuilt("conversations are not compacted here: send a shorter input"),
     ),
-    route("/v1/responses/*", ANY, NotBuilt(NOT_STORED)),
-    route("/responses/*", ANY, NotBuilt(NOT_STORED)),
+    route("/v1/responses/*", ANY, NotBuilt(responses::NOT_STORED)),
+    route("/responses/*", ANY, NotBuilt(responses::NOT_STORED)),
     route("/api/*", ANY, NotBuilt("Ollama's routes are not built yet: use /v1/chat/completions")),
 ];
 

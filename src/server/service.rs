@@ -278,14 +278,14 @@ impl Service {
             return Err(ApiError::invalid("n", message));
         }
         let running = client.enter()?;
-        for prepared in &all {
-            client.priority(prepared.request.scheduling.priority)?;
-        }
+        let priorities = all.iter().map(|one| client.priority(one.request.scheduling.priority));
+        let priorities = priorities.collect::<ApiResult<Vec<i32>>>()?;
         let n_prompt = all.first().map_or(0, |prepared| prepared.prompt.len());
         let hash = replay::name(all.iter().map(|prepared| &prepared.hash));
         let (senders, receiver) = channel(n_open);
         let mut senders = senders.into_iter();
-        let jobs = all.into_iter().flat_map(|prepared| self.jobs(prepared, &mut senders, client));
+        let all = all.into_iter().zip(priorities);
+        let jobs = all.flat_map(|(one, priority)| self.jobs(one, priority, &mut senders, client));
         let jobs: Vec<_> = jobs.collect();
         let open = jobs.iter().map(|job| OpenJob { id: job.id, cancel: job.cancel.clone() });
         let open: Vec<OpenJob> = open.collect();
@@ -315,6 +315,7 @@ impl Service {
     fn jobs(
         &self,
         prepared: Prepared,
+        priority: i32,
         senders: &mut impl Iterator<Item = Sender>,
         client: &Client,
     ) -> Vec<Job<AnySink>> {
@@ -346,7 +347,7 @@ impl Service {
                 cancel,
                 owner: client.owner,
                 salt: scheduling.is_cached.then(|| client.salt(&request.salt)),
-                priority: client.priority(scheduling.priority).unwrap_or(0),
+                priority,
                 slot: scheduling.slot,
             }
         };

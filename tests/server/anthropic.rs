@@ -2,7 +2,7 @@ use std::io::Read;
 
 use serde_json::{Value, json};
 
-use crate::support::{Answer, Server, read, start};
+use crate::support::{Answer, Server, merged, read, start};
 
 const PATH: &str = "/v1/messages";
 
@@ -17,9 +17,7 @@ fn hello() -> Value {
 }
 
 fn with(changes: Value) -> Value {
-    let mut body = hello();
-    body.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
-    body
+    merged(hello(), &changes)
 }
 
 /// The tokens of a prompt, by an answer's usage.
@@ -112,9 +110,8 @@ fn a_message_is_the_same_whole_and_streamed() {
 fn ends_have_reasons() {
     let server = start(&["-c", "64", "--parallel", "1"]);
     let greedy = |changes: Value| {
-        let mut body = with(json!({"temperature": 0, "repeat_penalty": 1, "max_tokens": 6}));
-        body.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
-        body
+        let body = with(json!({"temperature": 0, "repeat_penalty": 1, "max_tokens": 6}));
+        merged(body, &changes)
     };
     let json = server.post(PATH, &greedy(json!({}))).json();
     assert_eq!(

@@ -1,6 +1,6 @@
 use serde_json::{Value, json};
 
-use crate::support::start;
+use crate::support::{merged, start};
 
 fn hello() -> Value {
     json!({
@@ -11,9 +11,7 @@ fn hello() -> Value {
 }
 
 fn with(changes: Value) -> Value {
-    let mut body = hello();
-    body.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
-    body
+    merged(hello(), &changes)
 }
 
 #[test]
@@ -89,11 +87,7 @@ fn ends_have_reasons() {
         (json["choices"][0]["finish_reason"].as_str().unwrap().to_owned(), content)
     };
     let greedy = json!({"temperature": 0, "repeat_penalty": 1});
-    let with_greedy = |changes: Value| {
-        let mut all = greedy.clone();
-        all.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
-        all
-    };
+    let with_greedy = |changes: Value| merged(greedy.clone(), &changes);
     let (why, text) = reason(with_greedy(json!({"max_tokens": 6})));
     assert_eq!(why, "length");
     let (why, nothing) = reason(json!({"max_tokens": 0}));

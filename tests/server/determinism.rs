@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::{Server, start};
+use crate::support::{Server, merged, start};
 
 /// Fewer where they are slow.
 const N: usize = if cfg!(debug_assertions) { 8 } else { 16 };
@@ -45,9 +45,8 @@ fn request(i: usize) -> (&'static str, Value) {
         }
     };
     let message = json!({"role": "user", "content": question});
-    let mut body = json!({"messages": [message], "max_tokens": 5 + i % 3, "seed": i});
-    body.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
-    ("/v1/chat/completions", body)
+    let body = json!({"messages": [message], "max_tokens": 5 + i % 3, "seed": i});
+    ("/v1/chat/completions", merged(body, &changes))
 }
 
 /// The part of an answer that must not change: texts, log probabilities, calls, counts.

@@ -11,32 +11,17 @@ use moeba::chat::ChatTemplate;
 use moeba::engine::scheduler::SchedulerOptions;
 use moeba::engine::{Engine, EngineOptions, TestHooks};
 use moeba::experts::disk::IoKind;
-use moeba::server::{Address, Defaults, Keys, Loaded, LogRequests, Server, ServerOptions};
+use moeba::server::{Defaults, Loaded, Server, ServerOptions};
 use serde_json::{Map, json};
 
-use crate::support::{Answer, model, read};
+use crate::support::{self, Answer, model, read};
 
 const N: usize = 12;
 
 /// A server in this process, whose reads of experts go through `disk`.
 fn serve(disk: &Arc<Disk>) -> Server {
-    let server = Server::bind(ServerOptions {
-        address: Address::new("127.0.0.1", 0),
-        keys: Keys::default(),
-        insecure: false,
-        hosts: Vec::new(),
-        origins: Vec::new(),
-        names: Vec::new(),
-        strict_model: false,
-        allow_priority: false,
-        max_body: 1 << 20,
-        ping: None,
-        grace: Duration::from_secs(5),
-        metrics: true,
-        slots: true,
-        log_requests: LogRequests::None,
-    });
-    let server = server.unwrap();
+    let grace = Duration::from_secs(5);
+    let server = Server::bind(ServerOptions { grace, ..support::options() }).unwrap();
     let options = EngineOptions {
         n_ctx: Some(512),
         n_sessions: 2,

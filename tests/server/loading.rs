@@ -1,29 +1,9 @@
 use std::io::Write;
 use std::net::TcpStream;
-use std::time::Duration;
 
-use moeba::server::{Address, Keys, LogRequests, Server, ServerOptions};
+use moeba::server::Server;
 
-use crate::support::{Answer, read};
-
-fn options() -> ServerOptions {
-    ServerOptions {
-        address: Address::Tcp { host: "127.0.0.1".into(), port: 0 },
-        keys: Keys::default(),
-        insecure: false,
-        hosts: Vec::new(),
-        origins: Vec::new(),
-        names: Vec::new(),
-        strict_model: false,
-        allow_priority: false,
-        max_body: 1 << 20,
-        ping: None,
-        grace: Duration::ZERO,
-        metrics: true,
-        slots: true,
-        log_requests: LogRequests::None,
-    }
-}
+use crate::support::{Answer, options, read};
 
 fn get(server: &Server, path: &str) -> Answer {
     let host = server.url().trim_start_matches("http://");

@@ -3,19 +3,14 @@ use std::path::Path;
 use common::repo;
 use serde_json::{Value, json};
 
-use crate::support::{Answer, Server, start};
+use crate::support::{Answer, Server, merged, start};
 
 fn hello() -> Value {
     json!({ "input": "What is a branch?", "max_output_tokens": 12, "seed": 7 })
 }
 
 fn with(changes: Value) -> Value {
-    merged(hello(), changes)
-}
-
-fn merged(mut body: Value, changes: Value) -> Value {
-    body.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
-    body
+    merged(hello(), &changes)
 }
 
 /// The events of a stream. Their names, numbers and places are checked.
@@ -86,9 +81,9 @@ fn comparable(response: &Value) -> Value {
 
 /// The response to a body, which is the same whole and streamed.
 fn both(server: &Server, body: &Value) -> Value {
-    let whole = server.post("/v1/responses", &merged(body.clone(), json!({ "stream": false })));
+    let whole = server.post("/v1/responses", &merged(body.clone(), &json!({ "stream": false })));
     assert_eq!(whole.status, 200, "{whole:?}");
-    let streamed = server.post("/responses", &merged(body.clone(), json!({ "stream": true })));
+    let streamed = server.post("/responses", &merged(body.clone(), &json!({ "stream": true })));
     assert_eq!(comparable(&whole.json()), comparable(&followed(&streamed)));
     whole.json()
 }
@@ -161,7 +156,7 @@ fn agent() -> Value {
     let path = repo().join("tests/fixtures/server/agent.json");
     let text = std::fs::read_to_string(path).unwrap();
     let changes = json!({ "stream": false, "max_output_tokens": 1 });
-    merged(serde_json::from_str(&text).unwrap(), changes)
+    merged(serde_json::from_str(&text).unwrap(), &changes)
 }
 
 /// A short prompt with tools of all kinds.
@@ -183,7 +178,7 @@ fn tools() -> Value {
 
 /// The one item of a response, which a choice of this tool has forced.
 fn called(server: &Server, choice: Value) -> Value {
-    let response = both(server, &merged(tools(), json!({ "tool_choice": choice })));
+    let response = both(server, &merged(tools(), &json!({ "tool_choice": choice })));
     let output = response["output"].as_array().unwrap();
     assert_eq!(output.len(), 1, "{response}");
     output[0].clone()
@@ -214,7 +209,7 @@ fn tools_of_all_kinds_are_called() {
     // An answer is calls or has its form.
     let schema = json!({ "enum": ["yes"] });
     let format = json!({ "type": "json_schema", "name": "x", "schema": schema });
-    let response = both(&server, &merged(tools(), json!({ "text": { "format": format } })));
+    let response = both(&server, &merged(tools(), &json!({ "text": { "format": format } })));
     let item = &response["output"][0];
     let text = item["content"][0]["text"].as_str();
     assert!(text.is_none_or(|text| text == "\"yes\""), "{response}");
@@ -230,13 +225,13 @@ fn tools_of_all_kinds_are_called() {
         items.push(output);
     }
     let changes = json!({ "input": items, "tool_choice": "none", "max_output_tokens": 2 });
-    assert_eq!(both(&server, &merged(tools(), changes))["status"], "incomplete");
+    assert_eq!(both(&server, &merged(tools(), &changes))["status"], "incomplete");
     for (changes, param) in [
         (json!({ "tools": [{ "type": "function", "name": "a b" }] }), "tools[0].name"),
         (json!({ "tool_choice": { "type": "web_search" } }), "tool_choice"),
         (json!({ "tools": [], "tool_choice": "required" }), "tool_choice"),
     ] {
-        let answer = server.post("/v1/responses", &merged(tools(), changes.clone()));
+        let answer = server.post("/v1/responses", &merged(tools(), &changes));
         answer.error(400);
         assert_eq!(answer.json()["error"]["param"], param, "{changes}");
     }
@@ -270,7 +265,7 @@ fn reasoning_is_an_item_that_can_be_given_back() {
 
     let body = merged(
         body,
-        json!({ "reasoning": { "summary": "auto" },
+        &json!({ "reasoning": { "summary": "auto" },
         "include": ["reasoning.encrypted_content"] }),
     );
     let response = both(&server, &body);

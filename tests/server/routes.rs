@@ -1,6 +1,6 @@
 use serde_json::{Value, json};
 
-use crate::support::start;
+use crate::support::{merged, start};
 
 #[test]
 fn small_routes_answer() {
@@ -76,11 +76,7 @@ fn text_becomes_tokens_and_tokens_text() {
 fn plain_text_is_continued() {
     let server = start(&["-c", "512", "--parallel", "2"]);
     let sampling = json!({"temperature": 0, "repeat_penalty": 1, "max_tokens": 5});
-    let with = |changes: serde_json::Value| {
-        let mut body = sampling.clone();
-        body.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
-        body
-    };
+    let with = |changes: serde_json::Value| merged(sampling.clone(), &changes);
     let one = server.post("/v1/completions", &with(json!({"prompt": "The package"}))).json();
     assert_eq!(one["object"], "text_completion");
     let text = one["choices"][0]["text"].as_str().unwrap().to_owned();

@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{moeba, repo};
+use moeba::server::{Address, Keys, LogRequests, ServerOptions};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -16,6 +17,32 @@ pub struct Server {
     /// As `127.0.0.1:1234`.
     pub address: String,
     folder: TempDir,
+}
+
+/// Settings of a server in this process, on a free port.
+pub fn options() -> ServerOptions {
+    ServerOptions {
+        address: Address::new("127.0.0.1", 0),
+        keys: Keys::default(),
+        insecure: false,
+        hosts: Vec::new(),
+        origins: Vec::new(),
+        names: Vec::new(),
+        strict_model: false,
+        allow_priority: false,
+        max_body: 1 << 20,
+        ping: None,
+        grace: Duration::ZERO,
+        metrics: true,
+        slots: true,
+        log_requests: LogRequests::None,
+    }
+}
+
+/// A body with these fields instead of its own.
+pub fn merged(mut body: Value, changes: &Value) -> Value {
+    body.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+    body
 }
 
 pub fn model() -> PathBuf {

@@ -127,7 +127,7 @@ fn read(fields: &Fields<'_>, service: &Arc<Service>) -> ApiResult<(Vec<Request>,
 /// A text, token ids, or several of either.
 fn prompts(fields: &Fields<'_>) -> ApiResult<Vec<Prompt>> {
     let Some(value) = fields.get("prompt") else {
-        return Err(ApiError::invalid("prompt", "prompt: the field is missing"));
+        return Err(fields.missing("prompt"));
     };
     let expected = "a string, an array of token ids, or an array of either";
     let list = match value {

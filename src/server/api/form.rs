@@ -40,9 +40,7 @@ fn response_format(fields: &Fields<'_>) -> ApiResult<Option<Grammar>> {
 /// The form that an object with a `type` at `path` asks for.
 pub fn format(value: &Value, path: &str) -> ApiResult<Option<Grammar>> {
     let format = Fields::of(value, path)?;
-    let missing =
-        |path: String| ApiError::invalid(path.clone(), format!("{path}: the field is missing"));
-    match format.string("type")?.ok_or_else(|| missing(format.path("type")))? {
+    match format.required("type")? {
         "text" => Ok(None),
         "json_object" => match format.get("schema") {
             Some(value) => schema(value, &format.path("schema")).map(Some),
@@ -53,9 +51,8 @@ pub fn format(value: &Value, path: &str) -> ApiResult<Option<Grammar>> {
             let inner = format.get("json_schema");
             let inner = inner.map(|value| Fields::of(value, &format.path("json_schema")));
             let inner = inner.transpose()?.unwrap_or(format);
-            let path = inner.path("schema");
-            let value = inner.get("schema").ok_or_else(|| missing(path.clone()))?;
-            schema(value, &path).map(Some)
+            let value = inner.get("schema").ok_or_else(|| inner.missing("schema"))?;
+            schema(value, &inner.path("schema")).map(Some)
         }
         _ => Err(format.wrong("type", "text, json_object or json_schema")),
     }

@@ -11,7 +11,7 @@ const ROLES: &str = "system, developer, user, assistant, tool or function";
 /// The messages, and whether the last one is the assistant's.
 pub fn messages(fields: &Fields<'_>) -> ApiResult<(Vec<Value>, bool)> {
     let Some(list) = fields.array("messages")? else {
-        return Err(ApiError::invalid("messages", "messages: the field is missing"));
+        return Err(fields.missing("messages"));
     };
     if list.is_empty() || list.len() > MAX_MESSAGES {
         let message = format!("messages: expected 1 to {MAX_MESSAGES} messages");
@@ -43,10 +43,7 @@ fn message(value: &Value, path: &str) -> ApiResult<Value> {
             let message = format!("{path}: expected {ROLES}, got {other:?}");
             return Err(ApiError::invalid(path, message));
         }
-        None => {
-            let path = fields.path("role");
-            return Err(ApiError::invalid(path.clone(), format!("{path}: the field is missing")));
-        }
+        None => return Err(fields.missing("role")),
     };
     let mut out: Map<String, Value> = value.as_object().cloned().unwrap_or_default();
     out.retain(|_, value| !value.is_null());
@@ -61,10 +58,7 @@ fn message(value: &Value, path: &str) -> ApiResult<Value> {
         Some(Value::Array(parts)) => Value::Array(text_parts(parts, &content_path)?),
         Some(other) => return Err(wrong(&content_path, "a string or an array of parts", other)),
         None if role == "assistant" && has_calls => Value::String(String::new()),
-        None => {
-            let message = format!("{content_path}: the field is missing");
-            return Err(ApiError::invalid(content_path, message));
-        }
+        None => return Err(fields.missing("content")),
     };
     out.insert("content".into(), content);
     Ok(Value::Object(out))
@@ -75,11 +69,7 @@ fn text_parts(parts: &[Value], path: &str) -> ApiResult<Vec<Value>> {
     let part = |(i, part): (usize, &Value)| {
         let path = format!("{path}[{i}]");
         let fields = Fields::of(part, &path)?;
-        let missing = |name: &str| {
-            let path = fields.path(name);
-            ApiError::invalid(path.clone(), format!("{path}: the field is missing"))
-        };
-        let text = match fields.string("type")?.ok_or_else(|| missing("type"))? {
+        let text = match fields.required("type")? {
             "text" | "input_text" | "output_text" => fields.string("text")?,
             "refusal" => fields.string("refusal")?,
             "image_url" | "input_image" | "input_audio" | "file" | "input_file" => {
@@ -92,7 +82,7 @@ fn text_parts(parts: &[Value], path: &str) -> ApiResult<Vec<Value>> {
                 return Err(ApiError::invalid(path, message));
             }
         };
-        let text = text.ok_or_else(|| missing("text"))?;
+        let text = text.ok_or_else(|| fields.missing("text"))?;
         Ok(serde_json::json!({ "type": "text", "text": text }))
     };
     parts.iter().enumerate().map(part).collect()

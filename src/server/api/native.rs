@@ -108,7 +108,7 @@ fn read(fields: &Fields<'_>, service: &Arc<Service>) -> ApiResult<(Request, Writ
 /// A text, or an array of token ids and texts.
 fn prompt(fields: &Fields<'_>, tokenizer: &Tokenizer) -> ApiResult<Prompt> {
     match fields.get("prompt") {
-        None => Err(ApiError::invalid("prompt", "prompt: the field is missing")),
+        None => Err(fields.missing("prompt")),
         Some(Value::String(text)) => Ok(Prompt::Text(text.clone())),
         Some(Value::Array(list)) => mixed(list, tokenizer)
             .map(Prompt::Tokens)

@@ -12,10 +12,6 @@ use crate::server::fields::Fields;
 use crate::server::router::{Call, json as response};
 use crate::tokenizer::{EncodeOptions, Tokenizer};
 
-fn missing(name: &str) -> ApiError {
-    ApiError::invalid(name, format!("{name}: the field is missing"))
-}
-
 /// `POST /tokenize`
 pub async fn tokenize(call: &mut Call) -> ApiResult<Response<Body>> {
     let value = call.with_body(|body, service| {
@@ -26,7 +22,7 @@ pub async fn tokenize(call: &mut Call) -> ApiResult<Response<Body>> {
             parse_special: fields.boolean("parse_special")?.unwrap_or(true),
         };
         let ids = match fields.get("content") {
-            None => return Err(missing("content")),
+            None => return Err(fields.missing("content")),
             Some(Value::String(text)) => tokenizer.encode(text, options),
             Some(Value::Array(list)) => {
                 let ids = mixed(list, tokenizer);
@@ -53,7 +49,7 @@ fn piece(tokenizer: &Tokenizer, id: u32) -> Value {
 pub async fn detokenize(call: &mut Call) -> ApiResult<Response<Body>> {
     let value = call.with_body(|body, service| {
         let fields = Fields::of(body, "")?;
-        let list = fields.array("tokens")?.ok_or_else(|| missing("tokens"))?;
+        let list = fields.array("tokens")?.ok_or_else(|| fields.missing("tokens"))?;
         let ids = token_ids(list);
         let ids = ids.ok_or_else(|| fields.wrong("tokens", "an array of token ids"))?;
         let text = service.engine().tokenizer().decode_lossy(&ids, false);

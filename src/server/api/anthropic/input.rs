@@ -65,7 +65,7 @@ fn messages(fields: &Fields<'_>) -> ApiResult<(Vec<Value>, bool)> {
             reader.push("system", text);
         }
     }
-    let list = fields.array("messages")?.ok_or_else(|| missing("messages"))?;
+    let list = fields.array("messages")?.ok_or_else(|| fields.missing("messages"))?;
     if list.is_empty() || list.len() > MAX_MESSAGES {
         let message = format!("messages: expected 1 to {MAX_MESSAGES} messages");
         return Err(ApiError::invalid("messages", message));
@@ -87,17 +87,9 @@ fn messages(fields: &Fields<'_>) -> ApiResult<(Vec<Value>, bool)> {
     Ok((reader.out, continues))
 }
 
-fn missing(path: &str) -> ApiError {
-    ApiError::invalid(path, format!("{path}: the field is missing"))
-}
-
 /// The error of a block that stands where only others do.
 fn misplaced(path: &str, expected: &str) -> ApiError {
     ApiError::invalid(path, format!("{path}: expected blocks of {expected} here"))
-}
-
-pub fn required<'a>(fields: &Fields<'a>, name: &'static str) -> ApiResult<&'a str> {
-    fields.string(name)?.ok_or_else(|| missing(&fields.path(name)))
 }
 
 /// A part of a message.
@@ -129,8 +121,8 @@ impl Reader {
     fn message(&mut self, value: &Value, path: &str) -> ApiResult<()> {
         let fields = Fields::of(value, path)?;
         let content_path = fields.path("content");
-        let content = fields.get("content").ok_or_else(|| missing(&content_path))?;
-        match required(&fields, "role")? {
+        let content = fields.get("content").ok_or_else(|| fields.missing("content"))?;
+        match fields.required("role")? {
             "system" | "developer" => {
                 let text = self.system(content, &content_path)?;
                 self.push("system", text);
@@ -257,13 +249,13 @@ impl Reader {
 
     fn block<'a>(&mut self, value: &'a Value, path: &str) -> ApiResult<Block<'a>> {
         let fields = Fields::of(value, path)?;
-        match required(&fields, "type")? {
-            "text" => Ok(Block::Text(required(&fields, "text")?)),
+        match fields.required("type")? {
+            "text" => Ok(Block::Text(fields.required("text")?)),
             // Whose thoughts they are is of no matter: any signature will do.
-            "thinking" => Ok(Block::Thinking(required(&fields, "thinking")?)),
+            "thinking" => Ok(Block::Thinking(fields.required("thinking")?)),
             "tool_use" => tool_use(&fields).map(Block::ToolUse),
             "tool_result" => Ok(Block::ToolResult {
-                id: required(&fields, "tool_use_id")?,
+                id: fields.required("tool_use_id")?,
                 content: fields.get("content"),
                 path: fields.path("content"),
                 is_error: fields.flag("is_error")?,
@@ -285,9 +277,9 @@ impl Reader {
 fn tool_use(fields: &Fields<'_>) -> ApiResult<Value> {
     let input = fields.object("input")?.cloned().unwrap_or_default();
     Ok(json!({
-        "id": required(fields, "id")?,
+        "id": fields.required("id")?,
         "type": "function",
-        "function": { "name": required(fields, "name")?, "arguments": input },
+        "function": { "name": fields.required("name")?, "arguments": input },
     }))
 }
 

@@ -2,7 +2,6 @@
 
 use serde_json::{Map, Value, json};
 
-use super::input::required;
 use crate::chat::tools::{ToolChoice, Tools};
 use crate::server::api::chat;
 use crate::server::errors::{ApiError, ApiResult};
@@ -37,7 +36,7 @@ pub fn tools(fields: &Fields<'_>) -> ApiResult<Tools> {
 /// A tool in the form of a chat's `tools`.
 fn function(tool: &Fields<'_>, schema: &Map<String, Value>) -> ApiResult<Value> {
     let mut function = Map::new();
-    function.insert("name".into(), required(tool, "name")?.into());
+    function.insert("name".into(), tool.required("name")?.into());
     if let Some(text) = tool.string("description")? {
         function.insert("description".into(), text.into());
     }
@@ -56,7 +55,7 @@ pub fn choice(fields: &Fields<'_>, tools: &Tools) -> ApiResult<(ToolChoice, bool
         Some("auto") => json!("auto"),
         Some("any") => json!("required"),
         Some("none") => json!("none"),
-        Some("tool") => json!({ "type": "function", "name": required(&choice, "name")? }),
+        Some("tool") => json!({ "type": "function", "name": choice.required("name")? }),
         _ => return Err(choice.wrong("type", "auto, any, tool or none")),
     };
     let is_single = choice.flag("disable_parallel_tool_use")?;

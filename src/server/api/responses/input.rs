@@ -32,7 +32,7 @@ pub fn messages(fields: &Fields<'_>, offered: &Offered) -> ApiResult<(Vec<Value>
             return Err(ApiError::invalid("input", message));
         }
         Some(other) => return Err(wrong("input", "a string or an array of items", other)),
-        None => return Err(ApiError::invalid("input", "input: the field is missing")),
+        None => return Err(fields.missing("input")),
     }
     let continues = reader.open.is_text();
     reader.close();
@@ -135,17 +135,17 @@ impl Reader<'_> {
                     self.skipped.push(other.chars().take(64).collect());
                 }
             }
-            None => return Err(missing(&fields, "type")),
+            None => return Err(fields.missing("type")),
         }
         Ok(())
     }
 
     fn message(&mut self, fields: &Fields<'_>, is_last: bool) -> ApiResult<()> {
-        let role = fields.string("role")?.ok_or_else(|| missing(fields, "role"))?;
+        let role = fields.required("role")?;
         let path = fields.path("content");
         let texts = match fields.get("content") {
             Some(value) => texts(value, &path, !is_last)?,
-            None => return Err(missing(fields, "content")),
+            None => return Err(fields.missing("content")),
         };
         match role {
             "assistant" => add_line(&mut self.open.content, &texts.concat()),
@@ -178,7 +178,7 @@ impl Reader<'_> {
 
     /// The function's name of a call.
     fn name(&self, fields: &Fields<'_>) -> ApiResult<String> {
-        let name = fields.string("name")?.ok_or_else(|| missing(fields, "name"))?;
+        let name = fields.required("name")?;
         Ok(flat(fields.string("namespace")?, name))
     }
 
@@ -231,15 +231,10 @@ impl Reader<'_> {
     }
 }
 
-fn missing(fields: &Fields<'_>, name: &str) -> ApiError {
-    let path = fields.path(name);
-    ApiError::invalid(path.clone(), format!("{path}: the field is missing"))
-}
-
 /// The id of a call, of older clients that of its item.
 fn call_id<'a>(fields: &Fields<'a>) -> ApiResult<&'a str> {
     let id = fields.string("call_id")?.or(fields.string("id")?);
-    id.ok_or_else(|| missing(fields, "call_id"))
+    id.ok_or_else(|| fields.missing("call_id"))
 }
 
 /// One text, or parts.
@@ -262,9 +257,9 @@ fn texts(content: &Value, path: &str, has_notes: bool) -> ApiResult<Vec<String>>
     let part = |(i, part): (usize, &Value)| {
         let path = format!("{path}[{i}]");
         let fields = Fields::of(part, &path)?;
-        let note = match fields.string("type")?.ok_or_else(|| missing(&fields, "type"))? {
+        let note = match fields.required("type")? {
             "input_text" | "output_text" | "text" | "summary_text" | "reasoning_text" => {
-                let text = fields.string("text")?.ok_or_else(|| missing(&fields, "text"))?;
+                let text = fields.required("text")?;
                 return Ok(text.to_owned());
             }
             "refusal" => return Ok(fields.string("refusal")?.unwrap_or_default().to_owned()),

@@ -29,6 +29,9 @@ use crate::server::router::{Call, json as response};
 use crate::server::service::Service;
 use crate::server::{random, sse};
 
+/// Why nothing refers to an earlier response.
+pub const NOT_STORED: &str = "responses are not stored: send the whole conversation in input";
+
 /// Fields beside those of other routes that have no effect here.
 const IGNORED: &[&str] = &[
     "client_metadata",
@@ -179,10 +182,9 @@ fn read(fields: &Fields<'_>, service: &Service) -> ApiResult<Asked> {
 
 /// Refuses what would need responses that are stored.
 fn refuse_stored(fields: &Fields<'_>) -> ApiResult<()> {
-    let stored = "responses are not stored: send the whole conversation in input";
     let wrong = [
-        ("previous_response_id", fields.get("previous_response_id").is_some(), stored),
-        ("conversation", fields.get("conversation").is_some(), stored),
+        ("previous_response_id", fields.get("previous_response_id").is_some(), NOT_STORED),
+        ("conversation", fields.get("conversation").is_some(), NOT_STORED),
         ("prompt", fields.get("prompt").is_some(), "prompts are not stored: send instructions"),
         (
             "background",

@@ -137,11 +137,7 @@ impl Flat {
                 }
             }
             (Some(other), _) => log::debug!("{path}: the tool {other} is left out"),
-            (None, _) => {
-                let path = fields.path("type");
-                let message = format!("{path}: the field is missing");
-                return Err(ApiError::invalid(path, message));
-            }
+            (None, _) => return Err(fields.missing("type")),
         }
         Ok(())
     }
