@@ -6,6 +6,7 @@ use super::declared::{Custom, INPUT, Tool, Tools};
 use super::embedded::{lark_in_json, slashed};
 use super::json::{STRING, kinds};
 use super::table::{Arguments, Call, Ids, Tags, ToolFormat, Value as Kind};
+use super::until::until;
 use crate::tokenizer::{TokenType, Tokenizer};
 use crate::{Error, Result};
 use serde_json::{Value, json};
@@ -352,7 +353,16 @@ impl Lark<'_> {
         let literal = self.literal(end);
         let plain = quoted(end).unwrap_or_default();
         if literal == plain {
-            self.rules.push(format!("{name}[suffix={plain}]: /(?s:.*)/"));
+            // A line break before the marker is part of the text.
+            let marker = end.trim_start();
+            let (marker, space) = marker.split_at(marker.trim_end().len());
+            match until(marker) {
+                Some(pattern) => {
+                    let parts = [Some(slashed(&pattern)), quoted(space)];
+                    self.rule(name, &parts.into_iter().flatten().collect::<Vec<_>>().join(" "));
+                }
+                None => self.rules.push(format!("{name}[suffix={plain}]: /(?s:.*)/")),
+            }
             return;
         }
         // A control token ends the text, which takes the marker's characters before it along.

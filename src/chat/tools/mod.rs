@@ -27,6 +27,7 @@ mod table;
 mod tagged;
 #[cfg(test)]
 mod tests;
+mod until;
 mod write;
 
 pub use choose::ToolSupport;

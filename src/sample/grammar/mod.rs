@@ -131,8 +131,12 @@ impl Grammars {
     }
 }
 
+/// Tokens of texts between tags: where a text may go on with all of them, none is looked at.
+const TEXT_SLICE: &str = "[^<]+";
+
 fn factory(env: &TokEnv) -> Result<ParserFactory> {
-    let slices = SlicedBiasComputer::general_slices();
+    let mut slices = SlicedBiasComputer::general_slices();
+    slices.push(TEXT_SLICE.into());
     let factory = ParserFactory::new(env, InferenceCapabilities::default(), &slices);
     let mut factory = factory
         .map_err(|e| Error::invalid(format!("the vocabulary cannot be used with grammars: {e}")))?;

@@ -1,3 +1,4 @@
+use super::matcher::Matcher;
 use super::*;
 use crate::tokenizer::{TokenType, Vocab, VocabModel};
 use proptest::prelude::*;
@@ -237,6 +238,21 @@ fn bad_grammars_are_refused_in_a_sentence() {
     // No token of this vocabulary can begin it.
     refusal(Grammar::Gbnf("root ::= \"ü\"".into()));
     refusal(Grammar::Regex("[字]".into()));
+}
+
+/// Within a string of JSON and within a text between tags the mask comes from tables.
+#[test]
+fn masks_of_free_text_take_no_walk_through_all_tokens() {
+    let string = Grammar::JsonSchema(json!({ "type": "string" }));
+    let tagged = Grammar::Lark("start: /(?:[^<]|<<*[^<>])*<<*>/".into());
+    for (grammar, text) in [(string, "\"a"), (tagged, "a<b\n")] {
+        let kind = grammar.kind();
+        let compiled = compile(grammars().factory.clone(), &grammar).unwrap();
+        let Matcher::Llguidance(mut matcher) = compiled.matcher else { panic!("{kind}") };
+        text.bytes().for_each(|byte| matcher.consume_token(u32::from(byte)).unwrap());
+        assert!(matcher.compute_mask().unwrap().is_allowed(id("true")));
+        assert!(matcher.last_step_stats().unwrap().slices_applied > 0, "{kind}");
+    }
 }
 
 #[test]
