@@ -7,6 +7,12 @@
 //! does not return: the thread sleeps for ever, with what it holds, and its caller is told. That
 //! happens only where a model or a request attacks; at most the budget is lost until the program
 //! ends.
+//!
+//! No one else can free that memory. To drop what it holds the thread would have to return or to
+//! unwind, and none of our code runs in it but the allocator, which must not unwind; if it answers
+//! that there is no memory, the standard library ends the program. Freed from outside, what the
+//! thread has put where others find it (a lazy static, the pool of a regular expression) would be
+//! freed under them. A thread that is only late, and ends before [`Budget::end`], frees all it had.
 
 use crate::{Error, Result};
 use std::alloc::{GlobalAlloc, Layout, System};
