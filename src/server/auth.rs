@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use sha2::{Digest, Sha256};
 use subtle::{ConditionallySelectable, ConstantTimeEq};
 
+use super::digest::{number_of, sha256};
 use super::errors::{ApiError, Kind};
 use crate::engine::scheduler::Owner;
 use crate::{Error, Result};
@@ -62,7 +62,7 @@ impl Client {
     pub fn at(address: Option<IpAddr>) -> Client {
         let id = match address {
             None => 0,
-            Some(address) => first_bytes(&sha256(address.to_string().as_bytes())),
+            Some(address) => number_of(&sha256(address.to_string().as_bytes())),
         };
         let owner = Owner { id, weight: 1 };
         Client { owner, name: None, running: None, has_priority: false, said_priority: None }
@@ -93,7 +93,7 @@ impl Client {
     /// answer would tell one what another has asked.
     pub fn salt(&self, of_request: &str) -> u64 {
         let key = if self.name.is_some() { self.owner.id } else { 0 };
-        first_bytes(&sha256(&[&key.to_le_bytes(), of_request.as_bytes()].concat()))
+        number_of(&sha256(&[&key.to_le_bytes(), of_request.as_bytes()].concat()))
     }
 
     /// Counts a request; an error if the key has too many.
@@ -109,14 +109,6 @@ impl Client {
         }
         Ok(Running(Some(n.clone())))
     }
-}
-
-fn sha256(bytes: &[u8]) -> [u8; 32] {
-    Sha256::digest(bytes).into()
-}
-
-fn first_bytes(hash: &[u8; 32]) -> u64 {
-    u64::from_le_bytes(hash[..8].try_into().expect("8 bytes"))
 }
 
 impl Keys {
@@ -139,13 +131,13 @@ impl Keys {
                     let line = at + 1;
                     Error::Usage(format!("line {line} of the key file: {word}: {expected}"))
                 };
-                let number =
+                let count =
                     |text: &str| text.parse::<u32>().ok().filter(|n| (1..=1000).contains(n));
                 let expected = "expected a whole number from 1 to 1000";
                 match word.split_once('=') {
-                    Some(("weight", n)) => weight = number(n).ok_or_else(|| wrong(expected))?,
+                    Some(("weight", n)) => weight = count(n).ok_or_else(|| wrong(expected))?,
                     Some(("max-parallel", n)) => {
-                        most = Some(number(n).ok_or_else(|| wrong(expected))? as usize);
+                        most = Some(count(n).ok_or_else(|| wrong(expected))? as usize);
                     }
                     Some(_) => return Err(wrong("expected weight=N or max-parallel=N")),
                     None if word == "priority" => has_priority = true,
@@ -197,7 +189,7 @@ impl Keys {
             found.conditional_assign(&i, key.hash.ct_eq(&hash));
         }
         let key = self.0.get(found as usize)?;
-        let owner = Owner { id: first_bytes(&key.hash), weight: key.weight };
+        let owner = Owner { id: number_of(&key.hash), weight: key.weight };
         let running = key.max_parallel.map(|most| (key.n_running.clone(), most));
         let (name, has_priority) = (Some(key.name.clone()), key.has_priority);
         Some(Client { owner, name, running, has_priority, said_priority: None })

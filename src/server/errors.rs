@@ -133,6 +133,13 @@ impl ApiError {
         ApiError { param: Some(param.into()), ..error }
     }
 
+    /// A part of a message at `path` that is no text.
+    pub fn not_text(path: &str, kind: &str) -> ApiError {
+        let message =
+            format!("{path}: image input is not supported, nor sound and files: got {kind}");
+        ApiError::invalid(path, message)
+    }
+
     pub fn not_supported(message: impl Into<String>) -> ApiError {
         ApiError::new(Kind::NotSupported, "not_supported", message)
     }

@@ -10,6 +10,7 @@ mod api;
 mod auth;
 mod body;
 mod collect;
+mod digest;
 mod errors;
 mod events;
 mod fields;
@@ -93,6 +94,8 @@ pub struct Loaded {
     pub template: ChatTemplate,
     /// Variables of the template.
     pub variables: Map<String, Value>,
+    /// Whether texts of control tokens in messages become control tokens.
+    pub trusts_content: bool,
     pub defaults: Defaults,
 }
 
@@ -197,9 +200,10 @@ impl Server {
 
     /// Starts to serve a model.
     pub fn open(&self, model: Loaded) -> Result<()> {
-        let Loaded { engine, options, scheduler, template, variables, defaults } = model;
+        let Loaded { engine, options, scheduler, template, variables, trusts_content, defaults } =
+            model;
         let info = ModelInfo::new(&engine, &options, self.app.options.names.clone());
-        let templates = Templates::new(template, variables, engine.tokenizer())?;
+        let templates = Templates::new(template, variables, trusts_content, engine.tokenizer())?;
         let service = Service::start(&engine, scheduler, templates, info, defaults)?;
         let is_new = self.app.service.set(Arc::new(service)).is_ok();
         assert!(is_new, "a server has one model");

@@ -4,10 +4,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 use tokio::time::timeout_at;
 
 use super::auth::{Client, Running};
+use super::digest::{number_of, sha256};
 use super::errors::{ApiError, ApiResult, Kind};
 use super::events::{Event, Receiver, Sender, channel};
 use super::model::ModelInfo;
@@ -118,8 +118,8 @@ impl Service {
     /// Renders, tokenizes and checks. Takes a while: not for a thread that serves sockets.
     pub fn prepare(&self, mut request: Request) -> ApiResult<Prepared> {
         let engine = self.engine();
-        let Encoded { tokens, text } = self.encode(&request.prompt)?;
         let n_ctx = engine.n_ctx();
+        let Encoded { tokens, text } = self.encode(&request.prompt, n_ctx)?;
         if tokens.len() >= n_ctx {
             return Err(ApiError::context_overflow(tokens.len(), n_ctx));
         }
@@ -241,10 +241,11 @@ impl Service {
         }))
     }
 
-    /// The prompt's tokens, and the text of a rendered chat.
-    pub fn encode(&self, prompt: &Prompt) -> ApiResult<Encoded> {
+    /// The prompt's tokens, and the text of a rendered chat. Refuses one that cannot fit into
+    /// `n_ctx` tokens, as far as its text says so.
+    fn encode(&self, prompt: &Prompt, n_ctx: usize) -> ApiResult<Encoded> {
         let engine = self.engine();
-        let room = Room { n_ctx: engine.n_ctx(), longest_piece: self.info.longest_piece };
+        let room = Room { n_ctx, longest_piece: self.info.longest_piece };
         match prompt {
             Prompt::Chat(chat) => self.templates.encode(engine.tokenizer(), chat, room),
             Prompt::Text(text) => super::prompt::plain(engine.tokenizer(), text, room),
@@ -261,11 +262,9 @@ impl Service {
         }
     }
 
-    /// Tokens of a chat's prompt, also of one that does not fit.
-    pub fn count(&self, chat: &Chat) -> ApiResult<usize> {
-        let room = Room { n_ctx: usize::MAX, longest_piece: self.info.longest_piece };
-        let encoded = self.templates.encode(self.engine().tokenizer(), chat, room)?;
-        Ok(encoded.tokens.len())
+    /// Tokens of a prompt, also of one that does not fit.
+    pub fn count(&self, prompt: &Prompt) -> ApiResult<usize> {
+        Ok(self.encode(prompt, usize::MAX)?.tokens.len())
     }
 
     /// Puts requests into the queue, all or none. Their choices follow each other.
@@ -360,7 +359,8 @@ impl Service {
         let calls = chat.may_call().then(|| Calls {
             format: self.templates.tools.format,
             tools: chat.tools.clone(),
-            seed: seed.wrapping_add(number_of(text)),
+            // With the prompt in it, the calls of two turns have different ids.
+            seed: seed.wrapping_add(number_of(&sha256(text.as_bytes()))),
         });
         let is_apart = !chat.keeps_reasoning_in_content;
         let Some(format) = self.templates.reasoning().filter(|_| is_apart) else {
@@ -370,12 +370,6 @@ impl Service {
         let end = || format.end_tokens(self.engine().tokenizer(), "");
         (Scanner::new(Some(format), calls, text), budget.map(|n| Budget::new(n, end())))
     }
-}
-
-/// A number that follows from a prompt: with it, the calls of two turns have different ids.
-fn number_of(text: &str) -> u64 {
-    let hash = Sha256::digest(text);
-    hash.iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
 /// The schema of a form that is JSON.

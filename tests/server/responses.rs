@@ -309,6 +309,12 @@ fn tokens_of_an_input_are_counted() {
     let chat = json!({ "messages": [{ "role": "user", "content": "What is a branch?" }] });
     let expected = count("/responses/input_tokens", &hello());
     assert_eq!(count("/v1/chat/completions/input_tokens", &chat), expected);
+    // Also what does not fit.
+    let long = "branch ".repeat(20_000);
+    let chat = json!({ "messages": [{ "role": "user", "content": long }] });
+    let n = count("/v1/chat/completions/input_tokens", &chat);
+    assert!(n.as_u64().unwrap() > 2048, "{n}");
+    assert_eq!(count("/v1/responses/input_tokens", &json!({ "input": long })), n);
     server.post("/v1/responses/input_tokens", &json!({})).error(400);
 }
 

@@ -125,7 +125,7 @@ pub fn read(fields: &Fields<'_>, service: &Service) -> ApiResult<(Request, Style
 pub async fn input_tokens(call: &mut router::Call) -> ApiResult<Response<Body>> {
     let value = call.with_body(|body, service| {
         let prompt = Prompt::Chat(chat(&Fields::of(body, "")?, service)?);
-        Ok(token_count(service.encode(&prompt)?.tokens.len()))
+        Ok(token_count(service.count(&prompt)?))
     });
     Ok(response(&value.await?))
 }

@@ -72,9 +72,8 @@ fn text_parts(parts: &[Value], path: &str) -> ApiResult<Vec<Value>> {
         let text = match fields.required("type")? {
             "text" | "input_text" | "output_text" => fields.string("text")?,
             "refusal" => fields.string("refusal")?,
-            "image_url" | "input_image" | "input_audio" | "file" | "input_file" => {
-                let message = format!("{path}: image input is not supported, nor sound and files");
-                return Err(ApiError::invalid(path, message));
+            kind @ ("image_url" | "input_image" | "input_audio" | "file" | "input_file") => {
+                return Err(ApiError::not_text(&path, kind));
             }
             other => {
                 let path = fields.path("type");

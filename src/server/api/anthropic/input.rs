@@ -260,11 +260,7 @@ impl Reader {
                 path: fields.path("content"),
                 is_error: fields.flag("is_error")?,
             }),
-            kind @ ("image" | "document") => {
-                let message =
-                    format!("{path}: image input is not supported, nor files: got {kind}");
-                Err(ApiError::invalid(path, message))
-            }
+            kind @ ("image" | "document") => Err(ApiError::not_text(path, kind)),
             other => {
                 self.skipped.insert(other.chars().take(40).collect());
                 Ok(Block::Other)

@@ -71,7 +71,7 @@ pub async fn count_tokens(call: &mut Call) -> ApiResult<Response<Body>> {
     let n = call.with_body(move |body, service| {
         let fields = Fields::of(body, "")?;
         sampling::check_model(&fields, service, app.options.strict_model)?;
-        service.count(&input::chat(&fields, service)?)
+        service.count(&Prompt::Chat(input::chat(&fields, service)?))
     });
     Ok(response(&json!({ "input_tokens": n.await? })))
 }

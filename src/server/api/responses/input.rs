@@ -257,7 +257,8 @@ fn texts(content: &Value, path: &str, has_notes: bool) -> ApiResult<Vec<String>>
     let part = |(i, part): (usize, &Value)| {
         let path = format!("{path}[{i}]");
         let fields = Fields::of(part, &path)?;
-        let note = match fields.required("type")? {
+        let kind = fields.required("type")?;
+        let note = match kind {
             "input_text" | "output_text" | "text" | "summary_text" | "reasoning_text" => {
                 let text = fields.required("text")?;
                 return Ok(text.to_owned());
@@ -273,10 +274,7 @@ fn texts(content: &Value, path: &str, has_notes: bool) -> ApiResult<Vec<String>>
         };
         match has_notes {
             true => Ok(note.to_owned()),
-            false => {
-                let message = format!("{path}: image input is not supported, nor sound and files");
-                Err(ApiError::invalid(path, message))
-            }
+            false => Err(ApiError::not_text(&path, kind)),
         }
     };
     parts.iter().enumerate().map(part).collect()

@@ -98,8 +98,7 @@ pub async fn input_tokens(call: &mut Call) -> ApiResult<hyper::Response<Body>> {
     let value = call.with_body(|body, service| {
         let fields = Fields::of(body, "")?;
         let asked = read(&fields, service)?;
-        let n = service.encode(&asked.request.prompt).map_err(of_input)?.tokens.len();
-        Ok(token_count(n))
+        Ok(token_count(service.count(&asked.request.prompt)?))
     });
     Ok(response(&value.await?))
 }
