@@ -20,8 +20,8 @@ pub struct Rendered {
     seams: Vec<usize>,
 }
 
-/// The texts of a vocabulary's control tokens.
-#[derive(Debug)]
+/// The texts of a vocabulary's control tokens; by default none, for contents that may have them.
+#[derive(Debug, Default)]
 pub struct ControlTexts {
     /// Matches at each of them; `None`: there are none.
     pattern: Option<Regex>,

@@ -155,6 +155,10 @@ struct AnswerArgs {
     #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     #[arg(env = "MOEBA_CHAT_TEMPLATE")]
     chat_template: Option<String>,
+    /// Let texts of control tokens in messages become control tokens: what a client quotes may then
+    /// end its message and begin another one
+    #[arg(long)]
+    trust_content: bool,
     /// Seconds of silence after which a stream gets a comment; -1 is none
     #[arg(long, value_name = "N", default_value = "15", value_parser = ping)]
     sse_ping_interval: i64,
@@ -333,8 +337,15 @@ impl Args {
             queue_time: time(self.load.queue_timeout),
             total_time: time(self.load.timeout),
         };
-        let options = options.clone();
-        Ok(Loaded { engine, options, scheduler, template, variables, defaults })
+        Ok(Loaded {
+            engine,
+            options: options.clone(),
+            scheduler,
+            template,
+            variables,
+            trusts_content: self.answers.trust_content,
+            defaults,
+        })
     }
 
     /// Lines about the model, for people.

@@ -1,7 +1,7 @@
 //! Prompts: chats by the model's template, and plain text, to tokens.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, Once, PoisonError};
 
 use serde_json::{Map, Value};
 
@@ -27,21 +27,38 @@ pub struct Templates {
     /// How the model is told of tools and calls them.
     pub tools: ToolSupport,
     controls: ControlTexts,
+    /// Texts of control tokens in messages become control tokens.
+    trusts_content: bool,
     /// Variables that the command line sets.
     variables: Map<String, Value>,
     /// Variables by what a request asks of thinking: finding them out renders the template.
     thinking: Mutex<HashMap<u8, Map<String, Value>>>,
+    /// Whether the log says that messages are joined.
+    told_of_joins: Once,
 }
 
 impl Templates {
     pub fn new(
         template: ChatTemplate,
         variables: Map<String, Value>,
+        trusts_content: bool,
         tokenizer: &Tokenizer,
     ) -> Result<Templates> {
         let (format, tools) = (template.reasoning(), template.tool_support());
-        let controls = ControlTexts::new(tokenizer)?;
-        Ok(Templates { template, format, tools, controls, variables, thinking: Mutex::default() })
+        let controls = match trusts_content {
+            true => ControlTexts::default(),
+            false => ControlTexts::new(tokenizer)?,
+        };
+        Ok(Templates {
+            template,
+            format,
+            tools,
+            controls,
+            trusts_content,
+            variables,
+            thinking: Mutex::default(),
+            told_of_joins: Once::new(),
+        })
     }
 
     /// How the model marks its reasoning, if it does.
@@ -75,8 +92,9 @@ impl Templates {
         Ok((self.render_messages(messages, &chat.tools, &variables)?, begun))
     }
 
-    /// The prompt of messages. Where the template refuses them because of a system message behind
-    /// others, that one is the user's.
+    /// The prompt of messages. Where the template refuses them, it gets them again as more
+    /// templates take them: with a system message behind others as the user's, then with
+    /// neighbours of one role as one message.
     fn render_messages(
         &self,
         messages: &[Value],
@@ -91,16 +109,19 @@ impl Templates {
             template.render_contents(controls, &messages, declared.as_ref(), true, variables)
         };
         let first = render(messages.to_vec());
-        let (Err(why), Some(others)) = (&first, later_systems_as_users(messages)) else {
-            return first;
-        };
-        match render(others) {
-            Ok(prompt) => {
-                log::warn!("a later system message becomes the user's: {why}");
-                Ok(prompt)
-            }
-            Err(_) => first,
+        let Err(why) = &first else { return first };
+        let others = later_systems_as_users(messages);
+        if let Some(Ok(prompt)) = others.clone().map(render) {
+            log::warn!("a later system message becomes the user's: {why}");
+            return Ok(prompt);
         }
+        if let Some(Ok(prompt)) = joined(others.as_deref().unwrap_or(messages)).map(render) {
+            self.told_of_joins.call_once(|| {
+                log::warn!("messages of one role that follow each other become one: {why}");
+            });
+            return Ok(prompt);
+        }
+        first
     }
 
     fn thinking(&self, think: Think) -> Result<Map<String, Value>> {
@@ -119,7 +140,7 @@ impl Templates {
         room.check(&prompt.text)?;
         room.check(&begun)?;
         let mut own = Vec::new();
-        if has_control(tokenizer, &begun) {
+        if !self.trusts_content && has_control(tokenizer, &begun) {
             own = tokenizer.encode(&begun, EncodeOptions::TEXT);
         } else {
             prompt.text.push_str(&begun);
@@ -156,13 +177,39 @@ fn later_systems_as_users(messages: &[Value]) -> Option<Vec<Value>> {
                     && last["role"] == "user"
                     && message["role"] == "user" =>
             {
-                last["content"] = format!("{}\n\n{}", text_of(last), text_of(&message)).into();
+                join(last, &message);
             }
             _ => out.push(message),
         }
         was_later = is_later;
     }
     Some(out)
+}
+
+/// The messages with neighbours of one role as one. Results of tools stay apart, and so does what
+/// follows a call. `None`: there are none.
+fn joined(messages: &[Value]) -> Option<Vec<Value>> {
+    let is_open = |message: &Value| message["role"] != "tool" && message["tool_calls"].is_null();
+    let mut out: Vec<Value> = Vec::with_capacity(messages.len());
+    for message in messages {
+        match out.last_mut() {
+            Some(last) if is_open(last) && last["role"] == message["role"] => join(last, message),
+            _ => out.push(message.clone()),
+        }
+    }
+    (out.len() < messages.len()).then_some(out)
+}
+
+/// Adds a message to the one before, with a blank line between their texts.
+fn join(before: &mut Value, message: &Value) {
+    let mut texts = vec![text_of(before), text_of(message)];
+    texts.retain(|text| !text.is_empty());
+    before["content"] = texts.join("\n\n").into();
+    if let (Some(all), Some(more)) = (before.as_object_mut(), message.as_object()) {
+        for (name, value) in more {
+            all.entry(name.clone()).or_insert_with(|| value.clone());
+        }
+    }
 }
 
 /// The text of a message, of its parts if it has some.
@@ -209,11 +256,75 @@ pub fn longest_piece(tokenizer: &Tokenizer) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tokenizer::{TokenType, Vocab, VocabModel, byte_level_text};
     use serde_json::json;
+
+    fn message(role: &str, text: &str) -> Value {
+        json!({ "role": role, "content": text })
+    }
+
+    /// Templates with a vocabulary of bytes and one control token.
+    fn templates(source: &str, trusts_content: bool) -> (Templates, Tokenizer) {
+        let mut tokens: Vec<Vec<u8>> =
+            (0..=255u8).map(|byte| byte_level_text(&[byte]).into()).collect();
+        let mut types = vec![TokenType::Normal; tokens.len()];
+        tokens.push(b"<end>".to_vec());
+        types.push(TokenType::Control);
+        let mut vocab = Vocab::new(VocabModel::Bpe, tokens);
+        (vocab.types, vocab.pre) = (types, Some("gpt-2".into()));
+        let tokenizer = Tokenizer::new(vocab).unwrap();
+        let template = ChatTemplate::new(source, "", "").unwrap();
+        (Templates::new(template, Map::new(), trusts_content, &tokenizer).unwrap(), tokenizer)
+    }
+
+    /// As Gemma's, Mistral's and Llama 2's: turns of user and assistant alternate.
+    const ALTERNATING: &str = "{% for m in messages %}\
+        {% if (m.role == 'user') != (loop.index0 % 2 == 0) %}\
+        {{ raise_exception('Conversation roles must alternate user/assistant') }}{% endif %}\
+        [{{ m.role }}] {{ m.content }}{% endfor %}";
+
+    #[test]
+    fn turns_alternate_where_the_template_wants_it() {
+        let (templates, _) = templates(ALTERNATING, false);
+        let render = |messages: &[Value]| {
+            let chat = Chat { messages: messages.to_vec(), ..Chat::default() };
+            templates.render(&chat).map_err(|e| e.message)
+        };
+        let (a, b, c) = (message("user", "a"), message("user", "b"), message("assistant", "c"));
+        let all = [a.clone(), b.clone(), c.clone(), c.clone(), message("system", "d"), a.clone()];
+        let expected = "[user] a\n\nb[assistant] c\n\nc[user] d\n\na";
+        assert_eq!(render(&all).as_deref(), Ok(expected));
+        assert_eq!(
+            render(&[a.clone(), c.clone(), b]).as_deref(),
+            Ok("[user] a[assistant] c[user] b")
+        );
+        // Nothing makes these alternate.
+        assert!(render(&[c.clone(), a.clone()]).unwrap_err().contains("must alternate"));
+        let call = json!({ "role": "assistant", "content": "", "tool_calls": [{ "id": "1" }] });
+        let result = json!({ "role": "tool", "content": "x", "tool_call_id": "1" });
+        assert_eq!(joined(&[a, call, c.clone(), c, result.clone(), result]).unwrap().len(), 5);
+    }
+
+    #[test]
+    fn contents_become_control_tokens_only_where_they_are_trusted() {
+        const SOURCE: &str = "{% for m in messages %}{{ m.content }}<end>{% endfor %}";
+        for trusts_content in [false, true] {
+            let (templates, tokenizer) = templates(SOURCE, trusts_content);
+            let n_controls = |continues: bool| {
+                let messages = vec![message("user", "a<end>"), message("assistant", "b<end>")];
+                let chat = Chat { messages, continues, ..Chat::default() };
+                let room = Room { n_ctx: 99, longest_piece: 5 };
+                let tokens = templates.encode(&tokenizer, &chat, room).unwrap().tokens;
+                tokens.iter().filter(|id| **id == 256).count()
+            };
+            // One of the template's for each message, and one for each text.
+            let expected = if trusts_content { (4, 3) } else { (2, 1) };
+            assert_eq!((n_controls(false), n_controls(true)), expected);
+        }
+    }
 
     #[test]
     fn later_system_messages_become_the_users() {
-        let message = |role: &str, text: &str| json!({ "role": role, "content": text });
         let parts = json!({ "role": "user", "content": [{ "type": "text", "text": "e" }] });
         let messages = [
             message("system", "a"),

@@ -43,8 +43,16 @@ fn serve(disk: &Arc<Disk>) -> Server {
         queue_time: None,
         total_time: None,
     };
-    let variables = Map::new();
-    server.open(Loaded { engine, options, scheduler, template, variables, defaults }).unwrap();
+    let loaded = Loaded {
+        engine,
+        options,
+        scheduler,
+        template,
+        variables: Map::new(),
+        trusts_content: false,
+        defaults,
+    };
+    server.open(loaded).unwrap();
     server
 }
 
