@@ -9,7 +9,7 @@ use http_body_util::BodyExt;
 use hyper::body::{Bytes, Frame};
 use hyper::http::{HeaderName, HeaderValue, Response, header};
 use serde_json::Value;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 
 use super::body::Body;
 use super::errors::ApiError;
@@ -89,9 +89,11 @@ struct Stream {
 impl Stream {
     /// The next frames; `None` at the end.
     async fn next(&mut self) -> Option<Bytes> {
+        // Not every event has a frame.
+        let deadline = self.ping.map(|time| Instant::now() + time);
         while !self.is_over {
-            let next = match self.ping {
-                Some(time) => match timeout(time, self.answer.next()).await {
+            let next = match deadline {
+                Some(deadline) => match timeout_at(deadline, self.answer.next()).await {
                     Ok(next) => next,
                     Err(_) => {
                         self.encoder.ping(&mut self.frames);

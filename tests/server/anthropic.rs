@@ -65,6 +65,7 @@ fn blocks(answer: &Answer) -> (Vec<Value>, Value) {
                     blocks.last_mut().unwrap()["input"] = serde_json::from_str(&input).unwrap();
                 }
             }
+            "ping" => {}
             other => panic!("{other}"),
         }
     }
@@ -237,6 +238,16 @@ fn thinking_comes_first_and_goes_back() {
     let deltas = events.iter().filter(|(_, data)| data["index"] == 0);
     let kinds: Vec<&str> = deltas.filter_map(|(_, data)| data["delta"]["type"].as_str()).collect();
     assert_eq!(kinds.last(), Some(&"signature_delta"), "{kinds:?}");
+    // Thinking that is omitted is an empty block, and its signature brings it back.
+    let omitted = |stream: bool| {
+        let thinking = json!({"type": "enabled", "budget_tokens": 4, "display": "omitted"});
+        server.post(PATH, &with(json!({"thinking": thinking, "stream": stream})))
+    };
+    let hidden = omitted(false).json()["content"].clone();
+    assert_eq!((&hidden[0]["thinking"], &hidden[1]), (&json!(""), &content[1]));
+    let answer = omitted(true);
+    assert_eq!(json!(blocks(&answer).0), hidden);
+    assert!(!answer.body.contains("thinking_delta"), "{answer:?}");
     // Thinking is part of the next prompt, whatever its signature is.
     let turn = |content: &Value| {
         with(json!({"messages": [
@@ -249,7 +260,9 @@ fn thinking_comes_first_and_goes_back() {
     foreign[0]["signature"] = "EqQBCgIYAhIM".into();
     let without = count(&server, &turn(&json!([content[1]])));
     assert!(count(&server, &turn(&json!(content))) > without);
-    assert_eq!(count(&server, &turn(&foreign)), count(&server, &turn(&json!(content))));
+    for same in [foreign, hidden] {
+        assert_eq!(count(&server, &turn(&same)), count(&server, &turn(&json!(content))));
+    }
     // What this template refuses of the system, the user says.
     let mut body = turn(&json!(content));
     let late = json!({"role": "system", "content": "Hurry."});
@@ -302,6 +315,7 @@ fn errors_have_anthropics_form() {
         (json!({"stop_sequences": [""]}), "stop_sequences: "),
         (json!({"temperature": "hot"}), "temperature: "),
         (json!({"thinking": {"type": "much"}}), "thinking.type: "),
+        (json!({"thinking": {"type": "adaptive", "display": "none"}}), "thinking.display: "),
         (json!({"tool_choice": {"type": "any"}}), "tool_choice: "),
         (json!({"chat_template": "{{ x }}"}), "chat_template: "),
         (json!({"stream": "yes"}), "stream: "),

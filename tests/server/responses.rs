@@ -36,7 +36,9 @@ fn followed(answer: &Answer) -> Value {
     assert_eq!(events[0]["response"]["status"], "in_progress");
     assert_eq!(events[0]["response"]["output"], json!([]));
     let (mut items, mut deltas, mut id) = (Vec::new(), String::new(), Value::Null);
-    for event in &events[2..events.len() - 1] {
+    // A slow machine is silent for so long that the beginning is repeated.
+    let is_news = |event: &&Value| event["type"] != "response.in_progress";
+    for event in events[2..events.len() - 1].iter().filter(is_news) {
         let kind = event["type"].as_str().unwrap();
         assert_eq!(event["output_index"], items.len(), "{event}");
         match kind {

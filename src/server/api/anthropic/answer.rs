@@ -1,13 +1,9 @@
 //! A message of the assistant as a whole, and what its stream shares with it.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::engine::FinishReason;
-use crate::server::collect::{Call, Choice};
 use crate::server::events::Finish;
-
-/// The signature of all thinking: any is accepted when it comes back.
-pub const SIGNATURE: &str = "bW9lYmE=";
 
 /// A message with these blocks; the reason of its end is still missing.
 pub fn message(id: &str, model: &str, content: Vec<Value>, usage: Value) -> Value {
@@ -24,26 +20,11 @@ pub fn message(id: &str, model: &str, content: Vec<Value>, usage: Value) -> Valu
 }
 
 /// The answer in one object.
-pub fn whole(id: &str, model: &str, choice: &Choice, finish: &Finish) -> Value {
-    let mut content = Vec::new();
-    if !choice.reasoning.is_empty() {
-        let thinking = choice.reasoning.as_str();
-        content.push(json!({ "type": "thinking", "thinking": thinking, "signature": SIGNATURE }));
-    }
-    if !choice.content.trim().is_empty() {
-        content.push(json!({ "type": "text", "text": choice.content }));
-    }
-    content.extend(choice.calls.iter().map(tool_use));
+pub fn whole(id: &str, model: &str, content: Vec<Value>, finish: &Finish) -> Value {
     let mut message = message(id, model, content, usage(finish));
     message["stop_reason"] = stop_reason(finish).into();
     message["stop_sequence"] = finish.stop.as_deref().into();
     message
-}
-
-/// A call. Arguments that were cut are left out: an object has no other way to say so.
-fn tool_use(call: &Call) -> Value {
-    let input: Map<String, Value> = serde_json::from_str(&call.arguments).unwrap_or_default();
-    json!({ "type": "tool_use", "id": call.id, "name": call.name, "input": input })
 }
 
 /// Tokens of a prompt, and those of it that a cache had, before the answer.

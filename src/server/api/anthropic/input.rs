@@ -1,11 +1,12 @@
 //! Conversations as Anthropic writes them, as templates read them.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
-use super::tools;
+use super::{blocks, tools};
 use crate::chat::reasoning::Think;
 use crate::server::api::chat::{effort, variables};
 use crate::server::errors::{ApiError, ApiResult};
@@ -56,6 +57,17 @@ fn thinking(fields: &Fields<'_>) -> ApiResult<(Option<Think>, Option<usize>)> {
     }
 }
 
+/// Whether an answer leaves thinking out. A summary is all of it: nothing here makes a shorter one.
+pub fn omits_thinking(fields: &Fields<'_>) -> ApiResult<bool> {
+    let Some(value) = fields.get("thinking") else { return Ok(false) };
+    let thinking = Fields::of(value, "thinking")?;
+    match thinking.string("display")? {
+        None | Some("summarized") => Ok(false),
+        Some("omitted") => Ok(true),
+        Some(_) => Err(thinking.wrong("display", "summarized or omitted")),
+    }
+}
+
 /// The messages, and whether the last one is the assistant's.
 fn messages(fields: &Fields<'_>) -> ApiResult<(Vec<Value>, bool)> {
     let mut reader = Reader::default();
@@ -95,7 +107,7 @@ fn misplaced(path: &str, expected: &str) -> ApiError {
 /// A part of a message.
 enum Block<'a> {
     Text(&'a str),
-    Thinking(&'a str),
+    Thinking(Cow<'a, str>),
     /// A call, as chats write it.
     ToolUse(Value),
     ToolResult {
@@ -196,7 +208,7 @@ impl Reader {
         for block in self.blocks(value, path)? {
             match block {
                 Block::Text(part) => text.push_str(part),
-                Block::Thinking(part) => reasoning.push_str(part),
+                Block::Thinking(part) => reasoning.push_str(&part),
                 Block::ToolUse(call) => calls.push(call),
                 Block::Other => {}
                 Block::ToolResult { .. } => {
@@ -251,8 +263,7 @@ impl Reader {
         let fields = Fields::of(value, path)?;
         match fields.required("type")? {
             "text" => Ok(Block::Text(fields.required("text")?)),
-            // Whose thoughts they are is of no matter: any signature will do.
-            "thinking" => Ok(Block::Thinking(fields.required("thinking")?)),
+            "thinking" => thought(&fields).map(Block::Thinking),
             "tool_use" => tool_use(&fields).map(Block::ToolUse),
             "tool_result" => Ok(Block::ToolResult {
                 id: fields.required("tool_use_id")?,
@@ -267,6 +278,14 @@ impl Reader {
             }
         }
     }
+}
+
+/// A thought: what is shown of it, or else what its signature has. Whose it is is of no matter: any
+/// signature will do.
+fn thought<'a>(fields: &Fields<'a>) -> ApiResult<Cow<'a, str>> {
+    let shown = fields.required("thinking")?;
+    let signature = fields.get("signature").and_then(Value::as_str).filter(|_| shown.is_empty());
+    Ok(signature.and_then(blocks::hidden).map_or(shown.into(), Cow::from))
 }
 
 /// A call as chats write it. Its id stays as it is.
@@ -307,7 +326,8 @@ mod tests {
             "messages": [
                 user("q"),
                 { "role": "assistant", "content": [
-                    { "type": "thinking", "thinking": "hm", "signature": 7 },
+                    { "type": "thinking", "thinking": "h", "signature": 7 },
+                    { "type": "thinking", "thinking": "", "signature": "bW9lYmFt" },
                     { "type": "redacted_thinking", "data": "x" },
                     { "type": "text", "text": "So " },
                     { "type": "text", "text": "be it" },

@@ -1,6 +1,7 @@
 //! Anthropic's messages.
 
 mod answer;
+mod blocks;
 mod input;
 mod stream;
 mod tools;
@@ -8,14 +9,16 @@ mod tools;
 use hyper::http::Response;
 use serde_json::{Value, json};
 
+use self::blocks::{Blocks, Content};
 use self::stream::MessageStream;
 use super::form::schema;
 use super::sampling::{self, WITHOUT_EFFECT};
 use crate::engine::Limits;
 use crate::sample::grammar::Grammar;
 use crate::server::body::Body;
-use crate::server::collect::collect;
+use crate::server::collect::each;
 use crate::server::errors::{ApiError, ApiResult};
+use crate::server::events::Event;
 use crate::server::fields::Fields;
 use crate::server::request::{Prompt, Request};
 use crate::server::router::{Call, json as response};
@@ -40,29 +43,38 @@ const UNUSED: &[&str] = &[
 /// `POST /v1/messages`
 pub async fn messages(call: &mut Call) -> ApiResult<Response<Body>> {
     let app = call.app.clone();
-    let (prepared, is_stream, ping, service) = call
+    let (prepared, mut blocks, is_stream, ping, service) = call
         .with_body(move |body, service| {
             let fields = Fields::of(body, "")?;
             sampling::check_model(&fields, service, app.options.strict_model)?;
             let request = read(&fields, service)?;
+            let blocks = Blocks::new(input::omits_thinking(&fields)?);
             let (is_stream, ping) = (fields.flag("stream")?, sampling::ping(&fields)?);
             app.note_unknown(&fields);
-            Ok((service.prepare(request)?, is_stream, ping, service.clone()))
+            Ok((service.prepare(request)?, blocks, is_stream, ping, service.clone()))
         })
         .await?;
     let answer = service.submit(vec![prepared], &call.client)?;
     let (id, model) = (random::name("msg_"), service.info.name());
     let ping = ping.unwrap_or(call.app.options.ping);
     if let Some(report) = call.report.take_if(|_| is_stream) {
-        let stream = MessageStream::new(id, model.to_owned(), call.id.clone(), answer.n_prompt);
+        let (model, n_prompt) = (model.to_owned(), answer.n_prompt);
+        let stream = MessageStream::new(id, model, call.id.clone(), n_prompt, blocks);
         return Ok(sse::respond(answer, Box::new(stream), report, ping));
     }
     let Some(report) = &mut call.report else {
         return Err(ApiError::server("the request was answered before"));
     };
-    let choice = collect(answer, 1, report).await?.remove(0);
-    let Some(finish) = &choice.finish else { return Err(ApiError::server("there is no answer")) };
-    Ok(response(&answer::whole(&id, model, &choice, finish)))
+    let (mut content, mut end) = (Content::default(), None);
+    each(answer, report, |_, event| {
+        blocks.push(&event).into_iter().for_each(|step| content.add(step));
+        if let Event::Finished(finish) = event {
+            end = Some(finish);
+        }
+    })
+    .await?;
+    let Some(finish) = end else { return Err(ApiError::server("there is no answer")) };
+    Ok(response(&answer::whole(&id, model, content.blocks(), &finish)))
 }
 
 /// `POST /v1/messages/count_tokens`: does not wait for the model.

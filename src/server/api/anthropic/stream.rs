@@ -1,20 +1,13 @@
 //! Events of a message: its start, each block's start, deltas and stop, the reason of the end, and
 //! the stop.
 
-use serde_json::{Value, json};
+use serde_json::json;
 
-use super::answer::{SIGNATURE, message, prompt_usage, stop_reason, usage};
+use super::answer::{message, prompt_usage, stop_reason, usage};
+use super::blocks::{Blocks, Step};
 use crate::server::errors::{ApiError, Wire};
 use crate::server::events::{Event, Finish};
 use crate::server::sse::{Encoder, Frames};
-
-/// The kind of the block that is being written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Block {
-    Thinking,
-    Text,
-    ToolUse,
-}
 
 pub struct MessageStream {
     id: String,
@@ -22,25 +15,20 @@ pub struct MessageStream {
     request_id: String,
     n_prompt: usize,
     is_started: bool,
+    blocks: Blocks,
     /// The number of the block that is open, or of the next one.
     index: usize,
-    open: Option<Block>,
-    /// White space that is the beginning of a text, if one follows.
-    space: String,
 }
 
 impl MessageStream {
-    pub fn new(id: String, model: String, request_id: String, n_prompt: usize) -> MessageStream {
-        MessageStream {
-            id,
-            model,
-            request_id,
-            n_prompt,
-            is_started: false,
-            index: 0,
-            open: None,
-            space: String::new(),
-        }
+    pub fn new(
+        id: String,
+        model: String,
+        request_id: String,
+        n_prompt: usize,
+        blocks: Blocks,
+    ) -> MessageStream {
+        MessageStream { id, model, request_id, n_prompt, is_started: false, blocks, index: 0 }
     }
 
     fn start(&mut self, n_reused: usize, out: &mut Frames) {
@@ -52,59 +40,19 @@ impl MessageStream {
         out.event("message_start", &json!({ "type": "message_start", "message": message }));
     }
 
-    fn begin_block(&mut self, kind: Block, block: &Value, out: &mut Frames) {
-        self.end_block(out);
-        self.open = Some(kind);
-        self.space.clear();
-        out.event(
-            "content_block_start",
-            &json!({ "type": "content_block_start", "index": self.index, "content_block": block }),
-        );
+    fn step(&mut self, step: Step, out: &mut Frames) {
+        let (name, mut data) = match step {
+            Step::Begin(block) => ("content_block_start", json!({ "content_block": block })),
+            Step::Delta(delta) => ("content_block_delta", json!({ "delta": delta })),
+            Step::End => ("content_block_stop", json!({})),
+        };
+        data["type"] = name.into();
+        data["index"] = self.index.into();
+        out.event(name, &data);
+        self.index += usize::from(name == "content_block_stop");
     }
 
-    fn delta(&self, delta: &Value, out: &mut Frames) {
-        out.event(
-            "content_block_delta",
-            &json!({ "type": "content_block_delta", "index": self.index, "delta": delta }),
-        );
-    }
-
-    fn end_block(&mut self, out: &mut Frames) {
-        let Some(kind) = self.open.take() else { return };
-        if kind == Block::Thinking {
-            self.delta(&json!({ "type": "signature_delta", "signature": SIGNATURE }), out);
-        }
-        let stop = json!({ "type": "content_block_stop", "index": self.index });
-        out.event("content_block_stop", &stop);
-        self.index += 1;
-    }
-
-    fn thinking(&mut self, text: &str, out: &mut Frames) {
-        if self.open != Some(Block::Thinking) {
-            let block = json!({ "type": "thinking", "thinking": "", "signature": "" });
-            self.begin_block(Block::Thinking, &block, out);
-        }
-        self.delta(&json!({ "type": "thinking_delta", "thinking": text }), out);
-    }
-
-    /// A text of nothing but white space, as between two calls, is no block.
-    fn text(&mut self, text: &str, out: &mut Frames) {
-        if self.open == Some(Block::Text) {
-            self.delta(&json!({ "type": "text_delta", "text": text }), out);
-            return;
-        }
-        self.space.push_str(text);
-        if text.trim().is_empty() {
-            return;
-        }
-        let text = std::mem::take(&mut self.space);
-        self.begin_block(Block::Text, &json!({ "type": "text", "text": "" }), out);
-        self.delta(&json!({ "type": "text_delta", "text": text }), out);
-    }
-
-    fn finish(&mut self, finish: &Finish, out: &mut Frames) {
-        self.start(finish.outcome.n_reused, out);
-        self.end_block(out);
+    fn finish(&self, finish: &Finish, out: &mut Frames) {
         let delta = json!({ "stop_reason": stop_reason(finish), "stop_sequence": finish.stop });
         let usage = usage(finish);
         out.event(
@@ -121,17 +69,14 @@ impl Encoder for MessageStream {
     fn event(&mut self, _choice: usize, event: &Event, out: &mut Frames) {
         match event {
             Event::Started { n_reused, .. } => self.start(*n_reused, out),
-            Event::Reasoning(piece) => self.thinking(&piece.text, out),
-            Event::Content(piece) => self.text(&piece.text, out),
-            Event::CallBegin { id, name, .. } => {
-                let block = json!({ "type": "tool_use", "id": id, "name": name, "input": {} });
-                self.begin_block(Block::ToolUse, &block, out);
-            }
-            Event::Arguments { text, .. } => {
-                self.delta(&json!({ "type": "input_json_delta", "partial_json": text }), out);
-            }
-            Event::Finished(finish) => self.finish(finish, out),
-            Event::Progress { .. } | Event::Failed(_) => {}
+            Event::Finished(finish) => self.start(finish.outcome.n_reused, out),
+            _ => {}
+        }
+        for step in self.blocks.push(event) {
+            self.step(step, out);
+        }
+        if let Event::Finished(finish) = event {
+            self.finish(finish, out);
         }
     }
 
@@ -152,6 +97,7 @@ impl Encoder for MessageStream {
 mod tests {
     use super::*;
     use crate::server::events::Piece;
+    use serde_json::Value;
 
     fn piece(text: &str) -> Piece {
         Piece { text: text.into(), tokens: Vec::new() }
@@ -159,10 +105,10 @@ mod tests {
 
     /// The events that these lead to, short.
     fn written(events: &[Event]) -> Vec<String> {
-        let mut stream = MessageStream::new("msg_1".into(), "m".into(), "req_1".into(), 9);
+        let mut stream =
+            MessageStream::new("msg_1".into(), "m".into(), "req_1".into(), 9, Blocks::new(false));
         let mut out = Frames::default();
         events.iter().for_each(|event| stream.event(0, event, &mut out));
-        stream.end_block(&mut out);
         let text = String::from_utf8(out.take().to_vec()).unwrap();
         let frames = text.split_terminator("\n\n").map(|frame| {
             let (name, data) = frame.split_once('\n').unwrap();
@@ -209,7 +155,6 @@ mod tests {
             "2 content_block_delta input_json_delta :1}",
             "2 content_block_stop",
             "3 content_block_start tool_use",
-            "3 content_block_stop",
         ];
         assert_eq!(written(&events), expected);
     }
