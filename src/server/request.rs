@@ -28,6 +28,8 @@ pub struct Request {
     pub scheduling: Scheduling,
     /// Whether events tell how far the prompt is.
     pub wants_progress: bool,
+    /// Whether there are events of tokens that have no text yet.
+    pub wants_tokens: bool,
     /// Ends the text so long after its first token.
     pub time_limit: Option<Duration>,
 }

@@ -331,6 +331,7 @@ impl Service {
                 n_prompt: prompt.len(),
                 seed,
                 wants_progress: request.wants_progress,
+                wants_tokens: request.wants_tokens,
                 time_limit: request.time_limit,
                 cancel: cancel.clone(),
                 stops: request.limits.stops.clone(),

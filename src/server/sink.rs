@@ -34,6 +34,7 @@ pub struct SinkSettings {
     pub n_prompt: usize,
     pub seed: u64,
     pub wants_progress: bool,
+    pub wants_tokens: bool,
     pub time_limit: Option<Duration>,
     pub cancel: Cancel,
     /// Strings that end the text.
@@ -146,6 +147,10 @@ impl JobSink for Sink {
     }
 
     fn token(&mut self, id: u32, logprob: Option<&TokenLogprob>) {
+        if self.settings.wants_tokens && !self.tokens.is_empty() {
+            let tokens = std::mem::take(&mut self.tokens);
+            self.sender.send(Event::Content(Piece { text: String::new(), tokens }));
+        }
         self.n_reasoning += usize::from(self.scanner.is_reasoning());
         self.tokens.push(Token { id, logprob: logprob.cloned() });
         match (self.deadline, self.settings.time_limit) {

@@ -10,7 +10,7 @@ use super::body::{self, Body};
 use super::errors::{ApiError, ApiResult, Kind, Wire};
 use super::router::json as response;
 use super::service::Service;
-use crate::sample::{PARAMETERS, Parameter};
+use crate::sample::{PARAMETERS, Parameter, SamplerOptions};
 
 /// `GET /health`
 pub fn health(app: &App) -> ApiResult<Response<Body>> {
@@ -81,7 +81,7 @@ pub fn props(app: &App) -> ApiResult<Response<Body>> {
     Ok(response(&json!({
         "default_generation_settings": {
             "n_ctx": service.info.n_ctx,
-            "params": settings(&service),
+            "params": settings(&service.defaults.sampling, service.defaults.n_predict),
         },
         "total_slots": service.info.n_parallel,
         "model_alias": service.info.name(),
@@ -102,16 +102,15 @@ pub fn deterministic(service: &Service) -> &'static str {
     if service.engine().is_exact() { "exact" } else { "load" }
 }
 
-/// The default of each sampling parameter, by the name of its field.
-fn settings(service: &Service) -> Value {
-    let sampling = &service.defaults.sampling;
+/// Each sampling parameter, by the name of its field, and the most tokens of an answer.
+pub fn settings(sampling: &SamplerOptions, n_predict: Option<usize>) -> Value {
     let value = |p: &Parameter| match p.is_whole() {
         true => json!(p.get(sampling) as i64),
         false => json!(p.get(sampling) as f32),
     };
     let numbers = PARAMETERS.iter().map(|p| (super::api::sampling::field(p).to_owned(), value(p)));
     let mut settings: serde_json::Map<String, Value> = numbers.collect();
-    let n_predict = service.defaults.n_predict.map_or(-1, |n| n as i64);
+    let n_predict = n_predict.map_or(-1, |n| n as i64);
     let seed = sampling.seed.map_or(-1, |seed| seed as i64);
     settings.insert("n_predict".into(), n_predict.into());
     settings.insert("seed".into(), seed.into());

@@ -113,6 +113,24 @@ fn plain_text_is_continued() {
     let stopped = server.post("/completion", &with(body)).json();
     assert_eq!((&stopped["stop_type"], &stopped["stopping_word"]), (&json!("word"), &json!(word)));
     assert_eq!(native["stopping_word"], "");
+    // An answer may have some members only.
+    let fields = json!(["content", "generation_settings/n_predict", "timings/none"]);
+    let body = json!({"prompt": "The package", "n_predict": 5, "response_fields": fields});
+    let few = server.post("/completion", &with(body)).json();
+    assert_eq!(few, json!({"content": text, "n_predict": 5}));
+    // Tokens are told before it is known whether their text ends the answer.
+    let stop = format!("{}\u{1}", &text[..text.len() - 1]);
+    let chunks = |has_tokens: bool| {
+        let body = json!({"prompt": "The package", "n_predict": 5, "stop": stop, "stream": true,
+            "return_tokens": has_tokens});
+        let frames = server.post("/completion", &with(body)).frames();
+        let chunks = frames.iter().map(|f| serde_json::from_str::<serde_json::Value>(f).unwrap());
+        chunks.map(|chunk| chunk["tokens"].as_array().unwrap().clone()).collect::<Vec<_>>()
+    };
+    assert!(chunks(false).iter().any(|tokens| tokens.len() > 1));
+    let single = chunks(true);
+    assert!(single.iter().all(|tokens| tokens.len() < 2), "{single:?}");
+    assert_eq!(json!(single.concat()), native["tokens"]);
     server.post("/v1/completions", &with(json!({"prompt": []}))).error(400);
     server.post("/v1/completions", &with(json!({"prompt": [[1, -1]]}))).error(400);
     server.post("/completion", &with(json!({}))).error(400);

@@ -114,6 +114,7 @@ pub fn read(fields: &Fields<'_>, service: &Service) -> ApiResult<(Request, Style
         salt: sampling::salt(fields)?,
         scheduling: sampling::scheduling(fields)?,
         wants_progress: style.has_progress,
+        wants_tokens: false,
         time_limit: sampling::time_limit(fields)?,
     };
     fields.ignore(WITHOUT_EFFECT);

@@ -109,6 +109,7 @@ fn read(fields: &Fields<'_>, service: &Arc<Service>) -> ApiResult<(Vec<Request>,
         salt: salt.clone(),
         scheduling,
         wants_progress: false,
+        wants_tokens: false,
         time_limit,
     });
     let header = Header::new("cmpl-", service);

@@ -20,6 +20,7 @@ use crate::server::request::{Prompt, Request};
 use crate::server::router::{Call, json as response};
 use crate::server::service::Service;
 use crate::server::sse::{self, Encoder, Frames};
+use crate::server::status::settings;
 use crate::tokenizer::{EncodeOptions, Tokenizer};
 
 /// `POST /completion`
@@ -47,7 +48,7 @@ pub async fn answer(call: &mut Call) -> ApiResult<Response<Body>> {
     let mut choices = collect(answer, 1, report).await?;
     let choice = choices.remove(0);
     let Some(finish) = choice.finish else { return Err(ApiError::server("there is no answer")) };
-    Ok(response(&writer.end_object(&choice.content, &choice.tokens, &finish)))
+    Ok(response(&writer.last(&choice.content, &choice.tokens, &finish)))
 }
 
 /// Writes an answer.
@@ -55,6 +56,10 @@ struct Writer {
     model: String,
     prompt: String,
     has_tokens: bool,
+    /// The settings that the request had, but for its seed.
+    settings: Value,
+    /// Paths of the members that the answer has; empty: all there are.
+    fields: Vec<String>,
     has_newline: bool,
     wants_progress: bool,
     n_generated: usize,
@@ -76,12 +81,20 @@ fn read(fields: &Fields<'_>, service: &Arc<Service>) -> ApiResult<(Request, Writ
         Prompt::Chat(_) => String::new(),
     };
     let wants_progress = fields.flag("return_progress")?;
+    let has_tokens = fields.flag("return_tokens")?;
+    let sampling = sampling::sampling(fields, service)?;
+    let mut settings = settings(&sampling, limits.n_predict);
+    settings["ignore_eos"] = limits.ignore_eos.into();
+    settings["stop"] = limits.stops.as_slice().into();
+    let chosen = fields.strings("response_fields")?.unwrap_or_default();
     let n_logprobs = fields.integer("n_probs", 0..=20)?.filter(|n| *n > 0).map(|n| n as usize);
     refuse_post_sampling(fields)?;
     let writer = Writer {
         model: service.info.name().to_owned(),
         prompt: text,
-        has_tokens: fields.flag("return_tokens")?,
+        has_tokens,
+        settings,
+        fields: chosen.into_iter().map(str::to_owned).collect(),
         has_newline: false,
         wants_progress,
         n_generated: 0,
@@ -91,7 +104,7 @@ fn read(fields: &Fields<'_>, service: &Arc<Service>) -> ApiResult<(Request, Writ
     };
     let request = Request {
         prompt,
-        sampling: sampling::sampling(fields, service)?,
+        sampling,
         limits,
         n_choices: 1,
         form: form::form(fields)?,
@@ -99,6 +112,7 @@ fn read(fields: &Fields<'_>, service: &Arc<Service>) -> ApiResult<(Request, Writ
         salt: sampling::salt(fields)?,
         scheduling: sampling::scheduling(fields)?,
         wants_progress,
+        wants_tokens: has_tokens,
         time_limit: sampling::time_limit(fields)?,
     };
     fields.flag("timings_per_token")?;
@@ -139,7 +153,23 @@ fn ids(tokens: &[Token]) -> Vec<u32> {
     tokens.iter().map(|token| token.id).collect()
 }
 
+/// The members of `whole` at these paths, each under the last name of its path. One that is not
+/// there is left out.
+fn chosen(whole: &Value, paths: &[String]) -> Value {
+    let found = paths.iter().filter_map(|path| {
+        let value = path.split('/').try_fold(whole, |value, name| value.as_object()?.get(name))?;
+        Some((path.rsplit('/').next()?.to_owned(), value.clone()))
+    });
+    Value::Object(found.collect())
+}
+
 impl Writer {
+    /// The answer, or the end of a stream.
+    fn last(&self, content: &str, tokens: &[Token], finish: &Finish) -> Value {
+        let whole = self.end_object(content, tokens, finish);
+        if self.fields.is_empty() { whole } else { chosen(&whole, &self.fields) }
+    }
+
     fn end_object(&self, content: &str, tokens: &[Token], finish: &Finish) -> Value {
         let kind = match finish.reason {
             FinishReason::StopToken => "eos",
@@ -148,6 +178,8 @@ impl Writer {
         };
         let probabilities = native(tokens, &self.service);
         let tokens = if self.has_tokens { ids(tokens) } else { Vec::new() };
+        let mut settings = self.settings.clone();
+        settings["seed"] = finish.seed.into();
         json!({
             "index": 0,
             "content": content,
@@ -157,7 +189,7 @@ impl Writer {
             "model": self.model,
             "tokens_predicted": finish.outcome.n_generated,
             "tokens_evaluated": finish.n_prompt,
-            "generation_settings": { "seed": finish.seed },
+            "generation_settings": settings,
             "prompt": self.prompt,
             "has_new_line": self.has_newline || content.contains('\n'),
             "truncated": false,
@@ -208,7 +240,7 @@ impl Encoder for Writer {
             }
             Event::Finished(finish) => {
                 self.n_prompt = finish.n_prompt;
-                out.data(&self.end_object("", &finish.tokens, finish));
+                out.data(&self.last("", &finish.tokens, finish));
             }
             _ => {}
         }
@@ -218,5 +250,20 @@ impl Encoder for Writer {
 
     fn fail(&mut self, error: &ApiError, out: &mut Frames) {
         out.data(&error.body(Wire::Native, ""));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_are_chosen_by_their_paths() {
+        let whole = json!({ "content": "x", "a": { "b": { "c": 1 }, "d": null }, "e": [2] });
+        let of = |paths: &[&str]| {
+            chosen(&whole, &paths.iter().map(|path| (*path).to_owned()).collect::<Vec<_>>())
+        };
+        assert_eq!(of(&["content", "a/b/c", "a/d"]), json!({ "content": "x", "c": 1, "d": null }));
+        assert_eq!(of(&["a/x", "e/0", "content/x", "", "a/b"]), json!({ "b": { "c": 1 } }));
     }
 }

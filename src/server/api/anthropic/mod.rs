@@ -107,6 +107,7 @@ fn read(fields: &Fields<'_>, service: &Service) -> ApiResult<Request> {
         salt: sampling::salt(fields)?,
         scheduling: sampling::scheduling(fields)?,
         wants_progress: false,
+        wants_tokens: false,
         time_limit: sampling::time_limit(fields)?,
     };
     fields.ignore(WITHOUT_EFFECT);

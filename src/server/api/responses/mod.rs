@@ -161,6 +161,7 @@ fn read(fields: &Fields<'_>, service: &Service) -> ApiResult<Asked> {
         salt: sampling::salt(fields)?,
         scheduling: sampling::scheduling(fields)?,
         wants_progress: false,
+        wants_tokens: false,
         time_limit: sampling::time_limit(fields)?,
     };
     let (reasoning, has_summary) = reasoning(fields)?;
