@@ -10,6 +10,7 @@ mod environment;
 mod format;
 mod from_gguf;
 mod json;
+pub mod lark;
 mod limits;
 mod parts;
 pub mod reasoning;

@@ -254,7 +254,7 @@ pub fn longest_piece(tokenizer: &Tokenizer) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
     use crate::tokenizer::{TokenType, Vocab, VocabModel, byte_level_text};
     use serde_json::json;
@@ -263,16 +263,25 @@ mod tests {
         json!({ "role": role, "content": text })
     }
 
-    /// Templates with a vocabulary of bytes and one control token.
-    fn templates(source: &str, trusts_content: bool) -> (Templates, Tokenizer) {
+    /// The end token, and a control token.
+    const END: &str = "<end>";
+    pub const CALL: &str = "<call>";
+
+    /// All bytes and both of them.
+    pub fn tokenizer() -> Tokenizer {
         let mut tokens: Vec<Vec<u8>> =
             (0..=255u8).map(|byte| byte_level_text(&[byte]).into()).collect();
         let mut types = vec![TokenType::Normal; tokens.len()];
-        tokens.push(b"<end>".to_vec());
-        types.push(TokenType::Control);
+        tokens.extend([END, CALL].map(|name| name.as_bytes().to_vec()));
+        types.resize(tokens.len(), TokenType::Control);
         let mut vocab = Vocab::new(VocabModel::Bpe, tokens);
+        vocab.ids.eos = Some(256);
         (vocab.types, vocab.pre) = (types, Some("gpt-2".into()));
-        let tokenizer = Tokenizer::new(vocab).unwrap();
+        Tokenizer::new(vocab).unwrap()
+    }
+
+    fn templates(source: &str, trusts_content: bool) -> (Templates, Tokenizer) {
+        let tokenizer = tokenizer();
         let template = ChatTemplate::new(source, "", "").unwrap();
         (Templates::new(template, Map::new(), trusts_content, &tokenizer).unwrap(), tokenizer)
     }

@@ -194,6 +194,12 @@ fn answers_have_the_form_that_is_asked_for() {
     let grammar = "root ::= \"yes\" | \"no\"";
     assert!(["yes", "no"].contains(&content(json!({"grammar": grammar})).as_str()));
     assert_eq!(content(json!({"lark": "start: \"x\" \"y\""})), "xy");
+    let tag = json!({"type": "tag", "begin": "<a>", "end": "</a>",
+        "content": {"type": "json_schema", "json_schema": {"const": 7}}});
+    let tags = json!({"type": "triggered_tags", "triggers": ["<a"], "tags": [tag],
+        "at_least_one": true, "stop_after_first": true});
+    let format = json!({"type": "structural_tag", "format": tags});
+    assert_eq!(content(json!({"response_format": format})), "<a>7</a>");
     let several = with(json!({"regex": "[ab]{4}", "n": 3}));
     let several = server.post("/v1/chat/completions", &several).json();
     for choice in several["choices"].as_array().unwrap() {
@@ -202,6 +208,7 @@ fn answers_have_the_form_that_is_asked_for() {
     }
     for bad in [
         json!({"response_format": {"type": "sound"}}),
+        json!({"structural_tag": {"format": {"type": "grammar", "grammar": "x"}}}),
         json!({"response_format": {"type": "json_object", "schema": 123}}),
         json!({"response_format": {"type": "json_object", "schema": {"type": 123}}}),
         json!({"response_format": {"type": "json_object", "schema": {"type": "hiccup"}}}),

@@ -2,6 +2,7 @@
 //! control characters are escaped.
 
 use super::json::escaped;
+use crate::chat::lark::slashed;
 use regex::Regex;
 use serde_json::Value;
 
@@ -107,21 +108,6 @@ fn delimited(text: &str, end: char) -> Option<usize> {
         }
     }
     None
-}
-
-/// A regular expression between slashes.
-pub fn slashed(pattern: &str) -> String {
-    let (mut out, mut is_escaped) = (String::with_capacity(pattern.len() + 2), false);
-    out.push('/');
-    for c in pattern.chars() {
-        if c == '/' && !is_escaped {
-            out.push('\\');
-        }
-        is_escaped = c == '\\' && !is_escaped;
-        out.push(c);
-    }
-    out.push('/');
-    out
 }
 
 /// The expression for texts that the regular expression matches, inside JSON strings.

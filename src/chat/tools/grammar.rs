@@ -3,11 +3,11 @@
 
 use super::choose::ToolSupport;
 use super::declared::{Custom, INPUT, Tool, Tools};
-use super::embedded::{lark_in_json, slashed};
+use super::embedded::lark_in_json;
 use super::json::{STRING, kinds};
 use super::table::{Arguments, Call, Ids, Tags, ToolFormat, Value as Kind};
-use super::until::until;
-use crate::tokenizer::{TokenType, Tokenizer};
+use crate::chat::lark::{literal, quoted, slashed, text_rule};
+use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 use serde_json::{Value, json};
 
@@ -191,26 +191,7 @@ impl Lark<'_> {
 
     /// A text as it is written, with control tokens as such.
     fn literal(&self, text: &str) -> String {
-        let is_control =
-            |id: &u32| matches!(self.tokenizer.token_type(*id), Ok(TokenType::Control));
-        let (mut parts, mut plain, mut at) = (Vec::new(), String::new(), 0);
-        while let Some(c) = text[at..].chars().next() {
-            let ends = (at + 1..=text.len()).rev().filter(|end| text.is_char_boundary(*end));
-            let mut names = ends.map(|end| (end, &text[at..end]));
-            let token = names.find_map(|(end, name)| {
-                Some((end, self.tokenizer.special_id(name).filter(is_control)?))
-            });
-            let Some((end, id)) = token else {
-                plain.push(c);
-                at += c.len_utf8();
-                continue;
-            };
-            parts.extend(quoted(&std::mem::take(&mut plain)));
-            parts.push(format!("<[{id}]>"));
-            at = end;
-        }
-        parts.extend(quoted(&plain));
-        parts.join(" ")
+        literal(text, self.tokenizer)
     }
 
     fn start(&mut self, tools: &Tools, trigger: Option<&str>, parallel: bool) {
@@ -345,37 +326,17 @@ impl Lark<'_> {
         self.rule(name, &body);
     }
 
-    /// Any text up to the marker, the marker too.
+    /// Any text up to the marker, the marker too. Line breaks before the marker are part of the
+    /// text.
     fn text_rule(&mut self, name: &str, end: &str) {
         if self.rules.iter().any(|rule| rule.starts_with(name)) {
             return;
         }
-        let literal = self.literal(end);
-        let plain = quoted(end).unwrap_or_default();
-        if literal == plain {
-            // A line break before the marker is part of the text.
-            let marker = end.trim_start();
-            let (marker, space) = marker.split_at(marker.trim_end().len());
-            match until(marker) {
-                Some(pattern) => {
-                    let parts = [Some(slashed(&pattern)), quoted(space)];
-                    self.rule(name, &parts.into_iter().flatten().collect::<Vec<_>>().join(" "));
-                }
-                None => self.rules.push(format!("{name}[suffix={plain}]: /(?s:.*)/")),
-            }
-            return;
-        }
-        // A control token ends the text, which takes the marker's characters before it along.
-        let at = literal.find("<[").unwrap_or(0);
-        let before = serde_json::from_str::<String>(literal[..at].trim()).unwrap_or_default();
-        let pattern = slashed(&format!("(?s:.*){}", regex::escape(&before)));
-        self.rule(name, &format!("{pattern} {}", &literal[at..]));
+        let (marker, space) = end.trim_start().split_at(end.trim().len());
+        let body = format!("{name}_body");
+        self.rules.push(text_rule(&body, marker, self.tokenizer));
+        self.rule(name, &format!("{body} {}", quoted(space).unwrap_or_default()));
     }
-}
-
-/// A string of a grammar; `None` for an empty one.
-fn quoted(text: &str) -> Option<String> {
-    (!text.is_empty()).then(|| Value::from(text).to_string())
 }
 
 /// Arguments as JSON. `name` is the rule's.
@@ -436,7 +397,7 @@ mod tests {
     use super::*;
     use crate::chat::ChatTemplate;
     use crate::sample::grammar::{Constraint, Grammar, Grammars};
-    use crate::tokenizer::{Vocab, VocabModel};
+    use crate::tokenizer::{TokenType, Vocab, VocabModel};
     use std::sync::LazyLock;
 
     const CONTROLS: &[&str] = &[

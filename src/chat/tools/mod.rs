@@ -27,7 +27,6 @@ mod table;
 mod tagged;
 #[cfg(test)]
 mod tests;
-mod until;
 mod write;
 
 pub use choose::ToolSupport;

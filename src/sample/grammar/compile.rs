@@ -45,7 +45,7 @@ fn budget(n_lost: usize) -> Budget {
 }
 
 /// The white space between two parts of a JSON text.
-const WHITE_SPACE: &str = r"[ \t]{1,2}|(\r?\n){1,2}[ \t]{0,40}";
+pub const WHITE_SPACE: &str = r"[ \t]{1,2}|(\r?\n){1,2}[ \t]{0,40}";
 
 /// A grammar that is ready for any number of texts.
 pub struct Compiled {

@@ -13,6 +13,7 @@ mod matcher;
 mod trigger;
 mod vocabulary;
 
+pub use compile::WHITE_SPACE;
 pub use constraint::{Constraint, TokenMask};
 
 use crate::tokenizer::Tokenizer;

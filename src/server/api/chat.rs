@@ -102,7 +102,7 @@ pub async fn answer(call: &mut router::Call) -> ApiResult<Response<Body>> {
 pub fn read(fields: &Fields<'_>, service: &Service) -> ApiResult<(Request, Style)> {
     let style = style(fields)?;
     let chat = chat(fields, service)?;
-    let form = form::form(fields)?;
+    let form = form::form(fields, service.engine().tokenizer())?;
     let names = ["max_completion_tokens", "max_tokens", "n_predict"];
     let request = Request {
         prompt: Prompt::Chat(chat),

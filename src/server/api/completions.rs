@@ -80,7 +80,7 @@ fn read(fields: &Fields<'_>, service: &Arc<Service>) -> ApiResult<(Vec<Request>,
     let sampling = sampling::sampling(fields, service)?;
     let limits = sampling::limits(fields, service, &["max_tokens", "n_predict"])?;
     let time_limit = sampling::time_limit(fields)?;
-    let form = form::form(fields)?;
+    let form = form::form(fields, service.engine().tokenizer())?;
     let n_logprobs = fields.integer("logprobs", 0..=20)?.map(|n| n as usize);
     if is_echo && n_logprobs.is_some() {
         let message = "logprobs: there are none of the prompt, so echo must be false";

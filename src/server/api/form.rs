@@ -2,19 +2,28 @@
 
 use serde_json::Value;
 
+use super::structural_tag::structural_tag;
 use crate::sample::grammar::Grammar;
 use crate::server::errors::{ApiError, ApiResult};
 use crate::server::fields::{Fields, wrong};
+use crate::tokenizer::Tokenizer;
 
 /// The form that a request asks for.
-pub fn form(fields: &Fields<'_>) -> ApiResult<Option<Grammar>> {
+pub fn form(fields: &Fields<'_>, tokenizer: &Tokenizer) -> ApiResult<Option<Grammar>> {
     let text = |name| Ok::<_, ApiError>(fields.string(name)?.filter(|text| !text.is_empty()));
     let schema = match fields.get("json_schema") {
         Some(value) => Some(schema(value, "json_schema")?),
         None => None,
     };
+    let format = match fields.get("response_format") {
+        Some(value) => format(value, "response_format", tokenizer)?,
+        None => None,
+    };
+    let tag = fields.get("structural_tag");
+    let tag = tag.map(|value| structural_tag(value, "structural_tag", tokenizer)).transpose()?;
     let asked = [
-        ("response_format", response_format(fields)?),
+        ("response_format", format),
+        ("structural_tag", tag),
         ("json_schema", schema),
         ("grammar", text("grammar")?.map(|text| Grammar::Gbnf(text.to_owned()))),
         ("lark", text("lark")?.map(|text| Grammar::Lark(text.to_owned()))),
@@ -30,15 +39,8 @@ pub fn form(fields: &Fields<'_>) -> ApiResult<Option<Grammar>> {
     }
 }
 
-fn response_format(fields: &Fields<'_>) -> ApiResult<Option<Grammar>> {
-    match fields.get("response_format") {
-        Some(value) => format(value, "response_format"),
-        None => Ok(None),
-    }
-}
-
 /// The form that an object with a `type` at `path` asks for.
-pub fn format(value: &Value, path: &str) -> ApiResult<Option<Grammar>> {
+pub fn format(value: &Value, path: &str, tokenizer: &Tokenizer) -> ApiResult<Option<Grammar>> {
     let format = Fields::of(value, path)?;
     match format.required("type")? {
         "text" => Ok(None),
@@ -54,7 +56,8 @@ pub fn format(value: &Value, path: &str) -> ApiResult<Option<Grammar>> {
             let value = inner.get("schema").ok_or_else(|| inner.missing("schema"))?;
             schema(value, &inner.path("schema")).map(Some)
         }
-        _ => Err(format.wrong("type", "text, json_object or json_schema")),
+        "structural_tag" => structural_tag(value, path, tokenizer).map(Some),
+        _ => Err(format.wrong("type", "text, json_object, json_schema or structural_tag")),
     }
 }
 
@@ -69,10 +72,11 @@ pub fn schema(value: &Value, path: &str) -> ApiResult<Grammar> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::server::prompt::tests::tokenizer;
     use serde_json::json;
 
     fn read(body: &Value) -> ApiResult<Option<Grammar>> {
-        form(&Fields::of(body, "").unwrap())
+        form(&Fields::of(body, "").unwrap(), &tokenizer())
     }
 
     #[test]
@@ -90,6 +94,10 @@ mod tests {
         }
         assert_eq!(read(&json!({"response_format": {"type": "text"}})).unwrap(), None);
         assert_eq!(read(&json!({"grammar": "", "regex": null})).unwrap(), None);
+        let tag = json!({"type": "structural_tag", "format": {"type": "any_text"}});
+        let same = [json!({"response_format": tag}), json!({"structural_tag": tag.to_string()})];
+        let [one, other] = same.map(|body| read(&body).unwrap());
+        assert!(matches!(&one, Some(Grammar::Lark(_))) && one == other, "{one:?}");
         let body = json!({"regex": "a+"});
         assert_eq!(read(&body).unwrap(), Some(Grammar::Regex("a+".into())));
     }
@@ -109,6 +117,7 @@ mod tests {
                 "response_format.json_schema.schema",
             ),
             (json!({"json_schema": []}), "json_schema"),
+            (json!({"structural_tag": {}}), "structural_tag.structures"),
             (json!({"regex": "a", "lark": "b"}), "regex"),
         ] {
             assert_eq!(read(&body).unwrap_err().param.as_deref(), Some(path), "{body}");

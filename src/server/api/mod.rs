@@ -11,5 +11,6 @@ pub mod models;
 pub mod native;
 pub mod responses;
 pub mod sampling;
+mod structural_tag;
 pub mod text;
 mod usage;

@@ -107,7 +107,7 @@ fn read(fields: &Fields<'_>, service: &Arc<Service>) -> ApiResult<(Request, Writ
         sampling,
         limits,
         n_choices: 1,
-        form: form::form(fields)?,
+        form: form::form(fields, service.engine().tokenizer())?,
         n_logprobs,
         salt: sampling::salt(fields)?,
         scheduling: sampling::scheduling(fields)?,

@@ -147,7 +147,7 @@ fn read(fields: &Fields<'_>, service: &Service) -> ApiResult<Asked> {
         reasoning_budget,
         keeps_reasoning_in_content: false,
     };
-    let (form, written_text) = text(fields)?;
+    let (form, written_text) = text(fields, service)?;
     let included = fields.strings("include")?.unwrap_or_default();
     let n_top = fields.integer("top_logprobs", 0..=MAX_TOP_LOGPROBS as i64)?.unwrap_or(0);
     let has_logprobs = included.contains(&"message.output_text.logprobs") || n_top > 0;
@@ -203,14 +203,14 @@ fn refuse_stored(fields: &Fields<'_>) -> ApiResult<()> {
 }
 
 /// The form of the text, and `text` as the response repeats it.
-fn text(fields: &Fields<'_>) -> ApiResult<(Option<Grammar>, Value)> {
+fn text(fields: &Fields<'_>, service: &Service) -> ApiResult<(Option<Grammar>, Value)> {
     let plain = json!({ "type": "text" });
     let Some(value) = fields.get("text") else { return Ok((None, json!({ "format": plain }))) };
     let text = Fields::of(value, "text")?;
     text.string("verbosity")?;
     let given = text.get("format");
     let form = match given {
-        Some(value) => format(value, "text.format")?,
+        Some(value) => format(value, "text.format", service.engine().tokenizer())?,
         None => None,
     };
     let mut written = value.clone();
