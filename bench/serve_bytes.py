@@ -2,7 +2,7 @@
 """The same request has the same bytes, whatever runs beside it and however the server is set up.
 
     cargo build --release
-    bench/serve_bytes.py [FILE.gguf] [--moeba PATH] [--quick]
+    bench/serve_bytes.py [FILE.gguf] [--moeba PATH] [--quick] [--first N]
 
 64 seeded requests (greedy, sampled, by schema, with tools, several choices, log probabilities,
 plain text, with a long common beginning), whole and streamed, are answered one at a time by a fresh
@@ -195,6 +195,7 @@ def main():
     parser.add_argument("file", nargs="?", default=DEMO)
     parser.add_argument("--moeba", default=MOEBA)
     parser.add_argument("--quick", action="store_true", help="two settings only")
+    parser.add_argument("--first", type=int, default=0, help="settings to leave out")
     args = parser.parse_args()
     common = ["-c", 16384]
     alone = [*common, "--profile", "none", "--parallel", 1, "-t", 1]
@@ -207,7 +208,7 @@ def main():
           f"the same; streamed: {sum(a == b[1] for a, b in zip(parted, expected))} the same")
     all_same = again == expected and parted == [text for _, text in expected] and n_other > N // 2
     n_answers = 0
-    for number, (flags, concurrencies) in enumerate(matrix(args.quick)):
+    for number, (flags, concurrencies) in list(enumerate(matrix(args.quick)))[args.first:]:
         with tempfile.TemporaryDirectory() as folder:
             profile = ["--profile", f"{folder}/p"] if "--policy" in flags else ["--profile", "none"]
             # Those who come and go must not fill the queue.

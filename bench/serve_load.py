@@ -2,12 +2,14 @@
 """A server under load: a long prompt beside an answer, cancelling, a full queue, many requests.
 
     cargo build --release
-    bench/serve_load.py [FILE.gguf] [--moeba PATH] [--part beside,cancel,queue,soak] [-t 2]
-                        [--ram SIZE] [--prompt 1500] [--requests 10000]
+    bench/serve_load.py [FILE.gguf] [--moeba PATH] [--part beside,disk,cancel,queue,soak]
+                        [-t 2] [--ram SIZE] [--prompt 1500] [--requests 10000]
 
 beside   A's answer is written while B's prompt is computed: the gaps between A's tokens alone and
          beside B, bytes of experts that B's prompt reads alone and beside A, and the time that
          /health and /metrics take meanwhile
+disk     a disk that reads ten times a second, as root: the time that /health and /metrics take
+         while an answer waits for experts, and until it is cancelled
 cancel   clients go while they are queued, in their prompt, and in their answer: time until the
          queue or the slot is free, and how much of the prompt a repetition finds in the cache
 queue    more clients than the queue holds: 503 with Retry-After, and those within are answered
@@ -25,6 +27,7 @@ import threading
 import time
 
 import serving
+import tiers
 from serving import DEMO, MOEBA, get, metric, n_busy, percentile, wait_until
 
 CHAT = "/v1/chat/completions"
@@ -42,11 +45,11 @@ def chat(text, n, **more):
             "ignore_eos": True, "stream": True, **more}
 
 
-def start(args, parallel, *more):
+def start(args, parallel, *more, group=None):
     ram = ["--ram", args.ram] if args.ram else []
     n_ctx = parallel * args.context
     return serving.moeba(args.moeba, args.file, ["-c", n_ctx, "--parallel", parallel, "-t",
-                         args.threads, "--profile", "none", *ram, *more], start=300)
+                         args.threads, "--profile", "none", *ram, *more], start=300, group=group)
 
 
 def times(values, unit=1e3):
@@ -84,6 +87,57 @@ def long_prompt(args, port, seed):
     return first - begin, read_bytes(port) - before
 
 
+class Looks:
+    """Times of /health and /metrics until the block ends."""
+
+    def __init__(self, port):
+        self.seconds, self.stops = {"/health": [], "/metrics": []}, threading.Event()
+        self.thread = threading.Thread(target=self.look, args=(port,))
+
+    def look(self, port):
+        while not self.stops.is_set():
+            for path, found in self.seconds.items():
+                begin = time.monotonic()
+                assert get(port, path)[0] == 200
+                found.append(time.monotonic() - begin)
+            time.sleep(0.01)
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.stops.set()
+        self.thread.join()
+
+    def report(self):
+        for path, found in self.seconds.items():
+            print(f"{path}, {len(found)} times meanwhile: {times(found)}")
+        return all(percentile(found, 0.99) < 0.05 for found in self.seconds.values())
+
+
+def disk(args):
+    no_limit = 1 << 40
+    group = tiers.Group(no_limit, no_limit, args.file)
+    with group, start(args, 1, group=group) as server:
+        port = server.port
+        group.limit_disk(args.file, "iops", 10)
+        before, begin, n = read_bytes(port), time.monotonic(), 0
+        with Looks(port) as looks:
+            pieces = stream(port, chat("Tell me everything.", 400))
+            for _ in pieces:
+                n += 1
+                if time.monotonic() > begin + 20:
+                    break
+            seconds = time.monotonic() - begin
+            n_bytes = read_bytes(port) - before
+            pieces.close()
+            freed = wait_until(lambda: n_busy(port) == 0)
+        print(f"{n} tokens and {n_bytes / 1e6:.1f} MB in {seconds:.1f} s; the slot is free "
+              f"{1e3 * freed:.1f} ms after its client has gone")
+        return looks.report() and n_bytes > 0
+
+
 def beside(args):
     with start(args, 2) as server:
         port = server.port
@@ -102,23 +156,10 @@ def beside(args):
         n, before = len(stamps), read_bytes(port)
         wait_until(lambda: len(stamps) > 60 or not writer.is_alive(), 120)
         of_token = (read_bytes(port) - before) / max(1, len(stamps) - n)
-        looks, stops = {"/health": [], "/metrics": []}, threading.Event()
-
-        def look():
-            while not stops.is_set():
-                for path, found in looks.items():
-                    begin = time.monotonic()
-                    assert get(port, path)[0] == 200
-                    found.append(time.monotonic() - begin)
-                time.sleep(0.01)
-
-        looker = threading.Thread(target=look)
-        looker.start()
         begin = time.monotonic()
-        beside_s, beside_bytes = long_prompt(args, port, 2)
+        with Looks(port) as looks:
+            beside_s, beside_bytes = long_prompt(args, port, 2)
         end = time.monotonic()
-        stops.set()
-        looker.join()
         is_on_still = writer.is_alive()
         writer.join()
         gaps = list(zip(stamps, stamps[1:]))
@@ -131,9 +172,7 @@ def beside(args):
               f"{alone_bytes / 1e6:.1f} MB of experts alone, {beside_s:.2f} s and "
               f"{beside_bytes / 1e6:.1f} MB beside A, with some "
               f"{of_token * len(meanwhile) / 1e6:.1f} MB of A's {len(meanwhile)} tokens")
-        for path, found in looks.items():
-            print(f"{path}, {len(found)} times meanwhile: {times(found)}")
-        return is_on_still and len(meanwhile) > 0
+        return looks.report() and is_on_still and len(meanwhile) > 0
 
 
 def cached(port, body):
@@ -313,7 +352,7 @@ def soak(args):
         return not odd and last[2] <= first[2] and results.total() == args.requests
 
 
-PARTS = {"beside": beside, "cancel": cancel, "queue": queue, "soak": soak}
+PARTS = {"beside": beside, "disk": disk, "cancel": cancel, "queue": queue, "soak": soak}
 
 
 def main():

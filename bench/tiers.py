@@ -34,23 +34,25 @@ class Group:
     a second from the disk that `path` is on, if that is not None."""
 
     def __init__(self, limit, read_bps, path):
-        root, name = Path("/sys/fs/cgroup"), f"moeba-bench-{os.getpid()}"
-        v1 = (root / "memory").is_dir()
-        self.paths = []
-        self.add(root / "memory" / name if v1 else root / name,
-                 "memory.limit_in_bytes" if v1 else "memory.max", limit)
+        self.root, self.name = Path("/sys/fs/cgroup"), f"moeba-bench-{os.getpid()}"
+        self.is_v1, self.paths = (self.root / "memory").is_dir(), []
+        self.set("memory", "memory.limit_in_bytes" if self.is_v1 else "memory.max", limit)
         if read_bps:
-            device = os.stat(path).st_dev
-            device = f"{os.major(device)}:{os.minor(device)}"
-            if v1:
-                self.add(root / "blkio" / name, "blkio.throttle.read_bps_device",
-                         f"{device} {read_bps}")
-            else:
-                self.add(root / name, "io.max", f"{device} rbps={read_bps}")
+            self.limit_disk(path, "bps", read_bps)
 
-    def add(self, path, key, value):
-        path.mkdir(exist_ok=True)
+    def limit_disk(self, path, unit, rate):
+        """Bytes ("bps") or reads ("iops") a second from the disk that `path` is on."""
+        device = os.stat(path).st_dev
+        device = f"{os.major(device)}:{os.minor(device)}"
+        if self.is_v1:
+            self.set("blkio", f"blkio.throttle.read_{unit}_device", f"{device} {rate}")
+        else:
+            self.set("io", "io.max", f"{device} r{unit}={rate}")
+
+    def set(self, controller, key, value):
+        path = self.root / controller / self.name if self.is_v1 else self.root / self.name
         if path not in self.paths:
+            path.mkdir(exist_ok=True)
             self.paths.append(path)
         (path / key).write_text(str(value))
 

@@ -38,7 +38,7 @@ mod experts {
 
     /// Stands in for the store, which alone may start an acquisition.
     pub fn open(work: &mut acquisition::Acquisition, experts: &[u32], access: acquisition::Access) {
-        work.start(1, 0, experts, access);
+        work.start(1, 0, acquisition::LayerPart::whole(experts), access);
     }
 
     pub fn handed(work: &acquisition::Acquisition) -> &[acquisition::GranuleRef] {

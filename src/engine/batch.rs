@@ -1,6 +1,6 @@
 //! One pass over tokens of several sessions.
 
-use super::compute::{InnerPasses, Pass, Stack};
+use super::compute::{InnerPasses, Pass, Rest, Stack};
 use super::observer::PassObserver;
 use super::{Engine, Session, Want};
 use crate::cancel::Cancel;
@@ -18,7 +18,7 @@ pub struct BatchRow<'a> {
     pub want: Want,
 }
 
-/// Computes batches while another one rests between two layers.
+/// Computes batches while another one rests.
 pub struct Interlude<'a, 'b>(&'a mut InnerPasses<'b>);
 
 impl Interlude<'_, '_> {
@@ -42,18 +42,19 @@ impl Engine {
         eval(self, rows, &mut |pass, observer| self.compute.run(&self.model, pass, observer))
     }
 
-    /// [`Engine::eval_batch`] that calls `between` before each layer, with the layer's index. On
-    /// the CPU other batches can be computed there while this one rests. An error of `between` ends
-    /// the pass.
+    /// [`Engine::eval_batch`] that calls `between` before each layer and between the parts of it.
+    /// If the pass `has_others` to rest for, parts are short, and on the CPU other batches can be
+    /// computed in between. An error of `between` ends the pass.
     pub fn eval_batch_with(
         &self,
         rows: &mut [BatchRow<'_>],
-        between: &mut dyn FnMut(usize, Option<Interlude<'_, '_>>) -> Result<()>,
+        has_others: bool,
+        between: &mut dyn FnMut(Rest, Option<Interlude<'_, '_>>) -> Result<()>,
     ) -> Result<()> {
         let mut between =
-            |l: usize, inner: Option<&mut InnerPasses<'_>>| between(l, inner.map(Interlude));
+            |rest: Rest, inner: Option<&mut InnerPasses<'_>>| between(rest, inner.map(Interlude));
         eval(self, rows, &mut |pass, observer| {
-            self.compute.run_interleaved(&self.model, pass, observer, &mut between)
+            self.compute.run_with_rests(&self.model, pass, observer, has_others, &mut between)
         })
     }
 }
@@ -74,7 +75,7 @@ fn eval(
         texts.push(text);
         listeners.push(listener);
     }
-    let mut observer = PassObserver::new(&mut listeners, &cancel, engine.n_layers());
+    let mut observer = PassObserver::new(engine, &mut listeners, &cancel);
     let pass = Pass { stack: Stack::Decoder, texts: &mut texts, cancel: cancel.clone() };
     let result = run(pass, &mut observer);
     rows.iter_mut().for_each(|row| row.session.end_pass(row.tokens, result.is_ok()));

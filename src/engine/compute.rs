@@ -20,7 +20,7 @@ struct Machines {
     /// The model's part on the GPUs.
     gpu: Option<GpuModel>,
     memory: PassMemory,
-    /// For passes between two layers of another.
+    /// For passes in another one's rests.
     inner: PassMemory,
 }
 
@@ -124,11 +124,20 @@ impl Pass<'_, '_> {
     }
 }
 
-/// Called before each layer of a pass, with its index and what computes other passes meanwhile. A
-/// GPU's buffers are those of one pass: there nothing does.
-pub(super) type Between<'a> = &'a mut dyn FnMut(usize, Option<&mut InnerPasses<'_>>) -> Result<()>;
+/// A point at which a pass rests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rest {
+    /// Before the layer of this index.
+    Layer(usize),
+    /// Between two parts of a layer.
+    Part,
+}
 
-/// Computes passes while another one rests between two layers.
+/// Called in each rest of a pass, with what computes other passes meanwhile. A GPU's buffers are
+/// those of one pass: there nothing does.
+pub(super) type Between<'a> = &'a mut dyn FnMut(Rest, Option<&mut InnerPasses<'_>>) -> Result<()>;
+
+/// Computes passes while another one rests.
 pub(super) struct InnerPasses<'a> {
     model: &'a Model,
     cpu: &'a Cpu,
@@ -141,7 +150,7 @@ impl InnerPasses<'_> {
     }
 }
 
-/// Listens to a pass for `observer` and lets other passes run between its layers.
+/// Listens to a pass for `observer` and lets other passes run in its rests.
 struct Interleaved<'a> {
     observer: &'a mut dyn Observer,
     between: Between<'a>,
@@ -155,7 +164,20 @@ impl Observer for Interleaved<'_> {
 
     fn layer(&mut self, l: usize) -> Result<()> {
         self.observer.layer(l)?;
-        (self.between)(l, self.inner.as_mut())
+        (self.between)(Rest::Layer(l), self.inner.as_mut())
+    }
+
+    fn rest(&mut self) -> Result<()> {
+        self.observer.rest()?;
+        (self.between)(Rest::Part, self.inner.as_mut())
+    }
+
+    fn part_work(&self) -> usize {
+        self.observer.part_work()
+    }
+
+    fn has_others(&self) -> bool {
+        self.inner.is_some()
     }
 
     fn experts(&mut self, n: usize) {
@@ -192,12 +214,13 @@ impl Compute {
         }
     }
 
-    /// [`Compute::run`] with other passes between the layers.
-    pub fn run_interleaved(
+    /// [`Compute::run`] with other passes in its rests.
+    pub fn run_with_rests(
         &self,
         model: &Model,
         mut pass: Pass<'_, '_>,
         observer: &mut dyn Observer,
+        has_others: bool,
         between: Between<'_>,
     ) -> Result<()> {
         let Machines { cpu, gpu, memory, inner } = &mut *self.lock();
@@ -205,7 +228,7 @@ impl Compute {
             let mut observer = Interleaved { observer, between, inner: None };
             return pass.run_on_gpu(model, cpu, gpu, memory, &mut observer);
         }
-        let inner = Some(InnerPasses { model, cpu, memory: inner });
+        let inner = has_others.then_some(InnerPasses { model, cpu, memory: inner });
         pass.run_on_cpu(model, cpu, memory, &mut Interleaved { observer, between, inner })
     }
 

@@ -30,7 +30,7 @@ impl Session {
         let cancel = self.cancel.clone();
         let (text, listener) = self.parts(tokens, Phase::Prompt, Want::None);
         let mut listeners = [listener];
-        let mut observer = PassObserver::new(&mut listeners, &cancel, engine.n_layers());
+        let mut observer = PassObserver::new(&engine, &mut listeners, &cancel);
         let pass = Pass { stack: Stack::Encoder, texts: &mut [text], cancel: cancel.clone() };
         engine.compute.run(&engine.model, pass, &mut observer)?;
         self.n_source = tokens.len();

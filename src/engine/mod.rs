@@ -59,6 +59,7 @@ use crate::sample::grammar::Grammars;
 use crate::tokenizer::Tokenizer;
 pub use batch::{BatchRow, Interlude};
 use compute::Compute;
+pub use compute::Rest;
 pub use device::DeviceChoice;
 pub use generate::{FinishReason, Generation, Generator, Limits, Outcome, Request, Step, TextSink};
 pub use load::default_threads;

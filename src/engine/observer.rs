@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use super::recording::ExpertRecorder;
 use super::session::EvalHooks;
-use super::{Logits, Recorder};
+use super::{Engine, Logits, Recorder};
 use crate::Result;
 use crate::cancel::Cancel;
-use crate::forward::Observer;
+use crate::forward::{Observer, PART_WORK};
 
 /// The logits of a session's last token.
 #[derive(Default)]
@@ -59,16 +59,20 @@ pub(super) struct PassObserver<'a, 'l, 'h> {
     /// By session.
     listeners: &'a mut [Listener<'l, 'h>],
     cancel: &'a Cancel,
-    n_layers: usize,
-    /// Whether the pass looks at `cancel` between its layers. One of few tokens is short, so it is
+    engine: &'a Engine,
+    /// Whether the pass looks at `cancel` when it rests. One of few tokens is short, so it is
     /// only cancelled while it waits for experts.
     is_long: bool,
 }
 
 impl<'a, 'l, 'h> PassObserver<'a, 'l, 'h> {
-    pub fn new(listeners: &'a mut [Listener<'l, 'h>], cancel: &'a Cancel, n_layers: usize) -> Self {
+    pub fn new(
+        engine: &'a Engine,
+        listeners: &'a mut [Listener<'l, 'h>],
+        cancel: &'a Cancel,
+    ) -> Self {
         let is_long = listeners.iter().any(|listener| listener.n_tokens > 1);
-        PassObserver { listeners, cancel, n_layers, is_long }
+        PassObserver { listeners, cancel, engine, is_long }
     }
 }
 
@@ -83,12 +87,21 @@ impl Observer for PassObserver<'_, '_, '_> {
     }
 
     fn layer(&mut self, l: usize) -> Result<()> {
+        let n_layers = self.engine.n_layers();
         for listener in &mut *self.listeners {
             if let Some((EvalHooks { progress: Some(progress), .. }, part)) = &mut listener.hooks {
-                progress(part.start + part.len() * l / self.n_layers);
+                progress(part.start + part.len() * l / n_layers);
             }
         }
+        self.rest()
+    }
+
+    fn rest(&mut self) -> Result<()> {
         if self.is_long { self.cancel.check() } else { Ok(()) }
+    }
+
+    fn part_work(&self) -> usize {
+        self.engine.options.test.part_work.unwrap_or(PART_WORK)
     }
 
     fn experts(&mut self, n: usize) {

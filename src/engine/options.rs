@@ -79,6 +79,8 @@ pub struct TestHooks {
     /// Fraction of a layer's experts that the CPU computes beside a GPU. `None`: decided by
     /// measured times.
     pub cpu_share: Option<f32>,
+    /// Multiplications after which a layer of a long prompt rests. `None`: some 10 ms of them.
+    pub part_work: Option<usize>,
     /// Makes reads of experts fail or wait.
     pub faults: Option<Arc<dyn Faults>>,
 }

@@ -315,7 +315,7 @@ impl Session {
         let (engine, cancel) = (self.engine.clone(), self.cancel.clone());
         let (text, listener) = self.parts(tokens, phase, want);
         let mut listeners = [Listener { hooks: Some((hooks, part)), ..listener }];
-        let mut observer = PassObserver::new(&mut listeners, &cancel, engine.n_layers());
+        let mut observer = PassObserver::new(&engine, &mut listeners, &cancel);
         let pass = Pass { stack: Stack::Decoder, texts: &mut [text], cancel: cancel.clone() };
         let result = engine.compute.run(&engine.model, pass, &mut observer);
         self.end_pass(tokens, result.is_ok());
@@ -399,8 +399,8 @@ impl Session {
     }
 
     /// Sets what cancels the calls from now on. At first that is the process-wide interrupt (see
-    /// [`interrupt`]). A prompt is cancelled between two layers, a token before it is begun, and
-    /// both while they wait for experts.
+    /// [`interrupt`]). A prompt is cancelled between two parts of a layer, a token before it is
+    /// begun, and both while they wait for experts.
     pub fn set_cancel(&mut self, cancel: Cancel) {
         self.cancel = cancel;
     }

@@ -45,6 +45,21 @@ impl Access {
     }
 }
 
+/// Experts of a layer that a pass acquires together.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerPart<'a> {
+    pub experts: &'a [u32],
+    /// Those that it acquires after these.
+    pub later: &'a [u32],
+}
+
+impl<'a> LayerPart<'a> {
+    /// All that are used.
+    pub fn whole(experts: &'a [u32]) -> LayerPart<'a> {
+        LayerPart { experts, later: &[] }
+    }
+}
+
 /// An expert of a demand.
 #[derive(Clone, Copy, Debug)]
 pub struct WantedExpert {
@@ -79,6 +94,8 @@ pub struct Acquisition {
     pub(crate) layer: usize,
     pub(super) access: Access,
     pub(super) wanted: Vec<WantedExpert>,
+    /// Experts of the layer that the same pass acquires next, when these are computed.
+    pub(super) later: Vec<u32>,
     /// The granules handed out last; those of one expert side by side, in index order.
     pub(crate) handed: Vec<GranuleRef>,
     /// Whether a wanted expert waits for free slots.
@@ -91,7 +108,14 @@ pub struct Acquisition {
 
 impl Acquisition {
     /// Asserts the protocol: acquire, next_ready until it answers no more or fails, release.
-    pub(crate) fn start(&mut self, owner: usize, layer: usize, experts: &[u32], access: Access) {
+    pub(crate) fn start(
+        &mut self,
+        owner: usize,
+        layer: usize,
+        part: LayerPart<'_>,
+        access: Access,
+    ) {
+        let LayerPart { experts, later } = part;
         assert!(self.owner.is_none(), "work of layer {} was not released", self.layer);
         debug_assert!(
             experts.iter().enumerate().all(|(i, e)| !experts[..i].contains(e)),
@@ -99,6 +123,8 @@ impl Acquisition {
         );
         (self.layer, self.access, self.stall_ns) = (layer, access, 0);
         self.wanted.clear();
+        self.later.clear();
+        self.later.extend_from_slice(later);
         self.handed.clear();
         let want = |(i, &expert)| {
             let access = access.of_expert(i);
@@ -111,6 +137,7 @@ impl Acquisition {
     /// Not all need have been handed out: a failed load ends the work early.
     pub(super) fn finish(&mut self) {
         self.wanted.clear();
+        self.later.clear();
         self.handed.clear();
         self.owner = None;
     }

@@ -16,7 +16,7 @@ mod sync;
 pub(crate) mod tier;
 pub mod vram;
 
-pub use acquisition::{Access, Acquisition, GranuleRef};
+pub use acquisition::{Access, Acquisition, GranuleRef, LayerPart};
 pub use counters::Counters;
 pub use disk::{RamTier, StreamOptions, needs, tier_of};
 pub use hierarchy::{Hierarchy, PrefetchGuard};

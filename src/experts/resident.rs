@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Access, ExpertStore, Geometry, LayerExperts, ReadyGranule};
 use crate::Result;
-use crate::experts::acquisition::{Acquisition, GranuleRef};
+use crate::experts::acquisition::{Acquisition, GranuleRef, LayerPart};
 use crate::gguf::Gguf;
 
 /// All experts of a model, in the mapped file.
@@ -36,8 +36,14 @@ impl ExpertStore for Resident {
         self.layers[layer].as_ref().map(|l| l.geometry)
     }
 
-    fn acquire(&self, layer: usize, experts: &[u32], access: Access, work: &mut Acquisition) {
-        work.start(self.owner(), layer, experts, access);
+    fn acquire_part(
+        &self,
+        layer: usize,
+        part: LayerPart<'_>,
+        access: Access,
+        work: &mut Acquisition,
+    ) {
+        work.start(self.owner(), layer, part, access);
     }
 
     fn next_ready(&self, work: &mut Acquisition) -> Result<bool> {

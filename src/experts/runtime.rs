@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::acquisition::{Access, Acquisition};
+use super::acquisition::{Access, Acquisition, LayerPart};
 use super::counters::Counters;
 use super::layout::place::LayerExperts;
 use super::policy_driver::PolicyDriver;
@@ -137,11 +137,11 @@ impl<M: Mover> TierRuntime<M> {
     pub(super) fn demand(
         &self,
         layer: usize,
-        experts: &[u32],
+        part: LayerPart<'_>,
         access: Access,
         acquisition: &mut Acquisition,
     ) {
-        acquisition.start(self.owner(), layer, experts, access);
+        acquisition.start(self.owner(), layer, part, access);
         self.tier().acquire(acquisition);
         self.mover.wake_if_startable();
     }

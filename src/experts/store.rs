@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{Access, Acquisition, Geometry, UpperResidency};
+use super::{Access, Acquisition, Geometry, LayerPart, UpperResidency};
 use crate::Result;
 
 /// A granule that is in memory, and where.
@@ -35,7 +35,26 @@ pub trait ExpertStore: Send + Sync {
     fn geometry(&self, layer: usize) -> Option<Geometry>;
 
     /// Pins `experts` (distinct, of one layer) and queues demand loads for what is missing.
-    fn acquire(&self, layer: usize, experts: &[u32], access: Access, acquisition: &mut Acquisition);
+    fn acquire(
+        &self,
+        layer: usize,
+        experts: &[u32],
+        access: Access,
+        acquisition: &mut Acquisition,
+    ) {
+        self.acquire_part(layer, LayerPart::whole(experts), access, acquisition);
+    }
+
+    /// [`ExpertStore::acquire`] of a part of the experts that a prompt uses in the layer: the first
+    /// ones. The others are acquired after these are released, and other passes may acquire
+    /// experts in between.
+    fn acquire_part(
+        &self,
+        layer: usize,
+        part: LayerPart<'_>,
+        access: Access,
+        acquisition: &mut Acquisition,
+    );
 
     /// Takes back the granules that were handed out, as computed, and hands out more that are in
     /// memory, waiting if there are none; false when all have been. Returns the error of a failed
@@ -48,6 +67,11 @@ pub trait ExpertStore: Send + Sync {
 
     /// Unpins, at any time.
     fn release(&self, acquisition: &mut Acquisition);
+
+    /// Whether what is acquired may have to be loaded.
+    fn is_streamed(&self) -> bool {
+        false
+    }
 
     /// The record in which a tier above reports which experts it holds whole; `None` if nothing
     /// moves.

@@ -1,5 +1,6 @@
 //! Grouped-query attention over the KV caches, and what all mixers share.
 
+use crate::Result;
 use crate::backend::cpu::acts::{ActSet, Kinds};
 use crate::backend::cpu::attention::AttentionShape;
 use crate::backend::cpu::rope::RopeTable;
@@ -7,6 +8,7 @@ use crate::backend::ops::RopeShape;
 use crate::forward::CpuPass;
 use crate::forward::gated_delta::DeltaBuffers;
 use crate::forward::mla::LatentBuffers;
+use crate::forward::parts;
 use crate::forward::scratch::{rows_of, rows_of_mut};
 use crate::model::Model;
 use crate::model::weights::{AttentionWeights, Linear};
@@ -48,7 +50,7 @@ impl CpuPass<'_, '_> {
         h: &[f32],
         m: &mut MixerBuffers,
         y: &mut Floats,
-    ) {
+    ) -> Result<()> {
         let (model, cpu) = (self.model, self.cpu);
         let hyper = &model.hyper;
         // q, k, v
@@ -85,13 +87,14 @@ impl CpuPass<'_, '_> {
             let (keys, values) = self.caches[segment.session].rows(l);
             let q = rows_of(&m.q, &rows, hyper.n_head * hyper.head_dim);
             let out = rows_of_mut(&mut m.attended, &rows, hyper.n_head * hyper.head_dim_v);
-            cpu.attention(shape, q, keys, values, out);
+            parts::attend(cpu, self.observer, shape, q, [keys, values], out)?;
         }
         if w.gated {
             cpu.kernels.sigmoid(&mut m.gate);
             m.attended.iter_mut().zip(&m.gate[..]).for_each(|(x, gate)| *x *= gate);
         }
         self.attention_output(&w.output, m, y);
+        Ok(())
     }
 
     /// h → q, k, v

@@ -2,10 +2,12 @@
 //! row of a position, a head's score is (W_kᵀ·q)·c + q_rope·k_rope and its value W_v·Σ p·c: the
 //! cache has one row a position for all heads, and heads' own keys and values are never made.
 
+use crate::Result;
 use crate::backend::cpu::acts::Kinds;
 use crate::backend::cpu::attention::AttentionShape;
 use crate::forward::CpuPass;
 use crate::forward::attention::MixerBuffers;
+use crate::forward::parts;
 use crate::forward::scratch::{rows_of, rows_of_mut};
 use crate::model::weights::{LatentWeights, Query};
 use crate::simd::Floats;
@@ -27,7 +29,7 @@ impl CpuPass<'_, '_> {
         h: &[f32],
         m: &mut MixerBuffers,
         y: &mut Floats,
-    ) {
+    ) -> Result<()> {
         let (model, cpu, n) = (self.model, self.cpu, self.batch.n_rows());
         let hyper = &model.hyper;
         let (rank, n_head, n_rot) = (hyper.kv_rank, hyper.n_head, hyper.rope.n_rot);
@@ -69,7 +71,7 @@ impl CpuPass<'_, '_> {
             let (latent, _) = self.caches[segment.session].rows(l);
             let q = rows_of(&m.k, &rows, n_head * (rank + n_rot));
             let out = rows_of_mut(&mut c.absorbed, &rows, n_head * rank);
-            cpu.attention(shape, q, latent, latent.narrow(rank), out);
+            parts::attend(cpu, self.observer, shape, q, [latent, latent.narrow(rank)], out)?;
         }
         // heads' values
         m.attended.resize(n * n_head * hyper.head_dim_v);
@@ -77,6 +79,7 @@ impl CpuPass<'_, '_> {
         m.acts.fill(cpu, Kinds::of([mats.all.ty]), n * n_head, rank, &c.absorbed);
         cpu.head_products(mats, m.acts.view(mats.all.ty), &mut m.attended);
         self.attention_output(&w.output, m, y);
+        Ok(())
     }
 
     /// h → q [rows, n_head, head_dim] and kv [rows, kv_rank + n_rot]

@@ -10,11 +10,13 @@ pub mod gpu;
 mod logits;
 mod mla;
 mod moe;
+mod parts;
 pub mod record;
 mod scratch;
 
 pub use batch::{Batch, LogitRow, Segment, TopK, Want};
 pub use logits::Logits;
+pub use parts::PART_WORK;
 pub use scratch::Buffers;
 
 use crate::Result;
@@ -39,6 +41,21 @@ pub trait Observer {
 
     /// Called before layer `l`. An error ends the pass.
     fn layer(&mut self, l: usize) -> Result<()>;
+
+    /// Called between the parts of a layer. An error ends the pass.
+    fn rest(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Multiplications of a part.
+    fn part_work(&self) -> usize {
+        PART_WORK
+    }
+
+    /// Whether other passes are computed in a rest.
+    fn has_others(&self) -> bool {
+        false
+    }
 
     /// A layer needs `n` different experts for all rows.
     fn experts(&mut self, _n: usize) {}
@@ -74,7 +91,7 @@ impl Model {
     ) -> Result<()> {
         let mut pass = CpuPass { model: self, cpu, batch, caches, observer };
         pass.begin(b);
-        // Steps of decode, which may run between a prompt's layers, leave its prefetch alone.
+        // Steps of decode, which may run while a prompt's pass rests, leave its prefetch alone.
         let has_prompt = batch.decode_rows().len() < batch.n_rows();
         let _prefetch = has_prompt.then(|| self.hierarchy.prefetch_guard());
         for l in self.hyper.decoder_layers() {
@@ -134,8 +151,8 @@ impl CpuPass<'_, '_> {
         // norm, attention, residual
         model.norm(cpu, &layer.norm, &b.x, &mut b.h);
         match &layer.mixer {
-            Mixer::Attention(w) => self.attention(l, w, &b.h, &mut b.mixer, &mut b.y),
-            Mixer::Latent(w) => self.latent_attention(l, w, &b.h, &mut b.mixer, &mut b.y),
+            Mixer::Attention(w) => self.attention(l, w, &b.h, &mut b.mixer, &mut b.y)?,
+            Mixer::Latent(w) => self.latent_attention(l, w, &b.h, &mut b.mixer, &mut b.y)?,
             Mixer::Delta(w) => self.gated_delta(l, w, &b.h, &mut b.mixer, &mut b.y),
         }
         let ffn = &layer.ffn;
@@ -154,6 +171,7 @@ impl CpuPass<'_, '_> {
         // norm, router
         let input = if ffn.branch.is_some() { &b.before } else { &b.x };
         model.norm(cpu, &ffn.norm, input, &mut b.h);
+        self.observer.rest()?;
         b.acts.fill(cpu, Kinds::of(ffn.inputs()), n, hyper.n_embd, &b.h);
         self.route(&ffn.gate, &b.acts, &mut b.route);
         model.record_routed(cpu, self.batch, b, l, self.observer);

@@ -5,12 +5,13 @@ use crate::backend::cpu::acts::{ActSet, Kinds};
 use crate::backend::cpu::expert::{ExpertBuffers, GranuleMats};
 use crate::backend::ops::{Demand, ExpertShape, Route};
 use crate::cancel::Cancel;
-use crate::experts::{Access, Acquisition, ExpertStore, Resident, prefetch_pays};
+use crate::experts::{Access, Acquisition, ExpertStore, LayerPart, Resident, prefetch_pays};
 use crate::forward::events::nanos_since;
-use crate::forward::{Batch, Buffers, CpuPass};
+use crate::forward::{Batch, Buffers, CpuPass, parts};
 use crate::model::Model;
 use crate::model::weights::{DenseBranch, FfnWeights, Gate, SharedExpert};
 use crate::simd::MatRef;
+use std::ops::Range;
 use std::time::Instant;
 
 /// Buffers of the feed-forward part.
@@ -80,34 +81,67 @@ impl CpuPass<'_, '_> {
         result
     }
 
-    fn acquire_and_compute(&self, l: usize, ffn: &FfnWeights, b: &mut Buffers) -> Result<()> {
-        let (model, cpu) = (self.model, self.cpu);
-        let (store, n_embd) = (model.experts_of(&ffn.gate), model.hyper.n_embd);
+    fn acquire_and_compute(&mut self, l: usize, ffn: &FfnWeights, b: &mut Buffers) -> Result<()> {
+        let (model, cpu, n_embd) = (self.model, self.cpu, self.model.hyper.n_embd);
         // demand: pins, and queues loads of what is missing
         b.ffn.demand.group(&b.route.chosen, b.route.k, b.route.n_experts);
-        let access = access(self.batch, &b.ffn.demand);
-        store.acquire(l, &b.ffn.demand.experts, access, &mut b.ffn.work);
-        if access.has_prompt() {
-            model.prefetch_after(l, b.ffn.demand.experts.len());
-        }
+        let mut part = self.next_part(ffn, &b.ffn.demand, 0);
+        self.acquire_part(l, ffn, &part, b);
         // shared expert, a look ahead: dense work while loads are in flight
         b.y.fill(0.0);
         if let Some(shared) = &ffn.shared {
             self.shared_expert(l, shared, b)?;
         }
         model.publish_routed(cpu, self.batch, b, l);
-        // granules: resident ones first, then as they land
-        let start = Instant::now();
         b.ffn.expert.begin(b.ffn.demand.n_pairs(), ffn.expert.n_ff, n_embd, inner(&ffn.expert));
+        self.compute_part(ffn, b)?;
+        while part.end < b.ffn.demand.experts.len() {
+            model.experts_of(&ffn.gate).release(&mut b.ffn.work);
+            self.observer.rest()?;
+            part = self.next_part(ffn, &b.ffn.demand, part.end);
+            self.acquire_part(l, ffn, &part, b);
+            self.compute_part(ffn, b)?;
+        }
+        // ordered sum
+        let start = Instant::now();
+        cpu.ordered_sum(&b.ffn.demand, &b.route.weights, &b.ffn.expert, &mut b.y);
+        b.events.timing.add_experts(nanos_since(start), 0);
+        Ok(())
+    }
+
+    /// The experts of the demand, as slots from `start` on, that are acquired together. A prompt
+    /// alone keeps the link busiest with all of a layer's loads at once.
+    fn next_part(&self, ffn: &FfnWeights, demand: &Demand, start: usize) -> Range<usize> {
+        let is_streamed = self.model.experts_of(&ffn.gate).is_streamed();
+        match access(self.batch, demand) {
+            Access::Prompt if self.observer.has_others() || !is_streamed => {
+                parts::experts_of_a_part(demand, &ffn.expert, self.observer.part_work(), start)
+            }
+            _ => start..demand.experts.len(),
+        }
+    }
+
+    fn acquire_part(&self, l: usize, ffn: &FfnWeights, part: &Range<usize>, b: &mut Buffers) {
+        let (store, demand) = (self.model.experts_of(&ffn.gate), &b.ffn.demand);
+        let access = access(self.batch, demand);
+        let experts = &demand.experts;
+        let part = LayerPart { experts: &experts[part.clone()], later: &experts[part.end..] };
+        store.acquire_part(l, part, access, &mut b.ffn.work);
+        if access.has_prompt() && part.later.is_empty() {
+            self.model.prefetch_after(l, demand.experts.len());
+        }
+    }
+
+    /// Granules of what is acquired: resident ones first, then as they land.
+    fn compute_part(&self, ffn: &FfnWeights, b: &mut Buffers) -> Result<()> {
+        let (store, start) = (self.model.experts_of(&ffn.gate), Instant::now());
         while store.next_ready(&mut b.ffn.work)? {
             let f = &mut b.ffn;
             let mut list = f.granules.list();
             granules(store, &f.work, &f.demand, &ffn.expert, &mut list);
-            cpu.expert_granules(&list, &f.demand, ffn.form(), &b.acts, &mut f.expert);
+            self.cpu.expert_granules(&list, &f.demand, ffn.form(), &b.acts, &mut f.expert);
             f.granules.recycle(list);
         }
-        // ordered sum
-        cpu.ordered_sum(&b.ffn.demand, &b.route.weights, &b.ffn.expert, &mut b.y);
         b.events.timing.add_experts(nanos_since(start), b.ffn.work.stall_ns());
         Ok(())
     }

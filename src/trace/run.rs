@@ -8,7 +8,7 @@ use super::predictor::TimedPredictor;
 use super::report::{Iteration, Report};
 use super::routing::{Pass, Routing};
 use crate::Result;
-use crate::experts::{Access, Acquisition, Counters, State, prefetch_pays};
+use crate::experts::{Access, Acquisition, Counters, LayerPart, State, prefetch_pays};
 use crate::policy::{Event, LookAhead, Phase, Policy, PromptRouted, Routed, Shape, Timing};
 
 /// Replays all requests.
@@ -157,7 +157,7 @@ impl<'a> Run<'a> {
             Phase::Prompt => Access::Prompt,
             Phase::Decode => self.decode,
         };
-        self.work.start(OWNER, layer, &self.buffers.demand, access);
+        self.work.start(OWNER, layer, LayerPart::whole(&self.buffers.demand), access);
         self.machine.acquire(&mut self.work);
         if pass.phase() == Phase::Prompt {
             self.prefetch_after(layer);

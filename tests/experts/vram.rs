@@ -13,8 +13,8 @@ use moeba::backend::gpu::{Device, DeviceSlice, Emulated, Stream};
 use moeba::experts::disk::IoKind;
 use moeba::experts::vram::{Dealt, Fence, GranuleLayout, Own, Owners, VramOptions, VramTier};
 use moeba::experts::{
-    Access, Acquisition, ExpertStore, ExpertTensors, Geometry, LayerExperts, Part, PolicyClient,
-    RamTier, ReadyGranule, Resident, StreamOptions, needs,
+    Access, Acquisition, ExpertStore, ExpertTensors, Geometry, LayerExperts, LayerPart, Part,
+    PolicyClient, RamTier, ReadyGranule, Resident, StreamOptions, needs,
 };
 use moeba::gguf::{Gguf, TensorType, Writer};
 use moeba::policy::{Event, Profile, Routed, Wants};
@@ -604,8 +604,14 @@ impl ExpertStore for Faulty {
         self.inner.geometry(layer)
     }
 
-    fn acquire(&self, layer: usize, experts: &[u32], access: Access, work: &mut Acquisition) {
-        self.inner.acquire(layer, experts, access, work);
+    fn acquire_part(
+        &self,
+        layer: usize,
+        part: LayerPart<'_>,
+        access: Access,
+        work: &mut Acquisition,
+    ) {
+        self.inner.acquire_part(layer, part, access, work);
     }
 
     fn next_ready(&self, work: &mut Acquisition) -> Result<bool> {

@@ -22,6 +22,11 @@ fn demo(options: EngineOptions) -> Arc<Engine> {
     load(&path, &EngineOptions { n_threads: Some(2), n_ctx: Some(512), ..options })
 }
 
+/// Layers of prompts rest behind every expert and query.
+fn in_parts() -> TestHooks {
+    TestHooks { part_work: Some(1), ..TestHooks::default() }
+}
+
 /// Requests whose prompts share beginnings, greedy and sampled.
 fn requests(engine: &Engine, n: usize) -> Vec<Request> {
     let prompts = [
@@ -160,13 +165,16 @@ fn every_text_is_the_one_that_it_is_alone() {
         let got = scheduled(&engine, &requests, n_parallel, stride);
         assert!(got == expected, "{n_parallel} at a time");
     }
-    // A few experts in memory, and one thread; prompts in small parts.
+    let engine = demo(EngineOptions { test: in_parts(), ..EngineOptions::default() });
+    assert!(scheduled(&engine, &requests, 8, 13) == expected, "layers in many parts");
+    // A few experts in memory, and one thread; prompts in small passes.
     for (ram, policy) in [("10%", "finemoe"), ("50%", "eviction=lfu")] {
         let engine = demo(EngineOptions {
             ram: ram.parse().unwrap(),
             policy: policy.parse().unwrap(),
             n_threads: Some(1),
             n_ubatch: Some(8),
+            test: in_parts(),
             ..EngineOptions::default()
         });
         assert!(scheduled(&engine, &requests, 4, 11) == expected, "{ram}, {policy}");

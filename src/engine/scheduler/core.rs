@@ -2,8 +2,9 @@
 //! its results.
 //!
 //! Texts in decode are computed together, one token each. A prompt's pass rests before each of its
-//! layers while steps of decode are due, so that a text in decode waits for a layer of a prompt
-//! and not for the prompt, and the prompt's experts are loaded once all the same.
+//! layers and between the parts of it while steps of decode are due, so that a text in decode waits
+//! for a part of a layer and not for the prompt, and the prompt's experts are loaded once all the
+//! same.
 
 use std::sync::Arc;
 
@@ -201,7 +202,7 @@ impl<S: JobSink> Core<S> {
         }
     }
 
-    /// One pass over the planned parts of prompts, with steps of decode between its layers.
+    /// One pass over the planned parts of prompts, with steps of decode in its rests.
     fn compute_prompts(&mut self) {
         let engine = &self.engine.clone();
         let slots = std::mem::take(&mut self.slots);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::job::JobSink;
 use super::ledger::Ledger;
 use super::slot::{PassError, Slot};
-use crate::engine::{BatchRow, Engine};
+use crate::engine::{BatchRow, Engine, Rest};
 use crate::{Error, Result};
 
 /// Computes one token of every text that is ready, with `eval_batch`; false if none is.
@@ -45,7 +45,7 @@ pub fn decode<S: JobSink>(
     true
 }
 
-/// Computes the planned parts of `prompts`, and between the layers steps of decode of the `others`.
+/// Computes the planned parts of `prompts`, and in its rests steps of decode of the `others`.
 pub fn compute_prompts<S: JobSink>(
     engine: &Engine,
     prompts: &mut [Slot<S>],
@@ -66,10 +66,13 @@ pub fn compute_prompts<S: JobSink>(
         rows.push(part.row);
     }
     let (mut start, mut time) = (Instant::now(), Duration::ZERO);
-    let result = engine.eval_batch_with(&mut rows, &mut |l, interlude| {
-        ledger.counts.n_prompt_layers += 1;
-        for (job, n_past, n) in &mut jobs {
-            job.progress(*n_past, *n, l, n_layers);
+    let has_others = others.iter().any(|slot| slot.job.is_some());
+    let result = engine.eval_batch_with(&mut rows, has_others, &mut |rest, interlude| {
+        if let Rest::Layer(l) = rest {
+            ledger.counts.n_prompt_layers += 1;
+            for (job, n_past, n) in &mut jobs {
+                job.progress(*n_past, *n, l, n_layers);
+            }
         }
         if let Some(mut interlude) = interlude {
             time += start.elapsed();

@@ -21,7 +21,7 @@ pub use mover::DiskMover;
 
 use std::sync::Arc;
 
-use super::acquisition::{Access, Acquisition, GranuleRef};
+use super::acquisition::{Access, Acquisition, GranuleRef, LayerPart};
 use super::layout::place::{LayerExperts, SlotLayout};
 use super::layout::sizing::{LayerNeeds, Needs};
 use super::memory::Region;
@@ -113,10 +113,10 @@ impl ExpertStore for RamTier {
         self.has(layer).then(|| self.mover.core.layouts.of(layer).geometry())
     }
 
-    fn acquire(
+    fn acquire_part(
         &self,
         layer: usize,
-        experts: &[u32],
+        part: LayerPart<'_>,
         access: Access,
         acquisition: &mut Acquisition,
     ) {
@@ -124,7 +124,7 @@ impl ExpertStore for RamTier {
             // The layer prefetch has landed.
             self.wait_for_prefetches();
         }
-        self.demand(layer, experts, access, acquisition);
+        self.demand(layer, part, access, acquisition);
     }
 
     fn next_ready(&self, acquisition: &mut Acquisition) -> Result<bool> {
@@ -150,6 +150,10 @@ impl ExpertStore for RamTier {
         if acquisition.is_open() {
             self.end_demand(acquisition);
         }
+    }
+
+    fn is_streamed(&self) -> bool {
+        true
     }
 
     fn upper_residency(&self) -> Option<Arc<UpperResidency>> {

@@ -35,7 +35,9 @@ use std::time::Instant;
 
 use super::runtime::{RuntimeOptions, TierRuntime};
 use crate::backend::gpu::{Device, DeviceBuffer, DeviceSlice, PinnedKind, no_room};
-use crate::experts::{Access, Acquisition, ExpertStore, GranuleRef, LayerExperts, Needs, TierPlan};
+use crate::experts::{
+    Access, Acquisition, ExpertStore, GranuleRef, LayerExperts, LayerPart, Needs, TierPlan,
+};
 use crate::policy::{Expert, PolicySpec, Profile};
 use crate::units::{at_least, at_most, size};
 use crate::{Error, Result};
@@ -238,7 +240,7 @@ impl VramTier {
         acquisition: &mut Acquisition,
     ) {
         debug_assert_eq!(*self.own(layer, experts), *experts, "experts of another device");
-        self.demand(layer, experts, access, acquisition);
+        self.demand(layer, LayerPart::whole(experts), access, acquisition);
     }
 
     /// Takes back the granules that were handed out, in use until `end` (`None`: no more), and

@@ -3,7 +3,8 @@
 //! current layer's own demand, whole, and take only link time and transit slots that are free; the
 //! link goes on while the next layer's attention is computed. So at most two layers have loads
 //! under way, and nothing leaves the working set for them: double buffering that is read-only
-//! towards decode.
+//! towards decode. Where a prompt acquires a layer's experts in parts, the layer prefetch goes on
+//! with those of the later parts.
 
 use super::State;
 use crate::experts::tier::residency::Entry;
@@ -14,6 +15,8 @@ pub(super) const URGENCY: f32 = f32::INFINITY;
 #[derive(Debug, Default)]
 pub(super) struct LayerPrefetch {
     layer: Option<u32>,
+    /// By expert of the layer.
+    is_wanted: Vec<bool>,
     /// Experts of the layer without a queued load yet, the next one last.
     left: Vec<u32>,
 }
@@ -22,24 +25,32 @@ impl State {
     /// Queues the experts of a layer for which `is_wanted` holds. Replaces the layer prefetch
     /// before it.
     pub fn prefetch_layer(&mut self, layer: usize, is_wanted: &dyn Fn(u32) -> bool) {
-        self.cancel_layer_prefetch();
-        self.layer_prefetch.layer = Some(layer as u32);
-        let all = self.experts_of(layer).rev();
-        let wanted = all.filter(|e| is_wanted(self.table.get(*e).id.expert));
-        self.layer_prefetch.left.extend(wanted);
+        self.replace_layer_prefetch(Some(layer), is_wanted);
         self.queue_layer_prefetch();
     }
 
     /// Gives up the layer prefetch, and what came by it and was not used.
     pub fn cancel_layer_prefetch(&mut self) {
-        if let Some(layer) = self.layer_prefetch.layer.take() {
-            self.layer_prefetch.left.clear();
-            self.drop_unused(layer as usize);
+        self.replace_layer_prefetch(None, &|_| false);
+    }
+
+    /// Gives up what the layer prefetch wanted and does not want any more.
+    fn replace_layer_prefetch(&mut self, layer: Option<usize>, is_wanted: &dyn Fn(u32) -> bool) {
+        let experts = layer.map_or(0..0, |layer| self.experts_of(layer));
+        let LayerPrefetch { layer: of_layer, is_wanted: wanted, left } = &mut self.layer_prefetch;
+        let before = std::mem::replace(of_layer, layer.map(|layer| layer as u32));
+        wanted.clear();
+        wanted.extend(experts.clone().map(|e| is_wanted(self.table.get(e).id.expert)));
+        left.clear();
+        left.extend(experts.zip(&*wanted).rev().filter_map(|(e, is)| is.then_some(e)));
+        if let Some(before) = before {
+            self.drop_unused(before as usize);
         }
     }
 
     pub(super) fn is_in_layer_prefetch(&self, entry: &Entry) -> bool {
-        self.layer_prefetch.layer == Some(entry.id.layer)
+        let LayerPrefetch { layer, is_wanted, .. } = &self.layer_prefetch;
+        *layer == Some(entry.id.layer) && is_wanted[entry.id.expert as usize]
     }
 
     /// Queues loads of the layer prefetch in its order, until it needs slots that a demand waits
@@ -61,10 +72,12 @@ impl State {
         }
     }
 
-    /// A prompt has reached a layer and pinned the experts it uses: prefetches of the others are
-    /// useless from here on.
-    pub(super) fn on_prompt_layer(&mut self, layer: usize) {
-        if self.layer_prefetch.layer == Some(layer as u32) {
+    /// A prompt has reached a layer and pinned the experts that it computes now; it will use
+    /// `later` as well. Prefetches of the others are useless from here on.
+    pub(super) fn on_prompt_layer(&mut self, layer: usize, later: &[u32]) {
+        if !later.is_empty() {
+            self.replace_layer_prefetch(Some(layer), &|expert| later.contains(&expert));
+        } else if self.layer_prefetch.layer == Some(layer as u32) {
             self.cancel_layer_prefetch();
         }
         self.drop_stale_prefetches(layer);

@@ -210,7 +210,7 @@ impl State {
             self.pin(e);
         }
         if work.access.has_prompt() {
-            self.on_prompt_layer(work.layer);
+            self.on_prompt_layer(work.layer, &work.later);
         }
         if work.access.has_decode() {
             self.on_decode_step(work.layer);

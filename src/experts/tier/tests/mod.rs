@@ -13,7 +13,7 @@ use super::tier::queue::Cause;
 use super::tier::residency::LayerPlan;
 use super::tier::state::{Layout, Progress, State, TierPlan};
 use super::tier::upper::UpperResidency;
-use crate::experts::acquisition::{Access, Acquisition, GranuleRef};
+use crate::experts::acquisition::{Access, Acquisition, GranuleRef, LayerPart};
 use crate::experts::layout::piece::{Dest, Piece};
 use crate::policy::{Event, Expert, LayerShare, Prediction, Profile, Routed, Shape};
 
@@ -104,10 +104,14 @@ impl World {
     }
 
     fn acquire(&mut self, w: usize, layer: usize, experts: &[u32], access: Access) {
-        self.works[w].start(1, layer, experts, access);
+        self.acquire_part(w, layer, LayerPart::whole(experts), access);
+    }
+
+    fn acquire_part(&mut self, w: usize, layer: usize, part: LayerPart<'_>, access: Access) {
+        self.works[w].start(1, layer, part, access);
         if access.has_decode() {
             let n_decode = if let Access::Mixed { n_decode } = access { n_decode } else { 6 };
-            let (layer, chosen) = (layer as u32, &experts[..n_decode.min(experts.len())]);
+            let (layer, chosen) = (layer as u32, &part.experts[..n_decode.min(part.experts.len())]);
             let (probs, hidden): (&[f32], &[f32]) = (&[], &[]);
             let routed = Routed { request: 0, layer, chosen, probs, hidden, ahead: None };
             self.state.observe(&Event::Routed(routed));
@@ -338,6 +342,7 @@ enum Op {
         work: usize,
         layer: usize,
         experts: Vec<u32>,
+        later: Vec<u32>,
         access: Access,
     },
     Advance {
@@ -397,11 +402,13 @@ fn op() -> impl Strategy<Value = Op> {
         Prediction { expert: Expert { layer: layer as u32, expert }, priority }
     });
     prop_oneof![
-        3 => (0..N_WORKS, MOE_LAYERS, experts.prop_shuffle(), access).prop_map(
-            |(work, layer, mut experts, access)| {
-                // A token's experts, or many tokens'.
+        3 => (0..N_WORKS, MOE_LAYERS, experts.prop_shuffle(), access, 1..=6usize).prop_map(
+            |(work, layer, mut experts, access, part)| {
+                // A token's experts, or many tokens', all of them or a part.
                 experts.truncate(if access.has_prompt() { 6 } else { 2 });
-                Op::Acquire { work, layer, experts, access }
+                let is_cut = access == Access::Prompt && part < experts.len();
+                let later = if is_cut { experts.split_off(part) } else { Vec::new() };
+                Op::Acquire { work, layer, experts, later, access }
             }
         ),
         6 => (0..N_WORKS).prop_map(|work| Op::Advance { work }),
@@ -428,11 +435,12 @@ fn op() -> impl Strategy<Value = Op> {
 fn run(world: &mut World, ops: Vec<Op>) {
     for op in ops {
         match op {
-            Op::Acquire { work, layer, experts, access } => {
+            Op::Acquire { work, layer, experts, later, access } => {
                 if world.works[work].is_open() {
                     world.release(work);
                 }
-                world.acquire(work, layer, &experts, access);
+                let part = LayerPart { experts: &experts, later: &later };
+                world.acquire_part(work, layer, part, access);
             }
             Op::Advance { work } if world.works[work].is_open() => {
                 world.advance(work);
@@ -500,7 +508,7 @@ fn an_admission_does_not_push_out_what_it_adds_to() {
     let ops = vec![
         Op::Prefetch { predictions: vec![predicted], age: 0 },
         Op::StartReads,
-        Op::Acquire { work: 0, layer: 3, experts: vec![5], access: Access::Decode },
+        Op::Acquire { work: 0, layer: 3, experts: vec![5], later: vec![], access: Access::Decode },
         landed(),
         landed(),
         Op::Share { shares: vec![(0, 0), (0, 0), (2, 2)] },

@@ -86,6 +86,30 @@ fn a_layer_prefetch_does_not_take_the_room_that_a_demand_waits_for() {
     assert_eq!(resident(&world, 3), [3, 3, 3, 3, 0, 0]);
 }
 
+/// A token comes by between the parts, at the same layer and at another one.
+#[test]
+fn experts_of_later_parts_come_while_the_first_is_computed_and_are_read_once() {
+    let mut world = full(4 * GRANULES);
+    world.prefetch_layer(Some(1));
+    world.load_all();
+    assert_eq!(resident(&world, 1), [3, 3, 3, 3, 0, 0]);
+    let before = reads(&world);
+    // The router leaves expert 3 out.
+    world.acquire_part(0, 1, LayerPart { experts: &[0, 1], later: &[2, 4, 5] }, Access::Prompt);
+    assert_eq!(world.drain(0), None);
+    world.release(0);
+    world.load_all();
+    assert_eq!(resident(&world, 1), [0, 0, 3, 0, 3, 3]);
+    decode(&mut world, 3, &[0, 1]);
+    decode(&mut world, 1, &[2]);
+    assert_eq!(resident(&world, 1)[4..], [3, 3]);
+    world.acquire(0, 1, &[2, 4, 5], Access::Prompt);
+    assert_eq!(world.drain(0), None);
+    world.release(0);
+    assert_eq!(reads(&world) - before, 2 * 8);
+    assert!(world.state.is_idle());
+}
+
 #[test]
 fn predictions_do_not_cancel_a_layer_prefetch_nor_take_its_room() {
     let mut world = full(2 * GRANULES);
