@@ -3,7 +3,9 @@
 use crate::gguf::TensorType;
 use crate::simd::MatRef;
 use bytemuck::{cast_slice, cast_slice_mut};
-use std::ops::{Deref, DerefMut};
+use memmap2::{MmapMut, MmapOptions};
+use std::io;
+use std::ops::{Deref, DerefMut, Range};
 
 /// Bytes of a row; a partial block counts as a whole one.
 pub fn row_bytes(ty: TensorType, dim: usize) -> usize {
@@ -13,27 +15,75 @@ pub fn row_bytes(ty: TensorType, dim: usize) -> usize {
 /// Zeroed memory for rows of any type, aligned for all of them. The system provides pages on first
 /// write.
 pub struct RowBytes {
-    words: Vec<u64>,
+    memory: Memory,
     len: usize,
+}
+
+enum Memory {
+    Words(Vec<u64>),
+    /// A map of its own, whose pages can be given back.
+    Map(MmapMut),
 }
 
 impl RowBytes {
     pub fn zeroed(len: usize) -> RowBytes {
-        RowBytes { words: vec![0; len.div_ceil(size_of::<u64>())], len }
+        RowBytes { memory: Memory::Words(vec![0; len.div_ceil(size_of::<u64>())]), len }
     }
+
+    /// Memory that can be given back in part.
+    pub fn mapped(len: usize) -> io::Result<RowBytes> {
+        if len == 0 {
+            return Ok(RowBytes::zeroed(0));
+        }
+        let map = MmapOptions::new().len(len).no_reserve_swap().map_anon()?;
+        // A huge page would cost its memory for a few rows.
+        #[cfg(target_os = "linux")]
+        if let Err(e) = map.advise(memmap2::Advice::NoHugePage) {
+            log::debug!("{len} bytes of rows may lie in huge pages: {e}");
+        }
+        Ok(RowBytes { memory: Memory::Map(map), len })
+    }
+
+    /// Gives the whole pages within a range back to the system, if the memory is
+    /// [`RowBytes::mapped`]: their bytes are of no use any more.
+    #[cfg(target_os = "linux")]
+    pub fn give_back(&mut self, range: &Range<usize>) {
+        assert!(range.end <= self.len);
+        let Memory::Map(map) = &mut self.memory else { return };
+        let page = rustix::param::page_size();
+        let (start, end) = (range.start.next_multiple_of(page), range.end / page * page);
+        if start >= end {
+            return;
+        }
+        let advice = memmap2::UncheckedAdvice::DontNeed;
+        // SAFETY: the pages are anonymous, so they are zero when they are next read; they lie in
+        // the map, and `&mut self` rules out that anything else reads or writes them meanwhile.
+        if let Err(e) = unsafe { map.unchecked_advise_range(advice, start, end - start) } {
+            log::debug!("{} bytes of rows keep their memory: {e}", end - start);
+        }
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    pub fn give_back(&mut self, _range: &Range<usize>) {}
 }
 
 impl Deref for RowBytes {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &cast_slice(&self.words)[..self.len]
+        match &self.memory {
+            Memory::Words(words) => &cast_slice(words)[..self.len],
+            Memory::Map(map) => map,
+        }
     }
 }
 
 impl DerefMut for RowBytes {
     fn deref_mut(&mut self) -> &mut [u8] {
-        &mut cast_slice_mut(&mut self.words)[..self.len]
+        match &mut self.memory {
+            Memory::Words(words) => &mut cast_slice_mut(words)[..self.len],
+            Memory::Map(map) => map,
+        }
     }
 }
 

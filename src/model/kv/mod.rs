@@ -10,6 +10,7 @@ pub use states::States;
 use crate::backend::ops::{DeltaShape, RowBytes, Rows, RowsMut, row_bytes};
 use crate::gguf::TensorType;
 use crate::{Error, Result};
+use std::io;
 
 /// How keys or values are stored: one of [`CacheType::ALL`]. Those that are neither floats nor
 /// halves are blocks of 32 along a head's elements.
@@ -116,6 +117,26 @@ pub fn n_bytes(layers: &[LayerShape], n_ctx: usize, k: CacheType, v: CacheType) 
     layers.iter().map(|layer| layer.n_bytes(n_ctx, k, v) as u64).sum()
 }
 
+/// Bytes of `n_sessions` caches in pages whose texts have `n_ctx` positions together. A head's rows
+/// may begin and end within a page.
+pub fn n_shared_bytes(
+    layers: &[LayerShape],
+    n_ctx: usize,
+    n_sessions: usize,
+    k: CacheType,
+    v: CacheType,
+) -> u64 {
+    let n_heads = |layer: &LayerShape| match *layer {
+        LayerShape::Heads { n_head_kv, .. } => 2 * n_head_kv,
+        LayerShape::Latent { .. } => 1,
+        LayerShape::Delta(_) => 0,
+    };
+    let n_pages = 2 * layers.iter().map(n_heads).sum::<usize>();
+    let own = n_bytes(layers, 0, k, v) + (n_pages * rustix::param::page_size()) as u64;
+    let positions = n_bytes(layers, n_ctx, k, v) - n_bytes(layers, 0, k, v);
+    positions + n_sessions as u64 * own
+}
+
 /// Whether the types can hold rows of these layers.
 pub fn check(layers: &[LayerShape], k: CacheType, v: CacheType) -> Result<()> {
     for layer in layers {
@@ -160,9 +181,34 @@ impl KvCache {
     /// Zeroed memory that the system provides as it is first written. The types have passed
     /// [`check`].
     pub fn new(shapes: &[LayerShape], n_ctx: usize, k: CacheType, v: CacheType) -> KvCache {
-        let plane = |ty: CacheType, width: usize| Plane {
-            ty: ty.0,
-            data: RowBytes::zeroed(n_ctx * ty.row_bytes(width)),
+        let cache = KvCache::with(shapes, n_ctx, [k, v], |n| Ok(RowBytes::zeroed(n)));
+        cache.expect("nothing that fails is called")
+    }
+
+    /// A cache whose positions can be given back, see [`KvCache::give_back`].
+    pub fn in_pages(
+        shapes: &[LayerShape],
+        n_ctx: usize,
+        k: CacheType,
+        v: CacheType,
+    ) -> Result<KvCache> {
+        let cache = KvCache::with(shapes, n_ctx, [k, v], RowBytes::mapped);
+        cache.map_err(|e| {
+            Error::invalid(format!(
+                "cannot reserve the addresses of {n_ctx} positions of a KV cache: {e}: lower -c"
+            ))
+        })
+    }
+
+    fn with(
+        shapes: &[LayerShape],
+        n_ctx: usize,
+        [k, v]: [CacheType; 2],
+        memory: impl Fn(usize) -> io::Result<RowBytes>,
+    ) -> io::Result<KvCache> {
+        let plane = |ty: CacheType, width: usize| {
+            let data = memory(n_ctx * ty.row_bytes(width))?;
+            io::Result::Ok(Plane { ty: ty.0, data })
         };
         let layer = |&shape: &LayerShape| {
             let mut delta = DeltaState::default();
@@ -177,10 +223,10 @@ impl KvCache {
                     (0, 0)
                 }
             };
-            LayerCache { shape, k: plane(k, k_width), v: plane(v, v_width), delta }
+            Ok(LayerCache { shape, k: plane(k, k_width)?, v: plane(v, v_width)?, delta })
         };
-        let layers = shapes.iter().map(layer).collect();
-        KvCache { n_ctx, n_source: 0, layers, marks: Vec::new() }
+        let layers = shapes.iter().map(layer).collect::<io::Result<_>>()?;
+        Ok(KvCache { n_ctx, n_source: 0, layers, marks: Vec::new() })
     }
 
     pub fn n_ctx(&self) -> usize {

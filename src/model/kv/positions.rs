@@ -43,6 +43,18 @@ impl KvCache {
         });
     }
 
+    /// Gives the memory of positions from `n` on back to the system, as far as they fill pages, if
+    /// this is a cache of [`KvCache::in_pages`].
+    pub fn give_back(&mut self, n: usize) {
+        let n_ctx = self.n_ctx;
+        for (plane, heads, dim) in self.layers.iter_mut().flat_map(planes_mut) {
+            for head in 0..heads {
+                let range = range(plane, dim, n_ctx, head, &(n..n_ctx));
+                plane.data.give_back(&range);
+            }
+        }
+    }
+
     /// Copies positions of a cache with the same layers, types and context.
     pub fn copy_from(&mut self, other: &KvCache, positions: &Range<usize>) {
         assert_eq!(self.n_ctx, other.n_ctx);
@@ -131,6 +143,29 @@ mod tests {
                 assert!(split(&restored, &positions) == expected, "{k} {v} {positions:?}");
                 assert!(split(&copied, &positions) == expected, "{k} {v} {positions:?}");
             }
+        }
+    }
+
+    #[test]
+    fn what_is_given_back_is_zero_and_the_rest_is_kept() {
+        // Heads of some pages each, and no multiple of one.
+        let (n_ctx, kept) = (300, 70);
+        let layers = [LayerShape::Heads { n_head_kv: 3, k_dim: 64, v_dim: 32 }];
+        for in_pages in [true, false] {
+            let (k, v) = (CacheType::F32, CacheType::F16);
+            let mut cache = match in_pages {
+                true => KvCache::in_pages(&layers, n_ctx, k, v).unwrap(),
+                false => KvCache::new(&layers, n_ctx, k, v),
+            };
+            cache.restore(&(0..n_ctx), &vec![7; cache.bytes_of(n_ctx)]);
+            cache.give_back(kept);
+            assert!(cache.save(&(0..kept)).iter().all(|byte| *byte == 7));
+            let rest = cache.save(&(kept..n_ctx));
+            let n_zero = rest.iter().filter(|byte| **byte == 0).count();
+            let least = if cfg!(target_os = "linux") && in_pages { rest.len() / 2 } else { 0 };
+            assert!(n_zero >= least && (in_pages || n_zero == 0), "{n_zero} of {}", rest.len());
+            cache.restore(&(0..n_ctx), &vec![9; cache.bytes_of(n_ctx)]);
+            assert!(cache.save(&(0..n_ctx)).iter().all(|byte| *byte == 9));
         }
     }
 
