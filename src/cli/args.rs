@@ -108,6 +108,7 @@ impl BatchArgs {
         EngineOptions {
             n_ctx: (n_ctx > 0).then_some(n_ctx),
             n_sessions: 1,
+            kv_unified: false,
             page_ram: RamBudget::Bytes(0),
             n_batch: self.batch_size,
             n_ubatch: self.ubatch_size,

@@ -57,6 +57,10 @@ fn placement(plan: &MemoryPlan, out: &mut Vec<String>) {
     };
     let note = match plan.n_sessions {
         1 => format!("memory, for {} tokens of context", plan.n_ctx),
+        n if plan.shares_kv() => format!(
+            "memory, for {} tokens of context that {n} texts share, each up to {}",
+            plan.n_ctx_all, plan.n_ctx
+        ),
         n => format!("memory, for {n} texts of {} tokens at a time", plan.n_ctx),
     };
     out.push(line("KV cache", sizes.kv_bytes, &note));
@@ -136,6 +140,7 @@ mod tests {
             policy: "mixtral-offloading".parse().expect("a policy"),
             n_ctx: 2048,
             n_sessions: 1,
+            n_ctx_all: 2048,
             page_bytes: 0,
             n_ubatch: 512,
             n_moe_layers: 8,
@@ -194,6 +199,18 @@ together                 2.84 GiB  of 2.92 GiB available
         let lines: Vec<&str> = lines.lines().collect();
         assert!(lines[0].ends_with("  all resident, read from the file into memory"), "{lines:?}");
         assert!(lines[1].ends_with("  resident, read from the file into memory"), "{lines:?}");
+    }
+
+    #[test]
+    fn texts_that_share_memory_are_said() {
+        let mut plan = plan(Place::InPlace);
+        (plan.n_sessions, plan.n_ctx_all) = (4, 4096);
+        let text = self::text(&plan);
+        let expected = "memory, for 4096 tokens of context that 4 texts share, each up to 2048";
+        assert!(text.contains(expected), "{text}");
+        plan.n_ctx_all = 4 * 2048;
+        let expected = "memory, for 4 texts of 2048 tokens at a time";
+        assert!(self::text(&plan).contains(expected), "{text}");
     }
 
     /// Slots for everything: the first token of all brings what it needs, later ones nothing.

@@ -161,6 +161,7 @@ wasted";
             policy: PolicySpec::default(),
             n_ctx: 1,
             n_sessions: 1,
+            n_ctx_all: 1,
             page_bytes: 0,
             n_ubatch: 1,
             n_moe_layers: 1,

@@ -22,9 +22,16 @@ impl Engine {
         lines.push(format!(
             "{}; KV cache {} for {}; {} threads, {} kernels",
             in_memory(&self.plan),
-            size(self.kv_bytes() * self.plan.n_sessions as u64),
+            match self.plan.shares_kv() {
+                true => size(self.plan.sizes.kv_bytes - self.plan.page_bytes),
+                false => size(self.kv_bytes() * self.plan.n_sessions as u64),
+            },
             match self.plan.n_sessions {
                 1 => format!("{} tokens", self.n_ctx),
+                n if self.plan.shares_kv() => format!(
+                    "{n} texts of up to {} tokens, {} together",
+                    self.n_ctx, self.plan.n_ctx_all
+                ),
                 n => format!("{n} texts of {} tokens", self.n_ctx),
             },
             self.n_threads(),

@@ -321,6 +321,11 @@ impl Generation {
         self.stop
     }
 
+    /// Tokens that there may be after those so far; `None` is no limit.
+    pub fn n_left(&self) -> Option<usize> {
+        self.limits.n_predict.map(|n| n.saturating_sub(self.n_generated))
+    }
+
     /// Tokens so far, the end token included.
     pub fn n_generated(&self) -> usize {
         self.n_generated

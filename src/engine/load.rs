@@ -32,7 +32,6 @@ const MAX_PAGE_BYTES: u64 = 8 << 30;
 struct Prepared {
     bound: Bound,
     tokenizer: Tokenizer,
-    n_ctx: usize,
     plan: MemoryPlan,
     /// Open, in the order of the plan; none where the CPU computes everything.
     devices: Vec<Device>,
@@ -43,17 +42,21 @@ impl Prepared {
         let gguf = Gguf::open_with(path, &options.overrides)?;
         let (bound, tokenizer) = understand(gguf, options.without_text)?;
         let devices = device::open(&options.device)?;
-        let n_ctx = context(bound.hyper(), options, &devices)?;
+        let context = Context::new(bound.hyper(), options, &devices)?;
         kv::check(&bound.hyper().cache_shapes(), options.cache_type_k, options.cache_type_v)?;
-        let (devices, device) = plan::on_devices(&bound, options, n_ctx, devices)?;
+        let (devices, device) = plan::on_devices(&bound, options, context.of_session, devices)?;
+        let context = match device {
+            None => Context::new(bound.hyper(), options, &[])?,
+            Some(_) => context,
+        };
+        context.warn(bound.hyper(), options);
         let on_device = device.as_ref().map_or(0, |part| part.plan.kv_bytes);
-        let n_sessions = options.n_sessions.max(1);
-        let kv_bytes = kv_bytes(bound.hyper(), options, n_ctx) * n_sessions as u64 - on_device;
+        let kv_bytes = context.kv_bytes(bound.hyper(), options) - on_device;
         let available = plan::memory::available_bytes();
         if let Some(available) = available.filter(|a| *a < kv_bytes) {
             return Err(Error::invalid(format!(
                 "the KV cache for {} tokens takes {}, but {} of memory are available: lower -c",
-                n_ctx * n_sessions,
+                context.of_all,
                 at_least(kv_bytes),
                 at_most(available)
             )));
@@ -62,10 +65,11 @@ impl Prepared {
             None => page_bytes(&bound, options, available, kv_bytes),
             Some(_) => 0,
         };
-        let plan =
-            MemoryPlan::new(&bound, options, n_ctx, kv_bytes + page_bytes, available, device)?;
-        let plan = MemoryPlan { page_bytes, ..plan };
-        Ok(Prepared { bound, tokenizer, n_ctx, plan, devices })
+        let kv_bytes = kv_bytes + page_bytes;
+        let Context { of_session: n_ctx, of_all: n_ctx_all } = context;
+        let plan = MemoryPlan::new(&bound, options, n_ctx, kv_bytes, available, device)?;
+        let plan = MemoryPlan { page_bytes, n_ctx_all, ..plan };
+        Ok(Prepared { bound, tokenizer, plan, devices })
     }
 }
 
@@ -127,26 +131,75 @@ fn onto_devices(
 }
 
 /// Tokens of context: what is asked for, or what there is room for.
-fn context(hyper: &HyperParams, options: &EngineOptions, devices: &[Device]) -> Result<usize> {
-    let n_ctx = match options.n_ctx {
-        Some(n_ctx) => n_ctx,
-        None => {
-            let of_device = devices.first().map(|device| device.memory()).transpose()?;
-            default_ctx(hyper, options, of_device.map(|memory| memory.free_bytes as u64))
-        }
-    };
-    let n_ubatch = plan::ubatch::usual(options);
-    if !(1..=MAX_CTX).contains(&n_ctx) || n_ubatch == 0 {
-        return Err(Error::Usage(format!(
-            "context and batch sizes must be 1 to {MAX_CTX}, got -c {n_ctx} -b {} -ub {n_ubatch}",
-            options.n_batch
-        )));
-    }
-    if n_ctx > hyper.n_ctx_train {
+#[derive(Clone, Copy)]
+struct Context {
+    of_session: usize,
+    /// All sessions together: less than each may have at once if they share their memory.
+    of_all: usize,
+}
+
+impl Context {
+    fn new(hyper: &HyperParams, options: &EngineOptions, devices: &[Device]) -> Result<Context> {
+        let n_sessions = options.n_sessions.max(1);
+        let of_device = devices.first().map(|device| device.memory()).transpose()?;
+        let of_device = of_device.map(|memory| memory.free_bytes as u64);
+        let is_shared = options.kv_unified && hyper.encoder.is_none() && devices.is_empty();
         let trained = hyper.n_ctx_train;
-        log::warn!("context of {n_ctx} tokens, but the model was trained on {trained}");
+        let context = match (options.n_ctx, is_shared) {
+            (Some(n_ctx), true) => {
+                let of_session = n_ctx.min(trained.max(n_ctx / n_sessions));
+                Context { of_session, of_all: n_ctx }
+            }
+            (Some(n_ctx), false) => {
+                let n = if options.kv_unified { n_sessions } else { 1 };
+                Context::of_each((n_ctx / n).max(n_ctx.min(1)), n_sessions)
+            }
+            (None, true) => {
+                let room = default_room(hyper, options, of_device);
+                let of_session = trained.min(room).max(1);
+                Context { of_session, of_all: room.clamp(of_session, of_session * n_sessions) }
+            }
+            (None, false) => {
+                let room = default_room(hyper, options, of_device) / n_sessions;
+                Context::of_each(trained.min(room).max(1), n_sessions)
+            }
+        };
+        let (n_ctx, n_ubatch) = (context.of_session, plan::ubatch::usual(options));
+        if !(1..=MAX_CTX).contains(&n_ctx) || n_ubatch == 0 {
+            return Err(Error::Usage(format!(
+                "context and batch sizes must be 1 to {MAX_CTX}, got -c {n_ctx} -b {} -ub \
+                 {n_ubatch}",
+                options.n_batch
+            )));
+        }
+        Ok(context)
     }
-    Ok(n_ctx)
+
+    fn of_each(n_ctx: usize, n_sessions: usize) -> Context {
+        Context { of_session: n_ctx, of_all: n_ctx * n_sessions }
+    }
+
+    fn warn(self, hyper: &HyperParams, options: &EngineOptions) {
+        let (n_ctx, trained) = (self.of_session, hyper.n_ctx_train);
+        if n_ctx > trained {
+            log::warn!("context of {n_ctx} tokens, but the model was trained on {trained}");
+        }
+        if n_ctx < trained && options.n_ctx.is_none() {
+            log::warn!(
+                "memory allows a context of {n_ctx} of the model's {trained} tokens (see -c)"
+            );
+        }
+    }
+
+    /// Bytes of all sessions' KV caches.
+    fn kv_bytes(self, hyper: &HyperParams, options: &EngineOptions) -> u64 {
+        let n_sessions = options.n_sessions.max(1);
+        if self.of_all == self.of_session * n_sessions {
+            return kv_bytes(hyper, options, self.of_session) * n_sessions as u64;
+        }
+        let (k, v) = (options.cache_type_k, options.cache_type_v);
+        kv::n_shared_bytes(&hyper.cache_shapes(), self.of_all, n_sessions, k, v)
+    }
 }
 
 /// Touches every page of the file, so that the first token does not wait for page faults one
@@ -210,7 +263,7 @@ impl Engine {
         options: &EngineOptions,
         progress: &mut dyn FnMut(f32),
     ) -> Result<Arc<Engine>> {
-        let Prepared { bound, tokenizer, n_ctx, mut plan, devices } = prepared;
+        let Prepared { bound, tokenizer, mut plan, devices } = prepared;
         let cpu = Cpu::new(threads(options.n_threads));
         // Nothing is learned of experts that stay where they are.
         let store = match plan.moves_experts() {
@@ -249,7 +302,7 @@ impl Engine {
             n_threads: cpu.n_threads(),
             compute: Compute::new(cpu, gpu),
             options: options.clone(),
-            n_ctx,
+            n_ctx: plan.n_ctx,
             plan,
             profile: store,
             next_session: AtomicU32::new(0),
@@ -279,18 +332,15 @@ pub(super) fn kv_bytes(hyper: &HyperParams, options: &EngineOptions, n_ctx: usiz
     kv::n_bytes(&hyper.cache_shapes(), n_ctx, options.cache_type_k, options.cache_type_v)
 }
 
-/// The context the model was trained for, or as much of it as a quarter of the available memory
-/// holds, on the device if there is one: the weights want the rest.
-fn default_ctx(hyper: &HyperParams, options: &EngineOptions, of_device: Option<u64>) -> usize {
-    let trained = hyper.n_ctx_train;
-    let one = kv_bytes(hyper, options, 1).max(1) * options.n_sessions.max(1) as u64;
+/// Positions that a quarter of the available memory holds in the sessions' caches, on the device if
+/// there is one: the weights want the rest.
+fn default_room(hyper: &HyperParams, options: &EngineOptions, of_device: Option<u64>) -> usize {
+    let states = kv_bytes(hyper, options, 0);
+    let one = (kv_bytes(hyper, options, 1) - states).max(1);
     let available = plan::memory::available_bytes().into_iter().chain(of_device).min();
-    let room = available.map_or(u64::MAX, |bytes| bytes / 4 / one);
-    let n_ctx = trained.min(usize::try_from(room).unwrap_or(usize::MAX)).max(1);
-    if n_ctx < trained {
-        log::warn!("memory allows a context of {n_ctx} of the model's {trained} tokens (see -c)");
-    }
-    n_ctx
+    let states = states * options.n_sessions.max(1) as u64;
+    let room = available.map_or(u64::MAX, |bytes| (bytes / 4).saturating_sub(states) / one);
+    usize::try_from(room).unwrap_or(usize::MAX)
 }
 
 /// As many threads as are asked for, with a warning where that is more than there are cores: they

@@ -22,6 +22,10 @@ pub struct EngineOptions {
     pub n_ctx: Option<usize>,
     /// Sessions that there will be at a time (`--parallel`): the plan has memory for as many.
     pub n_sessions: usize,
+    /// Sessions share the memory of their KV caches (`--kv-unified`). `n_ctx` is then that of all
+    /// together: a session holds all of it, or as much as the model was trained for. On GPUs, and
+    /// with an encoder, each has an even part.
+    pub kv_unified: bool,
     /// Memory for keys and values of texts that no session holds any more (`--kv-ram`). `Auto`: an
     /// eighth of what is available, and at most 8 GiB.
     pub page_ram: RamBudget,
@@ -90,6 +94,7 @@ impl Default for EngineOptions {
         EngineOptions {
             n_ctx: None,
             n_sessions: 1,
+            kv_unified: false,
             page_ram: RamBudget::Bytes(0),
             n_batch: 2048,
             n_ubatch: None,

@@ -97,8 +97,13 @@ impl Session {
         let (k, v) = (engine.options.cache_type_k, engine.options.cache_type_v);
         let planned = engine.plan.device.as_ref().map_or(0, |part| part.plan.kv_bytes);
         let planned = planned / engine.options.n_sessions.max(1) as u64;
+        let shapes = engine.model.hyper().cache_shapes();
+        let kv = match engine.plan.shares_kv() {
+            true => KvCache::in_pages(&shapes, engine.n_ctx, k, v)?,
+            false => KvCache::new(&shapes, engine.n_ctx, k, v),
+        };
         Ok(Session {
-            kv: KvCache::new(&engine.model.hyper().cache_shapes(), engine.n_ctx, k, v),
+            kv,
             gpu_kv: engine.compute.new_cache(&engine.model, engine.n_ctx, [k, v], planned)?,
             engine: engine.clone(),
             id: engine.next_session.fetch_add(1, Ordering::Relaxed),
@@ -146,6 +151,13 @@ impl Session {
         let left = self.forget(self.n_past(), n);
         self.tokens.truncate(left);
         left
+    }
+
+    /// Gives the memory behind the text back, where sessions share it.
+    pub(super) fn give_back(&mut self) {
+        if self.engine.plan.shares_kv() {
+            self.kv.give_back(self.n_past());
+        }
     }
 
     /// Whether positions can be copied from and to other sessions and pages: all layers are on the

@@ -27,5 +27,8 @@ mod golden_logits;
 // Layouts that converters no longer write.
 mod old_layouts;
 
+// Texts that share memory.
+mod parking;
+
 // Many texts at a time with the scheduler.
 mod scheduler;

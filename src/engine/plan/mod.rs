@@ -31,6 +31,9 @@ pub struct MemoryPlan {
     /// Tokens of context of a session, and sessions that the KV cache is for.
     pub n_ctx: usize,
     pub n_sessions: usize,
+    /// Tokens of context of all sessions together: fewer than each may hold at once where they
+    /// share the memory of their KV caches.
+    pub n_ctx_all: usize,
     /// Memory for keys and values of texts that no session holds, counted with the KV cache.
     pub page_bytes: u64,
     /// Tokens of a prompt that are computed at once, where it has as many. If `-ub` does not say
@@ -198,6 +201,7 @@ impl MemoryPlan {
             policy: options.policy,
             n_ctx,
             n_sessions: options.n_sessions.max(1),
+            n_ctx_all: n_ctx * options.n_sessions.max(1),
             page_bytes: 0,
             n_ubatch,
             n_moe_layers: routed().count(),
@@ -207,6 +211,11 @@ impl MemoryPlan {
             dense_bytes_per_token: dense_bytes - unread_bytes(model.gguf()).min(dense_bytes),
             device,
         })
+    }
+
+    /// Whether sessions cannot all be full at once.
+    pub fn shares_kv(&self) -> bool {
+        self.n_ctx_all < self.n_ctx * self.n_sessions
     }
 
     /// Whether experts are brought from one tier to another, so that policies have a say.

@@ -9,8 +9,10 @@
 use std::sync::Arc;
 
 use super::job::{Job, JobSink};
+use super::kv_budget::KvBudget;
 use super::ledger::Ledger;
 use super::pages::Pages;
+use super::parking::Parking;
 use super::passes;
 use super::queue::Queue;
 use super::rows::divide;
@@ -22,6 +24,7 @@ use crate::engine::{BatchRow, Engine, FinishReason, Outcome, Session};
 /// Jobs, sessions, and how time is shared.
 pub struct Core<S> {
     engine: Arc<Engine>,
+    budget: KvBudget,
     pages: Pages,
     slots: Vec<Slot<S>>,
     queue: Queue<S>,
@@ -39,10 +42,14 @@ impl<S: JobSink> Core<S> {
         page_bytes: usize,
     ) -> Core<S> {
         let pages = Pages::new(page_bytes);
+        let plan = engine.plan();
+        let most = if plan.shares_kv() { plan.n_ctx_all } else { usize::MAX };
+        let budget = KvBudget::new(most, engine.n_ctx(), sessions.len());
         let slots = sessions.into_iter().enumerate();
         Core {
             engine: engine.clone(),
             slots: slots.map(|(id, session)| Slot::new(id, session, &pages)).collect(),
+            budget,
             pages,
             queue: Queue::default(),
             ledger: Ledger::new(prompt_share),
@@ -94,6 +101,7 @@ impl<S: JobSink> Core<S> {
     /// are behind.
     pub fn step(&mut self) -> bool {
         self.end_cancelled();
+        self.parking().grow();
         self.admit();
         self.copy_between_sessions();
         self.plan_prompts();
@@ -109,7 +117,9 @@ impl<S: JobSink> Core<S> {
         } else if has_prompt {
             // Such a pass is long: it is seen before it ends.
             self.publish();
+            self.parking().lend();
             self.compute_prompts();
+            self.parking().take_back();
             true
         } else {
             false
@@ -126,25 +136,43 @@ impl<S: JobSink> Core<S> {
         }
     }
 
-    /// Gives free sessions to waiting jobs: each the session that it wishes, else the one whose
-    /// text it continues, else the one that was used least recently.
+    /// Lets parked jobs go on, then gives free sessions to waiting ones: each the session that it
+    /// wishes, else the one whose text it continues, else the one that was used least recently.
     fn admit(&mut self) {
+        if !self.parking().resume() {
+            return;
+        }
         while self.slots.iter().any(|slot| slot.job.is_none()) {
-            let Some(job) = self.queue.pop(&self.ledger) else { return };
+            let Some((place, job)) = self.queue.next(&self.ledger) else { return };
             let n_known = self.n_known(job.salt, &job.prompt);
-            let free = self.slots.iter_mut().filter(|slot| slot.job.is_none());
-            let best = free.max_by_key(|slot| {
+            let free = self.slots.iter().enumerate().filter(|(_, slot)| slot.job.is_none());
+            let best = free.max_by_key(|(_, slot)| {
                 let n = slot.n_common(job.salt, &job.prompt);
                 let is_continued = slot.is_continued(job.salt, &job.prompt);
                 let is_wished = job.slot == Some(slot.id);
                 (is_wished, if is_continued { n } else { 0 }, !slot.last_used)
             });
-            let Some(slot) = best else { return };
+            let Some((i, _)) = best else { return };
+            let (n_text, n_to_come) = (job.prompt.len(), job.generation.n_left());
+            if !self.parking().start(i, n_text, n_to_come) {
+                return;
+            }
+            let Some(job) = self.queue.take(place) else { return };
+            let slot = &mut self.slots[i];
             self.ledger.counts.n_started += 1;
             slot.last_used = self.ledger.counts.n_started;
             slot.start(job, &mut self.pages, &self.engine);
             slot.extend_from_pages(&mut self.pages);
             slot.parts_at(n_known);
+        }
+    }
+
+    fn parking(&mut self) -> Parking<'_, S> {
+        Parking {
+            budget: self.budget,
+            slots: &mut self.slots,
+            pages: &mut self.pages,
+            counts: &mut self.ledger.counts,
         }
     }
 

@@ -7,9 +7,11 @@
 mod core;
 mod histogram;
 mod job;
+mod kv_budget;
 mod ledger;
 mod marks;
 mod pages;
+mod parking;
 mod passes;
 mod queue;
 mod rows;

@@ -32,13 +32,17 @@ impl<S> Queue<S> {
         self.0.push_back(job);
     }
 
-    /// Takes a job of the owner that has used the least time: of those with the lowest priority
-    /// number the first.
-    pub fn pop(&mut self, ledger: &Ledger) -> Option<Job<S>> {
+    /// The job that is next, and its place: one of the owner that has used the least time, of those
+    /// with the lowest priority number the first.
+    pub fn next(&self, ledger: &Ledger) -> Option<(usize, &Job<S>)> {
         let next = self.owners().min_by_key(|owner| ledger.used(*owner))?;
         let jobs = self.iter().enumerate().filter(|(_, job)| job.owner.id == next.id);
-        let (i, _) = jobs.min_by_key(|(_, job)| job.priority)?;
-        self.0.remove(i)
+        jobs.min_by_key(|(_, job)| job.priority)
+    }
+
+    /// Takes the job at a place.
+    pub fn take(&mut self, place: usize) -> Option<Job<S>> {
+        self.0.remove(place)
     }
 
     /// Takes out the jobs that were cancelled.

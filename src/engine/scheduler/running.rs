@@ -85,6 +85,11 @@ impl<S: JobSink> Running<S> {
         &self.text
     }
 
+    /// Tokens that there may be after the text so far; `None` is no limit.
+    pub fn n_to_come(&self) -> Option<usize> {
+        self.generation.n_left()
+    }
+
     /// Tokens of the prompt.
     pub fn n_prompt(&self) -> usize {
         self.n_prompt

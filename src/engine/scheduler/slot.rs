@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::job::{Job, JobSink, Owner};
+use super::kv_budget::Holder;
 use super::marks::Marks;
 use super::pages::{PAGE, Pages};
 use super::running::Running;
@@ -18,6 +19,11 @@ pub struct Slot<S> {
     pub job: Option<Running<S>>,
     /// The number of the last job that had it.
     pub last_used: u64,
+    /// Positions that the session may fill, and how many of them during a prompt's pass only.
+    pub room: usize,
+    pub lent: usize,
+    /// The job waits for memory, and the session is empty.
+    pub is_parked: bool,
     /// The salt of the session's text. `None`: the text is not to be used again.
     salt: Option<u64>,
     /// The job's tokens in the next pass.
@@ -30,7 +36,18 @@ impl<S: JobSink> Slot<S> {
     /// Without a job; `pages` are those that it will have.
     pub fn new(id: usize, session: Session, pages: &Pages) -> Slot<S> {
         let marks = session.needs_checkpoints(pages).then(Marks::default);
-        Slot { id, session, job: None, last_used: 0, salt: Some(0), next: Vec::new(), marks }
+        Slot {
+            id,
+            room: session.n_past(),
+            lent: 0,
+            session,
+            job: None,
+            last_used: 0,
+            is_parked: false,
+            salt: Some(0),
+            next: Vec::new(),
+            marks,
+        }
     }
 
     /// Tokens of a text of the same salt that the session holds from its beginning.
@@ -60,6 +77,32 @@ impl<S: JobSink> Slot<S> {
         }
         self.job = Running::start(job, self.id, &mut self.session, engine);
         self.marks.iter_mut().for_each(Marks::clear);
+        self.session.give_back();
+        if self.job.is_none() {
+            self.room = self.session.n_past();
+        }
+    }
+
+    /// Gives all memory of the session back; its text goes to `pages`. A job is parked.
+    pub fn empty(&mut self, pages: &mut Pages) {
+        if let Some(salt) = self.salt
+            && self.session.can_copy()
+        {
+            self.session.keep(pages, salt);
+        }
+        self.session.truncate(0);
+        self.session.give_back();
+        (self.room, self.lent) = (0, 0);
+        self.next.clear();
+        self.marks.iter_mut().for_each(Marks::clear);
+        self.is_parked = self.job.is_some();
+        self.forget_step();
+    }
+
+    /// The session as the budget of memory sees it.
+    pub fn holder(&self) -> Holder {
+        let (id, room, is_idle) = (self.id, self.room, self.job.is_none());
+        Holder { id, room, is_idle, number: self.last_used }
     }
 
     /// Others have texts that part from the job's after `n` tokens, so that more may.
@@ -99,6 +142,12 @@ impl<S: JobSink> Slot<S> {
         self.marks.is_some() || !self.session.has_state()
     }
 
+    /// Positions that the session may come to need beyond those that it holds; `None` is no limit.
+    pub fn n_to_come(&self) -> Option<usize> {
+        let job = self.job.as_ref()?;
+        Some(job.n_left(&self.session) + job.n_to_come()?)
+    }
+
     /// Tokens of the job's text that are not computed.
     pub fn n_left(&self) -> usize {
         self.job.as_ref().map_or(0, |job| job.n_left(&self.session))
@@ -106,12 +155,18 @@ impl<S: JobSink> Slot<S> {
 
     /// Whether the job has a prompt to compute, or a text that the session has lost.
     pub fn has_prompt(&self) -> bool {
-        self.job.as_ref().is_some_and(|job| !job.is_decoding(&self.session))
+        !self.is_parked && self.job.as_ref().is_some_and(|job| !job.is_decoding(&self.session))
     }
 
     /// Whether a step of decode may compute the job's next token.
     pub fn can_decode(&self) -> bool {
-        self.job.as_ref().is_some_and(|job| job.is_decoding(&self.session) && !job.is_full())
+        self.wants_decode() && self.session.n_past() < self.room
+    }
+
+    /// As [`Slot::can_decode`], if the session has room for the token.
+    pub fn wants_decode(&self) -> bool {
+        let wants = |job: &Running<S>| job.is_decoding(&self.session) && !job.is_full();
+        !self.is_parked && self.job.as_ref().is_some_and(wants)
     }
 
     /// Whether the next pass is the job's own.
@@ -208,12 +263,16 @@ impl<S: JobSink> Slot<S> {
     pub fn end(&mut self, engine: &Engine, result: Result<FinishReason>) {
         if let Some(job) = self.job.take() {
             job.finish(result, &self.session, engine);
+            self.session.give_back();
+            (self.room, self.lent) = (self.session.n_past(), 0);
+            self.is_parked = false;
         }
     }
 
     pub fn status(&self) -> SlotStatus {
         let job = self.job.as_ref().map(|job| job.status(&self.session));
-        SlotStatus { id: self.id, n_past: self.session.n_past(), job }
+        let (n_past, is_parked) = (self.session.n_past(), self.is_parked);
+        SlotStatus { id: self.id, n_past, is_parked, job }
     }
 }
 

@@ -19,6 +19,13 @@ pub struct Status {
     pub counts: Counts,
 }
 
+impl Status {
+    /// Jobs that wait for memory of their sessions.
+    pub fn n_parked(&self) -> usize {
+        self.slots.iter().filter(|slot| slot.is_parked).count()
+    }
+}
+
 /// Counts of pages since the start.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PageCounts {
@@ -42,6 +49,8 @@ pub struct Counts {
     /// Jobs that got a session, and tokens of their prompts that it held already.
     pub n_started: u64,
     pub n_reused: u64,
+    /// Times that a job was parked, as older ones needed its memory.
+    pub n_parked: u64,
     /// Layers of prompts' passes.
     pub n_prompt_layers: u64,
     /// Texts in a step of decode.
@@ -64,6 +73,7 @@ impl Default for Counts {
             decode_ns: 0,
             n_started: 0,
             n_reused: 0,
+            n_parked: 0,
             n_prompt_layers: 0,
             batch_rows: Histogram::new(&NUMBERS),
             expert_union: Histogram::new(&NUMBERS),
@@ -94,6 +104,8 @@ pub struct SlotStatus {
     pub id: usize,
     /// Tokens in the session's cache.
     pub n_past: usize,
+    /// Whether the job waits for memory of the session.
+    pub is_parked: bool,
     pub job: Option<JobStatus>,
 }
 
