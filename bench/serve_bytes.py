@@ -185,7 +185,9 @@ def matrix(quick):
         n = {"10%": "8", "50%": "2", "100%": "1"}[share]
         runs.append((["--parallel", n, "-t", "2", "--ram", share, "--policy", policy], [16]))
     for more in [["--ubatch-size", "32"], ["--prefill-share", "0.05"], ["--prefill-share", "0.95"],
-                 ["--io", "pread", "--ram", "10%"], ["--no-mmap"]]:
+                 ["--io", "pread", "--ram", "10%"], ["--no-mmap"],
+                 # Texts are parked.
+                 ["-c", "800", "--kv-unified"], ["-c", "800", "--kv-unified", "--kv-ram", "0"]]:
         runs.append((["--parallel", "4", "-t", "2", *more], [8]))
     return runs
 

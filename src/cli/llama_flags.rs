@@ -26,12 +26,14 @@ pub const SYNONYMS: &[&str] = &[
     "-i -if --interactive --interactive-first",
     "-j --json-schema",
     "-jf --json-schema-file",
+    "-kvu --kv-unified",
     "-l --logit-bias",
     "-n --predict --n-predict",
     "-n --n-gen",
     "-ncmoe --n-cpu-moe",
     "-ngl --gpu-layers --n-gpu-layers",
     "-no-cnv --no-conversation",
+    "-no-kvu --no-kv-unified",
     "-np --parallel",
     "-ot --override-tensor",
     "-p --n-prompt",
@@ -449,7 +451,8 @@ mod tests {
         "moeba run --model m -no-cnv --no-conversation",
         "moeba serve m --host 0.0.0.0 --port 0 -np 2 --parallel auto -a x --alias y --api-key k \
          --api-key-file f --cors-origins http://a --metrics --slots --no-slots -to 5 --timeout 5 \
-         --sse-ping-interval 5 -c 64 --ctx-size 64 --temp 0.5",
+         --sse-ping-interval 5 -c 64 --ctx-size 64 --temp 0.5 -kvu --kv-unified -no-kvu \
+         --no-kv-unified",
         "moeba run m --samplers top_k;temperature --sampler-seq kt --sampling-seq kt \
          --top-nsigma 1 --top-n-sigma -1 --xtc-probability 0.1 --xtc-threshold 0.1 --typical 0.9 \
          --typical-p 0.9 --dry-multiplier 0.8 --dry-base 1.75 --dry-allowed-length 2 \

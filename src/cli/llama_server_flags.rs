@@ -8,13 +8,11 @@ pub const SERVER_HARMLESS: &[(&str, &[&str])] = &[
         &["-cb --cont-batching", "-nocb --no-cont-batching"],
     ),
     (
-        "each text has its share of -c, and keeps its beginning for the next request",
+        "sessions keep their texts for the next requests",
         &[
             "-cms --checkpoint-min-step VALUE",
             "-cram --cache-ram VALUE",
             "-ctxcp --ctx-checkpoints --swa-checkpoints VALUE",
-            "-kvu --kv-unified",
-            "-no-kvu --no-kv-unified",
             "-sps --slot-prompt-similarity VALUE",
             "--cache-idle-slots",
             "--cache-prompt",

@@ -114,11 +114,19 @@ struct LoadArgs {
     #[arg(long, value_name = "N", default_value = "auto", value_parser = parallel)]
     #[arg(env = "MOEBA_PARALLEL")]
     parallel: Parallel,
-    /// Tokens of context of all texts together, of which each has its share; 0: as many for each as
-    /// the model has, as far as memory allows
+    /// Tokens of context of all texts together; 0: as many for each as the model has, as far as
+    /// memory allows
     #[arg(short, long, value_name = "N", default_value = "0")]
     #[arg(value_parser = args::tokens_or_zero, env = "MOEBA_CTX_SIZE")]
     ctx_size: usize,
+    /// Let texts share the memory of -c (or -kvu): one may have all that others do not use. The
+    /// default where --parallel is auto; not on GPUs
+    #[arg(long, overrides_with = "no_kv_unified", env = "MOEBA_KV_UNIFIED")]
+    #[arg(value_parser = values::boolean)]
+    kv_unified: bool,
+    /// Give each text an even part of -c (or -no-kvu)
+    #[arg(long, overrides_with = "kv_unified")]
+    no_kv_unified: bool,
     /// Memory for the beginnings of earlier texts: bytes with K, M or G, a percentage of what is
     /// available, auto, which is an eighth of that and at most 8G, or 0 for none
     #[arg(long, value_name = "SIZE", default_value = "auto", env = "MOEBA_KV_RAM")]
@@ -162,6 +170,13 @@ struct AnswerArgs {
     /// Seconds of silence after which a stream gets a comment; -1 is none
     #[arg(long, value_name = "N", default_value = "15", value_parser = ping)]
     sse_ping_interval: i64,
+}
+
+impl LoadArgs {
+    /// As in llama-server, texts share memory where their number is not given.
+    fn kv_unified(&self) -> bool {
+        !self.no_kv_unified && (self.kv_unified || self.parallel.0.is_none())
+    }
 }
 
 /// Texts at a time; `None` is auto.
@@ -295,13 +310,14 @@ impl Args {
     /// Options for as many sessions as are asked for, or as make sense, each with its part of the
     /// context.
     fn engine_options(&self, model: &Model) -> Result<EngineOptions> {
+        let kv_unified = self.load.kv_unified();
         let with = |n: usize| {
-            let n_ctx = self.load.ctx_size / n;
+            let n_ctx = if kv_unified { self.load.ctx_size } else { self.load.ctx_size / n };
             // 0 stands for the model's own.
             let n_ctx = if self.load.ctx_size > 0 { n_ctx.max(1) } else { 0 };
             let options = self.batch.options(n_ctx, self.threads.count());
             let (page_ram, exact) = (self.load.kv_ram, self.load.exact);
-            EngineOptions { n_sessions: n, page_ram, exact, ..options }
+            EngineOptions { n_sessions: n, kv_unified, page_ram, exact, ..options }
         };
         match self.load.parallel {
             Parallel(Some(n)) => Ok(with(n)),
@@ -352,10 +368,14 @@ impl Args {
     fn start_lines(&self, loaded: &Loaded) -> Vec<String> {
         let engine = &loaded.engine;
         let mut lines: Vec<String> = engine.describe().lines().map(str::to_owned).collect();
+        let n_ctx = engine.n_ctx();
+        let context = match engine.plan().shares_kv() {
+            true => format!("up to {n_ctx} tokens, {} together,", engine.plan().n_ctx_all),
+            false => format!("{n_ctx} tokens"),
+        };
         lines.push(format!(
-            "{} texts of {} tokens at a time, {} more may wait; {} for earlier texts",
+            "{} texts of {context} at a time, {} more may wait; {} for earlier texts",
             loaded.scheduler.n_parallel,
-            engine.n_ctx(),
             loaded.scheduler.n_queue,
             size(engine.plan().page_bytes)
         ));

@@ -114,10 +114,11 @@ impl Metrics {
     fn of_service(&self, service: &Service, out: &mut String) {
         let status = service.scheduler.status();
         let counts = status.counts;
-        let n_running = status.slots.iter().filter(|slot| slot.job.is_some()).count() as f64;
+        let n_parked = status.n_parked();
+        let n_running = status.slots.iter().filter(|slot| slot.job.is_some()).count() - n_parked;
         let n_past: usize = status.slots.iter().map(|slot| slot.n_past).sum();
         let most = status.slots.iter().map(|slot| slot.n_past).max().unwrap_or(0) as f64;
-        let room = (service.info.n_ctx * status.slots.len()).max(1);
+        let room = service.engine().plan().n_ctx_all.max(1);
         let seconds = |ns: u64| ns as f64 / 1e9;
         let rate = |n: u64, ns: u64| n as f64 / seconds(ns).max(1e-9) * f64::from(ns > 0);
         let (prompt, decode) = (counts.prompt_ns, counts.decode_ns);
@@ -140,8 +141,8 @@ impl Metrics {
             ("n_busy_slots_per_decode", g, "Texts in a step of decode.", busy),
             ("prompt_tokens_seconds", g, "Prompt tokens a second.", rate(counts.n_prompt, prompt)),
             ("predicted_tokens_seconds", g, "Tokens a second.", rate(counts.n_decode, decode)),
-            ("requests_processing", g, "Requests that run.", n_running),
-            ("requests_deferred", g, "Requests that wait.", status.n_queued as f64),
+            ("requests_processing", g, "Requests that run.", n_running as f64),
+            ("requests_deferred", g, "Requests that wait.", (status.n_queued + n_parked) as f64),
         ];
         for (name, kind, help, value) in both {
             one(out, &format!("moeba_{name}"), kind, help, value);
@@ -149,6 +150,10 @@ impl Metrics {
         }
         let n_queued = status.n_queued as f64;
         one(out, "moeba_queue_length", g, "Requests that wait.", n_queued);
+        let help = "Requests that wait for memory that older ones have.";
+        one(out, "moeba_parked", g, help, n_parked as f64);
+        let help = "Times that a request had to wait for such memory.";
+        one(out, "moeba_parked_total", c, help, counts.n_parked as f64);
         let used = n_past as f64 / room as f64;
         one(out, "moeba_kv_cache_usage_ratio", g, "Part of the caches that is used.", used);
         let reused = counts.n_reused as f64;

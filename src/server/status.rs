@@ -10,6 +10,7 @@ use super::body::{self, Body};
 use super::errors::{ApiError, ApiResult, Kind, Wire};
 use super::router::json as response;
 use super::service::Service;
+use crate::engine::scheduler::SlotStatus;
 use crate::sample::{PARAMETERS, Parameter, SamplerOptions};
 
 /// `GET /health`
@@ -64,6 +65,7 @@ pub fn slots(app: &App, query: &str) -> ApiResult<Response<Body>> {
             "n_ctx": service.info.n_ctx,
             "speculative": false,
             "is_processing": job.is_some(),
+            "state": state(&slot),
             "n_past": slot.n_past,
             "n_prompt_tokens": job.map_or(0, |job| job.n_prompt),
             "n_prompt_tokens_processed": job.map_or(0, |job| job.n_prompt_done),
@@ -73,17 +75,30 @@ pub fn slots(app: &App, query: &str) -> ApiResult<Response<Body>> {
     Ok(response(&Value::Array(slots.collect())))
 }
 
+/// `parked`: the request waits for memory that older ones have.
+fn state(slot: &SlotStatus) -> &'static str {
+    match slot.job {
+        None => "idle",
+        Some(_) if slot.is_parked => "parked",
+        Some(_) => "processing",
+    }
+}
+
 /// `GET /props`
 pub fn props(app: &App) -> ApiResult<Response<Body>> {
     let service = app.loaded()?;
     let tokenizer = service.engine().tokenizer();
     let special = tokenizer.special();
+    let plan = service.engine().plan();
     Ok(response(&json!({
         "default_generation_settings": {
             "n_ctx": service.info.n_ctx,
             "params": settings(&service.defaults.sampling, service.defaults.n_predict),
         },
         "total_slots": service.info.n_parallel,
+        "kv_unified": plan.shares_kv(),
+        "n_ctx_all": plan.n_ctx_all,
+        "n_parked": service.scheduler.status().n_parked(),
         "model_alias": service.info.name(),
         "model_path": service.info.path,
         "modalities": { "vision": false, "audio": false },

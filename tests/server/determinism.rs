@@ -91,10 +91,11 @@ fn bytes_do_not_depend_on_the_load_or_the_setting() {
     let expected: Vec<_> = (0..N).map(|i| ask(&alone, i)).collect();
     assert!((1..N).all(|i| expected[i][0] != expected[0][0]));
     drop(alone);
-    let settings: [&[&str]; 3] = [
+    let settings: [&[&str]; 4] = [
         &["-c", "16384", "--parallel", "4", "-t", "2"],
         &["-c", "4096", "--parallel", "2", "-t", "1", "--ram", "10%", "--kv-ram", "0"],
         &["-c", "4096", "--parallel", "1", "-t", "2", "--ram", "50%", "--policy", "finemoe"],
+        &["-c", "640", "--parallel", "4", "-t", "2", "--kv-unified", "--kv-ram", "1M"],
     ];
     for (round, flags) in settings.iter().enumerate() {
         let server = start(&[*flags, &["--queue", "1000", "--profile", "none"]].concat());

@@ -27,6 +27,9 @@ mod load;
 // Before the model is loaded.
 mod loading;
 
+// Texts that share memory, and those that wait for it.
+mod parking;
+
 // Responses: items in and out, streams, tools, reasoning, what is not served.
 mod responses;
 
