@@ -64,6 +64,17 @@ impl Hierarchy {
         self.tiers().for_each(|tier| tier.observe(event));
     }
 
+    /// Tells the evictions of all policies what a router chose: before the layer's demand, which
+    /// makes them name victims.
+    pub fn publish_to_evictions(&self, event: &Event) {
+        self.tiers().for_each(|tier| tier.observe_by_eviction(event));
+    }
+
+    /// Tells all policies but their evictions what happened.
+    pub fn publish_to_predictors(&self, event: &Event) {
+        self.tiers().for_each(|tier| tier.observe_by_predictor(event));
+    }
+
     /// The parts of the next event that some policy wants. They may change with every event.
     pub fn wants(&self) -> Wants {
         self.tiers().map(PolicyClient::wants).fold(Wants::default(), |all, one| Wants {

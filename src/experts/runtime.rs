@@ -38,7 +38,16 @@ pub trait Mover: Send + Sync + 'static {
 /// A tier as its policy's events and reports see it.
 pub trait PolicyClient: Send + Sync {
     /// Tells the policy what happened. Events of layers without experts here are left out.
-    fn observe(&self, event: &Event);
+    fn observe(&self, event: &Event) {
+        self.observe_by_eviction(event);
+        self.observe_by_predictor(event);
+    }
+
+    /// Tells the eviction alone.
+    fn observe_by_eviction(&self, event: &Event);
+
+    /// Tells the rest of the policy.
+    fn observe_by_predictor(&self, event: &Event);
 
     /// The parts of the next event that the policy wants. Nothing once every expert is in memory.
     fn wants(&self) -> Wants;
@@ -186,9 +195,14 @@ impl<M: Mover> TierRuntime<M> {
 }
 
 impl<M: Mover> PolicyClient for TierRuntime<M> {
-    fn observe(&self, event: &Event) {
+    fn observe_by_eviction(&self, event: &Event) {
+        if let Some(event) = event.of_layers(&|layer| self.has(layer as usize)) {
+            self.tier().observe(&event);
+        }
+    }
+
+    fn observe_by_predictor(&self, event: &Event) {
         let Some(event) = event.of_layers(&|layer| self.has(layer as usize)) else { return };
-        self.tier().observe(&event);
         // With every expert in memory there is nothing left to prefetch.
         if self.tier().has_everything() {
             return;

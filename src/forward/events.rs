@@ -27,6 +27,22 @@ pub struct EventBuffers {
     pub timing: Timing,
 }
 
+/// Listeners to what a layer's router chose.
+#[derive(Clone, Copy)]
+enum Audience {
+    /// Evictions, before they name victims for that layer.
+    Evictions,
+    /// Predictors, with the layer whose router they see ahead of time.
+    Predictors { ahead: Option<usize> },
+}
+
+/// Rows of one text in a layer.
+struct LayerRows {
+    layer: u32,
+    request: u32,
+    rows: Range<usize>,
+}
+
 impl EventBuffers {
     /// Whether `publish_routed` reads what a decode row's router saw, or where that comes from.
     pub(super) fn want_activation(&self) -> bool {
@@ -62,6 +78,21 @@ impl Model {
     /// Tells policies what a layer's router chose for each segment. The routing is in `b.route`,
     /// what the router saw in `b.h`, where that comes from in `b.x`.
     pub(super) fn publish_routed(&self, cpu: &Cpu, batch: &Batch, b: &mut Buffers, l: usize) {
+        self.publish_choice(batch, b, l);
+        self.publish_look_ahead(cpu, batch, b, l);
+    }
+
+    /// The first half of `publish_routed`: evictions hear of it, which takes next to no time, so
+    /// that they know of it when the layer's demand makes them name victims.
+    pub(super) fn publish_choice(&self, batch: &Batch, b: &mut Buffers, l: usize) {
+        if self.has_router(l) && self.hierarchy.has_policies() {
+            self.publish_to(Audience::Evictions, batch, b, l);
+        }
+    }
+
+    /// The second half: predictors hear of it, with what they see ahead, which is computed for them
+    /// while the layer's loads are in flight.
+    pub(super) fn publish_look_ahead(&self, cpu: &Cpu, batch: &Batch, b: &mut Buffers, l: usize) {
         if !self.has_router(l) || !self.hierarchy.has_policies() {
             return;
         }
@@ -69,46 +100,45 @@ impl Model {
         let is_wanted = b.events.wants.ahead && !decoded.is_empty();
         let ahead = self.look_ahead_layer(l).filter(|_| is_wanted);
         let ahead = ahead.filter(|next| self.look_ahead(cpu, b, *next, &decoded));
-        for (rows, segment) in batch.segments() {
-            match segment.phase {
-                Phase::Decode => {
-                    rows.for_each(|row| self.publish_row(b, l, row, segment.request, ahead))
+        self.publish_to(Audience::Predictors { ahead }, batch, b, l);
+    }
+
+    fn publish_to(&self, audience: Audience, batch: &Batch, b: &mut Buffers, l: usize) {
+        for (rows, &Segment { request, phase, .. }) in batch.segments() {
+            let part = |rows| LayerRows { layer: l as u32, request, rows };
+            match phase {
+                Phase::Decode => rows.for_each(|row| {
+                    let routed = self.routed_row(audience, b, &part(row..row + 1));
+                    self.tell(audience, &Event::Routed(routed));
+                }),
+                Phase::Prompt => {
+                    self.tell(audience, &Event::PromptRouted(prompt_routed(b, &part(rows))));
                 }
-                Phase::Prompt => self.publish_prompt(b, l, &rows, segment.request),
             }
         }
     }
 
+    fn tell(&self, audience: Audience, event: &Event) {
+        match audience {
+            Audience::Evictions => self.hierarchy.publish_to_evictions(event),
+            Audience::Predictors { .. } => self.hierarchy.publish_to_predictors(event),
+        }
+    }
+
     /// One row of decode. `b.events.ahead_probs` has the rows of decode, which are the first ones.
-    fn publish_row(&self, b: &Buffers, l: usize, row: usize, request: u32, ahead: Option<usize>) {
-        let rows = row..row + 1;
+    fn routed_row<'a>(&self, audience: Audience, b: &'a Buffers, row: &LayerRows) -> Routed<'a> {
+        let LayerRows { layer, request, ref rows } = *row;
+        let RouteRows { chosen, probs, .. } = b.route.rows(rows);
+        let routed = Routed { request, layer, chosen, probs, hidden: &[], ahead: None };
+        let Audience::Predictors { ahead } = audience else { return routed };
         let ahead = ahead.map(|next| {
             let n_experts = self.hyper.routing.n_experts;
-            let probs = rows_of(&b.events.ahead_probs, &rows, n_experts);
+            let probs = rows_of(&b.events.ahead_probs, rows, n_experts);
             LookAhead { layer: next as u32, probs }
         });
         let hidden =
-            if b.events.wants.hidden { rows_of(&b.h, &rows, self.hyper.n_embd) } else { &[] };
-        let RouteRows { chosen, probs, .. } = b.route.rows(&rows);
-        let layer = l as u32;
-        self.hierarchy.publish(&Event::Routed(Routed {
-            request,
-            layer,
-            chosen,
-            probs,
-            hidden,
-            ahead,
-        }));
-    }
-
-    fn publish_prompt(&self, b: &mut Buffers, l: usize, rows: &Range<usize>, request: u32) {
-        let e = &mut b.events;
-        let route = b.route.rows(rows);
-        let n_tokens = count(route, &mut e.counts);
-        mean_of_rows(route.probs, route.n_experts, &mut e.probs);
-        let (layer, counts, probs) = (l as u32, &e.counts[..], &e.probs[..]);
-        let routed = PromptRouted { request, layer, n_tokens, counts, probs };
-        self.hierarchy.publish(&Event::PromptRouted(routed));
+            if b.events.wants.hidden { rows_of(&b.h, rows, self.hyper.n_embd) } else { &[] };
+        Routed { hidden, ahead, ..routed }
     }
 
     /// Applies a later layer's router to the present activation of some rows (MoEpic, Eq. 3), into
@@ -155,6 +185,16 @@ impl Model {
 
 pub(super) fn nanos_since(start: Instant) -> u64 {
     start.elapsed().as_nanos() as u64
+}
+
+fn prompt_routed<'a>(b: &'a mut Buffers, rows: &LayerRows) -> PromptRouted<'a> {
+    let e = &mut b.events;
+    let LayerRows { layer, request, ref rows } = *rows;
+    let route = b.route.rows(rows);
+    let n_tokens = count(route, &mut e.counts);
+    mean_of_rows(route.probs, route.n_experts, &mut e.probs);
+    let (counts, probs, chosen) = (&e.counts[..], &e.probs[..], route.chosen);
+    PromptRouted { request, layer, n_tokens, counts, probs, chosen }
 }
 
 /// Counts the tokens of each expert; answers how many tokens there are.

@@ -86,13 +86,14 @@ impl CpuPass<'_, '_> {
         // demand: pins, and queues loads of what is missing
         b.ffn.demand.group(&b.route.chosen, b.route.k, b.route.n_experts);
         let mut part = self.next_part(ffn, &b.ffn.demand, 0);
+        model.publish_choice(self.batch, b, l);
         self.acquire_part(l, ffn, &part, b);
         // shared expert, a look ahead: dense work while loads are in flight
         b.y.fill(0.0);
         if let Some(shared) = &ffn.shared {
             self.shared_expert(l, shared, b)?;
         }
-        model.publish_routed(cpu, self.batch, b, l);
+        model.publish_look_ahead(cpu, self.batch, b, l);
         b.ffn.expert.begin(b.ffn.demand.n_pairs(), ffn.expert.n_ff, n_embd, inner(&ffn.expert));
         self.compute_part(ffn, b)?;
         while part.end < b.ffn.demand.experts.len() {

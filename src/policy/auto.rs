@@ -61,6 +61,8 @@ struct Window {
 
 pub struct Auto {
     candidates: Vec<Candidate>,
+    /// Tells the eviction what it expects, whichever candidate prefetches.
+    estimator: Option<Box<dyn Predictor>>,
     tallies: Vec<Tally>,
     /// The candidate that predicts now, and the one that is kept between trials.
     active: usize,
@@ -81,6 +83,7 @@ impl Auto {
         let n = candidates.len();
         let mut auto = Auto {
             candidates,
+            estimator: None,
             tallies: vec![Tally::default(); n],
             active: 0,
             kept: 0,
@@ -92,6 +95,10 @@ impl Auto {
         };
         auto.restore(profile.get(SECTION).unwrap_or_default());
         auto
+    }
+
+    pub fn with_estimator(self, estimator: Box<dyn Predictor>) -> Auto {
+        Auto { estimator: Some(estimator), ..self }
     }
 
     /// Adds a step's time without the computation of experts: waiting for them, attention, and the
@@ -207,6 +214,7 @@ fn decode(bytes: &[u8]) -> Option<(usize, Vec<(&[u8], f64)>)> {
 
 impl Predictor for Auto {
     fn observe(&mut self, event: &Event<'_>) {
+        self.estimator.iter_mut().for_each(|estimator| estimator.observe(event));
         for i in 0..self.candidates.len() {
             let listens = self.listens(i);
             if let Some(predictor) = self.candidates[i].predictor.as_mut().filter(|_| listens) {
@@ -239,10 +247,12 @@ impl Predictor for Auto {
         if let Some(predictor) = &self.candidates[self.active].predictor {
             predictor.emit(listener);
         }
+        self.estimator.iter().for_each(|estimator| estimator.emit(listener));
     }
 
     fn save(&self, profile: &mut Profile) {
-        self.candidates.iter().filter_map(|c| c.predictor.as_ref()).for_each(|p| p.save(profile));
+        let candidates = self.candidates.iter().filter_map(|c| c.predictor.as_ref());
+        candidates.chain(&self.estimator).for_each(|predictor| predictor.save(profile));
         if self.tallies.iter().all(|tally| tally.windows > 0) {
             profile.set(SECTION, self.encode());
         }

@@ -17,9 +17,11 @@ pub mod placement;
 mod profile;
 mod random;
 mod ranks;
+mod rates;
 mod registry;
 mod scan_resistant;
 mod spec;
+mod trajectory;
 
 pub use all_next::AllNext;
 pub use auto::{Auto, Candidate};
@@ -38,6 +40,7 @@ pub use profile::{ModelKey, Profile};
 pub use random::{Random, mix};
 pub use scan_resistant::ScanResistant;
 pub use spec::{Policy, PolicySpec, SplitKind};
+pub use trajectory::TrajectoryPredictor;
 
 use std::ops::{Index, IndexMut};
 
@@ -82,6 +85,12 @@ pub enum Event<'a> {
         layer: u32,
         probs: &'a [f32],
     },
+    /// A predictor's estimate of a layer's next coming, whichever token brings it, for the
+    /// eviction: the probability that each of the layer's experts is used.
+    Expected {
+        layer: u32,
+        used: &'a [f32],
+    },
     /// A forward pass has ended.
     IterationEnd {
         request: u32,
@@ -109,9 +118,9 @@ impl<'a> Event<'a> {
                 let ahead = routed.ahead.filter(|ahead| has(ahead.layer));
                 Event::Routed(Routed { ahead, ..routed })
             }),
-            Event::PromptRouted(PromptRouted { layer, .. }) | Event::Predicted { layer, .. } => {
-                has(layer).then_some(*self)
-            }
+            Event::PromptRouted(PromptRouted { layer, .. })
+            | Event::Predicted { layer, .. }
+            | Event::Expected { layer, .. } => has(layer).then_some(*self),
             other => Some(other),
         }
     }
@@ -140,6 +149,9 @@ pub struct PromptRouted<'a> {
     pub counts: &'a [u32],
     /// Probabilities of all the layer's experts, the mean over the tokens.
     pub probs: &'a [f32],
+    /// The experts that each token chose, in order: [n_tokens, k], best first. An id that is none
+    /// of the layer's where a chosen expert was full.
+    pub chosen: &'a [u32],
 }
 
 /// A look-ahead: a later layer's router, applied to the present layer's activation.
@@ -219,7 +231,8 @@ pub trait Predictor: Send {
         None
     }
 
-    /// Passes on what the last event let it predict and evictions can use: `Event::Predicted`.
+    /// Passes on what the last event let it predict and evictions can use: `Event::Predicted`,
+    /// `Event::Expected`.
     fn emit(&self, _listener: &mut dyn FnMut(&Event<'_>)) {}
 
     /// Puts what is worth keeping beyond the run into the profile.

@@ -4,7 +4,7 @@
 use super::papers::{finemoe, moe_infinity, moepic, prescope};
 use super::{
     AllNext, Auto, Candidate, Counts, Eviction, Lcp, Lfu, Lru, NextLayer, PolicySpec, Predictor,
-    Profile, Random, ScanResistant, Shape,
+    Profile, Random, ScanResistant, Shape, TrajectoryPredictor,
 };
 
 /// The seed of random eviction: runs are repeatable.
@@ -59,6 +59,12 @@ impl Builder<'_> {
         restored.map_err(refuse).ok()
     }
 
+    /// The trajectory predictor, with what the profile knows.
+    fn trajectory(&mut self) -> Box<dyn Predictor> {
+        let restored = self.restore(TrajectoryPredictor::SECTION, TrajectoryPredictor::restore);
+        Box::new(restored.unwrap_or_else(|| TrajectoryPredictor::new(self.shape)))
+    }
+
     /// The candidates of `auto`: no prefetch, and every predictor that is ready.
     fn auto(&mut self) -> Auto {
         let mut candidates = vec![Candidate { name: "no prefetch", predictor: None }];
@@ -72,7 +78,7 @@ impl Builder<'_> {
                 candidates.push(Candidate { name: entry.name, predictor: Some(predictor) });
             }
         }
-        Auto::new(candidates, self.profile)
+        Auto::new(candidates, self.profile).with_estimator(self.trajectory())
     }
 }
 
@@ -95,6 +101,7 @@ const BASELINES: Names = Names {
     predictors: &[
         predictor("none", Trial::Never, |_| None),
         predictor("next-layer", Trial::Always, |b| Some(Box::new(NextLayer::new(b.shape)))),
+        predictor("trajectory", Trial::Never, |b| Some(b.trajectory())),
         predictor("all-next", Trial::Never, |b| Some(Box::new(AllNext::new(b.shape)))),
         predictor("counts", Trial::Never, |b| Some(Box::new(Counts::new(b.shape)))),
         predictor("auto", Trial::Never, |b| Some(Box::new(b.auto()))),

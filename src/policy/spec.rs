@@ -38,7 +38,7 @@ pub struct Policy {
 }
 
 /// The fastest policy in `bench/README.md`.
-const DEFAULT: PolicySpec = PolicySpec::whole("next-layer", "scan-resistant");
+const DEFAULT: PolicySpec = PolicySpec::whole("trajectory", "scan-resistant");
 
 impl PolicySpec {
     pub(super) const fn whole(predictor: &'static str, eviction: &'static str) -> PolicySpec {
@@ -173,7 +173,7 @@ impl fmt::Display for PolicySpec {
 mod tests {
     use super::*;
     use crate::policy::papers::finemoe;
-    use crate::policy::{EamcPredictor, FineMoe, HotTable, LlaPor, Moepic};
+    use crate::policy::{EamcPredictor, FineMoe, HotTable, LlaPor, Moepic, TrajectoryPredictor};
 
     fn parse(text: &str) -> PolicySpec {
         text.parse().unwrap()
@@ -203,7 +203,7 @@ mod tests {
         assert_eq!(parse("predictor=none").eviction, DEFAULT.eviction);
         assert_eq!(
             PolicySpec::default().to_string(),
-            "predictor=next-layer,eviction=scan-resistant"
+            "predictor=trajectory,eviction=scan-resistant"
         );
     }
 
@@ -251,6 +251,7 @@ mod tests {
             finemoe::DISTANCE_SECTION,
             Moepic::SECTION,
             LlaPor::SECTION,
+            TrajectoryPredictor::SECTION,
         ];
         sections.iter().for_each(|section| damaged.set(section, vec![1; 7]));
         for (name, spec) in registry::policies() {

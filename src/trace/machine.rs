@@ -60,7 +60,17 @@ impl Machine {
 
     /// Tells the policy, and the tier what it says.
     pub fn observe(&mut self, event: &Event) {
+        self.observe_by_eviction(event);
+        self.observe_by_predictor(event);
+    }
+
+    /// The eviction alone.
+    pub fn observe_by_eviction(&mut self, event: &Event) {
         self.state.observe(event);
+    }
+
+    /// All of the policy but the eviction.
+    pub fn observe_by_predictor(&mut self, event: &Event) {
         // With nothing left to bring, the engine asks no policy either.
         if self.state.has_everything() {
             return;
@@ -82,9 +92,7 @@ impl Machine {
         if let Some(predictions) = &answer.predictions {
             self.state.prefetch(predictions, answer.step);
         }
-        for (layer, probs) in &answer.predicted {
-            self.state.observe(&Event::Predicted { layer: *layer, probs });
-        }
+        answer.estimates.iter().for_each(|estimate| self.state.observe(&estimate.event()));
     }
 
     /// Lets the splitter plan between requests.

@@ -11,8 +11,38 @@ pub struct Answer {
     pub predictions: Option<Vec<Prediction>>,
     /// The tier's step when they were made.
     pub step: u64,
-    /// `Event::Predicted` for the eviction: layer and probabilities.
-    pub predicted: Vec<(u32, Vec<f32>)>,
+    /// Events for the eviction.
+    pub estimates: Vec<Estimate>,
+}
+
+/// An event for the eviction, owned.
+#[derive(Clone, Debug)]
+pub enum Estimate {
+    /// `Event::Predicted`
+    Predicted { layer: u32, probs: Vec<f32> },
+    /// `Event::Expected`
+    Expected { layer: u32, used: Vec<f32> },
+}
+
+impl Estimate {
+    fn of(event: &Event) -> Option<Estimate> {
+        match *event {
+            Event::Predicted { layer, probs } => {
+                Some(Estimate::Predicted { layer, probs: probs.to_vec() })
+            }
+            Event::Expected { layer, used } => {
+                Some(Estimate::Expected { layer, used: used.to_vec() })
+            }
+            _ => None,
+        }
+    }
+
+    pub fn event(&self) -> Event<'_> {
+        match self {
+            Estimate::Predicted { layer, probs } => Event::Predicted { layer: *layer, probs },
+            Estimate::Expected { layer, used } => Event::Expected { layer: *layer, used },
+        }
+    }
 }
 
 pub struct TimedPredictor {
@@ -25,7 +55,7 @@ pub struct TimedPredictor {
     /// A step has happened that no search has seen.
     is_behind: bool,
     /// Told since the search began.
-    predicted: Vec<(u32, Vec<f32>)>,
+    estimates: Vec<Estimate>,
 }
 
 impl TimedPredictor {
@@ -37,7 +67,7 @@ impl TimedPredictor {
             answer: Answer::default(),
             due: None,
             is_behind: false,
-            predicted: Vec::new(),
+            estimates: Vec::new(),
         }
     }
 
@@ -51,12 +81,8 @@ impl TimedPredictor {
         self.is_behind |= event.is_step();
         let begins = self.begin(now, step);
         // After it has predicted, as in the layer loop.
-        let predicted = if begins { &mut self.answer.predicted } else { &mut self.predicted };
-        self.predictor.emit(&mut |event| {
-            if let Event::Predicted { layer, probs } = event {
-                predicted.push((*layer, probs.to_vec()));
-            }
-        });
+        let estimates = if begins { &mut self.answer.estimates } else { &mut self.estimates };
+        self.predictor.emit(&mut |event| estimates.extend(Estimate::of(event)));
     }
 
     /// Whether a search has begun.
@@ -68,8 +94,8 @@ impl TimedPredictor {
         self.due = Some(now + self.search_ns);
         let mut predictions = Vec::new();
         self.predictor.predict(&mut predictions);
-        let predicted = std::mem::take(&mut self.predicted);
-        self.answer = Answer { predictions: Some(predictions), step, predicted };
+        let estimates = std::mem::take(&mut self.estimates);
+        self.answer = Answer { predictions: Some(predictions), step, estimates };
         true
     }
 
@@ -87,8 +113,8 @@ impl TimedPredictor {
             return Some(answer);
         }
         // Who takes no time to search takes none to tell of what was no step.
-        let told = self.search_ns == 0 && !self.predicted.is_empty();
-        told.then(|| Answer { predicted: std::mem::take(&mut self.predicted), ..Answer::default() })
+        let told = self.search_ns == 0 && !self.estimates.is_empty();
+        told.then(|| Answer { estimates: std::mem::take(&mut self.estimates), ..Answer::default() })
     }
 }
 

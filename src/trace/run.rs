@@ -58,7 +58,8 @@ struct Run<'a> {
 struct Buffers {
     demand: Vec<u32>, // experts, in the order in which tokens name them
     counts: Vec<u32>, // [experts], tokens of each
-    chosen: Vec<u32>, // [k]
+    chosen: Vec<u32>, // [tokens, k]
+    row: Vec<u32>,    // [k], of one token
     probs: Vec<f32>,
     ahead: Vec<f32>,
     hidden: Vec<f32>,
@@ -151,8 +152,9 @@ impl<'a> Run<'a> {
     }
 
     fn experts(&mut self, pass: &Pass, layer: usize) {
-        // demand
+        // demand; the eviction hears of the choice before it names victims
         self.group(pass, layer);
+        self.publish(pass, layer, Machine::observe_by_eviction);
         let access = match pass.phase() {
             Phase::Prompt => Access::Prompt,
             Phase::Decode => self.decode,
@@ -164,7 +166,7 @@ impl<'a> Run<'a> {
         }
         // shared expert
         self.machine.compute(self.costs.shared.of(pass.tokens.len()));
-        self.publish(pass, layer);
+        self.publish(pass, layer, Machine::observe_by_predictor);
         // granules: resident ones first, then as they land
         while let Some(stall_ns) = self.machine.next_ready(&mut self.work) {
             let start = self.machine.now();
@@ -194,13 +196,15 @@ impl<'a> Run<'a> {
 
     /// The experts of a pass's tokens, each once.
     fn group(&mut self, pass: &Pass, layer: usize) {
-        let Buffers { demand, counts, chosen, .. } = &mut self.buffers;
+        let Buffers { demand, counts, chosen, row, .. } = &mut self.buffers;
         demand.clear();
+        chosen.clear();
         counts.clear();
         counts.resize(self.routing.n_experts()[layer], 0);
         for token in pass.tokens.clone() {
-            self.routing.chosen(token, layer, chosen);
-            for &expert in chosen.iter() {
+            self.routing.chosen(token, layer, row);
+            chosen.extend(&*row);
+            for &expert in row.iter() {
                 let count = &mut counts[expert as usize];
                 *count += 1;
                 if *count == 1 {
@@ -210,24 +214,27 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn publish(&mut self, pass: &Pass, layer: usize) {
+    /// Tells a part of the policy what a layer's router chose.
+    fn publish(&mut self, pass: &Pass, layer: usize, observe: fn(&mut Machine, &Event)) {
         match pass.phase() {
-            Phase::Decode => self.publish_token(pass.tokens.start, layer),
+            Phase::Decode => self.publish_token(pass.tokens.start, layer, observe),
             Phase::Prompt => {
-                let Buffers { counts, probs, sum, .. } = &mut self.buffers;
+                let Buffers { counts, chosen, probs, sum, .. } = &mut self.buffers;
                 pass.mean(probs, sum, |token, out| self.routing.probs(token, layer, out));
-                self.machine.observe(&Event::PromptRouted(PromptRouted {
+                let routed = PromptRouted {
                     request: REQUEST,
                     layer: layer as u32,
                     n_tokens: pass.tokens.len() as u32,
                     counts,
                     probs: sum,
-                }));
+                    chosen,
+                };
+                observe(&mut self.machine, &Event::PromptRouted(routed));
             }
         }
     }
 
-    fn publish_token(&mut self, token: usize, layer: usize) {
+    fn publish_token(&mut self, token: usize, layer: usize, observe: fn(&mut Machine, &Event)) {
         let Buffers { chosen, probs, ahead, hidden, .. } = &mut self.buffers;
         let wants = self.machine.wants();
         ahead.clear();
@@ -242,13 +249,7 @@ impl<'a> Run<'a> {
         let next = self.next_layer[layer] as u32;
         let ahead = (!ahead.is_empty()).then_some(LookAhead { layer: next, probs: ahead });
         let (request, layer) = (REQUEST, layer as u32);
-        self.machine.observe(&Event::Routed(Routed {
-            request,
-            layer,
-            chosen,
-            probs,
-            hidden,
-            ahead,
-        }));
+        let routed = Routed { request, layer, chosen, probs, hidden, ahead };
+        observe(&mut self.machine, &Event::Routed(routed));
     }
 }

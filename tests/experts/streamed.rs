@@ -33,7 +33,7 @@ const PREDICTORS: [&str; 2] = ["none", "next-layer"];
 const ALL_EVICTIONS: &[&str] =
     &["lru", "lfu", "lcp", "random", "request-eam", "map", "hot", "scan-resistant"];
 const ALL_PREDICTORS: &[&str] =
-    &["none", "next-layer", "all-next", "counts", "eamc", "map", "auto"];
+    &["none", "next-layer", "trajectory", "all-next", "counts", "eamc", "map", "auto"];
 const ALL_SPLITS: &[SplitKind] =
     &[SplitKind::Whole, SplitKind::Fixed(300), SplitKind::Fixed(700), SplitKind::Auto];
 

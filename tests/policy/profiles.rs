@@ -32,7 +32,14 @@ fn stderr(output: &Output) -> String {
 fn a_profile_is_kept_and_a_damaged_one_is_refused_in_a_sentence() {
     let folder = tempfile::tempdir().unwrap();
     let profile = folder.path().join("demo.moeba");
-    for policy in ["auto", "finemoe", "moe-infinity", "moepic", "predictor=none,eviction=hot"] {
+    for policy in [
+        "auto",
+        "finemoe",
+        "moe-infinity",
+        "moepic",
+        "predictor=trajectory",
+        "predictor=none,eviction=hot",
+    ] {
         let _ = fs::remove_file(&profile);
         let cold = run(folder.path(), policy, &profile);
         let kept = fs::read(&profile).unwrap_or_else(|e| panic!("{policy} keeps nothing: {e}"));

@@ -173,6 +173,8 @@ const POLICIES: &[&str] = &[
     "predictor=next-layer,eviction=lcp,split=0.5",
     "predictor=eamc,eviction=scan-resistant",
     "predictor=none,eviction=hot",
+    "predictor=trajectory,eviction=scan-resistant",
+    "predictor=trajectory,eviction=lru",
 ];
 
 #[test]

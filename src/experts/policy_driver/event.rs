@@ -8,7 +8,7 @@ pub struct OwnedEvent {
     kind: Kind,
     request: u32,
     layer: u32,
-    /// `chosen` or `counts`.
+    /// `chosen`, or `counts` and `chosen` one after the other.
     ids: Vec<u32>,
     /// `embedding`, or `probs`, `hidden` and `ahead.probs` one after the other.
     values: Vec<f32>,
@@ -28,8 +28,10 @@ enum Kind {
     },
     PromptRouted {
         n_tokens: u32,
+        n_counts: usize,
     },
     Predicted,
+    Expected,
     IterationEnd(Phase, Timing),
     RequestEnd,
 }
@@ -59,13 +61,20 @@ impl OwnedEvent {
             Event::PromptRouted(routed) => {
                 self.layer = routed.layer;
                 self.ids.extend(routed.counts);
+                self.ids.extend(routed.chosen);
                 self.values.extend(routed.probs);
-                self.of(routed.request, Kind::PromptRouted { n_tokens: routed.n_tokens })
+                let (n_tokens, n_counts) = (routed.n_tokens, routed.counts.len());
+                self.of(routed.request, Kind::PromptRouted { n_tokens, n_counts })
             }
             Event::Predicted { layer, probs } => {
                 self.layer = layer;
                 self.values.extend(probs);
                 Kind::Predicted
+            }
+            Event::Expected { layer, used } => {
+                self.layer = layer;
+                self.values.extend(used);
+                Kind::Expected
             }
             Event::IterationEnd { request, phase, timing } => {
                 self.of(request, Kind::IterationEnd(phase, timing))
@@ -92,11 +101,13 @@ impl OwnedEvent {
                 let ahead = ahead.map(|layer| LookAhead { layer, probs: ahead_probs });
                 Event::Routed(Routed { request, layer, chosen: ids, probs, hidden, ahead })
             }
-            Kind::PromptRouted { n_tokens } => {
-                let (counts, probs) = (ids, values);
-                Event::PromptRouted(PromptRouted { request, layer, n_tokens, counts, probs })
+            Kind::PromptRouted { n_tokens, n_counts } => {
+                let ((counts, chosen), probs) = (ids.split_at(n_counts), &values[..]);
+                let routed = PromptRouted { request, layer, n_tokens, counts, probs, chosen };
+                Event::PromptRouted(routed)
             }
             Kind::Predicted => Event::Predicted { layer, probs: values },
+            Kind::Expected => Event::Expected { layer, used: values },
             Kind::IterationEnd(phase, timing) => Event::IterationEnd { request, phase, timing },
             Kind::RequestEnd => Event::RequestEnd { request },
         }
@@ -114,7 +125,8 @@ mod tests {
         let routed = Routed { request: 1, layer: 3, chosen, probs, hidden, ahead };
         let timing = Timing { wall_ns: 1, stall_ns: 2, experts_ns: 3, head_ns: 4 };
         let (counts, phase) = (&[3, 0][..], Phase::Prompt);
-        let prompt = PromptRouted { request: 2, layer: 1, n_tokens: 3, counts, probs };
+        let chosen = &[0, 0, 0][..];
+        let prompt = PromptRouted { request: 2, layer: 1, n_tokens: 3, counts, probs, chosen };
         let events = [
             Event::RequestStart { request: 5 },
             Event::IterationStart { request: 5, phase: Phase::Decode, embedding: &[1.0, 2.0] },
@@ -122,6 +134,7 @@ mod tests {
             Event::Routed(Routed { ahead: None, hidden: &[], ..routed }),
             Event::PromptRouted(prompt),
             Event::Predicted { layer: 2, probs },
+            Event::Expected { layer: 2, used: probs },
             Event::IterationEnd { request: 5, phase, timing },
             Event::RequestEnd { request: 5 },
         ];

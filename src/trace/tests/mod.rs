@@ -329,6 +329,7 @@ fn events_come_in_the_engines_order() {
                 Event::RequestStart { .. } => "request".into(),
                 Event::RequestEnd { .. } => "over".into(),
                 Event::Predicted { .. } => "predicted".into(),
+                Event::Expected { .. } => "expected".into(),
             };
             self.0.send(text).unwrap();
         }

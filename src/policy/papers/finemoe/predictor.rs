@@ -189,7 +189,7 @@ impl Predictor for FineMoe {
                 self.step(routed.request, Phase::Prompt, routed.layer, routed.probs);
             }
             Event::IterationEnd { request, .. } => self.end(request),
-            Event::Predicted { .. } => {}
+            Event::Predicted { .. } | Event::Expected { .. } => {}
         }
     }
 

@@ -41,6 +41,7 @@ impl Act {
                 n_tokens: counts.iter().sum(),
                 counts,
                 probs: &[],
+                chosen: &[],
             }),
             Act::Routed(request, layer, ref chosen) => routed(request, layer, chosen),
             Act::Finish(request) => {

@@ -143,7 +143,8 @@ mod tests {
                 let counts = &counts[..n];
                 let n_tokens = counts.iter().sum();
                 let probs = &[][..];
-                let routed = PromptRouted { request: 0, layer, n_tokens, counts, probs };
+                let chosen = &[][..];
+                let routed = PromptRouted { request: 0, layer, n_tokens, counts, probs, chosen };
                 hot.observe(&Event::PromptRouted(routed));
             } else {
                 let (chosen, probs, hidden) = (&[at % n as u32][..], &[][..], &[][..]);

@@ -155,7 +155,7 @@ impl Naive {
                 self.step(request, layer, probs, false);
             }
             Event::IterationEnd { request, .. } => self.end(request),
-            Event::Predicted { .. } => {}
+            Event::Predicted { .. } | Event::Expected { .. } => {}
         }
     }
 
@@ -236,6 +236,7 @@ fn tell(step: &Step, cursors: &mut Cursors, listener: &mut dyn FnMut(&Event<'_>)
             n_tokens: 3,
             counts: &[],
             probs,
+            chosen: &[],
         }),
         (at, Some(probs)) => routed(request, MOE_LAYERS[at - 1], probs),
         (_, None) => Event::IterationEnd { request, phase: *phase, timing },

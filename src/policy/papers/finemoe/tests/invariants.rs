@@ -32,6 +32,7 @@ proptest! {
                     n_tokens: 1,
                     counts: &[],
                     probs: &probs,
+                    chosen: &[],
                 }),
                 _ => routed(request, layer, &probs),
             };
@@ -81,6 +82,7 @@ proptest! {
                 n_tokens,
                 counts,
                 probs: &[],
+                chosen: &[],
             }));
         }
         let mut all = Vec::new();

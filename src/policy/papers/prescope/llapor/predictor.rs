@@ -191,7 +191,10 @@ impl Predictor for LlaPor {
             Event::RequestStart { request } | Event::RequestEnd { request } => {
                 self.forget(*request);
             }
-            Event::PromptRouted(_) | Event::Predicted { .. } | Event::IterationEnd { .. } => {}
+            Event::PromptRouted(_)
+            | Event::Predicted { .. }
+            | Event::Expected { .. }
+            | Event::IterationEnd { .. } => {}
         }
     }
 
