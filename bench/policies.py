@@ -24,7 +24,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 POLICIES = ["on-demand", "predictor=none,eviction=lfu", "deepspeed", "brainstorm",
             "mixtral-offloading", "moe-infinity", "finemoe", "predictor=next-layer,eviction=lcp",
-            "predictor=next-layer,eviction=scan-resistant", "auto"]
+            "predictor=next-layer,eviction=scan-resistant",
+            "predictor=trajectory,eviction=scan-resistant", "auto"]
 BUDGETS = [25, 50]
 
 

@@ -26,6 +26,7 @@ const POLICIES: &[(&str, &str)] = &[
     ("moepic", "moepic"),
     ("next-layer, LCP", "predictor=next-layer,eviction=lcp"),
     ("next-layer, scan-resistant", "predictor=next-layer,eviction=scan-resistant"),
+    ("trajectory, scan-resistant", "predictor=trajectory,eviction=scan-resistant"),
     ("auto", "auto"),
 ];
 

@@ -104,7 +104,8 @@ fn teach(routing: &dyn Routing, request: usize, predictor: &mut dyn Predictor) {
                     let mut counts = vec![0; n_experts[layer as usize]];
                     chosen.iter().for_each(|expert| counts[*expert as usize] += 1);
                     let (n_tokens, counts, probs) = (pass.tokens.len() as u32, &counts, &probs);
-                    let routed = PromptRouted { request, layer, n_tokens, counts, probs };
+                    let chosen = &chosen[..];
+                    let routed = PromptRouted { request, layer, n_tokens, counts, probs, chosen };
                     predictor.observe(&Event::PromptRouted(routed));
                 }
             }
