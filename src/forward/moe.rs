@@ -18,6 +18,7 @@ use std::time::Instant;
 #[derive(Default)]
 pub struct FfnBuffers {
     demand: Demand,
+    order: Vec<u32>, // [experts of the demand], as they are acquired
     pub work: Acquisition,
     pub expert: ExpertBuffers,
     // Of an expert that every row goes to:
@@ -85,7 +86,12 @@ impl CpuPass<'_, '_> {
         let (model, cpu, n_embd) = (self.model, self.cpu, self.model.hyper.n_embd);
         // demand: pins, and queues loads of what is missing
         b.ffn.demand.group(&b.route.chosen, b.route.k, b.route.n_experts);
-        let mut part = self.next_part(ffn, &b.ffn.demand, 0);
+        b.ffn.order.clone_from(&b.ffn.demand.experts);
+        if self.has_parts(ffn, &b.ffn.demand) {
+            // As the layer prefetch brings them.
+            b.ffn.order.sort_unstable();
+        }
+        let mut part = self.next_part(ffn, &b.ffn, 0);
         model.publish_choice(self.batch, b, l);
         self.acquire_part(l, ffn, &part, b);
         // shared expert, a look ahead: dense work while loads are in flight
@@ -96,10 +102,10 @@ impl CpuPass<'_, '_> {
         model.publish_look_ahead(cpu, self.batch, b, l);
         b.ffn.expert.begin(b.ffn.demand.n_pairs(), ffn.expert.n_ff, n_embd, inner(&ffn.expert));
         self.compute_part(ffn, b)?;
-        while part.end < b.ffn.demand.experts.len() {
+        while part.end < b.ffn.order.len() {
             model.experts_of(&ffn.gate).release(&mut b.ffn.work);
             self.observer.rest()?;
-            part = self.next_part(ffn, &b.ffn.demand, part.end);
+            part = self.next_part(ffn, &b.ffn, part.end);
             self.acquire_part(l, ffn, &part, b);
             self.compute_part(ffn, b)?;
         }
@@ -110,26 +116,30 @@ impl CpuPass<'_, '_> {
         Ok(())
     }
 
-    /// The experts of the demand, as slots from `start` on, that are acquired together. A prompt
-    /// alone keeps the link busiest with all of a layer's loads at once.
-    fn next_part(&self, ffn: &FfnWeights, demand: &Demand, start: usize) -> Range<usize> {
+    /// Whether experts are acquired part by part. A prompt alone keeps the link busiest with all of
+    /// a layer's loads at once.
+    fn has_parts(&self, ffn: &FfnWeights, demand: &Demand) -> bool {
         let is_streamed = self.model.experts_of(&ffn.gate).is_streamed();
-        match access(self.batch, demand) {
-            Access::Prompt if self.observer.has_others() || !is_streamed => {
-                parts::experts_of_a_part(demand, &ffn.expert, self.observer.part_work(), start)
-            }
-            _ => start..demand.experts.len(),
+        let is_prompt = access(self.batch, demand) == Access::Prompt;
+        is_prompt && (self.observer.has_others() || !is_streamed)
+    }
+
+    /// The experts, as indices of their order from `start` on, that are acquired together.
+    fn next_part(&self, ffn: &FfnWeights, f: &FfnBuffers, start: usize) -> Range<usize> {
+        if !self.has_parts(ffn, &f.demand) {
+            return start..f.order.len();
         }
+        let work = self.observer.part_work();
+        parts::experts_of_a_part(&f.demand, &f.order, &ffn.expert, work, start)
     }
 
     fn acquire_part(&self, l: usize, ffn: &FfnWeights, part: &Range<usize>, b: &mut Buffers) {
-        let (store, demand) = (self.model.experts_of(&ffn.gate), &b.ffn.demand);
-        let access = access(self.batch, demand);
-        let experts = &demand.experts;
-        let part = LayerPart { experts: &experts[part.clone()], later: &experts[part.end..] };
+        let (store, order) = (self.model.experts_of(&ffn.gate), &b.ffn.order);
+        let access = access(self.batch, &b.ffn.demand);
+        let part = LayerPart { experts: &order[part.clone()], later: &order[part.end..] };
         store.acquire_part(l, part, access, &mut b.ffn.work);
         if access.has_prompt() && part.later.is_empty() {
-            self.model.prefetch_after(l, demand.experts.len());
+            self.model.prefetch_after(l, order.len());
         }
     }
 

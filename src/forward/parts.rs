@@ -39,15 +39,18 @@ pub(super) fn attend(
     Ok(())
 }
 
-/// The slots of a demand that are the next part, from `start` on.
+/// The experts of `order`, all those of a demand, that are the next part, from `start` on.
 pub(super) fn experts_of_a_part(
     demand: &Demand,
+    order: &[u32],
     shape: &ExpertShape,
     work: usize,
     start: usize,
 ) -> Range<usize> {
-    let n_pairs = work / (3 * shape.n_ff * shape.n_embd);
-    let (starts, n) = (demand.starts(), demand.experts.len());
-    let end = (start + 1..n).find(|end| starts[*end] - starts[start] >= n_pairs);
-    start..end.unwrap_or(n)
+    let (mut n_pairs, enough) = (0, work / (3 * shape.n_ff * shape.n_embd));
+    let last = order[start..].iter().position(|expert| {
+        n_pairs += demand.pairs(demand.slot(*expert)).len();
+        n_pairs >= enough
+    });
+    start..last.map_or(order.len(), |last| start + last + 1)
 }
