@@ -141,8 +141,11 @@ struct Context {
 impl Context {
     fn new(hyper: &HyperParams, options: &EngineOptions, devices: &[Device]) -> Result<Context> {
         let n_sessions = options.n_sessions.max(1);
-        let of_device = devices.first().map(|device| device.memory()).transpose()?;
-        let of_device = of_device.map(|memory| memory.free_bytes as u64);
+        // A device is asked only if the answer matters: one that fails is left out later.
+        let room = || {
+            let of_device = devices.first().map(|device| device.memory()).transpose()?;
+            Ok::<_, Error>(default_room(hyper, options, of_device.map(|m| m.free_bytes as u64)))
+        };
         let is_shared = options.kv_unified && hyper.encoder.is_none() && devices.is_empty();
         let trained = hyper.n_ctx_train;
         let context = match (options.n_ctx, is_shared) {
@@ -155,14 +158,11 @@ impl Context {
                 Context::of_each((n_ctx / n).max(n_ctx.min(1)), n_sessions)
             }
             (None, true) => {
-                let room = default_room(hyper, options, of_device);
+                let room = room()?;
                 let of_session = trained.min(room).max(1);
                 Context { of_session, of_all: room.clamp(of_session, of_session * n_sessions) }
             }
-            (None, false) => {
-                let room = default_room(hyper, options, of_device) / n_sessions;
-                Context::of_each(trained.min(room).max(1), n_sessions)
-            }
+            (None, false) => Context::of_each(trained.min(room()? / n_sessions).max(1), n_sessions),
         };
         let (n_ctx, n_ubatch) = (context.of_session, plan::ubatch::usual(options));
         if !(1..=MAX_CTX).contains(&n_ctx) || n_ubatch == 0 {
