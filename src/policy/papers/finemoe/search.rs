@@ -12,10 +12,13 @@ pub struct Match {
     pub score: f32,
 }
 
+/// Scores that differ by less are equal but for rounding.
+const ROUNDING: f32 = 1e-6;
+
 /// The highest, of equals the first.
 pub(super) fn best(scores: &[f32]) -> Option<Match> {
     let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let index = scores.iter().position(|score| *score == max)?;
+    let index = scores.iter().position(|score| *score >= max - ROUNDING)?;
     Some(Match { index, score: max.clamp(-1.0, 1.0) })
 }
 
