@@ -113,35 +113,25 @@ def ask(port, i):
     return digest(essence(answer)), digest(text_of(answer))
 
 
-class Disturbance:
+class Disturbance(serving.Meanwhile):
     """Clients that ask for long answers and go away in the middle."""
 
     def __init__(self, port, seed):
+        super().__init__()
         self.port, self.chance, self.n = port, random.Random(seed), 0
-        self.stops = threading.Event()
-        self.thread = threading.Thread(target=self.run)
 
-    def run(self):
-        while not self.stops.is_set():
-            body = {"messages": [{"role": "user", "content": BEGINNING * self.chance.randrange(3)}],
-                    "max_tokens": 200, "stream": True, "seed": self.n, "ignore_eos": True}
-            try:
-                connection = serving.send(self.port, "/v1/chat/completions", body)
-                connection.sock.settimeout(self.chance.uniform(0.005, 0.15))
-                connection.getresponse().read()
-            except (OSError, ValueError, serving.http.client.HTTPException):
-                pass
-            connection.close()
-            self.n += 1
-            time.sleep(0.05)
-
-    def __enter__(self):
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self.stops.set()
-        self.thread.join()
+    def step(self):
+        body = {"messages": [{"role": "user", "content": BEGINNING * self.chance.randrange(3)}],
+                "max_tokens": 200, "stream": True, "seed": self.n, "ignore_eos": True}
+        try:
+            connection = serving.send(self.port, "/v1/chat/completions", body)
+            connection.sock.settimeout(self.chance.uniform(0.005, 0.15))
+            connection.getresponse().read()
+        except (OSError, ValueError, serving.http.client.HTTPException):
+            pass
+        connection.close()
+        self.n += 1
+        time.sleep(0.05)
 
 
 def compare(port, expected, concurrency, seed):

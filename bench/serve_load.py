@@ -87,28 +87,19 @@ def long_prompt(args, port, seed):
     return first - begin, read_bytes(port) - before
 
 
-class Looks:
+class Looks(serving.Meanwhile):
     """Times of /health and /metrics until the block ends."""
 
     def __init__(self, port):
-        self.seconds, self.stops = {"/health": [], "/metrics": []}, threading.Event()
-        self.thread = threading.Thread(target=self.look, args=(port,))
+        super().__init__()
+        self.port, self.seconds = port, {"/health": [], "/metrics": []}
 
-    def look(self, port):
-        while not self.stops.is_set():
-            for path, found in self.seconds.items():
-                begin = time.monotonic()
-                assert get(port, path)[0] == 200
-                found.append(time.monotonic() - begin)
-            time.sleep(0.01)
-
-    def __enter__(self):
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self.stops.set()
-        self.thread.join()
+    def step(self):
+        for path, found in self.seconds.items():
+            begin = time.monotonic()
+            assert get(self.port, path)[0] == 200
+            found.append(time.monotonic() - begin)
+        time.sleep(0.01)
 
     def report(self):
         for path, found in self.seconds.items():

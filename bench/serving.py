@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -63,6 +64,25 @@ class Server:
             self.process.kill()
             self.process.wait()
         self.log.close()
+
+
+class Meanwhile:
+    """Takes one step after the other on a thread of its own, until the block ends."""
+
+    def __init__(self):
+        self.stops, self.thread = threading.Event(), threading.Thread(target=self.run)
+
+    def run(self):
+        while not self.stops.is_set():
+            self.step()
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.stops.set()
+        self.thread.join()
 
 
 def free_port():
