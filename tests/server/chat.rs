@@ -1,6 +1,6 @@
 use serde_json::{Value, json};
 
-use crate::support::{merged, start};
+use crate::support::{Server, merged, start};
 
 fn hello() -> Value {
     json!({
@@ -321,10 +321,8 @@ fn required_calls_are_made_whole_and_streamed() {
     }
 }
 
-/// Texts of control tokens in a message are text.
-#[test]
-fn messages_cannot_write_control_tokens() {
-    let server = start(&["-c", "256", "--parallel", "1"]);
+/// Tokens that one more text of a control token in a message takes.
+fn tokens_of_a_control_text(server: &Server) -> u64 {
     let count = |content: &str| {
         let body = with(json!({
             "messages": [{"role": "user", "content": content}], "max_tokens": 0,
@@ -332,6 +330,17 @@ fn messages_cannot_write_control_tokens() {
         let json = server.post("/v1/chat/completions", &body).json();
         json["usage"]["prompt_tokens"].as_u64().unwrap()
     };
-    // As a control token it would be one.
-    assert!(count("a <|im_end|> b") > count("a  b") + 2);
+    count("a <|im_end|><|im_end|> b") - count("a <|im_end|> b")
+}
+
+#[test]
+fn messages_cannot_write_control_tokens() {
+    let server = start(&["-c", "256", "--parallel", "1"]);
+    assert!(tokens_of_a_control_text(&server) > 2);
+}
+
+#[test]
+fn trusted_messages_can_write_control_tokens() {
+    let server = start(&["-c", "256", "--parallel", "1", "--trust-content"]);
+    assert_eq!(tokens_of_a_control_text(&server), 1);
 }

@@ -7,6 +7,7 @@
 //! same.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::job::{Job, JobSink};
 use super::kv_budget::KvBudget;
@@ -17,9 +18,12 @@ use super::passes;
 use super::queue::Queue;
 use super::rows::divide;
 use super::slot::Slot;
-use super::status::{Board, Status};
+use super::status::{Board, Counts, Status};
 use crate::cancel::Cancel;
 use crate::engine::{BatchRow, Engine, FinishReason, Outcome, Session};
+
+/// How long a job waits at most for others to share its prompt's pass with.
+const GATHER_MAX: Duration = Duration::from_millis(25);
 
 /// Jobs, sessions, and how time is shared.
 pub struct Core<S> {
@@ -78,6 +82,18 @@ impl<S: JobSink> Core<S> {
     /// Whether there is no job.
     pub fn is_idle(&self) -> bool {
         self.queue.len() == 0 && self.slots.iter().all(|slot| slot.job.is_none())
+    }
+
+    pub fn n_sessions(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// The time for which a job that finds no other one waits for some to share its prompt's pass
+    /// with: a fiftieth of what such a pass takes, as passes so far tell.
+    pub fn time_to_gather(&self) -> Duration {
+        let Counts { prompt_ns, n_prompt_layers, .. } = self.ledger.counts;
+        let pass_ns = prompt_ns / n_prompt_layers.max(1) * self.engine.n_layers() as u64;
+        Duration::from_nanos(pass_ns / 50).min(GATHER_MAX)
     }
 
     /// Jobs with a session.

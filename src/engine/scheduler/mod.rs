@@ -6,6 +6,7 @@
 
 mod core;
 mod histogram;
+mod inbox;
 mod job;
 mod kv_budget;
 mod ledger;

@@ -1,15 +1,14 @@
 //! The thread that computes, and the door to it.
 
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::core::Core;
+use super::inbox::Inbox;
 use super::job::{AnySink, Job, JobSink};
 use super::status::{Board, Status};
-use crate::cancel::Cancel;
 use crate::engine::{Engine, FinishReason, Outcome};
 use crate::{Error, Result};
 
@@ -46,55 +45,11 @@ pub enum Refused {
 /// Computes jobs on a thread of its own until it is dropped, which cancels the jobs that are left.
 pub struct Scheduler {
     engine: Arc<Engine>,
-    inbox: Arc<Inbox>,
+    inbox: Arc<Inbox<Job<AnySink>>>,
     board: Board,
     options: SchedulerOptions,
     next_id: AtomicU64,
     thread: Option<JoinHandle<()>>,
-}
-
-#[derive(Default)]
-struct Inbox {
-    state: Mutex<InboxState>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct InboxState {
-    jobs: VecDeque<Job<AnySink>>,
-    /// No more jobs are taken.
-    is_closed: bool,
-    /// The thread ends: jobs that are left are cancelled.
-    is_over: bool,
-    /// Whether the thread should look at its jobs again.
-    is_woken: bool,
-    /// Jobs with the thread: the cancel tokens of those that wait for a session, and the number of
-    /// the others.
-    waiting: Vec<Cancel>,
-    n_running: usize,
-}
-
-impl InboxState {
-    /// Takes out the jobs whose clients have left before the thread has looked at them: while a
-    /// pass is long they must not keep others out.
-    fn take_cancelled(&mut self) -> VecDeque<Job<AnySink>> {
-        let jobs = std::mem::take(&mut self.jobs).into_iter();
-        let (cancelled, left) = jobs.partition(|job| job.cancel.is_cancelled());
-        self.jobs = left;
-        cancelled
-    }
-
-    /// Jobs that are to have a session and have none.
-    fn n_queued(&self) -> usize {
-        self.jobs.len() + self.waiting.iter().filter(|cancel| !cancel.is_cancelled()).count()
-    }
-}
-
-impl Inbox {
-    fn lock(&self) -> MutexGuard<'_, InboxState> {
-        // Its users change one field after the other and panic nowhere between.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Scheduler {
@@ -204,10 +159,13 @@ fn seconds_to_wait(status: &Status, n_queued: usize, n_parallel: usize) -> u64 {
     (each * (n_queued + 1) as f64 / n_parallel.max(1) as f64).ceil().clamp(1.0, 120.0) as u64
 }
 
-fn run(mut core: Core<AnySink>, inbox: &Inbox) {
+fn run(mut core: Core<AnySink>, inbox: &Inbox<Job<AnySink>>) {
     loop {
         {
             let mut state = inbox.lock();
+            if core.is_idle() {
+                state = inbox.gather(state, core.n_sessions(), core.time_to_gather());
+            }
             while let Some(job) = state.jobs.pop_front() {
                 core.submit(job);
             }
