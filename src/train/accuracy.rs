@@ -18,7 +18,9 @@ const WINDOW: usize = 2;
 pub struct Report {
     /// Tokens at the end of the samples that nothing was trained on.
     pub n_held_out: usize,
+    /// Predicted from the MoE layer before, and from the one before that.
     pub layers: Vec<LayerReport>,
+    pub second: Vec<LayerReport>,
 }
 
 #[derive(Clone, Debug)]
@@ -81,7 +83,9 @@ pub fn judge(
     target.chosen[trained.start * k..trained.end * k]
         .iter()
         .for_each(|expert| counts[*expert as usize] += 1.0);
-    let gate = source.layer.ahead.as_ref().map(|ahead| {
+    // Recorded of the next layer's router alone.
+    let ahead = source.layer.ahead.as_ref().filter(|_| task.distance == 1);
+    let gate = ahead.map(|ahead| {
         let rows = pairs.iter().map(|(from, _)| &ahead[from * n_experts..][..n_experts]);
         measure(rows.flatten().copied().collect())
     });

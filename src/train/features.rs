@@ -12,21 +12,22 @@ pub struct Source<'a> {
     pub n_embd: usize,
     pub n_experts: usize,
     pub k: usize,
-    /// For the first layer: it is the last one, and what it did for the token before.
+    /// For the first layers: it is one of the last, and what it did for the token before.
     before: Option<&'a [bool]>,
 }
 
 impl<'a> Source<'a> {
-    /// The source of MoE layer number `at`.
-    pub fn of(shape: &Shape, samples: &'a Samples, at: usize) -> Source<'a> {
+    /// The source of MoE layer number `at`: the one `distance` MoE layers before, of which there
+    /// are as many at least.
+    pub fn of(shape: &Shape, samples: &'a Samples, at: usize, distance: usize) -> Source<'a> {
         let moe: Vec<usize> = shape.moe_layers().collect();
-        let source = (at + moe.len() - 1) % moe.len();
+        let source = (at + moe.len() - distance) % moe.len();
         Source {
             layer: &samples.layers[source],
             n_embd: samples.n_embd,
             n_experts: shape.n_experts[moe[source]],
             k: shape.k,
-            before: (at == 0).then_some(&samples.follows),
+            before: (at < distance).then_some(&samples.follows),
         }
     }
 

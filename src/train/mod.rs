@@ -129,10 +129,10 @@ impl TrainOptions {
 /// How far the training has come.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Progress {
-    /// The layer whose network is trained; done are so many of all.
+    /// The layer whose network is trained; done are so many networks of all.
     pub layer: usize,
     pub n_done: usize,
-    pub n_layers: usize,
+    pub n_networks: usize,
     pub epoch: usize,
     pub n_epochs: usize,
     /// Mean over the epoch.
@@ -145,8 +145,18 @@ pub struct Trained {
     pub report: Report,
 }
 
-/// Trains a network for each MoE layer of a model of that shape, of which `samples.layers` are the
-/// MoE layers in order. `progress` gets each epoch; its error ends the training.
+/// The distances that networks are trained for: a model with one MoE layer has nothing between.
+fn distances(shape: &Shape) -> Range<usize> {
+    1..1 + shape.moe_layers().count().min(2)
+}
+
+/// The networks that `train` trains for a model of that shape.
+pub fn n_networks(shape: &Shape) -> usize {
+    distances(shape).len() * shape.moe_layers().count()
+}
+
+/// Trains the networks of each MoE layer of a model of that shape, of which `samples.layers` are
+/// the MoE layers in order. `progress` gets each epoch; its error ends the training.
 pub fn train(
     shape: &Shape,
     samples: &Samples,
@@ -161,22 +171,33 @@ pub fn train(
         return Err(Error::invalid(format!("{n} sampled tokens are too few to train on")));
     }
     let moe: Vec<usize> = shape.moe_layers().collect();
-    let mut model = LlaporModel { layers: vec![None; shape.n_layers()] };
-    let mut report = Report { n_held_out: n - n_trained, layers: Vec::new() };
-    for (at, &layer) in moe.iter().enumerate() {
-        let task = Task { shape, samples, options, at, layer, group: Group::of(at, moe.len()) };
-        let mut heard = Ok(());
-        let mut goes_on = |epoch, loss| {
-            let (n_done, n_layers, n_epochs) = (at, moe.len(), options.epochs);
-            heard = progress(Progress { layer, n_done, n_layers, epoch, n_epochs, loss });
-            heard.is_ok()
-        };
-        let start = Instant::now();
-        let trained = task.train(0..n_trained, &mut goes_on);
-        heard?;
-        let timed = (&trained, start.elapsed());
-        report.layers.push(accuracy::judge(&task, timed, 0..n_trained, n_trained..n));
-        model.layers[layer] = Some(trained);
+    let none = vec![None; shape.n_layers()];
+    let mut model = LlaporModel { layers: none.clone(), second: none };
+    let mut report = Report { n_held_out: n - n_trained, ..Report::default() };
+    let mut n_done = 0;
+    for distance in distances(shape) {
+        for (at, &layer) in moe.iter().enumerate() {
+            let group = Group::of(at, moe.len());
+            let task = Task { shape, samples, options, at, layer, group, distance };
+            let mut heard = Ok(());
+            let mut goes_on = |epoch, loss| {
+                let (n_networks, n_epochs) = (n_networks(shape), options.epochs);
+                heard = progress(Progress { layer, n_done, n_networks, epoch, n_epochs, loss });
+                heard.is_ok()
+            };
+            let start = Instant::now();
+            let trained = task.train(0..n_trained, &mut goes_on);
+            heard?;
+            n_done += 1;
+            let timed = (&trained, start.elapsed());
+            let judged = accuracy::judge(&task, timed, 0..n_trained, n_trained..n);
+            let (layers, reports) = match distance {
+                1 => (&mut model.layers, &mut report.layers),
+                _ => (&mut model.second, &mut report.second),
+            };
+            layers[layer] = Some(trained);
+            reports.push(judged);
+        }
     }
     Ok(Trained { model, report })
 }
@@ -190,6 +211,8 @@ struct Task<'a> {
     at: usize,
     layer: usize,
     group: Group,
+    /// From how many MoE layers before.
+    distance: usize,
 }
 
 impl Task<'_> {
@@ -198,12 +221,13 @@ impl Task<'_> {
     }
 
     fn source(&self) -> Source<'_> {
-        Source::of(self.shape, self.samples, self.at)
+        Source::of(self.shape, self.samples, self.at, self.distance)
     }
 
     fn train(&self, rows: Range<usize>, goes_on: &mut dyn FnMut(usize, f64) -> bool) -> LayerModel {
         let source = self.source();
-        let mut noise = Noise::new(self.options.seed, self.layer as u64);
+        let stream = (self.distance as u64 - 1) << 32 | self.layer as u64;
+        let mut noise = Noise::new(self.options.seed, stream);
         let n_pca = self.options.n_pca(self.group, self.samples.n_embd);
         let n_embd = self.samples.n_embd;
         let hidden = &source.layer.hidden[rows.start * n_embd..rows.end * n_embd];

@@ -6,10 +6,12 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 pub const LLAPOR: &str = "llapor";
+/// The same from two layers before.
+pub const LLAPOR_SECOND: &str = "llapor-2";
 pub const GATE: &str = "gate";
 pub const STATISTICS: &str = "statistics";
 /// All that there may be, in the order of the tables.
-pub const PREDICTORS: [&str; 3] = [LLAPOR, GATE, STATISTICS];
+pub const PREDICTORS: [&str; 4] = [LLAPOR, LLAPOR_SECOND, GATE, STATISTICS];
 
 /// Measures of time: all of a layer's training, s, and the prediction of a token, µs.
 pub const TRAINING: &str = "training_s";

@@ -50,7 +50,10 @@ fn a_predictor_is_learned_kept_and_used() {
     let report = ["--report", csv.to_str().unwrap()];
     let output = train(&trace, &profile, &report);
     let printed = succeeded(&output);
-    assert!(printed.contains("| layer | LLaPor | gate | statistics |"), "{printed}");
+    assert!(
+        printed.contains("| layer | LLaPor | LLaPor two ahead | gate | statistics |"),
+        "{printed}"
+    );
     assert!(["| 1 |", "| 3 |"].iter().all(|row| printed.contains(row)), "{printed}");
 
     let opened = Trace::open(&trace).unwrap();
@@ -61,6 +64,12 @@ fn a_predictor_is_learned_kept_and_used() {
 
     let report = LlaporReport::parse(&std::fs::read_to_string(&csv).unwrap()).unwrap();
     assert_eq!((report.layers(), report.k()), (vec![1, 3], Some(3)));
+    let llapor = LlaPor::from_profile(&shape, &Profile::decode(&whole, &key).unwrap(), false);
+    assert!(llapor.unwrap().model().has_second());
+    // Both layers are predicted from themselves, of the token before.
+    let second = |layer, measure| report.get(layer, "llapor-2", measure).unwrap();
+    assert_eq!((second(1, "samples"), second(3, "samples")), (8.0, 8.0));
+    assert!(second(3, "top3") <= 1.0 && second(3, "training_s") > 0.0);
     for predictor in ["llapor", "gate", "statistics"] {
         // Of 72 tokens 9 are held out; the first layer has none to predict a text's first one by.
         assert_eq!(report.get(3, predictor, "samples"), Some(9.0));

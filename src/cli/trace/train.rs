@@ -11,8 +11,10 @@ use crate::policy::papers::prescope::llapor::save_held_out;
 use crate::policy::{LlaPor, ModelKey, Predictor, Profile, Shape};
 use crate::trace::format::Trace;
 use crate::trace::table::{Cell, Row, Table, columns};
-use crate::train::report::{LlaporReport, PREDICTION, TRAINING, Value};
-use crate::train::{Accuracy, LayerReport, Report, TrainOptions, train};
+use crate::train::report::{
+    GATE, LLAPOR, LLAPOR_SECOND, LlaporReport, PREDICTION, STATISTICS, TRAINING, Value,
+};
+use crate::train::{Accuracy, LayerReport, Report, TrainOptions, Trained, n_networks, train};
 use crate::{Error, Result, interrupt, terminal};
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -81,25 +83,25 @@ pub fn run(args: Args) -> Result<()> {
         held_out: args.held_out,
         ..TrainOptions::default()
     };
-    let bar = terminal::bar("train", (shape.moe_layers().count() * args.epochs) as u64);
+    let bar = terminal::bar("train", (n_networks(&shape) * args.epochs) as u64);
     let trained = train(&shape, &samples, &options, &mut |_| {
         bar.inc(1);
         interrupt::check()
     })?;
     drop(bar);
 
-    let bytes = trained.model.layers.iter().flatten().map(|layer| 4 * layer.n_products());
-    let measured = measured(&trained.report, &bytes.collect::<Vec<_>>());
-    let llapor = LlaPor::new(&shape, trained.model, false).map_err(Error::invalid)?;
+    let measured = measured(&trained);
+    let Trained { model, report } = trained;
+    let llapor = LlaPor::new(&shape, model, false).map_err(Error::invalid)?;
     llapor.save(&mut profile);
-    save_held_out(trained.report.n_held_out, &mut profile);
+    save_held_out(report.n_held_out, &mut profile);
     let distances = args.distance.profile(&trace, &shape, args.tokens, &mut profile)?;
     write(output, &profile.encode(&header.key))?;
-    if let Some(report) = &args.report {
-        write_text(report, &measured.encode())?;
+    if let Some(path) = &args.report {
+        write_text(path, &measured.encode())?;
     }
     let setting = format!("{}, {} tokens", header.model, samples.n_tokens());
-    let accuracy = accuracy(&trained.report, setting);
+    let accuracy = accuracy(&report, setting);
     let tables = [Some(accuracy), distances].into_iter().flatten();
     out::write(tables.map(|table| table.markdown()).collect::<String>().as_bytes())
 }
@@ -128,51 +130,58 @@ fn write(mut file: NewFile, bytes: &[u8]) -> Result<()> {
     file.finish()
 }
 
-/// The predictors of a layer that were judged.
-fn judged(layer: &LayerReport) -> [(&'static str, Option<&Accuracy>); 3] {
-    let LayerReport { llapor, gate, statistics, .. } = layer;
-    [("llapor", Some(llapor)), ("gate", gate.as_ref()), ("statistics", Some(statistics))]
-}
-
-/// `bytes`: of each MoE layer's network.
-fn measured(report: &Report, bytes: &[usize]) -> LlaporReport {
+fn measured(trained: &Trained) -> LlaporReport {
     let mut out = LlaporReport::default();
-    for (layer, bytes) in report.layers.iter().zip(bytes) {
-        let mut push = |predictor: &str, measure: String, value: f64| {
-            let (layer, predictor) = (layer.layer, predictor.to_string());
-            out.push(Value { layer, predictor, measure, value });
-        };
-        push("llapor", "bytes".into(), *bytes as f64);
-        push("llapor", TRAINING.into(), layer.times.training.as_secs_f64());
-        push("llapor", PREDICTION.into(), 1e6 * layer.times.prediction.as_secs_f64());
-        for (predictor, accuracy) in judged(layer) {
-            let Some(Accuracy { top, hot }) = accuracy else { continue };
-            push(predictor, "samples".into(), layer.n_tokens as f64);
-            for (n, value) in (1..).zip(top) {
-                push(predictor, format!("top{n}"), *value);
-            }
-            for (n, value) in (2..).zip(hot.top) {
-                push(predictor, format!("hot{n}"), value);
-            }
-            push(predictor, "coverage".into(), hot.tokens);
+    let Trained { model, report } = trained;
+    for (networks, layers, name) in
+        [(&model.layers, &report.layers, LLAPOR), (&model.second, &report.second, LLAPOR_SECOND)]
+    {
+        for (network, layer) in networks.iter().flatten().zip(layers) {
+            push(&mut out, layer, name, "bytes", (4 * network.n_products()) as f64);
+            push(&mut out, layer, name, TRAINING, layer.times.training.as_secs_f64());
+            push(&mut out, layer, name, PREDICTION, 1e6 * layer.times.prediction.as_secs_f64());
+            push_accuracy(&mut out, layer, name, &layer.llapor);
         }
     }
+    for layer in &report.layers {
+        layer.gate.iter().for_each(|gate| push_accuracy(&mut out, layer, GATE, gate));
+        push_accuracy(&mut out, layer, STATISTICS, &layer.statistics);
+    }
     out
+}
+
+fn push(out: &mut LlaporReport, layer: &LayerReport, predictor: &str, measure: &str, value: f64) {
+    let (predictor, measure) = (predictor.to_string(), measure.to_string());
+    out.push(Value { layer: layer.layer, predictor, measure, value });
+}
+
+fn push_accuracy(out: &mut LlaporReport, layer: &LayerReport, predictor: &str, of: &Accuracy) {
+    push(out, layer, predictor, "samples", layer.n_tokens as f64);
+    for (n, value) in (1..).zip(&of.top) {
+        push(out, layer, predictor, &format!("top{n}"), *value);
+    }
+    for (n, value) in (2..).zip(of.hot.top) {
+        push(out, layer, predictor, &format!("hot{n}"), value);
+    }
+    push(out, layer, predictor, "coverage", of.hot.tokens);
 }
 
 /// The hit rate of all k experts, by layer.
 fn accuracy(report: &Report, setting: String) -> Table {
     let k = report.layers.first().map_or(0, |layer| layer.llapor.top.len());
-    let row = |layer: &LayerReport| {
-        let cells = judged(layer).map(|(_, accuracy)| {
-            accuracy.and_then(|a| a.top.last()).map_or(Cell::Missing, |share| Cell::Share(*share))
-        });
+    let cell = |accuracy: Option<&Accuracy>| {
+        accuracy.and_then(|a| a.top.last()).map_or(Cell::Missing, |share| Cell::Share(*share))
+    };
+    let row = |(at, layer): (usize, &LayerReport)| {
+        let LayerReport { llapor, gate, statistics, .. } = layer;
+        let second = report.second.get(at).map(|layer| &layer.llapor);
+        let cells = [Some(llapor), second, gate.as_ref(), Some(statistics)].map(cell);
         Row::new(layer.layer.to_string(), cells)
     };
     Table {
         title: format!("Accuracy of the top {k} by layer"),
         setting: format!("{setting}; the last of them are held out for this table."),
-        columns: columns("layer", ["LLaPor", "gate", "statistics"]),
-        rows: report.layers.iter().map(row).collect(),
+        columns: columns("layer", ["LLaPor", "LLaPor two ahead", "gate", "statistics"]),
+        rows: report.layers.iter().enumerate().map(row).collect(),
     }
 }

@@ -24,15 +24,14 @@ impl<'a> Networks<'a> {
         Networks { trace, model: &trained.model }
     }
 
-    /// 1 for each of the k experts that are most probable in the next MoE layer, 0 for the others;
-    /// nothing of layers beyond it and after prompts' tokens. Replaces `out`.
+    /// 1 for each of the k experts that are most probable so many MoE layers ahead, 0 for the
+    /// others; nothing of layers beyond the second and after prompts' tokens. Replaces `out`.
     pub fn predict(&self, token: usize, layer: usize, distance: usize, out: &mut Vec<f32>) {
         out.clear();
         let (mut hidden, mut probs) = (Vec::new(), Vec::new());
         self.trace.hidden(token, layer, &mut hidden);
-        let Some(network) = self.next(layer).filter(|_| distance == 1 && !hidden.is_empty()) else {
-            return;
-        };
+        let network = self.network(layer, distance).filter(|_| !hidden.is_empty());
+        let Some(network) = network else { return };
         self.trace.probs(token, layer, &mut probs);
         let mut work = Workspace::default();
         network.forward(&hidden, self.trace.chosen(token, layer), &probs, &mut work);
@@ -40,10 +39,15 @@ impl<'a> Networks<'a> {
         keep_best(out, self.trace.header().k);
     }
 
-    /// That of the next MoE layer, around the end to the next token's first.
-    fn next(&self, layer: usize) -> Option<&'a LayerModel> {
-        let (before, after) = self.model.layers.split_at(layer + 1);
-        after.iter().chain(before).flatten().next()
+    /// That of the MoE layer so far ahead, around the end to the next token's first.
+    fn network(&self, layer: usize, distance: usize) -> Option<&'a LayerModel> {
+        let networks = match distance {
+            1 => &self.model.layers,
+            2 => &self.model.second,
+            _ => return None,
+        };
+        let (before, after) = networks.split_at(layer + 1);
+        after.iter().chain(before).flatten().nth(distance - 1)
     }
 }
 
@@ -133,7 +137,8 @@ mod tests {
             loss: Loss { lambda: 1.0, gamma: 0.0, balance: vec![1.0; N_EXPERTS] },
         };
         layer.check().unwrap();
-        let model = LlaporModel { layers: vec![Some(layer); N_LAYERS] };
+        let layers = vec![Some(layer); N_LAYERS];
+        let model = LlaporModel { second: layers.clone(), layers };
         Trained { model, n_held_out }
     }
 
@@ -147,7 +152,10 @@ mod tests {
                 let next = (layer + 1) / N_LAYERS;
                 networks.predict(token, layer, 1, &mut out);
                 assert_eq!(out, one_hot(trace.chosen(token + next, (layer + 1) % N_LAYERS)));
+                // What the router saw is which experts the next layer chooses, and no more.
                 networks.predict(token, layer, 2, &mut out);
+                assert_eq!(out, one_hot(trace.chosen(token + next, (layer + 1) % N_LAYERS)));
+                networks.predict(token, layer, 3, &mut out);
                 assert!(out.is_empty());
             }
         }

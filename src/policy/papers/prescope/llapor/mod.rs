@@ -1,6 +1,8 @@
 //! LLaPor, PreScope's learnable layer-aware predictor (sections 3.1 and 4.2): a small network for
 //! each MoE layer says from what the router before it saw and chose which of its experts come
-//! next. Inference and online updates are here; `crate::train` makes the weights.
+//! next, and a second one says it from the router before that, for links that need more time and
+//! for PreSched, which looks two layers ahead. Inference and online updates are here;
+//! `crate::train` makes the weights.
 //!
 //! For a layer with J experts that follows one with I:
 //!
@@ -12,7 +14,8 @@
 //! p = σ(O y)                  of each of the J experts that it is chosen
 //! ```
 //!
-//! Biases left out. Before the first layer of a token stands the last layer of the one before.
+//! Biases left out. Before the first layer of a token stands the last layer of the one before. The
+//! paper's predictor looks one layer ahead; the second networks are of the same form.
 
 mod held_out;
 mod loss;

@@ -211,44 +211,27 @@ pub fn push_choice(chosen: &[u32], probs: &[f32], n_experts: usize, features: &m
     }
 }
 
-/// A predictor for each MoE layer.
+/// Predictors for each MoE layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LlaporModel {
-    /// None where a layer is dense.
+    /// From the MoE layer before; none where a layer is dense.
     pub layers: Vec<Option<LayerModel>>,
+    /// From the one before that; none at all if they were not trained.
+    pub second: Vec<Option<LayerModel>>,
 }
 
 impl LlaporModel {
+    pub fn has_second(&self) -> bool {
+        self.second.iter().any(Option::is_some)
+    }
+
     /// Checks that it fits a model of this shape. Returns the reason as a clause, for use after a
     /// colon.
     pub fn check(&self, shape: &Shape) -> Result<(), String> {
-        if self.layers.len() != shape.n_layers() {
-            let n = self.layers.len();
-            return Err(format!("it has {n} layers, the model has {}", shape.n_layers()));
-        }
         let mut n_embd = None;
-        let mut source = shape.moe_layers().next_back();
-        for (at, layer) in self.layers.iter().enumerate() {
-            let n_experts = shape.n_experts[at];
-            let Some(layer) = layer else {
-                if n_experts > 0 {
-                    return Err(format!("it has nothing for layer {at}"));
-                }
-                continue;
-            };
-            layer.check().map_err(|e| format!("layer {at}: {e}"))?;
-            let n_source = source.map_or(0, |source| shape.n_experts[source]);
-            if (layer.n_source(), layer.n_experts()) != (n_source, n_experts) {
-                let (from, to) = (layer.n_source(), layer.n_experts());
-                return Err(format!(
-                    "layer {at}: it predicts {to} experts from {from}, the model has {n_experts} \
-                     after {n_source}"
-                ));
-            }
-            if *n_embd.get_or_insert(layer.n_embd()) != layer.n_embd() {
-                return Err(format!("layer {at}: its activations have another length"));
-            }
-            source = Some(at);
+        check_layers(&self.layers, shape, 1, &mut n_embd)?;
+        if self.has_second() {
+            check_layers(&self.second, shape, 2, &mut n_embd)?;
         }
         Ok(())
     }
@@ -257,4 +240,38 @@ impl LlaporModel {
     pub fn n_embd(&self) -> usize {
         self.layers.iter().flatten().next().map_or(0, LayerModel::n_embd)
     }
+}
+
+/// `n_embd`: the length of activations, once one is known.
+fn check_layers(
+    layers: &[Option<LayerModel>],
+    shape: &Shape,
+    distance: usize,
+    n_embd: &mut Option<usize>,
+) -> Result<(), String> {
+    if layers.len() != shape.n_layers() {
+        let n = layers.len();
+        return Err(format!("it has {n} layers, the model has {}", shape.n_layers()));
+    }
+    let moe: Vec<usize> = shape.moe_layers().collect();
+    if let Some(dense) = (0..layers.len()).find(|at| layers[*at].is_some() && !moe.contains(at)) {
+        return Err(format!("it predicts layer {dense}, which has no experts"));
+    }
+    for (i, &at) in moe.iter().enumerate() {
+        let Some(layer) = &layers[at] else { return Err(format!("it has nothing for layer {at}")) };
+        layer.check().map_err(|e| format!("layer {at}: {e}"))?;
+        let source = moe[(i + distance * moe.len() - distance) % moe.len()];
+        let (n_source, n_experts) = (shape.n_experts[source], shape.n_experts[at]);
+        if (layer.n_source(), layer.n_experts()) != (n_source, n_experts) {
+            let (from, to) = (layer.n_source(), layer.n_experts());
+            return Err(format!(
+                "layer {at}: it predicts {to} experts from {from}, the model has {n_experts} \
+                 after {n_source}"
+            ));
+        }
+        if *n_embd.get_or_insert(layer.n_embd()) != layer.n_embd() {
+            return Err(format!("layer {at}: its activations have another length"));
+        }
+    }
+    Ok(())
 }

@@ -10,7 +10,9 @@
 //! layer.3.loss [2 + J]: λ, γ, w
 //! ```
 //!
-//! with blocks and gate in the middle group only. The file's metadata names format and version.
+//! with blocks and gate in the middle group only. The networks that look two layers ahead have
+//! `second.3` for `layer.3`. The file's metadata names format and version: version 1 has networks
+//! of one layer ahead only.
 
 use std::collections::HashMap;
 
@@ -22,7 +24,7 @@ use super::{Group, Loss};
 use crate::policy::Shape;
 
 const FORMAT: &str = "moeba.llapor";
-const VERSION: &str = "1";
+const VERSIONS: [&str; 2] = ["1", "2"];
 
 /// Name, dimensions and values.
 type Tensor<'a> = (String, Vec<usize>, Vec<u8>);
@@ -30,16 +32,19 @@ type Tensor<'a> = (String, Vec<usize>, Vec<u8>);
 impl LlaporModel {
     pub fn encode(&self) -> Vec<u8> {
         let mut tensors = Vec::new();
-        for (at, layer) in self.layers.iter().enumerate() {
-            if let Some(layer) = layer {
-                put_layer(at, layer, &mut tensors);
+        for (kind, layers) in [("layer", &self.layers), ("second", &self.second)] {
+            for (at, layer) in layers.iter().enumerate() {
+                if let Some(layer) = layer {
+                    put_layer(&format!("{kind}.{at}"), layer, &mut tensors);
+                }
             }
         }
         let views = tensors.iter().map(|(name, dims, bytes)| {
             let view = TensorView::new(Dtype::F32, dims.clone(), bytes);
             (name, view.expect("as many values as the dimensions say"))
         });
-        let metadata = HashMap::from([(FORMAT.to_string(), VERSION.to_string())]);
+        let version = VERSIONS[usize::from(self.has_second())];
+        let metadata = HashMap::from([(FORMAT.to_string(), version.to_string())]);
         safetensors::serialize(views, Some(metadata)).expect("a header of some kilobytes")
     }
 
@@ -48,25 +53,33 @@ impl LlaporModel {
     pub fn decode(shape: &Shape, bytes: &[u8]) -> Result<LlaporModel, String> {
         let (_, header) = SafeTensors::read_metadata(bytes).map_err(|e| e.to_string())?;
         let version = header.metadata().as_ref().and_then(|metadata| metadata.get(FORMAT));
-        if version.is_none_or(|version| version != VERSION) {
-            return Err(format!("it is not version {VERSION} of {FORMAT}"));
-        }
+        let version = version.and_then(|version| VERSIONS.iter().position(|v| v == version));
+        let Some(version) = version else {
+            return Err(format!("it is not version {} of {FORMAT}", VERSIONS.join(" or ")));
+        };
         let file = SafeTensors::deserialize(bytes).map_err(|e| e.to_string())?;
-        let mut layers = vec![None; shape.n_layers()];
-        let n = shape.moe_layers().count();
-        for (i, at) in shape.moe_layers().enumerate() {
-            layers[at] = Some(take_layer(&file, at, Group::of(i, n))?);
-        }
-        let model = LlaporModel { layers };
+        let take_layers = |kind: &str| -> Result<Vec<Option<LayerModel>>, String> {
+            let mut layers = vec![None; shape.n_layers()];
+            let n = shape.moe_layers().count();
+            for (i, at) in shape.moe_layers().enumerate() {
+                layers[at] = Some(take_layer(&file, &format!("{kind}.{at}"), Group::of(i, n))?);
+            }
+            Ok(layers)
+        };
+        let second = match version {
+            0 => vec![None; shape.n_layers()],
+            _ => take_layers("second")?,
+        };
+        let model = LlaporModel { layers: take_layers("layer")?, second };
         model.check(shape)?;
         Ok(model)
     }
 }
 
-fn put_layer(at: usize, layer: &LayerModel, out: &mut Vec<Tensor>) {
+fn put_layer(prefix: &str, layer: &LayerModel, out: &mut Vec<Tensor>) {
     let mut put = |name: &str, dims: Vec<usize>, values: &[f32]| {
         let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        out.push((format!("layer.{at}.{name}"), dims, bytes));
+        out.push((format!("{prefix}.{name}"), dims, bytes));
     };
     let mut put_linear = |name: &str, linear: &Linear| {
         let (rows, columns) = (linear.n_out(), linear.n_in());
@@ -86,8 +99,8 @@ fn put_layer(at: usize, layer: &LayerModel, out: &mut Vec<Tensor>) {
     put("loss", vec![loss.len()], &loss);
 }
 
-fn take_layer(file: &SafeTensors<'_>, at: usize, group: Group) -> Result<LayerModel, String> {
-    let linear = |name: &str| take_linear(file, &format!("layer.{at}.{name}"));
+fn take_layer(file: &SafeTensors<'_>, prefix: &str, group: Group) -> Result<LayerModel, String> {
+    let linear = |name: &str| take_linear(file, &format!("{prefix}.{name}"));
     let residual = match group {
         Group::Outer => None,
         Group::Middle => {
@@ -95,17 +108,17 @@ fn take_layer(file: &SafeTensors<'_>, at: usize, group: Group) -> Result<LayerMo
             Some(Residual { blocks, gate: linear("gate")? })
         }
     };
-    let (dims, values) = take(file, &format!("layer.{at}.loss"))?;
+    let (dims, values) = take(file, &format!("{prefix}.loss"))?;
     let ([_], [lambda, gamma, balance @ ..]) = (&dims[..], &values[..]) else {
-        return Err(format!("layer.{at}.loss has dimensions {dims:?}"));
+        return Err(format!("{prefix}.loss has dimensions {dims:?}"));
     };
     if !(0.0..=1.0).contains(lambda) || *gamma < 0.0 || balance.iter().any(|w| *w < 0.0) {
-        return Err(format!("layer.{at}.loss has a value out of range"));
+        return Err(format!("{prefix}.loss has a value out of range"));
     }
     let loss = Loss { lambda: *lambda, gamma: *gamma, balance: balance.to_vec() };
     let (compress, input, output) = (linear("compress")?, linear("input")?, linear("output")?);
     if input.n_in() < compress.n_out() {
-        return Err(format!("layer.{at}.input does not fit layer.{at}.compress"));
+        return Err(format!("{prefix}.input does not fit {prefix}.compress"));
     }
     Ok(LayerModel { compress, input, residual, output, loss })
 }

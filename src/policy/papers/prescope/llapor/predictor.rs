@@ -1,5 +1,5 @@
-//! The networks at work: a layer's network is asked as soon as the router before it has chosen,
-//! and learns from what its own router chooses then.
+//! The networks at work: a layer's networks are asked as soon as the routers before it have chosen,
+//! and learn from what its own router chooses then.
 
 use super::loss::sigmoid;
 use super::model::{LayerModel, LlaporModel, Workspace};
@@ -10,6 +10,10 @@ const RATE: f32 = 0.1;
 
 /// Beyond the k most probable experts those are predicted that are used rather than not.
 const THRESHOLD: f32 = 0.5;
+
+/// The worth of a prediction two layers ahead, in parts of one for the next layer: all that is
+/// predicted for the next layer comes first.
+const SECOND_WEIGHT: f32 = 1e-3;
 
 /// Timelines that are followed at once. Beyond, the one that was quiet for longest is forgotten.
 const MAX_TIMELINES: usize = 64;
@@ -42,9 +46,19 @@ pub struct LlaPor {
 #[derive(Default)]
 struct Timeline {
     request: u32,
-    target: u32,
     /// When that was.
     clock: u64,
+    next: Ahead,
+    /// The layer behind it, and the next one as it was predicted a layer before: to learn from.
+    second: Ahead,
+    was_second: Ahead,
+}
+
+/// A layer that is predicted.
+#[derive(Default)]
+struct Ahead {
+    /// None until there is a prediction.
+    target: Option<u32>,
     /// Output of the target's network.
     work: Workspace,
     /// The experts that are predicted and their probabilities.
@@ -102,7 +116,9 @@ impl LlaPor {
 
     fn forget(&mut self, request: u32) {
         if let Some(at) = self.position(request) {
-            self.spare.push(self.timelines.swap_remove(at));
+            let mut timeline = self.timelines.swap_remove(at);
+            timeline.forget();
+            self.spare.push(timeline);
         }
     }
 
@@ -111,21 +127,23 @@ impl LlaPor {
         if self.online {
             self.learn(event);
         }
-        let target = self.next.get(event.layer as usize).copied().unwrap_or_default();
-        let model = self.model.layers.get(target as usize).and_then(Option::as_ref);
+        let next = |layer: u32| self.next.get(layer as usize).copied().unwrap_or_default();
+        let (target, second) = (next(event.layer), next(next(event.layer)));
         let mut timeline = match self.position(event.request) {
             Some(at) => self.timelines.swap_remove(at),
             None => self.spare.pop().unwrap_or_default(),
         };
-        if model.is_some_and(|model| timeline.predict(model, event, self.k)) {
-            (timeline.request, timeline.target) = (event.request, target);
-            timeline.clock = self.clock;
+        std::mem::swap(&mut timeline.second, &mut timeline.was_second);
+        if timeline.next.predict(&self.model.layers, target, event, self.k) {
+            timeline.second.predict(&self.model.second, second, event, self.k);
+            (timeline.request, timeline.clock) = (event.request, self.clock);
             self.last_predicted = Some(target);
             self.probs.clear();
-            self.probs.extend(timeline.work.logits.iter().map(|x| sigmoid(*x)));
+            self.probs.extend(timeline.next.work.logits.iter().map(|x| sigmoid(*x)));
             self.make_room();
             self.timelines.push(timeline);
         } else {
+            timeline.forget();
             self.spare.push(timeline);
         }
     }
@@ -137,20 +155,43 @@ impl LlaPor {
         }
     }
 
-    /// If that layer was predicted, its network now learns the right choices.
+    /// If that layer was predicted, its networks now learn the right choices.
     fn learn(&mut self, event: &Routed<'_>) {
         let Some(at) = self.position(event.request) else { return };
-        let Timeline { target, work, .. } = &self.timelines[at];
-        if *target == event.layer {
-            let model = self.model.layers[*target as usize].as_mut();
-            model.expect("it has predicted").learn(work, event.chosen, RATE);
+        let Timeline { next, was_second, .. } = &self.timelines[at];
+        let LlaporModel { layers, second } = &mut self.model;
+        for (ahead, layers) in [(next, layers), (was_second, second)] {
+            if ahead.target == Some(event.layer) {
+                let model = layers[event.layer as usize].as_mut();
+                model.expect("it has predicted").learn(&ahead.work, event.chosen, RATE);
+            }
         }
     }
 }
 
 impl Timeline {
-    /// Whether the event is such that the network can say something.
-    fn predict(&mut self, model: &LayerModel, event: &Routed<'_>, k: usize) -> bool {
+    fn forget(&mut self) {
+        for ahead in [&mut self.next, &mut self.second, &mut self.was_second] {
+            ahead.target = None;
+        }
+    }
+}
+
+impl Ahead {
+    /// Whether there is a network and the event is such that it can say something.
+    fn predict(
+        &mut self,
+        layers: &[Option<LayerModel>],
+        target: u32,
+        event: &Routed<'_>,
+        k: usize,
+    ) -> bool {
+        let model = layers.get(target as usize).and_then(Option::as_ref);
+        self.target = model.filter(|model| self.ask(model, event, k)).map(|_| target);
+        self.target.is_some()
+    }
+
+    fn ask(&mut self, model: &LayerModel, event: &Routed<'_>, k: usize) -> bool {
         let fits = event.hidden.len() == model.n_embd()
             && event.probs.len() == model.n_source()
             && event.chosen.iter().all(|expert| (*expert as usize) < model.n_source());
@@ -184,7 +225,7 @@ impl Predictor for LlaPor {
                 // Only the next token's first layer may have been predicted before it begins.
                 let first = Some(self.first).filter(|_| *phase == Phase::Decode);
                 let at = self.position(*request);
-                if at.is_some_and(|at| Some(self.timelines[at].target) != first) {
+                if at.is_some_and(|at| first.is_none() || self.timelines[at].next.target != first) {
                     self.forget(*request);
                 }
             }
@@ -205,9 +246,11 @@ impl Predictor for LlaPor {
         let round = (self.n_moe * self.timelines.len()) as u64;
         self.merged.clear();
         for timeline in self.timelines.iter().filter(|t| self.clock - t.clock <= round) {
-            let layer = timeline.target;
-            let best = timeline.best.iter();
-            self.merged.extend(best.map(|&(expert, p)| (Expert { layer, expert }, p)));
+            for (ahead, weight) in [(&timeline.next, 1.0), (&timeline.second, SECOND_WEIGHT)] {
+                let Some(layer) = ahead.target else { continue };
+                let best = ahead.best.iter();
+                self.merged.extend(best.map(|&(expert, p)| (Expert { layer, expert }, weight * p)));
+            }
         }
         self.merged.sort_unstable_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
         self.merged.dedup_by(|next, kept| {
@@ -227,8 +270,11 @@ impl Predictor for LlaPor {
     }
 
     fn is_slow(&self) -> bool {
-        let layers = self.model.layers.iter().flatten();
-        layers.map(LayerModel::n_products).max().unwrap_or_default() > MAX_PRODUCTS
+        let LlaporModel { layers, second } = &self.model;
+        let most = |layers: &[Option<LayerModel>]| {
+            layers.iter().flatten().map(LayerModel::n_products).max().unwrap_or_default()
+        };
+        most(layers) + most(second) > MAX_PRODUCTS
     }
 
     fn emit(&self, listener: &mut dyn FnMut(&Event<'_>)) {

@@ -45,20 +45,27 @@ impl Draws {
         }
     }
 
-    fn model(&mut self) -> LlaporModel {
+    fn layers(&mut self, distance: usize) -> Vec<Option<LayerModel>> {
         let mut layers = vec![None; N_EXPERTS.len()];
         let moe: Vec<usize> = shape().moe_layers().collect();
         for (at, &layer) in moe.iter().enumerate() {
-            let source = N_EXPERTS[moe[(at + moe.len() - 1) % moe.len()]];
+            let source = N_EXPERTS[moe[(at + moe.len() - distance) % moe.len()]];
             let dims = [N_EMBD, source, N_EXPERTS[layer]];
             layers[layer] = Some(self.layer(Group::of(at, moe.len()), dims));
         }
-        LlaporModel { layers }
+        layers
     }
 }
 
+/// Looks one layer ahead.
 fn model(seed: u64) -> LlaporModel {
-    Draws(seed).model()
+    LlaporModel { layers: Draws(seed).layers(1), second: vec![None; N_EXPERTS.len()] }
+}
+
+/// Looks two layers ahead.
+fn far_model(seed: u64) -> LlaporModel {
+    let mut draws = Draws(seed);
+    LlaporModel { layers: draws.layers(1), second: draws.layers(2) }
 }
 
 /// The module's formulas, term by term.
@@ -107,8 +114,8 @@ proptest! {
     }
 
     #[test]
-    fn a_model_comes_back_as_it_was(seed: u64) {
-        let model = model(seed);
+    fn a_model_comes_back_as_it_was(seed: u64, far: bool) {
+        let model = if far { far_model(seed) } else { model(seed) };
         prop_assert_eq!(LlaporModel::decode(&shape(), &model.encode()).unwrap(), model);
     }
 
@@ -118,7 +125,7 @@ proptest! {
         byte: u8,
         seed: u64,
     ) {
-        let mut bytes = model(1).encode();
+        let mut bytes = far_model(1).encode();
         let at = at.index(bytes.len());
         prop_assert!(LlaporModel::decode(&shape(), &bytes[..at]).is_err());
         bytes[at] = byte;
@@ -266,6 +273,39 @@ fn each_layer_is_predicted_from_the_one_before() {
     assert!(predictions(&mut llapor).is_empty());
 }
 
+/// Each layer is predicted from the two before it, the nearer one first.
+#[test]
+fn the_layer_after_the_next_is_predicted_too() {
+    let mut llapor = LlaPor::new(&shape(), far_model(5), true).unwrap();
+    for (step, [next, second]) in token(8, 0).iter().zip([[2, 4], [4, 5], [5, 1], [1, 2]]) {
+        let found = run(&mut llapor, std::slice::from_ref(step));
+        let n_next = found.iter().take_while(|p| p.expert.layer == next).count();
+        assert!((K..=2 * K).contains(&n_next) && (K..=2 * K).contains(&(found.len() - n_next)));
+        assert!(found[n_next..].iter().all(|p| p.expert.layer == second), "{found:?}");
+    }
+    // Networks of the first version alone say what they said.
+    let mut first = LlaPor::new(&shape(), model(5), true).unwrap();
+    assert!(run(&mut first, &token(8, 0)[..1]).iter().all(|p| p.expert.layer == 2));
+}
+
+/// Each network learns from its own layer's choice alone.
+#[test]
+fn both_networks_of_a_layer_learn_from_it() {
+    let changed = |n_layers: usize| {
+        let mut llapor = LlaPor::new(&shape(), far_model(5), true).unwrap();
+        run(&mut llapor, &token(8, 0)[..n_layers]);
+        let (was, is) = (far_model(5), llapor.model().clone());
+        let differ = |was: &[Option<LayerModel>], is: &[Option<LayerModel>]| -> Vec<usize> {
+            (0..N_EXPERTS.len()).filter(|layer| was[*layer] != is[*layer]).collect()
+        };
+        (differ(&was.layers, &is.layers), differ(&was.second, &is.second))
+    };
+    assert_eq!(changed(1), (vec![], vec![]));
+    assert_eq!(changed(2), (vec![2], vec![]));
+    assert_eq!(changed(3), (vec![2, 4], vec![4]));
+    assert_eq!(changed(4), (vec![2, 4, 5], vec![4, 5]));
+}
+
 #[test]
 fn requests_are_predicted_together() {
     let (a, b) = (token(1, 7), token(2, 9));
@@ -313,7 +353,7 @@ fn events() -> impl Strategy<Value = Vec<(u8, u32, u32, u64)>> {
 proptest! {
     #[test]
     fn gaps_and_nonsense_do_no_harm(events in events(), online: bool) {
-        let mut llapor = llapor(online);
+        let mut llapor = LlaPor::new(&shape(), far_model(5), online).unwrap();
         for (kind, request, layer, seed) in events {
             let mut step = token(seed, request)[layer as usize % 4].clone();
             match kind {
