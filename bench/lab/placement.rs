@@ -58,7 +58,7 @@ impl Placement for Greedy {
             Prefetching::WhileIdle => (idle_ns / timer.load_ns).ceil().max(0.0) as usize,
             Prefetching::Fixed(n) => n,
         };
-        let mut next = view.predicted.first().cloned().unwrap_or_default();
+        let mut next = view.predicted.first().cloned().unwrap_or_default().missing;
         sort_ascending(&mut next);
         out.prefetch.extend(next.iter().rev().take(most).map(|m| (1, m.expert)));
     }
@@ -67,11 +67,16 @@ impl Placement for Greedy {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use moeba::policy::{Missing, Timer};
+    use moeba::policy::{Missing, PredictedLayer, Timer};
     use proptest::prelude::*;
 
-    const TIMER: Timer =
-        Timer { cpu_token_ns: 10.0, cpu_start_ns: 20.0, load_ns: 100.0, attention_ns: 30.0 };
+    const TIMER: Timer = Timer {
+        cpu_token_ns: 10.0,
+        cpu_start_ns: 20.0,
+        load_ns: 100.0,
+        granule_ns: 100.0,
+        attention_ns: 30.0,
+    };
 
     fn missing(tokens: &[u32]) -> Vec<Missing> {
         let missing =
@@ -85,8 +90,12 @@ mod tests {
         out
     }
 
-    fn view<'a>(current: &'a [Missing], predicted: &'a [Vec<Missing>]) -> View<'a> {
-        View { timer: TIMER, current, predicted, delay_ns: 0.0, p_hit: 0.9 }
+    fn layer_of(tokens: &[u32]) -> PredictedLayer {
+        PredictedLayer { missing: missing(tokens), p_hit: 0.9 }
+    }
+
+    fn view<'a>(current: &'a [Missing], predicted: &'a [PredictedLayer]) -> View<'a> {
+        View { timer: TIMER, current, predicted, delay_ns: 0.0 }
     }
 
     proptest! {
@@ -99,8 +108,8 @@ mod tests {
             delay_ns in 0.0f64..150.0,
             load_ns in 10.0f64..500.0,
         ) {
-            let (current, predicted) = (missing(&current), [missing(&next)]);
-            let timer = Timer { load_ns, ..TIMER };
+            let (current, predicted) = (missing(&current), [layer_of(&next)]);
+            let timer = Timer { load_ns, granule_ns: load_ns, ..TIMER };
             let view = View { timer, delay_ns, ..view(&current, &predicted) };
             let n_tokens = |expert: &u32| current[*expert as usize].n_tokens;
             let cpu_ns = |experts: &[u32]| -> f64 {
@@ -134,7 +143,7 @@ mod tests {
     #[test]
     fn greedy_balances_and_fills_what_is_idle() {
         let current = missing(&[1, 30, 2, 20]);
-        let predicted = [missing(&[3, 5, 4])];
+        let predicted = [layer_of(&[3, 5, 4])];
         let mut greedy = Greedy { prefetching: Prefetching::WhileIdle };
         let schedule = place(&mut greedy, &view(&current, &predicted));
         // 200 on the link against 70 on the CPU beats 100 against 290.

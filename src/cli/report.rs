@@ -83,6 +83,7 @@ pub fn fields(
         ("disk_read_bytes", traffic.disk.map(|c| c.read_bytes).into()),
         ("link_bytes", traffic.link.map(|c| c.read_bytes).into()),
         ("link_gb_per_second", traffic.link.map(|c| c.gb_per_second()).into()),
+        ("link_prefetch_hits", traffic.link.map(|c| c.hits_prefetched).into()),
     ]
 }
 

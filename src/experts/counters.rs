@@ -9,6 +9,9 @@ pub struct Counters {
     pub hits_whole: u64,
     pub hits_partial: u64,
     pub misses: u64,
+    /// Whole hits that a device has found by itself and that a prefetch had brought: predictions
+    /// that came in time.
+    pub hits_prefetched: u64,
     /// Bytes read because they were demanded.
     pub demand_bytes: u64,
     /// Prefetched bytes that a demand found in memory or on their way, and those dropped unused.
@@ -65,6 +68,7 @@ impl Counters {
             hits_whole: f(self.hits_whole, other.hits_whole),
             hits_partial: f(self.hits_partial, other.hits_partial),
             misses: f(self.misses, other.misses),
+            hits_prefetched: f(self.hits_prefetched, other.hits_prefetched),
             demand_bytes: f(self.demand_bytes, other.demand_bytes),
             prefetch_used_bytes: f(self.prefetch_used_bytes, other.prefetch_used_bytes),
             prefetch_wasted_bytes: f(self.prefetch_wasted_bytes, other.prefetch_wasted_bytes),

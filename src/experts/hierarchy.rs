@@ -83,10 +83,15 @@ impl Hierarchy {
         })
     }
 
-    /// The layer whose router a policy wants to see applied to `layer`'s activation.
-    pub fn look_ahead(&self, layer: usize) -> Option<usize> {
-        let tier = self.tiers().find(|tier| tier.wants().ahead);
-        tier.map(|tier| tier.next_layer(layer))
+    /// The layer whose router a policy wants to see applied to `layer`'s activation: the next one,
+    /// or the one behind it if `is_next_pinned`. The slots of a layer on a device are pinned by the
+    /// time that the device's routing of the layer before is told, so that a prefetch for it would
+    /// come too late.
+    pub fn look_ahead(&self, layer: usize, is_next_pinned: bool) -> Option<usize> {
+        let tier = self.tiers().find(|tier| tier.wants().ahead)?;
+        let next = tier.next_layer(layer);
+        let is_late = is_next_pinned && self.vram.as_ref().is_some_and(|vram| vram.has(next));
+        Some(if is_late { tier.next_layer(next) } else { next })
     }
 
     // ---- whole-layer prefetch ----

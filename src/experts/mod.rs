@@ -24,6 +24,7 @@ pub use layout::geometry::Geometry;
 pub use layout::piece::{Dest, Piece};
 pub use layout::place::{DIRECT_ALIGN, ExpertTensors, LayerExperts, Part, READ_BYTES, SlotLayout};
 pub use layout::sizing::{LayerNeeds, Needs};
+pub use policy_driver::PredictedLayers;
 pub use resident::Resident;
 pub use runtime::{PolicyClient, TierRuntime};
 pub use store::{ExpertStore, ReadyGranule};

@@ -8,9 +8,9 @@ use std::time::Duration;
 use super::acquisition::{Access, Acquisition, LayerPart};
 use super::counters::Counters;
 use super::layout::place::LayerExperts;
-use super::policy_driver::PolicyDriver;
+use super::policy_driver::{PolicyDriver, PredictedLayers};
 use super::tier::{Fault, Layout, Stop, Tier, TierPlan};
-use crate::policy::{Event, Expert, Policy, PolicySpec, Profile, Wants};
+use crate::policy::{Event, Expert, Policy, PolicySpec, Profile, Schedule, Wants};
 use crate::{Error, Result};
 
 /// Brings granules into a tier's slots, on threads of its own that take reads from the tier until
@@ -105,8 +105,10 @@ impl<M: Mover> TierRuntime<M> {
         let mover = Arc::new(open(Tier::new(plan.clone(), layout, eviction))?);
         let bytes = |l: &Option<LayerExperts>| l.as_ref().map_or(0, |l| l.expert_bytes() as u64);
         let bytes: Vec<u64> = layers.iter().map(bytes).collect();
+        // Plans depend on what things take, and in lockstep nothing may.
+        let planner = options.policy.prefetch_planner(&shape).filter(|_| !options.lockstep);
         Ok(TierRuntime {
-            policy: PolicyDriver::new(mover.clone(), predictor, splitter, &bytes),
+            policy: PolicyDriver::new(mover.clone(), predictor, splitter, planner, &bytes),
             mover,
             has_experts: layers.iter().map(Option::is_some).collect(),
             next_layer: shape.next_moe_layers(),
@@ -175,6 +177,23 @@ impl<M: Mover> TierRuntime<M> {
         self.tier().release(acquisition);
         // Prefetches may have waited for the loads that end here.
         self.mover.wake_if_startable();
+    }
+
+    // ---- placement across layers ----
+
+    /// See [`PolicyDriver::predicted`].
+    pub fn predicted(&self, layer: usize, out: &mut PredictedLayers) {
+        self.policy.predicted(layer, out);
+    }
+
+    /// See [`PolicyDriver::prefetch_planned`].
+    pub fn prefetch_planned(&self, layer: usize, schedule: &Schedule) {
+        self.policy.prefetch_planned(layer, schedule);
+    }
+
+    /// See [`PolicyDriver::set_attention_ns`].
+    pub fn set_attention_ns(&self, ns: f64) {
+        self.policy.set_attention_ns(ns);
     }
 
     // ---- whole-layer prefetch ----

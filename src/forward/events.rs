@@ -53,9 +53,10 @@ impl EventBuffers {
 impl Model {
     /// The layer whose router a policy wants to see applied to layer `l`'s activation. Tokens of
     /// one stack do not go through the other's layers.
-    fn look_ahead_layer(&self, l: usize) -> Option<usize> {
+    fn look_ahead_layer(&self, l: usize, n_rows: usize) -> Option<usize> {
         let is_encoder = |l: usize| l < self.hyper.n_encoder_layers();
-        let next = self.hierarchy.look_ahead(l)?;
+        // A device looks one row's experts up by itself.
+        let next = self.hierarchy.look_ahead(l, n_rows == 1)?;
         (is_encoder(next) == is_encoder(l)).then_some(next)
     }
 
@@ -98,7 +99,7 @@ impl Model {
         }
         let decoded = batch.decode_rows();
         let is_wanted = b.events.wants.ahead && !decoded.is_empty();
-        let ahead = self.look_ahead_layer(l).filter(|_| is_wanted);
+        let ahead = self.look_ahead_layer(l, batch.n_rows()).filter(|_| is_wanted);
         let ahead = ahead.filter(|next| self.look_ahead(cpu, b, *next, &decoded));
         self.publish_to(Audience::Predictors { ahead }, batch, b, l);
     }

@@ -2,6 +2,9 @@
 //! (Eliseev and Mazur, 2023) does. A residual stream changes little from one layer to the next, so
 //! the guess is mostly right. For the first layer the last one's activation of the previous token
 //! serves.
+//!
+//! If the next layer is too near to prefetch for, the driver shows the router of the one behind it.
+//! A prediction stands until its layer is reached.
 
 use super::{Event, Expert, Prediction, Predictor, Routed, Shape, Wants};
 
@@ -10,6 +13,9 @@ use super::{Event, Expert, Prediction, Predictor, Routed, Shape, Wants};
 #[derive(Clone, Debug)]
 pub struct NextLayer {
     k: usize,
+    /// The MoE layer after each layer.
+    next: Vec<usize>,
+    /// Nearest layer first.
     predictions: Vec<Prediction>,
     /// Room to order a layer's experts.
     order: Vec<u32>,
@@ -17,15 +23,17 @@ pub struct NextLayer {
 
 impl NextLayer {
     pub fn new(shape: &Shape) -> Self {
-        Self { k: shape.k, predictions: Vec::new(), order: Vec::new() }
+        let next = shape.next_moe_layers();
+        Self { k: shape.k, next, predictions: Vec::new(), order: Vec::new() }
     }
 }
 
 impl Predictor for NextLayer {
-    /// Drops the last prediction: its layer has been reached.
     fn observe(&mut self, event: &Event<'_>) {
-        let Event::Routed(Routed { ahead, .. }) = *event else { return };
-        self.predictions.clear();
+        let Event::Routed(Routed { layer, ahead, .. }) = *event else { return };
+        let next = self.next.get(layer as usize).map(|next| *next as u32);
+        let stands = |of: u32| Some(of) == next && ahead.is_some_and(|ahead| ahead.layer != of);
+        self.predictions.retain(|prediction| stands(prediction.expert.layer));
         let Some(ahead) = ahead else { return };
         let p = |expert: u32| ahead.probs[expert as usize];
         let order = |a: &u32, b: &u32| p(*b).total_cmp(&p(*a)).then(a.cmp(b));
@@ -49,5 +57,49 @@ impl Predictor for NextLayer {
 
     fn wants(&self) -> Wants {
         Wants { ahead: true, hidden: false }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::LookAhead;
+
+    /// Layers 0, 1, 3 and 4 have experts.
+    fn predictor() -> NextLayer {
+        NextLayer::new(&Shape::of_model(vec![3, 3, 0, 3, 3], 1))
+    }
+
+    /// The layers of what is predicted after `layer`, whose activation went through `ahead`'s
+    /// router, which chooses expert 2.
+    fn predicted(predictor: &mut NextLayer, layer: u32, ahead: Option<u32>) -> Vec<u32> {
+        let ahead = ahead.map(|layer| LookAhead { layer, probs: &[0.1, 0.2, 0.7] });
+        let (request, chosen, probs, hidden) = (0, &[][..], &[][..], &[][..]);
+        let routed = Routed { request, layer, chosen, probs, hidden, ahead };
+        predictor.observe(&Event::Routed(routed));
+        let mut out = Vec::new();
+        predictor.predict(&mut out);
+        assert!(out.iter().all(|p| p.expert.expert == 2));
+        out.iter().map(|p| p.expert.layer).collect()
+    }
+
+    #[test]
+    fn the_next_layer_is_predicted_until_it_is_reached() {
+        let mut predictor = predictor();
+        let steps = [(0, 1), (1, 3), (3, 4), (4, 0), (0, 1)];
+        for (layer, next) in steps {
+            assert_eq!(predicted(&mut predictor, layer, Some(next)), [next]);
+        }
+        assert!(predicted(&mut predictor, 1, None).is_empty());
+    }
+
+    #[test]
+    fn two_layers_ahead_both_stand() {
+        let mut predictor = predictor();
+        assert_eq!(predicted(&mut predictor, 0, Some(3)), [3]);
+        for (layer, next, second) in [(1, 3, 4), (3, 4, 0), (4, 0, 1), (0, 1, 3)] {
+            assert_eq!(predicted(&mut predictor, layer, Some(second)), [next, second]);
+        }
+        assert!(predicted(&mut predictor, 1, None).is_empty());
     }
 }

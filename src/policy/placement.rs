@@ -12,6 +12,9 @@ pub struct Timer {
     pub cpu_start_ns: f64,
     /// t_L: loading one expert. Loads go one after another.
     pub load_ns: f64,
+    /// How long a load that has begun keeps a demand waiting: the time of a granule, or `load_ns`
+    /// where experts are loaded whole (PreScope, Premise 3).
+    pub granule_ns: f64,
     /// A layer's attention.
     pub attention_ns: f64,
 }
@@ -31,18 +34,24 @@ pub struct Missing {
     pub n_tokens: f64,
 }
 
+/// Experts that are predicted for a following MoE layer.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PredictedLayer {
+    pub missing: Vec<Missing>,
+    /// How often an expert that was predicted as far ahead has been needed so far.
+    pub p_hit: f64,
+}
+
 /// The input of a placement, after a layer's router has chosen.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     pub timer: Timer,
     /// Missing experts of the layer itself, in any order.
     pub current: &'a [Missing],
-    /// Predicted missing experts of the following MoE layers, the nearest layer first.
-    pub predicted: &'a [Vec<Missing>],
+    /// The following MoE layers, the nearest first.
+    pub predicted: &'a [PredictedLayer],
     /// D: the rest of the transfer that is running, ns.
     pub delay_ns: f64,
-    /// How often a prefetch has been needed so far.
-    pub p_hit: f64,
 }
 
 /// Each of the layer's missing experts is in `upload` or in `cpu`.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::registry::{self, Builder};
-use super::{Eviction, Predictor, Profile, Shape, Splitter, papers::moepic};
+use super::{Eviction, Predictor, PrefetchPlanner, Profile, Shape, Splitter, papers::moepic};
 use crate::{Error, Result};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,8 +17,18 @@ pub enum SplitKind {
     Auto,
 }
 
+/// How a link's time is divided between what a layer demands and what is predicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlacementKind {
+    /// Each layer by itself; what is predicted comes whenever no demand is queued.
+    Demand,
+    /// Across layers: prefetches are planned by measured times and hit rates (PreScope, 4.3).
+    PreSched,
+}
+
 /// The parts of a policy. Written as the name of a policy or as
-/// `predictor=NAME,eviction=NAME,split=NAME` in any order; a missing part is the default policy's.
+/// `predictor=NAME,eviction=NAME,split=NAME,placement=NAME` in any order; a missing part is the
+/// default policy's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PolicySpec {
     /// Name of a registered predictor.
@@ -26,6 +36,7 @@ pub struct PolicySpec {
     /// Name of a registered eviction.
     pub eviction: &'static str,
     pub split: SplitKind,
+    pub placement: PlacementKind,
 }
 
 /// A policy at work.
@@ -42,7 +53,20 @@ const DEFAULT: PolicySpec = PolicySpec::whole("trajectory", "scan-resistant");
 
 impl PolicySpec {
     pub(super) const fn whole(predictor: &'static str, eviction: &'static str) -> PolicySpec {
-        PolicySpec { predictor, eviction, split: SplitKind::Whole }
+        let (split, placement) = (SplitKind::Whole, PlacementKind::Demand);
+        PolicySpec { predictor, eviction, split, placement }
+    }
+
+    pub(super) const fn placed(self, placement: PlacementKind) -> PolicySpec {
+        PolicySpec { placement, ..self }
+    }
+
+    /// The planner of a link's prefetches; none where each layer is placed by itself.
+    pub fn prefetch_planner(&self, shape: &Shape) -> Option<PrefetchPlanner> {
+        match self.placement {
+            PlacementKind::Demand => None,
+            PlacementKind::PreSched => Some(PrefetchPlanner::new(shape)),
+        }
     }
 
     /// The policy for a model and tier of this shape, as warm as the profile makes it. Panics if
@@ -77,12 +101,13 @@ impl FromStr for PolicySpec {
         if let Some((_, spec)) = registry::policies().find(|(name, _)| *name == text) {
             return Ok(*spec);
         }
-        let (mut predictor, mut eviction, mut split) = (None, None, None);
+        let (mut predictor, mut eviction, mut split, mut placement) = (None, None, None, None);
         for part in text.split(',') {
             let is_new = match part.split_once('=') {
                 Some(("predictor", name)) => set(&mut predictor, known(predictors(), name)),
                 Some(("eviction", name)) => set(&mut eviction, known(evictions(), name)),
                 Some(("split", name)) => set(&mut split, name.parse().ok()),
+                Some(("placement", name)) => set(&mut placement, name.parse().ok()),
                 _ => false,
             };
             if !is_new {
@@ -93,6 +118,7 @@ impl FromStr for PolicySpec {
             predictor: predictor.unwrap_or(DEFAULT.predictor),
             eviction: eviction.unwrap_or(DEFAULT.eviction),
             split: split.unwrap_or(DEFAULT.split),
+            placement: placement.unwrap_or(DEFAULT.placement),
         })
     }
 }
@@ -110,6 +136,27 @@ impl FromStr for SplitKind {
                 fits.then_some(SplitKind::Fixed(thousandths as u16)).ok_or(())
             }
         }
+    }
+}
+
+impl FromStr for PlacementKind {
+    type Err = ();
+
+    fn from_str(text: &str) -> std::result::Result<Self, ()> {
+        match text {
+            "demand" => Ok(PlacementKind::Demand),
+            "presched" => Ok(PlacementKind::PreSched),
+            _ => Err(()),
+        }
+    }
+}
+
+impl fmt::Display for PlacementKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            PlacementKind::Demand => "demand",
+            PlacementKind::PreSched => "presched",
+        })
     }
 }
 
@@ -148,7 +195,8 @@ fn unknown(text: &str) -> Error {
     };
     Error::Usage(format!(
         "there is no policy {text:?}: give {}, or parts with a comma between them, \
-         predictor={}, eviction={} and split=whole|auto|0.5 (or another θ from 0.001 to 1)",
+         predictor={}, eviction={}, split=whole|auto|0.5 (or another θ from 0.001 to 1) and \
+         placement=demand|presched",
         list(&mut registry::policies().map(|(name, _)| *name), ", "),
         list(&mut predictors(), "|"),
         list(&mut evictions(), "|"),
@@ -162,9 +210,12 @@ impl fmt::Display for PolicySpec {
             return f.write_str(name);
         }
         write!(f, "predictor={},eviction={}", self.predictor, self.eviction)?;
-        match self.split {
-            SplitKind::Whole => Ok(()),
-            split => write!(f, ",split={split}"),
+        if self.split != DEFAULT.split {
+            write!(f, ",split={}", self.split)?;
+        }
+        match self.placement {
+            placement if placement == DEFAULT.placement => Ok(()),
+            placement => write!(f, ",placement={placement}"),
         }
     }
 }
@@ -184,11 +235,13 @@ mod tests {
         for predictor in predictors() {
             for eviction in evictions() {
                 for split in ["whole", "auto", "0.5", "0.125"] {
-                    let text = format!("predictor={predictor},eviction={eviction},split={split}");
-                    let there = parse(&text);
-                    let text = format!("split={split},eviction={eviction},predictor={predictor}");
-                    assert_eq!(there, parse(&text));
-                    assert_eq!(parse(&there.to_string()), there);
+                    for placement in ["demand", "presched"] {
+                        let (a, b) = (format!("predictor={predictor}"), format!("split={split}"));
+                        let c = format!("placement={placement}");
+                        let there = parse(&format!("{a},eviction={eviction},{b},{c}"));
+                        assert_eq!(there, parse(&format!("{c},{b},eviction={eviction},{a}")));
+                        assert_eq!(parse(&there.to_string()), there);
+                    }
                 }
             }
         }
@@ -219,6 +272,8 @@ mod tests {
             "split=0",
             "split=1.1",
             "split=half",
+            "placement=",
+            "placement=greedy",
             "predictor=none;eviction=lru",
         ];
         for text in bad {
@@ -229,6 +284,7 @@ mod tests {
                 "none|next-layer",
                 "lru|lfu|lcp|random",
                 "split=",
+                "placement=",
             ] {
                 assert!(message.contains(word), "{text}: {message}");
             }

@@ -6,7 +6,7 @@ use super::costs::LinkCosts;
 use super::link::Link;
 use super::predictor::TimedPredictor;
 use crate::experts::{Acquisition, Counters, Progress, State};
-use crate::policy::{Costs, Event, Splitter, Wants};
+use crate::policy::{Costs, Event, PrefetchPlanner, Splitter, Wants};
 
 /// How the link gets on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,7 +23,9 @@ pub struct Machine {
     state: State,
     predictor: Option<TimedPredictor>,
     splitter: Option<Box<dyn Splitter>>,
-    /// Costs for the splitter.
+    /// None in lockstep, as in the engine.
+    planner: Option<PrefetchPlanner>,
+    /// Costs for splitter and planner.
     timer: Costs,
     link: Link,
     mode: Mode,
@@ -38,8 +40,12 @@ impl Machine {
         link: LinkCosts,
         mode: Mode,
     ) -> Machine {
-        let (splitter, timer) = (None, Costs::default());
-        Machine { state, predictor, splitter, timer, link: Link::new(link), mode, now: 0 }
+        let (splitter, planner, timer) = (None, None, Costs::default());
+        Machine { state, predictor, splitter, planner, timer, link: Link::new(link), mode, now: 0 }
+    }
+
+    pub fn with_planner(self, planner: Option<PrefetchPlanner>) -> Machine {
+        Machine { planner: planner.filter(|_| self.mode == Mode::Timed), ..self }
     }
 
     /// The splitter is asked between requests, and takes no time.
@@ -75,6 +81,9 @@ impl Machine {
         if self.state.has_everything() {
             return;
         }
+        if let Some(planner) = &mut self.planner {
+            planner.observe(event, &|expert| self.state.is_demanded(expert));
+        }
         if let Some(predictor) = &mut self.predictor {
             predictor.observe(event, self.now, self.state.step());
         }
@@ -88,8 +97,12 @@ impl Machine {
 
     fn take_answers(&mut self) {
         let Some(predictor) = &mut self.predictor else { return };
-        let Some(answer) = predictor.take(self.now, self.state.step()) else { return };
-        if let Some(predictions) = &answer.predictions {
+        let Some(mut answer) = predictor.take(self.now, self.state.step()) else { return };
+        if let Some(predictions) = &mut answer.predictions {
+            if let Some(planner) = &mut self.planner {
+                planner.set_latest(predictions);
+                planner.plan(predictions, &self.timer, &|expert| self.state.lacks(expert));
+            }
             self.state.prefetch(predictions, answer.step);
         }
         answer.estimates.iter().for_each(|estimate| self.state.observe(&estimate.event()));

@@ -95,7 +95,8 @@ impl<'a> Run<'a> {
             routing,
             costs: &options.costs,
             machine: Machine::new(state, predictor, options.costs.link, options.mode)
-                .with_splitter(splitter, timer),
+                .with_splitter(splitter, timer)
+                .with_planner(options.policy.prefetch_planner(&shape)),
             n_granules,
             next_layer: shape.next_moe_layers(),
             decode: match options.caching {

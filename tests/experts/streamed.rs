@@ -9,7 +9,7 @@ use common::stream::*;
 use moeba::engine::{Engine, EngineOptions, TestHooks, Want};
 use moeba::experts::Counters;
 use moeba::experts::disk::{Faults, IoKind};
-use moeba::policy::{PolicySpec, SplitKind};
+use moeba::policy::{PlacementKind, PolicySpec, SplitKind};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
@@ -34,6 +34,7 @@ const ALL_EVICTIONS: &[&str] =
     &["lru", "lfu", "lcp", "random", "request-eam", "map", "hot", "scan-resistant"];
 const ALL_PREDICTORS: &[&str] =
     &["none", "next-layer", "trajectory", "all-next", "counts", "eamc", "map", "auto"];
+const ALL_PLACEMENTS: &[PlacementKind] = &[PlacementKind::Demand, PlacementKind::PreSched];
 const ALL_SPLITS: &[SplitKind] =
     &[SplitKind::Whole, SplitKind::Fixed(300), SplitKind::Fixed(700), SplitKind::Auto];
 
@@ -68,6 +69,7 @@ struct Way {
     eviction: &'static str,
     predictor: &'static str,
     split: SplitKind,
+    placement: PlacementKind,
     n_threads: usize,
     /// Tokens a call and tokens computed at once: 1 is decode.
     part: usize,
@@ -82,6 +84,7 @@ const PLAIN: Way = Way {
     eviction: "lru",
     predictor: "none",
     split: SplitKind::Whole,
+    placement: PlacementKind::Demand,
     n_threads: 2,
     part: usize::MAX,
     n_ubatch: 512,
@@ -93,7 +96,12 @@ fn engine(path: &Path, way: &Way) -> Arc<Engine> {
         n_threads: Some(way.n_threads),
         n_ubatch: Some(way.n_ubatch),
         ram: budget(path, way.share),
-        policy: PolicySpec { eviction: way.eviction, predictor: way.predictor, split: way.split },
+        policy: PolicySpec {
+            eviction: way.eviction,
+            predictor: way.predictor,
+            split: way.split,
+            placement: way.placement,
+        },
         io: if way.uring { uring() } else { IoKind::Pread },
         test: TestHooks {
             faults: way.late.map(|seed| Disk::late(seed, 3000) as Arc<dyn Faults>),
@@ -176,22 +184,28 @@ fn any_way() -> impl Strategy<Value = Way> {
     let share = prop_oneof![Just(0.0), Just(1.0), 0.0..0.2, 0.0..1.0];
     let (eviction, predictor) =
         (prop::sample::select(ALL_EVICTIONS), prop::sample::select(ALL_PREDICTORS));
-    let policy = (eviction, predictor, prop::sample::select(ALL_SPLITS));
+    let (split, placement) =
+        (prop::sample::select(ALL_SPLITS), prop::sample::select(ALL_PLACEMENTS));
+    let policy = (eviction, predictor, split, placement);
     let n_threads = prop::sample::select(vec![1, 2, 4]);
     let part = prop::sample::select(vec![1, 1, 3, 7, usize::MAX]);
     let n_ubatch = prop::sample::select(vec![2, 5, 512]);
     let late = prop::option::of(any::<u64>());
     (share, any::<bool>(), policy, n_threads, part, n_ubatch, late).prop_map(
-        |(share, uring, (eviction, predictor, split), n_threads, part, n_ubatch, late)| Way {
-            share,
-            uring,
-            eviction,
-            predictor,
-            split,
-            n_threads,
-            part,
-            n_ubatch,
-            late,
+        |(share, uring, policy, n_threads, part, n_ubatch, late)| {
+            let (eviction, predictor, split, placement) = policy;
+            Way {
+                share,
+                uring,
+                eviction,
+                predictor,
+                split,
+                placement,
+                n_threads,
+                part,
+                n_ubatch,
+                late,
+            }
         },
     )
 }

@@ -234,6 +234,34 @@ fn prompts_prefetch_their_next_layer_and_keep_their_bits() {
     }
 }
 
+/// Predictions of two layers ahead have a layer's time to come, so that the device finds them by
+/// itself. Without predictions nothing is prefetched.
+#[test]
+fn prefetched_experts_are_found_when_their_layer_comes() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = convert_golden("qwen3moe", "q8_0", dir.path());
+    if !is_there(&path) {
+        return;
+    }
+    let expected = bits(&answer_after(&load(&path, &on_device(0, "100%")), 0));
+    let found = |policy: &str| {
+        // What is missing is loaded, and what is predicted has landed when its layer comes.
+        let test = TestHooks { lockstep: true, cpu_share: Some(0.0), ..Default::default() };
+        let policy = policy.parse().unwrap();
+        let engine = load(&path, &EngineOptions { policy, test, ..on_device(1, "50%") });
+        assert!(bits(&answer_after(&engine, 0)) == expected, "{policy}");
+        let counters = engine.expert_counters().unwrap();
+        eprintln!("{policy}: {counters:?}");
+        (counters.hits_prefetched, counters.misses)
+    };
+    let (none, misses) = found("predictor=none,eviction=lru");
+    assert_eq!(none, 0);
+    for predictor in ["next-layer", "trajectory"] {
+        let (hits, left) = found(&format!("predictor={predictor},eviction=lru"));
+        assert!(hits > 0 && left < misses, "{predictor}: {hits} found, {left} of {misses} missed");
+    }
+}
+
 #[test]
 fn bits_do_not_depend_on_budget_share_order_or_place() {
     same_bits("qwen3moe", "q8_0", CacheType::F32);

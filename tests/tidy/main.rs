@@ -424,6 +424,7 @@ const GPU_PASS: &[&str] = &[
     "experts",
     "device_model",
     // What passes keep.
+    "placement/attention_timer",
     "placement/cpu_timer",
     "placement",
     "expert_parallel/staged_copy",

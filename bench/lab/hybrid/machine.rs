@@ -8,13 +8,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::batch::{BatchLayer, BatchStep, Batches};
+use super::batch::{BatchLayer, BatchStep, Batches, N_AHEAD};
 use super::resident::{Id, Resident};
-use moeba::policy::{Missing, Placement, Schedule, Timer, View};
+use moeba::policy::{Missing, Placement, PredictedLayer, Schedule, Timer, View};
 use moeba::trace::CostModel;
-
-/// Without AsyncIO: "over 70 % slower" (PreScope 6.3).
-const SYNC_SLOWDOWN: f64 = 1.7;
 
 /// Counts of a simulation.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -38,11 +35,10 @@ pub struct Machine<'a> {
     async_io: bool,
     placement: Box<dyn Placement>,
     resident: Resident,
-    /// Prefetched for a layer to come, and when it lands.
-    brought: BTreeMap<Id, f64>,
-    /// Prefetches whose layer has come, and those of them that it needed.
-    n_judged: u64,
-    n_hits: u64,
+    /// Prefetched for a layer to come: when it lands, and how many layers ahead it was begun.
+    brought: BTreeMap<Id, (f64, usize)>,
+    /// By distance: prefetches whose layer has come, and those of them that it needed.
+    judged: [Judged; N_AHEAD],
     now: f64,
     link_free: f64,
     /// GPU and CPU time of each layer, ns.
@@ -50,10 +46,16 @@ pub struct Machine<'a> {
     pub counters: HybridCounters,
 }
 
+#[derive(Clone, Copy, Debug, Default)]
+struct Judged {
+    n: u64,
+    n_hits: u64,
+}
+
 /// A layer's experts by place.
 struct Split {
     current: Vec<Missing>,
-    predicted: Vec<Vec<Missing>>,
+    predicted: Vec<PredictedLayer>,
     /// Tokens of those that the GPU has, and of those on their way with when they land.
     there: Vec<usize>,
     landing: Vec<(f64, usize)>,
@@ -65,26 +67,26 @@ impl<'a> Machine<'a> {
     pub fn new(
         costs: &'a CostModel,
         load_ns: f64,
-        async_io: bool,
+        sync_slowdown: Option<f64>,
         placement: Box<dyn Placement>,
         resident: Resident,
     ) -> Machine<'a> {
-        let slowdown = if async_io { 1.0 } else { SYNC_SLOWDOWN };
+        let load_ns = load_ns * sync_slowdown.unwrap_or(1.0);
         let timer = Timer {
             cpu_token_ns: costs.cpu_expert.token_ns,
             cpu_start_ns: costs.cpu_expert.start_ns,
-            load_ns: load_ns * slowdown,
+            load_ns,
+            granule_ns: load_ns,
             attention_ns: 0.0,
         };
         Machine {
             costs,
             timer,
-            async_io,
+            async_io: sync_slowdown.is_none(),
             placement,
             resident,
             brought: BTreeMap::new(),
-            n_judged: 0,
-            n_hits: 0,
+            judged: [Judged::default(); N_AHEAD],
             now: 0.0,
             link_free: 0.0,
             layers: Vec::new(),
@@ -112,13 +114,11 @@ impl<'a> Machine<'a> {
         let mut split = self.split(batches, l, layer);
         // placement
         let mut schedule = Schedule::default();
-        let p_hit = (self.n_hits + 1) as f64 / (self.n_judged + 2) as f64;
         let view = View {
             timer: self.timer,
             current: &split.current,
             predicted: &split.predicted,
             delay_ns: (self.link_free - start).max(0.0),
-            p_hit,
         };
         self.placement.place(&view, &mut schedule);
         // uploads
@@ -154,16 +154,18 @@ impl<'a> Machine<'a> {
         for (expert, &n) in layer.counts.iter().enumerate() {
             let id = (l, expert as u32);
             let landed = self.brought.remove(&id);
-            self.n_judged += u64::from(landed.is_some());
+            if let Some((_, distance)) = landed {
+                let judged = &mut self.judged[distance - 1];
+                (judged.n, judged.n_hits) = (judged.n + 1, judged.n_hits + u64::from(n > 0));
+            }
             if n == 0 {
                 continue;
             }
             if self.resident.contains(&id) {
                 self.counters.n_resident += 1;
                 there.push(n as usize);
-            } else if let Some(at) = landed {
-                (self.counters.n_prefetched, self.n_hits) =
-                    (self.counters.n_prefetched + 1, self.n_hits + 1);
+            } else if let Some((at, _)) = landed {
+                self.counters.n_prefetched += 1;
                 landing.push((at, n as usize));
             } else {
                 current.push(Missing { expert: id.1, n_tokens: f64::from(n) });
@@ -171,8 +173,11 @@ impl<'a> Machine<'a> {
             }
             on_gpu.insert(id);
         }
-        let predicted = layer.predicted.iter().enumerate();
-        let predicted = predicted.map(|(d, tokens)| self.missing(batches, l + d + 1, tokens));
+        let predicted = layer.predicted.iter().zip(&self.judged).enumerate();
+        let predicted = predicted.map(|(d, (tokens, judged))| PredictedLayer {
+            missing: self.missing(batches, l + d + 1, tokens),
+            p_hit: (judged.n_hits + 1) as f64 / (judged.n + 2) as f64,
+        });
         Split { current, predicted: predicted.collect(), there, landing, on_gpu }
     }
 
@@ -216,7 +221,7 @@ impl<'a> Machine<'a> {
                 self.now = self.link_free;
             }
             let id = ((l + distance) % batches.n_experts.len(), expert);
-            self.brought.insert(id, self.link_free);
+            self.brought.insert(id, (self.link_free, distance));
             self.counters.n_prefetches += 1;
             self.counters.link_ns += self.timer.load_ns;
         }

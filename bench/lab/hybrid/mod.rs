@@ -42,19 +42,21 @@ pub struct HybridOptions {
     pub keep: Keep,
     /// Experts that the GPU has room for, beside the buffers of those that are brought.
     pub n_resident: usize,
-    /// Transfers beside computation. Without it one waits for the other, and they are slower.
-    pub async_io: bool,
+    /// `None`: transfers beside computation (AsyncIO). Else one waits for the other, and transfers
+    /// take so many times as long.
+    pub sync_slowdown: Option<f64>,
     pub geometry: Geometry,
     pub costs: CostModel,
 }
 
 /// A part of PreScope.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Part {
     HotTable,
     PreSched,
     Predictor,
-    AsyncIo,
+    /// With the time that transfers take without it, in parts of what they take with it.
+    AsyncIo(f64),
 }
 
 /// Experts that "fixed prefetching" brings for each layer.
@@ -68,7 +70,7 @@ impl HybridOptions {
             Part::HotTable => self.keep = Keep::Random(seed),
             Part::PreSched => self.scheduler = Scheduler::Greedy(Prefetching::Fixed(N_FIXED)),
             Part::Predictor => self.scheduler = Scheduler::Greedy(Prefetching::Nothing),
-            Part::AsyncIo => self.async_io = false,
+            Part::AsyncIo(slowdown) => self.sync_slowdown = Some(slowdown),
         }
         self
     }
@@ -101,7 +103,7 @@ pub fn simulate_batches(batches: &Batches, options: &HybridOptions) -> HybridRep
     let link = &costs.link;
     let load_ns = (link.latency_ns + link.transfer_ns(options.geometry.expert_bytes)) as f64;
     let placement = options.scheduler.build();
-    let mut machine = Machine::new(costs, load_ns, options.async_io, placement, resident);
+    let mut machine = Machine::new(costs, load_ns, options.sync_slowdown, placement, resident);
     let mut decode = Vec::new();
     for step in &batches.steps {
         let start = machine.now();

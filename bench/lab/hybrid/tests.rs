@@ -15,6 +15,9 @@ const SCHEDULERS: [Scheduler; 5] = [
     Scheduler::PreSched,
 ];
 
+/// Transfers take so many times as long without AsyncIO.
+const SLOWDOWN: f64 = 1.7;
+
 const GEOMETRY: Geometry = Geometry {
     expert_bytes: 100,
     n_granules: 1,
@@ -31,7 +34,7 @@ fn options(scheduler: Scheduler, n_resident: usize) -> HybridOptions {
         scheduler,
         keep: Keep::Lru,
         n_resident,
-        async_io: true,
+        sync_slowdown: None,
         geometry: GEOMETRY,
         costs: CostModel {
             link: LinkCosts::new(1e9, 0, 1),
@@ -96,7 +99,8 @@ proptest! {
         let routing = routing(seed, 6, 3, 6);
         let batches = Batches::new(&routing, 0..6, size, &Source::Oracle);
         let keep = if hot { Keep::Hot(counts(&routing, 0..6)) } else { Keep::Lru };
-        let options = HybridOptions { keep, async_io, ..options(scheduler, n_resident) };
+        let sync_slowdown = (!async_io).then_some(SLOWDOWN);
+        let options = HybridOptions { keep, sync_slowdown, ..options(scheduler, n_resident) };
         let report = simulate_batches(&batches, &options);
         prop_assert_eq!(&report, &simulate_batches(&batches, &options));
         let c = &report.counters;
@@ -104,7 +108,7 @@ proptest! {
         prop_assert_eq!(computed, needed(&batches));
         prop_assert!(c.n_prefetched <= c.n_prefetches);
         prop_assert!(c.cpu_ns <= report.wall_ns && c.gpu_ns <= report.wall_ns);
-        let load_ns = if async_io { 100.0 } else { 170.0 };
+        let load_ns = 100.0 * sync_slowdown.unwrap_or(1.0);
         let loads = (c.n_uploaded + c.n_prefetches) as f64;
         prop_assert!((c.link_ns - loads * load_ns).abs() < 1e-6);
         prop_assert!(c.link_ns <= report.wall_ns + load_ns * 1.01);
@@ -167,7 +171,7 @@ fn a_prefetch_runs_beside_the_cpu() {
     assert_eq!(report.layers, [(0.0, 70.0), (5.0, 0.0)]);
     assert_eq!((report.counters.n_prefetches, report.counters.n_prefetched), (1, 1));
     // Without AsyncIO it takes 170, and everything waits for it.
-    let sync = options(Scheduler::PreSched, 0).without(Part::AsyncIo, 0);
+    let sync = options(Scheduler::PreSched, 0).without(Part::AsyncIo(SLOWDOWN), 0);
     let report = simulate_batches(&batches, &sync);
     assert_eq!(report.counters.n_prefetched, 1);
     assert_eq!(report.wall_ns, 30.0 + 70.0 + 170.0 + 30.0 + 5.0);
@@ -235,7 +239,7 @@ fn prescope_is_faster_than_what_it_is_made_from() {
         scheduler: Scheduler::PreSched,
         keep: Keep::Hot(counts(&routing, 0..8)),
         n_resident: 8,
-        async_io: true,
+        sync_slowdown: None,
         geometry,
         costs: CostModel::derive(&device, &Host::XEON_6230R, &geometry),
     };
@@ -243,9 +247,9 @@ fn prescope_is_faster_than_what_it_is_made_from() {
     let rate = |options: &HybridOptions| simulate_batches(&batches, options).tokens_per_second();
     let full = rate(&options);
     assert!(full >= rate(&HybridOptions { scheduler: Scheduler::Static, ..options.clone() }));
-    for part in [Part::HotTable, Part::PreSched, Part::Predictor, Part::AsyncIo] {
+    for part in [Part::HotTable, Part::PreSched, Part::Predictor, Part::AsyncIo(SLOWDOWN)] {
         let without = rate(&options.clone().without(part, 7));
         assert!(full >= 0.98 * without, "{part:?}: {without} > {full}");
     }
-    assert!(full > 1.1 * rate(&options.clone().without(Part::AsyncIo, 7)));
+    assert!(full > 1.1 * rate(&options.clone().without(Part::AsyncIo(SLOWDOWN), 7)));
 }

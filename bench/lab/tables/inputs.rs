@@ -21,6 +21,8 @@ pub struct Inputs<'a> {
     pub llapor: Option<LlaporReport>,
     /// LLaPor's networks, trained on a part of `full`, which has hidden states then.
     pub networks: Option<Trained>,
+    /// How many times as long a transfer to the GPU takes without AsyncIO, if it was measured.
+    pub sync_slowdown: Option<f64>,
     /// Runs of the engine itself.
     pub live: Vec<Live>,
     /// Requests at the start that only fill caches and stores.
@@ -31,7 +33,16 @@ impl<'a> Inputs<'a> {
     pub fn new(fine: &'a Trace, coarse: Option<&'a Trace>, full: Option<&'a Trace>) -> Inputs<'a> {
         let fine = Source { trace: fine, stands_for: "qwen1.5-moe" };
         let coarse = coarse.map(|trace| Source { trace, stands_for: "mixtral-8x7b" });
-        Inputs { fine, coarse, full, llapor: None, networks: None, live: Vec::new(), n_warm_up: 8 }
+        Inputs {
+            fine,
+            coarse,
+            full,
+            llapor: None,
+            networks: None,
+            sync_slowdown: None,
+            live: Vec::new(),
+            n_warm_up: 8,
+        }
     }
 
     pub fn sources(&self) -> impl Iterator<Item = Source<'a>> {

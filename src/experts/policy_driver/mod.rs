@@ -4,6 +4,7 @@
 //! 4.3: searching is decoupled from inference).
 
 mod event;
+mod planning;
 mod timer;
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -15,8 +16,13 @@ use std::time::Instant;
 use super::counters::Counters;
 use super::runtime::Mover;
 use crate::experts::policy_driver::event::OwnedEvent;
-use crate::policy::{Event, Prediction, Predictor, Profile, Splitter, Wants};
+use crate::policy::{
+    Event, Prediction, Predictor, PrefetchPlanner, Profile, Schedule, Splitter, Wants,
+};
+use planning::Planning;
 use timer::Timer;
+
+pub use planning::PredictedLayers;
 
 /// Events that may wait: some tokens of a model of a hundred layers.
 const EVENTS_MAX: usize = 512;
@@ -30,9 +36,9 @@ struct PolicyState {
     shared: Arc<Shared>,
 }
 
-/// The part of the state that is read without its lock.
-#[derive(Default)]
+/// The part of the state that is read without its lock, which a slow predictor holds for long.
 struct Shared {
+    planning: Option<Planning>,
     /// The predictor's `Wants` after the last event that it heard.
     wants: AtomicU8,
     /// Time spent on the policy, by the layer loop and by the worker.
@@ -45,6 +51,15 @@ const WANTS_AHEAD: u8 = 1;
 const WANTS_HIDDEN: u8 = 2;
 
 impl Shared {
+    fn new(planner: Option<PrefetchPlanner>) -> Shared {
+        Shared {
+            planning: planner.map(Planning::new),
+            wants: AtomicU8::default(),
+            busy_ns: AtomicU64::default(),
+            n_done: AtomicU64::default(),
+        }
+    }
+
     fn set_wants(&self, Wants { ahead, hidden }: Wants) {
         let bits = u8::from(ahead) * WANTS_AHEAD | u8::from(hidden) * WANTS_HIDDEN;
         self.wants.store(bits, Ordering::Relaxed);
@@ -66,13 +81,22 @@ impl PolicyState {
         let tier = mover.tier();
         if let Event::IterationEnd { phase, timing, .. } = event {
             self.timer.observe(*phase, timing);
+            if let Some(planning) = &self.shared.planning {
+                planning.set_costs(self.timer.costs(&tier.counters()));
+            }
         }
         if let Some(predictor) = &mut self.predictor {
             predictor.observe(event);
+            if let Some(planning) = &self.shared.planning {
+                planning.observe(event, tier);
+            }
             if event.is_step() && is_last {
                 predictor.predict(&mut self.predictions);
                 self.predictions.retain(|prediction| mover.may_hold(prediction.expert));
-                tier.prefetch(&self.predictions, step);
+                match &self.shared.planning {
+                    None => tier.prefetch(&self.predictions, step),
+                    Some(planning) => planning.prefetch(&mut self.predictions, step, tier),
+                }
                 mover.wake_if_startable();
             }
             predictor.emit(&mut |event| tier.observe(event));
@@ -125,10 +149,11 @@ impl PolicyDriver {
         mover: Arc<dyn Mover>,
         predictor: Option<Box<dyn Predictor>>,
         splitter: Option<Box<dyn Splitter>>,
+        planner: Option<PrefetchPlanner>,
         expert_bytes: &[u64],
     ) -> PolicyDriver {
         let is_slow = splitter.is_some() || predictor.as_ref().is_some_and(|p| p.is_slow());
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(Shared::new(planner));
         shared.set_wants(predictor.as_ref().map_or(Wants::default(), |p| p.wants()));
         let state = PolicyState {
             predictor,
@@ -167,6 +192,32 @@ impl PolicyDriver {
         let n_sent = worker.n_sent.load(Ordering::Relaxed);
         while self.shared.n_done.load(Ordering::Acquire) < n_sent {
             std::thread::yield_now();
+        }
+    }
+
+    // ---- placement across layers ----
+
+    /// Adds the experts of the layers behind `layer` that are predicted and missing; none if each
+    /// layer is placed by itself.
+    pub fn predicted(&self, layer: usize, out: &mut PredictedLayers) {
+        if let Some(planning) = &self.shared.planning {
+            planning.predicted(layer, self.mover.tier(), out);
+        }
+    }
+
+    /// Prefetches what `layer`'s placement has planned of the latest predictions, and no more.
+    pub fn prefetch_planned(&self, layer: usize, schedule: &Schedule) {
+        if let Some(planning) = &self.shared.planning {
+            planning.prefetch_planned(layer, schedule, self.mover.tier());
+            self.mover.wake_if_startable();
+        }
+    }
+
+    /// The time from the end of a layer's experts to the next layer's routing, ns, as whoever
+    /// computes the layers has measured it.
+    pub fn set_attention_ns(&self, ns: f64) {
+        if let Some(planning) = &self.shared.planning {
+            planning.set_attention_ns(ns);
         }
     }
 

@@ -1,9 +1,10 @@
 use std::ops::Range;
 
 use super::*;
+use crate::experts::acquisition::{Access, Acquisition, LayerPart};
 use crate::experts::layout::piece::Piece;
 use crate::experts::tier::{ClassPlan, LayerPlan, Layout, Tier, TierPlan};
-use crate::policy::{Expert, Lru, Phase, Shape, Timing};
+use crate::policy::{Expert, Lru, Phase, Routed, Shape, Timing};
 
 /// Wants to look ahead in every other pass.
 struct Moody {
@@ -65,7 +66,7 @@ fn mover() -> Arc<Even> {
 }
 
 fn driver(mover: Arc<Even>, is_slow: bool) -> PolicyDriver {
-    PolicyDriver::new(mover, Some(Box::new(Moody { is_slow, n_passes: 0 })), None, &[4096])
+    PolicyDriver::new(mover, Some(Box::new(Moody { is_slow, n_passes: 0 })), None, None, &[4096])
 }
 
 #[test]
@@ -101,4 +102,43 @@ fn predictions_that_the_tier_may_not_hold_are_left_out() {
         mover.0.end_read(number, Ok(()));
     }
     assert_eq!(mover.0.counters().n_reads, 2);
+}
+
+/// With a planner only what there is time for is prefetched, once it is known what a load takes.
+#[test]
+fn a_planner_limits_prefetches_to_the_time_that_there_is() {
+    let mover = mover();
+    let tier = &mover.0;
+    let shape = Shape { n_granules: vec![1], ..Shape::of_model(vec![4], 2) };
+    let moody = Box::new(Moody { is_slow: false, n_passes: 0 });
+    let planner = Some(PrefetchPlanner::new(&shape));
+    let driver = PolicyDriver::new(mover.clone(), Some(moody), None, planner, &[4096]);
+    let end_reads = || {
+        let mut reads = Vec::new();
+        while tier.can_start() {
+            tier.start_reads(1, false, &mut reads);
+            reads.drain(..).for_each(|(number, _)| tier.end_read(number, Ok(())));
+        }
+        tier.counters().n_reads
+    };
+    // A load is measured, and a token without any time between its layers.
+    let mut demand = Acquisition::default();
+    demand.start(0, 0, LayerPart::whole(&[3]), Access::Prompt);
+    tier.acquire(&mut demand);
+    assert_eq!(end_reads(), 1);
+    tier.release(&mut demand);
+    let (request, phase, timing) = (0, Phase::Decode, Timing::default());
+    driver.observe(&Event::IterationEnd { request, phase, timing });
+    let routed = || {
+        let (chosen, probs, hidden) = (&[1][..], &[][..], &[][..]);
+        let routed = Routed { request, layer: 0, chosen, probs, hidden, ahead: None };
+        driver.observe(&Event::Routed(routed));
+        let mut predicted = PredictedLayers::new();
+        driver.predicted(0, &mut predicted);
+        (end_reads(), predicted[0].missing.len())
+    };
+    // Two of what is predicted may be held.
+    assert_eq!(routed(), (1, 2));
+    driver.set_attention_ns(1e12);
+    assert_eq!(routed(), (3, 0));
 }

@@ -180,6 +180,16 @@ impl Tier {
         self.lock().state.is_whole(expert)
     }
 
+    /// Whether a demand waits for an expert, or will.
+    pub fn is_demanded(&self, expert: Expert) -> bool {
+        self.lock().state.is_demanded(expert)
+    }
+
+    /// Whether an expert is neither in memory, here or in the tier above, nor on its way.
+    pub fn lacks(&self, expert: Expert) -> bool {
+        self.lock().state.lacks(expert)
+    }
+
     /// Whether every granule of every expert is in memory.
     pub fn has_everything(&self) -> bool {
         self.lock().state.has_everything()

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use super::owners::Owners;
 use super::{Fence, VramTier};
-use crate::experts::{Counters, PolicyClient};
+use crate::experts::{Counters, PolicyClient, PredictedLayers};
+use crate::policy::Schedule;
 
 pub struct VramTiers {
     /// By device; `None` where one holds no experts. Some device does.
@@ -64,6 +65,21 @@ impl VramTiers {
     /// See `VramTier::admit`, of each.
     pub fn admit(&self, layer: usize, experts: &[u32]) {
         self.of_layer(layer).for_each(|(_, vram)| vram.admit(layer, experts));
+    }
+
+    /// Adds what is predicted and missing of the layers behind `layer`, in all tiers.
+    pub fn predicted(&self, layer: usize, out: &mut PredictedLayers) {
+        self.iter().for_each(|vram| vram.predicted(layer, out));
+    }
+
+    /// See `TierRuntime::prefetch_planned`, of each.
+    pub fn prefetch_planned(&self, layer: usize, schedule: &Schedule) {
+        self.iter().for_each(|vram| vram.prefetch_planned(layer, schedule));
+    }
+
+    /// See `TierRuntime::set_attention_ns`, of each.
+    pub fn set_attention_ns(&self, ns: f64) {
+        self.iter().for_each(|vram| vram.set_attention_ns(ns));
     }
 
     /// Prefetches a layer in each tier that has it, and nothing in the others.

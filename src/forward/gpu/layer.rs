@@ -1,7 +1,7 @@
 //! One layer on a device: the stages of `forward::Model::layer`, in the same order.
 
 use crate::Result;
-use crate::forward::gpu::decode_pipeline::queue::PinnedLayer;
+use crate::experts::vram::VramTiers;
 use crate::forward::gpu::layers::{GpuMixer, GpuOnly};
 use crate::forward::gpu::pass::GpuPass;
 
@@ -10,28 +10,28 @@ enum ExpertPath<'a> {
     /// By the device alone: a dense layer's one expert, which is always resident.
     Device(&'a GpuOnly),
     /// By a look-up among pinned slots. The host computes or loads misses later.
-    Pipeline(PinnedLayer),
+    Pipeline(&'a VramTiers),
     /// As the host divides them among the devices and the CPU, once it has read the route.
     Host,
 }
 
 impl<'a> ExpertPath<'a> {
-    fn choose(cx: &mut GpuPass<'a>, l: usize) -> Result<ExpertPath<'a>> {
+    fn choose(cx: &mut GpuPass<'a>, l: usize) -> ExpertPath<'a> {
         if let Some(expert) = &cx.layer(l).ffn.dense {
-            return Ok(ExpertPath::Device(expert));
+            return ExpertPath::Device(expert);
         }
         // A recorder reads the routing of a layer before the next layer is queued.
         let is_recorded = cx.is_recorded();
         match cx.tiers(l).filter(|_| cx.looks_up(l) && !is_recorded) {
-            Some(tiers) => Ok(ExpertPath::Pipeline(cx.pin_layer(l, tiers)?)),
-            None => Ok(ExpertPath::Host),
+            Some(tiers) => ExpertPath::Pipeline(tiers),
+            None => ExpertPath::Host,
         }
     }
 }
 
 /// x → x
 pub fn layer(cx: &mut GpuPass, l: usize) -> Result<()> {
-    let path = ExpertPath::choose(cx, l)?;
+    let path = ExpertPath::choose(cx, l);
 
     // norm, attention, residual; dense branch; norm, router; shared expert
     if cx.is_decode() {
@@ -48,7 +48,7 @@ pub fn layer(cx: &mut GpuPass, l: usize) -> Result<()> {
             cx.add_residual()
         }
         // The residual is part of its last graph.
-        ExpertPath::Pipeline(pinned) => cx.pipelined_experts(l, pinned),
+        ExpertPath::Pipeline(tiers) => cx.pipelined_experts(l, tiers),
         ExpertPath::Host => {
             cx.download_route(l)?;
             cx.host_routed_experts(l)?;
@@ -94,8 +94,5 @@ pub fn before_experts(cx: &mut GpuPass, l: usize) -> Result<()> {
     }
 
     // shared expert
-    cx.shared_expert(ffn, &acts)?;
-
-    // look-up of the routed experts' slots
-    if cx.looks_up(l) { cx.look_up(l) } else { Ok(()) }
+    cx.shared_expert(ffn, &acts)
 }

@@ -13,6 +13,7 @@ use std::time::Instant;
 /// Computes a pass. Whether it succeeds or fails, no work of it is left when this returns.
 pub fn run(cx: &mut GpuPass) -> Result<()> {
     begin(cx);
+    cx.state.hybrid.placer.attention.reset();
     let result = match cx.role {
         Role::Source => encode(cx),
         Role::Only | Role::Answer => decode(cx),

@@ -41,6 +41,8 @@ impl GpuPass<'_> {
             1 => floats(bytes, &mut b.h),
             _ => floats(bytes, &mut b.x),
         })?;
+        let tiers = self.tiers(l);
+        self.state.hybrid.end_attention(tiers);
         self.model.record_routed(self.cpu, self.batch, self.b, l, self.observer);
         self.model.publish_routed(self.cpu, self.batch, self.b, l);
         Ok(())

@@ -24,12 +24,16 @@ pub struct Far {
 }
 
 impl Far {
-    /// Adds to `out` at most `k` experts of each layer. `used`: probabilities of all experts.
+    /// Adds to `out` at most `k` experts of each layer that it has nothing of. `used`:
+    /// probabilities of all experts.
     pub fn predict(&mut self, grid: &Grid, k: usize, used: &[f32], out: &mut Vec<Prediction>) {
         let (moe, nearest) = (grid.moe(), out.len());
         // Not the layer that was reached, of the next token.
         for distance in 2..(2 + LAYERS).min(moe.len()) {
             let layer = moe[(self.reached + distance) % moe.len()];
+            if out[..nearest].iter().any(|prediction| prediction.expert.layer == layer) {
+                continue;
+            }
             self.ranks.clear();
             let probable = used[grid.row(layer)].iter().zip(0..).filter(|(p, _)| **p >= LEAST);
             probable.for_each(|(p, expert)| self.ranks.push(*p, expert));

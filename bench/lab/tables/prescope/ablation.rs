@@ -1,16 +1,18 @@
 //! Figure 15: what PreScope loses with each of its parts.
 
-use super::bench::{Bench, DEVICES, by_size, on, resident_share};
+use super::bench::{Bench, DEVICES, SIZES, by_size, on, resident_share};
 use crate::hybrid::{HybridReport, Part};
 use crate::tables::{Axes, Cell, Claim, Paper, Row, Table, columns};
 
 /// As the rows name them.
-const PARTS: [(&str, Part); 4] = [
+const PARTS: [(&str, Part); 3] = [
     ("hot expert table", Part::HotTable),
     ("PreSched", Part::PreSched),
     ("LLaPor", Part::Predictor),
-    ("AsyncIO", Part::AsyncIo),
 ];
+
+/// A row of its own: it depends on a measured figure.
+const ASYNC_IO: &str = "AsyncIO";
 
 /// A row of its own where there are networks: LLaPor's place taken by the next layers' routers.
 const GATE: &str = "LLaPor, but with the gate";
@@ -18,7 +20,8 @@ const GATE: &str = "LLaPor, but with the gate";
 /// Seed for the experts that are kept instead of the hot ones.
 const SEED: u64 = 1;
 
-pub fn figure_15(bench: &Bench) -> Table {
+/// `sync_slowdown`: how many times as long transfers take without AsyncIO, if it was measured.
+pub fn figure_15(bench: &Bench, sync_slowdown: Option<f64>) -> Table {
     let mut rows = Vec::new();
     // Of what is needed, the part that is kept: with the table and without.
     let mut kept = (0.0, 0.0);
@@ -34,6 +37,13 @@ pub fn figure_15(bench: &Bench) -> Table {
             }
             rows.push(losses(on(name, device), &full, &without));
         }
+        rows.push(match sync_slowdown {
+            Some(slowdown) => {
+                let without = bench.run(&whole.clone().without(Part::AsyncIo(slowdown), SEED));
+                losses(on(ASYNC_IO, device), &full, &without)
+            }
+            None => Row::new(on(ASYNC_IO, device), SIZES.map(|_| not_measured())),
+        });
         if bench.has_networks() {
             rows.push(losses(on(GATE, device), &full, &bench.run_by_gate(&whole)));
         }
@@ -44,9 +54,11 @@ pub fn figure_15(bench: &Bench) -> Table {
         title: format!("PreScope, Figure 15: without each part, {} sizes", bench.model()),
         setting: format!(
             "{} In the parts' places: random experts kept, one expert of the next layer prefetched \
-             and uploads layer by layer, no prediction, transfers that computation waits for and \
-             that are 70 % slower.",
-            bench.setting("By how much throughput falls without a part,")
+             and uploads layer by layer, no prediction, transfers that computation waits for{}.",
+            bench.setting("By how much throughput falls without a part,"),
+            sync_slowdown.map_or(String::new(), |slowdown| format!(
+                " and that take {slowdown:.2} times as long, as `moeba doctor` has measured"
+            )),
         ),
         columns: by_size("without"),
         rows,
@@ -55,12 +67,17 @@ pub fn figure_15(bench: &Bench) -> Table {
         ..Table::default()
     };
     table.claims = claims(&table, kept.0, kept.1);
+    table.claims.extend(sync_slowdown.map(|_| async_io_claim(&table)));
     table.claims.extend(bench.has_networks().then(|| networks_claim(&table)));
     table
 }
 
 fn losses(name: String, full: &[Option<HybridReport>], without: &[Option<HybridReport>]) -> Row {
     Row::new(name, full.iter().zip(without).map(|(full, without)| loss(full, without)))
+}
+
+fn not_measured() -> Cell {
+    Cell::Text("not measured".into())
 }
 
 /// Loss of throughput, as a share.
@@ -84,7 +101,7 @@ fn paper() -> Paper {
             row("hot expert table", 0.222, "DeepSeek-V2-Lite, V100, batch 4"),
             row("PreSched", 0.541, "Mixtral-8x7B, A100, batch 64"),
             row("LLaPor", 0.202, "Moonlight-16B-A3B, batch 32"),
-            row("AsyncIO", 0.493, "Mixtral-8x7B, A100, batch 64"),
+            row(ASYNC_IO, 0.493, "Mixtral-8x7B, A100, batch 64"),
         ],
         setting: "512 tokens in and 64 out.".into(),
     }
@@ -118,7 +135,6 @@ fn claims(table: &Table, hot: f64, random: f64) -> Vec<Claim> {
     let highest = PARTS.map(|(name, _)| format!("{name} {:.1} %", most(name))).join(", ");
     let [a100, _] = DEVICES;
     let (hot_first, hot_last) = ends(&table.values(&on("hot expert table", a100)));
-    let (io_first, io_last) = ends(&table.values(&on("AsyncIO", a100)));
     vec![
         Claim::new(
             format!("No part is in the way: the least that one brings is {lowest:+.1} %"),
@@ -151,12 +167,16 @@ fn claims(table: &Table, hot: f64, random: f64) -> Vec<Claim> {
             hot_first > hot_last,
             "the kept experts spare the CPU tokens in large batches too",
         ),
-        Claim::new(
-            format!(
-                "AsyncIO matters most in large batches ({io_first:.1} % to {io_last:.1} %, A100)"
-            ),
-            io_last > io_first,
-            "small batches wait for each transfer as well",
-        ),
     ]
+}
+
+/// With the measured slowdown.
+fn async_io_claim(table: &Table) -> Claim {
+    let [a100, _] = DEVICES;
+    let (first, last) = ends(&table.values(&on(ASYNC_IO, a100)));
+    Claim::new(
+        format!("AsyncIO matters most in large batches ({first:.1} % to {last:.1} %, A100)"),
+        last > first,
+        "small batches wait for each transfer as well",
+    )
 }

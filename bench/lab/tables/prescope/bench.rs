@@ -111,7 +111,7 @@ impl<'a> Bench<'a> {
             scheduler: Scheduler::PreSched,
             keep: Keep::Hot(self.past.clone()),
             n_resident: (SHARE * n_experts as f64) as usize,
-            async_io: true,
+            sync_slowdown: None,
             geometry,
             costs: CostModel::derive(&device, &Host::XEON_6230R, &geometry),
         }
@@ -144,7 +144,7 @@ const BY_GATE: &str =
     "Predictions are the next two layers' routers', on the present layer's activation.";
 
 const BY_NETWORKS: &str = "Predictions are LLaPor's for PreScope, whose networks were not trained \
-                           on these requests and know the next layer only, and for the others \
+                           on these requests and know the next two layers, and for the others \
                            the next two layers' routers', on the present layer's activation.";
 
 fn run(batches: &[Batches], options: &HybridOptions) -> Vec<Option<HybridReport>> {

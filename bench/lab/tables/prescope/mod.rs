@@ -15,7 +15,8 @@ use moeba::Result;
 pub fn all(inputs: &Inputs) -> Result<Vec<Table>> {
     let benches = bench::benches(inputs)?;
     let mut tables: Vec<Table> = benches.iter().map(throughput::figure_12).collect();
-    tables.extend(benches.iter().map(ablation::figure_15));
+    let figure_15 = |bench| ablation::figure_15(bench, inputs.sync_slowdown);
+    tables.extend(benches.iter().map(figure_15));
     if let Some(report) = &inputs.llapor {
         tables.push(accuracy::figure_16(inputs, report));
         tables.push(accuracy::table_3(inputs, report));

@@ -65,7 +65,7 @@ fn report() -> LlaporReport {
 fn every_table_has_its_rows_and_finite_figures() {
     let (fine, coarse) = (trace(96), trace(40));
     let mut inputs = Inputs::new(&fine, Some(&coarse), None);
-    inputs.llapor = Some(report());
+    (inputs.llapor, inputs.sync_slowdown) = (Some(report()), Some(1.5));
     let tables = all(&inputs).unwrap();
     let ids: Vec<&str> = tables.iter().map(|table| table.id).collect();
     let of = ["fig-12-fine", "fig-12-coarse", "fig-15-fine", "fig-15-coarse", "fig-16", "table-3"];
@@ -88,6 +88,15 @@ fn every_table_has_its_rows_and_finite_figures() {
     }
     inputs.llapor = None;
     assert_eq!(all(&inputs).unwrap(), tables[..4]);
+    // The gain of AsyncIO is a figure of a machine or none at all.
+    assert!(tables[2].setting.contains("take 1.50 times as long"), "{}", tables[2].setting);
+    inputs.sync_slowdown = None;
+    let without = &all(&inputs).unwrap()[2];
+    assert_eq!(without.claims.len(), tables[2].claims.len() - 1);
+    for row in ["AsyncIO, a100", "AsyncIO, v100"] {
+        let cells = &without.row(row).cells;
+        assert!(cells.iter().all(|cell| cell.to_string() == "not measured"), "{cells:?}");
+    }
 }
 
 #[test]

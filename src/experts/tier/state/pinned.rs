@@ -80,6 +80,7 @@ impl State {
                 continue;
             }
             if is_layer_pinned {
+                self.counters.hits_prefetched += u64::from(self.table.get(e).unused_bytes > 0);
                 self.count_use(e);
                 self.move_to_working(e);
             } else {

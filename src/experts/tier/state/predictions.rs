@@ -7,7 +7,7 @@ use super::layer_prefetch::URGENCY;
 use crate::experts::acquisition::Access;
 use crate::experts::tier::queue::{Cause, LoadId};
 use crate::experts::tier::residency::Entry;
-use crate::policy::Prediction;
+use crate::policy::{Expert, Prediction};
 
 impl State {
     /// Layers' decode steps so far: what a prediction is as old as.
@@ -45,6 +45,18 @@ impl State {
                 None => full[class] = !self.start_prefetch(e, priority),
             }
         }
+    }
+
+    /// Whether a demand waits for an expert, or will.
+    pub fn is_demanded(&self, expert: Expert) -> bool {
+        let load = self.table.get(self.table.index(expert)).load;
+        load.is_some_and(|load| self.loads[load as usize].cause == Cause::Demand)
+    }
+
+    /// Whether an expert is neither in memory, here or in the tier above, nor on its way.
+    pub fn lacks(&self, expert: Expert) -> bool {
+        let entry = self.table.get(self.table.index(expert));
+        !entry.is_whole() && entry.load.is_none() && !self.upper.has(expert)
     }
 
     /// The priority of an expert in the layer prefetch or the latest predictions, if they name it.

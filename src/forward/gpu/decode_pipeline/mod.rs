@@ -1,14 +1,19 @@
-//! Decode without a host synchronisation per layer. The device resolves the router's choice against
-//! a slot table in its own memory and continues if every expert is resident. By then the host has
-//! queued the next layer; it reads the routing asynchronously and handles only misses: it loads or
-//! computes them, then releases the device.
+//! Decode without a device that waits for the host at each layer. The device resolves the router's
+//! choice against a slot table in its own memory and continues if every expert is resident. By then
+//! the host has queued the next layer's attention; it reads the routing asynchronously and handles
+//! only misses: it loads or computes them, then releases the device.
 //!
-//! A layer's slots stay pinned from the moment it is queued until the device has finished it. Their
-//! addresses are in the slot table, which is uploaded if it has changed since the last token. If
-//! the table lacks some experts, the layer gets a number, and between the resident experts and the
-//! sum the device waits until the word `go` in its memory has reached that number. The look-up
-//! writes the number there if nothing is missing; the host writes it after it has handled the
-//! misses. What runs before the wait and behind it are captured graphs.
+//! A layer's slots are pinned as late as the device lets the host: while it computes the layer
+//! before, whose misses have been handled, and the attention between. So what was prefetched until
+//! then is found. They stay pinned until the device has finished the layer. Their addresses are in
+//! the slot table, which is uploaded if it has changed since the last token. If the table lacks
+//! some experts, the layer gets a number, and between the resident experts and the sum the device
+//! waits until the word `go` in its memory has reached that number. The look-up writes the number
+//! there if nothing is missing; the host writes it after it has handled the misses. What runs
+//! before the look-up, before the wait and behind it are captured graphs.
+//!
+//! Policies hear of a layer's routing when the next layer is queued, so a prefetch has one layer's
+//! time to come before the layer after the next is pinned: predictors look two layers ahead.
 
 pub mod queue;
 pub mod slot;
@@ -36,9 +41,8 @@ impl<'a> GpuPass<'a> {
         self.n() == 1 && self.tiers(l).is_some()
     }
 
-    /// Pins the layer's resident experts and uploads its slot table, before anything of the layer
-    /// is queued.
-    pub fn pin_layer(&mut self, l: usize, tiers: &VramTiers) -> Result<PinnedLayer> {
+    /// Pins the layer's resident experts and uploads its slot table.
+    fn pin_layer(&mut self, l: usize, tiers: &VramTiers) -> Result<PinnedLayer> {
         let (stream, table) = (self.stream(), self.slot_table(l));
         let number_word = self.slice(&self.layout().ffn.lookup.pass);
         let PassState { pipeline, peers, .. } = &mut *self.state;
@@ -80,7 +84,7 @@ impl<'a> GpuPass<'a> {
     }
 
     /// Looks the chosen experts up in the slot table, and downloads the route.
-    pub fn look_up(&self, l: usize) -> Result<()> {
+    fn look_up(&self, l: usize) -> Result<()> {
         let pipeline = &self.state.pipeline;
         // SAFETY: the router chooses among the layer's experts.
         unsafe { self.dev.ops.resolve.launch(self.stream(), &self.lookup(l))? };
@@ -113,9 +117,19 @@ impl<'a> GpuPass<'a> {
         Ok(())
     }
 
-    /// Queues the layer's experts, their sum and the residual. Then reads the routing of the layer
-    /// before and handles its misses.
-    pub fn pipelined_experts(&mut self, l: usize, pinned: PinnedLayer) -> Result<()> {
+    /// Reads the routing of the layer before and handles its misses. Then pins the layer's resident
+    /// experts and queues them, their sum and the residual. What comes before is queued already.
+    pub fn pipelined_experts(&mut self, l: usize, tiers: &VramTiers) -> Result<()> {
+        let answered = self.answer_pending()?;
+        let pinned = self.pin_layer(l, tiers)?;
+        self.look_up(l)?;
+        self.queue_experts(l, pinned)?;
+        self.publish_answered(answered);
+        Ok(())
+    }
+
+    /// Queues what follows the look-up.
+    fn queue_experts(&mut self, l: usize, pinned: PinnedLayer) -> Result<()> {
         let (stream, shape) = (self.stream(), self.routed_shape(l));
         // Downloaded before the experts run, so that the host can handle misses meanwhile.
         let sizes = self.download_parts(pinned)?;
@@ -144,11 +158,8 @@ impl<'a> GpuPass<'a> {
             None => self.sum_experts(l)?,
         }
         let end = Fence::after(stream)?;
-        let queued = PendingLayer { l, pinned, sizes, end };
-        match self.state.pipeline.pending.replace(queued) {
-            Some(before) => self.on_routed(before),
-            None => Ok(()),
-        }
+        self.state.pipeline.pending = Some(PendingLayer { l, pinned, sizes, end });
+        Ok(())
     }
 
     /// Queues the downloads beside the route's, if the host may want them. Returns the sizes of all
@@ -202,22 +213,32 @@ impl<'a> GpuPass<'a> {
         unsafe { self.dev.ops.resolve.place_rows(stream, homes, all, shape.n_embd, partial) }
     }
 
-    /// Reads the routing of the last layer and handles its misses. To be called before any wait for
-    /// the stream of the layers.
+    /// Reads the routing of the last layer, handles its misses and tells policies. To be called
+    /// before any wait for the stream of the layers.
     pub fn finish_pending(&mut self) -> Result<()> {
-        match self.state.pipeline.pending.take() {
-            Some(pending) => self.on_routed(pending),
-            None => Ok(()),
+        let answered = self.answer_pending()?;
+        self.publish_answered(answered);
+        Ok(())
+    }
+
+    /// Tells policies of a layer whose routing is in `b`.
+    fn publish_answered(&mut self, answered: Option<usize>) {
+        if let Some(l) = answered {
+            self.model.publish_routed(self.cpu, self.batch, self.b, l);
         }
     }
 
-    /// Reads a layer's routing, loads or computes its misses, and releases the device.
-    fn on_routed(&mut self, pending: PendingLayer) -> Result<()> {
+    /// Reads the routing of the last layer, loads or computes its misses, and releases the device.
+    /// Returns the layer, if there is one.
+    fn answer_pending(&mut self) -> Result<Option<usize>> {
+        let Some(pending) = self.state.pipeline.pending.take() else { return Ok(None) };
         let tiers = self.dev.tiers.as_deref().expect("experts in VRAM");
         let PendingLayer { l, pinned: PinnedLayer { slot, number }, sizes, end } = pending;
         // If this fails the layer stays pinned until the pass is abandoned: what is queued of it
         // still runs.
-        if self.read_route(l, slot, &sizes)? > 0 {
+        let n_missing = self.read_route(l, slot, &sizes)?;
+        self.state.hybrid.end_attention(Some(tiers));
+        if n_missing > 0 {
             self.missed_experts(l, slot)?;
             let number = number.expect("a layer without a number misses nothing");
             let go = self.slice(&self.layout().ffn.lookup.go);
@@ -229,9 +250,9 @@ impl<'a> GpuPass<'a> {
         let pipeline = &mut self.state.pipeline;
         pipeline.waits.retain(|(waits, _)| Some(*waits) != number);
         pipeline.pinned.retain(|pinned| *pinned != l);
+        self.state.hybrid.begin_attention();
         tiers.unpin_layer(l, &self.b.route.chosen, Some(&end));
-        self.model.publish_routed(self.cpu, self.batch, self.b, l);
-        Ok(())
+        Ok(Some(l))
     }
 
     /// Reads what was downloaded of a layer. Returns the number of pairs that it misses.
@@ -270,7 +291,7 @@ impl<'a> GpuPass<'a> {
         let chosen = self.b.route.chosen.iter();
         let missed = chosen.map(|e| if is_resident(*e) { NO_EXPERT } else { *e });
         hybrid.group(missed, k, n_experts);
-        hybrid.divide(tiers, l);
+        hybrid.divide(tiers, l, true);
         let routed = RoutedLayer { stream, ..layer };
         let (is_grouped, is_miss, n_pairs, n_decode) = (false, true, k, 1);
         let call =

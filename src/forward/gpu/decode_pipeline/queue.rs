@@ -8,7 +8,7 @@ use crate::forward::gpu::upload::Staging;
 use crate::forward::gpu::workspace::RouteParts;
 use crate::model::Model;
 
-/// The number of layers in the queue at most: the one that runs and the next.
+/// Layers use the slots in turn: one is filled while the copies of the other may still be read.
 const SLOTS: usize = 2;
 
 /// The graphs that follow a layer's look-up.

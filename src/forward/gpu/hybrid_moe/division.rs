@@ -3,14 +3,14 @@
 use crate::backend::ops::Demand;
 use crate::backend::ops::NO_EXPERT;
 use crate::cancel::Cancel;
-use crate::experts::Acquisition;
 use crate::experts::vram::VramTiers;
+use crate::experts::{Acquisition, PredictedLayers};
 use crate::forward::gpu::placement::{PlacementInput, Placer};
 use crate::policy::{Missing, Schedule};
 use std::ops::Range;
+use std::time::Instant;
 
 /// The division of the layer that is being computed, and the memory that it reuses.
-#[derive(Default)]
 pub struct HybridMoe {
     /// All pairs of the call, and those that the CPU computes.
     pub all: Demand,
@@ -25,6 +25,7 @@ pub struct HybridMoe {
     pub place_of: Vec<usize>,
     pub placer: Placer,
     missing: Vec<Missing>,
+    predicted: PredictedLayers,
     schedule: Schedule,
 }
 
@@ -42,7 +43,18 @@ impl HybridMoe {
     /// `cpu_share`: see `GpuOptions`.
     pub fn new(cpu_share: Option<f32>, n_devices: usize) -> HybridMoe {
         let batches = (0..n_devices).map(|_| DeviceBatch::default()).collect();
-        HybridMoe { placer: Placer::new(cpu_share), batches, ..HybridMoe::default() }
+        HybridMoe {
+            all: Demand::default(),
+            on_cpu: Demand::default(),
+            batches,
+            cpu: Vec::new(),
+            chosen: Vec::new(),
+            place_of: Vec::new(),
+            placer: Placer::new(cpu_share),
+            missing: Vec::new(),
+            predicted: Vec::new(),
+            schedule: Schedule::default(),
+        }
     }
 
     /// Waits for experts end once `cancel` is set.
@@ -73,8 +85,9 @@ impl HybridMoe {
     }
 
     /// Assigns each expert: resident ones to their devices, the others to a device or the CPU,
-    /// whichever is expected to have the result earlier.
-    pub fn divide(&mut self, tiers: Option<&VramTiers>, l: usize) {
+    /// whichever is expected to have the result earlier. `has_decode`: whether some rows are
+    /// decode's, for which alone experts are predicted.
+    pub fn divide(&mut self, tiers: Option<&VramTiers>, l: usize, has_decode: bool) {
         for batch in &mut self.batches {
             batch.experts.clear();
             batch.left = 0;
@@ -97,12 +110,33 @@ impl HybridMoe {
             return;
         }
         let (load_ns, delay_ns) = link_ns(tiers, l, &self.missing);
-        let input = PlacementInput { missing: &self.missing, load_ns, delay_ns };
-        self.placer.place(&input, &mut self.schedule);
+        self.predicted.clear();
+        if has_decode {
+            tiers.predicted(l, &mut self.predicted);
+        }
+        let (missing, predicted) = (&self.missing[..], &self.predicted[..]);
+        let n_granules = tiers.vram(l, missing[0].expert).layout(l).n_granules;
+        let input = PlacementInput { missing, predicted, load_ns, n_granules, delay_ns };
+        if self.placer.place(&input, &mut self.schedule) && has_decode {
+            tiers.prefetch_planned(l, &self.schedule);
+        }
         for expert in &self.schedule.upload {
             self.batches[tiers.device(l, *expert)].experts.push(*expert);
         }
         self.cpu.extend(&self.schedule.cpu);
+    }
+
+    /// The next router's choice is known: the link has had this time between two layers.
+    pub fn end_attention(&mut self, tiers: Option<&VramTiers>) {
+        self.placer.attention.end(Instant::now());
+        if let (Some(tiers), Some(ns)) = (tiers, self.placer.attention.ns()) {
+            tiers.set_attention_ns(ns);
+        }
+    }
+
+    /// A layer's experts are answered.
+    pub fn begin_attention(&mut self) {
+        self.placer.attention.begin(Instant::now());
     }
 
     /// Moves experts that some of the first `n` rows have chosen before the others.

@@ -46,7 +46,7 @@ impl<'a> GpuPass<'a> {
         let PassState { staging, hybrid, peers, .. } = &mut *self.state;
         let chosen = self.b.route.chosen.iter().copied();
         hybrid.group(chosen, route_k, self.model.hyper.routing.n_experts);
-        hybrid.divide(call.tiers, l);
+        hybrid.divide(call.tiers, l, call.n_decode > 0);
         hybrid.put_decode_first(call.n_decode);
         if call.is_grouped {
             hybrid.sort_by_pairs();
@@ -61,6 +61,7 @@ impl<'a> GpuPass<'a> {
         let first =
             DeviceShare { device: 0, context, acts, chosen, biases, staging, to_first: None };
         hybrid.compute(&call, first, peers, self.cpu, self.b)?;
+        hybrid.begin_attention();
         self.routed_sum(&call.shape, call.n_pairs, call.is_grouped)
     }
 }

@@ -1,32 +1,38 @@
-//! Divides a decode layer's experts that are not in VRAM between the CPU and the link: PreSched
-//! (PreScope, section 4.3), with the measured costs of this machine. Pure: it reads no clock and
-//! moves nothing.
+//! Divides a layer's experts that are not in VRAM between the CPU and the link, and plans what the
+//! link prefetches beside them: PreSched (PreScope, section 4.3), with the measured costs of this
+//! machine. Pure: it reads no clock and moves nothing.
 //!
-//! It decides on the layer's own experts only (the paper's Q1). The VRAM tier prefetches experts of
-//! the next layers when the link is idle (Q2 to Q4): the policy predicts them, and they queue
-//! behind all demand.
+//! With a policy of `placement=presched` the experts that are predicted for the next layers compete
+//! for the link, and the plan of prefetches is kept. With others each layer is divided by itself,
+//! and whatever is predicted queues behind all demand.
 
+mod attention_timer;
 mod cpu_timer;
 
+pub use attention_timer::AttentionTimer;
 pub use cpu_timer::CpuTimer;
 
-use crate::policy::{Missing, Placement, PreSched, Schedule, Timer, View};
+use crate::policy::{Missing, Placement, PreSched, PredictedLayer, Schedule, Timer, View};
 
-/// The experts that a layer misses in VRAM, and the state of the link.
+/// The experts that a layer misses in VRAM, what is predicted behind it, and the state of the link.
 #[derive(Clone, Copy, Debug)]
 pub struct PlacementInput<'a> {
     /// Distinct, in any order.
     pub missing: &'a [Missing],
+    /// The MoE layers behind it, the nearest first.
+    pub predicted: &'a [PredictedLayer],
     /// Nanoseconds to load one expert; `None` until it was measured.
     pub load_ns: Option<f64>,
+    /// Granules of an expert: between two of them, demand overtakes prefetch.
+    pub n_granules: usize,
     /// Nanoseconds until the transfers that are running are done.
     pub delay_ns: f64,
 }
 
 /// Places missing experts, layer by layer.
-#[derive(Default)]
 pub struct Placer {
     pub cpu: CpuTimer,
+    pub attention: AttentionTimer,
     /// For tests: the share of experts that go to the CPU, from 0 to 1, at any costs.
     share: Option<f32>,
     presched: PreSched,
@@ -35,21 +41,32 @@ pub struct Placer {
 impl Placer {
     pub fn new(share: Option<f32>) -> Placer {
         assert!(share.is_none_or(|share| (0.0..=1.0).contains(&share)), "{share:?}");
-        Placer { share, ..Placer::default() }
+        let (cpu, attention) = (CpuTimer::default(), AttentionTimer::default());
+        Placer { cpu, attention, share, presched: PreSched::filling() }
     }
 
-    /// Replaces the contents of `out`. Each missing expert is then in `upload` or in `cpu`.
-    pub fn place(&mut self, input: &PlacementInput, out: &mut Schedule) {
-        let PlacementInput { missing, load_ns, delay_ns } = *input;
+    /// Replaces the contents of `out`. Each missing expert is then in `upload` or in `cpu`. Returns
+    /// whether costs have decided, so that prefetches are planned too.
+    pub fn place(&mut self, input: &PlacementInput, out: &mut Schedule) -> bool {
+        let PlacementInput { missing, predicted, load_ns, n_granules, delay_ns } = *input;
         if let Some(share) = self.share {
-            return split(missing, out, |m| on_cpu(m.expert, share));
+            split(missing, out, |m| on_cpu(m.expert, share));
+            return false;
         }
         let (Some((a, b)), Some(load_ns)) = (self.cpu.fit(), load_ns) else {
-            return self.try_out(input, out);
+            self.try_out(input, out);
+            return false;
         };
-        let timer = Timer { cpu_token_ns: a, cpu_start_ns: b, load_ns, attention_ns: 0.0 };
-        let view = View { timer, current: missing, predicted: &[], delay_ns, p_hit: 0.0 };
+        let timer = Timer {
+            cpu_token_ns: a,
+            cpu_start_ns: b,
+            load_ns,
+            granule_ns: load_ns / n_granules as f64,
+            attention_ns: self.attention.ns().unwrap_or(0.0),
+        };
+        let view = View { timer, current: missing, predicted, delay_ns };
         self.presched.place(&view, out);
+        true
     }
 
     /// Gives one expert to whichever of CPU and link has not been measured: the CPU gets the one
@@ -98,19 +115,20 @@ mod tests {
     }
 
     fn input(missing: &[Missing], load_ns: Option<f64>) -> PlacementInput<'_> {
-        PlacementInput { missing, load_ns, delay_ns: 0.0 }
+        PlacementInput { missing, predicted: &[], load_ns, n_granules: 1, delay_ns: 0.0 }
     }
 
     fn place(placer: &mut Placer, input: &PlacementInput) -> (Vec<u32>, Vec<u32>) {
         let mut out = Schedule { cpu: vec![99], upload: vec![99], prefetch: vec![(9, 9)] };
         placer.place(input, &mut out);
+        // Nothing is predicted.
         assert_eq!(out.prefetch, []);
         (out.cpu, out.upload)
     }
 
     #[test]
     fn measured_costs_decide() {
-        let mut placer = Placer::default();
+        let mut placer = Placer::new(None);
         for n in [1, 2, 20, 30] {
             placer.cpu.observe(n, 10.0 * n as f64 + 20.0);
         }
@@ -125,9 +143,28 @@ mod tests {
         assert_eq!(cpu.len(), 0);
     }
 
+    /// As in PreSched's own tests: what the next layer needs more takes the link's turn, and the
+    /// measured attention makes room for it.
+    #[test]
+    fn predicted_experts_compete_for_the_link() {
+        let mut placer = Placer::new(None);
+        for n in [1, 2, 20, 30] {
+            placer.cpu.observe(n, 10.0 * n as f64 + 20.0);
+        }
+        let mut place = |predicted: &[PredictedLayer]| {
+            let missing = missing(&[9]);
+            let mut out = Schedule::default();
+            placer.place(&PlacementInput { predicted, ..input(&missing, Some(100.0)) }, &mut out);
+            (out.cpu, out.upload, out.prefetch)
+        };
+        assert_eq!(place(&[]), (vec![], vec![0], vec![]));
+        let next = [PredictedLayer { missing: missing(&[12]), p_hit: 0.9 }];
+        assert_eq!(place(&next), (vec![0], vec![], vec![(1, 0)]));
+    }
+
     #[test]
     fn what_is_not_known_is_tried_with_one_expert() {
-        let mut placer = Placer::default();
+        let mut placer = Placer::new(None);
         let three = missing(&[5, 7, 1]);
         assert_eq!(place(&mut placer, &input(&three, None)), (vec![0, 2], vec![1]));
         assert_eq!(place(&mut placer, &input(&three[..1], None)), (vec![0], vec![]));

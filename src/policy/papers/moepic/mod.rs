@@ -25,7 +25,7 @@ pub(in crate::policy) const NAMES: Names = Names {
     evictions: &[],
     policies: &[(
         "moepic",
-        PolicySpec { predictor: "next-layer", eviction: "lcp", split: SplitKind::Auto },
+        PolicySpec { split: SplitKind::Auto, ..PolicySpec::whole("next-layer", "lcp") },
     )],
 };
 

@@ -9,8 +9,8 @@ pub use hot::{Hot, HotTable};
 pub use llapor::{LlaPor, LlaporModel};
 pub use presched::PreSched;
 
-use crate::policy::PolicySpec;
 use crate::policy::registry::{EvictionEntry, Names, PredictorEntry, Trial};
+use crate::policy::{PlacementKind, PolicySpec};
 
 pub(in crate::policy) const NAMES: Names = Names {
     predictors: &[PredictorEntry {
@@ -28,5 +28,5 @@ pub(in crate::policy) const NAMES: Names = Names {
             Box::new(table.map_or_else(|| Hot::new(b.shape), Hot::with))
         },
     }],
-    policies: &[("prescope", PolicySpec::whole("llapor", "hot"))],
+    policies: &[("prescope", PolicySpec::whole("llapor", "hot").placed(PlacementKind::PreSched))],
 };

@@ -12,9 +12,14 @@
 //! - Q3 (Eq. 7): one more, the critical prefetch, is cut off by the gap's end. A hit gains the part
 //!   that is hidden, a miss delays the next layer's demand by the rest; it is issued if
 //!   p_hit · hidden − (1 − p_hit) · rest > 0. The paper considers it only where the gap hides at
-//!   least half of it, as it rounds the count to the nearest; the sign decides here.
+//!   least half of it, as it rounds the count to the nearest; the sign decides here. A miss delays
+//!   the demand by a granule at most where loads can be interrupted between granules.
 //! - Q4: where the cut holds nothing of the next layer, the layer after it is looked at in the
 //!   same way, its gap lengthened by what the CPU will do for the layer between.
+//!
+//! The paper does not prefetch experts that the cut leaves to the CPU. If loads give way to demand,
+//! an idle link may as well bring them, so the engine fills the gap with those too, nearest layers
+//! first (`PreSched::filling`).
 
 use crate::policy::placement::{Missing, Placement, Schedule, Timer, View, sort_ascending};
 
@@ -23,6 +28,8 @@ const N_AHEAD: usize = 2;
 
 #[derive(Clone, Debug, Default)]
 pub struct PreSched {
+    /// Whether prefetches fill the gap, worth the GPU by the cut or not, from any layer.
+    fills: bool,
     current: Vec<Missing>,
     ahead: Vec<Missing>,
     /// S, with whether it is of the layer ahead.
@@ -33,9 +40,7 @@ impl Placement for PreSched {
     fn place(&mut self, view: &View, out: &mut Schedule) {
         let timer = &view.timer;
         out.clear();
-        self.current.clear();
-        self.current.extend(view.current);
-        sort_ascending(&mut self.current);
+        self.set_current(view);
         // Q1
         let (worth, _) = self.cut(view, 0);
         let n_upload = uploads(timer, view.delay_ns, &self.current, worth);
@@ -43,28 +48,50 @@ impl Placement for PreSched {
         // Q2
         let link_ns = view.delay_ns + n_upload as f64 * timer.load_ns;
         let on_cpu = &self.current[..self.current.len() - n_upload];
-        let mut gap_ns = (cpu_ns(timer, on_cpu) - link_ns).max(0.0) + timer.attention_ns;
-        for distance in 0..N_AHEAD.min(view.predicted.len()) {
-            let (_, n_ahead) = self.cut(view, distance);
-            if n_ahead > 0 {
-                // Q3
-                let n = prefetches(timer.load_ns, gap_ns, view.p_hit).min(n_ahead);
-                let heaviest = self.ahead.iter().rev().take(n);
-                out.prefetch.extend(heaviest.map(|m| (distance + 1, m.expert)));
-                return;
-            }
-            // Q4
-            gap_ns += cpu_ns(timer, &self.ahead) + timer.attention_ns;
-        }
+        let gap_ns = (cpu_ns(timer, on_cpu) - link_ns).max(0.0) + timer.attention_ns;
+        self.prefetch(view, gap_ns, out);
     }
 }
 
 impl PreSched {
+    /// Fills the gaps that the link has.
+    pub fn filling() -> PreSched {
+        PreSched { fills: true, ..PreSched::default() }
+    }
+
+    /// Appends the prefetches that pay if the link has nothing else to do for `gap_ns`.
+    pub fn prefetch(&mut self, view: &View, mut gap_ns: f64, out: &mut Schedule) {
+        let timer = &view.timer;
+        self.set_current(view);
+        let n_layers = if self.fills { view.predicted.len() } else { N_AHEAD };
+        for (distance, layer) in view.predicted.iter().enumerate().take(n_layers) {
+            let (_, n_worth) = self.cut(view, distance);
+            let n_wanted = if self.fills { self.ahead.len() } else { n_worth };
+            // Q3
+            let n = prefetches(timer, gap_ns, layer.p_hit).saturating_sub(out.prefetch.len());
+            let left = self.ahead.len() - n.min(n_wanted);
+            let heaviest = self.ahead[left..].iter().rev();
+            out.prefetch.extend(heaviest.map(|m| (distance + 1, m.expert)));
+            if n_wanted > 0 && !self.fills {
+                return;
+            }
+            // Q4
+            gap_ns += cpu_ns(timer, &self.ahead[..left]) + timer.attention_ns;
+        }
+    }
+
+    fn set_current(&mut self, view: &View) {
+        self.current.clear();
+        self.current.extend(view.current);
+        sort_ascending(&mut self.current);
+    }
+
     /// How many of the current layer's and of a predicted layer's experts are worth the GPU; the
     /// latter are in `self.ahead` afterwards, ascending.
     fn cut(&mut self, view: &View, distance: usize) -> (usize, usize) {
         self.ahead.clear();
-        self.ahead.extend(view.predicted.get(distance).into_iter().flatten());
+        let layer = view.predicted.get(distance);
+        self.ahead.extend(layer.into_iter().flat_map(|layer| &layer.missing));
         sort_ascending(&mut self.ahead);
         self.merged.clear();
         // Of equals what is only predicted counts as lighter.
@@ -101,10 +128,10 @@ fn uploads(timer: &Timer, delay_ns: f64, ascending: &[Missing], worth: usize) ->
 }
 
 /// Prefetches that fit into the gap, and the critical one if it pays.
-fn prefetches(load_ns: f64, gap_ns: f64, p_hit: f64) -> usize {
-    let whole = (gap_ns / load_ns).floor();
-    let hidden_ns = gap_ns - whole * load_ns;
-    let rest_ns = load_ns - hidden_ns;
+fn prefetches(timer: &Timer, gap_ns: f64, p_hit: f64) -> usize {
+    let whole = (gap_ns / timer.load_ns).floor();
+    let hidden_ns = gap_ns - whole * timer.load_ns;
+    let rest_ns = (timer.load_ns - hidden_ns).min(timer.granule_ns);
     let critical = p_hit * hidden_ns - (1.0 - p_hit) * rest_ns > 0.0;
     whole as usize + usize::from(critical)
 }

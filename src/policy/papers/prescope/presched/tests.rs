@@ -1,10 +1,20 @@
 //! Invariants for any set of missing experts, and the paper's cases by hand.
 
 use super::*;
+use crate::policy::PredictedLayer;
 use proptest::prelude::*;
 
-const TIMER: Timer =
-    Timer { cpu_token_ns: 10.0, cpu_start_ns: 20.0, load_ns: 100.0, attention_ns: 30.0 };
+const TIMER: Timer = Timer {
+    cpu_token_ns: 10.0,
+    cpu_start_ns: 20.0,
+    load_ns: 100.0,
+    granule_ns: 100.0,
+    attention_ns: 30.0,
+};
+
+fn layer_of(tokens: &[u32], p_hit: f64) -> PredictedLayer {
+    PredictedLayer { missing: missing(tokens), p_hit }
+}
 
 fn missing(tokens: &[u32]) -> Vec<Missing> {
     let missing =
@@ -16,6 +26,10 @@ fn place(placement: &mut dyn Placement, view: &View) -> Schedule {
     let mut out = Schedule { cpu: vec![99], upload: vec![99], prefetch: vec![(9, 9)] };
     placement.place(view, &mut out);
     out
+}
+
+fn presched(fills: bool) -> PreSched {
+    if fills { PreSched::filling() } else { PreSched::default() }
 }
 
 fn layer() -> impl Strategy<Value = Vec<u32>> {
@@ -48,13 +62,16 @@ proptest! {
         attention_ns in 0.0f64..300.0,
     ) {
         let current = missing(&current);
-        let predicted: Vec<_> = predicted.iter().map(|layer| missing(layer)).collect();
-        let timer = Timer { load_ns, attention_ns, ..TIMER };
-        let view = View { timer, current: &current, predicted: &predicted, delay_ns, p_hit };
+        let predicted: Vec<_> = predicted.iter().map(|layer| layer_of(layer, p_hit)).collect();
+        let timer = Timer { load_ns, granule_ns: load_ns, attention_ns, ..TIMER };
+        let view = View { timer, current: &current, predicted: &predicted, delay_ns };
         let everything = (0..current.len() as u32).collect::<Vec<_>>();
         let all_on_cpu = Schedule { cpu: everything.clone(), ..Schedule::default() };
         let mut presched = PreSched::default();
         let schedule = place(&mut presched, &view);
+        // Filling gaps changes no place.
+        let filled = place(&mut PreSched::filling(), &view);
+        prop_assert_eq!((&filled.cpu, &filled.upload), (&schedule.cpu, &schedule.upload));
         prop_assert_eq!(&schedule, &place(&mut presched, &view));
         let mut experts = [&schedule.cpu[..], &schedule.upload].concat();
         experts.sort_unstable();
@@ -73,11 +90,12 @@ proptest! {
         next in layer(),
         load_ns in 10.0f64..500.0,
         p_hit in 0.0f64..=1.0,
+        fills: bool,
     ) {
-        let (current, predicted) = (missing(&current), [missing(&next)]);
-        let timer = Timer { load_ns, ..TIMER };
-        let view = View { timer, current: &current, predicted: &predicted, delay_ns: 0.0, p_hit };
-        let schedule = place(&mut PreSched::default(), &view);
+        let (current, predicted) = (missing(&current), [layer_of(&next, p_hit)]);
+        let timer = Timer { load_ns, granule_ns: load_ns, ..TIMER };
+        let view = View { timer, current: &current, predicted: &predicted, delay_ns: 0.0 };
+        let schedule = place(&mut presched(fills), &view);
         let cpu = tokens_of(&current, &schedule.cpu);
         let cpu: f64 = cpu.into_iter().map(|n| timer.cpu_ns(n)).sum();
         let link = schedule.upload.len() as f64 * load_ns;
@@ -85,8 +103,9 @@ proptest! {
         let n = schedule.prefetch.len() as f64;
         prop_assert!((n - 1.0) * load_ns <= gap);
         // One that is sure to miss is no gain unless it costs nothing.
-        let view = View { p_hit: 0.0, ..view };
-        prop_assert!(place(&mut PreSched::default(), &view).prefetch.len() as f64 * load_ns <= gap);
+        let predicted = [layer_of(&next, 0.0)];
+        let view = View { predicted: &predicted, ..view };
+        prop_assert!(place(&mut presched(fills), &view).prefetch.len() as f64 * load_ns <= gap);
     }
 }
 
@@ -95,7 +114,7 @@ fn check_prefetch(view: &View, schedule: &Schedule) -> Result<(), TestCaseError>
         |distance: usize| schedule.prefetch.iter().filter(move |p| p.0 == distance).map(|p| p.1);
     for distance in 1..=view.predicted.len() {
         let experts: Vec<u32> = of_layer(distance).collect();
-        let layer = &view.predicted[distance - 1];
+        let layer = &view.predicted[distance - 1].missing;
         prop_assert!(experts.len() <= layer.len());
         prop_assert!(tokens_of(layer, &experts).is_sorted_by(|a, b| a >= b));
     }
@@ -105,8 +124,8 @@ fn check_prefetch(view: &View, schedule: &Schedule) -> Result<(), TestCaseError>
     Ok(())
 }
 
-fn view<'a>(current: &'a [Missing], predicted: &'a [Vec<Missing>]) -> View<'a> {
-    View { timer: TIMER, current, predicted, delay_ns: 0.0, p_hit: 0.9 }
+fn view<'a>(current: &'a [Missing], predicted: &'a [PredictedLayer]) -> View<'a> {
+    View { timer: TIMER, current, predicted, delay_ns: 0.0 }
 }
 
 /// CPU costs of 1, 2, 20 and 30 tokens: 30, 40, 220 and 320.
@@ -128,7 +147,7 @@ fn the_next_layer_competes_for_the_link() {
     let current = missing(&[9]); // 110 on the CPU, so 100 on the link by itself
     let alone = place(&mut PreSched::default(), &view(&current, &[]));
     assert_eq!(alone.upload, [0]);
-    let predicted = [missing(&[12])]; // 140, together 250: the first load pays, a second not
+    let predicted = [layer_of(&[12], 0.9)]; // 140, together 250: the first load pays, a second not
     let both = place(&mut PreSched::default(), &view(&current, &predicted));
     assert_eq!((&both.cpu[..], &both.upload[..]), (&[0][..], &[][..]));
     // The gap of 110 + 30 hides it.
@@ -138,21 +157,47 @@ fn the_next_layer_competes_for_the_link() {
 /// Gap: 30 of attention; a load of 100 is hidden by 30 %, so it needs more than 70 % of hits.
 #[test]
 fn the_critical_prefetch_needs_hits() {
-    let predicted = [missing(&[30, 30])];
-    let n = |p_hit| {
-        let view = View { p_hit, ..view(&[], &predicted) };
-        place(&mut PreSched::default(), &view).prefetch.len()
+    let n = |p_hit, granule_ns| {
+        let predicted = [layer_of(&[30, 30], p_hit)];
+        let timer = Timer { granule_ns, ..TIMER };
+        place(&mut PreSched::default(), &View { timer, ..view(&[], &predicted) }).prefetch.len()
     };
-    assert_eq!((n(0.69), n(0.71)), (0, 1));
+    assert_eq!((n(0.69, 100.0), n(0.71, 100.0)), (0, 1));
+    // A load in quarters keeps the demand waiting for 25 instead of 70.
+    assert_eq!((n(0.45, 25.0), n(0.46, 25.0)), (0, 1));
+}
+
+/// Each distance is judged by its own hits.
+#[test]
+fn a_layer_that_is_predicted_badly_is_not_prefetched() {
+    let current = missing(&[8]); // 100 on the CPU: with attention a gap of 130
+    let n = |near, far| {
+        let predicted = [layer_of(&[1], near), layer_of(&[40, 40, 40], far)];
+        place(&mut PreSched::default(), &view(&current, &predicted)).prefetch.len()
+    };
+    // 30 for the layer between and its attention's 30 make it 190: one, and one that is hidden by
+    // nine tenths.
+    assert_eq!((n(0.5, 0.05), n(0.05, 0.5)), (1, 2));
+}
+
+/// An expert that the CPU computes sooner than the link loads it is worth a link that is idle.
+#[test]
+fn an_idle_link_brings_what_the_cpu_would_compute() {
+    let predicted = [layer_of(&[1], 0.9), layer_of(&[1, 1], 0.9)];
+    let current = missing(&[1, 1, 1]); // 90 on the CPU: with attention a gap of 120
+    let view = view(&current, &predicted);
+    assert_eq!(place(&mut PreSched::default(), &view).prefetch, []);
+    // One, and with the next attention one that is hidden by half.
+    assert_eq!(place(&mut PreSched::filling(), &view).prefetch, [(1, 0), (2, 0)]);
 }
 
 #[test]
 fn a_layer_that_needs_nothing_is_looked_past() {
     // One token on the CPU is cheaper than any load.
-    let predicted = [missing(&[1]), missing(&[40, 2])];
+    let predicted = [layer_of(&[1], 0.9), layer_of(&[40, 2], 0.9)];
     let schedule = place(&mut PreSched::default(), &view(&[], &predicted));
     assert_eq!(schedule.prefetch, [(2, 0)]);
     // Only so far.
-    let predicted = [missing(&[1]), missing(&[1]), missing(&[40])];
+    let predicted = [1, 1, 40].map(|n_tokens| layer_of(&[n_tokens], 0.9));
     assert_eq!(place(&mut PreSched::default(), &view(&[], &predicted)).prefetch, []);
 }
