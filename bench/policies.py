@@ -3,15 +3,16 @@
 
     cargo build --release --features lab
     bench/policies.py [--text PROSE.txt] [--full FULL.mtrace] [--llapor ACCURACY.csv]
-                      [--networks FULL.moeba]
+                      [--networks FULL.moeba] [--machine DOCTOR.json]
 
 Simulates the policies on TRACES/demo.mtrace and sibling.mtrace (moeba-lab tables). With --text,
 held-out prose, it also runs the engine on the demo model with experts streamed from disk, at 25 and
 50 % with every policy. --full is the demo model's trace with --ahead 6 --hidden (bench/traces.py
 --full); --llapor is the report of `moeba trace train FULL.mtrace --report`; --networks is the
 profile that `moeba trace train FULL.mtrace --held-out 35` wrote: two batches of 32 requests that
-those networks have not seen. Live figures and LLaPor's times depend on the machine; everything else
-repeats.
+those networks have not seen; --machine is what `moeba doctor --json` says of a machine with a GPU,
+which tells what asynchronous transfers are worth. Live figures and LLaPor's times depend on the
+machine; everything else repeats.
 """
 
 import argparse
@@ -50,6 +51,7 @@ def main():
     parser.add_argument("--full", type=Path)
     parser.add_argument("--llapor", type=Path)
     parser.add_argument("--networks", type=Path)
+    parser.add_argument("--machine", type=Path)
     parser.add_argument("--demo", type=Path, default=ROOT / "models/demo/moeba-demo.gguf")
     parser.add_argument("--traces", type=Path, default=ROOT / "bench/traces")
     parser.add_argument("--out", type=Path, default=ROOT / "target/policies")
@@ -61,7 +63,7 @@ def main():
     args = parser.parse_args()
     command = [args.lab, "tables", args.traces / "demo.mtrace", "-o", args.out,
                "--coarse", args.traces / "sibling.mtrace"]
-    for flag in ["full", "llapor", "networks"]:
+    for flag in ["full", "llapor", "networks", "machine"]:
         if getattr(args, flag):
             command += [f"--{flag}", getattr(args, flag)]
     with tempfile.TemporaryDirectory() as folder:

@@ -32,6 +32,10 @@ pub struct Args {
     /// --held-out 35 or more
     #[arg(long, value_name = "PROFILE", requires = "full")]
     networks: Option<PathBuf>,
+    /// Output of `moeba doctor --json` on a machine with a GPU: how fast experts are transferred
+    /// with AsyncIO and without
+    #[arg(long, value_name = "FILE")]
+    machine: Option<PathBuf>,
     /// Figures of live runs that bench/policies.py wrote
     #[arg(long, value_name = "FILE")]
     live: Option<PathBuf>,
@@ -54,6 +58,7 @@ pub fn run(args: &Args) -> Result<()> {
     if let (Some(path), Some(full)) = (&args.networks, &full) {
         inputs.networks = Some(networks(path, full)?);
     }
+    inputs.sync_slowdown = args.machine.as_deref().map(sync_slowdown).transpose()?;
     inputs.live = args.live.as_deref().map(live).transpose()?.unwrap_or_default();
     write(&inputs, &args.output)
 }
@@ -150,6 +155,23 @@ fn networks(path: &Path, full: &Trace) -> Result<Trained> {
     Ok(Trained { model, n_held_out })
 }
 
+/// How many times as long an expert's transfer takes as one whole from pageable memory.
+fn sync_slowdown(path: &Path) -> Result<f64> {
+    let bad =
+        |why: &str| Error::invalid(format!("{} is no measurement of a GPU: {why}", path.display()));
+    let found: serde_json::Value =
+        serde_json::from_str(&read_text(path)?).map_err(|e| bad(&e.to_string()))?;
+    let devices = &found["devices"];
+    if devices["emulated"] == true {
+        return Err(bad("the device is emulated, so its rates mean nothing"));
+    }
+    let rate = |name: &str| {
+        let rate = devices["gpus"][0][name].as_f64().filter(|rate| *rate > 0.0);
+        rate.ok_or_else(|| bad(&format!("{name} is missing; moeba doctor --json writes it")))
+    };
+    Ok(rate("experts_async_gb_per_second")? / rate("experts_pageable_gb_per_second")?)
+}
+
 fn live(path: &Path) -> Result<Vec<Live>> {
     let text = read_text(path)?;
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
@@ -171,6 +193,27 @@ mod tests {
         assert!(asked(20, 12).unwrap_err().contains("at most 11"));
         let usual = |of| warm_up(None, of).unwrap();
         assert_eq!([0, 1, 2, 8, 9, 100].map(usual), [0, 0, 1, 4, 8, 8]);
+    }
+
+    #[test]
+    fn a_machines_transfers_are_read_and_emulated_ones_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("machine.json");
+        let read = |text: &str| {
+            fs::write(&path, text).unwrap();
+            sync_slowdown(&path).map_err(|e| e.to_string())
+        };
+        let gpu = |emulated: bool| {
+            format!(
+                r#"{{"devices": {{"emulated": {emulated}, "gpus": [
+                    {{"experts_async_gb_per_second": 24.0, "experts_pageable_gb_per_second": 8.0}}
+                ]}}}}"#
+            )
+        };
+        assert_eq!(read(&gpu(false)), Ok(3.0));
+        assert!(read(&gpu(true)).unwrap_err().contains("emulated"));
+        assert!(read(r#"{"devices": {"gpus": []}}"#).unwrap_err().contains("is missing"));
+        assert!(read("no json").unwrap_err().contains("no measurement of a GPU"));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The speed of a GPU: its link, its memory, and the two products that models spend their time in.
 
-use super::Rounds;
+use super::{ExpertTransfers, Rounds};
 use crate::Result;
 use crate::backend::gpu::acts::{DeviceActs, record_bytes};
 use crate::backend::gpu::mat::DeviceMat;
@@ -29,6 +29,7 @@ pub struct DeviceRates {
     pub matvec: Rounds,
     /// A product and a sum are two operations.
     pub matmul_tops: Rounds,
+    pub experts: ExpertTransfers,
 }
 
 /// The sizes of the measurements.
@@ -40,6 +41,8 @@ pub struct Sizes {
     matvec: [usize; 2],
     /// Rows, columns and tokens.
     matmul: [usize; 3],
+    /// Bytes of an expert and of a chunk of it.
+    expert: [usize; 2],
     /// Operations between two looks at the clock.
     repetitions: usize,
 }
@@ -51,6 +54,7 @@ impl Sizes {
         copy_bytes: 256 << 20,
         matvec: [1 << 17, 4096],
         matmul: [4096, 4096, 512],
+        expert: [16 << 20, 1 << 20],
         repetitions: 4,
     };
     /// For a device whose rates mean nothing.
@@ -59,6 +63,7 @@ impl Sizes {
         copy_bytes: 64 << 10,
         matvec: [64, 256],
         matmul: [64, 256, 32],
+        expert: [64 << 10, 16 << 10],
         repetitions: 1,
     };
 }
@@ -77,6 +82,7 @@ impl DeviceRates {
             copy: clock.copy(sizes.copy_bytes)?,
             matvec: clock.matvec(sizes.matvec)?,
             matmul_tops: clock.matmul(sizes.matmul)?,
+            experts: ExpertTransfers::measure(device, sizes.expert, sizes.repetitions)?,
             info,
             memory,
         })
@@ -207,6 +213,8 @@ mod tests {
         let rates = DeviceRates::measure(&devices[0], Sizes::EMULATED).unwrap();
         let all = [&rates.up, &rates.up_write_combined, &rates.down, &rates.copy, &rates.matvec];
         assert!(all.iter().all(|rounds| rounds.median() > 0.0), "{rates:?}");
+        let ExpertTransfers { chunked, whole, pageable } = &rates.experts;
+        assert!([chunked, whole, pageable].iter().all(|rounds| rounds.median() > 0.0), "{rates:?}");
         assert_eq!(rates.memory.free_bytes, rates.memory.total_bytes);
         assert_eq!((rates.of_memory(1.0), rates.int8_peak_tops()), (None, None));
         assert_eq!(devices[0].memory().unwrap(), rates.memory, "given back");

@@ -4,6 +4,7 @@
 pub mod device;
 pub mod disk;
 pub mod disk_probe;
+pub mod expert_transfers;
 pub mod gpu;
 pub mod limits;
 pub mod memory;
@@ -15,6 +16,7 @@ mod team;
 mod wall;
 
 pub use device::DeviceRates;
+pub use expert_transfers::ExpertTransfers;
 pub use peak::Peak;
 pub use read_rate::ReadTest;
 pub use rounds::Rounds;

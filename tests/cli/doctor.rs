@@ -171,7 +171,9 @@ fn devices_are_measured_and_emulated_ones_are_not_believed() {
     for (index, gpu) in gpus.iter().enumerate() {
         assert_eq!(gpu["index"], index);
         assert_eq!((&gpu["name"], &gpu["total_bytes"]), (&"emulated".into(), &(1 << 30).into()));
-        for rate in ["up_pinned", "up_write_combined", "down_pinned", "copy", "matvec_q4_k"] {
+        let experts = ["experts_async", "experts_whole", "experts_pageable"];
+        let links = ["up_pinned", "up_write_combined", "down_pinned", "copy", "matvec_q4_k"];
+        for rate in links.into_iter().chain(experts) {
             in_range(&gpu[format!("{rate}_gb_per_second")], 1e-9, 1e6);
         }
         in_range(&gpu["matmul_q4_k_tops"], 1e-12, 1e3);
@@ -179,7 +181,7 @@ fn devices_are_measured_and_emulated_ones_are_not_believed() {
     }
     let out = moeba().arg("doctor").args(args).output().unwrap();
     let table = succeeded(&out);
-    let rates = ["GPU memory", "GPU link", "GPU copy", "GPU matvec", "GPU matmul"];
+    let rates = ["GPU memory", "GPU link", "GPU experts", "GPU copy", "GPU matvec", "GPU matmul"];
     for what in rates {
         let findings = table.split("\n\n").next().unwrap();
         let lines = findings.lines().filter(|line| line.starts_with(&format!("{what:<16} ")));

@@ -3,7 +3,7 @@
 use super::advice::{self, Advice};
 use super::examine::{DeviceFinding, DiskFinding, Findings};
 use crate::engine::device;
-use crate::machine::{DeviceRates, Rounds};
+use crate::machine::{DeviceRates, ExpertTransfers, Rounds};
 use crate::units::size;
 
 pub fn of(found: &Findings) -> String {
@@ -140,6 +140,14 @@ fn device_lines(rates: &DeviceRates, out: &mut Vec<String>) {
         gb(&rates.down)
     );
     out.push(line("GPU link", &link));
+    let ExpertTransfers { chunked, whole, pageable } = &rates.experts;
+    let experts = format!(
+        "{} in chunks through pinned memory, {} whole, {} from pageable memory",
+        gb(chunked),
+        gb(whole),
+        gb(pageable)
+    );
+    out.push(line("GPU experts", &experts));
     let percent = |part: f64| format!("{:.0} %", 100.0 * part);
     let of_memory = |rounds: &Rounds| {
         let part = rates.of_memory(rounds.median());

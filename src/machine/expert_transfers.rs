@@ -1,0 +1,130 @@
+//! The gain of PreScope's AsyncIO (its section 4.4) on this machine: experts go from the host's
+//! memory to a GPU in chunks through registered buffers, as the engine's link does it, as one
+//! transfer through such a buffer, and as one transfer out of pageable memory, which is what a
+//! framework does that knows nothing of experts.
+
+use std::time::Instant;
+
+use super::Rounds;
+use crate::Result;
+use crate::backend::gpu::{Device, DeviceBuffer, Event, Pinned, PinnedKind, Stream};
+
+/// 10⁹ bytes a second of an expert, from the moment it is asked for to the moment it is there.
+#[derive(Clone, Debug)]
+pub struct ExpertTransfers {
+    /// Chunk by chunk: one is packed into a registered buffer while the one before it is copied.
+    pub chunked: Rounds,
+    /// Packed into a registered buffer, and then copied.
+    pub whole: Rounds,
+    /// Copied from where it is.
+    pub pageable: Rounds,
+}
+
+/// Buffers that chunks take in turns, as many as the engine's link has.
+const RING: usize = 3;
+
+/// Experts that the host holds: more than one, so that each comes from memory and not from a cache.
+const N_EXPERTS: usize = 4;
+
+struct Bench {
+    stream: Stream,
+    host: Vec<u8>,
+    device: DeviceBuffer,
+    pinned: Pinned,
+    copied: Vec<Event>,
+    expert_bytes: usize,
+    chunk_bytes: usize,
+}
+
+impl ExpertTransfers {
+    /// The bytes of an expert, and those of a chunk of it.
+    pub fn measure(
+        device: &Device,
+        [expert_bytes, chunk_bytes]: [usize; 2],
+        repetitions: usize,
+    ) -> Result<ExpertTransfers> {
+        assert!(expert_bytes.is_multiple_of(chunk_bytes) && RING * chunk_bytes <= expert_bytes);
+        let mut bench = Bench {
+            stream: Stream::new(device)?,
+            host: vec![1; N_EXPERTS * expert_bytes],
+            device: DeviceBuffer::new(device, expert_bytes)?,
+            pinned: Pinned::new(device, expert_bytes, PinnedKind::WriteCombined)?,
+            copied: (0..RING).map(|_| Event::new(device)).collect::<Result<_>>()?,
+            expert_bytes,
+            chunk_bytes,
+        };
+        let rates = bench.measure(repetitions);
+        // An error may have left copies queued out of these buffers.
+        let waited = bench.stream.synchronize();
+        rates.and_then(|rates| waited.map(|()| rates))
+    }
+}
+
+impl Bench {
+    fn measure(&mut self, repetitions: usize) -> Result<ExpertTransfers> {
+        Ok(ExpertTransfers {
+            chunked: self.rate(repetitions, Bench::chunked)?,
+            whole: self.rate(repetitions, Bench::whole)?,
+            pageable: self.rate(repetitions, Bench::pageable)?,
+        })
+    }
+
+    /// `transfer` queues the copies of the expert with this number; they are waited for one expert
+    /// at a time.
+    fn rate(
+        &mut self,
+        repetitions: usize,
+        transfer: fn(&mut Bench, usize) -> Result<()>,
+    ) -> Result<Rounds> {
+        let round = |bench: &mut Bench| -> Result<f64> {
+            let start = Instant::now();
+            for i in 0..repetitions {
+                transfer(bench, i % N_EXPERTS)?;
+                bench.stream.synchronize()?;
+            }
+            let ns = start.elapsed().as_nanos().max(1) as f64;
+            Ok((repetitions * bench.expert_bytes) as f64 / ns)
+        };
+        // The first one warms up.
+        round(self)?;
+        let rounds = (0..Rounds::N).map(|_| round(self)).collect::<Result<Vec<f64>>>()?;
+        Ok(Rounds::sorted(rounds))
+    }
+
+    fn chunked(&mut self, expert: usize) -> Result<()> {
+        let n = self.chunk_bytes;
+        for chunk in 0..self.expert_bytes / n {
+            let buffer = chunk % RING;
+            if chunk >= RING {
+                self.copied[buffer].synchronize()?;
+            }
+            let from = expert * self.expert_bytes + chunk * n;
+            // SAFETY: the last copy out of this buffer has been waited for, here or at the end of
+            // the expert before.
+            let packed = unsafe { self.pinned.bytes_mut(buffer * n..(buffer + 1) * n) };
+            packed.copy_from_slice(&self.host[from..from + n]);
+            // SAFETY: the buffer is packed again, and ends, after this copy has been waited for.
+            unsafe {
+                self.stream.upload(self.device.all().slice(chunk * n..(chunk + 1) * n), packed)?
+            };
+            self.stream.record(&self.copied[buffer])?;
+        }
+        Ok(())
+    }
+
+    fn whole(&mut self, expert: usize) -> Result<()> {
+        let n = self.expert_bytes;
+        // SAFETY: the copy of the expert before has been waited for.
+        let packed = unsafe { self.pinned.bytes_mut(0..n) };
+        packed.copy_from_slice(&self.host[expert * n..(expert + 1) * n]);
+        // SAFETY: the buffer is packed again, and ends, after this copy has been waited for.
+        unsafe { self.stream.upload(self.device.all(), packed) }
+    }
+
+    fn pageable(&mut self, expert: usize) -> Result<()> {
+        let n = self.expert_bytes;
+        // SAFETY: nothing writes to the host's experts, and they end after this copy has been
+        // waited for.
+        unsafe { self.stream.upload(self.device.all(), &self.host[expert * n..(expert + 1) * n]) }
+    }
+}
