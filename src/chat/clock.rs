@@ -9,6 +9,8 @@ pub enum Clock {
     System,
     /// Midnight of this day, in days since 1970-01-01.
     Day(i64),
+    /// This second since 1970-01-01.
+    Second(i64),
 }
 
 const WEEKDAYS: [&str; 7] =
@@ -55,6 +57,7 @@ impl Clock {
     fn seconds(self) -> i64 {
         match self {
             Self::Day(days) => days * 86_400,
+            Self::Second(second) => second,
             Self::System => match SystemTime::now().duration_since(UNIX_EPOCH) {
                 Ok(since) => since.as_secs() as i64,
                 Err(before) => -(before.duration().as_secs() as i64),

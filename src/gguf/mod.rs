@@ -8,6 +8,7 @@ mod detach;
 mod file;
 mod getters;
 mod header;
+mod json;
 mod key;
 mod overrides;
 mod parse;

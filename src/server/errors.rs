@@ -17,6 +17,8 @@ pub enum Wire {
     Native,
     /// Anthropic's messages.
     Anthropic,
+    /// Ollama's routes.
+    Ollama,
 }
 
 impl Wire {
@@ -24,6 +26,7 @@ impl Wire {
     pub fn of(path: &str) -> Wire {
         match path {
             _ if path.starts_with("/v1/messages") => Wire::Anthropic,
+            _ if path.starts_with("/api/") => Wire::Ollama,
             _ if path.starts_with("/v1/") => Wire::OpenAi,
             "/models" => Wire::OpenAi,
             _ if path.starts_with("/chat/completions") => Wire::OpenAi,
@@ -201,6 +204,9 @@ impl ApiError {
             let error = json!({ "type": name, "message": self.message_for_anthropic() });
             return json!({ "type": "error", "error": error, "request_id": request_id });
         }
+        if wire == Wire::Ollama {
+            return json!({ "error": self.message });
+        }
         let mut error = Map::new();
         if wire == Wire::Native || self.kind == Kind::Loading {
             // The order of llama-server's members: wrappers compare the text.
@@ -282,6 +288,8 @@ mod tests {
             assert_eq!(ApiError::loading().body(wire, "r").to_string(), expected);
         }
         assert_eq!(ApiError::loading().status(Wire::Anthropic), 529);
+        let body = ApiError::loading().body(Wire::Ollama, "r");
+        assert_eq!(body, json!({ "error": "Loading model" }));
     }
 
     #[test]

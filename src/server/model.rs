@@ -1,10 +1,13 @@
 //! The model as clients see it.
 
-use std::path::PathBuf;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
 
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
+use super::digest::hex;
 use super::random;
 use crate::engine::{Engine, EngineOptions};
 use crate::gguf::Gguf;
@@ -25,6 +28,16 @@ pub struct ModelInfo {
     pub architecture: String,
     /// Bytes of the file.
     pub n_bytes: u64,
+    pub n_params: u64,
+    pub n_embd: usize,
+    /// The context that the model was trained for.
+    pub n_ctx_train: usize,
+    /// When the file was written, in seconds since 1970.
+    pub modified: u64,
+    /// The type that most bytes of the file are in.
+    pub weight_type: &'static str,
+    /// Tells the model from others, in hexadecimal digits.
+    pub digest: String,
     pub n_ctx: usize,
     pub n_parallel: usize,
     /// Bytes of the longest token.
@@ -41,12 +54,13 @@ impl ModelInfo {
         let path = gguf.path().to_owned();
         let own = || path.file_stem().map_or("model".into(), |s| s.to_string_lossy().into_owned());
         let names = if names.is_empty() { vec![own()] } else { names };
+        let hyper = engine.model().hyper();
         let n_params: u64 = gguf.tensors().iter().map(|t| t.dims.iter().product::<u64>()).sum();
         let meta = json!({
             "vocab_type": vocab_type(gguf),
             "n_vocab": engine.n_vocab(),
-            "n_ctx_train": engine.model().hyper().n_ctx_train,
-            "n_embd": engine.model().hyper().n_embd,
+            "n_ctx_train": hyper.n_ctx_train,
+            "n_embd": hyper.n_embd,
             "n_params": n_params,
             "size": gguf.n_bytes(),
         });
@@ -58,6 +72,12 @@ impl ModelInfo {
             fingerprint: fingerprint(engine, options),
             architecture: architecture.to_owned(),
             n_bytes: gguf.n_bytes(),
+            n_params,
+            n_embd: hyper.n_embd,
+            n_ctx_train: hyper.n_ctx_train,
+            modified: modified(&path),
+            weight_type: weight_type(gguf),
+            digest: hex(&model_key(engine)),
             n_ctx: engine.n_ctx(),
             n_parallel: options.n_sessions,
             longest_piece: super::prompt::longest_piece(engine.tokenizer()),
@@ -94,30 +114,6 @@ impl ModelInfo {
             "status": { "value": "loaded" },
         })
     }
-
-    /// The entry as Ollama has it.
-    pub fn ollama_entry(&self, name: &str) -> Value {
-        json!({
-            "name": name,
-            "model": name,
-            "modified_at": "",
-            "size": self.n_bytes.to_string(),
-            "digest": "",
-            "type": "model",
-            "description": "",
-            "tags": [""],
-            "capabilities": ["completion"],
-            "parameters": "",
-            "details": {
-                "parent_model": "",
-                "format": "gguf",
-                "family": self.architecture,
-                "families": [self.architecture],
-                "parameter_size": "",
-                "quantization_level": "",
-            },
-        })
-    }
 }
 
 /// llama.cpp's number of the kind of vocabulary.
@@ -132,6 +128,21 @@ fn vocab_type(gguf: &Gguf) -> u32 {
     }
 }
 
+/// When a file was written; 0 where that is not known.
+fn modified(path: &Path) -> u64 {
+    let time = path.metadata().and_then(|data| data.modified()).ok();
+    let since = time.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+    since.map_or(0, |time| time.as_secs())
+}
+
+fn weight_type(gguf: &Gguf) -> &'static str {
+    let mut bytes = BTreeMap::new();
+    for tensor in gguf.tensors() {
+        *bytes.entry(tensor.ty.name()).or_insert(0) += tensor.n_bytes;
+    }
+    bytes.into_iter().max_by_key(|(_, n)| *n).map_or("", |(name, _)| name)
+}
+
 fn fingerprint(engine: &Engine, options: &EngineOptions) -> String {
     let mut hash = Sha256::new();
     hash.update(ARITHMETIC.to_le_bytes());
@@ -140,8 +151,7 @@ fn fingerprint(engine: &Engine, options: &EngineOptions) -> String {
     let types = (options.cache_type_k, options.cache_type_v, on_device, engine.is_exact());
     hash.update(format!("{types:?}"));
     let hash = hash.finalize();
-    let digits: String = hash[..4].iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("b{digits}")
+    format!("b{}", hex(&hash[..4]))
 }
 
 /// Tells the model from others by its metadata and the layout of its tensors.

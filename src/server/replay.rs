@@ -3,6 +3,7 @@
 
 use sha2::{Digest, Sha256};
 
+use super::digest::hex;
 use super::request::{Prompt, Request};
 
 /// The header that has the name.
@@ -27,5 +28,5 @@ pub fn hash(request: &Request, prompt: &[u32]) -> [u8; 32] {
 /// The name of a request, or of several that came as one.
 pub fn name<'a>(hashes: impl Iterator<Item = &'a [u8; 32]>) -> String {
     let hash = hashes.fold(Sha256::new(), |all, hash| all.chain_update(hash)).finalize();
-    hash.iter().map(|byte| format!("{byte:02x}")).collect()
+    hex(&hash)
 }

@@ -12,7 +12,7 @@ use serde_json::Value;
 use tokio::time::{sleep, timeout};
 
 use super::App;
-use super::api::{anthropic, chat, completions, models, native, responses, text};
+use super::api::{anthropic, chat, completions, models, native, ollama, responses, text};
 use super::auth::Client;
 use super::body::{self, Body};
 use super::errors::{ApiError, ApiResult, Kind, Wire};
@@ -61,6 +61,13 @@ enum Handler {
     ApplyTemplate,
     Messages,
     CountTokens,
+    Root,
+    OllamaVersion,
+    OllamaTags,
+    OllamaProcesses,
+    OllamaShow,
+    OllamaChat,
+    OllamaGenerate,
     /// A sentence that names the alternative.
     NotBuilt(&'static str),
 }
@@ -83,6 +90,7 @@ const ANY: &str = "GET, HEAD, POST, DELETE, OPTIONS";
 const EMBEDDINGS: &str = "moeba generates text only: it has no embeddings and no reranking";
 const ONE_MODEL: &str = "moeba serves one model: put llama-swap in front to serve several";
 const TEXT_ONLY: &str = "moeba reads and writes text only, no images and no sound";
+const MANAGEMENT: &str = "moeba serves the model that it was started with: see moeba pull and rm";
 const BATCHES: &str = "moeba keeps no batches: send each request to /v1/messages";
 
 const fn route(path: &'static str, allow: &'static str, handler: Handler) -> Route {
@@ -146,7 +154,21 @@ const ROUTES: &[Route] = &[
     ),
     route("/v1/responses/*", ANY, NotBuilt(responses::NOT_STORED)),
     route("/responses/*", ANY, NotBuilt(responses::NOT_STORED)),
-    route("/api/*", ANY, NotBuilt("Ollama's routes are not built yet: use /v1/chat/completions")),
+    route("/", GET, Handler::Root),
+    route("/api/version", GET, Handler::OllamaVersion),
+    route("/api/tags", GET, Handler::OllamaTags),
+    route("/api/ps", GET, Handler::OllamaProcesses),
+    route("/api/show", POST, Handler::OllamaShow),
+    route("/api/chat", POST, Handler::OllamaChat),
+    route("/api/generate", POST, Handler::OllamaGenerate),
+    route("/api/embed", ANY, NotBuilt(EMBEDDINGS)),
+    route("/api/embeddings", ANY, NotBuilt(EMBEDDINGS)),
+    route("/api/pull", ANY, NotBuilt(MANAGEMENT)),
+    route("/api/push", ANY, NotBuilt(MANAGEMENT)),
+    route("/api/create", ANY, NotBuilt(MANAGEMENT)),
+    route("/api/copy", ANY, NotBuilt(MANAGEMENT)),
+    route("/api/delete", ANY, NotBuilt(MANAGEMENT)),
+    route("/api/blobs/*", ANY, NotBuilt(MANAGEMENT)),
 ];
 
 /// Answers a request, whatever it is.
@@ -274,7 +296,7 @@ async fn check(
     app.allowed.check_host(&parts.headers, peer.local)?;
     origin::check_target(&parts.uri, &parts.headers)?;
     let origin = app.allowed.check_origin(&parts.headers)?;
-    let is_public = ["/health", "/v1/health", "/ready"].contains(&path);
+    let is_public = ["/", "/health", "/v1/health", "/ready"].contains(&path);
     if app.options.keys.is_empty() || is_public || parts.method == Method::OPTIONS {
         return Ok((origin, Client::at(peer.address)));
     }
@@ -361,6 +383,13 @@ async fn serve(call: &mut Call, route: &'static Route, path: &str) -> ApiResult<
         Handler::ApplyTemplate => text::apply_template(call).await,
         Handler::Messages => anthropic::messages(call).await,
         Handler::CountTokens => anthropic::count_tokens(call).await,
+        Handler::Root => Ok(ollama::models::running()),
+        Handler::OllamaVersion => Ok(ollama::models::version()),
+        Handler::OllamaTags => ollama::models::tags(&call.app),
+        Handler::OllamaProcesses => ollama::models::running_models(&call.app),
+        Handler::OllamaShow => ollama::models::show(call).await,
+        Handler::OllamaChat => ollama::chat(call).await,
+        Handler::OllamaGenerate => ollama::generate(call).await,
         NotBuilt(why) => Err(ApiError::not_supported(why)),
     }
 }
@@ -446,7 +475,7 @@ mod tests {
         assert_eq!(handler("/v1/models/a/b"), Some(Handler::Model));
         assert_eq!(handler("/v1/models/"), Some(Handler::Models));
         assert_eq!(handler("//health"), None);
-        assert_eq!(handler("/"), None);
+        assert_eq!(handler("/"), Some(Handler::Root));
         assert_eq!(handler("/v1/chat/completions/x"), None);
         assert!(matches!(handler("/v1/embeddings"), Some(NotBuilt(_))));
     }

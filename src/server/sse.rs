@@ -1,4 +1,4 @@
-//! Answers as a stream of server-sent events, in any wire's format.
+//! Answers as a stream of server-sent events, or of lines, in any wire's format.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -36,6 +36,10 @@ pub trait Encoder: Send {
     fn ping(&mut self, out: &mut Frames) {
         out.comment("ping");
     }
+
+    fn content_type(&self) -> &'static str {
+        "text/event-stream"
+    }
 }
 
 /// Frames that are ready to be written.
@@ -66,6 +70,12 @@ impl Frames {
         self.0.push_str(": ");
         self.0.push_str(text);
         self.0.push_str("\n\n");
+    }
+
+    /// A line that is JSON: a frame of streams that are no server-sent events.
+    pub fn line(&mut self, value: &Value) {
+        self.0.push_str(&value.to_string());
+        self.0.push('\n');
     }
 
     /// Takes the text of all frames.
@@ -171,6 +181,7 @@ pub fn respond(
 ) -> Response<Body> {
     let mut frames = Frames::default();
     let hash = HeaderValue::from_str(&answer.hash);
+    let content_type = HeaderValue::from_static(encoder.content_type());
     encoder.begin(&mut frames);
     let first = frames.take();
     let stream =
@@ -179,7 +190,7 @@ pub fn respond(
     let body = StreamBody { ready, next: Some(Box::pin(advance(stream))) };
     let mut response = Response::new(body.boxed_unsync());
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(header::CONTENT_TYPE, content_type);
     let cache = HeaderValue::from_static("no-cache, no-transform");
     headers.insert(header::CACHE_CONTROL, cache);
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));

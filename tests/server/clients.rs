@@ -71,6 +71,11 @@ fn anthropic_for_node() {
 }
 
 #[test]
+fn ollama_for_python() {
+    run("ollama_sdk.py");
+}
+
+#[test]
 fn types_of_openai() {
     run("openai_schema.py");
 }

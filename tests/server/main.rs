@@ -27,6 +27,9 @@ mod load;
 // Before the model is loaded.
 mod loading;
 
+// Ollama's routes: lines, figures, tools, thinking, the model, what is not served.
+mod ollama;
+
 // Texts that share memory, and those that wait for it.
 mod parking;
 

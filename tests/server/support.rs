@@ -216,6 +216,13 @@ impl Answer {
         frames.iter().map(|frame| serde_json::from_str(frame).unwrap()).collect()
     }
 
+    /// The lines of a stream, each JSON.
+    pub fn lines(&self) -> Vec<Value> {
+        assert_eq!(self.header("content-type"), Some("application/x-ndjson"), "{self:?}");
+        assert!(self.body.ends_with('\n'), "{self:?}");
+        self.body.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
     /// The events of a stream whose frames have names.
     pub fn events(&self) -> Vec<(String, Value)> {
         let event = |frame: &str| {

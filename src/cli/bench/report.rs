@@ -5,6 +5,7 @@ use super::super::{out, report};
 use super::table::Table;
 use super::{Samples, Test, Work};
 use crate::Result;
+use crate::chat::Clock;
 use crate::engine::Engine;
 use crate::machine::{Rounds, Wall};
 use serde_json::{Map, Value, json};
@@ -244,23 +245,7 @@ fn cpu_info() -> String {
 /// `2026-11-21T02:00:00Z`
 fn iso_time(time: SystemTime) -> String {
     let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
-    let (days, second) = (seconds / 86_400, seconds % 86_400);
-    let (year, month, day) = civil_date(days);
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
-}
-
-/// Year, month and day of a day counted from 1970-01-01. Years are counted from March, so that the
-/// leap day comes last; 146,097 days are 400 years.
-fn civil_date(days: u64) -> (u64, u64, u64) {
-    let days = days + 719_468; // 0000-03-01
-    let (era, day) = (days / 146_097, days % 146_097);
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let date = day - (153 * month + 2) / 5 + 1;
-    let (month, next) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
-    (era * 400 + year + next, month, date)
+    Clock::Second(seconds as i64).format("%FT%TZ")
 }
 
 #[cfg(test)]

@@ -95,7 +95,7 @@ fn json_text(
         .map(|s| json!({"path": s.path().to_string_lossy(), "n_bytes": s.n_bytes()}))
         .collect();
     let metadata: Map<String, Json> =
-        gguf.keys().map(|(key, value)| (key.to_owned(), json_value(value))).collect();
+        gguf.keys().map(|(key, value)| (key.to_owned(), value.json())).collect();
     let tensors: Vec<Json> = gguf.tensors().iter().map(json_tensor).collect();
     let types: Vec<Json> = type_totals(gguf)
         .iter()
@@ -129,28 +129,6 @@ fn json_tensor(t: &TensorInfo) -> Json {
         "name": t.name, "type": t.ty.name(), "dims": t.dims, "n_bytes": t.n_bytes,
         "shard": t.shard, "file_offset": t.file_offset,
     })
-}
-
-/// As JSON where JSON can say it; otherwise `{"bytes": [..]}` for a string that is not UTF-8 and
-/// the text `NaN`, `inf` or `-inf` for a number that is not finite.
-fn json_value(value: Value<'_>) -> Json {
-    match value {
-        Value::String(bytes) => match std::str::from_utf8(bytes) {
-            Ok(text) => text.into(),
-            Err(_) => json!({ "bytes": bytes }),
-        },
-        Value::Array(array) => array.iter().map(json_value).collect(),
-        Value::Bool(v) => v.into(),
-        // By its shortest text, so that 0.1 does not become 0.10000000149011612.
-        Value::F32(v) => json_float(v.to_string().parse().unwrap_or(f64::from(v))),
-        Value::F64(v) => json_float(v),
-        Value::U64(v) => v.into(),
-        integer => integer.as_i64().into(),
-    }
-}
-
-fn json_float(v: f64) -> Json {
-    if v.is_finite() { v.into() } else { v.to_string().into() }
 }
 
 /// Elements of an array that the table shows.
@@ -313,15 +291,5 @@ mod tests {
         assert!(text.contains("64 × 96 × 4"));
         let experts = "layers 1 to 2: 4 experts a layer, 13.1 KiB each, 1 granule of up to";
         assert!(text.contains(experts), "{text}");
-    }
-
-    #[test]
-    fn values_that_json_cannot_say() {
-        assert_eq!(json_value(Value::F32(0.1)), json!(0.1));
-        assert_eq!(json_value(Value::F32(f32::NAN)), json!("NaN"));
-        assert_eq!(json_value(Value::F64(f64::NEG_INFINITY)), json!("-inf"));
-        assert_eq!(json_value(Value::U64(u64::MAX)), json!(u64::MAX));
-        assert_eq!(json_value(Value::String(b"\xff")), json!({"bytes": [255]}));
-        assert_eq!(json_value(Value::String(b"text")), json!("text"));
     }
 }

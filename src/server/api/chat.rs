@@ -172,9 +172,7 @@ pub fn chat(fields: &Fields<'_>, service: &Service) -> ApiResult<Chat> {
     let continues = continues.unwrap_or(asks != Some(true)) && ends_with_assistant;
     let (think, reasoning_budget) = thinking(fields)?;
     let tools = tools(fields.array("tools")?.cloned().unwrap_or_default())?;
-    let choice = fields.get("tool_choice").unwrap_or(&Value::Null);
-    let invalid = |e: Error| ApiError::invalid("tool_choice", e.to_string());
-    let tool_choice = ToolChoice::parse(choice, &tools).map_err(invalid)?;
+    let tool_choice = tool_choice(fields, &tools)?;
     let keeps = match fields.string("reasoning_format")? {
         None => service.defaults.keeps_reasoning_in_content,
         Some("none") => true,
@@ -209,6 +207,13 @@ pub fn tools(list: Vec<Value>) -> ApiResult<Tools> {
         let path = message.split(": ").next().unwrap_or("tools").to_owned();
         ApiError::invalid(path, message)
     })
+}
+
+/// Which of the tools may be called.
+pub fn tool_choice(fields: &Fields<'_>, tools: &Tools) -> ApiResult<ToolChoice> {
+    let choice = fields.get("tool_choice").unwrap_or(&Value::Null);
+    let invalid = |e: Error| ApiError::invalid("tool_choice", e.to_string());
+    ToolChoice::parse(choice, tools).map_err(invalid)
 }
 
 /// Variables of the template, without those that are the server's.

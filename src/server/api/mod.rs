@@ -9,6 +9,7 @@ mod logprobs;
 mod messages;
 pub mod models;
 pub mod native;
+pub mod ollama;
 pub mod responses;
 pub mod sampling;
 mod structural_tag;

@@ -3,6 +3,7 @@
 use hyper::http::Response;
 use serde_json::{Value, json};
 
+use super::ollama;
 use crate::server::App;
 use crate::server::body::Body;
 use crate::server::errors::{ApiError, ApiResult, Kind};
@@ -13,12 +14,11 @@ pub fn list(app: &App) -> ApiResult<Response<Body>> {
     let service = app.loaded()?;
     let names = &service.info.names;
     let data: Vec<Value> = names.iter().map(|name| service.info.entry(name)).collect();
-    // Some clients read Ollama's list.
-    let models: Vec<Value> = names.iter().map(|name| service.info.ollama_entry(name)).collect();
     Ok(response(&json!({
         "object": "list",
         "data": data,
-        "models": models,
+        // Some clients read Ollama's list.
+        "models": ollama::models::list(&service),
         // Anthropic's clients read the list in pages.
         "has_more": false,
         "first_id": names.first(),

@@ -1,0 +1,373 @@
+//! Requests as Ollama's clients write them.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value, json};
+
+use super::Shape;
+use crate::chat::reasoning::Think;
+use crate::engine::Limits;
+use crate::sample::MAX_TOP_LOGPROBS;
+use crate::sample::grammar::Grammar;
+use crate::server::App;
+use crate::server::api::chat::{effort, tool_choice, tools};
+use crate::server::api::form::schema;
+use crate::server::api::{messages, sampling};
+use crate::server::errors::{ApiError, ApiResult};
+use crate::server::fields::Fields;
+use crate::server::request::{Chat, Prompt, Request};
+use crate::server::service::Service;
+
+/// Fields that are accepted and have no effect: a text that is too long is refused, and the model
+/// stays.
+const UNUSED: &[&str] = &["truncate", "shift", "width", "height", "steps"];
+
+/// Options that are accepted and have no effect: they say how a model is loaded, which the command
+/// line does, or belong to samplers of older days.
+const UNUSED_OPTIONS: &[&str] = &[
+    "num_ctx",
+    "num_keep",
+    "num_batch",
+    "num_gpu",
+    "main_gpu",
+    "num_thread",
+    "numa",
+    "low_vram",
+    "f16_kv",
+    "use_mmap",
+    "use_mlock",
+    "logits_all",
+    "vocab_only",
+    "embedding_only",
+    "draft_num_predict",
+    "penalize_newline",
+    "tfs_z",
+];
+
+/// The request of a body, unless there is nothing to answer.
+pub fn request(
+    fields: &Fields<'_>,
+    shape: Shape,
+    service: &Service,
+    app: &App,
+) -> ApiResult<Option<Request>> {
+    let prompt = match shape {
+        Shape::Chat => chat(fields, service)?.map(Prompt::Chat),
+        Shape::Generate => text(fields, service)?,
+    };
+    let none = json!({});
+    let options = Fields::of(fields.get("options").unwrap_or(&none), "options")?;
+    let sampling = sampling::sampling(&options, service)?;
+    let limits = limits(&options, service)?;
+    options.ignore(UNUSED_OPTIONS);
+    app.note_unknown(&options);
+    let (form, n_logprobs) = (format(fields)?, n_logprobs(fields)?);
+    let (salt, scheduling) = (sampling::salt(fields)?, sampling::scheduling(fields)?);
+    let time_limit = sampling::time_limit(fields)?;
+    fields.ignore(UNUSED);
+    Ok(prompt.map(|prompt| Request {
+        prompt,
+        sampling,
+        limits,
+        n_choices: 1,
+        form,
+        n_logprobs,
+        salt,
+        scheduling,
+        wants_progress: false,
+        wants_tokens: false,
+        time_limit,
+    }))
+}
+
+/// The end of a text. Negative numbers of tokens are any.
+fn limits(options: &Fields<'_>, service: &Service) -> ApiResult<Limits> {
+    let most = options.integer("num_predict", -2..=i64::MAX)?;
+    Ok(Limits {
+        n_predict: most.map_or(service.defaults.n_predict, |n| usize::try_from(n).ok()),
+        ignore_eos: options.flag("ignore_eos")?,
+        stops: sampling::stops(options, "stop")?,
+    })
+}
+
+/// The form of the answer: `json`, or a schema.
+fn format(fields: &Fields<'_>) -> ApiResult<Option<Grammar>> {
+    match fields.get("format") {
+        None => Ok(None),
+        Some(Value::String(name)) => match name.as_str() {
+            "" => Ok(None),
+            "json" => Ok(Some(Grammar::JsonObject)),
+            _ => Err(fields.wrong("format", "json or a JSON schema")),
+        },
+        Some(value) => schema(value, "format").map(Some),
+    }
+}
+
+/// The alternatives to report with each token.
+fn n_logprobs(fields: &Fields<'_>) -> ApiResult<Option<usize>> {
+    let n_top = fields.integer("top_logprobs", 0..=MAX_TOP_LOGPROBS as i64)?;
+    Ok(fields.flag("logprobs")?.then_some(n_top.unwrap_or(0) as usize))
+}
+
+/// Whether the model is to think; where nothing is said, the template decides.
+fn think(fields: &Fields<'_>) -> ApiResult<Option<Think>> {
+    match fields.get("think") {
+        None => Ok(None),
+        Some(Value::Bool(true)) => Ok(Some(Think::On)),
+        Some(Value::Bool(false)) => Ok(Some(Think::Off)),
+        Some(Value::String(grade)) => effort("think", grade).map(Some),
+        Some(_) => Err(fields.wrong("think", "true, false, low, medium, high or max")),
+    }
+}
+
+/// Whether the client wants the model to go at once.
+pub fn unloads(fields: &Fields<'_>) -> ApiResult<bool> {
+    match fields.get("keep_alive") {
+        None => Ok(false),
+        Some(Value::Number(seconds)) => Ok(seconds.as_f64() == Some(0.0)),
+        Some(Value::String(time)) => {
+            let digits = time.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+            Ok(digits.parse() == Ok(0.0))
+        }
+        Some(_) => Err(fields.wrong("keep_alive", "a number of seconds or a time such as 5m")),
+    }
+}
+
+/// A conversation; `None` if there are no messages.
+fn chat(fields: &Fields<'_>, service: &Service) -> ApiResult<Option<Chat>> {
+    let none = Vec::new();
+    let list = fields.array("messages")?.unwrap_or(&none);
+    let list = read_messages(list)?;
+    let tools = tools(functions(fields.array("tools")?.unwrap_or(&none)))?;
+    let tool_choice = tool_choice(fields, &tools)?;
+    let has_parallel_calls = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
+    let think = think(fields)?;
+    if list.is_empty() {
+        return Ok(None);
+    }
+    let body = json!({ "messages": list });
+    let (messages, continues) = messages::messages(&Fields::of(&body, "")?)?;
+    Ok(Some(Chat {
+        continues: continues && messages.last().is_some_and(|last| last["tool_calls"].is_null()),
+        messages,
+        tools: Arc::new(tools),
+        tool_choice,
+        has_parallel_calls,
+        think,
+        keeps_reasoning_in_content: service.defaults.keeps_reasoning_in_content,
+        ..Chat::default()
+    }))
+}
+
+/// Tools, whose type may be left out.
+fn functions(list: &[Value]) -> Vec<Value> {
+    let mut list = list.to_vec();
+    for tool in list.iter_mut().filter_map(Value::as_object_mut) {
+        tool.entry("type").or_insert_with(|| "function".into());
+    }
+    list
+}
+
+/// The prompt of `/api/generate`; `None` if there is no text.
+fn text(fields: &Fields<'_>, service: &Service) -> ApiResult<Option<Prompt>> {
+    let given = |name| Ok::<_, ApiError>(fields.string(name)?.filter(|text| !text.is_empty()));
+    let (prompt, system) = (given("prompt")?, given("system")?);
+    let is_raw = fields.flag("raw")?;
+    let think = think(fields)?;
+    refuse_images(fields)?;
+    if given("suffix")?.is_some() {
+        let message = "suffix: moeba has no infilling: send a raw prompt with the model's tokens";
+        return Err(ApiError::invalid("suffix", message));
+    }
+    if given("template")?.is_some() {
+        let message = "template: a request cannot bring a template: see --chat-template";
+        return Err(ApiError::invalid("template", message));
+    }
+    if fields.array("context")?.is_some_and(|context| !context.is_empty()) {
+        let message = "context: no conversation is kept: send its messages to /api/chat";
+        return Err(ApiError::invalid("context", message));
+    }
+    if is_raw && system.is_some() {
+        let message = "system: a raw prompt has no system message";
+        return Err(ApiError::invalid("system", message));
+    }
+    let Some(prompt) = prompt else { return Ok(None) };
+    if is_raw {
+        return Ok(Some(Prompt::Text(prompt.to_owned())));
+    }
+    let message = |role: &str, text: &str| json!({ "role": role, "content": text });
+    let mut messages: Vec<Value> = system.map(|text| message("system", text)).into_iter().collect();
+    messages.push(message("user", prompt));
+    Ok(Some(Prompt::Chat(Chat {
+        messages,
+        think,
+        keeps_reasoning_in_content: service.defaults.keeps_reasoning_in_content,
+        ..Chat::default()
+    })))
+}
+
+fn refuse_images(fields: &Fields<'_>) -> ApiResult<()> {
+    match fields.array("images")?.is_some_and(|images| !images.is_empty()) {
+        true => Err(ApiError::not_text(&fields.path("images"), "an image")),
+        false => Ok(()),
+    }
+}
+
+/// Messages in the form of chats.
+fn read_messages(list: &[Value]) -> ApiResult<Vec<Value>> {
+    let mut reader = Reader::default();
+    let each = list.iter().enumerate();
+    each.map(|(i, value)| reader.message(value, &format!("messages[{i}]"))).collect()
+}
+
+/// Translates messages one by one.
+#[derive(Default)]
+struct Reader {
+    n_calls: usize,
+    /// Ids and names of calls without a result.
+    open: Vec<(String, String)>,
+}
+
+impl Reader {
+    fn message(&mut self, value: &Value, path: &str) -> ApiResult<Value> {
+        let fields = Fields::of(value, path)?;
+        refuse_images(&fields)?;
+        let role = fields.required("role")?.to_ascii_lowercase();
+        let mut out = Map::new();
+        let content = fields.get("content").cloned().unwrap_or_else(|| "".into());
+        out.insert("content".into(), content);
+        if let Some(text) = fields.string("thinking")?.filter(|text| !text.is_empty()) {
+            out.insert("reasoning_content".into(), text.into());
+        }
+        let calls = fields.array("tool_calls")?.filter(|calls| !calls.is_empty());
+        if let Some(calls) = calls {
+            let each = calls.iter().enumerate();
+            let calls = each.map(|(i, call)| self.call(call, &format!("{path}.tool_calls[{i}]")));
+            let calls = calls.collect::<ApiResult<Vec<Value>>>()?;
+            out.insert("tool_calls".into(), calls.into());
+        }
+        let (name, id) = (fields.string("tool_name")?, fields.string("tool_call_id")?);
+        if role == "tool" {
+            let id = self.answered(id, name);
+            out.extend(id.map(|id| ("tool_call_id".to_owned(), id.into())));
+            out.extend(name.map(|name| ("name".to_owned(), name.into())));
+        }
+        out.insert("role".into(), role.into());
+        Ok(Value::Object(out))
+    }
+
+    /// A call of a tool. One without an id gets one.
+    fn call(&mut self, value: &Value, path: &str) -> ApiResult<Value> {
+        let call = Fields::of(value, path)?;
+        let function = call.get("function").ok_or_else(|| call.missing("function"))?;
+        let function = Fields::of(function, &call.path("function"))?;
+        let name = function.required("name")?;
+        let arguments = function.object("arguments")?.cloned().unwrap_or_default();
+        let id = call.string("id")?.filter(|id| !id.is_empty()).map(str::to_owned);
+        let id = id.unwrap_or_else(|| format!("call_{}", self.n_calls));
+        self.n_calls += 1;
+        self.open.push((id.clone(), name.to_owned()));
+        Ok(json!({
+            "id": id,
+            "type": "function",
+            "function": { "name": name, "arguments": arguments },
+        }))
+    }
+
+    /// The id of the call that a result belongs to: of its id, else the first one of the tool, else
+    /// the first one.
+    fn answered(&mut self, id: Option<&str>, name: Option<&str>) -> Option<String> {
+        let position = |by: &dyn Fn(&(String, String)) -> bool| self.open.iter().position(by);
+        let at = match (id, name) {
+            (Some(id), _) => position(&|call| call.0 == id),
+            (None, Some(name)) => position(&|call| call.1 == name),
+            (None, None) => position(&|_| true),
+        };
+        let known = at.map(|at| self.open.remove(at).0);
+        id.map(str::to_owned).or(known)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_become_those_of_chats() {
+        let call = |name: &str| json!({ "function": { "name": name, "arguments": { "n": 1 } } });
+        let got = read_messages(&[
+            json!({ "role": "User", "content": "hi", "images": [] }),
+            json!({ "role": "assistant", "thinking": "hm", "tool_calls":
+                [call("f"), call("g"), { "id": "x", "function": { "name": "h" } }] }),
+            json!({ "role": "tool", "content": "b", "tool_name": "g" }),
+            json!({ "role": "tool", "content": "c", "tool_call_id": "x" }),
+            json!({ "role": "tool", "content": "a" }),
+            json!({ "role": "tool", "content": "d" }),
+        ]);
+        let got = got.unwrap();
+        let calls = |name: &str, id: &str, arguments: Value| {
+            let function = json!({ "name": name, "arguments": arguments });
+            json!({ "id": id, "type": "function", "function": function })
+        };
+        let n = json!({ "n": 1 });
+        let expected = json!([
+            { "content": "hi", "role": "user" },
+            { "content": "", "reasoning_content": "hm", "role": "assistant", "tool_calls": [
+                calls("f", "call_0", n.clone()), calls("g", "call_1", n),
+                calls("h", "x", json!({})),
+            ] },
+            { "content": "b", "tool_call_id": "call_1", "name": "g", "role": "tool" },
+            { "content": "c", "tool_call_id": "x", "role": "tool" },
+            { "content": "a", "tool_call_id": "call_0", "role": "tool" },
+            { "content": "d", "role": "tool" },
+        ]);
+        assert_eq!(Value::Array(got), expected);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (message, path) in [
+            (json!(1), "messages[0]"),
+            (json!({ "content": "x" }), "messages[0].role"),
+            (json!({ "role": "user", "images": ["aGk="] }), "messages[0].images"),
+            (json!({ "role": "assistant", "thinking": 1 }), "messages[0].thinking"),
+            (
+                json!({ "role": "assistant", "tool_calls": [{}] }),
+                "messages[0].tool_calls[0].function",
+            ),
+            (
+                json!({ "role": "assistant", "tool_calls":
+                    [{ "function": { "name": "f", "arguments": "{}" } }] }),
+                "messages[0].tool_calls[0].function.arguments",
+            ),
+        ] {
+            let error = read_messages(&[message.clone()]).unwrap_err();
+            assert_eq!(error.param.as_deref(), Some(path), "{message}");
+        }
+    }
+
+    #[test]
+    fn forms_thoughts_and_times_are_read() {
+        let read = |body: Value| format(&Fields::of(&body, "").unwrap()).map_err(|e| e.message);
+        let schema = json!({ "type": "object" });
+        assert_eq!(read(json!({ "format": "json" })), Ok(Some(Grammar::JsonObject)));
+        assert_eq!(read(json!({ "format": "" })), Ok(None));
+        assert_eq!(
+            read(json!({ "format": schema })),
+            Ok(Some(Grammar::JsonSchema(schema.clone())))
+        );
+        assert!(read(json!({ "format": "xml" })).unwrap_err().starts_with("format: expected json"));
+        let read = |body: Value| think(&Fields::of(&body, "").unwrap()).ok();
+        assert_eq!(read(json!({})), Some(None));
+        assert_eq!(read(json!({ "think": true })), Some(Some(Think::On)));
+        assert_eq!(read(json!({ "think": "max" })), Some(Some(Think::High)));
+        assert_eq!(read(json!({ "think": 1 })), None);
+        let read = |value: Value| {
+            let body = json!({ "keep_alive": value });
+            unloads(&Fields::of(&body, "").unwrap()).ok()
+        };
+        assert_eq!([json!(0), json!("0s")].map(read), [Some(true); 2]);
+        assert_eq!([json!("5m"), json!(-1), json!(null)].map(read), [Some(false); 3]);
+        assert_eq!(read(json!([])), None);
+    }
+}
