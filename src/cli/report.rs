@@ -77,6 +77,7 @@ pub fn fields(
         ("disk_gb_per_second", traffic.disk.map(|c| c.gb_per_second()).into()),
         ("stall_ms_per_token", number(&|c| stall_ms(c, n_tokens))),
         ("policy_ms_per_token", number(&|c| c.policy_ns as f64 / 1e6 / n_tokens as f64)),
+        ("policy_loop_ms_per_token", number(&|c| c.policy_loop_ns as f64 / 1e6 / n_tokens as f64)),
         ("policy_events_dropped", count(&|c| c.policy_events_dropped)),
         ("resident_expert_bytes_max", resident.into()),
         ("demand_wait_histogram", counters.map_or(Value::Null, |c| json!(c.demand_wait_histogram))),

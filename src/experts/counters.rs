@@ -26,8 +26,10 @@ pub struct Counters {
     pub busy_ns: u64,
     /// Time that computation waited for experts.
     pub stall_ns: u64,
-    /// Time spent on the policy, on whatever thread, and events that it was too slow for.
+    /// Time spent on the policy, on whatever thread, the part of it on the layer loop's own, and
+    /// events that the policy was too slow for.
     pub policy_ns: u64,
+    pub policy_loop_ns: u64,
     pub policy_events_dropped: u64,
     pub resident_bytes: u64,
     pub resident_bytes_max: u64,
@@ -78,6 +80,7 @@ impl Counters {
             busy_ns: f(self.busy_ns, other.busy_ns),
             stall_ns: f(self.stall_ns, other.stall_ns),
             policy_ns: f(self.policy_ns, other.policy_ns),
+            policy_loop_ns: f(self.policy_loop_ns, other.policy_loop_ns),
             policy_events_dropped: f(self.policy_events_dropped, other.policy_events_dropped),
             resident_bytes: self.resident_bytes,
             resident_bytes_max: self.resident_bytes_max,

@@ -1,6 +1,7 @@
 //! All tiers that hold a model's routed experts, as one: what the layer loops ask and tell.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::disk::{IoKind, RamTier};
 use super::vram::VramTiers;
@@ -13,18 +14,24 @@ pub struct Hierarchy {
     /// The same store where experts are streamed.
     ram: Option<Arc<RamTier>>,
     vram: Option<Arc<VramTiers>>,
+    /// Look-aheads that were computed.
+    n_look_aheads: AtomicU64,
 }
 
 impl Hierarchy {
     /// Experts are computed in place.
     pub fn in_place(experts: Resident) -> Hierarchy {
-        Hierarchy { host: Arc::new(experts), ram: None, vram: None }
+        Hierarchy::new(Arc::new(experts), None)
     }
 
     /// Experts are streamed from disk.
     pub fn streamed(ram: RamTier) -> Hierarchy {
         let ram = Arc::new(ram);
-        Hierarchy { host: ram.clone(), ram: Some(ram), vram: None }
+        Hierarchy::new(ram.clone(), Some(ram))
+    }
+
+    fn new(host: Arc<dyn ExpertStore>, ram: Option<Arc<RamTier>>) -> Hierarchy {
+        Hierarchy { host, ram, vram: None, n_look_aheads: AtomicU64::new(0) }
     }
 
     /// Puts devices' tiers above the host's.
@@ -92,6 +99,16 @@ impl Hierarchy {
         let next = tier.next_layer(layer);
         let is_late = is_next_pinned && self.vram.as_ref().is_some_and(|vram| vram.has(next));
         Some(if is_late { tier.next_layer(next) } else { next })
+    }
+
+    /// A look-ahead has been computed.
+    pub fn count_look_ahead(&self) {
+        self.n_look_aheads.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Look-aheads for policies so far, of a layer each.
+    pub fn n_look_aheads(&self) -> u64 {
+        self.n_look_aheads.load(Ordering::Relaxed)
     }
 
     // ---- whole-layer prefetch ----

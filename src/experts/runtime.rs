@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::acquisition::{Access, Acquisition, LayerPart};
 use super::counters::Counters;
 use super::layout::place::LayerExperts;
-use super::policy_driver::{PolicyDriver, PredictedLayers};
+use super::policy_driver::{PolicyDriver, PredictedLayers, Timer};
 use super::tier::{Fault, Layout, Stop, Tier, TierPlan};
 use crate::policy::{Event, Expert, Policy, PolicySpec, Profile, Schedule, Wants};
 use crate::{Error, Result};
@@ -74,8 +74,8 @@ pub struct RuntimeOptions<'a> {
     pub k: usize,
     /// The profile that policies have learned for the model.
     pub profile: &'a Profile,
-    /// Whether `observe` waits until every prefetch has landed, so that hits do not depend on time:
-    /// for tests.
+    /// Whether `observe` waits until every prefetch has landed, and policies hear of made-up times,
+    /// so that hits do not depend on time: for tests.
     pub lockstep: bool,
 }
 
@@ -104,11 +104,12 @@ impl<M: Mover> TierRuntime<M> {
         notes.iter().for_each(|note| log::warn!("{note}"));
         let mover = Arc::new(open(Tier::new(plan.clone(), layout, eviction))?);
         let bytes = |l: &Option<LayerExperts>| l.as_ref().map_or(0, |l| l.expert_bytes() as u64);
-        let bytes: Vec<u64> = layers.iter().map(bytes).collect();
+        let timer = Timer::new(&layers.iter().map(bytes).collect::<Vec<u64>>());
+        let timer = if options.lockstep { timer.in_lockstep() } else { timer };
         // Plans depend on what things take, and in lockstep nothing may.
         let planner = options.policy.prefetch_planner(&shape).filter(|_| !options.lockstep);
         Ok(TierRuntime {
-            policy: PolicyDriver::new(mover.clone(), predictor, splitter, planner, &bytes),
+            policy: PolicyDriver::new(mover.clone(), predictor, splitter, planner, timer),
             mover,
             has_experts: layers.iter().map(Option::is_some).collect(),
             next_layer: shape.next_moe_layers(),
@@ -226,9 +227,11 @@ impl<M: Mover> PolicyClient for TierRuntime<M> {
         if self.tier().has_everything() {
             return;
         }
-        self.policy.observe(&event);
         if self.lockstep {
+            self.policy.observe(&event.in_lockstep());
             self.wait_for_prefetches();
+        } else {
+            self.policy.observe(&event);
         }
     }
 
@@ -252,8 +255,9 @@ impl<M: Mover> PolicyClient for TierRuntime<M> {
     }
 
     fn counters(&self) -> Counters {
-        let (policy_ns, policy_events_dropped) = self.policy.overhead();
-        Counters { policy_ns, policy_events_dropped, ..self.tier().counters() }
+        let mut counters = self.tier().counters();
+        self.policy.count(&mut counters);
+        counters
     }
 
     fn check_integrity(&self) -> bool {

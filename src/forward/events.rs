@@ -99,8 +99,9 @@ impl Model {
         }
         let decoded = batch.decode_rows();
         let is_wanted = b.events.wants.ahead && !decoded.is_empty();
-        let ahead = self.look_ahead_layer(l, batch.n_rows()).filter(|_| is_wanted);
+        let ahead = is_wanted.then(|| self.look_ahead_layer(l, batch.n_rows())).flatten();
         let ahead = ahead.filter(|next| self.look_ahead(cpu, b, *next, &decoded));
+        ahead.iter().for_each(|_| self.hierarchy.count_look_ahead());
         self.publish_to(Audience::Predictors { ahead }, batch, b, l);
     }
 

@@ -21,6 +21,7 @@ mod random;
 mod ranks;
 mod rates;
 mod registry;
+mod running;
 mod scan_resistant;
 mod spec;
 mod trajectory;
@@ -41,6 +42,7 @@ pub use placement::{Missing, Placement, PredictedLayer, Schedule, Timer, View};
 pub use prefetch_planner::PrefetchPlanner;
 pub use profile::{ModelKey, Profile};
 pub use random::{Random, mix};
+pub use running::{divide, is_asked, is_time_to_split};
 pub use scan_resistant::ScanResistant;
 pub use spec::{PlacementKind, Policy, PolicySpec, SplitKind};
 pub use trajectory::TrajectoryPredictor;
@@ -110,9 +112,24 @@ impl Event<'_> {
     pub fn is_step(&self) -> bool {
         matches!(self, Event::Routed(_) | Event::IterationStart { phase: Phase::Decode, .. })
     }
+
+    /// The same of a prompt.
+    pub fn is_prompt_step(&self) -> bool {
+        matches!(self, Event::PromptRouted(_) | Event::IterationStart { phase: Phase::Prompt, .. })
+    }
 }
 
 impl<'a> Event<'a> {
+    /// The event as it is told in lockstep, where times must not matter.
+    pub fn in_lockstep(self) -> Event<'a> {
+        match self {
+            Event::IterationEnd { request, phase, .. } => {
+                Event::IterationEnd { request, phase, timing: Timing::LOCKSTEP }
+            }
+            other => other,
+        }
+    }
+
     /// The event as a tier sees that holds experts of some layers only; `None` if it concerns none
     /// of them.
     pub fn of_layers(&self, has: &dyn Fn(u32) -> bool) -> Option<Event<'a>> {
@@ -179,6 +196,14 @@ pub struct Timing {
 }
 
 impl Timing {
+    /// Every pass's in lockstep.
+    const LOCKSTEP: Timing = Timing {
+        wall_ns: 4_000_000,
+        stall_ns: 1_000_000,
+        experts_ns: 1_000_000,
+        head_ns: 1_000_000,
+    };
+
     /// Adds a layer's routed experts: `wall_ns` in all, of which `stall_ns` were waiting.
     pub fn add_experts(&mut self, wall_ns: u64, stall_ns: u64) {
         self.stall_ns += stall_ns;
@@ -215,7 +240,8 @@ pub trait Predictor: Send {
 
     /// Replaces the contents of `out` by everything that should be prefetched now, most urgent
     /// first. An earlier prediction that is not in `out` is withdrawn. Called after
-    /// `IterationStart` and `Routed` of a decode step.
+    /// `IterationStart` and `Routed` of a decode step, and if it predicts prompts, after
+    /// `IterationStart` and `PromptRouted` of a prompt.
     fn predict(&mut self, out: &mut Vec<Prediction>);
 
     /// The optional parts of `Routed` that it needs now; may change with events.
@@ -227,6 +253,22 @@ pub trait Predictor: Send {
     /// beside the layer loop and receives events a little late.
     fn is_slow(&self) -> bool {
         false
+    }
+
+    /// Whether it predicts for prompts.
+    fn predicts_prompts(&self) -> bool {
+        false
+    }
+
+    /// Gives away the parts of it that are slow, before the first event. They run on a thread
+    /// beside the layer loop and observe all events, whichever of them predicts.
+    fn take_slow_parts(&mut self) -> Vec<Box<dyn Predictor>> {
+        Vec::new()
+    }
+
+    /// The slow part that predicts in its place, by its number, until another event.
+    fn deputy(&self) -> Option<usize> {
+        None
     }
 
     /// Its decision and the reason, for the user.
@@ -264,8 +306,12 @@ pub struct Prediction {
 pub trait Splitter: Send {
     fn observe(&mut self, event: &Event<'_>);
 
+    /// Whether there is something new to plan from. Asked when a request starts and after each
+    /// token; the layer loop does not wait for it.
+    fn is_due(&self) -> bool;
+
     /// New shares for all layers; the layers of a class keep their total. `None` keeps the present
-    /// shares. May take long: called between requests only.
+    /// shares. May take some milliseconds.
     fn plan(&mut self, costs: &Costs) -> Option<Vec<LayerShare>>;
 
     /// Puts what is worth keeping beyond the run into the profile.
@@ -293,6 +339,12 @@ pub struct Costs {
     pub head_ns: f64,
     /// Loading one whole expert.
     pub load_ns: f64,
+}
+
+impl Costs {
+    /// In lockstep, where times must not matter: everything takes as long.
+    pub const LOCKSTEP: Costs =
+        Costs { attention_ns: 1e6, experts_ns: 1e6, head_ns: 1e6, load_ns: 1e6 };
 }
 
 /// The model and the tier as a policy sees them.

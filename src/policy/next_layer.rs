@@ -15,8 +15,12 @@ pub struct NextLayer {
     k: usize,
     /// The MoE layer after each layer.
     next: Vec<usize>,
-    /// Nearest layer first.
-    predictions: Vec<Prediction>,
+    /// Predictions that stand, of a layer before the one that was looked ahead at last.
+    standing: Vec<Prediction>,
+    /// The layer that was looked ahead at last, and its probabilities: they are ranked when they
+    /// are asked for, so that a predictor that is not costs next to nothing.
+    ahead: Option<u32>,
+    probs: Vec<f32>,
     /// Room to order a layer's experts.
     order: Vec<u32>,
 }
@@ -24,7 +28,29 @@ pub struct NextLayer {
 impl NextLayer {
     pub fn new(shape: &Shape) -> Self {
         let next = shape.next_moe_layers();
-        Self { k: shape.k, next, predictions: Vec::new(), order: Vec::new() }
+        let (standing, probs, order) = (Vec::new(), Vec::new(), Vec::new());
+        Self { k: shape.k, next, standing, ahead: None, probs, order }
+    }
+
+    /// Adds the best of the last look-ahead to `out`.
+    fn rank(&mut self, out: &mut Vec<Prediction>) {
+        let Some(layer) = self.ahead else { return };
+        let p = |expert: u32| self.probs[expert as usize];
+        let order = |a: &u32, b: &u32| p(*b).total_cmp(&p(*a)).then(a.cmp(b));
+        self.order.clear();
+        self.order.extend(0..self.probs.len() as u32);
+        // Only the best few need be in order.
+        if self.k < self.order.len() {
+            self.order.select_nth_unstable_by(self.k, order);
+            self.order.truncate(self.k);
+        }
+        self.order.sort_unstable_by(order);
+        out.extend(
+            self.order.iter().map(|&expert| Prediction {
+                expert: Expert { layer, expert },
+                priority: p(expert),
+            }),
+        );
     }
 }
 
@@ -33,26 +59,21 @@ impl Predictor for NextLayer {
         let Event::Routed(Routed { layer, ahead, .. }) = *event else { return };
         let next = self.next.get(layer as usize).map(|next| *next as u32);
         let stands = |of: u32| Some(of) == next && ahead.is_some_and(|ahead| ahead.layer != of);
-        self.predictions.retain(|prediction| stands(prediction.expert.layer));
-        let Some(ahead) = ahead else { return };
-        let p = |expert: u32| ahead.probs[expert as usize];
-        let order = |a: &u32, b: &u32| p(*b).total_cmp(&p(*a)).then(a.cmp(b));
-        self.order.clear();
-        self.order.extend(0..ahead.probs.len() as u32);
-        // Only the best few need be in order.
-        if self.k < self.order.len() {
-            self.order.select_nth_unstable_by(self.k, order);
-            self.order.truncate(self.k);
+        self.standing.retain(|prediction| stands(prediction.expert.layer));
+        if self.ahead.is_some_and(stands) {
+            let mut standing = std::mem::take(&mut self.standing);
+            self.rank(&mut standing);
+            self.standing = standing;
         }
-        self.order.sort_unstable_by(order);
-        self.predictions.extend(self.order.iter().map(|&expert| {
-            let layer = ahead.layer;
-            Prediction { expert: Expert { layer, expert }, priority: p(expert) }
-        }));
+        self.ahead = ahead.map(|ahead| ahead.layer);
+        self.probs.clear();
+        self.probs.extend(ahead.map_or(&[][..], |ahead| ahead.probs));
     }
 
+    /// Nearest layer first.
     fn predict(&mut self, out: &mut Vec<Prediction>) {
-        out.clone_from(&self.predictions);
+        out.clone_from(&self.standing);
+        self.rank(out);
     }
 
     fn wants(&self) -> Wants {

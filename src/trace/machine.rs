@@ -6,7 +6,7 @@ use super::costs::LinkCosts;
 use super::link::Link;
 use super::predictor::TimedPredictor;
 use crate::experts::{Acquisition, Counters, Progress, State};
-use crate::policy::{Costs, Event, PrefetchPlanner, Splitter, Wants};
+use crate::policy::{Costs, Event, PrefetchPlanner, Splitter, Wants, is_time_to_split};
 
 /// How the link gets on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,6 +25,8 @@ pub struct Machine {
     splitter: Option<Box<dyn Splitter>>,
     /// None in lockstep, as in the engine.
     planner: Option<PrefetchPlanner>,
+    /// Whether the last step was a prompt's.
+    is_prompt: bool,
     /// Costs for splitter and planner.
     timer: Costs,
     link: Link,
@@ -41,14 +43,15 @@ impl Machine {
         mode: Mode,
     ) -> Machine {
         let (splitter, planner, timer) = (None, None, Costs::default());
-        Machine { state, predictor, splitter, planner, timer, link: Link::new(link), mode, now: 0 }
+        let (link, is_prompt, now) = (Link::new(link), false, 0);
+        Machine { state, predictor, splitter, planner, is_prompt, timer, link, mode, now }
     }
 
     pub fn with_planner(self, planner: Option<PrefetchPlanner>) -> Machine {
         Machine { planner: planner.filter(|_| self.mode == Mode::Timed), ..self }
     }
 
-    /// The splitter is asked between requests, and takes no time.
+    /// The splitter takes no time.
     pub fn with_splitter(self, splitter: Option<Box<dyn Splitter>>, timer: Costs) -> Machine {
         Machine { splitter, timer, ..self }
     }
@@ -81,14 +84,21 @@ impl Machine {
         if self.state.has_everything() {
             return;
         }
+        let event = match self.mode {
+            Mode::Timed => *event,
+            Mode::Lockstep => event.in_lockstep(),
+        };
         if let Some(planner) = &mut self.planner {
-            planner.observe(event, &|expert| self.state.is_demanded(expert));
+            planner.observe(&event, &|expert| self.state.is_demanded(expert));
+        }
+        if event.is_step() || event.is_prompt_step() {
+            self.is_prompt = event.is_prompt_step();
         }
         if let Some(predictor) = &mut self.predictor {
-            predictor.observe(event, self.now, self.state.step());
+            predictor.observe(&event, self.now, self.state.step());
         }
         self.take_answers();
-        self.split(event);
+        self.split(&event);
         match self.mode {
             Mode::Timed => self.start_reads(),
             Mode::Lockstep => self.complete_all(),
@@ -98,21 +108,23 @@ impl Machine {
     fn take_answers(&mut self) {
         let Some(predictor) = &mut self.predictor else { return };
         let Some(mut answer) = predictor.take(self.now, self.state.step()) else { return };
+        answer.estimates.iter().for_each(|estimate| self.state.observe(&estimate.event()));
         if let Some(predictions) = &mut answer.predictions {
-            if let Some(planner) = &mut self.planner {
+            // Prompts are not planned.
+            if let Some(planner) = self.planner.as_mut().filter(|_| !self.is_prompt) {
                 planner.set_latest(predictions);
                 planner.plan(predictions, &self.timer, &|expert| self.state.lacks(expert));
             }
             self.state.prefetch(predictions, answer.step);
         }
-        answer.estimates.iter().for_each(|estimate| self.state.observe(&estimate.event()));
     }
 
-    /// Lets the splitter plan between requests.
+    /// Lets the splitter plan, when the engine does.
     fn split(&mut self, event: &Event) {
         let Some(splitter) = &mut self.splitter else { return };
         splitter.observe(event);
-        if let Event::RequestStart { .. } | Event::RequestEnd { .. } = event
+        if is_time_to_split(event)
+            && splitter.is_due()
             && let Some(shares) = splitter.plan(&self.timer)
         {
             self.state.set_shares(&shares);

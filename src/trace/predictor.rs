@@ -1,8 +1,8 @@
-//! The predictor on the simulated clock. A fast one answers at once, as in the layer loop. A slow
-//! one has its own thread: a search sees the events before its start, takes its time, and its
-//! answer takes effect at its end; later events wait for the next search.
+//! The predictor on the simulated clock. Its fast part answers at once, as in the layer loop. Slow
+//! parts have a thread of their own: a search sees the events before its start, takes its time, and
+//! its answer takes effect at its end; later events wait for the next search.
 
-use crate::policy::{Event, Prediction, Predictor, Wants};
+use crate::policy::{Event, Prediction, Predictor, Wants, divide, is_asked};
 
 /// An answer of the predictor.
 #[derive(Clone, Debug, Default)]
@@ -11,7 +11,7 @@ pub struct Answer {
     pub predictions: Option<Vec<Prediction>>,
     /// The tier's step when they were made.
     pub step: u64,
-    /// Events for the eviction.
+    /// Events for the eviction, which come first.
     pub estimates: Vec<Estimate>,
 }
 
@@ -46,43 +46,71 @@ impl Estimate {
 }
 
 pub struct TimedPredictor {
-    predictor: Box<dyn Predictor>,
-    /// 0 for a predictor that is not slow.
+    fast: Box<dyn Predictor>,
+    slow: Vec<Box<dyn Predictor>>,
+    /// How long a slow part takes to predict.
     search_ns: u64,
     /// The result of the running search, and the time of its end.
     answer: Answer,
     due: Option<u64>,
     /// A step has happened that no search has seen.
     is_behind: bool,
-    /// Told since the search began.
+    /// The part that predicts; `None`: the fast one.
+    deputy: Option<usize>,
+    /// Told by the slow part that predicts, since its search began.
     estimates: Vec<Estimate>,
+    /// Told by the fast part.
+    told: Vec<Estimate>,
 }
 
 impl TimedPredictor {
     /// `search_ns`: how long a slow predictor takes.
     pub fn new(predictor: Box<dyn Predictor>, search_ns: u64) -> TimedPredictor {
+        let (fast, slow) = divide(predictor);
         TimedPredictor {
-            search_ns: if predictor.is_slow() { search_ns } else { 0 },
-            predictor,
+            deputy: fast.deputy(),
+            fast,
+            slow,
+            search_ns,
             answer: Answer::default(),
             due: None,
             is_behind: false,
             estimates: Vec::new(),
+            told: Vec::new(),
+        }
+    }
+
+    /// The part that predicts.
+    fn predicting(&mut self) -> &mut dyn Predictor {
+        match self.deputy {
+            Some(part) => &mut *self.slow[part],
+            None => &mut *self.fast,
         }
     }
 
     pub fn wants(&self) -> Wants {
-        self.predictor.wants()
+        let Wants { ahead, hidden } = self.fast.wants();
+        let deputy = self.deputy.map_or(Wants::default(), |part| self.slow[part].wants());
+        Wants { ahead: ahead || deputy.ahead, hidden: hidden || deputy.hidden }
     }
 
     /// `step`: the tier's.
     pub fn observe(&mut self, event: &Event, now: u64, step: u64) {
-        self.predictor.observe(event);
-        self.is_behind |= event.is_step();
+        self.fast.observe(event);
+        self.slow.iter_mut().for_each(|part| part.observe(event));
+        self.fast.emit(&mut |event| self.told.extend(Estimate::of(event)));
+        let before = std::mem::replace(&mut self.deputy, self.fast.deputy());
+        if before != self.deputy {
+            // Another part predicts from here on: what was asked of the former is of no use.
+            (self.due, self.is_behind) = (None, false);
+            self.estimates.clear();
+        }
+        self.is_behind |= is_asked(self.predicting(), event);
         let begins = self.begin(now, step);
-        // After it has predicted, as in the layer loop.
-        let estimates = if begins { &mut self.answer.estimates } else { &mut self.estimates };
-        self.predictor.emit(&mut |event| estimates.extend(Estimate::of(event)));
+        if let Some(part) = self.deputy {
+            let estimates = if begins { &mut self.answer.estimates } else { &mut self.estimates };
+            self.slow[part].emit(&mut |event| estimates.extend(Estimate::of(event)));
+        }
     }
 
     /// Whether a search has begun.
@@ -91,9 +119,9 @@ impl TimedPredictor {
             return false;
         }
         self.is_behind = false;
-        self.due = Some(now + self.search_ns);
+        self.due = Some(now + self.deputy.map_or(0, |_| self.search_ns));
         let mut predictions = Vec::new();
-        self.predictor.predict(&mut predictions);
+        self.predicting().predict(&mut predictions);
         let estimates = std::mem::take(&mut self.estimates);
         self.answer = Answer { predictions: Some(predictions), step, estimates };
         true
@@ -106,15 +134,19 @@ impl TimedPredictor {
 
     /// The answer that is ready at `now`; the next search starts when it is taken.
     pub fn take(&mut self, now: u64, step: u64) -> Option<Answer> {
+        let mut told = std::mem::take(&mut self.told);
         if self.due.is_some_and(|due| due <= now) {
             self.due = None;
-            let answer = std::mem::take(&mut self.answer);
+            let mut answer = std::mem::take(&mut self.answer);
             self.begin(now, step);
-            return Some(answer);
+            told.append(&mut answer.estimates);
+            return Some(Answer { estimates: told, ..answer });
         }
         // Who takes no time to search takes none to tell of what was no step.
-        let told = self.search_ns == 0 && !self.estimates.is_empty();
-        told.then(|| Answer { estimates: std::mem::take(&mut self.estimates), ..Answer::default() })
+        if self.search_ns == 0 {
+            told.append(&mut self.estimates);
+        }
+        (!told.is_empty()).then(|| Answer { estimates: told, ..Answer::default() })
     }
 }
 

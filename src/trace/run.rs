@@ -9,7 +9,7 @@ use super::report::{Iteration, Report};
 use super::routing::{Pass, Routing};
 use crate::Result;
 use crate::experts::{Access, Acquisition, Counters, LayerPart, State, prefetch_pays};
-use crate::policy::{Event, LookAhead, Phase, Policy, PromptRouted, Routed, Shape, Timing};
+use crate::policy::{Costs, Event, LookAhead, Phase, Policy, PromptRouted, Routed, Shape, Timing};
 
 /// Replays all requests.
 pub fn simulate(routing: &dyn Routing, options: &SimOptions) -> Result<Report> {
@@ -90,7 +90,10 @@ impl<'a> Run<'a> {
         };
         let predictor = predictor.map(|p| TimedPredictor::new(p, search_ns));
         let state = State::new(plan, layout, eviction);
-        let timer = options.costs.timer(&options.geometry, routing.k());
+        let timer = match options.mode {
+            Mode::Timed => options.costs.timer(&options.geometry, routing.k()),
+            Mode::Lockstep => Costs::LOCKSTEP,
+        };
         Run {
             routing,
             costs: &options.costs,

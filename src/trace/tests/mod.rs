@@ -269,12 +269,16 @@ fn prediction_pays_where_the_link_is_idle() {
     assert!(late.counters.hit_rate() < ahead.counters.hit_rate());
 }
 
-/// Shares of the layers take effect between requests, and are planned by the machine's costs.
+/// Shares of the layers are planned by the machine's costs.
 #[test]
 fn a_splitter_cuts_experts_in_two() {
     struct Half;
     impl Splitter for Half {
         fn observe(&mut self, _: &Event<'_>) {}
+
+        fn is_due(&self) -> bool {
+            true
+        }
 
         fn plan(&mut self, given: &Costs) -> Option<Vec<LayerShare>> {
             assert_eq!(*given, costs(2e9).timer(&GEOMETRY, K));

@@ -4,7 +4,7 @@ use super::super::{Inputs, N_UBATCH, Source};
 use crate::future::{Belady, future};
 use crate::ordered::Ordered;
 use moeba::Result;
-use moeba::policy::{Moepic, MoepicOptions, Policy, Shape, SplitKind};
+use moeba::policy::{MoepicOptions, Policy, Shape};
 use moeba::trace::{
     Budget, CostModel, Geometry, Report, Routing, SimOptions, Tiers, Traced, by_turns,
     simulate_policy,
@@ -13,9 +13,8 @@ use moeba::trace::{
 /// NVIDIA RTX A6000 behind PCIe 4.0 (section 4.1).
 pub const DEVICE: &str = "a6000";
 
-/// τ, where the paper has 5,000: our traces are of few thousand tokens, and Algorithm 1 is to have
-/// planned before the requests that are reported.
-pub const TAU: u64 = 200;
+/// τ
+pub const TAU: u64 = MoepicOptions::TAU;
 
 /// Parts in which an expert is kept: θ in tenths.
 pub const N_GRANULES: usize = 10;
@@ -113,9 +112,9 @@ impl<'a> Bench<'a> {
         Tiers::plan(&needs, Budget::Share(1.0), Default::default())
     }
 
-    /// With Algorithm 1, where the policy has it, every `TAU` tokens.
     pub fn run(&self, options: &SimOptions, tiers: Tiers) -> Result<Report> {
-        simulate_policy(&self.routing(), options, tiers, |shape| often(options, shape))
+        let build = |shape: &Shape| options.policy.build(shape, &options.profile);
+        simulate_policy(&self.routing(), options, tiers, build)
     }
 
     /// The same with the eviction that knows what comes.
@@ -123,7 +122,7 @@ impl<'a> Bench<'a> {
         let future = future(&self.routing());
         let build = |shape: &Shape| Policy {
             eviction: Box::new(Belady::new(future)),
-            ..often(options, shape)
+            ..options.policy.build(shape, &options.profile)
         };
         simulate_policy(&self.routing(), options, tiers, build)
     }
@@ -157,15 +156,6 @@ fn measured(derived: CostModel, geometry: &Geometry, k: usize) -> CostModel {
     let known_ns = derived.attention.of(1) + experts_ns + derived.head.of(1) / N_LAYERS;
     costs.attention.launch_ns += (TOKEN_NS / N_LAYERS - known_ns).max(0.0);
     costs
-}
-
-fn often(options: &SimOptions, shape: &Shape) -> Policy {
-    let mut policy = options.policy.build(shape, &options.profile);
-    if options.policy.split == SplitKind::Auto {
-        let options = MoepicOptions { tau: TAU, ..MoepicOptions::default() };
-        policy.splitter = Some(Box::new(Moepic::new(shape, options)));
-    }
-    policy
 }
 
 /// ms

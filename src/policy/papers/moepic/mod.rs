@@ -53,10 +53,15 @@ pub struct MoepicOptions {
     pub fixed_theta: Option<f64>,
 }
 
+impl MoepicOptions {
+    /// The paper has 5,000, more than most processes generate.
+    pub const TAU: u64 = 200;
+}
+
 impl Default for MoepicOptions {
-    /// The paper's (section 4.1).
+    /// ζ is the paper's (section 4.1).
     fn default() -> Self {
-        Self { tau: 5000, zeta: 0.01, fixed_theta: None }
+        Self { tau: Self::TAU, zeta: 0.01, fixed_theta: None }
     }
 }
 
@@ -115,7 +120,7 @@ impl Moepic {
     }
 
     /// Whether there is enough to plan from.
-    fn is_due(&self) -> bool {
+    fn has_enough(&self) -> bool {
         // A plan leaves half of what it was made from.
         let warm = self.restored && u64::from(self.stats.tokens()) >= self.options.tau / 2;
         self.options.fixed_theta.is_none() && (warm || self.tokens >= self.options.tau)
@@ -158,8 +163,12 @@ impl Splitter for Moepic {
         }
     }
 
+    fn is_due(&self) -> bool {
+        self.shares.is_none() || self.has_enough()
+    }
+
     fn plan(&mut self, costs: &Costs) -> Option<Vec<LayerShare>> {
-        let plan = if self.is_due() && are_measured(costs) {
+        let plan = if self.has_enough() && are_measured(costs) {
             self.configure(costs)
         } else if self.shares.is_none() {
             self.uniform(self.options.fixed_theta.unwrap_or(FIRST_THETA))
