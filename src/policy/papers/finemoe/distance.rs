@@ -44,7 +44,7 @@ pub fn profile_distances(
             let (Some(found), Some(actual)) = (found, actual.get(target)) else { return };
             let delta = if options.use_delta { threshold(found.score) } else { 0.0 };
             let mut picks = Vec::new();
-            select(store.ranked(found.index, target), delta, shape.k, &mut picks);
+            select(store.ranked(found.index, target), delta, f32::INFINITY, shape.k, &mut picks);
             tallies[distance - 1].add(&picks, actual);
         };
         let n_distances = max_distance.min(actual.len());

@@ -7,12 +7,16 @@
 //! Decisions where the paper is silent:
 //! - Prompts are iterations, too (§3.2), so they are stored: with the mean embedding and the mean
 //!   probabilities of their tokens. A prompt that is fed in parts is one iteration a part. They
-//!   are not searched for, as experts are not prefetched for them.
+//!   are searched for as decode steps are, and besides what δ asks for, all experts are prefetched
+//!   that one of their tokens uses rather than not. The eviction does not hear of it.
+//! - What a map said of a layer that the token has passed decides no eviction: what the layer's
+//!   router has said does, until the layer is predicted again.
 //! - Several requests at once (B) are each searched for on their own; an expert that several want
 //!   has the priority of the one that wants it most.
 //! - An iteration of which an event is missing is searched for with what there is, and not stored.
 //! - Shared experts are not routed, are always there and occur nowhere.
 
+mod compared;
 mod distance;
 mod eviction;
 mod layers;
@@ -43,7 +47,7 @@ use crate::policy::registry::{Builder, EvictionEntry, Names, PredictorEntry, Tri
 pub(in crate::policy) const NAMES: Names = Names {
     predictors: &[PredictorEntry {
         name: "map",
-        trial: Trial::WithSection(FineMoe::SECTION),
+        trial: Trial::Always,
         build: |b| Some(Box::new(predictor(b))),
     }],
     evictions: &[EvictionEntry { name: "map", build: |b| Box::new(MapEviction::new(b.shape)) }],

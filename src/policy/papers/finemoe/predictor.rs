@@ -1,7 +1,7 @@
 //! The predictor: events in, searches, predictions out.
 
 use super::search::Match;
-use super::select::{select, threshold};
+use super::select::{prompt_floor, select, threshold};
 use super::store::MapStore;
 use super::timeline::Timeline;
 use crate::policy::{Event, Expert, PerExpert, Phase, Prediction, Predictor, Profile, Shape};
@@ -110,14 +110,16 @@ impl FineMoe {
         let at = self.timeline(request);
         let timeline = &mut self.timelines[at];
         timeline.start(&self.store, Some(embedding));
-        if phase == Phase::Decode && self.options.use_semantic {
-            let found = self.store.nearest_sketch(&timeline.sketch, &mut self.scores);
+        if self.options.use_semantic {
+            timeline.found = self.store.nearest_sketch(&timeline.sketch, &mut self.scores);
+            let found = timeline.found;
             self.predict_layers(at, 0..self.store.distance, found);
+            self.tell(0..self.store.distance, phase, found);
         }
     }
 
-    /// A router has spoken. Prompts are not predicted.
-    fn step(&mut self, request: u32, phase: Phase, layer: u32, probs: &[f32]) {
+    /// A router has spoken, for so many tokens of a prompt if it is one.
+    fn step(&mut self, request: u32, n_prompt: Option<u32>, layer: u32, probs: &[f32]) {
         let Some(ordinal) = self.store.layers.ordinal(layer) else { return };
         let at = self.timeline(request);
         let timeline = &mut self.timelines[at];
@@ -126,12 +128,22 @@ impl FineMoe {
         }
         timeline.trajectory.push(&self.store, layer, probs);
         timeline.reached = ordinal + 1;
-        let end = (timeline.reached + self.store.distance).min(self.store.layers.len());
-        let targets = timeline.asked.max(timeline.reached)..end;
-        if phase == Phase::Decode && !targets.is_empty() {
+        let (reached, asked) = (timeline.reached, timeline.asked);
+        if let Some(n_tokens) = n_prompt.filter(|_| timeline.floor == f32::INFINITY) {
+            // The first layer that tells how long the prompt is.
+            timeline.floor = prompt_floor(n_tokens, self.k);
+            let found = timeline.found;
+            self.predict_layers(at, reached..asked, found);
+        }
+        let end = (reached + self.store.distance).min(self.store.layers.len());
+        let targets = asked.max(reached)..end;
+        if !targets.is_empty() {
+            let timeline = &mut self.timelines[at];
             timeline.asked = end;
             let found = timeline.trajectory.best_in(&mut self.scores);
-            self.predict_layers(at, targets, found);
+            self.predict_layers(at, targets.clone(), found);
+            let phase = n_prompt.map_or(Phase::Decode, |_| Phase::Prompt);
+            self.tell(targets, phase, found);
         }
     }
 
@@ -139,14 +151,21 @@ impl FineMoe {
     fn predict_layers(&mut self, at: usize, targets: Range<usize>, found: Option<Match>) {
         let Some(Match { index, score }) = found else { return };
         let threshold = if self.options.use_delta { threshold(score) } else { 0.0 };
-        for ordinal in targets.clone() {
-            let target = &mut self.timelines[at].targets[ordinal];
+        let Timeline { floor, targets: all, .. } = &mut self.timelines[at];
+        for ordinal in targets {
+            let target = &mut all[ordinal];
             let ranked = self.store.ranked(index, ordinal);
-            select(ranked, threshold, self.k, &mut target.picks);
+            select(ranked, threshold, *floor, self.k, &mut target.picks);
             self.store.fill(index, ordinal, &mut target.probs);
-            self.merge(ordinal);
         }
-        self.told = targets;
+    }
+
+    /// Lets the eviction hear of layers that were found. Prompts evict nothing.
+    fn tell(&mut self, targets: Range<usize>, phase: Phase, found: Option<Match>) {
+        if phase == Phase::Decode && found.is_some() {
+            targets.clone().for_each(|ordinal| self.merge(ordinal));
+            self.told = targets;
+        }
     }
 
     /// An expert of a layer that several requests wait for is as probable as for the one that most
@@ -183,10 +202,10 @@ impl Predictor for FineMoe {
                 self.start(request, phase, embedding);
             }
             Event::Routed(routed) => {
-                self.step(routed.request, Phase::Decode, routed.layer, routed.probs);
+                self.step(routed.request, None, routed.layer, routed.probs);
             }
             Event::PromptRouted(routed) => {
-                self.step(routed.request, Phase::Prompt, routed.layer, routed.probs);
+                self.step(routed.request, Some(routed.n_tokens), routed.layer, routed.probs);
             }
             Event::IterationEnd { request, .. } => self.end(request),
             Event::Predicted { .. } | Event::Expected { .. } => {}
@@ -216,6 +235,10 @@ impl Predictor for FineMoe {
 
     /// A search reads a layer of all maps: some tens of microseconds for a thousand of them.
     fn is_slow(&self) -> bool {
+        true
+    }
+
+    fn predicts_prompts(&self) -> bool {
         true
     }
 

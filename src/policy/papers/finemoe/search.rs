@@ -1,6 +1,8 @@
 //! The trajectory search (§4.2.2), grown layer by layer: dot products and norms of the prefixes
-//! are sums over layers, so each layer adds its own to what there was.
+//! are sums over layers, so each layer adds its own to what there was. In a large store, maps that
+//! are far from the trajectory after some layers are not compared with the others (`compared`).
 
+use super::compared::Compared;
 use super::layers::MoeLayers;
 use super::row::Query;
 use super::store::MapStore;
@@ -14,6 +16,9 @@ pub struct Match {
 
 /// Scores that differ by less are equal but for rounding.
 const ROUNDING: f32 = 1e-6;
+
+/// After so many layers each, half of the compared maps are left out.
+const LAYERS_OF_A_ROUND: usize = 2;
 
 /// The highest, of equals the first.
 pub(super) fn best(scores: &[f32]) -> Option<Match> {
@@ -31,10 +36,9 @@ pub struct Trajectory {
     /// By ordinal: whether the layer was heard of.
     seen: Vec<bool>,
     norm2: f32,
-    /// By stored map: dot product over the layers that were seen.
-    dots: Vec<f32>,
-    /// By stored map: squared norm of those layers.
-    norms2: Vec<f32>,
+    /// Maps in the store.
+    n_maps: usize,
+    compared: Compared,
     query: Query,
 }
 
@@ -45,8 +49,8 @@ impl Trajectory {
             probs: vec![0.0; store.layers.n_all_experts()],
             seen: vec![false; store.layers.len()],
             norm2: 0.0,
-            dots: Vec::with_capacity(store.capacity),
-            norms2: Vec::with_capacity(store.capacity),
+            n_maps: 0,
+            compared: Compared::default(),
             query: Query::default(),
         };
         trajectory.restart(store);
@@ -56,17 +60,15 @@ impl Trajectory {
     pub fn restart(&mut self, store: &MapStore) {
         self.seen.fill(false);
         self.norm2 = 0.0;
-        for sums in [&mut self.dots, &mut self.norms2] {
-            sums.clear();
-            sums.resize(store.len(), 0.0);
-        }
+        self.n_maps = store.len();
+        self.compared.restart(self.n_maps);
     }
 
     /// The router of a layer has spoken: `probs` of all its experts, on any scale, as routers by
     /// sigmoid do not add up to 1. Layers come in ascending order. What is no layer of experts, or
     /// has no probabilities, is as if it had not been said.
     pub fn push(&mut self, store: &MapStore, layer: u32, probs: &[f32]) {
-        assert_eq!(self.dots.len(), store.len(), "the store has changed behind the trajectory");
+        assert_eq!(self.n_maps, store.len(), "the store has changed behind the trajectory");
         let Some(ordinal) = store.layers.ordinal(layer) else { return };
         let later = &self.seen[ordinal..];
         assert!(!later.contains(&true), "a trajectory goes through the layers in order");
@@ -77,32 +79,34 @@ impl Trajectory {
         self.seen[ordinal] = true;
         self.norm2 += row.iter().map(|p| p * p).sum::<f32>();
         self.query.set(row);
-        store.rows[ordinal].add_products(&self.query, &mut self.dots, &mut self.norms2);
+        self.compared.add_layer(&store.rows[ordinal], &self.query);
+        if self.seen.iter().filter(|seen| **seen).count().is_multiple_of(LAYERS_OF_A_ROUND) {
+            self.compared.halve(self.norm2);
+        }
     }
 
     /// The store has put something into this place.
     pub fn refresh(&mut self, store: &MapStore, index: usize) {
-        if index == self.dots.len() {
-            self.dots.push(0.0);
-            self.norms2.push(0.0);
-        }
-        (self.dots[index], self.norms2[index]) = (0.0, 0.0);
+        let is_new = index == self.n_maps;
+        self.n_maps = store.len();
+        let Some(sums) = self.compared.reset(index, is_new) else { return };
         for ordinal in (0..self.seen.len()).filter(|&ordinal| self.seen[ordinal]) {
             let (head, ids, levels) = store.rows[ordinal].row(index);
             self.query.set(&self.probs[store.layers.range(ordinal)]);
-            self.dots[index] += self.query.dot(head, ids, levels);
-            self.norms2[index] += head.norm2;
+            sums.dot += self.query.dot(head, ids, levels);
+            sums.norm2 += head.norm2;
         }
     }
 
-    /// Replaces `out` by the cosine similarity to each stored map (Eq. 5), as far as the trajectory
-    /// goes; 0 of one that has not begun.
+    /// Replaces `out` by the cosine similarity to each map that is compared (Eq. 5), as far as the
+    /// trajectory goes; 0 of one that has not begun.
     pub(super) fn scores(&self, out: &mut Vec<f32>) {
-        out.clear();
-        out.extend(self.dots.iter().zip(&self.norms2).map(|(dot, norm2)| {
-            let product = norm2 * self.norm2;
-            if product > 0.0 { dot / product.sqrt() } else { 0.0 }
-        }));
+        self.compared.scores(self.norm2, out);
+    }
+
+    /// Places of the maps that are compared, ascending.
+    pub(super) fn compared(&self) -> &[u32] {
+        self.compared.indices()
     }
 
     /// The stored map with the highest score. `None` if there is nothing to compare.
@@ -116,7 +120,8 @@ impl Trajectory {
             return None;
         }
         self.scores(scores);
-        best(scores)
+        let Match { index, score } = best(scores)?;
+        Some(Match { index: self.compared()[index] as usize, score })
     }
 
     /// Whether all layers were heard of.

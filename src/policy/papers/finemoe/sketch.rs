@@ -89,15 +89,17 @@ impl Sketches {
         stored.iter_mut().zip(&sketch.values).for_each(|(to, from)| *to = *from as i8);
     }
 
-    /// Replaces `out` by the cosine similarity to each stored embedding (Eq. 4); 0 where either
-    /// has no direction.
+    /// The cosine similarity to a stored embedding (Eq. 4); 0 where either has no direction.
+    pub fn score(&self, at: usize, sketch: &Sketch) -> f32 {
+        let norms = self.norms[at] * sketch.norm;
+        let stored = &self.values.as_chunks().0[at];
+        if norms > 0.0 { dot(stored, &sketch.values) as f32 / norms } else { 0.0 }
+    }
+
+    /// Replaces `out` by the similarity to each of them.
     pub fn scores(&self, sketch: &Sketch, out: &mut Vec<f32>) {
         out.clear();
-        out.extend(self.values.as_chunks().0.iter().zip(&self.norms).map(|(stored, norm)| {
-            let dot = dot(stored, &sketch.values);
-            let norms = norm * sketch.norm;
-            if norms > 0.0 { dot as f32 / norms } else { 0.0 }
-        }));
+        out.extend((0..self.norms.len()).map(|at| self.score(at, sketch)));
     }
 
     pub fn values(&self) -> &[i8] {

@@ -6,7 +6,7 @@
 //! 187 MB.
 
 use super::layers::MoeLayers;
-use super::row::{Encoder, Head, KEPT, Query, ranked};
+use super::row::{Encoder, Head, KEPT, ranked};
 use super::search::{Match, Trajectory, best};
 use super::sketch::{Sketch, Sketches};
 use crate::policy::Shape;
@@ -64,17 +64,6 @@ impl Rows {
     pub fn row(&self, at: usize) -> (Head, &[u16], &[u8]) {
         let range = at * self.kept..(at + 1) * self.kept;
         (self.heads[at], &self.ids[range.clone()], &self.levels[range])
-    }
-
-    /// Adds the new row's dot product with each stored one to `dots`, and the stored ones' squared
-    /// norms to `norms2`.
-    pub fn add_products(&self, query: &Query, dots: &mut [f32], norms2: &mut [f32]) {
-        let rows = self.ids.chunks_exact(self.kept).zip(self.levels.chunks_exact(self.kept));
-        let sums = dots.iter_mut().zip(norms2);
-        for ((&head, (ids, levels)), (dot, norm2)) in self.heads.iter().zip(rows).zip(sums) {
-            *dot += query.dot(head, ids, levels);
-            *norm2 += head.norm2;
-        }
     }
 
     fn bytes(&self) -> usize {
@@ -158,16 +147,17 @@ impl MapStore {
         at
     }
 
+    /// Among those that the trajectory was compared with to the end.
     fn most_redundant(&self, sketch: &Sketch, trajectory: &Trajectory) -> usize {
-        let (mut semantic, mut scores) = (Vec::new(), Vec::new());
-        self.sketches.scores(sketch, &mut semantic);
+        let mut scores = Vec::new();
         trajectory.scores(&mut scores);
-        assert_eq!(scores.len(), semantic.len(), "the trajectory is compared with another store");
         let share = self.distance as f32 / self.layers.len() as f32;
-        for (score, semantic) in scores.iter_mut().zip(&semantic) {
+        for (score, index) in scores.iter_mut().zip(trajectory.compared()) {
+            let semantic = self.sketches.score(*index as usize, sketch);
             *score = share * semantic + (1.0 - share) * *score;
         }
-        best(&scores).expect("a full store is not empty").index
+        let at = best(&scores).expect("a full store is not empty").index;
+        trajectory.compared()[at] as usize
     }
 
     /// A layer of a stored map: experts with their probabilities, most probable first.

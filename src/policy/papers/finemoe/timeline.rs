@@ -1,6 +1,6 @@
 //! One request's iteration as the predictor follows it.
 
-use super::search::Trajectory;
+use super::search::{Match, Trajectory};
 use super::select::Pick;
 use super::sketch::Sketch;
 use super::store::MapStore;
@@ -14,7 +14,11 @@ pub(super) struct Timeline {
     pub active: bool,
     /// Whether its beginning was heard of: without an embedding it cannot be stored.
     pub embedded: bool,
+    /// The probability from which on an expert is prefetched in any case.
+    pub floor: f32,
     pub sketch: Sketch,
+    /// The result of the semantic search.
+    pub found: Option<Match>,
     pub trajectory: Trajectory,
     /// Ordinals below are past; l_now is the last of them.
     pub reached: usize,
@@ -44,7 +48,9 @@ impl Timeline {
             last_event: 0,
             active: false,
             embedded: false,
+            floor: f32::INFINITY,
             sketch: Sketch::default(),
+            found: None,
             trajectory: Trajectory::new(store),
             reached: 0,
             asked: 0,
@@ -63,6 +69,8 @@ impl Timeline {
         self.stop();
         self.active = true;
         self.embedded = embedding.is_some();
+        self.floor = f32::INFINITY;
+        self.found = None;
         if let Some(embedding) = embedding {
             self.sketch.set(embedding);
         }

@@ -23,6 +23,10 @@ struct Request {
     now: Option<Plain>,
     reached: usize,
     asked: usize,
+    /// The map that the embedding has found, and the probability above which all experts are
+    /// picked, once the length of a prompt is known.
+    found: Option<(usize, f64)>,
+    floor: Option<f64>,
     /// By ordinal.
     pending: BTreeMap<usize, (Picks, Row)>,
 }
@@ -67,21 +71,34 @@ fn first_best(scores: impl Iterator<Item = f64> + Clone) -> Option<(usize, f64)>
 }
 
 impl Naive {
-    fn predict_layers(&mut self, request: u32, targets: std::ops::Range<usize>, is_semantic: bool) {
-        let new = self.requests[&request].now.clone().unwrap();
+    fn find(&self, request: u32, is_semantic: bool) -> Option<(usize, f64)> {
+        let new = self.requests[&request].now.as_ref().unwrap();
         let similarity = if is_semantic { semantic } else { trajectory };
-        let scores = self.store.iter().map(|old| similarity(&new, old));
-        let Some((index, score)) = first_best(scores) else { return };
+        first_best(self.store.iter().map(|old| similarity(new, old)))
+    }
+
+    fn predict_layers(
+        &mut self,
+        request: u32,
+        targets: std::ops::Range<usize>,
+        found: Option<(usize, f64)>,
+        is_told: bool,
+    ) {
+        let Some((index, score)) = found else { return };
         for ordinal in targets {
             let row = self.store[index].rows[ordinal].clone().unwrap();
             let mut order: Picks = row.iter().copied().enumerate().collect();
             order.sort_by(|a, b| b.1.total_cmp(&a.1));
             let delta = if self.options.use_delta { (1.0 - score).clamp(0.0, 1.0) } else { 0.0 };
-            let enough =
-                |n: &usize| *n >= K && order[..*n].iter().map(|p| p.1).sum::<f64>() >= delta;
+            let own = self.requests.get_mut(&request).unwrap();
+            let floor = own.floor.unwrap_or(f64::INFINITY);
+            let enough = |n: &usize| {
+                let (in_it, left) = order.split_at(*n);
+                let sum = in_it.iter().map(|p| p.1).sum::<f64>();
+                *n >= K && sum >= delta && left.iter().all(|p| p.1 <= floor)
+            };
             let n = (0..order.len()).find(enough).unwrap_or(order.len());
             order.truncate(n);
-            let own = self.requests.get_mut(&request).unwrap();
             own.pending.insert(ordinal, (order, row.clone()));
             let mut merged = row;
             for other in self.requests.values() {
@@ -89,7 +106,9 @@ impl Naive {
                     merged.iter_mut().zip(row).for_each(|(max, p)| *max = max.max(*p));
                 }
             }
-            self.told.insert(ordinal, merged);
+            if is_told {
+                self.told.insert(ordinal, merged);
+            }
         }
     }
 
@@ -100,7 +119,7 @@ impl Naive {
         self.requests.insert(request, fresh);
     }
 
-    fn step(&mut self, request: u32, layer: u32, probs: &[f32], is_decode: bool) {
+    fn step(&mut self, request: u32, layer: u32, probs: &[f32], n_prompt: Option<u32>) {
         let ordinal = MOE_LAYERS.iter().position(|l| *l == layer).unwrap();
         let known = self.requests.get(&request).is_some_and(|r| r.now.is_some());
         if !known || ordinal < self.requests[&request].reached {
@@ -112,11 +131,19 @@ impl Naive {
         own.now.as_mut().unwrap().rows[ordinal] = Some(row);
         own.reached = ordinal + 1;
         own.pending = own.pending.split_off(&own.reached);
-        let end = (own.reached + self.options.distance).min(L);
-        let targets = own.asked.max(own.reached)..end;
-        if is_decode && !targets.is_empty() {
-            own.asked = end;
-            self.predict_layers(request, targets, false);
+        let (reached, asked) = (own.reached, own.asked);
+        if let Some(n_tokens) = n_prompt.filter(|_| own.floor.is_none()) {
+            // Used by one of the tokens with a probability of a half.
+            own.floor = Some((1.0 - 0.5f64.powf(1.0 / f64::from(n_tokens))) / K as f64);
+            let found = own.found;
+            self.predict_layers(request, reached..asked, found, false);
+        }
+        let end = (reached + self.options.distance).min(L);
+        let targets = asked.max(reached)..end;
+        if !targets.is_empty() {
+            self.requests.get_mut(&request).unwrap().asked = end;
+            let found = self.find(request, false);
+            self.predict_layers(request, targets, found, n_prompt.is_none());
         }
     }
 
@@ -144,15 +171,18 @@ impl Naive {
             }
             Event::IterationStart { request, phase, embedding } => {
                 self.start(request, Some(embedding));
-                if phase == Phase::Decode && self.options.use_semantic {
-                    self.predict_layers(request, 0..self.options.distance, true);
+                if self.options.use_semantic {
+                    let found = self.find(request, true);
+                    self.requests.get_mut(&request).unwrap().found = found;
+                    let is_told = phase == Phase::Decode;
+                    self.predict_layers(request, 0..self.options.distance, found, is_told);
                 }
             }
             Event::Routed(Routed { request, layer, probs, .. }) => {
-                self.step(request, layer, probs, true);
+                self.step(request, layer, probs, None);
             }
-            Event::PromptRouted(PromptRouted { request, layer, probs, .. }) => {
-                self.step(request, layer, probs, false);
+            Event::PromptRouted(PromptRouted { request, layer, n_tokens, probs, .. }) => {
+                self.step(request, layer, probs, Some(n_tokens));
             }
             Event::IterationEnd { request, .. } => self.end(request),
             Event::Predicted { .. } | Event::Expected { .. } => {}

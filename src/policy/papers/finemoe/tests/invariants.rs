@@ -53,37 +53,44 @@ proptest! {
         }
     }
 
+    /// A layer is used, which makes its prediction past, or predicted. Some routers tell no
+    /// probabilities.
     #[test]
     fn eviction_is_by_probability_and_frequency(
-        uses in prop::collection::vec((0usize..3, 0u32..6), 0..60),
-        predicted in prop::collection::vec(0u64..400, 0..4),
+        acts in prop::collection::vec((0usize..3, 0u32..6, prop::option::of(0u64..400)), 0..60),
     ) {
         let mut eviction = MapEviction::new(&shape());
         let n_experts = MOE_LAYERS.map(|layer| N_EXPERTS[layer as usize]);
-        let mut p = n_experts.map(|n| vec![1.0 / n as f32; n]);
+        let none = n_experts.map(|n| vec![1.0 / n as f32; n]);
+        let mut p = none.clone();
         let mut freq = [[0u64; 40]; 3];
-        for &seed in &predicted {
-            let ordinal = (seed % 3) as usize;
+        for &(ordinal, expert, predicted) in &acts {
             let layer = MOE_LAYERS[ordinal];
-            p[ordinal] = softmax(seed, layer as usize, n_experts[ordinal], 3.0);
-            p[ordinal][0] = 0.0;
-            eviction.observe(&Event::Predicted { layer, probs: &p[ordinal] });
-        }
-        for &(ordinal, expert) in &uses {
+            if let Some(seed) = predicted {
+                p[ordinal] = softmax(seed, layer as usize, n_experts[ordinal], 3.0);
+                p[ordinal][0] = 0.0;
+                eviction.observe(&Event::Predicted { layer, probs: &p[ordinal] });
+                continue;
+            }
             freq[ordinal][expert as usize] += 1;
-            let (layer, chosen) = (MOE_LAYERS[ordinal], &[expert][..]);
-            let routed = Routed { request: 0, layer, chosen, probs: &[], hidden: &[], ahead: None };
+            p[ordinal] = softmax(u64::from(expert) + 7, layer as usize, n_experts[ordinal], 2.0);
+            let (chosen, hidden) = (&[expert][..], &[][..]);
+            // On another scale.
+            let probs = &p[ordinal].iter().map(|p| 2.0 * p).collect::<Vec<f32>>()[..];
+            let routed = Routed { request: 0, layer, chosen, probs, hidden, ahead: None };
             eviction.observe(&Event::Routed(routed));
-            // A prompt's uses are not the decode cache's.
+            // A prompt's uses are not the decode cache's, but its layers are past, too.
             let (n_tokens, counts) = (9, &[9; 6][..]);
+            let past = MOE_LAYERS[(ordinal + 1) % 3];
             eviction.observe(&Event::PromptRouted(PromptRouted {
                 request: 0,
-                layer,
+                layer: past,
                 n_tokens,
                 counts,
                 probs: &[],
                 chosen: &[],
             }));
+            p[(ordinal + 1) % 3].clone_from(&none[(ordinal + 1) % 3]);
         }
         let mut all = Vec::new();
         for (ordinal, &layer) in MOE_LAYERS.iter().enumerate() {

@@ -1,6 +1,7 @@
 //! The parts against the paper's definitions, computed plainly.
 
 mod compression;
+mod cost;
 mod distances;
 mod events;
 mod invariants;

@@ -115,6 +115,7 @@ proptest! {
     fn selection_is_the_smallest_that_is_enough(
         weights in prop::collection::vec(0u32..100, 1..30),
         score in -1.0f32..1.0,
+        floor in prop_oneof![Just(f32::INFINITY), 0.0f32..0.5],
         k in 1usize..6,
     ) {
         let sum = weights.iter().sum::<u32>().max(1) as f32;
@@ -124,8 +125,11 @@ proptest! {
         let delta = threshold(score);
         prop_assert_eq!(delta, (1.0 - score).clamp(0.0, 1.0));
         let mut picks = vec![(99, 0.5)];
-        select(order.iter().map(|&expert| (expert, p(expert))), delta, k, &mut picks);
-        let enough = |n: usize| n >= k && order[..n].iter().map(|&e| p(e)).sum::<f32>() >= delta;
+        select(order.iter().map(|&expert| (expert, p(expert))), delta, floor, k, &mut picks);
+        let enough = |n: usize| {
+            let sum = order[..n].iter().map(|&expert| p(expert)).sum::<f32>();
+            n >= k && sum >= delta && order[n..].iter().all(|&expert| p(expert) <= floor)
+        };
         let n = (0..order.len()).find(|&n| enough(n)).unwrap_or(order.len());
         let expected: Vec<_> = order[..n].iter().map(|&expert| (expert, p(expert))).collect();
         prop_assert_eq!(picks, expected);
