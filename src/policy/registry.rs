@@ -10,6 +10,9 @@ use super::{
 /// The seed of random eviction: runs are repeatable.
 const RANDOM_SEED: u64 = 0x6d6f_6562_6121;
 
+/// The default policy's predictor.
+const TRAJECTORY: &str = "trajectory";
+
 /// The names that a paper, or the set of baselines, adds to `--policy`.
 pub struct Names {
     pub predictors: &'static [PredictorEntry],
@@ -29,12 +32,12 @@ pub struct EvictionEntry {
     pub build: fn(&mut Builder<'_>) -> Box<dyn Eviction>,
 }
 
-/// Whether `auto` tries a predictor.
+/// Whether `auto` tries a predictor, beside the default policy's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trial {
     Never,
     Always,
-    /// Once the profile has this section: the predictor must learn before it can predict.
+    /// Once the profile has this section: the predictor must be trained before it can predict.
     WithSection(&'static str),
 }
 
@@ -65,9 +68,13 @@ impl Builder<'_> {
         Box::new(restored.unwrap_or_else(|| TrajectoryPredictor::new(self.shape)))
     }
 
-    /// The candidates of `auto`: no prefetch, and every predictor that is ready.
+    /// The candidates of `auto`: the default policy's predictor, no prefetch, and every other
+    /// predictor that can learn from nothing or has been trained.
     fn auto(&mut self) -> Auto {
-        let mut candidates = vec![Candidate { name: "no prefetch", predictor: None }];
+        let mut candidates = vec![
+            Candidate { name: TRAJECTORY, predictor: Some(self.trajectory()) },
+            Candidate { name: "no prefetch", predictor: None },
+        ];
         for entry in predictors() {
             let is_ready = match entry.trial {
                 Trial::Never => false,
@@ -78,7 +85,7 @@ impl Builder<'_> {
                 candidates.push(Candidate { name: entry.name, predictor: Some(predictor) });
             }
         }
-        Auto::new(candidates, self.profile).with_estimator(self.trajectory())
+        Auto::new(candidates, self.profile).with_estimator(TRAJECTORY)
     }
 }
 
@@ -101,7 +108,7 @@ const BASELINES: Names = Names {
     predictors: &[
         predictor("none", Trial::Never, |_| None),
         predictor("next-layer", Trial::Always, |b| Some(Box::new(NextLayer::new(b.shape)))),
-        predictor("trajectory", Trial::Never, |b| Some(b.trajectory())),
+        predictor(TRAJECTORY, Trial::Never, |b| Some(b.trajectory())),
         predictor("all-next", Trial::Never, |b| Some(Box::new(AllNext::new(b.shape)))),
         predictor("counts", Trial::Never, |b| Some(Box::new(Counts::new(b.shape)))),
         predictor("auto", Trial::Never, |b| Some(Box::new(b.auto()))),

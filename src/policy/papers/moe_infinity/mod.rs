@@ -29,7 +29,7 @@ use crate::policy::registry::{Builder, EvictionEntry, Names, PredictorEntry, Tri
 pub(in crate::policy) const NAMES: Names = Names {
     predictors: &[PredictorEntry {
         name: "eamc",
-        trial: Trial::WithSection(EamcPredictor::SECTION),
+        trial: Trial::Always,
         build: |b| Some(Box::new(predictor(b))),
     }],
     evictions: &[EvictionEntry {
