@@ -1,5 +1,8 @@
 //! Cache policies, traces and replay.
 
+// Look-aheads are computed for predictors that want them alone.
+mod look_aheads;
+
 // Profiles kept, damaged and refused; replays of the committed traces.
 mod profiles;
 
@@ -11,3 +14,10 @@ mod trace_record;
 
 // `trace train`: a predictor learned, kept and used.
 mod trace_train;
+
+/// The profile's section of `auto` that keeps this candidate, and knows of no other.
+fn auto_choice(kept: &str) -> Vec<u8> {
+    let (version, number) = (3u32.to_le_bytes(), [0]);
+    let ratio = 0f64.to_le_bytes();
+    [&version[..], &number, &[kept.len() as u8], kept.as_bytes(), &ratio].concat()
+}

@@ -3,10 +3,12 @@
 //! `StreamOptions`), so that nothing depends on how long a read takes.
 
 use moeba::engine::{
-    Engine, EngineOptions, EvalHooks, Recorder, RouteRows, Session, TestHooks, Want,
+    Engine, EngineOptions, EvalHooks, ProfileChoice, Recorder, RouteRows, Session, TestHooks, Want,
 };
 use moeba::experts::Counters;
-use moeba::policy::{PolicySpec, Profile};
+use moeba::gguf::Gguf;
+use moeba::policy::papers::prescope::llapor::{LayerModel, Linear, Loss};
+use moeba::policy::{LlaPor, LlaporModel, PolicySpec, Profile};
 use moeba::trace::{
     Budget, Caching, CostModel, Device, Geometry, Host, Mode, Pass, Recorded, Routing, SimOptions,
     Tiers, Token, TokenLayer, simulate_policy,
@@ -15,8 +17,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// Prompts and what follows each, token by token.
-fn requests() -> Vec<(Vec<u32>, Vec<u32>)> {
-    let lengths = [(7, 9), (1, 12), (13, 1), (4, 20)];
+type Requests = Vec<(Vec<u32>, Vec<u32>)>;
+
+/// Prompts and continuations of these lengths.
+fn requests(lengths: &[(usize, usize)]) -> Requests {
     let text = |seed: u64, (prompt, decode): (usize, usize)| {
         let mut tokens = common::stream::tokens(prompt + decode, seed);
         let rest = tokens.split_off(prompt);
@@ -66,15 +70,15 @@ impl Recorder for Scribe<'_> {
 }
 
 /// Each request in a session of its own, as a server would.
-fn serve(engine: &Arc<Engine>, mut listen: impl FnMut(&mut Session, &[u32])) {
-    for (prompt, rest) in requests() {
+fn serve(engine: &Arc<Engine>, requests: &Requests, mut listen: impl FnMut(&mut Session, &[u32])) {
+    for (prompt, rest) in requests {
         let mut session = engine.new_session().unwrap();
-        listen(&mut session, &prompt);
+        listen(&mut session, prompt);
         rest.iter().for_each(|token| listen(&mut session, &[*token]));
     }
 }
 
-fn record(path: &Path) -> Recorded {
+fn record(path: &Path, requests: &Requests) -> Recorded {
     let engine = Engine::load(path, &EngineOptions::default(), &mut |_| ()).unwrap();
     let layers = 0..engine.n_layers();
     let n_experts = layers.map(|l| engine.model().routed_experts(l).map_or(0, |l| l.n_experts));
@@ -83,7 +87,7 @@ fn record(path: &Path) -> Recorded {
         k: engine.model().hyper().routing.k,
         ..Recorded::default()
     };
-    serve(&engine, |session, tokens| {
+    serve(&engine, requests, |session, tokens| {
         if session.n_past() == 0 {
             recorded.requests.push(Vec::new());
         }
@@ -94,22 +98,27 @@ fn record(path: &Path) -> Recorded {
     recorded
 }
 
-fn live(path: &Path, options: &EngineOptions) -> Counters {
+fn live(path: &Path, options: &EngineOptions, requests: &Requests) -> Counters {
     let engine = common::stream::load(path, options);
-    serve(&engine, |session, tokens| {
+    serve(&engine, requests, |session, tokens| {
         session.eval(tokens, Want::None).unwrap();
     });
     common::stream::expect_rest(&engine);
     engine.expert_counters().unwrap()
 }
 
-fn replay(path: &Path, options: &EngineOptions, recorded: &Recorded) -> Counters {
+fn replay(
+    path: &Path,
+    options: &EngineOptions,
+    profile: &Profile,
+    recorded: &Recorded,
+) -> Counters {
     let (plan, layout) = Engine::tier_of(path, options).unwrap().unwrap();
     let geometry = Geometry::published("mixtral-8x7b").unwrap();
     let device = Device::by_name("rtx3090").unwrap();
     let options = SimOptions {
         policy: options.policy,
-        profile: Profile::default(),
+        profile: profile.clone(),
         geometry,
         costs: CostModel::derive(&device, &Host::XEON_6230R, &geometry),
         budget: Budget::Share(1.0),
@@ -136,27 +145,42 @@ fn counted(c: &Counters) -> Vec<(&'static str, u64)> {
     ]
 }
 
-fn compare(path: &Path, shares: &[f64], policies: &[&str]) {
-    let recorded = record(path);
-    assert_eq!(recorded.n_requests(), requests().len());
+/// A policy that starts with this profile.
+type Start = (&'static str, Profile);
+
+fn compare(
+    path: &Path,
+    requests: &Requests,
+    shares: &[f64],
+    starts: impl Fn(&Recorded) -> Vec<Start>,
+) {
+    let recorded = record(path, requests);
+    assert_eq!(recorded.n_requests(), requests.len());
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("x.moeba");
+    let key = Gguf::open(path).unwrap().key();
+    let starts = starts(&recorded);
     for &share in shares {
         let mut answers = Vec::new();
-        for policy in policies {
+        for (policy, profile) in &starts {
+            std::fs::write(&file, profile.encode(&key)).unwrap();
             let options = EngineOptions {
                 ram: common::stream::budget(path, share),
                 policy: policy.parse::<PolicySpec>().unwrap(),
+                profile: ProfileChoice::At(file.clone()),
                 test: TestHooks { lockstep: true, ..Default::default() },
                 n_threads: Some(1),
                 ..EngineOptions::default()
             };
-            let (live, replayed) = (live(path, &options), replay(path, &options, &recorded));
+            let live = live(path, &options, requests);
+            let replayed = replay(path, &options, profile, &recorded);
             assert_eq!(counted(&live), counted(&replayed), "{policy} at {share}");
             answers.push(counted(&live));
         }
         // Policies that all do the same would prove little.
         answers.sort();
         answers.dedup();
-        assert!(answers.len() > policies.len() / 2, "{} kinds at {share}", answers.len());
+        assert!(answers.len() > starts.len() / 2, "{} kinds at {share}", answers.len());
     }
 }
 
@@ -175,15 +199,76 @@ const POLICIES: &[&str] = &[
     "predictor=none,eviction=hot",
     "predictor=trajectory,eviction=scan-resistant",
     "predictor=trajectory,eviction=lru",
+    "auto",
+    "moepic",
 ];
+
+/// Policies that need nothing to start with.
+fn plain(policies: &[&'static str]) -> Vec<Start> {
+    policies.iter().map(|policy| (*policy, Profile::default())).collect()
+}
+
+/// LLaPor with networks, and `auto` with a choice of each kind: of what predicts on the layer
+/// loop's thread, beside it, and from activations.
+fn warm(recorded: &Recorded) -> Vec<Start> {
+    let mut networks = Profile::default();
+    networks.set(LlaPor::SECTION, networks_of(recorded).encode());
+    let mut starts = vec![("prescope", networks.clone())];
+    for kept in ["next-layer", "eamc", "map", "llapor"] {
+        let mut chosen = networks.clone();
+        chosen.set("auto", super::auto_choice(kept));
+        starts.push(("auto", chosen));
+    }
+    starts
+}
+
+/// Networks for the model's layers, of random weights.
+fn networks_of(recorded: &Recorded) -> LlaporModel {
+    let n_embd = recorded.tokens[0].layers.iter().map(|layer| layer.hidden.len()).max().unwrap();
+    let mut at = 0;
+    let mut linear = |n_out: usize, n_in: usize| {
+        let mut list = |n: usize| {
+            let numbers = (at..at + n as u64).map(|i| common::stream::mixed(i) % 2001);
+            at += n as u64;
+            numbers.map(|i| (i as f32 / 1000.0 - 1.0) / (n_in as f32).sqrt()).collect()
+        };
+        Linear::new(list(n_out * n_in), list(n_out), n_in)
+    };
+    let moe: Vec<usize> = recorded.n_experts.iter().copied().filter(|n| *n > 0).collect();
+    let mut source = *moe.last().unwrap();
+    let layers = recorded.n_experts.iter().map(|&n_experts| {
+        let n_source = std::mem::replace(&mut source, n_experts);
+        (n_experts > 0).then(|| LayerModel {
+            compress: linear(4, n_embd),
+            input: linear(16, 4 + 2 * n_source),
+            residual: None,
+            output: linear(n_experts, 16),
+            loss: Loss { lambda: 0.5, gamma: 2.0, balance: vec![1.0; n_experts] },
+        })
+    });
+    LlaporModel { layers: layers.collect(), second: Vec::new() }
+}
+
+const LENGTHS: &[(usize, usize)] = &[(7, 9), (1, 12), (13, 1), (4, 20)];
 
 #[test]
 fn replay_counts_what_the_engine_counts() {
-    compare(&common::repo().join("models/demo/moeba-demo.gguf"), &[0.05, 0.5], POLICIES);
+    let demo = common::repo().join("models/demo/moeba-demo.gguf");
+    compare(&demo, &requests(LENGTHS), &[0.05, 0.5], |_| plain(POLICIES));
 }
 
 #[test]
 fn and_so_with_experts_of_several_granules_and_slots_of_several_sizes() {
     let folder = tempfile::tempdir().unwrap();
-    compare(&common::stream::wide(folder.path()), &[0.25, 0.6], POLICIES);
+    let wide = common::stream::wide(folder.path());
+    compare(&wide, &requests(LENGTHS), &[0.25, 0.6], |_| plain(POLICIES));
+    compare(&wide, &requests(&LENGTHS[..2]), &[0.4], warm);
+}
+
+/// Algorithm 1 plans from what a request has done so far, and `auto` tries its candidates.
+#[test]
+fn and_so_within_a_long_request() {
+    let folder = tempfile::tempdir().unwrap();
+    let wide = common::stream::wide(folder.path());
+    compare(&wide, &requests(&[(9, 220)]), &[0.4], |_| plain(&["moepic", "auto"]));
 }
