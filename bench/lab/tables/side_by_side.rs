@@ -38,11 +38,15 @@ const ORACLE: &str = "Belady, next layer known";
 /// Results of a live run: a line that `bench/policies.py` wrote.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Live {
+    pub model: String,
     pub policy: String,
     /// Part of all experts' memory.
     pub budget: f64,
     pub hit_rate: f64,
+    /// The median of some runs, the least and the most.
     pub tpot_ms: f64,
+    pub tpot_least: f64,
+    pub tpot_most: f64,
     pub stall_ms: f64,
     /// Read for a token.
     pub mib: f64,
@@ -51,24 +55,29 @@ pub struct Live {
 }
 
 impl Live {
-    /// `policy;budget;hit_rate;tpot_ms;stall_ms;mib;policy_share`. Returns the reason as a clause,
-    /// for use after a colon.
+    /// `model;policy;budget;hit_rate;tpot_ms;least;most;stall_ms;mib;policy_share`. Returns the
+    /// reason as a clause, for use after a colon.
     pub fn parse(line: &str) -> std::result::Result<Live, String> {
         let fields: Vec<&str> = line.split(';').collect();
-        let [policy, numbers @ ..] = &fields[..] else { return Err("it is empty".into()) };
+        let [model, policy, numbers @ ..] = &fields[..] else {
+            return Err(format!("{} fields, expected 10", fields.len()));
+        };
         let numbers = numbers.iter().map(|field| field.trim().parse::<f64>());
         let numbers = numbers.collect::<std::result::Result<Vec<f64>, _>>();
         match numbers.map_err(|e| e.to_string())?[..] {
-            [budget, hit_rate, tpot_ms, stall_ms, mib, policy_share] => Ok(Live {
+            [budget, hit_rate, tpot_ms, least, most, stall_ms, mib, policy_share] => Ok(Live {
+                model: model.to_string(),
                 policy: policy.to_string(),
                 budget,
                 hit_rate,
                 tpot_ms,
+                tpot_least: least,
+                tpot_most: most,
                 stall_ms,
                 mib,
                 policy_share,
             }),
-            _ => Err(format!("{} fields, expected 7", fields.len())),
+            _ => Err(format!("{} fields, expected 10", fields.len())),
         }
     }
 }
@@ -200,28 +209,62 @@ fn live(inputs: &Inputs) -> Option<Table> {
         return None;
     }
     let row = |run: &Live| {
-        let name = format!("{}, {:.0} %", run.policy, 100.0 * run.budget);
+        let name = format!("{}, {}, {:.0} %", run.model, run.policy, 100.0 * run.budget);
         let numbers = [
             Cell::Share(run.hit_rate),
             Cell::Number(run.tpot_ms, 3),
+            Cell::Number(run.tpot_least, 3),
+            Cell::Number(run.tpot_most, 3),
             Cell::Number(run.stall_ms, 3),
             Cell::Number(run.mib, 2),
             Cell::Share(run.policy_share),
         ];
         Row::new(name, numbers)
     };
-    let names = ["hit rate", "TPOT, ms", "stall, ms", "MiB read for a token", "policy's time"];
+    let names = [
+        "hit rate",
+        "TPOT, ms",
+        "least",
+        "most",
+        "stall, ms",
+        "MiB read for a token",
+        "policy's time",
+    ];
     Some(Table {
         id: "all-live",
         title: "All policies, live: disk to RAM".into(),
-        setting: "The engine itself on the demo model, token by token through held-out prose, \
-                  experts streamed from the disk of the machine that made this table (`--io \
-                  auto`). The policy's time is that of all its threads, as a part of a token's."
+        setting: "The engine itself, token by token through held-out prose, experts streamed from \
+                  the disk of the machine that made this table (`--io auto`): the run of median \
+                  TPOT of some rounds. The policy's time is that of all its threads, as a part of \
+                  a token's."
             .into(),
-        columns: columns("policy and budget", names),
+        columns: columns("model, policy and budget", names),
         rows: inputs.live.iter().map(row).collect(),
+        claims: live_claims(&inputs.live),
         ..Table::default()
     })
+}
+
+/// The promise of `auto`, live: for each model and budget, by medians.
+fn live_claims(runs: &[Live]) -> Vec<Claim> {
+    let beside = |auto: &Live, run: &Live| {
+        run.model == auto.model && run.budget == auto.budget && run.policy != AUTO
+    };
+    let claim = |auto: &Live| {
+        let others = runs.iter().filter(|run| beside(auto, run)).map(|run| run.tpot_ms);
+        let excess = auto.tpot_ms / others.fold(f64::INFINITY, f64::min) - 1.0;
+        let (model, budget) = (&auto.model, 100.0 * auto.budget);
+        Claim::new(
+            format!(
+                "`auto` is at most 3 % slower than the fastest policy ({model}, {budget:.0} %: \
+                 {:+.1} %)",
+                100.0 * excess
+            ),
+            excess <= 0.03,
+            "trying candidates costs more than is gained in runs as short as these",
+        )
+    };
+    runs.iter().filter(|run| run.policy == AUTO).map(claim).collect()
 }
 
 #[cfg(test)]
@@ -230,12 +273,28 @@ mod tests {
 
     #[test]
     fn live_runs_are_read() {
-        let run = Live::parse("predictor=none,eviction=lfu;0.25;0.5;1.5;0.25;3;0.01").unwrap();
-        assert_eq!(run.policy, "predictor=none,eviction=lfu");
+        let line = "demo;predictor=none,eviction=lfu;0.25;0.5;1.5;1.4;1.7;0.25;3;0.01";
+        let run = Live::parse(line).unwrap();
+        assert_eq!((&*run.model, &*run.policy), ("demo", "predictor=none,eviction=lfu"));
         assert_eq!((run.budget, run.mib, run.policy_share), (0.25, 3.0, 0.01));
-        for bad in ["", "x", "x;1;2;3", "x;1;2;3;4;5;y"] {
+        assert_eq!((run.tpot_ms, run.tpot_least, run.tpot_most), (1.5, 1.4, 1.7));
+        for bad in ["", "x", "x;1;2;3", "x;p;1;2;3;4;5;6;7;y"] {
             assert!(Live::parse(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn auto_is_held_against_the_fastest_of_its_model_and_budget() {
+        let runs = [
+            "a;on-demand;0.25;0;2;0;0;0;0;0",
+            "a;finemoe;0.25;0;1.5;0;0;0;0;0",
+            "a;auto;0.25;0;1.54;0;0;0;0;0",
+            "b;on-demand;0.25;0;1;0;0;0;0;0",
+            "b;auto;0.25;0;1.04;0;0;0;0;0",
+        ];
+        let runs: Vec<Live> = runs.iter().map(|line| Live::parse(line).unwrap()).collect();
+        let holds: Vec<bool> = live_claims(&runs).iter().map(|claim| claim.holds).collect();
+        assert_eq!(holds, [true, false]);
     }
 
     #[test]

@@ -69,7 +69,7 @@ pub fn figure_17(inputs: &Inputs) -> Result<Vec<Table>> {
     Ok(vec![table])
 }
 
-const LIVE: &str = " Live rows are measured, the demo model's own experts from disk, by the part \
+const LIVE: &str = " Live rows are measured, a model's own experts from disk, by the part \
                     of them that has room: \"searches\" is all that the policy does for a token, \
                     the store's updates included, on whatever thread.";
 
@@ -79,7 +79,7 @@ fn live<'a>(inputs: &'a Inputs) -> impl Iterator<Item = &'a Live> {
 
 /// A run does not tell attention, experts and head apart.
 fn live_row(run: &Live) -> Row {
-    let Live { budget, tpot_ms, stall_ms, policy_share, .. } = *run;
+    let Live { ref model, budget, tpot_ms, stall_ms, policy_share, .. } = *run;
     let cells = [
         Cell::Missing,
         Cell::Missing,
@@ -90,7 +90,7 @@ fn live_row(run: &Live) -> Row {
         Cell::Number(1e3 * tpot_ms * policy_share, 0),
         Cell::Share(policy_share),
     ];
-    Row::new(format!("live, {:.0} %", 100.0 * budget), cells)
+    Row::new(format!("live, {model}, {:.0} %", 100.0 * budget), cells)
 }
 
 fn name(source: &Source, search_ns: u64) -> String {

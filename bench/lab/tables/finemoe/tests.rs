@@ -128,19 +128,22 @@ fn live_runs_of_finemoe_stand_beside_the_replayed() {
     let trace = trace();
     let mut inputs = Inputs::new(&trace, None, None);
     let replayed = figure_17(&inputs).unwrap().remove(0);
-    for line in ["on-demand;0.25;0.5;1;0.25;3;0.5", "finemoe;0.25;0.5;2;0.75;3;0.004"] {
+    for line in
+        ["demo;on-demand;0.25;0.5;1;1;1;0.25;3;0.5", "demo;finemoe;0.25;0.5;2;1;3;0.75;3;0.004"]
+    {
         inputs.live.push(Live::parse(line).unwrap());
     }
     let table = figure_17(&inputs).unwrap().remove(0);
     let (rows, live) = table.rows.split_at(replayed.rows.len());
     assert_eq!(rows, replayed.rows);
-    assert_eq!(live.iter().map(|row| row.name.as_str()).collect::<Vec<_>>(), ["live, 25 %"]);
-    let cells: Vec<f64> = table.values("live, 25 %").into_iter().filter(|x| !x.is_nan()).collect();
+    assert_eq!(live.iter().map(|row| row.name.as_str()).collect::<Vec<_>>(), ["live, demo, 25 %"]);
+    let cells: Vec<f64> =
+        table.values("live, demo, 25 %").into_iter().filter(|x| !x.is_nan()).collect();
     assert_eq!(cells, [0.75, 2.0, 8.0, 0.4]);
     // The claim follows the figures.
     let claim = table.claims.last().unwrap();
     assert!(claim.holds && claim.text.contains("(0.4 %)"), "{claim:?}");
-    inputs.live.push(Live::parse("finemoe;0.5;0.5;2;0.75;3;0.02").unwrap());
+    inputs.live.push(Live::parse("demo;finemoe;0.5;0.5;2;1;3;0.75;3;0.02").unwrap());
     let table = figure_17(&inputs).unwrap().remove(0);
     assert!(!table.claims.last().unwrap().holds);
     assert_eq!(table.claims.len(), replayed.claims.len() + 1);
