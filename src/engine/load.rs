@@ -9,6 +9,7 @@ use super::device::{self, DeviceChoice};
 use super::plan::ram::Place;
 use super::plan::{self, MemoryPlan};
 use super::profile::ProfileFile;
+use super::profile_saver::ProfileSaver;
 use super::{Engine, EngineOptions, understand};
 use crate::backend::cpu::Cpu;
 use crate::backend::gpu::Device;
@@ -296,6 +297,8 @@ impl Engine {
         };
         let gpu = onto_devices(&mut model, options, &plan, &devices, store.as_ref())?;
         plan.io = model.hierarchy().io().unwrap_or(plan.io);
+        let hierarchy = model.hierarchy().clone();
+        let learned = move || hierarchy.learned();
         Ok(Arc::new(Engine {
             model,
             tokenizer,
@@ -304,7 +307,7 @@ impl Engine {
             options: options.clone(),
             n_ctx: plan.n_ctx,
             plan,
-            profile: store,
+            profile: store.map(|file| ProfileSaver::start(file, learned)),
             next_session: AtomicU32::new(0),
             grammars: OnceLock::new(),
         }))

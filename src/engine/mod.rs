@@ -35,6 +35,7 @@ mod observer;
 mod options;
 pub mod plan;
 mod profile;
+mod profile_saver;
 mod recording;
 pub mod scheduler;
 mod session;
@@ -70,6 +71,7 @@ pub use plan::tensor_override::TensorPlace;
 pub use plan::vram::CpuMoe;
 pub use plan::{DevicePart, MemoryPlan};
 pub use profile::{ProfileChoice, ProfileFile};
+use profile_saver::ProfileSaver;
 pub use recording::Experts;
 pub use session::{EvalHooks, Session, Want};
 pub use traffic::ExpertTraffic;
@@ -85,7 +87,7 @@ pub struct Engine {
     options: EngineOptions,
     n_ctx: usize,
     plan: MemoryPlan,
-    profile: Option<ProfileFile>,
+    profile: Option<ProfileSaver>,
     /// The number of the next session.
     next_session: AtomicU32,
     /// Built when it is first asked for.
@@ -196,8 +198,7 @@ impl Drop for Engine {
         if let Some(verdict) = self.model.hierarchy().verdict() {
             log::info!("{verdict}");
         }
-        if let Some(profile) = &self.profile {
-            profile.save(&self.model.hierarchy().learned());
-        }
+        // While the tiers are whole.
+        drop(self.profile.take());
     }
 }

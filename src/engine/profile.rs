@@ -2,7 +2,7 @@
 //! cannot be written the run goes on without, and says so.
 
 use crate::policy::{ModelKey, Profile};
-use crate::{Error, Result, error};
+use crate::{Error, Result, error, interrupt};
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -103,22 +103,29 @@ impl ProfileFile {
     /// Replaces the file at once or not at all. Sections that this run has not written stay: they
     /// are another policy's.
     pub fn save(&self, learned: &Profile) {
+        if let Err(why) = self.try_save(learned) {
+            log::warn!("{why}");
+        }
+    }
+
+    /// [`ProfileFile::save`]; the error is a clause that names the file.
+    pub(super) fn try_save(&self, learned: &Profile) -> std::result::Result<(), String> {
         if learned.is_empty() {
-            return;
+            return Ok(());
         }
         // Another process may have put something else there meanwhile.
         let saved = self.read().and_then(|mut profile| {
             profile.merge(learned);
             self.write(&profile.encode(&self.model)).map_err(|e| error::sentence(&e))
         });
-        if let Err(why) = saved {
-            log::warn!("the policies' profile was not saved: {}: {why}", self.path.display());
-        }
+        let path = self.path.display();
+        saved.map_err(|why| format!("the policies' profile was not saved: {path}: {why}"))
     }
 
     fn write(&self, bytes: &[u8]) -> io::Result<()> {
         let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
         let mut file = tempfile::NamedTempFile::new_in(folder.unwrap_or(Path::new(".")))?;
+        let _guard = interrupt::guard(file.path());
         io::Write::write_all(&mut file, bytes)?;
         file.persist(&self.path)?;
         Ok(())

@@ -349,9 +349,13 @@ impl Session {
         (PassText { tokens, request, past, phase, want, kv, gpu_kv }, listener)
     }
 
-    /// Keeps the tokens of a pass that was completed, and drops those of another.
+    /// Keeps the tokens of a pass that was completed, and drops those of another. Policies have
+    /// learned from both.
     pub(super) fn end_pass(&mut self, tokens: &[u32], is_complete: bool) {
         let states = self.kv.take_states();
+        if let Some(profile) = &self.engine.profile {
+            profile.add_tokens(tokens.len());
+        }
         if is_complete {
             states.into_iter().for_each(|states| self.checkpoints.add(states));
             return self.tokens.extend(tokens);

@@ -123,7 +123,7 @@ pub struct Model {
     /// For short contexts and, where it differs, for long ones.
     pub(crate) frequencies: [Frequencies; 2],
     /// The tiers that hold the routed experts.
-    pub(crate) hierarchy: Hierarchy,
+    pub(crate) hierarchy: Arc<Hierarchy>,
     /// Dense layers, each the only expert of its own.
     pub(crate) dense: Resident,
     pub(crate) shared: Resident,
@@ -141,6 +141,7 @@ impl Model {
             [1, usize::MAX].map(|n_ctx| hyper.rope.frequencies(&weights.rope_factors, n_ctx));
         let dense = Resident::new(gguf.clone(), weights.dense.clone());
         let shared = Resident::new(gguf.clone(), weights.shared.clone());
+        let hierarchy = Arc::new(hierarchy);
         Model { gguf, descriptor, hyper, weights, frequencies, hierarchy, dense, shared }
     }
 
@@ -176,7 +177,7 @@ impl Model {
     }
 
     /// The tiers that hold the routed experts.
-    pub fn hierarchy(&self) -> &Hierarchy {
+    pub fn hierarchy(&self) -> &Arc<Hierarchy> {
         &self.hierarchy
     }
 

@@ -2,9 +2,11 @@
 //! committed traces.
 
 use common::{moeba, repo, succeed};
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 const TEXT: &str = "A branch is a line of development. You can create one with a command, and then \
                     switch to it. Files that have changed since are listed by another command.";
@@ -62,6 +64,31 @@ fn a_profile_is_kept_and_a_damaged_one_is_refused_in_a_sentence() {
             assert_eq!(fs::read(&profile).unwrap(), damaged);
         }
     }
+}
+
+/// A process that is killed has saved what its first tokens taught.
+#[test]
+fn what_was_learned_outlives_a_process_that_is_killed() {
+    let folder = tempfile::tempdir().unwrap();
+    let profile = folder.path().join("demo.moeba");
+    let mut command = command(folder.path(), "predictor=trajectory", &profile);
+    fs::write(folder.path().join("text.txt"), TEXT.repeat(200)).unwrap();
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let start = Instant::now();
+    let is_running = |child: &mut Child| child.try_wait().unwrap().is_none();
+    while !profile.exists() && is_running(&mut child) && start.elapsed().as_secs() < 120 {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(is_running(&mut child), "the text is too short");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(profile.exists(), "nothing is saved");
+    let names = || fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
+    assert_eq!(names().collect::<BTreeSet<_>>(), ["demo.moeba", "text.txt"].map(Into::into).into());
+    let kept = fs::read(&profile).unwrap();
+    // Refused if it were damaged.
+    run(folder.path(), "predictor=trajectory", &profile);
+    assert!(kept.len() > 1000 && fs::read(&profile).unwrap() != kept);
 }
 
 #[test]

@@ -106,7 +106,8 @@ impl Model {
     /// Allocates the devices' memory and uploads what they hold.
     pub fn onto(&mut self, gpus: &[Device], options: &GpuOptions) -> Result<GpuModel> {
         let model = self.load(gpus, options)?;
-        self.hierarchy.set_vram(model.dev.tiers.clone());
+        let hierarchy = Arc::get_mut(&mut self.hierarchy);
+        hierarchy.expect("a model that is being loaded").set_vram(model.dev.tiers.clone());
         Ok(model)
     }
 
