@@ -13,6 +13,7 @@ use super::profile_saver::ProfileSaver;
 use super::{Engine, EngineOptions, understand};
 use crate::backend::cpu::Cpu;
 use crate::backend::gpu::Device;
+use crate::experts::numa::{self, SYSFS};
 use crate::experts::{Layout, StreamOptions, TierPlan};
 use crate::forward::gpu::{GpuModel, GpuOptions};
 use crate::gguf::Gguf;
@@ -289,6 +290,9 @@ impl Engine {
                     k: bound.k(),
                     profile: store.as_ref().map(ProfileFile::load).unwrap_or_default(),
                     lockstep: options.test.lockstep,
+                    nodes: numa::to_spread_over(
+                        options.test.nodes.as_deref().unwrap_or(SYSFS.as_ref()),
+                    ),
                     faults: options.test.faults.clone(),
                 };
                 let total = plan.sizes.dense_bytes.max(1) as f32;

@@ -1,5 +1,6 @@
 //! Options for loading and running a model.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::device::DeviceChoice;
@@ -85,6 +86,8 @@ pub struct TestHooks {
     pub cpu_share: Option<f32>,
     /// Multiplications after which a layer of a long prompt rests. `None`: some 10 ms of them.
     pub part_work: Option<usize>,
+    /// The folder that describes nodes of memory, instead of the system's.
+    pub nodes: Option<PathBuf>,
     /// Makes reads of experts fail or wait.
     pub faults: Option<Arc<dyn Faults>>,
 }

@@ -8,6 +8,7 @@ pub mod disk;
 mod hierarchy;
 pub(crate) mod layout;
 pub mod memory;
+pub mod numa;
 pub(crate) mod policy_driver;
 mod resident;
 mod runtime;

@@ -146,6 +146,7 @@ impl Source {
             len: self.read_bytes,
             need: self.read_bytes,
             dest: self.memory.ptr().wrapping_add(buffer as usize * self.read_bytes),
+            node: None,
         }
     }
 }

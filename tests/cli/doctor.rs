@@ -41,6 +41,10 @@ fn the_report_has_figures_that_machines_have() {
     let limit = &memory["control_group_limit_bytes"];
     assert!(limit.is_null() || limit.as_u64().unwrap() > 0);
     assert!(memory["huge_pages"].is_u64());
+    for node in memory["nodes"].as_array().unwrap() {
+        assert!(node["number"].is_u64() && node["processors"].is_array(), "{found}");
+        in_range(&node["memory_bytes"], 0.0, 1e15);
+    }
     let read = memory["read"].as_array().unwrap();
     assert_eq!(read[0]["threads"], 1);
     assert_eq!(read[read.len() - 1]["threads"], cores);

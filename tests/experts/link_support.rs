@@ -135,7 +135,7 @@ impl Case {
     pub fn read(&self, id: u32, offset: usize, len: usize, need: usize) -> Read {
         assert!((id as usize) < N_BUFFERS && len <= BUFFER);
         let dest = self.memory.ptr().wrapping_add(id as usize * BUFFER);
-        Read { id, shard: 0, offset: offset as u64, len, need, dest }
+        Read { id, shard: 0, offset: offset as u64, len, need, dest, node: None }
     }
 
     /// Reads 0..n of random pages; those at the file's end need less than they ask for.

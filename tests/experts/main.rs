@@ -12,6 +12,9 @@ mod link;
 // The source and the faults of the link tests.
 mod link_support;
 
+// Slots that are spread over nodes of memory.
+mod nodes;
+
 // Streamed experts give the same bits as mapped ones.
 mod streamed;
 

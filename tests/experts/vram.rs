@@ -137,6 +137,7 @@ impl Model {
             k: K,
             profile: Profile::default(),
             lockstep: false,
+            nodes: Vec::new(),
             faults: None,
         };
         Arc::new(RamTier::new(&self.file, &self.layers, &options).unwrap())

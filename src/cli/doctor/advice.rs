@@ -178,6 +178,7 @@ mod tests {
                 swap_free_bytes: Some(8 << 30),
                 ..Memory::default()
             },
+            nodes: Vec::new(),
             available_bytes: Some(60 << 30),
             group_limit_bytes: None,
             limits: Limits { memlock_bytes: None, open_files: Some(1024) },

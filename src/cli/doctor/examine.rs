@@ -4,6 +4,7 @@ use crate::backend::cuda;
 use crate::engine::DeviceChoice;
 use crate::engine::device;
 use crate::engine::plan::memory;
+use crate::experts::numa::{self, Node, SYSFS};
 use crate::machine::device::Sizes;
 use crate::machine::disk::{self, Disk};
 use crate::machine::gpu::Gpu;
@@ -35,6 +36,7 @@ pub struct Findings {
     /// That io_uring works, or why not.
     pub io_uring: std::result::Result<(), String>,
     pub memory: Memory,
+    pub nodes: Vec<Node>,
     pub available_bytes: Option<u64>,
     pub group_limit_bytes: Option<u64>,
     pub limits: Limits,
@@ -104,6 +106,7 @@ pub fn machine(
         devices,
         io_uring: disk::uring().map_err(|e| e.to_string()),
         memory: Memory::read(),
+        nodes: numa::nodes(SYSFS.as_ref()),
         available_bytes,
         group_limit_bytes: memory::group_limit_bytes(),
         limits: Limits::read(),

@@ -14,6 +14,13 @@ pub fn of(found: &Findings) -> Value {
         value["instructions"] = peak.instructions.into();
         value
     });
+    let nodes = found.nodes.iter().map(|node| {
+        json!({
+            "number": node.number,
+            "processors": node.processors,
+            "memory_bytes": node.memory_bytes,
+        })
+    });
     let advice = advice::of(found).into_iter();
     let advice = advice.map(|a| json!({ "about": a.about, "why": a.why, "command": a.command }));
     json!({
@@ -43,6 +50,7 @@ pub fn of(found: &Findings) -> Value {
             "huge_page_bytes": found.memory.huge_page_bytes,
             "huge_pages": found.memory.n_huge_pages,
             "transparent_huge_pages": found.memory.transparent_huge_pages,
+            "nodes": nodes.collect::<Vec<_>>(),
             "read": rates.collect::<Vec<_>>(),
         },
         "integer_peak": peaks.collect::<Vec<_>>(),

@@ -3,6 +3,7 @@
 use super::advice::{self, Advice};
 use super::examine::{DeviceFinding, DiskFinding, Findings};
 use crate::engine::device;
+use crate::experts::numa::Node;
 use crate::machine::{DeviceRates, ExpertTransfers, Rounds};
 use crate::units::size;
 
@@ -70,6 +71,7 @@ fn memory(found: &Findings, out: &mut Vec<String>) {
     let (total, available) = (found.memory.total_bytes, found.available_bytes);
     let text = format!("{}, {} available", or_unknown(total), or_unknown(available));
     out.push(line("memory", &text));
+    nodes(&found.nodes, out);
     let limit = found.group_limit_bytes.map_or("none".into(), size);
     out.push(line("cgroup limit", &limit));
     let swap = found.memory.swap_bytes.map_or("?".into(), |total| {
@@ -86,6 +88,19 @@ fn memory(found: &Findings, out: &mut Vec<String>) {
         Ok(rates) => out.extend(rates.iter().enumerate().map(|(at, (n_threads, rounds))| {
             line(if at == 0 { "memory read" } else { "" }, &rate(rounds, "GB/s", *n_threads))
         })),
+    }
+}
+
+/// Nothing where the system names none.
+fn nodes(nodes: &[Node], out: &mut Vec<String>) {
+    for (at, node) in nodes.iter().enumerate() {
+        let processors = match node.processors.len() {
+            0 => "no processors".into(),
+            1 => "1 processor".into(),
+            n => format!("{n} processors"),
+        };
+        let text = format!("{}: {}, {processors}", node.number, size(node.memory_bytes));
+        out.push(line(if at == 0 { "memory nodes" } else { "" }, &text));
     }
 }
 
@@ -180,6 +195,23 @@ fn rate(rounds: &Rounds, unit: &str, n_threads: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nodes_are_named_one_below_the_other() {
+        let node = |number, n: usize| Node {
+            number,
+            processors: (0..n).collect(),
+            memory_bytes: 64 << 30,
+        };
+        let mut lines = Vec::new();
+        nodes(&[node(0, 16), node(1, 1), node(4, 0)], &mut lines);
+        let expected = [
+            "memory nodes     0: 64.00 GiB, 16 processors",
+            "                 1: 64.00 GiB, 1 processor",
+            "                 4: 64.00 GiB, no processors",
+        ];
+        assert_eq!(lines, expected);
+    }
 
     #[test]
     fn rates_say_when_they_are_not_to_be_trusted() {

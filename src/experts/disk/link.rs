@@ -34,6 +34,8 @@ pub struct Read {
     /// Bytes from `offset` that must arrive; the rest is padding that may lie past the file's end.
     pub need: usize,
     pub dest: *mut u8,
+    /// The node of memory that the bytes end in, as the source numbers them, if there are several.
+    pub node: Option<usize>,
 }
 
 // SAFETY: `dest` is written only by the link that holds the read (`ReadSource`), from any of the
@@ -54,6 +56,11 @@ pub unsafe trait ReadSource: Send + Sync {
     /// the source closes; the source wakes these callers itself. False once it is closed: the link
     /// ends what it has and asks no more.
     fn next(&self, max: usize, wait: bool, out: &mut Vec<Read>) -> bool;
+
+    /// Moves the calling thread to a read's node: it will carry this read out alone.
+    fn enter(&self, node: usize) {
+        let _ = node;
+    }
 
     /// A read has ended: `Ok` where at least `need` bytes are in place, otherwise a sentence that
     /// names the file, the offset and the cause. May take its time; the disk goes on meanwhile,

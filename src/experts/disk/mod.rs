@@ -1,6 +1,7 @@
 //! The RAM tier: experts streamed from disk through slots. It takes a fixed budget of memory,
 //! however large the model is.
 
+mod arena;
 mod faults;
 mod files;
 pub mod link;
@@ -24,7 +25,7 @@ use std::sync::Arc;
 use super::acquisition::{Access, Acquisition, GranuleRef, LayerPart};
 use super::layout::place::{LayerExperts, SlotLayout};
 use super::layout::sizing::{LayerNeeds, Needs};
-use super::memory::Region;
+use super::numa::Node;
 use super::runtime::{RuntimeOptions, TierRuntime};
 use super::tier::{Layout, TierPlan, UpperResidency};
 use super::{ExpertStore, Geometry, ReadyGranule};
@@ -48,6 +49,8 @@ pub struct StreamOptions {
     /// Whether a layer waits for every prefetch before it to land: hits then do not depend on time,
     /// for tests.
     pub lockstep: bool,
+    /// The nodes to spread slots over; none if there is one.
+    pub nodes: Vec<Node>,
     /// Makes reads fail and wait, for tests.
     pub faults: Option<Arc<dyn Faults>>,
 }
@@ -82,16 +85,13 @@ impl RamTier {
         options: &StreamOptions,
     ) -> Result<RamTier> {
         let plan = needs(file, layers, options.k).plan(options.budget);
-        let region = |bytes: usize| {
-            Region::new(bytes).map_err(|e| {
-                let budget = size(options.budget);
-                Error::invalid(format!("no memory for {budget} of experts (--ram): {e}"))
-            })
-        };
-        let sizes = plan.classes.iter().map(|c| c.n_slots * c.slot_bytes);
-        let arenas = sizes.map(region).collect::<Result<Vec<_>>>()?;
-        let staging = region(plan.n_staging * plan.staging_bytes)?;
-        let memory = Memory { arenas, staging };
+        let memory = Memory::new(&plan, options.nodes.clone()).map_err(|e| {
+            let budget = size(options.budget);
+            Error::invalid(format!("no memory for {budget} of experts (--ram): {e}"))
+        })?;
+        if !memory.nodes.is_empty() {
+            log::info!("expert slots on {} nodes of memory", memory.nodes.len());
+        }
         let layouts = SlotLayouts::new(file, layers);
         let StreamOptions { policy, k, ref profile, lockstep, .. } = *options;
         let runtime = RuntimeOptions { policy, k, profile, lockstep };

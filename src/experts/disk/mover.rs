@@ -5,13 +5,14 @@ use std::io;
 use std::sync::Arc;
 
 use super::link::{self, Link, Read, ReadSource};
-use super::{Files, StreamOptions};
+use super::{Files, StreamOptions, arena::Arena};
 use crate::Result;
 use crate::experts::layout::piece::{Dest, Piece};
 use crate::experts::layout::place::{LayerExperts, SlotLayout};
 use crate::experts::memory::Region;
+use crate::experts::numa::Node;
 use crate::experts::runtime::Mover;
-use crate::experts::tier::{Fault, Layout, Ticket, Tier, TierPlan};
+use crate::experts::tier::{ClassPlan, Fault, Layout, Ticket, Tier, TierPlan};
 use crate::gguf::Gguf;
 use crate::policy::Expert;
 
@@ -39,8 +40,19 @@ impl Layout for SlotLayouts {
 /// A RAM tier's memory.
 pub struct Memory {
     /// The slots of each size class.
-    pub arenas: Vec<Region>,
+    pub arenas: Vec<Arena>,
     pub staging: Region,
+    /// The nodes that slots are spread over; none if there is one.
+    pub nodes: Vec<Node>,
+}
+
+impl Memory {
+    pub fn new(plan: &TierPlan, nodes: Vec<Node>) -> io::Result<Memory> {
+        let arena = |class: &ClassPlan| Arena::new(class.n_slots, class.slot_bytes, &nodes);
+        let arenas = plan.classes.iter().map(arena).collect::<io::Result<_>>()?;
+        let staging = Region::new(plan.n_staging * plan.staging_bytes)?;
+        Ok(Memory { arenas, staging, nodes })
+    }
 }
 
 /// The state that the layer loop and the link's threads share.
@@ -53,11 +65,7 @@ pub struct Core {
 
 impl Core {
     pub fn slot(&self, class: usize, slot: u32) -> *mut u8 {
-        let bytes = self.plan.classes[class].slot_bytes;
-        let at = slot as usize * bytes;
-        assert!(at + bytes <= self.memory.arenas[class].len());
-        // SAFETY: in the region, by the assertion.
-        unsafe { self.memory.arenas[class].ptr().add(at) }
+        self.memory.arenas[class].slot(slot)
     }
 
     fn staging(&self, index: u32) -> *mut u8 {
@@ -69,19 +77,22 @@ impl Core {
 
     fn read(&self, number: u32, ticket: &Ticket) -> Read {
         let Piece { shard, start: offset, len, need, to } = ticket.piece;
-        let dest = match to {
+        // Staged rows are copied to all slots: the first one's node stands for theirs.
+        let (slot, dest) = match to {
             Dest::Slot { granule, at } => {
                 assert!(at + len <= self.plan.classes[ticket.class].slot_bytes);
                 let slot = ticket.slots[granule - ticket.first_granule];
                 // SAFETY: in the slot, by the assertion.
-                unsafe { self.slot(ticket.class, slot).add(at) }
+                (slot, unsafe { self.slot(ticket.class, slot).add(at) })
             }
             Dest::Rows { .. } => {
                 assert!(len <= self.plan.staging_bytes);
-                self.staging(ticket.staging.expect("rows are staged"))
+                (ticket.slots[0], self.staging(ticket.staging.expect("rows are staged")))
             }
         };
-        Read { id: number, shard, offset, len, need, dest }
+        let is_spread = !self.memory.nodes.is_empty();
+        let node = is_spread.then(|| self.memory.arenas[ticket.class].part(slot));
+        Read { id: number, shard, offset, len, need, dest, node }
     }
 
     /// Copies staged rows of down to the granules they hold columns of.
@@ -112,6 +123,10 @@ unsafe impl ReadSource for Core {
         open
     }
 
+    fn enter(&self, node: usize) {
+        self.memory.nodes[node].enter();
+    }
+
     fn complete(&self, read: Read, result: io::Result<()>) {
         let ticket = self.tier.ticket(read.id);
         let result = match result {
@@ -138,7 +153,8 @@ impl DiskMover {
     /// Starts the link into the core's memory.
     pub fn open(core: Core, file: &Gguf, options: &StreamOptions) -> Result<DiskMover> {
         let core = Arc::new(core);
-        let regions = core.memory.arenas.iter().chain([&core.memory.staging]);
+        let regions = core.memory.arenas.iter().flat_map(Arena::regions);
+        let regions = regions.chain([&core.memory.staging]);
         let regions: Vec<_> = regions.map(|region| (region.ptr(), region.len())).collect();
         let (files, faults) = (Files::new(file)?, options.faults.clone());
         let link = link::open(options.io, files, &regions, faults, core.clone())?;

@@ -73,6 +73,9 @@ fn carry(setup: &Setup, read: Read) {
     if let Some(faults) = &setup.faults {
         std::thread::sleep(faults.before(&read));
     }
+    if let Some(node) = read.node {
+        setup.source.enter(node);
+    }
     let mut progress = Progress::new(read);
     let file = setup.files.file(progress.read.shard);
     let result = loop {
