@@ -11,7 +11,7 @@ use std::path::Path;
 use super::Written;
 use super::stream::{self, Feed, Job};
 use crate::experts::{DIRECT_ALIGN, ExpertTensors, LayerExperts};
-use crate::gguf::{DEFAULT_ALIGNMENT, TensorType, Writer};
+use crate::gguf::{DEFAULT_ALIGNMENT, Gguf, TensorType, Writer};
 use crate::model::granules::{self, TypedExperts};
 use crate::terminal::{self, Bar};
 use crate::{Error, Result, interrupt};
@@ -70,14 +70,7 @@ pub fn write<'a>(
     verb: &'static str,
     job: impl Fn(usize) -> Job<'a>,
 ) -> Result<Written> {
-    let outputs = match layout {
-        Layout::Standard => (0..targets.len()).map(Output::Alone).collect(),
-        Layout::Granule => grouped(targets, writer.path())?,
-    };
-    set_keys(&mut writer, &outputs)?;
-    for output in &outputs {
-        declare(&mut writer, output, targets)?;
-    }
+    let outputs = outline(&mut writer, layout, targets)?;
     let bytes_out = writer.tensors().iter().map(|t| t.n_bytes).sum();
     let progress = terminal::bytes(verb, bytes_out, 0);
     for output in &outputs {
@@ -97,6 +90,23 @@ pub fn write<'a>(
     writer.finish()?;
     let seconds = progress.finish().as_secs_f64();
     Ok(Written { n_tensors: outputs.len(), bytes_in: None, bytes_out, seconds })
+}
+
+/// A file without data whose tensors are these; the metadata must have been set.
+pub fn without_data(mut writer: Writer, layout: Layout, targets: &[Target]) -> Result<Gguf> {
+    outline(&mut writer, layout, targets)?;
+    writer.into_gguf()
+}
+
+/// Declares the tensors of the output and sets the keys that describe them.
+fn outline(writer: &mut Writer, layout: Layout, targets: &[Target]) -> Result<Vec<Output>> {
+    let outputs = match layout {
+        Layout::Standard => (0..targets.len()).map(Output::Alone).collect(),
+        Layout::Granule => grouped(targets, writer.path())?,
+    };
+    set_keys(writer, &outputs)?;
+    outputs.iter().try_for_each(|output| declare(writer, output, targets))?;
+    Ok(outputs)
 }
 
 fn set_keys(writer: &mut Writer, outputs: &[Output]) -> Result<()> {

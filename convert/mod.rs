@@ -38,7 +38,9 @@ pub use imatrix::{Imatrix, Importance};
 pub use layout::Layout;
 pub use mix::{Mix, ModelFacts, READ_ONLY, file_type_name, tensor_type};
 pub use requantize::{QuantizeOptions, quantize};
-pub use synth::{PRESETS, SynthOptions, preset_architecture, synth, synth_type_names};
+pub use synth::{
+    PRESETS, SynthOptions, preset_architecture, preset_header, synth, synth_type_names,
+};
 
 use std::path::{Path, PathBuf};
 

@@ -7,7 +7,7 @@
 //! never on threads.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
@@ -19,7 +19,7 @@ use super::noise;
 use super::stream::Job;
 use super::vocab::{TokenType, Vocab};
 use super::{Written, write_file_type, write_general};
-use crate::gguf::{OwnedValue, TensorType, Writer};
+use crate::gguf::{Gguf, OwnedValue, TensorType, Writer};
 use crate::{Error, Result};
 
 #[derive(Clone, Debug)]
@@ -65,7 +65,7 @@ fn presets() -> Vec<Preset> {
 }
 
 /// The names in the table, for help texts.
-pub const PRESETS: [&str; 7] = [
+pub const PRESETS: [&str; 12] = [
     "qwen3-30b-a3b",
     "qwen1.5-moe",
     "mixtral-8x7b",
@@ -73,6 +73,11 @@ pub const PRESETS: [&str; 7] = [
     "phi-3.5-moe",
     "gpt-oss-20b",
     "granite-3.0-1b-a400m",
+    "gpt-oss-120b",
+    "qwen3-235b-a22b",
+    "glm-4.5-air",
+    "deepseek-v3",
+    "kimi-k2",
 ];
 
 /// Types that every matrix gets alike; the numbers are llama.cpp's for its mixes without extras.
@@ -123,26 +128,54 @@ fn unknown(what: &str, got: &str, known: &[impl AsRef<str>]) -> Error {
 
 /// Writes a preset's file.
 pub fn synth(options: &SynthOptions) -> Result<Written> {
-    let preset = presets().into_iter().find(|p| p.name == options.preset);
-    let preset = preset.ok_or_else(|| unknown("preset", &options.preset, &PRESETS))?;
-    let types = Types::from_name(&options.ty)?;
-    let layers = options.layers.unwrap_or(preset.layers);
-    if layers == 0 || layers > preset.layers {
-        let expected = format!("1 to {}", preset.layers);
-        return Err(Error::Usage(format!("layers: expected {expected}, got {layers}")));
-    }
-    let tensors = preset.all_tensors(layers);
-    let facts = preset.facts(layers).with_tensors(tensors.iter().map(|(name, _)| name.as_str()));
-    let typed = |(name, dims): (String, Vec<u64>)| {
-        let ty = types.of(&facts, &name, &dims);
-        Target { name, dims, ty }
-    };
-    let targets: Vec<Target> = tensors.into_iter().map(typed).collect();
+    let SynthOptions { preset, ty, layers, seed, layout, output } = options;
+    let model = Shape::new(preset, *layers, ty)?;
+    let mut writer = Writer::create(output, layout.alignment(None))?;
+    model.write_metadata(&mut writer)?;
+    let job = |i: usize| job(&model.targets[i], i as u64, *seed);
+    layout::write(writer, *layout, &model.targets, "drawing", job)
+}
 
-    let mut writer = Writer::create(&options.output, options.layout.alignment(None))?;
-    preset.write_metadata(&mut writer, layers, types.file_type())?;
-    let job = |i: usize| job(&targets[i], i as u64, options.seed);
-    layout::write(writer, options.layout, &targets, "drawing", job)
+/// The file that `synth` writes, without data.
+pub fn preset_header(preset: &str, layers: Option<u32>, ty: &str) -> Result<Gguf> {
+    let model = Shape::new(preset, layers, ty)?;
+    let mut writer = Writer::of_header(Path::new(preset), None)?;
+    model.write_metadata(&mut writer)?;
+    layout::without_data(writer, Layout::Standard, &model.targets)
+}
+
+/// A preset with its number of layers and the types of its tensors.
+struct Shape {
+    preset: Preset,
+    layers: u32,
+    file_type: u32,
+    targets: Vec<Target>,
+}
+
+impl Shape {
+    fn new(name: &str, layers: Option<u32>, ty: &str) -> Result<Shape> {
+        let preset = presets().into_iter().find(|preset| preset.name == name);
+        let preset = preset.ok_or_else(|| unknown("preset", name, &PRESETS))?;
+        let types = Types::from_name(ty)?;
+        let layers = layers.unwrap_or(preset.layers);
+        if layers == 0 || layers > preset.layers {
+            let expected = format!("1 to {}", preset.layers);
+            return Err(Error::Usage(format!("layers: expected {expected}, got {layers}")));
+        }
+        let tensors = preset.all_tensors(layers);
+        let names = tensors.iter().map(|(name, _)| name.as_str());
+        let facts = preset.facts(layers).with_tensors(names);
+        let typed = |(name, dims): (String, Vec<u64>)| {
+            let ty = types.of(&facts, &name, &dims);
+            Target { name, dims, ty }
+        };
+        let targets = tensors.into_iter().map(typed).collect();
+        Ok(Shape { preset, layers, file_type: types.file_type(), targets })
+    }
+
+    fn write_metadata(&self, writer: &mut Writer) -> Result<()> {
+        self.preset.write_metadata(writer, self.layers, self.file_type)
+    }
 }
 
 /// How the `i`th tensor is drawn.
@@ -205,6 +238,7 @@ impl Preset {
             let value: OwnedValue = match value {
                 toml::Value::Integer(n) => (*n as u32).into(),
                 toml::Value::Float(x) => (*x as f32).into(),
+                toml::Value::Boolean(x) => (*x).into(),
                 toml::Value::String(text) => text.as_str().into(),
                 other => panic!("presets: {key}: {other}"),
             };
@@ -264,7 +298,8 @@ mod tests {
     /// Parameters of the whole models, as their cards state them.
     #[test]
     fn presets_have_the_published_size() {
-        let billions = [30.5, 14.3, 46.7, 15.7, 41.9, 20.9, 1.3];
+        let billions =
+            [30.5, 14.3, 46.7, 15.7, 41.9, 20.9, 1.3, 116.8, 235.1, 106.9, 671.0, 1026.4];
         for (preset, published) in presets().iter().zip(billions) {
             let tensors = preset.all_tensors(preset.layers);
             let n: u64 = tensors.iter().map(|(_, dims)| dims.iter().product::<u64>()).sum();

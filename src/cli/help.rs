@@ -324,7 +324,8 @@ fn dressed(command: Command, path: &str, full: bool) -> Command {
 /// Hides what few people need, and the names of variables.
 fn in_short(arg: Arg) -> Arg {
     let is_shared = arg.get_help_heading().is_some_and(|heading| SHARED.contains(&heading));
-    let is_hidden = is_shared && !COMMON.contains(&arg.get_id().as_str());
+    let is_rare = is_shared && !COMMON.contains(&arg.get_id().as_str());
+    let is_hidden = is_rare || arg.is_hide_short_help_set();
     arg.hide_env(true).hide_short_help(is_hidden)
 }
 

@@ -31,6 +31,7 @@ mod outputs;
 mod perplexity;
 mod plan;
 mod plan_devices;
+mod preset;
 mod prompt;
 mod quantize;
 mod reasoning;

@@ -72,7 +72,7 @@ pub struct Model {
 impl ModelArg {
     /// The model's file; one of a hub is downloaded unless the cache has it.
     pub fn resolve(&self) -> Result<Model> {
-        let overrides = self.override_kv.iter().flat_map(|list| list.0.clone()).collect();
+        let overrides = self.overrides();
         let wanted = match (&self.model, &self.hf_repo) {
             (Some(path), _) => path.to_str().and_then(|text| {
                 text.strip_prefix(HUB_PREFIX).or(hub::is_address(text).then_some(text))
@@ -90,6 +90,11 @@ impl ModelArg {
             (None, None) => return Err(Error::Usage("a model must be given".into())),
         };
         Ok(Model { path, overrides })
+    }
+
+    /// Metadata that replaces the file's own.
+    pub fn overrides(&self) -> Vec<Override> {
+        self.override_kv.iter().flat_map(|list| list.0.clone()).collect()
     }
 
     /// Opens the file for its metadata.

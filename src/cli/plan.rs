@@ -3,13 +3,12 @@
 
 use super::{out, plan_devices};
 use crate::Result;
+use crate::engine::MemoryPlan;
 use crate::engine::plan::ram::{Place, Sizes};
-use crate::engine::{Engine, EngineOptions, MemoryPlan};
 use crate::units::{at_least, at_most, size};
-use std::path::Path;
 
-pub fn print(path: &Path, options: &EngineOptions) -> Result<()> {
-    out::line(&text(&Engine::plan_of(path, options)?))
+pub fn print(plan: &MemoryPlan) -> Result<()> {
+    out::line(&text(plan))
 }
 
 fn text(plan: &MemoryPlan) -> String {

@@ -6,6 +6,7 @@ use super::conversation::{Conversation, has_template};
 use super::grammar::{GrammarArgs, of_answer};
 use super::model::ModelArg;
 use super::outcome::{self, WithBar};
+use super::preset::{self, PresetArgs};
 use super::prompt::read_prompt;
 use super::reasoning::{Reasoning, ReasoningArgs};
 use super::sampling::{LimitArgs, SamplingArgs};
@@ -25,6 +26,7 @@ use std::time::{Duration, Instant};
 
 #[derive(clap::Args, Debug)]
 #[command(allow_negative_numbers = true)]
+#[command(mut_arg("model", |arg| arg.required_unless_present_any(["hf_repo", "preset"])))]
 pub struct Args {
     #[command(flatten)]
     model: ModelArg,
@@ -54,6 +56,8 @@ pub struct Args {
     /// Print where the weights would be and what a token reads, and exit
     #[arg(long, help_heading = "Report")]
     dry_run: bool,
+    #[command(flatten)]
+    preset: PresetArgs,
 }
 
 #[derive(clap::Args, Debug)]
@@ -167,9 +171,14 @@ pub struct Run {
 
 pub fn run(args: Args) -> Result<()> {
     let options = args.batch.options(args.ctx_size, args.threads.count());
-    if args.dry_run {
-        let model = args.model.resolve()?;
-        return plan::print(&model.path, &model.options(&options));
+    match (args.preset.name()?, args.dry_run) {
+        (Some(name), true) => return args.preset.print_plan(name, &args.model, options),
+        (Some(name), false) => return Err(preset::without_weights(name)),
+        (None, true) => {
+            let model = args.model.resolve()?;
+            return plan::print(&Engine::plan_of(&model.path, &model.options(&options))?);
+        }
+        (None, false) => {}
     }
     // Read before the model is: a prompt that is missing need not wait for gigabytes.
     let prompt = args.text.prompt()?;

@@ -253,7 +253,7 @@ pub fn run(args: Args) -> Result<()> {
     if args.dry_run {
         let model = args.model.resolve()?;
         let options = args.engine_options(&model)?;
-        return plan::print(&model.path, &model.options(&options));
+        return plan::print(&Engine::plan_of(&model.path, &model.options(&options))?);
     }
     let server_options = args.server_options()?;
     let model = args.model.resolve()?;

@@ -41,7 +41,11 @@ struct Prepared {
 
 impl Prepared {
     fn new(path: &Path, options: &EngineOptions) -> Result<Prepared> {
-        let gguf = Gguf::open_with(path, &options.overrides)?;
+        Prepared::of(Gguf::open(path)?, options)
+    }
+
+    fn of(gguf: Gguf, options: &EngineOptions) -> Result<Prepared> {
+        let gguf = gguf.with(&options.overrides)?;
         let (bound, tokenizer) = understand(gguf, options.without_text)?;
         let devices = device::open(&options.device)?;
         let context = Context::new(bound.hyper(), options, &devices)?;
@@ -320,6 +324,11 @@ impl Engine {
     /// Plans where everything would be, without reading weights.
     pub fn plan_of(path: &Path, options: &EngineOptions) -> Result<MemoryPlan> {
         Prepared::new(path, options).map(|prepared| prepared.plan)
+    }
+
+    /// Plans where everything of a model would be that need not have weights.
+    pub fn plan_of_header(gguf: Gguf, options: &EngineOptions) -> Result<MemoryPlan> {
+        Prepared::of(gguf, options).map(|prepared| prepared.plan)
     }
 
     /// Slots and reads as these options stream experts; `None` where they are in place.

@@ -8,6 +8,7 @@ use crate::{Error, Result};
 use memmap2::Mmap;
 use std::collections::HashMap;
 use std::fs::{self, File};
+use std::io::{self, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -76,7 +77,10 @@ impl Shard {
         if !kind.is_file() {
             return Err(Error::format(path, "file", "a regular file", "a device, pipe or socket"));
         }
-        let file = File::open(path).map_err(|e| Error::io(path, e))?;
+        Shard::map_file(path, File::open(path).map_err(|e| Error::io(path, e))?)
+    }
+
+    fn map_file(path: &Path, file: File) -> Result<(Shard, Header)> {
         // SAFETY: the map is read-only and private to this value, and `&[u8]` handed out borrows
         // it. What Rust cannot rule out is another process writing to or truncating the file.
         // Changed bytes: everything taken from the map after the checks is either re-checked when
@@ -110,6 +114,25 @@ impl Gguf {
     /// Maps and checks a file. The first shard of a split file brings in the others.
     pub fn open(path: impl AsRef<Path>) -> Result<Gguf> {
         let (first, header) = Shard::open(path.as_ref())?;
+        let mut gguf = Gguf::of_shard(first, header)?;
+        gguf.open_other_shards()?;
+        Ok(gguf)
+    }
+
+    /// The same with other metadata.
+    pub fn open_with(path: impl AsRef<Path>, overrides: &[Override]) -> Result<Gguf> {
+        Gguf::open(path)?.with(overrides)
+    }
+
+    /// A file of `n_bytes` that is in no file system and has nothing but this header: its tensors
+    /// are zeros that take no memory. `name` is for messages.
+    pub fn of_header(name: &Path, header: &[u8], n_bytes: u64) -> Result<Gguf> {
+        let file = unnamed_file(header, n_bytes).map_err(|e| Error::io(name, e))?;
+        let (first, header) = Shard::map_file(name, file)?;
+        Gguf::of_shard(first, header)
+    }
+
+    fn of_shard(first: Shard, header: Header) -> Result<Gguf> {
         let mut gguf = Gguf {
             version: header.version,
             alignment: header.alignment,
@@ -120,21 +143,19 @@ impl Gguf {
             index: HashMap::new(),
         };
         gguf.add_tensors(header.tensors)?;
-        gguf.open_other_shards()?;
         Ok(gguf)
     }
 
-    /// The same with other metadata, for all that reads it from here on. What the file says of
-    /// its own form, its alignment and shards, has been read by then.
-    pub fn open_with(path: impl AsRef<Path>, overrides: &[Override]) -> Result<Gguf> {
-        let mut gguf = Gguf::open(path)?;
+    /// Other metadata, for all that reads it from here on. What the file says of its own form, its
+    /// alignment and shards, has been read by then.
+    pub fn with(mut self, overrides: &[Override]) -> Result<Gguf> {
         for given in overrides {
-            let found = gguf.metadata.get(&gguf.shards[0].map, given.key());
-            let fitted = given.fitted(gguf.path(), found)?;
-            gguf.overrides.retain(|earlier| earlier.key() != given.key());
-            gguf.overrides.push(fitted);
+            let found = self.metadata.get(&self.shards[0].map, given.key());
+            let fitted = given.fitted(self.path(), found)?;
+            self.overrides.retain(|earlier| earlier.key() != given.key());
+            self.overrides.push(fitted);
         }
-        Ok(gguf)
+        Ok(self)
     }
 
     /// The file that was given to `open`.
@@ -277,6 +298,20 @@ impl Gguf {
         let expected = format!("{expected} tensors in all shards");
         Err(Error::format(self.path(), "split.tensors.count", expected, found.to_string()))
     }
+}
+
+/// A file without a name that starts with `bytes`; the rest is a hole.
+fn unnamed_file(bytes: &[u8], n_bytes: u64) -> io::Result<File> {
+    #[cfg(target_os = "linux")]
+    let mut file = {
+        use rustix::fs::{MemfdFlags, memfd_create};
+        File::from(memfd_create("moeba-header", MemfdFlags::CLOEXEC)?)
+    };
+    #[cfg(not(target_os = "linux"))]
+    let mut file = tempfile::tempfile()?;
+    file.write_all(bytes)?;
+    file.set_len(n_bytes)?;
+    Ok(file)
 }
 
 /// Describes a folder that was given instead of a model file, and says what to do.

@@ -5,7 +5,7 @@
 use super::header::tensor_bytes;
 use super::value::OwnedValue;
 use super::{
-    DEFAULT_ALIGNMENT, MAX_KEY_BYTES, MAX_NAME_BYTES, TensorInfo, TensorType, alignment_fault,
+    DEFAULT_ALIGNMENT, Gguf, MAX_KEY_BYTES, MAX_NAME_BYTES, TensorInfo, TensorType, alignment_fault,
 };
 use crate::{Error, Result, interrupt};
 use std::collections::HashSet;
@@ -17,6 +17,9 @@ use tempfile::NamedTempFile;
 /// Bytes gathered before a write reaches the system.
 const BUFFER_BYTES: usize = 1 << 20;
 
+/// The argument that data is written to a file: the writer was made by `create`.
+const HAS_FILE: &str = "a writer of a file";
+
 const ALIGNMENT_KEY: &str = "general.alignment";
 
 /// Use: `create`, `set` and `declare` all, then for each tensor in declared order
@@ -24,7 +27,8 @@ const ALIGNMENT_KEY: &str = "general.alignment";
 #[derive(Debug)]
 pub struct Writer {
     path: PathBuf,
-    out: BufWriter<NamedTempFile>,
+    /// `None` where only the header is wanted.
+    out: Option<BufWriter<NamedTempFile>>,
     alignment: u64,
     /// Encoded keys and values.
     metadata: Vec<u8>,
@@ -34,7 +38,7 @@ pub struct Writer {
     names: HashSet<String>,
     data_bytes: u64,
     stage: Stage,
-    _guard: interrupt::Guard,
+    _guard: Option<interrupt::Guard>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -51,10 +55,7 @@ impl Writer {
     /// Starts a file that will be called `path`. No `alignment` means the format's default.
     pub fn create(path: impl AsRef<Path>, alignment: Option<u32>) -> Result<Writer> {
         let path = path.as_ref();
-        if let Some(expected) = alignment.and_then(alignment_fault) {
-            let got = alignment.unwrap_or_default().to_string();
-            return Err(Error::format(path, ALIGNMENT_KEY, expected, got));
-        }
+        let mut writer = Writer::of_header(path, alignment)?;
         if path.is_dir() {
             return Err(Error::format(path, "file", "the name of a file", "a directory"));
         }
@@ -64,10 +65,20 @@ impl Writer {
             return Err(Error::format(path, "file", "the name of a file", got));
         }
         let temp = temporary(path).map_err(|e| Error::io(path, e))?;
-        let guard = interrupt::guard(temp.path());
+        writer._guard = Some(interrupt::guard(temp.path()));
+        writer.out = Some(BufWriter::with_capacity(BUFFER_BYTES, temp));
+        Ok(writer)
+    }
+
+    /// Takes metadata and descriptions alone, for `into_gguf`. `name` is for messages.
+    pub fn of_header(name: &Path, alignment: Option<u32>) -> Result<Writer> {
+        if let Some(expected) = alignment.and_then(alignment_fault) {
+            let got = alignment.unwrap_or_default().to_string();
+            return Err(Error::format(name, ALIGNMENT_KEY, expected, got));
+        }
         let mut writer = Writer {
-            path: path.to_owned(),
-            out: BufWriter::with_capacity(BUFFER_BYTES, temp),
+            path: name.to_owned(),
+            out: None,
             alignment: alignment.unwrap_or(DEFAULT_ALIGNMENT).into(),
             metadata: Vec::new(),
             keys: HashSet::new(),
@@ -75,7 +86,7 @@ impl Writer {
             names: HashSet::new(),
             data_bytes: 0,
             stage: Stage::Declaring,
-            _guard: guard,
+            _guard: None,
         };
         if let Some(alignment) = alignment {
             writer.put(ALIGNMENT_KEY, alignment.into())?;
@@ -150,6 +161,13 @@ impl Writer {
         });
         self.data_bytes = end;
         Ok(n_bytes)
+    }
+
+    /// The model as it is declared, without data.
+    pub fn into_gguf(mut self) -> Result<Gguf> {
+        let header = self.header();
+        let start = (header.len() as u64).next_multiple_of(self.alignment);
+        Gguf::of_header(&self.path, &header, start + self.data_bytes)
     }
 
     /// The declared tensors, in order.
@@ -231,11 +249,12 @@ impl Writer {
             return Err(self.fail(name, "all of its data", "the end of the file"));
         }
         let path = self.path;
-        let temp = self.out.into_inner().map_err(|e| Error::io(&path, e.into_error()))?;
+        let temp =
+            self.out.expect(HAS_FILE).into_inner().map_err(|e| Error::io(&path, e.into_error()))?;
         persist(temp, &path).map_err(|e| Error::io(&path, e))
     }
 
-    fn write_header(&mut self) -> Result<()> {
+    fn header(&mut self) -> Vec<u8> {
         let mut head = Vec::with_capacity(self.metadata.len() + 100 * self.tensors.len() + 64);
         head.extend(b"GGUF");
         head.extend(3u32.to_le_bytes());
@@ -245,6 +264,11 @@ impl Writer {
         for tensor in &self.tensors {
             encode_tensor(tensor, &mut head);
         }
+        head
+    }
+
+    fn write_header(&mut self) -> Result<()> {
+        let head = self.header();
         self.reserve((head.len() as u64).next_multiple_of(self.alignment) + self.data_bytes)?;
         self.put_bytes(&head)?;
         self.pad(head.len() as u64)?;
@@ -258,7 +282,7 @@ impl Writer {
         #[cfg(target_os = "linux")]
         {
             use rustix::fs::{FallocateFlags, fallocate};
-            let file = self.out.get_ref().as_file();
+            let file = self.out.as_ref().expect(HAS_FILE).get_ref().as_file();
             if let Err(rustix::io::Errno::NOSPC) =
                 fallocate(file, FallocateFlags::KEEP_SIZE, 0, n_bytes)
             {
@@ -270,7 +294,8 @@ impl Writer {
     }
 
     fn put_bytes(&mut self, bytes: &[u8]) -> Result<()> {
-        self.out.write_all(bytes).map_err(|e| Error::io(&self.path, e))
+        let out = self.out.as_mut().expect(HAS_FILE);
+        out.write_all(bytes).map_err(|e| Error::io(&self.path, e))
     }
 
     /// Zeros from position `n` to the next multiple of the alignment.

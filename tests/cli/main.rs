@@ -33,5 +33,8 @@ mod grammar;
 // Files that commands write, and files that they must not replace.
 mod outputs;
 
+// Plans for published models' shapes.
+mod preset;
+
 // `run`: output, ends of generations, prompts, signals.
 mod run;

@@ -15,5 +15,8 @@ mod imatrix;
 // A full disk, Ctrl-C and the memory that a conversion takes, each in a child process.
 mod process;
 
+// Files with random weights: every preset is understood.
+mod synth;
+
 // The type of each tensor against llama-quantize's choice.
 mod types;
