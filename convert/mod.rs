@@ -23,6 +23,7 @@ mod plan;
 mod pre;
 mod requantize;
 mod rope;
+mod routing;
 mod rows;
 mod source;
 mod spm;
@@ -38,6 +39,7 @@ pub use imatrix::{Imatrix, Importance};
 pub use layout::Layout;
 pub use mix::{Mix, ModelFacts, READ_ONLY, file_type_name, tensor_type};
 pub use requantize::{QuantizeOptions, quantize};
+pub use routing::Routing;
 pub use synth::{
     PRESETS, SynthOptions, preset_architecture, preset_header, synth, synth_type_names,
 };

@@ -26,7 +26,7 @@ const BIAS_STD: f32 = 0.02;
 /// (half, three quarters) of the experts under LRU finds 39 % (81 %, 97 %) on 512 tokens of prose,
 /// and the next layer's router guesses two thirds of the experts right: on the trained demo model
 /// it is 37 % (66 %, 88 %).
-const RESIDUAL_SHARE: f32 = 0.3;
+pub const RESIDUAL_SHARE: f32 = 0.3;
 
 fn writes_residual(name: &str) -> bool {
     name.contains(".attn_output.") || name.contains(".ffn_down")
@@ -43,6 +43,12 @@ impl Draw {
             _ => (row_len as f32).sqrt().recip(),
         };
         Draw { ty, constant: is_ones.then_some(1.0), std }
+    }
+
+    /// The same with values that are as many times as large.
+    pub fn times(self, factor: f32) -> Draw {
+        let constant = self.constant.map(|x| x * factor);
+        Draw { constant, std: self.std * factor, ..self }
     }
 
     /// Fills whole blocks.

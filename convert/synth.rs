@@ -16,6 +16,7 @@ use serde::Deserialize;
 use super::layout::{self, Layout, Target};
 use super::mix::{self, Mix, ModelFacts};
 use super::noise;
+use super::routing::{Change, Heads, Routing};
 use super::stream::Job;
 use super::vocab::{TokenType, Vocab};
 use super::{Written, write_file_type, write_general};
@@ -31,6 +32,7 @@ pub struct SynthOptions {
     /// One of `synth_type_names`.
     pub ty: String,
     pub seed: u64,
+    pub routing: Routing,
     pub layout: Layout,
 }
 
@@ -128,11 +130,15 @@ fn unknown(what: &str, got: &str, known: &[impl AsRef<str>]) -> Error {
 
 /// Writes a preset's file.
 pub fn synth(options: &SynthOptions) -> Result<Written> {
-    let SynthOptions { preset, ty, layers, seed, layout, output } = options;
+    let SynthOptions { preset, ty, layers, seed, routing, layout, output } = options;
     let model = Shape::new(preset, *layers, ty)?;
     let mut writer = Writer::create(output, layout.alignment(None))?;
     model.write_metadata(&mut writer)?;
-    let job = |i: usize| job(&model.targets[i], i as u64, *seed);
+    let heads = model.preset.heads();
+    let job = |i: usize| {
+        let change = routing.change(&heads, &model.targets[i].name);
+        job(&model.targets[i], i as u64, *seed, change)
+    };
     layout::write(writer, *layout, &model.targets, "drawing", job)
 }
 
@@ -179,14 +185,17 @@ impl Shape {
 }
 
 /// How the `i`th tensor is drawn.
-fn job(target: &Target, i: u64, seed: u64) -> Job<'_> {
+fn job(target: &Target, i: u64, seed: u64, change: Change) -> Job<'_> {
     let Target { name, dims, ty } = target;
-    let draw = noise::Draw::new(name, *ty, dims[0] as usize);
+    let draw = noise::Draw::new(name, *ty, dims[0] as usize).times(change.factor.unwrap_or(1.0));
     let make = Box::new(move |first: u64, bytes: &mut [u8]| {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         // No tensor has 2^40 rows, and no file 2^24 tensors.
         rng.set_stream(i << 40 | first);
         draw.fill(&mut rng, bytes);
+        if let Some(start) = &change.start {
+            start.set(first, *ty, dims[0] as usize, &mut rng, bytes);
+        }
         Ok(0)
     });
     Job::of_rows(name, dims, *ty, make)
@@ -216,6 +225,35 @@ impl Preset {
     fn number(&self, key: &str) -> u64 {
         let value = self.metadata.get(key).and_then(toml::Value::as_integer);
         value.and_then(|n| u64::try_from(n).ok()).unwrap_or(0)
+    }
+
+    fn float(&self, key: &str) -> Option<f64> {
+        self.metadata.get(key).and_then(toml::Value::as_float)
+    }
+
+    fn heads(&self) -> Heads {
+        let or = |n: u64, other: u64| if n > 0 { n } else { other };
+        let rank = self.number("attention.kv_lora_rank");
+        let plain = self.number("embedding_length") / self.number("attention.head_count");
+        let keys = ["attention.key_length_mla", "attention.key_length"].map(|key| self.number(key));
+        let rows = keys.into_iter().find(|n| *n > 0).unwrap_or(plain);
+        let n_rotated = or(self.number("rope.dimension_count"), rows);
+        let is_latent = rank > 0;
+        Heads {
+            rows,
+            rotated: if is_latent { rows - n_rotated..rows } else { 0..rows },
+            n_rotated,
+            latent: is_latent.then(|| rank..rank + n_rotated),
+            scale: self.float("attention.scale").unwrap_or((rows as f64).sqrt().recip()) as f32,
+            rope_base: self.float("rope.freq_base").unwrap_or(10_000.0) as f32,
+            is_normed: self.layer_tensors.contains_key("attn_q_norm.weight"),
+            embedding_scale: self.embedding_scale(),
+        }
+    }
+
+    fn embedding_scale(&self) -> f32 {
+        let factor = |key: &str| self.float(key).unwrap_or(1.0);
+        (factor("embedding_scale") / factor("residual_scale")) as f32
     }
 
     fn facts(&self, layers: u32) -> ModelFacts {

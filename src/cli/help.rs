@@ -198,8 +198,8 @@ const EXAMPLES: &[(&str, [Example; 2])] = &[
         "moeba synth",
         [
             (
-                "Write four layers of a model's shapes",
-                "moeba synth qwen3-30b-a3b --layers 4 -o synth.gguf",
+                "Write four layers of a model's shapes, with as much reuse as trained routers have",
+                "moeba synth qwen3-30b-a3b --layers 4 --routing sticky -o synth.gguf",
             ),
             (
                 "Write all layers, laid out for streaming",

@@ -7,7 +7,9 @@ use clap::builder::PossibleValuesParser;
 
 use super::convert::{LayoutArg, report};
 use crate::Result;
-use crate::convert::{PRESETS, SynthOptions, preset_architecture, synth, synth_type_names};
+use crate::convert::{
+    PRESETS, Routing, SynthOptions, preset_architecture, synth, synth_type_names,
+};
 use crate::model::descriptor::Descriptor;
 
 #[derive(Args, Debug)]
@@ -30,6 +32,16 @@ pub struct SynthArgs {
         value_parser = PossibleValuesParser::new(synth_type_names()),
     )]
     ty: String,
+    /// How routers choose experts: all as often, some more often than others, or again and again
+    /// those of the last tokens, as in trained models
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "uniform",
+        ignore_case = true,
+        value_parser = PossibleValuesParser::new(Routing::names()),
+    )]
+    routing: String,
     /// Seed of the random weights
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
@@ -44,6 +56,7 @@ pub fn run(args: SynthArgs) -> Result<()> {
         layers: args.layers,
         ty: args.ty,
         seed: args.seed,
+        routing: Routing::from_name(&args.routing).unwrap_or_default(),
         layout: args.layout.layout(),
     };
     let written = synth(&options)?;

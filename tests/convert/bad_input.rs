@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use moeba::Error;
-use moeba::convert::{ConvertOptions, Layout, Mix, SynthOptions, convert, synth};
+use moeba::convert::{ConvertOptions, Layout, Mix, Routing, SynthOptions, convert, synth};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -432,6 +432,7 @@ fn synth_takes_only_what_it_knows() {
         layers,
         ty: ty.into(),
         seed: 0,
+        routing: Routing::Uniform,
         layout: Layout::Standard,
     };
     for (options, word) in [

@@ -15,7 +15,7 @@ mod imatrix;
 // A full disk, Ctrl-C and the memory that a conversion takes, each in a child process.
 mod process;
 
-// Files with random weights: every preset is understood.
+// Files with random weights: every preset is understood, and routers choose as they are told to.
 mod synth;
 
 // The type of each tensor against llama-quantize's choice.

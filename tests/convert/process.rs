@@ -9,7 +9,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use moeba::convert::{ConvertOptions, Layout, Mix, SynthOptions, convert, synth};
+use moeba::convert::{ConvertOptions, Layout, Mix, Routing, SynthOptions, convert, synth};
 use moeba::interrupt;
 use serde_json::{Value, json};
 
@@ -37,6 +37,7 @@ fn child() {
             layers: Some(6),
             ty: "q8_0".into(),
             seed: 0,
+            routing: Routing::Uniform,
             layout: Layout::Standard,
         }),
     };

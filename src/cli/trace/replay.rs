@@ -9,7 +9,7 @@ use crate::engine::{Engine, EngineOptions};
 use crate::policy::PolicySpec;
 use crate::trace::format::Trace;
 use crate::trace::table::{Cell, Row, Table, columns};
-use crate::trace::{Device, Geometry, Report, SimOptions, Source, Tiers, simulate_policy};
+use crate::trace::{Device, Geometry, Report, Reuse, SimOptions, Source, Tiers, simulate_policy};
 use crate::{Error, Result, terminal};
 use std::path::{Path, PathBuf};
 
@@ -133,7 +133,14 @@ fn compare(args: &Args, trace: &Trace) -> Result<()> {
         runs.push((policy.to_string(), reports));
     }
     drop(bar);
-    let setting = source.describe(&machine.name());
+    let reuse = Reuse::of(trace);
+    let setting = format!(
+        "{}. Of all uses of experts {:.1} % are of experts that the token before used as well, and \
+         {:.1} % of the most used quarter",
+        source.describe(&machine.name()),
+        100.0 * reuse.of_last_token,
+        100.0 * reuse.of_hottest_quarter
+    );
     let values: [(&str, fn(&Report) -> Cell); 4] = [
         ("TPOT, ms", |r| Cell::Number(r.tpot.mean / 1e6, 3)),
         ("TTFT, ms", |r| Cell::Number(r.ttft.mean / 1e6, 3)),
