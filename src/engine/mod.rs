@@ -48,7 +48,7 @@ use std::sync::{Arc, OnceLock};
 use crate::Result;
 pub use crate::backend::ops::RouteRows;
 pub use crate::cancel::Cancel;
-pub use crate::experts::Counters;
+pub use crate::experts::{Counters, ExpertPlace, PlacedExpert};
 use crate::forward::encoder_decoder::EncoderParams;
 pub use crate::forward::record::Recorder;
 pub use crate::forward::{Logits, TopK};
@@ -189,6 +189,17 @@ impl Engine {
     /// Counters of uploading experts from memory to GPUs; `None` where no GPU has experts.
     pub fn link_counters(&self) -> Option<Counters> {
         self.model.hierarchy().link_counters()
+    }
+
+    /// Appends where each of a layer's routed experts is; nothing if the layer has none. The layer
+    /// loop waits for it some microseconds at most.
+    pub fn report_experts(&self, layer: usize, out: &mut Vec<PlacedExpert>) {
+        self.model.hierarchy().report(layer, out);
+    }
+
+    /// The decision of the policy, with its reason; `None` if it has none, or is at work.
+    pub fn policy_verdict(&self) -> Option<String> {
+        self.model.hierarchy().verdict_if_free()
     }
 }
 

@@ -5,8 +5,30 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::disk::{IoKind, RamTier};
 use super::vram::VramTiers;
-use super::{Counters, ExpertStore, PolicyClient, Resident};
+use super::{Counters, ExpertStatus, ExpertStore, PolicyClient, Presence, Resident};
 use crate::policy::{Event, Profile, Wants};
+
+/// The place of an expert: the best of the tiers that have it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ExpertPlace {
+    #[default]
+    Disk,
+    /// On its way to memory.
+    InFlight,
+    /// A part of it is in host memory.
+    PartInRam,
+    Ram,
+    Vram,
+}
+
+/// An expert for those who look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PlacedExpert {
+    pub place: ExpertPlace,
+    /// Demands that found it where it was wanted, and those that had to bring it. They wrap around.
+    pub n_hits: u32,
+    pub n_misses: u32,
+}
 
 /// Routed experts in host memory, and those of them that devices hold.
 pub struct Hierarchy {
@@ -158,6 +180,44 @@ impl Hierarchy {
         self.ram.as_ref().map(|tier| tier.io())
     }
 
+    /// Appends where each of a layer's experts is; nothing if it has none. Takes each tier's lock
+    /// for some microseconds.
+    pub fn report(&self, layer: usize, out: &mut Vec<PlacedExpert>) {
+        let mut statuses = Vec::new();
+        self.host.report(layer, &mut statuses);
+        let first = out.len();
+        out.extend(statuses.iter().map(in_host));
+        let upper = self.vram.iter().flat_map(|tiers| tiers.of_layer(layer));
+        let mut is_first = true;
+        for (_, vram) in upper {
+            statuses.clear();
+            vram.report(layer, &mut statuses);
+            for (expert, above) in out[first..].iter_mut().zip(&statuses) {
+                // Without a tier in host memory every use was counted here as well.
+                if is_first && self.ram.is_none() {
+                    (expert.n_hits, expert.n_misses) = (0, 0);
+                }
+                expert.n_hits = expert.n_hits.wrapping_add(above.n_hits);
+                if self.ram.is_none() {
+                    expert.n_misses = expert.n_misses.wrapping_add(above.n_misses);
+                }
+                match above.presence {
+                    Presence::Whole => expert.place = ExpertPlace::Vram,
+                    Presence::InFlight if expert.place != ExpertPlace::Vram => {
+                        expert.place = ExpertPlace::InFlight;
+                    }
+                    _ => {}
+                }
+            }
+            is_first = false;
+        }
+    }
+
+    /// The verdict as of now, or `None` while the policy is at work.
+    pub fn verdict_if_free(&self) -> Option<String> {
+        self.reporting().rev().find_map(PolicyClient::verdict_if_free)
+    }
+
     /// The decision of the uppermost tier's policy, with its reason.
     pub fn verdict(&self) -> Option<String> {
         self.reporting().rev().find_map(PolicyClient::verdict)
@@ -175,6 +235,17 @@ impl Hierarchy {
         // Every tier is checked.
         self.tiers().filter(|tier| !tier.check_integrity()).count() == 0
     }
+}
+
+/// The expert as the host's store has it.
+fn in_host(status: &ExpertStatus) -> PlacedExpert {
+    let place = match status.presence {
+        Presence::Absent => ExpertPlace::Disk,
+        Presence::InFlight => ExpertPlace::InFlight,
+        Presence::Part => ExpertPlace::PartInRam,
+        Presence::Whole => ExpertPlace::Ram,
+    };
+    PlacedExpert { place, n_hits: status.n_hits, n_misses: status.n_misses }
 }
 
 /// Cancels the layer prefetch when dropped: at the end of a pass, and when it fails.

@@ -20,7 +20,7 @@ pub mod vram;
 pub use acquisition::{Access, Acquisition, GranuleRef, LayerPart};
 pub use counters::Counters;
 pub use disk::{RamTier, StreamOptions, needs, tier_of};
-pub use hierarchy::{Hierarchy, PrefetchGuard};
+pub use hierarchy::{ExpertPlace, Hierarchy, PlacedExpert, PrefetchGuard};
 pub use layout::geometry::Geometry;
 pub use layout::piece::{Dest, Piece};
 pub use layout::place::{DIRECT_ALIGN, ExpertTensors, LayerExperts, Part, READ_BYTES, SlotLayout};
@@ -30,7 +30,9 @@ pub use resident::Resident;
 pub use runtime::{PolicyClient, TierRuntime};
 pub use store::{ExpertStore, ReadyGranule};
 pub use tier::state::State;
-pub use tier::{ClassPlan, LayerPlan, Layout, Progress, TierPlan, UpperResidency};
+pub use tier::{
+    ClassPlan, ExpertStatus, LayerPlan, Layout, Presence, Progress, TierPlan, UpperResidency,
+};
 
 /// Whether prefetching the next layer as a whole pays for a prompt that uses `n_chosen` of this
 /// layer's experts. It uses about as many of the next layer's, so at most a quarter of what is

@@ -1,8 +1,9 @@
 //! Experts computed in place on the mapped file: everything is resident, nothing moves.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::{Access, ExpertStore, Geometry, LayerExperts, ReadyGranule};
+use super::{Access, ExpertStatus, ExpertStore, Geometry, LayerExperts, Presence, ReadyGranule};
 use crate::Result;
 use crate::experts::acquisition::{Acquisition, GranuleRef, LayerPart};
 use crate::gguf::Gguf;
@@ -11,13 +12,18 @@ use crate::gguf::Gguf;
 pub struct Resident {
     file: Arc<Gguf>,
     layers: Vec<Option<LayerExperts>>,
+    /// Times that each layer's experts were acquired; they wrap around.
+    uses: Vec<Vec<AtomicU32>>,
 }
 
 impl Resident {
     /// Asserts that each layer's shapes fit its tensors: the caller has checked the file.
     pub fn new(file: Arc<Gguf>, layers: Vec<Option<LayerExperts>>) -> Resident {
         layers.iter().flatten().for_each(|layer| layer.assert_fits(&file));
-        Resident { file, layers }
+        let n_experts = |layer: &Option<LayerExperts>| layer.as_ref().map_or(0, |l| l.n_experts);
+        let uses = layers.iter().map(|layer| (0..n_experts(layer)).map(|_| AtomicU32::new(0)));
+        let uses = uses.map(Iterator::collect).collect();
+        Resident { file, layers, uses }
     }
 
     /// A granule where it lies.
@@ -44,6 +50,18 @@ impl ExpertStore for Resident {
         work: &mut Acquisition,
     ) {
         work.start(self.owner(), layer, part, access);
+        for want in &work.wanted {
+            self.uses[layer][want.expert as usize].fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn report(&self, layer: usize, out: &mut Vec<ExpertStatus>) {
+        let whole = |uses: &AtomicU32| ExpertStatus {
+            presence: Presence::Whole,
+            n_hits: uses.load(Ordering::Relaxed),
+            n_misses: 0,
+        };
+        out.extend(self.uses[layer].iter().map(whole));
     }
 
     fn next_ready(&self, work: &mut Acquisition) -> Result<bool> {

@@ -58,6 +58,9 @@ pub trait PolicyClient: Send + Sync {
     /// The decision of the policy, with its reason.
     fn verdict(&self) -> Option<String>;
 
+    /// The same as of now, or `None` while the policy is at work.
+    fn verdict_if_free(&self) -> Option<String>;
+
     /// Puts the policy's profile into `profile`.
     fn save(&self, profile: &mut Profile);
 
@@ -247,6 +250,10 @@ impl<M: Mover> PolicyClient for TierRuntime<M> {
 
     fn verdict(&self) -> Option<String> {
         self.policy.verdict()
+    }
+
+    fn verdict_if_free(&self) -> Option<String> {
+        self.policy.verdict_if_free()
     }
 
     fn save(&self, profile: &mut Profile) {

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{Access, Acquisition, Geometry, LayerPart, UpperResidency};
+use super::{Access, Acquisition, ExpertStatus, Geometry, LayerPart, UpperResidency};
 use crate::Result;
 
 /// A granule that is in memory, and where.
@@ -67,6 +67,9 @@ pub trait ExpertStore: Send + Sync {
 
     /// Unpins, at any time.
     fn release(&self, acquisition: &mut Acquisition);
+
+    /// Appends the status of each of a layer's experts; nothing if the layer has none.
+    fn report(&self, layer: usize, out: &mut Vec<ExpertStatus>);
 
     /// Whether what is acquired may have to be loaded.
     fn is_streamed(&self) -> bool {

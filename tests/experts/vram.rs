@@ -11,10 +11,13 @@ use std::time::{Duration, Instant};
 use moeba::backend::gpu::emulated::{Config, Faults};
 use moeba::backend::gpu::{Device, DeviceSlice, Emulated, Stream};
 use moeba::experts::disk::IoKind;
-use moeba::experts::vram::{Dealt, Fence, GranuleLayout, Own, Owners, VramOptions, VramTier};
+use moeba::experts::vram::{
+    Dealt, Fence, GranuleLayout, Own, Owners, VramOptions, VramTier, VramTiers,
+};
 use moeba::experts::{
-    Access, Acquisition, ExpertStore, ExpertTensors, Geometry, LayerExperts, LayerPart, Part,
-    PolicyClient, RamTier, ReadyGranule, Resident, StreamOptions, needs,
+    Access, Acquisition, ExpertPlace, ExpertStatus, ExpertStore, ExpertTensors, Geometry,
+    Hierarchy, LayerExperts, LayerPart, Part, PlacedExpert, PolicyClient, RamTier, ReadyGranule,
+    Resident, StreamOptions, needs,
 };
 use moeba::gguf::{Gguf, TensorType, Writer};
 use moeba::policy::{Event, Profile, Routed, Wants};
@@ -470,6 +473,34 @@ fn a_pinned_layer_counts_its_hits_when_it_is_unpinned() {
     assert!(vram.check_integrity());
 }
 
+#[test]
+fn the_tiers_together_say_where_experts_are() {
+    let model = Model::new();
+    let gpu = gpu(3, Faults::default());
+    let resident = Resident::new(model.file.clone(), model.layers.clone());
+    let mut hierarchy = Hierarchy::in_place(resident);
+    let vram = model.vram(&gpu, hierarchy.host().clone(), 1.0, "on-demand").unwrap();
+    let tiers = Arc::new(VramTiers::one(vram));
+    hierarchy.set_vram(Some(tiers.clone()));
+    let vram = tiers.get(0).unwrap();
+    let report = |layer| {
+        let mut out = Vec::new();
+        hierarchy.report(layer, &mut out);
+        out
+    };
+    let expert = |place, n_hits, n_misses| PlacedExpert { place, n_hits, n_misses };
+    assert!(report(0).is_empty());
+    assert_eq!(report(2), [expert(ExpertPlace::Ram, 0, 0); N_EXPERTS]);
+    let mut compute = Compute::new(&model, &gpu);
+    for _ in 0..2 {
+        demand(vram, &mut compute, 2, &[4, 5], Access::Decode, true).unwrap();
+    }
+    compute.check();
+    // Each use counts once, whatever the upload asked of the tier below.
+    assert_eq!(report(2)[4], expert(ExpertPlace::Vram, 1, 1));
+    assert_eq!(report(2)[0], expert(ExpertPlace::Ram, 0, 0));
+}
+
 /// With several devices each tier has slots for its own experts, and takes in no others, whatever
 /// is predicted or offered.
 #[test]
@@ -629,6 +660,10 @@ impl ExpertStore for Faulty {
 
     fn release(&self, work: &mut Acquisition) {
         self.inner.release(work);
+    }
+
+    fn report(&self, layer: usize, out: &mut Vec<ExpertStatus>) {
+        self.inner.report(layer, out);
     }
 }
 

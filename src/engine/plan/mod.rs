@@ -224,6 +224,14 @@ impl MemoryPlan {
         matches!(self.place, Place::Streamed { .. }) || self.device.as_ref().is_some_and(to_device)
     }
 
+    /// Bytes of memory for experts that are streamed from disk; `None` where they are in place.
+    pub fn expert_budget(&self) -> Option<u64> {
+        match self.place {
+            Place::InPlace => None,
+            Place::Streamed { budget } => Some(budget),
+        }
+    }
+
     /// The part of all experts that the slots hold; 1 in place.
     pub fn resident_share(&self) -> f64 {
         match self.place {

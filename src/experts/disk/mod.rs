@@ -28,7 +28,7 @@ use super::layout::sizing::{LayerNeeds, Needs};
 use super::numa::Node;
 use super::runtime::{RuntimeOptions, TierRuntime};
 use super::tier::{Layout, TierPlan, UpperResidency};
-use super::{ExpertStore, Geometry, ReadyGranule};
+use super::{ExpertStatus, ExpertStore, Geometry, ReadyGranule};
 use crate::gguf::Gguf;
 use crate::policy::{PolicySpec, Profile};
 use crate::units::size;
@@ -129,6 +129,10 @@ impl ExpertStore for RamTier {
 
     fn next_ready(&self, acquisition: &mut Acquisition) -> Result<bool> {
         self.wait_ready(acquisition)
+    }
+
+    fn report(&self, layer: usize, out: &mut Vec<ExpertStatus>) {
+        self.tier().report(layer, out);
     }
 
     fn ready<'a>(&'a self, acquisition: &'a Acquisition, i: usize) -> ReadyGranule<'a> {

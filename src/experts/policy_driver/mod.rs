@@ -230,6 +230,14 @@ impl PolicyDriver {
         predictor.verdict().or_else(|| predictor.deputy().and_then(of_deputy))
     }
 
+    /// The same from what the policy has heard by now; `None` while it is at work.
+    pub fn verdict_if_free(&self) -> Option<String> {
+        let front = self.front.try_lock().ok()?;
+        let predictor = front.predictor.as_ref()?;
+        let of_deputy = |part| self.worker.as_ref()?.verdict_if_free(part);
+        predictor.verdict().or_else(|| predictor.deputy().and_then(of_deputy))
+    }
+
     /// Puts what the policy has learned into the profile. Measured times are saved with what was
     /// learned: alone they are of no use.
     pub fn save(&self, profile: &mut Profile) {

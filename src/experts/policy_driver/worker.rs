@@ -161,6 +161,11 @@ impl Worker {
         self.beside().parts[part].verdict()
     }
 
+    /// The same, or `None` while the thread is at work.
+    pub fn verdict_if_free(&self, part: usize) -> Option<String> {
+        self.beside.try_lock().ok()?.parts[part].verdict()
+    }
+
     pub fn save(&self, profile: &mut Profile) {
         let beside = self.beside();
         beside.parts.iter().for_each(|part| part.save(profile));

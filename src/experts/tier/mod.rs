@@ -14,12 +14,14 @@ pub(super) mod queue;
 pub(super) mod residency;
 mod slots;
 pub(super) mod state;
+pub(super) mod status;
 pub(super) mod upper;
 
 pub use class::ClassPlan;
 pub use load::Fault;
 pub use residency::LayerPlan;
 pub use state::{Layout, Progress, Ticket, TierPlan};
+pub use status::{ExpertStatus, Presence};
 pub use upper::UpperResidency;
 
 use std::sync::Arc;
@@ -193,6 +195,12 @@ impl Tier {
     /// Whether every granule of every expert is in memory.
     pub fn has_everything(&self) -> bool {
         self.lock().state.has_everything()
+    }
+
+    /// Appends the status of each of a layer's experts. One layer at a time: the lock is held for
+    /// some microseconds.
+    pub fn report(&self, layer: usize, out: &mut Vec<ExpertStatus>) {
+        self.lock().state.report(layer, out);
     }
 
     pub fn observe(&self, event: &Event) {

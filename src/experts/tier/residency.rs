@@ -37,6 +37,9 @@ pub struct Entry {
     pub is_layer_pinned: bool,
     /// Its use has been counted since its layer was pinned.
     pub is_counted: bool,
+    /// Demands that found it whole, and the others. They wrap around.
+    pub n_hits: u32,
+    pub n_misses: u32,
     /// Bytes of prefetch that no demand has asked for yet.
     pub unused_bytes: u64,
     /// The time at which it last came into transit: the oldest leaves first.
@@ -99,6 +102,8 @@ impl Residency {
                     fault: None,
                     is_layer_pinned: false,
                     is_counted: false,
+                    n_hits: 0,
+                    n_misses: 0,
                     unused_bytes: 0,
                     stamp: 0,
                     prediction_round: 0,

@@ -36,7 +36,8 @@ use std::time::Instant;
 use super::runtime::{RuntimeOptions, TierRuntime};
 use crate::backend::gpu::{Device, DeviceBuffer, DeviceSlice, PinnedKind, no_room};
 use crate::experts::{
-    Access, Acquisition, ExpertStore, GranuleRef, LayerExperts, LayerPart, Needs, TierPlan,
+    Access, Acquisition, ExpertStatus, ExpertStore, GranuleRef, LayerExperts, LayerPart, Needs,
+    TierPlan,
 };
 use crate::policy::{Expert, PolicySpec, Profile};
 use crate::units::{at_least, at_most, size};
@@ -222,6 +223,11 @@ impl VramTier {
             None => Cow::Borrowed(experts),
             Some(own) => experts.iter().copied().filter(|e| own.has(layer, *e)).collect(),
         }
+    }
+
+    /// Appends the status of each of a layer's experts.
+    pub fn report(&self, layer: usize, out: &mut Vec<ExpertStatus>) {
+        self.core().tier.report(layer, out);
     }
 
     /// Whether all granules of an expert are in VRAM.

@@ -236,6 +236,10 @@ impl State {
         let entry = self.table.get_mut(e);
         entry.is_counted = true;
         self.counters.prefetch_used_bytes += std::mem::take(&mut entry.unused_bytes);
+        match entry.is_whole() {
+            true => entry.n_hits = entry.n_hits.wrapping_add(1),
+            false => entry.n_misses = entry.n_misses.wrapping_add(1),
+        }
         match entry.resident {
             n if n == entry.n_granules => self.counters.hits_whole += 1,
             0 => self.counters.misses += 1,

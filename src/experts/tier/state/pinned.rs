@@ -9,6 +9,7 @@
 use super::State;
 use crate::experts::acquisition::{Access, GranuleRef};
 use crate::experts::tier::residency::Entry;
+use crate::experts::tier::status::ExpertStatus;
 use crate::policy::Expert;
 
 #[derive(Debug)]
@@ -84,7 +85,9 @@ impl State {
                 self.count_use(e);
                 self.move_to_working(e);
             } else {
-                self.table.get_mut(e).is_counted = true;
+                let entry = self.table.get_mut(e);
+                entry.is_counted = true;
+                entry.n_misses = entry.n_misses.wrapping_add(1);
                 self.counters.misses += 1;
             }
         }
@@ -99,6 +102,11 @@ impl State {
 
     pub fn is_whole(&self, expert: Expert) -> bool {
         self.table.get(self.table.index(expert)).is_whole()
+    }
+
+    /// Appends the status of each of the layer's experts.
+    pub fn report(&self, layer: usize, out: &mut Vec<ExpertStatus>) {
+        out.extend(self.experts_of(layer).map(|e| ExpertStatus::of(self.table.get(e))));
     }
 
     pub(super) fn experts_of(&self, layer: usize) -> std::ops::Range<u32> {

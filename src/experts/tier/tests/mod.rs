@@ -20,6 +20,7 @@ use crate::policy::{Event, Expert, LayerShare, Prediction, Profile, Routed, Shap
 mod mixed;
 mod prefetch;
 mod share;
+mod status;
 mod upper;
 
 const PIECE_BYTES: usize = 4096;
