@@ -450,9 +450,9 @@ mod tests {
          --json-schema-file x",
         "moeba run --model m -no-cnv --no-conversation",
         "moeba serve m --host 0.0.0.0 --port 0 -np 2 --parallel auto -a x --alias y --api-key k \
-         --api-key-file f --cors-origins http://a --metrics --slots --no-slots -to 5 --timeout 5 \
-         --sse-ping-interval 5 -c 64 --ctx-size 64 --temp 0.5 -kvu --kv-unified -no-kvu \
-         --no-kv-unified",
+         --api-key-file f --cors-origins http://a --metrics --slots --no-slots --ui --webui \
+         --no-ui --no-webui -to 5 --timeout 5 --sse-ping-interval 5 -c 64 --ctx-size 64 \
+         --temp 0.5 -kvu --kv-unified -no-kvu --no-kv-unified",
         "moeba run m --samplers top_k;temperature --sampler-seq kt --sampling-seq kt \
          --top-nsigma 1 --top-n-sigma -1 --xtc-probability 0.1 --xtc-threshold 0.1 --typical 0.9 \
          --typical-p 0.9 --dry-multiplier 0.8 --dry-base 1.75 --dry-allowed-length 2 \

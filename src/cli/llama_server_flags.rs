@@ -22,7 +22,6 @@ pub const SERVER_HARMLESS: &[(&str, &[&str])] = &[
             "--no-cache-prompt",
         ],
     ),
-    ("the server has no page yet", &["--no-ui", "--no-webui", "--ui", "--webui"]),
     ("GET /props is always there, and changes nothing", &["--props"]),
     ("two threads serve HTTP", &["--reuse-port", "--threads-http VALUE"]),
     ("the model stays in memory while the server runs", &["--sleep-idle-seconds VALUE"]),
@@ -41,7 +40,7 @@ pub const SERVER_REFUSED: &[(&str, &[&str])] = &[
         &["--tools* --mcp-* -ag --agent -no-ag --no-agent"],
     ),
     (
-        "the server has no page yet",
+        "the page is in the program",
         &["--path --ui-* --webui-* --no-ui-* --no-webui-* --server-base"],
     ),
     ("routes have no prefix: put a reverse proxy in front", &["--api-prefix"]),

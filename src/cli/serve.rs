@@ -68,12 +68,18 @@ struct ListenArgs {
     /// Serve GET /metrics; the default where only this machine can connect
     #[arg(long, env = "MOEBA_METRICS", value_parser = values::boolean)]
     metrics: bool,
-    /// Serve GET /slots; the default
+    /// Serve GET /slots and /moeba/experts; the default
     #[arg(long, overrides_with = "no_slots")]
     slots: bool,
-    /// Do not serve GET /slots
+    /// Do not serve GET /slots and /moeba/experts
     #[arg(long, overrides_with = "slots")]
     no_slots: bool,
+    /// Serve the page at /; the default
+    #[arg(long, alias = "webui", overrides_with = "no_ui")]
+    ui: bool,
+    /// Do not serve the page
+    #[arg(long, alias = "no-webui", overrides_with = "ui")]
+    no_ui: bool,
     /// Requests in the log, which -v shows: none, line, or full with their bodies
     #[arg(long, value_name = "KIND", default_value = "line", value_parser = log_requests)]
     log_requests: LogRequests,
@@ -303,6 +309,7 @@ impl Args {
             ping: u64::try_from(self.answers.sse_ping_interval).ok().and_then(time),
             grace: Duration::from_secs(self.listen.grace),
             slots: self.listen.slots || !self.listen.no_slots,
+            page: self.listen.ui || !self.listen.no_ui,
             log_requests: self.listen.log_requests,
         })
     }
@@ -385,6 +392,9 @@ impl Args {
     /// Says where the server is, to people and to scripts.
     fn tell_where(&self, server: &Server) -> Result<()> {
         let url = server.url();
+        if url.starts_with("http") && (self.listen.ui || !self.listen.no_ui) {
+            out::note(&format!("page: {url}"));
+        }
         out::note(&format!("OpenAI API: {url}/v1 (chat completions, completions, models)"));
         out::note(&format!("Anthropic API: {url} (messages)"));
         let key = match self.access.api_key.is_empty() && self.access.api_key_file.is_none() {

@@ -15,6 +15,9 @@ pub const WRITE_TIME: Duration = Duration::from_secs(30);
 pub const MAX_SOCKETS: usize = 512;
 pub const MAX_SOCKETS_PER_ADDRESS: usize = 64;
 
+/// Clients that look at the experts at a time.
+pub const MAX_VIEWERS: usize = 8;
+
 pub const MAX_MESSAGES: usize = 16_384;
 pub const MAX_TOOLS: usize = 512;
 /// Bytes of the tools as JSON.

@@ -13,12 +13,14 @@ mod collect;
 mod digest;
 mod errors;
 mod events;
+mod experts;
 mod fields;
 mod limits;
 mod listen;
 mod metrics;
 mod model;
 mod origin;
+mod page;
 mod prompt;
 mod random;
 mod replay;
@@ -51,6 +53,7 @@ use crate::engine::{Engine, EngineOptions};
 use crate::{Error, Result, interrupt};
 use auth::Failures;
 use errors::{ApiError, ApiResult};
+use experts::Viewers;
 use fields::Fields;
 use limits::Sockets;
 use listen::Listener;
@@ -82,6 +85,8 @@ pub struct ServerOptions {
     pub grace: Duration,
     pub metrics: bool,
     pub slots: bool,
+    /// Whether there is a page at `/`.
+    pub page: bool,
     pub log_requests: LogRequests,
 }
 
@@ -105,6 +110,7 @@ pub struct App {
     allowed: Allowed,
     failures: Failures,
     metrics: Arc<Metrics>,
+    viewers: Viewers,
     sockets: Sockets,
     service: OnceLock<Arc<Service>>,
     /// The part of the model that is loaded, in thousandths.
@@ -177,6 +183,7 @@ impl Server {
             allowed,
             failures: Failures::default(),
             metrics: Arc::default(),
+            viewers: Viewers::default(),
             sockets: Sockets::default(),
             service: OnceLock::new(),
             progress: AtomicU32::new(0),

@@ -19,7 +19,7 @@ use super::errors::{ApiError, ApiResult, Kind, Wire};
 use super::limits::BODY_TIME;
 use super::report::{LogRequests, Report};
 use super::service::Service;
-use super::{origin, random, replay, status};
+use super::{experts, origin, page, random, replay, status};
 
 /// The other end of a connection; a socket of this machine has no addresses.
 #[derive(Clone, Copy, Debug, Default)]
@@ -50,6 +50,9 @@ enum Handler {
     Model,
     Props,
     Slots,
+    /// A file of the page.
+    Page,
+    Experts,
     Chat,
     ChatTokens,
     Responses,
@@ -107,6 +110,8 @@ const ROUTES: &[Route] = &[
     route("/v1/models/*", GET, Handler::Model),
     route("/props", GET, Handler::Props),
     route("/slots", GET, Handler::Slots),
+    route("/page/*", GET, Handler::Page),
+    route("/moeba/experts", GET, Handler::Experts),
     route("/v1/chat/completions", POST, Handler::Chat),
     route("/chat/completions", POST, Handler::Chat),
     route("/v1/chat/completions/input_tokens", POST, Handler::ChatTokens),
@@ -295,8 +300,13 @@ async fn check(
 ) -> ApiResult<(Option<HeaderValue>, Client)> {
     app.allowed.check_host(&parts.headers, peer.local)?;
     origin::check_target(&parts.uri, &parts.headers)?;
+    // A link elsewhere may lead to the page, which no other site can read or frame.
+    let is_page = app.options.page && page::is_asked_for(path, &parts.headers);
+    if parts.method == Method::GET && is_page {
+        return Ok((None, Client::at(peer.address)));
+    }
     let origin = app.allowed.check_origin(&parts.headers)?;
-    let is_public = ["/", "/health", "/v1/health", "/ready"].contains(&path);
+    let is_public = ["/", "/health", "/v1/health", "/ready"].contains(&path) || is_page;
     if app.options.keys.is_empty() || is_public || parts.method == Method::OPTIONS {
         return Ok((origin, Client::at(peer.address)));
     }
@@ -346,14 +356,22 @@ async fn handle(
     wire: Wire,
 ) -> (Response<Body>, Option<Report>) {
     let result = match route {
-        None => {
-            let message = format!("there is no route {path}: see moeba's README for the routes");
-            Err(ApiError::new(Kind::NotFound, "not_found", message))
-        }
+        None => Err(no_route(path)),
         Some(route) => serve(&mut call, route, path).await,
     };
     let response = result.unwrap_or_else(|error| error.response(wire, &call.id));
     (response, call.report)
+}
+
+/// The file of the page that a call is for.
+fn asked_page(call: &Call, path: &str) -> Option<Response<Body>> {
+    let is_page = call.app.options.page && page::is_asked_for(path, &call.parts.headers);
+    page::file(path).filter(|_| is_page)
+}
+
+fn no_route(path: &str) -> ApiError {
+    let message = format!("there is no route {path}: see moeba's README for the routes");
+    ApiError::new(Kind::NotFound, "not_found", message)
 }
 
 async fn serve(call: &mut Call, route: &'static Route, path: &str) -> ApiResult<Response<Body>> {
@@ -372,6 +390,8 @@ async fn serve(call: &mut Call, route: &'static Route, path: &str) -> ApiResult<
         Handler::Model => models::one(&call.app, path),
         Handler::Props => status::props(&call.app),
         Handler::Slots => status::slots(&call.app, call.parts.uri.query().unwrap_or_default()),
+        Handler::Page => asked_page(call, path).ok_or_else(|| no_route(path)),
+        Handler::Experts => experts::stream(&call.app),
         Handler::Chat => chat::answer(call).await,
         Handler::ChatTokens => chat::input_tokens(call).await,
         Handler::Responses => responses::answer(call).await,
@@ -383,7 +403,7 @@ async fn serve(call: &mut Call, route: &'static Route, path: &str) -> ApiResult<
         Handler::ApplyTemplate => text::apply_template(call).await,
         Handler::Messages => anthropic::messages(call).await,
         Handler::CountTokens => anthropic::count_tokens(call).await,
-        Handler::Root => Ok(ollama::models::running()),
+        Handler::Root => Ok(asked_page(call, path).unwrap_or_else(ollama::models::running)),
         Handler::OllamaVersion => Ok(ollama::models::version()),
         Handler::OllamaTags => ollama::models::tags(&call.app),
         Handler::OllamaProcesses => ollama::models::running_models(&call.app),

@@ -96,8 +96,13 @@ struct Stream {
     is_over: bool,
 }
 
-impl Stream {
+/// Bytes that come by and by. Dropping it ends what it reports on.
+pub trait Source: Send + 'static {
     /// The next frames; `None` at the end.
+    fn next(&mut self) -> impl Future<Output = Option<Bytes>> + Send;
+}
+
+impl Source for Stream {
     async fn next(&mut self) -> Option<Bytes> {
         // Not every event has a frame.
         let deadline = self.ping.map(|time| Instant::now() + time);
@@ -140,21 +145,21 @@ impl Stream {
     }
 }
 
-type Next = Pin<Box<dyn Future<Output = (Stream, Option<Bytes>)> + Send>>;
+type Next<S> = Pin<Box<dyn Future<Output = (S, Option<Bytes>)> + Send>>;
 
 /// The body of a stream. It is polled when the client has taken what was written before; dropping
-/// it cancels the answer.
-struct StreamBody {
+/// it drops the source.
+struct StreamBody<S> {
     ready: VecDeque<Bytes>,
-    next: Option<Next>,
+    next: Option<Next<S>>,
 }
 
-async fn advance(mut stream: Stream) -> (Stream, Option<Bytes>) {
-    let bytes = stream.next().await;
-    (stream, bytes)
+async fn advance<S: Source>(mut source: S) -> (S, Option<Bytes>) {
+    let bytes = source.next().await;
+    (source, bytes)
 }
 
-impl hyper::body::Body for StreamBody {
+impl<S: Source> hyper::body::Body for StreamBody<S> {
     type Data = Bytes;
     type Error = std::convert::Infallible;
 
@@ -166,8 +171,8 @@ impl hyper::body::Body for StreamBody {
             return Poll::Ready(Some(Ok(Frame::data(bytes))));
         }
         let Some(next) = &mut self.next else { return Poll::Ready(None) };
-        let Poll::Ready((stream, bytes)) = next.as_mut().poll(cx) else { return Poll::Pending };
-        self.next = bytes.is_some().then(|| Box::pin(advance(stream)) as Next);
+        let Poll::Ready((source, bytes)) = next.as_mut().poll(cx) else { return Poll::Pending };
+        self.next = bytes.is_some().then(|| Box::pin(advance(source)) as Next<S>);
         Poll::Ready(bytes.map(|bytes| Ok(Frame::data(bytes))))
     }
 }
@@ -186,15 +191,23 @@ pub fn respond(
     let first = frames.take();
     let stream =
         Stream { answer, encoder, report, frames, finishes: Vec::new(), ping, is_over: false };
-    let ready = if first.is_empty() { VecDeque::new() } else { VecDeque::from([first]) };
-    let body = StreamBody { ready, next: Some(Box::pin(advance(stream))) };
-    let mut response = Response::new(body.boxed_unsync());
+    let mut response = events(first, stream);
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, content_type);
+    headers.extend(hash.ok().map(|hash| (HeaderName::from_static(replay::HEADER), hash)));
+    response
+}
+
+/// The response that streams these bytes and then the source's, as server-sent events.
+pub fn events(first: Bytes, source: impl Source) -> Response<Body> {
+    let ready = if first.is_empty() { VecDeque::new() } else { VecDeque::from([first]) };
+    let body = StreamBody { ready, next: Some(Box::pin(advance(source))) };
+    let mut response = Response::new(body.boxed_unsync());
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     let cache = HeaderValue::from_static("no-cache, no-transform");
     headers.insert(header::CACHE_CONTROL, cache);
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
-    headers.extend(hash.ok().map(|hash| (HeaderName::from_static(replay::HEADER), hash)));
     response
 }
 

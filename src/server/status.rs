@@ -10,7 +10,7 @@ use super::body::{self, Body};
 use super::errors::{ApiError, ApiResult, Kind, Wire};
 use super::router::json as response;
 use super::service::Service;
-use crate::engine::scheduler::SlotStatus;
+use crate::engine::scheduler::{SlotStatus, Status};
 use crate::sample::{PARAMETERS, Parameter, SamplerOptions};
 
 /// `GET /health`
@@ -56,6 +56,11 @@ pub fn slots(app: &App, query: &str) -> ApiResult<Response<Body>> {
         let message = "no slot is free";
         return Err(ApiError::new(Kind::Overloaded, "no_slot", message));
     }
+    Ok(response(&slot_list(&service, &status)))
+}
+
+/// Each slot of a snapshot.
+pub fn slot_list(service: &Service, status: &Status) -> Value {
     let slots = (0..service.info.n_parallel).map(|id| {
         let slot = status.slots.iter().find(|slot| slot.id == id).copied().unwrap_or_default();
         let job = slot.job;
@@ -72,7 +77,7 @@ pub fn slots(app: &App, query: &str) -> ApiResult<Response<Body>> {
             "n_decoded": job.map_or(0, |job| job.n_generated),
         })
     });
-    Ok(response(&Value::Array(slots.collect())))
+    Value::Array(slots.collect())
 }
 
 /// `parked`: the request waits for memory that older ones have.

@@ -13,6 +13,12 @@ const SKIPPED: i32 = 77;
 
 #[track_caller]
 fn run(script: &str) {
+    run_with(script, &[]);
+}
+
+/// The same with further arguments of the server.
+#[track_caller]
+fn run_with(script: &str, args: &[&str]) {
     let folder = repo().join("tests/server/clients");
     let python = std::env::var("MOEBA_TEST_PYTHON").unwrap_or("python3".into());
     let program = match script.rsplit_once('.') {
@@ -20,8 +26,8 @@ fn run(script: &str) {
         Some((_, "mjs")) => "node",
         _ => "bash",
     };
-    let server =
-        start(&["-c", "16384", "--parallel", "4", "--alias", "moeba-demo", "--api-key", KEY]);
+    let usual = ["-c", "16384", "--parallel", "4", "--alias", "moeba-demo", "--api-key", KEY];
+    let server = start(&[&usual, args].concat());
     let mut command = Command::new(program);
     command.arg(folder.join(script)).env("PYTHONDONTWRITEBYTECODE", "1");
     command.env("MOEBA_URL", format!("http://{}", server.address)).env("MOEBA_KEY", KEY);
@@ -78,6 +84,11 @@ fn ollama_for_python() {
 #[test]
 fn types_of_openai() {
     run("openai_schema.py");
+}
+
+#[test]
+fn page_in_chromium() {
+    run_with("page.py", &["--ram", "25%"]);
 }
 
 #[test]

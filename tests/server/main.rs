@@ -30,6 +30,9 @@ mod loading;
 // Ollama's routes: lines, figures, tools, thinking, the model, what is not served.
 mod ollama;
 
+// The page's files and headers, and the stream of the experts.
+mod page;
+
 // Texts that share memory, and those that wait for it.
 mod parking;
 

@@ -1,0 +1,111 @@
+// Requests to the server that the page came from, with the key of this tab.
+
+const KEY = "moeba-key";
+
+export const key = () => sessionStorage.getItem(KEY) || "";
+export function setKey(value) {
+  if (value) sessionStorage.setItem(KEY, value);
+  else sessionStorage.removeItem(KEY);
+}
+
+/** An answer of the server that is an error. */
+export class ServerError extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/** Asks for a path; an error if the answer is one. */
+export async function ask(path, { body, signal } = {}) {
+  const headers = {};
+  const used = key();
+  if (used) headers.Authorization = `Bearer ${used}`;
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  const method = body === undefined ? "GET" : "POST";
+  const response = await fetch(path, { method, headers, body, signal, cache: "no-store" });
+  if (response.ok) return response;
+  const text = await response.text();
+  let message = text.slice(0, 500);
+  try {
+    message = JSON.parse(text).error.message;
+  } catch {
+    // Not the server's own error, but a proxy's.
+  }
+  const error = new ServerError(response.status, message || `the server answers ${response.status}`);
+  throw Object.assign(error, { key: used });
+}
+
+export const get = async (path) => (await ask(path)).json();
+
+/** The events of a stream, as [name, data]. */
+export async function* events(response) {
+  const reader = response.body.getReader();
+  const decoder = new TextDecoder();
+  let rest = "";
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      const frames = (rest + decoder.decode(value, { stream: true })).split("\n\n");
+      rest = frames.pop();
+      for (const frame of frames) {
+        let name = "message";
+        const data = [];
+        for (const line of frame.split("\n")) {
+          if (line.startsWith("event: ")) name = line.slice(7);
+          else if (line.startsWith("data: ")) data.push(line.slice(6));
+        }
+        if (data.length) yield [name, data.join("\n")];
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+/**
+ * Streams the answer to a chat. `on` is told of `{ text, reasoning, calls, progress }` as they
+ * grow. Returns all of it with its figures; `stopped` if `signal` has ended it.
+ */
+export async function complete(body, signal, on) {
+  const answer = { text: "", reasoning: "", calls: [], finish: null, stopped: false };
+  const full = { ...body, stream: true, stream_options: { include_usage: true }, return_progress: true };
+  try {
+    const response = await ask("/v1/chat/completions", { body: JSON.stringify(full), signal });
+    answer.hash = response.headers.get("x-moeba-request-hash");
+    for await (const [, data] of events(response)) {
+      if (data === "[DONE]") return answer;
+      const chunk = JSON.parse(data);
+      if (chunk.error) throw new ServerError(chunk.error.code, chunk.error.message);
+      take(answer, chunk);
+      if (on(answer) === false) return answer;
+    }
+    throw new Error("the connection has ended before the answer");
+  } catch (error) {
+    if (!signal.aborted) throw Object.assign(error, { answer });
+    answer.stopped = true;
+    return answer;
+  }
+}
+
+/** Adds a chunk to an answer. */
+function take(answer, chunk) {
+  answer.fingerprint = chunk.system_fingerprint ?? answer.fingerprint;
+  answer.progress = chunk.prompt_progress ?? answer.progress;
+  answer.usage = chunk.usage ?? answer.usage;
+  answer.timings = chunk.timings ?? answer.timings;
+  answer.moeba = chunk.moeba ?? answer.moeba;
+  const choice = chunk.choices?.[0];
+  if (!choice) return;
+  const delta = choice.delta ?? {};
+  answer.text += delta.content ?? "";
+  answer.reasoning += delta.reasoning_content ?? "";
+  for (const { index, id, function: called } of delta.tool_calls ?? []) {
+    const call = (answer.calls[index] ??= { id: "", name: "", arguments: "" });
+    call.id += id ?? "";
+    call.name += called?.name ?? "";
+    call.arguments += called?.arguments ?? "";
+  }
+  answer.finish = choice.finish_reason ?? answer.finish;
+}

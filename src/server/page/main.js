@@ -1,0 +1,167 @@
+// The page: theme, key, views, shortcuts.
+
+import { get, key, setKey } from "./api.js";
+import * as chat from "./chat.js";
+import { $, h } from "./dom.js";
+import * as files from "./export.js";
+import * as machine from "./machine.js";
+import * as settings from "./settings.js";
+
+// ---- theme ----
+
+const THEMES = ["auto", "light", "dark"];
+const isDark = matchMedia("(prefers-color-scheme: dark)");
+let theme = localStorage.getItem("moeba-theme") ?? "auto";
+
+function showTheme() {
+  const dark = theme === "dark" || (theme === "auto" && isDark.matches);
+  document.documentElement.dataset.theme = dark ? "dark" : "light";
+  $("theme").textContent = theme[0].toUpperCase() + theme.slice(1);
+}
+
+function nextTheme() {
+  theme = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length] ?? "auto";
+  localStorage.setItem("moeba-theme", theme);
+  showTheme();
+}
+
+isDark.addEventListener("change", showTheme);
+showTheme();
+
+// ---- views of narrow pages ----
+
+/** Whether the server has let this page in. */
+let isConnected = false;
+const watch = () => isConnected && machine.watch(failed);
+
+function showView(name) {
+  document.body.dataset.view = name;
+  for (const button of document.querySelectorAll(".views button")) {
+    if (button.dataset.view === name) button.setAttribute("aria-current", "page");
+    else button.removeAttribute("aria-current");
+  }
+  watch();
+}
+
+// ---- key and state of the server ----
+
+function failed(error) {
+  // An answer to an earlier key says nothing of this one.
+  if (error.status === 401 && error.key === key()) askForKey();
+}
+
+function askForKey() {
+  const dialog = $("key-dialog");
+  if (dialog.open) return;
+  $("key-input").value = key();
+  dialog.showModal();
+}
+
+async function connect() {
+  const banner = $("banner");
+  for (;;) {
+    try {
+      const response = await fetch("/health", { cache: "no-store" });
+      if (response.ok) break;
+      const { progress = 0 } = await response.json();
+      banner.textContent = `The model is being loaded: ${(100 * progress).toFixed(0)} %`;
+    } catch {
+      banner.textContent = "The server cannot be reached.";
+    }
+    banner.hidden = false;
+    await new Promise((done) => setTimeout(done, 700));
+  }
+  banner.hidden = true;
+  try {
+    const props = await get("/props");
+    $("model").textContent = props.model_alias;
+    $("model").title = `${props.model_path}, ${props.build_info}`;
+    settings.showDefaults(props);
+  } catch (error) {
+    failed(error);
+    if (error.status === 401) return;
+  }
+  isConnected = true;
+  machine.reopen(failed);
+}
+
+$("key-dialog").addEventListener("close", () => {
+  if ($("key-dialog").returnValue !== "save") return;
+  setKey($("key-input").value.trim());
+  connect();
+});
+
+// ---- shortcuts ----
+
+const SHORTCUTS = [
+  ["/", "Write a message", () => $("prompt").focus()],
+  ["n", "New chat", chat.fresh],
+  ["e", "Edit your last message", chat.editLast],
+  ["r", "Answer again", chat.regenerateLast],
+  ["p", "Replay the last answer with its seed", chat.replayLast],
+  ["[", "Previous version", () => chat.step(-1)],
+  ["]", "Next version", () => chat.step(1)],
+  ["s", "Settings", () => $("settings").querySelector("summary").click()],
+  ["m", "Map of the experts", () => { showView("machine"); $("heatmap").focus(); }],
+  ["c", "Chat", () => { showView("chat"); $("messages").focus(); }],
+  ["t", "Theme", nextTheme],
+  ["k", "API key", askForKey],
+  ["?", "This list", () => $("help-dialog").showModal()],
+];
+const FIXED = [["Enter", "Send"], ["Shift + Enter", "New line"], ["Esc", "Stop the answer"], ["Arrows", "Move in the map"]];
+
+$("shortcuts").append(...[...FIXED, ...SHORTCUTS].map(([name, what]) =>
+  h("tr", {}, h("th", { scope: "row" }, h("kbd", {}, name)), h("td", {}, what))));
+
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && chat.isBusy() && !document.querySelector("dialog[open]")) chat.stop();
+  const isField = event.target.closest("input, textarea, select, dialog");
+  if (isField || event.ctrlKey || event.metaKey || event.altKey) return;
+  const shortcut = SHORTCUTS.find(([name]) => name === event.key);
+  if (!shortcut) return;
+  event.preventDefault();
+  shortcut[2]();
+});
+
+// ---- controls ----
+
+const prompt = $("prompt");
+prompt.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+    event.preventDefault();
+    $("composer").requestSubmit();
+  }
+});
+$("composer").addEventListener("submit", (event) => {
+  event.preventDefault();
+  if (chat.send(prompt.value)) prompt.value = "";
+});
+$("stop").addEventListener("click", chat.stop);
+$("new").addEventListener("click", () => { showView("chat"); chat.fresh(); });
+$("export-json").addEventListener("click", () => files.asJson(chat.shown()));
+$("export-markdown").addEventListener("click", () => files.asMarkdown(chat.shown()));
+$("import").addEventListener("click", () => $("import-file").click());
+$("import-file").addEventListener("change", async (event) => {
+  try {
+    chat.show(await files.fromFile(event.target.files[0]));
+  } catch (error) {
+    $("status").textContent = `The file cannot be read: ${error.message}`;
+  }
+  event.target.value = "";
+});
+$("theme").addEventListener("click", nextTheme);
+$("key").addEventListener("click", askForKey);
+$("help").addEventListener("click", () => $("help-dialog").showModal());
+for (const button of document.querySelectorAll(".views button")) {
+  button.addEventListener("click", () => showView(button.dataset.view));
+}
+document.addEventListener("visibilitychange", watch);
+window.addEventListener("resize", watch);
+
+settings.build((now) => {
+  const set = Object.keys(now).filter((name) => name !== "system").length;
+  $("settings-note").textContent = [now.system && "system prompt", set && `${set} set`].filter(Boolean).join(", ");
+});
+showView("chat");
+await chat.start(failed);
+connect();

@@ -1,0 +1,81 @@
+// A conversation is a tree: an edit or a new answer is a sibling, and nothing is lost.
+
+const ROOT = "root";
+const newId = () => Array.from(crypto.getRandomValues(new Uint32Array(3)), (n) => n.toString(36)).join("");
+
+export const create = () => ({ id: newId(), title: "New chat", updated: Date.now(), nodes: {}, chosen: {} });
+
+/** Adds a message behind `parent` (`null`: at the start), and chooses it. */
+export function add(chat, parent, message) {
+  const node = { id: newId(), parent: parent ?? ROOT, ...message };
+  chat.nodes[node.id] = node;
+  choose(chat, node);
+  chat.updated = Date.now();
+  if (node.role === "user" && chat.title === "New chat") chat.title = node.text.trim().slice(0, 60) || chat.title;
+  return node;
+}
+
+export function choose(chat, node) {
+  chat.chosen[node.parent] = node.id;
+}
+
+/** All versions of a message, in the order in which they were made. */
+export const versions = (chat, node) => Object.values(chat.nodes).filter((other) => other.parent === node.parent);
+
+/** The messages that are shown, first to last. */
+export function path(chat) {
+  const nodes = [];
+  for (let at = ROOT; chat.chosen[at] && chat.nodes[chat.chosen[at]]; at = chat.chosen[at]) {
+    nodes.push(chat.nodes[chat.chosen[at]]);
+  }
+  return nodes;
+}
+
+/** The messages up to and with a node. */
+export function upTo(chat, node) {
+  const nodes = [];
+  for (let at = node; at; at = chat.nodes[at.parent]) nodes.unshift(at);
+  return nodes;
+}
+
+/** A message as the server reads it. */
+export function wire(node) {
+  if (node.role === "tool") return { role: "tool", tool_call_id: node.call, content: node.text };
+  const message = { role: node.role, content: node.text };
+  if (node.role !== "assistant") return message;
+  if (node.reasoning) message.reasoning_content = node.reasoning;
+  if (node.calls?.length) {
+    message.tool_calls = node.calls.map(({ id, name, arguments: text }) => ({
+      id, type: "function", function: { name, arguments: text },
+    }));
+  }
+  return message;
+}
+
+/** The first call of the last answer that has no result yet. */
+export function openCall(nodes) {
+  const at = nodes.findLastIndex((node) => node.role === "assistant");
+  const answered = new Set(nodes.slice(at + 1).map((node) => node.call));
+  return nodes[at]?.calls?.find((call) => !answered.has(call.id));
+}
+
+/** A conversation from a file, with nothing in it but what this page knows. */
+export function restore(data) {
+  const chat = create();
+  if (typeof data?.nodes !== "object" || !data.nodes) throw new Error("the file has no conversation");
+  const text = (value) => (typeof value === "string" ? value : "");
+  for (const [id, node] of Object.entries(data.nodes)) {
+    if (!["user", "assistant", "tool"].includes(node?.role)) continue;
+    const calls = Array.isArray(node.calls) ? node.calls : [];
+    const settings = typeof node.settings === "object" ? node.settings : undefined;
+    const call = (c) => ({ id: text(c?.id), name: text(c?.name), arguments: text(c?.arguments) });
+    chat.nodes[id] = {
+      id, parent: text(node.parent), role: node.role, text: text(node.text), reasoning: text(node.reasoning),
+      calls: calls.map(call), call: text(node.call), settings: settings ?? undefined,
+      hash: text(node.hash), fingerprint: text(node.fingerprint), stopped: node.stopped === true,
+    };
+  }
+  for (const [at, id] of Object.entries(data.chosen ?? {})) if (chat.nodes[id]?.parent === at) chat.chosen[at] = id;
+  chat.title = text(data.title).slice(0, 60) || chat.title;
+  return chat;
+}
