@@ -42,6 +42,16 @@ const EXAMPLES: &[(&str, [Example; 2])] = &[
         ],
     ),
     (
+        "moeba launch",
+        [
+            ("Set up a shell for Claude Code", "moeba launch claude --ctx-size 65536"),
+            (
+                "Write a profile for Codex and a server elsewhere, whose key is in MOEBA_KEY",
+                "moeba launch codex --url https://gpu.example --api-key-env MOEBA_KEY > moeba.toml",
+            ),
+        ],
+    ),
+    (
         "moeba convert",
         [
             ("Keep the checkpoint's types", "moeba convert Qwen3-30B-A3B -o model.gguf"),

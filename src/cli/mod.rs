@@ -17,6 +17,7 @@ mod grammar;
 mod help;
 mod hub;
 mod inspect;
+mod launch;
 mod llama_flags;
 mod llama_server_flags;
 mod logging;
@@ -90,8 +91,10 @@ pub(crate) struct Global {
 enum Command {
     /// Answer a prompt, or chat
     Run(run::Args),
-    /// Serve a model over HTTP, with the APIs of OpenAI and llama-server
+    /// Serve a model over HTTP, with the APIs of OpenAI, Anthropic, Ollama and llama-server
     Serve(serve::Args),
+    /// Print the settings with which a client uses a server
+    Launch(launch::Args),
     /// Convert a Hugging Face checkpoint to GGUF
     Convert(convert::ConvertArgs),
     /// Convert a GGUF file to another type or layout
@@ -168,6 +171,7 @@ fn dispatch(command: Command) -> Result<()> {
     match command {
         Command::Run(args) => run::run(args),
         Command::Serve(args) => serve::run(args),
+        Command::Launch(args) => launch::run(args),
         Command::Convert(args) => convert::run(args),
         Command::Quantize(args) => quantize::run(args),
         Command::Inspect(args) => inspect::run(args),

@@ -17,6 +17,14 @@ use crate::{Error, Result, interrupt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+const HOST: &str = "127.0.0.1";
+const PORT: &str = "8080";
+
+/// The URL of a server whose flags do not say another.
+pub fn default_url() -> String {
+    format!("http://{HOST}:{PORT}")
+}
+
 #[derive(clap::Args, Debug)]
 #[command(allow_negative_numbers = true)]
 pub struct Args {
@@ -47,11 +55,11 @@ pub struct Args {
 #[command(next_help_heading = "Server")]
 struct ListenArgs {
     /// Address to listen on, or the path of a Unix socket, ending in .sock
-    #[arg(long, value_name = "HOST", default_value = "127.0.0.1", env = "MOEBA_HOST")]
+    #[arg(long, value_name = "HOST", default_value = HOST, env = "MOEBA_HOST")]
     #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     host: String,
     /// Port to listen on; 0 takes a free one
-    #[arg(long, value_name = "PORT", default_value = "8080", env = "MOEBA_PORT")]
+    #[arg(long, value_name = "PORT", default_value = PORT, env = "MOEBA_PORT")]
     port: u16,
     /// Name of the model in answers, and other names of it [default: the file's name]
     #[arg(short, long, value_name = "NAME,…", value_delimiter = ',', env = "MOEBA_ALIAS")]

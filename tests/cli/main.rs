@@ -24,6 +24,9 @@ mod doctor;
 // Messages about model files, vocabularies, token ids, messages and chat templates.
 mod files;
 
+// `launch`: what it prints for each client.
+mod launch;
+
 // `logits`, `perplexity` and `bench`.
 mod measure;
 
