@@ -19,6 +19,7 @@ mod limits;
 mod listen;
 mod metrics;
 mod model;
+mod openapi;
 mod origin;
 mod page;
 mod prompt;

@@ -19,7 +19,7 @@ use super::errors::{ApiError, ApiResult, Kind, Wire};
 use super::limits::BODY_TIME;
 use super::report::{LogRequests, Report};
 use super::service::Service;
-use super::{experts, origin, page, random, replay, status};
+use super::{experts, openapi, origin, page, random, replay, status};
 
 /// The other end of a connection; a socket of this machine has no addresses.
 #[derive(Clone, Copy, Debug, Default)]
@@ -42,10 +42,11 @@ pub struct Call {
 
 /// A route's work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Handler {
+pub enum Handler {
     Health,
     Ready,
     Metrics,
+    OpenApi,
     Models,
     Model,
     Props,
@@ -77,11 +78,12 @@ enum Handler {
 
 use Handler::NotBuilt;
 
-struct Route {
+pub struct Route {
     /// Ends with `*` where anything may follow.
-    path: &'static str,
-    allow: &'static str,
-    handler: Handler,
+    pub path: &'static str,
+    /// Methods, with commas between them.
+    pub allow: &'static str,
+    pub handler: Handler,
 }
 
 const GET: &str = "GET, HEAD, OPTIONS";
@@ -100,11 +102,12 @@ const fn route(path: &'static str, allow: &'static str, handler: Handler) -> Rou
     Route { path, allow, handler }
 }
 
-const ROUTES: &[Route] = &[
+pub const ROUTES: &[Route] = &[
     route("/health", GET, Handler::Health),
     route("/v1/health", GET, Handler::Health),
     route("/ready", GET, Handler::Ready),
     route("/metrics", GET, Handler::Metrics),
+    route("/openapi.json", GET, Handler::OpenApi),
     route("/v1/models", GET, Handler::Models),
     route("/models", GET, Handler::Models),
     route("/v1/models/*", GET, Handler::Model),
@@ -306,7 +309,7 @@ async fn check(
         return Ok((None, Client::at(peer.address)));
     }
     let origin = app.allowed.check_origin(&parts.headers)?;
-    let is_public = ["/", "/health", "/v1/health", "/ready"].contains(&path) || is_page;
+    let is_public = is_public(path) || is_page;
     if app.options.keys.is_empty() || is_public || parts.method == Method::OPTIONS {
         return Ok((origin, Client::at(peer.address)));
     }
@@ -323,6 +326,11 @@ async fn check(
     }
     let message = "the API key is missing or wrong: send Authorization: Bearer KEY";
     Err(ApiError::new(Kind::Authentication, "invalid_api_key", message))
+}
+
+/// Whether a path needs no key.
+pub fn is_public(path: &str) -> bool {
+    ["/", "/health", "/v1/health", "/ready"].contains(&path)
 }
 
 /// The keys of a request's headers.
@@ -386,6 +394,7 @@ async fn serve(call: &mut Call, route: &'static Route, path: &str) -> ApiResult<
         Handler::Health => status::health(&call.app),
         Handler::Ready => status::ready(&call.app),
         Handler::Metrics => status::metrics(&call.app),
+        Handler::OpenApi => Ok(openapi::document()),
         Handler::Models => models::list(&call.app),
         Handler::Model => models::one(&call.app, path),
         Handler::Props => status::props(&call.app),

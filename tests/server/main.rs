@@ -30,6 +30,9 @@ mod loading;
 // Ollama's routes: lines, figures, tools, thinking, the model, what is not served.
 mod ollama;
 
+// The document of all routes and fields, against what the server does.
+mod openapi;
+
 // The page's files and headers, and the stream of the experts.
 mod page;
 

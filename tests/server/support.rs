@@ -60,14 +60,20 @@ pub fn command(folder: &TempDir, args: &[&str]) -> Command {
 }
 
 pub fn start(args: &[&str]) -> Server {
+    let mut server = start_logged(args);
+    // A pipe that is not read would fill.
+    let mut stderr = server.child.stderr.take().unwrap();
+    std::thread::spawn(move || std::io::copy(&mut stderr, &mut std::io::sink()));
+    server
+}
+
+/// The same, whose stderr the caller reads.
+pub fn start_logged(args: &[&str]) -> Server {
     let folder = tempfile::tempdir().unwrap();
     let child = command(&folder, args).spawn().unwrap();
     let mut server = Server { child, address: String::new(), folder };
     let url = server.wait_for_url();
     server.address = url.trim_start_matches("http://").to_owned();
-    // A pipe that is not read would fill.
-    let mut stderr = server.child.stderr.take().unwrap();
-    std::thread::spawn(move || std::io::copy(&mut stderr, &mut std::io::sink()));
     server
 }
 

@@ -70,7 +70,8 @@ fn is_in_range(field: &str, value: f64) -> bool {
     }
 }
 
-fn expected(field: &str, parameter: &Parameter) -> String {
+/// The values that a request may have.
+pub fn expected(field: &str, parameter: &Parameter) -> String {
     match field {
         "temperature" => "a number of at least 0".into(),
         "top_p" => "a number above 0 and up to 1".into(),

@@ -29,7 +29,7 @@ use crate::server::{random, sse};
 const MAX_TOKENS: usize = 4096;
 
 /// Further fields that are accepted and have no effect.
-const UNUSED: &[&str] = &[
+pub const UNUSED: &[&str] = &[
     "anthropic_beta",
     "betas",
     "cache_control",

@@ -20,11 +20,11 @@ use crate::server::service::Service;
 
 /// Fields that are accepted and have no effect: a text that is too long is refused, and the model
 /// stays.
-const UNUSED: &[&str] = &["truncate", "shift", "width", "height", "steps"];
+pub const UNUSED: &[&str] = &["truncate", "shift", "width", "height", "steps"];
 
 /// Options that are accepted and have no effect: they say how a model is loaded, which the command
 /// line does, or belong to samplers of older days.
-const UNUSED_OPTIONS: &[&str] = &[
+pub const UNUSED_OPTIONS: &[&str] = &[
     "num_ctx",
     "num_keep",
     "num_batch",

@@ -4,6 +4,8 @@ mod answer;
 mod input;
 pub mod models;
 
+pub use input::{UNUSED, UNUSED_OPTIONS};
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -21,6 +21,9 @@ const VERSION: &str = "0.20.0";
 /// A model that is in use for ever.
 const NEVER: &str = "9999-12-31T23:59:59Z";
 
+/// Fields of `/api/show` that are accepted and have no effect.
+pub const UNUSED: &[&str] = &["system", "template", "options"];
+
 /// `GET /` for clients that are no browsers.
 pub fn running() -> Response<Body> {
     let mut response = Response::new(body::whole("Ollama is running"));
@@ -87,7 +90,7 @@ pub async fn show(call: &mut Call) -> ApiResult<Response<Body>> {
     let value = call.with_body(move |body, service| {
         let fields = Fields::of(body, "")?;
         let is_verbose = fields.flag("verbose")?;
-        fields.ignore(&["system", "template", "options"]);
+        fields.ignore(UNUSED);
         // Clients ask whether the model is there.
         check(&fields, service, true)?;
         app.note_unknown(&fields);

@@ -33,7 +33,7 @@ use crate::server::{random, sse};
 pub const NOT_STORED: &str = "responses are not stored: send the whole conversation in input";
 
 /// Fields beside those of other routes that have no effect here.
-const IGNORED: &[&str] = &[
+pub const IGNORED: &[&str] = &[
     "client_metadata",
     "context_management",
     "max_tool_calls",
@@ -95,8 +95,10 @@ pub async fn answer(call: &mut Call) -> ApiResult<hyper::Response<Body>> {
 
 /// `POST /v1/responses/input_tokens`
 pub async fn input_tokens(call: &mut Call) -> ApiResult<hyper::Response<Body>> {
-    let value = call.with_body(|body, service| {
+    let app = call.app.clone();
+    let value = call.with_body(move |body, service| {
         let fields = Fields::of(body, "")?;
+        sampling::check_model(&fields, service, app.options.strict_model)?;
         let asked = read(&fields, service)?;
         Ok(token_count(service.count(&asked.request.prompt)?))
     });
