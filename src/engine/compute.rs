@@ -244,7 +244,7 @@ impl Compute {
         let machines = self.lock();
         let Some(gpu) = &machines.gpu else { return Ok(None) };
         let free_before = gpu.device().memory()?.free_bytes as u64;
-        let cache = gpu.new_cache(model, n_ctx, types[0], types[1])?;
+        let cache = gpu.new_cache(model, n_ctx, types)?;
         device::warn_of_spill(gpu.device(), free_before, planned)?;
         Ok(Some(cache))
     }

@@ -67,10 +67,7 @@ impl Prepared {
                 at_most(available)
             )));
         }
-        let page_bytes = match device {
-            None => page_bytes(&bound, options, available, kv_bytes),
-            Some(_) => 0,
-        };
+        let page_bytes = page_bytes(&bound, options, available, kv_bytes);
         let kv_bytes = kv_bytes + page_bytes;
         let Context { of_session: n_ctx, of_all: n_ctx_all } = context;
         let plan = MemoryPlan::new(&bound, options, n_ctx, kv_bytes, available, device)?;

@@ -39,6 +39,7 @@ mod profile_saver;
 mod recording;
 pub mod scheduler;
 mod session;
+mod text_cache;
 mod traffic;
 mod understand;
 

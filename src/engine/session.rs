@@ -9,12 +9,12 @@ use super::compute::{Pass, PassText, Stack};
 use super::observer::{LastLogits, Listener, PassObserver};
 use super::recording::{ExpertRecorder, Experts};
 use super::scheduler::Pages;
+use super::text_cache::TextCache;
 use super::{Engine, Logits, Recorder, TopK};
 use crate::cancel::Cancel;
 use crate::forward;
-use crate::forward::gpu::GpuCache;
 use crate::interrupt;
-use crate::model::kv::KvCache;
+use crate::model::kv::{KvCache, LayerShape};
 use crate::policy::{Event, Phase};
 use crate::{Error, Result};
 
@@ -28,11 +28,9 @@ pub struct Session {
     pub(super) id: u32,
     /// Whether policies know that the text has begun.
     is_started: bool,
-    pub(super) kv: KvCache,
-    /// For the layers that are on a GPU.
-    pub(super) gpu_kv: Option<GpuCache>,
+    pub(super) cache: TextCache,
     pub(super) logits: LastLogits,
-    /// The tokens whose keys and values are in the caches.
+    /// The tokens whose keys and values are in the cache.
     pub(super) tokens: Vec<u32>,
     checkpoints: Checkpoints,
     /// Tokens of the text that the encoder has read; 0 if there is none.
@@ -97,14 +95,19 @@ impl Session {
         let (k, v) = (engine.options.cache_type_k, engine.options.cache_type_v);
         let planned = engine.plan.device.as_ref().map_or(0, |part| part.plan.kv_bytes);
         let planned = planned / engine.options.n_sessions.max(1) as u64;
-        let shapes = engine.model.hyper().cache_shapes();
-        let kv = match engine.plan.shares_kv() {
+        let device = engine.compute.new_cache(&engine.model, engine.n_ctx, [k, v], planned)?;
+        let mut shapes = engine.model.hyper().cache_shapes();
+        for (slot, shape) in shapes.iter_mut().enumerate() {
+            if device.as_ref().is_some_and(|device| device.has(slot)) {
+                *shape = LayerShape::ELSEWHERE;
+            }
+        }
+        let host = match engine.plan.shares_kv() {
             true => KvCache::in_pages(&shapes, engine.n_ctx, k, v)?,
             false => KvCache::new(&shapes, engine.n_ctx, k, v),
         };
         Ok(Session {
-            kv,
-            gpu_kv: engine.compute.new_cache(&engine.model, engine.n_ctx, [k, v], planned)?,
+            cache: TextCache { host, device },
             engine: engine.clone(),
             id: engine.next_session.fetch_add(1, Ordering::Relaxed),
             is_started: false,
@@ -156,29 +159,29 @@ impl Session {
     /// Gives the memory behind the text back, where sessions share it.
     pub(super) fn give_back(&mut self) {
         if self.engine.plan.shares_kv() {
-            self.kv.give_back(self.n_past());
+            self.cache.host.give_back(self.n_past());
         }
     }
 
-    /// Whether positions can be copied from and to other sessions and pages: all layers are on the
-    /// CPU.
+    /// Whether positions can be copied from and to other sessions and pages: they depend on the
+    /// text alone, and not on one that an encoder has read.
     pub(super) fn can_copy(&self) -> bool {
-        self.gpu_kv.is_none() && self.engine.encoder().is_none()
+        self.engine.encoder().is_none()
     }
 
     /// Whether the model has a state, so that a text can go on from checkpoints only.
     pub(super) fn has_state(&self) -> bool {
-        self.kv.has_state()
+        self.cache.has_state()
     }
 
     /// Whether checkpoints are of use, and `pages` have room for one.
     pub(super) fn needs_checkpoints(&self, pages: &Pages) -> bool {
-        self.can_copy() && pages.has_room_for_states(&self.kv)
+        self.can_copy() && pages.has_room_for_states(&self.cache)
     }
 
     /// Tokens that a session whose text has the same first `n` can have from this one.
     pub(super) fn n_to_copy(&self, n: usize) -> usize {
-        match self.kv.has_state() && n < self.n_past() {
+        match self.cache.has_state() && n < self.n_past() {
             true => self.checkpoints.last(n).map_or(0, |(n, _)| n),
             false => n.min(self.n_past()),
         }
@@ -189,15 +192,15 @@ impl Session {
     pub(super) fn extend_from(&mut self, other: &Session, n: usize) {
         let held = self.n_past();
         debug_assert!(self.can_copy() && other.tokens.starts_with(&self.tokens));
-        if n < other.n_past() && self.kv.has_state() {
+        if n < other.n_past() && self.cache.has_state() {
             let Some((_, states)) = other.checkpoints.last(n).filter(|(at, _)| *at == n) else {
                 return;
             };
-            self.kv.restore_states(&states);
+            self.cache.restore_states(&states);
         } else {
-            self.kv.copy_states(&other.kv);
+            self.cache.copy_states(&other.cache);
         }
-        self.kv.copy_from(&other.kv, &(held..n));
+        self.cache.copy_from(&other.cache, &(held..n));
         self.tokens.extend(&other.tokens[held..n]);
         self.checkpoints.add_all(&other.checkpoints, n);
     }
@@ -205,7 +208,7 @@ impl Session {
     /// Puts pages of a text that begins with the session's into its cache.
     pub(super) fn extend_from_pages(&mut self, pages: &mut Pages, salt: u64, text: &[u32]) {
         let held = self.n_past();
-        let restored = pages.restore(salt, text, held, &mut self.kv);
+        let restored = pages.restore(salt, text, held, &mut self.cache);
         self.tokens.extend(&text[held..restored.n.max(held)]);
         if let Some(states) = restored.states {
             self.add_checkpoint(restored.n, &states);
@@ -214,12 +217,12 @@ impl Session {
 
     /// Keeps the session's text in pages.
     pub(super) fn keep(&self, pages: &mut Pages, salt: u64) {
-        pages.keep(salt, &self.tokens, &self.kv);
+        pages.keep(salt, &self.tokens, &self.cache);
     }
 
     /// Asks the next pass for checkpoints at these positions.
     pub(super) fn mark(&mut self, positions: &[usize]) {
-        self.kv.mark(positions);
+        self.cache.mark(positions);
     }
 
     /// The states after the first `n` tokens are kept elsewhere.
@@ -232,25 +235,17 @@ impl Session {
         self.checkpoints.take_own()
     }
 
-    /// Drops all but the first `n` of `n_past` positions from the caches; returns how many are
-    /// left.
+    /// Drops all but the first `n` of `n_past` positions from the cache; returns how many are left.
     fn forget(&mut self, n_past: usize, n: usize) -> usize {
         self.checkpoints.truncate(n);
         if n < n_past
-            && self.kv.has_state()
+            && self.cache.has_state()
             && let Some((n, states)) = self.checkpoints.last(n)
         {
-            self.kv.restore_states(&states);
+            self.cache.restore_states(&states);
             return n;
         }
-        let left = self.kv.truncate(n_past, n);
-        if let (0, Some(gpu_kv)) = (left, &self.gpu_kv)
-            && let Err(why) = gpu_kv.clear_states()
-        {
-            // The device is lost; the next pass fails for the same reason.
-            log::warn!("{why}");
-        }
-        left
+        self.cache.truncate(n_past, n)
     }
 
     /// Appends `tokens` to the text and returns the wanted logits of the last one. They stay valid
@@ -342,8 +337,9 @@ impl Session {
         want: forward::Want,
     ) -> (PassText<'a>, Listener<'a, 'a>) {
         let (request, past) = (self.id, self.n_past());
-        let Session { kv, gpu_kv, logits, experts, n_experts, .. } = self;
-        let (gpu_kv, experts) = (gpu_kv.as_ref(), experts.as_mut());
+        let Session { cache, logits, experts, n_experts, .. } = self;
+        let TextCache { host: kv, device } = cache;
+        let (gpu_kv, experts) = (device.as_ref(), experts.as_mut());
         n_experts.clear();
         let listener = Listener { n_tokens: tokens.len(), logits, experts, n_experts, hooks: None };
         (PassText { tokens, request, past, phase, want, kv, gpu_kv }, listener)
@@ -352,7 +348,7 @@ impl Session {
     /// Keeps the tokens of a pass that was completed, and drops those of another. Policies have
     /// learned from both.
     pub(super) fn end_pass(&mut self, tokens: &[u32], is_complete: bool) {
-        let states = self.kv.take_states();
+        let states = self.cache.take_states();
         if let Some(profile) = &self.engine.profile {
             profile.add_tokens(tokens.len());
         }
@@ -441,7 +437,7 @@ pub(super) fn n_common(a: &[u32], b: &[u32]) -> usize {
 impl Drop for Session {
     fn drop(&mut self) {
         self.end_request();
-        if let Some(cache) = self.gpu_kv.take() {
+        if let Some(cache) = self.cache.device.take() {
             self.engine.compute.free(cache);
         }
     }

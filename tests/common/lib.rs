@@ -4,6 +4,7 @@ pub mod cli;
 pub mod edits;
 pub mod gguf;
 pub mod gguf_exercise;
+pub mod jobs;
 pub mod quant;
 pub mod stream;
 

@@ -197,7 +197,7 @@ fn gpu_options(path: &Path, devices: usize) -> GpuOptions {
 fn onto(path: &Path, gpus: &[Device], options: &GpuOptions) -> Result<()> {
     let mut model = model(path);
     let loaded = model.onto(gpus, options)?;
-    loaded.new_cache(&model, N_CTX, CacheType::F32, CacheType::F32).map(drop)
+    loaded.new_cache(&model, N_CTX, [CacheType::F32; 2]).map(drop)
 }
 
 fn expect_empty(gpu: &Device) {

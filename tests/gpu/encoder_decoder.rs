@@ -285,7 +285,7 @@ fn no_more_is_taken_than_planned() {
             let before = gpu.memory().unwrap().free_bytes;
             let mut model = Bound::new(Gguf::open_with(&path, &[]).unwrap()).unwrap().in_place();
             let loaded = model.onto(&[gpu.clone()], &gpu_options(&part.plan)).unwrap();
-            let _cache = loaded.new_cache(&model, 80, CacheType::F32, CacheType::F32).unwrap();
+            let _cache = loaded.new_cache(&model, 80, [CacheType::F32; 2]).unwrap();
             let taken = (before - gpu.memory().unwrap().free_bytes) as u64;
             let planned = part.plan.planned_bytes(0);
             let what = format!("{name} -ngl {n}: {taken} bytes of {planned}");

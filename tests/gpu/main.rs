@@ -18,6 +18,9 @@ mod kernels;
 // Models of every architecture: layer loop, KV cache, VRAM tier, CPU and GPU together.
 mod models;
 
+// Texts that come back from pages, and checkpoints.
+mod pages;
+
 // Expert parallelism over several devices.
 mod peers;
 

@@ -419,7 +419,10 @@ const GPU_PASS: &[&str] = &[
     "upload",
     "weights",
     "layers",
+    "cache/copies",
     "cache",
+    "cache/positions",
+    "cache/states",
     "workspace",
     "experts",
     "device_model",
@@ -439,6 +442,7 @@ const GPU_PASS: &[&str] = &[
     "hybrid_moe/call",
     "pass",
     // Stages of a layer.
+    "marks",
     "cache_rows",
     "graphs",
     "attention",

@@ -23,15 +23,21 @@ pub struct DeviceRows<'a> {
     pub n_ctx: usize,
 }
 
-impl DeviceRows<'_> {
+impl<'a> DeviceRows<'a> {
     /// The first `dim` elements of each row.
     pub fn narrow(self, dim: usize) -> Self {
         assert!(dim <= self.dim, "{dim} elements of {}", self.dim);
         DeviceRows { dim, ..self }
     }
 
+    /// The bytes of each head's rows.
+    pub fn by_head(&self) -> impl Iterator<Item = DeviceSlice<'a>> + use<'a> {
+        let (data, bytes) = (self.data, self.n_ctx * self.row_bytes());
+        (0..self.heads).map(move |head| data.slice(head * bytes..(head + 1) * bytes))
+    }
+
     /// Bytes from one row to the next.
-    pub(super) fn row_bytes(&self) -> usize {
+    pub fn row_bytes(&self) -> usize {
         self.stride / self.ty.block_len() * self.ty.block_bytes()
     }
 

@@ -9,14 +9,16 @@
 
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
-use std::ops::Range;
 use std::sync::Arc;
 
 use super::status::PageCounts;
-use crate::model::kv::KvCache;
+use crate::engine::text_cache::TextCache;
 
 /// Positions of a page.
 pub const PAGE: usize = 64;
+
+/// Pages that are saved at once: those of a device go faster together.
+const SAVED_AT_ONCE: usize = 16;
 
 type Key = [u8; 32];
 
@@ -82,7 +84,7 @@ impl Pages {
     }
 
     /// Whether there is room for the states of such a cache, which has some.
-    pub fn has_room_for_states(&self, cache: &KvCache) -> bool {
+    pub fn has_room_for_states(&self, cache: &TextCache) -> bool {
         cache.has_state() && 4 * cache.n_state_values() <= self.most_bytes
     }
 
@@ -93,7 +95,13 @@ impl Pages {
 
     /// Puts the text's pages from position `n` on into a cache that holds those before, up to the
     /// last one that the cache can go on from.
-    pub fn restore(&mut self, salt: u64, text: &[u32], n: usize, cache: &mut KvCache) -> Restored {
+    pub fn restore(
+        &mut self,
+        salt: u64,
+        text: &[u32],
+        n: usize,
+        cache: &mut TextCache,
+    ) -> Restored {
         self.now += 1;
         let has_state = cache.has_state();
         let keys: Vec<Key> =
@@ -104,24 +112,22 @@ impl Pages {
         self.counts.n_hits += n_hits as u64;
         self.counts.n_misses += n_wanted.saturating_sub(n / PAGE + n_hits) as u64;
         let Some(last) = last else { return Restored { n, states: None } };
-        for (key, positions) in keys[..=last].iter().zip(positions(text)) {
-            let Some(page) = self.pages.get_mut(key) else { break };
-            page.last_used = self.now;
-            if positions.end > n {
-                cache.restore(&positions, &page.bytes);
-            }
-        }
+        let end = last + 1;
+        keys[..end].iter().for_each(|key| self.use_page(key));
+        let pages = keys[n / PAGE..end].iter().filter_map(|key| self.pages.get(key));
+        let pages: Vec<&[u8]> = pages.map(|page| &page.bytes[..]).collect();
+        cache.restore(&(n / PAGE * PAGE..end * PAGE), &pages);
         let states = self.states.get_mut(&keys[last]).filter(|_| has_state).map(|states| {
             states.last_used = self.now;
             cache.restore_states(&states.values);
             states.values.clone()
         });
-        Restored { n: PAGE * (last + 1), states }
+        Restored { n: PAGE * end, states }
     }
 
     /// Keeps the whole pages of a text that `cache` holds, as far as there is room for and as far
     /// as a text could go on from them.
-    pub fn keep(&mut self, salt: u64, text: &[u32], cache: &KvCache) {
+    pub fn keep(&mut self, salt: u64, text: &[u32], cache: &TextCache) {
         let page_bytes = cache.bytes_of(PAGE);
         if page_bytes > self.most_bytes {
             return;
@@ -135,18 +141,28 @@ impl Pages {
                 states.last_used = self.now;
             }
         }
-        let mut before = None;
-        for (key, positions) in keys.into_iter().zip(positions(text)) {
-            match self.pages.get_mut(&key) {
-                Some(page) => page.last_used = self.now,
-                None => {
-                    if !self.make_room(page_bytes) {
-                        return;
+        let n_held = keys.iter().take_while(|key| self.pages.contains_key(*key)).count();
+        keys[..n_held].iter().for_each(|key| self.use_page(key));
+        let mut start = n_held;
+        while start < keys.len() {
+            let most = (keys.len() - start).min(SAVED_AT_ONCE);
+            let has_room = |n: &usize| self.make_room(n * page_bytes);
+            let Some(n) = (1..=most).rev().find(has_room) else { return };
+            match cache.save(&(start * PAGE..(start + n) * PAGE), PAGE) {
+                Ok(pages) => {
+                    for (i, bytes) in (start..).zip(pages) {
+                        self.insert(keys[i], i.checked_sub(1).map(|i| keys[i]), bytes);
                     }
-                    self.insert(key, before, cache.save(&positions));
                 }
+                Err(why) => return log::warn!("a text is not kept: {why}"),
             }
-            before = Some(key);
+            start += n;
+        }
+    }
+
+    fn use_page(&mut self, key: &Key) {
+        if let Some(page) = self.pages.get_mut(key) {
+            page.last_used = self.now;
         }
     }
 
@@ -244,11 +260,6 @@ impl Pages {
     }
 }
 
-/// The positions of a text's whole pages.
-fn positions(text: &[u32]) -> impl Iterator<Item = Range<usize>> {
-    (0..text.len() / PAGE).map(|i| i * PAGE..(i + 1) * PAGE)
-}
-
 /// The keys of a text's whole pages.
 fn keys(salt: u64, text: &[u32]) -> impl Iterator<Item = Key> {
     let start = Sha256::digest(salt.to_le_bytes()).into();
@@ -265,7 +276,7 @@ fn keys(salt: u64, text: &[u32]) -> impl Iterator<Item = Key> {
 mod tests {
     use super::*;
     use crate::backend::ops::{DeltaShape, HeadOrder};
-    use crate::model::kv::{CacheType, LayerShape};
+    use crate::model::kv::{CacheType, KvCache, LayerShape};
     use proptest::prelude::*;
 
     const N_CTX: usize = 6 * PAGE;
@@ -283,25 +294,26 @@ mod tests {
 
     /// A cache whose bytes follow from the text, as a model's do: each position's and the states
     /// from all tokens before.
-    fn cache_of(layers: &[LayerShape], text: &[u32]) -> KvCache {
-        let mut cache = KvCache::new(layers, N_CTX, CacheType::F32, CacheType::F32);
+    fn cache_of(layers: &[LayerShape], text: &[u32]) -> TextCache {
+        let host = KvCache::new(layers, N_CTX, CacheType::F32, CacheType::F32);
+        let mut cache = TextCache { host, device: None };
         let mut seen = 1u64;
         for (i, token) in text.iter().enumerate() {
             seen = seen.wrapping_mul(6364136223846793005).wrapping_add(u64::from(*token) + 1);
             let bytes = vec![(seen >> 33) as u8; cache.bytes_of(1)];
-            cache.restore(&(i..i + 1), &bytes);
+            cache.restore(&(i..i + 1), &[&bytes]);
         }
         let n_values = cache.n_state_values();
         cache.restore_states(&vec![(seen >> 40) as f32; n_values]);
         cache
     }
 
-    fn cache(text: &[u32]) -> KvCache {
+    fn cache(text: &[u32]) -> TextCache {
         cache_of(&[HEADS], text)
     }
 
-    fn states(cache: &KvCache) -> Arc<Vec<f32>> {
-        Arc::new(cache.states())
+    fn states(cache: &TextCache) -> Arc<Vec<f32>> {
+        Arc::new(cache.host.states())
     }
 
     #[test]
@@ -315,7 +327,7 @@ mod tests {
         assert_eq!(pages.n_held(1, &other), 64);
         let mut to = cache(&text[..70]);
         assert_eq!(pages.restore(1, &text, 70, &mut to).n, 192);
-        assert!(to.save(&(0..192)) == cache(&text).save(&(0..192)));
+        assert!(to.host.save(&(0..192)) == cache(&text).host.save(&(0..192)));
         assert_eq!(pages.restore(1, &other, 70, &mut to).n, 70);
     }
 
@@ -341,7 +353,7 @@ mod tests {
                 let held = pages.n_held(salt, &text);
                 let mut to = cache(&[]);
                 prop_assert_eq!(pages.restore(salt, &text, 0, &mut to).n, held);
-                prop_assert!(to.save(&(0..held)) == cache(&text).save(&(0..held)));
+                prop_assert!(to.host.save(&(0..held)) == cache(&text).host.save(&(0..held)));
                 pages.keep(salt, &text, &cache(&text));
                 prop_assert!(pages.is_whole() && pages.n_bytes() <= most_bytes);
                 prop_assert_eq!(pages.n_held(salt, &text) / PAGE, (n / PAGE).min(most));
@@ -371,16 +383,16 @@ mod tests {
                 let mut ends = (1..=n_held / PAGE).rev().map(|i| i * PAGE);
                 let end = ends.find(has_states).unwrap_or(0);
                 let mut to = cache_of(&layers, &[]);
-                let empty = to.states();
+                let empty = to.host.states();
                 let restored = pages.restore(salt, &text, 0, &mut to);
                 prop_assert_eq!(restored.n, end);
-                prop_assert!(to.save(&(0..end)) == whole.save(&(0..end)));
+                prop_assert!(to.host.save(&(0..end)) == whole.host.save(&(0..end)));
                 match restored.states {
                     Some(states) => {
-                        prop_assert!(to.states() == *states);
-                        prop_assert!(*states == cache_of(&layers, &text[..end]).states());
+                        prop_assert!(to.host.states() == *states);
+                        prop_assert!(*states == cache_of(&layers, &text[..end]).host.states());
                     }
-                    None => prop_assert!(end == 0 && to.states() == empty),
+                    None => prop_assert!(end == 0 && to.host.states() == empty),
                 }
                 for i in marks.into_iter().filter(|i| i * PAGE <= n) {
                     let part = &text[..i * PAGE];

@@ -8,10 +8,10 @@ use crate::forward::gpu::weights::GpuLinear;
 
 impl GpuPass<'_> {
     /// h → y
-    pub fn delta_rule(&self, l: usize, w: &GpuDelta) -> Result<()> {
-        let (n, m, ops, stream) =
-            (self.n(), &self.layout().mixer, &self.dev.ops.delta, self.stream());
-        let vector = |vector| self.dev.weights.vector(vector);
+    pub fn delta_rule(&mut self, l: usize, w: &GpuDelta) -> Result<()> {
+        let (n, m, dev) = (self.n(), &self.layout().mixer, self.dev);
+        let (ops, stream, vector) =
+            (&dev.ops.delta, self.stream(), |vector| dev.weights.vector(vector));
         // q, k, v, the output's gate, beta and alpha
         let of_gates = match &w.gates {
             GpuGates::Mixed(both) => vec![both],
@@ -39,22 +39,28 @@ impl GpuPass<'_> {
         let convolved = self.words(&m.convolved, n * channels);
         let attended = self.words(&m.attended, n * width);
         for segment in self.segments() {
-            let (past, state) = segment.cache.delta(l);
-            let qkv = segment.of(qkv, channels);
-            let convolved = segment.of(convolved, channels);
-            ops.inputs(stream, w.shape, vector(&w.conv), past, qkv, convolved)?;
-            let products = match products {
-                GateProducts::Mixed(both) => {
-                    GateProducts::Mixed(segment.of(both, 2 * w.shape.n_v_heads))
+            let [past, state] = segment.cache.delta(l);
+            // A copy of the state may be wanted somewhere in between.
+            for part in self.parts_to_marks(&segment) {
+                let qkv = part.of(qkv, channels);
+                let convolved = part.of(convolved, channels);
+                ops.inputs(stream, w.shape, vector(&w.conv), past, qkv, convolved)?;
+                let products = match products {
+                    GateProducts::Mixed(both) => {
+                        GateProducts::Mixed(part.of(both, 2 * w.shape.n_v_heads))
+                    }
+                    GateProducts::Apart { beta, alpha } => GateProducts::Apart {
+                        beta: part.of(beta, w.shape.n_v_heads),
+                        alpha: part.of(alpha, w.shape.n_v_heads),
+                    },
+                };
+                let gates = DeviceGates { products, dt: vector(&w.dt), a: vector(&w.a) };
+                let attended = part.of(attended, width);
+                ops.rule(stream, w.shape, convolved, gates, state, attended)?;
+                if part.rows.end < segment.rows.end {
+                    self.note_state(l, &segment, part.rows.end)?;
                 }
-                GateProducts::Apart { beta, alpha } => GateProducts::Apart {
-                    beta: segment.of(beta, w.shape.n_v_heads),
-                    alpha: segment.of(alpha, w.shape.n_v_heads),
-                },
-            };
-            let gates = DeviceGates { products, dt: vector(&w.dt), a: vector(&w.a) };
-            let attended = segment.of(attended, width);
-            ops.rule(stream, w.shape, convolved, gates, state, attended)?;
+            }
         }
         // norm, gate, output projection
         let eps = self.hyper().norm_eps;

@@ -41,6 +41,7 @@ fn decode(cx: &mut GpuPass) -> Result<()> {
         let GpuPass { model, cpu, batch, caches, b, observer, .. } = cx;
         CpuPass { model, cpu, batch, caches: caches.host, observer: *observer }.logits(b);
     }
+    cx.note_last_states()?;
     cx.b.events.timing.head_ns = nanos_since(start);
     Ok(())
 }

@@ -21,6 +21,7 @@ mod layer;
 mod layer_loop;
 mod layers;
 mod logits;
+mod marks;
 mod mla;
 mod moe;
 mod observe;
@@ -40,6 +41,7 @@ use crate::backend::gpu::Device;
 use crate::cancel::Cancel;
 use crate::experts::LayerExperts;
 use crate::experts::vram::{Dealt, Own, Owners, VramOptions, VramTier, VramTiers};
+use crate::forward::gpu::cache::CacheCopies;
 use crate::forward::gpu::decode_pipeline::queue::DecodePipeline;
 use crate::forward::gpu::device_model::{DenseOptions, DeviceModel};
 use crate::forward::gpu::expert_parallel::peer::Peer;
@@ -88,6 +90,8 @@ pub struct GpuModel {
     state: PassState,
     dev: DeviceModel,
     on_device: Range<usize>,
+    /// For the caches of all sessions.
+    copies: Arc<CacheCopies>,
 }
 
 /// Bytes of the staging buffer for uploads, or the largest upload.
@@ -137,7 +141,9 @@ impl Model {
         let staging = Staging::new(gpu, STAGING_BYTES.max(largest), down)?;
         let hybrid = HybridMoe::new(options.cpu_share, gpus.len());
         let pipeline = DecodePipeline::new(gpu, self)?;
-        Ok(GpuModel { state: PassState { peers, staging, hybrid, pipeline }, dev, on_device })
+        let copies = Arc::new(CacheCopies::new(gpu)?);
+        let state = PassState { peers, staging, hybrid, pipeline };
+        Ok(GpuModel { state, dev, on_device, copies })
     }
 
     /// `None` if no device holds experts.
@@ -284,16 +290,15 @@ impl GpuModel {
         self.dev.stream.gpu()
     }
 
-    /// A KV cache for one session, with keys and values of types `k` and `v`.
+    /// A KV cache for one session, with keys and values of these types.
     pub fn new_cache(
         &self,
         model: &Model,
         n_ctx: usize,
-        k: CacheType,
-        v: CacheType,
+        types: [CacheType; 2],
     ) -> Result<GpuCache> {
-        let (gpu, hyper) = (self.device(), &model.hyper);
+        let hyper = &model.hyper;
         let on_device = |slot: usize| self.on_device.contains(&hyper.layer_of_slot(slot));
-        GpuCache::new(gpu, &hyper.cache_shapes(), &on_device, n_ctx, k, v)
+        GpuCache::new(&self.copies, &hyper.cache_shapes(), &on_device, n_ctx, types)
     }
 }

@@ -118,7 +118,7 @@ impl<'a> GpuPass<'a> {
     }
 
     /// The segments, in the order of their rows.
-    pub fn segments(&self) -> impl Iterator<Item = GpuSegment<'a>> {
+    pub fn segments(&self) -> impl Iterator<Item = GpuSegment<'a>> + use<'a> {
         let (batch, caches) = (self.batch, self.caches.device);
         batch.segments().enumerate().map(|(index, (rows, segment))| GpuSegment {
             index,

@@ -100,6 +100,9 @@ pub enum LayerShape {
 }
 
 impl LayerShape {
+    /// A layer whose rows are in another cache: none are here.
+    pub const ELSEWHERE: LayerShape = LayerShape::Heads { n_head_kv: 0, k_dim: 0, v_dim: 0 };
+
     /// Bytes for `n_ctx` positions.
     pub fn n_bytes(self, n_ctx: usize, k: CacheType, v: CacheType) -> usize {
         match self {
@@ -245,19 +248,6 @@ impl KvCache {
     /// Whether some layer has a state, which no position can be taken from.
     pub fn has_state(&self) -> bool {
         self.layers.iter().any(|layer| matches!(layer.shape, LayerShape::Delta(_)))
-    }
-
-    /// Takes back positions from `n` of `n_past` on; returns the number of positions that are left.
-    /// Layers with a state cannot take back positions: they start over.
-    pub fn truncate(&mut self, n_past: usize, n: usize) -> usize {
-        if !self.has_state() || n >= n_past {
-            return n.min(n_past);
-        }
-        for layer in &mut self.layers {
-            layer.delta.past.fill(0.0);
-            layer.delta.state.fill(0.0);
-        }
-        0
     }
 
     /// A layer's state.

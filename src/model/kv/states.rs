@@ -17,9 +17,9 @@ impl KvCache {
         self.layers.iter().map(|layer| layer.delta.past.len() + layer.delta.state.len()).sum()
     }
 
-    /// Asks the next pass for the states after each of these numbers of positions.
-    pub fn mark(&mut self, positions: &[usize]) {
-        let n_values = self.n_state_values();
+    /// Asks the next pass for the states after each of these numbers of positions, `n_values`
+    /// values each: a device may have some of the layers.
+    pub fn mark(&mut self, positions: &[usize], n_values: usize) {
         let marks = positions.iter().map(|&n| States { n, values: Vec::with_capacity(n_values) });
         self.marks = marks.collect();
     }
@@ -35,19 +35,32 @@ impl KvCache {
     /// calls it for its layers in their order.
     pub fn note_state(&mut self, layer: usize, n: usize) {
         let delta = &self.layers[layer].delta;
-        for mark in self.marks.iter_mut().filter(|mark| mark.n == n) {
+        if let Some(mark) = self.marks.iter_mut().find(|mark| mark.n == n) {
             mark.values.extend_from_slice(&delta.past);
             mark.values.extend_from_slice(&delta.state);
         }
     }
 
+    /// The place for the states after `n` positions, if they were asked for: a device's layers,
+    /// which come after the CPU's, add theirs.
+    pub fn mark_at(&mut self, n: usize) -> Option<&mut States> {
+        self.marks.iter_mut().find(|mark| mark.n == n)
+    }
+
     /// The states that the pass was asked for and has come to. One that was not completed leaves
-    /// those of some layers, which are dropped.
-    pub fn take_states(&mut self) -> Vec<States> {
-        let n_values = self.n_state_values();
+    /// fewer than `n_values` values, which are dropped.
+    pub fn take_states(&mut self, n_values: usize) -> Vec<States> {
         let mut states = std::mem::take(&mut self.marks);
         states.retain(|states| states.values.len() == n_values);
         states
+    }
+
+    /// Resets all states to zero.
+    pub fn clear_states(&mut self) {
+        for layer in &mut self.layers {
+            layer.delta.past.fill(0.0);
+            layer.delta.state.fill(0.0);
+        }
     }
 
     /// All states as they are.
@@ -117,9 +130,10 @@ mod tests {
     fn states_are_copied_where_they_were_asked_for_and_come_back() {
         let mut cache = cache();
         // Those that other positions have, before the pass and after it, are not there.
-        cache.mark(&[2, 3, 5, 9]);
+        let n_values = cache.n_state_values();
+        cache.mark(&[2, 3, 5, 9], n_values);
         pass(&mut cache, 2, 4);
-        let states = cache.take_states();
+        let states = cache.take_states(n_values);
         assert_eq!(states.iter().map(|states| states.n).collect::<Vec<_>>(), [3, 5]);
         assert_eq!(cache.n_to_mark(2), usize::MAX);
         let (mut back, mut copied) = (self::cache(), self::cache());

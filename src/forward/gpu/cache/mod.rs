@@ -1,12 +1,18 @@
 //! One session's KV cache for the layers on a device. Slots are those of the model
 //! (`HyperParams::cache_shapes`).
 
+mod copies;
+mod positions;
+mod states;
+
+pub use copies::CacheCopies;
+
 use crate::Result;
 use crate::backend::gpu::cache::DeviceRows;
-use crate::backend::gpu::{Device, DeviceBuffer, DeviceSlice, Graph, Stream};
+use crate::backend::gpu::{DeviceBuffer, Graph};
 use crate::model::kv::{CacheType, LayerShape};
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A slot's ranges of the buffer: keys (or latent rows) and values, or a delta rule's past inputs
 /// and state.
@@ -29,6 +35,7 @@ pub struct GpuCache {
     slots: Vec<Option<SlotRanges>>,
     types: (CacheType, CacheType),
     n_ctx: usize,
+    copies: Arc<CacheCopies>,
 }
 
 /// Bytes of a layer's two parts, each with the padding behind it.
@@ -44,15 +51,14 @@ fn parts(shape: LayerShape, n_ctx: usize, k: CacheType, v: CacheType) -> [usize;
 }
 
 impl GpuCache {
-    /// Allocates the slots for which `on_device` is true. States are zero; keys and values are
-    /// uninitialised.
+    /// Allocates the slots for which `on_device` is true, with keys and values of types `k` and
+    /// `v`. States are zero; keys and values are uninitialised.
     pub fn new(
-        gpu: &Device,
+        copies: &Arc<CacheCopies>,
         shapes: &[LayerShape],
         on_device: &dyn Fn(usize) -> bool,
         n_ctx: usize,
-        k: CacheType,
-        v: CacheType,
+        [k, v]: [CacheType; 2],
     ) -> Result<GpuCache> {
         let mut end = 0;
         let mut ranges = |slot: usize, shape: LayerShape| {
@@ -64,9 +70,10 @@ impl GpuCache {
             })
         };
         let slots = shapes.iter().enumerate().map(|(slot, shape)| ranges(slot, *shape)).collect();
-        let buffer = DeviceBuffer::of(gpu, end.max(256), "KV cache", "-c, --vram, -ngl")?;
+        let buffer = DeviceBuffer::of(copies.gpu(), end.max(256), "KV cache", "-c, --vram, -ngl")?;
         let graphs = shapes.iter().map(|_| Mutex::default()).collect();
-        let cache = GpuCache { graphs, buffer, slots, types: (k, v), n_ctx };
+        let copies = copies.clone();
+        let cache = GpuCache { graphs, buffer, slots, types: (k, v), n_ctx, copies };
         cache.clear_states()?;
         Ok(cache)
     }
@@ -74,6 +81,11 @@ impl GpuCache {
     pub fn graph(&self, slot: usize) -> MutexGuard<'_, LayerGraph> {
         // After a panic there is a valid graph or none.
         self.graphs[slot].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the device has the slot's layer.
+    pub fn has(&self, slot: usize) -> bool {
+        self.slots[slot].is_some()
     }
 
     fn ranges(&self, slot: usize) -> &SlotRanges {
@@ -110,29 +122,5 @@ impl GpuCache {
             LayerShape::Latent { dim } => (self.rows(first, self.types.0, 1, dim), None),
             LayerShape::Delta(_) => panic!("slot {slot} keeps no positions"),
         }
-    }
-
-    /// A delta rule's past inputs and its state.
-    pub fn delta(&self, slot: usize) -> (DeviceSlice<'_>, DeviceSlice<'_>) {
-        let SlotRanges { shape, first, second } = self.ranges(slot);
-        let LayerShape::Delta(shape) = shape else { panic!("slot {slot} has no state") };
-        let part =
-            |range: &Range<usize>, n: usize| self.buffer.slice(range.start..range.start + 4 * n);
-        (part(first, shape.n_past()), part(second, shape.n_state()))
-    }
-
-    /// Resets all states to zero.
-    pub fn clear_states(&self) -> Result<()> {
-        let has_state = |slot: &SlotRanges| matches!(slot.shape, LayerShape::Delta(_));
-        if !self.slots.iter().flatten().any(has_state) {
-            return Ok(());
-        }
-        let stream = Stream::new(self.buffer.gpu())?;
-        for slot in self.slots.iter().flatten() {
-            if let LayerShape::Delta(_) = slot.shape {
-                stream.fill(self.buffer.slice(slot.first.start..slot.second.end), 0)?;
-            }
-        }
-        stream.synchronize()
     }
 }

@@ -1,0 +1,131 @@
+//! The states of a cache's layers: to keep in host memory and to put back. Their values are in the
+//! order of `model::kv::States`.
+
+use crate::Result;
+use crate::backend::gpu::DeviceSlice;
+use crate::backend::ops::DeltaShape;
+use crate::forward::gpu::cache::{GpuCache, SlotRanges};
+use crate::model::kv::LayerShape;
+
+impl GpuCache {
+    /// A delta rule's past inputs and its state.
+    pub fn delta(&self, slot: usize) -> [DeviceSlice<'_>; 2] {
+        let SlotRanges { shape, first, second } = self.ranges(slot);
+        let LayerShape::Delta(shape) = shape else { panic!("slot {slot} has no state") };
+        [(first, shape.n_past()), (second, shape.n_state())]
+            .map(|(range, n)| self.buffer.slice(range.start..range.start + 4 * n))
+    }
+
+    /// Whether some layer on the device has a state.
+    pub fn has_state(&self) -> bool {
+        self.deltas().next().is_some()
+    }
+
+    /// Values of all states.
+    pub fn n_state_values(&self) -> usize {
+        self.deltas().map(|(_, shape)| shape.n_past() + shape.n_state()).sum()
+    }
+
+    /// Appends a slot's past inputs and its state to `values`.
+    pub fn read_state(&self, slot: usize, values: &mut Vec<f32>) -> Result<()> {
+        let parts = self.delta(slot).into_iter().flat_map(|all| self.state_parts(all));
+        self.copies.download(parts.map(|part| (part, ())), |(), bytes| {
+            values.extend(bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)));
+        })
+    }
+
+    /// Puts all states back.
+    pub fn restore_states(&self, values: &[f32]) -> Result<()> {
+        assert_eq!(values.len(), self.n_state_values());
+        let mut values = values.iter();
+        let deltas = self.deltas().flat_map(|(slot, _)| self.delta(slot));
+        let parts = deltas.flat_map(|all| self.state_parts(all)).map(|part| (part, ()));
+        self.copies.upload(parts, |(), bytes| {
+            for (to, value) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(&mut values) {
+                *to = value.to_le_bytes();
+            }
+        })
+    }
+
+    /// Copies the states of a cache with the same layers.
+    pub fn copy_states(&self, other: &GpuCache) -> Result<()> {
+        let stream = self.copies.stream();
+        for (slot, _) in self.deltas() {
+            for (to, from) in self.delta(slot).into_iter().zip(other.delta(slot)) {
+                stream.copy(to, from)?;
+            }
+        }
+        stream.synchronize()
+    }
+
+    /// Resets all states to zero.
+    pub fn clear_states(&self) -> Result<()> {
+        let stream = self.copies.stream();
+        for (slot, _) in self.deltas() {
+            self.delta(slot).into_iter().try_for_each(|part| stream.fill(part, 0))?;
+        }
+        stream.synchronize()
+    }
+
+    fn state_parts<'a>(&self, all: DeviceSlice<'a>) -> impl Iterator<Item = DeviceSlice<'a>> {
+        let most = self.copies.most_bytes();
+        let starts = (0..all.len()).step_by(most);
+        starts.map(move |start| all.slice(start..all.len().min(start + most)))
+    }
+
+    /// The slots with a state, in their order.
+    fn deltas(&self) -> impl Iterator<Item = (usize, DeltaShape)> {
+        self.slots.iter().enumerate().filter_map(|(slot, ranges)| match ranges.as_ref()?.shape {
+            LayerShape::Delta(shape) => Some((slot, shape)),
+            _ => None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::gpu::Emulated;
+    use crate::backend::gpu::emulated::Config;
+    use crate::backend::ops::HeadOrder;
+    use crate::forward::gpu::cache::CacheCopies;
+    use crate::model::kv::CacheType;
+    use std::sync::Arc;
+
+    #[test]
+    fn states_come_back_and_are_copied_and_cleared() {
+        let delta = LayerShape::Delta(DeltaShape {
+            n_k_heads: 1,
+            n_v_heads: 2,
+            k_dim: 4,
+            v_dim: 3,
+            kernel: 3,
+            order: HeadOrder::Grouped,
+        });
+        let heads = LayerShape::Heads { n_head_kv: 1, k_dim: 8, v_dim: 8 };
+        let gpu = Emulated::devices(&Config::default()).swap_remove(0);
+        // No room for all of a state at once.
+        let copies = Arc::new(CacheCopies::of_size(&gpu, 64).unwrap());
+        let cache = || {
+            let types = [CacheType::F32; 2];
+            // The first layer is on the CPU.
+            let on_device = |slot: usize| slot > 0;
+            GpuCache::new(&copies, &[delta, heads, delta, delta], &on_device, 4, types).unwrap()
+        };
+        let all = |cache: &GpuCache| {
+            let mut values = Vec::new();
+            [2, 3].iter().for_each(|slot| cache.read_state(*slot, &mut values).unwrap());
+            values
+        };
+        let (first, second) = (cache(), cache());
+        let n = first.n_state_values();
+        assert!(first.has_state());
+        assert_eq!(all(&first), vec![0.0; n]);
+        let values: Vec<f32> = (0..n).map(|i| i as f32 - 7.5).collect();
+        first.restore_states(&values).unwrap();
+        assert_eq!(all(&first), values);
+        second.copy_states(&first).unwrap();
+        first.clear_states().unwrap();
+        assert_eq!((all(&first), all(&second)), (vec![0.0; n], values));
+    }
+}

@@ -1,0 +1,107 @@
+//! Texts on the emulated device come back from pages and go on from checkpoints, with the bits that
+//! they have alone.
+
+use common::jobs::{alone, core, job, prompt, run};
+use common::{convert_golden, golden_options, load};
+use moeba::backend::gpu::emulated::Config;
+use moeba::engine::{CacheType, DeviceChoice, Engine, EngineOptions, FinishReason};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Room for all that a test keeps.
+const ROOM: usize = 64 << 20;
+
+/// The emulated device looks at all memory of a pass at each launch: passes are small.
+fn on_device(types: [CacheType; 2], n_ctx: usize, n_ubatch: usize) -> EngineOptions {
+    let device = DeviceChoice::Emulated(Config { seed: 1, ..Config::default() });
+    let [cache_type_k, cache_type_v] = types;
+    let (n_ctx, n_ubatch) = (Some(n_ctx), Some(n_ubatch));
+    EngineOptions { device, cache_type_k, cache_type_v, n_ctx, n_ubatch, ..golden_options() }
+}
+
+/// Prompts one after the other in one session: each has the text that it has alone, and of its
+/// tokens the cache has so many.
+fn check(engine: &Arc<Engine>, what: &str, cases: &[(&[u32], usize)]) {
+    let mut core = core(engine, 1, ROOM);
+    let (mut n_before, mut known) = (0, HashMap::new());
+    for (i, (prompt, n_reused)) in cases.iter().enumerate() {
+        let (texts, status) = run(engine, &mut core, &[prompt]);
+        let n = status.counts.n_reused as usize - n_before;
+        assert_eq!(n, *n_reused, "{what}: text {i}");
+        // One without anything before it is alone.
+        let text = if n == 0 { texts[0].clone() } else { alone(engine, prompt) };
+        let expected = known.entry(*prompt).or_insert(text);
+        assert_eq!(texts[0], *expected, "{what}: text {i}");
+        n_before += n;
+    }
+}
+
+/// A text, another one in its place, and the first one again, of which a page is there.
+fn comes_back(engine: &Arc<Engine>, what: &str) {
+    let texts = [prompt(80, 0, 1), prompt(70, 0, 2)];
+    check(engine, what, &[(&texts[0], 0), (&texts[1], 0), (&texts[0], 64)]);
+}
+
+/// Keys and values by head, latent rows, windows with sinks, states; layers on either side.
+#[test]
+fn a_text_comes_back_in_pages() {
+    let dir = tempfile::tempdir().unwrap();
+    let cases = [
+        ("qwen3moe", [CacheType::F16, CacheType::Q8_0], None),
+        ("deepseek_v2", [CacheType::F32, CacheType::F32], None),
+        ("gpt_oss", [CacheType::BF16, CacheType::F16], Some(2)),
+        ("qwen3moe", [CacheType::Q4_0, CacheType::Q5_1], Some(3)),
+        ("qwen35moe", [CacheType::F32, CacheType::F32], Some(3)),
+    ];
+    for (name, types, gpu_layers) in cases {
+        let path = convert_golden(name, "q8_0", dir.path());
+        let options = EngineOptions { gpu_layers, ..on_device(types, 96, 32) };
+        comes_back(&load(&path, &options), name);
+    }
+}
+
+#[test]
+fn a_text_goes_on_from_the_last_checkpoint_before_it_parts() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = convert_golden("qwen3next", "f32", dir.path());
+    let engine = load(&path, &on_device([CacheType::F32; 2], 160, 64));
+    let [first, second, third] = [1, 2, 3].map(|kind| prompt(150, 100, kind));
+    let cases: [(&[u32], usize); 4] = [
+        (&first, 0),
+        // Nothing is kept where this one parts; from now on there is.
+        (&second, 0),
+        (&third, 64),
+        // From pages, of which there are two.
+        (&first, 128),
+    ];
+    check(&engine, "qwen3next", &cases);
+    is_cancelled_in_the_second_pass(&engine, &first);
+}
+
+/// The text is left up to the first pass's checkpoint.
+fn is_cancelled_in_the_second_pass(engine: &Arc<Engine>, prompt: &[u32]) {
+    let mut core = core(engine, 1, ROOM);
+    let (job, sink) = job(engine, prompt, Some(engine.n_layers() + 2));
+    core.submit(job);
+    while core.step() {}
+    assert_eq!(sink.text.lock().unwrap().end, Some(FinishReason::Cancelled));
+    assert_eq!(core.board().read().slots[0].n_past, 64);
+    let (texts, status) = run(engine, &mut core, &[prompt]);
+    assert_eq!(texts[0], alone(engine, prompt));
+    assert_eq!(status.counts.n_reused, 64);
+}
+
+/// Sessions copy from each other what they have in common.
+#[test]
+fn texts_that_begin_alike_compute_their_beginning_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = convert_golden("qwen3next", "q8_0", dir.path());
+    let engine = load(&path, &on_device([CacheType::F32; 2], 96, 64));
+    let prompts = [1, 2].map(|kind| prompt(90, 70, kind));
+    let rows: Vec<&[u32]> = prompts.iter().map(Vec::as_slice).collect();
+    let (texts, status) = run(&engine, &mut core(&engine, 2, ROOM), &rows);
+    for (text, prompt) in texts.iter().zip(&prompts) {
+        assert_eq!(*text, alone(&engine, prompt));
+    }
+    assert_eq!(status.counts.n_prompt, 2 * 90 - 64);
+}
