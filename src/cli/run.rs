@@ -14,7 +14,7 @@ use super::stats::Stats;
 use super::translate::LanguageArgs;
 use super::{chat, out, plan, stdin, translate};
 use crate::chat::reasoning::Answer;
-use crate::engine::{Engine, FinishReason, Generator, Limits, Outcome, Request};
+use crate::engine::{Engine, EngineOptions, FinishReason, Generator, Limits, Outcome, Request};
 use crate::sample::grammar::Constraint;
 use crate::sample::{Sampler, SamplerOptions};
 use crate::tokenizer::EncodeOptions;
@@ -146,6 +146,13 @@ impl TextArgs {
         }
     }
 
+    /// Whether a chat goes on after an answer: where someone can type, and either asked for it or
+    /// gave no prompt.
+    fn goes_on(&self, has_prompt: bool) -> bool {
+        let is_wanted = !has_prompt || self.conversation || self.interactive;
+        is_wanted && !self.single_turn && io::stdin().is_terminal()
+    }
+
     fn wants_chat(&self, engine: &Engine) -> bool {
         !self.no_conversation && (self.asks_for_chat() || has_template(engine.gguf()))
     }
@@ -156,6 +163,10 @@ impl TextArgs {
         self.conversation || self.single_turn || system || self.chat_template.is_some()
     }
 }
+
+/// States of a chat's text that are kept, for models that have any: of the last prompt, of places
+/// where prompts parted, and within an answer.
+const CHECKPOINTS: usize = 4;
 
 /// A loaded model and what to do with it.
 pub struct Run {
@@ -170,13 +181,21 @@ pub struct Run {
 }
 
 pub fn run(args: Args) -> Result<()> {
-    let options = args.batch.options(args.ctx_size, args.threads.count());
+    let options = |has_prompt: bool| {
+        let n_checkpoints = if args.text.goes_on(has_prompt) { CHECKPOINTS } else { 0 };
+        let options = args.batch.options(args.ctx_size, args.threads.count());
+        EngineOptions { n_checkpoints, ..options }
+    };
+    let may_have_prompt = args.text.prompt.is_some() || args.text.file.is_some();
     match (args.preset.name()?, args.dry_run) {
-        (Some(name), true) => return args.preset.print_plan(name, &args.model, options),
+        (Some(name), true) => {
+            return args.preset.print_plan(name, &args.model, options(may_have_prompt));
+        }
         (Some(name), false) => return Err(preset::without_weights(name)),
         (None, true) => {
             let model = args.model.resolve()?;
-            return plan::print(&Engine::plan_of(&model.path, &model.options(&options))?);
+            let options = model.options(&options(may_have_prompt));
+            return plan::print(&Engine::plan_of(&model.path, &options)?);
         }
         (None, false) => {}
     }
@@ -186,7 +205,7 @@ pub fn run(args: Args) -> Result<()> {
     let grammar = args.grammar.grammar()?;
     let model = args.model.resolve()?;
     let start = Instant::now();
-    let engine = model.load(&options)?;
+    let engine = model.load(&options(prompt.is_some()))?;
     let load_time = start.elapsed();
     let mut sampling = args.sampling.options(engine.gguf());
     log::info!("sampling: {}", sampling.describe());
@@ -249,9 +268,7 @@ fn converse(
     }
     conversation.set_reasoning(&run.reasoning)?;
     run.reasoning.warn_of(conversation.format());
-    // A chat goes on where someone can type and either asked for it or gave no prompt.
-    let typed = io::stdin().is_terminal() && !text.single_turn;
-    if typed && (prompt.is_none() || text.conversation || text.interactive) {
+    if text.goes_on(prompt.is_some()) {
         return chat::run(run, conversation, prompt);
     }
     let message = match prompt {

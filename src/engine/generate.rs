@@ -9,7 +9,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::scheduler::{Core, Job, JobSink, Owner};
+use super::scheduler::{Core, Job, JobSink, Owner, Pages};
 use super::traffic::ExpertTraffic;
 use super::{Engine, Logits, Session, TopK, Want};
 use crate::cancel::Cancel;
@@ -375,14 +375,14 @@ fn check(prompt: &[u32], n_ctx: usize) -> Result<()> {
 /// ```
 pub struct Generator {
     engine: Arc<Engine>,
-    /// Always there between two requests.
-    session: Option<Session>,
+    /// Always there between two requests: the session, and states of its text.
+    held: Option<(Session, Pages)>,
 }
 
 impl Generator {
     /// Takes the memory of a session; see [`Engine::new_session`].
     pub fn new(engine: &Arc<Engine>) -> Result<Generator> {
-        Ok(Generator { engine: engine.clone(), session: Some(engine.new_session()?) })
+        Ok(Generator { engine: engine.clone(), held: Some(begin(engine)?) })
     }
 
     pub fn engine(&self) -> &Arc<Engine> {
@@ -391,14 +391,15 @@ impl Generator {
 
     /// Empties the context.
     pub fn clear(&mut self) {
-        if let Some(session) = &mut self.session {
+        if let Some((session, pages)) = &mut self.held {
             session.truncate(0);
+            *pages = states_of(&self.engine);
         }
     }
 
     /// Tokens of context in use.
     pub fn n_past(&self) -> usize {
-        self.session.as_ref().map_or(0, Session::n_past)
+        self.held.as_ref().map_or(0, |(session, _)| session.n_past())
     }
 
     /// Continues the request's prompt and gives the text to `sink`.
@@ -420,17 +421,27 @@ impl Generator {
             priority: 0,
             slot: None,
         };
-        let session = match self.session.take() {
-            Some(session) => session,
+        let (session, pages) = match self.held.take() {
+            Some(held) => held,
             // The one before was lost in a panic.
-            None => self.engine.new_session()?,
+            None => begin(&self.engine)?,
         };
-        let mut core = Core::new(&self.engine, vec![session], 0.5, 0);
+        let mut core = Core::with_pages(&self.engine, vec![session], 0.5, pages);
         core.submit(job);
         while core.step() {}
-        self.session = core.into_sessions().next();
+        let (mut sessions, pages) = core.into_parts();
+        self.held = sessions.pop().map(|session| (session, pages));
         result
     }
+}
+
+fn begin(engine: &Arc<Engine>) -> Result<(Session, Pages)> {
+    Ok((engine.new_session()?, states_of(engine)))
+}
+
+/// Room for the states that are planned for.
+fn states_of(engine: &Engine) -> Pages {
+    Pages::of_states(engine.plan().page_bytes as usize)
 }
 
 /// The sink of a scheduler's only job.

@@ -76,8 +76,8 @@ impl Prepared {
     }
 }
 
-/// Memory for pages; none for encoder–decoder models, whose texts pages do not keep. Unless it is
-/// given, it leaves a model in memory that fits there with `kv_bytes`.
+/// Memory for pages and states; none for encoder–decoder models, whose texts pages do not keep.
+/// Unless it is given, it leaves a model in memory that fits there with `kv_bytes`.
 fn page_bytes(
     bound: &Bound,
     options: &EngineOptions,
@@ -92,7 +92,15 @@ fn page_bytes(
     // A sixteenth is for buffers.
     let taken = bound.gguf().n_bytes() + kv_bytes + available / 16;
     let room = available.checked_sub(taken);
-    options.page_ram.bytes(available).unwrap_or(usual.min(room.unwrap_or(usual)))
+    let pages = options.page_ram.bytes(available).unwrap_or(usual.min(room.unwrap_or(usual)));
+    pages + checkpoint_bytes(hyper, options, available)
+}
+
+/// Memory for the states that are asked for; a model without any needs none.
+fn checkpoint_bytes(hyper: &HyperParams, options: &EngineOptions, available: u64) -> u64 {
+    let of_one = self::kv_bytes(hyper, options, 0);
+    let most = (available / 16).checked_div(of_one).unwrap_or(0);
+    most.min(options.n_checkpoints as u64) * of_one
 }
 
 /// Takes the devices' memory for their parts of the model, as planned.

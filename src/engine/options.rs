@@ -30,6 +30,10 @@ pub struct EngineOptions {
     /// Memory for keys and values of texts that no session holds any more (`--kv-ram`). `Auto`: an
     /// eighth of what is available, and at most 8 GiB.
     pub page_ram: RamBudget,
+    /// States of its text that a [`Generator`](super::Generator) keeps, if the model has any: a
+    /// prompt that parts from the text is computed from one of them on. Fewer where memory is
+    /// tight.
+    pub n_checkpoints: usize,
     /// Upper limit of `n_ubatch` (`-b`), in tokens.
     pub n_batch: usize,
     /// Tokens of a prompt that one pass computes (`-ub`). `None`: 512, more where memory is ample,
@@ -99,6 +103,7 @@ impl Default for EngineOptions {
             n_sessions: 1,
             kv_unified: false,
             page_ram: RamBudget::Bytes(0),
+            n_checkpoints: 0,
             n_batch: 2048,
             n_ubatch: None,
             n_threads: None,

@@ -2,6 +2,7 @@
 #![cfg(target_os = "linux")]
 
 use common::cli::{Model, Tiny, moeba, tiny};
+use common::convert_golden;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -408,6 +409,20 @@ fn every_answer_of_a_chat_has_the_form_that_is_asked_for() {
         terminal.type_and_see(message, "\"yes indeed\"");
         terminal.type_and_see("/stats\r", "peak memory");
     }
+    terminal.type_and_see("/exit\r", "");
+    assert_eq!(terminal.code(), Some(0));
+}
+
+/// A text of such a model cannot be cut anywhere: the message is read again from a checkpoint on.
+#[test]
+fn a_model_with_a_state_repeats_an_answer_without_reading_it_all() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = convert_golden("qwen3next", "f32", dir.path());
+    let model = Model { dir, path };
+    let mut terminal = Terminal::open(&model, &["--conversation", "-c", "512", "-n", "3", "-v"]);
+    terminal.see(0, "> ");
+    terminal.type_and_see(&format!("{}\r", "a long message ".repeat(12)), "peak memory");
+    terminal.type_and_see("/regen\r", " more were in the cache");
     terminal.type_and_see("/exit\r", "");
     assert_eq!(terminal.code(), Some(0));
 }

@@ -2,7 +2,8 @@
 
 use common::jobs::{TOKENS, alone, core, job, prompt, run};
 use common::{convert_golden, golden_options, load};
-use moeba::engine::{Engine, EngineOptions, FinishReason};
+use moeba::engine::{Engine, EngineOptions, FinishReason, Generator, Limits, Request};
+use moeba::sample::SamplerOptions;
 use std::sync::Arc;
 
 const MODELS: [&str; 2] = ["qwen3next", "qwen35moe"];
@@ -80,5 +81,41 @@ fn a_cancelled_pass_costs_what_follows_the_last_checkpoint() {
         let (texts, status) = run(&engine, &mut core, &[&prompt]);
         assert_eq!(texts[0], alone(&engine, &prompt));
         assert_eq!(status.counts.n_reused as usize, n_left);
+    }
+}
+
+/// As in a chat: the last answer is asked for again, or a turn follows whose template has dropped
+/// a part of the answer.
+#[test]
+fn a_generator_goes_on_from_its_checkpoints() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = convert_golden(MODELS[0], "f32", dir.path());
+    let first = prompt(200, 200, 0);
+    let second = [&first[..], &[9; 30]].concat();
+    for (n_checkpoints, n_reused) in [(4, [0, 192, 192, 192]), (0, [0; 4])] {
+        let options = EngineOptions { n_ctx: Some(512), n_checkpoints, ..golden_options() };
+        let engine = load(&path, &options);
+        assert_eq!(engine.plan().page_bytes > 0, n_checkpoints > 0);
+        let mut generator = Generator::new(&engine).unwrap();
+        for (prompt, n_reused) in [&first, &first, &first, &second].into_iter().zip(n_reused) {
+            let limits = Limits { n_predict: Some(8), ignore_eos: true, ..Limits::default() };
+            let sampling = SamplerOptions { seed: Some(3), ..SamplerOptions::default() };
+            let prompt = prompt.clone();
+            let request = Request { prompt, limits, sampling, ..Request::default() };
+            let mut texts = [String::new(), String::new()];
+            let generate = |generator: &mut Generator, text: &mut String| {
+                let mut sink = |more: &str| {
+                    text.push_str(more);
+                    Ok(())
+                };
+                generator.generate(&request, &mut sink).unwrap()
+            };
+            let outcome = generate(&mut generator, &mut texts[0]);
+            assert_eq!(outcome.n_reused, n_reused, "{n_checkpoints} checkpoints");
+            generate(&mut Generator::new(&engine).unwrap(), &mut texts[1]);
+            assert_eq!(texts[0], texts[1]);
+        }
+        generator.clear();
+        assert_eq!(generator.n_past(), 0);
     }
 }

@@ -34,7 +34,8 @@ pub struct MemoryPlan {
     /// Tokens of context of all sessions together: fewer than each may hold at once where they
     /// share the memory of their KV caches.
     pub n_ctx_all: usize,
-    /// Memory for keys and values of texts that no session holds, counted with the KV cache.
+    /// Memory for keys and values of texts that no session holds, and for states of texts, counted
+    /// with the KV cache.
     pub page_bytes: u64,
     /// Tokens of a prompt that are computed at once, where it has as many. If `-ub` does not say
     /// how many: 512 as in llama.cpp, but where the CPU computes routed experts up to 2,048, as

@@ -45,7 +45,16 @@ impl<S: JobSink> Core<S> {
         prompt_share: f64,
         page_bytes: usize,
     ) -> Core<S> {
-        let pages = Pages::new(page_bytes);
+        Core::with_pages(engine, sessions, prompt_share, Pages::new(page_bytes))
+    }
+
+    /// As [`Core::new`], with the pages of another one that had the same sessions.
+    pub(in crate::engine) fn with_pages(
+        engine: &Arc<Engine>,
+        sessions: Vec<Session>,
+        prompt_share: f64,
+        pages: Pages,
+    ) -> Core<S> {
         let plan = engine.plan();
         let most = if plan.shares_kv() { plan.n_ctx_all } else { usize::MAX };
         let budget = KvBudget::new(most, engine.n_ctx(), sessions.len());
@@ -61,9 +70,9 @@ impl<S: JobSink> Core<S> {
         }
     }
 
-    /// The sessions, in the order in which they were given.
-    pub fn into_sessions(self) -> impl Iterator<Item = Session> {
-        self.slots.into_iter().map(|slot| slot.session)
+    /// The sessions, in the order in which they were given, and the pages.
+    pub(in crate::engine) fn into_parts(self) -> (Vec<Session>, Pages) {
+        (self.slots.into_iter().map(|slot| slot.session).collect(), self.pages)
     }
 
     /// Snapshots, which steps replace.

@@ -46,6 +46,7 @@ impl KeptStates {
 /// Pages and states up to a number of bytes. All caches have the same layers and types.
 pub struct Pages {
     most_bytes: usize,
+    keeps_pages: bool,
     n_bytes: usize,
     pages: HashMap<Key, Page>,
     states: HashMap<Key, KeptStates>,
@@ -63,8 +64,20 @@ pub struct Restored {
 
 impl Pages {
     pub fn new(most_bytes: usize) -> Pages {
-        let (pages, states) = (HashMap::new(), HashMap::new());
-        Pages { most_bytes, n_bytes: 0, pages, states, now: 0, counts: PageCounts::default() }
+        Pages {
+            most_bytes,
+            keeps_pages: true,
+            n_bytes: 0,
+            pages: HashMap::new(),
+            states: HashMap::new(),
+            now: 0,
+            counts: PageCounts::default(),
+        }
+    }
+
+    /// States without pages, for a session that has one text after the other.
+    pub fn of_states(most_bytes: usize) -> Pages {
+        Pages { keeps_pages: false, ..Pages::new(most_bytes) }
     }
 
     pub fn len(&self) -> usize {
@@ -129,7 +142,7 @@ impl Pages {
     /// as a text could go on from them.
     pub fn keep(&mut self, salt: u64, text: &[u32], cache: &TextCache) {
         let page_bytes = cache.bytes_of(PAGE);
-        if page_bytes > self.most_bytes {
+        if !self.keeps_pages || page_bytes > self.most_bytes {
             return;
         }
         self.now += 1;
@@ -189,6 +202,15 @@ impl Pages {
         self.states.insert(key, states);
         debug_assert!(self.is_whole());
         Some(values.clone())
+    }
+
+    /// A session goes on from the states after a text, if they are here.
+    pub fn use_states(&mut self, salt: u64, text: &[u32]) {
+        self.now += 1;
+        let key = keys(salt, text).last().filter(|_| text.len().is_multiple_of(PAGE));
+        if let Some(states) = key.and_then(|key| self.states.get_mut(&key)) {
+            states.last_used = self.now;
+        }
     }
 
     /// Forgets the states after a text.

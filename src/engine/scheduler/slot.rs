@@ -76,6 +76,9 @@ impl<S: JobSink> Slot<S> {
             self.salt = job.salt;
         }
         self.job = Running::start(job, self.id, &mut self.session, engine);
+        if let (Some(salt), Some(_)) = (self.salt, &self.marks) {
+            pages.use_states(salt, self.session.tokens());
+        }
         self.marks.iter_mut().for_each(Marks::clear);
         self.session.give_back();
         if self.job.is_none() {
