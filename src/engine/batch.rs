@@ -18,7 +18,7 @@ pub struct BatchRow<'a> {
     pub want: Want,
 }
 
-/// Computes batches while another one rests.
+/// Computes steps of decode while another batch rests.
 pub struct Interlude<'a, 'b>(&'a mut InnerPasses<'b>);
 
 impl Interlude<'_, '_> {
@@ -43,8 +43,9 @@ impl Engine {
     }
 
     /// [`Engine::eval_batch`] that calls `between` before each layer and between the parts of it.
-    /// If the pass `has_others` to rest for, parts are short, and on the CPU other batches can be
-    /// computed in between. An error of `between` ends the pass.
+    /// If the pass `has_others` to rest for, parts are short, and steps of decode can be computed
+    /// in between: on the CPU in each rest, on GPUs before layers. An error of `between` ends the
+    /// pass.
     pub fn eval_batch_with(
         &self,
         rows: &mut [BatchRow<'_>],

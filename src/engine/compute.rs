@@ -7,7 +7,7 @@ use crate::Result;
 use crate::backend::cpu::Cpu;
 use crate::cancel::Cancel;
 use crate::engine::device;
-use crate::forward::gpu::{Caches, GpuCache, GpuModel};
+use crate::forward::gpu::{Caches, Devices, GpuCache, GpuModel};
 use crate::forward::{Batch, Buffers, Logits, Observer, Segment, Want};
 use crate::model::Model;
 use crate::model::kv::{CacheType, KvCache};
@@ -97,13 +97,13 @@ impl Pass<'_, '_> {
         &mut self,
         model: &Model,
         cpu: &Cpu,
-        gpu: &mut GpuModel,
+        mut devices: Devices<'_>,
         memory: &mut PassMemory,
         observer: &mut dyn Observer,
     ) -> Result<()> {
         self.fill(memory);
         let PassMemory { batch, buffers } = memory;
-        gpu.set_cancel(&self.cancel);
+        devices.set_cancel(&self.cancel);
         let on_device = |gpu_kv: Option<_>| gpu_kv.expect("sessions of a GPU's model have a cache");
         let (mut one, one_device, mut host, device);
         let caches = match &mut self.texts[..] {
@@ -118,8 +118,8 @@ impl Pass<'_, '_> {
             }
         };
         match self.stack {
-            Stack::Decoder => gpu.forward(model, cpu, batch, caches, buffers, observer),
-            Stack::Encoder => gpu.encode(model, cpu, batch, caches, buffers, observer),
+            Stack::Decoder => devices.forward(model, cpu, batch, caches, buffers, observer),
+            Stack::Encoder => devices.encode(model, cpu, batch, caches, buffers, observer),
         }
     }
 }
@@ -133,20 +133,29 @@ pub enum Rest {
     Part,
 }
 
-/// Called in each rest of a pass, with what computes other passes meanwhile. A GPU's buffers are
-/// those of one pass: there nothing does.
+/// Called in each rest of a pass, with what computes other passes meanwhile, if anything does.
 pub(super) type Between<'a> = &'a mut dyn FnMut(Rest, Option<&mut InnerPasses<'_>>) -> Result<()>;
 
 /// Computes passes while another one rests.
 pub(super) struct InnerPasses<'a> {
     model: &'a Model,
     cpu: &'a Cpu,
+    /// Present where the model's part on GPUs is.
+    devices: Option<Devices<'a>>,
     memory: &'a mut PassMemory,
 }
 
 impl InnerPasses<'_> {
+    /// Computes steps of decode.
     pub fn run(&mut self, mut pass: Pass<'_, '_>, observer: &mut dyn Observer) -> Result<()> {
-        pass.run_on_cpu(self.model, self.cpu, self.memory, observer)
+        let InnerPasses { model, cpu, devices, memory } = self;
+        let Some(devices) = devices else {
+            return pass.run_on_cpu(model, cpu, memory, observer);
+        };
+        let of_outer = devices.cancel();
+        let result = pass.run_on_gpu(model, cpu, devices.again(), memory, observer);
+        devices.resume(&of_outer);
+        result
     }
 }
 
@@ -154,7 +163,16 @@ impl InnerPasses<'_> {
 struct Interleaved<'a> {
     observer: &'a mut dyn Observer,
     between: Between<'a>,
+    /// If there are others to compute.
     inner: Option<InnerPasses<'a>>,
+    /// Whether GPUs have a part of the model: passes are computed where they are at hand.
+    has_gpu: bool,
+}
+
+impl Interleaved<'_> {
+    fn rest_on_cpu(&mut self, rest: Rest) -> Result<()> {
+        (self.between)(rest, self.inner.as_mut().filter(|_| !self.has_gpu))
+    }
 }
 
 impl Observer for Interleaved<'_> {
@@ -164,12 +182,21 @@ impl Observer for Interleaved<'_> {
 
     fn layer(&mut self, l: usize) -> Result<()> {
         self.observer.layer(l)?;
-        (self.between)(Rest::Layer(l), self.inner.as_mut())
+        self.rest_on_cpu(Rest::Layer(l))
+    }
+
+    fn layer_on(&mut self, l: usize, devices: Devices<'_>) -> Result<()> {
+        self.observer.layer(l)?;
+        let Some(InnerPasses { model, cpu, memory, .. }) = &mut self.inner else {
+            return (self.between)(Rest::Layer(l), None);
+        };
+        let mut inner = InnerPasses { model, cpu, memory, devices: Some(devices) };
+        (self.between)(Rest::Layer(l), Some(&mut inner))
     }
 
     fn rest(&mut self) -> Result<()> {
         self.observer.rest()?;
-        (self.between)(Rest::Part, self.inner.as_mut())
+        self.rest_on_cpu(Rest::Part)
     }
 
     fn part_work(&self) -> usize {
@@ -177,7 +204,7 @@ impl Observer for Interleaved<'_> {
     }
 
     fn has_others(&self) -> bool {
-        self.inner.is_some()
+        self.inner.is_some() && !self.has_gpu
     }
 
     fn experts(&mut self, n: usize) {
@@ -209,7 +236,7 @@ impl Compute {
     ) -> Result<()> {
         let Machines { cpu, gpu, memory, .. } = &mut *self.lock();
         match gpu {
-            Some(gpu) => pass.run_on_gpu(model, cpu, gpu, memory, observer),
+            Some(gpu) => pass.run_on_gpu(model, cpu, gpu.devices(), memory, observer),
             None => pass.run_on_cpu(model, cpu, memory, observer),
         }
     }
@@ -224,12 +251,13 @@ impl Compute {
         between: Between<'_>,
     ) -> Result<()> {
         let Machines { cpu, gpu, memory, inner } = &mut *self.lock();
-        if let Some(gpu) = gpu {
-            let mut observer = Interleaved { observer, between, inner: None };
-            return pass.run_on_gpu(model, cpu, gpu, memory, &mut observer);
+        let inner = InnerPasses { model, cpu, devices: None, memory: inner };
+        let inner = has_others.then_some(inner);
+        let mut observer = Interleaved { observer, between, inner, has_gpu: gpu.is_some() };
+        match gpu {
+            Some(gpu) => pass.run_on_gpu(model, cpu, gpu.devices(), memory, &mut observer),
+            None => pass.run_on_cpu(model, cpu, memory, &mut observer),
         }
-        let inner = has_others.then_some(InnerPasses { model, cpu, memory: inner });
-        pass.run_on_cpu(model, cpu, memory, &mut Interleaved { observer, between, inner })
     }
 
     /// KV cache of one session on the first GPU, planned to take `planned` bytes; `None` without a

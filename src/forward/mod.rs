@@ -24,6 +24,7 @@ use crate::backend::cpu::Cpu;
 use crate::backend::cpu::acts::{ActSet, Kinds};
 use crate::backend::cpu::linear::Product;
 use crate::forward::events::nanos_since;
+use crate::forward::gpu::Devices;
 use crate::forward::record::Recorder;
 use crate::model::Model;
 use crate::model::encoder::PositionParams;
@@ -41,6 +42,11 @@ pub trait Observer {
 
     /// Called before layer `l`. An error ends the pass.
     fn layer(&mut self, l: usize) -> Result<()>;
+
+    /// [`Observer::layer`] of a pass on devices, which other passes may use meanwhile.
+    fn layer_on(&mut self, l: usize, _devices: Devices<'_>) -> Result<()> {
+        self.layer(l)
+    }
 
     /// Called between the parts of a layer. An error ends the pass.
     fn rest(&mut self) -> Result<()> {

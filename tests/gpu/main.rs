@@ -27,6 +27,9 @@ mod peers;
 // The PTX in the tree is that of the kernels in the tree.
 mod ptx;
 
+// Steps of decode between the layers of prompts.
+mod rests;
+
 // Generations from logits that the device chose.
 mod sampling;
 

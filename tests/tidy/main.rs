@@ -441,6 +441,7 @@ const GPU_PASS: &[&str] = &[
     "hybrid_moe/division",
     "hybrid_moe/call",
     "pass",
+    "devices",
     // Stages of a layer.
     "marks",
     "cache_rows",

@@ -4,7 +4,7 @@
 //! Texts in decode are computed together, one token each. A prompt's pass rests before each of its
 //! layers and between the parts of it while steps of decode are due, so that a text in decode waits
 //! for a part of a layer and not for the prompt, and the prompt's experts are loaded once all the
-//! same.
+//! same. On GPUs layers have no parts.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -78,7 +78,7 @@ impl<'a> GpuPass<'a> {
     /// Rotates the heads of x by the rows' positions.
     pub fn rope(&self, x: DeviceSlice, shape: RopeShape) -> Result<()> {
         let (layout, n_pairs) = (self.layout(), self.hyper().rope.n_rot / 2);
-        let data = self.words(&layout.cos_sin, 2 * self.n() * n_pairs);
+        let data = self.words(&self.kept().cos_sin, 2 * self.n() * n_pairs);
         let rows = self.words(&layout.iota, self.n());
         // SAFETY: `iota` counts from 0 to n - 1, and the table has a row for each token.
         unsafe {
@@ -100,7 +100,7 @@ impl<'a> GpuPass<'a> {
 
     /// u32 [1]: the position of a segment's first row
     fn past(&self, segment: &GpuSegment<'a>) -> DeviceSlice<'a> {
-        segment.word(self.words(&self.layout().past, self.batch.n_segments()))
+        segment.word(self.words(&self.kept().past, self.batch.n_segments()))
     }
 
     /// The view of queries on their own text: positions up to their own, or all of a source text.

@@ -54,7 +54,7 @@ impl<'a> GpuPass<'a> {
         if !self.is_decode() {
             return DeviceAttention { all: Some(self.n_source(segment)), ..view };
         }
-        let past = segment.word(self.words(&self.layout().source, 1));
+        let past = segment.word(self.words(&self.kept().source, 1));
         DeviceAttention { past, ..view }
     }
 }

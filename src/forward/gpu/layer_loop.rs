@@ -5,6 +5,7 @@ use crate::Result;
 use crate::forward::CpuPass;
 use crate::forward::encoder_decoder::set_sources;
 use crate::forward::events::nanos_since;
+use crate::forward::gpu::devices::Devices;
 use crate::forward::gpu::layer::{before_experts, layer};
 use crate::forward::gpu::pass::{GpuPass, Role};
 use crate::forward::gpu::upload::floats;
@@ -77,7 +78,7 @@ fn run_layers(cx: &mut GpuPass) -> Result<()> {
     capture_graphs(cx)?;
     upload_positions(cx)?;
     for l in cx.layers() {
-        cx.observer.layer(l)?;
+        before_layer(cx, l)?;
         let is_on_device = cx.dev.layers[l].is_some();
         move_stream(cx, is_on_device)?;
         if is_on_device {
@@ -87,6 +88,15 @@ fn run_layers(cx: &mut GpuPass) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Lets other passes run, unless this one is of a row alone: a layer of such a pass is queued while
+/// the one before it runs.
+fn before_layer(cx: &mut GpuPass, l: usize) -> Result<()> {
+    if cx.n() == 1 {
+        return cx.observer.layer(l);
+    }
+    cx.observer.layer_on(l, Devices { dev: cx.dev, state: cx.state })
 }
 
 fn layer_on_cpu(cx: &mut GpuPass, l: usize) -> Result<()> {
@@ -124,19 +134,19 @@ fn capture_graphs(cx: &mut GpuPass) -> Result<()> {
 }
 
 fn upload_positions(cx: &mut GpuPass) -> Result<()> {
-    let (layout, stream) = (cx.layout(), cx.stream());
+    let (kept, stream) = (cx.kept(), cx.stream());
     if cx.role == Role::Only {
         let cos_sin: Vec<f32> = cx.b.mixer.rope.turns().iter().flatten().copied().collect();
-        let to = cx.words(&layout.cos_sin, cos_sin.len());
+        let to = cx.words(&kept.cos_sin, cos_sin.len());
         cx.state.staging.upload(stream, to, &cos_sin, f32::to_le_bytes)?;
     }
     if cx.role == Role::Answer && cx.is_decode() {
         let last = [cx.n_source(&cx.decoded()) as u32 - 1];
-        let to = cx.words(&layout.source, 1);
+        let to = cx.words(&kept.source, 1);
         cx.state.staging.upload(stream, to, &last, u32::to_le_bytes)?;
     }
     let past: Vec<u32> = cx.segments().map(|segment| segment.segment.past as u32).collect();
-    let to = cx.words(&layout.past, past.len());
+    let to = cx.words(&kept.past, past.len());
     cx.state.staging.upload(stream, to, &past, u32::to_le_bytes)
 }
 
@@ -164,7 +174,8 @@ fn end(cx: &mut GpuPass, result: Result<()>) -> Result<()> {
     // After an error too: queued work may use what is released below.
     let waited = cx.state.staging.wait(cx.stream());
     let waited = waited.and(cx.wait_for_peers());
-    if result.is_err() {
+    // Steps of decode, which may run while a prompt's pass rests, leave its prefetch alone.
+    if result.is_err() && cx.batch.decode_rows().len() < cx.n() {
         cx.model.hierarchy.cancel_layer_prefetch();
     }
     if let (Err(_), Some(tiers)) = (&result, &cx.dev.tiers) {

@@ -12,6 +12,7 @@ mod cache_rows;
 mod cross_attention;
 mod decode_pipeline;
 mod device_model;
+mod devices;
 mod expert_parallel;
 mod experts;
 mod gated_delta;
@@ -33,12 +34,12 @@ mod weights;
 mod workspace;
 
 pub use cache::GpuCache;
+pub use devices::Devices;
 pub use pass::Caches;
 
 use crate::Result;
 use crate::backend::cpu::Cpu;
 use crate::backend::gpu::Device;
-use crate::cancel::Cancel;
 use crate::experts::LayerExperts;
 use crate::experts::vram::{Dealt, Own, Owners, VramOptions, VramTier, VramTiers};
 use crate::forward::gpu::cache::CacheCopies;
@@ -137,7 +138,8 @@ impl Model {
             + (4 << 10);
         // The residual stream of a micro-batch, its cosines and sines, or its table of experts.
         let layout = &dev.layout;
-        let largest = (n * row).max(layout.ffn.experts.granules.len()).max(layout.cos_sin.len());
+        let largest =
+            (n * row).max(layout.ffn.experts.granules.len()).max(layout.kept[0].cos_sin.len());
         let staging = Staging::new(gpu, STAGING_BYTES.max(largest), down)?;
         let hybrid = HybridMoe::new(options.cpu_share, gpus.len());
         let pipeline = DecodePipeline::new(gpu, self)?;
@@ -222,7 +224,7 @@ impl Model {
     }
 }
 
-impl GpuModel {
+impl Devices<'_> {
     /// As `Model::forward`. The device computes the layers that it holds.
     pub fn forward<'a>(
         &'a mut self,
@@ -269,20 +271,21 @@ impl GpuModel {
             batch,
             role,
             model,
-            dev: &self.dev,
+            dev: self.dev,
             cpu,
             caches,
             encoder_caches: Vec::new(),
             b,
-            state: &mut self.state,
+            state: self.state,
             observer,
             on_device: false,
         }
     }
+}
 
-    /// From the next pass on, waits for experts end once `cancel` is set.
-    pub(crate) fn set_cancel(&mut self, cancel: &Cancel) {
-        self.state.hybrid.set_cancel(cancel);
+impl GpuModel {
+    pub fn devices(&mut self) -> Devices<'_> {
+        Devices { dev: &self.dev, state: &mut self.state }
     }
 
     /// The first device, which has the dense weights and the KV cache.

@@ -15,7 +15,7 @@ use crate::forward::gpu::hybrid_moe::division::HybridMoe;
 use crate::forward::gpu::layers::{GpuLayer, GpuNorm};
 use crate::forward::gpu::upload::Staging;
 use crate::forward::gpu::weights::{GpuHeads, GpuLinear};
-use crate::forward::gpu::workspace::{ByteRange, WorkspaceLayout};
+use crate::forward::gpu::workspace::{ByteRange, KeptLayout, WorkspaceLayout};
 use crate::forward::{Batch, Buffers, Observer, Segment};
 use crate::gguf::TensorType;
 use crate::model::Model;
@@ -175,6 +175,12 @@ impl<'a> GpuPass<'a> {
         &self.dev.layout
     }
 
+    /// The buffers that this pass keeps from layer to layer. Those of one row alone are in graphs.
+    pub fn kept(&self) -> &'a KeptLayout {
+        let is_step = self.n() == 1 || self.batch.decode_rows().len() == self.n();
+        &self.layout().kept[usize::from(is_step)]
+    }
+
     /// A layer on the device.
     pub fn layer(&self, l: usize) -> &'a GpuLayer {
         self.dev.layers[l].as_ref().expect("a layer on the device")
@@ -201,7 +207,7 @@ impl<'a> GpuPass<'a> {
 
     /// The residual stream: f32 [rows, n_embd], as the next three.
     pub fn x(&self) -> DeviceSlice<'a> {
-        self.stream_rows(&self.layout().x)
+        self.stream_rows(&self.kept().x)
     }
 
     /// The residual stream before attention.

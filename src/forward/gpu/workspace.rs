@@ -21,7 +21,8 @@ pub type ByteRange = Range<usize>;
 /// said; shapes are those of the CPU's `Buffers`.
 #[derive(Clone, Default)]
 pub struct WorkspaceLayout {
-    pub x: ByteRange,
+    /// For passes with prompts, and for steps of decode, which run while one of those rests.
+    pub kept: [KeptLayout; 2],
     pub before: ByteRange,
     pub h: ByteRange,
     pub y: ByteRange,
@@ -32,21 +33,27 @@ pub struct WorkspaceLayout {
     /// Scratch memory for choosing the best logits, and the result: f32 [k], then u32 [k].
     pub top_k: ByteRange,
     pub best: ByteRange,
-    /// f32 [tokens, n_rot / 2, 2]: cosines and sines of the rows' positions
-    pub cos_sin: ByteRange,
     /// u32 [tokens]: 0, 1, …
     pub iota: ByteRange,
     /// u32 [tokens]
     pub zeros: ByteRange,
     /// f32 [tokens]
     pub ones: ByteRange,
+    /// Keys and values of the encoder's layer that is being computed, f32 or smaller.
+    pub encoder: [ByteRange; 2],
+    n_bytes: usize,
+}
+
+/// The buffers whose contents a pass keeps from layer to layer.
+#[derive(Clone, Default)]
+pub struct KeptLayout {
+    pub x: ByteRange,
+    /// f32 [tokens, n_rot / 2, 2]: cosines and sines of the rows' positions
+    pub cos_sin: ByteRange,
     /// u32 [segments]: position of the first row
     pub past: ByteRange,
     /// u32 [1]: the last position of the source text
     pub source: ByteRange,
-    /// Keys and values of the encoder's layer that is being computed, f32 or smaller.
-    pub encoder: [ByteRange; 2],
-    n_bytes: usize,
 }
 
 #[derive(Clone, Default)]
@@ -196,8 +203,14 @@ impl WorkspaceLayout {
         let mut bump = BumpLayout::default();
         let row = n * hyper.n_embd;
         let n_vocab = weights.output.weight.rows;
-        let mut layout = WorkspaceLayout {
+        let mut kept = || KeptLayout {
             x: bump.words(row),
+            cos_sin: bump.words(n * hyper.rope.n_rot),
+            past: bump.words(n),
+            source: bump.words(1),
+        };
+        let mut layout = WorkspaceLayout {
+            kept: [kept(), kept()],
             before: bump.words(row),
             h: bump.words(row),
             y: bump.words(row),
@@ -207,12 +220,9 @@ impl WorkspaceLayout {
             logits: bump.words(LOGITS_ROWS.min(n) * n_vocab),
             top_k: bump.bytes(sample::scratch_bytes(n_vocab, 1, TOP_K_MAX)),
             best: bump.words(2 * TOP_K_MAX),
-            cos_sin: bump.words(n * hyper.rope.n_rot),
             iota: bump.words(n),
             zeros: bump.words(n),
             ones: bump.words(n),
-            past: bump.words(n),
-            source: bump.words(1),
             encoder: encoder_rows(hyper, n_ctx).map(|n| bump.words(n)),
             n_bytes: 0,
         };

@@ -62,6 +62,10 @@ impl HybridMoe {
         self.batches.iter_mut().for_each(|batch| batch.work.cancel = cancel.clone());
     }
 
+    pub fn cancel(&self) -> Cancel {
+        self.batches.first().map_or_else(Cancel::default, |batch| batch.work.cancel.clone())
+    }
+
     /// Releases what a failed pass had acquired. The caller has waited for the devices.
     pub fn release_all(&mut self, tiers: &VramTiers) {
         for (device, batch) in self.batches.iter_mut().enumerate() {
