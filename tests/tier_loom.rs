@@ -6,7 +6,7 @@
 
 pub use moeba::{cancel, policy};
 
-#[allow(dead_code)]
+#[allow(dead_code, unused_imports)]
 #[path = "../src/experts"]
 mod experts {
     pub mod acquisition;

@@ -6,7 +6,7 @@ export const PLACES = ["disk", "flight", "part", "ram", "vram"];
 export const NAMES = ["on disk", "on its way", "in RAM in part", "in RAM", "in VRAM"];
 
 /** Time of a flash, ms, and the half-life of use. */
-const FLASH = 600;
+const FLASH = 250;
 const HALF_LIFE = 5000;
 /** Height that the map may take before its cells become smaller. */
 const MAX_HEIGHT = 430;
