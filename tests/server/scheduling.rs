@@ -55,7 +55,9 @@ fn order(server: &Server, headers: [&str; 3], priorities: [i64; 3]) -> Vec<usize
     server.wait_busy(1);
     let mut waiting = Vec::new();
     for (i, (header, priority)) in headers.iter().zip(priorities).enumerate() {
-        let mut body = json!({ "prompt": format!("Text {i}"), "n_predict": 4 });
+        // Long enough that whoever is answered first also knows it first.
+        let mut body =
+            json!({ "prompt": format!("Text {i}"), "n_predict": 64, "ignore_eos": true });
         if priority != 0 {
             body["priority"] = priority.into();
         }

@@ -120,11 +120,12 @@ pub fn sampling(fields: &Fields<'_>, service: &Service) -> ApiResult<SamplerOpti
     }
     if let Some(names) = fields.strings("samplers")? {
         let kinds = SamplerKind::from_names(&names.join(";"));
-        let wrong = |why: String| ApiError::invalid("samplers", format!("samplers: {why}"));
+        let path = fields.path("samplers");
+        let wrong = |why: String| ApiError::invalid(&path, format!("{path}: {why}"));
         options.samplers = kinds.map_err(wrong)?;
     }
     if let Some(value) = fields.get("logit_bias") {
-        options.logit_bias = biases(value, service)?;
+        options.logit_bias = biases(&fields.path("logit_bias"), value, service)?;
     }
     Ok(options)
 }
@@ -133,15 +134,14 @@ const BIAS: &str = "a number from -100 to 100";
 
 /// An object of token ids and biases, or llama-server's list of pairs of an id or a text and a
 /// bias, where `false` bans.
-fn biases(value: &Value, service: &Service) -> ApiResult<Vec<LogitBias>> {
-    let path = "logit_bias";
+fn biases(path: &str, value: &Value, service: &Service) -> ApiResult<Vec<LogitBias>> {
     let tokenizer = service.engine().tokenizer();
     let mut pairs: Vec<(Vec<u32>, &Value)> = Vec::new();
     match value {
         Value::Object(map) => {
             for (id, bias) in map {
                 let id = id.parse::<u32>().map_err(|_| {
-                    let message = format!("logit_bias: expected a token id, got {id:?}");
+                    let message = format!("{path}: expected a token id, got {id:?}");
                     ApiError::invalid(path, message)
                 })?;
                 pairs.push((vec![id], bias));
@@ -166,7 +166,7 @@ fn biases(value: &Value, service: &Service) -> ApiResult<Vec<LogitBias>> {
         other => return Err(wrong(path, "an object or an array of pairs", other)),
     }
     if pairs.len() > limits::MAX_BIASES {
-        let message = format!("logit_bias: at most {} entries", limits::MAX_BIASES);
+        let message = format!("{path}: at most {} entries", limits::MAX_BIASES);
         return Err(ApiError::invalid(path, message));
     }
     let mut out = Vec::new();
@@ -182,7 +182,7 @@ fn biases(value: &Value, service: &Service) -> ApiResult<Vec<LogitBias>> {
             if id as usize >= tokenizer.n_vocab() {
                 let n = tokenizer.n_vocab();
                 let message =
-                    format!("logit_bias: token id {id} is out of range: the model has {n} tokens");
+                    format!("{path}: token id {id} is out of range: the model has {n} tokens");
                 return Err(ApiError::invalid(path, message));
             }
             out.push(LogitBias { id, bias });
