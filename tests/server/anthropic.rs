@@ -354,8 +354,8 @@ fn errors_have_anthropics_form() {
 
 #[test]
 fn a_stream_that_waits_is_pinged_and_told_why_it_fails() {
-    let server = start(&["-c", "2048", "--parallel", "1", "--queue-timeout", "2"]);
-    let endless = with(json!({"max_tokens": 4096, "ignore_eos": true, "stream": true}));
+    let server = start(&["-c", "60000", "--parallel", "1", "--queue-timeout", "2"]);
+    let endless = with(json!({"max_tokens": 60000, "ignore_eos": true, "stream": true}));
     let mut first = server.begin(PATH, &endless);
     first.read_exact(&mut [0]).unwrap();
     server.wait_busy(1);

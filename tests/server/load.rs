@@ -17,7 +17,7 @@ fn endless() -> Value {
 
 #[test]
 fn a_client_that_goes_frees_its_slot() {
-    let server = start(&["-c", "2048", "--parallel", "1"]);
+    let server = start(&["-c", "60000", "--parallel", "1"]);
     for is_stream in [true, false] {
         let mut body = endless();
         body["stream"] = is_stream.into();
@@ -37,7 +37,7 @@ fn a_client_that_goes_frees_its_slot() {
 
 #[test]
 fn a_full_queue_says_so_and_when_to_come_again() {
-    let server = start(&["-c", "2048", "--parallel", "1", "--queue", "1"]);
+    let server = start(&["-c", "60000", "--parallel", "1", "--queue", "1"]);
     let path = "/v1/chat/completions";
     let running = server.begin(path, &endless());
     server.wait_busy(1);
@@ -72,7 +72,7 @@ fn a_signal_lets_running_requests_end() {
     let mut server = start(&["-c", "1024", "--parallel", "1", "--grace", "300"]);
     let body = json!({
         "messages": [{"role": "user", "content": "Tell me everything."}],
-        "max_tokens": 40,
+        "max_tokens": 400,
         "ignore_eos": true,
         "stream": true,
     });
@@ -86,7 +86,7 @@ fn a_signal_lets_running_requests_end() {
 
 #[test]
 fn requests_that_take_longer_than_the_grace_are_told() {
-    let mut server = start(&["-c", "2048", "--parallel", "1", "--grace", "0"]);
+    let mut server = start(&["-c", "60000", "--parallel", "1", "--grace", "0"]);
     let mut running = server.begin("/v1/chat/completions", &endless());
     server.wait_busy(1);
     server.signal("INT");

@@ -341,7 +341,7 @@ fn errors_have_ollamas_form() {
 
 #[test]
 fn a_stream_that_waits_has_empty_lines_and_ends_with_its_error() {
-    let server = start(&["-c", "2048", "--parallel", "1", "--queue-timeout", "2"]);
+    let server = start(&["-c", "60000", "--parallel", "1", "--queue-timeout", "2"]);
     let endless = with(json!({"options": {"num_predict": -1, "ignore_eos": true}}));
     let mut first = server.begin(CHAT, &endless);
     first.read_exact(&mut [0]).unwrap();

@@ -88,7 +88,7 @@ fn order(server: &Server, headers: [&str; 3], priorities: [i64; 3]) -> Vec<usize
 
 #[test]
 fn priorities_order_the_queue_where_they_are_allowed() {
-    let args = ["-c", "2048", "--parallel", "1"];
+    let args = ["-c", "60000", "--parallel", "1"];
     let server = start(&[&args[..], &["--allow-priority"]].concat());
     assert_eq!(order(&server, ["", "", ""], [5, 0, -5]), [2, 1, 0]);
     let headers = ["X-Priority: 50\r\n", "X-Priority: -50\r\n", "X-Priority: -99\r\n"];
