@@ -1,5 +1,5 @@
 //! Saves what policies learn while the engine runs, so that a process that is killed loses a minute
-//! of it at most. No token waits for it.
+//! of it at most. A token waits for a copy in memory of what was learned, and never for the file.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -92,7 +92,7 @@ impl Shared {
         }
     }
 
-    /// Waits for the interval, or less if there is nothing more to save.
+    /// Waits for the interval, or less if the engine is dropped.
     fn rest(&self) {
         let start = Instant::now();
         while !self.is_stopped() && start.elapsed() < self.interval {

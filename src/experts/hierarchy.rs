@@ -188,15 +188,16 @@ impl Hierarchy {
         let first = out.len();
         out.extend(statuses.iter().map(in_host));
         let upper = self.vram.iter().flat_map(|tiers| tiers.of_layer(layer));
-        let mut is_first = true;
-        for (_, vram) in upper {
+        let upper: Vec<_> = upper.map(|(_, vram)| vram).collect();
+        let out = &mut out[first..];
+        if self.ram.is_none() && !upper.is_empty() {
+            // Without a tier in host memory every use was counted there as well.
+            out.iter_mut().for_each(|expert| (expert.n_hits, expert.n_misses) = (0, 0));
+        }
+        for vram in upper {
             statuses.clear();
             vram.report(layer, &mut statuses);
-            for (expert, above) in out[first..].iter_mut().zip(&statuses) {
-                // Without a tier in host memory every use was counted here as well.
-                if is_first && self.ram.is_none() {
-                    (expert.n_hits, expert.n_misses) = (0, 0);
-                }
+            for (expert, above) in out.iter_mut().zip(&statuses) {
                 expert.n_hits = expert.n_hits.wrapping_add(above.n_hits);
                 if self.ram.is_none() {
                     expert.n_misses = expert.n_misses.wrapping_add(above.n_misses);
@@ -209,7 +210,6 @@ impl Hierarchy {
                     _ => {}
                 }
             }
-            is_first = false;
         }
     }
 

@@ -213,10 +213,10 @@ impl fmt::Display for PolicySpec {
         if self.split != DEFAULT.split {
             write!(f, ",split={}", self.split)?;
         }
-        match self.placement {
-            placement if placement == DEFAULT.placement => Ok(()),
-            placement => write!(f, ",placement={placement}"),
+        if self.placement != DEFAULT.placement {
+            write!(f, ",placement={}", self.placement)?;
         }
+        Ok(())
     }
 }
 

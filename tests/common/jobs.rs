@@ -60,23 +60,27 @@ pub fn job(engine: &Arc<Engine>, prompt: &[u32], cancelled_at: Option<usize>) ->
         cancel: Cancel::new(),
         ..Request::default()
     };
-    let mut generation = Generation::new(engine, &request).unwrap();
-    generation.report_logprobs(0);
     let cancel = cancelled_at.map(|n| (n, request.cancel.clone()));
     let sink = Sink { cancel, ..Sink::default() };
-    let job = Job {
+    (job_of(engine, request, sink.clone()), sink)
+}
+
+/// A request as a job that reports the probabilities of its tokens.
+pub fn job_of(engine: &Arc<Engine>, request: Request, sink: Sink) -> Job<Sink> {
+    let mut generation = Generation::new(engine, &request).unwrap();
+    generation.report_logprobs(0);
+    Job {
         id: 0,
         prompt: request.prompt,
         source: None,
         generation,
-        sink: sink.clone(),
+        sink,
         cancel: request.cancel,
         owner: Owner::default(),
         salt: Some(0),
         priority: 0,
         slot: None,
-    };
-    (job, sink)
+    }
 }
 
 /// A scheduler with `page_bytes` of pages.

@@ -1,13 +1,12 @@
 //! Texts that share the memory of their sessions: those that are parked have the bytes that they
 //! have alone.
 
+use common::jobs::{Sink, Text, core, job_of};
 use common::{convert_golden, golden_options, load};
-use moeba::engine::scheduler::{Core, Job, JobSink, Owner, Status};
-use moeba::engine::{
-    Cancel, Engine, EngineOptions, FinishReason, Generation, Limits, Outcome, Request, TextSink,
-};
-use moeba::sample::{SamplerOptions, TokenLogprob};
-use std::sync::{Arc, Mutex};
+use moeba::engine::scheduler::{Core, Job, Status};
+use moeba::engine::{Cancel, Engine, EngineOptions, FinishReason, Limits, Request};
+use moeba::sample::SamplerOptions;
+use std::sync::Arc;
 
 /// Tokens that all sessions share.
 const N_CTX: usize = 192;
@@ -27,33 +26,6 @@ fn model(name: &str) -> Arc<Engine> {
     load(&path, &options)
 }
 
-/// A text's tokens with the bits of their probabilities, and its end.
-#[derive(Clone, Debug, Default, PartialEq)]
-struct Text {
-    tokens: Vec<(u32, u32)>,
-    end: Option<FinishReason>,
-}
-
-#[derive(Clone, Default)]
-struct Sink(Arc<Mutex<Text>>);
-
-impl TextSink for Sink {
-    fn text(&mut self, _text: &str) -> moeba::Result<()> {
-        Ok(())
-    }
-}
-
-impl JobSink for Sink {
-    fn token(&mut self, id: u32, logprob: Option<&TokenLogprob>) {
-        let bits = logprob.expect("it was asked for").logprob.to_bits();
-        self.0.lock().unwrap().tokens.push((id, bits));
-    }
-
-    fn finished(&mut self, result: moeba::Result<Outcome>) {
-        self.0.lock().unwrap().end = Some(result.unwrap().finish);
-    }
-}
-
 /// A job whose text goes on until it has `n_predict` tokens or the context is full.
 fn job(engine: &Arc<Engine>, i: usize, n_predict: usize) -> (Job<Sink>, Sink) {
     let (n, first) = (20 + 13 * (i % 4), 10 + i as u32);
@@ -64,28 +36,10 @@ fn job(engine: &Arc<Engine>, i: usize, n_predict: usize) -> (Job<Sink>, Sink) {
         cancel: Cancel::new(),
         ..Request::default()
     };
-    let mut generation = Generation::new(engine, &request).unwrap();
-    generation.report_logprobs(0);
     let sink = Sink::default();
-    let job = Job {
-        id: i as u64,
-        prompt: request.prompt,
-        source: None,
-        generation,
-        sink: sink.clone(),
-        cancel: request.cancel,
-        owner: Owner::default(),
-        // Some leave nothing in a cache.
-        salt: (i % 5 != 4).then_some(0),
-        priority: 0,
-        slot: None,
-    };
-    (job, sink)
-}
-
-fn core(engine: &Arc<Engine>, n_sessions: usize, page_bytes: usize) -> Core<Sink> {
-    let sessions = (0..n_sessions).map(|_| engine.new_session().unwrap()).collect();
-    Core::new(engine, sessions, 0.5, page_bytes)
+    // Some leave nothing in a cache.
+    let salt = (i % 5 != 4).then_some(0);
+    (Job { id: i as u64, salt, ..job_of(engine, request, sink.clone()) }, sink)
 }
 
 /// Tokens that texts hold are never more than they share.
@@ -101,7 +55,7 @@ fn alone(engine: &Arc<Engine>, i: usize, n_predict: usize) -> Text {
     core.submit(job);
     while core.step() {}
     assert_eq!(core.board().read().counts.n_parked, 0);
-    sink.0.lock().unwrap().clone()
+    sink.text.lock().unwrap().clone()
 }
 
 /// Lengths of answers that together exceed the memory, and of more that wait for a session.
@@ -121,7 +75,7 @@ fn compare(engine: &Arc<Engine>, expected: &[Text], page_bytes: usize) -> Arc<St
     }
     assert!(core.is_idle());
     for (i, (expected, sink)) in expected.iter().zip(sinks).enumerate() {
-        assert!(*sink.0.lock().unwrap() == *expected, "text {i}, {page_bytes} bytes of pages");
+        assert!(*sink.text.lock().unwrap() == *expected, "text {i}, {page_bytes} bytes of pages");
     }
     let status = core.board().read();
     assert!(status.counts.n_parked > 0);
@@ -178,14 +132,14 @@ fn a_parked_text_can_be_cancelled_and_others_go_on() {
     cancels[first].cancel();
     assert!(core.step());
     let status = core.board().read();
-    assert_eq!(sinks[first].0.lock().unwrap().end, Some(FinishReason::Cancelled));
+    assert_eq!(sinks[first].text.lock().unwrap().end, Some(FinishReason::Cancelled));
     assert!(!status.slots[slot].is_parked);
     // A text that was parked keeps no other one from going on.
     while core.step() {
         check(&core.board().read());
     }
     for i in (0..4).filter(|i| *i != first) {
-        assert!(*sinks[i].0.lock().unwrap() == alone(&engine, i, 100), "text {i}");
+        assert!(*sinks[i].text.lock().unwrap() == alone(&engine, i, 100), "text {i}");
     }
     // All of them while one is parked.
     let jobs: Vec<_> = (0..4).map(|i| job(&engine, i, 100)).collect();
@@ -196,7 +150,7 @@ fn a_parked_text_can_be_cancelled_and_others_go_on() {
     }
     core.cancel_all();
     assert!(core.is_idle());
-    let ends = sinks.iter().map(|sink| sink.0.lock().unwrap().end);
+    let ends = sinks.iter().map(|sink| sink.text.lock().unwrap().end);
     assert!(ends.into_iter().all(|end| end == Some(FinishReason::Cancelled)));
 }
 
@@ -216,7 +170,7 @@ fn idle_texts_make_room_before_a_job_is_parked() {
     let (job, sink) = job(&engine, 3, 999);
     core.submit(job);
     while core.step() {}
-    assert_eq!(sink.0.lock().unwrap().end, Some(FinishReason::ContextFull));
+    assert_eq!(sink.text.lock().unwrap().end, Some(FinishReason::ContextFull));
     assert_eq!(held(&core), [0, 0, N_CTX]);
     assert_eq!(core.board().read().counts.n_parked, 0);
 }

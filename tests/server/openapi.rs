@@ -240,7 +240,7 @@ fn unknown(log: &Receiver<String>) -> BTreeSet<String> {
     }
 }
 
-/// An object with all of these names, null where it says nothing.
+/// An object with all of these names: those that it lacks are null.
 fn with_all(object: &Value, names: &BTreeSet<String>) -> Value {
     let nulls = names.iter().map(|name| (name.clone(), Value::Null));
     let mut all: Map<String, Value> = nulls.collect();

@@ -65,11 +65,8 @@ impl<S: JobSink> Slot<S> {
     /// Gives the session to a job; what it drops of its text goes to `pages`.
     pub fn start(&mut self, job: Job<S>, pages: &mut Pages, engine: &Engine) {
         let n = self.n_common(job.salt, &job.prompt);
-        if let Some(salt) = self.salt
-            && self.session.can_copy()
-            && n < self.session.n_past()
-        {
-            self.session.keep(pages, salt);
+        if n < self.session.n_past() {
+            self.keep_text(pages);
         }
         if job.salt.is_none() || job.salt != self.salt {
             self.session.truncate(0);
@@ -88,11 +85,7 @@ impl<S: JobSink> Slot<S> {
 
     /// Gives all memory of the session back; its text goes to `pages`. A job is parked.
     pub fn empty(&mut self, pages: &mut Pages) {
-        if let Some(salt) = self.salt
-            && self.session.can_copy()
-        {
-            self.session.keep(pages, salt);
-        }
+        self.keep_text(pages);
         self.session.truncate(0);
         self.session.give_back();
         (self.room, self.lent) = (0, 0);
@@ -100,6 +93,15 @@ impl<S: JobSink> Slot<S> {
         self.marks.iter_mut().for_each(Marks::clear);
         self.is_parked = self.job.is_some();
         self.forget_step();
+    }
+
+    /// Hands the session's text to `pages`, if it is to be used again.
+    fn keep_text(&self, pages: &mut Pages) {
+        if let Some(salt) = self.salt
+            && self.session.can_copy()
+        {
+            self.session.keep(pages, salt);
+        }
     }
 
     /// The session as the budget of memory sees it.
