@@ -13,11 +13,12 @@ use crate::forward::scratch::{rows_of, rows_of_mut};
 use crate::model::Model;
 use crate::model::weights::{AttentionWeights, Linear};
 use crate::simd::Floats;
+use std::ops::Range;
 
 /// Buffers of the stage that mixes positions.
 #[derive(Default)]
 pub struct MixerBuffers {
-    pub rope: RopeTable,
+    pub ropes: RopeTables,
     pub q: Floats,        // [rows, n_head, head_dim]
     pub k: Floats,        // [rows, n_head_kv, head_dim]
     pub v: Floats,        // [rows, n_head_kv, head_dim_v]
@@ -26,6 +27,42 @@ pub struct MixerBuffers {
     pub acts: ActSet,     // the input of one product after the other
     pub latent: LatentBuffers,
     pub delta: DeltaBuffers,
+}
+
+/// Rotations of queries and keys and factors on queries, for each row.
+#[derive(Default)]
+pub struct RopeTables {
+    pub main: RopeTable,
+    /// For sliding layers; empty where they turn as the others do.
+    pub sliding: RopeTable,
+    /// Factors on queries; empty in a model without a temperature.
+    pub temperature: RopeTable,
+}
+
+impl RopeTables {
+    pub fn clear(&mut self) {
+        self.main.clear();
+        self.sliding.clear();
+        self.temperature.clear();
+    }
+
+    /// Adds rows of these positions, in a session of `n_ctx`.
+    pub fn push(&mut self, model: &Model, n_ctx: usize, positions: Range<usize>) {
+        let (first, n) = (positions.start, positions.len());
+        self.main.push(model.frequencies(n_ctx), first, n);
+        if let Some(frequencies) = &model.sliding_frequencies {
+            self.sliding.push(frequencies, first, n);
+        }
+        if let Some(temperature) = model.hyper.temperature {
+            let n_pairs = model.hyper.head_dim / 2;
+            self.temperature.push_factors(n_pairs, |at| temperature.at(at), positions);
+        }
+    }
+
+    /// The table of a layer that slides or does not.
+    pub fn of_layer(&self, slides: bool) -> &RopeTable {
+        if slides && !self.sliding.turns().is_empty() { &self.sliding } else { &self.main }
+    }
 }
 
 impl MixerBuffers {
@@ -58,17 +95,21 @@ impl CpuPass<'_, '_> {
         if w.gated {
             m.split_gates(hyper.head_dim);
         }
-        // QK-norm
-        if let Some(norm) = &w.q_norm {
-            cpu.rms_norm_heads(&mut m.q, norm, hyper.norm_eps);
+        // QK-norm, RoPE
+        let norm_after_rope = model.descriptor.parts.norm_after_rope;
+        if !norm_after_rope {
+            self.norm_heads(w, m);
         }
-        if let Some(norm) = &w.k_norm {
-            cpu.rms_norm_heads(&mut m.k, norm, hyper.norm_eps);
+        if w.rotates {
+            let shape = model.rope_shape(hyper.head_dim, hyper.rope_offset);
+            let table = m.ropes.of_layer(w.window.is_some());
+            cpu.rope(&mut m.q, shape, table);
+            cpu.rope(&mut m.k, shape, table);
         }
-        // RoPE
-        let shape = model.rope_shape(hyper.head_dim, hyper.rope_offset);
-        cpu.rope(&mut m.q, shape, &m.rope);
-        cpu.rope(&mut m.k, shape, &m.rope);
+        if norm_after_rope {
+            self.norm_heads(w, m);
+        }
+        cpu.rope(&mut m.q, model.rope_shape(hyper.head_dim, 0), &m.ropes.temperature);
         // cache
         self.store_keys_values(l, m);
         // attention, each text over its own cache
@@ -89,7 +130,7 @@ impl CpuPass<'_, '_> {
             let out = rows_of_mut(&mut m.attended, &rows, hyper.n_head * hyper.head_dim_v);
             parts::attend(cpu, self.observer, shape, q, [keys, values], out)?;
         }
-        if w.gated {
+        if w.gated || w.gate.is_some() {
             cpu.kernels.sigmoid(&mut m.gate);
             m.attended.iter_mut().zip(&m.gate[..]).for_each(|(x, gate)| *x *= gate);
         }
@@ -97,7 +138,16 @@ impl CpuPass<'_, '_> {
         Ok(())
     }
 
-    /// h → q, k, v
+    fn norm_heads(&self, w: &AttentionWeights, m: &mut MixerBuffers) {
+        let eps = self.model.hyper.norm_eps;
+        for (norm, x) in [(&w.q_norm, &mut m.q), (&w.k_norm, &mut m.k)] {
+            if let Some(norm) = norm {
+                self.cpu.rms_norm_heads(x, norm, eps);
+            }
+        }
+    }
+
+    /// h → q, k, v, and the values' gate if it has a matrix of its own
     pub(super) fn queries_keys_values(
         &self,
         w: &AttentionWeights,
@@ -105,13 +155,17 @@ impl CpuPass<'_, '_> {
         m: &mut MixerBuffers,
     ) {
         let (model, n) = (self.model, self.batch.n_rows());
-        let kinds = Kinds::of([&w.q, &w.k, &w.v].map(|linear| linear.weight.ty));
+        let inputs = [&w.q, &w.k, &w.v].into_iter().chain(&w.gate);
+        let kinds = Kinds::of(inputs.map(|linear| linear.weight.ty));
         m.acts.fill(self.cpu, kinds, n, model.hyper.n_embd, h);
         self.cpu.products([
             model.linear(&w.q, &m.acts, &mut m.q, n),
             model.linear(&w.k, &m.acts, &mut m.k, n),
             model.linear(&w.v, &m.acts, &mut m.v, n),
         ]);
+        if let Some(gate) = &w.gate {
+            self.cpu.products([model.linear(gate, &m.acts, &mut m.gate, n)]);
+        }
     }
 
     /// Appends keys and values of the rows to their texts' caches.

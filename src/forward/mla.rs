@@ -35,9 +35,10 @@ impl CpuPass<'_, '_> {
         let (rank, n_head, n_rot) = (hyper.kv_rank, hyper.n_head, hyper.rope.n_rot);
         self.latent_products(w, h, m);
         // RoPE of the heads' last elements, and of the row's
-        cpu.rope(&mut m.q, model.rope_shape(hyper.head_dim, hyper.head_dim - n_rot), &m.rope);
+        cpu.rope(&mut m.q, model.rope_shape(hyper.head_dim, hyper.head_dim - n_rot), &m.ropes.main);
         let c = &mut m.latent;
-        cpu.rope(&mut c.kv, model.rope_shape(rank + n_rot, rank), &m.rope);
+        cpu.rope(&mut c.kv, model.rope_shape(rank + n_rot, rank), &m.ropes.main);
+        cpu.rope(&mut m.q, model.rope_shape(hyper.head_dim, 0), &m.ropes.temperature);
         // cache: the compressed part is normalised
         c.compressed.copy_from(c.kv.chunks_exact(rank + n_rot).map(|row| &row[..rank]));
         cpu.rms_norm_heads(&mut c.compressed, &w.kv_a_norm, hyper.norm_eps);

@@ -134,12 +134,12 @@ impl CpuPass<'_, '_> {
     /// Angles of RoPE, or positions added to x.
     fn fill_positions(&self, b: &mut Buffers) {
         let (model, n_embd) = (self.model, self.model.hyper.n_embd);
-        b.mixer.rope.clear();
+        b.mixer.ropes.clear();
         for (rows, segment) in self.batch.segments() {
             match model.hyper.encoder.as_ref().map(|encoder| encoder.positions) {
                 None => {
                     let n_ctx = self.caches[segment.session].n_ctx();
-                    b.mixer.rope.push(model.frequencies(n_ctx), segment.past, rows.len());
+                    b.mixer.ropes.push(model, n_ctx, segment.past..segment.past + rows.len());
                 }
                 Some(PositionParams::Relative { .. }) => {}
                 Some(PositionParams::Sinusoidal { first }) => {
@@ -162,10 +162,10 @@ impl CpuPass<'_, '_> {
             Mixer::Delta(w) => self.gated_delta(l, w, &b.h, &mut b.mixer, &mut b.y),
         }
         let ffn = &layer.ffn;
-        if ffn.branch.is_some() {
+        if ffn.sees_before {
             b.before.clone_from(&b.x);
         }
-        cpu.add_scaled(&mut b.x, hyper.residual_scale, &b.y);
+        model.add_to_stream(cpu, &layer.post_norm, 1.0, b);
 
         // dense branch, residual
         if let Some(branch) = &ffn.branch {
@@ -175,7 +175,7 @@ impl CpuPass<'_, '_> {
         }
 
         // norm, router
-        let input = if ffn.branch.is_some() { &b.before } else { &b.x };
+        let input = if ffn.sees_before { &b.before } else { &b.x };
         model.norm(cpu, &ffn.norm, input, &mut b.h);
         self.observer.rest()?;
         b.acts.fill(cpu, Kinds::of(ffn.inputs()), n, hyper.n_embd, &b.h);
@@ -184,7 +184,7 @@ impl CpuPass<'_, '_> {
 
         // routed experts and shared expert, residual
         self.experts(l, ffn, b)?;
-        cpu.add_scaled(&mut b.x, hyper.residual_scale, &b.y);
+        model.add_to_stream(cpu, &ffn.post_norm, ffn.scale, b);
         Ok(())
     }
 }
@@ -199,6 +199,18 @@ impl Model {
         }
         if self.hyper.embedding_scale != 1.0 {
             x.iter_mut().for_each(|x| *x *= self.hyper.embedding_scale);
+        }
+    }
+
+    /// x += scale · norm(y); h is overwritten if there is a norm.
+    fn add_to_stream(&self, cpu: &Cpu, norm: &Option<Norm>, scale: f32, b: &mut Buffers) {
+        let scale = scale * self.hyper.residual_scale;
+        match norm {
+            None => cpu.add_scaled(&mut b.x, scale, &b.y),
+            Some(norm) => {
+                self.norm(cpu, norm, &b.y, &mut b.h);
+                cpu.add_scaled(&mut b.x, scale, &b.h);
+            }
         }
     }
 

@@ -69,7 +69,10 @@ fn seen(mixer: &Mixer, position: usize) -> usize {
 /// Multiply-adds that do not depend on the position.
 fn mixer_macs(mixer: &Mixer) -> u64 {
     match mixer {
-        Mixer::Attention(w) => [&w.q, &w.k, &w.v, &w.output].map(macs).iter().sum(),
+        Mixer::Attention(w) => {
+            let always = [&w.q, &w.k, &w.v, &w.output];
+            always.into_iter().chain(&w.gate).map(macs).sum()
+        }
         Mixer::Latent(w) => {
             let query = match &w.query {
                 Query::Direct(q) => macs(q),

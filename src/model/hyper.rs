@@ -1,11 +1,12 @@
 //! A model's numbers, from GGUF metadata: read once, checked once.
 
-use super::descriptor::{Descriptor, Mixer, Positions, RopeRows, Window};
+use super::descriptor::{Descriptor, Mixer, Norm, Positions, RopeRows};
 use super::kv::LayerShape;
-use super::rope::RopeParams;
+use super::rope::{RopeParams, Temperature};
 use crate::backend::ops::{Choice, DeltaShape, Score};
 use crate::gguf::{Array, Gguf, Value};
 use crate::model::encoder::EncoderParams;
+use crate::model::layers::LayerKinds;
 use crate::{Error, Result};
 use std::ops::Range;
 
@@ -29,14 +30,19 @@ pub struct HyperParams {
     /// Elements of latent attention's compressed keys and values; 0 in other models.
     pub kv_rank: usize,
     pub rope: RopeParams,
+    /// How sliding layers turn their heads.
+    pub sliding_rope: RopeParams,
+    /// Factor on queries that grows with the position.
+    pub temperature: Option<Temperature>,
     /// Index in a head of the first element that rotates.
     pub rope_offset: usize,
     /// Factor on the attention scores.
     pub attention_scale: f32,
     /// Layers that mix positions by a gated delta rule, and its sizes.
     pub delta: Option<(Vec<bool>, DeltaShape)>,
-    /// Positions that a sliding layer sees.
-    pub window: Option<usize>,
+    /// Which layers slide and which rotate.
+    pub kinds: LayerKinds,
+    pub norm: Norm,
     pub norm_eps: f32,
     pub routing: Routing,
     /// Factors on the embedding and on what each part adds to the stream; divisor of the logits.
@@ -77,6 +83,7 @@ impl HyperParams {
         let heads = keys.heads(n_embd)?;
         let n_ctx_train = keys.require("context_length")?;
         let rope = RopeParams::read(&keys, heads.n_rot, n_ctx_train)?;
+        let sliding_rope = rope.of_sliding_layers(&keys)?;
         let scale = match descriptor.parts.positions {
             Positions::RelativeBias => 1.0,
             _ => 1.0 / (heads.head_dim as f32).sqrt() * rope.score_factor(&keys)?,
@@ -100,15 +107,20 @@ impl HyperParams {
                 RopeRows::First => 0,
                 RopeRows::Last => heads.head_dim - heads.n_rot,
             },
+            temperature: Temperature::read(&keys, &rope)?,
             rope,
+            sliding_rope,
             attention_scale: keys.factor("attention.scale")?.unwrap_or(scale),
             delta: keys.delta()?,
-            window: keys.window()?,
+            kinds: LayerKinds::read(&keys, n_layers)?,
+            norm: keys.norm()?,
             norm_eps: keys.norm_eps()?,
             routing: keys.routing()?,
-            embedding_scale: keys.factor("embedding_scale")?.unwrap_or(1.0),
+            embedding_scale: keys.embedding_scale(n_embd)?,
             residual_scale: keys.factor("residual_scale")?.unwrap_or(1.0),
-            logit_divisor: keys.factor("logit_scale")?,
+            logit_divisor: keys
+                .factor("logit_scale")?
+                .map(|scale| if descriptor.parts.multiply_logits { 1.0 / scale } else { scale }),
         })
     }
 
@@ -150,15 +162,6 @@ impl HyperParams {
             _ => shape,
         };
         (0..self.n_layers).map(of_layer).collect()
-    }
-
-    /// Positions that queries of a layer see, counted back from their own; `None` for all.
-    pub fn window_of(&self, which: Window, layer: usize) -> Option<usize> {
-        match which {
-            Window::None => None,
-            Window::All => self.window,
-            Window::Alternate => self.window.filter(|_| layer.is_multiple_of(2)),
-        }
     }
 }
 
@@ -206,14 +209,9 @@ impl Keys<'_> {
         }
     }
 
-    /// 0 is no window, but not where layers slide.
-    fn window(&self) -> Result<Option<usize>> {
-        let key = "attention.sliding_window";
-        match self.gguf.u32(&self.descriptor.key(key))? {
-            _ if self.descriptor.parts.window != Window::None => self.require(key).map(Some),
-            Some(0) => Ok(None),
-            _ => self.count(key),
-        }
+    /// A count that may be 0, which is also what a file without the key has.
+    pub fn number(&self, key: &str) -> Result<usize> {
+        Ok(self.gguf.u32(&self.descriptor.key(key))?.unwrap_or(0) as usize)
     }
 
     pub fn require(&self, key: &str) -> Result<usize> {
@@ -241,11 +239,26 @@ impl Keys<'_> {
         }
     }
 
+    fn norm(&self) -> Result<Norm> {
+        let parts = &self.descriptor.parts;
+        let rms = self.factor("attention.layer_norm_rms_epsilon")?;
+        Ok(if parts.rms_by_epsilon && rms.is_some() { Norm::Rms } else { parts.norm })
+    }
+
+    fn embedding_scale(&self, n_embd: usize) -> Result<f32> {
+        let scaled = self.descriptor.parts.scale_embedding;
+        let plain = if scaled { (n_embd as f32).sqrt() } else { 1.0 };
+        Ok(self.factor("embedding_scale")?.unwrap_or(plain))
+    }
+
     /// Some converters write the one name whatever the norm.
     fn norm_eps(&self) -> Result<f32> {
         let key = "attention.layer_norm_rms_epsilon";
         match self.factor(key)?.or(self.factor("attention.layer_norm_epsilon")?) {
             None if self.has(key) => Err(self.bad(key, "a positive number".into(), 0)),
+            None if self.descriptor.parts.rms_by_epsilon => {
+                self.some("attention.layer_norm_epsilon", None)
+            }
             either => self.some(key, either),
         }
     }
@@ -331,6 +344,17 @@ impl Keys<'_> {
             let interval = self.count("full_attention_interval")?.unwrap_or(4);
             return Ok((0..n).map(|l| (l + 1) % interval != 0).collect());
         };
+        self.flags(key, listed, n, n_blocks)
+    }
+
+    /// A flag for each of `n` layers, of a file of `n_blocks`.
+    pub fn flags(
+        &self,
+        key: &str,
+        listed: Value<'_>,
+        n: usize,
+        n_blocks: usize,
+    ) -> Result<Vec<bool>> {
         let expected = || format!("true or false for {n_blocks} layers");
         // llama.cpp saves whole numbers, and a single one where all layers are alike.
         let is_true = |v: Value<'_>| match v {

@@ -6,6 +6,7 @@ pub(crate) mod encoder;
 pub mod granules;
 pub(crate) mod hyper;
 pub mod kv;
+mod layers;
 mod relative;
 pub mod rope;
 pub mod shares;
@@ -122,6 +123,8 @@ pub struct Model {
     pub(crate) weights: Weights,
     /// For short contexts and, where it differs, for long ones.
     pub(crate) frequencies: [Frequencies; 2],
+    /// For sliding layers, where they differ.
+    pub(crate) sliding_frequencies: Option<Frequencies>,
     /// The tiers that hold the routed experts.
     pub(crate) hierarchy: Arc<Hierarchy>,
     /// Dense layers, each the only expert of its own.
@@ -139,10 +142,22 @@ impl Model {
     ) -> Model {
         let frequencies =
             [1, usize::MAX].map(|n_ctx| hyper.rope.frequencies(&weights.rope_factors, n_ctx));
+        let sliding = (hyper.sliding_rope != hyper.rope)
+            .then(|| hyper.sliding_rope.frequencies(&weights.rope_factors, 1));
         let dense = Resident::new(gguf.clone(), weights.dense.clone());
         let shared = Resident::new(gguf.clone(), weights.shared.clone());
         let hierarchy = Arc::new(hierarchy);
-        Model { gguf, descriptor, hyper, weights, frequencies, hierarchy, dense, shared }
+        Model {
+            gguf,
+            descriptor,
+            hyper,
+            weights,
+            frequencies,
+            sliding_frequencies: sliding,
+            hierarchy,
+            dense,
+            shared,
+        }
     }
 
     pub fn gguf(&self) -> &Gguf {

@@ -7,7 +7,7 @@ use crate::Result;
 use crate::backend::ops::Frequencies;
 
 /// The turning of a model's heads.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct RopeParams {
     /// Elements of a head that turn.
     pub n_rot: usize,
@@ -50,6 +50,14 @@ pub struct LongRope {
     pub long_magnitude: f32,
 }
 
+/// Queries are multiplied by 1 + scale · ln(1 + ⌊position / length⌋), so that scores stay apart
+/// in long texts (Ministral 3).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Temperature {
+    scale: f32,
+    length: usize,
+}
+
 /// Divisors of the frequencies that a file has as tensors.
 #[derive(Clone, Debug, Default)]
 pub struct RopeFactors {
@@ -59,7 +67,36 @@ pub struct RopeFactors {
     pub long: Option<Vec<f32>>,
 }
 
+impl Temperature {
+    /// 0 is none given. Without a length of its own it grows from the original context on.
+    pub(super) fn read(keys: &Keys, rope: &RopeParams) -> Result<Option<Temperature>> {
+        let Some(scale) = keys.factor("attention.temperature_scale")? else { return Ok(None) };
+        let key = "attention.temperature_length";
+        let length = match (&rope.scaling, keys.number(key)?) {
+            (RopeScaling::Yarn(yarn), 0) => yarn.original,
+            _ => keys.require(key)?,
+        };
+        Ok(Some(Temperature { scale, length }))
+    }
+
+    /// The factor at a position.
+    pub fn at(&self, position: usize) -> f32 {
+        1.0 + self.scale * ((1 + position / self.length) as f32).ln()
+    }
+}
+
 impl RopeParams {
+    /// How sliding layers turn: with a base of their own, and by another scaling if they have
+    /// none.
+    pub(super) fn of_sliding_layers(&self, keys: &Keys) -> Result<RopeParams> {
+        let scaling = match keys.descriptor.parts.sliding_rope_is_unscaled {
+            true => RopeScaling::None,
+            false => self.scaling.clone(),
+        };
+        let base = keys.factor("rope.freq_base_swa")?.unwrap_or(self.base);
+        Ok(RopeParams { n_rot: self.n_rot, base, scaling })
+    }
+
     pub(super) fn read(keys: &Keys, n_rot: usize, n_ctx_train: usize) -> Result<RopeParams> {
         let base = keys.positive("rope.freq_base")?.unwrap_or(10000.0);
         let has_long = keys.descriptor.tensors.contains_key("rope_factors_long");
@@ -92,7 +129,9 @@ impl RopeParams {
     /// `rope.scaling.yarn_log_multiplier` (DeepSeek-V2's `mscale_all_dim`, divided by ten).
     pub(super) fn score_factor(&self, keys: &Keys) -> Result<f32> {
         match (&self.scaling, log_multiplier(keys)?) {
-            (RopeScaling::Yarn(yarn), Some(by)) => Ok((1.0 + by * yarn.factor.ln()).powi(2)),
+            (RopeScaling::Yarn(yarn), Some(by)) if keys.descriptor.parts.mixer == Mixer::Latent => {
+                Ok((1.0 + by * yarn.factor.ln()).powi(2))
+            }
             (RopeScaling::Yarn(_), None) if keys.descriptor.parts.mixer == Mixer::Latent => {
                 keys.some(LOG_MULTIPLIER, None)
             }

@@ -1,5 +1,6 @@
 //! Helpers of the integration tests: the program, models to run it on, files to read.
 
+pub mod cards;
 pub mod cli;
 pub mod edits;
 pub mod gguf;
@@ -39,8 +40,11 @@ pub fn succeed(command: &mut Command) -> Output {
     output
 }
 
-/// A golden checkpoint as a GGUF file in `dir`.
+/// A golden checkpoint, or the model of a card, as a GGUF file in `dir`.
 pub fn convert_golden(name: &str, outtype: &str, dir: &Path) -> PathBuf {
+    if let Some(path) = cards::model(name, outtype, dir) {
+        return path;
+    }
     let out = dir.join(format!("{name}.{outtype}.gguf"));
     let hf = repo().join("tests/golden").join(name);
     succeed(moeba().arg("convert").arg(hf).arg("-o").arg(&out).args(["--outtype", outtype]));

@@ -125,6 +125,14 @@ agree! {
     glm4moe: 0.0, ["glm4moe", "glm4moe_air"];
     dots1: 0.0, ["dots1"];
     arctic: 0.0, ["arctic", "arctic_mixed"];
+    afmoe: 0.0, ["afmoe"];
+    bailingmoe: 0.0, ["bailingmoe", "bailingmoe2"];
+    ernie4_5_moe: 0.0, ["ernie4_5-moe"];
+    exaone_moe: 0.0, ["exaone-moe"];
+    hunyuan_moe: 0.0, ["hunyuan-moe", "hy_v3"];
+    mellum: 0.0, ["mellum"];
+    minimax_m2: 0.0, ["minimax-m2"];
+    mistral: 0.0, ["mistral3", "mistral4"];
 }
 
 /// Over a cache of fewer bits, attention of prompts is on tensor cores: within a bound, and so is

@@ -9,6 +9,9 @@ mod bad_input_sweep;
 // Rows of several texts in one batch.
 mod batches;
 
+// Random models of architectures without a checkpoint, against llama.cpp.
+mod cards;
+
 // Texts of models with a recurrent state.
 mod checkpoints;
 

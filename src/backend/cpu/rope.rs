@@ -2,6 +2,7 @@
 
 use super::{Cpu, SharedOut};
 use crate::backend::ops::{Frequencies, RopePairing, RopeShape};
+use std::ops::Range;
 
 /// Cosines and sines of each row's position, computed once and used by every layer.
 #[derive(Default)]
@@ -31,6 +32,19 @@ impl RopeTable {
                 let angle = position as f32 * f;
                 [angle.cos() * frequencies.magnitude(), angle.sin() * frequencies.magnitude()]
             }));
+        }
+    }
+
+    /// Adds rows of positions that multiply `n_pairs` pairs by a factor.
+    pub fn push_factors(
+        &mut self,
+        n_pairs: usize,
+        factor: impl Fn(usize) -> f32,
+        positions: Range<usize>,
+    ) {
+        self.n_pairs = n_pairs;
+        for position in positions {
+            self.turns.extend(std::iter::repeat_n([factor(position), 0.0], n_pairs));
         }
     }
 

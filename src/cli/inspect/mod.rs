@@ -1,6 +1,7 @@
 //! `moeba inspect`: what is in a model file. A summary and tables for people, one JSON object for
 //! programs; with `--check` whether it can run, with a reading of every weight.
 
+mod architectures;
 mod experts;
 mod summary;
 
@@ -31,9 +32,15 @@ pub struct InspectArgs {
     /// Fail unless run accepts the file and every weight is a number; no tables
     #[arg(long)]
     check: bool,
+    /// Print the architectures that run, as a table: no model is needed
+    #[arg(long, exclusive = true)]
+    architectures: bool,
 }
 
 pub fn run(args: InspectArgs) -> Result<()> {
+    if args.architectures {
+        return out::write(architectures::table().as_bytes());
+    }
     let mut gguf = args.model.open()?;
     // Before any output: what is printed after a check has passed it.
     if args.check {

@@ -11,6 +11,7 @@ use crate::forward::gpu::acts::{GpuActs, RowShape};
 use crate::forward::gpu::layers::GpuAttention;
 use crate::forward::gpu::pass::{GpuPass, GpuSegment, Role};
 use crate::forward::gpu::weights::{GpuLinear, GpuVector};
+use crate::forward::gpu::workspace::ByteRange;
 
 impl<'a> GpuPass<'a> {
     /// h → y
@@ -18,7 +19,8 @@ impl<'a> GpuPass<'a> {
         let (hyper, m, n) = (self.hyper(), &self.layout().mixer, self.n());
         let (heads, heads_kv) = (n * hyper.n_head, n * hyper.n_head_kv);
         // q, k, v
-        let acts = self.acts_of_h([&w.q, &w.k, &w.v].map(|linear| linear.weight.ty))?;
+        let inputs = [&w.q, &w.k, &w.v].into_iter().chain(&w.gate);
+        let acts = self.acts_of_h(inputs.map(|linear| linear.weight.ty))?;
         let q = self.words(&m.q, heads * hyper.head_dim);
         let k = self.words(&m.k, heads_kv * hyper.head_dim);
         let v = self.words(&m.v, heads_kv * hyper.head_dim_v);
@@ -29,15 +31,29 @@ impl<'a> GpuPass<'a> {
         }
         self.linear(&w.k, &acts, k)?;
         self.linear(&w.v, &acts, v)?;
-        // QK-norm
-        self.norm_heads(&w.q_norm, q)?;
-        self.norm_heads(&w.k_norm, k)?;
-        // RoPE
-        if self.role == Role::Only {
-            let shape = self.model.rope_shape(hyper.head_dim, hyper.rope_offset);
-            self.rope(q, shape)?;
-            self.rope(k, shape)?;
+        let gate = self.words(&m.gate, heads * hyper.head_dim_v);
+        if let Some(linear) = &w.gate {
+            self.linear(linear, &acts, gate)?;
         }
+        // QK-norm, RoPE
+        let norm_after_rope = self.model.descriptor.parts.norm_after_rope;
+        let norm = || {
+            self.norm_heads(&w.q_norm, q)?;
+            self.norm_heads(&w.k_norm, k)
+        };
+        if !norm_after_rope {
+            norm()?;
+        }
+        if self.role == Role::Only && w.rotates {
+            let shape = self.model.rope_shape(hyper.head_dim, hyper.rope_offset);
+            let table = self.rope_table(w.window.is_some());
+            self.rope(q, shape, table)?;
+            self.rope(k, shape, table)?;
+        }
+        if norm_after_rope {
+            norm()?;
+        }
+        self.temper(q)?;
         // cache, attention: each text over its own cache
         let attended = self.words(&m.attended, heads * hyper.head_dim_v);
         let sinks = w.sinks.as_ref().map(|sinks| self.dev.weights.vector(sinks));
@@ -48,8 +64,7 @@ impl<'a> GpuPass<'a> {
             let view = DeviceAttention { window: w.window, sinks, ..self.view(&segment) };
             self.attend(&segment, &view, q, [keys, values], attended)?;
         }
-        if w.gated {
-            let gate = self.words(&m.gate, heads * hyper.head_dim_v);
+        if w.gated || w.gate.is_some() {
             self.dev.ops.rows.mul_sigmoid(self.stream(), attended, gate)?;
         }
         self.attention_output(&w.output)
@@ -75,16 +90,34 @@ impl<'a> GpuPass<'a> {
         self.dev.ops.norm.rms_norm_heads(self.stream(), x, norm, eps)
     }
 
-    /// Rotates the heads of x by the rows' positions.
-    pub fn rope(&self, x: DeviceSlice, shape: RopeShape) -> Result<()> {
-        let (layout, n_pairs) = (self.layout(), self.hyper().rope.n_rot / 2);
-        let data = self.words(&self.kept().cos_sin, 2 * self.n() * n_pairs);
-        let rows = self.words(&layout.iota, self.n());
-        // SAFETY: `iota` counts from 0 to n - 1, and the table has a row for each token.
-        unsafe {
-            let table = DeviceCosSin { data, n_pairs };
-            self.dev.ops.rope.launch(self.stream(), x, shape, table, rows)
+    /// The cosines and sines of a layer that slides or does not.
+    pub fn rope_table(&self, slides: bool) -> DeviceCosSin<'a> {
+        let (kept, hyper) = (self.kept(), self.hyper());
+        match slides && self.model.sliding_frequencies.is_some() {
+            true => self.cos_sin(&kept.sliding_cos_sin, hyper.sliding_rope.n_rot),
+            false => self.cos_sin(&kept.cos_sin, hyper.rope.n_rot),
         }
+    }
+
+    fn cos_sin(&self, range: &ByteRange, n_rot: usize) -> DeviceCosSin<'a> {
+        DeviceCosSin { data: self.words(range, self.n() * n_rot), n_pairs: n_rot / 2 }
+    }
+
+    /// Multiplies queries by their positions' factors, if the model has a temperature.
+    pub fn temper(&self, q: DeviceSlice) -> Result<()> {
+        if self.hyper().temperature.is_none() {
+            return Ok(());
+        }
+        let head_dim = self.hyper().head_dim;
+        let table = self.cos_sin(&self.kept().temperature, head_dim);
+        self.rope(q, self.model.rope_shape(head_dim, 0), table)
+    }
+
+    /// Rotates the heads of x by the rows' positions.
+    pub fn rope(&self, x: DeviceSlice, shape: RopeShape, table: DeviceCosSin) -> Result<()> {
+        let rows = self.words(&self.layout().iota, self.n());
+        // SAFETY: `iota` counts from 0 to n - 1, and the table has a row for each token.
+        unsafe { self.dev.ops.rope.launch(self.stream(), x, shape, table, rows) }
     }
 
     /// Stores a segment's rows of x in its cache, at the rows' positions.

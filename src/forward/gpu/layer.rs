@@ -45,14 +45,14 @@ pub fn layer(cx: &mut GpuPass, l: usize) -> Result<()> {
         ExpertPath::Device(expert) => {
             cx.record_dense(l)?;
             cx.dense_expert(l, expert)?;
-            cx.add_residual()
+            cx.add_experts(l)
         }
         // The residual is part of its last graph.
         ExpertPath::Pipeline(tiers) => cx.pipelined_experts(l, tiers),
         ExpertPath::Host => {
             cx.download_route(l)?;
             cx.host_routed_experts(l)?;
-            cx.add_residual()
+            cx.add_experts(l)
         }
     }
 }
@@ -69,24 +69,24 @@ pub fn before_experts(cx: &mut GpuPass, l: usize) -> Result<()> {
         GpuMixer::Delta(w) => cx.delta_rule(l, w)?,
     }
     cx.keep_before(&layer.ffn)?;
-    cx.add_residual()?;
+    cx.add_residual(layer.post_norm.as_ref(), 1.0)?;
 
     // norm, attention to the source text, residual
     if let Some(cross) = &layer.cross {
         cx.norm(&cross.norm, cx.x(), cx.h())?;
         cx.cross_attention(l, &cross.attention)?;
-        cx.add_residual()?;
+        cx.add_residual(None, 1.0)?;
     }
 
     // dense branch, residual
     if let Some(branch) = &layer.ffn.branch {
         cx.dense_branch(branch)?;
-        cx.add_residual()?;
+        cx.add_residual(None, 1.0)?;
     }
 
     // norm, router
     let ffn = &layer.ffn;
-    let seen = if ffn.branch.is_some() { cx.before() } else { cx.x() };
+    let seen = if ffn.sees_before { cx.before() } else { cx.x() };
     cx.norm(&ffn.norm, seen, cx.h())?;
     let acts = cx.acts_of_h(cx.ffn_weights(l).inputs())?;
     if let Some(router) = &ffn.router {

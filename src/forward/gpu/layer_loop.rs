@@ -136,9 +136,19 @@ fn capture_graphs(cx: &mut GpuPass) -> Result<()> {
 fn upload_positions(cx: &mut GpuPass) -> Result<()> {
     let (kept, stream) = (cx.kept(), cx.stream());
     if cx.role == Role::Only {
-        let cos_sin: Vec<f32> = cx.b.mixer.rope.turns().iter().flatten().copied().collect();
-        let to = cx.words(&kept.cos_sin, cos_sin.len());
-        cx.state.staging.upload(stream, to, &cos_sin, f32::to_le_bytes)?;
+        let ropes = &cx.b.mixer.ropes;
+        let tables = [
+            (&ropes.main, &kept.cos_sin),
+            (&ropes.sliding, &kept.sliding_cos_sin),
+            (&ropes.temperature, &kept.temperature),
+        ];
+        for (table, range) in tables {
+            let values = table.turns().as_flattened();
+            if !values.is_empty() {
+                let to = cx.words(range, values.len());
+                cx.state.staging.upload(stream, to, values, f32::to_le_bytes)?;
+            }
+        }
     }
     if cx.role == Role::Answer && cx.is_decode() {
         let last = [cx.n_source(&cx.decoded()) as u32 - 1];

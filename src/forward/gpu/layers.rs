@@ -22,6 +22,8 @@ pub struct GpuAttention {
     pub gated: bool,
     pub k: GpuLinear,
     pub v: GpuLinear,
+    pub gate: Option<GpuLinear>,
+    pub rotates: bool,
     pub q_norm: Option<GpuVector>,
     pub k_norm: Option<GpuVector>,
     pub sinks: Option<GpuVector>,
@@ -103,6 +105,9 @@ pub struct GpuFfn {
     pub biases: Option<GpuBiases>,
     pub shared: Option<GpuShared>,
     pub branch: Option<GpuBranch>,
+    pub sees_before: bool,
+    pub post_norm: Option<GpuNorm>,
+    pub scale: f32,
 }
 
 /// A dense branch beside the routed experts.
@@ -120,6 +125,7 @@ pub struct GpuCross {
 pub struct GpuLayer {
     pub norm: GpuNorm,
     pub mixer: GpuMixer,
+    pub post_norm: Option<GpuNorm>,
     /// For layers of a decoder with an encoder.
     pub cross: Option<GpuCross>,
     pub ffn: GpuFfn,
@@ -164,7 +170,13 @@ impl<'a> Packer<'a> {
             norm: self.norm(&cross.norm),
             attention: self.attention(&cross.attention),
         });
-        GpuLayer { norm: self.norm(&layer.norm), mixer, cross, ffn: self.ffn(l, &layer.ffn) }
+        GpuLayer {
+            norm: self.norm(&layer.norm),
+            mixer,
+            post_norm: layer.post_norm.as_ref().map(|norm| self.norm(norm)),
+            cross,
+            ffn: self.ffn(l, &layer.ffn),
+        }
     }
 
     pub fn encoder(&mut self, w: &'a EncoderWeights) -> GpuEncoder {
@@ -186,6 +198,8 @@ impl<'a> Packer<'a> {
             gated: w.gated,
             k: self.linear(&w.k),
             v: self.linear(&w.v),
+            gate: w.gate.as_ref().map(|gate| self.linear(gate)),
+            rotates: w.rotates,
             q_norm: self.optional(&w.q_norm),
             k_norm: self.optional(&w.k_norm),
             sinks: self.optional(&w.sinks),
@@ -272,6 +286,9 @@ impl<'a> Packer<'a> {
                 let expert = self.only(&model.dense, l, of(&model.weights.dense), b.shape);
                 GpuBranch { norm, expert }
             }),
+            sees_before: w.sees_before,
+            post_norm: w.post_norm.as_ref().map(|norm| self.norm(norm)),
+            scale: w.scale,
         }
     }
 

@@ -17,8 +17,10 @@ impl GpuPass<'_> {
         self.latent_products(w)?;
         let q = self.words(&m.q, heads * hyper.head_dim);
         let kv = self.words(&m.kv, n * row);
-        self.rope(q, self.model.rope_shape(hyper.head_dim, nope))?;
-        self.rope(kv, self.model.rope_shape(row, rank))?;
+        let table = self.rope_table(false);
+        self.rope(q, self.model.rope_shape(hyper.head_dim, nope), table)?;
+        self.rope(kv, self.model.rope_shape(row, rank), table)?;
+        self.temper(q)?;
         // the row that the cache keeps: its compressed part is normalised
         let compressed = self.words(&m.compressed, n * rank);
         let normed = Columns::new(compressed, rank, 0);

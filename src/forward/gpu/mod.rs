@@ -138,8 +138,10 @@ impl Model {
             + (4 << 10);
         // The residual stream of a micro-batch, its cosines and sines, or its table of experts.
         let layout = &dev.layout;
-        let largest =
-            (n * row).max(layout.ffn.experts.granules.len()).max(layout.kept[0].cos_sin.len());
+        let kept = &layout.kept[0];
+        let tables = [&kept.cos_sin, &kept.sliding_cos_sin, &kept.temperature];
+        let largest = tables.map(|table| table.len()).into_iter().max().unwrap_or(0);
+        let largest = largest.max(n * row).max(layout.ffn.experts.granules.len());
         let staging = Staging::new(gpu, STAGING_BYTES.max(largest), down)?;
         let hybrid = HybridMoe::new(options.cpu_share, gpus.len());
         let pipeline = DecodePipeline::new(gpu, self)?;

@@ -15,9 +15,9 @@ impl<'a> GpuPass<'a> {
     /// Keeps the residual stream before attention, for experts that do not see the dense branch's
     /// output.
     pub fn keep_before(&self, ffn: &GpuFfn) -> Result<()> {
-        match ffn.branch {
-            Some(_) => self.stream().copy(self.before(), self.x()),
-            None => Ok(()),
+        match ffn.sees_before {
+            true => self.stream().copy(self.before(), self.x()),
+            false => Ok(()),
         }
     }
 

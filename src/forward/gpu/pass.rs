@@ -242,10 +242,20 @@ impl<'a> GpuPass<'a> {
         }
     }
 
-    /// x += scale · y
-    pub fn add_residual(&self) -> Result<()> {
-        let (norm, scale) = (&self.dev.ops.norm, self.hyper().residual_scale);
-        norm.add_scaled(self.stream(), self.x(), scale, self.y())
+    /// x += scale · norm(y); h is overwritten if there is a norm.
+    pub fn add_residual(&self, norm: Option<&GpuNorm>, scale: f32) -> Result<()> {
+        let (ops, scale) = (&self.dev.ops.norm, scale * self.hyper().residual_scale);
+        let Some(norm) = norm else {
+            return ops.add_scaled(self.stream(), self.x(), scale, self.y());
+        };
+        self.norm(norm, self.y(), self.h())?;
+        ops.add_scaled(self.stream(), self.x(), scale, self.h())
+    }
+
+    /// x += scale · norm(y), of the feed-forward part of a layer.
+    pub fn add_experts(&self, l: usize) -> Result<()> {
+        let ffn = &self.layer(l).ffn;
+        self.add_residual(ffn.post_norm.as_ref(), ffn.scale)
     }
 
     /// Stores h in the forms that matrices of `types` read.

@@ -50,6 +50,10 @@ pub struct KeptLayout {
     pub x: ByteRange,
     /// f32 [tokens, n_rot / 2, 2]: cosines and sines of the rows' positions
     pub cos_sin: ByteRange,
+    /// The same of sliding layers, if they turn otherwise
+    pub sliding_cos_sin: ByteRange,
+    /// f32 [tokens, head_dim / 2, 2]: factors on queries, and zeros
+    pub temperature: ByteRange,
     /// u32 [segments]: position of the first row
     pub past: ByteRange,
     /// u32 [1]: the last position of the source text
@@ -206,6 +210,11 @@ impl WorkspaceLayout {
         let mut kept = || KeptLayout {
             x: bump.words(row),
             cos_sin: bump.words(n * hyper.rope.n_rot),
+            sliding_cos_sin: bump.words(match hyper.sliding_rope == hyper.rope {
+                true => 0,
+                false => n * hyper.sliding_rope.n_rot,
+            }),
+            temperature: bump.words(hyper.temperature.map_or(0, |_| n * hyper.head_dim)),
             past: bump.words(n),
             source: bump.words(1),
         };

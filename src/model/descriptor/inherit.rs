@@ -10,7 +10,7 @@ use toml::{Table, Value};
 const INHERITS: &str = "inherits";
 
 /// Keys that belong to one architecture: they are never inherited.
-const OWN: [&str; 2] = ["architecture", "hf_classes"];
+const OWN: [&str; 3] = ["about", "architecture", "hf_classes"];
 
 /// The table of descriptor `name` with all that it inherits. `text_of` finds the text of a
 /// descriptor. The error is a complete message.

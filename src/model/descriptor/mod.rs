@@ -15,7 +15,9 @@ use serde::Deserialize;
 use crate::{Error, Result};
 
 pub use convert::{Convert, Kind, MetadataRow, MetadataType, TensorRow};
-pub use parts::{Form, Mixer, Norm, Parts, Positions, Residual, RopeRows, Router, Window};
+pub use parts::{
+    Form, Mixer, Norm, Parts, Positions, Residual, RopeLayers, RopeRows, Router, Window,
+};
 
 /// The descriptor of `models/NAME.toml`, embedded.
 macro_rules! source {
@@ -26,14 +28,28 @@ macro_rules! source {
 
 /// Every architecture.
 const SOURCES: &[(&str, &str)] = &[
+    source!("afmoe"),
     source!("arctic"),
+    source!("bailingmoe"),
+    source!("bailingmoe2"),
+    source!("cohere2moe"),
     source!("deepseek"),
     source!("deepseek2"),
     source!("dots1"),
+    source!("ernie4_5-moe"),
+    source!("exaone-moe"),
     source!("glm4moe"),
     source!("gpt-oss"),
+    source!("granite"),
     source!("granitemoe"),
+    source!("hunyuan-moe"),
+    source!("hy_v3"),
     source!("llama"),
+    source!("mellum"),
+    source!("minicpm"),
+    source!("minimax-m2"),
+    source!("mistral3"),
+    source!("mistral4"),
     source!("nllb-moe"),
     source!("olmoe"),
     source!("phimoe"),
@@ -43,6 +59,7 @@ const SOURCES: &[(&str, &str)] = &[
     source!("qwen35moe"),
     source!("qwen3moe"),
     source!("qwen3next"),
+    source!("qwen3vlmoe"),
     source!("switch"),
 ];
 
@@ -56,6 +73,18 @@ const BASES: &[(&str, &str)] = &[
     source!("common-shared"),
 ];
 
+/// A line of the list of architectures.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct About {
+    /// The first model of the architecture, or a well-known one.
+    pub first: String,
+    /// How it differs from RMSNorm, grouped-query attention and SwiGLU.
+    pub particular: String,
+    /// The program whose logits tests expect.
+    pub compared_with: String,
+}
+
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Descriptor {
@@ -63,6 +92,7 @@ pub struct Descriptor {
     pub architecture: String,
     /// `architectures[0]` of a config.json that this descriptor converts.
     pub hf_classes: Vec<String>,
+    pub about: About,
     pub parts: Parts,
     pub router: Router,
     /// Keys, `{arch}.` left out, whose default would be another model than the published ones: a

@@ -10,6 +10,9 @@ pub struct Parts {
     #[serde(default)]
     pub form: Form,
     pub norm: Norm,
+    /// Files with `attention.layer_norm_rms_epsilon` have RMSNorm instead.
+    #[serde(default)]
+    pub rms_by_epsilon: bool,
     #[serde(default)]
     pub positions: Positions,
     /// Which elements of a head rotate together.
@@ -21,6 +24,15 @@ pub struct Parts {
     /// The range of pairs over which YaRN blends is rounded to whole pairs.
     #[serde(default = "yes")]
     pub yarn_rounds: bool,
+    /// Which layers rotate queries and keys.
+    #[serde(default)]
+    pub rope_layers: RopeLayers,
+    /// The scaling of RoPE is for layers that see everything: sliding layers have none.
+    #[serde(default)]
+    pub sliding_rope_is_unscaled: bool,
+    /// QK-norm comes after RoPE.
+    #[serde(default)]
+    pub norm_after_rope: bool,
     #[serde(default)]
     pub mixer: Mixer,
     /// q's matrix makes a gate as well, [q, gate] a head: attention's output is multiplied by the
@@ -33,9 +45,24 @@ pub struct Parts {
     /// Which layers see `attention.sliding_window` positions only.
     #[serde(default)]
     pub window: Window,
+    /// Layers of a period of `window = "pattern"`, of which one sees everything, and whether that
+    /// is the first. The key `attention.sliding_window_pattern` has another period, or a list.
+    #[serde(default)]
+    pub window_period: usize,
+    #[serde(default)]
+    pub window_full_first: bool,
     pub activation: Activation,
     #[serde(default)]
     pub residual: Residual,
+    /// Embeddings are multiplied by √n_embd, unless `embedding_scale` says another factor.
+    #[serde(default)]
+    pub scale_embedding: bool,
+    /// Logits are multiplied by `logit_scale`, not divided.
+    #[serde(default)]
+    pub multiply_logits: bool,
+    /// A layer with a shared expert adds the mean of the two kinds of experts.
+    #[serde(default)]
+    pub mean_with_shared: bool,
     /// Logits of an output that is the embedding itself are divided by √n_embd, unless
     /// `logit_scale` says another divisor.
     #[serde(default)]
@@ -110,6 +137,21 @@ pub enum Window {
     All,
     /// Layers 0, 2, 4 … slide, the others see everything.
     Alternate,
+    /// By period or list: `Parts::window_period`.
+    Pattern,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum RopeLayers {
+    #[default]
+    All,
+    /// Those that slide; the others attend without positions.
+    Sliding,
+    /// Those that slide, and leading ones with a dense FFN.
+    SlidingOrDense,
+    /// All but every fourth: 3, 7, 11 …
+    ThreeOfFour,
 }
 
 /// How a layer's parts are added up.
@@ -122,6 +164,8 @@ pub enum Residual {
     /// y = x + attention(norm(x)); x = y + dense(norm(y)) + moe(norm'(x)): the experts see what
     /// attention saw.
     ParallelMoe,
+    /// x += attention(norm(x)) + ffn(norm(x)), with one norm for both.
+    Parallel,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -132,6 +176,9 @@ pub struct Router {
     /// Whether the chosen experts' weights are divided by their sum; the key
     /// `{arch}.expert_weights_norm` overrides it.
     pub normalize: bool,
+    /// A bias for the choice is part of the architecture, whatever the score.
+    #[serde(default)]
+    pub choice_bias: bool,
 }
 
 fn yes() -> bool {

@@ -13,10 +13,14 @@ pub struct AttentionWeights {
     pub gated: bool,
     pub k: Linear,
     pub v: Linear,
-    /// RMSNorm before RoPE, over each head or, where it is as long as all of them, over a token's
-    /// heads together.
+    /// Makes a gate of the heads' values: they are multiplied by its sigmoid.
+    pub gate: Option<Linear>,
+    /// RMSNorm before or after RoPE, over each head or, where it is as long as all of them, over a
+    /// token's heads together.
     pub q_norm: Option<Vec<f32>>,
     pub k_norm: Option<Vec<f32>>,
+    /// Queries and keys are rotated.
+    pub rotates: bool,
     /// A score a head that takes part in the softmax.
     pub sinks: Option<Vec<f32>>,
     pub output: Linear,
@@ -70,17 +74,48 @@ impl Binder<'_> {
         let parts = if gated { 2 } else { 1 };
         self.together(&["attn_q_bias", "attn_k_bias", "attn_v_bias"], l)?;
         self.together(&["attn_q_norm", "attn_k_norm"], l)?;
+        let rows =
+            [parts * h.n_head * h.head_dim, h.n_head_kv * h.head_dim, h.n_head_kv * h.head_dim_v];
+        let [q, k, v] = match self.find(&of("qkv_fused"), l)? {
+            Some(index) => self.rows_apart(index, rows)?,
+            None => {
+                let [q, k, v] = ["q", "k", "v"].map(|part| of(part));
+                [
+                    self.linear(&q, l, rows[0], h.n_embd)?,
+                    self.linear(&k, l, rows[1], h.n_embd)?,
+                    self.linear(&v, l, rows[2], h.n_embd)?,
+                ]
+            }
+        };
+        let gate = match self.name(&of("value_gate"), l) {
+            Some(_) => {
+                Some(self.linear(&of("value_gate"), l, h.n_head * h.head_dim_v, h.n_embd)?)
+            }
+            None => None,
+        };
         Ok(AttentionWeights {
-            q: self.linear(&of("q"), l, parts * h.n_head * h.head_dim, h.n_embd)?,
+            q,
             gated,
-            k: self.linear(&of("k"), l, h.n_head_kv * h.head_dim, h.n_embd)?,
-            v: self.linear(&of("v"), l, h.n_head_kv * h.head_dim_v, h.n_embd)?,
+            k,
+            v,
+            gate,
+            rotates: h.kinds.rotates(l),
             q_norm: self.head_norm(&of("q_norm"), l, h.n_head)?,
             k_norm: self.head_norm(&of("k_norm"), l, h.n_head_kv)?,
             sinks: self.optional_vector(&of("sinks"), l, h.n_head)?,
             output: self.linear(&of("output"), l, h.n_embd, h.n_head * h.head_dim_v)?,
-            window: h.window_of(self.descriptor.parts.window, l),
+            window: h.kinds.window_of(l),
         })
+    }
+
+    /// Matrices of these numbers of rows that lie one behind the other in one tensor.
+    fn rows_apart(&self, index: usize, rows: [usize; 3]) -> Result<[Linear; 3]> {
+        let all = self.matrix(index, rows.iter().sum(), self.hyper.n_embd)?;
+        let mut first = 0;
+        Ok(rows.map(|n| {
+            first += n;
+            Linear { weight: all.clone().rows_of(first - n, n), bias: None }
+        }))
     }
 
     /// A norm as long as one head, or as all `n_heads` of a token.

@@ -172,9 +172,14 @@ impl<'a> Binder<'a> {
         Ok(Linear { weight, bias })
     }
 
+    /// A normalisation that not every architecture has.
+    pub fn optional_norm(&self, role: &str, layer: usize) -> Result<Option<Norm>> {
+        self.find(role, layer)?.map(|_| self.norm(role, layer)).transpose()
+    }
+
     /// A normalisation of the stream.
     pub fn norm(&self, role: &str, layer: usize) -> Result<Norm> {
-        let (n, kind) = (self.hyper.n_embd, self.descriptor.parts.norm);
+        let (n, kind) = (self.hyper.n_embd, self.hyper.norm);
         let weight = self.vector(self.require(role, layer)?, n)?;
         let bias = match kind {
             descriptor::Norm::Rms => vec![0.0; n],

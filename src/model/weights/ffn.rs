@@ -47,6 +47,12 @@ pub struct FfnWeights {
     pub shared: Option<SharedExpert>,
     /// Computed before the routed experts, which then see what attention saw.
     pub branch: Option<DenseBranch>,
+    /// The part sees the stream as it was before attention.
+    pub sees_before: bool,
+    /// Normalises the sum that the part adds to the stream.
+    pub post_norm: Option<Norm>,
+    /// Factor on what it adds to the stream, besides the model's.
+    pub scale: f32,
 }
 
 impl FfnWeights {
@@ -90,10 +96,19 @@ impl Binder<'_> {
             let (expert, dense) = self.experts(l, 1, DENSE)?;
             self.check_width(DENSE_WIDTH, l, &dense, expert.n_ff)?;
             places.dense = Some(dense);
-            let norm = self.norm("ffn_norm", l)?;
             let biases = self.expert_biases(l, (1, expert.n_ff), DENSE)?;
-            let (gate, shared, branch) = (Gate::Dense, None, None);
-            return Ok((FfnWeights { norm, gate, expert, biases, shared, branch }, places));
+            let ffn = FfnWeights {
+                norm: self.norm("ffn_norm", l)?,
+                gate: Gate::Dense,
+                expert,
+                biases,
+                shared: None,
+                branch: None,
+                sees_before: self.descriptor.parts.residual == descriptor::Residual::Parallel,
+                post_norm: self.optional_norm("ffn_post_norm", l)?,
+                scale: 1.0,
+            };
+            return Ok((ffn, places));
         };
         let (expert, routed) = self.routed(l)?;
         self.check_width(ROUTED_WIDTH, l, &routed, expert.n_ff)?;
@@ -110,7 +125,9 @@ impl Binder<'_> {
             }
         };
         let (branch, norm) = match self.descriptor.parts.residual {
-            descriptor::Residual::Sequential => (None, self.norm("ffn_norm", l)?),
+            descriptor::Residual::Sequential | descriptor::Residual::Parallel => {
+                (None, self.norm("ffn_norm", l)?)
+            }
             descriptor::Residual::ParallelMoe => {
                 let (shape, dense) = self.experts(l, 1, DENSE)?;
                 places.dense = Some(dense);
@@ -121,7 +138,21 @@ impl Binder<'_> {
         let n = self.hyper.routing.n_experts;
         let biases = self.expert_biases(l, (n, expert.n_ff), ROUTED)?;
         let gate = Gate::Router(router);
-        Ok((FfnWeights { norm, gate, expert, biases, shared, branch }, places))
+        let sees_before = self.descriptor.parts.residual != descriptor::Residual::Sequential;
+        let post_norm = self.optional_norm("ffn_post_norm", l)?;
+        let is_mean = self.descriptor.parts.mean_with_shared && shared.is_some();
+        let ffn = FfnWeights {
+            norm,
+            gate,
+            expert,
+            biases,
+            shared,
+            branch,
+            sees_before,
+            post_norm,
+            scale: if is_mean { 0.5 } else { 1.0 },
+        };
+        Ok((ffn, places))
     }
 
     /// Refuses a key that gives these experts another width. It may have a value a layer, and 0 is
@@ -171,13 +202,13 @@ impl Binder<'_> {
     /// An architecture that began with another gate says beside the bias that it is a later one.
     fn choice_bias(&self, l: usize, n: usize) -> Result<Option<Vec<f32>>> {
         let role = "exp_probs_b";
-        if self.hyper.routing.choice.score == Score::Sigmoid
-            && self.descriptor.tensors.contains_key(role)
-        {
+        let router = &self.descriptor.router;
+        let is_biased = router.choice_bias || self.hyper.routing.choice.score == Score::Sigmoid;
+        if is_biased && self.descriptor.tensors.contains_key(role) {
             self.require(role, l)?;
         }
         let Some(bias) = self.find(role, l)? else { return Ok(None) };
-        if self.descriptor.router.score != Score::Sigmoid {
+        if router.score != Score::Sigmoid && !router.choice_bias {
             self.require_key("expert_gating_func", bias)?;
             self.require_key("expert_weights_norm", bias)?;
         }

@@ -18,6 +18,8 @@ enum Source {
 #[derive(Clone, Debug)]
 pub struct Matrix {
     source: Source,
+    /// The first of its rows in the source.
+    first_row: usize,
     pub ty: TensorType,
     pub rows: usize,
     pub cols: usize,
@@ -25,14 +27,20 @@ pub struct Matrix {
 
 impl Matrix {
     pub fn of_tensor(tensor: usize, ty: TensorType, rows: usize, cols: usize) -> Matrix {
-        Matrix { source: Source::File(tensor), ty, rows, cols }
+        Matrix { source: Source::File(tensor), first_row: 0, ty, rows, cols }
+    }
+
+    /// `rows` of a tensor's rows, from `first_row` on.
+    pub fn rows_of(self, first_row: usize, rows: usize) -> Matrix {
+        assert!(first_row + rows <= self.rows);
+        Matrix { first_row: self.first_row + first_row, rows, ..self }
     }
 
     /// `values` [rows, cols] in memory of its own.
     pub fn of_values(values: &[f32], cols: usize) -> Matrix {
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         let rows = values.len() / cols;
-        Matrix { source: Source::Own(bytes.into()), ty: TensorType::F32, rows, cols }
+        Matrix { source: Source::Own(bytes.into()), first_row: 0, ty: TensorType::F32, rows, cols }
     }
 
     /// Bytes beside the file.
@@ -48,7 +56,11 @@ impl Matrix {
             Source::File(tensor) => gguf.bytes(&gguf.tensors()[*tensor]),
             Source::Own(bytes) => bytes,
         };
-        MatRef::dense(self.ty, data, self.rows, self.cols)
+        let all = MatRef::dense(self.ty, data, self.first_row + self.rows, self.cols);
+        match self.first_row {
+            0 => all,
+            first => all.row_range(first..first + self.rows),
+        }
     }
 }
 

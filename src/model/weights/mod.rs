@@ -43,6 +43,8 @@ pub enum Mixer {
 pub struct Layer {
     pub norm: Norm,
     pub mixer: Mixer,
+    /// Normalises the output of attention.
+    pub post_norm: Option<Norm>,
     pub ffn: FfnWeights,
 }
 
@@ -96,7 +98,12 @@ impl Weights {
         };
         for l in 0..hyper.n_layers {
             let (ffn, experts) = b.ffn(l)?;
-            weights.layers.push(Layer { norm: b.norm("attn_norm", l)?, mixer: b.mixer(l)?, ffn });
+            weights.layers.push(Layer {
+                norm: b.norm("attn_norm", l)?,
+                mixer: b.mixer(l)?,
+                post_norm: b.optional_norm("attn_post_norm", l)?,
+                ffn,
+            });
             weights.routed.push(experts.routed);
             weights.dense.push(experts.dense);
             weights.shared.push(experts.shared);

@@ -192,7 +192,7 @@ impl<'a> GpuPass<'a> {
     /// The experts' sum and the residual.
     fn sum_experts(&self, l: usize) -> Result<()> {
         self.routed_sum(&self.routed_shape(l), self.hyper().routing.k, false)?;
-        self.add_residual()
+        self.add_experts(l)
     }
 
     /// Copies the sums of peers into the rows of the first device's `partial`.

@@ -1,0 +1,79 @@
+//! Which layers slide, and which rotate queries and keys: from the descriptor and GGUF metadata.
+
+use super::descriptor::{RopeLayers, Window};
+use super::hyper::Keys;
+use crate::Result;
+
+#[derive(Clone, Debug)]
+pub struct LayerKinds {
+    /// Positions that a sliding layer sees.
+    window: Option<usize>,
+    sliding: Vec<bool>,
+    rotated: Vec<bool>,
+}
+
+const WINDOW: &str = "attention.sliding_window";
+const PATTERN: &str = "attention.sliding_window_pattern";
+
+impl LayerKinds {
+    pub(super) fn read(keys: &Keys, n_layers: usize) -> Result<LayerKinds> {
+        let window = window(keys)?;
+        let sliding = match window {
+            Some(_) => sliding(keys, n_layers)?,
+            None => vec![false; n_layers],
+        };
+        let rotated = match keys.descriptor.parts.rope_layers {
+            RopeLayers::All => vec![true; n_layers],
+            RopeLayers::Sliding => sliding.clone(),
+            RopeLayers::SlidingOrDense => {
+                let n_dense = (0..n_layers).take_while(|l| is_dense(keys, *l)).count();
+                sliding.iter().enumerate().map(|(l, slides)| *slides || l < n_dense).collect()
+            }
+            RopeLayers::ThreeOfFour => (0..n_layers).map(|l| (l + 1) % 4 != 0).collect(),
+        };
+        Ok(LayerKinds { window, sliding, rotated })
+    }
+
+    /// Positions that queries of a layer see, counted back from their own; `None` for all.
+    pub fn window_of(&self, layer: usize) -> Option<usize> {
+        self.window.filter(|_| self.sliding[layer])
+    }
+
+    pub fn rotates(&self, layer: usize) -> bool {
+        self.rotated[layer]
+    }
+}
+
+fn is_dense(keys: &Keys, layer: usize) -> bool {
+    let router = keys.descriptor.tensor_name("ffn_gate_inp", layer);
+    router.is_none_or(|(name, _)| keys.gguf.tensor_index(&name).is_none())
+}
+
+/// 0 is no window, but not where layers are known to slide.
+fn window(keys: &Keys) -> Result<Option<usize>> {
+    match keys.descriptor.parts.window {
+        Window::None if keys.number(WINDOW)? == 0 => Ok(None),
+        Window::None => keys.count(WINDOW),
+        Window::All | Window::Alternate | Window::Pattern => keys.require(WINDOW).map(Some),
+    }
+}
+
+fn sliding(keys: &Keys, n: usize) -> Result<Vec<bool>> {
+    let parts = &keys.descriptor.parts;
+    let by_period = |period: usize| -> Vec<bool> {
+        let full = if parts.window_full_first { 0 } else { period.saturating_sub(1) };
+        (0..n).map(|l| period == 0 || l % period != full).collect()
+    };
+    match parts.window {
+        Window::None => Ok(vec![false; n]),
+        Window::All => Ok(vec![true; n]),
+        Window::Alternate => Ok((0..n).map(|l| l.is_multiple_of(2)).collect()),
+        Window::Pattern => match keys.gguf.get(&keys.descriptor.key(PATTERN)) {
+            None => Ok(by_period(parts.window_period)),
+            Some(listed) => match listed.as_u64().filter(|_| listed.as_array().is_none()) {
+                Some(period) => Ok(by_period(period as usize)),
+                None => keys.flags(PATTERN, listed, n, keys.require("block_count")?),
+            },
+        },
+    }
+}

@@ -1,0 +1,153 @@
+"""Logits of the models of cards/*.json, as references compute them in float32.
+
+    python make_cards.py gguf FOLDER       write the GGUF files of cards with "keys"
+    python make_cards.py llama.cpp PROGRAM their logits; PROGRAM MODEL OUT TOKENS... writes float32
+                                           [tokens, vocabulary] computed with an f32 cache
+    python make_cards.py transformers      logits of cards with "config"
+
+Names may follow, of the cards to do. The weights are those of tests/common/cards.rs.
+Packages: numpy, gguf; torch, transformers and safetensors.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+HERE = Path(__file__).parent
+CARDS = HERE / "cards"
+TOKENS = [1 + i * 37 % 255 for i in range(24)]
+N_IDS = 64
+MASK = (1 << 64) - 1
+
+
+def mixed(n):
+    """SplitMix64's output function, for a number or an array."""
+    is_array = isinstance(n, np.ndarray)
+    u64 = np.uint64 if is_array else int
+    wrap = (lambda n: n) if is_array else (lambda n: n & MASK)
+    n = wrap(n + u64(0x9E3779B97F4A7C15))
+    n = wrap((n ^ (n >> u64(30))) * u64(0xBF58476D1CE4E5B9))
+    n = wrap((n ^ (n >> u64(27))) * u64(0x94D049BB133111EB))
+    return n ^ (n >> u64(31))
+
+
+def values(card, tensor, shape):
+    """float32 of a shape with the row length last."""
+    seed = 0
+    for byte in (card + tensor).encode():
+        seed = mixed(seed ^ byte)
+    centre, width = np.float32(0), np.sqrt(np.float32(3) / np.float32(shape[-1]))
+    if len([d for d in shape if d != 1]) == 1:
+        centre, width = (1, 0.5) if "norm" in tensor else (0, 0.25)
+    elif "token_embd" in tensor or "embed_tokens" in tensor:
+        width = 1.7
+    with np.errstate(over="ignore"):
+        drawn = mixed(np.arange(np.prod(shape), dtype=np.uint64) ^ np.uint64(seed))
+    spread = (drawn >> np.uint64(40)).astype(np.float32) / np.float32(1 << 23) - np.float32(1)
+    return (np.float32(centre) + np.float32(width) * spread).reshape(shape)
+
+
+def names(pattern, n_layers):
+    for before in ("blk.", "model.layers."):
+        if pattern.startswith(before):
+            layers, rest = pattern[len(before) :].split(".", 1)
+            layers = range(n_layers) if layers == "*" else layers.split(",")
+            return [f"{before}{layer}.{rest}" for layer in layers]
+    return [pattern]
+
+
+def cards(kind, chosen):
+    for path in sorted(CARDS.glob("*.json")):
+        card = json.loads(path.read_text())
+        if kind in card and (not chosen or path.stem in chosen):
+            yield path.stem, card
+
+
+def keep(name, logits):
+    logits.reshape(len(TOKENS), -1)[:, :N_IDS].astype("<f4").tofile(CARDS / f"{name}.logits.f32")
+
+
+def write_gguf(name, card, path):
+    import gguf
+
+    arch, keys = card["architecture"], card["keys"]
+    out = gguf.GGUFWriter(path, arch)
+    for key, value in keys.items():
+        key = f"{arch}.{key}"
+        if isinstance(value, bool):
+            out.add_bool(key, value)
+        elif isinstance(value, float):
+            out.add_float32(key, value)
+        elif isinstance(value, int):
+            out.add_uint32(key, value)
+        elif isinstance(value, str):
+            out.add_string(key, value)
+        else:
+            out.add_array(key, value)
+    out.add_tokenizer_model("gpt2")
+    out.add_tokenizer_pre("qwen2")
+    out.add_token_list([f"<{i}>" for i in range(256)])
+    out.add_token_types([1] * 256)
+    # llama.cpp wants a merge.
+    out.add_token_merges(["< 0"])
+    for pattern, dims in card["tensors"].items():
+        for tensor in names(pattern, keys["block_count"]):
+            out.add_tensor(tensor, values(name, tensor, dims[::-1]))
+    out.write_header_to_file()
+    out.write_kv_data_to_file()
+    out.write_tensors_to_file()
+    out.close()
+
+
+def with_llama_cpp(program, chosen):
+    with tempfile.TemporaryDirectory() as folder:
+        for name, card in cards("keys", chosen):
+            model, out = Path(folder, f"{name}.gguf"), Path(folder, "logits")
+            write_gguf(name, card, model)
+            subprocess.run([program, model, out, *map(str, TOKENS)], check=True)
+            keep(name, np.fromfile(out, dtype=np.float32))
+
+
+def with_transformers(chosen):
+    import torch
+    from safetensors.numpy import save_file
+    from transformers import AutoModelForCausalLM
+
+    for name, card in cards("config", chosen):
+        tensors, n_layers = {}, card["config"]["num_hidden_layers"]
+        for pattern, shape in card["tensors"].items():
+            for tensor in names(pattern, n_layers):
+                experts = range(shape[2]) if "#" in tensor else [None]
+                for expert in experts:
+                    full = tensor.replace("#", str(expert))
+                    tensors[full] = values(name, full, shape[:2])
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "config.json").write_text(json.dumps(card["config"]))
+            save_file(tensors, Path(folder, "model.safetensors"), metadata={"format": "pt"})
+            model, info = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=torch.float32,
+                attn_implementation="eager",
+                output_loading_info=True,
+            )
+        assert not any(info.values()), f"{name}: {info}"
+        with torch.no_grad():
+            keep(name, model.eval()(torch.tensor([TOKENS])).logits.numpy())
+
+
+def main(command, *rest):
+    if command == "gguf":
+        for name, card in cards("keys", rest[1:]):
+            write_gguf(name, card, Path(rest[0], f"{name}.gguf"))
+    elif command == "llama.cpp":
+        with_llama_cpp(rest[0], rest[1:])
+    else:
+        with_transformers(rest)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
