@@ -309,6 +309,17 @@ fn a_prefetch_is_read_without_being_asked_for() {
 }
 
 #[test]
+fn free_room_is_filled_beside_demand() {
+    check("filling, two links", 2, || {
+        let world = World::new(1, 3, 1, false);
+        world.tier.fill_free_room();
+        let links = [world.link(0), world.link(0)];
+        world.decode(&[1], 1);
+        world.end(links);
+    });
+}
+
+#[test]
 fn a_work_may_give_up_while_its_reads_are_on_their_way() {
     check("release in flight", 3, || {
         let world = World::new(2, 4, 2, false);

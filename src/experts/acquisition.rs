@@ -14,6 +14,8 @@ pub enum Access {
     /// A tier takes this expert in from below: it says nothing of the layer's others. To keep it
     /// is as to use it in decode.
     Upload { keep: bool },
+    /// It is not used yet: free room is filled with it.
+    Fill,
     /// Rows of decode beside rows of prompts: the first `n_decode` experts are wanted for decode,
     /// the others for prompts alone.
     Mixed { n_decode: usize },
@@ -40,7 +42,7 @@ impl Access {
         match self {
             Access::Mixed { n_decode } if index < n_decode => Access::Decode,
             Access::Mixed { .. } => Access::Prompt,
-            Access::Decode | Access::Prompt | Access::Upload { .. } => self,
+            Access::Decode | Access::Prompt | Access::Upload { .. } | Access::Fill => self,
         }
     }
 }

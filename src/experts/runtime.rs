@@ -105,7 +105,12 @@ impl<M: Mover> TierRuntime<M> {
         let Policy { eviction, predictor, splitter, notes } =
             options.policy.build(&shape, options.profile);
         notes.iter().for_each(|note| log::warn!("{note}"));
-        let mover = Arc::new(open(Tier::new(plan.clone(), layout, eviction))?);
+        let tier = Tier::new(plan.clone(), layout, eviction);
+        // What fills free room depends on time, and in lockstep nothing may.
+        if !options.lockstep {
+            tier.fill_free_room();
+        }
+        let mover = Arc::new(open(tier)?);
         let bytes = |l: &Option<LayerExperts>| l.as_ref().map_or(0, |l| l.expert_bytes() as u64);
         let timer = Timer::new(&layers.iter().map(bytes).collect::<Vec<u64>>());
         let timer = if options.lockstep { timer.in_lockstep() } else { timer };

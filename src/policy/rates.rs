@@ -34,6 +34,11 @@ impl Rates {
         Rates { keep, short: vec![0.0; n_cells], long: vec![0.0; n_cells] }
     }
 
+    /// As if each expert had always been used at a rate.
+    pub fn with(rates: Vec<f32>) -> Rates {
+        Rates { short: rates.clone(), long: rates, ..Rates::new(0) }
+    }
+
     /// A token has come to the layer that has the cells `row` and has chosen some of its experts.
     /// `probs`: of all of them, or empty if they are not known.
     pub fn observe(&mut self, row: Range<usize>, chosen: &[u32], probs: &[f32]) {

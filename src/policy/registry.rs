@@ -3,8 +3,8 @@
 
 use super::papers::{finemoe, moe_infinity, moepic, prescope};
 use super::{
-    AllNext, Auto, Candidate, Counts, Eviction, Lcp, Lfu, Lru, NextLayer, PolicySpec, Predictor,
-    Profile, Random, ScanResistant, Shape, TrajectoryPredictor,
+    AllNext, Auto, Candidate, Counts, Eviction, HotTable, Lcp, Lfu, Lru, NextLayer, PolicySpec,
+    Predictor, Profile, Random, ScanResistant, Shape, TrajectoryPredictor,
 };
 
 /// The seed of random eviction: runs are repeatable.
@@ -118,7 +118,11 @@ const BASELINES: Names = Names {
         eviction("lfu", |b| Box::new(Lfu::new(b.shape))),
         eviction("lcp", |b| Box::new(Lcp::new(b.shape))),
         eviction("random", |_| Box::new(Random::new(RANDOM_SEED))),
-        eviction("scan-resistant", |b| Box::new(ScanResistant::new(b.shape))),
+        eviction("scan-resistant", |b| {
+            let uses = b.restore(HotTable::SECTION, HotTable::restore);
+            let uses = uses.unwrap_or_else(|| HotTable::new(b.shape));
+            Box::new(ScanResistant::with(b.shape, uses))
+        }),
     ],
     policies: &[
         ("on-demand", PolicySpec::whole("none", "lru")),

@@ -8,11 +8,12 @@
 //! predicted, or else p; and by each later token with probability p, so that P = g^(d/L) · (q + (1
 //! − q) · p·g / (1 − (1 − p)·g)), g = 2^(−1/H).
 //!
-//! p is the expert's rate of use (`rates`): one use in passing hardly moves it.
+//! p is the expert's rate of use (`rates`): one use in passing hardly moves it. A run begins with
+//! the rates of all runs before it, which the profile keeps (`hot_table`).
 
 use super::grid::Grid;
 use super::rates::Rates;
-use super::{Event, Eviction, Expert, Phase, PromptRouted, Routed, Shape};
+use super::{Event, Eviction, Expert, HotTable, Phase, Profile, PromptRouted, Routed, Shape};
 
 /// H, tokens. From 2 to 1,000 it made no difference beyond 0.002.
 const HORIZON: f64 = 4.0;
@@ -22,6 +23,8 @@ pub struct ScanResistant {
     grid: Grid,
     k: usize,
     rates: Rates,
+    /// Uses in all runs, this one included, for the next run's profile.
+    uses: HotTable,
     /// Probabilities to be used when the layer comes next: [experts of the model].
     predicted: Vec<f64>,
     /// Whether those of a layer are of its next coming: [layers].
@@ -41,10 +44,16 @@ fn probability(p: f64) -> f64 {
 
 impl ScanResistant {
     pub fn new(shape: &Shape) -> Self {
+        Self::with(shape, HotTable::new(shape))
+    }
+
+    /// With the uses of earlier runs.
+    pub fn with(shape: &Shape, uses: HotTable) -> Self {
         let grid = Grid::new(shape);
         Self {
             k: shape.k,
-            rates: Rates::new(grid.n_cells()),
+            rates: Rates::with(uses.rates(shape.k)),
+            uses,
             predicted: vec![0.0; grid.n_cells()],
             is_predicted: vec![false; grid.n_layers()],
             next: 0,
@@ -84,6 +93,7 @@ impl ScanResistant {
 
 impl Eviction for ScanResistant {
     fn observe(&mut self, event: &Event<'_>) {
+        self.uses.observe(event);
         match *event {
             Event::Routed(Routed { layer, chosen, probs, .. }) => self.routed(layer, chosen, probs),
             Event::PromptRouted(PromptRouted { layer, chosen, .. }) => {
@@ -93,6 +103,12 @@ impl Eviction for ScanResistant {
             Event::Expected { layer, used } => self.on_expected(layer, used),
             Event::IterationStart { phase: Phase::Decode, .. } => self.next = 0,
             _ => {}
+        }
+    }
+
+    fn save(&self, profile: &mut Profile) {
+        if !self.uses.is_empty() {
+            self.uses.save(profile);
         }
     }
 

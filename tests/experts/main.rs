@@ -3,6 +3,9 @@
 // Memory budgets under limits of control groups.
 mod budget;
 
+// Free room is filled with what a profile knows.
+mod filling;
+
 // Granule-major files: the same bits as standard files, there and back.
 mod layout;
 

@@ -11,6 +11,13 @@ use crate::experts::layout::piece::{Dest, Piece};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault(pub Arc<str>);
 
+/// The reason why a load is begun.
+#[derive(Clone, Copy, Debug)]
+pub struct Reason {
+    pub cause: Cause,
+    pub access: Access,
+}
+
 #[derive(Debug)]
 pub struct Load {
     pub expert: u32,
@@ -36,7 +43,7 @@ impl Load {
     pub fn new(
         expert: u32,
         granules: Range<usize>,
-        (cause, access): (Cause, Access),
+        Reason { cause, access }: Reason,
         pieces: Vec<Piece>,
     ) -> Load {
         assert!(!granules.is_empty() && !pieces.is_empty());
@@ -64,10 +71,14 @@ impl Load {
         }
     }
 
-    /// Whether it keeps an expert that was used elsewhere, and no demand waits for it. Predictions
-    /// do not concern it.
+    /// Whether it keeps an expert that was used elsewhere, and no demand waits for it.
     pub fn is_admission(&self) -> bool {
         self.cause == Cause::Prefetch && self.access.keeps()
+    }
+
+    /// Whether it is wanted whatever is predicted.
+    pub fn outlives_predictions(&self) -> bool {
+        self.is_admission() || self.access == Access::Fill
     }
 
     /// The read that would start next.

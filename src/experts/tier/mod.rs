@@ -54,8 +54,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// Whether a link waits that could go on. One that starts a read makes no other startable, so
-    /// it need not be told of that.
+    /// Whether a link waits that could go on.
     fn wants_links(&self) -> bool {
         self.links_waiting > 0 && self.state.can_start()
     }
@@ -81,6 +80,11 @@ impl Tier {
             landed: Condvar::new(),
             startable: Condvar::new(),
         }
+    }
+
+    /// From now on the link fills free room while it has nothing else to do.
+    pub fn fill_free_room(&self) {
+        self.lock().state.fill_free_room();
     }
 
     /// From now on this tier reports to the tier below which experts it holds whole.
@@ -111,7 +115,7 @@ impl Tier {
             self.landed.notify_all();
         }
         if links {
-            self.startable.notify_all();
+            self.startable.notify_one();
         }
     }
 
@@ -274,6 +278,10 @@ impl Tier {
             }
             if !out.is_empty() {
                 shared.busy_since.get_or_insert_with(Instant::now);
+                // One thread is woken at a time, and wakes the next one if there is more to do.
+                if shared.wants_links() {
+                    self.startable.notify_one();
+                }
                 return true;
             }
             if !wait {

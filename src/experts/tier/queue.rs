@@ -112,6 +112,13 @@ impl TransferQueue {
         self.prefetch_bytes as f64 / self.prefetch_bytes_max as f64
     }
 
+    /// Whether no read is left to start and only prefetch is on its way, which leaves the link some
+    /// room.
+    pub fn is_free(&self) -> bool {
+        let is_empty = self.demand.is_empty() && self.prefetch.is_empty();
+        is_empty && self.demand_reads == 0 && self.prefetch_bytes < self.prefetch_bytes_max
+    }
+
     pub fn is_idle(&self) -> bool {
         self.demand.is_empty()
             && self.prefetch.is_empty()

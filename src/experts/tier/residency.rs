@@ -37,6 +37,8 @@ pub struct Entry {
     pub is_layer_pinned: bool,
     /// Its use has been counted since its layer was pinned.
     pub is_counted: bool,
+    /// It came to fill free room and has not been demanded.
+    pub is_filler: bool,
     /// Demands that found it whole, and the others. They wrap around.
     pub n_hits: u32,
     pub n_misses: u32,
@@ -102,6 +104,7 @@ impl Residency {
                     fault: None,
                     is_layer_pinned: false,
                     is_counted: false,
+                    is_filler: false,
                     n_hits: 0,
                     n_misses: 0,
                     unused_bytes: 0,

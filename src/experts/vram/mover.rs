@@ -26,16 +26,25 @@ pub struct Layer {
 pub type Layers = Vec<Option<Layer>>;
 
 /// One read a granule, from the tier below: shard and offset mean nothing here.
-pub struct Pieces(pub Layers);
+pub struct Pieces {
+    pub layers: Layers,
+    /// Experts that the tier may hold; `None`: all.
+    pub own: Option<Own>,
+}
 
 impl Layout for Pieces {
     fn pieces(&self, id: Expert, granules: Range<usize>, out: &mut Vec<Piece>) {
-        let layer = self.0[id.layer as usize].as_ref().expect("its experts move");
+        let layer = self.layers[id.layer as usize].as_ref().expect("its experts move");
         out.extend(granules.map(|granule| {
             let n_bytes = layer.experts.granule_bytes(granule);
             let to = Dest::Slot { granule, at: 0 };
             Piece { shard: 0, start: 0, len: n_bytes, need: n_bytes, to }
         }));
+    }
+
+    fn may_hold(&self, expert: Expert) -> bool {
+        let own = self.own.as_ref();
+        own.is_none_or(|own| own.has(expert.layer as usize, expert.expert))
     }
 }
 

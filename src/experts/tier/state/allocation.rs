@@ -5,7 +5,7 @@
 use super::State;
 use crate::experts::acquisition::Access;
 use crate::experts::tier::class::Role;
-use crate::experts::tier::load::Load;
+use crate::experts::tier::load::{Load, Reason};
 use crate::experts::tier::queue::{Cause, LoadId};
 use crate::experts::tier::residency::Entry;
 use crate::policy::{Expert, LayerShare};
@@ -13,6 +13,14 @@ use crate::policy::{Expert, LayerShare};
 /// One in so many slots may hold copies of what is whole in the tier above. With fewer, what that
 /// tier pushes out is lost; with more, memory holds everything twice.
 const COPIES: usize = 3;
+
+/// Room that there is for granules of an expert: its next ones are working ones, those behind them
+/// in transit.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Room {
+    pub n_working: usize,
+    pub n_transit: usize,
+}
 
 impl State {
     /// The part of a class that an expert's layer may keep.
@@ -32,13 +40,24 @@ impl State {
         access: Access,
         priority: f32,
     ) -> bool {
-        let Entry { id, class, held, n_granules, .. } = *self.table.get(e);
+        let Entry { held, n_granules, .. } = *self.table.get(e);
         let n = n_granules - held;
         // The expert's own granules must not be what makes the room.
         self.table.get_mut(e).pins += 1;
         let n_working = self.reserve(e, n, access, cause, priority);
         self.table.get_mut(e).pins -= 1;
         let Some(n_working) = n_working else { return false };
+        let room = Room { n_working, n_transit: n - n_working };
+        self.begin_load(e, room, Reason { cause, access }, priority);
+        true
+    }
+
+    /// Takes slots for the next granules of an expert and queues their load.
+    pub(super) fn begin_load(&mut self, e: u32, room: Room, reason: Reason, priority: f32) {
+        let Entry { id, class, held, .. } = *self.table.get(e);
+        let Room { n_working, n_transit } = room;
+        let n = n_working + n_transit;
+        let end = held + n;
         if held == 0 {
             self.table.get_mut(e).place = self.classes[class].join(e);
         }
@@ -49,13 +68,12 @@ impl State {
         }
         self.table.add_working(e, n_working);
         let mut pieces = Vec::new();
-        self.layout.pieces(id, held..n_granules, &mut pieces);
-        let load =
-            self.loads.insert(Load::new(e, held..n_granules, (cause, access), pieces)) as LoadId;
+        self.layout.pieces(id, held..end, &mut pieces);
+        let load = self.loads.insert(Load::new(e, held..end, reason, pieces)) as LoadId;
         let entry = self.table.get_mut(e);
         (entry.load, entry.stamp) = (Some(load), self.clock);
         self.clock += 1;
-        match cause {
+        match reason.cause {
             Cause::Demand => {
                 let quarters = (4.0 * self.queue.prefetch_share()).ceil() as usize;
                 self.counters.demand_wait_histogram[quarters.min(5)] += 1;
@@ -65,12 +83,12 @@ impl State {
         }
         let resident = self.resident_bytes();
         self.counters.resident_bytes_max = self.counters.resident_bytes_max.max(resident);
-        true
     }
 
     /// Makes room for `n` more granules of an expert; returns how many of them are working ones,
     /// `None` if there is no room. Decode makes room in the working set for the part that the
-    /// expert keeps; everything else takes only free working slots, and then transit.
+    /// expert keeps; everything else takes only working slots that are free or hold
+    /// fillers, and then transit.
     fn reserve(
         &mut self,
         e: u32,
@@ -82,13 +100,11 @@ impl State {
         let Entry { id, class, held, working, .. } = *self.table.get(e);
         let share = self.share(id, class);
         let kept = if held == working { share.keep.saturating_sub(held).min(n) } else { 0 };
-        let free = self.classes[class].free(Role::Working);
-        let within = share.n_slots.saturating_sub(self.table.working_of_layer(id.layer));
         let has_working = kept > 0
             && if access.keeps() {
                 self.make_working_room(e, kept)
             } else {
-                free.min(within) >= kept
+                self.has_free_working_room(e, kept) || self.make_room_among_fillers(e, kept)
             };
         let n_working = if has_working { kept } else { 0 };
         if n_working == n {
@@ -96,6 +112,14 @@ impl State {
         }
         let prefetch = (cause == Cause::Prefetch).then_some(priority);
         self.make_transit_room(e, n - n_working, prefetch).then_some(n_working)
+    }
+
+    /// Whether an expert can have `n` more working granules and nothing must leave.
+    pub(super) fn has_free_working_room(&self, e: u32, n: usize) -> bool {
+        let Entry { id, class, .. } = *self.table.get(e);
+        let n_slots = self.share(id, class).n_slots;
+        let within = n_slots.saturating_sub(self.table.working_of_layer(id.layer));
+        self.classes[class].free(Role::Working).min(within) >= n
     }
 
     /// Evicts until there is room for `n` more working granules of an expert, of which its own
@@ -211,6 +235,7 @@ impl State {
         // Bytes that were not asked for while they were here were moved in vain.
         self.counters.prefetch_wasted_bytes += std::mem::take(&mut entry.unused_bytes);
         if n == 0 {
+            entry.is_filler = false;
             let place = entry.place;
             if let Some(moved) = self.classes[class].leave(place) {
                 self.table.get_mut(moved).place = place;

@@ -6,9 +6,10 @@ use super::State;
 use crate::experts::tier::class::Role;
 
 impl State {
-    /// Whether nothing is pinned, queued or on its way.
+    /// Whether nothing is pinned, queued or on its way, and no free room is left to fill.
     pub fn is_idle(&self) -> bool {
         self.queue.is_idle()
+            && !self.may_fill()
             && self.tickets.is_empty()
             && self.loads.is_empty()
             && self.table.entries().iter().all(|entry| entry.pins == 0)

@@ -92,7 +92,7 @@ impl State {
                 continue;
             }
             match entry.load {
-                Some(load) if self.loads[load as usize].is_admission() => {}
+                Some(load) if self.loads[load as usize].outlives_predictions() => {}
                 Some(load) => self.stop(load),
                 None if entry.unused_bytes > 0 => self.drop_transit(e),
                 None => {}
@@ -105,7 +105,7 @@ impl State {
         for load in self.queue.prefetches() {
             let load = &self.loads[load as usize];
             let is_wanted = self.prefetch_priority(self.table.get(load.expert)).is_some();
-            assert!(is_wanted || load.is_admission(), "a prefetch without a reason");
+            assert!(is_wanted || load.outlives_predictions(), "a prefetch without a reason");
         }
         for e in &self.layer_prefetch.left {
             assert!(self.is_in_layer_prefetch(self.table.get(*e)));

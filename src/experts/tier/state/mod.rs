@@ -14,6 +14,7 @@
 mod admission;
 mod allocation;
 mod check;
+mod filling;
 mod layer_prefetch;
 mod pinned;
 mod predictions;
@@ -29,6 +30,7 @@ use crate::experts::acquisition::{Access, Acquisition, GranuleRef, WantedExpert}
 use crate::experts::counters::Counters;
 use crate::experts::layout::piece::Piece;
 use crate::policy::{Event, Eviction, Expert, LayerShare, Profile};
+use filling::Filling;
 use layer_prefetch::LayerPrefetch;
 use pinned::PinnedLayer;
 use std::ops::Range;
@@ -41,6 +43,11 @@ const PROMPT_WAVE_GRANULES: usize = 8;
 /// Which reads bring granules to memory.
 pub trait Layout: Send + Sync {
     fn pieces(&self, expert: Expert, granules: Range<usize>, out: &mut Vec<Piece>);
+
+    /// Whether the tier may hold an expert of its layers.
+    fn may_hold(&self, _expert: Expert) -> bool {
+        true
+    }
 }
 
 /// The sizes of a tier.
@@ -126,6 +133,8 @@ pub struct State {
     layer_prefetch: LayerPrefetch,
     /// Works of which a demand waits for room.
     n_lacking_slots: usize,
+    /// The experts that free room is filled with.
+    filling: Filling,
     /// Layers whose whole experts are pinned for a device.
     pinned_layers: Vec<PinnedLayer>,
     /// The experts that the tier above holds whole, and the same report of this tier to the one
@@ -164,6 +173,7 @@ impl State {
             prediction_round: 1,
             layer_prefetch: LayerPrefetch::default(),
             n_lacking_slots: 0,
+            filling: Filling::default(),
             pinned_layers: Vec::new(),
             upper: Arc::new(UpperResidency::new(&plan.layers)),
             lower: None,
@@ -234,7 +244,7 @@ impl State {
 
     fn count_use(&mut self, e: u32) {
         let entry = self.table.get_mut(e);
-        entry.is_counted = true;
+        (entry.is_counted, entry.is_filler) = (true, false);
         self.counters.prefetch_used_bytes += std::mem::take(&mut entry.unused_bytes);
         match entry.is_whole() {
             true => entry.n_hits = entry.n_hits.wrapping_add(1),
@@ -274,7 +284,7 @@ impl State {
             let load = &self.loads[*load as usize];
             let entry = self.table.get(load.expert);
             let is_of_layer = entry.id.layer as usize == layer && !self.is_in_layer_prefetch(entry);
-            is_of_layer && entry.pins == 0 && !load.is_admission()
+            is_of_layer && entry.pins == 0 && !load.outlives_predictions()
         };
         let stale: Vec<LoadId> = self.queue.prefetches().filter(stale).collect();
         for load in stale {
@@ -429,13 +439,16 @@ impl State {
         has_room.then_some((load, cause))
     }
 
-    /// Whether a link that asks gets a read.
+    /// Whether a link that asks gets a read, or an expert to fill free room with is looked for.
     pub fn can_start(&self) -> bool {
-        self.startable().is_some()
+        self.startable().is_some() || self.may_fill()
     }
 
     /// The next read, now started: its ticket's number.
     pub fn start_read(&mut self) -> Option<u32> {
+        if self.startable().is_none() {
+            self.fill();
+        }
         let (load_id, cause) = self.startable()?;
         let load = &mut self.loads[load_id as usize];
         let piece = load.start_next();
@@ -488,6 +501,7 @@ impl State {
         }
         self.land(ticket.load);
         if self.loads[ticket.load as usize].fault.is_some() {
+            self.filling.stop_if(self.loads[ticket.load as usize].access == Access::Fill);
             self.stop(ticket.load);
         } else {
             self.end_if_over(ticket.load);

@@ -69,7 +69,8 @@ impl State {
     fn drop_unpredicted(&mut self) {
         let is_unpredicted = |load: &LoadId| {
             let load = &self.loads[*load as usize];
-            !load.is_admission() && self.prefetch_priority(self.table.get(load.expert)).is_none()
+            !load.outlives_predictions()
+                && self.prefetch_priority(self.table.get(load.expert)).is_none()
         };
         let unpredicted: Vec<LoadId> = self.queue.prefetches().filter(is_unpredicted).collect();
         for load in unpredicted {

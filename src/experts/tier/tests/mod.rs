@@ -17,6 +17,7 @@ use crate::experts::acquisition::{Access, Acquisition, GranuleRef, LayerPart};
 use crate::experts::layout::piece::{Dest, Piece};
 use crate::policy::{Event, Expert, LayerShare, Prediction, Profile, Routed, Shape};
 
+mod filling;
 mod mixed;
 mod prefetch;
 mod share;
@@ -124,9 +125,9 @@ impl World {
         }
     }
 
-    /// Working granules that have landed.
+    /// Working granules that have landed and that somebody has asked for.
     fn working(&self) -> HashSet<(Expert, usize)> {
-        let entries = self.state.entries().iter();
+        let entries = self.state.entries().iter().filter(|e| !e.is_filler);
         entries
             .flat_map(|e| (0..e.working.min(e.resident)).map(move |granule| (e.id, granule)))
             .collect()
@@ -482,13 +483,14 @@ proptest! {
         ops in proptest::collection::vec(op(), 1..120),
         n_slots in (9..20usize, 6..14usize),
         n_transit in GRANULES..=5,
-        rows: bool,
+        rows: bool, fills: bool,
         policy in proptest::sample::select(vec!["lru", "lfu", "lcp", "random"]),
     ) {
         let policy = format!("predictor=none,eviction={policy}");
         let plan = plan([n_slots.0, n_slots.1], n_transit);
         let budget: usize = plan.n_bytes() as usize;
         let mut world = World::new(plan, rows, &policy, N_WORKS);
+        fills.then(|| world.state.fill_free_room());
         run(&mut world, ops);
         prop_assert!(world.state.counters().resident_bytes_max as usize <= budget);
         world.settle_down();

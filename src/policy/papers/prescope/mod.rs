@@ -5,12 +5,12 @@ mod hot;
 pub mod llapor;
 mod presched;
 
-pub use hot::{Hot, HotTable};
+pub use hot::Hot;
 pub use llapor::{LlaPor, LlaporModel};
 pub use presched::PreSched;
 
 use crate::policy::registry::{EvictionEntry, Names, PredictorEntry, Trial};
-use crate::policy::{PlacementKind, PolicySpec};
+use crate::policy::{HotTable, PlacementKind, PolicySpec};
 
 pub(in crate::policy) const NAMES: Names = Names {
     predictors: &[PredictorEntry {
