@@ -8,6 +8,7 @@ use super::sampling::SamplingArgs;
 use super::values::{self, Parsed};
 use super::{out, plan, sampling};
 use crate::chat::ChatTemplate;
+use crate::engine::kv_disk::KvFolder;
 use crate::engine::plan::ram::{Place, RamBudget};
 use crate::engine::scheduler::SchedulerOptions;
 use crate::engine::{Engine, EngineOptions, MemoryPlan};
@@ -146,6 +147,10 @@ struct LoadArgs {
     #[arg(long, value_name = "SIZE", default_value = "auto", env = "MOEBA_KV_RAM")]
     #[arg(value_parser = page_ram)]
     kv_ram: RamBudget,
+    /// Folder that keeps texts for the next server, and the bytes that its files take at most, with
+    /// K, M, G or T [default: 32G, or half of what is free]
+    #[arg(long, value_name = "DIR[,SIZE]", env = "MOEBA_KV_DISK", value_parser = kv_disk)]
+    kv_disk: Option<KvDiskArg>,
     /// Compute prompts on a GPU as steps of decode, slower: answers then have the same bytes
     /// whatever a cache held of their prompts. On the CPU they always have
     #[arg(long, env = "MOEBA_EXACT", value_parser = values::boolean)]
@@ -221,6 +226,26 @@ fn page_ram(text: &str) -> Parsed<RamBudget> {
     }
 }
 
+/// A folder and the bytes of its files at most.
+#[derive(Clone, Debug, PartialEq)]
+struct KvDiskArg {
+    path: PathBuf,
+    most_bytes: Option<u64>,
+}
+
+/// What follows the last comma is the size, if it is one.
+fn kv_disk(text: &str) -> Parsed<KvDiskArg> {
+    let with_size = text.rsplit_once(',').and_then(|(path, size)| match size.parse() {
+        Ok(RamBudget::Bytes(bytes)) => Some((path, Some(bytes))),
+        _ => None,
+    });
+    let (path, most_bytes) = with_size.unwrap_or((text, None));
+    match path.is_empty() {
+        true => Err("expected a folder, and a size behind a comma if there is to be one".into()),
+        false => Ok(KvDiskArg { path: path.into(), most_bytes }),
+    }
+}
+
 fn queue(text: &str) -> Parsed<usize> {
     values::integer(text, 0, 100_000)
 }
@@ -270,6 +295,8 @@ pub fn run(args: Args) -> Result<()> {
         return plan::print(&Engine::plan_of(&model.path, &model.options(&options))?);
     }
     let server_options = args.server_options()?;
+    let kv_folder = args.load.kv_disk.as_ref();
+    let kv_folder = kv_folder.map(|arg| KvFolder::open(&arg.path, arg.most_bytes)).transpose()?;
     let model = args.model.resolve()?;
     interrupt::set_grace(server_options.grace + Duration::from_secs(5));
     // A client that comes while the model is loaded is told so.
@@ -280,7 +307,7 @@ pub fn run(args: Args) -> Result<()> {
         let why = "the server generates text only: `moeba run` translates";
         return Err(Error::invalid(why));
     }
-    let loaded = args.loaded(engine, &model.options(&options))?;
+    let loaded = Loaded { kv_folder, ..args.loaded(engine, &model.options(&options))? };
     let lines = args.start_lines(&loaded);
     server.open(loaded)?;
     lines.iter().for_each(|line| out::note(line));
@@ -372,6 +399,7 @@ impl Args {
             engine,
             options: options.clone(),
             scheduler,
+            kv_folder: None,
             template,
             variables,
             trusts_content: self.answers.trust_content,
@@ -394,6 +422,10 @@ impl Args {
             loaded.scheduler.n_queue,
             size(engine.plan().page_bytes)
         ));
+        if let Some(folder) = &loaded.kv_folder {
+            let (path, most) = (folder.path().display(), size(folder.most_bytes()));
+            lines.push(format!("texts are kept in {path}, {most} of them at most"));
+        }
         lines
     }
 
@@ -461,6 +493,11 @@ mod tests {
         }
         assert_eq!(page_ram("0"), Ok(RamBudget::Bytes(0)));
         assert_eq!(page_ram("1.5K"), Ok(RamBudget::Bytes(1536)));
+        let folder = |path: &str, most_bytes| KvDiskArg { path: path.into(), most_bytes };
+        assert_eq!(kv_disk("a/b,1.5K"), Ok(folder("a/b", Some(1536))));
+        assert_eq!(kv_disk("a,b"), Ok(folder("a,b", None)));
+        assert_eq!(kv_disk("a,50%"), Ok(folder("a,50%", None)));
+        assert!(kv_disk("").is_err() && kv_disk(",1G").is_err());
         assert!(page_ram("-1").is_err() && page_ram("much").is_err());
         assert!(share("0.5").is_ok() && share("1").is_err() && share("NaN").is_err());
     }

@@ -30,6 +30,7 @@ mod describe;
 pub mod device;
 mod encoder;
 mod generate;
+pub mod kv_disk;
 mod load;
 mod observer;
 mod options;
@@ -43,6 +44,7 @@ mod text_cache;
 mod traffic;
 mod understand;
 
+use sha2::{Digest, Sha256};
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, OnceLock};
 
@@ -77,6 +79,9 @@ pub use recording::Experts;
 pub use session::{EvalHooks, Session, Want};
 pub use traffic::ExpertTraffic;
 pub use understand::understand;
+
+/// Changes when the same model, prompt and seed lead to other bits.
+pub const ARITHMETIC: u32 = 1;
 
 /// A loaded model, its tokenizer, and the threads and GPUs that compute it. It never changes, and
 /// any number of sessions share it.
@@ -129,6 +134,19 @@ impl Engine {
         let types = [self.options.cache_type_k, self.options.cache_type_v];
         let is_without = types.iter().all(|ty| [CacheType::F32, CacheType::BF16].contains(ty));
         self.plan.device.is_none() || self.options.exact || is_without
+    }
+
+    /// A digest of what the bits of keys and values depend on besides a text's tokens, and of where
+    /// they are.
+    pub(in crate::engine) fn kv_identity(&self) -> Result<[u8; 32]> {
+        let mut hash = Sha256::new();
+        hash.update(ARITHMETIC.to_le_bytes());
+        hash.update(self.gguf().identity()?);
+        let types = (self.options.cache_type_k, self.options.cache_type_v);
+        let layers = self.plan.device.as_ref().map(|part| part.plan.gpu_layers.clone());
+        let is_long = self.model.hyper().rope.is_long(self.n_ctx);
+        hash.update(format!("{types:?} {layers:?} {is_long} {}", self.is_exact()));
+        Ok(hash.finalize().into())
     }
 
     pub fn model(&self) -> &Model {
@@ -185,6 +203,11 @@ impl Engine {
     /// Counters of reading experts from disk to memory; `None` where they are in place.
     pub fn disk_counters(&self) -> Option<Counters> {
         self.model.hierarchy().disk_counters()
+    }
+
+    /// Whether experts are read from disk at this moment.
+    pub(in crate::engine) fn reads_experts(&self) -> bool {
+        self.model.hierarchy().is_reading_disk()
     }
 
     /// Counters of uploading experts from memory to GPUs; `None` where no GPU has experts.

@@ -8,7 +8,7 @@ use super::checkpoints::Checkpoints;
 use super::compute::{Pass, PassText, Stack};
 use super::observer::{LastLogits, Listener, PassObserver};
 use super::recording::{ExpertRecorder, Experts};
-use super::scheduler::Pages;
+use super::scheduler::{Load, PAGE, Pages, Restored};
 use super::text_cache::TextCache;
 use super::{Engine, Logits, Recorder, TopK};
 use crate::cancel::Cancel;
@@ -207,8 +207,26 @@ impl Session {
 
     /// Puts pages of a text that begins with the session's into its cache.
     pub(super) fn extend_from_pages(&mut self, pages: &mut Pages, salt: u64, text: &[u32]) {
+        let restored = pages.restore(salt, text, self.n_past(), &mut self.cache);
+        self.take_restored(restored, text);
+    }
+
+    /// Prepares to load what the disk behind `pages` has of such a text; `None` if it has no more.
+    pub(super) fn begin_load(&self, pages: &Pages, salt: u64, text: &[u32]) -> Option<Load> {
+        pages.begin_load(salt, text, self.n_past(), &self.cache)
+    }
+
+    /// Loads some of the text; true once there is no more to load.
+    pub(super) fn load(&mut self, pages: &mut Pages, load: &mut Load, text: &[u32]) -> bool {
+        let restored = pages.load(load, &mut self.cache);
+        let is_over = restored.is_some();
+        restored.into_iter().for_each(|restored| self.take_restored(restored, text));
+        is_over
+    }
+
+    /// The cache has got more of a text that begins with the session's.
+    fn take_restored(&mut self, restored: Restored, text: &[u32]) {
         let held = self.n_past();
-        let restored = pages.restore(salt, text, held, &mut self.cache);
         self.tokens.extend(&text[held..restored.n.max(held)]);
         if let Some(states) = restored.states {
             self.add_checkpoint(restored.n, &states);
@@ -218,6 +236,24 @@ impl Session {
     /// Keeps the session's text in pages.
     pub(super) fn keep(&self, pages: &mut Pages, salt: u64) {
         pages.keep(salt, &self.tokens, &self.cache);
+    }
+
+    /// Hands the session's text to the disk behind `pages`, from page `n_saved` on, as far as a
+    /// text could go on from there; false if some of it has to wait.
+    pub(super) fn save(&self, pages: &Pages, salt: u64, n_saved: &mut usize) -> bool {
+        let mut text = &self.tokens[..];
+        if self.has_state() {
+            let kept = self.checkpoints.all();
+            text = &text[..kept.last().map_or(0, |(n, _)| *n)];
+            let save = |(n, values): &(usize, Arc<Vec<f32>>)| {
+                pages.save_states(salt, &self.tokens[..*n], values)
+            };
+            if !kept.iter().all(save) {
+                return false;
+            }
+        }
+        *n_saved = pages.save(salt, text, *n_saved, &self.cache);
+        *n_saved >= text.len() / PAGE
     }
 
     /// Asks the next pass for checkpoints at these positions.

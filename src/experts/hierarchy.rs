@@ -170,7 +170,12 @@ impl Hierarchy {
         self.ram.as_ref().map(|tier| tier.counters())
     }
 
-    /// The same from memory to devices, all together; `None` where no device has experts.
+    /// Whether experts are read from disk at this moment.
+    pub fn is_reading_disk(&self) -> bool {
+        self.ram.as_ref().is_some_and(|tier| tier.is_reading())
+    }
+
+    /// The cost so far of moving them from memory to devices, all together; `None` where no device has experts.
     pub fn link_counters(&self) -> Option<Counters> {
         self.vram.as_ref().map(|tiers| tiers.counters())
     }

@@ -66,6 +66,9 @@ pub trait PolicyClient: Send + Sync {
 
     fn counters(&self) -> Counters;
 
+    /// Whether a read is on its way.
+    fn is_reading(&self) -> bool;
+
     /// Panics if an invariant is broken; returns whether nothing is pinned or on its way.
     fn check_integrity(&self) -> bool;
 }
@@ -270,6 +273,10 @@ impl<M: Mover> PolicyClient for TierRuntime<M> {
         let mut counters = self.tier().counters();
         self.policy.count(&mut counters);
         counters
+    }
+
+    fn is_reading(&self) -> bool {
+        self.tier().is_reading()
     }
 
     fn check_integrity(&self) -> bool {

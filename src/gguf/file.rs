@@ -185,6 +185,10 @@ impl Gguf {
         self.overridden(key).or_else(|| self.metadata.get(&self.shards[0].map, key))
     }
 
+    pub(super) fn overrides(&self) -> &[Override] {
+        &self.overrides
+    }
+
     fn overridden(&self, key: &str) -> Option<Value<'_>> {
         self.overrides.iter().find(|given| given.key() == key).map(Override::value)
     }

@@ -195,20 +195,32 @@ fn pages(status: &Status, out: &mut String) {
     for (name, help, value) in gauges {
         one(out, name, "gauge", help, value as f64);
     }
-    let counts = status.page_counts;
-    let tier = |out: &mut String, name: &str, kind: &str, help: &str, value: u64| {
+    let (ram, disk) = (status.page_counts, status.disk);
+    let tiers = |out: &mut String, name: &str, kind: &str, help: &str, of: [Option<u64>; 2]| {
         header(out, name, kind, help);
-        let _ = writeln!(out, "{name}{{tier=\"ram\"}} {value}");
+        for (tier, value) in ["ram", "disk"].iter().zip(of) {
+            let line = value.map(|value| format!("{name}{{tier=\"{tier}\"}} {value}\n"));
+            out.extend(line);
+        }
     };
-    let help = "Pages of texts that no session holds.";
-    tier(out, "moeba_pages", "gauge", help, status.n_pages as u64);
+    let help = "Pages of texts that no session holds; on disk states count, too.";
+    let on_disk = disk.map(|disk| disk.n_entries as u64);
+    tiers(out, "moeba_pages", "gauge", help, [Some(status.n_pages as u64), on_disk]);
+    let hits = [Some(ram.n_hits), disk.map(|disk| disk.n_hits)];
+    let evictions = [Some(ram.n_evicted), disk.map(|disk| disk.n_evicted)];
     let counters = [
-        ("hits", "Pages of prompts that were there.", counts.n_hits),
-        ("misses", "Pages of prompts that were not there.", counts.n_misses),
-        ("evictions", "Pages that made room for others.", counts.n_evicted),
+        ("hits", "Pages of prompts that were there.", hits),
+        ("misses", "Pages of prompts that were not there.", [Some(ram.n_misses), None]),
+        ("evictions", "Pages that made room for others.", evictions),
+        ("corrupt", "Files that were not whole.", [None, disk.map(|disk| disk.n_damaged)]),
+        ("writes", "Files that were written.", [None, disk.map(|disk| disk.n_written)]),
     ];
-    for (name, help, value) in counters {
-        tier(out, &format!("moeba_page_{name}_total"), "counter", help, value);
+    for (name, help, values) in counters {
+        tiers(out, &format!("moeba_page_{name}_total"), "counter", help, values);
+    }
+    if let Some(disk) = disk {
+        let help = "Bytes of files with pages and states.";
+        one(out, "moeba_page_disk_bytes", "gauge", help, disk.n_bytes as f64);
     }
 }
 

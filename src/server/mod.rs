@@ -49,6 +49,7 @@ pub use report::LogRequests;
 pub use service::Defaults;
 
 use crate::chat::ChatTemplate;
+use crate::engine::kv_disk::KvFolder;
 use crate::engine::scheduler::SchedulerOptions;
 use crate::engine::{Engine, EngineOptions};
 use crate::{Error, Result, interrupt};
@@ -97,6 +98,8 @@ pub struct Loaded {
     /// Options that it was loaded with.
     pub options: EngineOptions,
     pub scheduler: SchedulerOptions,
+    /// Keeps texts for the next server.
+    pub kv_folder: Option<KvFolder>,
     pub template: ChatTemplate,
     /// Variables of the template.
     pub variables: Map<String, Value>,
@@ -208,11 +211,11 @@ impl Server {
 
     /// Starts to serve a model.
     pub fn open(&self, model: Loaded) -> Result<()> {
-        let Loaded { engine, options, scheduler, template, variables, trusts_content, defaults } =
-            model;
+        let Loaded { engine, options, scheduler, kv_folder, .. } = model;
+        let Loaded { template, variables, trusts_content, defaults, .. } = model;
         let info = ModelInfo::new(&engine, &options, self.app.options.names.clone());
         let templates = Templates::new(template, variables, trusts_content, engine.tokenizer())?;
-        let service = Service::start(&engine, scheduler, templates, info, defaults)?;
+        let service = Service::start(&engine, scheduler, templates, info, defaults, kv_folder)?;
         let is_new = self.app.service.set(Arc::new(service)).is_ok();
         assert!(is_new, "a server has one model");
         Ok(())
@@ -243,6 +246,7 @@ impl Server {
                 std::thread::sleep(Duration::from_millis(10));
             }
             service.cancel_all();
+            service.scheduler.end();
         }
         // Connections end after the answer that they write.
         let _ = stop.send(true);

@@ -9,11 +9,8 @@ use sha2::{Digest, Sha256};
 
 use super::digest::hex;
 use super::random;
-use crate::engine::{Engine, EngineOptions};
+use crate::engine::{self, Engine, EngineOptions};
 use crate::gguf::Gguf;
-
-/// Changes when the same model, prompt and seed lead to other bits.
-const ARITHMETIC: u32 = 1;
 
 /// Facts of the model that do not change while it is served.
 #[derive(Clone, Debug)]
@@ -145,7 +142,7 @@ fn weight_type(gguf: &Gguf) -> &'static str {
 
 fn fingerprint(engine: &Engine, options: &EngineOptions) -> String {
     let mut hash = Sha256::new();
-    hash.update(ARITHMETIC.to_le_bytes());
+    hash.update(engine::ARITHMETIC.to_le_bytes());
     hash.update(model_key(engine));
     let on_device = engine.plan().device.is_some();
     let types = (options.cache_type_k, options.cache_type_v, on_device, engine.is_exact());

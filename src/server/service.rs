@@ -19,6 +19,7 @@ use crate::Result;
 use crate::cancel::Cancel;
 use crate::chat::reasoning::{AnswerStart, Budget};
 use crate::chat::tools::{Calls, Mode, Scanner};
+use crate::engine::kv_disk::KvFolder;
 use crate::engine::scheduler::{
     AnySink, Histogram, Job, Refused, SECONDS, Scheduler, SchedulerOptions,
 };
@@ -87,15 +88,16 @@ pub struct Answer {
 }
 
 impl Service {
-    /// Takes the sessions' memory and starts the thread that computes.
+    /// Takes the sessions' memory and starts the thread that computes. `kv_folder` keeps texts.
     pub fn start(
         engine: &Arc<Engine>,
         options: SchedulerOptions,
         templates: Templates,
         info: ModelInfo,
         defaults: Defaults,
+        kv_folder: Option<KvFolder>,
     ) -> Result<Service> {
-        let scheduler = Scheduler::start(engine, options)?;
+        let scheduler = Scheduler::on_disk(engine, options, kv_folder)?;
         let compile_times = Mutex::new(Histogram::new(&SECONDS));
         let open = Mutex::default();
         Ok(Service { scheduler, templates, info, defaults, open, compile_times })

@@ -27,6 +27,9 @@ mod generation;
 // Decoder checkpoints against transformers.
 mod golden_logits;
 
+// Texts on disk.
+mod kv_disk;
+
 // Layouts that converters no longer write.
 mod old_layouts;
 

@@ -47,6 +47,7 @@ fn serve(disk: &Arc<Disk>) -> Server {
         engine,
         options,
         scheduler,
+        kv_folder: None,
         template,
         variables: Map::new(),
         trusts_content: false,

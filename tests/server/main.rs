@@ -18,6 +18,9 @@ mod determinism;
 // A disk that fails under a server.
 mod faults;
 
+// Texts that outlive the server.
+mod kv_disk;
+
 // Requests that mean harm: halves of headers, slow senders, deep JSON, large bodies.
 mod hostile;
 

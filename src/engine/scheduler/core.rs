@@ -19,7 +19,9 @@ use super::queue::Queue;
 use super::rows::divide;
 use super::slot::Slot;
 use super::status::{Board, Counts, Status};
+use crate::Result;
 use crate::cancel::Cancel;
+use crate::engine::kv_disk::{KvDisk, KvFolder};
 use crate::engine::{BatchRow, Engine, FinishReason, Outcome, Session};
 
 /// How long a job waits at most for others to share its prompt's pass with.
@@ -46,6 +48,21 @@ impl<S: JobSink> Core<S> {
         page_bytes: usize,
     ) -> Core<S> {
         Core::with_pages(engine, sessions, prompt_share, Pages::new(page_bytes))
+    }
+
+    /// The same; `folder` keeps all texts besides.
+    pub fn on_disk(
+        engine: &Arc<Engine>,
+        sessions: Vec<Session>,
+        prompt_share: f64,
+        page_bytes: usize,
+        folder: KvFolder,
+    ) -> Result<Core<S>> {
+        let identity = engine.kv_identity()?;
+        let of_disk = engine.clone();
+        let disk = KvDisk::start(folder, move || of_disk.reads_experts())?;
+        let pages = Pages::new(page_bytes).on_disk(disk, identity);
+        Ok(Core::with_pages(engine, sessions, prompt_share, pages))
     }
 
     /// As [`Core::new`], with the pages of another one that had the same sessions.
@@ -129,6 +146,7 @@ impl<S: JobSink> Core<S> {
         self.parking().grow();
         self.admit();
         self.copy_between_sessions();
+        let is_loading = self.load();
         self.plan_prompts();
         let has_prompt = self.slots.iter().any(|slot| !slot.next.is_empty());
         let can_decode = self.slots.iter().any(Slot::can_decode);
@@ -147,9 +165,10 @@ impl<S: JobSink> Core<S> {
             self.parking().take_back();
             true
         } else {
-            false
+            is_loading
         };
         self.slots.iter_mut().for_each(|slot| slot.keep_checkpoints(&mut self.pages));
+        self.slots.iter_mut().for_each(|slot| slot.save(&self.pages));
         self.publish();
         is_busy
     }
@@ -212,7 +231,7 @@ impl<S: JobSink> Core<S> {
     fn copy_between_sessions(&mut self) {
         for i in 0..self.slots.len() {
             let slot = &self.slots[i];
-            if !slot.has_prompt() {
+            if !slot.wants_prompt() {
                 continue;
             }
             let others = (0..self.slots.len()).filter(|j| *j != i);
@@ -221,6 +240,28 @@ impl<S: JobSink> Core<S> {
                 && let Ok([to, from]) = self.slots.get_disjoint_mut([i, j])
             {
                 to.session.extend_from(&from.session, n);
+            }
+        }
+    }
+
+    /// Loads some of the texts that the disk has; false if there are none.
+    fn load(&mut self) -> bool {
+        let Core { slots, pages, .. } = self;
+        let n_loading = slots.iter_mut().map(|slot| usize::from(slot.load(pages))).sum::<usize>();
+        n_loading > 0
+    }
+
+    /// Whether texts of jobs that have ended are still to be saved.
+    pub fn is_saving(&self) -> bool {
+        self.slots.iter().any(|slot| slot.is_saving(&self.pages))
+    }
+
+    /// Saves them.
+    pub fn finish_saving(&mut self) {
+        while self.is_saving() {
+            self.slots.iter_mut().for_each(|slot| slot.save(&self.pages));
+            if self.is_saving() {
+                self.pages.wait_for_disk();
             }
         }
     }
@@ -276,6 +317,7 @@ impl<S: JobSink> Core<S> {
             n_checkpoints: self.pages.n_states(),
             page_bytes: self.pages.n_bytes(),
             page_counts: self.pages.counts(),
+            disk: self.pages.disk_counts(),
             counts: self.ledger.counts,
         });
     }

@@ -25,6 +25,6 @@ mod thread;
 pub use self::core::Core;
 pub use histogram::{Histogram, SECONDS};
 pub use job::{AnySink, Job, JobSink, Owner};
-pub(super) use pages::Pages;
+pub(super) use pages::{Load, PAGE, Pages, Restored};
 pub use status::{Board, Counts, JobStatus, PageCounts, SlotStatus, Status};
 pub use thread::{Refused, Scheduler, SchedulerOptions};

@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::job::{Job, JobSink, Owner};
 use super::kv_budget::Holder;
 use super::marks::Marks;
-use super::pages::{PAGE, Pages};
+use super::pages::{Load, PAGE, Pages};
 use super::running::Running;
 use super::status::{Counts, SlotStatus};
 use crate::engine::session::n_common;
@@ -30,6 +30,12 @@ pub struct Slot<S> {
     pub next: Vec<u32>,
     /// The positions of the session's checkpoints, if it needs any to go on in its text.
     marks: Option<Marks>,
+    /// What comes from disk of the job's text: no pass computes it until that is there.
+    load: Option<Load>,
+    /// Pages of the text that the disk was handed, and whether it has all that it is to have of a
+    /// text whose job has ended.
+    n_saved: usize,
+    is_saved: bool,
 }
 
 impl<S: JobSink> Slot<S> {
@@ -47,6 +53,9 @@ impl<S: JobSink> Slot<S> {
             salt: Some(0),
             next: Vec::new(),
             marks,
+            load: None,
+            n_saved: 0,
+            is_saved: true,
         }
     }
 
@@ -78,6 +87,7 @@ impl<S: JobSink> Slot<S> {
         }
         self.marks.iter_mut().for_each(Marks::clear);
         self.session.give_back();
+        (self.n_saved, self.is_saved) = (0, false);
         if self.job.is_none() {
             self.room = self.session.n_past();
         }
@@ -90,6 +100,7 @@ impl<S: JobSink> Slot<S> {
         self.session.give_back();
         (self.room, self.lent) = (0, 0);
         self.next.clear();
+        (self.load, self.n_saved) = (None, 0);
         self.marks.iter_mut().for_each(Marks::clear);
         self.is_parked = self.job.is_some();
         self.forget_step();
@@ -116,12 +127,55 @@ impl<S: JobSink> Slot<S> {
     }
 
     /// Tokens of the job's text, of which the last one is always computed, that pages hold beyond
-    /// the session.
+    /// the session. Those on disk come by and by.
     pub fn extend_from_pages(&mut self, pages: &mut Pages) {
         let Some(job) = self.job.as_ref().filter(|_| self.session.can_copy()) else { return };
         let Some(salt) = self.salt else { return };
         let text = &job.text()[..job.text().len() - 1];
         self.session.extend_from_pages(pages, salt, text);
+        self.load = self.session.begin_load(pages, salt, text);
+    }
+
+    /// Loads some of the job's text from disk. False if there is nothing to load: another session
+    /// may have more of it.
+    pub fn load(&mut self, pages: &mut Pages) -> bool {
+        let Some(load) = self.load.as_mut().filter(|load| load.n() > self.session.n_past()) else {
+            self.load = None;
+            return false;
+        };
+        let Some(job) = &self.job else { return false };
+        if self.session.load(pages, load, job.text()) {
+            self.load = None;
+        }
+        true
+    }
+
+    /// Whether the job waits for the disk.
+    pub fn is_loading(&self) -> bool {
+        self.load.is_some()
+    }
+
+    /// Hands what is new of the text to the disk behind `pages`: whole pages as they come about,
+    /// and states once the job has ended.
+    pub fn save(&mut self, pages: &Pages) {
+        if self.is_saved || !pages.has_disk() {
+            return;
+        }
+        let is_over = self.job.is_none();
+        let is_new = !self.session.has_state() && self.session.n_past() / PAGE > self.n_saved;
+        if let Some(salt) = self.salt.filter(|_| self.session.can_copy()) {
+            if is_over || is_new {
+                let is_all = self.session.save(pages, salt, &mut self.n_saved);
+                self.is_saved = is_all && is_over;
+            }
+        } else {
+            self.is_saved = is_over;
+        }
+    }
+
+    /// Whether the job has ended and some of its text is still to be saved.
+    pub fn is_saving(&self, pages: &Pages) -> bool {
+        pages.has_disk() && self.job.is_none() && !self.is_saved
     }
 
     /// Tokens of the job's text that the session could have from another one's.
@@ -160,6 +214,11 @@ impl<S: JobSink> Slot<S> {
 
     /// Whether the job has a prompt to compute, or a text that the session has lost.
     pub fn has_prompt(&self) -> bool {
+        !self.is_loading() && self.wants_prompt()
+    }
+
+    /// As [`Slot::has_prompt`], also while it comes from disk.
+    pub fn wants_prompt(&self) -> bool {
         !self.is_parked && self.job.as_ref().is_some_and(|job| !job.is_decoding(&self.session))
     }
 
@@ -270,6 +329,7 @@ impl<S: JobSink> Slot<S> {
             job.finish(result, &self.session, engine);
             self.session.give_back();
             (self.room, self.lent) = (self.session.n_past(), 0);
+            (self.load, self.n_saved) = (None, 0);
             self.is_parked = false;
         }
     }

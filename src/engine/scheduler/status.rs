@@ -3,6 +3,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use crate::engine::kv_disk::DiskCounts;
+
 use super::histogram::{Histogram, NUMBERS, SHORT_SECONDS};
 
 /// The state of a scheduler at some moment.
@@ -16,6 +18,8 @@ pub struct Status {
     pub n_checkpoints: usize,
     pub page_bytes: usize,
     pub page_counts: PageCounts,
+    /// Present where texts are kept on disk.
+    pub disk: Option<DiskCounts>,
     pub counts: Counts,
 }
 

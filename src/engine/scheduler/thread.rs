@@ -1,7 +1,7 @@
 //! The thread that computes, and the door to it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use super::core::Core;
 use super::inbox::Inbox;
 use super::job::{AnySink, Job, JobSink};
 use super::status::{Board, Status};
+use crate::engine::kv_disk::KvFolder;
 use crate::engine::{Engine, FinishReason, Outcome};
 use crate::{Error, Result};
 
@@ -49,15 +50,28 @@ pub struct Scheduler {
     board: Board,
     options: SchedulerOptions,
     next_id: AtomicU64,
-    thread: Option<JoinHandle<()>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Scheduler {
     /// Takes the memory of `n_parallel` sessions and starts the thread.
     pub fn start(engine: &Arc<Engine>, options: SchedulerOptions) -> Result<Scheduler> {
+        Scheduler::on_disk(engine, options, None)
+    }
+
+    /// The same; `folder` keeps all texts, for the next scheduler.
+    pub fn on_disk(
+        engine: &Arc<Engine>,
+        options: SchedulerOptions,
+        folder: Option<KvFolder>,
+    ) -> Result<Scheduler> {
         let n = options.n_parallel.max(1);
         let sessions = (0..n).map(|_| engine.new_session()).collect::<Result<Vec<_>>>()?;
-        let core = Core::<AnySink>::new(engine, sessions, options.prompt_share, options.page_bytes);
+        let (share, page_bytes) = (options.prompt_share, options.page_bytes);
+        let core = match folder {
+            None => Core::<AnySink>::new(engine, sessions, share, page_bytes),
+            Some(folder) => Core::on_disk(engine, sessions, share, page_bytes, folder)?,
+        };
         let (inbox, board) = (Arc::new(Inbox::default()), core.board().clone());
         let thread = std::thread::Builder::new().name("scheduler".into());
         let thread = thread.spawn({
@@ -71,7 +85,7 @@ impl Scheduler {
             board,
             options,
             next_id: AtomicU64::new(1),
-            thread: Some(thread),
+            thread: Mutex::new(Some(thread)),
         })
     }
 
@@ -136,18 +150,27 @@ impl Scheduler {
     }
 }
 
-impl Drop for Scheduler {
-    fn drop(&mut self) {
+impl Scheduler {
+    /// Cancels the jobs that are left and ends the thread, once all that is to be kept on disk is
+    /// there.
+    pub fn end(&self) {
         {
             let mut inbox = self.inbox.lock();
             (inbox.is_closed, inbox.is_over) = (true, true);
         }
         self.wake();
-        if let Some(thread) = self.thread.take()
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread
             && thread.join().is_err()
         {
             log::error!("the scheduler's thread has ended with a panic");
         }
+    }
+}
+
+impl Drop for Scheduler {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 
@@ -178,7 +201,7 @@ fn run(mut core: Core<AnySink>, inbox: &Inbox<Job<AnySink>>) {
         let mut state = inbox.lock();
         (state.n_running, state.waiting) = (core.n_running(), core.waiting());
         if !is_busy && state.jobs.is_empty() && !state.is_woken && !state.is_over {
-            state = match core.is_idle() {
+            state = match core.is_idle() && !core.is_saving() {
                 true => inbox.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
                 false => {
                     let waited = inbox.changed.wait_timeout(state, PAUSE);
@@ -189,4 +212,5 @@ fn run(mut core: Core<AnySink>, inbox: &Inbox<Job<AnySink>>) {
         state.is_woken = false;
     }
     core.cancel_all();
+    core.finish_saving();
 }

@@ -314,6 +314,11 @@ impl Tier {
         self.startable.notify_all();
     }
 
+    /// Whether a read is on its way.
+    pub fn is_reading(&self) -> bool {
+        self.lock().state.is_reading()
+    }
+
     pub fn counters(&self) -> Counters {
         let shared = self.lock();
         let mut counters = shared.state.counters();

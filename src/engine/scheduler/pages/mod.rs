@@ -5,13 +5,19 @@
 //! depend on: the salt, and the tokens from the beginning of the text to the page's end. So texts
 //! that begin alike share pages. The states of a model with a recurrent state are kept after some
 //! pages, under the same key: without them the pages before are of no use. What was used least
-//! recently goes first, and of a text's pages the last one.
+//! recently goes first, and of a text's pages the last one. Behind them there may be a disk, which
+//! gets every text as it comes about.
+
+mod disk;
 
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::sync::Arc;
 
+pub use disk::Load;
+
 use super::status::PageCounts;
+use crate::engine::kv_disk::{Key, KvDisk};
 use crate::engine::text_cache::TextCache;
 
 /// Positions of a page.
@@ -19,8 +25,6 @@ pub const PAGE: usize = 64;
 
 /// Pages that are saved at once: those of a device go faster together.
 const SAVED_AT_ONCE: usize = 16;
-
-type Key = [u8; 32];
 
 struct Page {
     /// The page before, of the same text.
@@ -52,6 +56,9 @@ pub struct Pages {
     states: HashMap<Key, KeptStates>,
     now: u64,
     counts: PageCounts,
+    disk: Option<KvDisk>,
+    /// A part of all keys: what bits depend on besides texts, where there is a disk.
+    identity: Key,
 }
 
 /// The result of [`Pages::restore`].
@@ -72,6 +79,8 @@ impl Pages {
             states: HashMap::new(),
             now: 0,
             counts: PageCounts::default(),
+            disk: None,
+            identity: Key::default(),
         }
     }
 
@@ -101,9 +110,13 @@ impl Pages {
         cache.has_state() && 4 * cache.n_state_values() <= self.most_bytes
     }
 
-    /// Positions of a text whose pages are here, from its beginning.
+    /// Positions of a text whose pages are here or on disk, from its beginning.
     pub fn n_held(&self, salt: u64, text: &[u32]) -> usize {
-        PAGE * keys(salt, text).take_while(|key| self.pages.contains_key(key)).count()
+        PAGE * self.keys(salt, text).take_while(|key| self.has_page(key)).count()
+    }
+
+    fn has_page(&self, key: &Key) -> bool {
+        self.pages.contains_key(key) || self.is_on_disk(key)
     }
 
     /// Puts the text's pages from position `n` on into a cache that holds those before, up to the
@@ -118,7 +131,7 @@ impl Pages {
         self.now += 1;
         let has_state = cache.has_state();
         let keys: Vec<Key> =
-            keys(salt, text).take_while(|key| self.pages.contains_key(key)).collect();
+            self.keys(salt, text).take_while(|key| self.pages.contains_key(key)).collect();
         let can_end = |i: &usize| !has_state || self.states.contains_key(&keys[*i]);
         let last = (n / PAGE..keys.len()).rev().find(can_end);
         let (n_wanted, n_hits) = (text.len() / PAGE, last.map_or(0, |last| last + 1 - n / PAGE));
@@ -146,7 +159,7 @@ impl Pages {
             return;
         }
         self.now += 1;
-        let mut keys: Vec<Key> = keys(salt, text).collect();
+        let mut keys: Vec<Key> = self.keys(salt, text).collect();
         if cache.has_state() {
             let last = keys.iter().rposition(|key| self.states.contains_key(key));
             keys.truncate(last.map_or(0, |last| last + 1));
@@ -188,7 +201,11 @@ impl Pages {
         values: &Arc<Vec<f32>>,
     ) -> Option<Arc<Vec<f32>>> {
         debug_assert!(text.len().is_multiple_of(PAGE));
-        let key = keys(salt, text).last()?;
+        let key = self.keys(salt, text).last()?;
+        self.keep_states_of(key, values)
+    }
+
+    fn keep_states_of(&mut self, key: Key, values: &Arc<Vec<f32>>) -> Option<Arc<Vec<f32>>> {
         self.now += 1;
         if let Some(states) = self.states.get_mut(&key) {
             states.last_used = self.now;
@@ -207,7 +224,7 @@ impl Pages {
     /// A session goes on from the states after a text, if they are here.
     pub fn use_states(&mut self, salt: u64, text: &[u32]) {
         self.now += 1;
-        let key = keys(salt, text).last().filter(|_| text.len().is_multiple_of(PAGE));
+        let key = self.keys(salt, text).last().filter(|_| text.len().is_multiple_of(PAGE));
         if let Some(states) = key.and_then(|key| self.states.get_mut(&key)) {
             states.last_used = self.now;
         }
@@ -215,7 +232,7 @@ impl Pages {
 
     /// Forgets the states after a text.
     pub fn drop_states(&mut self, salt: u64, text: &[u32]) {
-        if let Some(key) = keys(salt, text).last() {
+        if let Some(key) = self.keys(salt, text).last() {
             self.remove_states(&key);
         }
     }
@@ -265,6 +282,18 @@ impl Pages {
         debug_assert!(self.is_whole());
     }
 
+    /// The keys of a text's whole pages.
+    fn keys<'a>(&self, salt: u64, text: &'a [u32]) -> impl Iterator<Item = Key> + use<'a> {
+        let start = Sha256::new_with_prefix(self.identity).chain_update(salt.to_le_bytes());
+        let pages = text.chunks_exact(PAGE);
+        pages.scan(start.finalize().into(), |before: &mut Key, tokens| {
+            let mut digest = Sha256::new_with_prefix(*before);
+            tokens.iter().for_each(|token| digest.update(token.to_le_bytes()));
+            *before = digest.finalize().into();
+            Some(*before)
+        })
+    }
+
     /// Whether counts agree with the pages, and no page is without the one before it.
     fn is_whole(&self) -> bool {
         let mut n_after: HashMap<Key, usize> = HashMap::new();
@@ -280,18 +309,6 @@ impl Pages {
             && n_after.keys().all(|key| self.pages.contains_key(key))
             && self.pages.iter().all(|(key, p)| p.n_after == n_after.get(key).copied().unwrap_or(0))
     }
-}
-
-/// The keys of a text's whole pages.
-fn keys(salt: u64, text: &[u32]) -> impl Iterator<Item = Key> {
-    let start = Sha256::digest(salt.to_le_bytes()).into();
-    let pages = text.chunks_exact(PAGE);
-    pages.scan(start, |before: &mut Key, tokens| {
-        let mut digest = Sha256::new_with_prefix(*before);
-        tokens.iter().for_each(|token| digest.update(token.to_le_bytes()));
-        *before = digest.finalize().into();
-        Some(*before)
-    })
 }
 
 #[cfg(test)]
@@ -399,7 +416,7 @@ mod tests {
                 let whole = cache_of(&layers, &text);
                 let n_held = pages.n_held(salt, &text);
                 let has_states = |end: &usize| {
-                    let key = keys(salt, &text[..*end]).last();
+                    let key = pages.keys(salt, &text[..*end]).last();
                     key.is_some_and(|key| pages.states.contains_key(&key))
                 };
                 let mut ends = (1..=n_held / PAGE).rev().map(|i| i * PAGE);
