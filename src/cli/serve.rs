@@ -233,7 +233,7 @@ struct KvDiskArg {
     most_bytes: Option<u64>,
 }
 
-/// What follows the last comma is the size, if it is one.
+/// The part behind the last comma is the size, if it is one.
 fn kv_disk(text: &str) -> Parsed<KvDiskArg> {
     let with_size = text.rsplit_once(',').and_then(|(path, size)| match size.parse() {
         Ok(RamBudget::Bytes(bytes)) => Some((path, Some(bytes))),

@@ -175,7 +175,8 @@ impl Hierarchy {
         self.ram.as_ref().is_some_and(|tier| tier.is_reading())
     }
 
-    /// The cost so far of moving them from memory to devices, all together; `None` where no device has experts.
+    /// The cost so far of moving experts from memory to devices, all together; `None` where no
+    /// device has experts.
     pub fn link_counters(&self) -> Option<Counters> {
         self.vram.as_ref().map(|tiers| tiers.counters())
     }

@@ -304,6 +304,52 @@ fn a_second_turn_is_cached_whatever_the_billing_line_says() {
     assert_eq!(count(&server, &body), n_prompt(&second["usage"]));
 }
 
+/// A coding agent's session: between two turns it counts tokens and asks for a title, and each
+/// request has a billing line of its own.
+#[test]
+fn a_coding_agents_conversation_is_found_at_every_turn() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path().join("kv").display().to_string();
+    let start = || start(&["-c", "2048", "--parallel", "1", "--kv-disk", &folder]);
+    let mut server = start();
+    let tool = json!({"name": "read", "description": "Reads a file of the project.",
+        "input_schema": {"type": "object", "properties": {"path": {"type": "string"}}}});
+    let mut messages = Vec::new();
+    let mut n_before = 0;
+    for i in 0..4 {
+        let message = format!("Step {i}: what is in file {i}? {}", "More words. ".repeat(8));
+        messages.push(json!({"role": "user", "content": [{"type": "text", "text": message}]}));
+        let body = with(json!({
+            "system": [
+                {"type": "text", "text": format!("x-anthropic-billing-header: cch=0000{i};")},
+                {"type": "text", "text": "Read before you write. ".repeat(12)},
+            ],
+            "tools": [tool],
+            "tool_choice": {"type": "none"},
+            "messages": messages,
+        }));
+        let n = count(&server, &body);
+        let title = json!({
+            "system": "Write a title of five words.",
+            "messages": [{"role": "user", "content": format!("{i} {message}").repeat(3)}],
+            "max_tokens": 4,
+        });
+        assert_eq!(server.post(PATH, &title).status, 200);
+        // The last turn is another server's.
+        if i == 3 {
+            server.signal("TERM");
+            assert!(server.child.wait().unwrap().success());
+            server = start();
+        }
+        let answer = server.post(PATH, &body).json();
+        let n_cached = answer["usage"]["cache_read_input_tokens"].as_u64().unwrap();
+        assert!(n_cached + 63 >= n_before, "turn {i}: {n_cached} of {n_before}: {answer}");
+        assert_eq!(n_prompt(&answer["usage"]), n);
+        n_before = n;
+        messages.push(json!({"role": "assistant", "content": answer["content"]}));
+    }
+}
+
 #[test]
 fn errors_have_anthropics_form() {
     let server = start(&["-c", "128", "--parallel", "1"]);

@@ -25,14 +25,14 @@ const USUAL_BYTES: u64 = 32 << 30;
 /// Less is of no use for any model.
 const LEAST_BYTES: u64 = 64 << 10;
 
-/// A folder that nobody else uses while this lives.
+/// A folder that is locked while this lives.
 #[derive(Debug)]
 pub struct KvFolder {
     path: PathBuf,
     most_bytes: u64,
     /// Its lock is the folder's.
     _marker: File,
-    /// What was there when it was opened.
+    /// The entries that were there when it was opened.
     index: Index,
 }
 
@@ -147,7 +147,7 @@ fn clear_if_old(path: &Path, marker: &File) -> io::Result<()> {
     marker.write_all(expected.as_bytes())
 }
 
-/// What the folder has. Files that were not finished go.
+/// The entries of the folder. Files that were not finished go.
 fn scan(path: &Path) -> io::Result<Index> {
     let mut index = Index::default();
     for entry in fs::read_dir(path)? {

@@ -18,7 +18,7 @@ pub fn moment_of(time: SystemTime) -> Moment {
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    /// Of the file.
+    /// Bytes of the file.
     n_bytes: u64,
     last_used: Moment,
 }

@@ -3,7 +3,7 @@
 //! [`KvFolder`] is the folder, which one program has at a time. [`KvDisk`] knows what is in it and
 //! writes to it on a thread of its own, which rests while experts are read. Whoever reads waits for
 //! the file, and finds nothing where the file is not whole: every byte is covered by a checksum.
-//! What was used least recently makes room for what is new.
+//! Entries that were used least recently make room for new ones.
 //!
 //! Nothing here knows tokens: a key is a digest of all that the bytes depend on.
 

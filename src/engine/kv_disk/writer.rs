@@ -1,4 +1,4 @@
-//! What is in the folder, and the thread that writes to it.
+//! The entries of the folder, and the thread that writes them.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::{self, File, OpenOptions};

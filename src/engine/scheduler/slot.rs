@@ -30,7 +30,7 @@ pub struct Slot<S> {
     pub next: Vec<u32>,
     /// The positions of the session's checkpoints, if it needs any to go on in its text.
     marks: Option<Marks>,
-    /// What comes from disk of the job's text: no pass computes it until that is there.
+    /// The part of the job's text that comes from disk: no pass computes it until it is there.
     load: Option<Load>,
     /// Pages of the text that the disk was handed, and whether it has all that it is to have of a
     /// text whose job has ended.

@@ -12,7 +12,7 @@ const LOADED_AT_ONCE: usize = 32 << 20;
 
 /// A text that comes from disk into a session. Until it is there the session's own text stays.
 pub struct Load {
-    /// Of the text's whole pages.
+    /// Keys of the text's whole pages.
     keys: Vec<Key>,
     /// The page that the session needs first, the one that is next, and the end.
     first: usize,
