@@ -145,6 +145,6 @@ mod tests {
         Map::Add(1.0).apply(&mut values);
         assert_eq!(values, [1.0, 2.0, 0.0]);
         Map::NegExp.apply(&mut values);
-        assert_eq!(values, [-2.718_281_8, -7.389_056, -1.0]);
+        assert_eq!(values, [-std::f32::consts::E, -7.389_056, -1.0]);
     }
 }

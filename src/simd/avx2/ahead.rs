@@ -31,8 +31,9 @@ impl<'a> Ahead<'a> {
         for r in self.rows.clone() {
             let block = self.product.row(r).wrapping_add(b * size_of::<B>());
             for line in (0..size_of::<B>()).step_by(64) {
+                // The intrinsic is safe in newer compilers only.
+                #[allow(unused_unsafe)]
                 // SAFETY: a hint, which reads nothing; any address is allowed.
-                #[allow(unused_unsafe)] // the intrinsic is safe in newer compilers only
                 unsafe {
                     _mm_prefetch::<_MM_HINT_T1>(block.wrapping_add(line).cast())
                 };

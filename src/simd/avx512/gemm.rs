@@ -35,9 +35,10 @@ pub(super) unsafe fn matmul<B: Sixteen>(product: Product, scratch: &mut Scratch)
         unsafe { part_matmul::<B>(part, scratch) };
     }
     if product.streams() {
-        // What went past the caches is not in the order of what says that it is there.
+        // What went past the caches is not in the order of what says that it is there. The
+        // intrinsic is safe in newer compilers only.
+        #[allow(unused_unsafe)]
         // SAFETY: the processor has SSE.
-        #[allow(unused_unsafe)] // the intrinsic is safe in newer compilers only
         unsafe {
             _mm_sfence()
         };
