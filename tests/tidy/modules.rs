@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const PATHS: &[(&str, &str)] = &[
     ("src/lib.rs", "convert/ lies beside src/"),
     ("src/experts/mod.rs", "tests/tier_loom.rs compiles src/experts/tier without its tests"),
+    ("tests/pool_loom.rs", "compiles a source with loom's primitives"),
     ("tests/tier_loom.rs", "compiles sources with loom's primitives"),
 ];
 

@@ -1,39 +1,41 @@
-//! A pool of threads for the token loop: all of them run one closure and meet at its end. Between
-//! regions the workers spin, because the next region of a token follows within microseconds and
-//! the next token soon after; after a while without work they park, so that an idle engine costs
-//! nothing. As long as they spin, a region takes no lock and makes no call of the system.
+//! A pool of threads for the token loop. A region is a closure for whichever threads come: the
+//! caller begins at once, workers join it, and it ends when all work is done and those that joined
+//! have finished. A worker that does not come in time is not waited for ([`gate`]).
+//!
+//! Between regions the workers spin, because the next region of a token follows within
+//! microseconds and the next token soon after; after a while without work they park, so that an
+//! idle engine costs nothing. As long as they spin, a region takes no lock and makes no call of
+//! the system.
 //!
 //! Threads are not tied to processors: one that spins stays where it is, and one that is tied could
 //! not leave a processor that another program fills, while all others wait for it. A user who wants
 //! fixed processors bounds the process (`taskset`); `Pool` counts the processors left to it.
 //!
 //! Ordering argument. A pool is not `Sync` and `enter` refuses a region within a region, so one
-//! `run` is under way at a time. The job cell is written only there, while every worker is idle
-//! (`running == 0`), and published by the release store to `epoch`; a worker reads it after its
-//! acquire load of a new `epoch`. A worker's writes are published by its release decrement of
-//! `running`, which `run` acquires before it returns; so the closure's borrows end before the
-//! caller's stack frame does.
-//!
-//! No wake-up is lost: a worker that is about to sleep counts itself in `parked`, then looks at
-//! `epoch`; `run` changes `epoch`, then looks at `parked`. All four are SeqCst, so one of the two
-//! sees the other. If it is `run`, it passes through the lock, which the worker holds until it
-//! waits.
+//! region is under way at a time. The job cell is written only before the gate opens, while no
+//! worker is inside, and read inside. A worker's writes are published when it leaves, which the
+//! caller has acquired when the gate is closed; so the closure's borrows end before the caller's
+//! stack frame does.
+
+mod gate;
+mod patience;
 
 use std::cell::{Cell, UnsafeCell};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
-/// The time for which a thread spins before a worker parks and the caller offers its core to
-/// others: longer than it takes to sample a token and to print it, so that a decode never parks.
-const PATIENCE: Duration = Duration::from_millis(2);
-/// The same if threads outnumber processors: the awaited thread may need this one.
-const PATIENCE_CROWDED: Duration = Duration::from_micros(50);
-/// Spins between two looks at the clock: some microseconds.
-const SPINS_A_LOOK: usize = 128;
+use gate::{Gate, Seen};
+use patience::Patience;
+
+/// The primitives by which threads share a gate; tests/pool_loom.rs replaces them by a model
+/// checker's.
+mod sync {
+    pub use std::sync::atomic::{AtomicU64, Ordering};
+    pub use std::sync::{Condvar, Mutex};
+}
 
 /// Pieces of this length and less stay as they are: 64 rows of 2048 columns in Q4_K are read from
 /// memory in about 7 µs.
@@ -45,18 +47,10 @@ const UNIT: usize = 16;
 type Job = *const (dyn Fn(usize) + Sync);
 
 struct Shared {
-    /// Counts regions; a worker that sees a new value has a job.
-    epoch: AtomicUsize,
-    /// Workers that have not finished the present region.
-    running: AtomicUsize,
+    gate: Gate,
     job: UnsafeCell<Option<Job>>,
-    stop: AtomicBool,
     panicked: AtomicBool,
-    patience: Duration,
-    /// The number of workers that sleep on `wake`, or are about to.
-    parked: AtomicUsize,
-    sleep: Mutex<()>,
-    wake: Condvar,
+    patience: Patience,
 }
 
 // SAFETY: `job` is the only field that is not Sync by itself; the ordering argument above says why
@@ -94,15 +88,10 @@ impl Pool {
         assert!(n_threads >= 1, "a pool has at least its caller");
         let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
         let shared = Arc::new(Shared {
-            epoch: AtomicUsize::new(0),
-            running: AtomicUsize::new(0),
+            gate: Gate::default(),
             job: UnsafeCell::new(None),
-            stop: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
-            patience: if n_threads > processors { PATIENCE_CROWDED } else { PATIENCE },
-            parked: AtomicUsize::new(0),
-            sleep: Mutex::new(()),
-            wake: Condvar::new(),
+            patience: Patience::new(n_threads > processors),
         });
         let workers = (1..n_threads)
             .map(|index| {
@@ -127,31 +116,24 @@ impl Pool {
         Region(&self.is_running)
     }
 
-    /// Runs `f(thread index)` on every thread and returns when all are done. A panic in any of
-    /// them is raised again here.
-    pub fn run(&self, f: &(dyn Fn(usize) + Sync)) {
+    /// Runs `f(thread index)` on this thread, and on each worker that comes before this one has
+    /// finished; returns when all have. A panic in any of them is raised again here.
+    fn run(&self, f: &(dyn Fn(usize) + Sync)) {
         let _region = self.enter();
         if self.workers.is_empty() {
             return f(0);
         }
         let shared = &*self.shared;
-        debug_assert_eq!(shared.running.load(Ordering::Relaxed), 0);
         // SAFETY: only the lifetime is changed; `f` outlives every use because this function
-        // returns after the last worker is done.
+        // returns after the last worker has left.
         let job: Job = unsafe {
             std::mem::transmute::<&(dyn Fn(usize) + Sync), &'static (dyn Fn(usize) + Sync)>(f)
         };
-        // SAFETY: no worker reads the cell between regions (ordering argument above).
+        // SAFETY: no worker reads the cell outside of the gate (ordering argument above).
         unsafe { *shared.job.get() = Some(job) };
-        shared.running.store(self.workers.len(), Ordering::Relaxed);
-        shared.begin_epoch();
+        shared.gate.open();
         let own = catch_unwind(AssertUnwindSafe(|| f(0)));
-        let all_done = || shared.running.load(Ordering::Acquire) == 0;
-        if !shared.spin_until(all_done) {
-            while !all_done() {
-                std::thread::yield_now();
-            }
-        }
+        shared.gate.close(|is_so| shared.patience.spin_until(is_so));
         if let Err(panic) = own {
             resume_unwind(panic);
         }
@@ -250,8 +232,7 @@ impl Part {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Relaxed);
-        self.shared.begin_epoch();
+        self.shared.gate.end();
         for worker in self.workers.drain(..) {
             // A worker catches its panics, so it can only have ended in order.
             let _ = worker.join();
@@ -259,78 +240,60 @@ impl Drop for Pool {
     }
 }
 
-impl Shared {
-    fn begin_epoch(&self) {
-        self.epoch.fetch_add(1, Ordering::SeqCst);
-        if self.parked.load(Ordering::SeqCst) > 0 {
-            drop(self.sleep.lock());
-            self.wake.notify_all();
-        }
-    }
-
-    /// False if patience was lost before.
-    fn spin_until(&self, is_so: impl Fn() -> bool) -> bool {
-        let mut since = None;
-        loop {
-            for _ in 0..SPINS_A_LOOK {
-                if is_so() {
-                    return true;
-                }
-                std::hint::spin_loop();
-            }
-            if since.get_or_insert_with(Instant::now).elapsed() >= self.patience {
-                return false;
-            }
-        }
-    }
-
-    fn wait_for_new_epoch(&self, seen: usize) {
-        if self.spin_until(|| self.epoch.load(Ordering::Acquire) != seen) {
-            return;
-        }
-        let mut asleep = self.sleep.lock().expect("no panic under this lock");
-        self.parked.fetch_add(1, Ordering::SeqCst);
-        while self.epoch.load(Ordering::SeqCst) == seen {
-            asleep = self.wake.wait(asleep).expect("no panic under this lock");
-        }
-        self.parked.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 fn worker(shared: &Shared, index: usize) {
-    // Epochs follow one another with every worker in each, so it is never more than one behind.
-    for seen in 0.. {
-        shared.wait_for_new_epoch(seen);
-        if shared.stop.load(Ordering::Relaxed) {
-            return;
-        }
-        // SAFETY: a new epoch was acquired, so the cell holds this region's job and no thread
-        // writes it until `running` is zero again.
-        let job = unsafe { (*shared.job.get()).expect("an epoch comes with a job") };
-        // SAFETY: `run` keeps the closure alive until this worker's decrement below.
+    let mut seen = Seen::default();
+    while shared.gate.enter(&mut seen, |is_so| shared.patience.spin_until(is_so)) {
+        // SAFETY: this worker is inside, so the cell holds this region's job and no thread writes
+        // it until it has left.
+        let job = unsafe { (*shared.job.get()).expect("a gate opens with a job") };
+        // SAFETY: `run` keeps the closure alive until this worker has left.
         let result = catch_unwind(AssertUnwindSafe(|| unsafe { (*job)(index) }));
         if result.is_err() {
             shared.panicked.store(true, Ordering::Relaxed);
         }
-        shared.running.fetch_sub(1, Ordering::Release);
+        shared.gate.leave();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Mutex;
+    use std::sync::atomic::AtomicUsize;
+
+    /// A region that cannot end before each thread has a part of it.
+    fn meet(pool: &Pool) {
+        let n = pool.n_threads();
+        let (there, seen) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+        pool.for_each_chunk(n, 1, &|thread, _| {
+            there.fetch_add(1, Ordering::Relaxed);
+            seen.lock().unwrap().push(thread);
+            while there.load(Ordering::Relaxed) < n {
+                std::thread::yield_now();
+            }
+        });
+        let mut seen = seen.into_inner().unwrap();
+        seen.sort();
+        assert!(seen.into_iter().eq(0..n));
+    }
 
     #[test]
-    fn every_thread_runs_every_region_once() {
-        for n in [1, 2, 3, 8] {
+    fn threads_meet_in_every_region() {
+        for n in [2, 3, 8] {
             let pool = Pool::new(n);
-            let counts: Vec<AtomicUsize> = (0..n).map(|_| AtomicUsize::new(0)).collect();
-            for _ in 0..500 {
-                pool.run(&|i| {
-                    counts[i].fetch_add(1, Ordering::Relaxed);
-                });
-            }
-            assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 500));
+            (0..200).for_each(|_| meet(&pool));
+        }
+    }
+
+    #[test]
+    fn regions_without_work_may_end_before_workers_come() {
+        let pool = Pool::new(2);
+        for _ in 0..2000 {
+            let ran = AtomicUsize::new(0);
+            pool.run(&|_| {
+                ran.fetch_add(1, Ordering::Relaxed);
+            });
+            assert!((1..=2).contains(&ran.load(Ordering::Relaxed)));
         }
     }
 
@@ -383,11 +346,7 @@ mod tests {
         let pool = Pool::new(3);
         for _ in 0..3 {
             std::thread::sleep(std::time::Duration::from_millis(30));
-            let ran = AtomicUsize::new(0);
-            pool.run(&|_| {
-                ran.fetch_add(1, Ordering::Relaxed);
-            });
-            assert_eq!(ran.load(Ordering::Relaxed), 3);
+            meet(&pool);
         }
     }
 
@@ -395,10 +354,21 @@ mod tests {
     fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
         let pool = Pool::new(2);
         for bad in 0..2 {
-            let caught = catch_unwind(AssertUnwindSafe(|| pool.run(&|i| assert_ne!(i, bad))));
+            let has_panicked = AtomicBool::new(false);
+            let caught = catch_unwind(AssertUnwindSafe(|| {
+                pool.for_each_chunk(2, 1, &|thread, _| {
+                    if thread == bad {
+                        has_panicked.store(true, Ordering::Relaxed);
+                        panic!("a bad thread");
+                    }
+                    while !has_panicked.load(Ordering::Relaxed) {
+                        std::thread::yield_now();
+                    }
+                })
+            }));
             assert!(caught.is_err());
         }
-        pool.run(&|_| {});
+        meet(&pool);
     }
 
     /// The closure of a region cannot hold the pool, which is not `Sync`, but it can find it.
