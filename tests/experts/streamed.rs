@@ -13,11 +13,14 @@ use moeba::policy::{PlacementKind, PolicySpec, SplitKind};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-const GOLDEN: [&str; 11] = [
+const GOLDEN: [&str; 14] = [
+    "afmoe",
     "arctic_mixed",
+    "cohere2moe",
     "deepseek_v3",
     "glm4moe",
     "gpt_oss",
+    "mistral4",
     "mixtral",
     "phimoe",
     "qwen2moe",

@@ -133,6 +133,9 @@ agree! {
     mellum: 0.0, ["mellum"];
     minimax_m2: 0.0, ["minimax-m2"];
     mistral: 0.0, ["mistral3", "mistral4"];
+    cohere2moe: 1e-5, ["cohere2moe"];
+    dense_granite: 0.0, ["granite", "minicpm"];
+    qwen3vlmoe: 0.0, ["qwen3vlmoe"];
 }
 
 /// Over a cache of fewer bits, attention of prompts is on tensor cores: within a bound, and so is

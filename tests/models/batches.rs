@@ -17,7 +17,7 @@ use moeba::policy::Phase;
 use std::path::Path;
 
 /// A model of each architecture and kind of layer.
-const MODELS: [&str; 23] = [
+const MODELS: [&str; 28] = [
     "llama",
     "llama3_rope",
     "qwen2",
@@ -41,6 +41,11 @@ const MODELS: [&str; 23] = [
     "arctic_mixed",
     "switch",
     "nllb_moe",
+    "afmoe",
+    "bailingmoe2",
+    "cohere2moe",
+    "mellum",
+    "mistral4",
 ];
 
 const N_CTX: usize = 80;
