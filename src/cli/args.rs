@@ -3,7 +3,7 @@
 use super::device_args::DeviceArgs;
 use super::values::{self, Parsed};
 use crate::engine::plan::ram::RamBudget;
-use crate::engine::{CacheType, EngineOptions, ProfileChoice, TestHooks};
+use crate::engine::{CacheType, EngineOptions, ProfileChoice, SpecMode, TestHooks};
 use crate::experts::disk::IoKind;
 use crate::policy::PolicySpec;
 
@@ -132,4 +132,13 @@ impl BatchArgs {
             test: TestHooks::default(),
         }
     }
+}
+/// Drafts of tokens that may come next.
+#[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Engine")]
+pub struct SpecArgs {
+    /// Compute tokens that probably come next in one pass with the next one, which changes no byte
+    /// of the answer: auto, where that saves time by what passes took so far, off, or always
+    #[arg(long = "spec", value_name = "MODE", default_value = "auto", env = "MOEBA_SPEC")]
+    pub mode: SpecMode,
 }

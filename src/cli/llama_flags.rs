@@ -171,7 +171,7 @@ pub const HARMLESS: &[(&str, &[&str])] = &[
 /// Flags that are refused: what to do instead, and the names; `*` stands for anything.
 pub const REFUSED: &[(&str, &[&str])] = &[
     (
-        "moeba has no speculative decoding yet",
+        "moeba drafts from the text itself, without a draft model: see --spec",
         &[
             "-md -td -tbd -Cd -Crd -Cbd -Crbd -ngld -devd -ctkd -ctvd -otd -cmoed -ncmoed",
             "-hfd -hfrd -lcs -lcd --lookup-cache-* --spec-* --no-spec-* --draft* *-draft",

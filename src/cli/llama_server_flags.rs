@@ -28,7 +28,6 @@ pub const SERVER_HARMLESS: &[(&str, &[&str])] = &[
     ("models have no tags", &["--tags VALUE"]),
     ("an answer goes on with an assistant's message at the end", &["--prefill-assistant"]),
     ("answers do not depend on what runs beside them", &["--exact"]),
-    ("moeba has no speculative decoding yet", &["--spec {auto|off}"]),
     ("moeba reads tool calls by the chat template", &["--tool-format {auto}"]),
 ];
 
@@ -56,7 +55,6 @@ pub const SERVER_REFUSED: &[(&str, &[&str])] = &[
     ),
     ("moeba has no infilling", &["--spm-infill"]),
     ("keys have weights instead: see --api-key-file", &["--allow-priority"]),
-    ("moeba has no speculative decoding yet", &["--spec"]),
     (
         "requests bring their own text: it is a flag of `moeba run`",
         &[

@@ -82,13 +82,22 @@ pub fn report(outcome: &Outcome) -> String {
     lines.extend(report::lines(&outcome.prompt_traffic, outcome.n_prompt));
     if n_decoded(outcome) > 0 {
         let decode = phase(n_decoded(outcome), outcome.decode_time, decode_rate(outcome));
-        lines.push(format!("decode: {decode}"));
+        lines.push(format!("decode: {decode}{}", of_drafts(outcome)));
         lines.extend(report::lines(&outcome.decode_traffic, n_decoded(outcome)));
     }
     let memory = peak_rss_bytes().map(|bytes| format!("; peak memory {}", size(bytes)));
     let generated = figures::counted(outcome.n_generated, "token");
     lines.push(format!("generated {generated}{}", memory.unwrap_or_default()));
     lines.join("\n")
+}
+
+/// The drafts that were verified, if there were any.
+fn of_drafts(outcome: &Outcome) -> String {
+    let drafted = outcome.drafts.all();
+    match drafted.n {
+        0 => String::new(),
+        n => format!("; {} of {n} drafts accepted", figures::count(drafted.n_accepted as usize)),
+    }
 }
 
 /// Fills in the figures for `--stats`. The keys of expert traffic are decode's, in which policies
@@ -104,6 +113,9 @@ pub fn fill(outcome: &Outcome, engine: &Engine, stats: &mut Stats) {
     stats.number("prompt_tokens_per_second", prompt_rate(outcome));
     stats.number("decode_tokens_per_second", decode_rate(outcome));
     stats.text("finish_reason", finish_name(outcome.finish));
+    let drafted = outcome.drafts.all();
+    stats.count("drafted_tokens", drafted.n);
+    stats.count("accepted_drafted_tokens", drafted.n_accepted);
     report::fill(stats, engine.plan(), &outcome.decode_traffic, n_decoded(outcome));
     let prompt = outcome.prompt_traffic.top();
     stats.value("prompt_read_bytes", prompt.map(|c| c.read_bytes).into());
@@ -144,7 +156,7 @@ impl TextSink for WithBar<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::ExpertTraffic;
+    use crate::engine::{DraftCounts, ExpertTraffic};
     use crate::experts::Counters;
 
     fn outcome(n_generated: usize) -> Outcome {
@@ -158,6 +170,7 @@ mod tests {
             decode_time: Duration::from_millis(100 * n_generated.saturating_sub(1) as u64),
             prompt_traffic: ExpertTraffic::default(),
             decode_traffic: ExpertTraffic::default(),
+            drafts: DraftCounts::default(),
         }
     }
 

@@ -1,7 +1,7 @@
 //! `moeba run`: one answer to a prompt, or a chat where there is none.
 
 use super::answer::{Screen, Writer};
-use super::args::{self, BatchArgs, ThreadsArg};
+use super::args::{self, BatchArgs, SpecArgs, ThreadsArg};
 use super::conversation::{Conversation, has_template};
 use super::grammar::{GrammarArgs, of_answer};
 use super::model::ModelArg;
@@ -14,7 +14,9 @@ use super::stats::Stats;
 use super::translate::LanguageArgs;
 use super::{chat, out, plan, stdin, translate};
 use crate::chat::reasoning::Answer;
-use crate::engine::{Engine, EngineOptions, FinishReason, Generator, Limits, Outcome, Request};
+use crate::engine::{
+    Engine, EngineOptions, FinishReason, Generator, Limits, Outcome, Request, SpecMode, Speculation,
+};
 use crate::sample::grammar::Constraint;
 use crate::sample::{Sampler, SamplerOptions};
 use crate::tokenizer::EncodeOptions;
@@ -50,6 +52,8 @@ pub struct Args {
     threads: ThreadsArg,
     #[command(flatten)]
     batch: BatchArgs,
+    #[command(flatten)]
+    spec: SpecArgs,
     /// Write the figures of the run to this file as JSON (- is standard output)
     #[arg(long, value_name = "FILE.json", help_heading = "Report")]
     stats: Option<PathBuf>,
@@ -176,6 +180,7 @@ pub struct Run {
     pub reasoning: Reasoning,
     /// The form of answers.
     constraint: Option<Constraint>,
+    spec: SpecMode,
     pub stats: Option<PathBuf>,
     load_time: Duration,
 }
@@ -221,6 +226,7 @@ pub fn run(args: Args) -> Result<()> {
         limits: args.limits.limits(|text| args.text.unescaped(text)),
         reasoning: args.reasoning.settings(),
         constraint: grammar.map(|grammar| engine.grammars()?.constraint(&grammar)).transpose()?,
+        spec: args.spec.mode,
         stats: args.stats,
         load_time,
     };
@@ -289,7 +295,8 @@ impl Run {
     pub fn request(&self, prompt: Vec<u32>, sampling: SamplerOptions) -> Request {
         let (limits, cancel) = (self.limits.clone(), interrupt::token());
         let constraint = self.constraint.clone();
-        Request { prompt, sampling, limits, constraint, cancel, ..Request::default() }
+        let speculation = Speculation { mode: self.spec, ..Speculation::default() };
+        Request { prompt, sampling, limits, constraint, speculation, cancel, ..Request::default() }
     }
 
     /// The next answer of a conversation, written as it comes.

@@ -1,6 +1,6 @@
 //! `moeba serve`: the HTTP server.
 
-use super::args::{self, BatchArgs, ThreadsArg};
+use super::args::{self, BatchArgs, SpecArgs, ThreadsArg};
 use super::conversation::has_template;
 use super::model::{Model, ModelArg};
 use super::reasoning::ReasoningArgs;
@@ -47,6 +47,8 @@ pub struct Args {
     threads: ThreadsArg,
     #[command(flatten)]
     batch: BatchArgs,
+    #[command(flatten)]
+    spec: SpecArgs,
     /// Print where the weights would be and what a token reads, and exit
     #[arg(long, help_heading = "Report")]
     dry_run: bool,
@@ -394,6 +396,7 @@ impl Args {
             keeps_reasoning_in_content: reasoning.is_in_content(),
             queue_time: time(self.load.queue_timeout),
             total_time: time(self.load.timeout),
+            spec: self.spec.mode,
         };
         Ok(Loaded {
             engine,

@@ -4,7 +4,7 @@ use super::compute::{InnerPasses, Pass, Rest, Stack};
 use super::observer::PassObserver;
 use super::{Engine, Session, Want};
 use crate::cancel::Cancel;
-use crate::forward::Observer;
+use crate::forward::{self, Observer};
 use crate::policy::Phase;
 use crate::{Error, Result};
 
@@ -15,7 +15,19 @@ pub struct BatchRow<'a> {
     pub tokens: &'a [u32],
     /// Whether the tokens are part of a prompt or a step of decode.
     pub phase: Phase,
+    /// A step of decode of several tokens verifies drafts: all logits of each are computed if any
+    /// are wanted.
     pub want: Want,
+}
+
+impl BatchRow<'_> {
+    fn want_of_pass(&self) -> forward::Want {
+        let verifies = self.phase == Phase::Decode && self.tokens.len() > 1;
+        match self.want {
+            Want::Last | Want::LastBest(_) if verifies => forward::Want::All,
+            want => want.of_pass(),
+        }
+    }
 }
 
 /// Computes steps of decode while another batch rests.
@@ -70,9 +82,11 @@ fn eval(
     let cancel = Cancel::all(rows.iter().map(|row| row.session.cancel.clone()));
     cancel.check()?;
     let (mut texts, mut listeners) = (Vec::new(), Vec::new());
-    for BatchRow { session, tokens, phase, want } in rows.iter_mut() {
+    for row in rows.iter_mut() {
+        let want = row.want_of_pass();
+        let BatchRow { session, tokens, phase, .. } = row;
         session.start_request();
-        let (text, listener) = session.parts(tokens, *phase, want.of_pass());
+        let (text, listener) = session.parts(tokens, *phase, want);
         texts.push(text);
         listeners.push(listener);
     }

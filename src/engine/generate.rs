@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::scheduler::{Core, Job, JobSink, Owner, Pages};
+use super::speculation::{DraftCounts, Gate, Speculation};
 use super::traffic::ExpertTraffic;
 use super::{Engine, Logits, Session, TopK, Want};
 use crate::cancel::Cancel;
@@ -37,6 +38,8 @@ pub struct Request {
     pub shown: Vec<u32>,
     /// A form that the answer must have.
     pub constraint: Option<Constraint>,
+    /// Whether tokens that may come next are computed ahead of their turn. The text is the same.
+    pub speculation: Speculation,
     /// Ends the request early.
     pub cancel: Cancel,
 }
@@ -109,6 +112,8 @@ pub struct Outcome {
     pub prompt_traffic: ExpertTraffic,
     /// Experts moved in `decode_time`.
     pub decode_traffic: ExpertTraffic,
+    /// Tokens that were computed as drafts.
+    pub drafts: DraftCounts,
 }
 
 impl Outcome {
@@ -123,6 +128,7 @@ impl Outcome {
             decode_time: Duration::ZERO,
             prompt_traffic: ExpertTraffic::default(),
             decode_traffic: ExpertTraffic::default(),
+            drafts: DraftCounts::default(),
         }
     }
 }
@@ -150,7 +156,8 @@ pub struct Generation {
     stop: Option<usize>,
     n_generated: usize,
     constraint: Option<Constraint>,
-    /// The time that the last token's mask took, if it was computed for the choice.
+    speculation: Speculation,
+    /// The time that the next token's mask took, or the last one's, unless it was taken.
     mask_time: Option<Duration>,
     /// Alternatives to report with each token's log probability; `None` reports none.
     n_top_logprobs: Option<usize>,
@@ -193,6 +200,7 @@ impl Generation {
             stop: None,
             n_generated: 0,
             constraint: request.constraint.clone(),
+            speculation: request.speculation.clone(),
             mask_time: None,
             n_top_logprobs: None,
             last_logprob: None,
@@ -208,6 +216,42 @@ impl Generation {
     /// [`MAX_TOP_LOGPROBS`](crate::sample::MAX_TOP_LOGPROBS).
     pub fn report_logprobs(&mut self, n_top: usize) {
         self.n_top_logprobs = Some(n_top);
+    }
+
+    /// Lets drafts be verified, as far as the text's model and machine can.
+    pub fn speculate(&mut self, speculation: Speculation) {
+        self.speculation = speculation;
+    }
+
+    pub(super) fn speculation(&self) -> &Speculation {
+        &self.speculation
+    }
+
+    /// The tokens of what must come next by the text's form; none where it leaves a choice.
+    pub(super) fn forced_tokens(&mut self) -> Vec<u32> {
+        self.time_mask();
+        match &mut self.constraint {
+            // The choice will tell of an error.
+            Some(constraint) => constraint.forced().unwrap_or_default(),
+            None => Vec::new(),
+        }
+    }
+
+    /// Whether the text's form allows a token next.
+    pub(super) fn may_follow(&mut self, id: u32) -> bool {
+        let Some(constraint) = &mut self.constraint else { return true };
+        constraint.mask().is_ok_and(|mask| mask.is_none_or(|mask| mask.allows(id)))
+    }
+
+    /// Computes the next token's mask and keeps the time that it took. An error stays for the
+    /// choice.
+    fn time_mask(&mut self) {
+        if let Some(constraint) = self.constraint.as_mut().filter(|it| it.needs_mask()) {
+            let start = Instant::now();
+            if constraint.mask().is_ok() {
+                self.mask_time = Some(start.elapsed());
+            }
+        }
     }
 
     /// The log probability of the token that `choose` answered last, if it is to be reported.
@@ -261,13 +305,9 @@ impl Generation {
 
     fn sample(&mut self, logits: &Logits<'_>) -> Result<u32> {
         let n_vocab = self.n_vocab();
+        self.time_mask();
         let mask = match &mut self.constraint {
-            Some(constraint) => {
-                let start = constraint.needs_mask().then(Instant::now);
-                let mask = constraint.mask()?;
-                self.mask_time = start.map(|start| start.elapsed());
-                mask
-            }
+            Some(constraint) => constraint.mask()?,
             None => None,
         };
         match (logits, mask) {
@@ -375,8 +415,15 @@ fn check(prompt: &[u32], n_ctx: usize) -> Result<()> {
 /// ```
 pub struct Generator {
     engine: Arc<Engine>,
-    /// Always there between two requests: the session, and states of its text.
-    held: Option<(Session, Pages)>,
+    /// Always there between two requests.
+    held: Option<Held>,
+}
+
+/// A session between two requests, states of its text, and what was learned of drafts.
+struct Held {
+    session: Session,
+    pages: Pages,
+    gate: Gate,
 }
 
 impl Generator {
@@ -391,15 +438,15 @@ impl Generator {
 
     /// Empties the context.
     pub fn clear(&mut self) {
-        if let Some((session, pages)) = &mut self.held {
-            session.truncate(0);
-            *pages = states_of(&self.engine);
+        if let Some(held) = &mut self.held {
+            held.session.truncate(0);
+            held.pages = states_of(&self.engine);
         }
     }
 
     /// Tokens of context in use.
     pub fn n_past(&self) -> usize {
-        self.held.as_ref().map_or(0, |(session, _)| session.n_past())
+        self.held.as_ref().map_or(0, |held| held.session.n_past())
     }
 
     /// Continues the request's prompt and gives the text to `sink`.
@@ -421,22 +468,24 @@ impl Generator {
             priority: 0,
             slot: None,
         };
-        let (session, pages) = match self.held.take() {
+        let Held { session, pages, gate } = match self.held.take() {
             Some(held) => held,
             // The one before was lost in a panic.
             None => begin(&self.engine)?,
         };
         let mut core = Core::with_pages(&self.engine, vec![session], 0.5, pages);
+        core.set_gate(gate);
         core.submit(job);
         while core.step() {}
-        let (mut sessions, pages) = core.into_parts();
-        self.held = sessions.pop().map(|session| (session, pages));
+        let (mut sessions, pages, gate) = core.into_parts();
+        self.held = sessions.pop().map(|session| Held { session, pages, gate });
         result
     }
 }
 
-fn begin(engine: &Arc<Engine>) -> Result<(Session, Pages)> {
-    Ok((engine.new_session()?, states_of(engine)))
+fn begin(engine: &Arc<Engine>) -> Result<Held> {
+    let session = engine.new_session()?;
+    Ok(Held { session, pages: states_of(engine), gate: Gate::default() })
 }
 
 /// Room for the states that are planned for.

@@ -40,6 +40,7 @@ mod profile_saver;
 mod recording;
 pub mod scheduler;
 mod session;
+mod speculation;
 mod text_cache;
 mod traffic;
 mod understand;
@@ -77,6 +78,7 @@ pub use profile::{ProfileChoice, ProfileFile};
 use profile_saver::ProfileSaver;
 pub use recording::Experts;
 pub use session::{EvalHooks, Session, Want};
+pub use speculation::{DraftCounts, DraftSource, Drafted, MAX_DRAFTS, SpecMode, Speculation};
 pub use traffic::ExpertTraffic;
 pub use understand::understand;
 
@@ -192,6 +194,12 @@ impl Engine {
     pub fn weights_in_place(&self) -> Option<&[u8]> {
         let maps = self.gguf().shards().iter().map(|shard| shard.map());
         maps.max_by_key(|map| map.len()).filter(|_| self.plan.place == Place::InPlace)
+    }
+
+    /// Whether the rows of a step of decode may be drafts: the bits of the first one must not
+    /// depend on those behind it.
+    pub(in crate::engine) fn can_verify(&self) -> bool {
+        self.encoder().is_none() && self.model.hyper().routing.capacity.is_none()
     }
 
     /// Counters of moving experts to where they are computed, since the engine was loaded: to

@@ -9,21 +9,27 @@ use crate::Result;
 use crate::cancel::Cancel;
 use crate::forward::{Observer, PART_WORK};
 
-/// The logits of a session's last token.
+/// The logits of a session's last token, or of all tokens of a pass that verifies drafts.
 #[derive(Default)]
 pub(super) struct LastLogits {
-    /// By token id, or those of `ids`.
+    /// By token id, or those of `ids`; of one token after the other.
     values: Vec<f32>,
     ids: Vec<u32>,
     /// Whether these are the best ones only.
     is_best: bool,
+    /// Tokens whose logits these are.
+    n: usize,
 }
 
 impl LastLogits {
-    fn keep(&mut self, logits: Logits<'_>) {
-        self.values.clear();
-        self.ids.clear();
+    /// Takes the place of those that were there, or with `adds` comes behind them.
+    fn keep(&mut self, logits: Logits<'_>, adds: bool) {
+        if !adds {
+            self.clear();
+        }
+        self.n += 1;
         self.is_best = matches!(logits, Logits::Best { .. });
+        assert!(self.n == 1 || !self.is_best, "all logits of each token");
         match logits {
             Logits::All(all) => self.values.extend_from_slice(all),
             Logits::Best { ids, logits } => {
@@ -33,11 +39,24 @@ impl LastLogits {
         }
     }
 
+    pub fn clear(&mut self) {
+        self.values.clear();
+        self.ids.clear();
+        self.n = 0;
+    }
+
+    /// Those of the last token.
     pub fn get(&mut self) -> Logits<'_> {
-        match self.is_best {
-            true => Logits::Best { ids: &self.ids, logits: &self.values },
-            false => Logits::All(&mut self.values),
+        self.of(self.n.saturating_sub(1))
+    }
+
+    /// Those of the pass's token with this index, or none.
+    pub fn of(&mut self, i: usize) -> Logits<'_> {
+        if self.is_best {
+            return Logits::Best { ids: &self.ids, logits: &self.values };
         }
+        let n_vocab = self.values.len() / self.n.max(1);
+        Logits::All(&mut self.values[i * n_vocab..][..n_vocab])
     }
 }
 
@@ -46,6 +65,8 @@ pub(super) struct Listener<'a, 'h> {
     /// Tokens of the session in the pass.
     pub n_tokens: usize,
     pub logits: &'a mut LastLogits,
+    /// Whether the logits of all tokens are kept, and not the last one's alone.
+    pub keeps_all: bool,
     pub experts: Option<&'a mut ExpertRecorder>,
     /// Gets the number of experts of each layer, if it is the first listener of the pass.
     pub n_experts: &'a mut Vec<u32>,
@@ -119,8 +140,10 @@ impl Observer for PassObserver<'_, '_, '_> {
             }
             (_, logits) => logits,
         };
-        if token + 1 == listener.n_tokens {
-            listener.logits.keep(logits);
+        if listener.keeps_all {
+            listener.logits.keep(logits, token > 0);
+        } else if token + 1 == listener.n_tokens {
+            listener.logits.keep(logits, false);
         }
     }
 }

@@ -377,7 +377,9 @@ impl Session {
         let TextCache { host: kv, device } = cache;
         let (gpu_kv, experts) = (device.as_ref(), experts.as_mut());
         n_experts.clear();
-        let listener = Listener { n_tokens: tokens.len(), logits, experts, n_experts, hooks: None };
+        let n_tokens = tokens.len();
+        let keeps_all = phase == Phase::Decode && n_tokens > 1;
+        let listener = Listener { n_tokens, logits, keeps_all, experts, n_experts, hooks: None };
         (PassText { tokens, request, past, phase, want, kv, gpu_kv }, listener)
     }
 
@@ -407,6 +409,15 @@ impl Session {
     /// The logits that the last pass was asked for, if it was asked for any.
     pub fn logits(&mut self) -> Logits<'_> {
         self.logits.get()
+    }
+
+    /// The logits of the token of index `i` in the last pass, if that was a step of decode of
+    /// several tokens.
+    ///
+    /// # Panics
+    /// If the pass has not computed any of that token.
+    pub fn logits_of(&mut self, i: usize) -> Logits<'_> {
+        self.logits.of(i)
     }
 
     /// Tells policies that a text begins. A session that was emptied begins another one.

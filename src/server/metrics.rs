@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::events::Finish;
 use super::service::Service;
 use crate::engine::scheduler::{Counts, Histogram, SECONDS, Status};
+use crate::engine::{DraftSource, Drafted};
 
 /// Counts since the start.
 #[derive(Debug)]
@@ -163,6 +164,7 @@ impl Metrics {
         let help = "Tokens of prompts that were computed.";
         one(out, "moeba_prefix_tokens_computed_total", c, help, computed);
         passes(&counts, out);
+        drafts(&counts, out);
         pages(&status, out);
         let help = "Time in which a grammar was compiled, or found among the latest.";
         histogram(out, "moeba_grammar_compile_seconds", help, &service.compile_times());
@@ -183,6 +185,30 @@ fn passes(counts: &Counts, out: &mut String) {
     ];
     for (name, help, values) in series {
         histogram(out, &format!("moeba_{name}"), help, values);
+    }
+}
+
+/// Series of drafts.
+fn drafts(counts: &Counts, out: &mut String) {
+    type Read = fn(Drafted) -> u64;
+    let series: [(&str, &str, Read); 2] = [
+        ("drafted", "Tokens that were computed as drafts.", |drafted| drafted.n),
+        ("accepted", "Drafts that the sampler chose.", |drafted| drafted.n_accepted),
+    ];
+    for (name, help, value) in series {
+        let name = format!("moeba_spec_{name}_total");
+        header(out, &name, "counter", help);
+        for source in DraftSource::ALL {
+            let value = value(counts.drafts.of(source));
+            let _ = writeln!(out, "{name}{{source=\"{}\"}} {value}", source.name());
+        }
+    }
+    let series = [
+        ("passes", "Steps of decode with drafts.", counts.n_verified),
+        ("gate_off", "Steps whose drafts were not worth it.", counts.n_not_drafted),
+    ];
+    for (name, help, value) in series {
+        one(out, &format!("moeba_spec_{name}_total"), "counter", help, value as f64);
     }
 }
 

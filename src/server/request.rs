@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::chat::reasoning::Think;
 use crate::chat::tools::{Mode, ToolChoice, Tools};
-use crate::engine::Limits;
+use crate::engine::{Limits, SpecMode};
 use crate::sample::SamplerOptions;
 use crate::sample::grammar::Grammar;
 
@@ -26,6 +26,8 @@ pub struct Request {
     /// Requests of other salts share no cached text.
     pub salt: String,
     pub scheduling: Scheduling,
+    /// The answer that the client expects.
+    pub prediction: Option<String>,
     /// Whether events tell how far the prompt is.
     pub wants_progress: bool,
     /// Whether there are events of tokens that have no text yet.
@@ -43,11 +45,13 @@ pub struct Scheduling {
     pub slot: Option<usize>,
     /// The key's waiting request with the lowest number is next, if the key may say so.
     pub priority: Option<i64>,
+    /// When drafts are verified, if not as the server does.
+    pub spec: Option<SpecMode>,
 }
 
 impl Default for Scheduling {
     fn default() -> Self {
-        Scheduling { is_cached: true, slot: None, priority: None }
+        Scheduling { is_cached: true, slot: None, priority: None, spec: None }
     }
 }
 

@@ -23,7 +23,7 @@ use crate::engine::kv_disk::KvFolder;
 use crate::engine::scheduler::{
     AnySink, Histogram, Job, Refused, SECONDS, Scheduler, SchedulerOptions,
 };
-use crate::engine::{self, Engine, Generation};
+use crate::engine::{self, Engine, Generation, SpecMode, Speculation};
 use crate::sample::grammar::{Constraint, Grammar};
 use crate::sample::{LogitBias, SamplerOptions};
 use crate::tokenizer::EncodeOptions;
@@ -52,6 +52,8 @@ pub struct Defaults {
     /// Times after which a request that waits in the queue, and any request, is given up.
     pub queue_time: Option<Duration>,
     pub total_time: Option<Duration>,
+    /// When drafts are verified.
+    pub spec: SpecMode,
 }
 
 struct OpenJob {
@@ -155,6 +157,7 @@ impl Service {
         }
         let n_logprobs = request.n_logprobs;
         let seed = request.sampling.seed.unwrap_or_else(super::random::seed);
+        let speculation = self.speculation(&request);
         let generations = (0..request.n_choices as u64).map(|i| {
             request.sampling.seed = Some(seed.wrapping_add(i));
             let request = engine::Request {
@@ -163,6 +166,7 @@ impl Service {
                 limits: request.limits.clone(),
                 own_text: is_chat,
                 shown: shown.clone(),
+                speculation: speculation.clone(),
                 ..engine::Request::default()
             };
             let mut generation =
@@ -179,6 +183,13 @@ impl Service {
         request.sampling.seed = Some(seed);
         let hash = replay::hash(&request, &tokens);
         Ok(Prepared { request, prompt: tokens, text, generations, seed, hash })
+    }
+
+    fn speculation(&self, request: &Request) -> Speculation {
+        let mode = request.scheduling.spec.unwrap_or(self.defaults.spec);
+        let text = request.prediction.as_deref().filter(|_| mode != SpecMode::Off);
+        let encode = |text| self.engine().tokenizer().encode(text, EncodeOptions::TEXT);
+        Speculation { mode, prediction: text.map(encode).unwrap_or_default() }
     }
 
     fn compiled(&self, form: &Grammar) -> ApiResult<Constraint> {

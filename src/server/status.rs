@@ -10,6 +10,7 @@ use super::body::{self, Body};
 use super::errors::{ApiError, ApiResult, Kind, Wire};
 use super::router::json as response;
 use super::service::Service;
+use crate::engine::SpecMode;
 use crate::engine::scheduler::{SlotStatus, Status};
 use crate::sample::{PARAMETERS, Parameter, SamplerOptions};
 
@@ -68,7 +69,7 @@ pub fn slot_list(service: &Service, status: &Status) -> Value {
             "id": id,
             "id_task": job.map(|job| job.id),
             "n_ctx": service.info.n_ctx,
-            "speculative": false,
+            "speculative": service.defaults.spec != SpecMode::Off,
             "is_processing": job.is_some(),
             "state": state(&slot),
             "n_past": slot.n_past,

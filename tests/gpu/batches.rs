@@ -179,3 +179,46 @@ fn one_of_two_is_cancelled() {
     assert!(matches!(eval(&[8, 9]), (Err(Error::Interrupted), 5, 5)));
     assert!(engine.model().hierarchy().check_integrity());
 }
+
+/// The bits of each step of decode, one after the other.
+fn in_steps(session: &mut Session, tokens: &[u32]) -> Vec<Vec<u32>> {
+    let bits = |logits: &[f32]| logits.iter().map(|logit| logit.to_bits()).collect();
+    tokens.iter().map(|id| bits(session.eval(&[*id], Want::Last).unwrap().all())).collect()
+}
+
+/// The same tokens as drafts of one step behind the first, and others, which are taken back.
+fn check_drafts(name: &str, options: &EngineOptions) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = convert_golden(name, "f32", dir.path());
+    let engine = load(&path, options);
+    let mut session = engine.new_session().unwrap();
+    session.eval(&[3, 1, 4, 1, 5, 9], Want::None).unwrap();
+    let n_prompt = session.n_past();
+    let expected = in_steps(&mut session, &[2, 6, 5, 3]);
+    for tokens in [&[2, 6, 5, 3][..], &[2, 7, 1], &[2, 6, 5, 8]] {
+        session.truncate(n_prompt);
+        let row =
+            BatchRow { session: &mut session, tokens, phase: Phase::Decode, want: Want::Last };
+        engine.eval_batch(&mut [row]).unwrap();
+        let n_right = tokens.iter().zip(&[2, 6, 5, 3]).take_while(|(a, b)| a == b).count();
+        for (i, expected) in expected.iter().enumerate().take(n_right) {
+            let bits: Vec<u32> =
+                session.logits_of(i).all().iter().map(|logit| logit.to_bits()).collect();
+            assert!(bits == *expected, "{name}: {tokens:?}, {i}");
+        }
+        assert_eq!(session.truncate(n_prompt + n_right), n_prompt + n_right);
+        let rest = in_steps(&mut session, &[2, 6, 5, 3][n_right..]);
+        assert!(rest == expected[n_right..], "{name}: behind {tokens:?}");
+    }
+}
+
+#[test]
+fn drafts_have_the_bits_of_single_steps() {
+    let types = [CacheType::F16; 2];
+    for (seed, name) in ["qwen3moe", "gpt_oss", "deepseek_v2", "glm4moe"].into_iter().enumerate() {
+        check_drafts(name, &on_device(seed as u64, types));
+    }
+    // Half of the layers are on the CPU, and some experts in neither place.
+    let options = EngineOptions { gpu_layers: Some(1), ..on_device(9, [CacheType::F32; 2]) };
+    check_drafts("qwen3moe", &options);
+}

@@ -38,3 +38,6 @@ mod parking;
 
 // Many texts at a time with the scheduler.
 mod scheduler;
+
+// Drafts change no bit of a text.
+mod speculation;

@@ -42,6 +42,7 @@ fn serve(disk: &Arc<Disk>) -> Server {
         keeps_reasoning_in_content: false,
         queue_time: None,
         total_time: None,
+        spec: moeba::engine::SpecMode::Off,
     };
     let loaded = Loaded {
         engine,

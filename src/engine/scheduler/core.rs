@@ -22,6 +22,7 @@ use super::status::{Board, Counts, Status};
 use crate::Result;
 use crate::cancel::Cancel;
 use crate::engine::kv_disk::{KvDisk, KvFolder};
+use crate::engine::speculation::Gate;
 use crate::engine::{BatchRow, Engine, FinishReason, Outcome, Session};
 
 /// How long a job waits at most for others to share its prompt's pass with.
@@ -87,9 +88,15 @@ impl<S: JobSink> Core<S> {
         }
     }
 
-    /// The sessions, in the order in which they were given, and the pages.
-    pub(in crate::engine) fn into_parts(self) -> (Vec<Session>, Pages) {
-        (self.slots.into_iter().map(|slot| slot.session).collect(), self.pages)
+    /// The sessions, in the order in which they were given, the pages and the gate of drafts.
+    pub(in crate::engine) fn into_parts(self) -> (Vec<Session>, Pages, Gate) {
+        let sessions = self.slots.into_iter().map(|slot| slot.session).collect();
+        (sessions, self.pages, self.ledger.gate)
+    }
+
+    /// Goes on with what another one's passes have told of drafts.
+    pub(in crate::engine) fn set_gate(&mut self, gate: Gate) {
+        self.ledger.gate = gate;
     }
 
     /// Snapshots, which steps replace.

@@ -6,10 +6,12 @@ use std::time::Duration;
 use super::job::Owner;
 use super::share::Share;
 use super::status::Counts;
+use crate::engine::speculation::Gate;
 
 pub struct Ledger {
     pub share: Share,
     pub counts: Counts,
+    pub gate: Gate,
     /// Time that owners have used, divided by their weights, in ns.
     used: HashMap<u64, u64>,
 }
@@ -17,7 +19,7 @@ pub struct Ledger {
 impl Ledger {
     pub fn new(prompt_share: f64) -> Ledger {
         let (share, counts) = (Share::new(prompt_share), Counts::default());
-        Ledger { share, counts, used: HashMap::new() }
+        Ledger { share, counts, gate: Gate::default(), used: HashMap::new() }
     }
 
     /// An owner brings a job. One that had none counts as if it had used as much as the one of the

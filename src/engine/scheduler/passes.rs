@@ -4,11 +4,14 @@ use std::time::{Duration, Instant};
 
 use super::job::JobSink;
 use super::ledger::Ledger;
+use super::running::Given;
 use super::slot::{PassError, Slot};
-use crate::engine::{BatchRow, Engine, Rest};
+use crate::engine::speculation::PassTime;
+use crate::engine::{BatchRow, Drafted, Engine, Rest};
 use crate::{Error, Result};
 
-/// Computes one token of every text that is ready, with `eval_batch`; false if none is.
+/// Computes one token of every text that is ready, with `eval_batch`, or of the only one also
+/// drafts; false if none is.
 pub fn decode<S: JobSink>(
     engine: &Engine,
     slots: &mut [Slot<S>],
@@ -25,7 +28,10 @@ pub fn decode<S: JobSink>(
         return false;
     }
     ready.iter().for_each(|slot| slot.count_stall(start, &mut ledger.counts));
-    ready.iter_mut().for_each(|slot| slot.plan(1));
+    // Texts that share a pass have no drafts: the others would wait for their rows.
+    let (is_only, is_gated) = (ready.len() == 1, ready[0].is_gated());
+    ready.iter_mut().for_each(|slot| slot.plan_step(is_only, engine, ledger));
+    let clock = (is_only && is_gated).then(|| StallClock::start(engine));
     let (mut rows, mut owners) = (Vec::new(), Vec::new());
     for part in ready.iter_mut().filter_map(|slot| slot.part()) {
         rows.push(part.row);
@@ -39,10 +45,50 @@ pub fn decode<S: JobSink>(
     drop(rows);
     settle(engine, &mut ready, result);
     ready.iter_mut().for_each(|slot| slot.count_step(&mut ledger.counts));
-    ledger.share.add_decode(start.elapsed());
-    ledger.counts.add_decode(start.elapsed(), owners.len());
-    ledger.charge_all(&owners, start.elapsed());
+    let time = start.elapsed();
+    let n_tokens = ready.iter().map(|slot| slot.given.n_tokens).sum();
+    if is_only {
+        count_drafts(ready[0].given, clock.map(|clock| clock.stop(engine, time)), ledger);
+    }
+    ledger.share.add_decode(time);
+    ledger.counts.add_decode(time, owners.len(), n_tokens);
+    ledger.charge_all(&owners, time);
     true
+}
+
+/// Counts the drafts of a step; the gate hears of its `time`, if it was measured.
+fn count_drafts(given: Given, time: Option<PassTime>, ledger: &mut Ledger) {
+    let Given { n_tokens, drafts } = given;
+    match (drafts, time) {
+        _ if n_tokens == 0 => {}
+        (None, time) => time.into_iter().for_each(|time| ledger.gate.add_plain(time)),
+        (Some((kind, n)), time) => {
+            let drafted = Drafted { n: n as u64, n_accepted: n_tokens as u64 - 1 };
+            ledger.counts.n_verified += 1;
+            ledger.counts.drafts.add(kind.source, n, n_tokens - 1);
+            if let Some(time) = time {
+                ledger.gate.add_verified(kind, drafted, time);
+            }
+        }
+    }
+}
+
+/// Measures how long a pass waits for experts.
+struct StallClock(u64);
+
+impl StallClock {
+    fn start(engine: &Engine) -> StallClock {
+        StallClock(StallClock::now(engine))
+    }
+
+    fn stop(self, engine: &Engine, all: Duration) -> PassTime {
+        let ns = StallClock::now(engine).saturating_sub(self.0);
+        PassTime { all, stall: Duration::from_nanos(ns) }
+    }
+
+    fn now(engine: &Engine) -> u64 {
+        engine.expert_counters().map_or(0, |counters| counters.stall_ns)
+    }
 }
 
 /// Computes the planned parts of `prompts`, and in its rests steps of decode of the `others`.

@@ -3,11 +3,15 @@
 use std::time::Instant;
 
 use super::job::{Job, JobSink, Owner};
+use super::ledger::Ledger;
 use super::status::{Counts, JobStatus};
 use crate::Result;
 use crate::cancel::Cancel;
+use crate::engine::speculation::{DraftKind, Drafter};
 use crate::engine::traffic::Clock;
-use crate::engine::{Engine, FinishReason, Generation, Outcome, Phase, Session, Step, Want};
+use crate::engine::{
+    Engine, FinishReason, Generation, Outcome, Phase, Session, SpecMode, Step, Want,
+};
 
 /// A job between two passes. Its text is the prompt and what was generated; the session may hold
 /// less of it, and the passes to come compute the rest.
@@ -30,10 +34,21 @@ pub struct Running<S> {
     has_begun: bool,
     /// Whether the first token is still to be chosen.
     in_prompt: bool,
+    /// Finds tokens that the next step of decode computes behind its own.
+    drafter: Drafter,
+    /// The result of the last pass that was committed.
+    given: Given,
     /// The end of the last step of decode, unless the job has rested since.
     last_step: Option<Instant>,
     outcome: Outcome,
     clock: Clock,
+}
+
+/// The tokens that a pass has given, and the drafts that it has verified.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Given {
+    pub n_tokens: usize,
+    pub drafts: Option<(DraftKind, usize)>,
 }
 
 impl<S: JobSink> Running<S> {
@@ -69,6 +84,8 @@ impl<S: JobSink> Running<S> {
             text: prompt,
             has_begun: false,
             in_prompt: true,
+            drafter: Drafter::new(),
+            given: Given::default(),
             last_step: None,
             outcome,
             clock: Clock::start(engine),
@@ -110,6 +127,33 @@ impl<S: JobSink> Running<S> {
         self.sink.is_full()
     }
 
+    /// Plans drafts for a step of decode, `most` at most: those that the gate lets pass.
+    pub fn plan_drafts(&mut self, most: usize, ledger: &mut Ledger) {
+        let Running { generation, drafter, text, .. } = self;
+        let most = most.min(generation.n_left().unwrap_or(usize::MAX).saturating_sub(1));
+        drafter.find(generation, text, self.n_prompt, most);
+        let Some(kind) = drafter.kind() else { return };
+        if generation.speculation().mode == SpecMode::Auto {
+            drafter.keep(ledger.gate.n_drafts(kind, drafter.tokens().len()));
+            ledger.counts.n_not_drafted += u64::from(drafter.tokens().is_empty());
+        }
+    }
+
+    /// The drafts of the step that is planned.
+    pub fn drafts(&self) -> &[u32] {
+        self.drafter.tokens()
+    }
+
+    /// No drafts in the next pass.
+    pub fn drop_drafts(&mut self) {
+        self.drafter.clear();
+    }
+
+    /// Whether the gate decides about drafts.
+    pub fn is_gated(&self) -> bool {
+        self.generation.speculation().mode == SpecMode::Auto
+    }
+
     /// Tokens of the text that are not computed.
     pub fn n_left(&self, session: &Session) -> usize {
         self.text.len() - session.n_past()
@@ -121,10 +165,11 @@ impl<S: JobSink> Running<S> {
         &left[..left.len().min(most)]
     }
 
-    /// The kind of a pass over the next `n` tokens, and the logits that it is to give.
+    /// The kind of a pass over the next `n` tokens, drafts included, and the logits that it is to
+    /// give.
     pub fn next_kind(&self, session: &Session, n: usize) -> (Phase, Want) {
         let phase = if self.is_decoding(session) { Phase::Decode } else { Phase::Prompt };
-        let is_last = n == self.n_left(session);
+        let is_last = n >= self.n_left(session);
         (phase, if is_last { self.generation.want() } else { Want::None })
     }
 
@@ -151,33 +196,73 @@ impl<S: JobSink> Running<S> {
         }
     }
 
-    /// Chooses the token after those that a pass has computed, if they were the last ones.
-    /// Returns why the text ends, if it does.
+    /// The result of the last pass; once.
+    pub fn take_given(&mut self) -> Given {
+        std::mem::take(&mut self.given)
+    }
+
+    /// Chooses the token after those that a pass has computed, if they were the last ones, and
+    /// after each draft that was right. Returns why the text ends, if it does. The session keeps
+    /// what is part of the text.
     pub fn commit(
         &mut self,
         session: &mut Session,
         engine: &Engine,
     ) -> Result<Option<FinishReason>> {
         self.is_alone = false;
-        if self.n_left(session) > 0 {
+        let n_drafts = self.drafter.tokens().len();
+        let mut n_past = session.n_past() - n_drafts;
+        if n_past < self.text.len() {
             return Ok(None);
         }
         if self.in_prompt {
             let n = self.n_prompt - self.outcome.n_reused;
             self.sink.prompt_progress(n, n);
         }
-        let token = self.generation.choose(session.logits(), &mut self.sink)?;
+        let first = n_past;
+        let result = loop {
+            let i = n_past - first;
+            let next = self.choose(i, n_past, session, engine);
+            let is_draft = |id: u32| self.drafter.tokens().get(i) == Some(&id);
+            match next {
+                Ok(Step::Next(id)) if is_draft(id) && !self.cancel.is_cancelled() => n_past += 1,
+                Ok(Step::Next(_)) => break Ok(None),
+                Ok(Step::Finished(why)) => break Ok(Some(why)),
+                Err(why) => break Err(why),
+            }
+        };
+        if n_past < session.n_past() {
+            session.truncate(n_past);
+        }
+        self.given = Given { n_tokens: n_past - first + 1, drafts: None };
+        if let Some(kind) = self.drafter.kind() {
+            self.given.drafts = Some((kind, n_drafts));
+            self.outcome.drafts.add(kind.source, n_drafts, n_past - first);
+            self.drafter.clear();
+        }
+        result
+    }
+
+    /// Chooses the token behind the pass's one of index `i` that decides, with `n_past` before it.
+    fn choose(
+        &mut self,
+        i: usize,
+        n_past: usize,
+        session: &mut Session,
+        engine: &Engine,
+    ) -> Result<Step> {
+        let has_drafts = !self.drafter.tokens().is_empty();
+        let logits = if has_drafts { session.logits_of(i) } else { session.logits() };
+        let token = self.generation.choose(logits, &mut self.sink)?;
         if self.in_prompt {
             self.end_prompt(session, engine);
         }
         self.sink.token(token, self.generation.last_logprob());
-        match self.generation.accept(token, session.n_past(), &mut self.sink)? {
-            Step::Finished(why) => Ok(Some(why)),
-            Step::Next(token) => {
-                self.text.push(token);
-                Ok(None)
-            }
+        let step = self.generation.accept(token, n_past, &mut self.sink)?;
+        if let Step::Next(token) = step {
+            self.text.push(token);
         }
+        Ok(step)
     }
 
     /// Counts the time from the last step of decode to the one that begins at `start`.

@@ -5,9 +5,10 @@ use std::time::Instant;
 
 use super::job::{Job, JobSink, Owner};
 use super::kv_budget::Holder;
+use super::ledger::Ledger;
 use super::marks::Marks;
 use super::pages::{Load, PAGE, Pages};
-use super::running::Running;
+use super::running::{Given, Running};
 use super::status::{Counts, SlotStatus};
 use crate::engine::session::n_common;
 use crate::engine::{BatchRow, Engine, FinishReason, Session};
@@ -28,6 +29,8 @@ pub struct Slot<S> {
     salt: Option<u64>,
     /// The job's tokens in the next pass.
     pub next: Vec<u32>,
+    /// The result of the job's last pass.
+    pub given: Given,
     /// The positions of the session's checkpoints, if it needs any to go on in its text.
     marks: Option<Marks>,
     /// The part of the job's text that comes from disk: no pass computes it until it is there.
@@ -52,6 +55,7 @@ impl<S: JobSink> Slot<S> {
             is_parked: false,
             salt: Some(0),
             next: Vec::new(),
+            given: Given::default(),
             marks,
             load: None,
             n_saved: 0,
@@ -261,6 +265,24 @@ impl<S: JobSink> Slot<S> {
         }
     }
 
+    /// Plans a step of decode of the job, with drafts behind its token if it may have some:
+    /// refused ones must leave no trace.
+    pub fn plan_step(&mut self, may_draft: bool, engine: &Engine, ledger: &mut Ledger) {
+        self.plan(1);
+        let Slot { session, job: Some(job), next, room, .. } = self else { return };
+        if !may_draft || session.has_state() || !engine.can_verify() {
+            return job.drop_drafts();
+        }
+        let free = (*room).min(engine.n_ctx()).saturating_sub(session.n_past() + 1);
+        job.plan_drafts(free.min(engine.plan().n_ubatch - 1), ledger);
+        next.extend(job.drafts());
+    }
+
+    /// Whether the gate decides about the job's drafts.
+    pub fn is_gated(&self) -> bool {
+        self.job.as_ref().is_some_and(Running::is_gated)
+    }
+
     /// The planned part of a pass, and the job to tell how far it is.
     pub fn part(&mut self) -> Option<Part<'_, S>> {
         let Slot { session, job: Some(job), next, .. } = self else { return None };
@@ -285,15 +307,21 @@ impl<S: JobSink> Slot<S> {
 
     /// Hands out a pass's results: the next token, or the job's end.
     pub fn settle(&mut self, engine: &Engine, result: std::result::Result<(), PassError>) {
-        let Slot { session, job: Some(job), .. } = self else { return };
+        let Slot { session, job: Some(job), given, .. } = self else { return };
         let result = match result {
             Ok(()) => job.commit(session, engine),
-            Err(PassError::Shared) => {
-                job.is_alone = true;
-                Ok(None)
+            Err(why) => {
+                job.drop_drafts();
+                match why {
+                    PassError::Shared => {
+                        job.is_alone = true;
+                        Ok(None)
+                    }
+                    PassError::Own(why) => Err(why),
+                }
             }
-            Err(PassError::Own(why)) => Err(why),
         };
+        *given = job.take_given();
         match result {
             Ok(None) => {}
             Ok(Some(finish)) => self.end(engine, Ok(finish)),

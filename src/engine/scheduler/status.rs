@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::engine::kv_disk::DiskCounts;
+use crate::engine::speculation::DraftCounts;
 
 use super::histogram::{Histogram, NUMBERS, SHORT_SECONDS};
 
@@ -46,7 +47,7 @@ pub struct Counts {
     /// Tokens of prompts that were computed, and the time of their passes in ns.
     pub n_prompt: u64,
     pub prompt_ns: u64,
-    /// Tokens that steps of decode have computed, the steps, and their time in ns.
+    /// Tokens that steps of decode have given, the steps, and their time in ns.
     pub n_decode: u64,
     pub n_steps: u64,
     pub decode_ns: u64,
@@ -57,6 +58,11 @@ pub struct Counts {
     pub n_parked: u64,
     /// Layers of prompts' passes.
     pub n_prompt_layers: u64,
+    /// Tokens that steps of decode have computed as drafts, steps with some, and steps whose
+    /// drafts were not worth it.
+    pub drafts: DraftCounts,
+    pub n_verified: u64,
+    pub n_not_drafted: u64,
     /// Texts in a step of decode.
     pub batch_rows: Histogram,
     /// Experts that a layer needed in a step of decode. Not counted on GPUs.
@@ -79,6 +85,9 @@ impl Default for Counts {
             n_reused: 0,
             n_parked: 0,
             n_prompt_layers: 0,
+            drafts: DraftCounts::default(),
+            n_verified: 0,
+            n_not_drafted: 0,
             batch_rows: Histogram::new(&NUMBERS),
             expert_union: Histogram::new(&NUMBERS),
             decode_stall: Histogram::new(&SHORT_SECONDS),
@@ -93,11 +102,11 @@ impl Counts {
         self.prompt_ns += time.as_nanos() as u64;
     }
 
-    /// One step.
-    pub(super) fn add_decode(&mut self, time: Duration, n: usize) {
+    /// One step of `n_texts`, which has given them `n_tokens`.
+    pub(super) fn add_decode(&mut self, time: Duration, n_texts: usize, n_tokens: usize) {
         self.n_steps += 1;
-        self.n_decode += n as u64;
-        self.batch_rows.add(n as f64);
+        self.n_decode += n_tokens as u64;
+        self.batch_rows.add(n_texts as f64);
         self.decode_ns += time.as_nanos() as u64;
     }
 }

@@ -8,6 +8,9 @@ use crate::{Error, Result};
 use llguidance::toktrie::{SimpleVob, TokEnv};
 use std::sync::Arc;
 
+/// Tokens that a forced text may begin with, at most: a token for each of its first bytes.
+const MAX_PIECES: usize = 32;
+
 /// Tokens, one bit for each id.
 #[derive(Clone, Debug)]
 pub struct TokenMask(SimpleVob);
@@ -137,6 +140,25 @@ impl Constraint {
             }));
         }
         Ok(self.mask.as_ref())
+    }
+
+    /// The tokens of the bytes that must come next, by the longest ones that fit; none where there
+    /// is a choice. A guess: the text may come in other tokens.
+    pub fn forced(&mut self) -> Result<Vec<u32>> {
+        let Some(mask) = self.mask()? else { return Ok(Vec::new()) };
+        // Those are the beginnings of one text, or there is more than one.
+        if mask.0.num_set() > MAX_PIECES {
+            return Ok(Vec::new());
+        }
+        match self.phase {
+            Phase::Opening(n) if n > 0 => Ok(self.opening[n..].to_vec()),
+            Phase::Following => {
+                let env = self.env.clone();
+                let bytes = self.matcher.forced()?;
+                Ok(env.tok_trie().greedy_tokenize(&bytes))
+            }
+            _ => Ok(Vec::new()),
+        }
     }
 
     /// Hears of a token that is now part of the text. An end token is none. White space that the

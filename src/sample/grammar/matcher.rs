@@ -63,6 +63,15 @@ impl Matcher {
         }
     }
 
+    /// The bytes that must come next; empty where there is a choice, or the text may end.
+    pub fn forced(&mut self) -> Result<Vec<u8>> {
+        match self {
+            // It keeps them as a part of its text, which would change the masks.
+            Matcher::Llguidance(matcher) => Ok(matcher.deep_clone().compute_ff_bytes()),
+            Matcher::Gbnf(matcher) => matcher.forced(),
+        }
+    }
+
     /// Whether the text is complete here.
     pub fn can_end(&mut self) -> Result<bool> {
         match self {

@@ -113,6 +113,7 @@ pub fn read(fields: &Fields<'_>, service: &Service) -> ApiResult<(Request, Style
         n_logprobs: n_logprobs(fields)?,
         salt: sampling::salt(fields)?,
         scheduling: sampling::scheduling(fields)?,
+        prediction: sampling::prediction(fields)?,
         wants_progress: style.has_progress,
         wants_tokens: false,
         time_limit: sampling::time_limit(fields)?,

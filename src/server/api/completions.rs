@@ -99,6 +99,7 @@ fn read(fields: &Fields<'_>, service: &Arc<Service>) -> ApiResult<(Vec<Request>,
     let n_choices = style.n_choices;
     let salt = sampling::salt(fields)?;
     let scheduling = sampling::scheduling(fields)?;
+    let prediction = sampling::prediction(fields)?;
     let requests = prompts.into_iter().map(|prompt| Request {
         prompt,
         sampling: sampling.clone(),
@@ -108,6 +109,7 @@ fn read(fields: &Fields<'_>, service: &Arc<Service>) -> ApiResult<(Vec<Request>,
         n_logprobs,
         salt: salt.clone(),
         scheduling,
+        prediction: prediction.clone(),
         wants_progress: false,
         wants_tokens: false,
         time_limit,

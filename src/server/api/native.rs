@@ -111,6 +111,7 @@ fn read(fields: &Fields<'_>, service: &Arc<Service>) -> ApiResult<(Request, Writ
         n_logprobs,
         salt: sampling::salt(fields)?,
         scheduling: sampling::scheduling(fields)?,
+        prediction: sampling::prediction(fields)?,
         wants_progress,
         wants_tokens: has_tokens,
         time_limit: sampling::time_limit(fields)?,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::engine::Limits;
+use crate::engine::{Limits, SpecMode};
 use crate::sample::{LogitBias, PARAMETERS, Parameter, SamplerKind, SamplerOptions};
 use crate::server::errors::{ApiError, ApiResult};
 use crate::server::fields::{Fields, integer, wrong};
@@ -22,7 +22,6 @@ pub const WITHOUT_EFFECT: &[&str] = &[
     "store",
     "service_tier",
     "safety_identifier",
-    "prediction",
     "verbosity",
     "web_search_options",
     "n_keep",
@@ -95,7 +94,34 @@ pub fn scheduling(fields: &Fields<'_>) -> ApiResult<Scheduling> {
         is_cached: fields.boolean("cache_prompt")?.unwrap_or(true),
         slot: slot.and_then(|slot| usize::try_from(slot).ok()),
         priority: fields.integer("priority", i64::MIN..=i64::MAX)?,
+        spec: spec(fields)?,
     })
+}
+
+/// When drafts of the answer are verified.
+fn spec(fields: &Fields<'_>) -> ApiResult<Option<SpecMode>> {
+    let mode = fields.string("spec")?.map(str::parse).transpose();
+    mode.map_err(|_| fields.wrong("spec", SpecMode::NAMES))
+}
+
+/// OpenAI's prediction of the answer: a text, or the texts of parts.
+pub fn prediction(fields: &Fields<'_>) -> ApiResult<Option<String>> {
+    let Some(value) = fields.get("prediction") else { return Ok(None) };
+    let fields = Fields::of(value, "prediction")?;
+    if fields.string("type")?.is_some_and(|kind| kind != "content") {
+        return Err(fields.wrong("type", "\"content\""));
+    }
+    let expected = "a string or an array of text parts";
+    match fields.get("content") {
+        None => Err(fields.missing("content")),
+        Some(Value::String(text)) => Ok(Some(text.clone())),
+        Some(Value::Array(parts)) => {
+            let texts = parts.iter().map(|part| part["text"].as_str());
+            let text = texts.collect::<Option<String>>();
+            text.map(Some).ok_or_else(|| fields.wrong("content", expected))
+        }
+        Some(_) => Err(fields.wrong("content", expected)),
+    }
 }
 
 /// The sampling that a request asks for; the rest is the server's.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::engine::FinishReason;
+use crate::engine::{DraftSource, Drafted, FinishReason};
 use crate::server::events::Finish;
 
 /// OpenAI's name of the reason.
@@ -25,6 +25,8 @@ pub fn usage<'a>(finishes: impl IntoIterator<Item = &'a Finish>, n_choices: usiz
     let n_prompt = sum(|finish| finish.n_prompt) / n_choices;
     let n_generated = sum(|finish| finish.outcome.n_generated);
     let n_cached = sum(|finish| finish.outcome.n_reused) / n_choices;
+    let n_accepted = sum(|finish| predicted(finish).n_accepted as usize);
+    let n_predicted = sum(|finish| predicted(finish).n as usize);
     json!({
         "prompt_tokens": n_prompt,
         "completion_tokens": n_generated,
@@ -32,10 +34,15 @@ pub fn usage<'a>(finishes: impl IntoIterator<Item = &'a Finish>, n_choices: usiz
         "prompt_tokens_details": { "cached_tokens": n_cached },
         "completion_tokens_details": {
             "reasoning_tokens": sum(|finish| finish.n_reasoning),
-            "accepted_prediction_tokens": 0,
-            "rejected_prediction_tokens": 0,
+            "accepted_prediction_tokens": n_accepted,
+            "rejected_prediction_tokens": n_predicted - n_accepted,
         },
     })
+}
+
+/// Drafts of the request's prediction.
+fn predicted(finish: &Finish) -> Drafted {
+    finish.outcome.drafts.of(DraftSource::Prediction)
 }
 
 fn ms(time: Duration) -> f64 {
@@ -57,6 +64,7 @@ pub fn timings(finish: &Finish) -> Value {
     let (prompt_ms, predicted_ms) = (ms(outcome.prompt_time), ms(outcome.decode_time));
     // The first token comes with the prompt.
     let n_decoded = n.saturating_sub(1) as f64;
+    let drafted = outcome.drafts.all();
     json!({
         "cache_n": n_cached,
         "prompt_n": n_prompt,
@@ -67,6 +75,8 @@ pub fn timings(finish: &Finish) -> Value {
         "predicted_ms": predicted_ms,
         "predicted_per_token_ms": per(predicted_ms, n_decoded),
         "predicted_per_second": per(1e3 * n_decoded, predicted_ms),
+        "draft_n": drafted.n,
+        "draft_n_accepted": drafted.n_accepted,
     })
 }
 

@@ -123,7 +123,15 @@ const SCHEDULING: &[Field] = &[
     ("cache_prompt", Flag),
     ("priority", Whole(i64::MIN, MAX)),
     ("t_max_predict_ms", COUNT),
+    ("spec", Text),
+    ("prediction", Object(&PREDICTION)),
 ];
+
+const PREDICTION: Table = Table {
+    fields: &[&[("type", Text), ("content", TEXT_OR_LIST)]],
+    required: &["content"],
+    ..EMPTY
+};
 
 /// Beside the parameters of sampling.
 const SAMPLING: &[Field] = &[

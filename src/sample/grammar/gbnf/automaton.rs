@@ -133,6 +133,19 @@ impl Automaton {
         Ok((next != DEAD).then_some(next))
     }
 
+    /// The only byte that can follow, and the state after it; `None` if several can, or none.
+    pub fn only_step(&mut self, state: State) -> Result<Option<(u8, State)>> {
+        let mut only = None;
+        for byte in 0..=255 {
+            match (self.step(state, byte)?, only) {
+                (Some(next), None) => only = Some((byte, next)),
+                (Some(_), Some(_)) => return Ok(None),
+                (None, _) => {}
+            }
+        }
+        Ok(only)
+    }
+
     pub fn can_end(&self, state: State) -> bool {
         let contents = &self.states[state as usize];
         contents.stacks.contains(&FINISHED) && contents.partial.is_none()

@@ -15,6 +15,9 @@ use automaton::{Automaton, State};
 use llguidance::toktrie::{INVALID_TOKEN, Recognizer, SimpleVob, TokTrie};
 use masks::Masks;
 
+/// Bytes that are looked ahead where a grammar leaves no choice.
+const MAX_FORCED: usize = 128;
+
 /// The state of one text in a grammar.
 #[derive(Clone)]
 pub struct Matcher {
@@ -67,6 +70,17 @@ impl Matcher {
         }
         self.state = state;
         Ok(true)
+    }
+
+    /// The bytes that must come next; empty where there is a choice, or the text may end.
+    pub fn forced(&mut self) -> Result<Vec<u8>> {
+        let (mut bytes, mut state) = (Vec::new(), self.state);
+        while bytes.len() < MAX_FORCED && !self.automaton.can_end(state) {
+            let Some((byte, next)) = self.automaton.only_step(state)? else { break };
+            bytes.push(byte);
+            state = next;
+        }
+        Ok(bytes)
     }
 
     /// Whether the text is complete here.

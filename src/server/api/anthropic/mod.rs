@@ -106,6 +106,7 @@ fn read(fields: &Fields<'_>, service: &Service) -> ApiResult<Request> {
         n_logprobs: None,
         salt: sampling::salt(fields)?,
         scheduling: sampling::scheduling(fields)?,
+        prediction: sampling::prediction(fields)?,
         wants_progress: false,
         wants_tokens: false,
         time_limit: sampling::time_limit(fields)?,

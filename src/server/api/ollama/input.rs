@@ -63,7 +63,7 @@ pub fn request(
     app.note_unknown(&options);
     let (form, n_logprobs) = (format(fields)?, n_logprobs(fields)?);
     let (salt, scheduling) = (sampling::salt(fields)?, sampling::scheduling(fields)?);
-    let time_limit = sampling::time_limit(fields)?;
+    let (time_limit, prediction) = (sampling::time_limit(fields)?, sampling::prediction(fields)?);
     fields.ignore(UNUSED);
     Ok(prompt.map(|prompt| Request {
         prompt,
@@ -74,6 +74,7 @@ pub fn request(
         n_logprobs,
         salt,
         scheduling,
+        prediction,
         wants_progress: false,
         wants_tokens: false,
         time_limit,

@@ -162,6 +162,7 @@ fn read(fields: &Fields<'_>, service: &Service) -> ApiResult<Asked> {
         n_logprobs: has_logprobs.then_some(n_top as usize),
         salt: sampling::salt(fields)?,
         scheduling: sampling::scheduling(fields)?,
+        prediction: sampling::prediction(fields)?,
         wants_progress: false,
         wants_tokens: false,
         time_limit: sampling::time_limit(fields)?,
