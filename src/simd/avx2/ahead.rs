@@ -4,8 +4,9 @@
 //! are spread over the computation, as evenly as lines are used up.
 
 use crate::simd::Product;
-use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+use std::arch::x86_64::{__cpuid, _MM_HINT_T1, _mm_prefetch};
 use std::ops::Range;
+use std::sync::OnceLock;
 
 /// A tile's part of the rows of the panel after its own. Each tile asks for some, as a core stands
 /// still that asks for more lines than it can wait for: with all at once that was an eighth of a
@@ -66,13 +67,27 @@ pub(in crate::simd) struct Next {
     far: *const u8,
 }
 
+/// Whether this processor reads faster with requests than without. AMD's own prefetchers follow
+/// rows that are read one after the other, and a request of ours takes the place of one of theirs:
+/// on an EPYC of family 25, model 17, one thread, Q8_0 from memory 18 GB/s with requests and 28
+/// without, Q6_K 18 and 24, where a plain loop reads 30.
+pub(in crate::simd) fn asks() -> bool {
+    static ASKS: OnceLock<bool> = OnceLock::new();
+    *ASKS.get_or_init(|| {
+        let vendor = __cpuid(0);
+        (vendor.ebx, vendor.edx, vendor.ecx) != (0x6874_7541, 0x6974_6e65, 0x444d_4163)
+    })
+}
+
 impl Rows {
     /// Asks for the first lines.
     #[inline]
     #[target_feature(enable = "avx2")]
     pub fn begin(product: Product) -> Rows {
         let first = product.row(0);
-        super::prefetch(first, (product.rows * product.mat.row_stride).min(NEAR));
+        if asks() {
+            super::prefetch(first, (product.rows * product.mat.row_stride).min(NEAR));
+        }
         let gap = product.mat.row_stride - product.mat.row_bytes();
         Rows { end: product.mat.data.as_ptr_range().end, gap }
     }

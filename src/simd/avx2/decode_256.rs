@@ -87,6 +87,7 @@ impl Decode for BlockQ3K {
 
 impl Decode for BlockIQ4XS {
     type Panel = Wide;
+    const SUMS: usize = 32;
 
     #[inline]
     #[target_feature(enable = "avx2")]

@@ -17,6 +17,9 @@ pub(in crate::simd) trait Decode: IntBlock<Stored: Scale> {
     /// [`Narrow`] for 32 codes, [`Wide`] for 256.
     type Panel: Unpacked;
 
+    /// As [`Ints::SUMS`].
+    const SUMS: usize = if Self::LEN == 32 { 32 } else { 16 };
+
     /// Codes 32j to 32j + 31.
     ///
     /// # Safety
@@ -61,7 +64,7 @@ fn in_order(halves: __m256i) -> __m256i {
 }
 
 impl<B: Decode> Ints for B {
-    const SUMS: usize = if B::LEN == 32 { 32 } else { 16 };
+    const SUMS: usize = <B as Decode>::SUMS;
 
     #[inline]
     #[target_feature(enable = "avx2")]

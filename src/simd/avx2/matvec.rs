@@ -5,7 +5,7 @@
 //! the other in rows of fewer than eight. Either gives eight exact integers in a vector, and one
 //! fma adds them to lanes that "One arithmetic" names.
 
-use super::ahead::{Next, Rows};
+use super::ahead::{Next, Rows, asks};
 use super::eight_rows::{EightRows, Values, strips};
 use super::ints::{ActBlock, Ints, Scale};
 use super::reduce::{sum8, sum8_halves, tree8};
@@ -24,6 +24,11 @@ impl Token {
     pub fn new<B: Ints>(acts: ActView, t: usize) -> Self {
         let sums = if B::SUMS == 16 { acts.sums16(t) } else { acts.sums32(t) };
         Token { qs: acts.qs(t).as_ptr(), scales: acts.scales(t).as_ptr(), sums: sums.as_ptr() }
+    }
+
+    /// The same with other values, as many, in any order that the loop expects.
+    pub fn with_values(self, qs: *const i8) -> Self {
+        Token { qs, ..self }
     }
 
     /// From block `b` on, which the row has or which would follow its last.
@@ -52,47 +57,49 @@ impl Token {
 pub(super) unsafe fn matmul<B: Ints>(product: Product) {
     // SAFETY: the caller's promises, of the rows that they are handed.
     unsafe {
-        arranged::<B>(
-            product,
-            |eight, row, token, ahead, out| dot_eight_rows::<B>(eight, row, token, ahead, out),
-            |row, blocks, token, ahead| dot_row::<B>(row, blocks, token, ahead),
-        )
+        for t in 0..product.acts.tokens() {
+            arranged::<B>(
+                product.tokens(t..t + 1),
+                Token::new::<B>(product.acts, t),
+                |eight, row, token, ahead, out| dot_eight_rows::<B>(eight, row, token, ahead, out),
+                |row, blocks, token, ahead| dot_row::<B>(row, blocks, token, ahead),
+            )
+        }
     }
 }
 
-/// Each row by the arrangement for its length; the loops are those of a vector unit.
+/// The product's one token, `token`, times each row by the arrangement for its length; the loops
+/// are those of a vector unit.
 ///
 /// # Safety
 /// As [`Product`] says, on a processor with AVX2; B is the matrix's type. The loops may be called
-/// for its rows.
+/// for its rows and `token`.
 #[inline(always)]
 pub(in crate::simd) unsafe fn arranged<B: Ints>(
     product: Product,
+    token: Token,
     dot_eight_rows: impl Fn(&EightRows, *const u8, Token, Rows, *mut f32),
     dot_row: impl Fn(*const B, usize, Token, Rows) -> f32,
 ) {
-    let Product { mat, acts, rows, .. } = product;
+    let Product { mat, rows, .. } = product;
     let (blocks, granule) = (mat.cols / B::LEN, (product.granule / B::LEN).max(1));
     let by_eights = if granule < 8 && blocks > 0 { rows / 8 * 8 } else { 0 };
-    for t in 0..acts.tokens() {
-        let token = Token::new::<B>(acts, t);
-        // SAFETY: rows below `mat.rows` lie within `data`; the places in `out` are the caller's
-        // promise.
-        unsafe {
-            let ahead = Rows::begin(product);
-            for strip in strips(if by_eights > 0 { blocks } else { 0 }, granule) {
-                let first = strip.start * size_of::<B>();
-                let eight = EightRows::new::<B>(strip, granule, mat.row_stride, token);
-                for r in (0..by_eights).step_by(8) {
-                    let row = product.row(r).add(first);
-                    dot_eight_rows(&eight, row, token, ahead, product.place(t, r));
-                }
+    // SAFETY: rows below `mat.rows` lie within `data`; the places in `out` are the caller's
+    // promise.
+    unsafe {
+        let ahead = Rows::begin(product);
+        for strip in strips(if by_eights > 0 { blocks } else { 0 }, granule) {
+            let first = strip.start * size_of::<B>();
+            let eight = EightRows::new::<B>(strip, granule, mat.row_stride, token);
+            for r in (0..by_eights).step_by(8) {
+                let row = product.row(r).add(first);
+                dot_eight_rows(&eight, row, token, ahead, product.place(0, r));
             }
-            for r in by_eights..rows {
-                row_by_granules::<B>(product, t, r, |b, n| {
-                    dot_row(product.row(r).cast::<B>().add(b), n, token.behind::<B>(b), ahead)
-                });
-            }
+        }
+        for r in by_eights..rows {
+            row_by_granules::<B>(product, 0, r, |b, n| {
+                dot_row(product.row(r).cast::<B>().add(b), n, token.behind::<B>(b), ahead)
+            });
         }
     }
 }
@@ -183,7 +190,7 @@ unsafe fn dot_eight_rows<B: Ints>(
 /// Blocks of a line and more are asked for between the computation of others, one after the other.
 #[inline(always)]
 fn ask_for_one<B>(next: Next, i: usize) {
-    if size_of::<B>() >= 64 {
+    if asks() && size_of::<B>() >= 64 {
         next.ask_for::<B>(i * size_of::<B>());
     }
 }
@@ -191,7 +198,7 @@ fn ask_for_one<B>(next: Next, i: usize) {
 /// Smaller ones at once.
 #[inline(always)]
 fn ask_for_all<B>(next: Next) {
-    if size_of::<B>() < 64 {
+    if asks() && size_of::<B>() < 64 {
         next.ask_for::<[B; 8]>(0);
     }
 }

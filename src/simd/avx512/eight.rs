@@ -19,7 +19,10 @@ pub(super) struct Integers {
 }
 
 pub(super) trait EightBlocks: Ints {
-    /// `at(i)` is block i of the eight and its activations; `ask(i)` is called once for each,
+    /// Sixteens of a block's activations in the order in which `integers` finds them.
+    const ORDER: [u8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
+
+    /// `at(i)` is block i of the eight and its activations, in ORDER; `ask(i)` is called once for each,
     /// between the computation of the others.
     ///
     /// # Safety
@@ -32,6 +35,28 @@ pub(super) trait EightBlocks: Ints {
 pub(super) trait At<B>: Fn(usize) -> (*const B, ActBlock) + Copy {}
 
 impl<B, F: Fn(usize) -> (*const B, ActBlock) + Copy> At<B> for F {}
+
+/// The order of activations for codes of two sixteens a byte: those of the low halves of 64 bytes,
+/// then those of the high halves.
+pub(super) const BY_HALVES: [u8; 16] = [0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15];
+
+/// Writes activations with the sixteens of each 256 in this order; what is left over as it is.
+///
+/// # Safety
+/// There is room for as many at `room`.
+pub(super) unsafe fn write_ordered(values: &[i8], order: [u8; 16], room: *mut i8) {
+    let (blocks, rest) = values.as_chunks::<256>();
+    // SAFETY: the caller's promise.
+    let room = unsafe { std::slice::from_raw_parts_mut(room, values.len()) };
+    let (ordered, room_of_rest) = room.as_chunks_mut::<256>();
+    for (block, ordered) in blocks.iter().zip(ordered) {
+        for (i, sixteen) in order.into_iter().enumerate() {
+            let from = 16 * sixteen as usize;
+            ordered[16 * i..16 * (i + 1)].copy_from_slice(&block[from..from + 16]);
+        }
+    }
+    room_of_rest.copy_from_slice(rest);
+}
 
 /// 16 bytes from each of eight places, one to a quarter.
 ///
@@ -50,6 +75,37 @@ pub(super) unsafe fn quarters<T>(p: impl Fn(usize) -> *const T) -> [__m512i; 2] 
         };
         [four(0), four(4)]
     }
+}
+
+/// Two vectors of codes times two of activations, from number 2k on, added up.
+///
+/// # Safety
+/// 256 activations are readable; k is 0 or 1.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vnni")]
+pub(super) unsafe fn dot(codes: [__m512i; 2], a: *const i8, k: usize) -> __m512i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let acts = |i: usize| _mm512_loadu_si512(a.add(128 * k + 64 * i).cast());
+        let sum = _mm512_dpbusd_epi32(_mm512_setzero_si512(), codes[0], acts(0));
+        _mm512_dpbusd_epi32(sum, codes[1], acts(1))
+    }
+}
+
+/// Low and high halves of bytes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) fn nibbles(bytes: __m512i) -> (__m512i, __m512i) {
+    let low = |v| _mm512_and_si512(v, _mm512_set1_epi8(15));
+    (low(bytes), low(_mm512_srli_epi16::<4>(bytes)))
+}
+
+/// Word q of quarter `i` in all of quarter q.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn words_to_quarters(v: __m512i, i: usize) -> __m512i {
+    let words = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+    _mm512_permutexvar_epi32(_mm512_add_epi32(words, _mm512_set1_epi32(4 * i as i32)), v)
 }
 
 /// The i-th quarter of two vectors' eight, four times.

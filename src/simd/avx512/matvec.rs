@@ -1,33 +1,65 @@
 //! Matrix–vector products: the arrangements of the AVX2 loops, with what blocks have in common done
 //! for all eight at once and 64 codes in a vector.
 
-use super::eight::{EightBlocks, Integers};
-use crate::simd::Product;
-use crate::simd::avx2::ahead::Rows;
+use super::eight::{EightBlocks, Integers, write_ordered};
+use crate::simd::avx2::ahead::{Next, Rows, asks};
 use crate::simd::avx2::eight_rows::{EightRows, Values};
 use crate::simd::avx2::matvec::{Token, arranged};
 use crate::simd::avx2::reduce::tree8;
+use crate::simd::{ActView, Product, Scratch};
 use std::arch::x86_64::*;
 
 /// # Safety
 /// As [`Product`] says, on a processor with the features of this module; B is the matrix's type.
+pub(super) unsafe fn matmul<B: EightBlocks>(product: Product, scratch: &mut Scratch) {
+    let token = ordered::<B>(product.acts, scratch);
+    // SAFETY: the caller's promises.
+    unsafe {
+        match asks() {
+            true => rows::<B, true>(product, token),
+            false => rows::<B, false>(product, token),
+        }
+    }
+}
+
+/// `ASKS` for weights ahead or leaves that to the processor.
+///
+/// # Safety
+/// As `matmul`; `token` has the product's activations in B's order.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
-pub(super) unsafe fn matmul<B: EightBlocks>(product: Product) {
+unsafe fn rows<B: EightBlocks, const ASKS: bool>(product: Product, token: Token) {
     // SAFETY: the caller's promises, of the rows that they are handed.
     unsafe {
         arranged::<B>(
             product,
-            |eight, row, token, ahead, out| dot_eight_rows::<B>(eight, row, token, ahead, out),
-            |row, blocks, token, ahead| dot_row::<B>(row, blocks, token, ahead),
+            token,
+            |eight, row, token, ahead, out| {
+                dot_eight_rows::<B, ASKS>(eight, row, token, ahead, out)
+            },
+            |row, blocks, token, ahead| dot_row::<B, ASKS>(row, blocks, token, ahead),
         )
     }
+}
+
+/// The token's activations in the order of B's codes.
+fn ordered<B: EightBlocks>(acts: ActView, scratch: &mut Scratch) -> Token {
+    let (token, qs) = (Token::new::<B>(acts, 0), acts.qs(0));
+    let room = scratch.get(qs.len()).cast();
+    // SAFETY: there is room for all of them.
+    unsafe { write_ordered(qs, B::ORDER, room) };
+    token.with_values(room)
 }
 
 /// # Safety
 /// `row` leads to `blocks` blocks and `token` to as many.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn dot_row<B: EightBlocks>(row: *const B, blocks: usize, token: Token, ahead: Rows) -> f32 {
+unsafe fn dot_row<B: EightBlocks, const ASKS: bool>(
+    row: *const B,
+    blocks: usize,
+    token: Token,
+    ahead: Rows,
+) -> f32 {
     let mut lanes = _mm256_setzero_ps();
     let whole = blocks / 8 * 8;
     for first in (0..whole).step_by(8) {
@@ -37,12 +69,7 @@ unsafe fn dot_row<B: EightBlocks>(row: *const B, blocks: usize, token: Token, ah
             let next = ahead.behind(w.cast(), row.add(blocks).cast());
             let a = _mm256_loadu_ps(token.scales.add(first));
             let at = |i: usize| (w.add(i), token.block::<B>(first + i));
-            lanes = add_eight(
-                B::integers(at, |i| next.ask_for::<B>(i * size_of::<B>())),
-                0xff,
-                a,
-                lanes,
-            );
+            lanes = add_eight(B::integers(at, |i| ask::<B, ASKS>(next, i)), 0xff, a, lanes);
         }
     }
     if whole < blocks {
@@ -64,7 +91,7 @@ unsafe fn dot_row<B: EightBlocks>(row: *const B, blocks: usize, token: Token, ah
 /// The blocks of `eight` are at `row`, and `token` has as many; `out` has eight places.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn dot_eight_rows<B: EightBlocks>(
+unsafe fn dot_eight_rows<B: EightBlocks, const ASKS: bool>(
     eight: &EightRows,
     row: *const u8,
     token: Token,
@@ -77,13 +104,21 @@ unsafe fn dot_eight_rows<B: EightBlocks>(
         // SAFETY: the caller's promise.
         unsafe {
             let at = |i: usize| eight.block::<B>(row, token, group, i);
-            let integers = B::integers(at, |i| next.ask_for::<B>(i * size_of::<B>()));
+            let integers = B::integers(at, |i| ask::<B, ASKS>(next, i));
             let zero = _mm256_setzero_ps();
             values.put(group, add_eight(integers, 0xff, eight.scales(group), zero));
         }
     }
     // SAFETY: the caller's promise.
     unsafe { eight.add_up(&values, out) }
+}
+
+/// For the lines of block i after a group, if at all.
+#[inline(always)]
+fn ask<B, const ASKS: bool>(next: Next, i: usize) {
+    if ASKS {
+        next.ask_for::<B>(i * size_of::<B>());
+    }
 }
 
 /// `lanes` plus eight blocks, one a lane, for the lanes in `mask`: elsewhere the scales become 0,

@@ -95,7 +95,7 @@ unsafe fn wide<B: Sixteen + EightBlocks>(product: Product, scratch: &mut Scratch
     // SAFETY: the caller's promises are the same.
     unsafe {
         match product.acts.tokens() {
-            1 => matvec::matmul::<B>(product),
+            1 => matvec::matmul::<B>(product, scratch),
             _ => quantised::<B>(product, scratch),
         }
     }
@@ -109,7 +109,7 @@ unsafe fn narrow<B: Sixteen + Offset>(product: Product, scratch: &mut Scratch) {
     // SAFETY: the caller's promises are the same.
     unsafe {
         match product.acts.tokens() {
-            1 => narrow::matmul::<B>(product),
+            1 => narrow::matmul::<B>(product, scratch),
             _ => quantised::<B>(product, scratch),
         }
     }

@@ -1,48 +1,68 @@
 //! Matrix–vector products of the formats of 32 codes without sub-blocks: eight blocks of a row at a
-//! time, two to a vector. `vpdpbusd` multiplies u8 by i8, so each code has an offset, whose share
+//! time, four to a vector, a quarter each. `vpdpbusd` multiplies u8 by i8, so each code has an offset, whose share
 //! the activations' sums take off again.
 
+use super::eight::{BY_HALVES, dot, nibbles, quarters, sum_quarters, write_ordered};
 use crate::quant::{BlockMXFP4, BlockQ4_0, e2m1};
-use crate::simd::Product;
-use crate::simd::avx2::ahead::Rows;
+use crate::simd::avx2::ahead::{Rows, asks};
 use crate::simd::avx2::ints::Ints;
 use crate::simd::avx2::matvec::{Token, add_eight, row_by_granules};
 use crate::simd::avx2::reduce::tree8;
+use crate::simd::{Product, Scratch};
 use std::arch::x86_64::*;
 
 pub(super) trait Offset: Ints {
     const OFFSET: i32;
 
-    /// The codes of two blocks, plus the offset.
+    /// The 16 bytes of a block's codes; only the address is computed.
+    fn codes(w: *const Self) -> *const u8;
+
+    /// The values of codes, plus the offset.
     ///
     /// # Safety
-    /// The pointers lead to whole blocks; the processor has this module's features.
-    unsafe fn two(w: [*const Self; 2]) -> __m512i;
+    /// The processor has this module's features.
+    unsafe fn values(codes: __m512i) -> __m512i;
 
     /// The scales of eight blocks that follow each other.
     ///
     /// # Safety
-    /// As `two`.
+    /// They can be read; the processor has this module's features.
     unsafe fn eight_scales(w: *const Self) -> __m256;
 }
 
 /// # Safety
 /// As [`Product`] says, on a processor with the features of this module; B is the matrix's type.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
-pub(super) unsafe fn matmul<B: Offset>(product: Product) {
-    for t in 0..product.acts.tokens() {
-        let token = Token::new::<B>(product.acts, t);
+pub(super) unsafe fn matmul<B: Offset>(product: Product, scratch: &mut Scratch) {
+    // SAFETY: rows below `mat.rows` lie within `data`; the places in `out` are the caller's
+    // promise.
+    unsafe {
+        let token = ordered::<B>(product, scratch);
         let ahead = Rows::begin(product);
         for r in 0..product.rows {
-            // SAFETY: rows below `mat.rows` lie within `data`; the places in `out` are the
-            // caller's promise.
-            unsafe {
-                row_by_granules::<B>(product, t, r, |b, n| {
-                    dot_row::<B>(product.row(r).cast::<B>().add(b), n, token.behind::<B>(b), ahead)
-                });
-            }
+            row_by_granules::<B>(product, 0, r, |b, n| {
+                dot_row::<B>(product.row(r).cast::<B>().add(b), n, token.behind::<B>(b), ahead)
+            });
         }
     }
+}
+
+/// The token's activations, those of each eight blocks of a granule [`BY_HALVES`].
+///
+/// # Safety
+/// The processor has this module's features.
+#[target_feature(enable = "avx512f")]
+unsafe fn ordered<B: Offset>(product: Product, scratch: &mut Scratch) -> Token {
+    let qs = product.acts.qs(0);
+    let room = scratch.get(qs.len());
+    // SAFETY: there is room for all values; granules are whole blocks.
+    unsafe {
+        for start in (0..qs.len()).step_by(product.granule.max(B::LEN)) {
+            let granule = &qs[start..qs.len().min(start + product.granule)];
+            write_ordered(granule, BY_HALVES, room.add(start).cast());
+        }
+    }
+    Token::new::<B>(product.acts, 0).with_values(room.cast())
 }
 
 /// # Safety
@@ -57,17 +77,16 @@ unsafe fn dot_row<B: Offset>(row: *const B, blocks: usize, token: Token, ahead: 
         unsafe {
             let w = row.add(first);
             let next = ahead.behind(w.cast(), row.add(blocks).cast());
-            next.ask_for::<[B; 8]>(0);
+            if asks() {
+                next.ask_for::<[B; 8]>(0);
+            }
             let act = token.block::<B>(first);
-            // Blocks k and k + 4 make a vector, so that `sum8` finds them in order.
-            let sums = |k: usize| {
-                let low = _mm256_loadu_si256(act.qs.add(32 * k).cast());
-                let high = _mm256_loadu_si256(act.qs.add(32 * (k + 4)).cast());
-                let acts = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high);
-                let codes = B::two([w.add(k), w.add(k + 4)]);
-                _mm512_dpbusd_epi32(_mm512_setzero_si512(), codes, acts)
+            let codes = quarters(|i| B::codes(w.add(i)));
+            let dots = |k: usize| {
+                let (low, high) = nibbles(codes[k]);
+                dot([B::values(low), B::values(high)], act.qs, k)
             };
-            let isums = sum8([sums(0), sums(1), sums(2), sums(3)]);
+            let isums = sum_quarters(dots(0), dots(1));
             let known = _mm256_cvtepi16_epi32(_mm_loadu_si128(act.sums.cast()));
             let offset = _mm256_mullo_epi32(known, _mm256_set1_epi32(B::OFFSET));
             let scale = _mm256_mul_ps(B::eight_scales(w), _mm256_loadu_ps(token.scales.add(first)));
@@ -88,44 +107,17 @@ unsafe fn dot_row<B: Offset>(row: *const B, blocks: usize, token: Token, ahead: 
     tree8(lanes)
 }
 
-/// Lane i is the sum of half `i / 4` of `v[i % 4]`.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
-fn sum8(v: [__m512i; 4]) -> __m256i {
-    let pairs = |a, b| _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
-    let (a, b) = (pairs(v[0], v[1]), pairs(v[2], v[3]));
-    let sum = _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
-    let other = _mm512_shuffle_i32x4::<0b10_11_00_01>(sum, sum);
-    let sum = _mm512_add_epi32(sum, other);
-    _mm512_castsi512_si256(_mm512_shuffle_i32x4::<0b00_00_10_00>(sum, sum))
-}
-
-/// Low halves of 16 bytes of one block, their high halves, and the same of another block.
-///
-/// # Safety
-/// 16 bytes are readable at each place.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn nibbles(p: [*const u8; 2]) -> __m512i {
-    // SAFETY: the caller's promise; the loads take any alignment.
-    let both = unsafe {
-        let low = _mm512_broadcast_i32x4(_mm_loadu_si128(p[0].cast()));
-        _mm512_mask_broadcast_i32x4(low, 0xff00, _mm_loadu_si128(p[1].cast()))
-    };
-    let shifts = _mm512_broadcast_i64x4(_mm256_setr_epi64x(0, 0, FOURS, FOURS));
-    _mm512_and_si512(_mm512_srlv_epi16(both, shifts), _mm512_set1_epi8(15))
-}
-
-const FOURS: i64 = 0x0004_0004_0004_0004;
-
 impl Offset for BlockQ4_0 {
     const OFFSET: i32 = 8;
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw")]
-    unsafe fn two(w: [*const Self; 2]) -> __m512i {
-        // SAFETY: 16 bytes of codes each.
-        unsafe { nibbles(w.map(|w| (&raw const (*w).qs).cast())) }
+    fn codes(w: *const Self) -> *const u8 {
+        w.cast::<u8>().wrapping_add(std::mem::offset_of!(Self, qs))
+    }
+
+    #[inline]
+    unsafe fn values(codes: __m512i) -> __m512i {
+        codes
     }
 
     #[inline]
@@ -143,15 +135,17 @@ impl Offset for BlockMXFP4 {
     const OFFSET: i32 = 12;
 
     #[inline]
+    fn codes(w: *const Self) -> *const u8 {
+        w.cast::<u8>().wrapping_add(std::mem::offset_of!(Self, qs))
+    }
+
+    #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
-    unsafe fn two(w: [*const Self; 2]) -> __m512i {
-        // SAFETY: 16 bytes of codes each, and of the table.
-        unsafe {
-            let codes = nibbles(w.map(|w| (&raw const (*w).qs).cast()));
-            let values = _mm_loadu_si128(e2m1::DOUBLED.as_ptr().cast());
-            let values = _mm_add_epi8(values, _mm_set1_epi8(Self::OFFSET as i8));
-            _mm512_shuffle_epi8(_mm512_broadcast_i32x4(values), codes)
-        }
+    unsafe fn values(codes: __m512i) -> __m512i {
+        // SAFETY: a table of 16 bytes.
+        let values = unsafe { _mm_loadu_si128(e2m1::DOUBLED.as_ptr().cast()) };
+        let values = _mm_add_epi8(values, _mm_set1_epi8(Self::OFFSET as i8));
+        _mm512_shuffle_epi8(_mm512_broadcast_i32x4(values), codes)
     }
 
     /// As `mxfp4::half_power`.
