@@ -29,7 +29,7 @@ mod decode_256;
 mod decode_32;
 mod decoded;
 pub(super) mod eight_rows;
-mod float;
+pub(super) mod float;
 mod gemm;
 mod grids;
 pub(super) mod ints;
@@ -46,7 +46,7 @@ use super::{ActKind, Kernels, Product, Scratch, act_kind};
 use crate::gguf::TensorType;
 use crate::with_int_block;
 use panel::Panel;
-use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
 
 static KERNELS: Kernels = TABLE;
 
@@ -117,10 +117,23 @@ pub(super) unsafe fn quantised<B: Panel>(product: Product, scratch: &mut Scratch
 /// Asks for the cache lines of `n` bytes. Any address is allowed: a prefetch never faults.
 #[inline]
 #[target_feature(enable = "avx2")]
+fn prefetch(p: *const u8, n: usize) {
+    ask::<_MM_HINT_T0>(p, n);
+}
+
+/// As [`prefetch`], into the second cache only.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn prefetch_to_second(p: *const u8, n: usize) {
+    ask::<_MM_HINT_T1>(p, n);
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
 #[allow(unused_unsafe)] // the intrinsic is safe in newer compilers only
-pub(super) fn prefetch(p: *const u8, n: usize) {
+fn ask<const HINT: i32>(p: *const u8, n: usize) {
     for offset in (0..n).step_by(64) {
         // SAFETY: a hint, which reads nothing.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(offset).cast()) };
+        unsafe { _mm_prefetch::<HINT>(p.wrapping_add(offset).cast()) };
     }
 }

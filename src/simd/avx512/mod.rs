@@ -25,6 +25,7 @@ mod attention;
 mod eight;
 mod eight_by_16;
 mod eight_by_32;
+mod float;
 mod gemm;
 mod matvec;
 mod narrow;
@@ -78,6 +79,9 @@ unsafe fn matmul(product: Product, scratch: &mut Scratch) {
             TensorType::Q8_0 => quantised::<BlockQ8_0>(product, scratch),
             TensorType::Q4_0 => narrow::<BlockQ4_0>(product, scratch),
             TensorType::MXFP4 => narrow::<BlockMXFP4>(product, scratch),
+            TensorType::F32 => float::matmul::<avx2::float::F32>(product, scratch),
+            TensorType::F16 => float::matmul::<avx2::float::F16>(product, scratch),
+            TensorType::BF16 => float::matmul::<avx2::float::Bf16>(product, scratch),
             _ => avx2::matmul(product, scratch),
         }
     }
