@@ -34,7 +34,7 @@ mod tile;
 mod unpack_256;
 mod unpack_32;
 
-use super::{Kernels, Product, Scratch, avx2};
+use super::{Kernels, Matmul, Product, Scratch, avx2};
 use crate::gguf::TensorType;
 use crate::quant::*;
 use eight::EightBlocks;
@@ -77,8 +77,12 @@ unsafe fn matmul(product: Product, scratch: &mut Scratch) {
             TensorType::Q3_K => wide::<BlockQ3K>(product, scratch),
             TensorType::IQ4_XS => wide::<BlockIQ4XS>(product, scratch),
             TensorType::Q8_0 => quantised::<BlockQ8_0>(product, scratch),
-            TensorType::Q4_0 => narrow::<BlockQ4_0>(product, scratch),
-            TensorType::MXFP4 => narrow::<BlockMXFP4>(product, scratch),
+            TensorType::Q4_0 => narrow::<BlockQ4_0>(product, scratch, quantised::<BlockQ4_0>),
+            TensorType::MXFP4 => narrow::<BlockMXFP4>(product, scratch, quantised::<BlockMXFP4>),
+            TensorType::Q4_1 => narrow::<BlockQ4_1>(product, scratch, avx2::matmul),
+            TensorType::Q5_0 => narrow::<BlockQ5_0>(product, scratch, avx2::matmul),
+            TensorType::Q5_1 => narrow::<BlockQ5_1>(product, scratch, avx2::matmul),
+            TensorType::IQ4_NL => narrow::<BlockIQ4NL>(product, scratch, avx2::matmul),
             TensorType::F32 => float::matmul::<avx2::float::F32>(product, scratch),
             TensorType::F16 => float::matmul::<avx2::float::F16>(product, scratch),
             TensorType::BF16 => float::matmul::<avx2::float::Bf16>(product, scratch),
@@ -105,16 +109,16 @@ unsafe fn wide<B: Sixteen + EightBlocks>(product: Product, scratch: &mut Scratch
     }
 }
 
-/// As `wide`, for formats of 32 values.
+/// As `wide`, for formats of 32 values; several tokens take `many`.
 ///
 /// # Safety
 /// As `matmul`.
-unsafe fn narrow<B: Sixteen + Offset>(product: Product, scratch: &mut Scratch) {
+unsafe fn narrow<B: Offset>(product: Product, scratch: &mut Scratch, many: Matmul) {
     // SAFETY: the caller's promises are the same.
     unsafe {
         match product.acts.tokens() {
             1 => narrow::matmul::<B>(product, scratch),
-            _ => quantised::<B>(product, scratch),
+            _ => many(product, scratch),
         }
     }
 }
