@@ -201,14 +201,9 @@ pub(super) fn bits_to<const BIT: i32>(bytes: __m512i, c: usize) -> __m512i {
     _mm512_rolv_epi32(bytes, _mm512_inserti64x4::<1>(low, left(2 * c as i32 + 1)))
 }
 
-/// Codes of 64 values times their activations, by pairs, times their scales, added to `sum`.
-///
-/// # Safety
-/// 64 activations are readable.
+/// The low halves of `even`'s lanes, and those of `odd` after a shift to the left as high halves.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-pub(super) unsafe fn add(sum: __m512i, codes: __m512i, a: *const i8, scales: __m512i) -> __m512i {
-    // SAFETY: the caller's promise.
-    let pairs = _mm512_maddubs_epi16(codes, unsafe { _mm512_loadu_si512(a.cast()) });
-    _mm512_dpwssd_epi32(sum, pairs, scales)
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) fn both_halves<const LEFT: u32>(even: __m512i, odd: __m512i) -> __m512i {
+    _mm512_mask_blend_epi16(0xaaaa_aaaa, even, _mm512_slli_epi32::<LEFT>(odd))
 }

@@ -42,6 +42,9 @@ impl Numbers {
 
 /// A format of which 64 codes are found as u8, as they are or with something added to each.
 trait Codes: Sized {
+    /// The largest, with what is added.
+    const LARGEST: usize;
+
     /// # Safety
     /// `w` leads to a whole block and c is below 4; the processor has this module's features.
     unsafe fn codes(w: *const Self, c: usize) -> __m512i;
@@ -54,36 +57,34 @@ trait Codes: Sized {
 #[inline]
 #[target_feature(enable = "avx2,avx512f,avx512bw,avx512vnni")]
 unsafe fn isums<B: Codes>(at: impl At<B>, ask: impl Fn(usize), scales: Numbers) -> __m256i {
+    const { assert!(4 * B::LARGEST * 127 <= i16::MAX as usize) };
+    let pairs = |v: [__m512i; 2]| [four_apart(v[0]), four_apart(v[1])];
     let Numbers([first, other]) = scales;
+    let scales = [pairs(first), pairs(other)];
     let isum = |i: usize| {
         ask(i);
         let (w, a) = at(i);
-        let mut sum = _mm512_setzero_si512();
-        for (k, scales) in [quarter(first, i), quarter(other, i)].into_iter().enumerate() {
-            for c in 2 * k..2 * k + 2 {
-                // SAFETY: the caller's promises; 4 × 64 activations.
-                unsafe {
-                    let codes = B::codes(w, c);
-                    sum = add(sum, codes, a.qs.add(64 * c), spread(scales, c % 2));
-                }
-            }
-        }
-        sum
+        // Sums of four products, of four sub-blocks a vector, those of two vectors as halves of
+        // the lanes.
+        let eight = |k: usize| {
+            // SAFETY: the caller's promises; 4 × 64 activations.
+            let dots = |c: usize| unsafe {
+                let acts = _mm512_loadu_si512(a.qs.add(64 * c).cast());
+                _mm512_dpbusd_epi32(_mm512_setzero_si512(), B::codes(w, c), acts)
+            };
+            let sums = both_halves::<16>(dots(2 * k), dots(2 * k + 1));
+            _mm512_madd_epi16(sums, words_to_quarters(scales[k][i / 4], i % 4))
+        };
+        _mm512_add_epi32(eight(0), eight(1))
     };
     sum8([isum(0), isum(1), isum(2), isum(3), isum(4), isum(5), isum(6), isum(7)])
 }
 
-/// Takes number 4c + q of the eight i16 in each quarter to quarter q.
+/// Numbers q and q + 4 of the eight in each quarter, as its word q.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn spread(scales: __m512i, c: usize) -> __m512i {
-    let one = 0x0202_0202u32 as i32;
-    let place = |q: usize| 0x0100_0100 + (4 * c + q) as i32 * one;
-    let places = _mm_setr_epi32(place(0), place(1), place(2), place(3));
-    // Word q of the four, in all of quarter q.
-    let quarters = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-    let places = _mm512_permutexvar_epi32(quarters, _mm512_castsi128_si512(places));
-    _mm512_shuffle_epi8(scales, places)
+fn four_apart(v: __m512i) -> __m512i {
+    _mm512_unpacklo_epi16(v, _mm512_bsrli_epi128::<8>(v))
 }
 
 /// 16 bytes from byte OFFSET of each of eight blocks.
@@ -98,6 +99,8 @@ unsafe fn bytes<const OFFSET: usize, B>(at: impl At<B>) -> [__m512i; 2] {
 }
 
 impl Codes for BlockQ6K {
+    const LARGEST: usize = 63;
+
     /// Plus 32.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
@@ -149,6 +152,8 @@ unsafe fn two_bits(p: *const u8, c: usize) -> __m512i {
 }
 
 impl Codes for BlockQ2K {
+    const LARGEST: usize = 3;
+
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn codes(w: *const Self, c: usize) -> __m512i {
@@ -181,6 +186,8 @@ impl EightBlocks for BlockQ2K {
 }
 
 impl Codes for BlockQ3K {
+    const LARGEST: usize = 7;
+
     /// Plus 4.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]

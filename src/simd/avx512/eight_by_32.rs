@@ -69,13 +69,6 @@ unsafe fn halves_of_pairs<T>(p: *const T) -> [__m512i; 2] {
     ]
 }
 
-/// The low halves of `even`'s lanes, and those of `odd` after a shift to the left as high halves.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
-fn both_halves<const LEFT: u32>(even: __m512i, odd: __m512i) -> __m512i {
-    _mm512_mask_blend_epi16(0xaaaa_aaaa, even, _mm512_slli_epi32::<LEFT>(odd))
-}
-
 /// # Safety
 /// As [`EightBlocks::integers`].
 #[inline]
