@@ -7,6 +7,7 @@
 //! transposition. The formats are in `eight_by_32` and `eight_by_16`.
 
 use crate::simd::avx2::ints::{ActBlock, Ints};
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 /// The decoded integers of eight blocks, one a lane.
@@ -169,6 +170,28 @@ pub(super) fn low_halves(words: __m256i) -> __m256 {
 #[target_feature(enable = "avx2,avx512f,avx512vl,f16c")]
 pub(super) fn high_halves(words: __m256i) -> __m256 {
     low_halves(_mm256_srli_epi32::<16>(words))
+}
+
+/// The same number; the compiler does not see where it comes from. It would make up vectors of
+/// scales byte by byte in the units that shuffle, where the scalar units have nothing else to do.
+#[inline(always)]
+pub(super) fn scalar(mut x: u64) -> i64 {
+    // SAFETY: no instruction at all.
+    unsafe { asm!("/* {0} */", inout(reg) x, options(pure, nomem, nostack, preserves_flags)) };
+    x as i64
+}
+
+/// f16 from eight places.
+///
+/// # Safety
+/// They can be read; the processor has F16C.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+pub(super) unsafe fn eight_f16(p: impl Fn(usize) -> *const u8) -> __m256 {
+    // SAFETY: the caller's promise; unaligned by intent.
+    let bits = |i: usize| unsafe { p(i).cast::<u16>().read_unaligned() } as u64;
+    let four = |i: usize| scalar((0..4).fold(0, |all, k| all | bits(i + k) << (16 * k)));
+    _mm256_cvtph_ps(_mm_set_epi64x(four(4), four(0)))
 }
 
 /// `low` in the low half of the vector, `high` in the other.

@@ -126,13 +126,12 @@ impl EightBlocks for BlockQ6K {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
     unsafe fn integers(at: impl At<Self>, ask: impl Fn(usize)) -> Integers {
-        // SAFETY: 16 scales from byte 192, d at byte 208, which is the last half of bytes 194 to
-        // 209; the rest is the caller's promise.
+        // SAFETY: 16 scales from byte 192, then d; the rest is the caller's promise.
         unsafe {
             let scales = Numbers::of(bytes::<192, _>(at));
             let offset = _mm256_slli_epi32::<5>(scales.times_sums(at));
             let isums = _mm256_sub_epi32(isums(at, ask, scales), offset);
-            let d = high_halves(word_of_quarters::<3>(bytes::<194, _>(at)));
+            let d = eight_f16(|i| (&raw const (*at(i).0).d).cast());
             Integers { isums, imins: None, d, dmin: _mm256_setzero_ps() }
         }
     }
@@ -167,19 +166,18 @@ impl EightBlocks for BlockQ2K {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
     unsafe fn integers(at: impl At<Self>, ask: impl Fn(usize)) -> Integers {
-        // SAFETY: 16 bytes of scales and mins; d and dmin are the last word of bytes 68 to 83.
+        // SAFETY: 16 bytes of scales and mins; d and dmin.
         unsafe {
             let both = bytes::<0, _>(at);
             let low = |v| _mm512_and_si512(v, _mm512_set1_epi8(15));
             let high = |v| low(_mm512_srli_epi16::<4>(v));
             let scales = Numbers::of([low(both[0]), low(both[1])]);
             let mins = Numbers::of([high(both[0]), high(both[1])]);
-            let d = word_of_quarters::<3>(bytes::<68, _>(at));
             Integers {
                 isums: isums(at, ask, scales),
                 imins: Some(mins.times_sums(at)),
-                d: low_halves(d),
-                dmin: high_halves(d),
+                d: eight_f16(|i| (&raw const (*at(i).0).d).cast()),
+                dmin: eight_f16(|i| (&raw const (*at(i).0).dmin).cast()),
             }
         }
     }

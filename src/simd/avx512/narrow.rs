@@ -7,7 +7,7 @@
 //! weights in cache, GOP/s of one thread: 59 with codes of one block in a half, 75 with four blocks
 //! in 512 bits, 96 as it is.
 
-use super::eight::write_ordered;
+use super::eight::{eight_f16, scalar, write_ordered};
 use crate::quant::{
     BlockIQ4NL, BlockMXFP4, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, e2m1, iq4_nl,
 };
@@ -16,7 +16,6 @@ use crate::simd::avx2::ints::Ints;
 use crate::simd::avx2::matvec::{Token, add_eight, row_by_granules};
 use crate::simd::avx2::reduce::tree8;
 use crate::simd::{Product, Scratch};
-use std::arch::asm;
 use std::arch::x86_64::*;
 use std::mem::offset_of;
 
@@ -46,7 +45,7 @@ pub(super) trait Offset: Ints {
     #[target_feature(enable = "avx2,f16c,avx512f,avx512vl")]
     unsafe fn eight_scales(w: *const Self) -> __m256 {
         // SAFETY: the caller's promise.
-        unsafe { eight_f16(w, 0) }
+        unsafe { eight_f16(|i| w.add(i).cast()) }
     }
 }
 
@@ -150,7 +149,8 @@ unsafe fn dot_row<B: Offset>(row: *const B, blocks: usize, token: Token, ahead: 
             let a = _mm256_loadu_ps(token.scales.add(first));
             lanes = _mm256_fmadd_ps(_mm256_mul_ps(B::eight_scales(w), a), isums, lanes);
             if let Some(offset) = B::MIN {
-                let scale = _mm256_mul_ps(eight_f16(w, offset), a);
+                let min = eight_f16(|i| w.add(i).cast::<u8>().add(offset));
+                let scale = _mm256_mul_ps(min, a);
                 lanes = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(sums), lanes);
             }
         }
@@ -198,28 +198,6 @@ fn sums_of_twos(v: [__m256i; 4]) -> __m256i {
     let pairs = |a, b| _mm256_add_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
     let (a, b) = (pairs(v[0], v[1]), pairs(v[2], v[3]));
     _mm256_add_epi32(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b))
-}
-
-/// The same number; the compiler does not see where it comes from. It would make up vectors of
-/// scales byte by byte in the units that shuffle, where the scalar units have nothing else to do.
-#[inline(always)]
-fn scalar(mut x: u64) -> i64 {
-    // SAFETY: no instruction at all.
-    unsafe { asm!("/* {0} */", inout(reg) x, options(pure, nomem, nostack, preserves_flags)) };
-    x as i64
-}
-
-/// The f16 that begin so many bytes behind the begins of eight blocks.
-///
-/// # Safety
-/// They can be read; the processor has F16C.
-#[inline]
-#[target_feature(enable = "avx2,f16c")]
-unsafe fn eight_f16<B>(w: *const B, offset: usize) -> __m256 {
-    // SAFETY: the caller's promise; unaligned by intent.
-    let d = |i: usize| unsafe { w.add(i).cast::<u8>().add(offset).cast::<u16>().read_unaligned() };
-    let four = |i: usize| scalar((0..4).fold(0, |all, k| all | (d(i + k) as u64) << (16 * k)));
-    _mm256_cvtph_ps(_mm_set_epi64x(four(4), four(0)))
 }
 
 /// The values, plus the offset, of two blocks' first sixteen codes, or of the others if `k` is 1;
