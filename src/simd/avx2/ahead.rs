@@ -4,6 +4,7 @@
 //! are spread over the computation, as evenly as lines are used up.
 
 use crate::simd::Product;
+use std::arch::asm;
 use std::arch::x86_64::{__cpuid, _MM_HINT_T1, _mm_prefetch};
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -50,6 +51,21 @@ impl<'a> Ahead<'a> {
 /// only; 0.90 so from 1152 and 2304 bytes, and 0.96 from here.
 const NEAR: usize = 1152;
 const FAR: usize = 4608;
+/// On processors that [`follows`]: further than they look ahead, into the second cache only.
+const FAR_BEHIND: usize = 18432;
+
+/// Whether this processor follows what is read one line after the other by itself. Requests for
+/// what it would bring anyway then hold up others. On an EPYC of family 25, model 17, one thread,
+/// Q6_K from memory, rows of 1680 bytes, where a plain loop reads 25 GB/s: 20 as above, 19 without
+/// requests, 23 with those for the second cache alone, and 25 with these.
+pub(in crate::simd) fn follows() -> bool {
+    static FOLLOWS: OnceLock<bool> = OnceLock::new();
+    *FOLLOWS.get_or_init(|| {
+        let vendor = __cpuid(0);
+        // AuthenticAMD
+        (vendor.ebx, vendor.edx, vendor.ecx) == (0x6874_7541, 0x6974_6e65, 0x444d_4163)
+    })
+}
 
 /// The rows that a matrix–vector loop reads, one after the other.
 #[derive(Clone, Copy)]
@@ -58,6 +74,8 @@ pub(in crate::simd) struct Rows {
     end: *const u8,
     /// Bytes between the end of a row and the next.
     gap: usize,
+    /// How far the second cache's lines are ahead.
+    far: usize,
 }
 
 /// Addresses that the loop reads soon.
@@ -67,29 +85,18 @@ pub(in crate::simd) struct Next {
     far: *const u8,
 }
 
-/// Whether this processor reads faster with requests than without. AMD's own prefetchers follow
-/// rows that are read one after the other, and a request of ours takes the place of one of theirs:
-/// on an EPYC of family 25, model 17, one thread, Q8_0 from memory 18 GB/s with requests and 28
-/// without, Q6_K 18 and 24, where a plain loop reads 30.
-pub(in crate::simd) fn asks() -> bool {
-    static ASKS: OnceLock<bool> = OnceLock::new();
-    *ASKS.get_or_init(|| {
-        let vendor = __cpuid(0);
-        (vendor.ebx, vendor.edx, vendor.ecx) != (0x6874_7541, 0x6974_6e65, 0x444d_4163)
-    })
-}
-
 impl Rows {
     /// Asks for the first lines.
     #[inline]
     #[target_feature(enable = "avx2")]
     pub fn begin(product: Product) -> Rows {
-        let first = product.row(0);
-        if asks() {
+        let (first, follows) = (product.row(0), follows());
+        if !follows {
             super::prefetch(first, (product.rows * product.mat.row_stride).min(NEAR));
         }
         let gap = product.mat.row_stride - product.mat.row_bytes();
-        Rows { end: product.mat.data.as_ptr_range().end, gap }
+        let far = if follows { FAR_BEHIND } else { FAR };
+        Rows { end: product.mat.data.as_ptr_range().end, gap, far }
     }
 
     /// The addresses after `group`, blocks one after the other in a row that ends at `row_end`.
@@ -99,7 +106,7 @@ impl Rows {
             let p = group.wrapping_add(distance);
             self.or(group, if p < row_end { p } else { p.wrapping_add(self.gap) })
         };
-        Next { near: at(NEAR), far: at(FAR) }
+        Next { near: at(NEAR), far: at(self.far) }
     }
 
     /// The same rows, of which a strip of columns is read.
@@ -116,22 +123,20 @@ impl Rows {
 }
 
 impl Next {
-    /// The lines of a B that is `offset` bytes behind the first block.
+    /// The lines of a B that is `offset` bytes behind the first block; FOLLOWS as [`follows`] says.
     #[inline(always)]
-    pub fn ask_for<B>(self, offset: usize) {
+    pub fn ask_for<B, const FOLLOWS: bool>(self, offset: usize) {
         for line in (offset..offset + size_of::<B>()).step_by(64) {
+            let (near, far) = (self.near.wrapping_add(line), self.far.wrapping_add(line));
             // In assembly because a compiler that knows what these are gathers all requests of a
             // turn at its end.
             // SAFETY: hints, which read nothing; any address is allowed.
             unsafe {
-                std::arch::asm!(
-                    "prefetcht0 [{near}]",
-                    "prefetcht1 [{far}]",
-                    near = in(reg) self.near.wrapping_add(line),
-                    far = in(reg) self.far.wrapping_add(line),
-                    options(nostack, preserves_flags),
-                )
-            };
+                if !FOLLOWS {
+                    asm!("prefetcht0 [{}]", in(reg) near, options(nostack, preserves_flags));
+                }
+                asm!("prefetcht1 [{}]", in(reg) far, options(nostack, preserves_flags));
+            }
         }
     }
 }

@@ -9,8 +9,11 @@ use super::matvec::Token;
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-/// Blocks of a row that are taken at once. A longer row is several strips.
-const MOST: usize = 16;
+/// Blocks of a row that are taken at once. A longer row is several strips, which are read one after
+/// the other, here and there in memory.
+const MOST: usize = 64;
+/// Blocks of a row up to which permutations sort faster than loads do.
+const FEW: usize = 16;
 
 /// The blocks of eight rows of a strip of columns, as they lie, in groups of eight.
 pub(in crate::simd) struct EightRows {
@@ -19,11 +22,11 @@ pub(in crate::simd) struct EightRows {
     /// Bytes between the end of a row of the strip and the next.
     gap: usize,
     /// Bytes from the first block to the end of the row in which each group begins.
-    ends: [usize; MOST],
+    ends: [u32; MOST],
     /// Bytes from the first block on.
-    offsets: [usize; 8 * MOST],
+    offsets: [u32; 8 * MOST],
     /// Which of the token's blocks each meets.
-    columns: [usize; 8 * MOST],
+    columns: [u32; 8 * MOST],
     /// That one's scale.
     scales: [f32; 8 * MOST],
 }
@@ -52,14 +55,16 @@ impl EightRows {
         let (mut offsets, mut columns) = ([0; 8 * MOST], [0; 8 * MOST]);
         let (mut scales, mut ends) = ([0.0; 8 * MOST], [0; MOST]);
         let bytes = strip.len() * size_of::<B>();
+        assert!(8 * stride <= u32::MAX as usize, "rows of {stride} bytes");
         let mut i = 0;
         for row in 0..8 {
             for (b, column) in strip.clone().enumerate() {
-                (offsets[i], columns[i]) = (row * stride + b * size_of::<B>(), column);
+                let offset = row * stride + b * size_of::<B>();
+                (offsets[i], columns[i]) = (offset as u32, column as u32);
                 // SAFETY: the caller's promise.
                 scales[i] = unsafe { *token.scales.add(column) };
                 if i % 8 == 0 {
-                    ends[i / 8] = row * stride + bytes;
+                    ends[i / 8] = (row * stride + bytes) as u32;
                 }
                 i += 1;
             }
@@ -86,7 +91,9 @@ impl EightRows {
     ) -> (*const B, ActBlock) {
         let i = 8 * group + i;
         // SAFETY: the caller's promise.
-        unsafe { (row.add(self.offsets[i]).cast(), token.block::<B>(self.columns[i])) }
+        unsafe {
+            (row.add(self.offsets[i] as usize).cast(), token.block::<B>(self.columns[i] as usize))
+        }
     }
 
     #[inline]
@@ -101,8 +108,8 @@ impl EightRows {
     #[inline]
     #[target_feature(enable = "avx2")]
     pub fn behind(&self, row: *const u8, group: usize, ahead: Rows) -> Next {
-        let first = row.wrapping_add(self.offsets[8 * group]);
-        ahead.with_gap(self.gap).behind(first, row.wrapping_add(self.ends[group]))
+        let first = row.wrapping_add(self.offsets[8 * group] as usize);
+        ahead.with_gap(self.gap).behind(first, row.wrapping_add(self.ends[group] as usize))
     }
 
     /// The eight dot products, granules' sums added in order, behind those of earlier strips.
@@ -118,8 +125,13 @@ impl EightRows {
         for start in (0..n).step_by(self.granule) {
             let mut lanes = [_mm256_setzero_ps(); 8];
             for (b, lane) in (start..n.min(start + self.granule)).zip(&mut lanes) {
-                let at = _mm256_add_epi32(places, _mm256_set1_epi32(b as i32));
-                *lane = sorted(&values.0[..n], at);
+                *lane = match n <= FEW {
+                    true => {
+                        let at = _mm256_add_epi32(places, _mm256_set1_epi32(b as i32));
+                        sorted(&values.0[..n], at)
+                    }
+                    false => values.loaded(b, n),
+                };
             }
             let [a, b, c, d, e, f, g, h] = lanes;
             let (a, b) = (_mm256_add_ps(a, e), _mm256_add_ps(b, f));
@@ -142,6 +154,15 @@ impl Values {
     #[target_feature(enable = "avx2")]
     pub fn new() -> Self {
         Values([_mm256_setzero_ps(); MOST])
+    }
+
+    /// Value `b` of each of eight rows of `n`.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn loaded(&self, b: usize, n: usize) -> __m256 {
+        let values: &[f32] = bytemuck::cast_slice(&self.0);
+        let at = |row: usize| values[row * n + b];
+        _mm256_setr_ps(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7))
     }
 
     #[inline]

@@ -2,7 +2,7 @@
 //! for all eight at once and 64 codes in a vector.
 
 use super::eight::{EightBlocks, Integers, write_ordered};
-use crate::simd::avx2::ahead::{Next, Rows, asks};
+use crate::simd::avx2::ahead::{Rows, follows};
 use crate::simd::avx2::eight_rows::{EightRows, Values};
 use crate::simd::avx2::matvec::{Token, arranged};
 use crate::simd::avx2::reduce::tree8;
@@ -15,28 +15,28 @@ pub(super) unsafe fn matmul<B: EightBlocks>(product: Product, scratch: &mut Scra
     let token = ordered::<B>(product.acts, scratch);
     // SAFETY: the caller's promises.
     unsafe {
-        match asks() {
+        match follows() {
             true => rows::<B, true>(product, token),
             false => rows::<B, false>(product, token),
         }
     }
 }
 
-/// `ASKS` for weights ahead or leaves that to the processor.
+/// Asks for weights ahead as FOLLOWS says.
 ///
 /// # Safety
 /// As `matmul`; `token` has the product's activations in B's order.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn rows<B: EightBlocks, const ASKS: bool>(product: Product, token: Token) {
+unsafe fn rows<B: EightBlocks, const FOLLOWS: bool>(product: Product, token: Token) {
     // SAFETY: the caller's promises, of the rows that they are handed.
     unsafe {
         arranged::<B>(
             product,
             token,
             |eight, row, token, ahead, out| {
-                dot_eight_rows::<B, ASKS>(eight, row, token, ahead, out)
+                dot_eight_rows::<B, FOLLOWS>(eight, row, token, ahead, out)
             },
-            |row, blocks, token, ahead| dot_row::<B, ASKS>(row, blocks, token, ahead),
+            |row, blocks, token, ahead| dot_row::<B, FOLLOWS>(row, blocks, token, ahead),
         )
     }
 }
@@ -54,7 +54,7 @@ fn ordered<B: EightBlocks>(acts: ActView, scratch: &mut Scratch) -> Token {
 /// `row` leads to `blocks` blocks and `token` to as many.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn dot_row<B: EightBlocks, const ASKS: bool>(
+unsafe fn dot_row<B: EightBlocks, const FOLLOWS: bool>(
     row: *const B,
     blocks: usize,
     token: Token,
@@ -69,7 +69,12 @@ unsafe fn dot_row<B: EightBlocks, const ASKS: bool>(
             let next = ahead.behind(w.cast(), row.add(blocks).cast());
             let a = _mm256_loadu_ps(token.scales.add(first));
             let at = |i: usize| (w.add(i), token.block::<B>(first + i));
-            lanes = add_eight(B::integers(at, |i| ask::<B, ASKS>(next, i)), 0xff, a, lanes);
+            lanes = add_eight(
+                B::integers(at, |i| next.ask_for::<B, FOLLOWS>(i * size_of::<B>())),
+                0xff,
+                a,
+                lanes,
+            );
         }
     }
     if whole < blocks {
@@ -91,7 +96,7 @@ unsafe fn dot_row<B: EightBlocks, const ASKS: bool>(
 /// The blocks of `eight` are at `row`, and `token` has as many; `out` has eight places.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn dot_eight_rows<B: EightBlocks, const ASKS: bool>(
+unsafe fn dot_eight_rows<B: EightBlocks, const FOLLOWS: bool>(
     eight: &EightRows,
     row: *const u8,
     token: Token,
@@ -104,21 +109,13 @@ unsafe fn dot_eight_rows<B: EightBlocks, const ASKS: bool>(
         // SAFETY: the caller's promise.
         unsafe {
             let at = |i: usize| eight.block::<B>(row, token, group, i);
-            let integers = B::integers(at, |i| ask::<B, ASKS>(next, i));
+            let integers = B::integers(at, |i| next.ask_for::<B, FOLLOWS>(i * size_of::<B>()));
             let zero = _mm256_setzero_ps();
             values.put(group, add_eight(integers, 0xff, eight.scales(group), zero));
         }
     }
     // SAFETY: the caller's promise.
     unsafe { eight.add_up(&values, out) }
-}
-
-/// For the lines of block i after a group, if at all.
-#[inline(always)]
-fn ask<B, const ASKS: bool>(next: Next, i: usize) {
-    if ASKS {
-        next.ask_for::<B>(i * size_of::<B>());
-    }
 }
 
 /// `lanes` plus eight blocks, one a lane, for the lanes in `mask`: elsewhere the scales become 0,

@@ -11,9 +11,9 @@ use super::eight::{eight_f16, scalar, write_ordered};
 use crate::quant::{
     BlockIQ4NL, BlockMXFP4, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, e2m1, iq4_nl,
 };
-use crate::simd::avx2::ahead::{Rows, asks};
+use crate::simd::avx2::ahead::Rows;
 use crate::simd::avx2::ints::Ints;
-use crate::simd::avx2::matvec::{Token, add_eight, row_by_granules};
+use crate::simd::avx2::matvec::{Token, add_eight, ask_for, row_by_granules};
 use crate::simd::avx2::reduce::tree8;
 use crate::simd::{Product, Scratch};
 use std::arch::x86_64::*;
@@ -137,9 +137,7 @@ unsafe fn dot_row<B: Offset>(row: *const B, blocks: usize, token: Token, ahead: 
         // SAFETY: eight blocks from `first` on, with their 256 activations and eight sums.
         unsafe {
             let w = row.add(first);
-            if asks() {
-                ahead.behind(w.cast(), row.add(blocks).cast()).ask_for::<[B; 8]>(0);
-            }
+            ask_for::<[B; 8]>(ahead.behind(w.cast(), row.add(blocks).cast()), 0);
             let act = token.block::<B>(first);
             let two = |k: usize| two_blocks([w.add(k), w.add(k + 4)], act.qs.add(64 * k));
             let isums = sums_of_twos([two(0), two(1), two(2), two(3)]);
