@@ -35,6 +35,8 @@ struct Product<'a> {
     /// Columns whose products are a sum of their own, added to the others in order: all of them
     /// where `sums_granules` does not name the matrix's type.
     granule: usize,
+    /// Whether the first granule's results are added to what their places hold; of one token only.
+    adds: bool,
     acts: ActView<'a>,
     out: Out,
 }
@@ -67,7 +69,7 @@ impl<'a> Product<'a> {
         assert_eq!(act_kind(mat.ty), acts.kind(), "activations for {}", mat.ty);
         assert!(rows.start <= rows.end && rows.end <= mat.rows, "{rows:?} of {}", mat.rows);
         let (first, rows, granule) = (rows.start, rows.len(), mat.cols);
-        Product { mat, first, rows, granule, acts, out }
+        Product { mat, first, rows, granule, adds: false, acts, out }
     }
 
     /// `n` of the rows, from number `start` of them on.
@@ -224,25 +226,26 @@ impl Kernels {
     }
 
     /// [`Kernels::matmul`] where each `granule` columns are a product of their own and these are
-    /// added in order.
+    /// added in order, behind what the places hold if it `adds`.
     ///
     /// # Panics
     /// As [`Kernels::matmul`] does, where a granule is no whole number of blocks, or with more than
-    /// one token of a type that [`Kernels::sums_granules`] does not name.
+    /// one token if it `adds` or of a type that [`Kernels::sums_granules`] does not name.
     ///
     /// # Safety
-    /// As for [`Kernels::matmul`].
+    /// As for [`Kernels::matmul`]; the places are initialised if it `adds`.
     pub unsafe fn granule_sums(
         &self,
-        (mat, granule): (MatRef, usize),
+        (mat, granule, adds): (MatRef, usize, bool),
         rows: Range<usize>,
         acts: ActView,
         out: Out,
         scratch: &mut Scratch,
     ) {
         assert!(granule > 0 && granule.is_multiple_of(mat.ty.block_len()));
+        assert!(!adds || acts.tokens() == 1);
         if self.sums_granules(mat.ty) {
-            let product = Product { granule, ..Product::new(mat, rows, acts, out) };
+            let product = Product { granule, adds, ..Product::new(mat, rows, acts, out) };
             // SAFETY: as in `matmul`.
             return unsafe { (self.matmul)(product, scratch) };
         }
@@ -253,7 +256,7 @@ impl Kernels {
             for first in (0..mat.cols).step_by(granule) {
                 let cols = first..mat.cols.min(first + granule);
                 let (mat, acts) = (mat.column_range(cols.clone()), acts.column_range(cols));
-                if first == 0 {
+                if first == 0 && !adds {
                     // SAFETY: the caller's promise.
                     unsafe { self.matmul(mat, rows.clone(), acts, out, scratch) };
                     continue;

@@ -181,8 +181,8 @@ fn granules_of_a_row_are_added_in_order() {
             (19, 3, 4, 32),
             (9, 19, 8, 0),
             (11, 27, 9, 64),
-            // Of more blocks than the loops of eight rows take at once.
-            (26, 33, 1, 0),
+            // Of more blocks than the loops of eight rows take at once, or sort by permutations.
+            (26, 133, 1, 0),
             (17, 56, 3, 0),
             (18, 37, 5, 48),
         ];
@@ -207,13 +207,32 @@ fn granules_of_a_row_are_added_in_order() {
                 }
                 let versions = vectors().chain([scalar()]);
                 for k in versions.filter(|k| tokens == 1 || k.sums_granules(ty)) {
+                    // Added to what is there: 1 in each place.
+                    if tokens == 1 {
+                        let mut sums = vec![1.0; rows];
+                        let acts = activations(k, act_kind(ty), 1, cols, &x);
+                        let (out, scratch) =
+                            (Out::near(sums.as_mut_ptr(), rows), &mut Scratch::new());
+                        // SAFETY: as below.
+                        unsafe {
+                            k.granule_sums((mat, width, true), 0..rows, acts.all(), out, scratch)
+                        };
+                        let mut want = vec![1.0; rows];
+                        for first in (0..cols).step_by(width) {
+                            let range = first..cols.min(first + width);
+                            let acts = acts.view(0..1, range.clone());
+                            let part = product(scalar(), mat.column_range(range), acts);
+                            want.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
+                        }
+                        assert_eq!(bits(&sums), bits(&want), "{}: {ty}, added", k.name);
+                    }
                     let acts = activations(k, act_kind(ty), tokens, cols, &x);
                     let mut out = Results::new(rows, tokens);
                     for part in [0..rows / 3, rows / 3..rows] {
                         let (acts, scratch) = (acts.all(), &mut Scratch::new());
                         let out = out.places();
                         // SAFETY: `out` has a place for each row and token and is ours alone.
-                        unsafe { k.granule_sums((mat, width), part, acts, out, scratch) };
+                        unsafe { k.granule_sums((mat, width, false), part, acts, out, scratch) };
                     }
                     let case = format!("{ty} {rows}×{cols}, {tokens} tokens, granules of {width}");
                     assert_eq!(bits(&out.dense()), bits(&want), "{}: {case}", k.name);

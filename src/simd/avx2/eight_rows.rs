@@ -6,6 +6,7 @@
 use super::ahead::{Next, Rows};
 use super::ints::{ActBlock, Ints};
 use super::matvec::Token;
+use crate::simd::Product;
 use std::arch::x86_64::*;
 use std::ops::Range;
 
@@ -19,6 +20,8 @@ const FEW: usize = 16;
 pub(in crate::simd) struct EightRows {
     strip: Range<usize>,
     granule: usize,
+    /// Whether the first granule is added to what is there.
+    adds: bool,
     /// Bytes between the end of a row of the strip and the next.
     gap: usize,
     /// Bytes from the first block to the end of the row in which each group begins.
@@ -41,17 +44,18 @@ pub(in crate::simd) fn strips(blocks: usize, granule: usize) -> impl Iterator<It
 }
 
 impl EightRows {
-    /// Rows that are `stride` bytes apart.
+    /// A strip of the product's rows, whose granules have `granule` blocks.
     ///
     /// # Safety
     /// `token` has the strip's blocks.
     #[inline]
     pub unsafe fn new<B: Ints>(
+        product: Product,
         strip: Range<usize>,
         granule: usize,
-        stride: usize,
         token: Token,
     ) -> Self {
+        let stride = product.mat.row_stride;
         let (mut offsets, mut columns) = ([0; 8 * MOST], [0; 8 * MOST]);
         let (mut scales, mut ends) = ([0.0; 8 * MOST], [0; MOST]);
         let bytes = strip.len() * size_of::<B>();
@@ -69,7 +73,8 @@ impl EightRows {
                 i += 1;
             }
         }
-        EightRows { strip, granule, gap: stride - bytes, ends, offsets, columns, scales }
+        let gap = stride - bytes;
+        EightRows { strip, granule, adds: product.adds, gap, ends, offsets, columns, scales }
     }
 
     /// How many groups eight rows are: a block of one is eight blocks of all.
@@ -139,9 +144,9 @@ impl EightRows {
             let dots = _mm256_add_ps(_mm256_add_ps(a, c), _mm256_add_ps(b, d));
             // SAFETY: the caller's promise.
             unsafe {
-                let sums = match self.strip.start + start {
-                    0 => dots,
-                    _ => _mm256_add_ps(_mm256_loadu_ps(out), dots),
+                let sums = match self.adds || self.strip.start + start > 0 {
+                    true => _mm256_add_ps(_mm256_loadu_ps(out), dots),
+                    false => dots,
                 };
                 _mm256_storeu_ps(out, sums);
             }

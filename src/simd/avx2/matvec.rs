@@ -90,7 +90,7 @@ pub(in crate::simd) unsafe fn arranged<B: Ints>(
         let ahead = Rows::begin(product);
         for strip in strips(if by_eights > 0 { blocks } else { 0 }, granule) {
             let first = strip.start * size_of::<B>();
-            let eight = EightRows::new::<B>(strip, granule, mat.row_stride, token);
+            let eight = EightRows::new::<B>(product, strip, granule, token);
             for r in (0..by_eights).step_by(8) {
                 let row = product.row(r).add(first);
                 dot_eight_rows(&eight, row, token, ahead, product.place(0, r));
@@ -107,7 +107,7 @@ pub(in crate::simd) unsafe fn arranged<B: Ints>(
 /// Row `r` times token `t`, granule by granule: `dot(b, n)` is of its n blocks from number b on.
 ///
 /// # Safety
-/// The place in `out` can be written; B is the matrix's type.
+/// The place in `out` can be written, and read if the product `adds`; B is the matrix's type.
 #[inline(always)]
 pub(in crate::simd) unsafe fn row_by_granules<B: Ints>(
     product: Product,
@@ -117,11 +117,16 @@ pub(in crate::simd) unsafe fn row_by_granules<B: Ints>(
 ) {
     let (blocks, granule) = (product.mat.cols / B::LEN, (product.granule / B::LEN).max(1));
     let out = product.place(t, r);
-    for b in (0..blocks.max(1)).step_by(granule) {
-        let dot = dot(b, granule.min(blocks - b));
-        // SAFETY: the caller's promise; the first granule wrote it.
-        unsafe { out.write(if b > 0 { out.read() + dot } else { dot }) };
+    let mut sum = dot(0, granule.min(blocks));
+    if product.adds {
+        // SAFETY: the caller's promise.
+        sum += unsafe { out.read() };
     }
+    for b in (granule..blocks).step_by(granule) {
+        sum += dot(b, granule.min(blocks - b));
+    }
+    // SAFETY: the caller's promise.
+    unsafe { out.write(sum) };
 }
 
 /// # Safety

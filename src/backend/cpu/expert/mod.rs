@@ -205,15 +205,21 @@ impl Cpu {
             let n = rows.len();
             let (kernels, product) = scratch.split(pairs.len() * n);
             let columns = of_expert.iter().map(|granule| granule.down);
-            let sums = pairs.len() == 1 || self.kernels.sums_granules(of_expert[0].down.ty);
-            let sums = sums && of_expert[0].rows.start == 0 && biases.is_none();
+            let many = self.kernels.sums_granules(of_expert[0].down.ty) && biases.is_none();
+            let sums = (pairs.len() == 1 || many) && of_expert[0].rows.start == 0;
             if let Some((mat, width)) = sums.then(|| MatRef::joined(columns)).flatten() {
                 let acts = acts.view(mat.ty).token_range(pairs.clone()).column_range(0..mat.cols);
                 let out = partial.rows(pairs.start * n_embd, n_embd);
-                // SAFETY: a pair's row is in one piece.
-                return unsafe {
-                    self.kernels.granule_sums((mat, width), rows, acts, out, kernels)
-                };
+                if let Some(biases) = biases {
+                    let bias = &biases.down[expert * n_embd + rows.start..][..n];
+                    let first = pairs.start * n_embd + rows.start;
+                    // SAFETY: a pair's row is in one piece. The first granule plus its bias is the
+                    // bias plus the granule.
+                    unsafe { partial.slice(first, n) }.copy_from_slice(bias);
+                }
+                let product = (mat, width, biases.is_some());
+                // SAFETY: a pair's row is in one piece, and what the sums are added to is there.
+                return unsafe { self.kernels.granule_sums(product, rows, acts, out, kernels) };
             }
             for granule in of_expert {
                 let acts = acts.view(granule.down.ty).token_range(pairs.clone());
