@@ -74,8 +74,7 @@ pub(in crate::simd) struct Rows {
     end: *const u8,
     /// Bytes between the end of a row and the next.
     gap: usize,
-    /// How far the second cache's lines are ahead.
-    far: usize,
+    follows: bool,
 }
 
 /// Addresses that the loop reads soon.
@@ -83,6 +82,7 @@ pub(in crate::simd) struct Rows {
 pub(in crate::simd) struct Next {
     near: *const u8,
     far: *const u8,
+    follows: bool,
 }
 
 impl Rows {
@@ -95,8 +95,7 @@ impl Rows {
             super::prefetch(first, (product.rows * product.mat.row_stride).min(NEAR));
         }
         let gap = product.mat.row_stride - product.mat.row_bytes();
-        let far = if follows { FAR_BEHIND } else { FAR };
-        Rows { end: product.mat.data.as_ptr_range().end, gap, far }
+        Rows { end: product.mat.data.as_ptr_range().end, gap, follows }
     }
 
     /// The addresses after `group`, blocks one after the other in a row that ends at `row_end`.
@@ -106,7 +105,8 @@ impl Rows {
             let p = group.wrapping_add(distance);
             self.or(group, if p < row_end { p } else { p.wrapping_add(self.gap) })
         };
-        Next { near: at(NEAR), far: at(self.far) }
+        let far = if self.follows { FAR_BEHIND } else { FAR };
+        Next { near: at(NEAR), far: at(far), follows: self.follows }
     }
 
     /// The same rows, of which a strip of columns is read.
@@ -123,9 +123,18 @@ impl Rows {
 }
 
 impl Next {
-    /// The lines of a B that is `offset` bytes behind the first block; FOLLOWS as [`follows`] says.
+    /// The lines of a B that is `offset` bytes behind the first block.
     #[inline(always)]
-    pub fn ask_for<B, const FOLLOWS: bool>(self, offset: usize) {
+    pub fn ask_for<B>(self, offset: usize) {
+        match self.follows {
+            true => self.ask::<B, true>(offset),
+            false => self.ask::<B, false>(offset),
+        }
+    }
+
+    /// The same where the caller has chosen by [`follows`].
+    #[inline(always)]
+    pub fn ask<B, const FOLLOWS: bool>(self, offset: usize) {
         for line in (offset..offset + size_of::<B>()).step_by(64) {
             let (near, far) = (self.near.wrapping_add(line), self.far.wrapping_add(line));
             // In assembly because a compiler that knows what these are gathers all requests of a

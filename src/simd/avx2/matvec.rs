@@ -5,7 +5,7 @@
 //! the other in rows of fewer than eight. Either gives eight exact integers in a vector, and one
 //! fma adds them to lanes that "One arithmetic" names.
 
-use super::ahead::{Next, Rows, follows};
+use super::ahead::{Next, Rows};
 use super::eight_rows::{EightRows, Values, strips};
 use super::ints::{ActBlock, Ints, Scale};
 use super::reduce::{sum8, sum8_halves, tree8};
@@ -196,7 +196,7 @@ unsafe fn dot_eight_rows<B: Ints>(
 #[inline(always)]
 fn ask_for_one<B>(next: Next, i: usize) {
     if size_of::<B>() >= 64 {
-        ask_for::<B>(next, i * size_of::<B>());
+        next.ask_for::<B>(i * size_of::<B>());
     }
 }
 
@@ -204,16 +204,7 @@ fn ask_for_one<B>(next: Next, i: usize) {
 #[inline(always)]
 fn ask_for_all<B>(next: Next) {
     if size_of::<B>() < 64 {
-        ask_for::<[B; 8]>(next, 0);
-    }
-}
-
-/// [`Next::ask_for`] as this processor takes it.
-#[inline(always)]
-pub(in crate::simd) fn ask_for<B>(next: Next, offset: usize) {
-    match follows() {
-        true => next.ask_for::<B, true>(offset),
-        false => next.ask_for::<B, false>(offset),
+        next.ask_for::<[B; 8]>(0);
     }
 }
 

@@ -70,7 +70,7 @@ unsafe fn dot_row<B: EightBlocks, const FOLLOWS: bool>(
             let a = _mm256_loadu_ps(token.scales.add(first));
             let at = |i: usize| (w.add(i), token.block::<B>(first + i));
             lanes = add_eight(
-                B::integers(at, |i| next.ask_for::<B, FOLLOWS>(i * size_of::<B>())),
+                B::integers(at, |i| next.ask::<B, FOLLOWS>(i * size_of::<B>())),
                 0xff,
                 a,
                 lanes,
@@ -109,7 +109,7 @@ unsafe fn dot_eight_rows<B: EightBlocks, const FOLLOWS: bool>(
         // SAFETY: the caller's promise.
         unsafe {
             let at = |i: usize| eight.block::<B>(row, token, group, i);
-            let integers = B::integers(at, |i| next.ask_for::<B, FOLLOWS>(i * size_of::<B>()));
+            let integers = B::integers(at, |i| next.ask::<B, FOLLOWS>(i * size_of::<B>()));
             let zero = _mm256_setzero_ps();
             values.put(group, add_eight(integers, 0xff, eight.scales(group), zero));
         }

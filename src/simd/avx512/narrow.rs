@@ -13,7 +13,7 @@ use crate::quant::{
 };
 use crate::simd::avx2::ahead::Rows;
 use crate::simd::avx2::ints::Ints;
-use crate::simd::avx2::matvec::{Token, add_eight, ask_for, row_by_granules};
+use crate::simd::avx2::matvec::{Token, add_eight, row_by_granules};
 use crate::simd::avx2::reduce::tree8;
 use crate::simd::{Product, Scratch};
 use std::arch::x86_64::*;
@@ -137,7 +137,7 @@ unsafe fn dot_row<B: Offset>(row: *const B, blocks: usize, token: Token, ahead: 
         // SAFETY: eight blocks from `first` on, with their 256 activations and eight sums.
         unsafe {
             let w = row.add(first);
-            ask_for::<[B; 8]>(ahead.behind(w.cast(), row.add(blocks).cast()), 0);
+            ahead.behind(w.cast(), row.add(blocks).cast()).ask_for::<[B; 8]>(0);
             let act = token.block::<B>(first);
             let two = |k: usize| two_blocks([w.add(k), w.add(k + 4)], act.qs.add(64 * k));
             let isums = sums_of_twos([two(0), two(1), two(2), two(3)]);
