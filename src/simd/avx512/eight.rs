@@ -1,10 +1,16 @@
 //! The exact integers of eight blocks of 256 codes: `isum` and `imins` of "One arithmetic".
 //!
-//! 64 codes as u8 times 64 activations: `vpmaddubsw` adds neighbours to i16, `vpdpwssd` multiplies
-//! them by their sub-block's scale and adds them to i32. With 256 codes in four vectors that is
-//! eight operations, so what surrounds them counts: scales, mins and d of four blocks are unpacked
-//! at once, one block to a quarter of a vector, and eight blocks' sums are made in one
-//! transposition. The formats are in `eight_by_32` and `eight_by_16`.
+//! 64 codes as u8 times 64 activations: `vpdpbusd` adds four products in an int32, twice if the
+//! codes of a sub-block are in two vectors. Where such a sum is an int16, two vectors' sums become
+//! the halves of one vector's lanes, and one `vpmaddwd` multiplies them by their scales and adds
+//! them. With 256 codes in four vectors that is some fifteen operations, so what surrounds them
+//! counts: scales and mins of four blocks are unpacked at once, one block to a quarter of a vector,
+//! and eight blocks' sums are made in one transposition. The formats are in `eight_by_32` and
+//! `eight_by_16`.
+//!
+//! Which codes share a vector is a matter of how a format packs them, so each format says in which
+//! order it takes the activations ([`EightBlocks::ORDER`]), and a product begins by bringing them
+//! into it.
 
 use crate::simd::avx2::ints::{ActBlock, Ints};
 use std::arch::asm;
@@ -23,8 +29,8 @@ pub(super) trait EightBlocks: Ints {
     /// Sixteens of a block's activations in the order in which `integers` finds them.
     const ORDER: [u8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
 
-    /// `at(i)` is block i of the eight and its activations, in ORDER; `ask(i)` is called once for each,
-    /// between the computation of the others.
+    /// `at(i)` is block i of the eight and its activations, in [`EightBlocks::ORDER`]; `ask(i)` is
+    /// called once for each, between the computation of the others.
     ///
     /// # Safety
     /// Each pointer leads to a whole block; the processor has this module's features.
