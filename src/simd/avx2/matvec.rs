@@ -146,18 +146,22 @@ unsafe fn dot_row<B: Ints>(row: *const B, blocks: usize, token: Token, ahead: Ro
                 ask_for_one::<B>(next, i);
                 (row.add(b + i), token.block::<B>(b + i))
             };
-            lanes = add_eight::<B>(at, 8, a, lanes);
+            lanes = add_eight::<B>(at, _mm256_set1_epi32(-1), a, lanes);
         }
     }
     if whole < blocks {
-        let mut scales = [0f32; 8];
-        // SAFETY: the last blocks − whole scales exist; the array has room for eight.
+        let last = blocks - 1 - whole;
+        // SAFETY: the last block stands in for those that are missing, whose scales are not loaded.
         unsafe {
-            let n = blocks - whole;
-            std::ptr::copy_nonoverlapping(token.scales.add(whole), scales.as_mut_ptr(), n);
-            let a = _mm256_loadu_ps(scales.as_ptr());
-            let at = |i: usize| (row.add(whole + i), token.block::<B>(whole + i));
-            lanes = add_eight::<B>(at, n, a, lanes);
+            let numbers = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+            let is_missing = _mm256_cmpgt_epi32(numbers, _mm256_set1_epi32(last as i32));
+            let is_there = _mm256_xor_si256(is_missing, _mm256_set1_epi32(-1));
+            let a = _mm256_maskload_ps(token.scales.add(whole), is_there);
+            // A line of each row that is not asked for costs more than those that are asked for twice.
+            ask_for_all_of::<B>(ahead.behind(row.add(whole).cast(), row.add(blocks).cast()), last);
+            let b = |i: usize| whole + i.min(last);
+            let at = |i: usize| (row.add(b(i)), token.block::<B>(b(i)));
+            lanes = add_eight::<B>(at, is_there, a, lanes);
         }
     }
     tree8(lanes)
@@ -185,7 +189,8 @@ unsafe fn dot_eight_rows<B: Ints>(
             };
             ask_for_all::<B>(next);
             let zero = _mm256_setzero_ps();
-            values.put(group, add_eight::<B>(at, 8, eight.scales(group), zero));
+            let all = _mm256_set1_epi32(-1);
+            values.put(group, add_eight::<B>(at, all, eight.scales(group), zero));
         }
     }
     // SAFETY: the caller's promise.
@@ -200,6 +205,14 @@ fn ask_for_one<B>(next: Next, i: usize) {
     }
 }
 
+/// Those of blocks 0 to `last`, at once.
+#[inline(always)]
+pub(in crate::simd) fn ask_for_all_of<B>(next: Next, last: usize) {
+    for i in 0..=last {
+        next.ask_for::<B>(i * size_of::<B>());
+    }
+}
+
 /// Smaller ones at once.
 #[inline(always)]
 fn ask_for_all<B>(next: Next) {
@@ -208,17 +221,16 @@ fn ask_for_all<B>(next: Next) {
     }
 }
 
-/// `lanes` plus the first `n` (weight block, activation block) pairs that `at` names, one a lane.
-/// The lanes from n on are untouched: their scales are 0, and x + 0 is x since a lane that began
-/// at +0 is never −0.
+/// `lanes` plus eight (weight block, activation block) pairs that `at` names, one a lane. Where
+/// `is_there` is 0, scales become 0, and x + 0 is x since a lane that began at +0 is never −0.
 ///
 /// # Safety
-/// `at(i)` leads to whole blocks for i below n; n ≤ 8; lanes of `a` from n on are 0.
+/// `at(i)` leads to whole blocks; each lane of `is_there` is 0 or −1.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(in crate::simd) unsafe fn add_eight<B: Ints>(
+unsafe fn add_eight<B: Ints>(
     at: impl Fn(usize) -> (*const B, ActBlock),
-    n: usize,
+    is_there: __m256i,
     a: __m256,
     lanes: __m256,
 ) -> __m256 {
@@ -226,25 +238,22 @@ pub(in crate::simd) unsafe fn add_eight<B: Ints>(
     let mut imins = [_mm_setzero_si128(); 8];
     let (mut d, mut dmin) = ([B::Stored::default(); 8], [B::Stored::default(); 8]);
     for i in 0..8 {
-        if i < n {
-            let (w, act) = at(i);
-            // SAFETY: the caller's promise.
-            unsafe {
-                isums[i] = B::isum(w, act);
-                if B::MINS {
-                    imins[i] = B::imins(w, act);
-                }
-                (d[i], dmin[i]) = (*w).stored();
+        let (w, act) = at(i);
+        // SAFETY: the caller's promise.
+        unsafe {
+            isums[i] = B::isum(w, act);
+            if B::MINS {
+                imins[i] = B::imins(w, act);
             }
+            (d[i], dmin[i]) = (*w).stored();
         }
     }
     // SAFETY: AVX2 and F16C, the caller's promise.
     let (d, dmin) = unsafe { (B::Stored::eight(d), B::Stored::eight(dmin)) };
-    let scale = _mm256_mul_ps(d, a);
-    let lanes = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(sum8(isums)), lanes);
+    let scale = |d| _mm256_and_ps(_mm256_mul_ps(d, a), _mm256_castsi256_ps(is_there));
+    let lanes = _mm256_fmadd_ps(scale(d), _mm256_cvtepi32_ps(sum8(isums)), lanes);
     if !B::MINS {
         return lanes;
     }
-    let scale = _mm256_mul_ps(dmin, a);
-    _mm256_fnmadd_ps(scale, _mm256_cvtepi32_ps(sum8_halves(imins)), lanes)
+    _mm256_fnmadd_ps(scale(dmin), _mm256_cvtepi32_ps(sum8_halves(imins)), lanes)
 }

@@ -47,22 +47,19 @@ impl<B, F: Fn(usize) -> (*const B, ActBlock) + Copy> At<B> for F {}
 /// then those of the high halves.
 pub(super) const BY_HALVES: [u8; 16] = [0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15];
 
-/// Writes activations with the sixteens of each 256 in this order; what is left over as it is.
+/// Writes activations with the sixteens of each 256 in this order.
 ///
 /// # Safety
 /// There is room for as many at `room`.
-pub(super) unsafe fn write_ordered(values: &[i8], order: [u8; 16], room: *mut i8) {
-    let (blocks, rest) = values.as_chunks::<256>();
-    // SAFETY: the caller's promise.
-    let room = unsafe { std::slice::from_raw_parts_mut(room, values.len()) };
-    let (ordered, room_of_rest) = room.as_chunks_mut::<256>();
-    for (block, ordered) in blocks.iter().zip(ordered) {
+pub(super) unsafe fn write_ordered(values: &[[i8; 256]], order: [u8; 16], room: *mut i8) {
+    // SAFETY: the caller's promise; any bytes are i8.
+    let room = unsafe { std::slice::from_raw_parts_mut(room.cast::<[i8; 256]>(), values.len()) };
+    for (block, ordered) in values.iter().zip(room) {
         for (i, sixteen) in order.into_iter().enumerate() {
             let from = 16 * sixteen as usize;
             ordered[16 * i..16 * (i + 1)].copy_from_slice(&block[from..from + 16]);
         }
     }
-    room_of_rest.copy_from_slice(rest);
 }
 
 /// 16 bytes from each of eight places, one to a quarter.

@@ -4,7 +4,7 @@
 use super::eight::{EightBlocks, Integers, write_ordered};
 use crate::simd::avx2::ahead::{Rows, follows};
 use crate::simd::avx2::eight_rows::{EightRows, Values};
-use crate::simd::avx2::matvec::{Token, arranged};
+use crate::simd::avx2::matvec::{Token, arranged, ask_for_all_of};
 use crate::simd::avx2::reduce::tree8;
 use crate::simd::{ActView, Product, Scratch};
 use std::arch::x86_64::*;
@@ -46,7 +46,7 @@ fn ordered<B: EightBlocks>(acts: ActView, scratch: &mut Scratch) -> Token {
     let (token, qs) = (Token::new::<B>(acts, 0), acts.qs(0));
     let room = scratch.get(qs.len()).cast();
     // SAFETY: there is room for all of them.
-    unsafe { write_ordered(qs, B::ORDER, room) };
+    unsafe { write_ordered(qs.as_chunks().0, B::ORDER, room) };
     token.with_values(room)
 }
 
@@ -85,6 +85,7 @@ unsafe fn dot_row<B: EightBlocks, const FOLLOWS: bool>(
         unsafe {
             let a = _mm256_maskz_loadu_ps(mask, token.scales.add(whole));
             let w = row.add(whole);
+            ask_for_all_of::<B>(ahead.behind(w.cast(), row.add(blocks).cast()), last);
             let at = |i: usize| (w.add(i.min(last)), token.block::<B>(whole + i.min(last)));
             lanes = add_eight(B::integers(at, |_| ()), mask, a, lanes);
         }

@@ -13,7 +13,7 @@ use crate::quant::{
 };
 use crate::simd::avx2::ahead::Rows;
 use crate::simd::avx2::ints::Ints;
-use crate::simd::avx2::matvec::{Token, add_eight, row_by_granules};
+use crate::simd::avx2::matvec::{Token, ask_for_all_of, row_by_granules};
 use crate::simd::avx2::reduce::tree8;
 use crate::simd::{Product, Scratch};
 use std::arch::x86_64::*;
@@ -36,16 +36,16 @@ pub(super) trait Offset: Ints {
     /// The values that codes stand for.
     const TABLE: Option<&'static [i8; 16]> = None;
 
-    /// The scales of eight blocks that follow each other: f16 that blocks begin with, or what a
-    /// format says instead.
+    /// The scales of the eight blocks that `at` names: f16 that blocks begin with, or what a format
+    /// says instead.
     ///
     /// # Safety
     /// They can be read; the processor has this module's features.
     #[inline]
     #[target_feature(enable = "avx2,f16c,avx512f,avx512vl")]
-    unsafe fn eight_scales(w: *const Self) -> __m256 {
+    unsafe fn eight_scales(at: impl Fn(usize) -> *const Self) -> __m256 {
         // SAFETY: the caller's promise.
-        unsafe { eight_f16(|i| w.add(i).cast()) }
+        unsafe { eight_f16(|i| at(i).cast()) }
     }
 }
 
@@ -85,9 +85,9 @@ impl Offset for BlockMXFP4 {
     /// As `mxfp4::half_power`.
     #[inline]
     #[target_feature(enable = "avx2,f16c,avx512f,avx512vl")]
-    unsafe fn eight_scales(w: *const Self) -> __m256 {
-        // SAFETY: within the blocks.
-        let e = |i: usize| unsafe { (*w.add(i)).e } as u64;
+    unsafe fn eight_scales(at: impl Fn(usize) -> *const Self) -> __m256 {
+        // SAFETY: the caller's promise.
+        let e = |i: usize| unsafe { (*at(i)).e } as u64;
         let e = scalar((0..8).fold(0, |all, i| all | e(i) << (8 * i)));
         let e = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(e));
         let normal = _mm256_slli_epi32::<23>(_mm256_sub_epi32(e, _mm256_set1_epi32(1)));
@@ -101,69 +101,108 @@ impl Offset for BlockMXFP4 {
 /// As [`Product`] says, on a processor with the features of this module; B is the matrix's type.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
 pub(super) unsafe fn matmul<B: Offset>(product: Product, scratch: &mut Scratch) {
-    let token = ordered::<B>(product, scratch);
+    let token = Token::new::<B>(product.acts, 0);
+    let values = ordered::<B>(product, scratch);
+    let granule = (product.granule / B::LEN).max(1);
     // SAFETY: rows below `mat.rows` lie within `data`; the places in `out` are the caller's
     // promise.
     unsafe {
         let ahead = Rows::begin(product);
         for r in 0..product.rows {
             row_by_granules::<B>(product, 0, r, |b, n| {
-                dot_row::<B>(product.row(r).cast::<B>().add(b), n, token.behind::<B>(b), ahead)
+                let values = values.add(b / granule * padded(granule));
+                let token = token.behind::<B>(b).with_values(values);
+                dot_row::<B>(product.row(r).cast::<B>().add(b), n, token, ahead)
             });
         }
     }
 }
 
-/// The token's activations, those of each eight blocks of a granule [`BY_TWO`].
-fn ordered<B: Offset>(product: Product, scratch: &mut Scratch) -> Token {
-    let qs = product.acts.qs(0);
-    let room: *mut i8 = scratch.get(qs.len()).cast();
-    for start in (0..qs.len()).step_by(product.granule.max(B::LEN)) {
-        let granule = &qs[start..qs.len().min(start + product.granule)];
-        // SAFETY: there is room for all values.
-        unsafe { write_ordered(granule, BY_TWO, room.add(start)) };
+/// The bytes of ordered activations for so many blocks.
+fn padded(blocks: usize) -> usize {
+    (32 * blocks).next_multiple_of(256)
+}
+
+/// The token's activations, those of each eight blocks of a granule [`BY_TWO`], with zeros for
+/// blocks that its last eight lack.
+fn ordered<B: Offset>(product: Product, scratch: &mut Scratch) -> *const i8 {
+    let (qs, granule) = (product.acts.qs(0), product.granule.max(B::LEN));
+    let bytes = padded(granule / B::LEN);
+    let room = scratch.get(qs.len().div_ceil(granule) * bytes).cast::<i8>();
+    for (i, granule) in qs.chunks(granule).enumerate() {
+        let (eights, rest) = granule.as_chunks::<256>();
+        let mut last = [0; 256];
+        last[..rest.len()].copy_from_slice(rest);
+        // SAFETY: there is room for all values and for what they are filled up with.
+        unsafe {
+            let room = room.add(i * bytes);
+            write_ordered(eights, BY_TWO, room);
+            if !rest.is_empty() {
+                write_ordered(&[last], BY_TWO, room.add(256 * eights.len()));
+            }
+        }
     }
-    Token::new::<B>(product.acts, 0).with_values(room)
+    room
 }
 
 /// # Safety
-/// `row` leads to `blocks` blocks and `token` to as many, each eight of them [`BY_TWO`].
+/// `row` leads to `blocks` blocks and `token` to as many, with values as [`ordered`] has them.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
 unsafe fn dot_row<B: Offset>(row: *const B, blocks: usize, token: Token, ahead: Rows) -> f32 {
     let mut lanes = _mm256_setzero_ps();
     let whole = blocks / 8 * 8;
     for first in (0..whole).step_by(8) {
-        // SAFETY: eight blocks from `first` on, with their 256 activations and eight sums.
+        // SAFETY: eight blocks from `first` on.
         unsafe {
             let w = row.add(first);
             ahead.behind(w.cast(), row.add(blocks).cast()).ask_for::<[B; 8]>(0);
-            let act = token.block::<B>(first);
-            let two = |k: usize| two_blocks([w.add(k), w.add(k + 4)], act.qs.add(64 * k));
-            let isums = sums_of_twos([two(0), two(1), two(2), two(3)]);
-            let sums = _mm256_cvtepi16_epi32(_mm_loadu_si128(act.sums.cast()));
-            let offset = _mm256_mullo_epi32(sums, _mm256_set1_epi32(B::OFFSET));
-            let isums = _mm256_cvtepi32_ps(_mm256_sub_epi32(isums, offset));
-            let a = _mm256_loadu_ps(token.scales.add(first));
-            lanes = _mm256_fmadd_ps(_mm256_mul_ps(B::eight_scales(w), a), isums, lanes);
-            if let Some(offset) = B::MIN {
-                let min = eight_f16(|i| w.add(i).cast::<u8>().add(offset));
-                let scale = _mm256_mul_ps(min, a);
-                lanes = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(sums), lanes);
-            }
+            lanes = add_eight::<B>(|i| w.add(i), token.behind::<B>(first), 0xff, lanes);
         }
     }
     if whole < blocks {
-        let n = blocks - whole;
-        let mask = 0xff >> (8 - n);
-        // SAFETY: the last n blocks.
+        let last = blocks - 1 - whole;
+        // SAFETY: the last block stands in for those that are missing; their scales and sums are
+        // not loaded, and their values are zeros.
         unsafe {
-            let a = _mm256_maskz_loadu_ps(mask, token.scales.add(whole));
-            let at = |i: usize| (row.add(whole + i), token.block::<B>(whole + i));
-            lanes = add_eight::<B>(at, n, a, lanes);
+            ask_for_all_of::<B>(ahead.behind(row.add(whole).cast(), row.add(blocks).cast()), last);
+            let at = |i: usize| row.add(whole + i.min(last));
+            lanes = add_eight::<B>(at, token.behind::<B>(whole), 0xff >> (7 - last), lanes);
         }
     }
     tree8(lanes)
+}
+
+/// `lanes` plus eight blocks, one a lane, for the lanes in `mask`: elsewhere the scales become 0,
+/// and x + 0 is x since a lane that began at +0 is never −0.
+///
+/// # Safety
+/// `at(i)` leads to whole blocks; `token` has 256 values, and a scale and a sum for each lane in
+/// `mask`.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
+unsafe fn add_eight<B: Offset>(
+    at: impl Fn(usize) -> *const B + Copy,
+    token: Token,
+    mask: u8,
+    lanes: __m256,
+) -> __m256 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let act = token.block::<B>(0);
+        let two = |k: usize| two_blocks([at(k), at(k + 4)], act.qs.add(64 * k));
+        let isums = sums_of_twos([two(0), two(1), two(2), two(3)]);
+        let sums = _mm256_cvtepi16_epi32(_mm_maskz_loadu_epi16(mask, act.sums));
+        let offset = _mm256_mullo_epi32(sums, _mm256_set1_epi32(B::OFFSET));
+        let isums = _mm256_cvtepi32_ps(_mm256_sub_epi32(isums, offset));
+        let a = _mm256_maskz_loadu_ps(mask, token.scales);
+        let scale = _mm256_maskz_mul_ps(mask, B::eight_scales(at), a);
+        let lanes = _mm256_fmadd_ps(scale, isums, lanes);
+        let Some(offset) = B::MIN else { return lanes };
+        let min = eight_f16(|i| at(i).cast::<u8>().add(offset));
+        let scale = _mm256_maskz_mul_ps(mask, min, a);
+        _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(sums), lanes)
+    }
 }
 
 /// The products of two blocks, a half of four lanes each.
