@@ -1,23 +1,28 @@
 //! AVX-512 (F, BW, VL, DQ) with VNNI: Intel since Ice Lake (2019), AMD since Zen 4.
-//! Products of nine formats and the loops of attention; for everything else the AVX2 versions
-//! serve. All functions here need the five features and are reached only through [`kernels`],
-//! which asks the processor.
+//! Products of thirteen formats and of plain floats, and the loops of attention; for everything
+//! else the AVX2 versions serve. All functions here need the five features and are reached only
+//! through [`kernels`], which asks the processor.
 //!
-//! Times the speed of AVX2 in the same rounds (one thread of a Xeon, family 6, model 143, weights
-//! in cache, rows × columns 768 × 2048, `cargo bench --bench kernels -- versions`), and the GOP/s
-//! of quiet rounds, where `vpdpbusd` of registers peaks at 766:
+//! Times the speed of AVX2 in the same rounds, and GOP/s of quiet rounds (one thread, weights in
+//! cache, rows × columns 768 × 2048, `cargo bench --bench kernels -- versions`). One token on an
+//! EPYC of family 25, model 17; several on a Xeon of family 6, model 143, where `vpdpbusd` of
+//! registers peaks at 766, and on that EPYC, where it peaks at 467:
 //!
-//! | format | 1 token | | 4 tokens | 32 tokens | |
-//! |---|---|---|---|---|---|
-//! | Q4_K | 1.5 | 66 | as AVX2 | 1.8 | 330 |
-//! | Q5_K | 1.5 | 58 | as AVX2 | 1.6 | 293 |
-//! | Q6_K | 1.6 | 52 | as AVX2 | 1.75 | 255 |
-//! | Q8_0 | as AVX2 | 48 | 1.5 | 2.85 | 252 |
-//! | Q4_0 | 1.7 | 41 | 1.3 | 2.1 | 291 |
-//! | MXFP4 | 1.5 | 47 | 1.45 | 2.3 | 303 |
-//! | IQ4_XS | 1.7 | 46 | as AVX2 | 2.9 | 316 |
-//! | Q2_K | 1.55 | 62 | as AVX2 | 2.1 | 340 |
-//! | Q3_K | 1.7 | 54 | as AVX2 | 2.5 | 311 |
+//! | format | 1 token | | 4 tokens | 32 tokens, Xeon | | EPYC | |
+//! |---|---|---|---|---|---|---|---|
+//! | Q4_K | 1.5 | 118 | as AVX2 | 1.8 | 330 | 1.26 | 297 |
+//! | Q5_K | 1.4 | 86 | as AVX2 | 1.6 | 293 | 1.40 | 315 |
+//! | Q6_K | 1.25 | 72 | as AVX2 | 1.75 | 255 | 1.35 | 254 |
+//! | Q8_0 | as AVX2 | 63 | 1.5 | 2.85 | 252 | 2.6 | 312 |
+//! | Q4_0 | 2.0 | 103 | 1.3 | 2.1 | 291 | 1.86 | 319 |
+//! | MXFP4 | 1.9 | 88 | 1.45 | 2.3 | 303 | 2.1 | 311 |
+//! | IQ4_XS | 2.0 | 101 | as AVX2 | 2.9 | 316 | 2.8 | 352 |
+//! | Q2_K | 1.2 | 92 | as AVX2 | 2.1 | 340 | 1.37 | 283 |
+//! | Q3_K | 1.4 | 69 | as AVX2 | 2.5 | 311 | 1.95 | 308 |
+//! | Q4_1 | 2.2 | 84 | as AVX2 | | | | |
+//! | Q5_0 | 1.9 | 63 | as AVX2 | | | | |
+//! | Q5_1 | 1.8 | 54 | as AVX2 | | | | |
+//! | IQ4_NL | 2.2 | 86 | as AVX2 | | | | |
 //!
 //! One token is a matter of memory: bench/PROFILE.md says how near to it the loops are.
 
