@@ -46,7 +46,7 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--moeba", type=Path, default=pair.ROOT / "target/release/moeba")
     parser.add_argument("--llama-bench", type=Path, required=True)
-    parser.add_argument("--folder", type=Path, help="for the files: 4 GiB [default: a temporary one]")
+    parser.add_argument("--folder", type=Path, help="for the files [default: a temporary one]")
     parser.add_argument("--only", help="rows whose name contains one of these, by commas")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--csv", type=Path, help="every run; appended to if it is there")

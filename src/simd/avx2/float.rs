@@ -117,7 +117,7 @@ unsafe fn one_token<W: Float>(product: Product, t: usize) {
 /// from memory: the three rows after these are asked for in the order in which they lie, as a
 /// processor follows one run of lines better than several. On an EPYC of family 25, model 17, F16,
 /// one thread, of the 28 GB/s that a plain loop reads: 0.95 so, 0.9 by twos and fours, 0.7 without
-/// requests, 0.57 with each row's lines asked for four rows ahead of its own, 0.6 one row at a time.
+/// requests, 0.57 with lines asked for four rows ahead of each row, 0.6 one row at a time.
 ///
 /// # Safety
 /// The rows and tokens exist; the tokens are `x`, of a multiple of eight values.

@@ -157,7 +157,7 @@ unsafe fn dot_row<B: Ints>(row: *const B, blocks: usize, token: Token, ahead: Ro
             let is_missing = _mm256_cmpgt_epi32(numbers, _mm256_set1_epi32(last as i32));
             let is_there = _mm256_xor_si256(is_missing, _mm256_set1_epi32(-1));
             let a = _mm256_maskload_ps(token.scales.add(whole), is_there);
-            // A line of each row that is not asked for costs more than those that are asked for twice.
+            // A line that is not asked for costs more than those that are asked for twice.
             ask_for_all_of::<B>(ahead.behind(row.add(whole).cast(), row.add(blocks).cast()), last);
             let b = |i: usize| whole + i.min(last);
             let at = |i: usize| (row.add(b(i)), token.block::<B>(b(i)));

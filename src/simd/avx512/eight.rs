@@ -112,19 +112,6 @@ pub(super) fn words_to_quarters(v: __m512i, i: usize) -> __m512i {
     _mm512_permutexvar_epi32(_mm512_add_epi32(words, _mm512_set1_epi32(4 * i as i32)), v)
 }
 
-/// The i-th quarter of two vectors' eight, four times.
-#[inline]
-#[target_feature(enable = "avx512f")]
-pub(super) fn quarter(v: [__m512i; 2], i: usize) -> __m512i {
-    let v = v[i / 4];
-    match i % 4 {
-        0 => _mm512_shuffle_i32x4::<0x00>(v, v),
-        1 => _mm512_shuffle_i32x4::<0x55>(v, v),
-        2 => _mm512_shuffle_i32x4::<0xaa>(v, v),
-        _ => _mm512_shuffle_i32x4::<0xff>(v, v),
-    }
-}
-
 /// Lane i is the sum of the sixteen lanes of `v[i]`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]

@@ -201,7 +201,7 @@ impl EightBlocks for BlockIQ4XS {
             let scales = [wide(0), wide(1)];
             let isum = |i: usize| {
                 ask(i);
-                iq4_xs_isum(at(i).0, at(i).1, (scales[i / 4][i / 2 % 2], i % 2))
+                iq4_xs_isum(at(i).0, at(i).1, scales[i / 4][i / 2 % 2], i % 2)
             };
             let isums = [isum(0), isum(1), isum(2), isum(3), isum(4), isum(5), isum(6), isum(7)];
             let d = low_halves(word_of_quarters::<0>(heads));
@@ -218,7 +218,7 @@ impl EightBlocks for BlockIQ4XS {
 /// block's.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-unsafe fn iq4_xs_isum(w: *const BlockIQ4XS, a: ActBlock, (scales, k): (__m512i, usize)) -> __m512i {
+unsafe fn iq4_xs_isum(w: *const BlockIQ4XS, a: ActBlock, scales: __m512i, k: usize) -> __m512i {
     const { assert!(iq4_nl::VALUES[0] == -127) };
     // SAFETY: a table of 16 bytes, 2 × 64 bytes of codes and 256 activations.
     unsafe {
