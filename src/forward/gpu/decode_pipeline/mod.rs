@@ -221,10 +221,10 @@ impl<'a> GpuPass<'a> {
         Ok(())
     }
 
-    /// Tells policies of a layer whose routing is in `b`.
+    /// Tells predictors of a layer whose routing is in `b`.
     fn publish_answered(&mut self, answered: Option<usize>) {
         if let Some(l) = answered {
-            self.model.publish_routed(self.cpu, self.batch, self.b, l);
+            self.model.publish_look_ahead(self.cpu, self.batch, self.b, l);
         }
     }
 
@@ -238,6 +238,8 @@ impl<'a> GpuPass<'a> {
         // still runs.
         let n_missing = self.read_route(l, slot, &sizes)?;
         self.state.hybrid.end_attention(Some(tiers));
+        // Evictions hear of it before its misses and its hits make them name victims.
+        self.model.publish_choice(self.batch, self.b, l);
         if n_missing > 0 {
             self.missed_experts(l, slot)?;
             let number = number.expect("a layer without a number misses nothing");
