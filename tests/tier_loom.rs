@@ -58,7 +58,7 @@ use experts::tier::{ClassPlan, Fault, LayerPlan, Layout, Stop, Ticket, Tier, Tie
 use loom::cell::UnsafeCell;
 use loom::sync::{Condvar, Mutex};
 use loom::thread;
-use policy::{Expert, Lru, Prediction, Shape};
+use policy::{Event, Eviction, Expert, Lru, Prediction, ScanResistant, Shape};
 
 const PIECE_BYTES: usize = 4096;
 
@@ -96,15 +96,24 @@ unsafe impl Send for World {}
 
 impl World {
     fn new(n_granules: usize, n_slots: usize, n_transit: usize, rows: bool) -> Arc<World> {
+        let lru = Lru::new(&Shape::of_model(vec![3], 2));
+        World::with(Box::new(lru), n_granules, [n_slots, n_transit], rows)
+    }
+
+    fn with(
+        eviction: Box<dyn Eviction>,
+        n_granules: usize,
+        [n_slots, n_transit]: [usize; 2],
+        rows: bool,
+    ) -> Arc<World> {
         let plan = TierPlan {
             layers: vec![LayerPlan { n_experts: 3, n_own: 3, n_granules, class: 0 }],
             classes: vec![ClassPlan { n_slots, n_transit, slot_bytes: PIECE_BYTES }],
             n_staging: usize::from(rows),
             staging_bytes: PIECE_BYTES,
         };
-        let lru = Lru::new(&Shape::of_model(vec![3], 2));
         Arc::new(World {
-            tier: Tier::new(plan, Box::new(Plain { rows }), Box::new(lru)),
+            tier: Tier::new(plan, Box::new(Plain { rows }), eviction),
             slots: (0..n_slots).map(|_| [(); 2].map(|()| UnsafeCell::new(None))).collect(),
             staging: (0..usize::from(rows)).map(|_| UnsafeCell::new(0)).collect(),
         })
@@ -312,10 +321,24 @@ fn a_prefetch_is_read_without_being_asked_for() {
 fn free_room_is_filled_beside_demand() {
     check("filling, two links", 2, || {
         let world = World::new(1, 3, 1, false);
-        world.tier.fill_free_room();
+        world.tier.use_idle_link();
         let links = [world.link(0), world.link(0)];
         world.decode(&[1], 1);
         world.end(links);
+    });
+}
+
+#[test]
+fn an_idle_link_swaps_beside_demand() {
+    check("swap", 2, || {
+        let eviction = ScanResistant::new(&Shape::of_model(vec![3], 1));
+        let world = World::with(Box::new(eviction), 1, [2, 1], false);
+        world.tier.use_idle_link();
+        let link = world.link(0);
+        world.decode(&[0], 1);
+        world.tier.observe(&Event::Expected { layer: 0, used: &[0.0, 0.0, 1.0] });
+        world.decode(&[1], 1);
+        world.end([link]);
     });
 }
 

@@ -184,7 +184,7 @@ wasted";
         assert_eq!((value("hit_rate"), value("io")), (&json!(0.612), &json!("pread")));
         assert_eq!(value("stall_ms_per_token"), &json!(12.3));
         assert_eq!(value("resident_expert_bytes_max"), &json!(512 << 20));
-        assert_eq!(value("demand_wait_histogram"), &json!([0, 0, 0, 0, 0, 0]));
+        assert_eq!(value("demand_wait_histogram"), &json!(vec![0; 10]));
         let in_place = fields(&plan(Place::InPlace), &ExpertTraffic::default(), 10);
         let keys =
             |fields: &[(&'static str, Value)]| fields.iter().map(|f| f.0).collect::<Vec<_>>();

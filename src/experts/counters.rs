@@ -12,6 +12,9 @@ pub struct Counters {
     /// Whole hits that a device has found by itself and that a prefetch had brought: predictions
     /// that came in time.
     pub hits_prefetched: u64,
+    /// Decode steps of layers whose routing the eviction had not heard of when victims were named
+    /// for them. None: whoever computes layers tells it first.
+    pub unheard_steps: u64,
     /// Bytes read because they were demanded.
     pub demand_bytes: u64,
     /// Prefetched bytes that a demand found in memory or on their way, and those dropped unused.
@@ -34,8 +37,8 @@ pub struct Counters {
     pub resident_bytes: u64,
     pub resident_bytes_max: u64,
     /// Demand loads by the prefetched bytes in flight when they were queued, which they may have
-    /// to wait for, in granules: none, up to ¼, ½, ¾ and 1, and more than one.
-    pub demand_wait_histogram: [u64; 6],
+    /// to wait for, in granules: none, up to ¼, ½ and so on to 2, and more than two.
+    pub demand_wait_histogram: [u64; 10],
 }
 
 impl Counters {
@@ -71,6 +74,7 @@ impl Counters {
             hits_partial: f(self.hits_partial, other.hits_partial),
             misses: f(self.misses, other.misses),
             hits_prefetched: f(self.hits_prefetched, other.hits_prefetched),
+            unheard_steps: f(self.unheard_steps, other.unheard_steps),
             demand_bytes: f(self.demand_bytes, other.demand_bytes),
             prefetch_used_bytes: f(self.prefetch_used_bytes, other.prefetch_used_bytes),
             prefetch_wasted_bytes: f(self.prefetch_wasted_bytes, other.prefetch_wasted_bytes),
@@ -119,7 +123,7 @@ mod tests {
             read_bytes: 100,
             resident_bytes: 5,
             resident_bytes_max: 9,
-            demand_wait_histogram: [1, 0, 0, 0, 0, 0],
+            demand_wait_histogram: [1, 0, 0, 0, 0, 0, 0, 0, 0, 0],
             ..Counters::default()
         };
         let now = Counters {
@@ -129,13 +133,13 @@ mod tests {
             busy_ns: 100,
             resident_bytes: 7,
             resident_bytes_max: 9,
-            demand_wait_histogram: [3, 1, 0, 0, 0, 0],
+            demand_wait_histogram: [3, 1, 0, 0, 0, 0, 0, 0, 0, 0],
             ..earlier
         };
         let since = now.since(&earlier);
         assert_eq!((since.hits_whole, since.misses, since.read_bytes), (3, 1, 200));
         assert_eq!((since.resident_bytes, since.resident_bytes_max), (7, 9));
-        assert_eq!(since.demand_wait_histogram, [2, 1, 0, 0, 0, 0]);
+        assert_eq!(since.demand_wait_histogram, [2, 1, 0, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!((since.hit_rate(), since.gb_per_second()), (0.75, 2.0));
         let sum = since.plus(&earlier);
         assert_eq!(sum, now);

@@ -31,7 +31,8 @@ pub use runtime::{PolicyClient, TierRuntime};
 pub use store::{ExpertStore, ReadyGranule};
 pub use tier::state::State;
 pub use tier::{
-    ClassPlan, ExpertStatus, LayerPlan, Layout, Presence, Progress, TierPlan, UpperResidency,
+    ClassPlan, ExpertStatus, LayerPlan, Layout, LinkRate, Presence, Progress, TierPlan,
+    UpperResidency,
 };
 
 /// Whether prefetching the next layer as a whole pays for a prompt that uses `n_chosen` of this

@@ -109,9 +109,9 @@ impl<M: Mover> TierRuntime<M> {
             options.policy.build(&shape, options.profile);
         notes.iter().for_each(|note| log::warn!("{note}"));
         let tier = Tier::new(plan.clone(), layout, eviction);
-        // What fills free room depends on time, and in lockstep nothing may.
+        // What an idle link brings depends on time, and in lockstep nothing may.
         if !options.lockstep {
-            tier.fill_free_room();
+            tier.use_idle_link();
         }
         let mover = Arc::new(open(tier)?);
         let bytes = |l: &Option<LayerExperts>| l.as_ref().map_or(0, |l| l.expert_bytes() as u64);

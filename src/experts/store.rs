@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::{Access, Acquisition, ExpertStatus, Geometry, LayerPart, UpperResidency};
 use crate::Result;
+use crate::policy::Expert;
 
 /// A granule that is in memory, and where.
 #[derive(Clone, Debug)]
@@ -74,6 +75,11 @@ pub trait ExpertStore: Send + Sync {
     /// Whether what is acquired may have to be loaded.
     fn is_streamed(&self) -> bool {
         false
+    }
+
+    /// Whether all granules of an expert are in memory.
+    fn is_whole(&self, _expert: Expert) -> bool {
+        true
     }
 
     /// The record in which a tier above reports which experts it holds whole; `None` if nothing

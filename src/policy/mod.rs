@@ -232,6 +232,12 @@ pub trait Eviction: Send {
     /// event. Never NaN.
     fn priority(&self, expert: Expert) -> f64;
 
+    /// The priority of an expert, in memory or not, of whose layer's next coming a predictor has
+    /// told what it expects. `None`: priorities say nothing of what is not in memory.
+    fn expected_priority(&self, _expert: Expert) -> Option<f64> {
+        None
+    }
+
     /// Stores what later runs can use in the profile.
     fn save(&self, _profile: &mut Profile) {}
 }

@@ -20,6 +20,8 @@ pub struct NextLayer {
     /// The layer that was looked ahead at last, and its probabilities: they are ranked when they
     /// are asked for, so that a predictor that is not costs next to nothing.
     ahead: Option<u32>,
+    /// It was looked ahead in the last event.
+    is_new: bool,
     probs: Vec<f32>,
     /// Room to order a layer's experts.
     order: Vec<u32>,
@@ -29,7 +31,7 @@ impl NextLayer {
     pub fn new(shape: &Shape) -> Self {
         let next = shape.next_moe_layers();
         let (standing, probs, order) = (Vec::new(), Vec::new(), Vec::new());
-        Self { k: shape.k, next, standing, ahead: None, probs, order }
+        Self { k: shape.k, next, standing, ahead: None, is_new: false, probs, order }
     }
 
     /// Adds the best of the last look-ahead to `out`.
@@ -56,7 +58,9 @@ impl NextLayer {
 
 impl Predictor for NextLayer {
     fn observe(&mut self, event: &Event<'_>) {
+        self.is_new = false;
         let Event::Routed(Routed { layer, ahead, .. }) = *event else { return };
+        self.is_new = ahead.is_some();
         let next = self.next.get(layer as usize).map(|next| *next as u32);
         let stands = |of: u32| Some(of) == next && ahead.is_some_and(|ahead| ahead.layer != of);
         self.standing.retain(|prediction| stands(prediction.expert.layer));
@@ -74,6 +78,12 @@ impl Predictor for NextLayer {
     fn predict(&mut self, out: &mut Vec<Prediction>) {
         out.clone_from(&self.standing);
         self.rank(out);
+    }
+
+    fn emit(&self, listener: &mut dyn FnMut(&Event<'_>)) {
+        if let Some(layer) = self.ahead.filter(|_| self.is_new) {
+            listener(&Event::Predicted { layer, probs: &self.probs });
+        }
     }
 
     fn wants(&self) -> Wants {

@@ -112,6 +112,10 @@ impl Eviction for ScanResistant {
         }
     }
 
+    fn expected_priority(&self, expert: Expert) -> Option<f64> {
+        self.is_predicted[expert.layer as usize].then(|| self.priority(expert))
+    }
+
     /// From 0, for an expert that was never used and is not predicted, to 1.
     fn priority(&self, expert: Expert) -> f64 {
         let (cell, n_layers) = (self.grid.cell(expert), self.grid.moe().len());

@@ -5,7 +5,7 @@
 use super::costs::LinkCosts;
 use super::link::Link;
 use super::predictor::TimedPredictor;
-use crate::experts::{Acquisition, Counters, Progress, State};
+use crate::experts::{Acquisition, Counters, LinkRate, Progress, State};
 use crate::policy::{Costs, Event, PrefetchPlanner, Splitter, Wants, is_time_to_split};
 
 /// How the link gets on.
@@ -30,6 +30,8 @@ pub struct Machine {
     /// Costs for splitter and planner.
     timer: Costs,
     link: Link,
+    /// The measure of what an idle link needs in flight, the engine's own.
+    rate: LinkRate,
     mode: Mode,
     /// ns since the start.
     now: u64,
@@ -37,14 +39,19 @@ pub struct Machine {
 
 impl Machine {
     pub fn new(
-        state: State,
+        mut state: State,
         predictor: Option<TimedPredictor>,
         link: LinkCosts,
         mode: Mode,
     ) -> Machine {
         let (splitter, planner, timer) = (None, None, Costs::default());
         let (link, is_prompt, now) = (Link::new(link), false, 0);
-        Machine { state, predictor, splitter, planner, is_prompt, timer, link, mode, now }
+        let rate = LinkRate::new(state.granule_bytes());
+        // As in the engine. Free room is not filled, as traces begin with requests that do.
+        if mode == Mode::Timed {
+            state.swap_when_idle();
+        }
+        Machine { state, predictor, splitter, planner, is_prompt, timer, link, rate, mode, now }
     }
 
     pub fn with_planner(self, planner: Option<PrefetchPlanner>) -> Machine {
@@ -204,6 +211,8 @@ impl Machine {
         self.now = at;
         if self.link.next_end() == Some(at) {
             let number = self.link.end();
+            self.rate.ended(at, self.state.ticket(number).piece.len as u64);
+            self.state.set_prefetch_granules(self.rate.n_granules());
             self.state.end_read(number, Ok(()));
         } else {
             self.take_answers();
@@ -214,7 +223,9 @@ impl Machine {
     fn start_reads(&mut self) {
         while self.mode == Mode::Timed && self.link.has_room() {
             let Some(number) = self.state.start_read() else { return };
-            self.link.start(number, self.state.ticket(number).piece.len, self.now);
+            let bytes = self.state.ticket(number).piece.len;
+            self.rate.started(self.now, bytes as u64);
+            self.link.start(number, bytes, self.now);
         }
     }
 

@@ -263,6 +263,8 @@ fn prefetched_experts_are_found_when_their_layer_comes() {
         assert!(bits(&answer_after(&engine, 0)) == expected, "{policy}");
         let counters = engine.expert_counters().unwrap();
         eprintln!("{policy}: {counters:?}");
+        // Evictions hear of a layer's routing before its hits and misses make them name victims.
+        assert_eq!(counters.unheard_steps, 0, "{policy}");
         (counters.hits_prefetched, counters.misses)
     };
     let (none, misses) = found("predictor=none,eviction=lru");

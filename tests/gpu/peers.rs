@@ -71,6 +71,7 @@ fn agrees_with_the_cpu(name: &str, ty: &str) {
         assert!(answer(&engine) == expected, "{name} {ty} on {devices} devices");
         let counters = engine.expert_counters().unwrap();
         assert!(counters.hits_whole > 0, "{counters:?}");
+        assert_eq!(counters.unheard_steps, 0, "{devices} devices");
     }
 }
 

@@ -20,7 +20,6 @@ const TUPLES: &[(&str, usize)] = &[
     ("src/chat", 1),
     ("src/cli", 3),
     ("src/engine", 1),
-    ("src/experts", 1),
     ("src/forward", 2),
     ("src/model", 2),
     ("src/policy", 1),

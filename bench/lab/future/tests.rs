@@ -227,7 +227,7 @@ proptest! {
         let class = tiers.plan.classes[0];
         let best = simulate_policy(&routing, &whole("on-demand"), tiers, build).unwrap();
         let misses = best.counters.misses;
-        prop_assert_eq!(misses, belady_misses(&routing, class.n_slots - class.n_transit));
+        prop_assert_eq!(misses, belady_misses(&routing, class.n_slots));
         for policy in ["on-demand", "predictor=none,eviction=lfu", "predictor=none,eviction=lcp"] {
             let report = simulate(&routing, &whole(policy)).unwrap();
             prop_assert!(misses <= report.counters.misses, "{}", policy);

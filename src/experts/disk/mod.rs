@@ -30,6 +30,7 @@ use super::runtime::{RuntimeOptions, TierRuntime};
 use super::tier::{Layout, TierPlan, UpperResidency};
 use super::{ExpertStatus, ExpertStore, Geometry, ReadyGranule};
 use crate::gguf::Gguf;
+use crate::policy::Expert;
 use crate::policy::{PolicySpec, Profile};
 use crate::units::size;
 use crate::{Error, Result};
@@ -158,6 +159,10 @@ impl ExpertStore for RamTier {
 
     fn is_streamed(&self) -> bool {
         true
+    }
+
+    fn is_whole(&self, expert: Expert) -> bool {
+        self.tier().is_whole(expert)
     }
 
     fn upper_residency(&self) -> Option<Arc<UpperResidency>> {

@@ -39,7 +39,15 @@ impl Front {
     ) -> Option<usize> {
         let (event, predictor) = (happened.event, self.predictor.as_deref_mut()?);
         predictor.observe(event);
-        predictor.emit(&mut |event| mover.tier().observe(event));
+        let mut has_told = false;
+        predictor.emit(&mut |event| {
+            mover.tier().observe(event);
+            has_told = true;
+        });
+        if has_told {
+            // The link may have been given something to bring.
+            mover.wake_if_startable();
+        }
         let deputy = predictor.deputy();
         if deputy.is_none() {
             planning.iter().for_each(|planning| planning.observe(event, mover.tier()));

@@ -69,6 +69,17 @@ impl Class {
         *self.count(to) += n;
     }
 
+    /// `n` slots begin to change their role: until `end_move` they have none.
+    pub fn begin_move(&mut self, from: Role, n: usize) {
+        *self.count(from) -= n;
+    }
+
+    /// The caller has checked `free`.
+    pub fn end_move(&mut self, to: Role, n: usize) {
+        assert!(self.free(to) >= n, "no room for {n} more {to:?} granules");
+        *self.count(to) += n;
+    }
+
     fn count(&mut self, role: Role) -> &mut usize {
         match role {
             Role::Working => &mut self.working,

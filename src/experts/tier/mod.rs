@@ -9,6 +9,7 @@
 //! by the mutex alone.
 
 pub(super) mod class;
+pub(super) mod link_rate;
 pub(super) mod load;
 pub(super) mod queue;
 pub(super) mod residency;
@@ -18,6 +19,7 @@ pub(super) mod status;
 pub(super) mod upper;
 
 pub use class::ClassPlan;
+pub use link_rate::LinkRate;
 pub use load::Fault;
 pub use residency::LayerPlan;
 pub use state::{Layout, Progress, Ticket, TierPlan};
@@ -51,9 +53,16 @@ struct Shared {
     links_waiting: usize,
     /// The time since which reads have been in flight.
     busy_since: Option<Instant>,
+    /// The measure of what an idle link needs in flight, and the start of its clock.
+    rate: LinkRate,
+    start: Instant,
 }
 
 impl Shared {
+    fn now_ns(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64
+    }
+
     /// Whether a link waits that could go on.
     fn wants_links(&self) -> bool {
         self.links_waiting > 0 && self.state.can_start()
@@ -69,6 +78,7 @@ pub struct Tier {
 impl Tier {
     pub fn new(plan: TierPlan, layout: Box<dyn Layout>, eviction: Box<dyn Eviction>) -> Tier {
         let state = State::new(plan, layout, eviction);
+        let rate = LinkRate::new(state.granule_bytes());
         Tier {
             shared: Mutex::new(Shared {
                 state,
@@ -76,15 +86,20 @@ impl Tier {
                 works_waiting: 0,
                 links_waiting: 0,
                 busy_since: None,
+                rate,
+                start: Instant::now(),
             }),
             landed: Condvar::new(),
             startable: Condvar::new(),
         }
     }
 
-    /// From now on the link fills free room while it has nothing else to do.
-    pub fn fill_free_room(&self) {
-        self.lock().state.fill_free_room();
+    /// From now on the link fills free room while it has nothing else to do, and brings what is
+    /// expected in the place of what is worth less.
+    pub fn use_idle_link(&self) {
+        let mut shared = self.lock();
+        shared.state.fill_free_room();
+        shared.state.swap_when_idle();
     }
 
     /// From now on this tier reports to the tier below which experts it holds whole.
@@ -208,7 +223,9 @@ impl Tier {
     }
 
     pub fn observe(&self, event: &Event) {
-        self.lock().state.observe(event);
+        let mut shared = self.lock();
+        shared.state.observe(event);
+        self.unlock(shared);
     }
 
     /// Layers' decode steps so far.
@@ -274,7 +291,9 @@ impl Tier {
             }
             for _ in 0..max {
                 let Some(number) = shared.state.start_read() else { break };
-                out.push((number, shared.state.ticket(number).clone()));
+                let (now, ticket) = (shared.now_ns(), shared.state.ticket(number).clone());
+                shared.rate.started(now, ticket.piece.len as u64);
+                out.push((number, ticket));
             }
             if !out.is_empty() {
                 shared.busy_since.get_or_insert_with(Instant::now);
@@ -300,6 +319,10 @@ impl Tier {
 
     pub fn end_read(&self, number: u32, result: Result<(), Fault>) {
         let mut shared = self.lock();
+        let (now, bytes) = (shared.now_ns(), shared.state.ticket(number).piece.len as u64);
+        shared.rate.ended(now, bytes);
+        let n_granules = shared.rate.n_granules();
+        shared.state.set_prefetch_granules(n_granules);
         shared.state.end_read(number, result);
         if !shared.state.is_reading() {
             let busy = shared.busy_since.take().map_or(Duration::ZERO, |since| since.elapsed());

@@ -1,12 +1,17 @@
 //! The order in which loads get the link. Demand goes first, in the order in which it was asked;
 //! prefetch gets the link only while no demand is queued or on its way, most probable first, and
-//! only one granule of it at a time. So a demand load that comes at any moment waits for at most
-//! one granule of prefetch. Loads are queued whole and started read by read,
-//! which makes every boundary between reads a point of pre-emption.
+//! only one granule of it at a time, or two where the link lacks much of its rate with one. So a
+//! demand load that comes at any moment waits for at most two granules of prefetch. Loads are
+//! queued whole and started read by read, which makes every boundary between reads a point of
+//! pre-emption.
 
 use std::collections::VecDeque;
 
 pub type LoadId = u32;
+
+/// Granules of prefetch in flight at most, whatever the link's rate: demand may wait for all of
+/// them.
+pub const PREFETCH_GRANULES_MAX: u64 = 2;
 
 /// Why bytes are moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,8 +28,9 @@ pub struct TransferQueue {
     /// Reads on their way.
     demand_reads: usize,
     prefetch_bytes: u64,
-    /// The limit of prefetch in flight: one granule.
-    prefetch_bytes_max: u64,
+    granule_bytes: u64,
+    /// The limit of prefetch in flight, in granules.
+    prefetch_granules_max: u64,
 }
 
 impl TransferQueue {
@@ -34,8 +40,23 @@ impl TransferQueue {
             prefetch: Vec::new(),
             demand_reads: 0,
             prefetch_bytes: 0,
-            prefetch_bytes_max: granule_bytes,
+            granule_bytes,
+            prefetch_granules_max: 1,
         }
+    }
+
+    pub fn granule_bytes(&self) -> u64 {
+        self.granule_bytes
+    }
+
+    /// So many granules of prefetch may be in flight together: one or two.
+    pub fn set_prefetch_granules(&mut self, n: u64) {
+        assert!((1..=PREFETCH_GRANULES_MAX).contains(&n));
+        self.prefetch_granules_max = n;
+    }
+
+    fn prefetch_bytes_max(&self) -> u64 {
+        self.prefetch_granules_max * self.granule_bytes
     }
 
     pub fn push_demand(&mut self, load: LoadId) {
@@ -88,7 +109,7 @@ impl TransferQueue {
         let (load, _) = *self.prefetch.first()?;
         let alone = self.demand_reads == 0;
         let fits = self.prefetch_bytes == 0
-            || self.prefetch_bytes + bytes(load) <= self.prefetch_bytes_max;
+            || self.prefetch_bytes + bytes(load) <= self.prefetch_bytes_max();
         (alone && fits).then_some((load, Cause::Prefetch))
     }
 
@@ -107,16 +128,16 @@ impl TransferQueue {
         }
     }
 
-    /// Prefetch on its way, in parts of what may be: what a demand load that comes now waits for.
-    pub fn prefetch_share(&self) -> f64 {
-        self.prefetch_bytes as f64 / self.prefetch_bytes_max as f64
+    /// Prefetch on its way, in granules: what a demand load that comes now waits for.
+    pub fn prefetch_granules(&self) -> f64 {
+        self.prefetch_bytes as f64 / self.granule_bytes as f64
     }
 
     /// Whether no read is left to start and only prefetch is on its way, which leaves the link some
     /// room.
     pub fn is_free(&self) -> bool {
         let is_empty = self.demand.is_empty() && self.prefetch.is_empty();
-        is_empty && self.demand_reads == 0 && self.prefetch_bytes < self.prefetch_bytes_max
+        is_empty && self.demand_reads == 0 && self.prefetch_bytes < self.prefetch_bytes_max()
     }
 
     pub fn is_idle(&self) -> bool {
@@ -165,7 +186,11 @@ mod tests {
             q.started(Cause::Prefetch, HALF);
         }
         assert_eq!(q.front(|_| HALF), None);
-        assert_eq!(q.prefetch_share(), 1.0);
+        assert_eq!(q.prefetch_granules(), 1.0);
+        // Two granules, where the link needs them.
+        q.set_prefetch_granules(2);
+        assert_eq!(q.front(|_| 2 * HALF), Some((1, Cause::Prefetch)));
+        assert_eq!(q.front(|_| 3 * HALF), None);
         // Demand never waits for the queue.
         q.push_demand(2);
         assert_eq!(q.front(|_| HALF), Some((2, Cause::Demand)));

@@ -44,8 +44,6 @@ pub struct Entry {
     pub n_misses: u32,
     /// Bytes of prefetch that no demand has asked for yet.
     pub unused_bytes: u64,
-    /// The time at which it last came into transit: the oldest leaves first.
-    pub stamp: u64,
     /// The number of the last predictions that named it, and its priority in them.
     pub prediction_round: u64,
     pub predicted_priority: f32,
@@ -108,7 +106,6 @@ impl Residency {
                     n_hits: 0,
                     n_misses: 0,
                     unused_bytes: 0,
-                    stamp: 0,
                     prediction_round: 0,
                     predicted_priority: 0.0,
                     place: 0,
@@ -157,6 +154,13 @@ impl Residency {
         entry.working += n;
         assert!(entry.working <= entry.held);
         self.working[entry.id.layer as usize] += n;
+    }
+
+    /// The last `n` working granules of the expert are in transit from now on.
+    pub fn remove_working(&mut self, expert: u32, n: usize) {
+        let entry = &mut self.entries[expert as usize];
+        entry.working -= n;
+        self.working[entry.id.layer as usize] -= n;
     }
 
     /// Working granules of a layer's experts.

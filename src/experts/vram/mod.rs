@@ -140,7 +140,11 @@ impl VramTier {
         let moving: Layers = layers.iter().map(|l| l.as_ref().map(layer)).collect();
         let VramOptions { policy, k, ref profile, lockstep, .. } = *options;
         let runtime = RuntimeOptions { policy, k, profile, lockstep };
-        let pieces = Box::new(Pieces { layers: moving.clone(), own: options.own.clone() });
+        let pieces = Box::new(Pieces {
+            layers: moving.clone(),
+            own: options.own.clone(),
+            source: source.clone(),
+        });
         TierRuntime::open(&plan, pieces, layers, &runtime, |tier| {
             let core = Core {
                 tier,

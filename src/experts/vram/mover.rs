@@ -30,6 +30,8 @@ pub struct Pieces {
     pub layers: Layers,
     /// Experts that the tier may hold; `None`: all.
     pub own: Option<Own>,
+    /// The tier below.
+    pub source: Arc<dyn ExpertStore>,
 }
 
 impl Layout for Pieces {
@@ -45,6 +47,10 @@ impl Layout for Pieces {
     fn may_hold(&self, expert: Expert) -> bool {
         let own = self.own.as_ref();
         own.is_none_or(|own| own.has(expert.layer as usize, expert.expert))
+    }
+
+    fn is_at_hand(&self, expert: Expert) -> bool {
+        self.may_hold(expert) && self.source.is_whole(expert)
     }
 }
 

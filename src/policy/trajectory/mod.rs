@@ -8,10 +8,9 @@
 //! router has chosen, when the token's later layers are still those of the token before, and those
 //! of all layers passed four times a token.
 //!
-//! Prefetch is that of the next layer's router, and then what this predictor expects of the layers
-//! behind it (`far`).
+//! Prefetch is that of the next layer's router. What this predictor expects of later layers an idle
+//! link brings by itself, where the eviction holds it to be worth its room.
 
-mod far;
 mod gain;
 mod learner;
 mod map;
@@ -27,7 +26,6 @@ use std::ops::Range;
 
 use super::grid::Grid;
 use super::{Event, NextLayer, Phase, Prediction, Predictor, Profile, Routed, Shape, Wants};
-use far::Far;
 use learner::Learner;
 use map::Map;
 use text::Text;
@@ -40,7 +38,6 @@ pub struct TrajectoryPredictor {
     learner: Learner,
     texts: BTreeMap<u32, Text>,
     nearest: NextLayer,
-    far: Far,
     /// Probabilities that the next pass uses an expert, for any of the texts that are decoded.
     used: Vec<f32>, // [cells]
     /// Layers of which the last event has changed it.
@@ -62,7 +59,6 @@ impl TrajectoryPredictor {
         TrajectoryPredictor {
             texts: BTreeMap::new(),
             nearest: NextLayer::new(shape),
-            far: Far::default(),
             used: vec![0.0; grid.n_cells()],
             changed: Vec::new(),
             n_passes: 0,
@@ -83,7 +79,6 @@ impl TrajectoryPredictor {
         let learner = &mut self.learner;
         let text = self.texts.entry(request).or_insert_with(|| learner.text());
         learner.routed(text, layer, chosen, probs);
-        self.far.reached = learner.grid.place(layer);
         if text.lesson.is_none() {
             return;
         }
@@ -102,12 +97,11 @@ impl TrajectoryPredictor {
             self.learner.expect(text, layer);
             self.changed.push(layer);
         }
-        let since = self.n_passes.saturating_sub(2 * self.texts.len() as u64);
+        let since = self.active_since();
         for layer in &self.changed {
             let row = self.learner.grid.row(*layer);
             let used = &mut self.used[row.clone()];
             used.fill(1.0);
-            // A text that has paused is not part of the next pass.
             let texts = self.texts.values().filter(|t| t.lesson.is_some() && t.last_pass >= since);
             for text in texts {
                 let expected = &text.expected[row.clone()];
@@ -115,6 +109,16 @@ impl TrajectoryPredictor {
             }
             used.iter_mut().for_each(|unused| *unused = 1.0 - *unused);
         }
+    }
+
+    /// A text whose last pass is before this one has paused: it is not part of the next pass.
+    fn active_since(&self) -> u64 {
+        self.n_passes.saturating_sub(2 * self.texts.len() as u64)
+    }
+
+    fn n_active(&self) -> usize {
+        let since = self.active_since();
+        self.texts.values().filter(|text| text.last_pass >= since).count()
     }
 
     fn end_pass(&mut self, request: u32, phase: Phase) {
@@ -157,7 +161,6 @@ impl Predictor for TrajectoryPredictor {
 
     fn predict(&mut self, out: &mut Vec<Prediction>) {
         self.nearest.predict(out);
-        self.far.predict(&self.learner.grid, self.learner.k(), &self.used, out);
     }
 
     fn wants(&self) -> Wants {
@@ -165,6 +168,10 @@ impl Predictor for TrajectoryPredictor {
     }
 
     fn emit(&self, listener: &mut dyn FnMut(&Event<'_>)) {
+        // Of several texts in a pass, the look-ahead is one's alone.
+        if self.n_active() == 1 {
+            self.nearest.emit(listener);
+        }
         for layer in &self.changed {
             let used = &self.used[self.learner.grid.row(*layer)];
             listener(&Event::Expected { layer: *layer, used });

@@ -258,7 +258,8 @@ fn prediction_pays_where_the_link_is_idle() {
     let routing = routing(4, 3, 4, 40);
     let on_demand = simulate(&routing, &options("on-demand", 0.5)).unwrap();
     let ahead = simulate(&routing, &options("mixtral-offloading", 0.5)).unwrap();
-    assert!(ahead.counters.hit_rate() > on_demand.counters.hit_rate());
+    // Some of them come in part.
+    assert!(ahead.counters.misses < on_demand.counters.misses);
     assert!(ahead.counters.prefetch_used_bytes > ahead.counters.prefetch_wasted_bytes);
     assert!(ahead.tpot.mean < on_demand.tpot.mean);
     // A search that takes several tokens finds nothing in time.
@@ -266,7 +267,7 @@ fn prediction_pays_where_the_link_is_idle() {
     late.costs.search_ns = 10 * TOKEN_NS as u64;
     let tiers = Tiers::of(&routing, &late).unwrap();
     let late = simulate_policy(&routing, &late, tiers, slow_next_layer).unwrap();
-    assert!(late.counters.hit_rate() < ahead.counters.hit_rate());
+    assert!(late.counters.misses > ahead.counters.misses);
 }
 
 /// Shares of the layers are planned by the machine's costs.

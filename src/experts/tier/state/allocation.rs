@@ -3,6 +3,7 @@
 //! time it is used (MoEpic, section 3.1).
 
 use super::State;
+use super::transit::Claim;
 use crate::experts::acquisition::Access;
 use crate::experts::tier::class::Role;
 use crate::experts::tier::load::{Load, Reason};
@@ -71,12 +72,13 @@ impl State {
         self.layout.pieces(id, held..end, &mut pieces);
         let load = self.loads.insert(Load::new(e, held..end, reason, pieces)) as LoadId;
         let entry = self.table.get_mut(e);
-        (entry.load, entry.stamp) = (Some(load), self.clock);
+        entry.load = Some(load);
         self.clock += 1;
         match reason.cause {
             Cause::Demand => {
-                let quarters = (4.0 * self.queue.prefetch_share()).ceil() as usize;
-                self.counters.demand_wait_histogram[quarters.min(5)] += 1;
+                let quarters = (4.0 * self.queue.prefetch_granules()).ceil() as usize;
+                let histogram = &mut self.counters.demand_wait_histogram;
+                histogram[quarters.min(histogram.len() - 1)] += 1;
                 self.queue.push_demand(load);
             }
             Cause::Prefetch => self.queue.push_prefetch(load, priority),
@@ -110,8 +112,11 @@ impl State {
         if n_working == n {
             return Some(n);
         }
-        let prefetch = (cause == Cause::Prefetch).then_some(priority);
-        self.make_transit_room(e, n - n_working, prefetch).then_some(n_working)
+        let claim = match cause {
+            Cause::Demand => Claim::DEMAND,
+            Cause::Prefetch => self.prefetch_claim(e, priority),
+        };
+        self.make_transit_room(e, n - n_working, claim).then_some(n_working)
     }
 
     /// Whether an expert can have `n` more working granules and nothing must leave.
@@ -139,22 +144,14 @@ impl State {
                 (_, _) => self.working_victim(class, Some(id.layer)),
             };
             let Some(victim) = victim else { return false };
-            self.drop_transit(victim);
             let working = self.table.get(victim).working;
             let lacking = if layer_lacks > 0 { layer_lacks } else { class_lacks };
-            self.shrink(victim, working - lacking.min(working));
+            let n_leaving = lacking.min(working);
+            if !self.demote(victim, n_leaving) {
+                self.drop_transit(victim);
+                self.shrink(victim, working - n_leaving);
+            }
         }
-    }
-
-    /// Room for `n` more granules of an expert in transit. A prefetch of some priority leaves what
-    /// is predicted to be at least as urgent.
-    fn make_transit_room(&mut self, e: u32, n: usize, prefetch: Option<f32>) -> bool {
-        let class = self.table.get(e).class;
-        while self.classes[class].free(Role::Transit) < n {
-            let Some(victim) = self.transit_victim(class, prefetch) else { break };
-            self.drop_transit(victim);
-        }
-        self.classes[class].free(Role::Transit) >= n
     }
 
     /// The working expert to lose granules: a copy too many of what is in the tier above, then
@@ -197,22 +194,6 @@ impl State {
         let priority = |e: u32| self.eviction.priority(self.table.get(e).id);
         let copies = evictable.filter(is_copy).map(|e| (priority(e), e));
         copies.max_by(|a, b| a.0.total_cmp(&b.0)).map(|found| found.1)
-    }
-
-    /// The expert in transit to leave: what is not predicted, the oldest first, and then what is
-    /// least urgent. What is as urgent as the prefetch that wants the room stays.
-    fn transit_victim(&self, class: usize, prefetch: Option<f32>) -> Option<u32> {
-        let members = self.classes[class].members().iter().copied();
-        let evictable = members.filter_map(|e| {
-            let entry = self.table.get(e);
-            let predicted = self.prefetch_priority(entry).unwrap_or(f32::NEG_INFINITY);
-            let is_free = entry.is_evictable()
-                && entry.in_transit() > 0
-                && prefetch.is_none_or(|priority| predicted < priority);
-            is_free.then_some((predicted, entry.stamp, e))
-        });
-        let first = evictable.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-        first.map(|found| found.2)
     }
 
     pub(super) fn drop_transit(&mut self, e: u32) {

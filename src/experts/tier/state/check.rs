@@ -1,9 +1,9 @@
 //! The invariants of the state, for tests and for callers of `check_integrity`.
 
-#[cfg(test)]
-use super::Entry;
 use super::State;
 use crate::experts::tier::class::Role;
+#[cfg(test)]
+use crate::experts::tier::residency::Entry;
 
 impl State {
     /// Whether nothing is pinned, queued or on its way, and no free room is left to fill.

@@ -49,20 +49,21 @@ impl State {
         *is_on && is_new && self.n_lacking_slots == 0 && self.queue.is_free() && has_room()
     }
 
-    /// Queues the load of the best expert that there is free room for.
-    pub(super) fn fill(&mut self) {
+    /// Queues the load of the best expert that there is free room for; whether there is one.
+    pub(super) fn fill(&mut self) -> bool {
         if !self.may_fill() {
-            return;
+            return false;
         }
         let Some(e) = self.next_ranked().or_else(|| self.rank().next_ranked()) else {
             self.filling.found_nothing = Some(self.clock);
-            return;
+            return false;
         };
         let n = self.n_fillable(e);
         let entry = self.table.get_mut(e);
         entry.is_filler |= entry.held == 0;
         let room = Room { n_working: n, n_transit: 0 };
         self.begin_load(e, room, Reason { cause: Cause::Prefetch, access: Access::Fill }, PRIORITY);
+        true
     }
 
     fn next_ranked(&mut self) -> Option<u32> {

@@ -18,13 +18,15 @@ mod filling;
 mod layer_prefetch;
 mod pinned;
 mod predictions;
+mod swapping;
+mod transit;
 
 use slab::Slab;
 
-use super::class::{Class, ClassPlan, Role};
+use super::class::{Class, ClassPlan};
 use super::load::{Fault, Load};
 use super::queue::{Cause, LoadId, TransferQueue};
-use super::residency::{Entry, LayerPlan, Residency};
+use super::residency::{LayerPlan, Residency};
 use super::upper::UpperResidency;
 use crate::experts::acquisition::{Access, Acquisition, GranuleRef, WantedExpert};
 use crate::experts::counters::Counters;
@@ -35,6 +37,7 @@ use layer_prefetch::LayerPrefetch;
 use pinned::PinnedLayer;
 use std::ops::Range;
 use std::sync::Arc;
+use swapping::Swapping;
 
 /// While a prompt waits for loads, so many granules are handed out at once: enough to keep the
 /// processor busy, few enough for their slots to come back before the link runs dry.
@@ -47,6 +50,11 @@ pub trait Layout: Send + Sync {
     /// Whether the tier may hold an expert of its layers.
     fn may_hold(&self, _expert: Expert) -> bool {
         true
+    }
+
+    /// Whether the tier may hold it, and reads of it keep no other link busy.
+    fn is_at_hand(&self, expert: Expert) -> bool {
+        self.may_hold(expert)
     }
 }
 
@@ -127,6 +135,8 @@ pub struct State {
     /// Decode steps of layers so far, and the last one of each layer.
     step: u64,
     last_step: Vec<u64>,
+    /// Tokens of decode that the eviction has heard of in each layer since its last step.
+    n_heard: Vec<u64>,
     /// Number of the last predictions: what they name is protected.
     prediction_round: u64,
     /// The layer that a prompt wants next.
@@ -135,6 +145,8 @@ pub struct State {
     n_lacking_slots: usize,
     /// The experts that free room is filled with.
     filling: Filling,
+    /// The experts that an idle link may bring in the place of others.
+    swapping: Swapping,
     /// Layers whose whole experts are pinned for a device.
     pinned_layers: Vec<PinnedLayer>,
     /// The experts that the tier above holds whole, and the same report of this tier to the one
@@ -169,11 +181,13 @@ impl State {
             clock: 0,
             step: 0,
             last_step: vec![0; plan.layers.len()],
+            n_heard: vec![0; plan.layers.len()],
             // Of none yet: entries begin with 0.
             prediction_round: 1,
             layer_prefetch: LayerPrefetch::default(),
             n_lacking_slots: 0,
             filling: Filling::default(),
+            swapping: Swapping::new(plan.layers.len()),
             pinned_layers: Vec::new(),
             upper: Arc::new(UpperResidency::new(&plan.layers)),
             lower: None,
@@ -192,6 +206,12 @@ impl State {
 
     pub fn observe(&mut self, event: &Event) {
         self.eviction.observe(event);
+        if let Event::Routed(routed) = event {
+            self.n_heard[routed.layer as usize] += 1;
+        }
+        if self.swapping.observe(event) {
+            self.swap();
+        }
     }
 
     /// Puts what the eviction has learned into the profile.
@@ -260,8 +280,11 @@ impl State {
     /// A decode step has come to this layer.
     fn on_decode_step(&mut self, layer: usize) {
         self.drop_stale_prefetches(layer);
+        let n_heard = std::mem::take(&mut self.n_heard[layer]);
+        self.counters.unheard_steps += u64::from(n_heard == 0);
         self.step += 1;
         self.last_step[layer] = self.step;
+        self.swapping.on_decode_step(layer);
     }
 
     /// A load that was under way for another reason, or for none any more, is wanted now.
@@ -289,16 +312,6 @@ impl State {
         let stale: Vec<LoadId> = self.queue.prefetches().filter(stale).collect();
         for load in stale {
             self.stop(load);
-        }
-    }
-
-    /// Granules in transit join the working set, as far as the expert keeps them and there is room.
-    fn move_to_working(&mut self, e: u32) {
-        let Entry { id, class, held, working, .. } = *self.table.get(e);
-        let n = held.min(self.share(id, class).keep).saturating_sub(working);
-        if n > 0 && self.make_working_room(e, n) {
-            self.classes[class].change_role(Role::Transit, Role::Working, n);
-            self.table.add_working(e, n);
         }
     }
 
@@ -444,10 +457,19 @@ impl State {
         self.startable().is_some() || self.may_fill()
     }
 
+    pub fn granule_bytes(&self) -> u64 {
+        self.queue.granule_bytes()
+    }
+
+    /// So many granules of prefetch may be in flight together.
+    pub fn set_prefetch_granules(&mut self, n: u64) {
+        self.queue.set_prefetch_granules(n);
+    }
+
     /// The next read, now started: its ticket's number.
     pub fn start_read(&mut self) -> Option<u32> {
-        if self.startable().is_none() {
-            self.fill();
+        if self.startable().is_none() && !self.fill() {
+            self.swap();
         }
         let (load_id, cause) = self.startable()?;
         let load = &mut self.loads[load_id as usize];
@@ -501,7 +523,9 @@ impl State {
         }
         self.land(ticket.load);
         if self.loads[ticket.load as usize].fault.is_some() {
-            self.filling.stop_if(self.loads[ticket.load as usize].access == Access::Fill);
+            let is_idle_links = self.loads[ticket.load as usize].access == Access::Fill;
+            self.filling.stop_if(is_idle_links);
+            self.swapping.stop_if(is_idle_links);
             self.stop(ticket.load);
         } else {
             self.end_if_over(ticket.load);

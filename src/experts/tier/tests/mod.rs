@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use super::tier::class::{ClassPlan, Role};
 use super::tier::load::Fault;
-use super::tier::queue::Cause;
+use super::tier::queue::{Cause, PREFETCH_GRANULES_MAX};
 use super::tier::residency::LayerPlan;
 use super::tier::state::{Layout, Progress, State, TierPlan};
 use super::tier::upper::UpperResidency;
@@ -17,11 +17,14 @@ use crate::experts::acquisition::{Access, Acquisition, GranuleRef, LayerPart};
 use crate::experts::layout::piece::{Dest, Piece};
 use crate::policy::{Event, Expert, LayerShare, Prediction, Profile, Routed, Shape};
 
+mod admission;
 mod filling;
 mod mixed;
 mod prefetch;
 mod share;
 mod status;
+mod swapping;
+mod transit;
 mod upper;
 
 const PIECE_BYTES: usize = 4096;
@@ -78,6 +81,8 @@ struct World {
     pinned_layers: BTreeMap<usize, Vec<GranuleRef>>,
     /// The reports to a tier below.
     told: Arc<UpperResidency>,
+    /// Granules of prefetch that may be in flight.
+    n_granules: u64,
 }
 
 impl World {
@@ -94,6 +99,7 @@ impl World {
             memory,
             state,
             told,
+            n_granules: 1,
             works: (0..n_works).map(|_| Acquisition::default()).collect(),
             lent: vec![HashSet::new(); n_works],
             in_flight: Vec::new(),
@@ -201,8 +207,9 @@ impl World {
 
     /// Predictions that `age` decode steps have overtaken.
     fn predict_late(&mut self, predictions: &[Prediction], age: u64) {
-        let step = self.state.step();
+        let (step, before) = (self.state.step(), self.working());
         self.state.prefetch(predictions, step.saturating_sub(age));
+        assert!(before.is_subset(&self.working()), "a prediction evicts working granules");
     }
 
     fn share(&mut self, shares: &[(usize, usize)]) {
@@ -239,8 +246,22 @@ impl World {
         self.state.release(&mut self.works[w]);
     }
 
+    /// So many granules of prefetch may be in flight from now on.
+    fn set_depth(&mut self, n_granules: u64) {
+        self.n_granules = n_granules;
+        self.state.set_prefetch_granules(n_granules);
+    }
+
+    /// The next read. What an idle link looks for by itself evicts no working granules.
+    fn start_read(&mut self) -> Option<u32> {
+        let before = self.working();
+        let number = self.state.start_read();
+        assert!(before.is_subset(&self.working()), "an idle link has evicted working granules");
+        number
+    }
+
     fn start_reads(&mut self) {
-        while let Some(number) = self.state.start_read() {
+        while let Some(number) = self.start_read() {
             let ticket = self.state.ticket(number).clone();
             // A read overwrites its slot from its start, and no slot that is lent.
             if let Dest::Slot { granule, .. } = ticket.piece.to {
@@ -258,7 +279,8 @@ impl World {
                         Cause::Demand => demand += 1,
                     }
                 }
-                assert!(demand == 0 && bytes + ticket.piece.len <= 2 * PIECE_BYTES);
+                let most = self.n_granules as usize * 2 * PIECE_BYTES;
+                assert!(demand == 0 && bytes + ticket.piece.len <= most);
             }
             self.in_flight.push(number);
         }
@@ -381,6 +403,15 @@ enum Op {
         expert: u32,
         is_whole: bool,
     },
+    /// A predictor says what it expects of a layer's next coming.
+    Expect {
+        layer: usize,
+        used: Vec<f32>,
+    },
+    /// The link needs so many granules of prefetch in flight.
+    Depth {
+        n_granules: u64,
+    },
     StartReads,
     EndRead {
         which: usize,
@@ -428,6 +459,9 @@ fn op() -> impl Strategy<Value = Op> {
             .prop_map(|(layer, used)| Op::UnpinLayer { layer, used }),
         2 => (MOE_LAYERS, 0..6u32, proptest::bool::ANY)
             .prop_map(|(layer, expert, is_whole)| Op::SetUpper { layer, expert, is_whole }),
+        3 => (MOE_LAYERS, proptest::collection::vec(0.0..1.0f32, 6))
+            .prop_map(|(layer, used)| Op::Expect { layer, used }),
+        1 => (1..=PREFETCH_GRANULES_MAX).prop_map(|n_granules| Op::Depth { n_granules }),
         4 => Just(Op::StartReads),
         8 => (0..99usize, proptest::bool::weighted(0.05))
             .prop_map(|(which, fails)| Op::EndRead { which, fails }),
@@ -462,6 +496,10 @@ fn run(world: &mut World, ops: Vec<Op>) {
             Op::SetUpper { layer, expert, is_whole } => {
                 world.set_upper(layer as u32, expert, is_whole);
             }
+            Op::Expect { layer, used } => {
+                world.state.observe(&Event::Expected { layer: layer as u32, used: &used });
+            }
+            Op::Depth { n_granules } => world.set_depth(n_granules),
             Op::StartReads => world.start_reads(),
             Op::EndRead { which, fails } => world.end_read(which, fails),
             Op::Advance { .. } => {}
@@ -483,14 +521,18 @@ proptest! {
         ops in proptest::collection::vec(op(), 1..120),
         n_slots in (9..20usize, 6..14usize),
         n_transit in GRANULES..=5,
-        rows: bool, fills: bool,
-        policy in proptest::sample::select(vec!["lru", "lfu", "lcp", "random"]),
+        rows: bool,
+        [fills, swaps] in proptest::array::uniform2(proptest::bool::ANY),
+        policy in proptest::sample::select(vec![
+            "lru", "lfu", "lcp", "random", "scan-resistant",
+        ]),
     ) {
         let policy = format!("predictor=none,eviction={policy}");
         let plan = plan([n_slots.0, n_slots.1], n_transit);
         let budget: usize = plan.n_bytes() as usize;
         let mut world = World::new(plan, rows, &policy, N_WORKS);
         fills.then(|| world.state.fill_free_room());
+        swaps.then(|| world.state.swap_when_idle());
         run(&mut world, ops);
         prop_assert!(world.state.counters().resident_bytes_max as usize <= budget);
         world.settle_down();
@@ -499,26 +541,6 @@ proptest! {
         prop_assert_eq!(world.drain(0), None);
         world.release(0);
     }
-}
-
-/// An expert of which a part is there was the least worth keeping: it must not make the room for
-/// its own other part.
-#[test]
-fn an_admission_does_not_push_out_what_it_adds_to() {
-    let predicted = Prediction { expert: Expert { layer: 3, expert: 1 }, priority: 0.0 };
-    let landed = || Op::EndRead { which: 0, fails: false };
-    let mut world = World::new(plan([11, 6], 3), false, "predictor=none,eviction=lru", N_WORKS);
-    let ops = vec![
-        Op::Prefetch { predictions: vec![predicted], age: 0 },
-        Op::StartReads,
-        Op::Acquire { work: 0, layer: 3, experts: vec![5], later: vec![], access: Access::Decode },
-        landed(),
-        landed(),
-        Op::Share { shares: vec![(0, 0), (0, 0), (2, 2)] },
-        Op::Admit { layer: 3, experts: vec![1] },
-    ];
-    run(&mut world, ops);
-    world.settle_down();
 }
 
 fn small() -> World {
@@ -561,7 +583,7 @@ fn a_victim_keeps_the_prefix_whose_room_is_not_needed() {
     }
     decode(&mut world, 3, &[0]);
     let victim = world.state.entries().iter().find(|e| e.id == Expert { layer: 1, expert: 0 });
-    assert_eq!(victim.unwrap().resident, 0);
+    assert_eq!(victim.unwrap().working, 0);
     let counters = world.state.counters();
     assert_eq!((counters.hits_whole, counters.misses), (0, 4));
     decode(&mut world, 1, &[1]);
@@ -727,54 +749,6 @@ fn what_is_pinned_stays_and_leaves_room_for_demand() {
     let used = world.state.entries().iter().find(|e| e.id == Expert { layer: 1, expert: 1 });
     assert_eq!(used.unwrap().working, GRANULES);
     assert!(world.state.is_idle());
-}
-
-#[test]
-fn what_is_worth_more_is_admitted_when_the_link_is_idle() {
-    let mut world = full();
-    let resident = |world: &World| (0..6).map(|e| world.resident(1, e)).collect::<Vec<_>>();
-    // Never used: worth no more than what is there.
-    world.state.admit(1, &[0]);
-    assert!(world.state.is_idle());
-    // Used elsewhere, the last two most lately.
-    for expert in 0..4 {
-        let chosen = &[expert];
-        let (probs, hidden): (&[f32], &[f32]) = (&[], &[]);
-        let routed = Routed { request: 0, layer: 1, chosen, probs, hidden, ahead: None };
-        world.state.observe(&Event::Routed(routed));
-    }
-    world.predict(&[predicted(3, 4, 0.1)]);
-    world.state.admit(1, &[2, 3, 0]);
-    // What is predicted goes first, and neither replaces the other.
-    world.start_reads();
-    assert_eq!(world.state.ticket(world.in_flight[0]).expert.layer, 3);
-    world.predict(&[]);
-    world.load_all();
-    // Two at a time.
-    assert_eq!(resident(&world), [0, 0, 3, 3, 0, 0]);
-    // For good: they have taken the place of the least lately used.
-    let working = |world: &World| world.state.held(Role::Working);
-    assert_eq!(working(&world), 9);
-    assert_eq!((0..3).map(|e| world.resident(3, e)).collect::<Vec<_>>(), [0, 0, 3]);
-    decode(&mut world, 1, &[2, 3]);
-    assert_eq!(world.state.counters().prefetch_used_bytes, 2 * 8 * PIECE_BYTES as u64);
-}
-
-#[test]
-fn an_upload_says_nothing_of_the_layers_other_experts() {
-    let accesses = [Access::Upload { keep: false }, Access::Upload { keep: true }, Access::Decode];
-    for access in accesses {
-        let mut world = full();
-        world.predict(&[predicted(1, 0, 0.9)]);
-        let step = world.state.step();
-        world.acquire(0, 1, &[5], access);
-        world.release(0);
-        world.load_all();
-        // In decode, what was predicted of the layer and is not wanted by it is not wanted at all.
-        let is_decode = access == Access::Decode;
-        assert_eq!(world.resident(1, 0), if is_decode { 0 } else { 3 }, "{access:?}");
-        assert_eq!(world.state.step() > step, is_decode);
-    }
 }
 
 #[test]

@@ -16,7 +16,8 @@ fn of_what_the_tier_above_has_too_the_hottest_leaves_first() {
     let plan = plan([15, 8], GRANULES);
     let mut world = World::new(plan, false, "predictor=none,eviction=lru", 1);
     let held = |world: &World| -> Vec<u32> {
-        (0..6).filter(|expert| world.resident(1, *expert) == GRANULES).collect()
+        let entries = world.state.entries().iter().filter(|e| e.id.layer == 1);
+        entries.filter(|e| e.working == GRANULES).map(|e| e.id.expert).collect()
     };
     for expert in 0..4 {
         decode(&mut world, 1, &[expert]);
