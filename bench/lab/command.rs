@@ -15,33 +15,33 @@ use std::path::{Path, PathBuf};
 #[derive(clap::Args, Debug)]
 pub struct Args {
     /// A trace of `moeba trace record`
-    trace: PathBuf,
+    pub trace: PathBuf,
     /// Folder for POLICIES.md and policies/
     #[arg(short, long, value_name = "DIR")]
-    output: PathBuf,
+    pub output: PathBuf,
     /// A trace of a model with few large experts
     #[arg(long, value_name = "TRACE")]
-    coarse: Option<PathBuf>,
+    pub coarse: Option<PathBuf>,
     /// A trace of the first model with --ahead 6 --hidden
     #[arg(long, value_name = "TRACE")]
-    full: Option<PathBuf>,
+    pub full: Option<PathBuf>,
     /// Accuracies that moeba trace train --report wrote
     #[arg(long, value_name = "FILE")]
-    llapor: Option<PathBuf>,
+    pub llapor: Option<PathBuf>,
     /// A profile with a predictor that moeba trace train trained on the --full trace with
     /// --held-out 35 or more
     #[arg(long, value_name = "PROFILE", requires = "full")]
-    networks: Option<PathBuf>,
+    pub networks: Option<PathBuf>,
     /// Output of `moeba doctor --json` on a machine with a GPU: how fast experts are transferred
     /// with AsyncIO and without
     #[arg(long, value_name = "FILE")]
-    machine: Option<PathBuf>,
-    /// Figures of live runs that bench/policies.py wrote
+    pub machine: Option<PathBuf>,
+    /// Figures of live runs that `moeba-lab papers` wrote
     #[arg(long, value_name = "FILE")]
-    live: Option<PathBuf>,
+    pub live: Option<PathBuf>,
     /// Requests at the start that only fill caches [default: 8, or half of a short trace]
     #[arg(long, value_name = "N")]
-    warm_up: Option<usize>,
+    pub warm_up: Option<usize>,
 }
 
 const DOCUMENT: &str = "POLICIES.md";
@@ -108,7 +108,7 @@ fn write_text(path: &Path, text: &str) -> Result<()> {
     fs::write(path, text).map_err(|e| Error::io(path, e))
 }
 
-fn read_text(path: &Path) -> Result<String> {
+pub fn read_text(path: &Path) -> Result<String> {
     fs::read_to_string(path).map_err(|e| Error::io(path, e))
 }
 

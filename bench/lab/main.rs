@@ -4,7 +4,9 @@
 mod command;
 mod future;
 mod hybrid;
+mod live;
 mod ordered;
+mod papers;
 mod placement;
 mod plot;
 mod tables;
@@ -25,12 +27,18 @@ struct Cli {
 enum Command {
     /// Write all tables of the papers: POLICIES.md, policies/*.csv and policies/*.svg
     Tables(command::Args),
+    /// Make everything that the tables need and write them: record, train, run live, simulate
+    Papers(papers::Args),
 }
 
 fn main() -> ExitCode {
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
-    let Command::Tables(args) = Cli::parse().command;
-    match interrupt::install().and_then(|()| command::run(&args)) {
+    let command = Cli::parse().command;
+    let run = || match &command {
+        Command::Tables(args) => command::run(args),
+        Command::Papers(args) => papers::run(args),
+    };
+    match interrupt::install().and_then(|()| run()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
             eprintln!("error: {e}");

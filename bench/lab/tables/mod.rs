@@ -53,7 +53,7 @@ pub fn introduction(inputs: &Inputs) -> String {
 pub const HEADING: &str = "# Policies on the routing of trained models";
 
 const INTRODUCTION: &str = "\n\n\
-    Made by `bench/policies.py`; do not edit. Routing is that of the small models that come with \
+    Made by `moeba-lab papers`; do not edit. Routing is that of the small models that come with \
     moeba, on text they were not trained on; sizes of experts and speeds of machines are those \
     of the published models and machines that the papers used. Hits, misses and bytes are those \
     of the engine's own tier and policies; time is modelled (`src/trace/costs.rs`). Whether a \

@@ -24,6 +24,7 @@ const POLICIES: &[(&str, &str)] = &[
     ("moe-infinity", "moe-infinity"),
     ("finemoe", "finemoe"),
     ("moepic", "moepic"),
+    ("prescope, networks untrained", "prescope"),
     ("next-layer, LCP", "predictor=next-layer,eviction=lcp"),
     ("next-layer, scan-resistant", "predictor=next-layer,eviction=scan-resistant"),
     ("trajectory, scan-resistant", "predictor=trajectory,eviction=scan-resistant"),
@@ -35,7 +36,7 @@ const ON_DEMAND: &str = "on-demand (LRU)";
 const BELADY: &str = "Belady, on demand";
 const ORACLE: &str = "Belady, next layer known";
 
-/// Results of a live run: a line that `bench/policies.py` wrote.
+/// Results of live requests: a line that `live` wrote.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Live {
     pub model: String,
@@ -52,32 +53,36 @@ pub struct Live {
     pub mib: f64,
     /// Share of a token's time.
     pub policy_share: f64,
+    pub ttft_ms: f64,
 }
 
 impl Live {
-    /// `model;policy;budget;hit_rate;tpot_ms;least;most;stall_ms;mib;policy_share`. Returns the
-    /// reason as a clause, for use after a colon.
+    /// `model;policy;budget;hit_rate;tpot_ms;least;most;stall_ms;mib;policy_share;ttft_ms`. Returns
+    /// the reason as a clause, for use after a colon.
     pub fn parse(line: &str) -> std::result::Result<Live, String> {
         let fields: Vec<&str> = line.split(';').collect();
         let [model, policy, numbers @ ..] = &fields[..] else {
-            return Err(format!("{} fields, expected 10", fields.len()));
+            return Err(format!("{} fields, expected 11", fields.len()));
         };
         let numbers = numbers.iter().map(|field| field.trim().parse::<f64>());
         let numbers = numbers.collect::<std::result::Result<Vec<f64>, _>>();
         match numbers.map_err(|e| e.to_string())?[..] {
-            [budget, hit_rate, tpot_ms, least, most, stall_ms, mib, policy_share] => Ok(Live {
-                model: model.to_string(),
-                policy: policy.to_string(),
-                budget,
-                hit_rate,
-                tpot_ms,
-                tpot_least: least,
-                tpot_most: most,
-                stall_ms,
-                mib,
-                policy_share,
-            }),
-            _ => Err(format!("{} fields, expected 10", fields.len())),
+            [budget, hit_rate, tpot_ms, least, most, stall_ms, mib, policy_share, ttft_ms] => {
+                Ok(Live {
+                    model: model.to_string(),
+                    policy: policy.to_string(),
+                    budget,
+                    hit_rate,
+                    tpot_ms,
+                    tpot_least: least,
+                    tpot_most: most,
+                    stall_ms,
+                    mib,
+                    policy_share,
+                    ttft_ms,
+                })
+            }
+            _ => Err(format!("{} fields, expected 11", fields.len())),
         }
     }
 }
@@ -215,6 +220,7 @@ fn live(inputs: &Inputs) -> Option<Table> {
             Cell::Number(run.tpot_ms, 3),
             Cell::Number(run.tpot_least, 3),
             Cell::Number(run.tpot_most, 3),
+            Cell::Number(run.ttft_ms, 1),
             Cell::Number(run.stall_ms, 3),
             Cell::Number(run.mib, 2),
             Cell::Share(run.policy_share),
@@ -226,6 +232,7 @@ fn live(inputs: &Inputs) -> Option<Table> {
         "TPOT, ms",
         "least",
         "most",
+        "TTFT, ms",
         "stall, ms",
         "MiB read for a token",
         "policy's time",
@@ -233,10 +240,12 @@ fn live(inputs: &Inputs) -> Option<Table> {
     Some(Table {
         id: "all-live",
         title: "All policies, live: disk to RAM".into(),
-        setting: "The engine itself, token by token through held-out prose, experts streamed from \
-                  the disk of the machine that made this table (`--io auto`): the run of median \
-                  TPOT of some rounds. The policy's time is that of all its threads, as a part of \
-                  a token's."
+        setting: "End to end, as FineMoE's Fig. 10, MoE-Infinity's Fig. 9, MoEpic's Fig. 7 and \
+                  PreScope's Fig. 14: the engine itself answers prompts of held-out prose with \
+                  128 tokens each, experts streamed from the disk of the machine that made this \
+                  table (`--io auto`), each policy with a profile of its requests so far; the \
+                  request of median TPOT. The policy's time is that of all its threads, as a part \
+                  of a token's."
             .into(),
         columns: columns("model, policy and budget", names),
         rows: inputs.live.iter().map(row).collect(),
@@ -273,12 +282,13 @@ mod tests {
 
     #[test]
     fn live_runs_are_read() {
-        let line = "demo;predictor=none,eviction=lfu;0.25;0.5;1.5;1.4;1.7;0.25;3;0.01";
+        let line = "demo;predictor=none,eviction=lfu;0.25;0.5;1.5;1.4;1.7;0.25;3;0.01;9";
         let run = Live::parse(line).unwrap();
         assert_eq!((&*run.model, &*run.policy), ("demo", "predictor=none,eviction=lfu"));
         assert_eq!((run.budget, run.mib, run.policy_share), (0.25, 3.0, 0.01));
         assert_eq!((run.tpot_ms, run.tpot_least, run.tpot_most), (1.5, 1.4, 1.7));
-        for bad in ["", "x", "x;1;2;3", "x;p;1;2;3;4;5;6;7;y"] {
+        assert_eq!(run.ttft_ms, 9.0);
+        for bad in ["", "x", "x;1;2;3", "x;p;1;2;3;4;5;6;7;8;y"] {
             assert!(Live::parse(bad).is_err(), "{bad}");
         }
     }
@@ -286,11 +296,11 @@ mod tests {
     #[test]
     fn auto_is_held_against_the_fastest_of_its_model_and_budget() {
         let runs = [
-            "a;on-demand;0.25;0;2;0;0;0;0;0",
-            "a;finemoe;0.25;0;1.5;0;0;0;0;0",
-            "a;auto;0.25;0;1.54;0;0;0;0;0",
-            "b;on-demand;0.25;0;1;0;0;0;0;0",
-            "b;auto;0.25;0;1.04;0;0;0;0;0",
+            "a;on-demand;0.25;0;2;0;0;0;0;0;0",
+            "a;finemoe;0.25;0;1.5;0;0;0;0;0;0",
+            "a;auto;0.25;0;1.54;0;0;0;0;0;0",
+            "b;on-demand;0.25;0;1;0;0;0;0;0;0",
+            "b;auto;0.25;0;1.04;0;0;0;0;0;0",
         ];
         let runs: Vec<Live> = runs.iter().map(|line| Live::parse(line).unwrap()).collect();
         let holds: Vec<bool> = live_claims(&runs).iter().map(|claim| claim.holds).collect();

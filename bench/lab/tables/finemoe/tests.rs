@@ -129,7 +129,7 @@ fn live_runs_of_finemoe_stand_beside_the_replayed() {
     let mut inputs = Inputs::new(&trace, None, None);
     let replayed = figure_17(&inputs).unwrap().remove(0);
     for line in
-        ["demo;on-demand;0.25;0.5;1;1;1;0.25;3;0.5", "demo;finemoe;0.25;0.5;2;1;3;0.75;3;0.004"]
+        ["demo;on-demand;0.25;0.5;1;1;1;0.25;3;0.5;9", "demo;finemoe;0.25;0.5;2;1;3;0.75;3;0.004;9"]
     {
         inputs.live.push(Live::parse(line).unwrap());
     }
@@ -143,7 +143,7 @@ fn live_runs_of_finemoe_stand_beside_the_replayed() {
     // The claim follows the figures.
     let claim = table.claims.last().unwrap();
     assert!(claim.holds && claim.text.contains("(0.4 %)"), "{claim:?}");
-    inputs.live.push(Live::parse("demo;finemoe;0.5;0.5;2;1;3;0.75;3;0.02").unwrap());
+    inputs.live.push(Live::parse("demo;finemoe;0.5;0.5;2;1;3;0.75;3;0.02;9").unwrap());
     let table = figure_17(&inputs).unwrap().remove(0);
     assert!(!table.claims.last().unwrap().holds);
     assert_eq!(table.claims.len(), replayed.claims.len() + 1);
