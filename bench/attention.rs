@@ -55,6 +55,8 @@ fn measure(cpu: &Cpu, heads: &Heads, tokens: usize, n_ctx: usize) -> [f64; TYPES
         first: n_ctx - tokens,
         all: None,
         window: None,
+        chunk: None,
+        cap: None,
         scale: 1.0 / (dim as f32).sqrt(),
         sinks: None,
         bias: None,

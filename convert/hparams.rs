@@ -120,8 +120,12 @@ impl Names for Json {
 fn check_known(config: &Json, descriptor: &Descriptor) -> Result<()> {
     if let Some(act) = config.str("hidden_act")? {
         let known = match descriptor.parts.activation {
-            Activation::Silu | Activation::SiluClamped => ["silu", "swish"],
-            Activation::Relu => ["relu", "relu"],
+            Activation::Silu
+            | Activation::SiluClamped
+            | Activation::SiluLimited
+            | Activation::SiluCapped => ["silu", "swish"],
+            Activation::Relu | Activation::ReluGated => ["relu", "relu"],
+            Activation::Gelu => ["gelu_pytorch_tanh", "gelu"],
         };
         if !known.contains(&act) {
             return Err(config.fail("hidden_act", known[0], act));

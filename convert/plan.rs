@@ -255,7 +255,8 @@ impl Planner<'_> {
 
     /// A checkpoint's name without the beginnings that say nothing.
     fn plain_name(&self, name: &str) -> String {
-        let mut prefixes = self.descriptor.convert.prefixes.iter();
+        // The longest first: of two that fit, it is the later one.
+        let mut prefixes = self.descriptor.convert.prefixes.iter().rev();
         let found = prefixes.find_map(|(from, to)| Some((to, name.strip_prefix(from.as_str())?)));
         found.map_or_else(|| name.to_owned(), |(to, rest)| format!("{to}{rest}"))
     }

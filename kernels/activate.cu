@@ -13,7 +13,8 @@ struct GatedParams {
     Address<const float> up;
     Address<float> out;
     u32 n;
-    u32 unused;
+    // For the kernels that have a limit.
+    float limit;
 };
 static_assert(sizeof(GatedParams) == 32);
 
@@ -22,19 +23,34 @@ KERNEL(swiglu_rows, THREADS, GatedParams) {
     if (i < p.n) p.out[i] = swiglu(p.gate[i], p.up[i]);
 }
 
-// Both are limited. NaN becomes the limit in `gate` and stays NaN in `up`, as in the twin.
 KERNEL(swiglu_clamped_rows, THREADS, GatedParams) {
     u32 i = index();
-    if (i >= p.n) return;
-    float g = fminf(p.gate[i], 7.0f), u = p.up[i];
-    u = u < -7.0f ? -7.0f : u > 7.0f ? 7.0f : u;
-    p.out[i] = g * sigmoid(1.702f * g) * (u + 1.0f);
+    if (i < p.n) p.out[i] = swiglu_clamped(p.gate[i], p.up[i]);
 }
 
 KERNEL(relu_rows, THREADS, GatedParams) {
     u32 i = index();
-    float value = i < p.n ? p.up[i] : 0.0f;
-    if (i < p.n) p.out[i] = value > 0.0f ? value : 0.0f;
+    if (i < p.n) p.out[i] = relu(p.up[i]);
+}
+
+KERNEL(reglu_rows, THREADS, GatedParams) {
+    u32 i = index();
+    if (i < p.n) p.out[i] = relu(p.gate[i]) * p.up[i];
+}
+
+KERNEL(geglu_rows, THREADS, GatedParams) {
+    u32 i = index();
+    if (i < p.n) p.out[i] = geglu(p.gate[i], p.up[i]);
+}
+
+KERNEL(swiglu_limited_rows, THREADS, GatedParams) {
+    u32 i = index();
+    if (i < p.n) p.out[i] = swiglu_limited(p.gate[i], p.up[i], p.limit);
+}
+
+KERNEL(swiglu_capped_rows, THREADS, GatedParams) {
+    u32 i = index();
+    if (i < p.n) p.out[i] = swiglu_capped(p.gate[i], p.up[i], p.limit);
 }
 
 struct InPlaceParams {
@@ -48,6 +64,11 @@ static_assert(sizeof(InPlaceParams) == 16);
 KERNEL(sigmoid_rows, THREADS, InPlaceParams) {
     u32 i = index();
     if (i < p.n) p.x[i] = sigmoid(p.x[i]);
+}
+
+KERNEL(softplus_rows, THREADS, InPlaceParams) {
+    u32 i = index();
+    if (i < p.n) p.x[i] = softplus(p.x[i]);
 }
 
 // One warp for each row, which has to fit a block's shared memory.

@@ -36,7 +36,7 @@ struct Job {
     u32 k_dim, k_row, v_dim, v_row;
     // The positions of the split that are seen.
     Range seen;
-    float scale;
+    float scale, cap;
     // The token's position, and the first of the heads.
     u32 position, head, n_heads;
     Global<const float> bias;
@@ -134,6 +134,7 @@ __device__ __forceinline__ void scores(const K& type, const Scratch& scratch, co
             u32 r = (n + lane) % R, key = first + (n + lane) / R * GROUPS + group;
             if (key >= job.seen.end) continue;
             float score = job.scale * dot;
+            if (job.cap > 0.0f) score = soft_cap(score, job.cap);
             if (job.bias && r < job.n_heads) {
                 score += bias_of(job.bias, job.reach, job.head + r, key, job.position);
             }
@@ -287,14 +288,14 @@ __device__ __forceinline__ void attention_split(const AttentionParams& p) {
     u32 token = blockIdx.z, slot = blockIdx.x, n_slots = gridDim.x;
     Job job;
     job.position = p.past[0] + p.first_token + token;
-    Range seen = seen_by(job.position, p.all, p.window, p.limit);
+    Range seen = seen_by(job.position, p.all, p.window, p.chunk, p.limit);
     u32 split = seen.begin / SPLIT + slot;
     job.seen = seen.common(split * SPLIT, split * SPLIT + SPLIT);
     if (job.seen.is_empty()) return;
     job.k = p.k + static_cast<u64>(head_kv) * p.k_ctx * p.k_row;
     job.v = p.v + static_cast<u64>(head_kv) * p.v_ctx * p.v_row;
     job.k_dim = p.k_dim, job.k_row = p.k_row, job.v_dim = v_dim, job.v_row = p.v_row;
-    job.scale = p.scale, job.bias = p.bias, job.reach = p.reach;
+    job.scale = p.scale, job.cap = p.cap, job.bias = p.bias, job.reach = p.reach;
     job.head = head_kv * group + part * R;
     job.n_heads = min(R, group - part * R);
 
@@ -355,7 +356,7 @@ struct CombineParams {
     u32 limit;
     u32 all;
     u32 window;
-    u32 unused;
+    u32 chunk;
     // [n_head] or null
     Address<const float> sinks;
     // [tokens, n_head, v_dim]
@@ -369,7 +370,8 @@ KERNEL(attention_combine, COMBINE_THREADS, CombineParams) {
     Global<const float> sinks = p.sinks;
     u32 head = blockIdx.x, token = blockIdx.y;
     u64 query = static_cast<u64>(token) * gridDim.x + head;
-    Range seen = seen_by(p.past[0] + p.first_token + token, p.all, p.window, p.limit);
+    u32 position = p.past[0] + p.first_token + token;
+    Range seen = seen_by(position, p.all, p.window, p.chunk, p.limit);
     u32 n = seen.is_empty() ? 0 : (seen.end - 1) / split_len + 1 - seen.begin / split_len;
     n = min(n, n_slots);
     Global<const float> records = p.work + query * n_slots * record_floats(v_dim);

@@ -50,9 +50,13 @@ struct AttentionParams {
     // Records [tokens, n_head, n_slots] of acc [v_dim], max, sum: one for each split.
     Address<float> work;
     u32 n_slots;
+    // See `seen_by`.
+    u32 chunk;
+    // Scores are capped softly; 0 leaves them.
+    float cap;
     u32 unused;
 };
-static_assert(sizeof(AttentionParams) == 128);
+static_assert(sizeof(AttentionParams) == 136);
 
 // Positions begin … end.
 struct Range {
@@ -65,10 +69,11 @@ struct Range {
 };
 
 // The positions that the query at `position` sees: `all` positions, or those up to its own; of
-// these the last `window`; none from `limit` on.
-__device__ __forceinline__ Range seen_by(u32 position, u32 all, u32 window, u32 limit) {
-    u32 end = min(all == NONE ? position + 1 : all, limit);
-    return Range{end - min(window, end), end};
+// these the last `window`, and those of the last `chunk` that begins at a multiple of it; none from
+// `limit` on.
+__device__ __forceinline__ Range seen_by(u32 position, u32 all, u32 window, u32 chunk, u32 limit) {
+    u32 own = all == NONE ? position + 1 : all, end = min(own, limit);
+    return Range{max(end - min(window, end), (own - 1) / chunk * chunk), end};
 }
 
 // The number that is subtracted from scores whose maximum is `max`: −∞ − −∞ would be NaN.

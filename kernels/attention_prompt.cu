@@ -124,13 +124,14 @@ struct Job {
     u32 heads, head, first_token, tokens;
     // Positions of the text before the launch's first token.
     u32 past;
-    u32 all, window, limit;
+    u32 all, window, chunk, limit;
+    float cap;
 
     __device__ __forceinline__ bool has(u32 row) const { return row < heads * tokens; }
     __device__ __forceinline__ u32 token(u32 row) const { return first_token + row / heads; }
     __device__ __forceinline__ u32 head_of(u32 row) const { return head + row % heads; }
     __device__ __forceinline__ Range seen(u32 token) const {
-        return seen_by(past + token, all, window, limit);
+        return seen_by(past + token, all, window, chunk, limit);
     }
 };
 
@@ -223,6 +224,7 @@ __device__ __forceinline__ float softmax(Query& query, float (&s)[TILE / 8][4],
         u32 key = start + n / 2 * 8 + pair + n % 2;
         bool sees = key >= query.seen.begin && key < query.seen.end;
         score *= query.scale;
+        if (job.cap > 0.0f) score = soft_cap(score, job.cap);
         if (bias && sees) {
             u32 position = job.past + job.token(row);
             score += bias_of(bias, reach, job.head_of(row), key, position);
@@ -285,7 +287,8 @@ __device__ __forceinline__ void attention_prompt(const AttentionParams& p) {
     job.head = head_kv * group + part * ROWS;
     job.heads = min(ROWS, group - part * ROWS);
     job.past = p.past[0] + p.first_token;
-    job.all = p.all, job.window = p.window, job.limit = p.limit;
+    job.all = p.all, job.window = p.window, job.chunk = p.chunk, job.limit = p.limit;
+    job.cap = p.cap;
     Range seen = {job.seen(job.first_token).begin,
                   job.seen(job.first_token + job.tokens - 1).end};
     u32 split = seen.begin / PROMPT_SPLIT + blockIdx.z;

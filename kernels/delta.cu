@@ -22,20 +22,6 @@ static constexpr u32 STAGED = 8;
 // Added to the sum of squares of a query or key before it is made a unit vector.
 static constexpr float UNIT_EPS = 1e-6f;
 
-// ln(1 + x) for 0 ≤ x ≤ 1, step by step as in the twin.
-__device__ __forceinline__ float ln_1p(float x) {
-    float s = x / (2.0f + x), square = s * s;
-    float series = (1.0f / 15.0f) * square;
-    series = (series + 1.0f / 13.0f) * square;
-    series = (series + 1.0f / 11.0f) * square;
-    series = (series + 1.0f / 9.0f) * square;
-    series = (series + 1.0f / 7.0f) * square;
-    series = (series + 1.0f / 5.0f) * square;
-    series = (series + 1.0f / 3.0f) * square;
-    float twice = s + s;
-    return twice + twice * series;
-}
-
 // Moves channel c's past inputs up by `tokens`. Each place is read before it is written, since it
 // gets what lies behind it.
 __device__ __forceinline__ void move_past(Global<float> past, Global<const float> x, u32 tokens,
@@ -173,8 +159,7 @@ KERNEL(delta_rule, WARP, DeltaRuleParams) {
         if (t % WARP == 0 && t + lane < tokens) {
             u64 at = static_cast<u64>(t + lane) * p.gate_stride + gate;
             float alpha = p.alphas[at] + shift;
-            float softplus = fmaxf(alpha, 0.0f) + ln_1p(moeba_exp(-fabsf(alpha)));
-            decays = moeba_exp(rate * softplus);
+            decays = moeba_exp(rate * softplus(alpha));
             shares = sigmoid(p.betas[at]);
         }
         if (t % STAGED == 0) {

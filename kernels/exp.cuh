@@ -31,3 +31,54 @@ __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + moeba_
 __device__ __forceinline__ float swiglu(float gate, float up) {
     return gate / (1.0f + moeba_exp(-gate)) * up;
 }
+
+// cap·tanh(x / cap). Twin: `Kernels::soft_cap`.
+__device__ __forceinline__ float soft_cap(float x, float cap) {
+    return cap * (2.0f * sigmoid(2.0f * x / cap) - 1.0f);
+}
+
+// The other activations of src/backend/ops/expert.rs. Twins: src/backend/cpu/expert.
+
+// The smaller of NaN and 7 is 7, and a clamped NaN is NaN, as in the twin.
+__device__ __forceinline__ float clamp(float x, float limit) {
+    return x < -limit ? -limit : x > limit ? limit : x;
+}
+
+__device__ __forceinline__ float swiglu_clamped(float gate, float up) {
+    gate = fminf(gate, 7.0f);
+    return gate * sigmoid(1.702f * gate) * (clamp(up, 7.0f) + 1.0f);
+}
+
+// A comparison, since fmaxf(−0, 0) may be −0; the twin gives 0.
+__device__ __forceinline__ float relu(float x) { return x > 0.0f ? x : 0.0f; }
+
+__device__ __forceinline__ float geglu(float gate, float up) {
+    float cube = gate * gate * gate;
+    return gate * sigmoid(1.5957691f * (gate + 0.044715f * cube)) * up;
+}
+
+__device__ __forceinline__ float swiglu_limited(float gate, float up, float limit) {
+    return swiglu(fminf(gate, limit), clamp(up, limit));
+}
+
+__device__ __forceinline__ float swiglu_capped(float gate, float up, float limit) {
+    return fminf(gate * sigmoid(gate), limit) * clamp(up, limit);
+}
+
+// ln(1 + x) for 0 ≤ x ≤ 1, step by step as in the twin.
+__device__ __forceinline__ float ln_1p(float x) {
+    float s = x / (2.0f + x), square = s * s;
+    float series = (1.0f / 15.0f) * square;
+    series = (series + 1.0f / 13.0f) * square;
+    series = (series + 1.0f / 11.0f) * square;
+    series = (series + 1.0f / 9.0f) * square;
+    series = (series + 1.0f / 7.0f) * square;
+    series = (series + 1.0f / 5.0f) * square;
+    series = (series + 1.0f / 3.0f) * square;
+    float twice = s + s;
+    return twice + twice * series;
+}
+
+__device__ __forceinline__ float softplus(float x) {
+    return fmaxf(x, 0.0f) + ln_1p(moeba_exp(-fabsf(x)));
+}

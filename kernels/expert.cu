@@ -23,20 +23,22 @@
 static constexpr u32 THREADS = 256;
 static constexpr u32 NONE = 0xffffffffu;
 
-// `Activation` of the twin; 1 is SiluClamped.
-static constexpr u32 SILU = 0, RELU = 2;
+// `Activation` of the twin.
+enum : u32 { SILU, SILU_CLAMPED, RELU, RELU_GATED, GELU, SILU_LIMITED, SILU_CAPPED };
 // A launch computes gate and up if they have one format. If not, a launch of gate's format leaves
 // the gate's products in `inner` for a launch of up's.
 static constexpr u32 GATE_AND_UP = 0, GATE = 1, UP = 2;
 
-__device__ __forceinline__ float activate(u32 activation, float gate, float up) {
-    if (activation == SILU) return swiglu(gate, up);
-    // A comparison, since fmaxf(−0, 0) may be −0; the twin gives 0.
-    if (activation == RELU) return up > 0.0f ? up : 0.0f;
-    // The smaller of NaN and 7 is 7, and a clamped NaN is NaN, as in the twin.
-    gate = fminf(gate, 7.0f);
-    up = up < -7.0f ? -7.0f : up > 7.0f ? 7.0f : up;
-    return gate * sigmoid(1.702f * gate) * (up + 1.0f);
+__device__ __forceinline__ float activate(u32 activation, float limit, float gate, float up) {
+    switch (activation) {
+        case SILU: return swiglu(gate, up);
+        case SILU_CLAMPED: return swiglu_clamped(gate, up);
+        case RELU: return relu(up);
+        case RELU_GATED: return relu(gate) * up;
+        case GELU: return geglu(gate, up);
+        case SILU_LIMITED: return swiglu_limited(gate, up, limit);
+        default: return swiglu_capped(gate, up, limit);
+    }
 }
 
 struct GateUpParams {
@@ -65,8 +67,11 @@ struct GateUpParams {
     u32 products;
     // [pairs, n_ff]
     Address<float> inner;
+    // For the activations that have a limit.
+    float limit;
+    u32 unused;
 };
-static_assert(sizeof(GateUpParams) == 96);
+static_assert(sizeof(GateUpParams) == 104);
 
 template <class F>
 __device__ __forceinline__ void gate_up(const GateUpParams& p) {
@@ -113,7 +118,7 @@ __device__ __forceinline__ void gate_up(const GateUpParams& p) {
         return;
     }
     if (up_bias) up += up_bias[bias];
-    *to = activate(activation, gate, up);
+    *to = activate(activation, p.limit, gate, up);
 }
 
 struct DownParams {

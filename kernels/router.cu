@@ -126,8 +126,11 @@ struct RouteParams {
     u32 n_groups;
     u32 n_groups_used;
     float jitter;
+    // Logits are capped softly; 0 leaves them.
+    float cap;
+    u32 unused;
 };
-static_assert(sizeof(RouteParams) == 64);
+static_assert(sizeof(RouteParams) == 72);
 
 // Dynamic shared memory: 2n + n_groups floats and k ids.
 KERNEL(route, THREADS, RouteParams) {
@@ -140,7 +143,7 @@ KERNEL(route, THREADS, RouteParams) {
     Global<float> own = p.probs + static_cast<u64>(blockIdx.x) * n;
     Global<u32> ids = p.chosen + static_cast<u64>(blockIdx.x) * k;
     Global<float> shares = p.weights + static_cast<u64>(blockIdx.x) * k;
-    for (u32 i = lane; i < n; i += WARP) row[i] = own[i];
+    for (u32 i = lane; i < n; i += WARP) row[i] = p.cap > 0.0f ? soft_cap(own[i], p.cap) : own[i];
     __syncwarp();
     auto pick = [&](u32 rank, u32 at) {
         if (lane == 0) {

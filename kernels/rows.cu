@@ -7,6 +7,9 @@
 //   divide_values    x[i] = x[i] / value
 //   add_values       x[i] = x[i] + y[i]
 //   set_values       x[i] = value
+//   clamp_values     x[i] = clamp(x[i], ±value)
+//   cap_values       x[i] = value·tanh(x[i] / value)
+//   mul_rows         x[r, c] = x[r, c] · y[r]
 //
 // One thread for each value. Each value is read once and written once.
 #include "exp.cuh"
@@ -70,4 +73,29 @@ KERNEL(add_values, THREADS, ValuesParams) {
 KERNEL(set_values, THREADS, ValuesParams) {
     u64 i = index();
     if (i < p.n) p.x[i] = p.value;
+}
+
+KERNEL(clamp_values, THREADS, ValuesParams) {
+    u64 i = index();
+    if (i < p.n) p.x[i] = clamp(p.x[i], p.value);
+}
+
+KERNEL(cap_values, THREADS, ValuesParams) {
+    u64 i = index();
+    if (i < p.n) p.x[i] = soft_cap(p.x[i], p.value);
+}
+
+struct MulRowsParams {
+    // [n / cols, cols]
+    Address<float> x;
+    // [n / cols]
+    Address<const float> y;
+    u32 cols;
+    u32 n;
+};
+static_assert(sizeof(MulRowsParams) == 24);
+
+KERNEL(mul_rows, THREADS, MulRowsParams) {
+    u64 i = index();
+    if (i < p.n) p.x[i] *= p.y[i / p.cols];
 }

@@ -3,12 +3,17 @@
     Module {
         source: "activate",
         compute: 75,
-        digest: "b97ea3bb3403eac5d0290b4e5b482840d03f287ce058ba05a453abdd57461e29",
+        digest: "2c760398b37c1d53f626c2ea2d43c4230fe4a8b833384604ce3475e9e2d89902",
         kernels: &[
             "swiglu_rows",
             "swiglu_clamped_rows",
             "relu_rows",
+            "reglu_rows",
+            "geglu_rows",
+            "swiglu_limited_rows",
+            "swiglu_capped_rows",
             "sigmoid_rows",
+            "softplus_rows",
             "softmax_rows",
         ],
         gzip: include_bytes!("activate.ptx.gz"),
@@ -16,7 +21,7 @@
     Module {
         source: "attention",
         compute: 75,
-        digest: "6e4b0f834e2cc5f700ad9178e664e8e18f2ba1b6b652563f75d3db267b93a175",
+        digest: "9f0b579d5b63784af5c777a25f7c385e23a110b6f87b5885ad9f6d4844ce728d",
         kernels: &[
             "attention_split_1",
             "attention_split_2",
@@ -30,7 +35,7 @@
     Module {
         source: "attention_prompt",
         compute: 75,
-        digest: "ca1b288b5e48de3a3453748e3c8a0e9b5b7a89fb1aa7bdcf3af275ee4d4ed0d8",
+        digest: "b3137366045e5330a3fb15136d3a7bee1544821eb3c91f8e133318c684c48658",
         kernels: &[
             "attention_prompt_64",
             "attention_prompt_128",
@@ -41,7 +46,7 @@
     Module {
         source: "attention_prompt",
         compute: 80,
-        digest: "ca1b288b5e48de3a3453748e3c8a0e9b5b7a89fb1aa7bdcf3af275ee4d4ed0d8",
+        digest: "b3137366045e5330a3fb15136d3a7bee1544821eb3c91f8e133318c684c48658",
         kernels: &[
             "attention_prompt_64",
             "attention_prompt_128",
@@ -65,7 +70,7 @@
     Module {
         source: "delta",
         compute: 75,
-        digest: "a2c67453c97ce2b3b4dfbefdb5122695da29c45de659c7ab1c1e9a683434bb30",
+        digest: "4cf333c11747168325c125c825fe029406d3eae7d597fca31ea72314f2c83f45",
         kernels: &[
             "delta_inputs",
             "delta_past",
@@ -112,7 +117,7 @@
     Module {
         source: "expert",
         compute: 75,
-        digest: "66dd053251a8749044848e5de5c8939cb1b9d1b6aa8cd79c8e8c52880c649e9c",
+        digest: "873f5017d4cbcc987e87222e134216ec57eaa4f990caee3c2e4ab615a03d5fba",
         kernels: &[
             "expert_gate_up_q4_0",
             "expert_down_q4_0",
@@ -336,7 +341,7 @@
     Module {
         source: "router",
         compute: 75,
-        digest: "d99c8bbd8880280df8b68ad9cc1bcc58f483cee0a89467b9a23f1608677af735",
+        digest: "7f093f74fbe951a09bdccd846590ce38ee5c4f3c1e3f5e7f30d5da57a4f04cab",
         kernels: &[
             "route",
         ],
@@ -345,7 +350,7 @@
     Module {
         source: "rows",
         compute: 75,
-        digest: "3e8b533c513822c7c7fa8e03ee8e7aa3e475c3f6677e274616ac1fd0247eaa58",
+        digest: "98287d232d6468b0550e1eb9ebc51bdb9be9b9e1c1badc35e8b2de3dd1cdebe2",
         kernels: &[
             "copy_columns",
             "mul_sigmoid",
@@ -353,6 +358,9 @@
             "divide_values",
             "add_values",
             "set_values",
+            "clamp_values",
+            "cap_values",
+            "mul_rows",
         ],
         gzip: include_bytes!("rows.ptx.gz"),
     },

@@ -11,6 +11,7 @@ use crate::forward::mla::LatentBuffers;
 use crate::forward::parts;
 use crate::forward::scratch::{rows_of, rows_of_mut};
 use crate::model::Model;
+use crate::model::descriptor::ValueGate;
 use crate::model::weights::{AttentionWeights, Linear};
 use crate::simd::Floats;
 use std::ops::Range;
@@ -95,6 +96,10 @@ impl CpuPass<'_, '_> {
         if w.gated {
             m.split_gates(hyper.head_dim);
         }
+        if let Some(limit) = hyper.qkv_limit {
+            let all = [&mut m.q, &mut m.k, &mut m.v];
+            all.into_iter().for_each(|x| x.iter_mut().for_each(|x| *x = x.clamp(-limit, limit)));
+        }
         // QK-norm, RoPE
         let norm_after_rope = model.descriptor.parts.norm_after_rope;
         if !norm_after_rope {
@@ -102,40 +107,58 @@ impl CpuPass<'_, '_> {
         }
         if w.rotates {
             let shape = model.rope_shape(hyper.head_dim, hyper.rope_offset);
-            let table = m.ropes.of_layer(w.window.is_some());
+            let table = m.ropes.of_layer(w.slides);
             cpu.rope(&mut m.q, shape, table);
             cpu.rope(&mut m.k, shape, table);
         }
         if norm_after_rope {
             self.norm_heads(w, m);
         }
-        cpu.rope(&mut m.q, model.rope_shape(hyper.head_dim, 0), &m.ropes.temperature);
+        if w.tempers {
+            cpu.rope(&mut m.q, model.rope_shape(hyper.head_dim, 0), &m.ropes.temperature);
+        }
         // cache
         self.store_keys_values(l, m);
         // attention, each text over its own cache
-        m.attended.resize(self.batch.n_rows() * hyper.n_head * hyper.head_dim_v);
+        let (n_head, n_head_kv) = (w.n_head, w.n_head_kv);
+        m.attended.resize(self.batch.n_rows() * n_head * hyper.head_dim_v);
         for (rows, segment) in self.batch.segments() {
             let shape = AttentionShape {
-                n_head: hyper.n_head,
-                n_head_kv: hyper.n_head_kv,
+                n_head,
+                n_head_kv,
                 first: segment.past,
                 all: None,
                 window: w.window,
+                chunk: w.chunk,
                 scale: hyper.attention_scale,
+                cap: hyper.attention_cap,
                 sinks: w.sinks.as_deref(),
                 bias: None,
             };
             let (keys, values) = self.caches[segment.session].rows(l);
-            let q = rows_of(&m.q, &rows, hyper.n_head * hyper.head_dim);
-            let out = rows_of_mut(&mut m.attended, &rows, hyper.n_head * hyper.head_dim_v);
+            let q = rows_of(&m.q, &rows, n_head * hyper.head_dim);
+            let out = rows_of_mut(&mut m.attended, &rows, n_head * hyper.head_dim_v);
             parts::attend(cpu, self.observer, shape, q, [keys, values], out)?;
         }
-        if w.gated || w.gate.is_some() {
-            cpu.kernels.sigmoid(&mut m.gate);
-            m.attended.iter_mut().zip(&m.gate[..]).for_each(|(x, gate)| *x *= gate);
-        }
+        self.gate_values(w, m);
         self.attention_output(&w.output, m, y);
+        if hyper.attention_output_scale != 1.0 {
+            y.iter_mut().for_each(|y| *y *= hyper.attention_output_scale);
+        }
         Ok(())
+    }
+
+    /// attended *= function(gate), of which there is a number an element or a head.
+    fn gate_values(&self, w: &AttentionWeights, m: &mut MixerBuffers) {
+        match &w.gate {
+            None if !w.gated => return,
+            Some((_, ValueGate::Softplus)) => self.cpu.softplus(&mut m.gate),
+            Some((_, ValueGate::Sigmoid)) | None => self.cpu.kernels.sigmoid(&mut m.gate),
+        }
+        let each = m.attended.len() / m.gate.len();
+        for (x, gate) in m.attended.chunks_exact_mut(each).zip(&m.gate[..]) {
+            x.iter_mut().for_each(|x| *x *= gate);
+        }
     }
 
     fn norm_heads(&self, w: &AttentionWeights, m: &mut MixerBuffers) {
@@ -155,7 +178,8 @@ impl CpuPass<'_, '_> {
         m: &mut MixerBuffers,
     ) {
         let (model, n) = (self.model, self.batch.n_rows());
-        let inputs = [&w.q, &w.k, &w.v].into_iter().chain(&w.gate);
+        let gate = w.gate.as_ref().map(|(gate, _)| gate);
+        let inputs = [&w.q, &w.k, &w.v].into_iter().chain(gate);
         let kinds = Kinds::of(inputs.map(|linear| linear.weight.ty));
         m.acts.fill(self.cpu, kinds, n, model.hyper.n_embd, h);
         self.cpu.products([
@@ -163,16 +187,15 @@ impl CpuPass<'_, '_> {
             model.linear(&w.k, &m.acts, &mut m.k, n),
             model.linear(&w.v, &m.acts, &mut m.v, n),
         ]);
-        if let Some(gate) = &w.gate {
+        if let Some(gate) = gate {
             self.cpu.products([model.linear(gate, &m.acts, &mut m.gate, n)]);
         }
     }
 
     /// Appends keys and values of the rows to their texts' caches.
     pub(super) fn store_keys_values(&mut self, layer: usize, m: &MixerBuffers) {
-        let hyper = &self.model.hyper;
-        let (k_width, v_width) =
-            (hyper.n_head_kv * hyper.head_dim, hyper.n_head_kv * hyper.head_dim_v);
+        let n = self.batch.n_rows();
+        let (k_width, v_width) = (m.k.len() / n, m.v.len() / n);
         for (rows, segment) in self.batch.segments() {
             let (keys, values) = self.caches[segment.session].rows_mut(layer);
             keys.store(self.cpu, rows_of(&m.k, &rows, k_width), segment.past);

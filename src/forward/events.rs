@@ -157,7 +157,10 @@ impl Model {
         let (n, n_embd) = (rows.len(), self.hyper.n_embd);
         let EventBuffers { ahead_h, ahead_probs, .. } = &mut b.events;
         ahead_h.resize(n * n_embd, 0.0);
-        self.norm(cpu, &ffn.norm, rows_of(&b.x, rows, n_embd), ahead_h);
+        match ffn.routes_stream {
+            true => ahead_h.copy_from_slice(rows_of(&b.x, rows, n_embd)),
+            false => self.norm(cpu, &ffn.norm, rows_of(&b.x, rows, n_embd), ahead_h),
+        }
         let logits = &router.logits;
         b.ahead_acts.fill(cpu, Kinds::of([logits.weight.ty]), n, n_embd, ahead_h);
         cpu.products([self.linear(logits, &b.ahead_acts, ahead_probs, n)]);

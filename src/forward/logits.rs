@@ -5,6 +5,7 @@ use crate::forward::batch::LogitRow;
 use crate::forward::scratch::{Buffers, rows_of};
 use crate::forward::{CpuPass, Observer};
 use crate::model::Model;
+use crate::simd::Kernels;
 
 /// Logits are computed for this many rows at a time: a vocabulary is large.
 pub const LOGITS_ROWS: usize = 32;
@@ -36,23 +37,31 @@ impl CpuPass<'_, '_> {
             }
             b.acts.fill(cpu, Kinds::of([head.weight.ty]), n, n_embd, h);
             cpu.products([model.linear(head, &b.acts, &mut b.logits, n)]);
+            model.finish_logits(cpu.kernels, &mut b.logits);
             model.give_logits(&mut b.logits, wanted, self.observer);
         }
     }
 }
 
 impl Model {
-    /// The head's products of some rows → logits, to the observer.
-    pub(super) fn give_logits(
-        &self,
-        products: &mut [f32],
-        rows: &[LogitRow],
-        observer: &mut dyn Observer,
-    ) {
+    /// The head's products → logits.
+    pub(super) fn finish_logits(&self, kernels: &Kernels, products: &mut [f32]) {
         if self.weights.logit_divisor != 1.0 {
             products.iter_mut().for_each(|l| *l /= self.weights.logit_divisor);
         }
-        for (logits, row) in products.chunks_exact_mut(self.n_vocab()).zip(rows) {
+        if let Some(cap) = self.hyper.logit_cap {
+            kernels.soft_cap(products, cap);
+        }
+    }
+
+    /// The logits of some rows, to the observer.
+    pub(super) fn give_logits(
+        &self,
+        logits: &mut [f32],
+        rows: &[LogitRow],
+        observer: &mut dyn Observer,
+    ) {
+        for (logits, row) in logits.chunks_exact_mut(self.n_vocab()).zip(rows) {
             observer.logits(row.session, row.token, Logits::All(logits));
         }
     }

@@ -65,6 +65,8 @@ impl CpuPass<'_, '_> {
                 first: segment.past,
                 all: None,
                 window: None,
+                chunk: None,
+                cap: None,
                 scale: hyper.attention_scale,
                 sinks: None,
                 bias: None,

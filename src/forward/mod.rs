@@ -154,6 +154,13 @@ impl CpuPass<'_, '_> {
     pub(super) fn layer(&mut self, b: &mut Buffers, l: usize) -> Result<()> {
         let (model, cpu, n) = (self.model, self.cpu, self.batch.n_rows());
         let (layer, hyper) = (&model.weights.layers[l], &model.hyper);
+        let ffn = &layer.ffn;
+        // router, if it reads the stream
+        if ffn.routes_stream {
+            b.acts.fill(cpu, Kinds::of(ffn.router_input()), n, hyper.n_embd, &b.x);
+            self.route(&ffn.gate, &b.acts, &mut b.route);
+        }
+
         // norm, attention, residual
         model.norm(cpu, &layer.norm, &b.x, &mut b.h);
         match &layer.mixer {
@@ -161,7 +168,6 @@ impl CpuPass<'_, '_> {
             Mixer::Latent(w) => self.latent_attention(l, w, &b.h, &mut b.mixer, &mut b.y)?,
             Mixer::Delta(w) => self.gated_delta(l, w, &b.h, &mut b.mixer, &mut b.y),
         }
-        let ffn = &layer.ffn;
         if ffn.sees_before {
             b.before.clone_from(&b.x);
         }
@@ -179,7 +185,9 @@ impl CpuPass<'_, '_> {
         model.norm(cpu, &ffn.norm, input, &mut b.h);
         self.observer.rest()?;
         b.acts.fill(cpu, Kinds::of(ffn.inputs()), n, hyper.n_embd, &b.h);
-        self.route(&ffn.gate, &b.acts, &mut b.route);
+        if !ffn.routes_stream {
+            self.route(&ffn.gate, &b.acts, &mut b.route);
+        }
         model.record_routed(cpu, self.batch, b, l, self.observer);
 
         // routed experts and shared expert, residual
@@ -202,14 +210,17 @@ impl Model {
         }
     }
 
-    /// x += scale · norm(y); h is overwritten if there is a norm.
+    /// x += norm(scale · y); y and h are overwritten if there is a norm.
     fn add_to_stream(&self, cpu: &Cpu, norm: &Option<Norm>, scale: f32, b: &mut Buffers) {
-        let scale = scale * self.hyper.residual_scale;
+        let residual_scale = self.hyper.residual_scale;
         match norm {
-            None => cpu.add_scaled(&mut b.x, scale, &b.y),
+            None => cpu.add_scaled(&mut b.x, scale * residual_scale, &b.y),
             Some(norm) => {
+                if scale != 1.0 {
+                    b.y.iter_mut().for_each(|y| *y *= scale);
+                }
                 self.norm(cpu, norm, &b.y, &mut b.h);
-                cpu.add_scaled(&mut b.x, scale, &b.h);
+                cpu.add_scaled(&mut b.x, residual_scale, &b.h);
             }
         }
     }

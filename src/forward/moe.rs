@@ -100,6 +100,9 @@ impl CpuPass<'_, '_> {
             self.shared_expert(l, shared, b)?;
         }
         model.publish_look_ahead(cpu, self.batch, b, l);
+        if ffn.weights_input {
+            self.weigh_input(ffn, b);
+        }
         b.ffn.expert.begin(b.ffn.demand.n_pairs(), ffn.expert.n_ff, n_embd, inner(&ffn.expert));
         self.compute_part(ffn, b)?;
         while part.end < b.ffn.order.len() {
@@ -114,6 +117,16 @@ impl CpuPass<'_, '_> {
         cpu.ordered_sum(&b.ffn.demand, &b.route.weights, &b.ffn.expert, &mut b.y);
         b.events.timing.add_experts(nanos_since(start), 0);
         Ok(())
+    }
+
+    /// Multiplies the experts' input by the weights, one a row, which become 1.
+    fn weigh_input(&self, ffn: &FfnWeights, b: &mut Buffers) {
+        let (n, n_embd) = (self.batch.n_rows(), self.model.hyper.n_embd);
+        for (h, weight) in b.h.chunks_exact_mut(n_embd).zip(&mut b.route.weights) {
+            h.iter_mut().for_each(|h| *h *= *weight);
+            *weight = 1.0;
+        }
+        b.acts.fill(self.cpu, Kinds::of(ffn.expert.inputs()), n, n_embd, &b.h);
     }
 
     /// Whether experts are acquired part by part. A prompt alone keeps the link busiest with all of

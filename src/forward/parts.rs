@@ -25,7 +25,7 @@ pub(super) fn attend(
     let (q_width, out_width) = (shape.n_head * k.dim, shape.n_head * v.dim);
     let n_tokens = q.len() / q_width;
     let n_seen = shape.all.unwrap_or(shape.first + n_tokens);
-    let n_seen = n_seen.min(shape.window.unwrap_or(n_seen)).max(1);
+    let n_seen = n_seen.min(shape.window.or(shape.chunk).unwrap_or(n_seen)).max(1);
     let n = observer.part_work() / (shape.n_head * (k.dim + v.dim) * n_seen);
     // A power of two, so that parts are whole blocks of queries.
     let n = 1 << n.max(1).ilog2();

@@ -11,9 +11,11 @@ impl Model {
     /// Multiply-adds of a token with `position` tokens before it, in all layers; without the head.
     pub fn token_macs(&self, position: usize) -> u64 {
         let shapes = self.hyper.cache_shapes();
-        let layers = self.weights.layers.iter().zip(shapes);
-        let macs = layers.map(|(layer, shape)| {
-            let attention = self.macs_a_position(shape) * seen(&layer.mixer, position) as u64;
+        let layers = self.weights.layers.iter().zip(shapes).enumerate();
+        let macs = layers.map(|(l, (layer, shape))| {
+            let n_head = self.hyper.heads_of(l)[0];
+            let attention =
+                self.macs_a_position(n_head, shape) * seen(&layer.mixer, position) as u64;
             mixer_macs(&layer.mixer) + attention + self.ffn_macs(&layer.ffn)
         });
         macs.sum()
@@ -31,14 +33,14 @@ impl Model {
     }
 
     /// Multiply-adds of all heads with one position's key and value.
-    fn macs_a_position(&self, shape: LayerShape) -> u64 {
+    fn macs_a_position(&self, n_head: usize, shape: LayerShape) -> u64 {
         let (key, value) = match shape {
             LayerShape::Heads { k_dim, v_dim, .. } => (k_dim, v_dim),
             // The last part of the row belongs to the key only.
             LayerShape::Latent { dim } => (dim, self.hyper.kv_rank),
             LayerShape::Delta(_) => (0, 0),
         };
-        (self.hyper.n_head * (key + value)) as u64
+        (n_head * (key + value)) as u64
     }
 
     fn ffn_macs(&self, ffn: &FfnWeights) -> u64 {
@@ -60,7 +62,7 @@ impl Model {
 /// Positions that a token sees, its own among them.
 fn seen(mixer: &Mixer, position: usize) -> usize {
     let window = match mixer {
-        Mixer::Attention(w) => w.window,
+        Mixer::Attention(w) => w.window.or(w.chunk),
         Mixer::Latent(_) | Mixer::Delta(_) => None,
     };
     (position + 1).min(window.unwrap_or(usize::MAX))
@@ -71,7 +73,8 @@ fn mixer_macs(mixer: &Mixer) -> u64 {
     match mixer {
         Mixer::Attention(w) => {
             let always = [&w.q, &w.k, &w.v, &w.output];
-            always.into_iter().chain(&w.gate).map(macs).sum()
+            let gate = w.gate.as_ref().map(|(gate, _)| gate);
+            always.into_iter().chain(gate).map(macs).sum()
         }
         Mixer::Latent(w) => {
             let query = match &w.query {

@@ -1,6 +1,6 @@
 //! A model's numbers, from GGUF metadata: read once, checked once.
 
-use super::descriptor::{Descriptor, Mixer, Norm, Positions, RopeRows};
+use super::descriptor::{Descriptor, Form, Mixer, Norm, Positions, RopeRows};
 use super::kv::LayerShape;
 use super::rope::{RopeParams, Temperature};
 use crate::backend::ops::{Choice, DeltaShape, Score};
@@ -21,8 +21,11 @@ pub struct HyperParams {
     pub n_ctx_train: usize,
     /// Width of the residual stream.
     pub n_embd: usize,
+    /// Heads of a layer, of queries and of keys; the most of any layer where they differ.
     pub n_head: usize,
     pub n_head_kv: usize,
+    /// The same of each layer, if they differ.
+    pub layer_heads: Option<Vec<[usize; 2]>>,
     /// Elements of one head of q and k.
     pub head_dim: usize,
     /// Elements of one head of v.
@@ -38,6 +41,13 @@ pub struct HyperParams {
     pub rope_offset: usize,
     /// Factor on the attention scores.
     pub attention_scale: f32,
+    /// Soft caps of attention scores and of logits.
+    pub attention_cap: Option<f32>,
+    pub logit_cap: Option<f32>,
+    /// Queries, keys and values are limited to ± this.
+    pub qkv_limit: Option<f32>,
+    /// Factor on attention's output.
+    pub attention_output_scale: f32,
     /// Layers that mix positions by a gated delta rule, and its sizes.
     pub delta: Option<(Vec<bool>, DeltaShape)>,
     /// Which layers slide and which rotate.
@@ -83,7 +93,7 @@ impl HyperParams {
         let heads = keys.heads(n_embd)?;
         let n_ctx_train = keys.require("context_length")?;
         let rope = RopeParams::read(&keys, heads.n_rot, n_ctx_train)?;
-        let sliding_rope = rope.of_sliding_layers(&keys)?;
+        let sliding_rope = rope.of_sliding_layers(&keys, heads.head_dim)?;
         let scale = match descriptor.parts.positions {
             Positions::RelativeBias => 1.0,
             _ => 1.0 / (heads.head_dim as f32).sqrt() * rope.score_factor(&keys)?,
@@ -100,6 +110,7 @@ impl HyperParams {
             n_embd,
             n_head: heads.n_head,
             n_head_kv: heads.n_head_kv,
+            layer_heads: heads.of_layers,
             head_dim: heads.head_dim,
             head_dim_v: heads.head_dim_v,
             kv_rank: heads.kv_rank,
@@ -110,7 +121,14 @@ impl HyperParams {
             temperature: Temperature::read(&keys, &rope)?,
             rope,
             sliding_rope,
-            attention_scale: keys.factor("attention.scale")?.unwrap_or(scale),
+            attention_scale: keys
+                .factor("attention.scale")?
+                .or(keys.factor("attention.output_scale")?)
+                .unwrap_or(scale),
+            attention_cap: keys.soft_cap("attn_logit_softcapping")?,
+            logit_cap: keys.soft_cap("final_logit_softcapping")?,
+            qkv_limit: keys.factor("attention.clamp_kqv")?,
+            attention_output_scale: keys.factor("attention.value_scale")?.unwrap_or(1.0),
             delta: keys.delta()?,
             kinds: LayerKinds::read(&keys, n_layers)?,
             norm: keys.norm()?,
@@ -122,6 +140,12 @@ impl HyperParams {
                 .factor("logit_scale")?
                 .map(|scale| if descriptor.parts.multiply_logits { 1.0 / scale } else { scale }),
         })
+    }
+
+    /// Heads of queries and of keys of a layer.
+    pub fn heads_of(&self, layer: usize) -> [usize; 2] {
+        let same = [self.n_head, self.n_head_kv];
+        self.layer_heads.as_ref().map_or(same, |heads| heads[layer])
     }
 
     /// Layers of the encoder, if there is one: those that come first.
@@ -149,17 +173,17 @@ impl HyperParams {
     /// The cache of each layer. With an encoder: self-attention's cache of each decoder layer, then
     /// cross-attention's cache of each.
     pub fn cache_shapes(&self) -> Vec<LayerShape> {
-        let (n_head_kv, k_dim, v_dim) = (self.n_head_kv, self.head_dim, self.head_dim_v);
-        let shape = match self.kv_rank {
+        let (k_dim, v_dim) = (self.head_dim, self.head_dim_v);
+        let shape = |n_head_kv: usize| match self.kv_rank {
             0 => LayerShape::Heads { n_head_kv, k_dim, v_dim },
             rank => LayerShape::Latent { dim: rank + self.rope.n_rot },
         };
         if let Some(encoder) = &self.encoder {
-            return vec![shape; 2 * encoder.n_decoder_layers];
+            return vec![shape(self.n_head_kv); 2 * encoder.n_decoder_layers];
         }
         let of_layer = |l: usize| match &self.delta {
             Some((layers, delta)) if layers[l] => LayerShape::Delta(*delta),
-            _ => shape,
+            _ => shape(self.heads_of(l)[1]),
         };
         (0..self.n_layers).map(of_layer).collect()
     }
@@ -169,6 +193,7 @@ impl HyperParams {
 struct Heads {
     n_head: usize,
     n_head_kv: usize,
+    of_layers: Option<Vec<[usize; 2]>>,
     head_dim: usize,
     head_dim_v: usize,
     kv_rank: usize,
@@ -239,6 +264,11 @@ impl Keys<'_> {
         }
     }
 
+    /// 0 is no cap.
+    fn soft_cap(&self, key: &str) -> Result<Option<f32>> {
+        if self.descriptor.parts.soft_caps { self.factor(key) } else { Ok(None) }
+    }
+
     fn norm(&self) -> Result<Norm> {
         let parts = &self.descriptor.parts;
         let rms = self.factor("attention.layer_norm_rms_epsilon")?;
@@ -275,12 +305,16 @@ impl Keys<'_> {
     }
 
     fn heads(&self, n_embd: usize) -> Result<Heads> {
-        let n_head = self.require("attention.head_count")?;
-        let n_head_kv = self.count("attention.head_count_kv")?.unwrap_or(n_head);
-        if n_head % n_head_kv != 0 {
-            let expected = format!("a divisor of attention.head_count = {n_head}");
-            return Err(self.bad("attention.head_count_kv", expected, n_head_kv));
-        }
+        let of_layers = self.heads_of_layers()?;
+        let most = |i: usize| of_layers.iter().flatten().map(|heads| heads[i]).max();
+        let [n_head, n_head_kv] = match (most(0), most(1)) {
+            (Some(n_head), Some(n_head_kv)) => [n_head, n_head_kv],
+            _ => {
+                let n_head = self.require("attention.head_count")?;
+                let n_head_kv = self.count("attention.head_count_kv")?.unwrap_or(n_head);
+                self.check_heads([n_head, n_head_kv])?
+            }
+        };
         let latent = self.descriptor.parts.mixer == Mixer::Latent;
         // Files whose keys and values are split by head give the compressed widths under the
         // plain names and the heads' own under these; 0 is none given.
@@ -309,7 +343,44 @@ impl Keys<'_> {
             let expected = format!("an even number of at most {most}");
             return Err(self.bad("rope.dimension_count", expected, n_rot));
         }
-        Ok(Heads { n_head, n_head_kv, head_dim, head_dim_v, kv_rank, n_rot })
+        let n_rot = if self.descriptor.parts.half_of_full_rope { n_rot / 4 * 2 } else { n_rot };
+        Ok(Heads { n_head, n_head_kv, of_layers, head_dim, head_dim_v, kv_rank, n_rot })
+    }
+
+    fn check_heads(&self, [n_head, n_head_kv]: [usize; 2]) -> Result<[usize; 2]> {
+        if !n_head.is_multiple_of(n_head_kv) {
+            let expected = format!("a divisor of attention.head_count = {n_head}");
+            return Err(self.bad("attention.head_count_kv", expected, n_head_kv));
+        }
+        Ok([n_head, n_head_kv])
+    }
+
+    /// Heads of each layer, if the file lists them.
+    fn heads_of_layers(&self) -> Result<Option<Vec<[usize; 2]>>> {
+        const COUNTS: [&str; 2] = ["attention.head_count", "attention.head_count_kv"];
+        let is_list = |key: &str| {
+            let value = self.gguf.get(&self.descriptor.key(key));
+            value.is_some_and(|value| value.as_array().is_some())
+        };
+        if self.descriptor.parts.form != Form::Decoder || !COUNTS.iter().any(|key| is_list(key)) {
+            return Ok(None);
+        }
+        let n = self.layers()?;
+        let list = |key: &str| -> Result<Vec<usize>> {
+            if !is_list(key) {
+                return Ok(vec![self.require(key)?; n]);
+            }
+            let list = self.gguf.u32s(&self.descriptor.key(key))?.unwrap_or_default();
+            let of_layers = list.get(..n).filter(|list| !list.contains(&0));
+            let of_layers = of_layers.ok_or_else(|| {
+                let expected = format!("a number above 0 for each of {n} layers");
+                self.bad(key, expected, format!("{list:?}"))
+            })?;
+            Ok(of_layers.iter().map(|n| *n as usize).collect())
+        };
+        let (heads, heads_kv) = (list(COUNTS[0])?, list(COUNTS[1])?);
+        let both = heads.into_iter().zip(heads_kv).map(|(n, kv)| self.check_heads([n, kv]));
+        both.collect::<Result<_>>().map(Some)
     }
 
     /// Layers that mix positions by a gated delta rule; all but every fourth unless the file says.
@@ -383,16 +454,22 @@ impl Keys<'_> {
         // llama.cpp saves both keys of every model: a gate of 0 says that they are not the model's,
         // but the architecture's own.
         let is_own = self.gguf.u32(&self.descriptor.key("expert_gating_func"))? != Some(0);
-        let given = given.filter(|norm| *norm || is_own);
+        let has_key = !self.descriptor.router.normalize_has_no_key;
+        let given = given.filter(|norm| has_key && (*norm || is_own));
         let score = self.score()?;
         if score == Score::SparseMixer && n_experts > 0 && k != 2 {
             return Err(self.bad("expert_used_count", "2, by SparseMixer".into(), k));
+        }
+        if self.descriptor.parts.weights_before_experts && k > 1 {
+            let expected = "1, as a token has one weighted input";
+            return Err(self.bad("expert_used_count", expected.into(), k));
         }
         Ok(Routing {
             n_experts,
             k,
             choice: Choice {
                 score,
+                cap: self.soft_cap("router_logit_softcapping")?.unwrap_or(0.0),
                 normalize: given.unwrap_or(self.descriptor.router.normalize),
                 scale: self.factor("expert_weights_scale")?.unwrap_or(1.0),
                 n_groups,

@@ -1,15 +1,17 @@
 //! Which layers slide, and which rotate queries and keys: from the descriptor and GGUF metadata.
 
-use super::descriptor::{RopeLayers, Window};
+use super::descriptor::{RopeLayers, Tempering, Window};
 use super::hyper::Keys;
 use crate::Result;
 
 #[derive(Clone, Debug)]
 pub struct LayerKinds {
-    /// Positions that a sliding layer sees.
+    /// Positions that a sliding layer sees, or of a chunk.
     window: Option<usize>,
+    is_chunked: bool,
     sliding: Vec<bool>,
     rotated: Vec<bool>,
+    tempers_unrotated: bool,
 }
 
 const WINDOW: &str = "attention.sliding_window";
@@ -22,8 +24,12 @@ impl LayerKinds {
             Some(_) => sliding(keys, n_layers)?,
             None => vec![false; n_layers],
         };
-        let rotated = match keys.descriptor.parts.rope_layers {
+        let parts = &keys.descriptor.parts;
+        let rotated = match parts.rope_layers {
             RopeLayers::All => vec![true; n_layers],
+            RopeLayers::Sliding if window.is_none() && parts.window_is_optional => {
+                vec![true; n_layers]
+            }
             RopeLayers::Sliding => sliding.clone(),
             RopeLayers::SlidingOrDense => {
                 let n_dense = (0..n_layers).take_while(|l| is_dense(keys, *l)).count();
@@ -31,12 +37,29 @@ impl LayerKinds {
             }
             RopeLayers::ThreeOfFour => (0..n_layers).map(|l| (l + 1) % 4 != 0).collect(),
         };
-        Ok(LayerKinds { window, sliding, rotated })
+        let tempers_unrotated = matches!(parts.tempering, Tempering::Unrotated { .. });
+        let is_chunked = parts.chunk > 0;
+        Ok(LayerKinds { window, is_chunked, sliding, rotated, tempers_unrotated })
+    }
+
+    /// Whether a layer sees part of a text only, and turns as such layers do.
+    pub fn slides(&self, layer: usize) -> bool {
+        self.sliding[layer]
     }
 
     /// Positions that queries of a layer see, counted back from their own; `None` for all.
     pub fn window_of(&self, layer: usize) -> Option<usize> {
-        self.window.filter(|_| self.sliding[layer])
+        self.window.filter(|_| self.sliding[layer] && !self.is_chunked)
+    }
+
+    /// Positions of the chunks of which queries of a layer see their own; `None` for all.
+    pub fn chunk_of(&self, layer: usize) -> Option<usize> {
+        self.window.filter(|_| self.sliding[layer] && self.is_chunked)
+    }
+
+    /// Whether queries of a layer have the model's factor by position.
+    pub fn tempers(&self, layer: usize) -> bool {
+        !(self.tempers_unrotated && self.rotated[layer])
     }
 
     pub fn rotates(&self, layer: usize) -> bool {
@@ -53,7 +76,11 @@ fn is_dense(keys: &Keys, layer: usize) -> bool {
 fn window(keys: &Keys) -> Result<Option<usize>> {
     match keys.descriptor.parts.window {
         Window::None if keys.number(WINDOW)? == 0 => Ok(None),
+        _ if keys.descriptor.parts.window_is_optional && keys.number(WINDOW)? == 0 => Ok(None),
         Window::None => keys.count(WINDOW),
+        Window::Pattern if keys.descriptor.parts.chunk > 0 => {
+            Ok(keys.count(WINDOW)?.or(Some(keys.descriptor.parts.chunk)))
+        }
         Window::All | Window::Alternate | Window::Pattern => keys.require(WINDOW).map(Some),
     }
 }

@@ -24,6 +24,7 @@ use crate::experts::{
 use crate::gguf::Gguf;
 use descriptor::Descriptor;
 pub use hyper::HyperParams;
+use rope::RopeFactors;
 use weights::{Gate, Weights};
 
 /// A model file whose parts are understood, with no memory committed yet: what a plan needs.
@@ -142,8 +143,12 @@ impl Model {
     ) -> Model {
         let frequencies =
             [1, usize::MAX].map(|n_ctx| hyper.rope.frequencies(&weights.rope_factors, n_ctx));
-        let sliding = (hyper.sliding_rope != hyper.rope)
-            .then(|| hyper.sliding_rope.frequencies(&weights.rope_factors, 1));
+        // The file's factors are a scaling of the other layers'.
+        let none = RopeFactors::default();
+        let is_scaled = !descriptor.parts.sliding_rope_is_unscaled;
+        let factors = if is_scaled { &weights.rope_factors } else { &none };
+        let sliding =
+            (hyper.sliding_rope != hyper.rope).then(|| hyper.sliding_rope.frequencies(factors, 1));
         let dense = Resident::new(gguf.clone(), weights.dense.clone());
         let shared = Resident::new(gguf.clone(), weights.shared.clone());
         let hierarchy = Arc::new(hierarchy);

@@ -1,7 +1,7 @@
 //! How positions turn the heads: base, scaling and magnitude, from GGUF metadata. What comes out is
 //! a frequency a pair, for a context of a given length.
 
-use super::descriptor::Mixer;
+use super::descriptor::{Mixer, Tempering, Window};
 use super::hyper::Keys;
 use crate::Result;
 use crate::backend::ops::Frequencies;
@@ -50,12 +50,13 @@ pub struct LongRope {
     pub long_magnitude: f32,
 }
 
-/// Queries are multiplied by 1 + scale · ln(1 + ⌊position / length⌋), so that scores stay apart
-/// in long texts (Ministral 3).
+/// A factor on queries by their position, so that scores stay apart in long texts.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Temperature {
-    scale: f32,
-    length: usize,
+pub enum Temperature {
+    /// 1 + scale · ln(1 + ⌊(position + first) / length⌋) (Llama 4, Ministral 3)
+    Steps { scale: f32, length: usize, first: usize },
+    /// log(position) / log(length) beyond `length`, else 1 (Grok 2)
+    Logarithm { length: usize },
 }
 
 /// Divisors of the frequencies that a file has as tensors.
@@ -70,31 +71,60 @@ pub struct RopeFactors {
 impl Temperature {
     /// 0 is none given. Without a length of its own it grows from the original context on.
     pub(super) fn read(keys: &Keys, rope: &RopeParams) -> Result<Option<Temperature>> {
-        let Some(scale) = keys.factor("attention.temperature_scale")? else { return Ok(None) };
         let key = "attention.temperature_length";
+        match keys.descriptor.parts.tempering {
+            Tempering::ByKeys => {}
+            Tempering::Unrotated { scale, length, first } => {
+                return Ok(Some(Temperature::Steps { scale, length, first }));
+            }
+            Tempering::Logarithm => {
+                let length = keys.number(key)?;
+                return Ok((length > 1).then_some(Temperature::Logarithm { length }));
+            }
+        }
+        let Some(scale) = keys.factor("attention.temperature_scale")? else { return Ok(None) };
         let length = match (&rope.scaling, keys.number(key)?) {
             (RopeScaling::Yarn(yarn), 0) => yarn.original,
             _ => keys.require(key)?,
         };
-        Ok(Some(Temperature { scale, length }))
+        Ok(Some(Temperature::Steps { scale, length, first: 0 }))
     }
 
     /// The factor at a position.
     pub fn at(&self, position: usize) -> f32 {
-        1.0 + self.scale * ((1 + position / self.length) as f32).ln()
+        match *self {
+            Temperature::Steps { scale, length, first } => {
+                1.0 + scale * ((1 + (position + first) / length) as f32).ln()
+            }
+            Temperature::Logarithm { length } if position > length => {
+                (position as f32).ln() / (length as f32).ln()
+            }
+            Temperature::Logarithm { .. } => 1.0,
+        }
     }
 }
 
 impl RopeParams {
     /// How sliding layers turn: with a base of their own, and by another scaling if they have
     /// none.
-    pub(super) fn of_sliding_layers(&self, keys: &Keys) -> Result<RopeParams> {
+    pub(super) fn of_sliding_layers(&self, keys: &Keys, head_dim: usize) -> Result<RopeParams> {
+        // Others have no layers that turn otherwise.
+        if keys.descriptor.parts.window == Window::None {
+            return Ok(self.clone());
+        }
         let scaling = match keys.descriptor.parts.sliding_rope_is_unscaled {
             true => RopeScaling::None,
             false => self.scaling.clone(),
         };
         let base = keys.factor("rope.freq_base_swa")?.unwrap_or(self.base);
-        Ok(RopeParams { n_rot: self.n_rot, base, scaling })
+        let parts = &keys.descriptor.parts;
+        let plain = if parts.half_of_full_rope { 2 * self.n_rot } else { self.n_rot };
+        let n_rot = keys.count("rope.dimension_count_swa")?.unwrap_or(plain);
+        if n_rot % 2 != 0 || n_rot > head_dim {
+            let expected = format!("an even number of at most {head_dim}");
+            return Err(keys.bad("rope.dimension_count_swa", expected, n_rot));
+        }
+        Ok(RopeParams { n_rot, base, scaling })
     }
 
     pub(super) fn read(keys: &Keys, n_rot: usize, n_ctx_train: usize) -> Result<RopeParams> {

@@ -325,6 +325,13 @@ impl Kernels {
         unsafe { (self.sigmoid)(x) }
     }
 
+    /// `x = cap·tanh(x/cap)`, as cap·(2·σ(2·x/cap) − 1) with each operation rounded.
+    pub fn soft_cap(&self, x: &mut [f32], cap: f32) {
+        x.iter_mut().for_each(|x| *x = 2.0 * *x / cap);
+        self.sigmoid(x);
+        x.iter_mut().for_each(|x| *x = cap * (2.0 * *x - 1.0));
+    }
+
     /// `x = e^(x − max)/Σ`, the sum in eight lanes and a tree. −∞ gives 0 as long as one value is
     /// finite; a NaN, +∞ or nothing but −∞ gives NaN throughout.
     pub fn softmax(&self, x: &mut [f32]) {

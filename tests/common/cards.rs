@@ -179,6 +179,9 @@ fn owned(value: &Value) -> OwnedValue {
         Value::Array(list) if list.iter().all(Value::is_boolean) => {
             list.iter().map(|flag| flag.as_bool().unwrap()).collect::<Vec<bool>>().into()
         }
+        Value::Array(list) if list.iter().all(Value::is_f64) => {
+            list.iter().map(|x| x.as_f64().unwrap() as f32).collect::<Vec<f32>>().into()
+        }
         Value::Array(list) => list.iter().map(number).collect::<Vec<u32>>().into(),
         float if float.is_f64() => (float.as_f64().unwrap() as f32).into(),
         whole => number(whole).into(),

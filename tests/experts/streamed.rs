@@ -13,13 +13,16 @@ use moeba::policy::{PlacementKind, PolicySpec, SplitKind};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-const GOLDEN: [&str; 14] = [
+const GOLDEN: [&str; 17] = [
     "afmoe",
     "arctic_mixed",
     "cohere2moe",
     "deepseek_v3",
     "glm4moe",
     "gpt_oss",
+    "grok",
+    "llama4_hf",
+    "mimo2",
     "mistral4",
     "mixtral",
     "phimoe",

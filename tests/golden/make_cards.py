@@ -124,7 +124,8 @@ def with_transformers(chosen):
                 experts = range(shape[2]) if "#" in tensor else [None]
                 for expert in experts:
                     full = tensor.replace("#", str(expert))
-                    tensors[full] = values(name, full, shape[:2])
+                    own = shape[:2] if "#" in tensor else shape
+                    tensors[full] = values(name, full, own)
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "config.json").write_text(json.dumps(card["config"]))
             save_file(tensors, Path(folder, "model.safetensors"), metadata={"format": "pt"})

@@ -136,6 +136,11 @@ agree! {
     cohere2moe: 1e-5, ["cohere2moe"];
     dense_granite: 0.0, ["granite", "minicpm"];
     qwen3vlmoe: 0.0, ["qwen3vlmoe"];
+    dbrx: 1e-5, ["dbrx"];
+    grok: 0.0, ["grok"];
+    llama4: 0.0, ["llama4_hf"];
+    smallthinker: 0.0, ["smallthinker", "maple"];
+    heads_of_layers: 0.0, ["laguna", "mimo2", "step35"];
 }
 
 /// Over a cache of fewer bits, attention of prompts is on tensor cores: within a bound, and so is

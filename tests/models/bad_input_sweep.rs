@@ -14,13 +14,14 @@ use moeba::gguf::{OwnedArray, OwnedValue};
 use moeba::model::descriptor::Descriptor;
 
 /// One of each architecture, and of each variant of its files.
-const GOLDEN: [&str; 37] = [
+const GOLDEN: [&str; 46] = [
     "afmoe",
     "arctic",
     "arctic_mixed",
     "bailingmoe",
     "bailingmoe2",
     "cohere2moe",
+    "dbrx",
     "deepseek",
     "deepseek_v2",
     "deepseek_v2_lite",
@@ -34,16 +35,22 @@ const GOLDEN: [&str; 37] = [
     "gpt_oss",
     "granite",
     "granitemoe",
+    "grok",
     "hunyuan-moe",
     "hy_v3",
+    "laguna",
     "llama3_rope",
+    "llama4",
+    "maple",
     "mellum",
     "minicpm",
+    "mimo2",
     "minimax-m2",
     "mistral3",
     "mistral4",
     "mixtral",
     "olmoe",
+    "paddleocr",
     "phimoe",
     "qwen2",
     "qwen2moe",
@@ -52,10 +59,12 @@ const GOLDEN: [&str; 37] = [
     "qwen35moe",
     "qwen3next",
     "qwen3vlmoe",
+    "smallthinker",
+    "step35",
 ];
 
 /// Entries that files may lack although they then compute something else, with the reason.
-const DEFAULTS: [(&str, &str); 11] = [
+const DEFAULTS: [(&str, &str); 17] = [
     ("output.weight", "without it the embedding is the output, as everywhere in GGUF"),
     ("rope_freqs.weight", "Llama 3.1 has it, Llama 3 has not, and no key tells them apart"),
     ("llama.rope.freq_base", "files of Llama 1 and 2 lack it: 10000"),
@@ -63,6 +72,12 @@ const DEFAULTS: [(&str, &str); 11] = [
     ("phimoe.router_jitter_noise", "0.01, as the published models have it"),
     ("qwen3moe.expert_weights_norm", "true, as the published models have it"),
     ("afmoe.rope.freq_base_swa", "sliding layers turn as the others, as in published models"),
+    ("grok.final_logit_softcapping", "Grok 1 has none"),
+    ("laguna.attention.sliding_window", "Laguna M.1 has none"),
+    ("laguna.rope.freq_base_swa", "Laguna M.1 has no such layers"),
+    ("laguna.rope.dimension_count_swa", "Laguna M.1 has no such layers"),
+    ("mimo2.attention.value_scale", "a model without it has no factor"),
+    ("smallthinker.attention.sliding_window", "SmallThinker-4B has none"),
     ("mistral3.attention.temperature_scale", "Mistral 3 lacks it, Ministral 3 has it"),
     ("mistral3.rope.scaling.yarn_log_multiplier", "the magnitude of YaRN's paper without it"),
     ("phimoe.rope.scaling.short_mscale", "llama.cpp's files lack it: their attn_factor counts"),
@@ -159,7 +174,11 @@ impl Findings {
                 whole && !sentence.contains('\n') && names(field)
             }
             Outcome::Different => {
-                let known = DEFAULTS.iter().find(|(name, _)| what == format!("without {name}"));
+                // A count of 0 is none given.
+                let is_of = |name: &str| {
+                    what == format!("without {name}") || what == format!("U32(0) for {name}")
+                };
+                let known = DEFAULTS.iter().find(|(name, _)| is_of(name));
                 self.defaults.extend(known.map(|(name, _)| *name));
                 known.is_some()
             }

@@ -17,7 +17,7 @@ use moeba::policy::Phase;
 use std::path::Path;
 
 /// A model of each architecture and kind of layer.
-const MODELS: [&str; 28] = [
+const MODELS: [&str; 35] = [
     "llama",
     "llama3_rope",
     "qwen2",
@@ -44,6 +44,13 @@ const MODELS: [&str; 28] = [
     "afmoe",
     "bailingmoe2",
     "cohere2moe",
+    "dbrx",
+    "grok",
+    "llama4_hf",
+    "laguna",
+    "mimo2",
+    "step35",
+    "smallthinker",
     "mellum",
     "mistral4",
 ];

@@ -51,6 +51,20 @@ impl Cpu {
         past[(before - n_new) * width..].copy_from_slice(&x[(tokens - n_new) * width..]);
     }
 
+    /// `x = ln(1 + e^x)`
+    pub fn softplus(&self, x: &mut [f32]) {
+        let n = x.len();
+        let shared = SharedOut::new(x);
+        self.chunks(n, self.token_chunk(n, 1), &|scratch, range| {
+            // SAFETY: each element is in one chunk.
+            let x = unsafe { shared.slice(range.start, range.len()) };
+            let (_, small) = scratch.split(x.len());
+            small.iter_mut().zip(&*x).for_each(|(small, x)| *small = -x.abs());
+            self.kernels.exp(small);
+            x.iter_mut().zip(&*small).for_each(|(x, small)| *x = x.max(0.0) + ln_1p(*small));
+        });
+    }
+
     /// `alpha` [tokens, n_v_heads] → log decays, a · softplus(alpha + dt) with `dt` and `a`
     /// [n_v_heads].
     pub fn log_decays(&self, alpha: &mut [f32], dt: &[f32], a: &[f32]) {

@@ -21,6 +21,9 @@ impl Cpu {
     pub fn route(&self, route: &mut Route, choice: &Choice, bias: Option<&[f32]>) {
         let (n, k) = (route.n_experts, route.k);
         let tokens = route.probs.len() / n;
+        if choice.cap > 0.0 {
+            self.kernels.soft_cap(&mut route.probs, choice.cap);
+        }
         route.chosen.resize(tokens * k, 0);
         route.weights.resize(tokens * k, 0.0);
         if choice.score == Score::SparseMixer {
@@ -165,6 +168,7 @@ mod tests {
 
     const PLAIN: Choice = Choice {
         score: Score::Softmax,
+        cap: 0.0,
         normalize: false,
         scale: 1.0,
         n_groups: 1,

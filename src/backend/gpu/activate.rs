@@ -1,9 +1,9 @@
 //! Activation functions element by element, and softmax by row (`kernels/activate.cu`). Twins:
 //! `simd::scalar` and `cpu::expert`.
 
-use super::{DevicePtr, DeviceSlice, Grid, Stream, kernel_params, kernels, u32_of};
+use super::{DevicePtr, DeviceSlice, Grid, Kernel, Stream, kernel_params, kernels, u32_of};
 use crate::Result;
-use crate::backend::ops::Activation;
+use crate::backend::ops::{Activation, ExpertForm};
 
 const THREADS: u32 = 256;
 
@@ -13,7 +13,7 @@ kernel_params! {
         up: DevicePtr,
         out: DevicePtr,
         n: u32,
-        unused: u32,
+        limit: f32,
     }
 }
 
@@ -30,21 +30,28 @@ kernels! {
         swiglu: GatedParams = "swiglu_rows",
         swiglu_clamped: GatedParams = "swiglu_clamped_rows",
         relu: GatedParams = "relu_rows",
+        reglu: GatedParams = "reglu_rows",
+        geglu: GatedParams = "geglu_rows",
+        swiglu_limited: GatedParams = "swiglu_limited_rows",
+        swiglu_capped: GatedParams = "swiglu_capped_rows",
         sigmoid: InPlaceParams = "sigmoid_rows",
+        softplus: InPlaceParams = "softplus_rows",
         softmax: InPlaceParams = "softmax_rows",
     }
 }
 
 impl Activate {
-    /// `out = activation(gate, up)`, all f32 of one shape; `Relu` reads no gate.
+    /// `out = activation(gate, up)`, all f32 of one shape; `Relu` reads no gate. Biases are not
+    /// added.
     pub fn gated(
         &self,
         stream: &Stream,
-        activation: Activation,
+        form: ExpertForm,
         gate: Option<DeviceSlice>,
         up: DeviceSlice,
         out: DeviceSlice,
     ) -> Result<()> {
+        let ExpertForm { activation, limit, .. } = form;
         let n = out.count::<f32>();
         assert_eq!(n, up.count::<f32>());
         let gate = gate.filter(|_| activation.is_gated());
@@ -56,25 +63,43 @@ impl Activate {
             Activation::Silu => self.swiglu,
             Activation::SiluClamped => self.swiglu_clamped,
             Activation::Relu => self.relu,
+            Activation::ReluGated => self.reglu,
+            Activation::Gelu => self.geglu,
+            Activation::SiluLimited => self.swiglu_limited,
+            Activation::SiluCapped => self.swiglu_capped,
         };
         if n == 0 {
             return Ok(());
         }
         let (gate, up, out) = (gate.into(), up.into(), out.into());
-        let params = GatedParams { gate, up, out, n: u32_of(n), unused: 0 };
+        let params = GatedParams { gate, up, out, n: u32_of(n), limit };
         // SAFETY: the slices have n values each (asserted).
         unsafe { stream.launch(kernel, Grid::each(n, THREADS), &params) }
     }
 
     /// `x = 1/(1 + e^−x)`
     pub fn sigmoid(&self, stream: &Stream, x: DeviceSlice) -> Result<()> {
+        self.in_place(stream, self.sigmoid, x)
+    }
+
+    /// `x = ln(1 + e^x)`
+    pub fn softplus(&self, stream: &Stream, x: DeviceSlice) -> Result<()> {
+        self.in_place(stream, self.softplus, x)
+    }
+
+    fn in_place(
+        &self,
+        stream: &Stream,
+        kernel: Kernel<InPlaceParams>,
+        x: DeviceSlice,
+    ) -> Result<()> {
         let n = x.count::<f32>();
         if n == 0 {
             return Ok(());
         }
         let params = InPlaceParams { x: x.into(), n: u32_of(n), unused: 0 };
         // SAFETY: the slice has n values.
-        unsafe { stream.launch(self.sigmoid, Grid::each(n, THREADS), &params) }
+        unsafe { stream.launch(kernel, Grid::each(n, THREADS), &params) }
     }
 
     /// Softmax of each row of `x` f32 [rows, n] in place, a warp a row.

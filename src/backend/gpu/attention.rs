@@ -41,7 +41,7 @@ const SHARED_BYTES: usize = 48 << 10;
 const WORK_BYTES: usize = 64 << 20;
 
 kernel_params! {
-    pub struct AttentionParams[128] {
+    pub struct AttentionParams[136] {
         q: DevicePtr,
         k: DevicePtr,
         k_type: u32,
@@ -67,6 +67,8 @@ kernel_params! {
         n_tokens: u32,
         work: DevicePtr,
         n_slots: u32,
+        chunk: u32,
+        cap: f32,
         unused: u32,
     }
 }
@@ -82,7 +84,7 @@ kernel_params! {
         limit: u32,
         all: u32,
         window: u32,
-        unused: u32,
+        chunk: u32,
         sinks: DevicePtr,
         out: DevicePtr,
     }
@@ -107,7 +109,9 @@ pub struct DeviceAttention<'a> {
     pub max_seen: usize,
     pub all: Option<usize>,
     pub window: Option<usize>,
+    pub chunk: Option<usize>,
     pub scale: f32,
+    pub cap: Option<f32>,
     /// f32 [n_head]
     pub sinks: Option<DeviceSlice<'a>>,
     pub bias: Option<DeviceBias<'a>>,
@@ -121,7 +125,7 @@ impl DeviceAttention<'_> {
     fn slots(&self, len: usize, tokens: usize, n_ctx: usize) -> usize {
         let all = self.max_seen.min(n_ctx).div_ceil(len).max(1);
         let of = |window: usize| window.saturating_add(tokens - 1).div_ceil(len) + 1;
-        self.window.map_or(all, |window| all.min(of(window)))
+        self.window.or(self.chunk).map_or(all, |window| all.min(of(window)))
     }
 
     fn group(&self) -> usize {
@@ -151,7 +155,7 @@ impl DeviceAttention<'_> {
     }
 }
 
-/// The kernels' number for `all` or `window`: u32::MAX is none.
+/// The kernels' number for `all`, `window` or `chunk`: u32::MAX is none.
 fn or_none(n: Option<usize>) -> u32 {
     n.map_or(u32::MAX, |n| n.min(u32::MAX as usize - 1) as u32)
 }
@@ -238,6 +242,8 @@ impl Part<'_> {
             n_tokens: u32_of(self.data.tokens),
             work: self.data.work.into(),
             n_slots: u32_of(self.slots),
+            chunk: or_none(shape.chunk),
+            cap: shape.cap.unwrap_or(0.0),
             unused: 0,
         }
     }
@@ -360,7 +366,7 @@ impl Attention {
             limit: shape.limit(part.n_ctx()),
             all: or_none(shape.all),
             window: or_none(shape.window),
-            unused: 0,
+            chunk: or_none(shape.chunk),
             sinks: shape.sinks.into(),
             out: data.out.into(),
         };

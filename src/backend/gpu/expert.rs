@@ -14,7 +14,7 @@ use crate::simd::act_kind;
 use std::ops::Range;
 
 kernel_params! {
-    pub struct GateUpParams[96] {
+    pub struct GateUpParams[104] {
         granules: DevicePtr,
         n_granules: u32,
         granule_rows: u32,
@@ -31,6 +31,8 @@ kernel_params! {
         activation: u32,
         products: u32,
         inner: DevicePtr,
+        limit: f32,
+        unused: u32,
     }
 }
 
@@ -97,6 +99,8 @@ pub struct ExpertShape {
     /// Experts of a token.
     pub k: usize,
     pub activation: Activation,
+    /// As in `ops::ExpertShape`.
+    pub limit: f32,
 }
 
 impl ExpertShape {
@@ -343,6 +347,7 @@ fn gate_up_params(
         gate_bias: biases.and_then(|b| b.gate).into(),
         up_bias: biases.map(|b| b.up).into(),
         activation: activation_code(shape.activation),
+        limit: shape.limit,
         ..Default::default()
     }
 }
@@ -350,6 +355,10 @@ fn gate_up_params(
 /// As `kernels/expert.cu` numbers them.
 fn activation_code(activation: Activation) -> u32 {
     match activation {
+        Activation::ReluGated => 3,
+        Activation::Gelu => 4,
+        Activation::SiluLimited => 5,
+        Activation::SiluCapped => 6,
         Activation::Silu => 0,
         Activation::SiluClamped => 1,
         Activation::Relu => 2,

@@ -46,6 +46,7 @@ use std::sync::Arc;
 pub const LAYOUTS: &[&Layout] = &[
     activate::GatedParams::LAYOUT,
     activate::InPlaceParams::LAYOUT,
+    rows::MulRowsParams::LAYOUT,
     acts::QuantizeParams::LAYOUT,
     attention::AttentionParams::LAYOUT,
     attention::CombineParams::LAYOUT,

@@ -8,7 +8,7 @@ use crate::backend::ops::{Choice, Score};
 const EXPERTS_MAX: usize = 1024;
 
 kernel_params! {
-    pub struct RouteParams[64] {
+    pub struct RouteParams[72] {
         probs: DevicePtr,
         bias: DevicePtr,
         chosen: DevicePtr,
@@ -21,6 +21,8 @@ kernel_params! {
         n_groups: u32,
         n_groups_used: u32,
         jitter: f32,
+        cap: f32,
+        unused: u32,
     }
 }
 
@@ -85,6 +87,8 @@ impl Router {
             n_groups: u32_of(groups),
             n_groups_used: u32_of(choice.n_groups_used),
             jitter: choice.jitter,
+            cap: choice.cap,
+            unused: 0,
         };
         let grid = Grid::new([u32_of(tokens), 1, 1], 32).with_shared(4 * (2 * n + groups + k));
         // SAFETY: sizes are asserted.

@@ -28,6 +28,15 @@ kernel_params! {
     }
 }
 
+kernel_params! {
+    pub struct MulRowsParams[24] {
+        x: DevicePtr,
+        y: DevicePtr,
+        cols: u32,
+        n: u32,
+    }
+}
+
 kernels! {
     pub struct Rows {
         copy_columns: CopyColumnsParams = "copy_columns",
@@ -36,6 +45,9 @@ kernels! {
         divide: ValuesParams = "divide_values",
         add: ValuesParams = "add_values",
         set: ValuesParams = "set_values",
+        clamp: ValuesParams = "clamp_values",
+        cap: ValuesParams = "cap_values",
+        mul_rows: MulRowsParams = "mul_rows",
     }
 }
 
@@ -121,6 +133,31 @@ impl Rows {
     pub fn set(&self, stream: &Stream, x: DeviceSlice, value: f32) -> Result<()> {
         let params = ValuesParams { x: x.into(), value, ..Default::default() };
         self.each(stream, self.set, params, x)
+    }
+
+    /// `x = clamp(x, ±limit)`
+    pub fn clamp(&self, stream: &Stream, x: DeviceSlice, limit: f32) -> Result<()> {
+        let params = ValuesParams { x: x.into(), value: limit, ..Default::default() };
+        self.each(stream, self.clamp, params, x)
+    }
+
+    /// `x = cap·tanh(x / cap)`
+    pub fn soft_cap(&self, stream: &Stream, x: DeviceSlice, cap: f32) -> Result<()> {
+        let params = ValuesParams { x: x.into(), value: cap, ..Default::default() };
+        self.each(stream, self.cap, params, x)
+    }
+
+    /// Multiplies each row of `x` [rows, cols] by its number of `factors` [rows].
+    pub fn mul_rows(&self, stream: &Stream, x: DeviceSlice, factors: DeviceSlice) -> Result<()> {
+        let (n, rows) = (x.count::<f32>(), factors.count::<f32>());
+        if n == 0 {
+            return Ok(());
+        }
+        assert!(n.is_multiple_of(rows), "{n} values in {rows} rows");
+        let (cols, n) = (u32_of(n / rows), u32_of(n));
+        let params = MulRowsParams { x: x.into(), y: factors.into(), cols, n };
+        // SAFETY: each row has a factor (asserted).
+        unsafe { stream.launch(self.mul_rows, Grid::each(n as usize, THREADS), &params) }
     }
 
     /// Launches a thread for each value of `x`.

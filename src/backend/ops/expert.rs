@@ -13,11 +13,24 @@ pub enum Activation {
     SiluClamped,
     /// max(up, 0), without a gate
     Relu,
+    /// max(gate, 0) ⊙ up
+    ReluGated,
+    /// gelu(gate) ⊙ up, by the tanh form: gate·σ(√(8/π)·(gate + 0.044715·gate³)) ⊙ up
+    Gelu,
+    /// gate' = min(gate, limit), up' = clamp(up, ±limit): silu(gate') ⊙ up'
+    SiluLimited,
+    /// min(silu(gate), limit) ⊙ clamp(up, ±limit)
+    SiluCapped,
 }
 
 impl Activation {
     pub fn is_gated(self) -> bool {
         self != Activation::Relu
+    }
+
+    /// Whether it needs `ExpertShape::limit`.
+    pub fn is_limited(self) -> bool {
+        matches!(self, Activation::SiluLimited | Activation::SiluCapped)
     }
 }
 
@@ -31,6 +44,8 @@ pub struct ExpertShape {
     pub n_embd: usize,
     pub n_ff: usize,
     pub activation: Activation,
+    /// The limit of activations that have one; 0 for others.
+    pub limit: f32,
 }
 
 impl ExpertShape {
@@ -41,7 +56,7 @@ impl ExpertShape {
 
     /// The form of experts of this shape without biases.
     pub fn form(&self) -> ExpertForm<'static> {
-        ExpertForm { activation: self.activation, biases: None }
+        ExpertForm { activation: self.activation, limit: self.limit, biases: None }
     }
 }
 
@@ -49,6 +64,8 @@ impl ExpertShape {
 #[derive(Clone, Copy, Debug)]
 pub struct ExpertForm<'a> {
     pub activation: Activation,
+    /// As in [`ExpertShape`].
+    pub limit: f32,
     pub biases: Option<&'a ExpertBiases>,
 }
 

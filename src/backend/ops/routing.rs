@@ -16,6 +16,8 @@ const NO_SLOT: u32 = u32::MAX;
 #[derive(Clone, Copy, Debug)]
 pub struct Choice {
     pub score: Score,
+    /// Logits x become cap·tanh(x / cap) first; 0 leaves them.
+    pub cap: f32,
     /// Weights are divided by their sum.
     pub normalize: bool,
     /// Factor on the weights.

@@ -4,10 +4,11 @@ use super::bench::Bench;
 use super::data::Random;
 use super::report::Report;
 use crate::Result;
-use crate::backend::cpu::expert::relu;
+use crate::backend::cpu::expert::{geglu, reglu, relu, swiglu_capped, swiglu_limited};
 use crate::backend::gpu::DeviceBuffer;
 use crate::backend::gpu::activate::Activate;
-use crate::backend::ops::Activation;
+use crate::backend::ops::{Activation, ExpertForm};
+use crate::simd::Kernels;
 
 /// The ends of the exponential's range, infinities and NaN.
 const HARD: [f32; 12] = [
@@ -29,49 +30,96 @@ const HARD: [f32; 12] = [
 const LIMIT: f32 = 7.0;
 const SLOPE: f32 = 1.702;
 
-pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
-    let activate = Activate::load(&bench.gpu)?;
-    let kernels = bench.cpu.kernels;
-    let n = bench.shapes(&[1000], &[], &[1 << 20]).into_iter().max().unwrap_or(0);
-    let mut random = Random(5);
-    let (mut gate, mut up) = (random.floats(n), random.floats(n));
-    for (x, y) in HARD.iter().flat_map(|x| HARD.map(|y| (*x, y))) {
-        gate.push(x);
-        up.push(y);
+/// Gates and ups, on the host and on the device.
+struct Pairs {
+    gate: Vec<f32>,
+    up: Vec<f32>,
+    gate_up: DeviceBuffer,
+    up_up: DeviceBuffer,
+    out: DeviceBuffer,
+}
+
+impl Pairs {
+    fn new(bench: &Bench) -> Result<Pairs> {
+        let n = bench.shapes(&[1000], &[], &[1 << 20]).into_iter().max().unwrap_or(0);
+        let mut random = Random(5);
+        let (mut gate, mut up) = (random.floats(n), random.floats(n));
+        for (x, y) in HARD.iter().flat_map(|x| HARD.map(|y| (*x, y))) {
+            gate.push(x);
+            up.push(y);
+        }
+        let (gate_up, up_up) = (bench.up_f32(&gate)?, bench.up_f32(&up)?);
+        let out = bench.empty(gate_up.len())?;
+        Ok(Pairs { gate, up, gate_up, up_up, out })
     }
-    let (gate_up, up_up) = (bench.up_f32(&gate)?, bench.up_f32(&up)?);
-    let out = bench.empty(gate_up.len())?;
-    let gated = |activation| -> Result<Vec<f32>> {
-        let gate = Some(gate_up.all()).filter(|_| activation != Activation::Relu);
-        activate.gated(&bench.stream, activation, gate, up_up.all(), out.all())?;
-        bench.down_f32(&out)
-    };
-    report.row("swiglu_rows", "f32", |row| {
-        let mut expected = vec![0.0; gate.len()];
-        kernels.swiglu(&gate, &up, &mut expected);
-        row.bits(gate.len(), &gated(Activation::Silu)?, &expected);
-        Ok(())
-    });
-    report.row("relu_rows", "f32", |row| {
-        let expected: Vec<f32> = up.iter().map(|u| relu(*u)).collect();
-        row.bits(gate.len(), &gated(Activation::Relu)?, &expected);
-        Ok(())
-    });
-    report.row("swiglu_clamped_rows", "f32", |row| {
+
+    fn activated(
+        &self,
+        bench: &Bench,
+        activate: &Activate,
+        activation: Activation,
+    ) -> Result<Vec<f32>> {
+        let gate = Some(self.gate_up.all()).filter(|_| activation != Activation::Relu);
+        let (up, out) = (self.up_up.all(), self.out.all());
+        let form = ExpertForm { activation, limit: LIMIT, biases: None };
+        activate.gated(&bench.stream, form, gate, up, out)?;
+        bench.down_f32(&self.out)
+    }
+}
+
+/// The activation on the CPU, which may change gate and up.
+type Twin = fn(&Kernels, &mut [f32], &mut [f32], &mut [f32]);
+
+const GATED: [(&str, Activation, Twin); 7] = [
+    ("swiglu_rows", Activation::Silu, |kernels, gate, up, out| kernels.swiglu(gate, up, out)),
+    ("relu_rows", Activation::Relu, |_, _, up, out| {
+        out.iter_mut().zip(up).for_each(|(o, u)| *o = relu(*u));
+    }),
+    ("swiglu_clamped_rows", Activation::SiluClamped, |kernels, gate, up, out| {
         let limited: Vec<f32> = gate.iter().map(|g| g.min(LIMIT)).collect();
         let mut share: Vec<f32> = limited.iter().map(|g| SLOPE * g).collect();
         kernels.sigmoid(&mut share);
-        let terms = limited.iter().zip(&share).zip(&up);
-        let of = |((g, s), u): ((&f32, &f32), &f32)| g * s * (u.clamp(-LIMIT, LIMIT) + 1.0);
-        let expected: Vec<f32> = terms.map(of).collect();
-        row.bits(gate.len(), &gated(Activation::SiluClamped)?, &expected);
-        Ok(())
-    });
+        let terms = limited.iter().zip(&share).zip(up);
+        let of = |((g, s), u): ((&f32, &f32), &mut f32)| g * s * (u.clamp(-LIMIT, LIMIT) + 1.0);
+        out.iter_mut().zip(terms.map(of)).for_each(|(o, x)| *o = x);
+    }),
+    ("reglu_rows", Activation::ReluGated, |_, gate, up, out| reglu(gate, up, out)),
+    ("geglu_rows", Activation::Gelu, |kernels, gate, up, out| geglu(kernels, gate, up, out)),
+    ("swiglu_limited_rows", Activation::SiluLimited, |kernels, gate, up, out| {
+        swiglu_limited(kernels, LIMIT, gate, up, out);
+    }),
+    ("swiglu_capped_rows", Activation::SiluCapped, |kernels, gate, up, out| {
+        swiglu_capped(kernels, LIMIT, gate, up, out);
+    }),
+];
+
+pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
+    let activate = Activate::load(&bench.gpu)?;
+    let kernels = bench.cpu.kernels;
+    let pairs = Pairs::new(bench)?;
+    for (name, activation, twin) in GATED {
+        report.row(name, "f32", |row| {
+            let (mut gate, mut up) = (pairs.gate.clone(), pairs.up.clone());
+            let mut expected = vec![0.0; gate.len()];
+            twin(kernels, &mut gate, &mut up, &mut expected);
+            row.bits(gate.len(), &pairs.activated(bench, &activate, activation)?, &expected);
+            Ok(())
+        });
+    }
+    let gate = &pairs.gate;
     report.row("sigmoid_rows", "f32", |row| {
-        let x: DeviceBuffer = bench.up_f32(&gate)?;
+        let x: DeviceBuffer = bench.up_f32(gate)?;
         let mut expected = gate.clone();
         activate.sigmoid(&bench.stream, x.all())?;
         kernels.sigmoid(&mut expected);
+        row.bits(gate.len(), &bench.down_f32(&x)?, &expected);
+        Ok(())
+    });
+    report.row("softplus_rows", "f32", |row| {
+        let x: DeviceBuffer = bench.up_f32(gate)?;
+        let mut expected = gate.clone();
+        activate.softplus(&bench.stream, x.all())?;
+        bench.cpu.softplus(&mut expected);
         row.bits(gate.len(), &bench.down_f32(&x)?, &expected);
         Ok(())
     });

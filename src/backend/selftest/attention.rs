@@ -27,6 +27,8 @@ struct Shape {
     past: usize,
     tokens: usize,
     window: Option<usize>,
+    chunk: Option<usize>,
+    cap: Option<f32>,
     sinks: bool,
     /// As in an encoder: every query sees every position, with a bias by distance.
     all: bool,
@@ -61,8 +63,19 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
 
 /// Two KV heads with four heads each; every query sees the positions before it.
 fn shape(dim: usize, past: usize, tokens: usize, window: Option<usize>) -> Shape {
-    let (latent, n_head_kv, group) = (None, 2, 4);
-    Shape { dim, latent, n_head_kv, group, past, tokens, window, sinks: false, all: false }
+    Shape {
+        dim,
+        latent: None,
+        n_head_kv: 2,
+        group: 4,
+        past,
+        tokens,
+        window,
+        chunk: None,
+        cap: None,
+        sinks: false,
+        all: false,
+    }
 }
 
 fn encoder(dim: usize, tokens: usize) -> Shape {
@@ -84,6 +97,8 @@ fn small() -> Vec<Shape> {
         Shape { group: 2, sinks: true, ..shape(256, 9, 2, None) },
         Shape { group: 16, n_head_kv: 1, sinks: true, ..shape(64, 30, 2, Some(16)) },
         latent(8, 12, 1),
+        Shape { chunk: Some(8), ..shape(64, 5, 13, None) },
+        Shape { cap: Some(0.4), ..shape(32, 21, 3, None) },
     ]
 }
 
@@ -99,6 +114,8 @@ fn large() -> Vec<Shape> {
         Shape { group: 8, ..shape(256, 1025, 66, None) },
         latent(16, 2000, 3),
         latent(128, 600, 1),
+        Shape { chunk: Some(700), ..shape(64, 690, 20, None) },
+        Shape { cap: Some(0.4), ..shape(128, 700, 9, Some(600)) },
     ]
 }
 
@@ -131,11 +148,14 @@ impl Case {
     }
 
     fn name(&self) -> String {
-        let Shape { dim, group, past, tokens, window, sinks, all, .. } = self.shape;
+        let Shape { dim, group, past, tokens, window, chunk, cap, sinks, all, .. } = self.shape;
         let window = window.map_or(String::new(), |window| format!(", window {window}"));
         let all = if all { ", all" } else { "" };
         let sinks = if sinks { ", sinks" } else { "" };
-        format!("{tokens}×{dim} after {past}, {group} heads on one{window}{sinks}{all}")
+        let chunk = chunk.map_or(String::new(), |chunk| format!(", chunks of {chunk}"));
+        let cap = cap.map_or(String::new(), |cap| format!(", capped at {cap}"));
+        let seen = format!("{window}{chunk}{cap}{sinks}{all}");
+        format!("{tokens}×{dim} after {past}, {group} heads on one{seen}")
     }
 
     fn rows<'a>(&self, buffer: &'a DeviceBuffer) -> DeviceRows<'a> {
@@ -161,7 +181,8 @@ impl Case {
 
     /// With the exact kernels, or with those for prompts, on tensor cores.
     fn compare(&self, bench: &Bench, kernels: &Kernels, row: &mut Row, prompt: bool) -> Result<()> {
-        let Shape { dim, latent, n_head_kv, group, past, tokens, window, .. } = self.shape;
+        let Shape { dim, latent, n_head_kv, group, past, tokens, window, chunk, cap, .. } =
+            self.shape;
         let (n_head, n_ctx, all) = (n_head_kv * group, self.n_ctx(), self.shape.all);
         let v_dim = latent.unwrap_or(dim);
         let scale = 1.0 / (dim as f32).sqrt();
@@ -177,7 +198,9 @@ impl Case {
             first: past,
             all: all.then_some(n_ctx),
             window,
+            chunk,
             scale,
+            cap,
             sinks: self.shape.sinks.then_some(&sinks),
             bias: all.then_some(&bias),
         };
@@ -194,7 +217,9 @@ impl Case {
             max_seen: n_ctx,
             all: all.then_some(n_ctx),
             window,
+            chunk,
             scale,
+            cap,
             sinks: self.shape.sinks.then(|| sinks.all()),
             bias: all.then_some(DeviceBias { reach: REACH, values: values.all() }),
             prompt,

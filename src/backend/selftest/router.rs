@@ -41,6 +41,7 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
                 let bias = random.floats(n);
                 let plain = Choice {
                     score,
+                    cap: 0.0,
                     normalize: true,
                     scale: 1.0,
                     n_groups,
@@ -48,7 +49,8 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
                     jitter: 0.2,
                 };
                 let scaled = Choice { normalize: false, scale: 2.5, ..plain };
-                for choice in [plain, scaled] {
+                let capped = Choice { cap: 0.7, ..plain };
+                for choice in [plain, scaled, capped] {
                     for bias in [None, Some(&bias[..])] {
                         let case = Case { logits: &logits, n, k, choice, bias };
                         compare(bench, &router, row, &case)?;
@@ -75,6 +77,7 @@ fn compare_hard(bench: &Bench, router: &Router, row: &mut Row, score: Score) -> 
         logits[N..].fill(hard);
         let choice = Choice {
             score,
+            cap: 0.0,
             normalize: true,
             scale: 1.0,
             n_groups: 1,

@@ -14,6 +14,7 @@ type Twin = fn(&Bench, &mut [f32], &[f32]);
 
 const FACTOR: f32 = 45.254834;
 const DIVISOR: f32 = 1.7;
+const LIMIT: f32 = 0.6;
 
 const CHANGES: &[(&str, Change, Twin)] = &[
     (
@@ -39,6 +40,16 @@ const CHANGES: &[(&str, Change, Twin)] = &[
         "divide_values",
         |rows, on, x, _| rows.divide(on, x.all(), DIVISOR),
         |_, x, _| x.iter_mut().for_each(|x| *x /= DIVISOR),
+    ),
+    (
+        "clamp_values",
+        |rows, on, x, _| rows.clamp(on, x.all(), LIMIT),
+        |_, x, _| x.iter_mut().for_each(|x| *x = x.clamp(-LIMIT, LIMIT)),
+    ),
+    (
+        "cap_values",
+        |rows, on, x, _| rows.soft_cap(on, x.all(), LIMIT),
+        |bench, x, _| bench.cpu.kernels.soft_cap(x, LIMIT),
     ),
     ("set_values", |rows, on, x, _| rows.set(on, x.all(), FACTOR), |_, x, _| x.fill(FACTOR)),
 ];
@@ -72,6 +83,19 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
             Ok(())
         });
     }
+    report.row("mul_rows", "f32", |row| {
+        for (n, cols) in bench.shapes(&[(1, 5), (7, 64)], &[(3, 333)], &[(512, 2048)]) {
+            let mut random = Random(cols as u64);
+            let (mut x, factors) = (random.floats(n * cols), random.floats(n));
+            let (x_up, factors_up) = (bench.up_f32(&x)?, bench.up_f32(&factors)?);
+            rows.mul_rows(&bench.stream, x_up.all(), factors_up.all())?;
+            for (row, factor) in x.chunks_exact_mut(cols).zip(&factors) {
+                row.iter_mut().for_each(|x| *x *= factor);
+            }
+            row.bits(format!("{n}×{cols}"), &bench.down_f32(&x_up)?, &x);
+        }
+        Ok(())
+    });
     report.row("copy_columns", "f32", |row| {
         for case in bench.shapes(&COPIES[..2], &COPIES[2..8], &COPIES[8..]) {
             let [n, cols, from_stride, from_first, to_stride, to_first] = case;

@@ -112,6 +112,8 @@ impl CpuPass<'_, '_> {
                     Sees::Source => Some(cache.n_source()),
                 },
                 window: None,
+                chunk: None,
+                cap: None,
                 scale: hyper.attention_scale,
                 sinks: None,
                 bias: view.bias,

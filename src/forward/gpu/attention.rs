@@ -12,14 +12,16 @@ use crate::forward::gpu::layers::GpuAttention;
 use crate::forward::gpu::pass::{GpuPass, GpuSegment, Role};
 use crate::forward::gpu::weights::{GpuLinear, GpuVector};
 use crate::forward::gpu::workspace::ByteRange;
+use crate::model::descriptor::ValueGate;
 
 impl<'a> GpuPass<'a> {
     /// h → y
     pub fn attention(&self, l: usize, w: &GpuAttention) -> Result<()> {
         let (hyper, m, n) = (self.hyper(), &self.layout().mixer, self.n());
-        let (heads, heads_kv) = (n * hyper.n_head, n * hyper.n_head_kv);
+        let (heads, heads_kv) = (n * w.n_head, n * w.n_head_kv);
         // q, k, v
-        let inputs = [&w.q, &w.k, &w.v].into_iter().chain(&w.gate);
+        let own_gate = w.gate.as_ref().map(|(gate, _)| gate);
+        let inputs = [&w.q, &w.k, &w.v].into_iter().chain(own_gate);
         let acts = self.acts_of_h(inputs.map(|linear| linear.weight.ty))?;
         let q = self.words(&m.q, heads * hyper.head_dim);
         let k = self.words(&m.k, heads_kv * hyper.head_dim);
@@ -31,10 +33,12 @@ impl<'a> GpuPass<'a> {
         }
         self.linear(&w.k, &acts, k)?;
         self.linear(&w.v, &acts, v)?;
-        let gate = self.words(&m.gate, heads * hyper.head_dim_v);
-        if let Some(linear) = &w.gate {
+        let rows = own_gate.map_or(w.n_head * hyper.head_dim_v, |linear| linear.weight.rows);
+        let gate = self.words(&m.gate, n * rows);
+        if let Some(linear) = own_gate {
             self.linear(linear, &acts, gate)?;
         }
+        self.limit([q, k, v])?;
         // QK-norm, RoPE
         let norm_after_rope = self.model.descriptor.parts.norm_after_rope;
         let norm = || {
@@ -46,14 +50,16 @@ impl<'a> GpuPass<'a> {
         }
         if self.role == Role::Only && w.rotates {
             let shape = self.model.rope_shape(hyper.head_dim, hyper.rope_offset);
-            let table = self.rope_table(w.window.is_some());
+            let table = self.rope_table(w.slides);
             self.rope(q, shape, table)?;
             self.rope(k, shape, table)?;
         }
         if norm_after_rope {
             norm()?;
         }
-        self.temper(q)?;
+        if w.tempers {
+            self.temper(q)?;
+        }
         // cache, attention: each text over its own cache
         let attended = self.words(&m.attended, heads * hyper.head_dim_v);
         let sinks = w.sinks.as_ref().map(|sinks| self.dev.weights.vector(sinks));
@@ -61,19 +67,52 @@ impl<'a> GpuPass<'a> {
             let (keys, values) = self.own_rows(l, &segment);
             self.store(&segment, k, keys)?;
             self.store(&segment, v, values)?;
-            let view = DeviceAttention { window: w.window, sinks, ..self.view(&segment) };
+            let view = DeviceAttention {
+                window: w.window,
+                chunk: w.chunk,
+                cap: hyper.attention_cap,
+                sinks,
+                n_head: w.n_head,
+                n_head_kv: w.n_head_kv,
+                ..self.view(&segment)
+            };
             self.attend(&segment, &view, q, [keys, values], attended)?;
         }
-        if w.gated || w.gate.is_some() {
-            self.dev.ops.rows.mul_sigmoid(self.stream(), attended, gate)?;
+        self.gate_values(w, attended, gate)?;
+        self.attention_output(&w.output)?;
+        match hyper.attention_output_scale {
+            1.0 => Ok(()),
+            scale => self.dev.ops.rows.scale(self.stream(), self.y(), scale),
         }
-        self.attention_output(&w.output)
+    }
+
+    /// Limits queries, keys and values, if the model has a limit.
+    fn limit(&self, [q, k, v]: [DeviceSlice; 3]) -> Result<()> {
+        let Some(limit) = self.hyper().qkv_limit else { return Ok(()) };
+        let rows = &self.dev.ops.rows;
+        [q, k, v].into_iter().try_for_each(|x| rows.clamp(self.stream(), x, limit))
+    }
+
+    /// attended *= function(gate), of which there is a number an element or a head.
+    fn gate_values(
+        &self,
+        w: &GpuAttention,
+        attended: DeviceSlice,
+        gate: DeviceSlice,
+    ) -> Result<()> {
+        let (ops, stream) = (&self.dev.ops, self.stream());
+        match &w.gate {
+            None if !w.gated => return Ok(()),
+            Some((_, ValueGate::Softplus)) => ops.activate.softplus(stream, gate)?,
+            Some((_, ValueGate::Sigmoid)) | None => ops.activate.sigmoid(stream, gate)?,
+        }
+        ops.rows.mul_rows(stream, attended, gate)
     }
 
     /// The product of q, whose heads are [q, gate] → q and gate
     fn split_gates(&self, w: &GpuAttention, acts: &GpuActs, q: DeviceSlice) -> Result<()> {
         let (hyper, m, rows) = (self.hyper(), &self.layout().mixer, &self.dev.ops.rows);
-        let (dim, heads) = (hyper.head_dim, self.n() * hyper.n_head);
+        let (dim, heads) = (hyper.head_dim, self.n() * w.n_head);
         let raw = self.words(&m.raw, 2 * heads * dim);
         self.linear(&w.q, acts, raw)?;
         let gate = self.words(&m.gate, heads * dim);
@@ -145,7 +184,9 @@ impl<'a> GpuPass<'a> {
             max_seen: self.max_seen(segment),
             all: (self.role == Role::Source).then_some(segment.n()),
             window: None,
+            chunk: None,
             scale: self.hyper().attention_scale,
+            cap: None,
             sinks: None,
             bias: self.distance_bias(),
             prompt: segment.is_prompt() && !self.dev.is_exact,

@@ -7,7 +7,7 @@ use crate::backend::gpu::expert::{Chosen, DeviceBiases, ExpertShape as DeviceSha
 use crate::backend::gpu::matmul::Groups;
 use crate::backend::gpu::matvec::MAX_TOKENS;
 use crate::backend::gpu::{DeviceSlice, Stream};
-use crate::backend::ops::ExpertShape;
+use crate::backend::ops::{ExpertForm, ExpertShape};
 use crate::experts::vram::GranuleLayout;
 use crate::forward::gpu::acts::{GpuActs, RowShape};
 use crate::forward::gpu::layers::GpuBiases;
@@ -38,6 +38,7 @@ pub fn device_shape(layout: &GranuleLayout, expert: &ExpertShape, k: usize) -> D
         down_at: layout.down_at,
         k,
         activation: expert.activation,
+        limit: expert.limit,
     }
 }
 
@@ -187,7 +188,9 @@ impl<'a> ExpertContext<'a> {
         }
         let rows = |all| inner_rows(shape, all, &pairs.pairs);
         let (gate, activated) = (gated.then(|| rows(gate)), rows(inner));
-        self.ops.activate.gated(self.stream, shape.activation, gate, rows(up), activated)?;
+        let (activation, limit) = (shape.activation, shape.limit);
+        let form = ExpertForm { activation, limit, biases: None };
+        self.ops.activate.gated(self.stream, form, gate, rows(up), activated)?;
         let inner = self.inner_acts(shape, pairs.n_pairs, pairs.pairs.clone(), inner)?;
         let partial = self.partial(shape, pairs.n_pairs);
         for g in granules {

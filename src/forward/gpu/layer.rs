@@ -61,6 +61,12 @@ pub fn layer(cx: &mut GpuPass, l: usize) -> Result<()> {
 /// 0. A decoded token's is captured as a graph.
 pub fn before_experts(cx: &mut GpuPass, l: usize) -> Result<()> {
     let layer = cx.layer(l);
+    // router, if it reads the stream
+    if let Some(router) = layer.ffn.router.as_ref().filter(|_| layer.ffn.routes_stream) {
+        let acts = cx.acts_of([router.logits.weight.ty], cx.n(), cx.x())?;
+        cx.route(router, &acts)?;
+    }
+
     // norm, attention, residual
     cx.norm(&layer.norm, cx.x(), cx.h())?;
     match &layer.mixer {
@@ -89,10 +95,14 @@ pub fn before_experts(cx: &mut GpuPass, l: usize) -> Result<()> {
     let seen = if ffn.sees_before { cx.before() } else { cx.x() };
     cx.norm(&ffn.norm, seen, cx.h())?;
     let acts = cx.acts_of_h(cx.ffn_weights(l).inputs())?;
-    if let Some(router) = &ffn.router {
+    if let Some(router) = ffn.router.as_ref().filter(|_| !ffn.routes_stream) {
         cx.route(router, &acts)?;
     }
 
     // shared expert
-    cx.shared_expert(ffn, &acts)
+    cx.shared_expert(ffn, &acts)?;
+    if ffn.weights_input {
+        cx.weigh_input(l)?;
+    }
+    Ok(())
 }

@@ -5,7 +5,7 @@ use crate::experts::vram::{GranuleLayout, Part};
 use crate::experts::{LayerExperts, Resident};
 use crate::forward::encoder_decoder::EncoderWeights;
 use crate::forward::gpu::weights::{GpuHeads, GpuLinear, GpuMatrix, GpuVector, Packer};
-use crate::model::descriptor;
+use crate::model::descriptor::{self, ValueGate};
 use crate::model::weights::{
     AttentionWeights, DeltaWeights, FfnWeights, Gate, Gates, LatentWeights, Mixer, Norm, Query,
 };
@@ -18,17 +18,22 @@ pub struct GpuNorm {
 }
 
 pub struct GpuAttention {
+    pub n_head: usize,
+    pub n_head_kv: usize,
     pub q: GpuLinear,
     pub gated: bool,
     pub k: GpuLinear,
     pub v: GpuLinear,
-    pub gate: Option<GpuLinear>,
+    pub gate: Option<(GpuLinear, ValueGate)>,
     pub rotates: bool,
+    pub slides: bool,
+    pub tempers: bool,
     pub q_norm: Option<GpuVector>,
     pub k_norm: Option<GpuVector>,
     pub sinks: Option<GpuVector>,
     pub output: GpuLinear,
     pub window: Option<usize>,
+    pub chunk: Option<usize>,
 }
 
 pub enum GpuQuery {
@@ -108,6 +113,8 @@ pub struct GpuFfn {
     pub sees_before: bool,
     pub post_norm: Option<GpuNorm>,
     pub scale: f32,
+    pub routes_stream: bool,
+    pub weights_input: bool,
 }
 
 /// A dense branch beside the routed experts.
@@ -194,17 +201,22 @@ impl<'a> Packer<'a> {
 
     fn attention(&mut self, w: &'a AttentionWeights) -> GpuAttention {
         GpuAttention {
+            n_head: w.n_head,
+            n_head_kv: w.n_head_kv,
             q: self.linear(&w.q),
             gated: w.gated,
             k: self.linear(&w.k),
             v: self.linear(&w.v),
-            gate: w.gate.as_ref().map(|gate| self.linear(gate)),
+            gate: w.gate.as_ref().map(|(gate, function)| (self.linear(gate), *function)),
             rotates: w.rotates,
+            slides: w.slides,
+            tempers: w.tempers,
             q_norm: self.optional(&w.q_norm),
             k_norm: self.optional(&w.k_norm),
             sinks: self.optional(&w.sinks),
             output: self.linear(&w.output),
             window: w.window,
+            chunk: w.chunk,
         }
     }
 
@@ -289,6 +301,8 @@ impl<'a> Packer<'a> {
             sees_before: w.sees_before,
             post_norm: w.post_norm.as_ref().map(|norm| self.norm(norm)),
             scale: w.scale,
+            routes_stream: w.routes_stream,
+            weights_input: w.weights_input,
         }
     }
 

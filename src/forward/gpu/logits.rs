@@ -7,6 +7,7 @@ use crate::forward::gpu::pass::GpuPass;
 use crate::forward::gpu::upload::{floats, integers};
 use crate::forward::logits::LOGITS_ROWS;
 use crate::forward::{LogitRow, Logits, TopK};
+use crate::simd::kernels;
 
 impl GpuPass<'_> {
     /// output norm, output head
@@ -29,9 +30,18 @@ impl GpuPass<'_> {
             let acts = self.acts_of([head.weight.ty], m, h)?;
             let out = self.words(&self.layout().logits, m * n_vocab);
             self.linear(head, &acts, out)?;
+            self.cap_products(out)?;
             self.give_products(out, wanted)?;
         }
         Ok(())
+    }
+
+    /// The head's products → logits, if they are capped.
+    fn cap_products(&self, products: DeviceSlice) -> Result<()> {
+        let Some(cap) = self.hyper().logit_cap else { return Ok(()) };
+        let rows = &self.dev.ops.rows;
+        rows.divide(self.stream(), products, self.model.weights.logit_divisor)?;
+        rows.soft_cap(self.stream(), products, cap)
     }
 
     /// The head's products of some rows → logits, to the observer: the best of them, chosen on the
@@ -58,18 +68,21 @@ impl GpuPass<'_> {
         let take = &mut |_, bytes: &[u8]| floats(bytes, logits);
         self.state.staging.download(stream, &[products], take)?;
         self.wait_for_peers()?;
+        if self.hyper().logit_cap.is_none() {
+            self.model.finish_logits(kernels(), &mut self.b.logits);
+        }
         self.model.give_logits(&mut self.b.logits, rows, self.observer);
         Ok(())
     }
 
-    /// Chooses the best logits of a row on the device, of the values that `Model::give_logits`
-    /// makes of the products.
+    /// Chooses the best logits of a row on the device, of the values that `Model::finish_logits`
+    /// makes of the products, unless that has been done.
     fn best_logits(&mut self, products: DeviceSlice, top: TopK, row: LogitRow) -> Result<()> {
         let TopK { k, n_vocab } = top;
         let all = sample::Logits {
             data: products.slice(0..4 * n_vocab),
             n_vocab,
-            divisor: self.model.weights.logit_divisor,
+            divisor: self.hyper().logit_cap.map_or(self.model.weights.logit_divisor, |_| 1.0),
             scratch: self.slice(&self.layout().top_k),
         };
         // Values and ids are downloaded as one piece.

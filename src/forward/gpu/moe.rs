@@ -83,6 +83,14 @@ impl<'a> GpuPass<'a> {
         self.only_expert(&shared.expert, None, acts, gate)
     }
 
+    /// Multiplies the experts' input by the weights, one a row, which become 1.
+    pub fn weigh_input(&mut self, l: usize) -> Result<()> {
+        let (rows, weights) = (&self.dev.ops.rows, self.device_route().weights);
+        rows.mul_rows(self.stream(), self.h(), weights)?;
+        rows.set(self.stream(), weights, 1.0)?;
+        self.acts_of_h(self.ffn_weights(l).inputs()).map(drop)
+    }
+
     /// y += gate · expert(h), for an expert that every token goes to. Without a gate, it is 1.
     fn only_expert(
         &mut self,

@@ -242,17 +242,21 @@ impl<'a> GpuPass<'a> {
         }
     }
 
-    /// x += scale · norm(y); h is overwritten if there is a norm.
+    /// x += norm(scale · y); y and h are overwritten if there is a norm.
     pub fn add_residual(&self, norm: Option<&GpuNorm>, scale: f32) -> Result<()> {
-        let (ops, scale) = (&self.dev.ops.norm, scale * self.hyper().residual_scale);
+        let (ops, residual_scale) = (&self.dev.ops, self.hyper().residual_scale);
         let Some(norm) = norm else {
-            return ops.add_scaled(self.stream(), self.x(), scale, self.y());
+            let scale = scale * residual_scale;
+            return ops.norm.add_scaled(self.stream(), self.x(), scale, self.y());
         };
+        if scale != 1.0 {
+            ops.rows.scale(self.stream(), self.y(), scale)?;
+        }
         self.norm(norm, self.y(), self.h())?;
-        ops.add_scaled(self.stream(), self.x(), scale, self.h())
+        ops.norm.add_scaled(self.stream(), self.x(), residual_scale, self.h())
     }
 
-    /// x += scale · norm(y), of the feed-forward part of a layer.
+    /// x += norm(scale · y), of the feed-forward part of a layer.
     pub fn add_experts(&self, l: usize) -> Result<()> {
         let ffn = &self.layer(l).ffn;
         self.add_residual(ffn.post_norm.as_ref(), ffn.scale)

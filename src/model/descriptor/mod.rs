@@ -16,7 +16,8 @@ use crate::{Error, Result};
 
 pub use convert::{Convert, Kind, MetadataRow, MetadataType, TensorRow};
 pub use parts::{
-    Form, Mixer, Norm, Parts, Positions, Residual, RopeLayers, RopeRows, Router, Window,
+    Form, Mixer, Norm, Parts, Positions, Residual, RopeLayers, RopeRows, Router, RouterInput,
+    SharedSum, Tempering, ValueGate, Window,
 };
 
 /// The descriptor of `models/NAME.toml`, embedded.
@@ -33,6 +34,7 @@ const SOURCES: &[(&str, &str)] = &[
     source!("bailingmoe"),
     source!("bailingmoe2"),
     source!("cohere2moe"),
+    source!("dbrx"),
     source!("deepseek"),
     source!("deepseek2"),
     source!("dots1"),
@@ -42,16 +44,22 @@ const SOURCES: &[(&str, &str)] = &[
     source!("gpt-oss"),
     source!("granite"),
     source!("granitemoe"),
+    source!("grok"),
     source!("hunyuan-moe"),
     source!("hy_v3"),
+    source!("laguna"),
     source!("llama"),
+    source!("llama4"),
+    source!("maple"),
     source!("mellum"),
     source!("minicpm"),
+    source!("mimo2"),
     source!("minimax-m2"),
     source!("mistral3"),
     source!("mistral4"),
     source!("nllb-moe"),
     source!("olmoe"),
+    source!("paddleocr"),
     source!("phimoe"),
     source!("qwen2"),
     source!("qwen2moe"),
@@ -60,6 +68,8 @@ const SOURCES: &[(&str, &str)] = &[
     source!("qwen3moe"),
     source!("qwen3next"),
     source!("qwen3vlmoe"),
+    source!("smallthinker"),
+    source!("step35"),
     source!("switch"),
 ];
 

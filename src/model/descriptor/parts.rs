@@ -42,6 +42,13 @@ pub struct Parts {
     /// Some layers use a gated delta rule (arXiv 2412.06464) instead of attention; its head order.
     #[serde(default)]
     pub delta_rule: Option<HeadOrder>,
+    /// The function of the gate that attention's output is multiplied by, if it has a matrix.
+    #[serde(default)]
+    pub value_gate: ValueGate,
+    /// Layers that see everything rotate half of `rope.dimension_count`, those that slide
+    /// `rope.dimension_count_swa`.
+    #[serde(default)]
+    pub half_of_full_rope: bool,
     /// Which layers see `attention.sliding_window` positions only.
     #[serde(default)]
     pub window: Window,
@@ -51,6 +58,26 @@ pub struct Parts {
     pub window_period: usize,
     #[serde(default)]
     pub window_full_first: bool,
+    /// Sliding layers see their own chunk of `attention.sliding_window` positions, or of this many
+    /// if the file does not say; 0 where they slide.
+    #[serde(default)]
+    pub chunk: usize,
+    /// A file without `attention.sliding_window` has no layers that slide, and all rotate.
+    #[serde(default)]
+    pub window_is_optional: bool,
+    /// Factors on queries that grow with the position.
+    #[serde(default)]
+    pub tempering: Tempering,
+    /// Queries and keys that rotate are divided by the root of their mean square, unless the model
+    /// has this many experts.
+    #[serde(default)]
+    pub plain_qk_norm_unless_experts: Option<usize>,
+    /// The keys of soft caps are the model's: llama.cpp saves them for every model.
+    #[serde(default)]
+    pub soft_caps: bool,
+    /// The router's weights multiply the experts' input, not their output.
+    #[serde(default)]
+    pub weights_before_experts: bool,
     pub activation: Activation,
     #[serde(default)]
     pub residual: Residual,
@@ -60,9 +87,9 @@ pub struct Parts {
     /// Logits are multiplied by `logit_scale`, not divided.
     #[serde(default)]
     pub multiply_logits: bool,
-    /// A layer with a shared expert adds the mean of the two kinds of experts.
+    /// The factor on the sum of routed and shared experts.
     #[serde(default)]
-    pub mean_with_shared: bool,
+    pub shared_sum: SharedSum,
     /// Logits of an output that is the embedding itself are divided by √n_embd, unless
     /// `logit_scale` says another divisor.
     #[serde(default)]
@@ -154,6 +181,61 @@ pub enum RopeLayers {
     ThreeOfFour,
 }
 
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum ValueGate {
+    #[default]
+    Sigmoid,
+    /// ln(1 + e^x)
+    Softplus,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Tempering {
+    /// By the keys `attention.temperature_scale` and `attention.temperature_length`: 1 + scale ·
+    /// ln(1 + ⌊position / length⌋). None without them.
+    #[default]
+    ByKeys,
+    /// In layers that do not rotate, 1 + scale · ln(1 + ⌊(position + first) / length⌋).
+    Unrotated { scale: f32, length: usize, first: usize },
+    /// log(position) / log(length) beyond `attention.temperature_length`, if there is one.
+    Logarithm,
+}
+
+/// The sum of a layer's two kinds of experts.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum SharedSum {
+    #[default]
+    Sum,
+    /// Half of the sum.
+    Mean,
+    /// The sum divided by √2.
+    OverRoot,
+}
+
+impl SharedSum {
+    pub fn factor(self) -> f32 {
+        match self {
+            SharedSum::Sum => 1.0,
+            SharedSum::Mean => 0.5,
+            SharedSum::OverRoot => std::f32::consts::FRAC_1_SQRT_2,
+        }
+    }
+}
+
+/// The input of a router.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum RouterInput {
+    /// The normalised input of the experts.
+    #[default]
+    Ffn,
+    /// The stream before attention, as it is.
+    Stream,
+}
+
 /// How a layer's parts are added up.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
@@ -179,6 +261,11 @@ pub struct Router {
     /// A bias for the choice is part of the architecture, whatever the score.
     #[serde(default)]
     pub choice_bias: bool,
+    /// `normalize` holds whatever the key `expert_weights_norm` says: the architecture has none.
+    #[serde(default)]
+    pub normalize_has_no_key: bool,
+    #[serde(default)]
+    pub input: RouterInput,
 }
 
 fn yes() -> bool {

@@ -1,6 +1,6 @@
 //! Weights of grouped-query attention and of latent attention.
 
-use super::super::descriptor;
+use super::super::descriptor::{self, ValueGate};
 use super::binder::Binder;
 use super::{HeadMatrices, Linear, Matrix, Mixer};
 use crate::Result;
@@ -8,24 +8,33 @@ use crate::quant;
 
 #[derive(Clone, Debug)]
 pub struct AttentionWeights {
+    /// Heads of queries and of keys.
+    pub n_head: usize,
+    pub n_head_kv: usize,
     /// Makes a gate beside the query if `gated`: [q, gate] a head.
     pub q: Linear,
     pub gated: bool,
     pub k: Linear,
     pub v: Linear,
-    /// Makes a gate of the heads' values: they are multiplied by its sigmoid.
-    pub gate: Option<Linear>,
+    /// Makes a gate of the heads' values, a number an element or a head, and its function.
+    pub gate: Option<(Linear, ValueGate)>,
     /// RMSNorm before or after RoPE, over each head or, where it is as long as all of them, over a
     /// token's heads together.
     pub q_norm: Option<Vec<f32>>,
     pub k_norm: Option<Vec<f32>>,
     /// Queries and keys are rotated.
     pub rotates: bool,
+    /// As the layers that see part of a text turn.
+    pub slides: bool,
+    /// Queries have the model's factor by position.
+    pub tempers: bool,
     /// A score a head that takes part in the softmax.
     pub sinks: Option<Vec<f32>>,
     pub output: Linear,
     /// Positions that a query sees; all if none is given.
     pub window: Option<usize>,
+    /// Positions of the chunks of which it sees its own.
+    pub chunk: Option<usize>,
 }
 
 /// Multi-head latent attention (DeepSeek-V2, section 2.1.2 and appendix C).
@@ -74,10 +83,10 @@ impl Binder<'_> {
         let parts = if gated { 2 } else { 1 };
         self.together(&["attn_q_bias", "attn_k_bias", "attn_v_bias"], l)?;
         self.together(&["attn_q_norm", "attn_k_norm"], l)?;
-        let rows =
-            [parts * h.n_head * h.head_dim, h.n_head_kv * h.head_dim, h.n_head_kv * h.head_dim_v];
+        let [n_head, n_head_kv] = h.heads_of(l);
+        let rows = [parts * n_head * h.head_dim, n_head_kv * h.head_dim, n_head_kv * h.head_dim_v];
         let [q, k, v] = match self.find(&of("qkv_fused"), l)? {
-            Some(index) => self.rows_apart(index, rows)?,
+            Some(index) => self.rows_apart(&of("qkv_fused"), l, index, rows)?,
             None => {
                 let [q, k, v] = ["q", "k", "v"].map(|part| of(part));
                 [
@@ -87,43 +96,89 @@ impl Binder<'_> {
                 ]
             }
         };
-        let gate = match self.name(&of("value_gate"), l) {
-            Some(_) => {
-                Some(self.linear(&of("value_gate"), l, h.n_head * h.head_dim_v, h.n_embd)?)
-            }
+        self.as_in_its_kind(&of("value_gate"), l)?;
+        self.as_in_its_kind(&of("sinks"), l)?;
+        let gate = match self.find(&of("value_gate"), l)? {
+            Some(_) => Some(self.value_gate(&of("value_gate"), l, n_head)?),
             None => None,
         };
         Ok(AttentionWeights {
+            n_head,
+            n_head_kv,
             q,
             gated,
             k,
             v,
             gate,
             rotates: h.kinds.rotates(l),
-            q_norm: self.head_norm(&of("q_norm"), l, h.n_head)?,
-            k_norm: self.head_norm(&of("k_norm"), l, h.n_head_kv)?,
-            sinks: self.optional_vector(&of("sinks"), l, h.n_head)?,
-            output: self.linear(&of("output"), l, h.n_embd, h.n_head * h.head_dim_v)?,
+            slides: h.kinds.slides(l),
+            tempers: h.kinds.tempers(l),
+            q_norm: self.head_norm(&of("q_norm"), l, n_head)?,
+            k_norm: self.head_norm(&of("k_norm"), l, n_head_kv)?,
+            sinks: self.optional_vector(&of("sinks"), l, n_head)?,
+            output: self.linear(&of("output"), l, h.n_embd, n_head * h.head_dim_v)?,
             window: h.kinds.window_of(l),
+            chunk: h.kinds.chunk_of(l),
         })
     }
 
-    /// Matrices of these numbers of rows that lie one behind the other in one tensor.
-    fn rows_apart(&self, index: usize, rows: [usize; 3]) -> Result<[Linear; 3]> {
-        let all = self.matrix(index, rows.iter().sum(), self.hyper.n_embd)?;
+    /// Refuses a layer without a tensor that another layer has which slides as it does, or sees
+    /// everything as it does.
+    fn as_in_its_kind(&self, role: &str, l: usize) -> Result<()> {
+        if self.hyper.encoder.is_some() || self.find(role, l)?.is_some() {
+            return Ok(());
+        }
+        let kinds = &self.hyper.kinds;
+        let has = |l: usize| {
+            self.name(role, l).is_some_and(|(name, _)| self.gguf.tensor_index(&name).is_some())
+        };
+        let mut others = (0..self.hyper.n_layers).filter(|o| kinds.slides(*o) == kinds.slides(l));
+        if others.any(has) { self.require(role, l).map(drop) } else { Ok(()) }
+    }
+
+    /// A gate of as many rows as values, or as heads.
+    fn value_gate(&self, role: &str, l: usize, n_head: usize) -> Result<(Linear, ValueGate)> {
+        let index = self.require(role, l)?;
+        let rows = self.tensor(index).dims.get(1).copied().unwrap_or(1) as usize;
+        let all = n_head * self.hyper.head_dim_v;
+        let rows = if rows == n_head { n_head } else { all };
+        let linear = self.linear(role, l, rows, self.hyper.n_embd)?;
+        Ok((linear, self.descriptor.parts.value_gate))
+    }
+
+    /// Matrices of these numbers of rows that lie one behind the other in one tensor, and so do
+    /// their biases, if there are any.
+    fn rows_apart(
+        &self,
+        role: &str,
+        l: usize,
+        index: usize,
+        rows: [usize; 3],
+    ) -> Result<[Linear; 3]> {
+        let n_all = rows.iter().sum();
+        let all = self.matrix(index, n_all, self.hyper.n_embd)?;
+        let biases = self.optional_vector(&format!("{role}_bias"), l, n_all)?;
         let mut first = 0;
         Ok(rows.map(|n| {
             first += n;
-            Linear { weight: all.clone().rows_of(first - n, n), bias: None }
+            let bias = biases.as_ref().map(|all| all[first - n..first].to_vec());
+            Linear { weight: all.clone().rows_of(first - n, n), bias }
         }))
     }
 
     /// A norm as long as one head, or as all `n_heads` of a token.
     fn head_norm(&self, role: &str, l: usize, n_heads: usize) -> Result<Option<Vec<f32>>> {
-        let Some(index) = self.find(role, l)? else { return Ok(None) };
+        let Some(index) = self.find(role, l)? else { return Ok(self.plain_head_norm(l)) };
         let (one, all) = (self.hyper.head_dim, n_heads * self.hyper.head_dim);
         let given = self.tensor(index).dims.iter().product::<u64>() as usize;
         self.vector(index, if given == all { all } else { one }).map(Some)
+    }
+
+    /// Ones, where heads are normalised without weights.
+    fn plain_head_norm(&self, l: usize) -> Option<Vec<f32>> {
+        let unless = self.descriptor.parts.plain_qk_norm_unless_experts?;
+        let is_normed = self.hyper.kinds.rotates(l) && self.hyper.routing.n_experts != unless;
+        is_normed.then(|| vec![1.0; self.hyper.head_dim])
     }
 
     fn latent(&self, l: usize) -> Result<LatentWeights> {

@@ -53,19 +53,29 @@ pub struct FfnWeights {
     pub post_norm: Option<Norm>,
     /// Factor on what it adds to the stream, besides the model's.
     pub scale: f32,
+    /// The router reads the stream before attention, as it is.
+    pub routes_stream: bool,
+    /// The router's weight multiplies an expert's input.
+    pub weights_input: bool,
 }
 
 impl FfnWeights {
     pub fn form(&self) -> ExpertForm<'_> {
-        ExpertForm { activation: self.expert.activation, biases: self.biases.as_ref() }
+        let ExpertShape { activation, limit, .. } = self.expert;
+        ExpertForm { activation, limit, biases: self.biases.as_ref() }
+    }
+
+    /// The type of the router's matrix.
+    pub fn router_input(&self) -> Option<TensorType> {
+        match &self.gate {
+            Gate::Router(router) => Some(router.logits.weight.ty),
+            Gate::Dense => None,
+        }
     }
 
     /// Types of everything that reads the normalised input.
     pub fn inputs(&self) -> impl Iterator<Item = TensorType> {
-        let router = match &self.gate {
-            Gate::Router(router) => Some(router.logits.weight.ty),
-            Gate::Dense => None,
-        };
+        let router = self.router_input().filter(|_| !self.routes_stream);
         let shared = self.shared.iter();
         let shared = shared.flat_map(|s| s.shape.inputs().chain(s.gate.as_ref().map(|m| m.ty)));
         self.expert.inputs().chain(router).chain(shared)
@@ -107,6 +117,8 @@ impl Binder<'_> {
                 sees_before: self.descriptor.parts.residual == descriptor::Residual::Parallel,
                 post_norm: self.optional_norm("ffn_post_norm", l)?,
                 scale: 1.0,
+                routes_stream: false,
+                weights_input: false,
             };
             return Ok((ffn, places));
         };
@@ -140,7 +152,8 @@ impl Binder<'_> {
         let gate = Gate::Router(router);
         let sees_before = self.descriptor.parts.residual != descriptor::Residual::Sequential;
         let post_norm = self.optional_norm("ffn_post_norm", l)?;
-        let is_mean = self.descriptor.parts.mean_with_shared && shared.is_some();
+        let sum = self.descriptor.parts.shared_sum;
+        let scale = if shared.is_some() { sum.factor() } else { 1.0 };
         let ffn = FfnWeights {
             norm,
             gate,
@@ -150,7 +163,9 @@ impl Binder<'_> {
             branch,
             sees_before,
             post_norm,
-            scale: if is_mean { 0.5 } else { 1.0 },
+            scale,
+            routes_stream: self.descriptor.router.input == descriptor::RouterInput::Stream,
+            weights_input: self.descriptor.parts.weights_before_experts,
         };
         Ok((ffn, places))
     }
@@ -262,9 +277,10 @@ impl Binder<'_> {
             let expected = format!("{n} experts");
             return Err(self.wrong(index, expected, typed.experts.n_experts.to_string()));
         }
-        let ([gate, up, down], activation) = (typed.types, self.activation());
-        let (gate, n_embd, n_ff) = (Some(gate), typed.n_embd, typed.experts.geometry.n_ff);
-        Ok((ExpertShape { gate, up, down, n_embd, n_ff, activation }, typed.experts))
+        let ([gate, up, down], n_ff) = (typed.types, typed.experts.geometry.n_ff);
+        let (gate, n_embd, activation) = (Some(gate), typed.n_embd, self.activation());
+        let shape = ExpertShape { gate, up, down, n_embd, n_ff, activation, limit: 0.0 };
+        Ok((self.activated(l, ROUTED, shape)?, typed.experts))
     }
 
     /// One tensor of gate and up, which some files have in the place of the two.
@@ -280,7 +296,7 @@ impl Binder<'_> {
         n: usize,
         gate_up: usize,
     ) -> Result<(ExpertShape, LayerExperts)> {
-        let (n_embd, activation) = (self.hyper.n_embd, self.activation());
+        let n_embd = self.hyper.n_embd;
         let down = self.require(ROUTED[2], l)?;
         self.mark_used(gate_up);
         let n_ff = self.tensor(gate_up).dims.get(1).copied().unwrap_or(0) as usize / 2;
@@ -293,7 +309,9 @@ impl Binder<'_> {
         let experts = experts.ok_or_else(|| {
             self.wrong(gate_up, "a size that can be addressed".into(), format!("{n_ff} rows"))
         })?;
-        Ok((ExpertShape { gate: Some(up), up, down: down_type, n_embd, n_ff, activation }, experts))
+        let (gate, down, activation) = (Some(up), down_type, self.activation());
+        let shape = ExpertShape { gate, up, down, n_embd, n_ff, activation, limit: 0.0 };
+        Ok((self.activated(l, ROUTED, shape)?, experts))
     }
 
     /// Until April 2024 converters wrote a tensor an expert.
@@ -312,14 +330,9 @@ impl Binder<'_> {
 
     /// The expert tensors of `n` experts: gate, if they have one, and up [n_embd, n_ff, n], down
     /// [n_ff, n_embd, n]. The intermediate size is taken from the up tensor.
-    fn experts(
-        &self,
-        l: usize,
-        n: usize,
-        [gate, up, down]: [&str; 3],
-    ) -> Result<(ExpertShape, LayerExperts)> {
-        let (n_embd, activation) = (self.hyper.n_embd, self.activation());
-        let gate = activation.is_gated().then(|| self.require(gate, l)).transpose()?;
+    fn experts(&self, l: usize, n: usize, roles: [&str; 3]) -> Result<(ExpertShape, LayerExperts)> {
+        let ([gate, up, down], n_embd) = (roles, self.hyper.n_embd);
+        let gate = self.activation().is_gated().then(|| self.require(gate, l)).transpose()?;
         let (up, down) = (self.require(up, l)?, self.require(down, l)?);
         let n_ff = self.tensor(up).dims.get(1).copied().unwrap_or(0) as usize;
         for matrix in gate.into_iter().chain([up]) {
@@ -333,7 +346,48 @@ impl Binder<'_> {
         let experts = experts.ok_or_else(|| {
             self.wrong(up, "a size that can be addressed".into(), format!("{n_ff} rows"))
         })?;
-        let (gate, up, down) = types;
-        Ok((ExpertShape { gate, up, down, n_embd, n_ff, activation }, experts))
+        let ((gate, up, down), activation) = (types, self.activation());
+        let shape = ExpertShape { gate, up, down, n_embd, n_ff, activation, limit: 0.0 };
+        Ok((self.activated(l, roles, shape)?, experts))
+    }
+
+    /// A shape with the activation and the limit of a layer's experts of these roles.
+    fn activated(&self, l: usize, roles: [&str; 3], shape: ExpertShape) -> Result<ExpertShape> {
+        let activation = self.activation();
+        if !activation.is_limited() {
+            return Ok(ExpertShape { activation, ..shape });
+        }
+        // Layers without a limit have the activation that it limits.
+        match self.activation_limit(l, roles)? {
+            0.0 => Ok(ExpertShape { activation: Activation::Silu, ..shape }),
+            limit => Ok(ExpertShape { activation, limit, ..shape }),
+        }
+    }
+
+    /// The limit of a layer's experts, one for all layers or a number a layer; 0 is none.
+    fn activation_limit(&self, l: usize, roles: [&str; 3]) -> Result<f32> {
+        let routed = roles == ROUTED;
+        let key = if routed { "swiglu_clamp_exp" } else { "swiglu_clamp_shexp" };
+        let key = self.descriptor.key(key);
+        let limit = match self.gguf.get(&key) {
+            Some(Value::Array(_)) => {
+                let list = self.gguf.f32s(&key)?.unwrap_or_default();
+                // Some count the layers that predict further tokens, some do not.
+                if list.len() < self.hyper.n_layers {
+                    let expected = format!("numbers for {} layers", self.hyper.n_layers);
+                    let got = format!("{} of them", list.len());
+                    return Err(Error::format(self.gguf.path(), key, expected, got));
+                }
+                list[l]
+            }
+            _ => self.gguf.f32(&key)?.unwrap_or(0.0),
+        };
+        match limit.is_finite() && limit >= 0.0 {
+            true => Ok(limit),
+            false => {
+                let expected = "numbers of at least 0".to_owned();
+                Err(Error::format(self.gguf.path(), key, expected, limit.to_string()))
+            }
+        }
     }
 }

@@ -80,13 +80,15 @@ impl Weights {
             b.require("rope_factors_long", 0)?;
         }
         let n_pairs = hyper.rope.n_rot / 2;
+        // One list for layers that turn more pairs or fewer.
+        let most_pairs = n_pairs.max(hyper.sliding_rope.n_rot / 2);
         let mut weights = Weights {
             token_embd,
             output_norm: b.norm("output_norm", hyper.n_layers - 1)?,
             output: Linear { weight: output, bias: b.optional_vector("output_bias", 0, n_vocab)? },
             logit_divisor: hyper.logit_divisor.unwrap_or(tied_divisor),
             rope_factors: RopeFactors {
-                all: b.optional_vector("rope_freqs", 0, n_pairs)?,
+                all: b.optional_vector("rope_freqs", 0, most_pairs)?,
                 short: b.optional_vector("rope_factors_short", 0, n_pairs)?,
                 long: b.optional_vector("rope_factors_long", 0, n_pairs)?,
             },

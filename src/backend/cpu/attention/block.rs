@@ -178,8 +178,16 @@ impl Block<'_> {
                 let rows = self.rows_of(first).start..self.rows_of(end - 1).end;
                 let scores = &mut scores[seen.start - tile.start..];
                 let mut scale = shape.scale;
+                if let Some(cap) = shape.cap {
+                    for row in rows.clone() {
+                        let scores = &mut scores[row * TILE..][..seen.len()];
+                        scores.iter_mut().for_each(|score| *score *= shape.scale);
+                        kernels.soft_cap(scores, cap);
+                    }
+                    scale = 1.0;
+                }
                 if let Some(bias) = shape.bias {
-                    self.add_bias(bias, rows.clone(), &seen, scores);
+                    self.add_bias(bias, scale, rows.clone(), &seen, scores);
                     scale = 1.0;
                 }
                 self.step(kernels, rows, seen.len(), scale, scores, records);
@@ -192,6 +200,7 @@ impl Block<'_> {
     fn add_bias(
         &self,
         bias: &DistanceBias,
+        scale: f32,
         rows: Range<usize>,
         seen: &Range<usize>,
         scores: &mut [f32],
@@ -201,7 +210,7 @@ impl Block<'_> {
             let (head, token) = (self.place(row) % shape.n_head, row / self.group());
             let query = shape.first + self.tokens.start + token;
             for (score, key) in scores[row * TILE..].iter_mut().zip(seen.clone()) {
-                *score = shape.scale * *score + bias.at(head, key, query);
+                *score = scale * *score + bias.at(head, key, query);
             }
         }
     }

@@ -11,7 +11,8 @@
 //!
 //! - **Tile**, ascending, over the positions i of it that the query sees:
 //!   `s_i = scale·dot(q, k_i)` by the float dot product of `quant`, rows of any type as f32 (those
-//!   of blocks as it dequantises them); with a bias `s_i = scale·dot + bias`, two roundings.
+//!   of blocks as it dequantises them); with a cap `s_i = cap·(2·σ(2·s_i/cap) − 1)`, each operation
+//!   rounded; with a bias `s_i = scale·dot + bias`, two roundings.
 //!   `max' = max(max, s_i…)`, `p_i = exp(s_i − max')`, `c = exp(max − max')`,
 //!   `sum = sum·c + Σ p_i` (eight lanes by i from the first position seen, then the tree),
 //!   `acc = acc·c`, then `acc = fma(p_i, v_i, acc)`, i ascending. Products and sums are
@@ -64,11 +65,15 @@ pub struct AttentionShape<'a> {
     pub all: Option<usize>,
     /// The number of these that it sees, counted back from its own position.
     pub window: Option<usize>,
+    /// Positions are cut into chunks of this many, and it sees those of its own chunk.
+    pub chunk: Option<usize>,
     /// Factor on the scores, 1/√head_dim as a rule.
     pub scale: f32,
     /// A score a head that takes part in the softmax and has no value (attention sinks,
     /// arXiv 2309.17453, as learned by gpt-oss).
     pub sinks: Option<&'a [f32]>,
+    /// Scores s, already scaled, become cap·tanh(s/cap).
+    pub cap: Option<f32>,
     /// Added to the scores.
     pub bias: Option<&'a DistanceBias>,
 }
@@ -81,7 +86,8 @@ impl AttentionShape<'_> {
     /// Positions that the query of a token sees.
     fn seen(&self, token: usize) -> Range<usize> {
         let end = self.all.unwrap_or(self.first + token + 1);
-        end.saturating_sub(self.window.unwrap_or(end))..end
+        let of_chunk = self.chunk.map_or(0, |chunk| (end - 1) / chunk * chunk);
+        end.saturating_sub(self.window.unwrap_or(end)).max(of_chunk)..end
     }
 }
 

@@ -22,6 +22,8 @@ struct Case {
     past: usize,
     tokens: usize,
     window: Option<usize>,
+    chunk: Option<usize>,
+    cap: Option<f32>,
     sinks: bool,
     bias: bool,
     /// All positions for all queries.
@@ -38,6 +40,8 @@ const PLAIN: Case = Case {
     past: 0,
     tokens: 7,
     window: None,
+    chunk: None,
+    cap: None,
     sinks: false,
     bias: false,
     all: false,
@@ -125,6 +129,8 @@ impl Case {
             first,
             all: self.all.then_some(self.past + self.tokens),
             window: self.window,
+            chunk: self.chunk,
+            cap: self.cap,
             scale: 1.0 / (self.k_dim as f32).sqrt(),
             sinks: self.sinks.then_some(&data.sinks),
             bias: self.bias.then_some(&data.bias),
@@ -174,7 +180,8 @@ impl Case {
         let mut out = Vec::new();
         for token in 0..self.tokens {
             let end = shape.all.unwrap_or(self.past + token + 1);
-            let seen = end.saturating_sub(self.window.unwrap_or(end))..end;
+            let first = end.saturating_sub(self.window.unwrap_or(end));
+            let seen = first.max(self.chunk.map_or(0, |chunk| (end - 1) / chunk * chunk))..end;
             for head in 0..self.n_head() {
                 let at = (token * self.n_head() + head) * self.k_dim;
                 let row = |i: usize| head / self.group * self.n_ctx() + i;
@@ -183,7 +190,9 @@ impl Case {
                     let dot: f64 = pairs.map(|(q, k)| *q as f64 * k).sum();
                     let bias =
                         if self.bias { data.bias.at(head, i, self.past + token) } else { 0.0 };
-                    dot * shape.scale as f64 + bias as f64
+                    let scaled = dot * shape.scale as f64;
+                    let cap = |cap: f32| cap as f64 * (scaled / cap as f64).tanh();
+                    self.cap.map_or(scaled, cap) + bias as f64
                 };
                 let scores: Vec<f64> = seen.clone().map(score).collect();
                 let sink = if self.sinks { data.sinks[head] as f64 } else { f64::NEG_INFINITY };
@@ -406,10 +415,14 @@ fn cases() -> impl Strategy<Value = (Case, Vec<usize>)> {
     let heads = (1..4usize, prop::sample::select(vec![1, 2, 3, 8, 17]));
     let window = prop::option::weighted(0.4, prop::sample::select(vec![1, 5, 63, 64, 100, 600]));
     let range = (prop::sample::select(vec![0, 1, 60, 64, 500, 1030]), 1..90usize, window);
+    let chunk = prop::option::weighted(0.3, prop::sample::select(vec![1, 7, 64, 300]));
+    let cap = prop::option::weighted(0.3, prop::sample::select(vec![0.5f32, 30.0]));
+    let parts = (chunk, cap);
     let flags = (any::<bool>(), any::<bool>(), prop::bool::weighted(0.2));
     let cuts = prop::collection::vec(1..90usize, 0..4);
-    (dims, heads, prop::sample::select(TYPES.to_vec()), range, flags, cuts).prop_map(
-        |((k_dim, v_dim), heads, ty, (past, tokens, window), (sinks, bias, all), mut cuts)| {
+    (dims, heads, prop::sample::select(TYPES.to_vec()), range, parts, flags, cuts).prop_map(
+        |((k_dim, v_dim), heads, ty, range, (chunk, cap), (sinks, bias, all), mut cuts)| {
+            let (past, tokens, window) = range;
             let latent = k_dim > v_dim;
             let (n_head_kv, group) = if latent { (1, 6) } else { heads };
             // Whole blocks only, and no more work than a second's.
@@ -420,7 +433,7 @@ fn cases() -> impl Strategy<Value = (Case, Vec<usize>)> {
             cuts.sort();
             cuts.dedup();
             let case = Case { n_head_kv, group, k_dim, v_dim, latent, ty, past, tokens, ..PLAIN };
-            (Case { window, sinks, bias, all, ..case }, cuts)
+            (Case { window, chunk, cap, sinks, bias, all, ..case }, cuts)
         },
     )
 }

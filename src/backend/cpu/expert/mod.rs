@@ -159,6 +159,14 @@ impl Cpu {
                     Activation::Silu => self.kernels.swiglu(gate, up, out),
                     Activation::SiluClamped => swiglu_clamped(self.kernels, gate, up, out),
                     Activation::Relu => out.iter_mut().zip(up).for_each(|(o, u)| *o = relu(*u)),
+                    Activation::ReluGated => reglu(gate, up, out),
+                    Activation::Gelu => geglu(self.kernels, gate, up, out),
+                    Activation::SiluLimited => {
+                        swiglu_limited(self.kernels, form.limit, gate, up, out);
+                    }
+                    Activation::SiluCapped => {
+                        swiglu_capped(self.kernels, form.limit, gate, up, out);
+                    }
                 }
             }
         });
@@ -327,6 +335,44 @@ fn swiglu_clamped(kernels: &Kernels, gate: &mut [f32], up: &[f32], out: &mut [f3
     kernels.sigmoid(out);
     for ((o, g), u) in out.iter_mut().zip(&*gate).zip(up) {
         *o = g * *o * (u.clamp(-7.0, 7.0) + 1.0);
+    }
+}
+
+/// See [`Activation::ReluGated`].
+pub fn reglu(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    out.iter_mut().zip(gate.iter().zip(up)).for_each(|(o, (g, u))| *o = relu(*g) * u);
+}
+
+/// See [`Activation::Gelu`]: each product and sum is rounded.
+pub fn geglu(kernels: &Kernels, gate: &[f32], up: &[f32], out: &mut [f32]) {
+    out.iter_mut().zip(gate).for_each(|(o, g)| *o = GELU_SLOPE * (g + GELU_CUBE * (g * g * g)));
+    kernels.sigmoid(out);
+    out.iter_mut().zip(gate.iter().zip(up)).for_each(|(o, (g, u))| *o = g * *o * u);
+}
+
+/// √(8/π) and the weight of the cube.
+const GELU_SLOPE: f32 = 1.595_769_1;
+const GELU_CUBE: f32 = 0.044_715;
+
+/// See [`Activation::SiluLimited`]; changes `gate` and `up`.
+pub fn swiglu_limited(
+    kernels: &Kernels,
+    limit: f32,
+    gate: &mut [f32],
+    up: &mut [f32],
+    out: &mut [f32],
+) {
+    gate.iter_mut().for_each(|g| *g = g.min(limit));
+    up.iter_mut().for_each(|u| *u = u.clamp(-limit, limit));
+    kernels.swiglu(gate, up, out);
+}
+
+/// See [`Activation::SiluCapped`].
+pub fn swiglu_capped(kernels: &Kernels, limit: f32, gate: &[f32], up: &[f32], out: &mut [f32]) {
+    out.copy_from_slice(gate);
+    kernels.sigmoid(out);
+    for ((o, g), u) in out.iter_mut().zip(gate).zip(up) {
+        *o = (g * *o).min(limit) * u.clamp(-limit, limit);
     }
 }
 

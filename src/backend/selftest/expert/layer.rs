@@ -78,6 +78,7 @@ impl Layer {
             down_at,
             k: 2,
             activation,
+            limit: 0.8,
         };
         let mut random = Random(17);
         let mut matrix = |ty, rows, cols| {
@@ -141,7 +142,8 @@ impl Layer {
         }
         let mut buffers = ExpertBuffers::default();
         buffers.begin(demand.n_pairs(), s.n_ff, s.n_embd, Kinds::of([s.down]));
-        let form = ExpertForm { activation: s.activation, biases: self.biases.as_ref() };
+        let form =
+            ExpertForm { activation: s.activation, limit: s.limit, biases: self.biases.as_ref() };
         bench.cpu.expert_granules(&granules, &demand, form, &tokens.x, &mut buffers);
         let mut y = vec![0.0; tokens.n * s.n_embd];
         bench.cpu.ordered_sum(&demand, &tokens.weights, &buffers, &mut y);
