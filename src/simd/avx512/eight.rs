@@ -96,14 +96,6 @@ pub(super) unsafe fn dot(codes: [__m512i; 2], a: *const i8, k: usize) -> __m512i
     }
 }
 
-/// Low and high halves of bytes.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
-pub(super) fn nibbles(bytes: __m512i) -> (__m512i, __m512i) {
-    let low = |v| _mm512_and_si512(v, _mm512_set1_epi8(15));
-    (low(bytes), low(_mm512_srli_epi16::<4>(bytes)))
-}
-
 /// Word q of quarter `i` in all of quarter q.
 #[inline]
 #[target_feature(enable = "avx512f")]

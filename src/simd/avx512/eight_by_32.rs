@@ -1,6 +1,7 @@
 //! Eight blocks of the formats with a scale for each 32 of 256 codes.
 
 use super::eight::*;
+use super::panel::nibbles;
 use crate::quant::{BlockIQ4XS, BlockQ4K, BlockQ5K, iq4_nl};
 use crate::simd::avx2::ints::ActBlock;
 use std::arch::x86_64::*;
