@@ -44,7 +44,6 @@ pub const SERVER_REFUSED: &[(&str, &[&str])] = &[
     ),
     ("routes have no prefix: put a reverse proxy in front", &["--api-prefix"]),
     ("moeba serves one model: put llama-swap in front", &["--models-* --no-models-*"]),
-    ("the server does not save slots to files: --kv-disk keeps texts", &["--slot-save-path"]),
     (
         "--cors-origins says whose pages may use the server",
         &["--cors-methods --cors-headers --cors-credentials --no-cors-credentials"],

@@ -153,6 +153,9 @@ struct LoadArgs {
     /// K, M, G or T [default: 32G, or half of what is free]
     #[arg(long, value_name = "DIR[,SIZE]", env = "MOEBA_KV_DISK", value_parser = kv_disk)]
     kv_disk: Option<KvDiskArg>,
+    /// Folder in which POST /slots/ID?action=save keeps the texts of slots
+    #[arg(long, value_name = "DIR", env = "MOEBA_SLOT_SAVE_PATH")]
+    slot_save_path: Option<PathBuf>,
     /// Compute prompts on a GPU as steps of decode, slower: answers then have the same bytes
     /// whatever a cache held of their prompts. On the CPU they always have
     #[arg(long, env = "MOEBA_EXACT", value_parser = values::boolean)]
@@ -346,9 +349,19 @@ impl Args {
             ping: u64::try_from(self.answers.sse_ping_interval).ok().and_then(time),
             grace: Duration::from_secs(self.listen.grace),
             slots: self.listen.slots || !self.listen.no_slots,
+            slot_save_path: self.slot_save_path()?,
             page: self.listen.ui || !self.listen.no_ui,
             log_requests: self.listen.log_requests,
         })
+    }
+
+    /// The folder for the texts of slots, which is there and can be written to.
+    fn slot_save_path(&self) -> Result<Option<PathBuf>> {
+        let Some(path) = &self.load.slot_save_path else { return Ok(None) };
+        let failed = |e| Error::io(path, e);
+        std::fs::create_dir_all(path).map_err(failed)?;
+        tempfile::tempfile_in(path).map_err(failed)?;
+        Ok(Some(path.clone()))
     }
 
     /// Options for as many sessions as are asked for, or as make sense, each with its part of the

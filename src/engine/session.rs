@@ -256,6 +256,17 @@ impl Session {
         *n_saved >= text.len() / PAGE
     }
 
+    /// The last checkpoint of the text that is still there.
+    pub(super) fn last_checkpoint(&self) -> Option<(usize, Arc<Vec<f32>>)> {
+        self.checkpoints.last(self.n_past())
+    }
+
+    /// The cache holds this text, which the session had not.
+    pub(super) fn set_tokens(&mut self, tokens: &[u32]) {
+        self.tokens.clear();
+        self.tokens.extend(tokens);
+    }
+
     /// Asks the next pass for checkpoints at these positions.
     pub(super) fn mark(&mut self, positions: &[usize]) {
         self.cache.mark(positions);

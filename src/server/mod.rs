@@ -30,9 +30,11 @@ mod request;
 mod router;
 mod service;
 mod sink;
+mod slots;
 mod sse;
 mod status;
 
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -87,6 +89,8 @@ pub struct ServerOptions {
     pub grace: Duration,
     pub metrics: bool,
     pub slots: bool,
+    /// The folder of files with the texts of slots; `None` serves none.
+    pub slot_save_path: Option<PathBuf>,
     /// Whether there is a page at `/`.
     pub page: bool,
     pub log_requests: LogRequests,

@@ -19,7 +19,7 @@ use super::errors::{ApiError, ApiResult, Kind, Wire};
 use super::limits::BODY_TIME;
 use super::report::{LogRequests, Report};
 use super::service::Service;
-use super::{experts, openapi, origin, page, random, replay, status};
+use super::{experts, openapi, origin, page, random, replay, slots, status};
 
 /// The other end of a connection; a socket of this machine has no addresses.
 #[derive(Clone, Copy, Debug, Default)]
@@ -51,6 +51,8 @@ pub enum Handler {
     Model,
     Props,
     Slots,
+    /// Saves, restores or erases a slot.
+    Slot,
     /// A file of the page.
     Page,
     Experts,
@@ -150,7 +152,7 @@ pub const ROUTES: &[Route] = &[
     route("/models/unload", ANY, NotBuilt(ONE_MODEL)),
     route("/tools", ANY, NotBuilt("moeba runs no tools: the client runs them")),
     route("/cors-proxy", ANY, NotBuilt("moeba fetches nothing for its clients")),
-    route("/slots/*", ANY, NotBuilt("slots cannot be saved yet: prompts are reused without that")),
+    route("/slots/*", POST, Handler::Slot),
     route("/v1/messages", POST, Handler::Messages),
     route("/v1/messages/count_tokens", POST, Handler::CountTokens),
     route("/v1/messages/batches", ANY, NotBuilt(BATCHES)),
@@ -399,6 +401,7 @@ async fn serve(call: &mut Call, route: &'static Route, path: &str) -> ApiResult<
         Handler::Model => models::one(&call.app, path),
         Handler::Props => status::props(&call.app),
         Handler::Slots => status::slots(&call.app, call.parts.uri.query().unwrap_or_default()),
+        Handler::Slot => slots::act(call, path).await,
         Handler::Page => asked_page(call, path).ok_or_else(|| no_route(path)),
         Handler::Experts => experts::stream(&call.app),
         Handler::Chat => chat::answer(call).await,

@@ -51,5 +51,8 @@ mod routes;
 // Slots, priorities, requests without a cache.
 mod scheduling;
 
+// Texts of slots to files and back.
+mod slots;
+
 // The server and a client.
 mod support;

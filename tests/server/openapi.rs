@@ -16,6 +16,14 @@ use crate::support::{Answer, Server, start, start_logged};
 /// Without the stream of the experts, which has no end.
 const ARGS: &[&str] = &["-c", "512", "--parallel", "1", "--alias", "demo", "--no-slots", "-vvv"];
 
+/// A server that has all routes, and its folder for slots.
+fn start_all() -> (tempfile::TempDir, Server) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap();
+    let server = start(&[ARGS, &["--slot-save-path", path]].concat());
+    (folder, server)
+}
+
 fn document(server: &Server) -> Value {
     let answer = server.get("/openapi.json");
     assert_eq!(answer.status, 200, "{answer:?}");
@@ -53,7 +61,8 @@ fn body_of<'a>(document: &'a Value, operation: &'a Value) -> Option<&'a Value> {
 
 /// A path without its parameter.
 fn concrete(path: &str) -> String {
-    path.replace("{model}", "demo").replace("{rest}", "x")
+    let path = path.replace("{model}", "demo").replace("{rest}", "x");
+    path.replace("{id_slot}", "0?action=save")
 }
 
 fn ask(server: &Server, method: &str, path: &str) -> Answer {
@@ -64,7 +73,7 @@ fn ask(server: &Server, method: &str, path: &str) -> Answer {
 
 #[test]
 fn each_route_is_in_the_document_and_nothing_else() {
-    let server = start(ARGS);
+    let (_folder, server) = start_all();
     let document = document(&server);
     assert_eq!(document["openapi"], "3.1.0");
     let source = std::fs::read_to_string(repo().join("src/server/router.rs")).unwrap();
@@ -90,7 +99,7 @@ fn each_route_is_in_the_document_and_nothing_else() {
 
 #[test]
 fn the_document_is_whole() {
-    let server = start(ARGS);
+    let (_folder, server) = start_all();
     let document = document(&server);
     for (path, method, operation) in operations(&document) {
         let name = format!("{method} {path}");
@@ -169,7 +178,7 @@ fn wrong_values(schema: &Value) -> Vec<Value> {
 
 #[test]
 fn fields_have_the_types_that_the_document_says() {
-    let server = start(ARGS);
+    let (_folder, server) = start_all();
     let document = document(&server);
     for (path, method, operation) in operations(&document) {
         let Some(schema) = body_of(&document, &operation) else { continue };
@@ -194,7 +203,7 @@ fn fields_have_the_types_that_the_document_says() {
         for (name, told, value) in cases {
             let mut body = example.clone();
             body[&name] = value.clone();
-            let answer = server.post(&path, &body);
+            let answer = server.post(&concrete(&path), &body);
             assert_eq!(answer.status, 400, "{path} {told} {value}: {answer:?}");
             assert!(answer.body.contains(&told), "{path} {told} {value}: {answer:?}");
         }
@@ -251,7 +260,9 @@ fn with_all(object: &Value, names: &BTreeSet<String>) -> Value {
 
 #[test]
 fn routes_read_the_fields_of_the_document_and_no_others() {
-    let mut server = start_logged(ARGS);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap();
+    let mut server = start_logged(&[ARGS, &["--slot-save-path", path]].concat());
     let log = log_of(&mut server.child);
     let document = document(&server);
     let literals = literals();
@@ -274,7 +285,8 @@ fn routes_read_the_fields_of_the_document_and_no_others() {
             bodies.push((body, told(options)));
         }
         for (body, told) in bodies {
-            let answer = server.post(&path, &body);
+            // The slot to save has the text of an earlier request.
+            let answer = server.post(&concrete(&path), &body);
             assert_eq!(answer.status, 200, "{path}: {answer:?}");
             let unknown = unknown(&log);
             let candidates = &literals | &told;

@@ -35,6 +35,7 @@ pub fn options() -> ServerOptions {
         grace: Duration::ZERO,
         metrics: true,
         slots: true,
+        slot_save_path: None,
         page: true,
         log_requests: LogRequests::None,
     }

@@ -10,8 +10,10 @@
 mod folder;
 mod format;
 mod index;
+mod text_file;
 mod writer;
 
 pub use folder::KvFolder;
 pub use format::{EntryId, Key, Kind};
+pub use text_file::{TextHeader, TextReader, TextWriter};
 pub use writer::{DiskCounts, KvDisk, Payload};

@@ -17,11 +17,12 @@ use super::parking::Parking;
 use super::passes;
 use super::queue::Queue;
 use super::rows::divide;
+use super::saved_slots::{SlotError, SlotResult};
 use super::slot::Slot;
 use super::status::{Board, Counts, Status};
 use crate::Result;
 use crate::cancel::Cancel;
-use crate::engine::kv_disk::{KvDisk, KvFolder};
+use crate::engine::kv_disk::{KvDisk, KvFolder, TextReader};
 use crate::engine::speculation::Gate;
 use crate::engine::{BatchRow, Engine, FinishReason, Outcome, Session};
 
@@ -315,7 +316,37 @@ impl<S: JobSink> Core<S> {
         self.slots.sort_by_key(|slot| slot.id);
     }
 
-    fn publish(&self) {
+    pub(super) fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    /// A slot without a job.
+    pub(super) fn free_slot(&mut self, id: usize) -> SlotResult<&mut Slot<S>> {
+        let slot = self.slots.iter_mut().find(|slot| slot.id == id).ok_or(SlotError::NoText)?;
+        if slot.job.is_some() { Err(SlotError::Busy) } else { Ok(slot) }
+    }
+
+    /// Makes room in a free slot for a text of `n` tokens; its own goes to the pages. False if
+    /// others need it.
+    pub(super) fn make_room(&mut self, id: usize, n: usize) -> bool {
+        let Some(i) = self.slots.iter().position(|slot| slot.id == id) else { return false };
+        self.slots[i].empty(&mut self.pages);
+        self.parking().start(i, n, Some(0))
+    }
+
+    /// Reads a text into a slot that was emptied.
+    pub(super) fn fill_slot(&mut self, id: usize, salt: u64, from: &mut TextReader) -> Result<()> {
+        let slots = self.slots.iter_mut().filter(|slot| slot.id == id);
+        for slot in slots {
+            slot.fill(salt, from, &mut self.pages)?;
+            self.ledger.counts.n_started += 1;
+            slot.last_used = self.ledger.counts.n_started;
+        }
+        self.publish();
+        Ok(())
+    }
+
+    pub(super) fn publish(&self) {
         let slots = self.slots.iter().map(Slot::status).collect();
         self.board.write(Status {
             slots,

@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::job::Job;
+use super::job::{AnySink, Job};
+use super::saved_slots::BetweenPasses;
 use crate::cancel::Cancel;
 
 pub struct Inbox<J> {
@@ -14,6 +15,7 @@ pub struct Inbox<J> {
 
 pub struct InboxState<J> {
     pub jobs: VecDeque<J>,
+    pub tasks: Vec<BetweenPasses<AnySink>>,
     /// No more jobs are taken.
     pub is_closed: bool,
     /// The thread ends: jobs that are left are cancelled.
@@ -30,6 +32,7 @@ impl<J> Default for Inbox<J> {
     fn default() -> Self {
         let state = InboxState {
             jobs: VecDeque::new(),
+            tasks: Vec::new(),
             is_closed: false,
             is_over: false,
             is_woken: false,

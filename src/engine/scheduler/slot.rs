@@ -10,6 +10,7 @@ use super::marks::Marks;
 use super::pages::{Load, PAGE, Pages};
 use super::running::{Given, Running};
 use super::status::{Counts, SlotStatus};
+use crate::engine::kv_disk::TextReader;
 use crate::engine::session::n_common;
 use crate::engine::{BatchRow, Engine, FinishReason, Session};
 use crate::{Error, Result};
@@ -108,6 +109,35 @@ impl<S: JobSink> Slot<S> {
         self.marks.iter_mut().for_each(Marks::clear);
         self.is_parked = self.job.is_some();
         self.forget_step();
+    }
+
+    /// The salt of the session's text, if it is to be used again.
+    pub fn salt(&self) -> Option<u64> {
+        self.salt
+    }
+
+    /// Drops the session's text.
+    pub fn erase(&mut self) {
+        self.session.truncate(0);
+        self.session.give_back();
+        (self.room, self.lent) = (0, 0);
+        (self.load, self.n_saved, self.is_saved) = (None, 0, true);
+        self.marks.iter_mut().for_each(Marks::clear);
+    }
+
+    /// Takes a text of a file in place of the session's own.
+    pub fn fill(&mut self, salt: u64, from: &mut TextReader, pages: &mut Pages) -> Result<()> {
+        let result = self.session.load_text(from);
+        self.salt = Some(salt);
+        self.room = self.session.n_past();
+        let states = result?;
+        if let Some(states) = states {
+            let n = self.session.n_past();
+            if let Some(kept) = pages.keep_states(salt, self.session.tokens(), &states) {
+                self.session.add_checkpoint(n, &kept);
+            }
+        }
+        Ok(())
     }
 
     /// Hands the session's text to `pages`, if it is to be used again.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::core::Core;
 use super::inbox::Inbox;
 use super::job::{AnySink, Job, JobSink};
+use super::saved_slots::BetweenPasses;
 use super::status::{Board, Status};
 use crate::engine::kv_disk::KvFolder;
 use crate::engine::{Engine, FinishReason, Outcome};
@@ -127,6 +128,17 @@ impl Scheduler {
         Ok(())
     }
 
+    /// Has work done between two passes. It is dropped undone if the scheduler ends before.
+    pub fn between_passes(&self, task: BetweenPasses<AnySink>) {
+        {
+            let mut inbox = self.inbox.lock();
+            if !inbox.is_closed {
+                inbox.tasks.push(task);
+            }
+        }
+        self.wake();
+    }
+
     /// Makes the thread look at its jobs: one was cancelled, or a reader has caught up.
     pub fn wake(&self) {
         self.inbox.lock().is_woken = true;
@@ -184,6 +196,8 @@ fn seconds_to_wait(status: &Status, n_queued: usize, n_parallel: usize) -> u64 {
 
 fn run(mut core: Core<AnySink>, inbox: &Inbox<Job<AnySink>>) {
     loop {
+        let tasks = std::mem::take(&mut inbox.lock().tasks);
+        tasks.into_iter().for_each(|task| task(&mut core));
         {
             let mut state = inbox.lock();
             if core.is_idle() {

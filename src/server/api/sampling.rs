@@ -80,6 +80,9 @@ pub fn expected(field: &str, parameter: &Parameter) -> String {
     }
 }
 
+/// The salt of requests that say nothing of it.
+pub const NO_SALT: &str = "\0";
+
 /// Texts of requests with other values of these share no cache.
 pub fn salt(fields: &Fields<'_>) -> ApiResult<String> {
     let part = |name| Ok(fields.string(name)?.unwrap_or_default().replace('\0', ""));

@@ -279,6 +279,12 @@ pub const NATIVE: Table = Table {
     example: r#"{"prompt": "Once upon a time", "n_predict": 1}"#,
 };
 
+pub const SLOT: Table = Table {
+    fields: &[&[("filename", Text)]],
+    example: r#"{"filename": "conversation.kv"}"#,
+    ..EMPTY
+};
+
 pub const TOKENIZE: Table = Table {
     fields: &[&[
         ("content", TEXT_OR_LIST),

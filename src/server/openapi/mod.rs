@@ -32,7 +32,14 @@ fn build() -> Value {
             let schema = json!({ "type": "string", "minLength": 1 });
             let parameter =
                 json!({ "name": name, "in": "path", "required": true, "schema": schema });
-            item.insert("parameters".into(), json!([parameter]));
+            let mut parameters = vec![parameter];
+            if route.handler == Handler::Slot {
+                let schema = json!({ "enum": ["save", "restore", "erase"] });
+                parameters.push(json!({
+                    "name": "action", "in": "query", "required": true, "schema": schema,
+                }));
+            }
+            item.insert("parameters".into(), Value::Array(parameters));
         }
         for method in methods(route) {
             item.insert(method.to_lowercase(), operation(route, method));
@@ -65,6 +72,7 @@ fn build() -> Value {
 fn parameter(route: &Route) -> Option<&'static str> {
     route.path.ends_with('*').then_some(match route.handler {
         Handler::Model => "model",
+        Handler::Slot => "id_slot",
         _ => "rest",
     })
 }
@@ -93,6 +101,7 @@ const BODIES: &[(&str, &Table)] = &[
     ("OllamaChat", &bodies::OLLAMA_CHAT),
     ("OllamaGenerate", &bodies::OLLAMA_GENERATE),
     ("OllamaShow", &bodies::OLLAMA_SHOW),
+    ("Slot", &bodies::SLOT),
 ];
 
 /// The request and the answer of a route.
@@ -144,6 +153,9 @@ fn work(handler: Handler) -> Option<Work> {
         H::Model => Work::get("The model", &["id", "object"]),
         H::Props => Work::get("The settings", &["default_generation_settings", "total_slots"]),
         H::Slots => Work::get("What each slot computes, as an array", &[]),
+        H::Slot => {
+            Work::post("Saves, restores or erases the text of a slot", "Slot", JSON, &["id_slot"])
+        }
         H::Chat => Work::post("An answer to messages", "Chat", EVENTS, &["id", "choices"]),
         H::ChatTokens => {
             Work::post("Tokens of a chat's prompt", "ChatPrompt", JSON, &["input_tokens"])
@@ -210,7 +222,8 @@ fn operation(route: &Route, method: &str) -> Value {
                 fail(404);
             }
             // Flags decide whether they are served.
-            if [Handler::Metrics, Handler::Slots, Handler::Experts].contains(&route.handler) {
+            let by_flag = [Handler::Metrics, Handler::Slots, Handler::Slot, Handler::Experts];
+            if by_flag.contains(&route.handler) {
                 fail(501);
             }
         }
