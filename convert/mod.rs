@@ -68,6 +68,8 @@ pub struct ConvertOptions {
     pub pre: Option<String>,
     /// `general.name`; the folder's name if not given.
     pub name: Option<String>,
+    /// Leaves out the layers that predict further tokens.
+    pub no_mtp: bool,
     pub layout: Layout,
 }
 
@@ -89,16 +91,21 @@ pub fn convert(options: &ConvertOptions) -> Result<Written> {
     let descriptor = Descriptor::for_hf_class(&hparams::hf_class(&config)?, config.path())?;
     encoding::join_pairs(&mut checkpoint, &config)?;
     let checkpoint = checkpoint;
-    let keys = hparams::keys(&config, &descriptor)?;
+    let mut keys = hparams::keys(&config, &descriptor)?;
     let sizes = Sizes::read(&config, &descriptor)?;
     sizes.check_experts_used(&config, &descriptor)?;
     let scaling = rope::read(&config, &descriptor, &sizes)?;
-    let planner = Planner {
+    let mut planner = Planner {
         config: &config,
         descriptor: &descriptor,
         sizes: &sizes,
         checkpoint: &checkpoint,
+        n_extra: 0,
     };
+    if !options.no_mtp {
+        planner.n_extra = planner.count_extra();
+        count_extra_layers(&mut keys, &descriptor, planner.n_extra);
+    }
     let tensors = planner.plan(scaling.tensors)?;
     let tokenizer = Tokenizer::read(folder, &config, options.pre.as_deref(), sizes.vocab)?;
     let mix = options.mix.unwrap_or_else(|| own_mix(&tensors));
@@ -133,6 +140,21 @@ pub fn convert(options: &ConvertOptions) -> Result<Written> {
     tokenizer.write(&mut writer)?;
     let job = |i: usize| rows::job(&checkpoint, &tensors[i], targets[i].ty);
     layout::write(writer, options.layout, &targets, "converting", job)
+}
+
+/// Tells of layers that predict further tokens: blocks of the file count them.
+fn count_extra_layers(keys: &mut Vec<(String, OwnedValue)>, descriptor: &Descriptor, n: u64) {
+    let n = n as u32;
+    if n == 0 {
+        return;
+    }
+    let blocks = descriptor.key("block_count");
+    for (_, value) in keys.iter_mut().filter(|(key, _)| *key == blocks) {
+        if let OwnedValue::U32(n_blocks) = value {
+            *n_blocks += n;
+        }
+    }
+    keys.push((descriptor.key("nextn_predict_layers"), OwnedValue::U32(n)));
 }
 
 /// `general.file_type` of experts in MXFP4 among other types.

@@ -82,6 +82,7 @@ type Wanted<'a> = Vec<(&'a TensorRow, bool)>;
 /// The layers of the kinds that only some layers are of: by what counts them, as an encoder's and
 /// a decoder's layers are told apart, and number.
 struct Kinds {
+    n_layers: u64,
     moe: BTreeSet<(String, u64)>,
     recurrent: BTreeSet<(String, u64)>,
 }
@@ -89,13 +90,16 @@ struct Kinds {
 impl Kinds {
     /// Whether a layer is of the kind that a row is for.
     fn has(&self, layer: u64, row: &TensorRow) -> bool {
+        if row.kind == Kind::Next {
+            return layer >= self.n_layers;
+        }
         let layer = (row.layers.clone(), layer);
         match row.kind {
             Kind::All => true,
             Kind::Moe => self.moe.contains(&layer),
             Kind::Dense => !self.moe.contains(&layer),
             Kind::Recurrent => self.recurrent.contains(&layer),
-            Kind::Attention => !self.recurrent.contains(&layer),
+            Kind::Attention | Kind::Next => !self.recurrent.contains(&layer),
         }
     }
 }
@@ -105,6 +109,8 @@ pub struct Planner<'a> {
     pub descriptor: &'a Descriptor,
     pub sizes: &'a Sizes,
     pub checkpoint: &'a Checkpoint,
+    /// Layers behind the last that are kept.
+    pub n_extra: u64,
 }
 
 impl Planner<'_> {
@@ -166,7 +172,20 @@ impl Planner<'_> {
             };
             self.checkpoint.tensors().filter_map(layer).collect()
         };
-        Kinds { moe: layers_of(Kind::Moe), recurrent: layers_of(Kind::Recurrent) }
+        let n_layers = self.sizes.n_layers;
+        Kinds { n_layers, moe: layers_of(Kind::Moe), recurrent: layers_of(Kind::Recurrent) }
+    }
+
+    /// Layers behind the last that have what predicts further tokens.
+    pub fn count_extra(&self) -> u64 {
+        let rows = self.descriptor.tensor_rows();
+        let of_next: Vec<_> = rows.iter().filter(|row| row.kind == Kind::Next).collect();
+        let layer = |tensor: &HfTensor| {
+            let name = self.plain_name(&tensor.name);
+            of_next.iter().find_map(|row| matched(&row.hf, &name)?.layer)
+        };
+        let last = self.checkpoint.tensors().filter_map(layer).max();
+        last.map_or(0, |last| (last + 1).saturating_sub(self.sizes.n_layers))
     }
 
     fn tied(&self) -> Result<bool> {
@@ -175,7 +194,8 @@ impl Planner<'_> {
 
     /// The layers that `{layer}` of a row counts.
     fn layers(&self, row: &TensorRow) -> Result<u64> {
-        let n = self.sizes.get(&row.layers);
+        let extra = if row.layers == "layers" { self.n_extra } else { 0 };
+        let n = self.sizes.get(&row.layers).map(|n| n + extra);
         n.ok_or_else(|| self.config.fail(&row.layers, "a number of layers", "nothing"))
     }
 
@@ -258,7 +278,20 @@ impl Planner<'_> {
         // The longest first: of two that fit, it is the later one.
         let mut prefixes = self.descriptor.convert.prefixes.iter().rev();
         let found = prefixes.find_map(|(from, to)| Some((to, name.strip_prefix(from.as_str())?)));
-        found.map_or_else(|| name.to_owned(), |(to, rest)| format!("{to}{rest}"))
+        let name = found.map_or_else(|| name.to_owned(), |(to, rest)| format!("{to}{rest}"));
+        self.extra_name(&name).unwrap_or(name)
+    }
+
+    /// The name as that of a numbered layer's tensor, if it is one of a layer behind the last.
+    fn extra_name(&self, name: &str) -> Option<String> {
+        let rest = name.strip_prefix(self.descriptor.convert.extra_under.as_deref()?)?;
+        let numbered = rest.strip_prefix("layers.").and_then(|rest| rest.split_once('.'));
+        let (number, rest) = match numbered {
+            Some((number, rest)) => (number.parse::<u64>().ok()?, rest),
+            None => (0, rest),
+        };
+        let layer = self.sizes.n_layers.checked_add(number)?;
+        Some(format!("model.layers.{layer}.{rest}"))
     }
 
     fn is_ignored(&self, name: &str) -> bool {
@@ -275,7 +308,7 @@ impl Planner<'_> {
             let (before, _) = row.hf.split_once("{layer}")?;
             let layer: u64 = name.strip_prefix(before)?.split('.').next()?.parse().ok()?;
             let n = self.sizes.get(&row.layers)?;
-            Some((n..n + extra).contains(&layer))
+            Some((n + self.n_extra..n + extra).contains(&layer))
         };
         Ok(rows.iter().any(|row| beyond(row) == Some(true)))
     }

@@ -125,6 +125,7 @@ impl BatchArgs {
             cpu_moe: self.devices.cpu_moe(),
             override_tensors: self.devices.override_tensors(),
             policy: self.experts.policy,
+            predicts_next: false,
             io: self.experts.io,
             profile: self.experts.profile.clone(),
             overrides: Vec::new(),

@@ -27,6 +27,9 @@ pub struct ConvertArgs {
     /// Name of the model, general.name in the file [default: the folder's name]
     #[arg(long, value_name = "NAME")]
     model_name: Option<String>,
+    /// Leave out the layers that predict further tokens, which draft for --spec
+    #[arg(long)]
+    no_mtp: bool,
     #[command(flatten)]
     layout: LayoutArg,
 }
@@ -64,6 +67,7 @@ pub fn run(args: ConvertArgs) -> Result<()> {
         mix: args.outtype.as_deref().and_then(Mix::from_name),
         pre: args.pre,
         name: args.model_name,
+        no_mtp: args.no_mtp,
         layout: args.layout.layout(),
     };
     let written = convert(&options)?;

@@ -189,7 +189,8 @@ pub fn run(args: Args) -> Result<()> {
     let options = |has_prompt: bool| {
         let n_checkpoints = if args.text.goes_on(has_prompt) { CHECKPOINTS } else { 0 };
         let options = args.batch.options(args.ctx_size, args.threads.count());
-        EngineOptions { n_checkpoints, ..options }
+        let predicts_next = args.spec.mode != SpecMode::Off;
+        EngineOptions { n_checkpoints, predicts_next, ..options }
     };
     let may_have_prompt = args.text.prompt.is_some() || args.text.file.is_some();
     match (args.preset.name()?, args.dry_run) {

@@ -11,7 +11,7 @@ use crate::chat::ChatTemplate;
 use crate::engine::kv_disk::KvFolder;
 use crate::engine::plan::ram::{Place, RamBudget};
 use crate::engine::scheduler::SchedulerOptions;
-use crate::engine::{Engine, EngineOptions, MemoryPlan};
+use crate::engine::{Engine, EngineOptions, MemoryPlan, SpecMode};
 use crate::server::{Address, Defaults, Keys, Loaded, LogRequests, Server, ServerOptions};
 use crate::units::size;
 use crate::{Error, Result, interrupt};
@@ -374,7 +374,8 @@ impl Args {
             let n_ctx = if self.load.ctx_size > 0 { n_ctx.max(1) } else { 0 };
             let options = self.batch.options(n_ctx, self.threads.count());
             let (page_ram, exact) = (self.load.kv_ram, self.load.exact);
-            EngineOptions { n_sessions: n, kv_unified, page_ram, exact, ..options }
+            let predicts_next = self.spec.mode != SpecMode::Off;
+            EngineOptions { n_sessions: n, kv_unified, page_ram, exact, predicts_next, ..options }
         };
         match self.load.parallel {
             Parallel(Some(n)) => Ok(with(n)),

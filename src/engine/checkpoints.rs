@@ -61,6 +61,11 @@ impl Checkpoints {
         self.0.retain(|checkpoint| checkpoint.n <= n);
     }
 
+    /// Drops those at some positions that were not handed over.
+    pub fn drop_at(&mut self, positions: &[usize]) {
+        self.0.retain(|checkpoint| checkpoint.own.is_none() || !positions.contains(&checkpoint.n));
+    }
+
     /// The states that were not handed over yet, with their positions.
     pub fn take_own(&mut self) -> Vec<(usize, Arc<Vec<f32>>)> {
         let own = |checkpoint: &mut Checkpoint| Some((checkpoint.n, checkpoint.own.take()?));

@@ -1,16 +1,18 @@
 //! The CPU's threads and the GPUs behind one lock: passes of several sessions follow one another.
 //! Nothing else takes the lock, and no caller holds it between two passes.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use crate::Result;
 use crate::backend::cpu::Cpu;
 use crate::cancel::Cancel;
 use crate::engine::device;
+use crate::engine::speculation::NextTokenCompute;
 use crate::forward::gpu::{Caches, Devices, GpuCache, GpuModel};
 use crate::forward::{Batch, Buffers, Logits, Observer, Segment, Want};
 use crate::model::Model;
 use crate::model::kv::{CacheType, KvCache};
+use crate::model::next_token::NextTokenHead;
 use crate::policy::Phase;
 
 pub(super) struct Compute(Mutex<Machines>);
@@ -211,6 +213,14 @@ impl Observer for Interleaved<'_> {
         self.observer.experts(n);
     }
 
+    fn n_outputs(&self, session: usize) -> usize {
+        self.observer.n_outputs(session)
+    }
+
+    fn outputs(&mut self, session: usize, position: usize, rows: &[f32]) {
+        self.observer.outputs(session, position, rows);
+    }
+
     fn logits(&mut self, session: usize, token: usize, logits: Logits<'_>) {
         self.observer.logits(session, token, logits);
     }
@@ -258,6 +268,27 @@ impl Compute {
             Some(gpu) => pass.run_on_gpu(model, cpu, gpu.devices(), memory, &mut observer),
             None => pass.run_on_cpu(model, cpu, memory, &mut observer),
         }
+    }
+
+    /// Lets `work` compute rows of the model's layer that drafts; `None` while a pass is computed.
+    pub fn draft<T>(
+        &self,
+        head: &NextTokenHead,
+        work: impl FnOnce(NextTokenCompute<'_>) -> Result<T>,
+    ) -> Result<Option<T>> {
+        let mut machines = match self.0.try_lock() {
+            Ok(machines) => machines,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Ok(None),
+        };
+        let Machines { cpu, memory, .. } = &mut *machines;
+        let PassMemory { batch, buffers } = memory;
+        let done = work(&mut |rows, cache| {
+            head.forward(cpu, rows, cache, batch, buffers)?;
+            let (logits, output) = buffers.next_token(head.n_embd());
+            Ok((logits.to_vec(), output.to_vec()))
+        });
+        done.map(Some)
     }
 
     /// KV cache of one session on the first GPU, planned to take `planned` bytes; `None` without a

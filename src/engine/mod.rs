@@ -45,6 +45,7 @@ mod speculation;
 mod text_cache;
 mod traffic;
 mod understand;
+mod verification;
 
 use sha2::{Digest, Sha256};
 use std::sync::atomic::AtomicU32;

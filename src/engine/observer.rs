@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::recording::ExpertRecorder;
 use super::session::EvalHooks;
+use super::speculation::NextTokenText;
 use super::{Engine, Logits, Recorder};
 use crate::Result;
 use crate::cancel::Cancel;
@@ -67,6 +68,8 @@ pub(super) struct Listener<'a, 'h> {
     pub logits: &'a mut LastLogits,
     /// Whether the logits of all tokens are kept, and not the last one's alone.
     pub keeps_all: bool,
+    /// Gets the outputs that drafts are made of.
+    pub outputs: Option<&'a mut NextTokenText>,
     pub experts: Option<&'a mut ExpertRecorder>,
     /// Gets the number of experts of each layer, if it is the first listener of the pass.
     pub n_experts: &'a mut Vec<u32>,
@@ -128,6 +131,16 @@ impl Observer for PassObserver<'_, '_, '_> {
     fn experts(&mut self, n: usize) {
         if let Some(listener) = self.listeners.first_mut() {
             listener.n_experts.push(n as u32);
+        }
+    }
+
+    fn n_outputs(&self, session: usize) -> usize {
+        self.listeners[session].outputs.as_ref().map_or(0, |_| NextTokenText::WINDOW)
+    }
+
+    fn outputs(&mut self, session: usize, position: usize, rows: &[f32]) {
+        if let Some(outputs) = &mut self.listeners[session].outputs {
+            outputs.add(position, rows);
         }
     }
 

@@ -66,6 +66,9 @@ pub struct EngineOptions {
     pub override_tensors: Vec<TensorPlace>,
     /// Prefetching and eviction of experts that are streamed (`--policy`).
     pub policy: PolicySpec,
+    /// Load the layer that predicts the token after the next, if the file has one, for drafts
+    /// (`--spec`). It is in memory beside the experts' budget; with layers on a GPU it is left out.
+    pub predicts_next: bool,
     /// The way in which experts are read from disk (`--io`).
     pub io: IoKind,
     /// File in which policies keep what they learn about the model (`--profile`).
@@ -119,6 +122,7 @@ impl Default for EngineOptions {
             cpu_moe: CpuMoe::None,
             override_tensors: Vec::new(),
             policy: PolicySpec::default(),
+            predicts_next: false,
             io: IoKind::Auto,
             profile: ProfileChoice::Nowhere,
             overrides: Vec::new(),

@@ -9,6 +9,7 @@ use super::compute::{Pass, PassText, Stack};
 use super::observer::{LastLogits, Listener, PassObserver};
 use super::recording::{ExpertRecorder, Experts};
 use super::scheduler::{Load, PAGE, Pages, Restored};
+use super::speculation::NextTokenText;
 use super::text_cache::TextCache;
 use super::{Engine, Logits, Recorder, TopK};
 use crate::cancel::Cancel;
@@ -32,7 +33,11 @@ pub struct Session {
     pub(super) logits: LastLogits,
     /// The tokens whose keys and values are in the cache.
     pub(super) tokens: Vec<u32>,
-    checkpoints: Checkpoints,
+    pub(super) checkpoints: Checkpoints,
+    /// Positions whose states are kept until a pass's drafts are accepted or refused.
+    pub(super) verified_states: Vec<usize>,
+    /// The text's part of the layer that predicts the token after the next, if there is one.
+    pub(super) outputs: Option<Box<NextTokenText>>,
     /// Tokens of the text that the encoder has read; 0 if there is none.
     pub(super) n_source: usize,
     /// Present while chosen experts are recorded.
@@ -106,6 +111,7 @@ impl Session {
             true => KvCache::in_pages(&shapes, engine.n_ctx, k, v)?,
             false => KvCache::new(&shapes, engine.n_ctx, k, v),
         };
+        let next = engine.model.next.as_deref();
         Ok(Session {
             cache: TextCache { host, device },
             engine: engine.clone(),
@@ -114,6 +120,8 @@ impl Session {
             logits: LastLogits::default(),
             tokens: Vec::with_capacity(engine.n_ctx),
             checkpoints: Checkpoints::default(),
+            verified_states: Vec::new(),
+            outputs: next.map(|head| Box::new(NextTokenText::new(head, engine.n_ctx, [k, v]))),
             n_source: 0,
             experts: None,
             n_experts: Vec::new(),
@@ -153,6 +161,7 @@ impl Session {
     pub fn truncate(&mut self, n: usize) -> usize {
         let left = self.forget(self.n_past(), n);
         self.tokens.truncate(left);
+        self.outputs.iter_mut().for_each(|outputs| outputs.truncate(left));
         left
     }
 
@@ -384,13 +393,15 @@ impl Session {
         want: forward::Want,
     ) -> (PassText<'a>, Listener<'a, 'a>) {
         let (request, past) = (self.id, self.n_past());
-        let Session { cache, logits, experts, n_experts, .. } = self;
+        let Session { cache, logits, outputs, experts, n_experts, .. } = self;
+        let outputs = outputs.as_deref_mut();
         let TextCache { host: kv, device } = cache;
         let (gpu_kv, experts) = (device.as_ref(), experts.as_mut());
         n_experts.clear();
         let n_tokens = tokens.len();
         let keeps_all = phase == Phase::Decode && n_tokens > 1;
-        let listener = Listener { n_tokens, logits, keeps_all, experts, n_experts, hooks: None };
+        let listener =
+            Listener { n_tokens, logits, keeps_all, outputs, experts, n_experts, hooks: None };
         (PassText { tokens, request, past, phase, want, kv, gpu_kv }, listener)
     }
 
@@ -409,6 +420,7 @@ impl Session {
         let past = self.n_past();
         let left = self.forget(past + tokens.len(), past);
         self.tokens.truncate(left);
+        self.outputs.iter_mut().for_each(|outputs| outputs.truncate(left));
     }
 
     /// The number of different experts that each layer needed in the last pass, for all texts of

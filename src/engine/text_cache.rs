@@ -81,6 +81,12 @@ impl TextCache {
         self.host.mark(positions, self.n_state_values());
     }
 
+    /// Asks the next pass for more states; returns the positions that were not asked for before.
+    pub fn mark_more(&mut self, positions: Range<usize>) -> Vec<usize> {
+        let n_values = self.n_state_values();
+        positions.filter(|n| self.host.mark_one_more(*n, n_values)).collect()
+    }
+
     /// The states that the pass was asked for and has come to.
     pub fn take_states(&mut self) -> Vec<States> {
         self.host.take_states(self.n_state_values())

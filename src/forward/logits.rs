@@ -21,6 +21,21 @@ pub enum Logits<'a> {
 }
 
 impl CpuPass<'_, '_> {
+    /// x → normalised outputs of the rows for which the observer wants them
+    pub(super) fn outputs(&mut self, b: &mut Buffers) {
+        let (model, n_embd) = (self.model, self.model.hyper.n_embd);
+        for (rows, segment) in self.batch.segments() {
+            let n = self.observer.n_outputs(segment.session).min(rows.len());
+            if n > 0 {
+                let position = segment.past + rows.len() - n;
+                let h = &mut b.h[..n * n_embd];
+                let x = rows_of(&b.x, &(rows.end - n..rows.end), n_embd);
+                model.norm(self.cpu, &model.weights.output_norm, x, h);
+                self.observer.outputs(segment.session, position, h);
+            }
+        }
+    }
+
     /// x → logits of `b.logit_rows`, to the observer
     pub(super) fn logits(&mut self, b: &mut Buffers) {
         let (model, cpu) = (self.model, self.cpu);

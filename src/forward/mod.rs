@@ -10,12 +10,14 @@ pub mod gpu;
 mod logits;
 mod mla;
 mod moe;
+mod next_token;
 mod parts;
 pub mod record;
 mod scratch;
 
 pub use batch::{Batch, LogitRow, Segment, TopK, Want};
 pub use logits::Logits;
+pub use next_token::NextTokenRows;
 pub use parts::PART_WORK;
 pub use scratch::Buffers;
 
@@ -66,6 +68,15 @@ pub trait Observer {
     /// A layer needs `n` different experts for all rows.
     fn experts(&mut self, _n: usize) {}
 
+    /// The last rows of a session's segment whose normalised outputs it wants, at most.
+    fn n_outputs(&self, _session: usize) -> usize {
+        0
+    }
+
+    /// The model's normalised outputs for the last rows of a segment, [rows, n_embd], and the first
+    /// one's position.
+    fn outputs(&mut self, _session: usize, _position: usize, _rows: &[f32]) {}
+
     /// Logits of a token of a session's segment: only the best where no more are wanted and it
     /// saves work, else all.
     fn logits(&mut self, session: usize, token: usize, logits: Logits<'_>);
@@ -110,6 +121,7 @@ impl Model {
 
         // output norm, output head
         let start = Instant::now();
+        pass.outputs(b);
         pass.logits(b);
         b.events.timing.head_ns = nanos_since(start);
         self.publish_end(batch, b);

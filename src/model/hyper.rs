@@ -142,6 +142,29 @@ impl HyperParams {
         })
     }
 
+    /// Those of the model with one layer more, which sees everything and has no state.
+    pub(super) fn with_next_layer(&self) -> HyperParams {
+        let mut hyper = self.clone();
+        hyper.n_layers += 1;
+        hyper.kinds.add_full();
+        if let Some((layers, _)) = &mut hyper.delta {
+            layers.push(false);
+        }
+        if let Some(heads) = &mut hyper.layer_heads {
+            heads.extend(heads.last().copied());
+        }
+        hyper
+    }
+
+    /// Those of a model that is the last layer alone, which has no state.
+    pub(super) fn of_last_layer(&self) -> HyperParams {
+        let [n_head, n_head_kv] = self.heads_of(self.n_layers - 1);
+        let kinds = self.kinds.of_last();
+        let (layer_heads, delta) = (None, None);
+        let own = self.clone();
+        HyperParams { n_layers: 1, n_head, n_head_kv, layer_heads, delta, kinds, ..own }
+    }
+
     /// Heads of queries and of keys of a layer.
     pub fn heads_of(&self, layer: usize) -> [usize; 2] {
         let same = [self.n_head, self.n_head_kv];
@@ -301,7 +324,20 @@ impl Keys<'_> {
             let expected = format!("fewer than block_count = {n}");
             return Err(self.bad("nextn_predict_layers", expected, further));
         }
-        Ok(n - further as usize)
+        let n_layers = n - further as usize;
+        match (0..n_layers).find(|l| self.predicts(*l)) {
+            None => Ok(n_layers),
+            Some(l) => {
+                let expected = format!("{}, as layer {l} has nextn tensors", n - l);
+                Err(self.bad("nextn_predict_layers", expected, further))
+            }
+        }
+    }
+
+    /// Whether the file has tensors of a layer that predict further tokens.
+    fn predicts(&self, layer: usize) -> bool {
+        let name = self.descriptor.tensor_name("nextn_eh_proj", layer);
+        name.is_some_and(|(name, _)| self.gguf.tensor_index(&name).is_some())
     }
 
     fn heads(&self, n_embd: usize) -> Result<Heads> {

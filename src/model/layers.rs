@@ -42,6 +42,19 @@ impl LayerKinds {
         Ok(LayerKinds { window, is_chunked, sliding, rotated, tempers_unrotated })
     }
 
+    /// Adds a layer that sees everything.
+    pub(super) fn add_full(&mut self) {
+        self.sliding.push(false);
+        self.rotated.push(true);
+    }
+
+    /// The last layer alone.
+    pub(super) fn of_last(&self) -> LayerKinds {
+        let last = |of_layers: &[bool]| of_layers.last().copied().into_iter().collect();
+        let (sliding, rotated) = (last(&self.sliding), last(&self.rotated));
+        LayerKinds { sliding, rotated, ..self.clone() }
+    }
+
     /// Whether a layer sees part of a text only, and turns as such layers do.
     pub fn slides(&self, layer: usize) -> bool {
         self.sliding[layer]

@@ -7,6 +7,7 @@ pub mod granules;
 pub(crate) mod hyper;
 pub mod kv;
 mod layers;
+pub(crate) mod next_token;
 mod relative;
 pub mod rope;
 pub mod shares;
@@ -24,8 +25,9 @@ use crate::experts::{
 use crate::gguf::Gguf;
 use descriptor::Descriptor;
 pub use hyper::HyperParams;
+use next_token::NextTokenHead;
 use rope::RopeFactors;
-use weights::{Gate, Weights};
+use weights::{Gate, NextTokenWeights, Weights};
 
 /// A model file whose parts are understood, with no memory committed yet: what a plan needs.
 pub struct Bound {
@@ -33,6 +35,7 @@ pub struct Bound {
     pub(crate) descriptor: Descriptor,
     pub(crate) hyper: HyperParams,
     pub(crate) weights: Weights,
+    pub(crate) next: Option<NextTokenWeights>,
 }
 
 impl Bound {
@@ -41,7 +44,36 @@ impl Bound {
         let descriptor = Descriptor::for_architecture(name, gguf.path())?;
         let hyper = HyperParams::read(&gguf, &descriptor)?;
         let weights = Weights::bind(&gguf, &descriptor, &hyper)?;
-        Ok(Bound { gguf, descriptor, hyper, weights })
+        let next = NextTokenWeights::bind(&gguf, &descriptor, &hyper, &weights)?;
+        Ok(Bound { gguf, descriptor, hyper, weights, next })
+    }
+
+    /// Whether a layer predicts the token after the next.
+    pub fn predicts_next(&self) -> bool {
+        self.next.is_some()
+    }
+
+    /// Whether the architecture may have such a layer and the file has none.
+    pub fn lacks_next(&self) -> bool {
+        self.descriptor.parts.predicts_next && self.next.is_none()
+    }
+
+    /// Leaves out the layer that predicts the token after the next.
+    pub fn drop_next(&mut self) {
+        self.next = None;
+    }
+
+    /// Whether nothing reads a tensor: it is of a layer that predicts further tokens.
+    fn is_unread(&self, tensor: usize) -> bool {
+        let number = self.gguf.tensors()[tensor].name.strip_prefix("blk.");
+        let layer = number.and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
+        let n_read = self.hyper.n_layers + usize::from(self.next.is_some());
+        self.hyper.encoder.is_none() && layer.is_some_and(|layer| layer >= n_read)
+    }
+
+    fn unread_bytes(&self) -> u64 {
+        let tensors = self.gguf.tensors().iter().enumerate();
+        tensors.filter(|(i, _)| self.is_unread(*i)).map(|(_, tensor)| tensor.n_bytes).sum()
     }
 
     pub fn gguf(&self) -> &Gguf {
@@ -87,7 +119,8 @@ impl Bound {
 
     /// Bytes of all routed experts, and of everything else in the file's tensors.
     pub fn expert_and_dense_bytes(&self) -> (u64, u64) {
-        self.weights.expert_and_dense_bytes(&self.gguf)
+        let (experts, dense) = self.weights.expert_and_dense_bytes(&self.gguf);
+        (experts, dense - self.unread_bytes())
     }
 
     /// Everything is computed where it lies in the mapped file.
@@ -95,24 +128,30 @@ impl Bound {
         let gguf = Arc::new(self.gguf);
         let routed = Resident::new(gguf.clone(), self.weights.routed.clone());
         let hierarchy = Hierarchy::in_place(routed);
-        Model::new(gguf, self.descriptor, self.hyper, self.weights, hierarchy)
+        let next = self.next.map(|next| NextTokenHead::new(&gguf, &self.descriptor, next));
+        Model::new(gguf, self.descriptor, self.hyper, self.weights, hierarchy).with(next)
     }
 
     /// Everything is read to memory now; the file is mapped no longer.
     pub fn in_memory(mut self, progress: &mut dyn FnMut(u64)) -> Result<Model> {
-        self.gguf = self.gguf.detached(|_| true, progress)?;
+        let n = self.gguf.tensors().len();
+        let keep: Vec<bool> = (0..n).map(|tensor| !self.is_unread(tensor)).collect();
+        self.gguf = self.gguf.detached(|tensor| keep[tensor], progress)?;
         Ok(self.in_place())
     }
 
     /// Routed experts come from disk as they are needed, everything else is read to memory now;
     /// the file is mapped no longer, so whatever happens to it can only fail a load.
     pub fn streamed(self, options: &StreamOptions, progress: &mut dyn FnMut(u64)) -> Result<Model> {
-        let Bound { gguf, descriptor, hyper, weights } = self;
-        let tensors: HashSet<usize> =
-            weights.routed.iter().flatten().flat_map(LayerExperts::tensors).collect();
-        let gguf = gguf.detached(|tensor| !tensors.contains(&tensor), progress)?;
+        let routed = self.weights.routed.iter().flatten().flat_map(LayerExperts::tensors);
+        let unread = (0..self.gguf.tensors().len()).filter(|tensor| self.is_unread(*tensor));
+        let left: HashSet<usize> = routed.chain(unread).collect();
+        let Bound { gguf, descriptor, hyper, weights, next } = self;
+        let gguf = gguf.detached(|tensor| !left.contains(&tensor), progress)?;
         let hierarchy = Hierarchy::streamed(RamTier::new(&gguf, &weights.routed, options)?);
-        Ok(Model::new(Arc::new(gguf), descriptor, hyper, weights, hierarchy))
+        let gguf = Arc::new(gguf);
+        let next = next.map(|next| NextTokenHead::new(&gguf, &descriptor, next));
+        Ok(Model::new(gguf, descriptor, hyper, weights, hierarchy).with(next))
     }
 }
 
@@ -131,6 +170,8 @@ pub struct Model {
     /// Dense layers, each the only expert of its own.
     pub(crate) dense: Resident,
     pub(crate) shared: Resident,
+    /// The layer that predicts the token after the next.
+    pub(crate) next: Option<Box<NextTokenHead>>,
 }
 
 impl Model {
@@ -162,7 +203,12 @@ impl Model {
             hierarchy,
             dense,
             shared,
+            next: None,
         }
+    }
+
+    fn with(self, next: Option<NextTokenHead>) -> Model {
+        Model { next: next.map(Box::new), ..self }
     }
 
     pub fn gguf(&self) -> &Gguf {

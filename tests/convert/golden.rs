@@ -23,6 +23,7 @@ fn converted(name: &str, mix: Option<Mix>, folder: &Path) -> Gguf {
         folder: golden(name),
         output: output.clone(),
         mix,
+        no_mtp: true,
         ..ConvertOptions::default()
     };
     let written = convert(&options).unwrap();

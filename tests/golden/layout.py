@@ -80,7 +80,7 @@ COMMON = {
 def next_token_layer(config, self_attention, feed_forward):
     """The multi-token prediction layer that a checkpoint stores behind its last one.
 
-    Nothing here reads it: it stands in the file because it does in the released ones.
+    The references here do not read it; `make_next_token.py` says what it gives.
     """
     hidden, vocab, number = (
         config[k] for k in ("hidden_size", "vocab_size", "num_hidden_layers"))

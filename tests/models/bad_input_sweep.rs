@@ -203,8 +203,11 @@ fn fits(name: &str) -> impl Fn(&str) -> bool {
         Some(rest) => format!("blk.{}_", rest.split_once('_').unwrap_or((rest, "")).0),
     };
     let of_vocabulary = vocabulary.iter().any(|v| name.starts_with(v));
+    let own = name.to_owned();
     move |field| {
-        field.contains(&part) || of_vocabulary && vocabulary.iter().any(|v| field.contains(v))
+        field.ends_with(&own)
+            || field.contains(&part)
+            || of_vocabulary && vocabulary.iter().any(|v| field.contains(v))
     }
 }
 

@@ -33,6 +33,9 @@ mod kv_disk;
 // Layouts that converters no longer write.
 mod old_layouts;
 
+// The layer that predicts the token after the next.
+mod next_token;
+
 // Texts that share memory.
 mod parking;
 

@@ -5,8 +5,7 @@ use common::{convert_golden, golden_options, load, repo};
 use moeba::engine::plan::ram::RamBudget;
 use moeba::engine::scheduler::Core;
 use moeba::engine::{
-    DraftCounts, DraftSource, Engine, EngineOptions, FinishReason, Limits, Request, SpecMode,
-    Speculation,
+    DraftCounts, DraftSource, Engine, EngineOptions, Limits, Request, SpecMode, Speculation,
 };
 use moeba::sample::grammar::Grammar;
 use moeba::sample::{SamplerOptions, XtcOptions};
@@ -34,7 +33,12 @@ fn run_in(core: &mut Core<Sink>, engine: &Arc<Engine>, request: &Request) -> (Te
 }
 
 /// Compares a request's text in all modes; returns the counts of drafts that were always verified.
-fn compare(engine: &Arc<Engine>, name: &str, request: &Request, prediction: &[u32]) -> DraftCounts {
+pub fn compare(
+    engine: &Arc<Engine>,
+    name: &str,
+    request: &Request,
+    prediction: &[u32],
+) -> DraftCounts {
     let with = |mode| {
         let speculation = Speculation { mode, prediction: prediction.to_vec() };
         let request = Request { speculation, ..request.clone() };
@@ -195,9 +199,9 @@ fn texts_of_one_scheduler_are_those_that_they_are_alone() {
     assert!(counts.drafts.all().n_accepted > 0 && counts.n_verified < counts.n_steps);
 }
 
-/// No position can be taken from a state, and a capacity counts the tokens of a pass.
+/// No position can be taken from a state: refused drafts are taken back by copies of it.
 #[test]
-fn models_that_cannot_take_tokens_back_verify_none() {
+fn models_with_a_state_go_back_to_it() {
     let folder = tempfile::tempdir().unwrap();
     let path = convert_golden("qwen3next", "f32", folder.path());
     let engine = load(&path, &EngineOptions { n_ctx: Some(128), ..golden_options() });
@@ -208,9 +212,16 @@ fn models_that_cannot_take_tokens_back_verify_none() {
     };
     let request =
         Request { sampling: SamplerOptions { temp: 0.0, ..SamplerOptions::default() }, ..request };
-    assert_eq!(compare(&engine, "state", &request, &[]), DraftCounts::default());
-    let speculation = Speculation { mode: SpecMode::Always, ..Speculation::default() };
-    let request = Request { speculation, ..request };
     let (text, _) = run_in(&mut core(&engine, 1, 0), &engine, &request);
-    assert_eq!((text.tokens.len(), text.end), (12, Some(FinishReason::Length)));
+    let mut prediction: Vec<u32> = text.tokens.iter().map(|(id, _)| *id).collect();
+    let right = compare(&engine, "right", &request, &prediction).all();
+    assert!(right.n_accepted >= 8 && right.n == right.n_accepted, "{right:?}");
+    prediction.iter_mut().skip(2).step_by(3).for_each(|id| *id = (*id + 1) % 300);
+    let wrong = compare(&engine, "wrong", &request, &prediction).all();
+    assert!(wrong.n_accepted > 0 && wrong.n > wrong.n_accepted, "{wrong:?}");
+    // Beside the states that pages keep.
+    let speculation = Speculation { mode: SpecMode::Always, prediction };
+    let (again, drafts) =
+        run_in(&mut core(&engine, 1, 8 << 20), &engine, &Request { speculation, ..request });
+    assert!(again == text && drafts.all().n > drafts.all().n_accepted);
 }

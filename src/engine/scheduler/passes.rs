@@ -48,7 +48,9 @@ pub fn decode<S: JobSink>(
     let time = start.elapsed();
     let n_tokens = ready.iter().map(|slot| slot.given.n_tokens).sum();
     if is_only {
-        count_drafts(ready[0].given, clock.map(|clock| clock.stop(engine, time)), ledger);
+        let given = ready[0].given;
+        let time = clock.map(|clock| clock.stop(engine, time, given.drafting));
+        count_drafts(given, time, ledger);
     }
     ledger.share.add_decode(time);
     ledger.counts.add_decode(time, owners.len(), n_tokens);
@@ -58,7 +60,7 @@ pub fn decode<S: JobSink>(
 
 /// Counts the drafts of a step; the gate hears of its `time`, if it was measured.
 fn count_drafts(given: Given, time: Option<PassTime>, ledger: &mut Ledger) {
-    let Given { n_tokens, drafts } = given;
+    let Given { n_tokens, drafts, .. } = given;
     match (drafts, time) {
         _ if n_tokens == 0 => {}
         (None, time) => time.into_iter().for_each(|time| ledger.gate.add_plain(time)),
@@ -81,9 +83,9 @@ impl StallClock {
         StallClock(StallClock::now(engine))
     }
 
-    fn stop(self, engine: &Engine, all: Duration) -> PassTime {
+    fn stop(self, engine: &Engine, all: Duration, drafting: Duration) -> PassTime {
         let ns = StallClock::now(engine).saturating_sub(self.0);
-        PassTime { all, stall: Duration::from_nanos(ns) }
+        PassTime { all, stall: Duration::from_nanos(ns), drafting }
     }
 
     fn now(engine: &Engine) -> u64 {

@@ -1,16 +1,16 @@
 //! A job that has a session.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::job::{Job, JobSink, Owner};
 use super::ledger::Ledger;
 use super::status::{Counts, JobStatus};
 use crate::Result;
 use crate::cancel::Cancel;
-use crate::engine::speculation::{DraftKind, Drafter};
+use crate::engine::speculation::{DraftKind, Drafter, NextTokenText};
 use crate::engine::traffic::Clock;
 use crate::engine::{
-    Engine, FinishReason, Generation, Outcome, Phase, Session, SpecMode, Step, Want,
+    DraftSource, Engine, FinishReason, Generation, Outcome, Phase, Session, SpecMode, Step, Want,
 };
 
 /// A job between two passes. Its text is the prompt and what was generated; the session may hold
@@ -36,6 +36,8 @@ pub struct Running<S> {
     in_prompt: bool,
     /// Finds tokens that the next step of decode computes behind its own.
     drafter: Drafter,
+    /// The time that the model's layer took for the drafts of the next step.
+    drafting: Duration,
     /// The result of the last pass that was committed.
     given: Given,
     /// The end of the last step of decode, unless the job has rested since.
@@ -49,6 +51,8 @@ pub struct Running<S> {
 pub struct Given {
     pub n_tokens: usize,
     pub drafts: Option<(DraftKind, usize)>,
+    /// The time that the model's layer took to make them.
+    pub drafting: Duration,
 }
 
 impl<S: JobSink> Running<S> {
@@ -85,6 +89,7 @@ impl<S: JobSink> Running<S> {
             has_begun: false,
             in_prompt: true,
             drafter: Drafter::new(),
+            drafting: Duration::ZERO,
             given: Given::default(),
             last_step: None,
             outcome,
@@ -128,15 +133,34 @@ impl<S: JobSink> Running<S> {
     }
 
     /// Plans drafts for a step of decode, `most` at most: those that the gate lets pass.
-    pub fn plan_drafts(&mut self, most: usize, ledger: &mut Ledger) {
+    pub fn plan_drafts(&mut self, session: &mut Session, most: usize, ledger: &mut Ledger) {
         let Running { generation, drafter, text, .. } = self;
         let most = most.min(generation.n_left().unwrap_or(usize::MAX).saturating_sub(1));
         drafter.find(generation, text, self.n_prompt, most);
-        let Some(kind) = drafter.kind() else { return };
-        if generation.speculation().mode == SpecMode::Auto {
-            drafter.keep(ledger.gate.n_drafts(kind, drafter.tokens().len()));
-            ledger.counts.n_not_drafted += u64::from(drafter.tokens().is_empty());
+        self.drafting = Duration::ZERO;
+        if let Some(kind) = drafter.kind() {
+            let n = gated(generation, kind, drafter.tokens().len(), ledger);
+            drafter.keep(n);
         }
+        if drafter.tokens().is_empty() && session.predicts_next() {
+            self.make_drafts(session, most, ledger);
+        }
+    }
+
+    /// Lets the model's layer make drafts, if the gate lets some pass.
+    fn make_drafts(&mut self, session: &mut Session, most: usize, ledger: &mut Ledger) {
+        let Running { generation, drafter, text, .. } = self;
+        let most = most.min(NextTokenText::MAX_DRAFTS);
+        if generation.speculation().mode == SpecMode::Off || most == 0 {
+            return;
+        }
+        let kind = DraftKind { source: DraftSource::Layer, n_matched: 0 };
+        let (n, start) = (gated(generation, kind, most, ledger), Instant::now());
+        match session.draft(text, n) {
+            Ok(drafts) => drafter.take(generation, drafts),
+            Err(why) => log::debug!("no drafts: {why}"),
+        }
+        self.drafting = start.elapsed();
     }
 
     /// The drafts of the step that is planned.
@@ -234,7 +258,9 @@ impl<S: JobSink> Running<S> {
         if n_past < session.n_past() {
             session.truncate(n_past);
         }
-        self.given = Given { n_tokens: n_past - first + 1, drafts: None };
+        session.end_verification();
+        let drafting = std::mem::take(&mut self.drafting);
+        self.given = Given { n_tokens: n_past - first + 1, drafts: None, drafting };
         if let Some(kind) = self.drafter.kind() {
             self.given.drafts = Some((kind, n_drafts));
             self.outcome.drafts.add(kind.source, n_drafts, n_past - first);
@@ -307,4 +333,14 @@ impl<S: JobSink> Running<S> {
         });
         self.sink.finished(result);
     }
+}
+
+/// Drafts of a kind that are worth a pass, of at most `most`.
+fn gated(generation: &Generation, kind: DraftKind, most: usize, ledger: &mut Ledger) -> usize {
+    if generation.speculation().mode != SpecMode::Auto {
+        return most;
+    }
+    let n = ledger.gate.n_drafts(kind, most);
+    ledger.counts.n_not_drafted += u64::from(n == 0);
+    n
 }

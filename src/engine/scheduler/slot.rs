@@ -300,12 +300,14 @@ impl<S: JobSink> Slot<S> {
     pub fn plan_step(&mut self, may_draft: bool, engine: &Engine, ledger: &mut Ledger) {
         self.plan(1);
         let Slot { session, job: Some(job), next, room, .. } = self else { return };
-        if !may_draft || session.has_state() || !engine.can_verify() {
+        if !may_draft || !session.can_verify() {
             return job.drop_drafts();
         }
         let free = (*room).min(engine.n_ctx()).saturating_sub(session.n_past() + 1);
-        job.plan_drafts(free.min(engine.plan().n_ubatch - 1), ledger);
+        let most = free.min(engine.plan().n_ubatch - 1).min(session.most_drafts());
+        job.plan_drafts(session, most, ledger);
         next.extend(job.drafts());
+        session.begin_verification(job.drafts().len());
     }
 
     /// Whether the gate decides about the job's drafts.

@@ -62,6 +62,8 @@ const MAX_TRIALS: f64 = 32.0;
 pub struct PassTime {
     pub all: Duration,
     pub stall: Duration,
+    /// The part of it in which the model's layer made the drafts.
+    pub drafting: Duration,
 }
 
 /// A running mean that follows changes.
@@ -108,13 +110,17 @@ impl Odds {
 
 /// Matched tokens from which on a draft is of the next kind, and first guesses of acceptance.
 const MATCHES: [usize; 3] = [6, 12, 24];
-const GUESSES: [f64; 6] = [0.4, 0.6, 0.8, 0.9, 0.8, 0.8];
+const GUESSES: [f64; 7] = [0.4, 0.6, 0.8, 0.9, 0.8, 0.8, 0.7];
+
+/// The time of a draft of the model's layer before it is measured, in passes of one token.
+const DRAFTING: f64 = 0.1;
 
 fn index(kind: DraftKind) -> usize {
     match kind.source {
         DraftSource::Text => MATCHES.iter().filter(|least| kind.n_matched >= **least).count(),
         DraftSource::Prediction => MATCHES.len() + 1,
         DraftSource::Grammar => MATCHES.len() + 2,
+        DraftSource::Layer => MATCHES.len() + 3,
     }
 }
 
@@ -130,7 +136,9 @@ pub struct Gate {
     /// waits.
     compute_ratios: [Mean; MAX_DRAFTS + 2],
     stall_ratios: [Mean; MAX_DRAFTS + 2],
-    odds: [Odds; 6],
+    odds: [Odds; 7],
+    /// Nanoseconds of a draft of the model's layer.
+    drafting: Mean,
     /// In steps without drafts.
     credit: f64,
     /// Verified drafts since the last step without.
@@ -148,6 +156,7 @@ impl Default for Gate {
             compute_ratios: Default::default(),
             stall_ratios: Default::default(),
             odds: GUESSES.map(Odds::guess),
+            drafting: Mean::default(),
             credit: FIRST_CREDIT,
             n_verified: 0,
             n_refused: 0,
@@ -179,8 +188,9 @@ impl Gate {
     fn best(&self, kind: DraftKind, most: usize) -> Option<usize> {
         let p = self.odds[index(kind)].p();
         let sizes = SIZES.into_iter().filter(|n| *n <= most).chain([most.min(MAX_DRAFTS)]);
-        let affordable = sizes.filter(|n| self.cost(n + 1) - 1.0 <= self.credit);
-        let gain = |n: usize| expected_tokens(p, n) / self.cost(n + 1);
+        let cost = |n: usize| self.cost(n + 1) + n as f64 * self.drafting_cost(kind);
+        let affordable = sizes.filter(|n| cost(*n) - 1.0 <= self.credit);
+        let gain = |n: usize| expected_tokens(p, n) / cost(n);
         let best = affordable.max_by(|a, b| gain(*a).total_cmp(&gain(*b)));
         best.filter(|n| gain(*n) >= 1.0 + MARGIN)
     }
@@ -203,6 +213,9 @@ impl Gate {
                 *ratio = Mean::default();
             }
         }
+        if self.drafting.value > DRAFTING * (self.compute.value + self.stall.value) {
+            self.drafting = Mean::default();
+        }
     }
 
     /// The cost of a pass of `rows`, in steps without drafts.
@@ -210,6 +223,16 @@ impl Gate {
         let (compute, stall) = (self.compute.value, self.stall.value);
         let step = (compute + stall).max(1.0);
         (self.compute_ratio(rows) * compute + self.stall_ratio(rows) * stall) / step
+    }
+
+    /// The cost of making a draft, in steps without drafts.
+    fn drafting_cost(&self, kind: DraftKind) -> f64 {
+        let step = (self.compute.value + self.stall.value).max(1.0);
+        match kind.source {
+            DraftSource::Layer if self.drafting.n > 0 => self.drafting.value / step,
+            DraftSource::Layer => DRAFTING,
+            _ => 0.0,
+        }
     }
 
     fn compute_ratio(&self, rows: usize) -> f64 {
@@ -249,7 +272,14 @@ impl Gate {
         if self.compute.n == 0 || step <= 0.0 {
             return;
         }
-        let all = time.all.as_nanos() as f64;
+        let made = time.drafting.min(time.all).as_nanos() as f64;
+        if kind.source == DraftSource::Layer && n > 0 {
+            // The first one has read some of the prompt, too.
+            let expected = self.drafting_cost(kind) * step;
+            self.drafting.add(made / n as f64, expected);
+        }
+        // The verifying pass alone.
+        let all = time.all.as_nanos() as f64 - made;
         let waited = (time.stall.as_nanos() as f64).min(all);
         let rows = n + 1;
         let expected = self.cost(rows);
@@ -262,7 +292,7 @@ impl Gate {
             self.compute_ratios[rows].add((all / step).max(1.0), of_compute);
         }
         // A step may take less by now than on average.
-        let spent = (all / self.last.clamp(1.0, step)).min(MAX_OUTLIER * expected);
+        let spent = (all / self.last.clamp(1.0, step)).min(MAX_OUTLIER * expected) + made / step;
         let n_tokens = (n_accepted + 1) as f64;
         self.credit = (self.credit + n_tokens - spent).clamp(-MAX_CREDIT, MAX_CREDIT);
     }
@@ -305,6 +335,8 @@ mod tests {
         row: f64,
         union: f64,
         p: f64,
+        /// Milliseconds of making a pass's drafts, if the model's layer makes them.
+        drafting: f64,
         /// The part of steps that find a draft.
         found: f64,
     }
@@ -325,16 +357,21 @@ mod tests {
             let compute = self.compute * (1.0 + self.row * (rows - 1) as f64) * noise;
             let stall = self.stall * (rows as f64).powf(self.union) * noise;
             let time = |ms: f64| Duration::from_nanos((1e6 * ms) as u64);
-            PassTime { all: time(compute + stall), stall: time(stall) }
+            let drafting = time(if rows > 1 { self.drafting } else { 0.0 });
+            let all = time(compute + stall) + drafting;
+            PassTime { all, stall: time(stall), drafting }
         }
 
         /// Time to generate `n` tokens, divided by the time without drafts.
         fn run(&self, gate: &mut Gate, n: usize, dice: &mut Dice) -> f64 {
             let (mut done, mut time, mut plain) = (0, 0.0, 0.0);
             (0..n).for_each(|_| plain += self.time(1, dice).all.as_secs_f64());
-            let kind = DraftKind { source: DraftSource::Text, n_matched: 9 };
+            let is_made = self.drafting > 0.0;
+            let source = if is_made { DraftSource::Layer } else { DraftSource::Text };
+            let kind = DraftKind { source, n_matched: 9 };
+            let most_drafts = if is_made { 3 } else { MAX_DRAFTS };
             while done < n {
-                let most = if dice.roll() < self.found { MAX_DRAFTS } else { 0 };
+                let most = if dice.roll() < self.found { most_drafts } else { 0 };
                 let n_drafts = gate.n_drafts(kind, most.min(n - done - 1));
                 let pass = self.time(n_drafts + 1, dice);
                 time += pass.all.as_secs_f64();
@@ -359,9 +396,11 @@ mod tests {
             (compute, stall) in (1.0..50.0, prop_oneof![Just(0.0), 0.0..200.0]),
             (row, union) in (0.02..1.2, 0.4..1.0),
             (p, found) in (0.0..1.0, 0.0..1.0),
+            made in prop_oneof![Just(0.0), 0.01..1.0],
             seed in any::<u64>(),
         ) {
-            let world = World { compute, stall, row, union, p, found };
+            let drafting = made * compute;
+            let world = World { compute, stall, row, union, p, drafting, found };
             let ratio = world.run(&mut Gate::default(), 300, &mut Dice(seed));
             prop_assert!(ratio <= 1.05, "{ratio}");
         }
@@ -375,23 +414,41 @@ mod tests {
         ) {
             let (mut gate, mut dice) = (Gate::default(), Dice(seed));
             for (p, stall) in p.into_iter().zip(stall) {
-                let world = World { compute: 10.0, stall, row: 0.3, union: 0.7, p, found: 0.7 };
+                let (row, union, drafting) = (0.3, 0.7, 0.0);
+                let world = World { compute: 10.0, stall, row, union, p, drafting, found: 0.7 };
                 let ratio = world.run(&mut gate, 400, &mut dice);
                 prop_assert!(ratio <= 1.05, "{ratio}");
             }
         }
     }
 
+    const RESIDENT: World = World {
+        compute: 10.0,
+        stall: 0.0,
+        row: 0.2,
+        union: 0.7,
+        p: 0.95,
+        drafting: 0.0,
+        found: 0.95,
+    };
+
     #[test]
     fn a_copy_is_fast_where_experts_are_resident() {
-        let world = World { compute: 10.0, stall: 0.0, row: 0.2, union: 0.7, p: 0.95, found: 0.95 };
-        let ratio = world.run(&mut Gate::default(), 300, &mut Dice(1));
+        let ratio = RESIDENT.run(&mut Gate::default(), 300, &mut Dice(1));
         assert!(ratio < 0.6, "{ratio}");
     }
 
     #[test]
+    fn drafts_of_the_models_layer_pay_where_experts_are_resident() {
+        let world = World { p: 0.8, drafting: 1.0, found: 1.0, ..RESIDENT };
+        let ratio = world.run(&mut Gate::default(), 300, &mut Dice(1));
+        assert!(ratio < 0.8, "{ratio}");
+    }
+
+    #[test]
     fn drafts_rest_while_experts_come_from_disk_and_come_back_after_it() {
-        let cold = World { compute: 5.0, stall: 95.0, row: 0.2, union: 0.8, p: 0.6, found: 1.0 };
+        let (compute, union, found) = (5.0, 0.8, 1.0);
+        let cold = World { compute, stall: 95.0, union, p: 0.6, found, ..RESIDENT };
         let warm = World { stall: 0.0, p: 0.95, ..cold };
         let (mut gate, mut dice) = (Gate::default(), Dice(7));
         let kind = DraftKind { source: DraftSource::Text, n_matched: 9 };

@@ -3,16 +3,19 @@
 //! only decides whether the logits behind it are of use. Rows of a batch have the bits that they
 //! have alone, so the text is the same, whatever was drafted.
 //!
-//! Drafts cost nothing: the text repeats itself ([`lookup`]), the request says what it expects, or
-//! a grammar allows one continuation. A [`Gate`] decides by measured times how many are worth a
-//! pass.
+//! Drafts cost nothing where the text repeats itself ([`lookup`]), the request says what it
+//! expects, or a grammar allows one continuation. Elsewhere a layer of the model drafts that was
+//! trained to ([`next_token`]), if the file has one. A [`Gate`] decides by measured times how many
+//! are worth a pass.
 
 mod drafter;
 mod gate;
 mod lookup;
+mod next_token;
 
 pub(in crate::engine) use drafter::Drafter;
 pub(in crate::engine) use gate::{Gate, PassTime};
+pub(in crate::engine) use next_token::{NextTokenCompute, NextTokenText};
 
 /// Drafts of a pass at most.
 pub const MAX_DRAFTS: usize = 15;
@@ -63,17 +66,20 @@ pub enum DraftSource {
     Prediction,
     /// Text that the grammar forces.
     Grammar,
+    /// The model's layer that predicts the token after the next.
+    Layer,
 }
 
 impl DraftSource {
-    pub const ALL: [DraftSource; 3] =
-        [DraftSource::Text, DraftSource::Prediction, DraftSource::Grammar];
+    pub const ALL: [DraftSource; 4] =
+        [DraftSource::Text, DraftSource::Prediction, DraftSource::Grammar, DraftSource::Layer];
 
     pub fn name(self) -> &'static str {
         match self {
             DraftSource::Text => "text",
             DraftSource::Prediction => "prediction",
             DraftSource::Grammar => "grammar",
+            DraftSource::Layer => "layer",
         }
     }
 }
@@ -87,7 +93,7 @@ pub struct Drafted {
 
 /// Counts of drafts, by [`DraftSource`] in the order of [`DraftSource::ALL`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DraftCounts(pub [Drafted; 3]);
+pub struct DraftCounts(pub [Drafted; 4]);
 
 impl DraftCounts {
     pub fn of(&self, source: DraftSource) -> Drafted {

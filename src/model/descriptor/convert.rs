@@ -28,7 +28,8 @@
 //! - `neg-exp` — x becomes -eˣ
 //!
 //! Other fields of a row: `part`, the place among the rows whose tensors lie one behind the other
-//! in one target; `in`, the kind of layers that have it (`moe`, `dense`, `recurrent`, `attention`);
+//! in one target; `in`, the kind of layers that have it (`moe`, `dense`, `recurrent`, `attention`,
+//! `next`);
 //! `optional`, that a checkpoint may lack it; `unless`, a size whose models do not have it;
 //! `layers`, the size that counts its `{layer}`.
 
@@ -54,9 +55,14 @@ pub struct Convert {
     /// Whether the output is the embedding, where the config lacks `tie_word_embeddings`.
     #[serde(default)]
     pub tied: bool,
-    /// How many layers may follow the last: they guess further tokens ahead and are dropped.
+    /// How many layers may follow the last: they predict further tokens. Those with the tensors of
+    /// rows `in = "next"` are kept, others dropped.
     #[serde(default)]
     pub extra_layers: Vec<String>,
+    /// The beginning of the names of those layers' tensors, where they are not numbered with the
+    /// others: `mtp.layers.0.` is then read as the layer behind the last, and `mtp.` too.
+    #[serde(default)]
+    pub extra_under: Option<String>,
     /// Checkpoint tensors whose name begins with one of these are dropped.
     #[serde(default)]
     pub ignore_under: Vec<String>,
@@ -150,6 +156,8 @@ pub enum Kind {
     Recurrent,
     /// The others.
     Attention,
+    /// Those behind the last, which predict further tokens.
+    Next,
 }
 
 /// One conversion row with full names: patterns with `{layer}` and `{expert}`.

@@ -39,6 +39,9 @@ pub struct Parts {
     /// gate's sigmoid.
     #[serde(default)]
     pub gated_attention: bool,
+    /// A layer behind the last that has the tensors for it predicts the token after the next.
+    #[serde(default)]
+    pub predicts_next: bool,
     /// Some layers use a gated delta rule (arXiv 2412.06464) instead of attention; its head order.
     #[serde(default)]
     pub delta_rule: Option<HeadOrder>,

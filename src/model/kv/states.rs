@@ -24,6 +24,15 @@ impl KvCache {
         self.marks = marks.collect();
     }
 
+    /// Asks the next pass for the states after `n` positions, too; false if it was asked for them.
+    pub fn mark_one_more(&mut self, n: usize, n_values: usize) -> bool {
+        let is_new = self.marks.iter().all(|mark| mark.n != n);
+        if is_new {
+            self.marks.push(States { n, values: Vec::with_capacity(n_values) });
+        }
+        is_new
+    }
+
     /// Positions that a layer may compute after `n_past` before it has to call
     /// [`KvCache::note_state`].
     pub fn n_to_mark(&self, n_past: usize) -> usize {

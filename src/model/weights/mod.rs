@@ -7,6 +7,7 @@ mod delta;
 pub mod encoder;
 mod ffn;
 mod matrix;
+mod next_token;
 
 use super::descriptor::{self, Descriptor};
 use super::hyper::HyperParams;
@@ -21,6 +22,7 @@ pub(super) use binder::Binder;
 pub use delta::{DeltaWeights, Gates};
 pub use ffn::{DenseBranch, FfnWeights, Gate, SharedExpert};
 pub use matrix::{HeadMatrices, Linear, Matrix};
+pub use next_token::NextTokenWeights;
 
 /// A normalisation of the stream.
 #[derive(Clone, Debug)]
