@@ -5,7 +5,6 @@ mod command;
 mod future;
 mod hybrid;
 mod live;
-mod ordered;
 mod papers;
 mod placement;
 mod plot;

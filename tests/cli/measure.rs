@@ -5,6 +5,7 @@ use common::Npy;
 use common::cli::{Model, N_EXPERTS, N_EXPERTS_USED, N_LAYERS, N_VOCAB, Tiny};
 use common::cli::{failed, moeba, on, succeeded, tiny};
 use serde_json::Value;
+use std::process::Output;
 
 /// Three matrices of 32 by 32 floats.
 const EXPERT_BYTES: u64 = 3 * 32 * 32 * 4;
@@ -318,4 +319,23 @@ fn bench_refuses_what_makes_no_sense() {
     ] {
         failed(&on(&model, "bench", args), 2, &[]);
     }
+}
+
+#[test]
+fn routers_are_compared_on_recorded_routing() {
+    let trace = common::repo().join("bench/traces/sibling.mtrace");
+    let replay = |n: &str| {
+        let args = ["--budget", "50", "-o", "csv", "--replicas", n];
+        moeba().args(["trace", "replay"]).arg(&trace).args(args).output().unwrap()
+    };
+    let hits = |out: Output| -> Vec<f64> {
+        let lines = succeeded(&out).lines().filter(|line| line.contains(",50,")).take(5);
+        lines.map(|line| line.rsplit(',').next().unwrap().parse().unwrap()).collect()
+    };
+    // One machine computes all, whatever the rule.
+    let (one, three) = (hits(replay("1")), hits(replay("3")));
+    assert!(one.len() == 5 && one.iter().all(|rate| *rate == one[0]), "{one:?}");
+    assert!(three.iter().all(|rate| (0.2..1.0).contains(rate)), "{three:?}");
+    assert!(three.iter().any(|rate| *rate != three[0]), "{three:?}");
+    failed(&replay("500"), 2, &["--replicas 500", "the trace has 21 requests"]);
 }

@@ -6,10 +6,14 @@ use super::super::values::{self, Parsed};
 use super::machine::{MachineArg, machine_or_file};
 use crate::engine::plan::ram::RamBudget;
 use crate::engine::{Engine, EngineOptions};
+use crate::experts::Counters;
 use crate::policy::PolicySpec;
 use crate::trace::format::Trace;
 use crate::trace::table::{Cell, Row, Table, columns};
-use crate::trace::{Device, Geometry, Report, Reuse, SimOptions, Source, Tiers, simulate_policy};
+use crate::trace::{
+    Device, Geometry, Ordered, Report, Reuse, Router, Routing, SimOptions, Source, Tiers, by_turns,
+    deal, simulate_policy,
+};
 use crate::{Error, Result, terminal};
 use std::path::{Path, PathBuf};
 
@@ -39,6 +43,10 @@ pub struct Args {
     /// Requests at the start that only fill caches [default: 8, or half of a short trace]
     #[arg(long, value_name = "N", value_parser = args::tokens_or_zero)]
     warm_up: Option<usize>,
+    /// Deal the requests over N machines, each with its own memory, and compare the rules by which
+    /// a router can choose a request's machine
+    #[arg(long, value_name = "N", value_parser = machines)]
+    replicas: Option<usize>,
     /// Print as md (tables) or csv
     #[arg(short, long, value_name = "FORMAT", default_value = "md")]
     output: Format,
@@ -66,6 +74,10 @@ pub fn percent(text: &str) -> std::result::Result<f64, &'static str> {
     }
 }
 
+fn machines(text: &str) -> Parsed<usize> {
+    values::integer(text, 1, 1000)
+}
+
 pub fn machine(text: &str) -> Parsed<String> {
     known(text, Device::names())
 }
@@ -88,7 +100,80 @@ const USUAL_WARM_UP: usize = 8;
 
 pub fn run(args: Args) -> Result<()> {
     let trace = Trace::open(&args.trace)?;
-    compare(&args, &trace)
+    match args.replicas {
+        Some(n) => routers(&args, &trace, n),
+        None => compare(&args, &trace),
+    }
+}
+
+/// The rules of a router, by budget, with the first policy.
+fn routers(args: &Args, trace: &Trace, n: usize) -> Result<()> {
+    let order = by_turns(trace, 1);
+    if order.len() < n {
+        let why = format!("--replicas {n}: the trace has {} requests", order.len());
+        return Err(Error::Usage(why));
+    }
+    let stands_for = Geometry::names().find(|name| *name == args.sizes).expect("it was checked");
+    let source = Source { trace, stands_for };
+    let machine = args.machine.read()?;
+    let policy = args.policy.first().cloned().unwrap_or_default().to_string();
+    let bar = terminal::bar("replaying", (Router::ALL.len() * args.budget.0.len()) as u64);
+    let (mut hits, mut bytes) = (Vec::new(), Vec::new());
+    for router in Router::ALL {
+        let dealt = deal(trace, &order, n, router);
+        let (mut hit_cells, mut byte_cells) = (Vec::new(), Vec::new());
+        for &share in &args.budget.0 {
+            let mut counters = Counters::default();
+            let mut n_tokens = 0;
+            for requests in &dealt.requests {
+                crate::interrupt::check()?;
+                let mut options = machine.options(&source, &policy, share);
+                options.n_warm_up = warm_up_of(args.warm_up, requests.len());
+                let routing = source.routing();
+                let routing = Ordered { routing: &routing, order: requests.clone() };
+                let decode = one(args, trace, &routing, share, &options)?.decode;
+                counters = counters.plus(&decode.counters);
+                n_tokens += decode.n_tokens;
+            }
+            hit_cells.push(Cell::Share(counters.hit_rate()));
+            let mib = counters.read_bytes as f64 / n_tokens as f64 / f64::from(1 << 20);
+            byte_cells.push(Cell::Number(mib, 2));
+            bar.inc(1);
+        }
+        let most = dealt.n_tokens.iter().max().copied().unwrap_or_default() as f64;
+        let mean = dealt.n_tokens.iter().sum::<usize>() as f64 / n as f64;
+        hit_cells.push(Cell::Number(most / mean, 2));
+        hits.push(Row::new(router.name(), hit_cells));
+        bytes.push(Row::new(router.name(), byte_cells));
+    }
+    drop(bar);
+    let setting = format!(
+        "By memory for experts, {n} machines with the policy {policy}; {}.",
+        source.describe(&machine.name())
+    );
+    let budgets: Vec<String> =
+        args.budget.0.iter().map(|share| format!("{:.0} %", 100.0 * share)).collect();
+    let with_load = budgets.iter().cloned().chain(["most tokens / mean".to_owned()]);
+    let tables = [
+        ("Hit rate of decode", columns("router", with_load), hits),
+        ("MiB read for a token", columns("router", budgets.clone()), bytes),
+    ];
+    for (title, columns, rows) in tables {
+        write(args, &Table { title: title.into(), setting: setting.clone(), columns, rows })?;
+    }
+    Ok(())
+}
+
+/// Each machine begins with empty caches: half of a few requests, and a few of many, fill them.
+fn warm_up_of(asked: Option<usize>, n_requests: usize) -> usize {
+    asked.unwrap_or(USUAL_WARM_UP).min(n_requests / 2)
+}
+
+fn write(args: &Args, table: &Table) -> Result<()> {
+    match args.output {
+        Format::Md => out::write(table.markdown().as_bytes()),
+        Format::Csv => out::write(table.csv().as_bytes()),
+    }
 }
 
 /// The number of requests that only fill caches. At least one request is left to measure.
@@ -127,7 +212,7 @@ fn compare(args: &Args, trace: &Trace) -> Result<()> {
             crate::interrupt::check()?;
             let mut options = machine.options(&source, &policy.to_string(), share);
             options.n_warm_up = n_warm_up;
-            reports.push(one(args, &source, share, &options)?);
+            reports.push(one(args, trace, &source.routing(), share, &options)?);
             bar.inc(1);
         }
         runs.push((policy.to_string(), reports));
@@ -158,22 +243,24 @@ fn compare(args: &Args, trace: &Trace) -> Result<()> {
             columns: columns("policy", budgets()),
             rows: rows.collect(),
         };
-        match args.output {
-            Format::Md => out::write(table.markdown().as_bytes()),
-            Format::Csv => out::write(table.csv().as_bytes()),
-        }?;
+        write(args, &table)?;
     }
     Ok(())
 }
 
 /// Simulates one policy with one budget.
-fn one(args: &Args, source: &Source, share: f64, options: &SimOptions) -> Result<Report> {
-    let routing = source.routing();
+fn one(
+    args: &Args,
+    trace: &Trace,
+    routing: &dyn Routing,
+    share: f64,
+    options: &SimOptions,
+) -> Result<Report> {
     let tiers = match &args.gguf {
-        Some(model) => own_tier(model, source.trace, share)?,
-        None => Tiers::of(&routing, options)?,
+        Some(model) => own_tier(model, trace, share)?,
+        None => Tiers::of(routing, options)?,
     };
-    simulate_policy(&routing, options, tiers, |shape| options.policy.build(shape, &options.profile))
+    simulate_policy(routing, options, tiers, |shape| options.policy.build(shape, &options.profile))
 }
 
 /// Slots and reads of the traced model itself.

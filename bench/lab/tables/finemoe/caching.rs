@@ -2,9 +2,9 @@
 
 use super::split::{Split, profile};
 use super::{DEVICE, N_WARM_UP, learned, stated};
-use crate::ordered::Ordered;
 use crate::tables::{Claim, Inputs, Row, Source, Table, columns};
 use moeba::Result;
+use moeba::trace::Ordered;
 use moeba::trace::{SimOptions, simulate};
 
 /// Shares of all experts' memory.

@@ -2,9 +2,9 @@
 
 use super::split::{Split, profile};
 use super::{DEVICE, N_WARM_UP, learned};
-use crate::ordered::Ordered;
 use crate::tables::{Axes, Cell, Claim, Inputs, Paper, Row, Source, Table, columns};
 use moeba::Result;
+use moeba::trace::Ordered;
 use moeba::trace::{SimOptions, simulate};
 
 /// Shares of all experts' memory; the paper goes from 6 to 96 GB, of which Mixtral's take 90.

@@ -5,11 +5,11 @@
 
 use super::split::{Split, profile};
 use super::{DEVICE, N_WARM_UP, learned, stated};
-use crate::ordered::Ordered;
 use crate::tables::side_by_side::Live;
 use crate::tables::{Cell, Claim, Inputs, Row, Source, Table, columns};
 use moeba::Result;
 use moeba::policy::FineMoeOptions;
+use moeba::trace::Ordered;
 use moeba::trace::{Report, SimOptions, simulate};
 
 /// ns of a search.

@@ -4,10 +4,10 @@
 use super::workload::{self, Pace, Workload, cases, policy};
 use super::{Inputs, Table};
 use crate::future::{Belady, Oracle, future};
-use crate::ordered::Ordered;
 use crate::tables::{Claim, Paper, Row, Source, columns};
 use moeba::Result;
 use moeba::trace::Budget;
+use moeba::trace::Ordered;
 
 const STEP: usize = 3;
 

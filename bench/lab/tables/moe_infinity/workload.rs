@@ -1,10 +1,10 @@
 //! Requests in the order in which a table serves them, and replays of them.
 
 use super::{DEVICE, Inputs};
-use crate::ordered::Ordered;
 use crate::tables::Source;
 use moeba::Result;
 use moeba::policy::{Eviction, Lru, Policy, PolicySpec, Predictor, Profile, Shape};
+use moeba::trace::Ordered;
 use moeba::trace::format::Trace;
 use moeba::trace::{Caching, Report, Roofline, SimOptions, Tiers, by_turns, simulate_policy};
 

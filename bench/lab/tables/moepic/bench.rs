@@ -2,9 +2,9 @@
 
 use super::super::{Inputs, N_UBATCH, Source};
 use crate::future::{Belady, future};
-use crate::ordered::Ordered;
 use moeba::Result;
 use moeba::policy::{MoepicOptions, Policy, Shape};
+use moeba::trace::Ordered;
 use moeba::trace::{
     Budget, CostModel, Geometry, Report, Routing, SimOptions, Tiers, Traced, by_turns,
     simulate_policy,

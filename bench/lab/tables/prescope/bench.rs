@@ -5,9 +5,9 @@ use super::networks::{Networks, Trained, n_new};
 use crate::hybrid::{
     self, Batches, HybridOptions, HybridReport, Keep, Scheduler, simulate_batches,
 };
-use crate::ordered::Ordered;
 use crate::placement::Prefetching;
 use crate::tables::{Cell, Inputs, Source, columns};
+use moeba::trace::Ordered;
 use moeba::trace::{CostModel, Device, Host, by_turns};
 use moeba::{Error, Result};
 use std::ops::Range;
