@@ -82,6 +82,11 @@ impl ChatTemplate {
         })
     }
 
+    /// The source, and that of the template for requests with tools.
+    pub fn source(&self) -> (&str, Option<&str>) {
+        (&self.source, self.tool_use_source.as_deref())
+    }
+
     /// Adds another token to the names in scope (`pad_token`, `unk_token`).
     pub fn with_token(mut self, name: &str, text: &str) -> Self {
         self.tokens.insert(name.into(), text.into());

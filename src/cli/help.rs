@@ -275,6 +275,11 @@ pub const VARIABLES: &[(&str, &str)] = &[
         "file for the history of chats; empty: none [default: ~/.local/state/moeba/history]",
     ),
     ("MOEBA_SIMD", "CPU kernels: scalar, avx2, avx512, neon or dotprod [default: the fastest]"),
+    ("MOEBA_PYTHON", "Python that has Ray, for serve --ray [default: python3]"),
+    (
+        "MOEBA_PROGRAM",
+        "with serve --ray: moeba on a machine that has it elsewhere than the first one",
+    ),
     ("MOEBA_NOW", "date that chat templates see, as YYYY-MM-DD [default: today]"),
     ("HF_TOKEN", "token for private repositories"),
     ("HF_HUB_CACHE, HF_HOME", "where downloaded models are kept"),

@@ -42,6 +42,7 @@ mod run;
 mod sampling;
 mod selftest;
 mod serve;
+mod serve_ray;
 mod stats;
 mod stdin;
 mod suggest;

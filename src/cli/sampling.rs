@@ -155,6 +155,11 @@ impl SamplingArgs {
         options.seed = u64::try_from(*seed).ok();
         options
     }
+
+    /// The seed, unless a new one is drawn each time.
+    pub fn seed(&self) -> Option<u64> {
+        u64::try_from(self.chain.seed).ok()
+    }
 }
 
 /// An option's name as `settings` has it.

@@ -5,14 +5,15 @@ use super::conversation::has_template;
 use super::model::{Model, ModelArg};
 use super::reasoning::ReasoningArgs;
 use super::sampling::SamplingArgs;
+use super::serve_ray::{RayArgs, Served};
 use super::values::{self, Parsed};
-use super::{out, plan, sampling};
+use super::{out, plan, sampling, stdin};
 use crate::chat::ChatTemplate;
 use crate::engine::kv_disk::KvFolder;
 use crate::engine::plan::ram::{Place, RamBudget};
 use crate::engine::scheduler::SchedulerOptions;
 use crate::engine::{Engine, EngineOptions, MemoryPlan, SpecMode};
-use crate::server::{Address, Defaults, Keys, Loaded, LogRequests, Server, ServerOptions};
+use crate::server::{self, Address, Defaults, Keys, Loaded, LogRequests, Server, ServerOptions};
 use crate::units::size;
 use crate::{Error, Result, interrupt};
 use std::path::{Path, PathBuf};
@@ -33,6 +34,8 @@ pub struct Args {
     model: ModelArg,
     #[command(flatten)]
     listen: ListenArgs,
+    #[command(flatten)]
+    ray: RayArgs,
     #[command(flatten)]
     access: AccessArgs,
     #[command(flatten)]
@@ -61,7 +64,7 @@ struct ListenArgs {
     #[arg(long, value_name = "HOST", default_value = HOST, env = "MOEBA_HOST")]
     #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     host: String,
-    /// Port to listen on; 0 takes a free one
+    /// Port to listen on; 0 takes a free one, and the URL is printed on stdout
     #[arg(long, value_name = "PORT", default_value = PORT, env = "MOEBA_PORT")]
     port: u16,
     /// Name of the model in answers, and other names of it [default: the file's name]
@@ -73,6 +76,9 @@ struct ListenArgs {
     /// Write the server's URL to this file once the model is loaded
     #[arg(long, value_name = "FILE")]
     ready_file: Option<PathBuf>,
+    /// Stop when stdin is closed, as it is when the program that started the server ends
+    #[arg(long)]
+    lifeline: bool,
     /// Seconds that requests have to end when the server stops
     #[arg(long, value_name = "N", default_value = "30", value_parser = seconds)]
     grace: u64,
@@ -300,12 +306,21 @@ pub fn run(args: Args) -> Result<()> {
         return plan::print(&Engine::plan_of(&model.path, &model.options(&options))?);
     }
     let server_options = args.server_options()?;
+    if args.ray.is_on() {
+        return args.serve_on_ray(&server_options);
+    }
     let kv_folder = args.load.kv_disk.as_ref();
     let kv_folder = kv_folder.map(|arg| KvFolder::open(&arg.path, arg.most_bytes)).transpose()?;
     let model = args.model.resolve()?;
     interrupt::set_grace(server_options.grace + Duration::from_secs(5));
+    if args.listen.lifeline {
+        stdin::end_with_it(server_options.grace)?;
+    }
     // A client that comes while the model is loaded is told so.
     let server = Server::bind(server_options)?;
+    if args.listen.port == 0 {
+        out::line(server.url())?;
+    }
     let options = args.engine_options(&model)?;
     let engine = model.load_with(&options, &mut |part| server.set_progress(part))?;
     if engine.encoder().is_some() {
@@ -362,6 +377,37 @@ impl Args {
         std::fs::create_dir_all(path).map_err(failed)?;
         tempfile::tempfile_in(path).map_err(failed)?;
         Ok(Some(path.clone()))
+    }
+
+    /// Hands over to Ray. The plan of this machine says how many texts each computes at a time.
+    fn serve_on_ray(&self, server: &ServerOptions) -> Result<()> {
+        if matches!(server.address, Address::Unix(_)) {
+            return Err(Error::Usage(
+                "--host: with --ray it is a host, not a socket's path".into(),
+            ));
+        }
+        if !server.address.is_local() && server.keys.is_empty() && !server.insecure {
+            return Err(server::needs_key());
+        }
+        let options = self.engine_options(&self.model.resolve()?)?;
+        let mut keys: String = self.access.api_key.iter().map(|key| format!("{key}\n")).collect();
+        if let Some(path) = &self.access.api_key_file {
+            keys += &std::fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
+        }
+        self.ray.run(&Served {
+            host: &self.listen.host,
+            port: self.listen.port,
+            keys,
+            insecure: server.insecure,
+            parallel: options.n_sessions,
+            kv_unified: options.kv_unified,
+            n_queue: self.load.queue,
+            queue_timeout: self.load.queue_timeout,
+            grace: self.listen.grace,
+            ping: self.answers.sse_ping_interval,
+            has_random_seeds: self.sampling.seed().is_none(),
+            ready_file: self.listen.ready_file.as_deref(),
+        })
     }
 
     /// Options for as many sessions as are asked for, or as make sense, each with its part of the

@@ -9,6 +9,7 @@ use std::fs;
 use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::time::Duration;
 
 /// Seconds for which a pipe may be silent before it counts as left open.
 const PATIENCE: i64 = 2;
@@ -37,6 +38,19 @@ pub fn text() -> Result<Option<String>> {
         while !has_input(&stdin)? {}
     }
     read_prompt(Path::new("-")).map(|text| (!text.is_empty()).then_some(text))
+}
+
+/// Interrupts the program at the end of stdin; it has `grace` to stop by itself.
+pub fn end_with_it(grace: Duration) -> Result<()> {
+    let wait = move || {
+        // Bytes mean nothing, and an error is an end.
+        let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
+        interrupt::set();
+        std::thread::sleep(grace + Duration::from_secs(5));
+        std::process::exit(interrupt::exit_code());
+    };
+    let thread = std::thread::Builder::new().name("lifeline".into()).spawn(wait);
+    thread.map(drop).map_err(|e| Error::io("stdin", e))
 }
 
 /// Whether bytes or the end come soon. Ctrl-C is an error.

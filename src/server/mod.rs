@@ -15,6 +15,7 @@ mod errors;
 mod events;
 mod experts;
 mod fields;
+mod identity;
 mod limits;
 mod listen;
 mod metrics;
@@ -150,6 +151,13 @@ impl App {
     }
 }
 
+/// The error of a server without a key that other machines can reach.
+pub fn needs_key() -> Error {
+    let why = "other machines could use the server: give --api-key, or --insecure if that is what \
+               you want";
+    Error::Usage(why.into())
+}
+
 /// A server that listens.
 pub struct Server {
     app: Arc<App>,
@@ -175,9 +183,7 @@ impl Server {
         let entered = runtime.enter();
         let listener = Listener::bind(&options.address)?;
         if !listener.is_local() && options.keys.is_empty() && !options.insecure {
-            let why = "other machines could use the server: give --api-key, or --insecure if that \
-                       is what you want";
-            return Err(Error::Usage(why.into()));
+            return Err(needs_key());
         }
         drop(entered);
         let lower = |list: &[String]| list.iter().map(|text| text.to_ascii_lowercase()).collect();
@@ -215,9 +221,11 @@ impl Server {
 
     /// Starts to serve a model.
     pub fn open(&self, model: Loaded) -> Result<()> {
-        let Loaded { engine, options, scheduler, kv_folder, .. } = model;
+        let names = self.app.options.names.clone();
+        let mut info = ModelInfo::new(&model.engine, &model.options, names);
+        info.identity = identity::identity(&model, &info)?;
+        let Loaded { engine, scheduler, kv_folder, .. } = model;
         let Loaded { template, variables, trusts_content, defaults, .. } = model;
-        let info = ModelInfo::new(&engine, &options, self.app.options.names.clone());
         let templates = Templates::new(template, variables, trusts_content, engine.tokenizer())?;
         let service = Service::start(&engine, scheduler, templates, info, defaults, kv_folder)?;
         let is_new = self.app.service.set(Arc::new(service)).is_ok();

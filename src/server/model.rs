@@ -41,6 +41,8 @@ pub struct ModelInfo {
     pub longest_piece: usize,
     /// The source of the chat template.
     pub chat_template: String,
+    /// Facts that the bytes of answers follow from, beside a request.
+    pub identity: Value,
     meta: Value,
 }
 
@@ -79,6 +81,7 @@ impl ModelInfo {
             n_parallel: options.n_sessions,
             longest_piece: super::prompt::longest_piece(engine.tokenizer()),
             chat_template: template.unwrap_or(crate::chat::CHATML).to_owned(),
+            identity: Value::Null,
             meta,
             path,
         }

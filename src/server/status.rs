@@ -113,6 +113,7 @@ pub fn props(app: &App) -> ApiResult<Response<Body>> {
         "eos_token": tokenizer.special_text(special.eos),
         "build_info": format!("{}-{}", env!("CARGO_PKG_VERSION"), service.info.fingerprint),
         "deterministic": deterministic(&service),
+        "identity": service.info.identity,
         "is_sleeping": false,
     })))
 }

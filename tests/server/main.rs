@@ -24,6 +24,9 @@ mod kv_disk;
 // Requests that mean harm: halves of headers, slow senders, deep JSON, large bodies.
 mod hostile;
 
+// The end of a server with its parent's, and what servers must have in common.
+mod lifeline;
+
 // Cancelling, a full queue, the end of the server.
 mod load;
 
