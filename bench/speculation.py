@@ -2,7 +2,8 @@
 """Times answers with `spec` auto, always and off in turn: the cost and the gain of speculation.
 
     cargo build --release
-    bench/speculation.py [FILE.gguf] [--moeba PATH] [--ram 25% 50% 100%] [-n TOKENS] [--rounds N]
+    bench/speculation.py [FILE.gguf] [--moeba PATH] [--ram 25% 50% 100%] [--part warm cold]
+                         [-n TOKENS] [--rounds N]
 
 Prose, code and JSON, continued with a temperature of 0.8, and greedily a text that repeats itself:
 warm, by one server that has answered the same before, and cold, by a server started for each
@@ -87,10 +88,12 @@ def main():
     parser.add_argument("file", nargs="?", default=DEMO)
     parser.add_argument("--moeba", default=MOEBA)
     parser.add_argument("--ram", nargs="+", default=["25%", "50%", "100%"])
+    parser.add_argument("--part", nargs="+", choices=["warm", "cold"], default=["warm", "cold"])
     parser.add_argument("-n", type=int, default=192, help="tokens of an answer")
     parser.add_argument("--rounds", type=int, default=7)
     args = parser.parse_args()
-    cases = [(run, ram, text) for ram in args.ram for run in (warm, cold) for text in TEXTS]
+    runs = [{"warm": warm, "cold": cold}[part] for part in args.part]
+    cases = [(run, ram, text) for ram in args.ram for run in runs for text in TEXTS]
     are_equal = [run(args, ram, text) for run, ram, text in cases]
     sys.exit(0 if all(are_equal) else 1)
 
