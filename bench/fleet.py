@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Computes the work of many replicas from that of one.
 
-    ray/bin/python bench/replicas.py q3.gguf -o replicas.json
+    ray/bin/python bench/replicas.py -o replicas.json
     bench/fleet.py replicas.json [--replicas 10 100 1000]
 
 The times of one replica (a prompt's, by a line through the tokens that were computed; a token's;

@@ -2,15 +2,16 @@
 """One, two and three replicas of `moeba serve --ray` on this machine, each with a disk of a rate.
 
     cargo build --release
-    moeba synth qwen3-30b-a3b --layers 8 --type q4_k -o q3.gguf
     python3 -m venv ray && ray/bin/pip install -r tests/ray/requirements.txt
-    ray/bin/python bench/replicas.py q3.gguf [--rate 50M] [--ram 25%] [--replicas 1 2 3] [-o OUT]
+    ray/bin/python bench/replicas.py [FILE.gguf] [--rate 4M] [--ram 25%] [--replicas 1 2 3] [-o OUT]
 
-Three Ray nodes share this machine; each replica is in a control group that reads so many bytes a
-second (root, control groups v1 or v2), so that disks bound it and two cores suffice. Clients hold
-conversations of some turns, two clients a replica, without pauses, for --seconds. The figures:
-answers an hour, tokens a second, the time to the first token, and the share of second and later
-turns whose beginning was in the cache. `-o` writes them for bench/fleet.py.
+The file is the demo model's unless another is given; the rate of the disk should be so that its
+prompts and tokens take as long as those of a model that is worth it. Three Ray nodes share this
+machine; each replica is in a control group that reads so many bytes a second (root, control groups
+v1 or v2), so that disks bound it and two cores suffice. Clients hold conversations of some turns,
+two clients a replica, without pauses, for --seconds. The figures: answers an hour, tokens a second,
+the time to the first token, and the share of second and later turns whose beginning was in the
+cache. `-o` writes them for bench/fleet.py.
 """
 
 import argparse
@@ -131,17 +132,18 @@ def figures(run):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("model", type=os.path.abspath)
+    demo = ROOT / "models/demo/moeba-demo.gguf"
+    parser.add_argument("model", type=os.path.abspath, nargs="?", default=str(demo))
     parser.add_argument("--moeba", default=str(ROOT / "target/release/moeba"))
-    parser.add_argument("--rate", default="50M")
+    parser.add_argument("--rate", default="4M")
     parser.add_argument("--ram", default="25%")
     parser.add_argument("--replicas", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--clients", type=int, default=2, help="for each replica")
-    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seconds", type=float, default=45)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--words", type=int, default=24)
-    parser.add_argument("--tokens", type=int, default=12)
-    parser.add_argument("--context", type=int, default=2048)
+    parser.add_argument("--tokens", type=int, default=16)
+    parser.add_argument("--context", type=int, default=512)
     parser.add_argument("-o", "--out")
     args = parser.parse_args()
     groups, runs = [], []
@@ -167,6 +169,8 @@ def main():
                       f"| {its['cached']:.0%} | {share:.2f} |", flush=True)
         finally:
             machines.end()
+            # Engines end a moment after Ray.
+            time.sleep(2)
             for group in groups:
                 group.__exit__()
     if args.out:

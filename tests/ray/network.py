@@ -58,6 +58,17 @@ class Node:
                 command, env=environment, stdout=log, stderr=log, start_new_session=True)
         self.folder = folder
 
+    def wait(self):
+        """Until the machine is a part of the cluster."""
+        end = time.monotonic() + 60
+        while "will now block" not in self.said():
+            assert time.monotonic() < end, self.said()
+            time.sleep(0.1)
+
+    def said(self):
+        with open(os.path.join(self.folder, "log"), encoding="utf-8", errors="replace") as file:
+            return file.read()
+
     def end(self):
         self.process.terminate()
         try:
@@ -90,6 +101,8 @@ def main():
         nodes.append(Node(1, "--head", "--port", "6399", "--include-dashboard", "false"))
         wait_for_port(f"{NETWORK}.1", 6399)
         nodes += [Node(n, "--address", address) for n in (2, 3)]
+        for node in nodes:
+            node.wait()
         ready, port = os.path.join(TEMP, f"url-{secrets.token_hex(4)}"), 8000 + os.getpid() % 2000
         environment = dict(os.environ, RAY_ADDRESS=address, RAY_TMPDIR=nodes[0].folder)
         environment["MOEBA_PYTHON"] = sys.executable
@@ -104,6 +117,8 @@ def main():
                 time.sleep(0.1)
         print(f"{time.monotonic() - start:6.1f} s  three machines with addresses of their own")
         urls = [f"http://{NETWORK}.{n}:{port}" for n in (1, 2, 3)]
+        for url in urls:
+            wait_for_port(url.split("/")[2].split(":")[0], port)
         text = whole(urls[0], "What is a branch?", 16)
         assert all(whole(url, "What is a branch?", 16) == text for url in urls)
         print(f"{time.monotonic() - start:6.1f} s  each answers for all, and all say the same")
@@ -124,12 +139,9 @@ def main():
 
 def logs(nodes):
     """The ends of all that was said."""
-    paths = [os.path.join(TEMP, "log")] + [os.path.join(node.folder, "log") for node in nodes]
-    texts = []
-    for path in paths:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            texts.append(f"{path}:\n{file.read()[-1500:]}")
-    return "\n".join(texts)
+    with open(os.path.join(TEMP, "log"), encoding="utf-8", errors="replace") as file:
+        texts = [file.read()] + [node.said() for node in nodes]
+    return "\n".join(text[-1500:] for text in texts)
 
 
 def unplug(url, start):

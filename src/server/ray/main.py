@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import time
+import urllib.request
 
 APP = "moeba"
 # A place on the machine without which there is no cluster.
@@ -267,6 +268,8 @@ def watch(deployment):
         low, _ = deployment.wanted()
         if not is_ready:
             is_ready = n_apis >= deployment.n_hosts and n >= min(low, deployment.n_nodes)
+            # Ray's proxy hears of its routes a moment later.
+            is_ready = is_ready and is_served()
             if is_ready:
                 tell_where(n, deployment.n_nodes)
             elif time.monotonic() - since > 60 and "slow" not in TOLD:
@@ -282,10 +285,23 @@ def watch(deployment):
         before = n
 
 
-def tell_where(n, n_nodes):
+def url_here():
     host, port = SETTINGS["host"], SETTINGS["port"]
     shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
-    url = f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+
+
+def is_served():
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with direct.open(url_here() + "/health", timeout=5) as answer:
+            return answer.status == 200
+    except OSError:
+        return False
+
+
+def tell_where(n, n_nodes):
+    url = url_here()
     note(f"{count(n, 'replica')} on {count(n_nodes, 'machine')}")
     note(f"OpenAI API: {url}/v1 (chat completions, completions, models)")
     note(f"Anthropic API: {url} (messages)")
