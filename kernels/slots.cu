@@ -23,10 +23,10 @@ struct ResolveParams {
     Address<u32> homes;
     // The number of pairs whose expert is not whole.
     Address<u32> missing;
-    // The number of this pass.
+    // The number of this pass; memory of the host may hold it.
     Address<const u32> pass;
     // Gets `pass` if nothing is missing. A stream waits for it (`Stream::wait_value`); if something
-    // is missing, the host writes it later.
+    // is missing, another stream writes it later. It may be memory of the host.
     Address<u32> go;
     u32 pairs;
     u32 n_granules;
@@ -38,7 +38,9 @@ KERNEL(resolve_slots, THREADS, ResolveParams) {
     Global<const u32> chosen = p.chosen;
     Global<u64> granules = p.granules;
     Global<u32> homes = p.homes;
-    u32 n_granules = p.n_granules, own = 0;
+    u32 n_granules = p.n_granules, own = 0, pass = 0;
+    // Asked for first: it may come from the host.
+    if (threadIdx.x == 0) pass = *p.pass;
     for (u32 pair = threadIdx.x; pair < p.pairs; pair += blockDim.x) {
         u32 expert = chosen[pair];
         bool whole = expert != NONE;
@@ -68,7 +70,41 @@ KERNEL(resolve_slots, THREADS, ResolveParams) {
     if (sum != 0) return;
     // The engine that waits for the word may be another than the one that runs kernels.
     __threadfence_system();
-    *p.go = *p.pass;
+    *p.go = pass;
+}
+
+struct PostParams {
+    // [route_words]
+    Address<const u32> route;
+    // [row_words] each
+    Address<const u32> h;
+    Address<const u32> x;
+    // Mapped memory of the host: the route, and `h` and `x` from these words on.
+    Address<u32> to;
+    u32 h_at;
+    u32 x_at;
+    u32 route_words;
+    u32 row_words;
+};
+static_assert(sizeof(PostParams) == 48);
+
+// Stores a token's routing, and the router's input and the residual stream if row_words is not 0,
+// into memory of the host. No copy engine takes part. One thread for each word; a warp writes 128
+// bytes side by side.
+KERNEL(post_route, THREADS, PostParams) {
+    Global<u32> to = p.to;
+    u32 i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < p.route_words) {
+        to[i] = p.route[i];
+        return;
+    }
+    i -= p.route_words;
+    if (i < p.row_words) {
+        to[p.h_at + i] = p.h[i];
+    } else if (i < 2 * p.row_words) {
+        i -= p.row_words;
+        to[p.x_at + i] = p.x[i];
+    }
 }
 
 struct LimitParams {

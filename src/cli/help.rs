@@ -280,6 +280,11 @@ pub const VARIABLES: &[(&str, &str)] = &[
         "MOEBA_PROGRAM",
         "with serve --ray: moeba on a machine that has it elsewhere than the first one",
     ),
+    (
+        "MOEBA_GPU_WAITS",
+        "0: GPUs never wait for the CPU in a layer, 1: always [default: unless a profiler is \
+         attached, or on WSL]",
+    ),
     ("MOEBA_NOW", "date that chat templates see, as YYYY-MM-DD [default: today]"),
     ("HF_TOKEN", "token for private repositories"),
     ("HF_HUB_CACHE, HF_HOME", "where downloaded models are kept"),

@@ -27,6 +27,9 @@ mod peers;
 // The PTX in the tree is that of the kernels in the tree.
 mod ptx;
 
+// Hardware queues that streams share.
+mod queues;
+
 // Steps of decode between the layers of prompts.
 mod rests;
 

@@ -1,14 +1,15 @@
 //! Streams that wait for values in memory, on the emulated device: what such a wait orders and what
 //! it does not, whatever the seed; and that a host that polls comes to an end.
 
-use moeba::backend::gpu::emulated::{Config, ProbeParams};
+use moeba::backend::gpu::emulated::{Config, ProbeParams, Queues};
 use moeba::backend::gpu::{
     Device, DeviceBuffer, Emulated, Event, Grid, Kernel, Pinned, PinnedKind, Stream, u32_of,
 };
 use moeba::{Error, Result};
 
 fn device(seed: u64) -> Device {
-    Emulated::devices(&Config { seed, ..Config::default() }).swap_remove(0)
+    let queues = Queues::OfStreams;
+    Emulated::devices(&Config { seed, queues, ..Config::default() }).swap_remove(0)
 }
 
 fn words(stream: &Stream, values: &[u32]) -> DeviceBuffer {
@@ -70,7 +71,7 @@ fn two_streams(seed: u64, told: Told) -> Result<Vec<u32>> {
     let up = pinned_words(&gpu, &[3, 3, 3, 3, 7]);
     // The wait comes first: it is no matter of the order in which things are queued.
     if told != Told::NotAtAll {
-        compute.wait_value(go.all(), 7)?;
+        drop(compute.wait_value(go.all(), 7)?);
     }
     sum(&compute, &x, &out)?;
     // SAFETY: not changed before the waits below.
@@ -130,7 +131,7 @@ fn a_wait_lasts_until_the_value_is_reached() {
         let gpu = device(seed);
         let (a, b) = (Stream::new(&gpu).unwrap(), Stream::new(&gpu).unwrap());
         let (go, log) = (words(&a, &[u32::MAX - 1]), words(&a, &[0]));
-        b.wait_value(go.all(), 1).unwrap();
+        drop(b.wait_value(go.all(), 1).unwrap());
         // The log is what the word is when the wait is over.
         b.copy(log.all(), go.all()).unwrap();
         let up = pinned_words(&gpu, &[u32::MAX, 0, 1]);
@@ -140,7 +141,7 @@ fn a_wait_lasts_until_the_value_is_reached() {
         }
         assert_eq!(down(&b, &log).unwrap(), [1], "seed {seed}");
         // Further on, and after a turn of the counter, it is reached already.
-        b.wait_value(go.all(), u32::MAX - 5).unwrap();
+        drop(b.wait_value(go.all(), u32::MAX - 5).unwrap());
         b.synchronize().unwrap();
     }
 }
@@ -152,7 +153,7 @@ fn a_wait_that_never_ends_is_told_and_can_still_end() {
         let (a, b) = (Stream::new(&gpu).unwrap(), Stream::new(&gpu).unwrap());
         let (go, routed) = (words(&a, &[2]), Event::new(&gpu).unwrap());
         a.record(&routed).unwrap();
-        a.wait_value(go.all(), 3).unwrap();
+        drop(a.wait_value(go.all(), 3).unwrap());
         a.then(&b).unwrap();
         // What comes before the wait does not need its end.
         routed.synchronize().unwrap();
@@ -173,10 +174,10 @@ fn waits_for_what_is_no_word_end_in_a_sentence() {
     let gpu = device(0);
     let stream = Stream::new(&gpu).unwrap();
     let go = words(&stream, &[1]);
-    let captured = stream.capture(|| stream.wait_value(go.all(), 1));
+    let captured = stream.capture(|| stream.wait_value(go.all(), 1).map(drop));
     assert!(sentence(captured.map(drop)).contains("captured"));
     let fresh = DeviceBuffer::new(&gpu, 4).unwrap();
-    stream.wait_value(fresh.all(), 0).unwrap();
+    drop(stream.wait_value(fresh.all(), 0).unwrap());
     assert!(sentence(stream.synchronize()).contains("was never written"));
 }
 
@@ -190,7 +191,7 @@ fn polling_comes_to_an_end() {
         let (x, y, go) = (words(&a, &[0]), words(&a, &[0]), words(&a, &[0]));
         let done = Event::new(&gpu).unwrap();
         let up = pinned_words(&gpu, &[1]);
-        b.wait_value(go.all(), 1).unwrap();
+        drop(b.wait_value(go.all(), 1).unwrap());
         (0..20).for_each(|_| b.fill(x.all(), 1).unwrap());
         b.then(&a).unwrap();
         a.record(&done).unwrap();

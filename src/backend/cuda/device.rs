@@ -2,6 +2,8 @@
 
 use super::library::{Kind, Live, failed};
 use super::ptx::{MODULES, module_of, text};
+use super::waits;
+use crate::backend::gpu::host_waits::HostWaits;
 use crate::backend::gpu::{
     DeviceInfo, EventId, Gpu, GraphId, KernelId, Launch, Layout, MemoryInfo, PinnedKind, StreamId,
     Version,
@@ -17,6 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// Visible to all contexts; written in order, not read.
 const PORTABLE: u32 = 1;
+const MAPPED: u32 = 2;
 const WRITE_COMBINED: u32 = 4;
 
 /// The most parameters of a kernel.
@@ -30,6 +33,7 @@ pub struct Cuda {
     /// Retained when the device is first used: an unused device gives none of its memory.
     context: Mutex<Option<sys::CUcontext>>,
     live: Arc<Live>,
+    host_waits: Arc<HostWaits>,
     /// By index into `MODULES`; loaded when a kernel is first asked for.
     modules: Mutex<HashMap<usize, usize>>,
 }
@@ -50,12 +54,19 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(NONE + 1);
 
 impl Cuda {
     /// The driver has been initialised.
-    pub fn find(index: i32, driver: Version, live: Arc<Live>) -> Result<Cuda> {
+    pub fn find(
+        index: i32,
+        driver: Version,
+        live: Arc<Live>,
+        host_waits: Arc<HostWaits>,
+    ) -> Result<Cuda> {
         let what = |did: &str| format!("{did} GPU {index}");
         let device = result::device::get(index).map_err(|e| failed(what("finding"), e))?;
-        let info = info(index, device, driver).map_err(|e| failed(what("asking"), e))?;
+        let mut info = info(index, device, driver).map_err(|e| failed(what("asking"), e))?;
+        info.no_waits = waits::refused();
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        Ok(Cuda { id, info, device, context: Mutex::default(), live, modules: Mutex::default() })
+        let (context, modules) = (Mutex::default(), Mutex::default());
+        Ok(Cuda { id, info, device, context, live, host_waits, modules })
     }
 
     fn failed(&self, what: &str, error: DriverError) -> Error {
@@ -168,6 +179,7 @@ fn info(
         driver,
         // Kilohertz, two transfers a clock, bits.
         memory_bytes_per_second: clock as u64 * 1000 * 2 * bits as u64 / 8,
+        no_waits: None,
     })
 }
 
@@ -207,6 +219,8 @@ impl Gpu for Cuda {
         let flags = match kind {
             PinnedKind::Cached => PORTABLE,
             PinnedKind::WriteCombined => PORTABLE | WRITE_COMBINED,
+            // With unified addressing, which all 64-bit systems have, at the same address.
+            PinnedKind::Mapped => PORTABLE | MAPPED,
         };
         // SAFETY: the memory's content is any, which `Gpu::alloc_pinned` says.
         let start = unsafe { result::malloc_host(bytes.max(1), flags) };
@@ -373,6 +387,19 @@ impl Gpu for Cuda {
         }
     }
 
+    unsafe fn write_value(&self, stream: StreamId, address: u64, value: u32) -> Result<()> {
+        let stream = self.stream(stream)?;
+        // The default: everything before it on the stream can be seen first.
+        let flags = sys::CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT as u32;
+        // SAFETY: the stream lives; the word is the caller's promise.
+        let done = unsafe { sys::cuStreamWriteValue32_v2(stream, address, value, flags) }.result();
+        done.map_err(|e| self.failed("writing a value", e))
+    }
+
+    fn host_waits(&self) -> &Arc<HostWaits> {
+        &self.host_waits
+    }
+
     fn kernel(&self, name: &str, _params: &'static Layout) -> Result<KernelId> {
         self.enter()?;
         let none = || Error::Device(format!("there is no kernel {name}"));
@@ -432,9 +459,13 @@ impl Gpu for Cuda {
                 made
             })
         };
-        let graph = made.map_err(|e| self.failed("capturing a graph", e))? as usize as u64;
-        self.live.add(Kind::Graph, graph);
-        Ok(GraphId(graph))
+        let graph = made.map_err(|e| self.failed("capturing a graph", e))?;
+        self.live.add(Kind::Graph, graph as usize as u64);
+        // Its first launch may stand behind a wait for the host, and must not need memory there.
+        // SAFETY: both live.
+        let done = unsafe { sys::cuGraphUpload(graph, stream) }.result();
+        done.map_err(|e| self.failed("uploading a graph", e))?;
+        Ok(GraphId(graph as usize as u64))
     }
 
     unsafe fn launch_graph(&self, graph: GraphId, stream: StreamId) -> Result<()> {

@@ -8,9 +8,11 @@
 mod device;
 mod library;
 mod ptx;
+mod waits;
 
 pub use ptx::{MODULES, Module, text as ptx_text};
 
+use super::gpu::host_waits::HostWaits;
 use super::gpu::{Device, Version};
 use crate::{Error, Result};
 use cudarc::driver::{DriverError, result, sys};
@@ -35,11 +37,11 @@ pub fn devices() -> Result<Vec<Device>> {
         done => done.map_err(|e| failed("the NVIDIA driver does not start", e))?,
     }
     let n = result::device::get_count().map_err(|e| failed("counting GPUs", e))?;
-    let live = Arc::new(Live::default());
+    let (live, waits) = (Arc::new(Live::default()), Arc::new(HostWaits::default()));
     let mut devices: Vec<Device> = Vec::new();
     let mut refused = Vec::new();
     for index in 0..n {
-        let cuda = Cuda::find(index, driver, live.clone())?;
+        let cuda = Cuda::find(index, driver, live.clone(), waits.clone())?;
         let info = super::gpu::Gpu::info(&cuda);
         if info.compute < COMPUTE_MIN {
             refused.push(format!("{} (compute capability {})", info.name, info.compute));

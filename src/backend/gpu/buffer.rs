@@ -24,6 +24,7 @@ pub struct DeviceBuffer {
 
 impl DeviceBuffer {
     pub fn new(gpu: &Device, bytes: usize) -> Result<DeviceBuffer> {
+        let _changing = gpu.host_waits().change_memory();
         Ok(DeviceBuffer { gpu: gpu.clone(), address: gpu.alloc(bytes)?, bytes })
     }
 
@@ -57,11 +58,12 @@ impl DeviceBuffer {
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
+        let _changing = self.gpu.host_waits().change_memory();
         self.gpu.free(self.address);
     }
 }
 
-/// Some bytes of a [`DeviceBuffer`].
+/// Some bytes of a [`DeviceBuffer`], or of mapped memory.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceSlice<'a> {
     address: u64,
@@ -110,6 +112,7 @@ pub struct Pinned {
     gpu: Device,
     start: NonNull<u8>,
     bytes: usize,
+    kind: PinnedKind,
 }
 
 // SAFETY: it owns plain bytes; the contract of the methods says when they may be touched.
@@ -119,7 +122,9 @@ unsafe impl Sync for Pinned {}
 
 impl Pinned {
     pub fn new(gpu: &Device, bytes: usize, kind: PinnedKind) -> Result<Pinned> {
-        Ok(Pinned { gpu: gpu.clone(), start: gpu.alloc_pinned(bytes, kind)?, bytes })
+        let _changing = gpu.host_waits().change_memory();
+        let start = gpu.alloc_pinned(bytes, kind)?;
+        Ok(Pinned { gpu: gpu.clone(), start, bytes, kind })
     }
 
     /// As `new`; the error names the purpose of the memory.
@@ -138,6 +143,30 @@ impl Pinned {
 
     pub fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
+    }
+
+    /// Mapped memory, as kernels and streams see it.
+    ///
+    /// # Panics
+    /// If the memory is not mapped.
+    pub fn slice(&self, range: Range<usize>) -> DeviceSlice<'_> {
+        assert_eq!(self.kind, PinnedKind::Mapped);
+        let address = self.start.as_ptr() as usize as u64;
+        DeviceSlice { address, bytes: self.bytes, owner: PhantomData }.slice(range)
+    }
+
+    /// Writes the word at offset `at` of mapped memory, for a stream that waits for it.
+    ///
+    /// # Panics
+    /// If the memory is not mapped, or the offset is no multiple of 4.
+    pub fn store_word(&self, at: usize, value: u32) {
+        assert_eq!(self.slice(at..at + 4).count::<u32>(), 1);
+        // SAFETY: in the buffer, mapped and aligned, by the assertions. Words that streams wait for
+        // are written by streams and kernels only otherwise, one word at a time.
+        unsafe {
+            let word = NonNull::new_unchecked(self.start.as_ptr().add(at)).cast();
+            self.gpu.store_word(word, value);
+        }
     }
 
     /// For reading.
@@ -180,6 +209,7 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
+        let _changing = self.gpu.host_waits().change_memory();
         self.gpu.free_pinned(self.start);
     }
 }

@@ -18,6 +18,7 @@ pub mod embed;
 pub mod emulated;
 pub mod expert;
 pub mod heads;
+pub mod host_waits;
 pub mod mat;
 pub mod matmul;
 pub mod matvec;
@@ -38,9 +39,11 @@ pub(crate) use params::{kernel_params, kernels};
 pub use stream::{Event, Graph, Mark, Stream};
 
 use crate::Result;
+use host_waits::HostWaits;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// The layouts of all parameter structs.
 pub const LAYOUTS: &[&Layout] = &[
@@ -70,6 +73,7 @@ pub const LAYOUTS: &[&Layout] = &[
     rows::ValuesParams::LAYOUT,
     sample::TopKParams::LAYOUT,
     slots::ResolveParams::LAYOUT,
+    slots::PostParams::LAYOUT,
     slots::LimitParams::LAYOUT,
     slots::PlaceRowsParams::LAYOUT,
     #[cfg(feature = "emulated")]
@@ -116,6 +120,8 @@ pub struct DeviceInfo {
     pub driver: Version,
     /// From clock and width of the memory bus; 0 if they are not known.
     pub memory_bytes_per_second: u64,
+    /// Why its streams must not wait for the host, as a clause; none if they may.
+    pub no_waits: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,6 +137,8 @@ pub enum PinnedKind {
     Cached,
     /// Fast to upload from and to write in order; very slow for the CPU to read.
     WriteCombined,
+    /// As `Cached`; kernels also read and write it in place, at its address in the host.
+    Mapped,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -186,6 +194,25 @@ pub struct Launch<'a> {
     pub params: &'a [u8],
 }
 
+/// Asks whether something is done until it is; or says why it is not, if it takes too long.
+fn stuck(
+    info: &DeviceInfo,
+    most: Duration,
+    is_done: impl Fn() -> Result<bool>,
+) -> Result<Option<String>> {
+    let start = Instant::now();
+    while !is_done()? {
+        if start.elapsed() > most {
+            let DeviceInfo { index, name, .. } = info;
+            let seconds = most.as_secs();
+            let why = format!("GPU {index} ({name}) has not finished its work for {seconds} s");
+            return Ok(Some(why));
+        }
+        std::thread::yield_now();
+    }
+    Ok(None)
+}
+
 /// A device of a driver. Device addresses are numbers. Operations are queued on streams and run
 /// later, those of one stream in order. After an operation has failed, every call fails with the
 /// same sentence.
@@ -215,10 +242,19 @@ pub trait Gpu: Send + Sync {
     fn wait(&self, stream: StreamId, event: EventId) -> Result<()>;
     fn event_is_done(&self, event: EventId) -> Result<bool>;
     fn synchronize_event(&self, event: EventId) -> Result<()>;
+    /// As `synchronize_event`; returns why the event is not done if it is not within this time, as
+    /// a clause. The emulated device sees at once that it never will be.
+    fn synchronize_event_within(&self, event: EventId, most: Duration) -> Result<Option<String>> {
+        stuck(self.info(), most, || self.event_is_done(event))
+    }
     /// The milliseconds between two timed events that are done.
     fn elapsed_ms(&self, start: EventId, end: EventId) -> Result<f32>;
     fn stream_is_done(&self, stream: StreamId) -> Result<bool>;
     fn synchronize_stream(&self, stream: StreamId) -> Result<()>;
+    /// As `synchronize_event_within`.
+    fn synchronize_stream_within(&self, s: StreamId, most: Duration) -> Result<Option<String>> {
+        stuck(self.info(), most, || self.stream_is_done(s))
+    }
     /// Waits for every stream of the device.
     fn synchronize(&self) -> Result<()>;
 
@@ -254,11 +290,28 @@ pub trait Gpu: Send + Sync {
     /// Operations queued on `stream` from here on run when the word at `address`, a multiple of 4,
     /// is at least `at_least`: when their difference is not negative as an i32, so that counters
     /// may wrap. The operation that wrote it is done then, too. Not allowed while the stream is
-    /// captured.
+    /// captured. The word may be in mapped memory of the host.
     ///
     /// # Safety
-    /// The device has the word until the wait is over.
+    /// The word exists until the wait is over.
     unsafe fn wait_value(&self, stream: StreamId, address: u64, at_least: u32) -> Result<()>;
+    /// Writes the word at `address`, a multiple of 4, after everything that the stream has queued;
+    /// no copy takes part. The word may be in mapped memory of the host.
+    ///
+    /// # Safety
+    /// The word exists until this is done.
+    unsafe fn write_value(&self, stream: StreamId, address: u64, value: u32) -> Result<()>;
+    /// Writes a word of mapped memory from the host, for a stream that waits for it.
+    ///
+    /// # Safety
+    /// The word is mapped memory, aligned to 4. Whatever else writes it, writes it atomically.
+    unsafe fn store_word(&self, word: NonNull<u32>, value: u32) {
+        // SAFETY: the caller's promise.
+        let word = unsafe { std::sync::atomic::AtomicU32::from_ptr(word.as_ptr()) };
+        word.store(value, std::sync::atomic::Ordering::Release);
+    }
+    /// The waits of the driver's devices for the host.
+    fn host_waits(&self) -> &Arc<HostWaits>;
 
     /// The kernel of this name, which takes these parameters. The emulated device answers with an
     /// error if it takes others.

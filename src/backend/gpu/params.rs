@@ -131,6 +131,8 @@ impl<P> Copy for Kernel<P> {}
 impl<P: KernelParams> Kernel<P> {
     /// The kernel of this name; an error if there is none, or if it takes other parameters.
     pub fn find(gpu: &Device, name: &str) -> Result<Kernel<P>> {
+        // It may be the first of its module, which is loaded into the device's memory.
+        let _changing = gpu.host_waits().change_memory();
         Ok(Kernel { id: gpu.kernel(name, P::LAYOUT)?, params: PhantomData })
     }
 }

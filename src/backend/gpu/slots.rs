@@ -23,6 +23,19 @@ kernel_params! {
 }
 
 kernel_params! {
+    pub struct PostParams[48] {
+        route: DevicePtr,
+        h: DevicePtr,
+        x: DevicePtr,
+        to: DevicePtr,
+        h_at: u32,
+        x_at: u32,
+        route_words: u32,
+        row_words: u32,
+    }
+}
+
+kernel_params! {
     pub struct LimitParams[16] {
         chosen: DevicePtr,
         pairs: u32,
@@ -43,6 +56,7 @@ kernel_params! {
 kernels! {
     pub struct Resolve {
         resolve: ResolveParams = "resolve_slots",
+        post: PostParams = "post_route",
         limit: LimitParams = "limit_experts",
         place: PlaceRowsParams = "place_rows",
     }
@@ -65,10 +79,21 @@ pub struct Lookup<'a> {
     pub homes: Option<DeviceSlice<'a>>,
     /// u32 [1]: pairs whose expert is not whole
     pub missing: DeviceSlice<'a>,
-    /// u32 [1]: the number of this pass
+    /// u32 [1]: the number of this pass; may be mapped memory of the host, as `go`
     pub pass: DeviceSlice<'a>,
     /// u32 [1]: gets `pass` if nothing is missing, and keeps its value otherwise
     pub go: DeviceSlice<'a>,
+}
+
+/// A token's routing for the host, and what else the host may want.
+#[derive(Clone, Copy)]
+pub struct Post<'a> {
+    pub route: DeviceSlice<'a>,
+    /// The router's input and the residual stream, of one size.
+    pub rows: Option<[DeviceSlice<'a>; 2]>,
+    /// Mapped memory, and the offsets of `rows` in it.
+    pub to: DeviceSlice<'a>,
+    pub rows_at: [usize; 2],
 }
 
 impl Resolve {
@@ -101,6 +126,32 @@ impl Resolve {
         };
         // SAFETY: sizes are asserted; the ids are the caller's promise.
         unsafe { stream.launch(self.resolve, Grid::new([1; 3], THREADS), &params) }
+    }
+
+    /// Stores a token's routing into memory of the host.
+    ///
+    /// # Panics
+    /// If sizes do not fit each other.
+    pub fn post(&self, stream: &Stream, post: &Post) -> Result<()> {
+        let route_words = post.route.count::<u32>();
+        let [h, x] = post.rows.unwrap_or([post.route.slice(0..0); 2]);
+        let (row_words, [h_at, x_at]) = (h.count::<u32>(), post.rows_at);
+        assert_eq!(x.count::<u32>(), row_words);
+        let all = [(route_words, 0), (row_words, h_at), (row_words, x_at)];
+        assert!(all.iter().all(|(n, at)| n * 4 + at <= post.to.len() && at.is_multiple_of(4)));
+        let params = PostParams {
+            route: post.route.into(),
+            h: h.into(),
+            x: x.into(),
+            to: post.to.into(),
+            h_at: u32_of(h_at / 4),
+            x_at: u32_of(x_at / 4),
+            route_words: u32_of(route_words),
+            row_words: u32_of(row_words),
+        };
+        let grid = Grid::each(route_words + 2 * row_words, THREADS);
+        // SAFETY: sizes are asserted.
+        unsafe { stream.launch(self.post, grid, &params) }
     }
 
     /// Copies the sums of other devices among this one's: `partial[pair]` of f32 [pairs, n_embd]

@@ -1,8 +1,13 @@
 //! Streams, events and graphs that destroy themselves.
 
+use super::host_waits::Waiting;
 use super::{Device, DeviceSlice, EventId, GraphId, Grid, Kernel, KernelParams, Launch, StreamId};
-use crate::Result;
+use crate::{Error, Result};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// The longest time that work of a device takes, but for streams that wait for the host.
+const WATCHDOG: Duration = Duration::from_secs(60);
 
 /// A queue of operations. They run in order, concurrently with those of other streams.
 pub struct Stream {
@@ -114,12 +119,22 @@ impl Stream {
     }
 
     /// Operations queued from here on run when `word`, a u32, is at least `at_least` (their
-    /// difference is not negative as an i32) and the operation that wrote it is done. Freeing the
-    /// buffer waits for this, so the word has to be written before.
-    pub fn wait_value(&self, word: DeviceSlice, at_least: u32) -> Result<()> {
+    /// difference is not negative as an i32) and the operation that wrote it is done. Memory can be
+    /// allocated and freed again when the result has been dropped: once whatever writes the word is
+    /// queued.
+    pub fn wait_value(&self, word: DeviceSlice, at_least: u32) -> Result<Waiting> {
+        assert_eq!(word.count::<u32>(), 1);
+        let waiting = self.gpu.host_waits().begin();
+        // SAFETY: a slice of a buffer, whose end waits for the device.
+        unsafe { self.gpu.wait_value(self.id, word.address(), at_least)? };
+        Ok(waiting)
+    }
+
+    /// Writes `word`, a u32, after the operations that the stream has queued.
+    pub fn write_value(&self, word: DeviceSlice, value: u32) -> Result<()> {
         assert_eq!(word.count::<u32>(), 1);
         // SAFETY: a slice of a buffer, whose end waits for the device.
-        unsafe { self.gpu.wait_value(self.id, word.address(), at_least) }
+        unsafe { self.gpu.write_value(self.id, word.address(), value) }
     }
 
     /// A point after the operations that the stream has queued so far.
@@ -148,8 +163,16 @@ impl Stream {
         self.gpu.synchronize_stream(self.id)
     }
 
+    /// As `synchronize`, for a stream that does not wait for this thread: an error if the device
+    /// is stuck.
+    pub fn synchronize_watched(&self) -> Result<()> {
+        watched(self.gpu.synchronize_stream_within(self.id, WATCHDOG)?)
+    }
+
     /// A graph of the operations that `queue` queues on this stream and on those that wait for it.
+    /// It is on the device when this returns.
     pub fn capture(&self, queue: impl FnOnce() -> Result<()>) -> Result<Graph> {
+        let _changing = self.gpu.host_waits().change_memory();
         self.gpu.begin_capture(self.id)?;
         let queued = queue();
         // The capture ends in any case, so that the stream can be used again.
@@ -170,6 +193,14 @@ impl Drop for Stream {
     fn drop(&mut self) {
         self.gpu.destroy_stream(self.id);
     }
+}
+
+/// The error if a device is stuck.
+fn watched(why: Option<String>) -> Result<()> {
+    why.map_or(Ok(()), |why| {
+        let cure = "set MOEBA_GPU_WAITS=0, so that no stream of it waits for the CPU";
+        Err(Error::Device(format!("{why}. If this happens again, {cure}")))
+    })
 }
 
 /// A point of a stream that is recorded once: a wait for it is a wait for the operations queued
@@ -219,6 +250,12 @@ impl Event {
         self.gpu.synchronize_event(self.id)
     }
 
+    /// As `synchronize`, for a point that does not wait for this thread: an error if the device is
+    /// stuck.
+    pub fn synchronize_watched(&self) -> Result<()> {
+        watched(self.gpu.synchronize_event_within(self.id, WATCHDOG)?)
+    }
+
     /// Milliseconds from `start`; both are timed, and done.
     pub fn since(&self, start: &Event) -> Result<f32> {
         self.gpu.elapsed_ms(start.id, self.id)
@@ -239,6 +276,7 @@ pub struct Graph {
 
 impl Drop for Graph {
     fn drop(&mut self) {
+        let _changing = self.gpu.host_waits().change_memory();
         self.gpu.destroy_graph(self.id);
     }
 }

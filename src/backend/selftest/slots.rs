@@ -4,8 +4,8 @@ use super::bench::Bench;
 use super::data::Random;
 use super::report::{Report, Row};
 use crate::Result;
-use crate::backend::gpu::DeviceBuffer;
-use crate::backend::gpu::slots::{HOMES, Lookup, Resolve};
+use crate::backend::gpu::slots::{HOMES, Lookup, Post, Resolve};
+use crate::backend::gpu::{DeviceBuffer, Pinned, PinnedKind};
 use crate::backend::ops::{NO_EXPERT, Route};
 
 const PASS: u32 = 9;
@@ -21,6 +21,13 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
                 compare(bench, &resolve, row, &Case { shape, devices, is_whole: false })?;
             }
             compare(bench, &resolve, row, &Case { shape, devices: 1, is_whole: true })?;
+        }
+        Ok(())
+    });
+    report.row("post_route", "", |row| {
+        // (words of the route, values of a row)
+        for shape in bench.shapes(&[(48, 32), (16, 0)], &[(1, 257)], &[(512, 7168)]) {
+            post(bench, &resolve, row, shape)?;
         }
         Ok(())
     });
@@ -124,6 +131,26 @@ fn compare(bench: &Bench, resolve: &Resolve, row: &mut Row, case: &Case) -> Resu
     if let Some(homes_up) = homes_up {
         row.words(format!("{shape}: homes"), &bench.down_u32(&homes_up)?, &homes);
     }
+    Ok(())
+}
+
+/// The host gets a route and two rows without a copy.
+fn post(bench: &Bench, resolve: &Resolve, row: &mut Row, (words, n): (usize, usize)) -> Result<()> {
+    let mut random = Random(n as u64);
+    let route: Vec<u32> = (0..words).map(|_| random.next() as u32).collect();
+    let rows: Vec<u32> = (0..2 * n).map(|_| random.next() as u32).collect();
+    let (route_up, rows_up) = (bench.up_u32(&route)?, bench.up_u32(&rows)?);
+    let (h, x) = (rows_up.slice(0..4 * n), rows_up.slice(4 * n..8 * n));
+    let ends = [4 * words, 4 * words + 4 * n, 4 * words + 8 * n];
+    let down = Pinned::new(&bench.gpu, ends[2], PinnedKind::Mapped)?;
+    let (to, rows_at) = (down.slice(0..ends[2]), [ends[0], ends[1]]);
+    let rows_down = (n > 0).then_some([h, x]);
+    resolve.post(&bench.stream, &Post { route: route_up.all(), rows: rows_down, to, rows_at })?;
+    bench.stream.synchronize()?;
+    // SAFETY: the kernel is done, and nothing else writes there.
+    let bytes = unsafe { down.bytes(0..ends[2]) };
+    let got: Vec<u32> = bytes.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect();
+    row.words(format!("{words} words, 2 rows of {n}"), &got, &[route, rows].concat());
     Ok(())
 }
 

@@ -54,7 +54,7 @@ impl Staging {
 
     /// Waits for the stream. Then the whole staging buffer is free.
     pub fn wait(&mut self, stream: &Stream) -> Result<()> {
-        stream.synchronize()?;
+        stream.synchronize_watched()?;
         self.used = 0;
         Ok(())
     }

@@ -124,7 +124,8 @@ pub struct ExpertLayout {
 pub struct LookupLayout {
     /// u64 [layers, experts, granules]
     pub tables: ByteRange,
-    /// On peers only: the first device has it among `RouteParts`.
+    /// On peers only: the first device has it among `RouteParts`, and the other two in mapped
+    /// memory of the host.
     pub missing: ByteRange,
     pub pass: ByteRange,
     pub go: ByteRange,
@@ -469,9 +470,8 @@ impl Workspace {
         stream.upload_now(workspace.slice(&layout.iota), &iota)?;
         stream.upload_now(workspace.slice(&layout.ones), &ones)?;
         stream.fill(workspace.slice(&layout.zeros), 0)?;
-        let LookupLayout { tables, pass, go, .. } = &layout.ffn.lookup;
-        // The route is downloaded in one piece, with the gaps between its parts.
-        for range in [tables, pass, go, &layout.ffn.route] {
+        // The host gets the route in one piece, with the gaps between its parts.
+        for range in [&layout.ffn.lookup.tables, &layout.ffn.route] {
             stream.fill(workspace.slice(range), 0)?;
         }
         // After a failure the device goes on without the sums of some experts.

@@ -5,9 +5,11 @@ use super::Config;
 use super::capture::{Capture, Plan};
 use super::clock::{Clock, Stamp};
 use super::memory::Memory;
+use super::queues::{DeviceQueues, Turns};
 use super::shim::{self, ShimKernel, ShimLaunch};
 use crate::backend::gpu::Grid;
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::time::Instant;
@@ -43,6 +45,8 @@ pub enum Work {
     Wait(Signal),
     // Waits until the word at an address is at least this number.
     WaitValue(u64, u32),
+    // Writes a word.
+    WriteValue(u64, u32),
     Graph(Vec<GraphNode>),
 }
 
@@ -59,6 +63,8 @@ pub struct GraphNode {
 struct Op {
     stamp: Stamp,
     work: Work,
+    /// Its places in the device's queues.
+    turns: Turns,
 }
 
 pub struct StreamState {
@@ -87,6 +93,9 @@ pub enum Recorded {
     },
 }
 
+/// The chain of the host's own accesses.
+const HOST: usize = 0;
+
 pub struct Machine {
     pub config: Config,
     pub memory: Memory,
@@ -108,6 +117,8 @@ pub struct Machine {
     n_ops: u64,
     /// The reason why a device is lost.
     lost: Vec<Option<String>>,
+    /// By device: the queues that its streams share.
+    queues: Vec<DeviceQueues>,
 }
 
 impl Machine {
@@ -120,7 +131,7 @@ impl Machine {
             graphs: HashMap::new(),
             captures: HashMap::new(),
             next_id: 0,
-            ticks: Vec::new(),
+            ticks: vec![0],
             host: Clock::default(),
             random: config.seed,
             n_allocs: 0,
@@ -128,6 +139,7 @@ impl Machine {
             n_made: 0,
             n_ops: 0,
             lost: vec![None; config.devices],
+            queues: vec![DeviceQueues::new(config.queues); config.devices],
             config,
         }
     }
@@ -156,6 +168,7 @@ impl Machine {
 
     fn lose(&mut self, device: usize, why: String) {
         let why = self.lost[device].get_or_insert(why).clone();
+        self.queues[device].clear();
         // Its calls fail; so does what waits for it, as the data that it waits for is not there.
         for stream in self.streams.iter_mut().filter(|s| s.device == device) {
             for op in stream.queue.drain(..) {
@@ -205,8 +218,10 @@ impl Machine {
 
     fn queue(&mut self, stream: usize, after: Clock, work: Work) {
         let stamp = self.stamp(self.streams[stream].chain, after);
-        self.streams[stream].clock = stamp.after.clone();
-        self.streams[stream].queue.push_back(Op { stamp, work });
+        let state = &mut self.streams[stream];
+        state.clock = stamp.after.clone();
+        let turns = self.queues[state.device].enter(&work);
+        state.queue.push_back(Op { stamp, work, turns });
     }
 
     pub fn record(&mut self, event: u64, stream: usize) -> Result<(), String> {
@@ -261,6 +276,26 @@ impl Machine {
         self.enqueue(stream, Work::WaitValue(address, at_least))
     }
 
+    pub fn write_value(&mut self, stream: usize, address: u64, value: u32) -> Result<(), String> {
+        if self.streams[stream].capture.is_some() || !address.is_multiple_of(4) {
+            return Err(format!("a stream cannot write a word at {address:#x}"));
+        }
+        self.enqueue(stream, Work::WriteValue(address, value))
+    }
+
+    /// The host writes a word of mapped memory, whatever else may use it.
+    pub fn store_word(&mut self, word: NonNull<u32>, value: u32) {
+        let stamp = self.host_stamp();
+        self.memory.store_word(word, value, &stamp);
+    }
+
+    /// The order of what the host does now. What is queued from here on comes after it.
+    fn host_stamp(&mut self) -> Stamp {
+        let stamp = self.stamp(HOST, self.host.clone());
+        self.host = stamp.after.clone();
+        stamp
+    }
+
     pub fn launch_graph(&mut self, graph: u64, stream: usize) -> Result<(), String> {
         self.check(self.streams[stream].device)?;
         if self.streams[stream].capture.is_some() {
@@ -296,14 +331,15 @@ impl Machine {
     // ---- running
 
     fn can_step(&self, stream: usize) -> bool {
-        match self.streams[stream].queue.front() {
-            Some(Op { work: Work::Wait(signal), .. }) => signal.get().is_some(),
+        let StreamState { device, queue, .. } = &self.streams[stream];
+        let Some(Op { work, turns, .. }) = queue.front() else { return false };
+        match work {
+            Work::Wait(signal) => signal.get().is_some(),
             // `perform` reports an address that is no word.
-            Some(Op { work: Work::WaitValue(address, at_least), .. }) => {
+            Work::WaitValue(address, at_least) => {
                 self.memory.word(*address).map_or(true, |word| reaches(word, *at_least))
             }
-            Some(_) => true,
-            None => false,
+            _ => self.queues[*device].are_first(turns),
         }
     }
 
@@ -331,7 +367,8 @@ impl Machine {
                     .filter(|i| !nodes[*i].done && nodes[*i].deps.iter().all(|d| nodes[*d].done))
                     .collect();
                 if ready.is_empty() {
-                    self.streams[stream].queue.pop_front();
+                    let op = self.streams[stream].queue.pop_front().expect("as above");
+                    self.queues[device].leave(&op.turns);
                     return;
                 }
                 let at = self.random(ready.len());
@@ -343,6 +380,7 @@ impl Machine {
             }
             _ => {
                 let op = self.streams[stream].queue.pop_front().expect("as above");
+                self.queues[device].leave(&op.turns);
                 (op.stamp, op.work)
             }
         };
@@ -379,6 +417,7 @@ impl Machine {
             }
             Work::Wait(signal) => signal.get().map_or(Ok(()), |done| done.clone().map(drop)),
             Work::WaitValue(address, _) => self.acquire(stamp, *address),
+            Work::WriteValue(address, value) => self.memory.write_word(*address, *value, stamp),
             Work::Graph(_) => Ok(()),
         }
     }
@@ -472,12 +511,26 @@ impl Machine {
             _ => None,
         });
         match word.map(|(at, least)| (at, least, self.memory.word(at))).next() {
-            Some((address, at_least, Ok(word))) => format!(
-                "an emulated stream waits for the word at {address:#x} to be {at_least}; it is \
-                 {word}, and nothing that is queued can change it"
-            ),
+            Some((address, at_least, Ok(word))) => {
+                let why = match self.is_held_up() {
+                    true => "what would change it stands behind the wait in a queue of the device",
+                    false => "nothing that is queued can change it",
+                };
+                format!(
+                    "an emulated stream waits for the word at {address:#x} to be {at_least}; it \
+                     is {word}, and {why}"
+                )
+            }
             _ => "an emulated stream waits for an event that will never be".into(),
         }
+    }
+
+    /// Whether a stream's next operation waits for its turn in a queue alone.
+    fn is_held_up(&self) -> bool {
+        self.streams.iter().any(|stream| {
+            let queues = &self.queues[stream.device];
+            stream.queue.front().is_some_and(|op| !queues.are_first(&op.turns))
+        })
     }
 
     pub fn synchronize_stream(&mut self, stream: usize) -> Result<(), String> {
@@ -579,7 +632,20 @@ impl Machine {
             }
         }
         let host = self.host.clone();
-        self.memory.check_host(at, bytes, writes, &host)
+        self.memory.check_host(at, bytes, writes, &host)?;
+        if !self.memory.is_mapped(at) {
+            return Ok(());
+        }
+        let stamp = self.host_stamp();
+        self.memory.touch_mapped(at, bytes, writes, &stamp)
+    }
+
+    /// Whether a wait of the host would never end: the reason, or the wait's other error.
+    pub fn stuck(&self, device: usize, done: Result<(), String>) -> Result<Option<String>, String> {
+        match done {
+            Err(why) if self.check(device).is_ok() => Ok(Some(why)),
+            done => done.map(|()| None),
+        }
     }
 }
 

@@ -27,7 +27,15 @@ pub struct Allocation {
 pub struct PinnedBlock {
     layout: Layout,
     kind: PinnedKind,
+    /// As an allocation's; empty unless it is mapped.
+    shadow: Box<[u8]>,
     history: History,
+}
+
+impl PinnedBlock {
+    fn is_mapped(&self) -> bool {
+        self.kind == PinnedKind::Mapped
+    }
 }
 
 pub struct Memory {
@@ -85,7 +93,9 @@ impl Memory {
         let start = NonNull::new(unsafe { alloc(layout) })?;
         // SAFETY: freshly allocated, of this size.
         unsafe { start.write_bytes(POISON, layout.size()) };
-        let block = PinnedBlock { layout, kind, history: History::default() };
+        let n_shadow = if kind == PinnedKind::Mapped { layout.size() } else { 0 };
+        let shadow = vec![0; n_shadow].into();
+        let block = PinnedBlock { layout, kind, shadow, history: History::default() };
         self.pinned.insert(start.as_ptr() as usize, block);
         Some(start)
     }
@@ -120,7 +130,67 @@ impl Memory {
             return Err(format!("{what} into write-combined memory, which the host reads slowly"));
         }
         let range = offset..offset + bytes;
+        if writes && block.is_mapped() {
+            block.shadow[range.clone()].fill(WRITTEN);
+        }
         block.history.touch(stamp, vec![range], writes, what)
+    }
+
+    pub fn is_mapped(&mut self, at: *const u8) -> bool {
+        self.pinned_at(at).is_some_and(|(block, _)| block.is_mapped())
+    }
+
+    /// Records an access of the host to mapped memory.
+    pub fn touch_mapped(
+        &mut self,
+        at: *const u8,
+        bytes: usize,
+        writes: bool,
+        stamp: &Stamp,
+    ) -> Result<(), String> {
+        let Some((block, offset)) = self.pinned_at(at) else { return Ok(()) };
+        let never = block.shadow[offset..offset + bytes].iter().any(|s| s & WRITTEN == 0);
+        if !writes && never {
+            return Err("the host reads mapped bytes that were never written".into());
+        }
+        self.touch_host(at, bytes, writes, stamp, "the host")
+    }
+
+    /// The host writes a word of mapped memory, whatever else uses it.
+    pub fn store_word(&mut self, word: NonNull<u32>, value: u32, stamp: &Stamp) {
+        let at = word.as_ptr().cast::<u8>();
+        let Some((block, offset)) = self.pinned_at(at) else { return };
+        let range = offset..offset + 4;
+        block.shadow[range.clone()].fill(WRITTEN);
+        // Streams, kernels and the host write such words one at a time: they do not race.
+        let _ = block.history.touch(stamp, vec![range], true, "the host");
+        // SAFETY: a word of a live block; only this machine, which is locked, uses it meanwhile.
+        unsafe { at.copy_from_nonoverlapping(value.to_le_bytes().as_ptr(), 4) };
+    }
+
+    /// A stream writes a word.
+    pub fn write_word(&mut self, address: u64, value: u32, stamp: &Stamp) -> Result<(), String> {
+        let (bytes, what) = (value.to_le_bytes(), "write of a value");
+        if let Some((block, offset)) = self.mapped_word(address) {
+            let range = offset..offset + 4;
+            block.shadow[range.clone()].fill(WRITTEN);
+            block.history.touch(stamp, vec![range], true, what)?;
+            // SAFETY: a word of a live block, in order with every other access as just checked.
+            unsafe { (address as usize as *mut u8).copy_from_nonoverlapping(bytes.as_ptr(), 4) };
+            return Ok(());
+        }
+        let (a, offset) = self.find(address, 4)?;
+        let range = offset..offset + 4;
+        a.history.touch(stamp, vec![range.clone()], true, what)?;
+        a.bytes[range.clone()].copy_from_slice(&bytes);
+        a.shadow[range].fill(WRITTEN);
+        Ok(())
+    }
+
+    /// The mapped block of the word at `address`, and its offset there.
+    fn mapped_word(&mut self, address: u64) -> Option<(&mut PinnedBlock, usize)> {
+        let (block, offset) = self.pinned_at(address as usize as *const u8)?;
+        (block.is_mapped() && offset + 4 <= block.layout.size()).then_some((block, offset))
     }
 
     fn pinned_at(&mut self, at: *const u8) -> Option<(&mut PinnedBlock, usize)> {
@@ -217,6 +287,16 @@ impl Memory {
 
     /// The word at `address`.
     pub fn word(&self, address: u64) -> Result<u32, String> {
+        let mapped = self.pinned.range(..=address as usize).next_back();
+        let mapped = mapped.map(|(start, block)| (block, address as usize - start));
+        let is_in = |block: &PinnedBlock, at: usize| at + 4 <= block.shadow.len();
+        if let Some((block, at)) = mapped.filter(|(block, at)| is_in(block, *at)) {
+            if block.shadow[at..at + 4].iter().any(|s| s & WRITTEN == 0) {
+                return Err(format!("the word at {address:#x} was never written"));
+            }
+            // SAFETY: a word of a live block, which the host writes by `store_word` alone.
+            return Ok(unsafe { (address as usize as *const u32).read() });
+        }
         let found = self.allocations.range(..=address).next_back();
         let found = found.and_then(|(start, a)| {
             let range = (address - start) as usize..(address - start) as usize + 4;
@@ -233,22 +313,34 @@ impl Memory {
 
     /// The operations that are done when the latest write to the word at `address` is.
     pub fn last_write(&mut self, address: u64) -> Result<Clock, String> {
+        if let Some((block, at)) = self.mapped_word(address) {
+            return Ok(block.history.last_write(&(at..at + 4)));
+        }
         let (a, offset) = self.find(address, 4)?;
         Ok(a.history.last_write(&(offset..offset + 4)))
     }
 
-    /// The memory that a kernel on `device` can touch, in ascending order.
+    /// The memory that a kernel on `device` can touch, in ascending order: the device's, and what is
+    /// mapped.
     pub fn of_device(&mut self, device: usize) -> Vec<ShimAllocation> {
         let own = self.allocations.range_mut(base(device)..base(device + 1));
-        own.map(|(address, a)| ShimAllocation {
-            address: *address,
-            size: a.bytes.len() as u64,
-            bytes: a.bytes.as_mut_ptr(),
-            shadow: a.shadow.as_mut_ptr(),
+        let own = own.map(|(at, a)| (*at, a.bytes.as_mut_ptr(), &mut a.shadow, a.bytes.len()));
+        let mapped = self.pinned.iter_mut().filter(|(_, block)| block.is_mapped());
+        let mapped = mapped.map(|(start, block)| {
+            let size = block.layout.size();
+            (*start as u64, *start as *mut u8, &mut block.shadow, size)
+        });
+        let all = own.chain(mapped).map(|(address, bytes, shadow, size)| ShimAllocation {
+            address,
+            size: size as u64,
+            bytes,
+            shadow: shadow.as_mut_ptr(),
             touched_low: 0,
             touched_high: 0,
-        })
-        .collect()
+        });
+        let mut all: Vec<_> = all.collect();
+        all.sort_by_key(|a| a.address);
+        all
     }
 
     /// Records the accesses of a launch, and resets the shadows for the next.
@@ -260,13 +352,20 @@ impl Memory {
     ) -> Result<(), String> {
         let mut found = Ok(());
         for touched in touched.iter().filter(|t| !t.touched().is_empty()) {
-            let a = self.allocations.get_mut(&touched.address).expect("not freed meanwhile");
+            let (shadow, history) = match self.allocations.get_mut(&touched.address) {
+                Some(a) => (&mut a.shadow, &mut a.history),
+                None => {
+                    let block = self.pinned.get_mut(&(touched.address as usize));
+                    let block = block.expect("not freed meanwhile");
+                    (&mut block.shadow, &mut block.history)
+                }
+            };
             for (bit, writes) in [(WRITTEN_NOW, true), (READ_NOW, false)] {
-                let ranges = marked(&a.shadow, touched.touched(), bit);
-                let fault = a.history.touch(stamp, ranges, writes, what);
+                let ranges = marked(shadow, touched.touched(), bit);
+                let fault = history.touch(stamp, ranges, writes, what);
                 found = found.and(fault);
             }
-            a.shadow[touched.touched()].iter_mut().for_each(|s| *s &= WRITTEN);
+            shadow[touched.touched()].iter_mut().for_each(|s| *s &= WRITTEN);
         }
         found
     }

@@ -7,8 +7,12 @@ mod capture;
 mod clock;
 mod machine;
 mod memory;
+mod queues;
 mod shim;
 
+pub use queues::Queues;
+
+use super::host_waits::{self, HostWaits};
 use super::{
     Device, DeviceInfo, DevicePtr, EventId, Gpu, GraphId, KernelId, Launch, Layout, MemoryInfo,
     PinnedKind, StreamId, Version, kernel_params,
@@ -19,6 +23,7 @@ use machine::{HostPtr, KernelLaunch, Machine, Recorded, Work};
 use shim::ShimKernel;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 kernel_params! {
     /// The parameters of the probes, `kernels/shim/probes.cu`.
@@ -44,6 +49,10 @@ pub struct Config {
     /// Chooses the order in which streams, blocks and threads run. Odd ones let the device run
     /// before the host waits, even ones never do.
     pub seed: u64,
+    /// The hardware queues that streams share.
+    pub queues: Queues,
+    /// Whether streams may wait for the host; `None`: unless they share one queue.
+    pub waits: Option<bool>,
     pub faults: Faults,
     /// Whether the user has not asked for it: then the CPU does what it cannot, as with
     /// `--device auto`.
@@ -58,6 +67,8 @@ impl Default for Config {
             // Turing's.
             shared_bytes_max: 64 * 1024,
             seed: 0,
+            queues: Queues::of_environment(),
+            waits: host_waits::asked(),
             faults: Faults::default(),
             is_auto: false,
         }
@@ -79,12 +90,20 @@ pub struct Faults {
 pub struct Emulated {
     machine: Arc<Mutex<Machine>>,
     info: DeviceInfo,
+    host_waits: Arc<HostWaits>,
 }
 
 impl Emulated {
     /// The devices of one emulated machine.
     pub fn devices(config: &Config) -> Vec<Device> {
         let machine = Arc::new(Mutex::new(Machine::new(config.clone())));
+        let host_waits = Arc::new(HostWaits::default());
+        let no_waits = match config.waits {
+            Some(true) => None,
+            Some(false) => Some("it was asked not to".to_owned()),
+            None if config.queues == Queues::One => Some("its streams share one queue".to_owned()),
+            None => None,
+        };
         let device = |index| -> Device {
             let info = DeviceInfo {
                 index,
@@ -96,8 +115,10 @@ impl Emulated {
                 shared_bytes_max: config.shared_bytes_max,
                 driver: Version::new(12, 0),
                 memory_bytes_per_second: 0,
+                no_waits: no_waits.clone(),
             };
-            Arc::new(Emulated { machine: machine.clone(), info })
+            let host_waits = host_waits.clone();
+            Arc::new(Emulated { machine: machine.clone(), info, host_waits })
         };
         (0..config.devices).map(device).collect()
     }
@@ -241,6 +262,12 @@ impl Gpu for Emulated {
         self.machine().synchronize_event(self.device(), event.0).map_err(Error::Device)
     }
 
+    fn synchronize_event_within(&self, event: EventId, _: Duration) -> Result<Option<String>> {
+        let mut machine = self.machine();
+        let done = machine.synchronize_event(self.device(), event.0);
+        machine.stuck(self.device(), done).map_err(Error::Device)
+    }
+
     fn elapsed_ms(&self, start: EventId, end: EventId) -> Result<f32> {
         let machine = self.machine();
         if [start, end].iter().any(|event| !machine.timed.contains(&event.0)) {
@@ -262,6 +289,12 @@ impl Gpu for Emulated {
 
     fn synchronize_stream(&self, stream: StreamId) -> Result<()> {
         self.machine().synchronize_stream(stream.0 as usize).map_err(Error::Device)
+    }
+
+    fn synchronize_stream_within(&self, s: StreamId, _: Duration) -> Result<Option<String>> {
+        let mut machine = self.machine();
+        let done = machine.synchronize_stream(s.0 as usize);
+        machine.stuck(self.device(), done).map_err(Error::Device)
     }
 
     fn synchronize(&self) -> Result<()> {
@@ -298,6 +331,18 @@ impl Gpu for Emulated {
 
     unsafe fn wait_value(&self, stream: StreamId, address: u64, at_least: u32) -> Result<()> {
         self.machine().wait_value(stream.0 as usize, address, at_least).map_err(Error::Device)
+    }
+
+    unsafe fn write_value(&self, stream: StreamId, address: u64, value: u32) -> Result<()> {
+        self.machine().write_value(stream.0 as usize, address, value).map_err(Error::Device)
+    }
+
+    unsafe fn store_word(&self, word: NonNull<u32>, value: u32) {
+        self.machine().store_word(word, value);
+    }
+
+    fn host_waits(&self) -> &Arc<HostWaits> {
+        &self.host_waits
     }
 
     fn kernel(&self, name: &str, params: &'static Layout) -> Result<KernelId> {

@@ -8,9 +8,15 @@
 //! then is found. They stay pinned until the device has finished the layer. Their addresses are in
 //! the slot table, which is uploaded if it has changed since the last token. If the table lacks
 //! some experts, the layer gets a number, and between the resident experts and the sum the device
-//! waits until the word `go` in its memory has reached that number. The look-up writes the number
-//! there if nothing is missing; the host writes it after it has handled the misses. What runs
-//! before the look-up, before the wait and behind it are captured graphs.
+//! waits until the word `go` has reached that number. The look-up writes the number there if
+//! nothing is missing; the stream of the misses writes it after them. What runs before the look-up,
+//! before the wait and behind it are captured graphs.
+//!
+//! No copy stands behind a wait for the host: a device has few queues for copies, and the copy would
+//! hold up those that the misses need. Slot tables have a stream of their own, kernels store the
+//! routing into mapped memory, where `go` and the layer's number are, too. Where streams must not
+//! wait (`DeviceInfo::no_waits`), the host holds the sum of such a layer back until it has handled
+//! the misses.
 //!
 //! Policies hear of a layer's routing when the next layer is queued, so a prefetch has one layer's
 //! time to come before the layer after the next is pinned: predictors look two layers ahead.
@@ -33,7 +39,7 @@ use crate::forward::gpu::expert_parallel::workspace::RoutedLayer;
 use crate::forward::gpu::experts::{DecodePairs, ExpertContext};
 use crate::forward::gpu::hybrid_moe::call::LayerCall;
 use crate::forward::gpu::pass::{GpuPass, PassState};
-use crate::forward::gpu::upload::{floats, starts};
+use crate::forward::gpu::upload::floats;
 
 impl<'a> GpuPass<'a> {
     /// Whether a look-up follows the layer's router.
@@ -44,11 +50,10 @@ impl<'a> GpuPass<'a> {
     /// Pins the layer's resident experts and uploads its slot table.
     fn pin_layer(&mut self, l: usize, tiers: &VramTiers) -> Result<PinnedLayer> {
         let (stream, table) = (self.stream(), self.slot_table(l));
-        let number_word = self.slice(&self.layout().ffn.lookup.pass);
         let PassState { pipeline, peers, .. } = &mut *self.state;
         let index = pipeline.layer(l).slot;
         assert!(pipeline.pending.as_ref().is_none_or(|before| before.pinned.slot != index));
-        let DecodePipeline { slots, layers, pinned, number, .. } = pipeline;
+        let DecodePipeline { slots, layers, pinned, number, table_stream, .. } = pipeline;
         let layer = layers[l].as_mut().expect("a layer with routed experts");
         let slot = &mut slots[index];
         slot.addresses.resize(layer.table.len(), 0);
@@ -61,15 +66,17 @@ impl<'a> GpuPass<'a> {
         }
         pinned.push(l);
         if slot.addresses != layer.table {
-            slot.upload_table(stream, table)?;
+            // The last look-up in it is done: the host has read its result.
+            slot.upload_table(table_stream, table)?;
+            table_stream.then(stream)?;
             layer.table.clone_from(&slot.addresses);
         }
-        if slot.addresses.iter().all(|at| *at != 0) {
-            return Ok(PinnedLayer { slot: index, number: None });
+        let is_whole = slot.addresses.iter().all(|at| *at != 0);
+        if !is_whole {
+            *number = number.wrapping_add(1);
         }
-        *number = number.wrapping_add(1);
-        slot.upload_number(stream, number_word, *number)?;
-        Ok(PinnedLayer { slot: index, number: Some(*number) })
+        slot.set_number(*number);
+        Ok(PinnedLayer { slot: index, number: (!is_whole).then_some(*number) })
     }
 
     /// The layer's slot table on the device: u64 [experts, granules].
@@ -83,28 +90,28 @@ impl<'a> GpuPass<'a> {
         self.dev.layouts[l].expect("a layer with routed experts").n_granules
     }
 
-    /// Looks the chosen experts up in the slot table, and downloads the route.
-    fn look_up(&self, l: usize) -> Result<()> {
-        let pipeline = &self.state.pipeline;
-        // SAFETY: the router chooses among the layer's experts.
-        unsafe { self.dev.ops.resolve.launch(self.stream(), &self.lookup(l))? };
-        pipeline.slots[pipeline.layer(l).slot].download(self.stream(), 0, self.route_bytes())
-    }
-
-    fn lookup(&self, l: usize) -> Lookup<'a> {
+    /// The look-up of the chosen experts in the slot table.
+    fn lookup(&self, l: usize) -> Lookup<'_> {
         let (f, route) = (&self.layout().ffn, self.device_route());
+        let pipeline = &self.state.pipeline;
         let [missing, ..] = self.route_parts().ranges();
         Lookup {
             chosen: route.chosen,
             table: self.slot_table(l),
             n_experts: route.n_experts,
             n_granules: self.n_granules(l),
-            granules: self.slice(&f.experts.granules).slice(0..8 * route.k * self.n_granules(l)),
+            granules: self.granule_table(l),
             homes: (!f.homes.is_empty()).then(|| self.words(&f.homes, route.k)),
             missing: self.route_bytes().slice(missing),
-            pass: self.slice(&f.lookup.pass),
-            go: self.slice(&f.lookup.go),
+            pass: pipeline.slots[pipeline.layer(l).slot].number(),
+            go: pipeline.go(),
         }
+    }
+
+    /// u64 [k, granules]: the result of a look-up
+    fn granule_table(&self, l: usize) -> DeviceSlice<'a> {
+        let all = self.slice(&self.layout().ffn.experts.granules);
+        all.slice(0..8 * self.hyper().routing.k * self.n_granules(l))
     }
 
     /// Captures the graphs of what follows the look-up, if there are none.
@@ -122,17 +129,22 @@ impl<'a> GpuPass<'a> {
     pub fn pipelined_experts(&mut self, l: usize, tiers: &VramTiers) -> Result<()> {
         let answered = self.answer_pending()?;
         let pinned = self.pin_layer(l, tiers)?;
-        self.look_up(l)?;
+        // SAFETY: the router chooses among the layer's experts.
+        unsafe { self.dev.ops.resolve.launch(self.stream(), &self.lookup(l))? };
         self.queue_experts(l, pinned)?;
         self.publish_answered(answered);
+        if self.state.pipeline.is_sum_held() {
+            // What comes next reads the sum.
+            return self.finish_pending();
+        }
         Ok(())
     }
 
     /// Queues what follows the look-up.
     fn queue_experts(&mut self, l: usize, pinned: PinnedLayer) -> Result<()> {
         let (stream, shape) = (self.stream(), self.routed_shape(l));
-        // Downloaded before the experts run, so that the host can handle misses meanwhile.
-        let sizes = self.download_parts(pinned)?;
+        // Posted before the experts run, so that the host can handle misses meanwhile.
+        let sizes = self.post_parts(pinned)?;
         let routed = self.routed_layer(l);
         let mut helping = Vec::new();
         for (i, peer) in self.state.peers.iter_mut().enumerate() {
@@ -148,40 +160,44 @@ impl<'a> GpuPass<'a> {
             None => self.resident_experts(l)?,
         }
         self.place_peer_sums(&shape, &helping)?;
-        if let Some(number) = pinned.number {
-            self.state.pipeline.waits.push((number, pinned.slot));
-            stream.wait_value(self.slice(&self.layout().ffn.lookup.go), number)?;
-        }
-        match &self.state.pipeline.layer(l).graphs {
-            // SAFETY: the graph uses memory of the model, which owns the graph.
-            Some(graphs) => unsafe { stream.run(&graphs.sum)? },
-            None => self.sum_experts(l)?,
-        }
-        let end = Fence::after(stream)?;
+        let pipeline = &mut self.state.pipeline;
+        let end = match pinned.number {
+            Some(_) if !pipeline.may_wait => None,
+            number => {
+                if let Some(number) = number {
+                    pipeline.wait_for_misses(stream, number, pinned.slot)?;
+                }
+                Some(self.queue_sum(l)?)
+            }
+        };
         self.state.pipeline.pending = Some(PendingLayer { l, pinned, sizes, end });
         Ok(())
     }
 
-    /// Queues the downloads beside the route's, if the host may want them. Returns the sizes of all
-    /// parts.
-    fn download_parts(&self, pinned: PinnedLayer) -> Result<[usize; PARTS]> {
-        let (stream, slot) = (self.stream(), &self.state.pipeline.slots[pinned.slot]);
-        let mut sizes = [self.route_bytes().len(), 0, 0];
-        if pinned.number.is_some() || self.b.events.want_activation() {
-            let parts = [self.h(), self.x()];
-            sizes[1..].copy_from_slice(&parts.map(|part| part.len()));
-            for (at, part) in starts(&sizes).skip(1).zip(parts) {
-                slot.download(stream, at, part)?;
-            }
+    /// Queues the sum of a layer's experts and the residual. Returns a fence behind them.
+    fn queue_sum(&self, l: usize) -> Result<Fence> {
+        match &self.state.pipeline.layer(l).graphs {
+            // SAFETY: the graph uses memory of the model, which owns the graph.
+            Some(graphs) => unsafe { self.stream().run(&graphs.sum)? },
+            None => self.sum_experts(l)?,
         }
-        stream.record(&slot.routed)?;
-        Ok(sizes)
+        Fence::after(self.stream())
+    }
+
+    /// Queues what the host gets of a layer: the route, and h and the residual stream if the host
+    /// may want them. Returns the sizes of all parts.
+    fn post_parts(&self, pinned: PinnedLayer) -> Result<[usize; PARTS]> {
+        let (ops, slot) = (&self.dev.ops.resolve, &self.state.pipeline.slots[pinned.slot]);
+        let wants_rows = pinned.number.is_some() || self.b.events.want_activation();
+        let rows = wants_rows.then(|| [self.h(), self.x()]);
+        slot.post(ops, self.stream(), self.route_bytes(), rows)
     }
 
     /// Computes the experts that the look-up has found.
     fn resident_experts(&self, l: usize) -> Result<()> {
-        let (shape, Lookup { chosen, granules, .. }) = (self.routed_shape(l), self.lookup(l));
-        let chosen = Chosen { n_pairs: shape.k, granules, experts: chosen };
+        let (shape, granules) = (self.routed_shape(l), self.granule_table(l));
+        let experts = self.device_route().chosen;
+        let chosen = Chosen { n_pairs: shape.k, granules, experts };
         let (pairs, biases) = (DecodePairs { shape: &shape, chosen }, self.expert_biases(l));
         let acts = self.ffn_acts(l);
         // SAFETY: the look-up has written 0 or the addresses of granules of this layer, which are
@@ -242,22 +258,31 @@ impl<'a> GpuPass<'a> {
         self.model.publish_choice(self.batch, self.b, l);
         if n_missing > 0 {
             self.missed_experts(l, slot)?;
-            let number = number.expect("a layer without a number misses nothing");
-            let go = self.slice(&self.layout().ffn.lookup.go);
-            let DecodePipeline { miss_stream, miss_staging, .. } = &mut self.state.pipeline;
-            miss_staging.upload(miss_stream, go, &[number], u32::to_le_bytes)?;
-            // Some drivers start queued work only when they are asked.
-            miss_stream.is_done()?;
         }
         let pipeline = &mut self.state.pipeline;
-        pipeline.waits.retain(|(waits, _)| Some(*waits) != number);
+        let end = match end {
+            Some(end) => {
+                if n_missing > 0 {
+                    pipeline.go_on(number.expect("a layer without a number misses nothing"))?;
+                }
+                end
+            }
+            None => {
+                if n_missing > 0 {
+                    pipeline.miss_stream.then(&self.dev.stream)?;
+                }
+                self.queue_sum(l)?
+            }
+        };
+        let pipeline = &mut self.state.pipeline;
+        pipeline.waits.retain(|wait| Some(wait.number) != number);
         pipeline.pinned.retain(|pinned| *pinned != l);
         self.state.hybrid.begin_attention();
         tiers.unpin_layer(l, &self.b.route.chosen, Some(&end));
         Ok(Some(l))
     }
 
-    /// Reads what was downloaded of a layer. Returns the number of pairs that it misses.
+    /// Reads what was posted of a layer. Returns the number of pairs that it misses.
     fn read_route(&mut self, l: usize, slot: usize, sizes: &[usize; PARTS]) -> Result<u32> {
         let route_parts = self.route_parts();
         let [route, hidden, stream] = self.state.pipeline.slots[slot].wait(sizes)?;
@@ -310,15 +335,20 @@ impl<'a> GpuPass<'a> {
         Ok(())
     }
 
-    /// Releases a device that waits for a host that has failed.
-    pub fn abandon(&self) -> Result<()> {
-        let go = self.slice(&self.layout().ffn.lookup.go);
-        let DecodePipeline { waits, slots, miss_stream, .. } = &self.state.pipeline;
-        for (number, slot) in waits {
+    /// Releases a device that waits for a host that has failed, and waits for it.
+    pub fn abandon(&mut self) -> Result<()> {
+        let released = self.release_waits();
+        self.state.pipeline.drain(&self.dev.stream)?;
+        released
+    }
+
+    fn release_waits(&self) -> Result<()> {
+        let pipeline = &self.state.pipeline;
+        for wait in &pipeline.waits {
             // Where nothing is missing the look-up writes the word, and no one else may.
-            let [route, ..] = slots[*slot].wait(&[self.route_bytes().len(), 0, 0])?;
+            let [route, ..] = pipeline.slots[wait.slot].wait(&[self.route_bytes().len(), 0, 0])?;
             if self.route_parts().n_missing(route) > 0 {
-                miss_stream.upload_now(go, &number.to_le_bytes())?;
+                pipeline.release(wait.number);
             }
         }
         Ok(())

@@ -1,15 +1,20 @@
 //! The host's record of the layers that it has queued.
 
 use crate::Result;
-use crate::backend::gpu::{Device, Graph, Stream};
+use crate::backend::gpu::host_waits::Waiting;
+use crate::backend::gpu::{Device, DeviceSlice, Graph, Pinned, PinnedKind, Stream};
 use crate::experts::vram::{Fence, GranuleLayout, VramTiers};
 use crate::forward::gpu::decode_pipeline::slot::{PARTS, PipelineSlot};
 use crate::forward::gpu::upload::Staging;
 use crate::forward::gpu::workspace::RouteParts;
 use crate::model::Model;
+use std::time::{Duration, Instant};
 
 /// Layers use the slots in turn: one is filled while the copies of the other may still be read.
 const SLOTS: usize = 2;
+
+/// The time that a failed pass has to come to an end before its waits are taken for the reason.
+const GRACE: Duration = Duration::from_secs(1);
 
 /// The graphs that follow a layer's look-up.
 pub struct ExpertGraphs {
@@ -37,9 +42,17 @@ pub struct DecodePipeline {
     pub pending: Option<PendingLayer>,
     /// Layers whose slots are pinned.
     pub pinned: Vec<usize>,
-    /// Numbers and pipeline slots of layers at which the device may wait for the host, the earliest
-    /// first.
-    pub waits: Vec<(u32, usize)>,
+    /// Whether streams may wait for the host. If not, the sum of a layer with experts that are not
+    /// resident is queued once the host has handled its misses.
+    pub may_wait: bool,
+    /// The layers at which the device may wait for the host, the earliest first.
+    pub waits: Vec<LayerWait>,
+    /// Mapped memory, u32 [1]: the number of the last layer whose misses were handled, or which had
+    /// none.
+    go: Pinned,
+    /// The stream for slot tables. Its copies wait for nothing: a copy that stood behind a stream's
+    /// wait for the host would hold up the copies that end the wait.
+    pub table_stream: Stream,
     /// The stream for experts that a look-up missed, beside the stream of the layers, which waits
     /// for them.
     pub miss_stream: Stream,
@@ -48,6 +61,15 @@ pub struct DecodePipeline {
     pub miss_staging: Staging,
     /// The number of the last layer with experts that are not resident.
     pub number: u32,
+}
+
+/// A wait for the host.
+pub struct LayerWait {
+    pub number: u32,
+    /// The layer's pipeline slot.
+    pub slot: usize,
+    /// Dropped when what ends the wait is queued.
+    _waiting: Waiting,
 }
 
 /// A layer whose slots are pinned.
@@ -64,8 +86,8 @@ pub struct PendingLayer {
     pub pinned: PinnedLayer,
     /// Bytes of each part that is downloaded.
     pub sizes: [usize; PARTS],
-    /// Behind the layer's sum, which runs once `go` is written.
-    pub end: Fence,
+    /// Behind the layer's sum, which runs once `go` is written. None if the sum is not queued.
+    pub end: Option<Fence>,
 }
 
 impl DecodePipeline {
@@ -91,12 +113,21 @@ impl DecodePipeline {
         let sums_bytes = 4 * routing.k * hyper.n_embd;
         let tables_bytes = 8 * routing.k * n_granules * (n_granules + 1);
         let miss_staging = Staging::new(gpu, sums_bytes + tables_bytes + (4 << 10), 0)?;
+        if let Some(why) = &gpu.info().no_waits {
+            let index = gpu.info().index;
+            log::info!("GPU {index} does not wait for the CPU within a layer: {why}");
+        }
+        let go = Pinned::of(gpu, 4, PinnedKind::Mapped, "a token's routing")?;
+        go.store_word(0, 0);
         Ok(DecodePipeline {
             slots,
             layers,
             pending: None,
             pinned: Vec::with_capacity(SLOTS),
+            may_wait: gpu.info().no_waits.is_none(),
             waits: Vec::with_capacity(SLOTS),
+            go,
+            table_stream: Stream::urgent(gpu)?,
             miss_stream: Stream::urgent(gpu)?,
             miss_staging,
             number: 0,
@@ -108,6 +139,53 @@ impl DecodePipeline {
         self.pending = None;
         self.waits.clear();
         self.pinned.drain(..).for_each(|l| tiers.unpin_layer(l, &[], None));
+    }
+
+    /// u32 [1]: the word that the stream of the layers waits for
+    pub fn go(&self) -> DeviceSlice<'_> {
+        self.go.slice(0..4)
+    }
+
+    /// Lets the stream of the layers wait until the misses of a layer are handled.
+    pub fn wait_for_misses(&mut self, stream: &Stream, number: u32, slot: usize) -> Result<()> {
+        let _waiting = stream.wait_value(self.go.slice(0..4), number)?;
+        self.waits.push(LayerWait { number, slot, _waiting });
+        Ok(())
+    }
+
+    /// The misses of layer `number` are handled when what `miss_stream` has queued is done.
+    pub fn go_on(&self, number: u32) -> Result<()> {
+        self.miss_stream.write_value(self.go(), number)?;
+        // Some drivers start queued work only when they are asked.
+        self.miss_stream.is_done().map(drop)
+    }
+
+    /// Whether the sum of the pending layer is not queued.
+    pub fn is_sum_held(&self) -> bool {
+        self.pending.as_ref().is_some_and(|pending| pending.end.is_none())
+    }
+
+    /// Waits for the streams of a pass that has failed. If they do not end, something stands behind
+    /// a wait of theirs; then releases them from every wait, and lets them wait no more.
+    pub fn drain(&mut self, stream: &Stream) -> Result<()> {
+        let start = Instant::now();
+        while !(stream.is_done()? && self.miss_stream.is_done()?) {
+            if start.elapsed() > GRACE {
+                self.may_wait = false;
+                // Again and again: an earlier layer's write may come after it.
+                self.release(self.number);
+            }
+            if start.elapsed() > 10 * GRACE {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    /// Releases the device from a wait, at once.
+    pub fn release(&self, number: u32) {
+        self.go.store_word(0, number);
     }
 
     pub fn layer(&self, l: usize) -> &QueuedLayer {

@@ -1,31 +1,32 @@
-//! A pipeline slot: the pinned host memory through which a layer's slot table is uploaded and its
-//! routing is downloaded.
+//! A pipeline slot: the pinned host memory through which a layer's slot table is uploaded, and
+//! which kernels read and write in place: the layer's number, and its routing.
 
 use crate::Result;
+use crate::backend::gpu::slots::{Post, Resolve};
 use crate::backend::gpu::{Device, DeviceSlice, Event, Pinned, PinnedKind, Stream};
 use crate::forward::gpu::upload::starts;
 
-/// The parts that are downloaded: the route, and h and the residual stream if they are wanted.
+/// The parts that the host gets: the route, and h and the residual stream if they are wanted.
 pub const PARTS: usize = 3;
 
-/// The table's offset in the memory for uploads, behind the layer's number.
+/// The table's offset in the memory for the device, behind the layer's number.
 const TABLE_AT: usize = 64;
 
 /// Layers use the slots in turn. When a layer begins to use a slot, the host has read the routing
-/// of the layer that used it before, so that layer's copies are done.
+/// of the layer that used it before, so what that layer read and wrote here is done.
 pub struct PipelineSlot {
     up: Pinned,
     down: Pinned,
-    /// Recorded behind the downloads.
+    /// Recorded behind `post`.
     pub routed: Event,
     /// u64 [experts, granules]: the addresses of pinned slots, or 0
     pub addresses: Vec<u64>,
 }
 
 impl PipelineSlot {
-    /// For tables and downloads of up to these sizes.
+    /// For tables and routings of up to these sizes.
     pub fn new(gpu: &Device, table_bytes: usize, down_bytes: usize) -> Result<PipelineSlot> {
-        let pinned = |bytes| Pinned::of(gpu, bytes, PinnedKind::Cached, "a token's routing");
+        let pinned = |bytes| Pinned::of(gpu, bytes, PinnedKind::Mapped, "a token's routing");
         let (up, down) = (pinned(TABLE_AT + table_bytes)?, pinned(down_bytes + 64 * PARTS)?);
         Ok(PipelineSlot { up, down, routed: Event::new(gpu)?, addresses: Vec::new() })
     }
@@ -44,31 +45,42 @@ impl PipelineSlot {
         }
     }
 
-    /// Queues the upload of the layer's number.
-    pub fn upload_number(&self, stream: &Stream, to: DeviceSlice, number: u32) -> Result<()> {
-        // SAFETY: as in `upload_table`.
-        unsafe {
-            let word = self.up.bytes_mut(0..4);
-            word.copy_from_slice(&number.to_le_bytes());
-            stream.upload(to, word)
-        }
+    /// Sets the layer's number for the look-up, which is queued afterwards.
+    pub fn set_number(&self, number: u32) {
+        // SAFETY: as in `upload_table`: the last look-up that read it is done.
+        unsafe { self.up.bytes_mut(0..4) }.copy_from_slice(&number.to_le_bytes());
     }
 
-    /// Queues the download of a part to offset `at`.
-    pub fn download(&self, stream: &Stream, at: usize, part: DeviceSlice) -> Result<()> {
-        assert!(at + part.len() <= self.down.len());
-        // SAFETY: the part fits the buffer, by the assertion. The buffer is not used until
-        // `routed`, which is recorded behind the copy, has been waited for.
-        unsafe { stream.download(self.down.as_ptr().add(at), part) }
+    /// u32 [1]: the layer's number, as the look-up sees it
+    pub fn number(&self) -> DeviceSlice<'_> {
+        self.up.slice(0..4)
     }
 
-    /// Waits for the downloads and returns the parts.
+    /// Queues what the host gets of a layer.
+    pub fn post(
+        &self,
+        ops: &Resolve,
+        stream: &Stream,
+        route: DeviceSlice,
+        rows: Option<[DeviceSlice; 2]>,
+    ) -> Result<[usize; PARTS]> {
+        let row_bytes = rows.map_or(0, |[h, _]| h.len());
+        let sizes = [route.len(), row_bytes, row_bytes];
+        let mut at = starts(&sizes).skip(1);
+        let rows_at = std::array::from_fn(|_| at.next().expect("three parts"));
+        let to = self.down.slice(0..self.down.len());
+        ops.post(stream, &Post { route, rows, to, rows_at })?;
+        stream.record(&self.routed)?;
+        Ok(sizes)
+    }
+
+    /// Waits for what was posted and returns the parts.
     pub fn wait(&self, sizes: &[usize; PARTS]) -> Result<[&[u8]; PARTS]> {
-        self.routed.synchronize()?;
+        self.routed.synchronize_watched()?;
         let mut parts = [&[][..]; PARTS];
         for ((part, at), size) in parts.iter_mut().zip(starts(sizes)).zip(sizes) {
-            // SAFETY: the copies are done, and the slot's next copies are queued after the pass has
-            // read these parts.
+            // SAFETY: it is written, and the slot's next kernels are queued after the pass has read
+            // these parts.
             *part = unsafe { self.down.bytes(at..at + size) };
         }
         Ok(parts)
