@@ -117,7 +117,7 @@
     Module {
         source: "expert",
         compute: 75,
-        digest: "873f5017d4cbcc987e87222e134216ec57eaa4f990caee3c2e4ab615a03d5fba",
+        digest: "be63928cbbecbcb142ea1847a3f13071201bce0d84ab4604ca6867fad1866653",
         kernels: &[
             "expert_gate_up_q4_0",
             "expert_down_q4_0",
@@ -247,7 +247,7 @@
     Module {
         source: "matvec",
         compute: 75,
-        digest: "62508e5bb312740754417078e1ac34e9aa96dac74ea4cb3c01cf49f3a09b5db6",
+        digest: "828d77edba5f425ff73964c7366347791d5d8202e377f0efa0098b56a7ad1f2f",
         kernels: &[
             "matvec_q4_0",
             "matvec8_q4_0",
@@ -377,9 +377,10 @@
     Module {
         source: "slots",
         compute: 75,
-        digest: "28c2bd7f41e34af238dee33829e54256fc2a557d766dcce7d71403e501ebfe3d",
+        digest: "c99e0cf90af2487d46270c83b001d2069a6804461d16dbae472c6d4894d019cd",
         kernels: &[
             "resolve_slots",
+            "post_route",
             "limit_experts",
             "place_rows",
         ],

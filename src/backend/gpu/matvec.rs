@@ -2,15 +2,17 @@
 
 use super::acts::DeviceActs;
 use super::mat::{DeviceMat, TypeKernels, types};
-use super::{Device, DevicePtr, DeviceSlice, Grid, Stream, kernel_params, u32_of};
+use super::{Device, DevicePtr, DeviceSlice, GRID_MAX, Grid, Stream, kernel_params, u32_of};
 use crate::Result;
 use crate::gguf::TensorType;
 use crate::simd::act_kind;
 
 /// Threads of a block.
 pub(super) const THREADS: u32 = 256;
-/// Tokens of a launch at most.
+/// Tokens of a block at most.
 pub const MAX_TOKENS: usize = 8;
+/// Threads of a row of floats, of one token.
+const FLOAT_LANES: u32 = 64;
 
 kernel_params! {
     pub struct MatvecParams[72] {
@@ -75,7 +77,7 @@ impl Matvec {
         })
     }
 
-    /// `out[t·out_stride + r] = mat[r] · x[t] (+ bias[r])`, eight tokens a launch.
+    /// `out[t·out_stride + r] = mat[r] · x[t] (+ bias[r])`, eight tokens a block.
     ///
     /// # Panics
     /// If sizes do not fit each other.
@@ -92,15 +94,16 @@ impl Matvec {
         if mat.rows == 0 {
             return Ok(());
         }
-        for first in (0..x.tokens).step_by(MAX_TOKENS) {
-            let x = x.token_range(first..x.tokens.min(first + MAX_TOKENS));
+        // A grid has room for so many tokens along y.
+        for first in (0..x.tokens).step_by(MAX_TOKENS * GRID_MAX) {
+            let x = x.token_range(first..x.tokens.min(first + MAX_TOKENS * GRID_MAX));
             let out = out.slice(4 * first * out_stride..out.len());
-            self.few(stream, &mat, &x, bias, out, out_stride)?;
+            self.part(stream, &mat, &x, bias, out, out_stride)?;
         }
         Ok(())
     }
 
-    fn few(
+    fn part(
         &self,
         stream: &Stream,
         mat: &DeviceMat,
@@ -109,7 +112,10 @@ impl Matvec {
         out: DeviceSlice,
         out_stride: usize,
     ) -> Result<()> {
-        let lanes = lanes_a_row(mat.ty, mat.cols);
+        let lanes = match (x.tokens, mat.ty.block_len()) {
+            (1, 1) => FLOAT_LANES,
+            _ => lanes_a_row(mat.ty, mat.cols),
+        };
         let params = MatvecParams {
             weights: mat.data.into(),
             row_stride: mat.row_stride as u64,
@@ -126,7 +132,9 @@ impl Matvec {
             out_stride: u32_of(out_stride),
         };
         let kernels = if x.tokens == 1 { &self.one } else { &self.eight };
-        let grid = Grid::new([params.n_rows.div_ceil(THREADS / lanes), 1, 1], THREADS);
+        let blocks =
+            [params.n_rows.div_ceil(THREADS / lanes), u32_of(x.tokens.div_ceil(MAX_TOKENS)), 1];
+        let grid = Grid::new(blocks, THREADS);
         // SAFETY: matrix, activations, bias and results are there (asserted by the caller and where
         // they were made).
         unsafe { stream.launch(kernels.get(mat.ty), grid, &params) }
