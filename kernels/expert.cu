@@ -4,6 +4,8 @@
 //   partial[pair]   (+)= down · inner[pair], granule by granule in index order    expert_down
 //   y[token]         += Σ_rank weights[token, rank] · partial[token, rank]        ordered_sum
 //
+// The last one can also begin y, and add the result to the residual stream.
+//
 // Twins: src/backend/cpu/expert, to the bit. Between the first two, quantize.cu stores `inner`
 // in the form that down's format reads. Both use one snapshot of the slot table: granules that
 // arrive in between are used for the next token. Granules that are not on the device are computed
@@ -196,15 +198,21 @@ struct OrderedSumParams {
     Address<const float> partial;
     // [tokens, n_embd]
     Address<float> y;
+    // [tokens, n_embd] or null: if there is one, the result is not stored in `y`, but added to `x`,
+    // multiplied by `scale`.
+    Address<float> x;
+    float scale;
     u32 n_embd;
+    // Whether the result begins with 0 instead of what `y` holds.
+    u32 begins;
     u32 unused;
 };
-static_assert(sizeof(OrderedSumParams) == 48);
+static_assert(sizeof(OrderedSumParams) == 64);
 
 KERNEL(ordered_sum, THREADS, OrderedSumParams) {
     Global<const u32> pairs = p.pairs;
     Global<const float> weights = p.weights, partial = p.partial;
-    Global<float> y = p.y;
+    Global<float> y = p.y, x = p.x;
     u32 k = p.k, n_embd = p.n_embd;
     u32 i = blockIdx.x * blockDim.x + threadIdx.x, token = blockIdx.y;
     if (i >= n_embd) return;
@@ -216,5 +224,12 @@ KERNEL(ordered_sum, THREADS, OrderedSumParams) {
         sum = fmaf(weights[at], partial[static_cast<u64>(pair) * n_embd + i], sum);
     }
     u64 to = static_cast<u64>(token) * n_embd + i;
-    y[to] = y[to] + sum;
+    float before = 0.0f;
+    if (!p.begins) before = y[to];
+    sum = before + sum;
+    if (x) {
+        x[to] = fmaf(p.scale, sum, x[to]);
+    } else {
+        y[to] = sum;
+    }
 }

@@ -54,14 +54,17 @@ kernel_params! {
 }
 
 kernel_params! {
-    pub struct OrderedSumParams[48] {
+    pub struct OrderedSumParams[64] {
         pairs: DevicePtr,
         grouped: u32,
         k: u32,
         weights: DevicePtr,
         partial: DevicePtr,
         y: DevicePtr,
+        x: DevicePtr,
+        scale: f32,
         n_embd: u32,
+        begins: u32,
         unused: u32,
     }
 }
@@ -154,6 +157,11 @@ pub struct OrderedSum<'a> {
     pub partial: DeviceSlice<'a>,
     /// f32 [tokens, n_embd]
     pub y: DeviceSlice<'a>,
+    /// Whether the result begins with 0 instead of `y`.
+    pub begins: bool,
+    /// The residual stream, f32 [tokens, n_embd], to which the result is added, multiplied by a
+    /// factor; then it is not stored in `y`.
+    pub residual: Option<(DeviceSlice<'a>, f32)>,
 }
 
 /// Biases on the device: f32 [experts, n_ff] of gate (none if there is no gate) and up,
@@ -288,7 +296,8 @@ impl Experts {
         Ok(())
     }
 
-    /// `y[t] += Σ_rank weights[t, rank] · partial[pair]`, in rank order.
+    /// `y[t] += Σ_rank weights[t, rank] · partial[pair]`, in rank order, or `y[t] =` this, or
+    /// `x[t] += factor · y[t]` of it.
     ///
     /// # Panics
     /// If sizes do not fit each other.
@@ -307,6 +316,8 @@ impl Experts {
         if n == 0 {
             return Ok(());
         }
+        let (x, scale) = sum.residual.unzip();
+        assert!(x.is_none_or(|x| x.holds::<f32>(sum.n_tokens * shape.n_embd)));
         let params = OrderedSumParams {
             pairs: sum.pairs.into(),
             grouped: sum.is_grouped.into(),
@@ -314,7 +325,10 @@ impl Experts {
             weights: sum.weights.into(),
             partial: sum.partial.into(),
             y: sum.y.into(),
+            x: x.into(),
+            scale: scale.unwrap_or_default(),
             n_embd: u32_of(shape.n_embd),
+            begins: sum.begins.into(),
             unused: 0,
         };
         let blocks = [params.n_embd.div_ceil(THREADS), u32_of(sum.n_tokens), 1];

@@ -32,11 +32,18 @@ pub fn acts_bytes(n: usize, cols: usize) -> usize {
     forms.map(|kind| (n * record_bytes(kind, cols)).next_multiple_of(256)).sum()
 }
 
+/// Whether records are f32s that are read in place.
+pub fn is_at(records: &DeviceActs, x: DeviceSlice) -> bool {
+    records.records.address() == x.address()
+}
+
 impl<'a> GpuActs<'a> {
-    /// The forms that matrices of `types` read, in `memory`.
+    /// The forms of `x`, f32 of this shape, that matrices of `types` read. They are in `memory`, but
+    /// for f32, which is read in place where its rows are whole lines.
     pub fn at(
         types: impl IntoIterator<Item = TensorType>,
         shape: RowShape,
+        x: DeviceSlice<'a>,
         memory: DeviceSlice<'a>,
     ) -> GpuActs<'a> {
         let RowShape { n, cols } = shape;
@@ -46,24 +53,29 @@ impl<'a> GpuActs<'a> {
             if acts.0[index(kind)].is_some() {
                 continue;
             }
-            let end = start + n * record_bytes(kind, cols);
+            let bytes = n * record_bytes(kind, cols);
+            if kind == ActKind::F32 && bytes == 4 * n * cols && x.address().is_multiple_of(64) {
+                acts.0[index(kind)] = Some(DeviceActs::new(kind, n, cols, x.slice(0..bytes)));
+                continue;
+            }
+            let end = start + bytes;
             acts.0[index(kind)] = Some(DeviceActs::new(kind, n, cols, memory.slice(start..end)));
             start = end.next_multiple_of(256);
         }
         acts
     }
 
-    /// As `at`, and stores `x`, f32 of this shape, there.
+    /// As `at`, and stores `x` there.
     pub fn fill(
         ops: &Ops,
         stream: &Stream,
         types: impl IntoIterator<Item = TensorType>,
         shape: RowShape,
-        x: DeviceSlice,
+        x: DeviceSlice<'a>,
         memory: DeviceSlice<'a>,
     ) -> Result<GpuActs<'a>> {
-        let acts = GpuActs::at(types, shape, memory);
-        for records in acts.0.into_iter().flatten() {
+        let acts = GpuActs::at(types, shape, x, memory);
+        for records in acts.0.into_iter().flatten().filter(|records| !is_at(records, x)) {
             ops.quantize.store(stream, x, shape.cols, records)?;
         }
         Ok(acts)

@@ -9,7 +9,7 @@ use crate::backend::gpu::matvec::MAX_TOKENS;
 use crate::backend::gpu::{DeviceSlice, Stream};
 use crate::backend::ops::{ExpertForm, ExpertShape};
 use crate::experts::vram::GranuleLayout;
-use crate::forward::gpu::acts::{GpuActs, RowShape};
+use crate::forward::gpu::acts::{GpuActs, RowShape, is_at};
 use crate::forward::gpu::layers::GpuBiases;
 use crate::forward::gpu::ops::Ops;
 use crate::forward::gpu::weights::GpuWeights;
@@ -136,11 +136,14 @@ impl<'a> ExpertContext<'a> {
         shape: &DeviceShape,
         n_pairs: usize,
         pairs: Range<usize>,
-        inner: DeviceSlice,
+        inner: DeviceSlice<'a>,
     ) -> Result<DeviceActs<'a>> {
         let memory = self.workspace.slice(&self.layout.inner_acts);
         let size = RowShape { n: n_pairs, cols: shape.n_ff };
-        let acts = GpuActs::at([shape.down], size, memory).view(shape.down);
+        let acts = GpuActs::at([shape.down], size, inner, memory).view(shape.down);
+        if is_at(&acts, inner) {
+            return Ok(acts);
+        }
         let rows = inner_rows(shape, inner, &pairs);
         self.ops.quantize.store(self.stream, rows, shape.n_ff, acts.token_range(pairs))?;
         Ok(acts)

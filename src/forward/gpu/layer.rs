@@ -44,21 +44,18 @@ pub fn layer(cx: &mut GpuPass, l: usize) -> Result<()> {
     match path {
         ExpertPath::Device(expert) => {
             cx.record_dense(l)?;
-            cx.dense_expert(l, expert)?;
-            cx.add_experts(l)
+            cx.dense_expert(l, expert)
         }
-        // The residual is part of its last graph.
         ExpertPath::Pipeline(tiers) => cx.pipelined_experts(l, tiers),
         ExpertPath::Host => {
             cx.download_route(l)?;
-            cx.host_routed_experts(l)?;
-            cx.add_experts(l)
+            cx.host_routed_experts(l)
         }
     }
 }
 
-/// x → x, h and the forms of it that experts read, the route, and y: the shared expert's output or
-/// 0. A decoded token's is captured as a graph.
+/// x → x, h and the forms of it that experts read, the route, and y: the shared expert's output, if
+/// there is one. A decoded token's is captured as a graph.
 pub fn before_experts(cx: &mut GpuPass, l: usize) -> Result<()> {
     let layer = cx.layer(l);
     // router, if it reads the stream

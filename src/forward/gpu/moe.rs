@@ -11,6 +11,14 @@ use crate::forward::gpu::layers::{GpuBranch, GpuFfn, GpuOnly, GpuRouter};
 use crate::forward::gpu::pass::GpuPass;
 use crate::forward::gpu::workspace::RouteParts;
 
+/// What becomes of the result of an expert that every token goes to; see `OrderedSum`.
+struct OnlySum<'a> {
+    /// f32 [tokens]; 1 if there is none
+    gate: Option<DeviceSlice<'a>>,
+    begins: bool,
+    residual: Option<(DeviceSlice<'a>, f32)>,
+}
+
 impl<'a> GpuPass<'a> {
     /// Keeps the residual stream before attention, for experts that do not see the dense branch's
     /// output.
@@ -25,13 +33,24 @@ impl<'a> GpuPass<'a> {
     pub fn dense_branch(&mut self, branch: &GpuBranch) -> Result<()> {
         self.norm(&branch.norm, self.x(), self.h())?;
         let acts = self.acts_of_h(branch.expert.shape.inputs())?;
-        self.stream().fill(self.y(), 0)?;
-        self.only_expert(&branch.expert, None, &acts, None)
+        let sum = OnlySum { gate: None, begins: true, residual: None };
+        self.only_expert(&branch.expert, None, &acts, sum)
     }
 
-    /// y += expert(h), the only expert of a dense layer.
+    /// y += expert(h), the only expert of a dense layer; residual.
     pub fn dense_expert(&mut self, l: usize, expert: &GpuOnly) -> Result<()> {
-        self.only_expert(expert, self.expert_biases(l), &self.ffn_acts(l), None)
+        let begins = self.layer(l).ffn.shared.is_none();
+        let residual = self.plain_residual(l);
+        let sum = OnlySum { gate: None, begins, residual };
+        self.only_expert(expert, self.expert_biases(l), &self.ffn_acts(l), sum)?;
+        if residual.is_none() { self.add_experts(l) } else { Ok(()) }
+    }
+
+    /// The residual stream and the factor of what a layer's experts add to it, if they add it
+    /// without a norm.
+    fn plain_residual(&self, l: usize) -> Option<(DeviceSlice<'a>, f32)> {
+        let (ffn, scale) = (&self.layer(l).ffn, self.hyper().residual_scale);
+        ffn.post_norm.is_none().then(|| (self.x(), ffn.scale * scale))
     }
 
     /// The offsets of a route's parts.
@@ -68,9 +87,8 @@ impl<'a> GpuPass<'a> {
         Ok(())
     }
 
-    /// y = sigmoid(gate · h) · expert(h), or 0 without a shared expert
+    /// y = sigmoid(gate · h) · expert(h), if there is a shared expert
     pub fn shared_expert(&mut self, ffn: &GpuFfn, acts: &GpuActs) -> Result<()> {
-        self.stream().fill(self.y(), 0)?;
         let Some(shared) = &ffn.shared else { return Ok(()) };
         let mut gate = None;
         if let Some(matrix) = &shared.gate {
@@ -80,7 +98,8 @@ impl<'a> GpuPass<'a> {
             self.dev.ops.activate.sigmoid(self.stream(), out)?;
             gate = Some(out);
         }
-        self.only_expert(&shared.expert, None, acts, gate)
+        let sum = OnlySum { gate, begins: true, residual: None };
+        self.only_expert(&shared.expert, None, acts, sum)
     }
 
     /// Multiplies the experts' input by the weights, one a row, which become 1.
@@ -91,13 +110,13 @@ impl<'a> GpuPass<'a> {
         self.acts_of_h(self.ffn_weights(l).inputs()).map(drop)
     }
 
-    /// y += gate · expert(h), for an expert that every token goes to. Without a gate, it is 1.
+    /// y += gate · expert(h), for an expert that every token goes to.
     fn only_expert(
         &mut self,
         expert: &GpuOnly,
         biases: Option<Biases>,
         acts: &GpuActs,
-        gate: Option<DeviceSlice>,
+        OnlySum { gate, begins, residual }: OnlySum,
     ) -> Result<()> {
         let (stream, n, context) = (self.stream(), self.n(), self.expert_context());
         let shape = device_shape(&expert.layout, &expert.shape, 1);
@@ -136,7 +155,16 @@ impl<'a> GpuPass<'a> {
         // SAFETY: token t's pair is t, in both ways of computing it.
         unsafe {
             let (pairs, weights, y) = (zeros, gate, self.y());
-            let sum = OrderedSum { n_tokens: n, pairs, is_grouped: false, weights, partial, y };
+            let sum = OrderedSum {
+                n_tokens: n,
+                pairs,
+                is_grouped: false,
+                weights,
+                partial,
+                y,
+                begins,
+                residual,
+            };
             self.dev.ops.experts.ordered_sum(self.stream(), &shape, sum)
         }
     }
@@ -147,8 +175,11 @@ impl<'a> GpuPass<'a> {
         device_shape(&layout, &self.ffn_weights(l).expert, self.hyper().routing.k)
     }
 
-    /// y += Σ weights · partial of `n_pairs` routed pairs, in the order of a token's ranks.
-    pub fn routed_sum(&self, shape: &DeviceShape, n_pairs: usize, is_grouped: bool) -> Result<()> {
+    /// y += Σ weights · partial of `n_pairs` routed pairs, in the order of a token's ranks;
+    /// residual.
+    pub fn routed_sum(&self, l: usize, n_pairs: usize, is_grouped: bool) -> Result<()> {
+        let (shape, begins) = (&self.routed_shape(l), self.layer(l).ffn.shared.is_none());
+        let residual = self.plain_residual(l);
         let (route, f) = (self.device_route(), &self.layout().ffn);
         let pairs = match is_grouped {
             true => self.words(&f.pair_rows, self.n() * route.k),
@@ -156,8 +187,9 @@ impl<'a> GpuPass<'a> {
         };
         let partial = self.expert_context().partial(shape, n_pairs);
         let (n_tokens, weights, y) = (self.n(), route.weights, self.y());
-        let sum = OrderedSum { n_tokens, pairs, is_grouped, weights, partial, y };
+        let sum = OrderedSum { n_tokens, pairs, is_grouped, weights, partial, y, begins, residual };
         // SAFETY: `pair_rows` holds the rows of `partial` that the demand's pairs have.
-        unsafe { self.dev.ops.experts.ordered_sum(self.stream(), shape, sum) }
+        unsafe { self.dev.ops.experts.ordered_sum(self.stream(), shape, sum)? };
+        if residual.is_none() { self.add_experts(l) } else { Ok(()) }
     }
 }

@@ -272,7 +272,7 @@ impl<'a> GpuPass<'a> {
         &self,
         types: impl IntoIterator<Item = TensorType>,
         n: usize,
-        h: DeviceSlice,
+        h: DeviceSlice<'a>,
     ) -> Result<GpuActs<'a>> {
         let (shape, memory) = (self.embd_rows(n), self.slice(&self.layout().acts));
         GpuActs::fill(&self.dev.ops, self.stream(), types, shape, h, memory)
@@ -281,7 +281,7 @@ impl<'a> GpuPass<'a> {
     /// The forms of h that the feed-forward part of a layer reads, which are stored already.
     pub fn ffn_acts(&self, l: usize) -> GpuActs<'a> {
         let (types, memory) = (self.ffn_weights(l).inputs(), self.slice(&self.layout().acts));
-        GpuActs::at(types, self.embd_rows(self.n()), memory)
+        GpuActs::at(types, self.embd_rows(self.n()), self.h(), memory)
     }
 
     fn embd_rows(&self, n: usize) -> RowShape {
@@ -293,7 +293,7 @@ impl<'a> GpuPass<'a> {
         &self,
         types: impl IntoIterator<Item = TensorType>,
         shape: RowShape,
-        x: DeviceSlice,
+        x: DeviceSlice<'a>,
     ) -> Result<GpuActs<'a>> {
         let memory = self.slice(&self.layout().mixer.acts);
         GpuActs::fill(&self.dev.ops, self.stream(), types, shape, x, memory)
@@ -311,7 +311,7 @@ impl<'a> GpuPass<'a> {
         &self,
         heads: &GpuHeads,
         shape: RowShape,
-        x: DeviceSlice,
+        x: DeviceSlice<'a>,
         out: DeviceSlice,
     ) -> Result<()> {
         let all = self.dev.weights.mat(&heads.all);

@@ -108,6 +108,8 @@ impl Call<'_> {
             weights: weights.all(),
             partial: partial.all(),
             y: y.all(),
+            begins: false,
+            residual: None,
         };
         // SAFETY: the places are those of the pairs.
         unsafe { kernels.experts.ordered_sum(&bench.stream, s, sum)? };

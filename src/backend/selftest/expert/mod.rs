@@ -5,11 +5,12 @@ mod grouped;
 mod layer;
 
 use super::bench::Bench;
+use super::data::Random;
 use super::report::{Report, Row};
 use crate::Result;
 use crate::backend::gpu::DeviceBuffer;
 use crate::backend::gpu::acts::{DeviceActs, Quantize, record_bytes};
-use crate::backend::gpu::expert::{Chosen, DeviceBiases, Experts, OrderedSum};
+use crate::backend::gpu::expert::{Chosen, DeviceBiases, ExpertShape, Experts, OrderedSum};
 use crate::backend::gpu::mat::types;
 use crate::backend::gpu::matmul::Products;
 use crate::backend::ops::{Activation, NO_EXPERT};
@@ -50,7 +51,7 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
         for spec in mixed() {
             compare(bench, &mut kernels, row, &Layer::new(spec), &chosen)?;
         }
-        Ok(())
+        other_sums(bench, &kernels, row)
     });
     for ty in types().filter(|ty| act_kind(*ty) != ActKind::F32) {
         report.row("expert_grouped", ty, |row| {
@@ -127,6 +128,50 @@ fn compare(
     Ok(())
 }
 
+/// The same sum in its other forms: it begins y, whose bytes are none before; and it is added to
+/// the residual stream, also after what y holds.
+fn other_sums(bench: &Bench, kernels: &Kernels, row: &mut Row) -> Result<()> {
+    let plain = Spec { sizes: [32, 96, 64], ..Spec::plain(Q8_0) };
+    let shape = ExpertShape { n_embd: 37, k: 3, ..Layer::new(plain).shape };
+    let (n_tokens, n, mut random) = (2, 2 * 37, Random(5));
+    let (stream, scale) = (&bench.stream, 0.75);
+    let [partial, weights] = [6 * 37, 6].map(|n| random.floats(n));
+    let [before, x] = [n, n].map(|n| random.floats(n));
+    let sum = |i: usize| {
+        let (token, at) = (i / 37, i % 37);
+        (3 * token..3 * token + 3)
+            .fold(0f32, |sum, pair| weights[pair].mul_add(partial[37 * pair + at], sum))
+    };
+    let pairs = bench.up_u32(&[0; 6])?;
+    let (partial_up, weights_up) = (bench.up_f32(&partial)?, bench.up_f32(&weights)?);
+    for (begins, is_residual) in [(true, false), (true, true), (false, true)] {
+        let y = if begins { bench.empty(4 * n)? } else { bench.up_f32(&before)? };
+        let x_up = bench.up_f32(&x)?;
+        let operands = OrderedSum {
+            n_tokens,
+            pairs: pairs.all(),
+            is_grouped: false,
+            weights: weights_up.all(),
+            partial: partial_up.all(),
+            y: y.all(),
+            begins,
+            residual: is_residual.then_some((x_up.all(), scale)),
+        };
+        // SAFETY: without grouping, pairs are those of tokens and ranks.
+        unsafe { kernels.experts.ordered_sum(stream, &shape, operands)? };
+        let y_of = |i: usize| if begins { 0.0 } else { before[i] } + sum(i);
+        let (got, expected): (_, Vec<f32>) = match is_residual {
+            false => (bench.down_f32(&y)?, (0..n).map(y_of).collect()),
+            true => {
+                let of = |i: usize| f32::mul_add(scale, y_of(i), x[i]);
+                (bench.down_f32(&x_up)?, (0..n).map(of).collect())
+            }
+        };
+        row.bits(format!("begins {begins}, residual {is_residual}"), &got, &expected);
+    }
+    Ok(())
+}
+
 /// `waves` say which granules are there, launch by launch; together they are all of them.
 fn on_device(
     bench: &Bench,
@@ -180,6 +225,8 @@ fn on_device(
         weights: weights.all(),
         partial: partial.all(),
         y: y.all(),
+        begins: false,
+        residual: None,
     };
     // SAFETY: pairs are those of the tokens and ranks.
     unsafe { experts.ordered_sum(stream, s, sum)? };

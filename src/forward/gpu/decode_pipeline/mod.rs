@@ -207,8 +207,7 @@ impl<'a> GpuPass<'a> {
 
     /// The experts' sum and the residual.
     fn sum_experts(&self, l: usize) -> Result<()> {
-        self.routed_sum(&self.routed_shape(l), self.hyper().routing.k, false)?;
-        self.add_experts(l)
+        self.routed_sum(l, self.hyper().routing.k, false)
     }
 
     /// Copies the sums of peers into the rows of the first device's `partial`.

@@ -96,7 +96,8 @@ impl Peer {
         let PeerWorkspace { stream, workspace, layout, staging, to_first, .. } = peer;
         let chosen = workspace.slice(&layout.chosen).slice(0..routed.chosen.len());
         let memory = workspace.slice(&layout.acts);
-        let acts = GpuActs::at(routed.w.expert.inputs(), routed.shape(), memory);
+        let h = workspace.slice(&layout.h);
+        let acts = GpuActs::at(routed.w.expert.inputs(), routed.shape(), h, memory);
         let biases = biases[routed.l].as_ref().map(|b| Biases::new(weights, b));
         let context = ExpertContext { ops, stream, workspace, layout: &layout.experts };
         let (device, to_first) = (*device, Some(to_first));
@@ -144,7 +145,8 @@ impl Peer {
         // SAFETY: the router chooses among the layer's experts.
         unsafe { ops.resolve.launch(stream, &lookup)? };
         let memory = workspace.slice(&layout.acts);
-        let acts = GpuActs::at(routed.w.expert.inputs(), routed.shape(), memory);
+        let h = workspace.slice(&layout.h);
+        let acts = GpuActs::at(routed.w.expert.inputs(), routed.shape(), h, memory);
         let biases = biases[routed.l].as_ref().map(|b| Biases::new(weights, b));
         let context = ExpertContext { ops, stream, workspace, layout: &layout.experts };
         let chosen = Chosen { n_pairs: k, granules, experts: chosen };

@@ -27,7 +27,7 @@ impl<'a> GpuPass<'a> {
         }
     }
 
-    /// y += Σ weights · chosen experts; the route is in `b.route`.
+    /// y += Σ weights · chosen experts; residual. The route is in `b.route`.
     pub fn host_routed_experts(&mut self, l: usize) -> Result<()> {
         let (routed, route_k) = (self.routed_layer(l), self.hyper().routing.k);
         let (stream, h, context) = (self.stream(), self.h(), self.expert_context());
@@ -62,6 +62,6 @@ impl<'a> GpuPass<'a> {
             DeviceShare { device: 0, context, acts, chosen, biases, staging, to_first: None };
         hybrid.compute(&call, first, peers, self.cpu, self.b)?;
         hybrid.begin_attention();
-        self.routed_sum(&call.shape, call.n_pairs, call.is_grouped)
+        self.routed_sum(l, call.n_pairs, call.is_grouped)
     }
 }
