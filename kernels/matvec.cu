@@ -85,8 +85,8 @@ __device__ __forceinline__ void float_matvec(const MatvecParams& p) {
     float w[LOADS], a[ACTS], sum = 0.0f;
     u32 before = 0;
     for (u32 first = 0; first < n_cols + FLOAT_COLS; first += FLOAT_COLS) {
-        // The tile that begins at `first` is loaded while the one before is added. It is padded with
-        // zeros to a multiple of eight columns, as in float_dots.
+        // The tile that begins at `first` is loaded while the one before is added. It is padded
+        // with zeros to a multiple of eight columns, as in float_dots.
         u32 width = first < n_cols ? min((n_cols - first + 7) & ~7u, FLOAT_COLS) : 0;
 #pragma unroll
         for (u32 i = 0; i < LOADS; i++) {

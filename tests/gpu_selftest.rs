@@ -3,9 +3,9 @@
 //! device is lost. The kernels that have run belong to the process.
 
 use moeba::backend::gpu::Emulated;
-use moeba::backend::gpu::emulated::{Config, Faults};
+use moeba::backend::gpu::emulated::{Config, Faults, Queues};
 use moeba::backend::selftest;
-use moeba::backend::selftest::{Extent, Outcome, Report};
+use moeba::backend::selftest::{Extent, Outcome, Report, Row};
 
 fn report(config: &Config, extent: Extent) -> Report {
     let device = Emulated::devices(config).swap_remove(0);
@@ -36,6 +36,22 @@ fn the_emulated_device_is_clean() {
     assert!(left_out.is_empty(), "no check runs {left_out:?}");
     for seed in [0, 11] {
         expect_clean(seed, Extent::Odd);
+    }
+}
+
+/// Graphs, streams and waits, on whatever hardware queues; where streams share one, none waits.
+#[test]
+fn the_machinery_is_clean() {
+    for queues in Queues::ALL {
+        for seed in 0..4 {
+            let config = Config { seed, queues, waits: None, ..Config::default() };
+            let device = Emulated::devices(&config).swap_remove(0);
+            let report = selftest::machinery(&device, Extent::Quick).unwrap();
+            assert!(report.is_clean(), "{queues:?}, seed {seed}: {:#?}", report.rows);
+            let is_left_out = |row: &&Row| matches!(row.outcome, Outcome::LeftOut(_));
+            let n_left_out = report.rows.iter().filter(is_left_out).count();
+            assert_eq!(n_left_out, usize::from(queues == Queues::One));
+        }
     }
 }
 

@@ -247,7 +247,7 @@
     Module {
         source: "matvec",
         compute: 75,
-        digest: "828d77edba5f425ff73964c7366347791d5d8202e377f0efa0098b56a7ad1f2f",
+        digest: "dbe53402f5545cfca20750719dd209b8826e4f950aa0650a623bfff5b880ad9a",
         kernels: &[
             "matvec_q4_0",
             "matvec8_q4_0",

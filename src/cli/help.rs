@@ -149,7 +149,7 @@ const EXAMPLES: &[(&str, [Example; 2])] = &[
         "moeba selftest",
         [
             ("Test every GPU", "moeba selftest"),
-            ("Test the first one with small shapes only", "moeba selftest --device cuda:0 --quick"),
+            ("Test the first one quickly", "moeba selftest --device cuda:0 --quick --deep"),
         ],
     ),
     (

@@ -189,7 +189,7 @@ impl Clock {
     }
 
     fn product(&self, [rows, cols, tokens]: [usize; 3], units: f64) -> Result<Rounds> {
-        let products = Products::load(self.stream.gpu())?;
+        let products = Products::load(self.stream.gpu(), &[TYPE])?;
         let kind = act_kind(TYPE);
         let row_bytes = TYPE.row_bytes(cols as u64).expect("whole blocks") as usize;
         let (weights, records) =

@@ -1,11 +1,12 @@
 //! Batches of several sessions on the emulated device: each text has the bits that it has alone.
 
+use crate::support::choice;
 use common::{convert_golden, golden_options, load};
 use moeba::Error;
 use moeba::backend::gpu::emulated::Config;
 use moeba::backend::selftest::data::Random;
 use moeba::engine::{
-    BatchRow, CacheType, Cancel, DeviceChoice, Engine, EngineOptions, Logits, Phase, Session, Want,
+    BatchRow, CacheType, Cancel, Engine, EngineOptions, Logits, Phase, Session, Want,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -100,7 +101,7 @@ fn run(
 }
 
 fn on_device(seed: u64, types: [CacheType; 2]) -> EngineOptions {
-    let device = DeviceChoice::Emulated(Config { seed, ..Config::default() });
+    let device = choice(Config { seed, ..Config::default() });
     let [cache_type_k, cache_type_v] = types;
     EngineOptions { device, cache_type_k, cache_type_v, n_ctx: Some(40), ..golden_options() }
 }

@@ -5,6 +5,7 @@
 //! the bit, and within a bound for the model that has those. Other caches send the encoder's
 //! attention, and that of what the decoder is given at once, to tensor cores.
 
+use crate::support::choice;
 use common::{convert_golden, golden_options, load, read_ids};
 use moeba::backend::gpu::Emulated;
 use moeba::backend::gpu::emulated::Config;
@@ -43,7 +44,7 @@ fn texts(name: &str) -> Vec<Text> {
 }
 
 fn on_device(seed: u64, vram: &str) -> EngineOptions {
-    let device = DeviceChoice::Emulated(Config { seed, ..Config::default() });
+    let device = choice(Config { seed, ..Config::default() });
     let vram = if vram.is_empty() { VramBudget::Auto } else { vram.parse().unwrap() };
     EngineOptions { device, vram, n_ctx: Some(80), ..golden_options() }
 }

@@ -5,6 +5,7 @@
 //! logits are compared within a bound there and to the bit everywhere else; and to the bit across
 //! budgets, CPU shares, splits of the layers and stream orders.
 
+use crate::support::choice;
 use common::{POLICIES, convert_golden, golden_options, load};
 use moeba::backend::gpu::emulated::Config;
 use moeba::engine::plan::ram::{RamBudget, VramBudget};
@@ -19,7 +20,7 @@ const PROMPT: usize = 11;
 const DECODED: usize = 3;
 
 fn emulated(seed: u64) -> DeviceChoice {
-    DeviceChoice::Emulated(Config { seed, ..Config::default() })
+    choice(Config { seed, ..Config::default() })
 }
 
 fn on_device(seed: u64, vram: &str) -> EngineOptions {

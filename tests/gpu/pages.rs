@@ -1,10 +1,11 @@
 //! Texts on the emulated device come back from pages and go on from checkpoints, with the bits that
 //! they have alone.
 
+use crate::support::choice;
 use common::jobs::{alone, core, job, prompt, run};
 use common::{convert_golden, golden_options, load};
 use moeba::backend::gpu::emulated::Config;
-use moeba::engine::{CacheType, DeviceChoice, Engine, EngineOptions, FinishReason};
+use moeba::engine::{CacheType, Engine, EngineOptions, FinishReason};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ const ROOM: usize = 64 << 20;
 
 /// The emulated device looks at all memory of a pass at each launch: passes are small.
 fn on_device(types: [CacheType; 2], n_ctx: usize, n_ubatch: usize) -> EngineOptions {
-    let device = DeviceChoice::Emulated(Config { seed: 1, ..Config::default() });
+    let device = choice(Config { seed: 1, ..Config::default() });
     let [cache_type_k, cache_type_v] = types;
     let (n_ctx, n_ubatch) = (Some(n_ctx), Some(n_ubatch));
     EngineOptions { device, cache_type_k, cache_type_v, n_ctx, n_ubatch, ..golden_options() }

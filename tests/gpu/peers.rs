@@ -1,6 +1,7 @@
 //! Several devices, each with its own experts: whichever has an expert, and however many there are,
 //! the bits are those of one device and of the CPU.
 
+use crate::support::choice;
 use common::{POLICIES, convert_golden, golden_options, load};
 use moeba::backend::gpu::emulated::Config;
 use moeba::engine::plan::ram::{RamBudget, VramBudget};
@@ -15,7 +16,7 @@ const PROMPT: usize = 11;
 const DECODED: usize = 4;
 
 fn on(devices: usize, seed: u64, vram: &str) -> EngineOptions {
-    let device = DeviceChoice::Emulated(Config { devices, seed, ..Config::default() });
+    let device = choice(Config { devices, seed, ..Config::default() });
     let vram = if vram.is_empty() { VramBudget::Auto } else { vram.parse().unwrap() };
     EngineOptions { device, vram, n_ctx: Some(32), ..golden_options() }
 }

@@ -1,6 +1,6 @@
-//! Devices whose streams share few hardware queues. A copy or a kernel that stands behind a wait for
-//! the host holds up what ends the wait: the emulated device sees that, and no order of the engine's
-//! does it.
+//! Devices whose streams share few hardware queues. A copy or a kernel that stands behind a wait
+//! for the host holds up what ends the wait: the emulated device sees that, and no order of the
+//! engine's does it.
 
 use common::{convert_golden, golden_options, load};
 use moeba::backend::gpu::emulated::{Config, ProbeParams, Queues};
@@ -31,7 +31,7 @@ fn sum(kernel: Kernel<ProbeParams>, stream: &Stream, from: &DeviceBuffer, to: &D
     unsafe { stream.launch(kernel, Grid::new([1; 3], 32).with_shared(64), &params) }.unwrap();
 }
 
-/// What the host ends a wait with, on a stream of its own.
+/// The operations with which the host ends a wait, on a stream of their own.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Answer {
     /// A copy up of a part, then a copy of the word.
@@ -164,8 +164,8 @@ fn decode_has_the_same_bits_on_any_queues_with_and_without_waits() {
     }
 }
 
-/// On a single queue, kernels of missed experts stand behind the wait for them. The engine would not
-/// wait there by itself.
+/// On a single queue, kernels of missed experts stand behind the wait for them. The engine would
+/// not wait there by itself.
 #[test]
 fn a_decode_that_hangs_ends_in_a_sentence() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,11 +1,10 @@
 //! Steps of decode between the layers of a prompt's pass on the emulated device: every text has the
 //! bits that it has alone.
 
+use crate::support::choice;
 use common::{convert_golden, golden_options, load};
 use moeba::backend::gpu::emulated::Config;
-use moeba::engine::{
-    BatchRow, CacheType, DeviceChoice, Engine, EngineOptions, Interlude, Phase, Session, Want,
-};
+use moeba::engine::{BatchRow, CacheType, Engine, EngineOptions, Interlude, Phase, Session, Want};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -79,7 +78,7 @@ fn check(engine: &Arc<Engine>, what: &str, n: usize) {
 }
 
 fn on_device(devices: usize) -> EngineOptions {
-    let device = DeviceChoice::Emulated(Config { devices, seed: 2, ..Config::default() });
+    let device = choice(Config { devices, seed: 2, ..Config::default() });
     let (cache_type_k, cache_type_v) = (CacheType::F32, CacheType::F16);
     EngineOptions { device, cache_type_k, cache_type_v, n_ctx: Some(24), ..golden_options() }
 }

@@ -1,6 +1,7 @@
 //! Tokens chosen from a few logits that the device chose, against tokens chosen from all: the same
 //! seed gives the same text.
 
+use crate::support::choice;
 use common::cli::{Tiny, failed, on, succeeded, tiny};
 use common::{convert_golden, golden_options, load};
 use moeba::backend::gpu::emulated::Config;
@@ -64,7 +65,7 @@ fn draws_the_same(name: &str, outtype: &str) {
     let dir = tempfile::tempdir().unwrap();
     let path = convert_golden(name, outtype, dir.path());
     let cpu = engine(&path, DeviceChoice::Cpu);
-    let device = engine(&path, DeviceChoice::Emulated(Config { seed: 1, ..Config::default() }));
+    let device = engine(&path, choice(Config { seed: 1, ..Config::default() }));
     let n_vocab = cpu.n_vocab();
     let mut texts = Vec::new();
     for (options, size) in cases(n_vocab) {

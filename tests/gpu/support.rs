@@ -1,7 +1,27 @@
-//! An emulated GPU for tests of its kernels.
+//! The device that tests run on: an emulated one, or the first real one where MOEBA_TEST_DEVICE is
+//! `cuda`.
 
+use moeba::backend::cuda;
 use moeba::backend::gpu::emulated::Config;
 use moeba::backend::gpu::{Device, DeviceBuffer, Emulated, Stream};
+use moeba::engine::DeviceChoice;
+use moeba::engine::device::Gpus;
+
+fn is_real() -> bool {
+    match std::env::var("MOEBA_TEST_DEVICE") {
+        Err(_) => false,
+        Ok(device) if device == "cuda" => true,
+        Ok(other) => panic!("MOEBA_TEST_DEVICE is cuda or nothing, not {other}"),
+    }
+}
+
+/// The device of a whole model. Several devices are always emulated.
+pub fn choice(config: Config) -> DeviceChoice {
+    match is_real() && config.devices == 1 {
+        true => DeviceChoice::Cuda(Gpus::These(vec![0])),
+        false => DeviceChoice::Emulated(config),
+    }
+}
 
 /// A device, a stream and what goes up and down.
 pub struct Bench {
@@ -11,8 +31,10 @@ pub struct Bench {
 
 impl Bench {
     pub fn new(seed: u64) -> Bench {
-        let config = Config { seed, ..Config::default() };
-        let gpu = Emulated::devices(&config).swap_remove(0);
+        let gpu = match is_real() {
+            true => cuda::devices().unwrap_or_else(|why| panic!("{why}")).swap_remove(0),
+            false => Emulated::devices(&Config { seed, ..Config::default() }).swap_remove(0),
+        };
         let stream = Stream::new(&gpu).unwrap();
         Bench { gpu, stream }
     }

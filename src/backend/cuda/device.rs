@@ -1,7 +1,7 @@
 //! One GPU: the calls of the driver, each with an error message.
 
 use super::library::{Kind, Live, failed};
-use super::ptx::{MODULES, module_of, text};
+use super::ptx::{kernel_text, module_of};
 use super::waits;
 use crate::backend::gpu::host_waits::HostWaits;
 use crate::backend::gpu::{
@@ -34,8 +34,8 @@ pub struct Cuda {
     context: Mutex<Option<sys::CUcontext>>,
     live: Arc<Live>,
     host_waits: Arc<HostWaits>,
-    /// By index into `MODULES`; loaded when a kernel is first asked for.
-    modules: Mutex<HashMap<usize, usize>>,
+    /// By index into `MODULES` and kernel; loaded when a kernel is first asked for.
+    modules: Mutex<HashMap<(usize, String), usize>>,
 }
 
 // SAFETY: handles of the driver may be used from any thread whose current context is theirs, which
@@ -109,16 +109,19 @@ impl Cuda {
         Ok(event.0 as usize as sys::CUevent)
     }
 
-    fn load(&self, at: usize) -> Result<sys::CUmodule> {
+    /// The module of one kernel.
+    fn load(&self, at: usize, kernel: &str) -> Result<sys::CUmodule> {
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(module) = modules.get(&at) {
+        let key = (at, kernel.to_owned());
+        if let Some(module) = modules.get(&key) {
             return Ok(*module as sys::CUmodule);
         }
+        let none = || Error::Device(format!("there is no kernel {kernel}"));
+        let text = kernel_text(at, kernel).ok_or_else(none)?;
         // SAFETY: the driver takes PTX that ends with a zero byte.
-        let module = unsafe { result::module::load_data(text(at).as_ptr().cast()) };
-        let what = format!("compiling the kernels of {}", MODULES[at].source);
-        let module = module.map_err(|e| self.failed(&what, e))?;
-        modules.insert(at, module as usize);
+        let module = unsafe { result::module::load_data(text.as_ptr().cast()) };
+        let module = module.map_err(|e| self.failed(&format!("compiling kernel {kernel}"), e))?;
+        modules.insert(key, module as usize);
         Ok(module)
     }
 
@@ -403,7 +406,7 @@ impl Gpu for Cuda {
     fn kernel(&self, name: &str, _params: &'static Layout) -> Result<KernelId> {
         self.enter()?;
         let none = || Error::Device(format!("there is no kernel {name}"));
-        let module = self.load(module_of(name, self.info.compute).ok_or_else(none)?)?;
+        let module = self.load(module_of(name, self.info.compute).ok_or_else(none)?, name)?;
         let c_name = CString::new(name).map_err(|_| none())?;
         let what = format!("finding kernel {name}");
         // SAFETY: the module stays loaded until this is dropped.

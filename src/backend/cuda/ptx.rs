@@ -32,6 +32,49 @@ pub fn text(at: usize) -> &'static CStr {
     })
 }
 
+/// The PTX of one kernel of `MODULES[at]`: the driver compiles what it is given, so a program's
+/// first start compiles the kernels that it uses and no others. None if the module has no such
+/// kernel.
+pub fn kernel_text(at: usize, kernel: &str) -> Option<CString> {
+    let text = text(at).to_str().expect("PTX is ASCII");
+    let entry = entry_of(text, kernel)?;
+    let rest = outside(text);
+    let code: Vec<&str> = rest.iter().copied().filter(|line| variable(line).is_none()).collect();
+    let is_used = |name: &str| entry.contains(name) || code.iter().any(|line| line.contains(name));
+    let mut out = String::new();
+    for line in rest.iter().filter(|line| variable(line).is_none_or(is_used)) {
+        out.push_str(line);
+        out.push('\n');
+    }
+    out.push_str(entry);
+    CString::new(out).ok()
+}
+
+/// The lines of a kernel.
+fn entry_of<'a>(text: &'a str, kernel: &str) -> Option<&'a str> {
+    let start = text.find(&format!(".visible .entry {kernel}("))?;
+    let end = start + text[start..].find("\n}\n")? + "\n}\n".len();
+    Some(&text[start..end])
+}
+
+/// The lines that belong to no kernel: the header, variables, and functions that kernels call.
+fn outside(text: &str) -> Vec<&str> {
+    let mut is_outside = true;
+    let is_kept = |line: &&str| {
+        is_outside &= !line.starts_with(".visible .entry ");
+        let is_kept = is_outside;
+        is_outside |= *line == "}";
+        is_kept
+    };
+    text.lines().filter(is_kept).collect()
+}
+
+/// The name of the variable that a line declares.
+fn variable(line: &str) -> Option<&str> {
+    let declared = line.strip_prefix(".global ")?.split(['=', ';', '[']).next()?;
+    declared.split_whitespace().last()
+}
+
 /// The module to load for a kernel on a device of this compute capability: among those that have
 /// the kernel and run on the device, the one for the newest devices.
 pub fn module_of(kernel: &str, compute: Version) -> Option<usize> {
@@ -58,6 +101,30 @@ mod tests {
             assert_eq!(module("attention_prompt_64", compute), Some(("attention_prompt", newest)));
             assert_eq!(module("no_such", compute), None);
         }
+    }
+
+    #[test]
+    fn each_kernel_can_be_compiled_alone() {
+        for (at, module) in MODULES.iter().enumerate() {
+            let all = text(at).to_str().unwrap();
+            for kernel in module.kernels {
+                let text = kernel_text(at, kernel).expect(kernel);
+                let text = text.to_str().unwrap();
+                assert_eq!(text.matches(".entry ").count(), 1, "{kernel}");
+                for part in [".version ", ".target ", ".address_size "] {
+                    assert!(text.contains(part), "{kernel}: {part}");
+                }
+                assert_eq!(text.matches('{').count(), text.matches('}').count(), "{kernel}");
+                let entry = entry_of(all, kernel).unwrap();
+                assert!(text.ends_with(entry), "{kernel}");
+                let declared = all.lines().filter_map(variable).filter(|name| entry.contains(name));
+                for name in declared {
+                    let line = |line: &str| variable(line) == Some(name);
+                    assert!(text.lines().any(line), "{kernel} lacks {name}");
+                }
+            }
+        }
+        assert!(kernel_text(0, "no_such").is_none());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Whether streams may wait for the host. The driver's manual warns that such waits can deadlock: a
-//! wait holds up what stands behind it in a hardware queue, and a launch that blocks the thread that
-//! is to end the wait never returns.
+//! wait holds up what stands behind it in a hardware queue, and a launch that blocks the thread
+//! that is to end the wait never returns.
 
 use crate::backend::gpu::host_waits::asked;
 use std::path::Path;

@@ -1,6 +1,6 @@
 //! Rows of an embedding table (`kernels/embed.cu`).
 
-use super::mat::{DeviceMat, TypeKernels, types};
+use super::mat::{DeviceMat, TypeKernels, all_types};
 use super::{Device, DevicePtr, DeviceSlice, Grid, Stream, kernel_params, u32_of};
 use crate::Result;
 use crate::gguf::TensorType;
@@ -31,7 +31,7 @@ fn values(ty: TensorType) -> usize {
 
 impl Embed {
     pub fn load(gpu: &Device) -> Result<Embed> {
-        Ok(Embed(TypeKernels::load(gpu, "embed", types())?))
+        Ok(Embed(TypeKernels::load(gpu, "embed", &all_types())?))
     }
 
     /// `out[t]`, f32 [n_tokens, table.cols], is row `ids[t]` of `table`; `ids` are u32.

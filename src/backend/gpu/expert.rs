@@ -2,7 +2,7 @@
 //! ordered by token. Twin: `backend::cpu::expert`.
 
 use super::acts::DeviceActs;
-use super::mat::{TypeKernels, types};
+use super::mat::TypeKernels;
 use super::matvec::{THREADS, lanes_a_row};
 use super::{
     Device, DevicePtr, DeviceSlice, GRID_MAX, Grid, Kernel, Stream, kernel_params, u32_of,
@@ -174,10 +174,11 @@ pub struct DeviceBiases<'a> {
 }
 
 impl Experts {
-    pub fn load(gpu: &Device) -> Result<Experts> {
+    /// For matrices of these types.
+    pub fn load(gpu: &Device, types: &[TensorType]) -> Result<Experts> {
         Ok(Experts {
-            gate_up: TypeKernels::load(gpu, "expert_gate_up", types())?,
-            down: TypeKernels::load(gpu, "expert_down", types())?,
+            gate_up: TypeKernels::load(gpu, "expert_gate_up", types)?,
+            down: TypeKernels::load(gpu, "expert_down", types)?,
             ordered_sum: Kernel::find(gpu, "ordered_sum")?,
             pairs_a_launch: GRID_MAX,
         })

@@ -2,10 +2,11 @@
 //! `cpu::linear::Cpu::head_products`.
 
 use super::acts::DeviceActs;
-use super::mat::{DeviceMat, TypeKernels, types};
+use super::mat::{DeviceMat, TypeKernels};
 use super::matvec::{THREADS, lanes_a_row};
 use super::{Device, DevicePtr, DeviceSlice, Grid, Stream, kernel_params, u32_of};
 use crate::Result;
+use crate::gguf::TensorType;
 use crate::simd::act_kind;
 
 /// Tokens of a block of the kernel.
@@ -39,8 +40,9 @@ pub struct DeviceHeadMats<'a> {
 }
 
 impl Heads {
-    pub fn load(gpu: &Device) -> Result<Heads> {
-        Ok(Heads(TypeKernels::load(gpu, "head_products", types())?))
+    /// For matrices of these types.
+    pub fn load(gpu: &Device, types: &[TensorType]) -> Result<Heads> {
+        Ok(Heads(TypeKernels::load(gpu, "head_products", types)?))
     }
 
     /// `out[t, h, r] = mats[h][r] · x[t, h]`: `x` has the heads of a token one after the other, and

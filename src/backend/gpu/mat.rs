@@ -63,11 +63,7 @@ pub struct TypeKernels<P>(Vec<Option<Kernel<P>>>);
 
 impl<P: KernelParams> TypeKernels<P> {
     /// Finds `family_q4_k` and so on, for these types.
-    pub fn load(
-        gpu: &Device,
-        family: &str,
-        types: impl Iterator<Item = TensorType>,
-    ) -> Result<TypeKernels<P>> {
+    pub fn load(gpu: &Device, family: &str, types: &[TensorType]) -> Result<TypeKernels<P>> {
         let mut kernels = Vec::new();
         for ty in types {
             let at = ty.id() as usize;
@@ -91,7 +87,7 @@ pub fn types() -> impl Iterator<Item = TensorType> {
     TensorType::all().filter(|ty| quant::is_supported(*ty))
 }
 
-/// Those of them that are blocks of integers.
-pub fn block_types() -> impl Iterator<Item = TensorType> {
-    types().filter(|ty| ty.block_len() > 1)
+/// All of them.
+pub fn all_types() -> Vec<TensorType> {
+    types().collect()
 }

@@ -2,7 +2,7 @@
 //! expert; and the choice between that and `matvec`.
 
 use super::acts::DeviceActs;
-use super::mat::{DeviceMat, TypeKernels, block_types};
+use super::mat::{DeviceMat, TypeKernels};
 use super::matvec::{self, Matvec};
 use super::{Device, DevicePtr, DeviceSlice, Grid, Stream, kernel_params, u32_of};
 use crate::Result;
@@ -72,9 +72,11 @@ pub struct Groups<'a> {
 }
 
 impl Products {
-    pub fn load(gpu: &Device) -> Result<Products> {
-        let matmul = TypeKernels::load(gpu, "matmul", block_types())?;
-        Ok(Products { matvec: Matvec::load(gpu)?, matmul })
+    /// For matrices of these types.
+    pub fn load(gpu: &Device, types: &[TensorType]) -> Result<Products> {
+        let blocks: Vec<_> = types.iter().copied().filter(|ty| ty.block_len() > 1).collect();
+        let matmul = TypeKernels::load(gpu, "matmul", &blocks)?;
+        Ok(Products { matvec: Matvec::load(gpu, types)?, matmul })
     }
 
     /// `out[t·out_stride + r] = mat[r] · x[t] (+ bias[r])`, however many tokens there are: the bits

@@ -1,7 +1,7 @@
 //! Matrix times the activations of a few tokens (`kernels/matvec.cu`).
 
 use super::acts::DeviceActs;
-use super::mat::{DeviceMat, TypeKernels, types};
+use super::mat::{DeviceMat, TypeKernels};
 use super::{Device, DevicePtr, DeviceSlice, GRID_MAX, Grid, Stream, kernel_params, u32_of};
 use crate::Result;
 use crate::gguf::TensorType;
@@ -70,10 +70,11 @@ pub(super) fn assert_fits(
 }
 
 impl Matvec {
-    pub fn load(gpu: &Device) -> Result<Matvec> {
+    /// For matrices of these types.
+    pub fn load(gpu: &Device, types: &[TensorType]) -> Result<Matvec> {
         Ok(Matvec {
-            one: TypeKernels::load(gpu, "matvec", types())?,
-            eight: TypeKernels::load(gpu, "matvec8", types())?,
+            one: TypeKernels::load(gpu, "matvec", types)?,
+            eight: TypeKernels::load(gpu, "matvec8", types)?,
         })
     }
 

@@ -27,6 +27,11 @@ impl Bench {
         }
     }
 
+    /// How often operations are repeated that go wrong only sometimes.
+    pub fn rounds(&self) -> usize {
+        if self.extent == Extent::Full { 1000 } else { 20 }
+    }
+
     pub fn empty(&self, bytes: usize) -> Result<DeviceBuffer> {
         DeviceBuffer::new(&self.gpu, bytes)
     }

@@ -6,12 +6,12 @@ use super::report::Report;
 use crate::Result;
 use crate::backend::gpu::acts::{DeviceActs, records_of};
 use crate::backend::gpu::heads::{DeviceHeadMats, Heads};
-use crate::backend::gpu::mat::{DeviceMat, types};
+use crate::backend::gpu::mat::{DeviceMat, all_types, types};
 use crate::backend::ops::HeadMats;
 use crate::simd::{Activations, MatRef, act_kind};
 
 pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
-    let heads = Heads::load(&bench.gpu)?;
+    let heads = Heads::load(&bench.gpu, &all_types())?;
     for ty in types() {
         report.row("head_products", ty, |row| {
             // Heads, rows of each, first row, rows from a head to the next, columns in blocks,

@@ -13,6 +13,7 @@ mod delta;
 mod embed;
 mod expert;
 mod heads;
+mod machinery;
 mod norm;
 mod products;
 mod quantize;
@@ -48,6 +49,14 @@ const FAMILIES: &[(&str, Family)] = &[
     ("expert", expert::check),
     ("sample", sample::check),
 ];
+
+/// Checks of what a device does besides computing: graphs, streams that wait, copies beside
+/// kernels.
+pub fn machinery(device: &Device, extent: Extent) -> Result<Report> {
+    let mut report = Report::default();
+    machinery::check(&Bench::new(device, extent)?, &mut report)?;
+    Ok(report)
+}
 
 /// The amount of checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use super::report::{Report, Row};
 use crate::Result;
 use crate::backend::gpu::DeviceBuffer;
 use crate::backend::gpu::acts::{DeviceActs, records_of};
-use crate::backend::gpu::mat::{DeviceMat, types};
+use crate::backend::gpu::mat::{DeviceMat, all_types, types};
 use crate::backend::gpu::matmul::Products;
 use crate::gguf::TensorType;
 use crate::simd::{ActView, Activations, MatRef, Scratch, act_kind};
@@ -15,7 +15,7 @@ use crate::simd::{ActView, Activations, MatRef, Scratch, act_kind};
 type Shape = [usize; 3];
 
 pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
-    let products = Products::load(&bench.gpu)?;
+    let products = Products::load(&bench.gpu, &all_types())?;
     for ty in types() {
         let check = Check { bench, products: &products, ty, many: false };
         report.row("matvec", ty, |row| check.all(row));

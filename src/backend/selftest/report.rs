@@ -21,11 +21,13 @@ pub enum Outcome {
     Differs(String),
     /// The device's error message.
     Failed(String),
+    /// Why it does not apply to the device.
+    LeftOut(String),
 }
 
 impl Outcome {
     pub fn is_good(&self) -> bool {
-        matches!(self, Outcome::Equal | Outcome::Within { .. })
+        matches!(self, Outcome::Equal | Outcome::Within { .. } | Outcome::LeftOut(_))
     }
 }
 
@@ -51,7 +53,7 @@ impl Report {
         let mut row = Row { kernel, format, shapes: Vec::new(), outcome: Outcome::Equal };
         if let Err(error) = compare(&mut row) {
             row.outcome = Outcome::Failed(error.to_string());
-        } else if row.shapes.is_empty() {
+        } else if row.shapes.is_empty() && row.outcome == Outcome::Equal {
             row.outcome = Outcome::Failed("nothing was compared".into());
         }
         self.rows.push(row);
@@ -121,6 +123,11 @@ impl Row {
             }
             _ => {}
         }
+    }
+
+    /// Nothing is compared.
+    pub fn leave_out(&mut self, why: &str) {
+        self.outcome = Outcome::LeftOut(why.to_owned());
     }
 
     fn begin(&mut self, shape: impl ToString) -> String {

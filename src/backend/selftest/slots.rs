@@ -25,8 +25,8 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
         Ok(())
     });
     report.row("post_route", "", |row| {
-        // (words of the route, values of a row)
-        for shape in bench.shapes(&[(48, 32), (16, 0)], &[(1, 257)], &[(512, 7168)]) {
+        // [words of the route, values of a row]
+        for shape in bench.shapes(&[[48, 32], [16, 0]], &[[1, 257]], &[[512, 7168]]) {
             post(bench, &resolve, row, shape)?;
         }
         Ok(())
@@ -135,7 +135,7 @@ fn compare(bench: &Bench, resolve: &Resolve, row: &mut Row, case: &Case) -> Resu
 }
 
 /// The host gets a route and two rows without a copy.
-fn post(bench: &Bench, resolve: &Resolve, row: &mut Row, (words, n): (usize, usize)) -> Result<()> {
+fn post(bench: &Bench, resolve: &Resolve, row: &mut Row, [words, n]: [usize; 2]) -> Result<()> {
     let mut random = Random(n as u64);
     let route: Vec<u32> = (0..words).map(|_| random.next() as u32).collect();
     let rows: Vec<u32> = (0..2 * n).map(|_| random.next() as u32).collect();

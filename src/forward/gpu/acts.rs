@@ -38,8 +38,8 @@ pub fn is_at(records: &DeviceActs, x: DeviceSlice) -> bool {
 }
 
 impl<'a> GpuActs<'a> {
-    /// The forms of `x`, f32 of this shape, that matrices of `types` read. They are in `memory`, but
-    /// for f32, which is read in place where its rows are whole lines.
+    /// The forms of `x`, f32 of this shape, that matrices of `types` read. They are in `memory`,
+    /// but for f32, which is read in place where its rows are whole lines.
     pub fn at(
         types: impl IntoIterator<Item = TensorType>,
         shape: RowShape,

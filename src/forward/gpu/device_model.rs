@@ -5,7 +5,7 @@ use crate::Result;
 use crate::backend::gpu::{Device, DeviceBuffer, Stream};
 use crate::experts::vram::{GranuleLayout, VramTiers};
 use crate::forward::gpu::layers::{GpuEncoder, GpuLayer, GpuNorm, GpuOnly};
-use crate::forward::gpu::ops::Ops;
+use crate::forward::gpu::ops::{Ops, types_of};
 use crate::forward::gpu::weights::{GpuLinear, GpuWeights, Packer};
 use crate::forward::gpu::workspace::{Workspace, WorkspaceLayout};
 use crate::model::Model;
@@ -49,7 +49,7 @@ impl DeviceModel {
     /// Uploads the dense part of a model.
     pub fn upload(model: &Model, gpu: &Device, options: &DenseOptions) -> Result<DeviceModel> {
         let n = options.n_ubatch;
-        let (stream, ops) = (Stream::urgent(gpu)?, Ops::load(gpu)?);
+        let (stream, ops) = (Stream::urgent(gpu)?, Ops::load(gpu, &types_of(model))?);
         let mut packer = Packer::new(model, n);
         let layer = |l| options.layers.contains(&l).then(|| packer.layer(l));
         let layers: Vec<_> = (0..model.hyper.n_layers).map(layer).collect();

@@ -11,7 +11,7 @@ use crate::forward::gpu::layers::{GpuBranch, GpuFfn, GpuOnly, GpuRouter};
 use crate::forward::gpu::pass::GpuPass;
 use crate::forward::gpu::workspace::RouteParts;
 
-/// What becomes of the result of an expert that every token goes to; see `OrderedSum`.
+/// The use of the result of an expert that every token goes to; see `OrderedSum`.
 struct OnlySum<'a> {
     /// f32 [tokens]; 1 if there is none
     gate: Option<DeviceSlice<'a>>,

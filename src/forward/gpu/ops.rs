@@ -16,6 +16,9 @@ use crate::backend::gpu::router::Router;
 use crate::backend::gpu::rows::Rows;
 use crate::backend::gpu::sample::Sample;
 use crate::backend::gpu::slots::Resolve;
+use crate::gguf::TensorType;
+use crate::model::Model;
+use crate::quant;
 
 pub struct Ops {
     pub norm: Norm,
@@ -35,13 +38,15 @@ pub struct Ops {
 }
 
 impl Ops {
-    pub fn load(gpu: &Device) -> Result<Ops> {
+    /// For models with matrices of these types: a driver compiles each kernel that is found when a
+    /// program first starts.
+    pub fn load(gpu: &Device, types: &[TensorType]) -> Result<Ops> {
         Ok(Ops {
             norm: Norm::load(gpu)?,
             rows: Rows::load(gpu)?,
             quantize: Quantize::load(gpu)?,
-            products: Products::load(gpu)?,
-            heads: Heads::load(gpu)?,
+            products: Products::load(gpu, types)?,
+            heads: Heads::load(gpu, types)?,
             rope: Rope::load(gpu)?,
             store: CacheStore::load(gpu)?,
             attention: Attention::load(gpu)?,
@@ -49,8 +54,16 @@ impl Ops {
             router: Router::load(gpu)?,
             resolve: Resolve::load(gpu)?,
             activate: Activate::load(gpu)?,
-            experts: Experts::load(gpu)?,
+            experts: Experts::load(gpu, types)?,
             sample: Sample::load(gpu)?,
         })
     }
+}
+
+/// The types of a model's tensors that are computed with.
+pub fn types_of(model: &Model) -> Vec<TensorType> {
+    let is_in_file = |ty: &TensorType| model.gguf().tensors().iter().any(|tensor| tensor.ty == *ty);
+    // Vectors are f32 on a device, whatever they are in the file.
+    let is_used = |ty: &TensorType| *ty == TensorType::F32 || is_in_file(ty);
+    TensorType::all().filter(|ty| quant::is_supported(*ty) && is_used(ty)).collect()
 }

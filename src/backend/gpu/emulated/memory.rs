@@ -320,8 +320,8 @@ impl Memory {
         Ok(a.history.last_write(&(offset..offset + 4)))
     }
 
-    /// The memory that a kernel on `device` can touch, in ascending order: the device's, and what is
-    /// mapped.
+    /// The memory that a kernel on `device` can touch, in ascending order: the device's, and what
+    /// is mapped.
     pub fn of_device(&mut self, device: usize) -> Vec<ShimAllocation> {
         let own = self.allocations.range_mut(base(device)..base(device + 1));
         let own = own.map(|(at, a)| (*at, a.bytes.as_mut_ptr(), &mut a.shadow, a.bytes.len()));

@@ -11,7 +11,7 @@ use crate::Result;
 use crate::backend::gpu::DeviceBuffer;
 use crate::backend::gpu::acts::{DeviceActs, Quantize, record_bytes};
 use crate::backend::gpu::expert::{Chosen, DeviceBiases, ExpertShape, Experts, OrderedSum};
-use crate::backend::gpu::mat::types;
+use crate::backend::gpu::mat::{all_types, types};
 use crate::backend::gpu::matmul::Products;
 use crate::backend::ops::{Activation, NO_EXPERT};
 use crate::gguf::TensorType::{self, BF16, F16, F32, MXFP4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
@@ -29,8 +29,8 @@ struct Kernels {
 
 pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
     let mut kernels = Kernels {
-        experts: Experts::load(&bench.gpu)?,
-        products: Products::load(&bench.gpu)?,
+        experts: Experts::load(&bench.gpu, &all_types())?,
+        products: Products::load(&bench.gpu, &all_types())?,
         quantize: Quantize::load(&bench.gpu)?,
     };
     for ty in types() {

@@ -12,11 +12,11 @@
 //! nothing is missing; the stream of the misses writes it after them. What runs before the look-up,
 //! before the wait and behind it are captured graphs.
 //!
-//! No copy stands behind a wait for the host: a device has few queues for copies, and the copy would
-//! hold up those that the misses need. Slot tables have a stream of their own, kernels store the
-//! routing into mapped memory, where `go` and the layer's number are, too. Where streams must not
-//! wait (`DeviceInfo::no_waits`), the host holds the sum of such a layer back until it has handled
-//! the misses.
+//! No copy stands behind a wait for the host: a device has few queues for copies, and the copy
+//! would hold up those that the misses need. Slot tables have a stream of their own; kernels store
+//! the routing into mapped memory, where `go` and the layer's number are, too. Where streams must
+//! not wait (`DeviceInfo::no_waits`), the host holds the sum of such a layer back until it has
+//! handled the misses.
 //!
 //! Policies hear of a layer's routing when the next layer is queued, so a prefetch has one layer's
 //! time to come before the layer after the next is pinned: predictors look two layers ahead.

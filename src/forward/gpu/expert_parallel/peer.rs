@@ -11,7 +11,7 @@ use crate::forward::gpu::expert_parallel::table_upload::TableUpload;
 use crate::forward::gpu::expert_parallel::workspace::{PeerLayout, PeerWorkspace, RoutedLayer};
 use crate::forward::gpu::experts::{Biases, DecodePairs, ExpertContext};
 use crate::forward::gpu::layers::GpuBiases;
-use crate::forward::gpu::ops::Ops;
+use crate::forward::gpu::ops::{Ops, types_of};
 use crate::forward::gpu::weights::{GpuWeights, Packer};
 use crate::model::{Bound, Model};
 
@@ -63,7 +63,7 @@ impl Peer {
         };
         Ok(Peer {
             device,
-            ops: Ops::load(gpu)?,
+            ops: Ops::load(gpu, &types_of(model))?,
             weights: packer.upload(gpu)?,
             biases,
             pass: workspace(n)?,

@@ -1,5 +1,7 @@
-//! `moeba selftest`: every kernel of a GPU against its twin on the CPU. For those whose answers
-//! look wrong, and for new kinds of GPU.
+//! `moeba selftest`: every kernel of a GPU against its twin on the CPU, and with `--deep` all that
+//! a GPU does besides. For those whose answers look wrong, and for new kinds of GPU.
+
+mod whole_model;
 
 use super::out;
 use crate::backend::selftest;
@@ -16,6 +18,9 @@ pub struct Args {
     /// Test small shapes only
     #[arg(long)]
     quick: bool,
+    /// Also test graphs, waits and copies, and a whole random model
+    #[arg(long)]
+    deep: bool,
 }
 
 pub fn run(args: Args) -> Result<()> {
@@ -37,8 +42,14 @@ pub fn run(args: Args) -> Result<()> {
             log::debug!("{family}");
             interrupt::check()
         })?;
-        out::line(&text(&report))?;
-        n_bad += report.rows.iter().filter(|row| !row.outcome.is_good()).count();
+        n_bad += show(&report)?;
+        if args.deep {
+            n_bad += show(&selftest::machinery(device, extent)?)?;
+        }
+    }
+    if args.deep {
+        drop(devices);
+        n_bad += show(&whole_model::check(&args.device)?)?;
     }
     match n_bad {
         0 => Ok(()),
@@ -46,6 +57,12 @@ pub fn run(args: Args) -> Result<()> {
             Err(Error::Device(format!("{n} checks failed: results of this device would be wrong")))
         }
     }
+}
+
+/// Prints a report. Returns the number of failures.
+fn show(report: &Report) -> Result<usize> {
+    out::line(&text(report))?;
+    Ok(report.rows.iter().filter(|row| !row.outcome.is_good()).count())
 }
 
 /// A line a check, and their number.
@@ -74,6 +91,7 @@ fn result(outcome: &Outcome, shapes: &[String]) -> String {
         }
         Outcome::Differs(what) => format!("DIFFERS at {what}"),
         Outcome::Failed(why) => format!("FAILED: {why}"),
+        Outcome::LeftOut(why) => format!("left out: {why}"),
     }
 }
 
