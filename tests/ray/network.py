@@ -62,7 +62,8 @@ class Node:
         """Until the machine is a part of the cluster."""
         end = time.monotonic() + 60
         while "will now block" not in self.said():
-            assert time.monotonic() < end, self.said()
+            late = self.process.poll() is not None or time.monotonic() > end
+            assert not late, self.said()
             time.sleep(0.1)
 
     def said(self):
@@ -99,10 +100,11 @@ def main():
     try:
         address = f"{NETWORK}.1:6399"
         nodes.append(Node(1, "--head", "--port", "6399", "--include-dashboard", "false"))
-        wait_for_port(f"{NETWORK}.1", 6399)
-        nodes += [Node(n, "--address", address) for n in (2, 3)]
-        for node in nodes:
-            node.wait()
+        nodes[0].wait()
+        # One after the other: they share a file system, and would choose the same socket in it.
+        for n in (2, 3):
+            nodes.append(Node(n, "--address", address))
+            nodes[-1].wait()
         ready, port = os.path.join(TEMP, f"url-{secrets.token_hex(4)}"), 8000 + os.getpid() % 2000
         environment = dict(os.environ, RAY_ADDRESS=address, RAY_TMPDIR=nodes[0].folder)
         environment["MOEBA_PYTHON"] = sys.executable
