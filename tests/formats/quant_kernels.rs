@@ -172,8 +172,9 @@ fn column_ranges_are_dot_products_of_their_own() {
 
 #[test]
 fn granules_of_a_row_are_added_in_order() {
-    for ty in types() {
-        let block = ty.block_len().max(8);
+    // Rows of plain floats also of columns that are no whole vectors.
+    let odd = types().into_iter().filter(|ty| ty.block_len() == 1).map(|ty| (ty, 3));
+    for (ty, block) in types().into_iter().map(|ty| (ty, ty.block_len().max(8))).chain(odd) {
         // Rows, blocks, blocks of a granule, bytes between rows.
         let shapes = [
             (21, 7, 1, 0),
@@ -194,51 +195,61 @@ fn granules_of_a_row_are_added_in_order() {
             let mat = MatRef::new(ty, &bytes, rows, cols, stride);
             for tokens in [1, 2, 7, 37] {
                 let x = random.floats(tokens * cols);
-                let acts = activations(scalar(), act_kind(ty), tokens, cols, &x);
-                let mut want = Vec::new();
-                for first in (0..cols).step_by(width) {
-                    let range = first..cols.min(first + width);
-                    let part = mat.column_range(range.clone());
-                    let part = product(scalar(), part, acts.view(0..tokens, range));
-                    match first {
-                        0 => want = part,
-                        _ => want.iter_mut().zip(part).for_each(|(sum, part)| *sum += part),
-                    }
-                }
-                let versions = vectors().chain([scalar()]);
-                for k in versions.filter(|k| tokens == 1 || k.sums_granules(ty)) {
-                    // Added to what is there: 1 in each place.
-                    if tokens == 1 {
-                        let mut sums = vec![1.0; rows];
-                        let acts = activations(k, act_kind(ty), 1, cols, &x);
-                        let (out, scratch) =
-                            (Out::near(sums.as_mut_ptr(), rows), &mut Scratch::new());
-                        // SAFETY: as below.
-                        unsafe {
-                            k.granule_sums((mat, width, true), 0..rows, acts.all(), out, scratch)
-                        };
-                        let mut want = vec![1.0; rows];
-                        for first in (0..cols).step_by(width) {
-                            let range = first..cols.min(first + width);
-                            let acts = acts.view(0..1, range.clone());
-                            let part = product(scalar(), mat.column_range(range), acts);
-                            want.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
-                        }
-                        assert_eq!(bits(&sums), bits(&want), "{}: {ty}, added", k.name);
-                    }
-                    let acts = activations(k, act_kind(ty), tokens, cols, &x);
-                    let mut out = Results::new(rows, tokens);
-                    for part in [0..rows / 3, rows / 3..rows] {
-                        let (acts, scratch) = (acts.all(), &mut Scratch::new());
-                        let out = out.places();
-                        // SAFETY: `out` has a place for each row and token and is ours alone.
-                        unsafe { k.granule_sums((mat, width, false), part, acts, out, scratch) };
-                    }
-                    let case = format!("{ty} {rows}×{cols}, {tokens} tokens, granules of {width}");
-                    assert_eq!(bits(&out.dense()), bits(&want), "{}: {case}", k.name);
+                check_granules(mat, width, tokens, &x);
+                if tokens == 1 {
+                    check_added_granules(mat, width, &x);
                 }
             }
         }
+    }
+}
+
+/// The granules' products, added to `sums` in order.
+fn add_granules(mat: MatRef, width: usize, tokens: usize, x: &[f32], sums: &mut Vec<f32>) {
+    let acts = activations(scalar(), act_kind(mat.ty), tokens, mat.cols, x);
+    for first in (0..mat.cols).step_by(width) {
+        let range = first..mat.cols.min(first + width);
+        let part = mat.column_range(range.clone());
+        let part = product(scalar(), part, acts.view(0..tokens, range));
+        if sums.is_empty() {
+            *sums = part;
+        } else {
+            sums.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
+        }
+    }
+}
+
+fn check_granules(mat: MatRef, width: usize, tokens: usize, x: &[f32]) {
+    let MatRef { ty, rows, cols, .. } = mat;
+    let mut want = Vec::new();
+    add_granules(mat, width, tokens, x, &mut want);
+    let versions = vectors().chain([scalar()]);
+    for k in versions.filter(|k| tokens == 1 || k.sums_granules(ty)) {
+        let acts = activations(k, act_kind(ty), tokens, cols, x);
+        let mut out = Results::new(rows, tokens);
+        for part in [0..rows / 3, rows / 3..rows] {
+            let (acts, scratch) = (acts.all(), &mut Scratch::new());
+            let out = out.places();
+            // SAFETY: `out` has a place for each row and token and is ours alone.
+            unsafe { k.granule_sums((mat, width, false), part, acts, out, scratch) };
+        }
+        let case = format!("{ty} {rows}×{cols}, {tokens} tokens, granules of {width}");
+        assert_eq!(bits(&out.dense()), bits(&want), "{}: {case}", k.name);
+    }
+}
+
+/// One token's, added to what is there: 1 in each place.
+fn check_added_granules(mat: MatRef, width: usize, x: &[f32]) {
+    let MatRef { ty, rows, cols, .. } = mat;
+    let mut want = vec![1.0; rows];
+    add_granules(mat, width, 1, x, &mut want);
+    for k in vectors().chain([scalar()]) {
+        let mut sums = vec![1.0; rows];
+        let acts = activations(k, act_kind(ty), 1, cols, x);
+        let (out, scratch) = (Out::near(sums.as_mut_ptr(), rows), &mut Scratch::new());
+        // SAFETY: `sums` has a place for each row and is ours alone.
+        unsafe { k.granule_sums((mat, width, true), 0..rows, acts.all(), out, scratch) };
+        assert_eq!(bits(&sums), bits(&want), "{}: {ty}, added", k.name);
     }
 }
 

@@ -1,20 +1,21 @@
 //! Rows and granules of fewer than eight blocks, whose lanes would idle: eight rows at once, their
-//! blocks eight after eight as they lie, across the ends of rows, and sorted by rows afterwards.
+//! blocks eight after eight as they lie, across the ends of rows, and their values sorted by rows
+//! afterwards: a load of a granule of each row, and the tree of eight rows at once.
 //! Block b of each of eight rows at a time needs no sorting, but reads here and there: 0.74 of what
 //! a plain loop reads (Q4_K, rows of 432 bytes, a Xeon of family 6, model 167) against 0.89.
 
 use super::ahead::{Next, Rows};
 use super::ints::{ActBlock, Ints};
 use super::matvec::Token;
+use super::reduce::trees8;
 use crate::simd::Product;
 use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 /// Blocks of a row that are taken at once. A longer row is several strips, which are read one after
 /// the other, here and there in memory.
 const MOST: usize = 64;
-/// Blocks of a row up to which permutations sort faster than loads do.
-const FEW: usize = 16;
 
 /// The blocks of eight rows of a strip of columns, as they lie, in groups of eight.
 pub(in crate::simd) struct EightRows {
@@ -34,8 +35,8 @@ pub(in crate::simd) struct EightRows {
     scales: [f32; 8 * MOST],
 }
 
-/// The values of the blocks, eight a group.
-pub(in crate::simd) struct Values([__m256; MOST]);
+/// The values of the blocks, eight a group, and room that loads of eight reach into.
+pub(in crate::simd) struct Values([MaybeUninit<f32>; 8 * MOST + 8]);
 
 /// The strips of rows of `blocks` blocks; none cuts a granule, which has fewer than eight.
 pub(in crate::simd) fn strips(blocks: usize, granule: usize) -> impl Iterator<Item = Range<usize>> {
@@ -117,75 +118,62 @@ impl EightRows {
         ahead.with_gap(self.gap).behind(first, row.wrapping_add(self.ends[group] as usize))
     }
 
-    /// The eight dot products, granules' sums added in order, behind those of earlier strips.
+    /// The eight dot products, behind those of earlier strips.
     ///
     /// # Safety
-    /// `out` has eight places.
+    /// `out` has eight places, and `values` those of all groups.
     #[inline]
     #[target_feature(enable = "avx2")]
     pub unsafe fn add_up(&self, values: &Values, out: *mut f32) {
-        let n = self.strip.len();
-        let rows = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-        let places = _mm256_mullo_epi32(rows, _mm256_set1_epi32(n as i32));
-        for start in (0..n).step_by(self.granule) {
-            let mut lanes = [_mm256_setzero_ps(); 8];
-            for (b, lane) in (start..n.min(start + self.granule)).zip(&mut lanes) {
-                *lane = match n <= FEW {
-                    true => {
-                        let at = _mm256_add_epi32(places, _mm256_set1_epi32(b as i32));
-                        sorted(&values.0[..n], at)
-                    }
-                    false => values.loaded(b, n),
-                };
-            }
-            let [a, b, c, d, e, f, g, h] = lanes;
-            let (a, b) = (_mm256_add_ps(a, e), _mm256_add_ps(b, f));
-            let (c, d) = (_mm256_add_ps(c, g), _mm256_add_ps(d, h));
-            let dots = _mm256_add_ps(_mm256_add_ps(a, c), _mm256_add_ps(b, d));
-            // SAFETY: the caller's promise.
-            unsafe {
-                let sums = match self.adds || self.strip.start + start > 0 {
-                    true => _mm256_add_ps(_mm256_loadu_ps(out), dots),
-                    false => dots,
-                };
-                _mm256_storeu_ps(out, sums);
-            }
-        }
+        let (blocks, adds) = (self.strip.len(), self.adds || self.strip.start > 0);
+        // SAFETY: the caller's promise.
+        unsafe { add_up_eight_rows(values.0.as_ptr().cast(), blocks, self.granule, adds, out) }
     }
 }
 
 impl Values {
     #[inline]
-    #[target_feature(enable = "avx2")]
     pub fn new() -> Self {
-        Values([_mm256_setzero_ps(); MOST])
+        Values([MaybeUninit::uninit(); 8 * MOST + 8])
     }
 
-    /// Value `b` of each of eight rows of `n`.
     #[inline]
     #[target_feature(enable = "avx2")]
-    fn loaded(&self, b: usize, n: usize) -> __m256 {
-        let values: &[f32] = bytemuck::cast_slice(&self.0);
-        let at = |row: usize| values[row * n + b];
-        _mm256_setr_ps(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7))
-    }
-
-    #[inline]
     pub fn put(&mut self, group: usize, values: __m256) {
-        self.0[group] = values;
+        let places = &mut self.0[8 * group..][..8];
+        // SAFETY: eight places.
+        unsafe { _mm256_storeu_ps(places.as_mut_ptr().cast(), values) };
     }
 }
 
-/// The values at these places.
+/// The dot products of eight rows of `blocks` values, one row after the other, granules' sums added
+/// in order and, if it `adds`, behind what `out` has.
+///
+/// # Safety
+/// Eight more floats are readable behind the values; granules have at most eight; `out` has eight
+/// places.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn sorted(values: &[__m256], places: __m256i) -> __m256 {
-    let vectors = _mm256_srli_epi32::<3>(places);
-    let mut sorted = _mm256_setzero_ps();
-    for (k, v) in values.iter().enumerate() {
-        let is_here = _mm256_cmpeq_epi32(vectors, _mm256_set1_epi32(k as i32));
-        let here = _mm256_permutevar8x32_ps(*v, places);
-        sorted = _mm256_blendv_ps(sorted, here, _mm256_castsi256_ps(is_here));
+pub(in crate::simd) unsafe fn add_up_eight_rows(
+    values: *const f32,
+    blocks: usize,
+    granule: usize,
+    adds: bool,
+    out: *mut f32,
+) {
+    let numbers = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    // SAFETY: the caller's promise; masks let no value behind the granule through.
+    unsafe {
+        let mut sums = if adds { Some(_mm256_loadu_ps(out)) } else { None };
+        for start in (0..blocks).step_by(granule) {
+            let n = granule.min(blocks - start) as i32;
+            let is_there = _mm256_cmpgt_epi32(_mm256_set1_epi32(n), numbers);
+            let row = |r: usize| _mm256_maskload_ps(values.add(r * blocks + start), is_there);
+            let dots = trees8([row(0), row(1), row(2), row(3), row(4), row(5), row(6), row(7)]);
+            sums = Some(sums.map_or(dots, |sums| _mm256_add_ps(sums, dots)));
+        }
+        if let Some(sums) = sums {
+            _mm256_storeu_ps(out, sums);
+        }
     }
-    sorted
 }

@@ -63,7 +63,7 @@ const ROWS: usize = 32;
 pub(in crate::simd) unsafe fn matmul<W: Float>(product: Product) {
     let tokens = product.acts.tokens();
     // Four tokens at once.
-    let fours = if product.mat.cols.is_multiple_of(8) { tokens / 4 * 4 } else { 0 };
+    let fours = if by_eights(product) { tokens / 4 * 4 } else { 0 };
     // SAFETY: the caller's promises, of some rows and tokens.
     unsafe {
         if fours > 0 {
@@ -74,6 +74,12 @@ pub(in crate::simd) unsafe fn matmul<W: Float>(product: Product) {
         }
         (fours..tokens).for_each(|t| one_token::<W>(product, t));
     }
+}
+
+/// Whether rows and granules are whole vectors.
+pub(in crate::simd) fn by_eights(product: Product) -> bool {
+    let Product { mat, granule, .. } = product;
+    mat.cols > 0 && mat.cols.is_multiple_of(8) && granule.is_multiple_of(8)
 }
 
 /// Tokens t to t + 3.
@@ -100,15 +106,33 @@ unsafe fn four_tokens<W: Float>(product: Product, t: usize) {
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn one_token<W: Float>(product: Product, t: usize) {
     let x = product.acts.f32s(t);
-    let threes = if x.len().is_multiple_of(8) { product.rows / 3 * 3 } else { 0 };
+    let threes = if by_eights(product) { product.rows / 3 * 3 } else { 0 };
     // SAFETY: the caller's promises.
     unsafe {
         for r in (0..threes).step_by(3) {
             tile::<W, 3, 1>(product, r, [x], t);
         }
         for r in threes..product.rows {
-            product.place(t, r).write(dot::<W>(product.row(r), x));
+            one_row::<W>(product, r, x, product.place(t, r));
         }
+    }
+}
+
+/// Row r times `x`, to `out`.
+///
+/// # Safety
+/// As [`matmul`]; the row exists, `x` has its columns.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn one_row<W: Float>(product: Product, r: usize, x: &[f32], out: *mut f32) {
+    let mut adds = product.adds;
+    for start in (0..x.len().max(1)).step_by(product.granule.max(1)) {
+        let x = &x[start..x.len().min(start + product.granule)];
+        // SAFETY: the caller's promises.
+        unsafe {
+            let dot = dot::<W>(product.row(r).add(start * W::BYTES), x);
+            out.write(if adds { out.read() + dot } else { dot });
+        }
+        adds = true;
     }
 }
 
@@ -120,7 +144,7 @@ unsafe fn one_token<W: Float>(product: Product, t: usize) {
 /// requests, 0.57 with lines asked for four rows ahead of each row, 0.6 one row at a time.
 ///
 /// # Safety
-/// The rows and tokens exist; the tokens are `x`, of a multiple of eight values.
+/// The rows and tokens exist; the tokens are `x`; rows and granules are whole vectors.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn tile<W: Float, const R: usize, const T: usize>(
@@ -129,28 +153,32 @@ unsafe fn tile<W: Float, const R: usize, const T: usize>(
     x: [&[f32]; T],
     t: usize,
 ) {
-    let mut lanes = [[_mm256_setzero_ps(); T]; R];
     let x_at = x.map(|x| x.as_ptr());
     let (w, stride) = (product.row(r), product.mat.row_stride);
     let mut next = Next::new::<R>(product, r + R);
-    for i in (0..x[0].len()).step_by(8) {
-        if T == 1 && i % 32 == 0 {
-            next.ask_for(R * 32 * W::BYTES);
-        }
-        for (k, lanes) in lanes.iter_mut().enumerate() {
-            // SAFETY: eight elements from i on exist in each row and token.
-            unsafe {
-                let w = W::load8(w.add(k * stride + i * W::BYTES));
-                for t in 0..T {
-                    lanes[t] = _mm256_fmadd_ps(_mm256_loadu_ps(x_at[t].add(i)), w, lanes[t]);
+    for start in (0..x[0].len()).step_by(product.granule) {
+        let mut lanes = [[_mm256_setzero_ps(); T]; R];
+        for i in (start..x[0].len().min(start + product.granule)).step_by(8) {
+            if T == 1 && i % 32 == 0 {
+                next.ask_for(R * 32 * W::BYTES);
+            }
+            for (k, lanes) in lanes.iter_mut().enumerate() {
+                // SAFETY: eight elements from i on exist in each row and token.
+                unsafe {
+                    let w = W::load8(w.add(k * stride + i * W::BYTES));
+                    for t in 0..T {
+                        lanes[t] = _mm256_fmadd_ps(_mm256_loadu_ps(x_at[t].add(i)), w, lanes[t]);
+                    }
                 }
             }
         }
-    }
-    for (k, lanes) in lanes.into_iter().enumerate() {
-        for (i, lanes) in lanes.into_iter().enumerate() {
-            // SAFETY: the caller's promise.
-            unsafe { product.place(t + i, r + k).write(tree8(lanes)) };
+        let adds = product.adds || start > 0;
+        for (k, lanes) in lanes.into_iter().enumerate() {
+            for (i, lanes) in lanes.into_iter().enumerate() {
+                let (out, dot) = (product.place(t + i, r + k), tree8(lanes));
+                // SAFETY: the caller's promise.
+                unsafe { out.write(if adds { out.read() + dot } else { dot }) };
+            }
         }
     }
 }

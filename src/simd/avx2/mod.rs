@@ -42,7 +42,7 @@ mod tile;
 
 pub(super) use tile::dequantize;
 
-use super::{ActKind, Kernels, Product, Scratch, act_kind};
+use super::{Kernels, Product, Scratch};
 use crate::gguf::TensorType;
 use crate::with_int_block;
 use panel::Panel;
@@ -53,7 +53,7 @@ static KERNELS: Kernels = TABLE;
 pub(super) const TABLE: Kernels = Kernels {
     name: "avx2",
     matmul,
-    sums_granules: |ty| !matches!(ty, TensorType::NVFP4) && act_kind(ty) != ActKind::F32,
+    sums_granules: |ty| ty != TensorType::NVFP4,
     quantize_q8_0: acts::quantize_q8_0,
     quantize_q8_k: acts::quantize_q8_k,
     rms_norm: ops::rms_norm,

@@ -30,8 +30,7 @@ type Step = [__m512; PAIRS];
 /// # Safety
 /// As [`Product`] says, on a processor with the features of this module; W is the matrix's type.
 pub(super) unsafe fn matmul<W: Float>(product: Product, scratch: &mut Scratch) {
-    let (tokens, cols) = (product.acts.tokens(), product.mat.cols);
-    let whole = tokens >= FEWEST && cols > 0 && cols.is_multiple_of(EIGHT);
+    let whole = product.acts.tokens() >= FEWEST && float::by_eights(product);
     let panels = if whole { product.rows / ROWS * ROWS } else { 0 };
     // SAFETY: the caller's promises, for the rows before and behind the cut.
     unsafe {
@@ -56,11 +55,9 @@ unsafe fn part_matmul<W: Float>(product: Product, scratch: &mut Scratch) {
     unsafe {
         let lanes: *mut Lanes = panel.add(steps).cast();
         for r in (0..product.rows).step_by(ROWS) {
-            for first in (0..cols).step_by(PIECE) {
-                let n = PIECE.min(cols - first);
+            for (first, n, ends) in pieces(cols, product.granule, product.adds) {
                 convert::<W>(product, r, first..first + n, panel);
                 let panel = std::slice::from_raw_parts(panel, n / EIGHT);
-                let ends = Ends { first: first == 0, last: first + n == cols };
                 let mut t = 0;
                 while t < tokens {
                     let sums = Sums { product, r, t, column: first, lanes: lanes.add(t), ends };
@@ -101,11 +98,25 @@ unsafe fn convert<W: Float>(
     }
 }
 
-/// Whether a piece is the first or the last of its rows.
+/// Whether a piece is the first or the last of its granule, and whether the granule's sums are
+/// added to what is there.
 #[derive(Clone, Copy)]
 struct Ends {
     first: bool,
     last: bool,
+    adds: bool,
+}
+
+/// The first column of each piece and how many it has.
+fn pieces(cols: usize, granule: usize, adds: bool) -> impl Iterator<Item = (usize, usize, Ends)> {
+    (0..cols).step_by(granule).flat_map(move |start| {
+        let end = cols.min(start + granule);
+        (start..end).step_by(PIECE).map(move |first| {
+            let n = PIECE.min(end - first);
+            let (is_first, is_last) = (first == start, first + n == end);
+            (first, n, Ends { first: is_first, last: is_last, adds: adds || start > 0 })
+        })
+    })
 }
 
 /// The sums of eight rows, from `r` on, and a tile, from token `t` on, for the columns of a panel.
@@ -156,7 +167,10 @@ impl Sums<'_> {
                     _ => _mm512_extractf32x8_ps::<1>(lanes[i / 2]),
                 };
                 let dots = trees8([row(0), row(1), row(2), row(3), row(4), row(5), row(6), row(7)]);
-                _mm256_storeu_ps(self.product.place(self.t + t, self.r), dots);
+                let out = self.product.place(self.t + t, self.r);
+                let adds = self.ends.adds;
+                let dots = if adds { _mm256_add_ps(_mm256_loadu_ps(out), dots) } else { dots };
+                _mm256_storeu_ps(out, dots);
             }
         }
         T
