@@ -8,7 +8,7 @@ use super::expr::{self, Names};
 use super::json::{Json, shown};
 use crate::backend::ops::Activation;
 use crate::gguf::OwnedValue;
-use crate::model::descriptor::{Descriptor, MetadataRow, MetadataType, Window};
+use crate::model::descriptor::{Descriptor, MetadataRow, MetadataType, Named, Window};
 use crate::{Error, Result};
 
 /// The model's keys, by name.
@@ -60,13 +60,23 @@ fn whole(config: &Json, text: &str, x: f64) -> Result<u64> {
 }
 
 fn read_value(config: &Json, row: &MetadataRow, field: &str, value: &Value) -> Result<OwnedValue> {
+    let mut numbers = BTreeMap::new();
+    for (text, named) in &row.values {
+        let number = match named {
+            Named::Number(number) => Some(f64::from(*number)),
+            Named::Expression(expression) => expr::evaluate(expression, config)?,
+        };
+        if let Some(number) = number {
+            numbers.insert(text.as_str(), whole(config, text, number)? as u32);
+        }
+    }
     let u32_of = |v: &Value| match v.as_str() {
-        Some(text) => row.values.get(text).copied(),
+        Some(text) => numbers.get(text).copied(),
         None => v.as_u64().and_then(|n| u32::try_from(n).ok()),
     };
     let f32_of = |v: &Value| v.as_f64().map(|x| x as f32);
     let flag_of = |v: &Value| match v.as_str() {
-        Some(text) => row.values.get(text).map(|n| *n == 1),
+        Some(text) => numbers.get(text).map(|n| *n == 1),
         None => v.as_bool(),
     };
     let list = value.as_array().map(|list| {
@@ -125,6 +135,7 @@ fn check_known(config: &Json, descriptor: &Descriptor) -> Result<()> {
             | Activation::SiluLimited
             | Activation::SiluCapped => ["silu", "swish"],
             Activation::Relu | Activation::ReluGated => ["relu", "relu"],
+            Activation::ReluSquared => ["relu2", "relu2"],
             Activation::Gelu => ["gelu_pytorch_tanh", "gelu"],
         };
         if !known.contains(&act) {

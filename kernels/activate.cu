@@ -8,7 +8,7 @@ static constexpr u32 THREADS = 256;
 __device__ __forceinline__ u32 index() { return blockIdx.x * blockDim.x + threadIdx.x; }
 
 struct GatedParams {
-    // Null for relu_rows.
+    // Null for relu_rows and relu_squared_rows.
     Address<const float> gate;
     Address<const float> up;
     Address<float> out;
@@ -31,6 +31,11 @@ KERNEL(swiglu_clamped_rows, THREADS, GatedParams) {
 KERNEL(relu_rows, THREADS, GatedParams) {
     u32 i = index();
     if (i < p.n) p.out[i] = relu(p.up[i]);
+}
+
+KERNEL(relu_squared_rows, THREADS, GatedParams) {
+    u32 i = index();
+    if (i < p.n) p.out[i] = relu(p.up[i]) * relu(p.up[i]);
 }
 
 KERNEL(reglu_rows, THREADS, GatedParams) {

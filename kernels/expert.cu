@@ -26,7 +26,21 @@ static constexpr u32 THREADS = 256;
 static constexpr u32 NONE = 0xffffffffu;
 
 // `Activation` of the twin.
-enum : u32 { SILU, SILU_CLAMPED, RELU, RELU_GATED, GELU, SILU_LIMITED, SILU_CAPPED };
+enum : u32 {
+    SILU,
+    SILU_CLAMPED,
+    RELU,
+    RELU_GATED,
+    GELU,
+    SILU_LIMITED,
+    SILU_CAPPED,
+    RELU_SQUARED,
+};
+
+__device__ __forceinline__ bool has_gate(u32 activation) {
+    return activation != RELU && activation != RELU_SQUARED;
+}
+
 // A launch computes gate and up if they have one format. If not, a launch of gate's format leaves
 // the gate's products in `inner` for a launch of up's.
 static constexpr u32 GATE_AND_UP = 0, GATE = 1, UP = 2;
@@ -36,6 +50,7 @@ __device__ __forceinline__ float activate(u32 activation, float limit, float gat
         case SILU: return swiglu(gate, up);
         case SILU_CLAMPED: return swiglu_clamped(gate, up);
         case RELU: return relu(up);
+        case RELU_SQUARED: return relu(up) * relu(up);
         case RELU_GATED: return relu(gate) * up;
         case GELU: return geglu(gate, up);
         case SILU_LIMITED: return swiglu_limited(gate, up, limit);
@@ -90,7 +105,7 @@ __device__ __forceinline__ void gate_up(const GateUpParams& p) {
     if (here) {
         Global<const u8> granule = global<const u8>(address);
         granule = granule + (live ? row : 0) * row_bytes<F>(n_embd);
-        if (activation != RELU && products == GATE_AND_UP) {
+        if (has_gate(activation) && products == GATE_AND_UP) {
             float sum[2][1];
             Global<const u8> rows[2] = {granule + p.gate_at, granule + p.up_at};
             Dots<F>::of(rows, live, n_embd, lanes, records, 1, sum);
@@ -110,7 +125,7 @@ __device__ __forceinline__ void gate_up(const GateUpParams& p) {
         return;
     }
     u64 bias = (gate_bias || up_bias ? p.experts[pair] : 0) * static_cast<u64>(n_ff) + first + row;
-    if (products == UP && activation != RELU) {
+    if (products == UP && has_gate(activation)) {
         gate = *to;
     } else if (gate_bias) {
         gate += gate_bias[bias];

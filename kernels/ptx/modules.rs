@@ -3,11 +3,12 @@
     Module {
         source: "activate",
         compute: 75,
-        digest: "2c760398b37c1d53f626c2ea2d43c4230fe4a8b833384604ce3475e9e2d89902",
+        digest: "514ea8b88f570a77381846cae557762f713e7a66c13c1a8187b7367cb6d5d176",
         kernels: &[
             "swiglu_rows",
             "swiglu_clamped_rows",
             "relu_rows",
+            "relu_squared_rows",
             "reglu_rows",
             "geglu_rows",
             "swiglu_limited_rows",
@@ -117,7 +118,7 @@
     Module {
         source: "expert",
         compute: 75,
-        digest: "be63928cbbecbcb142ea1847a3f13071201bce0d84ab4604ca6867fad1866653",
+        digest: "6f12eca5a45d2bc2e123c711dca5af43d6a23d871528c313cc452551c6fff3a1",
         kernels: &[
             "expert_gate_up_q4_0",
             "expert_down_q4_0",

@@ -44,7 +44,11 @@ fn layers(plan: &DevicePlan) -> String {
         true => format!("all {n} layers"),
         false => format!("layers {start} to {last}, {n} of {}", plan.n_layers),
     };
-    format!("dense weights of {which} (-ngl {flag})")
+    let rest = match plan.n_cpu_only {
+        0 => String::new(),
+        n => format!("; {n} of them stay on the CPU, as devices have no kernels for them"),
+    };
+    format!("dense weights of {which} (-ngl {flag}){rest}")
 }
 
 fn experts(names: &[String], plan: &DevicePlan, out: &mut Vec<String>) {
@@ -86,6 +90,7 @@ mod tests {
         DevicePlan {
             n_layers: 4,
             gpu_layers: 1..4,
+            n_cpu_only: 0,
             head_on_device: true,
             experts_on_cpu: vec![true, true, false, false],
             dense_bytes: 300 * MIB,
@@ -116,7 +121,9 @@ GPU experts             290.0 MiB  36.2 % of 800.0 MiB (--vram) on GPU 0 (x); th
 are on the CPU (-ngl, -cmoe, -ncmoe, -ot)
 least --vram              9.0 MiB  smallest --vram: the experts of a token and one more";
         assert_eq!(out.join("\n"), expected);
-        let all = DevicePlan { gpu_layers: 0..4, ..plan };
-        assert_eq!(layers(&all), "dense weights of all 4 layers (-ngl 5)");
+        let all = DevicePlan { gpu_layers: 0..4, n_cpu_only: 3, ..plan };
+        let expected = "dense weights of all 4 layers (-ngl 5); 3 of them stay on the CPU, as \
+                        devices have no kernels for them";
+        assert_eq!(layers(&all), expected);
     }
 }

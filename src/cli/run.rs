@@ -231,6 +231,7 @@ pub fn run(args: Args) -> Result<()> {
         stats: args.stats,
         load_time,
     };
+    engine.check_continues()?;
     if engine.encoder().is_some() {
         return translate::run(run, &engine, &args.text, &args.languages, prompt);
     }

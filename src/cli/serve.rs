@@ -327,6 +327,7 @@ pub fn run(args: Args) -> Result<()> {
         let why = "the server generates text only: `moeba run` translates";
         return Err(Error::invalid(why));
     }
+    engine.check_continues()?;
     let loaded = Loaded { kv_folder, ..args.loaded(engine, &model.options(&options))? };
     let lines = args.start_lines(&loaded);
     server.open(loaded)?;

@@ -44,7 +44,7 @@ impl Engine {
 /// A line for each device. Layers are counted as `-ngl` counts them: the output is one.
 fn on_devices(part: &DevicePart) -> Vec<String> {
     let plan = &part.plan;
-    let layers = plan.gpu_layers.len() + usize::from(plan.head_on_device);
+    let layers = plan.gpu_layers.len() - plan.n_cpu_only + usize::from(plan.head_on_device);
     let first = format!("{layers}/{} layers, {} of dense weights, ", plan.n_layers + 1, {
         size(plan.weight_bytes())
     });

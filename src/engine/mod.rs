@@ -51,7 +51,6 @@ use sha2::{Digest, Sha256};
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, OnceLock};
 
-use crate::Result;
 pub use crate::backend::ops::RouteRows;
 pub use crate::cancel::Cancel;
 pub use crate::experts::{Counters, ExpertPlace, PlacedExpert};
@@ -64,6 +63,7 @@ pub use crate::model::kv::CacheType;
 pub use crate::policy::Phase;
 use crate::sample::grammar::Grammars;
 use crate::tokenizer::Tokenizer;
+use crate::{Error, Result};
 pub use batch::{BatchRow, Interlude};
 use compute::Compute;
 pub use compute::Rest;
@@ -180,6 +180,18 @@ impl Engine {
     /// Threads of the CPU.
     pub fn n_threads(&self) -> usize {
         self.n_threads
+    }
+
+    /// Fails if the model does not continue texts: its tokens see what follows them.
+    pub fn check_continues(&self) -> Result<()> {
+        if !self.model.hyper().sees_all {
+            return Ok(());
+        }
+        let file = self.gguf().path().display();
+        Err(Error::invalid(format!(
+            "{file}: the model fills in masked tokens of a whole text (diffusion) and does not \
+             continue one, which moeba cannot do yet; logits, bench and inspect work"
+        )))
     }
 
     /// Parameters of an encoder–decoder model; `None` for the usual decoder.

@@ -346,6 +346,7 @@ impl Session {
         // The capacity of experts in an encoder–decoder model counts the tokens of a call.
         let n_ubatch = match engine.encoder() {
             Some(_) => tokens.len().max(1),
+            None if engine.model.hyper().sees_all => tokens.len().max(1),
             None => engine.plan.n_ubatch,
         };
         let phase = if tokens.len() > 1 { Phase::Prompt } else { Phase::Decode };

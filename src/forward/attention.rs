@@ -7,8 +7,11 @@ use crate::backend::cpu::rope::RopeTable;
 use crate::backend::ops::RopeShape;
 use crate::forward::CpuPass;
 use crate::forward::gated_delta::DeltaBuffers;
+use crate::forward::indexer::IndexerBuffers;
+use crate::forward::kda::KdaBuffers;
 use crate::forward::mla::LatentBuffers;
 use crate::forward::parts;
+use crate::forward::recurrent::RecurrentBuffers;
 use crate::forward::scratch::{rows_of, rows_of_mut};
 use crate::model::Model;
 use crate::model::descriptor::ValueGate;
@@ -27,7 +30,10 @@ pub struct MixerBuffers {
     pub gate: Floats,     // as `attended`
     pub acts: ActSet,     // the input of one product after the other
     pub latent: LatentBuffers,
+    pub indexer: IndexerBuffers,
     pub delta: DeltaBuffers,
+    pub kda: KdaBuffers,
+    pub recurrent: RecurrentBuffers,
 }
 
 /// Rotations of queries and keys and factors on queries, for each row.
@@ -94,7 +100,7 @@ impl CpuPass<'_, '_> {
         // q, k, v
         self.queries_keys_values(w, h, m);
         if w.gated {
-            m.split_gates(hyper.head_dim);
+            m.split_gates(w.head_dim);
         }
         if let Some(limit) = hyper.qkv_limit {
             let all = [&mut m.q, &mut m.k, &mut m.v];
@@ -106,7 +112,7 @@ impl CpuPass<'_, '_> {
             self.norm_heads(w, m);
         }
         if w.rotates {
-            let shape = model.rope_shape(hyper.head_dim, hyper.rope_offset);
+            let shape = model.rope_shape(w.head_dim, hyper.rope_offset);
             let table = m.ropes.of_layer(w.slides);
             cpu.rope(&mut m.q, shape, table);
             cpu.rope(&mut m.k, shape, table);
@@ -115,19 +121,19 @@ impl CpuPass<'_, '_> {
             self.norm_heads(w, m);
         }
         if w.tempers {
-            cpu.rope(&mut m.q, model.rope_shape(hyper.head_dim, 0), &m.ropes.temperature);
+            cpu.rope(&mut m.q, model.rope_shape(w.head_dim, 0), &m.ropes.temperature);
         }
         // cache
         self.store_keys_values(l, m);
         // attention, each text over its own cache
         let (n_head, n_head_kv) = (w.n_head, w.n_head_kv);
-        m.attended.resize(self.batch.n_rows() * n_head * hyper.head_dim_v);
+        m.attended.resize(self.batch.n_rows() * n_head * w.head_dim_v);
         for (rows, segment) in self.batch.segments() {
             let shape = AttentionShape {
                 n_head,
                 n_head_kv,
                 first: segment.past,
-                all: None,
+                all: hyper.sees_all.then_some(segment.past + rows.len()),
                 window: w.window,
                 chunk: w.chunk,
                 scale: hyper.attention_scale,
@@ -136,8 +142,8 @@ impl CpuPass<'_, '_> {
                 bias: None,
             };
             let (keys, values) = self.caches[segment.session].rows(l);
-            let q = rows_of(&m.q, &rows, n_head * hyper.head_dim);
-            let out = rows_of_mut(&mut m.attended, &rows, n_head * hyper.head_dim_v);
+            let q = rows_of(&m.q, &rows, n_head * w.head_dim);
+            let out = rows_of_mut(&mut m.attended, &rows, n_head * w.head_dim_v);
             parts::attend(cpu, self.observer, shape, q, [keys, values], out)?;
         }
         self.gate_values(w, m);
@@ -163,7 +169,8 @@ impl CpuPass<'_, '_> {
 
     fn norm_heads(&self, w: &AttentionWeights, m: &mut MixerBuffers) {
         let eps = self.model.hyper.norm_eps;
-        for (norm, x) in [(&w.q_norm, &mut m.q), (&w.k_norm, &mut m.k)] {
+        let norms = [(&w.q_norm, &mut m.q), (&w.k_norm, &mut m.k), (&w.v_norm, &mut m.v)];
+        for (norm, x) in norms {
             if let Some(norm) = norm {
                 self.cpu.rms_norm_heads(x, norm, eps);
             }
@@ -213,6 +220,6 @@ impl CpuPass<'_, '_> {
 
 impl Model {
     pub(super) fn rope_shape(&self, head_dim: usize, offset: usize) -> RopeShape {
-        RopeShape { head_dim, offset, pairing: self.descriptor.parts.rope }
+        RopeShape { head_dim, offset, pairing: self.hyper.rope_pairing }
     }
 }

@@ -152,14 +152,15 @@ impl Model {
         layer: usize,
         rows: &Range<usize>,
     ) -> bool {
-        let ffn = &self.weights.layers[layer].ffn;
+        let Some(ffn) = &self.weights.layers[layer].ffn else { return false };
         let Gate::Router(router) = &ffn.gate else { return false };
         let (n, n_embd) = (rows.len(), self.hyper.n_embd);
         let EventBuffers { ahead_h, ahead_probs, .. } = &mut b.events;
         ahead_h.resize(n * n_embd, 0.0);
-        match ffn.routes_stream {
-            true => ahead_h.copy_from_slice(rows_of(&b.x, rows, n_embd)),
-            false => self.norm(cpu, &ffn.norm, rows_of(&b.x, rows, n_embd), ahead_h),
+        let x = rows_of(&b.x, rows, n_embd);
+        match (ffn.routes_stream, ffn.router_norm()) {
+            (true, _) => ahead_h.copy_from_slice(x),
+            (false, norm) => self.norm(cpu, norm.unwrap_or(&ffn.norm), x, ahead_h),
         }
         let logits = &router.logits;
         b.ahead_acts.fill(cpu, Kinds::of([logits.weight.ty]), n, n_embd, ahead_h);

@@ -1,6 +1,7 @@
 //! Linear-attention layers: a gated delta rule behind a short convolution.
 
 use crate::backend::cpu::acts::Kinds;
+use crate::backend::ops::ShortConv;
 use crate::forward::CpuPass;
 use crate::forward::attention::MixerBuffers;
 use crate::forward::scratch::{rows_of, rows_of_mut};
@@ -9,11 +10,11 @@ use crate::simd::Floats;
 
 #[derive(Default)]
 pub struct DeltaBuffers {
-    qkv: Floats,       // [rows, channels]
-    convolved: Floats, // [rows, channels]
+    pub qkv: Floats,       // [rows, channels]
+    pub convolved: Floats, // [rows, channels]
     gates: [Floats; 2],
-    beta: Floats,      // [rows, n_v_heads]
-    log_decay: Floats, // [rows, n_v_heads]
+    pub beta: Floats,      // [rows, n_v_heads]
+    pub log_decay: Floats, // [rows, n_v_heads]
 }
 
 impl CpuPass<'_, '_> {
@@ -50,6 +51,7 @@ impl CpuPass<'_, '_> {
         let (channels, n_heads) = (w.shape.channels(), w.shape.n_v_heads);
         d.convolved.resize(d.qkv.len());
         m.attended.resize(n * w.shape.value_width());
+        let conv = ShortConv { shape: w.shape.conv(), weight: &w.conv, bias: None, silu: true };
         for (rows, segment) in self.batch.segments() {
             let cache = &mut *self.caches[segment.session];
             let mut start = rows.start;
@@ -61,8 +63,8 @@ impl CpuPass<'_, '_> {
                 let convolved = rows_of_mut(&mut d.convolved, &part, channels);
                 let gates = [&d.log_decay, &d.beta].map(|gate| rows_of(gate, &part, n_heads));
                 let out = rows_of_mut(&mut m.attended, &part, w.shape.value_width());
-                let state = cache.delta_mut(l);
-                cpu.short_conv(w.shape, &w.conv, &mut state.past, qkv, convolved);
+                let state = cache.state_mut(l);
+                cpu.short_conv(&conv, &mut state.past, qkv, convolved);
                 cpu.delta_rule(w.shape, convolved, gates.into(), &mut state.state, out);
                 cache.note_state(l, n_past + part.len());
                 start = part.end;

@@ -9,7 +9,7 @@ use crate::forward::CpuPass;
 use crate::forward::attention::MixerBuffers;
 use crate::forward::parts;
 use crate::forward::scratch::{rows_of, rows_of_mut};
-use crate::model::weights::{LatentWeights, Query};
+use crate::model::weights::{LatentWeights, Query, Sees};
 use crate::simd::Floats;
 
 #[derive(Default)]
@@ -33,11 +33,21 @@ impl CpuPass<'_, '_> {
         let (model, cpu, n) = (self.model, self.cpu, self.batch.n_rows());
         let hyper = &model.hyper;
         let (rank, n_head, n_rot) = (hyper.kv_rank, hyper.n_head, hyper.rope.n_rot);
+        let chooses = self.chooses();
+        if let (Sees::Chosen(indexer), true) = (&w.sees, chooses) {
+            self.indexer_keys(l, indexer, h, m);
+        }
+        if let Some(gate) = &w.gate {
+            self.product(gate, h, &mut m.acts, &mut m.gate);
+        }
         self.latent_products(w, h, m);
         // RoPE of the heads' last elements, and of the row's
-        cpu.rope(&mut m.q, model.rope_shape(hyper.head_dim, hyper.head_dim - n_rot), &m.ropes.main);
         let c = &mut m.latent;
-        cpu.rope(&mut c.kv, model.rope_shape(rank + n_rot, rank), &m.ropes.main);
+        if w.rotates {
+            let of_queries = model.rope_shape(hyper.head_dim, hyper.head_dim - n_rot);
+            cpu.rope(&mut m.q, of_queries, &m.ropes.main);
+            cpu.rope(&mut c.kv, model.rope_shape(rank + n_rot, rank), &m.ropes.main);
+        }
         cpu.rope(&mut m.q, model.rope_shape(hyper.head_dim, 0), &m.ropes.temperature);
         // cache: the compressed part is normalised
         c.compressed.copy_from(c.kv.chunks_exact(rank + n_rot).map(|row| &row[..rank]));
@@ -58,6 +68,29 @@ impl CpuPass<'_, '_> {
         let heads = c.absorbed.chunks_exact(rank).zip(m.q.chunks_exact(hyper.head_dim));
         m.k.copy_from(heads.flat_map(|(absorbed, q)| [absorbed, &q[nope..]]));
         // attention among compressed rows, each text over its own cache
+        if let (Sees::Chosen(indexer), true) = (&w.sees, chooses) {
+            self.choose_positions(l, indexer, m);
+        }
+        self.attend_latent(l, w, m)?;
+        // heads' values
+        m.attended.resize(n * n_head * hyper.head_dim_v);
+        let mats = w.v_b.mats(&model.gguf);
+        m.acts.fill(cpu, Kinds::of([mats.all.ty]), n * n_head, rank, &m.latent.absorbed);
+        cpu.head_products(mats, m.acts.view(mats.all.ty), &mut m.attended);
+        if w.gate.is_some() {
+            cpu.kernels.sigmoid(&mut m.gate);
+            let heads = m.attended.chunks_exact_mut(hyper.head_dim_v).zip(&m.gate[..]);
+            heads.for_each(|(head, gate)| head.iter_mut().for_each(|x| *x *= gate));
+        }
+        self.attention_output(&w.output, m, y);
+        Ok(())
+    }
+
+    /// Queries in `m.k` → `absorbed`, attention's output in the compressed space.
+    fn attend_latent(&mut self, l: usize, w: &LatentWeights, m: &mut MixerBuffers) -> Result<()> {
+        let (hyper, cpu) = (&self.model.hyper, self.cpu);
+        let (rank, n_head, n_rot) = (hyper.kv_rank, hyper.n_head, hyper.rope.n_rot);
+        let c = &mut m.latent;
         for (rows, segment) in self.batch.segments() {
             let shape = AttentionShape {
                 n_head,
@@ -72,16 +105,26 @@ impl CpuPass<'_, '_> {
                 bias: None,
             };
             let (latent, _) = self.caches[segment.session].rows(l);
-            let q = rows_of(&m.k, &rows, n_head * (rank + n_rot));
-            let out = rows_of_mut(&mut c.absorbed, &rows, n_head * rank);
+            // Rows that see all positions, then those that see chosen ones.
+            let dense = match (&w.sees, &hyper.indexer) {
+                (Sees::Chosen(_) | Sees::AsBefore, Some(indexer)) => {
+                    rows.start
+                        ..rows.end.min(rows.start + indexer.top_k.saturating_sub(segment.past))
+                }
+                _ => rows.clone(),
+            };
+            let q = rows_of(&m.k, &dense, n_head * (rank + n_rot));
+            let out = rows_of_mut(&mut c.absorbed, &dense, n_head * rank);
             parts::attend(cpu, self.observer, shape, q, [latent, latent.narrow(rank)], out)?;
+            for row in dense.end..rows.end {
+                self.observer.rest()?;
+                let latent = m.indexer.seen_by(cpu, row, latent);
+                let q = rows_of(&m.k, &(row..row + 1), n_head * (rank + n_rot));
+                let out = rows_of_mut(&mut c.absorbed, &(row..row + 1), n_head * rank);
+                let shape = AttentionShape { first: 0, all: Some(latent.n_ctx), ..shape };
+                cpu.attention(shape, q, latent, latent.narrow(rank), out);
+            }
         }
-        // heads' values
-        m.attended.resize(n * n_head * hyper.head_dim_v);
-        let mats = w.v_b.mats(&model.gguf);
-        m.acts.fill(cpu, Kinds::of([mats.all.ty]), n * n_head, rank, &c.absorbed);
-        cpu.head_products(mats, m.acts.view(mats.all.ty), &mut m.attended);
-        self.attention_output(&w.output, m, y);
         Ok(())
     }
 
@@ -105,9 +148,16 @@ impl CpuPass<'_, '_> {
         ]);
         if let Query::Compressed { norm, b: second, .. } = &w.query {
             cpu.rms_norm_heads(&mut c.compressed, norm, model.hyper.norm_eps);
-            let kinds = Kinds::of([second.weight.ty]);
+            let indexer = match &w.sees {
+                Sees::Chosen(indexer) if self.chooses() => Some(&indexer.q),
+                _ => None,
+            };
+            let kinds = Kinds::of([second].into_iter().chain(indexer).map(|l| l.weight.ty));
             m.acts.fill(cpu, kinds, n, second.weight.cols, &c.compressed);
             cpu.products([model.linear(second, &m.acts, &mut m.q, n)]);
+            if let Some(q) = indexer {
+                cpu.products([model.linear(q, &m.acts, &mut m.indexer.q, n)]);
+            }
         }
     }
 }

@@ -7,12 +7,15 @@ pub mod encoder_decoder;
 mod events;
 mod gated_delta;
 pub mod gpu;
+mod indexer;
+mod kda;
 mod logits;
 mod mla;
 mod moe;
 mod next_token;
 mod parts;
 pub mod record;
+mod recurrent;
 mod scratch;
 
 pub use batch::{Batch, LogitRow, Segment, TopK, Want};
@@ -31,7 +34,7 @@ use crate::forward::record::Recorder;
 use crate::model::Model;
 use crate::model::encoder::PositionParams;
 use crate::model::kv::KvCache;
-use crate::model::weights::{Linear, Mixer, Norm};
+use crate::model::weights::{FfnWeights, Layer, Linear, Mixer, Norm};
 use crate::simd::FloatBuffer;
 use crate::{model::descriptor, quant};
 use encoder_decoder::add_sinusoids;
@@ -164,46 +167,86 @@ impl CpuPass<'_, '_> {
 
     /// x → x
     pub(super) fn layer(&mut self, b: &mut Buffers, l: usize) -> Result<()> {
-        let (model, cpu, n) = (self.model, self.cpu, self.batch.n_rows());
-        let (layer, hyper) = (&model.weights.layers[l], &model.hyper);
-        let ffn = &layer.ffn;
+        let model = self.model;
+        let (layer, cpu, n) = (&model.weights.layers[l], self.cpu, self.batch.n_rows());
         // router, if it reads the stream
-        if ffn.routes_stream {
-            b.acts.fill(cpu, Kinds::of(ffn.router_input()), n, hyper.n_embd, &b.x);
+        if let Some(ffn) = layer.ffn.as_ref().filter(|ffn| ffn.routes_stream) {
+            b.acts.fill(cpu, Kinds::of(ffn.router_input()), n, model.hyper.n_embd, &b.x);
             self.route(&ffn.gate, &b.acts, &mut b.route);
         }
+        // attention, residual
+        self.mix(b, l, layer)?;
+        // experts, residual
+        if let Some(ffn) = &layer.ffn {
+            self.feed_forward_part(b, l, ffn)?;
+        }
+        if layer.scale != 1.0 {
+            b.x.iter_mut().for_each(|x| *x *= layer.scale);
+        }
+        Ok(())
+    }
 
-        // norm, attention, residual
+    /// x += attention(norm(x)), or another mixer
+    fn mix(&mut self, b: &mut Buffers, l: usize, layer: &Layer) -> Result<()> {
+        let (model, cpu) = (self.model, self.cpu);
         model.norm(cpu, &layer.norm, &b.x, &mut b.h);
         match &layer.mixer {
+            Mixer::None => return Ok(()),
             Mixer::Attention(w) => self.attention(l, w, &b.h, &mut b.mixer, &mut b.y)?,
             Mixer::Latent(w) => self.latent_attention(l, w, &b.h, &mut b.mixer, &mut b.y)?,
             Mixer::Delta(w) => self.gated_delta(l, w, &b.h, &mut b.mixer, &mut b.y),
+            Mixer::Kda(w) => self.kda(l, w, &b.h, &mut b.mixer, &mut b.y),
+            Mixer::ShortConv(w) => self.short_conv(l, w, &b.h, &mut b.mixer, &mut b.y),
+            Mixer::Mamba(w) => self.mamba(l, w, &b.h, &mut b.mixer, &mut b.y),
+            Mixer::Mamba2(w) => self.mamba2(l, w, &b.h, &mut b.mixer, &mut b.y),
+            Mixer::Lightning(w) => self.lightning(l, w, &b.h, &mut b.mixer, &mut b.y),
         }
-        if ffn.sees_before {
+        if layer.ffn.as_ref().is_some_and(|ffn| ffn.sees_before) {
             b.before.clone_from(&b.x);
         }
         model.add_to_stream(cpu, &layer.post_norm, 1.0, b);
+        Ok(())
+    }
 
+    /// x += experts(norm(x))
+    fn feed_forward_part(&mut self, b: &mut Buffers, l: usize, ffn: &FfnWeights) -> Result<()> {
+        let (model, cpu, n) = (self.model, self.cpu, self.batch.n_rows());
+        let hyper = &model.hyper;
         // dense branch, residual
         if let Some(branch) = &ffn.branch {
             model.norm(cpu, &branch.norm, &b.x, &mut b.h);
             self.dense_branch(l, branch, b)?;
-            cpu.add_scaled(&mut b.x, hyper.residual_scale, &b.y);
+            match &branch.post_norm {
+                None => cpu.add_scaled(&mut b.x, hyper.residual_scale, &b.y),
+                Some(norm) => {
+                    b.branch.resize(b.y.len());
+                    model.norm(cpu, norm, &b.y, &mut b.branch);
+                }
+            }
         }
 
         // norm, router
+        if let Some(norm) = ffn.router_norm() {
+            model.norm(cpu, norm, &b.x, &mut b.h);
+            b.acts.fill(cpu, Kinds::of(ffn.router_input()), n, hyper.n_embd, &b.h);
+            self.route(&ffn.gate, &b.acts, &mut b.route);
+        }
         let input = if ffn.sees_before { &b.before } else { &b.x };
         model.norm(cpu, &ffn.norm, input, &mut b.h);
         self.observer.rest()?;
         b.acts.fill(cpu, Kinds::of(ffn.inputs()), n, hyper.n_embd, &b.h);
-        if !ffn.routes_stream {
+        if !ffn.routes_stream && ffn.router_norm().is_none() {
             self.route(&ffn.gate, &b.acts, &mut b.route);
         }
         model.record_routed(cpu, self.batch, b, l, self.observer);
 
         // routed experts and shared expert, residual
         self.experts(l, ffn, b)?;
+        if let Some(norm) = &ffn.experts_norm {
+            model.norm(cpu, norm, &b.y, &mut b.h);
+            b.y.copy_from_slice(&b.h);
+            cpu.add(&mut b.y, &b.branch);
+        }
         model.add_to_stream(cpu, &ffn.post_norm, ffn.scale, b);
         Ok(())
     }
@@ -222,9 +265,15 @@ impl Model {
         }
     }
 
-    /// x += norm(scale · y); y and h are overwritten if there is a norm.
+    /// x += norm(scale · y), or as the architecture adds; y and h are overwritten if there is a
+    /// norm.
     fn add_to_stream(&self, cpu: &Cpu, norm: &Option<Norm>, scale: f32, b: &mut Buffers) {
         let residual_scale = self.hyper.residual_scale;
+        if self.descriptor.parts.residual == descriptor::Residual::Normed {
+            b.x.fill(0.0);
+            cpu.add_scaled(&mut b.x, residual_scale, &b.h);
+            return cpu.add(&mut b.x, &b.y);
+        }
         match norm {
             None => cpu.add_scaled(&mut b.x, scale * residual_scale, &b.y),
             Some(norm) => {

@@ -3,7 +3,7 @@
 use crate::Result;
 use crate::backend::cpu::acts::{ActSet, Kinds};
 use crate::backend::cpu::expert::{ExpertBuffers, GranuleMats};
-use crate::backend::ops::{Demand, ExpertShape, Route};
+use crate::backend::ops::{Demand, ExpertShape, NO_EXPERT, Route};
 use crate::cancel::Cancel;
 use crate::experts::{Access, Acquisition, ExpertStore, LayerPart, Resident, prefetch_pays};
 use crate::forward::events::nanos_since;
@@ -66,6 +66,12 @@ impl CpuPass<'_, '_> {
         (route.n_experts, route.k) = (routing.n_experts, routing.k);
         self.cpu.products([model.linear(&router.logits, acts, &mut route.probs, n)]);
         self.cpu.route(route, &routing.choice, router.choice_bias.as_deref());
+        if let Some(scales) = &router.scales {
+            let chosen = route.weights.iter_mut().zip(&route.chosen);
+            chosen.filter(|(_, expert)| **expert != NO_EXPERT).for_each(|(weight, expert)| {
+                *weight *= scales[*expert as usize];
+            });
+        }
         if let Some(capacity) = routing.capacity {
             // By definition it counts the tokens of one text.
             self.batch.segments().for_each(|(rows, _)| route.limit(&rows, capacity));

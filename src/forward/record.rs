@@ -66,7 +66,8 @@ impl Model {
     }
 
     pub(super) fn has_router(&self, layer: usize) -> bool {
-        matches!(self.weights.layers[layer].ffn.gate, Gate::Router(_))
+        let ffn = self.weights.layers[layer].ffn.as_ref();
+        ffn.is_some_and(|ffn| matches!(ffn.gate, Gate::Router(_)))
     }
 
     /// The MoE layer `distance` MoE layers after layer `l`; one after the last is the next token's

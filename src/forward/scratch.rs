@@ -15,6 +15,7 @@ pub struct Buffers {
     pub(super) x: Vec<f32>,      // [rows, n_embd], the residual stream
     pub(super) before: Vec<f32>, // [rows, n_embd], as it was before attention
     pub(super) h: Vec<f32>,      // [rows, n_embd], normalised
+    pub(super) branch: Floats,   // [rows, n_embd], what joins the experts' sum
     pub(super) y: Floats,        // [rows, n_embd], what a stage adds to x
     pub(super) mixer: MixerBuffers,
     pub(super) acts: ActSet, // [rows, n_embd], h in the forms that experts read

@@ -5,7 +5,7 @@
 use super::Model;
 use super::kv::{CacheType, LayerShape};
 use super::weights::{FfnWeights, Gate, HeadMatrices, Linear, Matrix, Mixer, Query};
-use crate::backend::ops::{DeltaShape, ExpertShape};
+use crate::backend::ops::{ConvShape, DeltaShape, ExpertShape};
 
 impl Model {
     /// Multiply-adds of a token with `position` tokens before it, in all layers; without the head.
@@ -16,7 +16,9 @@ impl Model {
             let n_head = self.hyper.heads_of(l)[0];
             let attention =
                 self.macs_a_position(n_head, shape) * seen(&layer.mixer, position) as u64;
-            mixer_macs(&layer.mixer) + attention + self.ffn_macs(&layer.ffn)
+            mixer_macs(&layer.mixer)
+                + attention
+                + layer.ffn.as_ref().map_or(0, |ffn| self.ffn_macs(ffn))
         });
         macs.sum()
     }
@@ -37,8 +39,8 @@ impl Model {
         let (key, value) = match shape {
             LayerShape::Heads { k_dim, v_dim, .. } => (k_dim, v_dim),
             // The last part of the row belongs to the key only.
-            LayerShape::Latent { dim } => (dim, self.hyper.kv_rank),
-            LayerShape::Delta(_) => (0, 0),
+            LayerShape::Latent { dim, .. } => (dim, self.hyper.kv_rank),
+            LayerShape::State(_) => (0, 0),
         };
         (n_head * (key + value)) as u64
     }
@@ -63,7 +65,7 @@ impl Model {
 fn seen(mixer: &Mixer, position: usize) -> usize {
     let window = match mixer {
         Mixer::Attention(w) => w.window.or(w.chunk),
-        Mixer::Latent(_) | Mixer::Delta(_) => None,
+        _ => None,
     };
     (position + 1).min(window.unwrap_or(usize::MAX))
 }
@@ -71,6 +73,7 @@ fn seen(mixer: &Mixer, position: usize) -> usize {
 /// Multiply-adds that do not depend on the position.
 fn mixer_macs(mixer: &Mixer) -> u64 {
     match mixer {
+        Mixer::None => 0,
         Mixer::Attention(w) => {
             let always = [&w.q, &w.k, &w.v, &w.output];
             let gate = w.gate.as_ref().map(|(gate, _)| gate);
@@ -81,12 +84,31 @@ fn mixer_macs(mixer: &Mixer) -> u64 {
                 Query::Direct(q) => macs(q),
                 Query::Compressed { a, b, .. } => macs(a) + macs(b),
             };
-            query + macs(&w.kv_a) + heads_macs(&w.k_b) + heads_macs(&w.v_b) + macs(&w.output)
+            let gate = w.gate.as_ref().map_or(0, macs);
+            query + gate + macs(&w.kv_a) + heads_macs(&w.k_b) + heads_macs(&w.v_b) + macs(&w.output)
         }
         Mixer::Delta(w) => {
             let linears: u64 = [&w.qkv, &w.z, &w.output].map(macs).iter().sum();
             let gates: u64 = w.gates.matrices().map(matrix_macs).sum();
             linears + gates + delta_macs(w.shape)
+        }
+        Mixer::Kda(w) => {
+            let linears = w.qkv.iter().chain(w.decay.parts()).chain(w.gate.parts());
+            linears.chain([&w.beta, &w.output]).map(macs).sum::<u64>() + delta_macs(w.shape)
+        }
+        Mixer::ShortConv(w) => macs(&w.input) + macs(&w.output) + conv_macs(w.conv.shape),
+        Mixer::Mamba(w) => {
+            let linears: u64 = [&w.input, &w.scan, &w.steps, &w.output].map(macs).iter().sum();
+            let state = w.shape.n_states * w.shape.conv.channels;
+            linears + conv_macs(w.shape.conv) + 2 * state as u64
+        }
+        Mixer::Mamba2(w) => {
+            let state = 2 * w.shape.scan.n_state() as u64;
+            macs(&w.input) + macs(&w.output) + conv_macs(w.shape.conv) + state
+        }
+        Mixer::Lightning(w) => {
+            let linears: u64 = [&w.qkv, &w.gate, &w.output].map(macs).iter().sum();
+            linears + 2 * w.shape.n_state() as u64
         }
     }
 }
@@ -95,6 +117,10 @@ fn mixer_macs(mixer: &Mixer) -> u64 {
 /// there instead, and what the query finds.
 fn delta_macs(shape: DeltaShape) -> u64 {
     (shape.channels() * shape.kernel + 3 * shape.n_state()) as u64
+}
+
+fn conv_macs(shape: ConvShape) -> u64 {
+    (shape.channels * shape.kernel) as u64
 }
 
 fn expert_macs(shape: &ExpertShape) -> u64 {

@@ -1,9 +1,11 @@
 //! A model's numbers, from GGUF metadata: read once, checked once.
 
 use super::descriptor::{Descriptor, Form, Mixer, Norm, Positions, RopeRows};
+use super::indexer::IndexerParams;
 use super::kv::LayerShape;
+use super::recurrent::{Recurrence, Recurrent};
 use super::rope::{RopeParams, Temperature};
-use crate::backend::ops::{Choice, DeltaShape, Score};
+use crate::backend::ops::{Choice, RopePairing, Score};
 use crate::gguf::{Array, Gguf, Value};
 use crate::model::encoder::EncoderParams;
 use crate::model::layers::LayerKinds;
@@ -30,6 +32,10 @@ pub struct HyperParams {
     pub head_dim: usize,
     /// Elements of one head of v.
     pub head_dim_v: usize,
+    /// Every token sees the whole text, which is computed at once.
+    pub sees_all: bool,
+    /// Elements of a head in layers that slide, if they have others.
+    pub sliding_head_dim: Option<usize>,
     /// Elements of latent attention's compressed keys and values; 0 in other models.
     pub kv_rank: usize,
     pub rope: RopeParams,
@@ -48,8 +54,16 @@ pub struct HyperParams {
     pub qkv_limit: Option<f32>,
     /// Factor on attention's output.
     pub attention_output_scale: f32,
-    /// Layers that mix positions by a gated delta rule, and its sizes.
-    pub delta: Option<(Vec<bool>, DeltaShape)>,
+    /// How latent attention chooses the positions that it sees.
+    pub indexer: Option<IndexerParams>,
+    /// The bound of logarithms of decays, if they have one.
+    pub decay_bound: Option<f32>,
+    /// Which elements of a head rotate together.
+    pub rope_pairing: RopePairing,
+    /// Layers that mix positions by a recurrence, and its sizes.
+    pub recurrent: Option<Recurrent>,
+    /// Layers of a feed-forward part only, if layers have one part; empty if they have two.
+    pub ffn_only: Vec<bool>,
     /// Which layers slide and which rotate.
     pub kinds: LayerKinds,
     pub norm: Norm,
@@ -93,9 +107,12 @@ impl HyperParams {
         let heads = keys.heads(n_embd)?;
         let n_ctx_train = keys.require("context_length")?;
         let rope = RopeParams::read(&keys, heads.n_rot, n_ctx_train)?;
-        let sliding_rope = rope.of_sliding_layers(&keys, heads.head_dim)?;
+        let sliding_head_dim = keys.sliding_head_dim(heads.head_dim, heads.head_dim_v)?;
+        let of_sliding = sliding_head_dim.unwrap_or(heads.head_dim);
+        let sliding_rope = rope.of_sliding_layers(&keys, of_sliding)?;
         let scale = match descriptor.parts.positions {
             Positions::RelativeBias => 1.0,
+            _ if descriptor.parts.unscaled_scores => 1.0,
             _ => 1.0 / (heads.head_dim as f32).sqrt() * rope.score_factor(&keys)?,
         };
         let encoder = EncoderParams::read(&keys)?;
@@ -113,6 +130,8 @@ impl HyperParams {
             layer_heads: heads.of_layers,
             head_dim: heads.head_dim,
             head_dim_v: heads.head_dim_v,
+            sliding_head_dim,
+            sees_all: descriptor.parts.sees_all,
             kv_rank: heads.kv_rank,
             rope_offset: match descriptor.parts.rope_rows {
                 RopeRows::First => 0,
@@ -126,10 +145,17 @@ impl HyperParams {
                 .or(keys.factor("attention.output_scale")?)
                 .unwrap_or(scale),
             attention_cap: keys.soft_cap("attn_logit_softcapping")?,
-            logit_cap: keys.soft_cap("final_logit_softcapping")?,
+            logit_cap: match descriptor.parts.caps_logits {
+                true => keys.factor("final_logit_softcapping")?,
+                false => keys.soft_cap("final_logit_softcapping")?,
+            },
             qkv_limit: keys.factor("attention.clamp_kqv")?,
             attention_output_scale: keys.factor("attention.value_scale")?.unwrap_or(1.0),
-            delta: keys.delta()?,
+            indexer: IndexerParams::read(&keys, n_layers)?,
+            decay_bound: keys.decay_bound()?,
+            rope_pairing: keys.rope_pairing()?,
+            recurrent: Recurrent::read(&keys, n_layers, heads.n_head, heads.head_dim)?,
+            ffn_only: keys.ffn_only(n_layers)?,
             kinds: LayerKinds::read(&keys, n_layers)?,
             norm: keys.norm()?,
             norm_eps: keys.norm_eps()?,
@@ -147,8 +173,8 @@ impl HyperParams {
         let mut hyper = self.clone();
         hyper.n_layers += 1;
         hyper.kinds.add_full();
-        if let Some((layers, _)) = &mut hyper.delta {
-            layers.push(false);
+        if let Some(recurrent) = &mut hyper.recurrent {
+            recurrent.layers.push(false);
         }
         if let Some(heads) = &mut hyper.layer_heads {
             heads.extend(heads.last().copied());
@@ -160,15 +186,31 @@ impl HyperParams {
     pub(super) fn of_last_layer(&self) -> HyperParams {
         let [n_head, n_head_kv] = self.heads_of(self.n_layers - 1);
         let kinds = self.kinds.of_last();
-        let (layer_heads, delta) = (None, None);
+        let (layer_heads, recurrent) = (None, None);
         let own = self.clone();
-        HyperParams { n_layers: 1, n_head, n_head_kv, layer_heads, delta, kinds, ..own }
+        HyperParams { n_layers: 1, n_head, n_head_kv, layer_heads, recurrent, kinds, ..own }
     }
 
     /// Heads of queries and of keys of a layer.
     pub fn heads_of(&self, layer: usize) -> [usize; 2] {
         let same = [self.n_head, self.n_head_kv];
         self.layer_heads.as_ref().map_or(same, |heads| heads[layer])
+    }
+
+    /// The recurrence of a layer that has one instead of attention.
+    pub fn recurrence_of(&self, layer: usize) -> Option<Recurrence> {
+        let recurrent = self.recurrent.as_ref().filter(|r| r.layers[layer]);
+        recurrent.filter(|_| self.mixes(layer)).map(|r| r.recurrence)
+    }
+
+    /// Whether a layer mixes positions.
+    pub fn mixes(&self, layer: usize) -> bool {
+        !self.ffn_only.get(layer).copied().unwrap_or(false)
+    }
+
+    /// Whether a layer has a feed-forward part.
+    pub fn has_ffn(&self, layer: usize) -> bool {
+        self.ffn_only.get(layer).copied().unwrap_or(true)
     }
 
     /// Layers of the encoder, if there is one: those that come first.
@@ -193,20 +235,34 @@ impl HyperParams {
         layers.start + slot % layers.len()
     }
 
+    /// Elements of a layer's heads, of q and k and of v.
+    pub fn head_dims(&self, layer: usize) -> [usize; 2] {
+        match self.sliding_head_dim.filter(|_| self.kinds.slides(layer)) {
+            Some(dim) => [dim, dim],
+            None => [self.head_dim, self.head_dim_v],
+        }
+    }
+
     /// The cache of each layer. With an encoder: self-attention's cache of each decoder layer, then
     /// cross-attention's cache of each.
     pub fn cache_shapes(&self) -> Vec<LayerShape> {
-        let (k_dim, v_dim) = (self.head_dim, self.head_dim_v);
-        let shape = |n_head_kv: usize| match self.kv_rank {
+        let shape = |n_head_kv: usize, [k_dim, v_dim]: [usize; 2]| match self.kv_rank {
             0 => LayerShape::Heads { n_head_kv, k_dim, v_dim },
-            rank => LayerShape::Latent { dim: rank + self.rope.n_rot },
+            rank => LayerShape::Latent { dim: rank + self.rope.n_rot, index: 0 },
         };
         if let Some(encoder) = &self.encoder {
-            return vec![shape(self.n_head_kv); 2 * encoder.n_decoder_layers];
+            let shape = shape(self.n_head_kv, [self.head_dim, self.head_dim_v]);
+            return vec![shape; 2 * encoder.n_decoder_layers];
         }
-        let of_layer = |l: usize| match &self.delta {
-            Some((layers, delta)) if layers[l] => LayerShape::Delta(*delta),
-            _ => shape(self.heads_of(l)[1]),
+        let of_layer = |l: usize| match self.recurrence_of(l) {
+            Some(recurrence) => LayerShape::State(recurrence.state_size()),
+            None if !self.mixes(l) => LayerShape::ELSEWHERE,
+            None => match (shape(self.heads_of(l)[1], self.head_dims(l)), &self.indexer) {
+                (LayerShape::Latent { dim, .. }, Some(indexer)) if indexer.own[l] => {
+                    LayerShape::Latent { dim, index: indexer.dim }
+                }
+                (shape, _) => shape,
+            },
         };
         (0..self.n_layers).map(of_layer).collect()
     }
@@ -243,8 +299,22 @@ impl Keys<'_> {
         self.gguf.get(&self.descriptor.key(key)).is_some()
     }
 
-    /// Fails if a key that the descriptor requires is missing.
+    /// Whether these layers have the tensor of a role.
+    pub fn have_tensor(&self, role: &str, layers: &[bool]) -> bool {
+        layers.iter().enumerate().filter(|(_, has)| **has).all(|(l, _)| {
+            let name = self.descriptor.tensor_name(role, l);
+            name.is_some_and(|(name, _)| self.gguf.tensor_index(&name).is_some())
+        })
+    }
+
+    /// Fails if a key that the descriptor requires is missing, or one that it refuses is not 0.
     fn check_required(&self) -> Result<()> {
+        for key in &self.descriptor.refuses {
+            let value = self.gguf.get(&self.descriptor.key(key));
+            if let Some(value) = value.filter(|value| value.as_u64() != Some(0)) {
+                return Err(self.bad(key, "0, as moeba lacks this part".into(), value));
+            }
+        }
         let missing = self.descriptor.requires.iter().find(|key| !self.has(key));
         missing.map_or(Ok(()), |key| self.some(key, None))
     }
@@ -316,8 +386,48 @@ impl Keys<'_> {
         }
     }
 
+    fn decay_bound(&self) -> Result<Option<f32>> {
+        let key = "kda.gate_lower_bound";
+        if !self.descriptor.parts.bounded_decays {
+            return Ok(None);
+        }
+        let bound = self.some(key, self.gguf.f32(&self.descriptor.key(key))?)?;
+        match bound.is_finite() && bound < 0.0 {
+            true => Ok(Some(bound)),
+            false => Err(self.bad(key, "a number below 0".into(), bound)),
+        }
+    }
+
+    /// Files of models that see images as well pair the two halves of a head.
+    fn rope_pairing(&self) -> Result<RopePairing> {
+        let parts = &self.descriptor.parts;
+        let key = self.descriptor.key("rope.dimension_sections");
+        if !parts.halves_with_sections {
+            return Ok(parts.rope);
+        }
+        let sections = self.gguf.i32s(&key)?.unwrap_or_default();
+        let has_sections = sections.iter().any(|n| *n != 0);
+        Ok(if has_sections { RopePairing::Halves } else { parts.rope })
+    }
+
+    /// Layers of a feed-forward part only.
+    fn ffn_only(&self, n: usize) -> Result<Vec<bool>> {
+        if !self.descriptor.parts.one_part_a_layer {
+            return Ok(Vec::new());
+        }
+        let key = "feed_forward_length";
+        let widths = self.gguf.u32s(&self.descriptor.key(key))?.unwrap_or_default();
+        match widths.get(..n) {
+            Some(widths) => Ok(widths.iter().map(|width| *width > 0).collect()),
+            None => {
+                let expected = format!("a width for each of {n} layers, 0 for those without");
+                Err(self.bad(key, expected, format!("{} of them", widths.len())))
+            }
+        }
+    }
+
     /// All blocks but those that predict further tokens.
-    fn layers(&self) -> Result<usize> {
+    pub(super) fn layers(&self) -> Result<usize> {
         let n = self.require("block_count")?;
         let further = self.gguf.u32(&self.descriptor.key("nextn_predict_layers"))?.unwrap_or(0);
         if further as usize >= n {
@@ -344,7 +454,7 @@ impl Keys<'_> {
         let of_layers = self.heads_of_layers()?;
         let most = |i: usize| of_layers.iter().flatten().map(|heads| heads[i]).max();
         let [n_head, n_head_kv] = match (most(0), most(1)) {
-            (Some(n_head), Some(n_head_kv)) => [n_head, n_head_kv],
+            (Some(n_head), Some(n_head_kv)) if n_head > 0 && n_head_kv > 0 => [n_head, n_head_kv],
             _ => {
                 let n_head = self.require("attention.head_count")?;
                 let n_head_kv = self.count("attention.head_count_kv")?.unwrap_or(n_head);
@@ -383,6 +493,26 @@ impl Keys<'_> {
         Ok(Heads { n_head, n_head_kv, of_layers, head_dim, head_dim_v, kv_rank, n_rot })
     }
 
+    /// Elements of a head in layers that slide, if the architecture lets them have others.
+    fn sliding_head_dim(&self, k_dim: usize, v_dim: usize) -> Result<Option<usize>> {
+        if !self.descriptor.parts.sliding_heads_differ {
+            return Ok(None);
+        }
+        if k_dim != v_dim {
+            let expected = format!("attention.key_length = {k_dim}");
+            return Err(self.bad("attention.value_length", expected, v_dim));
+        }
+        let of = |key: &str| Ok(self.count(key)?.unwrap_or(k_dim));
+        let (k, v) = (of("attention.key_length_swa")?, of("attention.value_length_swa")?);
+        match k == v && k <= k_dim {
+            true => Ok(Some(k)),
+            false => {
+                let expected = format!("attention.key_length_swa = {k} of at most {k_dim}");
+                Err(self.bad("attention.value_length_swa", expected, v))
+            }
+        }
+    }
+
     fn check_heads(&self, [n_head, n_head_kv]: [usize; 2]) -> Result<[usize; 2]> {
         if !n_head.is_multiple_of(n_head_kv) {
             let expected = format!("a divisor of attention.head_count = {n_head}");
@@ -392,7 +522,7 @@ impl Keys<'_> {
     }
 
     /// Heads of each layer, if the file lists them.
-    fn heads_of_layers(&self) -> Result<Option<Vec<[usize; 2]>>> {
+    pub(super) fn heads_of_layers(&self) -> Result<Option<Vec<[usize; 2]>>> {
         const COUNTS: [&str; 2] = ["attention.head_count", "attention.head_count_kv"];
         let is_list = |key: &str| {
             let value = self.gguf.get(&self.descriptor.key(key));
@@ -407,7 +537,9 @@ impl Keys<'_> {
                 return Ok(vec![self.require(key)?; n]);
             }
             let list = self.gguf.u32s(&self.descriptor.key(key))?.unwrap_or_default();
-            let of_layers = list.get(..n).filter(|list| !list.contains(&0));
+            // Layers with a recurrence have no heads of keys.
+            let has_zeros = self.descriptor.parts.recurrence.is_some();
+            let of_layers = list.get(..n).filter(|list| has_zeros || !list.contains(&0));
             let of_layers = of_layers.ok_or_else(|| {
                 let expected = format!("a number above 0 for each of {n} layers");
                 self.bad(key, expected, format!("{list:?}"))
@@ -415,43 +547,9 @@ impl Keys<'_> {
             Ok(of_layers.iter().map(|n| *n as usize).collect())
         };
         let (heads, heads_kv) = (list(COUNTS[0])?, list(COUNTS[1])?);
-        let both = heads.into_iter().zip(heads_kv).map(|(n, kv)| self.check_heads([n, kv]));
+        let both = heads.into_iter().zip(heads_kv);
+        let both = both.map(|(n, kv)| if kv == 0 { Ok([n, 0]) } else { self.check_heads([n, kv]) });
         both.collect::<Result<_>>().map(Some)
-    }
-
-    /// Layers that mix positions by a gated delta rule; all but every fourth unless the file says.
-    fn delta(&self) -> Result<Option<(Vec<bool>, DeltaShape)>> {
-        let Some(order) = self.descriptor.parts.delta_rule else { return Ok(None) };
-        let (n_k_heads, n_v_heads) =
-            (self.require("ssm.group_count")?, self.require("ssm.time_step_rank")?);
-        let inner = self.require("ssm.inner_size")?;
-        if n_v_heads % n_k_heads != 0 {
-            let expected = format!("a multiple of ssm.group_count = {n_k_heads}");
-            return Err(self.bad("ssm.time_step_rank", expected, n_v_heads));
-        }
-        if inner % n_v_heads != 0 {
-            let expected = format!("a multiple of ssm.time_step_rank = {n_v_heads}");
-            return Err(self.bad("ssm.inner_size", expected, inner));
-        }
-        let shape = DeltaShape {
-            n_k_heads,
-            n_v_heads,
-            k_dim: self.require("ssm.state_size")?,
-            v_dim: inner / n_v_heads,
-            kernel: self.require("ssm.conv_kernel")?,
-            order,
-        };
-        Ok(Some((self.delta_layers()?, shape)))
-    }
-
-    fn delta_layers(&self) -> Result<Vec<bool>> {
-        let (n, n_blocks) = (self.layers()?, self.require("block_count")?);
-        let key = "attention.recurrent_layers";
-        let Some(listed) = self.gguf.get(&self.descriptor.key(key)) else {
-            let interval = self.count("full_attention_interval")?.unwrap_or(4);
-            return Ok((0..n).map(|l| (l + 1) % interval != 0).collect());
-        };
-        self.flags(key, listed, n, n_blocks)
     }
 
     /// A flag for each of `n` layers, of a file of `n_blocks`.

@@ -35,6 +35,11 @@ impl LayerKinds {
                 let n_dense = (0..n_layers).take_while(|l| is_dense(keys, *l)).count();
                 sliding.iter().enumerate().map(|(l, slides)| *slides || l < n_dense).collect()
             }
+            RopeLayers::None => vec![false; n_layers],
+            RopeLayers::IfFinetuned => {
+                let key = keys.descriptor.key("rope.scaling.finetuned");
+                vec![keys.gguf.bool(&key)? != Some(false); n_layers]
+            }
             RopeLayers::ThreeOfFour => (0..n_layers).map(|l| (l + 1) % 4 != 0).collect(),
         };
         let tempers_unrotated = matches!(parts.tempering, Tempering::Unrotated { .. });

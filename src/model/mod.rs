@@ -5,9 +5,11 @@ pub mod descriptor;
 pub(crate) mod encoder;
 pub mod granules;
 pub(crate) mod hyper;
+pub(crate) mod indexer;
 pub mod kv;
 mod layers;
 pub(crate) mod next_token;
+pub mod recurrent;
 mod relative;
 pub mod rope;
 pub mod shares;
@@ -23,11 +25,11 @@ use crate::experts::{
     self, ExpertStore, Hierarchy, LayerExperts, RamTier, Resident, StreamOptions,
 };
 use crate::gguf::Gguf;
-use descriptor::Descriptor;
+use descriptor::{Descriptor, Residual};
 pub use hyper::HyperParams;
 use next_token::NextTokenHead;
 use rope::RopeFactors;
-use weights::{Gate, NextTokenWeights, Weights};
+use weights::{Gate, Layer, NextTokenWeights, Weights};
 
 /// A model file whose parts are understood, with no memory committed yet: what a plan needs.
 pub struct Bound {
@@ -100,6 +102,11 @@ impl Bound {
     /// Per layer: the dense FFN and the shared expert, each described as a one-expert layer.
     pub fn dense_experts(&self) -> [&[Option<LayerExperts>]; 2] {
         [&self.weights.dense, &self.weights.shared]
+    }
+
+    /// As [`Model::has_kernels`].
+    pub fn has_kernels(&self, layer: usize, n_ctx: usize) -> bool {
+        has_kernels(&self.descriptor, &self.hyper, &self.weights.layers[layer], n_ctx)
     }
 
     /// Experts that a token uses in a layer.
@@ -232,6 +239,12 @@ impl Model {
         &self.frequencies[usize::from(self.hyper.rope.is_long(n_ctx))]
     }
 
+    /// Whether devices have kernels for all parts of a layer, in contexts of `n_ctx`; the CPU
+    /// computes one without.
+    pub(crate) fn has_kernels(&self, layer: usize, n_ctx: usize) -> bool {
+        has_kernels(&self.descriptor, &self.hyper, &self.weights.layers[layer], n_ctx)
+    }
+
     /// A layer's routed experts, where it has any.
     pub fn routed_experts(&self, layer: usize) -> Option<&LayerExperts> {
         self.weights.routed[layer].as_ref()
@@ -254,4 +267,11 @@ impl Model {
             Gate::Router(_) => &**self.hierarchy.host(),
         }
     }
+}
+
+/// Whether devices have kernels for all parts of a layer, in contexts of `n_ctx`.
+fn has_kernels(parts: &Descriptor, hyper: &HyperParams, layer: &Layer, n_ctx: usize) -> bool {
+    let chooses = hyper.indexer.as_ref().is_some_and(|indexer| indexer.chooses(n_ctx));
+    let is_plain = parts.parts.residual != Residual::Normed && !hyper.sees_all;
+    layer.has_kernels(chooses) && is_plain
 }

@@ -42,7 +42,7 @@ impl Bound {
     pub fn unpacked_bytes(&self, layer: usize) -> u64 {
         match &self.weights.layers[layer].mixer {
             Mixer::Latent(latent) => latent.k_b.all.own_bytes() as u64,
-            Mixer::Attention(_) | Mixer::Delta(_) => 0,
+            _ => 0,
         }
     }
 

@@ -66,7 +66,7 @@ impl<'a> Tile<'a> {
         self.data.as_ptr()
     }
 
-    fn row(&self, r: usize) -> &'a [f32] {
+    pub fn row(&self, r: usize) -> &'a [f32] {
         &self.data[r * self.stride..][..self.dim]
     }
 }

@@ -27,6 +27,7 @@ impl Vocab {
         let model = match gguf.str(MODEL)? {
             Some("gpt2") => VocabModel::Bpe,
             Some("llama") => VocabModel::Spm,
+            Some("gemma4") => VocabModel::SpmMerges,
             Some("t5") => VocabModel::Ugm,
             other => {
                 let name = other.map_or("nothing".into(), |name| format!("`{name}`"));
@@ -37,8 +38,8 @@ impl Vocab {
                          text; logits, bench and inspect work"
                     ),
                 };
-                let expected =
-                    "`gpt2` (byte-level BPE), `llama` (SentencePiece BPE) or `t5` (unigram)";
+                let expected = "`gpt2` (byte-level BPE), `llama` or `gemma4` (SentencePiece BPE) \
+                                or `t5` (unigram)";
                 return Err(Error::format(gguf.path(), MODEL, expected, got));
             }
         };
@@ -51,9 +52,9 @@ impl Vocab {
             scores: gguf.f32s("tokenizer.ggml.scores")?.unwrap_or_default(),
             types: types.into_iter().map(TokenType::from_number).collect(),
             merges: owned(match (model, merges) {
-                (VocabModel::Bpe, None) => gguf.require_strings("tokenizer.ggml.merges")?,
-                (VocabModel::Bpe, Some(merges)) => merges,
                 (VocabModel::Spm | VocabModel::Ugm, _) => Vec::new(),
+                (_, None) => gguf.require_strings("tokenizer.ggml.merges")?,
+                (_, Some(merges)) => merges,
             }),
             add_bos: gguf.bool("tokenizer.ggml.add_bos_token")?,
             add_eos: gguf.bool("tokenizer.ggml.add_eos_token")?,

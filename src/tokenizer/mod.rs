@@ -1,6 +1,6 @@
 //! GGUF vocabularies to text and back: byte-level BPE (`tokenizer.ggml.model` = `gpt2`),
-//! SentencePiece BPE (`llama`) and SentencePiece unigram (`t5`). The core works on a [`Vocab`] and
-//! knows nothing of files; `from_gguf.rs` fills one from metadata.
+//! SentencePiece BPE (`llama`, `gemma4`) and SentencePiece unigram (`t5`). The core works on a
+//! [`Vocab`] and knows nothing of files; `from_gguf.rs` fills one from metadata.
 //!
 //! Ids are those of the model's own tokenizer (HF `tokenizers`, `sentencepiece`); where those two
 //! leave a choice (the space prefix after a special token, which tokens end a generation) we do
@@ -105,11 +105,13 @@ impl Tokenizer {
         let (special, eog) = special::resolve(&mut vocab)?;
         let algorithm = match vocab.model {
             VocabModel::Bpe => Algorithm::Bpe(Box::new(Bpe::new(&vocab)?)),
-            VocabModel::Spm => Algorithm::Spm(Box::new(Spm::new(&vocab, special.unk)?)),
+            VocabModel::Spm | VocabModel::SpmMerges => {
+                Algorithm::Spm(Box::new(Spm::new(&vocab, special.unk)?))
+            }
             VocabModel::Ugm => Algorithm::Ugm(Box::new(Ugm::new(&vocab, special.unk)?)),
         };
         let (bos, eos, space) = match &algorithm {
-            Algorithm::Spm(_) => (true, false, true),
+            Algorithm::Spm(_) => (true, false, vocab.model == VocabModel::Spm),
             Algorithm::Ugm(_) => (false, true, false),
             Algorithm::Bpe(bpe) => (bpe.adds_bos(), false, false),
             Algorithm::None => (false, false, false),
@@ -120,7 +122,11 @@ impl Tokenizer {
             pieces: Pieces::collect((0..vocab.tokens.len()).map(|id| vocab.piece(id))),
             special,
             eog,
-            add_bos: has_token(vocab.add_bos.unwrap_or(bos), special.bos, "begin"),
+            // Some converters say that Gemma 4 has no BOS.
+            add_bos: match vocab.model {
+                VocabModel::SpmMerges => special.bos.is_some(),
+                _ => has_token(vocab.add_bos.unwrap_or(bos), special.bos, "begin"),
+            },
             add_eos: has_token(vocab.add_eos.unwrap_or(eos), special.eos, "end"),
             add_space_prefix: vocab.model != VocabModel::Bpe
                 && vocab.add_space_prefix.unwrap_or(space),

@@ -140,7 +140,7 @@ pub(super) fn resolve(vocab: &mut Vocab) -> Result<(SpecialIds, BTreeSet<u32>)> 
     let mut ids = vocab.ids;
     check_range(vocab, &mut ids)?;
     let defaults: &mut [(&mut Option<u32>, u32)] = match vocab.model {
-        VocabModel::Bpe => &mut [],
+        VocabModel::Bpe | VocabModel::SpmMerges => &mut [],
         // SentencePiece's own.
         VocabModel::Spm => &mut [(&mut ids.unk, 0), (&mut ids.bos, 1), (&mut ids.eos, 2)],
         // T5's.

@@ -1,11 +1,11 @@
 //! SentencePiece BPE: characters merge into ever longer pieces of the vocabulary, best score first;
 //! a character that is no piece becomes its bytes (`<0x0A>`), or `unk` where the vocabulary has no
 //! such bytes. Most files of this kind (Llama) do not normalise the text beyond writing spaces as
-//! U+2581; NLLB's bring a charsmap.
+//! U+2581; NLLB's bring a charsmap. Gemma 4's rank pairs of pieces instead.
 
 use super::heap::Merger;
 use super::normalize::Normalizer;
-use super::vocab::{TokenType, Vocab, byte_of};
+use super::vocab::{TokenType, Vocab, VocabModel, byte_of, split_merge};
 use crate::Result;
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -14,6 +14,8 @@ pub struct Spm {
     normalizer: Normalizer,
     ids: HashMap<Vec<u8>, u32>,
     scores: Vec<f32>,
+    /// (left, right) → rank, where merges are ranked and pieces have no scores.
+    ranks: Option<HashMap<(u32, u32), u32>>,
     /// Length in bytes of the longest piece: no pair longer than that is looked up.
     longest: usize,
     bytes: [Option<u32>; 256],
@@ -63,11 +65,28 @@ impl Spm {
         }
         let longest = ids.keys().map(Vec::len).max().unwrap_or(0);
         let normalizer = Normalizer::new(vocab)?;
-        Ok(Self { normalizer, ids, scores: vocab.scores.clone(), longest, bytes, unk })
+        let ranks = (vocab.model == VocabModel::SpmMerges).then(|| ranks(vocab, &ids));
+        let scores = vocab.scores.clone();
+        Ok(Self { normalizer, ids, scores, ranks, longest, bytes, unk })
     }
 
     pub fn encode(&self, text: &str, prefix_space: bool, out: &mut Vec<u32>) {
-        self.merge(&self.normalizer.apply(text, prefix_space), out);
+        let text = self.normalizer.apply(text, prefix_space);
+        if self.ranks.is_none() {
+            return self.merge(&text, out);
+        }
+        // Runs of line breaks stand apart: one piece, or merged on their own.
+        let is_break = |c: char| c == '\n';
+        let mut rest = text.as_str();
+        while let Some(first) = rest.chars().next() {
+            let end = rest.find(|c| is_break(c) != is_break(first)).unwrap_or(rest.len());
+            let (part, after) = rest.split_at(end);
+            match self.ids.get(part.as_bytes()).filter(|_| is_break(first)) {
+                Some(id) => out.push(*id),
+                None => self.merge(part, out),
+            }
+            rest = after;
+        }
     }
 
     fn merge(&self, text: &str, out: &mut Vec<u32>) {
@@ -85,7 +104,16 @@ impl Spm {
                     return None;
                 }
                 let id = *self.ids.get(&text.as_bytes()[start..end])?;
-                Some((ByScore(self.scores[id as usize]), spans.add(start, end)))
+                let score = match &self.ranks {
+                    None => self.scores[id as usize],
+                    Some(ranks) => {
+                        let middle = spans.end(left);
+                        let left = self.ids.get(&text.as_bytes()[start..middle])?;
+                        let right = self.ids.get(&text.as_bytes()[middle..end])?;
+                        -(*ranks.get(&(*left, *right))? as f32)
+                    }
+                };
+                Some((ByScore(score), spans.add(start, end)))
             },
             |symbol| pieces.push(symbol),
         );
@@ -115,6 +143,22 @@ impl Spm {
     }
 }
 
+/// Merges of two pieces by their ids. Ranks are exact as floats.
+fn ranks(vocab: &Vocab, ids: &HashMap<Vec<u8>, u32>) -> HashMap<(u32, u32), u32> {
+    let pair = |merge: &Vec<u8>| {
+        let (left, right) = split_merge(merge)?;
+        Some((*ids.get(left)?, *ids.get(right)?))
+    };
+    let mut ranks = HashMap::with_capacity(vocab.merges.len());
+    for (rank, merge) in vocab.merges.iter().enumerate().take(1 << 24) {
+        if let Some(pair) = pair(merge) {
+            // A merge listed twice has its first rank.
+            ranks.entry(pair).or_insert(rank as u32);
+        }
+    }
+    ranks
+}
+
 /// Stretches of the text by symbol number: the characters first, merge results after them.
 struct Spans {
     spans: Vec<(u32, u32)>,
@@ -137,5 +181,30 @@ impl Spans {
     fn add(&mut self, start: usize, end: usize) -> u32 {
         self.spans.push((start as u32, end as u32));
         self.spans.len() as u32 - 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranked_merges_and_line_breaks() {
+        let tokens = ["a", "b", "ab", "\u{2581}", "\u{2581}a", "\n\n", "<0x0A>", "<0x63>", "ba"];
+        let tokens = tokens.map(|token| token.as_bytes().to_vec()).to_vec();
+        let mut vocab = Vocab::new(VocabModel::SpmMerges, tokens);
+        vocab.types = vec![TokenType::Normal; 9];
+        vocab.types[6..8].fill(TokenType::Byte);
+        vocab.merges = ["\u{2581} a", "b a", "a b"].map(|merge| merge.as_bytes().to_vec()).to_vec();
+        let spm = Spm::new(&vocab, None).unwrap();
+        let ids = |text: &str| {
+            let mut out = Vec::new();
+            spm.encode(text, false, &mut out);
+            out
+        };
+        assert_eq!(ids("ab a"), [2, 4]);
+        // The better rank first, wherever it stands.
+        assert_eq!(ids("aba"), [0, 8]);
+        assert_eq!(ids("a\n\nb\nc"), [0, 5, 1, 6, 7]);
     }
 }

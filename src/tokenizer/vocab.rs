@@ -14,6 +14,8 @@ pub enum VocabModel {
     Bpe,
     /// `llama`: SentencePiece BPE with scores and byte fallback.
     Spm,
+    /// `gemma4`: the same with ranked merges.
+    SpmMerges,
     /// `t5`: SentencePiece unigram, scores being log probabilities.
     Ugm,
 }
@@ -128,7 +130,7 @@ impl Vocab {
             return Err(self.error("scores", &format!("{n} scores, one a token"), got));
         }
         match self.model {
-            VocabModel::Bpe => self.check_merges(),
+            VocabModel::Bpe | VocabModel::SpmMerges => self.check_merges(),
             VocabModel::Spm | VocabModel::Ugm => self.check_scores(),
         }
     }
@@ -174,7 +176,7 @@ impl Vocab {
             TokenType::Unused => Vec::new(),
             TokenType::Byte => byte_of(token).map(|b| vec![b]).unwrap_or_default(),
             TokenType::Normal => match self.model {
-                VocabModel::Spm | VocabModel::Ugm => unescape_spm(token),
+                VocabModel::Spm | VocabModel::SpmMerges | VocabModel::Ugm => unescape_spm(token),
                 VocabModel::Bpe => byte_level(token).unwrap_or_else(|| token.clone()),
             },
             _ => token.clone(),

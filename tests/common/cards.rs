@@ -138,6 +138,8 @@ impl Card {
         let seed = text.fold(0u64, |seed, byte| mixed(seed ^ u64::from(byte)));
         let is_vector = dims.iter().filter(|d| **d != 1).count() == 1;
         let (centre, width) = match is_vector {
+            // Logarithms of decays, for steps of 1.
+            _ if name.ends_with("ssm_a") => (-0.3, 0.25),
             true if name.contains("norm") => (1.0, 0.5),
             true => (0.0, 0.25),
             false if name.contains("token_embd") || name.contains("embed_tokens") => (0.0, 1.7),

@@ -13,11 +13,12 @@ use moeba::policy::{PlacementKind, PolicySpec, SplitKind};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-const GOLDEN: [&str; 17] = [
+const GOLDEN: [&str; 19] = [
     "afmoe",
     "arctic_mixed",
     "cohere2moe",
     "deepseek_v3",
+    "gemma4",
     "glm4moe",
     "gpt_oss",
     "grok",
@@ -25,6 +26,7 @@ const GOLDEN: [&str; 17] = [
     "mimo2",
     "mistral4",
     "mixtral",
+    "nemotron_h_moe",
     "phimoe",
     "qwen2moe",
     "qwen2moe_mixed",

@@ -41,7 +41,9 @@ def values(card, tensor, shape):
     for byte in (card + tensor).encode():
         seed = mixed(seed ^ byte)
     centre, width = np.float32(0), np.sqrt(np.float32(3) / np.float32(shape[-1]))
-    if len([d for d in shape if d != 1]) == 1:
+    if tensor.endswith("ssm_a"):
+        centre, width = -0.3, 0.25
+    elif len([d for d in shape if d != 1]) == 1:
         centre, width = (1, 0.5) if "norm" in tensor else (0, 0.25)
     elif "token_embd" in tensor or "embed_tokens" in tensor:
         width = 1.7

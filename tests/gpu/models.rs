@@ -142,6 +142,7 @@ agree! {
     llama4: 0.0, ["llama4_hf"];
     smallthinker: 0.0, ["smallthinker", "maple"];
     heads_of_layers: 0.0, ["laguna", "mimo2", "step35"];
+    layers_without_kernels: 0.0, ["gemma4", "glm-dsa", "kimi-linear", "nemotron_h_moe"];
 }
 
 /// Over a cache of fewer bits, attention of prompts is on tensor cores: within a bound, and so is

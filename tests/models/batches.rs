@@ -17,7 +17,7 @@ use moeba::policy::Phase;
 use std::path::Path;
 
 /// A model of each architecture and kind of layer.
-const MODELS: [&str; 35] = [
+const MODELS: [&str; 43] = [
     "llama",
     "llama3_rope",
     "qwen2",
@@ -53,6 +53,14 @@ const MODELS: [&str; 35] = [
     "smallthinker",
     "mellum",
     "mistral4",
+    "gemma4",
+    "glm-dsa",
+    "granitehybrid",
+    "jamba",
+    "kimi-linear",
+    "lfm2moe",
+    "minimax-01",
+    "nemotron_h_moe",
 ];
 
 const N_CTX: usize = 80;

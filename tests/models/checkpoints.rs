@@ -6,7 +6,7 @@ use moeba::engine::{Engine, EngineOptions, FinishReason, Generator, Limits, Requ
 use moeba::sample::SamplerOptions;
 use std::sync::Arc;
 
-const MODELS: [&str; 2] = ["qwen3next", "qwen35moe"];
+const MODELS: [&str; 4] = ["qwen3next", "qwen35moe", "jamba", "kimi-linear"];
 
 /// Room for all that a test keeps.
 const ROOM: usize = 64 << 20;

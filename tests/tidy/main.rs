@@ -559,9 +559,10 @@ fn architectures_are_data() {
         }
         let named = Regex::new(&format!(r#""{}["./]"#, regex::escape(&name))).unwrap();
         for source in all.iter().filter(|s| s.path.starts_with("src/") && s.path != loader) {
-            // `tokenizer.ggml.model` calls the SentencePiece algorithm by a model's name, and
+            // `tokenizer.ggml.model` calls SentencePiece algorithms by models' names, and
             // `tokenizer.ggml.pre` the pre-tokenizers.
-            let allowed = name == "llama" && source.path.starts_with("src/tokenizer/")
+            let is_algorithm = ["gemma4", "llama"].contains(&name.as_str());
+            let allowed = is_algorithm && source.path.starts_with("src/tokenizer/")
                 || source.path == "src/tokenizer/pre.rs";
             // `--reasoning-format` calls a format by a model's name.
             let allowed = allowed || source.path == "src/cli/reasoning.rs";

@@ -1,5 +1,5 @@
-//! Gated delta rule (arXiv 2412.06464, equation 10) with the short convolution before it: what
-//! mixes positions in linear-attention layers. Each token changes a state of fixed size; tokens go
+//! Gated delta rule (arXiv 2412.06464, equation 10): what mixes positions in linear-attention
+//! layers. Each token changes a state of fixed size; tokens go
 //! through it one by one, so a text's bits do not depend on how it is cut into micro-batches.
 
 use super::{Cpu, SERIAL_WORK, SharedOut};
@@ -10,47 +10,6 @@ use crate::simd::Kernels;
 const UNIT_EPS: f32 = 1e-6;
 
 impl Cpu {
-    /// Depthwise causal convolution and silu, z·sigmoid(z): `x` [tokens, channels] → `out`. `past`
-    /// is what came before `x`, and afterwards what comes before the next; `weight` [channels,
-    /// kernel], whose last column meets the present.
-    pub fn short_conv(
-        &self,
-        shape: DeltaShape,
-        weight: &[f32],
-        past: &mut [f32],
-        x: &[f32],
-        out: &mut [f32],
-    ) {
-        let (width, before) = (shape.channels(), shape.kernel - 1);
-        let tokens = x.len() / width;
-        assert!(past.len() == shape.n_past() && x.len() == out.len());
-        assert_eq!(weight.len(), width * shape.kernel);
-        let at = |past: &[f32], t: usize, c: usize| match t < before {
-            true => past[t * width + c],
-            false => x[(t - before) * width + c],
-        };
-        let shared = SharedOut::new(out);
-        self.chunks(tokens, self.token_chunk(tokens, width * shape.kernel), &|scratch, range| {
-            let (_, gates) = scratch.split(width);
-            for t in range {
-                // SAFETY: each token is in one chunk.
-                let out = unsafe { shared.slice(t * width, width) };
-                for (c, o) in out.iter_mut().enumerate() {
-                    let weight = &weight[c * shape.kernel..][..shape.kernel];
-                    let taps = weight.iter().enumerate();
-                    *o = taps.map(|(j, w)| w * at(past, t + j, c)).sum();
-                }
-                gates.copy_from_slice(out);
-                self.kernels.sigmoid(gates);
-                out.iter_mut().zip(&*gates).for_each(|(o, gate)| *o *= gate);
-            }
-        });
-        // The past that stays moves to the front, the last tokens follow it.
-        let n_new = tokens.min(before);
-        past.copy_within(n_new * width.., 0);
-        past[(before - n_new) * width..].copy_from_slice(&x[(tokens - n_new) * width..]);
-    }
-
     /// `x = ln(1 + e^x)`
     pub fn softplus(&self, x: &mut [f32]) {
         let n = x.len();
@@ -87,9 +46,10 @@ impl Cpu {
         });
     }
 
-    /// The recurrence: `qkv` [tokens, channels] → `out` [tokens, n_v_heads, v_dim]. `log_decay` and
-    /// `beta` [tokens, n_v_heads]: by what the state is multiplied (its logarithm), and how much of
-    /// a key's old value is replaced by the new.
+    /// The recurrence: `qkv` [tokens, channels] → `out` [tokens, n_v_heads, v_dim]. `log_decay`
+    /// [tokens, n_v_heads] or [tokens, n_v_heads, k_dim] is the logarithm of what the state or each
+    /// of its rows is multiplied by, `beta` [tokens, n_v_heads] how much of a key's old value is
+    /// replaced by the new.
     pub fn delta_rule(
         &self,
         shape: DeltaShape,
@@ -105,16 +65,19 @@ impl Cpu {
         let chunk = if work <= SERIAL_WORK { n_heads } else { 1 };
         let (state, out) = (SharedOut::new(state), SharedOut::new(out));
         let n_head_state = shape.k_dim * shape.v_dim;
+        let n_decays = log_decay.len() / (tokens * n_heads).max(1);
+        assert!(n_decays == 1 || n_decays == shape.k_dim || tokens == 0);
         self.chunks(n_heads, chunk, &|scratch, range| {
             for h in range {
                 // SAFETY: each head is in one chunk, and its state and outputs are its own.
                 let state = unsafe { state.slice(h * n_head_state, n_head_state) };
-                let (_, room) = scratch.split(2 * shape.k_dim + 2 * shape.v_dim);
+                let (_, room) = scratch.split(3 * shape.k_dim + 2 * shape.v_dim);
+                let (decays, room) = room.split_at_mut(n_decays);
                 for t in 0..tokens {
                     let qkv = Token { row: &qkv[t * width..][..width], shape };
-                    let mut decay = [log_decay[t * n_heads + h]];
-                    self.kernels.exp(&mut decay);
-                    let gates = (decay[0], beta[t * n_heads + h]);
+                    decays.copy_from_slice(&log_decay[(t * n_heads + h) * n_decays..][..n_decays]);
+                    self.kernels.exp(decays);
+                    let gates = (&*decays, beta[t * n_heads + h]);
                     // SAFETY: as above.
                     let out = unsafe { out.slice((t * n_heads + h) * shape.v_dim, shape.v_dim) };
                     delta_step(self.kernels, qkv, h, gates, room, state, out);
@@ -144,7 +107,7 @@ impl Cpu {
 
 /// ln(1 + x) for 0 ≤ x ≤ 1: 2·artanh(x/(2 + x)), whose series is cut where a term is less than
 /// 2·10⁻⁹ of the sum. Products and sums of f32, so that a GPU repeats them to the bit.
-fn ln_1p(x: f32) -> f32 {
+pub(super) fn ln_1p(x: f32) -> f32 {
     const TERMS: [f32; 7] =
         [1.0 / 15.0, 1.0 / 13.0, 1.0 / 11.0, 1.0 / 9.0, 1.0 / 7.0, 1.0 / 5.0, 1.0 / 3.0];
     let s = x / (2.0 + x);
@@ -180,7 +143,7 @@ fn delta_step(
     kernels: &Kernels,
     token: Token,
     head: usize,
-    (decay, beta): (f32, f32),
+    (decays, beta): (&[f32], f32),
     room: &mut [f32],
     state: &mut [f32],
     out: &mut [f32],
@@ -193,7 +156,7 @@ fn delta_step(
     unit(token.query(key_head), 1.0 / (shape.k_dim as f32).sqrt(), q);
     unit(token.key(key_head), 1.0, k);
     memory.fill(0.0);
-    for (row, k) in state.chunks_exact_mut(shape.v_dim).zip(&*k) {
+    for ((row, k), decay) in state.chunks_exact_mut(shape.v_dim).zip(&*k).zip(each(decays)) {
         row.iter_mut().for_each(|s| *s *= decay);
         kernels.axpy(memory, *k, row);
     }
@@ -207,6 +170,12 @@ fn delta_step(
     }
 }
 
+/// A decay for each row of a state, of which there is one or as many as rows.
+fn each(decays: &[f32]) -> impl Iterator<Item = f32> {
+    let last = *decays.last().expect("a decay");
+    decays.iter().copied().chain(std::iter::repeat(last))
+}
+
 /// `x` as a unit vector, times `scale`.
 fn unit(x: &[f32], scale: f32, out: &mut [f32]) {
     let norm = (x.iter().map(|v| v * v).sum::<f32>() + UNIT_EPS).sqrt();
@@ -216,7 +185,7 @@ fn unit(x: &[f32], scale: f32, out: &mut [f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::ops::HeadOrder;
+    use crate::backend::ops::{HeadOrder, ShortConv};
 
     const SHAPE: DeltaShape = DeltaShape {
         n_k_heads: 2,
@@ -243,7 +212,8 @@ mod tests {
         for end in ends {
             let x = &x[start * width..end * width];
             let (mut conv, mut out) = (vec![0.0; x.len()], vec![0.0; (end - start) * 20]);
-            cpu.short_conv(SHAPE, &weight, &mut past, x, &mut conv);
+            let own = ShortConv { shape: SHAPE.conv(), weight: &weight, bias: None, silu: true };
+            cpu.short_conv(&own, &mut past, x, &mut conv);
             let gates = (&decay[start * 4..end * 4], &beta[start * 4..end * 4]);
             cpu.delta_rule(SHAPE, &conv, gates, &mut state, &mut out);
             all.extend(out);

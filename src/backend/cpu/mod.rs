@@ -11,6 +11,7 @@ pub mod norm;
 pub mod pool;
 pub mod rope;
 pub mod router;
+pub mod scan;
 
 use std::cell::{RefCell, UnsafeCell};
 use std::marker::PhantomData;

@@ -30,6 +30,7 @@ kernels! {
         swiglu: GatedParams = "swiglu_rows",
         swiglu_clamped: GatedParams = "swiglu_clamped_rows",
         relu: GatedParams = "relu_rows",
+        relu_squared: GatedParams = "relu_squared_rows",
         reglu: GatedParams = "reglu_rows",
         geglu: GatedParams = "geglu_rows",
         swiglu_limited: GatedParams = "swiglu_limited_rows",
@@ -41,7 +42,8 @@ kernels! {
 }
 
 impl Activate {
-    /// `out = activation(gate, up)`, all f32 of one shape; `Relu` reads no gate. Biases are not
+    /// `out = activation(gate, up)`, all f32 of one shape; those without a gate
+    /// read none. Biases are not
     /// added.
     pub fn gated(
         &self,
@@ -63,6 +65,7 @@ impl Activate {
             Activation::Silu => self.swiglu,
             Activation::SiluClamped => self.swiglu_clamped,
             Activation::Relu => self.relu,
+            Activation::ReluSquared => self.relu_squared,
             Activation::ReluGated => self.reglu,
             Activation::Gelu => self.geglu,
             Activation::SiluLimited => self.swiglu_limited,

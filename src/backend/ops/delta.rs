@@ -1,6 +1,6 @@
 //! Gated delta rule (arXiv 2412.06464): sizes of a linear-attention layer.
 
-use serde::Deserialize;
+use super::{ConvShape, StateSize};
 
 /// Sizes of one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,8 +19,7 @@ pub struct DeltaShape {
 }
 
 /// The map from value heads to key heads.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeadOrder {
     /// h / (n_v_heads / n_k_heads): the value heads of a key head are adjacent.
     Grouped,
@@ -42,6 +41,14 @@ impl DeltaShape {
         2 * self.key_width() + self.value_width()
     }
 
+    pub fn conv(&self) -> ConvShape {
+        ConvShape { channels: self.channels(), kernel: self.kernel }
+    }
+
+    pub fn state_size(&self) -> StateSize {
+        StateSize { n_past: self.n_past(), n_state: self.n_state() }
+    }
+
     /// Values of the state: [n_v_heads, k_dim, v_dim].
     pub fn n_state(&self) -> usize {
         self.n_v_heads * self.k_dim * self.v_dim
@@ -49,7 +56,7 @@ impl DeltaShape {
 
     /// Inputs that the convolution remembers: [kernel − 1, channels].
     pub fn n_past(&self) -> usize {
-        (self.kernel - 1) * self.channels()
+        self.conv().n_past()
     }
 
     /// The key head of a value head.

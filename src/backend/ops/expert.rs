@@ -13,6 +13,8 @@ pub enum Activation {
     SiluClamped,
     /// max(up, 0), without a gate
     Relu,
+    /// max(up, 0)², without a gate
+    ReluSquared,
     /// max(gate, 0) ⊙ up
     ReluGated,
     /// gelu(gate) ⊙ up, by the tanh form: gate·σ(√(8/π)·(gate + 0.044715·gate³)) ⊙ up
@@ -25,7 +27,7 @@ pub enum Activation {
 
 impl Activation {
     pub fn is_gated(self) -> bool {
-        self != Activation::Relu
+        !matches!(self, Activation::Relu | Activation::ReluSquared)
     }
 
     /// Whether it needs `ExpertShape::limit`.

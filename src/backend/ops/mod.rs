@@ -5,6 +5,7 @@
 mod attention;
 mod delta;
 mod expert;
+mod recurrence;
 mod rope;
 mod routing;
 mod rows;
@@ -12,6 +13,7 @@ mod rows;
 pub use attention::DistanceBias;
 pub use delta::{DeltaShape, HeadOrder};
 pub use expert::{Activation, ExpertBiases, ExpertForm, ExpertShape};
+pub use recurrence::{Columns, ConvShape, Scan, ScanShape, ShortConv, StateSize};
 pub use rope::{Frequencies, RopePairing, RopeShape};
 pub use routing::{Choice, Demand, NO_EXPERT, NO_PAIR, Route, RouteRows, Score};
 pub use rows::{HeadMats, RowBytes, Rows, RowsMut, row_bytes};

@@ -4,7 +4,9 @@ use super::bench::Bench;
 use super::data::Random;
 use super::report::Report;
 use crate::Result;
-use crate::backend::cpu::expert::{geglu, reglu, relu, swiglu_capped, swiglu_limited};
+use crate::backend::cpu::expert::{
+    geglu, reglu, relu, relu_squared, swiglu_capped, swiglu_limited,
+};
 use crate::backend::gpu::DeviceBuffer;
 use crate::backend::gpu::activate::Activate;
 use crate::backend::ops::{Activation, ExpertForm};
@@ -59,7 +61,7 @@ impl Pairs {
         activate: &Activate,
         activation: Activation,
     ) -> Result<Vec<f32>> {
-        let gate = Some(self.gate_up.all()).filter(|_| activation != Activation::Relu);
+        let gate = Some(self.gate_up.all()).filter(|_| activation.is_gated());
         let (up, out) = (self.up_up.all(), self.out.all());
         let form = ExpertForm { activation, limit: LIMIT, biases: None };
         activate.gated(&bench.stream, form, gate, up, out)?;
@@ -70,11 +72,12 @@ impl Pairs {
 /// The activation on the CPU, which may change gate and up.
 type Twin = fn(&Kernels, &mut [f32], &mut [f32], &mut [f32]);
 
-const GATED: [(&str, Activation, Twin); 7] = [
+const GATED: [(&str, Activation, Twin); 8] = [
     ("swiglu_rows", Activation::Silu, |kernels, gate, up, out| kernels.swiglu(gate, up, out)),
     ("relu_rows", Activation::Relu, |_, _, up, out| {
         out.iter_mut().zip(up).for_each(|(o, u)| *o = relu(*u));
     }),
+    ("relu_squared_rows", Activation::ReluSquared, |_, _, up, out| relu_squared(up, out)),
     ("swiglu_clamped_rows", Activation::SiluClamped, |kernels, gate, up, out| {
         let limited: Vec<f32> = gate.iter().map(|g| g.min(LIMIT)).collect();
         let mut share: Vec<f32> = limited.iter().map(|g| SLOPE * g).collect();

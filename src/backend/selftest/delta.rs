@@ -5,7 +5,7 @@ use super::data::Random;
 use super::report::{Report, Row};
 use crate::Result;
 use crate::backend::gpu::delta::{Delta, DeviceGates, GateProducts};
-use crate::backend::ops::{DeltaShape, HeadOrder};
+use crate::backend::ops::{DeltaShape, HeadOrder, ShortConv};
 
 const EPS: f32 = 1e-6;
 /// A prompt, single tokens, and passes of fewer tokens than the convolution's past.
@@ -104,7 +104,8 @@ impl Case<'_> {
             cpu.kernels.sigmoid(&mut beta);
             cpu.log_decays(&mut alpha, &dt, &a);
             let mut convolved = vec![0.0; x.len()];
-            cpu.short_conv(shape, &conv, &mut past, &x, &mut convolved);
+            let conv = ShortConv { shape: shape.conv(), weight: &conv, bias: None, silu: true };
+            cpu.short_conv(&conv, &mut past, &x, &mut convolved);
             let mut expected = vec![0.0; tokens * shape.value_width()];
             cpu.delta_rule(shape, &convolved, (&alpha, &beta), &mut state, &mut expected);
 

@@ -152,7 +152,7 @@ fn kv_bytes_per_token(gguf: &Gguf, architecture: Option<&str>) -> Option<u64> {
     }
     let mut shapes = hyper.cache_shapes();
     // These keep the same whatever the context.
-    shapes.retain(|shape| !matches!(shape, LayerShape::Delta(_)));
+    shapes.retain(|shape| !matches!(shape, LayerShape::State(_)));
     Some(kv::n_bytes(&shapes, 1, CacheType::F16, CacheType::F16))
 }
 

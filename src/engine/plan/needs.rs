@@ -26,6 +26,7 @@ impl DeviceNeeds {
             tensors.filter(|(_, share)| **share == wanted).map(|(t, _)| device_bytes(t)).sum()
         };
         let layer = |l: usize| LayerBytes {
+            is_cpu_only: !model.has_kernels(l, n_ctx),
             dense_bytes: sum(Share::Dense(l)) + model.unpacked_bytes(l) + padding(model, l),
             kv_bytes: kv_bytes(model, options, l, n_ctx) * options.n_sessions.max(1) as u64,
             experts: model.routed()[l].as_ref().map(|layer| slots(layer, model.k())),
@@ -44,11 +45,11 @@ impl DeviceNeeds {
     }
 }
 
-/// The largest pass: a micro-batch, or a whole text of a model with an encoder.
+/// The largest pass: a micro-batch, or a whole text of a model whose tokens see all of it.
 pub fn tokens_at_once(hyper: &HyperParams, n_ubatch: usize, n_ctx: usize) -> usize {
-    match hyper.encoder {
-        None => n_ubatch.min(n_ctx),
-        Some(_) => n_ctx,
+    match hyper.encoder.is_some() || hyper.sees_all {
+        false => n_ubatch.min(n_ctx),
+        true => n_ctx,
     }
 }
 

@@ -82,7 +82,7 @@ impl CpuPass<'_, '_> {
         cpu.add(&mut b.x, &b.y);
 
         // norm, router, experts, residual
-        self.feed_forward(b, l, &layer.ffn)
+        self.feed_forward(b, l, layer.ffn.as_ref().expect("bound with the layer"))
     }
 
     /// x → x
@@ -105,7 +105,7 @@ impl CpuPass<'_, '_> {
         cpu.add(&mut b.x, &b.y);
 
         // norm, router, experts, residual
-        self.feed_forward(b, l, &layer.ffn)
+        self.feed_forward(b, l, layer.ffn.as_ref().expect("bound with the layer"))
     }
 
     /// x += experts(norm(x)) of a layer, or its dense part.

@@ -39,7 +39,7 @@ impl GpuPass<'_> {
         let convolved = self.words(&m.convolved, n * channels);
         let attended = self.words(&m.attended, n * width);
         for segment in self.segments() {
-            let [past, state] = segment.cache.delta(l);
+            let [past, state] = segment.cache.state(l);
             // A copy of the state may be wanted somewhere in between.
             for part in self.parts_to_marks(&segment) {
                 let qkv = part.of(qkv, channels);

@@ -67,12 +67,15 @@ pub fn before_experts(cx: &mut GpuPass, l: usize) -> Result<()> {
     // norm, attention, residual
     cx.norm(&layer.norm, cx.x(), cx.h())?;
     match &layer.mixer {
+        GpuMixer::None => {}
         GpuMixer::Attention(w) => cx.attention(l, w)?,
         GpuMixer::Latent(w) => cx.latent_attention(l, w)?,
         GpuMixer::Delta(w) => cx.delta_rule(l, w)?,
     }
     cx.keep_before(&layer.ffn)?;
-    cx.add_residual(layer.post_norm.as_ref(), 1.0)?;
+    if !matches!(layer.mixer, GpuMixer::None) {
+        cx.add_residual(layer.post_norm.as_ref(), 1.0)?;
+    }
 
     // norm, attention to the source text, residual
     if let Some(cross) = &layer.cross {

@@ -47,6 +47,7 @@ pub struct GpuLatent {
     pub kv_a_norm: GpuVector,
     pub k_b: GpuHeads,
     pub v_b: GpuHeads,
+    pub rotates: bool,
     pub output: GpuLinear,
 }
 
@@ -68,6 +69,7 @@ pub struct GpuDelta {
 }
 
 pub enum GpuMixer {
+    None,
     Attention(GpuAttention),
     Latent(GpuLatent),
     Delta(GpuDelta),
@@ -171,7 +173,9 @@ impl<'a> Packer<'a> {
         let mixer = match &layer.mixer {
             Mixer::Attention(w) => GpuMixer::Attention(self.attention(w)),
             Mixer::Latent(w) => GpuMixer::Latent(self.latent(w)),
+            Mixer::None => GpuMixer::None,
             Mixer::Delta(w) => GpuMixer::Delta(self.delta(w)),
+            _ => unreachable!("layers without kernels are on the CPU"),
         };
         let cross = self.model.cross_attention_of(l).map(|cross| GpuCross {
             norm: self.norm(&cross.norm),
@@ -182,7 +186,7 @@ impl<'a> Packer<'a> {
             mixer,
             post_norm: layer.post_norm.as_ref().map(|norm| self.norm(norm)),
             cross,
-            ffn: self.ffn(l, &layer.ffn),
+            ffn: self.ffn(l, layer.ffn.as_ref().expect("layers without stay on the CPU")),
         }
     }
 
@@ -235,6 +239,7 @@ impl<'a> Packer<'a> {
             kv_a_norm: self.vector(&w.kv_a_norm),
             k_b: self.heads(&w.k_b),
             v_b: self.heads(&w.v_b),
+            rotates: w.rotates,
             output: self.linear(&w.output),
         }
     }
@@ -262,7 +267,7 @@ impl<'a> Packer<'a> {
     /// The biases of a layer's routed experts, if they have any.
     pub fn routed_biases(&mut self, l: usize) -> Option<GpuBiases> {
         let geometry = self.model.weights.routed[l]?.geometry;
-        let w = &self.model.weights.layers[l].ffn;
+        let w = self.model.weights.layers[l].ffn.as_ref()?;
         let b = w.biases.as_ref()?;
         Some(self.biases(b, w.expert.n_ff, geometry.n_granules(), &|g| geometry.rows(g)))
     }

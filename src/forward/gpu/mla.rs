@@ -17,9 +17,11 @@ impl GpuPass<'_> {
         self.latent_products(w)?;
         let q = self.words(&m.q, heads * hyper.head_dim);
         let kv = self.words(&m.kv, n * row);
-        let table = self.rope_table(false);
-        self.rope(q, self.model.rope_shape(hyper.head_dim, nope), table)?;
-        self.rope(kv, self.model.rope_shape(row, rank), table)?;
+        if w.rotates {
+            let table = self.rope_table(false);
+            self.rope(q, self.model.rope_shape(hyper.head_dim, nope), table)?;
+            self.rope(kv, self.model.rope_shape(row, rank), table)?;
+        }
         self.temper(q)?;
         // the row that the cache keeps: its compressed part is normalised
         let compressed = self.words(&m.compressed, n * rank);

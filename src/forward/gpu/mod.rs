@@ -90,7 +90,6 @@ pub struct GpuModel {
     /// Declared before the device's memory, which it works with, so that it is dropped first.
     state: PassState,
     dev: DeviceModel,
-    on_device: Range<usize>,
     /// For the caches of all sessions.
     copies: Arc<CacheCopies>,
 }
@@ -118,16 +117,16 @@ impl Model {
 
     fn load(&self, gpus: &[Device], options: &GpuOptions) -> Result<GpuModel> {
         assert_eq!(gpus.len(), options.expert_budgets.len());
-        let (gpu, n, on_device) = (&gpus[0], options.n_ubatch, options.layers.clone());
+        let (gpu, n) = (&gpus[0], options.n_ubatch);
         let dense = DenseOptions {
-            layers: on_device.clone(),
+            layers: options.layers.clone(),
             head: options.head,
             n_ubatch: n,
             n_ctx: options.n_ctx,
             n_peers: gpus.len() - 1,
         };
         let mut dev = DeviceModel::upload(self, gpu, &dense)?;
-        let has_experts = |l: usize| options.experts[l] && on_device.contains(&l);
+        let has_experts = |l: usize| options.experts[l] && dev.layers[l].is_some();
         let has_experts: Vec<bool> = (0..dev.layers.len()).map(has_experts).collect();
         dev.is_exact = options.is_exact;
         dev.tiers = self.new_tiers(gpus, options, &has_experts)?;
@@ -147,7 +146,7 @@ impl Model {
         let pipeline = DecodePipeline::new(gpu, self)?;
         let copies = Arc::new(CacheCopies::new(gpu)?);
         let state = PassState { peers, staging, hybrid, pipeline };
-        Ok(GpuModel { state, dev, on_device, copies })
+        Ok(GpuModel { state, dev, copies })
     }
 
     /// `None` if no device holds experts.
@@ -303,7 +302,7 @@ impl GpuModel {
         types: [CacheType; 2],
     ) -> Result<GpuCache> {
         let hyper = &model.hyper;
-        let on_device = |slot: usize| self.on_device.contains(&hyper.layer_of_slot(slot));
+        let on_device = |slot: usize| self.dev.layers[hyper.layer_of_slot(slot)].is_some();
         GpuCache::new(&self.copies, &hyper.cache_shapes(), &on_device, n_ctx, types)
     }
 }

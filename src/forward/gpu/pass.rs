@@ -188,7 +188,7 @@ impl<'a> GpuPass<'a> {
 
     /// The feed-forward part of a layer, as the file has it.
     pub fn ffn_weights(&self, l: usize) -> &'a FfnWeights {
-        &self.model.weights.layers[l].ffn
+        self.model.weights.layers[l].ffn.as_ref().expect("layers without stay on the CPU")
     }
 
     /// The VRAM tiers, if they may hold experts of this layer.

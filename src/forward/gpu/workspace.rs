@@ -275,6 +275,8 @@ impl MixerLayout {
                 Mixer::Delta(w) => {
                     delta = [w.shape.channels(), w.shape.value_width(), w.shape.n_v_heads];
                 }
+                // Layers without kernels are on the CPU.
+                _ => {}
             }
         }
         let latent = |size: usize| if rank > 0 { size } else { 0 };
@@ -369,9 +371,9 @@ impl ExpertSizes {
 
     fn raise_to_routed_max(&mut self, weights: &Weights, pairs: usize) {
         for (layer, experts) in weights.layers.iter().zip(&weights.routed) {
-            if let Some(experts) = experts {
+            if let (Some(experts), Some(ffn)) = (experts, &layer.ffn) {
                 let layout = GranuleLayout::new(experts);
-                self.raise_to_max(&layer.ffn.expert, layout, pairs, experts.n_experts);
+                self.raise_to_max(&ffn.expert, layout, pairs, experts.n_experts);
             }
         }
     }
@@ -379,7 +381,7 @@ impl ExpertSizes {
     /// For experts that each of `n` tokens goes to.
     fn raise_to_only_max(&mut self, weights: &Weights, n: usize) {
         for (l, layer) in weights.layers.iter().enumerate() {
-            let ffn = &layer.ffn;
+            let Some(ffn) = &layer.ffn else { continue };
             if let Some(dense) = &weights.dense[l] {
                 let shape = ffn.branch.as_ref().map_or(&ffn.expert, |branch| &branch.shape);
                 self.raise_to_max(shape, GranuleLayout::new(dense), n, 1);

@@ -84,9 +84,10 @@ pub struct MetadataRow {
     /// Skipped where no expression has its fields; an error otherwise.
     #[serde(default)]
     pub optional: bool,
-    /// The number written for each text in the config; for a flag, 1 is true.
+    /// The number written for each text in the config, or an expression for it; for a flag, 1 is
+    /// true.
     #[serde(default)]
-    pub values: BTreeMap<String, u32>,
+    pub values: BTreeMap<String, Named>,
     /// A list is filled up with zeros to this length.
     #[serde(default)]
     pub pad: usize,
@@ -96,6 +97,14 @@ pub struct MetadataRow {
     /// The only classes that get the key; all if empty.
     #[serde(default)]
     pub classes: Vec<String>,
+}
+
+/// A text of the config stands for this.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+pub enum Named {
+    Number(u32),
+    Expression(String),
 }
 
 /// A field of a list becomes an array.

@@ -14,10 +14,10 @@ use serde::Deserialize;
 
 use crate::{Error, Result};
 
-pub use convert::{Convert, Kind, MetadataRow, MetadataType, TensorRow};
+pub use convert::{Convert, Kind, MetadataRow, MetadataType, Named, TensorRow};
 pub use parts::{
-    Form, Mixer, Norm, Parts, Positions, Residual, RopeLayers, RopeRows, Router, RouterInput,
-    SharedSum, Tempering, ValueGate, Window,
+    Form, Mixer, Norm, Parts, Positions, RecurrenceKind, Residual, RopeLayers, RopeRows, Router,
+    RouterInput, SharedSum, Tempering, ValueGate, Window,
 };
 
 /// The descriptor of `models/NAME.toml`, embedded.
@@ -33,30 +33,41 @@ const SOURCES: &[(&str, &str)] = &[
     source!("arctic"),
     source!("bailingmoe"),
     source!("bailingmoe2"),
+    source!("bailingmoe3"),
     source!("cohere2moe"),
     source!("dbrx"),
     source!("deepseek"),
     source!("deepseek2"),
+    source!("deepseek32"),
     source!("dots1"),
     source!("ernie4_5-moe"),
     source!("exaone-moe"),
+    source!("gemma4"),
+    source!("glm-dsa"),
     source!("glm4moe"),
     source!("gpt-oss"),
     source!("granite"),
+    source!("granitehybrid"),
     source!("granitemoe"),
     source!("grok"),
     source!("hunyuan-moe"),
     source!("hy_v3"),
+    source!("jamba"),
+    source!("kimi-linear"),
     source!("laguna"),
+    source!("lfm2moe"),
+    source!("llada-moe"),
     source!("llama"),
     source!("llama4"),
     source!("maple"),
     source!("mellum"),
     source!("minicpm"),
     source!("mimo2"),
+    source!("minimax-01"),
     source!("minimax-m2"),
     source!("mistral3"),
     source!("mistral4"),
+    source!("nemotron_h_moe"),
     source!("nllb-moe"),
     source!("olmoe"),
     source!("paddleocr"),
@@ -68,6 +79,7 @@ const SOURCES: &[(&str, &str)] = &[
     source!("qwen3moe"),
     source!("qwen3next"),
     source!("qwen3vlmoe"),
+    source!("rnd1"),
     source!("smallthinker"),
     source!("step35"),
     source!("switch"),
@@ -109,6 +121,9 @@ pub struct Descriptor {
     /// file that lacks one is refused.
     #[serde(default)]
     pub requires: Vec<String>,
+    /// Keys of parts that the engine lacks: a file with another value than 0 is refused.
+    #[serde(default)]
+    pub refuses: Vec<String>,
     /// Role → GGUF tensor name; `{layer}` is the layer, of an encoder–decoder within its stack; a
     /// trailing `?` marks an optional tensor.
     pub tensors: BTreeMap<String, String>,

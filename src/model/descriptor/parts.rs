@@ -1,7 +1,7 @@
 //! The parts that a model can be made of. A descriptor names them in `[parts]` and `[router]`;
 //! what differs from file to file of one architecture is a GGUF key and read by `hyper`.
 
-use crate::backend::ops::{Activation, HeadOrder, RopePairing, Score};
+use crate::backend::ops::{Activation, RopePairing, Score};
 use serde::Deserialize;
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -18,6 +18,9 @@ pub struct Parts {
     /// Which elements of a head rotate together.
     #[serde(default)]
     pub rope: RopePairing,
+    /// In files with `rope.dimension_sections` the halves of a head do.
+    #[serde(default)]
+    pub halves_with_sections: bool,
     /// Which elements of a head rotate, if not all of them do.
     #[serde(default)]
     pub rope_rows: RopeRows,
@@ -35,6 +38,15 @@ pub struct Parts {
     pub norm_after_rope: bool,
     #[serde(default)]
     pub mixer: Mixer,
+    /// Logarithms of decays are above `kda.gate_lower_bound`.
+    #[serde(default)]
+    pub bounded_decays: bool,
+    /// Latent attention sees the positions that an indexer chooses, whose heads rotate so.
+    #[serde(default)]
+    pub indexer: Option<RopePairing>,
+    /// Layers may see what the indexer before them has chosen: `attention.indexer.types`.
+    #[serde(default)]
+    pub shares_indexers: bool,
     /// q's matrix makes a gate as well, [q, gate] a head: attention's output is multiplied by the
     /// gate's sigmoid.
     #[serde(default)]
@@ -42,9 +54,10 @@ pub struct Parts {
     /// A layer behind the last that has the tensors for it predicts the token after the next.
     #[serde(default)]
     pub predicts_next: bool,
-    /// Some layers use a gated delta rule (arXiv 2412.06464) instead of attention; its head order.
+    /// Some layers have this instead of attention: those without heads of keys, where the file
+    /// lists heads, or those of `attention.recurrent_layers`.
     #[serde(default)]
-    pub delta_rule: Option<HeadOrder>,
+    pub recurrence: Option<RecurrenceKind>,
     /// The function of the gate that attention's output is multiplied by, if it has a matrix.
     #[serde(default)]
     pub value_gate: ValueGate,
@@ -75,12 +88,31 @@ pub struct Parts {
     /// has this many experts.
     #[serde(default)]
     pub plain_qk_norm_unless_experts: Option<usize>,
+    /// Every token sees the whole text: the model fills in masked tokens (diffusion).
+    #[serde(default)]
+    pub sees_all: bool,
+    /// Scores are not divided by √head_dim.
+    #[serde(default)]
+    pub unscaled_scores: bool,
+    /// Layers that slide have heads of `attention.key_length_swa` elements.
+    #[serde(default)]
+    pub sliding_heads_differ: bool,
+    /// Values are divided by the root of their mean square.
+    #[serde(default)]
+    pub normed_values: bool,
+    /// The key of the soft cap of logits is the model's, those of others are not.
+    #[serde(default)]
+    pub caps_logits: bool,
     /// The keys of soft caps are the model's: llama.cpp saves them for every model.
     #[serde(default)]
     pub soft_caps: bool,
     /// The router's weights multiply the experts' input, not their output.
     #[serde(default)]
     pub weights_before_experts: bool,
+    /// A layer mixes positions or has a feed-forward part, not both; those with a part have a
+    /// width in `feed_forward_length`.
+    #[serde(default)]
+    pub one_part_a_layer: bool,
     pub activation: Activation,
     #[serde(default)]
     pub residual: Residual,
@@ -157,6 +189,25 @@ pub enum Mixer {
     Latent,
 }
 
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum RecurrenceKind {
+    /// A gated delta rule (arXiv 2412.06464). Value heads of a key head are adjacent.
+    DeltaGrouped,
+    /// The same; value head h has the key head h mod the number of those.
+    DeltaTiled,
+    /// A gated delta rule with a decay for each element of a key (arXiv 2510.26692).
+    Kda,
+    /// A gated convolution of a few positions, without a state (LFM2).
+    ShortConv,
+    /// A selective scan (arXiv 2312.00752), whose steps, inputs and outputs are normalised.
+    Mamba,
+    /// A scan with one decay a head (arXiv 2405.21060).
+    Mamba2,
+    /// Linear attention with a fixed decay a head and layer (arXiv 2501.08313).
+    Lightning,
+}
+
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Window {
@@ -182,6 +233,9 @@ pub enum RopeLayers {
     SlidingOrDense,
     /// All but every fourth: 3, 7, 11 …
     ThreeOfFour,
+    None,
+    /// All, unless `rope.scaling.finetuned` is false.
+    IfFinetuned,
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
@@ -251,6 +305,11 @@ pub enum Residual {
     ParallelMoe,
     /// x += attention(norm(x)) + ffn(norm(x)), with one norm for both.
     Parallel,
+    /// x += attention(norm(x)); x += norm(norm(dense(norm(x))) + norm(moe(norm(x)))), five norms
+    /// for the five, and the router with a norm of its own.
+    NormedBranches,
+    /// h = norm(x), x = residual_scale · h + attention(h); the same with the experts.
+    Normed,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]

@@ -7,7 +7,7 @@ mod states;
 
 pub use states::States;
 
-use crate::backend::ops::{DeltaShape, RowBytes, Rows, RowsMut, row_bytes};
+use crate::backend::ops::{RowBytes, Rows, RowsMut, StateSize, row_bytes};
 use crate::gguf::TensorType;
 use crate::{Error, Result};
 use std::io;
@@ -93,10 +93,11 @@ struct Plane {
 pub enum LayerShape {
     /// A key and a value for each KV head.
     Heads { n_head_kv: usize, k_dim: usize, v_dim: usize },
-    /// Latent attention: one row for all heads.
-    Latent { dim: usize },
-    /// A gated delta rule: the same for any number of positions, in f32.
-    Delta(DeltaShape),
+    /// Latent attention: one row for all heads, and a key of `index` elements to choose it by, 0
+    /// where all rows are seen.
+    Latent { dim: usize, index: usize },
+    /// A recurrence: the same for any number of positions, in f32.
+    State(StateSize),
 }
 
 impl LayerShape {
@@ -109,8 +110,8 @@ impl LayerShape {
             LayerShape::Heads { n_head_kv, k_dim, v_dim } => {
                 n_ctx * n_head_kv * (k.row_bytes(k_dim) + v.row_bytes(v_dim))
             }
-            LayerShape::Latent { dim } => n_ctx * k.row_bytes(dim),
-            LayerShape::Delta(shape) => 4 * (shape.n_past() + shape.n_state()),
+            LayerShape::Latent { dim, index } => n_ctx * (k.row_bytes(dim) + v.row_bytes(index)),
+            LayerShape::State(size) => 4 * (size.n_past + size.n_state),
         }
     }
 }
@@ -131,8 +132,8 @@ pub fn n_shared_bytes(
 ) -> u64 {
     let n_heads = |layer: &LayerShape| match *layer {
         LayerShape::Heads { n_head_kv, .. } => 2 * n_head_kv,
-        LayerShape::Latent { .. } => 1,
-        LayerShape::Delta(_) => 0,
+        LayerShape::Latent { index, .. } => 1 + index.min(1),
+        LayerShape::State(_) => 0,
     };
     let n_pages = 2 * layers.iter().map(n_heads).sum::<usize>();
     let own = n_bytes(layers, 0, k, v) + (n_pages * rustix::param::page_size()) as u64;
@@ -148,8 +149,11 @@ pub fn check(layers: &[LayerShape], k: CacheType, v: CacheType) -> Result<()> {
                 k.check("k", "keys", k_dim)?;
                 v.check("v", "values", v_dim)?;
             }
-            LayerShape::Latent { dim } => k.check("k", "latent rows", dim)?,
-            LayerShape::Delta(_) => {}
+            LayerShape::Latent { dim, index } => {
+                k.check("k", "latent rows", dim)?;
+                v.check("v", "keys of rows", index)?;
+            }
+            LayerShape::State(_) => {}
         }
     }
     Ok(())
@@ -159,15 +163,15 @@ struct LayerCache {
     shape: LayerShape,
     k: Plane,
     v: Plane,
-    delta: DeltaState,
+    state: State,
 }
 
-/// The state that a gated delta rule carries on from position to position.
+/// A recurrent layer carries this on from position to position.
 #[derive(Default)]
-pub struct DeltaState {
-    /// [kernel − 1, channels]
+pub struct State {
+    /// Inputs that its convolution remembers: [kernel − 1, channels].
     pub past: Vec<f32>,
-    /// [n_v_heads, k_dim, v_dim]
+    /// [heads, keys, values]
     pub state: Vec<f32>,
 }
 
@@ -214,19 +218,19 @@ impl KvCache {
             io::Result::Ok(Plane { ty: ty.0, data })
         };
         let layer = |&shape: &LayerShape| {
-            let mut delta = DeltaState::default();
+            let mut state = State::default();
             let (k_width, v_width) = match shape {
                 LayerShape::Heads { n_head_kv, k_dim, v_dim } => {
                     (n_head_kv * k_dim, n_head_kv * v_dim)
                 }
-                LayerShape::Latent { dim } => (dim, 0),
-                LayerShape::Delta(shape) => {
-                    delta.past = vec![0.0; shape.n_past()];
-                    delta.state = vec![0.0; shape.n_state()];
+                LayerShape::Latent { dim, index } => (dim, index),
+                LayerShape::State(size) => {
+                    state.past = vec![0.0; size.n_past];
+                    state.state = vec![0.0; size.n_state];
                     (0, 0)
                 }
             };
-            Ok(LayerCache { shape, k: plane(k, k_width)?, v: plane(v, v_width)?, delta })
+            Ok(LayerCache { shape, k: plane(k, k_width)?, v: plane(v, v_width)?, state })
         };
         let layers = shapes.iter().map(layer).collect::<io::Result<_>>()?;
         Ok(KvCache { n_ctx, n_source: 0, layers, marks: Vec::new() })
@@ -247,23 +251,25 @@ impl KvCache {
 
     /// Whether some layer has a state, which no position can be taken from.
     pub fn has_state(&self) -> bool {
-        self.layers.iter().any(|layer| matches!(layer.shape, LayerShape::Delta(_)))
+        self.layers.iter().any(|layer| matches!(layer.shape, LayerShape::State(_)))
     }
 
     /// A layer's state.
-    pub fn delta_mut(&mut self, layer: usize) -> &mut DeltaState {
-        &mut self.layers[layer].delta
+    pub fn state_mut(&mut self, layer: usize) -> &mut State {
+        &mut self.layers[layer].state
     }
 
-    /// Keys and values of a layer, to read; of latent attention the rows twice.
+    /// Keys and values of a layer, to read; of latent attention the rows and their keys.
     pub fn rows(&self, layer: usize) -> (Rows<'_>, Rows<'_>) {
         let LayerCache { shape, k, v, .. } = &self.layers[layer];
         match *shape {
             LayerShape::Heads { k_dim, v_dim, .. } => {
                 (k.rows(k_dim, self.n_ctx), v.rows(v_dim, self.n_ctx))
             }
-            LayerShape::Latent { dim } => (k.rows(dim, self.n_ctx), k.rows(dim, self.n_ctx)),
-            LayerShape::Delta(_) => (k.rows(0, 0), v.rows(0, 0)),
+            LayerShape::Latent { dim, index } => {
+                (k.rows(dim, self.n_ctx), v.rows(index, self.n_ctx))
+            }
+            LayerShape::State(_) => (k.rows(0, 0), v.rows(0, 0)),
         }
     }
 
@@ -273,8 +279,8 @@ impl KvCache {
         let LayerCache { shape, k, v, .. } = &mut self.layers[layer];
         let (k_dim, v_dim) = match *shape {
             LayerShape::Heads { k_dim, v_dim, .. } => (k_dim, v_dim),
-            LayerShape::Latent { dim } => (dim, 0),
-            LayerShape::Delta(_) => (0, 0),
+            LayerShape::Latent { dim, index } => (dim, index),
+            LayerShape::State(_) => (0, 0),
         };
         (k.rows_mut(k_dim, n_ctx), v.rows_mut(v_dim, n_ctx))
     }
@@ -298,7 +304,8 @@ mod tests {
     fn what_is_counted_is_what_is_held() {
         let layers = [
             LayerShape::Heads { n_head_kv: 2, k_dim: 64, v_dim: 96 },
-            LayerShape::Latent { dim: 576 },
+            LayerShape::Latent { dim: 576, index: 0 },
+            LayerShape::Latent { dim: 576, index: 128 },
         ];
         let all = CacheType::ALL;
         for (k, v) in all.into_iter().flat_map(|k| all.map(|v| (k, v))) {
@@ -308,7 +315,7 @@ mod tests {
             assert_eq!(n_bytes(&layers, 10, k, v), held as u64, "{k} and {v}");
         }
         // 18 blocks of a latent row of 576.
-        let blocks = CacheType::ALL[3..].iter().map(|ty| n_bytes(&layers[1..], 1, *ty, all[0]));
+        let blocks = CacheType::ALL[3..].iter().map(|ty| n_bytes(&layers[1..2], 1, *ty, all[0]));
         assert_eq!(blocks.collect::<Vec<_>>(), [34, 18, 20, 18, 22, 24].map(|bytes| 18 * bytes));
     }
 

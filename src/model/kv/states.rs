@@ -14,7 +14,7 @@ pub struct States {
 impl KvCache {
     /// Values of all states; 0 for a model without any.
     pub fn n_state_values(&self) -> usize {
-        self.layers.iter().map(|layer| layer.delta.past.len() + layer.delta.state.len()).sum()
+        self.layers.iter().map(|layer| layer.state.past.len() + layer.state.state.len()).sum()
     }
 
     /// Asks the next pass for the states after each of these numbers of positions, `n_values`
@@ -43,10 +43,10 @@ impl KvCache {
     /// Copies the state of a layer, which has computed `n` positions, if it was asked for. A pass
     /// calls it for its layers in their order.
     pub fn note_state(&mut self, layer: usize, n: usize) {
-        let delta = &self.layers[layer].delta;
+        let state = &self.layers[layer].state;
         if let Some(mark) = self.marks.iter_mut().find(|mark| mark.n == n) {
-            mark.values.extend_from_slice(&delta.past);
-            mark.values.extend_from_slice(&delta.state);
+            mark.values.extend_from_slice(&state.past);
+            mark.values.extend_from_slice(&state.state);
         }
     }
 
@@ -67,15 +67,15 @@ impl KvCache {
     /// Resets all states to zero.
     pub fn clear_states(&mut self) {
         for layer in &mut self.layers {
-            layer.delta.past.fill(0.0);
-            layer.delta.state.fill(0.0);
+            layer.state.past.fill(0.0);
+            layer.state.state.fill(0.0);
         }
     }
 
     /// All states as they are.
     #[cfg(test)]
     pub fn states(&self) -> Vec<f32> {
-        let parts = self.layers.iter().flat_map(|layer| [&layer.delta.past, &layer.delta.state]);
+        let parts = self.layers.iter().flat_map(|layer| [&layer.state.past, &layer.state.state]);
         parts.flatten().copied().collect()
     }
 
@@ -83,8 +83,8 @@ impl KvCache {
     pub fn restore_states(&mut self, values: &[f32]) {
         assert_eq!(values.len(), self.n_state_values());
         let mut rest = values;
-        for LayerCache { delta, .. } in &mut self.layers {
-            for part in [&mut delta.past, &mut delta.state] {
+        for LayerCache { state, .. } in &mut self.layers {
+            for part in [&mut state.past, &mut state.state] {
                 let (values, more) = rest.split_at(part.len());
                 part.copy_from_slice(values);
                 rest = more;
@@ -95,8 +95,8 @@ impl KvCache {
     /// Copies the states of a cache with the same layers.
     pub fn copy_states(&mut self, other: &KvCache) {
         for (to, from) in self.layers.iter_mut().zip(&other.layers) {
-            to.delta.past.copy_from_slice(&from.delta.past);
-            to.delta.state.copy_from_slice(&from.delta.state);
+            to.state.past.copy_from_slice(&from.state.past);
+            to.state.state.copy_from_slice(&from.state.state);
         }
     }
 }
@@ -104,20 +104,13 @@ impl KvCache {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::ops::{DeltaShape, HeadOrder};
+    use crate::backend::ops::StateSize;
     use crate::model::kv::{CacheType, LayerShape};
 
     fn cache() -> KvCache {
-        let shape = DeltaShape {
-            n_k_heads: 1,
-            n_v_heads: 2,
-            k_dim: 4,
-            v_dim: 3,
-            kernel: 3,
-            order: HeadOrder::Grouped,
-        };
+        let size = StateSize { n_past: 20, n_state: 24 };
         let heads = LayerShape::Heads { n_head_kv: 1, k_dim: 8, v_dim: 8 };
-        let layers = [LayerShape::Delta(shape), heads, LayerShape::Delta(shape)];
+        let layers = [LayerShape::State(size), heads, LayerShape::State(size)];
         KvCache::new(&layers, 16, CacheType::F32, CacheType::F32)
     }
 
@@ -127,7 +120,7 @@ mod tests {
             let mut at = past;
             while at < past + n {
                 at += cache.n_to_mark(at).min(past + n - at);
-                let delta = cache.delta_mut(layer);
+                let delta = cache.state_mut(layer);
                 delta.past.fill((100 * layer + at) as f32);
                 delta.state.fill(-((100 * layer + at) as f32));
                 cache.note_state(layer, at);
@@ -149,10 +142,10 @@ mod tests {
         back.restore_states(&states[1].values);
         copied.copy_states(&back);
         for mut cache in [back, copied] {
-            let delta = cache.delta_mut(2);
+            let delta = cache.state_mut(2);
             assert!(delta.past.iter().all(|value| *value == 205.0));
             assert!(delta.state.iter().all(|value| *value == -205.0));
-            assert!(cache.delta_mut(0).state.iter().all(|value| *value == -5.0));
+            assert!(cache.state_mut(0).state.iter().all(|value| *value == -5.0));
         }
     }
 }

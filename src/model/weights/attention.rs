@@ -4,6 +4,8 @@ use super::super::descriptor::{self, ValueGate};
 use super::binder::Binder;
 use super::{HeadMatrices, Linear, Matrix, Mixer};
 use crate::Result;
+use crate::backend::ops::RopePairing;
+use crate::model::recurrent::Recurrence;
 use crate::quant;
 
 #[derive(Clone, Debug)]
@@ -11,11 +13,16 @@ pub struct AttentionWeights {
     /// Heads of queries and of keys.
     pub n_head: usize,
     pub n_head_kv: usize,
+    /// Elements of a head of q and k, and of v.
+    pub head_dim: usize,
+    pub head_dim_v: usize,
     /// Makes a gate beside the query if `gated`: [q, gate] a head.
     pub q: Linear,
     pub gated: bool,
     pub k: Linear,
     pub v: Linear,
+    /// Ones, over each head, if values are normalised.
+    pub v_norm: Option<Vec<f32>>,
     /// Makes a gate of the heads' values, a number an element or a head, and its function.
     pub gate: Option<(Linear, ValueGate)>,
     /// RMSNorm before or after RoPE, over each head or, where it is as long as all of them, over a
@@ -48,7 +55,35 @@ pub struct LatentWeights {
     pub k_b: HeadMatrices,
     /// A head's values from the compressed space: [head_dim_v, kv_rank] each.
     pub v_b: HeadMatrices,
+    /// The last parts of queries and rows are rotated.
+    pub rotates: bool,
+    /// A number a head, whose sigmoid multiplies its values: [n_head, n_embd].
+    pub gate: Option<Linear>,
+    pub sees: Sees,
     pub output: Linear,
+}
+
+/// The positions that latent attention sees.
+#[derive(Clone, Debug)]
+pub enum Sees {
+    All,
+    /// Those that its indexer chooses.
+    Chosen(Box<Indexer>),
+    /// Those that the indexer before it has chosen.
+    AsBefore,
+}
+
+/// Scores of positions: Σ over heads of weight · max(query · key, 0).
+#[derive(Clone, Debug)]
+pub struct Indexer {
+    /// Queries, from the compressed row of attention's: [n_heads · dim, rank].
+    pub q: Linear,
+    /// A position's key, after which LayerNorm comes.
+    pub k: Linear,
+    pub k_norm: [Vec<f32>; 2],
+    /// The heads' weights: [n_heads, n_embd].
+    pub weights: Linear,
+    pub pairing: RopePairing,
 }
 
 #[derive(Clone, Debug)]
@@ -64,15 +99,18 @@ pub enum Query {
 
 impl Binder<'_> {
     pub fn mixer(&self, l: usize) -> Result<Mixer> {
-        if let Some((layers, shape)) = &self.hyper.delta
-            && layers[l]
-        {
-            return Ok(Mixer::Delta(self.delta(l, *shape)?));
-        }
-        match self.descriptor.parts.mixer {
-            descriptor::Mixer::Attention => Ok(Mixer::Attention(self.attention("attn", l)?)),
-            descriptor::Mixer::Latent => Ok(Mixer::Latent(self.latent(l)?)),
-        }
+        Ok(match self.hyper.recurrence_of(l) {
+            Some(Recurrence::Delta(shape)) => Mixer::Delta(self.delta(l, shape)?),
+            Some(Recurrence::Kda(shape)) => Mixer::Kda(self.kda(l, shape)?),
+            Some(Recurrence::ShortConv(shape)) => Mixer::ShortConv(self.short_conv(l, shape)?),
+            Some(Recurrence::Mamba(shape)) => Mixer::Mamba(self.mamba(l, shape)?),
+            Some(Recurrence::Mamba2(shape)) => Mixer::Mamba2(self.mamba2(l, shape)?),
+            Some(Recurrence::Lightning(shape)) => Mixer::Lightning(self.lightning(l, shape)?),
+            None => match self.descriptor.parts.mixer {
+                descriptor::Mixer::Attention => Mixer::Attention(self.attention("attn", l)?),
+                descriptor::Mixer::Latent => Mixer::Latent(self.latent(l)?),
+            },
+        })
     }
 
     /// The attention whose roles begin with `role`.
@@ -84,15 +122,22 @@ impl Binder<'_> {
         self.together(&["attn_q_bias", "attn_k_bias", "attn_v_bias"], l)?;
         self.together(&["attn_q_norm", "attn_k_norm"], l)?;
         let [n_head, n_head_kv] = h.heads_of(l);
-        let rows = [parts * n_head * h.head_dim, n_head_kv * h.head_dim, n_head_kv * h.head_dim_v];
+        let [head_dim, head_dim_v] = h.head_dims(l);
+        let rows = [parts * n_head * head_dim, n_head_kv * head_dim, n_head_kv * head_dim_v];
         let [q, k, v] = match self.find(&of("qkv_fused"), l)? {
             Some(index) => self.rows_apart(&of("qkv_fused"), l, index, rows)?,
             None => {
                 let [q, k, v] = ["q", "k", "v"].map(|part| of(part));
+                // Values may be the keys, before these are normalised and rotated.
+                let is_key = self.descriptor.parts.normed_values && self.find(&v, l)?.is_none();
+                if is_key {
+                    self.as_in_its_kind(&v, l)?;
+                }
+                let v = if is_key { &k } else { &v };
                 [
                     self.linear(&q, l, rows[0], h.n_embd)?,
                     self.linear(&k, l, rows[1], h.n_embd)?,
-                    self.linear(&v, l, rows[2], h.n_embd)?,
+                    self.linear(v, l, rows[2], h.n_embd)?,
                 ]
             }
         };
@@ -105,18 +150,21 @@ impl Binder<'_> {
         Ok(AttentionWeights {
             n_head,
             n_head_kv,
+            head_dim,
+            head_dim_v,
             q,
             gated,
             k,
             v,
+            v_norm: self.descriptor.parts.normed_values.then(|| vec![1.0; head_dim_v]),
             gate,
             rotates: h.kinds.rotates(l),
             slides: h.kinds.slides(l),
             tempers: h.kinds.tempers(l),
-            q_norm: self.head_norm(&of("q_norm"), l, n_head)?,
-            k_norm: self.head_norm(&of("k_norm"), l, n_head_kv)?,
+            q_norm: self.head_norm(&of("q_norm"), l, n_head, head_dim)?,
+            k_norm: self.head_norm(&of("k_norm"), l, n_head_kv, head_dim)?,
             sinks: self.optional_vector(&of("sinks"), l, n_head)?,
-            output: self.linear(&of("output"), l, h.n_embd, n_head * h.head_dim_v)?,
+            output: self.linear(&of("output"), l, h.n_embd, n_head * head_dim_v)?,
             window: h.kinds.window_of(l),
             chunk: h.kinds.chunk_of(l),
         })
@@ -167,9 +215,15 @@ impl Binder<'_> {
     }
 
     /// A norm as long as one head, or as all `n_heads` of a token.
-    fn head_norm(&self, role: &str, l: usize, n_heads: usize) -> Result<Option<Vec<f32>>> {
+    fn head_norm(
+        &self,
+        role: &str,
+        l: usize,
+        n_heads: usize,
+        one: usize,
+    ) -> Result<Option<Vec<f32>>> {
         let Some(index) = self.find(role, l)? else { return Ok(self.plain_head_norm(l)) };
-        let (one, all) = (self.hyper.head_dim, n_heads * self.hyper.head_dim);
+        let all = n_heads * one;
         let given = self.tensor(index).dims.iter().product::<u64>() as usize;
         self.vector(index, if given == all { all } else { one }).map(Some)
     }
@@ -184,13 +238,14 @@ impl Binder<'_> {
     fn latent(&self, l: usize) -> Result<LatentWeights> {
         let h = self.hyper;
         let n_q = h.n_head * h.head_dim;
+        let mut rank = 0;
         let query = match self.together(&["attn_q_a", "attn_q_a_norm", "attn_q_b"], l)? {
             false => Query::Direct(self.linear("attn_q", l, n_q, h.n_embd)?),
             true => {
                 let a = self.require("attn_q_a", l)?;
                 let rows = self.tensor(a).dims.get(1).copied().unwrap_or(0) as usize;
                 let key = self.descriptor.key("attention.q_lora_rank");
-                let rank = self.gguf.u32(&key)?.map_or(rows, |rank| rank as usize);
+                rank = self.gguf.u32(&key)?.map_or(rows, |rank| rank as usize);
                 Query::Compressed {
                     a: self.linear("attn_q_a", l, rank, h.n_embd)?,
                     norm: self.vector(self.require("attn_q_a_norm", l)?, rank)?,
@@ -205,8 +260,35 @@ impl Binder<'_> {
             kv_a_norm: self.vector(self.require("attn_kv_a_norm", l)?, h.kv_rank)?,
             k_b,
             v_b,
+            rotates: h.kinds.rotates(l),
+            gate: match self.descriptor.tensors.contains_key("attn_head_gate") {
+                true => Some(self.linear("attn_head_gate", l, h.n_head, h.n_embd)?),
+                false => None,
+            },
+            sees: self.sees(l, rank)?,
             output: self.linear("attn_output", l, h.n_embd, h.n_head * h.head_dim_v)?,
         })
+    }
+
+    /// An indexer reads the compressed row of `rank` elements that queries are made of.
+    fn sees(&self, l: usize, rank: usize) -> Result<Sees> {
+        let (Some(params), Some(pairing)) = (&self.hyper.indexer, self.descriptor.parts.indexer)
+        else {
+            return Ok(Sees::All);
+        };
+        if !params.own[l] {
+            return Ok(Sees::AsBefore);
+        }
+        self.require("attn_q_a", l)?;
+        let (n_embd, dim) = (self.hyper.n_embd, params.dim);
+        let vector = |role: &str| self.vector(self.require(role, l)?, dim);
+        Ok(Sees::Chosen(Box::new(Indexer {
+            q: self.linear("indexer_q", l, params.n_heads * dim, rank)?,
+            k: self.linear("indexer_k", l, dim, n_embd)?,
+            k_norm: [vector("indexer_k_norm")?, vector("indexer_k_norm_bias")?],
+            weights: self.linear("indexer_weights", l, params.n_heads, n_embd)?,
+            pairing,
+        })))
     }
 
     /// Files of today have them apart and the keys' transposed; older ones have both in one

@@ -22,6 +22,10 @@ pub struct Router {
     pub logits: Linear,
     /// Added to the probabilities to choose by (DeepSeek-V3, section 2.1.2).
     pub choice_bias: Option<Vec<f32>>,
+    /// Normalises its input, instead of the experts' norm.
+    pub norm: Option<Norm>,
+    /// Factors on the chosen experts' weights: [experts].
+    pub scales: Option<Vec<f32>>,
 }
 
 #[derive(Clone, Debug)]
@@ -36,6 +40,8 @@ pub struct SharedExpert {
 pub struct DenseBranch {
     pub norm: Norm,
     pub shape: ExpertShape,
+    /// Normalises its output, which then joins the experts' instead of the stream.
+    pub post_norm: Option<Norm>,
 }
 
 #[derive(Clone, Debug)]
@@ -51,6 +57,8 @@ pub struct FfnWeights {
     pub sees_before: bool,
     /// Normalises the sum that the part adds to the stream.
     pub post_norm: Option<Norm>,
+    /// Normalises the experts' sum before a branch joins it.
+    pub experts_norm: Option<Norm>,
     /// Factor on what it adds to the stream, besides the model's.
     pub scale: f32,
     /// The router reads the stream before attention, as it is.
@@ -73,9 +81,27 @@ impl FfnWeights {
         }
     }
 
+    /// The norm of a router that has one of its own.
+    pub fn router_norm(&self) -> Option<&Norm> {
+        match &self.gate {
+            Gate::Router(router) => router.norm.as_ref(),
+            Gate::Dense => None,
+        }
+    }
+
+    /// Whether devices have kernels for all of it.
+    pub fn has_kernels(&self) -> bool {
+        let scales = match &self.gate {
+            Gate::Router(router) => router.scales.is_some(),
+            Gate::Dense => false,
+        };
+        self.router_norm().is_none() && self.experts_norm.is_none() && !scales
+    }
+
     /// Types of everything that reads the normalised input.
     pub fn inputs(&self) -> impl Iterator<Item = TensorType> {
-        let router = self.router_input().filter(|_| !self.routes_stream);
+        let router =
+            self.router_input().filter(|_| !self.routes_stream && self.router_norm().is_none());
         let shared = self.shared.iter();
         let shared = shared.flat_map(|s| s.shape.inputs().chain(s.gate.as_ref().map(|m| m.ty)));
         self.expert.inputs().chain(router).chain(shared)
@@ -116,6 +142,7 @@ impl Binder<'_> {
                 branch: None,
                 sees_before: self.descriptor.parts.residual == descriptor::Residual::Parallel,
                 post_norm: self.optional_norm("ffn_post_norm", l)?,
+                experts_norm: None,
                 scale: 1.0,
                 routes_stream: false,
                 weights_input: false,
@@ -136,21 +163,14 @@ impl Binder<'_> {
                 Some(SharedExpert { shape, gate })
             }
         };
-        let (branch, norm) = match self.descriptor.parts.residual {
-            descriptor::Residual::Sequential | descriptor::Residual::Parallel => {
-                (None, self.norm("ffn_norm", l)?)
-            }
-            descriptor::Residual::ParallelMoe => {
-                let (shape, dense) = self.experts(l, 1, DENSE)?;
-                places.dense = Some(dense);
-                let branch = DenseBranch { norm: self.norm("ffn_norm", l)?, shape };
-                (Some(branch), self.norm("ffn_norm_exps", l)?)
-            }
-        };
+        let (branch, norm) = self.branch(l, &mut places)?;
         let n = self.hyper.routing.n_experts;
         let biases = self.expert_biases(l, (n, expert.n_ff), ROUTED)?;
         let gate = Gate::Router(router);
-        let sees_before = self.descriptor.parts.residual != descriptor::Residual::Sequential;
+        let sees_before = matches!(
+            self.descriptor.parts.residual,
+            descriptor::Residual::ParallelMoe | descriptor::Residual::Parallel
+        );
         let post_norm = self.optional_norm("ffn_post_norm", l)?;
         let sum = self.descriptor.parts.shared_sum;
         let scale = if shared.is_some() { sum.factor() } else { 1.0 };
@@ -163,11 +183,35 @@ impl Binder<'_> {
             branch,
             sees_before,
             post_norm,
+            experts_norm: match self.descriptor.parts.residual {
+                descriptor::Residual::NormedBranches => Some(self.norm("ffn_exps_post_norm", l)?),
+                _ => None,
+            },
             scale,
             routes_stream: self.descriptor.router.input == descriptor::RouterInput::Stream,
             weights_input: self.descriptor.parts.weights_before_experts,
         };
         Ok((ffn, places))
+    }
+
+    /// A dense branch, if the layer has one, and the experts' norm.
+    fn branch(&self, l: usize, places: &mut Experts) -> Result<(Option<DenseBranch>, Norm)> {
+        Ok(match self.descriptor.parts.residual {
+            descriptor::Residual::ParallelMoe => {
+                let (shape, dense) = self.experts(l, 1, DENSE)?;
+                places.dense = Some(dense);
+                let (norm, post_norm) = (self.norm("ffn_norm", l)?, None);
+                (Some(DenseBranch { norm, shape, post_norm }), self.norm("ffn_norm_exps", l)?)
+            }
+            descriptor::Residual::NormedBranches => {
+                let (shape, dense) = self.experts(l, 1, DENSE)?;
+                places.dense = Some(dense);
+                let norm = self.norm("ffn_norm", l)?;
+                let post_norm = Some(self.norm("ffn_branch_post_norm", l)?);
+                (Some(DenseBranch { norm, shape, post_norm }), self.norm("ffn_norm_exps", l)?)
+            }
+            _ => (None, self.norm("ffn_norm", l)?),
+        })
     }
 
     /// Refuses a key that gives these experts another width. It may have a value a layer, and 0 is
@@ -210,7 +254,23 @@ impl Binder<'_> {
             _ => (),
         }
         let logits = self.linear("ffn_gate_inp", l, n, self.hyper.n_embd)?;
-        Ok(Some(Router { logits, choice_bias: self.choice_bias(l, n)? }))
+        let scales = match self.descriptor.tensors.contains_key("ffn_exps_scale") {
+            true => Some(self.vector(self.require("ffn_exps_scale", l)?, n)?),
+            false => None,
+        };
+        let (choice_bias, norm) = (self.choice_bias(l, n)?, self.own_router_norm(l)?);
+        Ok(Some(Router { logits, choice_bias, norm, scales }))
+    }
+
+    /// The norm of a router that has one: RMSNorm with these weights, divided by √n_embd.
+    fn own_router_norm(&self, l: usize) -> Result<Option<Norm>> {
+        let n = self.hyper.n_embd;
+        if !self.descriptor.tensors.contains_key("ffn_gate_inp_scale") {
+            return Ok(None);
+        }
+        let mut weight = self.vector(self.require("ffn_gate_inp_scale", l)?, n)?;
+        weight.iter_mut().for_each(|w| *w /= (n as f32).sqrt());
+        Ok(Some(Norm { kind: descriptor::Norm::Rms, weight, bias: vec![0.0; n] }))
     }
 
     /// Published models with sigmoid gates all choose by a bias, where their architecture has it.

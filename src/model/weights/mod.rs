@@ -8,6 +8,7 @@ pub mod encoder;
 mod ffn;
 mod matrix;
 mod next_token;
+mod recurrent;
 
 use super::descriptor::{self, Descriptor};
 use super::hyper::HyperParams;
@@ -17,12 +18,14 @@ use crate::experts::LayerExperts;
 use crate::gguf::Gguf;
 use crate::model::weights::encoder::EncoderWeights;
 
-pub use attention::{AttentionWeights, LatentWeights, Query};
+pub use attention::{AttentionWeights, Indexer, LatentWeights, Query, Sees};
 pub(super) use binder::Binder;
 pub use delta::{DeltaWeights, Gates};
+use ffn::Experts;
 pub use ffn::{DenseBranch, FfnWeights, Gate, SharedExpert};
 pub use matrix::{HeadMatrices, Linear, Matrix};
 pub use next_token::NextTokenWeights;
+pub use recurrent::{KdaWeights, LightningWeights, Mamba2Weights, MambaWeights, ShortConvWeights};
 
 /// A normalisation of the stream.
 #[derive(Clone, Debug)]
@@ -36,9 +39,37 @@ pub struct Norm {
 /// The sequence mixer of a layer.
 #[derive(Clone, Debug)]
 pub enum Mixer {
+    /// The layer has a feed-forward part only.
+    None,
     Attention(AttentionWeights),
     Latent(LatentWeights),
     Delta(DeltaWeights),
+    Kda(KdaWeights),
+    ShortConv(ShortConvWeights),
+    Mamba(MambaWeights),
+    Mamba2(Mamba2Weights),
+    Lightning(LightningWeights),
+}
+
+impl Mixer {
+    /// Whether devices have kernels for it in contexts where an indexer chooses, or not.
+    fn has_kernels(&self, chooses: bool) -> bool {
+        match self {
+            Mixer::Attention(w) => w.v_norm.is_none(),
+            Mixer::None | Mixer::Delta(_) => true,
+            Mixer::Latent(w) => w.gate.is_none() && (!chooses || matches!(w.sees, Sees::All)),
+            _ => false,
+        }
+    }
+}
+
+impl Layer {
+    /// Whether devices have kernels for all parts of it, in contexts where an indexer chooses
+    /// positions, or not; the CPU computes a layer without.
+    pub fn has_kernels(&self, chooses: bool) -> bool {
+        let has_ffn = self.ffn.as_ref().is_some_and(FfnWeights::has_kernels);
+        self.mixer.has_kernels(chooses) && has_ffn && self.scale == 1.0
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -47,7 +78,10 @@ pub struct Layer {
     pub mixer: Mixer,
     /// Normalises the output of attention.
     pub post_norm: Option<Norm>,
-    pub ffn: FfnWeights,
+    /// `None` in a layer that mixes positions only.
+    pub ffn: Option<FfnWeights>,
+    /// Factor on the stream behind the layer.
+    pub scale: f32,
 }
 
 pub struct Weights {
@@ -101,12 +135,16 @@ impl Weights {
             shared: Vec::new(),
         };
         for l in 0..hyper.n_layers {
-            let (ffn, experts) = b.ffn(l)?;
+            let (ffn, experts) = match hyper.has_ffn(l) {
+                true => b.ffn(l).map(|(ffn, experts)| (Some(ffn), experts))?,
+                false => (None, Experts::default()),
+            };
             weights.layers.push(Layer {
                 norm: b.norm("attn_norm", l)?,
-                mixer: b.mixer(l)?,
+                mixer: if hyper.mixes(l) { b.mixer(l)? } else { Mixer::None },
                 post_norm: b.optional_norm("attn_post_norm", l)?,
                 ffn,
+                scale: b.optional_vector("layer_scale", l, 1)?.map_or(1.0, |scale| scale[0]),
             });
             weights.routed.push(experts.routed);
             weights.dense.push(experts.dense);

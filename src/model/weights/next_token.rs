@@ -49,7 +49,8 @@ impl NextTokenWeights {
             norm: b.norm("attn_norm", l)?,
             mixer: b.mixer(l)?,
             post_norm: b.optional_norm("attn_post_norm", l)?,
-            ffn,
+            ffn: Some(ffn),
+            scale: 1.0,
         };
         let weights = Weights {
             token_embd: own("nextn_embed_tokens")?.unwrap_or_else(|| shared.token_embd.clone()),

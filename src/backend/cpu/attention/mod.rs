@@ -34,6 +34,7 @@
 //! partial results meet in a buffer whose size the threads decide, not the text.
 
 mod block;
+pub mod index;
 mod rows;
 #[cfg(test)]
 mod tests;

@@ -159,6 +159,7 @@ impl Cpu {
                     Activation::Silu => self.kernels.swiglu(gate, up, out),
                     Activation::SiluClamped => swiglu_clamped(self.kernels, gate, up, out),
                     Activation::Relu => out.iter_mut().zip(up).for_each(|(o, u)| *o = relu(*u)),
+                    Activation::ReluSquared => relu_squared(up, out),
                     Activation::ReluGated => reglu(gate, up, out),
                     Activation::Gelu => geglu(self.kernels, gate, up, out),
                     Activation::SiluLimited => {
@@ -326,6 +327,11 @@ const PIECE_PRODUCTS: usize = 64 << 10;
 /// See [`Activation::Relu`]. Not `f32::max`, which may give -0 for -0 or not, as it is compiled.
 pub fn relu(x: f32) -> f32 {
     if x > 0.0 { x } else { 0.0 }
+}
+
+/// See [`Activation::ReluSquared`].
+pub fn relu_squared(up: &[f32], out: &mut [f32]) {
+    out.iter_mut().zip(up).for_each(|(o, u)| *o = relu(*u) * relu(*u));
 }
 
 /// See [`Activation::SiluClamped`]; changes `gate`.

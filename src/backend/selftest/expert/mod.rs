@@ -97,6 +97,7 @@ fn mixed() -> Vec<Spec> {
         spec([F16, Q8_0, F32], Activation::SiluClamped, false),
         spec([Q8_0, Q8_0, BF16], Activation::Relu, false),
         spec([Q8_0, Q8_0, Q4_0], Activation::Relu, true),
+        spec([Q8_0, Q8_0, Q4_0], Activation::ReluSquared, true),
         spec([Q4_0, Q4_0, Q8_0], Activation::ReluGated, false),
         spec([Q8_0, Q4_0, Q8_0], Activation::Gelu, false),
         spec([Q4_0, Q4_0, Q8_0], Activation::SiluLimited, true),

@@ -43,6 +43,8 @@ pub struct LayerBytes {
     pub kv_bytes: u64,
     /// Slots as they are in VRAM; `None` where there are no routed experts.
     pub experts: Option<LayerNeeds>,
+    /// Devices have no kernels for some part of it: it stays on the CPU, wherever it is.
+    pub is_cpu_only: bool,
 }
 
 /// Bytes that a model takes on a device.
@@ -80,6 +82,8 @@ pub struct DevicePlan {
     pub n_layers: usize,
     /// The layers on the device, up to the last.
     pub gpu_layers: Range<usize>,
+    /// Those of them that stay on the CPU, as devices have no kernels for them.
+    pub n_cpu_only: usize,
     pub head_on_device: bool,
     /// A layer each: whether it has routed experts that only the CPU computes.
     pub experts_on_cpu: Vec<bool>,
@@ -231,8 +235,10 @@ impl Fit<'_> {
         let gpu_layers = self.layers_from(n_layers - n.saturating_sub(1).min(n_layers))?;
         let experts_on_cpu = self.experts_on_cpu(&gpu_layers)?;
         let head_on_device = placed.head.unwrap_or(n > 0);
-        let sum =
-            |of: fn(&LayerBytes) -> u64| needs.layers[gpu_layers.clone()].iter().map(of).sum();
+        let sum = |of: fn(&LayerBytes) -> u64| {
+            let layers = needs.layers[gpu_layers.clone()].iter();
+            layers.filter(|layer| !layer.is_cpu_only).map(of).sum()
+        };
         let experts = Needs(
             gpu_layers
                 .clone()
@@ -244,6 +250,7 @@ impl Fit<'_> {
         let computes = !gpu_layers.is_empty() || head_on_device;
         Ok(DevicePlan {
             n_layers,
+            n_cpu_only: needs.layers[gpu_layers.clone()].iter().filter(|l| l.is_cpu_only).count(),
             dense_bytes: sum(|layer| layer.dense_bytes),
             kv_bytes: sum(|layer| layer.kv_bytes),
             head_on_device,
@@ -285,7 +292,8 @@ impl Fit<'_> {
                 )));
             }
             let kept = rule.map_or(cpu_moe.has(l), |on_gpu| !on_gpu);
-            Ok(layer.experts.is_some() && (kept || !gpu_layers.contains(&l)))
+            let computes = !layer.is_cpu_only && gpu_layers.contains(&l);
+            Ok(layer.experts.is_some() && (kept || !computes))
         };
         self.needs.layers.iter().enumerate().map(of_layer).collect()
     }

@@ -314,7 +314,7 @@ impl Pages {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::ops::{DeltaShape, HeadOrder};
+    use crate::backend::ops::StateSize;
     use crate::model::kv::{CacheType, KvCache, LayerShape};
     use proptest::prelude::*;
 
@@ -322,14 +322,7 @@ mod tests {
 
     const HEADS: LayerShape = LayerShape::Heads { n_head_kv: 2, k_dim: 8, v_dim: 4 };
 
-    const DELTA: LayerShape = LayerShape::Delta(DeltaShape {
-        n_k_heads: 1,
-        n_v_heads: 2,
-        k_dim: 8,
-        v_dim: 8,
-        kernel: 4,
-        order: HeadOrder::Grouped,
-    });
+    const DELTA: LayerShape = LayerShape::State(StateSize { n_past: 96, n_state: 128 });
 
     /// A cache whose bytes follow from the text, as a model's do: each position's and the states
     /// from all tokens before.

@@ -44,8 +44,8 @@ fn parts(shape: LayerShape, n_ctx: usize, k: CacheType, v: CacheType) -> [usize;
         LayerShape::Heads { n_head_kv, k_dim, v_dim } => {
             [n_ctx * n_head_kv * k.row_bytes(k_dim), n_ctx * n_head_kv * v.row_bytes(v_dim)]
         }
-        LayerShape::Latent { dim } => [n_ctx * k.row_bytes(dim), 0],
-        LayerShape::Delta(shape) => [4 * shape.n_past(), 4 * shape.n_state()],
+        LayerShape::Latent { dim, .. } => [n_ctx * k.row_bytes(dim), 0],
+        LayerShape::State(size) => [4 * size.n_past, 4 * size.n_state],
     };
     bytes.map(|bytes| bytes.next_multiple_of(256))
 }
@@ -119,8 +119,8 @@ impl GpuCache {
                 let values = self.rows(second, self.types.1, n_head_kv, v_dim);
                 (self.rows(first, self.types.0, n_head_kv, k_dim), Some(values))
             }
-            LayerShape::Latent { dim } => (self.rows(first, self.types.0, 1, dim), None),
-            LayerShape::Delta(_) => panic!("slot {slot} keeps no positions"),
+            LayerShape::Latent { dim, .. } => (self.rows(first, self.types.0, 1, dim), None),
+            LayerShape::State(_) => panic!("slot {slot} keeps no positions"),
         }
     }
 }

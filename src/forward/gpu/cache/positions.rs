@@ -112,7 +112,7 @@ impl GpuCache {
     fn planes(&self) -> impl Iterator<Item = DeviceRows<'_>> {
         let slots = self.slots.iter().enumerate();
         let with_rows = slots.filter_map(|(slot, ranges)| match ranges.as_ref()?.shape {
-            LayerShape::Delta(_) => None,
+            LayerShape::State(_) => None,
             _ => Some(slot),
         });
         with_rows.flat_map(|slot| {
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
     use crate::backend::gpu::Emulated;
     use crate::backend::gpu::emulated::Config;
-    use crate::backend::ops::{DeltaShape, HeadOrder};
+    use crate::backend::ops::StateSize;
     use crate::forward::gpu::cache::CacheCopies;
     use crate::model::kv::{CacheType, KvCache};
     use proptest::prelude::*;
@@ -138,18 +138,10 @@ mod tests {
     const ON_CPU: usize = 3;
 
     fn layers() -> [LayerShape; 5] {
-        let delta = DeltaShape {
-            n_k_heads: 1,
-            n_v_heads: 1,
-            k_dim: 4,
-            v_dim: 4,
-            kernel: 2,
-            order: HeadOrder::Grouped,
-        };
         [
             LayerShape::Heads { n_head_kv: 3, k_dim: 64, v_dim: 32 },
-            LayerShape::Delta(delta),
-            LayerShape::Latent { dim: 96 },
+            LayerShape::State(StateSize { n_past: 12, n_state: 16 }),
+            LayerShape::Latent { dim: 96, index: 0 },
             LayerShape::Heads { n_head_kv: 1, k_dim: 32, v_dim: 32 },
             LayerShape::Heads { n_head_kv: 2, k_dim: 32, v_dim: 32 },
         ]

@@ -3,32 +3,32 @@
 
 use crate::Result;
 use crate::backend::gpu::DeviceSlice;
-use crate::backend::ops::DeltaShape;
+use crate::backend::ops::StateSize;
 use crate::forward::gpu::cache::{GpuCache, SlotRanges};
 use crate::model::kv::LayerShape;
 
 impl GpuCache {
-    /// A delta rule's past inputs and its state.
-    pub fn delta(&self, slot: usize) -> [DeviceSlice<'_>; 2] {
+    /// A recurrence's past inputs and its state.
+    pub fn state(&self, slot: usize) -> [DeviceSlice<'_>; 2] {
         let SlotRanges { shape, first, second } = self.ranges(slot);
-        let LayerShape::Delta(shape) = shape else { panic!("slot {slot} has no state") };
-        [(first, shape.n_past()), (second, shape.n_state())]
+        let LayerShape::State(size) = shape else { panic!("slot {slot} has no state") };
+        [(first, size.n_past), (second, size.n_state)]
             .map(|(range, n)| self.buffer.slice(range.start..range.start + 4 * n))
     }
 
     /// Whether some layer on the device has a state.
     pub fn has_state(&self) -> bool {
-        self.deltas().next().is_some()
+        self.recurrent().next().is_some()
     }
 
     /// Values of all states.
     pub fn n_state_values(&self) -> usize {
-        self.deltas().map(|(_, shape)| shape.n_past() + shape.n_state()).sum()
+        self.recurrent().map(|(_, size)| size.n_past + size.n_state).sum()
     }
 
     /// Appends a slot's past inputs and its state to `values`.
     pub fn read_state(&self, slot: usize, values: &mut Vec<f32>) -> Result<()> {
-        let parts = self.delta(slot).into_iter().flat_map(|all| self.state_parts(all));
+        let parts = self.state(slot).into_iter().flat_map(|all| self.state_parts(all));
         self.copies.download(parts.map(|part| (part, ())), |(), bytes| {
             values.extend(bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)));
         })
@@ -38,8 +38,8 @@ impl GpuCache {
     pub fn restore_states(&self, values: &[f32]) -> Result<()> {
         assert_eq!(values.len(), self.n_state_values());
         let mut values = values.iter();
-        let deltas = self.deltas().flat_map(|(slot, _)| self.delta(slot));
-        let parts = deltas.flat_map(|all| self.state_parts(all)).map(|part| (part, ()));
+        let states = self.recurrent().flat_map(|(slot, _)| self.state(slot));
+        let parts = states.flat_map(|all| self.state_parts(all)).map(|part| (part, ()));
         self.copies.upload(parts, |(), bytes| {
             for (to, value) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(&mut values) {
                 *to = value.to_le_bytes();
@@ -50,8 +50,8 @@ impl GpuCache {
     /// Copies the states of a cache with the same layers.
     pub fn copy_states(&self, other: &GpuCache) -> Result<()> {
         let stream = self.copies.stream();
-        for (slot, _) in self.deltas() {
-            for (to, from) in self.delta(slot).into_iter().zip(other.delta(slot)) {
+        for (slot, _) in self.recurrent() {
+            for (to, from) in self.state(slot).into_iter().zip(other.state(slot)) {
                 stream.copy(to, from)?;
             }
         }
@@ -61,8 +61,8 @@ impl GpuCache {
     /// Resets all states to zero.
     pub fn clear_states(&self) -> Result<()> {
         let stream = self.copies.stream();
-        for (slot, _) in self.deltas() {
-            self.delta(slot).into_iter().try_for_each(|part| stream.fill(part, 0))?;
+        for (slot, _) in self.recurrent() {
+            self.state(slot).into_iter().try_for_each(|part| stream.fill(part, 0))?;
         }
         stream.synchronize()
     }
@@ -74,9 +74,9 @@ impl GpuCache {
     }
 
     /// The slots with a state, in their order.
-    fn deltas(&self) -> impl Iterator<Item = (usize, DeltaShape)> {
+    fn recurrent(&self) -> impl Iterator<Item = (usize, StateSize)> {
         self.slots.iter().enumerate().filter_map(|(slot, ranges)| match ranges.as_ref()?.shape {
-            LayerShape::Delta(shape) => Some((slot, shape)),
+            LayerShape::State(size) => Some((slot, size)),
             _ => None,
         })
     }
@@ -87,21 +87,13 @@ mod tests {
     use super::*;
     use crate::backend::gpu::Emulated;
     use crate::backend::gpu::emulated::Config;
-    use crate::backend::ops::HeadOrder;
     use crate::forward::gpu::cache::CacheCopies;
     use crate::model::kv::CacheType;
     use std::sync::Arc;
 
     #[test]
     fn states_come_back_and_are_copied_and_cleared() {
-        let delta = LayerShape::Delta(DeltaShape {
-            n_k_heads: 1,
-            n_v_heads: 2,
-            k_dim: 4,
-            v_dim: 3,
-            kernel: 3,
-            order: HeadOrder::Grouped,
-        });
+        let state = LayerShape::State(StateSize { n_past: 20, n_state: 24 });
         let heads = LayerShape::Heads { n_head_kv: 1, k_dim: 8, v_dim: 8 };
         let gpu = Emulated::devices(&Config::default()).swap_remove(0);
         // No room for all of a state at once.
@@ -110,7 +102,7 @@ mod tests {
             let types = [CacheType::F32; 2];
             // The first layer is on the CPU.
             let on_device = |slot: usize| slot > 0;
-            GpuCache::new(&copies, &[delta, heads, delta, delta], &on_device, 4, types).unwrap()
+            GpuCache::new(&copies, &[state, heads, state, state], &on_device, 4, types).unwrap()
         };
         let all = |cache: &GpuCache| {
             let mut values = Vec::new();

@@ -34,7 +34,7 @@ impl Bound {
     pub fn gpu_peer_bytes(&self, n: usize) -> usize {
         let layers = self.weights.layers.iter().zip(&self.weights.routed);
         let biases = layers.filter(|(_, routed)| routed.is_some());
-        let biases = biases.filter_map(|(layer, _)| layer.ffn.biases.as_ref());
+        let biases = biases.filter_map(|(layer, _)| layer.ffn.as_ref()?.biases.as_ref());
         // Those of gate and up are stored twice, as on the first device.
         let values = biases.map(|b| 2 * (b.gate.len() + b.up.len()) + b.down.len());
         let layouts = [n, 1].map(|n| PeerLayout::new(&self.hyper, &self.weights, n).n_bytes());

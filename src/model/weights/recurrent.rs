@@ -1,0 +1,222 @@
+//! Layers with a recurrence other than the gated delta rule of Qwen3-Next.
+
+use super::Linear;
+use super::binder::Binder;
+use crate::Result;
+use crate::backend::ops::{ConvShape, DeltaShape, ScanShape, ShortConv};
+use crate::model::recurrent::{Mamba2Shape, MambaShape};
+
+/// A convolution's weights.
+#[derive(Clone, Debug)]
+pub struct ConvWeights {
+    pub shape: ConvShape,
+    /// [channels, kernel]
+    pub weight: Vec<f32>,
+    /// [channels]
+    pub bias: Option<Vec<f32>>,
+    pub silu: bool,
+}
+
+impl ConvWeights {
+    pub fn form(&self) -> ShortConv<'_> {
+        let ConvWeights { shape, silu, .. } = *self;
+        ShortConv { shape, weight: &self.weight, bias: self.bias.as_deref(), silu }
+    }
+}
+
+/// output · (c ⊙ conv(b ⊙ x)), with [b, c, x] = input · h.
+#[derive(Clone, Debug)]
+pub struct ShortConvWeights {
+    pub input: Linear,
+    pub conv: ConvWeights,
+    pub output: Linear,
+}
+
+/// A selective scan: [x, gate] = input · h; x is convolved; [steps, inputs, outputs] = scan · x.
+#[derive(Clone, Debug)]
+pub struct MambaWeights {
+    pub shape: MambaShape,
+    pub input: Linear,
+    pub conv: ConvWeights,
+    pub scan: Linear,
+    /// Norms of what steps are made of, of inputs and of outputs.
+    pub norms: [Vec<f32>; 3],
+    /// With a bias.
+    pub steps: Linear,
+    /// [states, channels]
+    pub log_decay: Vec<f32>,
+    /// [channels]
+    pub skip: Vec<f32>,
+    pub output: Linear,
+}
+
+/// A scan with one decay a head: [gate, x, inputs, outputs, steps] = input · h, of which those
+/// between gate and steps are convolved.
+#[derive(Clone, Debug)]
+pub struct Mamba2Weights {
+    pub shape: Mamba2Shape,
+    pub input: Linear,
+    pub conv: ConvWeights,
+    /// [n_heads] each.
+    pub step_bias: Vec<f32>,
+    pub log_decay: Vec<f32>,
+    pub skip: Vec<f32>,
+    /// RMSNorm of each group's values.
+    pub norm: Vec<f32>,
+    pub output: Linear,
+}
+
+/// Linear attention with a fixed decay: silu(qkv · h) has q, k and v of one head after the other.
+#[derive(Clone, Debug)]
+pub struct LightningWeights {
+    pub shape: ScanShape,
+    pub qkv: Linear,
+    /// [n_heads]
+    pub log_decay: Vec<f32>,
+    /// RMSNorm over all heads.
+    pub norm: Vec<f32>,
+    pub gate: Linear,
+    pub output: Linear,
+}
+
+/// A matrix, or one in two parts: second · (first · x).
+#[derive(Clone, Debug)]
+pub struct Projection {
+    pub first: Linear,
+    pub second: Option<Linear>,
+}
+
+/// A gated delta rule with a decay for each element of a key.
+#[derive(Clone, Debug)]
+pub struct KdaWeights {
+    pub shape: DeltaShape,
+    /// q, k and v.
+    pub qkv: [Linear; 3],
+    pub conv: ConvWeights,
+    pub decay: Projection,
+    pub beta: Linear,
+    /// log decay = a · softplus(decay + dt), or bound · sigmoid(a · (decay + dt)) if there is a
+    /// bound: [n_heads] and [n_heads, k_dim].
+    pub a: Vec<f32>,
+    pub dt: Vec<f32>,
+    pub bound: Option<f32>,
+    pub gate: Projection,
+    /// RMSNorm over each head.
+    pub norm: Vec<f32>,
+    pub output: Linear,
+}
+
+impl Binder<'_> {
+    pub fn short_conv(&self, l: usize, shape: ConvShape) -> Result<ShortConvWeights> {
+        let n_embd = self.hyper.n_embd;
+        Ok(ShortConvWeights {
+            input: self.linear("shortconv_in", l, 3 * n_embd, n_embd)?,
+            conv: self.conv("shortconv", l, shape, false)?,
+            output: self.linear("shortconv_out", l, n_embd, n_embd)?,
+        })
+    }
+
+    pub fn mamba(&self, l: usize, shape: MambaShape) -> Result<MambaWeights> {
+        let (n_embd, channels) = (self.hyper.n_embd, shape.conv.channels);
+        let MambaShape { n_states, rank, .. } = shape;
+        let vector = |role: &str, n| self.vector(self.require(role, l)?, n);
+        let by_channel = self.values(self.require("ssm_a", l)?, &[n_states, channels])?;
+        let by_state = (0..n_states * channels)
+            .map(|i| by_channel[i % channels * n_states + i / channels])
+            .collect();
+        Ok(MambaWeights {
+            shape,
+            input: self.linear("ssm_in", l, 2 * channels, n_embd)?,
+            conv: self.conv("ssm_conv1d", l, shape.conv, true)?,
+            scan: self.linear("ssm_x", l, rank + 2 * n_states, channels)?,
+            norms: [
+                vector("ssm_dt_norm", rank)?,
+                vector("ssm_b_norm", n_states)?,
+                vector("ssm_c_norm", n_states)?,
+            ],
+            steps: self.linear("ssm_dt", l, channels, rank)?,
+            log_decay: by_state,
+            skip: vector("ssm_d", channels)?,
+            output: self.linear("ssm_out", l, n_embd, channels)?,
+        })
+    }
+
+    pub fn mamba2(&self, l: usize, shape: Mamba2Shape) -> Result<Mamba2Weights> {
+        let (n_embd, scan) = (self.hyper.n_embd, shape.scan);
+        let (inner, heads) = (scan.width(), scan.n_heads);
+        let of_heads = |role: &str| self.values(self.require(role, l)?, &[1, heads]);
+        let norm = [inner / scan.n_groups, scan.n_groups];
+        Ok(Mamba2Weights {
+            shape,
+            input: self.linear("ssm_in", l, inner + shape.conv.channels + heads, n_embd)?,
+            conv: self.conv("ssm_conv1d", l, shape.conv, true)?,
+            step_bias: self.vector(self.require("ssm_dt_bias", l)?, heads)?,
+            log_decay: of_heads("ssm_a")?,
+            skip: of_heads("ssm_d")?,
+            norm: self.values(self.require("ssm_norm", l)?, &norm)?,
+            output: self.linear("ssm_out", l, n_embd, inner)?,
+        })
+    }
+
+    pub fn lightning(&self, l: usize, shape: ScanShape) -> Result<LightningWeights> {
+        let (n_embd, width) = (self.hyper.n_embd, shape.width());
+        // Slopes as of ALiBi; those of later layers are flatter.
+        let (n, n_layers) = (shape.n_heads as f32, self.hyper.n_layers);
+        let ratio = (-(3.0 - n.log2()).exp2()).exp2();
+        let part = l as f32 / (n_layers - 1).max(1) as f32;
+        let slope = |h: usize| ratio.powi(h as i32 + 1) * (1.0 - part + 1e-5);
+        Ok(LightningWeights {
+            shape,
+            qkv: self.linear("attn_qkv", l, 3 * width, n_embd)?,
+            log_decay: (0..shape.n_heads).map(|h| -slope(h)).collect(),
+            norm: self.vector(self.require("attn_norm_2", l)?, width)?,
+            gate: self.linear("attn_gate", l, width, n_embd)?,
+            output: self.linear("attn_output", l, n_embd, width)?,
+        })
+    }
+
+    pub fn kda(&self, l: usize, shape: DeltaShape) -> Result<KdaWeights> {
+        let (n_embd, rank, width) = (self.hyper.n_embd, shape.k_dim, shape.key_width());
+        let projection = |role: &str| {
+            let [first, second] = ["a", "b"].map(|part| format!("{role}_{part}"));
+            let has_two = self.descriptor.tensors.contains_key(&second);
+            let rows = if has_two { rank } else { width };
+            let first = self.linear(&first, l, rows, n_embd)?;
+            let second = has_two.then(|| self.linear(&second, l, width, rank)).transpose()?;
+            Ok(Projection { first, second })
+        };
+        let of = ["q", "k", "v"];
+        let [q, k, v] = of.map(|part| self.linear(&format!("attn_{part}"), l, width, n_embd));
+        let conv = |part: &str| {
+            let index = self.require(&format!("ssm_conv1d_{part}"), l)?;
+            self.values(index, &[shape.kernel, 1, width])
+        };
+        let [q_conv, k_conv, v_conv] = of.map(conv);
+        let weight = [q_conv?, k_conv?, v_conv?].concat();
+        Ok(KdaWeights {
+            shape,
+            qkv: [q?, k?, v?],
+            conv: ConvWeights { shape: shape.conv(), weight, bias: None, silu: true },
+            decay: projection("ssm_f")?,
+            beta: self.linear("ssm_beta", l, shape.n_v_heads, n_embd)?,
+            a: self.values(self.require("ssm_a", l)?, &[1, shape.n_v_heads])?,
+            dt: self.vector(self.require("ssm_dt_bias", l)?, width)?,
+            bound: self.hyper.decay_bound,
+            gate: projection("ssm_g")?,
+            norm: self.vector(self.require("ssm_norm", l)?, shape.v_dim)?,
+            output: self.linear("attn_output", l, n_embd, width)?,
+        })
+    }
+
+    fn conv(&self, role: &str, l: usize, shape: ConvShape, silu: bool) -> Result<ConvWeights> {
+        let weight = self.values(self.require(role, l)?, &[shape.kernel, shape.channels])?;
+        let bias = self.optional_vector(&format!("{role}_bias"), l, shape.channels)?;
+        Ok(ConvWeights { shape, weight, bias, silu })
+    }
+}
+
+impl Projection {
+    pub fn parts(&self) -> impl Iterator<Item = &Linear> {
+        std::iter::once(&self.first).chain(&self.second)
+    }
+}
