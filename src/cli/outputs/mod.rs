@@ -347,6 +347,7 @@ mod tests {
         "system_prompt_file",
         "grammar_file",
         "json_schema_file",
+        "slot_save_path",
     ];
 
     fn arguments(command: &Command, path: &str, out: &mut Vec<(String, Arg)>) {
