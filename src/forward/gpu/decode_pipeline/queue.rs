@@ -176,11 +176,12 @@ impl DecodePipeline {
                 self.release(self.number);
             }
             if start.elapsed() > 10 * GRACE {
-                break;
+                return Ok(());
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        Ok(())
+        // It is done; what any stream gets from now on comes after it.
+        self.miss_stream.synchronize()
     }
 
     /// Releases the device from a wait, at once.
