@@ -209,11 +209,12 @@ fn states_that_do_not_fit_are_named() {
     refuses_golden(
         "qwen35moe",
         &[
-            (Edit::Set(listed, vec![true; 3].into()), &[listed, "for 4 layers", "got 3 of them"]),
-            (Edit::Set(listed, vec![true; 5].into()), &[listed, "for 4 layers", "got 5 of them"]),
-            (Edit::Set(listed, vec![1.0f32; 4].into()), &[listed, "true or false", "got array"]),
-            (Edit::Set(listed, vec![true; 4].into()), &["blk.3.", "expected a tensor"]),
-            (Edit::Set(listed, vec![false; 4].into()), &["blk.0.attn_q", "a tensor"]),
+            // Four layers and the one that predicts a further token.
+            (Edit::Set(listed, vec![true; 3].into()), &[listed, "for 5 layers", "got 3 of them"]),
+            (Edit::Set(listed, vec![true; 6].into()), &[listed, "for 5 layers", "got 6 of them"]),
+            (Edit::Set(listed, vec![1.0f32; 5].into()), &[listed, "true or false", "got array"]),
+            (Edit::Set(listed, vec![true; 5].into()), &["blk.3.", "expected a tensor"]),
+            (Edit::Set(listed, vec![false; 5].into()), &["blk.0.attn_q", "a tensor"]),
             (set("qwen35moe.ssm.time_step_rank", 3), &["time_step_rank", "a multiple of ssm"]),
             (set("qwen35moe.ssm.inner_size", 63), &["ssm.inner_size", "a multiple of", "got 63"]),
             (set("qwen35moe.ssm.conv_kernel", 0), &["conv_kernel", "got 0"]),
