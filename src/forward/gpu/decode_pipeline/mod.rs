@@ -347,7 +347,10 @@ impl<'a> GpuPass<'a> {
             // Where nothing is missing the look-up writes the word, and no one else may.
             let [route, ..] = pipeline.slots[wait.slot].wait(&[self.route_bytes().len(), 0, 0])?;
             if self.route_parts().n_missing(route) > 0 {
+                // What is queued behind the wait writes what the misses read.
+                let waited = pipeline.miss_stream.synchronize_watched();
                 pipeline.release(wait.number);
+                waited?;
             }
         }
         Ok(())
