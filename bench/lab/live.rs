@@ -3,25 +3,22 @@
 
 use crate::papers::call;
 use crate::tables::side_by_side::Live;
+use moeba::policy::PolicySpec;
 use moeba::{Error, Result};
 use serde_json::Value;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-pub const POLICIES: &[&str] = &[
-    "on-demand",
-    "deepspeed",
-    "brainstorm",
-    "mixtral-offloading",
-    "moe-infinity",
-    "finemoe",
-    "moepic",
-    "prescope",
-    "predictor=next-layer,eviction=scan-resistant",
-    "predictor=trajectory,eviction=scan-resistant",
-    "auto",
-];
+/// Those that a user names, `auto` at the end, and two of parts.
+pub fn policies<'a>() -> Vec<&'a str> {
+    let parts = [
+        "predictor=next-layer,eviction=scan-resistant",
+        "predictor=trajectory,eviction=scan-resistant",
+    ];
+    let named = PolicySpec::names().filter(|name| *name != "auto");
+    named.chain(parts).chain(["auto"]).collect()
+}
 
 /// Percent of the experts in memory.
 const BUDGETS: [u32; 3] = [25, 50, 75];

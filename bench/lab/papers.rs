@@ -108,7 +108,7 @@ fn make(args: &Args, text: &Path) -> Result<Made> {
         text: &read_text(&text)?,
         folder: &args.output,
         n_rounds: args.rounds,
-        policies: policies.unwrap_or_else(|| live::POLICIES.to_vec()),
+        policies: policies.unwrap_or_else(live::policies),
     };
     let lines = live::run(&options, &models)?;
     fs::write(&made.live, lines).map_err(|e| Error::io(&made.live, e))?;

@@ -1,6 +1,7 @@
 //! `moeba completions SHELL` and `moeba man [COMMAND]`: generated from the flags themselves.
 
 use super::{help, out, reasoning};
+use crate::policy::PolicySpec;
 use crate::trace::{Device, Geometry};
 use crate::{Error, Result};
 use clap::builder::{PossibleValuesParser, ValueHint};
@@ -32,20 +33,6 @@ const VALUES: &[(&str, &[&str])] = &[
     ("device", &["auto", "cpu", "cuda"]),
     ("gpu_layers", &["auto", "all"]),
     ("io", &["auto", "uring", "pread", "mmap"]),
-    (
-        "policy",
-        &[
-            "auto",
-            "on-demand",
-            "deepspeed",
-            "brainstorm",
-            "mixtral-offloading",
-            "moe-infinity",
-            "finemoe",
-            "moepic",
-            "prescope",
-        ],
-    ),
     ("reasoning_format", reasoning::FORMATS),
     ("think", &["auto", "on", "off", "low", "medium", "high"]),
 ];
@@ -72,6 +59,12 @@ fn offered(arg: Arg) -> Arg {
     let values: Vec<&'static str> = match id.as_str() {
         "machine" => Device::names().collect(),
         "sizes" => Geometry::names().collect(),
+        "policy" => {
+            let mut names: Vec<_> = PolicySpec::names().collect();
+            // The default first.
+            names.sort_by_key(|name| *name != "auto");
+            names
+        }
         id => VALUES.iter().find(|(known, _)| *known == id).map_or(&[][..], |(_, v)| v).to_vec(),
     };
     if let Some((_, hint)) = path {

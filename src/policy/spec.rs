@@ -52,6 +52,11 @@ pub struct Policy {
 const DEFAULT: PolicySpec = PolicySpec::whole("trajectory", "scan-resistant");
 
 impl PolicySpec {
+    /// The policies that have a name of their own.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        registry::policies().map(|(name, _)| *name)
+    }
+
     pub(super) const fn whole(predictor: &'static str, eviction: &'static str) -> PolicySpec {
         let (split, placement) = (SplitKind::Whole, PlacementKind::Demand);
         PolicySpec { predictor, eviction, split, placement }
@@ -197,7 +202,7 @@ fn unknown(text: &str) -> Error {
         "there is no policy {text:?}: give {}, or parts with a comma between them, \
          predictor={}, eviction={}, split=whole|auto|0.5 (or another θ from 0.001 to 1) and \
          placement=demand|presched",
-        list(&mut registry::policies().map(|(name, _)| *name), ", "),
+        list(&mut PolicySpec::names(), ", "),
         list(&mut predictors(), "|"),
         list(&mut evictions(), "|"),
     ))

@@ -39,7 +39,7 @@ fn version() -> String {
     format!("{}{}", env!("CARGO_PKG_VERSION"), commit.unwrap_or_default())
 }
 
-/// A digest of what holds where a request says nothing: sampling, limits and the chat template.
+/// A digest of the defaults of requests: sampling, limits and the chat template.
 fn settings(model: &Loaded, info: &ModelInfo) -> String {
     let defaults = &model.defaults;
     let limits = (defaults.n_predict, defaults.reasoning_budget);

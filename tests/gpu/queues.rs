@@ -2,6 +2,7 @@
 //! for the host holds up what ends the wait: the emulated device sees that, and no order of the
 //! engine's does it.
 
+use crate::support::words;
 use common::{convert_golden, golden_options, load};
 use moeba::backend::gpu::emulated::{Config, ProbeParams, Queues};
 use moeba::backend::gpu::{
@@ -14,13 +15,6 @@ use std::sync::Arc;
 
 fn device(queues: Queues, seed: u64) -> Device {
     Emulated::devices(&Config { seed, queues, ..Config::default() }).swap_remove(0)
-}
-
-fn words(stream: &Stream, values: &[u32]) -> DeviceBuffer {
-    let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-    let buffer = DeviceBuffer::new(stream.gpu(), bytes.len()).unwrap();
-    stream.upload_now(buffer.all(), &bytes).unwrap();
-    buffer
 }
 
 /// Adds up the words of `from`.

@@ -23,6 +23,14 @@ pub fn choice(config: Config) -> DeviceChoice {
     }
 }
 
+/// These words in memory of the stream's device.
+pub fn words(stream: &Stream, values: &[u32]) -> DeviceBuffer {
+    let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+    let buffer = DeviceBuffer::new(stream.gpu(), bytes.len()).unwrap();
+    stream.upload_now(buffer.all(), &bytes).unwrap();
+    buffer
+}
+
 /// A device, a stream and what goes up and down.
 pub struct Bench {
     pub gpu: Device,

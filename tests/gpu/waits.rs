@@ -1,6 +1,7 @@
 //! Streams that wait for values in memory, on the emulated device: what such a wait orders and what
 //! it does not, whatever the seed; and that a host that polls comes to an end.
 
+use crate::support::words;
 use moeba::backend::gpu::emulated::{Config, ProbeParams, Queues};
 use moeba::backend::gpu::{
     Device, DeviceBuffer, Emulated, Event, Grid, Kernel, Pinned, PinnedKind, Stream, u32_of,
@@ -10,13 +11,6 @@ use moeba::{Error, Result};
 fn device(seed: u64) -> Device {
     let queues = Queues::OfStreams;
     Emulated::devices(&Config { seed, queues, ..Config::default() }).swap_remove(0)
-}
-
-fn words(stream: &Stream, values: &[u32]) -> DeviceBuffer {
-    let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-    let buffer = DeviceBuffer::new(stream.gpu(), bytes.len()).unwrap();
-    stream.upload_now(buffer.all(), &bytes).unwrap();
-    buffer
 }
 
 fn down(stream: &Stream, buffer: &DeviceBuffer) -> Result<Vec<u32>> {

@@ -158,7 +158,7 @@ impl Pinned {
     /// Writes the word at offset `at` of mapped memory, for a stream that waits for it.
     ///
     /// # Panics
-    /// If the memory is not mapped, or the offset is no multiple of 4.
+    /// If the memory is not mapped, or the offset is not a multiple of 4.
     pub fn store_word(&self, at: usize, value: u32) {
         assert_eq!(self.slice(at..at + 4).count::<u32>(), 1);
         // SAFETY: in the buffer, mapped and aligned, by the assertions. Words that streams wait for

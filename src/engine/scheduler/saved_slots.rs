@@ -18,7 +18,7 @@ pub enum SlotError {
     NoText,
     /// Other texts need the memory.
     NoRoom,
-    /// The file is no text of this model.
+    /// The file does not hold a text of this model.
     File(String),
     Other(Error),
 }

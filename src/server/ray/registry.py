@@ -27,7 +27,7 @@ def difference(name, facts, other):
     names = [key for key in facts if facts[key] != other["facts"].get(key)]
     if not names:
         return None
-    # A digest that follows from another difference says nothing more.
+    # The digest differs with any of the others, which explain more.
     named = [key for key in names if key != "fingerprint"] or names
     parts = [f"{WORDS.get(key, key)}: {brief(facts[key])} and {brief(other['facts'].get(key))}"
              for key in named]
