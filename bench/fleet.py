@@ -2,7 +2,7 @@
 """Computes the work of many replicas from that of one.
 
     ray/bin/python bench/replicas.py -o replicas.json
-    bench/fleet.py replicas.json [--replicas 10 100 1000]
+    bench/fleet.py replicas.json [MORE.json] [--replicas 10 100 1000]
 
 The times of one replica (a prompt's, by a line through the tokens that were computed; a token's;
 what else an answer takes) are those of the run with one replica. Discrete events then serve the
@@ -158,12 +158,14 @@ def simulate(replica, n, router, settings, hours, seed=1):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("measured", type=Path)
+    parser.add_argument("measured", type=Path, nargs="+", help="runs of equal settings")
     parser.add_argument("--replicas", type=int, nargs="+", default=[10, 100, 1000])
     parser.add_argument("--hours", type=float, default=1.0)
     args = parser.parse_args()
-    data = json.loads(args.measured.read_text())
-    runs, settings = data["runs"], data["settings"]
+    files = [json.loads(path.read_text()) for path in args.measured]
+    runs, settings = [run for file in files for run in file["runs"]], files[0]["settings"]
+    if any(file["settings"] != settings for file in files):
+        sys.exit("the files were measured with other settings")
     one = next((run for run in runs if run["replicas"] == 1), None)
     if one is None:
         sys.exit("there is no run with one replica to compute from")
@@ -171,15 +173,18 @@ def main():
     print(f"a prompt takes {replica.prompt_base:.2f} s + {1e3 * replica.prompt_token:.1f} ms for "
           f"each token that is computed, a token {replica.token:.2f} s, an answer "
           f"{replica.rest:.2f} s more\n")
-    print("| replicas | measured, answers/h | computed | difference | first token, s | computed |")
-    print("|--:|--:|--:|--:|--:|--:|")
+    print("| replicas | measured, answers/h | of one | computed | difference | first token, s "
+          "| computed |")
+    print("|--:|--:|--:|--:|--:|--:|--:|")
     is_right = True
     for run in runs:
         its = figures(run)
         said = simulate(replica, run["replicas"], "bounded", settings, args.hours)
         error = said["answers_h"] / its["answers_h"] - 1
         is_right &= abs(error) <= 0.1
-        print(f"| {run['replicas']} | {its['answers_h']:.0f} | {said['answers_h']:.0f} "
+        share = its["answers_h"] / figures(one)["answers_h"]
+        print(f"| {run['replicas']} | {its['answers_h']:.0f} | {share:.2f} "
+              f"| {said['answers_h']:.0f} "
               f"| {error:+.1%} | {its['ttft']:.1f} | {said['ttft']:.1f} |")
     if not is_right:
         sys.exit("the computed figures are not the measured ones: no more is said")
