@@ -3,7 +3,7 @@
 use super::device_args::DeviceArgs;
 use super::values::{self, Parsed};
 use crate::engine::plan::ram::RamBudget;
-use crate::engine::{CacheType, EngineOptions, ProfileChoice, SpecMode, TestHooks};
+use crate::engine::{CacheType, EngineOptions, PeerOptions, ProfileChoice, SpecMode, TestHooks};
 use crate::experts::disk::IoKind;
 use crate::policy::PolicySpec;
 
@@ -96,6 +96,21 @@ pub struct ExpertArgs {
     /// How to read experts: uring, pread, auto for the faster one, or mmap to use the mapped file
     #[arg(long, value_name = "KIND", default_value_t, env = "MOEBA_IO")]
     pub io: IoKind,
+    /// Machines that compute experts for this one (see moeba experts), as http://HOST:PORT; experts
+    /// that are in memory here are computed here
+    #[arg(long, value_name = "URL,…", value_delimiter = ',', env = "MOEBA_PEERS")]
+    pub peers: Vec<String>,
+    /// Key that these machines ask for
+    #[arg(long, value_name = "KEY", env = "MOEBA_PEER_KEY", hide_env_values = true)]
+    #[arg(value_parser = peer_key)]
+    pub peer_key: Option<String>,
+}
+
+fn peer_key(text: &str) -> Parsed<String> {
+    match !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic()) {
+        true => Ok(text.to_owned()),
+        false => Err("expected ASCII characters".into()),
+    }
 }
 
 fn cache_type(text: &str) -> Parsed<CacheType> {
@@ -128,6 +143,11 @@ impl BatchArgs {
             predicts_next: false,
             io: self.experts.io,
             profile: self.experts.profile.clone(),
+            peers: PeerOptions {
+                urls: self.experts.peers.clone(),
+                token: self.experts.peer_key.clone(),
+            },
+            only_experts: false,
             overrides: Vec::new(),
             without_text: false,
             test: TestHooks::default(),

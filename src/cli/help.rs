@@ -42,6 +42,19 @@ const EXAMPLES: &[(&str, [Example; 2])] = &[
         ],
     ),
     (
+        "moeba experts",
+        [
+            (
+                "Compute experts for another machine, with 24 GiB of them in memory",
+                "moeba experts model.gguf --host 0.0.0.0 --api-key SECRET --ram 24G",
+            ),
+            (
+                "Have two machines compute experts for this one",
+                "moeba run model.gguf --peers http://10.0.0.2:8090,http://10.0.0.3:8090",
+            ),
+        ],
+    ),
+    (
         "moeba launch",
         [
             ("Set up a shell for Claude Code", "moeba launch claude --ctx-size 65536"),

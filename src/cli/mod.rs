@@ -12,6 +12,7 @@ mod convert;
 mod device_args;
 mod doctor;
 mod environment;
+mod experts;
 mod figures;
 mod grammar;
 mod help;
@@ -94,6 +95,8 @@ enum Command {
     Run(run::Args),
     /// Serve a model over HTTP, with the APIs of OpenAI, Anthropic, Ollama and llama-server
     Serve(serve::Args),
+    /// Compute experts for other machines, which name this one with --peers
+    Experts(experts::Args),
     /// Print the settings with which a client uses a server
     Launch(launch::Args),
     /// Convert a Hugging Face checkpoint to GGUF
@@ -172,6 +175,7 @@ fn dispatch(command: Command) -> Result<()> {
     match command {
         Command::Run(args) => run::run(args),
         Command::Serve(args) => serve::run(args),
+        Command::Experts(args) => experts::run(args),
         Command::Launch(args) => launch::run(args),
         Command::Convert(args) => convert::run(args),
         Command::Quantize(args) => quantize::run(args),

@@ -187,7 +187,7 @@ mod tests {
             assert_eq!(report(&outcome(n)).contains("decode: "), n > 1, "{n}");
         }
         let hits = Counters { hits_whole: 61, misses: 39, ..Counters::default() };
-        let decode_traffic = ExpertTraffic { link: None, disk: Some(hits) };
+        let decode_traffic = ExpertTraffic { disk: Some(hits), ..Default::default() };
         let streamed = Outcome { decode_traffic, n_reused: 7, ..outcome(3) };
         let summary = summary(&streamed);
         assert!(summary.contains("in 2.1 s (7 cached); 61 % hits"), "{summary}");

@@ -2,7 +2,7 @@
 
 use super::stats::Stats;
 use crate::engine::plan::ram::Place;
-use crate::engine::{ExpertTraffic, MemoryPlan};
+use crate::engine::{ExpertTraffic, MemoryPlan, PeerCounters};
 use crate::experts::Counters;
 use crate::units::size;
 use serde_json::{Value, json};
@@ -13,7 +13,8 @@ pub fn lines(traffic: &ExpertTraffic, n_tokens: usize) -> Vec<String> {
         traffic.link.map(|c| of_link(&c, n_tokens, ("experts in VRAM", "link", "moved")));
     let at = if traffic.link.is_some() { "experts in memory" } else { "experts" };
     let to_memory = traffic.disk.map(|c| of_link(&c, n_tokens, (at, "disk", "read")));
-    to_devices.into_iter().chain(to_memory).flatten().collect()
+    let peers = traffic.peers.iter().map(|c| of_peers(c, n_tokens));
+    to_devices.into_iter().chain(to_memory).flatten().chain(peers).collect()
 }
 
 fn of_link(c: &Counters, n_tokens: usize, (at, link, moved): (&str, &str, &str)) -> [String; 2] {
@@ -41,6 +42,16 @@ fn of_link(c: &Counters, n_tokens: usize, (at, link, moved): (&str, &str, &str))
     ]
 }
 
+fn of_peers(c: &PeerCounters, n_tokens: usize) -> String {
+    let wait = match n_tokens {
+        0 => String::new(),
+        n => format!(", waited for {:.1} ms/token", c.wait_ns as f64 / 1e6 / n as f64),
+    };
+    let (sent, received) = (size(c.sent_bytes), size(c.received_bytes));
+    let (experts, lost) = (c.experts, c.lost);
+    format!("peers: {experts} experts, {lost} of them lost{wait}; sent {sent}, received {received}")
+}
+
 /// Time that a token waited for experts.
 pub fn stall_ms(counters: &Counters, n_tokens: usize) -> f64 {
     counters.stall_ns as f64 / 1e6 / n_tokens as f64
@@ -62,6 +73,7 @@ pub fn fields(
     // What is no finite number becomes null.
     let number = |f: &dyn Fn(&Counters) -> f64| counters.map(f).into();
     let count = |f: &dyn Fn(&Counters) -> u64| counters.map(f).into();
+    let peers = |f: &dyn Fn(&PeerCounters) -> u64| traffic.peers.as_ref().map(f).into();
     let resident = counters.map_or(plan.sizes.expert_bytes, |c| c.resident_bytes_max);
     vec![
         ("expert_budget_bytes", streamed.into()),
@@ -85,6 +97,13 @@ pub fn fields(
         ("link_bytes", traffic.link.map(|c| c.read_bytes).into()),
         ("link_gb_per_second", traffic.link.map(|c| c.gb_per_second()).into()),
         ("link_prefetch_hits", traffic.link.map(|c| c.hits_prefetched).into()),
+        ("peer_requests", peers(&|c| c.requests)),
+        ("peer_experts", peers(&|c| c.experts)),
+        ("peer_lost", peers(&|c| c.lost)),
+        ("peer_pairs", peers(&|c| c.pairs)),
+        ("peer_sent_bytes", peers(&|c| c.sent_bytes)),
+        ("peer_received_bytes", peers(&|c| c.received_bytes)),
+        ("peer_wait_ms", traffic.peers.map(|c| c.wait_ns as f64 / 1e6).into()),
     ]
 }
 
@@ -128,12 +147,18 @@ wasted";
         let nothing = lines(&disk(Counters::default()), 0).join("\n");
         assert!(!nothing.contains("NaN") && !nothing.contains("stall"), "{nothing}");
         assert_eq!(lines(&ExpertTraffic::default(), 10), Vec::<String>::new());
-        let moved = ExpertTraffic { link: Some(Counters::default()), disk: Some(counters()) };
+        let link = Some(Counters::default());
+        let moved = ExpertTraffic { link, disk: Some(counters()), peers: None };
         let both = lines(&moved, 10);
         let starts = ["experts in VRAM: 0.0 %", "link: moved 0 B; ", "experts in memory: 61.2 %"];
         for (line, start) in both.iter().zip(starts) {
             assert!(line.starts_with(start), "{line}");
         }
+        let peers = PeerCounters { experts: 40, lost: 2, wait_ns: 5_000_000, ..Default::default() };
+        let said = lines(&ExpertTraffic { peers: Some(peers), ..Default::default() }, 10);
+        let line =
+            "peers: 40 experts, 2 of them lost, waited for 0.5 ms/token; sent 0 B, received 0 B";
+        assert_eq!(said, [line]);
         assert_eq!(both.last().unwrap(), from_disk.lines().last().unwrap());
     }
 
@@ -141,7 +166,7 @@ wasted";
     #[test]
     fn a_device_and_a_disk_are_told_apart() {
         let slow = Counters { read_bytes: 7, busy_ns: 7, ..Counters::default() };
-        let moved = ExpertTraffic { link: Some(slow), disk: Some(counters()) };
+        let moved = ExpertTraffic { link: Some(slow), disk: Some(counters()), peers: None };
         let fields = fields(&plan(Place::InPlace), &moved, 10);
         let value = |key| &fields.iter().find(|(name, _)| *name == key).unwrap().1;
         assert_eq!((value("read_bytes"), value("link_bytes")), (&json!(7), &json!(7)));
@@ -151,7 +176,7 @@ wasted";
     }
 
     fn disk(counters: Counters) -> ExpertTraffic {
-        ExpertTraffic { link: None, disk: Some(counters) }
+        ExpertTraffic { disk: Some(counters), ..Default::default() }
     }
 
     fn plan(place: Place) -> MemoryPlan {

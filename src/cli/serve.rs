@@ -19,7 +19,7 @@ use crate::{Error, Result, interrupt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-const HOST: &str = "127.0.0.1";
+pub const HOST: &str = "127.0.0.1";
 const PORT: &str = "8080";
 
 /// The URL of a server whose flags do not say another.
@@ -340,16 +340,7 @@ pub fn run(args: Args) -> Result<()> {
 impl Args {
     fn server_options(&self) -> Result<ServerOptions> {
         let ListenArgs { host, port, .. } = &self.listen;
-        let mut keys = Keys::default();
-        self.access.api_key.iter().try_for_each(|key| keys.add(key))?;
-        if let Some(path) = &self.access.api_key_file {
-            let text = std::fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
-            keys.add_file(&text)?;
-            if keys.is_empty() {
-                let why = format!("{}: the file has no keys", path.display());
-                return Err(Error::Usage(why));
-            }
-        }
+        let keys = keys(&self.access.api_key, self.access.api_key_file.as_deref())?;
         let address = Address::new(host, *port);
         Ok(ServerOptions {
             metrics: self.listen.metrics || address.is_local(),
@@ -367,6 +358,7 @@ impl Args {
             slots: self.listen.slots || !self.listen.no_slots,
             slot_save_path: self.slot_save_path()?,
             page: self.listen.ui || !self.listen.no_ui,
+            only_experts: false,
             log_requests: self.listen.log_requests,
         })
     }
@@ -517,8 +509,23 @@ impl Args {
     }
 }
 
+/// Keys that were given by themselves, and those of a file.
+pub fn keys(given: &[String], file: Option<&Path>) -> Result<Keys> {
+    let mut keys = Keys::default();
+    given.iter().try_for_each(|key| keys.add(key))?;
+    if let Some(path) = file {
+        let text = std::fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
+        keys.add_file(&text)?;
+        if keys.is_empty() {
+            let why = format!("{}: the file has no keys", path.display());
+            return Err(Error::Usage(why));
+        }
+    }
+    Ok(keys)
+}
+
 /// Writes the URL so that whoever sees the file sees all of it.
-fn write_ready(path: &Path, url: &str) -> Result<()> {
+pub fn write_ready(path: &Path, url: &str) -> Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let failed = |e| Error::io(path, e);
     let file = tempfile::NamedTempFile::new_in(folder.unwrap_or(Path::new("."))).map_err(failed)?;

@@ -237,6 +237,11 @@ impl Compute {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Waits for the lock and lets `work` use the CPU.
+    pub fn with_cpu<T>(&self, work: impl FnOnce(&Cpu) -> T) -> T {
+        work(&self.lock().cpu)
+    }
+
     /// Waits for the lock and computes one pass.
     pub fn run(
         &self,

@@ -10,7 +10,7 @@ use super::plan::ram::Place;
 use super::plan::{self, MemoryPlan};
 use super::profile::ProfileFile;
 use super::profile_saver::ProfileSaver;
-use super::{Engine, EngineOptions, understand};
+use super::{Engine, EngineOptions, peers, understand};
 use crate::backend::cpu::Cpu;
 use crate::backend::gpu::Device;
 use crate::experts::numa::{self, SYSFS};
@@ -47,6 +47,9 @@ impl Prepared {
     fn of(gguf: Gguf, options: &EngineOptions) -> Result<Prepared> {
         let gguf = gguf.with(&options.overrides)?;
         let (mut bound, tokenizer) = understand(gguf, options.without_text)?;
+        if options.only_experts {
+            bound.drop_dense();
+        }
         let devices = device::open(&options.device)?;
         let context = Context::new(bound.hyper(), options, &devices)?;
         kv::check(&bound.hyper().cache_shapes(), options.cache_type_k, options.cache_type_v)?;
@@ -291,6 +294,7 @@ impl Engine {
     ) -> Result<Arc<Engine>> {
         let Prepared { bound, tokenizer, mut plan, devices } = prepared;
         let cpu = Cpu::new(threads(options.n_threads));
+        let peers = peers::connect(&bound, &plan, options)?;
         // Nothing is learned of experts that stay where they are.
         let store = match plan.moves_experts() {
             true => ProfileFile::open(&options.profile, path, bound.gguf().key())?,
@@ -317,10 +321,12 @@ impl Engine {
                     nodes: numa::to_spread_over(
                         options.test.nodes.as_deref().unwrap_or(SYSFS.as_ref()),
                     ),
+                    peers: peers.clone(),
                     faults: options.test.faults.clone(),
                 };
                 let total = plan.sizes.dense_bytes.max(1) as f32;
-                bound.streamed(&stream, &mut |done| progress(done as f32 / total))?
+                let model = bound.streamed(&stream, &mut |done| progress(done as f32 / total))?;
+                model.with_peers(peers)
             }
         };
         let gpu = onto_devices(&mut model, options, &plan, &devices, store.as_ref())?;

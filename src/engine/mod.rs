@@ -34,6 +34,7 @@ pub mod kv_disk;
 mod load;
 mod observer;
 mod options;
+mod peers;
 pub mod plan;
 mod profile;
 mod profile_saver;
@@ -53,6 +54,7 @@ use std::sync::{Arc, OnceLock};
 
 pub use crate::backend::ops::RouteRows;
 pub use crate::cancel::Cancel;
+pub use crate::experts::peers::{PeerCounters, PeerOptions};
 pub use crate::experts::{Counters, ExpertPlace, PlacedExpert};
 use crate::forward::encoder_decoder::EncoderParams;
 pub use crate::forward::record::Recorder;
@@ -72,6 +74,8 @@ pub use generate::{FinishReason, Generation, Generator, Limits, Outcome, Request
 pub use load::default_threads;
 use load::kv_bytes;
 pub use options::{EngineOptions, TestHooks};
+pub(crate) use peers::tensor_types;
+pub use peers::{EXPERTS_ROUTE, ExpertsWork, GREETING_ROUTE, MAX_EXPERTS_BYTES, version};
 use plan::ram::Place;
 pub use plan::tensor_override::TensorPlace;
 pub use plan::vram::CpuMoe;

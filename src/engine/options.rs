@@ -9,6 +9,7 @@ use super::plan::tensor_override::TensorPlace;
 use super::plan::vram::CpuMoe;
 use super::profile::ProfileChoice;
 use crate::experts::disk::{Faults, IoKind};
+use crate::experts::peers::PeerOptions;
 use crate::gguf::Override;
 use crate::model::kv::CacheType;
 use crate::policy::PolicySpec;
@@ -73,6 +74,10 @@ pub struct EngineOptions {
     pub io: IoKind,
     /// File in which policies keep what they learn about the model (`--profile`).
     pub profile: ProfileChoice,
+    /// Machines that compute experts for this one (`--peers`).
+    pub peers: PeerOptions,
+    /// Load routed experts alone, to compute them for other machines (`moeba experts`).
+    pub only_experts: bool,
     /// Metadata that replaces the file's own (`--override-kv`).
     pub overrides: Vec<Override>,
     /// Accept a file without a vocabulary: input and output are then token ids only.
@@ -125,6 +130,8 @@ impl Default for EngineOptions {
             predicts_next: false,
             io: IoKind::Auto,
             profile: ProfileChoice::Nowhere,
+            peers: PeerOptions::default(),
+            only_experts: false,
             overrides: Vec::new(),
             without_text: false,
             test: TestHooks::default(),

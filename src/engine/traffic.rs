@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::Engine;
 use crate::experts::Counters;
+use crate::experts::peers::PeerCounters;
 
 /// Counters of the links that move experts, since the engine was loaded or over a span of time.
 /// `None` where nothing moves.
@@ -13,6 +14,8 @@ pub struct ExpertTraffic {
     pub link: Option<Counters>,
     /// Between disk and memory.
     pub disk: Option<Counters>,
+    /// Between this machine and peers that compute experts.
+    pub peers: Option<PeerCounters>,
 }
 
 impl ExpertTraffic {
@@ -23,24 +26,37 @@ impl ExpertTraffic {
 
     /// The counts since `before`.
     pub fn since(&self, before: &ExpertTraffic) -> ExpertTraffic {
-        self.with(before, Counters::since)
+        self.with(before, Counters::since, PeerCounters::since)
     }
 
     /// The sums of two spans.
     pub fn plus(&self, other: &ExpertTraffic) -> ExpertTraffic {
-        self.with(other, Counters::plus)
+        self.with(other, Counters::plus, PeerCounters::plus)
     }
 
-    fn with(&self, other: &ExpertTraffic, f: fn(&Counters, &Counters) -> Counters) -> Self {
-        let both = |a: Option<Counters>, b: Option<Counters>| Some(f(&a?, &b?));
-        ExpertTraffic { link: both(self.link, other.link), disk: both(self.disk, other.disk) }
+    fn with(
+        &self,
+        other: &ExpertTraffic,
+        of_links: fn(&Counters, &Counters) -> Counters,
+        of_peers: fn(&PeerCounters, &PeerCounters) -> PeerCounters,
+    ) -> Self {
+        let both = |a: Option<Counters>, b: Option<Counters>| Some(of_links(&a?, &b?));
+        ExpertTraffic {
+            link: both(self.link, other.link),
+            disk: both(self.disk, other.disk),
+            peers: self.peers.zip(other.peers).map(|(own, other)| of_peers(&own, &other)),
+        }
     }
 }
 
 impl Engine {
     /// Counters of all links since the engine was loaded.
     pub fn expert_traffic(&self) -> ExpertTraffic {
-        ExpertTraffic { link: self.link_counters(), disk: self.disk_counters() }
+        ExpertTraffic {
+            link: self.link_counters(),
+            disk: self.disk_counters(),
+            peers: self.peer_counters(),
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::disk::{IoKind, RamTier};
+use super::peers::Peers;
 use super::vram::VramTiers;
 use super::{Counters, ExpertStatus, ExpertStore, PolicyClient, Presence, Resident};
 use crate::policy::{Event, Profile, Wants};
@@ -36,6 +37,8 @@ pub struct Hierarchy {
     /// The same store where experts are streamed.
     ram: Option<Arc<RamTier>>,
     vram: Option<Arc<VramTiers>>,
+    /// Machines that compute experts.
+    peers: Option<Arc<Peers>>,
     /// Look-aheads that were computed.
     n_look_aheads: AtomicU64,
 }
@@ -53,12 +56,21 @@ impl Hierarchy {
     }
 
     fn new(host: Arc<dyn ExpertStore>, ram: Option<Arc<RamTier>>) -> Hierarchy {
-        Hierarchy { host, ram, vram: None, n_look_aheads: AtomicU64::new(0) }
+        Hierarchy { host, ram, vram: None, peers: None, n_look_aheads: AtomicU64::new(0) }
     }
 
     /// Puts devices' tiers above the host's.
     pub fn set_vram(&mut self, vram: Option<Arc<VramTiers>>) {
         self.vram = vram;
+    }
+
+    /// Lets other machines compute experts that are not in memory here.
+    pub fn set_peers(&mut self, peers: Option<Arc<Peers>>) {
+        self.peers = peers;
+    }
+
+    pub fn peers(&self) -> Option<&Peers> {
+        self.peers.as_deref()
     }
 
     /// Every routed expert, in host memory.

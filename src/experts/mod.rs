@@ -9,6 +9,7 @@ mod hierarchy;
 pub(crate) mod layout;
 pub mod memory;
 pub mod numa;
+pub mod peers;
 pub(crate) mod policy_driver;
 mod resident;
 mod runtime;

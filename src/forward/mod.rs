@@ -14,6 +14,7 @@ mod mla;
 mod moe;
 mod next_token;
 mod parts;
+mod peers;
 pub mod record;
 mod recurrent;
 mod scratch;
@@ -22,6 +23,7 @@ pub use batch::{Batch, LogitRow, Segment, TopK, Want};
 pub use logits::Logits;
 pub use next_token::NextTokenRows;
 pub use parts::PART_WORK;
+pub use peers::PeerBuffers;
 pub use scratch::Buffers;
 
 use crate::Result;

@@ -5,6 +5,7 @@ use crate::backend::cpu::acts::{ActSet, Kinds};
 use crate::backend::cpu::expert::{ExpertBuffers, GranuleMats};
 use crate::backend::ops::{Demand, ExpertShape, NO_EXPERT, Route};
 use crate::cancel::Cancel;
+use crate::experts::peers::Remote;
 use crate::experts::{Access, Acquisition, ExpertStore, LayerPart, Resident, prefetch_pays};
 use crate::forward::events::nanos_since;
 use crate::forward::{Batch, Buffers, CpuPass, parts};
@@ -17,8 +18,11 @@ use std::time::Instant;
 /// Buffers of the feed-forward part.
 #[derive(Default)]
 pub struct FfnBuffers {
-    demand: Demand,
-    order: Vec<u32>, // [experts of the demand], as they are acquired
+    pub demand: Demand,
+    pub order: Vec<u32>, // [experts of the demand that are computed here], as they are acquired
+    pub remote: Remote,
+    pub packed: Vec<u8>, // rows that peers are sent
+    pub n_own_misses: usize,
     pub work: Acquisition,
     pub expert: ExpertBuffers,
     // Of an expert that every row goes to:
@@ -97,9 +101,13 @@ impl CpuPass<'_, '_> {
             // As the layer prefetch brings them.
             b.ffn.order.sort_unstable();
         }
+        self.deal_to_peers(l, ffn, b);
         let mut part = self.next_part(ffn, &b.ffn, 0);
         model.publish_choice(self.batch, b, l);
         self.acquire_part(l, ffn, &part, b);
+        if !ffn.weights_input {
+            self.send_to_peers(l, ffn, b);
+        }
         // shared expert, a look ahead: dense work while loads are in flight
         b.y.fill(0.0);
         if let Some(shared) = &ffn.shared {
@@ -108,6 +116,7 @@ impl CpuPass<'_, '_> {
         model.publish_look_ahead(cpu, self.batch, b, l);
         if ffn.weights_input {
             self.weigh_input(ffn, b);
+            self.send_to_peers(l, ffn, b);
         }
         b.ffn.expert.begin(b.ffn.demand.n_pairs(), ffn.expert.n_ff, n_embd, inner(&ffn.expert));
         self.compute_part(ffn, b)?;
@@ -118,6 +127,7 @@ impl CpuPass<'_, '_> {
             self.acquire_part(l, ffn, &part, b);
             self.compute_part(ffn, b)?;
         }
+        self.take_from_peers(l, ffn, b)?;
         // ordered sum
         let start = Instant::now();
         cpu.ordered_sum(&b.ffn.demand, &b.route.weights, &b.ffn.expert, &mut b.y);
@@ -145,25 +155,31 @@ impl CpuPass<'_, '_> {
 
     /// The experts, as indices of their order from `start` on, that are acquired together.
     fn next_part(&self, ffn: &FfnWeights, f: &FfnBuffers, start: usize) -> Range<usize> {
-        if !self.has_parts(ffn, &f.demand) {
+        if !self.has_parts(ffn, &f.demand) || f.order.is_empty() {
             return start..f.order.len();
         }
         let work = self.observer.part_work();
         parts::experts_of_a_part(&f.demand, &f.order, &ffn.expert, work, start)
     }
 
-    fn acquire_part(&self, l: usize, ffn: &FfnWeights, part: &Range<usize>, b: &mut Buffers) {
+    pub(super) fn acquire_part(
+        &self,
+        l: usize,
+        ffn: &FfnWeights,
+        part: &Range<usize>,
+        b: &mut Buffers,
+    ) {
         let (store, order) = (self.model.experts_of(&ffn.gate), &b.ffn.order);
-        let access = access(self.batch, &b.ffn.demand);
+        let access = access_of(self.batch, &b.ffn.demand, &order[part.clone()]);
         let part = LayerPart { experts: &order[part.clone()], later: &order[part.end..] };
         store.acquire_part(l, part, access, &mut b.ffn.work);
         if access.has_prompt() && part.later.is_empty() {
-            self.model.prefetch_after(l, order.len());
+            self.model.prefetch_after(l, b.ffn.demand.experts.len());
         }
     }
 
     /// Granules of what is acquired: resident ones first, then as they land.
-    fn compute_part(&self, ffn: &FfnWeights, b: &mut Buffers) -> Result<()> {
+    pub(super) fn compute_part(&self, ffn: &FfnWeights, b: &mut Buffers) -> Result<()> {
         let (store, start) = (self.model.experts_of(&ffn.gate), Instant::now());
         while store.next_ready(&mut b.ffn.work)? {
             let f = &mut b.ffn;
@@ -237,6 +253,17 @@ pub(super) fn access(batch: &Batch, demand: &Demand) -> Access {
     }
 }
 
+/// The access of some of the experts, of which those of decode come first.
+fn access_of(batch: &Batch, demand: &Demand, experts: &[u32]) -> Access {
+    match access(batch, demand) {
+        Access::Mixed { n_decode } => {
+            let is_decode = |expert: &&u32| demand.slot(**expert) < n_decode;
+            Access::Mixed { n_decode: experts.iter().filter(is_decode).count() }
+        }
+        access => access,
+    }
+}
+
 impl Model {
     /// Prefetches the next layer's experts if a prompt that uses `n_chosen` of layer `l`'s will
     /// use most of them.
@@ -277,6 +304,6 @@ pub(super) fn granules<'a>(
 }
 
 /// The form of the intermediate activations.
-fn inner(shape: &ExpertShape) -> Kinds {
+pub(super) fn inner(shape: &ExpertShape) -> Kinds {
     Kinds::of([shape.down])
 }

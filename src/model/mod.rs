@@ -21,6 +21,7 @@ use std::sync::Arc;
 
 use crate::Result;
 use crate::backend::ops::Frequencies;
+use crate::experts::peers::Peers;
 use crate::experts::{
     self, ExpertStore, Hierarchy, LayerExperts, RamTier, Resident, StreamOptions,
 };
@@ -38,6 +39,8 @@ pub struct Bound {
     pub(crate) hyper: HyperParams,
     pub(crate) weights: Weights,
     pub(crate) next: Option<NextTokenWeights>,
+    /// Nothing but routed experts is computed.
+    pub(crate) only_experts: bool,
 }
 
 impl Bound {
@@ -47,7 +50,7 @@ impl Bound {
         let hyper = HyperParams::read(&gguf, &descriptor)?;
         let weights = Weights::bind(&gguf, &descriptor, &hyper)?;
         let next = NextTokenWeights::bind(&gguf, &descriptor, &hyper, &weights)?;
-        Ok(Bound { gguf, descriptor, hyper, weights, next })
+        Ok(Bound { gguf, descriptor, hyper, weights, next, only_experts: false })
     }
 
     /// Whether a layer predicts the token after the next.
@@ -63,6 +66,12 @@ impl Bound {
     /// Leaves out the layer that predicts the token after the next.
     pub fn drop_next(&mut self) {
         self.next = None;
+    }
+
+    /// Leaves out everything but routed experts.
+    pub fn drop_dense(&mut self) {
+        self.only_experts = true;
+        self.drop_next();
     }
 
     /// Whether nothing reads a tensor: it is of a layer that predicts further tokens.
@@ -127,7 +136,7 @@ impl Bound {
     /// Bytes of all routed experts, and of everything else in the file's tensors.
     pub fn expert_and_dense_bytes(&self) -> (u64, u64) {
         let (experts, dense) = self.weights.expert_and_dense_bytes(&self.gguf);
-        (experts, dense - self.unread_bytes())
+        (experts, if self.only_experts { 0 } else { dense - self.unread_bytes() })
     }
 
     /// Everything is computed where it lies in the mapped file.
@@ -153,8 +162,9 @@ impl Bound {
         let routed = self.weights.routed.iter().flatten().flat_map(LayerExperts::tensors);
         let unread = (0..self.gguf.tensors().len()).filter(|tensor| self.is_unread(*tensor));
         let left: HashSet<usize> = routed.chain(unread).collect();
-        let Bound { gguf, descriptor, hyper, weights, next } = self;
-        let gguf = gguf.detached(|tensor| !left.contains(&tensor), progress)?;
+        let Bound { gguf, descriptor, hyper, weights, next, only_experts } = self;
+        let keeps = |tensor| !only_experts && !left.contains(&tensor);
+        let gguf = gguf.detached(keeps, progress)?;
         let hierarchy = Hierarchy::streamed(RamTier::new(&gguf, &weights.routed, options)?);
         let gguf = Arc::new(gguf);
         let next = next.map(|next| NextTokenHead::new(&gguf, &descriptor, next));
@@ -212,6 +222,13 @@ impl Model {
             shared,
             next: None,
         }
+    }
+
+    /// Lets other machines compute some of the experts. Called while nothing else has the tiers.
+    pub fn with_peers(mut self, peers: Option<Arc<Peers>>) -> Model {
+        let hierarchy = Arc::get_mut(&mut self.hierarchy);
+        hierarchy.expect("a model that is being loaded").set_peers(peers);
+        self
     }
 
     fn with(self, next: Option<NextTokenHead>) -> Model {

@@ -1,8 +1,6 @@
 //! The facts that the bytes of answers follow from, beside a request. Servers that give one
 //! client's answers together have them in common.
 
-use std::collections::BTreeMap;
-
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -10,20 +8,16 @@ use super::Loaded;
 use super::digest::hex;
 use super::model::ModelInfo;
 use crate::Result;
+use crate::engine::{tensor_types, version};
 
 /// The members are compared one by one, so that a difference has a name.
 pub fn identity(model: &Loaded, info: &ModelInfo) -> Result<Value> {
     let gguf = model.engine.gguf();
-    let mut types = BTreeMap::new();
-    for tensor in gguf.tensors() {
-        *types.entry(tensor.ty.name()).or_insert(0u64) += tensor.n_bytes;
-    }
-    let types: Vec<String> = types.iter().map(|(name, n)| format!("{name} {n}")).collect();
     let options = &model.options;
     Ok(json!({
         "version": version(),
         "model": hex(&gguf.identity()?),
-        "tensor_types": types.join(", "),
+        "tensor_types": tensor_types(gguf),
         "n_ctx": info.n_ctx,
         "cache_type_k": options.cache_type_k.to_string(),
         "cache_type_v": options.cache_type_v.to_string(),
@@ -31,12 +25,6 @@ pub fn identity(model: &Loaded, info: &ModelInfo) -> Result<Value> {
         "fingerprint": info.fingerprint,
         "settings": settings(model, info),
     }))
-}
-
-/// The version, with the commit of a build from a clone.
-fn version() -> String {
-    let commit = option_env!("MOEBA_COMMIT").map(|commit| format!(" ({commit})"));
-    format!("{}{}", env!("CARGO_PKG_VERSION"), commit.unwrap_or_default())
 }
 
 /// A digest of the defaults of requests: sampling, limits and the chat template.

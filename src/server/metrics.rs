@@ -169,6 +169,7 @@ impl Metrics {
         let help = "Time in which a grammar was compiled, or found among the latest.";
         histogram(out, "moeba_grammar_compile_seconds", help, &service.compile_times());
         experts(service, out);
+        peers(service, out);
     }
 }
 
@@ -247,6 +248,23 @@ fn pages(status: &Status, out: &mut String) {
     if let Some(disk) = disk {
         let help = "Bytes of files with pages and states.";
         one(out, "moeba_page_disk_bytes", "gauge", help, disk.n_bytes as f64);
+    }
+}
+
+/// Series of what peers have computed.
+fn peers(service: &Service, out: &mut String) {
+    let engine = service.engine();
+    let (Some(c), Some((n_up, _))) = (engine.peer_counters(), engine.n_peers()) else { return };
+    one(out, "moeba_peers", "gauge", "Peers that can be asked for experts.", n_up as f64);
+    let series = [
+        ("experts", "Experts that peers were asked for.", c.experts as f64),
+        ("lost", "Experts of these that were computed here after all.", c.lost as f64),
+        ("sent_bytes", "Bytes of bodies to peers.", c.sent_bytes as f64),
+        ("received_bytes", "Bytes of bodies from peers.", c.received_bytes as f64),
+        ("wait_seconds", "Time that passes waited for peers.", c.wait_ns as f64 / 1e9),
+    ];
+    for (name, help, value) in series {
+        one(out, &format!("moeba_peer_{name}_total"), "counter", help, value);
     }
 }
 

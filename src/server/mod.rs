@@ -23,6 +23,7 @@ mod model;
 mod openapi;
 mod origin;
 mod page;
+mod peer;
 mod prompt;
 mod random;
 mod replay;
@@ -54,7 +55,7 @@ pub use service::Defaults;
 use crate::chat::ChatTemplate;
 use crate::engine::kv_disk::KvFolder;
 use crate::engine::scheduler::SchedulerOptions;
-use crate::engine::{Engine, EngineOptions};
+use crate::engine::{Engine, EngineOptions, ExpertsWork};
 use crate::{Error, Result, interrupt};
 use auth::Failures;
 use errors::{ApiError, ApiResult};
@@ -64,6 +65,7 @@ use limits::Sockets;
 use listen::Listener;
 use metrics::Metrics;
 use model::ModelInfo;
+use peer::PeerService;
 use prompt::Templates;
 use service::Service;
 
@@ -94,6 +96,8 @@ pub struct ServerOptions {
     pub slot_save_path: Option<PathBuf>,
     /// Whether there is a page at `/`.
     pub page: bool,
+    /// Whether it is to be a peer, which computes experts and no texts.
+    pub only_experts: bool,
     pub log_requests: LogRequests,
 }
 
@@ -122,6 +126,7 @@ pub struct App {
     viewers: Viewers,
     sockets: Sockets,
     service: OnceLock<Arc<Service>>,
+    peer: OnceLock<Arc<PeerService>>,
     /// The part of the model that is loaded, in thousandths.
     progress: AtomicU32,
     is_stopping: AtomicBool,
@@ -130,10 +135,19 @@ pub struct App {
 impl App {
     /// The model, once it is loaded.
     fn loaded(&self) -> ApiResult<Arc<Service>> {
+        if self.options.only_experts {
+            let why = "this server computes experts for other machines (moeba experts), no texts";
+            return Err(ApiError::not_supported(why));
+        }
         self.service.get().cloned().ok_or_else(ApiError::loading)
     }
 
-    /// The same, unless the server is about to stop.
+    /// Whether the model, or a peer's part of it, is loaded.
+    fn is_loaded(&self) -> bool {
+        self.service.get().is_some() || self.peer.get().is_some()
+    }
+
+    /// [`App::loaded`], unless the server is about to stop.
     fn service(&self) -> ApiResult<Arc<Service>> {
         match self.is_stopping.load(Ordering::Relaxed) {
             true => Err(ApiError::shutting_down()),
@@ -200,6 +214,7 @@ impl Server {
             viewers: Viewers::default(),
             sockets: Sockets::default(),
             service: OnceLock::new(),
+            peer: OnceLock::new(),
             progress: AtomicU32::new(0),
             is_stopping: AtomicBool::new(false),
         });
@@ -231,6 +246,12 @@ impl Server {
         let is_new = self.app.service.set(Arc::new(service)).is_ok();
         assert!(is_new, "a server has one model");
         Ok(())
+    }
+
+    /// Starts to compute experts for other machines.
+    pub fn open_experts(&self, work: ExpertsWork) {
+        let is_new = self.app.peer.set(Arc::new(PeerService::new(work))).is_ok();
+        assert!(is_new, "a server has one model");
     }
 
     /// How far answers can be repeated: `exact`, or `load` where they depend on how a prompt came.

@@ -19,7 +19,8 @@ use super::errors::{ApiError, ApiResult, Kind, Wire};
 use super::limits::BODY_TIME;
 use super::report::{LogRequests, Report};
 use super::service::Service;
-use super::{experts, openapi, origin, page, random, replay, slots, status};
+use super::{experts, openapi, origin, page, peer, random, replay, slots, status};
+use crate::engine::{EXPERTS_ROUTE, GREETING_ROUTE};
 
 /// The other end of a connection; a socket of this machine has no addresses.
 #[derive(Clone, Copy, Debug, Default)]
@@ -56,6 +57,9 @@ pub enum Handler {
     /// A file of the page.
     Page,
     Experts,
+    /// A peer's facts, and its work.
+    Peer,
+    PeerExperts,
     Chat,
     ChatTokens,
     Responses,
@@ -117,6 +121,8 @@ pub const ROUTES: &[Route] = &[
     route("/slots", GET, Handler::Slots),
     route("/page/*", GET, Handler::Page),
     route("/moeba/experts", GET, Handler::Experts),
+    route(GREETING_ROUTE, GET, Handler::Peer),
+    route(EXPERTS_ROUTE, POST, Handler::PeerExperts),
     route("/v1/chat/completions", POST, Handler::Chat),
     route("/chat/completions", POST, Handler::Chat),
     route("/v1/chat/completions/input_tokens", POST, Handler::ChatTokens),
@@ -391,7 +397,9 @@ async fn serve(call: &mut Call, route: &'static Route, path: &str) -> ApiResult<
         let error = ApiError::new(Kind::Method, "method_not_allowed", message);
         return Err(ApiError { allow: Some(route.allow), ..error });
     }
-    origin::check_content_type(&call.parts.headers, &call.parts.method)?;
+    if route.handler != Handler::PeerExperts {
+        origin::check_content_type(&call.parts.headers, &call.parts.method)?;
+    }
     match route.handler {
         Handler::Health => status::health(&call.app),
         Handler::Ready => status::ready(&call.app),
@@ -404,6 +412,8 @@ async fn serve(call: &mut Call, route: &'static Route, path: &str) -> ApiResult<
         Handler::Slot => slots::act(call, path).await,
         Handler::Page => asked_page(call, path).ok_or_else(|| no_route(path)),
         Handler::Experts => experts::stream(&call.app),
+        Handler::Peer => peer::greeting(&call.app),
+        Handler::PeerExperts => peer::experts(call).await,
         Handler::Chat => chat::answer(call).await,
         Handler::ChatTokens => chat::input_tokens(call).await,
         Handler::Responses => responses::answer(call).await,
@@ -455,7 +465,8 @@ impl Call {
         }
     }
 
-    async fn read_body(&mut self) -> ApiResult<Bytes> {
+    /// Reads the body, which has a bound in bytes and in time.
+    pub async fn read_body(&mut self) -> ApiResult<Bytes> {
         let most = self.app.options.max_body;
         let headers = &self.parts.headers;
         let encoding = headers.get(header::CONTENT_ENCODING).map(HeaderValue::as_bytes);

@@ -16,7 +16,10 @@ use crate::sample::{PARAMETERS, Parameter, SamplerOptions};
 
 /// `GET /health`
 pub fn health(app: &App) -> ApiResult<Response<Body>> {
-    let Err(error) = app.loaded() else { return Ok(response(&json!({ "status": "ok" }))) };
+    if app.is_loaded() {
+        return Ok(response(&json!({ "status": "ok" })));
+    }
+    let error = ApiError::loading();
     // The error is the one that all routes have until then.
     let mut body = error.body(Wire::OpenAi, "");
     body["status"] = "loading model".into();
@@ -29,7 +32,11 @@ pub fn health(app: &App) -> ApiResult<Response<Body>> {
 
 /// `GET /ready`
 pub fn ready(app: &App) -> ApiResult<Response<Body>> {
-    app.service()?;
+    match app.is_loaded() {
+        _ if app.is_stopping.load(Ordering::Relaxed) => return Err(ApiError::shutting_down()),
+        true => {}
+        false => return Err(ApiError::loading()),
+    }
     Ok(response(&json!({ "status": "ready" })))
 }
 

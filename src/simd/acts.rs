@@ -124,6 +124,28 @@ impl Activations {
         self.cols
     }
 
+    /// The bytes of a token's values, and those of its scales, with the room behind them.
+    pub(super) fn values_of(&self, token: usize) -> &[u8] {
+        row(self.values.bytes(), token, self.strides.values)
+    }
+
+    pub(super) fn scales_of(&self, token: usize) -> &[u8] {
+        row(self.scales.bytes(), token, self.strides.scales)
+    }
+
+    pub(super) fn values_of_mut(&mut self, token: usize) -> &mut [u8] {
+        row_mut(self.values.bytes_mut(), token, self.strides.values)
+    }
+
+    pub(super) fn scales_of_mut(&mut self, token: usize) -> &mut [u8] {
+        row_mut(self.scales.bytes_mut(), token, self.strides.scales)
+    }
+
+    /// The bytes of a token's sums by 32 and, from the next line on, by 16.
+    pub(super) fn sums_of_mut(&mut self, token: usize) -> &mut [u8] {
+        row_mut(self.sums.bytes_mut(), token, self.strides.sums)
+    }
+
     /// Stores tokens `tokens`; row i of `src` starts at `i · src_stride` and is for token
     /// `tokens.start + i`.
     pub fn quantize_rows(
@@ -167,6 +189,14 @@ impl Activations {
     pub fn view(&self, tokens: Range<usize>, cols: Range<usize>) -> ActView<'_> {
         self.all().token_range(tokens).column_range(cols)
     }
+}
+
+fn row(bytes: &[u8], token: usize, stride: usize) -> &[u8] {
+    &bytes[token * stride..][..stride]
+}
+
+fn row_mut(bytes: &mut [u8], token: usize, stride: usize) -> &mut [u8] {
+    &mut bytes[token * stride..][..stride]
 }
 
 /// See [`Activations::writer`].

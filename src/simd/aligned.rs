@@ -31,6 +31,16 @@ impl AlignedBytes {
     pub(super) fn len(&self) -> usize {
         self.0.len() * 64
     }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        // SAFETY: lines are 64 bytes each, one behind the other, and all were written.
+        unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len()) }
+    }
+
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `bytes`; any byte is a byte of a line, and the borrow is exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.len()) }
+    }
 }
 
 /// Results of products, from a cache line on: kernels write those of many tokens past the caches

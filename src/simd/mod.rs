@@ -12,6 +12,7 @@ mod exp;
 mod mat;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+mod packed;
 mod scalar;
 pub mod tile;
 

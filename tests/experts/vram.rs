@@ -141,6 +141,7 @@ impl Model {
             profile: Profile::default(),
             lockstep: false,
             nodes: Vec::new(),
+            peers: None,
             faults: None,
         };
         Arc::new(RamTier::new(&self.file, &self.layers, &options).unwrap())

@@ -37,6 +37,7 @@ pub fn options() -> ServerOptions {
         slots: true,
         slot_save_path: None,
         page: true,
+        only_experts: false,
         log_requests: LogRequests::None,
     }
 }

@@ -37,6 +37,20 @@ impl Kinds {
     }
 }
 
+impl Kinds {
+    /// The wanted forms, as they are packed one behind the other.
+    fn forms(self) -> impl Iterator<Item = ActKind> {
+        let forms =
+            [(self.f32s, ActKind::F32), (self.q8_0, ActKind::Q8_0), (self.q8_k, ActKind::Q8_K)];
+        forms.into_iter().filter_map(|(is_wanted, kind)| is_wanted.then_some(kind))
+    }
+
+    /// Bytes of a row of `cols` in all of them.
+    pub fn packed_bytes(self, cols: usize) -> usize {
+        self.forms().map(|kind| kind.packed_bytes(cols)).sum()
+    }
+}
+
 /// See [`ActSet::writers`].
 pub struct Writers<'a>([Option<ActWriter<'a>>; 3]);
 
@@ -88,6 +102,41 @@ impl ActSet {
         });
     }
 
+    fn of(&self, kind: ActKind) -> &Activations {
+        match kind {
+            ActKind::F32 => &self.f32s,
+            ActKind::Q8_0 => &self.q8_0,
+            ActKind::Q8_K => &self.q8_k,
+        }
+    }
+
+    fn of_mut(&mut self, kind: ActKind) -> &mut Activations {
+        match kind {
+            ActKind::F32 => &mut self.f32s,
+            ActKind::Q8_0 => &mut self.q8_0,
+            ActKind::Q8_K => &mut self.q8_k,
+        }
+    }
+
+    /// Appends a row in these forms, which are some of those that it is stored in.
+    pub fn pack(&self, kinds: Kinds, row: usize, out: &mut Vec<u8>) {
+        kinds.forms().for_each(|kind| self.of(kind).pack(row, out));
+    }
+
+    /// Stores `rows` packed rows of `cols`, and nothing else.
+    pub fn unpack(&mut self, kinds: Kinds, rows: usize, cols: usize, packed: &[u8]) {
+        self.resize(kinds, rows, cols);
+        assert_eq!(packed.len(), rows * kinds.packed_bytes(cols), "{rows} packed rows");
+        let mut rest = packed;
+        for row in 0..rows {
+            for kind in kinds.forms() {
+                let (own, behind) = rest.split_at(kind.packed_bytes(cols));
+                self.of_mut(kind).unpack(row, own);
+                rest = behind;
+            }
+        }
+    }
+
     /// A handle through which threads store parts that do not overlap.
     pub fn writers(&mut self) -> Writers<'_> {
         Writers([
@@ -100,12 +149,8 @@ impl ActSet {
     /// The form that a matrix of type `ty` reads.
     pub fn view(&self, ty: TensorType) -> ActView<'_> {
         let kind = act_kind(ty);
-        let (acts, filled) = match kind {
-            ActKind::F32 => (&self.f32s, self.kinds.f32s),
-            ActKind::Q8_0 => (&self.q8_0, self.kinds.q8_0),
-            ActKind::Q8_K => (&self.q8_k, self.kinds.q8_k),
-        };
+        let filled = self.kinds.forms().any(|form| form == kind);
         assert!(filled, "activations for {ty} were not prepared");
-        acts.all()
+        self.of(kind).all()
     }
 }

@@ -200,6 +200,33 @@ impl Demand {
         self.places.extend(0..n_tokens as u32);
     }
 
+    /// The pairs of different experts below `n_experts`: each expert with the number of its pairs,
+    /// and the token of each pair. Their sums have no places: each pair is a result.
+    pub fn set(
+        &mut self,
+        experts: impl Iterator<Item = (u32, usize)>,
+        tokens: &[u32],
+        n_experts: usize,
+    ) {
+        self.k = 1;
+        self.experts.clear();
+        self.starts.clear();
+        self.slot_of.clear();
+        self.slot_of.resize(n_experts, NO_SLOT);
+        let mut start = 0;
+        for (slot, (expert, n_pairs)) in experts.enumerate() {
+            self.slot_of[expert as usize] = slot as u32;
+            self.experts.push(expert);
+            self.starts.push(start);
+            start += n_pairs;
+        }
+        assert_eq!(start, tokens.len(), "pairs and their tokens");
+        self.starts.push(start);
+        self.tokens.clear();
+        self.tokens.extend_from_slice(tokens);
+        self.places.clear();
+    }
+
     /// Experts per token.
     pub fn k(&self) -> usize {
         self.k

@@ -35,6 +35,7 @@ const OUTPUTS: &[(&str, &str, Kind)] = &[
     ("trace train", "output", Kind::Profile),
     ("trace train", "report", Kind::Accuracies),
     ("man", "dir", Kind::Manual),
+    ("experts", "ready_file", Kind::Url),
     ("serve", "ready_file", Kind::Url),
 ];
 

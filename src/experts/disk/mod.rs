@@ -26,6 +26,7 @@ use super::acquisition::{Access, Acquisition, GranuleRef, LayerPart};
 use super::layout::place::{LayerExperts, SlotLayout};
 use super::layout::sizing::{LayerNeeds, Needs};
 use super::numa::Node;
+use super::peers::Peers;
 use super::runtime::{RuntimeOptions, TierRuntime};
 use super::tier::{Layout, TierPlan, UpperResidency};
 use super::{ExpertStatus, ExpertStore, Geometry, ReadyGranule};
@@ -52,6 +53,8 @@ pub struct StreamOptions {
     pub lockstep: bool,
     /// The nodes to spread slots over; none if there is one.
     pub nodes: Vec<Node>,
+    /// Machines that compute experts; theirs are read on demand alone.
+    pub peers: Option<Arc<Peers>>,
     /// Makes reads fail and wait, for tests.
     pub faults: Option<Arc<dyn Faults>>,
 }
@@ -93,7 +96,7 @@ impl RamTier {
         if !memory.nodes.is_empty() {
             log::info!("expert slots on {} nodes of memory", memory.nodes.len());
         }
-        let layouts = SlotLayouts::new(file, layers);
+        let layouts = SlotLayouts::new(file, layers).beside(options.peers.clone());
         let StreamOptions { policy, k, ref profile, lockstep, .. } = *options;
         let runtime = RuntimeOptions { policy, k, profile, lockstep };
         let layout = Box::new(layouts.clone());

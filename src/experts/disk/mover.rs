@@ -11,6 +11,7 @@ use crate::experts::layout::piece::{Dest, Piece};
 use crate::experts::layout::place::{LayerExperts, SlotLayout};
 use crate::experts::memory::Region;
 use crate::experts::numa::Node;
+use crate::experts::peers::Peers;
 use crate::experts::runtime::Mover;
 use crate::experts::tier::{ClassPlan, Fault, Layout, Ticket, Tier, TierPlan};
 use crate::gguf::Gguf;
@@ -18,22 +19,34 @@ use crate::policy::Expert;
 
 /// By layer; `None` where a layer has no routed experts.
 #[derive(Clone)]
-pub struct SlotLayouts(Vec<Option<SlotLayout>>);
+pub struct SlotLayouts {
+    layers: Vec<Option<SlotLayout>>,
+    /// Machines that have experts of their own, which are not to be brought here unasked.
+    peers: Option<Arc<Peers>>,
+}
 
 impl SlotLayouts {
     pub fn new(file: &Gguf, layers: &[Option<LayerExperts>]) -> SlotLayouts {
         let layout = |layer: &Option<LayerExperts>| Some(SlotLayout::new(file, layer.as_ref()?));
-        SlotLayouts(layers.iter().map(layout).collect())
+        SlotLayouts { layers: layers.iter().map(layout).collect(), peers: None }
+    }
+
+    pub fn beside(self, peers: Option<Arc<Peers>>) -> SlotLayouts {
+        SlotLayouts { peers, ..self }
     }
 
     pub fn of(&self, layer: usize) -> &SlotLayout {
-        self.0[layer].as_ref().expect("a layer with experts")
+        self.layers[layer].as_ref().expect("a layer with experts")
     }
 }
 
 impl Layout for SlotLayouts {
     fn pieces(&self, expert: Expert, granules: std::ops::Range<usize>, out: &mut Vec<Piece>) {
         self.of(expert.layer as usize).pieces(expert.expert, granules, out);
+    }
+
+    fn may_hold(&self, expert: Expert) -> bool {
+        self.peers.as_ref().is_none_or(|peers| peers.is_own(expert))
     }
 }
 
@@ -169,6 +182,10 @@ impl Mover for DiskMover {
 
     fn wake(&self) {
         self.link.wake();
+    }
+
+    fn may_hold(&self, expert: Expert) -> bool {
+        self.core.layouts.may_hold(expert)
     }
 
     /// Waking a link that sleeps is a system call, so it is done for a read alone.

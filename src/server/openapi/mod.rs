@@ -26,7 +26,10 @@ const ABOUT: &str = "HEAD is answered wherever GET is, and OPTIONS everywhere. A
 
 fn build() -> Value {
     let mut paths = Map::new();
-    for route in ROUTES {
+    // Peers' routes are moeba's own: their bodies are bytes.
+    let is_public =
+        |route: &&Route| ![Handler::Peer, Handler::PeerExperts].contains(&route.handler);
+    for route in ROUTES.iter().filter(is_public) {
         let mut item = Map::new();
         if let Some(name) = parameter(route) {
             let schema = json!({ "type": "string", "minLength": 1 });
@@ -196,7 +199,7 @@ fn work(handler: Handler) -> Option<Work> {
         H::OllamaGenerate => {
             Work::post("Ollama's answer to a text", "OllamaGenerate", LINES, &["response", "done"])
         }
-        H::NotBuilt(_) => return None,
+        H::Peer | H::PeerExperts | H::NotBuilt(_) => return None,
     })
 }
 

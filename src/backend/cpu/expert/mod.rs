@@ -97,6 +97,11 @@ impl ExpertBuffers {
     pub fn partial(&self, pairs: Range<usize>) -> &[f32] {
         &self.partial[pairs.start * self.n_embd..pairs.end * self.n_embd]
     }
+
+    /// The places for sums of pairs whose experts are computed elsewhere.
+    pub fn partial_mut(&mut self, pairs: Range<usize>) -> &mut [f32] {
+        &mut self.partial[pairs.start * self.n_embd..pairs.end * self.n_embd]
+    }
 }
 
 impl Cpu {
