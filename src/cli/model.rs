@@ -92,6 +92,13 @@ impl ModelArg {
         Ok(Model { path, overrides })
     }
 
+    /// The arguments that name the same model on another machine.
+    pub fn arguments(&self) -> Vec<String> {
+        let path = self.model.as_ref().map(|path| path.display().to_string());
+        let repo = self.hf_repo.iter().flat_map(|repo| ["--hf-repo".to_owned(), repo.clone()]);
+        path.into_iter().chain(repo).collect()
+    }
+
     /// Metadata that replaces the file's own.
     pub fn overrides(&self) -> Vec<Override> {
         self.override_kv.iter().flat_map(|list| list.0.clone()).collect()

@@ -400,7 +400,20 @@ impl Args {
             ping: self.answers.sse_ping_interval,
             has_random_seeds: self.sampling.seed().is_none(),
             ready_file: self.listen.ready_file.as_deref(),
+            of_peers: self.arguments_of_peers(),
         })
+    }
+
+    /// The model, and as much memory and as many threads as here.
+    fn arguments_of_peers(&self) -> Vec<String> {
+        let ram = match self.batch.experts.ram {
+            RamBudget::Auto => "auto".into(),
+            RamBudget::Bytes(bytes) => bytes.to_string(),
+            RamBudget::Percent(percent) => format!("{percent}%"),
+        };
+        let threads = self.threads.threads.to_string();
+        let more = ["--ram".to_owned(), ram, "--threads".to_owned(), threads];
+        self.model.arguments().into_iter().chain(more).collect()
     }
 
     /// Options for as many sessions as are asked for, or as make sense, each with its part of the

@@ -25,6 +25,9 @@ pub struct RayArgs {
     #[arg(long, value_name = "UP,DOWN", value_parser = delays, requires = "ray")]
     #[arg(default_value = "30,600")]
     scale_delays: Delays,
+    /// Serve on the cluster's head, and let its other machines compute experts (see moeba experts)
+    #[arg(long, requires = "ray", conflicts_with = "replicas")]
+    ray_peers: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +81,8 @@ pub struct Served<'a> {
     /// Whether a request without a seed has a random one.
     pub has_random_seeds: bool,
     pub ready_file: Option<&'a Path>,
+    /// Arguments of `moeba experts` for the same model.
+    pub of_peers: Vec<String>,
 }
 
 impl RayArgs {
@@ -132,6 +137,7 @@ impl RayArgs {
             "grace": served.grace,
             "ping": if served.ping < 1 { 5 } else { served.ping.min(5) },
             "seeds": served.has_random_seeds,
+            "peer_arguments": if self.ray_peers { &served.of_peers[..] } else { &[] },
             "replicas": self.replicas.map(|r| [r.low, r.high]),
             "scale_delays": [self.scale_delays.up, self.scale_delays.down],
             "ready_file": served.ready_file,
@@ -144,6 +150,7 @@ impl RayArgs {
 const PROGRAMS: &[(&str, &str)] = &[
     ("main.py", include_str!("../server/ray/main.py")),
     ("api.py", include_str!("../server/ray/api.py")),
+    ("peer.py", include_str!("../server/ray/peer.py")),
     ("exact.py", include_str!("../server/ray/exact.py")),
     ("registry.py", include_str!("../server/ray/registry.py")),
     ("replica.py", include_str!("../server/ray/replica.py")),
@@ -159,6 +166,7 @@ const NOT_OF_CHILD: &[(&str, bool)] = &[
     ("--ray", false),
     ("--replicas", true),
     ("--scale-delays", true),
+    ("--ray-peers", false),
     ("--api-key", true),
     ("--api-key-file", true),
     ("--ready-file", true),

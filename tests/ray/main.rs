@@ -88,4 +88,5 @@ fn parts_without_a_cluster() {
 fn three_machines_give_one_answer() {
     run("scenario.py");
     run("network.py");
+    run("peers.py");
 }

@@ -38,7 +38,10 @@ def read_settings():
     """The settings are in a file beside this one; both are gone once they are read."""
     folder = os.path.dirname(os.path.abspath(__file__))
     with open(os.path.join(folder, "settings.json"), encoding="utf-8") as file:
-        return folder, {**json.load(file), "deployment": secrets.token_hex(8)}
+        settings = json.load(file)
+    settings["deployment"] = secrets.token_hex(8)
+    settings["peer_token"] = secrets.token_hex(32) if settings["peer_arguments"] else None
+    return folder, settings
 
 
 def has_cluster():
@@ -144,13 +147,14 @@ class Deployment:
 
         import api
         import exact
+        import peer
         import registry
         import replica
         import router
 
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         # Classes travel by value: other machines need Ray and moeba, and no file of this one's.
-        for module in (api, exact, registry, replica, router):
+        for module in (api, exact, peer, registry, replica, router):
             cloudpickle.register_pickle_by_value(module)
         self.modules, self.serve = (api, replica, router), serve
         self.registry = ray.remote(registry.Registry).options(
@@ -158,7 +162,30 @@ class Deployment:
             max_restarts=-1, max_task_retries=-1, get_if_exists=True, resources=AT_HEAD,
         ).remote()
         ray.get(self.registry.start.remote(SETTINGS["deployment"]))
-        self.n_nodes, self.n_hosts = 0, 0
+        self.n_nodes, self.n_hosts, self.peers = 0, 0, []
+        if SETTINGS["peer_arguments"]:
+            self.start_peers(peer)
+
+    def start_peers(self, peer):
+        """Has every machine but the head compute experts for the replica, which is at the head."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        urls = []
+        for node in nodes():
+            if "node:__internal_head__" in node["Resources"]:
+                continue
+            place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            here = {"scheduling_strategy": place, "num_cpus": 0}
+            port = ray.get(ray.remote(peer.free_port).options(**here).remote(), timeout=60)
+            host = node["NodeManagerAddress"]
+            actor = ray.remote(peer.Peer).options(max_restarts=-1, **here)
+            self.peers.append(actor.remote(SETTINGS, host, port))
+            urls.append(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+        if urls:
+            SETTINGS["arguments"] += ["--peers", ",".join(urls)]
+        else:
+            warn("--ray-peers: the cluster has no machine besides this one")
 
     def start(self):
         where = "HeadOnly" if is_shared(nodes()) else "EveryNode"
@@ -169,7 +196,8 @@ class Deployment:
         self.adapt()
 
     def wanted(self):
-        low, high = SETTINGS["replicas"] or (self.n_nodes, self.n_nodes)
+        all_nodes = 1 if SETTINGS["peer_arguments"] else self.n_nodes
+        low, high = SETTINGS["replicas"] or (all_nodes, all_nodes)
         return low, high
 
     def adapt(self):
@@ -199,7 +227,8 @@ class Deployment:
             max_ongoing_requests=SETTINGS["parallel"] + 1,
             max_queued_requests=SETTINGS["queue"], health_check_period_s=2,
             health_check_timeout_s=15, graceful_shutdown_timeout_s=SETTINGS["grace"],
-            graceful_shutdown_wait_loop_s=0.5, ray_actor_options={"num_cpus": 0},
+            graceful_shutdown_wait_loop_s=0.5,
+            ray_actor_options={"num_cpus": 0, **({"resources": AT_HEAD} if self.peers else {})},
             request_router_config=RequestRouterConfig(request_router_class=router.Affinity),
             **scale, **common,
         ).bind(SETTINGS)
@@ -244,7 +273,8 @@ class Deployment:
         import ray
 
         self.serve.delete(APP)
-        ray.kill(self.registry)
+        for actor in [*self.peers, self.registry]:
+            ray.kill(actor)
         if not self.serve.status().applications:
             self.serve.shutdown()
 
@@ -302,7 +332,8 @@ def is_served():
 
 def tell_where(n, n_nodes):
     url = url_here()
-    note(f"{count(n, 'replica')} on {count(n_nodes, 'machine')}")
+    others = f"; {count(n_nodes - 1, 'machine')} more for experts" if SETTINGS["peer_token"] else ""
+    note(f"{count(n, 'replica')} on {count(n if others else n_nodes, 'machine')}{others}")
     note(f"OpenAI API: {url}/v1 (chat completions, completions, models)")
     note(f"Anthropic API: {url} (messages)")
     if SETTINGS["is_port_chosen"]:

@@ -44,27 +44,37 @@ def send(http, port, call, seconds=None):
     return http.request(call["method"], url, headers=headers, data=data, timeout=timeout)
 
 
+def program_of(settings):
+    """The same path as where it was started, unless this machine has the program elsewhere."""
+    program = os.environ.get("MOEBA_PROGRAM") or settings["program"]
+    return program if os.access(program, os.X_OK) else shutil.which("moeba") or program
+
+
+def clean_environment():
+    """This actor's variables without those that are not its children's."""
+    environment = dict(os.environ)
+    environment.pop("MOEBA_API_KEY", None)
+    # Ray hides GPUs from actors that ask for none.
+    if environment.get("CUDA_VISIBLE_DEVICES") == "":
+        del environment["CUDA_VISIBLE_DEVICES"]
+    return environment
+
+
 class Child:
     """`moeba serve` on a port of its own. It ends when its stdin does, so it never outlives this
     process, whatever ends that."""
 
     def __init__(self, settings):
-        # The same path as where it was started, unless this machine has the program elsewhere.
-        program = os.environ.get("MOEBA_PROGRAM") or settings["program"]
-        if not os.access(program, os.X_OK):
-            program = shutil.which("moeba") or program
+        program, environment = program_of(settings), clean_environment()
         command = [program, *settings["arguments"]]
+        if settings["peer_token"]:
+            environment["MOEBA_PEER_KEY"] = settings["peer_token"]
         folder = tempfile.mkdtemp(prefix="moeba-")
         if settings["keys"]:
             path = os.path.join(folder, "keys")
             with open(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
                 file.write(settings["keys"])
             command += ["--api-key-file", path]
-        environment = dict(os.environ)
-        environment.pop("MOEBA_API_KEY", None)
-        # Ray hides GPUs from actors that ask for none.
-        if environment.get("CUDA_VISIBLE_DEVICES") == "":
-            del environment["CUDA_VISIBLE_DEVICES"]
         cwd = settings["folder"] if os.path.isdir(settings["folder"]) else None
         self.lines = collections.deque(maxlen=20)
         pipe = subprocess.PIPE
