@@ -3,7 +3,7 @@
 
     cargo build --release
     python3 -m venv ray && ray/bin/pip install -r tests/ray/requirements.txt
-    ray/bin/python bench/replicas.py [FILE.gguf] [--rate 4M] [--ram 25%] [--replicas 1 2 3] [-o OUT]
+    ray/bin/python bench/replicas.py [FILE.gguf] [--rate 4M] [--replicas 1 2 3] [--burst]
 
 The file is the demo model's unless another is given; the rate of the disk should be so that its
 prompts and tokens take as long as those of a model that is worth it. Three Ray nodes share this
@@ -11,7 +11,8 @@ machine; each replica is in a control group that reads so many bytes a second (r
 v1 or v2), so that disks bound it and two cores suffice. Clients hold conversations of some turns,
 two clients a replica, without pauses, for --seconds. The figures: answers an hour, tokens a second,
 the time to the first token, and the share of second and later turns whose beginning was in the
-cache. `-o` writes them for bench/fleet.py.
+cache. `-o` writes them for bench/fleet.py. `--burst` then has a burst of requests take
+`--replicas 1..3` from one to three and back, with all answers alike.
 """
 
 import argparse
@@ -144,6 +145,7 @@ def main():
     parser.add_argument("--words", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--burst", action="store_true")
     parser.add_argument("-o", "--out")
     args = parser.parse_args()
     groups, runs = [], []
@@ -152,7 +154,7 @@ def main():
         from cluster import Machines
 
         programs = []
-        for number in range(max(args.replicas)):
+        for number in range(3 if args.burst else max(args.replicas)):
             group, path = limited(folder, number, args)
             groups.append(group)
             programs.append({"MOEBA_PROGRAM": str(path)})
@@ -167,6 +169,10 @@ def main():
                 share = its["answers_h"] / first["answers_h"] * runs[0]["replicas"]
                 print(f"| {n} | {its['answers_h']:.0f} | {its['tokens_s']:.2f} | {its['ttft']:.1f} "
                       f"| {its['cached']:.0%} | {share:.2f} |", flush=True)
+            if args.burst:
+                from burst import one_three_one
+
+                one_three_one(machines, print)
         finally:
             machines.end()
             # Engines end a moment after Ray.

@@ -10,6 +10,8 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+if sys.argv[1] == "experts":
+    os.execv(os.environ["MOEBA_HONEST"], [os.environ["MOEBA_HONEST"], *sys.argv[1:]])
 engine = subprocess.Popen(
     [os.environ["MOEBA_HONEST"], *sys.argv[1:]], stdin=subprocess.PIPE, stdout=subprocess.PIPE
 )

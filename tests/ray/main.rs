@@ -88,5 +88,4 @@ fn parts_without_a_cluster() {
 fn three_machines_give_one_answer() {
     run("scenario.py");
     run("network.py");
-    run("peers.py");
 }

@@ -132,7 +132,9 @@ def main():
                 app.wait(30)
             except subprocess.TimeoutExpired:
                 app.kill()
-        for node in reversed(nodes):
+        for node in nodes:
+            node.process.terminate()
+        for node in nodes:
             node.end()
         disconnect()
         for node in nodes:

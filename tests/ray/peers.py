@@ -1,22 +1,15 @@
-"""Three Ray nodes, of which two compute experts for the one that serves: the same texts whatever
-happens to the two, and Ray starts them again. Then a burst of requests."""
+"""Two Ray nodes compute experts for the one that serves: the same texts whatever happens to the
+two, and Ray starts them again."""
 
 import os
 import signal
 import subprocess
-import sys
 import time
 import urllib.request
 
-from burst import one_three_one
-from cluster import MOEBA, MODEL, App, Machines, Stream, children, command_of, whole
+from cluster import MOEBA, MODEL, App, Stream, children, command_of, whole
 
-START = time.monotonic()
 QUESTION, N = "What is a branch?", 48
-
-
-def point(text):
-    print(f"{time.monotonic() - START:6.1f} s  {text}", flush=True)
 
 
 def engines(machines):
@@ -53,47 +46,35 @@ def wait_for(machines, n):
         time.sleep(0.1)
 
 
-def main():
-    machines = Machines([{}] * 3)
+def outlived(machines, point):
+    app = App(
+        machines, "-c", "512", "--parallel", "1", "-t", "1", "--profile", "none", "--ray-peers",
+        "--ram", "25%",
+    )
+    assert app.is_ready(), app.said()
     try:
-        common = ("-c", "512", "--parallel", "1", "-t", "1", "--profile", "none")
-        app = App(machines, *common, "--ray-peers", "--ram", "25%")
-        assert app.is_ready(), app.said()
-        try:
-            assert "2 machines more for experts" in app.said(), app.said()
-            wait_for(machines, 2)
-            text = whole(app.url, QUESTION, N)
-            assert text.rstrip() == alone(), text
-            assert series(machines, "moeba_peer_experts_total") > 0
-            point("two machines compute experts for a third: the text of one machine")
-            pids = engines(machines)
-            assert len(pids) == 2, pids
-            stream = Stream(app.url, QUESTION, N)
-            stream.begun.wait(60)
-            os.kill(pids[0], signal.SIGKILL)
-            os.kill(pids[1], signal.SIGSTOP)
-            stream.end()
-            assert stream.error is None and stream.text == text, (stream.error, stream.text)
-            os.kill(pids[1], signal.SIGCONT)
-            wait_for(machines, 2)
-            assert set(engines(machines)) != set(pids)
-            assert whole(app.url, QUESTION, N) == text
-            point(f"one is killed and one frozen: same bytes, longest pause {stream.longest:.1f} s;"
-                  " Ray starts the first one again")
-        except BaseException:
-            print(app.said(), file=sys.stderr)
-            raise
-        finally:
-            app.end()
-        end = time.monotonic() + 20
-        while engines(machines):
-            assert time.monotonic() < end, "a peer outlives its head"
-            time.sleep(0.1)
-        one_three_one(machines, point)
+        assert "2 machines more for experts" in app.said(), app.said()
+        wait_for(machines, 2)
+        text = whole(app.url, QUESTION, N)
+        assert text.rstrip() == alone(), text
+        assert series(machines, "moeba_peer_experts_total") > 0
+        pids = engines(machines)
+        assert len(pids) == 2, pids
+        stream = Stream(app.url, QUESTION, N)
+        stream.begun.wait(60)
+        os.kill(pids[0], signal.SIGKILL)
+        os.kill(pids[1], signal.SIGSTOP)
+        stream.end()
+        assert stream.error is None and stream.text == text, (stream.error, stream.text)
+        os.kill(pids[1], signal.SIGCONT)
+        wait_for(machines, 2)
+        assert set(engines(machines)) != set(pids)
+        assert whole(app.url, QUESTION, N) == text
     finally:
-        machines.end()
-    point("ended")
-
-
-if __name__ == "__main__":
-    main()
+        app.end()
+    end = time.monotonic() + 20
+    while engines(machines):
+        assert time.monotonic() < end, "a peer outlives its head"
+        time.sleep(0.1)
+    point("two machines compute experts for a third, one is killed and one frozen: the text of one "
+          f"machine, longest pause {stream.longest:.1f} s; Ray starts the first one again")

@@ -1,4 +1,4 @@
-"""As many replicas as requests come: one, three under a burst, and one again."""
+"""As many replicas as requests come: one, three under a burst, and one again (see replicas.py)."""
 
 import threading
 import time
