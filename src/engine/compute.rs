@@ -281,19 +281,46 @@ impl Compute {
         head: &NextTokenHead,
         work: impl FnOnce(NextTokenCompute<'_>) -> Result<T>,
     ) -> Result<Option<T>> {
-        let mut machines = match self.0.try_lock() {
-            Ok(machines) => machines,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return Ok(None),
-        };
-        let Machines { cpu, memory, .. } = &mut *machines;
-        let PassMemory { batch, buffers } = memory;
+        let Some(mut machines) = self.lock_if_free() else { return Ok(None) };
+        let Machines { cpu, memory: PassMemory { batch, buffers }, .. } = &mut *machines;
         let done = work(&mut |rows, cache| {
             head.forward(cpu, rows, cache, batch, buffers)?;
             let (logits, output) = buffers.next_token(head.n_embd());
             Ok((logits.to_vec(), output.to_vec()))
         });
         done.map(Some)
+    }
+
+    /// Lets `work` compute states of the model's layer that drafts, and shows predictors what the
+    /// routers of `model` make of the last one, which is of the next token of text `request`.
+    /// Nothing while a pass is computed.
+    pub fn look_ahead<T>(
+        &self,
+        model: &Model,
+        head: &NextTokenHead,
+        request: u32,
+        work: impl FnOnce(NextTokenCompute<'_>) -> Result<Option<T>>,
+    ) -> Result<()> {
+        let Some(mut machines) = self.lock_if_free() else { return Ok(()) };
+        let Machines { cpu, memory: PassMemory { batch, buffers }, .. } = &mut *machines;
+        let mut last = 0;
+        let done = work(&mut |rows, cache| {
+            last = rows.tokens.len() - 1;
+            head.states(cpu, rows, cache, batch, buffers)?;
+            Ok(Default::default())
+        });
+        if done?.is_some() {
+            model.publish_next_token(cpu, request, last, buffers);
+        }
+        Ok(())
+    }
+
+    fn lock_if_free(&self) -> Option<MutexGuard<'_, Machines>> {
+        match self.0.try_lock() {
+            Ok(machines) => Some(machines),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     /// KV cache of one session on the first GPU, planned to take `planned` bytes; `None` without a

@@ -1,5 +1,5 @@
-//! A session's part in speculation: drafts of the model's own layer, and states that refused drafts
-//! are taken back to.
+//! A session's part in speculation: drafts and look-aheads of the model's own layer, and states
+//! that refused drafts are taken back to.
 
 use super::Session;
 use super::speculation::MAX_DRAFTS;
@@ -23,6 +23,20 @@ impl Session {
         };
         let drafts = engine.compute.draft(head, |compute| outputs.draft(text, n, compute));
         drafts.map(Option::unwrap_or_default)
+    }
+
+    /// Shows predictors what the model's layer foretells of the last token of `text`, which is not
+    /// computed yet, if they want it and there is such a layer.
+    pub(super) fn look_ahead(&mut self, text: &[u32]) -> Result<()> {
+        let engine = self.engine.clone();
+        let (Some(head), Some(outputs)) = (&engine.model.next, &mut self.outputs) else {
+            return Ok(());
+        };
+        let (model, compute) = (&engine.model, &engine.compute);
+        if !model.hierarchy().wants().next_token {
+            return Ok(());
+        }
+        compute.look_ahead(model, head, self.id, |compute| outputs.follow(text, 1, compute))
     }
 
     /// The logits of the model's layer that predicts the token after the next, `next` being that.

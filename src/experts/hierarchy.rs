@@ -118,10 +118,7 @@ impl Hierarchy {
 
     /// The parts of the next event that some policy wants. They may change with every event.
     pub fn wants(&self) -> Wants {
-        self.tiers().map(PolicyClient::wants).fold(Wants::default(), |all, one| Wants {
-            ahead: all.ahead || one.ahead,
-            hidden: all.hidden || one.hidden,
-        })
+        self.tiers().map(PolicyClient::wants).fold(Wants::default(), Wants::or)
     }
 
     /// The layer whose router a policy wants to see applied to `layer`'s activation: the next one,

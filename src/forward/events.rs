@@ -46,7 +46,7 @@ struct LayerRows {
 impl EventBuffers {
     /// Whether `publish_routed` reads what a decode row's router saw, or where that comes from.
     pub(super) fn want_activation(&self) -> bool {
-        self.wants != Wants::default()
+        self.wants.is_of_routed()
     }
 }
 
@@ -174,6 +174,19 @@ impl Model {
             }
         }
         true
+    }
+
+    /// Tells predictors what the layers' routers make of a state: that of a text's next token, in
+    /// `row` of `b.x`.
+    pub(crate) fn publish_next_token(&self, cpu: &Cpu, request: u32, row: usize, b: &mut Buffers) {
+        let n_experts = self.hyper.routing.n_experts;
+        for layer in self.hyper.decoder_layers() {
+            if self.has_router(layer) && self.look_ahead(cpu, b, layer, &(row..row + 1)) {
+                let probs = rows_of(&b.events.ahead_probs, &(0..1), n_experts);
+                let ahead = LookAhead { layer: layer as u32, probs };
+                self.hierarchy.publish_to_predictors(&Event::NextToken { request, ahead });
+            }
+        }
     }
 
     /// Tells policies that the pass has ended. A segment's part of its time is that of its rows.

@@ -37,6 +37,30 @@ impl NextTokenHead {
         b: &mut Buffers,
     ) -> Result<()> {
         let (model, n, n_embd) = (&self.model, rows.tokens.len(), self.n_embd());
+        self.states(cpu, rows, cache, batch, b)?;
+
+        // norm, output head
+        let last = rows_of(&b.x, &(n - 1..n), n_embd);
+        let h = &mut b.h[..n_embd];
+        model.norm(cpu, &model.weights.output_norm, last, h);
+        let head = &model.weights.output;
+        b.acts.fill(cpu, Kinds::of([head.weight.ty]), 1, n_embd, h);
+        cpu.products([model.linear(head, &b.acts, &mut b.logits, 1)]);
+        model.finish_logits(cpu.kernels, &mut b.logits);
+        Ok(())
+    }
+
+    /// Appends rows to the head's `cache`; their residual streams are in `b.x` then, [rows,
+    /// n_embd].
+    pub fn states(
+        &self,
+        cpu: &Cpu,
+        rows: NextTokenRows<'_>,
+        cache: &mut KvCache,
+        batch: &mut Batch,
+        b: &mut Buffers,
+    ) -> Result<()> {
+        let (model, n, n_embd) = (&self.model, rows.tokens.len(), self.n_embd());
         let phase = if n > 1 { Phase::Prompt } else { Phase::Decode };
         batch.clear();
         let past = rows.row;
@@ -62,17 +86,7 @@ impl NextTokenHead {
         // layer
         let mut observer = NoObserver;
         let caches = &mut [cache];
-        CpuPass { model, cpu, batch, caches, observer: &mut observer }.layer(b, 0)?;
-
-        // norm, output head
-        let last = rows_of(&b.x, &(n - 1..n), n_embd);
-        let h = &mut b.h[..n_embd];
-        model.norm(cpu, &model.weights.output_norm, last, h);
-        let head = &model.weights.output;
-        b.acts.fill(cpu, Kinds::of([head.weight.ty]), 1, n_embd, h);
-        cpu.products([model.linear(head, &b.acts, &mut b.logits, 1)]);
-        model.finish_logits(cpu.kernels, &mut b.logits);
-        Ok(())
+        CpuPass { model, cpu, batch, caches, observer: &mut observer }.layer(b, 0)
     }
 }
 

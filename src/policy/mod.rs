@@ -14,6 +14,7 @@ mod lfu;
 mod lru;
 mod measured;
 mod next_layer;
+mod next_token;
 pub mod papers;
 pub mod placement;
 mod prefetch_planner;
@@ -36,6 +37,7 @@ pub use lfu::Lfu;
 pub use lru::Lru;
 pub use measured::Measured;
 pub use next_layer::NextLayer;
+pub use next_token::NextToken;
 pub use papers::finemoe::{FineMoe, FineMoeOptions, MapEviction};
 pub use papers::moe_infinity::{EamcPredictor, InfinityOptions, RequestEam};
 pub use papers::moepic::{Moepic, MoepicOptions};
@@ -86,6 +88,13 @@ pub enum Event<'a> {
     Routed(Routed<'a>),
     /// The router of a layer has chosen experts for tokens of a prompt.
     PromptRouted(PromptRouted<'a>),
+    /// The model's layer that predicts the token after the next has computed a state for a text's
+    /// next token, and a layer's router was applied to it. Between two forward passes, once for
+    /// each layer.
+    NextToken {
+        request: u32,
+        ahead: LookAhead<'a>,
+    },
     /// A predictor's estimate of a layer's router, for the eviction: probabilities of all the
     /// layer's experts.
     Predicted {
@@ -141,6 +150,7 @@ impl<'a> Event<'a> {
                 Event::Routed(Routed { ahead, ..routed })
             }),
             Event::PromptRouted(PromptRouted { layer, .. })
+            | Event::NextToken { ahead: LookAhead { layer, .. }, .. }
             | Event::Predicted { layer, .. }
             | Event::Expected { layer, .. } => has(layer).then_some(*self),
             other => Some(other),
@@ -176,11 +186,11 @@ pub struct PromptRouted<'a> {
     pub chosen: &'a [u32],
 }
 
-/// A look-ahead: a later layer's router, applied to the present layer's activation.
+/// A look-ahead: a layer's router, applied to another layer's activation.
 #[derive(Clone, Copy, Debug)]
 pub struct LookAhead<'a> {
     pub layer: u32,
-    /// Probabilities of all experts of that layer.
+    /// Probabilities of all experts of the layer.
     pub probs: &'a [f32],
 }
 
@@ -252,7 +262,7 @@ pub trait Predictor: Send {
     /// `IterationStart` and `PromptRouted` of a prompt.
     fn predict(&mut self, out: &mut Vec<Prediction>);
 
-    /// The optional parts of `Routed` that it needs now; may change with events.
+    /// The optional events and parts of `Routed` that it needs now; may change with events.
     fn wants(&self) -> Wants {
         Wants::default()
     }
@@ -292,13 +302,32 @@ pub trait Predictor: Send {
     fn save(&self, _profile: &mut Profile) {}
 }
 
-/// Optional parts of `Routed`, which cost time to compute.
+/// Optional events and parts of `Routed`, which cost time to compute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wants {
     /// `Routed::ahead`: the product with a router.
     pub ahead: bool,
     /// `Routed::hidden`.
     pub hidden: bool,
+    /// `Event::NextToken`: the model's layer that predicts the token after the next, and the
+    /// product with every router.
+    pub next_token: bool,
+}
+
+impl Wants {
+    /// Everything that one of both wants.
+    pub fn or(self, other: Wants) -> Wants {
+        Wants {
+            ahead: self.ahead || other.ahead,
+            hidden: self.hidden || other.hidden,
+            next_token: self.next_token || other.next_token,
+        }
+    }
+
+    /// Whether it wants optional parts of `Routed`.
+    pub fn is_of_routed(self) -> bool {
+        self.ahead || self.hidden
+    }
 }
 
 /// An expert that a layer will probably use.

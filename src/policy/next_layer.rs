@@ -87,7 +87,7 @@ impl Predictor for NextLayer {
     }
 
     fn wants(&self) -> Wants {
-        Wants { ahead: true, hidden: false }
+        Wants { ahead: true, ..Wants::default() }
     }
 }
 

@@ -3,8 +3,8 @@
 
 use super::papers::{finemoe, moe_infinity, moepic, prescope};
 use super::{
-    AllNext, Auto, Candidate, Counts, Eviction, HotTable, Lcp, Lfu, Lru, NextLayer, PolicySpec,
-    Predictor, Profile, Random, ScanResistant, Shape, TrajectoryPredictor,
+    AllNext, Auto, Candidate, Counts, Eviction, HotTable, Lcp, Lfu, Lru, NextLayer, NextToken,
+    PolicySpec, Predictor, Profile, Random, ScanResistant, Shape, TrajectoryPredictor,
 };
 
 /// The seed of random eviction: runs are repeatable.
@@ -62,10 +62,12 @@ impl Builder<'_> {
         restored.map_err(refuse).ok()
     }
 
-    /// The trajectory predictor, with what the profile knows.
+    /// The trajectory predictor, with what the profile knows, and the look-ahead of models that
+    /// have a layer for it.
     fn trajectory(&mut self) -> Box<dyn Predictor> {
         let restored = self.restore(TrajectoryPredictor::SECTION, TrajectoryPredictor::restore);
-        Box::new(restored.unwrap_or_else(|| TrajectoryPredictor::new(self.shape)))
+        let trajectory = restored.unwrap_or_else(|| TrajectoryPredictor::new(self.shape));
+        Box::new(NextToken::new(self.shape, Some(Box::new(trajectory))))
     }
 
     /// The candidates of `auto`: the default policy's predictor, no prefetch, and every other
@@ -108,6 +110,7 @@ const BASELINES: Names = Names {
     predictors: &[
         predictor("none", Trial::Never, |_| None),
         predictor("next-layer", Trial::Always, |b| Some(Box::new(NextLayer::new(b.shape)))),
+        predictor("next-token", Trial::Never, |b| Some(Box::new(NextToken::new(b.shape, None)))),
         predictor(TRAJECTORY, Trial::Never, |b| Some(b.trajectory())),
         predictor("all-next", Trial::Never, |b| Some(Box::new(AllNext::new(b.shape)))),
         predictor("counts", Trial::Never, |b| Some(Box::new(Counts::new(b.shape)))),

@@ -89,9 +89,8 @@ impl TimedPredictor {
     }
 
     pub fn wants(&self) -> Wants {
-        let Wants { ahead, hidden } = self.fast.wants();
         let deputy = self.deputy.map_or(Wants::default(), |part| self.slow[part].wants());
-        Wants { ahead: ahead || deputy.ahead, hidden: hidden || deputy.hidden }
+        self.fast.wants().or(deputy)
     }
 
     /// `step`: the tier's.

@@ -2,7 +2,10 @@
 //! probabilities.
 
 use moeba::engine::scheduler::{Core, Job, JobSink, Owner, Status};
-use moeba::engine::{Cancel, Engine, FinishReason, Generation, Limits, Outcome, Request, TextSink};
+use moeba::engine::{
+    Cancel, DraftCounts, Engine, FinishReason, Generation, Limits, Outcome, Request, SpecMode,
+    Speculation, TextSink,
+};
 use moeba::sample::{SamplerOptions, TokenLogprob};
 use std::sync::{Arc, Mutex};
 
@@ -104,6 +107,46 @@ pub fn run(
     while core.step() {}
     let texts = texts.iter().map(|text| text.lock().unwrap().clone()).collect();
     (texts, core.board().read())
+}
+
+/// The text of a request whose drafts are verified in this mode, and the counts of drafts.
+pub fn run_in(
+    core: &mut Core<Sink>,
+    engine: &Arc<Engine>,
+    request: &Request,
+) -> (Text, DraftCounts) {
+    let before = core.board().read().counts.drafts;
+    let sink = Sink::default();
+    core.submit(job_of(engine, request.clone(), sink.clone()));
+    while core.step() {}
+    let mut drafts = core.board().read().counts.drafts;
+    for (after, before) in drafts.0.iter_mut().zip(before.0) {
+        after.n -= before.n;
+        after.n_accepted -= before.n_accepted;
+    }
+    let text = sink.text.lock().unwrap().clone();
+    (text, drafts)
+}
+
+/// Compares a request's text in all modes; returns the counts of drafts that were always verified.
+pub fn compare_drafts(
+    engine: &Arc<Engine>,
+    name: &str,
+    request: &Request,
+    prediction: &[u32],
+) -> DraftCounts {
+    let with = |mode| {
+        let speculation = Speculation { mode, prediction: prediction.to_vec() };
+        let request = Request { speculation, ..request.clone() };
+        run_in(&mut core(engine, 1, 0), engine, &request)
+    };
+    let (expected, none) = with(SpecMode::Off);
+    assert_eq!(none, DraftCounts::default());
+    let (auto, _) = with(SpecMode::Auto);
+    let (always, drafts) = with(SpecMode::Always);
+    assert!(auto == expected, "{name}, auto");
+    assert!(always == expected, "{name}, always:\n{always:?}\n{expected:?}");
+    drafts
 }
 
 /// The text that the prompt gets in a session of its own.

@@ -1,19 +1,21 @@
 //! The layer that predicts the token after the next: its logits are those of a reference, and its
-//! drafts change no bit of a text.
+//! drafts and look-aheads change no bit of a text.
 
-use crate::speculation::compare;
+use common::edits::File;
+use common::jobs::{Text, compare_drafts as compare, core, run_in};
 use common::{Npy, argmax, convert_golden, golden_options, load, read_ids, repo};
 use moeba::engine::plan::ram::RamBudget;
 use moeba::engine::{
-    DraftCounts, DraftSource, Engine, EngineOptions, Limits, Request, Speculation, Want,
+    DraftCounts, DraftSource, Engine, EngineOptions, Limits, Request, Speculation, TestHooks, Want,
 };
 use moeba::sample::SamplerOptions;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// One of each architecture that has such a layer.
 const MODELS: [&str; 4] = ["glm4moe", "glm4_moe_lite", "qwen3next", "qwen35moe"];
 
-fn engine(name: &str, folder: &std::path::Path, ram: RamBudget) -> Arc<Engine> {
+fn engine(name: &str, folder: &Path, ram: RamBudget) -> Arc<Engine> {
     let path = convert_golden(name, "f32", folder);
     let more = EngineOptions { predicts_next: true, n_ctx: Some(128), ram, ..golden_options() };
     load(&path, &more)
@@ -96,4 +98,105 @@ fn without_the_option_nothing_is_loaded_or_drafted() {
     let counts = compare(&engine, "off", &request(0.8), &[]);
     assert_eq!(counts.of(DraftSource::Layer), DraftCounts::default().all());
     assert!(engine.new_session().unwrap().next_token_logits(3).unwrap().is_none());
+}
+
+/// A model whose layers change the residual stream little, and whose layer that predicts passes the
+/// next token's embedding on: every router sees in its state what it will see in the token's.
+fn transparent(folder: &Path) -> PathBuf {
+    let path = convert_golden("qwen3next", "f32", folder);
+    let mut file = File::read(&path);
+    for tensor in &mut file.tensors {
+        let mut values = tensor.f32s();
+        let is = |end: &str| tensor.name.ends_with(end);
+        if is("attn_output.weight") || is("ssm_out.weight") || tensor.name.contains(".ffn_down") {
+            values.iter_mut().for_each(|v| *v *= 0.01);
+        } else if is("nextn.enorm.weight") {
+            values.fill(1.0);
+        } else if is("nextn.eh_proj.weight") {
+            // [n_embd, 2 · n_embd], the embedding first
+            let n_in = tensor.dims[0] as usize;
+            let at = |i: usize| f32::from(u8::from(i % n_in == i / n_in));
+            values.iter_mut().enumerate().for_each(|(i, v)| *v = at(i));
+        }
+        tensor.bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+    }
+    let path = folder.join("transparent.gguf");
+    file.write(&path);
+    path
+}
+
+/// With part of the experts, where times do not matter.
+fn streamed(path: &Path, policy: &str, predicts_next: bool) -> Arc<Engine> {
+    let options = EngineOptions {
+        predicts_next,
+        n_ctx: Some(256),
+        ram: RamBudget::Percent(80.0),
+        policy: policy.parse().unwrap(),
+        test: TestHooks { lockstep: true, ..TestHooks::default() },
+        ..golden_options()
+    };
+    load(path, &options)
+}
+
+/// A long answer without drafts, bytes of experts that were prefetched and used, prefetched in vain
+/// and demanded, and the policy's verdict.
+fn foretold(path: &Path, policy: &str, predicts_next: bool) -> (Text, [u64; 3], Option<String>) {
+    let engine = streamed(path, policy, predicts_next);
+    let base = request(0.8);
+    let limits = Limits { n_predict: Some(160), ..base.limits.clone() };
+    let (text, drafts) = run_in(&mut core(&engine, 1, 0), &engine, &Request { limits, ..base });
+    assert_eq!((drafts.all().n, text.tokens.len()), (0, 160));
+    let c = engine.disk_counters().unwrap();
+    let bytes = [c.prefetch_used_bytes, c.prefetch_wasted_bytes, c.demand_bytes];
+    (text, bytes, engine.model().hierarchy().verdict())
+}
+
+const ALONE: &str = "predictor=next-token,eviction=lru";
+
+#[test]
+fn experts_that_the_layer_foretells_are_prefetched_and_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = transparent(folder.path());
+    let (text, [used, wasted, demanded], verdict) = foretold(&path, ALONE, true);
+    let (without, [used_without, wasted_without, demanded_without], none) =
+        foretold(&path, ALONE, false);
+    assert!(text == without);
+    assert!(verdict.as_deref().is_some_and(|v| v.ends_with("in 4 of 4 layers")), "{verdict:?}");
+    assert_eq!(none, None);
+    // The prompt prefetches whole layers in both.
+    let (used, wasted) = (used - used_without, wasted.saturating_sub(wasted_without));
+    assert!(used > 20 * wasted, "{used} bytes used, {wasted} wasted");
+    // Before the first decision nothing is prefetched.
+    assert!(
+        3 * demanded < 2 * demanded_without,
+        "{demanded} bytes demanded, not {demanded_without}"
+    );
+}
+
+/// Layers with random weights foretell nothing.
+#[test]
+fn a_look_ahead_that_is_wrong_prefetches_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["qwen3next", "qwen35moe"] {
+        let path = convert_golden(name, "f32", folder.path());
+        let (text, bytes, verdict) = foretold(&path, ALONE, true);
+        let (without, bytes_without, _) = foretold(&path, ALONE, false);
+        assert!(text == without, "{name}");
+        assert_eq!(bytes, bytes_without, "{name}");
+        assert!(verdict.is_some_and(|v| v.contains("no look-ahead")), "{name}");
+    }
+}
+
+/// The default policy, and one that tries others, with drafts and without.
+#[test]
+fn look_aheads_change_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = transparent(folder.path());
+    for policy in ["predictor=trajectory,eviction=scan-resistant", "auto"] {
+        let (text, _, _) = foretold(&path, policy, true);
+        assert!(text == foretold(&path, policy, false).0, "{policy}");
+        let engine = streamed(&path, policy, true);
+        let drafted = compare(&engine, policy, &request(0.8), &[]).of(DraftSource::Layer);
+        assert!(drafted.n > 40, "{policy}: {drafted:?}");
+    }
 }

@@ -1,9 +1,8 @@
 //! Drafts change no bit of a text: tokens, probabilities and ends are those without.
 
-use common::jobs::{Sink, Text, core, job_of};
+use common::jobs::{Sink, compare_drafts as compare, core, job_of, run_in};
 use common::{convert_golden, golden_options, load, repo};
 use moeba::engine::plan::ram::RamBudget;
-use moeba::engine::scheduler::Core;
 use moeba::engine::{
     DraftCounts, DraftSource, Engine, EngineOptions, Limits, Request, SpecMode, Speculation,
 };
@@ -15,42 +14,6 @@ use std::sync::Arc;
 fn demo(options: EngineOptions) -> Arc<Engine> {
     let path = repo().join("models/demo/moeba-demo.gguf");
     load(&path, &EngineOptions { n_threads: Some(2), n_ctx: Some(256), ..options })
-}
-
-/// The text of a request whose drafts are verified in this mode, and the counts of drafts.
-fn run_in(core: &mut Core<Sink>, engine: &Arc<Engine>, request: &Request) -> (Text, DraftCounts) {
-    let before = core.board().read().counts.drafts;
-    let sink = Sink::default();
-    core.submit(job_of(engine, request.clone(), sink.clone()));
-    while core.step() {}
-    let mut drafts = core.board().read().counts.drafts;
-    for (after, before) in drafts.0.iter_mut().zip(before.0) {
-        after.n -= before.n;
-        after.n_accepted -= before.n_accepted;
-    }
-    let text = sink.text.lock().unwrap().clone();
-    (text, drafts)
-}
-
-/// Compares a request's text in all modes; returns the counts of drafts that were always verified.
-pub fn compare(
-    engine: &Arc<Engine>,
-    name: &str,
-    request: &Request,
-    prediction: &[u32],
-) -> DraftCounts {
-    let with = |mode| {
-        let speculation = Speculation { mode, prediction: prediction.to_vec() };
-        let request = Request { speculation, ..request.clone() };
-        run_in(&mut core(engine, 1, 0), engine, &request)
-    };
-    let (expected, none) = with(SpecMode::Off);
-    assert_eq!(none, DraftCounts::default());
-    let (auto, _) = with(SpecMode::Auto);
-    let (always, drafts) = with(SpecMode::Always);
-    assert!(auto == expected, "{name}, auto");
-    assert!(always == expected, "{name}, always:\n{always:?}\n{expected:?}");
-    drafts
 }
 
 fn request(engine: &Engine, prompt: &str, n_predict: usize) -> Request {

@@ -163,6 +163,13 @@ impl<S: JobSink> Running<S> {
         self.drafting = start.elapsed();
     }
 
+    /// Shows predictors what the model's layer foretells of the next step's token.
+    pub fn look_ahead(&self, session: &mut Session) {
+        if let Err(why) = session.look_ahead(&self.text) {
+            log::debug!("no look-ahead: {why}");
+        }
+    }
+
     /// The drafts of the step that is planned.
     pub fn drafts(&self) -> &[u32] {
         self.drafter.tokens()

@@ -308,6 +308,9 @@ impl<S: JobSink> Slot<S> {
         job.plan_drafts(session, most, ledger);
         next.extend(job.drafts());
         session.begin_verification(job.drafts().len());
+        if job.drafts().is_empty() {
+            job.look_ahead(session);
+        }
     }
 
     /// Whether the gate decides about the job's drafts.

@@ -32,6 +32,7 @@ enum Kind {
         n_tokens: u32,
         n_counts: usize,
     },
+    NextToken,
     Predicted,
     Expected,
     IterationEnd(Phase, Timing),
@@ -67,6 +68,11 @@ impl OwnedEvent {
                 self.values.extend(routed.probs);
                 let (n_tokens, n_counts) = (routed.n_tokens, routed.counts.len());
                 self.of(routed.request, Kind::PromptRouted { n_tokens, n_counts })
+            }
+            Event::NextToken { request, ahead } => {
+                self.layer = ahead.layer;
+                self.values.extend(ahead.probs);
+                self.of(request, Kind::NextToken)
             }
             Event::Predicted { layer, probs } => {
                 self.layer = layer;
@@ -108,6 +114,9 @@ impl OwnedEvent {
                 let routed = PromptRouted { request, layer, n_tokens, counts, probs, chosen };
                 Event::PromptRouted(routed)
             }
+            Kind::NextToken => {
+                Event::NextToken { request, ahead: LookAhead { layer, probs: values } }
+            }
             Kind::Predicted => Event::Predicted { layer, probs: values },
             Kind::Expected => Event::Expected { layer, used: values },
             Kind::IterationEnd(phase, timing) => Event::IterationEnd { request, phase, timing },
@@ -135,6 +144,7 @@ mod tests {
             Event::Routed(routed),
             Event::Routed(Routed { ahead: None, hidden: &[], ..routed }),
             Event::PromptRouted(prompt),
+            Event::NextToken { request: 4, ahead: LookAhead { layer: 2, probs } },
             Event::Predicted { layer: 2, probs },
             Event::Expected { layer: 2, used: probs },
             Event::IterationEnd { request: 5, phase, timing },

@@ -100,9 +100,12 @@ struct Shared {
 
 const WANTS_AHEAD: u8 = 1;
 const WANTS_HIDDEN: u8 = 2;
+const WANTS_NEXT_TOKEN: u8 = 4;
 
-fn store_wants(to: &AtomicU8, Wants { ahead, hidden }: Wants) {
-    let bits = u8::from(ahead) * WANTS_AHEAD | u8::from(hidden) * WANTS_HIDDEN;
+fn store_wants(to: &AtomicU8, Wants { ahead, hidden, next_token }: Wants) {
+    let bits = u8::from(ahead) * WANTS_AHEAD
+        | u8::from(hidden) * WANTS_HIDDEN
+        | u8::from(next_token) * WANTS_NEXT_TOKEN;
     to.store(bits, Ordering::Relaxed);
 }
 
@@ -156,11 +159,16 @@ impl PolicyDriver {
         self.front.lock().expect("no panic under this lock")
     }
 
-    /// The parts of the next event that the predictor wants; takes no lock.
+    /// The optional events, and parts of the next one, that the predictor wants; takes no lock.
     pub fn wants(&self) -> Wants {
         let Shared { front_wants, deputy_wants, .. } = &*self.shared;
         let bits = front_wants.load(Ordering::Relaxed) | deputy_wants.load(Ordering::Relaxed);
-        Wants { ahead: bits & WANTS_AHEAD != 0, hidden: bits & WANTS_HIDDEN != 0 }
+        let has = |bit: u8| bits & bit != 0;
+        Wants {
+            ahead: has(WANTS_AHEAD),
+            hidden: has(WANTS_HIDDEN),
+            next_token: has(WANTS_NEXT_TOKEN),
+        }
     }
 
     /// Never waits for the slow parts.

@@ -24,7 +24,11 @@ impl Predictor for Moody {
     }
 
     fn wants(&self) -> Wants {
-        Wants { ahead: self.n_passes.is_multiple_of(2), hidden: self.n_passes == 3 }
+        Wants {
+            ahead: self.n_passes.is_multiple_of(2),
+            hidden: self.n_passes == 3,
+            next_token: self.n_passes == 1,
+        }
     }
 
     fn is_slow(&self) -> bool {
@@ -89,9 +93,10 @@ fn wants_follow_the_predictor_on_either_thread() {
                 wants
             })
             .collect();
-        let wants = |ahead, hidden| Wants { ahead, hidden };
-        let expected = [(true, false), (false, false), (true, false), (false, true), (true, false)];
-        assert_eq!(seen, expected.map(|(ahead, hidden)| wants(ahead, hidden)), "{is_slow}");
+        let ahead = Wants { ahead: true, ..Wants::default() };
+        let hidden = Wants { hidden: true, ..Wants::default() };
+        let next_token = Wants { next_token: true, ..Wants::default() };
+        assert_eq!(seen, [ahead, next_token, ahead, hidden, ahead], "{is_slow}");
     }
 }
 
@@ -196,7 +201,7 @@ impl Predictor for Part {
     }
 
     fn wants(&self) -> Wants {
-        Wants { ahead: false, hidden: true }
+        Wants { hidden: true, ..Wants::default() }
     }
 }
 
@@ -217,7 +222,7 @@ fn a_slow_part_hears_everything_and_predicts_when_it_is_told_to() {
             assert_eq!(ticket.expert.expert, expected);
             mover.0.end_read(number, Ok(()));
         }
-        assert_eq!(driver.wants(), Wants { ahead: false, hidden: expected == 2 });
+        assert_eq!(driver.wants(), Wants { hidden: expected == 2, ..Wants::default() });
         driver.observe(&Event::IterationEnd { request, phase, timing: Timing::default() });
         driver.catch_up();
         n_events += 2;

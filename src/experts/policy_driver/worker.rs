@@ -126,7 +126,8 @@ impl Worker {
         let mut owned = outbox.spare.try_recv().unwrap_or_default();
         owned.take_in(event, step, deputy);
         outbox.batch.push(owned);
-        let is_within_pass = event.is_step() || event.is_prompt_step();
+        let is_next = matches!(event, Event::NextToken { .. });
+        let is_within_pass = is_next || event.is_step() || event.is_prompt_step();
         if deputy.is_some() || !is_within_pass || outbox.batch.len() == BATCH_MAX {
             self.hand_over(&mut outbox);
         }

@@ -21,7 +21,7 @@ impl Predictor for Fake {
     }
 
     fn wants(&self) -> Wants {
-        Wants { ahead: true, hidden: false }
+        Wants { ahead: true, ..Wants::default() }
     }
 
     fn is_slow(&self) -> bool {
@@ -99,7 +99,7 @@ fn a_look_ahead_is_wanted_while_its_candidate_is_active() {
     let mut seen = [false; 2];
     for _ in 0..400 {
         let is_active = auto.judge.active() == 1;
-        assert_eq!(auto.wants(), Wants { ahead: is_active, hidden: false });
+        assert_eq!(auto.wants(), Wants { ahead: is_active, ..Wants::default() });
         seen[usize::from(is_active)] = true;
         run(&mut auto, 1, |name| if name == "one" { 200 } else { 100 });
     }

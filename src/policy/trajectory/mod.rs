@@ -155,7 +155,7 @@ impl Predictor for TrajectoryPredictor {
                 text.put_prompt(learner.grid.place(routed.layer), routed.chosen, k);
             }
             Event::IterationEnd { request, phase, .. } => self.end_pass(request, phase),
-            Event::Predicted { .. } | Event::Expected { .. } => {}
+            Event::NextToken { .. } | Event::Predicted { .. } | Event::Expected { .. } => {}
         }
     }
 

@@ -333,6 +333,7 @@ fn events_come_in_the_engines_order() {
                 }
                 Event::RequestStart { .. } => "request".into(),
                 Event::RequestEnd { .. } => "over".into(),
+                Event::NextToken { .. } => "next token".into(),
                 Event::Predicted { .. } => "predicted".into(),
                 Event::Expected { .. } => "expected".into(),
             };

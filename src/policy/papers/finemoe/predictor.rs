@@ -208,7 +208,7 @@ impl Predictor for FineMoe {
                 self.step(routed.request, Some(routed.n_tokens), routed.layer, routed.probs);
             }
             Event::IterationEnd { request, .. } => self.end(request),
-            Event::Predicted { .. } | Event::Expected { .. } => {}
+            Event::NextToken { .. } | Event::Predicted { .. } | Event::Expected { .. } => {}
         }
     }
 

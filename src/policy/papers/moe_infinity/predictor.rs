@@ -122,7 +122,7 @@ impl Predictor for EamcPredictor {
                 }
             }
             Event::RequestEnd { request } => self.end(request),
-            Event::Predicted { .. } | Event::Expected { .. } => {}
+            Event::NextToken { .. } | Event::Predicted { .. } | Event::Expected { .. } => {}
         }
     }
 

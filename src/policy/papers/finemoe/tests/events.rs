@@ -185,7 +185,7 @@ impl Naive {
                 self.step(request, layer, probs, Some(n_tokens));
             }
             Event::IterationEnd { request, .. } => self.end(request),
-            Event::Predicted { .. } | Event::Expected { .. } => {}
+            Event::NextToken { .. } | Event::Predicted { .. } | Event::Expected { .. } => {}
         }
     }
 

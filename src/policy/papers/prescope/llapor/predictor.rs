@@ -233,6 +233,7 @@ impl Predictor for LlaPor {
                 self.forget(*request);
             }
             Event::PromptRouted(_)
+            | Event::NextToken { .. }
             | Event::Predicted { .. }
             | Event::Expected { .. }
             | Event::IterationEnd { .. } => {}
@@ -266,7 +267,7 @@ impl Predictor for LlaPor {
     }
 
     fn wants(&self) -> Wants {
-        Wants { ahead: false, hidden: true }
+        Wants { hidden: true, ..Wants::default() }
     }
 
     fn is_slow(&self) -> bool {
