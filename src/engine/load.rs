@@ -54,11 +54,10 @@ impl Prepared {
         let context = Context::new(bound.hyper(), options, &devices)?;
         kv::check(&bound.hyper().cache_shapes(), options.cache_type_k, options.cache_type_v)?;
         let (devices, device) = plan::on_devices(&bound, options, context.of_session, devices)?;
-        if options.predicts_next {
-            tell_of_next(&bound, device.is_some());
-        }
-        if !options.predicts_next || device.is_some() {
+        if !options.predicts_next {
             bound.drop_next();
+        } else if bound.lacks_next() {
+            log::debug!("the file has no layer that predicts the token after the next");
         }
         let context = match device {
             None => Context::new(bound.hyper(), options, &[])?,
@@ -82,15 +81,6 @@ impl Prepared {
         let plan = MemoryPlan::new(&bound, options, n_ctx, kv_bytes, available, device)?;
         let plan = MemoryPlan { page_bytes, n_ctx_all, ..plan };
         Ok(Prepared { bound, tokenizer, plan, devices })
-    }
-}
-
-/// Says why a model's layer that predicts the token after the next does not draft, if it has one.
-fn tell_of_next(bound: &Bound, has_device: bool) {
-    if bound.predicts_next() && has_device {
-        log::info!("the model's layer that drafts is left out: a GPU has other layers");
-    } else if bound.lacks_next() {
-        log::debug!("the file has no layer that predicts the token after the next");
     }
 }
 

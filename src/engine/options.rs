@@ -68,7 +68,8 @@ pub struct EngineOptions {
     /// Prefetching and eviction of experts that are streamed (`--policy`).
     pub policy: PolicySpec,
     /// Load the layer that predicts the token after the next, if the file has one, for drafts
-    /// (`--spec`). It is in memory beside the experts' budget; with layers on a GPU it is left out.
+    /// (`--spec`) and as a look-ahead for prefetch. It is in memory beside the experts' budget, and
+    /// computed by the CPU.
     pub predicts_next: bool,
     /// The way in which experts are read from disk (`--io`).
     pub io: IoKind,

@@ -52,10 +52,9 @@ impl Session {
         Ok(last.flatten().map(|(logits, _)| logits))
     }
 
-    /// Whether a pass may compute drafts: the bits of a row must not depend on those behind it, and
-    /// refused ones must leave no trace. States on a GPU are not taken back.
+    /// Whether a pass may compute drafts: the bits of a row must not depend on those behind it.
     pub(super) fn can_verify(&self) -> bool {
-        self.engine.can_verify() && !(self.has_state() && self.cache.device.is_some())
+        self.engine.can_verify()
     }
 
     /// Drafts of a pass at most.

@@ -36,6 +36,9 @@ mod rests;
 // Generations from logits that the device chose.
 mod sampling;
 
+// Drafts: states that are taken back, and the layer that makes them.
+mod speculation;
+
 // A device and a stream for kernel tests.
 mod support;
 

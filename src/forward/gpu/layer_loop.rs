@@ -37,10 +37,13 @@ fn decode(cx: &mut GpuPass) -> Result<()> {
     move_stream(cx, cx.dev.head.is_some())?;
     cx.finish_pending()?;
     if cx.on_device {
+        cx.outputs()?;
         cx.logits()?;
     } else {
         let GpuPass { model, cpu, batch, caches, b, observer, .. } = cx;
-        CpuPass { model, cpu, batch, caches: caches.host, observer: *observer }.logits(b);
+        let mut pass = CpuPass { model, cpu, batch, caches: caches.host, observer: *observer };
+        pass.outputs(b);
+        pass.logits(b);
     }
     cx.note_last_states()?;
     cx.b.events.timing.head_ns = nanos_since(start);

@@ -10,6 +10,26 @@ use crate::forward::{LogitRow, Logits, TopK};
 use crate::simd::kernels;
 
 impl GpuPass<'_> {
+    /// x → normalised outputs of the rows for which the observer wants them
+    pub fn outputs(&mut self) -> Result<()> {
+        let n_embd = self.hyper().n_embd;
+        for segment in self.segments() {
+            let n = self.observer.n_outputs(segment.segment.session).min(segment.n());
+            if n == 0 {
+                continue;
+            }
+            let rows = 4 * (segment.rows.end - n) * n_embd..4 * segment.rows.end * n_embd;
+            let (stream, x, to) = (self.stream(), self.x().slice(rows), &mut self.b.x);
+            self.state.staging.download(stream, &[x], &mut |_, bytes| floats(bytes, to))?;
+            self.wait_for_peers()?;
+            let h = &mut self.b.h[..n * n_embd];
+            self.model.norm(self.cpu, &self.model.weights.output_norm, &self.b.x, h);
+            let position = segment.segment.past + segment.n() - n;
+            self.observer.outputs(segment.segment.session, position, h);
+        }
+        Ok(())
+    }
+
     /// output norm, output head
     pub fn logits(&mut self) -> Result<()> {
         let wanted: Vec<LogitRow> = self.batch.logit_rows().collect();
