@@ -79,8 +79,7 @@ mod tests {
     };
 
     fn missing(tokens: &[u32]) -> Vec<Missing> {
-        let missing =
-            |(expert, n): (usize, &u32)| Missing { expert: expert as u32, n_tokens: f64::from(*n) };
+        let missing = |(expert, n): (usize, &u32)| Missing::whole(expert as u32, f64::from(*n));
         tokens.iter().enumerate().map(missing).collect()
     }
 

@@ -10,7 +10,7 @@ pub struct Timer {
     pub cpu_token_ns: f64,
     /// b
     pub cpu_start_ns: f64,
-    /// t_L: loading one expert. Loads go one after another.
+    /// t_L: loading one whole expert. Loads go one after another.
     pub load_ns: f64,
     /// How long a load that has begun keeps a demand waiting: the time of a granule, or `load_ns`
     /// where experts are loaded whole (PreScope, Premise 3).
@@ -25,13 +25,28 @@ impl Timer {
     }
 }
 
-/// An expert that is neither on the GPU nor being loaded.
+/// An expert that is not on the GPU as a whole, nor being loaded.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Missing {
     /// Within its layer.
     pub expert: u32,
     /// Tokens of the batch that need it, or are predicted to: finite and positive.
     pub n_tokens: f64,
+    /// The part of it that a load would bring, above 0 and at most 1: its leading granules may be
+    /// on the GPU (MoEpic, section 4).
+    pub part: f64,
+}
+
+impl Missing {
+    /// One that is missing as a whole.
+    pub fn whole(expert: u32, n_tokens: f64) -> Missing {
+        Missing { expert, n_tokens, part: 1.0 }
+    }
+
+    /// Tokens for the time of a whole load.
+    pub fn weight(&self) -> f64 {
+        self.n_tokens / self.part
+    }
 }
 
 /// Experts that are predicted for a following MoE layer.
@@ -87,7 +102,7 @@ pub trait Placement: Send {
     fn place(&mut self, view: &View, out: &mut Schedule);
 }
 
-/// By tokens; of equals the higher id first, so that the lower counts as heavier.
+/// By weight; of equals the higher id first, so that the lower counts as heavier.
 pub fn sort_ascending(missing: &mut [Missing]) {
-    missing.sort_by(|a, b| a.n_tokens.total_cmp(&b.n_tokens).then(b.expert.cmp(&a.expert)));
+    missing.sort_by(|a, b| a.weight().total_cmp(&b.weight()).then(b.expert.cmp(&a.expert)));
 }

@@ -113,9 +113,9 @@ impl PrefetchPlanner {
             let latest = self.forecast.latest().iter();
             let missing = latest.filter(|p| p.expert.layer == layer && lacks(p.expert));
             predicted.missing.clear();
-            predicted.missing.extend(missing.map(|p| Missing {
-                expert: p.expert.expert,
-                n_tokens: f64::from(p.priority).clamp(LEAST_TOKENS, 1.0),
+            predicted.missing.extend(missing.map(|p| {
+                let n_tokens = f64::from(p.priority).clamp(LEAST_TOKENS, 1.0);
+                Missing::whole(p.expert.expert, n_tokens)
             }));
         }
     }

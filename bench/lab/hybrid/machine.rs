@@ -168,7 +168,7 @@ impl<'a> Machine<'a> {
                 self.counters.n_prefetched += 1;
                 landing.push((at, n as usize));
             } else {
-                current.push(Missing { expert: id.1, n_tokens: f64::from(n) });
+                current.push(Missing::whole(id.1, f64::from(n)));
                 continue;
             }
             on_gpu.insert(id);
@@ -188,7 +188,7 @@ impl<'a> Machine<'a> {
             let id = (l, *expert as u32);
             **n > 0.0 && !self.resident.contains(&id) && !self.brought.contains_key(&id)
         });
-        let missing = |(e, n): (usize, &f32)| Missing { expert: e as u32, n_tokens: f64::from(*n) };
+        let missing = |(e, n): (usize, &f32)| Missing::whole(e as u32, f64::from(*n));
         experts.map(missing).collect()
     }
 

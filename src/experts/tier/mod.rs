@@ -201,6 +201,11 @@ impl Tier {
         self.lock().state.is_whole(expert)
     }
 
+    /// The part of an expert's granules that is not in memory, from 0 to 1.
+    pub fn missing_part(&self, expert: Expert) -> f64 {
+        self.lock().state.missing_part(expert)
+    }
+
     /// Whether a demand waits for an expert, or will.
     pub fn is_demanded(&self, expert: Expert) -> bool {
         self.lock().state.is_demanded(expert)

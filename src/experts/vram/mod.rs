@@ -239,6 +239,11 @@ impl VramTier {
         self.core().tier.is_whole(Expert { layer: layer as u32, expert })
     }
 
+    /// The part of an expert that a load would bring, from 0 to 1.
+    pub fn missing_part(&self, layer: usize, expert: u32) -> f64 {
+        self.core().tier.missing_part(Expert { layer: layer as u32, expert })
+    }
+
     // ---- demand ----
 
     /// Pins `experts` (distinct) and queues loads of what is missing.

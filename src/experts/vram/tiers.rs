@@ -53,8 +53,9 @@ impl VramTiers {
         self.get(self.device(layer, expert)).expect("the owner of an expert has a tier")
     }
 
-    pub fn is_whole(&self, layer: usize, expert: u32) -> bool {
-        self.vram(layer, expert).is_whole(layer, expert)
+    /// The part of an expert that a load would bring.
+    pub fn missing_part(&self, layer: usize, expert: u32) -> f64 {
+        self.vram(layer, expert).missing_part(layer, expert)
     }
 
     /// See `VramTier::unpin_layer`, of each.

@@ -104,6 +104,12 @@ impl State {
         self.table.get(self.table.index(expert)).is_whole()
     }
 
+    /// The part of an expert's granules that has not landed, from 0 to 1.
+    pub fn missing_part(&self, expert: Expert) -> f64 {
+        let entry = self.table.get(self.table.index(expert));
+        (entry.n_granules - entry.resident) as f64 / entry.n_granules as f64
+    }
+
     /// Appends the status of each of the layer's experts.
     pub fn report(&self, layer: usize, out: &mut Vec<ExpertStatus>) {
         out.extend(self.experts_of(layer).map(|e| ExpertStatus::of(self.table.get(e))));

@@ -103,12 +103,13 @@ impl HybridMoe {
         };
         self.missing.clear();
         for (slot, &expert) in self.all.experts.iter().enumerate() {
-            if tiers.is_whole(l, expert) {
+            let part = tiers.missing_part(l, expert);
+            if part == 0.0 {
                 self.batches[tiers.device(l, expert)].experts.push(expert);
                 continue;
             }
             let n_tokens = self.all.pairs(slot).len() as f64;
-            self.missing.push(Missing { expert, n_tokens });
+            self.missing.push(Missing { expert, n_tokens, part });
         }
         if self.missing.is_empty() {
             return;

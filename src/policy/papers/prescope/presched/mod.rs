@@ -17,6 +17,9 @@
 //! - Q4: where the cut holds nothing of the next layer, the layer after it is looked at in the
 //!   same way, its gap lengthened by what the CPU will do for the layer between.
 //!
+//! If leading granules of an expert are on the GPU, its load brings the rest and takes that part of
+//! t_L; S is ordered by tokens for the time of a whole load.
+//!
 //! The paper does not prefetch experts that the cut leaves to the CPU. If loads give way to demand,
 //! an idle link may as well bring them, so the engine fills the gap with those too, nearest layers
 //! first (`PreSched::filling`).
@@ -46,8 +49,8 @@ impl Placement for PreSched {
         let n_upload = uploads(timer, view.delay_ns, &self.current, worth);
         out.split(&self.current, n_upload);
         // Q2
-        let link_ns = view.delay_ns + n_upload as f64 * timer.load_ns;
-        let on_cpu = &self.current[..self.current.len() - n_upload];
+        let (on_cpu, on_gpu) = self.current.split_at(self.current.len() - n_upload);
+        let link_ns = view.delay_ns + link_ns(timer, on_gpu);
         let gap_ns = (cpu_ns(timer, on_cpu) - link_ns).max(0.0) + timer.attention_ns;
         self.prefetch(view, gap_ns, out);
     }
@@ -97,12 +100,12 @@ impl PreSched {
         // Of equals what is only predicted counts as lighter.
         self.merged.extend(self.ahead.iter().map(|m| (*m, true)));
         self.merged.extend(self.current.iter().map(|m| (*m, false)));
-        self.merged.sort_by(|a, b| a.0.n_tokens.total_cmp(&b.0.n_tokens));
+        self.merged.sort_by(|a, b| a.0.weight().total_cmp(&b.0.weight()));
         let timer = &view.timer;
         let mut sum: f64 = self.merged.iter().map(|(m, _)| timer.cpu_ns(m.n_tokens)).sum();
-        let (mut n_current, mut n_ahead) = (0, 0);
+        let (mut n_current, mut n_ahead, mut loads) = (0, 0, 0.0);
         for (missing, is_ahead) in self.merged.iter().rev() {
-            let loads = (n_current + n_ahead + 1) as f64;
+            loads += missing.part;
             if view.delay_ns + loads * timer.load_ns >= sum {
                 break;
             }
@@ -117,11 +120,15 @@ fn cpu_ns(timer: &Timer, missing: &[Missing]) -> f64 {
     missing.iter().map(|m| timer.cpu_ns(m.n_tokens)).sum()
 }
 
+fn link_ns(timer: &Timer, missing: &[Missing]) -> f64 {
+    missing.iter().map(|m| m.part * timer.load_ns).sum()
+}
+
 /// Eq. 5: of the `worth` heaviest of the layer, those that it would upload by itself.
 fn uploads(timer: &Timer, delay_ns: f64, ascending: &[Missing], worth: usize) -> usize {
     let n = ascending.len();
     let pays = |uploads: usize| {
-        let link_ns = delay_ns + uploads as f64 * timer.load_ns;
+        let link_ns = delay_ns + link_ns(timer, &ascending[n - uploads..]);
         link_ns < cpu_ns(timer, &ascending[..n - uploads + 1])
     };
     (1..=worth).take_while(|uploads| pays(*uploads)).count()

@@ -17,8 +17,7 @@ fn layer_of(tokens: &[u32], p_hit: f64) -> PredictedLayer {
 }
 
 fn missing(tokens: &[u32]) -> Vec<Missing> {
-    let missing =
-        |(expert, n): (usize, &u32)| Missing { expert: expert as u32, n_tokens: f64::from(*n) };
+    let missing = |(expert, n): (usize, &u32)| Missing::whole(expert as u32, f64::from(*n));
     tokens.iter().enumerate().map(missing).collect()
 }
 
@@ -36,9 +35,12 @@ fn layer() -> impl Strategy<Value = Vec<u32>> {
     prop::collection::vec(1u32..40, 0..12)
 }
 
+fn of_experts<'a>(missing: &'a [Missing], experts: &[u32]) -> Vec<&'a Missing> {
+    experts.iter().map(|e| missing.iter().find(|m| m.expert == *e).unwrap()).collect()
+}
+
 fn tokens_of(missing: &[Missing], experts: &[u32]) -> Vec<f64> {
-    let of = |e: &u32| missing.iter().find(|m| m.expert == *e).unwrap().n_tokens;
-    experts.iter().map(of).collect()
+    of_experts(missing, experts).iter().map(|m| m.n_tokens).collect()
 }
 
 /// The layer's time by the placement's own costs.
@@ -47,21 +49,27 @@ fn makespan(view: &View, schedule: &Schedule) -> f64 {
     let cpu: f64 = cpu.into_iter().map(|n| view.timer.cpu_ns(n)).sum();
     match schedule.upload.len() {
         0 => cpu,
-        n => cpu.max(view.delay_ns + n as f64 * view.timer.load_ns),
+        _ => {
+            let loads = of_experts(view.current, &schedule.upload);
+            let loads: f64 = loads.iter().map(|m| m.part).sum();
+            cpu.max(view.delay_ns + loads * view.timer.load_ns)
+        }
     }
 }
 
 proptest! {
     #[test]
     fn schedules_are_sound(
-        current in layer(),
+        current in prop::collection::vec((1u32..40, 1u32..=4), 0..12),
         predicted in prop::collection::vec(layer(), 0..3),
         delay_ns in 0.0f64..150.0,
         p_hit in 0.0f64..=1.0,
         load_ns in 10.0f64..500.0,
         attention_ns in 0.0f64..300.0,
     ) {
-        let current = missing(&current);
+        let (tokens, quarters): (Vec<u32>, Vec<u32>) = current.into_iter().unzip();
+        let mut current = missing(&tokens);
+        current.iter_mut().zip(quarters).for_each(|(m, n)| m.part = f64::from(n) / 4.0);
         let predicted: Vec<_> = predicted.iter().map(|layer| layer_of(layer, p_hit)).collect();
         let timer = Timer { load_ns, granule_ns: load_ns, attention_ns, ..TIMER };
         let view = View { timer, current: &current, predicted: &predicted, delay_ns };
@@ -77,8 +85,8 @@ proptest! {
         experts.sort_unstable();
         prop_assert_eq!(experts, everything);
         // An expert heavier than an uploaded one is uploaded too, and before it.
-        let by_weight = tokens_of(&current, &[&schedule.upload[..], &schedule.cpu].concat());
-        prop_assert!(by_weight.is_sorted_by(|a, b| a >= b));
+        let by_weight = of_experts(&current, &[&schedule.upload[..], &schedule.cpu].concat());
+        prop_assert!(by_weight.is_sorted_by(|a, b| a.weight() >= b.weight()));
         prop_assert!(makespan(&view, &schedule) <= makespan(&view, &all_on_cpu));
         check_prefetch(&view, &schedule)?;
     }
@@ -200,4 +208,21 @@ fn a_layer_that_needs_nothing_is_looked_past() {
     // Only so far.
     let predicted = [1, 1, 40].map(|n_tokens| layer_of(&[n_tokens], 0.9));
     assert_eq!(place(&mut PreSched::default(), &view(&[], &predicted)).prefetch, []);
+}
+
+/// Half a load brings the rest of an expert that is half there.
+#[test]
+fn experts_that_are_there_in_part_are_loaded_before_whole_ones() {
+    let placed = |parts: [f64; 2]| {
+        let mut current = missing(&[9, 10]); // 110 and 120 on the CPU
+        current.iter_mut().zip(parts).for_each(|(m, part)| m.part = part);
+        let schedule = place(&mut PreSched::default(), &view(&current, &[]));
+        (schedule.upload, schedule.cpu)
+    };
+    // 100 < 230, but not 200 < 110.
+    assert_eq!(placed([1.0, 1.0]), (vec![1], vec![0]));
+    // 50 < 230, but not 150 < 120.
+    assert_eq!(placed([0.5, 1.0]), (vec![0], vec![1]));
+    // 25 < 230 and 75 < 110.
+    assert_eq!(placed([0.5, 0.25]), (vec![1, 0], vec![]));
 }
