@@ -3,7 +3,6 @@
     pip install --no-deps -r kernels/requirements.txt
     python kernels/build_ptx.py            # writes kernels/ptx, prints registers and spills
     python kernels/build_ptx.py --check    # compares instead of writing: exit code 1 if they differ
-    python kernels/build_ptx.py --blackwell    # also reports 10.0 and 12.0, where products spill
 
 kernels/ptx/modules.rs is the table of the files: the kernels of each, and the digest of the
 sources that it was compiled from.
@@ -33,11 +32,10 @@ PTX = KERNELS / "ptx"
 TABLE = PTX / "modules.rs"
 # Compute capabilities, 75 for 7.5.
 TARGET = 75
-# From 8.0 on, one instruction multiplies two fragments of halves; 7.5 needs two.
-VARIANTS = {"attention_prompt": [80]}
-ARCHITECTURES = [75, 80, 86, 89, 90]
-# Reported on request: their integer products spill (matmul, expert).
-BLACKWELL = [100, 120]
+# From 8.0 on, one instruction multiplies two fragments of halves, where 7.5 needs two,
+# and of integers, where 7.5 needs four.
+VARIANTS = {"attention_prompt": [80], "matmul": [80]}
+ARCHITECTURES = [75, 80, 86, 89, 90, 100, 120]
 # Registers of a multiprocessor of any of them; a warp takes a multiple of 8 for each thread.
 REGISTERS = 65536
 # Only fmaf() is a fused multiply-add. Divisions and roots are rounded correctly by default.
@@ -191,17 +189,23 @@ def threads_of(ptx):
     return {e.split("(")[0]: int(bound(e)[1]) if bound(e) else 1024 for e in entries}
 
 
+def devices(targets, target):
+    """The architectures that load the PTX for `target`: the newest that they can."""
+    newest = lambda architecture: max(t for t in targets if t <= architecture)
+    return [a for a in ARCHITECTURES if newest(a) == target]
+
+
 def build(job):
     """A file's PTX for a target, the rows of the table, and what is wrong with its kernels."""
     source, target, architectures = job
     ptx = tidy(Nvrtc().compile(source, target), source)
     threads, ptxas = threads_of(ptx), wheel("*/bin/ptxas")
     rows, faults = [], []
-    for architecture in [a for a in architectures if a >= target]:
+    for architecture in architectures:
         for name, registers, stack, spilled, shared in usage(ptxas, ptx, architecture):
             numbers = f"{registers:9} {stack:6} {spilled:8} {shared:7}"
             rows.append(f"{name:36} {target:6} {architecture:6} {numbers}")
-            if spilled and architecture not in BLACKWELL:
+            if spilled:
                 faults.append(f"{name} of {target} spills {spilled} bytes on {architecture}")
             if threads[name] * (registers + 7 & ~7) > REGISTERS:
                 what = f"{threads[name]} threads of {registers} registers"
@@ -236,12 +240,10 @@ def differences(modules, text):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="compare with the committed files")
-    parser.add_argument("--blackwell", action="store_true", help="report 10.0 and 12.0 as well")
-    args = parser.parse_args()
-    check, reported = args.check, ARCHITECTURES + BLACKWELL * args.blackwell
+    check = parser.parse_args().check
     sources = sorted(KERNELS.glob("*.cu"))
     targets = lambda source: [TARGET, *VARIANTS.get(source.stem, [])]
-    jobs = [(s, target, reported) for s in sources for target in targets(s)]
+    jobs = [(s, target, devices(targets(s), target)) for s in sources for target in targets(s)]
     modules, faults = {}, []
     print(f"{'kernel':36} {'target':6} {'sm':6} registers  stack  spilled  shared")
     with ProcessPoolExecutor() as pool:

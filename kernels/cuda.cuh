@@ -6,7 +6,9 @@
 // On the GPU a kernel has one parameter for each field of its struct. build_ptx.py defines, for a
 // struct XParams, PARAMETERS_XParams (Address<float> x, u32 n) and FIELDS_XParams (x, n). With the
 // struct itself as parameter, NVRTC 12.0 knows nothing of __restrict__ and needs more registers: 58
-// instead of 48 for matvec_q4_k on sm_86. Blocks larger than MAX_THREADS fail to launch.
+// instead of 48 for matvec_q4_k on sm_86. Blocks larger than MAX_THREADS fail to launch; with
+// AT_LEAST(n, MAX_THREADS) in its place, the registers are enough for n blocks a multiprocessor.
+#define AT_LEAST(BLOCKS, MAX_THREADS) MAX_THREADS, BLOCKS
 #define KERNEL(NAME, MAX_THREADS, PARAMS)                                              \
     static __device__ __forceinline__ void NAME##_body(const PARAMS& p);               \
     extern "C" __global__ void __launch_bounds__(MAX_THREADS)                          \
@@ -86,9 +88,15 @@ __device__ __forceinline__ void mma_f16(float (&d)[4], const u32 (&a)[4], const 
 // d += a (16x32, i8, rows) * b (32x8, i8, columns), exact; fragments as PTX's mma.m16n8k32 has
 // them: with group = lane/4 and quad = 4*(lane%4), a[0] holds row `group`, columns quad ... quad+3
 // (lowest byte first); a[1] row group+8; a[2] and a[3] the same rows, columns + 16; b[0] rows
-// quad ... quad+3 of column `group`, b[1] rows + 16; d as in mma_f16. In Turing's quarters on all
-// devices: with the whole instruction of Ampere, matmul.cu spills 4 of its 128 registers.
+// quad ... quad+3 of column `group`, b[1] rows + 16; d as in mma_f16. From 10.0 on a device computes
+// each of Turing's quarters as a half.
 __device__ __forceinline__ void mma_s8(i32 (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+#if __CUDA_ARCH__ >= 800
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
 #pragma unroll
     for (u32 part = 0; part < 4; part++) {
         u32 half = part % 2;
@@ -96,6 +104,7 @@ __device__ __forceinline__ void mma_s8(i32 (&d)[4], const u32 (&a)[4], const u32
             : "+r"(d[2 * half]), "+r"(d[2 * half + 1])
             : "r"(a[part]), "r"(b[part / 2]));
     }
+#endif
 }
 
 // Four 8x8 matrices of 16-bit elements: thread i gives the address of row i%8 of matrix i/8 (16

@@ -196,7 +196,7 @@ __device__ __forceinline__ void down(const DownParams& p) {
 
 #define EXPERT(NAME, F)                                                        \
     KERNEL(expert_gate_up_##NAME, THREADS, GateUpParams) { gate_up<F>(p); }    \
-    KERNEL(expert_down_##NAME, THREADS, DownParams) { down<F>(p); }
+    KERNEL(expert_down_##NAME, AT_LEAST(3, THREADS), DownParams) { down<F>(p); }
 
 FOR_EACH_FORMAT(EXPERT)
 FOR_EACH_FLOAT(EXPERT)

@@ -52,7 +52,7 @@ __device__ __forceinline__ void head_products(const HeadProductsParams& p) {
 }
 
 #define HEADS(NAME, F) \
-    KERNEL(head_products_##NAME, THREADS, HeadProductsParams) { head_products<F>(p); }
+    KERNEL(head_products_##NAME, AT_LEAST(3, THREADS), HeadProductsParams) { head_products<F>(p); }
 
 FOR_EACH_FORMAT(HEADS)
 FOR_EACH_FLOAT(HEADS)

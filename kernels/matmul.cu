@@ -19,8 +19,10 @@
 // A block of 256 threads makes 64 rows of 64 (32) tokens: each thread decodes a part of a row's
 // block into shared memory, then each of 8 warps multiplies 16 rows with half of the tokens. The
 // format is decoded once for 64 tokens; for each tensor-core instruction of 4096 products there
-// are about four to scale its results and one to load factors. Shared memory is 38 KB or less, and
-// rows of a tile lie 272 bytes apart, which keeps load_matrices free of bank conflicts.
+// are about four to scale its results and one to load factors. Shared memory is 48 KB or less, and
+// rows of a tile lie 272 bytes apart, which keeps load_matrices free of bank conflicts. Two blocks
+// leave 128 registers a thread, and the sums of a wide tile are 80: so what a multiplying loop does
+// not use lies in shared memory, and no result is added up under a condition of its own.
 // Expected bytes: the weights once for 64 (32) tokens, from L2 after the first time; each token's
 // activations once for 64 rows.
 #include "quant/formats.cuh"
@@ -28,13 +30,6 @@
 
 static constexpr u32 THREADS = 256;
 static constexpr u32 ROWS = 64;
-
-// Two blocks a multiprocessor: one decodes while the other multiplies.
-#if defined(__CUDACC__)
-#define TWO_BLOCKS THREADS, 2
-#else
-#define TWO_BLOCKS THREADS
-#endif
 
 struct MatmulParams {
     // One matrix [n_rows, n_cols] of blocks without gaps. Null where `matrices` is not.
@@ -73,7 +68,7 @@ static_assert(sizeof(MatmulParams) == 104);
 struct Product {
     Global<const u8> weights;
     u32 n_rows, n_cols;
-    Tokens x;
+    Shared<const Tokens> x;
     // The tile's.
     u32 first_row, first_token;
 };
@@ -83,6 +78,10 @@ struct Product {
 static constexpr u32 WIDE_TOKENS = 64;
 // Eight tokens each, of a warp: half of the tile.
 static constexpr u32 WIDE_NS = WIDE_TOKENS / 2 / 8;
+
+// Values whose products are scaled together: all, where a code is stored times its scale.
+template <class F>
+static constexpr u32 SUB = F::FOLDS ? 256 : F::SUB;
 
 struct WideTile {
     Shared<u8> codes, tokens;
@@ -108,8 +107,12 @@ __device__ __forceinline__ void fill_wide(const WideTile& tile, const Product& p
 #pragma unroll
     for (u32 c = 0; c < 4; c++) {
         u32 chunk = F::chunk(part, c);
+        if constexpr (F::FOLDS) {
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) w.q[4 * c + i] *= static_cast<u32>(w.scale[c]);
+        }
         store_chunk(tile.codes, row, chunk, w.q + 4 * c);
-        if constexpr (F::SUB < 256) tile.scales[16 * row + chunk] = static_cast<i8>(w.scale[c]);
+        if constexpr (SUB<F> < 256) tile.scales[16 * row + chunk] = static_cast<i8>(w.scale[c]);
         if constexpr (F::MINS) tile.mins[16 * row + chunk] = static_cast<i8>(w.min[c]);
     }
     if (part == 0) {
@@ -117,14 +120,14 @@ __device__ __forceinline__ void fill_wide(const WideTile& tile, const Product& p
         if constexpr (F::MINS) tile.dmin[row] = dmin;
     }
     hold_loads();
-    fill_tokens<256, THREADS>(tile.tokens, p.x, p.first_token, WIDE_TOKENS, 256 * b, p.n_cols);
+    Tokens x = p.x[0];
+    fill_tokens<256, THREADS>(tile.tokens, x, p.first_token, WIDE_TOKENS, 256 * b, p.n_cols);
     hold_loads();
     // Four threads a token, with four sums each.
     u32 t = threadIdx.x / 4, quarter = threadIdx.x % 4, high = 0, low = 0;
     float scale = 0.0f;
-    if (p.first_token + t < p.x.n) {
-        u32 record = p.x.record(p.first_token + t);
-        Acts<256> acts(p.x.records, p.x.cols, record, p.x.first_col + 256 * b);
+    if (p.first_token + t < x.n) {
+        Acts<256> acts(x.records, x.cols, x.record(p.first_token + t), x.first_col + 256 * b);
         scale = acts.scale(0);
 #pragma unroll
         for (u32 i = 0; i < 4; i++) {
@@ -160,7 +163,7 @@ __device__ __forceinline__ void wide_isums(i32 (&isum)[WIDE_NS][4], const WideTi
     for (u32 j = 0; j < 8; j++) {
         u32 a[4], b[4];
         load_rows(a, tile.codes, row, 32 * j);
-        if constexpr (F::SUB == 16) {
+        if constexpr (SUB<F> == 16) {
 #pragma unroll
             for (u32 half = 0; half < 2; half++) {
                 load_tokens_half(b, tile.tokens, token, 32 * j + 16 * half);
@@ -172,12 +175,11 @@ __device__ __forceinline__ void wide_isums(i32 (&isum)[WIDE_NS][4], const WideTi
                     mma_s8_half(dot, a[2 * half], a[2 * half + 1], b[n]);
                     add_scaled(isum[n], dot, upper, lower);
                 }
-                hold_loads();
             }
             continue;
         }
         i32 upper = 1, lower = 1;
-        if constexpr (F::SUB == 32) {
+        if constexpr (SUB<F> == 32) {
             upper = tile.scales[16 * (row + group) + 2 * j];
             lower = tile.scales[16 * (row + group + 8) + 2 * j];
         }
@@ -185,7 +187,7 @@ __device__ __forceinline__ void wide_isums(i32 (&isum)[WIDE_NS][4], const WideTi
         for (u32 n = 0; n < WIDE_NS; n++) {
             if (n % 2 == 0) load_tokens(b, tile.tokens, token + 8 * n, 32 * j);
             const u32 own[2] = {b[n % 2 * 2], b[n % 2 * 2 + 1]};
-            if constexpr (F::SUB == 32) {
+            if constexpr (SUB<F> == 32) {
                 i32 dot[4] = {0, 0, 0, 0};
                 mma_s8(dot, a, own);
                 add_scaled(isum[n], dot, upper, lower);
@@ -196,17 +198,16 @@ __device__ __forceinline__ void wide_isums(i32 (&isum)[WIDE_NS][4], const WideTi
     }
 }
 
-// imins of 16 rows and the eight tokens from `token` on.
+// imins of 16 rows and the eight tokens from `token` on, which were 0.
 __device__ __forceinline__ void wide_imins(i32 (&imins)[4], const WideTile& tile, u32 row,
                                            u32 token) {
     u32 group = threadIdx.x % WARP / 4, quad = threadIdx.x % 4;
     Shared<const u32> mins = as<const u32>(tile.mins);
     u32 upper = mins[4 * (row + group) + quad], lower = mins[4 * (row + group + 8) + quad];
-    i32 high[4] = {0, 0, 0, 0}, low[4] = {0, 0, 0, 0};
-    mma_s8_half(high, upper, lower, tile.high[4 * (token + group) + quad]);
-    mma_s8_half(low, upper, lower, tile.low[4 * (token + group) + quad]);
+    mma_s8_half(imins, upper, lower, tile.high[4 * (token + group) + quad]);
 #pragma unroll
-    for (u32 i = 0; i < 4; i++) imins[i] = 128 * high[i] + low[i];
+    for (u32 i = 0; i < 4; i++) imins[i] *= 128;
+    mma_s8_half(imins, upper, lower, tile.low[4 * (token + group) + quad]);
 }
 
 // sum += the unit's share, for the results of a thread.
@@ -222,7 +223,7 @@ __device__ __forceinline__ void add_wide_unit(float (&sum)[WIDE_NS][4], const Wi
 #pragma unroll
     for (u32 n = 0; n < WIDE_NS; n++) {
         hold_loads();
-        i32 imins[4];
+        i32 imins[4] = {0, 0, 0, 0};
         if constexpr (F::MINS) wide_imins(imins, tile, row, token + 8 * n);
 #pragma unroll
         for (u32 i = 0; i < 4; i++) {
@@ -236,54 +237,64 @@ __device__ __forceinline__ void add_wide_unit(float (&sum)[WIDE_NS][4], const Wi
     }
 }
 
+// sums = values, or sums + values.
+__device__ __forceinline__ void join(float (&sums)[WIDE_NS][4], const float (&values)[WIDE_NS][4],
+                                     bool adds) {
+#pragma unroll
+    for (u32 i = 0; i < 4 * WIDE_NS; i++) {
+        float& sum = sums[i / 4][i % 4];
+        sum = adds ? sum + values[i / 4][i % 4] : values[i / 4][i % 4];
+    }
+}
+
 // out[n][i]: the results of this thread, as mma_s8 has them, for each eight tokens of its warp.
 template <class F>
 __device__ __forceinline__ void wide_product(float (&out)[WIDE_NS][4], const Product& p) {
+    // What 48 KB of shared memory have room for.
+    constexpr u32 PARKED = F::MINS ? 9 : 12;
     SHARED(uint4, codes, ROWS * TILE_STRIDE / 16);
     SHARED(uint4, tokens, WIDE_TOKENS * TILE_STRIDE / 16);
     SHARED(uint4, scales, ROWS);
-    SHARED(uint4, mins, ROWS);
+    SHARED(uint4, mins, F::MINS ? ROWS : 1);
     SHARED(float, d, ROWS);
     SHARED(float, dmin, ROWS);
     SHARED(float, token_scales, WIDE_TOKENS);
-    SHARED(u32, high, WIDE_TOKENS * 4);
-    SHARED(u32, low, WIDE_TOKENS * 4);
+    SHARED(u32, high, F::MINS ? WIDE_TOKENS * 4 : 1);
+    SHARED(u32, low, F::MINS ? WIDE_TOKENS * 4 : 1);
+    SHARED(float, parked, PARKED * THREADS);
     WideTile tile = {as<u8>(codes), as<u8>(tokens), as<i8>(scales), as<i8>(mins), d, dmin,
                      token_scales, high, low};
     u32 warp = threadIdx.x / WARP, n_units = p.n_cols / 256;
-    // Sums that wait for the other half of their pair, at each level of the tree.
-    float waiting[3][WIDE_NS][4] = {};
+    // The sums of one, two and four lanes that wait for as many others. PARKED of the last, which
+    // are touched twice a tile, are in shared memory.
+    float one[WIDE_NS][4] = {}, two[WIDE_NS][4] = {}, four[WIDE_NS][4] = {};
+#pragma unroll 1
     for (u32 pass = 0; pass < 8; pass++) {
         u32 lane = (pass & 1) << 2 | (pass & 2) | pass >> 2;
         float sum[WIDE_NS][4] = {};
+#pragma unroll 1
         for (u32 b = lane; b < n_units; b += 8) {
             __syncthreads();
             fill_wide<F>(tile, p, b);
             __syncthreads();
             add_wide_unit<F>(sum, tile, warp % 4 * 16, warp / 4 * (WIDE_TOKENS / 2));
         }
+        join(one, sum, pass & 1);
+        if ((pass & 1) == 0) continue;
+        join(two, one, pass & 2);
+        if ((pass & 2) == 0) continue;
+        if ((pass & 4) == 0) {
 #pragma unroll
-        for (u32 n = 0; n < WIDE_NS; n++) {
-#pragma unroll
-            for (u32 i = 0; i < 4; i++) {
-                float s = sum[n][i];
-                if ((pass & 1) == 0) {
-                    waiting[0][n][i] = s;
-                    continue;
-                }
-                s = waiting[0][n][i] + s;
-                if ((pass & 2) == 0) {
-                    waiting[1][n][i] = s;
-                    continue;
-                }
-                s = waiting[1][n][i] + s;
-                if ((pass & 4) == 0) {
-                    waiting[2][n][i] = s;
-                    continue;
-                }
-                out[n][i] = waiting[2][n][i] + s;
+            for (u32 i = 0; i < 4 * WIDE_NS; i++) {
+                if (i < PARKED) parked[i * THREADS + threadIdx.x] = two[i / 4][i % 4];
+                else four[i / 4][i % 4] = two[i / 4][i % 4];
             }
         }
+    }
+#pragma unroll
+    for (u32 i = 0; i < 4 * WIDE_NS; i++) {
+        float first = i < PARKED ? parked[i * THREADS + threadIdx.x] : four[i / 4][i % 4];
+        out[i / 4][i % 4] = first + two[i / 4][i % 4];
     }
 }
 
@@ -322,12 +333,13 @@ __device__ __forceinline__ void fill_narrow(const NarrowTile& tile, const Produc
         tile.d[i] = d;
         if constexpr (F::MINS) tile.dmin[i] = dmin;
     }
-    fill_tokens<F::UNIT, THREADS>(tile.tokens, p.x, p.first_token, NARROW_TOKENS, col, p.n_cols);
+    Tokens x = p.x[0];
+    fill_tokens<F::UNIT, THREADS>(tile.tokens, x, p.first_token, NARROW_TOKENS, col, p.n_cols);
     // Eight blocks of 32 a token: one each thread.
     u32 t = p.first_token + threadIdx.x / 8, at = threadIdx.x % 8;
     float scale = 0.0f, sum = 0.0f;
-    if (t < p.x.n && col + 32 * at < p.n_cols) {
-        Acts<F::UNIT> acts(p.x.records, p.x.cols, p.x.record(t), p.x.first_col + col);
+    if (t < x.n && col + 32 * at < p.n_cols) {
+        Acts<F::UNIT> acts(x.records, x.cols, x.record(t), x.first_col + col);
         scale = __ldg(acts.scales + at);
         sum = static_cast<float>(__ldg(acts.sums32 + at));
     }
@@ -341,7 +353,13 @@ __device__ __forceinline__ void add_narrow_units(float (&sum)[8][NARROW_NS][4],
                                                  const NarrowTile& tile, u32 row, u32 token) {
     constexpr u32 UNITS = TILE_COLS / F::UNIT;
     u32 group = threadIdx.x % WARP / 4, pair = threadIdx.x % 4 * 2;
-#pragma unroll
+    // Of sixteens, half where the tensor cores take quarters: 128 registers hold no more.
+#if __CUDA_ARCH__ >= 800
+    [[maybe_unused]] constexpr u32 AT_ONCE = 8;
+#else
+    [[maybe_unused]] constexpr u32 AT_ONCE = F::UNIT / 4;
+#endif
+#pragma unroll AT_ONCE
     for (u32 j = 0; j < 8; j++) {
         hold_loads();
         u32 a[4], b[4];
@@ -361,7 +379,6 @@ __device__ __forceinline__ void add_narrow_units(float (&sum)[8][NARROW_NS][4],
                 }
 #pragma unroll
                 for (u32 i = 0; i < 4; i++) {
-                    if (F::UNIT == 16 && i == 2) hold_loads();
                     float& s = sum[unit % 8][n][i];
                     u32 at = UNITS * (row + group + i / 2 * 8) + unit;
                     u32 of_token = 8 * (token + 8 * n + pair + i % 2) + j;
@@ -407,6 +424,14 @@ __device__ __forceinline__ void narrow_product(float (&out)[NARROW_NS][4], const
 
 // ---- both
 
+// Whether the block has nothing to do, which its threads all say alike. After a vote ptxas knows
+// that warps stay whole, and takes fewer registers with scales of sixteens, but more with mins.
+template <class F>
+__device__ __forceinline__ bool stops(bool has_nothing) {
+    if constexpr (F::UNIT == 256 && SUB<F> == 16) return __all_sync(FULL_WARP, has_nothing);
+    return has_nothing;
+}
+
 template <class F>
 __device__ __forceinline__ void matmul(const MatmulParams& params) {
     Global<const u64> matrices = params.matrices;
@@ -419,16 +444,22 @@ __device__ __forceinline__ void matmul(const MatmulParams& params) {
     constexpr u32 NS = WIDE ? WIDE_NS : NARROW_NS, TOKENS = WIDE ? WIDE_TOKENS : NARROW_TOKENS;
     u32 item = blockIdx.z, first = starts ? starts[item] : 0;
     u32 n = starts ? starts[item + 1] - first : params.n_tokens;
-    Product p = {params.weights, n_rows, params.n_cols, {}, blockIdx.x * ROWS, blockIdx.y * TOKENS};
+    u32 first_row = blockIdx.x * ROWS, first_token = blockIdx.y * TOKENS;
+    Product p = {params.weights, n_rows, params.n_cols, nullptr, first_row, first_token};
     if (matrices) {
         u64 address = matrices[item];
-        if (address == 0) return;
+        if (stops<F>(address == 0)) return;
         p.weights = global<const u8>(address + params.matrix_at);
     }
-    if (p.first_token >= n) return;
-    p.x = Tokens{x, x_cols, params.first_col, list ? list + first : list, n};
-    // Without a list an item's activations lie where its results do.
-    if (!list) p.x.records = x + first * static_cast<u64>(ActLayout<F::UNIT>(x_cols).bytes);
+    if (stops<F>(p.first_token >= n)) return;
+    SHARED(Tokens, tokens, 1);
+    if (threadIdx.x == 0) {
+        // Without a list an item's activations lie where its results do.
+        u64 skipped = list ? 0 : first * static_cast<u64>(ActLayout<F::UNIT>(x_cols).bytes);
+        tokens[0] = Tokens{x + skipped, x_cols, params.first_col, list ? list + first : list, n};
+    }
+    __syncthreads();
+    p.x = tokens;
     float result[NS][4];
     if constexpr (WIDE) {
         wide_product<F>(result, p);
@@ -449,6 +480,8 @@ __device__ __forceinline__ void matmul(const MatmulParams& params) {
     }
 }
 
-#define MATMUL(NAME, F) KERNEL(matmul_##NAME, TWO_BLOCKS, MatmulParams) { matmul<F>(p); }
+// Two blocks a multiprocessor: one decodes while the other multiplies.
+#define MATMUL(NAME, F) \
+    KERNEL(matmul_##NAME, AT_LEAST(2, THREADS), MatmulParams) { matmul<F>(p); }
 
 FOR_EACH_FORMAT(MATMUL)

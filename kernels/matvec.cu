@@ -130,11 +130,11 @@ __device__ __forceinline__ void float_matvec(const MatvecParams& p) {
 
 #define MATVEC(NAME, F)                                                              \
     KERNEL(matvec_##NAME, THREADS, MatvecParams) { matvec<F, 1>(p); }                \
-    KERNEL(matvec8_##NAME, THREADS, MatvecParams) { matvec<F, 8>(p); }
+    KERNEL(matvec8_##NAME, AT_LEAST(3, THREADS), MatvecParams) { matvec<F, 8>(p); }
 
 #define FLOAT_MATVEC(NAME, F)                                                        \
     KERNEL(matvec_##NAME, THREADS, MatvecParams) { float_matvec<F>(p); }             \
-    KERNEL(matvec8_##NAME, THREADS, MatvecParams) { matvec<F, 8>(p); }
+    KERNEL(matvec8_##NAME, AT_LEAST(3, THREADS), MatvecParams) { matvec<F, 8>(p); }
 
 FOR_EACH_FORMAT(MATVEC)
 FOR_EACH_FLOAT(FLOAT_MATVEC)

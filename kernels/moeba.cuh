@@ -4,6 +4,7 @@
 //
 //   struct XParams { Address<const float> x; u32 n; };      the parameters of a family of kernels
 //   KERNEL(name, max_threads, XParams) { ... p.x ... }      an entry point; `p` are its parameters
+//   AT_LEAST(n, max_threads)                               the same, n blocks a multiprocessor
 //   Global<T>, Global<const T>                             a pointer to device memory
 //   Address<T>                                             the same in parameters
 //   SHARED(T, name, n); SHARED_DYNAMIC(T, name);           arrays of a block; Shared<T> to pass on

@@ -3,7 +3,7 @@
     Module {
         source: "activate",
         compute: 75,
-        digest: "514ea8b88f570a77381846cae557762f713e7a66c13c1a8187b7367cb6d5d176",
+        digest: "573e31b47d7accbfdbe59a2d3c93ca690eb4dec0059e70e45cc0043006089943",
         kernels: &[
             "swiglu_rows",
             "swiglu_clamped_rows",
@@ -22,7 +22,7 @@
     Module {
         source: "attention",
         compute: 75,
-        digest: "9f0b579d5b63784af5c777a25f7c385e23a110b6f87b5885ad9f6d4844ce728d",
+        digest: "94d3d4144272b0a1652a9e08f8612c0c8c271d4113907ed3f409ab92c777dd1b",
         kernels: &[
             "attention_split_1",
             "attention_split_2",
@@ -36,7 +36,7 @@
     Module {
         source: "attention_prompt",
         compute: 75,
-        digest: "b3137366045e5330a3fb15136d3a7bee1544821eb3c91f8e133318c684c48658",
+        digest: "3595531b9ff1553d9af80df7e29d1af08f084255ed09d752dd0d168fd5db8c13",
         kernels: &[
             "attention_prompt_64",
             "attention_prompt_128",
@@ -47,7 +47,7 @@
     Module {
         source: "attention_prompt",
         compute: 80,
-        digest: "b3137366045e5330a3fb15136d3a7bee1544821eb3c91f8e133318c684c48658",
+        digest: "3595531b9ff1553d9af80df7e29d1af08f084255ed09d752dd0d168fd5db8c13",
         kernels: &[
             "attention_prompt_64",
             "attention_prompt_128",
@@ -58,7 +58,7 @@
     Module {
         source: "cache",
         compute: 75,
-        digest: "a04f7ed8d8b86e9ecddfe7c9450f68c836d5771a8172b67d095482143099d432",
+        digest: "254af0c6b3544a467af91da302ba4fe7e7613511bd30ce061883b179d1fff29f",
         kernels: &[
             "cache_store_f32",
             "cache_store_f16",
@@ -71,7 +71,7 @@
     Module {
         source: "delta",
         compute: 75,
-        digest: "4cf333c11747168325c125c825fe029406d3eae7d597fca31ea72314f2c83f45",
+        digest: "f16281854972a7ea7677942ae10e7d31b7ade069f5059d75558de2dd66f9bc40",
         kernels: &[
             "delta_inputs",
             "delta_past",
@@ -83,7 +83,7 @@
     Module {
         source: "embed",
         compute: 75,
-        digest: "76c87d73129d118662dc8c00b7e96f700cf78bc2a7ee330cd75548ae5a198b67",
+        digest: "f330b1cf0644c73faaea7667a147a1f4d902dc0a263a6304e2bce56e061b2c80",
         kernels: &[
             "embed_q4_0",
             "embed_q4_1",
@@ -118,7 +118,7 @@
     Module {
         source: "expert",
         compute: 75,
-        digest: "6f12eca5a45d2bc2e123c711dca5af43d6a23d871528c313cc452551c6fff3a1",
+        digest: "91607f79a0e1f0b28166c8005a08d40bda44d3e9acf76d2e40ba572a02d53036",
         kernels: &[
             "expert_gate_up_q4_0",
             "expert_down_q4_0",
@@ -181,7 +181,7 @@
     Module {
         source: "heads",
         compute: 75,
-        digest: "ec0218b7c6bd5e923474285eac0430dc5e2bf9c59bc1a058beaa24ffbfe31cd0",
+        digest: "632d4c0fd5e1724f120cb494df73cec2697bea2d3bfde5ae333d5a852e61cd10",
         kernels: &[
             "head_products_q4_0",
             "head_products_q4_1",
@@ -216,7 +216,7 @@
     Module {
         source: "matmul",
         compute: 75,
-        digest: "bb8257e5f4af63810879b7896777675f04e167fe4064ab8315bc153180a2c06b",
+        digest: "c91e83ce36eb37a8525e890d31e78fbbb1088569991cbd022b5ef46800aae5d6",
         kernels: &[
             "matmul_q4_0",
             "matmul_q4_1",
@@ -246,9 +246,41 @@
         gzip: include_bytes!("matmul.ptx.gz"),
     },
     Module {
+        source: "matmul",
+        compute: 80,
+        digest: "c91e83ce36eb37a8525e890d31e78fbbb1088569991cbd022b5ef46800aae5d6",
+        kernels: &[
+            "matmul_q4_0",
+            "matmul_q4_1",
+            "matmul_q5_0",
+            "matmul_q5_1",
+            "matmul_q8_0",
+            "matmul_q8_1",
+            "matmul_q2_k",
+            "matmul_q3_k",
+            "matmul_q4_k",
+            "matmul_q5_k",
+            "matmul_q6_k",
+            "matmul_iq1_s",
+            "matmul_iq1_m",
+            "matmul_iq2_xxs",
+            "matmul_iq2_xs",
+            "matmul_iq2_s",
+            "matmul_iq3_xxs",
+            "matmul_iq3_s",
+            "matmul_iq4_nl",
+            "matmul_iq4_xs",
+            "matmul_tq1_0",
+            "matmul_tq2_0",
+            "matmul_mxfp4",
+            "matmul_nvfp4",
+        ],
+        gzip: include_bytes!("matmul.sm_80.ptx.gz"),
+    },
+    Module {
         source: "matvec",
         compute: 75,
-        digest: "dbe53402f5545cfca20750719dd209b8826e4f950aa0650a623bfff5b880ad9a",
+        digest: "d0c38ba37337d764f107920a31baef8bb39353963213ef0d9e3cb204b71f6c93",
         kernels: &[
             "matvec_q4_0",
             "matvec8_q4_0",
@@ -310,7 +342,7 @@
     Module {
         source: "norm",
         compute: 75,
-        digest: "862df70b081ac8b69301b47af509c011c88f0133185eb8a6f36ee85780b7690b",
+        digest: "1b08e080df482f5a90c959f9aacd350f4d6e2755e58c498aa63e20d2fe207cc0",
         kernels: &[
             "rms_norm",
             "rms_norm_in_place",
@@ -322,7 +354,7 @@
     Module {
         source: "quantize",
         compute: 75,
-        digest: "6d913a00666471cf567a2ba12d85d155cded025187565b14010b49fb8d240a44",
+        digest: "09a96fbad9d4bf1cfed81709e0fec1c6383421353b45ff901752fa2dcad46cce",
         kernels: &[
             "quantize_q8_0",
             "quantize_q8_k",
@@ -333,7 +365,7 @@
     Module {
         source: "rope",
         compute: 75,
-        digest: "fd1a4b80a10cf4b0bb2d1283556ab9973b9add7ba91d9fdf9164d3249332b613",
+        digest: "baf11f9de0cc8a955020e1c75a283deb26d91a97cbb810e4d599c25ec748156a",
         kernels: &[
             "rope",
         ],
@@ -342,7 +374,7 @@
     Module {
         source: "router",
         compute: 75,
-        digest: "7f093f74fbe951a09bdccd846590ce38ee5c4f3c1e3f5e7f30d5da57a4f04cab",
+        digest: "a1ac5229caf120209b4361cf366b96bbf2d84c7ac3526e2d47dc1b6c09f83a07",
         kernels: &[
             "route",
         ],
@@ -351,7 +383,7 @@
     Module {
         source: "rows",
         compute: 75,
-        digest: "98287d232d6468b0550e1eb9ebc51bdb9be9b9e1c1badc35e8b2de3dd1cdebe2",
+        digest: "aa6442828ef218f79bb695ea01bce246e669537cbadae946f42ee1394b8793fa",
         kernels: &[
             "copy_columns",
             "mul_sigmoid",
@@ -368,7 +400,7 @@
     Module {
         source: "sample",
         compute: 75,
-        digest: "18ff80d25b8987ec74de65408b2b8dd1563ed9463809a87107c16c36e229cf84",
+        digest: "d83f4eefb0fa8b590ea453e70c7b699e512227c1b5a784803fac4d5518d5f184",
         kernels: &[
             "top_k_logits",
             "top_k_keys",
@@ -378,7 +410,7 @@
     Module {
         source: "slots",
         compute: 75,
-        digest: "c99e0cf90af2487d46270c83b001d2069a6804461d16dbae472c6d4894d019cd",
+        digest: "2bae65e7e15209437ee8683c3488497061241cd3ddac6b684b0e2bcc814aef3d",
         kernels: &[
             "resolve_slots",
             "post_route",

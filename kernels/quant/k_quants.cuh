@@ -47,6 +47,7 @@ __device__ __forceinline__ u32 two_bit_chunk(u32 p, u32 c) {
 }
 
 struct Q2_K : Wide<sizeof(BlockQ2K), 16, true> {
+    static constexpr bool FOLDS = true;
     static __device__ __forceinline__ u32 chunk(u32 p, u32 c) { return two_bit_chunk(p, c); }
     static __device__ __forceinline__ float d(Global<const u8> block, u32) {
         return load_f16(block + OFFSET(BlockQ2K, d));

@@ -14,6 +14,7 @@
 //     UNIT, PARTS    values of a unit; parts of a block
 //     MINS           whether there are mins
 //     SUB            values that share an integer scale; UNIT where there is none
+//     FOLDS          whether scale·code of each byte is below 128 and neither is negative
 //     d(block, p), dmin(block)      of the unit that part p lies in
 //     part(block, p, out)           codes, scales and mins of part p
 //     chunk(p, c)                   where in its block chunk c of part p lies, in chunks
@@ -36,7 +37,7 @@ template <u32 N_BYTES, u32 N_SUB, bool HAS_MINS>
 struct Wide {
     static constexpr u32 LEN = 256, BYTES = N_BYTES, UNIT = 256, PARTS = 4, SUB = N_SUB;
     static constexpr u32 CHUNKS = 4;
-    static constexpr bool MINS = HAS_MINS;
+    static constexpr bool MINS = HAS_MINS, FOLDS = false;
     // A block's address is a multiple of this, if the row's is.
     static constexpr u32 ALIGN = BYTES % 16 == 0 ? 16 : BYTES % 8 == 0 ? 8 : BYTES % 4 == 0 ? 4 : 2;
 
@@ -48,7 +49,7 @@ struct Wide {
 template <u32 N_BYTES, bool HAS_MINS>
 struct Narrow {
     static constexpr u32 LEN = 32, BYTES = N_BYTES, UNIT = 32, PARTS = 1, SUB = 32, CHUNKS = 2;
-    static constexpr bool MINS = HAS_MINS;
+    static constexpr bool MINS = HAS_MINS, FOLDS = false;
     static constexpr u32 ALIGN = BYTES % 4 == 0 ? 4 : BYTES % 2 == 0 ? 2 : 1;
 
     static __device__ __forceinline__ u32 chunk(u32, u32 c) { return c; }

@@ -85,7 +85,7 @@ struct MXFP4 : Narrow<sizeof(BlockMXFP4), false> {
 struct NVFP4 {
     static constexpr u32 LEN = 64, BYTES = 36, UNIT = 16, PARTS = 4, SUB = 16, CHUNKS = 1;
     static constexpr u32 ALIGN = 4;
-    static constexpr bool MINS = false;
+    static constexpr bool MINS = false, FOLDS = false;
 
     static __device__ __forceinline__ u32 chunk(u32 p, u32) { return p; }
     static __device__ __forceinline__ float dmin(Global<const u8>) { return 0.0f; }

@@ -13,6 +13,11 @@ static constexpr u32 TILE_STRIDE = TILE_COLS + 16;
 __device__ __forceinline__ void mma_s8_half(i32 (&d)[4], u32 a0, u32 a1, u32 b0) {
 #if !defined(__CUDACC__)
     mma_s8(d, {a0, a1, 0, 0}, {b0, 0});
+#elif __CUDA_ARCH__ >= 800
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 "
+        "{%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a0), "r"(a1), "r"(b0));
 #else
     asm("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0,%1}, {%2}, {%3}, {%0,%1};"
         : "+r"(d[0]), "+r"(d[1])

@@ -261,6 +261,7 @@ struct Registration {
 
 }  // namespace shim
 
+#define AT_LEAST(BLOCKS, MAX_THREADS) MAX_THREADS
 #define KERNEL(NAME, MAX_THREADS, PARAMS)                                               \
     static void NAME(const PARAMS& p);                                                  \
     static ShimKernel shim_kernel_##NAME = {                                            \
