@@ -137,6 +137,7 @@ fn check_known(config: &Json, descriptor: &Descriptor) -> Result<()> {
             Activation::Relu | Activation::ReluGated => ["relu", "relu"],
             Activation::ReluSquared => ["relu2", "relu2"],
             Activation::Gelu => ["gelu_pytorch_tanh", "gelu"],
+            Activation::Situ => ["situ", "situ"],
         };
         if !known.contains(&act) {
             return Err(config.fail("hidden_act", known[0], act));

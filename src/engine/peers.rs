@@ -102,7 +102,8 @@ impl ExpertsWork {
         let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
         self.engine.compute.with_cpu(|cpu| {
             let rows = model.experts_for_head(cpu, &self.key, &request, &mut buffers)?;
-            Ok(peers::answer(rows, model.hyper().n_embd))
+            let width = rows.len() / request.rows.len().max(1);
+            Ok(peers::answer(rows, width.max(1)))
         })
     }
 }

@@ -6,6 +6,8 @@ use crate::backend::cpu::attention::AttentionShape;
 use crate::backend::cpu::rope::RopeTable;
 use crate::backend::ops::RopeShape;
 use crate::forward::CpuPass;
+use crate::forward::block_index::BlockBuffers;
+use crate::forward::compressed::CompressedBuffers;
 use crate::forward::gated_delta::DeltaBuffers;
 use crate::forward::indexer::IndexerBuffers;
 use crate::forward::kda::KdaBuffers;
@@ -31,6 +33,8 @@ pub struct MixerBuffers {
     pub acts: ActSet,     // the input of one product after the other
     pub latent: LatentBuffers,
     pub indexer: IndexerBuffers,
+    pub blocks: BlockBuffers,
+    pub compressed: CompressedBuffers,
     pub delta: DeltaBuffers,
     pub kda: KdaBuffers,
     pub recurrent: RecurrentBuffers,
@@ -125,7 +129,24 @@ impl CpuPass<'_, '_> {
         }
         // cache
         self.store_keys_values(l, m);
+        let index = w.index.as_ref().filter(|_| self.chooses());
+        if let Some(index) = index {
+            self.index_blocks(l, index, h, m);
+        }
         // attention, each text over its own cache
+        self.attend_all(l, w, m)?;
+        self.gate_values(w, m);
+        self.attention_output(&w.output, m, y);
+        if hyper.attention_output_scale != 1.0 {
+            y.iter_mut().for_each(|y| *y *= hyper.attention_output_scale);
+        }
+        Ok(())
+    }
+
+    /// attended = attention of q, each text over its own cache.
+    fn attend_all(&mut self, l: usize, w: &AttentionWeights, m: &mut MixerBuffers) -> Result<()> {
+        let (cpu, hyper) = (self.cpu, &self.model.hyper);
+        let chooses = w.index.is_some() && self.chooses();
         let (n_head, n_head_kv) = (w.n_head, w.n_head_kv);
         m.attended.resize(self.batch.n_rows() * n_head * w.head_dim_v);
         for (rows, segment) in self.batch.segments() {
@@ -139,17 +160,21 @@ impl CpuPass<'_, '_> {
                 scale: hyper.attention_scale,
                 cap: hyper.attention_cap,
                 sinks: w.sinks.as_deref(),
-                bias: None,
+                bias: w.bias.as_ref(),
             };
             let (keys, values) = self.caches[segment.session].rows(l);
-            let q = rows_of(&m.q, &rows, n_head * w.head_dim);
-            let out = rows_of_mut(&mut m.attended, &rows, n_head * w.head_dim_v);
+            // Rows that see all positions, then those that see chosen ones.
+            let dense = match chooses {
+                false => rows.clone(),
+                true => self.rows_without_choice(&rows, segment.past),
+            };
+            let q = rows_of(&m.q, &dense, n_head * w.head_dim);
+            let out = rows_of_mut(&mut m.attended, &dense, n_head * w.head_dim_v);
             parts::attend(cpu, self.observer, shape, q, [keys, values], out)?;
-        }
-        self.gate_values(w, m);
-        self.attention_output(&w.output, m, y);
-        if hyper.attention_output_scale != 1.0 {
-            y.iter_mut().for_each(|y| *y *= hyper.attention_output_scale);
+            for row in dense.end..rows.end {
+                let n_seen = segment.past + row - rows.start + 1;
+                self.attend_blocks(l, segment.session, row, n_seen, shape, m)?;
+            }
         }
         Ok(())
     }
@@ -205,8 +230,10 @@ impl CpuPass<'_, '_> {
         let (k_width, v_width) = (m.k.len() / n, m.v.len() / n);
         for (rows, segment) in self.batch.segments() {
             let (keys, values) = self.caches[segment.session].rows_mut(layer);
-            keys.store(self.cpu, rows_of(&m.k, &rows, k_width), segment.past);
-            values.store(self.cpu, rows_of(&m.v, &rows, v_width), segment.past);
+            // An indexer's keys may be behind them.
+            let (n, n_values) = (k_width / keys.dim, v_width / values.dim);
+            keys.heads(0..n).store(self.cpu, rows_of(&m.k, &rows, k_width), segment.past);
+            values.heads(0..n_values).store(self.cpu, rows_of(&m.v, &rows, v_width), segment.past);
         }
     }
 

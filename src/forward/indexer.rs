@@ -11,6 +11,7 @@ use crate::forward::scratch::rows_of;
 use crate::model::weights::Indexer;
 use crate::simd::Floats;
 
+#[derive(Default)]
 pub struct IndexerBuffers {
     pub q: Floats,   // [rows, n_heads, dim]
     k: Floats,       // [rows, dim]
@@ -25,22 +26,6 @@ pub struct IndexerBuffers {
     gathered: RowBytes,
 }
 
-impl Default for IndexerBuffers {
-    fn default() -> Self {
-        IndexerBuffers {
-            q: Floats::default(),
-            k: Floats::default(),
-            normed: Floats::default(),
-            weights: Floats::default(),
-            scores: Vec::new(),
-            room: Vec::new(),
-            chosen: Vec::new(),
-            top_k: 0,
-            gathered: RowBytes::zeroed(0),
-        }
-    }
-}
-
 impl IndexerBuffers {
     /// Those of a text's latent rows that a row of the batch sees, in ascending order.
     pub fn seen_by<'a>(&'a mut self, cpu: &Cpu, row: usize, latent: Rows) -> Rows<'a> {
@@ -49,7 +34,7 @@ impl IndexerBuffers {
     }
 }
 
-/// The norm of keys has this, whatever the model's.
+/// The norm of keys has this, as a rule whatever the model's.
 const KEY_EPS: f32 = 1e-6;
 
 impl CpuPass<'_, '_> {
@@ -71,8 +56,10 @@ impl CpuPass<'_, '_> {
         ]);
         let [weight, bias] = &w.k_norm;
         i.normed.resize(i.k.len());
-        cpu.layer_norm_rows(&i.k, (weight, bias), KEY_EPS, &mut i.normed);
-        let shape = RopeShape { head_dim: weight.len(), offset: 0, pairing: w.pairing };
+        let own = model.descriptor.parts.indexer_eps_is_models;
+        let eps = if own { model.hyper.norm_eps } else { KEY_EPS };
+        cpu.layer_norm_rows(&i.k, (weight, bias), eps, &mut i.normed);
+        let shape = RopeShape { head_dim: weight.len(), offset: w.rope_offset, pairing: w.pairing };
         cpu.rope(&mut i.normed, shape, &m.ropes.main);
         for (rows, segment) in self.batch.segments() {
             let (_, keys) = self.caches[segment.session].rows_mut(l);
@@ -85,7 +72,7 @@ impl CpuPass<'_, '_> {
         let Some(params) = &self.model.hyper.indexer else { return };
         let (cpu, i) = (self.cpu, &mut m.indexer);
         let (n_heads, dim, top_k) = (params.n_heads, params.dim, params.top_k);
-        let shape = RopeShape { head_dim: dim, offset: 0, pairing: w.pairing };
+        let shape = RopeShape { head_dim: dim, offset: w.rope_offset, pairing: w.pairing };
         cpu.rope(&mut i.q, shape, &m.ropes.main);
         i.top_k = top_k;
         i.chosen.resize(self.batch.n_rows() * top_k, 0);

@@ -9,6 +9,7 @@ use crate::forward::CpuPass;
 use crate::forward::attention::MixerBuffers;
 use crate::forward::parts;
 use crate::forward::scratch::{rows_of, rows_of_mut};
+use crate::model::heads::LatentShape;
 use crate::model::weights::{LatentWeights, Query, Sees};
 use crate::simd::Floats;
 
@@ -16,8 +17,8 @@ use crate::simd::Floats;
 pub struct LatentBuffers {
     compressed: Floats, // [rows, rank]
     nope: Floats,       // [rows, n_head, head_dim - n_rot]
-    absorbed: Floats,   // [rows, n_head, kv_rank]
-    kv: Floats,         // [rows, kv_rank + n_rot]
+    absorbed: Floats,   // [rows, n_head, rank]
+    kv: Floats,         // [rows, rank + n_rot]
 }
 
 impl CpuPass<'_, '_> {
@@ -32,7 +33,7 @@ impl CpuPass<'_, '_> {
     ) -> Result<()> {
         let (model, cpu, n) = (self.model, self.cpu, self.batch.n_rows());
         let hyper = &model.hyper;
-        let (rank, n_head, n_rot) = (hyper.kv_rank, hyper.n_head, hyper.rope.n_rot);
+        let LatentShape { n_head, head_dim, head_dim_v, rank, n_rot } = w.shape;
         let chooses = self.chooses();
         if let (Sees::Chosen(indexer), true) = (&w.sees, chooses) {
             self.indexer_keys(l, indexer, h, m);
@@ -43,12 +44,18 @@ impl CpuPass<'_, '_> {
         self.latent_products(w, h, m);
         // RoPE of the heads' last elements, and of the row's
         let c = &mut m.latent;
-        if w.rotates {
-            let of_queries = model.rope_shape(hyper.head_dim, hyper.head_dim - n_rot);
-            cpu.rope(&mut m.q, of_queries, &m.ropes.main);
-            cpu.rope(&mut c.kv, model.rope_shape(rank + n_rot, rank), &m.ropes.main);
+        if let Some(norm) = &w.k_norm {
+            for row in c.kv.chunks_exact_mut(rank + n_rot) {
+                cpu.rms_norm_heads(&mut row[rank..], norm, hyper.norm_eps);
+            }
         }
-        cpu.rope(&mut m.q, model.rope_shape(hyper.head_dim, 0), &m.ropes.temperature);
+        if w.rotates {
+            let (of_queries, table) =
+                (model.rope_shape(head_dim, head_dim - n_rot), m.ropes.of_layer(w.slides));
+            cpu.rope(&mut m.q, of_queries, table);
+            cpu.rope(&mut c.kv, model.rope_shape(rank + n_rot, rank), table);
+        }
+        cpu.rope(&mut m.q, model.rope_shape(head_dim, 0), &m.ropes.temperature);
         // cache: the compressed part is normalised
         c.compressed.copy_from(c.kv.chunks_exact(rank + n_rot).map(|row| &row[..rank]));
         cpu.rms_norm_heads(&mut c.compressed, &w.kv_a_norm, hyper.norm_eps);
@@ -59,13 +66,13 @@ impl CpuPass<'_, '_> {
             latent.store(cpu, rows_of(&c.kv, &rows, rank + n_rot), segment.past);
         }
         // queries into the compressed space
-        let nope = hyper.head_dim - n_rot;
-        c.nope.copy_from(m.q.chunks_exact(hyper.head_dim).map(|q| &q[..nope]));
+        let nope = head_dim - n_rot;
+        c.nope.copy_from(m.q.chunks_exact(head_dim).map(|q| &q[..nope]));
         c.absorbed.resize(n * n_head * rank);
         let mats = w.k_b.mats(&model.gguf);
         m.acts.fill(cpu, Kinds::of([mats.all.ty]), n * n_head, nope, &c.nope);
         cpu.head_products(mats, m.acts.view(mats.all.ty), &mut c.absorbed);
-        let heads = c.absorbed.chunks_exact(rank).zip(m.q.chunks_exact(hyper.head_dim));
+        let heads = c.absorbed.chunks_exact(rank).zip(m.q.chunks_exact(head_dim));
         m.k.copy_from(heads.flat_map(|(absorbed, q)| [absorbed, &q[nope..]]));
         // attention among compressed rows, each text over its own cache
         if let (Sees::Chosen(indexer), true) = (&w.sees, chooses) {
@@ -73,14 +80,15 @@ impl CpuPass<'_, '_> {
         }
         self.attend_latent(l, w, m)?;
         // heads' values
-        m.attended.resize(n * n_head * hyper.head_dim_v);
+        m.attended.resize(n * n_head * head_dim_v);
         let mats = w.v_b.mats(&model.gguf);
         m.acts.fill(cpu, Kinds::of([mats.all.ty]), n * n_head, rank, &m.latent.absorbed);
         cpu.head_products(mats, m.acts.view(mats.all.ty), &mut m.attended);
         if w.gate.is_some() {
             cpu.kernels.sigmoid(&mut m.gate);
-            let heads = m.attended.chunks_exact_mut(hyper.head_dim_v).zip(&m.gate[..]);
-            heads.for_each(|(head, gate)| head.iter_mut().for_each(|x| *x *= gate));
+            let each = m.attended.len() / m.gate.len();
+            let values = m.attended.chunks_exact_mut(each).zip(&m.gate[..]);
+            values.for_each(|(values, gate)| values.iter_mut().for_each(|x| *x *= gate));
         }
         self.attention_output(&w.output, m, y);
         Ok(())
@@ -89,7 +97,7 @@ impl CpuPass<'_, '_> {
     /// Queries in `m.k` → `absorbed`, attention's output in the compressed space.
     fn attend_latent(&mut self, l: usize, w: &LatentWeights, m: &mut MixerBuffers) -> Result<()> {
         let (hyper, cpu) = (&self.model.hyper, self.cpu);
-        let (rank, n_head, n_rot) = (hyper.kv_rank, hyper.n_head, hyper.rope.n_rot);
+        let LatentShape { n_head, rank, n_rot, .. } = w.shape;
         let c = &mut m.latent;
         for (rows, segment) in self.batch.segments() {
             let shape = AttentionShape {
@@ -97,11 +105,11 @@ impl CpuPass<'_, '_> {
                 n_head_kv: 1,
                 first: segment.past,
                 all: None,
-                window: None,
+                window: w.window,
                 chunk: None,
                 cap: None,
-                scale: hyper.attention_scale,
-                sinks: None,
+                scale: w.scale,
+                sinks: w.sinks.as_deref(),
                 bias: None,
             };
             let (latent, _) = self.caches[segment.session].rows(l);
@@ -128,7 +136,7 @@ impl CpuPass<'_, '_> {
         Ok(())
     }
 
-    /// h → q [rows, n_head, head_dim] and kv [rows, kv_rank + n_rot]
+    /// h → q [rows, n_head, head_dim] and kv [rows, rank + n_rot]
     fn latent_products(&self, w: &LatentWeights, h: &[f32], m: &mut MixerBuffers) {
         let (model, cpu, n) = (self.model, self.cpu, self.batch.n_rows());
         let c = &mut m.latent;

@@ -3,6 +3,9 @@
 
 mod attention;
 pub mod batch;
+mod behind_router;
+mod block_index;
+mod compressed;
 pub mod encoder_decoder;
 mod events;
 mod gated_delta;
@@ -18,6 +21,7 @@ mod peers;
 pub mod record;
 mod recurrent;
 mod scratch;
+mod streams;
 
 pub use batch::{Batch, LogitRow, Segment, TopK, Want};
 pub use logits::Logits;
@@ -36,7 +40,7 @@ use crate::forward::record::Recorder;
 use crate::model::Model;
 use crate::model::encoder::PositionParams;
 use crate::model::kv::KvCache;
-use crate::model::weights::{FfnWeights, Layer, Linear, Mixer, Norm};
+use crate::model::weights::{FfnWeights, Layer, Linear, Mixer, Norm, Part};
 use crate::simd::FloatBuffer;
 use crate::{model::descriptor, quant};
 use encoder_decoder::add_sinusoids;
@@ -185,17 +189,25 @@ impl CpuPass<'_, '_> {
         if layer.scale != 1.0 {
             b.x.iter_mut().for_each(|x| *x *= layer.scale);
         }
+        self.end_streams(b, l);
         Ok(())
     }
 
     /// x += attention(norm(x)), or another mixer
     fn mix(&mut self, b: &mut Buffers, l: usize, layer: &Layer) -> Result<()> {
         let (model, cpu) = (self.model, self.cpu);
+        if matches!(layer.mixer, Mixer::None) {
+            return Ok(());
+        }
+        self.read_streams(b, l, Part::Mixer);
         model.norm(cpu, &layer.norm, &b.x, &mut b.h);
         match &layer.mixer {
-            Mixer::None => return Ok(()),
+            Mixer::None => {}
             Mixer::Attention(w) => self.attention(l, w, &b.h, &mut b.mixer, &mut b.y)?,
             Mixer::Latent(w) => self.latent_attention(l, w, &b.h, &mut b.mixer, &mut b.y)?,
+            Mixer::Compressed(w) => {
+                self.compressed_attention(l, w, &b.h, &mut b.mixer, &mut b.y)?;
+            }
             Mixer::Delta(w) => self.gated_delta(l, w, &b.h, &mut b.mixer, &mut b.y),
             Mixer::Kda(w) => self.kda(l, w, &b.h, &mut b.mixer, &mut b.y),
             Mixer::ShortConv(w) => self.short_conv(l, w, &b.h, &mut b.mixer, &mut b.y),
@@ -206,7 +218,7 @@ impl CpuPass<'_, '_> {
         if layer.ffn.as_ref().is_some_and(|ffn| ffn.sees_before) {
             b.before.clone_from(&b.x);
         }
-        model.add_to_stream(cpu, &layer.post_norm, 1.0, b);
+        self.feed_streams(b, l, Part::Mixer, &layer.post_norm, 1.0);
         Ok(())
     }
 
@@ -214,6 +226,7 @@ impl CpuPass<'_, '_> {
     fn feed_forward_part(&mut self, b: &mut Buffers, l: usize, ffn: &FfnWeights) -> Result<()> {
         let (model, cpu, n) = (self.model, self.cpu, self.batch.n_rows());
         let hyper = &model.hyper;
+        self.read_streams(b, l, Part::FeedForward);
         // dense branch, residual
         if let Some(branch) = &ffn.branch {
             model.norm(cpu, &branch.norm, &b.x, &mut b.h);
@@ -249,7 +262,7 @@ impl CpuPass<'_, '_> {
             b.y.copy_from_slice(&b.h);
             cpu.add(&mut b.y, &b.branch);
         }
-        model.add_to_stream(cpu, &ffn.post_norm, ffn.scale, b);
+        self.feed_streams(b, l, Part::FeedForward, &ffn.post_norm, ffn.scale);
         Ok(())
     }
 }
@@ -306,6 +319,7 @@ impl Model {
     ) -> Product<'a> {
         let out = out.with_len(n * linear.weight.rows);
         let mat = linear.weight.mat(&self.gguf);
-        Product { mat, acts: acts.view(mat.ty), bias: linear.bias.as_deref(), out }
+        let (acts, bias) = (acts.view(mat.ty), linear.bias.as_deref());
+        Product { mat, acts, bias, scale: linear.scale, out }
     }
 }

@@ -3,15 +3,15 @@
 use crate::Result;
 use crate::backend::cpu::acts::{ActSet, Kinds};
 use crate::backend::cpu::expert::{ExpertBuffers, GranuleMats};
-use crate::backend::ops::{Demand, ExpertShape, NO_EXPERT, Route};
+use crate::backend::ops::{Demand, ExpertForm, ExpertShape, NO_EXPERT, Route};
 use crate::cancel::Cancel;
 use crate::experts::peers::Remote;
 use crate::experts::{Access, Acquisition, ExpertStore, LayerPart, Resident, prefetch_pays};
 use crate::forward::events::nanos_since;
 use crate::forward::{Batch, Buffers, CpuPass, parts};
 use crate::model::Model;
-use crate::model::weights::{DenseBranch, FfnWeights, Gate, SharedExpert};
-use crate::simd::MatRef;
+use crate::model::weights::{DenseBranch, FfnWeights, Gate, OnlyScales, SharedExpert};
+use crate::simd::{Floats, MatRef};
 use std::ops::Range;
 use std::time::Instant;
 
@@ -25,10 +25,12 @@ pub struct FfnBuffers {
     pub n_own_misses: usize,
     pub work: Acquisition,
     pub expert: ExpertBuffers,
-    // Of an expert that every row goes to:
-    only_demand: Demand,
+    // Of experts that are always there:
+    pub only_demand: Demand,
     only_work: Acquisition,
-    only_gate: Vec<f32>, // [rows]
+    pub only_gate: Vec<f32>, // [rows, experts a row]
+    pub latent: Floats,      // [rows, width of narrow experts]
+    pub groups: Vec<u32>,    // [rows, adjugate experts a row]
     pub granules: GranuleList,
 }
 
@@ -65,11 +67,21 @@ impl CpuPass<'_, '_> {
     /// The router's choice for each row, by the forms of h that it reads.
     pub(super) fn route(&self, gate: &Gate, acts: &ActSet, route: &mut Route) {
         let (model, n) = (self.model, self.batch.n_rows());
-        let Gate::Router(router) = gate else { return route.dense(n) };
+        let router = match gate {
+            Gate::Router(router) => router,
+            Gate::Dense(weight) => return route.dense(n, *weight),
+        };
         let routing = &model.hyper.routing;
         (route.n_experts, route.k) = (routing.n_experts, routing.k);
         self.cpu.products([model.linear(&router.logits, acts, &mut route.probs, n)]);
-        self.cpu.route(route, &routing.choice, router.choice_bias.as_deref());
+        match &router.fixed {
+            None => self.cpu.route(route, &routing.choice, router.choice_bias.as_deref()),
+            Some(fixed) => {
+                let (tokens, k) = (self.batch.tokens(), routing.k);
+                let of_token = |t: usize| &fixed[tokens[t] as usize * k..][..k];
+                self.cpu.route_to(route, &routing.choice, of_token);
+            }
+        }
         if let Some(scales) = &router.scales {
             let chosen = route.weights.iter_mut().zip(&route.chosen);
             chosen.filter(|(_, expert)| **expert != NO_EXPERT).for_each(|(weight, expert)| {
@@ -93,7 +105,7 @@ impl CpuPass<'_, '_> {
     }
 
     fn acquire_and_compute(&mut self, l: usize, ffn: &FfnWeights, b: &mut Buffers) -> Result<()> {
-        let (model, cpu, n_embd) = (self.model, self.cpu, self.model.hyper.n_embd);
+        let (model, cpu) = (self.model, self.cpu);
         // demand: pins, and queues loads of what is missing
         b.ffn.demand.group(&b.route.chosen, b.route.k, b.route.n_experts);
         b.ffn.order.clone_from(&b.ffn.demand.experts);
@@ -105,7 +117,8 @@ impl CpuPass<'_, '_> {
         let mut part = self.next_part(ffn, &b.ffn, 0);
         model.publish_choice(self.batch, b, l);
         self.acquire_part(l, ffn, &part, b);
-        if !ffn.weights_input {
+        let changes_input = ffn.weights_input || ffn.latent.is_some();
+        if !changes_input {
             self.send_to_peers(l, ffn, b);
         }
         // shared expert, a look ahead: dense work while loads are in flight
@@ -116,9 +129,15 @@ impl CpuPass<'_, '_> {
         model.publish_look_ahead(cpu, self.batch, b, l);
         if ffn.weights_input {
             self.weigh_input(ffn, b);
+        }
+        if let Some(latent) = &ffn.latent {
+            self.narrow(latent, &ffn.expert, b);
+        }
+        if changes_input {
             self.send_to_peers(l, ffn, b);
         }
-        b.ffn.expert.begin(b.ffn.demand.n_pairs(), ffn.expert.n_ff, n_embd, inner(&ffn.expert));
+        let (n_pairs, width) = (b.ffn.demand.n_pairs(), ffn.expert.n_embd);
+        b.ffn.expert.begin(n_pairs, ffn.expert.n_ff, width, inner(&ffn.expert));
         self.compute_part(ffn, b)?;
         while part.end < b.ffn.order.len() {
             model.experts_of(&ffn.gate).release(&mut b.ffn.work);
@@ -130,7 +149,13 @@ impl CpuPass<'_, '_> {
         self.take_from_peers(l, ffn, b)?;
         // ordered sum
         let start = Instant::now();
-        cpu.ordered_sum(&b.ffn.demand, &b.route.weights, &b.ffn.expert, &mut b.y);
+        match &ffn.latent {
+            None => cpu.ordered_sum(&b.ffn.demand, &b.route.weights, &b.ffn.expert, &mut b.y),
+            Some(latent) => self.widen(latent, b),
+        }
+        if let Some(adjugate) = &ffn.adjugate {
+            self.adjugate(l, adjugate, b)?;
+        }
         b.events.timing.add_experts(nanos_since(start), 0);
         Ok(())
     }
@@ -202,7 +227,7 @@ impl CpuPass<'_, '_> {
             cpu.product(mat, b.acts.view(mat.ty), &mut b.ffn.only_gate);
             cpu.kernels.sigmoid(&mut b.ffn.only_gate);
         }
-        self.only_expert(l, &self.model.shared, &shared.shape, b)
+        self.only_expert(l, &self.model.shared, &shared.shape, &shared.scales, b)
     }
 
     /// y = expert(h)
@@ -217,7 +242,7 @@ impl CpuPass<'_, '_> {
         b.ffn.only_gate.clear();
         b.ffn.only_gate.resize(n, 1.0);
         b.y.fill(0.0);
-        self.only_expert(l, &self.model.dense, shape, b)
+        self.only_expert(l, &self.model.dense, shape, &branch.scales, b)
     }
 
     /// y += only_gate · expert, the one of layer `l` in `store`, to which every row goes.
@@ -226,16 +251,33 @@ impl CpuPass<'_, '_> {
         l: usize,
         store: &Resident,
         shape: &ExpertShape,
+        scales: &OnlyScales,
         b: &mut Buffers,
     ) -> Result<()> {
-        let (n, f, cpu) = (b.ffn.only_gate.len(), &mut b.ffn, self.cpu);
-        f.only_demand.everyone(n);
-        f.expert.begin(n, shape.n_ff, self.model.hyper.n_embd, inner(shape));
+        b.ffn.only_demand.everyone(b.ffn.only_gate.len());
+        if scales.outer != 1.0 {
+            b.ffn.only_gate.iter_mut().for_each(|gate| *gate *= scales.outer);
+        }
+        let form = ExpertForm { scales: scales.inner.as_ref(), ..shape.form() };
+        self.resident_experts(l, store, shape, form, b)
+    }
+
+    /// y += Σ only_gate · experts of layer `l` in `store` that `only_demand` names.
+    pub(super) fn resident_experts(
+        &self,
+        l: usize,
+        store: &Resident,
+        shape: &ExpertShape,
+        form: ExpertForm,
+        b: &mut Buffers,
+    ) -> Result<()> {
+        let (f, cpu) = (&mut b.ffn, self.cpu);
+        f.expert.begin(f.only_demand.n_pairs(), shape.n_ff, shape.n_embd, inner(shape));
         store.acquire(l, &f.only_demand.experts, Access::Decode, &mut f.only_work);
         while store.next_ready(&mut f.only_work)? {
             let mut list = f.granules.list();
             granules(store, &f.only_work, &f.only_demand, shape, &mut list);
-            cpu.expert_granules(&list, &f.only_demand, shape.form(), &b.acts, &mut f.expert);
+            cpu.expert_granules(&list, &f.only_demand, form, &b.acts, &mut f.expert);
             f.granules.recycle(list);
         }
         cpu.ordered_sum(&f.only_demand, &f.only_gate, &f.expert, &mut b.y);

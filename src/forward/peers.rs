@@ -27,7 +27,7 @@ impl CpuPass<'_, '_> {
         let host = self.model.hierarchy.host();
         let layer = Layer {
             index: l,
-            n_embd: self.model.hyper.n_embd,
+            n_embd: ffn.expert.n_embd,
             is_prompt: moe::access(self.batch, demand) == Access::Prompt,
             is_here: &|expert| host.is_whole(expert),
             n_pairs: &|expert| demand.pairs(demand.slot(expert)).len(),
@@ -126,7 +126,7 @@ pub struct PeerBuffers {
 }
 
 impl Model {
-    /// Computes the experts that a head asks for: a row of `n_embd` for each pair.
+    /// Computes the experts that a head asks for: a row of their width for each pair.
     pub fn experts_for_head<'b>(
         &self,
         cpu: &Cpu,
@@ -136,7 +136,7 @@ impl Model {
     ) -> Result<&'b [f32]> {
         let ffn = self.asked_layer(key, request)?;
         self.publish_asked(request, b);
-        let (n_rows, n_embd) = (request.n_rows, self.hyper.n_embd);
+        let (n_rows, n_embd) = (request.n_rows, ffn.expert.n_embd);
         let PeerBuffers { all: Buffers { acts, ffn: buffers, .. }, .. } = b;
         acts.unpack(Kinds::of(ffn.expert.inputs()), n_rows, n_embd, request.acts);
         let FfnBuffers { demand, order, work, expert: sums, granules, .. } = buffers;
@@ -182,7 +182,7 @@ impl Model {
                 None => return wrong(format!("names expert {} of {n_experts}", group.expert)),
             }
         }
-        let n_embd = self.hyper.n_embd;
+        let n_embd = ffn.expert.n_embd;
         let row_bytes = Kinds::of(ffn.expert.inputs()).packed_bytes(n_embd);
         if request.acts.len() != request.n_rows * row_bytes {
             let (n, rows) = (request.acts.len(), request.n_rows);

@@ -39,7 +39,7 @@ impl CpuPass<'_, '_> {
     }
 
     /// The same without copies; `part` is told the number of its text's positions behind it.
-    fn over_parts(&mut self, mut part: impl FnMut(&Range<usize>, &mut KvCache, usize)) {
+    pub(super) fn over_parts(&mut self, mut part: impl FnMut(&Range<usize>, &mut KvCache, usize)) {
         for (rows, segment) in self.batch.segments() {
             let cache = &mut *self.caches[segment.session];
             let mut start = rows.start;

@@ -6,17 +6,19 @@ use crate::forward::attention::MixerBuffers;
 use crate::forward::batch::LogitRow;
 use crate::forward::events::EventBuffers;
 use crate::forward::moe::FfnBuffers;
+use crate::forward::streams::StreamBuffers;
 use crate::simd::Floats;
 use std::ops::Range;
 
 /// Buffers of one pass at a time; they grow to the largest batch and stay.
 #[derive(Default)]
 pub struct Buffers {
-    pub(super) x: Vec<f32>,      // [rows, n_embd], the residual stream
+    pub(super) x: Vec<f32>, // [rows, n_embd], the residual stream, or what a part reads
     pub(super) before: Vec<f32>, // [rows, n_embd], as it was before attention
-    pub(super) h: Vec<f32>,      // [rows, n_embd], normalised
-    pub(super) branch: Floats,   // [rows, n_embd], what joins the experts' sum
-    pub(super) y: Floats,        // [rows, n_embd], what a stage adds to x
+    pub(super) h: Vec<f32>, // [rows, n_embd], normalised
+    pub(super) branch: Floats, // [rows, n_embd], what joins the experts' sum
+    pub(super) y: Floats,   // [rows, n_embd], what a stage adds to x
+    pub(super) streams: StreamBuffers,
     pub(super) mixer: MixerBuffers,
     pub(super) acts: ActSet, // [rows, n_embd], h in the forms that experts read
     pub(super) route: Route,

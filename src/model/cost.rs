@@ -48,7 +48,7 @@ impl Model {
     fn ffn_macs(&self, ffn: &FfnWeights) -> u64 {
         let routing = &self.hyper.routing;
         let routed = match &ffn.gate {
-            Gate::Dense => expert_macs(&ffn.expert),
+            Gate::Dense(_) => expert_macs(&ffn.expert),
             Gate::Router(router) => {
                 let n_used = routing.k.min(routing.n_experts) as u64;
                 macs(&router.logits) + n_used * expert_macs(&ffn.expert)
@@ -86,6 +86,13 @@ fn mixer_macs(mixer: &Mixer) -> u64 {
             };
             let gate = w.gate.as_ref().map_or(0, macs);
             query + gate + macs(&w.kv_a) + heads_macs(&w.k_b) + heads_macs(&w.v_b) + macs(&w.output)
+        }
+        Mixer::Compressed(w) => {
+            let always = [&w.q_a, &w.q_b, &w.row, &w.output_b].map(macs).iter().sum::<u64>();
+            let made = w.compressor.iter().chain(w.indexer.iter().map(|i| &i.compressor));
+            let made: u64 = made.map(|c| macs(&c.values) + macs(&c.scores)).sum();
+            let index = w.indexer.iter().map(|i| macs(&i.q) + macs(&i.weights)).sum::<u64>();
+            always + heads_macs(&w.output_a) + made + index
         }
         Mixer::Delta(w) => {
             let linears: u64 = [&w.qkv, &w.z, &w.output].map(macs).iter().sum();

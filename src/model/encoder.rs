@@ -43,7 +43,9 @@ impl EncoderParams {
         let positions = match parts.positions {
             Positions::RelativeBias => relative(keys)?,
             Positions::Sinusoidal => sinusoidal(keys)?,
-            Positions::Rope => panic!("{}: no rotation here", keys.descriptor.architecture),
+            Positions::Rope | Positions::Alibi => {
+                panic!("{}: no such positions here", keys.descriptor.architecture)
+            }
         };
         let start = keys.some("decoder_start_token_id", start)?;
         Ok(Some(EncoderParams { n_layers, n_decoder_layers, start, positions }))

@@ -1,10 +1,13 @@
 //! A model's numbers, from GGUF metadata: read once, checked once.
 
-use super::descriptor::{Descriptor, Form, Mixer, Norm, Positions, RopeRows};
+use super::compressed::CompressedParams;
+use super::descriptor::{Descriptor, Norm, Positions, RopeRows};
+use super::heads::LatentShape;
 use super::indexer::IndexerParams;
 use super::kv::LayerShape;
 use super::recurrent::{Recurrence, Recurrent};
 use super::rope::{RopeParams, Temperature};
+use super::streams::StreamParams;
 use crate::backend::ops::{Choice, RopePairing, Score};
 use crate::gguf::{Array, Gguf, Value};
 use crate::model::encoder::EncoderParams;
@@ -38,6 +41,8 @@ pub struct HyperParams {
     pub sliding_head_dim: Option<usize>,
     /// Elements of latent attention's compressed keys and values; 0 in other models.
     pub kv_rank: usize,
+    /// Sizes of latent attention in layers that slide, if they have others.
+    pub sliding_latent: Option<LatentShape>,
     pub rope: RopeParams,
     /// How sliding layers turn their heads.
     pub sliding_rope: RopeParams,
@@ -56,6 +61,9 @@ pub struct HyperParams {
     pub attention_output_scale: f32,
     /// How latent attention chooses the positions that it sees.
     pub indexer: Option<IndexerParams>,
+    /// Attention to compressed rows, and the rank of the row that its queries are made of.
+    pub compressed: Option<CompressedParams>,
+    pub q_rank: usize,
     /// The bound of logarithms of decays, if they have one.
     pub decay_bound: Option<f32>,
     /// Which elements of a head rotate together.
@@ -73,6 +81,10 @@ pub struct HyperParams {
     pub embedding_scale: f32,
     pub residual_scale: f32,
     pub logit_divisor: Option<f32>,
+    /// Several residual streams, if the model has them.
+    pub streams: Option<StreamParams>,
+    /// Layers from one that leaves a stream behind to the next; 0 if none does.
+    pub kept_every: usize,
 }
 
 /// Indices in `cache_shapes` of a decoder layer's caches.
@@ -94,6 +106,17 @@ pub struct Routing {
     pub choice: Choice,
     /// Tokens of one pass that an expert takes: of later ones it computes nothing.
     pub capacity: Option<usize>,
+    /// Small experts behind the routed ones.
+    pub adjugate: Option<AdjugateParams>,
+}
+
+/// See `Adjugate` of the weights.
+#[derive(Clone, Copy, Debug)]
+pub struct AdjugateParams {
+    pub n_experts: usize,
+    pub k: usize,
+    pub group: usize,
+    pub scale: f32,
 }
 
 /// Upper bound of a count: above any real model, and products of counts stay far from overflow.
@@ -120,6 +143,8 @@ impl HyperParams {
             Some(encoder) => encoder.n_layers + encoder.n_decoder_layers,
             None => keys.layers()?,
         };
+        let kinds = LayerKinds::read(&keys, n_layers)?;
+        let sliding_latent = keys.sliding_latent(&heads)?;
         Ok(HyperParams {
             n_layers,
             encoder,
@@ -127,12 +152,13 @@ impl HyperParams {
             n_embd,
             n_head: heads.n_head,
             n_head_kv: heads.n_head_kv,
-            layer_heads: heads.of_layers,
+            layer_heads: heads.of_layers.clone(),
             head_dim: heads.head_dim,
             head_dim_v: heads.head_dim_v,
             sliding_head_dim,
             sees_all: descriptor.parts.sees_all,
             kv_rank: heads.kv_rank,
+            sliding_latent,
             rope_offset: match descriptor.parts.rope_rows {
                 RopeRows::First => 0,
                 RopeRows::Last => heads.head_dim - heads.n_rot,
@@ -140,31 +166,27 @@ impl HyperParams {
             temperature: Temperature::read(&keys, &rope)?,
             rope,
             sliding_rope,
-            attention_scale: keys
-                .factor("attention.scale")?
-                .or(keys.factor("attention.output_scale")?)
-                .unwrap_or(scale),
+            attention_scale: keys.attention_scale(scale)?,
             attention_cap: keys.soft_cap("attn_logit_softcapping")?,
-            logit_cap: match descriptor.parts.caps_logits {
-                true => keys.factor("final_logit_softcapping")?,
-                false => keys.soft_cap("final_logit_softcapping")?,
-            },
+            logit_cap: keys.logit_cap()?,
             qkv_limit: keys.factor("attention.clamp_kqv")?,
             attention_output_scale: keys.factor("attention.value_scale")?.unwrap_or(1.0),
-            indexer: IndexerParams::read(&keys, n_layers)?,
+            indexer: IndexerParams::read(&keys, &kinds, heads.n_rot)?,
+            compressed: CompressedParams::read(&keys, n_layers, &heads)?,
+            q_rank: keys.number("attention.q_lora_rank")?,
             decay_bound: keys.decay_bound()?,
             rope_pairing: keys.rope_pairing()?,
             recurrent: Recurrent::read(&keys, n_layers, heads.n_head, heads.head_dim)?,
             ffn_only: keys.ffn_only(n_layers)?,
-            kinds: LayerKinds::read(&keys, n_layers)?,
+            kinds,
             norm: keys.norm()?,
             norm_eps: keys.norm_eps()?,
             routing: keys.routing()?,
             embedding_scale: keys.embedding_scale(n_embd)?,
             residual_scale: keys.factor("residual_scale")?.unwrap_or(1.0),
-            logit_divisor: keys
-                .factor("logit_scale")?
-                .map(|scale| if descriptor.parts.multiply_logits { 1.0 / scale } else { scale }),
+            logit_divisor: keys.logit_divisor()?,
+            streams: keys.streams()?,
+            kept_every: keys.kept_every()?,
         })
     }
 
@@ -243,40 +265,58 @@ impl HyperParams {
         }
     }
 
+    /// Sizes of a layer's latent attention.
+    pub fn latent_of(&self, layer: usize) -> LatentShape {
+        let own = self.sliding_latent.filter(|_| self.kinds.slides(layer));
+        let shape = own.unwrap_or(LatentShape {
+            n_head: self.n_head,
+            head_dim: self.head_dim,
+            head_dim_v: self.head_dim_v,
+            rank: self.kv_rank,
+            n_rot: self.rope.n_rot,
+        });
+        LatentShape { n_head: self.heads_of(layer)[0], ..shape }
+    }
+
     /// The cache of each layer. With an encoder: self-attention's cache of each decoder layer, then
     /// cross-attention's cache of each.
     pub fn cache_shapes(&self) -> Vec<LayerShape> {
-        let shape = |n_head_kv: usize, [k_dim, v_dim]: [usize; 2]| match self.kv_rank {
-            0 => LayerShape::Heads { n_head_kv, k_dim, v_dim },
-            rank => LayerShape::Latent { dim: rank + self.rope.n_rot, index: 0 },
-        };
         if let Some(encoder) = &self.encoder {
-            let shape = shape(self.n_head_kv, [self.head_dim, self.head_dim_v]);
+            let (k_dim, v_dim) = (self.head_dim, self.head_dim_v);
+            let shape = LayerShape::Heads { n_head_kv: self.n_head_kv, k_dim, v_dim };
             return vec![shape; 2 * encoder.n_decoder_layers];
         }
+        if let Some(compressed) = &self.compressed {
+            return compressed
+                .cache_shapes(self.head_dim, self.indexer.as_ref().map_or(0, |i| i.dim));
+        }
+        let shape = |l: usize| {
+            let (n_head_kv, [k_dim, v_dim]) = (self.heads_of(l)[1], self.head_dims(l));
+            match self.latent_of(l) {
+                LatentShape { rank: 0, .. } => LayerShape::Heads { n_head_kv, k_dim, v_dim },
+                LatentShape { rank, n_rot, .. } => {
+                    LayerShape::Latent { dim: rank + n_rot, index: 0 }
+                }
+            }
+        };
         let of_layer = |l: usize| match self.recurrence_of(l) {
             Some(recurrence) => LayerShape::State(recurrence.state_size()),
             None if !self.mixes(l) => LayerShape::ELSEWHERE,
-            None => match (shape(self.heads_of(l)[1], self.head_dims(l)), &self.indexer) {
+            None => match (shape(l), &self.indexer) {
                 (LayerShape::Latent { dim, .. }, Some(indexer)) if indexer.own[l] => {
                     LayerShape::Latent { dim, index: indexer.dim }
+                }
+                // The indexer's keys are a head behind the others.
+                (LayerShape::Heads { n_head_kv, k_dim, v_dim }, Some(indexer))
+                    if indexer.own[l] =>
+                {
+                    LayerShape::Heads { n_head_kv: n_head_kv + 1, k_dim, v_dim }
                 }
                 (shape, _) => shape,
             },
         };
         (0..self.n_layers).map(of_layer).collect()
     }
-}
-
-/// Numbers and sizes of attention heads.
-struct Heads {
-    n_head: usize,
-    n_head_kv: usize,
-    of_layers: Option<Vec<[usize; 2]>>,
-    head_dim: usize,
-    head_dim_v: usize,
-    kv_rank: usize,
-    n_rot: usize,
 }
 
 /// The model's keys, `{arch}.` left out.
@@ -368,6 +408,25 @@ impl Keys<'_> {
         Ok(if parts.rms_by_epsilon && rms.is_some() { Norm::Rms } else { parts.norm })
     }
 
+    /// The file's factor, or `plain`.
+    fn attention_scale(&self, plain: f32) -> Result<f32> {
+        let own = self.factor("attention.scale")?.or(self.factor("attention.output_scale")?);
+        Ok(own.unwrap_or(plain))
+    }
+
+    fn logit_cap(&self) -> Result<Option<f32>> {
+        match self.descriptor.parts.caps_logits {
+            true => self.factor("final_logit_softcapping"),
+            false => self.soft_cap("final_logit_softcapping"),
+        }
+    }
+
+    fn logit_divisor(&self) -> Result<Option<f32>> {
+        let multiplies = self.descriptor.parts.multiply_logits;
+        let divisor = |scale: f32| if multiplies { 1.0 / scale } else { scale };
+        Ok(self.factor("logit_scale")?.map(divisor))
+    }
+
     fn embedding_scale(&self, n_embd: usize) -> Result<f32> {
         let scaled = self.descriptor.parts.scale_embedding;
         let plain = if scaled { (n_embd as f32).sqrt() } else { 1.0 };
@@ -450,108 +509,6 @@ impl Keys<'_> {
         name.is_some_and(|(name, _)| self.gguf.tensor_index(&name).is_some())
     }
 
-    fn heads(&self, n_embd: usize) -> Result<Heads> {
-        let of_layers = self.heads_of_layers()?;
-        let most = |i: usize| of_layers.iter().flatten().map(|heads| heads[i]).max();
-        let [n_head, n_head_kv] = match (most(0), most(1)) {
-            (Some(n_head), Some(n_head_kv)) if n_head > 0 && n_head_kv > 0 => [n_head, n_head_kv],
-            _ => {
-                let n_head = self.require("attention.head_count")?;
-                let n_head_kv = self.count("attention.head_count_kv")?.unwrap_or(n_head);
-                self.check_heads([n_head, n_head_kv])?
-            }
-        };
-        let latent = self.descriptor.parts.mixer == Mixer::Latent;
-        // Files whose keys and values are split by head give the compressed widths under the
-        // plain names and the heads' own under these; 0 is none given.
-        let own = |key: &str| {
-            let key = format!("{key}_mla");
-            match latent && self.gguf.u32(&self.descriptor.key(&key))? != Some(0) {
-                true => self.count(&key),
-                false => Ok(None),
-            }
-        };
-        let plain = self.count("attention.key_length")?;
-        let head_dim = match own("attention.key_length")?.or(plain) {
-            Some(v) => v,
-            None if n_embd.is_multiple_of(n_head) => n_embd / n_head,
-            None => {
-                let expected = format!("a divisor of embedding_length = {n_embd}");
-                return Err(self.bad("attention.head_count", expected, n_head));
-            }
-        };
-        let plain = self.count("attention.value_length")?.unwrap_or(head_dim);
-        let head_dim_v = own("attention.value_length")?.unwrap_or(plain);
-        let kv_rank = if latent { self.require("attention.kv_lora_rank")? } else { 0 };
-        let n_rot = self.count("rope.dimension_count")?.unwrap_or(head_dim);
-        let most = if latent { head_dim - 1 } else { head_dim };
-        if n_rot > most || n_rot % 2 != 0 {
-            let expected = format!("an even number of at most {most}");
-            return Err(self.bad("rope.dimension_count", expected, n_rot));
-        }
-        let n_rot = if self.descriptor.parts.half_of_full_rope { n_rot / 4 * 2 } else { n_rot };
-        Ok(Heads { n_head, n_head_kv, of_layers, head_dim, head_dim_v, kv_rank, n_rot })
-    }
-
-    /// Elements of a head in layers that slide, if the architecture lets them have others.
-    fn sliding_head_dim(&self, k_dim: usize, v_dim: usize) -> Result<Option<usize>> {
-        if !self.descriptor.parts.sliding_heads_differ {
-            return Ok(None);
-        }
-        if k_dim != v_dim {
-            let expected = format!("attention.key_length = {k_dim}");
-            return Err(self.bad("attention.value_length", expected, v_dim));
-        }
-        let of = |key: &str| Ok(self.count(key)?.unwrap_or(k_dim));
-        let (k, v) = (of("attention.key_length_swa")?, of("attention.value_length_swa")?);
-        match k == v && k <= k_dim {
-            true => Ok(Some(k)),
-            false => {
-                let expected = format!("attention.key_length_swa = {k} of at most {k_dim}");
-                Err(self.bad("attention.value_length_swa", expected, v))
-            }
-        }
-    }
-
-    fn check_heads(&self, [n_head, n_head_kv]: [usize; 2]) -> Result<[usize; 2]> {
-        if !n_head.is_multiple_of(n_head_kv) {
-            let expected = format!("a divisor of attention.head_count = {n_head}");
-            return Err(self.bad("attention.head_count_kv", expected, n_head_kv));
-        }
-        Ok([n_head, n_head_kv])
-    }
-
-    /// Heads of each layer, if the file lists them.
-    pub(super) fn heads_of_layers(&self) -> Result<Option<Vec<[usize; 2]>>> {
-        const COUNTS: [&str; 2] = ["attention.head_count", "attention.head_count_kv"];
-        let is_list = |key: &str| {
-            let value = self.gguf.get(&self.descriptor.key(key));
-            value.is_some_and(|value| value.as_array().is_some())
-        };
-        if self.descriptor.parts.form != Form::Decoder || !COUNTS.iter().any(|key| is_list(key)) {
-            return Ok(None);
-        }
-        let n = self.layers()?;
-        let list = |key: &str| -> Result<Vec<usize>> {
-            if !is_list(key) {
-                return Ok(vec![self.require(key)?; n]);
-            }
-            let list = self.gguf.u32s(&self.descriptor.key(key))?.unwrap_or_default();
-            // Layers with a recurrence have no heads of keys.
-            let has_zeros = self.descriptor.parts.recurrence.is_some();
-            let of_layers = list.get(..n).filter(|list| has_zeros || !list.contains(&0));
-            let of_layers = of_layers.ok_or_else(|| {
-                let expected = format!("a number above 0 for each of {n} layers");
-                self.bad(key, expected, format!("{list:?}"))
-            })?;
-            Ok(of_layers.iter().map(|n| *n as usize).collect())
-        };
-        let (heads, heads_kv) = (list(COUNTS[0])?, list(COUNTS[1])?);
-        let both = heads.into_iter().zip(heads_kv);
-        let both = both.map(|(n, kv)| if kv == 0 { Ok([n, 0]) } else { self.check_heads([n, kv]) });
-        both.collect::<Result<_>>().map(Some)
-    }
-
     /// A flag for each of `n` layers, of a file of `n_blocks`.
     pub fn flags(
         &self,
@@ -611,7 +568,23 @@ impl Keys<'_> {
                 jitter: self.positive("router_jitter_noise")?.unwrap_or(0.01),
             },
             capacity: self.count("expert_capacity")?,
+            adjugate: self.adjugate(n_experts, k)?,
         })
+    }
+
+    /// Those of a model that routes to `k` of `n` experts.
+    fn adjugate(&self, n: usize, k: usize) -> Result<Option<AdjugateParams>> {
+        if n == 0 || !self.descriptor.tensors.contains_key("ffn_up_chexps") {
+            return Ok(None);
+        }
+        let group = self.require("experts_per_group")?;
+        if !n.is_multiple_of(group) {
+            let expected = format!("a divisor of expert_count = {n}");
+            return Err(self.bad("experts_per_group", expected, group));
+        }
+        let key = "expert_group_scale";
+        let scale = self.some(key, self.factor(key)?)?;
+        Ok(Some(AdjugateParams { n_experts: n / group, k: k.min(n / group), group, scale }))
     }
 
     fn score(&self) -> Result<Score> {
@@ -620,8 +593,10 @@ impl Keys<'_> {
             Some(1) => Ok(Score::Softmax),
             Some(2) => Ok(Score::Sigmoid),
             Some(3) => Ok(Score::SoftmaxChosen),
+            Some(4) => Ok(Score::SqrtSoftplus),
             Some(other) => {
-                let expected = "1 (softmax), 2 (sigmoid) or 3 (softmax of the chosen)";
+                let expected = "1 (softmax), 2 (sigmoid), 3 (softmax of the chosen) or 4 (root of \
+                                softplus)";
                 Err(self.bad("expert_gating_func", expected.into(), other))
             }
         }

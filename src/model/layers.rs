@@ -1,5 +1,6 @@
 //! Which layers slide, and which rotate queries and keys: from the descriptor and GGUF metadata.
 
+use super::compressed::ratios;
 use super::descriptor::{RopeLayers, Tempering, Window};
 use super::hyper::Keys;
 use crate::Result;
@@ -47,6 +48,10 @@ impl LayerKinds {
         Ok(LayerKinds { window, is_chunked, sliding, rotated, tempers_unrotated })
     }
 
+    pub fn n_layers(&self) -> usize {
+        self.sliding.len()
+    }
+
     /// Adds a layer that sees everything.
     pub(super) fn add_full(&mut self) {
         self.sliding.push(false);
@@ -85,7 +90,7 @@ impl LayerKinds {
     }
 }
 
-fn is_dense(keys: &Keys, layer: usize) -> bool {
+pub(super) fn is_dense(keys: &Keys, layer: usize) -> bool {
     let router = keys.descriptor.tensor_name("ffn_gate_inp", layer);
     router.is_none_or(|(name, _)| keys.gguf.tensor_index(&name).is_none())
 }
@@ -99,7 +104,9 @@ fn window(keys: &Keys) -> Result<Option<usize>> {
         Window::Pattern if keys.descriptor.parts.chunk > 0 => {
             Ok(keys.count(WINDOW)?.or(Some(keys.descriptor.parts.chunk)))
         }
-        Window::All | Window::Alternate | Window::Pattern => keys.require(WINDOW).map(Some),
+        Window::All | Window::Alternate | Window::Pattern | Window::Uncompressed => {
+            keys.require(WINDOW).map(Some)
+        }
     }
 }
 
@@ -111,6 +118,7 @@ fn sliding(keys: &Keys, n: usize) -> Result<Vec<bool>> {
     };
     match parts.window {
         Window::None => Ok(vec![false; n]),
+        Window::Uncompressed => Ok(ratios(keys, n)?.iter().map(|ratio| *ratio == 0).collect()),
         Window::All => Ok(vec![true; n]),
         Window::Alternate => Ok((0..n).map(|l| l.is_multiple_of(2)).collect()),
         Window::Pattern => match keys.gguf.get(&keys.descriptor.key(PATTERN)) {

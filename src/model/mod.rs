@@ -1,9 +1,11 @@
 //! A model: descriptor, hyper-parameters, weights, KV cache.
 
+pub(crate) mod compressed;
 mod cost;
 pub mod descriptor;
 pub(crate) mod encoder;
 pub mod granules;
+pub(crate) mod heads;
 pub(crate) mod hyper;
 pub(crate) mod indexer;
 pub mod kv;
@@ -13,6 +15,7 @@ pub mod recurrent;
 mod relative;
 pub mod rope;
 pub mod shares;
+pub(crate) mod streams;
 pub(crate) mod weights;
 
 use std::collections::HashSet;
@@ -280,7 +283,7 @@ impl Model {
     /// The store of a layer's routed experts, or of the dense layer.
     pub(crate) fn experts_of(&self, gate: &Gate) -> &dyn ExpertStore {
         match gate {
-            Gate::Dense => &self.dense,
+            Gate::Dense(_) => &self.dense,
             Gate::Router(_) => &**self.hierarchy.host(),
         }
     }

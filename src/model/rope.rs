@@ -116,7 +116,10 @@ impl RopeParams {
             true => RopeScaling::None,
             false => self.scaling.clone(),
         };
-        let base = keys.factor("rope.freq_base_swa")?.unwrap_or(self.base);
+        let base = match keys.descriptor.parts.mixer {
+            Mixer::Compressed => keys.positive("rope.freq_base")?.unwrap_or(self.base),
+            _ => keys.factor("rope.freq_base_swa")?.unwrap_or(self.base),
+        };
         let parts = &keys.descriptor.parts;
         let plain = if parts.half_of_full_rope { 2 * self.n_rot } else { self.n_rot };
         let n_rot = keys.count("rope.dimension_count_swa")?.unwrap_or(plain);
@@ -128,7 +131,12 @@ impl RopeParams {
     }
 
     pub(super) fn read(keys: &Keys, n_rot: usize, n_ctx_train: usize) -> Result<RopeParams> {
-        let base = keys.positive("rope.freq_base")?.unwrap_or(10000.0);
+        let is_compressed = keys.descriptor.parts.mixer == Mixer::Compressed;
+        let base = match is_compressed {
+            true => keys.positive("attention.compress_rope_freq_base")?,
+            false => keys.positive("rope.freq_base")?,
+        };
+        let base = base.unwrap_or(10000.0);
         let has_long = keys.descriptor.tensors.contains_key("rope_factors_long");
         // llama.cpp saves models that are not scaled as linear ones, with 0 for a factor.
         let unscaled = keys.gguf.f32(&keys.descriptor.key("rope.scaling.factor"))? == Some(0.0);
@@ -137,6 +145,10 @@ impl RopeParams {
             Some("linear") => {
                 let factor = keys.positive("rope.scaling.factor")?;
                 RopeScaling::Linear { factor: keys.some("rope.scaling.factor", factor)? }
+            }
+            // What is turned back by another position has no magnitude.
+            Some("yarn") if is_compressed => {
+                RopeScaling::Yarn(Yarn { magnitude: 1.0, ..yarn(keys)? })
             }
             Some("yarn") => RopeScaling::Yarn(yarn(keys)?),
             Some("longrope") | None if has_long => match long(keys, n_ctx_train)? {

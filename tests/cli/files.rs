@@ -245,12 +245,17 @@ fn a_file_without_vocabulary_serves_what_needs_no_text() {
 #[test]
 fn tensors_that_are_not_used_are_told() {
     let model = tiny(Tiny::default());
-    let file = changed(&model.path, "scaled", |file| {
-        file.tensors.push(Tensor::of("blk.0.attn_q.scale", &[1], &[0.5]));
+    let file = changed(&model.path, "more", |file| {
+        file.tensors.push(Tensor::of("blk.0.attn_rot.weight", &[1], &[0.5]));
     });
     let out = run(&file);
     succeeded(&out);
-    assert!(stderr(&out).contains("blk.0.attn_q.scale"), "{}", stderr(&out));
+    assert!(stderr(&out).contains("blk.0.attn_rot.weight"), "{}", stderr(&out));
+    // A factor of an input changes nothing.
+    let file = changed(&model.path, "input", |file| {
+        file.tensors.push(Tensor::of("blk.0.attn_q.input_scale", &[1], &[0.5]));
+    });
+    assert!(!stderr(&run(&file)).contains("not used"));
     assert!(stderr(&run(&model.path)).lines().all(|line| !line.contains("not used")));
 }
 

@@ -93,7 +93,7 @@ impl Tensor {
     /// only one.
     pub fn turned(&self) -> Tensor {
         let dims = match self.dims[..] {
-            [n] if n > 1 => vec![2, n / 2],
+            [n] if n % 2 == 0 => vec![2, n / 2],
             _ => self.dims.iter().rev().copied().collect(),
         };
         Tensor { name: self.name.clone(), dims, ty: self.ty, bytes: self.bytes.clone() }

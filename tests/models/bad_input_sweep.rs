@@ -14,7 +14,7 @@ use moeba::gguf::{OwnedArray, OwnedValue};
 use moeba::model::descriptor::Descriptor;
 
 /// One of each architecture, and of each variant of its files.
-const GOLDEN: [&str; 55] = [
+const GOLDEN: [&str; 62] = [
     "afmoe",
     "arctic",
     "arctic_mixed",
@@ -24,10 +24,12 @@ const GOLDEN: [&str; 55] = [
     "dbrx",
     "deepseek",
     "deepseek32",
+    "deepseek4",
     "deepseek_v2",
     "deepseek_v2_lite",
     "deepseek_v3",
     "dots1",
+    "dots3note",
     "ernie4_5-moe",
     "exaone-moe",
     "gemma4",
@@ -40,9 +42,12 @@ const GOLDEN: [&str; 55] = [
     "granitehybrid",
     "granitemoe",
     "grok",
+    "grovemoe",
     "hunyuan-moe",
     "hy_v3",
+    "hy_v4",
     "jamba",
+    "kimi-k3",
     "kimi-linear",
     "laguna",
     "lfm2moe",
@@ -54,6 +59,7 @@ const GOLDEN: [&str; 55] = [
     "minicpm",
     "minimax-01",
     "minimax-m2",
+    "minimax-m3",
     "mistral3",
     "mistral4",
     "mixtral",
@@ -68,6 +74,7 @@ const GOLDEN: [&str; 55] = [
     "qwen3moe_mixed",
     "qwen3next",
     "qwen3vlmoe",
+    "refact",
     "smallthinker",
     "step35",
 ];
@@ -264,8 +271,9 @@ fn every_tensor_has_its_shape() {
 fn bad_values(value: &OwnedValue) -> Vec<OwnedValue> {
     match value {
         OwnedValue::U32(_) => vec![0u32.into(), u32::MAX.into(), "seven".into()],
-        OwnedValue::F32(_) => {
-            vec![f32::NAN.into(), (-1.0f32).into(), f32::INFINITY.into(), true.into()]
+        OwnedValue::F32(value) => {
+            let opposite = if *value < 0.0 { 1.0f32 } else { -1.0 };
+            vec![f32::NAN.into(), opposite.into(), f32::INFINITY.into(), true.into()]
         }
         OwnedValue::Bool(_) => vec!["yes".into(), 7u32.into()],
         OwnedValue::String(_) => vec!["another".into(), 7u32.into()],

@@ -17,7 +17,7 @@ use moeba::policy::Phase;
 use std::path::Path;
 
 /// A model of each architecture and kind of layer.
-const MODELS: [&str; 43] = [
+const MODELS: [&str; 50] = [
     "llama",
     "llama3_rope",
     "qwen2",
@@ -61,6 +61,13 @@ const MODELS: [&str; 43] = [
     "lfm2moe",
     "minimax-01",
     "nemotron_h_moe",
+    "grovemoe",
+    "refact",
+    "dots3note",
+    "hy_v4",
+    "kimi-k3",
+    "minimax-m3",
+    "deepseek4",
 ];
 
 const N_CTX: usize = 80;

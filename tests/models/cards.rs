@@ -34,8 +34,10 @@ fn logits_are_those_of_the_reference() {
         let error = error(&got, &expected);
         eprintln!("{name}: {error:.1e}");
         let best = |all: &[f32]| all.chunks_exact(cards::N_IDS).map(argmax).collect::<Vec<_>>();
-        // llama.cpp rounds GELU to f16.
-        let bound = if ["gemma4", "grok"].contains(&name.as_str()) { 1e-6 } else { 1e-8 };
+        // llama.cpp rounds GELU to f16, and keys and values of flash attention, which it needs to
+        // choose blocks.
+        let rounds = ["gemma4", "grok", "minimax-m3"].contains(&name.as_str());
+        let bound = if rounds { 1e-6 } else { 1e-8 };
         if error > bound || best(&got) != best(&expected) {
             wrong.push(format!("{name}: {error:.1e}"));
         }

@@ -39,6 +39,9 @@ mod next_token;
 // Texts that share memory.
 mod parking;
 
+// Factors beside matrices.
+mod scales;
+
 // Many texts at a time with the scheduler.
 mod scheduler;
 

@@ -21,7 +21,7 @@ const TUPLES: &[(&str, usize)] = &[
     ("src/cli", 3),
     ("src/engine", 1),
     ("src/forward", 2),
-    ("src/model", 2),
+    ("src/model", 1),
     ("src/policy", 1),
     ("src/sample", 1),
     ("src/simd", 15),

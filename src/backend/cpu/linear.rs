@@ -6,11 +6,13 @@ use crate::backend::ops::HeadMats;
 use crate::simd::{ActView, Kernels, MatRef, Scratch};
 use std::ops::Range;
 
-/// One product of a region: `out[t·stride + r] = mat[r] · acts[t] + bias[r]`.
+/// One product of a region: `out[t·stride + r] = scale · (mat[r] · acts[t] + bias[r])`, each
+/// product and sum rounded.
 pub struct Product<'a> {
     pub mat: MatRef<'a>,
     pub acts: ActView<'a>,
     pub bias: Option<&'a [f32]>,
+    pub scale: f32,
     /// [tokens, mat.rows]
     pub out: &'a mut [f32],
 }
@@ -24,7 +26,7 @@ impl Cpu {
         let products = products.map(|p| {
             assert_eq!(p.out.len(), p.mat.rows * p.acts.tokens());
             assert_eq!(p.acts.tokens(), tokens.all());
-            (p.mat, p.acts, p.bias, SharedOut::new(p.out))
+            (p.mat, p.acts, (p.bias, p.scale), SharedOut::new(p.out))
         });
         let total = n_rows * tokens.count();
         self.chunks(total, self.row_chunk(total, work), &|scratch, range| {
@@ -47,7 +49,7 @@ impl Cpu {
 
     /// One product without bias.
     pub fn product(&self, mat: MatRef, acts: ActView, out: &mut [f32]) {
-        self.products([Product { mat, acts, bias: None, out }]);
+        self.products([Product { mat, acts, bias: None, scale: 1.0, out }]);
     }
 
     /// A product for each head: `out[t, h, r] = mats[h][r] · acts[t, h]`, `acts` and `out` with
@@ -78,22 +80,30 @@ impl Cpu {
 /// Some rows times some tokens, which are this thread's alone.
 fn piece_of(
     kernels: &Kernels,
-    (mat, acts, bias, out): &(MatRef, ActView, Option<&[f32]>, SharedOut),
+    (mat, acts, (bias, scale), out): &(MatRef, ActView, (Option<&[f32]>, f32), SharedOut),
     rows: Range<usize>,
     tokens: Range<usize>,
     scratch: &mut Scratch,
 ) {
     let n = mat.rows;
     let mut places = out.rows(tokens.start * n, n);
-    places.past_caches &= bias.is_none();
+    let is_plain = bias.is_none() && *scale == 1.0;
+    places.past_caches &= is_plain;
     let acts = acts.token_range(tokens.clone());
     // SAFETY: these rows of these tokens are this thread's alone, `out` has a place for each
     // row of each token.
     unsafe { kernels.matmul(*mat, rows.clone(), acts, places, scratch) };
-    let Some(bias) = bias else { return };
+    if is_plain {
+        return;
+    }
     for t in tokens {
         // SAFETY: as above.
         let out = unsafe { out.slice(t * n + rows.start, rows.len()) };
-        kernels.add(out, &bias[rows.clone()]);
+        if let Some(bias) = bias {
+            kernels.add(out, &bias[rows.clone()]);
+        }
+        if *scale != 1.0 {
+            out.iter_mut().for_each(|o| *o *= scale);
+        }
     }
 }

@@ -3,6 +3,7 @@
 
 pub mod acts;
 pub mod attention;
+pub mod compress;
 pub mod delta;
 pub mod expert;
 mod grid;
@@ -12,6 +13,7 @@ pub mod pool;
 pub mod rope;
 pub mod router;
 pub mod scan;
+pub mod streams;
 
 use std::cell::{RefCell, UnsafeCell};
 use std::marker::PhantomData;

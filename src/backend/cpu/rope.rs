@@ -48,6 +48,13 @@ impl RopeTable {
         }
     }
 
+    /// Turns back what another table turns, if it turns without a magnitude.
+    pub fn fill_back(&mut self, of: &RopeTable) {
+        self.n_pairs = of.n_pairs;
+        self.turns.clear();
+        self.turns.extend(of.turns.iter().map(|[cos, sin]| [*cos, -sin]));
+    }
+
     /// [tokens, pairs, (cos, sin)]
     pub fn turns(&self) -> &[[f32; 2]] {
         &self.turns

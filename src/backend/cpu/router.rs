@@ -1,5 +1,6 @@
 //! The router: the experts of each token and their weights.
 
+use super::delta::ln_1p;
 use super::{Cpu, SharedOut};
 use crate::backend::ops::{Choice, Route, RouteScratch, Score};
 use crate::simd::Kernels;
@@ -9,6 +10,16 @@ impl Score {
     pub fn probabilities(self, kernels: &Kernels, logits: &mut [f32]) {
         match self {
             Score::Sigmoid => kernels.sigmoid(logits),
+            Score::SqrtSoftplus => {
+                for part in logits.chunks_mut(64) {
+                    let mut small = [0.0; 64];
+                    let small = &mut small[..part.len()];
+                    small.iter_mut().zip(&*part).for_each(|(small, x)| *small = -x.abs());
+                    kernels.exp(small);
+                    let sums = part.iter_mut().zip(&*small);
+                    sums.for_each(|(x, small)| *x = (x.max(0.0) + ln_1p(*small)).sqrt());
+                }
+            }
             Score::Softmax | Score::SoftmaxChosen | Score::SparseMixer => kernels.softmax(logits),
         }
     }
@@ -19,6 +30,38 @@ impl Cpu {
     /// the lower id) and their weights. `bias` [n_experts] is added to the probabilities for the
     /// choice, not for the weights.
     pub fn route(&self, route: &mut Route, choice: &Choice, bias: Option<&[f32]>) {
+        let (n, k) = (route.n_experts, route.k);
+        let tokens = route.probs.len() / n;
+        self.probabilities(route, choice);
+        if choice.score == Score::SparseMixer {
+            return;
+        }
+        for t in 0..tokens {
+            let probs = &route.probs[t * n..][..n];
+            let chosen = &mut route.chosen[t * k..][..k];
+            choice.choose(probs, bias, &mut route.scratch, chosen);
+            choice.weigh(probs, chosen, &mut route.weights[t * k..][..k]);
+        }
+    }
+
+    /// The same with experts that `of_token` tells of each token, instead of the best.
+    pub fn route_to<'a>(
+        &self,
+        route: &mut Route,
+        choice: &Choice,
+        of_token: impl Fn(usize) -> &'a [u32],
+    ) {
+        let (n, k) = (route.n_experts, route.k);
+        self.probabilities(route, choice);
+        for t in 0..route.probs.len() / n {
+            let chosen = &mut route.chosen[t * k..][..k];
+            chosen.copy_from_slice(of_token(t));
+            choice.weigh(&route.probs[t * n..][..n], chosen, &mut route.weights[t * k..][..k]);
+        }
+    }
+
+    /// Router logits → probabilities, and room for the rest of a route; SparseMixer's too.
+    fn probabilities(&self, route: &mut Route, choice: &Choice) {
         let (n, k) = (route.n_experts, route.k);
         let tokens = route.probs.len() / n;
         if choice.cap > 0.0 {
@@ -37,15 +80,6 @@ impl Cpu {
                 choice.score.probabilities(self.kernels, probs);
             }
         });
-        if choice.score == Score::SparseMixer {
-            return;
-        }
-        for t in 0..tokens {
-            let probs = &route.probs[t * n..][..n];
-            let chosen = &mut route.chosen[t * k..][..k];
-            choice.choose(probs, bias, &mut route.scratch, chosen);
-            choice.weigh(probs, chosen, &mut route.weights[t * k..][..k]);
-        }
     }
 
     /// Chooses and weighs by the logits in `route.probs`.
@@ -193,6 +227,21 @@ mod tests {
             assert_eq!((sum - 1.0).abs() < 1e-6, normalize);
             assert!((route.probs.iter().sum::<f32>() - 1.0).abs() < 1e-6);
         }
+    }
+
+    #[test]
+    fn told_experts_are_weighed_as_chosen_ones() {
+        let logits: Vec<f32> = (0..130).map(|i| (i % 17) as f32 - 8.0).collect();
+        let choice = Choice { score: Score::SqrtSoftplus, normalize: true, scale: 1.5, ..PLAIN };
+        let mut route = Route { k: 2, n_experts: 65, probs: logits.clone(), ..Route::default() };
+        let told = [[3u32, 60], [7, 1]];
+        Cpu::new(1).route_to(&mut route, &choice, |t| &told[t]);
+        assert_eq!(route.chosen, [3, 60, 7, 1]);
+        for (x, p) in logits.iter().zip(&route.probs) {
+            assert!((f64::from(*x).exp().ln_1p().sqrt() - f64::from(*p)).abs() < 1e-6);
+        }
+        let (a, b) = (route.probs[3], route.probs[60]);
+        assert_eq!(route.weights[..2], [a * (1.5 / (a + b)), b * (1.5 / (a + b))]);
     }
 
     #[test]

@@ -70,6 +70,7 @@ impl Activate {
             Activation::Gelu => self.geglu,
             Activation::SiluLimited => self.swiglu_limited,
             Activation::SiluCapped => self.swiglu_capped,
+            Activation::Situ => unreachable!("{activation:?} is computed on the CPU"),
         };
         if n == 0 {
             return Ok(());

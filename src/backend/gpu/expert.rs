@@ -374,6 +374,7 @@ fn activation_code(activation: Activation) -> u32 {
         Activation::Gelu => 4,
         Activation::SiluLimited => 5,
         Activation::SiluCapped => 6,
+        Activation::Situ => unreachable!("{activation:?} is computed on the CPU"),
         Activation::ReluSquared => 7,
         Activation::Silu => 0,
         Activation::SiluClamped => 1,

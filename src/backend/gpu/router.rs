@@ -73,6 +73,7 @@ impl Router {
             Score::Softmax | Score::SoftmaxChosen => 0,
             Score::Sigmoid => 1,
             Score::SparseMixer => 2,
+            Score::SqrtSoftplus => unreachable!("{:?} is computed on the CPU", choice.score),
         };
         let params = RouteParams {
             probs: route.probs.into(),

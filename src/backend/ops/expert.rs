@@ -23,6 +23,9 @@ pub enum Activation {
     SiluLimited,
     /// min(silu(gate), limit) ⊙ clamp(up, ±limit)
     SiluCapped,
+    /// cap(gate)·σ(gate) ⊙ cap'(up), where cap(x) = limit·tanh(x / limit), and cap' has a limit of
+    /// its own or is none
+    Situ,
 }
 
 impl Activation {
@@ -30,9 +33,14 @@ impl Activation {
         !matches!(self, Activation::Relu | Activation::ReluSquared)
     }
 
-    /// Whether it needs `ExpertShape::limit`.
+    /// Whether it needs `ExpertShape::limit`, and is `Silu` without.
     pub fn is_limited(self) -> bool {
         matches!(self, Activation::SiluLimited | Activation::SiluCapped)
+    }
+
+    /// Whether devices have kernels for it.
+    pub fn has_kernels(self) -> bool {
+        self != Activation::Situ
     }
 }
 
@@ -48,6 +56,8 @@ pub struct ExpertShape {
     pub activation: Activation,
     /// The limit of activations that have one; 0 for others.
     pub limit: f32,
+    /// The limit of up of activations that have two; 0 if there is none.
+    pub up_limit: f32,
 }
 
 impl ExpertShape {
@@ -58,7 +68,13 @@ impl ExpertShape {
 
     /// The form of experts of this shape without biases.
     pub fn form(&self) -> ExpertForm<'static> {
-        ExpertForm { activation: self.activation, limit: self.limit, biases: None }
+        ExpertForm {
+            activation: self.activation,
+            limit: self.limit,
+            up_limit: self.up_limit,
+            biases: None,
+            scales: None,
+        }
     }
 }
 
@@ -68,7 +84,18 @@ pub struct ExpertForm<'a> {
     pub activation: Activation,
     /// As in [`ExpertShape`].
     pub limit: f32,
+    pub up_limit: f32,
     pub biases: Option<&'a ExpertBiases>,
+    pub scales: Option<&'a ExpertScales>,
+}
+
+/// Factors on each expert's products of gate and up, before biases are added.
+#[derive(Clone, Debug)]
+pub struct ExpertScales {
+    /// [experts]; empty without a gate.
+    pub gate: Vec<f32>,
+    /// [experts]
+    pub up: Vec<f32>,
 }
 
 /// Added to the products of each expert, down's before the router's weight is applied.

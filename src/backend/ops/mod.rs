@@ -9,13 +9,15 @@ mod recurrence;
 mod rope;
 mod routing;
 mod rows;
+mod streams;
 
 pub use attention::DistanceBias;
 pub use delta::{DeltaShape, HeadOrder};
-pub use expert::{Activation, ExpertBiases, ExpertForm, ExpertShape};
+pub use expert::{Activation, ExpertBiases, ExpertForm, ExpertScales, ExpertShape};
 pub use recurrence::{Columns, ConvShape, Scan, ScanShape, ShortConv, StateSize};
 pub use rope::{Frequencies, RopePairing, RopeShape};
 pub use routing::{Choice, Demand, NO_EXPERT, NO_PAIR, Route, RouteRows, Score};
 pub use rows::{HeadMats, RowBytes, Rows, RowsMut, row_bytes};
+pub use streams::Mixing;
 
 pub(in crate::backend) use routing::RouteScratch;

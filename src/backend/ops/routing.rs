@@ -48,6 +48,8 @@ pub enum Score {
     SoftmaxChosen,
     /// Each logit by itself.
     Sigmoid,
+    /// √ln(1 + e^x), each logit x by itself (DeepSeek-V4).
+    SqrtSoftplus,
     /// SparseMixer-v2 at inference (arXiv 2409.12136, and the inference code of Phi-3.5-MoE): the
     /// weight of each expert in turn is its share in the softmax over the experts that are left
     /// and whose logit s is near the best one; see `Choice::jitter`.
@@ -82,14 +84,14 @@ pub(in crate::backend) struct RouteScratch {
 }
 
 impl Route {
-    /// One expert, weight 1, for each token: a dense layer.
-    pub fn dense(&mut self, n_tokens: usize) {
+    /// One expert of this weight for each token: a dense layer.
+    pub fn dense(&mut self, n_tokens: usize, weight: f32) {
         (self.k, self.n_experts) = (1, 1);
         self.probs.clear();
         self.chosen.clear();
         self.chosen.resize(n_tokens, 0);
         self.weights.clear();
-        self.weights.resize(n_tokens, 1.0);
+        self.weights.resize(n_tokens, weight);
     }
 
     /// The decisions for tokens `rows`.

@@ -67,6 +67,12 @@ impl RowBytes {
     pub fn give_back(&mut self, _range: &Range<usize>) {}
 }
 
+impl Default for RowBytes {
+    fn default() -> RowBytes {
+        RowBytes::zeroed(0)
+    }
+}
+
 impl Deref for RowBytes {
     type Target = [u8];
 
@@ -101,6 +107,12 @@ pub struct Rows<'a> {
 }
 
 impl Rows<'_> {
+    /// The rows of one head.
+    pub fn head(self, head: usize) -> Self {
+        let bytes = self.n_ctx * row_bytes(self.ty, self.stride);
+        Rows { data: &self.data[head * bytes..(head + 1) * bytes], ..self }
+    }
+
     /// The first `dim` elements of each row.
     pub fn narrow(self, dim: usize) -> Self {
         assert!(dim <= self.dim);
@@ -114,6 +126,22 @@ pub struct RowsMut<'a> {
     pub data: &'a mut [u8],
     pub dim: usize,
     pub n_ctx: usize,
+}
+
+impl<'a> RowsMut<'a> {
+    fn head_bytes(&self) -> usize {
+        self.n_ctx * row_bytes(self.ty, self.dim)
+    }
+
+    pub fn n_heads(&self) -> usize {
+        self.data.len() / self.head_bytes()
+    }
+
+    /// The rows of some heads.
+    pub fn heads(self, heads: Range<usize>) -> RowsMut<'a> {
+        let bytes = self.head_bytes();
+        RowsMut { data: &mut self.data[heads.start * bytes..heads.end * bytes], ..self }
+    }
 }
 
 /// One matrix per head, all in one: head h has `rows` rows from `first + h · step` on.

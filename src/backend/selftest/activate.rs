@@ -63,7 +63,8 @@ impl Pairs {
     ) -> Result<Vec<f32>> {
         let gate = Some(self.gate_up.all()).filter(|_| activation.is_gated());
         let (up, out) = (self.up_up.all(), self.out.all());
-        let form = ExpertForm { activation, limit: LIMIT, biases: None };
+        let form =
+            ExpertForm { activation, limit: LIMIT, up_limit: 0.0, biases: None, scales: None };
         activate.gated(&bench.stream, form, gate, up, out)?;
         bench.down_f32(&self.out)
     }

@@ -192,7 +192,7 @@ impl<'a> ExpertContext<'a> {
         let rows = |all| inner_rows(shape, all, &pairs.pairs);
         let (gate, activated) = (gated.then(|| rows(gate)), rows(inner));
         let (activation, limit) = (shape.activation, shape.limit);
-        let form = ExpertForm { activation, limit, biases: None };
+        let form = ExpertForm { activation, limit, up_limit: 0.0, biases: None, scales: None };
         self.ops.activate.gated(self.stream, form, gate, rows(up), activated)?;
         let inner = self.inner_acts(shape, pairs.n_pairs, pairs.pairs.clone(), inner)?;
         let partial = self.partial(shape, pairs.n_pairs);

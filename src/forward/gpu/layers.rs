@@ -275,7 +275,7 @@ impl<'a> Packer<'a> {
     fn ffn(&mut self, l: usize, w: &'a FfnWeights) -> GpuFfn {
         let model = self.model;
         let router = match &w.gate {
-            Gate::Dense => None,
+            Gate::Dense(_) => None,
             Gate::Router(router) => Some(GpuRouter {
                 logits: self.linear(&router.logits),
                 choice_bias: self.optional(&router.choice_bias),

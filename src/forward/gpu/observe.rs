@@ -12,7 +12,7 @@ impl GpuPass<'_> {
         }
         self.finish_pending()?;
         let (stream, h, n) = (self.stream(), self.h(), self.n());
-        self.b.route.dense(n);
+        self.b.route.dense(n, 1.0);
         let to = &mut self.b.h;
         self.state.staging.download(stream, &[h], &mut |_, bytes| floats(bytes, to))?;
         self.model.record_routed(self.cpu, self.batch, self.b, l, self.observer);

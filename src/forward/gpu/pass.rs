@@ -303,7 +303,11 @@ impl<'a> GpuPass<'a> {
     pub fn linear(&self, linear: &GpuLinear, acts: &GpuActs, out: DeviceSlice) -> Result<()> {
         let (mat, bias) = (self.dev.weights.mat(&linear.weight), self.dev.weights.bias(linear));
         let x = acts.view(mat.ty);
-        self.dev.ops.products.product(self.stream(), mat, x, bias, out, mat.rows)
+        self.dev.ops.products.product(self.stream(), mat, x, bias, out, mat.rows)?;
+        match linear.scale {
+            1.0 => Ok(()),
+            scale => self.dev.ops.rows.scale(self.stream(), out, scale),
+        }
     }
 
     /// A product for each head: x [rows · heads, cols] → out [rows · heads, heads.rows].

@@ -33,6 +33,7 @@ pub struct GpuVector(pub(super) Range<usize>);
 pub struct GpuLinear {
     pub weight: GpuMatrix,
     pub bias: Option<GpuVector>,
+    pub scale: f32,
 }
 
 /// A matrix for each head, see `HeadMatrices`.
@@ -113,7 +114,7 @@ impl<'a> Packer<'a> {
 
     pub fn linear(&mut self, linear: &'a Linear) -> GpuLinear {
         let bias = linear.bias.as_ref().map(|bias| self.vector(bias));
-        GpuLinear { weight: self.matrix(&linear.weight), bias }
+        GpuLinear { weight: self.matrix(&linear.weight), bias, scale: linear.scale }
     }
 
     pub fn heads(&mut self, heads: &'a HeadMatrices) -> GpuHeads {

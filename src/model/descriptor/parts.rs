@@ -41,9 +41,18 @@ pub struct Parts {
     /// Logarithms of decays are above `kda.gate_lower_bound`.
     #[serde(default)]
     pub bounded_decays: bool,
+    /// The factors of such decays are stored negative, as those of others are.
+    #[serde(default)]
+    pub decay_factors_are_negative: bool,
     /// Latent attention sees the positions that an indexer chooses, whose heads rotate so.
     #[serde(default)]
     pub indexer: Option<RopePairing>,
+    /// Which elements of an indexer's heads rotate.
+    #[serde(default)]
+    pub indexer_rope_rows: RopeRows,
+    /// The norm of an indexer's keys has the model's ε.
+    #[serde(default)]
+    pub indexer_eps_is_models: bool,
     /// Layers may see what the indexer before them has chosen: `attention.indexer.types`.
     #[serde(default)]
     pub shares_indexers: bool,
@@ -106,6 +115,9 @@ pub struct Parts {
     /// The keys of soft caps are the model's: llama.cpp saves them for every model.
     #[serde(default)]
     pub soft_caps: bool,
+    /// Shared experts have the limit of routed ones, unless the file says another.
+    #[serde(default)]
+    pub shared_limit_is_routed: bool,
     /// The router's weights multiply the experts' input, not their output.
     #[serde(default)]
     pub weights_before_experts: bool,
@@ -150,6 +162,8 @@ pub enum Positions {
     /// Queries and keys are rotated.
     #[default]
     Rope,
+    /// Scores fall with the distance, by a slope a head (arXiv 2108.12409).
+    Alibi,
     /// A learned number a head is added to each score, by the distance of key and query (Raffel
     /// et al. 2020, section 2.1); scores are not divided by √head_dim. Encoder–decoder only.
     RelativeBias,
@@ -184,6 +198,9 @@ pub enum Mixer {
     /// Grouped-query attention; biases, QK-norm and sinks where the file has their tensors.
     #[default]
     Attention,
+    /// Attention to a window and to compressed rows of what is before it:
+    /// `attention.compress_ratios` (DeepSeek-V4).
+    Compressed,
     /// Multi-head latent attention (DeepSeek-V2, section 2.1): the cache holds one compressed row
     /// a position, and the up-projections of keys and values are absorbed by query and output.
     Latent,
@@ -220,6 +237,8 @@ pub enum Window {
     Alternate,
     /// By period or list: `Parts::window_period`.
     Pattern,
+    /// Layers without compressed rows, which see the window alone.
+    Uncompressed,
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
@@ -310,6 +329,13 @@ pub enum Residual {
     NormedBranches,
     /// h = norm(x), x = residual_scale · h + attention(h); the same with the experts.
     Normed,
+    /// Several streams, which each part reads and feeds by weights that they make themselves.
+    Hyper,
+    /// The same, and each part mixes the streams.
+    HyperMixed,
+    /// Each part reads a mean of the stream and of what it was at every `attn_res.block_size`th
+    /// layer, where it begins again.
+    Kept,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]

@@ -12,6 +12,9 @@ use crate::gguf::TensorType;
 use crate::{Error, Result};
 use std::io;
 
+/// Positions that are kept together: what a cache has at them depends on a text up to the last one.
+pub const PAGE: usize = 64;
+
 /// How keys or values are stored: one of [`CacheType::ALL`]. Those that are neither floats nor
 /// halves are blocks of 32 along a head's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,12 +1,13 @@
 //! Weights of grouped-query attention and of latent attention.
 
-use super::super::descriptor::{self, ValueGate};
+use super::super::descriptor::{self, Positions, ValueGate};
+use super::super::heads::LatentShape;
 use super::binder::Binder;
 use super::{HeadMatrices, Linear, Matrix, Mixer};
-use crate::Result;
-use crate::backend::ops::RopePairing;
+use crate::backend::ops::{DistanceBias, RopePairing};
 use crate::model::recurrent::Recurrence;
 use crate::quant;
+use crate::{Error, Result};
 
 #[derive(Clone, Debug)]
 pub struct AttentionWeights {
@@ -37,6 +38,10 @@ pub struct AttentionWeights {
     pub tempers: bool,
     /// A score a head that takes part in the softmax.
     pub sinks: Option<Vec<f32>>,
+    /// Added to the scores.
+    pub bias: Option<DistanceBias>,
+    /// Chooses the blocks that it sees.
+    pub index: Option<Box<BlockIndexer>>,
     pub output: Linear,
     /// Positions that a query sees; all if none is given.
     pub window: Option<usize>,
@@ -47,20 +52,39 @@ pub struct AttentionWeights {
 /// Multi-head latent attention (DeepSeek-V2, section 2.1.2 and appendix C).
 #[derive(Clone, Debug)]
 pub struct LatentWeights {
+    pub shape: LatentShape,
+    /// Factor on the scores.
+    pub scale: f32,
     pub query: Query,
-    /// The compressed row and the key part that all heads turn: [kv_rank + n_rot, n_embd].
+    /// The compressed row and the key part that all heads turn: [rank + n_rot, n_embd].
     pub kv_a: Linear,
     pub kv_a_norm: Vec<f32>,
-    /// Matrices that take a head's query to the compressed space: [kv_rank, head_dim − n_rot] each.
+    /// RMSNorm of the key part, before it turns.
+    pub k_norm: Option<Vec<f32>>,
+    /// Matrices that take a head's query to the compressed space: [rank, head_dim − n_rot] each.
     pub k_b: HeadMatrices,
-    /// A head's values from the compressed space: [head_dim_v, kv_rank] each.
+    /// A head's values from the compressed space: [head_dim_v, rank] each.
     pub v_b: HeadMatrices,
     /// The last parts of queries and rows are rotated.
     pub rotates: bool,
-    /// A number a head, whose sigmoid multiplies its values: [n_head, n_embd].
+    /// As the layers that see part of a text turn.
+    pub slides: bool,
+    /// Numbers whose sigmoid multiplies the heads' values, one a head or an element.
     pub gate: Option<Linear>,
+    /// As in [`AttentionWeights`].
+    pub sinks: Option<Vec<f32>>,
+    pub window: Option<usize>,
     pub sees: Sees,
     pub output: Linear,
+}
+
+impl LatentWeights {
+    /// Whether devices have kernels for it in contexts where an indexer chooses, or not.
+    pub fn has_kernels(&self, chooses: bool) -> bool {
+        let has_more = [self.gate.is_some(), self.sinks.is_some(), self.k_norm.is_some()];
+        let is_plain = !has_more.contains(&true) && !self.slides;
+        is_plain && (!chooses || matches!(self.sees, Sees::All))
+    }
 }
 
 /// The positions that latent attention sees.
@@ -84,6 +108,19 @@ pub struct Indexer {
     /// The heads' weights: [n_heads, n_embd].
     pub weights: Linear,
     pub pairing: RopePairing,
+    /// The first element of a head that rotates.
+    pub rope_offset: usize,
+}
+
+/// Scores of positions for each head of keys: query · key.
+#[derive(Clone, Debug)]
+pub struct BlockIndexer {
+    /// [heads of keys · dim, n_embd] and [dim, n_embd]
+    pub q: Linear,
+    pub k: Linear,
+    /// RMSNorm of each head before it turns.
+    pub q_norm: Vec<f32>,
+    pub k_norm: Vec<f32>,
 }
 
 #[derive(Clone, Debug)]
@@ -109,6 +146,7 @@ impl Binder<'_> {
             None => match self.descriptor.parts.mixer {
                 descriptor::Mixer::Attention => Mixer::Attention(self.attention("attn", l)?),
                 descriptor::Mixer::Latent => Mixer::Latent(self.latent(l)?),
+                descriptor::Mixer::Compressed => Mixer::Compressed(Box::new(self.compressed(l)?)),
             },
         })
     }
@@ -144,7 +182,10 @@ impl Binder<'_> {
         self.as_in_its_kind(&of("value_gate"), l)?;
         self.as_in_its_kind(&of("sinks"), l)?;
         let gate = match self.find(&of("value_gate"), l)? {
-            Some(_) => Some(self.value_gate(&of("value_gate"), l, n_head)?),
+            Some(_) => {
+                let linear = self.gate_of_values(&of("value_gate"), l, n_head, h.head_dim_v)?;
+                Some((linear, self.descriptor.parts.value_gate))
+            }
             None => None,
         };
         Ok(AttentionWeights {
@@ -164,6 +205,11 @@ impl Binder<'_> {
             q_norm: self.head_norm(&of("q_norm"), l, n_head, head_dim)?,
             k_norm: self.head_norm(&of("k_norm"), l, n_head_kv, head_dim)?,
             sinks: self.optional_vector(&of("sinks"), l, n_head)?,
+            bias: match self.descriptor.parts.positions {
+                Positions::Alibi => Some(DistanceBias::alibi(n_head)),
+                _ => None,
+            },
+            index: self.block_indexer(l, n_head_kv, head_dim)?,
             output: self.linear(&of("output"), l, h.n_embd, n_head * head_dim_v)?,
             window: h.kinds.window_of(l),
             chunk: h.kinds.chunk_of(l),
@@ -184,14 +230,12 @@ impl Binder<'_> {
         if others.any(has) { self.require(role, l).map(drop) } else { Ok(()) }
     }
 
-    /// A gate of as many rows as values, or as heads.
-    fn value_gate(&self, role: &str, l: usize, n_head: usize) -> Result<(Linear, ValueGate)> {
+    /// A gate of as many rows as values, of `n_head` heads of `dim`, or as heads.
+    fn gate_of_values(&self, role: &str, l: usize, n_head: usize, dim: usize) -> Result<Linear> {
         let index = self.require(role, l)?;
         let rows = self.tensor(index).dims.get(1).copied().unwrap_or(1) as usize;
-        let all = n_head * self.hyper.head_dim_v;
-        let rows = if rows == n_head { n_head } else { all };
-        let linear = self.linear(role, l, rows, self.hyper.n_embd)?;
-        Ok((linear, self.descriptor.parts.value_gate))
+        let rows = if rows == n_head { n_head } else { n_head * dim };
+        self.linear(role, l, rows, self.hyper.n_embd)
     }
 
     /// Matrices of these numbers of rows that lie one behind the other in one tensor, and so do
@@ -206,11 +250,12 @@ impl Binder<'_> {
         let n_all = rows.iter().sum();
         let all = self.matrix(index, n_all, self.hyper.n_embd)?;
         let biases = self.optional_vector(&format!("{role}_bias"), l, n_all)?;
+        let scale = self.scales(role, l, 1)?.map_or(1.0, |scale| scale[0]);
         let mut first = 0;
         Ok(rows.map(|n| {
             first += n;
             let bias = biases.as_ref().map(|all| all[first - n..first].to_vec());
-            Linear { weight: all.clone().rows_of(first - n, n), bias }
+            Linear::scaled(all.clone().rows_of(first - n, n), bias, scale)
         }))
     }
 
@@ -237,37 +282,79 @@ impl Binder<'_> {
 
     fn latent(&self, l: usize) -> Result<LatentWeights> {
         let h = self.hyper;
-        let n_q = h.n_head * h.head_dim;
-        let mut rank = 0;
-        let query = match self.together(&["attn_q_a", "attn_q_a_norm", "attn_q_b"], l)? {
-            false => Query::Direct(self.linear("attn_q", l, n_q, h.n_embd)?),
-            true => {
-                let a = self.require("attn_q_a", l)?;
-                let rows = self.tensor(a).dims.get(1).copied().unwrap_or(0) as usize;
-                let key = self.descriptor.key("attention.q_lora_rank");
-                rank = self.gguf.u32(&key)?.map_or(rows, |rank| rank as usize);
-                Query::Compressed {
-                    a: self.linear("attn_q_a", l, rank, h.n_embd)?,
-                    norm: self.vector(self.require("attn_q_a_norm", l)?, rank)?,
-                    b: self.linear("attn_q_b", l, n_q, rank)?,
-                }
-            }
-        };
-        let (k_b, v_b) = self.up_projections(l)?;
+        let shape = h.latent_of(l);
+        let LatentShape { n_head, head_dim, head_dim_v, rank, n_rot } = shape;
+        let (query, q_rank) = self.latent_query(l, n_head * head_dim)?;
+        let (k_b, v_b) = self.up_projections(l, shape)?;
+        let is_own = head_dim != h.head_dim;
         Ok(LatentWeights {
+            shape,
+            scale: if is_own { 1.0 / (head_dim as f32).sqrt() } else { h.attention_scale },
             query,
-            kv_a: self.linear("attn_kv_a_mqa", l, h.kv_rank + h.rope.n_rot, h.n_embd)?,
-            kv_a_norm: self.vector(self.require("attn_kv_a_norm", l)?, h.kv_rank)?,
+            kv_a: self.linear("attn_kv_a_mqa", l, rank + n_rot, h.n_embd)?,
+            kv_a_norm: self.vector(self.require("attn_kv_a_norm", l)?, rank)?,
+            k_norm: self.optional_vector("attn_k_norm", l, n_rot)?,
             k_b,
             v_b,
             rotates: h.kinds.rotates(l),
-            gate: match self.descriptor.tensors.contains_key("attn_head_gate") {
-                true => Some(self.linear("attn_head_gate", l, h.n_head, h.n_embd)?),
-                false => None,
+            slides: h.kinds.slides(l),
+            gate: match self.find("attn_latent_gate", l)? {
+                Some(_) => Some(self.gate_of_values("attn_latent_gate", l, n_head, head_dim_v)?),
+                None => None,
             },
-            sees: self.sees(l, rank)?,
-            output: self.linear("attn_output", l, h.n_embd, h.n_head * h.head_dim_v)?,
+            sinks: self.optional_vector("attn_sinks", l, n_head)?,
+            window: h.kinds.window_of(l),
+            sees: self.sees(l, q_rank)?,
+            output: self.linear("attn_output", l, h.n_embd, n_head * head_dim_v)?,
         })
+    }
+
+    /// The matrices of queries with `rows` elements, and the rank of a compressed row of theirs.
+    fn latent_query(&self, l: usize, rows: usize) -> Result<(Query, usize)> {
+        let n_embd = self.hyper.n_embd;
+        if !self.together(&["attn_q_a", "attn_q_a_norm", "attn_q_b"], l)? {
+            return Ok((Query::Direct(self.linear("attn_q", l, rows, n_embd)?), 0));
+        }
+        let a = self.require("attn_q_a", l)?;
+        let given = self.tensor(a).dims.get(1).copied().unwrap_or(0) as usize;
+        let key = self.descriptor.key("attention.q_lora_rank");
+        let rank = self.gguf.u32(&key)?.map_or(given, |rank| rank as usize);
+        let query = Query::Compressed {
+            a: self.linear("attn_q_a", l, rank, n_embd)?,
+            norm: self.vector(self.require("attn_q_a_norm", l)?, rank)?,
+            b: self.linear("attn_q_b", l, rows, rank)?,
+        };
+        Ok((query, rank))
+    }
+
+    /// One head for each of keys, as long as these, whose place in the cache is behind theirs.
+    fn block_indexer(
+        &self,
+        l: usize,
+        n_head_kv: usize,
+        head_dim: usize,
+    ) -> Result<Option<Box<BlockIndexer>>> {
+        let Some(params) = self.hyper.indexer.as_ref().filter(|params| params.own[l]) else {
+            return Ok(None);
+        };
+        let counts = [
+            ("attention.indexer.head_count", params.n_heads, n_head_kv),
+            ("attention.indexer.key_length", params.dim, head_dim),
+        ];
+        for (key, given, expected) in counts {
+            if given != expected {
+                let (key, expected) = (self.descriptor.key(key), format!("{expected}, as of keys"));
+                return Err(Error::format(self.gguf.path(), key, expected, given.to_string()));
+            }
+        }
+        let vector = |role: &str| self.vector(self.require(role, l)?, head_dim);
+        let n_embd = self.hyper.n_embd;
+        Ok(Some(Box::new(BlockIndexer {
+            q: self.linear("indexer_q", l, n_head_kv * head_dim, n_embd)?,
+            k: self.linear("indexer_k", l, head_dim, n_embd)?,
+            q_norm: vector("indexer_q_norm")?,
+            k_norm: vector("indexer_k_norm")?,
+        })))
     }
 
     /// An indexer reads the compressed row of `rank` elements that queries are made of.
@@ -277,7 +364,8 @@ impl Binder<'_> {
             return Ok(Sees::All);
         };
         if !params.own[l] {
-            return Ok(Sees::AsBefore);
+            let slides = self.hyper.kinds.slides(l);
+            return Ok(if slides { Sees::All } else { Sees::AsBefore });
         }
         self.require("attn_q_a", l)?;
         let (n_embd, dim) = (self.hyper.n_embd, params.dim);
@@ -288,15 +376,15 @@ impl Binder<'_> {
             k_norm: [vector("indexer_k_norm")?, vector("indexer_k_norm_bias")?],
             weights: self.linear("indexer_weights", l, params.n_heads, n_embd)?,
             pairing,
+            rope_offset: params.rope_offset,
         })))
     }
 
     /// Files of today have them apart and the keys' transposed; older ones have both in one
     /// tensor, whose keys are unpacked and transposed here.
-    fn up_projections(&self, l: usize) -> Result<(HeadMatrices, HeadMatrices)> {
-        let h = self.hyper;
-        let (rank, n_head, nope, value) =
-            (h.kv_rank, h.n_head, h.head_dim - h.rope.n_rot, h.head_dim_v);
+    fn up_projections(&self, l: usize, shape: LatentShape) -> Result<(HeadMatrices, HeadMatrices)> {
+        let LatentShape { n_head, head_dim, head_dim_v: value, rank, n_rot } = shape;
+        let nope = head_dim - n_rot;
         let both = self.find("attn_kv_b", l)?;
         if let (Some(both), None) = (both, self.find("attn_k_b", l)?) {
             let rows = nope + value;

@@ -65,8 +65,9 @@ impl<'a> Binder<'a> {
         let layer = |name: &str| name.strip_prefix("blk.")?.split('.').next()?.parse().ok();
         let is_computed = |name: &str| layer(name).is_none_or(|l: usize| l < self.hyper.n_layers);
         let tensors = self.gguf.tensors().iter().enumerate();
-        let unused: Vec<_> =
-            tensors.filter(|(i, t)| !used.contains(i) && is_computed(&t.name)).collect();
+        // The factors of inputs are for processors that multiply in four bits.
+        let says = |name: &str| is_computed(name) && !name.ends_with(".input_scale");
+        let unused: Vec<_> = tensors.filter(|(i, t)| !used.contains(i) && says(&t.name)).collect();
         if let Some((_, first)) = unused.first() {
             log::warn!(
                 "{}: {} of {} tensors are not used, such as {}: programs that compute with them \
@@ -169,7 +170,22 @@ impl<'a> Binder<'a> {
     pub fn linear(&self, role: &str, layer: usize, rows: usize, cols: usize) -> Result<Linear> {
         let weight = self.matrix(self.require(role, layer)?, rows, cols)?;
         let bias = self.optional_vector(&format!("{role}_bias"), layer, rows)?;
-        Ok(Linear { weight, bias })
+        let scale = self.scales(role, layer, 1)?.map_or(1.0, |scale| scale[0]);
+        Ok(Linear::scaled(weight, bias, scale))
+    }
+
+    /// Factors on the products of `n` matrices, where the file has them beside the matrices and the
+    /// architecture computes with them. NVFP4 files do.
+    pub fn scales(&self, role: &str, layer: usize, n: usize) -> Result<Option<Vec<f32>>> {
+        let Some(index) = self.find(&format!("{role}_scale"), layer)? else { return Ok(None) };
+        let scales = self.vector(index, n)?;
+        match scales.iter().find(|scale| !scale.is_finite() || **scale == 0.0) {
+            None => Ok(Some(scales)),
+            Some(bad) => {
+                let expected = "finite numbers other than 0".to_owned();
+                Err(self.wrong(index, expected, bad.to_string()))
+            }
+        }
     }
 
     /// A normalisation that not every architecture has.

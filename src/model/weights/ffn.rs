@@ -2,18 +2,21 @@
 
 use super::super::descriptor;
 use super::super::granules;
+use super::super::hyper::AdjugateParams;
 use super::binder::Binder;
+use super::experts::{ADJUGATE, ADJUGATE_WIDTH, DENSE, DENSE_WIDTH, ROUTED, ROUTED_WIDTH};
+use super::experts::{SHARED, SHARED_WIDTH};
 use super::{Linear, Matrix, Norm};
-use crate::backend::ops::{Activation, ExpertBiases, ExpertForm, ExpertShape, Score};
-use crate::experts::{ExpertTensors, LayerExperts};
-use crate::gguf::{TensorType, Value};
+use crate::backend::ops::{ExpertBiases, ExpertForm, ExpertScales, ExpertShape, Score};
+use crate::experts::LayerExperts;
+use crate::gguf::TensorType;
 use crate::{Error, Result};
 
 /// How a layer's tokens find their experts.
 #[derive(Clone, Debug)]
 pub enum Gate {
-    /// One expert, weight 1: a dense layer.
-    Dense,
+    /// One expert of this weight, 1 as a rule: a dense layer.
+    Dense(f32),
     Router(Router),
 }
 
@@ -24,13 +27,53 @@ pub struct Router {
     pub choice_bias: Option<Vec<f32>>,
     /// Normalises its input, instead of the experts' norm.
     pub norm: Option<Norm>,
+    /// The experts of each token of the vocabulary, whatever the logits: [vocabulary, k].
+    pub fixed: Option<Vec<u32>>,
     /// Factors on the chosen experts' weights: [experts].
     pub scales: Option<Vec<f32>>,
+}
+
+/// Factors of an expert that every token goes to: on its products of gate and up, and on its
+/// result.
+#[derive(Clone, Debug)]
+pub struct OnlyScales {
+    pub inner: Option<ExpertScales>,
+    pub outer: f32,
+}
+
+impl OnlyScales {
+    fn has_none(&self) -> bool {
+        self.inner.is_none() && self.outer == 1.0
+    }
+}
+
+/// Routed experts whose input and output are narrower than the stream: up · norm(Σ experts(down ·
+/// h)).
+#[derive(Clone, Debug)]
+pub struct Latent {
+    pub down: Linear,
+    pub norm: Option<Vec<f32>>,
+    pub up: Linear,
+}
+
+/// Small experts that see the sum of the routed ones, one for each group of these, chosen and
+/// weighed by the same router (GroveMoE, arXiv 2508.07785).
+#[derive(Clone, Debug)]
+pub struct Adjugate {
+    pub shape: ExpertShape,
+    pub n_experts: usize,
+    /// Those that a token uses.
+    pub k: usize,
+    /// Routed experts of a group.
+    pub group: usize,
+    /// Factor on their sum.
+    pub scale: f32,
 }
 
 #[derive(Clone, Debug)]
 pub struct SharedExpert {
     pub shape: ExpertShape,
+    pub scales: OnlyScales,
     /// Its output is multiplied by the sigmoid of this vector times the input.
     pub gate: Option<Matrix>,
 }
@@ -40,6 +83,7 @@ pub struct SharedExpert {
 pub struct DenseBranch {
     pub norm: Norm,
     pub shape: ExpertShape,
+    pub scales: OnlyScales,
     /// Normalises its output, which then joins the experts' instead of the stream.
     pub post_norm: Option<Norm>,
 }
@@ -50,6 +94,9 @@ pub struct FfnWeights {
     pub gate: Gate,
     pub expert: ExpertShape,
     pub biases: Option<ExpertBiases>,
+    pub scales: Option<ExpertScales>,
+    pub latent: Option<Latent>,
+    pub adjugate: Option<Adjugate>,
     pub shared: Option<SharedExpert>,
     /// Computed before the routed experts, which then see what attention saw.
     pub branch: Option<DenseBranch>,
@@ -69,15 +116,15 @@ pub struct FfnWeights {
 
 impl FfnWeights {
     pub fn form(&self) -> ExpertForm<'_> {
-        let ExpertShape { activation, limit, .. } = self.expert;
-        ExpertForm { activation, limit, biases: self.biases.as_ref() }
+        let (biases, scales) = (self.biases.as_ref(), self.scales.as_ref());
+        ExpertForm { biases, scales, ..self.expert.form() }
     }
 
     /// The type of the router's matrix.
     pub fn router_input(&self) -> Option<TensorType> {
         match &self.gate {
             Gate::Router(router) => Some(router.logits.weight.ty),
-            Gate::Dense => None,
+            Gate::Dense(_) => None,
         }
     }
 
@@ -85,17 +132,23 @@ impl FfnWeights {
     pub fn router_norm(&self) -> Option<&Norm> {
         match &self.gate {
             Gate::Router(router) => router.norm.as_ref(),
-            Gate::Dense => None,
+            Gate::Dense(_) => None,
         }
     }
 
     /// Whether devices have kernels for all of it.
     pub fn has_kernels(&self) -> bool {
-        let scales = match &self.gate {
+        let has_scales = match &self.gate {
             Gate::Router(router) => router.scales.is_some(),
-            Gate::Dense => false,
+            Gate::Dense(weight) => *weight != 1.0,
         };
-        self.router_norm().is_none() && self.experts_norm.is_none() && !scales
+        let shared = self.shared.iter().map(|shared| &shared.scales);
+        let mut only = shared.chain(self.branch.iter().map(|branch| &branch.scales));
+        let is_plain = self.scales.is_none() && !has_scales && only.all(OnlyScales::has_none);
+        let has_norms = self.router_norm().is_some() || self.experts_norm.is_some();
+        let has_activation = self.expert.activation.has_kernels();
+        let is_alone = self.latent.is_none() && self.adjugate.is_none();
+        is_plain && !has_norms && is_alone && has_activation
     }
 
     /// Types of everything that reads the normalised input.
@@ -104,7 +157,9 @@ impl FfnWeights {
             self.router_input().filter(|_| !self.routes_stream && self.router_norm().is_none());
         let shared = self.shared.iter();
         let shared = shared.flat_map(|s| s.shape.inputs().chain(s.gate.as_ref().map(|m| m.ty)));
-        self.expert.inputs().chain(router).chain(shared)
+        let latent = self.latent.iter().map(|latent| latent.down.weight.ty);
+        let expert = self.expert.inputs().filter(|_| self.latent.is_none());
+        expert.chain(router).chain(shared).chain(latent)
     }
 }
 
@@ -116,56 +171,35 @@ pub(crate) struct Experts {
     pub shared: Option<LayerExperts>,
 }
 
-const DENSE: [&str; 3] = ["ffn_gate", "ffn_up", "ffn_down"];
-const ROUTED: [&str; 3] = ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"];
-const SHARED: [&str; 3] = ["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"];
-
-/// The keys that say how wide these are.
-const DENSE_WIDTH: &str = "feed_forward_length";
-const ROUTED_WIDTH: &str = "expert_feed_forward_length";
-const SHARED_WIDTH: &str = "expert_shared_feed_forward_length";
-
 impl Binder<'_> {
     pub fn ffn(&self, l: usize) -> Result<(FfnWeights, Experts)> {
         let mut places = Experts::default();
-        let Some(router) = self.router(l)? else {
-            let (expert, dense) = self.experts(l, 1, DENSE)?;
-            self.check_width(DENSE_WIDTH, l, &dense, expert.n_ff)?;
-            places.dense = Some(dense);
-            let biases = self.expert_biases(l, (1, expert.n_ff), DENSE)?;
-            let ffn = FfnWeights {
-                norm: self.norm("ffn_norm", l)?,
-                gate: Gate::Dense,
-                expert,
-                biases,
-                shared: None,
-                branch: None,
-                sees_before: self.descriptor.parts.residual == descriptor::Residual::Parallel,
-                post_norm: self.optional_norm("ffn_post_norm", l)?,
-                experts_norm: None,
-                scale: 1.0,
-                routes_stream: false,
-                weights_input: false,
-            };
-            return Ok((ffn, places));
-        };
-        let (expert, routed) = self.routed(l)?;
+        let Some(router) = self.router(l)? else { return self.dense_ffn(l) };
+        let latent = self.latent_experts(l)?;
+        let width = latent.as_ref().map_or(self.hyper.n_embd, |latent| latent.up.weight.cols);
+        let (expert, routed) = self.routed(l, width)?;
         self.check_width(ROUTED_WIDTH, l, &routed, expert.n_ff)?;
         places.routed = Some(routed);
         let shared = match self.together(&SHARED, l)? {
             false => None,
             true => {
-                let (shape, experts) = self.experts(l, 1, SHARED)?;
+                let (shape, experts) = self.only(l, SHARED)?;
                 self.check_width(SHARED_WIDTH, l, &experts, shape.n_ff)?;
                 places.shared = Some(experts);
                 let gate = self.find("ffn_gate_inp_shexp", l)?;
                 let gate = gate.map(|t| self.matrix(t, 1, self.hyper.n_embd)).transpose()?;
-                Some(SharedExpert { shape, gate })
+                Some(SharedExpert { shape, scales: self.only_scales(l, SHARED)?, gate })
             }
         };
         let (branch, norm) = self.branch(l, &mut places)?;
         let n = self.hyper.routing.n_experts;
-        let biases = self.expert_biases(l, (n, expert.n_ff), ROUTED)?;
+        let mut biases = self.expert_biases(l, n, &expert, ROUTED)?;
+        if let (Some(biases), Some(scales)) = (&mut biases, &router.scales) {
+            // The router's weight has the factor, which is on products without biases.
+            let of_experts = biases.down.chunks_exact_mut(expert.n_embd).zip(scales);
+            of_experts.for_each(|(bias, scale)| bias.iter_mut().for_each(|b| *b /= scale));
+        }
+        let adjugate = self.adjugate(l, &mut places)?;
         let gate = Gate::Router(router);
         let sees_before = matches!(
             self.descriptor.parts.residual,
@@ -179,6 +213,9 @@ impl Binder<'_> {
             gate,
             expert,
             biases,
+            scales: self.inner_scales(l, n, ROUTED)?,
+            latent,
+            adjugate,
             shared,
             branch,
             sees_before,
@@ -194,46 +231,83 @@ impl Binder<'_> {
         Ok((ffn, places))
     }
 
-    /// A dense branch, if the layer has one, and the experts' norm.
-    fn branch(&self, l: usize, places: &mut Experts) -> Result<(Option<DenseBranch>, Norm)> {
-        Ok(match self.descriptor.parts.residual {
-            descriptor::Residual::ParallelMoe => {
-                let (shape, dense) = self.experts(l, 1, DENSE)?;
-                places.dense = Some(dense);
-                let (norm, post_norm) = (self.norm("ffn_norm", l)?, None);
-                (Some(DenseBranch { norm, shape, post_norm }), self.norm("ffn_norm_exps", l)?)
-            }
-            descriptor::Residual::NormedBranches => {
-                let (shape, dense) = self.experts(l, 1, DENSE)?;
-                places.dense = Some(dense);
-                let norm = self.norm("ffn_norm", l)?;
-                let post_norm = Some(self.norm("ffn_branch_post_norm", l)?);
-                (Some(DenseBranch { norm, shape, post_norm }), self.norm("ffn_norm_exps", l)?)
-            }
-            _ => (None, self.norm("ffn_norm", l)?),
-        })
+    fn dense_ffn(&self, l: usize) -> Result<(FfnWeights, Experts)> {
+        let (expert, dense) = self.only(l, DENSE)?;
+        self.check_width(DENSE_WIDTH, l, &dense, expert.n_ff)?;
+        let scales = self.only_scales(l, DENSE)?;
+        let mut biases = self.expert_biases(l, 1, &expert, DENSE)?;
+        if let (Some(biases), Some(scales)) = (&mut biases, &scales.inner) {
+            // The factors are on products with biases.
+            biases.gate.iter_mut().for_each(|b| *b *= scales.gate[0]);
+            biases.up.iter_mut().for_each(|b| *b *= scales.up[0]);
+        }
+        let ffn = FfnWeights {
+            norm: self.norm("ffn_norm", l)?,
+            gate: Gate::Dense(scales.outer),
+            expert,
+            biases,
+            scales: scales.inner,
+            latent: None,
+            adjugate: None,
+            shared: None,
+            branch: None,
+            sees_before: self.descriptor.parts.residual == descriptor::Residual::Parallel,
+            post_norm: self.optional_norm("ffn_post_norm", l)?,
+            experts_norm: None,
+            scale: 1.0,
+            routes_stream: false,
+            weights_input: false,
+        };
+        Ok((ffn, Experts { dense: Some(dense), ..Experts::default() }))
     }
 
-    /// Refuses a key that gives these experts another width. It may have a value a layer, and 0 is
-    /// none given.
-    fn check_width(&self, key: &str, l: usize, experts: &LayerExperts, n_ff: usize) -> Result<()> {
-        // The two stacks of an encoder–decoder differ, and share the key.
-        if self.hyper.encoder.is_some() {
-            return Ok(());
-        }
-        let key = self.descriptor.key(key);
-        let given = match self.gguf.get(&key) {
-            Some(Value::Array(_)) => self.gguf.u32s(&key)?.and_then(|list| list.get(l).copied()),
-            _ => self.gguf.u32(&key)?,
+    /// A dense branch, if the layer has one, and the experts' norm.
+    fn branch(&self, l: usize, places: &mut Experts) -> Result<(Option<DenseBranch>, Norm)> {
+        let norm = self.norm("ffn_norm", l)?;
+        let post_norm = match self.descriptor.parts.residual {
+            descriptor::Residual::ParallelMoe => None,
+            descriptor::Residual::NormedBranches => Some(self.norm("ffn_branch_post_norm", l)?),
+            _ => return Ok((None, norm)),
         };
-        match given {
-            Some(given) if given != 0 && given as usize != n_ff => {
-                let tensor = experts.tensors().next().expect("every expert has a tensor");
-                let expected = format!("{n_ff}, as in {}", self.tensor(tensor).name);
-                Err(Error::format(self.gguf.path(), key, expected, given.to_string()))
-            }
-            _ => Ok(()),
+        let (shape, dense) = self.only(l, DENSE)?;
+        places.dense = Some(dense);
+        let scales = self.only_scales(l, DENSE)?;
+        let branch = DenseBranch { norm, shape, scales, post_norm };
+        Ok((Some(branch), self.norm("ffn_norm_exps", l)?))
+    }
+
+    /// The matrices around narrow experts, if the layer has them.
+    fn latent_experts(&self, l: usize) -> Result<Option<Latent>> {
+        let given = |key: &str| self.gguf.u32(&self.descriptor.key(key));
+        if !self.descriptor.tensors.contains_key("ffn_latent_down") {
+            return Ok(None);
         }
+        let keys = ["expert_latent_length", "moe_latent_size"];
+        let mut width = None;
+        for key in keys {
+            width = width.or(given(key)?.filter(|n| *n > 0));
+        }
+        if !self.together(&["ffn_latent_down", "ffn_latent_up"], l)? && width.is_none() {
+            return Ok(None);
+        }
+        let down = self.require("ffn_latent_down", l)?;
+        let own = self.tensor(down).dims.get(1).copied().unwrap_or(1) as usize;
+        let (rows, n_embd) = (width.map_or(own, |n| n as usize), self.hyper.n_embd);
+        Ok(Some(Latent {
+            down: self.linear("ffn_latent_down", l, rows, n_embd)?,
+            norm: self.optional_vector("ffn_latent_norm", l, rows)?,
+            up: self.linear("ffn_latent_up", l, n_embd, rows)?,
+        }))
+    }
+
+    /// Experts behind the routed ones, if the layer has them.
+    fn adjugate(&self, l: usize, places: &mut Experts) -> Result<Option<Adjugate>> {
+        let Some(params) = self.hyper.routing.adjugate else { return Ok(None) };
+        let (shape, experts) = self.experts(l, params.n_experts, ADJUGATE, self.hyper.n_embd)?;
+        self.check_width(ADJUGATE_WIDTH, l, &experts, shape.n_ff)?;
+        places.dense = Some(experts);
+        let AdjugateParams { n_experts, group, k, scale } = params;
+        Ok(Some(Adjugate { shape, n_experts, k, group, scale }))
     }
 
     /// `None` in a dense layer.
@@ -254,21 +328,43 @@ impl Binder<'_> {
             _ => (),
         }
         let logits = self.linear("ffn_gate_inp", l, n, self.hyper.n_embd)?;
-        let scales = match self.descriptor.tensors.contains_key("ffn_exps_scale") {
-            true => Some(self.vector(self.require("ffn_exps_scale", l)?, n)?),
-            false => None,
-        };
-        let (choice_bias, norm) = (self.choice_bias(l, n)?, self.own_router_norm(l)?);
-        Ok(Some(Router { logits, choice_bias, norm, scales }))
+        let scales = self.scales("ffn_down_exps", l, n)?;
+        let fixed = self.fixed_experts(l, n)?;
+        let choice_bias = if fixed.is_some() { None } else { self.choice_bias(l, n)? };
+        let norm = self.own_router_norm(l)?;
+        Ok(Some(Router { logits, choice_bias, norm, fixed, scales }))
+    }
+
+    /// Those of leading layers, `hash_layer_count` of them, for each token; `None` in others.
+    fn fixed_experts(&self, l: usize, n: usize) -> Result<Option<Vec<u32>>> {
+        let count = self.gguf.u32(&self.descriptor.key("hash_layer_count"))?.unwrap_or(0);
+        if l >= count as usize || !self.descriptor.tensors.contains_key("ffn_fixed") {
+            return Ok(None);
+        }
+        let index = self.require("ffn_fixed", l)?;
+        let tensor = self.tensor(index);
+        let (k, vocab) = (self.hyper.routing.k as u64, self.require("token_embd", 0)?);
+        let wanted = [k, self.tensor(vocab).dims.get(1).copied().unwrap_or(1)];
+        if tensor.ty != TensorType::I32 || tensor.dims != wanted {
+            let got = format!("{:?} of {}", tensor.dims, tensor.ty);
+            return Err(self.wrong(index, format!("{wanted:?} of I32"), got));
+        }
+        let bytes = self.gguf.bytes(tensor).chunks_exact(4);
+        let ids = bytes.map(|id| u32::from_le_bytes(id.try_into().expect("four bytes")));
+        let ids: Vec<u32> = ids.collect();
+        match ids.iter().find(|id| **id as usize >= n) {
+            None => Ok(Some(ids)),
+            Some(id) => Err(self.wrong(index, format!("experts below {n}"), id.to_string())),
+        }
     }
 
     /// The norm of a router that has one: RMSNorm with these weights, divided by √n_embd.
     fn own_router_norm(&self, l: usize) -> Result<Option<Norm>> {
         let n = self.hyper.n_embd;
-        if !self.descriptor.tensors.contains_key("ffn_gate_inp_scale") {
+        if !self.descriptor.tensors.contains_key("router_norm") {
             return Ok(None);
         }
-        let mut weight = self.vector(self.require("ffn_gate_inp_scale", l)?, n)?;
+        let mut weight = self.vector(self.require("router_norm", l)?, n)?;
         weight.iter_mut().for_each(|w| *w /= (n as f32).sqrt());
         Ok(Some(Norm { kind: descriptor::Norm::Rms, weight, bias: vec![0.0; n] }))
     }
@@ -279,175 +375,16 @@ impl Binder<'_> {
         let role = "exp_probs_b";
         let router = &self.descriptor.router;
         let is_biased = router.choice_bias || self.hyper.routing.choice.score == Score::Sigmoid;
+        let is_biased = is_biased || router.score == Score::SqrtSoftplus;
         if is_biased && self.descriptor.tensors.contains_key(role) {
             self.require(role, l)?;
         }
         let Some(bias) = self.find(role, l)? else { return Ok(None) };
-        if router.score != Score::Sigmoid && !router.choice_bias {
+        let is_own = matches!(router.score, Score::Sigmoid | Score::SqrtSoftplus);
+        if !is_own && !router.choice_bias {
             self.require_key("expert_gating_func", bias)?;
             self.require_key("expert_weights_norm", bias)?;
         }
         self.vector(bias, n).map(Some)
-    }
-
-    fn expert_biases(
-        &self,
-        l: usize,
-        (n, n_ff): (usize, usize),
-        [gate, up, down]: [&str; 3],
-    ) -> Result<Option<ExpertBiases>> {
-        let role = |matrix: &str| format!("{matrix}_bias");
-        let roles = [gate, up, down].map(role);
-        if !self.together(&roles.each_ref().map(String::as_str), l)? {
-            return Ok(None);
-        }
-        let read = |matrix: &str, width| self.values(self.require(&role(matrix), l)?, &[width, n]);
-        let gated = self.activation().is_gated();
-        Ok(Some(ExpertBiases {
-            gate: if gated { read(gate, n_ff)? } else { Vec::new() },
-            up: read(up, n_ff)?,
-            down: read(down, self.hyper.n_embd)?,
-        }))
-    }
-
-    fn activation(&self) -> Activation {
-        self.descriptor.parts.activation
-    }
-
-    /// The routed experts of a layer, in whichever layout the file has them.
-    fn routed(&self, l: usize) -> Result<(ExpertShape, LayerExperts)> {
-        let n = self.hyper.routing.n_experts;
-        let granules = match &self.granules {
-            Some(keys) if self.activation().is_gated() => keys.layer(self.gguf, l)?,
-            _ => None,
-        };
-        let Some(typed) = granules else {
-            if let Some(gate_up) = self.fused_tensor(l) {
-                return self.fused_experts(l, n, gate_up);
-            }
-            self.refuse_single_experts(l)?;
-            return self.experts(l, n, ROUTED);
-        };
-        let index = typed.experts.tensors().next().expect("the granule-major tensor");
-        self.mark_used(index);
-        for ty in typed.types {
-            self.check_type(index, ty)?;
-        }
-        if typed.experts.n_experts != n {
-            let expected = format!("{n} experts");
-            return Err(self.wrong(index, expected, typed.experts.n_experts.to_string()));
-        }
-        let ([gate, up, down], n_ff) = (typed.types, typed.experts.geometry.n_ff);
-        let (gate, n_embd, activation) = (Some(gate), typed.n_embd, self.activation());
-        let shape = ExpertShape { gate, up, down, n_embd, n_ff, activation, limit: 0.0 };
-        Ok((self.activated(l, ROUTED, shape)?, typed.experts))
-    }
-
-    /// One tensor of gate and up, which some files have in the place of the two.
-    fn fused_tensor(&self, l: usize) -> Option<usize> {
-        let (up, _) = self.name(ROUTED[1], l).filter(|_| self.activation().is_gated())?;
-        self.gguf.tensor_index(&up.replace("ffn_up_exps", "ffn_gate_up_exps"))
-    }
-
-    /// Experts with gate and up [n_embd, 2 · n_ff, n] in one tensor, gate first.
-    fn fused_experts(
-        &self,
-        l: usize,
-        n: usize,
-        gate_up: usize,
-    ) -> Result<(ExpertShape, LayerExperts)> {
-        let n_embd = self.hyper.n_embd;
-        let down = self.require(ROUTED[2], l)?;
-        self.mark_used(gate_up);
-        let n_ff = self.tensor(gate_up).dims.get(1).copied().unwrap_or(0) as usize / 2;
-        self.check(gate_up, &[n_embd, 2 * n_ff, n])?;
-        self.check(down, &[n_ff, n_embd, n])?;
-        let (up, down_type) = (self.tensor(gate_up).ty, self.tensor(down).ty);
-        let sizes = [n_embd, n_ff, n].map(|n| n as u64);
-        let tensors = ExpertTensors::Fused { gate_up, down };
-        let experts = granules::cut((Some(up), up, down_type), sizes, tensors);
-        let experts = experts.ok_or_else(|| {
-            self.wrong(gate_up, "a size that can be addressed".into(), format!("{n_ff} rows"))
-        })?;
-        let (gate, down, activation) = (Some(up), down_type, self.activation());
-        let shape = ExpertShape { gate, up, down, n_embd, n_ff, activation, limit: 0.0 };
-        Ok((self.activated(l, ROUTED, shape)?, experts))
-    }
-
-    /// Until April 2024 converters wrote a tensor an expert.
-    fn refuse_single_experts(&self, l: usize) -> Result<()> {
-        let Some((stacked, _)) = self.name(ROUTED[1], l) else { return Ok(()) };
-        let single = stacked.replace("_exps.", ".0.");
-        match self.gguf.tensor_index(&single) {
-            None => Ok(()),
-            Some(index) => Err(self.wrong(
-                index,
-                format!("all experts of a layer in one tensor {stacked}"),
-                "one tensor per expert, an old file format: convert the model again".into(),
-            )),
-        }
-    }
-
-    /// The expert tensors of `n` experts: gate, if they have one, and up [n_embd, n_ff, n], down
-    /// [n_ff, n_embd, n]. The intermediate size is taken from the up tensor.
-    fn experts(&self, l: usize, n: usize, roles: [&str; 3]) -> Result<(ExpertShape, LayerExperts)> {
-        let ([gate, up, down], n_embd) = (roles, self.hyper.n_embd);
-        let gate = self.activation().is_gated().then(|| self.require(gate, l)).transpose()?;
-        let (up, down) = (self.require(up, l)?, self.require(down, l)?);
-        let n_ff = self.tensor(up).dims.get(1).copied().unwrap_or(0) as usize;
-        for matrix in gate.into_iter().chain([up]) {
-            self.check(matrix, &[n_embd, n_ff, n])?;
-        }
-        self.check(down, &[n_ff, n_embd, n])?;
-        let ty = |index: usize| self.tensor(index).ty;
-        let types = (gate.map(ty), ty(up), ty(down));
-        let sizes = [n_embd, n_ff, n].map(|n| n as u64);
-        let experts = granules::cut(types, sizes, ExpertTensors::Stacked { gate, up, down });
-        let experts = experts.ok_or_else(|| {
-            self.wrong(up, "a size that can be addressed".into(), format!("{n_ff} rows"))
-        })?;
-        let ((gate, up, down), activation) = (types, self.activation());
-        let shape = ExpertShape { gate, up, down, n_embd, n_ff, activation, limit: 0.0 };
-        Ok((self.activated(l, roles, shape)?, experts))
-    }
-
-    /// A shape with the activation and the limit of a layer's experts of these roles.
-    fn activated(&self, l: usize, roles: [&str; 3], shape: ExpertShape) -> Result<ExpertShape> {
-        let activation = self.activation();
-        if !activation.is_limited() {
-            return Ok(ExpertShape { activation, ..shape });
-        }
-        // Layers without a limit have the activation that it limits.
-        match self.activation_limit(l, roles)? {
-            0.0 => Ok(ExpertShape { activation: Activation::Silu, ..shape }),
-            limit => Ok(ExpertShape { activation, limit, ..shape }),
-        }
-    }
-
-    /// The limit of a layer's experts, one for all layers or a number a layer; 0 is none.
-    fn activation_limit(&self, l: usize, roles: [&str; 3]) -> Result<f32> {
-        let routed = roles == ROUTED;
-        let key = if routed { "swiglu_clamp_exp" } else { "swiglu_clamp_shexp" };
-        let key = self.descriptor.key(key);
-        let limit = match self.gguf.get(&key) {
-            Some(Value::Array(_)) => {
-                let list = self.gguf.f32s(&key)?.unwrap_or_default();
-                // Some count the layers that predict further tokens, some do not.
-                if list.len() < self.hyper.n_layers {
-                    let expected = format!("numbers for {} layers", self.hyper.n_layers);
-                    let got = format!("{} of them", list.len());
-                    return Err(Error::format(self.gguf.path(), key, expected, got));
-                }
-                list[l]
-            }
-            _ => self.gguf.f32(&key)?.unwrap_or(0.0),
-        };
-        match limit.is_finite() && limit >= 0.0 {
-            true => Ok(limit),
-            false => {
-                let expected = "numbers of at least 0".to_owned();
-                Err(Error::format(self.gguf.path(), key, expected, limit.to_string()))
-            }
-        }
     }
 }

@@ -64,11 +64,28 @@ impl Matrix {
     }
 }
 
-/// A matrix with an optional bias.
+/// scale · (weight · x + bias), the bias optional.
 #[derive(Clone, Debug)]
 pub struct Linear {
     pub weight: Matrix,
     pub bias: Option<Vec<f32>>,
+    /// A finite number other than 0; 1 as a rule.
+    pub scale: f32,
+}
+
+impl Linear {
+    pub fn plain(weight: Matrix) -> Linear {
+        Linear { weight, bias: None, scale: 1.0 }
+    }
+
+    /// scale · weight · x + bias
+    pub fn scaled(weight: Matrix, bias: Option<Vec<f32>>, scale: f32) -> Linear {
+        let mut bias = bias;
+        if scale != 1.0 {
+            bias.iter_mut().flatten().for_each(|b| *b /= scale);
+        }
+        Linear { weight, bias, scale }
+    }
 }
 
 /// A matrix a head, all in one: head h has `rows` rows from `first + h · step` on.

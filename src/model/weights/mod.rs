@@ -3,29 +3,34 @@
 
 mod attention;
 mod binder;
+mod compressed;
 mod delta;
 pub mod encoder;
+mod experts;
 mod ffn;
 mod matrix;
 mod next_token;
 mod recurrent;
+mod streams;
 
 use super::descriptor::{self, Descriptor};
 use super::hyper::HyperParams;
 use super::rope::{RopeFactors, RopeScaling};
 use crate::Result;
 use crate::experts::LayerExperts;
-use crate::gguf::Gguf;
+use crate::gguf::{Gguf, TensorType};
 use crate::model::weights::encoder::EncoderWeights;
 
-pub use attention::{AttentionWeights, Indexer, LatentWeights, Query, Sees};
+pub use attention::{AttentionWeights, BlockIndexer, Indexer, LatentWeights, Query, Sees};
 pub(super) use binder::Binder;
+pub use compressed::{CompressedWeights, Compressor};
 pub use delta::{DeltaWeights, Gates};
 use ffn::Experts;
-pub use ffn::{DenseBranch, FfnWeights, Gate, SharedExpert};
+pub use ffn::{Adjugate, DenseBranch, FfnWeights, Gate, Latent, OnlyScales, SharedExpert};
 pub use matrix::{HeadMatrices, Linear, Matrix};
 pub use next_token::NextTokenWeights;
 pub use recurrent::{KdaWeights, LightningWeights, Mamba2Weights, MambaWeights, ShortConvWeights};
+pub use streams::{Connection, Part, Streams};
 
 /// A normalisation of the stream.
 #[derive(Clone, Debug)]
@@ -43,6 +48,7 @@ pub enum Mixer {
     None,
     Attention(AttentionWeights),
     Latent(LatentWeights),
+    Compressed(Box<CompressedWeights>),
     Delta(DeltaWeights),
     Kda(KdaWeights),
     ShortConv(ShortConvWeights),
@@ -55,9 +61,9 @@ impl Mixer {
     /// Whether devices have kernels for it in contexts where an indexer chooses, or not.
     fn has_kernels(&self, chooses: bool) -> bool {
         match self {
-            Mixer::Attention(w) => w.v_norm.is_none(),
+            Mixer::Attention(w) => w.v_norm.is_none() && w.bias.is_none() && w.index.is_none(),
             Mixer::None | Mixer::Delta(_) => true,
-            Mixer::Latent(w) => w.gate.is_none() && (!chooses || matches!(w.sees, Sees::All)),
+            Mixer::Latent(w) => w.has_kernels(chooses),
             _ => false,
         }
     }
@@ -68,7 +74,8 @@ impl Layer {
     /// positions, or not; the CPU computes a layer without.
     pub fn has_kernels(&self, chooses: bool) -> bool {
         let has_ffn = self.ffn.as_ref().is_some_and(FfnWeights::has_kernels);
-        self.mixer.has_kernels(chooses) && has_ffn && self.scale == 1.0
+        let has_one = self.streams.iter().all(|streams| matches!(streams, Streams::One));
+        self.mixer.has_kernels(chooses) && has_ffn && self.scale == 1.0 && has_one
     }
 }
 
@@ -82,6 +89,8 @@ pub struct Layer {
     pub ffn: Option<FfnWeights>,
     /// Factor on the stream behind the layer.
     pub scale: f32,
+    /// How the mixer and the feed-forward part read and feed the residual streams.
+    pub streams: [Streams; 2],
 }
 
 pub struct Weights {
@@ -89,6 +98,8 @@ pub struct Weights {
     pub output_norm: Norm,
     pub output: Linear,
     pub logit_divisor: f32,
+    /// How the output norm reads the residual streams.
+    pub last_streams: Streams,
     pub rope_factors: RopeFactors,
     pub layers: Vec<Layer>,
     /// Weights besides the layers', in a model with an encoder.
@@ -108,6 +119,9 @@ impl Weights {
         let token_embd = b.matrix(embd, n_vocab, hyper.n_embd)?;
         let output = b.find("output", 0)?.map(|t| b.matrix(t, n_vocab, hyper.n_embd));
         let output = output.transpose()?;
+        // llama.cpp multiplies by the factor of an output of this type only.
+        let is_nvfp4 = output.as_ref().is_some_and(|output| output.ty == TensorType::NVFP4);
+        let scale = if is_nvfp4 { b.scales("output", 0, 1)? } else { None };
         let is_tied = output.is_none() && descriptor.parts.scale_tied_output;
         let tied_divisor = if is_tied { (hyper.n_embd as f32).sqrt() } else { 1.0 };
         let output = output.unwrap_or_else(|| token_embd.clone());
@@ -121,8 +135,13 @@ impl Weights {
         let mut weights = Weights {
             token_embd,
             output_norm: b.norm("output_norm", hyper.n_layers - 1)?,
-            output: Linear { weight: output, bias: b.optional_vector("output_bias", 0, n_vocab)? },
+            output: Linear::scaled(
+                output,
+                b.optional_vector("output_bias", 0, n_vocab)?,
+                scale.map_or(1.0, |scale| scale[0]),
+            ),
             logit_divisor: hyper.logit_divisor.unwrap_or(tied_divisor),
+            last_streams: b.last_streams()?,
             rope_factors: RopeFactors {
                 all: b.optional_vector("rope_freqs", 0, most_pairs)?,
                 short: b.optional_vector("rope_factors_short", 0, n_pairs)?,
@@ -145,6 +164,7 @@ impl Weights {
                 post_norm: b.optional_norm("attn_post_norm", l)?,
                 ffn,
                 scale: b.optional_vector("layer_scale", l, 1)?.map_or(1.0, |scale| scale[0]),
+                streams: b.streams(l)?,
             });
             weights.routed.push(experts.routed);
             weights.dense.push(experts.dense);

@@ -2,7 +2,7 @@
 //! (DeepSeek-V3, section 2.2).
 
 use super::binder::Binder;
-use super::{Layer, Linear, Norm, Weights};
+use super::{Layer, Linear, Norm, Streams, Weights};
 use crate::Result;
 use crate::gguf::Gguf;
 use crate::model::descriptor::Descriptor;
@@ -42,7 +42,7 @@ impl NextTokenWeights {
         let own = |role: &str| {
             b.find(role, l)?.map(|tensor| b.matrix(tensor, n_vocab, n_embd)).transpose()
         };
-        let output = own("nextn_shared_head_head")?.map(|weight| Linear { weight, bias: None });
+        let output = own("nextn_shared_head_head")?.map(Linear::plain);
         let output_norm = b.optional_norm("nextn_shared_head_norm", l)?;
         let (ffn, experts) = b.ffn(l)?;
         let layer = Layer {
@@ -51,12 +51,14 @@ impl NextTokenWeights {
             post_norm: b.optional_norm("attn_post_norm", l)?,
             ffn: Some(ffn),
             scale: 1.0,
+            streams: [Streams::One, Streams::One],
         };
         let weights = Weights {
             token_embd: own("nextn_embed_tokens")?.unwrap_or_else(|| shared.token_embd.clone()),
             output_norm: output_norm.unwrap_or_else(|| shared.output_norm.clone()),
             output: output.unwrap_or_else(|| shared.output.clone()),
             logit_divisor: shared.logit_divisor,
+            last_streams: Streams::One,
             rope_factors: shared.rope_factors.clone(),
             layers: vec![layer],
             encoder: None,

@@ -171,7 +171,7 @@ impl Binder<'_> {
             log_decay: (0..shape.n_heads).map(|h| -slope(h)).collect(),
             norm: self.vector(self.require("attn_norm_2", l)?, width)?,
             gate: self.linear("attn_gate", l, width, n_embd)?,
-            output: self.linear("attn_output", l, n_embd, width)?,
+            output: self.linear("lightning_output", l, n_embd, width)?,
         })
     }
 
@@ -193,19 +193,30 @@ impl Binder<'_> {
         };
         let [q_conv, k_conv, v_conv] = of.map(conv);
         let weight = [q_conv?, k_conv?, v_conv?].concat();
+        let mut a = self.head_decays(l, shape.n_v_heads)?;
+        if self.descriptor.parts.decay_factors_are_negative {
+            a.iter_mut().for_each(|a| *a = -*a);
+        }
         Ok(KdaWeights {
             shape,
             qkv: [q?, k?, v?],
             conv: ConvWeights { shape: shape.conv(), weight, bias: None, silu: true },
             decay: projection("ssm_f")?,
             beta: self.linear("ssm_beta", l, shape.n_v_heads, n_embd)?,
-            a: self.values(self.require("ssm_a", l)?, &[1, shape.n_v_heads])?,
+            a,
             dt: self.vector(self.require("ssm_dt_bias", l)?, width)?,
             bound: self.hyper.decay_bound,
             gate: projection("ssm_g")?,
             norm: self.vector(self.require("ssm_norm", l)?, shape.v_dim)?,
-            output: self.linear("attn_output", l, n_embd, width)?,
+            output: self.linear("kda_output", l, n_embd, width)?,
         })
+    }
+
+    /// A number a head, as a row or as a column.
+    fn head_decays(&self, l: usize, n: usize) -> Result<Vec<f32>> {
+        let index = self.require("ssm_a", l)?;
+        let is_row = self.tensor(index).dims.len() < 2;
+        self.values(index, &if is_row { [n, 1] } else { [1, n] })
     }
 
     fn conv(&self, role: &str, l: usize, shape: ConvShape, silu: bool) -> Result<ConvWeights> {

@@ -34,6 +34,32 @@ impl Cpu {
         });
     }
 
+    /// Scores of blocks of the first `n_seen` positions for one query of one head: the largest
+    /// query · key of each. `out` [blocks].
+    pub fn block_scores(
+        &self,
+        q: &[f32],
+        keys: Rows,
+        n_seen: usize,
+        block: usize,
+        out: &mut [f32],
+    ) {
+        assert!(out.len() == n_seen.div_ceil(block) && n_seen <= keys.n_ctx);
+        let shared = SharedOut::new(out);
+        let n = n_seen.div_ceil(block);
+        self.chunks(n, self.row_chunk(n, n_seen * q.len()), &|scratch, blocks| {
+            for b in blocks {
+                let positions = b * block..n_seen.min((b + 1) * block);
+                let (_, buffer) = scratch.split(keys.tile_floats(block));
+                let tile = keys.tile(self.kernels, 0, positions.clone(), buffer);
+                let product = |i: usize| self.kernels.dot_f32(q, &tile.row(i)[..q.len()]);
+                let best = (0..positions.len()).map(product).fold(f32::NEG_INFINITY, f32::max);
+                // SAFETY: each block is in one chunk.
+                unsafe { shared.slice(b, 1) }.fill(best);
+            }
+        });
+    }
+
     /// Rows of one head at `positions`, as a cache of as many positions in `to`.
     pub fn gather_rows<'a>(&self, rows: Rows, positions: &[u32], to: &'a mut RowBytes) -> Rows<'a> {
         let (n, bytes) = (positions.len(), row_bytes(rows.ty, rows.dim));
@@ -70,6 +96,33 @@ pub fn best(scores: &[f32], room: &mut Vec<u32>, best: &mut [u32]) {
 #[cfg(test)]
 mod tests {
     use super::best;
+    use crate::backend::cpu::Cpu;
+    use crate::backend::ops::{RowBytes, Rows};
+    use crate::gguf::TensorType;
+
+    #[test]
+    fn a_block_is_as_good_as_its_best_position() {
+        let (n, dim, block) = (37, 8, 5);
+        let values: Vec<f32> = (0..n * dim).map(|i| (i * 29 % 31) as f32 - 15.0).collect();
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let mut data = RowBytes::zeroed(bytes.len());
+        data.copy_from_slice(&bytes);
+        let keys = Rows { ty: TensorType::F32, data: &data, dim, stride: dim, n_ctx: n };
+        let q: Vec<f32> = (0..dim).map(|i| i as f32 - 3.0).collect();
+        for (threads, n_seen) in [(1, 37), (3, 37), (2, 33)] {
+            let mut scores = vec![0.0; n_seen_blocks(n_seen, block)];
+            Cpu::new(threads).block_scores(&q, keys, n_seen, block, &mut scores);
+            for (b, score) in scores.iter().enumerate() {
+                let rows = values.chunks_exact(dim).take(n_seen).skip(b * block).take(block);
+                let dots = rows.map(|row| row.iter().zip(&q).map(|(a, b)| a * b).sum::<f32>());
+                assert_eq!(*score, dots.fold(f32::NEG_INFINITY, f32::max));
+            }
+        }
+    }
+
+    fn n_seen_blocks(n: usize, block: usize) -> usize {
+        n.div_ceil(block)
+    }
 
     #[test]
     fn the_best_are_the_largest_and_of_equal_ones_the_first() {

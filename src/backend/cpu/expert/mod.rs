@@ -146,6 +146,14 @@ impl Cpu {
                 self.kernels.matmul_all(mat.row_range(rows.clone()), acts, out, kernels);
             }
             let first = granule.rows.start + rows.start;
+            if let Some(scales) = form.scales {
+                let expert = demand.experts[granule.slot] as usize;
+                for (products, scales) in [(&mut *gate, &scales.gate), (&mut *up, &scales.up)] {
+                    if let Some(scale) = scales.get(expert) {
+                        products.iter_mut().for_each(|p| *p *= scale);
+                    }
+                }
+            }
             if let Some(biases) = form.biases {
                 let at = demand.experts[granule.slot] as usize * n_ff + first;
                 for (products, bias) in [(&mut *gate, &biases.gate), (&mut *up, &biases.up)] {
@@ -172,6 +180,9 @@ impl Cpu {
                     }
                     Activation::SiluCapped => {
                         swiglu_capped(self.kernels, form.limit, gate, up, out);
+                    }
+                    Activation::Situ => {
+                        situ(self.kernels, [form.limit, form.up_limit], gate, up, out);
                     }
                 }
             }
@@ -384,6 +395,25 @@ pub fn swiglu_capped(kernels: &Kernels, limit: f32, gate: &[f32], up: &[f32], ou
     kernels.sigmoid(out);
     for ((o, g), u) in out.iter_mut().zip(gate).zip(up) {
         *o = (g * *o).min(limit) * u.clamp(-limit, limit);
+    }
+}
+
+/// See [`Activation::Situ`]; changes `gate` and `up`.
+pub fn situ(
+    kernels: &Kernels,
+    [limit, up_limit]: [f32; 2],
+    gate: &mut [f32],
+    up: &mut [f32],
+    out: &mut [f32],
+) {
+    out.copy_from_slice(gate);
+    kernels.sigmoid(out);
+    kernels.soft_cap(gate, limit);
+    if up_limit > 0.0 {
+        kernels.soft_cap(up, up_limit);
+    }
+    for ((o, g), u) in out.iter_mut().zip(gate).zip(up) {
+        *o = *g * *o * *u;
     }
 }
 

@@ -106,7 +106,13 @@ fn compute(
             done[e as usize] = rows.end;
             granules.push(layer.granule(e, rows, &demand));
         }
-        let form = ExpertForm { activation: Activation::Silu, limit: 0.0, biases: None };
+        let form = ExpertForm {
+            activation: Activation::Silu,
+            limit: 0.0,
+            up_limit: 0.0,
+            biases: None,
+            scales: None,
+        };
         cpu.expert_granules(&granules, &demand, form, &acts, &mut buffers);
     }
     assert!(demand.experts.iter().all(|e| done[*e as usize] == N_FF));
@@ -175,7 +181,13 @@ fn experts_without_a_gate_rectify_and_add_biases() {
     let granule = |e, rows| GranuleMats { gate: None, ..layer.granule(e, rows, &demand) };
     let granules: Vec<_> =
         chosen.iter().flat_map(|e| [granule(*e, 0..512), granule(*e, 512..N_FF)]).collect();
-    let form = ExpertForm { activation: Activation::Relu, limit: 0.0, biases: Some(&biases) };
+    let form = ExpertForm {
+        activation: Activation::Relu,
+        limit: 0.0,
+        up_limit: 0.0,
+        biases: Some(&biases),
+        scales: None,
+    };
     cpu.expert_granules(&granules, &demand, form, &acts, &mut buffers);
     let mut y = vec![0.0; x.len()];
     cpu.ordered_sum(&demand, &[0.5, 2.0], &buffers, &mut y);

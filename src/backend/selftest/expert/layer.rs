@@ -142,8 +142,13 @@ impl Layer {
         }
         let mut buffers = ExpertBuffers::default();
         buffers.begin(demand.n_pairs(), s.n_ff, s.n_embd, Kinds::of([s.down]));
-        let form =
-            ExpertForm { activation: s.activation, limit: s.limit, biases: self.biases.as_ref() };
+        let form = ExpertForm {
+            activation: s.activation,
+            limit: s.limit,
+            up_limit: 0.0,
+            biases: self.biases.as_ref(),
+            scales: None,
+        };
         bench.cpu.expert_granules(&granules, &demand, form, &tokens.x, &mut buffers);
         let mut y = vec![0.0; tokens.n * s.n_embd];
         bench.cpu.ordered_sum(&demand, &tokens.weights, &buffers, &mut y);

@@ -20,8 +20,7 @@ use super::status::PageCounts;
 use crate::engine::kv_disk::{Key, KvDisk};
 use crate::engine::text_cache::TextCache;
 
-/// Positions of a page.
-pub const PAGE: usize = 64;
+pub use crate::model::kv::PAGE;
 
 /// Pages that are saved at once: those of a device go faster together.
 const SAVED_AT_ONCE: usize = 16;

@@ -1,0 +1,293 @@
+//! Attention to a window and to compressed rows of what is before it (DeepSeek-V4). A position has
+//! one row, which is key and value of all heads; what heads make of it is turned back by the
+//! token's own position. A block's positions make one more row, of which an indexer may choose.
+
+use crate::Result;
+use crate::backend::cpu::acts::Kinds;
+use crate::backend::cpu::attention::AttentionShape;
+use crate::backend::cpu::attention::index::best;
+use crate::backend::cpu::compress::ScoredRow;
+use crate::backend::cpu::rope::RopeTable;
+use crate::backend::ops::{RopeShape, RowBytes, Rows, RowsMut, row_bytes};
+use crate::forward::CpuPass;
+use crate::forward::attention::MixerBuffers;
+use crate::forward::parts;
+use crate::forward::scratch::{rows_of, rows_of_mut};
+use crate::model::compressed::row_of_block;
+use crate::model::kv::KvCache;
+use crate::model::weights::{CompressedWeights, Compressor};
+use crate::simd::Floats;
+use std::ops::Range;
+
+#[derive(Default)]
+pub struct CompressedBuffers {
+    ranks: Floats, // [rows, rank]
+    /// Attention's and its indexer's: [rows, width] each.
+    values: [Floats; 2],
+    scores: [Floats; 2],
+    index_q: Floats, // [rows, heads, dim]
+    weights: Floats, // [rows, heads]
+    room: Vec<f32>,
+    row: Vec<f32>, // a compressed row
+    turn: RopeTable,
+    back: RopeTable,
+    merits: Vec<f32>,
+    ids: Vec<u32>,
+    blocks: Vec<u32>,
+    seen: RowBytes,
+    grouped: Floats, // [rows, groups, rank]
+}
+
+/// Compressed rows among a layer's cached ones.
+fn unpacked(packed: Rows<'_>, dim: usize) -> Rows<'_> {
+    let n_ctx = packed.n_ctx * packed.dim / dim;
+    Rows {
+        dim,
+        stride: dim,
+        n_ctx,
+        data: &packed.data[..n_ctx * row_bytes(packed.ty, dim)],
+        ..packed
+    }
+}
+
+fn unpacked_mut(packed: RowsMut<'_>, dim: usize) -> RowsMut<'_> {
+    let n_ctx = packed.n_ctx * packed.dim / dim;
+    let data = &mut packed.data[..n_ctx * row_bytes(packed.ty, dim)];
+    RowsMut { dim, n_ctx, data, ty: packed.ty }
+}
+
+impl CpuPass<'_, '_> {
+    /// y = attention(h) of layer `l`
+    pub(super) fn compressed_attention(
+        &mut self,
+        l: usize,
+        w: &CompressedWeights,
+        h: &[f32],
+        m: &mut MixerBuffers,
+        y: &mut Floats,
+    ) -> Result<()> {
+        let (model, cpu, n) = (self.model, self.cpu, self.batch.n_rows());
+        let (eps, dim) = (model.hyper.norm_eps, w.head_dim);
+        let shape = model.rope_shape(dim, dim - w.n_rot);
+        // queries, rows
+        let c = &mut m.compressed;
+        self.product(&w.q_a, h, &mut m.acts, &mut c.ranks);
+        cpu.rms_norm_heads(&mut c.ranks, &w.q_a_norm, eps);
+        self.product(&w.q_b, &c.ranks, &mut m.acts, &mut m.q);
+        cpu.rms_norm_heads(&mut m.q, &w.ones, eps);
+        self.product(&w.row, h, &mut m.acts, &mut m.k);
+        cpu.rms_norm_heads(&mut m.k, &w.row_norm, eps);
+        let table = m.ropes.of_layer(w.slides);
+        cpu.rope(&mut m.q, shape, table);
+        cpu.rope(&mut m.k, shape, table);
+        c.back.fill_back(table);
+        // cache: rows, then what they make
+        for (rows, segment) in self.batch.segments() {
+            let (cached, _) = self.caches[segment.session].rows_mut(l);
+            cached.store(cpu, rows_of(&m.k, &rows, dim), segment.past);
+        }
+        self.compress(l, w, h, m);
+        // attention, each text over its own cache
+        m.attended.resize(n * w.n_head * dim);
+        self.attend_compressed(l, w, m)?;
+        // back by the token's position, output
+        let c = &mut m.compressed;
+        cpu.rope(&mut m.attended, shape, &c.back);
+        let mats = w.output_a.mats(&model.gguf);
+        m.acts.fill(cpu, Kinds::of([mats.all.ty]), n * mats.n_heads, mats.all.cols, &m.attended);
+        c.grouped.resize(n * mats.n_heads * mats.rows);
+        cpu.head_products(mats, m.acts.view(mats.all.ty), &mut c.grouped);
+        std::mem::swap(&mut c.grouped, &mut m.attended);
+        self.attention_output(&w.output_b, m, y);
+        Ok(())
+    }
+
+    /// Values and scores of the rows, and the compressed rows of blocks that they complete; what an
+    /// indexer reads.
+    fn compress(&mut self, l: usize, w: &CompressedWeights, h: &[f32], m: &mut MixerBuffers) {
+        let Some(compressor) = &w.compressor else { return };
+        let c = &mut m.compressed;
+        let indexer = w.indexer.as_ref();
+        if let Some(indexer) = indexer {
+            self.product(&indexer.q, &c.ranks, &mut m.acts, &mut c.index_q);
+            self.product(&indexer.weights, h, &mut m.acts, &mut c.weights);
+            let dim = indexer.compressor.dim;
+            let shape = self.model.rope_shape(dim, dim - w.n_rot);
+            self.cpu.rope(&mut c.index_q, shape, &m.ropes.main);
+        }
+        let all = || std::iter::once(compressor).chain(indexer.map(|i| &i.compressor));
+        for (i, compressor) in all().enumerate() {
+            self.product(&compressor.values, h, &mut m.acts, &mut c.values[i]);
+            self.product(&compressor.scores, h, &mut m.acts, &mut c.scores[i]);
+        }
+        let (model, cpu, n_layers) = (self.model, self.cpu, self.model.hyper.n_layers);
+        self.over_parts(|rows, cache, n| {
+            for row in rows.clone() {
+                let position = n - rows.len() + row - rows.start;
+                let mut first = 0;
+                for (i, compressor) in all().enumerate() {
+                    let width = compressor.width();
+                    let size = 2 * width * compressor.n_kept();
+                    let past = &mut cache.state_mut(n_layers + l).past[first..first + size];
+                    first += size;
+                    let (values, scores) = past.split_at_mut(size / 2);
+                    let at = position % compressor.n_kept() * width;
+                    values[at..at + width].copy_from_slice(rows_of(
+                        &c.values[i],
+                        &(row..row + 1),
+                        width,
+                    ));
+                    let place = &compressor.places[position % compressor.ratio * width..][..width];
+                    let own = rows_of(&c.scores[i], &(row..row + 1), width);
+                    let sums = scores[at..at + width].iter_mut().zip(own).zip(place);
+                    sums.for_each(|((to, score), place)| *to = score + place);
+                    if !(position + 1).is_multiple_of(compressor.ratio) {
+                        continue;
+                    }
+                    c.row.resize(compressor.dim, 0.0);
+                    let kept = kept_rows(compressor, position + 1, values, scores);
+                    cpu.compress_rows(kept, &mut c.room, &mut c.row);
+                    cpu.rms_norm_heads(&mut c.row, &compressor.norm, model.hyper.norm_eps);
+                    let begin = position + 1 - compressor.ratio;
+                    c.turn.fill(model.frequencies(cache.n_ctx()), begin, 1);
+                    let offset = compressor.dim - w.n_rot;
+                    let shape: RopeShape = model.rope_shape(compressor.dim, offset);
+                    cpu.rope(&mut c.row, shape, &c.turn);
+                    let (keys, index) = cache.rows_mut(2 * n_layers + l);
+                    let packed = if i == 0 { keys } else { index };
+                    let at = row_of_block(compressor.ratio, begin / compressor.ratio);
+                    unpacked_mut(packed, compressor.dim).store(cpu, &c.row, at);
+                }
+            }
+            cache.note_state(n_layers + l, n);
+        });
+    }
+
+    fn attend_compressed(
+        &mut self,
+        l: usize,
+        w: &CompressedWeights,
+        m: &mut MixerBuffers,
+    ) -> Result<()> {
+        let (cpu, width) = (self.cpu, w.n_head * w.head_dim);
+        for (rows, segment) in self.batch.segments() {
+            let shape = AttentionShape {
+                n_head: w.n_head,
+                n_head_kv: 1,
+                first: segment.past,
+                all: None,
+                window: Some(w.window),
+                chunk: None,
+                cap: None,
+                scale: self.model.hyper.attention_scale,
+                sinks: Some(&w.sinks),
+                bias: None,
+            };
+            let cache = &*self.caches[segment.session];
+            let Some(compressor) = &w.compressor else {
+                let (own, _) = cache.rows(l);
+                let (q, out) =
+                    (rows_of(&m.q, &rows, width), rows_of_mut(&mut m.attended, &rows, width));
+                parts::attend(cpu, self.observer, shape, q, [own, own], out)?;
+                continue;
+            };
+            for row in rows.clone() {
+                self.observer.rest()?;
+                let n_seen = segment.past + row - rows.start + 1;
+                let n_blocks = n_seen / compressor.ratio;
+                self.choose_blocks(l, segment.session, w, row, n_blocks, m);
+                let cache = &*self.caches[segment.session];
+                let c = &mut m.compressed;
+                let window = n_seen.saturating_sub(w.window)..n_seen;
+                let seen = gathered(
+                    cache,
+                    [l, self.model.hyper.n_layers],
+                    compressor,
+                    &window,
+                    &c.blocks,
+                    &mut c.seen,
+                );
+                let shape =
+                    AttentionShape { first: 0, all: Some(seen.n_ctx), window: None, ..shape };
+                let (q, out) = (
+                    rows_of(&m.q, &(row..row + 1), width),
+                    rows_of_mut(&mut m.attended, &(row..row + 1), width),
+                );
+                cpu.attention(shape, q, seen, seen, out);
+            }
+        }
+        Ok(())
+    }
+
+    /// `blocks`: those that a row sees of the first `n`.
+    fn choose_blocks(
+        &self,
+        l: usize,
+        session: usize,
+        w: &CompressedWeights,
+        row: usize,
+        n: usize,
+        m: &mut MixerBuffers,
+    ) {
+        let c = &mut m.compressed;
+        let params = self.model.hyper.indexer.as_ref();
+        let chooses = w.indexer.as_ref().zip(params).filter(|(_, params)| n > params.top_k);
+        let Some((indexer, params)) = chooses else {
+            c.blocks.clear();
+            return c.blocks.extend(0..n as u32);
+        };
+        let (_, packed) = self.caches[session].rows(2 * self.model.hyper.n_layers + l);
+        let keys = unpacked(packed, indexer.compressor.dim);
+        let q = rows_of(&c.index_q, &(row..row + 1), params.n_heads * params.dim);
+        let weights = rows_of(&c.weights, &(row..row + 1), params.n_heads);
+        c.merits.resize(n, 0.0);
+        self.cpu.index_scores(q, weights, keys, &mut c.merits);
+        c.blocks.resize(params.top_k, 0);
+        best(&c.merits, &mut c.ids, &mut c.blocks);
+    }
+}
+
+/// The rows that make the compressed one of the block that ends before position `end`.
+fn kept_rows<'a>(
+    compressor: &'a Compressor,
+    end: usize,
+    values: &'a [f32],
+    scores: &'a [f32],
+) -> impl Iterator<Item = ScoredRow<'a>> + Clone {
+    let Compressor { dim, ratio, overlaps, .. } = *compressor;
+    let (width, n_kept) = (compressor.width(), compressor.n_kept());
+    let row = move |position: usize, first: usize| {
+        let at = position % n_kept * width + first;
+        ScoredRow { values: &values[at..at + dim], scores: &scores[at..at + dim] }
+    };
+    let begin = end - ratio;
+    let before = if overlaps && begin > 0 { begin - ratio..begin } else { 0..0 };
+    let own = if overlaps { dim } else { 0 };
+    before.map(move |p| row(p, 0)).chain((begin..end).map(move |p| row(p, own)))
+}
+
+/// A window's rows and those of chosen blocks, one behind the other.
+fn gathered<'a>(
+    cache: &KvCache,
+    [l, n_layers]: [usize; 2],
+    compressor: &Compressor,
+    window: &Range<usize>,
+    blocks: &[u32],
+    to: &'a mut RowBytes,
+) -> Rows<'a> {
+    let (dim, ratio) = (compressor.dim, compressor.ratio);
+    let (own, _) = cache.rows(l);
+    let (packed, _) = cache.rows(2 * n_layers + l);
+    let compressed = unpacked(packed, dim);
+    let (n, bytes) = (window.len() + blocks.len(), row_bytes(own.ty, dim));
+    if to.len() < n * bytes {
+        *to = RowBytes::zeroed((n * bytes).next_power_of_two());
+    }
+    let (near, far) = to[..n * bytes].split_at_mut(window.len() * bytes);
+    near.copy_from_slice(&own.data[window.start * bytes..window.end * bytes]);
+    for (to, block) in far.chunks_exact_mut(bytes).zip(blocks) {
+        let row = row_of_block(ratio, *block as usize);
+        to.copy_from_slice(&compressed.data[row * bytes..][..bytes]);
+    }
+    Rows { data: &to[..n * bytes], n_ctx: n, ..own }
+}

@@ -1,0 +1,102 @@
+//! How the parts of a layer read the residual streams and feed them. `x` is what a part reads; in a
+//! model of one stream it is the stream.
+
+use crate::backend::cpu::acts::{ActSet, Kinds};
+use crate::forward::{Buffers, CpuPass};
+use crate::model::weights::{Connection, Norm, Part, Streams};
+use crate::simd::Floats;
+
+#[derive(Default)]
+pub struct StreamBuffers {
+    all: Floats,    // [rows, n, n_embd], or [rows, n_embd] of the present one
+    normed: Floats, // as `all`
+    acts: ActSet,   // the normed ones in the form that mixes read
+    mixes: Floats,  // [rows, mixes], as weights
+    kept: Vec<f32>, // [kept, rows, n_embd]
+}
+
+impl CpuPass<'_, '_> {
+    /// x of part `part` of layer `l`, of the streams.
+    pub(super) fn read_streams(&self, b: &mut Buffers, l: usize, part: Part) {
+        let model = self.model;
+        let is_first = l == model.hyper.decoder_layers().start && part == Part::Mixer;
+        let s = &mut b.streams;
+        match &model.weights.layers[l].streams[part as usize] {
+            Streams::One => {}
+            Streams::Hyper(connection) => {
+                if is_first {
+                    let rows = b.x.chunks_exact(model.hyper.n_embd);
+                    s.all.copy_from(rows.flat_map(|x| std::iter::repeat_n(x, connection.params.n)));
+                }
+                self.join(connection, s, &mut b.x);
+            }
+            Streams::Kept(score) => {
+                if is_first {
+                    s.all.copy_from(std::iter::once(&b.x[..]));
+                    s.kept.clear();
+                }
+                if !s.kept.is_empty() {
+                    let eps = model.hyper.norm_eps;
+                    self.cpu.recall_streams(&s.kept, &s.all, score, eps, &mut b.x);
+                } else {
+                    b.x.copy_from_slice(&s.all);
+                }
+                if part == Part::Mixer && l.is_multiple_of(model.hyper.kept_every) {
+                    s.kept.extend_from_slice(&s.all);
+                    s.all.fill(0.0);
+                }
+            }
+        }
+    }
+
+    /// x = Σ weights · streams
+    fn join(&self, connection: &Connection, s: &mut StreamBuffers, x: &mut [f32]) {
+        let (model, cpu, n) = (self.model, self.cpu, self.batch.n_rows());
+        let (mixes, mixing) = (&connection.mixes, connection.mixing());
+        s.normed.resize(s.all.len());
+        cpu.rms_norm_rows(&s.all, &connection.ones, model.hyper.norm_eps, &mut s.normed);
+        let acts = &mut s.acts;
+        acts.fill(cpu, Kinds::of([mixes.weight.ty]), n, mixes.weight.cols, &s.normed);
+        cpu.products([model.linear(mixes, acts, &mut s.mixes, n)]);
+        let width = mixing.width();
+        s.mixes.chunks_exact_mut(width).for_each(|mixes| cpu.stream_weights(&mixing, mixes));
+        cpu.join_streams(&s.all, &s.mixes, [mixing.n, width], x);
+    }
+
+    /// Feeds a part's result y to the streams: x += norm(scale · y), or as the architecture adds.
+    /// y and h are overwritten if there is a norm.
+    pub(super) fn feed_streams(
+        &self,
+        b: &mut Buffers,
+        l: usize,
+        part: Part,
+        norm: &Option<Norm>,
+        scale: f32,
+    ) {
+        let s = &mut b.streams;
+        match &self.model.weights.layers[l].streams[part as usize] {
+            Streams::One => self.model.add_to_stream(self.cpu, norm, scale, b),
+            Streams::Hyper(connection) => {
+                self.cpu.feed_streams(&connection.mixing(), &s.mixes, &b.y, &mut s.all);
+            }
+            Streams::Kept(_) => self.cpu.add(&mut s.all, &b.y),
+        }
+    }
+
+    /// x of the output norm, behind the last layer.
+    pub(super) fn end_streams(&self, b: &mut Buffers, l: usize) {
+        let model = self.model;
+        if l + 1 != model.hyper.n_layers {
+            return;
+        }
+        match &model.weights.last_streams {
+            Streams::One => {}
+            Streams::Hyper(connection) => self.join(connection, &mut b.streams, &mut b.x),
+            Streams::Kept(score) => {
+                let s = &b.streams;
+                let eps = model.hyper.norm_eps;
+                self.cpu.recall_streams(&s.kept, &s.all, score, eps, &mut b.x);
+            }
+        }
+    }
+}
