@@ -119,6 +119,16 @@ const EXAMPLES: &[(&str, [Example; 2])] = &[
         ],
     ),
     (
+        "moeba diffuse",
+        [
+            ("Answer in blocks", "moeba diffuse llada-moe.gguf -p \"Why?\" --block-length 32"),
+            (
+                "Fill in all tokens by a schedule, the surest first",
+                "moeba diffuse rnd1.gguf -p \"Why?\" --eps 0.001 --algorithm entropy",
+            ),
+        ],
+    ),
+    (
         "moeba logits",
         [
             (

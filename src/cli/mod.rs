@@ -10,6 +10,7 @@ mod commands;
 mod conversation;
 mod convert;
 mod device_args;
+mod diffuse;
 mod doctor;
 mod environment;
 mod experts;
@@ -93,6 +94,8 @@ pub(crate) struct Global {
 enum Command {
     /// Answer a prompt, or chat
     Run(run::Args),
+    /// Answer with a model that fills in masked tokens (diffusion)
+    Diffuse(diffuse::Args),
     /// Serve a model over HTTP, with the APIs of OpenAI, Anthropic, Ollama and llama-server
     Serve(serve::Args),
     /// Compute experts for other machines, which name this one with --peers
@@ -174,6 +177,7 @@ fn run(cli: Cli, notes: &[String]) -> Result<()> {
 fn dispatch(command: Command) -> Result<()> {
     match command {
         Command::Run(args) => run::run(args),
+        Command::Diffuse(args) => diffuse::run(args),
         Command::Serve(args) => serve::run(args),
         Command::Experts(args) => experts::run(args),
         Command::Launch(args) => launch::run(args),

@@ -28,6 +28,7 @@ mod checkpoints;
 mod compute;
 mod describe;
 pub mod device;
+pub mod diffusion;
 mod encoder;
 mod generate;
 pub mod kv_disk;
@@ -194,7 +195,7 @@ impl Engine {
         let file = self.gguf().path().display();
         Err(Error::invalid(format!(
             "{file}: the model fills in masked tokens of a whole text (diffusion) and does not \
-             continue one, which moeba cannot do yet; logits, bench and inspect work"
+             continue one: use moeba diffuse"
         )))
     }
 

@@ -68,6 +68,7 @@ fn budgets_policies_and_io_that_are_none_are_told_what_there_is() {
         &["run", "m.gguf"],
         &["bench", "m.gguf"],
         &["perplexity", "m.gguf", "-f", "x"],
+        &["diffuse", "m.gguf", "-p", "x"],
         &["logits", "m.gguf", "--tokens", "1", "-o", "x"],
     ];
     for command in commands {

@@ -18,6 +18,9 @@ mod checkpoints;
 // The demo model with the commands of the README.
 mod demo;
 
+// Masked tokens filled in, against the published loops.
+mod diffusion;
+
 // Encoder–decoder checkpoints against transformers.
 mod golden_encoder_decoder;
 
