@@ -165,11 +165,18 @@ impl DecodePipeline {
         self.pending.as_ref().is_some_and(|pending| pending.end.is_none())
     }
 
-    /// Waits for the streams of a pass that has failed. If they do not end, something stands behind
-    /// a wait of theirs; then releases them from every wait, and lets them wait no more.
+    /// Waits for the streams of a pass that has failed, that of slot tables among them: it may have
+    /// failed before another stream was told to wait for a table. If they do not end, something
+    /// stands behind a wait of theirs; then releases them from every wait, and lets them wait no
+    /// more.
     pub fn drain(&mut self, stream: &Stream) -> Result<()> {
         let start = Instant::now();
-        while !(stream.is_done()? && self.miss_stream.is_done()?) {
+        let are_done = |pipeline: &Self| -> Result<bool> {
+            Ok(stream.is_done()?
+                && pipeline.miss_stream.is_done()?
+                && pipeline.table_stream.is_done()?)
+        };
+        while !are_done(self)? {
             if start.elapsed() > GRACE {
                 self.may_wait = false;
                 // Again and again: an earlier layer's write may come after it.
