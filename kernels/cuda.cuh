@@ -88,8 +88,8 @@ __device__ __forceinline__ void mma_f16(float (&d)[4], const u32 (&a)[4], const 
 // d += a (16x32, i8, rows) * b (32x8, i8, columns), exact; fragments as PTX's mma.m16n8k32 has
 // them: with group = lane/4 and quad = 4*(lane%4), a[0] holds row `group`, columns quad ... quad+3
 // (lowest byte first); a[1] row group+8; a[2] and a[3] the same rows, columns + 16; b[0] rows
-// quad ... quad+3 of column `group`, b[1] rows + 16; d as in mma_f16. From 10.0 on a device computes
-// each of Turing's quarters as a half.
+// quad ... quad+3 of column `group`, b[1] rows + 16; d as in mma_f16. Devices from 10.0 on
+// compute each of Turing's quarters as a half.
 __device__ __forceinline__ void mma_s8(i32 (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
 #if __CUDA_ARCH__ >= 800
     asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "

@@ -250,7 +250,7 @@ __device__ __forceinline__ void join(float (&sums)[WIDE_NS][4], const float (&va
 // out[n][i]: the results of this thread, as mma_s8 has them, for each eight tokens of its warp.
 template <class F>
 __device__ __forceinline__ void wide_product(float (&out)[WIDE_NS][4], const Product& p) {
-    // What 48 KB of shared memory have room for.
+    // A block has 48 KB of shared memory, and these fill it.
     constexpr u32 PARKED = F::MINS ? 9 : 12;
     SHARED(uint4, codes, ROWS * TILE_STRIDE / 16);
     SHARED(uint4, tokens, WIDE_TOKENS * TILE_STRIDE / 16);
@@ -353,7 +353,7 @@ __device__ __forceinline__ void add_narrow_units(float (&sum)[8][NARROW_NS][4],
                                                  const NarrowTile& tile, u32 row, u32 token) {
     constexpr u32 UNITS = TILE_COLS / F::UNIT;
     u32 group = threadIdx.x % WARP / 4, pair = threadIdx.x % 4 * 2;
-    // Of sixteens, half where the tensor cores take quarters: 128 registers hold no more.
+    // Where the tensor cores take quarters, 128 registers hold half of the units of sixteen.
 #if __CUDA_ARCH__ >= 800
     [[maybe_unused]] constexpr u32 AT_ONCE = 8;
 #else

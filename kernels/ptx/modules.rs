@@ -3,7 +3,7 @@
     Module {
         source: "activate",
         compute: 75,
-        digest: "573e31b47d7accbfdbe59a2d3c93ca690eb4dec0059e70e45cc0043006089943",
+        digest: "8d1001c967213c810cfa85655b1651c558efeb8b138d425ac2e1758ad8780dae",
         kernels: &[
             "swiglu_rows",
             "swiglu_clamped_rows",
@@ -22,7 +22,7 @@
     Module {
         source: "attention",
         compute: 75,
-        digest: "94d3d4144272b0a1652a9e08f8612c0c8c271d4113907ed3f409ab92c777dd1b",
+        digest: "0937e829671074893c6703979ab5691e4b515561a002b51e7a1e26d56b4cb412",
         kernels: &[
             "attention_split_1",
             "attention_split_2",
@@ -36,7 +36,7 @@
     Module {
         source: "attention_prompt",
         compute: 75,
-        digest: "3595531b9ff1553d9af80df7e29d1af08f084255ed09d752dd0d168fd5db8c13",
+        digest: "7be0849ef3a21cf27f76b76d011f6d6029438b04d58a8ffb411804d8ad00b7e9",
         kernels: &[
             "attention_prompt_64",
             "attention_prompt_128",
@@ -47,7 +47,7 @@
     Module {
         source: "attention_prompt",
         compute: 80,
-        digest: "3595531b9ff1553d9af80df7e29d1af08f084255ed09d752dd0d168fd5db8c13",
+        digest: "7be0849ef3a21cf27f76b76d011f6d6029438b04d58a8ffb411804d8ad00b7e9",
         kernels: &[
             "attention_prompt_64",
             "attention_prompt_128",
@@ -58,7 +58,7 @@
     Module {
         source: "cache",
         compute: 75,
-        digest: "254af0c6b3544a467af91da302ba4fe7e7613511bd30ce061883b179d1fff29f",
+        digest: "b76261c32c35b742c620089e00b2b5fddcaa892559a018842a2ab7006272a144",
         kernels: &[
             "cache_store_f32",
             "cache_store_f16",
@@ -71,7 +71,7 @@
     Module {
         source: "delta",
         compute: 75,
-        digest: "f16281854972a7ea7677942ae10e7d31b7ade069f5059d75558de2dd66f9bc40",
+        digest: "b5bfe6540766768d3ee24e935aec3fd250f811f3a29eb64ed7f176e56ae32ec5",
         kernels: &[
             "delta_inputs",
             "delta_past",
@@ -83,7 +83,7 @@
     Module {
         source: "embed",
         compute: 75,
-        digest: "f330b1cf0644c73faaea7667a147a1f4d902dc0a263a6304e2bce56e061b2c80",
+        digest: "86ca86d749eab66030f76e0a2609dc558d5b3c06b7c55d03722547b9690172d8",
         kernels: &[
             "embed_q4_0",
             "embed_q4_1",
@@ -118,7 +118,7 @@
     Module {
         source: "expert",
         compute: 75,
-        digest: "91607f79a0e1f0b28166c8005a08d40bda44d3e9acf76d2e40ba572a02d53036",
+        digest: "cabc36ec32d55aa5c6b5e5de8625bc8a5575cf86645ac37f21ddd69aff8305c3",
         kernels: &[
             "expert_gate_up_q4_0",
             "expert_down_q4_0",
@@ -181,7 +181,7 @@
     Module {
         source: "heads",
         compute: 75,
-        digest: "632d4c0fd5e1724f120cb494df73cec2697bea2d3bfde5ae333d5a852e61cd10",
+        digest: "16075551c1d8682ae7223e11d953f444db25bba04920afd0bdf5a8c9ff3a6eef",
         kernels: &[
             "head_products_q4_0",
             "head_products_q4_1",
@@ -216,7 +216,7 @@
     Module {
         source: "matmul",
         compute: 75,
-        digest: "c91e83ce36eb37a8525e890d31e78fbbb1088569991cbd022b5ef46800aae5d6",
+        digest: "563285c3b8ea35cdda9190c2b90cc73975fe16cf59ed78d3688e05e0f29dfffe",
         kernels: &[
             "matmul_q4_0",
             "matmul_q4_1",
@@ -248,7 +248,7 @@
     Module {
         source: "matmul",
         compute: 80,
-        digest: "c91e83ce36eb37a8525e890d31e78fbbb1088569991cbd022b5ef46800aae5d6",
+        digest: "563285c3b8ea35cdda9190c2b90cc73975fe16cf59ed78d3688e05e0f29dfffe",
         kernels: &[
             "matmul_q4_0",
             "matmul_q4_1",
@@ -280,7 +280,7 @@
     Module {
         source: "matvec",
         compute: 75,
-        digest: "d0c38ba37337d764f107920a31baef8bb39353963213ef0d9e3cb204b71f6c93",
+        digest: "a795bafdf3dadbd524578f619b4e7979f45ebe8b147168993b10b7f4cb326491",
         kernels: &[
             "matvec_q4_0",
             "matvec8_q4_0",
@@ -342,7 +342,7 @@
     Module {
         source: "norm",
         compute: 75,
-        digest: "1b08e080df482f5a90c959f9aacd350f4d6e2755e58c498aa63e20d2fe207cc0",
+        digest: "7a63b0fef4bcfc8ac52ce925cbd9ae13280664a0e8a38cb1a57180c6f182eb9b",
         kernels: &[
             "rms_norm",
             "rms_norm_in_place",
@@ -354,7 +354,7 @@
     Module {
         source: "quantize",
         compute: 75,
-        digest: "09a96fbad9d4bf1cfed81709e0fec1c6383421353b45ff901752fa2dcad46cce",
+        digest: "ce3ca1a707afad2c8d34ac2bbdc1a5c36f077f7775ad0c960010aab9cbc31791",
         kernels: &[
             "quantize_q8_0",
             "quantize_q8_k",
@@ -365,7 +365,7 @@
     Module {
         source: "rope",
         compute: 75,
-        digest: "baf11f9de0cc8a955020e1c75a283deb26d91a97cbb810e4d599c25ec748156a",
+        digest: "4a39d254733e82d94beb85ad83749aad001e5c97bd68540e7a8969f3d4df07bb",
         kernels: &[
             "rope",
         ],
@@ -374,7 +374,7 @@
     Module {
         source: "router",
         compute: 75,
-        digest: "a1ac5229caf120209b4361cf366b96bbf2d84c7ac3526e2d47dc1b6c09f83a07",
+        digest: "b11989eb0a77126b1b5d16d8bc3d3e9f3e6b7a9d912523d58235bebdf10f0061",
         kernels: &[
             "route",
         ],
@@ -383,7 +383,7 @@
     Module {
         source: "rows",
         compute: 75,
-        digest: "aa6442828ef218f79bb695ea01bce246e669537cbadae946f42ee1394b8793fa",
+        digest: "eabd544f635f5d34f0124a80379f9a01fba914413af2a82ce1a1202711b907eb",
         kernels: &[
             "copy_columns",
             "mul_sigmoid",
@@ -400,7 +400,7 @@
     Module {
         source: "sample",
         compute: 75,
-        digest: "d83f4eefb0fa8b590ea453e70c7b699e512227c1b5a784803fac4d5518d5f184",
+        digest: "fb7ef40a49186b79e05530a2edae5607608b82eea65c0e0ce86b593af62f646b",
         kernels: &[
             "top_k_logits",
             "top_k_keys",
@@ -410,7 +410,7 @@
     Module {
         source: "slots",
         compute: 75,
-        digest: "2bae65e7e15209437ee8683c3488497061241cd3ddac6b684b0e2bcc814aef3d",
+        digest: "f557112e0cd62c064f45fa5d3968b363e307648f9846838e6747ad4b33102aa7",
         kernels: &[
             "resolve_slots",
             "post_route",
