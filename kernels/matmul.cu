@@ -353,7 +353,7 @@ __device__ __forceinline__ void add_narrow_units(float (&sum)[8][NARROW_NS][4],
                                                  const NarrowTile& tile, u32 row, u32 token) {
     constexpr u32 UNITS = TILE_COLS / F::UNIT;
     u32 group = threadIdx.x % WARP / 4, pair = threadIdx.x % 4 * 2;
-    // Where the tensor cores take quarters, 128 registers hold half of the units of sixteen.
+    // Units of sixteen take more registers on tensor cores that multiply quarters: four at once.
 #if __CUDA_ARCH__ >= 800
     [[maybe_unused]] constexpr u32 AT_ONCE = 8;
 #else

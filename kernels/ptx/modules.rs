@@ -216,7 +216,7 @@
     Module {
         source: "matmul",
         compute: 75,
-        digest: "563285c3b8ea35cdda9190c2b90cc73975fe16cf59ed78d3688e05e0f29dfffe",
+        digest: "2345c1e7343a6ef5f6de40e005ea718a677701648e4b63d1119d77ba0c18f555",
         kernels: &[
             "matmul_q4_0",
             "matmul_q4_1",
@@ -248,7 +248,7 @@
     Module {
         source: "matmul",
         compute: 80,
-        digest: "563285c3b8ea35cdda9190c2b90cc73975fe16cf59ed78d3688e05e0f29dfffe",
+        digest: "2345c1e7343a6ef5f6de40e005ea718a677701648e4b63d1119d77ba0c18f555",
         kernels: &[
             "matmul_q4_0",
             "matmul_q4_1",
