@@ -6,6 +6,7 @@
 //! If the next layer is too near to prefetch for, the driver shows the router of the one behind it.
 //! A prediction stands until its layer is reached.
 
+use super::ranks::best;
 use super::{Event, Expert, Prediction, Predictor, Routed, Shape, Wants};
 
 /// Predicts as many experts as a token uses, in descending order of their probability, the lower
@@ -37,22 +38,11 @@ impl NextLayer {
     /// Adds the best of the last look-ahead to `out`.
     fn rank(&mut self, out: &mut Vec<Prediction>) {
         let Some(layer) = self.ahead else { return };
-        let p = |expert: u32| self.probs[expert as usize];
-        let order = |a: &u32, b: &u32| p(*b).total_cmp(&p(*a)).then(a.cmp(b));
-        self.order.clear();
-        self.order.extend(0..self.probs.len() as u32);
-        // Only the best few need be in order.
-        if self.k < self.order.len() {
-            self.order.select_nth_unstable_by(self.k, order);
-            self.order.truncate(self.k);
-        }
-        self.order.sort_unstable_by(order);
-        out.extend(
-            self.order.iter().map(|&expert| Prediction {
-                expert: Expert { layer, expert },
-                priority: p(expert),
-            }),
-        );
+        let ranked = best(&mut self.order, &self.probs, self.k).iter();
+        out.extend(ranked.map(|&expert| Prediction {
+            expert: Expert { layer, expert },
+            priority: self.probs[expert as usize],
+        }));
     }
 }
 

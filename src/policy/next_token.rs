@@ -9,6 +9,7 @@
 //! used if half of it is right, and more than is expected anyway: it is prefetched, and evictions
 //! hear of it. If no layer's is, the state is not computed for a while, and each time for longer.
 
+use super::ranks::best;
 use super::{
     Event, Expert, LookAhead, Phase, Prediction, Predictor, Profile, Routed, Shape, Wants,
 };
@@ -204,21 +205,6 @@ impl NextToken {
             })
         })
     }
-}
-
-/// The `k` greatest values' indices, in descending order of the values, the lower index first among
-/// equals.
-fn best<'a>(order: &'a mut Vec<u32>, values: &[f32], k: usize) -> &'a [u32] {
-    let p = |i: u32| values[i as usize];
-    let by_value = |a: &u32, b: &u32| p(*b).total_cmp(&p(*a)).then(a.cmp(b));
-    order.clear();
-    order.extend(0..values.len() as u32);
-    if k < order.len() {
-        order.select_nth_unstable_by(k, by_value);
-        order.truncate(k);
-    }
-    order.sort_unstable_by(by_value);
-    order
 }
 
 impl Predictor for NextToken {

@@ -1,5 +1,21 @@
 //! The best of a list, in order.
 
+/// The indices of the `k` greatest values, greatest first, and the lower index first among equals.
+/// Values may be any floats. `order` is room for them.
+pub(super) fn best<'a>(order: &'a mut Vec<u32>, values: &[f32], k: usize) -> &'a [u32] {
+    let value = |i: u32| values[i as usize];
+    let by_value = |a: &u32, b: &u32| value(*b).total_cmp(&value(*a)).then(a.cmp(b));
+    order.clear();
+    order.extend(0..values.len() as u32);
+    // Only the best few need be in order.
+    if k < order.len() {
+        order.select_nth_unstable_by(k, by_value);
+        order.truncate(k);
+    }
+    order.sort_unstable_by(by_value);
+    order
+}
+
 /// Values and ids. Both in one integer, as comparing those is several times faster than comparing
 /// floats and then ids.
 #[derive(Clone, Debug, Default)]
