@@ -4,9 +4,9 @@ use super::args::ThreadsArg;
 use super::model::ModelArg;
 use super::{out, plan, serve, stdin};
 use crate::engine::plan::ram::RamBudget;
-use crate::engine::{DeviceChoice, Engine, EngineOptions, ExpertsWork, MAX_EXPERTS_BYTES};
+use crate::engine::{Engine, EngineOptions, ExpertsWork};
 use crate::experts::disk::IoKind;
-use crate::server::{Address, LogRequests, Server, ServerOptions};
+use crate::server::{Address, Server, ServerOptions};
 use crate::units::size;
 use crate::{Result, interrupt};
 use std::path::PathBuf;
@@ -14,10 +14,6 @@ use std::time::Duration;
 
 /// Not that of `moeba serve`: both may run on one machine.
 const PORT: &str = "8090";
-
-/// Evicts by what it is asked for, and brings nothing unasked: which experts come next, the head
-/// knows alone.
-const POLICY: &str = "predictor=none,eviction=scan-resistant";
 
 #[derive(clap::Args, Debug)]
 pub struct Args {
@@ -112,40 +108,22 @@ pub fn run(args: Args) -> Result<()> {
 impl Args {
     fn engine_options(&self) -> EngineOptions {
         EngineOptions {
-            // Texts are on other machines.
-            n_ctx: Some(1),
             n_threads: self.threads.count(),
             ram: self.memory.ram,
             io: self.memory.io,
-            device: DeviceChoice::Cpu,
-            policy: POLICY.parse().expect("parts of policies"),
-            only_experts: true,
-            without_text: true,
-            ..EngineOptions::default()
+            ..ExpertsWork::engine_options()
         }
     }
 
     fn server_options(&self) -> Result<ServerOptions> {
         let ListenArgs { host, port, api_key, api_key_file, .. } = &self.listen;
         let address = Address::new(host, *port);
+        let keys = serve::keys(api_key, api_key_file.as_deref())?;
         Ok(ServerOptions {
-            metrics: address.is_local(),
-            address,
-            keys: serve::keys(api_key, api_key_file.as_deref())?,
             insecure: self.listen.insecure,
             hosts: self.listen.allow_host.clone(),
-            origins: Vec::new(),
-            names: Vec::new(),
-            strict_model: false,
-            allow_priority: false,
-            max_body: MAX_EXPERTS_BYTES,
-            ping: None,
             grace: GRACE,
-            slots: false,
-            slot_save_path: None,
-            page: false,
-            only_experts: true,
-            log_requests: LogRequests::Line,
+            ..ServerOptions::of_peer(address, keys)
         })
     }
 }

@@ -71,7 +71,22 @@ pub struct ExpertsWork {
     buffers: Mutex<PeerBuffers>,
 }
 
+/// Evicts by what it is asked for, and brings nothing unasked: which experts come next, the head
+/// knows alone.
+const POLICY: &str = "predictor=none,eviction=scan-resistant";
+
 impl ExpertsWork {
+    /// Options of an engine that computes experts for others: texts are on other machines.
+    pub fn engine_options() -> EngineOptions {
+        EngineOptions {
+            n_ctx: Some(1),
+            policy: POLICY.parse().expect("parts of policies"),
+            only_experts: true,
+            without_text: true,
+            ..EngineOptions::default()
+        }
+    }
+
     /// An error if the model has no routed experts.
     pub fn new(engine: Arc<Engine>) -> Result<ExpertsWork> {
         if engine.plan.sizes.expert_bytes == 0 {

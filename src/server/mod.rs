@@ -55,7 +55,7 @@ pub use service::Defaults;
 use crate::chat::ChatTemplate;
 use crate::engine::kv_disk::KvFolder;
 use crate::engine::scheduler::SchedulerOptions;
-use crate::engine::{Engine, EngineOptions, ExpertsWork};
+use crate::engine::{Engine, EngineOptions, ExpertsWork, MAX_EXPERTS_BYTES};
 use crate::{Error, Result, interrupt};
 use auth::Failures;
 use errors::{ApiError, ApiResult};
@@ -99,6 +99,31 @@ pub struct ServerOptions {
     /// Whether it is to be a peer, which computes experts and no texts.
     pub only_experts: bool,
     pub log_requests: LogRequests,
+}
+
+impl ServerOptions {
+    /// Those of a peer, which computes experts and no texts.
+    pub fn of_peer(address: Address, keys: Keys) -> ServerOptions {
+        ServerOptions {
+            metrics: address.is_local(),
+            address,
+            keys,
+            insecure: false,
+            hosts: Vec::new(),
+            origins: Vec::new(),
+            names: Vec::new(),
+            strict_model: false,
+            allow_priority: false,
+            max_body: MAX_EXPERTS_BYTES,
+            ping: None,
+            grace: Duration::ZERO,
+            slots: false,
+            slot_save_path: None,
+            page: false,
+            only_experts: true,
+            log_requests: LogRequests::Line,
+        }
+    }
 }
 
 /// A model that a server is to serve.

@@ -8,9 +8,7 @@ use std::time::{Duration, Instant};
 
 use common::stream::{Answer, Disk, ask};
 use moeba::engine::plan::ram::{Place, RamBudget};
-use moeba::engine::{
-    Engine, EngineOptions, ExpertsWork, MAX_EXPERTS_BYTES, PeerOptions, TestHooks,
-};
+use moeba::engine::{Engine, EngineOptions, ExpertsWork, PeerOptions, TestHooks};
 use moeba::experts::disk::{Faults, IoKind};
 use moeba::server::{Address, Keys, LogRequests, Server, ServerOptions};
 
@@ -31,38 +29,17 @@ impl Drop for Peer {
 pub fn server_options() -> ServerOptions {
     let mut keys = Keys::default();
     keys.add(KEY).unwrap();
-    ServerOptions {
-        address: Address::new("127.0.0.1", 0),
-        keys,
-        insecure: false,
-        hosts: Vec::new(),
-        origins: Vec::new(),
-        names: Vec::new(),
-        strict_model: false,
-        allow_priority: false,
-        max_body: MAX_EXPERTS_BYTES,
-        ping: None,
-        grace: Duration::ZERO,
-        metrics: true,
-        slots: false,
-        slot_save_path: None,
-        page: false,
-        only_experts: true,
-        log_requests: LogRequests::None,
-    }
+    let options = ServerOptions::of_peer(Address::new("127.0.0.1", 0), keys);
+    ServerOptions { log_requests: LogRequests::None, ..options }
 }
 
 /// A peer that has so much memory.
 pub fn peer(path: &Path, ram: RamBudget) -> Peer {
     let options = EngineOptions {
-        n_ctx: Some(1),
         n_threads: Some(1),
         ram,
         io: IoKind::Pread,
-        policy: "predictor=none,eviction=scan-resistant".parse().unwrap(),
-        only_experts: true,
-        without_text: true,
-        ..EngineOptions::default()
+        ..ExpertsWork::engine_options()
     };
     let engine = Engine::load(path, &options, &mut |_| ()).unwrap_or_else(|e| panic!("{e}"));
     let server = Server::bind(server_options()).unwrap();
