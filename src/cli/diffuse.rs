@@ -29,7 +29,7 @@ pub struct Args {
     #[arg(value_parser = args::tokens)]
     steps: usize,
     /// Fill in blocks of this many tokens, one after the other [default: 32, or all at once where N
-    /// is no multiple of it]
+    /// is not a multiple of it]
     #[arg(long, visible_alias = "diffusion-block-length", value_name = "N")]
     #[arg(value_parser = args::tokens, conflicts_with = "eps")]
     block_length: Option<usize>,

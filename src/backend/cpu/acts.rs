@@ -35,9 +35,7 @@ impl Kinds {
         }
         kinds
     }
-}
 
-impl Kinds {
     /// The wanted forms, as they are packed one behind the other.
     fn forms(self) -> impl Iterator<Item = ActKind> {
         let forms =

@@ -110,7 +110,7 @@ mod tests {
         let keys = Rows { ty: TensorType::F32, data: &data, dim, stride: dim, n_ctx: n };
         let q: Vec<f32> = (0..dim).map(|i| i as f32 - 3.0).collect();
         for (threads, n_seen) in [(1, 37), (3, 37), (2, 33)] {
-            let mut scores = vec![0.0; n_seen_blocks(n_seen, block)];
+            let mut scores = vec![0.0; usize::div_ceil(n_seen, block)];
             Cpu::new(threads).block_scores(&q, keys, n_seen, block, &mut scores);
             for (b, score) in scores.iter().enumerate() {
                 let rows = values.chunks_exact(dim).take(n_seen).skip(b * block).take(block);
@@ -118,10 +118,6 @@ mod tests {
                 assert_eq!(*score, dots.fold(f32::NEG_INFINITY, f32::max));
             }
         }
-    }
-
-    fn n_seen_blocks(n: usize, block: usize) -> usize {
-        n.div_ceil(block)
     }
 
     #[test]
