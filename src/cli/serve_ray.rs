@@ -151,6 +151,7 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("main.py", include_str!("../server/ray/main.py")),
     ("api.py", include_str!("../server/ray/api.py")),
     ("peer.py", include_str!("../server/ray/peer.py")),
+    ("conversation.py", include_str!("../server/ray/conversation.py")),
     ("exact.py", include_str!("../server/ray/exact.py")),
     ("registry.py", include_str!("../server/ray/registry.py")),
     ("replica.py", include_str!("../server/ray/replica.py")),

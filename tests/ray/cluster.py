@@ -137,6 +137,19 @@ def whole(url, text, n, **more):
         return json.load(answer)["choices"][0]["message"]["content"]
 
 
+def second_turn(app, name):
+    """Whether the second turn of a new conversation finds the keys and values of its first one."""
+    # Longer than a page, so that a cache can have a beginning of it.
+    first = f"{name}: " + "Tell me of branches and of commits in a long story. " * 6
+    body = body_of(first, 4)
+    for _ in range(2):
+        with post(app.url + CHAT, body) as answer:
+            answer = json.load(answer)
+        said = answer["choices"][0]["message"]
+        body["messages"] += [said, {"role": "user", "content": "Go on."}]
+    return answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 64
+
+
 class Stream(threading.Thread):
     """An answer that comes in events, on a thread of its own."""
 

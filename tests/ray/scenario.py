@@ -15,7 +15,7 @@ import urllib.request
 
 import peers
 from cluster import (
-    CHAT, MOEBA, MODEL, TEMP, App, Machines, Stream, body_of, post, status_of, whole,
+    CHAT, MOEBA, MODEL, TEMP, App, Machines, Stream, body_of, post, second_turn, status_of, whole,
 )
 
 START = time.monotonic()
@@ -73,15 +73,17 @@ def same_everywhere(machines, app):
         check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL,
     ).stdout.rstrip("\n")
     texts = {}
-    for session in range(12):
+    for session in range(60):
         more = {"x-session-id": str(session)}
         with post(app.url + CHAT, body_of(question, n), more) as answer:
             text = json.load(answer)["choices"][0]["message"]["content"]
-            texts[answer.headers["x-moeba-replica"]] = text
+            texts.setdefault(answer.headers["x-moeba-replica"], set()).add(text)
+        if len(texts) == 3 and session >= 11:
+            break
     streamed = Stream(app.url, question, n).end()
     assert streamed.error is None and streamed.n_done == 1, streamed.error
-    assert len(texts) == 3, f"12 conversations came to {len(texts)} replicas"
-    assert set(texts.values()) == {streamed.text}, (texts, streamed.text)
+    assert len(texts) == 3, f"60 conversations came to {len(texts)} replicas"
+    assert set.union(*texts.values()) == {streamed.text}, (texts, streamed.text)
     assert run.rstrip() == streamed.text.rstrip(), (run, streamed.text)
     point("moeba run, three replicas with other vector units, streams: one text")
     mib = memory() >> 20
@@ -173,28 +175,11 @@ def is_ready(port):
 
 
 def second_turns(machines, app):
-    """Second turns find the keys and values of the first ones, as their conversation stays."""
-    shares = {}
-    for kind in ("affine", "scattered"):
-        # Those that are dealt at random stay by chance in a third of cases.
-        n_cached, n = 0, 10 if kind == "affine" else 16
-        for i in range(n):
-            # Longer than a page, so that a cache can have a beginning of it.
-            first = f"{kind} {i}: " + "Tell me of branches and of commits in a long story. " * 6
-            body = body_of(first, 4)
-            scatter = {"x-session-id": str(random.random())} if kind == "scattered" else {}
-            with post(app.url + CHAT, body, scatter) as answer:
-                said = json.load(answer)["choices"][0]["message"]
-            body["messages"] += [said, {"role": "user", "content": "Go on."}]
-            scatter = {"x-session-id": str(random.random())} if kind == "scattered" else {}
-            with post(app.url + CHAT, body, scatter) as answer:
-                usage = json.load(answer)["usage"]
-            n_cached += usage["prompt_tokens_details"]["cached_tokens"] > 64
-        shares[kind] = n_cached / n
-    assert shares["affine"] >= 0.9, shares
-    assert shares["scattered"] <= 0.7, shares
-    point(f"second turns with cached tokens: {shares['affine']:.0%}; with conversations that are "
-          f"dealt at random {shares['scattered']:.0%}")
+    """Second turns find the keys and values of the first ones, as their conversation stays: with
+    replicas chosen by chance a third would. bench/routers.py has Ray's own router beside it."""
+    found = [second_turn(app, f"conversation {i}") for i in range(12)]
+    assert sum(found) >= 11, found
+    point(f"second turns with cached tokens: {sum(found)} of {len(found)}")
 
 
 def lies(machines, app):
@@ -285,7 +270,6 @@ def chaos(machines, app, n=200):
                 text = repr(e)
             if text != expected[question]:
                 wrong.append((question, text))
-            time.sleep(0.1)
 
     clients = [threading.Thread(target=client, args=(range(i, n, 3),)) for i in range(3)]
     for thread in clients:
@@ -293,7 +277,7 @@ def chaos(machines, app, n=200):
 
     def kill():
         nonlocal n_kills
-        while not done.wait(5):
+        while not done.wait(3):
             found = [machines.replica(node.node_id[:8]) for node in machines.nodes]
             alive = [pair for pair in found if pair]
             if len(alive) > 1:

@@ -10,9 +10,10 @@ sys.path.insert(0, os.environ["MOEBA_RAY_PROGRAMS"])
 
 import main  # noqa: E402
 from api import as_local, error_of, seeded  # noqa: E402
+from conversation import conversation  # noqa: E402
 from exact import Answer, Disagree, Events, failure, parsed  # noqa: E402
 from registry import Registry, difference  # noqa: E402
-from router import conversation, ranked  # noqa: E402
+from router import ranked  # noqa: E402
 
 
 def sse(value, name=None):

@@ -12,10 +12,10 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError, RayServeException
 from starlette.responses import Response, StreamingResponse
 
+from conversation import conversation
 from exact import Answer, Disagree, Events, failure, parsed
 from registry import REGISTRY, SILENCE_S, SPACE
 from replica import end_to_end, send, session
-from router import conversation
 
 # Routes whose answers a seed decides.
 GENERATE = {

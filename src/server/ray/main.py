@@ -138,6 +138,21 @@ def check_port():
         fail(f"{host}:{port}: {e.strerror}; --port takes another port")
 
 
+def affinity():
+    """The options that have conversations stay with their replica; none where this version of Ray
+    takes no router, as its interface may still change: it chooses replicas by itself then."""
+    from ray import cloudpickle
+
+    try:
+        import router
+        from ray.serve.config import RequestRouterConfig
+    except ImportError:
+        warn("this version of Ray takes no router: conversations do not stay with their machine")
+        return {}
+    cloudpickle.register_pickle_by_value(router)
+    return {"request_router_config": RequestRouterConfig(request_router_class=router.Affinity)}
+
+
 class Deployment:
     """The application on the cluster, with as many replicas as there are machines for."""
 
@@ -146,17 +161,18 @@ class Deployment:
         from ray import cloudpickle, serve
 
         import api
+        import conversation
         import exact
         import peer
         import registry
         import replica
-        import router
 
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         # Classes travel by value: other machines need Ray and moeba, and no file of this one's.
-        for module in (api, exact, peer, registry, replica, router):
+        for module in (api, conversation, exact, peer, registry, replica):
             cloudpickle.register_pickle_by_value(module)
-        self.modules, self.serve = (api, replica, router), serve
+        self.modules, self.serve = (api, replica), serve
+        self.routing = affinity()
         self.registry = ray.remote(registry.Registry).options(
             name=registry.REGISTRY, namespace=registry.SPACE, lifetime="detached", num_cpus=0,
             max_restarts=-1, max_task_retries=-1, get_if_exists=True, resources=AT_HEAD,
@@ -206,9 +222,7 @@ class Deployment:
         if len(alive) == self.n_nodes:
             return
         self.n_nodes = len(alive)
-        api, replica, router = self.modules
-        from ray.serve.config import RequestRouterConfig
-
+        api, replica = self.modules
         low, high = self.wanted()
         up, down = SETTINGS["scale_delays"]
         if low == high:
@@ -229,8 +243,7 @@ class Deployment:
             health_check_timeout_s=15, graceful_shutdown_timeout_s=SETTINGS["grace"],
             graceful_shutdown_wait_loop_s=0.5,
             ray_actor_options={"num_cpus": 0, **({"resources": AT_HEAD} if self.peers else {})},
-            request_router_config=RequestRouterConfig(request_router_class=router.Affinity),
-            **scale, **common,
+            **self.routing, **scale, **common,
         ).bind(SETTINGS)
         self.n_hosts = n_hosts(alive)
         place = {"resources": AT_HEAD} if is_shared(alive) else {}
