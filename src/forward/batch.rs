@@ -147,6 +147,18 @@ impl Batch {
         })
     }
 
+    /// The rows that get logits, as a batch of their own.
+    pub fn wanted(&self) -> Batch {
+        let mut batch = Batch::default();
+        for (rows, segment) in self.segments() {
+            if let Some(first) = segment.want.first(rows.len()) {
+                let tokens = &self.tokens[rows.start + first..rows.end];
+                batch.push(Segment { past: segment.past + first, ..*segment }, tokens);
+            }
+        }
+        batch
+    }
+
     fn start(&self, i: usize) -> usize {
         i.checked_sub(1).map_or(0, |before| self.ends[before])
     }
@@ -190,6 +202,11 @@ mod tests {
         let wanted =
             [row(2, 2, 2, Some(top)), row(3, 0, 0, None), row(4, 0, 1, None), row(7, 3, 1, None)];
         assert_eq!(rows, wanted);
+        let wanted = batch.wanted();
+        assert_eq!(wanted.tokens(), [6, 1, 2, 8]);
+        let segments: Vec<_> =
+            wanted.segments().map(|(rows, s)| (s.session, s.past, rows)).collect();
+        assert_eq!(segments, [(2, 9, 0..1), (0, 7, 1..3), (3, 8, 3..4)]);
     }
 
     #[test]

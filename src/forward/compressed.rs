@@ -39,7 +39,7 @@ pub struct CompressedBuffers {
 }
 
 /// Compressed rows among a layer's cached ones.
-fn unpacked(packed: Rows<'_>, dim: usize) -> Rows<'_> {
+pub(super) fn unpacked(packed: Rows<'_>, dim: usize) -> Rows<'_> {
     let n_ctx = packed.n_ctx * packed.dim / dim;
     Rows {
         dim,
@@ -50,7 +50,7 @@ fn unpacked(packed: Rows<'_>, dim: usize) -> Rows<'_> {
     }
 }
 
-fn unpacked_mut(packed: RowsMut<'_>, dim: usize) -> RowsMut<'_> {
+pub(super) fn unpacked_mut(packed: RowsMut<'_>, dim: usize) -> RowsMut<'_> {
     let n_ctx = packed.n_ctx * packed.dim / dim;
     let data = &mut packed.data[..n_ctx * row_bytes(packed.ty, dim)];
     RowsMut { dim, n_ctx, data, ty: packed.ty }

@@ -1,5 +1,5 @@
 //! The indexer of sparse latent attention (DeepSeek-V3.2): it chooses the positions that each row
-//! sees, if its text is longer than their number.
+//! sees, if its text is longer than their number, or blocks of them (GLM-5.3).
 
 use crate::backend::cpu::Cpu;
 use crate::backend::cpu::acts::Kinds;
@@ -7,21 +7,27 @@ use crate::backend::cpu::attention::index::best;
 use crate::backend::ops::{RopeShape, RowBytes, Rows};
 use crate::forward::CpuPass;
 use crate::forward::attention::MixerBuffers;
+use crate::forward::compressed::unpacked;
+use crate::forward::pooled_index::PoolBuffers;
 use crate::forward::scratch::rows_of;
 use crate::model::weights::Indexer;
 use crate::simd::Floats;
 
 #[derive(Default)]
 pub struct IndexerBuffers {
-    pub q: Floats,   // [rows, n_heads, dim]
-    k: Floats,       // [rows, dim]
-    normed: Floats,  // [rows, dim]
-    weights: Floats, // [rows, n_heads]
+    pub q: Floats,      // [rows, n_heads, dim]
+    k: Floats,          // [rows, dim]
+    pub normed: Floats, // [rows, dim]
+    weights: Floats,    // [rows, n_heads]
+    pub pool: PoolBuffers,
     scores: Vec<f32>,
     room: Vec<u32>,
-    /// [rows, top_k], of rows behind the first top_k positions of their texts.
+    blocks: Vec<u32>,
+    /// Positions, [rows, width], of rows that do not see all of their texts.
     chosen: Vec<u32>,
-    top_k: usize,
+    /// By row: how many they are.
+    n_chosen: Vec<usize>,
+    width: usize,
     /// The rows of one token's positions.
     gathered: RowBytes,
 }
@@ -29,13 +35,10 @@ pub struct IndexerBuffers {
 impl IndexerBuffers {
     /// Those of a text's latent rows that a row of the batch sees, in ascending order.
     pub fn seen_by<'a>(&'a mut self, cpu: &Cpu, row: usize, latent: Rows) -> Rows<'a> {
-        let chosen = &self.chosen[row * self.top_k..][..self.top_k];
+        let chosen = &self.chosen[row * self.width..][..self.n_chosen[row]];
         cpu.gather_rows(latent, chosen, &mut self.gathered)
     }
 }
-
-/// The norm of keys has this, as a rule whatever the model's.
-const KEY_EPS: f32 = 1e-6;
 
 impl CpuPass<'_, '_> {
     /// Whether some row of some text of this size may see fewer positions than all.
@@ -44,8 +47,13 @@ impl CpuPass<'_, '_> {
         indexer.is_some_and(|indexer| indexer.chooses(self.caches[0].n_ctx()))
     }
 
-    /// Appends the rows' keys to their texts' caches, and keeps the heads' weights.
+    /// Appends the rows' keys to their texts' caches, and keeps the heads' weights, if positions
+    /// are chosen.
     pub(super) fn indexer_keys(&mut self, l: usize, w: &Indexer, h: &[f32], m: &mut MixerBuffers) {
+        if !self.chooses() {
+            // States are noted all the same: whoever asks for them counts on all.
+            return self.over_parts(|_, cache, n| cache.note_state(l, n));
+        }
         let (model, cpu, n) = (self.model, self.cpu, self.batch.n_rows());
         let i = &mut m.indexer;
         let kinds = Kinds::of([&w.k, &w.weights].map(|linear| linear.weight.ty));
@@ -56,11 +64,13 @@ impl CpuPass<'_, '_> {
         ]);
         let [weight, bias] = &w.k_norm;
         i.normed.resize(i.k.len());
-        let own = model.descriptor.parts.indexer_eps_is_models;
-        let eps = if own { model.hyper.norm_eps } else { KEY_EPS };
-        cpu.layer_norm_rows(&i.k, (weight, bias), eps, &mut i.normed);
+        let Some(params) = &model.hyper.indexer else { return };
+        cpu.layer_norm_rows(&i.k, (weight, bias), params.key_eps, &mut i.normed);
         let shape = RopeShape { head_dim: weight.len(), offset: w.rope_offset, pairing: w.pairing };
         cpu.rope(&mut i.normed, shape, &m.ropes.main);
+        if let Some(pool) = &w.pool {
+            return self.pool_keys(l, pool, h, m);
+        }
         for (rows, segment) in self.batch.segments() {
             let (_, keys) = self.caches[segment.session].rows_mut(l);
             keys.store(cpu, rows_of(&i.normed, &rows, weight.len()), segment.past);
@@ -71,22 +81,37 @@ impl CpuPass<'_, '_> {
     pub(super) fn choose_positions(&mut self, l: usize, w: &Indexer, m: &mut MixerBuffers) {
         let Some(params) = &self.model.hyper.indexer else { return };
         let (cpu, i) = (self.cpu, &mut m.indexer);
-        let (n_heads, dim, top_k) = (params.n_heads, params.dim, params.top_k);
+        let (n_heads, dim, block) = (params.n_heads, params.dim, params.block);
         let shape = RopeShape { head_dim: dim, offset: w.rope_offset, pairing: w.pairing };
         cpu.rope(&mut i.q, shape, &m.ropes.main);
-        i.top_k = top_k;
-        i.chosen.resize(self.batch.n_rows() * top_k, 0);
+        // Those of a row's own block are seen, too.
+        i.width = params.n_all() + block - 1;
+        i.chosen.resize(self.batch.n_rows() * i.width, 0);
+        i.n_chosen.resize(self.batch.n_rows(), 0);
         for (rows, segment) in self.batch.segments() {
             let (_, keys) = self.caches[segment.session].rows(l);
+            let keys = unpacked(keys, dim);
             for row in rows.clone() {
                 let n_seen = segment.past + row - rows.start + 1;
-                if n_seen <= top_k {
+                if n_seen <= params.n_all() {
                     continue;
                 }
-                i.scores.resize(n_seen, 0.0);
-                let q = &i.q[row * n_heads * dim..][..n_heads * dim];
-                cpu.index_scores(q, &i.weights[row * n_heads..][..n_heads], keys, &mut i.scores);
-                best(&i.scores, &mut i.room, &mut i.chosen[row * top_k..][..top_k]);
+                let n_blocks = n_seen / block;
+                i.blocks.clear();
+                if n_blocks <= params.top_k {
+                    i.blocks.extend(0..n_blocks as u32);
+                } else {
+                    i.scores.resize(n_blocks, 0.0);
+                    let q = &i.q[row * n_heads * dim..][..n_heads * dim];
+                    let weights = &i.weights[row * n_heads..][..n_heads];
+                    cpu.index_scores(q, weights, keys, &mut i.scores);
+                    i.blocks.resize(params.top_k, 0);
+                    best(&i.scores, &mut i.room, &mut i.blocks);
+                }
+                let of_block = |b: &u32| (*b as usize * block..).take(block);
+                let seen = i.blocks.iter().flat_map(of_block).chain(n_blocks * block..n_seen);
+                let places = i.chosen[row * i.width..].iter_mut();
+                i.n_chosen[row] = places.zip(seen).map(|(to, seen)| *to = seen as u32).count();
             }
         }
     }

@@ -35,7 +35,7 @@ impl CpuPass<'_, '_> {
         let hyper = &model.hyper;
         let LatentShape { n_head, head_dim, head_dim_v, rank, n_rot } = w.shape;
         let chooses = self.chooses();
-        if let (Sees::Chosen(indexer), true) = (&w.sees, chooses) {
+        if let Sees::Chosen(indexer) = &w.sees {
             self.indexer_keys(l, indexer, h, m);
         }
         if let Some(gate) = &w.gate {
@@ -117,7 +117,7 @@ impl CpuPass<'_, '_> {
             let dense = match (&w.sees, &hyper.indexer) {
                 (Sees::Chosen(_) | Sees::AsBefore, Some(indexer)) => {
                     rows.start
-                        ..rows.end.min(rows.start + indexer.top_k.saturating_sub(segment.past))
+                        ..rows.end.min(rows.start + indexer.n_all().saturating_sub(segment.past))
                 }
                 _ => rows.clone(),
             };

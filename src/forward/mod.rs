@@ -12,12 +12,14 @@ mod gated_delta;
 pub mod gpu;
 mod indexer;
 mod kda;
+mod last_layer;
 mod logits;
 mod mla;
 mod moe;
 mod next_token;
 mod parts;
 mod peers;
+mod pooled_index;
 pub mod record;
 mod recurrent;
 mod scratch;
@@ -122,7 +124,9 @@ impl Model {
         let _prefetch = has_prompt.then(|| self.hierarchy.prefetch_guard());
         for l in self.hyper.decoder_layers() {
             pass.observer.layer(l)?;
+            let is_last = l + 1 == self.hyper.n_layers;
             match self.hyper.encoder {
+                None if is_last && pass.leaves_rows_out() => pass.last_layer(b, l)?,
                 None => pass.layer(b, l)?,
                 Some(_) => pass.decoder_layer(b, l)?,
             }
@@ -182,6 +186,12 @@ impl CpuPass<'_, '_> {
         }
         // attention, residual
         self.mix(b, l, layer)?;
+        self.behind_mixer(b, l)
+    }
+
+    /// x → x, behind a layer's mixer
+    fn behind_mixer(&mut self, b: &mut Buffers, l: usize) -> Result<()> {
+        let layer = &self.model.weights.layers[l];
         // experts, residual
         if let Some(ffn) = &layer.ffn {
             self.feed_forward_part(b, l, ffn)?;

@@ -30,6 +30,7 @@ pub struct FfnBuffers {
     only_work: Acquisition,
     pub only_gate: Vec<f32>, // [rows, experts a row]
     pub latent: Floats,      // [rows, width of narrow experts]
+    weighed: Floats,         // [rows, experts a row, n_embd]
     pub groups: Vec<u32>,    // [rows, adjugate experts a row]
     pub granules: GranuleList,
 }
@@ -160,14 +161,21 @@ impl CpuPass<'_, '_> {
         Ok(())
     }
 
-    /// Multiplies the experts' input by the weights, one a row, which become 1.
+    /// Makes the experts' inputs, a row a pair: h times the pair's weight, which becomes 1.
     fn weigh_input(&self, ffn: &FfnWeights, b: &mut Buffers) {
-        let (n, n_embd) = (self.batch.n_rows(), self.model.hyper.n_embd);
-        for (h, weight) in b.h.chunks_exact_mut(n_embd).zip(&mut b.route.weights) {
-            h.iter_mut().for_each(|h| *h *= *weight);
+        let (k, n_embd) = (b.route.k, self.model.hyper.n_embd);
+        let rows = b.h.chunks_exact(n_embd).flat_map(|h| std::iter::repeat_n(h, k));
+        b.ffn.weighed.copy_from(rows);
+        let rows = b.ffn.weighed.chunks_exact_mut(n_embd).zip(&mut b.route.weights);
+        for (row, weight) in rows {
+            row.iter_mut().for_each(|x| *x *= *weight);
             *weight = 1.0;
         }
-        b.acts.fill(self.cpu, Kinds::of(ffn.expert.inputs()), n, n_embd, &b.h);
+        if ffn.splits_input {
+            b.ffn.demand.split_inputs();
+        }
+        let n = b.route.weights.len();
+        b.acts.fill(self.cpu, Kinds::of(ffn.expert.inputs()), n, n_embd, &b.ffn.weighed);
     }
 
     /// Whether experts are acquired part by part. A prompt alone keeps the link busiest with all of

@@ -108,7 +108,7 @@ fn grouped(part: &Part, demand: &Demand) -> (Vec<Group>, Vec<u32>, Vec<u32>) {
     let pairs = |expert: &u32| demand.pairs(demand.slot(*expert));
     let group = |expert: &u32| Group { expert: *expert, n_pairs: pairs(expert).len() as u32 };
     let groups = part.experts.iter().map(group).collect();
-    let rows = part.experts.iter().flat_map(pairs).map(|pair| demand.tokens()[pair]);
+    let rows = part.experts.iter().flat_map(pairs).map(|pair| demand.inputs()[pair]);
     let mut sent: Vec<u32> = rows.clone().collect();
     sent.sort_unstable();
     sent.dedup();

@@ -22,7 +22,7 @@ impl CpuPass<'_, '_> {
         let is_first = l == model.hyper.decoder_layers().start && part == Part::Mixer;
         let s = &mut b.streams;
         match &model.weights.layers[l].streams[part as usize] {
-            Streams::One => {}
+            Streams::One | Streams::Mean => {}
             Streams::Hyper(connection) => {
                 if is_first {
                     let rows = b.x.chunks_exact(model.hyper.n_embd);
@@ -75,7 +75,7 @@ impl CpuPass<'_, '_> {
     ) {
         let s = &mut b.streams;
         match &self.model.weights.layers[l].streams[part as usize] {
-            Streams::One => self.model.add_to_stream(self.cpu, norm, scale, b),
+            Streams::One | Streams::Mean => self.model.add_to_stream(self.cpu, norm, scale, b),
             Streams::Hyper(connection) => {
                 self.cpu.feed_streams(&connection.mixing(), &s.mixes, &b.y, &mut s.all);
             }
@@ -92,6 +92,13 @@ impl CpuPass<'_, '_> {
         match &model.weights.last_streams {
             Streams::One => {}
             Streams::Hyper(connection) => self.join(connection, &mut b.streams, &mut b.x),
+            Streams::Mean => {
+                let s = &mut b.streams;
+                let n = s.all.len() / b.x.len();
+                s.mixes.resize(b.x.len() / model.hyper.n_embd * n);
+                s.mixes.fill(1.0 / n as f32);
+                self.cpu.join_streams(&s.all, &s.mixes, [n, n], &mut b.x);
+            }
             Streams::Kept(score) => {
                 let s = &b.streams;
                 let eps = model.hyper.norm_eps;

@@ -52,7 +52,7 @@ impl CompressedParams {
     /// pages before it serve texts that go on otherwise. Rows have `dim` elements, an indexer's
     /// keys `index`.
     pub fn cache_shapes(&self, dim: usize, index: usize) -> Vec<LayerShape> {
-        let plain = self.ratios.iter().map(|_| LayerShape::Latent { dim, index: 0 });
+        let plain = self.ratios.iter().map(|_| LayerShape::Latent { dim, index: 0, kept: 0 });
         let state = self.ratios.iter().map(|ratio| match *ratio {
             0 => LayerShape::ELSEWHERE,
             // Values and scores of two rows of each, for this block's and for the next one's.

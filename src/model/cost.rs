@@ -23,6 +23,12 @@ impl Model {
         macs.sum()
     }
 
+    /// Those of a token's feed-forward part in the last layer.
+    pub fn last_ffn_macs(&self) -> u64 {
+        let ffn = self.weights.layers.last().and_then(|layer| layer.ffn.as_ref());
+        ffn.map_or(0, |ffn| self.ffn_macs(ffn))
+    }
+
     /// Multiply-adds of one token's logits.
     pub fn head_macs(&self) -> u64 {
         matrix_macs(&self.weights.output.weight)

@@ -1,6 +1,6 @@
 //! Numbers and sizes of attention heads, from GGUF metadata.
 
-use super::descriptor::{Form, Mixer};
+use super::descriptor::{Form, Mixer, RopeLayers};
 use super::hyper::Keys;
 use crate::Result;
 
@@ -61,7 +61,11 @@ impl Keys<'_> {
         let plain = self.count("attention.value_length")?.unwrap_or(head_dim);
         let head_dim_v = own("attention.value_length")?.unwrap_or(plain);
         let kv_rank = if latent { self.require("attention.kv_lora_rank")? } else { 0 };
-        let n_rot = self.count("rope.dimension_count")?.unwrap_or(head_dim);
+        let turns = self.descriptor.parts.rope_layers != RopeLayers::None;
+        let n_rot = match (turns, self.number("rope.dimension_count")?) {
+            (false, 0) => 0,
+            _ => self.count("rope.dimension_count")?.unwrap_or(head_dim),
+        };
         let most = if latent { head_dim - 1 } else { head_dim };
         if n_rot > most || n_rot % 2 != 0 {
             let expected = format!("an even number of at most {most}");

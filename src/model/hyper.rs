@@ -145,6 +145,7 @@ impl HyperParams {
         };
         let kinds = LayerKinds::read(&keys, n_layers)?;
         let sliding_latent = keys.sliding_latent(&heads)?;
+        let recurrent = Recurrent::read(&keys, n_layers, heads.n_head, heads.head_dim)?;
         Ok(HyperParams {
             n_layers,
             encoder,
@@ -171,12 +172,12 @@ impl HyperParams {
             logit_cap: keys.logit_cap()?,
             qkv_limit: keys.factor("attention.clamp_kqv")?,
             attention_output_scale: keys.factor("attention.value_scale")?.unwrap_or(1.0),
-            indexer: IndexerParams::read(&keys, &kinds, heads.n_rot)?,
+            indexer: IndexerParams::read(&keys, &kinds, recurrent.as_ref(), heads.n_rot)?,
             compressed: CompressedParams::read(&keys, n_layers, &heads)?,
             q_rank: keys.number("attention.q_lora_rank")?,
             decay_bound: keys.decay_bound()?,
             rope_pairing: keys.rope_pairing()?,
-            recurrent: Recurrent::read(&keys, n_layers, heads.n_head, heads.head_dim)?,
+            recurrent,
             ffn_only: keys.ffn_only(n_layers)?,
             kinds,
             norm: keys.norm()?,
@@ -295,7 +296,7 @@ impl HyperParams {
             match self.latent_of(l) {
                 LatentShape { rank: 0, .. } => LayerShape::Heads { n_head_kv, k_dim, v_dim },
                 LatentShape { rank, n_rot, .. } => {
-                    LayerShape::Latent { dim: rank + n_rot, index: 0 }
+                    LayerShape::Latent { dim: rank + n_rot, index: 0, kept: 0 }
                 }
             }
         };
@@ -304,7 +305,8 @@ impl HyperParams {
             None if !self.mixes(l) => LayerShape::ELSEWHERE,
             None => match (shape(l), &self.indexer) {
                 (LayerShape::Latent { dim, .. }, Some(indexer)) if indexer.own[l] => {
-                    LayerShape::Latent { dim, index: indexer.dim }
+                    let (index, kept) = (indexer.cached_dim(), indexer.n_kept());
+                    LayerShape::Latent { dim, index, kept }
                 }
                 // The indexer's keys are a head behind the others.
                 (LayerShape::Heads { n_head_kv, k_dim, v_dim }, Some(indexer))
@@ -434,7 +436,7 @@ impl Keys<'_> {
     }
 
     /// Some converters write the one name whatever the norm.
-    fn norm_eps(&self) -> Result<f32> {
+    pub(super) fn norm_eps(&self) -> Result<f32> {
         let key = "attention.layer_norm_rms_epsilon";
         match self.factor(key)?.or(self.factor("attention.layer_norm_epsilon")?) {
             None if self.has(key) => Err(self.bad(key, "a positive number".into(), 0)),
@@ -550,10 +552,6 @@ impl Keys<'_> {
         let score = self.score()?;
         if score == Score::SparseMixer && n_experts > 0 && k != 2 {
             return Err(self.bad("expert_used_count", "2, by SparseMixer".into(), k));
-        }
-        if self.descriptor.parts.weights_before_experts && k > 1 {
-            let expected = "1, as a token has one weighted input";
-            return Err(self.bad("expert_used_count", expected.into(), k));
         }
         Ok(Routing {
             n_experts,

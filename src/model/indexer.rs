@@ -4,7 +4,9 @@
 use super::compressed::{INDEXED, ratios};
 use super::descriptor::{Mixer, RopeRows};
 use super::hyper::Keys;
+use super::kv::PAGE;
 use super::layers::{LayerKinds, is_dense};
+use super::recurrent::Recurrent;
 use crate::Result;
 
 #[derive(Clone, Debug)]
@@ -18,6 +20,8 @@ pub struct IndexerParams {
     pub block: usize,
     /// Blocks up to a token's own that it sees whatever their scores.
     pub n_near: usize,
+    /// ε of the norm of keys.
+    pub key_eps: f32,
     /// The first element of a head that rotates.
     pub rope_offset: usize,
     /// By layer: whether it has an indexer. One without that sees a whole text sees what the last
@@ -26,6 +30,10 @@ pub struct IndexerParams {
 }
 
 const TOP_K: &str = "attention.indexer.top_k";
+const POOL: &str = "attention.indexer.kpool";
+
+/// ε of the norm of keys, as a rule whatever the model's.
+const KEY_EPS: f32 = 1e-6;
 
 /// Contexts from which on GLM files without `attention.indexer.types` share indexers.
 const SHARED_CONTEXT: usize = 1 << 20;
@@ -36,6 +44,7 @@ impl IndexerParams {
     pub(super) fn read(
         keys: &Keys,
         kinds: &LayerKinds,
+        recurrent: Option<&Recurrent>,
         n_rot: usize,
     ) -> Result<Option<IndexerParams>> {
         let parts = &keys.descriptor.parts;
@@ -55,18 +64,25 @@ impl IndexerParams {
             return Err(keys.bad("attention.indexer.key_length", expected, dim));
         }
         let has_blocks = parts.mixer == Mixer::Attention;
-        let mut own = own_indexers(keys, kinds.n_layers())?;
-        own.iter_mut().enumerate().for_each(|(l, own)| *own &= !kinds.slides(l));
+        let recurs = |l: usize| recurrent.is_some_and(|recurrent| recurrent.layers[l]);
+        let mut own = own_indexers(keys, kinds.n_layers(), recurs)?;
+        own.iter_mut().enumerate().for_each(|(l, own)| *own &= !kinds.slides(l) && !recurs(l));
+        let pool = if parts.indexer_pools { Some(pool(keys, dim)?) } else { None };
         Ok(Some(IndexerParams {
             n_heads: keys.require("attention.indexer.head_count")?,
             dim,
-            top_k: keys.require(TOP_K)?,
+            top_k: keys.require(TOP_K)? / pool.unwrap_or(1),
             block: match parts.mixer {
                 Mixer::Attention => keys.require("attention.indexer.block_size")?,
                 Mixer::Compressed => INDEXED,
-                Mixer::Latent => 1,
+                Mixer::Latent => pool.unwrap_or(1),
             },
             n_near: if has_blocks { keys.require("attention.indexer.local_blocks")? } else { 0 },
+            key_eps: match (parts.indexer_eps_is_models, parts.indexer_pools) {
+                (true, _) => keys.norm_eps()?,
+                (_, true) => keys.factor("attention.layer_norm_epsilon")?.unwrap_or(KEY_EPS),
+                _ => KEY_EPS,
+            },
             rope_offset: match parts.indexer_rope_rows {
                 RopeRows::First => 0,
                 RopeRows::Last => dim - n_rot,
@@ -80,13 +96,45 @@ impl IndexerParams {
         n_ctx > self.n_all()
     }
 
+    /// Elements that a position has in the cache: blocks have one key for all of theirs.
+    pub fn cached_dim(&self) -> usize {
+        self.dim / self.block
+    }
+
+    /// Values that are kept until a block is whole, where keys are of blocks: a key and scores of
+    /// each position.
+    pub fn n_kept(&self) -> usize {
+        if self.block > 1 { 2 * self.block * self.dim } else { 0 }
+    }
+
     /// Positions of the longest text of which each token sees all.
     pub fn n_all(&self) -> usize {
         self.top_k.saturating_mul(self.block)
     }
 }
 
-fn own_indexers(keys: &Keys, n: usize) -> Result<Vec<bool>> {
+/// Positions that have a key together. Pages of a cache have whole blocks of them.
+fn pool(keys: &Keys, dim: usize) -> Result<usize> {
+    let (n, top_k) = (keys.require(POOL)?, keys.require(TOP_K)?);
+    if n < 2 || !PAGE.is_multiple_of(n) || !dim.is_multiple_of(n) {
+        let expected =
+            format!("a divisor of {PAGE} and of attention.indexer.key_length = {dim}, above 1");
+        return Err(keys.bad(POOL, expected, n));
+    }
+    if !top_k.is_multiple_of(n) {
+        return Err(keys.bad(TOP_K, format!("a multiple of attention.indexer.kpool = {n}"), top_k));
+    }
+    let tail = "attention.indexer.kpool_select_tail";
+    match keys.gguf.bool(&keys.descriptor.key(tail))? {
+        Some(true) => Ok(n),
+        other => {
+            let expected = "true: a token sees the positions of its own block".into();
+            Err(keys.bad(tail, expected, other.map_or("nothing".into(), |v| v.to_string())))
+        }
+    }
+}
+
+fn own_indexers(keys: &Keys, n: usize, recurs: impl Fn(usize) -> bool) -> Result<Vec<bool>> {
     let key = "attention.indexer.types";
     if keys.descriptor.parts.mixer == Mixer::Attention {
         // Leading dense layers have none.
@@ -100,14 +148,16 @@ fn own_indexers(keys: &Keys, n: usize) -> Result<Vec<bool>> {
     }
     let own = match keys.gguf.get(&keys.descriptor.key(key)) {
         Some(listed) => keys.flags(key, listed, n, keys.require("block_count")?)?,
+        None if keys.descriptor.parts.indexer_pools => vec![true; n],
         None if keys.require("context_length")? < SHARED_CONTEXT => vec![true; n],
         None => (0..n).map(|l| l < 2 || l % 4 == 2).collect(),
     };
-    if !keys.has(key) && !keys.have_tensor("indexer_k", &own) {
+    let attend: Vec<bool> = own.iter().enumerate().map(|(l, own)| *own && !recurs(l)).collect();
+    if !keys.has(key) && !keys.have_tensor("indexer_k", &attend) {
         return keys.some(key, None);
     }
-    match own.first() {
-        Some(false) => Err(keys.bad(key, "1 for the first layer".into(), 0)),
+    match (0..n).find(|l| !recurs(*l)).map(|first| own[first]) {
+        Some(false) => Err(keys.bad(key, "1 for the first layer of attention".into(), 0)),
         _ => Ok(own),
     }
 }

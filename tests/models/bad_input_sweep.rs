@@ -14,7 +14,7 @@ use moeba::gguf::{OwnedArray, OwnedValue};
 use moeba::model::descriptor::Descriptor;
 
 /// One of each architecture, and of each variant of its files.
-const GOLDEN: [&str; 62] = [
+const GOLDEN: [&str; 63] = [
     "afmoe",
     "arctic",
     "arctic_mixed",
@@ -37,6 +37,7 @@ const GOLDEN: [&str; 62] = [
     "glm4_moe_lite",
     "glm4moe",
     "glm4moe_air",
+    "glm5-next",
     "gpt_oss",
     "granite",
     "granitehybrid",
@@ -80,7 +81,7 @@ const GOLDEN: [&str; 62] = [
 ];
 
 /// Entries that files may lack although they then compute something else, with the reason.
-const DEFAULTS: [(&str, &str); 18] = [
+const DEFAULTS: [(&str, &str); 19] = [
     ("output.weight", "without it the embedding is the output, as everywhere in GGUF"),
     ("rope_freqs.weight", "Llama 3.1 has it, Llama 3 has not, and no key tells them apart"),
     ("llama.rope.freq_base", "files of Llama 1 and 2 lack it: 10000"),
@@ -88,6 +89,7 @@ const DEFAULTS: [(&str, &str); 18] = [
     ("phimoe.router_jitter_noise", "0.01, as the published models have it"),
     ("qwen3moe.expert_weights_norm", "true, as the published models have it"),
     ("afmoe.rope.freq_base_swa", "sliding layers turn as the others, as in published models"),
+    ("glm5-next.swiglu_clamp_exp", "a model without a limit has none"),
     ("granitehybrid.rope.scaling.finetuned", "attention rotates, as in files of other models"),
     ("grok.final_logit_softcapping", "Grok 1 has none"),
     ("laguna.attention.sliding_window", "Laguna M.1 has none"),

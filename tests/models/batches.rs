@@ -17,7 +17,7 @@ use moeba::policy::Phase;
 use std::path::Path;
 
 /// A model of each architecture and kind of layer.
-const MODELS: [&str; 50] = [
+const MODELS: [&str; 51] = [
     "llama",
     "llama3_rope",
     "qwen2",
@@ -68,6 +68,7 @@ const MODELS: [&str; 50] = [
     "kimi-k3",
     "minimax-m3",
     "deepseek4",
+    "glm5-next",
 ];
 
 const N_CTX: usize = 80;

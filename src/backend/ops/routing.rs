@@ -142,8 +142,10 @@ pub struct Demand {
     pub experts: Vec<u32>,
     /// Pairs of slot s: `starts[s]..starts[s + 1]`.
     starts: Vec<usize>,
-    /// Pair → token.
-    tokens: Vec<u32>,
+    /// Pair → row of the experts' input: its token, or one of its own.
+    inputs: Vec<u32>,
+    /// Rows of input that a token has.
+    n_inputs: usize,
     /// [token, rank] → pair, or `NO_PAIR`
     places: Vec<u32>,
     k: usize,
@@ -155,7 +157,7 @@ impl Demand {
     /// Groups `chosen` [tokens, k], ids below `n_experts` or `NO_EXPERT`.
     pub fn group(&mut self, chosen: &[u32], k: usize, n_experts: usize) {
         assert!(k > 0 && chosen.len().is_multiple_of(k));
-        self.k = k;
+        (self.k, self.n_inputs) = (k, 1);
         self.experts.clear();
         self.slot_of.clear();
         self.slot_of.resize(n_experts, NO_SLOT);
@@ -174,13 +176,13 @@ impl Demand {
             start += std::mem::replace(s, start);
         }
         self.starts.push(start);
-        self.tokens.resize(start, 0);
+        self.inputs.resize(start, 0);
         self.places.clear();
         self.places.resize(chosen.len(), NO_PAIR);
         // `starts[s]` runs to the end of slot s's pairs and is set back afterwards.
         for (i, &e) in chosen.iter().enumerate().filter(|(_, e)| **e != NO_EXPERT) {
             let next = &mut self.starts[self.slot_of[e as usize] as usize];
-            self.tokens[*next] = (i / k) as u32;
+            self.inputs[*next] = (i / k) as u32;
             self.places[i] = *next as u32;
             *next += 1;
         }
@@ -191,13 +193,13 @@ impl Demand {
 
     /// Sends every token to expert 0: a dense or a shared expert.
     pub fn everyone(&mut self, n_tokens: usize) {
-        self.k = 1;
+        (self.k, self.n_inputs) = (1, 1);
         self.experts.clear();
         self.experts.push(0);
         self.starts.clear();
         self.starts.extend([0, n_tokens]);
-        self.tokens.clear();
-        self.tokens.extend(0..n_tokens as u32);
+        self.inputs.clear();
+        self.inputs.extend(0..n_tokens as u32);
         self.places.clear();
         self.places.extend(0..n_tokens as u32);
     }
@@ -210,7 +212,7 @@ impl Demand {
         tokens: &[u32],
         n_experts: usize,
     ) {
-        self.k = 1;
+        (self.k, self.n_inputs) = (1, 1);
         self.experts.clear();
         self.starts.clear();
         self.slot_of.clear();
@@ -224,8 +226,8 @@ impl Demand {
         }
         assert_eq!(start, tokens.len(), "pairs and their tokens");
         self.starts.push(start);
-        self.tokens.clear();
-        self.tokens.extend_from_slice(tokens);
+        self.inputs.clear();
+        self.inputs.extend_from_slice(tokens);
         self.places.clear();
     }
 
@@ -236,12 +238,12 @@ impl Demand {
 
     /// The number of `experts` that the first `n` tokens choose: these come first.
     pub fn n_chosen_by(&self, n: usize) -> usize {
-        let first_token = |slot: usize| self.tokens[self.starts[slot]] as usize;
+        let first_token = |slot: usize| self.inputs[self.starts[slot]] as usize / self.n_inputs;
         (0..self.experts.len()).take_while(|slot| first_token(*slot) < n).count()
     }
 
     pub fn n_pairs(&self) -> usize {
-        self.tokens.len()
+        self.inputs.len()
     }
 
     /// The slot of an expert of this demand.
@@ -261,9 +263,17 @@ impl Demand {
         &self.starts
     }
 
-    /// Pair → token.
-    pub fn tokens(&self) -> &[u32] {
-        &self.tokens
+    /// Pair → row of the experts' input: its token, unless pairs have rows of their own.
+    pub fn inputs(&self) -> &[u32] {
+        &self.inputs
+    }
+
+    /// Gives each pair a row of input of its own: token · k + rank.
+    pub fn split_inputs(&mut self) {
+        self.n_inputs = self.k;
+        for (row, pair) in self.places.iter().enumerate().filter(|(_, pair)| **pair != NO_PAIR) {
+            self.inputs[*pair as usize] = row as u32;
+        }
     }
 
     /// [token, rank] → pair, or `NO_PAIR` where a token has no expert.

@@ -21,6 +21,9 @@ impl Work {
         // A prompt's logits are of the last token of each batch.
         let n_heads = test.n_prompt.div_ceil(batch.batch_size) + test.n_gen;
         let layers: u64 = positions().map(|at| model.token_macs(at)).sum();
+        // So is the last layer's feed-forward part, if the others may be left out.
+        let n_left_out = if model.may_leave_rows_out() { n_tokens - n_heads } else { 0 };
+        let layers = layers - n_left_out as u64 * model.last_ffn_macs();
         let macs = layers + n_heads as u64 * model.head_macs();
         let (k, v) = (batch.cache_type_k, batch.cache_type_v);
         let read = || positions().map(|at| model.cache_bytes_read(at, k, v)).sum::<u64>();

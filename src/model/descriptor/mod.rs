@@ -47,6 +47,7 @@ const SOURCES: &[(&str, &str)] = &[
     source!("gemma4"),
     source!("glm-dsa"),
     source!("glm4moe"),
+    source!("glm5-next"),
     source!("gpt-oss"),
     source!("granite"),
     source!("granitehybrid"),

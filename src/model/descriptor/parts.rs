@@ -53,6 +53,9 @@ pub struct Parts {
     /// The norm of an indexer's keys has the model's ε.
     #[serde(default)]
     pub indexer_eps_is_models: bool,
+    /// A key of it is of `attention.indexer.kpool` positions, which are chosen together.
+    #[serde(default)]
+    pub indexer_pools: bool,
     /// Layers may see what the indexer before them has chosen: `attention.indexer.types`.
     #[serde(default)]
     pub shares_indexers: bool,

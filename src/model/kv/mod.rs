@@ -96,9 +96,9 @@ struct Plane {
 pub enum LayerShape {
     /// A key and a value for each KV head.
     Heads { n_head_kv: usize, k_dim: usize, v_dim: usize },
-    /// Latent attention: one row for all heads, and a key of `index` elements to choose it by, 0
-    /// where all rows are seen.
-    Latent { dim: usize, index: usize },
+    /// Latent attention: one row for all heads, and `index` elements of a key to choose it by, 0
+    /// where all rows are seen. `kept` values in f32 are of a block that is not whole yet.
+    Latent { dim: usize, index: usize, kept: usize },
     /// A recurrence: the same for any number of positions, in f32.
     State(StateSize),
 }
@@ -113,7 +113,9 @@ impl LayerShape {
             LayerShape::Heads { n_head_kv, k_dim, v_dim } => {
                 n_ctx * n_head_kv * (k.row_bytes(k_dim) + v.row_bytes(v_dim))
             }
-            LayerShape::Latent { dim, index } => n_ctx * (k.row_bytes(dim) + v.row_bytes(index)),
+            LayerShape::Latent { dim, index, kept } => {
+                n_ctx * (k.row_bytes(dim) + v.row_bytes(index)) + 4 * kept
+            }
             LayerShape::State(size) => 4 * (size.n_past + size.n_state),
         }
     }
@@ -152,7 +154,7 @@ pub fn check(layers: &[LayerShape], k: CacheType, v: CacheType) -> Result<()> {
                 k.check("k", "keys", k_dim)?;
                 v.check("v", "values", v_dim)?;
             }
-            LayerShape::Latent { dim, index } => {
+            LayerShape::Latent { dim, index, .. } => {
                 k.check("k", "latent rows", dim)?;
                 v.check("v", "keys of rows", index)?;
             }
@@ -226,7 +228,10 @@ impl KvCache {
                 LayerShape::Heads { n_head_kv, k_dim, v_dim } => {
                     (n_head_kv * k_dim, n_head_kv * v_dim)
                 }
-                LayerShape::Latent { dim, index } => (dim, index),
+                LayerShape::Latent { dim, index, kept } => {
+                    state.past = vec![0.0; kept];
+                    (dim, index)
+                }
                 LayerShape::State(size) => {
                     state.past = vec![0.0; size.n_past];
                     state.state = vec![0.0; size.n_state];
@@ -254,7 +259,7 @@ impl KvCache {
 
     /// Whether some layer has a state, which no position can be taken from.
     pub fn has_state(&self) -> bool {
-        self.layers.iter().any(|layer| matches!(layer.shape, LayerShape::State(_)))
+        self.n_state_values() > 0
     }
 
     /// A layer's state.
@@ -269,7 +274,7 @@ impl KvCache {
             LayerShape::Heads { k_dim, v_dim, .. } => {
                 (k.rows(k_dim, self.n_ctx), v.rows(v_dim, self.n_ctx))
             }
-            LayerShape::Latent { dim, index } => {
+            LayerShape::Latent { dim, index, .. } => {
                 (k.rows(dim, self.n_ctx), v.rows(index, self.n_ctx))
             }
             LayerShape::State(_) => (k.rows(0, 0), v.rows(0, 0)),
@@ -282,7 +287,7 @@ impl KvCache {
         let LayerCache { shape, k, v, .. } = &mut self.layers[layer];
         let (k_dim, v_dim) = match *shape {
             LayerShape::Heads { k_dim, v_dim, .. } => (k_dim, v_dim),
-            LayerShape::Latent { dim, index } => (dim, index),
+            LayerShape::Latent { dim, index, .. } => (dim, index),
             LayerShape::State(_) => (0, 0),
         };
         (k.rows_mut(k_dim, n_ctx), v.rows_mut(v_dim, n_ctx))
@@ -307,8 +312,8 @@ mod tests {
     fn what_is_counted_is_what_is_held() {
         let layers = [
             LayerShape::Heads { n_head_kv: 2, k_dim: 64, v_dim: 96 },
-            LayerShape::Latent { dim: 576, index: 0 },
-            LayerShape::Latent { dim: 576, index: 128 },
+            LayerShape::Latent { dim: 576, index: 0, kept: 0 },
+            LayerShape::Latent { dim: 576, index: 128, kept: 0 },
         ];
         let all = CacheType::ALL;
         for (k, v) in all.into_iter().flat_map(|k| all.map(|v| (k, v))) {

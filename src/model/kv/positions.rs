@@ -86,7 +86,7 @@ fn range(
 fn widths(shape: LayerShape) -> [(usize, usize); 2] {
     match shape {
         LayerShape::Heads { n_head_kv, k_dim, v_dim } => [(n_head_kv, k_dim), (n_head_kv, v_dim)],
-        LayerShape::Latent { dim, index } => [(1, dim), (index.min(1), index)],
+        LayerShape::Latent { dim, index, .. } => [(1, dim), (index.min(1), index)],
         LayerShape::State(_) => [(0, 0); 2],
     }
 }
@@ -112,7 +112,7 @@ mod tests {
     fn cache(k: CacheType, v: CacheType, seed: u8) -> KvCache {
         let layers = [
             LayerShape::Heads { n_head_kv: 3, k_dim: 64, v_dim: 32 },
-            LayerShape::Latent { dim: 96, index: 32 },
+            LayerShape::Latent { dim: 96, index: 32, kept: 0 },
         ];
         let mut cache = KvCache::new(&layers, N_CTX, k, v);
         for (plane, ..) in cache.layers.iter_mut().flat_map(planes_mut) {

@@ -110,6 +110,18 @@ pub struct Indexer {
     pub pairing: RopePairing,
     /// The first element of a head that rotates.
     pub rope_offset: usize,
+    /// Makes one key of several positions'.
+    pub pool: Option<KeyPool>,
+}
+
+/// Makes a block's key of those of its positions: in each element their mean, weighed by the
+/// softmax of their scores.
+#[derive(Clone, Debug)]
+pub struct KeyPool {
+    /// [dim, n_embd]
+    pub scores: Linear,
+    /// Added to the scores, by a position's place in its block: [block, dim].
+    pub places: Vec<f32>,
 }
 
 /// Scores of positions for each head of keys: query · key.
@@ -377,6 +389,16 @@ impl Binder<'_> {
             weights: self.linear("indexer_weights", l, params.n_heads, n_embd)?,
             pairing,
             rope_offset: params.rope_offset,
+            pool: match params.block {
+                1 => None,
+                block => Some(KeyPool {
+                    scores: self.linear("indexer_compressor_gate", l, dim, n_embd)?,
+                    places: {
+                        let places = self.require("indexer_compressor_ape", l)?;
+                        self.values(places, &[dim, block])?
+                    },
+                }),
+            },
         })))
     }
 

@@ -112,6 +112,8 @@ pub struct FfnWeights {
     pub routes_stream: bool,
     /// The router's weight multiplies an expert's input.
     pub weights_input: bool,
+    /// Then each of a token's experts has an input of its own, if there are several.
+    pub splits_input: bool,
 }
 
 impl FfnWeights {
@@ -147,7 +149,7 @@ impl FfnWeights {
         let is_plain = self.scales.is_none() && !has_scales && only.all(OnlyScales::has_none);
         let has_norms = self.router_norm().is_some() || self.experts_norm.is_some();
         let has_activation = self.expert.activation.has_kernels();
-        let is_alone = self.latent.is_none() && self.adjugate.is_none();
+        let is_alone = self.latent.is_none() && self.adjugate.is_none() && !self.splits_input;
         is_plain && !has_norms && is_alone && has_activation
     }
 
@@ -227,6 +229,7 @@ impl Binder<'_> {
             scale,
             routes_stream: self.descriptor.router.input == descriptor::RouterInput::Stream,
             weights_input: self.descriptor.parts.weights_before_experts,
+            splits_input: self.descriptor.parts.weights_before_experts && self.hyper.routing.k > 1,
         };
         Ok((ffn, places))
     }
@@ -257,6 +260,7 @@ impl Binder<'_> {
             scale: 1.0,
             routes_stream: false,
             weights_input: false,
+            splits_input: false,
         };
         Ok((ffn, Experts { dense: Some(dense), ..Experts::default() }))
     }

@@ -21,6 +21,8 @@ pub enum Streams {
     One,
     /// Several, which it reads and feeds by weights that the streams themselves make.
     Hyper(Box<Connection>),
+    /// Several, whose mean the output norm reads.
+    Mean,
     /// The present one and some that layers have left behind, scored by this vector; it adds to the
     /// present one.
     Kept(Vec<f32>),
@@ -63,6 +65,11 @@ impl Binder<'_> {
     /// How the output norm reads the streams.
     pub fn last_streams(&self) -> Result<Streams> {
         match self.descriptor.parts.residual {
+            Residual::Hyper | Residual::HyperMixed
+                if !self.descriptor.tensors.contains_key("hc_head_fn") =>
+            {
+                Ok(Streams::Mean)
+            }
             Residual::Hyper | Residual::HyperMixed => self.connection("hc_head", 0),
             Residual::Kept if self.hyper.kept_every > 0 => {
                 let score = self.require("output_res_score", 0)?;

@@ -135,7 +135,7 @@ impl Cpu {
         self.pieces(&buffers.items, &|scratch, g, rows, pairs| {
             let granule = &granules[g.start];
             let pairs = within(demand.pairs(granule.slot), pairs);
-            let tokens = &demand.tokens()[pairs.clone()];
+            let tokens = &demand.inputs()[pairs.clone()];
             let n = rows.len();
             let (kernels, products) = scratch.split(2 * tokens.len() * n);
             let (gate, up) = products.split_at_mut(tokens.len() * n);

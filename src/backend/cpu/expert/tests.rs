@@ -16,15 +16,15 @@ fn a_demand_groups_pairs_by_expert() {
     assert_eq!(d.pairs(d.slot(5)), 0..2);
     assert_eq!(d.pairs(d.slot(2)), 2..5);
     assert_eq!(d.pairs(d.slot(7)), 5..6);
-    assert_eq!(d.tokens(), [0, 2, 0, 1, 2, 1]);
+    assert_eq!(d.inputs(), [0, 2, 0, 1, 2, 1]);
     for (i, e) in [5, 2, 2, 7, 5, 2].into_iter().enumerate() {
         let pair = d.places()[i] as usize;
         assert!(d.pairs(d.slot(e)).contains(&pair));
-        assert_eq!(d.tokens()[pair] as usize, i / 2);
+        assert_eq!(d.inputs()[pair] as usize, i / 2);
     }
     d.group(&[NO_EXPERT, 6, NO_EXPERT, 6], 1, 8);
     assert_eq!((d.experts.as_slice(), d.n_pairs(), d.pairs(0)), (&[6][..], 2, 0..2));
-    assert_eq!((d.tokens(), d.places()), (&[1, 3][..], &[NO_PAIR, 0, NO_PAIR, 1][..]));
+    assert_eq!((d.inputs(), d.places()), (&[1, 3][..], &[NO_PAIR, 0, NO_PAIR, 1][..]));
     d.everyone(3);
     assert_eq!((d.experts.as_slice(), d.slot(0), d.pairs(0)), (&[0][..], 0, 0..3));
 }

@@ -41,7 +41,7 @@ impl DeviceShare<'_> {
         let starts: Vec<u32> = demand.starts().iter().map(|start| *start as u32).collect();
         let tables = [
             (&layout.starts, &starts[..]),
-            (&layout.tokens, demand.tokens()),
+            (&layout.tokens, demand.inputs()),
             (&layout.experts, &demand.experts[..]),
         ];
         for (range, numbers) in tables {

@@ -1,0 +1,52 @@
+//! An indexer with one key for the positions of a block (GLM-5.3): in each element the mean of
+//! their keys, weighed by the softmax of their scores.
+
+use crate::backend::cpu::compress::ScoredRow;
+use crate::forward::CpuPass;
+use crate::forward::attention::MixerBuffers;
+use crate::forward::compressed::unpacked_mut;
+use crate::forward::indexer::IndexerBuffers;
+use crate::forward::scratch::rows_of;
+use crate::model::weights::KeyPool;
+use crate::simd::Floats;
+
+#[derive(Default)]
+pub struct PoolBuffers {
+    scores: Floats, // [rows, dim]
+    room: Vec<f32>,
+    key: Vec<f32>, // a block's
+}
+
+impl CpuPass<'_, '_> {
+    /// Keeps the rows' keys, which are normalised, and their scores, and stores the keys of blocks
+    /// that they complete.
+    pub(super) fn pool_keys(&mut self, l: usize, pool: &KeyPool, h: &[f32], m: &mut MixerBuffers) {
+        let Some(params) = &self.model.hyper.indexer else { return };
+        let (cpu, dim, block) = (self.cpu, params.dim, params.block);
+        let MixerBuffers { acts, indexer, .. } = m;
+        let IndexerBuffers { normed, pool: p, .. } = indexer;
+        self.product(&pool.scores, h, acts, &mut p.scores);
+        self.over_parts(|rows, cache, n| {
+            for row in rows.clone() {
+                let position = n - rows.len() + row - rows.start;
+                let (keys, scores) = cache.state_mut(l).past.split_at_mut(block * dim);
+                let at = position % block * dim;
+                let own = row..row + 1;
+                keys[at..at + dim].copy_from_slice(rows_of(normed, &own, dim));
+                let sums = scores[at..at + dim].iter_mut().zip(rows_of(&p.scores, &own, dim));
+                let places = &pool.places[at..at + dim];
+                sums.zip(places).for_each(|((to, score), place)| *to = score + place);
+                if !(position + 1).is_multiple_of(block) {
+                    continue;
+                }
+                let kept = keys.chunks_exact(dim).zip(scores.chunks_exact(dim));
+                let kept = kept.map(|(values, scores)| ScoredRow { values, scores });
+                p.key.resize(dim, 0.0);
+                cpu.compress_rows(kept, &mut p.room, &mut p.key);
+                let (_, packed) = cache.rows_mut(l);
+                unpacked_mut(packed, dim).store(cpu, &p.key, position / block);
+            }
+            cache.note_state(l, n);
+        });
+    }
+}
