@@ -58,17 +58,59 @@ unsafe fn part_matmul<W: Float>(product: Product, scratch: &mut Scratch) {
             for (first, n, ends) in pieces(cols, product.granule, product.adds) {
                 convert::<W>(product, r, first..first + n, panel);
                 let panel = std::slice::from_raw_parts(panel, n / EIGHT);
-                let mut t = 0;
+                // The panel after this one begins in these rows or in the next eight.
+                let behind = first + n;
+                let next = if behind < cols { (r, behind) } else { (r + ROWS, 0) };
+                let next = product.row(next.0).wrapping_add(next.1 * W::BYTES);
+                let (mut t, mut k) = (0, 0);
                 while t < tokens {
+                    let ahead = Ahead::new::<W>(product, next, k, tokens.div_ceil(TILE));
                     let sums = Sums { product, r, t, column: first, lanes: lanes.add(t), ends };
                     t += match tokens - t {
-                        TILE.. => sums.add::<TILE>(panel),
-                        4.. => sums.add::<4>(panel),
-                        2.. => sums.add::<2>(panel),
-                        _ => sums.add::<1>(panel),
+                        TILE.. => sums.add::<W, TILE>(panel, ahead),
+                        4.. => sums.add::<W, 4>(panel, ahead),
+                        2.. => sums.add::<W, 2>(panel, ahead),
+                        _ => sums.add::<W, 1>(panel, ahead),
                     };
+                    k += 1;
                 }
             }
+        }
+    }
+}
+
+/// A tile's part of the next panel's weights, which it asks for into the second cache, a line of
+/// each row at a time.
+struct Ahead {
+    at: *const u8,
+    stride: usize,
+    rows: usize,
+}
+
+impl Ahead {
+    /// Columns of a line.
+    const fn columns<W: Float>() -> usize {
+        64 / W::BYTES
+    }
+
+    /// For tile `k` of `n`, where the panel's first row is at `next`. A tile of fewer tokens that
+    /// follows the last asks for nothing.
+    fn new<W: Float>(product: Product, next: *const u8, k: usize, n: usize) -> Self {
+        let (from, to) = ((ROWS * k / n).min(ROWS), (ROWS * (k + 1) / n).min(ROWS));
+        let stride = product.mat.row_stride;
+        Ahead { at: next.wrapping_add(from * stride), stride, rows: to - from }
+    }
+
+    /// The line of each row that holds column `i` of the panel. Behind the last row is memory like
+    /// any other.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    #[allow(unused_unsafe)] // the intrinsic is safe in newer compilers only
+    fn ask_for<W: Float>(&self, i: usize) {
+        for row in 0..self.rows {
+            let line = self.at.wrapping_add(row * self.stride + i * W::BYTES);
+            // SAFETY: a hint, which reads nothing; any address is allowed.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) };
         }
     }
 }
@@ -139,7 +181,7 @@ impl Sums<'_> {
     /// can be written. Calls for a tile come in the order of columns.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512dq,avx512vl")]
-    unsafe fn add<const T: usize>(self, panel: &[Step]) -> usize {
+    unsafe fn add<W: Float, const T: usize>(self, panel: &[Step], ahead: Ahead) -> usize {
         let mut x = [std::ptr::null(); T];
         for (t, x) in x.iter_mut().enumerate() {
             *x = self.product.acts.f32s(self.t + t)[self.column..].as_ptr();
@@ -150,6 +192,9 @@ impl Sums<'_> {
             let zero = [[_mm512_setzero_ps(); PAIRS]; T];
             let mut lanes = if self.ends.first { zero } else { at.read() };
             for (i, step) in panel.iter().enumerate() {
+                if (EIGHT * i).is_multiple_of(Ahead::columns::<W>()) {
+                    ahead.ask_for::<W>(EIGHT * i);
+                }
                 for t in 0..T {
                     let x = _mm512_broadcast_f32x8(_mm256_loadu_ps(x[t].add(EIGHT * i)));
                     for pair in 0..PAIRS {

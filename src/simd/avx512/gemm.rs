@@ -288,8 +288,15 @@ unsafe fn imins<B: Sixteen, const T: usize>(
     tile: &Tile,
     b: usize,
 ) -> [__m512i; T] {
-    let pairs = B::LEN / (2 * <B as Ints>::SUMS);
     let mut total = [_mm512_setzero_si512(); T];
+    if B::LEN == 32 {
+        for t in 0..T {
+            // SAFETY: one sum a block.
+            total[t] = _mm512_set1_epi32(unsafe { *tile.sums.add(b * T + t) });
+        }
+        return total;
+    }
+    let pairs = B::LEN / (2 * <B as Ints>::SUMS);
     for (j, mins) in block.mins().iter().take(pairs).enumerate() {
         for t in 0..T {
             // SAFETY: so many pairs of sums a block.

@@ -1,5 +1,5 @@
 //! AVX-512 (F, BW, VL, DQ) with VNNI: Intel since Ice Lake (2019), AMD since Zen 4.
-//! Products of thirteen formats and of plain floats, and the loops of attention; for everything
+//! Products of fourteen formats and of plain floats, and the loops of attention; for everything
 //! else the AVX2 versions serve. All functions here need the five features and are reached only
 //! through [`kernels`], which asks the processor.
 //!
@@ -81,13 +81,14 @@ unsafe fn matmul(product: Product, scratch: &mut Scratch) {
             TensorType::Q2_K => wide::<BlockQ2K>(product, scratch),
             TensorType::Q3_K => wide::<BlockQ3K>(product, scratch),
             TensorType::IQ4_XS => wide::<BlockIQ4XS>(product, scratch),
+            TensorType::TQ2_0 => quantised::<BlockTQ2_0>(product, scratch),
             TensorType::Q8_0 => quantised::<BlockQ8_0>(product, scratch),
             TensorType::Q4_0 => narrow::<BlockQ4_0>(product, scratch, quantised::<BlockQ4_0>),
             TensorType::MXFP4 => narrow::<BlockMXFP4>(product, scratch, quantised::<BlockMXFP4>),
-            TensorType::Q4_1 => narrow::<BlockQ4_1>(product, scratch, avx2::matmul),
-            TensorType::Q5_0 => narrow::<BlockQ5_0>(product, scratch, avx2::matmul),
-            TensorType::Q5_1 => narrow::<BlockQ5_1>(product, scratch, avx2::matmul),
-            TensorType::IQ4_NL => narrow::<BlockIQ4NL>(product, scratch, avx2::matmul),
+            TensorType::Q4_1 => narrow::<BlockQ4_1>(product, scratch, quantised::<BlockQ4_1>),
+            TensorType::Q5_0 => narrow::<BlockQ5_0>(product, scratch, quantised::<BlockQ5_0>),
+            TensorType::Q5_1 => narrow::<BlockQ5_1>(product, scratch, quantised::<BlockQ5_1>),
+            TensorType::IQ4_NL => narrow::<BlockIQ4NL>(product, scratch, quantised::<BlockIQ4NL>),
             TensorType::F32 => float::matmul::<avx2::float::F32>(product, scratch),
             TensorType::F16 => float::matmul::<avx2::float::F16>(product, scratch),
             TensorType::BF16 => float::matmul::<avx2::float::Bf16>(product, scratch),

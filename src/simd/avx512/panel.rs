@@ -156,6 +156,23 @@ pub(super) unsafe fn halves<B>(w: [*const B; 16], offset: usize) -> __m512 {
     }
 }
 
+/// The word at byte `offset` of each block.
+///
+/// # Safety
+/// It lies within the blocks; the processor has AVX-512 F.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) unsafe fn word<B>(w: [*const B; 16], offset: usize) -> __m512i {
+    let mut words = [0u32; 16];
+    // SAFETY: the caller's promise; the array has 64 bytes.
+    unsafe {
+        for (word, w) in words.iter_mut().zip(w) {
+            *word = w.cast::<u8>().add(offset).cast::<u32>().read_unaligned();
+        }
+        _mm512_loadu_si512(words.as_ptr().cast())
+    }
+}
+
 /// The low f16 of each word.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]

@@ -20,7 +20,7 @@ pub(super) struct Tile {
     pub scales: *mut f32,
     /// The first summand of each run of codes: minus the sum that the offset of the codes adds.
     pub starts: *mut i32,
-    /// Two sums each, for mins.
+    /// For mins: two sums each, or one where a block has no more.
     pub sums: *mut i32,
 }
 
@@ -39,7 +39,11 @@ impl Counts {
             words: cols / 4,
             scales: cols / B::LEN,
             starts: if B::OFFSET > 0 { cols / (4 * run::<B>()) } else { 0 },
-            sums: if B::MINS { cols / (2 * <B as Ints>::SUMS) } else { 0 },
+            sums: match (B::MINS, B::LEN) {
+                (false, _) => 0,
+                (true, 32) => cols / 32,
+                _ => cols / (2 * <B as Ints>::SUMS),
+            },
         }
     }
 
@@ -95,7 +99,10 @@ pub(super) unsafe fn write_tile<B: Sixteen>(
         }
         if B::MINS {
             let by_16 = <B as Ints>::SUMS == 16;
-            interleave::<Words>(|i| sums_of(by_16, i), tokens, counts.sums, sums);
+            match B::LEN {
+                32 => interleave::<Sums>(|i| sums_of(by_16, i), tokens, counts.sums, sums),
+                _ => interleave::<Words>(|i| sums_of(by_16, i), tokens, counts.sums, sums),
+            }
         }
         Tile { tokens, words: to, scales: scales.cast(), starts, sums }
     }
@@ -127,6 +134,20 @@ impl Numbers for Words {
     }
 }
 
+/// Sums of 32 activations, widened.
+struct Sums;
+
+impl Numbers for Sums {
+    const BYTES: usize = 16;
+
+    #[inline]
+    #[target_feature(enable = "avx2,avx512f,avx512bw,avx512vl")]
+    unsafe fn eight(from: *const u8, mask: u8) -> __m256i {
+        // SAFETY: the caller's promise.
+        _mm256_cvtepi16_epi32(unsafe { _mm_maskz_loadu_epi16(mask, from.cast()) })
+    }
+}
+
 /// The sums that the offset of the codes adds, from sums of 16 or 32 activations.
 struct Starts<B>(PhantomData<B>);
 
@@ -137,8 +158,7 @@ impl<B: Sixteen> Numbers for Starts<B> {
     #[target_feature(enable = "avx2,avx512f,avx512bw,avx512vl")]
     unsafe fn eight(from: *const u8, mask: u8) -> __m256i {
         // SAFETY: the caller's promise.
-        let sums = unsafe { _mm_maskz_loadu_epi16(mask, from.cast()) };
-        minus_offset::<B>(_mm256_cvtepi16_epi32(sums))
+        minus_offset::<B>(unsafe { Sums::eight(from, mask) })
     }
 }
 

@@ -5,7 +5,8 @@ use super::panel::{
     Sixteen, Wide, byte, byte_pair, halves, look_up, low_16_bits, low_halves, nibbles, words,
     words_behind,
 };
-use crate::quant::{BlockIQ4XS, BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, iq4_nl};
+use crate::quant::iq4_nl;
+use crate::quant::{BlockIQ4XS, BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, BlockTQ2_0};
 use std::arch::x86_64::*;
 
 /// 32 bytes from byte `offset` of each block, transposed by words.
@@ -228,6 +229,31 @@ impl Sixteen for BlockIQ4XS {
                     let (low, high) = nibbles(both);
                     panel.codes[8 * j + i] = look_up(&iq4_nl::VALUES, Self::OFFSET, low);
                     panel.codes[8 * j + 4 + i] = look_up(&iq4_nl::VALUES, Self::OFFSET, high);
+                }
+            }
+        }
+    }
+}
+
+impl Sixteen for BlockTQ2_0 {
+    type Unpacked = Wide;
+    /// A code is the value plus 1 as it is.
+    const OFFSET: u8 = 1;
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn unpack_sixteen(w: [*const Self; 16], panel: &mut Wide) {
+        // SAFETY: 64 bytes of codes, then d.
+        unsafe {
+            panel.d = halves(w, 64);
+            panel.scales = [_mm512_set1_epi32(1); 16];
+            let two_bits = _mm512_set1_epi8(3);
+            for half in 0..2 {
+                for (i, mut four) in eight_words(w, 32 * half).into_iter().enumerate() {
+                    for j in 0..4 {
+                        panel.codes[32 * half + 8 * j + i] = _mm512_and_si512(four, two_bits);
+                        four = _mm512_srli_epi16::<2>(four);
+                    }
                 }
             }
         }
