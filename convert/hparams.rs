@@ -8,7 +8,7 @@ use super::expr::{self, Names};
 use super::json::{Json, shown};
 use crate::backend::ops::Activation;
 use crate::gguf::OwnedValue;
-use crate::model::descriptor::{Descriptor, MetadataRow, MetadataType, Named, Window};
+use crate::model::descriptor::{Descriptor, Layers, MetadataRow, MetadataType, Named, Window};
 use crate::{Error, Result};
 
 /// The model's keys, by name.
@@ -21,6 +21,10 @@ pub fn keys(config: &Json, descriptor: &Descriptor) -> Result<Vec<(String, Owned
             continue;
         }
         if let Some(value) = read_row(config, row)? {
+            let value = match &row.layers {
+                Some(layers) => by_layer(config, descriptor, layers, value)?,
+                None => value,
+            };
             keys.push((descriptor.key(key), value));
         }
     }
@@ -35,6 +39,7 @@ fn read_row(config: &Json, row: &MetadataRow) -> Result<Option<OwnedValue>> {
             None => expr::evaluate(text, config)?.map(|x| of_number(config, row, text, x)),
         };
         if let Some(value) = found {
+            check_same(config, row, text)?;
             return value.map(Some);
         }
     }
@@ -43,6 +48,54 @@ fn read_row(config: &Json, row: &MetadataRow) -> Result<Option<OwnedValue>> {
         true => Ok(None),
         false => Err(config.fail(&row.from.join(" or "), "a value", "nothing")),
     }
+}
+
+/// Fails if a field that stands for the value of `text`, too, has another.
+fn check_same(config: &Json, row: &MetadataRow, text: &str) -> Result<()> {
+    for other in &row.same {
+        let (value, other_value) =
+            (expr::evaluate(text, config)?, expr::evaluate(other, config)?);
+        if let (Some(expected), Some(got)) = (value, other_value)
+            && expected != got
+        {
+            return Err(config.fail(other, format!("{expected}, as {text}"), got.to_string()));
+        }
+    }
+    Ok(())
+}
+
+/// A number in some layers, 0 in the others.
+fn by_layer(
+    config: &Json,
+    descriptor: &Descriptor,
+    layers: &Layers,
+    value: OwnedValue,
+) -> Result<OwnedValue> {
+    let counted = first_count(config, &descriptor.convert.sizes["layers"])?;
+    let n = counted.map_or(0, |(_, n)| n);
+    if n > MAX_LAYERS {
+        return Err(config.fail("num_hidden_layers", format!("at most {MAX_LAYERS}"), n.to_string()));
+    }
+    let OwnedValue::U32(number) = value else { return Ok(value) };
+    let mut all = vec![0; n as usize];
+    match layers {
+        Layers::Every([period, first]) => {
+            let count = |text: &String| match first_count(config, std::slice::from_ref(text))? {
+                Some((_, n)) => Ok(n as usize),
+                None => Err(config.fail(text, "an integer", "nothing")),
+            };
+            let (period, first) = (count(period)?, count(first)?);
+            all.iter_mut().skip(first).step_by(period.max(1)).for_each(|of| *of = number);
+        }
+        Layers::Listed(field) => {
+            for listed in config.elements(field)? {
+                let at = listed.as_u64().and_then(|at| all.get_mut(at.checked_sub(1)? as usize));
+                let expected = || config.fail(field, format!("layers 1 to {n}"), shown(listed));
+                *at.ok_or_else(expected)? = number;
+            }
+        }
+    }
+    Ok(all.into())
 }
 
 fn of_number(config: &Json, row: &MetadataRow, text: &str, x: f64) -> Result<OwnedValue> {
@@ -75,11 +128,15 @@ fn read_value(config: &Json, row: &MetadataRow, field: &str, value: &Value) -> R
         None => v.as_u64().and_then(|n| u32::try_from(n).ok()),
     };
     let f32_of = |v: &Value| v.as_f64().map(|x| x as f32);
-    let flag_of = |v: &Value| match v.as_str() {
-        Some(text) => numbers.get(text).map(|n| *n == 1),
-        None => v.as_bool(),
+    let flag_of = |v: &Value| match v {
+        Value::String(text) => numbers.get(text.as_str()).map(|n| *n == 1),
+        Value::Number(number) => numbers.get(number.to_string().as_str()).map(|n| *n == 1),
+        _ => v.as_bool(),
     };
-    let list = value.as_array().map(|list| {
+    let letters = value.as_str().filter(|_| row.letters);
+    let letters =
+        letters.map(|text| text.chars().map(|c| Value::from(c.to_string())).collect::<Vec<_>>());
+    let list = letters.as_ref().or(value.as_array()).map(|list| {
         let missing = row.pad.saturating_sub(list.len());
         list.iter().cloned().chain(std::iter::repeat_n(Value::from(0), missing)).collect::<Vec<_>>()
     });

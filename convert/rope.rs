@@ -23,7 +23,9 @@ const KNOWN: &str = "default, linear, yarn, llama3 or longrope";
 
 /// Reads the scaling of a model.
 pub fn read(config: &Json, descriptor: &Descriptor, sizes: &Sizes) -> Result<RopeScaling> {
-    let group = ["rope_parameters", "rope_scaling"].into_iter().find(|f| config.at(f).is_some());
+    // Layers that see everything may have a group of their own.
+    let groups = ["rope_parameters.full_attention", "rope_parameters", "rope_scaling"];
+    let group = groups.into_iter().find(|f| config.at(f).is_some());
     let Some(group) = group else { return Ok(RopeScaling::default()) };
     let fields = Fields { config, descriptor, group };
     let head_dim = sizes.get("head_dim").unwrap_or(0);

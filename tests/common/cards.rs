@@ -69,7 +69,12 @@ impl Card {
     fn read(name: &str) -> Option<Card> {
         let text = std::fs::read_to_string(folder().join(format!("{name}.json"))).ok()?;
         let card: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{name}: {e}"));
-        let counts = [&card["keys"]["block_count"], &card["config"]["num_hidden_layers"]];
+        let config = &card["config"];
+        let counts = [
+            &card["keys"]["block_count"],
+            &config["num_hidden_layers"],
+            &config["text_config"]["num_hidden_layers"],
+        ];
         let n_layers = counts.into_iter().find_map(Value::as_u64).expect("a number of layers");
         let mut tensors = Vec::new();
         for (pattern, dims) in card["tensors"].as_object().expect("tensors") {
@@ -153,8 +158,8 @@ impl Card {
 
 /// The names of a pattern such as `blk.0,2.attn_q.weight` or `model.layers.*.mlp.gate.weight`.
 fn of_layers(pattern: &str, n_layers: u64) -> Vec<String> {
-    let Some(before) = ["blk.", "model.layers."].into_iter().find(|b| pattern.starts_with(b))
-    else {
+    let befores = ["blk.", "model.layers.", "backbone.layers.", "model.language_model.layers."];
+    let Some(before) = befores.into_iter().find(|before| pattern.starts_with(before)) else {
         return vec![pattern.to_owned()];
     };
     let (layers, rest) = pattern[before.len()..].split_once('.').expect("a name in the layer");

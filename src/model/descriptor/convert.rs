@@ -85,9 +85,18 @@ pub struct MetadataRow {
     #[serde(default)]
     pub optional: bool,
     /// The number written for each text in the config, or an expression for it; for a flag, 1 is
-    /// true.
+    /// true, and the config may have numbers.
     #[serde(default)]
     pub values: BTreeMap<String, Named>,
+    /// A text is a list of its letters.
+    #[serde(default)]
+    pub letters: bool,
+    /// The layers that have the number; the others have 0.
+    #[serde(default)]
+    pub layers: Option<Layers>,
+    /// Expressions of the same value, where their fields are there.
+    #[serde(default)]
+    pub same: Vec<String>,
     /// A list is filled up with zeros to this length.
     #[serde(default)]
     pub pad: usize,
@@ -99,7 +108,17 @@ pub struct MetadataRow {
     pub classes: Vec<String>,
 }
 
-/// A text of the config stands for this.
+/// Some layers of a model.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Layers {
+    /// Expressions of a period and of the first of them.
+    Every([String; 2]),
+    /// The field that lists them, counted from 1.
+    Listed(String),
+}
+
+/// A text or number of the config stands for this.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged)]
 pub enum Named {

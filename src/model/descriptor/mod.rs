@@ -14,7 +14,7 @@ use serde::Deserialize;
 
 use crate::{Error, Result};
 
-pub use convert::{Convert, Kind, MetadataRow, MetadataType, Named, TensorRow};
+pub use convert::{Convert, Kind, Layers, MetadataRow, MetadataType, Named, TensorRow};
 pub use parts::{
     Form, Mixer, Norm, Parts, Positions, RecurrenceKind, Residual, RopeLayers, RopeRows, Router,
     RouterInput, SharedSum, Tempering, ValueGate, Window,
