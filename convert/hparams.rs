@@ -1,5 +1,6 @@
 //! config.json → the model's GGUF keys, and the sizes that its tensors must have.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use serde_json::Value;
@@ -8,7 +9,9 @@ use super::expr::{self, Names};
 use super::json::{Json, shown};
 use crate::backend::ops::Activation;
 use crate::gguf::OwnedValue;
-use crate::model::descriptor::{Descriptor, Layers, MetadataRow, MetadataType, Named, Window};
+use crate::model::descriptor::{
+    Descriptor, LayerSize, Layers, MetadataRow, MetadataType, Named, Window,
+};
 use crate::{Error, Result};
 
 /// The model's keys, by name.
@@ -53,8 +56,7 @@ fn read_row(config: &Json, row: &MetadataRow) -> Result<Option<OwnedValue>> {
 /// Fails if a field that stands for the value of `text`, too, has another.
 fn check_same(config: &Json, row: &MetadataRow, text: &str) -> Result<()> {
     for other in &row.same {
-        let (value, other_value) =
-            (expr::evaluate(text, config)?, expr::evaluate(other, config)?);
+        let (value, other_value) = (expr::evaluate(text, config)?, expr::evaluate(other, config)?);
         if let (Some(expected), Some(got)) = (value, other_value)
             && expected != got
         {
@@ -74,7 +76,11 @@ fn by_layer(
     let counted = first_count(config, &descriptor.convert.sizes["layers"])?;
     let n = counted.map_or(0, |(_, n)| n);
     if n > MAX_LAYERS {
-        return Err(config.fail("num_hidden_layers", format!("at most {MAX_LAYERS}"), n.to_string()));
+        return Err(config.fail(
+            "num_hidden_layers",
+            format!("at most {MAX_LAYERS}"),
+            n.to_string(),
+        ));
     }
     let OwnedValue::U32(number) = value else { return Ok(value) };
     let mut all = vec![0; n as usize];
@@ -123,9 +129,12 @@ fn read_value(config: &Json, row: &MetadataRow, field: &str, value: &Value) -> R
             numbers.insert(text.as_str(), whole(config, text, number)? as u32);
         }
     }
-    let u32_of = |v: &Value| match v.as_str() {
-        Some(text) => numbers.get(text).copied(),
-        None => v.as_u64().and_then(|n| u32::try_from(n).ok()),
+    let u32_of = |v: &Value| match v {
+        Value::String(text) => numbers.get(text.as_str()).copied(),
+        Value::Number(number) if !numbers.is_empty() => {
+            numbers.get(number.to_string().as_str()).copied()
+        }
+        _ => v.as_u64().and_then(|n| u32::try_from(n).ok()),
     };
     let f32_of = |v: &Value| v.as_f64().map(|x| x as f32);
     let flag_of = |v: &Value| match v {
@@ -230,6 +239,8 @@ fn is_same(known: &toml::Value, value: &Value) -> bool {
 pub struct Sizes {
     /// Those that the config has and that are not 0.
     known: BTreeMap<String, u64>,
+    /// Those that differ from layer to layer.
+    of_layers: BTreeMap<String, Vec<u64>>,
     pub n_layers: u64,
     pub vocab: u64,
     pub heads: u64,
@@ -253,6 +264,13 @@ impl Sizes {
                 }
             }
         }
+        let mut of_layers = BTreeMap::new();
+        for (name, row) in &descriptor.convert.layer_sizes {
+            if let Some(sizes) = layer_sizes(config, name, row)? {
+                known.insert(name.clone(), sizes.iter().copied().max().unwrap_or(0));
+                of_layers.insert(name.clone(), sizes);
+            }
+        }
         let require = |name: &str| {
             known.get(name).copied().ok_or_else(|| {
                 let fields = descriptor.convert.sizes.get(name).map(|f| f.join(" or "));
@@ -272,7 +290,23 @@ impl Sizes {
             heads_kv,
             experts: known.get("experts").copied().unwrap_or(0),
             known,
+            of_layers,
         })
+    }
+
+    /// Those of a layer. A list that has an element only speaks of all layers.
+    pub fn of_layer(&self, layer: u64) -> Cow<'_, Sizes> {
+        if self.of_layers.is_empty() {
+            return Cow::Borrowed(self);
+        }
+        let mut own = self.clone();
+        for (name, sizes) in &self.of_layers {
+            let at = if sizes.len() == 1 { 0 } else { layer as usize };
+            if let Some(size) = sizes.get(at) {
+                own.known.insert(name.clone(), *size);
+            }
+        }
+        Cow::Owned(own)
     }
 
     /// That a token uses at least one expert, and no more than there are.
@@ -326,6 +360,30 @@ pub fn first_count<'a>(config: &Json, texts: &'a [String]) -> Result<Option<(&'a
         }
     }
     Ok(None)
+}
+
+/// A size of each layer, or one of all; `None` if the config has no such field.
+fn layer_sizes(config: &Json, name: &str, row: &LayerSize) -> Result<Option<Vec<u64>>> {
+    let found = row.from.iter().find_map(|field| Some((field, config.at(field)?)));
+    let Some((field, value)) = found else { return Ok(None) };
+    let elements = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+    let size = |element: &Value| {
+        let text = element.as_str().map_or_else(|| element.to_string(), str::to_owned);
+        let named = row.values.get(&text).map(|of| first_count(config, std::slice::from_ref(of)));
+        let size = match named.transpose()?.flatten() {
+            Some((_, size)) => Some(size),
+            None if row.values.is_empty() => element.as_u64(),
+            None => None,
+        };
+        let expected = || match row.values.is_empty() {
+            true => "an integer".to_owned(),
+            false => row.values.keys().map(String::as_str).collect::<Vec<_>>().join(" or "),
+        };
+        let size = size.ok_or_else(|| config.fail(field, expected(), shown(element)))?;
+        check_size(config, name, field, size)?;
+        Ok(size)
+    };
+    elements.iter().map(size).collect::<Result<Vec<u64>>>().map(Some)
 }
 
 /// Refuses sizes that are not sizes, and sizes beyond all reason.

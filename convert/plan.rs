@@ -362,7 +362,9 @@ impl Planner<'_> {
 
     /// The piece that a row makes of its tensor, with its shape (row length last).
     fn piece(&self, row: &TensorRow, tensor: &HfTensor) -> Result<(Vec<u64>, Piece)> {
-        let shape = self.sizes.list(self.config, &row.shape)?;
+        let layer = matched(&row.hf, &self.plain_name(&tensor.name)).and_then(|at| at.layer);
+        let sizes = self.sizes.of_layer(layer.unwrap_or(0));
+        let shape = sizes.list(self.config, &row.shape)?;
         let Some(shape) = shape.filter(|_| self.is_known(row).unwrap_or(false)) else {
             let expected = "no such tensor, by the sizes in the config".into();
             return Err(self.fail(tensor, "name", expected, "one"));
@@ -376,7 +378,7 @@ impl Planner<'_> {
         }
         let mut steps = Steps::of(&shape);
         for step in &row.steps {
-            steps.apply(step, self.sizes, self.config)?.ok_or_else(|| {
+            steps.apply(step, &sizes, self.config)?.ok_or_else(|| {
                 let expected = format!("a shape that {step:?} fits");
                 self.fail(tensor, "shape", expected, format!("{:?}", steps.view.shape()))
             })?;

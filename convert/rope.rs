@@ -19,7 +19,7 @@ pub struct RopeScaling {
     pub tensors: Vec<Planned>,
 }
 
-const KNOWN: &str = "default, linear, yarn, llama3 or longrope";
+const KNOWN: &str = "default, linear, yarn, llama3, longrope or proportional";
 
 /// Reads the scaling of a model.
 pub fn read(config: &Json, descriptor: &Descriptor, sizes: &Sizes) -> Result<RopeScaling> {
@@ -48,6 +48,11 @@ pub fn read(config: &Json, descriptor: &Descriptor, sizes: &Sizes) -> Result<Rop
             Ok(RopeScaling { keys: Vec::new(), tensors })
         }
         "longrope" | "su" => longrope(&fields, head_dim),
+        "proportional" => {
+            let head_dim = sizes.get("full_head_dim").unwrap_or(head_dim);
+            let tensors = vec![fields.tensor("rope_freqs", proportional(&fields, head_dim)?)?];
+            Ok(RopeScaling { keys: Vec::new(), tensors })
+        }
         other => Err(config.fail(&fields.name("rope_type"), KNOWN, other)),
     }
 }
@@ -165,6 +170,15 @@ fn longrope(fields: &Fields<'_>, head_dim: u64) -> Result<RopeScaling> {
         }
     }
     Ok(RopeScaling { keys, tensors })
+}
+
+/// The first pairs turn as those of a head that turns whole, the others do not turn.
+fn proportional(fields: &Fields<'_>, head_dim: u64) -> Result<Vec<f32>> {
+    /// A divisor that leaves no angle in any context.
+    const STILL: f32 = 1e30;
+    let part = fields.require_f32("partial_rotary_factor")?;
+    let n_turning = (part * head_dim as f32 / 2.0) as u64;
+    Ok((0..head_dim / 2).map(|i| if i < n_turning { 1.0 } else { STILL }).collect())
 }
 
 /// Llama 3.1: short wavelengths keep their frequency, long ones are slowed by `factor`, and those

@@ -55,6 +55,11 @@ pub fn model(name: &str, outtype: &str, dir: &Path) -> Option<PathBuf> {
     Some(out)
 }
 
+/// The checkpoint of a card, in `folder`.
+pub fn checkpoint(name: &str, folder: &Path) {
+    Card::read(name).expect("a card").write_checkpoint(folder);
+}
+
 /// The tokens of the reference's logits, and these, [tokens, N_IDS].
 pub fn expected(name: &str) -> (Vec<u32>, Vec<f32>) {
     let path = folder().join(format!("{name}.logits.f32"));

@@ -26,6 +26,13 @@ impl Spoilt {
         Spoilt { folder }
     }
 
+    /// The checkpoint of a card.
+    fn card(name: &str) -> Spoilt {
+        let folder = tempfile::tempdir().unwrap();
+        common::cards::checkpoint(name, folder.path());
+        Spoilt { folder }
+    }
+
     fn path(&self, file: &str) -> PathBuf {
         self.folder.path().join(file)
     }
@@ -253,7 +260,7 @@ fn configs_out_of_range_or_of_other_models() {
     let spoil = |field: &str, value: Value, words: &[&str]| {
         Spoilt::new("llama").config(field, value).fails(&[&["config.json"], words].concat());
     };
-    spoil("architectures", json!(["GptForCausalLM"]), &["GptForCausalLM", "Llama,"]);
+    spoil("architectures", json!(["GptForCausalLM"]), &["GptForCausalLM", "--architectures"]);
     spoil("architectures", json!([]), &["architectures"]);
     spoil("architectures", Value::Null, &["architectures", "nothing"]);
     spoil("num_hidden_layers", json!(0), &["num_hidden_layers", "0"]);
@@ -308,6 +315,21 @@ fn pairs_of_quantised_tensors_that_do_not_fit() {
         map.insert("model.layers.0.rotary_emb.inv_freq".into(), info);
     });
     spoilt.fails(&["down_proj_blocks", "down_proj_scales too"]);
+}
+
+#[test]
+fn configs_whose_layers_do_not_fit() {
+    let spoil = |name: &str, field: &str, value: Value, words: &[&str]| {
+        Spoilt::card(name).config(field, value).fails(&[&["config.json", field], words].concat());
+    };
+    let linear = json!({"full_attn_layers": [9], "head_dim": 16, "num_heads": 4,
+        "short_conv_kernel_size": 4});
+    spoil("kimi-linear_hf", "linear_attn_config", linear, &["layers 1 to 4", "9"]);
+    spoil("minimax-01_hf", "full_attn_alpha_factor", json!(2.0), &["1.7", "2"]);
+    spoil("nemotron_h_moe_hf", "hybrid_override_pattern", json!("ME*EMX"), &["M or", "ME*EMX"]);
+    spoil("laguna_hf", "gating", json!("sometimes"), &["per-element", "sometimes"]);
+    spoil("laguna_hf", "num_attention_heads_per_layer", json!([4, 0, 6, 4]), &["1 to", "0"]);
+    spoil("jamba_hf", "attn_layer_period", json!("often"), &["number", "often"]);
 }
 
 #[test]

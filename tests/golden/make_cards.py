@@ -139,7 +139,7 @@ def with_transformers(chosen):
                 attn_implementation="eager",
                 output_loading_info=True,
             )
-        # A card has the text's part of a model that sees pictures, too; MiniMax computes its decays.
+        # A card has the text's part of a model that sees pictures. MiniMax computes its decays.
         own = (".visual.", "_decay", "slope_rate")
         missing = {key for key in info["missing_keys"] if not any(part in key for part in own)}
         info["missing_keys"] = missing

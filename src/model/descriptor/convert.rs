@@ -45,6 +45,9 @@ pub struct Convert {
     /// Named expressions over config.json, for shapes and steps. The converter itself uses
     /// `layers` and `vocab`, and where they are there `experts`, `heads` and `heads_kv`.
     pub sizes: BTreeMap<String, Vec<String>>,
+    /// Sizes that differ from layer to layer, where the field is there.
+    #[serde(default)]
+    pub layer_sizes: BTreeMap<String, LayerSize>,
     /// GGUF key, `{arch}.` left out → how it is read.
     metadata: BTreeMap<String, OneOrMore<MetadataRow>>,
     /// Fields that change the results and have no GGUF key: absent, or one of these values.
@@ -106,6 +109,17 @@ pub struct MetadataRow {
     /// The only classes that get the key; all if empty.
     #[serde(default)]
     pub classes: Vec<String>,
+}
+
+/// A size by layer.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LayerSize {
+    /// Fields, the first that is there counts: a list has an element a layer.
+    pub from: Vec<String>,
+    /// The size for each text or number in the config; a number is the size itself without them.
+    #[serde(default)]
+    pub values: BTreeMap<String, String>,
 }
 
 /// Some layers of a model.
