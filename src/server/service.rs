@@ -122,6 +122,11 @@ impl Service {
     /// Renders, tokenizes and checks. Takes a while: not for a thread that serves sockets.
     pub fn prepare(&self, mut request: Request) -> ApiResult<Prepared> {
         let engine = self.engine();
+        if engine.check_continues().is_err() {
+            let message = "the model fills in masked tokens of a whole text (diffusion): it \
+                           continues none";
+            return Err(ApiError::invalid("model", message));
+        }
         let n_ctx = engine.n_ctx();
         let Encoded { tokens, text } = self.encode(&request.prompt, n_ctx)?;
         if tokens.len() >= n_ctx {

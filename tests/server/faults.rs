@@ -1,20 +1,16 @@
 //! A server whose disk fails: requests end with an error or their answer, and later ones are right.
 
-use std::io::Write;
-use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use common::stream::{Disk, budget};
-use moeba::chat::ChatTemplate;
-use moeba::engine::scheduler::SchedulerOptions;
 use moeba::engine::{Engine, EngineOptions, TestHooks};
 use moeba::experts::disk::IoKind;
-use moeba::server::{Defaults, Loaded, Server, ServerOptions};
-use serde_json::{Map, json};
+use moeba::server::{Server, ServerOptions};
+use serde_json::json;
 
-use crate::support::{self, Answer, model, read};
+use crate::support::{self, Answer, model};
 
 const N: usize = 12;
 
@@ -33,42 +29,14 @@ fn serve(disk: &Arc<Disk>) -> Server {
         ..EngineOptions::default()
     };
     let engine = Engine::load(&model(), &options, &mut |_| ()).unwrap();
-    let template = ChatTemplate::from_gguf(engine.gguf(), engine.tokenizer(), None).unwrap();
-    let scheduler = SchedulerOptions { n_parallel: 2, ..SchedulerOptions::default() };
-    let defaults = Defaults {
-        sampling: Default::default(),
-        n_predict: None,
-        reasoning_budget: None,
-        keeps_reasoning_in_content: false,
-        queue_time: None,
-        total_time: None,
-        spec: moeba::engine::SpecMode::Off,
-    };
-    let loaded = Loaded {
-        engine,
-        options,
-        scheduler,
-        kv_folder: None,
-        template,
-        variables: Map::new(),
-        trusts_content: false,
-        defaults,
-    };
-    server.open(loaded).unwrap();
+    server.open(support::loaded(engine, options)).unwrap();
     server
 }
 
 fn ask(server: &Server, i: usize) -> Answer {
-    let address = server.url().trim_start_matches("http://");
     let body = json!({"messages": [{"role": "user", "content": format!("What is {}?", i % 7)}],
         "max_tokens": 3, "seed": i, "stream": i.is_multiple_of(2)});
-    let body = body.to_string();
-    let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(180))).unwrap();
-    let head = format!("POST /v1/chat/completions HTTP/1.1\r\nHost: {address}\r\n");
-    let more = format!("Connection: close\r\nContent-Length: {}\r\n\r\n{body}", body.len());
-    stream.write_all(format!("{head}{more}").as_bytes()).unwrap();
-    read(&mut stream)
+    support::post_to(server.url(), "/v1/chat/completions", &body)
 }
 
 /// The text of an answer; `None` if it says that a read has failed. Anything else is a fault.

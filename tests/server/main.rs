@@ -15,6 +15,9 @@ mod clients;
 // The same bytes beside other requests and in any setting.
 mod determinism;
 
+// Models that fill in masked tokens.
+mod diffusion;
+
 // A disk that fails under a server.
 mod faults;
 

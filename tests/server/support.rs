@@ -4,11 +4,15 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::{moeba, repo};
-use moeba::server::{Address, Keys, LogRequests, ServerOptions};
-use serde_json::Value;
+use moeba::chat::ChatTemplate;
+use moeba::engine::scheduler::SchedulerOptions;
+use moeba::engine::{Engine, EngineOptions, SpecMode};
+use moeba::server::{Address, Defaults, Keys, Loaded, LogRequests, ServerOptions};
+use serde_json::{Map, Value};
 use tempfile::TempDir;
 
 /// A server, until it is dropped.
@@ -40,6 +44,41 @@ pub fn options() -> ServerOptions {
         only_experts: false,
         log_requests: LogRequests::None,
     }
+}
+
+/// A model for a server in this process, with as many texts at a time as sessions.
+pub fn loaded(engine: Arc<Engine>, options: EngineOptions) -> Loaded {
+    let template = ChatTemplate::from_gguf(engine.gguf(), engine.tokenizer(), None).unwrap();
+    let n_parallel = options.n_sessions;
+    Loaded {
+        engine,
+        options,
+        scheduler: SchedulerOptions { n_parallel, ..SchedulerOptions::default() },
+        kv_folder: None,
+        template,
+        variables: Map::new(),
+        trusts_content: false,
+        defaults: Defaults {
+            sampling: Default::default(),
+            n_predict: None,
+            reasoning_budget: None,
+            keeps_reasoning_in_content: false,
+            queue_time: None,
+            total_time: None,
+            spec: SpecMode::Off,
+        },
+    }
+}
+
+/// The answer of a server in this process.
+pub fn post_to(url: &str, path: &str, body: &Value) -> Answer {
+    let (address, body) = (url.trim_start_matches("http://"), body.to_string());
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(180))).unwrap();
+    let head = format!("POST {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n");
+    let more = format!("Content-Length: {}\r\n\r\n{body}", body.len());
+    stream.write_all(format!("{head}{more}").as_bytes()).unwrap();
+    read(&mut stream)
 }
 
 /// A body with these fields instead of its own.
