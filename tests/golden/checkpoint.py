@@ -22,6 +22,8 @@ import tokenizers_tiny
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 PROMPTS = {"p5": 5, "p17": 17, "p70": 70}
+# Logits of the longest text are kept for so many ids.
+LONGEST, N_IDS = "p70", 64
 GREEDY_TOKENS = 24
 # Two float32 implementations differ by about 1e-5 here; a prompt whose reference decision is
 # closer than these margins would test luck, so another prompt is drawn.
@@ -185,7 +187,11 @@ def write_expectations(folder, checkpoint, reference, specials):
         ids, run, continuation, draws = draw_prompt(reference, rng, ordinary, length, ends)
         write_ids(out / f"{prompt}.tokens.json", ids)
         write_ids(out / f"{prompt}.greedy.json", continuation)
-        np.save(out / f"{prompt}.logits.npy", run.logits.astype(np.float32))
+        logits = run.logits.astype(np.float32)
+        if prompt == LONGEST:
+            write_ids(out / f"{prompt}.best.json", logits.argmax(1))
+            logits = np.ascontiguousarray(logits[:, :N_IDS])
+        np.save(out / f"{prompt}.logits.npy", logits)
         report[prompt] = {"draws": draws, "logit_margin": round(logit_margin(run.logits), 6)}
         if run.experts is not None:
             np.save(out / f"{prompt}.experts.npy", run.experts.astype(np.int32))
