@@ -22,7 +22,7 @@ impl Model {
 }
 
 impl CpuPass<'_, '_> {
-    /// True if nobody needs some of the pass's rows behind the last mixer.
+    /// Nobody needs some of the pass's rows behind the last mixer.
     pub(super) fn leaves_rows_out(&mut self) -> bool {
         self.model.may_leave_rows_out()
             && self.batch.logit_rows().count() < self.batch.n_rows()
