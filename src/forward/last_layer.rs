@@ -22,7 +22,7 @@ impl Model {
 }
 
 impl CpuPass<'_, '_> {
-    /// Nobody needs some of the pass's rows behind the last mixer.
+    /// Some rows of this pass serve the mixer alone: there is no reader behind it.
     pub(super) fn leaves_rows_out(&mut self) -> bool {
         self.model.may_leave_rows_out()
             && self.batch.logit_rows().count() < self.batch.n_rows()
