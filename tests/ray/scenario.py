@@ -270,6 +270,7 @@ def chaos(machines, app, n=200):
                 text = repr(e)
             if text != expected[question]:
                 wrong.append((question, text))
+            time.sleep(0.05)
 
     clients = [threading.Thread(target=client, args=(range(i, n, 3),)) for i in range(3)]
     for thread in clients:
@@ -277,7 +278,7 @@ def chaos(machines, app, n=200):
 
     def kill():
         nonlocal n_kills
-        while not done.wait(3):
+        while not done.wait(4):
             found = [machines.replica(node.node_id[:8]) for node in machines.nodes]
             alive = [pair for pair in found if pair]
             if len(alive) > 1:
