@@ -9,7 +9,7 @@ use moeba::engine::plan::ram::RamBudget;
 use moeba::engine::{Engine, EngineOptions, PeerCounters};
 use moeba::experts::disk::IoKind;
 
-use crate::support::{answer, expected, head, head_options, least, peer};
+use crate::support::{answer, expected, head, head_options, least, peer, wait_for};
 
 /// The checkpoints in `tests/golden`.
 fn golden() -> Vec<String> {
@@ -59,6 +59,7 @@ fn agrees(name: &str, outtype: &str, dir: &Path) -> bool {
     assert!(expected.logits.iter().all(|bits| f32::from_bits(*bits).is_finite()), "{name}");
     let peers = [peer(&path, least(&path)), peer(&path, RamBudget::Auto)];
     let engine = head(&path, &[&peers[0].url, &peers[1].url]);
+    wait_for(&engine, 2);
     for round in 0..2 {
         assert!(logits(&engine, &tokens) == expected, "{name} {outtype}, round {round}");
     }

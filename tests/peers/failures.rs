@@ -10,19 +10,10 @@ use moeba::engine::Engine;
 use moeba::engine::plan::ram::RamBudget;
 
 use crate::middle::{Middle, Mode};
-use crate::support::{answer, expected, peer, peer_process, signal, slow_head};
+use crate::support::{answer, expected, peer, peer_process, signal, slow_head, wait_for};
 
 fn demo() -> PathBuf {
     repo().join("models/demo/moeba-demo.gguf")
-}
-
-/// Waits until so many peers can be asked.
-fn wait_for(engine: &Engine, n: usize) {
-    let end = Instant::now() + Duration::from_secs(20);
-    while engine.n_peers().unwrap().0 != n {
-        assert!(Instant::now() < end, "{:?} peers", engine.n_peers());
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }
 
 /// Decodes, and calls `strike` in the middle.

@@ -4,13 +4,13 @@
 
 use std::process::Command;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use common::stream::{Answer, tokens, wide};
 use common::{convert_golden, repo};
 use moeba::engine::Engine;
 
-use crate::support::{PeerProcess, answer, expected, peer_process, signal, slow_head};
+use crate::support::{PeerProcess, answer, expected, peer_process, signal, slow_head, wait_for};
 
 /// Runs a command; the error is what it said.
 fn sh(line: &str) -> Result<(), String> {
@@ -119,14 +119,6 @@ fn struck(engine: &Arc<Engine>, tokens: &[u32], strike: impl FnOnce()) -> Answer
         session.eval_all(&[*token], &mut take).unwrap();
     }
     Answer { logits, experts: Vec::new() }
-}
-
-fn wait_for(engine: &Engine, n: usize) {
-    let end = Instant::now() + Duration::from_secs(60);
-    while engine.n_peers().unwrap().0 != n {
-        assert!(Instant::now() < end, "{:?} peers", engine.n_peers());
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 #[test]

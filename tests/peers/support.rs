@@ -70,6 +70,15 @@ pub fn head(path: &Path, urls: &[&str]) -> Arc<Engine> {
     common::stream::load(path, &head_options(path, urls))
 }
 
+/// Waits until so many peers can be asked.
+pub fn wait_for(engine: &Engine, n: usize) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while engine.n_peers().unwrap().0 != n {
+        assert!(Instant::now() < end, "{:?} peers", engine.n_peers());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 /// A head whose disk is so slow that peers are always worth asking.
 pub fn slow_head(path: &Path, urls: &[&str]) -> Arc<Engine> {
     let faults = Some(Disk::slow(3) as Arc<dyn Faults>);
