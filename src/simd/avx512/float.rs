@@ -4,6 +4,7 @@
 //! Eight rows are converted once, some columns at a time, to a panel in the first cache. The tile
 //! is 8 rows × 6 tokens: 24 of 32 registers are sums, and ten loads serve 24 fma.
 
+use crate::simd::avx2::ahead::Ahead;
 use crate::simd::avx2::float::{self, Float};
 use crate::simd::avx2::reduce::trees8;
 use crate::simd::{Product, Scratch};
@@ -19,6 +20,8 @@ const TILE: usize = 6;
 const PIECE: usize = 512;
 /// Columns of a step.
 const EIGHT: usize = 8;
+/// Bytes of a line of memory.
+const LINE: usize = 64;
 /// The fewest tokens that pay for converting a panel.
 const FEWEST: usize = 8;
 
@@ -49,6 +52,7 @@ pub(super) unsafe fn matmul<W: Float>(product: Product, scratch: &mut Scratch) {
 unsafe fn part_matmul<W: Float>(product: Product, scratch: &mut Scratch) {
     let (tokens, cols) = (product.acts.tokens(), product.mat.cols);
     let steps = PIECE / EIGHT;
+    let n_tiles = tokens / TILE + (tokens % TILE).count_ones() as usize;
     let room = scratch.get(steps * size_of::<Step>() + tokens * size_of::<Lanes>());
     let panel: *mut Step = room.cast();
     // SAFETY: the scratch holds the panel and lanes for each token; rows and tokens in range exist.
@@ -61,56 +65,19 @@ unsafe fn part_matmul<W: Float>(product: Product, scratch: &mut Scratch) {
                 // The panel after this one begins in these rows or in the next eight.
                 let behind = first + n;
                 let next = if behind < cols { (r, behind) } else { (r + ROWS, 0) };
-                let next = product.row(next.0).wrapping_add(next.1 * W::BYTES);
                 let (mut t, mut k) = (0, 0);
                 while t < tokens {
-                    let ahead = Ahead::new::<W>(product, next, k, tokens.div_ceil(TILE));
+                    let ahead = Ahead::of::<ROWS>(product, next.0, (k, n_tiles));
                     let sums = Sums { product, r, t, column: first, lanes: lanes.add(t), ends };
                     t += match tokens - t {
-                        TILE.. => sums.add::<W, TILE>(panel, ahead),
-                        4.. => sums.add::<W, 4>(panel, ahead),
-                        2.. => sums.add::<W, 2>(panel, ahead),
-                        _ => sums.add::<W, 1>(panel, ahead),
+                        TILE.. => sums.add::<W, TILE>(panel, ahead, next.1),
+                        4.. => sums.add::<W, 4>(panel, ahead, next.1),
+                        2.. => sums.add::<W, 2>(panel, ahead, next.1),
+                        _ => sums.add::<W, 1>(panel, ahead, next.1),
                     };
                     k += 1;
                 }
             }
-        }
-    }
-}
-
-/// A tile's part of the next panel's weights, which it asks for into the second cache, a line of
-/// each row at a time.
-struct Ahead {
-    at: *const u8,
-    stride: usize,
-    rows: usize,
-}
-
-impl Ahead {
-    /// Columns of a line.
-    const fn columns<W: Float>() -> usize {
-        64 / W::BYTES
-    }
-
-    /// For tile `k` of `n`, where the panel's first row is at `next`. A tile of fewer tokens that
-    /// follows the last asks for nothing.
-    fn new<W: Float>(product: Product, next: *const u8, k: usize, n: usize) -> Self {
-        let (from, to) = ((ROWS * k / n).min(ROWS), (ROWS * (k + 1) / n).min(ROWS));
-        let stride = product.mat.row_stride;
-        Ahead { at: next.wrapping_add(from * stride), stride, rows: to - from }
-    }
-
-    /// The line of each row that holds column `i` of the panel. Behind the last row is memory like
-    /// any other.
-    #[inline]
-    #[target_feature(enable = "avx512f")]
-    #[allow(unused_unsafe)] // the intrinsic is safe in newer compilers only
-    fn ask_for<W: Float>(&self, i: usize) {
-        for row in 0..self.rows {
-            let line = self.at.wrapping_add(row * self.stride + i * W::BYTES);
-            // SAFETY: a hint, which reads nothing; any address is allowed.
-            unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) };
         }
     }
 }
@@ -174,14 +141,19 @@ struct Sums<'a> {
 
 impl Sums<'_> {
     /// Adds the products of T tokens to their lanes, or writes the results after the last piece.
-    /// Returns T.
+    /// Asks for as many columns of the rows `ahead`, from `column_ahead` on. Returns T.
     ///
     /// # Safety
     /// T tokens exist, with the panel's columns from `column` on, and lanes for them; their places
     /// can be written. Calls for a tile come in the order of columns.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512dq,avx512vl")]
-    unsafe fn add<W: Float, const T: usize>(self, panel: &[Step], ahead: Ahead) -> usize {
+    unsafe fn add<W: Float, const T: usize>(
+        self,
+        panel: &[Step],
+        ahead: Ahead,
+        column_ahead: usize,
+    ) -> usize {
         let mut x = [std::ptr::null(); T];
         for (t, x) in x.iter_mut().enumerate() {
             *x = self.product.acts.f32s(self.t + t)[self.column..].as_ptr();
@@ -192,8 +164,8 @@ impl Sums<'_> {
             let zero = [[_mm512_setzero_ps(); PAIRS]; T];
             let mut lanes = if self.ends.first { zero } else { at.read() };
             for (i, step) in panel.iter().enumerate() {
-                if (EIGHT * i).is_multiple_of(Ahead::columns::<W>()) {
-                    ahead.ask_for::<W>(EIGHT * i);
+                if (EIGHT * i).is_multiple_of(LINE / W::BYTES) {
+                    ahead.ask_for::<[u8; LINE]>((column_ahead + EIGHT * i) * W::BYTES / LINE);
                 }
                 for t in 0..T {
                     let x = _mm512_broadcast_f32x8(_mm256_loadu_ps(x[t].add(EIGHT * i)));
