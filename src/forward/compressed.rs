@@ -130,17 +130,13 @@ impl CpuPass<'_, '_> {
                     let size = 2 * width * compressor.n_kept();
                     let past = &mut cache.state_mut(n_layers + l).past[first..first + size];
                     first += size;
-                    let (values, scores) = past.split_at_mut(size / 2);
-                    let at = position % compressor.n_kept() * width;
-                    values[at..at + width].copy_from_slice(rows_of(
-                        &c.values[i],
-                        &(row..row + 1),
-                        width,
-                    ));
+                    let own = row..row + 1;
+                    let own = ScoredRow {
+                        values: rows_of(&c.values[i], &own, width),
+                        scores: rows_of(&c.scores[i], &own, width),
+                    };
                     let place = &compressor.places[position % compressor.ratio * width..][..width];
-                    let own = rows_of(&c.scores[i], &(row..row + 1), width);
-                    let sums = scores[at..at + width].iter_mut().zip(own).zip(place);
-                    sums.for_each(|((to, score), place)| *to = score + place);
+                    let (values, scores) = keep(past, position % compressor.n_kept(), own, place);
                     if !(position + 1).is_multiple_of(compressor.ratio) {
                         continue;
                     }
@@ -245,6 +241,22 @@ impl CpuPass<'_, '_> {
         c.blocks.resize(params.top_k, 0);
         best(&c.merits, &mut c.ids, &mut c.blocks);
     }
+}
+
+/// Keeps a row as number `at` of its kind, its scores with those of its place. Returns the values
+/// and the scores of all.
+pub(super) fn keep<'a>(
+    past: &'a mut [f32],
+    at: usize,
+    row: ScoredRow<'_>,
+    place: &[f32],
+) -> (&'a [f32], &'a [f32]) {
+    let (values, scores) = past.split_at_mut(past.len() / 2);
+    let own = at * place.len()..(at + 1) * place.len();
+    values[own.clone()].copy_from_slice(row.values);
+    let sums = scores[own].iter_mut().zip(row.scores).zip(place);
+    sums.for_each(|((to, score), place)| *to = score + place);
+    (values, scores)
 }
 
 /// The rows that make the compressed one of the block that ends before position `end`.

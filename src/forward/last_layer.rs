@@ -23,9 +23,9 @@ impl Model {
 
 impl CpuPass<'_, '_> {
     /// Some rows of this pass serve the mixer alone: there is no reader behind it.
-    pub(super) fn leaves_rows_out(&mut self) -> bool {
+    pub(super) fn leaves_rows_out(&mut self, b: &Buffers) -> bool {
         self.model.may_leave_rows_out()
-            && self.batch.logit_rows().count() < self.batch.n_rows()
+            && b.logit_rows.len() < self.batch.n_rows()
             && self.batch.segments().all(|(_, segment)| {
                 let session = segment.session;
                 self.observer.n_outputs(session) == 0 && self.observer.recorder(session).is_none()

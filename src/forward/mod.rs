@@ -126,7 +126,7 @@ impl Model {
             pass.observer.layer(l)?;
             let is_last = l + 1 == self.hyper.n_layers;
             match self.hyper.encoder {
-                None if is_last && pass.leaves_rows_out() => pass.last_layer(b, l)?,
+                None if is_last && pass.leaves_rows_out(b) => pass.last_layer(b, l)?,
                 None => pass.layer(b, l)?,
                 Some(_) => pass.decoder_layer(b, l)?,
             }

@@ -4,7 +4,7 @@
 use crate::backend::cpu::compress::ScoredRow;
 use crate::forward::CpuPass;
 use crate::forward::attention::MixerBuffers;
-use crate::forward::compressed::unpacked_mut;
+use crate::forward::compressed::{keep, unpacked_mut};
 use crate::forward::indexer::IndexerBuffers;
 use crate::forward::scratch::rows_of;
 use crate::model::weights::KeyPool;
@@ -29,13 +29,14 @@ impl CpuPass<'_, '_> {
         self.over_parts(|rows, cache, n| {
             for row in rows.clone() {
                 let position = n - rows.len() + row - rows.start;
-                let (keys, scores) = cache.state_mut(l).past.split_at_mut(block * dim);
-                let at = position % block * dim;
-                let own = row..row + 1;
-                keys[at..at + dim].copy_from_slice(rows_of(normed, &own, dim));
-                let sums = scores[at..at + dim].iter_mut().zip(rows_of(&p.scores, &own, dim));
-                let places = &pool.places[at..at + dim];
-                sums.zip(places).for_each(|((to, score), place)| *to = score + place);
+                let (own, at) = (row..row + 1, position % block);
+                let own = ScoredRow {
+                    values: rows_of(normed, &own, dim),
+                    scores: rows_of(&p.scores, &own, dim),
+                };
+                let past = &mut cache.state_mut(l).past[..2 * block * dim];
+                let place = &pool.places[at * dim..][..dim];
+                let (keys, scores) = keep(past, at, own, place);
                 if !(position + 1).is_multiple_of(block) {
                     continue;
                 }
