@@ -129,17 +129,16 @@ fn read_value(config: &Json, row: &MetadataRow, field: &str, value: &Value) -> R
             numbers.insert(text.as_str(), whole(config, text, number)? as u32);
         }
     }
+    let named = |text: &str| numbers.get(text).copied();
     let u32_of = |v: &Value| match v {
-        Value::String(text) => numbers.get(text.as_str()).copied(),
-        Value::Number(number) if !numbers.is_empty() => {
-            numbers.get(number.to_string().as_str()).copied()
-        }
+        Value::String(text) => named(text),
+        Value::Number(number) if !numbers.is_empty() => named(&number.to_string()),
         _ => v.as_u64().and_then(|n| u32::try_from(n).ok()),
     };
     let f32_of = |v: &Value| v.as_f64().map(|x| x as f32);
     let flag_of = |v: &Value| match v {
-        Value::String(text) => numbers.get(text.as_str()).map(|n| *n == 1),
-        Value::Number(number) => numbers.get(number.to_string().as_str()).map(|n| *n == 1),
+        Value::String(text) => named(text).map(|n| n == 1),
+        Value::Number(number) => named(&number.to_string()).map(|n| n == 1),
         _ => v.as_bool(),
     };
     let letters = value.as_str().filter(|_| row.letters);
@@ -164,9 +163,9 @@ fn read_value(config: &Json, row: &MetadataRow, field: &str, value: &Value) -> R
         },
         MetadataType::String => value.as_str().map(Into::into),
     };
-    let named: Vec<&str> = row.values.keys().map(String::as_str).collect();
+    let names: Vec<&str> = row.values.keys().map(String::as_str).collect();
     let expected = match row.ty {
-        MetadataType::U32 if !named.is_empty() => named.join(" or "),
+        MetadataType::U32 if !names.is_empty() => names.join(" or "),
         MetadataType::U32 => "an integer from 0 to 2^32 - 1".into(),
         MetadataType::F32 => "a number".into(),
         MetadataType::Bool => "true or false".into(),

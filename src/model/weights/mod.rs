@@ -21,9 +21,7 @@ use crate::experts::LayerExperts;
 use crate::gguf::{Gguf, TensorType};
 use crate::model::weights::encoder::EncoderWeights;
 
-pub use attention::{
-    AttentionWeights, BlockIndexer, Indexer, KeyPool, LatentWeights, Query, Sees,
-};
+pub use attention::{AttentionWeights, BlockIndexer, Indexer, KeyPool, LatentWeights, Query, Sees};
 pub(super) use binder::Binder;
 pub use compressed::{CompressedWeights, Compressor};
 pub use delta::{DeltaWeights, Gates};
