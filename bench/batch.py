@@ -15,8 +15,6 @@ import argparse
 import hashlib
 import json
 import os
-import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -51,11 +49,7 @@ class Killer(threading.Thread):
 
     def run(self):
         while not self.is_over.wait(4):
-            found = [self.machines.replica(node.node_id[:8]) for node in self.machines.nodes]
-            alive = [pair for pair in found if pair]
-            if len(alive) > 1:
-                os.kill(random.choice(alive)[1], signal.SIGKILL)
-                self.n += 1
+            self.n += self.machines.kill_an_engine()
 
     def end(self):
         self.is_over.set()

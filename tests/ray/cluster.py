@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import secrets
 import signal
 import subprocess
@@ -49,6 +50,15 @@ class Machines:
                     if "serve" in command_of(child):
                         return actor, child
         return None
+
+    def kill_an_engine(self):
+        """Unless it is the last one. Returns whether it did."""
+        found = [self.replica(node.node_id[:8]) for node in self.nodes]
+        alive = [pair for pair in found if pair]
+        if len(alive) < 2:
+            return False
+        os.kill(random.choice(alive)[1], signal.SIGKILL)
+        return True
 
     def others(self):
         """Names of the nodes that are not the head, as answers have them."""

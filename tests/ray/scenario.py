@@ -279,11 +279,7 @@ def chaos(machines, app, n=200):
     def kill():
         nonlocal n_kills
         while not done.wait(4):
-            found = [machines.replica(node.node_id[:8]) for node in machines.nodes]
-            alive = [pair for pair in found if pair]
-            if len(alive) > 1:
-                os.kill(random.choice(alive)[1], signal.SIGKILL)
-                n_kills += 1
+            n_kills += machines.kill_an_engine()
 
     killer = threading.Thread(target=kill)
     killer.start()
