@@ -1,5 +1,5 @@
 //! AVX-512 (F, BW, VL, DQ) with VNNI: Intel since Ice Lake (2019), AMD since Zen 4.
-//! Products of fourteen formats and of plain floats, and the loops of attention; for everything
+//! Products of fifteen formats and of plain floats, and the loops of attention; for everything
 //! else the AVX2 versions serve. All functions here need the five features and are reached only
 //! through [`kernels`], which asks the processor.
 //!
@@ -35,6 +35,7 @@ mod gemm;
 mod matvec;
 mod narrow;
 mod panel;
+mod ternary;
 mod tile;
 mod unpack_256;
 mod unpack_32;
@@ -81,7 +82,10 @@ unsafe fn matmul(product: Product, scratch: &mut Scratch) {
             TensorType::Q2_K => wide::<BlockQ2K>(product, scratch),
             TensorType::Q3_K => wide::<BlockQ3K>(product, scratch),
             TensorType::IQ4_XS => wide::<BlockIQ4XS>(product, scratch),
-            TensorType::TQ2_0 => quantised::<BlockTQ2_0>(product, scratch),
+            TensorType::TQ2_0 => wide::<BlockTQ2_0>(product, scratch),
+            TensorType::TQ1_0 if product.acts.tokens() == 1 => {
+                matvec::matmul::<BlockTQ1_0>(product, scratch)
+            }
             TensorType::Q8_0 => quantised::<BlockQ8_0>(product, scratch),
             TensorType::Q4_0 => narrow::<BlockQ4_0>(product, scratch, quantised::<BlockQ4_0>),
             TensorType::MXFP4 => narrow::<BlockMXFP4>(product, scratch, quantised::<BlockMXFP4>),
