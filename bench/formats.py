@@ -31,7 +31,10 @@ PROMPT, DECODE = 512, 64
 # (preset, type, layers): published shapes in their usual types, then all types in one shape.
 SHAPES = [("qwen3-30b-a3b", "q4_k", 8), ("granite-3.0-1b-a400m", "q4_k_m", 24),
           ("qwen1.5-moe", "q4_k_m", 4), ("phi-3.5-moe", "q4_k_m", 2), ("mixtral-8x7b", "q4_k_m", 2),
-          ("gpt-oss-20b", "mxfp4_moe", 4), ("deepseek-v2-lite", "q4_k_m", 4)]
+          ("gpt-oss-20b", "mxfp4_moe", 4), ("deepseek-v2-lite", "q4_k_m", 4),
+          ("llama-4-scout", "q4_k_m", 2), ("minimax-m2", "q4_k_m", 2),
+          ("gemma-4-26b-a4b", "q4_k_m", 6), ("glm-5", "q4_k_m", 4),
+          ("kimi-linear-48b-a3b", "q4_k_m", 4)]
 TYPES = ["f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl",
          "iq4_xs", "q3_k_m", "q2_k", "tq2_0", "tq1_0"]
 ROWS = SHAPES + [("qwen3-30b-a3b", ty, 1 if ty == "f32" else 2) for ty in TYPES]

@@ -12,7 +12,7 @@ use crate::quant::{BlockQ4_0, BlockQ4K, BlockQ5K, BlockQ6K, BlockQ8_0};
 /// How a tensor is drawn.
 pub struct Draw {
     ty: TensorType,
-    /// Norms are all ones, so that they change nothing.
+    /// Norms and factors are all ones, so that they change nothing; rates of decay are −1.
     constant: Option<f32>,
     std: f32,
 }
@@ -34,7 +34,14 @@ fn writes_residual(name: &str) -> bool {
 
 impl Draw {
     pub fn new(name: &str, ty: TensorType, row_len: usize) -> Draw {
-        let is_ones = name.ends_with("norm.weight") || name.starts_with("rope_factors");
+        let is_one = name.ends_with("scale")
+            || name.ends_with("scale.weight")
+            || name.starts_with("rope_f")
+            || name.contains("norm") && name.ends_with(".weight");
+        let constant = match name.ends_with("ssm_a") {
+            true => Some(-1.0),
+            false => is_one.then_some(1.0),
+        };
         let is_bias = name.ends_with(".bias");
         let std = match name {
             _ if is_bias => BIAS_STD,
@@ -42,7 +49,7 @@ impl Draw {
             _ if writes_residual(name) => RESIDUAL_SHARE / (row_len as f32).sqrt(),
             _ => (row_len as f32).sqrt().recip(),
         };
-        Draw { ty, constant: is_ones.then_some(1.0), std }
+        Draw { ty, constant, std }
     }
 
     /// The same with values that are as many times as large.

@@ -50,10 +50,16 @@ struct Preset {
     layers: u32,
     #[serde(default)]
     dense_layers: u32,
+    #[serde(default)]
+    special_layers: Vec<u32>,
     vocab: usize,
     metadata: toml::Table,
     tensors: BTreeMap<String, Vec<u64>>,
     layer_tensors: BTreeMap<String, Vec<u64>>,
+    #[serde(default)]
+    special_tensors: BTreeMap<String, Vec<u64>>,
+    #[serde(default)]
+    other_tensors: BTreeMap<String, Vec<u64>>,
     #[serde(default)]
     dense_tensors: BTreeMap<String, Vec<u64>>,
     moe_tensors: BTreeMap<String, Vec<u64>>,
@@ -67,7 +73,7 @@ fn presets() -> Vec<Preset> {
 }
 
 /// The names in the table, for help texts.
-pub const PRESETS: [&str; 12] = [
+pub const PRESETS: [&str; 17] = [
     "qwen3-30b-a3b",
     "qwen1.5-moe",
     "mixtral-8x7b",
@@ -80,6 +86,11 @@ pub const PRESETS: [&str; 12] = [
     "glm-4.5-air",
     "deepseek-v3",
     "kimi-k2",
+    "llama-4-scout",
+    "minimax-m2",
+    "gemma-4-26b-a4b",
+    "glm-5",
+    "kimi-linear-48b-a3b",
 ];
 
 /// Types that every matrix gets alike; the numbers are llama.cpp's for its mixes without extras.
@@ -212,9 +223,11 @@ impl Preset {
         };
         all.extend(global(false));
         for layer in 0..layers {
-            let dense = layer < self.dense_layers;
-            let other = if dense { &self.dense_tensors } else { &self.moe_tensors };
-            for (name, dims) in self.layer_tensors.iter().chain(other) {
+            let is_dense = layer < self.dense_layers;
+            let ffn = if is_dense { &self.dense_tensors } else { &self.moe_tensors };
+            let is_special = self.special_layers.contains(&layer);
+            let mixer = if is_special { &self.special_tensors } else { &self.other_tensors };
+            for (name, dims) in self.layer_tensors.iter().chain(mixer).chain(ffn) {
                 all.push((format!("blk.{layer}.{name}"), dims.clone()));
             }
         }
@@ -223,8 +236,11 @@ impl Preset {
     }
 
     fn number(&self, key: &str) -> u64 {
-        let value = self.metadata.get(key).and_then(toml::Value::as_integer);
-        value.and_then(|n| u64::try_from(n).ok()).unwrap_or(0)
+        let value = match self.metadata.get(key) {
+            Some(toml::Value::Table(by_layer)) => by_layer.get("other"),
+            value => value,
+        };
+        value.and_then(toml::Value::as_integer).and_then(|n| u64::try_from(n).ok()).unwrap_or(0)
     }
 
     fn float(&self, key: &str) -> Option<f64> {
@@ -278,12 +294,28 @@ impl Preset {
                 toml::Value::Float(x) => (*x as f32).into(),
                 toml::Value::Boolean(x) => (*x).into(),
                 toml::Value::String(text) => text.as_str().into(),
+                toml::Value::Table(kinds) => self.by_layer(kinds, layers),
                 other => panic!("presets: {key}: {other}"),
             };
             writer.set(&format!("{}.{key}", self.architecture), value)?;
         }
         write_file_type(writer, file_type)?;
         write_vocab(writer, self.vocab)
+    }
+
+    /// The value of `special` or of `other` for each layer.
+    fn by_layer(&self, kinds: &toml::Table, layers: u32) -> OwnedValue {
+        let of = |layer: u32| match self.special_layers.contains(&layer) {
+            true => &kinds["special"],
+            false => &kinds["other"],
+        };
+        match kinds["other"].is_bool() {
+            true => (0..layers).map(|l| of(l) == &true.into()).collect::<Vec<bool>>().into(),
+            false => {
+                let number = |l| of(l).as_integer().map_or(0, |n| n as u32);
+                (0..layers).map(number).collect::<Vec<u32>>().into()
+            }
+        }
     }
 }
 
@@ -336,8 +368,11 @@ mod tests {
     /// Parameters of the whole models, as their cards state them.
     #[test]
     fn presets_have_the_published_size() {
-        let billions =
-            [30.5, 14.3, 46.7, 15.7, 41.9, 20.9, 1.3, 116.8, 235.1, 106.9, 671.0, 1026.4];
+        let billions = [
+            30.5, 14.3, 46.7, 15.7, 41.9, 20.9, 1.3, 116.8, 235.1, 106.9, 671.0, 1026.4, 107.8,
+            228.7, 25.2, 743.9, 49.1,
+        ];
+        assert_eq!(presets().len(), billions.len());
         for (preset, published) in presets().iter().zip(billions) {
             let tensors = preset.all_tensors(preset.layers);
             let n: u64 = tensors.iter().map(|(_, dims)| dims.iter().product::<u64>()).sum();

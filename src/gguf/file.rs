@@ -108,6 +108,7 @@ pub struct Gguf {
     shards: Vec<Shard>,
     tensors: Vec<TensorInfo>,
     index: HashMap<String, usize>,
+    is_header: bool,
 }
 
 impl Gguf {
@@ -129,7 +130,12 @@ impl Gguf {
     pub fn of_header(name: &Path, header: &[u8], n_bytes: u64) -> Result<Gguf> {
         let file = unnamed_file(header, n_bytes).map_err(|e| Error::io(name, e))?;
         let (first, header) = Shard::map_file(name, file)?;
-        Gguf::of_shard(first, header)
+        Ok(Gguf { is_header: true, ..Gguf::of_shard(first, header)? })
+    }
+
+    /// Whether the tensors have no data, as [`Gguf::of_header`] says.
+    pub fn is_header(&self) -> bool {
+        self.is_header
     }
 
     fn of_shard(first: Shard, header: Header) -> Result<Gguf> {
@@ -141,6 +147,7 @@ impl Gguf {
             shards: vec![first],
             tensors: Vec::new(),
             index: HashMap::new(),
+            is_header: false,
         };
         gguf.add_tensors(header.tensors)?;
         Ok(gguf)

@@ -179,6 +179,9 @@ impl<'a> Binder<'a> {
     pub fn scales(&self, role: &str, layer: usize, n: usize) -> Result<Option<Vec<f32>>> {
         let Some(index) = self.find(&format!("{role}_scale"), layer)? else { return Ok(None) };
         let scales = self.vector(index, n)?;
+        if self.gguf.is_header() {
+            return Ok(Some(vec![1.0; n]));
+        }
         match scales.iter().find(|scale| !scale.is_finite() || **scale == 0.0) {
             None => Ok(Some(scales)),
             Some(bad) => {
