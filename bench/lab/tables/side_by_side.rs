@@ -279,6 +279,7 @@ fn live_claims(runs: &[Live]) -> Vec<Claim> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use moeba::trace::format::Trace;
 
     #[test]
     fn live_runs_are_read() {
@@ -305,6 +306,29 @@ mod tests {
         let runs: Vec<Live> = runs.iter().map(|line| Live::parse(line).unwrap()).collect();
         let holds: Vec<bool> = live_claims(&runs).iter().map(|claim| claim.holds).collect();
         assert_eq!(holds, [true, false]);
+    }
+
+    /// Nothing beats a cache that knows the future, and memory helps everyone.
+    #[test]
+    fn rows_keep_the_order_that_theory_gives_them() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/bench/traces/demo.mtrace");
+        let trace = Trace::open(path).unwrap();
+        let inputs = Inputs::new(&trace, None, None);
+        let [tpot, _, hits, traffic] = &of_source(&inputs, &inputs.fine).unwrap();
+        for row in &tpot.rows {
+            let name = &row.name;
+            assert!(tpot.at_least(name, ORACLE, 0.0), "{name}: faster than {ORACLE}");
+            let ms = tpot.values(name);
+            assert!(ms.windows(2).all(|pair| pair[0] > pair[1]), "{name}: {ms:?}");
+            let shares = hits.values(name);
+            assert!(shares.windows(2).all(|pair| pair[0] <= pair[1]), "{name}: {shares:?}");
+        }
+        for name in ["on-demand (LRU)", "on-demand (LFU)"] {
+            assert!(tpot.at_least(name, BELADY, 0.0) && hits.at_least(BELADY, name, 0.0));
+            assert!(traffic.at_least(name, BELADY, 0.0), "{name}: less read than {BELADY}");
+        }
+        // A prefetch may read what is not used, and saves no read that a token needs.
+        assert!(traffic.at_least(ORACLE, BELADY, 0.0));
     }
 
     #[test]

@@ -53,10 +53,6 @@ fn every_table_has_its_rows_and_finite_figures() {
     let ids: Vec<&str> = tables.iter().map(|table| table.id).collect();
     let expected = ["table-2", "table-3", "table-4", "table-5", "table-7", "fig-13"];
     assert_eq!(ids, expected.map(|id| format!("moe-infinity-{id}")));
-    // Two routings at two paces; of Tables 2 and 3 two sizes each, of Table 5 four, of Table 7
-    // within and to two kinds.
-    let n_rows: Vec<usize> = tables.iter().map(|table| table.rows.len()).collect();
-    assert_eq!(n_rows, [8, 8, 5, 16, 12, 4]);
     for table in &tables {
         for row in &table.rows {
             assert_eq!(row.cells.len() + 1, table.columns.len(), "{}: {}", table.id, row.name);

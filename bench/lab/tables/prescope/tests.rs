@@ -70,7 +70,6 @@ fn every_table_has_its_rows_and_finite_figures() {
     let ids: Vec<&str> = tables.iter().map(|table| table.id).collect();
     let of = ["fig-12-fine", "fig-12-coarse", "fig-15-fine", "fig-15-coarse", "fig-16", "table-3"];
     assert_eq!(ids, of.map(|id| format!("prescope-{id}")));
-    assert_eq!(tables.iter().map(|t| t.rows.len()).collect::<Vec<_>>(), [6, 6, 8, 8, 3, 7]);
     for table in &tables[..4] {
         // Of 40 requests 13 fill the table and 27 are served, which makes no batch of 32.
         let n = if table.id.ends_with("fine") { 5 } else { 3 };
