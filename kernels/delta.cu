@@ -1,12 +1,8 @@
-// Gated delta rule (arXiv 2412.06464, equation 10) behind a short convolution. Twin:
-// src/backend/cpu/delta.rs, to the bit.
+// Gated delta rule (arXiv 2412.06464, equation 10) behind a short convolution (conv.cu), which makes
+// queries and keys unit vectors. Twin: src/backend/cpu/delta.rs, to the bit.
 //
-// The kernels, in the order of their launches:
-//
-//   delta_inputs   qkv = silu(convolution(past, x)); q and k of each head become unit vectors
-//   delta_past     past = the last inputs
-//   delta_rule     per token S ← decay·S; S ← S + k ⊗ beta·(v − Sᵀk); out = Sᵀq
-//   delta_norm     x ← rms_norm(x)·weight · silu(gate)
+//   delta_rule   per token S ← decay·S; S ← S + k ⊗ beta·(v − Sᵀk); out = Sᵀq
+//   delta_norm   x ← rms_norm(x)·weight · silu(gate)
 //
 // The columns of a head's state are independent, so a warp keeps 32 of them in shared memory for
 // all tokens, one thread for each: 16 KB for keys of 128. A token takes 2·k_dim dependent fused
@@ -19,95 +15,9 @@
 static constexpr u32 THREADS = 128;
 // A warp loads the queries and keys of so many tokens at once; STAGED in src/backend/gpu/delta.rs.
 static constexpr u32 STAGED = 8;
-// Added to the sum of squares of a query or key before it is made a unit vector.
-static constexpr float UNIT_EPS = 1e-6f;
-
-// Moves channel c's past inputs up by `tokens`. Each place is read before it is written, since it
-// gets what lies behind it.
-__device__ __forceinline__ void move_past(Global<float> past, Global<const float> x, u32 tokens,
-                                          u32 channels, u32 before, u32 c) {
-    for (u32 place = 0; place < before; place++) {
-        u32 from = place + tokens;
-        float value = from < before
-                          ? static_cast<float>(past[static_cast<u64>(from) * channels + c])
-                          : x[static_cast<u64>(from - before) * channels + c];
-        past[static_cast<u64>(place) * channels + c] = value;
-    }
-}
-
-struct DeltaInputsParams {
-    // [tokens, channels]: q [n_k_heads, k_dim], k as q, v [n_v_heads, v_dim]
-    Address<const float> x;
-    // [kernel − 1, channels]: the inputs before x
-    Address<float> past;
-    // [channels, kernel], whose last column belongs to the present
-    Address<const float> weight;
-    // As x; null for delta_past.
-    Address<float> qkv;
-    u32 tokens;
-    u32 channels;
-    u32 kernel;
-    u32 k_dim;
-    u32 n_k_heads;
-    float query_scale;
-};
-static_assert(sizeof(DeltaInputsParams) == 56);
-
-// Block (s, t) computes the s-th k_dim channels of token t. The first 2·n_k_heads of these blocks
-// are heads of q and k. With one token, the thread of a channel also moves that channel's past.
-KERNEL(delta_inputs, THREADS, DeltaInputsParams) {
-    SHARED_DYNAMIC(float, head);
-    SHARED(float, norm, 1);
-    Global<const float> x = p.x, weight = p.weight;
-    Global<float> past = p.past;
-    u32 tokens = p.tokens, channels = p.channels, kernel = p.kernel, k_dim = p.k_dim;
-    u32 first = blockIdx.x * k_dim, n = min(k_dim, channels - first), t = blockIdx.y;
-    u32 before = kernel - 1;
-    Global<float> to = p.qkv + (static_cast<u64>(t) * channels + first);
-    bool unit = blockIdx.x < 2 * p.n_k_heads;
-    for (u32 i = threadIdx.x; i < n; i += blockDim.x) {
-        u32 c = first + i;
-        // The twin's empty sum.
-        float sum = -0.0f;
-        for (u32 j = 0; j < kernel; j++) {
-            u32 at = t + j;
-            float value = at < before
-                              ? static_cast<float>(past[static_cast<u64>(at) * channels + c])
-                              : x[static_cast<u64>(at - before) * channels + c];
-            sum += weight[static_cast<u64>(c) * kernel + j] * value;
-        }
-        if (tokens == 1) move_past(past, x, tokens, channels, before, c);
-        float value = sum * sigmoid(sum);
-        if (unit) {
-            head[i] = value;
-        } else {
-            to[i] = value;
-        }
-    }
-    if (!unit) return;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        float squares = -0.0f;
-#pragma unroll 8
-        for (u32 i = 0; i < n; i++) {
-            float value = head[i];
-            squares += value * value;
-        }
-        norm[0] = sqrtf(squares + UNIT_EPS);
-    }
-    __syncthreads();
-    float scale = blockIdx.x < p.n_k_heads ? p.query_scale : 1.0f;
-    for (u32 i = threadIdx.x; i < n; i += blockDim.x) to[i] = head[i] / norm[0] * scale;
-}
-
-// Follows delta_inputs of several tokens.
-KERNEL(delta_past, THREADS, DeltaInputsParams) {
-    u32 c = blockIdx.x * blockDim.x + threadIdx.x;
-    if (c < p.channels) move_past(p.past, p.x, p.tokens, p.channels, p.kernel - 1, c);
-}
 
 struct DeltaRuleParams {
-    // [tokens, channels], from delta_inputs
+    // [tokens, channels], from short_conv: q and k [n_k_heads, k_dim], v [n_v_heads, v_dim]
     Address<const float> qkv;
     // Rows of `gate_stride` numbers, one row a token. The number of head h is element h % run of
     // run h / run, and runs begin `pitch` numbers apart.

@@ -69,12 +69,20 @@
         gzip: include_bytes!("cache.ptx.gz"),
     },
     Module {
+        source: "conv",
+        compute: 75,
+        digest: "4580a7e5f432525475c15026f1daf06e669c52f2334a2191684180f1301d8be6",
+        kernels: &[
+            "short_conv",
+            "short_conv_past",
+        ],
+        gzip: include_bytes!("conv.ptx.gz"),
+    },
+    Module {
         source: "delta",
         compute: 75,
-        digest: "b5bfe6540766768d3ee24e935aec3fd250f811f3a29eb64ed7f176e56ae32ec5",
+        digest: "5e824903ce79e7a92a7203a625d05aa62179c1d5d365fe268f5dbe18361bd206",
         kernels: &[
-            "delta_inputs",
-            "delta_past",
             "delta_rule",
             "delta_norm",
         ],

@@ -1,5 +1,5 @@
 //! The gated delta rule of linear-attention layers (`kernels/delta.cu`). Twin: `cpu::delta`, to the
-//! bit. Past inputs and state stay in device memory.
+//! bit. The state stays in device memory.
 
 use super::{DevicePtr, DeviceSlice, Grid, Stream, kernel_params, kernels, u32_of};
 use crate::Result;
@@ -9,21 +9,6 @@ const WARP: usize = 32;
 const THREADS: u32 = 128;
 /// A warp loads the queries and keys of so many tokens at once.
 const STAGED: usize = 8;
-
-kernel_params! {
-    pub struct DeltaInputsParams[56] {
-        x: DevicePtr,
-        past: DevicePtr,
-        weight: DevicePtr,
-        qkv: DevicePtr,
-        tokens: u32,
-        channels: u32,
-        kernel: u32,
-        k_dim: u32,
-        n_k_heads: u32,
-        query_scale: f32,
-    }
-}
 
 kernel_params! {
     pub struct DeltaRuleParams[96] {
@@ -61,8 +46,6 @@ kernel_params! {
 
 kernels! {
     pub struct Delta {
-        inputs: DeltaInputsParams = "delta_inputs",
-        past: DeltaInputsParams = "delta_past",
         rule: DeltaRuleParams = "delta_rule",
         norm: DeltaNormParams = "delta_norm",
     }
@@ -89,57 +72,8 @@ pub enum GateProducts<'a> {
 }
 
 impl Delta {
-    /// `x` f32 [tokens, channels] → `qkv`, of the same shape: convolution, silu, and queries and
-    /// keys as unit vectors (queries over √k_dim). `past` f32 [kernel − 1, channels] is what came
-    /// before `x`, and afterwards what comes before the next; `weight` f32 [channels, kernel].
-    ///
-    /// # Panics
-    /// If sizes do not fit each other or a head of k does not fit a block's shared memory.
-    pub fn inputs(
-        &self,
-        stream: &Stream,
-        shape: DeltaShape,
-        weight: DeviceSlice,
-        past: DeviceSlice,
-        x: DeviceSlice,
-        qkv: DeviceSlice,
-    ) -> Result<()> {
-        let (channels, tokens) = (shape.channels(), tokens(shape, x));
-        assert_eq!(
-            [past, weight].map(DeviceSlice::count::<f32>),
-            [shape.n_past(), channels * shape.kernel]
-        );
-        assert_eq!(qkv.count::<f32>(), tokens * channels);
-        let shared_bytes = checked_shared(stream, 4 * shape.k_dim);
-        if tokens == 0 {
-            return Ok(());
-        }
-        let params = DeltaInputsParams {
-            x: x.into(),
-            past: past.into(),
-            weight: weight.into(),
-            qkv: qkv.into(),
-            tokens: u32_of(tokens),
-            channels: u32_of(channels),
-            kernel: u32_of(shape.kernel),
-            k_dim: u32_of(shape.k_dim),
-            n_k_heads: u32_of(shape.n_k_heads),
-            query_scale: 1.0 / (shape.k_dim as f32).sqrt(),
-        };
-        let blocks = [u32_of(channels.div_ceil(shape.k_dim)), params.tokens, 1];
-        let grid = Grid::new(blocks, THREADS).with_shared(shared_bytes);
-        // SAFETY: sizes are asserted.
-        unsafe { stream.launch(self.inputs, grid, &params)? };
-        if tokens == 1 {
-            // The kernel has moved the past itself.
-            return Ok(());
-        }
-        // SAFETY: as above.
-        unsafe { stream.launch(self.past, Grid::each(channels, THREADS), &params) }
-    }
-
-    /// The recurrence over what `inputs` made: `out` f32 [tokens, n_v_heads, v_dim]. `state` f32
-    /// [n_v_heads, k_dim, v_dim].
+    /// The recurrence over `qkv` f32 [tokens, channels], convolved, whose queries and keys are unit
+    /// vectors: `out` f32 [tokens, n_v_heads, v_dim]. `state` f32 [n_v_heads, k_dim, v_dim].
     ///
     /// # Panics
     /// If sizes do not fit each other or 32 columns of a head's state do not fit a block's shared

@@ -12,6 +12,7 @@ pub mod acts;
 pub mod attention;
 mod buffer;
 pub mod cache;
+pub mod conv;
 pub mod delta;
 pub mod embed;
 #[cfg(feature = "emulated")]
@@ -54,7 +55,7 @@ pub const LAYOUTS: &[&Layout] = &[
     attention::AttentionParams::LAYOUT,
     attention::CombineParams::LAYOUT,
     cache::CacheStoreParams::LAYOUT,
-    delta::DeltaInputsParams::LAYOUT,
+    conv::ShortConvParams::LAYOUT,
     delta::DeltaRuleParams::LAYOUT,
     delta::DeltaNormParams::LAYOUT,
     embed::EmbedParams::LAYOUT,

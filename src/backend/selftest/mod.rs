@@ -7,6 +7,7 @@
 mod activate;
 mod attention;
 mod bench;
+mod conv;
 #[doc(hidden)] // tests use its numbers
 pub mod data;
 mod delta;
@@ -43,6 +44,7 @@ const FAMILIES: &[(&str, Family)] = &[
     ("rows", rows::check),
     ("activate", activate::check),
     ("attention", attention::check),
+    ("conv", conv::check),
     ("delta", delta::check),
     ("router", router::check),
     ("slots", slots::check),

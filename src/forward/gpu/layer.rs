@@ -71,6 +71,7 @@ pub fn before_experts(cx: &mut GpuPass, l: usize) -> Result<()> {
         GpuMixer::Attention(w) => cx.attention(l, w)?,
         GpuMixer::Latent(w) => cx.latent_attention(l, w)?,
         GpuMixer::Delta(w) => cx.delta_rule(l, w)?,
+        GpuMixer::ShortConv(w) => cx.short_conv(l, w)?,
     }
     cx.keep_before(&layer.ffn)?;
     if !matches!(layer.mixer, GpuMixer::None) {

@@ -1,13 +1,15 @@
 //! The layers of a model on the device: the weights that `model::weights` binds, uploaded.
 
+use crate::backend::gpu::conv::Units;
 use crate::backend::ops::{DeltaShape, DistanceBias, ExpertBiases, ExpertShape};
 use crate::experts::vram::{GranuleLayout, Part};
 use crate::experts::{LayerExperts, Resident};
 use crate::forward::encoder_decoder::EncoderWeights;
-use crate::forward::gpu::weights::{GpuHeads, GpuLinear, GpuMatrix, GpuVector, Packer};
+use crate::forward::gpu::weights::{GpuConv, GpuHeads, GpuLinear, GpuMatrix, GpuVector, Packer};
 use crate::model::descriptor::{self, ValueGate};
 use crate::model::weights::{
     AttentionWeights, DeltaWeights, FfnWeights, Gate, Gates, LatentWeights, Mixer, Norm, Query,
+    ShortConvWeights,
 };
 use std::ops::Range;
 
@@ -61,10 +63,17 @@ pub struct GpuDelta {
     pub qkv: GpuLinear,
     pub z: GpuLinear,
     pub gates: GpuGates,
-    pub conv: GpuVector,
+    pub conv: GpuConv,
     pub a: GpuVector,
     pub dt: GpuVector,
     pub norm: GpuVector,
+    pub output: GpuLinear,
+}
+
+/// See `ShortConvWeights`.
+pub struct GpuShortConv {
+    pub input: GpuLinear,
+    pub conv: GpuConv,
     pub output: GpuLinear,
 }
 
@@ -73,6 +82,17 @@ pub enum GpuMixer {
     Attention(GpuAttention),
     Latent(GpuLatent),
     Delta(GpuDelta),
+    ShortConv(GpuShortConv),
+}
+
+impl GpuMixer {
+    /// Whether it keeps a state of a text.
+    pub fn has_state(&self) -> bool {
+        match self {
+            GpuMixer::None | GpuMixer::Attention(_) | GpuMixer::Latent(_) => false,
+            GpuMixer::Delta(_) | GpuMixer::ShortConv(_) => true,
+        }
+    }
 }
 
 pub struct GpuRouter {
@@ -175,6 +195,7 @@ impl<'a> Packer<'a> {
             Mixer::Latent(w) => GpuMixer::Latent(self.latent(w)),
             Mixer::None => GpuMixer::None,
             Mixer::Delta(w) => GpuMixer::Delta(self.delta(w)),
+            Mixer::ShortConv(w) => GpuMixer::ShortConv(self.short_conv(w)),
             _ => unreachable!("layers without kernels are on the CPU"),
         };
         let cross = self.model.cross_attention_of(l).map(|cross| GpuCross {
@@ -256,10 +277,18 @@ impl<'a> Packer<'a> {
             qkv: self.linear(&w.qkv),
             z: self.linear(&w.z),
             gates,
-            conv: self.vector(&w.conv),
+            conv: self.conv(w.conv_form(), Some(Units::of(w.shape))),
             a: self.vector(&w.a),
             dt: self.vector(&w.dt),
             norm: self.vector(&w.norm),
+            output: self.linear(&w.output),
+        }
+    }
+
+    fn short_conv(&mut self, w: &'a ShortConvWeights) -> GpuShortConv {
+        GpuShortConv {
+            input: self.linear(&w.input),
+            conv: self.conv(w.conv.form(), None),
             output: self.linear(&w.output),
         }
     }

@@ -29,6 +29,7 @@ mod observe;
 mod ops;
 mod pass;
 pub mod placement;
+mod recurrent;
 mod upload;
 mod weights;
 mod workspace;

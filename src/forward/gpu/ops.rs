@@ -6,6 +6,7 @@ use crate::backend::gpu::activate::Activate;
 use crate::backend::gpu::acts::Quantize;
 use crate::backend::gpu::attention::Attention;
 use crate::backend::gpu::cache::CacheStore;
+use crate::backend::gpu::conv::Conv;
 use crate::backend::gpu::delta::Delta;
 use crate::backend::gpu::expert::Experts;
 use crate::backend::gpu::heads::Heads;
@@ -29,6 +30,7 @@ pub struct Ops {
     pub rope: Rope,
     pub store: CacheStore,
     pub attention: Attention,
+    pub conv: Conv,
     pub delta: Delta,
     pub router: Router,
     pub resolve: Resolve,
@@ -50,6 +52,7 @@ impl Ops {
             rope: Rope::load(gpu)?,
             store: CacheStore::load(gpu)?,
             attention: Attention::load(gpu)?,
+            conv: Conv::load(gpu)?,
             delta: Delta::load(gpu)?,
             router: Router::load(gpu)?,
             resolve: Resolve::load(gpu)?,

@@ -21,9 +21,7 @@ use crate::experts::LayerExperts;
 use crate::gguf::{Gguf, TensorType};
 use crate::model::weights::encoder::EncoderWeights;
 
-pub use attention::{
-    AttentionWeights, BlockIndexer, Indexer, KeyPool, LatentWeights, Query, Sees,
-};
+pub use attention::{AttentionWeights, BlockIndexer, Indexer, KeyPool, LatentWeights, Query, Sees};
 pub(super) use binder::Binder;
 pub use compressed::{CompressedWeights, Compressor};
 pub use delta::{DeltaWeights, Gates};
@@ -64,7 +62,7 @@ impl Mixer {
     fn has_kernels(&self, chooses: bool) -> bool {
         match self {
             Mixer::Attention(w) => w.v_norm.is_none() && w.bias.is_none() && w.index.is_none(),
-            Mixer::None | Mixer::Delta(_) => true,
+            Mixer::None | Mixer::Delta(_) | Mixer::ShortConv(_) => true,
             Mixer::Latent(w) => w.has_kernels(chooses),
             _ => false,
         }
