@@ -350,7 +350,7 @@
     Module {
         source: "norm",
         compute: 75,
-        digest: "7a63b0fef4bcfc8ac52ce925cbd9ae13280664a0e8a38cb1a57180c6f182eb9b",
+        digest: "3891eb76a26a3708704716d86567e61fd49d8fd71cc759fc6537cf37cb4f1af1",
         kernels: &[
             "rms_norm",
             "rms_norm_in_place",
@@ -414,6 +414,15 @@
             "top_k_keys",
         ],
         gzip: include_bytes!("sample.ptx.gz"),
+    },
+    Module {
+        source: "scan",
+        compute: 75,
+        digest: "ae75e19102fca27fe90477eefb3bede77d1aae702d177bb6d8804218a5a91acb",
+        kernels: &[
+            "scan",
+        ],
+        gzip: include_bytes!("scan.ptx.gz"),
     },
     Module {
         source: "slots",

@@ -29,6 +29,7 @@ pub mod rope;
 pub mod router;
 pub mod rows;
 pub mod sample;
+pub mod scan;
 pub mod slots;
 mod stream;
 
@@ -73,6 +74,7 @@ pub const LAYOUTS: &[&Layout] = &[
     rows::CopyColumnsParams::LAYOUT,
     rows::ValuesParams::LAYOUT,
     sample::TopKParams::LAYOUT,
+    scan::ScanParams::LAYOUT,
     slots::ResolveParams::LAYOUT,
     slots::PostParams::LAYOUT,
     slots::LimitParams::LAYOUT,

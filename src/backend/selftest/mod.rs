@@ -23,6 +23,7 @@ mod rope;
 mod router;
 mod rows;
 mod sample;
+mod scan;
 mod slots;
 
 pub use report::{Outcome, Report, Row};
@@ -46,6 +47,7 @@ const FAMILIES: &[(&str, Family)] = &[
     ("attention", attention::check),
     ("conv", conv::check),
     ("delta", delta::check),
+    ("scan", scan::check),
     ("router", router::check),
     ("slots", slots::check),
     ("expert", expert::check),

@@ -72,6 +72,8 @@ pub fn before_experts(cx: &mut GpuPass, l: usize) -> Result<()> {
         GpuMixer::Latent(w) => cx.latent_attention(l, w)?,
         GpuMixer::Delta(w) => cx.delta_rule(l, w)?,
         GpuMixer::ShortConv(w) => cx.short_conv(l, w)?,
+        GpuMixer::Mamba2(w) => cx.mamba2(l, w)?,
+        GpuMixer::Lightning(w) => cx.lightning(l, w)?,
     }
     cx.keep_before(&layer.ffn)?;
     if !matches!(layer.mixer, GpuMixer::None) {

@@ -1,15 +1,16 @@
 //! The layers of a model on the device: the weights that `model::weights` binds, uploaded.
 
 use crate::backend::gpu::conv::Units;
-use crate::backend::ops::{DeltaShape, DistanceBias, ExpertBiases, ExpertShape};
+use crate::backend::ops::{DeltaShape, DistanceBias, ExpertBiases, ExpertShape, ScanShape};
 use crate::experts::vram::{GranuleLayout, Part};
 use crate::experts::{LayerExperts, Resident};
 use crate::forward::encoder_decoder::EncoderWeights;
 use crate::forward::gpu::weights::{GpuConv, GpuHeads, GpuLinear, GpuMatrix, GpuVector, Packer};
 use crate::model::descriptor::{self, ValueGate};
+use crate::model::recurrent::Mamba2Shape;
 use crate::model::weights::{
-    AttentionWeights, DeltaWeights, FfnWeights, Gate, Gates, LatentWeights, Mixer, Norm, Query,
-    ShortConvWeights,
+    AttentionWeights, DeltaWeights, FfnWeights, Gate, Gates, LatentWeights, LightningWeights,
+    Mamba2Weights, Mixer, Norm, Query, ShortConvWeights,
 };
 use std::ops::Range;
 
@@ -77,12 +78,36 @@ pub struct GpuShortConv {
     pub output: GpuLinear,
 }
 
+/// See `Mamba2Weights`.
+pub struct GpuMamba2 {
+    pub shape: Mamba2Shape,
+    pub input: GpuLinear,
+    pub conv: GpuConv,
+    pub step_bias: GpuVector,
+    pub log_decay: GpuVector,
+    pub skip: GpuVector,
+    pub norm: GpuVector,
+    pub output: GpuLinear,
+}
+
+/// See `LightningWeights`.
+pub struct GpuLightning {
+    pub shape: ScanShape,
+    pub qkv: GpuLinear,
+    pub log_decay: GpuVector,
+    pub norm: GpuVector,
+    pub gate: GpuLinear,
+    pub output: GpuLinear,
+}
+
 pub enum GpuMixer {
     None,
     Attention(GpuAttention),
     Latent(GpuLatent),
     Delta(GpuDelta),
     ShortConv(GpuShortConv),
+    Mamba2(GpuMamba2),
+    Lightning(GpuLightning),
 }
 
 impl GpuMixer {
@@ -91,6 +116,7 @@ impl GpuMixer {
         match self {
             GpuMixer::None | GpuMixer::Attention(_) | GpuMixer::Latent(_) => false,
             GpuMixer::Delta(_) | GpuMixer::ShortConv(_) => true,
+            GpuMixer::Mamba2(_) | GpuMixer::Lightning(_) => true,
         }
     }
 }
@@ -196,6 +222,8 @@ impl<'a> Packer<'a> {
             Mixer::None => GpuMixer::None,
             Mixer::Delta(w) => GpuMixer::Delta(self.delta(w)),
             Mixer::ShortConv(w) => GpuMixer::ShortConv(self.short_conv(w)),
+            Mixer::Mamba2(w) => GpuMixer::Mamba2(self.mamba2(w)),
+            Mixer::Lightning(w) => GpuMixer::Lightning(self.lightning(w)),
             _ => unreachable!("layers without kernels are on the CPU"),
         };
         let cross = self.model.cross_attention_of(l).map(|cross| GpuCross {
@@ -289,6 +317,30 @@ impl<'a> Packer<'a> {
         GpuShortConv {
             input: self.linear(&w.input),
             conv: self.conv(w.conv.form(), None),
+            output: self.linear(&w.output),
+        }
+    }
+
+    fn mamba2(&mut self, w: &'a Mamba2Weights) -> GpuMamba2 {
+        GpuMamba2 {
+            shape: w.shape,
+            input: self.linear(&w.input),
+            conv: self.conv(w.conv.form(), None),
+            step_bias: self.vector(&w.step_bias),
+            log_decay: self.vector(&w.log_decay),
+            skip: self.vector(&w.skip),
+            norm: self.vector(&w.norm),
+            output: self.linear(&w.output),
+        }
+    }
+
+    fn lightning(&mut self, w: &'a LightningWeights) -> GpuLightning {
+        GpuLightning {
+            shape: w.shape,
+            qkv: self.linear(&w.qkv),
+            log_decay: self.vector(&w.log_decay),
+            norm: self.vector(&w.norm),
+            gate: self.linear(&w.gate),
             output: self.linear(&w.output),
         }
     }

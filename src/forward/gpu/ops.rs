@@ -16,6 +16,7 @@ use crate::backend::gpu::rope::Rope;
 use crate::backend::gpu::router::Router;
 use crate::backend::gpu::rows::Rows;
 use crate::backend::gpu::sample::Sample;
+use crate::backend::gpu::scan::Scanner;
 use crate::backend::gpu::slots::Resolve;
 use crate::gguf::TensorType;
 use crate::model::Model;
@@ -32,6 +33,7 @@ pub struct Ops {
     pub attention: Attention,
     pub conv: Conv,
     pub delta: Delta,
+    pub scan: Scanner,
     pub router: Router,
     pub resolve: Resolve,
     pub activate: Activate,
@@ -54,6 +56,7 @@ impl Ops {
             attention: Attention::load(gpu)?,
             conv: Conv::load(gpu)?,
             delta: Delta::load(gpu)?,
+            scan: Scanner::load(gpu)?,
             router: Router::load(gpu)?,
             resolve: Resolve::load(gpu)?,
             activate: Activate::load(gpu)?,

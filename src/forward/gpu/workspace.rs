@@ -277,6 +277,17 @@ impl RecurrentWidths {
                 values: w.conv.shape.channels,
                 ..RecurrentWidths::default()
             },
+            Mixer::Mamba2(w) => RecurrentWidths {
+                projected: w.input.weight.rows,
+                convolved: w.shape.conv.channels,
+                values: w.shape.scan.width(),
+                ..RecurrentWidths::default()
+            },
+            Mixer::Lightning(w) => RecurrentWidths {
+                projected: w.qkv.weight.rows,
+                values: w.shape.width(),
+                ..RecurrentWidths::default()
+            },
             // Layers without kernels are on the CPU.
             _ => return,
         };

@@ -63,6 +63,7 @@ impl Mixer {
         match self {
             Mixer::Attention(w) => w.v_norm.is_none() && w.bias.is_none() && w.index.is_none(),
             Mixer::None | Mixer::Delta(_) | Mixer::ShortConv(_) => true,
+            Mixer::Mamba2(_) | Mixer::Lightning(_) => true,
             Mixer::Latent(w) => w.has_kernels(chooses),
             _ => false,
         }
